@@ -1,0 +1,72 @@
+/* The growing byte string. */
+#include "base/buf.h"
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void buf_clear(struct buf *b)
+{
+    mem_free(b->p);
+    *b = (struct buf){0};
+}
+
+void buf_reset(struct buf *b)
+{
+    b->len = 0;
+    if (b->p)
+        b->p[0] = 0;
+}
+
+void buf_reserve(struct buf *b, size_t extra)
+{
+    if (b->len + extra + 1 <= b->cap)
+        return;
+    size_t cap = b->cap ? b->cap * 2 : 64;
+    if (cap < b->len + extra + 1)
+        cap = b->len + extra + 1;
+    b->p = mem_realloc(b->p, cap, 1);
+    b->cap = cap;
+}
+
+void buf_add(struct buf *b, const void *p, size_t n)
+{
+    buf_reserve(b, n);
+    if (n)
+        memcpy(b->p + b->len, p, n);
+    b->len += n;
+    b->p[b->len] = 0;
+}
+
+void buf_addc(struct buf *b, char c)
+{
+    buf_add(b, &c, 1);
+}
+
+void buf_adds(struct buf *b, const char *s)
+{
+    buf_add(b, s, strlen(s));
+}
+
+void buf_addf(struct buf *b, const char *fmt, ...)
+{
+    va_list ap, again;
+    va_start(ap, fmt);
+    va_copy(again, ap);
+    int n = vsnprintf(NULL, 0, fmt, ap);
+    va_end(ap);
+    if (n > 0) {
+        buf_reserve(b, (size_t)n);
+        vsnprintf(b->p + b->len, (size_t)n + 1, fmt, again);
+        b->len += (size_t)n;
+    }
+    va_end(again);
+}
+
+char *buf_take(struct buf *b)
+{
+    buf_add(b, "", 0);
+    char *p = b->p;
+    *b = (struct buf){0};
+    return p;
+}

@@ -1,0 +1,23 @@
+/* A growing byte string. Always NUL-terminated once anything was appended. */
+#ifndef STEEL_BASE_BUF_H
+#define STEEL_BASE_BUF_H
+
+#include <stdarg.h>
+#include <stddef.h>
+
+struct buf {
+    char *p;    /* (cap) */
+    size_t len; /* bytes used, without the NUL */
+    size_t cap;
+};
+
+void buf_clear(struct buf *b); /* frees; the buf is empty and usable again */
+void buf_reset(struct buf *b); /* len = 0, keeps the memory */
+void buf_reserve(struct buf *b, size_t extra);
+void buf_add(struct buf *b, const void *p, size_t n);
+void buf_addc(struct buf *b, char c);
+void buf_adds(struct buf *b, const char *s);
+void buf_addf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+char *buf_take(struct buf *b); /* the heap string (never NULL; free with mem_free), buf becomes empty */
+
+#endif

@@ -1,0 +1,57 @@
+/* Error formatting and the abort path of CHECK. Knows nothing of what failed. */
+#include "base/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A message is one line: control characters from a hostile file must not reach a terminal. */
+static void make_one_line(char *s)
+{
+    for (; *s; s++)
+        if ((unsigned char)*s < 0x20 || *s == 0x7f)
+            *s = '?';
+}
+
+bool error_set(struct error *err, const char *fmt, ...)
+{
+    if (!err)
+        return false;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(err->msg, sizeof err->msg, fmt, ap);
+    va_end(ap);
+    make_one_line(err->msg);
+    return false;
+}
+
+bool error_prefix(struct error *err, const char *fmt, ...)
+{
+    if (!err)
+        return false;
+    struct error old = *err;
+    char prefix[sizeof err->msg];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(prefix, sizeof prefix, fmt, ap);
+    va_end(ap);
+    size_t n = strlen(prefix);
+    if (n > sizeof err->msg - 3)
+        n = sizeof err->msg - 3;
+    memcpy(err->msg, prefix, n);
+    snprintf(err->msg + n, sizeof err->msg - n, ": %s", old.msg);
+    make_one_line(err->msg);
+    return false;
+}
+
+_Noreturn void check_failed(const char *file, int line, const char *cond, const char *fmt, ...)
+{
+    fprintf(stderr, "steel: %s:%d: check failed: %s: ", file, line, cond);
+    va_list ap;
+    va_start(ap, fmt);
+    vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    fputc('\n', stderr);
+    abort();
+}
