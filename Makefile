@@ -1,0 +1,107 @@
+# Steel. `make` builds build/steel; `make try` shows it working; `make test` runs every test.
+# `make help` lists the targets. Variables: CC, OPT, STATIC=1 (static third-party libraries), V=1.
+
+CC      ?= gcc
+OPT     ?= -O3
+B       ?= build
+Q       := $(if $(V),,@)
+WARN    := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wpointer-arith
+CFLAGS  += -std=gnu17 $(OPT) -g $(WARN) -fno-math-errno -ffp-contract=off -pthread
+CPPFLAGS += -Isrc -Iinclude -D_GNU_SOURCE $(DEFS)
+LDLIBS_DYN := -ljansson -lpcre2-8 -lutf8proc -lm
+LDLIBS  := $(if $(STATIC),-Wl$(comma)-Bstatic $(filter-out -lm,$(LDLIBS_DYN)) -Wl$(comma)-Bdynamic -lm,$(LDLIBS_DYN))
+comma   := ,
+
+# Everything but the commands is the library; tests and fuzzers link it, src/cli makes the binary.
+LIB_SRC := $(filter-out src/cli/%,$(sort $(wildcard src/*/*.c src/backend/cpu/*.c)))
+CLI_SRC := $(sort $(wildcard src/cli/*.c))
+LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
+CLI_OBJ := $(CLI_SRC:%.c=$(B)/%.o)
+TESTS   := $(patsubst tests/%.c,$(B)/tests/%,$(sort $(wildcard tests/test_*.c)))
+FUZZERS := $(patsubst fuzz/%.c,$(B)/fuzz/%,$(sort $(wildcard fuzz/fuzz_*.c)))
+
+all: $(B)/steel
+
+help:
+	@echo 'make            build $(B)/steel'
+	@echo 'make try        install what is missing, build, and show it working'
+	@echo 'make test       install what is missing, build, run all tests'
+	@echo 'make asan       the tests under AddressSanitizer and UBSan'
+	@echo 'make tsan       the threaded tests under ThreadSanitizer'
+	@echo 'make fuzz       build the libFuzzer entries (clang) and run each for FUZZ_SECONDS'
+	@echo 'make bench      kernel and model benchmarks'
+	@echo 'make format     clang-format in place;  make format-check, make tidy: as CI runs them'
+	@echo 'make install    into PREFIX (default /usr/local)'
+
+# Files for one instruction set carry its flags in their names; run-time dispatch picks among them.
+$(B)/src/backend/cpu/%_avx2.o:   CFLAGS += -mavx2 -mfma -mf16c -mbmi2
+$(B)/src/backend/cpu/%_avx512.o: CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq
+$(B)/src/backend/cpu/%_vnni.o:   CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi
+$(B)/src/backend/cpu/%_amx.o:    CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
+
+$(B)/%.o: %.c | deps
+	@mkdir -p $(@D)
+	$(if $(Q),@echo '  CC $<')
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+
+$(B)/libsteel.a: $(LIB_OBJ)
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+$(B)/steel: $(CLI_OBJ) $(B)/libsteel.a
+	$(if $(Q),@echo '  LD $@')
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(CLI_OBJ) $(B)/libsteel.a $(LDLIBS) $(CLI_LIBS)
+
+$(B)/tests/%: $(B)/tests/%.o $(B)/libsteel.a
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS) -lcmocka
+
+$(B)/bench/%: $(B)/bench/%.o $(B)/libsteel.a
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS)
+
+deps:
+	@sh tools/deps.sh
+
+try: $(B)/steel
+	@sh tools/try.sh $(B)/steel
+
+test: $(B)/steel $(TESTS)
+	@sh tests/run.sh $(B)
+
+asan:
+	$(Q)$(MAKE) --no-print-directory B=build-asan OPT='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' DEFS=-DSTEEL_DEBUG test
+
+tsan:
+	$(Q)$(MAKE) --no-print-directory B=build-tsan OPT='-O1 -fsanitize=thread' DEFS=-DSTEEL_DEBUG test
+
+FUZZ_SECONDS ?= 30
+fuzz:
+	$(Q)$(MAKE) --no-print-directory B=build-fuzz CC=clang OPT='-O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all' fuzz-run
+fuzz-build: $(FUZZERS)
+fuzz-run: fuzz-build
+	@for f in $(FUZZERS); do echo "== $$f"; mkdir -p $(B)/corpus/$$(basename $$f); \
+	  $$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=0 -verbosity=0 $(B)/corpus/$$(basename $$f) || exit 1; done
+$(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libsteel.a
+	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS)
+
+bench: $(B)/steel $(patsubst bench/%.c,$(B)/bench/%,$(wildcard bench/*.c))
+	@sh bench/run.sh $(B)
+
+FORMATTED := $(wildcard src/*/*.[ch] src/backend/*/*.[ch] include/*.h tests/*.[ch] fuzz/*.c bench/*.c examples/*.c)
+format:
+	clang-format -i $(FORMATTED)
+format-check:
+	clang-format --dry-run -Werror $(FORMATTED)
+tidy:
+	clang-tidy --quiet $(filter-out %_avx2.c %_avx512.c %_vnni.c %_amx.c,$(LIB_SRC) $(CLI_SRC)) -- -std=gnu17 -D_GNU_SOURCE -Isrc -Iinclude
+
+PREFIX ?= /usr/local
+install: $(B)/steel $(B)/libsteel.a
+	install -D -m 755 $(B)/steel $(DESTDIR)$(PREFIX)/bin/steel
+	install -D -m 644 $(B)/libsteel.a $(DESTDIR)$(PREFIX)/lib/libsteel.a
+	install -D -m 644 include/steel.h $(DESTDIR)$(PREFIX)/include/steel.h
+
+clean:
+	rm -rf build build-*
+
+.PHONY: all help deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install clean
+.SECONDARY:
+-include $(shell find $(B) -name '*.d' 2>/dev/null)
