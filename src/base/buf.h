@@ -18,6 +18,7 @@ void buf_add(struct buf *b, const void *p, size_t n);
 void buf_addc(struct buf *b, char c);
 void buf_adds(struct buf *b, const char *s);
 void buf_addf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-char *buf_take(struct buf *b); /* the heap string (never NULL; free with mem_free), buf becomes empty */
+char *
+buf_take(struct buf *b); /* the heap string (never NULL; free with mem_free), buf becomes empty */
 
 #endif

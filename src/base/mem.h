@@ -10,8 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-void *mem_alloc(size_t bytes);                   /* never NULL; contents undefined */
-void *mem_zalloc(size_t count, size_t size);     /* never NULL; zeroed; overflow-checked */
+void *mem_alloc(size_t bytes);                         /* never NULL; contents undefined */
+void *mem_zalloc(size_t count, size_t size);           /* never NULL; zeroed; overflow-checked */
 void *mem_realloc(void *p, size_t count, size_t size); /* never NULL; overflow-checked */
 char *mem_strdup(const char *s);
 char *mem_strndup(const char *s, size_t n);

@@ -1,0 +1,139 @@
+/*
+ * Number formats: the dtype enum, the block layouts of every compressed format (one copy, shared by
+ * C and CUDA) and their exact scalar meaning. A row of n values is n / block_len blocks, in order.
+ * Planar formats (GPTQ, block-scaled FP8) keep scales beside the codes: see struct weight_seg.
+ */
+#ifndef STEEL_BACKEND_QUANT_H
+#define STEEL_BACKEND_QUANT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum dtype {
+    DT_NONE, /* unknown or unsupported */
+    DT_F32,
+    DT_F16,
+    DT_BF16,
+    DT_Q4_0,
+    DT_Q4_1,
+    DT_Q5_0,
+    DT_Q5_1,
+    DT_Q8_0,
+    DT_Q2_K,
+    DT_Q3_K,
+    DT_Q4_K,
+    DT_Q5_K,
+    DT_Q6_K,
+    DT_IQ4_NL,
+    DT_IQ4_XS,
+    DT_MXFP4,
+    DT_F8_E4M3, /* values one byte each; scales[row/128][col/128] in a plane of their own */
+    DT_GPTQ4,   /* 4-bit codes, scale and zero per (group, row) in planes of their own */
+    DT_I8,      /* plain integers: only found in files, never weights */
+    DT_I16,
+    DT_I32,
+    DT_I64,
+    DT_F64,
+    DT_COUNT
+};
+
+enum { QK_K = 256, QK_32 = 32 };
+
+/* All fields little-endian; d, m: IEEE half. q: codes, low nibble = first half of the block. */
+struct block_q4_0 {
+    uint16_t d;
+    uint8_t qs[16];
+};
+struct block_q4_1 {
+    uint16_t d, m;
+    uint8_t qs[16];
+};
+struct block_q5_0 {
+    uint16_t d;
+    uint8_t qh[4];
+    uint8_t qs[16];
+};
+struct block_q5_1 {
+    uint16_t d, m;
+    uint8_t qh[4];
+    uint8_t qs[16];
+};
+struct block_q8_0 {
+    uint16_t d;
+    int8_t qs[32];
+};
+struct block_q2_k {
+    uint8_t scales[16];
+    uint8_t qs[64];
+    uint16_t d, dmin;
+};
+struct block_q3_k {
+    uint8_t hmask[32];
+    uint8_t qs[64];
+    uint8_t scales[12];
+    uint16_t d;
+};
+struct block_q4_k {
+    uint16_t d, dmin;
+    uint8_t scales[12];
+    uint8_t qs[128];
+};
+struct block_q5_k {
+    uint16_t d, dmin;
+    uint8_t scales[12];
+    uint8_t qh[32];
+    uint8_t qs[128];
+};
+struct block_q6_k {
+    uint8_t ql[128];
+    uint8_t qh[64];
+    int8_t scales[16];
+    uint16_t d;
+};
+struct block_iq4_nl {
+    uint16_t d;
+    uint8_t qs[16];
+};
+struct block_iq4_xs {
+    uint16_t d, scales_h;
+    uint8_t scales_l[4];
+    uint8_t qs[128];
+};
+struct block_mxfp4 {
+    uint8_t e;
+    uint8_t qs[16];
+}; /* e: power-of-two scale, E8M0 */
+
+struct dtype_info {
+    const char *name; /* as GGUF tools print it: "Q4_K" */
+    int block_len;    /* values per block */
+    int block_bytes;
+};
+
+#ifndef __CUDACC__
+extern const struct dtype_info dtype_table[DT_COUNT];
+static inline const char *dtype_name(enum dtype t)
+{
+    return dtype_table[t].name;
+}
+/* Bytes of n values (n a multiple of block_len, the caller checked). */
+static inline size_t dtype_bytes(enum dtype t, size_t n)
+{
+    return n / (size_t)dtype_table[t].block_len * (size_t)dtype_table[t].block_bytes;
+}
+enum dtype dtype_from_name(const char *name); /* case-insensitive; DT_NONE if unknown */
+enum dtype dtype_from_ggml(uint32_t id);      /* GGUF tensor type number; DT_NONE if unsupported */
+int dtype_to_ggml(enum dtype t);              /* -1 where GGUF has no such type */
+
+/* dst[0..n) = values of n/block_len blocks; exact in float. Not for planar formats. */
+void quant_dequantize(enum dtype t, const void *src, float *dst, size_t n);
+
+float f16_to_f32(uint16_t h);
+uint16_t f32_to_f16(float f); /* round to nearest even */
+float bf16_to_f32(uint16_t b);
+uint16_t f32_to_bf16(float f); /* round to nearest even */
+float f8e4m3_to_f32(uint8_t b);
+#endif
+
+#endif
