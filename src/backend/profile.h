@@ -1,0 +1,32 @@
+/* Where the time of a step goes, by stage, for steps that read prompts and steps that only decode. */
+#ifndef STEEL_BACKEND_PROFILE_H
+#define STEEL_BACKEND_PROFILE_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+enum stage {
+    STAGE_EMBED,
+    STAGE_NORM,
+    STAGE_QKV,
+    STAGE_ATTENTION,
+    STAGE_OUTPUT,
+    STAGE_ROUTER,
+    STAGE_EXPERTS,
+    STAGE_FFN,
+    STAGE_HEAD,
+    STAGE_SAMPLING,
+    STAGE_OTHER,
+    N_STAGES
+};
+
+struct profile {
+    int phase; /* 0 = prefill (or mixed), 1 = decode: set by begin() */
+    double ns[2][N_STAGES];
+    int64_t steps[2], tokens[2];
+    enum stage linear_stage; /* what the next `linear` counts as: forward.c sets it */
+};
+
+void profile_print(const struct profile *p, FILE *out);
+
+#endif

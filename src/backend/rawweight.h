@@ -1,0 +1,49 @@
+/*
+ * A weight matrix in host memory, in its file's own blocks: what loading hands to a backend, and what
+ * the reference ops and the generic CPU kernels compute from. Up to three row segments, each with its
+ * own dtype (Q4_K_M mixes Q4_K and Q6_K inside q/k/v); one set of pointers per expert, so that
+ * experts are sliced out of 3-D tensors, or gathered from separate ones, without copying.
+ */
+#ifndef STEEL_BACKEND_RAWWEIGHT_H
+#define STEEL_BACKEND_RAWWEIGHT_H
+
+#include "backend/quant.h"
+
+struct raw_seg {
+    enum dtype type;
+    int rows;
+    const uint8_t *const *data; /* (n_expert) -> (rows, n_in) blocks, rows contiguous */
+    /* Planes of planar types, else NULL:
+     *   DT_F8_E4M3  scale: float (ceil(rows/128), ceil(n_in/128)): value = code * scale; NULL: scale 1
+     *   DT_GPTQ4    data: (rows, n_in/2), low nibble first; scale: half (rows, n_groups);
+     *               zero: u8 (rows, n_groups); value = (code - zero) * scale, column j in
+     *               group j / group_len */
+    const void *const *scale;   /* (n_expert) */
+    const uint8_t *const *zero; /* (n_expert) */
+    /* GPTQ act-order: stored column j multiplies input perm[j]; NULL = identity. */
+    const int32_t *const *perm; /* (n_expert) -> (n_in) */
+    int group_len;
+};
+
+struct raw_weight {
+    int n_in, n_out; /* n_out = sum of seg rows */
+    int n_expert;    /* 1 for a plain matrix */
+    int n_seg;
+    struct raw_seg seg[3];
+    const float *bias; /* (n_out) or NULL */
+    bool transient;    /* the data lives only during upload: a backend that keeps it must copy */
+};
+
+size_t raw_seg_row_bytes(const struct raw_seg *s, int n_in); /* bytes of data per row */
+size_t raw_weight_bytes(const struct raw_weight *w);         /* data and planes of all experts */
+
+/* dst[n_in] = row `row` (0..n_out) of expert e, in input order (perm undone), exact in float. */
+void raw_weight_row(const struct raw_weight *w, int e, int row, float *dst);
+
+/* Deep copy (one allocation) that owns its data; the result is not transient. NULL: out of memory. */
+struct raw_weight *raw_weight_copy(const struct raw_weight *w);
+/* A copy of the descriptor and pointer tables alone; the data stays where it is. */
+struct raw_weight *raw_weight_view(const struct raw_weight *w);
+void raw_weight_free(struct raw_weight *w); /* for the two above */
+
+#endif
