@@ -28,6 +28,7 @@ enum dtype {
     DT_IQ4_NL,
     DT_IQ4_XS,
     DT_MXFP4,
+    DT_IQ3_S,
     DT_F8_E4M3, /* values one byte each; scales[row/128][col/128] in a plane of their own */
     DT_GPTQ4,   /* 4-bit codes, scale and zero per (group, row) in planes of their own */
     DT_I8,      /* plain integers: only found in files, never weights */
@@ -104,6 +105,13 @@ struct block_mxfp4 {
     uint8_t e;
     uint8_t qs[16];
 }; /* e: power-of-two scale, E8M0 */
+struct block_iq3_s {
+    uint16_t d;
+    uint8_t qs[64];    /* low 8 bits of the grid index of each 4 values */
+    uint8_t qh[8];     /* ninth bit of the index, one byte per 32 values */
+    uint8_t signs[32]; /* one bit per value, set = negative */
+    uint8_t scales[4]; /* one nibble per 32 values */
+};
 
 struct dtype_info {
     const char *name; /* as GGUF tools print it: "Q4_K" */
@@ -128,6 +136,30 @@ int dtype_to_ggml(enum dtype t);              /* -1 where GGUF has no such type 
 
 /* dst[0..n) = values of n/block_len blocks; exact in float. Not for planar formats. */
 void quant_dequantize(enum dtype t, const void *src, float *dst, size_t n);
+
+/* The 16 levels of IQ4_NL and IQ4_XS; the 16 levels of MXFP4, doubled. */
+extern const int8_t quant_iq4_levels[16];
+extern const int8_t quant_mxfp4_levels[16];
+/* (512) IQ3_S grid: four 3-bit digits each, the first value in the low bits; value = 2 digit + 1. */
+const uint16_t *quant_iq3s_grid(void);
+/* Scale and minimum of sub-block j (0..7) in the 12 packed bytes of Q4_K and Q5_K, 6 bits each. */
+static inline void quant_k4_scale_min(const uint8_t *s, int j, int *scale, int *min)
+{
+    if (j < 4) {
+        *scale = s[j] & 63;
+        *min = s[j + 4] & 63;
+    } else {
+        *scale = (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+        *min = s[j + 4] >> 4 | (s[j] >> 6) << 4;
+    }
+}
+/* Scale of sub-block j (0..15) in the 12 packed bytes of Q3_K, 6 bits, signed by taking 32 off. */
+static inline int quant_q3k_scale(const uint8_t *s, int j)
+{
+    int low = j < 8 ? s[j] & 15 : s[j - 8] >> 4;
+    return (low | (s[8 + j % 4] >> 2 * (j / 4) & 3) << 4) - 32;
+}
+float quant_mxfp4_scale(uint8_t e); /* half of 2^(e-127), since the levels are doubled */
 
 float f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f); /* round to nearest even */

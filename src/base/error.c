@@ -40,7 +40,8 @@ bool error_prefix(struct error *err, const char *fmt, ...)
     if (n > sizeof err->msg - 3)
         n = sizeof err->msg - 3;
     memcpy(err->msg, prefix, n);
-    snprintf(err->msg + n, sizeof err->msg - n, ": %s", old.msg);
+    size_t room = sizeof err->msg - n;
+    snprintf(err->msg + n, room, ": %.*s", (int)(room - 3), old.msg);
     make_one_line(err->msg);
     return false;
 }
