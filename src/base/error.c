@@ -36,12 +36,13 @@ bool error_prefix(struct error *err, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(prefix, sizeof prefix, fmt, ap);
     va_end(ap);
-    size_t n = strlen(prefix);
-    if (n > sizeof err->msg - 3)
-        n = sizeof err->msg - 3;
-    memcpy(err->msg, prefix, n);
-    size_t room = sizeof err->msg - n;
-    snprintf(err->msg + n, room, ": %.*s", (int)(room - 3), old.msg);
+    /* The end may be cut: a message is for one screen line, the prefix names where to look. */
+    size_t room = sizeof err->msg - 1, n = 0;
+    const char *parts[] = {prefix, ": ", old.msg};
+    for (int i = 0; i < 3; i++)
+        for (const char *c = parts[i]; *c && n < room; c++)
+            err->msg[n++] = *c;
+    err->msg[n] = 0;
     make_one_line(err->msg);
     return false;
 }

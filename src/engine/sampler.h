@@ -1,0 +1,45 @@
+/*
+ * Logits to a token. A sampler belongs to one sequence: its parameters, the tokens it has seen (for
+ * penalties) and a counter. Randomness is a pure function of (seed, counter), so the same seed gives
+ * the same text whatever the threads, the batch or the backend.
+ * Order: logit bias, penalties, then greedy (temp <= 0) or: top-k, temperature, top-p, min-p, draw.
+ */
+#ifndef STEEL_ENGINE_SAMPLER_H
+#define STEEL_ENGINE_SAMPLER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct logit_bias {
+    int32_t token;
+    float bias; /* added to the logit; -INFINITY bans the token */
+};
+
+struct sample_params {
+    float temp;           /* <= 0: greedy */
+    int top_k;            /* 0 = off */
+    float top_p;          /* 1 = off */
+    float min_p;          /* 0 = off */
+    float repeat_penalty; /* 1 = off; divides positive, multiplies negative logits of seen tokens */
+    float presence_penalty, frequency_penalty; /* 0 = off; on generated tokens only */
+    int repeat_last_n; /* tokens the repeat penalty looks back on; -1 = all */
+    uint64_t seed;
+    const struct logit_bias *bias; /* (n_bias), copied by sampler_new */
+    int n_bias;
+};
+
+struct sample_params sample_params_default(void);
+
+struct sampler;
+struct sampler *sampler_new(const struct sample_params *p, int n_vocab);
+void sampler_free(struct sampler *s);
+const struct sample_params *sampler_params(const struct sampler *s);
+/* Records tokens that went by: prompt tokens (generated = false) and chosen ones (true). */
+void sampler_accept(struct sampler *s, int32_t token, bool generated);
+/* Picks a token from logits (n_vocab), which it may change. Does not accept it. */
+int32_t sampler_pick(struct sampler *s, float *logits);
+/* Uniform in [0,1) for draw number `counter` of `seed`. Shared with the device samplers. */
+float sampler_uniform(uint64_t seed, uint64_t counter);
+uint64_t sampler_counter(const struct sampler *s); /* draws so far = tokens generated */
+
+#endif
