@@ -1,0 +1,44 @@
+/*
+ * What cpu.c calls to compute attention, norms and row gathers: plain arguments, no backend struct,
+ * no allocation. Every function runs on the whole team (or on the caller alone where the work is too
+ * small to share) and returns when the work is done. `isa` picks the kernels; any value up to
+ * isa_best() is legal and every value gives the same bytes for any thread count, any batch around a
+ * row, and any cut of a prompt into steps.
+ *
+ * The KV pool of one layer: per (page, kv head) one tile of page_len * D values, of shape.kv_type.
+ * V tiles are (page_len, D). K tiles are (D, page_len): a vector load then holds the same component
+ * of adjacent keys, so scores need neither a transpose nor a horizontal sum. Only the functions here
+ * read or write tiles; everybody else moves whole pages.
+ */
+#ifndef STEEL_BACKEND_CPU_KERNELS_H
+#define STEEL_BACKEND_CPU_KERNELS_H
+
+#include "backend/backend.h"
+#include "base/cpu.h"
+#include "base/pool.h"
+
+/* Floats of the rope table: (max_tokens, n_rot): per token n_rot/2 cosines, then n_rot/2 sines. */
+size_t cpu_rope_table_len(const struct shape *s);
+/* Once per step, in begin: table of angles b->pos[t] * rope_freq[i], scaled by rope_mscale. */
+void cpu_rope_table(const struct shape *s, const struct batch *b, float *table, struct pool *pool);
+
+/* The part of attn_in after the projection: qkv (n_tokens, H*D + 2*K*D), bias already added ->
+ * q (n_tokens, H*D) normed and rotated, k and v appended to l->kv at b->slot (-1: not stored).
+ * q must not overlap qkv. Reads q_norm, k_norm and kv of l. */
+void cpu_attn_post(const struct shape *s, const struct batch *b, const struct attn_layer *l,
+                   const float *rope, const float *qkv, float *q, struct pool *pool, enum isa isa);
+
+/* Bytes of 64-byte aligned scratch for cpu_attention with a team of n_threads. */
+size_t cpu_attention_scratch(const struct shape *s, int n_threads);
+/* The attention op. q, a: (n_tokens, H*D). Reads kv and window of l. Rows without keys give zeros. */
+void cpu_attention(const struct shape *s, const struct batch *b, const struct attn_layer *l,
+                   const float *q, float *a, void *scratch, struct pool *pool, enum isa isa);
+
+/* x += d (d may be NULL); n = x / sqrt(mean(x^2) + eps) * gain. x, d, n: (rows, width). */
+void cpu_add_norm(float *x, const float *d, const float *gain, float *n, int rows, int width,
+                  float eps, struct pool *pool, enum isa isa);
+/* dst[i,:] = src[index[i],:] for i < n, rows of `width` floats. */
+void cpu_gather(const float *src, const int32_t *index, int n, int width, float *dst,
+                struct pool *pool);
+
+#endif
