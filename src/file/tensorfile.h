@@ -77,7 +77,7 @@ struct tensorfile {
     char *path;             /* as given */
     bool is_gguf;           /* else a Hugging Face folder */
     struct tensor *tensors; /* (n_tensors) in file order */
-    size_t n_tensors;
+    size_t n_tensors, cap_tensors;
     struct map by_name; /* name -> index into tensors */
     struct meta *meta;  /* (n_meta) GGUF only */
     size_t n_meta;
@@ -87,7 +87,7 @@ struct tensorfile {
     json_t *generation_config; /* HF only, or NULL */
     struct shard *shards;      /* (n_shards) */
     int n_shards;
-    char *names; /* storage behind tensor names and keys */
+    struct name_chunk *names; /* storage behind tensor names and keys */
 };
 
 /*
@@ -98,6 +98,9 @@ struct tensorfile *tensorfile_open(const char *path, struct error *err);
 /* A GGUF already in memory (the built-in model, fuzzers). `data` must outlive the file. */
 struct tensorfile *tensorfile_open_memory(const void *data, size_t bytes, const char *name,
                                           struct error *err);
+/* One safetensors file already in memory, without a config (fuzzers). `data` must outlive it. */
+struct tensorfile *tensorfile_open_safetensors_memory(const void *data, size_t bytes,
+                                                      const char *name, struct error *err);
 void tensorfile_close(struct tensorfile *f);
 
 const struct tensor *tensorfile_find(const struct tensorfile *f, const char *name);

@@ -1,0 +1,21 @@
+/*
+ * What the two parsers share with tensorfile.c and nobody else sees: adding a checked tensor,
+ * copying a name, printing a shape. A parser reads one mapped shard and appends to the file.
+ */
+#ifndef STEEL_FILE_PARSE_H
+#define STEEL_FILE_PARSE_H
+
+#include "file/tensorfile.h"
+
+/* Appends the tensors (and, for GGUF, the metadata) of f->shards[shard]. */
+bool gguf_parse(struct tensorfile *f, int shard, struct error *err);
+bool safetensors_parse(struct tensorfile *f, int shard, struct error *err);
+
+/* True if the name can stand in a one-line message and a C string: no control characters. */
+bool name_ok(const char *p, size_t len);
+/* A NUL-terminated copy that lives as long as the file. */
+const char *tensorfile_name(struct tensorfile *f, const char *p, size_t len);
+/* Appends one tensor; the caller has checked everything but that the name is new. */
+void tensorfile_add(struct tensorfile *f, const struct tensor *t);
+
+#endif
