@@ -35,6 +35,7 @@ struct weight {
     int n_in, n_out, n_expert;
     size_t bytes; /* compressed size, all experts: what one full pass reads */
     void *impl;   /* the backend's own form */
+    bool owns;    /* upload copied everything: the file's bytes are not read again */
 };
 
 /* Fixed facts of model and engine, given once; ops size their scratch from it. */

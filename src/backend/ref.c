@@ -58,8 +58,6 @@ static void *ref_alloc(struct backend *be, size_t bytes, const char *what, struc
     void *p = mem_aligned(bytes);
     if (!p)
         error_set(err, "out of memory: %zu bytes for %s", bytes, what);
-    else
-        memset(p, 0, bytes);
     return p;
 }
 
@@ -82,7 +80,8 @@ static bool ref_upload(struct backend *be, const struct raw_weight *src, struct 
     struct raw_weight *own = src->transient ? raw_weight_copy(src) : raw_weight_view(src);
     if (!own)
         return error_set(err, "out of memory for a weight of %zu bytes", raw_weight_bytes(src));
-    *w = (struct weight){src->n_in, src->n_out, src->n_expert, raw_weight_bytes(src), own};
+    *w = (struct weight){src->n_in, src->n_out,    src->n_expert, raw_weight_bytes(src),
+                         own,       src->transient};
     return true;
 }
 

@@ -82,10 +82,13 @@ void *mem_aligned(size_t bytes)
 {
     guard_check(bytes);
     if (bytes < HUGE_BLOCK) {
-        void *p = NULL;
-        return posix_memalign(&p, 64, bytes ? bytes : 64) ? NULL : p;
+        void *small = NULL;
+        if (posix_memalign(&small, 64, bytes ? bytes : 64))
+            return NULL;
+        return memset(small, 0, bytes);
     }
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
     if (p == MAP_FAILED)
         return NULL;
     madvise(p, bytes, MADV_HUGEPAGE);

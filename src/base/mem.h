@@ -17,7 +17,8 @@ char *mem_strdup(const char *s);
 char *mem_strndup(const char *s, size_t n);
 void mem_free(void *p);
 
-/* 64-byte aligned (huge-page advised when large); returns NULL when the system has no memory. */
+/* 64-byte aligned and zeroed; large blocks are huge-page advised and take memory only as they are
+ * touched. Returns NULL when the system has no memory. */
 void *mem_aligned(size_t bytes);
 void mem_aligned_free(void *p, size_t bytes);
 

@@ -1,0 +1,235 @@
+/* The host sampler. Owns its token counts and candidate buffer; allocates nothing after sampler_new. */
+#include "engine/sampler.h"
+#include "base/error.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct candidate {
+    float logit;
+    int32_t id;
+};
+
+struct sampler {
+    struct sample_params p;
+    struct logit_bias *bias; /* (p.n_bias) own copy */
+    int n_vocab;
+    int32_t *recent; /* (recent_cap) ring of the last tokens, for the repeat penalty */
+    int recent_cap;
+    int64_t n_seen;
+    uint32_t *seen;         /* (n_vocab) occurrences inside the ring; NULL if unused */
+    uint32_t *generated;    /* (n_vocab) occurrences among generated tokens; NULL if unused */
+    struct candidate *cand; /* (n_vocab) */
+    uint64_t counter;
+};
+
+struct sample_params sample_params_default(void)
+{
+    return (struct sample_params){.temp = 0.8f,
+                                  .top_k = 40,
+                                  .top_p = 0.95f,
+                                  .min_p = 0.05f,
+                                  .repeat_penalty = 1.0f,
+                                  .repeat_last_n = 64};
+}
+
+struct sampler *sampler_new(const struct sample_params *p, int n_vocab)
+{
+    struct sampler *s = mem_zalloc(1, sizeof *s);
+    size_t n = (size_t)n_vocab;
+    s->p = *p;
+    s->n_vocab = n_vocab;
+    s->bias = mem_zalloc((size_t)p->n_bias, sizeof *s->bias);
+    if (p->n_bias)
+        memcpy(s->bias, p->bias, (size_t)p->n_bias * sizeof *s->bias);
+    s->p.bias = s->bias;
+    if (p->repeat_penalty != 1.0f && p->repeat_last_n != 0) {
+        s->seen = mem_zalloc(n, sizeof *s->seen);
+        s->recent_cap = p->repeat_last_n < 0 ? 0 : p->repeat_last_n; /* 0: never forgets */
+        s->recent = mem_zalloc((size_t)s->recent_cap, sizeof *s->recent);
+    }
+    if (p->presence_penalty != 0 || p->frequency_penalty != 0)
+        s->generated = mem_zalloc(n, sizeof *s->generated);
+    if (p->temp > 0)
+        s->cand = mem_zalloc(n, sizeof *s->cand);
+    return s;
+}
+
+void sampler_free(struct sampler *s)
+{
+    if (!s)
+        return;
+    mem_free(s->bias);
+    mem_free(s->recent);
+    mem_free(s->seen);
+    mem_free(s->generated);
+    mem_free(s->cand);
+    mem_free(s);
+}
+
+const struct sample_params *sampler_params(const struct sampler *s)
+{
+    return &s->p;
+}
+
+uint64_t sampler_counter(const struct sampler *s)
+{
+    return s->counter;
+}
+
+void sampler_accept(struct sampler *s, int32_t token, bool generated)
+{
+    if (token < 0 || token >= s->n_vocab)
+        return;
+    if (s->seen) {
+        if (s->recent_cap) {
+            int32_t *slot = &s->recent[s->n_seen % s->recent_cap];
+            if (s->n_seen >= s->recent_cap)
+                s->seen[*slot]--;
+            *slot = token;
+        }
+        s->seen[token]++;
+        s->n_seen++;
+    }
+    if (generated) {
+        if (s->generated)
+            s->generated[token]++;
+        s->counter++;
+    }
+}
+
+static uint64_t mix(uint64_t z)
+{
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+float sampler_uniform(uint64_t seed, uint64_t counter)
+{
+    uint64_t z = mix(mix(seed + 0x9e3779b97f4a7c15u) + (counter + 1) * 0x9e3779b97f4a7c15u);
+    return (float)(z >> 40) * 0x1p-24f;
+}
+
+/* Larger logit first; equal logits by lower id, so that the order is total. */
+static bool before(struct candidate a, struct candidate b)
+{
+    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
+
+static int compare(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+    return before(*x, *y) ? -1 : 1;
+}
+
+/* Moves the k first candidates (by `before`) to the front, sorted. Expected linear time. */
+static void select_top(struct candidate *c, int n, int k)
+{
+    int lo = 0, hi = n;
+    while (k < n && hi - lo > 1) {
+        struct candidate pivot = c[lo + (hi - lo) / 2];
+        int i = lo, j = hi - 1;
+        while (i <= j) {
+            while (before(c[i], pivot))
+                i++;
+            while (before(pivot, c[j]))
+                j--;
+            if (i <= j) {
+                struct candidate t = c[i];
+                c[i++] = c[j];
+                c[j--] = t;
+            }
+        }
+        if (k <= j + 1)
+            hi = j + 1;
+        else if (k >= i)
+            lo = i;
+        else
+            break;
+    }
+    qsort(c, (size_t)(k < n ? k : n), sizeof *c, compare);
+}
+
+static void apply_penalties(struct sampler *s, float *logits)
+{
+    const struct sample_params *p = &s->p;
+    for (int i = 0; i < p->n_bias; i++)
+        if (s->bias[i].token >= 0 && s->bias[i].token < s->n_vocab)
+            logits[s->bias[i].token] += s->bias[i].bias;
+    for (int i = 0; s->seen && i < s->n_vocab; i++)
+        if (s->seen[i])
+            logits[i] =
+                logits[i] > 0 ? logits[i] / p->repeat_penalty : logits[i] * p->repeat_penalty;
+    for (int i = 0; s->generated && i < s->n_vocab; i++)
+        if (s->generated[i])
+            logits[i] -= p->presence_penalty + p->frequency_penalty * (float)s->generated[i];
+}
+
+static int32_t argmax(const float *logits, int n)
+{
+    int best = 0;
+    for (int i = 1; i < n; i++)
+        if (logits[i] > logits[best])
+            best = i;
+    return best;
+}
+
+/* The nucleus: how many of the sorted candidates hold top_p of the mass of all n. Sorts no more of
+ * them than it needs. weight[] = exp((logit - max) / temp). */
+static int nucleus(struct candidate *c, int n, float max, float temp, float top_p)
+{
+    double total = 0;
+    for (int i = 0; i < n; i++)
+        total += (double)expf((c[i].logit - max) / temp);
+    for (int k = 64;; k *= 8) {
+        if (k > n)
+            k = n;
+        select_top(c, n, k);
+        double sum = 0;
+        for (int i = 0; i < k; i++) {
+            sum += (double)expf((c[i].logit - max) / temp);
+            if (sum >= (double)top_p * total)
+                return i + 1;
+        }
+        if (k == n)
+            return n;
+    }
+}
+
+int32_t sampler_pick(struct sampler *s, float *logits)
+{
+    const struct sample_params *p = &s->p;
+    apply_penalties(s, logits);
+    int32_t best = argmax(logits, s->n_vocab);
+    float max = logits[best];
+    if (p->temp <= 0 || !isfinite(max))
+        return best;
+    /* What min-p would drop is never looked at; at 1e-9 of the best nothing can be drawn in a float. */
+    float floor_p = p->min_p > 1e-9f ? p->min_p : 1e-9f;
+    float floor_logit = max + p->temp * logf(floor_p);
+    int n = 0;
+    for (int i = 0; i < s->n_vocab; i++)
+        if (logits[i] >= floor_logit)
+            s->cand[n++] = (struct candidate){logits[i], i};
+    if (n == 0) /* NaN logits */
+        return best;
+    if (p->top_k > 0 && p->top_k < n) {
+        select_top(s->cand, n, p->top_k);
+        n = p->top_k;
+    }
+    if (p->top_p < 1)
+        n = nucleus(s->cand, n, max, p->temp, p->top_p);
+    double total = 0;
+    for (int i = 0; i < n; i++)
+        total += (double)expf((s->cand[i].logit - max) / p->temp);
+    double target = (double)sampler_uniform(p->seed, s->counter) * total, sum = 0;
+    for (int i = 0; i < n; i++) {
+        sum += (double)expf((s->cand[i].logit - max) / p->temp);
+        if (target < sum)
+            return s->cand[i].id;
+    }
+    return s->cand[n - 1].id;
+}

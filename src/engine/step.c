@@ -1,0 +1,227 @@
+/* Lays out a step: decodes first, then prompt chunks, rows of one sequence adjacent. */
+#include "engine/step.h"
+#include "base/mem.h"
+
+#include <string.h>
+
+struct stepper {
+    struct model *m;
+    struct kvcache *kv;
+    int context;
+    struct step_limits limits;
+    int max_pages;
+    struct scratch s;
+    struct batch b;
+    int32_t *tokens, *pos, *slot; /* (max_tokens) */
+    int32_t *q_start, *kv_len;    /* (max_seqs + 1), (max_seqs) */
+    int32_t *pages;               /* (max_seqs, max_pages) */
+    int32_t *out_rows, *sampled;  /* (max_out) */
+    struct sampler **samplers;    /* (max_out) */
+};
+
+struct buffer {
+    float **p;
+    size_t floats;
+    const char *what;
+};
+
+/* The activations, as a table: one place that knows every size. */
+static int buffers(struct stepper *st, struct buffer *out)
+{
+    const struct config *c = &st->m->config;
+    size_t tokens = (size_t)st->limits.max_tokens, rows = (size_t)st->limits.max_out;
+    size_t embd = (size_t)c->n_embd, heads = (size_t)c->n_heads * (size_t)c->head_dim;
+    struct buffer list[] = {
+        {&st->s.x, tokens * embd, "the residual stream"},
+        {&st->s.n, tokens * embd, "normalised activations"},
+        {&st->s.d, tokens * embd, "block outputs"},
+        {&st->s.q, tokens * heads, "queries"},
+        {&st->s.a, tokens * heads, "attention outputs"},
+        {&st->s.xo, rows * embd, "output rows"},
+        {&st->s.ao, rows * heads, "output rows"},
+        {&st->s.logits, rows * (size_t)c->n_vocab, "logits"},
+    };
+    memcpy(out, list, sizeof list);
+    return (int)(sizeof list / sizeof *list);
+}
+
+static bool allocate(struct stepper *st, struct error *err)
+{
+    struct backend *be = st->m->be;
+    const struct config *c = &st->m->config;
+    const struct step_limits *lim = &st->limits;
+    struct buffer list[16];
+    int n = buffers(st, list);
+    for (int i = 0; i < n; i++) {
+        *list[i].p = be->ops->alloc(be, list[i].floats * sizeof(float), list[i].what, err);
+        if (!*list[i].p)
+            return false;
+    }
+    struct shape shape = {
+        .n_layers = c->n_layers,
+        .n_embd = c->n_embd,
+        .n_heads = c->n_heads,
+        .n_kv_heads = c->n_kv_heads,
+        .head_dim = c->head_dim,
+        .n_vocab = c->n_vocab,
+        .n_ff = c->n_ff,
+        .n_expert = c->n_expert,
+        .n_expert_used = c->n_expert_used,
+        .n_ff_exp = c->n_ff_exp,
+        .norm_topk = c->norm_topk,
+        .expert_scale = c->expert_scale,
+        .norm_eps = c->norm_eps,
+        .attn_scale = 1.0f / __builtin_sqrtf((float)c->head_dim),
+        .n_rot = c->n_rot,
+        .rope_freq = st->m->rope_freq,
+        .rope_mscale = st->m->rope_mscale,
+        .page_len = st->kv->page_len,
+        .n_pages = st->kv->n_pages,
+        .kv_type = st->kv->type,
+        .max_tokens = lim->max_tokens,
+        .max_seqs = lim->max_seqs,
+        .max_out = lim->max_out,
+        .max_pages = st->max_pages,
+    };
+    return be->ops->prepare(be, &shape, err);
+}
+
+struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
+                            const struct step_limits *limits, struct error *err)
+{
+    struct stepper *st = mem_zalloc(1, sizeof *st);
+    st->m = m;
+    st->kv = kv;
+    st->context = context;
+    st->limits = *limits;
+    st->max_pages = (context + kv->page_len - 1) / kv->page_len;
+    size_t tokens = (size_t)limits->max_tokens, seqs = (size_t)limits->max_seqs;
+    st->tokens = mem_zalloc(tokens, sizeof(int32_t));
+    st->pos = mem_zalloc(tokens, sizeof(int32_t));
+    st->slot = mem_zalloc(tokens, sizeof(int32_t));
+    st->q_start = mem_zalloc(seqs + 1, sizeof(int32_t));
+    st->kv_len = mem_zalloc(seqs, sizeof(int32_t));
+    st->pages = mem_zalloc(seqs * (size_t)st->max_pages, sizeof(int32_t));
+    st->out_rows = mem_zalloc((size_t)limits->max_out, sizeof(int32_t));
+    st->sampled = mem_zalloc((size_t)limits->max_out, sizeof(int32_t));
+    st->samplers = mem_zalloc((size_t)limits->max_out, sizeof *st->samplers);
+    if (!allocate(st, err)) {
+        stepper_free(st);
+        return NULL;
+    }
+    return st;
+}
+
+void stepper_free(struct stepper *st)
+{
+    if (!st)
+        return;
+    struct buffer list[16];
+    int n = buffers(st, list);
+    for (int i = 0; i < n; i++)
+        st->m->be->ops->free(st->m->be, *list[i].p, list[i].floats * sizeof(float));
+    void *owned[] = {st->tokens, st->pos,      st->slot,    st->q_start,  st->kv_len,
+                     st->pages,  st->out_rows, st->sampled, st->samplers, st};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        mem_free(owned[i]);
+}
+
+const struct step_limits *stepper_limits(const struct stepper *st)
+{
+    return &st->limits;
+}
+
+static bool check_room(struct stepper *st, const struct step_item *items, int n_items,
+                       struct error *err)
+{
+    int tokens = 0, outs = 0, pages = 0;
+    for (int i = 0; i < n_items; i++) {
+        const struct step_item *it = &items[i];
+        int total = it->seq->n_tokens + it->n_tokens;
+        if (total > st->context)
+            return error_set(err, "%d tokens do not fit the context of %d", total, st->context);
+        tokens += it->n_tokens;
+        outs += it->want == LOGITS_ALL ? it->n_tokens : it->want == LOGITS_LAST;
+        pages += (total + st->kv->page_len - 1) / st->kv->page_len - it->seq->n_pages;
+    }
+    CHECK(tokens <= st->limits.max_tokens && n_items <= st->limits.max_seqs &&
+              outs <= st->limits.max_out,
+          "step of %d tokens, %d sequences, %d outputs", tokens, n_items, outs);
+    if (pages > st->kv->n_free)
+        return error_set(err, "the KV cache is full: %d pages wanted, %d of %d free", pages,
+                         st->kv->n_free, st->kv->n_pages);
+    return true;
+}
+
+static void add_item(struct stepper *st, struct step_item *it)
+{
+    struct batch *b = &st->b;
+    struct kv_seq *seq = it->seq;
+    int first = seq->n_tokens, len = st->kv->page_len;
+    bool grown = kvcache_grow(st->kv, seq, first + it->n_tokens);
+    CHECK(grown, "pages were counted");
+    it->first_row = it->want == LOGITS_NONE ? -1 : b->n_out;
+    it->token = -1;
+    for (int i = 0; i < it->n_tokens; i++) {
+        int row = b->n_tokens++, p = first + i;
+        bool last = i == it->n_tokens - 1;
+        CHECK(it->tokens[i] >= 0 && it->tokens[i] < st->m->config.n_vocab, "token %d",
+              it->tokens[i]);
+        st->tokens[row] = it->tokens[i];
+        st->pos[row] = p;
+        st->slot[row] = seq->pages[p / len] * len + p % len;
+        if (it->want == LOGITS_ALL || (it->want == LOGITS_LAST && last)) {
+            st->samplers[b->n_out] = last ? it->sampler : NULL;
+            st->out_rows[b->n_out++] = row;
+        }
+    }
+    memcpy(st->pages + (size_t)b->n_seqs * (size_t)st->max_pages, seq->pages,
+           (size_t)seq->n_pages * sizeof *seq->pages);
+    st->kv_len[b->n_seqs++] = first + it->n_tokens;
+    st->q_start[b->n_seqs] = b->n_tokens;
+    b->n_decode += it->n_tokens == 1;
+}
+
+bool step_run(struct stepper *st, struct step_item *items, int n_items, struct error *err)
+{
+    if (!check_room(st, items, n_items, err))
+        return false;
+    st->b = (struct batch){
+        .max_pages = st->max_pages,
+        .tokens = st->tokens,
+        .pos = st->pos,
+        .slot = st->slot,
+        .q_start = st->q_start,
+        .kv_len = st->kv_len,
+        .pages = st->pages,
+        .out_rows = st->out_rows,
+        .samplers = st->samplers,
+    };
+    for (int pass = 0; pass < 2; pass++) /* decodes first */
+        for (int i = 0; i < n_items; i++)
+            if ((items[i].n_tokens == 1) == (pass == 0))
+                add_item(st, &items[i]);
+    uint64_t key = st->b.n_decode == st->b.n_seqs ? (uint64_t)st->b.n_seqs : 0;
+    mem_guard_enter();
+    bool ok = forward(st->m, &st->b, st->kv->layers, &st->s, key, st->sampled, err);
+    mem_guard_leave();
+    for (int i = 0; i < n_items; i++) {
+        struct step_item *it = &items[i];
+        if (!ok) {
+            kvcache_cut(st->kv, it->seq, it->seq->n_tokens);
+            continue;
+        }
+        it->seq->n_tokens += it->n_tokens;
+        if (it->want != LOGITS_NONE)
+            it->token =
+                st->sampled[it->first_row + (it->want == LOGITS_ALL ? it->n_tokens - 1 : 0)];
+    }
+    return ok;
+}
+
+void step_logits(struct stepper *st, int row, float *out)
+{
+    size_t n = (size_t)st->m->config.n_vocab;
+    struct backend *be = st->m->be;
+    be->ops->copy_out(be, out, st->s.logits + (size_t)row * n, n * sizeof(float));
+}

@@ -1,0 +1,43 @@
+/*
+ * One step of the engine: any mix of prompt chunks and decodes, laid out as a batch and run through
+ * the forward pass. Owns the batch arrays and the activations, allocated once.
+ */
+#ifndef STEEL_ENGINE_STEP_H
+#define STEEL_ENGINE_STEP_H
+
+#include "engine/kvcache.h"
+#include "engine/sampler.h"
+#include "model/model.h"
+
+enum logits_want { LOGITS_NONE, LOGITS_LAST, LOGITS_ALL };
+
+struct step_item {
+    struct kv_seq *seq;    /* the tokens are appended to it */
+    const int32_t *tokens; /* (n_tokens) */
+    int n_tokens;
+    enum logits_want want;
+    struct sampler *sampler; /* picks a token from the last logits; NULL = none wanted */
+    /* results */
+    int first_row; /* its first logits row: see step_logits; -1 if none */
+    int32_t token; /* sampled; -1 without sampler */
+};
+
+struct step_limits {
+    int max_tokens, max_seqs, max_out;
+};
+
+struct stepper;
+struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
+                            const struct step_limits *limits, struct error *err);
+void stepper_free(struct stepper *st);
+const struct step_limits *stepper_limits(const struct stepper *st);
+
+/*
+ * Runs the items. Fails without running if a sequence would pass the context, or if pages run out
+ * (check kvcache.n_free before, or cut and retry); sequences are then unchanged.
+ */
+bool step_run(struct stepper *st, struct step_item *items, int n_items, struct error *err);
+/* Copies logits row `row` (n_vocab) of the last step to the host. */
+void step_logits(struct stepper *st, int row, float *out);
+
+#endif

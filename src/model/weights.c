@@ -1,0 +1,625 @@
+/*
+ * Names to weights: finds every tensor a model needs, checks its shape, undoes the layout quirks of
+ * its file once (Llama's permuted q/k rows in GGUF, GPTQ's packing, experts as separate tensors) and
+ * hands it to the backend. After this, nothing checks shapes again.
+ */
+#include "base/mem.h"
+#include "model/model.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum name {
+    N_EMB,
+    N_HEAD,
+    N_NORM,
+    N_ATTN_NORM,
+    N_FFN_NORM,
+    N_Q_NORM,
+    N_K_NORM,
+    N_Q,
+    N_K,
+    N_V,
+    N_O,
+    N_GATE,
+    N_UP,
+    N_DOWN,
+    N_ROUTER,
+    N_GATE_EXP,
+    N_UP_EXP,
+    N_DOWN_EXP,
+    N_NAMES
+};
+
+/* %d: layer, then expert. GGUF keeps all experts in one 3-D tensor. */
+static const struct {
+    const char *gguf, *hf;
+} names[N_NAMES] = {
+    [N_EMB] = {"token_embd", "model.embed_tokens"},
+    [N_HEAD] = {"output", "lm_head"},
+    [N_NORM] = {"output_norm", "model.norm"},
+    [N_ATTN_NORM] = {"blk.%d.attn_norm", "model.layers.%d.input_layernorm"},
+    [N_FFN_NORM] = {"blk.%d.ffn_norm", "model.layers.%d.post_attention_layernorm"},
+    [N_Q_NORM] = {"blk.%d.attn_q_norm", "model.layers.%d.self_attn.q_norm"},
+    [N_K_NORM] = {"blk.%d.attn_k_norm", "model.layers.%d.self_attn.k_norm"},
+    [N_Q] = {"blk.%d.attn_q", "model.layers.%d.self_attn.q_proj"},
+    [N_K] = {"blk.%d.attn_k", "model.layers.%d.self_attn.k_proj"},
+    [N_V] = {"blk.%d.attn_v", "model.layers.%d.self_attn.v_proj"},
+    [N_O] = {"blk.%d.attn_output", "model.layers.%d.self_attn.o_proj"},
+    [N_GATE] = {"blk.%d.ffn_gate", "model.layers.%d.mlp.gate_proj"},
+    [N_UP] = {"blk.%d.ffn_up", "model.layers.%d.mlp.up_proj"},
+    [N_DOWN] = {"blk.%d.ffn_down", "model.layers.%d.mlp.down_proj"},
+    [N_ROUTER] = {"blk.%d.ffn_gate_inp", "model.layers.%d.mlp.gate"},
+    [N_GATE_EXP] = {"blk.%d.ffn_gate_exps", "model.layers.%d.mlp.experts.%d.gate_proj"},
+    [N_UP_EXP] = {"blk.%d.ffn_up_exps", "model.layers.%d.mlp.experts.%d.up_proj"},
+    [N_DOWN_EXP] = {"blk.%d.ffn_down_exps", "model.layers.%d.mlp.experts.%d.down_proj"},
+};
+
+struct loader {
+    const struct tensorfile *f;
+    struct model *m;
+    const struct progress *progress;
+    size_t done, total; /* bytes */
+    struct error *err;
+    /* One weight under construction: heap blocks behind its raw segments. */
+    void *blocks[64];
+    int n_blocks;
+    const struct tensor **used; /* (n_used) tensors read by it */
+    size_t n_used, cap_used;
+};
+
+/* Builds "base.suffix"; names of experts take two numbers, so do all formats here. */
+static void tensor_name(const struct loader *l, enum name n, int layer, int expert,
+                        const char *suffix, char *out, size_t size)
+{
+    char base[128];
+    const char *fmt = l->f->is_gguf ? names[n].gguf : names[n].hf;
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    snprintf(base, sizeof base, fmt, layer, expert);
+#pragma GCC diagnostic pop
+    snprintf(out, size, "%s.%s", base, suffix);
+}
+
+static const struct tensor *lookup(struct loader *l, enum name n, int layer, int expert,
+                                   const char *suffix)
+{
+    char name[192];
+    tensor_name(l, n, layer, expert, suffix, name, sizeof name);
+    return tensorfile_find(l->f, name);
+}
+
+static const struct tensor *need(struct loader *l, enum name n, int layer, int expert,
+                                 const char *suffix)
+{
+    const struct tensor *t = lookup(l, n, layer, expert, suffix);
+    if (!t) {
+        char name[192];
+        tensor_name(l, n, layer, expert, suffix, name, sizeof name);
+        error_set(l->err, "%s: tensor %s: missing", l->f->path, name);
+    }
+    return t;
+}
+
+static bool check_shape(struct loader *l, const struct tensor *t, int64_t d0, int64_t d1,
+                        int64_t d2)
+{
+    if (t->dims[0] == d0 && t->dims[1] == d1 && t->dims[2] == d2 && t->dims[3] == 1)
+        return true;
+    return error_set(l->err,
+                     "%s: tensor %s: shape [%" PRId64 ", %" PRId64 ", %" PRId64
+                     "], expected [%" PRId64 ", %" PRId64 ", %" PRId64 "]",
+                     l->f->path, t->name, t->dims[0], t->dims[1], t->dims[2], d0, d1, d2);
+}
+
+static bool check_type(struct loader *l, const struct tensor *t)
+{
+    switch (t->type) {
+    case DT_NONE:
+    case DT_I8:
+    case DT_I16:
+    case DT_I32:
+    case DT_I64:
+    case DT_F64:
+    case DT_GPTQ4:
+        return error_set(l->err, "%s: tensor %s: type %s is not supported", l->f->path, t->name,
+                         t->type_name);
+    default:
+        return true;
+    }
+}
+
+/* Heap memory that lives until the weight is uploaded. */
+static void *block(struct loader *l, size_t count, size_t size)
+{
+    CHECK(l->n_blocks < (int)(sizeof l->blocks / sizeof *l->blocks), "too many blocks");
+    return l->blocks[l->n_blocks++] = mem_zalloc(count, size);
+}
+
+static void mark_used(struct loader *l, const struct tensor *t)
+{
+    if (l->n_used == l->cap_used) {
+        l->cap_used = l->cap_used ? l->cap_used * 2 : 64;
+        l->used = mem_realloc(l->used, l->cap_used, sizeof *l->used);
+    }
+    l->used[l->n_used++] = t;
+}
+
+/* Reads a vector as floats: norms, biases, rope factors. */
+static bool read_vector(struct loader *l, const struct tensor *t, int n, float *out)
+{
+    if (!check_shape(l, t, n, 1, 1))
+        return false;
+    if (t->type != DT_F32 && t->type != DT_F16 && t->type != DT_BF16)
+        return error_set(l->err, "%s: tensor %s: type %s where F32, F16 or BF16 is expected",
+                         l->f->path, t->name, t->type_name);
+    quant_dequantize(t->type, t->data, out, (size_t)n);
+    return true;
+}
+
+static bool load_vector(struct loader *l, enum name n, int layer, int width, float **out)
+{
+    const struct tensor *t = need(l, n, layer, 0, "weight");
+    if (!t)
+        return false;
+    struct backend *be = l->m->be;
+    float *host = mem_zalloc((size_t)width, sizeof(float));
+    bool ok = read_vector(l, t, width, host);
+    if (ok) {
+        *out = be->ops->alloc(be, (size_t)width * sizeof(float), t->name, l->err);
+        ok = *out != NULL;
+    }
+    if (ok)
+        be->ops->copy_in(be, *out, host, (size_t)width * sizeof(float));
+    mem_free(host);
+    l->done += t->bytes;
+    return ok;
+}
+
+/* GPTQ: qweight (in/8, out) i32, qzeros (groups, out/8) i32, scales (groups, out) half, g_idx (in).
+ * Becomes rows of codes with columns sorted by group, so that a group is contiguous. */
+
+struct gptq_tensors {
+    const struct tensor *codes, *zeros, *scales, *g_idx;
+};
+
+static bool gptq_find(struct loader *l, enum name n, int layer, int expert, int n_in, int n_out,
+                      struct gptq_tensors *g, int *group_len, int *n_groups)
+{
+    g->codes = need(l, n, layer, expert, "qweight");
+    g->zeros = g->codes ? need(l, n, layer, expert, "qzeros") : NULL;
+    g->scales = g->zeros ? need(l, n, layer, expert, "scales") : NULL;
+    if (!g->scales)
+        return false;
+    g->g_idx = lookup(l, n, layer, expert, "g_idx");
+    const struct config *c = &l->m->config;
+    int len = c->gptq_group < 0 || c->gptq_group > n_in ? n_in : c->gptq_group;
+    int groups = (n_in + len - 1) / len;
+    if (n_in % 8 || n_out % 8)
+        return error_set(l->err, "%s: tensor %s: GPTQ needs multiples of 8, not %d x %d",
+                         l->f->path, g->codes->name, n_in, n_out);
+    if (!check_shape(l, g->codes, n_out, n_in / 8, 1) ||
+        !check_shape(l, g->zeros, n_out / 8, groups, 1) ||
+        !check_shape(l, g->scales, n_out, groups, 1) ||
+        (g->g_idx && !check_shape(l, g->g_idx, n_in, 1, 1)))
+        return false;
+    const struct tensor *ints[] = {g->codes, g->zeros, g->g_idx};
+    for (int i = 0; i < 3; i++)
+        if (ints[i] && ints[i]->type != DT_I32)
+            return error_set(l->err, "%s: tensor %s: type %s where I32 is expected", l->f->path,
+                             ints[i]->name, ints[i]->type_name);
+    if (g->scales->type != DT_F16 && g->scales->type != DT_BF16 && g->scales->type != DT_F32)
+        return error_set(l->err, "%s: tensor %s: type %s where F16 is expected", l->f->path,
+                         g->scales->name, g->scales->type_name);
+    *group_len = len;
+    *n_groups = groups;
+    return true;
+}
+
+static uint32_t load_u32(const uint8_t *p, size_t i)
+{
+    uint32_t v;
+    memcpy(&v, p + 4 * i, 4);
+    return v;
+}
+
+/* order[j] = input column stored at j: columns sorted by group, stable. True if that is not the
+ * identity. Groups must come out full, or they would straddle. */
+static bool gptq_order(struct loader *l, const struct gptq_tensors *g, int n_in, int group_len,
+                       int n_groups, int32_t *order, bool *permuted)
+{
+    *permuted = false;
+    for (int j = 0; j < n_in; j++)
+        order[j] = j;
+    if (!g->g_idx)
+        return true;
+    int *at = mem_zalloc((size_t)n_groups, sizeof *at);
+    bool ok = true;
+    for (int j = 0; ok && j < n_in; j++) {
+        uint32_t group = load_u32(g->g_idx->data, (size_t)j);
+        if (group >= (uint32_t)n_groups || at[group] >= group_len) {
+            ok = error_set(l->err, "%s: tensor %s: entry %d: group %u is out of range or over-full",
+                           l->f->path, g->g_idx->name, j, group);
+            break;
+        }
+        int stored = (int)group * group_len + at[group]++;
+        if (stored >= n_in)
+            ok = error_set(l->err, "%s: tensor %s: group %u is over-full", l->f->path,
+                           g->g_idx->name, group);
+        else
+            order[stored] = j;
+        *permuted |= stored != j;
+    }
+    mem_free(at);
+    return ok;
+}
+
+static bool gptq_unpack(struct loader *l, enum name n, int layer, int n_in, int n_out, int n_expert,
+                        struct raw_seg *s)
+{
+    struct gptq_tensors g;
+    int len = 0, groups = 0;
+    if (!gptq_find(l, n, layer, 0, n_in, n_out, &g, &len, &groups))
+        return false;
+    size_t code_bytes = (size_t)n_out * (size_t)(n_in / 2), planes = (size_t)n_out * (size_t)groups;
+    uint8_t *codes = block(l, (size_t)n_expert, code_bytes);
+    uint16_t *scales = block(l, (size_t)n_expert, planes * sizeof(uint16_t));
+    uint8_t *zeros = block(l, (size_t)n_expert, planes);
+    int32_t *orders = block(l, (size_t)n_expert, (size_t)n_in * sizeof(int32_t));
+    const uint8_t **data = block(l, (size_t)n_expert, sizeof *data);
+    const void **scale = block(l, (size_t)n_expert, sizeof *scale);
+    const uint8_t **zero = block(l, (size_t)n_expert, sizeof *zero);
+    const int32_t **perm = block(l, (size_t)n_expert, sizeof *perm);
+    bool any = false;
+    for (int e = 0; e < n_expert; e++) {
+        int32_t *order = orders + (size_t)e * (size_t)n_in;
+        bool permuted;
+        if (!gptq_find(l, n, layer, e, n_in, n_out, &g, &len, &groups) ||
+            !gptq_order(l, &g, n_in, len, groups, order, &permuted))
+            return false;
+        any |= permuted;
+        uint8_t *out = codes + (size_t)e * code_bytes;
+        for (int j = 0; j < n_in; j++) {
+            int from = order[j], shift = from % 8 * 4;
+            const uint8_t *src = g.codes->data + (size_t)(from / 8) * (size_t)n_out * 4;
+            for (int o = 0; o < n_out; o++) {
+                unsigned code = load_u32(src, (size_t)o) >> shift & 15;
+                out[(size_t)o * (size_t)(n_in / 2) + (size_t)(j / 2)] |=
+                    (uint8_t)(code << (j & 1 ? 4 : 0));
+            }
+        }
+        for (int i = 0; i < groups; i++)
+            for (int o = 0; o < n_out; o++) {
+                size_t at = (size_t)e * planes + (size_t)o * (size_t)groups + (size_t)i;
+                size_t from = (size_t)i * (size_t)n_out + (size_t)o;
+                float value;
+                size_t width = dtype_bytes(g.scales->type, 1);
+                quant_dequantize(g.scales->type, g.scales->data + from * width, &value, 1);
+                scales[at] = f32_to_f16(value);
+                uint32_t word = load_u32(g.zeros->data, from / 8);
+                zeros[at] = (uint8_t)((word >> (from % 8 * 4) & 15) +
+                                      (l->m->config.gptq_zero_plus ? 1 : 0));
+            }
+        data[e] = out;
+        scale[e] = scales + (size_t)e * planes;
+        zero[e] = zeros + (size_t)e * planes;
+        perm[e] = order;
+        const struct tensor *all[] = {g.codes, g.zeros, g.scales, g.g_idx};
+        for (int i = 0; i < 4; i++)
+            if (all[i])
+                mark_used(l, all[i]);
+    }
+    *s = (struct raw_seg){DT_GPTQ4, n_out, data, scale, zero, any ? perm : NULL, len};
+    return true;
+}
+
+/* FP8 block scales as aligned floats; the codes stay in the file. */
+static bool fp8_scales(struct loader *l, enum name n, int layer, int n_in, int n_out, int n_expert,
+                       struct raw_seg *s)
+{
+    size_t cols = (size_t)(n_in + 127) / 128, rows = (size_t)(n_out + 127) / 128;
+    float *scales = block(l, (size_t)n_expert * rows * cols, sizeof *scales);
+    const void **table = block(l, (size_t)n_expert, sizeof *table);
+    for (int e = 0; e < n_expert; e++) {
+        const struct tensor *t = need(l, n, layer, e, "weight_scale_inv");
+        if (!t)
+            return false;
+        if (!check_shape(l, t, (int64_t)cols, (int64_t)rows, 1) || !check_type(l, t))
+            return false;
+        if (dtype_table[t->type].block_len != 1)
+            return error_set(l->err, "%s: tensor %s: type %s", l->f->path, t->name, t->type_name);
+        float *out = scales + (size_t)e * rows * cols;
+        quant_dequantize(t->type, t->data, out, rows * cols);
+        table[e] = out;
+        mark_used(l, t);
+    }
+    s->scale = table;
+    return true;
+}
+
+/* Llama's GGUF stores rotary pairs side by side: row 2i+j of a head is row j*D/2+i of the model. */
+static void unpermute(struct loader *l, struct raw_seg *s, int n_in, int head_dim)
+{
+    size_t row = raw_seg_row_bytes(s, n_in);
+    uint8_t *copy = block(l, (size_t)s->rows, row);
+    int half = head_dim / 2;
+    for (int r = 0; r < s->rows; r++) {
+        int in_head = r % head_dim, first = r - in_head;
+        int from = first + (in_head % half) * 2 + in_head / half;
+        memcpy(copy + (size_t)r * row, s->data[0] + (size_t)from * row, row);
+    }
+    const uint8_t **table = block(l, 1, sizeof *table);
+    table[0] = copy;
+    s->data = table;
+}
+
+static bool aligned(const uint8_t *p)
+{
+    return (uintptr_t)p % 4 == 0;
+}
+
+/* One tensor (or n_expert of them) as a segment of the weight under construction. */
+static bool add_segment(struct loader *l, struct raw_weight *w, enum name n, int layer, int n_out)
+{
+    struct raw_seg *s = &w->seg[w->n_seg++];
+    int n_in = w->n_in, n_expert = w->n_expert;
+    w->n_out += n_out;
+    if (!l->f->is_gguf && l->m->config.packing == PACK_GPTQ && lookup(l, n, layer, 0, "qweight")) {
+        w->transient = true;
+        return gptq_unpack(l, n, layer, n_in, n_out, n_expert, s);
+    }
+    const uint8_t **data = block(l, (size_t)n_expert, sizeof *data);
+    bool stacked = l->f->is_gguf; /* experts in one tensor */
+    const struct tensor *t = NULL;
+    for (int e = 0; e < n_expert; e++) {
+        if (e == 0 || !stacked) {
+            t = need(l, n, layer, e, "weight");
+            if (!t || !check_type(l, t) || !check_shape(l, t, n_in, n_out, stacked ? n_expert : 1))
+                return false;
+            mark_used(l, t);
+            if (e == 0)
+                *s = (struct raw_seg){.type = t->type, .rows = n_out, .data = data};
+            if (t->type != s->type)
+                return error_set(l->err, "%s: tensor %s: type %s differs from expert 0's",
+                                 l->f->path, t->name, t->type_name);
+            w->transient |= !aligned(t->data);
+        }
+        data[e] = stacked ? t->data + (size_t)e * (t->bytes / (size_t)n_expert) : t->data;
+    }
+    if (n_in % dtype_table[s->type].block_len)
+        return error_set(l->err, "%s: tensor %s: row of %d is no multiple of %s's %d", l->f->path,
+                         t->name, n_in, dtype_name(s->type), dtype_table[s->type].block_len);
+    if (s->type == DT_F8_E4M3 && lookup(l, n, layer, 0, "weight_scale_inv")) {
+        w->transient = true;
+        if (!fp8_scales(l, n, layer, n_in, n_out, n_expert, s))
+            return false;
+    }
+    if (l->m->config.permuted_qk && (n == N_Q || n == N_K)) {
+        unpermute(l, s, n_in, l->m->config.head_dim);
+        w->transient = true;
+    }
+    return true;
+}
+
+/* The bias of `n` into bias[first..first+n_out), zeros if there is none. */
+static bool add_bias(struct loader *l, struct raw_weight *w, enum name n, int layer, int first,
+                     int n_out, float *bias)
+{
+    const struct tensor *t = lookup(l, n, layer, 0, "bias");
+    if (!t)
+        return true;
+    if (!read_vector(l, t, n_out, bias + first))
+        return false;
+    if (l->m->config.permuted_qk && (n == N_Q || n == N_K)) {
+        int D = l->m->config.head_dim;
+        float *copy = block(l, (size_t)n_out, sizeof *copy);
+        memcpy(copy, bias + first, (size_t)n_out * sizeof *copy);
+        for (int r = 0; r < n_out; r++)
+            bias[first + r] = copy[r - r % D + r % D % (D / 2) * 2 + r % D / (D / 2)];
+    }
+    l->done += t->bytes;
+    w->bias = bias;
+    return true;
+}
+
+static bool finish(struct loader *l, const struct raw_weight *w, struct weight *out, bool ok)
+{
+    struct backend *be = l->m->be;
+    ok = ok && be->ops->upload(be, w, out, l->err);
+    for (size_t i = 0; i < l->n_used; i++) {
+        l->done += l->used[i]->bytes;
+        /* The backend has its own copy now, where it made one. */
+        if (ok && (w->transient || out->owns))
+            tensorfile_forget(l->f, l->used[i]);
+    }
+    for (int i = 0; i < l->n_blocks; i++)
+        mem_free(l->blocks[i]);
+    l->n_blocks = 0;
+    l->n_used = 0;
+    if (ok && l->progress && !l->progress->fn(l->progress->arg, l->done, l->total))
+        ok = error_set(l->err, "loading was interrupted");
+    return ok;
+}
+
+/* A weight of one to three row segments, with the bias of each where it exists. */
+static bool load_weight(struct loader *l, int layer, int n_in, int n_expert, int n_seg,
+                        const enum name *which, const int *rows, struct weight *out)
+{
+    struct raw_weight w = {.n_in = n_in, .n_expert = n_expert};
+    bool ok = true;
+    int total = 0, first = 0;
+    for (int i = 0; i < n_seg; i++)
+        total += rows[i];
+    for (int i = 0; ok && i < n_seg; i++)
+        ok = add_segment(l, &w, which[i], layer, rows[i]);
+    float *bias = ok && n_expert == 1 ? block(l, (size_t)total, sizeof *bias) : NULL;
+    for (int i = 0; ok && bias && i < n_seg; first += rows[i++])
+        ok = add_bias(l, &w, which[i], layer, first, rows[i], bias);
+    return finish(l, &w, out, ok);
+}
+
+static bool load_one(struct loader *l, enum name n, int layer, int n_in, int n_expert, int n_out,
+                     struct weight *out)
+{
+    return load_weight(l, layer, n_in, n_expert, 1, &n, &n_out, out);
+}
+
+static bool load_layer(struct loader *l, int i)
+{
+    const struct config *c = &l->m->config;
+    struct layer *y = &l->m->layers[i];
+    int q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    y->window = c->window[i];
+    if (!load_vector(l, N_ATTN_NORM, i, c->n_embd, &y->attn_norm) ||
+        !load_vector(l, N_FFN_NORM, i, c->n_embd, &y->ffn_norm))
+        return false;
+    bool qk_norm = c->arch == ARCH_QWEN3 || c->arch == ARCH_QWEN3MOE;
+    if (qk_norm && (!load_vector(l, N_Q_NORM, i, c->head_dim, &y->q_norm) ||
+                    !load_vector(l, N_K_NORM, i, c->head_dim, &y->k_norm)))
+        return false;
+    if (!load_weight(l, i, c->n_embd, 1, 3, (enum name[]){N_Q, N_K, N_V}, (int[]){q, kv, kv},
+                     &y->wqkv) ||
+        !load_one(l, N_O, i, q, 1, c->n_embd, &y->wo))
+        return false;
+    if (!c->is_moe[i])
+        return load_weight(l, i, c->n_embd, 1, 2, (enum name[]){N_GATE, N_UP},
+                           (int[]){c->n_ff, c->n_ff}, &y->gate_up) &&
+               load_one(l, N_DOWN, i, c->n_ff, 1, c->n_embd, &y->down);
+    return load_one(l, N_ROUTER, i, c->n_embd, 1, c->n_expert, &y->router) &&
+           load_weight(l, i, c->n_embd, c->n_expert, 2, (enum name[]){N_GATE_EXP, N_UP_EXP},
+                       (int[]){c->n_ff_exp, c->n_ff_exp}, &y->gate_up) &&
+           load_one(l, N_DOWN_EXP, i, c->n_ff_exp, c->n_expert, c->n_embd, &y->down);
+}
+
+static bool load_rope(struct loader *l)
+{
+    struct model *m = l->m;
+    int half = m->config.n_rot / 2;
+    float *factors = NULL;
+    const struct tensor *t = l->f->is_gguf ? tensorfile_find(l->f, "rope_freqs.weight") : NULL;
+    if (t) {
+        factors = mem_zalloc((size_t)half + 1, sizeof *factors);
+        bool ok = read_vector(l, t, half, factors);
+        for (int i = 0; ok && i < half; i++)
+            if (!(factors[i] > 0))
+                ok = error_set(l->err, "%s: tensor %s: entry %d is not positive", l->f->path,
+                               t->name, i);
+        if (!ok) {
+            mem_free(factors);
+            return false;
+        }
+        l->done += t->bytes;
+    }
+    m->rope_freq = mem_zalloc((size_t)half + 1, sizeof(float));
+    config_rope_freq(&m->config, factors, m->rope_freq, &m->rope_mscale);
+    mem_free(factors);
+    return true;
+}
+
+static bool load_all(struct loader *l)
+{
+    struct model *m = l->m;
+    const struct config *c = &m->config;
+    if (!load_rope(l) || !load_one(l, N_EMB, 0, c->n_embd, 1, c->n_vocab, &m->emb) ||
+        !load_vector(l, N_NORM, 0, c->n_embd, &m->norm))
+        return false;
+    for (int i = 0; i < c->n_layers; i++)
+        if (!load_layer(l, i))
+            return false;
+    return c->tied || load_one(l, N_HEAD, 0, c->n_embd, 1, c->n_vocab, &m->head);
+}
+
+struct model *model_load(const struct tensorfile *f, struct backend *be,
+                         const struct progress *progress, struct error *err)
+{
+    struct model *m = mem_zalloc(1, sizeof *m);
+    m->be = be;
+    if (!config_load(f, &m->config, err)) {
+        mem_free(m);
+        return NULL;
+    }
+    m->layers = mem_zalloc((size_t)m->config.n_layers, sizeof *m->layers);
+    struct loader l = {
+        .f = f, .m = m, .progress = progress, .total = tensorfile_bytes(f), .err = err};
+    bool ok = load_all(&l);
+    mem_free(l.used);
+    if (!ok) {
+        model_free(m);
+        return NULL;
+    }
+    struct model_size size;
+    model_measure(f, &m->config, &size);
+    m->bytes = size.bytes;
+    m->active_bytes = size.active_bytes;
+    m->n_params = size.n_params;
+    m->n_active = size.n_active;
+    return m;
+}
+
+void model_free(struct model *m)
+{
+    if (!m)
+        return;
+    struct backend *be = m->be;
+    const struct backend_ops *op = be->ops;
+    const struct config *c = &m->config;
+    size_t embd = (size_t)c->n_embd * sizeof(float), head = (size_t)c->head_dim * sizeof(float);
+    for (int i = 0; i < c->n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        struct weight *weights[] = {&l->wqkv, &l->wo, &l->gate_up, &l->down, &l->router};
+        for (int j = 0; j < 5; j++)
+            if (weights[j]->impl)
+                op->release(be, weights[j]);
+        op->free(be, l->attn_norm, embd);
+        op->free(be, l->ffn_norm, embd);
+        op->free(be, l->q_norm, head);
+        op->free(be, l->k_norm, head);
+    }
+    if (m->emb.impl)
+        op->release(be, &m->emb);
+    if (m->head.impl)
+        op->release(be, &m->head);
+    op->free(be, m->norm, embd);
+    mem_free(m->layers);
+    mem_free(m->rope_freq);
+    mem_free(m);
+}
+
+/* Parameters of a tensor: GPTQ codes hold eight each; its scales, zeros and order are none. */
+static int64_t tensor_params(const struct tensor *t)
+{
+    int64_t n = t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3];
+    const char *dot = strrchr(t->name, '.');
+    const char *suffix = dot ? dot + 1 : t->name;
+    if (!strcmp(suffix, "qweight"))
+        return n * 8;
+    if (!strcmp(suffix, "qzeros") || !strcmp(suffix, "scales") || !strcmp(suffix, "g_idx") ||
+        !strcmp(suffix, "weight_scale_inv") || !strcmp(t->name, "rope_freqs.weight"))
+        return 0;
+    return n;
+}
+
+void model_measure(const struct tensorfile *f, const struct config *c, struct model_size *out)
+{
+    *out = (struct model_size){0};
+    double share = c->n_expert ? (double)c->n_expert_used / c->n_expert : 1;
+    double active = 0, active_bytes = 0;
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const struct tensor *t = &f->tensors[i];
+        int64_t n = tensor_params(t);
+        bool expert = strstr(t->name, "_exps.") || strstr(t->name, ".experts.");
+        /* A token reads one row of the embedding, unless it is the head as well. */
+        bool lookup_only = !c->tied && (!strcmp(t->name, "token_embd.weight") ||
+                                        !strcmp(t->name, "model.embed_tokens.weight"));
+        out->n_params += n;
+        out->bytes += t->bytes;
+        if (lookup_only)
+            continue;
+        active += (double)n * (expert ? share : 1);
+        active_bytes += (double)t->bytes * (expert ? share : 1);
+    }
+    out->n_active = (int64_t)(active + 0.5);
+    out->active_bytes = (size_t)active_bytes;
+}
