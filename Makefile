@@ -54,6 +54,9 @@ $(B)/steel: $(CLI_OBJ) $(B)/libsteel.a
 $(B)/tests/%: $(B)/tests/%.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS) -lcmocka
 
+# Counts what the library allocates while it reads hostile files.
+$(B)/tests/test_hostile: LDFLAGS += $(patsubst %,-Wl$(comma)--wrap=%,malloc calloc realloc posix_memalign mmap)
+
 $(B)/bench/%: $(B)/bench/%.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS)
 
