@@ -11,6 +11,11 @@
 #include "model/model.h"
 #include "text/tokenizer.h"
 #include "tiny_model.h"
+#pragma weak tokenizer_load
+#pragma weak tokenizer_encode
+#pragma weak tokenizer_decode
+#pragma weak token_list_clear
+#pragma weak tokenizer_free
 
 #include <fcntl.h>
 #include <ftw.h>
@@ -115,6 +120,10 @@ static bool load(const char *path, struct error *err)
     struct model *m = model_load(f, be, NULL, err);
     bool ok = m != NULL;
     model_free(m);
+    if (!tokenizer_load) {
+        tensorfile_close(f);
+        return ok;
+    }
     struct tokenizer *t = ok ? tokenizer_load(f, err) : NULL;
     if (ok && t) {
         struct token_list ids = {0};
@@ -136,9 +145,10 @@ static void check_message(const struct error *err, const char *what, size_t i)
 {
     const char *msg = err->msg;
     static const char *const fields[] = {
-        "magic",  "version",   "metadata",  "tensor",       "header", "count",     "alignment",
-        "llama.", "general.",  "tokenizer", "config",       "vocab",  "line ",     "heads",
-        "rotary", "architect", "hidden",    "feed-forward", "layer",  "embedding",
+        "magic",  "version",      "metadata",  "tensor",    "header",       "count", "alignment",
+        "llama.", "general.",     "tokenizer", "config",    "vocab",        "line ", "heads",
+        "rotary", "rope_",        "rms_",      "num_",      "max_position", "_size", "architect",
+        "hidden", "feed-forward", "layer",     "embedding",
     };
     bool named = false;
     for (size_t k = 0; k < sizeof fields / sizeof *fields; k++)
@@ -310,7 +320,8 @@ static void test_json_mutated(void **state)
     buf_adds(&config, tiny_config_json());
     tiny_tokenizer_json(&tokenizer);
     mutate_many("hf/config.json", "hf", &config, config.len, N_MUTATIONS / 4, 3);
-    mutate_many("hf/tokenizer.json", "hf", &tokenizer, tokenizer.len, N_MUTATIONS / 4, 4);
+    if (tokenizer_load)
+        mutate_many("hf/tokenizer.json", "hf", &tokenizer, tokenizer.len, N_MUTATIONS / 4, 4);
     buf_clear(&config);
     buf_clear(&tokenizer);
 }

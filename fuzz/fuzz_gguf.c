@@ -1,0 +1,42 @@
+/* libFuzzer entry: any bytes as a GGUF file, through directory, config and metadata readers. */
+#include "base/mem.h"
+#include "file/tensorfile.h"
+#include "model/config.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct error err = {0};
+    struct tensorfile *f = tensorfile_open_memory(data, size, "fuzz.gguf", &err);
+    if (!f) {
+        CHECK(err.msg[0], "failure without a message");
+        return 0;
+    }
+    /* Every byte the directory promises must be readable. */
+    volatile uint8_t sum = 0;
+    for (size_t i = 0; i < f->n_tensors; i++)
+        if (f->tensors[i].bytes)
+            sum ^= f->tensors[i].data[0] ^ f->tensors[i].data[f->tensors[i].bytes - 1];
+    for (size_t i = 0; i < f->n_meta; i++) {
+        const struct meta *m = &f->meta[i];
+        double number;
+        if (m->type != META_ARRAY) {
+            meta_get_float(f, m->key, &number);
+            mem_free(meta_get_string(f, m->key));
+            continue;
+        }
+        size_t cursor = 0, len;
+        const char *p;
+        while (meta_array_string(&m->v.a, &cursor, &p, &len))
+            if (len)
+                sum ^= (uint8_t)(p[0] ^ p[len - 1]);
+        if (m->v.a.n)
+            meta_array_number(&m->v.a, m->v.a.n - 1, &number);
+    }
+    static struct config config;
+    if (!config_load(f, &config, &err))
+        CHECK(err.msg[0], "failure without a message");
+    tensorfile_close(f);
+    return 0;
+}
