@@ -201,7 +201,9 @@ bool step_run(struct stepper *st, struct step_item *items, int n_items, struct e
         for (int i = 0; i < n_items; i++)
             if ((items[i].n_tokens == 1) == (pass == 0))
                 add_item(st, &items[i]);
-    uint64_t key = st->b.n_decode == st->b.n_seqs ? (uint64_t)st->b.n_seqs : 0;
+    /* Steps that only decode repeat the same ops: a backend may record them. */
+    bool repeats = st->b.n_decode == st->b.n_seqs && st->b.n_out == st->b.n_seqs;
+    uint64_t key = repeats ? (uint64_t)st->b.n_seqs : 0;
     mem_guard_enter();
     bool ok = forward(st->m, &st->b, st->kv->layers, &st->s, key, st->sampled, err);
     mem_guard_leave();

@@ -1,0 +1,46 @@
+/* Command-line options as a table: parsing, range checks and --help come from the same rows. */
+#ifndef STEEL_CLI_ARGS_H
+#define STEEL_CLI_ARGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum opt_kind { OPT_HEADING, OPT_FLAG, OPT_INT, OPT_U64, OPT_FLOAT, OPT_STRING, OPT_LIST };
+
+struct opt_list {
+    const char **items; /* (n) views into argv */
+    int n;
+};
+
+struct opt {
+    enum opt_kind kind;
+    char letter;       /* 0 = none */
+    const char *name;  /* without dashes; a heading's text */
+    const char *alias; /* another long name, not shown in help; NULL = none */
+    void *out;         /* bool, int, uint64_t, float, const char *, struct opt_list */
+    double lo, hi;     /* of OPT_INT, OPT_FLOAT */
+    const char *arg;   /* what help calls the value */
+    const char *help;
+};
+
+struct usage {
+    const char *command;  /* "run" */
+    const char *synopsis; /* "[MODEL] -p PROMPT [options]" */
+    const char *about;    /* a sentence or two */
+    const char *examples; /* lines, or NULL */
+    const struct opt *opts;
+    int n_opts;
+    int min_args, max_args; /* positional */
+};
+
+enum { ARGS_HELP = -1, ARGS_BAD = -2 };
+/* Fills the options' outputs and positional[] (max_args). Returns how many positionals there are;
+ * ARGS_HELP (help went to stdout, exit 0) or ARGS_BAD (a message went to stderr, exit 2). "--" ends
+ * options; "-" alone is positional. */
+int args_parse(const struct usage *u, int argc, char **argv, const char **positional);
+int args_usage_error(const struct usage *u, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Comma-separated positive integers; false if malformed or more than max. */
+bool args_int_list(const char *s, int *out, int max, int *n);
+
+#endif

@@ -1,0 +1,124 @@
+/* Shared parts of the commands. */
+#include "cli/cli.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int cli_fail(const struct error *err)
+{
+    fprintf(stderr, "steel: %s\n", err->msg);
+    return EXIT_FAIL;
+}
+
+static volatile sig_atomic_t interrupts;
+
+static void on_interrupt(int sig)
+{
+    (void)sig;
+    if (++interrupts > 1)
+        _exit(EXIT_INTERRUPTED);
+}
+
+void cli_catch_interrupt(void)
+{
+    struct sigaction sa = {.sa_handler = on_interrupt};
+    sigaction(SIGINT, &sa, NULL);
+}
+
+bool cli_interrupted(void)
+{
+    return interrupts > 0;
+}
+
+void cli_clear_interrupt(void)
+{
+    interrupts = 0;
+}
+
+bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
+                         struct runtime_options *opt)
+{
+    *opt = (struct runtime_options){
+        .backend = {.device = f->device,
+                    .threads = f->threads,
+                    .deterministic = f->deterministic,
+                    .no_repack = f->no_repack},
+        .context = f->context,
+        .page_len = f->page_len,
+        .profile = f->profile,
+    };
+    if (f->kv_type) {
+        opt->kv_type = dtype_from_name(f->kv_type);
+        if (opt->kv_type != DT_F32 && opt->kv_type != DT_F16 && opt->kv_type != DT_BF16) {
+            args_usage_error(u, "--kv-type %s: use f16, bf16 or f32", f->kv_type);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool show_progress(void *arg, size_t done, size_t total)
+{
+    int *shown = arg;
+    int percent = total ? (int)(100.0 * (double)done / (double)total) : 100;
+    if (*shown >= 0 && percent != *shown) {
+        enum { WIDTH = 32 };
+        char bar[WIDTH + 1];
+        for (int i = 0; i < WIDTH; i++)
+            bar[i] = i * 100 < percent * WIDTH ? '=' : ' ';
+        bar[WIDTH] = 0;
+        fprintf(stderr, "\rloading [%s] %3d%%", bar, percent);
+        *shown = percent;
+    }
+    return !cli_interrupted();
+}
+
+struct runtime *cli_open(const char *path, struct runtime_options *opt, struct error *err)
+{
+    bool terminal = isatty(STDERR_FILENO);
+    int shown = terminal ? 0 : -1;
+    struct progress progress = {show_progress, &shown};
+    opt->progress = &progress;
+    struct runtime *rt = runtime_open(path, opt, err);
+    if (terminal)
+        fprintf(stderr, "\r\033[K");
+    opt->progress = NULL;
+    return rt;
+}
+
+bool cli_read_file(const char *path, size_t max, struct buf *out, struct error *err)
+{
+    bool is_stdin = !strcmp(path, "-");
+    FILE *f = is_stdin ? stdin : fopen(path, "rb");
+    if (!f)
+        return error_set(err, "%s: %s", path, strerror(errno));
+    char chunk[65536];
+    size_t n;
+    bool ok = true;
+    while (ok && (n = fread(chunk, 1, sizeof chunk, f)) > 0) {
+        buf_add(out, chunk, n);
+        if (out->len > max)
+            ok = error_set(err, "%s: larger than %zu bytes", path, max);
+    }
+    if (ok && ferror(f))
+        ok = error_set(err, "%s: %s", path, strerror(errno));
+    if (!is_stdin)
+        fclose(f);
+    return ok;
+}
+
+const char *cli_bytes(double bytes, char *buf)
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
+    int u = 0;
+    while (bytes >= 1000 && u < 4) {
+        bytes /= 1000;
+        u++;
+    }
+    snprintf(buf, 16, u == 0 ? "%.0f %s" : "%.2f %s", bytes, units[u]);
+    return buf;
+}

@@ -1,0 +1,83 @@
+/* What the commands share: exit codes, Ctrl-C, messages, the loading bar, flags that open a model. */
+#ifndef STEEL_CLI_CLI_H
+#define STEEL_CLI_CLI_H
+
+#include "cli/args.h"
+#include "engine/runtime.h"
+
+enum { EXIT_OK = 0, EXIT_FAIL = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
+
+/* One per file src/cli/cmd_NAME.c; main.c has the table. argv[0] is the command's name. */
+int cmd_bench(int argc, char **argv);
+int cmd_detokenize(int argc, char **argv);
+int cmd_logits(int argc, char **argv);
+int cmd_run(int argc, char **argv);
+int cmd_show(int argc, char **argv);
+int cmd_template(int argc, char **argv);
+int cmd_tokenize(int argc, char **argv);
+int cmd_convert(int argc, char **argv);
+int cmd_quantize(int argc, char **argv);
+int cmd_perplexity(int argc, char **argv);
+
+/* "steel: MESSAGE" on stderr; returns EXIT_FAIL. */
+int cli_fail(const struct error *err);
+/* Turns ARGS_HELP / ARGS_BAD into an exit code. */
+static inline int cli_args_exit(int n)
+{
+    return n == ARGS_HELP ? EXIT_OK : EXIT_USAGE;
+}
+
+/* From here on Ctrl-C sets a flag; a second one ends the program at once. */
+void cli_catch_interrupt(void);
+bool cli_interrupted(void);
+void cli_clear_interrupt(void);
+
+/* The flags of every command that opens a model, as rows of its option table. */
+struct model_flags {
+    int threads, context, page_len;
+    const char *device, *kv_type;
+    bool deterministic, no_repack, profile;
+};
+#define MODEL_FLAG_ROWS(f)                                                                         \
+    {OPT_HEADING, 0, "engine", 0, 0, 0, 0, 0, 0},                                                  \
+        {OPT_INT, 't', "threads", 0, &(f).threads, 1, 1024, "N", "CPU threads (default: all)"},    \
+        {OPT_INT,         'c',          "ctx-size",                                                \
+         "max-model-len", &(f).context, 1,                                                         \
+         1 << 28,         "N",          "context in tokens (default: the model's)"},               \
+        {OPT_STRING, 0, "device", 0, &(f).device, 0, 0, "NAME", "cpu or cuda (default: best)"},    \
+        {OPT_STRING,                                                                               \
+         0,                                                                                        \
+         "kv-type",                                                                                \
+         "kv-cache-dtype",                                                                         \
+         &(f).kv_type,                                                                             \
+         0,                                                                                        \
+         0,                                                                                        \
+         "TYPE",                                                                                   \
+         "f16, bf16 or f32 (default f16)"},                                                        \
+        {OPT_INT, 0, "page-len", 0, &(f).page_len, 1, 1024, "N", "tokens a KV page (default 16)"}, \
+        {OPT_FLAG,                                                                                 \
+         0,                                                                                        \
+         "deterministic",                                                                          \
+         0,                                                                                        \
+         &(f).deterministic,                                                                       \
+         0,                                                                                        \
+         0,                                                                                        \
+         0,                                                                                        \
+         "same bytes whatever the batch and the threads"},                                         \
+        {OPT_FLAG, 0, "no-repack", 0, &(f).no_repack, 0, 0, 0, "compute from the mapped file"},    \
+    {                                                                                              \
+        OPT_FLAG, 0, "profile", 0, &(f).profile, 0, 0, 0, "print where the time went, per stage"   \
+    }
+
+/* Options of the runtime from the flags; false after a usage message. */
+bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
+                         struct runtime_options *opt);
+/* Opens the model with a progress bar where stderr is a terminal. */
+struct runtime *cli_open(const char *path, struct runtime_options *opt, struct error *err);
+
+/* Whole file (or "-": stdin) into out, at most `max` bytes. */
+bool cli_read_file(const char *path, size_t max, struct buf *out, struct error *err);
+/* "1.23 GB", "512.0 MB" into buf (>= 16). */
+const char *cli_bytes(double bytes, char *buf);
+
+#endif

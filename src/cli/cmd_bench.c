@@ -1,0 +1,265 @@
+/*
+ * steel bench: prompt reading (pp) and generation (tg) speed in tokens per second, mean and
+ * deviation over repetitions, the GB/s of weights that implies, and a hash of the logits, so that a
+ * speed-up that changes results shows.
+ */
+#include "cli/cli.h"
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_LIST = 32, MAX_REPS = 1000 };
+
+struct bench_flags {
+    struct model_flags model;
+    const char *prompt, *gen, *batch, *depth;
+    int reps, ubatch;
+    bool json;
+};
+
+struct test {
+    int n_prompt, n_gen; /* one of them 0 */
+    int n_seqs, depth;
+};
+
+struct result {
+    char name[48];
+    double mean, dev, gb_s;
+    uint64_t hash;
+};
+
+/* The same pseudo-random ids for every engine and every run. */
+static int32_t random_id(uint32_t *state, int n_vocab)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return (int32_t)((*state >> 8) % (uint32_t)n_vocab);
+}
+
+/* Feeds n random tokens to each sequence, as many sequences a step as fit. */
+static bool fill(struct runtime *rt, struct kv_seq *seqs, int n_seqs, int n, struct error *err)
+{
+    int V = rt->model->config.n_vocab;
+    int32_t *ids = mem_zalloc((size_t)n + 1, sizeof *ids);
+    bool ok = true;
+    for (int s = 0; ok && s < n_seqs; s++) {
+        uint32_t rnd = 7u + (uint32_t)s;
+        for (int i = 0; i < n; i++)
+            ids[i] = random_id(&rnd, V);
+        struct step_item last = {.want = LOGITS_LAST};
+        ok = n == 0 || runtime_prefill(rt, &seqs[s], ids, n, &last, cli_interrupted, err);
+    }
+    mem_free(ids);
+    return ok;
+}
+
+static bool decode(struct runtime *rt, struct kv_seq *seqs, int n_seqs, int n, struct error *err)
+{
+    struct step_item *items = mem_zalloc((size_t)n_seqs, sizeof *items);
+    int32_t *ids = mem_zalloc((size_t)n_seqs, sizeof *ids);
+    uint32_t rnd = 99;
+    bool ok = true;
+    for (int i = 0; ok && i < n; i++) {
+        for (int s = 0; s < n_seqs; s++) {
+            ids[s] = random_id(&rnd, rt->model->config.n_vocab);
+            items[s] = (struct step_item){
+                .seq = &seqs[s], .tokens = &ids[s], .n_tokens = 1, .want = LOGITS_LAST};
+        }
+        ok = step_run(rt->step, items, n_seqs, err);
+        if (ok && cli_interrupted())
+            ok = error_set(err, "interrupted");
+    }
+    mem_free(items);
+    mem_free(ids);
+    return ok;
+}
+
+static uint64_t logits_hash(struct runtime *rt)
+{
+    int V = rt->model->config.n_vocab;
+    float *row = mem_zalloc((size_t)V, sizeof *row);
+    step_logits(rt->step, 0, row);
+    uint64_t h = 0xcbf29ce484222325u;
+    for (int i = 0; i < V; i++) {
+        uint32_t bits;
+        memcpy(&bits, &row[i], 4);
+        h = (h ^ bits) * 0x100000001b3u;
+    }
+    mem_free(row);
+    return h;
+}
+
+/* Bytes of weights a step of m tokens reads, experts drawn uniformly. */
+static double step_bytes(const struct model *m, int tokens)
+{
+    const struct config *c = &m->config;
+    if (!c->n_expert)
+        return (double)m->active_bytes;
+    double share = (double)c->n_expert_used / c->n_expert;
+    double experts = 0;
+    for (int i = 0; i < c->n_layers; i++)
+        if (m->layers[i].router.n_out)
+            experts += (double)m->layers[i].gate_up.bytes + (double)m->layers[i].down.bytes;
+    double dense = (double)m->active_bytes - experts * share;
+    return dense + experts * (1 - pow(1 - share, tokens));
+}
+
+static bool run_test(struct runtime *rt, const struct test *t, int reps, struct result *r,
+                     struct error *err)
+{
+    struct kv_seq *seqs = mem_zalloc((size_t)t->n_seqs, sizeof *seqs);
+    double rate[MAX_REPS], sum = 0, square = 0;
+    bool ok = true;
+    int max = stepper_limits(rt->step)->max_tokens;
+    for (int i = -1; ok && i < reps; i++) { /* one warm-up */
+        ok = fill(rt, seqs, t->n_seqs, t->depth, err);
+        int64_t t0 = clock_ns();
+        ok = ok && (t->n_prompt ? fill(rt, seqs, t->n_seqs, t->n_prompt, err)
+                                : decode(rt, seqs, t->n_seqs, t->n_gen, err));
+        double s = (double)(clock_ns() - t0) * 1e-9;
+        if (ok && i >= 0)
+            rate[i] = t->n_seqs * (t->n_prompt + t->n_gen) / s;
+        if (ok && i == 0)
+            r->hash = logits_hash(rt);
+        for (int k = 0; k < t->n_seqs; k++)
+            kvcache_release(rt->kv, &seqs[k]);
+    }
+    mem_free(seqs);
+    if (!ok)
+        return false;
+    for (int i = 0; i < reps; i++)
+        sum += rate[i];
+    r->mean = sum / reps;
+    for (int i = 0; i < reps; i++)
+        square += (rate[i] - r->mean) * (rate[i] - r->mean);
+    r->dev = reps > 1 ? sqrt(square / (reps - 1)) : 0;
+    int rows = t->n_prompt ? (t->n_prompt < max ? t->n_prompt : max) : t->n_seqs;
+    r->gb_s = step_bytes(rt->model, rows) * r->mean / rows * 1e-9;
+    int n = snprintf(r->name, sizeof r->name, "%s%d", t->n_prompt ? "pp" : "tg",
+                     t->n_prompt + t->n_gen);
+    if (t->n_seqs > 1)
+        n += snprintf(r->name + n, sizeof r->name - (size_t)n, " x%d", t->n_seqs);
+    if (t->depth)
+        snprintf(r->name + n, sizeof r->name - (size_t)n, " @%d", t->depth);
+    return true;
+}
+
+static void print_result(const struct runtime *rt, const struct test *t, const struct result *r,
+                         bool json, int threads)
+{
+    if (json)
+        printf("{\"test\": \"%s\", \"tok_s\": %.3f, \"stddev\": %.3f, \"gb_s\": %.3f, "
+               "\"seqs\": %d, \"depth\": %d, \"backend\": \"%s\", \"threads\": %d, "
+               "\"weights_bytes\": %zu, \"params\": %lld, \"logits_hash\": \"%016llx\"}\n",
+               r->name, r->mean, r->dev, r->gb_s, t->n_seqs, t->depth, rt->be->ops->name, threads,
+               rt->model->bytes, (long long)rt->model->n_params, (unsigned long long)r->hash);
+    else
+        printf("| %-20s | %10.2f ± %-8.2f | %8.2f | %016llx |\n", r->name, r->mean, r->dev, r->gb_s,
+               (unsigned long long)r->hash);
+    fflush(stdout);
+}
+
+static bool bench(const char *path, const struct bench_flags *f, struct runtime_options *opt,
+                  const struct test *tests, int n_tests, struct error *err)
+{
+    int need = 1, seqs = 1, tokens = 1;
+    for (int i = 0; i < n_tests; i++) {
+        int len = tests[i].depth + tests[i].n_prompt + tests[i].n_gen;
+        need = len > need ? len : need;
+        seqs = tests[i].n_seqs > seqs ? tests[i].n_seqs : seqs;
+        int total = len * tests[i].n_seqs;
+        tokens = total > tokens ? total : tokens;
+    }
+    if (!opt->context)
+        opt->context = need;
+    opt->max_seqs = seqs;
+    opt->max_tokens = f->ubatch > seqs ? f->ubatch : seqs;
+    opt->kv_tokens = tokens + seqs * 64;
+    struct runtime *rt = cli_open(path, opt, err);
+    if (!rt)
+        return false;
+    char size[16];
+    int threads = f->model.threads ? f->model.threads : -1;
+    if (!f->json) {
+        printf("%s: %.2f B parameters (%.2f B active), %s, backend %s, loaded in %.2f s\n\n", path,
+               (double)rt->model->n_params * 1e-9, (double)rt->model->n_active * 1e-9,
+               cli_bytes((double)rt->model->bytes, size), rt->be->ops->name,
+               (double)rt->load_ns * 1e-9);
+        printf("| test                 |                tok/s |     GB/s | logits           |\n");
+        printf("|----------------------|---------------------:|---------:|------------------|\n");
+    }
+    bool ok = true;
+    for (int i = 0; ok && i < n_tests; i++) {
+        struct result r = {0};
+        ok = run_test(rt, &tests[i], f->reps, &r, err);
+        if (ok)
+            print_result(rt, &tests[i], &r, f->json, threads);
+    }
+    if (ok && f->model.profile)
+        profile_print(&rt->profile, f->json ? stderr : stdout);
+    runtime_close(rt);
+    return ok;
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    struct bench_flags f = {
+        .prompt = "512", .gen = "128", .batch = "1", .depth = "0", .reps = 3, .ubatch = 512};
+    const struct opt opts[] = {
+        {OPT_STRING, 'p', "prompt", "n-prompt", &f.prompt, 0, 0, "N,..",
+         "prompt lengths to read (default 512; 0 = none)"},
+        {OPT_STRING, 'n', "gen", "n-gen", &f.gen, 0, 0, "N,..",
+         "tokens to generate (default 128; 0 = none)"},
+        {OPT_STRING, 'b', "batch", 0, &f.batch, 0, 0, "N,..",
+         "sequences decoded side by side (default 1)"},
+        {OPT_STRING, 'd', "depth", "n-depth", &f.depth, 0, 0, "N,..",
+         "tokens already in the context (default 0)"},
+        {OPT_INT, 'r', "reps", "repetitions", &f.reps, 1, MAX_REPS, "N", "repetitions (default 3)"},
+        {OPT_INT, 0, "ubatch", "ubatch-size", &f.ubatch, 1, 1 << 20, "N",
+         "most rows of one step (default 512)"},
+        {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "one JSON object a line"},
+        MODEL_FLAG_ROWS(f.model),
+    };
+    const struct usage u = {
+        .command = "bench",
+        .synopsis = "MODEL [options]",
+        .about = "Measures speed: ppN reads a prompt of N tokens, tgN generates N tokens,\n"
+                 "tgN xS does so for S sequences at once, @D with D tokens in the context.",
+        .examples = "  steel bench model.gguf -p 512 -n 128 --batch 1,4,16\n",
+        .opts = opts,
+        .n_opts = sizeof opts / sizeof *opts,
+        .min_args = 1,
+        .max_args = 1,
+    };
+    const char *pos[1];
+    int n = args_parse(&u, argc, argv, pos);
+    if (n < 0)
+        return cli_args_exit(n);
+    int pp[MAX_LIST], tg[MAX_LIST], batch[MAX_LIST], depth[MAX_LIST], n_pp, n_tg, n_batch, n_depth;
+    if (!args_int_list(f.prompt, pp, MAX_LIST, &n_pp) ||
+        !args_int_list(f.gen, tg, MAX_LIST, &n_tg) ||
+        !args_int_list(f.batch, batch, MAX_LIST, &n_batch) ||
+        !args_int_list(f.depth, depth, MAX_LIST, &n_depth))
+        return cli_args_exit(args_usage_error(&u, "-p, -n, -b and -d take lists like 128,512"));
+    struct test tests[MAX_LIST * 8];
+    int n_tests = 0, room = MAX_LIST * 8;
+    for (int d = 0; d < n_depth; d++) {
+        for (int i = 0; i < n_pp && n_tests < room; i++)
+            if (pp[i])
+                tests[n_tests++] = (struct test){pp[i], 0, 1, depth[d]};
+        for (int i = 0; i < n_tg; i++)
+            for (int k = 0; k < n_batch && n_tests < room; k++)
+                if (tg[i] && batch[k] >= 1)
+                    tests[n_tests++] = (struct test){0, tg[i], batch[k], depth[d]};
+    }
+    struct runtime_options opt;
+    if (!cli_runtime_options(&u, &f.model, &opt))
+        return EXIT_USAGE;
+    struct error err = {0};
+    cli_catch_interrupt();
+    if (bench(pos[0], &f, &opt, tests, n_tests, &err))
+        return EXIT_OK;
+    return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
+}

@@ -1,0 +1,168 @@
+/*
+ * steel logits: ids in, logits of every position out, in one small binary format (little-endian
+ * i32 T, i32 V, i32 ids[T], f32 logits[T][V]); what other software computed is compared with this.
+ */
+#include "cli/cli.h"
+#include "base/mem.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+struct ids {
+    int32_t n;
+    int32_t *ids; /* (n) */
+};
+
+static bool read_ids(const char *path, struct ids *out, struct error *err)
+{
+    FILE *f = fopen(path, "rb");
+    if (!f)
+        return error_set(err, "%s: %s", path, strerror(errno));
+    int32_t head[2];
+    bool ok = fread(head, 4, 2, f) == 2 && head[0] > 0 && head[0] <= 1 << 24;
+    if (!ok)
+        error_set(err, "%s: no header of (tokens, vocabulary)", path);
+    if (ok) {
+        out->n = head[0];
+        out->ids = mem_zalloc((size_t)out->n, sizeof *out->ids);
+        ok = fread(out->ids, 4, (size_t)out->n, f) == (size_t)out->n;
+        if (!ok)
+            error_set(err, "%s: fewer than %d ids", path, out->n);
+    }
+    fclose(f);
+    return ok;
+}
+
+/* Largest difference between two rows, relative to the largest logit. */
+static float row_difference(const float *a, const float *b, int n)
+{
+    float diff = 0, scale = 1e-30f;
+    for (int i = 0; i < n; i++) {
+        diff = fmaxf(diff, fabsf(a[i] - b[i]));
+        scale = fmaxf(scale, fabsf(a[i]));
+    }
+    return diff / scale;
+}
+
+/* Feeds the ids `chunk` at a time to n_copies sequences side by side. Copies must agree exactly, as
+ * a row's result must not depend on its neighbours. */
+static bool compute(struct runtime *rt, const struct ids *in, int chunk, int n_copies, FILE *out,
+                    struct error *err)
+{
+    int V = rt->model->config.n_vocab;
+    float *row = mem_zalloc((size_t)V, sizeof *row), *other = mem_zalloc((size_t)V, sizeof *other);
+    struct kv_seq *seqs = mem_zalloc((size_t)n_copies, sizeof *seqs);
+    struct step_item *items = mem_zalloc((size_t)n_copies, sizeof *items);
+    bool ok = true;
+    for (int at = 0; ok && at < in->n; at += chunk) {
+        int n = in->n - at < chunk ? in->n - at : chunk;
+        for (int i = 0; i < n_copies; i++)
+            items[i] = (struct step_item){
+                .seq = &seqs[i], .tokens = in->ids + at, .n_tokens = n, .want = LOGITS_ALL};
+        ok = step_run(rt->step, items, n_copies, err);
+        for (int t = 0; ok && t < n; t++) {
+            step_logits(rt->step, items[0].first_row + t, row);
+            for (int i = 1; ok && i < n_copies; i++) {
+                step_logits(rt->step, items[i].first_row + t, other);
+                float diff = row_difference(row, other, V);
+                if (diff > 1e-5f)
+                    ok = error_set(err, "position %d: copy %d differs from copy 0 by %g", at + t, i,
+                                   (double)diff);
+            }
+            if (ok && fwrite(row, sizeof *row, (size_t)V, out) != (size_t)V)
+                ok = error_set(err, "cannot write logits: %s", strerror(errno));
+        }
+    }
+    for (int i = 0; i < n_copies; i++)
+        kvcache_release(rt->kv, &seqs[i]);
+    mem_free(seqs);
+    mem_free(items);
+    mem_free(row);
+    mem_free(other);
+    return ok;
+}
+
+static bool logits(const char *model, struct runtime_options *opt, const char *ids_path,
+                   const char *out_path, int chunk, int n_copies, struct error *err)
+{
+    struct ids in = {0};
+    if (!read_ids(ids_path, &in, err)) {
+        mem_free(in.ids);
+        return false;
+    }
+    if (chunk <= 0 || chunk > in.n)
+        chunk = in.n < 512 ? in.n : 512;
+    opt->max_seqs = n_copies;
+    opt->max_tokens = opt->max_out = chunk * n_copies;
+    if (!opt->context)
+        opt->context = in.n;
+    bool ok = true;
+    struct runtime *rt = cli_open(model, opt, err);
+    FILE *out = NULL;
+    if (!rt)
+        ok = false;
+    for (int i = 0; ok && i < in.n; i++)
+        if (in.ids[i] < 0 || in.ids[i] >= rt->model->config.n_vocab)
+            ok = error_set(err, "%s: id %d at position %d is outside the vocabulary of %d",
+                           ids_path, in.ids[i], i, rt->model->config.n_vocab);
+    if (ok) {
+        out = fopen(out_path, "wb");
+        ok = out ? true : error_set(err, "%s: %s", out_path, strerror(errno));
+    }
+    if (ok) {
+        int32_t head[2] = {in.n, rt->model->config.n_vocab};
+        ok = fwrite(head, 4, 2, out) == 2 && fwrite(in.ids, 4, (size_t)in.n, out) == (size_t)in.n;
+        if (!ok)
+            error_set(err, "%s: %s", out_path, strerror(errno));
+    }
+    ok = ok && compute(rt, &in, chunk, n_copies, out, err);
+    if (out && fclose(out) != 0 && ok)
+        ok = error_set(err, "%s: %s", out_path, strerror(errno));
+    if (!ok && out)
+        remove(out_path);
+    runtime_close(rt);
+    mem_free(in.ids);
+    return ok;
+}
+
+int cmd_logits(int argc, char **argv)
+{
+    struct model_flags f = {0};
+    const char *ids = NULL, *out = NULL;
+    int chunk = 0, copies = 1;
+    const struct opt opts[] = {
+        {OPT_STRING, 0, "ids", 0, &ids, 0, 0, "IN.bin", "token ids (logits in it are ignored)"},
+        {OPT_STRING, 'o', "out", 0, &out, 0, 0, "OUT.bin", "where ids and logits go"},
+        {OPT_INT, 0, "chunk", 0, &chunk, 1, 1 << 20, "N", "feed N tokens at a time (default 512)"},
+        {OPT_INT, 0, "batch", 0, &copies, 1, 1024, "N",
+         "N copies side by side; fail if they differ"},
+        MODEL_FLAG_ROWS(f),
+    };
+    const struct usage u = {
+        .command = "logits",
+        .synopsis = "MODEL --ids IN.bin --out OUT.bin [options]",
+        .about = "Computes the logits after every token. Both files are little-endian:\n"
+                 "i32 T, i32 V, i32 ids[T], f32 logits[T][V].",
+        .examples = "  steel logits model.gguf --ids golden.bin --out mine.bin --chunk 7\n",
+        .opts = opts,
+        .n_opts = sizeof opts / sizeof *opts,
+        .min_args = 1,
+        .max_args = 1,
+    };
+    const char *pos[1];
+    int n = args_parse(&u, argc, argv, pos);
+    if (n < 0)
+        return cli_args_exit(n);
+    if (!ids || !out)
+        return cli_args_exit(args_usage_error(&u, "--ids and --out are needed"));
+    struct runtime_options opt;
+    if (!cli_runtime_options(&u, &f, &opt))
+        return EXIT_USAGE;
+    struct error err = {0};
+    cli_catch_interrupt();
+    if (logits(pos[0], &opt, ids, out, chunk, copies, &err))
+        return EXIT_OK;
+    return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
+}

@@ -1,0 +1,272 @@
+/*
+ * steel run: a prompt in, a streamed completion out, timings on stderr. Holds back text that may
+ * become a stop string, so that nothing is shown and then withdrawn.
+ */
+#include "cli/cli.h"
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+struct run_flags {
+    struct model_flags model;
+    struct sample_params sample;
+    const char *prompt, *file;
+    int n_predict;
+    struct opt_list stop, bias;
+    bool ignore_eos, quiet;
+};
+
+/* Text on its way to stdout; a tail that could begin a stop string waits. */
+struct output {
+    struct buf held;
+    const struct opt_list *stop;
+    bool stopped;
+};
+
+/* How many bytes at the end of held might be the start of a stop string. */
+static size_t maybe_stop(const struct output *o)
+{
+    size_t most = 0;
+    for (int i = 0; i < o->stop->n; i++) {
+        size_t n = strlen(o->stop->items[i]);
+        for (size_t k = n - 1 < o->held.len ? n - 1 : o->held.len; k > most; k--)
+            if (!memcmp(o->held.p + o->held.len - k, o->stop->items[i], k)) {
+                most = k;
+                break;
+            }
+    }
+    return most;
+}
+
+static void output_flush(struct output *o, bool final)
+{
+    size_t cut = o->held.len;
+    for (int i = 0; o->held.len && i < o->stop->n; i++) {
+        const char *hit =
+            memmem(o->held.p, o->held.len, o->stop->items[i], strlen(o->stop->items[i]));
+        if (hit && (size_t)(hit - o->held.p) < cut) {
+            cut = (size_t)(hit - o->held.p);
+            o->stopped = true;
+        }
+    }
+    if (!o->stopped && !final)
+        cut = o->held.len - maybe_stop(o);
+    if (cut == 0 && !o->stopped)
+        return;
+    if (cut) {
+        fwrite(o->held.p, 1, cut, stdout);
+        fflush(stdout);
+    }
+    size_t rest = o->stopped ? 0 : o->held.len - cut;
+    if (rest)
+        memmove(o->held.p, o->held.p + cut, rest);
+    o->held.len = rest;
+}
+
+static void print_timings(const struct runtime *rt, int n_prompt, int64_t prompt_ns, int n_gen,
+                          int64_t gen_ns, uint64_t seed)
+{
+    fprintf(stderr,
+            "\nload %.2f s | prompt %d tokens, %.1f tok/s | generated %d tokens, %.1f tok/s",
+            (double)rt->load_ns * 1e-9, n_prompt, n_prompt / ((double)prompt_ns * 1e-9), n_gen,
+            gen_ns ? n_gen / ((double)gen_ns * 1e-9) : 0.0);
+    fprintf(stderr, " | seed %llu\n", (unsigned long long)seed);
+}
+
+static bool generate(struct runtime *rt, const struct run_flags *f, const struct token_list *prompt,
+                     struct error *err)
+{
+    struct kv_seq seq = {0};
+    struct sampler *sampler = sampler_new(&f->sample, rt->model->config.n_vocab);
+    for (size_t i = 0; i < prompt->n; i++)
+        sampler_accept(sampler, prompt->ids[i], false);
+    struct step_item item = {.want = LOGITS_LAST, .sampler = sampler};
+    int64_t t0 = clock_ns();
+    bool ok = runtime_prefill(rt, &seq, prompt->ids, (int)prompt->n, &item, cli_interrupted, err);
+    int64_t t1 = clock_ns();
+    struct output out = {.stop = &f->stop};
+    struct detok detok = {0};
+    struct buf piece = {0};
+    int n_gen = 0;
+    while (ok && !cli_interrupted()) {
+        int32_t token = item.token;
+        sampler_accept(sampler, token, true);
+        n_gen++;
+        if (!f->ignore_eos && tokenizer_is_end(rt->tokenizer, token))
+            break;
+        buf_reset(&piece);
+        detok_push(&detok, rt->tokenizer, token, false, &piece);
+        buf_add(&out.held, piece.p ? piece.p : "", piece.len);
+        output_flush(&out, false);
+        if (out.stopped || (f->n_predict >= 0 && n_gen >= f->n_predict))
+            break;
+        if (seq.n_tokens >= rt->context) {
+            ok = error_set(err,
+                           "the context of %d tokens is full (%d prompt + %d generated); "
+                           "see -c",
+                           rt->context, (int)prompt->n, n_gen);
+            break;
+        }
+        item = (struct step_item){
+            .seq = &seq, .tokens = &token, .n_tokens = 1, .want = LOGITS_LAST, .sampler = sampler};
+        ok = step_run(rt->step, &item, 1, err);
+    }
+    if (!out.stopped) {
+        detok_flush(&detok, &out.held);
+        output_flush(&out, true);
+    }
+    int64_t t2 = clock_ns();
+    if (n_gen)
+        fputc('\n', stdout);
+    fflush(stdout);
+    if (!f->quiet && n_gen)
+        print_timings(rt, (int)prompt->n, t1 - t0, n_gen - 1, t2 - t1, f->sample.seed);
+    if (f->model.profile)
+        profile_print(&rt->profile, stderr);
+    kvcache_release(rt->kv, &seq);
+    sampler_free(sampler);
+    buf_clear(&piece);
+    buf_clear(&out.held);
+    return ok;
+}
+
+/* "ID=BIAS", or llama.cpp's "ID+BIAS" and "ID-BIAS"; "ID=false" bans. */
+static bool parse_bias(const struct usage *u, const struct opt_list *list, struct logit_bias *out)
+{
+    for (int i = 0; i < list->n; i++) {
+        const char *s = list->items[i];
+        char *end;
+        long id = strtol(s, &end, 10);
+        bool ok = end != s && id >= 0 && (*end == '=' || *end == '+' || *end == '-');
+        if (ok && *end == '=')
+            end++;
+        float bias = 0;
+        if (ok && !strcmp(end, "false")) {
+            bias = -INFINITY;
+        } else if (ok) {
+            char *stop;
+            bias = strtof(end, &stop);
+            ok = stop != end && !*stop;
+        }
+        if (!ok) {
+            args_usage_error(u, "--logit-bias %s: use TOKEN=BIAS, as in 198=-1.5 or 198=false", s);
+            return false;
+        }
+        out[i] = (struct logit_bias){(int32_t)id, bias};
+    }
+    return true;
+}
+
+static int run(const char *model, const struct run_flags *f, struct runtime_options *opt)
+{
+    struct error err = {0};
+    struct buf text = {0};
+    struct token_list prompt = {0};
+    struct runtime *rt = NULL;
+    bool ok = true;
+    if (f->file)
+        ok = cli_read_file(f->file, (size_t)256 << 20, &text, &err);
+    else
+        buf_adds(&text, f->prompt);
+    if (ok) {
+        rt = cli_open(model, opt, &err);
+        ok = rt != NULL;
+    }
+    if (ok && !rt->tokenizer) {
+        err = rt->tokenizer_error;
+        ok = false;
+    }
+    if (ok)
+        ok = tokenizer_encode(rt->tokenizer, text.p, text.len, TOKENIZE_SPECIAL | TOKENIZE_BOS,
+                              &prompt, &err);
+    if (ok && prompt.n == 0 && tokenizer_bos(rt->tokenizer) >= 0)
+        token_list_add(&prompt, tokenizer_bos(rt->tokenizer));
+    if (ok && prompt.n == 0)
+        ok = error_set(&err, "the prompt is empty");
+    if (ok)
+        ok = generate(rt, f, &prompt, &err);
+    token_list_clear(&prompt);
+    buf_clear(&text);
+    runtime_close(rt);
+    if (cli_interrupted())
+        return EXIT_INTERRUPTED;
+    return ok ? EXIT_OK : cli_fail(&err);
+}
+
+int cmd_run(int argc, char **argv)
+{
+    struct run_flags f = {.sample = sample_params_default(), .n_predict = -1};
+    uint64_t seed = UINT64_MAX;
+    const struct opt opts[] = {
+        {OPT_STRING, 'p', "prompt", 0, &f.prompt, 0, 0, "TEXT", "the prompt"},
+        {OPT_STRING, 'f', "file", 0, &f.file, 0, 0, "FILE",
+         "read the prompt from a file; - is stdin"},
+        {OPT_INT, 'n', "predict", "n-predict", &f.n_predict, -1, 1 << 28, "N",
+         "tokens to generate (default: until the end or the context)"},
+        {OPT_LIST, 0, "stop", 0, &f.stop, 0, 0, "TEXT", "stop at this text (repeatable)"},
+        {OPT_FLAG, 0, "ignore-eos", 0, &f.ignore_eos, 0, 0, 0, "go on past the end token"},
+        {OPT_FLAG, 'q', "quiet", 0, &f.quiet, 0, 0, 0, "no timings"},
+        {OPT_HEADING, 0, "sampling", 0, 0, 0, 0, 0, 0},
+        {OPT_FLOAT, 0, "temp", "temperature", &f.sample.temp, 0, 100, "T",
+         "temperature; 0 = greedy (default 0.8)"},
+        {OPT_INT, 0, "top-k", 0, &f.sample.top_k, 0, 1 << 28, "K", "0 = off (default 40)"},
+        {OPT_FLOAT, 0, "top-p", 0, &f.sample.top_p, 0, 1, "P", "1 = off (default 0.95)"},
+        {OPT_FLOAT, 0, "min-p", 0, &f.sample.min_p, 0, 1, "P", "0 = off (default 0.05)"},
+        {OPT_FLOAT, 0, "repeat-penalty", 0, &f.sample.repeat_penalty, 0.01, 100, "X",
+         "1 = off (default 1)"},
+        {OPT_INT, 0, "repeat-last-n", 0, &f.sample.repeat_last_n, -1, 1 << 20, "N",
+         "tokens it looks back on (default 64, -1 = all)"},
+        {OPT_FLOAT, 0, "presence-penalty", 0, &f.sample.presence_penalty, -100, 100, "X",
+         "0 = off (default 0)"},
+        {OPT_FLOAT, 0, "frequency-penalty", 0, &f.sample.frequency_penalty, -100, 100, "X",
+         "0 = off (default 0)"},
+        {OPT_U64, 's', "seed", 0, &seed, 0, 0, "N", "same seed, same text (default: random)"},
+        {OPT_LIST, 0, "logit-bias", 0, &f.bias, 0, 0, "ID=X",
+         "add X to a token's logit; ID=false bans it (repeatable)"},
+        MODEL_FLAG_ROWS(f.model),
+    };
+    const struct usage u = {
+        .command = "run",
+        .synopsis = "MODEL -p PROMPT [options]",
+        .about = "Generates text after a prompt and streams it to stdout; timings go to stderr.",
+        .examples = "  steel run model.gguf -p 'Once upon a time' -n 100\n"
+                    "  echo 'The capital of France is' | steel run model.gguf -f - --temp 0\n",
+        .opts = opts,
+        .n_opts = sizeof opts / sizeof *opts,
+        .min_args = 1,
+        .max_args = 2,
+    };
+    const char *pos[2];
+    int n = args_parse(&u, argc, argv, pos);
+    if (n < 0)
+        return cli_args_exit(n);
+    if (n == 2 && !strcmp(pos[1], "-") && !f.file)
+        f.file = "-";
+    else if (n == 2)
+        return cli_args_exit(args_usage_error(&u, "unexpected argument '%s'", pos[1]));
+    if (!f.prompt == !f.file)
+        return cli_args_exit(args_usage_error(&u, "give the prompt with -p TEXT or -f FILE"));
+    for (int i = 0; i < f.stop.n; i++)
+        if (!*f.stop.items[i])
+            return cli_args_exit(args_usage_error(&u, "--stop: empty text"));
+    struct runtime_options opt;
+    struct logit_bias *bias = mem_zalloc((size_t)f.bias.n, sizeof *bias);
+    if (!cli_runtime_options(&u, &f.model, &opt) || !parse_bias(&u, &f.bias, bias))
+        return EXIT_USAGE;
+    f.sample.bias = bias;
+    f.sample.n_bias = f.bias.n;
+    f.sample.seed = seed;
+    if (seed == UINT64_MAX && getrandom(&f.sample.seed, 4, 0) == 4)
+        f.sample.seed &= 0xffffffffu;
+    cli_catch_interrupt();
+    int rc = run(pos[0], &f, &opt);
+    mem_free(bias);
+    mem_free(f.stop.items);
+    mem_free(f.bias.items);
+    return rc;
+}

@@ -1,0 +1,152 @@
+/* steel show: what is in a model file, without loading it. */
+#include "cli/cli.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static void print_array(const struct meta_array *a)
+{
+    printf("[%zu]", a->n);
+    size_t cursor = 0;
+    for (size_t i = 0; i < a->n && i < 4; i++) {
+        const char *p;
+        size_t len;
+        double v;
+        if (a->type == META_STRING && meta_array_string(a, &cursor, &p, &len))
+            printf(" \"%.*s\"", (int)(len < 24 ? len : 24), p);
+        else if (a->type != META_STRING && meta_array_number(a, i, &v))
+            printf(" %g", v);
+    }
+    printf("%s\n", a->n > 4 ? " ..." : "");
+}
+
+/* A string on one line, cut, without control characters. */
+static void print_string(const char *p, size_t len)
+{
+    putchar('"');
+    for (size_t i = 0; i < len && i < 70; i++)
+        putchar((unsigned char)p[i] < 0x20 ? ' ' : p[i]);
+    printf("%s\"\n", len > 70 ? "..." : "");
+}
+
+static void print_metadata(const struct tensorfile *f)
+{
+    for (size_t i = 0; i < f->n_meta; i++) {
+        const struct meta *m = &f->meta[i];
+        printf("  %-46s ", m->key);
+        switch (m->type) {
+        case META_STRING:
+            print_string(m->v.s.p, m->v.s.len);
+            break;
+        case META_ARRAY:
+            print_array(&m->v.a);
+            break;
+        case META_F32:
+        case META_F64:
+            printf("%g\n", m->v.f);
+            break;
+        case META_BOOL:
+            printf("%s\n", m->v.u ? "true" : "false");
+            break;
+        case META_I8:
+        case META_I16:
+        case META_I32:
+        case META_I64:
+            printf("%" PRId64 "\n", m->v.i);
+            break;
+        default:
+            printf("%" PRIu64 "\n", m->v.u);
+        }
+    }
+    const char *key;
+    json_t *v;
+    if (f->config)
+        json_object_foreach(f->config, key, v)
+        {
+            char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+            printf("  %-46s %.70s\n", key, text ? text : "?");
+            free(text);
+        }
+}
+
+static void print_tensors(const struct tensorfile *f)
+{
+    char size[16];
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const struct tensor *t = &f->tensors[i];
+        char shape[96];
+        int n = 0;
+        for (int d = 0; d < t->n_dims && n < 80; d++)
+            n += snprintf(shape + n, sizeof shape - (size_t)n, "%s%" PRId64, d ? " x " : "",
+                          t->dims[d]);
+        printf("  %-50s %-22s %-8s %12s\n", t->name, n ? shape : "scalar", t->type_name,
+               cli_bytes((double)t->bytes, size));
+    }
+}
+
+static void print_summary(const struct tensorfile *f, const struct config *c, enum dtype kv_type)
+{
+    struct model_size s;
+    model_measure(f, c, &s);
+    char a[16], b[16], d[16];
+    printf("architecture    %s, %d layers, embedding %d, %d heads (%d KV) of %d\n", c->arch_name,
+           c->n_layers, c->n_embd, c->n_heads, c->n_kv_heads, c->head_dim);
+    if (c->n_expert)
+        printf("experts         %d, %d used per token, %d wide\n", c->n_expert, c->n_expert_used,
+               c->n_ff_exp);
+    printf("vocabulary      %d%s\n", c->n_vocab, c->tied ? ", tied to the output head" : "");
+    printf("context         %d tokens\n", c->context);
+    printf("parameters      %.3f B total, %.3f B active per token\n", (double)s.n_params * 1e-9,
+           (double)s.n_active * 1e-9);
+    printf("weights         %s, %.2f bits per weight, %s read per token\n",
+           cli_bytes((double)s.bytes, a), 8.0 * (double)s.bytes / (double)s.n_params,
+           cli_bytes((double)s.active_bytes, b));
+    size_t token = kvcache_token_bytes(c, kv_type);
+    printf("KV cache        %zu bytes per token (%s), %s for the whole context\n", token,
+           dtype_name(kv_type), cli_bytes((double)token * c->context, d));
+}
+
+int cmd_show(int argc, char **argv)
+{
+    bool brief = false;
+    const char *kv = NULL;
+    const struct opt opts[] = {
+        {OPT_FLAG, 0, "brief", 0, &brief, 0, 0, 0, "the summary alone"},
+        {OPT_STRING, 0, "kv-type", 0, &kv, 0, 0, "TYPE", "count the KV cache as f16, bf16 or f32"},
+    };
+    const struct usage u = {
+        .command = "show",
+        .synopsis = "MODEL [options]",
+        .about = "Prints a model's size, metadata and tensors. Reads only the file's headers.",
+        .opts = opts,
+        .n_opts = sizeof opts / sizeof *opts,
+        .min_args = 1,
+        .max_args = 1,
+    };
+    const char *pos[1];
+    int n = args_parse(&u, argc, argv, pos);
+    if (n < 0)
+        return cli_args_exit(n);
+    enum dtype kv_type = kv ? dtype_from_name(kv) : DT_F16;
+    if (kv_type != DT_F16 && kv_type != DT_BF16 && kv_type != DT_F32)
+        return cli_args_exit(args_usage_error(&u, "--kv-type %s: use f16, bf16 or f32", kv));
+    struct error err = {0};
+    struct tensorfile *f = tensorfile_open(pos[0], &err);
+    if (!f)
+        return cli_fail(&err);
+    struct config *c = &(struct config){0};
+    bool known = config_load(f, c, &err);
+    printf("%s: %s, %zu tensors in %d file%s\n", f->path, f->is_gguf ? "GGUF" : "safetensors",
+           f->n_tensors, f->n_shards, f->n_shards == 1 ? "" : "s");
+    if (known)
+        print_summary(f, c, kv_type);
+    if (!brief) {
+        printf("\nmetadata\n");
+        print_metadata(f);
+        printf("\ntensors\n");
+        print_tensors(f);
+    }
+    tensorfile_close(f);
+    return known ? EXIT_OK : cli_fail(&err);
+}

@@ -1,0 +1,52 @@
+/* steel: finds the command and runs it. Commands live in cmd_NAME.c. */
+#include "cli/cli.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define STEEL_VERSION "0.1"
+
+static const struct {
+    const char *name, *args, *about;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+    {"run", "[MODEL] -p PROMPT", "generate text", cmd_run},
+    {"show", "MODEL", "what is in a model file", cmd_show},
+    {"bench", "MODEL", "measure prompt and generation speed", cmd_bench},
+    {"logits", "MODEL --ids IN --out OUT", "logits of given token ids, for comparisons",
+     cmd_logits},
+};
+
+static void help(FILE *out)
+{
+    fprintf(out, "steel: runs large language models (GGUF files, Hugging Face folders)\n\n"
+                 "usage: steel COMMAND [options]\n\n");
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        char left[64];
+        snprintf(left, sizeof left, "%s %s", commands[i].name, commands[i].args);
+        fprintf(out, "  %-34s %s\n", left, commands[i].about);
+    }
+    fprintf(out, "\n'steel COMMAND --help' teaches each command; 'steel --version' tells the "
+                 "version.\n");
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        help(stderr);
+        return EXIT_USAGE;
+    }
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
+        help(stdout);
+        return EXIT_OK;
+    }
+    if (!strcmp(argv[1], "--version")) {
+        printf("steel %s\n", STEEL_VERSION);
+        return EXIT_OK;
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (!strcmp(argv[1], commands[i].name))
+            return commands[i].run(argc - 1, argv + 1);
+    fprintf(stderr, "steel: unknown command '%s'; 'steel --help' lists them\n", argv[1]);
+    return EXIT_USAGE;
+}

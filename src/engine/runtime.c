@@ -1,0 +1,98 @@
+/* Opening a model: the order in which its parts come to life, and the defaults they get. */
+#include "engine/runtime.h"
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <string.h>
+
+static int or_default(int value, int fallback)
+{
+    return value > 0 ? value : fallback;
+}
+
+static bool start(struct runtime *rt, const char *path, const struct runtime_options *opt,
+                  struct error *err)
+{
+    rt->file = tensorfile_open(path, err);
+    if (!rt->file)
+        return false;
+    rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
+    rt->be = backend_open(&opt->backend, err);
+    if (!rt->be)
+        return false;
+    rt->model = model_load(rt->file, rt->be, opt->progress, err);
+    if (!rt->model)
+        return false;
+    const struct config *c = &rt->model->config;
+    if (rt->tokenizer && tokenizer_n_vocab(rt->tokenizer) > c->n_vocab)
+        return error_set(err, "%s: the tokenizer has %d tokens, the embedding %d rows", path,
+                         tokenizer_n_vocab(rt->tokenizer), c->n_vocab);
+    struct step_limits lim = {.max_seqs = or_default(opt->max_seqs, 1)};
+    rt->context = or_default(opt->context, c->context);
+    lim.max_tokens = or_default(opt->max_tokens, 512);
+    lim.max_out = or_default(opt->max_out, lim.max_seqs);
+    int page_len = or_default(opt->page_len, 16);
+    int64_t tokens = opt->kv_tokens > 0 ? opt->kv_tokens : (int64_t)lim.max_seqs * rt->context;
+    int64_t pages = (tokens + page_len - 1) / page_len + lim.max_seqs;
+    if (pages > INT32_MAX / page_len)
+        return error_set(err, "a KV cache of %lld tokens is too large", (long long)tokens);
+    enum dtype type = opt->kv_type == DT_NONE ? DT_F16 : opt->kv_type;
+    rt->kv = kvcache_new(rt->be, c, type, page_len, (int)pages, err);
+    if (!rt->kv)
+        return false;
+    rt->step = stepper_new(rt->model, rt->kv, rt->context, &lim, err);
+    return rt->step != NULL;
+}
+
+struct runtime *runtime_open(const char *path, const struct runtime_options *opt, struct error *err)
+{
+    struct runtime *rt = mem_zalloc(1, sizeof *rt);
+    int64_t t0 = clock_ns();
+    if (!start(rt, path, opt, err)) {
+        runtime_close(rt);
+        return NULL;
+    }
+    rt->load_ns = clock_ns() - t0;
+    if (opt->profile)
+        rt->be->profile = &rt->profile;
+    return rt;
+}
+
+void runtime_close(struct runtime *rt)
+{
+    if (!rt)
+        return;
+    stepper_free(rt->step);
+    kvcache_free(rt->kv);
+    model_free(rt->model);
+    if (rt->be)
+        rt->be->ops->close(rt->be);
+    tokenizer_free(rt->tokenizer);
+    tensorfile_close(rt->file);
+    mem_free(rt);
+}
+
+bool runtime_prefill(struct runtime *rt, struct kv_seq *seq, const int32_t *tokens, int n,
+                     struct step_item *last, bool (*stop)(void), struct error *err)
+{
+    int max = stepper_limits(rt->step)->max_tokens;
+    if (seq->n_tokens + n > rt->context)
+        return error_set(err, "the prompt needs %d tokens, the context holds %d (see -c)",
+                         seq->n_tokens + n, rt->context);
+    for (int at = 0; at < n;) {
+        int take = n - at < max ? n - at : max;
+        struct step_item item = {.seq = seq, .tokens = tokens + at, .n_tokens = take};
+        if (at + take == n) {
+            item.want = last->want;
+            item.sampler = last->sampler;
+        }
+        if (!step_run(rt->step, &item, 1, err))
+            return false;
+        if (stop && stop())
+            return error_set(err, "interrupted");
+        at += take;
+        if (at == n)
+            *last = item;
+    }
+    return true;
+}

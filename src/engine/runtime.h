@@ -1,0 +1,47 @@
+/*
+ * Everything behind one model file, opened and sized together: file, tokenizer, backend, model, KV
+ * cache, stepper. The commands and the engine start from here.
+ */
+#ifndef STEEL_ENGINE_RUNTIME_H
+#define STEEL_ENGINE_RUNTIME_H
+
+#include "backend/profile.h"
+#include "engine/step.h"
+#include "text/tokenizer.h"
+
+struct runtime_options {
+    struct backend_options backend;
+    int context;        /* tokens per sequence; 0 = what the model was trained for */
+    int kv_tokens;      /* tokens in the whole pool; 0 = max_seqs x context */
+    enum dtype kv_type; /* DT_NONE = F16 */
+    int page_len;       /* 0 = 16 */
+    int max_seqs;       /* 0 = 1 */
+    int max_tokens;     /* rows of one step; 0 = 512 */
+    int max_out;        /* logits rows of one step; 0 = max_seqs */
+    bool profile;
+    const struct progress *progress;
+};
+
+struct runtime {
+    struct tensorfile *file;
+    struct tokenizer *tokenizer; /* NULL: the file has no vocabulary; tokenizer_error says why */
+    struct error tokenizer_error;
+    struct backend *be;
+    struct model *model;
+    struct kvcache *kv;
+    struct stepper *step;
+    struct profile profile;
+    int context;
+    int64_t load_ns;
+};
+
+struct runtime *runtime_open(const char *path, const struct runtime_options *opt,
+                             struct error *err);
+void runtime_close(struct runtime *rt);
+
+/* Feeds tokens to a sequence in steps of at most max_tokens rows; the last step runs `last` (its
+ * seq and tokens are filled in). `stop` (may be NULL) is asked between steps. */
+bool runtime_prefill(struct runtime *rt, struct kv_seq *seq, const int32_t *tokens, int n,
+                     struct step_item *last, bool (*stop)(void), struct error *err);
+
+#endif
