@@ -1,0 +1,119 @@
+/* Reads logits files (i32 T, i32 V, i32 ids[T], f32 logits[T][V]) and runs ids through a model. */
+#ifndef STEEL_TESTS_GOLDEN_H
+#define STEEL_TESTS_GOLDEN_H
+
+#include "base/mem.h"
+#include "engine/runtime.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define GOLDEN "../shared/golden/"
+
+static inline bool golden_present(void)
+{
+    struct stat st;
+    return stat(GOLDEN "models", &st) == 0;
+}
+
+struct logits {
+    int32_t n_tokens, n_vocab;
+    int32_t *ids; /* (n_tokens) */
+    float *rows;  /* (n_tokens, n_vocab) */
+};
+
+static inline struct logits logits_read(const char *path)
+{
+    struct logits g = {0};
+    FILE *f = fopen(path, "rb");
+    CHECK(f, "cannot open %s", path);
+    int32_t head[2];
+    CHECK(fread(head, 4, 2, f) == 2, "%s: short", path);
+    g.n_tokens = head[0];
+    g.n_vocab = head[1];
+    size_t n = (size_t)g.n_tokens * (size_t)g.n_vocab;
+    g.ids = mem_zalloc((size_t)g.n_tokens, 4);
+    g.rows = mem_zalloc(n, 4);
+    CHECK(fread(g.ids, 4, (size_t)g.n_tokens, f) == (size_t)g.n_tokens, "%s: short", path);
+    CHECK(fread(g.rows, 4, n, f) == n, "%s: short", path);
+    fclose(f);
+    return g;
+}
+
+static inline void logits_free(struct logits *g)
+{
+    mem_free(g->ids);
+    mem_free(g->rows);
+}
+
+static inline double logits_max_diff(const struct logits *a, const struct logits *b)
+{
+    double most = 0;
+    for (size_t i = 0; i < (size_t)a->n_tokens * (size_t)a->n_vocab; i++) {
+        double d = fabs((double)a->rows[i] - (double)b->rows[i]);
+        if (!(d <= most)) /* NaN counts as the largest */
+            most = isnan(d) ? INFINITY : d;
+    }
+    return most;
+}
+
+/* Mean over positions of KL(p || q), natural logarithm. */
+static inline double logits_kl(const struct logits *p, const struct logits *q)
+{
+    double sum = 0;
+    for (int t = 0; t < p->n_tokens; t++) {
+        const float *a = p->rows + (size_t)t * (size_t)p->n_vocab;
+        const float *b = q->rows + (size_t)t * (size_t)p->n_vocab;
+        double za = 0, zb = 0, ma = -INFINITY, mb = -INFINITY, kl = 0;
+        for (int i = 0; i < p->n_vocab; i++) {
+            ma = fmax(ma, (double)a[i]);
+            mb = fmax(mb, (double)b[i]);
+        }
+        for (int i = 0; i < p->n_vocab; i++) {
+            za += exp((double)a[i] - ma);
+            zb += exp((double)b[i] - mb);
+        }
+        for (int i = 0; i < p->n_vocab; i++) {
+            double la = (double)a[i] - ma - log(za), lb = (double)b[i] - mb - log(zb);
+            kl += exp(la) * (la - lb);
+        }
+        sum += kl;
+    }
+    return sum / p->n_tokens;
+}
+
+/* All positions' logits of `ids`, fed `chunk` tokens at a time (0 = all at once). */
+static inline struct logits logits_compute(const char *model, const struct logits *ids, int chunk,
+                                           enum dtype kv_type)
+{
+    if (chunk <= 0)
+        chunk = ids->n_tokens;
+    struct runtime_options opt = {
+        .context = ids->n_tokens, .kv_type = kv_type, .max_tokens = chunk, .max_out = chunk};
+    opt.backend.threads = 2;
+    struct error err = {0};
+    struct runtime *rt = runtime_open(model, &opt, &err);
+    CHECK(rt, "%s", err.msg);
+    CHECK(rt->model->config.n_vocab == ids->n_vocab, "%s: vocabulary", model);
+    struct logits out = {.n_tokens = ids->n_tokens, .n_vocab = ids->n_vocab};
+    out.ids = mem_zalloc((size_t)out.n_tokens, 4);
+    memcpy(out.ids, ids->ids, (size_t)out.n_tokens * 4);
+    out.rows = mem_zalloc((size_t)out.n_tokens * (size_t)out.n_vocab, 4);
+    struct kv_seq seq = {0};
+    for (int at = 0; at < ids->n_tokens; at += chunk) {
+        int n = ids->n_tokens - at < chunk ? ids->n_tokens - at : chunk;
+        struct step_item item = {
+            .seq = &seq, .tokens = ids->ids + at, .n_tokens = n, .want = LOGITS_ALL};
+        CHECK(step_run(rt->step, &item, 1, &err), "%s", err.msg);
+        for (int t = 0; t < n; t++)
+            step_logits(rt->step, item.first_row + t,
+                        out.rows + (size_t)(at + t) * (size_t)out.n_vocab);
+    }
+    kvcache_release(rt->kv, &seq);
+    runtime_close(rt);
+    return out;
+}
+
+#endif
