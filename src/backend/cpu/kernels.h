@@ -24,9 +24,9 @@ void cpu_rope_table(const struct shape *s, const struct batch *b, float *table, 
 
 /* The part of attn_in after the projection: qkv (n_tokens, H*D + 2*K*D), bias already added ->
  * q (n_tokens, H*D) normed and rotated, k and v appended to l->kv at b->slot (-1: not stored).
- * q must not overlap qkv. Reads q_norm, k_norm and kv of l. */
+ * q must not overlap qkv, whose k rows are changed. Reads q_norm, k_norm and kv of l. */
 void cpu_attn_post(const struct shape *s, const struct batch *b, const struct attn_layer *l,
-                   const float *rope, const float *qkv, float *q, struct pool *pool, enum isa isa);
+                   const float *rope, float *qkv, float *q, struct pool *pool, enum isa isa);
 
 /* Bytes of 64-byte aligned scratch for cpu_attention with a team of n_threads. */
 size_t cpu_attention_scratch(const struct shape *s, int n_threads);

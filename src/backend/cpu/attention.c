@@ -1,0 +1,473 @@
+/*
+ * The attention op of the CPU backend: plans the step's work, spreads it over the team and folds
+ * partial results. The arithmetic is in attention.inc, compiled per instruction set; this file is
+ * also its plain C instance, which takes any head_dim.
+ *
+ * Work is cut into units (a run of a sequence's tokens x one kv head, with all query heads that read
+ * it), so that a GQA group shares each read of K and V. A unit that is long compared with the step is
+ * cut again by key chunk and its partial results are folded by whichever thread finishes last.
+ * Prefill and decode differ only in how many rows a unit has.
+ *
+ * Invariant: the bytes of one output row depend on its query, its keys and values, its position, the
+ * window and the instruction set alone; not on the batch around it, the cut of the prompt into steps,
+ * the page numbers, or the number of threads.
+ *   1. Keys are taken in blocks of ATTN_BLOCK and chunks of ATTN_CHUNK at absolute positions. A chunk
+ *      starts from nothing; the chunks of a row are folded in order, always, also when one thread
+ *      runs them all.
+ *   2. Within a block every sum runs in key or component order in a lane of its own (attention.inc).
+ *   3. Blocks, keys or chunks that only other rows of a tile see add weight exactly 0.
+ */
+#define KERNELS     attn_kernels_c
+#define KERNELS_ISA ISA_REF
+#define ROWS        4
+#define NV          4
+#include "backend/cpu/attention.inc"
+
+#include "backend/cpu/kernels.h"
+#include "base/error.h"
+
+#include <stdatomic.h>
+
+enum {
+    UNIT_ROWS =
+        128,        /* query rows a unit aims at: enough to pay for converting a block of K and V */
+    PACK_ROWS = 24, /* fewer rows read K and V from the pages in place */
+    UNITS_PER_THREAD = 4,
+    ALIGN = 64,
+};
+
+struct unit {
+    int seq, kv_head, head, heads; /* query heads [head, head + heads) */
+    int token, tokens;             /* rows of the batch */
+    int lo, hi;                    /* keys any row sees; hi < lo: none */
+    int64_t cost;
+    int chunk, chunks;    /* chunks of [lo, hi] */
+    size_t partial;       /* split: first row in the partial arrays, (chunks, rows) */
+    _Atomic int unfolded; /* split: chunks still running; 0 = not split */
+};
+
+struct task {
+    int unit, chunk; /* chunk -1: the whole unit */
+};
+
+struct job {
+    const struct shape *s;
+    const struct batch *b;
+    const struct attn_kernels *kernels;
+    const void *k, *v;
+    int window;
+    const float *q;
+    float *a;
+    struct unit *units;
+    struct task *tasks;
+    float *part_m, *part_l, *part_o; /* (split_rows), (split_rows), (split_rows, D) */
+    char *thread;                    /* (n_threads) areas of thread_bytes */
+    size_t thread_bytes;
+    int rows_cap, units_cap, n_units, n_tasks;
+    _Atomic int next;
+};
+
+/* One thread's working memory, for rows_cap rows. */
+struct area {
+    float *q, *m, *l, *sum, *o;         /* see struct attn_tile; m: (tiles, ATTN_MAX_WIDTH) */
+    float *total_m, *total_l, *total_o; /* (rows), (rows), (rows, D) */
+    float *k_pack, *v_pack;             /* (ATTN_BLOCK, D up to a whole panel) each */
+    int *lo, *hi;                       /* (rows) */
+};
+
+/* Sizes that follow from the shape and the team. */
+struct limits {
+    int rows_cap;   /* rows of a unit, whole tiles */
+    int tokens_cap; /* tokens of a unit */
+    size_t units, tasks, split_rows, thread_bytes;
+};
+
+/* First query head that reads kv head k: the least h with h * K / H >= k. */
+static int first_head(const struct shape *s, int k)
+{
+    return (k * s->n_heads + s->n_kv_heads - 1) / s->n_kv_heads;
+}
+
+/* The next `bytes` of memory that starts at base; with base NULL only counts. */
+static void *take(char *base, size_t *at, size_t bytes)
+{
+    void *p = base ? base + *at : NULL;
+    *at += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    return p;
+}
+
+/* Lays an area out at base; returns its size. */
+static size_t area_lay(struct area *a, char *base, const struct shape *s, int rows)
+{
+    size_t at = 0, n = (size_t)rows, dim = (size_t)s->head_dim;
+    size_t panels = (dim + 2 * ATTN_MAX_WIDTH) * ATTN_BLOCK * sizeof(float);
+    a->q = take(base, &at, n * dim * sizeof(float));
+    a->m = take(base, &at, n * ATTN_MAX_WIDTH * sizeof(float));
+    a->l = take(base, &at, n * ATTN_MAX_WIDTH * sizeof(float));
+    a->sum = take(base, &at, n * sizeof(float));
+    a->o = take(base, &at, n * dim * sizeof(float));
+    a->total_m = take(base, &at, n * sizeof(float));
+    a->total_l = take(base, &at, n * sizeof(float));
+    a->total_o = take(base, &at, n * dim * sizeof(float));
+    a->k_pack = take(base, &at, panels);
+    a->v_pack = take(base, &at, panels);
+    a->lo = take(base, &at, n * sizeof(int));
+    a->hi = take(base, &at, n * sizeof(int));
+    return at;
+}
+
+static struct limits limits_of(const struct shape *s, int n_threads)
+{
+    struct limits x;
+    int group = (s->n_heads + s->n_kv_heads - 1) / s->n_kv_heads;
+    x.tokens_cap = group < UNIT_ROWS ? UNIT_ROWS / group : 1;
+    x.rows_cap = (x.tokens_cap * group + ATTN_MAX_ROWS - 1) / ATTN_MAX_ROWS * ATTN_MAX_ROWS;
+    size_t chunks = ((size_t)s->max_pages * (size_t)s->page_len) / ATTN_CHUNK + 1;
+    size_t threads = (size_t)n_threads, kv = (size_t)s->n_kv_heads;
+    x.units = kv * ((size_t)s->max_seqs + (size_t)s->max_tokens / (size_t)x.tokens_cap + 1) +
+              UNITS_PER_THREAD * threads;
+    /* A unit is split only if it is more than 1/(2 threads) of the work: fewer than 2 a thread. */
+    size_t split = n_threads > 1 ? 2 * threads * chunks : 0;
+    x.tasks = x.units + split;
+    x.split_rows = split * (size_t)(group > ATTN_MAX_ROWS ? group : ATTN_MAX_ROWS);
+    struct area a;
+    x.thread_bytes = area_lay(&a, NULL, s, x.rows_cap);
+    return x;
+}
+
+/* Lays the job's arrays out at base; returns their size. */
+static size_t job_lay(struct job *j, const struct limits *x, const struct shape *s, int n_threads,
+                      char *base)
+{
+    size_t at = 0;
+    j->units = take(base, &at, x->units * sizeof *j->units);
+    j->tasks = take(base, &at, x->tasks * sizeof *j->tasks);
+    j->part_m = take(base, &at, x->split_rows * sizeof(float));
+    j->part_l = take(base, &at, x->split_rows * sizeof(float));
+    j->part_o = take(base, &at, x->split_rows * (size_t)s->head_dim * sizeof(float));
+    j->rows_cap = x->rows_cap;
+    j->units_cap = (int)x->units;
+    j->thread_bytes = x->thread_bytes;
+    j->thread = take(base, &at, x->thread_bytes * (size_t)n_threads);
+    return at;
+}
+
+size_t cpu_attention_scratch(const struct shape *s, int n_threads)
+{
+    struct limits x = limits_of(s, n_threads);
+    struct job j;
+    return job_lay(&j, &x, s, n_threads, NULL);
+}
+
+/* Keys row t sees: [*lo, *hi]; none for padding. */
+static void row_range(const struct job *j, int t, int *lo, int *hi)
+{
+    int pos = j->b->slot[t] < 0 ? -1 : j->b->pos[t];
+    *hi = pos;
+    *lo = j->window > 0 && pos - j->window + 1 > 0 ? pos - j->window + 1 : 0;
+}
+
+static void unit_add(struct job *j, int seq, int kv_head, int token, int tokens)
+{
+    CHECK(j->n_units < j->units_cap, "%d units of attention", j->units_cap);
+    struct unit *u = &j->units[j->n_units++];
+    int head = first_head(j->s, kv_head), end = first_head(j->s, kv_head + 1);
+    *u = (struct unit){.seq = seq,
+                       .kv_head = kv_head,
+                       .head = head,
+                       .heads = end - head,
+                       .token = token,
+                       .tokens = tokens,
+                       .lo = INT32_MAX,
+                       .hi = -1};
+    for (int t = token; t < token + tokens; t++) {
+        int lo, hi;
+        row_range(j, t, &lo, &hi);
+        if (hi < lo)
+            continue;
+        u->lo = lo < u->lo ? lo : u->lo;
+        u->hi = hi > u->hi ? hi : u->hi;
+        u->cost += hi - lo + 1;
+    }
+    u->cost *= u->heads;
+    if (u->hi >= u->lo) {
+        u->chunk = u->lo / ATTN_CHUNK;
+        u->chunks = u->hi / ATTN_CHUNK - u->chunk + 1;
+    }
+}
+
+/* Fills units and tasks. Its choices shape the schedule, never the result. */
+static void plan(struct job *j, const struct limits *x, int n_threads)
+{
+    const struct batch *b = j->b;
+    int kv = j->s->n_kv_heads;
+    int64_t want = (int64_t)b->n_tokens * kv / (UNITS_PER_THREAD * n_threads) + 1;
+    int tokens = want < x->tokens_cap ? (int)want : x->tokens_cap;
+    int64_t total = 0;
+    for (int seq = 0; seq < b->n_seqs; seq++)
+        for (int k = 0; k < kv; k++)
+            /* Last tokens first: they see the most keys, so the short units even out the end. */
+            for (int end = b->q_start[seq + 1]; end > b->q_start[seq]; end -= tokens) {
+                int begin = end - tokens > b->q_start[seq] ? end - tokens : b->q_start[seq];
+                unit_add(j, seq, k, begin, end - begin);
+                total += j->units[j->n_units - 1].cost;
+            }
+    size_t rows = 0, room = x->tasks - x->units;
+    for (int i = 0; i < j->n_units; i++) {
+        struct unit *u = &j->units[i];
+        size_t need = (size_t)u->chunks * (size_t)(u->tokens * u->heads);
+        if (n_threads == 1 || u->chunks < 2 || u->cost * 2 * n_threads <= total ||
+            rows + need > x->split_rows || (size_t)(j->n_tasks + u->chunks) > room)
+            continue;
+        u->partial = rows;
+        rows += need;
+        u->unfolded = u->chunks;
+        for (int c = 0; c < u->chunks; c++)
+            j->tasks[j->n_tasks++] = (struct task){i, u->chunk + c};
+    }
+    for (int i = 0; i < j->n_units; i++)
+        if (!j->units[i].unfolded)
+            j->tasks[j->n_tasks++] = (struct task){i, -1};
+}
+
+/* Queries into tiles, (D, ROWS) each, scaled so that scores are in log2 units; ranges per row. */
+static void load_rows(const struct job *j, const struct unit *u, const struct area *a)
+{
+    int dim = j->s->head_dim, tile = j->kernels->rows;
+    float scale = j->s->attn_scale * 1.44269504f;
+    for (int r = 0; r < u->tokens * u->heads; r++) {
+        int t = u->token + r / u->heads, h = u->head + r % u->heads;
+        const float *from = j->q + ((size_t)t * (size_t)j->s->n_heads + (size_t)h) * (size_t)dim;
+        float *to = a->q + (size_t)(r / tile * tile) * (size_t)dim + r % tile;
+        for (int d = 0; d < dim; d++)
+            to[(size_t)d * (size_t)tile] = from[d] * scale;
+        row_range(j, t, &a->lo[r], &a->hi[r]);
+    }
+}
+
+/* Address of key `key`'s tile column: element d of K at k + d * page_len, of V at v + d. */
+static void find_key(const struct job *j, const int32_t *pages, int kv_head, int key,
+                     const char **k, const char **v)
+{
+    const struct shape *s = j->s;
+    size_t size = s->kv_type == DT_F32 ? 4 : 2, dim = (size_t)s->head_dim;
+    size_t page = (size_t)pages[key / s->page_len], off = (size_t)(key % s->page_len);
+    size_t tile = (page * (size_t)s->n_kv_heads + (size_t)kv_head) * (size_t)s->page_len * dim;
+    *k = (const char *)j->k + (tile + off) * size;
+    *v = (const char *)j->v + (tile + off * dim) * size;
+}
+
+/* Packs keys [k0, k1] of the block one by one: pages that no whole vector of keys fits into. */
+static void pack_keys(const struct job *j, const int32_t *pages, int kv_head, int k0, int k1,
+                      const struct area *a, struct attn_block *b)
+{
+    const struct attn_kernels *kn = j->kernels;
+    int dim = j->s->head_dim, panel = kn->panel;
+    enum dtype type = j->s->kv_type;
+    for (int key = k0; key <= k1; key++) {
+        const char *k, *v;
+        find_key(j, pages, kv_head, key, &k, &v);
+        int i = key - b->first;
+        float *kp = a->k_pack + (size_t)(i / panel) * (size_t)(dim * panel) + i % panel;
+        float *vp = a->v_pack + (size_t)(i * panel);
+        for (int d = 0; d < dim; d++) {
+            size_t at = (size_t)d * (size_t)j->s->page_len;
+            float x, y;
+            quant_dequantize(type, k + at * (type == DT_F32 ? 4 : 2), &x, 1);
+            quant_dequantize(type, v + (size_t)d * (type == DT_F32 ? 4 : 2), &y, 1);
+            kp[(size_t)d * (size_t)panel] = x;
+            vp[(size_t)(d / panel) * (size_t)(ATTN_BLOCK * panel) + (size_t)(d % panel)] = y;
+        }
+    }
+    b->k_stride = b->v_stride = (size_t)panel;
+    b->v_panel = (size_t)(ATTN_BLOCK * panel);
+    for (int i = 0; i < ATTN_BLOCK / kn->width; i++) {
+        int at = i * kn->width;
+        b->k[i] = a->k_pack + (size_t)(at / panel) * (size_t)(dim * panel) + at % panel;
+        b->v[i] = a->v_pack + (size_t)(at * panel);
+    }
+}
+
+/* Points b at keys [k0, k1] of the block at b->first, in the pages or packed; returns their type. */
+static enum dtype load_block(const struct job *j, const struct unit *u, int k0, int k1,
+                             const struct area *a, struct attn_block *b)
+{
+    const struct shape *s = j->s;
+    const struct attn_kernels *kn = j->kernels;
+    const int32_t *pages = j->b->pages + (size_t)u->seq * (size_t)j->b->max_pages;
+    if (s->page_len % kn->width) {
+        pack_keys(j, pages, u->kv_head, k0, k1, a, b);
+        return DT_F32;
+    }
+    int i0 = (k0 - b->first) / kn->width, i1 = (k1 - b->first) / kn->width;
+    b->k_stride = (size_t)s->page_len;
+    b->v_stride = (size_t)s->head_dim;
+    b->v_panel = (size_t)kn->panel;
+    for (int i = i0; i <= i1; i++) {
+        const char *k, *v;
+        find_key(j, pages, u->kv_head, b->first + i * kn->width, &k, &v);
+        b->k[i] = k;
+        b->v[i] = v;
+    }
+    if (s->kv_type == DT_F32 || u->tokens * u->heads < PACK_ROWS)
+        return s->kv_type;
+    struct attn_block packed = {.first = b->first};
+    kn->pack(s->kv_type, b, i0, i1, s->head_dim, a->k_pack, a->v_pack, &packed);
+    *b = packed;
+    return DT_F32;
+}
+
+/* One chunk of keys for all rows of a unit: a->m by tile, a->sum and a->o by row. */
+static void run_chunk(const struct job *j, const struct unit *u, int chunk, const struct area *a)
+{
+    const struct attn_kernels *kn = j->kernels;
+    int rows = u->tokens * u->heads, dim = j->s->head_dim;
+    for (int i = 0; i < (rows + kn->rows - 1) / kn->rows * ATTN_MAX_WIDTH; i++)
+        a->m[i] = ATTN_START;
+    memset(a->l, 0, (size_t)(rows * kn->width) * sizeof(float));
+    memset(a->o, 0, (size_t)rows * (size_t)dim * sizeof(float));
+    int begin = chunk * ATTN_CHUNK, end = begin + ATTN_CHUNK - 1;
+    begin = u->lo > begin ? u->lo : begin;
+    end = u->hi < end ? u->hi : end;
+    for (int first = begin / ATTN_BLOCK * ATTN_BLOCK; first <= end; first += ATTN_BLOCK) {
+        struct attn_block b = {.first = first};
+        int k0 = begin > first ? begin : first;
+        int k1 = end < first + ATTN_BLOCK - 1 ? end : first + ATTN_BLOCK - 1;
+        enum dtype type = load_block(j, u, k0, k1, a, &b);
+        for (int r = 0; r < rows; r += kn->rows) {
+            struct attn_tile t = {.rows = rows - r < kn->rows ? rows - r : kn->rows,
+                                  .lo = INT32_MAX,
+                                  .hi = -1,
+                                  .row_lo = a->lo + r,
+                                  .row_hi = a->hi + r,
+                                  .q = a->q + (size_t)r * (size_t)dim,
+                                  .m = a->m + r / kn->rows * ATTN_MAX_WIDTH,
+                                  .l = a->l + r * kn->width,
+                                  .o = a->o + (size_t)r * (size_t)dim};
+            for (int i = 0; i < t.rows; i++) {
+                if (t.row_hi[i] < t.row_lo[i])
+                    continue;
+                t.lo = t.row_lo[i] < t.lo ? t.row_lo[i] : t.lo;
+                t.hi = t.row_hi[i] > t.hi ? t.row_hi[i] : t.hi;
+            }
+            if (t.lo <= k1 && t.hi >= k0)
+                kn->block[attn_type(type)](&t, &b, dim);
+        }
+    }
+    kn->sum(a->l, rows, a->sum);
+}
+
+static void write_row(const struct job *j, const struct unit *u, int r, float l, const float *o)
+{
+    size_t t = (size_t)(u->token + r / u->heads), h = (size_t)(u->head + r % u->heads);
+    size_t dim = (size_t)j->s->head_dim;
+    j->kernels->finish(l, o, j->a + (t * (size_t)j->s->n_heads + h) * dim, j->s->head_dim);
+}
+
+static void run_unit(const struct job *j, const struct unit *u, const struct area *a)
+{
+    const struct attn_kernels *kn = j->kernels;
+    int rows = u->tokens * u->heads, dim = j->s->head_dim;
+    load_rows(j, u, a);
+    for (int r = 0; r < rows; r++)
+        a->total_m[r] = ATTN_START, a->total_l[r] = 0;
+    memset(a->total_o, 0, (size_t)rows * (size_t)dim * sizeof(float));
+    for (int c = u->chunk; c < u->chunk + u->chunks; c++) {
+        run_chunk(j, u, c, a);
+        for (int r = 0; r < rows; r++)
+            kn->merge(&a->total_m[r], &a->total_l[r], a->total_o + (size_t)r * (size_t)dim,
+                      a->m[r / kn->rows * ATTN_MAX_WIDTH + r % kn->rows], a->sum[r],
+                      a->o + (size_t)r * (size_t)dim, dim);
+    }
+    for (int r = 0; r < rows; r++)
+        write_row(j, u, r, a->total_l[r], a->total_o + (size_t)r * (size_t)dim);
+}
+
+/* Folds the chunks of a split unit, in order, as run_unit does. */
+static void fold(const struct job *j, const struct unit *u, const struct area *a)
+{
+    int rows = u->tokens * u->heads, dim = j->s->head_dim;
+    for (int r = 0; r < rows; r++) {
+        float m = ATTN_START, l = 0;
+        memset(a->total_o, 0, (size_t)dim * sizeof(float));
+        for (int c = 0; c < u->chunks; c++) {
+            size_t at = u->partial + (size_t)c * (size_t)rows + (size_t)r;
+            j->kernels->merge(&m, &l, a->total_o, j->part_m[at], j->part_l[at],
+                              j->part_o + at * (size_t)dim, dim);
+        }
+        write_row(j, u, r, l, a->total_o);
+    }
+}
+
+static void run_split(const struct job *j, struct unit *u, int chunk, struct area a)
+{
+    const struct attn_kernels *kn = j->kernels;
+    int rows = u->tokens * u->heads;
+    size_t at = u->partial + (size_t)(chunk - u->chunk) * (size_t)rows;
+    load_rows(j, u, &a);
+    a.sum = j->part_l + at;
+    a.o = j->part_o + at * (size_t)j->s->head_dim;
+    run_chunk(j, u, chunk, &a);
+    for (int r = 0; r < rows; r++)
+        j->part_m[at + (size_t)r] = a.m[r / kn->rows * ATTN_MAX_WIDTH + r % kn->rows];
+    if (atomic_fetch_sub_explicit(&u->unfolded, 1, memory_order_acq_rel) == 1)
+        fold(j, u, &a);
+}
+
+static void run_tasks(void *arg, int ith, int nth)
+{
+    (void)nth;
+    struct job *j = arg;
+    struct area a;
+    area_lay(&a, j->thread + (size_t)ith * j->thread_bytes, j->s, j->rows_cap);
+    for (;;) {
+        int i = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
+        if (i >= j->n_tasks)
+            return;
+        struct unit *u = &j->units[j->tasks[i].unit];
+        if (j->tasks[i].chunk < 0)
+            run_unit(j, u, &a);
+        else
+            run_split(j, u, j->tasks[i].chunk, a);
+    }
+}
+
+/* First match wins; the last takes everything. */
+static const struct attn_kernels *const variants[] = {
+#ifdef __x86_64__
+    &attn_kernels_avx512,
+    &attn_kernels_avx2,
+#endif
+    &attn_kernels_c,
+};
+
+static const struct attn_kernels *choose(enum isa isa, int dim)
+{
+    const struct attn_kernels *const *v = variants;
+    while ((*v)->isa > isa || dim % (*v)->unit)
+        v++;
+    return *v;
+}
+
+void cpu_attention(const struct shape *s, const struct batch *b, const struct attn_layer *l,
+                   const float *q, float *a, void *scratch, struct pool *pool, enum isa isa)
+{
+    int n_threads = pool_size(pool);
+    struct limits x = limits_of(s, n_threads);
+    CHECK(b->n_tokens <= s->max_tokens && b->n_seqs <= s->max_seqs, "step of %d tokens, %d seqs",
+          b->n_tokens, b->n_seqs);
+    struct job j = {.s = s,
+                    .b = b,
+                    .kernels = choose(isa, s->head_dim),
+                    .k = l->kv.k,
+                    .v = l->kv.v,
+                    .window = l->window,
+                    .q = q,
+                    .a = a};
+    job_lay(&j, &x, s, n_threads, scratch);
+    plan(&j, &x, n_threads);
+    if (j.n_tasks > 1)
+        pool_run(pool, run_tasks, &j);
+    else
+        run_tasks(&j, 0, 1);
+}

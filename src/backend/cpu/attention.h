@@ -1,0 +1,71 @@
+/*
+ * Inside the attention op: what the driver (attention.c) hands to the kernels compiled per
+ * instruction set (attention.inc). Nobody else includes this.
+ */
+#ifndef STEEL_BACKEND_CPU_ATTENTION_H
+#define STEEL_BACKEND_CPU_ATTENTION_H
+
+#include "backend/quant.h"
+#include "base/cpu.h"
+
+enum {
+    ATTN_BLOCK = 64,     /* keys per step of the online softmax, at absolute positions */
+    ATTN_CHUNK = 256,    /* keys per partial result, at absolute positions; whole blocks */
+    ATTN_MAX_ROWS = 8,   /* largest tile of query rows */
+    ATTN_MAX_WIDTH = 16, /* largest vector */
+};
+
+/* Scores of keys a row must not see, and the running maximum before any key. Far enough apart that
+ * 2^(masked - start) is 0, and finite, so that no NaN arises. */
+#define ATTN_MASKED -3e38f
+#define ATTN_START  -1e38f
+
+/* ATTN_BLOCK keys of one kv head. Vector i holds keys first + i*VW .. +VW-1: component d of them at
+ * k[i] + d*k_stride; component d of key i*VW+j at v[i] + d/panel*v_panel + d%panel + j*v_stride, where
+ * panel is the kernel's panel width. Strides count elements. Only vectors that hold a key visible to
+ * some row are set. */
+struct attn_block {
+    int first;
+    size_t k_stride, v_stride, v_panel;
+    const void *k[ATTN_BLOCK], *v[ATTN_BLOCK];
+};
+
+/* Up to kernels.rows query rows of one kv head, and what they gathered since the chunk began. */
+struct attn_tile {
+    int rows;
+    int lo, hi;                 /* keys some row sees: union of the ranges below */
+    const int *row_lo, *row_hi; /* (rows) keys each row sees, both ends included */
+    const float *q;             /* (D, kernels.rows), times attn_scale * log2(e) */
+    float *m;                   /* (ATTN_MAX_WIDTH) running maximum per row, in log2 units */
+    float *l;                   /* (rows, VW) running sums of 2^(score - m) */
+    float *o;                   /* (rows, D) running weighted sums of values */
+};
+
+struct attn_kernels {
+    enum isa isa;
+    int unit;  /* head_dim must be a multiple */
+    int rows;  /* query rows per tile */
+    int width; /* VW */
+    int panel; /* columns of V, and keys of K, per packed panel */
+    /* One block for one tile, KV of the type (see attn_type). */
+    void (*block[3])(const struct attn_tile *t, const struct attn_block *b, int dim);
+    /* Vectors [first, last] of a block into float panels; fills `to` except `first`.
+     * k_out: (BLOCK/panel, D, panel), v_out: (D/panel, BLOCK, panel). */
+    void (*pack)(enum dtype type, const struct attn_block *b, int first, int last, int dim,
+                 float *k_out, float *v_out, struct attn_block *to);
+    /* l_sum[r] = sum of the VW lanes of l[r] */
+    void (*sum)(const float *l, int rows, float *l_sum);
+    /* Folds the partial (m, l, o) of one chunk into the total (tm, tl, to) of one row. */
+    void (*merge)(float *tm, float *tl, float *to, float m, float l, const float *o, int dim);
+    /* out = to / tl, or zeros where no key was seen */
+    void (*finish)(float tl, const float *to, float *out, int dim);
+};
+
+static inline int attn_type(enum dtype t)
+{
+    return t == DT_F32 ? 0 : t == DT_F16 ? 1 : 2;
+}
+
+extern const struct attn_kernels attn_kernels_c, attn_kernels_avx2, attn_kernels_avx512;
+
+#endif

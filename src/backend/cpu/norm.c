@@ -1,0 +1,69 @@
+/*
+ * add_norm and gather of the CPU backend: rows are split over the team; a row is always computed by
+ * one thread, so its bytes do not depend on the others. Also the plain C instance of rowops.inc.
+ */
+#define KERNELS     row_kernels_c
+#define KERNELS_ISA ISA_REF
+#include "backend/cpu/rowops.inc"
+
+#include "backend/cpu/kernels.h"
+
+enum { ALONE = 16384 }; /* floats below which waking the team costs more than it brings */
+
+struct norm_job {
+    float *x, *n;          /* (rows, width) */
+    const float *d, *gain; /* (rows, width) or NULL, (width) */
+    int rows, width;
+    float eps;
+    const struct row_kernels *kernels;
+};
+
+static void norm_rows(void *arg, int ith, int nth)
+{
+    const struct norm_job *j = arg;
+    int first, last;
+    pool_split(j->rows, 1, ith, nth, &first, &last);
+    for (int r = first; r < last; r++) {
+        size_t at = (size_t)r * (size_t)j->width;
+        j->kernels->add_norm(j->x + at, j->d ? j->d + at : NULL, j->gain, j->n + at, j->width,
+                             j->eps);
+    }
+}
+
+void cpu_add_norm(float *x, const float *d, const float *gain, float *n, int rows, int width,
+                  float eps, struct pool *pool, enum isa isa)
+{
+    struct norm_job j = {x, n, d, gain, rows, width, eps, row_kernels(isa)};
+    if (rows < 2 || (size_t)rows * (size_t)width < ALONE)
+        norm_rows(&j, 0, 1);
+    else
+        pool_run(pool, norm_rows, &j);
+}
+
+struct gather_job {
+    const float *src;
+    const int32_t *index;
+    float *dst;
+    int n, width;
+};
+
+static void gather_rows(void *arg, int ith, int nth)
+{
+    const struct gather_job *j = arg;
+    int first, last;
+    size_t width = (size_t)j->width;
+    pool_split(j->n, 1, ith, nth, &first, &last);
+    for (int i = first; i < last; i++)
+        memcpy(j->dst + (size_t)i * width, j->src + (size_t)j->index[i] * width,
+               width * sizeof(float));
+}
+
+void cpu_gather(const float *src, const int32_t *index, int n, int width, float *dst,
+                struct pool *pool)
+{
+    struct gather_job j = {src, index, dst, n, width};
+    if (n < 2 || (size_t)n * (size_t)width < 4 * ALONE)
+        gather_rows(&j, 0, 1);
+    else
+        pool_run(pool, gather_rows, &j);
+}

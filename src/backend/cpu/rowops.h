@@ -1,0 +1,37 @@
+/*
+ * Row kernels compiled per instruction set (rowops.inc): norms, and what attn_in does to one token
+ * after the projection. Private to norm.c and attn_post.c.
+ */
+#ifndef STEEL_BACKEND_CPU_ROWOPS_H
+#define STEEL_BACKEND_CPU_ROWOPS_H
+
+#include "backend/backend.h"
+#include "base/cpu.h"
+
+struct row_kernels {
+    enum isa isa;
+    /* x += d (or NULL); n = x / sqrt(mean(x^2) + eps) * gain; one row of width floats */
+    void (*add_norm)(float *x, const float *d, const float *gain, float *n, int width, float eps);
+    /* One head: to = rotated(gain ? rmsnorm(from) * gain : from); rope: n_rot/2 cosines, then sines */
+    void (*head)(const float *from, const float *gain, float eps, const float *rope, int n_rot,
+                 int dim, float *to);
+    /* dst[i] = from[i], stored as type, stride elements apart (V: 1, K: page_len) */
+    void (*store)(enum dtype type, const float *from, int dim, void *dst, size_t at, size_t stride);
+};
+
+extern const struct row_kernels row_kernels_c, row_kernels_avx2, row_kernels_avx512;
+
+/* The best kernels not above isa. */
+static inline const struct row_kernels *row_kernels(enum isa isa)
+{
+#ifdef __x86_64__
+    if (isa >= ISA_AVX512)
+        return &row_kernels_avx512;
+    if (isa >= ISA_AVX2)
+        return &row_kernels_avx2;
+#endif
+    (void)isa;
+    return &row_kernels_c;
+}
+
+#endif

@@ -1,0 +1,307 @@
+/*
+ * Float vectors for code written once and compiled per instruction set: the width VW and a dozen
+ * operations, chosen by the flags of the including file (*_avx512.c, *_avx2.c; any other file gets
+ * VW = 1, plain C). Nothing here reorders: equal inputs give equal bytes in every lane position.
+ */
+#ifndef STEEL_BACKEND_CPU_VEC_H
+#define STEEL_BACKEND_CPU_VEC_H
+
+#include "backend/quant.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+/* 2^f on [-1/2, 1/2]: relative minimax of degree 5 with 2^0 = 1 exact; error 0.8 ulp before rounding */
+#define EXP2_C1 0x1.62e429p-1f
+#define EXP2_C2 0x1.ebf9bcp-3f
+#define EXP2_C3 0x1.c6b753p-5f
+#define EXP2_C4 0x1.3cea89p-7f
+#define EXP2_C5 0x1.5bba15p-10f
+/* Below this 2^x is denormal: taken as 0, since denormals are slow and mean nothing here. */
+#define EXP2_MIN -126.0f
+
+#if defined __AVX512F__
+#include <immintrin.h>
+
+enum { VW = 16 };
+#define VEC __m512
+INLINE VEC vec_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+INLINE VEC vec_load_f16(const uint16_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+INLINE VEC vec_load_bf16(const uint16_t *p)
+{
+    __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+}
+INLINE void vec_store(float *p, VEC x)
+{
+    _mm512_storeu_ps(p, x);
+}
+INLINE void vec_store_f16(uint16_t *p, VEC x)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+INLINE void vec_store_bf16(uint16_t *p, VEC x)
+{
+    __m512i bits = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    __m512i r = _mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16)));
+}
+INLINE VEC vec_set(float x)
+{
+    return _mm512_set1_ps(x);
+}
+INLINE VEC vec_add(VEC a, VEC b)
+{
+    return _mm512_add_ps(a, b);
+}
+INLINE VEC vec_sub(VEC a, VEC b)
+{
+    return _mm512_sub_ps(a, b);
+}
+INLINE VEC vec_mul(VEC a, VEC b)
+{
+    return _mm512_mul_ps(a, b);
+}
+INLINE VEC vec_fma(VEC a, VEC b, VEC c) /* a * b + c */
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+INLINE VEC vec_max(VEC a, VEC b)
+{
+    return _mm512_max_ps(a, b);
+}
+INLINE float vec_hmax(VEC x)
+{
+    return _mm512_reduce_max_ps(x);
+}
+INLINE float vec_sum(VEC x)
+{
+    return _mm512_reduce_add_ps(x);
+}
+/* x in lanes i with lo <= first + i <= hi, else other */
+INLINE VEC vec_within(VEC x, int first, int lo, int hi, float other)
+{
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i at = _mm512_add_epi32(lane, _mm512_set1_epi32(first));
+    __mmask16 in = _mm512_cmpge_epi32_mask(at, _mm512_set1_epi32(lo)) &
+                   _mm512_cmple_epi32_mask(at, _mm512_set1_epi32(hi));
+    return _mm512_mask_mov_ps(_mm512_set1_ps(other), in, x);
+}
+INLINE VEC vec_exp2(VEC x) /* 2^x, x <= 127; 0 below EXP2_MIN; NaN stays NaN */
+{
+    __mmask16 keep = _mm512_cmp_ps_mask(x, _mm512_set1_ps(EXP2_MIN), _CMP_NLT_UQ);
+    VEC n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    VEC f = _mm512_sub_ps(x, n);
+    VEC p = _mm512_fmadd_ps(_mm512_set1_ps(EXP2_C5), f, _mm512_set1_ps(EXP2_C4));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C3));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C2));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP2_C1));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_maskz_scalef_ps(keep, p, n);
+}
+
+#elif defined __AVX2__
+#include <immintrin.h>
+
+enum { VW = 8 };
+#define VEC __m256
+INLINE VEC vec_load(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+INLINE VEC vec_load_f16(const uint16_t *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+INLINE VEC vec_load_bf16(const uint16_t *p)
+{
+    __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+}
+INLINE void vec_store(float *p, VEC x)
+{
+    _mm256_storeu_ps(p, x);
+}
+INLINE void vec_store_f16(uint16_t *p, VEC x)
+{
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+INLINE void vec_store_bf16(uint16_t *p, VEC x)
+{
+    __m256i bits = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    __m256i r = _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
+    __m256i pair = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
+    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(pair));
+}
+INLINE VEC vec_set(float x)
+{
+    return _mm256_set1_ps(x);
+}
+INLINE VEC vec_add(VEC a, VEC b)
+{
+    return _mm256_add_ps(a, b);
+}
+INLINE VEC vec_sub(VEC a, VEC b)
+{
+    return _mm256_sub_ps(a, b);
+}
+INLINE VEC vec_mul(VEC a, VEC b)
+{
+    return _mm256_mul_ps(a, b);
+}
+INLINE VEC vec_fma(VEC a, VEC b, VEC c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+INLINE VEC vec_max(VEC a, VEC b)
+{
+    return _mm256_max_ps(a, b);
+}
+INLINE float vec_hmax(VEC x)
+{
+    __m128 h = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
+}
+INLINE float vec_sum(VEC x)
+{
+    __m128 h = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    h = _mm_add_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_add_ss(h, _mm_movehdup_ps(h)));
+}
+INLINE VEC vec_within(VEC x, int first, int lo, int hi, float other)
+{
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256i at = _mm256_add_epi32(lane, _mm256_set1_epi32(first));
+    __m256i out = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(lo), at),
+                                  _mm256_cmpgt_epi32(at, _mm256_set1_epi32(hi)));
+    return _mm256_blendv_ps(x, _mm256_set1_ps(other), _mm256_castsi256_ps(out));
+}
+INLINE VEC vec_exp2(VEC x)
+{
+    VEC keep = _mm256_cmp_ps(x, _mm256_set1_ps(EXP2_MIN), _CMP_NLT_UQ);
+    VEC y = _mm256_and_ps(x, keep);
+    VEC n = _mm256_round_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    VEC f = _mm256_sub_ps(y, n);
+    VEC p = _mm256_fmadd_ps(_mm256_set1_ps(EXP2_C5), f, _mm256_set1_ps(EXP2_C4));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(EXP2_C3));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(EXP2_C2));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(EXP2_C1));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+    __m256i power = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    VEC scale = _mm256_castsi256_ps(_mm256_slli_epi32(power, 23));
+    return _mm256_and_ps(_mm256_mul_ps(p, scale), keep);
+}
+
+#else
+
+enum { VW = 1 };
+#define VEC float
+INLINE VEC vec_load(const float *p)
+{
+    return *p;
+}
+INLINE VEC vec_load_f16(const uint16_t *p)
+{
+    return f16_to_f32(*p);
+}
+INLINE VEC vec_load_bf16(const uint16_t *p)
+{
+    return bf16_to_f32(*p);
+}
+INLINE void vec_store(float *p, VEC x)
+{
+    *p = x;
+}
+INLINE void vec_store_f16(uint16_t *p, VEC x)
+{
+    *p = f32_to_f16(x);
+}
+INLINE void vec_store_bf16(uint16_t *p, VEC x)
+{
+    *p = f32_to_bf16(x);
+}
+INLINE VEC vec_set(float x)
+{
+    return x;
+}
+INLINE VEC vec_add(VEC a, VEC b)
+{
+    return a + b;
+}
+INLINE VEC vec_sub(VEC a, VEC b)
+{
+    return a - b;
+}
+INLINE VEC vec_mul(VEC a, VEC b)
+{
+    return a * b;
+}
+INLINE VEC vec_fma(VEC a, VEC b, VEC c)
+{
+    return a * b + c;
+}
+INLINE VEC vec_max(VEC a, VEC b)
+{
+    return a > b ? a : b;
+}
+INLINE float vec_hmax(VEC x)
+{
+    return x;
+}
+INLINE float vec_sum(VEC x)
+{
+    return x;
+}
+INLINE VEC vec_within(VEC x, int first, int lo, int hi, float other)
+{
+    return first >= lo && first <= hi ? x : other;
+}
+INLINE VEC vec_exp2(VEC x)
+{
+    return x < EXP2_MIN ? 0.0f : exp2f(x);
+}
+#endif
+
+/* VW elements of a KV tile; `type` is a constant wherever speed matters. */
+INLINE VEC vec_load_as(enum dtype type, const void *p, size_t at)
+{
+    if (type == DT_F32)
+        return vec_load((const float *)p + at);
+    if (type == DT_F16)
+        return vec_load_f16((const uint16_t *)p + at);
+    return vec_load_bf16((const uint16_t *)p + at);
+}
+
+INLINE void vec_store_as(enum dtype type, void *p, size_t at, VEC x)
+{
+    if (type == DT_F32)
+        vec_store((float *)p + at, x);
+    else if (type == DT_F16)
+        vec_store_f16((uint16_t *)p + at, x);
+    else
+        vec_store_bf16((uint16_t *)p + at, x);
+}
+
+#endif

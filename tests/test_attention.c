@@ -1,0 +1,687 @@
+/*
+ * The CPU backend's attention, RoPE, KV append, norms and gather: every instruction set this machine
+ * has, against an oracle in double precision and against the reference ops; and the invariant of
+ * attention.c, byte for byte: a row's result does not depend on the batch around it, on how its
+ * prompt was cut, on page numbers or on the number of threads.
+ *
+ * A world is a set of sequences whose q, k and v are a fixed function of (sequence, position), so
+ * that any step over any part of any of them can be computed from scratch.
+ */
+#include "backend/backend.h"
+#include "backend/cpu/kernels.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+static uint32_t hash(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t x = a * 0x9e3779b1u ^ b * 0x85ebca77u ^ c * 0xc2b2ae3du;
+    x = (x ^ x >> 15) * 0x2c1b3c6du;
+    x = (x ^ x >> 12) * 0x297a2d39u;
+    return x ^ x >> 15;
+}
+
+/* About normal, deviation 1. */
+static float noise(uint32_t a, uint32_t b, uint32_t c)
+{
+    float sum = 0;
+    for (uint32_t i = 0; i < 4; i++)
+        sum += (float)(hash(a, b, c * 4 + i) >> 8) * 0x1p-24f;
+    return (sum - 2) * 1.7320508f;
+}
+
+enum { MAX_SEQS = 8 };
+
+struct world {
+    struct shape s;
+    struct attn_layer layer; /* wqkv NULL; kv: this world's pool */
+    int n_seqs, len[MAX_SEQS];
+    int32_t *pages; /* (n_seqs, max_pages) */
+    float *q_norm, *k_norm, *freq, *rope;
+    size_t kv_bytes, scratch_bytes;
+    char *scratch;
+    struct pool *pool;
+    enum isa isa;
+};
+
+static void world_open(struct world *w, int heads, int kv_heads, int dim, int n_rot, int page_len,
+                       enum dtype kv, int window, const int *len, int n_seqs, int threads,
+                       enum isa isa, uint32_t page_seed)
+{
+    *w = (struct world){.n_seqs = n_seqs, .isa = isa};
+    struct shape *s = &w->s;
+    int longest = 0, total = 0, pages = 0;
+    for (int i = 0; i < n_seqs; i++) {
+        w->len[i] = len[i];
+        longest = len[i] > longest ? len[i] : longest;
+        total += len[i];
+        pages += (len[i] + page_len - 1) / page_len;
+    }
+    *s = (struct shape){.n_layers = 1,
+                        .n_embd = (heads + 2 * kv_heads) * dim, /* wqkv is the identity */
+                        .n_heads = heads,
+                        .n_kv_heads = kv_heads,
+                        .head_dim = dim,
+                        .n_vocab = 1,
+                        .norm_eps = 1e-6f,
+                        .attn_scale = 1.0f / sqrtf((float)dim),
+                        .n_rot = n_rot,
+                        .rope_mscale = 1.0f,
+                        .page_len = page_len,
+                        .n_pages = pages + 3,
+                        .kv_type = kv,
+                        .max_tokens = total,
+                        .max_seqs = n_seqs,
+                        .max_out = n_seqs,
+                        .max_pages = (longest + page_len - 1) / page_len};
+    w->freq = mem_zalloc((size_t)n_rot / 2 + 1, sizeof(float));
+    for (int i = 0; i < n_rot / 2; i++)
+        w->freq[i] = powf(10000.0f, -2.0f * (float)i / (float)n_rot);
+    s->rope_freq = w->freq;
+    /* Shuffled pages, so that no two neighbours in a sequence are neighbours in memory. */
+    int32_t *deck = mem_zalloc((size_t)s->n_pages, sizeof *deck);
+    for (int i = 0; i < s->n_pages; i++) {
+        int j = (int)(hash(page_seed, (uint32_t)i, 7) % (uint32_t)(i + 1));
+        deck[i] = deck[j];
+        deck[j] = i;
+    }
+    w->pages = mem_zalloc((size_t)n_seqs * (size_t)s->max_pages, sizeof *w->pages);
+    for (int i = 0, next = 0; i < n_seqs; i++)
+        for (int p = 0; p < s->max_pages; p++)
+            w->pages[i * s->max_pages + p] =
+                p * page_len < len[i] ? deck[next++] : 0x7fffffff; /* not to be read */
+    mem_free(deck);
+    w->q_norm = mem_zalloc((size_t)dim, sizeof(float));
+    w->k_norm = mem_zalloc((size_t)dim, sizeof(float));
+    for (int i = 0; i < dim; i++) {
+        w->q_norm[i] = 1.5f + 0.3f * noise(1, 1, (uint32_t)i);
+        w->k_norm[i] = 1.5f + 0.3f * noise(1, 2, (uint32_t)i);
+    }
+    w->layer = (struct attn_layer){.q_norm = w->q_norm, .k_norm = w->k_norm, .window = window};
+    w->kv_bytes = dtype_bytes(kv, (size_t)s->n_pages * (size_t)(kv_heads * page_len * dim));
+    w->layer.kv.k = mem_aligned(w->kv_bytes);
+    w->layer.kv.v = mem_aligned(w->kv_bytes);
+    /* NaN in every format: what was never written must never count. */
+    memset(w->layer.kv.k, 0xff, w->kv_bytes);
+    memset(w->layer.kv.v, 0xff, w->kv_bytes);
+    w->rope = mem_zalloc(cpu_rope_table_len(s) + 1, sizeof(float));
+    w->pool = pool_new(threads);
+    /* malloc, of the exact size: ASan then sees a byte too far. */
+    w->scratch_bytes = cpu_attention_scratch(s, threads);
+    w->scratch = aligned_alloc(64, w->scratch_bytes);
+    memset(w->scratch, 0xff, w->scratch_bytes);
+}
+
+static void world_close(struct world *w)
+{
+    mem_aligned_free(w->layer.kv.k, w->kv_bytes);
+    mem_aligned_free(w->layer.kv.v, w->kv_bytes);
+    mem_free(w->pages);
+    mem_free(w->q_norm);
+    mem_free(w->k_norm);
+    mem_free(w->freq);
+    mem_free(w->rope);
+    free(w->scratch);
+    pool_free(w->pool);
+}
+
+/* q, k, v of one token as the projection gives them; the spread differs by sequence, so that some
+ * rows of softmax are flat and some are peaked. */
+static void qkv_row(const struct world *w, int seq, int pos, float *row)
+{
+    for (int i = 0; i < w->s.n_embd; i++)
+        row[i] = noise((uint32_t)seq + 10, (uint32_t)pos, (uint32_t)i);
+}
+
+/* A step over tokens [from, to) of each sequence (from == to: not in the step). */
+struct step {
+    struct batch b;
+    int32_t *tokens, *pos, *slot, *q_start, *kv_len, *pages;
+    float *qkv, *q, *a;
+    size_t q_len; /* floats of q and of a */
+};
+
+static void step_open(struct step *st, const struct world *w, const int *from, const int *to)
+{
+    int n = 0, seqs = 0;
+    for (int i = 0; i < w->n_seqs; i++) {
+        n += to[i] - from[i];
+        seqs += to[i] > from[i];
+    }
+    const struct shape *s = &w->s;
+    *st = (struct step){0};
+    st->tokens = mem_zalloc((size_t)n, sizeof(int32_t));
+    st->pos = mem_zalloc((size_t)n, sizeof(int32_t));
+    st->slot = mem_zalloc((size_t)n, sizeof(int32_t));
+    st->q_start = mem_zalloc((size_t)seqs + 1, sizeof(int32_t));
+    st->kv_len = mem_zalloc((size_t)seqs, sizeof(int32_t));
+    st->pages = mem_zalloc((size_t)(seqs * s->max_pages), sizeof(int32_t));
+    st->q_len = (size_t)n * (size_t)(s->n_heads * s->head_dim);
+    st->qkv = mem_zalloc((size_t)n * (size_t)s->n_embd, sizeof(float));
+    st->q = mem_zalloc(st->q_len, sizeof(float));
+    st->a = mem_zalloc(st->q_len, sizeof(float));
+    int t = 0, q = 0, decode = 0;
+    for (int pass = 0; pass < 2; pass++) /* single tokens first */
+        for (int i = 0; i < w->n_seqs; i++) {
+            if (to[i] <= from[i] || (to[i] - from[i] == 1) != (pass == 0))
+                continue;
+            decode += pass == 0;
+            memcpy(st->pages + q * s->max_pages, w->pages + i * s->max_pages,
+                   (size_t)s->max_pages * sizeof(int32_t));
+            st->q_start[q] = t;
+            st->kv_len[q++] = to[i];
+            for (int p = from[i]; p < to[i]; p++, t++) {
+                st->pos[t] = p;
+                st->slot[t] =
+                    w->pages[i * s->max_pages + p / s->page_len] * s->page_len + p % s->page_len;
+                qkv_row(w, i, p, st->qkv + (size_t)t * (size_t)s->n_embd);
+            }
+        }
+    st->q_start[q] = t;
+    st->b = (struct batch){.n_tokens = n,
+                           .n_seqs = seqs,
+                           .n_decode = decode,
+                           .max_pages = s->max_pages,
+                           .tokens = st->tokens,
+                           .pos = st->pos,
+                           .slot = st->slot,
+                           .q_start = st->q_start,
+                           .kv_len = st->kv_len,
+                           .pages = st->pages};
+}
+
+static void step_close(struct step *st)
+{
+    void *owned[] = {st->tokens, st->pos, st->slot, st->q_start, st->kv_len,
+                     st->pages,  st->qkv, st->q,    st->a};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        mem_free(owned[i]);
+}
+
+static void step_run(struct step *st, struct world *w)
+{
+    cpu_rope_table(&w->s, &st->b, w->rope, w->pool);
+    cpu_attn_post(&w->s, &st->b, &w->layer, w->rope, st->qkv, st->q, w->pool, w->isa);
+    cpu_attention(&w->s, &st->b, &w->layer, st->q, st->a, w->scratch, w->pool, w->isa);
+}
+
+/* Copies the step's rows to `out`: (n_seqs, longest, H*D) by sequence and position. */
+static void scatter(const struct step *st, const struct world *w, const int *from, const int *to,
+                    float *out)
+{
+    size_t width = (size_t)(w->s.n_heads * w->s.head_dim), longest = 0;
+    for (int i = 0; i < w->n_seqs; i++)
+        longest = (size_t)w->len[i] > longest ? (size_t)w->len[i] : longest;
+    int t = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < w->n_seqs; i++) {
+            if (to[i] <= from[i] || (to[i] - from[i] == 1) != (pass == 0))
+                continue;
+            for (int p = from[i]; p < to[i]; p++, t++)
+                memcpy(out + ((size_t)i * longest + (size_t)p) * width, st->a + (size_t)t * width,
+                       width * sizeof(float));
+        }
+}
+
+static float *out_new(const struct world *w, size_t *bytes)
+{
+    size_t longest = 0;
+    for (int i = 0; i < w->n_seqs; i++)
+        longest = (size_t)w->len[i] > longest ? (size_t)w->len[i] : longest;
+    size_t n = (size_t)w->n_seqs * longest * (size_t)(w->s.n_heads * w->s.head_dim);
+    *bytes = n * sizeof(float);
+    return mem_zalloc(n, sizeof(float));
+}
+
+/* The oracle: from the raw rows, all in double but for the stored type of k and v. */
+static void oracle_head(const struct world *w, const float *from, const float *gain, int pos,
+                        double *to)
+{
+    int dim = w->s.head_dim, half = w->s.n_rot / 2;
+    double sum = 0;
+    for (int i = 0; i < dim; i++)
+        sum += (double)from[i] * from[i];
+    double scale = gain ? 1 / sqrt(sum / dim + w->s.norm_eps) : 1;
+    for (int i = 0; i < dim; i++)
+        to[i] = from[i] * scale * (gain ? gain[i] : 1);
+    for (int i = 0; i < half; i++) {
+        double angle = (double)((float)pos * w->freq[i]), c = cos(angle), s = sin(angle);
+        double a = to[i], b = to[i + half];
+        to[i] = a * c - b * s;
+        to[i + half] = b * c + a * s;
+    }
+}
+
+static double stored(enum dtype type, double x)
+{
+    float f = (float)x;
+    return type == DT_F32   ? f
+           : type == DT_F16 ? f16_to_f32(f32_to_f16(f))
+                            : bf16_to_f32(f32_to_bf16(f));
+}
+
+static void oracle(const struct world *w, float *out)
+{
+    const struct shape *s = &w->s;
+    int H = s->n_heads, K = s->n_kv_heads, D = s->head_dim, longest = 0;
+    for (int i = 0; i < w->n_seqs; i++)
+        longest = w->len[i] > longest ? w->len[i] : longest;
+    size_t dim = (size_t)D;
+    float *row = mem_zalloc((size_t)s->n_embd, sizeof(float));
+    double *q = mem_zalloc((size_t)longest * (size_t)H * dim, sizeof(double));
+    double *k = mem_zalloc((size_t)longest * (size_t)K * dim, sizeof(double));
+    double *v = mem_zalloc((size_t)longest * (size_t)K * dim, sizeof(double));
+    double *p = mem_zalloc((size_t)longest, sizeof(double));
+    double *sum = mem_zalloc(dim, sizeof(double));
+    for (int i = 0; i < w->n_seqs; i++) {
+        for (int t = 0; t < w->len[i]; t++) {
+            qkv_row(w, i, t, row);
+            for (int h = 0; h < H; h++)
+                oracle_head(w, row + h * D, w->layer.q_norm, t, q + ((size_t)(t * H + h)) * dim);
+            for (int h = 0; h < K; h++) {
+                double *key = k + (size_t)(t * K + h) * dim;
+                oracle_head(w, row + (H + h) * D, w->layer.k_norm, t, key);
+                for (int d = 0; d < D; d++) {
+                    key[d] = stored(s->kv_type, key[d]);
+                    v[(size_t)(t * K + h) * dim + (size_t)d] =
+                        stored(s->kv_type, row[(H + K + h) * D + d]);
+                }
+            }
+        }
+        for (int t = 0; t < w->len[i]; t++)
+            for (int h = 0; h < H; h++) {
+                int first =
+                    w->layer.window && t - w->layer.window + 1 > 0 ? t - w->layer.window + 1 : 0;
+                int kv_head = h * K / H;
+                double max = -INFINITY, total = 0;
+                for (int j = first; j <= t; j++) {
+                    p[j] = 0;
+                    for (int d = 0; d < D; d++)
+                        p[j] += q[(size_t)(t * H + h) * dim + (size_t)d] *
+                                k[(size_t)(j * K + kv_head) * dim + (size_t)d];
+                    p[j] *= s->attn_scale;
+                    max = p[j] > max ? p[j] : max;
+                }
+                memset(sum, 0, dim * sizeof *sum);
+                for (int j = first; j <= t; j++) {
+                    p[j] = exp(p[j] - max);
+                    total += p[j];
+                    for (int d = 0; d < D; d++)
+                        sum[d] += p[j] * v[(size_t)(j * K + kv_head) * dim + (size_t)d];
+                }
+                for (int d = 0; d < D; d++)
+                    out[(((size_t)i * (size_t)longest + (size_t)t) * (size_t)H + (size_t)h) * dim +
+                        (size_t)d] = (float)(sum[d] / total);
+            }
+    }
+    void *owned[] = {row, q, k, v, p, sum};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        mem_free(owned[i]);
+}
+
+static double max_diff(const float *a, const float *b, size_t n)
+{
+    double max = 0;
+    for (size_t i = 0; i < n; i++) {
+        double d = fabs((double)a[i] - (double)b[i]);
+        if (!(d <= max)) /* NaN counts */
+            max = d;
+    }
+    return max;
+}
+
+struct config {
+    int heads, kv_heads, dim, n_rot, page_len, window, n_seqs, len[MAX_SEQS];
+};
+
+static const struct config configs[] = {
+    {32, 4, 128, 128, 16, 0, 3, {300, 1, 70}}, /* Qwen3-30B-A3B */
+    {8, 2, 64, 64, 16, 0, 4, {65, 64, 63, 2}}, /* block edges */
+    {7, 1, 80, 80, 16, 0, 2, {97, 31}},        /* seven heads a group; a vector left of the panel */
+    {5, 5, 16, 16, 16, 0, 2, {40, 33}},        /* no grouping */
+    {12, 1, 32, 16, 32, 50, 2, {270, 51}},     /* more rows than a tile; partial rotation; window */
+    {6, 2, 24, 24, 8, 0, 2, {70, 20}},         /* eight lanes only */
+    {4, 2, 96, 96, 7, 40, 2, {90, 41}},        /* pages that hold no whole vector */
+    {3, 2, 13, 12, 5, 0, 2, {66, 20}},         /* odd everything; uneven groups */
+    {2, 1, 256, 256, 64, 0, 1, {530}},         /* more than two chunks */
+    {4, 4, 128, 128, 1, 3, 2, {20, 5}},        /* a key a page, a short window */
+};
+enum { N_CONFIGS = sizeof configs / sizeof *configs };
+static const enum dtype kv_types[] = {DT_F32, DT_F16, DT_BF16};
+
+static void open_config(struct world *w, const struct config *c, enum dtype kv, int threads,
+                        enum isa isa, uint32_t page_seed)
+{
+    world_open(w, c->heads, c->kv_heads, c->dim, c->n_rot, c->page_len, kv, c->window, c->len,
+               c->n_seqs, threads, isa, page_seed);
+}
+
+/* Runs steps of `cut` tokens of every sequence side by side (0: all at once). */
+static void run_cut(struct world *w, int cut, float *out)
+{
+    int from[MAX_SEQS] = {0}, to[MAX_SEQS];
+    for (;;) {
+        bool any = false;
+        for (int i = 0; i < w->n_seqs; i++) {
+            to[i] = cut && from[i] + cut < w->len[i] ? from[i] + cut : w->len[i];
+            any |= to[i] > from[i];
+        }
+        if (!any)
+            return;
+        struct step st;
+        step_open(&st, w, from, to);
+        step_run(&st, w);
+        scatter(&st, w, from, to, out);
+        step_close(&st);
+        memcpy(from, to, sizeof from);
+    }
+}
+
+static void test_oracle(void **state)
+{
+    (void)state;
+    for (int c = 0; c < N_CONFIGS; c++)
+        for (int k = 0; k < 3; k++) {
+            float *want = NULL;
+            for (enum isa isa = ISA_REF; isa <= isa_best(); isa++) {
+                struct world w;
+                open_config(&w, &configs[c], kv_types[k], 2, isa, 1);
+                size_t bytes;
+                float *got = out_new(&w, &bytes);
+                if (!want) {
+                    want = out_new(&w, &bytes);
+                    oracle(&w, want);
+                }
+                run_cut(&w, 0, got);
+                double diff = max_diff(want, got, bytes / sizeof(float));
+                /* Rounded storage may fall the other way where the float before it is an ulp off. */
+                double allowed = kv_types[k] == DT_F32 ? 1e-5 : kv_types[k] == DT_F16 ? 3e-3 : 2e-2;
+                if (!(diff <= allowed))
+                    fail_msg("config %d, %s, %s: off by %g", c, dtype_name(kv_types[k]),
+                             isa_name(isa), diff);
+                mem_free(got);
+                world_close(&w);
+            }
+            mem_free(want);
+        }
+}
+
+/* The pool may round differently from the oracle's double k; fed with k and v that the type holds
+ * exactly, all that is left is the arithmetic of attention. */
+static void test_exact_storage(void **state)
+{
+    (void)state;
+    for (int c = 0; c < N_CONFIGS; c++)
+        for (int k = 1; k < 3; k++)
+            for (enum isa isa = ISA_REF; isa <= isa_best(); isa++) {
+                /* The same worlds, one stored as F32 and one as the type, with neither norm nor
+                 * rotation, and inputs cut to what the type can hold. */
+                float *out[2];
+                size_t bytes = 0;
+                for (int typed = 0; typed < 2; typed++) {
+                    struct world w;
+                    open_config(&w, &configs[c], typed ? kv_types[k] : DT_F32, 2, isa, 1);
+                    w.s.n_rot = 0;
+                    w.layer.q_norm = w.layer.k_norm = NULL;
+                    int from[MAX_SEQS] = {0};
+                    struct step st;
+                    step_open(&st, &w, from, w.len);
+                    for (size_t i = 0; i < (size_t)st.b.n_tokens * (size_t)w.s.n_embd; i++)
+                        st.qkv[i] = (float)stored(kv_types[k], st.qkv[i]);
+                    step_run(&st, &w);
+                    out[typed] = out_new(&w, &bytes);
+                    scatter(&st, &w, from, w.len, out[typed]);
+                    step_close(&st);
+                    world_close(&w);
+                }
+                assert_memory_equal(out[0], out[1], bytes);
+                mem_free(out[0]);
+                mem_free(out[1]);
+            }
+}
+
+/* All cuts, thread counts and page orders give the bytes of one token at a time, alone. */
+static void test_invariance(void **state)
+{
+    (void)state;
+    for (int c = 0; c < N_CONFIGS; c++)
+        for (enum isa isa = ISA_REF; isa <= isa_best(); isa++) {
+            enum dtype kv = kv_types[(c + 1) % 3];
+            struct world w;
+            open_config(&w, &configs[c], kv, 1, isa, 1);
+            size_t bytes;
+            float *want = out_new(&w, &bytes), *got = out_new(&w, &bytes);
+            for (int i = 0; i < w.n_seqs; i++)
+                for (int p = 0; p < w.len[i]; p++) {
+                    int from[MAX_SEQS] = {0}, to[MAX_SEQS] = {0};
+                    from[i] = p;
+                    to[i] = p + 1;
+                    struct step st;
+                    step_open(&st, &w, from, to);
+                    step_run(&st, &w);
+                    scatter(&st, &w, from, to, want);
+                    step_close(&st);
+                }
+            world_close(&w);
+            static const int cuts[] = {0, 1, 7, 64}, threads[] = {1, 2, 3, 7};
+            for (int i = 0; i < 4; i++) {
+                open_config(&w, &configs[c], kv, threads[i], isa, 2 + (uint32_t)i);
+                memset(got, 0, bytes);
+                run_cut(&w, cuts[i], got);
+                world_close(&w);
+                for (size_t j = 0; j < bytes / sizeof(float); j++)
+                    if (memcmp(&got[j], &want[j], sizeof(float)))
+                        fail_msg("config %d, %s, cut %d, %d threads: float %zu is %.9g, not %.9g",
+                                 c, isa_name(isa), cuts[i], threads[i], j, (double)got[j],
+                                 (double)want[j]);
+            }
+            mem_free(want);
+            mem_free(got);
+        }
+}
+
+/* One sequence decodes at length while others are read: every row as if alone. Also what a team of
+ * many does to one long row: the chunks are split and folded. */
+static void test_mixed(void **state)
+{
+    (void)state;
+    static const int len[] = {1500, 40, 1, 700};
+    for (enum isa isa = ISA_REF; isa <= isa_best(); isa++) {
+        float *out[3];
+        size_t bytes = 0;
+        for (int run = 0; run < 3; run++) {
+            struct world w;
+            world_open(&w, 16, 2, 64, 64, 16, DT_F16, 0, len, 4,
+                       run == 0   ? 1
+                       : run == 1 ? 2
+                                  : 6,
+                       isa, 5);
+            out[run] = out_new(&w, &bytes);
+            int from[MAX_SEQS] = {0}, to[MAX_SEQS];
+            for (int i = 0; i < 4; i++) {
+                to[i] = len[i] - 1;
+                from[i] = 0;
+            }
+            to[1] = 0; /* sequence 1 is read whole in the last step */
+            struct step st;
+            step_open(&st, &w, from, to);
+            step_run(&st, &w);
+            step_close(&st);
+            for (int i = 0; i < 4; i++) {
+                from[i] = i == 1 ? 0 : len[i] - 1;
+                to[i] = len[i];
+            }
+            if (run == 0) /* each alone */
+                for (int i = 0; i < 4; i++) {
+                    int f[MAX_SEQS] = {0}, t[MAX_SEQS] = {0};
+                    f[i] = from[i];
+                    t[i] = to[i];
+                    step_open(&st, &w, f, t);
+                    step_run(&st, &w);
+                    scatter(&st, &w, f, t, out[run]);
+                    step_close(&st);
+                }
+            else {
+                step_open(&st, &w, from, to);
+                step_run(&st, &w);
+                scatter(&st, &w, from, to, out[run]);
+                step_close(&st);
+            }
+            world_close(&w);
+        }
+        assert_memory_equal(out[0], out[1], bytes);
+        assert_memory_equal(out[0], out[2], bytes);
+        for (int run = 0; run < 3; run++)
+            mem_free(out[run]);
+    }
+}
+
+/* Padding rows: zeros out, nothing stored. */
+static void test_padding(void **state)
+{
+    (void)state;
+    static const int len[] = {40, 9};
+    for (enum isa isa = ISA_REF; isa <= isa_best(); isa++) {
+        struct world w;
+        world_open(&w, 8, 2, 32, 32, 16, DT_F16, 0, len, 2, 2, isa, 9);
+        int from[MAX_SEQS] = {0};
+        size_t bytes;
+        float *want = out_new(&w, &bytes), *got = out_new(&w, &bytes);
+        run_cut(&w, 0, want);
+        memset(w.layer.kv.k, 0xff, w.kv_bytes);
+        memset(w.layer.kv.v, 0xff, w.kv_bytes);
+        struct step st;
+        step_open(&st, &w, from, w.len);
+        st.slot[48] = -1; /* the last row of the last sequence */
+        memset(st.a, 0xff, st.q_len * sizeof(float));
+        step_run(&st, &w);
+        scatter(&st, &w, from, w.len, got);
+        step_close(&st);
+        size_t width = 8 * 32, at = (40 + 8) * width; /* sequence 1, position 8 */
+        for (size_t i = 0; i < width; i++) {
+            assert_true(got[at + i] == 0.0f);
+            want[at + i] = 0.0f;
+        }
+        assert_memory_equal(want, got, bytes);
+        mem_free(want);
+        mem_free(got);
+        world_close(&w);
+    }
+}
+
+/* Scores far beyond what a half holds, ties, and weights that underflow. */
+static void test_extremes(void **state)
+{
+    (void)state;
+    static const int len[] = {200};
+    for (enum isa isa = ISA_REF; isa <= isa_best(); isa++)
+        for (int kind = 0; kind < 3; kind++) {
+            struct world w;
+            world_open(&w, 8, 1, 32, 0, 16, DT_F32, 0, len, 1, 2, isa, 9);
+            w.layer.q_norm = w.layer.k_norm = NULL;
+            int from[MAX_SEQS] = {0};
+            struct step st;
+            step_open(&st, &w, from, w.len);
+            for (int t = 0; t < 200; t++)
+                for (int i = 0; i < w.s.n_embd; i++) {
+                    float *x = &st.qkv[t * w.s.n_embd + i];
+                    if (i < 8 * 32) /* q */
+                        *x = kind == 0 ? 0.0f : 100.0f;
+                    else if (i < 9 * 32) /* k: growing or falling by 5e4 in score from key to key */
+                        *x = kind == 1 ? (float)t * 100.0f : -(float)t * 100.0f;
+                    else
+                        *x = (float)t;
+                }
+            step_run(&st, &w);
+            for (int t = 0; t < 200; t++) {
+                float want = kind == 0 ? (float)t / 2 : kind == 1 ? (float)t : 0.0f;
+                for (int i = 0; i < 8 * 32; i++)
+                    assert_float_equal(st.a[t * 8 * 32 + i], want, 1e-4);
+            }
+            step_close(&st);
+            world_close(&w);
+        }
+}
+
+static void test_add_norm(void **state)
+{
+    (void)state;
+    static const int widths[] = {1, 5, 16, 64, 100, 2048, 2051}, rows[] = {1, 3, 40};
+    struct pool *pool = pool_new(3);
+    for (int wi = 0; wi < 7; wi++)
+        for (int ri = 0; ri < 3; ri++)
+            for (enum isa isa = ISA_REF; isa <= isa_best(); isa++)
+                for (int with_d = 0; with_d < 2; with_d++) {
+                    int width = widths[wi], n_rows = rows[ri];
+                    size_t n = (size_t)width * (size_t)n_rows;
+                    float *x = mem_zalloc(n, 4), *d = mem_zalloc(n, 4), *out = mem_zalloc(n, 4);
+                    float *gain = mem_zalloc((size_t)width, 4);
+                    for (size_t i = 0; i < n; i++) {
+                        x[i] = noise(1, 3, (uint32_t)i);
+                        d[i] = noise(1, 4, (uint32_t)i);
+                    }
+                    for (int i = 0; i < width; i++)
+                        gain[i] = noise(1, 5, (uint32_t)i);
+                    cpu_add_norm(x, with_d ? d : NULL, gain, out, n_rows, width, 1e-5f, pool, isa);
+                    for (int r = 0; r < n_rows; r++) {
+                        double sum = 0;
+                        for (int i = 0; i < width; i++) {
+                            size_t at = (size_t)r * (size_t)width + (size_t)i;
+                            float want = noise(1, 3, (uint32_t)at);
+                            want += with_d ? noise(1, 4, (uint32_t)at) : 0;
+                            assert_true(x[at] == want);
+                            sum += (double)want * want;
+                        }
+                        double scale = 1 / sqrt(sum / width + (double)1e-5f);
+                        for (int i = 0; i < width; i++) {
+                            size_t at = (size_t)r * (size_t)width + (size_t)i;
+                            double want = x[at] * scale * gain[i];
+                            assert_true(fabs(out[at] - want) <= 1e-6 * fabs(want) + 1e-12);
+                        }
+                    }
+                    mem_free(x);
+                    mem_free(d);
+                    mem_free(out);
+                    mem_free(gain);
+                }
+    pool_free(pool);
+}
+
+static void test_gather(void **state)
+{
+    (void)state;
+    enum { ROWS = 90, WIDTH = 1000 };
+    struct pool *pool = pool_new(3);
+    float *src = mem_zalloc((size_t)ROWS * WIDTH, 4), *dst = mem_zalloc((size_t)ROWS * WIDTH, 4);
+    int32_t index[ROWS];
+    for (int i = 0; i < ROWS * WIDTH; i++)
+        src[i] = (float)i;
+    for (int n = 1; n <= ROWS; n += 89) {
+        for (int i = 0; i < n; i++)
+            index[i] = (i * 37 + 5) % ROWS;
+        cpu_gather(src, index, n, WIDTH, dst, pool);
+        for (int i = 0; i < n; i++)
+            assert_memory_equal(dst + (size_t)i * WIDTH, src + (size_t)index[i] * WIDTH, WIDTH * 4);
+    }
+    mem_free(src);
+    mem_free(dst);
+    pool_free(pool);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_oracle),     cmocka_unit_test(test_exact_storage),
+        cmocka_unit_test(test_invariance), cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_padding),    cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_add_norm),   cmocka_unit_test(test_gather),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
