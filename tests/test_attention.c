@@ -28,14 +28,20 @@ static uint32_t hash(uint32_t a, uint32_t b, uint32_t c)
     return x ^ x >> 15;
 }
 
-/* About normal, deviation 1. */
+/* Mean 0, deviation 1: the sum of four bytes. */
 static float noise(uint32_t a, uint32_t b, uint32_t c)
 {
-    float sum = 0;
-    for (uint32_t i = 0; i < 4; i++)
-        sum += (float)(hash(a, b, c * 4 + i) >> 8) * 0x1p-24f;
-    return (sum - 2) * 1.7320508f;
+    uint32_t x = hash(a, b, c);
+    int sum = (int)((x & 255) + (x >> 8 & 255) + (x >> 16 & 255) + (x >> 24));
+    return (float)(sum - 510) * (1.0f / 147.8f) + (float)(x * 0x9e3779b1u >> 8) * 0x1p-31f;
 }
+
+/* The instruction sets of this machine that have kernels of their own here. */
+static const enum isa isas[] = {ISA_REF, ISA_AVX2, ISA_AVX512, ISA_AMX};
+#define FOR_EACH_ISA(isa)                                                                          \
+    for (int isa##_i = 0; isa##_i < 4; isa##_i++)                                                  \
+        for (enum isa isa = isas[isa##_i], isa##_once = isa_best() >= isa; isa##_once;             \
+             isa##_once = 0)
 
 enum { MAX_SEQS = 8 };
 
@@ -390,7 +396,8 @@ static void test_oracle(void **state)
     for (int c = 0; c < N_CONFIGS; c++)
         for (int k = 0; k < 3; k++) {
             float *want = NULL;
-            for (enum isa isa = ISA_REF; isa <= isa_best(); isa++) {
+            FOR_EACH_ISA(isa)
+            {
                 struct world w;
                 open_config(&w, &configs[c], kv_types[k], 2, isa, 1);
                 size_t bytes;
@@ -420,7 +427,8 @@ static void test_exact_storage(void **state)
     (void)state;
     for (int c = 0; c < N_CONFIGS; c++)
         for (int k = 1; k < 3; k++)
-            for (enum isa isa = ISA_REF; isa <= isa_best(); isa++) {
+            FOR_EACH_ISA(isa)
+            {
                 /* The same worlds, one stored as F32 and one as the type, with neither norm nor
                  * rotation, and inputs cut to what the type can hold. */
                 float *out[2];
@@ -452,7 +460,8 @@ static void test_invariance(void **state)
 {
     (void)state;
     for (int c = 0; c < N_CONFIGS; c++)
-        for (enum isa isa = ISA_REF; isa <= isa_best(); isa++) {
+        FOR_EACH_ISA(isa)
+        {
             enum dtype kv = kv_types[(c + 1) % 3];
             struct world w;
             open_config(&w, &configs[c], kv, 1, isa, 1);
@@ -493,7 +502,8 @@ static void test_mixed(void **state)
 {
     (void)state;
     static const int len[] = {1500, 40, 1, 700};
-    for (enum isa isa = ISA_REF; isa <= isa_best(); isa++) {
+    FOR_EACH_ISA(isa)
+    {
         float *out[3];
         size_t bytes = 0;
         for (int run = 0; run < 3; run++) {
@@ -548,7 +558,8 @@ static void test_padding(void **state)
 {
     (void)state;
     static const int len[] = {40, 9};
-    for (enum isa isa = ISA_REF; isa <= isa_best(); isa++) {
+    FOR_EACH_ISA(isa)
+    {
         struct world w;
         world_open(&w, 8, 2, 32, 32, 16, DT_F16, 0, len, 2, 2, isa, 9);
         int from[MAX_SEQS] = {0};
@@ -581,33 +592,92 @@ static void test_extremes(void **state)
 {
     (void)state;
     static const int len[] = {200};
-    for (enum isa isa = ISA_REF; isa <= isa_best(); isa++)
-        for (int kind = 0; kind < 3; kind++) {
-            struct world w;
-            world_open(&w, 8, 1, 32, 0, 16, DT_F32, 0, len, 1, 2, isa, 9);
-            w.layer.q_norm = w.layer.k_norm = NULL;
-            int from[MAX_SEQS] = {0};
-            struct step st;
-            step_open(&st, &w, from, w.len);
-            for (int t = 0; t < 200; t++)
-                for (int i = 0; i < w.s.n_embd; i++) {
-                    float *x = &st.qkv[t * w.s.n_embd + i];
-                    if (i < 8 * 32) /* q */
-                        *x = kind == 0 ? 0.0f : 100.0f;
-                    else if (i < 9 * 32) /* k: growing or falling by 5e4 in score from key to key */
-                        *x = kind == 1 ? (float)t * 100.0f : -(float)t * 100.0f;
-                    else
-                        *x = (float)t;
-                }
-            step_run(&st, &w);
-            for (int t = 0; t < 200; t++) {
-                float want = kind == 0 ? (float)t / 2 : kind == 1 ? (float)t : 0.0f;
-                for (int i = 0; i < 8 * 32; i++)
-                    assert_float_equal(st.a[t * 8 * 32 + i], want, 1e-4);
+    FOR_EACH_ISA(isa)
+    for (int kind = 0; kind < 3; kind++) {
+        struct world w;
+        world_open(&w, 8, 1, 32, 0, 16, DT_F32, 0, len, 1, 2, isa, 9);
+        w.layer.q_norm = w.layer.k_norm = NULL;
+        int from[MAX_SEQS] = {0};
+        struct step st;
+        step_open(&st, &w, from, w.len);
+        for (int t = 0; t < 200; t++)
+            for (int i = 0; i < w.s.n_embd; i++) {
+                float *x = &st.qkv[t * w.s.n_embd + i];
+                if (i < 8 * 32) /* q */
+                    *x = kind == 0 ? 0.0f : 100.0f;
+                else if (i < 9 * 32) /* k: growing or falling by 5e4 in score from key to key */
+                    *x = kind == 1 ? (float)t * 100.0f : -(float)t * 100.0f;
+                else
+                    *x = (float)t;
             }
-            step_close(&st);
-            world_close(&w);
+        step_run(&st, &w);
+        for (int t = 0; t < 200; t++) {
+            float want = kind == 0 ? (float)t / 2 : kind == 1 ? (float)t : 0.0f;
+            for (int i = 0; i < 8 * 32; i++)
+                assert_float_equal(st.a[t * 8 * 32 + i], want, 1e-4);
         }
+        step_close(&st);
+        world_close(&w);
+    }
+}
+
+/* The same worlds through the reference backend's attn_in and attention. */
+static void test_reference(void **state)
+{
+    (void)state;
+    for (int c = 0; c < N_CONFIGS; c++) {
+        struct world w;
+        open_config(&w, &configs[c], DT_F32, 2, ISA_REF, 1);
+        if (w.s.n_embd > 2000) { /* the identity matrix would be large */
+            world_close(&w);
+            continue;
+        }
+        size_t n = (size_t)w.s.n_embd;
+        float *identity = mem_zalloc(n * n, sizeof(float));
+        for (size_t i = 0; i < n; i++)
+            identity[i * n + i] = 1;
+        const uint8_t *data = (const uint8_t *)identity;
+        struct raw_weight raw = {.n_in = (int)n,
+                                 .n_out = (int)n,
+                                 .n_expert = 1,
+                                 .n_seg = 1,
+                                 .seg = {{.type = DT_F32, .rows = (int)n, .data = &data}}};
+        struct backend *be = backend_open_ref();
+        struct error err;
+        struct weight wqkv;
+        assert_true(be->ops->upload(be, &raw, &wqkv, &err));
+        assert_true(be->ops->prepare(be, &w.s, &err));
+        struct attn_layer layer = w.layer;
+        layer.wqkv = &wqkv;
+        layer.kv.k = be->ops->alloc(be, w.kv_bytes, "keys", &err);
+        layer.kv.v = be->ops->alloc(be, w.kv_bytes, "values", &err);
+        int from[MAX_SEQS] = {0};
+        struct step want;
+        step_open(&want, &w, from, w.len);
+        be->ops->begin(be, &want.b);
+        be->ops->attn_in(be, &layer, want.qkv, want.q);
+        be->ops->attention(be, &layer, want.q, want.a);
+        assert_true(be->ops->end(be, NULL, &err));
+        FOR_EACH_ISA(isa)
+        {
+            w.isa = isa;
+            struct step got;
+            step_open(&got, &w, from, w.len);
+            step_run(&got, &w);
+            double dq = max_diff(want.q, got.q, want.q_len),
+                   da = max_diff(want.a, got.a, want.q_len);
+            if (!(dq <= 5e-6 && da <= 1e-5))
+                fail_msg("config %d, %s: q off by %g, a by %g", c, isa_name(isa), dq, da);
+            step_close(&got);
+        }
+        step_close(&want);
+        be->ops->free(be, layer.kv.k, w.kv_bytes);
+        be->ops->free(be, layer.kv.v, w.kv_bytes);
+        be->ops->release(be, &wqkv);
+        be->ops->close(be);
+        mem_free(identity);
+        world_close(&w);
+    }
 }
 
 static void test_add_norm(void **state)
@@ -617,40 +687,40 @@ static void test_add_norm(void **state)
     struct pool *pool = pool_new(3);
     for (int wi = 0; wi < 7; wi++)
         for (int ri = 0; ri < 3; ri++)
-            for (enum isa isa = ISA_REF; isa <= isa_best(); isa++)
-                for (int with_d = 0; with_d < 2; with_d++) {
-                    int width = widths[wi], n_rows = rows[ri];
-                    size_t n = (size_t)width * (size_t)n_rows;
-                    float *x = mem_zalloc(n, 4), *d = mem_zalloc(n, 4), *out = mem_zalloc(n, 4);
-                    float *gain = mem_zalloc((size_t)width, 4);
-                    for (size_t i = 0; i < n; i++) {
-                        x[i] = noise(1, 3, (uint32_t)i);
-                        d[i] = noise(1, 4, (uint32_t)i);
-                    }
-                    for (int i = 0; i < width; i++)
-                        gain[i] = noise(1, 5, (uint32_t)i);
-                    cpu_add_norm(x, with_d ? d : NULL, gain, out, n_rows, width, 1e-5f, pool, isa);
-                    for (int r = 0; r < n_rows; r++) {
-                        double sum = 0;
-                        for (int i = 0; i < width; i++) {
-                            size_t at = (size_t)r * (size_t)width + (size_t)i;
-                            float want = noise(1, 3, (uint32_t)at);
-                            want += with_d ? noise(1, 4, (uint32_t)at) : 0;
-                            assert_true(x[at] == want);
-                            sum += (double)want * want;
-                        }
-                        double scale = 1 / sqrt(sum / width + (double)1e-5f);
-                        for (int i = 0; i < width; i++) {
-                            size_t at = (size_t)r * (size_t)width + (size_t)i;
-                            double want = x[at] * scale * gain[i];
-                            assert_true(fabs(out[at] - want) <= 1e-6 * fabs(want) + 1e-12);
-                        }
-                    }
-                    mem_free(x);
-                    mem_free(d);
-                    mem_free(out);
-                    mem_free(gain);
-                }
+            FOR_EACH_ISA(isa)
+    for (int with_d = 0; with_d < 2; with_d++) {
+        int width = widths[wi], n_rows = rows[ri];
+        size_t n = (size_t)width * (size_t)n_rows;
+        float *x = mem_zalloc(n, 4), *d = mem_zalloc(n, 4), *out = mem_zalloc(n, 4);
+        float *gain = mem_zalloc((size_t)width, 4);
+        for (size_t i = 0; i < n; i++) {
+            x[i] = noise(1, 3, (uint32_t)i);
+            d[i] = noise(1, 4, (uint32_t)i);
+        }
+        for (int i = 0; i < width; i++)
+            gain[i] = noise(1, 5, (uint32_t)i);
+        cpu_add_norm(x, with_d ? d : NULL, gain, out, n_rows, width, 1e-5f, pool, isa);
+        for (int r = 0; r < n_rows; r++) {
+            double sum = 0;
+            for (int i = 0; i < width; i++) {
+                size_t at = (size_t)r * (size_t)width + (size_t)i;
+                float want = noise(1, 3, (uint32_t)at);
+                want += with_d ? noise(1, 4, (uint32_t)at) : 0;
+                assert_true(x[at] == want);
+                sum += (double)want * want;
+            }
+            double scale = 1 / sqrt(sum / width + (double)1e-5f);
+            for (int i = 0; i < width; i++) {
+                size_t at = (size_t)r * (size_t)width + (size_t)i;
+                double want = x[at] * scale * gain[i];
+                assert_true(fabs(out[at] - want) <= 1e-6 * fabs(want) + 1e-12);
+            }
+        }
+        mem_free(x);
+        mem_free(d);
+        mem_free(out);
+        mem_free(gain);
+    }
     pool_free(pool);
 }
 
@@ -678,10 +748,11 @@ static void test_gather(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_oracle),     cmocka_unit_test(test_exact_storage),
-        cmocka_unit_test(test_invariance), cmocka_unit_test(test_mixed),
-        cmocka_unit_test(test_padding),    cmocka_unit_test(test_extremes),
-        cmocka_unit_test(test_add_norm),   cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_oracle),        cmocka_unit_test(test_reference),
+        cmocka_unit_test(test_exact_storage), cmocka_unit_test(test_invariance),
+        cmocka_unit_test(test_mixed),         cmocka_unit_test(test_padding),
+        cmocka_unit_test(test_extremes),      cmocka_unit_test(test_add_norm),
+        cmocka_unit_test(test_gather),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
