@@ -1,13 +1,15 @@
 /*
  * The CPU backend's own struct, shared by the files that implement its ops: cpu.c (life, memory, the
- * op table), matmul*.c (linear, ffn, moe, embed and every weight layout) and attention*.c (norms,
- * RoPE, KV append, attention). Each op splits its work over the pool by output, so results do not
- * depend on the number of threads. Scratch is allocated in prepare() alone.
+ * op table), matmul.c and moe.c (linear, ffn, moe, embed, on the kernels of matmul.h). Each op splits
+ * its work over the pool by output, so results do not depend on the number of threads. Scratch is
+ * allocated in prepare() alone.
  */
 #ifndef STEEL_BACKEND_CPU_CPU_H
 #define STEEL_BACKEND_CPU_CPU_H
 
 #include "backend/backend.h"
+#include "backend/profile.h"
+#include "base/clock.h"
 #include "base/cpu.h"
 #include "base/pool.h"
 
@@ -16,23 +18,33 @@ struct cpu_backend {
     struct pool *pool;
     enum isa isa;
     bool deterministic, no_repack;
-    struct shape shape; /* after prepare(); rope_freq is the backend's own copy */
-    struct batch batch; /* this step: between begin() and end() */
-    float *qkv;         /* (max_tokens, (H + 2K) * D) attn_in: projections before norm and RoPE */
-    void *matmul;       /* struct matmul: scratch of linear, ffn and moe */
-    void *attn;         /* struct attn_state: scratch of attention */
+    struct shape shape;  /* after prepare(); rope_freq is the backend's own copy */
+    struct batch batch;  /* this step: between begin() and end() */
+    float *rope_freq;    /* (n_rot/2) */
+    float *rope;         /* cpu_rope_table_len: this step's angles */
+    float *qkv;          /* (max_tokens, (H + 2K) * D) projections before norm and RoPE */
+    void *attn_scratch;  /* cpu_attention_scratch bytes */
+    int32_t *sampled;    /* (max_out) */
+    struct matmul *mm;   /* scratch and settings of linear, ffn and moe */
+    int64_t stage_start; /* profile clock */
 };
 
-/* attention*.c. attn_init: called by prepare(), after shape is set; tables and scratch. */
-bool attn_init(struct cpu_backend *cb, struct error *err);
-void attn_clear(struct cpu_backend *cb);
-void attn_add_norm(struct backend *be, float *x, const float *d, const float *gain, float *n,
-                   int rows);
-/* The rest of attn_in after the projection: qk-norm, RoPE, KV append of cb->qkv (bias already
- * added); q: (n_tokens, H*D). */
-void attn_rope_store(struct cpu_backend *cb, const struct attn_layer *l, const float *qkv,
-                     float *q);
-void attn_attention(struct backend *be, const struct attn_layer *l, const float *q, float *a);
-void attn_gather(struct backend *be, const float *src, float *dst, int width);
+static inline struct cpu_backend *cpu_self(struct backend *be)
+{
+    return (struct cpu_backend *)be;
+}
+
+static inline void cpu_stage_begin(struct cpu_backend *cb)
+{
+    if (cb->base.profile)
+        cb->stage_start = clock_ns();
+}
+
+static inline void cpu_stage_end(struct cpu_backend *cb, enum stage stage)
+{
+    struct profile *p = cb->base.profile;
+    if (p)
+        p->ns[p->phase][stage] += (double)(clock_ns() - cb->stage_start);
+}
 
 #endif

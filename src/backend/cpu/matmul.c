@@ -1,0 +1,276 @@
+/*
+ * linear and ffn over the kernel table, and the table itself. Work is cut into units of weight rows
+ * that threads take from a counter: whole rows of output, so the cut never changes a result. Owns
+ * the scratch of all products; knows no kernel's inside.
+ */
+#include "backend/cpu/matmul.h"
+#include "backend/cpu/cpu.h"
+#include "backend/cpu/generic.h"
+#include "base/mem.h"
+
+#include <limits.h>
+#include <math.h>
+#include <string.h>
+
+static const struct mm_variant variants[] = {
+    {"generic", DT_COUNT, false, 1, INT_MAX, ISA_AVX512, mm_generic_avx512},
+    {"generic", DT_COUNT, false, 1, INT_MAX, ISA_AVX2, mm_generic_avx2},
+};
+
+const struct mm_variant *mm_variants(int *n)
+{
+    *n = (int)(sizeof variants / sizeof *variants);
+    return variants;
+}
+
+const struct mm_variant *mm_pick(const struct mm_seg *seg, int rows, enum isa isa)
+{
+    int n;
+    const struct mm_variant *v = mm_variants(&n);
+    for (int i = 0; i < n; i++, v++)
+        if ((v->type == seg->type || v->type == DT_COUNT) && v->packed == seg->packed &&
+            isa >= v->isa && rows >= v->min_rows && rows <= v->max_rows)
+            return v;
+    CHECK(false, "no kernel for %s on %s", dtype_name(seg->type), isa_name(isa));
+    return NULL;
+}
+
+/* A thread's scratch: results on their way (three tiles of MM_CHUNK x MM_UNIT), then the kernel's. */
+enum { TILE = MM_CHUNK * MM_UNIT, N_TILES = 4 };
+
+static uint8_t *thread_scratch(const struct cpu_backend *cb, int ith)
+{
+    return cb->mm->threads + (size_t)ith * cb->mm->thread_bytes;
+}
+
+float *mm_tile(const struct cpu_backend *cb, int ith, int i)
+{
+    return (float *)thread_scratch(cb, ith) + (size_t)i * TILE;
+}
+
+static void *kernel_scratch(const struct cpu_backend *cb, int ith)
+{
+    return thread_scratch(cb, ith) + (size_t)N_TILES * TILE * sizeof(float);
+}
+
+static size_t round64(size_t n)
+{
+    return (n + 63) & ~(size_t)63;
+}
+
+bool mm_init(struct cpu_backend *cb, struct error *err)
+{
+    const struct shape *s = &cb->shape;
+    int widest = s->n_embd, dims[] = {s->n_ff, s->n_ff_exp, s->n_heads * s->head_dim};
+    for (int i = 0; i < 3; i++)
+        widest = dims[i] > widest ? dims[i] : widest;
+    struct matmul *m = mem_aligned(sizeof *m);
+    CHECK(m, "no memory for %zu bytes", sizeof *m);
+    memset(m, 0, sizeof *m);
+    cb->mm = m;
+    m->thread_bytes = round64((size_t)N_TILES * TILE * sizeof(float) + mm_generic_scratch(widest));
+    size_t n_threads = (size_t)pool_size(cb->pool);
+    m->threads = mem_aligned(m->thread_bytes * n_threads);
+    size_t per_row = (size_t)s->n_ff;
+    if ((size_t)s->n_ff_exp * (size_t)s->n_expert_used > per_row)
+        per_row = (size_t)s->n_ff_exp * (size_t)s->n_expert_used;
+    m->hidden_bytes = round64((size_t)s->max_tokens * per_row * sizeof(float));
+    m->hidden = mem_aligned(m->hidden_bytes);
+    if (!m->threads || !m->hidden)
+        return error_set(err, "out of memory: %zu bytes of scratch",
+                         m->thread_bytes * n_threads + m->hidden_bytes);
+    return moe_init(cb, err);
+}
+
+void mm_clear(struct cpu_backend *cb)
+{
+    struct matmul *m = cb->mm;
+    if (!m)
+        return;
+    moe_clear(cb);
+    mem_aligned_free(m->threads, m->thread_bytes * (size_t)pool_size(cb->pool));
+    mem_aligned_free(m->hidden, m->hidden_bytes);
+    mem_aligned_free(m, sizeof *m);
+    cb->mm = NULL;
+}
+
+/* A packed range that does not start on a panel goes through a tile: compute whole panels, copy. */
+static void call_offset(const struct cpu_backend *cb, int ith, struct mm_call *c)
+{
+    int skip = c->row % MM_PANEL, n_rows = c->n_rows;
+    float *y = c->y, *tile = mm_tile(cb, ith, N_TILES - 1);
+    size_t stride = c->stride;
+    CHECK(c->n <= MM_CHUNK, "unaligned block of %d rows", c->n);
+    int at = 0;
+    while (at < n_rows) {
+        int width = MM_UNIT - skip < n_rows - at ? MM_UNIT - skip : n_rows - at;
+        c->row -= skip;
+        c->n_rows = skip + width;
+        c->bias = NULL;
+        c->y = tile;
+        c->stride = MM_UNIT;
+        mm_pick(c->seg, c->n, cb->isa)->fn(c);
+        for (int i = 0; i < c->n; i++)
+            memcpy(y + (size_t)i * stride + at, tile + (size_t)i * MM_UNIT + skip,
+                   (size_t)width * sizeof(float));
+        c->row += skip + width;
+        at += width;
+        skip = 0;
+    }
+}
+
+void mm_block(const struct cpu_backend *cb, int ith, const struct mm_weight *w, int e, int r0,
+              int r1, const struct mm_x *x, const int32_t *rows, int n, float *y, size_t stride)
+{
+    for (int i = 0; i < w->n_seg; i++) {
+        const struct mm_seg *seg = &w->seg[i];
+        int a = r0 > seg->first_row ? r0 : seg->first_row;
+        int end = seg->first_row + seg->rows, b = r1 < end ? r1 : end;
+        if (a >= b || n == 0)
+            continue;
+        struct mm_call c = {.w = w,
+                            .seg = seg,
+                            .expert = e,
+                            .row = a - seg->first_row,
+                            .n_rows = b - a,
+                            .x = x,
+                            .rows = rows,
+                            .n = n,
+                            .y = y + (a - r0),
+                            .stride = stride,
+                            .bias = w->bias ? w->bias + a : NULL,
+                            .scratch = kernel_scratch(cb, ith)};
+        if (!seg->packed || c.row % MM_PANEL == 0) {
+            mm_pick(seg, n, cb->isa)->fn(&c);
+        } else {
+            call_offset(cb, ith, &c);
+            for (int t = 0; w->bias && t < n; t++)
+                for (int j = 0; j < b - a; j++)
+                    y[(size_t)t * stride + (size_t)(a - r0 + j)] += w->bias[a + j];
+        }
+    }
+}
+
+int mm_take(struct mm_counter *c, int step)
+{
+    return atomic_fetch_add_explicit(&c->next, step, memory_order_relaxed);
+}
+
+void mm_counters_reset(struct matmul *m)
+{
+    for (size_t i = 0; i < sizeof m->counters / sizeof *m->counters; i++)
+        atomic_store_explicit(&m->counters[i].next, 0, memory_order_relaxed);
+}
+
+/* Linear */
+
+struct linear_job {
+    struct cpu_backend *cb;
+    const struct mm_weight *w;
+    struct mm_x x;
+    float *y;
+    int rows;
+};
+
+/* Rows per unit: enough units that threads end together, few enough that taking one costs nothing. */
+int mm_unit_rows(const struct cpu_backend *cb, int n_out, int n)
+{
+    if (n > 8)
+        return MM_UNIT;
+    int units = n_out / MM_UNIT / (pool_size(cb->pool) * 8);
+    return MM_UNIT * (units < 1 ? 1 : units > 8 ? 8 : units);
+}
+
+static void linear_phase(struct linear_job *j, int ith, struct mm_counter *counter)
+{
+    int step = mm_unit_rows(j->cb, j->w->n_out, j->rows);
+    for (;;) {
+        int r0 = mm_take(counter, step);
+        if (r0 >= j->w->n_out)
+            return;
+        int r1 = r0 + step < j->w->n_out ? r0 + step : j->w->n_out;
+        for (int t = 0; t < j->rows; t += MM_CHUNK) {
+            struct mm_x x = j->x;
+            x.x += (size_t)t * (size_t)x.n_in;
+            int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
+            mm_block(j->cb, ith, j->w, 0, r0, r1, &x, NULL, n,
+                     j->y + (size_t)t * (size_t)j->w->n_out + r0, (size_t)j->w->n_out);
+        }
+    }
+}
+
+static void linear_main(void *arg, int ith, int nth)
+{
+    (void)nth;
+    struct linear_job *j = arg;
+    linear_phase(j, ith, &j->cb->mm->counters[0]);
+}
+
+void mm_linear(struct cpu_backend *cb, const struct mm_weight *w, const float *x, float *y,
+               int rows)
+{
+    if (rows == 0)
+        return;
+    struct linear_job j = {cb, w, {w->n_in, x}, y, rows};
+    mm_counters_reset(cb->mm);
+    pool_run(cb->pool, linear_main, &j);
+}
+
+/* ffn: units of hidden dimensions, gate and up together; then the down projection. */
+
+struct ffn_job {
+    struct cpu_backend *cb;
+    const struct mm_weight *gate_up, *down;
+    const float *x;
+    float *y;
+    int rows;
+};
+
+/* hidden[slot0 + i][h0..h1) = silu(gate) * up of input rows rows[i] (NULL: row0 + i), i < n */
+void mm_glu_block(const struct cpu_backend *cb, int ith, const struct mm_weight *gate_up, int e,
+                  int h0, int h1, const struct mm_x *x, const int32_t *rows, int n, float *hidden)
+{
+    int n_ff = gate_up->n_out / 2, width = h1 - h0;
+    float *g = mm_tile(cb, ith, 0), *u = mm_tile(cb, ith, 1);
+    mm_block(cb, ith, gate_up, e, h0, h1, x, rows, n, g, MM_UNIT);
+    mm_block(cb, ith, gate_up, e, n_ff + h0, n_ff + h1, x, rows, n, u, MM_UNIT);
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < width; j++) {
+            float gate = g[i * MM_UNIT + j];
+            hidden[(size_t)i * (size_t)n_ff + (size_t)(h0 + j)] =
+                gate / (1.0f + expf(-gate)) * u[i * MM_UNIT + j];
+        }
+}
+
+static void ffn_main(void *arg, int ith, int nth)
+{
+    (void)nth;
+    struct ffn_job *j = arg;
+    struct cpu_backend *cb = j->cb;
+    int n_ff = j->gate_up->n_out / 2;
+    for (;;) {
+        int h0 = mm_take(&cb->mm->counters[0], MM_UNIT);
+        if (h0 >= n_ff)
+            break;
+        int h1 = h0 + MM_UNIT < n_ff ? h0 + MM_UNIT : n_ff;
+        for (int t = 0; t < j->rows; t += MM_CHUNK) {
+            struct mm_x x = {j->gate_up->n_in, j->x + (size_t)t * (size_t)j->gate_up->n_in};
+            int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
+            mm_glu_block(cb, ith, j->gate_up, 0, h0, h1, &x, NULL, n,
+                         cb->mm->hidden + (size_t)t * (size_t)n_ff);
+        }
+    }
+    pool_barrier(cb->pool);
+    struct linear_job down = {cb, j->down, {n_ff, cb->mm->hidden}, j->y, j->rows};
+    linear_phase(&down, ith, &cb->mm->counters[1]);
+}
+
+void mm_ffn(struct cpu_backend *cb, const struct mm_weight *gate_up, const struct mm_weight *down,
+            const float *x, float *y, int rows)
+{
+    if (rows == 0)
+        return;
+    struct ffn_job j = {cb, gate_up, down, x, y, rows};
+    mm_counters_reset(cb->mm);
+    pool_run(cb->pool, ffn_main, &j);
+}

@@ -1,0 +1,125 @@
+/*
+ * Matrix products of the CPU backend: how a weight lies in memory, the forms its inputs take, and the
+ * one table of kernels. linear, ffn and moe are built on mm_block, which computes a range of weight
+ * rows for a list of input rows with the first kernel of the table that fits.
+ *
+ * Rows are independent: a kernel adds the products of one (input row, weight row) pair in an order
+ * that depends on the weight alone, so a row's result does not change with the batch around it, and
+ * never with the number of threads.
+ */
+#ifndef STEEL_BACKEND_CPU_MATMUL_H
+#define STEEL_BACKEND_CPU_MATMUL_H
+
+#include "backend/backend.h"
+#include "base/cpu.h"
+#include "base/pool.h"
+
+#include <stdatomic.h>
+
+enum {
+    MM_PANEL = 16, /* weight rows that packed layouts interleave */
+    MM_UNIT = 32,  /* weight rows of one unit of work: two panels */
+    MM_CHUNK = 128 /* input rows a thread takes at a time where results pass through its scratch */
+};
+
+/* One row segment of a weight. Packed: (n_expert, n_panels) panels of panel_bytes. */
+struct mm_seg {
+    enum dtype type;
+    bool packed;
+    int first_row, rows, n_panels; /* first_row: in the weight; packed ones start on a panel */
+    size_t panel_bytes;
+    const uint8_t *data; /* packed only */
+};
+
+struct mm_weight {
+    int n_in, n_out, n_expert, n_seg;
+    struct mm_seg seg[3];
+    struct raw_weight *raw; /* view or copy; segments that are not packed read it */
+    float *bias;            /* (n_out) or NULL */
+    uint8_t *mem;           /* (mem_bytes) packed panels of all segments */
+    size_t mem_bytes;
+};
+
+/* Input rows. Quantised forms are filled by mm_quantize where a segment of the weight wants them. */
+struct mm_x {
+    int n_in;
+    const float *x; /* (rows, n_in) */
+};
+
+struct mm_call {
+    const struct mm_weight *w;
+    const struct mm_seg *seg;
+    int expert;
+    int row, n_rows; /* rows of the segment; packed kernels: row is a multiple of MM_PANEL */
+    const struct mm_x *x;
+    const int32_t *rows; /* (n) rows of x, or NULL: 0..n-1 */
+    int n;
+    float *y; /* y[i * stride + j], i < n, j < n_rows */
+    size_t stride;
+    const float *bias; /* (n_rows) or NULL */
+    void *scratch;     /* this thread's, mm_scratch_bytes */
+};
+
+struct mm_variant {
+    const char *name;
+    enum dtype type; /* DT_COUNT: any */
+    bool packed;     /* which layout it reads */
+    int min_rows, max_rows;
+    enum isa isa; /* least instruction set */
+    void (*fn)(const struct mm_call *c);
+};
+
+/* The kernels in order of preference; *n of them. The first that fits is used. */
+const struct mm_variant *mm_variants(int *n);
+const struct mm_variant *mm_pick(const struct mm_seg *seg, int rows, enum isa isa);
+
+/* Hands out units of work to the threads of one phase. */
+struct mm_counter {
+    _Alignas(64) _Atomic int next;
+};
+
+struct moe_state;
+struct cpu_backend;
+
+/* Scratch of linear, ffn and moe; made by prepare(). */
+struct matmul {
+    size_t thread_bytes;
+    uint8_t *threads; /* (n_threads, thread_bytes) */
+    struct mm_counter counters[4];
+    float *hidden; /* (max_tokens * experts per token, n_ff): input of the down projection */
+    size_t hidden_bytes;
+    struct moe_state *moe; /* NULL without experts */
+};
+
+/* A weight in the backend's form. repack: interleave what has a packed layout; else, and for what
+ * has none, the file's blocks are read in place (copied where src is transient). */
+struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, enum isa isa,
+                                struct pool *pool, struct error *err);
+void mm_weight_free(struct mm_weight *w);
+void mm_weight_row(const struct mm_weight *w, int row, float *dst); /* expert 0, exact */
+
+bool mm_init(struct cpu_backend *cb, struct error *err);
+void mm_clear(struct cpu_backend *cb);
+
+/* y[i*stride + j] = x[rows[i]] . W_e[r0 + j] + bias[r0 + j], i < n, j < r1 - r0. n <= MM_CHUNK unless
+ * r0 and r1 lie on panels. Runs on the calling thread, number ith of the team. */
+void mm_block(const struct cpu_backend *cb, int ith, const struct mm_weight *w, int e, int r0,
+              int r1, const struct mm_x *x, const int32_t *rows, int n, float *y, size_t stride);
+/* hidden[i][h0..h1) = silu(gate) * up of input rows rows[i] (NULL: i), rows of n_out / 2 */
+void mm_glu_block(const struct cpu_backend *cb, int ith, const struct mm_weight *gate_up, int e,
+                  int h0, int h1, const struct mm_x *x, const int32_t *rows, int n, float *hidden);
+float *mm_tile(const struct cpu_backend *cb, int ith, int i); /* (MM_CHUNK, MM_UNIT), i < 3 */
+int mm_take(struct mm_counter *c, int step);
+void mm_counters_reset(struct matmul *m);
+void mm_linear(struct cpu_backend *cb, const struct mm_weight *w, const float *x, float *y,
+               int rows);
+void mm_ffn(struct cpu_backend *cb, const struct mm_weight *gate_up, const struct mm_weight *down,
+            const float *x, float *y, int rows);
+
+bool moe_init(struct cpu_backend *cb, struct error *err);
+void moe_clear(struct cpu_backend *cb);
+void moe_run(struct cpu_backend *cb, const struct mm_weight *router,
+             const struct mm_weight *gate_up, const struct mm_weight *down, const float *x,
+             float *y, int rows);
+
+#endif

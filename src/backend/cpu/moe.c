@@ -1,0 +1,228 @@
+/*
+ * The mixture of experts: router, top-k, tokens sorted by expert, gate and up of every expert in one
+ * pass over its rows, then the down projection by output rows, which adds the experts of a token in
+ * ascending order and needs no buffer of partial results. One pool_run, four phases. Owns the
+ * routing tables.
+ */
+#include "backend/cpu/cpu.h"
+#include "backend/cpu/matmul.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <string.h>
+
+struct moe_state {
+    float *logits;       /* (max_tokens, n_expert) */
+    int32_t *chosen;     /* (max_tokens, n_used) experts of a token, ascending */
+    float *weights;      /* (max_tokens, n_used) */
+    int32_t *start;      /* (n_expert + 1) first slot of each expert */
+    int32_t *slot_token; /* (max_tokens * n_used) token of a slot: slots are sorted by expert */
+    float *slot_weight;  /* (max_tokens * n_used) */
+    int32_t *active;     /* (n_active) experts with tokens, ascending */
+    int n_active;
+};
+
+bool moe_init(struct cpu_backend *cb, struct error *err)
+{
+    (void)err;
+    const struct shape *s = &cb->shape;
+    if (s->n_expert == 0)
+        return true;
+    struct moe_state *m = mem_zalloc(1, sizeof *m);
+    size_t tokens = (size_t)s->max_tokens, slots = tokens * (size_t)s->n_expert_used;
+    m->logits = mem_zalloc(tokens * (size_t)s->n_expert, sizeof(float));
+    m->chosen = mem_zalloc(slots, sizeof(int32_t));
+    m->weights = mem_zalloc(slots, sizeof(float));
+    m->start = mem_zalloc((size_t)s->n_expert + 1, sizeof(int32_t));
+    m->slot_token = mem_zalloc(slots, sizeof(int32_t));
+    m->slot_weight = mem_zalloc(slots, sizeof(float));
+    m->active = mem_zalloc((size_t)s->n_expert, sizeof(int32_t));
+    cb->mm->moe = m;
+    return true;
+}
+
+void moe_clear(struct cpu_backend *cb)
+{
+    struct moe_state *m = cb->mm->moe;
+    if (!m)
+        return;
+    void *owned[] = {m->logits,     m->chosen,      m->weights, m->start,
+                     m->slot_token, m->slot_weight, m->active,  m};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        mem_free(owned[i]);
+}
+
+struct moe_job {
+    struct cpu_backend *cb;
+    const struct mm_weight *router, *gate_up, *down;
+    const float *x;
+    float *y;
+    int rows;
+    int64_t routed; /* clock when the experts began, for the profile */
+};
+
+/* Softmax over all experts, the best n_used of them (ties: lower index), in ascending order. */
+static void choose(const struct shape *s, float *p, int32_t *chosen, float *weights)
+{
+    int n = s->n_expert, used = s->n_expert_used;
+    float max = -INFINITY, total = 0.0f;
+    for (int e = 0; e < n; e++)
+        max = p[e] > max ? p[e] : max;
+    for (int e = 0; e < n; e++)
+        total += p[e] = expf(p[e] - max);
+    for (int k = 0; k < used; k++) {
+        int best = 0;
+        for (int e = 1; e < n; e++)
+            if (p[e] > p[best])
+                best = e;
+        /* Insert in ascending order of expert; a taken one can not be the best again. */
+        int at = k;
+        for (; at > 0 && chosen[at - 1] > best; at--) {
+            chosen[at] = chosen[at - 1];
+            weights[at] = weights[at - 1];
+        }
+        chosen[at] = best;
+        weights[at] = p[best];
+        p[best] = -1.0f;
+    }
+    float kept = 0.0f;
+    for (int k = 0; k < used; k++)
+        kept += weights[k];
+    for (int k = 0; k < used; k++)
+        weights[k] = weights[k] / (s->norm_topk ? kept : total) * s->expert_scale;
+}
+
+/* Counting sort of (token, expert) pairs by expert; tokens stay in order within one. */
+static void sort_slots(const struct moe_job *j)
+{
+    const struct shape *s = &j->cb->shape;
+    struct moe_state *m = j->cb->mm->moe;
+    int used = s->n_expert_used;
+    memset(m->start, 0, ((size_t)s->n_expert + 1) * sizeof *m->start);
+    for (int i = 0; i < j->rows * used; i++)
+        m->start[m->chosen[i] + 1]++;
+    m->n_active = 0;
+    for (int e = 0; e < s->n_expert; e++) {
+        if (m->start[e + 1])
+            m->active[m->n_active++] = e;
+        m->start[e + 1] += m->start[e];
+    }
+    for (int i = 0; i < j->rows * used; i++) {
+        int slot = m->start[m->chosen[i]]++;
+        m->slot_token[slot] = i / used;
+        m->slot_weight[slot] = m->weights[i];
+    }
+    for (int e = s->n_expert; e > 0; e--)
+        m->start[e] = m->start[e - 1];
+    m->start[0] = 0;
+}
+
+static void route(struct moe_job *j, int ith, int nth)
+{
+    struct cpu_backend *cb = j->cb;
+    const struct shape *s = &cb->shape;
+    struct moe_state *m = cb->mm->moe;
+    struct mm_x x = {j->router->n_in, j->x};
+    for (;;) {
+        /* Units of (rows of the batch, experts), so that one token and many both spread. */
+        int per_chunk = (s->n_expert + MM_UNIT - 1) / MM_UNIT;
+        int u = mm_take(&cb->mm->counters[0], 1), t = u / per_chunk * MM_CHUNK;
+        if (t >= j->rows)
+            break;
+        int r0 = u % per_chunk * MM_UNIT;
+        int r1 = r0 + MM_UNIT < s->n_expert ? r0 + MM_UNIT : s->n_expert;
+        int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
+        struct mm_x part = x;
+        part.x += (size_t)t * (size_t)x.n_in;
+        mm_block(cb, ith, j->router, 0, r0, r1, &part, NULL, n,
+                 m->logits + (size_t)t * (size_t)s->n_expert + r0, (size_t)s->n_expert);
+    }
+    pool_barrier(cb->pool);
+    /* One token is thread 0's, which sorts next, so that no barrier stands between. */
+    int first = 0, last = ith == 0 ? j->rows : 0;
+    if (j->rows > 1)
+        pool_split(j->rows, 1, ith, nth, &first, &last);
+    for (int t = first; t < last; t++)
+        choose(s, m->logits + (size_t)t * (size_t)s->n_expert,
+               m->chosen + (size_t)t * (size_t)s->n_expert_used,
+               m->weights + (size_t)t * (size_t)s->n_expert_used);
+    if (j->rows > 1)
+        pool_barrier(cb->pool);
+    if (ith == 0) {
+        sort_slots(j);
+        j->routed = clock_ns();
+    }
+    pool_barrier(cb->pool);
+}
+
+/* y[:, r0..r1) = sum over experts, ascending, of weight * (hidden . down rows) */
+static void down_block(const struct moe_job *j, int ith, int r0, int r1)
+{
+    struct cpu_backend *cb = j->cb;
+    const struct moe_state *m = cb->mm->moe;
+    int n_ff = j->down->n_in;
+    size_t width = (size_t)j->down->n_out;
+    float *tile = mm_tile(cb, ith, 0);
+    for (int t = 0; t < j->rows; t++)
+        memset(j->y + (size_t)t * width + r0, 0, (size_t)(r1 - r0) * sizeof(float));
+    for (int a = 0; a < m->n_active; a++) {
+        int e = m->active[a];
+        for (int s0 = m->start[e]; s0 < m->start[e + 1]; s0 += MM_CHUNK) {
+            int n = m->start[e + 1] - s0 < MM_CHUNK ? m->start[e + 1] - s0 : MM_CHUNK;
+            struct mm_x h = {n_ff, cb->mm->hidden + (size_t)s0 * (size_t)n_ff};
+            mm_block(cb, ith, j->down, e, r0, r1, &h, NULL, n, tile, MM_UNIT);
+            for (int i = 0; i < n; i++) {
+                float *y = j->y + (size_t)m->slot_token[s0 + i] * width + r0;
+                float weight = m->slot_weight[s0 + i];
+                for (int c = 0; c < r1 - r0; c++)
+                    y[c] += weight * tile[i * MM_UNIT + c];
+            }
+        }
+    }
+}
+
+static void moe_main(void *arg, int ith, int nth)
+{
+    struct moe_job *j = arg;
+    struct cpu_backend *cb = j->cb;
+    const struct moe_state *m = cb->mm->moe;
+    route(j, ith, nth);
+    int n_ff = j->down->n_in, per_expert = (n_ff + MM_UNIT - 1) / MM_UNIT;
+    struct mm_x x = {j->gate_up->n_in, j->x};
+    for (;;) {
+        int u = mm_take(&cb->mm->counters[1], 1);
+        if (u >= m->n_active * per_expert)
+            break;
+        int e = m->active[u / per_expert], h0 = u % per_expert * MM_UNIT;
+        int h1 = h0 + MM_UNIT < n_ff ? h0 + MM_UNIT : n_ff;
+        for (int s0 = m->start[e]; s0 < m->start[e + 1]; s0 += MM_CHUNK) {
+            int n = m->start[e + 1] - s0 < MM_CHUNK ? m->start[e + 1] - s0 : MM_CHUNK;
+            mm_glu_block(cb, ith, j->gate_up, e, h0, h1, &x, m->slot_token + s0, n,
+                         cb->mm->hidden + (size_t)s0 * (size_t)n_ff);
+        }
+    }
+    pool_barrier(cb->pool);
+    for (;;) {
+        int r0 = mm_take(&cb->mm->counters[2], MM_UNIT);
+        if (r0 >= j->down->n_out)
+            break;
+        down_block(j, ith, r0, r0 + MM_UNIT < j->down->n_out ? r0 + MM_UNIT : j->down->n_out);
+    }
+}
+
+void moe_run(struct cpu_backend *cb, const struct mm_weight *router,
+             const struct mm_weight *gate_up, const struct mm_weight *down, const float *x,
+             float *y, int rows)
+{
+    if (rows == 0)
+        return;
+    struct moe_job j = {cb, router, gate_up, down, x, y, rows, 0};
+    mm_counters_reset(cb->mm);
+    int64_t begin = clock_ns();
+    pool_run(cb->pool, moe_main, &j);
+    struct profile *p = cb->base.profile;
+    if (p) {
+        p->ns[p->phase][STAGE_ROUTER] += (double)(j.routed - begin);
+        p->ns[p->phase][STAGE_EXPERTS] += (double)(clock_ns() - j.routed);
+    }
+}
