@@ -39,6 +39,13 @@ $(B)/src/backend/cpu/%_avx512.o: CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f 
 $(B)/src/backend/cpu/%_vnni.o:   CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi
 $(B)/src/backend/cpu/%_amx.o:    CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
 
+# The model in the box is part of the binary.
+BUILTIN := $(wildcard demo/steel-demo.gguf)
+ifneq ($(BUILTIN),)
+$(B)/src/model/builtin.o: CPPFLAGS += -DSTEEL_BUILTIN='"$(BUILTIN)"'
+$(B)/src/model/builtin.o: $(BUILTIN)
+endif
+
 $(B)/%.o: %.c | deps
 	@mkdir -p $(@D)
 	$(if $(Q),@echo '  CC $<')
@@ -94,7 +101,7 @@ format:
 format-check:
 	clang-format --dry-run -Werror $(FORMATTED)
 tidy:
-	clang-tidy --quiet $(filter-out %_avx2.c %_avx512.c %_vnni.c %_amx.c,$(LIB_SRC) $(CLI_SRC)) -- -std=gnu17 -D_GNU_SOURCE -Isrc -Iinclude
+	clang-tidy --quiet $(filter-out src/cli/pending.c %_avx2.c %_avx512.c %_vnni.c %_amx.c,$(LIB_SRC) $(CLI_SRC)) -- -std=gnu17 -D_GNU_SOURCE -Isrc -Iinclude
 
 PREFIX ?= /usr/local
 install: $(B)/steel $(B)/libsteel.a

@@ -383,8 +383,8 @@ static void ref_moe(struct backend *be, const struct moe_layer *l, const float *
             total += r->probs[e] = expf(r->probs[e] - max);
         for (int e = 0; e < n; e++)
             r->probs[e] = (float)(r->probs[e] / total);
-        int chosen[256];
-        float weight[256];
+        int chosen[256] = {0};
+        float weight[256] = {0};
         double kept = 0;
         for (int k = 0; k < s->n_expert_used; k++) {
             int best = -1;

@@ -2,6 +2,7 @@
 #include "engine/runtime.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "model/builtin.h"
 
 #include <string.h>
 
@@ -13,7 +14,7 @@ static int or_default(int value, int fallback)
 static bool start(struct runtime *rt, const char *path, const struct runtime_options *opt,
                   struct error *err)
 {
-    rt->file = tensorfile_open(path, err);
+    rt->file = builtin_or_open(path, err);
     if (!rt->file)
         return false;
     rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
@@ -25,8 +26,8 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
         return false;
     const struct config *c = &rt->model->config;
     if (rt->tokenizer && tokenizer_n_vocab(rt->tokenizer) > c->n_vocab)
-        return error_set(err, "%s: the tokenizer has %d tokens, the embedding %d rows", path,
-                         tokenizer_n_vocab(rt->tokenizer), c->n_vocab);
+        return error_set(err, "%s: the tokenizer has %d tokens, the embedding %d rows",
+                         rt->file->path, tokenizer_n_vocab(rt->tokenizer), c->n_vocab);
     struct step_limits lim = {.max_seqs = or_default(opt->max_seqs, 1)};
     rt->context = or_default(opt->context, c->context);
     lim.max_tokens = or_default(opt->max_tokens, 512);

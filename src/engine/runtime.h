@@ -35,6 +35,7 @@ struct runtime {
     int64_t load_ns;
 };
 
+/* path NULL: the built-in model. */
 struct runtime *runtime_open(const char *path, const struct runtime_options *opt,
                              struct error *err);
 void runtime_close(struct runtime *rt);

@@ -388,6 +388,7 @@ static bool add_segment(struct loader *l, struct raw_weight *w, enum name n, int
         }
         data[e] = stacked ? t->data + (size_t)e * (t->bytes / (size_t)n_expert) : t->data;
     }
+    CHECK(t, "no expert");
     if (n_in % dtype_table[s->type].block_len)
         return error_set(l->err, "%s: tensor %s: row of %d is no multiple of %s's %d", l->f->path,
                          t->name, n_in, dtype_name(s->type), dtype_table[s->type].block_len);

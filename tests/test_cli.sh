@@ -1,0 +1,82 @@
+#!/bin/sh
+# The commands as a user meets them: exit codes, what goes to stdout and what to stderr, errors that
+# name file and field. Uses a model of a few kilobytes made by tools/tiny_gguf.py.
+set -u
+B=${1:-build}
+steel=$B/steel
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+failures=0
+
+# expect CODE PATTERN COMMAND...: the exit code, and a grep pattern over stdout+stderr
+expect() {
+    code=$1 pattern=$2
+    shift 2
+    "$@" >"$tmp/out" 2>"$tmp/err" </dev/null
+    rc=$?
+    if [ $rc != "$code" ] || ! cat "$tmp/out" "$tmp/err" | grep -q -e "$pattern"; then
+        echo "FAIL: $* -> exit $rc (wanted $code, pattern '$pattern')"
+        sed 's/^/    /' "$tmp/out" "$tmp/err" | head -10
+        failures=$((failures + 1))
+    fi
+}
+one_line_error() { # the last expect printed exactly one line on stderr and nothing on stdout
+    if [ "$(wc -l <"$tmp/err")" != 1 ] || [ -s "$tmp/out" ]; then
+        echo "FAIL: not one line of error:"; cat "$tmp/err" "$tmp/out" | head -5
+        failures=$((failures + 1))
+    fi
+}
+
+python3 tools/tiny_gguf.py "$tmp/tiny.gguf" || exit 1
+head -c 3000 "$tmp/tiny.gguf" >"$tmp/cut.gguf"
+printf 'GGUF' >"$tmp/short.gguf"
+mkdir "$tmp/empty"
+
+expect 0 'usage: steel' "$steel" --help
+expect 2 'usage: steel' "$steel"
+expect 2 "unknown command 'frobnicate'" "$steel" frobnicate
+expect 0 'steel 0' "$steel" --version
+for c in run show bench logits perplexity tokenize detokenize; do
+    expect 0 "usage: steel $c" "$steel" $c --help
+    [ -s "$tmp/err" ] && echo "FAIL: $c --help wrote to stderr" && failures=$((failures + 1))
+done
+expect 2 "unknown option '--frob'" "$steel" run --frob
+expect 2 'is not a number' "$steel" run "$tmp/tiny.gguf" -p x --temp hot
+expect 2 'kv-type' "$steel" run "$tmp/tiny.gguf" -p x --kv-type q4
+expect 2 'logit-bias' "$steel" run "$tmp/tiny.gguf" -p x --logit-bias foo
+
+expect 1 'nowhere.gguf' "$steel" run "$tmp/nowhere.gguf" -p x && one_line_error
+expect 1 'short.gguf' "$steel" show "$tmp/short.gguf" && one_line_error
+expect 1 'cut.gguf' "$steel" run "$tmp/cut.gguf" -p x && one_line_error
+expect 1 'config.json' "$steel" run "$tmp/empty" -p x && one_line_error
+
+expect 0 'active per token' "$steel" show "$tmp/tiny.gguf"
+expect 0 'blk.0.attn_q.weight' "$steel" show "$tmp/tiny.gguf"
+expect 0 'tok/s' "$steel" run "$tmp/tiny.gguf" --raw -p 'hello world' -n 8 --seed 1
+cp "$tmp/out" "$tmp/first"
+expect 0 'tok/s' "$steel" run "$tmp/tiny.gguf" --raw -p 'hello world' -n 8 --seed 1 -t 1
+cmp -s "$tmp/out" "$tmp/first" || { echo "FAIL: same seed, another text"; failures=$((failures + 1)); }
+expect 0 '' "$steel" run "$tmp/tiny.gguf" --raw -p 'hello world' -n 8 --seed 2 -q
+[ -s "$tmp/err" ] && echo "FAIL: -q is not quiet" && failures=$((failures + 1))
+echo 'hello world' | "$steel" run "$tmp/tiny.gguf" --raw - -n 4 --temp 0 -q >"$tmp/a" || failures=$((failures + 1))
+echo 'hello world' >"$tmp/prompt.txt"
+"$steel" run "$tmp/tiny.gguf" --raw -f "$tmp/prompt.txt" -n 4 --temp 0 -q >"$tmp/b" || failures=$((failures + 1))
+cmp -s "$tmp/a" "$tmp/b" || { echo "FAIL: stdin and file differ"; failures=$((failures + 1)); }
+expect 1 'context' "$steel" run "$tmp/tiny.gguf" --raw -p 'hello hello hello hello hello' -c 3 -n 4
+one_line_error
+
+expect 0 '"test": "pp16"' "$steel" bench "$tmp/tiny.gguf" -p 16 -n 4 --batch 1,3 -r 1 --json
+grep -q '"test": "tg4 x3"' "$tmp/out" || { echo "FAIL: no batched bench"; failures=$((failures + 1)); }
+expect 0 'experts' "$steel" bench "$tmp/tiny.gguf" -p 16 -n 4 -r 1 --profile
+
+# Ctrl-C ends with 130 and whole lines
+"$steel" run "$tmp/tiny.gguf" --raw -p 'hello' -n 100000 -c 200000 --ignore-eos >"$tmp/out" 2>"$tmp/err" &
+pid=$!
+sleep 1
+kill -INT $pid
+wait $pid
+rc=$?
+[ $rc = 130 ] || { echo "FAIL: Ctrl-C gave exit $rc"; failures=$((failures + 1)); }
+
+[ $failures = 0 ] && echo "all good"
+exit $((failures > 0))
