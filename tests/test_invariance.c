@@ -146,7 +146,7 @@ static void company_does_not_matter(void **state)
         runs_clear(rt, runs, 5);
 
         runs_init(rt, runs, 5); /* decodes mixed with prompts of others */
-        advance(rt, runs, (int[]){9, 0, 13, 0, 0}, 5);
+        advance(rt, runs, (int[]){9, 0, 5, 0, 0}, 5);
         for (int t = 9; t < LEN; t++)
             advance(rt, runs,
                     (int[]){1, t == 12 ? 31 : 0, 1, t == 20 ? 45 : 0, t % 3 == 0 && t < 40 ? 4 : 0},

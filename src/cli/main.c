@@ -13,6 +13,7 @@ static const struct {
     {"run", "[MODEL] -p PROMPT", "generate text", cmd_run},
     {"show", "MODEL", "what is in a model file", cmd_show},
     {"bench", "MODEL", "measure prompt and generation speed", cmd_bench},
+    {"perplexity", "MODEL FILE", "how well a model predicts a text", cmd_perplexity},
     {"logits", "MODEL --ids IN --out OUT", "logits of given token ids, for comparisons",
      cmd_logits},
 };
