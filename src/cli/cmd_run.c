@@ -2,8 +2,7 @@
  * steel run: a prompt in, a streamed completion out, timings on stderr. Holds back text that may
  * become a stop string, so that nothing is shown and then withdrawn.
  */
-#include "cli/cli.h"
-#include "base/clock.h"
+#include "cli/generate.h"
 #include "base/mem.h"
 
 #include <math.h>
@@ -68,69 +67,39 @@ static void output_flush(struct output *o, bool final)
     o->held.len = rest;
 }
 
-static void print_timings(const struct runtime *rt, int n_prompt, int64_t prompt_ns, int n_gen,
-                          int64_t gen_ns, uint64_t seed)
+static bool on_text(void *arg, const char *text, size_t len)
 {
-    fprintf(stderr,
-            "\nload %.2f s | prompt %d tokens, %.1f tok/s | generated %d tokens, %.1f tok/s",
-            (double)rt->load_ns * 1e-9, n_prompt, n_prompt / ((double)prompt_ns * 1e-9), n_gen,
-            gen_ns ? n_gen / ((double)gen_ns * 1e-9) : 0.0);
-    fprintf(stderr, " | seed %llu\n", (unsigned long long)seed);
+    struct output *o = arg;
+    buf_add(&o->held, text, len);
+    output_flush(o, false);
+    return !o->stopped;
 }
 
-static bool generate(struct runtime *rt, const struct run_flags *f, const struct token_list *prompt,
+static bool complete(struct runtime *rt, const struct run_flags *f, const struct token_list *prompt,
                      struct error *err)
 {
-    struct kv_seq seq = {0};
-    struct sampler *sampler = sampler_new(&f->sample, rt->model->config.n_vocab);
-    for (size_t i = 0; i < prompt->n; i++)
-        sampler_accept(sampler, prompt->ids[i], false);
-    struct step_item item = {.want = LOGITS_LAST, .sampler = sampler};
-    int64_t t0 = clock_ns();
-    bool ok = runtime_prefill(rt, &seq, prompt->ids, (int)prompt->n, &item, cli_interrupted, err);
-    int64_t t1 = clock_ns();
+    struct context context = {.rt = rt};
     struct output out = {.stop = &f->stop};
-    struct detok detok = {0};
-    struct buf piece = {0};
-    int n_gen = 0;
-    while (ok && !cli_interrupted()) {
-        int32_t token = item.token;
-        sampler_accept(sampler, token, true);
-        n_gen++;
-        if (!f->ignore_eos && tokenizer_is_end(rt->tokenizer, token))
-            break;
-        buf_reset(&piece);
-        detok_push(&detok, rt->tokenizer, token, false, &piece);
-        buf_add(&out.held, piece.p ? piece.p : "", piece.len);
-        output_flush(&out, false);
-        if (out.stopped || (f->n_predict >= 0 && n_gen >= f->n_predict))
-            break;
-        if (seq.n_tokens >= rt->context) {
-            ok = error_set(err,
-                           "the context of %d tokens is full (%d prompt + %d generated); "
-                           "see -c",
-                           rt->context, (int)prompt->n, n_gen);
-            break;
-        }
-        item = (struct step_item){
-            .seq = &seq, .tokens = &token, .n_tokens = 1, .want = LOGITS_LAST, .sampler = sampler};
-        ok = step_run(rt->step, &item, 1, err);
-    }
-    if (!out.stopped) {
-        detok_flush(&detok, &out.held);
+    struct generation g = {.context = &context,
+                           .sample = &f->sample,
+                           .n_predict = f->n_predict,
+                           .ignore_eos = f->ignore_eos,
+                           .on_text = on_text,
+                           .arg = &out};
+    bool ok = generate(&g, prompt->ids, (int)prompt->n, err);
+    if (!out.stopped)
         output_flush(&out, true);
-    }
-    int64_t t2 = clock_ns();
-    if (n_gen)
+    if (g.n_generated)
         fputc('\n', stdout);
     fflush(stdout);
-    if (!f->quiet && n_gen)
-        print_timings(rt, (int)prompt->n, t1 - t0, n_gen - 1, t2 - t1, f->sample.seed);
+    if (!f->quiet && g.n_generated) {
+        fprintf(stderr, "\nload %.2f s | ", (double)rt->load_ns * 1e-9);
+        generation_print(&g, stderr);
+        fprintf(stderr, " | seed %llu\n", (unsigned long long)f->sample.seed);
+    }
     if (f->model.profile)
         profile_print(&rt->profile, stderr);
-    kvcache_release(rt->kv, &seq);
-    sampler_free(sampler);
-    buf_clear(&piece);
+    context_clear(&context);
     buf_clear(&out.held);
     return ok;
 }
@@ -189,7 +158,7 @@ static int run(const char *model, const struct run_flags *f, struct runtime_opti
     if (ok && prompt.n == 0)
         ok = error_set(&err, "the prompt is empty");
     if (ok)
-        ok = generate(rt, f, &prompt, &err);
+        ok = complete(rt, f, &prompt, &err);
     token_list_clear(&prompt);
     buf_clear(&text);
     runtime_close(rt);
