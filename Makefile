@@ -9,6 +9,7 @@ WARN    := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wpointer-arith
 CFLAGS  += -std=gnu17 $(OPT) -g $(WARN) -fno-math-errno -ffp-contract=off -pthread
 CPPFLAGS += -Isrc -Iinclude -D_GNU_SOURCE $(DEFS)
 LDLIBS_DYN := -ljansson -lpcre2-8 -lutf8proc -lm
+CLI_LIBS   := -ledit
 LDLIBS  := $(if $(STATIC),-Wl$(comma)-Bstatic $(filter-out -lm,$(LDLIBS_DYN)) -Wl$(comma)-Bdynamic -lm,$(LDLIBS_DYN))
 comma   := ,
 
