@@ -30,6 +30,8 @@ struct token_list {
 void token_list_add(struct token_list *l, int32_t id);
 void token_list_clear(struct token_list *l);
 
+/* From a model on disk: a .gguf, a Hugging Face folder (weights not needed) or a tokenizer.json. */
+struct tokenizer *tokenizer_open(const char *path, struct error *err);
 /* A file without a vocabulary ("no_vocab") gives an error that says so. */
 struct tokenizer *tokenizer_load(const struct tensorfile *f, struct error *err);
 struct tokenizer *tokenizer_load_json(const char *tokenizer_json, size_t bytes, const char *name,
@@ -63,7 +65,8 @@ void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, b
 struct detok {
     char pending[8]; /* bytes of an unfinished character */
     int n_pending;
-    bool started; /* SentencePiece drops the leading space of the first token only */
+    bool started; /* SentencePiece drops the leading space of a text's first token; set it to
+                        keep that space where the tokens continue a text */
 };
 void detok_push(struct detok *d, const struct tokenizer *t, int32_t id, bool special,
                 struct buf *out);

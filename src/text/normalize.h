@@ -1,0 +1,60 @@
+/*
+ * The normalizer of a tokenizer: an ordered list of steps that rewrite the text before it is split.
+ * Works on valid UTF-8. Immutable once built.
+ */
+#ifndef STEEL_TEXT_NORMALIZE_H
+#define STEEL_TEXT_NORMALIZE_H
+
+#include "base/buf.h"
+#include "base/error.h"
+#include "text/regex.h"
+#include "text/unicode.h"
+
+enum norm_kind {
+    NORM_FORM,          /* NFC and its like */
+    NORM_LOWER,         /* lower case */
+    NORM_STRIP_ACCENTS, /* drop marks */
+    NORM_REPLACE,       /* every match of re, or of the literal text, by `with` */
+    NORM_PREPEND,       /* text in front of anything not empty */
+    NORM_STRIP,         /* white space off the ends */
+    NORM_BERT,          /* BERT's cleaning */
+    NORM_BYTELEVEL,     /* the bytes spelled in GPT-2's alphabet */
+    NORM_CHARSMAP,      /* SentencePiece's compiled table */
+    NORM_SQUEEZE,       /* SentencePiece: no leading, trailing or repeated spaces */
+};
+
+struct norm_step {
+    enum norm_kind kind;
+    enum normal_form form;
+    struct regex *re;                    /* NORM_REPLACE, or NULL for a literal */
+    struct buf text, with;               /* what to find or prepend; what to put instead */
+    bool left, right;                    /* NORM_STRIP */
+    bool clean, chinese, accents, lower; /* NORM_BERT */
+    uint32_t *units;                     /* (n_units) NORM_CHARSMAP: double-array trie */
+    size_t n_units;                      /* its replacements, NUL-terminated each, are in `text` */
+};
+
+struct normalizer {
+    struct norm_step *steps; /* (n) */
+    int n;
+};
+
+/* Work space of one thread; zero-initialise. */
+struct norm_scratch {
+    struct buf bufs[2];
+};
+void norm_scratch_clear(struct norm_scratch *s);
+
+struct norm_step *normalizer_add(struct normalizer *nz, enum norm_kind kind);
+void normalizer_clear(struct normalizer *nz);
+/* SentencePiece's precompiled_charsmap as bytes into `step`. */
+bool charsmap_load(struct norm_step *step, const uint8_t *data, size_t n, struct error *err);
+
+/*
+ * *out, *n_out become the normalised text: `text` itself where nothing changes, else memory of the
+ * scratch that lives until the next call.
+ */
+bool normalizer_run(const struct normalizer *nz, struct norm_scratch *s, struct regex_scratch *re,
+                    const char *text, size_t n, const char **out, size_t *n_out, struct error *err);
+
+#endif

@@ -1,0 +1,19 @@
+/* WordPiece: the longest token at the start of a word, then the longest continuations. */
+#ifndef STEEL_TEXT_WORDPIECE_H
+#define STEEL_TEXT_WORDPIECE_H
+
+#include "text/tokenizer.h"
+#include "text/vocab.h"
+
+struct wordpiece {
+    const struct vocab *vocab;
+    struct buf prefix; /* of a continuation, "##" */
+    size_t max_chars;  /* a word of more characters is unknown */
+    int32_t unk;       /* or -1 */
+};
+
+void wordpiece_clear(struct wordpiece *w);
+void wordpiece_encode(const struct wordpiece *w, struct buf *scratch, const char *word, size_t n,
+                      struct token_list *out);
+
+#endif
