@@ -14,6 +14,8 @@ static const struct {
     {"show", "MODEL", "what is in a model file", cmd_show},
     {"bench", "MODEL", "measure prompt and generation speed", cmd_bench},
     {"perplexity", "MODEL FILE", "how well a model predicts a text", cmd_perplexity},
+    {"tokenize", "MODEL [TEXT]", "the tokens of a text", cmd_tokenize},
+    {"detokenize", "MODEL [IDS...]", "the text of token ids", cmd_detokenize},
     {"logits", "MODEL --ids IN --out OUT", "logits of given token ids, for comparisons",
      cmd_logits},
 };
