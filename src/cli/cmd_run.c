@@ -17,7 +17,7 @@ struct run_flags {
     const char *prompt, *file;
     int n_predict;
     struct opt_list stop, bias;
-    bool ignore_eos, quiet;
+    bool ignore_eos, quiet, raw;
 };
 
 /* Text on its way to stdout; a tail that could begin a stop string waits. */
@@ -179,6 +179,7 @@ int cmd_run(int argc, char **argv)
          "tokens to generate (default: until the end or the context)"},
         {OPT_LIST, 0, "stop", 0, &f.stop, 0, 0, "TEXT", "stop at this text (repeatable)"},
         {OPT_FLAG, 0, "ignore-eos", 0, &f.ignore_eos, 0, 0, 0, "go on past the end token"},
+        {OPT_FLAG, 0, "raw", 0, &f.raw, 0, 0, 0, "the prompt as it is, without the chat template"},
         {OPT_FLAG, 'q', "quiet", 0, &f.quiet, 0, 0, 0, "no timings"},
         {OPT_HEADING, 0, "sampling", 0, 0, 0, 0, 0, 0},
         {OPT_FLOAT, 0, "temp", "temperature", &f.sample.temp, 0, 100, "T",
