@@ -44,6 +44,7 @@ void kvcache_free(struct kvcache *kv)
 {
     if (!kv)
         return;
+    prefix_free(kv->prefix);
     kv->be->ops->free(kv->be, kv->pool, kv->pool_bytes);
     mem_free(kv->layers);
     mem_free(kv->free);
@@ -56,17 +57,40 @@ static int pages_for(const struct kvcache *kv, int n_tokens)
     return (n_tokens + kv->page_len - 1) / kv->page_len;
 }
 
+int kvcache_available(const struct kvcache *kv)
+{
+    return kv->n_free + (kv->prefix ? prefix_n_idle(kv->prefix) : 0);
+}
+
+static void reserve(struct kv_seq *s, int pages)
+{
+    if (pages <= s->cap)
+        return;
+    s->cap = pages + pages / 2 + 8;
+    s->pages = mem_realloc(s->pages, (size_t)s->cap, sizeof *s->pages);
+}
+
+static void hold(struct kvcache *kv, int32_t page)
+{
+    CHECK(kv->ref[page] < UINT16_MAX, "page %d has too many holders", page);
+    if (kv->ref[page]++ == 0)
+        prefix_hold(kv->prefix, page);
+}
+
+static void let_go(struct kvcache *kv, int32_t page)
+{
+    if (--kv->ref[page] == 0 && !(kv->prefix && prefix_idle(kv->prefix, page)))
+        kv->free[kv->n_free++] = page;
+}
+
 bool kvcache_grow(struct kvcache *kv, struct kv_seq *s, int n_tokens)
 {
     int want = pages_for(kv, n_tokens);
-    if (want - s->n_pages > kv->n_free)
+    if (want - s->n_pages > kvcache_available(kv))
         return false;
-    if (want > s->cap) {
-        s->cap = want + want / 2 + 8;
-        s->pages = mem_realloc(s->pages, (size_t)s->cap, sizeof *s->pages);
-    }
+    reserve(s, want);
     while (s->n_pages < want) {
-        int32_t page = kv->free[--kv->n_free];
+        int32_t page = kv->n_free ? kv->free[--kv->n_free] : prefix_evict(kv->prefix);
         kv->ref[page] = 1;
         s->pages[s->n_pages++] = page;
     }
@@ -77,12 +101,43 @@ void kvcache_cut(struct kvcache *kv, struct kv_seq *s, int n_tokens)
 {
     CHECK(n_tokens <= s->n_tokens, "cut to %d of %d tokens", n_tokens, s->n_tokens);
     int keep = pages_for(kv, n_tokens);
-    while (s->n_pages > keep) {
-        int32_t page = s->pages[--s->n_pages];
-        if (--kv->ref[page] == 0)
-            kv->free[kv->n_free++] = page;
-    }
+    while (s->n_pages > keep) /* last page first: prefix.h, invariant 4 */
+        let_go(kv, s->pages[--s->n_pages]);
     s->n_tokens = n_tokens;
+    if (kv->prefix && n_tokens % kv->page_len) { /* the rest of the last page will be written */
+        int32_t last = s->pages[keep - 1];
+        CHECK(kv->ref[last] == 1 || !prefix_serial(kv->prefix, last), "cut in a shared page");
+        prefix_forget(kv->prefix, last);
+    }
+}
+
+void kvcache_attach(struct kvcache *kv, struct kv_seq *s, int32_t page, int n_tokens)
+{
+    CHECK(s->n_tokens == s->n_pages * kv->page_len, "attach behind %d tokens", s->n_tokens);
+    reserve(s, s->n_pages + 1);
+    hold(kv, page);
+    s->pages[s->n_pages++] = page;
+    s->n_tokens += n_tokens;
+}
+
+void kvcache_replace(struct kvcache *kv, struct kv_seq *s, int i, int32_t page)
+{
+    hold(kv, page);
+    let_go(kv, s->pages[i]);
+    s->pages[i] = page;
+}
+
+void kvcache_verify(const struct kvcache *kv)
+{
+    int held = 0;
+    for (int i = 0; i < kv->n_pages; i++)
+        held += kv->ref[i] > 0;
+    CHECK(held + kvcache_available(kv) == kv->n_pages, "%d held, %d available of %d pages", held,
+          kvcache_available(kv), kv->n_pages);
+    for (int i = 0; i < kv->n_free; i++)
+        CHECK(kv->ref[kv->free[i]] == 0, "page %d is free and held", kv->free[i]);
+    if (kv->prefix)
+        prefix_verify(kv->prefix, kv->ref);
 }
 
 void kvcache_release(struct kvcache *kv, struct kv_seq *s)

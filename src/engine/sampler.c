@@ -74,6 +74,12 @@ const struct sample_params *sampler_params(const struct sampler *s)
     return &s->p;
 }
 
+void sampler_keep_bias(struct sampler *s, int n_bias)
+{
+    if (n_bias < s->p.n_bias)
+        s->p.n_bias = n_bias;
+}
+
 uint64_t sampler_counter(const struct sampler *s)
 {
     return s->counter;

@@ -34,6 +34,8 @@ struct sampler;
 struct sampler *sampler_new(const struct sample_params *p, int n_vocab);
 void sampler_free(struct sampler *s);
 const struct sample_params *sampler_params(const struct sampler *s);
+/* Drops all but the first n_bias entries of the logit bias. */
+void sampler_keep_bias(struct sampler *s, int n_bias);
 /* Records tokens that went by: prompt tokens (generated = false) and chosen ones (true). */
 void sampler_accept(struct sampler *s, int32_t token, bool generated);
 /* Picks a token from logits (n_vocab), which it may change. Does not accept it. */

@@ -147,9 +147,9 @@ static bool check_room(struct stepper *st, const struct step_item *items, int n_
     CHECK(tokens <= st->limits.max_tokens && n_items <= st->limits.max_seqs &&
               outs <= st->limits.max_out,
           "step of %d tokens, %d sequences, %d outputs", tokens, n_items, outs);
-    if (pages > st->kv->n_free)
+    if (pages > kvcache_available(st->kv))
         return error_set(err, "the KV cache is full: %d pages wanted, %d of %d free", pages,
-                         st->kv->n_free, st->kv->n_pages);
+                         kvcache_available(st->kv), st->kv->n_pages);
     return true;
 }
 

@@ -1,0 +1,644 @@
+/* The engine thread. See the invariants in engine.h. */
+#include "engine/engine.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "engine/scheduler.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+enum { DEFAULT_QUEUE = 512, DEFAULT_SEQS = 16, MIN_ROWS_TO_READ = 64 };
+
+const double histogram_bounds[HISTOGRAM_BUCKETS] = {
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
+    0.5,   0.75,   1,     2.5,  5,     10,   20,    40,  80,   160, 320};
+
+struct choice {
+    struct seq seq; /* first: the scheduler hands it back */
+    struct request *req;
+    int index;
+    struct sampler *sampler; /* from the first step on */
+    struct output out;
+    int64_t entered_ns, first_ns, last_ns;
+};
+
+struct request {
+    struct engine *engine;
+    struct request *next; /* in the inbox */
+    atomic_int refs;      /* the caller's handle, the engine */
+    atomic_bool cancelled;
+    struct request_spec spec; /* with copies of all it points to */
+    struct choice *choices;   /* (n) */
+    int n, n_open;
+    int64_t submitted_ns;
+};
+
+struct engine {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    /* under lock */
+    struct request *inbox, **inbox_end;
+    int n_queued; /* choices in the inbox or waiting for their first step */
+    bool quit, cancels;
+    enum engine_state state;
+    struct error error;
+    struct engine_stats shown;
+    uint64_t n_rejected;
+    /* the thread's own */
+    char *path;
+    struct engine_options opt;
+    struct runtime *rt; /* set before READY, then constant */
+    int context;
+    struct scheduler sched;
+    struct step_item *items; /* (max_seqs) */
+    struct events **touched; /* (max_seqs) queues with staged events */
+    int n_touched, touched_cap;
+    struct buf text;
+    float *logits;           /* (n_vocab) */
+    struct logit_bias *ends; /* (n_ends) bans of every end token */
+    int n_ends;
+    struct engine_stats stats;
+    void (*on_step)(void *arg, int n_items);
+    void *on_step_arg;
+    atomic_int percent;
+};
+
+static void histogram_add(struct histogram *h, int64_t ns)
+{
+    double s = (double)ns * 1e-9;
+    int i = 0;
+    while (i < HISTOGRAM_BUCKETS && s > histogram_bounds[i])
+        i++;
+    h->count[i]++;
+    h->sum += s;
+}
+
+/* Requests */
+
+static void request_unref(struct request *r)
+{
+    if (atomic_fetch_sub(&r->refs, 1) > 1)
+        return;
+    for (int i = 0; i < r->n; i++) {
+        seq_clear(&r->choices[i].seq);
+        sampler_free(r->choices[i].sampler);
+        output_clear(&r->choices[i].out);
+    }
+    for (int i = 0; i < r->spec.n_stop; i++)
+        mem_free((char *)r->spec.stop[i]);
+    mem_free((void *)r->spec.stop);
+    mem_free((void *)r->spec.sample.bias);
+    mem_free((char *)r->spec.salt);
+    mem_free(r->choices);
+    mem_free(r);
+}
+
+void request_free(struct request *r)
+{
+    if (r)
+        request_unref(r);
+}
+
+void request_cancel(struct request *r)
+{
+    atomic_store(&r->cancelled, true);
+    pthread_mutex_lock(&r->engine->lock);
+    r->engine->cancels = true;
+    pthread_cond_broadcast(&r->engine->changed);
+    pthread_mutex_unlock(&r->engine->lock);
+}
+
+static struct request *request_new(struct engine *e, const struct request_spec *spec)
+{
+    struct request *r = mem_zalloc(1, sizeof *r);
+    r->engine = e;
+    r->spec = *spec;
+    r->n = r->n_open = spec->n > 0 ? spec->n : 1;
+    atomic_init(&r->refs, 2);
+    r->submitted_ns = clock_ns();
+    const char **stop = mem_zalloc((size_t)spec->n_stop, sizeof *stop);
+    for (int i = 0; i < spec->n_stop; i++)
+        stop[i] = mem_strdup(spec->stop[i]);
+    r->spec.stop = stop;
+    r->spec.salt = spec->salt ? mem_strdup(spec->salt) : NULL;
+    /* The bans of min_tokens stand behind the caller's biases: sampler_keep_bias drops them. */
+    int n_bias = spec->sample.n_bias, bans = spec->min_tokens > 0 ? e->n_ends : 0;
+    struct logit_bias *bias = mem_zalloc((size_t)(n_bias + bans), sizeof *bias);
+    if (n_bias)
+        memcpy(bias, spec->sample.bias, (size_t)n_bias * sizeof *bias);
+    if (bans)
+        memcpy(bias + n_bias, e->ends, (size_t)bans * sizeof *bias);
+    r->spec.sample.bias = bias;
+    r->spec.sample.n_bias = n_bias + bans;
+    int most = e->context - spec->n_prompt;
+    if (r->spec.max_tokens <= 0 || r->spec.max_tokens > most)
+        r->spec.max_tokens = most;
+    r->choices = mem_zalloc((size_t)r->n, sizeof *r->choices);
+    for (int i = 0; i < r->n; i++) {
+        struct choice *c = &r->choices[i];
+        c->req = r;
+        c->index = i;
+        c->out = (struct output){.stop = stop, .n_stop = spec->n_stop, .special = spec->special};
+        c->seq.n_tokens = c->seq.cap = c->seq.n_prompt = spec->n_prompt;
+        c->seq.no_cache = spec->no_cache;
+        c->seq.tokens = mem_alloc((size_t)spec->n_prompt * sizeof *c->seq.tokens);
+        memcpy(c->seq.tokens, spec->prompt, (size_t)spec->n_prompt * sizeof *c->seq.tokens);
+        if (e->rt->kv->prefix && r->spec.salt)
+            c->seq.root = prefix_root(e->rt->kv->prefix, r->spec.salt, strlen(r->spec.salt));
+    }
+    return r;
+}
+
+static enum submit_result check_spec(struct engine *e, const struct request_spec *s,
+                                     struct error *err)
+{
+    int n_vocab = e->rt->model->config.n_vocab;
+    if (s->n_prompt < 1) {
+        error_set(err, "the prompt is empty");
+        return SUBMIT_INVALID;
+    }
+    if (s->n_prompt >= e->context) {
+        error_set(err, "the prompt has %d tokens; the context holds %d, the answer included",
+                  s->n_prompt, e->context);
+        return SUBMIT_TOO_LONG;
+    }
+    for (int i = 0; i < s->n_prompt; i++)
+        if (s->prompt[i] < 0 || s->prompt[i] >= n_vocab) {
+            error_set(err, "prompt token %d is %d; ids go from 0 to %d", i, s->prompt[i],
+                      n_vocab - 1);
+            return SUBMIT_INVALID;
+        }
+    bool ok = true;
+    if (s->n < 0 || s->n > ENGINE_MAX_CHOICES)
+        ok = error_set(err, "n is %d; at most %d choices", s->n, ENGINE_MAX_CHOICES);
+    else if (s->n_stop < 0 || s->n_stop > ENGINE_MAX_STOPS)
+        ok = error_set(err, "%d stop strings; at most %d", s->n_stop, ENGINE_MAX_STOPS);
+    else if (s->n_top < 0 || s->n_top > ENGINE_MAX_LOGPROBS)
+        ok = error_set(err, "%d log-probabilities; at most %d", s->n_top, ENGINE_MAX_LOGPROBS);
+    for (int i = 0; ok && i < s->n_stop; i++)
+        if (!*s->stop[i])
+            ok = error_set(err, "stop string %d is empty", i);
+    return ok ? SUBMIT_OK : SUBMIT_INVALID;
+}
+
+enum submit_result engine_submit(struct engine *e, const struct request_spec *spec,
+                                 struct request **out, struct error *err)
+{
+    if (engine_state(e, NULL, err) != ENGINE_READY) {
+        if (!err->msg[0])
+            error_set(err, "the model is loading");
+        return SUBMIT_NOT_READY;
+    }
+    enum submit_result res = check_spec(e, spec, err);
+    if (res != SUBMIT_OK)
+        return res;
+    struct request *r = request_new(e, spec);
+    pthread_mutex_lock(&e->lock);
+    if (e->quit || e->state != ENGINE_READY) {
+        error_set(err, "the engine is closing");
+        res = SUBMIT_NOT_READY;
+    } else if (e->n_queued + r->n > e->opt.max_queue) {
+        error_set(err, "the queue is full: %d of %d requests wait", e->n_queued, e->opt.max_queue);
+        e->n_rejected++;
+        res = SUBMIT_FULL;
+    } else {
+        e->n_queued += r->n;
+        *e->inbox_end = r;
+        e->inbox_end = &r->next;
+        pthread_cond_broadcast(&e->changed);
+    }
+    pthread_mutex_unlock(&e->lock);
+    if (res != SUBMIT_OK) {
+        atomic_store(&r->refs, 1);
+        request_unref(r);
+        return res;
+    }
+    if (out)
+        *out = r;
+    else
+        request_unref(r);
+    return SUBMIT_OK;
+}
+
+/* Events, staged during a step, delivered at its end */
+
+static void emit(struct engine *e, const struct choice *c, struct event *ev)
+{
+    struct events *q = c->req->spec.queue;
+    ev->user = c->req->spec.user;
+    ev->index = c->index;
+    if (!events_stage(q, ev))
+        return;
+    if (e->n_touched == e->touched_cap) {
+        e->touched_cap += e->touched_cap + 16;
+        e->touched = mem_realloc(e->touched, (size_t)e->touched_cap, sizeof *e->touched);
+    }
+    e->touched[e->n_touched++] = q;
+}
+
+static void show_stats(struct engine *e)
+{
+    const struct scheduler *s = &e->sched;
+    struct engine_stats *st = &e->stats;
+    st->n_running = s->running.n;
+    st->pages_total = s->kv->n_pages;
+    st->pages_idle = s->kv->prefix ? prefix_n_idle(s->kv->prefix) : 0;
+    st->pages_held = s->kv->n_pages - kvcache_available(s->kv);
+    st->n_evicted = s->kv->prefix ? (uint64_t)prefix_n_evicted(s->kv->prefix) : 0;
+    st->cache_queries = (uint64_t)s->cache_queries;
+    st->cache_hits = (uint64_t)s->cache_hits;
+    st->n_preempted = (uint64_t)s->n_preempted;
+    st->decode_ms = scheduler_decode_ns(s, s->running.n) * 1e-6;
+    st->read_us = s->cost.read_ns * 1e-3;
+    pthread_mutex_lock(&e->lock);
+    st->n_waiting = s->waiting.n;
+    for (const struct request *r = e->inbox; r; r = r->next)
+        st->n_waiting += r->n;
+    e->shown = *st;
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* Figures first: who reads an event finds it counted. */
+static void deliver(struct engine *e)
+{
+    show_stats(e);
+    for (int i = 0; i < e->n_touched; i++)
+        events_flush(e->touched[i]);
+    e->n_touched = 0;
+}
+
+static void leave_queue(struct engine *e, int n)
+{
+    pthread_mutex_lock(&e->lock);
+    e->n_queued -= n;
+    pthread_mutex_unlock(&e->lock);
+}
+
+static struct usage_count count_usage(const struct choice *c, int64_t now)
+{
+    int64_t t0 = c->req->submitted_ns;
+    return (struct usage_count){
+        .n_prompt = c->seq.n_prompt,
+        .n_cached = c->seq.n_cached,
+        .n_generated = c->seq.n_tokens - c->seq.n_prompt,
+        .n_preempted = c->seq.n_preempted,
+        .queue_ns = (c->entered_ns ? c->entered_ns : now) - t0,
+        .first_ns = c->first_ns ? c->first_ns - t0 : 0,
+        .total_ns = now - t0,
+    };
+}
+
+/* The one way out: out of the scheduler, EVENT_DONE. The choice may be gone afterwards. `text`: what
+ * was already ready to show. */
+static void finish(struct engine *e, struct choice *c, enum finish how, int stop, const char *error)
+{
+    struct request *r = c->req;
+    scheduler_remove(&e->sched, &c->seq);
+    if (!c->entered_ns)
+        leave_queue(e, 1);
+    if (stop < 0 && (how == FINISH_STOP || how == FINISH_LENGTH)) {
+        int hit = output_finish(&c->out, &e->text);
+        if (hit >= 0) {
+            stop = hit;
+            how = FINISH_STOP;
+        }
+    }
+    int64_t now = clock_ns();
+    struct event ev = {.kind = EVENT_DONE,
+                       .token = -1,
+                       .finish = how,
+                       .stop = stop,
+                       .error = error,
+                       .text = e->text.p,
+                       .n_text = e->text.len,
+                       .usage = count_usage(c, now)};
+    emit(e, c, &ev);
+    buf_reset(&e->text);
+    e->stats.finished[how]++;
+    if (how == FINISH_STOP || how == FINISH_LENGTH)
+        histogram_add(&e->stats.total, now - r->submitted_ns);
+    /* The heavy parts go now, not when the caller drops its handle. */
+    sampler_free(c->sampler);
+    c->sampler = NULL;
+    if (--r->n_open == 0)
+        request_unref(r);
+}
+
+/* A token was chosen for c. */
+static void take_token(struct engine *e, struct choice *c, int32_t token, struct event *ev)
+{
+    const struct request_spec *spec = &c->req->spec;
+    struct runtime *rt = e->rt;
+    int64_t now = clock_ns();
+    if (!c->first_ns) {
+        c->first_ns = now;
+        histogram_add(&e->stats.first_token, now - c->req->submitted_ns);
+    } else {
+        histogram_add(&e->stats.inter_token, now - c->last_ns);
+        if (now - c->last_ns > e->stats.max_gap_ns)
+            e->stats.max_gap_ns = now - c->last_ns;
+    }
+    c->last_ns = now;
+    e->stats.generated_tokens++;
+    sampler_accept(c->sampler, token, true);
+    seq_append(&c->seq, token);
+    int n = c->seq.n_tokens - c->seq.n_prompt;
+    if (n == spec->min_tokens)
+        sampler_keep_bias(c->sampler, spec->sample.n_bias - e->n_ends);
+    if (!spec->ignore_eos && rt->tokenizer && tokenizer_is_end(rt->tokenizer, token)) {
+        finish(e, c, FINISH_STOP, -1, NULL);
+        return;
+    }
+    int stop = output_push(&c->out, rt->tokenizer, token, &e->text);
+    bool full = n >= spec->max_tokens || c->seq.n_tokens >= e->context;
+    ev->kind = EVENT_TOKEN;
+    ev->token = token;
+    ev->text = e->text.p;
+    ev->n_text = e->text.len;
+    emit(e, c, ev);
+    buf_reset(&e->text);
+    if (stop >= 0 || full)
+        finish(e, c, stop >= 0 ? FINISH_STOP : FINISH_LENGTH, stop, NULL);
+}
+
+/* Before the first step of a choice. */
+static void start_choice(struct engine *e, struct choice *c)
+{
+    const struct request_spec *spec = &c->req->spec;
+    struct sample_params p = spec->sample;
+    p.seed += (uint64_t)c->index;
+    c->sampler = sampler_new(&p, e->rt->model->config.n_vocab);
+    for (int i = 0; i < c->seq.n_prompt; i++)
+        sampler_accept(c->sampler, c->seq.tokens[i], false);
+    c->entered_ns = clock_ns();
+    leave_queue(e, 1);
+    histogram_add(&e->stats.queued, c->entered_ns - c->req->submitted_ns);
+    e->stats.prompt_tokens += (uint64_t)c->seq.n_prompt;
+    struct event ev = {
+        .kind = EVENT_START, .token = -1, .stop = -1, .usage = count_usage(c, c->entered_ns)};
+    emit(e, c, &ev);
+}
+
+/* One pass: what is cancelled leaves; false if there is nothing to run. */
+static void drop_cancelled(struct engine *e, bool all)
+{
+    struct seq *lists[] = {e->sched.waiting.first, e->sched.running.first};
+    for (int l = 0; l < 2; l++)
+        for (struct seq *q = lists[l], *next; q; q = next) {
+            struct choice *c = (struct choice *)q;
+            next = q->next;
+            if (all || atomic_load(&c->req->cancelled))
+                finish(e, c, FINISH_CANCEL, -1, NULL);
+        }
+}
+
+/* Raw log-probabilities, then the choice: the sampler may change the logits, so this is done on a
+ * copy, beside the backend. */
+static void pick_with_logprobs(struct engine *e, struct choice *c, const struct step_item *it)
+{
+    const struct request_spec *spec = &c->req->spec;
+    int n_vocab = e->rt->model->config.n_vocab;
+    struct token_prob top[ENGINE_MAX_LOGPROBS];
+    float *copy = e->logits + n_vocab;
+    step_logits(e->rt->step, it->first_row, e->logits);
+    memcpy(copy, e->logits, (size_t)n_vocab * sizeof *copy);
+    int32_t token = sampler_pick(c->sampler, copy);
+    struct event ev = {
+        .stop = -1, .top = top, .n_top = spec->n_top < n_vocab ? spec->n_top : n_vocab};
+    ev.logprob = output_logprobs(e->logits, n_vocab, token, top, ev.n_top);
+    take_token(e, c, token, &ev);
+}
+
+static void run_step(struct engine *e, int n)
+{
+    struct scheduler *s = &e->sched;
+    for (int i = 0; i < n; i++) {
+        struct choice *c = (struct choice *)s->planned[i];
+        if (!c->sampler)
+            start_choice(e, c);
+        if (e->items[i].want == LOGITS_LAST && !c->req->spec.logprobs)
+            e->items[i].sampler = c->sampler;
+    }
+    if (e->n_touched) /* tell of starts before a step that may take long */
+        deliver(e);
+    if (e->on_step)
+        e->on_step(e->on_step_arg, n);
+    struct error err = {0};
+    int64_t t0 = clock_ns();
+    bool ok = step_run(e->rt->step, e->items, n, &err);
+    int64_t ns = clock_ns() - t0;
+    e->stats.n_steps++;
+    e->stats.busy_s += (double)ns * 1e-9;
+    *(s->n_read ? &e->stats.read_s : &e->stats.decode_s) += (double)ns * 1e-9;
+    e->stats.read_tokens += (uint64_t)s->n_read;
+    if (!ok) {
+        for (int i = 0; i < n; i++)
+            finish(e, (struct choice *)s->planned[i], FINISH_ERROR, -1, err.msg);
+        return;
+    }
+    scheduler_commit(s, ns);
+    for (int i = 0; i < n; i++) {
+        const struct step_item *it = &e->items[i];
+        struct choice *c = (struct choice *)s->planned[i];
+        if (it->want != LOGITS_LAST)
+            continue;
+        if (c->req->spec.logprobs)
+            pick_with_logprobs(e, c, it);
+        else
+            take_token(e, c, it->token, &(struct event){.stop = -1});
+    }
+}
+
+/* Waits for work and takes the inbox over; false when the engine closes. */
+static bool take_inbox(struct engine *e, bool idle)
+{
+    pthread_mutex_lock(&e->lock);
+    while (idle && !e->inbox && !e->quit && !e->cancels)
+        pthread_cond_wait(&e->changed, &e->lock);
+    struct request *r = e->inbox;
+    e->inbox = NULL;
+    e->inbox_end = &e->inbox;
+    bool cancels = e->cancels, quit = e->quit;
+    e->cancels = false;
+    pthread_mutex_unlock(&e->lock);
+    for (struct request *next; r; r = next) {
+        next = r->next;
+        e->stats.n_requests++;
+        for (int i = 0; i < r->n; i++)
+            scheduler_add(&e->sched, &r->choices[i].seq);
+    }
+    if (cancels || quit)
+        drop_cancelled(e, quit);
+    return !quit;
+}
+
+static void loop(struct engine *e)
+{
+    bool idle = false;
+    while (take_inbox(e, idle)) {
+        int n = scheduler_plan(&e->sched, e->items);
+        if (n)
+            run_step(e, n);
+        idle = n == 0;
+        CHECK(!idle || e->sched.running.n + e->sched.waiting.n == 0,
+              "%d sequences wait and nothing runs", e->sched.waiting.n);
+        deliver(e);
+    }
+    deliver(e);
+}
+
+static void set_state(struct engine *e, enum engine_state state)
+{
+    pthread_mutex_lock(&e->lock);
+    e->state = state;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static bool on_progress(void *arg, size_t done, size_t total)
+{
+    struct engine *e = arg;
+    atomic_store(&e->percent, total ? (int)(100.0 * (double)done / (double)total) : 100);
+    pthread_mutex_lock(&e->lock);
+    bool quit = e->quit;
+    pthread_mutex_unlock(&e->lock);
+    return !quit;
+}
+
+static void find_ends(struct engine *e)
+{
+    const struct tokenizer *t = e->rt->tokenizer;
+    for (int i = 0; t && i < tokenizer_n_vocab(t); i++) {
+        if (!tokenizer_is_end(t, i))
+            continue;
+        e->ends = mem_realloc(e->ends, (size_t)e->n_ends + 1, sizeof *e->ends);
+        e->ends[e->n_ends++] = (struct logit_bias){i, -__builtin_inff()};
+    }
+}
+
+static bool start(struct engine *e)
+{
+    struct progress progress = {on_progress, e};
+    struct runtime_options opt = e->opt.runtime;
+    opt.progress = &progress;
+    e->rt = runtime_open(e->path, &opt, &e->error);
+    if (!e->rt)
+        return false;
+    struct kvcache *kv = e->rt->kv;
+    const struct step_limits *lim = stepper_limits(e->rt->step);
+    int64_t room = (int64_t)kv->n_pages * kv->page_len;
+    e->context = room < e->rt->context ? (int)room : e->rt->context;
+    kv->prefix = prefix_new(kv->n_pages, kv->page_len, !e->opt.no_prefix_cache);
+    scheduler_init(&e->sched, kv, lim, e->context, e->opt.step_ms);
+    e->items = mem_zalloc((size_t)lim->max_seqs, sizeof *e->items);
+    e->logits = mem_zalloc(2 * (size_t)e->rt->model->config.n_vocab, sizeof *e->logits);
+    find_ends(e);
+    return true;
+}
+
+static void *engine_main(void *arg)
+{
+    struct engine *e = arg;
+    bool ok = start(e);
+    if (ok)
+        show_stats(e);
+    set_state(e, ok ? ENGINE_READY : ENGINE_FAILED);
+    if (ok) {
+        loop(e);
+        scheduler_clear(&e->sched);
+    }
+    return NULL;
+}
+
+struct engine *engine_open(const char *path, const struct engine_options *opt)
+{
+    struct engine *e = mem_zalloc(1, sizeof *e);
+    e->path = mem_strdup(path);
+    e->opt = *opt;
+    struct runtime_options *r = &e->opt.runtime;
+    if (e->opt.max_queue <= 0)
+        e->opt.max_queue = DEFAULT_QUEUE;
+    if (r->max_seqs <= 0)
+        r->max_seqs = DEFAULT_SEQS;
+    if (r->max_tokens <= 0)
+        r->max_tokens = 512;
+    if (r->max_tokens < r->max_seqs + MIN_ROWS_TO_READ) /* decodes must leave rows for prompts */
+        r->max_tokens = r->max_seqs + MIN_ROWS_TO_READ;
+    e->inbox_end = &e->inbox;
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->changed, NULL);
+    int rc = pthread_create(&e->thread, NULL, engine_main, e);
+    CHECK(rc == 0, "cannot start the engine thread");
+    return e;
+}
+
+enum engine_state engine_state(struct engine *e, int *percent, struct error *err)
+{
+    pthread_mutex_lock(&e->lock);
+    enum engine_state state = e->state;
+    if (state == ENGINE_FAILED && err)
+        *err = e->error;
+    pthread_mutex_unlock(&e->lock);
+    if (percent)
+        *percent = state == ENGINE_READY ? 100 : atomic_load(&e->percent);
+    return state;
+}
+
+bool engine_wait(struct engine *e, struct error *err)
+{
+    pthread_mutex_lock(&e->lock);
+    while (e->state == ENGINE_LOADING)
+        pthread_cond_wait(&e->changed, &e->lock);
+    bool ok = e->state == ENGINE_READY;
+    if (!ok && err)
+        *err = e->error;
+    pthread_mutex_unlock(&e->lock);
+    return ok;
+}
+
+void engine_close(struct engine *e)
+{
+    if (!e)
+        return;
+    pthread_mutex_lock(&e->lock);
+    e->quit = true;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+    pthread_join(e->thread, NULL);
+    runtime_close(e->rt);
+    mem_free(e->items);
+    mem_free(e->touched);
+    mem_free(e->logits);
+    mem_free(e->ends);
+    buf_clear(&e->text);
+    pthread_mutex_destroy(&e->lock);
+    pthread_cond_destroy(&e->changed);
+    mem_free(e->path);
+    mem_free(e);
+}
+
+const struct runtime *engine_runtime(const struct engine *e)
+{
+    return e->rt;
+}
+
+int engine_context(const struct engine *e)
+{
+    return e->context;
+}
+
+void engine_stats(struct engine *e, struct engine_stats *out)
+{
+    pthread_mutex_lock(&e->lock);
+    *out = e->shown;
+    out->n_rejected = e->n_rejected;
+    pthread_mutex_unlock(&e->lock);
+}
+
+void engine_on_step(struct engine *e, void (*fn)(void *arg, int n_items), void *arg)
+{
+    e->on_step_arg = arg;
+    e->on_step = fn;
+}

@@ -1,0 +1,133 @@
+/* The event queue. A record is the struct, then its text, its error and its top list, padded to 8. */
+#include "engine/events.h"
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+struct events {
+    pthread_mutex_t lock;
+    pthread_cond_t arrived;
+    struct buf pending; /* delivered, under lock */
+    struct buf taken;   /* the reader's, from `at` on */
+    struct buf staged;  /* the engine's */
+    size_t at;
+    int fd;
+};
+
+struct record {
+    size_t size; /* of all, padded */
+    struct event ev;
+    size_t n_error;
+};
+
+struct events *events_new(void)
+{
+    struct events *q = mem_zalloc(1, sizeof *q);
+    pthread_mutex_init(&q->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&q->arrived, &attr);
+    pthread_condattr_destroy(&attr);
+    q->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    CHECK(q->fd >= 0, "eventfd: %s", strerror(errno));
+    return q;
+}
+
+void events_free(struct events *q)
+{
+    if (!q)
+        return;
+    pthread_mutex_lock(&q->lock); /* the engine may be about to leave events_flush */
+    pthread_mutex_unlock(&q->lock);
+    pthread_mutex_destroy(&q->lock);
+    pthread_cond_destroy(&q->arrived);
+    close(q->fd);
+    buf_clear(&q->pending);
+    buf_clear(&q->taken);
+    buf_clear(&q->staged);
+    mem_free(q);
+}
+
+int events_fd(const struct events *q)
+{
+    return q->fd;
+}
+
+bool events_stage(struct events *q, const struct event *ev)
+{
+    bool first = q->staged.len == 0;
+    struct record r = {.ev = *ev, .n_error = ev->error ? strlen(ev->error) + 1 : 0};
+    size_t top = (size_t)ev->n_top * sizeof *ev->top;
+    size_t size = sizeof r + top + ev->n_text + r.n_error;
+    r.size = (size + 7) & ~(size_t)7;
+    buf_add(&q->staged, &r, sizeof r);
+    buf_add(&q->staged, ev->top, top);
+    buf_add(&q->staged, ev->text, ev->n_text);
+    buf_add(&q->staged, ev->error, r.n_error);
+    buf_add(&q->staged, "\0\0\0\0\0\0\0", r.size - size);
+    return first;
+}
+
+void events_flush(struct events *q)
+{
+    pthread_mutex_lock(&q->lock);
+    bool was_empty = q->pending.len == 0;
+    if (was_empty) {
+        struct buf empty = q->pending;
+        q->pending = q->staged;
+        q->staged = empty;
+    } else {
+        buf_add(&q->pending, q->staged.p, q->staged.len);
+    }
+    buf_reset(&q->staged);
+    if (was_empty && q->pending.len) {
+        uint64_t one = 1;
+        ssize_t n = write(q->fd, &one, sizeof one);
+        (void)n; /* cannot fail but by being readable already */
+        pthread_cond_signal(&q->arrived);
+    }
+    pthread_mutex_unlock(&q->lock);
+}
+
+/* Waits for events and takes them all; false after the timeout. */
+static bool take(struct events *q, int timeout_ms)
+{
+    int64_t until = clock_ns() + (int64_t)timeout_ms * 1000000;
+    struct timespec ts = {until / 1000000000, until % 1000000000};
+    int rc = timeout_ms == 0 ? ETIMEDOUT : 0;
+    pthread_mutex_lock(&q->lock);
+    while (q->pending.len == 0 && rc == 0)
+        rc = timeout_ms < 0 ? pthread_cond_wait(&q->arrived, &q->lock)
+                            : pthread_cond_timedwait(&q->arrived, &q->lock, &ts);
+    struct buf old = q->taken;
+    buf_reset(&old);
+    q->taken = q->pending;
+    q->pending = old;
+    q->at = 0;
+    uint64_t count;
+    ssize_t n = read(q->fd, &count, sizeof count); /* nothing waits now */
+    (void)n;
+    pthread_mutex_unlock(&q->lock);
+    return q->taken.len > 0;
+}
+
+bool events_next(struct events *q, struct event *ev, int timeout_ms)
+{
+    if (q->at == q->taken.len && !take(q, timeout_ms))
+        return false;
+    struct record r;
+    memcpy(&r, q->taken.p + q->at, sizeof r);
+    const char *payload = q->taken.p + q->at + sizeof r;
+    *ev = r.ev;
+    ev->top = (const void *)payload;
+    ev->text = payload + (size_t)ev->n_top * sizeof *ev->top;
+    ev->error = r.n_error ? ev->text + ev->n_text : NULL;
+    q->at += r.size;
+    return true;
+}

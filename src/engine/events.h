@@ -1,0 +1,59 @@
+/*
+ * What becomes of requests, handed from the engine thread to whoever reads: a queue of events, shared
+ * by any number of requests, one reader. The engine stages a step's events and delivers them with one
+ * lock and one wake-up. A reader may sleep in events_next, or watch events_fd in a loop of its own.
+ * Events live in two byte buffers that trade places: no allocation once they have grown.
+ */
+#ifndef STEEL_ENGINE_EVENTS_H
+#define STEEL_ENGINE_EVENTS_H
+
+#include "base/error.h"
+#include "engine/output.h"
+
+#include <stdint.h>
+
+enum event_kind {
+    EVENT_START, /* left the queue for the first time */
+    EVENT_TOKEN,
+    EVENT_DONE, /* the last one of a choice, always, whatever happened */
+};
+
+enum finish { FINISH_STOP, FINISH_LENGTH, FINISH_CANCEL, FINISH_ERROR, N_FINISHES };
+
+struct usage_count {
+    int n_prompt, n_cached, n_generated, n_preempted;
+    int64_t queue_ns, first_ns, total_ns; /* since submission; first_ns 0 = no token came */
+};
+
+struct event {
+    enum event_kind kind;
+    void *user; /* of the request */
+    int index;  /* of the choice */
+    int32_t token;
+    const char *text; /* (n_text) what can be shown now; whole characters; not NUL-terminated */
+    size_t n_text;
+    float logprob;                /* of the token, if asked for */
+    const struct token_prob *top; /* (n_top) best tokens */
+    int n_top;
+    /* DONE (usage.n_prompt and n_cached at START too) */
+    enum finish finish;
+    int stop;          /* the stop string that ended it, or -1 */
+    const char *error; /* NUL-terminated; NULL unless FINISH_ERROR */
+    struct usage_count usage;
+};
+
+struct events;
+struct events *events_new(void);
+void events_free(struct events *q); /* every request sent to it must be done */
+
+/* The next event; its pointers hold until the next call. Waits up to timeout_ms (-1 = for ever). */
+bool events_next(struct events *q, struct event *ev, int timeout_ms);
+/* Readable while events wait; events_next with timeout 0 until it says false. */
+int events_fd(const struct events *q);
+
+/* The engine's side: stage from the engine thread only, then flush. True if it was the first staged
+ * event since the last flush. Nothing is touched after flush: the reader may be gone. */
+bool events_stage(struct events *q, const struct event *ev);
+void events_flush(struct events *q);
+
+#endif

@@ -1,0 +1,33 @@
+/*
+ * Tokens of one answer on their way to text. Text that may turn out to be the start of a stop string
+ * waits until it is decided, so nothing is shown and then withdrawn; half characters wait too.
+ */
+#ifndef STEEL_ENGINE_OUTPUT_H
+#define STEEL_ENGINE_OUTPUT_H
+
+#include "text/tokenizer.h"
+
+struct output {
+    const char *const *stop; /* (n_stop), none empty; not owned */
+    int n_stop;
+    bool special; /* show control tokens */
+    struct detok detok;
+    struct buf held;
+};
+
+/* Adds a token; what may be shown is appended to `out`. Returns the stop string that ended the
+ * answer (its text is not shown), or -1. t NULL: no vocabulary, no text. */
+int output_push(struct output *o, const struct tokenizer *t, int32_t token, struct buf *out);
+/* The answer ends: whatever still waits is shown. Returns as output_push. */
+int output_finish(struct output *o, struct buf *out);
+void output_clear(struct output *o);
+
+struct token_prob {
+    int32_t token;
+    float logprob;
+};
+/* Log-probability of `token` under logits (n_vocab), and the n best tokens, best first. */
+float output_logprobs(const float *logits, int n_vocab, int32_t token, struct token_prob *top,
+                      int n);
+
+#endif

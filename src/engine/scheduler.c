@@ -1,0 +1,385 @@
+/* The scheduler. See the invariants in scheduler.h. */
+#include "engine/scheduler.h"
+#include "base/mem.h"
+
+#include <string.h>
+
+enum {
+    MIN_READ = 16,   /* tokens a step reads at least: a prompt always advances */
+    FIRST_READ = 64, /* ... before anything is known of costs */
+    IDLE_FACTOR = 4, /* a step without decodes keeps nobody waiting: it may take longer */
+};
+
+void scheduler_init(struct scheduler *s, struct kvcache *kv, const struct step_limits *limits,
+                    int context, double budget_ms)
+{
+    *s = (struct scheduler){.kv = kv,
+                            .limits = *limits,
+                            .context = context,
+                            .budget_ns = budget_ms * 1e6,
+                            .next_age = 1,
+                            .freed = 1};
+    size_t n = (size_t)limits->max_seqs;
+    s->planned = mem_zalloc(n, sizeof *s->planned);
+    s->readers = mem_zalloc(n, sizeof *s->readers);
+    s->shares = mem_zalloc(n, sizeof *s->shares);
+}
+
+void scheduler_clear(struct scheduler *s)
+{
+    CHECK(s->waiting.n == 0 && s->running.n == 0, "sequences are left");
+    mem_free(s->planned);
+    mem_free(s->readers);
+    mem_free(s->shares);
+    *s = (struct scheduler){0};
+}
+
+static void list_remove(struct seq_list *l, struct seq *q)
+{
+    *(q->prev ? &q->prev->next : &l->first) = q->next;
+    *(q->next ? &q->next->prev : &l->last) = q->prev;
+    q->prev = q->next = NULL;
+    l->n--;
+}
+
+static void list_insert(struct seq_list *l, struct seq *q)
+{
+    struct seq *before = l->last;
+    while (before && before->age > q->age)
+        before = before->prev;
+    q->prev = before;
+    q->next = before ? before->next : l->first;
+    *(q->prev ? &q->prev->next : &l->first) = q;
+    *(q->next ? &q->next->prev : &l->last) = q;
+    l->n++;
+}
+
+void seq_append(struct seq *q, int32_t token)
+{
+    if (q->n_tokens == q->cap) {
+        q->cap += q->cap / 2 + 64;
+        q->tokens = mem_realloc(q->tokens, (size_t)q->cap, sizeof *q->tokens);
+    }
+    q->tokens[q->n_tokens++] = token;
+}
+
+void seq_clear(struct seq *q)
+{
+    CHECK(q->kv.n_pages == 0 && !q->running, "the sequence still runs");
+    mem_free(q->kv.pages);
+    mem_free(q->tokens);
+    q->kv = (struct kv_seq){0};
+    q->tokens = NULL;
+}
+
+void scheduler_add(struct scheduler *s, struct seq *q)
+{
+    q->age = s->next_age++;
+    q->chain = q->root;
+    list_insert(&s->waiting, q);
+}
+
+static int pages_for(const struct scheduler *s, int n_tokens)
+{
+    return (n_tokens + s->kv->page_len - 1) / s->kv->page_len;
+}
+
+/* The pages of a sequence go back; the last one, if not full, becomes a tail others may go on from. */
+static void drop_pages(struct scheduler *s, struct seq *q)
+{
+    int len = s->kv->page_len, rest = q->kv.n_tokens % len;
+    if (s->kv->prefix && rest && q->n_indexed == q->kv.n_pages - 1 && !q->no_cache)
+        prefix_add_tail(s->kv->prefix, q->chain, q->tokens + q->kv.n_tokens - rest, rest,
+                        q->kv.pages[q->kv.n_pages - 1]);
+    kvcache_cut(s->kv, &q->kv, 0);
+    q->chain = q->root;
+    q->n_indexed = 0;
+    s->freed++;
+}
+
+void scheduler_remove(struct scheduler *s, struct seq *q)
+{
+    list_remove(q->running ? &s->running : &s->waiting, q);
+    q->running = false;
+    drop_pages(s, q);
+}
+
+/* Takes every page the index has for the tokens not read yet; the last token is always computed. */
+static void attach_cached(struct scheduler *s, struct seq *q)
+{
+    struct prefix *p = s->kv->prefix;
+    int len = s->kv->page_len, before = q->kv.n_tokens;
+    if (!p || q->no_cache || before % len || q->n_indexed != q->kv.n_pages)
+        return;
+    while (q->kv.n_tokens + len < q->n_tokens) {
+        int32_t page = prefix_find(p, q->chain, q->tokens + q->kv.n_tokens);
+        if (page < 0)
+            break;
+        kvcache_attach(s->kv, &q->kv, page, len);
+        q->chain = prefix_serial(p, page);
+        q->n_indexed++;
+    }
+    int n, left = q->n_tokens - 1 - q->kv.n_tokens;
+    int32_t tail = prefix_find_tail(p, q->chain, q->tokens + q->kv.n_tokens, left, &n);
+    if (tail >= 0)
+        kvcache_attach(s->kv, &q->kv, tail, n);
+}
+
+/* Counts what was found in the cache, once per prompt token. */
+static void count_cached(struct scheduler *s, struct seq *q, int before)
+{
+    int found = (q->kv.n_tokens < q->n_prompt ? q->kv.n_tokens : q->n_prompt) - before;
+    if (q->n_preempted == 0 && found > 0) {
+        q->n_cached += found;
+        s->cache_hits += found;
+    }
+}
+
+/* Pages that running sequences will still take for the tokens they have. */
+static int pages_promised(const struct scheduler *s)
+{
+    int n = 0;
+    for (const struct seq *q = s->running.first; q; q = q->next)
+        n += pages_for(s, q->n_tokens) - q->kv.n_pages;
+    return n;
+}
+
+static bool admit(struct scheduler *s, struct seq *q)
+{
+    attach_cached(s, q);
+    int need = pages_for(s, q->n_tokens) - q->kv.n_pages;
+    if (need + pages_promised(s) + s->running.n > kvcache_available(s->kv)) {
+        drop_pages(s, q);
+        s->blocked_at = s->freed;
+        return false;
+    }
+    if (!q->entered) {
+        q->entered = true;
+        s->cache_queries += q->n_prompt;
+        count_cached(s, q, 0);
+    }
+    list_remove(&s->waiting, q);
+    list_insert(&s->running, q);
+    q->running = true;
+    return true;
+}
+
+static void preempt(struct scheduler *s, struct seq *q)
+{
+    list_remove(&s->running, q);
+    q->running = false;
+    drop_pages(s, q);
+    q->n_preempted++;
+    s->n_preempted++;
+    list_insert(&s->waiting, q);
+}
+
+static void plan_item(struct scheduler *s, struct step_item *items, struct seq *q, int n)
+{
+    bool last = n == seq_unread(q);
+    s->planned[s->n_planned] = q;
+    items[s->n_planned++] = (struct step_item){.seq = &q->kv,
+                                               .tokens = q->tokens + q->kv.n_tokens,
+                                               .n_tokens = n,
+                                               .want = last ? LOGITS_LAST : LOGITS_NONE,
+                                               .token = -1};
+}
+
+/* Every decode runs. One that needs a page nobody has takes it from the youngest. */
+static int plan_decodes(struct scheduler *s, struct step_item *items)
+{
+    int taken = 0;
+    for (struct seq *q = s->running.first, *next; q; q = next) {
+        if (seq_unread(q) == 1) {
+            bool need = q->kv.n_tokens == q->kv.n_pages * s->kv->page_len;
+            while (need && taken + 1 > kvcache_available(s->kv) && s->running.last != q)
+                preempt(s, s->running.last); /* younger than q: not planned yet */
+            if (need && taken + 1 > kvcache_available(s->kv)) {
+                CHECK(q != s->running.first, "one sequence outgrew the KV cache");
+                preempt(s, q);
+                break;
+            }
+            taken += need;
+            plan_item(s, items, q, 1);
+        }
+        next = q->next;
+    }
+    s->n_decode = s->n_planned;
+    return taken;
+}
+
+/* Somebody in `readers` computes the very page q would begin with. */
+static bool is_being_read(const struct scheduler *s, const struct seq *q, int n_readers)
+{
+    int len = s->kv->page_len;
+    if (!s->kv->prefix || q->no_cache || q->kv.n_tokens % len || seq_unread(q) <= len)
+        return false;
+    for (int i = 0; i < n_readers; i++) {
+        const struct seq *r = s->readers[i];
+        if (r->chain == q->chain && r->n_indexed == q->n_indexed &&
+            r->n_tokens >= q->kv.n_tokens + len &&
+            !memcmp(r->tokens + q->kv.n_tokens, q->tokens + q->kv.n_tokens,
+                    (size_t)len * sizeof *q->tokens))
+            return true;
+    }
+    return false;
+}
+
+/* Splits `budget` tokens among the readers, starting with number `first`: equal shares, and what one
+ * does not need goes to the others. */
+static void share(struct scheduler *s, int n, int first, int budget)
+{
+    int served = budget / MIN_READ < n ? budget / MIN_READ : n;
+    served = served ? served : 1;
+    memset(s->shares, 0, (size_t)n * sizeof *s->shares);
+    for (int hungry = served; hungry > 0 && budget > 0;) {
+        int each = budget / hungry ? budget / hungry : 1;
+        hungry = 0;
+        for (int i = 0; i < served && budget > 0; i++) {
+            int r = (first + i) % n, left = seq_unread(s->readers[r]) - s->shares[r];
+            int give = left < each ? left : each;
+            give = give < budget ? give : budget;
+            s->shares[r] += give;
+            budget -= give;
+            hungry += left > give;
+        }
+    }
+    s->turn += served;
+}
+
+/* Tokens of q that fit the pages left when `taken` are spoken for. */
+static int room_for(const struct scheduler *s, const struct seq *q, int taken)
+{
+    return (q->kv.n_pages + kvcache_available(s->kv) - taken) * s->kv->page_len - q->kv.n_tokens;
+}
+
+static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
+{
+    int n = 0;
+    for (struct seq *q = s->running.first; q; q = q->next)
+        if (seq_unread(q) > 1 && !is_being_read(s, q, n))
+            s->readers[n++] = q;
+    if (n == 0)
+        return;
+    int rows = s->limits.max_tokens - s->n_planned;
+    int budget = scheduler_read_tokens(s, s->n_decode);
+    share(s, n, s->turn % n, budget < rows ? budget : rows);
+    for (int i = 0; i < n; i++) {
+        struct seq *q = s->readers[i];
+        int room = room_for(s, q, taken), want = s->shares[i] < room ? s->shares[i] : room;
+        if (want <= 0)
+            continue;
+        taken += pages_for(s, q->kv.n_tokens + want) - q->kv.n_pages;
+        plan_item(s, items, q, want);
+        s->n_read += want;
+    }
+    if (s->n_planned)
+        return;
+    /* Nothing runs for want of pages: the oldest takes them from the youngest. */
+    struct seq *q = s->running.first;
+    while (room_for(s, q, 0) <= 0) {
+        CHECK(s->running.last != q, "one sequence outgrew the KV cache");
+        preempt(s, s->running.last);
+    }
+    int room = room_for(s, q, 0), want = seq_unread(q) < MIN_READ ? seq_unread(q) : MIN_READ;
+    s->n_read = want < room ? want : room;
+    plan_item(s, items, q, s->n_read);
+}
+
+int scheduler_plan(struct scheduler *s, struct step_item *items)
+{
+    s->n_planned = s->n_decode = s->n_read = 0;
+    while (s->waiting.first && s->running.n < s->limits.max_seqs && s->blocked_at != s->freed)
+        if (!admit(s, s->waiting.first))
+            break;
+    for (struct seq *q = s->running.first; q; q = q->next) {
+        int before = q->kv.n_tokens;
+        if (seq_unread(q) > 1)
+            attach_cached(s, q);
+        count_cached(s, q, before);
+    }
+    int taken = plan_decodes(s, items);
+    plan_reads(s, items, taken);
+    return s->n_planned;
+}
+
+/* Names the pages that are full now. Where another sequence named the same content first, its page
+ * is held instead: one copy of every prefix. */
+static void index_pages(struct scheduler *s, struct seq *q)
+{
+    struct prefix *p = s->kv->prefix;
+    int len = s->kv->page_len;
+    while (p && (q->n_indexed + 1) * len <= q->kv.n_tokens) {
+        int i = q->n_indexed++;
+        const int32_t *tokens = q->tokens + i * len;
+        int32_t known = prefix_find(p, q->chain, tokens);
+        if (known >= 0) {
+            kvcache_replace(s->kv, &q->kv, i, known);
+            q->chain = prefix_serial(p, known);
+            s->freed++;
+        } else {
+            q->chain = prefix_add(p, q->chain, tokens, q->kv.pages[i]);
+        }
+    }
+}
+
+static int bucket(int n_decode)
+{
+    int b = 0;
+    while (b < COST_BUCKETS - 1 && 1 << b < n_decode)
+        b++;
+    return b;
+}
+
+double scheduler_decode_ns(const struct scheduler *s, int n_decode)
+{
+    if (n_decode == 0)
+        return 0;
+    const double *ns = s->cost.decode_ns;
+    int b = bucket(n_decode);
+    for (int d = 0; d < COST_BUCKETS; d++) { /* the nearest size seen */
+        if (b + d < COST_BUCKETS && ns[b + d] > 0)
+            return ns[b + d];
+        if (b - d >= 0 && ns[b - d] > 0)
+            return ns[b - d];
+    }
+    return 0;
+}
+
+int scheduler_read_tokens(const struct scheduler *s, int n_decode)
+{
+    double decode = scheduler_decode_ns(s, n_decode), budget = s->budget_ns;
+    if (budget <= 0)
+        budget = 2 * decode > 50e6 ? 2 * decode : 50e6;
+    if (n_decode == 0)
+        budget *= IDLE_FACTOR;
+    if (s->cost.read_ns <= 0)
+        return FIRST_READ;
+    double fits = (budget - decode) / s->cost.read_ns;
+    double most = 2.0 * s->cost.last_read + MIN_READ; /* costs may differ far from what was seen */
+    fits = fits < most ? fits : most;
+    return fits < MIN_READ ? MIN_READ : (int)fits;
+}
+
+/* Slow steps count more than fast ones: the budget is a promise. */
+static void learn(double *mean, double seen)
+{
+    double weight = seen > *mean ? 0.5 : 0.2;
+    *mean = *mean > 0 ? *mean + weight * (seen - *mean) : seen;
+}
+
+void scheduler_commit(struct scheduler *s, int64_t ns)
+{
+    for (int i = 0; i < s->n_planned; i++)
+        index_pages(s, s->planned[i]);
+    if (s->n_read == 0) {
+        if (s->n_decode)
+            learn(&s->cost.decode_ns[bucket(s->n_decode)], (double)ns);
+        return;
+    }
+    /* Decodes never seen alone are charged to reading; never less than a tenth of the step. */
+    double extra = (double)ns - scheduler_decode_ns(s, s->n_decode);
+    extra = extra > 0.1 * (double)ns ? extra : 0.1 * (double)ns;
+    learn(&s->cost.read_ns, extra / s->n_read);
+    s->cost.last_read = s->n_read;
+}

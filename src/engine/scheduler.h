@@ -1,0 +1,108 @@
+/*
+ * Who runs in the next step, and how much of each prompt. Knows sequences, pages and measured times;
+ * knows nothing of requests, text, threads or the model, so that tests can drive it with made-up
+ * costs.
+ *
+ * A sequence wants all of its tokens in the KV cache; the last one's logits give the next token. With
+ * one token outstanding it decodes, with more it reads (a prompt, or itself again after preemption).
+ * Every decode goes into every step. Reading fills the rest of the step's time budget: the time a
+ * step takes is learned as it runs, so the budget is milliseconds, not tokens.
+ *
+ * Invariants:
+ *  1. a sequence is in the waiting list or in the running list or in none; both are in order of age
+ *  2. a waiting sequence holds no pages
+ *  3. a sequence enters only when its unread tokens fit the pages left over by those running, one
+ *     more page for each of them: nothing enters to be thrown out at once
+ *  4. the oldest running sequence is never preempted: some sequence always advances, so every one
+ *     ends
+ *  5. waiting sequences enter strictly by age: nobody is overtaken for ever
+ *  6. every full page of a running sequence is indexed (scheduler_commit), and a sequence that would
+ *     compute a page another one is computing in the same step waits and takes that page instead
+ */
+#ifndef STEEL_ENGINE_SCHEDULER_H
+#define STEEL_ENGINE_SCHEDULER_H
+
+#include "engine/kvcache.h"
+#include "engine/step.h"
+
+struct seq {
+    /* for the caller to fill */
+    int32_t *tokens;   /* (cap) the prompt, then what was generated; owned */
+    int n_tokens, cap; /* n_tokens >= 1 */
+    int n_prompt;      /* of them the prompt */
+    uint64_t root;     /* prefix_root: where its chain of pages starts */
+    bool no_cache;     /* takes no page from the index (it still shares its own) */
+    /* kept by the scheduler */
+    struct seq *prev, *next;
+    uint64_t age; /* order of arrival */
+    struct kv_seq kv;
+    uint64_t chain; /* serial of the last indexed page */
+    int n_indexed;  /* pages indexed */
+    bool running;
+    bool entered; /* was admitted before */
+    int n_cached; /* prompt tokens not computed when it first ran */
+    int n_preempted;
+};
+
+struct seq_list {
+    struct seq *first, *last;
+    int n;
+};
+
+enum { COST_BUCKETS = 12 };
+
+/* What steps take, learned from those seen. */
+struct step_cost {
+    double decode_ns[COST_BUCKETS]; /* a step of 2^b decodes; 0 = not seen */
+    double read_ns;                 /* one token of a prompt on top; 0 = not seen */
+    int last_read;                  /* tokens read by the last step that read */
+};
+
+struct scheduler {
+    struct kvcache *kv;
+    struct step_limits limits;
+    int context;
+    double budget_ns; /* 0 = twice the time of the decodes, at least 50 ms */
+    struct seq_list waiting, running;
+    uint64_t next_age;
+    int turn; /* rotates among those who read */
+    struct step_cost cost;
+    struct seq **planned; /* (max_seqs) of the current step */
+    struct seq **readers; /* (max_seqs) scratch */
+    int *shares;          /* (max_seqs) scratch */
+    int n_planned, n_decode, n_read;
+    /* a blocked head of the queue is looked at again only when this changed */
+    uint64_t freed, blocked_at;
+    /* totals */
+    int64_t n_preempted;
+    int64_t cache_queries, cache_hits; /* prompt tokens looked up, found */
+};
+
+void scheduler_init(struct scheduler *s, struct kvcache *kv, const struct step_limits *limits,
+                    int context, double budget_ms);
+void scheduler_clear(struct scheduler *s); /* no sequences may be left */
+
+/* Behind all others. */
+void scheduler_add(struct scheduler *s, struct seq *q);
+/* Takes a sequence out, wherever it is, and gives its pages back (indexed: others may use them). */
+void scheduler_remove(struct scheduler *s, struct seq *q);
+/* A token was chosen. */
+void seq_append(struct seq *q, int32_t token);
+void seq_clear(struct seq *q); /* frees its memory; not in the scheduler any more */
+static inline int seq_unread(const struct seq *q)
+{
+    return q->n_tokens - q->kv.n_tokens;
+}
+
+/* Admits, preempts, and fills items (max_seqs) for step_run: all but the samplers. Sequence i of the
+ * step is s->planned[i]. Returns how many; 0 = nothing to do. */
+int scheduler_plan(struct scheduler *s, struct step_item *items);
+/* The planned step ran, in so many ns: indexes new pages, learns. To be called before tokens are
+ * appended. Not called when the step failed. */
+void scheduler_commit(struct scheduler *s, int64_t ns);
+
+/* The learned costs, for tests and metrics. */
+double scheduler_decode_ns(const struct scheduler *s, int n_decode);
+int scheduler_read_tokens(const struct scheduler *s, int n_decode); /* to read beside n decodes */
+
+#endif
