@@ -1,0 +1,409 @@
+/*
+ * The prefix index and the scheduler alone: pages and made-up step times, no model. The driver below
+ * plays engine: it "runs" each planned step by moving tokens into the KV sequences.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "engine/scheduler.h"
+
+enum { PAGE = 4, MAX_SEQS = 16, MAX_ROWS = 512 };
+
+struct world {
+    struct backend *be;
+    struct kvcache *kv;
+    struct scheduler s;
+    struct step_item items[MAX_SEQS];
+    double base_ns, decode_ns, read_ns; /* what a step costs */
+    double last_ns, longest_ns;         /* of steps with decodes */
+    int n_steps;
+};
+
+static void world_open(struct world *w, int n_pages, double budget_ms, bool keep)
+{
+    struct config c = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 1};
+    struct error err = {0};
+    *w = (struct world){.be = backend_open_ref(), .base_ns = 1e6, .decode_ns = 1e5, .read_ns = 1e5};
+    w->kv = kvcache_new(w->be, &c, DT_F32, PAGE, n_pages, &err);
+    assert_non_null(w->kv);
+    w->kv->prefix = prefix_new(n_pages, PAGE, keep);
+    struct step_limits lim = {.max_tokens = MAX_ROWS, .max_seqs = MAX_SEQS, .max_out = MAX_SEQS};
+    scheduler_init(&w->s, w->kv, &lim, n_pages * PAGE, budget_ms);
+}
+
+static void world_close(struct world *w)
+{
+    scheduler_clear(&w->s);
+    assert_int_equal(kvcache_available(w->kv), w->kv->n_pages);
+    kvcache_free(w->kv);
+    w->be->ops->close(w->be);
+}
+
+static struct seq *seq_new(struct world *w, int n_prompt, int first)
+{
+    struct seq *q = mem_zalloc(1, sizeof *q);
+    for (int i = 0; i < n_prompt; i++)
+        seq_append(q, first + i);
+    q->n_prompt = n_prompt;
+    scheduler_add(&w->s, q);
+    return q;
+}
+
+static void seq_end(struct world *w, struct seq *q)
+{
+    scheduler_remove(&w->s, q);
+    seq_clear(q);
+    mem_free(q);
+}
+
+/* One step; sequences that reach the end of their tokens get `token` appended. */
+static int step(struct world *w, int32_t token)
+{
+    struct scheduler *s = &w->s;
+    int n = scheduler_plan(s, w->items), rows = 0;
+    for (int i = 0; i < n; i++) {
+        struct step_item *it = &w->items[i];
+        rows += it->n_tokens;
+        assert_true(kvcache_grow(w->kv, it->seq, it->seq->n_tokens + it->n_tokens));
+        it->seq->n_tokens += it->n_tokens;
+    }
+    assert_true(rows <= MAX_ROWS && n <= MAX_SEQS);
+    if (!n)
+        return 0;
+    w->last_ns = w->base_ns + w->decode_ns * s->n_decode + w->read_ns * s->n_read;
+    if (s->n_decode && w->last_ns > w->longest_ns)
+        w->longest_ns = w->last_ns;
+    w->n_steps++;
+    scheduler_commit(s, (int64_t)w->last_ns);
+    for (int i = 0; i < n; i++)
+        if (w->items[i].want == LOGITS_LAST)
+            seq_append(s->planned[i], token);
+    kvcache_verify(w->kv);
+    return n;
+}
+
+static void test_index(void **state)
+{
+    (void)state;
+    struct prefix *p = prefix_new(8, PAGE, true);
+    uint16_t ref[8] = {0};
+    int32_t a[PAGE] = {1, 2, 3, 4}, b[PAGE] = {1, 2, 3, 5};
+    uint64_t s0 = prefix_add(p, 0, a, 0);
+    assert_int_equal(prefix_find(p, 0, a), 0);
+    assert_int_equal(prefix_find(p, 0, b), -1);
+    assert_int_equal(prefix_find(p, s0, a), -1);
+    uint64_t s1 = prefix_add(p, s0, a, 1);
+    assert_int_equal(prefix_find(p, s0, a), 1);
+    assert_true(s1 != s0);
+    /* a salt is another tree */
+    uint64_t salt = prefix_root(p, "key", 3), other = prefix_root(p, "kez", 3);
+    assert_true(salt != other && salt != 0 && salt == prefix_root(p, "key", 3));
+    assert_int_equal(prefix_find(p, salt, a), -1);
+    prefix_add(p, salt, a, 2);
+    assert_int_equal(prefix_find(p, salt, a), 2);
+    /* the longest tail that fits */
+    prefix_add_tail(p, s1, (int32_t[]){7}, 1, 3);
+    prefix_add_tail(p, s1, (int32_t[]){7, 8, 9}, 3, 4);
+    prefix_add_tail(p, s1, (int32_t[]){7, 6}, 2, 5);
+    int len;
+    assert_int_equal(prefix_find_tail(p, s1, (int32_t[]){7, 8, 9, 1}, 4, &len), 4);
+    assert_int_equal(len, 3);
+    assert_int_equal(prefix_find_tail(p, s1, (int32_t[]){7, 8, 9, 1}, 2, &len), 3);
+    assert_int_equal(prefix_find_tail(p, s1, (int32_t[]){8, 8}, 2, &len), -1);
+    /* the same tail again is not indexed twice */
+    prefix_add_tail(p, s1, (int32_t[]){7, 6}, 2, 6);
+    assert_int_equal(prefix_serial(p, 6), 0);
+    assert_false(prefix_idle(p, 6));
+    /* eviction: longest idle first, and what is held again is not evicted */
+    for (int32_t i = 5; i >= 0; i--)
+        assert_true(prefix_idle(p, i));
+    prefix_verify(p, ref);
+    prefix_hold(p, 2);
+    ref[2] = 1;
+    prefix_verify(p, ref);
+    static const int32_t order[] = {5, 4, 3, 1, 0};
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(prefix_evict(p), order[i]);
+    assert_int_equal(prefix_evict(p), -1);
+    assert_int_equal(prefix_find(p, 0, a), -1);
+    assert_int_equal(prefix_find(p, salt, a), 2);
+    prefix_free(p);
+}
+
+/* The second time a prompt comes, all but its last token is there already; the answer too. */
+static void test_reuse(void **state)
+{
+    (void)state;
+    struct world w;
+    world_open(&w, 64, 0, true);
+    struct seq *a = seq_new(&w, 30, 100);
+    for (int i = 0; i < 9; i++)
+        step(&w, 500 + i);
+    assert_int_equal(a->n_tokens, 39);
+    int32_t all[39];
+    memcpy(all, a->tokens, sizeof all);
+    seq_end(&w, a);
+    assert_int_equal(kvcache_available(w.kv), 64);
+    assert_int_equal(w.kv->n_free, 64 - 10); /* 38 tokens computed: nine pages and a tail of two */
+    struct seq *b = seq_new(&w, 39, 0);
+    memcpy(b->tokens, all, sizeof all);
+    step(&w, 1);
+    assert_int_equal(b->n_cached, 38);
+    assert_int_equal(w.s.n_read + w.s.n_decode, 1);
+    assert_int_equal(w.s.cache_hits, 38);
+    /* a third that differs in token 20 shares five pages */
+    struct seq *c = seq_new(&w, 39, 0);
+    memcpy(c->tokens, all, sizeof all);
+    c->tokens[20] = 1;
+    step(&w, 1);
+    assert_int_equal(c->n_cached, 20);
+    /* another salt shares nothing */
+    struct seq *d = mem_zalloc(1, sizeof *d);
+    for (int i = 0; i < 39; i++)
+        seq_append(d, all[i]);
+    d->n_prompt = 39;
+    d->root = prefix_root(w.kv->prefix, "other", 5);
+    scheduler_add(&w.s, d);
+    step(&w, 1);
+    assert_int_equal(d->n_cached, 0);
+    seq_end(&w, b);
+    seq_end(&w, c);
+    seq_end(&w, d);
+    world_close(&w);
+}
+
+/* Equal prompts at the same time are computed once, with the cache kept or not. */
+static void test_twins(void **state)
+{
+    (void)state;
+    for (int keep = 0; keep < 2; keep++) {
+        struct world w;
+        world_open(&w, 256, 0, keep);
+        struct seq *q[8];
+        for (int i = 0; i < 8; i++)
+            q[i] = seq_new(&w, 102, 7);
+        int64_t read = 0;
+        int n = 0;
+        while (n < 8) {
+            step(&w, 3);
+            read += w.s.n_read + w.s.n_decode;
+            n = 0;
+            for (int i = 0; i < 8; i++)
+                n += q[i]->n_tokens > 102;
+        }
+        /* 25 full pages once, then two tokens each; decodes of the early ones besides */
+        assert_true(read <= 100 + 8 * 2 + 8 * 8);
+        int held = w.kv->n_pages - kvcache_available(w.kv);
+        assert_true(held <= 25 + 8 * 3);
+        for (int i = 0; i < 8; i++)
+            seq_end(&w, q[i]);
+        assert_int_equal(w.kv->n_free == w.kv->n_pages, !keep);
+        world_close(&w);
+    }
+}
+
+/* Two sequences that come to the same content by different ways end up holding one copy. */
+static void test_merge(void **state)
+{
+    (void)state;
+    struct world w;
+    world_open(&w, 64, 0, true);
+    struct seq *a = seq_new(&w, 6, 0), *b = seq_new(&w, 6, 0);
+    for (int i = 0; i < 12; i++) /* both "generate" the same tokens */
+        step(&w, 9);
+    int pages = a->n_indexed < b->n_indexed ? a->n_indexed : b->n_indexed;
+    assert_true(pages >= 3);
+    assert_memory_equal(a->kv.pages, b->kv.pages, (size_t)pages * sizeof *a->kv.pages);
+    seq_end(&w, a);
+    seq_end(&w, b);
+    world_close(&w);
+}
+
+/* More work than pages: the young give way, everyone ends, nobody is overtaken for ever. */
+static void test_preemption(void **state)
+{
+    (void)state;
+    struct world w;
+    world_open(&w, 24, 0, true);
+    enum { N = 6, PROMPT = 10, ANSWER = 50 };
+    struct seq *q[N];
+    for (int i = 0; i < N; i++)
+        q[i] = seq_new(&w, PROMPT, 1000 * (i + 1));
+    int left = N, guard = 0;
+    bool ended[N] = {false};
+    int last_ended = -1;
+    while (left) {
+        assert_true(step(&w, 5 + guard) > 0);
+        assert_true(++guard < 2000);
+        for (int i = 0; i < N; i++)
+            if (!ended[i] && q[i]->n_tokens >= PROMPT + ANSWER) {
+                ended[i] = true;
+                assert_int_equal(i, last_ended + 1); /* the oldest end first */
+                last_ended = i;
+                seq_end(&w, q[i]);
+                left--;
+            }
+    }
+    assert_true(w.s.n_preempted > 0);
+    world_close(&w);
+}
+
+/* A waiting sequence taken out leaves nothing behind; so does one half read. */
+static void test_remove(void **state)
+{
+    (void)state;
+    struct world w;
+    world_open(&w, 64, 1, true);
+    struct seq *a = seq_new(&w, 200, 0), *b = seq_new(&w, 200, 5000), *c = seq_new(&w, 8, 9000);
+    step(&w, 1);
+    assert_true(a->running && !b->running &&
+                !c->running); /* b does not fit beside a; c is behind b */
+    assert_true(a->kv.n_tokens > 0 && seq_unread(a) > 1);
+    seq_end(&w, b);
+    step(&w, 1);
+    assert_true(c->running);
+    seq_end(&w, a);
+    seq_end(&w, c);
+    kvcache_verify(w.kv);
+    world_close(&w);
+}
+
+/* With 8 answers running, a long prompt is read in pieces that keep the step within its budget. */
+static void test_budget(void **state)
+{
+    (void)state;
+    struct world w;
+    world_open(&w, 4096, 20, true);
+    struct seq *run[8];
+    for (int i = 0; i < 8; i++)
+        run[i] = seq_new(&w, 4, 100 * (i + 1));
+    for (int i = 0; i < 20; i++)
+        step(&w, i);
+    w.longest_ns = 0;
+    struct seq *long_one = seq_new(&w, 4000, 100000);
+    int steps = 0;
+    while (long_one->n_tokens == 4000) {
+        step(&w, 1);
+        assert_int_equal(w.s.n_decode + (w.s.n_planned - w.s.n_decode > 0), w.s.n_planned);
+        assert_true(w.s.n_decode >= 8); /* nobody is left out of a step */
+        steps++;
+    }
+    /* 1.8 ms for the decodes leave 18.2 ms: 182 tokens a step */
+    assert_true(w.longest_ns < 2 * 20e6);
+    assert_true(steps >= 22 && steps < 40);
+    /* reading becomes five times dearer (a longer context): the pieces follow */
+    struct seq *second = seq_new(&w, 4000, 200000);
+    w.read_ns *= 5;
+    int over = 0;
+    while (second->n_tokens == 4000) {
+        step(&w, 1);
+        over += w.last_ns > 20e6 * 1.25;
+    }
+    assert_true(over <= 3);
+    for (int i = 0; i < 8; i++)
+        seq_end(&w, run[i]);
+    seq_end(&w, long_one);
+    seq_end(&w, second);
+    world_close(&w);
+}
+
+/* Alone, a prompt may use longer steps. */
+static void test_idle_budget(void **state)
+{
+    (void)state;
+    struct world w;
+    world_open(&w, 4096, 20, true);
+    struct seq *a = seq_new(&w, 8000, 0);
+    while (a->n_tokens == 8000)
+        step(&w, 1);
+    assert_true(w.n_steps < 8000 / 400);
+    seq_end(&w, a);
+    world_close(&w);
+}
+
+/* A short prompt behind a long one does not wait for it. */
+static void test_fairness(void **state)
+{
+    (void)state;
+    struct world w;
+    world_open(&w, 4096, 20, true);
+    struct seq *answer = seq_new(&w, 4, 9);
+    for (int i = 0; i < 5; i++)
+        step(&w, i);
+    struct seq *big[3], *small[3];
+    for (int i = 0; i < 3; i++)
+        big[i] = seq_new(&w, 3000, 10000 * (i + 1));
+    for (int i = 0; i < 4; i++)
+        step(&w, i);
+    for (int i = 0; i < 3; i++)
+        small[i] = seq_new(&w, 60, 100000 * (i + 1));
+    int steps = 0;
+    while (small[0]->n_tokens == 60 || small[1]->n_tokens == 60 || small[2]->n_tokens == 60) {
+        step(&w, 1);
+        steps++;
+    }
+    assert_true(steps <= 5);
+    for (int i = 0; i < 3; i++)
+        assert_true(seq_unread(big[i]) > 1000);
+    /* and the long ones advance alike */
+    for (int i = 0; i < 8; i++)
+        step(&w, 1);
+    assert_true(abs(big[0]->kv.n_tokens - big[2]->kv.n_tokens) < 300);
+    for (int i = 0; i < 3; i++) {
+        seq_end(&w, big[i]);
+        seq_end(&w, small[i]);
+    }
+    seq_end(&w, answer);
+    world_close(&w);
+}
+
+/* Random arrivals, ends and removals in a small cache: the accounts hold at every step. */
+static void test_random(void **state)
+{
+    (void)state;
+    for (int keep = 0; keep < 2; keep++) {
+        struct world w;
+        world_open(&w, 60, 2, keep);
+        srand(11);
+        struct seq *q[24] = {0};
+        for (int i = 0; i < 6000; i++) {
+            int k = rand() % 24;
+            if (!q[k]) {
+                q[k] = seq_new(&w, 1 + rand() % 100, rand() % 3 * 1000);
+                q[k]->no_cache = rand() % 8 == 0;
+            } else if (rand() % 10 == 0 || q[k]->n_tokens > 180) {
+                seq_end(&w, q[k]);
+                q[k] = NULL;
+            }
+            for (int j = 0; j < 24; j++)
+                if (q[j] && q[j]->n_tokens >= 60 * PAGE) {
+                    seq_end(&w, q[j]);
+                    q[j] = NULL;
+                }
+            step(&w, rand() % 2);
+        }
+        assert_true(w.s.n_preempted > 0 && w.s.cache_hits > 0);
+        for (int k = 0; k < 24; k++)
+            if (q[k])
+                seq_end(&w, q[k]);
+        world_close(&w);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_index),      cmocka_unit_test(test_reuse),
+        cmocka_unit_test(test_twins),      cmocka_unit_test(test_merge),
+        cmocka_unit_test(test_preemption), cmocka_unit_test(test_remove),
+        cmocka_unit_test(test_budget),     cmocka_unit_test(test_idle_budget),
+        cmocka_unit_test(test_fairness),   cmocka_unit_test(test_random),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
