@@ -1,0 +1,610 @@
+/*
+ * The engine on a toy model: the same request gives the same tokens alone, in a crowd, preempted and
+ * from the cache; cancels free their pages before the next step in every state; the queue is bounded;
+ * stop strings, log-probabilities, penalties, min_tokens and n do what they say.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "engine/engine.h"
+#include "toy_model.h"
+
+static char path[64];
+
+struct answer {
+    int32_t tokens[512];
+    float logprobs[512];
+    int n, n_starts, n_done;
+    char text[4096];
+    size_t n_text;
+    enum finish finish;
+    int stop;
+    struct usage_count usage;
+    struct token_prob top[8]; /* of the first token */
+    int n_top;
+};
+
+static struct engine *open_engine(struct engine_options *opt)
+{
+    opt->runtime.backend.threads = 1;
+    opt->runtime.backend.deterministic = true;
+    struct engine *e = engine_open(path, opt);
+    struct error err = {0};
+    if (!engine_wait(e, &err))
+        fail_msg("%s", err.msg);
+    return e;
+}
+
+static struct request_spec spec_of(const int32_t *prompt, int n, int max_tokens, uint64_t seed)
+{
+    struct request_spec s = {.prompt = prompt, .n_prompt = n, .max_tokens = max_tokens};
+    s.sample = sample_params_default();
+    s.sample.seed = seed;
+    s.ignore_eos = true;
+    return s;
+}
+
+static void prompt_of(int which, int32_t *out, int n)
+{
+    uint64_t state = (uint64_t)which * 77 + 1;
+    for (int i = 0; i < n; i++)
+        out[i] = 32 + (int32_t)(fabsf(toy_random(&state)) * 90);
+}
+
+/* Feeds one event to the answer it belongs to; true on EVENT_DONE. */
+static bool take(const struct event *ev)
+{
+    struct answer *a = (struct answer *)ev->user + ev->index;
+    assert_int_equal(a->n_done, 0); /* nothing comes after DONE */
+    memcpy(a->text + a->n_text, ev->text, ev->n_text);
+    a->n_text += ev->n_text;
+    if (ev->kind == EVENT_START)
+        a->n_starts++;
+    if (ev->kind == EVENT_TOKEN) {
+        if (a->n == 0 && ev->n_top) {
+            a->n_top = ev->n_top;
+            memcpy(a->top, ev->top, (size_t)ev->n_top * sizeof *ev->top);
+        }
+        a->logprobs[a->n] = ev->logprob;
+        a->tokens[a->n++] = ev->token;
+    }
+    if (ev->kind == EVENT_DONE) {
+        a->n_done++;
+        a->finish = ev->finish;
+        a->stop = ev->stop;
+        a->usage = ev->usage;
+    }
+    return ev->kind == EVENT_DONE;
+}
+
+static void wait_done(struct events *q, int n)
+{
+    struct event ev;
+    while (n > 0) {
+        assert_true(events_next(q, &ev, -1));
+        n -= take(&ev);
+    }
+}
+
+static void submit(struct engine *e, struct request_spec *s, struct events *q, struct answer *a,
+                   struct request **r)
+{
+    memset(a, 0, sizeof *a * (size_t)(s->n ? s->n : 1));
+    s->queue = q;
+    s->user = a;
+    struct error err = {0};
+    if (engine_submit(e, s, r, &err) != SUBMIT_OK)
+        fail_msg("%s", err.msg);
+}
+
+static void run(struct engine *e, struct request_spec *s, struct answer *a)
+{
+    struct events *q = events_new();
+    submit(e, s, q, a, NULL);
+    wait_done(q, s->n ? s->n : 1);
+    events_free(q);
+}
+
+static void assert_same(const struct answer *a, const struct answer *b)
+{
+    assert_int_equal(a->n, b->n);
+    assert_memory_equal(a->tokens, b->tokens, (size_t)a->n * sizeof *a->tokens);
+    assert_int_equal(a->n_text, b->n_text);
+    assert_memory_equal(a->text, b->text, a->n_text);
+    assert_int_equal(a->finish, b->finish);
+}
+
+enum { CROWD = 12, PROMPT = 90, ANSWER = 60 };
+
+/* Requests of every kind: greedy, seeded, with penalties, with log-probabilities. */
+static struct request_spec crowd_spec(int i, int32_t *prompt)
+{
+    int n = 20 + i * 37 % PROMPT;
+    prompt_of(i / 2, prompt, n); /* pairs share their beginnings */
+    struct request_spec s = spec_of(prompt, n, ANSWER, (uint64_t)i);
+    if (i % 3 == 0)
+        s.sample.temp = 0;
+    if (i % 4 == 1)
+        s.sample.repeat_penalty = 1.3f;
+    if (i % 4 == 2)
+        s.sample.presence_penalty = 0.5f;
+    if (i % 4 == 3) {
+        s.logprobs = true;
+        s.n_top = 3;
+    }
+    return s;
+}
+
+static void test_company(void **state)
+{
+    (void)state;
+    static struct answer alone[CROWD], crowd[CROWD];
+    static int32_t prompts[CROWD][256];
+    struct engine_options opt = {.runtime = {.context = 512, .max_seqs = 16},
+                                 .no_prefix_cache = true};
+    struct engine *e = open_engine(&opt);
+    struct request_spec s[CROWD];
+    for (int i = 0; i < CROWD; i++) {
+        s[i] = crowd_spec(i, prompts[i]);
+        run(e, &s[i], &alone[i]);
+        assert_int_equal(alone[i].n, ANSWER);
+        assert_int_equal(alone[i].finish, FINISH_LENGTH);
+        assert_int_equal(alone[i].usage.n_cached, 0);
+    }
+    engine_close(e);
+    assert_true(memcmp(alone[1].tokens, alone[2].tokens, sizeof alone[1].tokens));
+
+    /* batched; then with hardly any pages; then from the cache; then with another page size */
+    static const struct {
+        int kv_tokens, page_len, rounds;
+        double step_ms;
+    } ways[] = {{0, 16, 1, 0.01}, {352, 16, 1, 0}, {0, 16, 2, 0}, {400, 8, 2, 0.01}};
+    for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
+        opt = (struct engine_options){.runtime = {.context = 300,
+                                                  .max_seqs = CROWD,
+                                                  .kv_tokens = ways[w].kv_tokens,
+                                                  .page_len = ways[w].page_len},
+                                      .step_ms = ways[w].step_ms};
+        e = open_engine(&opt);
+        struct events *q = events_new();
+        for (int round = 0; round < ways[w].rounds; round++) {
+            for (int i = 0; i < CROWD; i++)
+                submit(e, &s[i], q, &crowd[i], NULL);
+            wait_done(q, CROWD);
+            for (int i = 0; i < CROWD; i++) {
+                assert_same(&alone[i], &crowd[i]);
+                if (s[i].logprobs)
+                    assert_memory_equal(alone[i].logprobs, crowd[i].logprobs, ANSWER * 4);
+                assert_int_equal(crowd[i].n_starts, 1);
+            }
+        }
+        struct engine_stats st;
+        engine_stats(e, &st);
+        assert_int_equal(st.n_running + st.n_waiting + st.pages_held, 0);
+        if (ways[w].kv_tokens)
+            assert_true(st.n_preempted > 0);
+        assert_true(st.cache_hits > 0);
+        if (ways[w].rounds == 2 && !ways[w].kv_tokens) /* all but what is left of the last page */
+            assert_true(crowd[3].usage.n_cached >= s[3].n_prompt - 16);
+        events_free(q);
+        engine_close(e);
+    }
+}
+
+/* Turn two of a conversation reads only what is new. */
+static void test_second_turn(void **state)
+{
+    (void)state;
+    struct engine_options opt = {.runtime = {.max_seqs = 4, .context = 4096}};
+    struct engine *e = open_engine(&opt);
+    static int32_t prompt[2400];
+    static struct answer a, b, c;
+    prompt_of(1, prompt, 2000);
+    struct request_spec s = spec_of(prompt, 2000, 100, 1);
+    run(e, &s, &a);
+    memcpy(prompt + 2000, a.tokens, 100 * sizeof *prompt);
+    prompt_of(2, prompt + 2100, 10);
+    s = spec_of(prompt, 2110, 20, 1);
+    run(e, &s, &b);
+    assert_int_equal(b.usage.n_cached, 2099); /* the last sampled token was never computed */
+    s.no_cache = true;
+    run(e, &s, &c);
+    assert_int_equal(c.usage.n_cached, 0);
+    assert_same(&b, &c);
+    s.no_cache = false;
+    s.salt = "another key";
+    run(e, &s, &c);
+    assert_int_equal(c.usage.n_cached, 0);
+    assert_same(&b, &c);
+    engine_close(e);
+}
+
+static void test_choices(void **state)
+{
+    (void)state;
+    struct engine_options opt = {.runtime = {.max_seqs = 8, .context = 2048}};
+    struct engine *e = open_engine(&opt);
+    static int32_t prompt[1000];
+    static struct answer a[5], one;
+    prompt_of(4, prompt, 1000);
+    struct request_spec s = spec_of(prompt, 1000, 30, 7);
+    s.n = 5;
+    run(e, &s, a);
+    struct engine_stats st;
+    engine_stats(e, &st);
+    assert_true(st.read_tokens < 1000 + 5 * 16); /* the prompt is computed once */
+    for (int i = 0; i < 5; i++) {
+        s.n = 1;
+        s.sample.seed = 7 + (uint64_t)i;
+        run(e, &s, &one);
+        assert_same(&one, &a[i]);
+    }
+    assert_true(memcmp(a[0].tokens, a[1].tokens, sizeof a[0].tokens));
+    engine_close(e);
+}
+
+/* A step gate: the engine thread waits before each step until the test lets it go on. */
+struct gate {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int allowed, at; /* steps allowed, steps begun */
+};
+
+static void gate_step(void *arg, int n_items)
+{
+    (void)n_items;
+    struct gate *g = arg;
+    pthread_mutex_lock(&g->lock);
+    g->at++;
+    pthread_cond_broadcast(&g->changed);
+    while (g->at > g->allowed)
+        pthread_cond_wait(&g->changed, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+}
+
+static void gate_wait(struct gate *g, int step)
+{
+    pthread_mutex_lock(&g->lock);
+    while (g->at < step)
+        pthread_cond_wait(&g->changed, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+}
+
+static void gate_allow(struct gate *g, int step)
+{
+    pthread_mutex_lock(&g->lock);
+    g->allowed = step;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* Cancelled while step k is about to run: when step k + 1 begins, it is gone and so are its pages. */
+static void test_cancel(void **state)
+{
+    (void)state;
+    struct engine_options opt = {.runtime = {.max_seqs = 2, .context = 2048}, .step_ms = 0.01};
+    struct engine *e = open_engine(&opt);
+    struct gate g = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0};
+    engine_on_step(e, gate_step, &g);
+    static int32_t prompt[1500];
+    static struct answer other, victim;
+    struct events *q = events_new();
+    struct engine_stats st;
+    struct event ev;
+    prompt_of(1, prompt, 1500);
+    struct request_spec s = spec_of(prompt, 20, 400, 1);
+    struct request *r_other, *r;
+    submit(e, &s, q, &other, &r_other);
+    gate_wait(&g, 1);
+    int step = 1;
+    /* decoding, reading (1,500 tokens at 16 a step), waiting (behind two running ones) */
+    for (int phase = 0; phase < 3; phase++) {
+        struct request *r_fill = NULL;
+        static struct answer fill;
+        if (phase == 2) {
+            s = spec_of(prompt + 100, 20, 400, 3);
+            submit(e, &s, q, &fill, &r_fill);
+        }
+        s = phase == 0 ? spec_of(prompt + 50, 30, 400, 2) : spec_of(prompt, 1500, 400, 2);
+        s.no_cache = true;
+        submit(e, &s, q, &victim, &r);
+        gate_allow(&g, step + 9);
+        gate_wait(&g, step + 10);
+        step += 10;
+        engine_stats(e, &st);
+        assert_int_equal(st.n_running, 2);
+        assert_int_equal(st.n_waiting, phase == 2);
+        int held = st.pages_held;
+        request_cancel(r);
+        gate_allow(&g, step); /* the step under way ends */
+        gate_wait(&g, ++step);
+        engine_stats(e, &st);
+        assert_int_equal(st.n_running, phase == 2 ? 2 : 1);
+        assert_int_equal(st.n_waiting, 0);
+        if (phase < 2)
+            assert_true(st.pages_held < held);
+        while (!victim.n_done) {
+            assert_true(events_next(q, &ev, 0)); /* already delivered */
+            take(&ev);
+        }
+        assert_int_equal(victim.finish, FINISH_CANCEL);
+        assert_int_equal(victim.n > 0, phase == 0);
+        assert_int_equal(victim.n_starts, phase < 2);
+        assert_int_equal(st.finished[FINISH_CANCEL], (uint64_t)(phase < 2 ? phase + 1 : 3));
+        request_free(r);
+        if (r_fill) {
+            request_cancel(r_fill);
+            request_free(r_fill);
+        }
+    }
+    gate_allow(&g, 1 << 30);
+    request_cancel(r_other);
+    request_free(r_other);
+    while (!other.n_done) {
+        assert_true(events_next(q, &ev, -1));
+        take(&ev);
+    }
+    engine_stats(e, &st);
+    assert_int_equal(st.pages_held, 0);
+    engine_close(e);
+    events_free(q);
+}
+
+static void test_queue(void **state)
+{
+    (void)state;
+    struct engine_options opt = {.runtime = {.max_seqs = 1, .context = 256}, .max_queue = 3};
+    struct engine *e = open_engine(&opt);
+    struct gate g = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0};
+    engine_on_step(e, gate_step, &g);
+    int32_t prompt[300];
+    static struct answer a[6];
+    struct events *q = events_new();
+    struct error err = {0};
+    prompt_of(1, prompt, 300);
+    struct request_spec s = spec_of(prompt, 10, 5, 1);
+    submit(e, &s, q, &a[0], NULL);
+    gate_wait(&g, 1); /* runs: not in the queue any more */
+    for (int i = 1; i < 3; i++)
+        submit(e, &s, q, &a[i], NULL);
+    s.n = 2; /* two places where there is one: not accepted at all */
+    assert_int_equal(engine_submit(e, &s, NULL, &err), SUBMIT_FULL);
+    s.n = 1;
+    submit(e, &s, q, &a[3], NULL);
+    assert_int_equal(engine_submit(e, &s, NULL, &err), SUBMIT_FULL);
+    assert_non_null(strstr(err.msg, "queue is full"));
+    gate_allow(&g, 1 << 30);
+    wait_done(q, 4);
+    struct engine_stats st;
+    engine_stats(e, &st);
+    assert_int_equal(st.n_rejected, 2);
+    /* what can never run is refused by name */
+    s.n_prompt = 256;
+    assert_int_equal(engine_submit(e, &s, NULL, &err), SUBMIT_TOO_LONG);
+    assert_non_null(strstr(err.msg, "256 tokens"));
+    s.n_prompt = 0;
+    assert_int_equal(engine_submit(e, &s, NULL, &err), SUBMIT_INVALID);
+    s.n_prompt = 3;
+    prompt[1] = TOY_VOCAB;
+    assert_int_equal(engine_submit(e, &s, NULL, &err), SUBMIT_INVALID);
+    prompt[1] = -1;
+    assert_int_equal(engine_submit(e, &s, NULL, &err), SUBMIT_INVALID);
+    prompt[1] = 40;
+    /* the context ends an answer */
+    s = spec_of(prompt, 250, 0, 1);
+    run(e, &s, &a[0]);
+    assert_int_equal(a[0].n, 6);
+    assert_int_equal(a[0].finish, FINISH_LENGTH);
+    /* closing with work in hand: everyone hears of it */
+    s = spec_of(prompt, 10, 0, 1);
+    for (int i = 0; i < 3; i++)
+        submit(e, &s, q, &a[i], NULL);
+    engine_close(e);
+    wait_done(q, 3);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(a[i].finish, FINISH_CANCEL);
+    events_free(q);
+}
+
+static void test_text(void **state)
+{
+    (void)state;
+    struct engine_options opt = {.runtime = {.max_seqs = 4, .context = 1024}};
+    struct engine *e = open_engine(&opt);
+    int32_t prompt[20];
+    static struct answer a, b;
+    prompt_of(3, prompt, 20);
+    struct request_spec s = spec_of(prompt, 20, 80, 5);
+    s.sample.top_k = 0;
+    run(e, &s, &a);
+    assert_true(a.n_text > 60);
+    /* every substring of some length as stop string: the text ends right before its first place */
+    for (size_t at = 10; at < 50; at += 3) {
+        char stop[8] = {0};
+        memcpy(stop, a.text + at, 5);
+        const char *list[] = {"never said, this", stop};
+        s.stop = list;
+        s.n_stop = 2;
+        run(e, &s, &b);
+        size_t first = (size_t)((char *)memmem(a.text, a.n_text, stop, 5) - a.text);
+        assert_int_equal(b.n_text, first);
+        assert_memory_equal(a.text, b.text, first);
+        assert_int_equal(b.finish, FINISH_STOP);
+        assert_int_equal(b.stop, 1);
+        assert_true(b.n < a.n);
+    }
+    s.n_stop = 1; /* held back text is not lost when the stop string does not come */
+    s.stop = (const char *[]){"\x01\x02"};
+    char begin[3] = {a.text[a.n_text - 1], '\x01', 0};
+    s.stop = (const char *[]){begin};
+    run(e, &s, &b);
+    assert_same(&a, &b);
+    engine_close(e);
+}
+
+static void test_parameters(void **state)
+{
+    (void)state;
+    struct engine_options opt = {.runtime = {.max_seqs = 4, .context = 1024}};
+    struct engine *e = open_engine(&opt);
+    int32_t prompt[20];
+    static struct answer a, b;
+    prompt_of(3, prompt, 20);
+    /* the end token: forced, it ends the answer; min_tokens bans it for a while; ignored, it does not */
+    struct logit_bias bias[2] = {{TOY_IM_END, 100}, {'x', 50}};
+    struct request_spec s = spec_of(prompt, 20, 40, 5);
+    s.ignore_eos = false;
+    s.sample.bias = bias;
+    s.sample.n_bias = 2;
+    run(e, &s, &a);
+    assert_int_equal(a.finish, FINISH_STOP);
+    assert_int_equal(a.usage.n_generated, 1);
+    assert_int_equal(a.n_text, 0);
+    s.min_tokens = 7;
+    run(e, &s, &a);
+    assert_int_equal(a.finish, FINISH_STOP);
+    assert_int_equal(a.usage.n_generated, 8);
+    assert_int_equal(a.n_text, 7);
+    assert_memory_equal(a.text, "xxxxxxx", 7);
+    s.min_tokens = 0;
+    s.ignore_eos = true;
+    run(e, &s, &a);
+    assert_int_equal(a.usage.n_generated, 40);
+    assert_int_equal(a.finish, FINISH_LENGTH);
+    assert_int_equal(a.n_text, 0);
+    s.special = true;
+    run(e, &s, &a);
+    assert_memory_equal(a.text, "<|im_end|><|im_end|>", 20);
+    /* log-probabilities: sum to at most one, the greedy token is the best; raw, whatever the bias */
+    s = spec_of(prompt, 20, 10, 5);
+    s.sample.temp = 0;
+    s.logprobs = true;
+    s.n_top = 5;
+    run(e, &s, &a);
+    double sum = 0;
+    for (int i = 0; i < 5; i++) {
+        sum += exp((double)a.top[i].logprob);
+        assert_true(i == 0 || a.top[i].logprob <= a.top[i - 1].logprob);
+    }
+    assert_int_equal(a.n_top, 5);
+    assert_true(sum > 0 && sum <= 1.00001);
+    assert_int_equal(a.top[0].token, a.tokens[0]);
+    assert_true(a.top[0].logprob == a.logprobs[0]);
+    s.sample.bias = &bias[1];
+    s.sample.n_bias = 1;
+    run(e, &s, &b);
+    assert_memory_equal(a.top, b.top, sizeof a.top);
+    assert_int_equal(b.tokens[0], 'x');
+    assert_true(b.logprobs[0] < a.logprobs[0]);
+    engine_close(e);
+}
+
+/* Opening what is no model, and closing while it loads. */
+static void test_open(void **state)
+{
+    (void)state;
+    struct engine_options opt = {0};
+    struct engine *e = engine_open("/nonexistent.gguf", &opt);
+    struct error err = {0};
+    assert_false(engine_wait(e, &err));
+    assert_non_null(strstr(err.msg, "/nonexistent.gguf"));
+    int32_t one = 1;
+    struct request_spec s = spec_of(&one, 1, 1, 1);
+    assert_int_equal(engine_submit(e, &s, NULL, &err), SUBMIT_NOT_READY);
+    engine_close(e);
+    engine_close(engine_open(path, &opt));
+}
+
+/* Many threads submit, read and cancel at once. */
+struct client {
+    struct engine *e;
+    int id;
+    const struct answer *want; /* (8) */
+};
+
+static void *client_main(void *arg)
+{
+    struct client *c = arg;
+    struct events *q = events_new();
+    struct answer *a = mem_alloc(sizeof *a);
+    uint64_t state = (uint64_t)c->id;
+    int32_t prompt[64];
+    for (int i = 0; i < 12; i++) {
+        int which = (c->id + i) % 8;
+        prompt_of(which, prompt, 64);
+        struct request_spec s = spec_of(prompt, 64, 24, (uint64_t)which);
+        struct request *r;
+        submit(c->e, &s, q, a, &r);
+        bool cancel = toy_random(&state) > 0.4f;
+        struct event ev;
+        while (!a->n_done) {
+            CHECK(events_next(q, &ev, -1), "no event");
+            take(&ev);
+            if (cancel && a->n > 3)
+                request_cancel(r);
+        }
+        request_free(r);
+        if (a->finish != FINISH_CANCEL)
+            assert_same(a, &c->want[which]);
+        else
+            assert_true(cancel);
+    }
+    events_free(q);
+    mem_free(a);
+    return NULL;
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    struct engine_options opt = {.runtime = {.max_seqs = 4, .context = 128, .kv_tokens = 200}};
+    struct engine *e = open_engine(&opt);
+    static struct answer want[8];
+    int32_t prompt[64];
+    for (int i = 0; i < 8; i++) {
+        prompt_of(i, prompt, 64);
+        struct request_spec s = spec_of(prompt, 64, 24, (uint64_t)i);
+        run(e, &s, &want[i]);
+    }
+    pthread_t threads[6];
+    struct client clients[6];
+    for (int i = 0; i < 6; i++) {
+        clients[i] = (struct client){e, i, want};
+        pthread_create(&threads[i], NULL, client_main, &clients[i]);
+    }
+    for (int i = 0; i < 6; i++)
+        pthread_join(threads[i], NULL);
+    struct engine_stats st;
+    engine_stats(e, &st);
+    assert_int_equal(st.pages_held + st.n_running + st.n_waiting, 0);
+    assert_true(st.finished[FINISH_CANCEL] > 0 && st.n_preempted > 0);
+    engine_close(e);
+}
+
+int main(void)
+{
+    struct error err = {0};
+    snprintf(path, sizeof path, "/tmp/steel-engine-%d.gguf", (int)getpid());
+    if (!toy_write(path, &err)) {
+        fprintf(stderr, "%s\n", err.msg);
+        return 1;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_open),    cmocka_unit_test(test_company),
+        cmocka_unit_test(test_choices), cmocka_unit_test(test_second_turn),
+        cmocka_unit_test(test_cancel),  cmocka_unit_test(test_queue),
+        cmocka_unit_test(test_text),    cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_threads),
+    };
+    int rc = cmocka_run_group_tests(tests, NULL, NULL);
+    unlink(path);
+    return rc;
+}
