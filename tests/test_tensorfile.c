@@ -92,7 +92,7 @@ static void save_part(const char *name, int no, int count, int total, int alignm
     put_u32_meta(&b, "extra", 7);
     if (alignment)
         put_u32_meta(&b, "general.alignment", (uint32_t)alignment);
-    char t[8];
+    char t[16];
     snprintf(t, sizeof t, "t%d", no);
     put_tensor(&b, t, 2, 32, 0, 0);
     while (b.len % (size_t)(alignment ? alignment : 32))
@@ -215,7 +215,7 @@ static void test_split(void **state)
         assert_int_equal(f->n_tensors, 3);
         assert_int_equal(f->n_shards, 3);
         for (int i = 0; i < 3; i++) {
-            char t[8];
+            char t[16];
             snprintf(t, sizeof t, "t%d", i);
             const struct tensor *x = tensorfile_find(f, t);
             assert_non_null(x);
