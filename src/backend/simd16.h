@@ -1,0 +1,312 @@
+/*
+ * Sixteen floats at a time, as one AVX-512 register, two AVX2 registers or a plain array, whatever the
+ * including file is compiled for. Every operation is one IEEE operation per lane and sums fold in one
+ * fixed order, so the three forms give the same bits. Only what the quantisers need.
+ */
+#ifndef STEEL_BACKEND_SIMD16_H
+#define STEEL_BACKEND_SIMD16_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define V_INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+
+/* Register types: the only names for them that read the same for every instruction set. */
+typedef __m512 vf;
+typedef __mmask16 vm;
+
+V_INLINE vf v_set(float f)
+{
+    return _mm512_set1_ps(f);
+}
+V_INLINE vf v_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+V_INLINE void v_store(float *p, vf a)
+{
+    _mm512_storeu_ps(p, a);
+}
+V_INLINE vf v_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+V_INLINE vf v_sub(vf a, vf b)
+{
+    return _mm512_sub_ps(a, b);
+}
+V_INLINE vf v_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+V_INLINE vf v_div(vf a, vf b)
+{
+    return _mm512_div_ps(a, b);
+}
+V_INLINE vf v_min(vf a, vf b)
+{
+    return _mm512_min_ps(a, b);
+}
+V_INLINE vf v_max(vf a, vf b)
+{
+    return _mm512_max_ps(a, b);
+}
+V_INLINE vf v_abs(vf a)
+{
+    return _mm512_abs_ps(a);
+}
+V_INLINE vf v_round(vf a) /* to nearest, ties to even; |a| < 2^22 */
+{
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+V_INLINE vm v_gt(vf a, vf b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
+}
+V_INLINE vf v_pick(vm m, vf yes, vf no)
+{
+    return _mm512_mask_blend_ps(m, no, yes);
+}
+V_INLINE vf v_add_if(vm m, vf a, vf b) /* a + (m ? b : 0) */
+{
+    return _mm512_mask_add_ps(a, m, a, b);
+}
+V_INLINE void v_store_u8(uint8_t *p, vf a) /* whole numbers 0..255 */
+{
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a)));
+}
+V_INLINE vf v_load_f16(const uint8_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+V_INLINE vf v_load_bf16(const uint8_t *p)
+{
+    __m256i h = _mm256_loadu_si256((const __m256i *)p);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+V_INLINE void v_store_f16(uint8_t *p, vf a)
+{
+    _mm256_storeu_si256((__m256i *)p,
+                        _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+#elif defined(__AVX2__)
+
+typedef struct {
+    __m256 a, b;
+} vf;
+typedef vf vm;
+
+#define V_BOTH(op) ((vf){op(x.a, y.a), op(x.b, y.b)})
+
+V_INLINE vf v_set(float f)
+{
+    return (vf){_mm256_set1_ps(f), _mm256_set1_ps(f)};
+}
+V_INLINE vf v_load(const float *p)
+{
+    return (vf){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+}
+V_INLINE void v_store(float *p, vf x)
+{
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+V_INLINE vf v_add(vf x, vf y)
+{
+    return V_BOTH(_mm256_add_ps);
+}
+V_INLINE vf v_sub(vf x, vf y)
+{
+    return V_BOTH(_mm256_sub_ps);
+}
+V_INLINE vf v_mul(vf x, vf y)
+{
+    return V_BOTH(_mm256_mul_ps);
+}
+V_INLINE vf v_div(vf x, vf y)
+{
+    return V_BOTH(_mm256_div_ps);
+}
+V_INLINE vf v_min(vf x, vf y)
+{
+    return V_BOTH(_mm256_min_ps);
+}
+V_INLINE vf v_max(vf x, vf y)
+{
+    return V_BOTH(_mm256_max_ps);
+}
+V_INLINE vf v_abs(vf x)
+{
+    vf y = v_set(-0.0f);
+    return (vf){_mm256_andnot_ps(y.a, x.a), _mm256_andnot_ps(y.b, x.b)};
+}
+V_INLINE vf v_round(vf x)
+{
+    enum { NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };
+    return (vf){_mm256_round_ps(x.a, NEAREST), _mm256_round_ps(x.b, NEAREST)};
+}
+V_INLINE vm v_gt(vf x, vf y)
+{
+    return (vm){_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)};
+}
+V_INLINE vf v_pick(vm m, vf yes, vf no)
+{
+    return (vf){_mm256_blendv_ps(no.a, yes.a, m.a), _mm256_blendv_ps(no.b, yes.b, m.b)};
+}
+V_INLINE vf v_add_if(vm m, vf x, vf y)
+{
+    return (vf){_mm256_add_ps(x.a, _mm256_and_ps(m.a, y.a)),
+                _mm256_add_ps(x.b, _mm256_and_ps(m.b, y.b))};
+}
+V_INLINE void v_store_u8(uint8_t *p, vf x)
+{
+    __m256i w = _mm256_packs_epi32(_mm256_cvttps_epi32(x.a), _mm256_cvttps_epi32(x.b));
+    w = _mm256_permute4x64_epi64(w, 0xd8);
+    _mm_storeu_si128((__m128i *)p,
+                     _mm_packus_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+}
+V_INLINE vf v_load_f16(const uint8_t *p)
+{
+    return (vf){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
+                _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 16)))};
+}
+V_INLINE vf v_load_bf16(const uint8_t *p)
+{
+    __m256i a = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p + 16)));
+    return (vf){_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)),
+                _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+}
+V_INLINE void v_store_f16(uint8_t *p, vf x)
+{
+    enum { NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, NEAREST));
+    _mm_storeu_si128((__m128i *)(p + 16), _mm256_cvtps_ph(x.b, NEAREST));
+}
+
+#else /* any machine */
+
+#include "backend/quant.h"
+
+typedef struct {
+    float v[16];
+} vf;
+typedef struct {
+    int32_t v[16];
+} vm;
+
+#define V_EACH(expr)                                                                               \
+    do {                                                                                           \
+        vf r;                                                                                      \
+        for (int i = 0; i < 16; i++)                                                               \
+            r.v[i] = (expr);                                                                       \
+        return r;                                                                                  \
+    } while (0)
+
+V_INLINE vf v_set(float f)
+{
+    V_EACH(f);
+}
+V_INLINE vf v_load(const float *p)
+{
+    V_EACH(p[i]);
+}
+V_INLINE void v_store(float *p, vf x)
+{
+    memcpy(p, x.v, sizeof x.v);
+}
+V_INLINE vf v_add(vf x, vf y)
+{
+    V_EACH(x.v[i] + y.v[i]);
+}
+V_INLINE vf v_sub(vf x, vf y)
+{
+    V_EACH(x.v[i] - y.v[i]);
+}
+V_INLINE vf v_mul(vf x, vf y)
+{
+    V_EACH(x.v[i] * y.v[i]);
+}
+V_INLINE vf v_div(vf x, vf y)
+{
+    V_EACH(x.v[i] / y.v[i]);
+}
+V_INLINE vf v_min(vf x, vf y)
+{
+    V_EACH(x.v[i] < y.v[i] ? x.v[i] : y.v[i]);
+}
+V_INLINE vf v_max(vf x, vf y)
+{
+    V_EACH(x.v[i] > y.v[i] ? x.v[i] : y.v[i]);
+}
+V_INLINE vf v_abs(vf x)
+{
+    V_EACH(fabsf(x.v[i]));
+}
+V_INLINE vf v_round(vf x)
+{
+    /* adding 1.5 * 2^23 leaves no room for a fraction; the sign of a zero does not matter here */
+    V_EACH((x.v[i] + 12582912.0f) - 12582912.0f);
+}
+V_INLINE vm v_gt(vf x, vf y)
+{
+    vm r;
+    for (int i = 0; i < 16; i++)
+        r.v[i] = x.v[i] > y.v[i];
+    return r;
+}
+V_INLINE vf v_pick(vm m, vf yes, vf no)
+{
+    V_EACH(m.v[i] ? yes.v[i] : no.v[i]);
+}
+V_INLINE vf v_add_if(vm m, vf x, vf y)
+{
+    V_EACH(m.v[i] ? x.v[i] + y.v[i] : x.v[i]);
+}
+V_INLINE void v_store_u8(uint8_t *p, vf x)
+{
+    for (int i = 0; i < 16; i++)
+        p[i] = (uint8_t)x.v[i];
+}
+V_INLINE vf v_load_f16(const uint8_t *p)
+{
+    uint16_t h[16];
+    memcpy(h, p, sizeof h);
+    V_EACH(f16_to_f32(h[i]));
+}
+V_INLINE vf v_load_bf16(const uint8_t *p)
+{
+    uint16_t h[16];
+    memcpy(h, p, sizeof h);
+    V_EACH(bf16_to_f32(h[i]));
+}
+V_INLINE void v_store_f16(uint8_t *p, vf x)
+{
+    uint16_t h[16];
+    for (int i = 0; i < 16; i++)
+        h[i] = f32_to_f16(x.v[i]);
+    memcpy(p, h, sizeof h);
+}
+
+#endif
+
+/* Folds of one register: halves onto halves. */
+V_INLINE float v_hmax(vf x)
+{
+    float t[16];
+    v_store(t, x);
+    for (int n = 8; n; n /= 2)
+        for (int i = 0; i < n; i++)
+            t[i] = t[i] > t[i + n] ? t[i] : t[i + n];
+    return t[0];
+}
+
+#endif
