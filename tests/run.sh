@@ -6,7 +6,7 @@ passed=0 failed=0 skipped=0 bad=
 export STEEL="$B/steel"
 for t in "$B"/tests/test_* tests/test_*.sh tests/test_*.py; do
     case $t in
-    *.o | *.d) continue ;;
+    *.o | *.d | *.log) continue ;;
     *.sh) run="sh $t $B" ;;
     *.py) run="python3 $t $B" ;;
     *) run=$t ;;

@@ -58,9 +58,7 @@ static inline void tiny_values(int i, float *out)
 static inline const char *tiny_token(int i)
 {
     static char one[2];
-    static const char *const more[] = {"ab", "cd", "abcd", "\xc4\xa0",
-                                       "\xc4\xa0"
-                                       "a"};
+    static const char *const more[] = {"ab", "cd", "abcd", "\u0120", "\u0120a"};
     if (i < 26) {
         one[0] = (char)('a' + i);
         return one;
