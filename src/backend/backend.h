@@ -54,7 +54,8 @@ struct shape {
     int max_tokens, max_seqs, max_out, max_pages;
 };
 
-/* One layer's part of the KV pool: (n_pages, K, page_len, D) each, of shape.kv_type. */
+/* One layer's part of the KV pool: (n_pages, K, page_len, D) each, of shape.kv_type. The order inside
+ * a (page, kv head) tile of page_len * D values is the backend's own; others move whole pages. */
 struct kv_layer {
     void *k, *v;
 };
