@@ -351,7 +351,7 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, cons
                 t.hi = t.row_hi[i] > t.hi ? t.row_hi[i] : t.hi;
             }
             if (t.lo <= k1 && t.hi >= k0)
-                kn->block[attn_type(type)](&t, &b, dim);
+                kn->block(type, &t, &b, dim);
         }
     }
     kn->sum(a->l, rows, a->sum);

@@ -47,8 +47,8 @@ struct attn_kernels {
     int rows;  /* query rows per tile */
     int width; /* VW */
     int panel; /* columns of V, and keys of K, per packed panel */
-    /* One block for one tile, KV of the type (see attn_type). */
-    void (*block[3])(const struct attn_tile *t, const struct attn_block *b, int dim);
+    /* One block of keys, of the type, for one tile. */
+    void (*block)(enum dtype type, const struct attn_tile *t, const struct attn_block *b, int dim);
     /* Vectors [first, last] of a block into float panels; fills `to` except `first`.
      * k_out: (BLOCK/panel, D, panel), v_out: (D/panel, BLOCK, panel). */
     void (*pack)(enum dtype type, const struct attn_block *b, int first, int last, int dim,

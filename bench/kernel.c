@@ -1,0 +1,416 @@
+/*
+ * Kernel benchmark: one op at a time, every variant of its table that this machine can run, beside
+ * the measured ceilings of the machine. Times are the best and the median of many runs; memory is
+ * cold where a model would find it cold (the KV of many layers is walked in turn).
+ */
+#include "ceiling.h"
+
+#include "backend/cpu/kernels.h"
+#include "base/mem.h"
+
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { MAX_RUNS = 400 };
+
+struct options {
+    const char *op;
+    enum dtype dtype; /* DT_NONE = the op's own list */
+    enum isa isa;     /* the one to run, or -1: all */
+    int threads, heads, kv_heads, dim;
+    double seconds;
+};
+
+static struct pool *pool;
+static double ceilings[N_CEILINGS]; /* with all threads of the pool */
+
+static const char usage[] =
+    "usage: kernel [OP] [--dtype TYPE] [--isa ISA] [-t THREADS] [--seconds S]\n"
+    "              [--heads H] [--kv-heads K] [--dim D]\n"
+    "OP: all (default), ceilings, attention, attn_in, norm\n";
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+struct timing {
+    double best, median; /* seconds */
+    int runs;
+};
+
+/* Calls fn(arg, i) until `seconds` have passed, at least 5 times. */
+static struct timing measure(void (*fn)(void *arg, int run), void *arg, double seconds)
+{
+    static double times[MAX_RUNS];
+    fn(arg, 0);
+    int n = 0;
+    int64_t begin = clock_ns();
+    while (n < MAX_RUNS && (n < 5 || (double)(clock_ns() - begin) < seconds * 1e9)) {
+        int64_t start = clock_ns();
+        fn(arg, n + 1);
+        times[n++] = (double)(clock_ns() - start) / 1e9;
+    }
+    qsort(times, (size_t)n, sizeof *times, by_value);
+    return (struct timing){times[0], times[n / 2], n};
+}
+
+static void run_ceilings(const struct options *o)
+{
+    size_t bytes = (size_t)512 << 20;
+    char *memory = mem_aligned(bytes);
+    if (!memory) {
+        fprintf(stderr, "kernel: no memory for the read test\n");
+        exit(1);
+    }
+    memset(memory, 1, bytes);
+    printf("%-22s", "ceiling");
+    for (int t = 1; t <= o->threads; t = t < o->threads && 2 * t > o->threads ? o->threads : 2 * t)
+        printf("   %3d thread%s", t, t == 1 ? " " : "s");
+    printf("\n");
+    for (enum ceiling c = 0; c < N_CEILINGS; c++) {
+        const struct ceiling_info *info = &ceiling_table[c];
+        if (info->isa > isa_best())
+            continue;
+        printf("%-22s", info->name);
+        for (int t = 1; t <= o->threads;
+             t = t < o->threads && 2 * t > o->threads ? o->threads : 2 * t) {
+            ceilings[c] = ceiling_measure(pool, c, t, 15, memory, bytes);
+            printf("   %11.1f", ceilings[c] / 1e9);
+        }
+        printf("  %s\n", info->unit);
+    }
+    mem_aligned_free(memory, bytes);
+}
+
+/* The float peak that a variant of this instruction set could reach. */
+static double float_peak(enum isa isa)
+{
+    return ceilings[isa >= ISA_AVX512 ? CEILING_FMA_AVX512 : CEILING_FMA_AVX2];
+}
+
+struct attention_case {
+    const char *name;
+    int seqs, tokens, depth; /* each sequence: `tokens` rows after `depth` keys */
+};
+
+struct attention_run {
+    struct shape s;
+    struct batch b;
+    struct attn_layer *layers; /* (n_layers) */
+    int n_layers;
+    enum isa isa;
+    float *q, *a, *qkv, *rope;
+    void *scratch;
+};
+
+static void attention_once(void *arg, int run)
+{
+    struct attention_run *r = arg;
+    cpu_attention(&r->s, &r->b, &r->layers[run % r->n_layers], r->q, r->a, r->scratch, pool,
+                  r->isa);
+}
+
+static void post_once(void *arg, int run)
+{
+    struct attention_run *r = arg;
+    cpu_attn_post(&r->s, &r->b, &r->layers[run % r->n_layers], r->rope, r->qkv, r->q, pool, r->isa);
+}
+
+static uint32_t random_next(uint32_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 17;
+    return *state ^= *state << 5;
+}
+
+static void *floats(size_t n, uint32_t *seed)
+{
+    float *p = mem_aligned(n * sizeof(float) + 64);
+    if (!p) {
+        fprintf(stderr, "kernel: out of memory\n");
+        exit(1);
+    }
+    for (size_t i = 0; i < n; i++)
+        p[i] = (float)(int32_t)random_next(seed) * 0x1p-31f;
+    return p;
+}
+
+static void attention_case(const struct options *o, const struct attention_case *c, enum dtype kv,
+                           bool post)
+{
+    int len = c->depth + c->tokens, page_len = 16, pages = (len + page_len - 1) / page_len;
+    int n = c->seqs * c->tokens, width = (o->heads + 2 * o->kv_heads) * o->dim;
+    struct attention_run r = {.s = {.n_heads = o->heads,
+                                    .n_kv_heads = o->kv_heads,
+                                    .head_dim = o->dim,
+                                    .norm_eps = 1e-6f,
+                                    .attn_scale = 0.1f,
+                                    .n_rot = o->dim,
+                                    .rope_mscale = 1,
+                                    .page_len = page_len,
+                                    .n_pages = pages * c->seqs,
+                                    .kv_type = kv,
+                                    .max_tokens = n,
+                                    .max_seqs = c->seqs,
+                                    .max_pages = pages}};
+    uint32_t seed = 1;
+    size_t n_kv = (size_t)r.s.n_pages * (size_t)(o->kv_heads * page_len * o->dim);
+    size_t kv_bytes = dtype_bytes(kv, n_kv);
+    /* As many layers as it takes to outgrow the caches, as in a model. */
+    r.n_layers = 1 + (int)(((size_t)256 << 20) / (2 * kv_bytes));
+    r.n_layers = r.n_layers > 48 ? 48 : r.n_layers;
+    r.layers = mem_zalloc((size_t)r.n_layers, sizeof *r.layers);
+    float *gain = floats((size_t)o->dim, &seed), *freq = floats((size_t)o->dim, &seed);
+    for (int i = 0; i < r.n_layers; i++) {
+        r.layers[i].q_norm = r.layers[i].k_norm = gain;
+        r.layers[i].kv.k = mem_aligned(kv_bytes);
+        r.layers[i].kv.v = mem_aligned(kv_bytes);
+        if (!r.layers[i].kv.k || !r.layers[i].kv.v) {
+            fprintf(stderr, "kernel: no memory for %zu bytes of KV\n", kv_bytes);
+            exit(1);
+        }
+        for (size_t j = 0; j < n_kv; j++)
+            for (int v = 0; v < 2; v++) {
+                float x = (float)(int32_t)random_next(&seed) * 0x1p-31f;
+                void *p = v ? r.layers[i].kv.v : r.layers[i].kv.k;
+                if (kv == DT_F32)
+                    ((float *)p)[j] = x;
+                else
+                    ((uint16_t *)p)[j] = kv == DT_F16 ? f32_to_f16(x) : f32_to_bf16(x);
+            }
+    }
+    int32_t *pos = mem_zalloc((size_t)n, sizeof *pos), *slot = mem_zalloc((size_t)n, sizeof *slot);
+    int32_t *q_start = mem_zalloc((size_t)c->seqs + 1, sizeof *q_start);
+    int32_t *kv_len = mem_zalloc((size_t)c->seqs, sizeof *kv_len);
+    int32_t *table = mem_zalloc((size_t)r.s.n_pages, sizeof *table);
+    for (int i = 0; i < r.s.n_pages; i++) { /* pages of the sequences alternate, as they grow */
+        table[i / c->seqs + i % c->seqs * pages] = i;
+    }
+    for (int i = 0, t = 0; i < c->seqs; i++) {
+        q_start[i] = t;
+        kv_len[i] = len;
+        for (int p = c->depth; p < len; p++, t++) {
+            pos[t] = p;
+            slot[t] = table[i * pages + p / page_len] * page_len + p % page_len;
+        }
+        q_start[i + 1] = t;
+    }
+    r.b = (struct batch){.n_tokens = n,
+                         .n_seqs = c->seqs,
+                         .max_pages = pages,
+                         .pos = pos,
+                         .slot = slot,
+                         .q_start = q_start,
+                         .kv_len = kv_len,
+                         .pages = table};
+    r.s.rope_freq = freq;
+    r.q = floats((size_t)n * (size_t)(o->heads * o->dim), &seed);
+    r.a = floats((size_t)n * (size_t)(o->heads * o->dim), &seed);
+    r.qkv = floats((size_t)n * (size_t)width, &seed);
+    r.rope = floats(cpu_rope_table_len(&r.s), &seed);
+    size_t scratch_bytes = cpu_attention_scratch(&r.s, o->threads);
+    r.scratch = mem_aligned(scratch_bytes);
+    if (!r.scratch) {
+        fprintf(stderr, "kernel: out of memory\n");
+        exit(1);
+    }
+    double keys = 0;
+    for (int t = 0; t < n; t++)
+        keys += pos[t] + 1;
+    for (enum isa isa = ISA_REF; isa <= isa_best(); isa++) {
+        if ((int)o->isa >= 0 && isa != o->isa)
+            continue;
+        if ((isa == ISA_VNNI || isa == ISA_REF) && isa != o->isa)
+            continue; /* no kernels of its own; plain C is no contender */
+        r.isa = isa;
+        struct timing t = measure(post ? post_once : attention_once, &r, o->seconds);
+        printf("%-18s %-5s %-7s %9.1f %9.1f", c->name, dtype_name(kv), isa_name(isa), t.best * 1e6,
+               t.median * 1e6);
+        if (post) {
+            double bytes = (double)n * ((double)width + (double)(o->heads * o->dim)) * 4;
+            printf("  %8.1f GB/s of rows\n", bytes / t.best / 1e9);
+        } else {
+            double bytes =
+                (double)c->seqs * len * 2 * dtype_bytes(kv, (size_t)(o->kv_heads * o->dim));
+            double flops = 4.0 * o->dim * o->heads * keys;
+            printf("  %8.1f %4.0f%%  %8.1f %4.0f%%\n", bytes / t.best / 1e9,
+                   100 * bytes / t.best / ceilings[CEILING_READ], flops / t.best / 1e9,
+                   100 * flops / t.best / float_peak(isa));
+        }
+        fflush(stdout);
+    }
+    for (int i = 0; i < r.n_layers; i++) {
+        mem_aligned_free(r.layers[i].kv.k, kv_bytes);
+        mem_aligned_free(r.layers[i].kv.v, kv_bytes);
+    }
+    mem_aligned_free(gain, (size_t)o->dim * 4 + 64);
+    mem_aligned_free(freq, (size_t)o->dim * 4 + 64);
+    mem_aligned_free(r.q, (size_t)n * (size_t)(o->heads * o->dim) * 4 + 64);
+    mem_aligned_free(r.a, (size_t)n * (size_t)(o->heads * o->dim) * 4 + 64);
+    mem_aligned_free(r.qkv, (size_t)n * (size_t)width * 4 + 64);
+    mem_aligned_free(r.rope, cpu_rope_table_len(&r.s) * 4 + 64);
+    mem_aligned_free(r.scratch, scratch_bytes);
+    void *owned[] = {pos, slot, q_start, kv_len, table, r.layers};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        mem_free(owned[i]);
+}
+
+static void run_attention(const struct options *o)
+{
+    static const struct attention_case cases[] = {
+        {"decode at 512", 1, 1, 512},     {"decode at 4096", 1, 1, 4096},
+        {"decode at 16384", 1, 1, 16384}, {"decode 16 at 1024", 16, 1, 1024},
+        {"verify 4 at 2048", 1, 4, 2048}, {"prefill 128", 1, 128, 0},
+        {"prefill 512", 1, 512, 0},       {"prefill 512 at 4096", 1, 512, 4096},
+        {"prefill 4 x 256", 4, 256, 0},
+    };
+    printf("\nattention, %d heads, %d kv heads, dim %d, one layer\n", o->heads, o->kv_heads,
+           o->dim);
+    printf("%-18s %-5s %-7s %9s %9s  %8s %5s  %8s %5s\n", "case", "kv", "isa", "best us",
+           "median us", "KV GB/s", "", "GFLOP/s", "");
+    static const enum dtype types[] = {DT_F16, DT_BF16, DT_F32};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int t = 0; t < 3; t++)
+            if (o->dtype == types[t] || (o->dtype == DT_NONE && t == 0))
+                attention_case(o, &cases[i], types[t], false);
+}
+
+static void run_attn_in(const struct options *o)
+{
+    static const struct attention_case cases[] = {
+        {"1 token", 1, 1, 512}, {"16 tokens", 16, 1, 512}, {"512 tokens", 1, 512, 0}};
+    printf("\nattn_in after the projection (norm, RoPE, KV append), one layer\n");
+    printf("%-18s %-5s %-7s %9s %9s\n", "case", "kv", "isa", "best us", "median us");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        attention_case(o, &cases[i], o->dtype == DT_NONE ? DT_F16 : o->dtype, true);
+}
+
+struct norm_run {
+    float *x, *d, *gain, *n;
+    int rows, width;
+    enum isa isa;
+};
+
+static void norm_once(void *arg, int run)
+{
+    (void)run;
+    struct norm_run *r = arg;
+    cpu_add_norm(r->x, r->d, r->gain, r->n, r->rows, r->width, 1e-6f, pool, r->isa);
+}
+
+static void run_norm(const struct options *o)
+{
+    static const int rows[] = {1, 16, 512};
+    enum { WIDTH = 2048 };
+    printf("\nadd_norm, width %d\n%-18s %-5s %-7s %9s %9s\n", WIDTH, "case", "", "isa", "best us",
+           "median us");
+    for (int i = 0; i < 3; i++)
+        for (enum isa isa = ISA_AVX2; isa <= isa_best() && isa <= ISA_AVX512; isa++) {
+            uint32_t seed = 1;
+            size_t n = (size_t)rows[i] * WIDTH;
+            struct norm_run r = {.rows = rows[i], .width = WIDTH, .isa = isa};
+            r.x = floats(n, &seed);
+            r.d = floats(n, &seed);
+            r.n = floats(n, &seed);
+            r.gain = floats(WIDTH, &seed);
+            memset(r.d, 0, n * sizeof(float)); /* x must not grow from run to run */
+            struct timing t = measure(norm_once, &r, o->seconds);
+            printf("%-4d rows%9s %-5s %-7s %9.1f %9.1f  %8.1f GB/s of rows\n", rows[i], "", "f32",
+                   isa_name(isa), t.best * 1e6, t.median * 1e6, 16.0 * (double)n / t.best / 1e9);
+            mem_aligned_free(r.x, n * 4 + 64);
+            mem_aligned_free(r.d, n * 4 + 64);
+            mem_aligned_free(r.n, n * 4 + 64);
+            mem_aligned_free(r.gain, WIDTH * 4 + 64);
+        }
+}
+
+static const struct {
+    const char *name;
+    void (*run)(const struct options *o);
+} ops[] = {{"attention", run_attention}, {"attn_in", run_attn_in}, {"norm", run_norm}};
+enum { N_OPS = sizeof ops / sizeof *ops };
+
+static _Noreturn void bad_usage(const char *what)
+{
+    fprintf(stderr, "kernel: %s\n%s", what, usage);
+    exit(2);
+}
+
+static int number(const char *text)
+{
+    char *end;
+    long n = strtol(text, &end, 10);
+    if (*end || n < 1 || n > 1 << 20)
+        bad_usage("a number is out of range");
+    return (int)n;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o = {.op = "all",
+                        .isa = (enum isa) - 1,
+                        .threads = pool_cpu_count(),
+                        .heads = 32,
+                        .kv_heads = 4,
+                        .dim = 128,
+                        .seconds = 0.5};
+    static const struct option longs[] = {
+        {"dtype", 1, NULL, 'd'},   {"isa", 1, NULL, 'i'},   {"threads", 1, NULL, 't'},
+        {"seconds", 1, NULL, 's'}, {"heads", 1, NULL, 'H'}, {"kv-heads", 1, NULL, 'K'},
+        {"dim", 1, NULL, 'D'},     {"help", 0, NULL, 'h'},  {0}};
+    int c;
+    while ((c = getopt_long(argc, argv, "t:h", longs, NULL)) != -1)
+        switch (c) {
+        case 'd':
+            if ((o.dtype = dtype_from_name(optarg)) == DT_NONE)
+                bad_usage("no such dtype");
+            break;
+        case 'i': {
+            for (int i = ISA_REF; i <= (int)isa_best(); i++)
+                if (!strcmp(optarg, isa_name((enum isa)i)))
+                    o.isa = (enum isa)i;
+            if ((int)o.isa < 0)
+                bad_usage("no such instruction set here");
+            break;
+        }
+        case 't':
+            o.threads = number(optarg);
+            break;
+        case 's':
+            o.seconds = atof(optarg);
+            break;
+        case 'H':
+            o.heads = number(optarg);
+            break;
+        case 'K':
+            o.kv_heads = number(optarg);
+            break;
+        case 'D':
+            o.dim = number(optarg);
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return 0;
+        default:
+            bad_usage("bad option");
+        }
+    if (optind < argc)
+        o.op = argv[optind];
+    bool all = !strcmp(o.op, "all"), known = all || !strcmp(o.op, "ceilings");
+    for (int i = 0; i < N_OPS; i++)
+        known |= !strcmp(o.op, ops[i].name);
+    if (!known)
+        bad_usage("no such op");
+    pool = pool_new(o.threads);
+    printf("best instruction set: %s; threads: %d of %d\n", isa_name(isa_best()), o.threads,
+           pool_cpu_count());
+    run_ceilings(&o);
+    for (int i = 0; i < N_OPS; i++)
+        if (all || !strcmp(o.op, ops[i].name))
+            ops[i].run(&o);
+    pool_free(pool);
+    return 0;
+}
