@@ -15,9 +15,9 @@
 enum { MAX_RUNS = 400 };
 
 struct options {
-    const char *op;
-    enum dtype dtype; /* DT_NONE = the op's own list */
-    enum isa isa;     /* the one to run, or -1: all */
+    const char *op, *only; /* only: cases whose name contains it */
+    enum dtype dtype;      /* DT_NONE = the op's own list */
+    enum isa isa;          /* the one to run, or -1: all */
     int threads, heads, kv_heads, dim;
     double seconds;
 };
@@ -27,7 +27,7 @@ static double ceilings[N_CEILINGS]; /* with all threads of the pool */
 
 static const char usage[] =
     "usage: kernel [OP] [--dtype TYPE] [--isa ISA] [-t THREADS] [--seconds S]\n"
-    "              [--heads H] [--kv-heads K] [--dim D]\n"
+    "              [--heads H] [--kv-heads K] [--dim D] [--case SUBSTRING]\n"
     "OP: all (default), ceilings, attention, attn_in, norm\n";
 
 static int by_value(const void *a, const void *b)
@@ -141,6 +141,8 @@ static void *floats(size_t n, uint32_t *seed)
 static void attention_case(const struct options *o, const struct attention_case *c, enum dtype kv,
                            bool post)
 {
+    if (o->only && !strstr(c->name, o->only))
+        return;
     int len = c->depth + c->tokens, page_len = 16, pages = (len + page_len - 1) / page_len;
     int n = c->seqs * c->tokens, width = (o->heads + 2 * o->kv_heads) * o->dim;
     struct attention_run r = {.s = {.n_heads = o->heads,
@@ -357,10 +359,11 @@ int main(int argc, char **argv)
                         .kv_heads = 4,
                         .dim = 128,
                         .seconds = 0.5};
-    static const struct option longs[] = {
-        {"dtype", 1, NULL, 'd'},   {"isa", 1, NULL, 'i'},   {"threads", 1, NULL, 't'},
-        {"seconds", 1, NULL, 's'}, {"heads", 1, NULL, 'H'}, {"kv-heads", 1, NULL, 'K'},
-        {"dim", 1, NULL, 'D'},     {"help", 0, NULL, 'h'},  {0}};
+    static const struct option longs[] = {{"dtype", 1, NULL, 'd'},   {"isa", 1, NULL, 'i'},
+                                          {"threads", 1, NULL, 't'}, {"seconds", 1, NULL, 's'},
+                                          {"heads", 1, NULL, 'H'},   {"kv-heads", 1, NULL, 'K'},
+                                          {"dim", 1, NULL, 'D'},     {"case", 1, NULL, 'c'},
+                                          {"help", 0, NULL, 'h'},    {0}};
     int c;
     while ((c = getopt_long(argc, argv, "t:h", longs, NULL)) != -1)
         switch (c) {
@@ -390,6 +393,9 @@ int main(int argc, char **argv)
             break;
         case 'D':
             o.dim = number(optarg);
+            break;
+        case 'c':
+            o.only = optarg;
             break;
         case 'h':
             fputs(usage, stdout);

@@ -31,7 +31,7 @@
 enum {
     UNIT_ROWS =
         128,        /* query rows a unit aims at: enough to pay for converting a block of K and V */
-    PACK_ROWS = 24, /* fewer rows read K and V from the pages in place */
+    PACK_ROWS = 64, /* fewer rows read K and V from the pages in place */
     UNITS_PER_THREAD = 4,
     ALIGN = 64,
 };
@@ -245,16 +245,25 @@ static void load_rows(const struct job *j, const struct unit *u, const struct ar
     }
 }
 
-/* Address of key `key`'s tile column: element d of K at k + d * page_len, of V at v + d. */
-static void find_key(const struct job *j, const int32_t *pages, int kv_head, int key,
-                     const char **k, const char **v)
+/* Element of key `key`'s place in the pool, as V lays a tile out; K: see key_of. */
+static size_t find_key(const struct job *j, const int32_t *pages, int kv_head, int key)
 {
     const struct shape *s = j->s;
-    size_t size = s->kv_type == DT_F32 ? 4 : 2, dim = (size_t)s->head_dim;
     size_t page = (size_t)pages[key / s->page_len], off = (size_t)(key % s->page_len);
-    size_t tile = (page * (size_t)s->n_kv_heads + (size_t)kv_head) * (size_t)s->page_len * dim;
-    *k = (const char *)j->k + (tile + off) * size;
-    *v = (const char *)j->v + (tile + off * dim) * size;
+    size_t tile = (page * (size_t)s->n_kv_heads + (size_t)kv_head) * (size_t)s->page_len;
+    return (tile + off) * (size_t)s->head_dim;
+}
+
+/* Element 0 of a key in a K tile, whose elements are page_len apart, from its place by find_key. */
+static size_t key_of(const struct job *j, size_t at, int key)
+{
+    size_t off = (size_t)(key % j->s->page_len);
+    return at - off * (size_t)j->s->head_dim + off;
+}
+
+static const char *element(const struct job *j, const void *base, size_t at)
+{
+    return (const char *)base + at * (j->s->kv_type == DT_F32 ? 4 : 2);
 }
 
 /* Packs keys [k0, k1] of the block one by one: pages that no whole vector of keys fits into. */
@@ -265,16 +274,14 @@ static void pack_keys(const struct job *j, const int32_t *pages, int kv_head, in
     int dim = j->s->head_dim, panel = kn->panel;
     enum dtype type = j->s->kv_type;
     for (int key = k0; key <= k1; key++) {
-        const char *k, *v;
-        find_key(j, pages, kv_head, key, &k, &v);
+        size_t place = find_key(j, pages, kv_head, key), k = key_of(j, place, key);
         int i = key - b->first;
         float *kp = a->k_pack + (size_t)(i / panel) * (size_t)(dim * panel) + i % panel;
         float *vp = a->v_pack + (size_t)(i * panel);
         for (int d = 0; d < dim; d++) {
-            size_t at = (size_t)d * (size_t)j->s->page_len;
             float x, y;
-            quant_dequantize(type, k + at * (type == DT_F32 ? 4 : 2), &x, 1);
-            quant_dequantize(type, v + (size_t)d * (type == DT_F32 ? 4 : 2), &y, 1);
+            quant_dequantize(type, element(j, j->k, k + (size_t)(d * j->s->page_len)), &x, 1);
+            quant_dequantize(type, element(j, j->v, place + (size_t)d), &y, 1);
             kp[(size_t)d * (size_t)panel] = x;
             vp[(size_t)(d / panel) * (size_t)(ATTN_BLOCK * panel) + (size_t)(d % panel)] = y;
         }
@@ -285,7 +292,14 @@ static void pack_keys(const struct job *j, const int32_t *pages, int kv_head, in
         int at = i * kn->width;
         b->k[i] = a->k_pack + (size_t)(at / panel) * (size_t)(dim * panel) + at % panel;
         b->v[i] = a->v_pack + (size_t)(at * panel);
+        b->k_tile[i] = b->k[i];
     }
+}
+
+/* Whether a unit's rows are too few to pay for packing; float needs no conversion. */
+static bool in_place(const struct job *j, const struct unit *u)
+{
+    return j->s->kv_type == DT_F32 || u->tokens * u->heads < PACK_ROWS;
 }
 
 /* Points b at keys [k0, k1] of the block at b->first, in the pages or packed; returns their type. */
@@ -303,18 +317,29 @@ static enum dtype load_block(const struct job *j, const struct unit *u, int k0, 
     b->k_stride = (size_t)s->page_len;
     b->v_stride = (size_t)s->head_dim;
     b->v_panel = (size_t)kn->panel;
-    for (int i = i0; i <= i1; i++) {
-        const char *k, *v;
-        find_key(j, pages, u->kv_head, b->first + i * kn->width, &k, &v);
-        b->k[i] = k;
-        b->v[i] = v;
+    for (int i = 0; i < ATTN_BLOCK / kn->width; i++) {
+        int key = b->first + (i < i0 ? i0 : i > i1 ? i1 : i) * kn->width;
+        size_t place = find_key(j, pages, u->kv_head, key);
+        b->k[i] = element(j, j->k, key_of(j, place, key));
+        b->v[i] = element(j, j->v, place);
+        b->k_tile[i] = element(j, j->k, place);
     }
-    if (s->kv_type == DT_F32 || u->tokens * u->heads < PACK_ROWS)
+    if (in_place(j, u))
         return s->kv_type;
-    struct attn_block packed = {.first = b->first};
+    struct attn_block packed = {.first = b->first, .ahead = b->ahead};
     kn->pack(s->kv_type, b, i0, i1, s->head_dim, a->k_pack, a->v_pack, &packed);
     *b = packed;
     return DT_F32;
+}
+
+/* Brings keys [k0, k1] of the unit that lie in the block at `first` into b. */
+static enum dtype load_next(const struct job *j, const struct unit *u, int first, int k0, int k1,
+                            const struct area *a, struct attn_block *b)
+{
+    *b = (struct attn_block){.first = first, .ahead = b};
+    k0 = k0 > first ? k0 : first;
+    k1 = k1 < first + ATTN_BLOCK - 1 ? k1 : first + ATTN_BLOCK - 1;
+    return load_block(j, u, k0, k1, a, b);
 }
 
 /* One chunk of keys for all rows of a unit: a->m by tile, a->sum and a->o by row. */
@@ -329,11 +354,19 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, cons
     int begin = chunk * ATTN_CHUNK, end = begin + ATTN_CHUNK - 1;
     begin = u->lo > begin ? u->lo : begin;
     end = u->hi < end ? u->hi : end;
-    for (int first = begin / ATTN_BLOCK * ATTN_BLOCK; first <= end; first += ATTN_BLOCK) {
-        struct attn_block b = {.first = first};
-        int k0 = begin > first ? begin : first;
-        int k1 = end < first + ATTN_BLOCK - 1 ? end : first + ATTN_BLOCK - 1;
-        enum dtype type = load_block(j, u, k0, k1, a, &b);
+    bool packed = j->s->page_len % kn->width || !in_place(j, u);
+    struct attn_block blocks[2];
+    int first = begin / ATTN_BLOCK * ATTN_BLOCK, at = 0;
+    enum dtype type = load_next(j, u, first, begin, end, a, &blocks[at]);
+    for (;;) {
+        struct attn_block *b = &blocks[at];
+        int next = first + ATTN_BLOCK;
+        /* Read in place, the next block is on its way while this one is computed; also across the
+         * end of the chunk. Packed, there is room for one block. */
+        if (!packed && next <= u->hi) {
+            load_next(j, u, next, begin, u->hi, a, &blocks[1 - at]);
+            b->ahead = &blocks[1 - at];
+        }
         for (int r = 0; r < rows; r += kn->rows) {
             struct attn_tile t = {.rows = rows - r < kn->rows ? rows - r : kn->rows,
                                   .lo = INT32_MAX,
@@ -350,9 +383,16 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, cons
                 t.lo = t.row_lo[i] < t.lo ? t.row_lo[i] : t.lo;
                 t.hi = t.row_hi[i] > t.hi ? t.row_hi[i] : t.hi;
             }
-            if (t.lo <= k1 && t.hi >= k0)
-                kn->block(type, &t, &b, dim);
+            if (t.lo < next && t.hi >= first)
+                kn->block(type, &t, b, dim);
         }
+        if (next > end)
+            break;
+        first = next;
+        if (packed)
+            load_next(j, u, first, begin, end, a, b);
+        else
+            at = 1 - at;
     }
     kn->sum(a->l, rows, a->sum);
 }

@@ -22,12 +22,16 @@ enum {
 
 /* ATTN_BLOCK keys of one kv head. Vector i holds keys first + i*VW .. +VW-1: component d of them at
  * k[i] + d*k_stride; component d of key i*VW+j at v[i] + d/panel*v_panel + d%panel + j*v_stride, where
- * panel is the kernel's panel width. Strides count elements. Only vectors that hold a key visible to
- * some row are set. */
+ * panel is the kernel's panel width. Strides count elements. Vectors that hold no key visible to some
+ * row point anywhere in the pool. */
 struct attn_block {
     int first;
     size_t k_stride, v_stride, v_panel;
     const void *k[ATTN_BLOCK], *v[ATTN_BLOCK];
+    /* For prefetching: the block after this one (never NULL; itself if there is none), and where the
+     * VW * D values of K begin that a vector's share of its page holds. */
+    const struct attn_block *ahead;
+    const void *k_tile[ATTN_BLOCK];
 };
 
 /* Up to kernels.rows query rows of one kv head, and what they gathered since the chunk began. */
@@ -49,7 +53,8 @@ struct attn_kernels {
     int panel; /* columns of V, and keys of K, per packed panel */
     /* One block of keys, of the type, for one tile. */
     void (*block)(enum dtype type, const struct attn_tile *t, const struct attn_block *b, int dim);
-    /* Vectors [first, last] of a block into float panels; fills `to` except `first`.
+    /* Vectors [first, last] of a block into float panels; fills `to` except
+     * `first` and `ahead`.
      * k_out: (BLOCK/panel, D, panel), v_out: (D/panel, BLOCK, panel). */
     void (*pack)(enum dtype type, const struct attn_block *b, int first, int last, int dim,
                  float *k_out, float *v_out, struct attn_block *to);
