@@ -33,8 +33,11 @@ enum {
         128,        /* query rows a unit aims at: enough to pay for converting a block of K and V */
     PACK_ROWS = 64, /* fewer rows read K and V from the pages in place */
     UNITS_PER_THREAD = 4,
+    MIN_ROWS = 4,
     ALIGN = 64,
 };
+
+#define LOG2_E 1.44269504f
 
 struct unit {
     int seq, kv_head, head, heads; /* query heads [head, head + heads) */
@@ -69,7 +72,8 @@ struct job {
 
 /* One thread's working memory, for rows_cap rows. */
 struct area {
-    float *q, *m, *l, *sum, *o;         /* see struct attn_tile; m: (tiles, ATTN_MAX_WIDTH) */
+    struct attn_tile *tiles, **seen;    /* (tiles) the unit's rows; those that see a block */
+    float *q, *m, *l, *o, *s, *scale;   /* (tiles) times what struct attn_tile says */
     float *total_m, *total_l, *total_o; /* (rows), (rows), (rows, D) */
     float *k_pack, *v_pack;             /* (ATTN_BLOCK, D up to a whole panel) each */
     int *lo, *hi;                       /* (rows) */
@@ -101,11 +105,16 @@ static size_t area_lay(struct area *a, char *base, const struct shape *s, int ro
 {
     size_t at = 0, n = (size_t)rows, dim = (size_t)s->head_dim;
     size_t panels = (dim + 2 * ATTN_MAX_WIDTH) * ATTN_BLOCK * sizeof(float);
+    /* No instruction set has tiles of fewer than MIN_ROWS rows. */
+    size_t tiles = n / MIN_ROWS, lanes = ATTN_MAX_WIDTH * sizeof(float);
+    a->tiles = take(base, &at, tiles * sizeof *a->tiles);
+    a->seen = take(base, &at, tiles * sizeof *a->seen);
     a->q = take(base, &at, n * dim * sizeof(float));
-    a->m = take(base, &at, n * ATTN_MAX_WIDTH * sizeof(float));
-    a->l = take(base, &at, n * ATTN_MAX_WIDTH * sizeof(float));
-    a->sum = take(base, &at, n * sizeof(float));
+    a->m = take(base, &at, tiles * lanes);
+    a->l = take(base, &at, n * lanes);
     a->o = take(base, &at, n * dim * sizeof(float));
+    a->s = take(base, &at, n * ATTN_BLOCK * sizeof(float));
+    a->scale = take(base, &at, tiles * lanes);
     a->total_m = take(base, &at, n * sizeof(float));
     a->total_l = take(base, &at, n * sizeof(float));
     a->total_o = take(base, &at, n * dim * sizeof(float));
@@ -230,19 +239,40 @@ static void plan(struct job *j, const struct limits *x, int n_threads)
             j->tasks[j->n_tasks++] = (struct task){i, -1};
 }
 
-/* Queries into tiles, (D, ROWS) each, scaled so that scores are in log2 units; ranges per row. */
-static void load_rows(const struct job *j, const struct unit *u, const struct area *a)
+/* Sets up the unit's tiles: queries scaled so that scores are in log2 units, and what each row sees.
+ * o is where the rows' sums go: (rows, D). */
+static int load_tiles(const struct job *j, const struct unit *u, const struct area *a, float *o)
 {
-    int dim = j->s->head_dim, tile = j->kernels->rows;
-    float scale = j->s->attn_scale * 1.44269504f;
-    for (int r = 0; r < u->tokens * u->heads; r++) {
-        int t = u->token + r / u->heads, h = u->head + r % u->heads;
-        const float *from = j->q + ((size_t)t * (size_t)j->s->n_heads + (size_t)h) * (size_t)dim;
-        float *to = a->q + (size_t)(r / tile * tile) * (size_t)dim + r % tile;
-        for (int d = 0; d < dim; d++)
-            to[(size_t)d * (size_t)tile] = from[d] * scale;
-        row_range(j, t, &a->lo[r], &a->hi[r]);
+    const struct attn_kernels *kn = j->kernels;
+    int rows = u->tokens * u->heads, n = 0;
+    size_t dim = (size_t)j->s->head_dim;
+    for (int first = 0; first < rows; first += kn->rows, n++) {
+        struct attn_tile *t = &a->tiles[n];
+        const float *from[ATTN_MAX_ROWS];
+        *t = (struct attn_tile){.rows = rows - first < kn->rows ? rows - first : kn->rows,
+                                .lo = INT32_MAX,
+                                .hi = -1,
+                                .row_lo = a->lo + first,
+                                .row_hi = a->hi + first,
+                                .q = a->q + (size_t)first * dim,
+                                .m = a->m + n * ATTN_MAX_WIDTH,
+                                .l = a->l + first * kn->width,
+                                .o = o + (size_t)first * dim,
+                                .s = a->s + first * ATTN_BLOCK,
+                                .scale = a->scale + n * ATTN_MAX_WIDTH};
+        for (int i = 0; i < t->rows; i++) {
+            int r = first + i, token = u->token + r / u->heads, head = u->head + r % u->heads;
+            from[i] = j->q + ((size_t)token * (size_t)j->s->n_heads + (size_t)head) * dim;
+            row_range(j, token, &a->lo[r], &a->hi[r]);
+            if (a->hi[r] < a->lo[r])
+                continue;
+            t->lo = a->lo[r] < t->lo ? a->lo[r] : t->lo;
+            t->hi = a->hi[r] > t->hi ? a->hi[r] : t->hi;
+        }
+        kn->load(from, t->rows, j->s->head_dim, j->s->attn_scale * LOG2_E,
+                 a->q + (size_t)first * dim);
     }
+    return n;
 }
 
 /* Element of key `key`'s place in the pool, as V lays a tile out; K: see key_of. */
@@ -267,14 +297,19 @@ static const char *element(const struct job *j, const void *base, size_t at)
 }
 
 /* Packs keys [k0, k1] of the block one by one: pages that no whole vector of keys fits into. */
-static void pack_keys(const struct job *j, const int32_t *pages, int kv_head, int k0, int k1,
+static void pack_keys(const struct job *j, const struct unit *u, int first, int k0, int k1,
                       const struct area *a, struct attn_block *b)
 {
+    const int32_t *pages = j->b->pages + (size_t)u->seq * (size_t)j->b->max_pages;
+    k0 = k0 > first ? k0 : first;
+    k1 = k1 < first + ATTN_BLOCK - 1 ? k1 : first + ATTN_BLOCK - 1;
+    b->first = first;
+    b->ahead = b;
     const struct attn_kernels *kn = j->kernels;
     int dim = j->s->head_dim, panel = kn->panel;
     enum dtype type = j->s->kv_type;
     for (int key = k0; key <= k1; key++) {
-        size_t place = find_key(j, pages, kv_head, key), k = key_of(j, place, key);
+        size_t place = find_key(j, pages, u->kv_head, key), k = key_of(j, place, key);
         int i = key - b->first;
         float *kp = a->k_pack + (size_t)(i / panel) * (size_t)(dim * panel) + i % panel;
         float *vp = a->v_pack + (size_t)(i * panel);
@@ -302,101 +337,91 @@ static bool in_place(const struct job *j, const struct unit *u)
     return j->s->kv_type == DT_F32 || u->tokens * u->heads < PACK_ROWS;
 }
 
-/* Points b at keys [k0, k1] of the block at b->first, in the pages or packed; returns their type. */
-static enum dtype load_block(const struct job *j, const struct unit *u, int k0, int k1,
-                             const struct area *a, struct attn_block *b)
+/* Points b at the keys of [k0, k1] that lie in the block at `first`, in their pages. */
+static void find_block(const struct job *j, const struct unit *u, int first, int k0, int k1,
+                       struct attn_block *b)
 {
     const struct shape *s = j->s;
-    const struct attn_kernels *kn = j->kernels;
     const int32_t *pages = j->b->pages + (size_t)u->seq * (size_t)j->b->max_pages;
-    if (s->page_len % kn->width) {
-        pack_keys(j, pages, u->kv_head, k0, k1, a, b);
-        return DT_F32;
-    }
-    int i0 = (k0 - b->first) / kn->width, i1 = (k1 - b->first) / kn->width;
+    int width = j->kernels->width, last = ATTN_BLOCK / width - 1;
+    int i0 = k0 > first ? (k0 - first) / width : 0;
+    int i1 = (k1 - first) / width < last ? (k1 - first) / width : last;
+    b->first = first;
     b->k_stride = (size_t)s->page_len;
     b->v_stride = (size_t)s->head_dim;
-    b->v_panel = (size_t)kn->panel;
-    for (int i = 0; i < ATTN_BLOCK / kn->width; i++) {
-        int key = b->first + (i < i0 ? i0 : i > i1 ? i1 : i) * kn->width;
+    b->v_panel = (size_t)j->kernels->panel;
+    b->ahead = b;
+    for (int i = 0; i <= last; i++) {
+        int key = first + (i < i0 ? i0 : i > i1 ? i1 : i) * width;
         size_t place = find_key(j, pages, u->kv_head, key);
         b->k[i] = element(j, j->k, key_of(j, place, key));
         b->v[i] = element(j, j->v, place);
         b->k_tile[i] = element(j, j->k, place);
     }
-    if (in_place(j, u))
-        return s->kv_type;
-    struct attn_block packed = {.first = b->first, .ahead = b->ahead};
-    kn->pack(s->kv_type, b, i0, i1, s->head_dim, a->k_pack, a->v_pack, &packed);
-    *b = packed;
-    return DT_F32;
 }
 
-/* Brings keys [k0, k1] of the unit that lie in the block at `first` into b. */
-static enum dtype load_next(const struct job *j, const struct unit *u, int first, int k0, int k1,
-                            const struct area *a, struct attn_block *b)
-{
-    *b = (struct attn_block){.first = first, .ahead = b};
-    k0 = k0 > first ? k0 : first;
-    k1 = k1 < first + ATTN_BLOCK - 1 ? k1 : first + ATTN_BLOCK - 1;
-    return load_block(j, u, k0, k1, a, b);
-}
-
-/* One chunk of keys for all rows of a unit: a->m by tile, a->sum and a->o by row. */
-static void run_chunk(const struct job *j, const struct unit *u, int chunk, const struct area *a)
+/* One chunk of keys for the n tiles of a unit. Tiles that see none of it stay fresh. */
+static void run_chunk(const struct job *j, const struct unit *u, int chunk, int n,
+                      const struct area *a)
 {
     const struct attn_kernels *kn = j->kernels;
-    int rows = u->tokens * u->heads, dim = j->s->head_dim;
-    for (int i = 0; i < (rows + kn->rows - 1) / kn->rows * ATTN_MAX_WIDTH; i++)
-        a->m[i] = ATTN_START;
-    memset(a->l, 0, (size_t)(rows * kn->width) * sizeof(float));
-    memset(a->o, 0, (size_t)rows * (size_t)dim * sizeof(float));
+    for (int i = 0; i < n; i++) {
+        a->tiles[i].fresh = true;
+        for (int r = 0; r < ATTN_MAX_WIDTH; r++)
+            a->tiles[i].m[r] = ATTN_START;
+    }
     int begin = chunk * ATTN_CHUNK, end = begin + ATTN_CHUNK - 1;
     begin = u->lo > begin ? u->lo : begin;
     end = u->hi < end ? u->hi : end;
-    bool packed = j->s->page_len % kn->width || !in_place(j, u);
-    struct attn_block blocks[2];
-    int first = begin / ATTN_BLOCK * ATTN_BLOCK, at = 0;
-    enum dtype type = load_next(j, u, first, begin, end, a, &blocks[at]);
-    for (;;) {
-        struct attn_block *b = &blocks[at];
-        int next = first + ATTN_BLOCK;
-        /* Read in place, the next block is on its way while this one is computed; also across the
-         * end of the chunk. Packed, there is room for one block. */
-        if (!packed && next <= u->hi) {
-            load_next(j, u, next, begin, u->hi, a, &blocks[1 - at]);
-            b->ahead = &blocks[1 - at];
-        }
-        for (int r = 0; r < rows; r += kn->rows) {
-            struct attn_tile t = {.rows = rows - r < kn->rows ? rows - r : kn->rows,
-                                  .lo = INT32_MAX,
-                                  .hi = -1,
-                                  .row_lo = a->lo + r,
-                                  .row_hi = a->hi + r,
-                                  .q = a->q + (size_t)r * (size_t)dim,
-                                  .m = a->m + r / kn->rows * ATTN_MAX_WIDTH,
-                                  .l = a->l + r * kn->width,
-                                  .o = a->o + (size_t)r * (size_t)dim};
-            for (int i = 0; i < t.rows; i++) {
-                if (t.row_hi[i] < t.row_lo[i])
-                    continue;
-                t.lo = t.row_lo[i] < t.lo ? t.row_lo[i] : t.lo;
-                t.hi = t.row_hi[i] > t.hi ? t.row_hi[i] : t.hi;
+    bool whole = j->s->page_len % kn->width == 0, packed = whole && !in_place(j, u);
+    struct attn_block found[2], pack;
+    int at = 0;
+    for (int first = begin / ATTN_BLOCK * ATTN_BLOCK; first <= end; first += ATTN_BLOCK) {
+        int next = first + ATTN_BLOCK, n_seen = 0;
+        const struct attn_block *b = &found[at];
+        if (!whole) {
+            pack_keys(j, u, first, begin, end, a, &found[at]);
+        } else {
+            if (next == begin / ATTN_BLOCK * ATTN_BLOCK + ATTN_BLOCK)
+                find_block(j, u, first, begin, end, &found[at]);
+            /* The next block is on its way while this one is computed, also across the end of the
+             * chunk. */
+            if (next <= u->hi) {
+                find_block(j, u, next, begin, u->hi, &found[1 - at]);
+                found[at].ahead = &found[1 - at];
             }
-            if (t.lo < next && t.hi >= first)
-                kn->block(type, &t, b, dim);
-        }
-        if (next > end)
-            break;
-        first = next;
-        if (packed)
-            load_next(j, u, first, begin, end, a, b);
-        else
+            if (packed) {
+                int i0 = begin > first ? (begin - first) / kn->width : 0;
+                int i1 = ((end < next ? end : next - 1) - first) / kn->width;
+                kn->pack(j->s->kv_type, b, i0, i1, j->s->head_dim, a->k_pack, a->v_pack, &pack);
+                b = &pack;
+            }
             at = 1 - at;
+        }
+        for (int i = 0; i < n; i++)
+            if (a->tiles[i].lo < next && a->tiles[i].hi >= first)
+                a->seen[n_seen++] = &a->tiles[i];
+        kn->block(whole && !packed ? j->s->kv_type : DT_F32, a->seen, n_seen, b, j->s->head_dim);
     }
-    kn->sum(a->l, rows, a->sum);
 }
 
+/* Row r of a unit after a chunk. */
+struct partial {
+    float m, l;
+    const float *o; /* (D), not to be read where l is 0 */
+};
+
+static struct partial partial_of(const struct job *j, const struct area *a, int r)
+{
+    int rows = j->kernels->rows;
+    const struct attn_tile *t = &a->tiles[r / rows];
+    r %= rows;
+    return (struct partial){.m = t->m[r],
+                            .l = t->fresh ? 0 : j->kernels->sum(t->l + r * j->kernels->width),
+                            .o = t->o + (size_t)r * (size_t)j->s->head_dim};
+}
+
+/* Output of row r: o / l, or zeros where it saw no key (l = 0; o is not read). */
 static void write_row(const struct job *j, const struct unit *u, int r, float l, const float *o)
 {
     size_t t = (size_t)(u->token + r / u->heads), h = (size_t)(u->head + r % u->heads);
@@ -404,54 +429,66 @@ static void write_row(const struct job *j, const struct unit *u, int r, float l,
     j->kernels->finish(l, o, j->a + (t * (size_t)j->s->n_heads + h) * dim, j->s->head_dim);
 }
 
-static void run_unit(const struct job *j, const struct unit *u, const struct area *a)
+/* Folds a chunk's partial result into a row's total, whose o is `to`; *l is 0 before the first. */
+static void fold(const struct job *j, float *m, float *l, float *to, struct partial p)
 {
-    const struct attn_kernels *kn = j->kernels;
-    int rows = u->tokens * u->heads, dim = j->s->head_dim;
-    load_rows(j, u, a);
-    for (int r = 0; r < rows; r++)
-        a->total_m[r] = ATTN_START, a->total_l[r] = 0;
-    memset(a->total_o, 0, (size_t)rows * (size_t)dim * sizeof(float));
-    for (int c = u->chunk; c < u->chunk + u->chunks; c++) {
-        run_chunk(j, u, c, a);
-        for (int r = 0; r < rows; r++)
-            kn->merge(&a->total_m[r], &a->total_l[r], a->total_o + (size_t)r * (size_t)dim,
-                      a->m[r / kn->rows * ATTN_MAX_WIDTH + r % kn->rows], a->sum[r],
-                      a->o + (size_t)r * (size_t)dim, dim);
+    if (p.l == 0)
+        return;
+    if (*l == 0) {
+        *m = p.m;
+        *l = p.l;
+        memcpy(to, p.o, (size_t)j->s->head_dim * sizeof(float));
+    } else {
+        j->kernels->merge(m, l, to, p.m, p.l, p.o, j->s->head_dim);
     }
-    for (int r = 0; r < rows; r++)
-        write_row(j, u, r, a->total_l[r], a->total_o + (size_t)r * (size_t)dim);
 }
 
-/* Folds the chunks of a split unit, in order, as run_unit does. */
-static void fold(const struct job *j, const struct unit *u, const struct area *a)
+static void run_unit(const struct job *j, const struct unit *u, const struct area *a)
 {
-    int rows = u->tokens * u->heads, dim = j->s->head_dim;
+    int rows = u->tokens * u->heads;
+    size_t dim = (size_t)j->s->head_dim;
+    int n = load_tiles(j, u, a, a->o);
+    for (int r = 0; r < rows; r++)
+        a->total_l[r] = 0;
+    for (int c = 0; c < u->chunks; c++) {
+        run_chunk(j, u, u->chunk + c, n, a);
+        for (int r = 0; r < rows; r++) {
+            struct partial p = partial_of(j, a, r);
+            if (c == u->chunks - 1 && a->total_l[r] == 0)
+                write_row(j, u, r, p.l, p.o);
+            else
+                fold(j, &a->total_m[r], &a->total_l[r], a->total_o + (size_t)r * dim, p);
+        }
+    }
+    if (u->chunks != 1)
+        for (int r = 0; r < rows; r++)
+            if (u->chunks == 0 || a->total_l[r] != 0)
+                write_row(j, u, r, a->total_l[r], a->total_o + (size_t)r * dim);
+}
+
+static void run_split(const struct job *j, struct unit *u, int chunk, const struct area *a)
+{
+    int rows = u->tokens * u->heads;
+    size_t dim = (size_t)j->s->head_dim;
+    size_t at = u->partial + (size_t)(chunk - u->chunk) * (size_t)rows;
+    int n = load_tiles(j, u, a, j->part_o + at * dim);
+    run_chunk(j, u, chunk, n, a);
     for (int r = 0; r < rows; r++) {
-        float m = ATTN_START, l = 0;
-        memset(a->total_o, 0, (size_t)dim * sizeof(float));
+        struct partial p = partial_of(j, a, r);
+        j->part_m[at + (size_t)r] = p.m;
+        j->part_l[at + (size_t)r] = p.l;
+    }
+    if (atomic_fetch_sub_explicit(&u->unfolded, 1, memory_order_acq_rel) != 1)
+        return;
+    for (int r = 0; r < rows; r++) {
+        float m = 0, l = 0;
         for (int c = 0; c < u->chunks; c++) {
-            size_t at = u->partial + (size_t)c * (size_t)rows + (size_t)r;
-            j->kernels->merge(&m, &l, a->total_o, j->part_m[at], j->part_l[at],
-                              j->part_o + at * (size_t)dim, dim);
+            size_t row = u->partial + (size_t)c * (size_t)rows + (size_t)r;
+            struct partial p = {j->part_m[row], j->part_l[row], j->part_o + row * dim};
+            fold(j, &m, &l, a->total_o, p);
         }
         write_row(j, u, r, l, a->total_o);
     }
-}
-
-static void run_split(const struct job *j, struct unit *u, int chunk, struct area a)
-{
-    const struct attn_kernels *kn = j->kernels;
-    int rows = u->tokens * u->heads;
-    size_t at = u->partial + (size_t)(chunk - u->chunk) * (size_t)rows;
-    load_rows(j, u, &a);
-    a.sum = j->part_l + at;
-    a.o = j->part_o + at * (size_t)j->s->head_dim;
-    run_chunk(j, u, chunk, &a);
-    for (int r = 0; r < rows; r++)
-        j->part_m[at + (size_t)r] = a.m[r / kn->rows * ATTN_MAX_WIDTH + r % kn->rows];
-    if (atomic_fetch_sub_explicit(&u->unfolded, 1, memory_order_acq_rel) == 1)
-        fold(j, u, &a);
 }
 
 static void run_tasks(void *arg, int ith, int nth)
@@ -468,7 +505,7 @@ static void run_tasks(void *arg, int ith, int nth)
         if (j->tasks[i].chunk < 0)
             run_unit(j, u, &a);
         else
-            run_split(j, u, j->tasks[i].chunk, a);
+            run_split(j, u, j->tasks[i].chunk, &a);
     }
 }
 

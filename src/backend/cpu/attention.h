@@ -8,6 +8,8 @@
 #include "backend/quant.h"
 #include "base/cpu.h"
 
+#include <stdbool.h>
+
 enum {
     ATTN_BLOCK = 64,     /* keys per step of the online softmax, at absolute positions */
     ATTN_CHUNK = 256,    /* keys per partial result, at absolute positions; whole blocks */
@@ -38,11 +40,14 @@ struct attn_block {
 struct attn_tile {
     int rows;
     int lo, hi;                 /* keys some row sees: union of the ranges below */
+    bool fresh;                 /* o and l hold nothing yet and count as zeros */
     const int *row_lo, *row_hi; /* (rows) keys each row sees, both ends included */
     const float *q;             /* (D, kernels.rows), times attn_scale * log2(e) */
     float *m;                   /* (ATTN_MAX_WIDTH) running maximum per row, in log2 units */
     float *l;                   /* (rows, VW) running sums of 2^(score - m) */
     float *o;                   /* (rows, D) running weighted sums of values */
+    float *s;                   /* (kernels.rows, ATTN_BLOCK) scores, then weights, of the block */
+    float *scale;               /* (ATTN_MAX_WIDTH) what the block multiplies o and l by */
 };
 
 struct attn_kernels {
@@ -51,18 +56,20 @@ struct attn_kernels {
     int rows;  /* query rows per tile */
     int width; /* VW */
     int panel; /* columns of V, and keys of K, per packed panel */
-    /* One block of keys, of the type, for one tile. */
-    void (*block)(enum dtype type, const struct attn_tile *t, const struct attn_block *b, int dim);
-    /* Vectors [first, last] of a block into float panels; fills `to` except
-     * `first` and `ahead`.
+    /* q: (D, kernels.rows) of a tile = its rows, from[r] (D), times scale */
+    void (*load)(const float *const *from, int rows, int dim, float scale, float *q);
+    /* One block of keys, of the type, for n tiles, each of which sees a key of it. */
+    void (*block)(enum dtype type, struct attn_tile *const *tiles, int n,
+                  const struct attn_block *b, int dim);
+    /* Vectors [first, last] of a block into float panels, while b->ahead is prefetched; fills `to`.
      * k_out: (BLOCK/panel, D, panel), v_out: (D/panel, BLOCK, panel). */
     void (*pack)(enum dtype type, const struct attn_block *b, int first, int last, int dim,
                  float *k_out, float *v_out, struct attn_block *to);
-    /* l_sum[r] = sum of the VW lanes of l[r] */
-    void (*sum)(const float *l, int rows, float *l_sum);
+    /* The sum of the VW lanes of l */
+    float (*sum)(const float *l);
     /* Folds the partial (m, l, o) of one chunk into the total (tm, tl, to) of one row. */
     void (*merge)(float *tm, float *tl, float *to, float m, float l, const float *o, int dim);
-    /* out = to / tl, or zeros where no key was seen */
+    /* out = to / tl, or zeros where tl is 0: no key was seen and `to` is not read */
     void (*finish)(float tl, const float *to, float *out, int dim);
 };
 
