@@ -16,6 +16,7 @@ static const struct {
     {"perplexity", "MODEL FILE", "how well a model predicts a text", cmd_perplexity},
     {"tokenize", "MODEL [TEXT]", "the tokens of a text", cmd_tokenize},
     {"detokenize", "MODEL [IDS...]", "the text of token ids", cmd_detokenize},
+    {"template", "[MODEL|FILE.jinja]", "render a chat template", cmd_template},
     {"logits", "MODEL --ids IN --out OUT", "logits of given token ids, for comparisons",
      cmd_logits},
 };
