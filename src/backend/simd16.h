@@ -14,7 +14,13 @@
 #include <immintrin.h>
 #endif
 
+/* Without vector registers everything inlined would be a minute of compilation for a path that only
+ * machines older than AVX2 take: there each step stays a call. */
+#ifdef __AVX2__
 #define V_INLINE static inline __attribute__((always_inline))
+#else
+#define V_INLINE static __attribute__((noinline, unused))
+#endif
 
 #if defined(__AVX512F__)
 
