@@ -10,13 +10,17 @@ CFLAGS  += -std=gnu17 $(OPT) -g $(WARN) -fno-math-errno -ffp-contract=off -pthre
 CPPFLAGS += -Isrc -Iinclude -D_GNU_SOURCE $(DEFS)
 LDLIBS_DYN := -ljansson -lpcre2-8 -lutf8proc -lm
 CLI_LIBS   := -ledit
+SRV_LIBS   := -levent_openssl -levent -lssl -lcrypto
 LDLIBS  := $(if $(STATIC),-Wl$(comma)-Bstatic $(filter-out -lm,$(LDLIBS_DYN)) -Wl$(comma)-Bdynamic -lm,$(LDLIBS_DYN))
 comma   := ,
 
-# Everything but the commands is the library; tests and fuzzers link it, src/cli makes the binary.
-LIB_SRC := $(filter-out src/cli/%,$(sort $(wildcard src/*/*.c src/backend/cpu/*.c)))
+# Everything but the commands and the server is the library; tests and fuzzers link it, src/cli makes
+# the binary. The server is a library of its own, so that only what serves needs libevent and OpenSSL.
+LIB_SRC := $(filter-out src/cli/% src/server/%,$(sort $(wildcard src/*/*.c src/backend/cpu/*.c)))
+SRV_SRC := $(sort $(wildcard src/server/*.c))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
+SRV_OBJ := $(SRV_SRC:%.c=$(B)/%.o)
 CLI_OBJ := $(CLI_SRC:%.c=$(B)/%.o)
 TESTS   := $(patsubst tests/%.c,$(B)/tests/%,$(sort $(wildcard tests/test_*.c)))
 FUZZERS := $(patsubst fuzz/%.c,$(B)/fuzz/%,$(sort $(wildcard fuzz/fuzz_*.c)))
@@ -55,12 +59,19 @@ $(B)/%.o: %.c | deps
 $(B)/libsteel.a: $(LIB_OBJ)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
-$(B)/steel: $(CLI_OBJ) $(B)/libsteel.a
+$(B)/libserver.a: $(SRV_OBJ)
+	$(Q)rm -f $@ && ar rcs $@ $^
+$(B)/src/server/web.o: src/server/web/index.html
+
+$(B)/steel: $(CLI_OBJ) $(B)/libserver.a $(B)/libsteel.a
 	$(if $(Q),@echo '  LD $@')
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(CLI_OBJ) $(B)/libsteel.a $(LDLIBS) $(CLI_LIBS)
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(CLI_OBJ) $(B)/libserver.a $(B)/libsteel.a $(LDLIBS) $(CLI_LIBS) $(SRV_LIBS)
 
 $(B)/tests/%: $(B)/tests/%.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS) -lcmocka
+
+$(B)/tests/test_http: $(B)/tests/test_http.o $(B)/libserver.a $(B)/libsteel.a
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libserver.a $(B)/libsteel.a $(LDLIBS) $(SRV_LIBS) -lcmocka
 
 # Counts what the library allocates while it reads hostile files.
 $(B)/tests/test_hostile: LDFLAGS += $(patsubst %,-Wl$(comma)--wrap=%,malloc calloc realloc posix_memalign mmap)
@@ -74,7 +85,7 @@ deps:
 try: $(B)/steel
 	@sh tools/try.sh $(B)/steel
 
-test: $(B)/steel $(TESTS)
+test: $(B)/steel $(TESTS) $(B)/tests/toy_gguf
 	@sh tests/run.sh $(B)
 
 asan:

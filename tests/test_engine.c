@@ -60,7 +60,7 @@ static void prompt_of(int which, int32_t *out, int n)
 }
 
 /* Feeds one event to the answer it belongs to; true on EVENT_DONE. */
-static bool take(const struct event *ev)
+static bool take(const struct engine_event *ev)
 {
     struct answer *a = (struct answer *)ev->user + ev->index;
     assert_int_equal(a->n_done, 0); /* nothing comes after DONE */
@@ -87,7 +87,7 @@ static bool take(const struct event *ev)
 
 static void wait_done(struct events *q, int n)
 {
-    struct event ev;
+    struct engine_event ev;
     while (n > 0) {
         assert_true(events_next(q, &ev, -1));
         n -= take(&ev);
@@ -298,7 +298,7 @@ static void test_cancel(void **state)
     static struct answer other, victim;
     struct events *q = events_new();
     struct engine_stats st;
-    struct event ev;
+    struct engine_event ev;
     prompt_of(1, prompt, 1500);
     struct request_spec s = spec_of(prompt, 20, 400, 1);
     struct request *r_other, *r;
@@ -544,7 +544,7 @@ static void *client_main(void *arg)
         struct request *r;
         submit(c->e, &s, q, a, &r);
         bool cancel = toy_random(&state) > 0.4f;
-        struct event ev;
+        struct engine_event ev;
         while (!a->n_done) {
             CHECK(events_next(q, &ev, -1), "no event");
             take(&ev);

@@ -19,6 +19,8 @@ static void print_help(const struct usage *u)
             printf("\n%s:\n", o->name);
             continue;
         }
+        if (!o->help) /* another spelling of an option above */
+            continue;
         char left[64];
         int n = o->letter ? snprintf(left, sizeof left, "-%c, ", o->letter)
                           : snprintf(left, sizeof left, "    ");

@@ -20,7 +20,7 @@ struct opt {
     void *out;         /* bool, int, uint64_t, float, const char *, struct opt_list */
     double lo, hi;     /* of OPT_INT, OPT_FLOAT */
     const char *arg;   /* what help calls the value */
-    const char *help;
+    const char *help;  /* NULL: works, but is not shown */
 };
 
 struct usage {

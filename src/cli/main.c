@@ -11,6 +11,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"run", "[MODEL] -p PROMPT", "generate text", cmd_run},
+    {"serve", "[MODEL]", "an OpenAI-compatible server and a web page", cmd_serve},
     {"show", "MODEL", "what is in a model file", cmd_show},
     {"bench", "MODEL", "measure prompt and generation speed", cmd_bench},
     {"perplexity", "MODEL FILE", "how well a model predicts a text", cmd_perplexity},

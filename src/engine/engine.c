@@ -224,7 +224,7 @@ enum submit_result engine_submit(struct engine *e, const struct request_spec *sp
 
 /* Events, staged during a step, delivered at its end */
 
-static void emit(struct engine *e, const struct choice *c, struct event *ev)
+static void emit(struct engine *e, const struct choice *c, struct engine_event *ev)
 {
     struct events *q = c->req->spec.queue;
     ev->user = c->req->spec.user;
@@ -306,14 +306,14 @@ static void finish(struct engine *e, struct choice *c, enum finish how, int stop
         }
     }
     int64_t now = clock_ns();
-    struct event ev = {.kind = EVENT_DONE,
-                       .token = -1,
-                       .finish = how,
-                       .stop = stop,
-                       .error = error,
-                       .text = e->text.p,
-                       .n_text = e->text.len,
-                       .usage = count_usage(c, now)};
+    struct engine_event ev = {.kind = EVENT_DONE,
+                              .token = -1,
+                              .finish = how,
+                              .stop = stop,
+                              .error = error,
+                              .text = e->text.p,
+                              .n_text = e->text.len,
+                              .usage = count_usage(c, now)};
     emit(e, c, &ev);
     buf_reset(&e->text);
     e->stats.finished[how]++;
@@ -327,7 +327,7 @@ static void finish(struct engine *e, struct choice *c, enum finish how, int stop
 }
 
 /* A token was chosen for c. */
-static void take_token(struct engine *e, struct choice *c, int32_t token, struct event *ev)
+static void take_token(struct engine *e, struct choice *c, int32_t token, struct engine_event *ev)
 {
     const struct request_spec *spec = &c->req->spec;
     struct runtime *rt = e->rt;
@@ -376,7 +376,7 @@ static void start_choice(struct engine *e, struct choice *c)
     leave_queue(e, 1);
     histogram_add(&e->stats.queued, c->entered_ns - c->req->submitted_ns);
     e->stats.prompt_tokens += (uint64_t)c->seq.n_prompt;
-    struct event ev = {
+    struct engine_event ev = {
         .kind = EVENT_START, .token = -1, .stop = -1, .usage = count_usage(c, c->entered_ns)};
     emit(e, c, &ev);
 }
@@ -405,7 +405,7 @@ static void pick_with_logprobs(struct engine *e, struct choice *c, const struct 
     step_logits(e->rt->step, it->first_row, e->logits);
     memcpy(copy, e->logits, (size_t)n_vocab * sizeof *copy);
     int32_t token = sampler_pick(c->sampler, copy);
-    struct event ev = {
+    struct engine_event ev = {
         .stop = -1, .top = top, .n_top = spec->n_top < n_vocab ? spec->n_top : n_vocab};
     ev.logprob = output_logprobs(e->logits, n_vocab, token, top, ev.n_top);
     take_token(e, c, token, &ev);
@@ -447,7 +447,7 @@ static void run_step(struct engine *e, int n)
         if (c->req->spec.logprobs)
             pick_with_logprobs(e, c, it);
         else
-            take_token(e, c, it->token, &(struct event){.stop = -1});
+            take_token(e, c, it->token, &(struct engine_event){.stop = -1});
     }
 }
 
@@ -555,7 +555,7 @@ static void *engine_main(void *arg)
 struct engine *engine_open(const char *path, const struct engine_options *opt)
 {
     struct engine *e = mem_zalloc(1, sizeof *e);
-    e->path = mem_strdup(path);
+    e->path = path ? mem_strdup(path) : NULL;
     e->opt = *opt;
     struct runtime_options *r = &e->opt.runtime;
     if (e->opt.max_queue <= 0)

@@ -84,7 +84,7 @@ struct engine_stats {
 struct engine;
 struct request;
 
-/* Returns at once; the engine's thread loads the model. engine_wait: until it is ready or failed. */
+/* Returns at once; the engine's thread loads the model (NULL: the built-in one). engine_wait: until it is ready or failed. */
 struct engine *engine_open(const char *path, const struct engine_options *opt);
 enum engine_state engine_state(struct engine *e, int *percent, struct error *err);
 bool engine_wait(struct engine *e, struct error *err);

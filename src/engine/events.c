@@ -21,7 +21,7 @@ struct events {
 
 struct record {
     size_t size; /* of all, padded */
-    struct event ev;
+    struct engine_event ev;
     size_t n_error;
 };
 
@@ -59,7 +59,7 @@ int events_fd(const struct events *q)
     return q->fd;
 }
 
-bool events_stage(struct events *q, const struct event *ev)
+bool events_stage(struct events *q, const struct engine_event *ev)
 {
     bool first = q->staged.len == 0;
     struct record r = {.ev = *ev, .n_error = ev->error ? strlen(ev->error) + 1 : 0};
@@ -117,7 +117,7 @@ static bool take(struct events *q, int timeout_ms)
     return q->taken.len > 0;
 }
 
-bool events_next(struct events *q, struct event *ev, int timeout_ms)
+bool events_next(struct events *q, struct engine_event *ev, int timeout_ms)
 {
     if (q->at == q->taken.len && !take(q, timeout_ms))
         return false;

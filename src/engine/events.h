@@ -25,7 +25,7 @@ struct usage_count {
     int64_t queue_ns, first_ns, total_ns; /* since submission; first_ns 0 = no token came */
 };
 
-struct event {
+struct engine_event {
     enum event_kind kind;
     void *user; /* of the request */
     int index;  /* of the choice */
@@ -47,13 +47,13 @@ struct events *events_new(void);
 void events_free(struct events *q); /* every request sent to it must be done */
 
 /* The next event; its pointers hold until the next call. Waits up to timeout_ms (-1 = for ever). */
-bool events_next(struct events *q, struct event *ev, int timeout_ms);
+bool events_next(struct events *q, struct engine_event *ev, int timeout_ms);
 /* Readable while events wait; events_next with timeout 0 until it says false. */
 int events_fd(const struct events *q);
 
 /* The engine's side: stage from the engine thread only, then flush. True if it was the first staged
  * event since the last flush. Nothing is touched after flush: the reader may be gone. */
-bool events_stage(struct events *q, const struct event *ev);
+bool events_stage(struct events *q, const struct engine_event *ev);
 void events_flush(struct events *q);
 
 #endif

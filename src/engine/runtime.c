@@ -34,10 +34,13 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     lim.max_out = or_default(opt->max_out, lim.max_seqs);
     int page_len = or_default(opt->page_len, 16);
     int64_t tokens = opt->kv_tokens > 0 ? opt->kv_tokens : (int64_t)lim.max_seqs * rt->context;
+    enum dtype type = opt->kv_type == DT_NONE ? DT_F16 : opt->kv_type;
+    int64_t fit = opt->kv_bytes ? (int64_t)(opt->kv_bytes / kvcache_token_bytes(c, type)) : tokens;
+    if (opt->kv_tokens <= 0 && fit < tokens)
+        tokens = fit > 256 ? fit : 256;
     int64_t pages = (tokens + page_len - 1) / page_len + lim.max_seqs;
     if (pages > INT32_MAX / page_len)
         return error_set(err, "a KV cache of %lld tokens is too large", (long long)tokens);
-    enum dtype type = opt->kv_type == DT_NONE ? DT_F16 : opt->kv_type;
     rt->kv = kvcache_new(rt->be, c, type, page_len, (int)pages, err);
     if (!rt->kv)
         return false;

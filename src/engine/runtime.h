@@ -13,6 +13,7 @@ struct runtime_options {
     struct backend_options backend;
     int context;        /* tokens per sequence; 0 = what the model was trained for */
     int kv_tokens;      /* tokens in the whole pool; 0 = max_seqs x context */
+    size_t kv_bytes;    /* ... but no more than this; 0 = no bound */
     enum dtype kv_type; /* DT_NONE = F16 */
     int page_len;       /* 0 = 16 */
     int max_seqs;       /* 0 = 1 */

@@ -1,0 +1,562 @@
+/* Connections. See the invariants in http.h. */
+#include "server/http.h"
+#include "base/mem.h"
+
+#include <errno.h>
+#include <event2/buffer.h>
+#include <event2/bufferevent.h>
+#include <event2/bufferevent_ssl.h>
+#include <event2/event.h>
+#include <event2/listener.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <time.h>
+
+enum {
+    DRAINED = 16 << 10,   /* unsent bytes at which a stream may go on */
+    MAX_AHEAD = 64 << 10, /* input kept while a reply is pending */
+    LINGER_S = 2,         /* for a peer to read a reply that cut its request short */
+    LINGER_BYTES = 64 << 20,
+};
+
+enum conn_state { CONN_HEAD, CONN_BODY, CONN_BUSY, CONN_FLUSH, CONN_LINGER };
+
+struct http_exchange {
+    struct http_exchange *prev, *next; /* connections of the server */
+    struct http *http;
+    struct bufferevent *bev;
+    struct event *timer;
+    enum conn_state state;
+    char peer[64];
+    struct http_head head;
+    struct http_chunks chunks;
+    struct buf body;
+    struct buf headers; /* of the reply */
+    bool started, streaming, chunked, keep_alive, head_only;
+    bool unread; /* part of the request was not read: linger before closing */
+    bool choked;
+    size_t discarded;
+    void *user;
+    void (*closed)(void *user), (*drained)(void *user);
+};
+
+struct http {
+    struct event_base *base;
+    struct http_options opt;
+    struct evconnlistener *listener;
+    struct event *retry; /* accepting again after running out of descriptors */
+    SSL_CTX *tls;
+    struct http_exchange *conns;
+    int n_conns;
+    bool draining;
+};
+
+static void conn_free(struct http_exchange *x)
+{
+    struct http *h = x->http;
+    void (*closed)(void *) = x->closed;
+    void *user = x->user;
+    *(x->prev ? &x->prev->next : &h->conns) = x->next;
+    if (x->next)
+        x->next->prev = x->prev;
+    h->n_conns--;
+    bufferevent_free(x->bev);
+    event_free(x->timer);
+    http_head_clear(&x->head);
+    buf_clear(&x->body);
+    buf_clear(&x->headers);
+    mem_free(x);
+    if (closed)
+        closed(user);
+}
+
+static void set_timer(struct http_exchange *x, int seconds)
+{
+    if (seconds > 0)
+        event_add(x->timer, &(struct timeval){seconds, 0});
+    else
+        event_del(x->timer);
+}
+
+static void on_timer(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    struct http_exchange *x = arg;
+    if (x->state == CONN_HEAD && !x->head.block &&
+        evbuffer_get_length(bufferevent_get_input(x->bev))) {
+        /* part of a head, and no more: say why */
+        x->keep_alive = false;
+        http_reply(x, 408, "text/plain", "request timed out\n", 18);
+        return;
+    }
+    conn_free(x);
+}
+
+/* All is written: close, or first let the peer finish what it was sending. */
+static void finish_closing(struct http_exchange *x)
+{
+    if (x->http->tls) /* says that the end is the end; nobody waits for an answer */
+        SSL_shutdown(bufferevent_openssl_get_ssl(x->bev));
+    if (!x->unread || x->http->tls) {
+        conn_free(x);
+        return;
+    }
+    x->state = CONN_LINGER;
+    shutdown(bufferevent_getfd(x->bev), SHUT_WR);
+    evbuffer_drain(bufferevent_get_input(x->bev), SIZE_MAX);
+    bufferevent_setwatermark(x->bev, EV_READ, 0, 0);
+    set_timer(x, LINGER_S);
+}
+
+static void next_request(struct http_exchange *x)
+{
+    x->closed = x->drained = NULL;
+    x->user = NULL;
+    http_head_clear(&x->head);
+    buf_clear(&x->body);
+    buf_clear(&x->headers);
+    x->chunks = (struct http_chunks){0};
+    x->started = x->streaming = x->choked = false;
+    if (!x->keep_alive || x->http->draining) {
+        x->state = CONN_FLUSH;
+        set_timer(x, x->http->opt.write_s);
+        if (evbuffer_get_length(bufferevent_get_output(x->bev)) == 0)
+            finish_closing(x);
+        return;
+    }
+    x->state = CONN_HEAD;
+    bufferevent_setwatermark(x->bev, EV_READ, 0, HTTP_MAX_HEAD + 1);
+    set_timer(x, x->http->opt.idle_s);
+    /* Another request may be there already; not from here, or a pipeline would recurse. */
+    if (evbuffer_get_length(bufferevent_get_input(x->bev)))
+        bufferevent_trigger(x->bev, EV_READ, BEV_TRIG_DEFER_CALLBACKS);
+}
+
+static void refuse(struct http_exchange *x, int status, const char *why)
+{
+    char body[256];
+    int n = snprintf(body, sizeof body,
+                     "{\"error\":{\"message\":\"%s\",\"type\":\"invalid_request_error\","
+                     "\"param\":null,\"code\":null}}\n",
+                     why);
+    x->keep_alive = false;
+    x->unread = true;
+    x->state = CONN_BUSY;
+    http_reply(x, status, "application/json", body, (size_t)n);
+}
+
+static void handle(struct http_exchange *x)
+{
+    x->state = CONN_BUSY;
+    set_timer(x, 0);
+    bufferevent_setwatermark(x->bev, EV_READ, 0, MAX_AHEAD);
+    x->http->opt.handler(x->http->opt.arg, x);
+}
+
+static void read_body(struct http_exchange *x)
+{
+    struct evbuffer *in = bufferevent_get_input(x->bev);
+    size_t max = x->http->opt.max_body;
+    set_timer(x, x->http->opt.read_s);
+    size_t have = evbuffer_get_length(in);
+    if (!x->head.chunked) {
+        size_t left = (size_t)x->head.length - x->body.len, n = have < left ? have : left;
+        if (n) {
+            buf_reserve(&x->body, n);
+            evbuffer_remove(in, x->body.p + x->body.len, n);
+            x->body.len += n;
+            x->body.p[x->body.len] = 0;
+        }
+        if (n == left)
+            handle(x);
+        return;
+    }
+    if (!have)
+        return;
+    size_t used = 0;
+    const char *p = (const char *)evbuffer_pullup(in, -1);
+    enum http_chunks_result res = http_chunks_feed(&x->chunks, p, have, max, &x->body, &used);
+    evbuffer_drain(in, used);
+    if (res == CHUNKS_DONE)
+        handle(x);
+    else if (res == CHUNKS_BAD)
+        refuse(x, 400, "malformed chunked body");
+    else if (res == CHUNKS_TOO_LARGE)
+        refuse(x, 413, "the request body is too large");
+}
+
+static void read_head(struct http_exchange *x)
+{
+    struct evbuffer *in = bufferevent_get_input(x->bev);
+    char *start = (char *)evbuffer_pullup(in, -1);
+    size_t have = evbuffer_get_length(in), blank = 0;
+    while (blank < have && (start[blank] == '\r' || start[blank] == '\n'))
+        blank++; /* left over after a body by sloppy clients */
+    if (blank) {
+        evbuffer_drain(in, blank);
+        have -= blank;
+        start = (char *)evbuffer_pullup(in, -1);
+    }
+    if (!have)
+        return;
+    if (!x->started) { /* the whole head must come in this time, not each byte of it */
+        x->started = true;
+        set_timer(x, x->http->opt.read_s);
+    }
+    size_t end = http_head_end(start, have);
+    if (!end || end > HTTP_MAX_HEAD) {
+        if (have >= HTTP_MAX_HEAD)
+            refuse(x, 431, "the request head is too large");
+        return;
+    }
+    const char *why;
+    int status = http_head_parse(start, end, &x->head, &why);
+    evbuffer_drain(in, end);
+    x->started = false;
+    x->keep_alive = status == 0 && x->head.keep_alive;
+    x->head_only = status == 0 && !strcmp(x->head.method, "HEAD");
+    x->unread = false;
+    if (status) {
+        refuse(x, status, why);
+        return;
+    }
+    if (x->head.length > (int64_t)x->http->opt.max_body) {
+        refuse(x, 413, "the request body is too large");
+        return;
+    }
+    x->state = CONN_BODY;
+    bufferevent_setwatermark(x->bev, EV_READ, 0, 0);
+    if (x->head.expect_continue && (x->head.chunked || x->head.length > 0))
+        bufferevent_write(x->bev, "HTTP/1.1 100 Continue\r\n\r\n", 25);
+    read_body(x);
+}
+
+static void on_read(struct bufferevent *bev, void *arg)
+{
+    struct http_exchange *x = arg;
+    struct evbuffer *in = bufferevent_get_input(bev);
+    if (x->state == CONN_HEAD) {
+        read_head(x);
+    } else if (x->state == CONN_BODY) {
+        read_body(x);
+    } else if (x->state == CONN_LINGER || x->state == CONN_FLUSH) {
+        size_t n = evbuffer_get_length(in);
+        evbuffer_drain(in, n);
+        x->discarded += n;
+        if (x->discarded > LINGER_BYTES)
+            conn_free(x);
+    }
+    /* CONN_BUSY: a pipelined request waits in the buffer, up to the watermark */
+}
+
+static void on_write(struct bufferevent *bev, void *arg)
+{
+    struct http_exchange *x = arg;
+    size_t left = evbuffer_get_length(bufferevent_get_output(bev));
+    if (x->state == CONN_FLUSH && left == 0) {
+        finish_closing(x);
+    } else if (x->state == CONN_BUSY && x->choked && left <= DRAINED) {
+        x->choked = false;
+        if (x->drained)
+            x->drained(x->user);
+    }
+}
+
+static void on_event(struct bufferevent *bev, short what, void *arg)
+{
+    (void)bev;
+    struct http_exchange *x = arg;
+    if (what & BEV_EVENT_CONNECTED) /* TLS is up */
+        return;
+    /* A peer that said all it had to say may still read a finished reply. */
+    if ((what & BEV_EVENT_EOF) && x->state == CONN_FLUSH)
+        return;
+    conn_free(x);
+}
+
+static void set_socket_options(int fd)
+{
+    int one = 1, idle = 30, interval = 10, count = 3;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    /* A peer that vanished without a word is found out in a minute. */
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+}
+
+static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *addr, int len,
+                      void *arg)
+{
+    (void)l;
+    struct http *h = arg;
+    if (h->n_conns >= h->opt.max_conns) {
+        static const char busy[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n"
+                                   "Retry-After: 1\r\nConnection: close\r\n\r\n";
+        if (!h->tls) {
+            ssize_t n = send(fd, busy, sizeof busy - 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+            (void)n;
+        }
+        evutil_closesocket(fd);
+        return;
+    }
+    set_socket_options(fd);
+    struct bufferevent *bev = h->tls ? bufferevent_openssl_socket_new(
+                                           h->base, fd, SSL_new(h->tls), BUFFEREVENT_SSL_ACCEPTING,
+                                           BEV_OPT_CLOSE_ON_FREE | BEV_OPT_DEFER_CALLBACKS)
+                                     : bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
+    if (!bev) {
+        evutil_closesocket(fd);
+        return;
+    }
+    if (h->tls)
+        bufferevent_openssl_set_allow_dirty_shutdown(bev, 1);
+    struct http_exchange *x = mem_zalloc(1, sizeof *x);
+    x->http = h;
+    x->bev = bev;
+    x->timer = evtimer_new(h->base, on_timer, x);
+    x->next = h->conns;
+    if (x->next)
+        x->next->prev = x;
+    h->conns = x;
+    h->n_conns++;
+    char host[48] = "?", port[8] = "?";
+    getnameinfo(addr, (socklen_t)len, host, sizeof host, port, sizeof port,
+                NI_NUMERICHOST | NI_NUMERICSERV);
+    snprintf(x->peer, sizeof x->peer, "%s:%s", host, port);
+    bufferevent_setcb(bev, on_read, on_write, on_event, x);
+    bufferevent_setwatermark(bev, EV_READ, 0, HTTP_MAX_HEAD + 1);
+    bufferevent_setwatermark(bev, EV_WRITE, DRAINED, 0);
+    bufferevent_set_timeouts(bev, NULL, &(struct timeval){h->opt.write_s, 0});
+    bufferevent_enable(bev, EV_READ | EV_WRITE);
+    set_timer(x, h->opt.read_s);
+}
+
+static void on_retry(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    struct http *h = arg;
+    if (h->listener && !h->draining)
+        evconnlistener_enable(h->listener);
+}
+
+static void on_accept_error(struct evconnlistener *l, void *arg)
+{
+    struct http *h = arg;
+    evconnlistener_disable(l); /* most likely out of descriptors: do not spin */
+    event_add(h->retry, &(struct timeval){0, 200000});
+}
+
+static bool open_tls(struct http *h, struct error *err)
+{
+    const struct http_options *o = &h->opt;
+    if (!o->cert_file && !o->key_file)
+        return true;
+    if (!o->cert_file || !o->key_file)
+        return error_set(err, "TLS needs both a certificate and a key");
+    h->tls = SSL_CTX_new(TLS_server_method());
+    SSL_CTX_set_min_proto_version(h->tls, TLS1_2_VERSION);
+    SSL_CTX_set_mode(h->tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_RELEASE_BUFFERS);
+    const char *what = NULL;
+    if (SSL_CTX_use_certificate_chain_file(h->tls, o->cert_file) != 1)
+        what = o->cert_file;
+    else if (SSL_CTX_use_PrivateKey_file(h->tls, o->key_file, SSL_FILETYPE_PEM) != 1 ||
+             SSL_CTX_check_private_key(h->tls) != 1)
+        what = o->key_file;
+    if (!what)
+        return true;
+    unsigned long e = ERR_get_error();
+    return error_set(err, "%s: %s", what, e ? ERR_reason_error_string(e) : "cannot be used");
+}
+
+static bool open_listener(struct http *h, struct error *err)
+{
+    char port[8];
+    snprintf(port, sizeof port, "%d", h->opt.port);
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *list;
+    int rc = getaddrinfo(h->opt.host, port, &hints, &list);
+    if (rc)
+        return error_set(err, "%s: %s", h->opt.host, gai_strerror(rc));
+    int why = 0;
+    for (struct addrinfo *a = list; a && !h->listener; a = a->ai_next) {
+        h->listener = evconnlistener_new_bind(h->base, on_accept, h,
+                                              LEV_OPT_CLOSE_ON_FREE | LEV_OPT_REUSEABLE |
+                                                  LEV_OPT_CLOSE_ON_EXEC,
+                                              1024, a->ai_addr, (int)a->ai_addrlen);
+        why = errno;
+    }
+    freeaddrinfo(list);
+    if (!h->listener)
+        return error_set(err, "cannot listen on %s:%d: %s", h->opt.host, h->opt.port,
+                         strerror(why));
+    evconnlistener_set_error_cb(h->listener, on_accept_error);
+    h->retry = evtimer_new(h->base, on_retry, h);
+    return true;
+}
+
+struct http *http_open(struct event_base *base, const struct http_options *opt, struct error *err)
+{
+    struct http *h = mem_zalloc(1, sizeof *h);
+    h->base = base;
+    h->opt = *opt;
+    if (!open_tls(h, err) || !open_listener(h, err)) {
+        http_close(h);
+        return NULL;
+    }
+    return h;
+}
+
+int http_port(const struct http *h)
+{
+    struct sockaddr_storage a;
+    socklen_t n = sizeof a;
+    char port[8];
+    if (getsockname(evconnlistener_get_fd(h->listener), (struct sockaddr *)&a, &n) ||
+        getnameinfo((struct sockaddr *)&a, n, NULL, 0, port, sizeof port, NI_NUMERICSERV))
+        return 0;
+    int v = 0;
+    sscanf(port, "%d", &v);
+    return v;
+}
+
+int http_n_conns(const struct http *h)
+{
+    return h->n_conns;
+}
+
+void http_drain(struct http *h)
+{
+    h->draining = true;
+    if (h->listener)
+        evconnlistener_free(h->listener);
+    h->listener = NULL;
+    for (struct http_exchange *x = h->conns, *next; x; x = next) {
+        next = x->next;
+        if (x->state == CONN_HEAD || x->state == CONN_LINGER)
+            conn_free(x);
+    }
+}
+
+void http_close(struct http *h)
+{
+    if (!h)
+        return;
+    while (h->conns)
+        conn_free(h->conns);
+    if (h->listener)
+        evconnlistener_free(h->listener);
+    if (h->retry)
+        event_free(h->retry);
+    SSL_CTX_free(h->tls);
+    mem_free(h);
+}
+
+const struct http_head *http_request(const struct http_exchange *x)
+{
+    return &x->head;
+}
+
+const char *http_body(const struct http_exchange *x, size_t *n)
+{
+    *n = x->body.len;
+    return x->body.p ? x->body.p : "";
+}
+
+char *http_take_body(struct http_exchange *x, size_t *n)
+{
+    *n = x->body.len;
+    return buf_take(&x->body);
+}
+
+const char *http_peer(const struct http_exchange *x)
+{
+    return x->peer;
+}
+
+void http_watch(struct http_exchange *x, void *user, void (*closed)(void *user),
+                void (*drained)(void *user))
+{
+    x->user = user;
+    x->closed = closed;
+    x->drained = drained;
+}
+
+void http_add_header(struct http_exchange *x, const char *name, const char *value)
+{
+    buf_addf(&x->headers, "%s: %s\r\n", name, value);
+}
+
+static void send_head(struct http_exchange *x, int status, const char *type, int64_t length)
+{
+    char date[40];
+    time_t now = time(NULL);
+    struct tm tm;
+    strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &tm));
+    if (x->http->draining)
+        x->keep_alive = false;
+    struct evbuffer *out = bufferevent_get_output(x->bev);
+    evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\nDate: %s\r\nServer: steel\r\n", status,
+                        http_status_text(status), date);
+    if (type)
+        evbuffer_add_printf(out, "Content-Type: %s\r\n", type);
+    if (length >= 0)
+        evbuffer_add_printf(out, "Content-Length: %lld\r\n", (long long)length);
+    else if (x->chunked)
+        evbuffer_add_printf(out, "Transfer-Encoding: chunked\r\n");
+    evbuffer_add_printf(out, "Connection: %s\r\n", x->keep_alive ? "keep-alive" : "close");
+    if (x->headers.len)
+        evbuffer_add(out, x->headers.p, x->headers.len);
+    evbuffer_add(out, "\r\n", 2);
+}
+
+void http_reply(struct http_exchange *x, int status, const char *type, const void *body, size_t n)
+{
+    CHECK(!x->streaming, "a reply inside a stream");
+    send_head(x, status, type, status == 204 ? -1 : (int64_t)n);
+    if (!x->head_only && status != 204)
+        bufferevent_write(x->bev, body, n);
+    next_request(x);
+}
+
+void http_stream_start(struct http_exchange *x, int status, const char *type)
+{
+    x->chunked = x->head.minor >= 1;
+    if (!x->chunked)
+        x->keep_alive = false; /* the end of the connection ends the body */
+    send_head(x, status, type, -1);
+    x->streaming = true;
+}
+
+void http_stream(struct http_exchange *x, const void *data, size_t n)
+{
+    if (!n || x->head_only)
+        return;
+    struct evbuffer *out = bufferevent_get_output(x->bev);
+    if (x->chunked) {
+        char size[24];
+        evbuffer_add(out, size, (size_t)snprintf(size, sizeof size, "%zx\r\n", n));
+    }
+    evbuffer_add(out, data, n);
+    if (x->chunked)
+        evbuffer_add(out, "\r\n", 2);
+    if (evbuffer_get_length(out) > DRAINED)
+        x->choked = true;
+}
+
+void http_stream_end(struct http_exchange *x)
+{
+    if (x->chunked && !x->head_only)
+        bufferevent_write(x->bev, "0\r\n\r\n", 5);
+    next_request(x);
+}
+
+size_t http_unsent(const struct http_exchange *x)
+{
+    return evbuffer_get_length(bufferevent_get_output(x->bev));
+}

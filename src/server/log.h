@@ -1,0 +1,27 @@
+/*
+ * The server's log: one line per fact on stderr, as text for people or as JSON for machines. A line
+ * is a message and key-value pairs. Any thread.
+ */
+#ifndef STEEL_SERVER_LOG_H
+#define STEEL_SERVER_LOG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
+
+struct log_field {
+    const char *key;
+    const char *text; /* NULL: the number */
+    double number;
+};
+#define LOG_TEXT(k, v) ((struct log_field){.key = (k), .text = (v)})
+#define LOG_NUM(k, v)  ((struct log_field){.key = (k), .number = (double)(v)})
+
+void log_setup(enum log_level least, bool json);
+void log_fields(enum log_level level, const char *msg, const struct log_field *f, int n);
+#define log_line(level, msg, ...)                                                                  \
+    log_fields(level, msg, (struct log_field[]){__VA_ARGS__},                                      \
+               (int)(sizeof((struct log_field[]){__VA_ARGS__}) / sizeof(struct log_field)))
+
+#endif

@@ -1,0 +1,143 @@
+/* An answer as it grows: tokens in, segments and log-probabilities out. Knows no reply format. */
+#include "server/server_int.h"
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void choice_add(struct choice_out *o, enum segment_kind kind, const char *text, size_t n)
+{
+    struct segment *g = o->n_segments ? &o->segments[o->n_segments - 1] : NULL;
+    if (!n && kind != SEGMENT_TOOL)
+        return;
+    if (!g || g->kind != kind) {
+        o->segments = mem_realloc(o->segments, (size_t)o->n_segments + 1, sizeof *o->segments);
+        g = &o->segments[o->n_segments++];
+        *g = (struct segment){.kind = kind};
+    }
+    buf_add(&g->text, text, n);
+}
+
+/* {"token": "...", "logprob": x, "bytes": [...]} without the closing brace */
+static void add_token(struct buf *b, const struct tokenizer *t, int32_t token, float logprob)
+{
+    size_t n = 0;
+    const char *piece = t ? tokenizer_piece(t, token, &n) : "";
+    buf_adds(b, "{\"token\":");
+    jsonout_string(b, piece, n);
+    buf_adds(b, ",\"logprob\":");
+    jsonout_number(b, logprob < -9999.0f ? -9999.0 : (double)logprob);
+    buf_adds(b, ",\"bytes\":[");
+    for (size_t i = 0; i < n; i++)
+        buf_addf(b, i ? ",%d" : "%d", (unsigned char)piece[i]);
+    buf_addc(b, ']');
+}
+
+static void add_logprobs(struct call *c, struct choice_out *o, const struct engine_event *ev)
+{
+    const struct tokenizer *t = server_runtime(c->server)->tokenizer;
+    if (c->kind == CALL_CHAT) {
+        struct buf *b = &o->logprobs;
+        if (b->len)
+            buf_addc(b, ',');
+        add_token(b, t, ev->token, ev->logprob);
+        buf_adds(b, ",\"top_logprobs\":[");
+        for (int i = 0; i < ev->n_top; i++) {
+            if (i)
+                buf_addc(b, ',');
+            add_token(b, t, ev->top[i].token, ev->top[i].logprob);
+            buf_addc(b, '}');
+        }
+        buf_adds(b, "]}");
+    } else {
+        size_t n = 0;
+        const char *piece = t ? tokenizer_piece(t, ev->token, &n) : "";
+        const char *comma = o->lp_tokens.len ? "," : "";
+        buf_adds(&o->lp_tokens, comma);
+        jsonout_string(&o->lp_tokens, piece, n);
+        buf_adds(&o->lp_values, comma);
+        jsonout_number(&o->lp_values, (double)ev->logprob);
+        buf_addf(&o->lp_offsets, "%s%zu", comma, o->lp_at);
+        for (size_t i = 0; i < n; i++)
+            o->lp_at += (piece[i] & 0xc0) != 0x80; /* characters, as Python counts */
+        buf_addf(&o->lp_tops, "%s{", comma);
+        for (int i = 0; i < ev->n_top; i++) {
+            piece = t ? tokenizer_piece(t, ev->top[i].token, &n) : "";
+            if (i)
+                buf_addc(&o->lp_tops, ',');
+            jsonout_string(&o->lp_tops, piece, n);
+            buf_addc(&o->lp_tops, ':');
+            jsonout_number(&o->lp_tops, (double)ev->top[i].logprob);
+        }
+        buf_addc(&o->lp_tops, '}');
+    }
+    o->n_logprobs++;
+}
+
+void choice_token(struct call *c, struct choice_out *o, const struct engine_event *ev)
+{
+    if (ev->kind == EVENT_TOKEN && c->p.logprobs)
+        add_logprobs(c, o, ev);
+    if (ev->kind == EVENT_TOKEN)
+        o->usage.n_generated++;
+    if (ev->n_text)
+        choice_add(o, SEGMENT_TEXT, ev->text, ev->n_text);
+}
+
+void choice_finish(struct call *c, struct choice_out *o)
+{
+    (void)c, (void)o;
+}
+
+void choice_init(struct call *c, struct choice_out *o)
+{
+    int i = (int)(o - c->choices);
+    if (c->echo && c->echo[i / c->p.n])
+        choice_add(o, SEGMENT_TEXT, c->echo[i / c->p.n], strlen(c->echo[i / c->p.n]));
+}
+
+void choice_clear(struct choice_out *o)
+{
+    for (int i = 0; i < o->n_segments; i++) {
+        buf_clear(&o->segments[i].text);
+        mem_free(o->segments[i].name);
+    }
+    mem_free(o->segments);
+    buf_clear(&o->logprobs);
+    buf_clear(&o->lp_tokens);
+    buf_clear(&o->lp_values);
+    buf_clear(&o->lp_tops);
+    buf_clear(&o->lp_offsets);
+    mem_free(o->error);
+}
+
+const char *choice_finish_reason(const struct call *c, const struct choice_out *o)
+{
+    (void)c;
+    if (o->n_tools && o->finish != FINISH_LENGTH)
+        return "tool_calls";
+    return o->finish == FINISH_LENGTH ? "length" : "stop";
+}
+
+struct usage_count call_usage(const struct call *c, int *n_reasoning)
+{
+    struct usage_count u = {0};
+    int thinking = 0;
+    for (int i = 0; i < c->n_choices; i++) {
+        const struct usage_count *v = &c->choices[i].usage;
+        if (i % c->p.n == 0) { /* choices of one prompt share it */
+            u.n_prompt += v->n_prompt;
+            u.n_cached += v->n_cached;
+        }
+        u.n_generated += v->n_generated;
+        u.n_preempted += v->n_preempted;
+        if (!u.queue_ns)
+            u.queue_ns = v->queue_ns;
+        if (!u.first_ns || (v->first_ns && v->first_ns < u.first_ns))
+            u.first_ns = v->first_ns;
+        thinking += c->choices[i].n_reasoning;
+    }
+    if (n_reasoning)
+        *n_reasoning = thinking;
+    return u;
+}

@@ -1,0 +1,372 @@
+/* Reading and checking generation parameters. Pure: no engine, no I/O; fuzzed. */
+#include "server/params.h"
+#include "base/mem.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void set_error(struct api_error *err, int status, const char *type, const char *param,
+                      const char *fmt, va_list ap)
+{
+    *err = (struct api_error){.status = status, .type = type};
+    if (param)
+        snprintf(err->param, sizeof err->param, "%s", param);
+    vsnprintf(err->msg, sizeof err->msg, fmt, ap);
+}
+
+bool api_invalid(struct api_error *err, const char *param, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    set_error(err, 400, "invalid_request_error", param, fmt, ap);
+    va_end(ap);
+    return false;
+}
+
+bool api_fail(struct api_error *err, int status, const char *type, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    set_error(err, status, type, NULL, fmt, ap);
+    va_end(ap);
+    return false;
+}
+
+json_t *api_parse(const char *body, size_t n, struct api_error *err)
+{
+    json_error_t e;
+    json_t *v = json_loadb(body, n, 0, &e);
+    if (!v) {
+        api_invalid(err, NULL, "the body is not valid JSON: line %d, column %d: %s", e.line,
+                    e.column, e.text);
+        return NULL;
+    }
+    if (!json_is_object(v)) {
+        api_invalid(err, NULL, "the body must be a JSON object");
+        json_decref(v);
+        return NULL;
+    }
+    return v;
+}
+
+const json_t *api_member(const json_t *o, const char *name)
+{
+    const json_t *v = json_object_get(o, name);
+    return json_is_null(v) ? NULL : v;
+}
+
+static const char *kind(const json_t *v)
+{
+    switch (json_typeof(v)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "an array";
+    case JSON_STRING:
+        return "a string";
+    case JSON_INTEGER:
+        return "an integer";
+    case JSON_REAL:
+        return "a number";
+    case JSON_NULL:
+        return "null";
+    default:
+        return "a boolean";
+    }
+}
+
+bool api_bool(const json_t *o, const char *name, bool *out, struct api_error *err)
+{
+    const json_t *v = api_member(o, name);
+    if (v && !json_is_boolean(v))
+        return api_invalid(err, name, "%s must be a boolean, not %s", name, kind(v));
+    if (v)
+        *out = json_is_true(v);
+    return true;
+}
+
+bool api_int(const json_t *o, const char *name, int lo, int hi, int *out, struct api_error *err)
+{
+    const json_t *v = api_member(o, name);
+    if (!v)
+        return true;
+    double d = json_number_value(v);
+    if (!json_is_number(v) || d != floor(d)) /* 5.0 is an integer to JavaScript */
+        return api_invalid(err, name, "%s must be an integer, not %s", name, kind(v));
+    if (!(d >= lo && d <= hi))
+        return hi == INT_MAX ? api_invalid(err, name, "%s must be at least %d", name, lo)
+                             : api_invalid(err, name, "%s must be from %d to %d", name, lo, hi);
+    *out = (int)d;
+    return true;
+}
+
+bool api_float(const json_t *o, const char *name, double lo, double hi, float *out,
+               struct api_error *err)
+{
+    const json_t *v = api_member(o, name);
+    if (!v)
+        return true;
+    if (!json_is_number(v))
+        return api_invalid(err, name, "%s must be a number, not %s", name, kind(v));
+    double d = json_number_value(v);
+    if (!(d >= lo && d <= hi))
+        return api_invalid(err, name, "%s must be from %g to %g", name, lo, hi);
+    *out = (float)d;
+    return true;
+}
+
+bool api_string(const json_t *o, const char *name, const char **out, struct api_error *err)
+{
+    const json_t *v = api_member(o, name);
+    if (v && !json_is_string(v))
+        return api_invalid(err, name, "%s must be a string, not %s", name, kind(v));
+    if (v)
+        *out = json_string_value(v);
+    return true;
+}
+
+bool api_tokens(const json_t *list, const char *param, int n_vocab, struct token_list *out,
+                struct api_error *err)
+{
+    size_t i;
+    const json_t *v;
+    json_array_foreach((json_t *)list, i, v)
+    {
+        json_int_t id = json_integer_value(v);
+        if (!json_is_integer(v))
+            return api_invalid(err, param, "%s[%zu] must be a token id, not %s", param, i, kind(v));
+        if (id < 0 || id >= n_vocab)
+            return api_invalid(err, param, "%s[%zu] is %lld; token ids go from 0 to %d", param, i,
+                               (long long)id, n_vocab - 1);
+        token_list_add(out, (int32_t)id);
+    }
+    return true;
+}
+
+void gen_params_clear(struct gen_params *p)
+{
+    for (int i = 0; i < p->n_stop; i++)
+        mem_free(p->stop[i]);
+    mem_free(p->stop);
+    mem_free((void *)p->sample.bias);
+    mem_free(p->salt);
+    *p = (struct gen_params){0};
+}
+
+static bool add_stop(struct gen_params *p, const json_t *v, const char *name, struct api_error *err)
+{
+    if (!json_is_string(v))
+        return api_invalid(err, name, "%s must be a string or an array of strings", name);
+    size_t n = json_string_length(v);
+    if (n == 0)
+        return api_invalid(err, name, "%s: a stop string must not be empty", name);
+    if (n > 1024 || memchr(json_string_value(v), 0, n))
+        return api_invalid(err, name, "%s: at most 1024 bytes, and no NUL", name);
+    p->stop = mem_realloc(p->stop, (size_t)p->n_stop + 1, sizeof *p->stop);
+    p->stop[p->n_stop++] = mem_strndup(json_string_value(v), n);
+    return true;
+}
+
+static bool read_stop(const json_t *body, const char *name, struct gen_params *p,
+                      struct api_error *err)
+{
+    const json_t *v = api_member(body, name), *item;
+    size_t i;
+    if (!v)
+        return true;
+    if (!json_is_array(v))
+        return add_stop(p, v, name, err);
+    if (json_array_size(v) > 16)
+        return api_invalid(err, name, "%s: at most 16 strings", name);
+    json_array_foreach((json_t *)v, i, item)
+    {
+        if (!add_stop(p, item, name, err))
+            return false;
+    }
+    return true;
+}
+
+/* {"id": bias, ...} as OpenAI has it, or [[id, bias or false], ...] as llama.cpp does. */
+static bool read_bias(const json_t *body, int n_vocab, struct gen_params *p, struct api_error *err)
+{
+    static const char name[] = "logit_bias";
+    const json_t *v = api_member(body, name);
+    if (!v)
+        return true;
+    bool object = json_is_object(v);
+    if (!object && !json_is_array(v))
+        return api_invalid(err, name, "%s must be an object, not %s", name, kind(v));
+    size_t n = object ? json_object_size(v) : json_array_size(v);
+    if (n > 4096)
+        return api_invalid(err, name, "%s: at most 4096 entries", name);
+    struct logit_bias *list = mem_zalloc(n, sizeof *list);
+    p->sample.bias = list;
+    void *it = object ? json_object_iter((json_t *)v) : NULL;
+    for (size_t i = 0; i < n; i++) {
+        long long id = -1;
+        const json_t *b;
+        if (object) {
+            char *end;
+            const char *key = json_object_iter_key(it);
+            id = *key >= '0' && *key <= '9' ? strtoll(key, &end, 10) : -1;
+            if (id >= 0 && *end)
+                id = -1;
+            b = json_object_iter_value(it);
+            it = json_object_iter_next((json_t *)v, it);
+        } else {
+            const json_t *pair = json_array_get(v, i);
+            const json_t *first = json_array_get(pair, 0);
+            id = json_is_integer(first) ? json_integer_value(first) : -1;
+            b = json_array_get(pair, 1);
+        }
+        if (id < 0 || id >= n_vocab)
+            return api_invalid(err, name, "%s: entry %zu is not a token id (0 to %d)", name, i,
+                               n_vocab - 1);
+        double value = json_number_value(b);
+        if (json_is_false(b))
+            value = -INFINITY;
+        else if (!json_is_number(b) || !(value >= -100 && value <= 100))
+            return api_invalid(err, name, "%s: the bias of token %lld must be from -100 to 100",
+                               name, id);
+        else if (value == -100) /* OpenAI: "should result in a ban" */
+            value = -INFINITY;
+        list[p->sample.n_bias++] = (struct logit_bias){(int32_t)id, (float)value};
+    }
+    return true;
+}
+
+static bool read_seed(const json_t *body, struct gen_params *p, struct api_error *err)
+{
+    const json_t *v = api_member(body, "seed");
+    if (!v)
+        return true;
+    double d = json_number_value(v);
+    if (!json_is_number(v) || d != floor(d) || fabs(d) > 0x1p63)
+        return api_invalid(err, "seed", "seed must be an integer, not %s", kind(v));
+    if (json_is_integer(v))
+        p->sample.seed = (uint64_t)json_integer_value(v);
+    else
+        p->sample.seed = d < 0 ? (uint64_t)(int64_t)d : (uint64_t)d;
+    p->has_seed = !(json_is_integer(v) && json_integer_value(v) == -1); /* llama.cpp: random */
+    return true;
+}
+
+/* What would constrain the text and cannot yet is refused, never ignored. */
+static bool refuse_constraints(const json_t *body, struct api_error *err)
+{
+    const json_t *f = api_member(body, "response_format");
+    if (f && !json_is_object(f))
+        return api_invalid(err, "response_format", "response_format must be an object, not %s",
+                           kind(f));
+    const char *type = "text";
+    if (f && !api_string(f, "type", &type, err))
+        return false;
+    if (f && strcmp(type, "text"))
+        return api_invalid(err, "response_format",
+                           "response_format %s is not supported yet: this server cannot constrain "
+                           "the output and does not pretend to",
+                           !strcmp(type, "json_object") || !strcmp(type, "json_schema") ? type
+                                                                                        : "type");
+    static const char *const names[] = {"guided_json",       "guided_regex", "guided_choice",
+                                        "guided_grammar",    "grammar",      "json_schema",
+                                        "structured_outputs"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (api_member(body, names[i]))
+            return api_invalid(err, names[i], "%s is not supported yet", names[i]);
+    return true;
+}
+
+static bool read_sampling(const json_t *body, struct gen_params *p, struct api_error *err)
+{
+    struct sample_params *s = &p->sample;
+    bool ok = api_float(body, "temperature", 0, 100, &s->temp, err) &&
+              api_float(body, "top_p", 0, 1, &s->top_p, err) &&
+              api_int(body, "top_k", -1, INT_MAX, &s->top_k, err) &&
+              api_float(body, "min_p", 0, 1, &s->min_p, err) &&
+              api_float(body, "presence_penalty", -100, 100, &s->presence_penalty, err) &&
+              api_float(body, "frequency_penalty", -100, 100, &s->frequency_penalty, err) &&
+              api_float(body, "repeat_penalty", 0.01, 100, &s->repeat_penalty, err) &&
+              api_float(body, "repetition_penalty", 0.01, 100, &s->repeat_penalty, err) &&
+              api_int(body, "repeat_last_n", -1, 1 << 20, &s->repeat_last_n, err);
+    s->top_k = s->top_k < 0 ? 0 : s->top_k;
+    return ok;
+}
+
+static bool read_logprobs(const json_t *body, enum params_api api, struct gen_params *p,
+                          struct api_error *err)
+{
+    const json_t *v = api_member(body, "logprobs");
+    if (api == PARAMS_COMPLETIONS && !json_is_boolean(v)) {
+        p->n_top = -1;
+        if (!api_int(body, "logprobs", 0, ENGINE_MAX_LOGPROBS, &p->n_top, err))
+            return false;
+        p->logprobs = p->n_top >= 0;
+        p->n_top = p->n_top < 0 ? 0 : p->n_top;
+        return true;
+    }
+    if (!api_bool(body, "logprobs", &p->logprobs, err) ||
+        !api_int(body, "top_logprobs", 0, ENGINE_MAX_LOGPROBS, &p->n_top, err))
+        return false;
+    if (p->n_top && !p->logprobs)
+        return api_invalid(err, "top_logprobs", "top_logprobs needs logprobs to be true");
+    return true;
+}
+
+static bool read_stream(const json_t *body, struct gen_params *p, struct api_error *err)
+{
+    if (!api_bool(body, "stream", &p->stream, err))
+        return false;
+    const json_t *o = api_member(body, "stream_options");
+    if (!o)
+        return true;
+    if (!json_is_object(o))
+        return api_invalid(err, "stream_options", "stream_options must be an object, not %s",
+                           kind(o));
+    return api_bool(o, "include_usage", &p->include_usage, err);
+}
+
+bool gen_params_read(const json_t *body, enum params_api api, const struct sample_params *defaults,
+                     int n_vocab, struct gen_params *p, struct api_error *err)
+{
+    *p = (struct gen_params){.n = 1, .sample = *defaults};
+    p->sample.bias = NULL;
+    p->sample.n_bias = 0;
+    if (!read_sampling(body, p, err) || !read_stream(body, p, err) ||
+        !api_int(body, "max_tokens", 1, INT_MAX, &p->max_tokens, err))
+        return false;
+    const char *salt = NULL;
+    if (api == PARAMS_MESSAGES)
+        return read_stop(body, "stop_sequences", p, err);
+    bool cache = true;
+    if (!read_seed(body, p, err) ||
+        !api_int(body, "max_completion_tokens", 1, INT_MAX, &p->max_tokens, err) ||
+        !api_int(body, "min_tokens", 0, INT_MAX, &p->min_tokens, err) ||
+        !api_int(body, "n", 1, ENGINE_MAX_CHOICES, &p->n, err) ||
+        !api_bool(body, "ignore_eos", &p->ignore_eos, err) ||
+        !api_bool(body, "cache_prompt", &cache, err) ||
+        !api_string(body, "cache_salt", &salt, err) || !read_stop(body, "stop", p, err) ||
+        !read_bias(body, n_vocab, p, err) || !read_logprobs(body, api, p, err) ||
+        !refuse_constraints(body, err))
+        return false;
+    p->no_cache = !cache;
+    p->salt = salt ? mem_strdup(salt) : NULL;
+    if (api == PARAMS_COMPLETIONS) {
+        int best_of = p->n;
+        const char *suffix = "";
+        if (!api_bool(body, "echo", &p->echo, err) ||
+            !api_int(body, "best_of", 1, ENGINE_MAX_CHOICES, &best_of, err) ||
+            !api_string(body, "suffix", &suffix, err))
+            return false;
+        if (best_of != p->n)
+            return api_invalid(err, "best_of", "best_of other than n is not supported");
+        if (*suffix)
+            return api_invalid(err, "suffix", "suffix is not supported");
+        if (p->echo && p->logprobs)
+            return api_invalid(err, "echo", "echo with logprobs is not supported");
+    }
+    return true;
+}

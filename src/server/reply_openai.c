@@ -1,0 +1,296 @@
+/* Replies of the chat and completions endpoints, whole and streamed, as OpenAI's clients expect them. */
+#include "server/server_int.h"
+
+#include <string.h>
+
+void api_error_json(struct buf *b, const struct api_error *err, bool anthropic)
+{
+    if (anthropic) {
+        const char *type = err->status == 429   ? "rate_limit_error"
+                           : err->status == 401 ? "authentication_error"
+                           : err->status == 404 ? "not_found_error"
+                           : err->status == 413 ? "request_too_large"
+                           : err->status == 503 ? "overloaded_error"
+                           : err->status >= 500 ? "api_error"
+                                                : "invalid_request_error";
+        buf_addf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", type);
+        jsonout_text(b, err->msg);
+        buf_adds(b, "}}");
+        return;
+    }
+    buf_adds(b, "{\"error\":{\"message\":");
+    jsonout_text(b, err->msg);
+    buf_addf(b, ",\"type\":\"%s\",\"param\":", err->type);
+    jsonout_text(b, err->param[0] ? err->param : NULL);
+    buf_adds(b, ",\"code\":");
+    jsonout_text(b, err->code);
+    if (err->n_ctx)
+        buf_addf(b, ",\"n_prompt_tokens\":%d,\"n_ctx\":%d", err->n_prompt, err->n_ctx);
+    buf_adds(b, "}}");
+}
+
+static bool is_chat(const struct call *c)
+{
+    return c->kind == CALL_CHAT;
+}
+
+/* {"id":...,"choices":[ */
+static void open_object(const struct call *c, bool chunk, struct buf *b)
+{
+    buf_addf(b, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id,
+             !is_chat(c) ? "text_completion"
+             : chunk     ? "chat.completion.chunk"
+                         : "chat.completion",
+             (long long)c->created);
+    jsonout_text(b, c->server->name);
+    buf_addf(b, ",\"system_fingerprint\":\"%s\",\"choices\":[", c->server->fingerprint);
+}
+
+static void add_usage(const struct call *c, struct buf *b)
+{
+    int thinking;
+    struct usage_count u = call_usage(c, &thinking);
+    buf_addf(b,
+             "{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,"
+             "\"prompt_tokens_details\":{\"cached_tokens\":%d},"
+             "\"completion_tokens_details\":{\"reasoning_tokens\":%d}}",
+             u.n_prompt, u.n_generated, u.n_prompt + u.n_generated, u.n_cached, thinking);
+}
+
+static void add_timings(const struct call *c, struct buf *b)
+{
+    struct usage_count u = call_usage(c, NULL);
+    double queue = (double)u.queue_ns * 1e-6, first = (double)u.first_ns * 1e-6, total = 0;
+    for (int i = 0; i < c->n_choices; i++)
+        if ((double)c->choices[i].usage.total_ns * 1e-6 > total)
+            total = (double)c->choices[i].usage.total_ns * 1e-6;
+    double read = first > queue ? first - queue : 0, write = first ? total - first : 0;
+    buf_addf(b,
+             ",\"timings\":{\"queue_ms\":%.3f,\"prompt_n\":%d,\"cache_n\":%d,\"prompt_ms\":%.3f,"
+             "\"predicted_n\":%d,\"predicted_ms\":%.3f,\"predicted_per_second\":%.3f}",
+             queue, u.n_prompt - u.n_cached, u.n_cached, read, u.n_generated, write,
+             write > 0 ? (u.n_generated - c->n_choices) / write * 1e3 : 0.0);
+}
+
+static void begin_event(const struct call *c, struct buf *b)
+{
+    buf_adds(b, "data: ");
+    open_object(c, true, b);
+}
+
+static void end_event(const struct call *c, struct buf *b)
+{
+    buf_addf(b, "]%s}\n\n", c->p.include_usage ? ",\"usage\":null" : "");
+}
+
+/* "logprobs":..., takes what was not sent yet. */
+static void add_logprobs(const struct call *c, struct choice_out *o, struct buf *b)
+{
+    buf_adds(b, ",\"logprobs\":");
+    if (!c->p.logprobs || !o->n_logprobs) {
+        buf_adds(b, "null");
+        return;
+    }
+    if (is_chat(c))
+        buf_addf(b, "{\"content\":[%s],\"refusal\":null}", o->logprobs.p);
+    else
+        buf_addf(b,
+                 "{\"tokens\":[%s],\"token_logprobs\":[%s],\"top_logprobs\":[%s],"
+                 "\"text_offset\":[%s]}",
+                 o->lp_tokens.p, o->lp_values.p, o->lp_tops.p, o->lp_offsets.p);
+    o->n_logprobs = 0;
+    buf_reset(&o->logprobs);
+    buf_reset(&o->lp_tokens);
+    buf_reset(&o->lp_values);
+    buf_reset(&o->lp_tops);
+    buf_reset(&o->lp_offsets);
+}
+
+static void begin_choice(const struct call *c, int i, struct buf *b)
+{
+    begin_event(c, b);
+    buf_addf(b, "{\"index\":%d,%s", i, is_chat(c) ? "\"delta\":{" : "");
+}
+
+static void end_choice(const struct call *c, struct choice_out *o, struct buf *b)
+{
+    if (is_chat(c))
+        buf_addc(b, '}');
+    add_logprobs(c, o, b);
+    buf_adds(b, ",\"finish_reason\":null}");
+    end_event(c, b);
+}
+
+static void stream_open(struct call *c, struct buf *b)
+{
+    for (int i = 0; is_chat(c) && i < c->n_choices; i++) {
+        begin_choice(c, i, b);
+        buf_adds(b, "\"role\":\"assistant\",\"content\":\"\"");
+        end_choice(c, &c->choices[i], b);
+    }
+}
+
+static void add_tool_delta(struct segment *g, struct buf *b)
+{
+    buf_addf(b, "\"tool_calls\":[{\"index\":%d,", g->tool);
+    if (!g->opened) {
+        buf_addf(b, "\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", g->id);
+        jsonout_text(b, g->name);
+        buf_adds(b, ",\"arguments\":");
+    } else {
+        buf_adds(b, "\"function\":{\"arguments\":");
+    }
+    jsonout_string(b, g->text.p + g->sent, g->text.len - g->sent);
+    buf_adds(b, "}}]");
+}
+
+static void stream_flush(struct call *c, int i, struct buf *b)
+{
+    struct choice_out *o = &c->choices[i];
+    for (; o->flushed < o->n_segments; o->flushed++) {
+        struct segment *g = &o->segments[o->flushed];
+        size_t n = g->text.len - g->sent;
+        if (n || (g->kind == SEGMENT_TOOL && !g->opened)) {
+            begin_choice(c, i, b);
+            if (!is_chat(c)) {
+                buf_adds(b, "\"text\":");
+                jsonout_string(b, g->text.p + g->sent, n);
+            } else if (g->kind == SEGMENT_TOOL) {
+                add_tool_delta(g, b);
+            } else if (g->kind == SEGMENT_REASONING) {
+                buf_adds(b, "\"reasoning_content\":");
+                jsonout_string(b, g->text.p + g->sent, n);
+                buf_adds(b, ",\"reasoning\":");
+                jsonout_string(b, g->text.p + g->sent, n);
+            } else {
+                buf_adds(b, "\"content\":");
+                jsonout_string(b, g->text.p + g->sent, n);
+            }
+            end_choice(c, o, b);
+            g->opened = true;
+        }
+        buf_reset(&g->text); /* the client has it */
+        g->sent = 0;
+        if (o->flushed == o->n_segments - 1)
+            break; /* it may grow */
+    }
+}
+
+static void stream_finish(struct call *c, int i, struct buf *b)
+{
+    struct choice_out *o = &c->choices[i];
+    begin_event(c, b);
+    buf_addf(b, "{\"index\":%d,%s", i, is_chat(c) ? "\"delta\":{}" : "\"text\":\"\"");
+    add_logprobs(c, o, b);
+    buf_addf(b, ",\"finish_reason\":\"%s\"", choice_finish_reason(c, o));
+    if (o->stop >= 0 && o->stop < c->p.n_stop) {
+        buf_adds(b, ",\"stop_reason\":");
+        jsonout_text(b, c->p.stop[o->stop]);
+    }
+    buf_addc(b, '}');
+    end_event(c, b);
+}
+
+static void stream_close(struct call *c, struct buf *b)
+{
+    if (c->p.include_usage) {
+        begin_event(c, b);
+        buf_adds(b, "],\"usage\":");
+        add_usage(c, b);
+        add_timings(c, b);
+        buf_adds(b, "}\n\n");
+    }
+    buf_adds(b, "data: [DONE]\n\n");
+}
+
+static void stream_error(struct call *c, const struct api_error *err, struct buf *b)
+{
+    (void)c;
+    buf_adds(b, "data: ");
+    api_error_json(b, err, false);
+    buf_adds(b, "\n\ndata: [DONE]\n\n");
+}
+
+/* All segments of a kind, as one string; false if there is none. */
+static bool add_text(const struct choice_out *o, enum segment_kind kind, struct buf *b)
+{
+    struct buf all = {0};
+    bool any = false;
+    for (int i = 0; i < o->n_segments; i++)
+        if (o->segments[i].kind == kind) {
+            buf_add(&all, o->segments[i].text.p, o->segments[i].text.len);
+            any = true;
+        }
+    jsonout_string(b, all.p ? all.p : "", all.len);
+    buf_clear(&all);
+    return any;
+}
+
+static void add_message(const struct choice_out *o, struct buf *b)
+{
+    buf_adds(b, "\"message\":{\"role\":\"assistant\",\"content\":");
+    bool has_text = false, thinks = false;
+    for (int i = 0; i < o->n_segments; i++) {
+        has_text |= o->segments[i].kind == SEGMENT_TEXT;
+        thinks |= o->segments[i].kind == SEGMENT_REASONING;
+    }
+    if (o->n_tools && !has_text)
+        buf_adds(b, "null");
+    else
+        add_text(o, SEGMENT_TEXT, b);
+    buf_adds(b, ",\"refusal\":null");
+    if (thinks) {
+        buf_adds(b, ",\"reasoning_content\":");
+        add_text(o, SEGMENT_REASONING, b);
+        buf_adds(b, ",\"reasoning\":");
+        add_text(o, SEGMENT_REASONING, b);
+    }
+    for (int i = 0, n = 0; i < o->n_segments; i++) {
+        const struct segment *g = &o->segments[i];
+        if (g->kind != SEGMENT_TOOL)
+            continue;
+        buf_adds(b, n++ ? "," : ",\"tool_calls\":[");
+        buf_addf(b, "{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", g->id);
+        jsonout_text(b, g->name);
+        buf_adds(b, ",\"arguments\":");
+        jsonout_string(b, g->text.p ? g->text.p : "", g->text.len);
+        buf_adds(b, "}}");
+    }
+    buf_adds(b, o->n_tools ? "]}" : "}");
+}
+
+static void whole(struct call *c, struct buf *b)
+{
+    open_object(c, false, b);
+    for (int i = 0; i < c->n_choices; i++) {
+        struct choice_out *o = &c->choices[i];
+        buf_addf(b, "%s{\"index\":%d,", i ? "," : "", i);
+        if (is_chat(c)) {
+            add_message(o, b);
+        } else {
+            buf_adds(b, "\"text\":");
+            add_text(o, SEGMENT_TEXT, b);
+        }
+        add_logprobs(c, o, b);
+        buf_addf(b, ",\"finish_reason\":\"%s\"", choice_finish_reason(c, o));
+        if (o->stop >= 0 && o->stop < c->p.n_stop) {
+            buf_adds(b, ",\"stop_reason\":");
+            jsonout_text(b, c->p.stop[o->stop]);
+        }
+        buf_addc(b, '}');
+    }
+    buf_adds(b, "],\"usage\":");
+    add_usage(c, b);
+    add_timings(c, b);
+    buf_addc(b, '}');
+}
+
+const struct reply_style reply_openai = {
+    .stream_open = stream_open,
+    .stream_flush = stream_flush,
+    .stream_finish = stream_finish,
+    .stream_close = stream_close,
+    .stream_error = stream_error,
+    .whole = whole,
+    .ping = ":\n\n",
+};

@@ -1,0 +1,31 @@
+/* `steel serve`: an OpenAI-compatible HTTP server over one engine. */
+#ifndef STEEL_SERVER_SERVER_H
+#define STEEL_SERVER_SERVER_H
+
+#include "engine/engine.h"
+#include "server/http.h"
+
+enum metrics_style { METRICS_OWN, METRICS_VLLM, METRICS_LLAMACPP };
+
+struct server_options {
+    const char *model; /* path */
+    const char *alias; /* name in replies; NULL = from the path */
+    struct engine_options engine;
+    struct sample_params sample; /* where a request does not say */
+    struct http_options http;    /* handler and arg are the server's own */
+    const char *const *keys;     /* (n_keys) API keys; none = open to all */
+    int n_keys;
+    bool salt_by_key;           /* cached prompts are shared among requests of one key only */
+    const char *const *origins; /* (n_origins) allowed by CORS; "*" = all */
+    int n_origins;
+    const char *chat_template; /* file; NULL = the model's own */
+    const char *chat_format;   /* how answers are parsed; NULL = by the template */
+    enum metrics_style metrics;
+    int ping_s;  /* comment on a stream that was silent for so long */
+    int grace_s; /* for running answers after SIGTERM */
+};
+
+/* Runs until SIGTERM, SIGINT or failure to start. Returns the program's exit code. */
+int server_run(const struct server_options *opt, struct error *err);
+
+#endif

@@ -1,0 +1,182 @@
+/*
+ * Inside the server. Three threads' worth of work: the loop (connections, replies), workers (reading
+ * bodies, templates, tokenising: a long prompt must not hold up other people's tokens) and the
+ * engine. A call is one API request; it belongs to the loop, except between call_dispatch and the
+ * return of its worker, when the worker may write its `prepared` part.
+ *
+ * Invariants:
+ *  1. a call is freed when its worker is back and every request it submitted is done, not before
+ *  2. a call whose client has left (x == NULL) has cancelled its requests and writes no more
+ *  3. what goes to a slow client waits in the call as text, not as bytes of protocol: at most
+ *     UNSENT_LIMIT bytes are handed to the connection ahead of its reading
+ */
+#ifndef STEEL_SERVER_SERVER_INT_H
+#define STEEL_SERVER_SERVER_INT_H
+
+#include "server/jsonout.h"
+#include "server/log.h"
+#include "server/params.h"
+#include "server/server.h"
+
+#include <pthread.h>
+
+enum { UNSENT_LIMIT = 64 << 10, MAX_PROMPTS = 64 };
+
+enum call_kind {
+    CALL_CHAT,
+    CALL_COMPLETIONS,
+    CALL_MESSAGES,
+    CALL_COUNT_TOKENS,
+    CALL_TOKENIZE,
+    CALL_DETOKENIZE,
+    CALL_TEMPLATE
+};
+
+/* A stretch of an answer: what a client sees as one block. */
+enum segment_kind { SEGMENT_TEXT, SEGMENT_REASONING, SEGMENT_TOOL };
+struct segment {
+    enum segment_kind kind;
+    bool opened;     /* the client was told of it */
+    struct buf text; /* tool: the arguments, JSON */
+    size_t sent;
+    char id[32]; /* tool */
+    char *name;  /* tool; owned */
+    int tool;    /* number among the tools */
+};
+
+struct choice_out {
+    struct segment *segments; /* (n) */
+    int n_segments, n_tools;
+    int flushed;         /* segments before this one are with the client entirely */
+    struct buf logprobs; /* JSON objects, separated by commas, not sent yet */
+    int n_logprobs;
+    struct buf lp_tokens, lp_values, lp_tops, lp_offsets; /* the same as completions lists it */
+    size_t lp_at;                                         /* characters of text so far */
+    bool role_sent, done, finish_sent, stopped_by_parser;
+    enum finish finish;
+    int stop;
+    char *error; /* owned; FINISH_ERROR */
+    struct usage_count usage;
+    int n_reasoning; /* tokens */
+    struct chat_parser *parser;
+};
+
+struct call;
+struct call_part { /* one prompt of a call: one request to the engine */
+    struct call *call;
+    int first; /* choice */
+    struct request *request;
+};
+
+struct server;
+struct call {
+    struct call *prev, *next; /* all calls */
+    struct call *job_next;    /* in the workers' queues */
+    struct server *server;
+    struct http_exchange *x; /* NULL: the client has left */
+    enum call_kind kind;
+    char id[40];
+    int64_t created; /* unix time */
+    int64_t start_ns, last_write_ns;
+    bool with_worker;
+    char *body; /* for the worker; owned */
+    size_t n_body;
+    char *key; /* API key it came with; owned, NULL = none */
+    /* prepared */
+    struct api_error err;
+    struct gen_params p;
+    struct token_list *prompts; /* (n_prompts) */
+    char **echo;                /* (n_prompts) text to repeat, or NULL */
+    int n_prompts;
+    bool special;             /* the parser needs to see control tokens */
+    struct chat_prompt *chat; /* how to parse the answer; NULL = plain text */
+    bool hide_tools_after_first;
+    struct buf reply; /* JSON to send as it is; empty = generate */
+    /* running */
+    struct call_part *parts;    /* (n_prompts) */
+    struct choice_out *choices; /* (n_prompts * p.n) */
+    int n_choices, n_open;
+    bool streaming, pumping, over;
+    int block; /* messages: number of the open content block, -1 = none yet */
+};
+
+struct route_counts {
+    uint64_t n[8]; /* by status class */
+};
+
+struct server {
+    struct server_options opt;
+    struct event_base *base;
+    struct http *http;
+    struct engine *engine;
+    struct events *events;
+    struct chat *chat; /* NULL: the model has no usable template; chat_error says why */
+    struct error chat_error;
+    bool ready, failed, draining;
+    int n_signals, exit_code;
+    char name[128]; /* of the model */
+    char fingerprint[32];
+    int64_t started; /* unix time */
+    struct event *on_events, *on_jobs, *tick, *grace;
+    struct call *calls;
+    int n_calls;
+    uint64_t n_http[6]; /* replies by status class */
+    uint64_t next_id, id_secret;
+    /* workers */
+    pthread_t workers[4];
+    int n_workers;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    struct call *jobs, **jobs_end, *finished;
+    bool stop_workers;
+    int jobs_fd; /* eventfd */
+};
+
+/* call.c */
+void *worker_main(void *server);
+void call_dispatch(struct server *s, struct http_exchange *x, enum call_kind kind);
+void calls_prepared(struct server *s);                             /* workers have finished some */
+void calls_event(struct server *s, const struct engine_event *ev); /* from the engine */
+void calls_tick(struct server *s);                                 /* comments on silent streams */
+void call_pump(struct call *c);                                    /* sends what can be sent */
+void reply_error(struct http_exchange *x, struct server *s, const struct api_error *err,
+                 bool anthropic);
+void reply_json(struct http_exchange *x, struct server *s, int status, const struct buf *body);
+
+/* prepare.c: a worker's job; fills the prepared part or err */
+void call_prepare(struct call *c);
+void call_unprepare(struct call *c); /* frees what only prepare.c knows */
+
+/* message.c: the answer, as it grows */
+void choice_add(struct choice_out *o, enum segment_kind kind, const char *text, size_t n);
+void choice_token(struct call *c, struct choice_out *o, const struct engine_event *ev);
+void choice_finish(struct call *c, struct choice_out *o);
+void choice_init(struct call *c, struct choice_out *o);
+void choice_clear(struct choice_out *o);
+const char *choice_finish_reason(const struct call *c, const struct choice_out *o);
+
+/* reply_openai.c, reply_messages.c. stream_flush writes what is new of one choice; finish and usage
+ * once. whole: the reply of a call that does not stream. */
+struct reply_style {
+    void (*stream_open)(struct call *c, struct buf *out);
+    void (*stream_flush)(struct call *c, int choice, struct buf *out);
+    void (*stream_finish)(struct call *c, int choice, struct buf *out);
+    void (*stream_close)(struct call *c, struct buf *out);
+    void (*stream_error)(struct call *c, const struct api_error *err, struct buf *out);
+    void (*whole)(struct call *c, struct buf *out);
+    const char *ping;
+};
+extern const struct reply_style reply_openai, reply_messages;
+void api_error_json(struct buf *b, const struct api_error *err, bool anthropic);
+struct usage_count call_usage(const struct call *c, int *n_reasoning); /* of all choices */
+
+/* metrics.c */
+void metrics_write(struct server *s, struct buf *out);
+
+/* server.c */
+const struct runtime *server_runtime(const struct server *s);
+void server_load_chat(struct server *s); /* prepare.c; sets chat or chat_error */
+void server_unload_chat(struct server *s);
+char *server_key_of(struct http_exchange *x); /* the API key a request carries; NULL = none */
+
+#endif
