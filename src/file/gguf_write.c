@@ -362,14 +362,21 @@ bool gguf_writer_put(struct gguf_writer *w, int tensor, size_t offset, const voi
     return false;
 }
 
+bool gguf_writer_failed(struct gguf_writer *w, struct error *err)
+{
+    pthread_mutex_lock(&w->lock);
+    bool failed = w->first.msg[0] != 0;
+    if (failed && err)
+        *err = w->first;
+    pthread_mutex_unlock(&w->lock);
+    return failed;
+}
+
 bool gguf_writer_finish(struct gguf_writer *w, struct error *err)
 {
     CHECK(w->begun && !w->finished, "gguf_writer_finish out of order");
-    if (w->first.msg[0]) {
-        if (err)
-            *err = w->first;
+    if (gguf_writer_failed(w, err))
         return false;
-    }
     /* fsync before rename: after a crash the final name holds either nothing or all of it. */
     if (fsync(w->fd) != 0)
         return error_set(err, "%s: cannot flush to disk: %s", w->path, strerror(errno));

@@ -39,6 +39,8 @@ bool gguf_writer_begin(struct gguf_writer *w, struct error *err);
  * returned as false, so that work can stop. */
 bool gguf_writer_put(struct gguf_writer *w, int tensor, size_t offset, const void *data,
                      size_t bytes);
+/* True, with its message in *err, if a write has failed. */
+bool gguf_writer_failed(struct gguf_writer *w, struct error *err);
 /* Flushes to disk and renames. */
 bool gguf_writer_finish(struct gguf_writer *w, struct error *err);
 size_t gguf_writer_bytes(const struct gguf_writer *w); /* of the whole file, after begin */

@@ -1,0 +1,85 @@
+/* Progress and summary of the two file tools. */
+#include "cli/convert_ui.h"
+#include "backend/quantize.h"
+#include "base/clock.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+void convert_ui_init(struct convert_ui *ui, const char *verb)
+{
+    *ui = (struct convert_ui){verb, clock_ns(), isatty(STDERR_FILENO) ? 0 : -1};
+}
+
+void convert_ui_progress(void *arg, size_t done, size_t total)
+{
+    struct convert_ui *ui = arg;
+    int percent = total ? (int)(100.0 * (double)done / (double)total) : 100;
+    if (ui->shown < 0 || (percent == ui->shown && done < total))
+        return;
+    enum { WIDTH = 32 };
+    char bar[WIDTH + 1];
+    for (int i = 0; i < WIDTH; i++)
+        bar[i] = i * 100 < percent * WIDTH ? '=' : ' ';
+    bar[WIDTH] = 0;
+    double spent = (double)(clock_ns() - ui->start) * 1e-9;
+    double left = done ? spent * (double)(total - done) / (double)done : 0;
+    fprintf(stderr, "\r%s [%s] %3d%% %4.0f s left ", ui->verb, bar, percent, left);
+    if (done >= total)
+        fprintf(stderr, "\r\033[K");
+    ui->shown = percent;
+}
+
+void convert_ui_note(void *arg, const char *message)
+{
+    (void)arg;
+    fprintf(stderr, "steel: note: %s\n", message);
+}
+
+void convert_ui_plan(void *arg, const struct transcode *t)
+{
+    (void)arg;
+    char size[16];
+    for (size_t i = 0; i < t->n; i++) {
+        const struct out_tensor *o = &t->tensors[i];
+        char shape[96];
+        int n = 0;
+        for (int d = 0; d < o->n_dims; d++)
+            n += snprintf(shape + n, sizeof shape - (size_t)n, "%s%" PRId64, d ? " x " : "",
+                          o->dims[d]);
+        size_t bytes = dtype_bytes(o->type, (size_t)(o->dims[0] * o->rows * o->n_mats));
+        printf("%-40s %-22s %-8s %12s%s\n", o->name, shape, dtype_name(o->type),
+               cli_bytes((double)bytes, size), o->weighted ? "  weighted" : "");
+    }
+}
+
+void convert_ui_done(const struct convert_ui *ui, const char *out,
+                     const struct convert_options *opt, const struct convert_result *r)
+{
+    char a[16], b[16];
+    double s = (double)(clock_ns() - ui->start) * 1e-9;
+    fprintf(stderr, "%s: %s -> %s, %.2f bits per weight (", opt->dry_run ? "plan" : out,
+            cli_bytes((double)r->bytes_in, a), cli_bytes((double)r->bytes_out, b),
+            r->n_params ? 8.0 * (double)r->bytes_out / (double)r->n_params : 0);
+    const char *comma = "";
+    for (int t = 0; t < DT_COUNT; t++)
+        if (r->n_by_type[t]) {
+            fprintf(stderr, "%s%zu %s", comma, r->n_by_type[t], dtype_name((enum dtype)t));
+            comma = ", ";
+        }
+    fprintf(stderr, " tensors)");
+    if (!opt->dry_run)
+        fprintf(stderr, " in %.1f s, %.0f MB/s", s, (double)r->bytes_in / 1e6 / s);
+    fprintf(stderr, "\n");
+}
+
+bool convert_ui_type(const struct usage *u, const char *flag, const char *name, enum dtype *out)
+{
+    *out = name ? dtype_from_name(name) : DT_NONE;
+    if (!name || (*out != DT_NONE && quantize_supported(*out)))
+        return true;
+    args_usage_error(u, "--%s %s: not a type that can be made", flag, name);
+    return false;
+}

@@ -1,0 +1,24 @@
+/* What `convert` and `quantize` show alike: the bar, the notes, the closing line. */
+#ifndef STEEL_CLI_CONVERT_UI_H
+#define STEEL_CLI_CONVERT_UI_H
+
+#include "cli/cli.h"
+#include "convert/convert.h"
+
+struct convert_ui {
+    const char *verb; /* "quantising" */
+    int64_t start;    /* ns */
+    int shown;        /* per cent on the bar; -1: no terminal */
+};
+
+void convert_ui_init(struct convert_ui *ui, const char *verb);
+/* Callbacks of struct convert_options; arg is the convert_ui. */
+void convert_ui_progress(void *arg, size_t done, size_t total);
+void convert_ui_note(void *arg, const char *message);
+void convert_ui_plan(void *arg, const struct transcode *t); /* a table on stdout */
+void convert_ui_done(const struct convert_ui *ui, const char *out,
+                     const struct convert_options *opt, const struct convert_result *r);
+/* A type name given to an option; false after a usage message. */
+bool convert_ui_type(const struct usage *u, const char *flag, const char *name, enum dtype *out);
+
+#endif

@@ -1,0 +1,331 @@
+/*
+ * See transcode.h. Work is cut into chunks of rows, listed up front; threads take the next one from a
+ * counter, so a chunk's result never depends on who made it. Owns no file. Must not know which tensor
+ * means what.
+ */
+#include "convert/transcode.h"
+#include "backend/quantize.h"
+#include "base/mem.h"
+#include "base/pool.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { CHUNK_VALUES = 1 << 18 };
+
+struct chunk {
+    uint32_t tensor;
+    int32_t mat;
+    int64_t row;
+    int32_t rows;
+};
+
+struct run {
+    const struct transcode *t;
+    struct gguf_writer *w;
+    struct chunk *chunks; /* (n_chunks) */
+    size_t n_chunks;
+    size_t max_values, max_row; /* of any chunk; of any row */
+    size_t total;               /* input bytes */
+    atomic_size_t next, done;
+    atomic_bool stop;
+    pthread_mutex_t lock;
+    struct error err; /* the first */
+};
+
+struct out_tensor *transcode_add(struct transcode *t, const char *name, int n_dims,
+                                 const int64_t *dims)
+{
+    if (t->n == t->cap) {
+        t->cap = t->cap ? 2 * t->cap : 64;
+        t->tensors = mem_realloc(t->tensors, t->cap, sizeof *t->tensors);
+    }
+    struct out_tensor *o = &t->tensors[t->n++];
+    *o = (struct out_tensor){.type = DT_F32, .n_dims = n_dims, .rows = 1, .n_mats = 1};
+    CHECK(strlen(name) < sizeof o->name, "tensor name '%s' is too long", name);
+    snprintf(o->name, sizeof o->name, "%s", name);
+    for (int d = 0; d < TENSOR_MAX_DIMS; d++)
+        o->dims[d] = d < n_dims ? dims[d] : 1;
+    return o;
+}
+
+void transcode_clear(struct transcode *t)
+{
+    for (size_t i = 0; i < t->n; i++) {
+        mem_free(t->tensors[i].mats);
+        mem_free(t->tensors[i].values);
+    }
+    mem_free(t->tensors);
+    *t = (struct transcode){0};
+}
+
+/* The matrix a chunk reads, and its first row there. */
+static const struct source *chunk_source(const struct out_tensor *o, const struct chunk *c,
+                                         int64_t *row)
+{
+    bool stacked = o->n_mats > 1 && o->mats[0].data->dims[2] == o->n_mats;
+    *row = stacked ? c->mat * o->rows + c->row : c->row;
+    return &o->mats[stacked ? 0 : c->mat];
+}
+
+static bool is_plain(const struct source *s)
+{
+    return !s->scale;
+}
+
+/* Row of the input that becomes row r of the output. */
+static int64_t woven_row(const struct out_tensor *o, int64_t r)
+{
+    if (!o->heads)
+        return r;
+    int64_t head_dim = o->rows / o->heads, head = r / head_dim, i = r % head_dim;
+    return head * head_dim + i % 2 * (head_dim / 2) + i / 2;
+}
+
+static void read_fp8(const struct source *s, int64_t row, size_t n, float *out)
+{
+    const uint8_t *codes = s->data->data + (size_t)row * n;
+    size_t per_row = (n + 127) / 128;
+    float scale = 1;
+    for (size_t j = 0; j < n; j++) {
+        if (j % 128 == 0) {
+            size_t each = dtype_bytes(s->scale->type, 1);
+            size_t at = (size_t)(row / 128) * per_row + j / 128;
+            quant_dequantize(s->scale->type, s->scale->data + at * each, &scale, 1);
+        }
+        out[j] = f8e4m3_to_f32(codes[j]) * scale;
+    }
+}
+
+static uint32_t word(const struct tensor *t, size_t i)
+{
+    uint32_t v;
+    memcpy(&v, t->data + 4 * i, 4);
+    return v;
+}
+
+/* Eight 4-bit codes of neighbouring columns share a word; words of one column group lie row by row. */
+static void read_gptq(const struct source *s, int64_t row, size_t n, size_t n_out, float *out)
+{
+    size_t each = dtype_bytes(s->scale->type, 1), r = (size_t)row;
+    size_t group = SIZE_MAX;
+    float scale = 0;
+    int zero = 0;
+    for (size_t j = 0; j < n; j++) {
+        size_t g = s->order ? word(s->order, j) : j / (size_t)s->group_len;
+        if (g != group) {
+            group = g;
+            quant_dequantize(s->scale->type, s->scale->data + (g * n_out + r) * each, &scale, 1);
+            zero =
+                (int)(word(s->zeros, g * (n_out / 8) + r / 8) >> 4 * (r % 8) & 15) + s->zero_plus;
+        }
+        int code = (int)(word(s->data, j / 8 * n_out + r) >> 4 * (j % 8) & 15);
+        out[j] = (float)(code - zero) * scale;
+    }
+}
+
+/* Rows [row, row + rows) of one matrix of the output as floats. */
+static void read_rows(const struct out_tensor *o, const struct chunk *c, float *out)
+{
+    size_t n = (size_t)o->dims[0];
+    if (!o->mats) {
+        memcpy(out, o->values, n * sizeof *out);
+        return;
+    }
+    int64_t base;
+    const struct source *s = chunk_source(o, c, &base);
+    base -= c->row;
+    if (is_plain(s) && !o->heads) {
+        size_t bytes = dtype_bytes(s->data->type, n);
+        quantize_load(s->data->type, s->data->data + (size_t)(base + c->row) * bytes, out,
+                      n * (size_t)c->rows);
+        return;
+    }
+    for (int32_t i = 0; i < c->rows; i++, out += n) {
+        int64_t row = base + woven_row(o, c->row + i);
+        if (s->zeros)
+            read_gptq(s, row, n, (size_t)o->rows, out);
+        else if (s->scale)
+            read_fp8(s, row, n, out);
+        else
+            quantize_load(s->data->type,
+                          s->data->data + (size_t)row * dtype_bytes(s->data->type, n), out, n);
+    }
+}
+
+/* Gives back the pages of a chunk's input. Neighbours may share the last one: they read it again. */
+static void forget_chunk(const struct run *r, const struct out_tensor *o, const struct chunk *c)
+{
+    if (!o->mats)
+        return;
+    int64_t row;
+    const struct source *s = chunk_source(o, c, &row);
+    if (!is_plain(s) || o->heads) {
+        if (c->row + c->rows == o->rows) /* read across: drop the whole at its end */
+            tensorfile_forget(r->t->in, s->data);
+        return;
+    }
+    if (r->t->in->shards[s->data->shard].fd < 0)
+        return;
+    size_t bytes = dtype_bytes(s->data->type, (size_t)o->dims[0]);
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t a = ((uintptr_t)s->data->data + (size_t)row * bytes) / page * page;
+    uintptr_t b = ((uintptr_t)s->data->data + (size_t)(row + c->rows) * bytes) / page * page;
+    if (a < b)
+        madvise((void *)a, b - a, MADV_DONTNEED);
+}
+
+static void fail(struct run *r, const struct error *err)
+{
+    pthread_mutex_lock(&r->lock);
+    if (!r->err.msg[0])
+        r->err = *err;
+    pthread_mutex_unlock(&r->lock);
+    atomic_store(&r->stop, true);
+}
+
+/* Halves (as values or as scales) end at 65504. */
+static bool needs_half_range(enum dtype t)
+{
+    return t != DT_F32 && t != DT_BF16 && t != DT_MXFP4;
+}
+
+static bool check_range(const struct out_tensor *o, const struct chunk *c, const float *x, size_t n,
+                        struct error *err)
+{
+    float top = quantize_amax(x, n * (size_t)c->rows);
+    if (!isfinite(top)) {
+        size_t i = 0;
+        while (isfinite(x[i]))
+            i++;
+        return error_set(err, "tensor '%s', row %" PRId64 ", column %zu: value is not finite",
+                         o->name, c->mat * o->rows + c->row + (int64_t)(i / n), i % n);
+    }
+    if (top > 65504 && needs_half_range(o->type))
+        return error_set(err, "tensor '%s': %g does not fit in %s (BF16 and F32 can hold it)",
+                         o->name, (double)top, dtype_name(o->type));
+    return true;
+}
+
+struct buffers {
+    float *values, *weights; /* (max_values), (max_row) */
+    uint8_t *blocks;         /* (4 max_values) */
+};
+
+static bool do_chunk(struct run *r, const struct chunk *c, struct buffers *b, struct error *err)
+{
+    const struct out_tensor *o = &r->t->tensors[c->tensor];
+    size_t n = (size_t)o->dims[0], row_bytes = dtype_bytes(o->type, n);
+    size_t bytes = row_bytes * (size_t)c->rows;
+    size_t offset = row_bytes * (size_t)(c->mat * o->rows + c->row);
+    int64_t row = 0;
+    const struct source *s = o->mats ? chunk_source(o, c, &row) : NULL;
+    const void *data = b->blocks;
+    if (s && is_plain(s) && !o->heads && s->data->type == o->type) {
+        data = s->data->data + (size_t)row * row_bytes;
+    } else {
+        read_rows(o, c, b->values);
+        if (!check_range(o, c, b->values, n, err))
+            return false;
+        bool weighted = o->weighted &&
+                        imatrix_weights(r->t->importance, o->name, (size_t)c->mat, n, b->weights);
+        quantize_rows(o->type, b->values, b->blocks, (size_t)c->rows, n,
+                      weighted ? b->weights : NULL);
+    }
+    /* the writer keeps its own error for gguf_writer_finish */
+    if (!gguf_writer_put(r->w, (int)c->tensor, offset, data, bytes))
+        return error_set(err, "cannot write");
+    forget_chunk(r, o, c);
+    return true;
+}
+
+static void worker(void *arg, int ith, int nth)
+{
+    struct run *r = arg;
+    (void)nth;
+    struct buffers b = {mem_aligned(r->max_values * 4), mem_aligned(r->max_row * 4),
+                        mem_aligned(r->max_values * 4)};
+    struct error err = {0};
+    if (!b.values || !b.weights || !b.blocks) {
+        error_set(&err, "out of memory");
+        fail(r, &err);
+    }
+    while (!atomic_load(&r->stop)) {
+        size_t i = atomic_fetch_add(&r->next, 1);
+        if (i >= r->n_chunks)
+            break;
+        const struct chunk *c = &r->chunks[i];
+        if (!do_chunk(r, c, &b, &err)) {
+            fail(r, &err);
+            break;
+        }
+        const struct out_tensor *o = &r->t->tensors[c->tensor];
+        size_t values = (size_t)o->dims[0] * (size_t)c->rows;
+        size_t done = atomic_fetch_add(&r->done, values) + values;
+        if (ith == 0 && r->t->progress)
+            r->t->progress(r->t->progress_arg, done, r->total);
+    }
+    mem_aligned_free(b.values, r->max_values * 4);
+    mem_aligned_free(b.weights, r->max_row * 4);
+    mem_aligned_free(b.blocks, r->max_values * 4);
+}
+
+static void list_chunks(struct run *r)
+{
+    size_t cap = 0;
+    for (size_t i = 0; i < r->t->n; i++) {
+        const struct out_tensor *o = &r->t->tensors[i];
+        int64_t n = o->dims[0], step = CHUNK_VALUES / n > 1 ? CHUNK_VALUES / n : 1;
+        for (int32_t m = 0; m < o->n_mats; m++)
+            for (int64_t row = 0; row < o->rows; row += step) {
+                if (r->n_chunks == cap) {
+                    cap = cap ? 2 * cap : 256;
+                    r->chunks = mem_realloc(r->chunks, cap, sizeof *r->chunks);
+                }
+                int64_t rows = o->rows - row < step ? o->rows - row : step;
+                r->chunks[r->n_chunks++] = (struct chunk){(uint32_t)i, m, row, (int32_t)rows};
+                size_t values = (size_t)(n * rows);
+                r->max_values = values > r->max_values ? values : r->max_values;
+                r->max_row = (size_t)n > r->max_row ? (size_t)n : r->max_row;
+                r->total += values;
+            }
+    }
+}
+
+bool transcode_run(struct transcode *t, struct gguf_writer *w, struct error *err)
+{
+    for (size_t i = 0; i < t->n; i++) {
+        const struct out_tensor *o = &t->tensors[i];
+        int at = gguf_add_tensor(w, o->name, o->type, o->n_dims, o->dims);
+        CHECK(at == (int)i, "tensors were declared elsewhere too");
+    }
+    if (!gguf_writer_begin(w, err))
+        return false;
+    struct run r = {.t = t, .w = w};
+    pthread_mutex_init(&r.lock, NULL);
+    list_chunks(&r);
+    int threads = t->threads ? t->threads : pool_cpu_count();
+    if ((size_t)threads > r.n_chunks)
+        threads = r.n_chunks ? (int)r.n_chunks : 1;
+    struct pool *pool = pool_new(threads);
+    pool_run(pool, worker, &r);
+    pool_free(pool);
+    if (!r.err.msg[0] && t->progress)
+        t->progress(t->progress_arg, r.total, r.total);
+    pthread_mutex_destroy(&r.lock);
+    mem_free(r.chunks);
+    if (!r.err.msg[0])
+        return true;
+    /* A failed write is the writer's story to tell. */
+    struct error write_err = {0};
+    if (gguf_writer_failed(w, &write_err))
+        r.err = write_err;
+    if (err)
+        *err = r.err;
+    return false;
+}

@@ -1,0 +1,57 @@
+/*
+ * The engine behind `convert` and `quantize`: a list of output tensors, each with where its rows come
+ * from, is read, turned into floats, quantised and written by all threads, a few megabytes each. Input
+ * pages are given back as they are used, so memory does not grow with the model.
+ */
+#ifndef STEEL_CONVERT_TRANSCODE_H
+#define STEEL_CONVERT_TRANSCODE_H
+
+#include "convert/imatrix.h"
+#include "file/gguf_write.h"
+
+/* One matrix of an input file. */
+struct source {
+    const struct tensor *data; /* plain values or blocks; FP8 codes; GPTQ qweight */
+    const struct tensor
+        *scale; /* FP8: (ceil(rows/128), ceil(n/128)); GPTQ: scales (groups, rows) */
+    const struct tensor *zeros; /* GPTQ: qzeros (groups, rows/8) */
+    const struct tensor *order; /* GPTQ: g_idx (n) or NULL */
+    int group_len;              /* GPTQ */
+    bool zero_plus;             /* GPTQ: zeros are stored less one */
+};
+
+/* One output tensor: n_mats matrices of `rows` rows of dims[0] values, one after the other. */
+struct out_tensor {
+    char name[128];
+    enum dtype type;
+    int n_dims;
+    int64_t dims[TENSOR_MAX_DIMS];
+    int64_t rows; /* of each matrix */
+    int n_mats;
+    struct source *mats; /* (n_mats), or (1) holding all of them; NULL: `values` */
+    float *values;       /* (dims[0]) computed here, n_mats = rows = 1 */
+    /* > 0: rows of each of so many heads are woven, first half with second half: the order GGUF
+     * wants of the llama architecture's q and k */
+    int heads;
+    bool weighted; /* importance is known under this name */
+};
+
+struct transcode {
+    const struct tensorfile *in;
+    struct out_tensor *tensors; /* (n) */
+    size_t n, cap;
+    const struct imatrix *importance;                       /* or NULL */
+    int threads;                                            /* 0 = all */
+    void (*progress)(void *arg, size_t done, size_t total); /* bytes of input; may be NULL */
+    void *progress_arg;
+};
+
+/* Appends a zeroed tensor with its name and shape. */
+struct out_tensor *transcode_add(struct transcode *t, const char *name, int n_dims,
+                                 const int64_t *dims);
+void transcode_clear(struct transcode *t);
+
+/* Declares the tensors to the writer, begins the file and writes all data. The caller finishes it. */
+bool transcode_run(struct transcode *t, struct gguf_writer *w, struct error *err);
+
+#endif

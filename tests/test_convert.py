@@ -1,0 +1,433 @@
+#!/usr/bin/env python3
+"""steel convert and steel quantize, end to end through the binary: golden models keep their logits,
+vocabularies arrive as GGUF wants them, quantised files hold the usual types, bad input leaves nothing
+behind. The parts that need ../shared/golden are skipped, saying so, where it is absent."""
+import glob
+import json
+import lzma
+import os
+import random
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from gguf_tools import (Gguf, max_difference, mean_kl, pack_text, read_logits, read_safetensors,  # noqa
+                        write_gguf, write_safetensors)
+
+STEEL = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "build", "steel")
+GOLDEN = "../shared/golden"
+HAVE_GOLDEN = os.path.isdir(GOLDEN)
+TMP = tempfile.mkdtemp(prefix="steel-convert-")
+
+
+def path(name):
+    return os.path.join(TMP, name)
+
+
+def steel(*args, env=None, limit=None):
+    def restrict():
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    return subprocess.run([STEEL, *map(str, args)], capture_output=True, text=True,
+                          env={**os.environ, **(env or {})}, preexec_fn=restrict)
+
+
+def ok(*args, **kw):
+    r = steel(*args, **kw)
+    assert r.returncode == 0, (args, r.stderr)
+    return r
+
+
+def fails(what, out, *args, **kw):
+    """Exit 1, one line that says `what`, nothing under the output's name or beside it."""
+    r = steel(*args, **kw)
+    assert r.returncode == 1, (args, r.returncode, r.stderr)
+    lines = [l for l in r.stderr.splitlines() if not l.startswith("steel: note:")]
+    assert len(lines) == 1 and what in lines[0], (what, r.stderr)
+    assert not glob.glob(glob.escape(out) + "*"), glob.glob(out + "*")
+
+
+def logits(model, ids, **env):
+    out = path("logits.bin")
+    ok("logits", model, "--ids", ids, "--out", out, "--kv-type", "f32", env={"STEEL_ISA": "ref", **env})
+    return read_logits(out)
+
+
+def golden_models():
+    """Converted folders give the folder's logits; what golden GGUFs exist are matched byte for byte."""
+    for m, kind in [("qwen3moe", None), ("qwen3moe-tied-nonorm", None), ("qwen3", None),
+                    ("qwen2", None), ("llama3-rope", None), ("mistral-window", None),
+                    ("qwen3moe-gptq", "f32"), ("qwen3moe-fp8", "f32")]:
+        folder, out = f"{GOLDEN}/models/{m}", path(m + ".gguf")
+        ok("convert", folder, out, *(["--type", kind] if kind else []))
+        d = max_difference(logits(out, folder + "/golden.bin"), read_logits(folder + "/golden.bin"))
+        print(f"  {m}: {d:.1e}")
+        assert d < 2e-3, (m, d)
+        theirs = folder + "/model-bf16.gguf"
+        if os.path.exists(theirs):
+            a, b = Gguf(theirs), Gguf(out)
+            assert a.tensors.keys() == b.tensors.keys()
+            for name in a.tensors:
+                assert a.tensors[name] == b.tensors[name], name
+            for key in a.meta:
+                assert a.meta[key] == b.meta[key] or key == "general.name", key
+    fails("BertModel", path("bert.gguf"), "convert", f"{GOLDEN}/models/bert", path("bert.gguf"))
+
+
+def golden_quantized():
+    """Every mix loads and runs; types are the usual ones; no worse than the files given."""
+    source, ids = path("qwen3moe.gguf"), f"{GOLDEN}/models/qwen3moe/golden.bin"
+    exact = read_logits(ids)
+    given = {"Q8_0": "Q8_0", "Q4_K_M": "Q4_K_M", "IQ4_XS": "IQ4_XS", "MXFP4": "MXFP4_MOE"}
+    for mix in "Q8_0 Q6_K Q5_K_M Q5_1 Q5_0 Q4_K_M Q4_1 Q4_0 IQ4_XS MXFP4 Q3_K_M Q2_K F16".split():
+        out = path(f"q-{mix}.gguf")
+        ok("quantize", source, out, mix)
+        kl = mean_kl(exact, logits(out, ids))
+        note = ""
+        if mix in given:
+            stem = f"{GOLDEN}/models/qwen3moe/quant/{given[mix]}"
+            theirs = mean_kl(exact, read_logits(stem + ".exact.bin"))
+            note = f" (given file: {theirs:.2e})"
+            assert kl < 1.15 * theirs + 1e-6, (mix, kl, theirs)
+            a, b = Gguf(stem + ".gguf"), Gguf(out)
+            assert {k: v[:2] for k, v in a.tensors.items()} == {k: v[:2] for k, v in b.tensors.items()}
+            assert a.meta["general.file_type"] == b.meta["general.file_type"]
+        print(f"  {mix}: KL {kl:.2e}{note}")
+        assert kl < 1, mix
+    a, b = path("t1.gguf"), path("t2.gguf")
+    ok("quantize", source, a, "q4_k_m", "-t", 1)
+    ok("quantize", source, b, "Q4_K_M", "-t", 3, env={"STEEL_ISA": "ref"})
+    assert open(a, "rb").read() == open(b, "rb").read(), "threads or ISA change the result"
+    fails("--allow-requantize", path("r.gguf"), "quantize", a, path("r.gguf"), "Q8_0")
+    ok("quantize", a, path("r.gguf"), "Q8_0", "--allow-requantize")
+    r = ok("quantize", source, path("dry.gguf"), "Q4_K_M", "--dry-run")
+    assert "output.weight" in r.stdout and "Q6_K" in r.stdout and not os.path.exists(path("dry.gguf"))
+
+
+def golden_vocabulary():
+    """Qwen's tokenizer.json gives the lists of the GGUF vocabulary; a SentencePiece file likewise."""
+    want = Gguf(f"{GOLDEN}/tokenizers/ggml-vocab-qwen2.gguf").meta
+    n, folder = len(want["tokenizer.ggml.tokens"]), path("vocab")
+    tiny_folder(folder, "qwen2", n, hidden=4, heads=1)
+    with lzma.open(f"{GOLDEN}/tokenizers/qwen2-hf/tokenizer.json.xz") as f:
+        open(folder + "/tokenizer.json", "wb").write(f.read())
+    json.dump({"eos_token": "<|im_end|>", "pad_token": {"content": "<|endoftext|>"},
+               "add_bos_token": False, "bos_token": None}, open(folder + "/tokenizer_config.json", "w"))
+    open(folder + "/chat_template.jinja", "w").write("{{ messages }}\u00e9")
+    ok("convert", folder, path("vocab.gguf"))
+    got = Gguf(path("vocab.gguf")).meta
+    for key in ("model", "pre", "tokens", "token_type", "merges", "eos_token_id", "padding_token_id",
+                "add_bos_token"):
+        key = "tokenizer.ggml." + key
+        if key.endswith("token_type"):  # we count <|fim_prefix|> and its kind as control tokens
+            for text, a, b in zip(want["tokenizer.ggml.tokens"], got[key], want[key]):
+                assert a == b or (a, b, text[:2]) == (3, 4, "<|"), text
+            continue
+        assert got[key] == want[key], key
+    assert got["tokenizer.chat_template"] == "{{ messages }}\u00e9"
+    assert "tokenizer.ggml.bos_token_id" not in got
+    os.remove(path("vocab.gguf"))
+
+    want = Gguf(f"{GOLDEN}/tokenizers/ggml-vocab-llama-spm.gguf").meta
+    n, folder = len(want["tokenizer.ggml.tokens"]), path("spm")
+    tiny_folder(folder, "llama", n, hidden=4, heads=1)
+    model = bytearray()
+    for text, score, kind in zip(want["tokenizer.ggml.tokens"], want["tokenizer.ggml.scores"],
+                                 want["tokenizer.ggml.token_type"]):
+        b = text.encode()
+        piece = b"\x0a" + varint(len(b)) + b + b"\x15" + struct.pack("<f", score) + b"\x18" + varint(kind)
+        model += b"\x0a" + varint(len(piece)) + piece
+    model += b"\x12\x02\x18\x02"  # trainer_spec.model_type = BPE
+    model += b"\x1a\x02\x18\x01"  # normalizer_spec.add_dummy_prefix
+    open(folder + "/tokenizer.model", "wb").write(model)
+    json.dump({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+              open(folder + "/tokenizer_config.json", "w"))
+    ok("convert", folder, path("spm.gguf"))
+    got = Gguf(path("spm.gguf")).meta
+    for key in want:
+        if key.startswith("tokenizer."):
+            assert got[key] == want[key], key
+    assert got["tokenizer.ggml.add_space_prefix"] is True
+    for cut in range(1, len(model), len(model) // 40):
+        open(folder + "/tokenizer.model", "wb").write(model[:cut])
+        r = steel("convert", folder, path("cut.gguf"))
+        assert r.returncode in (0, 1) and (r.returncode == 0 or "tokenizer.model" in r.stderr), r.stderr
+    for f in glob.glob(path("cut.gguf*")):
+        os.remove(f)
+
+
+def varint(n):
+    out = b""
+    while n > 127:
+        out += bytes([n & 127 | 128])
+        n >>= 7
+    return out + bytes([n])
+
+
+def floats(n, seed=1):
+    r = random.Random(seed)
+    return struct.pack("<%df" % n, *(r.gauss(0, 0.1) for _ in range(n)))
+
+
+def tiny_tensors(family, vocab, hidden, ff, layers, kv_rows):
+    t = {"model.embed_tokens.weight": [vocab, hidden], "model.norm.weight": [hidden]}
+    for i in range(layers):
+        p = f"model.layers.{i}."
+        t.update({p + "input_layernorm.weight": [hidden], p + "post_attention_layernorm.weight": [hidden],
+                  p + "self_attn.q_proj.weight": [hidden, hidden],
+                  p + "self_attn.k_proj.weight": [kv_rows, hidden],
+                  p + "self_attn.v_proj.weight": [kv_rows, hidden],
+                  p + "self_attn.o_proj.weight": [hidden, hidden],
+                  p + "mlp.gate_proj.weight": [ff, hidden], p + "mlp.up_proj.weight": [ff, hidden],
+                  p + "mlp.down_proj.weight": [hidden, ff]})
+        if family == "qwen2":
+            for x, rows in (("q", hidden), ("k", kv_rows), ("v", kv_rows)):
+                t[p + f"self_attn.{x}_proj.bias"] = [rows]
+    return t
+
+
+def tiny_folder(folder, family, vocab, hidden=32, heads=4, kv_heads=None, layers=1, ff=64, shards=1,
+                change=None):
+    """A random model. `change(config, tensors)` may spoil it before it is written."""
+    os.makedirs(folder, exist_ok=True)
+    for f in glob.glob(folder + "/*"):
+        os.remove(f)
+    kv_heads = kv_heads or heads
+    config = {"model_type": family, "architectures": [family.capitalize() + "ForCausalLM"],
+              "hidden_size": hidden, "intermediate_size": ff, "num_hidden_layers": layers,
+              "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab,
+              "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+              "tie_word_embeddings": True}
+    tensors = {}
+    for i, (name, shape) in enumerate(tiny_tensors(family, vocab, hidden, ff, layers,
+                                                   hidden // heads * kv_heads).items()):
+        n = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        tensors[name] = ("F32", shape, floats(n, i) if n < 100000 else bytes(4 * n))
+    if change:
+        change(config, tensors)
+    json.dump(config, open(folder + "/config.json", "w"))
+    if shards == 1:
+        write_safetensors(folder + "/model.safetensors", tensors)
+        return
+    names, where = list(tensors), {}
+    for s in range(shards):
+        file = f"model-{s + 1:05}-of-{shards:05}.safetensors"
+        part = {n: tensors[n] for n in names[s::shards]}
+        where.update({n: file for n in part})
+        write_safetensors(f"{folder}/{file}", part)
+    json.dump({"weight_map": where}, open(folder + "/model.safetensors.index.json", "w"))
+
+
+def bad_folders():
+    folder, out = path("bad"), path("bad.gguf")
+
+    def spoil(change, what, **kw):
+        tiny_folder(folder, "llama", 48, change=change, **kw)
+        fails(what, out, "convert", folder, out)
+
+    spoil(lambda c, t: c.update(model_type="mamba", architectures=["MambaForCausalLM"]), "MambaForCausalLM")
+    spoil(lambda c, t: t.pop("model.norm.weight"), "tensor model.norm.weight: missing")
+    spoil(lambda c, t: t.update({"model.norm.weight": ("F32", [16], bytes(64))}),
+          "tensor model.norm.weight: shape [1, 16], expected [1, 32]")
+    spoil(lambda c, t: t.update({"model.layers.0.mlp.up_proj.weight": ("F32", [32, 64], bytes(8192))}),
+          "tensor model.layers.0.mlp.up_proj.weight: shape [32, 64], expected [64, 32]")
+    spoil(lambda c, t: t.update({"model.layers.0.adapter.weight": ("F32", [1], bytes(4))}),
+          "tensor model.layers.0.adapter.weight: no place for it")
+    spoil(lambda c, t: t.update({"model.norm.weight": ("I64", [32], bytes(256))}), "type I64 where")
+    name = "model.layers.0.mlp.down_proj.weight"
+    spoil(lambda c, t: t.update({name: ("BF16", [32, 64], b"\x00\x00" * 2000 + b"\x80\x7f" * 48)}),
+          "blk.0.ffn_down.weight', row 31, column 16: value is not finite")
+    spoil(lambda c, t: c.update(vocab_size=20), "model.embed_tokens.weight: shape")
+    tiny_folder(folder, "llama", 48, shards=3)
+    ok("convert", folder, out)
+    os.remove(out)
+    os.remove(folder + "/model-00002-of-00003.safetensors")
+    fails("model-00002-of-00003.safetensors: No such file", out, "convert", folder, out)
+    tiny_folder(folder, "llama", 48)
+    os.truncate(folder + "/model.safetensors", os.path.getsize(folder + "/model.safetensors") - 1)
+    fails("model.safetensors: tensor", out, "convert", folder, out)
+    tiny_folder(folder, "llama", 48)
+    open(folder + "/tokenizer.json", "w").write('{"model": {"type": "WordPiece"}}')
+    fails("model.type 'WordPiece'", out, "convert", folder, out)
+    big = ('{"model": {"type": "BPE", "vocab": {"a": 0, "b": 99}, "merges": []}, "pre_tokenizer": '
+           '{"type": "ByteLevel", "use_regex": true}}')
+    open(folder + "/tokenizer.json", "w").write(big)
+    fails("token 'b': id 99 is outside the vocabulary of 48", out, "convert", folder, out)
+    open(folder + "/tokenizer.json", "w").write(big.replace("99", "1").replace("ByteLevel", "Odd"))
+    fails("pre_tokenizer: GGUF has no name", out, "convert", folder, out)
+    ok("convert", folder, out, "--pre", "gpt-2")
+    assert Gguf(out).meta["tokenizer.ggml.pre"] == "gpt-2"
+    os.remove(out)
+    fails("a GGUF already", out, "convert", make_gguf(path("one.gguf")), out)
+    fails("`steel convert` makes a GGUF of it", out, "quantize", folder, out, "Q8_0")
+
+
+def make_gguf(name, n=256, rows=64, extra=()):
+    meta = {"general.architecture": "llama", "llama.block_count": 1, "llama.context_length": 64,
+            "llama.embedding_length": n, "llama.feed_forward_length": rows,
+            "llama.attention.head_count": 4, "llama.attention.layer_norm_rms_epsilon": 1e-5}
+    write_gguf(name, meta, [("token_embd.weight", (n, 32), 0, floats(32 * n)),
+                            ("blk.0.ffn_up.weight", (n, rows), 0, floats(rows * n, 3)),
+                            ("blk.0.attn_norm.weight", (n,), 0, floats(n)), *extra])
+    return name
+
+
+def weaving():
+    """Llama's q and k rows come out pairwise, biases too; Mistral is a llama to GGUF."""
+    folder, out = path("weave"), path("weave.gguf")
+
+    def change(config, tensors):
+        for x, rows in (("q", 32), ("k", 16)):
+            tensors[f"model.layers.0.self_attn.{x}_proj.weight"] = (
+                "F32", [rows, 32], b"".join(struct.pack("<f", r) * 32 for r in range(rows)))
+        tensors["model.layers.0.self_attn.q_proj.bias"] = ("F32", [32], struct.pack("<32f", *range(32)))
+        config["sliding_window"] = 16
+
+    tiny_folder(folder, "mistral", 48, heads=4, kv_heads=2, change=change)
+    ok("convert", folder, out)
+    g = Gguf(out)
+    assert g.meta["general.architecture"] == "llama" and g.meta["llama.attention.sliding_window"] == 16
+    order = [8 * h + i % 2 * 4 + i // 2 for h in range(4) for i in range(8)]
+    rows = struct.unpack("<1024f", g.tensors["blk.0.attn_q.weight"][2])[::32]
+    assert list(map(int, rows)) == order, rows
+    rows = struct.unpack("<512f", g.tensors["blk.0.attn_k.weight"][2])[::32]
+    assert list(map(int, rows)) == order[:16], rows
+    assert list(map(int, struct.unpack("<32f", g.tensors["blk.0.attn_q.bias"][2]))) == order
+    assert g.tensors["blk.0.attn_norm.weight"][1] == 0
+
+
+def chat_and_specials():
+    """Token kinds, special ids and templates of a small byte-level tokenizer."""
+    folder, out = path("chat"), path("chat.gguf")
+    tiny_folder(folder, "qwen2", 48)
+    added = [{"id": 10, "content": "<|im_end|>", "special": True},
+             {"id": 11, "content": "<think>", "special": False},
+             {"id": 12, "content": "<|odd|>", "special": False}]
+    post = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "b"}}, {"Sequence": {"id": "A"}}]}
+    json.dump({"model": {"type": "BPE", "vocab": {c: i for i, c in enumerate("abcdefghij")},
+                         "merges": [["a", "b"], ["c d", "e"], "f g"]},
+               "added_tokens": added, "post_processor": post,
+               "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+                   {"type": "Digits", "individual_digits": True},
+                   {"type": "ByteLevel", "use_regex": True}]}}, open(folder + "/tokenizer.json", "w"))
+    json.dump({"bos_token": "b", "eos_token": {"content": "a"}, "chat_template": [
+        {"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]},
+        open(folder + "/tokenizer_config.json", "w"))
+    ok("convert", folder, out)
+    m = {k[10:]: v for k, v in Gguf(out).meta.items() if k.startswith("tokenizer.")}
+    assert m["ggml.pre"] == "smollm" and m["ggml.model"] == "gpt2"
+    assert m["ggml.tokens"][9:14] == ["j", "<|im_end|>", "<think>", "<|odd|>", "[PAD13]"]
+    assert m["ggml.token_type"][9:14] == [1, 3, 4, 3, 5]
+    assert m["ggml.merges"] == ["a b", "c\u0120d e", "f g"]
+    assert (m["ggml.bos_token_id"], m["ggml.eos_token_id"], m["ggml.eot_token_id"]) == (1, 0, 10)
+    assert m["ggml.add_bos_token"] is True and m["ggml.add_eos_token"] is False
+    assert (m["chat_template"], m["chat_template.tool_use"], m["chat_templates"]) == ("D", "T", ["tool_use"])
+
+
+def importance():
+    """Both importance formats change the result alike; misfits and damage are errors."""
+    source, out = make_gguf(path("im.gguf")), path("im-q.gguf")
+    draw = random.Random(5)
+    weights = [draw.expovariate(1) for _ in range(256)]
+    name = "blk.0.ffn_up.weight"
+    sums = struct.pack("<256f", *(40 * w for w in weights))
+    write_gguf(path("imatrix.gguf"), {"general.type": "imatrix"},
+               [(name + ".in_sum2", (256, 1), 0, sums), (name + ".counts", (1, 1), 0, struct.pack("<f", 40))])
+    dat = struct.pack("<ii", 1, len(name)) + name.encode() + struct.pack("<ii", 7, 256) + sums
+    open(path("imatrix.dat"), "wb").write(dat + struct.pack("<ii", 1, 3) + b"abc")
+    results = []
+    for extra in ([], ["--imatrix", path("imatrix.gguf")], ["--imatrix", path("imatrix.dat")]):
+        ok("quantize", source, out, "Q4_K_S", *extra)
+        results.append(Gguf(out).tensors[name][2])
+        os.remove(out)
+    assert results[0] != results[1] and results[1] == results[2]
+    fails("'blk.0.ffn_up.weight': number of values", out, "quantize", make_gguf(path("other.gguf"), 512), out,
+          "Q4_K_S", "--imatrix", path("imatrix.dat"))
+    for cut in (4, 20, 30, 40, 1000):
+        open(path("cut.dat"), "wb").write(dat[:cut])
+        fails("cut.dat: ", out, "quantize", source, out, "Q4_K_S", "--imatrix", path("cut.dat"))
+    bad = dat[:-4] + struct.pack("<f", float("nan"))
+    open(path("cut.dat"), "wb").write(bad)
+    fails("value 255 is negative or not finite", out, "quantize", source, out, "Q4_K_S", "--imatrix",
+          path("cut.dat"))
+    fails("no.dat: No such file", out, "quantize", source, out, "Q4_K_S", "--imatrix", path("no.dat"))
+
+
+def split_input():
+    """A split GGUF becomes one file, the same as from an unsplit one."""
+    whole, out = make_gguf(path("whole.gguf")), path("from-split.gguf")
+    ok("quantize", whole, path("from-whole.gguf"), "Q5_0")
+    g = Gguf(whole)
+    items = [(k, *v) for k, v in g.tensors.items()]
+    for i in range(3):
+        split = {"split.no": i, "split.count": 3, "split.tensors.count": 3}
+        write_gguf(path(f"w-{i + 1:05}-of-00003.gguf"), {**(g.meta if i == 0 else {}), **split},
+                   [items[i]])
+    ok("quantize", path("w-00002-of-00003.gguf"), out, "Q5_0")
+    assert open(out, "rb").read() == open(path("from-whole.gguf"), "rb").read()
+    os.remove(out)
+    os.remove(path("w-00003-of-00003.gguf"))
+    fails("w-00003-of-00003.gguf: No such file", out, "quantize", path("w-00001-of-00003.gguf"), out, "Q5_0")
+
+
+def nothing_left_behind():
+    """A full disk, a refused name, a signal: no file under the output's name or beside it."""
+    source, out = make_gguf(path("n.gguf"), rows=4096), path("n-out.gguf")
+    fails("n-out.gguf: ", out, "quantize", source, out, "Q8_0", limit=100000)
+    fails("nowhere", path("nowhere"), "quantize", source, path("nowhere/x.gguf"), "Q8_0")
+    os.mkdir(path("folder"))
+    r = steel("quantize", source, path("folder"), "Q8_0")
+    assert r.returncode == 1 and "no regular file" in r.stderr and not glob.glob(path("folder.tmp*"))
+    open(out, "w").write("old")
+    r = steel("quantize", source, out, "Q8_0", limit=100000)
+    assert r.returncode == 1 and open(out).read() == "old", "a failure must leave the old file alone"
+    ok("quantize", source, out, "Q8_0")
+    assert Gguf(out).tensors["blk.0.ffn_up.weight"][1] == 8
+    os.remove(out)
+    assert steel("quantize", source, out, "Q9_Q").returncode == 2
+
+    # a large sparse file, so that there is time to interrupt
+    rows = 1 << 20
+    big = path("big.gguf")
+    make_gguf(big, rows=1)
+    head = open(big, "rb").read()
+    at = head.index(b"blk.0.ffn_up.weight") + 19 + 4 + 8
+    norm = head.index(b"blk.0.attn_norm.weight") + 22 + 4 + 8 + 4
+    patched = bytearray(head)
+    struct.pack_into("<Q", patched, at, rows)
+    struct.pack_into("<Q", patched, norm, struct.unpack_from("<Q", head, at + 12)[0] + rows * 1024)
+    open(big, "wb").write(patched)
+    os.truncate(big, len(head) + rows * 1024)
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        p = subprocess.Popen([STEEL, "quantize", big, out, "Q2_K", "-t", "1"], stderr=subprocess.PIPE)
+        until = time.time() + 60
+        while not glob.glob(out + ".tmp-*") and p.poll() is None and time.time() < until:
+            time.sleep(0.005)
+        p.send_signal(sig)
+        p.communicate()
+        assert p.returncode == -sig, (sig, p.returncode)
+        assert not glob.glob(out + "*"), glob.glob(out + "*")
+
+
+def main():
+    parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind]
+    if HAVE_GOLDEN:
+        parts += [golden_models, golden_quantized, golden_vocabulary]
+    else:
+        print("skipped: the parts with ../shared/golden, which is absent")
+    try:
+        for part in parts:
+            start = time.time()
+            print(part.__name__, flush=True)
+            part()
+            print(f"  {time.time() - start:.1f} s", flush=True)
+    finally:
+        subprocess.run(["rm", "-rf", TMP])
+
+
+main()
