@@ -88,26 +88,28 @@ struct gguf_writer *gguf_writer_new(const char *path, struct error *err)
         error_set(err, "%s: exists and is no regular file", path);
         return NULL;
     }
-    struct buf temp = {0};
-    buf_addf(&temp, "%s.tmp-%ld", path, (long)getpid());
-    int fd = open(temp.p, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    struct buf name = {0};
+    buf_addf(&name, "%s.tmp-%ld", path, (long)getpid());
+    char *temp = buf_take(&name);
+    guard_temp(temp); /* before the file is there: a signal right after open must find it */
+    int fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0 && errno == EEXIST) { /* left by a killed process of the same number */
-        unlink(temp.p);
-        fd = open(temp.p, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        unlink(temp);
+        fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     }
     if (fd < 0) {
         error_set(err, "%s: cannot create: %s", path, strerror(errno));
-        buf_clear(&temp);
+        release_temp();
+        mem_free(temp);
         return NULL;
     }
     struct gguf_writer *w = mem_zalloc(1, sizeof *w);
     w->path = mem_strdup(path);
-    w->temp = buf_take(&temp);
+    w->temp = temp;
     w->fd = fd;
     pthread_mutex_init(&w->lock, NULL);
     map_init(&w->keys, 64);
     map_init(&w->names, 256);
-    guard_temp(w->temp);
     return w;
 }
 
