@@ -122,6 +122,8 @@ struct jval jstr_slice(struct jstate *st, struct jval s, int64_t start, int64_t 
 
 const char *jstr_find(const char *hay, size_t n, const char *needle, size_t m)
 {
+    if (m == 1)
+        return memchr(hay, needle[0], n);
     return m == 0 ? hay : memmem(hay, n, needle, m);
 }
 

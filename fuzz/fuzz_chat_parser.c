@@ -1,0 +1,44 @@
+/*
+ * libFuzzer entry for the chat parser: the first byte picks format and options, the second the cuts,
+ * the rest is the model's text. Cut anywhere, it must give the message it gives whole.
+ */
+#include "base/error.h"
+#include "text/chat_parse.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static json_t *parse(const uint8_t *data, size_t size, uint32_t cuts, uint8_t how)
+{
+    struct chat_message m = {0};
+    struct chat_parse_options opt = {.tools = !(how & 8),
+                                     .reasoning = !(how & 16),
+                                     .in_reasoning = how & 32,
+                                     .event = chat_message_event,
+                                     .arg = &m};
+    struct chat_parser *p = chat_parser_new((enum chat_format)(how % CHAT_N_FORMATS), &opt);
+    while (size) {
+        size_t n = cuts ? 1 + (cuts >> 24) % 9 : size; /* cuts 0: whole */
+        cuts = cuts ? (cuts * 1664525 + 1013904223) | 1 : 0;
+        n = n > size ? size : n;
+        chat_parser_push(p, (const char *)data, n);
+        data += n;
+        size -= n;
+    }
+    chat_parser_finish(p);
+    chat_parser_free(p);
+    json_t *j = chat_message_json(&m);
+    chat_message_clear(&m);
+    return j;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size < 2)
+        return 0;
+    json_t *whole = parse(data + 2, size - 2, 0, data[0]);
+    json_t *split = parse(data + 2, size - 2, data[1] + 1u, data[0]);
+    CHECK(json_equal(whole, split), "a split changed the message");
+    json_decref(whole);
+    json_decref(split);
+    return 0;
+}

@@ -1,0 +1,86 @@
+/*
+ * The model's text back into a message: content, reasoning and tool calls, while it streams.
+ * One parser for all formats. Text that could still turn out to be part of a tag is held back, so
+ * nothing shown is ever withdrawn; arguments of a call stream as soon as its name is known.
+ *
+ * Invariant: the events' concatenation depends on the whole text alone, never on how it was cut.
+ *
+ * The text must contain the format's special tokens ([TOOL_CALLS], <|channel|>...) spelt out, without
+ * the token that ended the generation. Knows nothing of tokens, templates or HTTP.
+ */
+#ifndef STEEL_TEXT_CHAT_PARSE_H
+#define STEEL_TEXT_CHAT_PARSE_H
+
+#include "base/buf.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum chat_format {
+    CHAT_PLAIN,       /* content, and <think> reasoning */
+    CHAT_HERMES,      /* <tool_call>{"name", "arguments"}</tool_call>: Hermes, Qwen2.5, Qwen3 */
+    CHAT_QWEN_XML,    /* <tool_call><function=F><parameter=P>...: Qwen3-Coder, Qwen3.5 */
+    CHAT_LLAMA_JSON,  /* the answer is {"name", "parameters"}: Llama 3.x */
+    CHAT_PYTHONIC,    /* the answer is [f(a=1), g()]: Llama 3.2, Llama 4 */
+    CHAT_MISTRAL,     /* [TOOL_CALLS][{...}] and [TOOL_CALLS]name[ARGS]{...} */
+    CHAT_DEEPSEEK_R1, /* <think> reasoning, often opened by the prompt */
+    CHAT_GPT_OSS,     /* <|channel|>analysis|commentary|final */
+    CHAT_N_FORMATS
+};
+
+const char *chat_format_name(enum chat_format f);
+bool chat_format_from_name(const char *name, enum chat_format *out); /* "hermes", "mistral"... */
+/* What a template's text tells of the model's way to answer. */
+enum chat_format chat_format_detect(const char *template, size_t len);
+
+enum chat_event_type {
+    CHAT_CONTENT,    /* text */
+    CHAT_REASONING,  /* text */
+    CHAT_TOOL_BEGIN, /* text is the function's name, id the call's id */
+    CHAT_TOOL_ARGS,  /* text is the next piece of the arguments' JSON */
+    CHAT_TOOL_END,
+};
+
+struct chat_event {
+    enum chat_event_type type;
+    int index;        /* of the tool call, from 0 */
+    const char *text; /* (len) valid during the callback */
+    size_t len;
+    const char *id;
+};
+
+struct chat_parse_options {
+    bool tools;           /* look for tool calls; else their text is content */
+    bool reasoning;       /* look for reasoning; else its text is content */
+    bool in_reasoning;    /* the prompt already opened it (it ends in <think>) */
+    uint64_t id_seed;     /* makes the calls' ids */
+    const json_t *schema; /* the request's tools, for the types of XML parameters; or NULL */
+    void (*event)(void *arg, const struct chat_event *e);
+    void *arg;
+};
+
+struct chat_parser;
+struct chat_parser *chat_parser_new(enum chat_format f, const struct chat_parse_options *opt);
+void chat_parser_push(struct chat_parser *p, const char *text, size_t len);
+void chat_parser_finish(struct chat_parser *p);     /* what was held back is resolved; call once */
+int chat_parser_calls(const struct chat_parser *p); /* tool calls begun so far */
+void chat_parser_free(struct chat_parser *p);
+
+/* Collects events into a message. */
+struct chat_call {
+    char *id, *name;
+    struct buf arguments;
+};
+struct chat_message {
+    struct buf content, reasoning;
+    struct chat_call *calls; /* (n_calls) */
+    int n_calls, cap_calls;
+};
+void chat_message_event(void *message, const struct chat_event *e); /* fits options.event */
+void chat_message_clear(struct chat_message *m);
+/* {"role", "content", "reasoning_content"?, "tool_calls"?}; bad UTF-8 becomes U+FFFD. */
+json_t *chat_message_json(const struct chat_message *m);
+
+#endif

@@ -1,0 +1,82 @@
+/* Inside the chat parser: its state, and the scanners of single calls. chat_parse*.c only. */
+#ifndef STEEL_TEXT_CHAT_PARSE_INT_H
+#define STEEL_TEXT_CHAT_PARSE_INT_H
+
+#include "text/chat_parse.h"
+
+enum scan_result { SCAN_MORE, SCAN_DONE, SCAN_BAD };
+
+/* One call as a JSON object, byte by byte. */
+struct json_scan {
+    int state, level, depth, field;
+    bool in_string, escape;
+    bool have_name, have_args, streaming; /* streaming: args go out as they come */
+    struct buf text;                      /* key or string value at work, raw */
+    struct buf name, id, args;
+};
+
+/* One call as name(key=value, ...), byte by byte. */
+struct py_scan {
+    int state, depth;
+    char quote;
+    bool escape, any;
+    struct buf name, key, value;
+};
+
+enum state {
+    S_START, /* nothing but white space yet */
+    S_CONTENT,
+    S_REASONING,
+    S_CALL,    /* inside one call of the format */
+    S_CLOSE,   /* after a call: its closing tag */
+    S_SKIP,    /* after a broken call: to its closing tag */
+    S_BETWEEN, /* between calls of a list */
+    S_HEADER,  /* gpt-oss: between <|start|> or <|channel|> and <|message|> */
+    S_BODY,    /* gpt-oss: the message */
+};
+
+struct chat_parser {
+    enum chat_format format;
+    struct chat_parse_options opt;
+    struct buf in; /* bytes not yet decided on start at pos */
+    size_t pos;
+    bool final;
+    enum state state;
+    enum chat_event_type out_kind; /* of what is in out */
+    struct buf out;                /* decided text, not yet given to the callback */
+    struct buf space;              /* white space held back until more text follows */
+    struct buf raw;                /* a call's text so far, shown if it is none after all */
+    bool wrote;                    /* some content was given out */
+    bool trim;                     /* drop white space before the next text */
+    bool reasoned;                 /* gpt-oss: some reasoning was given out */
+    bool wrote_args;               /* gpt-oss: the open call has arguments */
+    bool call_open;                /* TOOL_BEGIN was given, TOOL_END not yet */
+    int n_calls;
+    int mode; /* of the format: which variant, or the gpt-oss channel */
+    struct json_scan js;
+    struct py_scan py;
+    /* XML calls */
+    struct buf tag;           /* function or parameter name, or a gpt-oss header */
+    bool xml_string, xml_any; /* the parameter is known to be a string; one was written */
+};
+
+/* chat_parse.c */
+void chat_call_begin(struct chat_parser *p, const char *name, size_t len);
+void chat_call_args(struct chat_parser *p, const char *s, size_t n);
+void chat_call_end(struct chat_parser *p);
+void chat_put(struct chat_parser *p, enum chat_event_type kind, const char *s, size_t n);
+
+/* chat_calls.c */
+void json_scan_reset(struct json_scan *s);
+/* Feeds one byte; gives out the call's name and arguments as soon as it may. */
+enum scan_result json_scan_feed(struct chat_parser *p, char c, bool bare_ok);
+void py_scan_reset(struct py_scan *s);
+enum scan_result py_scan_feed(struct chat_parser *p, char c);
+void py_scan_cut(struct chat_parser *p); /* closes the arguments of a call that breaks off */
+/* The value of an XML parameter as JSON: by the schema's type, else by its looks. */
+void xml_value(struct chat_parser *p, const char *s, size_t n);
+/* Whether the schema says that parameter of that function is a string. */
+bool xml_is_string(const struct chat_parser *p, const char *function, const char *param);
+void json_escape(struct buf *b, const char *s, size_t n); /* without the quotes */
+
+#endif

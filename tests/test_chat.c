@@ -1,0 +1,411 @@
+/*
+ * Messages to prompts: what is learnt of real templates, that every legal conversation renders through
+ * every one of them and shows all that was said, that shapes are normalised as each family expects,
+ * and that ordinary requests are passed on unchanged (the golden cases, byte for byte).
+ */
+#include "base/mem.h"
+#include "text/chat.h"
+
+#include <dirent.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define GOLDEN "../shared/golden/templates/"
+
+static struct chat *load(const char *name)
+{
+    char path[512];
+    struct chat_source s;
+    struct error err = {0};
+    snprintf(path, sizeof path, GOLDEN "%s", name);
+    if (!strstr(name, ".jinja"))
+        strcat(path, ".jinja");
+    if (!chat_source_open(path, &s, &err)) {
+        printf("no golden templates (%s): skipped\n", err.msg);
+        skip();
+    }
+    struct chat *c = chat_new(&s, &err);
+    if (!c)
+        fail_msg("%s: %s", name, err.msg);
+    chat_source_clear(&s);
+    return c;
+}
+
+static struct chat *inline_chat(const char *template)
+{
+    struct error err = {0};
+    struct chat_source s = {.template = (char *)template,
+                            .template_len = strlen(template),
+                            .bos = (char *)"<s>",
+                            .eos = (char *)"</s>"};
+    struct chat *c = chat_new(&s, &err);
+    if (!c)
+        fail_msg("%s", err.msg);
+    return c;
+}
+
+static json_t *json(const char *text)
+{
+    json_error_t e;
+    json_t *j = json_loads(text, 0, &e);
+    if (!j)
+        fail_msg("%s in %s", e.text, text);
+    return j;
+}
+
+/* The prompt (heap), or fails the test. */
+static char *prompt(const struct chat *c, const char *messages, const char *tools,
+                    const char *kwargs)
+{
+    json_t *m = json(messages), *t = tools ? json(tools) : NULL, *k = kwargs ? json(kwargs) : NULL;
+    static const struct tm now = {
+        .tm_year = 126, .tm_mon = 6, .tm_mday = 26, .tm_hour = 12, .tm_min = 30, .tm_yday = 206};
+    struct chat_request r = {.messages = m, .tools = t, .kwargs = k, .now = &now};
+    struct buf out = {0};
+    struct error err = {0};
+    if (!chat_render(c, &r, &out, &err))
+        fail_msg("%s\n  %s", messages, err.msg);
+    json_decref(m);
+    json_decref(t);
+    json_decref(k);
+    return buf_take(&out);
+}
+
+static void expect(const struct chat *c, const char *messages, const char *want)
+{
+    char *p = prompt(c, messages, NULL, NULL);
+    assert_string_equal(p, want);
+    mem_free(p);
+}
+
+#define TOOLS                                                                                      \
+    "[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"description\":\"The "        \
+    "weather\",\"parameters\":{\"type\":\"object\",\"properties\":{\"place\":{\"type\":"           \
+    "\"string\",\"description\":\"where\"}},\"required\":[\"place\"]}}}]"
+
+/* ------------------------------------------------------------------ Qwen3 */
+
+static void test_qwen3(void **state)
+{
+    (void)state;
+    struct chat *c = load("Qwen-Qwen3-0.6B");
+    const struct chat_caps *k = chat_caps(c);
+    assert_true(k->system && k->system_later && k->same_role && k->tools && k->calls &&
+                k->two_calls && !k->string_args && k->string_content);
+    assert_string_equal(k->reasoning_key, "reasoning_content");
+    assert_int_equal(chat_answer_format(c, true), CHAT_HERMES);
+    expect(c, "[{\"role\":\"user\",\"content\":\"Hi\"}]",
+           "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    expect(c,
+           "[{\"role\":\"developer\",\"content\":[{\"type\":\"text\",\"text\":\"Be\"},{\"type\":"
+           "\"input_text\",\"text\":\"good\"}]},{\"role\":\"user\",\"content\":\"Hi\"}]",
+           "<|im_start|>system\nBe\ngood<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+           "<|im_start|>assistant\n");
+    char *p =
+        prompt(c, "[{\"role\":\"user\",\"content\":\"Hi\"}]", NULL, "{\"enable_thinking\":false}");
+    assert_string_equal(p, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n"
+                           "</think>\n\n");
+    assert_false(chat_opens_reasoning(p, strlen(p)));
+    assert_true(chat_opens_reasoning("a<think>\n", 9));
+    mem_free(p);
+    p = prompt(
+        c,
+        "[{\"role\":\"user\",\"content\":\"w?\"},{\"role\":\"assistant\",\"content\":null,"
+        "\"reasoning_content\":\"hm\",\"tool_calls\":[{\"id\":\"call_1\",\"type\":"
+        "\"function\",\"function\":{\"name\":\"get_weather\",\"arguments\":\"{\\\"place\\\": "
+        "\\\"Rome\\\"}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"call_1\",\"content\":"
+        "\"sunny\"}]",
+        TOOLS, NULL);
+    assert_non_null(strstr(p, "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"place\": "
+                              "\"Rome\"}}\n</tool_call>"));
+    assert_non_null(strstr(p, "<think>\nhm\n</think>"));
+    assert_non_null(strstr(p, "<tool_response>\nsunny\n</tool_response>"));
+    assert_null(strstr(p, "None"));
+    mem_free(p);
+    chat_free(c);
+}
+
+/* ------------------------------------------------------------------ families */
+
+static void test_families(void **state)
+{
+    (void)state;
+    /* Gemma: no system role, strict alternation. */
+    struct chat *c = load("google-gemma-2-2b-it");
+    assert_false(chat_caps(c)->system || chat_caps(c)->same_role || chat_caps(c)->tools);
+    char *p =
+        prompt(c,
+               "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"A\"},"
+               "{\"role\":\"user\",\"content\":\"B\"},{\"role\":\"assistant\",\"content\":"
+               "\"C\"},{\"role\":\"system\",\"content\":\"S2\"},{\"role\":\"user\","
+               "\"content\":\"D\"}]",
+               NULL, NULL);
+    assert_non_null(strstr(p, "<start_of_turn>user\nS\n\nA\n\nB<end_of_turn>"));
+    assert_non_null(strstr(p, "<start_of_turn>user\nS2\n\nD<end_of_turn>"));
+    mem_free(p);
+    p = prompt(c,
+               "[{\"role\":\"assistant\",\"content\":\"Hello\"},{\"role\":\"user\",\"content\":"
+               "\"Hi\"}]",
+               TOOLS, NULL); /* opened by the assistant; tools as text */
+    assert_non_null(strstr(p, "get_weather"));
+    assert_non_null(strstr(p, "Hello"));
+    mem_free(p);
+    assert_int_equal(chat_answer_format(c, true), CHAT_HERMES);
+    assert_int_equal(chat_answer_format(c, false), CHAT_PLAIN);
+    chat_free(c);
+
+    /* Mistral: ids of nine characters. */
+    c = load("mistralai-Mistral-Nemo-Instruct-2407");
+    assert_true(chat_caps(c)->short_ids && chat_caps(c)->calls);
+    p = prompt(c,
+               "[{\"role\":\"user\",\"content\":\"w?\"},{\"role\":\"assistant\",\"tool_calls\":[{"
+               "\"id\":\"call_abcdefghijkl\",\"type\":\"function\",\"function\":{\"name\":"
+               "\"get_weather\",\"arguments\":\"{\\\"place\\\": \\\"Rome\\\"}\"}}]},{\"role\":"
+               "\"tool\",\"tool_call_id\":\"call_abcdefghijkl\",\"content\":\"sunny\"}]",
+               TOOLS, NULL);
+    assert_non_null(strstr(p, "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"place\": "
+                              "\"Rome\"}"));
+    assert_non_null(strstr(p, "sunny"));
+    mem_free(p);
+    chat_free(c);
+
+    /* Llama 3.x: one call a message; arguments as objects. */
+    c = load("meta-llama-Llama-3.2-3B-Instruct");
+    assert_false(chat_caps(c)->two_calls);
+    p = prompt(c,
+               "[{\"role\":\"user\",\"content\":\"w?\"},{\"role\":\"assistant\",\"content\":null,"
+               "\"tool_calls\":[{\"id\":\"a\",\"type\":\"function\",\"function\":{\"name\":\"f1\","
+               "\"arguments\":\"{\\\"x\\\": 1}\"}},{\"id\":\"b\",\"type\":\"function\","
+               "\"function\":{\"name\":\"f2\",\"arguments\":\"{}\"}}]},{\"role\":\"tool\","
+               "\"tool_call_id\":\"a\",\"content\":\"r1\"},{\"role\":\"tool\",\"tool_call_id\":"
+               "\"b\",\"content\":\"r2\"}]",
+               TOOLS, NULL);
+    const char *a = strstr(p, "f1"), *r1 = strstr(p, "r1"), *b = strstr(p, "f2"),
+               *r2 = strstr(p, "r2");
+    assert_true(a && r1 && b && r2 && a < r1 && r1 < b && b < r2);
+    mem_free(p);
+    chat_free(c);
+}
+
+static void test_inline(void **state)
+{
+    (void)state;
+    /* Content as typed parts only. */
+    struct chat *c = inline_chat("{% for m in messages %}<{{ m.role }}>{% for p in m.content %}"
+                                 "{{ p.text }}{% endfor %}{% endfor %}");
+    assert_true(chat_caps(c)->typed_content && !chat_caps(c)->string_content);
+    expect(c, "[{\"role\":\"user\",\"content\":\"Hi\"}]", "<user>Hi");
+    chat_free(c);
+    /* A template that refuses whatever is not user or assistant text. */
+    c = inline_chat(
+        "{{ bos_token }}{% for m in messages %}{% if m.role not in ['user', 'assistant'] "
+        "or m.tool_calls %}{{ raise_exception('no') }}{% endif %}{% if (m.role == "
+        "'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
+        "{% endif %}[{{ m.content }}]{% endfor %}{{ eos_token }}");
+    expect(c,
+           "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"\","
+           "\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\\\": 1}\"}}]},"
+           "{\"role\":\"tool\",\"content\":\"r\"},{\"role\":\"user\",\"content\":\"q2\"}]",
+           "<s>[q][<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>]"
+           "[<tool_response>\nr\n</tool_response>\n\nq2]</s>");
+    chat_free(c);
+    /* gpt-oss keeps its thoughts under another name. */
+    c = inline_chat("{% for m in messages %}{{ m.thinking }}{{ m.content }}{% endfor %}");
+    expect(c,
+           "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"reasoning_content\":"
+           "\"T\",\"content\":\"a\"}]",
+           "qTa");
+    chat_free(c);
+}
+
+static void refuse(const struct chat *c, const char *messages, const char *part)
+{
+    json_t *m = json(messages);
+    struct chat_request r = {.messages = m};
+    struct buf out = {0};
+    struct error err = {0};
+    assert_false(chat_render(c, &r, &out, &err));
+    if (!strstr(err.msg, part))
+        fail_msg("want '%s' in '%s'", part, err.msg);
+    json_decref(m);
+    buf_clear(&out);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    struct chat *c = inline_chat("{% for m in messages %}{{ m.content }}{% endfor %}");
+    refuse(c, "{}", "messages: must be an array");
+    refuse(c, "[]", "must not be empty");
+    refuse(c, "[1]", "messages[0]: must be an object with a role");
+    refuse(c, "[{\"content\":\"x\"}]", "messages[0]");
+    refuse(c,
+           "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"user\",\"content\":[{\"type\":"
+           "\"image_url\",\"image_url\":{}}]}]",
+           "messages[1].content[0]: a part of type 'image_url'");
+    chat_free(c);
+    c = inline_chat("{{ raise_exception('never') }}");
+    refuse(c, "[{\"role\":\"user\",\"content\":\"a\"}]", "chat template: line 1: never");
+    chat_free(c);
+}
+
+/* ------------------------------------------------------------------ every template */
+
+/* Whatever the template, nothing said in a legal conversation may fail or vanish. */
+static void test_every_template(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *messages;
+        const char *words[6];
+    } cases[] = {
+        {"[{\"role\":\"user\",\"content\":\"Walpha\"}]", {"Walpha"}},
+        {"[{\"role\":\"system\",\"content\":\"Wsys\"},{\"role\":\"user\",\"content\":\"Walpha\"}]",
+         {"Wsys", "Walpha"}},
+        {"[{\"role\":\"developer\",\"content\":\"Wdev\"},{\"role\":\"user\",\"content\":[{\"type\":"
+         "\"text\",\"text\":\"Walpha\"}]}]",
+         {"Wdev", "Walpha"}},
+        {"[{\"role\":\"system\",\"content\":\"Wsys\"},{\"role\":\"system\",\"content\":\"Wsys2\"},{"
+         "\"role\":\"user\",\"content\":\"Walpha\"},{\"role\":\"user\",\"content\":\"Wbeta\"}]",
+         {"Wsys", "Wsys2", "Walpha", "Wbeta"}},
+        {"[{\"role\":\"user\",\"content\":\"Walpha\"},{\"role\":\"assistant\",\"content\":\"Wans\"}"
+         ","
+         "{\"role\":\"system\",\"content\":\"Wlater\"},{\"role\":\"user\",\"content\":\"Wbeta\"}]",
+         {"Walpha", "Wans", "Wlater", "Wbeta"}},
+        {"[{\"role\":\"assistant\",\"content\":\"Wans\"},{\"role\":\"user\",\"content\":\"Walpha\"}"
+         "]",
+         {"Wans", "Walpha"}},
+        {"[{\"role\":\"user\",\"content\":\"Walpha\"},{\"role\":\"assistant\",\"content\":null,"
+         "\"tool_calls\":[{\"id\":\"call_x1\",\"type\":\"function\",\"function\":{\"name\":"
+         "\"get_weather\",\"arguments\":\"{\\\"place\\\": \\\"Wrome\\\"}\"}},{\"id\":\"call_x2\","
+         "\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"arguments\":\"{"
+         "\\\"place\\\":"
+         " \\\"Woslo\\\"}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"call_x1\",\"content\":"
+         "\"Wsun\"},"
+         "{\"role\":\"tool\",\"tool_call_id\":\"call_x2\",\"content\":\"Wsnow\"},{\"role\":"
+         "\"user\","
+         "\"content\":\"Wbeta\"}]",
+         {"Walpha", "Wrome", "Woslo", "Wsun", "Wsnow", "Wbeta"}},
+    };
+    DIR *d = opendir(GOLDEN);
+    if (!d) {
+        printf("no golden templates: skipped\n");
+        skip();
+    }
+    int n = 0, lost = 0;
+    for (struct dirent *e; (e = readdir(d));) {
+        if (!strstr(e->d_name, ".jinja"))
+            continue;
+        struct chat *c = load(e->d_name);
+        const struct chat_caps *k = chat_caps(c);
+        printf("%-50.50s %-11s%s%s%s%s%s%s%s%s%s%s\n", e->d_name,
+               chat_format_name(chat_answer_format(c, true)), k->system ? " system" : "",
+               k->system_later ? " later" : "", k->same_role ? "" : " strict",
+               k->assistant_first ? "" : " user-first", k->tools ? " tools" : "",
+               k->calls ? " calls" : "", k->calls && !k->two_calls ? " single" : "",
+               k->calls && k->string_args ? " strings" : "", k->short_ids ? " ids" : "",
+               k->null_content ? " null" : "");
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            for (int tools = 0; tools < 2; tools++) {
+                char *p = prompt(c, cases[i].messages, tools ? TOOLS : NULL, NULL);
+                for (int w = 0; w < 6 && cases[i].words[w]; w++) {
+                    if (!strstr(p, cases[i].words[w])) {
+                        printf("  %s is lost in case %zu%s\n", cases[i].words[w], i,
+                               tools ? " with tools" : "");
+                        lost++;
+                    }
+                }
+                mem_free(p);
+            }
+        }
+        chat_free(c);
+        n++;
+    }
+    closedir(d);
+    printf("%d templates, %d words lost\n", n, lost);
+    assert_true(n > 40);
+    assert_int_equal(lost, 0);
+}
+
+/* Where the golden renders, the normalised request must give the same bytes. */
+static void test_unchanged(void **state)
+{
+    (void)state;
+    FILE *f = fopen(GOLDEN "cases.jsonl", "r");
+    if (!f) {
+        printf("no golden templates: skipped\n");
+        skip();
+    }
+    char *line = NULL, name[256] = "";
+    size_t cap = 0;
+    struct chat *c = NULL;
+    int same = 0, other = 0;
+    while (getline(&line, &cap, f) > 0) {
+        json_t *j = json(line), *ctx = json_object_get(j, "context");
+        const char *t = json_string_value(json_object_get(j, "template"));
+        const char *want = json_string_value(json_object_get(j, "output"));
+        if (strcmp(name, t)) {
+            snprintf(name, sizeof name, "%s", t);
+            chat_free(c);
+            char path[512];
+            struct chat_source s;
+            struct error err;
+            snprintf(path, sizeof path, GOLDEN "%s%s", t, strstr(t, ".jinja") ? "" : ".jinja");
+            assert_true(chat_source_open(path, &s, &err));
+            mem_free(s.bos);
+            mem_free(s.eos);
+            s.bos = mem_strdup(json_string_value(json_object_get(ctx, "bos_token")));
+            s.eos = mem_strdup(json_string_value(json_object_get(ctx, "eos_token")));
+            c = chat_new(&s, &err);
+            chat_source_clear(&s);
+            assert_non_null(c);
+        }
+        json_t *kwargs = json_deep_copy(ctx);
+        json_object_del(kwargs, "messages");
+        json_object_del(kwargs, "tools");
+        static const struct tm now = {.tm_year = 126,
+                                      .tm_mon = 6,
+                                      .tm_mday = 26,
+                                      .tm_hour = 12,
+                                      .tm_min = 30,
+                                      .tm_yday = 206};
+        json_t *tools = json_object_get(ctx, "tools");
+        struct chat_request r = {.messages = json_object_get(ctx, "messages"),
+                                 .tools = json_is_array(tools) ? tools : NULL,
+                                 .kwargs = kwargs,
+                                 .now = &now};
+        struct buf out = {0};
+        struct error err = {0};
+        bool ok = chat_render(c, &r, &out, &err);
+        if (!ok)
+            fail_msg("%s / %s: %s", t, json_string_value(json_object_get(j, "case")), err.msg);
+        if (want && strcmp(want, out.p)) {
+            other++;
+            printf("%s / %s differs\n", t, json_string_value(json_object_get(j, "case")));
+        }
+        same += want && !strcmp(want, out.p);
+        buf_clear(&out);
+        json_decref(kwargs);
+        json_decref(j);
+    }
+    chat_free(c);
+    free(line);
+    fclose(f);
+    printf("%d golden prompts unchanged by normalising, %d changed\n", same, other);
+    assert_true(same > 500);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_qwen3),          cmocka_unit_test(test_families),
+        cmocka_unit_test(test_inline),         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_every_template), cmocka_unit_test(test_unchanged),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

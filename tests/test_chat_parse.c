@@ -1,0 +1,489 @@
+/*
+ * The chat parser: what each format's text means, that nothing half-finished is ever shown, and the
+ * invariant that any split of the stream gives the same message, over 100,000 seeded texts.
+ */
+#include "base/mem.h"
+#include "text/chat_parse.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+static uint64_t seed = 1;
+static uint32_t rnd(uint32_t n)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return n ? (uint32_t)(seed >> 33) % n : 0;
+}
+
+static json_t *schema;
+
+static json_t *the_schema(void)
+{
+    if (!schema)
+        schema = json_pack("[{s:s,s:{s:s,s:{s:{s:{s:s},s:{s:s}}}}}]", "type", "function",
+                           "function", "name", "f", "parameters", "properties", "text", "type",
+                           "string", "n", "type", "integer");
+    return schema;
+}
+
+enum how { WHOLE, BYTES, RANDOM };
+
+static json_t *parse(enum chat_format f, const char *text, size_t len, enum how how, bool in_think,
+                     bool tools)
+{
+    struct chat_message m = {0};
+    struct chat_parse_options opt = {.tools = tools,
+                                     .reasoning = true,
+                                     .in_reasoning = in_think,
+                                     .id_seed = 7,
+                                     .schema = the_schema(),
+                                     .event = chat_message_event,
+                                     .arg = &m};
+    struct chat_parser *p = chat_parser_new(f, &opt);
+    for (size_t i = 0; i < len;) {
+        size_t n = how == WHOLE ? len : how == BYTES ? 1 : 1 + rnd(rnd(4) ? 6 : 40);
+        n = n > len - i ? len - i : n;
+        chat_parser_push(p, text + i, n);
+        i += n;
+    }
+    chat_parser_finish(p);
+    assert_int_equal(chat_parser_calls(p), m.n_calls);
+    chat_parser_free(p);
+    json_t *j = chat_message_json(&m);
+    chat_message_clear(&m);
+    return j;
+}
+
+/* The text must give that content, reasoning and calls ("name args|name args"; NULL = none). */
+static void check(enum chat_format f, bool in_think, const char *text, const char *content,
+                  const char *reasoning, const char *calls)
+{
+    for (int how = WHOLE; how <= RANDOM; how++) {
+        json_t *j = parse(f, text, strlen(text), (enum how)how, in_think, true);
+        const char *c = json_string_value(json_object_get(j, "content"));
+        const char *r = json_string_value(json_object_get(j, "reasoning_content"));
+        json_t *tc = json_object_get(j, "tool_calls");
+        struct buf b = {0};
+        buf_adds(&b, "");
+        for (size_t i = 0; i < json_array_size(tc); i++) {
+            json_t *fn = json_object_get(json_array_get(tc, i), "function");
+            buf_addf(&b, "%s%s %s", i ? "|" : "", json_string_value(json_object_get(fn, "name")),
+                     json_string_value(json_object_get(fn, "arguments")));
+        }
+        if (strcmp(c ? c : "", content) || strcmp(r ? r : "", reasoning ? reasoning : "") ||
+            strcmp(b.p, calls ? calls : "")) {
+            printf("%s (%d): %s\n content <%s>\n reasoning <%s>\n calls <%s>\n",
+                   chat_format_name(f), how, text, c, r, b.p);
+            fail();
+        }
+        buf_clear(&b);
+        json_decref(j);
+    }
+}
+
+static void test_plain(void **state)
+{
+    (void)state;
+    check(CHAT_PLAIN, false, "Hello", "Hello", NULL, NULL);
+    check(CHAT_PLAIN, false, "", "", NULL, NULL);
+    check(CHAT_PLAIN, false, " \n Hi \n", " \n Hi \n", NULL, NULL);
+    check(CHAT_PLAIN, false, "a < b <think> c", "a < b <think> c", NULL, NULL);
+    check(CHAT_PLAIN, false, "<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", NULL, NULL);
+    check(CHAT_DEEPSEEK_R1, false, "<think>\nWhy?\n\nSo.\n</think>\n\nIt is.", "It is.",
+          "Why?\n\nSo.", NULL);
+    check(CHAT_DEEPSEEK_R1, true, "Why?\n</think>\n\nIt is.\n", "It is.\n", "Why?", NULL);
+    check(CHAT_DEEPSEEK_R1, true, "<think>\nagain</think>x", "x", "again", NULL);
+    check(CHAT_DEEPSEEK_R1, true, "never ends </thin", "", "never ends </thin", NULL);
+    check(CHAT_DEEPSEEK_R1, false, "\n<think></think>x<think>y</think>", "x<think>y</think>", NULL,
+          NULL);
+    check(CHAT_DEEPSEEK_R1, false, "x</think>y", "x</think>y", NULL, NULL);
+    check(CHAT_DEEPSEEK_R1, false, "<thin", "<thin", NULL, NULL);
+}
+
+static void test_hermes(void **state)
+{
+    (void)state;
+    check(CHAT_HERMES, false,
+          "<think>\nhm\n</think>\n\nLook:\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": "
+          "[1, \"}\"]}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": "
+          "{}}\n</tool_call>",
+          "Look:", "hm", "f {\"a\": [1, \"}\"]}|g {}");
+    check(CHAT_HERMES, false, "<tool_call>{\"arguments\": {\"x\":1}, \"name\": \"f\"}</tool_call>",
+          "", NULL, "f {\"x\":1}");
+    check(CHAT_HERMES, false, "<tool_call>{\"name\": \"f\"}</tool_call>done", "done", NULL, "f {}");
+    check(CHAT_HERMES, false,
+          "<tool_call>{\"name\":\"f\",\"arguments\":\"{\\\"a\\\": 1}\"}</tool_call>", "", NULL,
+          "f {\"a\": 1}");
+    check(CHAT_HERMES, false, "<tool_call>{\"name\":\"f\",\"arguments\":null}</tool_call>", "",
+          NULL, "f {}");
+    check(CHAT_HERMES, false,
+          "<tool_call>{\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{}}}"
+          "</tool_call>",
+          "", NULL, "f {}");
+    check(CHAT_HERMES, false, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":1", "", NULL,
+          "f {\"a\":1"); /* cut off */
+    check(CHAT_HERMES, false, "use <tool_call> tags", "use <tool_call> tags", NULL, NULL);
+    check(CHAT_HERMES, false, "a <tool_call>{\"nam", "a <tool_call>{\"nam", NULL, NULL);
+    check(CHAT_HERMES, false, "a <tool_", "a <tool_", NULL, NULL);
+    check(CHAT_HERMES, false, "<tool_call><tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>",
+          "<tool_call>", NULL, "f {}");
+    check(
+        CHAT_HERMES, false,
+        "<tool_call>{\"name\":\"f\",\"arguments\":{}}{\"name\":\"g\",\"arguments\":{}}</tool_call>",
+        "", NULL, "f {}|g {}");
+    check(CHAT_HERMES, false, "<tool_call>{\"name\":\"f\",\"arguments\":{}, oops}</tool_call>ok",
+          "ok", NULL, "f {}");
+    check(CHAT_HERMES, false,
+          "<tool_call>{\"name\":\"\\u0066\\u00e9\",\"arguments\":{}}</tool_call>", "", NULL,
+          "f\xc3\xa9 {}");
+}
+
+static void test_xml(void **state)
+{
+    (void)state;
+    check(CHAT_QWEN_XML, false,
+          "Sure.\n<tool_call>\n<function=f>\n<parameter=text>\nline \"1\"\nline 2\n</parameter>\n"
+          "<parameter=n>\n42\n</parameter>\n<parameter=other>\n[1, "
+          "2]\n</parameter>\n</function>\n</tool_call>",
+          "Sure.", NULL, "f {\"text\": \"line \\\"1\\\"\\nline 2\", \"n\": 42, \"other\": [1, 2]}");
+    check(CHAT_QWEN_XML, false,
+          "<function=f><parameter=text>5</parameter><parameter=free>five</parameter>"
+          "<parameter=b>True</parameter></function></tool_call>bye",
+          "bye", NULL, "f {\"text\": \"5\", \"free\": \"five\", \"b\": true}");
+    check(CHAT_QWEN_XML, false, "<tool_call><function=g></function></tool_call>", "", NULL, "g {}");
+    check(CHAT_QWEN_XML, false, "<tool_call>\n<function=f>\n<parameter=text>\ncut", "", NULL,
+          "f {\"text\": \"cut\"}");
+    check(CHAT_QWEN_XML, false,
+          "<tool_call>\n<function=f>\n<parameter=x>\n1\n<parameter=y>\n2\n</function>", "", NULL,
+          "f {\"x\": 1, \"y\": 2}");
+    check(CHAT_QWEN_XML, false, "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>",
+          "", NULL, "f {}");
+    check(CHAT_QWEN_XML, false, "if a <function b", "if a <function b", NULL, NULL);
+    check(CHAT_QWEN_XML, false, "<tool_call>\nno", "<tool_call>\nno", NULL, NULL);
+}
+
+static void test_llama(void **state)
+{
+    (void)state;
+    check(CHAT_LLAMA_JSON, false, "{\"name\": \"f\", \"parameters\": {\"q\": \"x\"}}", "", NULL,
+          "f {\"q\": \"x\"}");
+    check(CHAT_LLAMA_JSON, false,
+          "<|python_tag|>{\"type\": \"function\", \"name\": \"f\", \"parameters\": {}}; {\"name\": "
+          "\"g\", \"parameters\": {\"a\": 1}}",
+          "", NULL, "f {}|g {\"a\": 1}");
+    check(CHAT_LLAMA_JSON, false, "{\"name\": \"Bob\", \"age\": 3}",
+          "{\"name\": \"Bob\", \"age\": 3}", NULL, NULL);
+    check(CHAT_LLAMA_JSON, false, "{\"a\": 1} is JSON", "{\"a\": 1} is JSON", NULL, NULL);
+    check(CHAT_LLAMA_JSON, false, " { not json", " { not json", NULL, NULL);
+    check(CHAT_LLAMA_JSON, false, "Hi {\"name\": \"f\", \"parameters\": {}}",
+          "Hi {\"name\": \"f\", \"parameters\": {}}", NULL, NULL);
+    check(CHAT_PYTHONIC, false, "[f(a=1, b='x \"y\"', c=[True, None, {'k': 1.5}]), g()]", "", NULL,
+          "f {\"a\": 1, \"b\": \"x \\\"y\\\"\", \"c\": [true, null, {\"k\": 1.5}]}|g {}");
+    check(CHAT_PYTHONIC, false, "<|python_start|>[f(x=\"a)b,\\n\")]", "", NULL,
+          "f {\"x\": \"a)b,\\n\"}");
+    check(CHAT_PYTHONIC, false, "[link](http://x)", "[link](http://x)", NULL, NULL);
+    check(CHAT_PYTHONIC, false, "[1, 2]", "[1, 2]", NULL, NULL);
+    check(CHAT_PYTHONIC, false, "[f(1)]", "[f(1)]", NULL, NULL);
+    check(CHAT_PYTHONIC, false, "[f(a=foo.bar)]", "", NULL, "f {\"a\": \"foo.bar\"}");
+    check(CHAT_PYTHONIC, false, "[f(a=1, b=\"cut", "", NULL, "f {\"a\": 1}");
+    check(CHAT_PYTHONIC, false, "Text [f(a=1)]", "Text [f(a=1)]", NULL, NULL);
+}
+
+static void test_mistral(void **state)
+{
+    (void)state;
+    check(CHAT_MISTRAL, false,
+          "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": 1}, \"id\": \"abcdefghi\"}, "
+          "{\"name\": \"g\", \"arguments\": {}}]",
+          "", NULL, "f {\"a\": 1}|g {}");
+    check(CHAT_MISTRAL, false, "Ok.[TOOL_CALLS]f[ARGS]{\"a\": \"}\"}[TOOL_CALLS]g[ARGS]{}", "Ok.",
+          NULL, "f {\"a\": \"}\"}|g {}");
+    check(CHAT_MISTRAL, false, "[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{\"a\": 1}", "", NULL,
+          "f {\"a\": 1}");
+    check(CHAT_MISTRAL, false, "[TOOL_CALLS]f{\"a\": [1]} after", "after", NULL, "f {\"a\": [1]}");
+    check(CHAT_MISTRAL, false, "[THINK]hm[/THINK]yes", "yes", "hm", NULL);
+    check(CHAT_MISTRAL, false, "see [TOOL_CALL", "see [TOOL_CALL", NULL, NULL);
+    check(CHAT_MISTRAL, false, "[TOOL_CALLS] what?", "[TOOL_CALLS] what?", NULL, NULL);
+    check(CHAT_MISTRAL, false, "[TOOL_CALLS][1]", "[TOOL_CALLS][1]", NULL, NULL);
+    check(CHAT_MISTRAL, false, "[TOOL_CALLS][{\"x\": 1}]", "[TOOL_CALLS][{\"x\": 1}]", NULL, NULL);
+}
+
+static void test_gpt_oss(void **state)
+{
+    (void)state;
+    check(CHAT_GPT_OSS, false,
+          "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>"
+          "Answer.<|return|>",
+          "Answer.", "Think.", NULL);
+    check(CHAT_GPT_OSS, false,
+          "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary "
+          "to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+          "", "A", "f {\"a\": 1}");
+    check(CHAT_GPT_OSS, false, " to=functions.f<|channel|>commentary json<|message|>{}", "", NULL,
+          "f {}");
+    check(CHAT_GPT_OSS, false, "<|channel|>commentary<|message|>Let me see.<|end|>", "Let me see.",
+          NULL, NULL);
+    check(CHAT_GPT_OSS, false,
+          "<|channel|>analysis<|message|>A<|end|><|channel|>analysis<|message|>B", "", "A\nB",
+          NULL);
+    check(CHAT_GPT_OSS, false, "plain text", "plain text", NULL, NULL);
+    check(CHAT_GPT_OSS, false, "<|channel|>final<|message|>cut <|retu", "cut <|retu", NULL, NULL);
+    check(CHAT_GPT_OSS, false, "<|channel|>commentary to=functions.f<|message|><|call|>", "", NULL,
+          "f {}");
+}
+
+/* ------------------------------------------------------------------ what is shown while it streams */
+
+struct trace {
+    struct buf b;
+};
+
+static void record(void *arg, const struct chat_event *e)
+{
+    struct trace *t = arg;
+    static const char *const kind[] = {"C", "R", "B", "A", "E"};
+    buf_addf(&t->b, "%s<%.*s>", kind[e->type], (int)e->len, e->text);
+}
+
+static void check_trace(enum chat_format f, const char *const *pieces, const char *want)
+{
+    struct trace t = {0};
+    struct chat_parse_options opt = {
+        .tools = true, .reasoning = true, .event = record, .arg = &t, .schema = the_schema()};
+    struct chat_parser *p = chat_parser_new(f, &opt);
+    for (; *pieces; pieces++) {
+        chat_parser_push(p, *pieces, strlen(*pieces));
+        buf_addc(&t.b, '/');
+    }
+    chat_parser_finish(p);
+    chat_parser_free(p);
+    assert_string_equal(t.b.p, want);
+    buf_clear(&t.b);
+}
+
+static void test_streaming(void **state)
+{
+    (void)state;
+    check_trace(CHAT_HERMES,
+                (const char *const[]){"Hi <", "b> <tool", "_call>{\"name\":\"f\",\"argu",
+                                      "ments\":{\"a\"", ":1}", "}</tool_call>", NULL},
+                "C<Hi>/C< <b>>//B<f>A<{\"a\">/A<:1}>/E<>/");
+    check_trace(CHAT_DEEPSEEK_R1,
+                (const char *const[]){"<th", "ink>a ", "b\n</", "think>", "c", NULL},
+                "/R<a>/R< b>//C<c>/");
+    check_trace(CHAT_QWEN_XML,
+                (const char *const[]){"<tool_call><function=f>", "<parameter=text>\nab", "c\n",
+                                      "d\n<", "/parameter></function>", NULL},
+                "B<f>/A<{\"text\": \"ab>/A<c>/A<\\nd>/A<\"}>E<>/");
+    check_trace(CHAT_MISTRAL,
+                (const char *const[]){"x[TOOL_", "CALLS]f[A", "RGS]{\"a\":", "1}", NULL},
+                "C<x>//B<f>A<{\"a\":>/A<1}>E<>/");
+}
+
+static void test_detect(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *file;
+        enum chat_format want;
+    } cases[] = {{"Qwen-Qwen3-0.6B", CHAT_HERMES},
+                 {"Qwen-Qwen2.5-7B-Instruct", CHAT_HERMES},
+                 {"Qwen3-Coder", CHAT_QWEN_XML},
+                 {"NousResearch-Hermes-3-Llama-3.1-8B-tool_use", CHAT_HERMES},
+                 {"meta-llama-Llama-3.3-70B-Instruct", CHAT_LLAMA_JSON},
+                 {"meta-llama-Llama-3.2-3B-Instruct", CHAT_LLAMA_JSON},
+                 {"mistralai-Mistral-Nemo-Instruct-2407", CHAT_MISTRAL},
+                 {"unsloth-mistral-Devstral-Small-2507", CHAT_MISTRAL},
+                 {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B", CHAT_DEEPSEEK_R1},
+                 {"google-gemma-2-2b-it", CHAT_PLAIN}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char path[256], text[65536];
+        snprintf(path, sizeof path, "../shared/golden/templates/%s.jinja", cases[i].file);
+        FILE *f = fopen(path, "r");
+        if (!f) {
+            printf("no golden templates: skipped\n");
+            skip();
+        }
+        size_t n = fread(text, 1, sizeof text, f);
+        fclose(f);
+        enum chat_format got = chat_format_detect(text, n), again;
+        if (got != cases[i].want)
+            fail_msg("%s: %s", path, chat_format_name(got));
+        assert_true(chat_format_from_name(chat_format_name(got), &again));
+        assert_int_equal(again, got);
+    }
+    const char *oss = "<|start|>assistant<|channel|>analysis<|message|>";
+    assert_int_equal(chat_format_detect(oss, strlen(oss)), CHAT_GPT_OSS);
+    const char *py = "return [func_name1(params_name1=params_value1)]";
+    assert_int_equal(chat_format_detect(py, strlen(py)), CHAT_PYTHONIC);
+}
+
+/* ------------------------------------------------------------------ the invariant */
+
+static void random_text(enum chat_format f, struct buf *b)
+{
+    static const char *const pieces[] = {
+        "Hello",
+        " ",
+        "\n",
+        "\n\n",
+        "world ",
+        "<",
+        ">",
+        "{",
+        "}",
+        "[",
+        "]",
+        "\"",
+        "\\",
+        ",",
+        ":",
+        "=",
+        "(",
+        ")",
+        "'",
+        "a",
+        "name",
+        "1",
+        "-2.5",
+        "true",
+        "None",
+        "\xc3\xa9",
+        "\xf0\x9f\x98\x80",
+        "\xff",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "<function=f>",
+        "</function>",
+        "<parameter=text>",
+        "<parameter=n>",
+        "</parameter>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+        "[THINK]",
+        "[/THINK]",
+        "<|python_tag|>",
+        "<|python_start|>",
+        "<|channel|>",
+        "<|message|>",
+        "<|start|>assistant",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "analysis",
+        "final",
+        "commentary to=functions.f",
+        "{\"name\": \"f\", \"arguments\": {\"a\": [1, {\"b\": \"}\"}]}}",
+        "{\"name\": \"f\", \"parameters\": {}}",
+        "{\"arguments\": {\"x\": 1}, \"name\": \"g\"}",
+        "[f(a=1, b='x'), g()]",
+        "f(a=1)",
+        "\"name\": ",
+        "\"arguments\": ",
+        "\\u00e9",
+        "\\\"",
+        "<tool",
+        "_call>",
+        "<|chan",
+        "nel|>",
+        "[TOOL",
+        "_CALLS]",
+        "</thi",
+        "nk>",
+        ";",
+        "to="};
+    static const char *const valid[CHAT_N_FORMATS] = {
+        "Just an answer.\n",
+        "<think>\nwhy\n</think>\n\nOk\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": "
+        "\"\\\"}\"}}\n"
+        "</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=text>\nx < y\n</parameter>\n<parameter=n>\n7\n"
+        "</parameter>\n</function>\n</tool_call>",
+        "{\"name\": \"f\", \"parameters\": {\"a\": {\"b\": [1]}}}; {\"name\": \"g\", "
+        "\"parameters\": {}}",
+        "[f(a='x', b=[1, {'k': None}]), g(), h(z=1.5)]",
+        "Hm.[TOOL_CALLS]f[ARGS]{\"a\": 1}[TOOL_CALLS][{\"name\": \"g\", \"arguments\": {\"q\": "
+        "\"]\"}}]",
+        "<think>\nlong\n\nthoughts\n</think>\n\nshort answer",
+        "<|channel|>analysis<|message|>A <b> c<|end|><|start|>assistant<|channel|>commentary "
+        "to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+    };
+    uint32_t kind = rnd(10);
+    if (kind < 4) { /* valid, perhaps damaged */
+        buf_adds(b, valid[f]);
+        for (uint32_t n = kind == 0 ? 0 : rnd(4); n && b->len; n--) {
+            size_t at = rnd((uint32_t)b->len);
+            switch (rnd(4)) {
+            case 0:
+                b->p[at] = "<>{}[]\"\\,:=( \n"[rnd(14)];
+                break;
+            case 1:
+                b->len = at;
+                break;
+            case 2:
+                memmove(b->p + at, b->p + at + 1, b->len - at - 1);
+                b->len--;
+                break;
+            default:
+                buf_adds(b, pieces[rnd(sizeof pieces / sizeof *pieces)]);
+            }
+        }
+    } else if (kind < 9) {
+        for (uint32_t n = rnd(30); n; n--)
+            buf_adds(b, pieces[rnd(sizeof pieces / sizeof *pieces)]);
+    } else {
+        for (uint32_t n = rnd(60); n; n--)
+            buf_addc(b, rnd(2) ? (char)rnd(256) : "<>{}[]|\"tool_calhnk/"[rnd(20)]);
+    }
+}
+
+static void test_splits(void **state)
+{
+    (void)state;
+    int n_calls = 0, n_reasoning = 0;
+    seed = 20260726;
+    for (int i = 0; i < 100000; i++) {
+        enum chat_format f = (enum chat_format)(i % CHAT_N_FORMATS);
+        struct buf b = {0};
+        buf_adds(&b, "");
+        random_text(f, &b);
+        bool in_think = rnd(8) == 0, tools = rnd(8) != 0;
+        json_t *whole = parse(f, b.p, b.len, WHOLE, in_think, tools);
+        json_t *split = parse(f, b.p, b.len, i % 4 ? RANDOM : BYTES, in_think, tools);
+        if (!json_equal(whole, split)) {
+            printf("case %d, %s: <%.*s>\n", i, chat_format_name(f), (int)b.len, b.p);
+            json_dumpf(whole, stdout, JSON_INDENT(1));
+            json_dumpf(split, stdout, JSON_INDENT(1));
+            fail();
+        }
+        n_calls += (int)json_array_size(json_object_get(whole, "tool_calls"));
+        n_reasoning += json_object_get(whole, "reasoning_content") != NULL;
+        json_decref(whole);
+        json_decref(split);
+        buf_clear(&b);
+    }
+    printf("100,000 texts: %d calls, %d with reasoning, no difference\n", n_calls, n_reasoning);
+    assert_true(n_calls > 10000 && n_reasoning > 1000);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plain),     cmocka_unit_test(test_hermes),
+        cmocka_unit_test(test_xml),       cmocka_unit_test(test_llama),
+        cmocka_unit_test(test_mistral),   cmocka_unit_test(test_gpt_oss),
+        cmocka_unit_test(test_streaming), cmocka_unit_test(test_detect),
+        cmocka_unit_test(test_splits),
+    };
+    int rc = cmocka_run_group_tests(tests, NULL, NULL);
+    json_decref(schema);
+    return rc;
+}
