@@ -44,6 +44,14 @@ $(B)/src/backend/cpu/%_avx512.o: CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f 
 $(B)/src/backend/cpu/%_vnni.o:   CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi
 $(B)/src/backend/cpu/%_amx.o:    CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
 
+# Vector kernels under the sanitizers: addresses are checked, undefined arithmetic is not (it makes
+# minutes of compilation of a file); fuzzers feed parsers, so their kernels stay plain.
+ifneq ($(findstring fuzzer,$(OPT)),)
+$(B)/src/backend/cpu/%.o: CFLAGS += -fno-sanitize=all
+else ifneq ($(findstring undefined,$(OPT)),)
+$(B)/src/backend/cpu/%.o: CFLAGS += -fno-sanitize=undefined
+endif
+
 # The model in the box is part of the binary.
 BUILTIN := $(wildcard demo/steel-demo.gguf)
 ifneq ($(BUILTIN),)

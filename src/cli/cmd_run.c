@@ -2,7 +2,7 @@
  * steel run: a prompt in, a streamed completion out, timings on stderr. Holds back text that may
  * become a stop string, so that nothing is shown and then withdrawn.
  */
-#include "cli/generate.h"
+#include "cli/terminal.h"
 #include "base/mem.h"
 
 #include <math.h>
@@ -14,94 +14,18 @@
 struct run_flags {
     struct model_flags model;
     struct sample_params sample;
-    const char *prompt, *file;
+    const char *prompt, *file, *system, *think;
     int n_predict;
     struct opt_list stop, bias;
-    bool ignore_eos, quiet, raw;
+    bool ignore_eos, quiet, raw, verbose;
 };
-
-/* Text on its way to stdout; a tail that could begin a stop string waits. */
-struct output {
-    struct buf held;
-    const struct opt_list *stop;
-    bool stopped;
-};
-
-/* How many bytes at the end of held might be the start of a stop string. */
-static size_t maybe_stop(const struct output *o)
-{
-    size_t most = 0;
-    for (int i = 0; i < o->stop->n; i++) {
-        size_t n = strlen(o->stop->items[i]);
-        for (size_t k = n - 1 < o->held.len ? n - 1 : o->held.len; k > most; k--)
-            if (!memcmp(o->held.p + o->held.len - k, o->stop->items[i], k)) {
-                most = k;
-                break;
-            }
-    }
-    return most;
-}
-
-static void output_flush(struct output *o, bool final)
-{
-    size_t cut = o->held.len;
-    for (int i = 0; o->held.len && i < o->stop->n; i++) {
-        const char *hit =
-            memmem(o->held.p, o->held.len, o->stop->items[i], strlen(o->stop->items[i]));
-        if (hit && (size_t)(hit - o->held.p) < cut) {
-            cut = (size_t)(hit - o->held.p);
-            o->stopped = true;
-        }
-    }
-    if (!o->stopped && !final)
-        cut = o->held.len - maybe_stop(o);
-    if (cut == 0 && !o->stopped)
-        return;
-    if (cut) {
-        fwrite(o->held.p, 1, cut, stdout);
-        fflush(stdout);
-    }
-    size_t rest = o->stopped ? 0 : o->held.len - cut;
-    if (rest)
-        memmove(o->held.p, o->held.p + cut, rest);
-    o->held.len = rest;
-}
 
 static bool on_text(void *arg, const char *text, size_t len)
 {
-    struct output *o = arg;
+    struct stop_filter *o = arg;
     buf_add(&o->held, text, len);
-    output_flush(o, false);
+    stop_filter_flush(o, false);
     return !o->stopped;
-}
-
-static bool complete(struct runtime *rt, const struct run_flags *f, const struct token_list *prompt,
-                     struct error *err)
-{
-    struct context context = {.rt = rt};
-    struct output out = {.stop = &f->stop};
-    struct generation g = {.context = &context,
-                           .sample = &f->sample,
-                           .n_predict = f->n_predict,
-                           .ignore_eos = f->ignore_eos,
-                           .on_text = on_text,
-                           .arg = &out};
-    bool ok = generate(&g, prompt->ids, (int)prompt->n, err);
-    if (!out.stopped)
-        output_flush(&out, true);
-    if (g.n_generated)
-        fputc('\n', stdout);
-    fflush(stdout);
-    if (!f->quiet && g.n_generated) {
-        fprintf(stderr, "\nload %.2f s | ", (double)rt->load_ns * 1e-9);
-        generation_print(&g, stderr);
-        fprintf(stderr, " | seed %llu\n", (unsigned long long)f->sample.seed);
-    }
-    if (f->model.profile)
-        profile_print(&rt->profile, stderr);
-    context_clear(&context);
-    buf_clear(&out.held);
-    return ok;
 }
 
 /* "ID=BIAS", or llama.cpp's "ID+BIAS" and "ID-BIAS"; "ID=false" bans. */
@@ -131,16 +55,60 @@ static bool parse_bias(const struct usage *u, const struct opt_list *list, struc
     return true;
 }
 
-static int run(const char *model, const struct run_flags *f, struct runtime_options *opt)
+static void print_timings(const struct runtime *rt, const struct run_flags *f,
+                          const struct generation *g)
+{
+    if (!f->quiet && g->n_generated) {
+        fprintf(stderr, "\nload %.2f s | ", (double)rt->load_ns * 1e-9);
+        generation_print(g, stderr);
+        fprintf(stderr, " | seed %llu\n", (unsigned long long)f->sample.seed);
+    }
+    if (f->model.profile)
+        profile_print(&rt->profile, stderr);
+}
+
+/* The prompt as it is. */
+static bool complete(struct runtime *rt, const struct run_flags *f, const struct buf *text,
+                     struct error *err)
+{
+    struct context context = {.rt = rt};
+    struct stop_filter out = {.stop = &f->stop};
+    struct token_list prompt = {0};
+    struct generation g = {.context = &context,
+                           .sample = &f->sample,
+                           .n_predict = f->n_predict,
+                           .ignore_eos = f->ignore_eos,
+                           .on_text = on_text,
+                           .arg = &out};
+    bool ok = tokenizer_encode(rt->tokenizer, text->p ? text->p : "", text->len,
+                               TOKENIZE_SPECIAL | TOKENIZE_BOS, &prompt, err);
+    if (ok && prompt.n == 0 && tokenizer_bos(rt->tokenizer) >= 0)
+        token_list_add(&prompt, tokenizer_bos(rt->tokenizer));
+    if (ok && prompt.n == 0)
+        ok = error_set(err, "the prompt is empty");
+    ok = ok && generate(&g, prompt.ids, (int)prompt.n, err);
+    if (!out.stopped)
+        stop_filter_flush(&out, true);
+    if (g.n_generated)
+        fputc('\n', stdout);
+    fflush(stdout);
+    print_timings(rt, f, &g);
+    context_clear(&context);
+    token_list_clear(&prompt);
+    buf_clear(&out.held);
+    return ok;
+}
+
+static int run(const char *model, const struct run_flags *f, const struct terminal_options *chat,
+               struct runtime_options *opt)
 {
     struct error err = {0};
     struct buf text = {0};
-    struct token_list prompt = {0};
     struct runtime *rt = NULL;
-    bool ok = true;
+    bool ok = true, talk = !f->prompt && !f->file;
     if (f->file)
         ok = cli_read_file(f->file, (size_t)256 << 20, &text, &err);
-    else
+    else if (f->prompt)
         buf_adds(&text, f->prompt);
     if (ok) {
         rt = cli_open(model, opt, &err);
@@ -150,21 +118,36 @@ static int run(const char *model, const struct run_flags *f, struct runtime_opti
         err = rt->tokenizer_error;
         ok = false;
     }
-    if (ok)
-        ok = tokenizer_encode(rt->tokenizer, text.p, text.len, TOKENIZE_SPECIAL | TOKENIZE_BOS,
-                              &prompt, &err);
-    if (ok && prompt.n == 0 && tokenizer_bos(rt->tokenizer) >= 0)
-        token_list_add(&prompt, tokenizer_bos(rt->tokenizer));
-    if (ok && prompt.n == 0)
-        ok = error_set(&err, "the prompt is empty");
-    if (ok)
-        ok = complete(rt, f, &prompt, &err);
-    token_list_clear(&prompt);
+    int rc = EXIT_OK;
+    if (ok && talk) {
+        rc = terminal_chat(rt, chat);
+        cli_clear_interrupt();
+    } else if (ok && !f->raw && terminal_can_chat(rt)) {
+        struct generation g = {0};
+        ok = terminal_ask(rt, chat, text.p ? text.p : "", &g, &err) == EXIT_OK;
+        print_timings(rt, f, &g);
+    } else if (ok) {
+        ok = complete(rt, f, &text, &err);
+    }
     buf_clear(&text);
     runtime_close(rt);
     if (cli_interrupted())
         return EXIT_INTERRUPTED;
-    return ok ? EXIT_OK : cli_fail(&err);
+    return ok ? rc : cli_fail(&err);
+}
+
+static bool parse_think(const struct usage *u, const char *s, enum think_mode *out)
+{
+    static const char *const modes[] = {
+        [THINK_ON] = "on", [THINK_OFF] = "off", [THINK_HIDE] = "hide"};
+    for (int i = 0; s && i < 3; i++)
+        if (!strcmp(s, modes[i])) {
+            *out = (enum think_mode)i;
+            return true;
+        }
+    if (s)
+        args_usage_error(u, "--think %s: use on, off or hide", s);
+    return !s;
 }
 
 int cmd_run(int argc, char **argv)
@@ -181,6 +164,10 @@ int cmd_run(int argc, char **argv)
         {OPT_FLAG, 0, "ignore-eos", 0, &f.ignore_eos, 0, 0, 0, "go on past the end token"},
         {OPT_FLAG, 0, "raw", 0, &f.raw, 0, 0, 0, "the prompt as it is, without the chat template"},
         {OPT_FLAG, 'q', "quiet", 0, &f.quiet, 0, 0, 0, "no timings"},
+        {OPT_HEADING, 0, "chat", 0, 0, 0, 0, 0, 0},
+        {OPT_STRING, 0, "system", 0, &f.system, 0, 0, "TEXT", "the system prompt"},
+        {OPT_STRING, 0, "think", 0, &f.think, 0, 0, "MODE", "on, off or hide (default on)"},
+        {OPT_FLAG, 'v', "verbose", 0, &f.verbose, 0, 0, 0, "speed after every turn of a chat"},
         {OPT_HEADING, 0, "sampling", 0, 0, 0, 0, 0, 0},
         {OPT_FLOAT, 0, "temp", "temperature", &f.sample.temp, 0, 100, "T",
          "temperature; 0 = greedy (default 0.8)"},
@@ -202,31 +189,41 @@ int cmd_run(int argc, char **argv)
     };
     const struct usage u = {
         .command = "run",
-        .synopsis = "MODEL -p PROMPT [options]",
-        .about = "Generates text after a prompt and streams it to stdout; timings go to stderr.",
-        .examples = "  steel run model.gguf -p 'Once upon a time' -n 100\n"
+        .synopsis = "[MODEL] [-p PROMPT] [options]",
+        .about =
+            "Without a prompt: a chat in the terminal. With one: streams the answer to stdout,\n"
+            "timings to stderr. Without MODEL: the built-in model.",
+        .examples = "  steel run\n"
+                    "  steel run model.gguf -p 'Why is the sky blue?'\n"
+                    "  steel run model.gguf --raw -p 'Once upon a time' -n 100\n"
                     "  echo 'The capital of France is' | steel run model.gguf -f - --temp 0\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
-        .min_args = 1,
+        .min_args = 0,
         .max_args = 2,
     };
     const char *pos[2];
     int n = args_parse(&u, argc, argv, pos);
     if (n < 0)
         return cli_args_exit(n);
-    if (n == 2 && !strcmp(pos[1], "-") && !f.file)
+    /* A lone "-" in place of a prompt is stdin. */
+    if (n && !strcmp(pos[n - 1], "-") && !f.file) {
         f.file = "-";
-    else if (n == 2)
+        n--;
+    }
+    if (n == 2)
         return cli_args_exit(args_usage_error(&u, "unexpected argument '%s'", pos[1]));
-    if (!f.prompt == !f.file)
-        return cli_args_exit(args_usage_error(&u, "give the prompt with -p TEXT or -f FILE"));
+    if (f.prompt && f.file)
+        return cli_args_exit(args_usage_error(&u, "give the prompt with -p or with -f, not both"));
     for (int i = 0; i < f.stop.n; i++)
         if (!*f.stop.items[i])
             return cli_args_exit(args_usage_error(&u, "--stop: empty text"));
     struct runtime_options opt;
     struct logit_bias *bias = mem_zalloc((size_t)f.bias.n, sizeof *bias);
-    if (!cli_runtime_options(&u, &f.model, &opt) || !parse_bias(&u, &f.bias, bias))
+    struct terminal_options chat = {
+        .stop = &f.stop, .system = f.system, .n_predict = f.n_predict, .verbose = f.verbose};
+    if (!cli_runtime_options(&u, &f.model, &opt) || !parse_bias(&u, &f.bias, bias) ||
+        !parse_think(&u, f.think, &chat.think))
         return EXIT_USAGE;
     f.sample.bias = bias;
     f.sample.n_bias = f.bias.n;
@@ -234,7 +231,8 @@ int cmd_run(int argc, char **argv)
     if (seed == UINT64_MAX && getrandom(&f.sample.seed, 4, 0) == 4)
         f.sample.seed &= 0xffffffffu;
     cli_catch_interrupt();
-    int rc = run(pos[0], &f, &opt);
+    chat.sample = f.sample;
+    int rc = run(n ? pos[0] : NULL, &f, &chat, &opt);
     mem_free(bias);
     mem_free(f.stop.items);
     mem_free(f.bias.items);

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 
 #include <stdio.h>
+#include <string.h>
 
 void context_clear(struct context *c)
 {
@@ -95,6 +96,46 @@ bool generate(struct generation *g, const int32_t *ids, int n, struct error *err
     buf_clear(&text);
     sampler_free(sampler);
     return ok || cli_interrupted();
+}
+
+/* How many bytes at the end of held might be the start of a stop string. */
+static size_t maybe_stop(const struct stop_filter *o)
+{
+    size_t most = 0;
+    for (int i = 0; i < o->stop->n; i++) {
+        size_t n = strlen(o->stop->items[i]);
+        for (size_t k = n - 1 < o->held.len ? n - 1 : o->held.len; k > most; k--)
+            if (!memcmp(o->held.p + o->held.len - k, o->stop->items[i], k)) {
+                most = k;
+                break;
+            }
+    }
+    return most;
+}
+
+void stop_filter_flush(struct stop_filter *o, bool final)
+{
+    size_t cut = o->held.len;
+    for (int i = 0; o->held.len && i < o->stop->n; i++) {
+        const char *hit =
+            memmem(o->held.p, o->held.len, o->stop->items[i], strlen(o->stop->items[i]));
+        if (hit && (size_t)(hit - o->held.p) < cut) {
+            cut = (size_t)(hit - o->held.p);
+            o->stopped = true;
+        }
+    }
+    if (!o->stopped && !final)
+        cut = o->held.len - maybe_stop(o);
+    if (cut == 0 && !o->stopped)
+        return;
+    if (cut) {
+        fwrite(o->held.p, 1, cut, stdout);
+        fflush(stdout);
+    }
+    size_t rest = o->stopped ? 0 : o->held.len - cut;
+    if (rest)
+        memmove(o->held.p, o->held.p + cut, rest);
+    o->held.len = rest;
 }
 
 static double rate(int n, int64_t ns)

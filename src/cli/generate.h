@@ -39,6 +39,16 @@ struct generation {
 
 bool generate(struct generation *g, const int32_t *ids, int n, struct error *err);
 
+/* Text on its way to stdout; a tail that could begin a stop string waits, so that nothing is shown and
+ * then withdrawn. */
+struct stop_filter {
+    struct buf held;
+    const struct opt_list *stop;
+    bool stopped;
+};
+/* Writes what is safe to show; all of it when `final`. Sets `stopped` at a stop string. */
+void stop_filter_flush(struct stop_filter *f, bool final);
+
 /* "prompt 12 tokens, 340.1 tok/s | generated 40 tokens, 88.0 tok/s" */
 void generation_print(const struct generation *g, FILE *out);
 
