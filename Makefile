@@ -55,8 +55,8 @@ endif
 # The model in the box is part of the binary.
 BUILTIN := $(wildcard demo/steel-demo.gguf)
 ifneq ($(BUILTIN),)
-$(B)/src/model/builtin.o: CPPFLAGS += -DSTEEL_BUILTIN='"$(BUILTIN)"'
-$(B)/src/model/builtin.o: $(BUILTIN)
+$(B)/src/file/builtin.o: CPPFLAGS += -DSTEEL_BUILTIN='"$(BUILTIN)"'
+$(B)/src/file/builtin.o: $(BUILTIN)
 endif
 
 $(B)/%.o: %.c | deps

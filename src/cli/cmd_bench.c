@@ -183,10 +183,10 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
     char size[16];
     int threads = f->model.threads ? f->model.threads : -1;
     if (!f->json) {
-        printf("%s: %.2f B parameters (%.2f B active), %s, backend %s, loaded in %.2f s\n\n", path,
-               (double)rt->model->n_params * 1e-9, (double)rt->model->n_active * 1e-9,
-               cli_bytes((double)rt->model->bytes, size), rt->be->ops->name,
-               (double)rt->load_ns * 1e-9);
+        printf("%s: %.2f B parameters (%.2f B active), %s, backend %s, loaded in %.2f s\n\n",
+               rt->file->path, (double)rt->model->n_params * 1e-9,
+               (double)rt->model->n_active * 1e-9, cli_bytes((double)rt->model->bytes, size),
+               rt->be->ops->name, (double)rt->load_ns * 1e-9);
         printf("| test                 |                tok/s |     GB/s | logits           |\n");
         printf("|----------------------|---------------------:|---------:|------------------|\n");
     }
@@ -224,13 +224,13 @@ int cmd_bench(int argc, char **argv)
     };
     const struct usage u = {
         .command = "bench",
-        .synopsis = "MODEL [options]",
+        .synopsis = "[MODEL] [options]",
         .about = "Measures speed: ppN reads a prompt of N tokens, tgN generates N tokens,\n"
                  "tgN xS does so for S sequences at once, @D with D tokens in the context.",
         .examples = "  steel bench model.gguf -p 512 -n 128 --batch 1,4,16\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
-        .min_args = 1,
+        .min_args = 0,
         .max_args = 1,
     };
     const char *pos[1];
@@ -259,7 +259,7 @@ int cmd_bench(int argc, char **argv)
         return EXIT_USAGE;
     struct error err = {0};
     cli_catch_interrupt();
-    if (bench(pos[0], &f, &opt, tests, n_tests, &err))
+    if (bench(n ? pos[0] : NULL, &f, &opt, tests, n_tests, &err))
         return EXIT_OK;
     return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
 }

@@ -142,13 +142,13 @@ int cmd_logits(int argc, char **argv)
     };
     const struct usage u = {
         .command = "logits",
-        .synopsis = "MODEL --ids IN.bin --out OUT.bin [options]",
+        .synopsis = "[MODEL] --ids IN.bin --out OUT.bin [options]",
         .about = "Computes the logits after every token. Both files are little-endian:\n"
                  "i32 T, i32 V, i32 ids[T], f32 logits[T][V].",
         .examples = "  steel logits model.gguf --ids golden.bin --out mine.bin --chunk 7\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
-        .min_args = 1,
+        .min_args = 0,
         .max_args = 1,
     };
     const char *pos[1];
@@ -162,7 +162,7 @@ int cmd_logits(int argc, char **argv)
         return EXIT_USAGE;
     struct error err = {0};
     cli_catch_interrupt();
-    if (logits(pos[0], &opt, ids, out, chunk, copies, &err))
+    if (logits(n ? pos[0] : NULL, &opt, ids, out, chunk, copies, &err))
         return EXIT_OK;
     return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
 }

@@ -251,7 +251,7 @@ int cmd_perplexity(int argc, char **argv)
     };
     const struct usage u = {
         .command = "perplexity",
-        .synopsis = "MODEL FILE [options]",
+        .synopsis = "[MODEL] FILE [options]",
         .about =
             "Measures how well a model predicts a text: exp(mean -log p), the lower the better.\n"
             "With --kl, how far its predictions are from another run's.",
@@ -259,7 +259,7 @@ int cmd_perplexity(int argc, char **argv)
                     "  steel perplexity model-q4.gguf text.txt --kl base.bin\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
-        .min_args = 2,
+        .min_args = 1,
         .max_args = 2,
     };
     const char *pos[2];
@@ -271,7 +271,7 @@ int cmd_perplexity(int argc, char **argv)
         return EXIT_USAGE;
     struct error err = {0};
     cli_catch_interrupt();
-    if (perplexity(pos[0], pos[1], &f, &opt, &err))
+    if (perplexity(n == 2 ? pos[0] : NULL, pos[n - 1], &f, &opt, &err))
         return EXIT_OK;
     return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
 }

@@ -117,11 +117,11 @@ int cmd_show(int argc, char **argv)
     };
     const struct usage u = {
         .command = "show",
-        .synopsis = "MODEL [options]",
+        .synopsis = "[MODEL] [options]",
         .about = "Prints a model's size, metadata and tensors. Reads only the file's headers.",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
-        .min_args = 1,
+        .min_args = 0,
         .max_args = 1,
     };
     const char *pos[1];
@@ -132,7 +132,7 @@ int cmd_show(int argc, char **argv)
     if (kv_type != DT_F16 && kv_type != DT_BF16 && kv_type != DT_F32)
         return cli_args_exit(args_usage_error(&u, "--kv-type %s: use f16, bf16 or f32", kv));
     struct error err = {0};
-    struct tensorfile *f = tensorfile_open(pos[0], &err);
+    struct tensorfile *f = tensorfile_open(n ? pos[0] : NULL, &err);
     if (!f)
         return cli_fail(&err);
     struct config *c = &(struct config){0};

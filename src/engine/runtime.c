@@ -2,7 +2,6 @@
 #include "engine/runtime.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "model/builtin.h"
 
 #include <string.h>
 
@@ -14,7 +13,7 @@ static int or_default(int value, int fallback)
 static bool start(struct runtime *rt, const char *path, const struct runtime_options *opt,
                   struct error *err)
 {
-    rt->file = builtin_or_open(path, err);
+    rt->file = tensorfile_open(path, err);
     if (!rt->file)
         return false;
     rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);

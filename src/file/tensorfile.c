@@ -4,6 +4,7 @@
  * the names and the JSON documents. Knows file formats, never what a tensor is for.
  */
 #include "file/tensorfile.h"
+#include "file/builtin.h"
 #include "file/parse.h"
 #include "base/buf.h"
 #include "base/mem.h"
@@ -359,6 +360,14 @@ static struct tensorfile *file_new(const char *path, bool is_gguf)
 struct tensorfile *tensorfile_open(const char *path, struct error *err)
 {
     struct stat st;
+    if (builtin_named(path)) {
+        size_t n;
+        const void *model = builtin_bytes(&n);
+        if (model)
+            return tensorfile_open_memory(model, n, BUILTIN_NAME, err);
+        error_set(err, "this build carries no model; name a GGUF file or a Hugging Face folder");
+        return NULL;
+    }
     if (stat(path, &st) != 0) {
         error_set(err, "%s: %s", path, strerror(errno));
         return NULL;

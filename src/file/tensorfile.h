@@ -92,7 +92,8 @@ struct tensorfile {
 
 /*
  * Opens `path`: a .gguf file (a split one by naming any of its parts), a folder with config.json, or
- * that folder's config.json. Only headers are read; the data is mapped.
+ * that folder's config.json; NULL or "builtin": the model linked into the binary. Only headers are
+ * read; the data is mapped.
  */
 struct tensorfile *tensorfile_open(const char *path, struct error *err);
 /* A GGUF already in memory (the built-in model, fuzzers). `data` must outlive the file. */

@@ -1,5 +1,6 @@
 /* Finds a model's chat template and its bos and eos texts; see the header. */
 #include "text/chat_source.h"
+#include "file/builtin.h"
 #include "base/buf.h"
 #include "base/mem.h"
 
@@ -160,8 +161,9 @@ bool chat_source_load(const struct tensorfile *f, struct chat_source *s, struct 
 bool chat_source_open(const char *path, struct chat_source *s, struct error *err)
 {
     *s = (struct chat_source){0};
-    struct stat st;
-    if (stat(path, &st))
+    struct stat st = {0};
+    bool gguf = builtin_named(path);
+    if (!gguf && stat(path, &st))
         return error_set(err, "%s: %s", path, strerror(errno));
     if (S_ISDIR(st.st_mode)) {
         struct buf name = {0};
@@ -182,8 +184,8 @@ bool chat_source_open(const char *path, struct chat_source *s, struct error *err
         return true;
     }
     char magic[4] = "";
-    FILE *f = fopen(path, "rb");
-    bool gguf = f && fread(magic, 1, 4, f) == 4 && !memcmp(magic, "GGUF", 4);
+    FILE *f = gguf ? NULL : fopen(path, "rb");
+    gguf = gguf || (f && fread(magic, 1, 4, f) == 4 && !memcmp(magic, "GGUF", 4));
     if (f)
         fclose(f);
     if (gguf) {

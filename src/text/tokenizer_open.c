@@ -1,5 +1,6 @@
 /* Finds the tokenizer of a model on disk: inside a GGUF, or beside a Hugging Face config.json. */
 #include "base/mem.h"
+#include "file/builtin.h"
 #include "text/tokenizer_impl.h"
 
 #include <errno.h>
@@ -60,9 +61,9 @@ struct tokenizer *tokenizer_load(const struct tensorfile *f, struct error *err)
 
 struct tokenizer *tokenizer_open(const char *path, struct error *err)
 {
-    struct stat st;
-    size_t n = strlen(path);
-    if (stat(path, &st) != 0) {
+    struct stat st = {0};
+    size_t n = path ? strlen(path) : 0;
+    if (!builtin_named(path) && stat(path, &st) != 0) {
         error_set(err, "%s: %s", path, strerror(errno));
         return NULL;
     }

@@ -1,6 +1,7 @@
 /* Carries the demo model's bytes in .rodata: nothing is copied, pages load as they are touched. */
-#include "model/builtin.h"
+#include "file/builtin.h"
 
+#include <stdint.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -17,15 +18,18 @@ __asm__(".section .rodata\n"
 extern const uint8_t steel_builtin_begin[], steel_builtin_end[];
 #endif
 
-struct tensorfile *builtin_or_open(const char *path, struct error *err)
+bool builtin_named(const char *path)
 {
-    if (path && (strcmp(path, BUILTIN_NAME) || access(path, F_OK) == 0))
-        return tensorfile_open(path, err);
+    return !path || (!strcmp(path, BUILTIN_NAME) && access(path, F_OK) != 0);
+}
+
+const void *builtin_bytes(size_t *n)
+{
 #ifdef STEEL_BUILTIN
-    size_t bytes = (size_t)(steel_builtin_end - steel_builtin_begin);
-    return tensorfile_open_memory(steel_builtin_begin, bytes, BUILTIN_NAME, err);
+    *n = (size_t)(steel_builtin_end - steel_builtin_begin);
+    return steel_builtin_begin;
 #else
-    error_set(err, "this build carries no model; name a GGUF file or a Hugging Face folder");
+    *n = 0;
     return NULL;
 #endif
 }
