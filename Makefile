@@ -87,13 +87,20 @@ $(B)/tests/test_hostile: LDFLAGS += $(patsubst %,-Wl$(comma)--wrap=%,malloc call
 $(B)/bench/%: $(B)/bench/%.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS)
 
+# Examples see nothing but the public header and the library.
+EXAMPLES := $(patsubst examples/%.c,$(B)/examples/%,$(wildcard examples/*.c))
+examples: $(EXAMPLES)
+$(B)/examples/%: examples/%.c include/steel.h $(B)/libsteel.a
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) -Iinclude $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS)
+
 deps:
 	@sh tools/deps.sh
 
 try: $(B)/steel
 	@sh tools/try.sh $(B)/steel
 
-test: $(B)/steel $(TESTS) $(B)/tests/toy_gguf
+test: $(B)/steel $(TESTS) $(B)/tests/toy_gguf $(EXAMPLES)
 	@sh tests/run.sh $(B)
 
 asan:
@@ -111,6 +118,9 @@ fuzz-run: fuzz-build
 	  $$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=0 -verbosity=0 $(B)/corpus/$$(basename $$f) || exit 1; done
 $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS)
+
+$(B)/fuzz/fuzz_http $(B)/fuzz/fuzz_request: $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libserver.a $(B)/libsteel.a
+	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(B)/libserver.a $(B)/libsteel.a $(LDLIBS) $(SRV_LIBS)
 
 bench: $(B)/steel $(patsubst bench/%.c,$(B)/bench/%,$(wildcard bench/*.c))
 	@sh bench/run.sh $(B)
@@ -132,6 +142,6 @@ install: $(B)/steel $(B)/libsteel.a
 clean:
 	rm -rf build build-*
 
-.PHONY: all help deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install clean
+.PHONY: all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install clean
 .SECONDARY:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,0 +1,40 @@
+/* libFuzzer entry: a request body, as each endpoint reads it. Whatever comes: accepted and within the
+ * documented ranges, or refused with a status and a message. */
+#include "base/mem.h"
+#include "server/jsonout.h"
+#include "server/params.h"
+
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct sample_params defaults = sample_params_default();
+    struct api_error err = {0};
+    json_t *body = api_parse((const char *)data, size, &err);
+    CHECK(body || err.status == 400, "no body and no error");
+    for (int api = PARAMS_CHAT; body && api <= PARAMS_MESSAGES; api++) {
+        struct gen_params p;
+        memset(&err, 0, sizeof err);
+        bool ok = gen_params_read(body, (enum params_api)api, &defaults, 1000, &p, &err);
+        CHECK(ok == (err.status == 0) && (ok || err.msg[0]), "ok %d, status %d", ok, err.status);
+        if (ok) {
+            const struct sample_params *s = &p.sample;
+            CHECK(s->temp >= 0 && s->top_p >= 0 && s->top_p <= 1 && s->top_k >= 0, "ranges");
+            CHECK(p.n >= 1 && p.n <= ENGINE_MAX_CHOICES && p.max_tokens >= 0, "counts");
+            CHECK(p.n_top >= 0 && p.n_top <= ENGINE_MAX_LOGPROBS, "logprobs");
+            for (int i = 0; i < s->n_bias; i++)
+                CHECK(s->bias[i].token >= 0 && s->bias[i].token < 1000, "bias");
+            for (int i = 0; i < p.n_stop; i++)
+                CHECK(p.stop[i][0], "an empty stop string");
+        }
+        gen_params_clear(&p);
+        struct token_list ids = {0};
+        const json_t *list = api_member(body, "prompt");
+        if (json_is_array(list) && api_tokens(list, "prompt", 1000, &ids, &err))
+            for (size_t i = 0; i < ids.n; i++)
+                CHECK(ids.ids[i] >= 0 && ids.ids[i] < 1000, "token %d", ids.ids[i]);
+        token_list_clear(&ids);
+    }
+    json_decref(body);
+    return 0;
+}

@@ -1,0 +1,280 @@
+/* Bytes and JSON from clients, without a network: heads, chunked bodies, generation parameters. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "server/http_parse.h"
+#include "server/jsonout.h"
+#include "server/params.h"
+
+static int parse(const char *text, struct http_head *h)
+{
+    const char *why = NULL;
+    size_t n = http_head_end(text, strlen(text));
+    assert_true(n > 0);
+    int status = http_head_parse(text, n, h, &why);
+    assert_int_equal(status != 0, why != NULL);
+    return status;
+}
+
+static int status_of(const char *text)
+{
+    struct http_head h;
+    int status = parse(text, &h);
+    http_head_clear(&h);
+    return status;
+}
+
+static void test_head(void **state)
+{
+    (void)state;
+    struct http_head h;
+    assert_int_equal(parse("POST /v1/chat%2Fx?a=1&b HTTP/1.1\r\nHost: x\r\nContent-Length: 12\r\n"
+                           "X-Api-Key:  k e y \t\r\nconnection: Keep-Alive, x\r\n\r\nrest",
+                           &h),
+                     0);
+    assert_string_equal(h.method, "POST");
+    assert_string_equal(h.path, "/v1/chat/x");
+    assert_string_equal(h.query, "a=1&b");
+    assert_int_equal(h.length, 12);
+    assert_true(h.keep_alive && !h.chunked);
+    assert_string_equal(http_header(&h, "x-api-KEY"), "k e y");
+    assert_null(http_header(&h, "absent"));
+    http_head_clear(&h);
+    assert_int_equal(parse("GET http://host:80/health HTTP/1.0\nHost: x\n\n", &h), 0);
+    assert_string_equal(h.path, "/health");
+    assert_false(h.keep_alive);
+    http_head_clear(&h);
+    assert_int_equal(parse("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+                           "Expect: 100-continue\r\nConnection: close\r\n\r\n",
+                           &h),
+                     0);
+    assert_true(h.chunked && h.expect_continue && !h.keep_alive);
+    http_head_clear(&h);
+
+    static const struct {
+        int status;
+        const char *text;
+    } bad[] = {
+        {400, "GET / HTTP/1.1\r\n\r\n"}, /* no host */
+        {400, "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"},
+        {400, "GET  / HTTP/1.1\r\nHost: a\r\n\r\n"},
+        {400, "GET /\r\nHost: a\r\n\r\n"},
+        {400, "GET / HTTP/2.0\r\nHost: a\r\n\r\n"},
+        {400, "GE(T / HTTP/1.1\r\nHost: a\r\n\r\n"},
+        {400, "GET x HTTP/1.1\r\nHost: a\r\n\r\n"},
+        {400, "GET /%zz HTTP/1.1\r\nHost: a\r\n\r\n"},
+        {400, "GET /%00 HTTP/1.1\r\nHost: a\r\n\r\n"},
+        {400, "GET / HTTP/1.1\r\nHost: a\r\n folded\r\n\r\n"},
+        {400, "GET / HTTP/1.1\r\nHost : a\r\n\r\n"},
+        {400, "GET / HTTP/1.1\r\nHost: a\r\nX: a\x01\r\n\r\n"},
+        {400, "GET / HTTP/1.1\r\nHost: a\r\nX: a\rb\r\n\r\n"},
+        {400, "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"},
+        {400, "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n"},
+        {400, "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1x\r\n\r\n"},
+        {400, "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999999999999\r\n\r\n"},
+        {400, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked"
+              "\r\n\r\n"},
+        {501, "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"},
+        {417, "POST / HTTP/1.1\r\nHost: a\r\nExpect: magic\r\n\r\n"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        if (status_of(bad[i].text) != bad[i].status)
+            fail_msg("head %zu: %d", i, status_of(bad[i].text));
+    struct buf many = {0};
+    buf_adds(&many, "GET / HTTP/1.1\r\nHost: a\r\n");
+    for (int i = 0; i < 200; i++)
+        buf_addf(&many, "X%d: y\r\n", i);
+    buf_adds(&many, "\r\n");
+    assert_int_equal(status_of(many.p), 431);
+    buf_clear(&many);
+    assert_int_equal(http_head_end("GET / HTTP/1.1\r\nHost: a\r\n", 25), 0);
+}
+
+/* Any split of a chunked body gives the same data. */
+static void test_chunks(void **state)
+{
+    (void)state;
+    static const char body[] =
+        "5\r\nhello\r\n00006;x=\"y\"\r\n world\r\n0\r\nTrailer: x\r\n\r\nNEXT";
+    size_t n = sizeof body - 1;
+    for (size_t cut = 0; cut <= n; cut++) {
+        struct http_chunks c = {0};
+        struct buf out = {0};
+        size_t used = 0, more = 0;
+        enum http_chunks_result res = http_chunks_feed(&c, body, cut, 100, &out, &used);
+        if (res == CHUNKS_MORE)
+            res = http_chunks_feed(&c, body + cut, n - cut, 100, &out, &more);
+        assert_int_equal(res, CHUNKS_DONE);
+        assert_int_equal(used + more, n - 4);
+        assert_string_equal(out.p, "hello world");
+        buf_clear(&out);
+    }
+    static const struct {
+        enum http_chunks_result res;
+        const char *text;
+    } bad[] = {
+        {CHUNKS_BAD, "x\r\n"},
+        {CHUNKS_BAD, "\r\n"},
+        {CHUNKS_BAD, "5\nhello"},
+        {CHUNKS_BAD, "5\r\nhelloX\r\n"},
+        {CHUNKS_BAD, "1234567890abc\r\n"},
+        {CHUNKS_TOO_LARGE, "65\r\n"},
+        {CHUNKS_TOO_LARGE, "fffffffffff\r\n"},
+        {CHUNKS_MORE, "5\r\nhel"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct http_chunks c = {0};
+        struct buf out = {0};
+        size_t used = 0;
+        assert_int_equal(http_chunks_feed(&c, bad[i].text, strlen(bad[i].text), 100, &out, &used),
+                         bad[i].res);
+        buf_clear(&out);
+    }
+}
+
+static bool read_params(const char *text, enum params_api api, struct gen_params *p,
+                        struct api_error *err)
+{
+    struct sample_params defaults = sample_params_default();
+    memset(err, 0, sizeof *err);
+    json_t *body = api_parse(text, strlen(text), err);
+    assert_non_null(body);
+    bool ok = gen_params_read(body, api, &defaults, 1000, p, err);
+    json_decref(body);
+    assert_int_equal(ok, err->status == 0);
+    return ok;
+}
+
+static void test_params(void **state)
+{
+    (void)state;
+    struct gen_params p;
+    struct api_error err;
+    assert_true(read_params("{\"temperature\":0.5,\"top_p\":null,\"max_tokens\":5,\"n\":2.0,"
+                            "\"max_completion_tokens\":7,\"seed\":-3,\"stop\":[\"a\",\"bc\"],"
+                            "\"logit_bias\":{\"5\":-100,\"6\":1.5},\"logprobs\":true,"
+                            "\"top_logprobs\":4,\"stream\":true,\"stream_options\":"
+                            "{\"include_usage\":true},\"response_format\":{\"type\":\"text\"},"
+                            "\"presence_penalty\":1,\"unknown\":{\"x\":[1]},\"top_k\":-1,"
+                            "\"cache_salt\":\"s\"}",
+                            PARAMS_CHAT, &p, &err));
+    assert_true(p.sample.temp == 0.5f && p.sample.top_p == 0.95f && p.sample.top_k == 0);
+    assert_int_equal(p.max_tokens, 7);
+    assert_int_equal(p.n, 2);
+    assert_true(p.has_seed && p.sample.seed == (uint64_t)-3);
+    assert_int_equal(p.n_stop, 2);
+    assert_string_equal(p.stop[1], "bc");
+    assert_int_equal(p.sample.n_bias, 2);
+    for (int i = 0; i < 2; i++)
+        assert_true(p.sample.bias[i].token == 5 ? p.sample.bias[i].bias == -INFINITY
+                                                : p.sample.bias[i].bias == 1.5f);
+    assert_true(p.logprobs && p.n_top == 4 && p.stream && p.include_usage);
+    assert_string_equal(p.salt, "s");
+    gen_params_clear(&p);
+    assert_true(read_params("{\"logprobs\":3,\"stop\":\"x\",\"logit_bias\":[[3,false],[4,2]]}",
+                            PARAMS_COMPLETIONS, &p, &err));
+    assert_true(p.logprobs && p.n_top == 3 && p.n_stop == 1 && p.sample.n_bias == 2);
+    gen_params_clear(&p);
+
+    static const struct {
+        const char *body, *param;
+    } bad[] = {
+        {"{\"temperature\":\"hot\"}", "temperature"},
+        {"{\"temperature\":-1}", "temperature"},
+        {"{\"temperature\":true}", "temperature"},
+        {"{\"top_p\":1.1}", "top_p"},
+        {"{\"max_tokens\":0}", "max_tokens"},
+        {"{\"max_tokens\":1.5}", "max_tokens"},
+        {"{\"max_tokens\":1e99}", "max_tokens"},
+        {"{\"n\":0}", "n"},
+        {"{\"n\":1000}", "n"},
+        {"{\"stop\":5}", "stop"},
+        {"{\"stop\":[1]}", "stop"},
+        {"{\"stop\":\"\"}", "stop"},
+        {"{\"seed\":\"1\"}", "seed"},
+        {"{\"seed\":1e300}", "seed"},
+        {"{\"stream\":1}", "stream"},
+        {"{\"stream_options\":true}", "stream_options"},
+        {"{\"logit_bias\":{\"x\":1}}", "logit_bias"},
+        {"{\"logit_bias\":{\"1000\":1}}", "logit_bias"},
+        {"{\"logit_bias\":{\"1\":101}}", "logit_bias"},
+        {"{\"logit_bias\":[1]}", "logit_bias"},
+        {"{\"logit_bias\":[[1]]}", "logit_bias"},
+        {"{\"logit_bias\":3}", "logit_bias"},
+        {"{\"logprobs\":5}", "logprobs"},
+        {"{\"top_logprobs\":2}", "top_logprobs"},
+        {"{\"top_logprobs\":21,\"logprobs\":true}", "top_logprobs"},
+        {"{\"response_format\":{\"type\":\"json_object\"}}", "response_format"},
+        {"{\"response_format\":{\"type\":\"json_schema\"}}", "response_format"},
+        {"{\"response_format\":{\"type\":\"xml\"}}", "response_format"},
+        {"{\"response_format\":{\"type\":1}}", "type"},
+        {"{\"response_format\":1}", "response_format"},
+        {"{\"guided_json\":{}}", "guided_json"},
+        {"{\"cache_salt\":1}", "cache_salt"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        if (read_params(bad[i].body, PARAMS_CHAT, &p, &err) || err.status != 400 ||
+            strcmp(err.param, bad[i].param))
+            fail_msg("%s: %d %s: %s", bad[i].body, err.status, err.param, err.msg);
+        gen_params_clear(&p);
+    }
+    assert_null(api_parse("{\"a\":", 5, &err));
+    assert_int_equal(err.status, 400);
+    assert_null(api_parse("[1]", 3, &err));
+    assert_null(api_parse("", 0, &err));
+    assert_null(api_parse("{\"a\":\"\\u0000\"}", 14, &err));
+}
+
+static void test_json_text(void **state)
+{
+    (void)state;
+    struct buf b = {0};
+    jsonout_string(&b, "a\"\\\n\x01\x7f\xc3\xa9\xff\xed\xa0\x80", 12);
+    assert_string_equal(b.p, "\"a\\\"\\\\\\n\\u0001\x7f\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"
+                             "\xef\xbf\xbd\"");
+    buf_clear(&b);
+    /* whatever the bytes, the result parses and, where they were UTF-8, comes back equal */
+    srand(5);
+    for (int i = 0; i < 2000; i++) {
+        char s[40];
+        size_t n = (size_t)(rand() % 40);
+        for (size_t k = 0; k < n; k++)
+            s[k] = (char)(rand() % 4 ? 1 + rand() % 127 : rand() % 255 + 1);
+        jsonout_string(&b, s, n);
+        json_t *v = json_loadb(b.p, b.len, JSON_DECODE_ANY, NULL);
+        assert_non_null(v);
+        json_t *direct = json_stringn(s, n);
+        if (direct)
+            assert_true(json_equal(v, direct));
+        json_decref(direct);
+        json_decref(v);
+        buf_clear(&b);
+    }
+    static const double numbers[] = {0, -1.5, 1e-9, 0.1, 123456789, -3.4e38};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        jsonout_number(&b, numbers[i]);
+        assert_true(strtod(b.p, NULL) == numbers[i]);
+        buf_clear(&b);
+    }
+    jsonout_number(&b, -INFINITY);
+    assert_string_equal(b.p, "null");
+    buf_clear(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_head),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_params),
+        cmocka_unit_test(test_json_text),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
