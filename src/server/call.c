@@ -63,7 +63,7 @@ static void call_free(struct call *c)
     mem_free(c->echo);
     mem_free(c->parts);
     mem_free(c->choices);
-    call_unprepare(c);
+    chat_prompt_free(c->chat);
     gen_params_clear(&c->p);
     buf_clear(&c->reply);
     mem_free(c->body);
@@ -429,7 +429,9 @@ void calls_event(struct server *s, const struct engine_event *ev)
     if (c->x) {
         choice_token(c, o, ev);
         if (ev->kind == EVENT_DONE)
-            choice_finish(c, o);
+            choice_finish(o);
+        else if (o->stopped_by_parser && c->p.n == 1)
+            request_cancel(part->request); /* nobody reads on */
         call_pump(c);
     }
     call_release(c);

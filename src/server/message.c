@@ -10,7 +10,7 @@ void choice_add(struct choice_out *o, enum segment_kind kind, const char *text, 
     struct segment *g = o->n_segments ? &o->segments[o->n_segments - 1] : NULL;
     if (!n && kind != SEGMENT_TOOL)
         return;
-    if (!g || g->kind != kind) {
+    if (!g || g->kind != kind || (kind == SEGMENT_TOOL && !o->in_tool)) {
         o->segments = mem_realloc(o->segments, (size_t)o->n_segments + 1, sizeof *o->segments);
         g = &o->segments[o->n_segments++];
         *g = (struct segment){.kind = kind};
@@ -74,26 +74,82 @@ static void add_logprobs(struct call *c, struct choice_out *o, const struct engi
     o->n_logprobs++;
 }
 
+/* What the parser makes of the text. */
+static void on_chat_event(void *arg, const struct chat_event *e)
+{
+    struct choice_out *o = arg;
+    if (o->stopped_by_parser)
+        return;
+    o->thinking = e->type == CHAT_REASONING;
+    switch (e->type) {
+    case CHAT_CONTENT:
+        choice_add(o, SEGMENT_TEXT, e->text, e->len);
+        break;
+    case CHAT_REASONING:
+        choice_add(o, SEGMENT_REASONING, e->text, e->len);
+        break;
+    case CHAT_TOOL_BEGIN: {
+        o->in_tool = false; /* each call is a segment of its own */
+        choice_add(o, SEGMENT_TOOL, "", 0);
+        o->in_tool = true;
+        struct segment *g = &o->segments[o->n_segments - 1];
+        snprintf(g->id, sizeof g->id, "%s", e->id);
+        g->name = mem_strndup(e->text, e->len);
+        g->tool = o->n_tools++;
+        break;
+    }
+    case CHAT_TOOL_ARGS:
+        choice_add(o, SEGMENT_TOOL, e->text, e->len);
+        break;
+    case CHAT_TOOL_END:
+        o->in_tool = false;
+        o->stopped_by_parser = o->one_call;
+        break;
+    }
+}
+
 void choice_token(struct call *c, struct choice_out *o, const struct engine_event *ev)
 {
     if (ev->kind == EVENT_TOKEN && c->p.logprobs)
         add_logprobs(c, o, ev);
     if (ev->kind == EVENT_TOKEN)
         o->usage.n_generated++;
-    if (ev->n_text)
+    if (!ev->n_text || o->stopped_by_parser)
+        return;
+    if (!o->parser)
         choice_add(o, SEGMENT_TEXT, ev->text, ev->n_text);
+    else
+        chat_parser_push(o->parser, ev->text, ev->n_text);
+    o->n_reasoning += ev->kind == EVENT_TOKEN && o->thinking;
 }
 
-void choice_finish(struct call *c, struct choice_out *o)
+void choice_finish(struct choice_out *o)
 {
-    (void)c, (void)o;
+    if (o->parser && !o->stopped_by_parser)
+        chat_parser_finish(o->parser);
 }
 
 void choice_init(struct call *c, struct choice_out *o)
 {
     int i = (int)(o - c->choices);
+    o->stop = -1;
     if (c->echo && c->echo[i / c->p.n])
         choice_add(o, SEGMENT_TEXT, c->echo[i / c->p.n], strlen(c->echo[i / c->p.n]));
+    if (!c->chat)
+        return;
+    struct chat_parse_options opt = {.tools = c->chat->tools,
+                                     .reasoning = true,
+                                     .in_reasoning = c->chat->in_reasoning,
+                                     .id_seed = c->server->id_secret ^ (uint64_t)c->start_ns ^
+                                                (uint64_t)i << 56,
+                                     .schema = c->chat->schema,
+                                     .event = on_chat_event,
+                                     .arg = o};
+    o->one_call = c->chat->one_call;
+    o->thinking = c->chat->in_reasoning;
+    o->parser = chat_parser_new(c->chat->format, &opt);
+    if (c->chat->begun.len)
+        chat_parser_push(o->parser, c->chat->begun.p, c->chat->begun.len);
 }
 
 void choice_clear(struct choice_out *o)
@@ -109,6 +165,7 @@ void choice_clear(struct choice_out *o)
     buf_clear(&o->lp_tops);
     buf_clear(&o->lp_offsets);
     mem_free(o->error);
+    chat_parser_free(o->parser);
 }
 
 const char *choice_finish_reason(const struct call *c, const struct choice_out *o)

@@ -2,7 +2,7 @@
  * A worker's part of a call: JSON to checked parameters, messages through the template, text to
  * tokens. Reads only what is constant while the server runs (runtime, chat template).
  */
-#include "server/server_int.h"
+#include "server/prepare_int.h"
 #include "base/mem.h"
 
 #include <string.h>
@@ -16,19 +16,19 @@ static const struct tokenizer *need_tokenizer(struct call *c)
     return rt->tokenizer;
 }
 
-static int n_vocab(const struct call *c)
+int call_n_vocab(const struct call *c)
 {
     return server_runtime(c->server)->model->config.n_vocab;
 }
 
-static struct token_list *add_prompt(struct call *c)
+struct token_list *call_add_prompt(struct call *c)
 {
     c->prompts = mem_realloc(c->prompts, (size_t)c->n_prompts + 1, sizeof *c->prompts);
     c->prompts[c->n_prompts] = (struct token_list){0};
     return &c->prompts[c->n_prompts++];
 }
 
-static bool encode(struct call *c, const char *text, size_t n, int flags, struct token_list *out)
+bool call_encode(struct call *c, const char *text, size_t n, int flags, struct token_list *out)
 {
     struct error e = {0};
     const struct tokenizer *t = need_tokenizer(c);
@@ -41,9 +41,9 @@ static bool encode(struct call *c, const char *text, size_t n, int flags, struct
 
 static bool add_text_prompt(struct call *c, const json_t *v)
 {
-    struct token_list *out = add_prompt(c);
-    if (!encode(c, json_string_value(v), json_string_length(v), TOKENIZE_SPECIAL | TOKENIZE_BOS,
-                out))
+    struct token_list *out = call_add_prompt(c);
+    if (!call_encode(c, json_string_value(v), json_string_length(v),
+                     TOKENIZE_SPECIAL | TOKENIZE_BOS, out))
         return false;
     int32_t bos = tokenizer_bos(server_runtime(c->server)->tokenizer);
     if (out->n == 0 && bos >= 0)
@@ -68,7 +68,7 @@ static bool read_prompts(struct call *c, const json_t *body)
     if (!json_is_array(v) || !first)
         return api_invalid(&c->err, name, shape);
     if (json_is_integer(first))
-        return api_tokens(v, name, n_vocab(c), add_prompt(c), &c->err);
+        return api_tokens(v, name, call_n_vocab(c), call_add_prompt(c), &c->err);
     if (json_array_size(v) > MAX_PROMPTS)
         return api_invalid(&c->err, name, "at most %d prompts", MAX_PROMPTS);
     json_array_foreach((json_t *)v, i, item)
@@ -76,8 +76,9 @@ static bool read_prompts(struct call *c, const json_t *body)
         if (json_typeof(item) != json_typeof(first) ||
             !(json_is_string(item) || json_is_array(item)))
             return api_invalid(&c->err, name, shape);
-        if (json_is_string(item) ? !add_text_prompt(c, item)
-                                 : !api_tokens(item, name, n_vocab(c), add_prompt(c), &c->err))
+        if (json_is_string(item)
+                ? !add_text_prompt(c, item)
+                : !api_tokens(item, name, call_n_vocab(c), call_add_prompt(c), &c->err))
             return false;
     }
     return true;
@@ -85,7 +86,7 @@ static bool read_prompts(struct call *c, const json_t *body)
 
 static bool prepare_completions(struct call *c, const json_t *body)
 {
-    if (!gen_params_read(body, PARAMS_COMPLETIONS, &c->server->opt.sample, n_vocab(c), &c->p,
+    if (!gen_params_read(body, PARAMS_COMPLETIONS, &c->server->opt.sample, call_n_vocab(c), &c->p,
                          &c->err))
         return false;
     if (!c->p.max_tokens)
@@ -130,9 +131,9 @@ static bool prepare_tokenize(struct call *c, const json_t *body)
         return false;
     if (!text)
         return api_invalid(&c->err, "content", "content is missing");
-    struct token_list *ids = add_prompt(c);
-    if (!encode(c, text, strlen(text),
-                (parse ? TOKENIZE_SPECIAL : 0) | (special ? TOKENIZE_BOS : 0), ids))
+    struct token_list *ids = call_add_prompt(c);
+    if (!call_encode(c, text, strlen(text),
+                     (parse ? TOKENIZE_SPECIAL : 0) | (special ? TOKENIZE_BOS : 0), ids))
         return false;
     buf_adds(&c->reply, "{\"tokens\":");
     if (!pieces) {
@@ -152,6 +153,32 @@ static bool prepare_tokenize(struct call *c, const json_t *body)
     return true;
 }
 
+static bool prepare_template(struct call *c, const json_t *body)
+{
+    struct buf prompt = {0};
+    struct token_list *ids = call_add_prompt(c);
+    bool ok = prepare_conversation(c, body, &prompt) &&
+              call_encode(c, prompt.p, prompt.len, TOKENIZE_SPECIAL, ids);
+    if (ok) {
+        buf_adds(&c->reply, "{\"prompt\":");
+        jsonout_string(&c->reply, prompt.p, prompt.len);
+        buf_adds(&c->reply, ",\"tokens\":");
+        add_ids(&c->reply, ids);
+        buf_addf(&c->reply, ",\"count\":%zu,\"format\":\"%s\",\"thinking\":%s}", ids->n,
+                 chat_format_name(c->chat->format), c->chat->in_reasoning ? "true" : "false");
+    }
+    buf_clear(&prompt);
+    return ok;
+}
+
+static bool prepare_count(struct call *c, const json_t *body)
+{
+    if (!prepare_chat(c, body))
+        return false;
+    buf_addf(&c->reply, "{\"input_tokens\":%zu}", c->prompts[0].n);
+    return true;
+}
+
 static bool prepare_detokenize(struct call *c, const json_t *body)
 {
     const struct tokenizer *t = need_tokenizer(c);
@@ -160,7 +187,7 @@ static bool prepare_detokenize(struct call *c, const json_t *body)
         return false;
     if (!json_is_array(list))
         return api_invalid(&c->err, "tokens", "tokens must be an array of token ids");
-    struct token_list *ids = add_prompt(c);
+    struct token_list *ids = call_add_prompt(c);
     if (!api_tokens(list, "tokens", tokenizer_n_vocab(t), ids, &c->err))
         return false;
     struct buf text = {0};
@@ -192,24 +219,17 @@ void call_prepare(struct call *c)
     case CALL_DETOKENIZE:
         ok = prepare_detokenize(c, body);
         break;
-    default:
-        ok = api_fail(&c->err, 501, "not_supported_error", "not there yet");
+    case CALL_TEMPLATE:
+        ok = prepare_template(c, body);
+        break;
+    case CALL_COUNT_TOKENS:
+        ok = prepare_count(c, body);
+        break;
+    case CALL_CHAT:
+    case CALL_MESSAGES:
+        ok = prepare_chat(c, body);
+        break;
     }
     CHECK(ok == (c->err.status == 0), "a call failed without a reason");
     json_decref(body);
-}
-
-void call_unprepare(struct call *c)
-{
-    (void)c;
-}
-
-void server_load_chat(struct server *s)
-{
-    error_set(&s->chat_error, "chat templates are not there yet");
-}
-
-void server_unload_chat(struct server *s)
-{
-    (void)s;
 }

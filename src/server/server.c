@@ -425,6 +425,15 @@ int server_run(const struct server_options *opt, struct error *err)
     if (getrandom(&s->id_secret, sizeof s->id_secret, 0) != (ssize_t)sizeof s->id_secret)
         s->id_secret = (uint64_t)clock_ns();
     name_model(s);
+    if (opt->chat_format && !chat_format_from_name(opt->chat_format, &s->format)) {
+        mem_free(s);
+        struct buf names = {0};
+        for (int i = 0; i < CHAT_N_FORMATS; i++)
+            buf_addf(&names, "%s%s", i ? ", " : "", chat_format_name((enum chat_format)i));
+        error_set(err, "--chat-format %s: unknown; one of %s", opt->chat_format, names.p);
+        buf_clear(&names);
+        return 1;
+    }
     snprintf(s->fingerprint, sizeof s->fingerprint, "steel-%s",
              opt->engine.runtime.backend.deterministic ? "deterministic" : "default");
     signal(SIGPIPE, SIG_IGN);

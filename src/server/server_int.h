@@ -17,6 +17,7 @@
 #include "server/log.h"
 #include "server/params.h"
 #include "server/server.h"
+#include "text/chat.h"
 
 #include <pthread.h>
 
@@ -57,8 +58,19 @@ struct choice_out {
     int stop;
     char *error; /* owned; FINISH_ERROR */
     struct usage_count usage;
-    int n_reasoning; /* tokens */
-    struct chat_parser *parser;
+    int n_reasoning;            /* tokens */
+    struct chat_parser *parser; /* NULL = plain text */
+    bool thinking, in_tool;     /* where the parser stands */
+    bool one_call;
+};
+
+/* How the answers to a prompt are to be parsed. */
+struct chat_prompt {
+    enum chat_format format;
+    bool tools, in_reasoning;
+    bool one_call;    /* the answer ends with its first call */
+    struct buf begun; /* the answer's beginning, written for the model: a forced call */
+    json_t *schema;   /* the tools; owned */
 };
 
 struct call;
@@ -90,8 +102,7 @@ struct call {
     int n_prompts;
     bool special;             /* the parser needs to see control tokens */
     struct chat_prompt *chat; /* how to parse the answer; NULL = plain text */
-    bool hide_tools_after_first;
-    struct buf reply; /* JSON to send as it is; empty = generate */
+    struct buf reply;         /* JSON to send as it is; empty = generate */
     /* running */
     struct call_part *parts;    /* (n_prompts) */
     struct choice_out *choices; /* (n_prompts * p.n) */
@@ -112,6 +123,7 @@ struct server {
     struct events *events;
     struct chat *chat; /* NULL: the model has no usable template; chat_error says why */
     struct error chat_error;
+    enum chat_format format; /* where opt.chat_format names one */
     bool ready, failed, draining;
     int n_signals, exit_code;
     char name[128]; /* of the model */
@@ -145,12 +157,12 @@ void reply_json(struct http_exchange *x, struct server *s, int status, const str
 
 /* prepare.c: a worker's job; fills the prepared part or err */
 void call_prepare(struct call *c);
-void call_unprepare(struct call *c); /* frees what only prepare.c knows */
+void chat_prompt_free(struct chat_prompt *p);
 
 /* message.c: the answer, as it grows */
 void choice_add(struct choice_out *o, enum segment_kind kind, const char *text, size_t n);
 void choice_token(struct call *c, struct choice_out *o, const struct engine_event *ev);
-void choice_finish(struct call *c, struct choice_out *o);
+void choice_finish(struct choice_out *o);
 void choice_init(struct call *c, struct choice_out *o);
 void choice_clear(struct choice_out *o);
 const char *choice_finish_reason(const struct call *c, const struct choice_out *o);
@@ -175,7 +187,7 @@ void metrics_write(struct server *s, struct buf *out);
 
 /* server.c */
 const struct runtime *server_runtime(const struct server *s);
-void server_load_chat(struct server *s); /* prepare.c; sets chat or chat_error */
+void server_load_chat(struct server *s); /* prepare_chat.c; sets chat or chat_error */
 void server_unload_chat(struct server *s);
 char *server_key_of(struct http_exchange *x); /* the API key a request carries; NULL = none */
 

@@ -1,0 +1,344 @@
+/*
+ * Conversations to prompts: checks messages and tools, renders them through the chat template, and
+ * decides how the answer is to be parsed. Bodies of /v1/messages come here translated (messages.c).
+ */
+#include "server/prepare_int.h"
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Checks: the shapes OpenAI's API allows, so that a template never sees anything else. */
+
+static bool check_content(const json_t *v, const char *where, struct api_error *err)
+{
+    size_t i;
+    const json_t *part;
+    if (!v || json_is_null(v) || json_is_string(v))
+        return true;
+    if (!json_is_array(v))
+        return api_invalid(err, where, "%s must be a string or an array of parts", where);
+    json_array_foreach((json_t *)v, i, part)
+    {
+        if (!json_is_object(part) || !json_is_string(json_object_get(part, "type")))
+            return api_invalid(err, where, "%s[%zu] must be an object with a type", where, i);
+    }
+    return true;
+}
+
+static bool check_calls(const json_t *v, const char *where, struct api_error *err)
+{
+    size_t i;
+    const json_t *call;
+    if (!v || json_is_null(v))
+        return true;
+    if (!json_is_array(v))
+        return api_invalid(err, where, "%s must be an array", where);
+    json_array_foreach((json_t *)v, i, call)
+    {
+        const json_t *f = json_object_get(call, "function");
+        const json_t *args = json_object_get(f, "arguments");
+        if (!json_is_string(json_object_get(f, "name")))
+            return api_invalid(err, where, "%s[%zu].function.name must be a string", where, i);
+        if (args && !json_is_string(args) && !json_is_object(args))
+            return api_invalid(err, where, "%s[%zu].function.arguments must be a string", where, i);
+    }
+    return true;
+}
+
+bool check_messages(const json_t *v, struct api_error *err)
+{
+    static const char *const roles[] = {"system",    "developer", "user",
+                                        "assistant", "tool",      "function"};
+    size_t i;
+    const json_t *m;
+    if (!json_is_array(v) || !json_array_size(v))
+        return api_invalid(err, "messages", "messages must be an array with at least one message");
+    json_array_foreach((json_t *)v, i, m)
+    {
+        char where[64];
+        const char *role = json_string_value(json_object_get(m, "role"));
+        bool known = false;
+        for (size_t k = 0; role && k < sizeof roles / sizeof *roles; k++)
+            known |= !strcmp(role, roles[k]);
+        snprintf(where, sizeof where, "messages[%zu].role", i);
+        if (!known)
+            return api_invalid(err, where, "%s must be system, developer, user, assistant or tool",
+                               where);
+        snprintf(where, sizeof where, "messages[%zu].content", i);
+        const json_t *content = json_object_get(m, "content");
+        if (!check_content(content, where, err))
+            return false;
+        if ((!content || json_is_null(content)) && strcmp(role, "assistant"))
+            return api_invalid(err, where, "%s is missing", where);
+        snprintf(where, sizeof where, "messages[%zu].tool_calls", i);
+        if (!check_calls(json_object_get(m, "tool_calls"), where, err))
+            return false;
+    }
+    return true;
+}
+
+bool check_tools(const json_t *v, struct api_error *err)
+{
+    size_t i;
+    const json_t *t;
+    if (!v)
+        return true;
+    if (!json_is_array(v))
+        return api_invalid(err, "tools", "tools must be an array");
+    json_array_foreach((json_t *)v, i, t)
+    {
+        char where[64];
+        const json_t *f = json_object_get(t, "function");
+        const json_t *params = json_object_get(f, "parameters");
+        const char *type = json_string_value(json_object_get(t, "type"));
+        snprintf(where, sizeof where, "tools[%zu].type", i);
+        if (!type || strcmp(type, "function"))
+            return api_invalid(err, where, "%s must be \"function\"", where);
+        snprintf(where, sizeof where, "tools[%zu].function.name", i);
+        const char *name = json_string_value(json_object_get(f, "name"));
+        if (!name || !*name || strlen(name) > 256 || strpbrk(name, "\"\\\n<>"))
+            return api_invalid(err, where, "%s must be a name of up to 256 characters", where);
+        snprintf(where, sizeof where, "tools[%zu].function.parameters", i);
+        if (params && !json_is_null(params) && !json_is_object(params))
+            return api_invalid(err, where, "%s must be a JSON schema object", where);
+    }
+    return true;
+}
+
+enum tool_mode { TOOLS_AUTO, TOOLS_NONE, TOOLS_REQUIRED };
+
+static bool has_tool(const json_t *tools, const char *name)
+{
+    size_t i;
+    const json_t *t;
+    json_array_foreach((json_t *)tools, i, t)
+    {
+        const char *n = json_string_value(json_object_get(json_object_get(t, "function"), "name"));
+        if (n && !strcmp(n, name))
+            return true;
+    }
+    return false;
+}
+
+/* "auto", "none", "required", or {"type": "function", "function": {"name": ...}}. */
+static bool read_tool_choice(const json_t *body, const json_t *tools, enum tool_mode *mode,
+                             const char **name, struct api_error *err)
+{
+    static const char where[] = "tool_choice";
+    const json_t *v = api_member(body, where);
+    *mode = TOOLS_AUTO;
+    *name = NULL;
+    if (!v)
+        return true;
+    const char *word = json_string_value(v);
+    if (word && !strcmp(word, "none"))
+        *mode = TOOLS_NONE;
+    else if (word && !strcmp(word, "required"))
+        *mode = TOOLS_REQUIRED;
+    else if (json_is_object(v)) {
+        *name = json_string_value(json_object_get(json_object_get(v, "function"), "name"));
+        *mode = TOOLS_REQUIRED;
+        if (!*name)
+            return api_invalid(err, where, "tool_choice.function.name is missing");
+        if (!has_tool(tools, *name))
+            return api_invalid(err, where, "tool_choice names '%.100s', which is not in tools",
+                               *name);
+    } else if (!word || strcmp(word, "auto"))
+        return api_invalid(err, where,
+                           "tool_choice must be \"auto\", \"none\", \"required\" or a function");
+    if (*mode == TOOLS_REQUIRED && !json_array_size(tools))
+        return api_invalid(err, where, "tool_choice needs tools");
+    return true;
+}
+
+/* A call is forced by writing its beginning for the model. False: the format has no calls. */
+static bool forced_beginning(enum chat_format format, const char *name, struct buf *out)
+{
+    const char *n = name ? name : "";
+    switch (format) {
+    case CHAT_HERMES:
+        buf_addf(out, "<tool_call>\n{\"name\": \"%s%s", n, name ? "\", \"arguments\": " : "");
+        return true;
+    case CHAT_QWEN_XML:
+        buf_addf(out, "<tool_call>\n<function=%s%s", n, name ? ">\n" : "");
+        return true;
+    case CHAT_LLAMA_JSON:
+        buf_addf(out, "{\"name\": \"%s%s", n, name ? "\", \"parameters\": " : "");
+        return true;
+    case CHAT_PYTHONIC:
+        buf_addf(out, "[%s%s", n, name ? "(" : "");
+        return true;
+    case CHAT_MISTRAL:
+        buf_addf(out, "[TOOL_CALLS][{\"name\": \"%s%s", n, name ? "\", \"arguments\": " : "");
+        return true;
+    case CHAT_GPT_OSS:
+        buf_addf(out, "<|channel|>commentary to=functions.%s%s", n,
+                 name ? " <|constrain|>json<|message|>" : "");
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* chat_template_kwargs, with the shorthands other servers take at the top level. */
+static bool read_kwargs(const json_t *body, json_t **out, struct api_error *err)
+{
+    const json_t *v = api_member(body, "chat_template_kwargs");
+    if (v && !json_is_object(v))
+        return api_invalid(err, "chat_template_kwargs", "chat_template_kwargs must be an object");
+    *out = v ? json_copy((json_t *)v) : json_object();
+    const char *effort = NULL;
+    const json_t *thinking = api_member(body, "enable_thinking");
+    if (!api_string(body, "reasoning_effort", &effort, err))
+        return false;
+    if (thinking && !json_is_boolean(thinking))
+        return api_invalid(err, "enable_thinking", "enable_thinking must be a boolean");
+    if (thinking)
+        json_object_set(*out, "enable_thinking", (json_t *)thinking);
+    if (effort && !strcmp(effort, "none"))
+        json_object_set_new(*out, "enable_thinking", json_false());
+    else if (effort && !json_object_get(*out, "reasoning_effort"))
+        json_object_set_new(*out, "reasoning_effort", json_string(effort));
+    return true;
+}
+
+/* The text of a last assistant message that the answer is to continue. */
+static bool split_prefill(json_t *messages, struct buf *prefill, struct api_error *err)
+{
+    size_t n = json_array_size(messages), i;
+    json_t *last = json_array_get(messages, n - 1), *part;
+    const char *role = json_string_value(json_object_get(last, "role"));
+    if (n < 2 || !role || strcmp(role, "assistant"))
+        return api_invalid(err, "continue_final_message",
+                           "there is no assistant message at the end to continue");
+    json_t *content = json_object_get(last, "content");
+    if (json_is_string(content))
+        buf_add(prefill, json_string_value(content), json_string_length(content));
+    json_array_foreach(content, i, part)
+    {
+        const json_t *text = json_object_get(part, "text");
+        if (json_is_string(text))
+            buf_add(prefill, json_string_value(text), json_string_length(text));
+    }
+    json_array_remove(messages, n - 1);
+    return true;
+}
+
+static bool render(struct call *c, const json_t *messages, const json_t *tools,
+                   const json_t *kwargs, bool no_generation, struct buf *prompt)
+{
+    struct error e = {0};
+    struct chat_request r = {.messages = messages,
+                             .tools = json_array_size(tools) ? tools : NULL,
+                             .kwargs = kwargs,
+                             .no_generation_prompt = no_generation};
+    if (!chat_render(c->server->chat, &r, prompt, &e))
+        return api_invalid(&c->err, "messages", "%s", e.msg);
+    return true;
+}
+
+bool prepare_conversation(struct call *c, const json_t *body, struct buf *prompt)
+{
+    struct chat_prompt *chat = mem_zalloc(1, sizeof *chat);
+    json_t *messages = (json_t *)api_member(body, "messages");
+    const json_t *tools = api_member(body, "tools");
+    json_t *kwargs = NULL, *shorter = NULL;
+    enum tool_mode mode;
+    const char *name;
+    bool parallel = true, generation = true, go_on = false, ok = false;
+    struct buf prefill = {0};
+    c->chat = chat;
+    if (!c->server->chat) {
+        api_fail(&c->err, 501, "not_supported_error", "this model has no usable chat template: %s",
+                 c->server->chat_error.msg);
+        return false;
+    }
+    if (!check_messages(messages, &c->err) || !check_tools(tools, &c->err) ||
+        !read_tool_choice(body, tools, &mode, &name, &c->err) ||
+        !api_bool(body, "parallel_tool_calls", &parallel, &c->err) ||
+        !api_bool(body, "add_generation_prompt", &generation, &c->err) ||
+        !api_bool(body, "continue_final_message", &go_on, &c->err) ||
+        !read_kwargs(body, &kwargs, &c->err))
+        goto out;
+    if (go_on) {
+        messages = shorter = json_copy(messages);
+        if (!split_prefill(messages, &prefill, &c->err))
+            goto out;
+    }
+    if (mode == TOOLS_NONE)
+        tools = NULL;
+    if (!render(c, messages, tools, kwargs, !generation && !go_on, prompt))
+        goto out;
+    chat->tools = json_array_size(tools) > 0;
+    chat->format = c->server->opt.chat_format ? c->server->format
+                                              : chat_answer_format(c->server->chat, chat->tools);
+    chat->in_reasoning = chat_opens_reasoning(prompt->p, prompt->len);
+    chat->schema = tools ? json_incref((json_t *)tools) : NULL;
+    chat->one_call = !parallel || name;
+    if (mode == TOOLS_REQUIRED) {
+        if (json_array_size(tools) == 1)
+            name = json_string_value(
+                json_object_get(json_object_get(json_array_get(tools, 0), "function"), "name"));
+        if (chat->in_reasoning)
+            buf_adds(&chat->begun, "\n</think>\n\n");
+        if (!forced_beginning(chat->format, name, &chat->begun)) {
+            api_invalid(&c->err, "tool_choice",
+                        "this model's template knows no tool calls; none can be required");
+            goto out;
+        }
+        buf_add(prompt, chat->begun.p, chat->begun.len);
+    }
+    if (prefill.len)
+        buf_add(prompt, prefill.p, prefill.len);
+    ok = true;
+out:
+    json_decref(kwargs);
+    json_decref(shorter);
+    buf_clear(&prefill);
+    return ok;
+}
+
+void chat_prompt_free(struct chat_prompt *p)
+{
+    if (!p)
+        return;
+    json_decref(p->schema);
+    buf_clear(&p->begun);
+    mem_free(p);
+}
+
+bool prepare_chat(struct call *c, const json_t *body)
+{
+    struct buf prompt = {0};
+    enum params_api api = c->kind == CALL_CHAT ? PARAMS_CHAT : PARAMS_MESSAGES;
+    bool ok = gen_params_read(body, api, &c->server->opt.sample, call_n_vocab(c), &c->p, &c->err);
+    json_t *translated = NULL;
+    if (ok && api == PARAMS_MESSAGES) {
+        translated = messages_translate(body, c->kind == CALL_MESSAGES, &c->err);
+        body = translated;
+        ok = translated != NULL;
+    }
+    ok = ok && prepare_conversation(c, body, &prompt) &&
+         call_encode(c, prompt.p, prompt.len, TOKENIZE_SPECIAL, call_add_prompt(c));
+    c->special = true; /* the parser looks for the format's control tokens */
+    buf_clear(&prompt);
+    json_decref(translated);
+    return ok;
+}
+
+void server_load_chat(struct server *s)
+{
+    struct chat_source source = {0};
+    bool ok = s->opt.chat_template
+                  ? chat_source_open(s->opt.chat_template, &source, &s->chat_error)
+                  : chat_source_load(server_runtime(s)->file, &source, &s->chat_error);
+    if (ok)
+        s->chat = chat_new(&source, &s->chat_error);
+    chat_source_clear(&source);
+}
+
+void server_unload_chat(struct server *s)
+{
+    chat_free(s->chat);
+}
