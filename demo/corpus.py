@@ -140,7 +140,7 @@ MIXED_SKILLS, MIXED_WEIGHTS = zip(*MIXED)
 
 
 def mixed_doc(rng, split):
-    n = rng.choice((2, 3, 3, 4, 5, 6, 8, 12))
+    n = rng.choice((2, 3, 3, 4, 5, 6, 8, 12, 20))
     turns = [s(rng, split) for s in rng.choices(MIXED_SKILLS, MIXED_WEIGHTS, k=n)]
     if rng.random() < 0.3:                      # a name told at the start, asked for at the end
         m = skills.memory(rng, split, [skills.fact])
@@ -161,8 +161,8 @@ def tool_case(rng, split):
     calls = [tools.drawn(rng, split)]
     ask = calls[0].ask
     if rng.random() < 0.1:
-        c = tools.drawn(rng, split)
-        if c.name != calls[0].name and c.topic != calls[0].topic:
+        c = calls[0].again() if rng.random() < 0.35 else tools.drawn(rng, split)
+        if c.name == calls[0].name or c.topic != calls[0].topic:
             calls.append(c)
             ask = ask.rstrip(".!") + rng.choice([". Then: ", ". And: ", " - and then: "]) + c.ask
     if rng.random() < 0.08:
@@ -178,8 +178,11 @@ def tools_doc(rng, split):
     thinking = rng.random() < 0.5
     messages, box, calls = tool_case(rng, split)
     r = rng.random()
-    if r < 0.14:                                # tools at hand, but none needed
+    if r < 0.15:                                # tools at hand, but none needed
         t = rng.choice((skills.fact, skills.small_talk, skills.fact_yes_no, skills.story_request))(rng, split)
+        if r < 0.04:                            # nor any that could help
+            t = rng.choice((skills.unknown, skills.arithmetic))(rng, split)
+            box = tools.toolbox(rng, split, [tools.synthetic(rng, split)], tools.synthetic)
         messages[-1] = {"role": "user", "content": t.user}
         messages.append({"role": "assistant", "content": t.answer})
         if thinking:
@@ -201,7 +204,13 @@ def tools_doc(rng, split):
     messages.append({"role": "assistant", "content": " ".join(answers)})
     if thinking:
         messages[-1]["reasoning_content"] = "The tool says: " + "; ".join(notes) + "."
-    if rng.random() < 0.2:                      # and the talk goes on
+    r = rng.random()
+    if r < 0.15:                                # the same tool once more
+        messages[-1].pop("reasoning_content", None)
+        c = calls[0].again()
+        messages.append({"role": "user", "content": c.ask})
+        messages.append(tool_message([c], "The user needs a tool. " + tools.call_think(rng, c) if thinking else ""))
+    elif r < 0.3:                               # or talk that needs none
         messages[-1].pop("reasoning_content", None)
         t = rng.choice((skills.fact, skills.small_talk, skills.fact_yes_no))(rng, split)
         messages.append({"role": "user", "content": t.user})
@@ -214,10 +223,10 @@ def tools_doc(rng, split):
 KINDS = [
     ("story", plain_story, 7), ("notes", plain_notes, 2), ("story request", single(skills.story_request, 2), 8),
     ("arithmetic", single(skills.arithmetic, 3), 17), ("fact", single(skills.fact, 4), 16),
-    ("yes or no", single(skills.fact_yes_no, 3), 4), ("about", single(skills.about, 2), 2),
+    ("yes or no", single(skills.fact_yes_no, 4), 8), ("about", single(skills.about, 2), 2),
     ("unknown", single(skills.unknown, 2), 4), ("small talk", single(skills.small_talk, 3), 5),
-    ("repeat", single(skills.repeat, 2), 4), ("memory", memory_doc, 6), ("nothing told", single(skills.memory_missing), 1),
-    ("reading", single(skills.reading, 2), 4), ("system prompt", styled_doc, 12), ("schema", schema_doc, 10),
+    ("repeat", single(skills.repeat, 3), 6), ("memory", memory_doc, 6), ("nothing told", single(skills.memory_missing), 1),
+    ("reading", single(skills.reading, 2), 4), ("system prompt", styled_doc, 20), ("schema", schema_doc, 12),
     ("tools", tools_doc, 24), ("mixed talk", mixed_doc, 8),
 ]
 KIND_NAMES = [k[0] for k in KINDS]

@@ -231,7 +231,7 @@ def fact_yes_no(rng, split):
         if split.ok("yesno", fid, v):
             break
     word = "Yes" if yes else "No"
-    return Turn(messy(rng, ask), f"{answer} The question asks about {v}. So {word.lower()}.", f"{word}, {answer}"
+    return Turn(messy(rng, ask), f"{answer} {'That is' if yes else 'That is not'} {v}. So {word.lower()}.", f"{word}, {answer}"
                 if not answer.startswith("The ") else f"{word}, the {answer[4:]}",
                 {"type": "starts", "value": word}, word, "yesno")
 
@@ -398,7 +398,19 @@ def small_talk(rng, split):
     return Turn(messy(rng, rng.choice(asks)), think, rng.choice(answers), None, None, "talk")
 
 
+def number_name(rng, split):
+    n = rng.randint(0, 198)
+    w = in_words(n)
+    if rng.random() < 0.6:
+        ask = rng.choice(["Write {n} in words.", "How do you write {n} in words?", "Spell out the number {n}."]).format(n=n)
+        return Turn(ask, f"{n} in words is {w}.", w[:1].upper() + w[1:] + ".", None, None, "number")
+    ask = rng.choice(["Write {w} as a number.", "Which number is {w}?", "Write {w} in digits."]).format(w=w)
+    return Turn(ask, f"{w} is {n}.", str(n), None, None, "number")
+
+
 def repeat(rng, split):
+    if not split.held and rng.random() < 0.12:
+        return number_name(rng, split)
     x = words.word(rng, split) if rng.random() < 0.5 else words.phrase(rng, split)
     r = rng.random()
     if r < 0.6:
@@ -687,6 +699,8 @@ def styled(rng, split, drawn=None):
     else:
         a, note = plain, f"the part of {w}"
     think = f"I must answer with {note}." + (" " + t.think if t.think and style not in ("always", "persona") else "")
+    if style == "words":
+        think += f" In words: {v}."
     return system, Turn(t.user, think, a, check, None, "style")
 
 

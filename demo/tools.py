@@ -227,42 +227,49 @@ def describe(rng, name, desc, params, required):
 
 class Call:
     """A tool with a request for it: the description, the arguments asked for, and the request in words."""
-    __slots__ = ("tool", "name", "args", "ask", "results", "shown", "topic")
+    __slots__ = ("tool", "name", "args", "ask", "results", "shown", "topic", "again")
+
+    def copy(self, ask, args, shown):
+        """The same tool asked for once more, with other arguments."""
+        c = Call()
+        c.tool, c.name, c.results, c.topic, c.again = self.tool, self.name, self.results, self.topic, self.again
+        c.ask, c.args, c.shown = ask, args, shown
+        return c
 
 
-def everyday(rng, split, entry=None, ask=True):
-    id_, names, descs, params, asks, results = entry or rng.choice(EVERYDAY)
+def everyday(rng, split):
+    id_, names, descs, params, asks, results = rng.choice(EVERYDAY)
     c = Call()
-    c.topic = id_
-    c.name = rng.choice(names.split())
-    ps, required, args, shown, used = [], [], {}, [], set()
-    extra = ""
+    c.topic, c.name, c.results = id_, rng.choice(names.split()), results
+    ps, required, plan = [], [], []
     for pnames, type_, desc, value, optional in params:
-        n = rng.choice(pnames.split())
-        while n in used:
-            n = rng.choice(pnames.split())
-        used.add(n)
-        v = value(rng, split)
-        enum = None
-        if optional and type_ == "string":
-            enum = ["celsius", "fahrenheit"]
-        if optional:
-            if rng.random() < 0.4:
-                continue
-            ps.append(Param(n, type_, desc, enum))
-            if rng.random() < 0.5:
+        n = rng.choice([x for x in pnames.split() if all(x != p.name for p in ps)])
+        if optional and rng.random() < 0.4:
+            continue
+        enum = ["celsius", "fahrenheit"] if optional and type_ == "string" else None
+        ps.append(Param(n, type_, desc, enum))
+        if not optional:
+            required.append(n)
+        plan.append((n, value, optional))
+
+    def request():
+        args, shown, extra = {}, [], ""
+        for n, value, optional in plan:
+            v = value(rng, split)
+            if not optional:
+                args[n] = v
+                shown.append(("on" if v else "off") if isinstance(v, bool) else v)
+            elif rng.random() < 0.5:
                 args[n] = v
                 extra += optional.format(v=v)
-            continue
-        ps.append(Param(n, type_, desc))
-        required.append(n)
-        args[n] = v
-        shown.append(("on" if v else "off") if isinstance(v, bool) else v)
-    form = rng.choice(asks).format(*shown)
-    if extra:
-        end = form[-1] if form[-1] in ".?" else ""
-        form = form[:len(form) - len(end)] + extra + end
-    c.ask, c.args, c.shown, c.results = form, args, shown, results
+        form = rng.choice(asks).format(*shown)
+        if extra:
+            end = form[-1] if form[-1] in ".?" else ""
+            form = form[:len(form) - len(end)] + extra + end
+        return form, args, shown
+
+    c.again = lambda: c.copy(*request())
+    c.ask, c.args, c.shown = request()
     if rng.random() < 0.15:
         rng.shuffle(ps)
     c.tool = describe(rng, c.name, rng.choice(descs), ps, required)
@@ -310,44 +317,49 @@ def synthetic(rng, split):
     r = rng.random()
     c.name = (f"{verb}_{noun}" if r < 0.55 else verb + noun.capitalize() if r < 0.75 else f"{noun}_{verb}" if r < 0.9
               else f"{noun}.{verb}" if r < 0.95 else f"{verb}-{noun}")
-    n = rng.choice((0, 1, 1, 1, 2, 2, 2, 3))
-    ps, args, says, required = [], {}, [], []
-    for _ in range(n):
+    ps, plan, required = [], [], []
+    for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 2, 3))):
         pname = rng.choice(GENERIC) if rng.random() < 0.7 else words.made_up(rng, split, 1, 2)
         if rng.random() < 0.12:
             pname = pname + "_" + rng.choice(GENERIC)
-        if pname in args or any(p.name == pname for p in ps):
+        if any(p.name == pname for p in ps):
             continue
         type_ = rng.choices(("string", "integer", "number", "boolean"), (60, 25, 6, 9))[0]
-        v = value_of(rng, split, type_)
         enum = None
         if type_ == "string" and rng.random() < 0.15:
             enum = [words.word(rng, split) for _ in range(rng.randint(2, 4))]
-            v = rng.choice(enum)
         ps.append(Param(pname, type_, rng.choice([f"The {pname} of the {noun}", f"The {pname}", "", f"{pname} to use"]),
                         enum))
         if rng.random() < 0.15 and len(ps) > 1:
-            continue                              # optional and not asked for
-        args[pname] = v
+            continue                              # optional and never asked for
+        plan.append(ps[-1])
         required.append(pname)
-        shown = pname.replace("_", " ") if rng.random() < 0.3 else pname
-        says.append(f"{shown} {quoted(rng, v)}" if rng.random() < 0.7 else f"{shown} = {quoted(rng, v)}"
-                    if rng.random() < 0.5 else f"{shown}: {quoted(rng, v)}")
-    start = rng.choice([f"{verb.capitalize()} the {noun}", f"Please {verb} the {noun}", f"Can you {verb} the {noun}",
-                        f"{verb.capitalize()} {world.article(noun)} {noun}", f"I want to {verb} the {noun}", f"Use {c.name}", f"Call {c.name}",
-                        f"{verb} the {noun}"])
-    if says:
-        start += " " + rng.choice(["with", "with", "using", "and set"]) + " " + \
-            (" and ".join(says) if rng.random() < 0.7 else ", ".join(says))
-    c.ask = start + ("?" if start.startswith("Can") else rng.choice([".", ".", "", "!"]))
-    c.args, c.shown = args, []
+
+    def request():
+        args, says = {}, []
+        for p in plan:
+            v = args[p.name] = rng.choice(p.enum) if p.enum else value_of(rng, split, p.type)
+            shown = p.name.replace("_", " ") if rng.random() < 0.3 else p.name
+            says.append(f"{shown} {quoted(rng, v)}" if rng.random() < 0.7 else f"{shown} = {quoted(rng, v)}"
+                        if rng.random() < 0.5 else f"{shown}: {quoted(rng, v)}")
+        start = rng.choice([f"{verb.capitalize()} the {noun}", f"Please {verb} the {noun}", f"Can you {verb} the {noun}",
+                            f"{verb.capitalize()} {world.article(noun)} {noun}", f"I want to {verb} the {noun}",
+                            f"Use {c.name}", f"Call {c.name}", f"{verb} the {noun}"])
+        if says:
+            start += " " + rng.choice(["with", "with", "using", "and set"]) + " " + \
+                (" and ".join(says) if rng.random() < 0.7 else ", ".join(says))
+        return start + ("?" if start.startswith("Can") else rng.choice([".", ".", "", "!"])), args, []
+
+    c.results = [(generic_result, None)]
+    c.again = lambda: c.copy(*request())
+    c.ask, c.args, c.shown = request()
     order = list(ps)
     if rng.random() < 0.2:
         rng.shuffle(order)
-    c.tool = describe(rng, c.name, rng.choice([f"{verb.capitalize()} the {noun}.", f"{verb.capitalize()} {world.article(noun)} {noun}.",
+    c.tool = describe(rng, c.name, rng.choice([f"{verb.capitalize()} the {noun}.",
+                                               f"{verb.capitalize()} {world.article(noun)} {noun}.",
                                                f"Use this to {verb} the {noun}."]), order,
                       required if rng.random() < 0.8 else [])
-    c.results = [(generic_result, None)]
     return c
 
 
@@ -384,16 +396,16 @@ def drawn(rng, split):
     return everyday(rng, split) if rng.random() < 0.42 else synthetic(rng, split)
 
 
-def toolbox(rng, split, need):
+def toolbox(rng, split, need, draw=drawn):
     """The tools of one conversation: those needed and some others with other names and topics, shuffled."""
-    box = list(need)
+    box = list({c.name: c for c in need}.values())
     n = rng.choices((1, 2, 3, 4, 5), (25, 30, 25, 15, 5))[0]
     names = {c.name for c in box}
     topics = {c.topic for c in box}
     tries = 0
-    while len(box) < max(n, len(need)) and tries < 20:
+    while len(box) < n and tries < 20:
         tries += 1
-        o = drawn(rng, split)
+        o = draw(rng, split)
         # a distractor may share a verb or a noun with the tool in need, but never both, and not an everyday topic
         if o.name in names or o.topic in topics:
             continue

@@ -149,7 +149,7 @@ class FlexMask:
         causal = torch.ones(n, n, dtype=torch.bool, device=docs.device).tril()
         need = causal & (high[:, None, :] >= low[:, :, None])
         count = need.sum(-1, dtype=torch.int32)[:, None]
-        index = need.int().argsort(-1, descending=True, stable=True).int()[:, None]
+        index = torch.argsort(need.int(), dim=-1, descending=True, stable=True).int()[:, None]
         return self.BlockMask.from_kv_blocks(count.contiguous(), index.contiguous(), BLOCK_SIZE=self.block,
                                              mask_mod=self.allowed)
 
@@ -452,6 +452,18 @@ def main():
                 a.copy_(p.detach())
         recent.append(loss.detach())
         shares.append(balance.detach())
+        if step == 100 and kind == "flex":      # the sparse mask must mean what the explicit one means
+            ids, targets, weights, docs = unpack(held_rows, end)
+            sparse = forward(held_rows)[0].item()
+            full = FullMask()
+            with torch.no_grad(), torch.autocast(device_type=device.type, dtype=torch.bfloat16):
+                dense = model.loss(ids, targets, weights, positions, full.attend(full.set(docs)))[0].item()
+            say(f"mask check: {sparse:.5f} sparse, {dense:.5f} explicit")
+            report["mask_check"] = [sparse, dense]
+            if not abs(sparse - dense) < 0.01:
+                say("they differ: explicit masks from here on")
+                kind = report["attention"] = "full"
+                masks, loss_of = build(kind)
         if step % 25 == 0:
             value = torch.stack(recent).mean().item()       # waits for the device, so that the clock is true
             if not math.isfinite(value):
