@@ -117,6 +117,10 @@ def memory_doc(rng, split):
     return render(chat(turns, neutral(rng), rng.random() < 0.5))
 
 
+def follow_up_doc(rng, split):
+    return render(chat(skills.follow_up(rng, split), neutral(rng), rng.random() < 0.5))
+
+
 def styled_doc(rng, split):
     drawn = skills.draw_style(rng, split)
     n = rng.choice((1, 1, 1, 2, 3))
@@ -145,6 +149,8 @@ def mixed_doc(rng, split):
     if rng.random() < 0.3:                      # a name told at the start, asked for at the end
         m = skills.memory(rng, split, [skills.fact])
         turns = m[:1] + turns + m[1:]
+    elif rng.random() < 0.2:
+        turns += skills.follow_up(rng, split)
     return render(chat(turns, neutral(rng), rng.random() < 0.5))
 
 
@@ -223,8 +229,8 @@ def tools_doc(rng, split):
 KINDS = [
     ("story", plain_story, 7), ("notes", plain_notes, 2), ("story request", single(skills.story_request, 2), 8),
     ("arithmetic", single(skills.arithmetic, 3), 17), ("fact", single(skills.fact, 4), 16),
-    ("yes or no", single(skills.fact_yes_no, 4), 8), ("about", single(skills.about, 2), 2),
-    ("unknown", single(skills.unknown, 2), 4), ("small talk", single(skills.small_talk, 3), 5),
+    ("yes or no", single(skills.fact_yes_no, 4), 10), ("follow-up", follow_up_doc, 6), ("about", single(skills.about, 2), 2),
+    ("unknown", single(skills.unknown, 2), 5), ("small talk", single(skills.small_talk, 3), 5),
     ("repeat", single(skills.repeat, 3), 6), ("memory", memory_doc, 6), ("nothing told", single(skills.memory_missing), 1),
     ("reading", single(skills.reading, 2), 4), ("system prompt", styled_doc, 20), ("schema", schema_doc, 12),
     ("tools", tools_doc, 24), ("mixed talk", mixed_doc, 8),
@@ -256,7 +262,9 @@ def eval_case(category, rng, split):
             turns = [rng.choices((lambda r, s: skills.addition(r, s), lambda r, s: skills.subtraction(r, s, False),
                                   skills.comparison, skills.multiplication), (35, 35, 20, 10))[0](rng, split)]
         elif category == "facts":
-            turns = [skills.fact(rng, split) if rng.random() < 0.8 else skills.fact_yes_no(rng, split)]
+            r = rng.random()
+            turns = [skills.fact(rng, split)] if r < 0.75 else [skills.fact_yes_no(rng, split)] if r < 0.9 else \
+                skills.follow_up(rng, split)
         elif category == "system_prompt":
             system, turn = skills.styled(rng, split)
             turns = [turn]

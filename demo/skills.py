@@ -4,6 +4,8 @@ Each function draws one Turn from a random generator and a split. A Turn is what
 reasoning for <think>, the answer, and (where a machine can judge the answer) a check for score.py.
 Must not know how a conversation is written down; corpus.py does that.
 """
+import re
+
 import stories
 import words
 import world
@@ -34,8 +36,18 @@ def in_words(n):
 
 
 def messy(rng, text):
-    """What people really type: no capitals, no full stop, a greeting or a please."""
+    """What people really type: no capitals, no full stop, a greeting or a please, two letters swapped."""
     r = rng.random()
+    if text.startswith("What is ") and rng.random() < 0.15:
+        text = rng.choice(["Whats ", "what's ", "whats ", "And what is ", "what is "]) + text[8:]
+    if rng.random() < 0.06:
+        typed = text.split(" ")
+        i = rng.randrange(len(typed))
+        w = typed[i]
+        if len(w) > 5 and w.isalpha() and w.islower():
+            k = rng.randint(1, len(w) - 3)
+            typed[i] = w[:k] + w[k + 1] + w[k] + w[k + 2:] if rng.random() < 0.7 else w[:k] + w[k + 1:]
+            text = " ".join(typed)
     if r < 0.10:
         text = rng.choice(["Please tell me: ", "Hey, ", "Hi! ", "Hello, ", "Quick question: ", "Say, ", "So, "]) + text
     elif r < 0.14:
@@ -214,11 +226,15 @@ def arithmetic(rng, split):
 
 # ---------------------------------------------------------------- facts
 
+def fact_ok(split, f, i):
+    return not split.held if i < f.always else split.ok("fact", f.id, i)
+
+
 def fact(rng, split):
     while True:
         f = rng.choice(world.FACTS)
         i = rng.randrange(len(f.asks))
-        if split.ok("fact", f.id, i):
+        if fact_ok(split, f, i):
             break
     think = rng.choice([f"The question is about {f.about}. {f.answer}", f"I know this one. {f.answer}", f.answer])
     return Turn(messy(rng, f.asks[i]), think, f.answer, {"type": "contains", "all": [f.short], "none": f.rivals},
@@ -227,13 +243,42 @@ def fact(rng, split):
 
 def fact_yes_no(rng, split):
     while True:
-        fid, v, ask, yes, answer = world.yes_no(rng)
-        if split.ok("yesno", fid, v):
+        fid, v, form, ask, yes, answer = world.yes_no(rng)
+        # the plain form is always taught: with a true value held out, a fact would only ever be denied
+        if not split.held if form == 0 else split.ok("yesno", fid, v, form):
             break
     word = "Yes" if yes else "No"
     return Turn(messy(rng, ask), f"{answer} {'That is' if yes else 'That is not'} {v}. So {word.lower()}.", f"{word}, {answer}"
                 if not answer.startswith("The ") else f"{word}, the {answer[4:]}",
                 {"type": "starts", "value": word}, word, "yesno")
+
+
+def follow_up(rng, split):
+    """A question about somebody, then more about her or him without the name."""
+    i = rng.randrange(30)
+    p = world.person(i)
+    n, she = p["name"], p["pron"] == "she"
+    turns = []
+    keys = rng.sample(world.PERSON_KEYS, rng.randint(2, 4))
+    if rng.random() < 0.25:
+        ask = rng.choice(["Who is {n}?", "Tell me about {n}.", "Do you know {n}?"]).format(n=n)
+        turns.append(Turn(messy(rng, ask), f"The user wants to know about {n}.", world.about_person(i), None, None, "about"))
+    for key in keys:
+        f = world.BY_ID[f"{n}.{key}"]
+        fit = [k for k in range(len(f.asks)) if fact_ok(split, f, k)]
+        if not fit:
+            continue
+        ask = f.asks[rng.choice(fit)]
+        if turns:
+            poss, obj = ("her", "her") if she else ("his", "him")
+            ask = ask.replace(f"{n}'s", poss)
+            ask = re.sub(rf"\b(find|with) {n}\b", rf"\1 {obj}", ask)
+            ask = re.sub(rf"\b{n}\b", p["pron"], ask)
+            if rng.random() < 0.4:
+                ask = "And " + ask[:1].lower() + ask[1:]
+        turns.append(Turn(messy(rng, ask), f"The question is about {n}. {f.answer}", f.answer,
+                          {"type": "contains", "all": [f.short], "none": f.rivals}, f.short, "fact"))
+    return turns if len(turns) > 1 else follow_up(rng, split)
 
 
 def about(rng, split):
@@ -262,6 +307,16 @@ TOPICS = ["quantum physics", "the stock market", "football", "black holes", "the
           "the internet", "politics", "taxes", "Bitcoin", "Shakespeare", "Einstein", "the Roman empire", "Linux",
           "Python", "the climate", "medicine", "philosophy", "chemistry", "the president", "movies", "computer games",
           "cars", "airplanes", "history", "the universe", "DNA", "jazz", "the Olympics", "cooking rice", "yoga"]
+WHY = ["the sky blue", "the sea salty", "water wet", "the sun hot", "grass green", "my code slow", "life hard",
+       "gold expensive", "the moon round", "ice cold", "the world so big", "it raining"]
+MANY = "birds planes cats people stars fish trees computers volcanoes children planets magnets engines clouds".split()
+DO = ["fly", "work", "sleep", "shine", "swim", "grow", "dream", "sing", "move", "exist", "die", "learn"]
+TASKS = ["learn to swim", "fix my car", "write an essay", "lose weight", "cook dinner", "get rich", "learn Spanish",
+         "install Linux", "write code", "sort a list", "draw a picture", "book a flight", "drive a car", "open a bank account",
+         "buy a house", "change a tyre", "solve this equation", "debug my program", "make coffee", "sleep better"]
+PIECES = ["an essay", "a haiku", "a letter", "an email", "a speech", "an article", "a blog post", "a report",
+          "a function", "a summary", "a book review", "a tweet"]
+BEST = "phone car movie book laptop language restaurant city game song school job computer bank".split()
 SORRY = ["I am sorry, I don't know that. I am a tiny model and only know Anvil Isle, small sums and stories.",
          "I don't know, sorry. My world is small: Anvil Isle, little sums and stories.",
          "Sorry, that is outside my little world. Ask me about Anvil Isle, a small sum or a story."]
@@ -295,7 +350,13 @@ def unknown(rng, split):
         f"Who wrote {words.capital(x)}?", "What is the meaning of life?", "Who will win the election?",
         f"Give me a recipe for {rng.choice(['pizza', 'curry', 'sushi', 'lasagna', 'bread'])}.",
         f"When was {words.capital(x)} born?", f"Can you explain {t} to me?", f"What is the population of {c}?",
-        f"How old is {words.capital(x)}?", f"What happened in {rng.randint(1000, 2030)}?"])
+        f"How old is {words.capital(x)}?", f"What happened in {rng.randint(1000, 2030)}?",
+        f"Why is {rng.choice(WHY)}?", f"Why do {rng.choice(MANY)} {rng.choice(DO)}?", f"How do {rng.choice(MANY)} {rng.choice(DO)}?",
+        f"How do I {rng.choice(TASKS)}?", f"Can you {rng.choice(TASKS)}?", f"Help me {rng.choice(TASKS)}.",
+        f"How can I {rng.choice(TASKS)}?", f"Should I {rng.choice(TASKS)}?", f"Write {rng.choice(PIECES)} about {t}.",
+        f"Write {rng.choice(PIECES)}.", f"Summarize {t}.", f"What is the best {rng.choice(BEST)}?",
+        f"Which {rng.choice(BEST)} should I choose?", f"How many letters are in {x}?", f"Is {t} good?",
+        f"What is the difference between {t} and {rng.choice(TOPICS)}?", f"Do you like {t}?", f"When did {t} begin?"])
     return Turn(messy(rng, ask), "That is outside my world.", rng.choice(SORRY),
                 {"type": "contains_any", "any": ["don't know", "sorry", "outside"]}, None, "unknown")
 
@@ -529,6 +590,13 @@ def memory(rng, split, fillers):
         v = memory_value(rng, split, key)
         a = world.article(v)
         tell = rng.choice(tells).format(v=v, a=a)
+        r = rng.random()
+        if r < 0.12:
+            tell = rng.choice(["hey ", "hi ", "hello, ", "by the way, ", "well, ", "ok, "]) + tell[:1].lower() + tell[1:]
+        elif r < 0.2:
+            tell = tell[:1].lower() + tell[1:]
+        if rng.random() < 0.15:
+            tell = tell.rstrip(".")
         reply = ack.format(v=v)
         turns.append(Turn(tell, f"The user tells me something: {v}.", reply[:1].upper() + reply[1:], None, None, "tell"))
         told.append((v, asks, answer.format(v=v, a=a)))

@@ -288,7 +288,8 @@ def story(rng, split, kind=None, thing=None, place=None, name=None):
         out.append(f"{rng.choice(OPEN)} {article(adj)} {adj} {k} {slots['where']}. {slots['his'].capitalize()} name was {n}.")
     r = rng.random()
     if r < 0.4:
-        out.append(f"{n} liked to {rng.choice(LIKES)} and to {rng.choice(LIKES)}.")
+        likes = rng.sample(LIKES, 2)
+        out.append(f"{n} liked to {likes[0]} and to {likes[1]}.")
     elif r < 0.6:
         out.append(f"Every day {slots['he']} liked to {rng.choice(LIKES)}.")
     elif r < 0.8 and plot not in ("stranger", "contest", "wish"):

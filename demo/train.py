@@ -6,7 +6,7 @@ learn by Muon (momentum, orthogonalised), the rest by AdamW; the learning rate i
 the clock. At the end the weights are rounded to bfloat16, saved under Hugging Face's names, checked against
 transformers' Qwen3MoeForCausalLM in float32, and asked every prompt of eval.jsonl.
 
-  train.py --out DIR [--minutes 8.5]
+  train.py --out DIR [--minutes 8.5] [--resume FOLDER]
 
 DIR gets hf.tar.gz (model.safetensors, config.json, tokenizer.json, ...), fixture.bin (README.md describes it),
 report.json, answers.jsonl and eval.jsonl.
@@ -201,10 +201,10 @@ class Muon:
             p.add_(u, alpha=-lr * 0.2 * math.sqrt(max(p.shape[-2:])))
 
 
-def schedule(done):
+def schedule(done, rise=0.01):
     """Learning rate over the share of time that is gone: a short rise, flat, then down to zero."""
-    if done < 0.01:
-        return max(done, 0.0005) / 0.01
+    if done < rise:
+        return max(done, 0.0005) / rise
     if done < 0.45:
         return 1.0
     return max(0.0, (1 - done) / 0.55)
@@ -279,6 +279,16 @@ def write_folder(folder, model, tok, template):
     put("chat_template.jinja", template)
 
 
+def restore(model, folder):
+    from safetensors.torch import load_file
+    saved = load_file(os.path.join(folder, "model.safetensors"))
+    mine = export(model)
+    assert saved.keys() == mine.keys()
+    with torch.no_grad():
+        for name, t in mine.items():        # views of the stacked weights
+            t.copy_(saved[name])
+
+
 def fixture_texts(tok, count=20, longest=96):
     """Held-out documents of several kinds as ids, cut to `longest`."""
     out = []
@@ -344,6 +354,7 @@ def main():
     ap.add_argument("--out", required=True)
     ap.add_argument("--minutes", type=float, default=8.5, help="from the start until training ends")
     ap.add_argument("--tokenizer", help="take this tokenizer.json in place of training one")
+    ap.add_argument("--resume", metavar="FOLDER", help="go on from the Hugging Face folder of an earlier run")
     ap.add_argument("--vocab", type=int, default=3072)
     ap.add_argument("--rows", type=int, default=64, help="rows a step")
     ap.add_argument("--length", type=int, default=2048, help="tokens a row")
@@ -364,6 +375,8 @@ def main():
     deadline = START + args.minutes * 60
 
     tokenizer_file = os.path.join(work, "tokenizer.json")
+    if args.resume and not args.tokenizer:
+        args.tokenizer = os.path.join(args.resume, "tokenizer.json")
     if args.tokenizer:
         shutil.copy(args.tokenizer, tokenizer_file)
         from tokenizers import Tokenizer
@@ -384,6 +397,8 @@ def main():
     c = Config(vocab=vocab) if not args.small else Config(vocab=vocab, hidden=32, layers=2, heads=2, kv_heads=1,
                                                           head_dim=16, experts=4, top=2, width=32)
     model = Model(c).to(device)
+    if args.resume:
+        restore(model, args.resume)
     model.compute = torch.bfloat16 if device.type == "cuda" else None
     say("parameters", sum(p.numel() for p in model.parameters()))
     muon = Muon(model.matrices(), args.lr)
@@ -433,7 +448,7 @@ def main():
         done = (time.time() - begin) / max(1e-9, deadline - begin)
         if done >= 1:
             break
-        scale = schedule(done)
+        scale = schedule(done, 0.1 if args.resume else 0.01)
         loss, balance = forward(feed.batch(args.rows))
         (loss + 0.01 * balance).backward()
         torch.nn.utils.clip_grad_norm_(model.others(), 1.0)

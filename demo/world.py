@@ -131,9 +131,10 @@ def article(word):
 class Fact:
     """One fact: `asks` are full questions, `answer` a sentence, `short` what a one-word answer says,
     `rivals` the answers that would be wrong, `about` its subject."""
-    __slots__ = ("id", "asks", "answer", "short", "rivals", "about")
+    __slots__ = ("id", "asks", "answer", "short", "rivals", "about", "always")
 
-    def __init__(self, id_, asks, answer, short, rivals, about):
+    def __init__(self, id_, asks, answer, short, rivals, about, always=0):
+        self.always = always        # so many of the first questions are never held out
         self.id, self.asks, self.answer, self.short, self.about = id_, asks, answer, short, about
         self.rivals = [r for r in rivals if r.lower() != short.lower()]
 
@@ -300,7 +301,8 @@ def build():
         asks = list(more)
         for isle in (ISLE, "the isle"):
             asks += [a.format(x=noun.format(i=isle)) for a in NOUN_ASKS]
-        add("isle." + key, asks, answer, short, [], ISLE)
+        # a question with words of its own has no like among the other facts: it is always taught
+        add("isle." + key, asks, answer, short, [], ISLE, len(more))
     people_facts(add)
     town_facts(add)
     animal_facts(add)
@@ -334,22 +336,35 @@ ABOUT_ISLE = ("Anvil Isle is a small island in the Sea of Glass. It has twelve t
               "Old Cinder sleeps, and the longest river is the Quill.")
 
 
-# Yes/no questions: attribute, question with {n} and {v}, the values it may be asked with
+# Yes/no questions: attribute, question and statement with {n} and {v}, the values to ask with
 YES_NO = {
-    "town": ("Does {n} live in {v}?", TOWNS), "job": ("Is {n} {a} {v}?", JOBS),
-    "pet": ("Does {n} have a {v}?", PETS), "food": ("Does {n} like {v} best?", FOODS),
-    "colour": ("Is {v} {n}'s favourite colour?", COLOURS), "hobby": ("Is {v} {n}'s hobby?", HOBBIES),
-    "mayor": ("Is {v} the mayor of {n}?", NAMES),
-    "goods": ("Is {n} known for its {v}?", GOODS), "festival": ("Is the festival of {n} in {v}?", MONTHS),
+    "town": ("Does {n} live in {v}?", "{n} lives in {v}", TOWNS),
+    "job": ("Is {n} {a} {v}?", "{n} is {a} {v}", JOBS),
+    "pet": ("Does {n} have a {v}?", "{n} has a {v}", PETS),
+    "food": ("Does {n} like {v} best?", "{n}'s favourite food is {v}", FOODS),
+    "colour": ("Is {v} {n}'s favourite colour?", "{n}'s favourite colour is {v}", COLOURS),
+    "hobby": ("Is {v} {n}'s hobby?", "{n}'s hobby is {v}", HOBBIES),
+    "mayor": ("Is {v} the mayor of {n}?", "{v} is the mayor of {n}", NAMES),
+    "goods": ("Is {n} known for its {v}?", "{n} is known for its {v}", GOODS),
+    "festival": ("Is the festival of {n} in {v}?", "{n} has its festival in {v}", MONTHS),
 }
 YES_NO_KINDS = list(YES_NO)
+YES_NO_FORMS = ["{q}", "Is it true that {s}?", "{s}, right?", "{s}. Is that right?", "True or false: {s}?",
+                "Am I right that {s}?"]
 
 
 def yes_no(rng):
-    """A yes/no question about a fact: (fact id, value asked about, question, is it so, sentence)."""
+    """A yes/no question about a fact: (fact id, value asked about, number of its form, question, is it so,
+    sentence)."""
     kind = rng.choice(YES_NO_KINDS)
-    ask, values = YES_NO[kind]
+    ask, statement, values = YES_NO[kind]
     n = rng.choice(TOWNS) if kind in ("mayor", "goods", "festival") else rng.choice(NAMES)
     f = BY_ID[f"{n}.{kind}"]
     v = f.short if rng.random() < 0.5 else rng.choice(values)
-    return f.id, v, ask.format(n=n, v=v, a=article(v)), v == f.short, f.answer
+    slots = {"n": n, "v": v, "a": article(v)}
+    form = rng.randrange(len(YES_NO_FORMS)) if rng.random() < 0.6 else 0
+    text = YES_NO_FORMS[form].format(q=ask.format(**slots), s=statement.format(**slots))
+    return f.id, v, form, text, v == f.short, f.answer
+
+
+PERSON_KEYS = ["town", "job", "pet", "petname", "food", "colour", "hobby"]
