@@ -400,7 +400,6 @@ static struct jval f_truncate(struct jstate *st, struct jval v, const struct jar
     static const char *const names[] = {"length", "killwords", "end", "leeway"};
     struct jval arg[4];
     jargs_bind(st, "truncate", a, names, 4, 0, arg);
-    jarg_str(st, v, "truncate");
     int64_t length = arg[0].type == JT_MISSING ? 255 : jarg_int(st, arg[0], "truncate");
     struct jval end = arg[2].type == JT_MISSING ? jval_cstr("...") : arg[2];
     int64_t leeway =
@@ -408,8 +407,9 @@ static struct jval f_truncate(struct jstate *st, struct jval v, const struct jar
     int64_t n_end = jstr_len(st, jarg_str(st, end, "truncate"));
     if (length < n_end || leeway < 0)
         jinja_fail(st, "expected length >= %lld and leeway >= 0", (long long)n_end);
-    if (jstr_len(st, v) - leeway <= length)
+    if (jval_len(st, v) - leeway <= length)
         return v;
+    jarg_str(st, v, "truncate");
     struct jval head = jstr_sub(st, v, 0, length - n_end);
     if (!jval_true(arg[1])) {
         const char *p = memrchr(head.u.s, ' ', head.len);
