@@ -11,11 +11,6 @@
 #include "model/model.h"
 #include "text/tokenizer.h"
 #include "tiny_model.h"
-#pragma weak tokenizer_load
-#pragma weak tokenizer_encode
-#pragma weak tokenizer_decode
-#pragma weak token_list_clear
-#pragma weak tokenizer_free
 
 #include <fcntl.h>
 #include <ftw.h>
@@ -81,7 +76,8 @@ void *__wrap_mmap(void *addr, size_t n, int prot, int flags, int fd, off_t off)
     return __real_mmap(addr, n, prot, flags, fd, off);
 }
 
-static char dir[] = "/tmp/steel-hostile-XXXXXX";
+/* In memory where possible: 60,000 small files are a lot for a busy disk. */
+static char dir[64];
 static struct backend *be;
 
 static const char *path_of(const char *name)
@@ -120,10 +116,6 @@ static bool load(const char *path, struct error *err)
     struct model *m = model_load(f, be, NULL, err);
     bool ok = m != NULL;
     model_free(m);
-    if (!tokenizer_load) {
-        tensorfile_close(f);
-        return ok;
-    }
     struct tokenizer *t = ok ? tokenizer_load(f, err) : NULL;
     if (ok && t) {
         struct token_list ids = {0};
@@ -320,8 +312,7 @@ static void test_json_mutated(void **state)
     buf_adds(&config, tiny_config_json());
     tiny_tokenizer_json(&tokenizer);
     mutate_many("hf/config.json", "hf", &config, config.len, N_MUTATIONS / 4, 3);
-    if (tokenizer_load)
-        mutate_many("hf/tokenizer.json", "hf", &tokenizer, tokenizer.len, N_MUTATIONS / 4, 4);
+    mutate_many("hf/tokenizer.json", "hf", &tokenizer, tokenizer.len, N_MUTATIONS / 4, 4);
     buf_clear(&config);
     buf_clear(&tokenizer);
 }
@@ -336,6 +327,8 @@ static int setup(void **state)
 {
     (void)state;
     struct error err = {0};
+    snprintf(dir, sizeof dir, "%s/steel-hostile-XXXXXX",
+             access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm");
     if (!mkdtemp(dir) || !tiny_write_gguf(path_of("m.gguf"), "llama", &err)) {
         print_error("%s\n", err.msg);
         return -1;

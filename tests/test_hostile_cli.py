@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Damaged files through the command line: a sample of cuts and mutations of a small GGUF and a small
+folder. Each run ends with exit 0, or with exit 1 and one line that names the file. test_hostile.c does
+the tens of thousands in one process; this one sees what a user sees."""
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from gguf_tools import write_safetensors  # noqa: E402
+
+STEEL = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "build", "steel")
+N_CUTS, N_MUTATIONS = 40, 80
+
+
+def make_folder(folder):
+    os.makedirs(folder)
+    draw = random.Random(1)
+    shapes = {"model.embed_tokens.weight": [64, 32], "model.norm.weight": [32]}
+    p = "model.layers.0."
+    shapes.update({p + "input_layernorm.weight": [32], p + "post_attention_layernorm.weight": [32]})
+    shapes.update({p + f"self_attn.{x}_proj.weight": [32, 32] for x in "qkvo"})
+    shapes.update({p + "mlp.gate_proj.weight": [64, 32], p + "mlp.up_proj.weight": [64, 32],
+                   p + "mlp.down_proj.weight": [32, 64]})
+    tensors = {}
+    for name, shape in shapes.items():
+        n = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        tensors[name] = ("F32", shape, struct.pack("<%df" % n, *(draw.gauss(0, 0.1) for _ in range(n))))
+    write_safetensors(folder + "/model.safetensors", tensors)
+    json.dump({"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+               "num_attention_heads": 2, "vocab_size": 64, "max_position_embeddings": 64,
+               "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "eos_token_id": 63},
+              open(folder + "/config.json", "w"))
+    vocab = {chr(97 + i): i for i in range(26)}
+    vocab.update({"ab": 26, "\u0120": 27, "\u0120a": 28})
+    json.dump({"model": {"type": "BPE", "vocab": vocab, "merges": ["a b", "\u0120 a"]},
+               "pre_tokenizer": {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False},
+               "decoder": {"type": "ByteLevel"},
+               "added_tokens": [{"id": 63, "content": "</s>", "special": True}]},
+              open(folder + "/tokenizer.json", "w"))
+
+
+def check(model, what):
+    r = subprocess.run([STEEL, "run", model, "-p", "abc a", "-n", "2", "--temp", "0"], capture_output=True)
+    if r.returncode == 0:
+        return True
+    lines = r.stderr.decode(errors="replace").splitlines()
+    assert r.returncode == 1, (what, r.returncode, lines[:5])
+    assert len(lines) == 1 and lines[0].startswith("steel: "), (what, lines[:5])
+    assert model in lines[0], (what, lines)
+    return False
+
+
+def torment(file, model, header):
+    good = open(file, "rb").read()
+    assert check(model, "whole"), file
+    draw = random.Random(7)
+    for cut in sorted(draw.sample(range(len(good)), N_CUTS)):
+        open(file, "wb").write(good[:cut])
+        assert not check(model, f"{file} cut to {cut}"), f"{file} cut to {cut} still runs"
+    survived = 0
+    for i in range(N_MUTATIONS):
+        bad = bytearray(good)
+        for _ in range(draw.randint(1, 3)):
+            at = draw.randrange(header if draw.random() < 0.9 else len(good))
+            bad[at] = draw.choice([0, 0xFF, bad[at] ^ 1 << draw.randrange(8), draw.randrange(256)])
+        open(file, "wb").write(bad)
+        survived += check(model, f"{file} mutation {i}")
+    open(file, "wb").write(good)
+    print(f"{os.path.basename(file)}: {N_CUTS} cuts, {N_MUTATIONS} mutations, {survived} of them harmless")
+
+
+def main():
+    # in memory where possible: rewriting a file over and over waits for the disk
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="steel-hostile-", dir=base) as tmp:
+        folder, gguf = tmp + "/folder", tmp + "/model.gguf"
+        make_folder(folder)
+        subprocess.run([STEEL, "convert", folder, gguf], check=True, capture_output=True)
+        torment(gguf, gguf, open(gguf, "rb").read().index(b"output_norm.weight") + 40)
+        n, = struct.unpack("<Q", open(folder + "/model.safetensors", "rb").read(8))
+        torment(folder + "/model.safetensors", folder, 8 + n)
+        torment(folder + "/config.json", folder, os.path.getsize(folder + "/config.json"))
+        torment(folder + "/tokenizer.json", folder, os.path.getsize(folder + "/tokenizer.json"))
+
+
+main()
