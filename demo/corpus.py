@@ -114,6 +114,8 @@ def plain_notes(rng, split):
 
 def memory_doc(rng, split):
     turns = skills.memory(rng, split, [skills.fact, skills.arithmetic, skills.small_talk, skills.unknown])
+    if rng.random() < 0.2:                      # the telling itself is an answer to learn, too
+        turns = turns[:rng.choice([i for i, t in enumerate(turns) if t.kind == "tell"]) + 1]
     return render(chat(turns, neutral(rng), rng.random() < 0.5))
 
 
