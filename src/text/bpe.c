@@ -136,6 +136,8 @@ void bpe_init(struct bpe *b, const struct vocab *v)
 {
     b->vocab = v;
     b->cap = 1024;
+    while (b->cap < (size_t)v->n * 2) /* about one merge a token */
+        b->cap *= 2;
     b->pairs = mem_zalloc(b->cap, sizeof *b->pairs);
     b->n_symbols = (uint32_t)v->n;
     for (int i = 0; i < 128; i++)

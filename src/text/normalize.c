@@ -273,11 +273,12 @@ static bool step_run(const struct norm_step *s, struct regex_scratch *re, const 
 }
 
 bool normalizer_run(const struct normalizer *nz, struct norm_scratch *s, struct regex_scratch *re,
-                    const char *text, size_t n, const char **out, size_t *n_out, struct error *err)
+                    const char *text, size_t n, bool joined, const char **out, size_t *n_out,
+                    struct error *err)
 {
     int which = 0;
     for (int i = 0; i < nz->n; i++) {
-        if (unchanged(&nz->steps[i], text, n))
+        if (unchanged(&nz->steps[i], text, n) || (joined && nz->steps[i].kind == NORM_PREPEND))
             continue;
         struct buf *b = &s->bufs[which];
         which = !which;

@@ -52,9 +52,11 @@ bool charsmap_load(struct norm_step *step, const uint8_t *data, size_t n, struct
 
 /*
  * *out, *n_out become the normalised text: `text` itself where nothing changes, else memory of the
- * scratch that lives until the next call.
+ * scratch that lives until the next call. `joined`: the text goes on after bytes that are no UTF-8,
+ * so nothing is put in front of it.
  */
 bool normalizer_run(const struct normalizer *nz, struct norm_scratch *s, struct regex_scratch *re,
-                    const char *text, size_t n, const char **out, size_t *n_out, struct error *err);
+                    const char *text, size_t n, bool joined, const char **out, size_t *n_out,
+                    struct error *err);
 
 #endif

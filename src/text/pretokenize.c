@@ -49,7 +49,7 @@ void pretokenizer_clear(struct pretokenizer *pt)
 
 /* ---------------------------------------------------------------------------------- one cut */
 
-static void word_add(struct pre_words *w, size_t at, size_t len, bool first)
+static void word_add(struct pre_words *w, size_t at, size_t len, bool first, bool joined)
 {
     if (!len)
         return;
@@ -57,7 +57,7 @@ static void word_add(struct pre_words *w, size_t at, size_t len, bool first)
         w->next_cap = w->next_cap ? w->next_cap * 2 : 64;
         w->next = mem_realloc(w->next, w->next_cap, sizeof *w->next);
     }
-    w->next[w->n_next++] = (struct pre_word){at, len, first};
+    w->next[w->n_next++] = (struct pre_word){at, len, first, joined};
 }
 
 /* Collects the segments of one word, delimiters and what lies between, in order. */
@@ -65,7 +65,7 @@ struct cutter {
     struct pre_words *w;
     enum cut_behavior behavior;
     bool invert;
-    bool first;            /* the word starts the input */
+    bool first, joined;    /* the word's own, for its first part */
     size_t base;           /* where the word starts in the text */
     size_t from, to;       /* the segment being extended (to == from: none) */
     bool open, open_match; /* there is one; it is a delimiter */
@@ -88,7 +88,8 @@ static size_t cutter_raw(struct cutter *c, size_t at)
 static void cutter_flush(struct cutter *c)
 {
     if (c->open)
-        word_add(c->w, c->base + c->from, c->to - c->from, c->first && c->from == 0);
+        word_add(c->w, c->base + c->from, c->to - c->from, c->first && c->from == 0,
+                 c->joined && c->from == 0);
     c->open = false;
 }
 
@@ -186,6 +187,7 @@ static bool step_cut(const struct pre_step *s, struct pre_words *w, struct regex
                            .behavior = s->behavior,
                            .invert = s->invert,
                            .first = w->list[i].first,
+                           .joined = w->list[i].joined,
                            .base = w->list[i].at};
         if (spelled) {
             buf_reset(&w->spelled);
@@ -211,15 +213,16 @@ static void step_rewrite(const struct pre_step *s, struct pre_words *w, struct b
         const char *p = w->text + w->list[i].at;
         size_t n = w->list[i].len, at = out->len;
         if (s->kind == PRE_PREFIX) {
-            if (p[0] != ' ')
+            if (p[0] != ' ' && !w->list[i].joined)
                 buf_addc(out, ' ');
             buf_add(out, p, n);
         } else if (s->kind == PRE_SPELL) {
             bytelevel_encode(p, n, out);
         } else {
             bool has = *p == ' ' || (n >= s->text.len && !memcmp(p, s->text.p, s->text.len));
-            if (!has && (s->scheme == METASPACE_ALWAYS ||
-                         (s->scheme == METASPACE_FIRST && w->list[i].first)))
+            if (!has && !w->list[i].joined &&
+                (s->scheme == METASPACE_ALWAYS ||
+                 (s->scheme == METASPACE_FIRST && w->list[i].first)))
                 buf_add(out, s->text.p, s->text.len);
             for (size_t k = 0; k < n; k++) {
                 if (p[k] == ' ')
@@ -228,17 +231,17 @@ static void step_rewrite(const struct pre_step *s, struct pre_words *w, struct b
                     buf_addc(out, p[k]);
             }
         }
-        word_add(w, at, out->len - at, w->list[i].first);
+        word_add(w, at, out->len - at, w->list[i].first, w->list[i].joined);
     }
     w->text = out->p;
 }
 
 bool pretokenizer_run(const struct pretokenizer *pt, struct pre_words *w, struct regex_scratch *re,
-                      const char *text, size_t n, bool first, struct error *err)
+                      const char *text, size_t n, bool first, bool joined, struct error *err)
 {
     w->text = text;
     w->n_next = 0;
-    word_add(w, 0, n, first);
+    word_add(w, 0, n, first, joined);
     int which = 0;
     bool spelled = false;
     for (int i = -1; i < pt->n; i++) {

@@ -54,6 +54,7 @@ struct pretokenizer {
 struct pre_word {
     size_t at, len; /* into words.text */
     bool first;     /* starts at the start of the whole input */
+    bool joined;    /* goes on after bytes that are no UTF-8: nothing is put in front of it */
 };
 
 /* The words of one text, and the work space behind them; zero-initialise. */
@@ -72,8 +73,8 @@ struct pre_step *pretokenizer_add(struct pretokenizer *pt, enum pre_kind kind);
 void pretokenizer_finish(struct pretokenizer *pt); /* after the last step */
 void pretokenizer_clear(struct pretokenizer *pt);
 
-/* Cuts text into w; `first`: the text starts where the whole input starts. */
+/* Cuts text into w; `first` and `joined` are those of its first word. */
 bool pretokenizer_run(const struct pretokenizer *pt, struct pre_words *w, struct regex_scratch *re,
-                      const char *text, size_t n, bool first, struct error *err);
+                      const char *text, size_t n, bool first, bool joined, struct error *err);
 
 #endif

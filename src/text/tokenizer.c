@@ -208,9 +208,9 @@ bool tokenizer_set_vocab(struct tokenizer *t, const struct raw_token *raw, size_
                 bytelevel_decode(r->text, r->len, &v->keys);
         }
         bool name = is_name(r->kind) || r->flag & VOCAB_ADDED;
-        if (t->n_decode == 1 && t->decode[0].kind == DECODE_BYTELEVEL && !name) {
-            if (!bytelevel_decode(r->text, r->len, &v->pieces))
-                buf_add(&v->pieces, r->text, r->len);
+        if (t->n_decode == 1 && t->decode[0].kind == DECODE_BYTELEVEL && t->bpe.byte_level &&
+            !name && v->keys.len > v->key_at[i]) { /* the key is what decoding gives */
+            buf_add(&v->pieces, v->keys.p + v->key_at[i], v->keys.len - v->key_at[i]);
             continue;
         }
         buf_reset(&one);
@@ -298,7 +298,7 @@ bool tokenizer_finish(struct tokenizer *t, struct error *err)
         const char *text = a->text;
         size_t len = a->len;
         if (a->normalized && utf8_valid(text, len) == len) {
-            ok = normalizer_run(&t->normalizer, &ns, &rs, text, len, &text, &len, err);
+            ok = normalizer_run(&t->normalizer, &ns, &rs, text, len, false, &text, &len, err);
             if (ok && len)
                 trie_add(&t->trie_normalized, text, len, (int32_t)i);
         } else {
@@ -397,7 +397,7 @@ static void encode_word(struct encoder *e, const char *p, size_t n)
 }
 
 /* Normalised text without added tokens. */
-static bool encode_words(struct encoder *e, const char *p, size_t n, bool first)
+static bool encode_words(struct encoder *e, const char *p, size_t n, bool first, bool joined)
 {
     const struct pretokenizer *pt = &e->t->pretokenizer;
     if (pt->only) {
@@ -408,7 +408,7 @@ static bool encode_words(struct encoder *e, const char *p, size_t n, bool first)
         }
         return true;
     }
-    if (!pretokenizer_run(pt, &e->words, &e->regex, p, n, first, e->err))
+    if (!pretokenizer_run(pt, &e->words, &e->regex, p, n, first, joined, e->err))
         return false;
     for (size_t i = 0; i < e->words.n; i++)
         encode_word(e, e->words.text + e->words.list[i].at, e->words.list[i].len);
@@ -480,21 +480,21 @@ static const struct added *added_find(const struct encoder *e, const struct trie
 }
 
 /* Valid UTF-8 between added tokens of the first kind: normalise, cut out those of the second. */
-static bool encode_text(struct encoder *e, const char *p, size_t n, bool first)
+static bool encode_text(struct encoder *e, const char *p, size_t n, bool first, bool joined)
 {
     const char *q;
     size_t m;
-    if (!normalizer_run(&e->t->normalizer, &e->norm, &e->regex, p, n, &q, &m, e->err))
+    if (!normalizer_run(&e->t->normalizer, &e->norm, &e->regex, p, n, joined, &q, &m, e->err))
         return false;
     size_t at = 0, start, end;
     const struct added *a;
     while ((a = added_find(e, &e->t->trie_normalized, q, m, at, &start, &end))) {
-        if (start > at && !encode_words(e, q + at, start - at, first && at == 0))
+        if (start > at && !encode_words(e, q + at, start - at, first && !at, joined && !at))
             return false;
         token_list_add(e->out, a->id);
         at = end;
     }
-    return at >= m || encode_words(e, q + at, m - at, first && at == 0);
+    return at >= m || encode_words(e, q + at, m - at, first && !at, joined && !at);
 }
 
 /* Bytes that are no UTF-8 go to the model as they are: byte tokens where it has them. */
@@ -520,9 +520,9 @@ static void encode_invalid(struct encoder *e, const char *p, size_t n)
 
 static bool encode_part(struct encoder *e, const char *p, size_t n, bool first)
 {
-    while (n) {
+    for (bool joined = false; n; joined = true) {
         size_t valid = utf8_valid(p, n);
-        if (valid && !encode_text(e, p, valid, first))
+        if (valid && !encode_text(e, p, valid, first, joined))
             return false;
         p += valid;
         n -= valid;

@@ -137,7 +137,11 @@ bool bytelevel_decode(const char *s, size_t n, struct buf *out)
     size_t start = out->len;
     buf_reserve(out, n);
     for (size_t i = 0; i < n;) {
-        uint32_t cp;
+        uint32_t cp = (unsigned char)s[i];
+        if (cp > 0x20 && cp < 0x7f) {
+            out->p[out->len++] = s[i++];
+            continue;
+        }
         int len = utf8_decode(s + i, n - i, &cp);
         int b = len ? spelling_byte(cp) : -1;
         if (b < 0) {
