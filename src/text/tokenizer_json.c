@@ -294,7 +294,8 @@ static bool load_pretokenizer(struct loader *l, const json_t *o, const char *whe
     } else if (!strcmp(type, "WhitespaceSplit")) {
         add_chars(l, UC_SPACE, CUT_REMOVED);
     } else if (!strcmp(type, "Whitespace")) {
-        struct pre_step *s = add_regex(l, "\\w+|[^\\w\\s]+", 13, false, where);
+        static const char pattern[] = "\\w+|[^\\w\\s]+";
+        struct pre_step *s = add_regex(l, pattern, strlen(pattern), false, where);
         if (!s)
             return false;
         s->behavior = CUT_REMOVED;
