@@ -114,8 +114,9 @@ fuzz:
 	$(Q)$(MAKE) --no-print-directory B=build-fuzz CC=clang OPT='-O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all' fuzz-run
 fuzz-build: $(FUZZERS)
 fuzz-run: fuzz-build
-	@for f in $(FUZZERS); do echo "== $$f"; mkdir -p $(B)/corpus/$$(basename $$f); \
-	  $$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=0 -verbosity=0 $(B)/corpus/$$(basename $$f) || exit 1; done
+	@for f in $(FUZZERS); do echo "== $$f"; n=$$(basename $$f); mkdir -p $(B)/corpus/$$n; \
+	  $$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=0 -verbosity=0 \
+	    $$(ls fuzz/$$n.dict 2>/dev/null | sed 's/^/-dict=/') $(B)/corpus/$$n $$(ls -d fuzz/seeds/$$n 2>/dev/null) || exit 1; done
 $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS)
 

@@ -39,7 +39,8 @@ static bool replace(const struct norm_step *s, struct regex_scratch *re, const c
 {
     if (!s->re) {
         const char *hit;
-        while (s->text.len && (hit = memmem(p, n, s->text.p, s->text.len))) {
+        while (s->text.len && (hit = s->text.len == 1 ? memchr(p, s->text.p[0], n)
+                                                      : memmem(p, n, s->text.p, s->text.len))) {
             buf_add(out, p, (size_t)(hit - p));
             buf_add(out, s->with.p, s->with.len);
             n -= (size_t)(hit - p) + s->text.len;
