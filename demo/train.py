@@ -494,8 +494,8 @@ def main():
                     f"repeated {feed.repeated}, lr x {scale:.3f}")
             recent, shares, last = [], [], time.time()
             if time.time() - saved > 120:
-                write_folder(os.path.join(work, "hf"), model, tok, template)
-                pack(os.path.join(work, "hf"), os.path.join(args.out, "hf.tar.gz"))
+                write_folder(os.path.join(work, "steel-demo"), model, tok, template)
+                pack(os.path.join(work, "steel-demo"), os.path.join(args.out, "steel-demo.tar.gz"))
                 saved = last = time.time()
     seconds = time.time() - begin
     feed.close()
@@ -521,9 +521,9 @@ def main():
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(p.to(torch.bfloat16).float())
-    folder = os.path.join(work, "hf")
+    folder = os.path.join(work, "steel-demo")
     write_folder(folder, model, tok, template)
-    pack(folder, os.path.join(args.out, "hf.tar.gz"))
+    pack(folder, os.path.join(args.out, "steel-demo.tar.gz"))
 
     def write_report():
         with open(os.path.join(args.out, "report.json"), "w") as f:

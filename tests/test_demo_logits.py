@@ -55,7 +55,7 @@ def difference(model, folder):
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        hf, gguf = os.path.join(ROOT, "demo", "hf"), os.path.join(folder, "demo-bf16.gguf")
+        hf, gguf = os.path.join(ROOT, "demo", "steel-demo"), os.path.join(folder, "demo-bf16.gguf")
         subprocess.run([STEEL, "convert", hf, gguf, "--type", "bf16"], check=True, stderr=subprocess.PIPE)
         bad = False
         for name, model in (("safetensors", hf), ("BF16 GGUF", gguf)):

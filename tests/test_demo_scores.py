@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the demo model gets right, asked through Steel's server: 50 held-out prompts of each kind, greedily.
 
-Measures the shipped Q8_0 file (or one made here from demo/hf, where none is shipped) against the targets in
+Measures the shipped Q8_0 file (or one made here from demo/steel-demo, where none is shipped) against the targets in
 demo/score.py, and fails if a category misses its own.
 """
 import http.client
@@ -74,7 +74,7 @@ def main():
         model = os.path.join(ROOT, "demo", "steel-demo.gguf")
         if not os.path.exists(model):
             model = os.path.join(folder, "demo-q8_0.gguf")
-            subprocess.run([STEEL, "convert", os.path.join(ROOT, "demo", "hf"), model, "--type", "q8_0"], check=True)
+            subprocess.run([STEEL, "convert", os.path.join(ROOT, "demo", "steel-demo"), model, "--type", "q8_0"], check=True)
         assert os.path.getsize(model) <= 8_000_000, os.path.getsize(model)
         log = os.path.join(folder, "log")
         with open(log, "wb") as sink:

@@ -152,25 +152,26 @@ static bool read_tool_choice(const json_t *body, const json_t *tools, enum tool_
     return true;
 }
 
-/* A call is forced by writing its beginning for the model. False: the format has no calls. */
+/* A call is forced by writing its beginning for the model. False: the format has no calls. It ends
+ * before the space that tokens of the next text begin with. */
 static bool forced_beginning(enum chat_format format, const char *name, struct buf *out)
 {
     const char *n = name ? name : "";
     switch (format) {
     case CHAT_HERMES:
-        buf_addf(out, "<tool_call>\n{\"name\": \"%s%s", n, name ? "\", \"arguments\": " : "");
+        buf_addf(out, "<tool_call>\n{\"name\": \"%s%s", n, name ? "\", \"arguments\":" : "");
         return true;
     case CHAT_QWEN_XML:
         buf_addf(out, "<tool_call>\n<function=%s%s", n, name ? ">\n" : "");
         return true;
     case CHAT_LLAMA_JSON:
-        buf_addf(out, "{\"name\": \"%s%s", n, name ? "\", \"parameters\": " : "");
+        buf_addf(out, "{\"name\": \"%s%s", n, name ? "\", \"parameters\":" : "");
         return true;
     case CHAT_PYTHONIC:
         buf_addf(out, "[%s%s", n, name ? "(" : "");
         return true;
     case CHAT_MISTRAL:
-        buf_addf(out, "[TOOL_CALLS][{\"name\": \"%s%s", n, name ? "\", \"arguments\": " : "");
+        buf_addf(out, "[TOOL_CALLS][{\"name\": \"%s%s", n, name ? "\", \"arguments\":" : "");
         return true;
     case CHAT_GPT_OSS:
         buf_addf(out, "<|channel|>commentary to=functions.%s%s", n,
