@@ -8,7 +8,7 @@ transformers' Qwen3MoeForCausalLM in float32, and asked every prompt of eval.jso
 
   train.py --out DIR [--minutes 8.5] [--resume FOLDER]
 
-DIR gets hf.tar.gz (model.safetensors, config.json, tokenizer.json, ...), fixture.bin (README.md describes it),
+DIR gets steel-demo.tar.gz (model.safetensors, config.json, tokenizer.json, ...), fixture.bin (README.md describes it),
 report.json, answers.jsonl and eval.jsonl.
 """
 import argparse

@@ -24,6 +24,7 @@ if [ "$1" = dev ]; then
     need python3 python3
     need xz xz-utils
     need tmux tmux
+    need chromium chromium
 fi
 [ -z "$missing" ] && exit 0
 if ! command -v apt-get >/dev/null 2>&1; then

@@ -3,7 +3,7 @@
 # web page in Chromium. Needs node 20 and npm; the packages are pinned in tests/clients/package-lock.json.
 B=${1:-build}
 command -v node >/dev/null && command -v npm >/dev/null || { echo "no node and npm here"; exit 77; }
-cd "$(dirname "$0")" || exit 1
+cd "$(dirname "$0")/clients" || exit 1
 if [ ! -d node_modules ] || [ package-lock.json -nt node_modules ]; then
     npm ci --no-audit --no-fund >/dev/null 2>&1 || { echo "npm cannot install the pinned packages here"; exit 77; }
 fi
