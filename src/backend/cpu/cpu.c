@@ -45,7 +45,7 @@ static bool cpu_upload(struct backend *be, const struct raw_weight *src, struct 
                        struct error *err)
 {
     struct cpu_backend *cb = cpu_self(be);
-    struct mm_weight *own = mm_weight_new(src, !cb->no_repack, cb->isa, cb->pool, err);
+    struct mm_weight *own = mm_weight_new(src, !cb->no_repack, cb->pool, err);
     if (!own)
         return false;
     *w = (struct weight){.n_in = src->n_in,

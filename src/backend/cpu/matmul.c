@@ -6,13 +6,29 @@
 #include "backend/cpu/matmul.h"
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/generic.h"
+#include "backend/cpu/panel.h"
 #include "base/mem.h"
 
 #include <limits.h>
 #include <math.h>
 #include <string.h>
 
+#define PACKED(type, kernel)                                                                       \
+    {#kernel, type, true, 1, INT_MAX, ISA_VNNI, mm_##kernel##_vnni},                               \
+        {#kernel, type, true, 1, INT_MAX, ISA_AVX512, mm_##kernel##_avx512},                       \
+    {                                                                                              \
+#kernel, type, true, 1, INT_MAX, ISA_AVX2, mm_##kernel##_avx2                              \
+    }
+
 static const struct mm_variant variants[] = {
+    PACKED(DT_Q4_K, q4k),
+    PACKED(DT_Q5_K, q5k),
+    PACKED(DT_Q6_K, q6k),
+    PACKED(DT_IQ4_XS, iq4xs),
+    PACKED(DT_Q8_0, q8_0),
+    PACKED(DT_Q4_0, q4_0),
+    PACKED(DT_IQ4_NL, iq4nl),
+    PACKED(DT_MXFP4, mxfp4),
     {"generic", DT_COUNT, false, 1, INT_MAX, ISA_AVX512, mm_generic_avx512},
     {"generic", DT_COUNT, false, 1, INT_MAX, ISA_AVX2, mm_generic_avx2},
 };
@@ -76,9 +92,16 @@ bool mm_init(struct cpu_backend *cb, struct error *err)
         per_row = (size_t)s->n_ff_exp * (size_t)s->n_expert_used;
     m->hidden_bytes = round64((size_t)s->max_tokens * per_row * sizeof(float));
     m->hidden = mem_aligned(m->hidden_bytes);
-    if (!m->threads || !m->hidden)
+    size_t ffn = x_layout(s->n_ff).bytes;
+    size_t moe = x_layout(s->n_ff_exp).bytes * (size_t)s->n_expert_used;
+    m->hidden_q_bytes = (size_t)s->max_tokens * (ffn > moe ? ffn : moe);
+    m->hidden_q = mem_aligned(m->hidden_q_bytes);
+    m->xq_bytes = (size_t)s->max_tokens * x_layout(widest).bytes;
+    m->xq = mem_aligned(m->xq_bytes);
+    if (!m->threads || !m->hidden || !m->hidden_q || !m->xq)
         return error_set(err, "out of memory: %zu bytes of scratch",
-                         m->thread_bytes * n_threads + m->hidden_bytes);
+                         m->thread_bytes * n_threads + m->hidden_bytes + m->hidden_q_bytes +
+                             m->xq_bytes);
     return moe_init(cb, err);
 }
 
@@ -90,6 +113,8 @@ void mm_clear(struct cpu_backend *cb)
     moe_clear(cb);
     mem_aligned_free(m->threads, m->thread_bytes * (size_t)pool_size(cb->pool));
     mem_aligned_free(m->hidden, m->hidden_bytes);
+    mem_aligned_free(m->hidden_q, m->hidden_q_bytes);
+    mem_aligned_free(m->xq, m->xq_bytes);
     mem_aligned_free(m, sizeof *m);
     cb->mm = NULL;
 }
@@ -162,18 +187,56 @@ void mm_counters_reset(struct matmul *m)
         atomic_store_explicit(&m->counters[i].next, 0, memory_order_relaxed);
 }
 
+/* Inputs */
+
+static void quantize(const struct cpu_backend *cb, const float *x, int n_in, int first, int len,
+                     uint8_t *record)
+{
+    if (cb->isa >= ISA_AVX512)
+        x_quantize_avx512(x, n_in, first, len, record);
+    else
+        x_quantize_avx2(x, n_in, first, len, record);
+}
+
+struct mm_x mm_x_at(struct mm_x x, int row)
+{
+    if (x.x)
+        x.x += (size_t)row * (size_t)x.n_in;
+    if (x.q)
+        x.q += (size_t)row * x_layout(x.n_in).bytes;
+    return x;
+}
+
+struct mm_x mm_input(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
+                     int rows, int ith, int nth)
+{
+    struct mm_x in = {w->n_in, x, NULL};
+    if (!w->wants_q)
+        return in;
+    in.q = cb->mm->xq;
+    /* Units of columns, so that one row spreads over the threads too. */
+    int n_units = (w->n_in + 1023) / 1024, first, last;
+    size_t bytes = x_layout(w->n_in).bytes;
+    pool_split(rows * n_units, 1, ith, nth, &first, &last);
+    for (int u = first; u < last; u++) {
+        int t = u / n_units, k = u % n_units * 1024;
+        int len = w->n_in - k < 1024 ? w->n_in - k : 1024;
+        quantize(cb, x + (size_t)t * (size_t)w->n_in + k, w->n_in, k, len,
+                 cb->mm->xq + (size_t)t * bytes);
+    }
+    return in;
+}
+
+struct mm_x mm_hidden(const struct cpu_backend *cb, const struct mm_weight *down)
+{
+    return (struct mm_x){down->n_in, down->wants_x ? cb->mm->hidden : NULL,
+                         down->wants_q ? cb->mm->hidden_q : NULL};
+}
+
 /* Linear */
 
-struct linear_job {
-    struct cpu_backend *cb;
-    const struct mm_weight *w;
-    struct mm_x x;
-    float *y;
-    int rows;
-};
-
 /* Rows per unit: enough units that threads end together, few enough that taking one costs nothing. */
-int mm_unit_rows(const struct cpu_backend *cb, int n_out, int n)
+static int unit_rows(const struct cpu_backend *cb, int n_out, int n)
 {
     if (n > 8)
         return MM_UNIT;
@@ -181,29 +244,39 @@ int mm_unit_rows(const struct cpu_backend *cb, int n_out, int n)
     return MM_UNIT * (units < 1 ? 1 : units > 8 ? 8 : units);
 }
 
-static void linear_phase(struct linear_job *j, int ith, struct mm_counter *counter)
+static void linear_phase(const struct cpu_backend *cb, int ith, struct mm_counter *counter,
+                         const struct mm_weight *w, const struct mm_x *x, float *y, int rows)
 {
-    int step = mm_unit_rows(j->cb, j->w->n_out, j->rows);
+    int step = unit_rows(cb, w->n_out, rows);
     for (;;) {
         int r0 = mm_take(counter, step);
-        if (r0 >= j->w->n_out)
+        if (r0 >= w->n_out)
             return;
-        int r1 = r0 + step < j->w->n_out ? r0 + step : j->w->n_out;
-        for (int t = 0; t < j->rows; t += MM_CHUNK) {
-            struct mm_x x = j->x;
-            x.x += (size_t)t * (size_t)x.n_in;
-            int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
-            mm_block(j->cb, ith, j->w, 0, r0, r1, &x, NULL, n,
-                     j->y + (size_t)t * (size_t)j->w->n_out + r0, (size_t)j->w->n_out);
+        int r1 = r0 + step < w->n_out ? r0 + step : w->n_out;
+        for (int t = 0; t < rows; t += MM_CHUNK) {
+            struct mm_x part = mm_x_at(*x, t);
+            int n = rows - t < MM_CHUNK ? rows - t : MM_CHUNK;
+            mm_block(cb, ith, w, 0, r0, r1, &part, NULL, n, y + (size_t)t * (size_t)w->n_out + r0,
+                     (size_t)w->n_out);
         }
     }
 }
 
+struct linear_job {
+    struct cpu_backend *cb;
+    const struct mm_weight *w;
+    const float *x;
+    float *y;
+    int rows;
+};
+
 static void linear_main(void *arg, int ith, int nth)
 {
-    (void)nth;
     struct linear_job *j = arg;
-    linear_phase(j, ith, &j->cb->mm->counters[0]);
+    struct mm_x x = mm_input(j->cb, j->w, j->x, j->rows, ith, nth);
+    if (x.q)
+        pool_barrier(j->cb->pool);
+    linear_phase(j->cb, ith, &j->cb->mm->counters[0], j->w, &x, j->y, j->rows);
 }
 
 void mm_linear(struct cpu_backend *cb, const struct mm_weight *w, const float *x, float *y,
@@ -211,12 +284,33 @@ void mm_linear(struct cpu_backend *cb, const struct mm_weight *w, const float *x
 {
     if (rows == 0)
         return;
-    struct linear_job j = {cb, w, {w->n_in, x}, y, rows};
+    struct linear_job j = {cb, w, x, y, rows};
     mm_counters_reset(cb->mm);
     pool_run(cb->pool, linear_main, &j);
 }
 
 /* ffn: units of hidden dimensions, gate and up together; then the down projection. */
+
+void mm_glu_block(const struct cpu_backend *cb, int ith, const struct mm_weight *gate_up,
+                  const struct mm_weight *down, int e, int h0, int h1, const struct mm_x *x,
+                  const int32_t *rows, int n, int slot)
+{
+    int n_ff = gate_up->n_out / 2, width = h1 - h0;
+    float *g = mm_tile(cb, ith, 0), *u = mm_tile(cb, ith, 1);
+    mm_block(cb, ith, gate_up, e, h0, h1, x, rows, n, g, MM_UNIT);
+    mm_block(cb, ith, gate_up, e, n_ff + h0, n_ff + h1, x, rows, n, u, MM_UNIT);
+    size_t record = x_layout(n_ff).bytes;
+    for (int i = 0; i < n; i++) {
+        float *out = g + i * MM_UNIT;
+        for (int j = 0; j < width; j++)
+            out[j] = out[j] / (1.0f + expf(-out[j])) * u[i * MM_UNIT + j];
+        if (down->wants_q)
+            quantize(cb, out, n_ff, h0, width, cb->mm->hidden_q + (size_t)(slot + i) * record);
+        if (down->wants_x)
+            memcpy(cb->mm->hidden + (size_t)(slot + i) * (size_t)n_ff + h0, out,
+                   (size_t)width * sizeof(float));
+    }
+}
 
 struct ffn_job {
     struct cpu_backend *cb;
@@ -226,27 +320,13 @@ struct ffn_job {
     int rows;
 };
 
-/* hidden[slot0 + i][h0..h1) = silu(gate) * up of input rows rows[i] (NULL: row0 + i), i < n */
-void mm_glu_block(const struct cpu_backend *cb, int ith, const struct mm_weight *gate_up, int e,
-                  int h0, int h1, const struct mm_x *x, const int32_t *rows, int n, float *hidden)
-{
-    int n_ff = gate_up->n_out / 2, width = h1 - h0;
-    float *g = mm_tile(cb, ith, 0), *u = mm_tile(cb, ith, 1);
-    mm_block(cb, ith, gate_up, e, h0, h1, x, rows, n, g, MM_UNIT);
-    mm_block(cb, ith, gate_up, e, n_ff + h0, n_ff + h1, x, rows, n, u, MM_UNIT);
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < width; j++) {
-            float gate = g[i * MM_UNIT + j];
-            hidden[(size_t)i * (size_t)n_ff + (size_t)(h0 + j)] =
-                gate / (1.0f + expf(-gate)) * u[i * MM_UNIT + j];
-        }
-}
-
 static void ffn_main(void *arg, int ith, int nth)
 {
-    (void)nth;
     struct ffn_job *j = arg;
     struct cpu_backend *cb = j->cb;
+    struct mm_x x = mm_input(cb, j->gate_up, j->x, j->rows, ith, nth);
+    if (x.q)
+        pool_barrier(cb->pool);
     int n_ff = j->gate_up->n_out / 2;
     for (;;) {
         int h0 = mm_take(&cb->mm->counters[0], MM_UNIT);
@@ -254,15 +334,14 @@ static void ffn_main(void *arg, int ith, int nth)
             break;
         int h1 = h0 + MM_UNIT < n_ff ? h0 + MM_UNIT : n_ff;
         for (int t = 0; t < j->rows; t += MM_CHUNK) {
-            struct mm_x x = {j->gate_up->n_in, j->x + (size_t)t * (size_t)j->gate_up->n_in};
+            struct mm_x part = mm_x_at(x, t);
             int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
-            mm_glu_block(cb, ith, j->gate_up, 0, h0, h1, &x, NULL, n,
-                         cb->mm->hidden + (size_t)t * (size_t)n_ff);
+            mm_glu_block(cb, ith, j->gate_up, j->down, 0, h0, h1, &part, NULL, n, t);
         }
     }
     pool_barrier(cb->pool);
-    struct linear_job down = {cb, j->down, {n_ff, cb->mm->hidden}, j->y, j->rows};
-    linear_phase(&down, ith, &cb->mm->counters[1]);
+    struct mm_x h = mm_hidden(cb, j->down);
+    linear_phase(cb, ith, &cb->mm->counters[1], j->down, &h, j->y, j->rows);
 }
 
 void mm_ffn(struct cpu_backend *cb, const struct mm_weight *gate_up, const struct mm_weight *down,

@@ -34,16 +34,18 @@ struct mm_seg {
 struct mm_weight {
     int n_in, n_out, n_expert, n_seg;
     struct mm_seg seg[3];
-    struct raw_weight *raw; /* view or copy; segments that are not packed read it */
+    bool wants_q, wants_x;  /* packed segments read quantised input, the others floats */
+    struct raw_weight *raw; /* view or copy, for segments that are not packed; NULL if none */
     float *bias;            /* (n_out) or NULL */
     uint8_t *mem;           /* (mem_bytes) packed panels of all segments */
     size_t mem_bytes;
 };
 
-/* Input rows. Quantised forms are filled by mm_quantize where a segment of the weight wants them. */
+/* Input rows, in the forms that the segments of a weight read. */
 struct mm_x {
     int n_in;
-    const float *x; /* (rows, n_in) */
+    const float *x;   /* (rows, n_in) or NULL where nobody reads it */
+    const uint8_t *q; /* (rows) records of panel.h, or NULL */
 };
 
 struct mm_call {
@@ -86,15 +88,17 @@ struct matmul {
     size_t thread_bytes;
     uint8_t *threads; /* (n_threads, thread_bytes) */
     struct mm_counter counters[4];
-    float *hidden; /* (max_tokens * experts per token, n_ff): input of the down projection */
-    size_t hidden_bytes;
+    float *hidden;     /* (max_tokens * experts per token, n_ff): input of the down projection */
+    uint8_t *hidden_q; /* the same as records */
+    uint8_t *xq;       /* (max_tokens) records of the op's input */
+    size_t hidden_bytes, hidden_q_bytes, xq_bytes;
     struct moe_state *moe; /* NULL without experts */
 };
 
 /* A weight in the backend's form. repack: interleave what has a packed layout; else, and for what
  * has none, the file's blocks are read in place (copied where src is transient). */
-struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, enum isa isa,
-                                struct pool *pool, struct error *err);
+struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, struct pool *pool,
+                                struct error *err);
 void mm_weight_free(struct mm_weight *w);
 void mm_weight_row(const struct mm_weight *w, int row, float *dst); /* expert 0, exact */
 
@@ -105,9 +109,17 @@ void mm_clear(struct cpu_backend *cb);
  * r0 and r1 lie on panels. Runs on the calling thread, number ith of the team. */
 void mm_block(const struct cpu_backend *cb, int ith, const struct mm_weight *w, int e, int r0,
               int r1, const struct mm_x *x, const int32_t *rows, int n, float *y, size_t stride);
-/* hidden[i][h0..h1) = silu(gate) * up of input rows rows[i] (NULL: i), rows of n_out / 2 */
-void mm_glu_block(const struct cpu_backend *cb, int ith, const struct mm_weight *gate_up, int e,
-                  int h0, int h1, const struct mm_x *x, const int32_t *rows, int n, float *hidden);
+/* hidden[slot + i][h0..h1) = silu(gate) * up of input rows rows[i] (NULL: i), in the forms that
+ * `down` reads; h0 a multiple of MM_UNIT, h1 at most one unit on */
+void mm_glu_block(const struct cpu_backend *cb, int ith, const struct mm_weight *gate_up,
+                  const struct mm_weight *down, int e, int h0, int h1, const struct mm_x *x,
+                  const int32_t *rows, int n, int slot);
+/* The forms of input rows x (rows, w->n_in) that w reads, in cb's scratch. All threads call it; the
+ * result holds after the next barrier. */
+struct mm_x mm_input(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
+                     int rows, int ith, int nth);
+struct mm_x mm_hidden(const struct cpu_backend *cb, const struct mm_weight *down);
+struct mm_x mm_x_at(struct mm_x x, int row);                  /* rows from `row` on */
 float *mm_tile(const struct cpu_backend *cb, int ith, int i); /* (MM_CHUNK, MM_UNIT), i < 3 */
 int mm_take(struct mm_counter *c, int step);
 void mm_counters_reset(struct matmul *m);

@@ -117,12 +117,15 @@ static void sort_slots(const struct moe_job *j)
     m->start[0] = 0;
 }
 
-static void route(struct moe_job *j, int ith, int nth)
+/* Fills the routing tables; returns the experts' input, which is prepared on the way. */
+static struct mm_x route(struct moe_job *j, int ith, int nth)
 {
     struct cpu_backend *cb = j->cb;
     const struct shape *s = &cb->shape;
     struct moe_state *m = cb->mm->moe;
-    struct mm_x x = {j->router->n_in, j->x};
+    struct mm_x x = mm_input(cb, j->router, j->x, j->rows, ith, nth);
+    if (x.q)
+        pool_barrier(cb->pool);
     for (;;) {
         /* Units of (rows of the batch, experts), so that one token and many both spread. */
         int per_chunk = (s->n_expert + MM_UNIT - 1) / MM_UNIT;
@@ -132,8 +135,7 @@ static void route(struct moe_job *j, int ith, int nth)
         int r0 = u % per_chunk * MM_UNIT;
         int r1 = r0 + MM_UNIT < s->n_expert ? r0 + MM_UNIT : s->n_expert;
         int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
-        struct mm_x part = x;
-        part.x += (size_t)t * (size_t)x.n_in;
+        struct mm_x part = mm_x_at(x, t);
         mm_block(cb, ith, j->router, 0, r0, r1, &part, NULL, n,
                  m->logits + (size_t)t * (size_t)s->n_expert + r0, (size_t)s->n_expert);
     }
@@ -146,6 +148,7 @@ static void route(struct moe_job *j, int ith, int nth)
         choose(s, m->logits + (size_t)t * (size_t)s->n_expert,
                m->chosen + (size_t)t * (size_t)s->n_expert_used,
                m->weights + (size_t)t * (size_t)s->n_expert_used);
+    struct mm_x in = mm_input(cb, j->gate_up, j->x, j->rows, ith, nth);
     if (j->rows > 1)
         pool_barrier(cb->pool);
     if (ith == 0) {
@@ -153,6 +156,7 @@ static void route(struct moe_job *j, int ith, int nth)
         j->routed = clock_ns();
     }
     pool_barrier(cb->pool);
+    return in;
 }
 
 /* y[:, r0..r1) = sum over experts, ascending, of weight * (hidden . down rows) */
@@ -160,16 +164,16 @@ static void down_block(const struct moe_job *j, int ith, int r0, int r1)
 {
     struct cpu_backend *cb = j->cb;
     const struct moe_state *m = cb->mm->moe;
-    int n_ff = j->down->n_in;
     size_t width = (size_t)j->down->n_out;
     float *tile = mm_tile(cb, ith, 0);
+    struct mm_x hidden = mm_hidden(cb, j->down);
     for (int t = 0; t < j->rows; t++)
         memset(j->y + (size_t)t * width + r0, 0, (size_t)(r1 - r0) * sizeof(float));
     for (int a = 0; a < m->n_active; a++) {
         int e = m->active[a];
         for (int s0 = m->start[e]; s0 < m->start[e + 1]; s0 += MM_CHUNK) {
             int n = m->start[e + 1] - s0 < MM_CHUNK ? m->start[e + 1] - s0 : MM_CHUNK;
-            struct mm_x h = {n_ff, cb->mm->hidden + (size_t)s0 * (size_t)n_ff};
+            struct mm_x h = mm_x_at(hidden, s0);
             mm_block(cb, ith, j->down, e, r0, r1, &h, NULL, n, tile, MM_UNIT);
             for (int i = 0; i < n; i++) {
                 float *y = j->y + (size_t)m->slot_token[s0 + i] * width + r0;
@@ -186,9 +190,8 @@ static void moe_main(void *arg, int ith, int nth)
     struct moe_job *j = arg;
     struct cpu_backend *cb = j->cb;
     const struct moe_state *m = cb->mm->moe;
-    route(j, ith, nth);
+    struct mm_x x = route(j, ith, nth);
     int n_ff = j->down->n_in, per_expert = (n_ff + MM_UNIT - 1) / MM_UNIT;
-    struct mm_x x = {j->gate_up->n_in, j->x};
     for (;;) {
         int u = mm_take(&cb->mm->counters[1], 1);
         if (u >= m->n_active * per_expert)
@@ -197,8 +200,7 @@ static void moe_main(void *arg, int ith, int nth)
         int h1 = h0 + MM_UNIT < n_ff ? h0 + MM_UNIT : n_ff;
         for (int s0 = m->start[e]; s0 < m->start[e + 1]; s0 += MM_CHUNK) {
             int n = m->start[e + 1] - s0 < MM_CHUNK ? m->start[e + 1] - s0 : MM_CHUNK;
-            mm_glu_block(cb, ith, j->gate_up, e, h0, h1, &x, m->slot_token + s0, n,
-                         cb->mm->hidden + (size_t)s0 * (size_t)n_ff);
+            mm_glu_block(cb, ith, j->gate_up, j->down, e, h0, h1, &x, m->slot_token + s0, n, s0);
         }
     }
     pool_barrier(cb->pool);

@@ -1,34 +1,86 @@
 /*
- * Weights in the CPU backend's form: which segments are interleaved, the repacking itself (all
- * threads, one tensor at a time, straight from the map to its place) and reading one row back for
- * the embedding. Owns the packed memory; kernels only read it.
+ * Weights in the CPU backend's form: which segments are packed (panel.h), the packing itself (all
+ * threads, straight from the file's map to its place, never a second copy) and reading one row back
+ * for the embedding. Owns the packed memory; kernels only read it.
  */
 #include "backend/cpu/matmul.h"
+#include "backend/cpu/panel.h"
 #include "base/mem.h"
 
 #include <string.h>
 
-struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, enum isa isa,
-                                struct pool *pool, struct error *err)
+struct pack_job {
+    const struct raw_weight *src;
+    const struct mm_weight *w;
+    struct mm_counter counter;
+    int n_units; /* panels of all segments and experts */
+};
+
+static void pack_main(void *arg, int ith, int nth)
 {
-    (void)repack, (void)isa, (void)pool;
+    (void)ith, (void)nth;
+    struct pack_job *j = arg;
+    enum { STEP = 4 };
+    for (;;) {
+        int u = atomic_fetch_add_explicit(&j->counter.next, STEP, memory_order_relaxed);
+        if (u >= j->n_units)
+            return;
+        int end = u + STEP < j->n_units ? u + STEP : j->n_units;
+        for (; u < end; u++) {
+            int at = u, i = 0;
+            for (;; i++) {
+                int n = j->w->seg[i].packed ? j->w->seg[i].n_panels * j->w->n_expert : 0;
+                if (at < n)
+                    break;
+                at -= n;
+            }
+            const struct mm_seg *s = &j->w->seg[i];
+            panel_pack(j->src, i, at / s->n_panels, at % s->n_panels,
+                       (uint8_t *)s->data + (size_t)at * s->panel_bytes);
+        }
+    }
+}
+
+struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, struct pool *pool,
+                                struct error *err)
+{
     struct mm_weight *w = mem_zalloc(1, sizeof *w);
     w->n_in = src->n_in;
     w->n_out = src->n_out;
     w->n_expert = src->n_expert;
     w->n_seg = src->n_seg;
+    struct pack_job job = {.src = src, .w = w};
+    size_t at[3];
     int row = 0;
     for (int i = 0; i < src->n_seg; i++) {
-        w->seg[i] =
-            (struct mm_seg){.type = src->seg[i].type, .first_row = row, .rows = src->seg[i].rows};
-        row += src->seg[i].rows;
+        const struct raw_seg *s = &src->seg[i];
+        struct mm_seg *d = &w->seg[i];
+        *d = (struct mm_seg){.type = s->type, .first_row = row, .rows = s->rows};
+        row += s->rows;
+        d->panel_bytes = repack ? panel_bytes(s, src->n_in) : 0;
+        d->packed = d->panel_bytes > 0;
+        w->wants_q |= d->packed;
+        w->wants_x |= !d->packed;
+        if (!d->packed)
+            continue;
+        d->n_panels = (s->rows + MM_PANEL - 1) / MM_PANEL;
+        int panels = d->n_panels * src->n_expert;
+        at[i] = w->mem_bytes;
+        w->mem_bytes += (size_t)panels * d->panel_bytes;
+        job.n_units += panels;
     }
-    w->raw = src->transient ? raw_weight_copy(src) : raw_weight_view(src);
-    if (!w->raw) {
+    if (w->wants_x)
+        w->raw = src->transient ? raw_weight_copy(src) : raw_weight_view(src);
+    w->mem = w->wants_q ? mem_aligned(w->mem_bytes) : NULL;
+    if ((w->wants_x && !w->raw) || (w->wants_q && !w->mem)) {
         error_set(err, "out of memory for a weight of %zu bytes", raw_weight_bytes(src));
         mm_weight_free(w);
         return NULL;
     }
+    for (int i = 0; i < src->n_seg; i++)
+        w->seg[i].data = w->seg[i].packed ? w->mem + at[i] : NULL;
+    if (job.n_units)
+        pool_run(pool, pack_main, &job);
     if (src->bias) {
         w->bias = mem_zalloc((size_t)src->n_out, sizeof(float));
         memcpy(w->bias, src->bias, (size_t)src->n_out * sizeof(float));
@@ -48,5 +100,13 @@ void mm_weight_free(struct mm_weight *w)
 
 void mm_weight_row(const struct mm_weight *w, int row, float *dst)
 {
-    raw_weight_row(w->raw, 0, row, dst);
+    const struct mm_seg *s = w->seg;
+    while (row >= s->first_row + s->rows)
+        s++;
+    int at = row - s->first_row;
+    if (s->packed)
+        panel_row(s->type, s->data + (size_t)(at / MM_PANEL) * s->panel_bytes, at % MM_PANEL,
+                  w->n_in, dst);
+    else
+        raw_weight_row(w->raw, 0, row, dst);
 }

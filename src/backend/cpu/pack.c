@@ -1,0 +1,369 @@
+/*
+ * Packing the file's blocks into panels (panel.h) and back, 8 bytes at a time in plain C: fast
+ * enough that loading is bound by the memory it touches. The way back rebuilds the file's block and
+ * lets quant.c say what it means, so a packed row is exact by construction.
+ */
+#include "backend/cpu/panel.h"
+#include "base/error.h"
+
+#include <string.h>
+
+static uint64_t load8(const uint8_t *p)
+{
+    uint64_t v;
+    memcpy(&v, p, 8);
+    return v;
+}
+
+static void store4(uint8_t *p, uint64_t v)
+{
+    uint32_t d = (uint32_t)v;
+    memcpy(p, &d, 4);
+}
+
+#define LOW4 UINT64_C(0x0f0f0f0f0f0f0f0f)
+#define LOW2 UINT64_C(0x0303030303030303)
+#define LOW1 UINT64_C(0x0101010101010101)
+
+/* 8 codes of 4 bits (one a byte) become 4 bytes: columns 0-3 low, 4-7 high. */
+static uint64_t nibbles(uint64_t codes)
+{
+    return codes | codes >> 28;
+}
+
+/* And back: 8 codes, one a byte. */
+static uint64_t unnibble(const uint8_t *p)
+{
+    uint32_t v;
+    memcpy(&v, p, 4);
+    return ((uint64_t)(v >> 4) << 32 | v) & LOW4;
+}
+
+/* One row's 32 codes, 16 bytes with columns 0-15 in the low nibbles: the small formats' order. */
+static void pack_split16(const uint8_t *qs, uint8_t *dst, int lane)
+{
+    for (int i = 0; i < 2; i++) {
+        uint64_t q = load8(qs + 8 * i);
+        store4(dst + 64 * i + 4 * lane, nibbles(q & LOW4));
+        store4(dst + 64 * (i + 2) + 4 * lane, nibbles(q >> 4 & LOW4));
+    }
+}
+
+static void unpack_split16(const uint8_t *src, int lane, uint8_t *qs)
+{
+    for (int i = 0; i < 2; i++) {
+        uint64_t q = unnibble(src + 64 * i + 4 * lane) | unnibble(src + 64 * (i + 2) + 4 * lane)
+                                                             << 4;
+        memcpy(qs + 8 * i, &q, 8);
+    }
+}
+
+/* 64 codes, 32 bytes with columns 0-31 in the low nibbles: the order of Q4_K and Q5_K. */
+static void pack_split32(const uint8_t *qs, uint8_t *dst, int lane)
+{
+    for (int i = 0; i < 4; i++) {
+        uint64_t q = load8(qs + 8 * i);
+        store4(dst + 64 * i + 4 * lane, nibbles(q & LOW4));
+        store4(dst + 256 + 64 * i + 4 * lane, nibbles(q >> 4 & LOW4));
+    }
+}
+
+static void unpack_split32(const uint8_t *src, int lane, uint8_t *qs)
+{
+    for (int i = 0; i < 4; i++) {
+        uint64_t q = unnibble(src + 64 * i + 4 * lane) | unnibble(src + 256 + 64 * i + 4 * lane)
+                                                             << 4;
+        memcpy(qs + 8 * i, &q, 8);
+    }
+}
+
+/* Q4_K and Q5_K: 8 scales and mins of 6 bits in 12 bytes <-> the four vectors at dst. */
+static void pack_scales(const uint8_t *in, uint16_t d, uint16_t dmin, uint8_t *dst, int lane)
+{
+    uint8_t sc[8], mn[8];
+    for (int j = 0; j < 4; j++) {
+        sc[j] = in[j] & 63;
+        mn[j] = in[j + 4] & 63;
+        sc[j + 4] = (uint8_t)((in[j + 8] & 15) | in[j] >> 6 << 4);
+        mn[j + 4] = (uint8_t)(in[j + 8] >> 4 | in[j + 4] >> 6 << 4);
+    }
+    for (int j = 0; j < 4; j++) {
+        dst[4 * lane + j] = (uint8_t)((sc[j] & 15) | (sc[j + 4] & 15) << 4);
+        dst[64 + 4 * lane + j] = (uint8_t)((mn[j] & 15) | (mn[j + 4] & 15) << 4);
+        dst[128 + 4 * lane + j] =
+            (uint8_t)(sc[j] >> 4 | sc[j + 4] >> 4 << 2 | mn[j] >> 4 << 4 | mn[j + 4] >> 4 << 6);
+    }
+    memcpy(dst + 192 + 2 * lane, &d, 2);
+    memcpy(dst + 224 + 2 * lane, &dmin, 2);
+}
+
+static void unpack_scales(const uint8_t *src, int lane, uint8_t *out, uint16_t *d, uint16_t *dmin)
+{
+    for (int j = 0; j < 4; j++) {
+        uint8_t s = src[4 * lane + j], m = src[64 + 4 * lane + j], h = src[128 + 4 * lane + j];
+        uint8_t sc0 = (uint8_t)((s & 15) | (h & 3) << 4);
+        uint8_t sc4 = (uint8_t)(s >> 4 | (h >> 2 & 3) << 4);
+        uint8_t mn0 = (uint8_t)((m & 15) | (h >> 4 & 3) << 4);
+        uint8_t mn4 = (uint8_t)(m >> 4 | h >> 6 << 4);
+        out[j] = (uint8_t)(sc0 | sc4 >> 4 << 6);
+        out[j + 4] = (uint8_t)(mn0 | mn4 >> 4 << 6);
+        out[j + 8] = (uint8_t)((sc4 & 15) | (mn4 & 15) << 4);
+    }
+    memcpy(d, src + 192 + 2 * lane, 2);
+    memcpy(dmin, src + 224 + 2 * lane, 2);
+}
+
+static void pack_q4k(const struct block_q4_k *b, uint8_t *dst, int lane)
+{
+    for (int c = 0; c < 4; c++)
+        pack_split32(b->qs + 32 * c, dst + 512 * c, lane);
+    pack_scales(b->scales, b->d, b->dmin, dst + Q4K_SC, lane);
+}
+
+static void unpack_q4k(const uint8_t *src, int lane, struct block_q4_k *b)
+{
+    for (int c = 0; c < 4; c++)
+        unpack_split32(src + 512 * c, lane, b->qs + 32 * c);
+    unpack_scales(src + Q4K_SC, lane, b->scales, &b->d, &b->dmin);
+}
+
+static void pack_q5k(const struct block_q5_k *b, uint8_t *dst, int lane)
+{
+    for (int c = 0; c < 4; c++)
+        pack_split32(b->qs + 32 * c, dst + 512 * c, lane);
+    /* qh[l] bit b = bit 4 of column 32 b + l; a dword of ours gathers 8 column groups of a block. */
+    for (int blk = 0; blk < 8; blk++) {
+        uint64_t bits = 0;
+        for (int i = 0; i < 4; i++) {
+            uint64_t h = load8(b->qh + 8 * i) >> blk & LOW1;
+            bits |= (h | h >> 31) << 2 * i;
+        }
+        store4(dst + Q5K_HI + 64 * blk + 4 * lane, bits);
+    }
+    pack_scales(b->scales, b->d, b->dmin, dst + Q5K_SC, lane);
+}
+
+static void unpack_q5k(const uint8_t *src, int lane, struct block_q5_k *b)
+{
+    for (int c = 0; c < 4; c++)
+        unpack_split32(src + 512 * c, lane, b->qs + 32 * c);
+    memset(b->qh, 0, sizeof b->qh);
+    for (int blk = 0; blk < 8; blk++)
+        for (int col = 0; col < 32; col++) {
+            int bit = src[Q5K_HI + 64 * blk + 4 * lane + col % 4] >> col / 4 & 1;
+            b->qh[col] |= (uint8_t)(bit << blk);
+        }
+    unpack_scales(src + Q5K_SC, lane, b->scales, &b->d, &b->dmin);
+}
+
+static void pack_q6k(const struct block_q6_k *b, uint8_t *dst, uint8_t *d, int lane)
+{
+    for (int blk = 0; blk < 8; blk++) {
+        /* Block 4h + m: nibbles of ql[64 h + 32 (m & 1) ..], high bits of qh[32 h ..] >> 2m. */
+        int h = blk / 4, m = blk % 4;
+        const uint8_t *ql = b->ql + 64 * h + 32 * (m & 1), *qh = b->qh + 32 * h;
+        uint8_t *out = dst + 256 * blk, *hi = dst + Q6K_HI + 128 * blk;
+        for (int i = 0; i < 4; i++)
+            store4(out + 64 * i + 4 * lane, nibbles(load8(ql + 8 * i) >> (m < 2 ? 0 : 4) & LOW4));
+        for (int i = 0; i < 2; i++) {
+            uint64_t a = load8(qh + 16 * i) >> 2 * m & LOW2;
+            uint64_t c = load8(qh + 16 * i + 8) >> 2 * m & LOW2;
+            store4(hi + 64 * i + 4 * lane, (a | a >> 30) | (c | c >> 30) << 4);
+        }
+    }
+    for (int s = 0; s < 4; s++)
+        memcpy(dst + Q6K_SC + 64 * s + 4 * lane, b->scales + 4 * s, 4);
+    memcpy(d + 2 * lane, &b->d, 2);
+}
+
+static void unpack_q6k(const uint8_t *src, const uint8_t *d, int lane, struct block_q6_k *b)
+{
+    memset(b->ql, 0, sizeof b->ql);
+    memset(b->qh, 0, sizeof b->qh);
+    for (int blk = 0; blk < 8; blk++) {
+        int h = blk / 4, m = blk % 4;
+        for (int col = 0; col < 32; col++) {
+            int g = col / 4, at = 4 * lane + col % 4;
+            int lo = src[256 * blk + 64 * (g / 2) + at] >> 4 * (g & 1) & 15;
+            int hi = src[Q6K_HI + 128 * blk + 64 * (g / 4) + at] >> 2 * (g % 4) & 3;
+            b->ql[64 * h + 32 * (m & 1) + col] |= (uint8_t)(lo << (m < 2 ? 0 : 4));
+            b->qh[32 * h + col] |= (uint8_t)(hi << 2 * m);
+        }
+    }
+    for (int s = 0; s < 4; s++)
+        memcpy(b->scales + 4 * s, src + Q6K_SC + 64 * s + 4 * lane, 4);
+    memcpy(&b->d, d + 2 * lane, 2);
+}
+
+static void pack_iq4xs(const struct block_iq4_xs *b, uint8_t *dst, int lane)
+{
+    for (int blk = 0; blk < 8; blk++)
+        pack_split16(b->qs + 16 * blk, dst + 256 * blk, lane);
+    memcpy(dst + IQ4XS_SC + 4 * lane, b->scales_l, 4);
+    memcpy(dst + IQ4XS_SC + 64 + 2 * lane, &b->scales_h, 2);
+    memcpy(dst + IQ4XS_SC + 96 + 2 * lane, &b->d, 2);
+}
+
+static void unpack_iq4xs(const uint8_t *src, int lane, struct block_iq4_xs *b)
+{
+    for (int blk = 0; blk < 8; blk++)
+        unpack_split16(src + 256 * blk, lane, b->qs + 16 * blk);
+    memcpy(b->scales_l, src + IQ4XS_SC + 4 * lane, 4);
+    memcpy(&b->scales_h, src + IQ4XS_SC + 64 + 2 * lane, 2);
+    memcpy(&b->d, src + IQ4XS_SC + 96 + 2 * lane, 2);
+}
+
+static void pack_q8_0(const struct block_q8_0 *b, uint8_t *dst, uint8_t *d, int lane)
+{
+    for (int g = 0; g < 8; g++) {
+        uint32_t v;
+        memcpy(&v, b->qs + 4 * g, 4);
+        store4(dst + 64 * g + 4 * lane, v ^ 0x80808080u);
+    }
+    memcpy(d + 2 * lane, &b->d, 2);
+}
+
+static void unpack_q8_0(const uint8_t *src, const uint8_t *d, int lane, struct block_q8_0 *b)
+{
+    for (int g = 0; g < 8; g++)
+        for (int j = 0; j < 4; j++)
+            b->qs[4 * g + j] = (int8_t)(src[64 * g + 4 * lane + j] ^ 0x80);
+    memcpy(&b->d, d + 2 * lane, 2);
+}
+
+/* Bytes of codes of one block (super-block where the format has them) and of its scales at the end. */
+static bool sizes(enum dtype t, size_t *codes, size_t *tail)
+{
+    *tail = 0;
+    switch (t) {
+    case DT_Q4_K:
+        *codes = Q4K_BYTES;
+        return true;
+    case DT_Q5_K:
+        *codes = Q5K_BYTES;
+        return true;
+    case DT_Q6_K:
+        *codes = Q6K_BYTES, *tail = 32;
+        return true;
+    case DT_IQ4_XS:
+        *codes = IQ4XS_BYTES;
+        return true;
+    case DT_Q8_0:
+        *codes = 512, *tail = 32;
+        return true;
+    case DT_Q4_0:
+    case DT_IQ4_NL:
+        *codes = 256, *tail = 32;
+        return true;
+    case DT_MXFP4:
+        *codes = 256, *tail = 16;
+        return true;
+    default:
+        return false;
+    }
+}
+
+size_t panel_bytes(const struct raw_seg *s, int n_in)
+{
+    size_t codes, tail;
+    if (!sizes(s->type, &codes, &tail))
+        return 0;
+    size_t blocks = (size_t)(n_in / dtype_table[s->type].block_len);
+    return (blocks * (codes + tail) + 63) & ~(size_t)63;
+}
+
+/* Block `src` of one row into its lane of the codes at dst and the scales at the panel's end. */
+static void pack_block(enum dtype t, const uint8_t *src, uint8_t *dst, uint8_t *scales, int lane)
+{
+    switch (t) {
+    case DT_Q4_K:
+        pack_q4k((const struct block_q4_k *)src, dst, lane);
+        break;
+    case DT_Q5_K:
+        pack_q5k((const struct block_q5_k *)src, dst, lane);
+        break;
+    case DT_Q6_K:
+        pack_q6k((const struct block_q6_k *)src, dst, scales, lane);
+        break;
+    case DT_IQ4_XS:
+        pack_iq4xs((const struct block_iq4_xs *)src, dst, lane);
+        break;
+    case DT_Q8_0:
+        pack_q8_0((const struct block_q8_0 *)src, dst, scales, lane);
+        break;
+    case DT_Q4_0:
+    case DT_IQ4_NL:
+        pack_split16(src + 2, dst, lane);
+        memcpy(scales + 2 * lane, src, 2);
+        break;
+    case DT_MXFP4:
+        pack_split16(src + 1, dst, lane);
+        scales[lane] = src[0];
+        break;
+    default:
+        CHECK(false, "%s has no packed layout", dtype_name(t));
+    }
+}
+
+void panel_pack(const struct raw_weight *w, int seg, int e, int panel, uint8_t *dst)
+{
+    const struct raw_seg *s = &w->seg[seg];
+    int n_blocks = w->n_in / dtype_table[s->type].block_len;
+    int first = panel * MM_PANEL, n = s->rows - first < MM_PANEL ? s->rows - first : MM_PANEL;
+    size_t row_bytes = raw_seg_row_bytes(s, w->n_in), codes, tail;
+    CHECK(sizes(s->type, &codes, &tail), "%s has no packed layout", dtype_name(s->type));
+    if (n < MM_PANEL)
+        memset(dst, 0, panel_bytes(s, w->n_in));
+    const uint8_t *src = s->data[e] + (size_t)first * row_bytes;
+    uint8_t *scales = dst + (size_t)n_blocks * codes;
+    for (int i = 0; i < n_blocks; i++, dst += codes, scales += tail)
+        for (int r = 0; r < n; r++)
+            pack_block(s->type,
+                       src + (size_t)r * row_bytes +
+                           (size_t)i * (size_t)dtype_table[s->type].block_bytes,
+                       dst, scales, r);
+}
+
+void panel_row(enum dtype t, const uint8_t *panel, int lane, int n_in, float *dst)
+{
+    union {
+        struct block_q4_k q4k;
+        struct block_q5_k q5k;
+        struct block_q6_k q6k;
+        struct block_iq4_xs iq4xs;
+        struct block_q8_0 q8_0;
+        struct block_q4_0 q4_0; /* IQ4_NL's layout too */
+        struct block_mxfp4 mx;
+    } b;
+    int len = dtype_table[t].block_len, n_blocks = n_in / len;
+    size_t codes, tail;
+    CHECK(sizes(t, &codes, &tail), "%s has no packed layout", dtype_name(t));
+    const uint8_t *scales = panel + (size_t)n_blocks * codes;
+    for (int i = 0; i < n_blocks; i++, panel += codes, scales += tail, dst += len) {
+        switch (t) {
+        case DT_Q4_K:
+            unpack_q4k(panel, lane, &b.q4k);
+            break;
+        case DT_Q5_K:
+            unpack_q5k(panel, lane, &b.q5k);
+            break;
+        case DT_Q6_K:
+            unpack_q6k(panel, scales, lane, &b.q6k);
+            break;
+        case DT_IQ4_XS:
+            unpack_iq4xs(panel, lane, &b.iq4xs);
+            break;
+        case DT_Q8_0:
+            unpack_q8_0(panel, scales, lane, &b.q8_0);
+            break;
+        case DT_MXFP4:
+            unpack_split16(panel, lane, b.mx.qs);
+            b.mx.e = scales[lane];
+            break;
+        default:
+            unpack_split16(panel, lane, b.q4_0.qs);
+            memcpy(&b.q4_0.d, scales + 2 * lane, 2);
+        }
+        quant_dequantize(t, &b, dst, (size_t)len);
+    }
+}

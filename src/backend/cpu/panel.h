@@ -1,0 +1,95 @@
+/*
+ * Packed weights: 16 rows interleaved so that one 64-byte vector holds four adjacent columns of each
+ * (a "column group", the order of the dot-product instructions), codes as compressed as in the file.
+ * One layout serves one input row and many. A panel is 16 rows x n_in; rows past the end are zeros.
+ *
+ * Codes of a block of 32 columns (8 column groups g), byte 4*r + j = row r, column 4*g + j:
+ *   4 bits    4 vectors i: low nibble group 2i, high nibble group 2i + 1
+ *   +1 bit    1 vector: bit g is the code's bit 4 (Q5_K)
+ *   +2 bits   2 vectors i: bits 2g' are the code's bits 4-5 of group 4i + g' (Q6_K)
+ *   8 bits    8 vectors (Q8_0: code + 128)
+ * Per super-block of 256 (8 blocks), codes then scales, "dwords" being one 32-bit lane per row:
+ *   Q4_K 2304 bytes: codes 2048, scales 64 and mins 64 (dwords of 4 bytes j: low nibble = low bits of
+ *        block j, high nibble = of block 4 + j), high bits 64 (byte j: bits 0-1 scale j, 2-3 scale
+ *        4 + j, 4-5 min j, 6-7 min 4 + j), d 32, dmin 32 (halves)
+ *   Q5_K 2816: codes 2048, bit 4 of block b in vector b 512, then as Q4_K
+ *   Q6_K 3328: codes 2048, bits 4-5 1024, scales 256 (vector s, byte j: sub-block 4s + j)
+ *   IQ4_XS 2176: codes 2048, scales_l 64 (dwords: nibble b), scales_h 32 (16 bits: 2 bits of b), d 32
+ * Formats without super-blocks, and Q6_K, have their scales behind all codes of the panel:
+ *   Q6_K halves per super-block; Q8_0 Q4_0 IQ4_NL halves per block; MXFP4 exponent bytes per block
+ */
+#ifndef STEEL_BACKEND_CPU_PANEL_H
+#define STEEL_BACKEND_CPU_PANEL_H
+
+#include "backend/cpu/matmul.h"
+
+enum {
+    Q4K_SC = 2048,
+    Q4K_BYTES = 2304,
+    Q5K_HI = 2048,
+    Q5K_SC = 2560,
+    Q5K_BYTES = 2816,
+    Q6K_HI = 2048,
+    Q6K_SC = 3072,
+    Q6K_BYTES = 3328,
+    IQ4XS_SC = 2048,
+    IQ4XS_BYTES = 2176,
+};
+
+/* Bytes of one panel, a multiple of 64; 0 if this segment has no packed layout. */
+size_t panel_bytes(const struct raw_seg *s, int n_in);
+/* Packs rows [16 * panel, ...) of expert e into dst (panel_bytes). */
+void panel_pack(const struct raw_weight *w, int seg, int e, int panel, uint8_t *dst);
+/* dst[n_in] = row `lane` of a panel, exact. */
+void panel_row(enum dtype t, const uint8_t *panel, int lane, int n_in, float *dst);
+
+/*
+ * Quantised input rows, one record each: 8-bit codes with a scale per 32 columns, and sums:
+ *   codes   int8 (n_in)
+ *   scale   float (n_in/32): value = code * scale
+ *   sum     float (n_in/32): scale * sum of the block's codes, which multiplies the mins of weights
+ *   init32  int32 (n_in/32): -128 * sum of codes, what a dot product starts from so that weights
+ *           stored as code + 128 come out right
+ *   init16  int32 (n_in/16): -32 * sum of 16 codes, likewise for Q6_K's code + 32
+ *   fine    int8 (n_in): what rounding to codes lost, in 1/254 of a code: value = (code + fine/254) *
+ *           scale. Q8_0 reads it: 8-bit weights deserve more than 8-bit inputs, and its decoding has
+ *           the time
+ *   fine_init int32 (n_in/32): -128 * sum of fine
+ */
+struct x_layout {
+    size_t scale, sum, init32, init16, fine, fine_init, bytes; /* offsets; bytes of a record */
+};
+
+static inline struct x_layout x_layout(int n_in)
+{
+    size_t n = (size_t)n_in, per_block = n / 32 * 4;
+    struct x_layout l;
+    l.scale = (n + 63) & ~(size_t)63;
+    l.sum = l.scale + per_block;
+    l.init32 = l.sum + per_block;
+    l.init16 = l.init32 + per_block;
+    l.fine = (l.init16 + 2 * per_block + 63) & ~(size_t)63;
+    l.fine_init = l.fine + n;
+    l.bytes = (l.fine_init + per_block + 63) & ~(size_t)63;
+    return l;
+}
+
+/* Columns [first, first + len) of a row of n_in, both multiples of 32; x: (len). */
+void x_quantize_avx2(const float *x, int n_in, int first, int len, uint8_t *record);
+void x_quantize_avx512(const float *x, int n_in, int first, int len, uint8_t *record);
+
+#define PANEL_KERNELS(isa)                                                                         \
+    void mm_q4k_##isa(const struct mm_call *c);                                                    \
+    void mm_q5k_##isa(const struct mm_call *c);                                                    \
+    void mm_q6k_##isa(const struct mm_call *c);                                                    \
+    void mm_q8_0_##isa(const struct mm_call *c);                                                   \
+    void mm_q4_0_##isa(const struct mm_call *c);                                                   \
+    void mm_iq4nl_##isa(const struct mm_call *c);                                                  \
+    void mm_mxfp4_##isa(const struct mm_call *c);                                                  \
+    void mm_iq4xs_##isa(const struct mm_call *c);
+
+PANEL_KERNELS(avx2)
+PANEL_KERNELS(avx512)
+PANEL_KERNELS(vnni)
+
+#endif

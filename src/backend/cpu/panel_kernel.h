@@ -1,0 +1,371 @@
+/*
+ * The kernels that read packed panels, included once per instruction set with its vectors defined:
+ *   V_LANES 16 or 8      rows of a panel one vector holds; narrower sets take a panel in two parts
+ *   VI, VF               vectors of integers and of floats, vi_*, vf_*: operations on them
+ *   vi_dot(acc, u, s)    acc + dot product of 4 unsigned bytes (< 128) with 4 signed ones, per lane
+ *   vi_start, vi_dot8    the same for codes stored as code + 128: vi_start gives what acc starts from
+ *   MAX_T                input rows one pass takes
+ *   NAME(x)              x with the set's suffix
+ *
+ * Every kernel walks the columns in order; per block of 32 the integer dot product is exact, then
+ * acc += dot * (weight scale * input scale) in float. The order is the same for any number of input
+ * rows T, which is a constant in each copy of a pass, so a row's bytes do not depend on T.
+ */
+#include "backend/cpu/panel.h"
+
+#include <string.h>
+
+/* Sanitised builds check the same code in two copies instead of eight, which compile in reason. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#undef MAX_T
+#define MAX_T 2
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#undef MAX_T
+#define MAX_T 2
+#endif
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+enum { V_BYTES = V_LANES * 4, V_PARTS = MM_PANEL / V_LANES };
+
+/* One pass: V_LANES rows of a panel times T input rows. */
+struct pass {
+    const uint8_t *panel;
+    size_t lane4; /* bytes to this part's first lane in a vector of 32-bit lanes */
+    int n_in;
+    struct x_layout l;
+    const uint8_t *x[MAX_T]; /* records */
+};
+
+INLINE VI vi_bcast(const uint8_t *p)
+{
+    int32_t v;
+    memcpy(&v, p, 4);
+    return vi_set1_32(v);
+}
+
+INLINE VF vf_bcast(const uint8_t *p)
+{
+    float v;
+    memcpy(&v, p, 4);
+    return vf_set1(v);
+}
+
+/* acc[t] += dots of block `blk`: dot * (scale of the weights * scale of the input) */
+INLINE void add_block(VF *acc, const VI *dot, VF w_scale, const struct pass *p, int blk,
+                      const int T)
+{
+    UNROLL
+    for (int t = 0; t < T; t++) {
+        VF s = vf_mul(w_scale, vf_bcast(p->x[t] + p->l.scale + 4 * (size_t)blk));
+        acc[t] = vf_fma(vi_to_f(dot[t]), s, acc[t]);
+    }
+}
+
+/* dot[t] += codes u of one column group times the inputs at column col */
+INLINE void dot_group(VI *dot, VI u, const struct pass *p, size_t col, const int T)
+{
+    UNROLL
+    for (int t = 0; t < T; t++)
+        dot[t] = vi_dot(dot[t], u, vi_bcast(p->x[t] + col));
+}
+
+INLINE void dot8_group(VI *dot, VI u, const struct pass *p, size_t col, const int T)
+{
+    UNROLL
+    for (int t = 0; t < T; t++)
+        dot[t] = vi_dot8(dot[t], u, vi_bcast(p->x[t] + col));
+}
+
+/* Q4_K (five = 0) and Q5_K (five = 1) */
+INLINE void pass_k45(const struct pass *p, VF *acc, const int five, const int T)
+{
+    const VI nib = vi_set1_8(15), two = vi_set1_8(0x30), fifth = vi_set1_8(16);
+    const VI byte = vi_set1_32(0xff);
+    const size_t bytes = five ? Q5K_BYTES : Q4K_BYTES, at = p->lane4;
+    const uint8_t *sb = p->panel;
+    for (int k = 0; k < p->n_in; k += 256, sb += bytes) {
+        const uint8_t *s = sb + (five ? Q5K_SC : Q4K_SC);
+        VI sl = vi_load(s + at), ml = vi_load(s + 64 + at), h = vi_load(s + 128 + at);
+        VF d = vf_load_half(s + 192 + at / 2), dmin = vf_load_half(s + 224 + at / 2);
+        VI sc = vi_or_and(vi_and(sl, nib), vi_sll16(h, 4), two);
+        VI mn = vi_or_and(vi_and(ml, nib), h, two);
+        VI sc_next = vi_or_and(vi_and(vi_srl16(sl, 4), nib), vi_sll16(h, 2), two);
+        VI mn_next = vi_or_and(vi_and(vi_srl16(ml, 4), nib), vi_srl16(h, 2), two);
+        for (int b = 0; b < 8; b++) {
+            const uint8_t *q = sb + 256 * b + at;
+            size_t col = (size_t)(k + 32 * b);
+            VI dot[MAX_T], high = five ? vi_load(sb + Q5K_HI + 64 * b + at) : vi_zero();
+            UNROLL
+            for (int t = 0; t < T; t++)
+                dot[t] = vi_zero();
+            for (int i = 0; i < 4; i++, col += 8) {
+                VI v = vi_load(q + 64 * i), lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
+                if (five) {
+                    lo = vi_or_and(lo, vi_sll16(high, 4), fifth);
+                    hi = vi_or_and(hi, vi_sll16(high, 3), fifth);
+                    high = vi_srl16(high, 2);
+                }
+                dot_group(dot, lo, p, col, T);
+                dot_group(dot, hi, p, col + 4, T);
+            }
+            VF scale = vf_mul(vi_to_f(vi_and(sc, byte)), d);
+            VF min = vf_mul(vi_to_f(vi_and(mn, byte)), dmin);
+            add_block(acc, dot, scale, p, k / 32 + b, T);
+            UNROLL
+            for (int t = 0; t < T; t++)
+                acc[t] =
+                    vf_fnma(min, vf_bcast(p->x[t] + p->l.sum + 4 * (size_t)(k / 32 + b)), acc[t]);
+            sc = b == 3 ? sc_next : vi_srl32(sc, 8);
+            mn = b == 3 ? mn_next : vi_srl32(mn, 8);
+        }
+    }
+}
+
+INLINE void pass_q4k(const struct pass *p, VF *acc, const int T)
+{
+    pass_k45(p, acc, 0, T);
+}
+
+INLINE void pass_q5k(const struct pass *p, VF *acc, const int T)
+{
+    pass_k45(p, acc, 1, T);
+}
+
+/* Dots of 16 columns of Q6_K: two vectors of nibbles and one of high bits. */
+INLINE void dot_sixes(VI *dot, const uint8_t *lo, const uint8_t *hi, const struct pass *p,
+                      size_t col, const int T)
+{
+    const VI nib = vi_set1_8(15), two = vi_set1_8(0x30);
+    UNROLL
+    for (int t = 0; t < T; t++)
+        dot[t] = vi_bcast(p->x[t] + p->l.init16 + col / 4);
+    VI v = vi_load(lo), w = vi_load(lo + 64), h = vi_load(hi);
+    dot_group(dot, vi_or_and(vi_and(v, nib), vi_sll16(h, 4), two), p, col, T);
+    dot_group(dot, vi_or_and(vi_and(vi_srl16(v, 4), nib), vi_sll16(h, 2), two), p, col + 4, T);
+    dot_group(dot, vi_or_and(vi_and(w, nib), h, two), p, col + 8, T);
+    dot_group(dot, vi_or_and(vi_and(vi_srl16(w, 4), nib), vi_srl16(h, 2), two), p, col + 12, T);
+}
+
+INLINE void pass_q6k(const struct pass *p, VF *acc, const int T)
+{
+    const size_t at = p->lane4;
+    const uint8_t *sb = p->panel, *dp = p->panel + (size_t)(p->n_in / 256) * Q6K_BYTES + at / 2;
+    for (int k = 0; k < p->n_in; k += 256, sb += Q6K_BYTES, dp += 32) {
+        VF d = vf_load_half(dp);
+        VI sc = vi_zero();
+        for (int b = 0; b < 8; b++) {
+            if (b % 2 == 0)
+                sc = vi_load(sb + Q6K_SC + 32 * b + at);
+            VF s0 = vf_mul(vi_to_f(vi_sra32(vi_sll32(sc, 24), 24)), d);
+            VF s1 = vf_mul(vi_to_f(vi_sra32(vi_sll32(sc, 16), 24)), d);
+            sc = vi_srl32(sc, 16);
+            const uint8_t *q = sb + 256 * b + at, *h = sb + Q6K_HI + 128 * b + at;
+            size_t col = (size_t)(k + 32 * b);
+            VI dot[MAX_T];
+            VF sum[MAX_T];
+            dot_sixes(dot, q, h, p, col, T);
+            UNROLL
+            for (int t = 0; t < T; t++)
+                sum[t] = vf_mul(vi_to_f(dot[t]), s0);
+            dot_sixes(dot, q + 128, h + 64, p, col + 16, T);
+            UNROLL
+            for (int t = 0; t < T; t++) {
+                sum[t] = vf_fma(vi_to_f(dot[t]), s1, sum[t]);
+                acc[t] = vf_fma(sum[t], vf_bcast(p->x[t] + p->l.scale + col / 8), acc[t]);
+            }
+        }
+    }
+}
+
+/* Dots of 32 columns of 4-bit codes that stand for table entries. */
+INLINE void dot_table(VI *dot, const uint8_t *q, VI table, const struct pass *p, size_t col,
+                      const int T)
+{
+    const VI nib = vi_set1_8(15);
+    UNROLL
+    for (int t = 0; t < T; t++)
+        dot[t] = vi_start(p->x[t] + p->l.init32 + col / 8);
+    for (int i = 0; i < 4; i++, col += 8) {
+        VI v = vi_load(q + 64 * i);
+        dot8_group(dot, vi_lookup(table, vi_and(v, nib)), p, col, T);
+        dot8_group(dot, vi_lookup(table, vi_and(vi_srl16(v, 4), nib)), p, col + 4, T);
+    }
+}
+
+/* Tables hold value + 128, as vi_dot8 takes them. */
+static const uint8_t table_q4_0[16] = {120, 121, 122, 123, 124, 125, 126, 127,
+                                       128, 129, 130, 131, 132, 133, 134, 135};
+static const uint8_t table_iq4[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                      129, 141, 153, 166, 181, 197, 217, 241};
+/* Twice the E2M1 values; the scale is halved. */
+static const uint8_t table_mxfp4[16] = {128, 129, 130, 131, 132, 134, 136, 140,
+                                        128, 127, 126, 125, 124, 122, 120, 116};
+
+INLINE void pass_small4(const struct pass *p, VF *acc, const uint8_t *table, const int mx,
+                        const int T)
+{
+    const size_t at = p->lane4;
+    const uint8_t *q = p->panel + at, *s = p->panel + (size_t)(p->n_in / 32) * 256;
+    s += mx ? at / 4 : at / 2;
+    VI lut = vi_table(table);
+    for (int k = 0; k < p->n_in; k += 32, q += 256, s += mx ? 16 : 32) {
+        VI dot[MAX_T];
+        dot_table(dot, q, lut, p, (size_t)k, T);
+        add_block(acc, dot, mx ? vf_load_e8m0_half(s) : vf_load_half(s), p, k / 32, T);
+    }
+}
+
+INLINE void pass_q4_0(const struct pass *p, VF *acc, const int T)
+{
+    pass_small4(p, acc, table_q4_0, 0, T);
+}
+
+INLINE void pass_iq4nl(const struct pass *p, VF *acc, const int T)
+{
+    pass_small4(p, acc, table_iq4, 0, T);
+}
+
+INLINE void pass_mxfp4(const struct pass *p, VF *acc, const int T)
+{
+    pass_small4(p, acc, table_mxfp4, 1, T);
+}
+
+INLINE void pass_iq4xs(const struct pass *p, VF *acc, const int T)
+{
+    const VI low = vi_set1_32(15), two = vi_set1_32(0x30), center = vi_set1_32(32);
+    const size_t at = p->lane4;
+    VI lut = vi_table(table_iq4);
+    const uint8_t *sb = p->panel;
+    for (int k = 0; k < p->n_in; k += 256, sb += IQ4XS_BYTES) {
+        VI sl = vi_load(sb + IQ4XS_SC + at);
+        VI sh = vi_sll32(vi_load_u16(sb + IQ4XS_SC + 64 + at / 2), 4);
+        VF d = vf_load_half(sb + IQ4XS_SC + 96 + at / 2);
+        for (int b = 0; b < 8; b++) {
+            VI dot[MAX_T];
+            dot_table(dot, sb + 256 * b + at, lut, p, (size_t)(k + 32 * b), T);
+            VI sc = vi_sub32(vi_or_and(vi_and(sl, low), sh, two), center);
+            add_block(acc, dot, vf_mul(vi_to_f(sc), d), p, k / 32 + b, T);
+            sl = vi_srl32(sl, 4);
+            sh = vi_srl32(sh, 2);
+        }
+    }
+}
+
+/* Two dot products per block: with the input's codes and with what rounding to them lost. */
+INLINE void pass_q8_0(const struct pass *p, VF *acc, const int T)
+{
+    const size_t at = p->lane4;
+    const uint8_t *q = p->panel + at, *s = p->panel + (size_t)(p->n_in / 32) * 512 + at / 2;
+    const VF unit = vf_set1(1.0f / 254.0f);
+    for (int k = 0; k < p->n_in; k += 32, q += 512, s += 32) {
+        VI dot[MAX_T], fine[MAX_T];
+        UNROLL
+        for (int t = 0; t < T; t++) {
+            dot[t] = vi_start(p->x[t] + p->l.init32 + (size_t)k / 8);
+            fine[t] = vi_start(p->x[t] + p->l.fine_init + (size_t)k / 8);
+        }
+        for (int g = 0; g < 8; g++) {
+            VI u = vi_load8(q + 64 * g);
+            dot8_group(dot, u, p, (size_t)(k + 4 * g), T);
+            dot8_group(fine, u, p, p->l.fine + (size_t)(k + 4 * g), T);
+        }
+        VF w_scale = vf_load_half(s);
+        UNROLL
+        for (int t = 0; t < T; t++) {
+            VF sum = vf_fma(vi_to_f(fine[t]), unit, vi_to_f(dot[t]));
+            VF scale = vf_mul(w_scale, vf_bcast(p->x[t] + p->l.scale + (size_t)k / 8));
+            acc[t] = vf_fma(sum, scale, acc[t]);
+        }
+    }
+}
+
+/* Stores a pass's result: rows of the panel that exist, for T input rows. */
+INLINE void store(const struct mm_call *c, VF *acc, int col, int i0, const int T)
+{
+    int n = c->n_rows - col;
+    UNROLL
+    for (int t = 0; t < T; t++) {
+        float *y = c->y + (size_t)(i0 + t) * c->stride + col;
+        if (n >= V_LANES) {
+            VF v = c->bias ? vf_add(acc[t], vf_load(c->bias + col)) : acc[t];
+            vf_store(y, v);
+        } else {
+            float tmp[V_LANES];
+            vf_store(tmp, acc[t]);
+            for (int j = 0; j < n; j++)
+                y[j] = tmp[j] + (c->bias ? c->bias[col + j] : 0.0f);
+        }
+    }
+}
+
+INLINE void run_pass(void (*fn)(const struct pass *, VF *, int), const struct mm_call *c,
+                     const uint8_t *panel, int col, int i0, const int T)
+{
+    struct pass p = {.panel = panel, .n_in = c->w->n_in, .l = x_layout(c->w->n_in)};
+    UNROLL
+    for (int t = 0; t < T; t++) {
+        size_t row = (size_t)(c->rows ? c->rows[i0 + t] : i0 + t);
+        p.x[t] = c->x->q + row * p.l.bytes;
+    }
+    for (int part = 0; part < V_PARTS && col + part * V_LANES < c->n_rows; part++) {
+        VF acc[MAX_T];
+        UNROLL
+        for (int t = 0; t < T; t++)
+            acc[t] = vf_zero();
+        p.lane4 = (size_t)part * V_BYTES;
+        fn(&p, acc, T);
+        store(c, acc, col + part * V_LANES, i0, T);
+    }
+}
+
+/* All panels of the call; input rows in even passes of at most MAX_T. */
+#define KERNEL(name)                                                                               \
+    void NAME(mm_##name)(const struct mm_call *c)                                                  \
+    {                                                                                              \
+        const struct mm_seg *s = c->seg;                                                           \
+        size_t first = (size_t)c->expert * (size_t)s->n_panels + (size_t)(c->row / MM_PANEL);      \
+        const uint8_t *panel = s->data + first * s->panel_bytes;                                   \
+        int passes = (c->n + MAX_T - 1) / MAX_T;                                                   \
+        for (int col = 0; col < c->n_rows; col += MM_PANEL, panel += s->panel_bytes) {             \
+            int i0 = 0;                                                                            \
+            for (int k = 0; k < passes; k++) {                                                     \
+                int n = (c->n - i0 + passes - k - 1) / (passes - k);                               \
+                switch (n) {                                                                       \
+                    CASES(name)                                                                    \
+                }                                                                                  \
+                i0 += n;                                                                           \
+            }                                                                                      \
+        }                                                                                          \
+    }
+#define CASE(name, T)                                                                              \
+    case T:                                                                                        \
+        run_pass(pass_##name, c, panel, col, i0, T);                                               \
+        break;
+
+#define CASES2(name) CASE(name, 1) CASE(name, 2)
+#define CASES4(name) CASES2(name) CASE(name, 3) CASE(name, 4)
+#define CASES8(name) CASES4(name) CASE(name, 5) CASE(name, 6) CASE(name, 7) CASE(name, 8)
+#if MAX_T == 8
+#define CASES CASES8
+#elif MAX_T == 4
+#define CASES CASES4
+#else
+#define CASES CASES2
+#endif
+
+KERNEL(q4k)
+KERNEL(q5k)
+KERNEL(q6k)
+KERNEL(q8_0)
+KERNEL(q4_0)
+KERNEL(iq4nl)
+KERNEL(mxfp4)
+KERNEL(iq4xs)
