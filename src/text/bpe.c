@@ -29,6 +29,11 @@ enum { WHOLE_UNKNOWN, WHOLE_YES, WHOLE_NO };
 
 /* ------------------------------------------------------------------------------------- tables */
 
+static inline uint64_t pair_key(uint32_t left, uint32_t right)
+{
+    return ((uint64_t)left << 32 | right) + 1;
+}
+
 static inline size_t pair_slot(const struct bpe *b, uint64_t key)
 {
     return (size_t)(key * 0x9e3779b97f4a7c15u >> 24) & (b->cap - 1);
@@ -37,7 +42,7 @@ static inline size_t pair_slot(const struct bpe *b, uint64_t key)
 /* Rank of the merge of two symbols, or NONE; *id is what they become. */
 static inline uint32_t pair_find(const struct bpe *b, uint32_t left, uint32_t right, uint32_t *id)
 {
-    uint64_t key = ((uint64_t)left << 32 | right) + 1;
+    uint64_t key = pair_key(left, right);
     for (size_t i = pair_slot(b, key);; i = (i + 1) & (b->cap - 1)) {
         if (!b->pairs[i].key) /* asked first: two unknown symbols make a key of 0 */
             return NONE;
@@ -182,7 +187,7 @@ bool bpe_add_merge(struct bpe *b, const char *left, size_t n_left, const char *r
     memcpy(both + n_left, right + skip, n_right - skip);
     int32_t id = vocab_find(b->vocab, both, n);
     if (id >= 0)
-        pair_put(b, ((uint64_t)(uint32_t)l << 32 | (uint32_t)r) + 1, rank, (uint32_t)id);
+        pair_put(b, pair_key((uint32_t)l, (uint32_t)r), rank, (uint32_t)id);
     else
         error_set(err, "their join \"%.*s\" is not in the vocabulary", (int)(n < 60 ? n : 60),
                   both);
@@ -204,7 +209,7 @@ static uint32_t part_symbol(struct bpe *b, const char *p, size_t n)
     int32_t id = vocab_find(b->vocab, p, n);
     if (id >= 0 && is_text(b, id))
         return (uint32_t)id;
-    uint32_t cp;
+    uint32_t cp = 0;
     if (b->byte_level || (size_t)utf8_decode(p, n, &cp) != n)
         return NONE;
     uint32_t s = char_symbol(b, cp);
@@ -227,12 +232,10 @@ bool bpe_derive_merges(struct bpe *b, const uint32_t *rank, struct error *err)
         for (size_t i = 1; i < n; i++) {
             if (!b->byte_level && ((unsigned char)key[i] & 0xc0) == 0x80)
                 continue;
-            uint32_t l = part_symbol(b, key, i);
-            if (l == NONE)
-                continue;
-            uint32_t r = part_symbol(b, key + i, n - i);
-            if (r != NONE)
-                pair_put(b, ((uint64_t)l << 32 | r) + 1, rank[id], (uint32_t)id);
+            uint32_t left = part_symbol(b, key, i);
+            uint32_t right = left == NONE ? NONE : part_symbol(b, key + i, n - i);
+            if (right != NONE)
+                pair_put(b, pair_key(left, right), rank[id], (uint32_t)id);
         }
     }
     return true;

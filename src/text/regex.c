@@ -25,8 +25,8 @@ enum {
     MAX_PATTERN = 16384,
     MAX_DEPTH = 100,
     JIT_STACK_MIN = 32 << 10,
-    JIT_STACK_MAX = 8 << 20,
-    HEAP_LIMIT_KB = 64 << 10,
+    JIT_STACK_MAX = 64 << 20,
+    HEAP_LIMIT_KB = 256 << 10,
 };
 /* Backtracking steps allowed for one match, beyond what a linear scan of the text needs. */
 #define MATCH_STEPS 5000000u

@@ -72,7 +72,7 @@ static void replace_all(struct buf *b, const char *find, const char *with)
 {
     struct buf out = {0};
     const char *p = b->p, *hit;
-    if (!b->len || !(hit = strstr(p, find)))
+    if (!b->len || !strstr(p, find))
         return;
     for (; (hit = strstr(p, find)); p = hit + strlen(find)) {
         buf_add(&out, p, (size_t)(hit - p));

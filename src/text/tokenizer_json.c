@@ -459,7 +459,7 @@ static bool load_vocab_object(struct loader *l, const json_t *vocab, size_t limi
     json_object_foreach((json_t *)vocab, key, value)
     {
         json_int_t id = json_integer_value(value);
-        if (id < 0)
+        if (id < 0 || !l->raw)
             return error_set(l->err, "model.vocab[\"%.60s\"]: id %lld", key, (long long)id);
         if (l->raw[id].text)
             return error_set(l->err, "model.vocab: \"%.60s\" and \"%.60s\" both have id %lld",
@@ -475,7 +475,7 @@ static bool load_vocab_list(struct loader *l, const json_t *vocab, size_t limit)
     size_t n = json_array_size(vocab);
     if (n && !raw_reserve(l, (json_int_t)n - 1, limit, "model.vocab"))
         return false;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; l->raw && i < n; i++) {
         const json_t *e = json_array_get(vocab, i), *s = json_array_get(e, 0);
         const json_t *score = json_array_get(e, 1);
         if (!json_is_string(s) || !json_is_number(score))

@@ -42,13 +42,13 @@ struct tokenizer *tokenizer_load(const struct tensorfile *f, struct error *err)
         return tokenizer_from_gguf(f, err);
     struct buf path = {0};
     struct stat st;
-    buf_adds(&path, f->path);
-    char *slash = strrchr(path.p, '/');
-    if (stat(f->path, &st) != 0 || !S_ISDIR(st.st_mode)) { /* the folder's config.json was named */
-        path.len = slash ? (size_t)(slash - path.p) : 0;
-        if (!slash)
-            buf_adds(&path, ".");
-    }
+    const char *slash = strrchr(f->path, '/');
+    if (stat(f->path, &st) == 0 && S_ISDIR(st.st_mode))
+        buf_adds(&path, f->path);
+    else if (slash) /* the folder's config.json was named */
+        buf_add(&path, f->path, (size_t)(slash - f->path));
+    else
+        buf_addc(&path, '.');
     buf_adds(&path, "/tokenizer.json");
     struct tokenizer *t = NULL;
     if (access(path.p, F_OK) != 0)
@@ -62,13 +62,14 @@ struct tokenizer *tokenizer_load(const struct tensorfile *f, struct error *err)
 struct tokenizer *tokenizer_open(const char *path, struct error *err)
 {
     struct stat st = {0};
-    size_t n = path ? strlen(path) : 0;
-    if (!builtin_named(path) && stat(path, &st) != 0) {
+    bool builtin = !path || builtin_named(path);
+    if (!builtin && stat(path, &st) != 0) {
         error_set(err, "%s: %s", path, strerror(errno));
         return NULL;
     }
+    size_t n = builtin ? 0 : strlen(path);
     bool folder = S_ISDIR(st.st_mode);
-    if (!folder && !(n > 5 && !strcmp(path + n - 5, ".json"))) {
+    if (builtin || (!folder && !(n > 5 && !strcmp(path + n - 5, ".json")))) {
         struct tensorfile *f = tensorfile_open(path, err);
         struct tokenizer *t = f ? tokenizer_load(f, err) : NULL;
         tensorfile_close(f);
@@ -76,16 +77,13 @@ struct tokenizer *tokenizer_open(const char *path, struct error *err)
     }
     /* Only the small files are needed: weights may be missing or still be on their way. */
     struct buf dir = {0}, file = {0};
-    buf_add(&dir, path, n);
-    if (!folder) {
-        char *slash = strrchr(dir.p, '/');
-        buf_reset(&dir);
-        if (slash)
-            buf_add(&dir, path, (size_t)(slash - dir.p));
-        else
-            buf_addc(&dir, '.');
-    }
-    const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+    if (folder)
+        buf_add(&dir, path, n);
+    else if (slash)
+        buf_add(&dir, path, (size_t)(slash - path));
+    else
+        buf_addc(&dir, '.');
     if (folder || !strcmp(base, "config.json"))
         buf_addf(&file, "%s/tokenizer.json", dir.p);
     else

@@ -352,6 +352,7 @@ static void normalize_run(enum normal_form form, const char *p, size_t n, struct
             cps_reserve(c, (size_t)k);
         }
     }
+    CHECK(c->p, "an empty run");
     order_marks(c->p, c->n);
     ptrdiff_t len = (ptrdiff_t)c->n;
     if (form == NORMAL_NFC || form == NORMAL_NFKC)
