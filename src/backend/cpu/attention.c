@@ -9,8 +9,8 @@
  * Prefill and decode differ only in how many rows a unit has.
  *
  * Invariant: the bytes of one output row depend on its query, its keys and values, its position, the
- * window and the instruction set alone; not on the batch around it, the cut of the prompt into steps,
- * the page numbers, or the number of threads.
+ * window and the kernels alone; not on the batch around it, the cut of the prompt into steps, the page
+ * numbers, or the number of threads. (The choice of kernels depends on the step with ISA_AMX only.)
  *   1. Keys are taken in blocks of ATTN_BLOCK and chunks of ATTN_CHUNK at absolute positions. A chunk
  *      starts from nothing; the chunks of a row are folded in order, always, also when one thread
  *      runs them all.
@@ -34,6 +34,7 @@ enum {
     PACK_ROWS = 64, /* fewer rows read K and V from the pages in place */
     UNITS_PER_THREAD = 4,
     MIN_ROWS = 4,
+    SPLIT_ROWS = 8, /* rows of a split unit, on average: decoding */
     ALIGN = 64,
 };
 
@@ -47,6 +48,7 @@ struct unit {
     int chunk, chunks;    /* chunks of [lo, hi] */
     size_t partial;       /* split: first row in the partial arrays, (chunks, rows) */
     _Atomic int unfolded; /* split: chunks still running; 0 = not split */
+    const struct attn_kernels *kernels;
 };
 
 struct task {
@@ -56,7 +58,7 @@ struct task {
 struct job {
     const struct shape *s;
     const struct batch *b;
-    const struct attn_kernels *kernels;
+    enum isa isa;
     const void *k, *v;
     int window;
     const float *q;
@@ -75,7 +77,7 @@ struct area {
     struct attn_tile *tiles, **seen;    /* (tiles) the unit's rows; those that see a block */
     float *q, *m, *l, *o, *s, *scale;   /* (tiles) times what struct attn_tile says */
     float *total_m, *total_l, *total_o; /* (rows), (rows), (rows, D) */
-    float *k_pack, *v_pack;             /* (ATTN_BLOCK, D up to a whole panel) each */
+    float *k_pack, *v_pack;             /* (ATTN_CHUNK, D up to a whole panel) each */
     int *lo, *hi;                       /* (rows) */
 };
 
@@ -104,16 +106,18 @@ static void *take(char *base, size_t *at, size_t bytes)
 static size_t area_lay(struct area *a, char *base, const struct shape *s, int rows)
 {
     size_t at = 0, n = (size_t)rows, dim = (size_t)s->head_dim;
-    size_t panels = (dim + 2 * ATTN_MAX_WIDTH) * ATTN_BLOCK * sizeof(float);
+    size_t panels = (dim + 2 * ATTN_MAX_WIDTH) * ATTN_CHUNK * sizeof(float);
     /* No instruction set has tiles of fewer than MIN_ROWS rows. */
-    size_t tiles = n / MIN_ROWS, lanes = ATTN_MAX_WIDTH * sizeof(float);
+    size_t tiles = n / MIN_ROWS, lanes = ATTN_MAX_ROWS * sizeof(float);
     a->tiles = take(base, &at, tiles * sizeof *a->tiles);
     a->seen = take(base, &at, tiles * sizeof *a->seen);
     a->q = take(base, &at, n * dim * sizeof(float));
     a->m = take(base, &at, tiles * lanes);
-    a->l = take(base, &at, n * lanes);
+    a->l = take(base, &at, n * ATTN_MAX_WIDTH * sizeof(float));
     a->o = take(base, &at, n * dim * sizeof(float));
-    a->s = take(base, &at, n * ATTN_BLOCK * sizeof(float));
+    /* by tile, or for one tile of a whole chunk: scores, then as much again for weights */
+    size_t s_len = n * ATTN_BLOCK, chunk = 2 * ATTN_MAX_ROWS * ATTN_CHUNK;
+    a->s = take(base, &at, (s_len > chunk ? s_len : chunk) * sizeof(float));
     a->scale = take(base, &at, tiles * lanes);
     a->total_m = take(base, &at, n * sizeof(float));
     a->total_l = take(base, &at, n * sizeof(float));
@@ -138,7 +142,7 @@ static struct limits limits_of(const struct shape *s, int n_threads)
     /* A unit is split only if it is more than 1/(2 threads) of the work: fewer than 2 a thread. */
     size_t split = n_threads > 1 ? 2 * threads * chunks : 0;
     x.tasks = x.units + split;
-    x.split_rows = split * (size_t)(group > ATTN_MAX_ROWS ? group : ATTN_MAX_ROWS);
+    x.split_rows = split * (size_t)(group > SPLIT_ROWS ? group : SPLIT_ROWS);
     struct area a;
     x.thread_bytes = area_lay(&a, NULL, s, x.rows_cap);
     return x;
@@ -176,6 +180,28 @@ static void row_range(const struct job *j, int t, int *lo, int *hi)
     *lo = j->window > 0 && pos - j->window + 1 > 0 ? pos - j->window + 1 : 0;
 }
 
+/* First match wins; the last takes everything. */
+static const struct attn_kernels *const variants[] = {
+#ifdef __x86_64__
+    &attn_kernels_amx,
+    &attn_kernels_avx512,
+    &attn_kernels_avx2,
+#endif
+    &attn_kernels_c,
+};
+
+static const struct attn_kernels *choose(const struct shape *s, int rows, enum isa isa)
+{
+    for (const struct attn_kernels *const *v = variants;; v++) {
+        const struct attn_kernels *kn = *v;
+        if (kn->isa > isa || s->head_dim % kn->unit || rows < kn->min_rows)
+            continue;
+        if (kn->half_only && (s->kv_type == DT_F32 || s->page_len % kn->width))
+            continue;
+        return kn;
+    }
+}
+
 static void unit_add(struct job *j, int seq, int kv_head, int token, int tokens)
 {
     CHECK(j->n_units < j->units_cap, "%d units of attention", j->units_cap);
@@ -199,6 +225,7 @@ static void unit_add(struct job *j, int seq, int kv_head, int token, int tokens)
         u->cost += hi - lo + 1;
     }
     u->cost *= u->heads;
+    u->kernels = choose(j->s, tokens * u->heads, j->isa);
     if (u->hi >= u->lo) {
         u->chunk = u->lo / ATTN_CHUNK;
         u->chunks = u->hi / ATTN_CHUNK - u->chunk + 1;
@@ -243,7 +270,7 @@ static void plan(struct job *j, const struct limits *x, int n_threads)
  * o is where the rows' sums go: (rows, D). */
 static int load_tiles(const struct job *j, const struct unit *u, const struct area *a, float *o)
 {
-    const struct attn_kernels *kn = j->kernels;
+    const struct attn_kernels *kn = u->kernels;
     int rows = u->tokens * u->heads, n = 0;
     size_t dim = (size_t)j->s->head_dim;
     for (int first = 0; first < rows; first += kn->rows, n++) {
@@ -255,11 +282,11 @@ static int load_tiles(const struct job *j, const struct unit *u, const struct ar
                                 .row_lo = a->lo + first,
                                 .row_hi = a->hi + first,
                                 .q = a->q + (size_t)first * dim,
-                                .m = a->m + n * ATTN_MAX_WIDTH,
+                                .m = a->m + n * ATTN_MAX_ROWS,
                                 .l = a->l + first * kn->width,
                                 .o = o + (size_t)first * dim,
-                                .s = a->s + first * ATTN_BLOCK,
-                                .scale = a->scale + n * ATTN_MAX_WIDTH};
+                                .s = kn->block == ATTN_BLOCK ? a->s + first * ATTN_BLOCK : a->s,
+                                .scale = a->scale + n * ATTN_MAX_ROWS};
         for (int i = 0; i < t->rows; i++) {
             int r = first + i, token = u->token + r / u->heads, head = u->head + r % u->heads;
             from[i] = j->q + ((size_t)token * (size_t)j->s->n_heads + (size_t)head) * dim;
@@ -305,7 +332,7 @@ static void pack_keys(const struct job *j, const struct unit *u, int first, int 
     k1 = k1 < first + ATTN_BLOCK - 1 ? k1 : first + ATTN_BLOCK - 1;
     b->first = first;
     b->ahead = b;
-    const struct attn_kernels *kn = j->kernels;
+    const struct attn_kernels *kn = u->kernels;
     int dim = j->s->head_dim, panel = kn->panel;
     enum dtype type = j->s->kv_type;
     for (int key = k0; key <= k1; key++) {
@@ -334,7 +361,7 @@ static void pack_keys(const struct job *j, const struct unit *u, int first, int 
 /* Whether a unit's rows are too few to pay for packing; float needs no conversion. */
 static bool in_place(const struct job *j, const struct unit *u)
 {
-    return j->s->kv_type == DT_F32 || u->tokens * u->heads < PACK_ROWS;
+    return !u->kernels->half_only && (j->s->kv_type == DT_F32 || u->tokens * u->heads < PACK_ROWS);
 }
 
 /* Points b at the keys of [k0, k1] that lie in the block at `first`, in their pages. */
@@ -343,13 +370,13 @@ static void find_block(const struct job *j, const struct unit *u, int first, int
 {
     const struct shape *s = j->s;
     const int32_t *pages = j->b->pages + (size_t)u->seq * (size_t)j->b->max_pages;
-    int width = j->kernels->width, last = ATTN_BLOCK / width - 1;
+    int width = u->kernels->width, last = u->kernels->block / width - 1;
     int i0 = k0 > first ? (k0 - first) / width : 0;
     int i1 = (k1 - first) / width < last ? (k1 - first) / width : last;
     b->first = first;
     b->k_stride = (size_t)s->page_len;
     b->v_stride = (size_t)s->head_dim;
-    b->v_panel = (size_t)j->kernels->panel;
+    b->v_panel = (size_t)u->kernels->panel;
     b->ahead = b;
     for (int i = 0; i <= last; i++) {
         int key = first + (i < i0 ? i0 : i > i1 ? i1 : i) * width;
@@ -364,10 +391,10 @@ static void find_block(const struct job *j, const struct unit *u, int first, int
 static void run_chunk(const struct job *j, const struct unit *u, int chunk, int n,
                       const struct area *a)
 {
-    const struct attn_kernels *kn = j->kernels;
+    const struct attn_kernels *kn = u->kernels;
     for (int i = 0; i < n; i++) {
         a->tiles[i].fresh = true;
-        for (int r = 0; r < ATTN_MAX_WIDTH; r++)
+        for (int r = 0; r < ATTN_MAX_ROWS; r++)
             a->tiles[i].m[r] = ATTN_START;
     }
     int begin = chunk * ATTN_CHUNK, end = begin + ATTN_CHUNK - 1;
@@ -375,14 +402,14 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, int 
     end = u->hi < end ? u->hi : end;
     bool whole = j->s->page_len % kn->width == 0, packed = whole && !in_place(j, u);
     struct attn_block found[2], pack;
-    int at = 0;
-    for (int first = begin / ATTN_BLOCK * ATTN_BLOCK; first <= end; first += ATTN_BLOCK) {
-        int next = first + ATTN_BLOCK, n_seen = 0;
+    int at = 0, start = begin / kn->block * kn->block;
+    for (int first = start; first <= end; first += kn->block) {
+        int next = first + kn->block, n_seen = 0;
         const struct attn_block *b = &found[at];
         if (!whole) {
             pack_keys(j, u, first, begin, end, a, &found[at]);
         } else {
-            if (next == begin / ATTN_BLOCK * ATTN_BLOCK + ATTN_BLOCK)
+            if (first == start)
                 find_block(j, u, first, begin, end, &found[at]);
             /* The next block is on its way while this one is computed, also across the end of the
              * chunk. */
@@ -391,9 +418,9 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, int 
                 found[at].ahead = &found[1 - at];
             }
             if (packed) {
-                int i0 = begin > first ? (begin - first) / kn->width : 0;
-                int i1 = ((end < next ? end : next - 1) - first) / kn->width;
-                kn->pack(j->s->kv_type, b, i0, i1, j->s->head_dim, a->k_pack, a->v_pack, &pack);
+                int k0 = begin > first ? begin - first : 0;
+                int k1 = end < next ? end - first : kn->block - 1;
+                kn->pack(j->s->kv_type, b, k0, k1, j->s->head_dim, a->k_pack, a->v_pack, &pack);
                 b = &pack;
             }
             at = 1 - at;
@@ -401,7 +428,8 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, int 
         for (int i = 0; i < n; i++)
             if (a->tiles[i].lo < next && a->tiles[i].hi >= first)
                 a->seen[n_seen++] = &a->tiles[i];
-        kn->block(whole && !packed ? j->s->kv_type : DT_F32, a->seen, n_seen, b, j->s->head_dim);
+        enum dtype type = (packed && !kn->half_only) || !whole ? DT_F32 : j->s->kv_type;
+        kn->attend(type, a->seen, n_seen, b, j->s->head_dim);
     }
 }
 
@@ -411,13 +439,14 @@ struct partial {
     const float *o; /* (D), not to be read where l is 0 */
 };
 
-static struct partial partial_of(const struct job *j, const struct area *a, int r)
+static struct partial partial_of(const struct job *j, const struct unit *u, const struct area *a,
+                                 int r)
 {
-    int rows = j->kernels->rows;
+    int rows = u->kernels->rows;
     const struct attn_tile *t = &a->tiles[r / rows];
     r %= rows;
     return (struct partial){.m = t->m[r],
-                            .l = t->fresh ? 0 : j->kernels->sum(t->l + r * j->kernels->width),
+                            .l = t->fresh ? 0 : u->kernels->sum(t->l + r * u->kernels->width),
                             .o = t->o + (size_t)r * (size_t)j->s->head_dim};
 }
 
@@ -426,11 +455,12 @@ static void write_row(const struct job *j, const struct unit *u, int r, float l,
 {
     size_t t = (size_t)(u->token + r / u->heads), h = (size_t)(u->head + r % u->heads);
     size_t dim = (size_t)j->s->head_dim;
-    j->kernels->finish(l, o, j->a + (t * (size_t)j->s->n_heads + h) * dim, j->s->head_dim);
+    u->kernels->finish(l, o, j->a + (t * (size_t)j->s->n_heads + h) * dim, j->s->head_dim);
 }
 
 /* Folds a chunk's partial result into a row's total, whose o is `to`; *l is 0 before the first. */
-static void fold(const struct job *j, float *m, float *l, float *to, struct partial p)
+static void fold(const struct job *j, const struct unit *u, float *m, float *l, float *to,
+                 struct partial p)
 {
     if (p.l == 0)
         return;
@@ -439,7 +469,7 @@ static void fold(const struct job *j, float *m, float *l, float *to, struct part
         *l = p.l;
         memcpy(to, p.o, (size_t)j->s->head_dim * sizeof(float));
     } else {
-        j->kernels->merge(m, l, to, p.m, p.l, p.o, j->s->head_dim);
+        u->kernels->merge(m, l, to, p.m, p.l, p.o, j->s->head_dim);
     }
 }
 
@@ -453,11 +483,11 @@ static void run_unit(const struct job *j, const struct unit *u, const struct are
     for (int c = 0; c < u->chunks; c++) {
         run_chunk(j, u, u->chunk + c, n, a);
         for (int r = 0; r < rows; r++) {
-            struct partial p = partial_of(j, a, r);
+            struct partial p = partial_of(j, u, a, r);
             if (c == u->chunks - 1 && a->total_l[r] == 0)
                 write_row(j, u, r, p.l, p.o);
             else
-                fold(j, &a->total_m[r], &a->total_l[r], a->total_o + (size_t)r * dim, p);
+                fold(j, u, &a->total_m[r], &a->total_l[r], a->total_o + (size_t)r * dim, p);
         }
     }
     if (u->chunks != 1)
@@ -474,7 +504,7 @@ static void run_split(const struct job *j, struct unit *u, int chunk, const stru
     int n = load_tiles(j, u, a, j->part_o + at * dim);
     run_chunk(j, u, chunk, n, a);
     for (int r = 0; r < rows; r++) {
-        struct partial p = partial_of(j, a, r);
+        struct partial p = partial_of(j, u, a, r);
         j->part_m[at + (size_t)r] = p.m;
         j->part_l[at + (size_t)r] = p.l;
     }
@@ -485,7 +515,7 @@ static void run_split(const struct job *j, struct unit *u, int chunk, const stru
         for (int c = 0; c < u->chunks; c++) {
             size_t row = u->partial + (size_t)c * (size_t)rows + (size_t)r;
             struct partial p = {j->part_m[row], j->part_l[row], j->part_o + row * dim};
-            fold(j, &m, &l, a->total_o, p);
+            fold(j, u, &m, &l, a->total_o, p);
         }
         write_row(j, u, r, l, a->total_o);
     }
@@ -509,23 +539,6 @@ static void run_tasks(void *arg, int ith, int nth)
     }
 }
 
-/* First match wins; the last takes everything. */
-static const struct attn_kernels *const variants[] = {
-#ifdef __x86_64__
-    &attn_kernels_avx512,
-    &attn_kernels_avx2,
-#endif
-    &attn_kernels_c,
-};
-
-static const struct attn_kernels *choose(enum isa isa, int dim)
-{
-    const struct attn_kernels *const *v = variants;
-    while ((*v)->isa > isa || dim % (*v)->unit)
-        v++;
-    return *v;
-}
-
 void cpu_attention(const struct shape *s, const struct batch *b, const struct attn_layer *l,
                    const float *q, float *a, void *scratch, struct pool *pool, enum isa isa)
 {
@@ -535,7 +548,7 @@ void cpu_attention(const struct shape *s, const struct batch *b, const struct at
           b->n_tokens, b->n_seqs);
     struct job j = {.s = s,
                     .b = b,
-                    .kernels = choose(isa, s->head_dim),
+                    .isa = isa,
                     .k = l->kv.k,
                     .v = l->kv.v,
                     .window = l->window,

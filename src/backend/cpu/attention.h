@@ -13,7 +13,7 @@
 enum {
     ATTN_BLOCK = 64,     /* keys per step of the online softmax, at absolute positions */
     ATTN_CHUNK = 256,    /* keys per partial result, at absolute positions; whole blocks */
-    ATTN_MAX_ROWS = 8,   /* largest tile of query rows */
+    ATTN_MAX_ROWS = 32,  /* largest tile of query rows; no smaller than a vector */
     ATTN_MAX_WIDTH = 16, /* largest vector */
 };
 
@@ -22,7 +22,7 @@ enum {
 #define ATTN_MASKED -3e38f
 #define ATTN_START  -1e38f
 
-/* ATTN_BLOCK keys of one kv head. Vector i holds keys first + i*VW .. +VW-1: component d of them at
+/* kernels.block keys of one kv head. Vector i holds keys first + i*VW .. +VW-1: component d of them at
  * k[i] + d*k_stride; component d of key i*VW+j at v[i] + d/panel*v_panel + d%panel + j*v_stride, where
  * panel is the kernel's panel width. Strides count elements. Vectors that hold no key visible to some
  * row point anywhere in the pool. */
@@ -43,28 +43,33 @@ struct attn_tile {
     bool fresh;                 /* o and l hold nothing yet and count as zeros */
     const int *row_lo, *row_hi; /* (rows) keys each row sees, both ends included */
     const float *q;             /* (D, kernels.rows), times attn_scale * log2(e) */
-    float *m;                   /* (ATTN_MAX_WIDTH) running maximum per row, in log2 units */
+    float *m;                   /* (ATTN_MAX_ROWS) running maximum per row, in log2 units */
     float *l;                   /* (rows, VW) running sums of 2^(score - m) */
     float *o;                   /* (rows, D) running weighted sums of values */
-    float *s;                   /* (kernels.rows, ATTN_BLOCK) scores, then weights, of the block */
-    float *scale;               /* (ATTN_MAX_WIDTH) what the block multiplies o and l by */
+    float *s;     /* (kernels.rows, kernels.block) scores, then weights, of the block */
+    float *scale; /* (ATTN_MAX_ROWS) what the block multiplies o and l by */
 };
 
 struct attn_kernels {
     enum isa isa;
-    int unit;  /* head_dim must be a multiple */
-    int rows;  /* query rows per tile */
-    int width; /* VW */
-    int panel; /* columns of V, and keys of K, per packed panel */
-    /* q: (D, kernels.rows) of a tile = its rows, from[r] (D), times scale */
+    int unit;       /* head_dim must be a multiple */
+    int min_rows;   /* query rows that pay for it */
+    bool half_only; /* needs K and V of 16 bits, in pages of whole vectors, and always packs them */
+    int rows;       /* query rows per tile */
+    int width;      /* VW */
+    int block;      /* keys per block: ATTN_BLOCK or ATTN_CHUNK */
+    int panel;      /* columns of V, and keys of K, per packed panel */
+    /* The queries of a tile, from[r] (D) times scale, in the order the kernel wants: for those of
+     * attention.inc (D, kernels.rows). */
     void (*load)(const float *const *from, int rows, int dim, float scale, float *q);
     /* One block of keys, of the type, for n tiles, each of which sees a key of it. */
-    void (*block)(enum dtype type, struct attn_tile *const *tiles, int n,
-                  const struct attn_block *b, int dim);
-    /* Vectors [first, last] of a block into float panels, while b->ahead is prefetched; fills `to`.
-     * k_out: (BLOCK/panel, D, panel), v_out: (D/panel, BLOCK, panel). */
-    void (*pack)(enum dtype type, const struct attn_block *b, int first, int last, int dim,
-                 float *k_out, float *v_out, struct attn_block *to);
+    void (*attend)(enum dtype type, struct attn_tile *const *tiles, int n,
+                   const struct attn_block *b, int dim);
+    /* Keys [k0, k1] of a block, counted from its first, into the kernel's own order, while b->ahead
+     * is prefetched; fills `to`. attention.inc: floats, k_out (block/panel, D, panel),
+     * v_out (D/panel, block, panel). */
+    void (*pack)(enum dtype type, const struct attn_block *b, int k0, int k1, int dim, float *k_out,
+                 float *v_out, struct attn_block *to);
     /* The sum of the VW lanes of l */
     float (*sum)(const float *l);
     /* Folds the partial (m, l, o) of one chunk into the total (tm, tl, to) of one row. */
@@ -78,6 +83,7 @@ static inline int attn_type(enum dtype t)
     return t == DT_F32 ? 0 : t == DT_F16 ? 1 : 2;
 }
 
-extern const struct attn_kernels attn_kernels_c, attn_kernels_avx2, attn_kernels_avx512;
+extern const struct attn_kernels attn_kernels_c, attn_kernels_avx2, attn_kernels_avx512,
+    attn_kernels_amx;
 
 #endif

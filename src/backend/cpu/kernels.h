@@ -2,8 +2,10 @@
  * What cpu.c calls to compute attention, norms and row gathers: plain arguments, no backend struct,
  * no allocation. Every function runs on the whole team (or on the caller alone where the work is too
  * small to share) and returns when the work is done. `isa` picks the kernels; any value up to
- * isa_best() is legal and every value gives the same bytes for any thread count, any batch around a
- * row, and any cut of a prompt into steps.
+ * isa_best() is legal. Each value gives the same bytes for any thread count; and, but for ISA_AMX, for
+ * any batch around a row and any cut of a prompt into steps. With ISA_AMX attention takes rows that
+ * come many at a time on tiles, the others on AVX-512, equal but for the last bits: where that
+ * matters (--deterministic), pass ISA_VNNI.
  *
  * The KV pool of one layer: per (page, kv head) one tile of page_len * D values, of shape.kv_type.
  * V tiles are (page_len, D). K tiles are (D, page_len): a vector load then holds the same component
