@@ -85,9 +85,12 @@ static void run_ceilings(const struct options *o)
     mem_aligned_free(memory, bytes);
 }
 
-/* The float peak that a variant of this instruction set could reach. */
+/* The peak of the instructions that a variant of this instruction set uses. AMX spends three tile
+ * products on one of floats, so that a third is its limit. */
 static double float_peak(enum isa isa)
 {
+    if (isa == ISA_AMX)
+        return ceilings[CEILING_AMX_BF16];
     return ceilings[isa >= ISA_AVX512 ? CEILING_FMA_AVX512 : CEILING_FMA_AVX2];
 }
 
@@ -227,6 +230,8 @@ static void attention_case(const struct options *o, const struct attention_case 
             continue;
         if ((isa == ISA_VNNI || isa == ISA_REF) && isa != o->isa)
             continue; /* no kernels of its own; plain C is no contender */
+        if (isa == ISA_AMX && (post || kv == DT_F32 || c->tokens * o->heads / o->kv_heads < 32))
+            continue; /* falls to AVX-512 */
         r.isa = isa;
         struct timing t = measure(post ? post_once : attention_once, &r, o->seconds);
         printf("%-18s %-5s %-7s %9.1f %9.1f", c->name, dtype_name(kv), isa_name(isa), t.best * 1e6,

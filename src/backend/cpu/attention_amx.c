@@ -30,6 +30,12 @@ struct tile_config {
     uint8_t rows[16];
 };
 
+/* GCC's tile loads do not tell the compiler that they read memory: what was stored must be there. */
+static inline void settle(void)
+{
+    __asm__ volatile("" ::: "memory");
+}
+
 /* Tiles for `rows` query rows: the second row tile has what the first leaves, at least one row, so
  * that it is legal; it is not used where rows <= 16. */
 static void configure(int rows)
@@ -40,6 +46,7 @@ static void configure(int rows)
         c.row_bytes[i] = 64;
         c.rows[i] = (uint8_t)(i < 2 || i == 4 ? top : i < 4 || i == 5 ? bottom : 16);
     }
+    __asm__ volatile("" ::"r"(&c) : "memory");
     _tile_loadconfig(&c);
 }
 
@@ -275,8 +282,10 @@ static void attend(enum dtype type, struct attn_tile *const *tiles, int n,
         if (rows != t->rows)
             configure(rows = t->rows);
         uint16_t *p = (uint16_t *)(t->s + ROWS * KEYS);
+        settle();
         scores(t, lo, k0 / 16, k1 / 16, dim, b->k[0]);
         soften(t, b->first, k0 / 16, k1 / 16, p);
+        settle();
         values(t, lo, k0 / 32, k1 / 32, dim, p, b->v[0]);
         t->fresh = false;
     }
