@@ -6,6 +6,8 @@
 #include "ceiling.h"
 
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/matmul.h"
+#include "backend/quantize.h"
 #include "base/mem.h"
 
 #include <getopt.h>
@@ -28,7 +30,7 @@ static double ceilings[N_CEILINGS]; /* with all threads of the pool */
 static const char usage[] =
     "usage: kernel [OP] [--dtype TYPE] [--isa ISA] [-t THREADS] [--seconds S]\n"
     "              [--heads H] [--kv-heads K] [--dim D] [--case SUBSTRING]\n"
-    "OP: all (default), ceilings, attention, attn_in, norm\n";
+    "OP: all (default), ceilings, linear, moe, attention, attn_in, norm\n";
 
 static int by_value(const void *a, const void *b)
 {
@@ -295,6 +297,192 @@ static void run_attn_in(const struct options *o)
         attention_case(o, &cases[i], o->dtype == DT_NONE ? DT_F16 : o->dtype, true);
 }
 
+/* linear and moe go through the backend, opened once per instruction set, so that what is measured is
+ * what a model gets: quantising the input, splitting the work and the kernel. */
+struct matmul_run {
+    struct backend *be;
+    struct weight *w; /* (n) linear: matrices walked in turn; moe: router, gate and up, down */
+    struct moe_layer moe;
+    int n, rows;
+    float *x, *y;
+};
+
+static void linear_once(void *arg, int run)
+{
+    struct matmul_run *r = arg;
+    r->be->ops->linear(r->be, &r->w[run % r->n], r->x, r->y, r->rows);
+}
+
+static void moe_once(void *arg, int run)
+{
+    (void)run;
+    struct matmul_run *r = arg;
+    r->be->ops->moe(r->be, &r->moe, r->x, r->y, r->rows);
+}
+
+/* A matrix (n_expert times) of values about normal. One band of rows is quantised and repeated. */
+static void upload(struct backend *be, enum dtype type, int n_in, int n_out, int n_expert,
+                   struct weight *w, uint32_t *seed)
+{
+    int band = type == DT_F32 ? n_out : 16; /* a router's rows must differ */
+    size_t row = dtype_bytes(type, (size_t)n_in);
+    float *values = mem_zalloc((size_t)band * (size_t)n_in, sizeof(float));
+    for (size_t i = 0; i < (size_t)band * (size_t)n_in; i++)
+        values[i] = (float)(int32_t)random_next(seed) * 0x1p-31f +
+                    (float)(int32_t)random_next(seed) * 0x1p-31f;
+    uint8_t *data = mem_alloc(row * (size_t)n_out);
+    quantize_rows(type, values, data, (size_t)band, (size_t)n_in, NULL);
+    for (int i = band; i < n_out; i++)
+        memcpy(data + (size_t)i * row, data + (size_t)(i % band) * row, row);
+    const uint8_t **expert = mem_zalloc((size_t)n_expert, sizeof *expert);
+    for (int i = 0; i < n_expert; i++)
+        expert[i] = data;
+    struct raw_weight raw = {.n_in = n_in,
+                             .n_out = n_out,
+                             .n_expert = n_expert,
+                             .n_seg = 1,
+                             .seg = {{.type = type, .rows = n_out, .data = expert}},
+                             .transient = true};
+    struct error err;
+    if (!be->ops->upload(be, &raw, w, &err)) {
+        fprintf(stderr, "kernel: %s\n", err.msg);
+        exit(1);
+    }
+    mem_free(expert);
+    mem_free(data);
+    mem_free(values);
+}
+
+/* A CPU backend held to one instruction set, ready for steps of max_tokens. */
+static struct backend *open_backend(const struct options *o, enum isa isa, const struct shape *s)
+{
+    setenv("STEEL_ISA", isa_name(isa), 1);
+    struct backend_options opt = {.device = "cpu", .threads = o->threads};
+    struct error err;
+    struct backend *be = backend_open_cpu(&opt, &err);
+    if (!be || !be->ops->prepare(be, s, &err)) {
+        fprintf(stderr, "kernel: %s\n", err.msg);
+        exit(1);
+    }
+    return be;
+}
+
+/* The integer or float peak, whichever the kernels of a type run on. */
+static double matmul_peak(enum dtype type, enum isa isa)
+{
+    bool floats_only = type == DT_F32 || type == DT_F16 || type == DT_BF16;
+    if (isa == ISA_AMX)
+        return ceilings[floats_only ? CEILING_AMX_BF16 : CEILING_AMX_INT8];
+    return isa == ISA_VNNI && !floats_only ? ceilings[CEILING_VNNI] : float_peak(isa);
+}
+
+enum { MATMUL_IN = 2048, MATMUL_OUT = 4096, EXPERTS = 128, EXPERTS_USED = 8, EXPERT_FF = 768 };
+
+static void matmul_case(const struct options *o, bool moe, enum dtype type, enum isa isa)
+{
+    static const int rows[] = {1, 4, 16, 128, 512};
+    const struct shape s = {.n_layers = 1,
+                            .n_embd = MATMUL_IN,
+                            .n_heads = 1,
+                            .n_kv_heads = 1,
+                            .head_dim = 64,
+                            .n_vocab = 1,
+                            .n_expert = EXPERTS,
+                            .n_expert_used = EXPERTS_USED,
+                            .n_ff_exp = EXPERT_FF,
+                            .norm_topk = true,
+                            .expert_scale = 1,
+                            .page_len = 16,
+                            .n_pages = 1,
+                            .kv_type = DT_F16,
+                            .max_tokens = 512,
+                            .max_seqs = 1,
+                            .max_out = 1,
+                            .max_pages = 1};
+    struct matmul_run r = {.be = open_backend(o, isa, &s)};
+    uint32_t seed = 1;
+    size_t one = dtype_bytes(type, (size_t)MATMUL_IN * MATMUL_OUT);
+    r.n = moe ? 3 : 1 + (int)(((size_t)256 << 20) / one); /* more than the caches hold */
+    r.w = mem_zalloc((size_t)r.n, sizeof *r.w);
+    if (moe) {
+        upload(r.be, DT_F32, MATMUL_IN, EXPERTS, 1, &r.w[0], &seed);
+        upload(r.be, type, MATMUL_IN, 2 * EXPERT_FF, EXPERTS, &r.w[1], &seed);
+        upload(r.be, type, EXPERT_FF, MATMUL_IN, EXPERTS, &r.w[2], &seed);
+        r.moe = (struct moe_layer){.router = &r.w[0], .gate_up = &r.w[1], .down = &r.w[2]};
+    } else {
+        for (int i = 0; i < r.n; i++)
+            upload(r.be, type, MATMUL_IN, MATMUL_OUT, 1, &r.w[i], &seed);
+    }
+    r.x = floats((size_t)512 * MATMUL_IN, &seed);
+    r.y = floats((size_t)512 * MATMUL_OUT, &seed);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        r.rows = rows[i];
+        struct batch b = {.n_tokens = 0};
+        r.be->ops->begin(r.be, &b);
+        struct timing t = measure(moe ? moe_once : linear_once, &r, o->seconds);
+        r.be->ops->end(r.be, NULL, NULL);
+        double macs =
+            moe ? (double)EXPERTS_USED * 3 * MATMUL_IN * EXPERT_FF : (double)MATMUL_IN * MATMUL_OUT;
+        double ops = 2 * macs * rows[i];
+        printf("%-7s %-7s %5d %10.1f %10.1f", dtype_name(type), isa_name(isa), rows[i],
+               t.best * 1e6, t.median * 1e6);
+        /* Of experts, one row reads those it uses; how many several rows read is up to the router. */
+        double bytes = moe ? (double)(r.w[1].bytes + r.w[2].bytes) * EXPERTS_USED / EXPERTS
+                           : (double)r.w[0].bytes;
+        if (!moe || rows[i] == 1)
+            printf("  %8.1f %4.0f%%", bytes / t.best / 1e9,
+                   100 * bytes / t.best / ceilings[CEILING_READ]);
+        else
+            printf("  %8s %5s", "", "");
+        printf("  %8.1f %4.0f%%\n", ops / t.best / 1e9,
+               100 * ops / t.best / matmul_peak(type, isa));
+        fflush(stdout);
+    }
+    for (int i = 0; i < r.n; i++)
+        r.be->ops->release(r.be, &r.w[i]);
+    r.be->ops->close(r.be);
+    mem_free(r.w);
+    mem_aligned_free(r.x, (size_t)512 * MATMUL_IN * 4 + 64);
+    mem_aligned_free(r.y, (size_t)512 * MATMUL_OUT * 4 + 64);
+}
+
+/* Every type the kernel table names, or the one asked for, on every instruction set that has a kernel
+ * of its own for it. */
+static void matmul_walk(const struct options *o, bool moe)
+{
+    int n;
+    const struct mm_variant *v = mm_variants(&n);
+    printf("%-7s %-7s %5s %10s %10s  %8s %5s  %8s\n", "type", "isa", "rows", "best us", "median us",
+           "GB/s", "", "GOP/s");
+    static const enum dtype usual[] = {DT_Q4_K, DT_Q6_K, DT_Q8_0, DT_BF16};
+    for (size_t i = 0; i < sizeof usual / sizeof *usual; i++) {
+        enum dtype type = o->dtype == DT_NONE ? usual[i] : o->dtype;
+        for (enum isa isa = ISA_AVX2; isa <= isa_best(); isa++) {
+            bool own = false, packed = false;
+            for (int j = 0; j < n; j++)
+                packed |= v[j].type == type && v[j].packed;
+            for (int j = 0; j < n; j++)
+                own |= v[j].isa == isa && (v[j].type == type || (!packed && v[j].type == DT_COUNT));
+            if (own && ((int)o->isa < 0 || o->isa == isa) && quantize_supported(type))
+                matmul_case(o, moe, type, isa);
+        }
+        if (o->dtype != DT_NONE)
+            break;
+    }
+}
+
+static void run_linear(const struct options *o)
+{
+    printf("\nlinear, %d to %d, matrices from memory\n", MATMUL_IN, MATMUL_OUT);
+    matmul_walk(o, false);
+}
+
+static void run_moe(const struct options *o)
+{
+    printf("\nmoe, %d experts, %d used, %d to %d\n", EXPERTS, EXPERTS_USED, MATMUL_IN, EXPERT_FF);
+    matmul_walk(o, true);
+}
+
 struct norm_run {
     float *x, *d, *gain, *n;
     int rows, width;
@@ -337,7 +525,11 @@ static void run_norm(const struct options *o)
 static const struct {
     const char *name;
     void (*run)(const struct options *o);
-} ops[] = {{"attention", run_attention}, {"attn_in", run_attn_in}, {"norm", run_norm}};
+} ops[] = {{"linear", run_linear},
+           {"moe", run_moe},
+           {"attention", run_attention},
+           {"attn_in", run_attn_in},
+           {"norm", run_norm}};
 enum { N_OPS = sizeof ops / sizeof *ops };
 
 static _Noreturn void bad_usage(const char *what)

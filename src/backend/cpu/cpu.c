@@ -203,7 +203,9 @@ static void cpu_op_attention(struct backend *be, const struct attn_layer *l, con
 {
     struct cpu_backend *cb = cpu_self(be);
     cpu_stage_begin(cb);
-    cpu_attention(&cb->shape, &cb->batch, l, q, a, cb->attn_scratch, cb->pool, cb->isa);
+    /* AMX takes only rows that come many at a time, so a row's bytes would depend on the step. */
+    enum isa isa = cb->deterministic && cb->isa == ISA_AMX ? ISA_VNNI : cb->isa;
+    cpu_attention(&cb->shape, &cb->batch, l, q, a, cb->attn_scratch, cb->pool, isa);
     cpu_stage_end(cb, STAGE_ATTENTION);
 }
 
