@@ -299,6 +299,15 @@ static void run_attn_in(const struct options *o)
 
 /* linear and moe go through the backend, opened once per instruction set, so that what is measured is
  * what a model gets: quantising the input, splitting the work and the kernel. */
+enum {
+    MATMUL_IN = 2048,
+    MATMUL_OUT = 4096,
+    EXPERTS = 128,
+    EXPERTS_USED = 8,
+    EXPERT_FF = 768,
+    MAX_TOKENS = 512
+};
+
 struct matmul_run {
     struct backend *be;
     struct weight *w; /* (n) linear: matrices walked in turn; moe: router, gate and up, down */
@@ -315,9 +324,10 @@ static void linear_once(void *arg, int run)
 
 static void moe_once(void *arg, int run)
 {
-    (void)run;
     struct matmul_run *r = arg;
-    r->be->ops->moe(r->be, &r->moe, r->x, r->y, r->rows);
+    /* Other rows each time, or the experts they choose would be found in the cache. */
+    const float *x = r->x + (size_t)(run * 61 % (MAX_TOKENS + 1 - r->rows)) * MATMUL_IN;
+    r->be->ops->moe(r->be, &r->moe, x, r->y, r->rows);
 }
 
 /* A matrix (n_expert times) of values about normal. One band of rows is quantised and repeated. */
@@ -376,8 +386,6 @@ static double matmul_peak(enum dtype type, enum isa isa)
     return isa == ISA_VNNI && !floats_only ? ceilings[CEILING_VNNI] : float_peak(isa);
 }
 
-enum { MATMUL_IN = 2048, MATMUL_OUT = 4096, EXPERTS = 128, EXPERTS_USED = 8, EXPERT_FF = 768 };
-
 static void matmul_case(const struct options *o, bool moe, enum dtype type, enum isa isa)
 {
     static const int rows[] = {1, 4, 16, 128, 512};
@@ -395,7 +403,7 @@ static void matmul_case(const struct options *o, bool moe, enum dtype type, enum
                             .page_len = 16,
                             .n_pages = 1,
                             .kv_type = DT_F16,
-                            .max_tokens = 512,
+                            .max_tokens = MAX_TOKENS,
                             .max_seqs = 1,
                             .max_out = 1,
                             .max_pages = 1};
@@ -413,8 +421,8 @@ static void matmul_case(const struct options *o, bool moe, enum dtype type, enum
         for (int i = 0; i < r.n; i++)
             upload(r.be, type, MATMUL_IN, MATMUL_OUT, 1, &r.w[i], &seed);
     }
-    r.x = floats((size_t)512 * MATMUL_IN, &seed);
-    r.y = floats((size_t)512 * MATMUL_OUT, &seed);
+    r.x = floats((size_t)MAX_TOKENS * MATMUL_IN, &seed);
+    r.y = floats((size_t)MAX_TOKENS * MATMUL_OUT, &seed);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         r.rows = rows[i];
         struct batch b = {.n_tokens = 0};
@@ -442,8 +450,8 @@ static void matmul_case(const struct options *o, bool moe, enum dtype type, enum
         r.be->ops->release(r.be, &r.w[i]);
     r.be->ops->close(r.be);
     mem_free(r.w);
-    mem_aligned_free(r.x, (size_t)512 * MATMUL_IN * 4 + 64);
-    mem_aligned_free(r.y, (size_t)512 * MATMUL_OUT * 4 + 64);
+    mem_aligned_free(r.x, (size_t)MAX_TOKENS * MATMUL_IN * 4 + 64);
+    mem_aligned_free(r.y, (size_t)MAX_TOKENS * MATMUL_OUT * 4 + 64);
 }
 
 /* Every type the kernel table names, or the one asked for, on every instruction set that has a kernel
