@@ -189,13 +189,14 @@ void mm_counters_reset(struct matmul *m)
 
 /* Inputs */
 
-static void quantize(const struct cpu_backend *cb, const float *x, int n_in, int first, int len,
-                     uint8_t *record)
+/* Columns [first, first + len) of a row, for w to read. */
+static void quantize(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
+                     int first, int len, uint8_t *record)
 {
     if (cb->isa >= ISA_AVX512)
-        x_quantize_avx512(x, n_in, first, len, record);
+        x_quantize_avx512(x, w->n_in, first, len, w->wants_fine, record);
     else
-        x_quantize_avx2(x, n_in, first, len, record);
+        x_quantize_avx2(x, w->n_in, first, len, w->wants_fine, record);
 }
 
 struct mm_x mm_x_at(struct mm_x x, int row)
@@ -221,7 +222,7 @@ struct mm_x mm_input(const struct cpu_backend *cb, const struct mm_weight *w, co
     for (int u = first; u < last; u++) {
         int t = u / n_units, k = u % n_units * 1024;
         int len = w->n_in - k < 1024 ? w->n_in - k : 1024;
-        quantize(cb, x + (size_t)t * (size_t)w->n_in + k, w->n_in, k, len,
+        quantize(cb, w, x + (size_t)t * (size_t)w->n_in + k, k, len,
                  cb->mm->xq + (size_t)t * bytes);
     }
     return in;
@@ -305,7 +306,7 @@ void mm_glu_block(const struct cpu_backend *cb, int ith, const struct mm_weight 
         for (int j = 0; j < width; j++)
             out[j] = out[j] / (1.0f + expf(-out[j])) * u[i * MM_UNIT + j];
         if (down->wants_q)
-            quantize(cb, out, n_ff, h0, width, cb->mm->hidden_q + (size_t)(slot + i) * record);
+            quantize(cb, down, out, h0, width, cb->mm->hidden_q + (size_t)(slot + i) * record);
         if (down->wants_x)
             memcpy(cb->mm->hidden + (size_t)(slot + i) * (size_t)n_ff + h0, out,
                    (size_t)width * sizeof(float));

@@ -35,6 +35,7 @@ struct mm_weight {
     int n_in, n_out, n_expert, n_seg;
     struct mm_seg seg[3];
     bool wants_q, wants_x;  /* packed segments read quantised input, the others floats */
+    bool wants_fine;        /* and some the fine part of it */
     struct raw_weight *raw; /* view or copy, for segments that are not packed; NULL if none */
     float *bias;            /* (n_out) or NULL */
     uint8_t *mem;           /* (mem_bytes) packed panels of all segments */

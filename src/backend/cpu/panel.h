@@ -74,9 +74,10 @@ static inline struct x_layout x_layout(int n_in)
     return l;
 }
 
-/* Columns [first, first + len) of a row of n_in, both multiples of 32; x: (len). */
-void x_quantize_avx2(const float *x, int n_in, int first, int len, uint8_t *record);
-void x_quantize_avx512(const float *x, int n_in, int first, int len, uint8_t *record);
+/* Columns [first, first + len) of a row of n_in, both multiples of 32; x: (len). The fine part only
+ * where somebody reads it. */
+void x_quantize_avx2(const float *x, int n_in, int first, int len, bool fine, uint8_t *record);
+void x_quantize_avx512(const float *x, int n_in, int first, int len, bool fine, uint8_t *record);
 
 #define PANEL_KERNELS(isa)                                                                         \
     void mm_q4k_##isa(const struct mm_call *c);                                                    \

@@ -40,3 +40,12 @@ static inline __m512 vf_load_e8m0_half(const uint8_t *p)
     __mmask16 small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
     return _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, small, tiny));
 }
+
+#ifdef __AVX512VNNI__
+/* As assembly, because gcc copies accumulators of the intrinsic around in loops. */
+static inline __attribute__((always_inline)) __m512i vnni_dot(__m512i acc, __m512i u, __m512i s)
+{
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u), "v"(s));
+    return acc;
+}
+#endif

@@ -12,6 +12,7 @@
  * rows T, which is a constant in each copy of a pass, so a row's bytes do not depend on T.
  */
 #include "backend/cpu/panel.h"
+#include "backend/cpu/panel_tables.h"
 
 #include <string.h>
 
@@ -199,15 +200,6 @@ INLINE void dot_table(VI *dot, const uint8_t *q, VI table, const struct pass *p,
         dot8_group(dot, vi_lookup(table, vi_and(vi_srl16(v, 4), nib)), p, col + 4, T);
     }
 }
-
-/* Tables hold value + 128, as vi_dot8 takes them. */
-static const uint8_t table_q4_0[16] = {120, 121, 122, 123, 124, 125, 126, 127,
-                                       128, 129, 130, 131, 132, 133, 134, 135};
-static const uint8_t table_iq4[16] = {1,   24,  45,  63,  79,  93,  106, 118,
-                                      129, 141, 153, 166, 181, 197, 217, 241};
-/* Twice the E2M1 values; the scale is halved. */
-static const uint8_t table_mxfp4[16] = {128, 129, 130, 131, 132, 134, 136, 140,
-                                        128, 127, 126, 125, 124, 122, 120, 116};
 
 INLINE void pass_small4(const struct pass *p, VF *acc, const uint8_t *table, const int mx,
                         const int T)

@@ -5,8 +5,8 @@
 #include "backend/cpu/panel_avx512.h"
 
 #define NAME(x)            x##_vnni
-#define vi_dot(acc, u, s)  _mm512_dpbusd_epi32(acc, u, s)
-#define vi_dot8(acc, u, s) _mm512_dpbusd_epi32(acc, u, s)
+#define vi_dot(acc, u, s)  vnni_dot(acc, u, s)
+#define vi_dot8(acc, u, s) vnni_dot(acc, u, s)
 #define vi_start(init)     vi_bcast(init) /* takes the 128 of the stored codes off again */
 #define vi_load8(p)        vi_load(p)
 #define vi_table(t)        _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(t)))

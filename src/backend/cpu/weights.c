@@ -61,6 +61,7 @@ struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, struc
         d->packed = d->panel_bytes > 0;
         w->wants_q |= d->packed;
         w->wants_x |= !d->packed;
+        w->wants_fine |= d->packed && d->type == DT_Q8_0;
         if (!d->packed)
             continue;
         d->n_panels = (s->rows + MM_PANEL - 1) / MM_PANEL;

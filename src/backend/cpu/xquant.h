@@ -1,16 +1,14 @@
 /*
- * Quantising input rows into the records of panel.h, included once per instruction set with
- * two functions defined: max32, the largest magnitude of 32 values, and codes32, which rounds 32 values
- * times inv to codes and what that lost to fine ones, and sums the codes of both halves and the fine.
+ * Quantising input rows into the records of panel.h, included once per instruction set with three
+ * functions defined: max32, the largest magnitude of 32 values; codes32, which rounds 32 values times
+ * inv to codes and gives the sums of both halves; and fine32, the same for what rounding lost.
  */
 #include "backend/cpu/panel.h"
 
 #include <math.h>
 
-static float max32(const float *x);
-static void codes32(const float *x, float inv, int8_t *q, int8_t *fine, int32_t sum[3]);
-
-static void quantize(const float *x, int n_in, int first, int len, uint8_t *record)
+static inline void quantize(const float *x, int n_in, int first, int len, bool fine,
+                            uint8_t *record)
 {
     struct x_layout l = x_layout(n_in);
     float *scale = (float *)(record + l.scale), *sums = (float *)(record + l.sum);
@@ -19,17 +17,20 @@ static void quantize(const float *x, int n_in, int first, int len, uint8_t *reco
     for (int i = 0; i < len; i += 32) {
         int blk = (first + i) / 32;
         float max = max32(x + i);
+        /* Subnormal maxima have no finite inverse: such a block is as good as zero. */
+        max = max < 1e-36f ? 0.0f : max;
         float inv = max > 0.0f ? 127.0f / max : 0.0f;
-        if (!(inv < INFINITY)) /* all values subnormal: as good as zero */
-            inv = max = 0.0f;
-        int32_t sum[3];
         int8_t *q = (int8_t *)record + first + i;
-        codes32(x + i, inv, q, q + l.fine, sum);
-        scale[blk] = max / 127.0f;
+        int32_t sum[2];
+        codes32(x + i, inv, q, sum);
+        scale[blk] = max * (1.0f / 127.0f);
         sums[blk] = scale[blk] * (float)(sum[0] + sum[1]);
         init32[blk] = -128 * (sum[0] + sum[1]);
-        fine_init[blk] = -128 * sum[2];
         init16[2 * blk] = -32 * sum[0];
         init16[2 * blk + 1] = -32 * sum[1];
+        if (fine) {
+            fine32(x + i, inv, q + l.fine, sum);
+            fine_init[blk] = -128 * (sum[0] + sum[1]);
+        }
     }
 }
