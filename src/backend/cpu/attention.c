@@ -33,6 +33,7 @@ enum {
         128,        /* query rows a unit aims at: enough to pay for converting a block of K and V */
     PACK_ROWS = 64, /* fewer rows read K and V from the pages in place */
     UNITS_PER_THREAD = 4,
+    SPLITS_PER_THREAD = 4, /* a unit of more than 1/(this * threads) of the work is split */
     MIN_ROWS = 4,
     SPLIT_ROWS = 8, /* rows of a split unit, on average: decoding */
     ALIGN = 64,
@@ -47,12 +48,12 @@ struct unit {
     int64_t cost;
     int chunk, chunks;    /* chunks of [lo, hi] */
     size_t partial;       /* split: first row in the partial arrays, (chunks, rows) */
-    _Atomic int unfolded; /* split: chunks still running; 0 = not split */
+    _Atomic int unfolded; /* split: tasks still running; 0 = not split */
     const struct attn_kernels *kernels;
 };
 
 struct task {
-    int unit, chunk; /* chunk -1: the whole unit */
+    int unit, chunk, chunks; /* chunks 0: the whole unit */
 };
 
 struct job {
@@ -139,8 +140,9 @@ static struct limits limits_of(const struct shape *s, int n_threads)
     size_t threads = (size_t)n_threads, kv = (size_t)s->n_kv_heads;
     x.units = kv * ((size_t)s->max_seqs + (size_t)s->max_tokens / (size_t)x.tokens_cap + 1) +
               UNITS_PER_THREAD * threads;
-    /* A unit is split only if it is more than 1/(2 threads) of the work: fewer than 2 a thread. */
-    size_t split = n_threads > 1 ? 2 * threads * chunks : 0;
+    /* Fewer than SPLITS_PER_THREAD units a thread are that large; those beyond the room for their
+     * chunks are not split. */
+    size_t split = n_threads > 1 ? SPLITS_PER_THREAD / 2 * threads * chunks : 0;
     x.tasks = x.units + split;
     x.split_rows = split * (size_t)(group > SPLIT_ROWS ? group : SPLIT_ROWS);
     struct area a;
@@ -252,18 +254,24 @@ static void plan(struct job *j, const struct limits *x, int n_threads)
     for (int i = 0; i < j->n_units; i++) {
         struct unit *u = &j->units[i];
         size_t need = (size_t)u->chunks * (size_t)(u->tokens * u->heads);
-        if (n_threads == 1 || u->chunks < 2 || u->cost * 2 * n_threads <= total ||
-            rows + need > x->split_rows || (size_t)(j->n_tasks + u->chunks) > room)
+        int64_t share = u->cost * SPLITS_PER_THREAD * n_threads;
+        if (n_threads == 1 || u->chunks < 2 || share <= total || rows + need > x->split_rows ||
+            (size_t)j->n_tasks + (size_t)u->chunks > room)
             continue;
         u->partial = rows;
         rows += need;
-        u->unfolded = u->chunks;
-        for (int c = 0; c < u->chunks; c++)
-            j->tasks[j->n_tasks++] = (struct task){i, u->chunk + c};
+        /* Runs of chunks, as many as even out the end: within a run the next chunk is prefetched. */
+        int tasks = share / total < u->chunks ? (int)(share / total) : u->chunks;
+        u->unfolded = tasks;
+        for (int t = 0; t < tasks; t++) {
+            int first, last;
+            pool_split(u->chunks, 1, t, tasks, &first, &last);
+            j->tasks[j->n_tasks++] = (struct task){i, u->chunk + first, last - first};
+        }
     }
     for (int i = 0; i < j->n_units; i++)
         if (!j->units[i].unfolded)
-            j->tasks[j->n_tasks++] = (struct task){i, -1};
+            j->tasks[j->n_tasks++] = (struct task){i, 0, 0};
 }
 
 /* Sets up the unit's tiles: queries scaled so that scores are in log2 units, and what each row sees.
@@ -349,7 +357,7 @@ static void pack_keys(const struct job *j, const struct unit *u, int first, int 
         }
     }
     b->k_stride = b->v_stride = (size_t)panel;
-    b->v_panel = (size_t)(ATTN_BLOCK * panel);
+    b->v_panel = (size_t)ATTN_BLOCK * (size_t)panel;
     for (int i = 0; i < ATTN_BLOCK / kn->width; i++) {
         int at = i * kn->width;
         b->k[i] = a->k_pack + (size_t)(at / panel) * (size_t)(dim * panel) + at % panel;
@@ -453,9 +461,9 @@ static struct partial partial_of(const struct job *j, const struct unit *u, cons
 /* Output of row r: o / l, or zeros where it saw no key (l = 0; o is not read). */
 static void write_row(const struct job *j, const struct unit *u, int r, float l, const float *o)
 {
-    size_t t = (size_t)(u->token + r / u->heads), h = (size_t)(u->head + r % u->heads);
-    size_t dim = (size_t)j->s->head_dim;
-    u->kernels->finish(l, o, j->a + (t * (size_t)j->s->n_heads + h) * dim, j->s->head_dim);
+    size_t dim = (size_t)j->s->head_dim, row = (size_t)u->token + (size_t)(r / u->heads);
+    row = row * (size_t)j->s->n_heads + (size_t)u->head + (size_t)(r % u->heads);
+    u->kernels->finish(l, o, j->a + row * dim, j->s->head_dim);
 }
 
 /* Folds a chunk's partial result into a row's total, whose o is `to`; *l is 0 before the first. */
@@ -496,28 +504,32 @@ static void run_unit(const struct job *j, const struct unit *u, const struct are
                 write_row(j, u, r, a->total_l[r], a->total_o + (size_t)r * dim);
 }
 
-static void run_split(const struct job *j, struct unit *u, int chunk, const struct area *a)
+static void run_split(const struct job *j, struct unit *u, const struct task *task,
+                      const struct area *a)
 {
-    int rows = u->tokens * u->heads;
-    size_t dim = (size_t)j->s->head_dim;
-    size_t at = u->partial + (size_t)(chunk - u->chunk) * (size_t)rows;
+    size_t rows = (size_t)u->tokens * (size_t)u->heads, dim = (size_t)j->s->head_dim;
+    size_t at = u->partial + (size_t)(task->chunk - u->chunk) * rows;
     int n = load_tiles(j, u, a, j->part_o + at * dim);
-    run_chunk(j, u, chunk, n, a);
-    for (int r = 0; r < rows; r++) {
-        struct partial p = partial_of(j, u, a, r);
-        j->part_m[at + (size_t)r] = p.m;
-        j->part_l[at + (size_t)r] = p.l;
+    for (int c = 0; c < task->chunks; c++, at += rows) {
+        run_chunk(j, u, task->chunk + c, n, a);
+        for (size_t r = 0; r < rows; r++) {
+            struct partial p = partial_of(j, u, a, (int)r);
+            j->part_m[at + r] = p.m;
+            j->part_l[at + r] = p.l;
+        }
+        for (int i = 0; i < n; i++)
+            a->tiles[i].o += rows * dim;
     }
     if (atomic_fetch_sub_explicit(&u->unfolded, 1, memory_order_acq_rel) != 1)
         return;
-    for (int r = 0; r < rows; r++) {
+    for (size_t r = 0; r < rows; r++) {
         float m = 0, l = 0;
         for (int c = 0; c < u->chunks; c++) {
-            size_t row = u->partial + (size_t)c * (size_t)rows + (size_t)r;
+            size_t row = u->partial + (size_t)c * rows + r;
             struct partial p = {j->part_m[row], j->part_l[row], j->part_o + row * dim};
             fold(j, u, &m, &l, a->total_o, p);
         }
-        write_row(j, u, r, l, a->total_o);
+        write_row(j, u, (int)r, l, a->total_o);
     }
 }
 
@@ -532,10 +544,10 @@ static void run_tasks(void *arg, int ith, int nth)
         if (i >= j->n_tasks)
             return;
         struct unit *u = &j->units[j->tasks[i].unit];
-        if (j->tasks[i].chunk < 0)
+        if (j->tasks[i].chunks == 0)
             run_unit(j, u, &a);
         else
-            run_split(j, u, j->tasks[i].chunk, &a);
+            run_split(j, u, &j->tasks[i], &a);
     }
 }
 
