@@ -135,7 +135,7 @@ format:
 format-check:
 	clang-format --dry-run -Werror $(FORMATTED)
 tidy:
-	clang-tidy --quiet $(filter-out %_avx2.c %_avx512.c %_vnni.c %_amx.c,$(LIB_SRC) $(CLI_SRC)) -- -std=gnu17 -D_GNU_SOURCE -Isrc -Iinclude
+	@printf "%s\n" $(filter-out %_avx2.c %_avx512.c %_vnni.c %_amx.c,$(LIB_SRC) $(CLI_SRC)) | xargs -P 2 -n 4 sh -c 'clang-tidy --quiet "$$@" -- -std=gnu17 -D_GNU_SOURCE -Isrc -Iinclude 2>/dev/null' tidy
 
 PREFIX ?= /usr/local
 install: $(B)/steel $(B)/libsteel.a

@@ -27,7 +27,7 @@ struct templates {
 
 static bool load(struct templates *ts, const char *name, struct loaded *l)
 {
-    struct chat_source s;
+    struct chat_source s = {0};
     struct buf path = {0};
     bool found = false;
     if (access(name, R_OK) == 0 || !ts->dir) {

@@ -293,10 +293,12 @@ static void cmd_set(struct terminal *t, const char *arg)
             printf("%s takes a number in %g..%g\n", name, params[i].lo, params[i].hi);
         else if (n == 2 && params[i].f)
             *params[i].f = (float)v;
-        else if (n == 2)
+        else if (n == 2 && params[i].i)
             *params[i].i = (int)v;
         printf("%s = %g\n", params[i].name,
-               params[i].f ? (double)*params[i].f : (double)*params[i].i);
+               params[i].f   ? (double)*params[i].f
+               : params[i].i ? (double)*params[i].i
+                             : 0);
     }
     if (n < 1)
         printf("seed = %llu\nverbose = %s\n", (unsigned long long)p->seed,

@@ -95,7 +95,7 @@ static bool read_gguf(struct imatrix *m, const char *path, struct error *err)
 /* A 32-bit count that must fit into what is left. */
 static bool take_count(const struct imatrix *m, size_t *pos, size_t each, int32_t *out)
 {
-    if (m->bytes - *pos < 4)
+    if (!m->map || m->bytes - *pos < 4)
         return false;
     memcpy(out, m->map + *pos, 4);
     *pos += 4;

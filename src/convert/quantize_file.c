@@ -165,7 +165,7 @@ static bool quantize_open(const struct tensorfile *f, const char *out, struct tr
     if (!w)
         return false;
     copy_metadata(w, f, opt);
-    if (t->importance) {
+    if (t->importance && opt->imatrix) {
         gguf_set_string(w, "quantize.imatrix.file", opt->imatrix, strlen(opt->imatrix));
         gguf_set_u32(w, "quantize.imatrix.entries_count", (uint32_t)imatrix_count(t->importance));
     }

@@ -97,6 +97,8 @@ void chat_message_clear(struct chat_message *m)
 /* Length of the UTF-8 character at s, 0 if there is none. */
 static size_t utf8_char(const unsigned char *s, size_t n)
 {
+    if (!s || !n)
+        return 0;
     size_t len = s[0] < 0x80 ? 1 : s[0] >= 0xf0 ? 4 : s[0] >= 0xe0 ? 3 : 2;
     if (len == 1)
         return 1;

@@ -128,10 +128,9 @@ static void eval_args(struct jstate *st, const struct jcall_node *c, struct jarg
            n_kw = (size_t)c->n_kw + (dyn_kw ? dyn_kw->n : 0);
     if (n > 100000 || n_kw > 10000)
         jinja_fail(st, "too many arguments");
-    if (n)
-        a->pos = jalloc(st, n, sizeof(*a->pos));
-    if (n_kw + 1) /* one more: room for the caller of a call block */
-        a->kw = jalloc(st, n_kw + 1, sizeof(*a->kw));
+    a->pos = jalloc(st, n + 1, sizeof(*a->pos));
+    /* One more: room for the caller of a call block. */
+    a->kw = jalloc(st, n_kw + 1, sizeof(*a->kw));
     for (int i = 0; i < c->n_pos; i++)
         a->pos[a->n++] = eval(st, c->pos[i]);
     for (uint32_t i = 0; dyn && i < dyn->n; i++)

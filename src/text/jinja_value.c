@@ -743,14 +743,14 @@ struct jval jval_fromjson(struct jstate *st, const json_t *j, int depth)
         return v;
     }
     case JSON_OBJECT: {
-        struct jdict *d = jdict_new(st, (uint32_t)json_object_size(j));
+        struct jdict *d = jdict_new(st, (uint32_t)json_object_size(j) + 1);
         const char *key;
         size_t key_len;
         json_t *value;
         json_object_keylen_foreach((json_t *)j, key, key_len, value)
         {
             /* Keys are distinct already: no look-up. */
-            d->e[d->n].k = jval_str(key, key_len);
+            d->e[d->n].k = jval_str(key, key_len); /* NOLINT: e has room for all of them */
             d->e[d->n++].v = jval_fromjson(st, value, depth + 1);
         }
         return jval_dict(d);
