@@ -13,6 +13,8 @@
 static void print_help(const struct usage *u)
 {
     printf("usage: steel %s %s\n\n%s\n", u->command, u->synopsis, u->about);
+    if (!u->n_opts || u->opts[0].kind != OPT_HEADING)
+        printf("\noptions:\n");
     for (int i = 0; i < u->n_opts; i++) {
         const struct opt *o = &u->opts[i];
         if (o->kind == OPT_HEADING) {

@@ -10,17 +10,17 @@ static const struct {
     const char *name, *args, *about;
     int (*run)(int argc, char **argv);
 } commands[] = {
-    {"run", "[MODEL] -p PROMPT", "generate text", cmd_run},
+    {"run", "[MODEL] [-p PROMPT]", "chat, or answer one prompt", cmd_run},
     {"serve", "[MODEL]", "an OpenAI-compatible server and a web page", cmd_serve},
-    {"show", "MODEL", "what is in a model file", cmd_show},
-    {"bench", "MODEL", "measure prompt and generation speed", cmd_bench},
-    {"perplexity", "MODEL FILE", "how well a model predicts a text", cmd_perplexity},
+    {"show", "[MODEL]", "what is in a model file", cmd_show},
+    {"bench", "[MODEL]", "measure prompt and generation speed", cmd_bench},
+    {"perplexity", "[MODEL] FILE", "how well a model predicts a text", cmd_perplexity},
     {"tokenize", "MODEL [TEXT]", "the tokens of a text", cmd_tokenize},
     {"detokenize", "MODEL [IDS...]", "the text of token ids", cmd_detokenize},
     {"template", "[MODEL|FILE.jinja]", "render a chat template", cmd_template},
     {"convert", "DIR OUT.gguf", "make a GGUF of a Hugging Face folder", cmd_convert},
     {"quantize", "IN.gguf OUT.gguf TYPE", "make a smaller GGUF", cmd_quantize},
-    {"logits", "MODEL --ids IN --out OUT", "logits of given token ids, for comparisons",
+    {"logits", "[MODEL] --ids IN --out OUT", "logits of given token ids, for comparisons",
      cmd_logits},
 };
 
@@ -33,8 +33,11 @@ static void help(FILE *out)
         snprintf(left, sizeof left, "%s %s", commands[i].name, commands[i].args);
         fprintf(out, "  %-34s %s\n", left, commands[i].about);
     }
-    fprintf(out, "\n'steel COMMAND --help' teaches each command; 'steel --version' tells the "
-                 "version.\n");
+    fprintf(out,
+            "\nMODEL is a GGUF file or a Hugging Face folder; where it may be left out, the "
+            "built-in one\n"
+            "answers. 'steel COMMAND --help' teaches each command; 'steel --version' tells the "
+            "version.\n");
 }
 
 int main(int argc, char **argv)
