@@ -32,6 +32,7 @@ enum {
     UNIT_ROWS =
         128,        /* query rows a unit aims at: enough to pay for converting a block of K and V */
     PACK_ROWS = 64, /* fewer rows read K and V from the pages in place */
+    ALONE = 1 << 17, /* products below which waking the team costs more than it brings */
     UNITS_PER_THREAD = 4,
     SPLITS_PER_THREAD = 4, /* a unit of more than 1/(this * threads) of the work is split */
     MIN_ROWS = 4,
@@ -70,6 +71,7 @@ struct job {
     char *thread;                    /* (n_threads) areas of thread_bytes */
     size_t thread_bytes;
     int rows_cap, units_cap, n_units, n_tasks;
+    int64_t cost; /* pairs of a row and a key it sees */
     _Atomic int next;
 };
 
@@ -250,6 +252,7 @@ static void plan(struct job *j, const struct limits *x, int n_threads)
                 unit_add(j, seq, k, begin, end - begin);
                 total += j->units[j->n_units - 1].cost;
             }
+    j->cost = total;
     size_t rows = 0, room = x->tasks - x->units;
     for (int i = 0; i < j->n_units; i++) {
         struct unit *u = &j->units[i];
@@ -568,7 +571,7 @@ void cpu_attention(const struct shape *s, const struct batch *b, const struct at
                     .a = a};
     job_lay(&j, &x, s, n_threads, scratch);
     plan(&j, &x, n_threads);
-    if (j.n_tasks > 1)
+    if (j.n_tasks > 1 && j.cost * s->head_dim >= ALONE)
         pool_run(pool, run_tasks, &j);
     else
         run_tasks(&j, 0, 1);

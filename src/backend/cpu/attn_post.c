@@ -45,7 +45,7 @@ static void rope_rows(void *arg, int ith, int nth)
 void cpu_rope_table(const struct shape *s, const struct batch *b, float *table, struct pool *pool)
 {
     struct rope_job j = {s, b, table};
-    if (b->n_tokens < 4)
+    if (b->n_tokens * s->n_rot < 512)
         rope_rows(&j, 0, 1);
     else
         pool_run(pool, rope_rows, &j);
