@@ -422,6 +422,17 @@ static void test_gguf_errors(void **state)
     put_u32_meta(&b, "k", 2);
     save("twice.gguf", &b);
     expect_error("twice.gguf", "metadata 'k' is there twice");
+    buf_reset(&b);
+    buf_adds(&b, "GGUF");
+    put32(&b, 3);
+    put64(&b, 2);
+    put64(&b, 0);
+    put_tensor(&b, "one", 2, 32, 0, 0);
+    put_tensor(&b, "two", 1, 32, 0, 128);
+    while (b.len < 512)
+        buf_addc(&b, 0);
+    save("overlap.gguf", &b);
+    expect_error("overlap.gguf", "tensor 'two': offset lies inside tensor 'one'");
     buf_clear(&b);
 }
 

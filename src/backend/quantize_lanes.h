@@ -339,8 +339,12 @@ static void rows_bf16(const float *src, void *dst, size_t rows, size_t n, const 
 {
     (void)importance;
     uint8_t *out = dst;
+    /* f32_to_bf16 in a form that compilers vectorise: round to even, NaN stays NaN */
     for (size_t i = 0; i < rows * n; i++) {
-        uint16_t h = f32_to_bf16(src[i]);
+        uint32_t u;
+        memcpy(&u, src + i, 4);
+        uint32_t rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16, nan = u >> 16 | 64;
+        uint16_t h = (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? nan : rounded);
         memcpy(out + 2 * i, &h, 2);
     }
 }

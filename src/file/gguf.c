@@ -332,6 +332,21 @@ static bool parse_meta(struct cursor *c, struct tensorfile *f, uint64_t n, int s
     return true;
 }
 
+/* Two tensors on the same bytes are a damaged directory. */
+static bool check_overlap(const struct tensorfile *f, size_t first, const char *path,
+                          struct error *err)
+{
+    size_t n;
+    const struct tensor **order = tensorfile_by_address(f, first, &n);
+    bool ok = true;
+    for (size_t i = 1; ok && i < n; i++)
+        if (order[i]->data < order[i - 1]->data + order[i - 1]->bytes)
+            ok = error_set(err, "%s: tensor '%.100s': offset lies inside tensor '%.100s'", path,
+                           order[i]->name, order[i - 1]->name);
+    mem_free(order);
+    return ok;
+}
+
 bool gguf_parse(struct tensorfile *f, int shard, struct error *err)
 {
     const struct shard *s = &f->shards[shard];
@@ -377,5 +392,5 @@ bool gguf_parse(struct tensorfile *f, int shard, struct error *err)
             t->data = s->map + start + offsets[i];
     }
     mem_free(offsets);
-    return ok;
+    return ok && check_overlap(f, first, s->path, err);
 }

@@ -18,4 +18,7 @@ const char *tensorfile_name(struct tensorfile *f, const char *p, size_t len);
 /* Appends one tensor; the caller has checked everything but that the name is new. */
 void tensorfile_add(struct tensorfile *f, const struct tensor *t);
 
+/* Tensors from index `first` on, by where their data lies (mem_free); n of them. */
+const struct tensor **tensorfile_by_address(const struct tensorfile *f, size_t first, size_t *n);
+
 #endif

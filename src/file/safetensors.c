@@ -7,7 +7,6 @@
 #include "file/parse.h"
 #include "base/mem.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* The format's own limit on the directory. */
@@ -87,24 +86,12 @@ static bool parse_tensor(const struct shard *s, size_t start, const char *name, 
     return true;
 }
 
-static int by_address(const void *a, const void *b)
-{
-    const struct tensor *x = *(const struct tensor *const *)a;
-    const struct tensor *y = *(const struct tensor *const *)b;
-    if (x->data != y->data)
-        return x->data < y->data ? -1 : 1;
-    return (x->bytes > y->bytes) - (x->bytes < y->bytes);
-}
-
 /* The format demands that tensors cover the data exactly: no holes, no overlaps, nothing behind. */
 static bool check_cover(const struct tensorfile *f, size_t first, const struct shard *s,
                         size_t start, struct error *err)
 {
-    size_t n = f->n_tensors - first;
-    const struct tensor **order = mem_zalloc(n, sizeof *order);
-    for (size_t i = 0; i < n; i++)
-        order[i] = &f->tensors[first + i];
-    qsort(order, n, sizeof *order, by_address);
+    size_t n;
+    const struct tensor **order = tensorfile_by_address(f, first, &n);
     const uint8_t *at = s->map + start;
     bool ok = true;
     for (size_t i = 0; ok && i < n; i++) {

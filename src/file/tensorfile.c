@@ -63,6 +63,25 @@ void tensorfile_add(struct tensorfile *f, const struct tensor *t)
     f->tensors[f->n_tensors++] = *t;
 }
 
+static int by_address(const void *a, const void *b)
+{
+    const struct tensor *x = *(const struct tensor *const *)a;
+    const struct tensor *y = *(const struct tensor *const *)b;
+    if (x->data != y->data)
+        return x->data < y->data ? -1 : 1;
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
+const struct tensor **tensorfile_by_address(const struct tensorfile *f, size_t first, size_t *n)
+{
+    *n = f->n_tensors - first;
+    const struct tensor **order = mem_zalloc(*n, sizeof *order);
+    for (size_t i = 0; i < *n; i++)
+        order[i] = &f->tensors[first + i];
+    qsort(order, *n, sizeof *order, by_address);
+    return order;
+}
+
 /* Adds an empty shard; the path is copied. */
 static struct shard *add_shard(struct tensorfile *f, const char *path)
 {
