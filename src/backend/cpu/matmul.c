@@ -20,6 +20,12 @@
 #kernel, type, true, 1, INT_MAX, ISA_AVX2, mm_##kernel##_avx2                              \
     }
 
+#define FPACKED(type, kernel)                                                                      \
+    {#kernel, type, true, 1, INT_MAX, ISA_AVX512, mm_##kernel##_avx512},                           \
+    {                                                                                              \
+#kernel, type, true, 1, INT_MAX, ISA_AVX2, mm_##kernel##_avx2                              \
+    }
+
 static const struct mm_variant variants[] = {
     PACKED(DT_Q4_K, q4k),
     PACKED(DT_Q5_K, q5k),
@@ -29,6 +35,11 @@ static const struct mm_variant variants[] = {
     PACKED(DT_Q4_0, q4_0),
     PACKED(DT_IQ4_NL, iq4nl),
     PACKED(DT_MXFP4, mxfp4),
+    PACKED(DT_GPTQ4, gptq4),
+    FPACKED(DT_F32, f32),
+    FPACKED(DT_F16, f16),
+    FPACKED(DT_BF16, bf16),
+    FPACKED(DT_F8_E4M3, f8),
     {"generic", DT_COUNT, false, 1, INT_MAX, ISA_AVX512, mm_generic_avx512},
     {"generic", DT_COUNT, false, 1, INT_MAX, ISA_AVX2, mm_generic_avx2},
 };
@@ -84,7 +95,11 @@ bool mm_init(struct cpu_backend *cb, struct error *err)
     CHECK(m, "no memory for %zu bytes", sizeof *m);
     memset(m, 0, sizeof *m);
     cb->mm = m;
-    m->thread_bytes = round64((size_t)N_TILES * TILE * sizeof(float) + mm_generic_scratch(widest));
+    /* The generic kernel's rows, or GPTQ4's permuted inputs: a row of floats and 8 records. */
+    size_t kernel = mm_generic_scratch(widest);
+    size_t permuted = (size_t)widest * sizeof(float) + 8 * x_layout(widest).bytes;
+    kernel = kernel > permuted ? kernel : permuted;
+    m->thread_bytes = round64((size_t)N_TILES * TILE * sizeof(float) + kernel);
     size_t n_threads = (size_t)pool_size(cb->pool);
     m->threads = mem_aligned(m->thread_bytes * n_threads);
     size_t per_row = (size_t)s->n_ff;

@@ -29,6 +29,8 @@ struct mm_seg {
     int first_row, rows, n_panels; /* first_row: in the weight; packed ones start on a panel */
     size_t panel_bytes;
     const uint8_t *data; /* packed only */
+    int group_len;       /* GPTQ4 */
+    const int32_t *perm; /* (n_expert, n_in) GPTQ4 act-order: column j multiplies input perm[j] */
 };
 
 struct mm_weight {
@@ -38,7 +40,7 @@ struct mm_weight {
     bool wants_fine;        /* and some the fine part of it */
     struct raw_weight *raw; /* view or copy, for segments that are not packed; NULL if none */
     float *bias;            /* (n_out) or NULL */
-    uint8_t *mem;           /* (mem_bytes) packed panels of all segments */
+    uint8_t *mem;           /* (mem_bytes) packed panels of all segments, then perms */
     size_t mem_bytes;
 };
 

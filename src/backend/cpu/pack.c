@@ -231,6 +231,41 @@ static void unpack_q8_0(const uint8_t *src, const uint8_t *d, int lane, struct b
     memcpy(&b->d, d + 2 * lane, 2);
 }
 
+/* GPTQ4: 32 columns in 16 bytes, the even column in the low nibble. */
+static void pack_gptq(const uint8_t *qs, uint8_t *dst, int lane)
+{
+    for (int i = 0; i < 4; i++) {
+        uint32_t v;
+        memcpy(&v, qs + 4 * i, 4);
+        uint64_t even = v & 0x0f0f0f0fu, odd = v >> 4 & 0x0f0f0f0fu;
+        even = (even | even << 16) & UINT64_C(0x0000ffff0000ffff);
+        even = (even | even << 8) & UINT64_C(0x00ff00ff00ff00ff);
+        odd = (odd | odd << 16) & UINT64_C(0x0000ffff0000ffff);
+        odd = (odd | odd << 8) & UINT64_C(0x00ff00ff00ff00ff);
+        store4(dst + 64 * i + 4 * lane, nibbles(even | odd << 8));
+    }
+}
+
+/* Values of `size` bytes to columns of 16; pair: two columns' values adjacent. */
+static void pack_columns(const uint8_t *src, size_t row_bytes, int n, int n_in, size_t size,
+                         bool pair, uint8_t *dst)
+{
+    enum { RUN = 64 }; /* columns whose lines stay in the first cache while all rows go by */
+    for (int k0 = 0; k0 < n_in; k0 += RUN)
+        for (int r = 0; r < n; r++)
+            for (int k = k0; k < n_in && k < k0 + RUN; k++) {
+                size_t at = pair ? (size_t)(k / 2) * 32 + 2 * (size_t)r + (k & 1)
+                                 : (size_t)k * 16 + (size_t)r;
+                const uint8_t *v = src + (size_t)r * row_bytes + (size_t)k * size;
+                if (size == 4)
+                    memcpy(dst + 4 * at, v, 4);
+                else if (size == 2)
+                    memcpy(dst + 2 * at, v, 2);
+                else
+                    dst[at] = *v;
+            }
+}
+
 /* Bytes of codes of one block (super-block where the format has them) and of its scales at the end. */
 static bool sizes(enum dtype t, size_t *codes, size_t *tail)
 {
@@ -263,13 +298,46 @@ static bool sizes(enum dtype t, size_t *codes, size_t *tail)
     }
 }
 
+bool panel_reads_floats(enum dtype t)
+{
+    return t == DT_F32 || t == DT_F16 || t == DT_BF16 || t == DT_F8_E4M3;
+}
+
+bool panel_reads_fine(enum dtype t)
+{
+    return t == DT_Q8_0 || t == DT_GPTQ4;
+}
+
+static size_t round64(size_t n)
+{
+    return (n + 63) & ~(size_t)63;
+}
+
+static int groups(int n_in, int len)
+{
+    return (n_in + len - 1) / len;
+}
+
 size_t panel_bytes(const struct raw_seg *s, int n_in)
 {
-    size_t codes, tail;
-    if (!sizes(s->type, &codes, &tail))
-        return 0;
-    size_t blocks = (size_t)(n_in / dtype_table[s->type].block_len);
-    return (blocks * (codes + tail) + 63) & ~(size_t)63;
+    size_t codes, tail, n = (size_t)n_in;
+    switch (s->type) {
+    case DT_F32:
+        return n * 64;
+    case DT_F16:
+    case DT_BF16:
+        return (n + n % 2) * 32;
+    case DT_F8_E4M3:
+        return panel_f8_scales(n_in) + round64((size_t)groups(n_in, 128) * sizeof(float));
+    case DT_GPTQ4:
+        if (n_in % 32 || s->group_len % 32)
+            return 0;
+        return round64(n / 32 * 256 + (size_t)groups(n_in, s->group_len) * 48);
+    default:
+        if (!sizes(s->type, &codes, &tail))
+            return 0;
+        return round64(n / (size_t)dtype_table[s->type].block_len * (codes + tail));
+    }
 }
 
 /* Block `src` of one row into its lane of the codes at dst and the scales at the panel's end. */
@@ -305,15 +373,60 @@ static void pack_block(enum dtype t, const uint8_t *src, uint8_t *dst, uint8_t *
     }
 }
 
+/* The formats that are not made of blocks: floats and GPTQ4. */
+static bool pack_planar(const struct raw_seg *s, int n_in, int e, int first, int n, uint8_t *dst)
+{
+    size_t row_bytes = raw_seg_row_bytes(s, n_in);
+    const uint8_t *src = s->data[e] + (size_t)first * row_bytes;
+    switch (s->type) {
+    case DT_F32:
+        pack_columns(src, row_bytes, n, n_in, 4, false, dst);
+        return true;
+    case DT_F16:
+        pack_columns(src, row_bytes, n, n_in, 2, false, dst);
+        return true;
+    case DT_BF16:
+        pack_columns(src, row_bytes, n, n_in, 2, true, dst);
+        return true;
+    case DT_F8_E4M3: {
+        pack_columns(src, row_bytes, n, n_in, 1, false, dst);
+        /* 128 is a multiple of 16: all rows of a panel share the scales. */
+        float *scale = (float *)(dst + panel_f8_scales(n_in));
+        int n_scales = groups(n_in, 128);
+        for (int i = 0; i < n_scales; i++)
+            scale[i] = s->scale ? ((const float *)s->scale[e])[first / 128 * n_scales + i] : 1.0f;
+        return true;
+    }
+    case DT_GPTQ4: {
+        int n_groups = groups(n_in, s->group_len);
+        uint8_t *tail = dst + (size_t)(n_in / 32) * 256;
+        for (int r = 0; r < n; r++) {
+            for (int k = 0; k < n_in / 32; k++)
+                pack_gptq(src + (size_t)r * row_bytes + 16 * (size_t)k, dst + 256 * (size_t)k, r);
+            for (int g = 0; g < n_groups; g++) {
+                size_t at = (size_t)(first + r) * (size_t)n_groups + (size_t)g;
+                memcpy(tail + 48 * g + 2 * r, (const uint16_t *)s->scale[e] + at, 2);
+                tail[48 * g + 32 + r] = s->zero[e][at];
+            }
+        }
+        return true;
+    }
+    default:
+        return false;
+    }
+}
+
 void panel_pack(const struct raw_weight *w, int seg, int e, int panel, uint8_t *dst)
 {
     const struct raw_seg *s = &w->seg[seg];
-    int n_blocks = w->n_in / dtype_table[s->type].block_len;
     int first = panel * MM_PANEL, n = s->rows - first < MM_PANEL ? s->rows - first : MM_PANEL;
+    if (n < MM_PANEL || w->n_in % 2)
+        memset(dst, 0, panel_bytes(s, w->n_in));
+    if (pack_planar(s, w->n_in, e, first, n, dst))
+        return;
+    int n_blocks = w->n_in / dtype_table[s->type].block_len;
     size_t row_bytes = raw_seg_row_bytes(s, w->n_in), codes, tail;
     CHECK(sizes(s->type, &codes, &tail), "%s has no packed layout", dtype_name(s->type));
-    if (n < MM_PANEL)
-        memset(dst, 0, panel_bytes(s, w->n_in));
     const uint8_t *src = s->data[e] + (size_t)first * row_bytes;
     uint8_t *scales = dst + (size_t)n_blocks * codes;
     for (int i = 0; i < n_blocks; i++, dst += codes, scales += tail)
@@ -324,8 +437,52 @@ void panel_pack(const struct raw_weight *w, int seg, int e, int panel, uint8_t *
                        dst, scales, r);
 }
 
-void panel_row(enum dtype t, const uint8_t *panel, int lane, int n_in, float *dst)
+/* The way back for what pack_planar packed. */
+static bool row_planar(const struct mm_seg *s, const uint8_t *panel, int lane, int n_in, float *dst)
 {
+    size_t r = (size_t)lane;
+    const float *scale = (const float *)(panel + panel_f8_scales(n_in));
+    const uint8_t *tail = panel + (size_t)(n_in / 32) * 256;
+    for (int k = 0; k < n_in; k++) {
+        uint16_t half;
+        switch (s->type) {
+        case DT_F32:
+            memcpy(&dst[k], panel + 64 * (size_t)k + 4 * r, 4);
+            break;
+        case DT_F16:
+            memcpy(&half, panel + 32 * (size_t)k + 2 * r, 2);
+            dst[k] = f16_to_f32(half);
+            break;
+        case DT_BF16:
+            memcpy(&half, panel + 64 * (size_t)(k / 2) + 4 * r + 2 * (k & 1), 2);
+            dst[k] = bf16_to_f32(half);
+            break;
+        case DT_F8_E4M3:
+            dst[k] = f8e4m3_to_f32(panel[16 * (size_t)k + r]) * scale[k / 128];
+            break;
+        case DT_GPTQ4: {
+            const uint8_t *g = tail + 48 * (size_t)(k / s->group_len);
+            int group = k % 32 / 4;
+            int code = panel[256 * (size_t)(k / 32) + 64 * (size_t)(group / 2) + 4 * r + k % 4];
+            code = group & 1 ? code >> 4 : code & 15;
+            memcpy(&half, g + 2 * r, 2);
+            dst[s->perm ? s->perm[k] : k] = (float)(code - g[32 + r]) * f16_to_f32(half);
+            break;
+        }
+        default:
+            return false;
+        }
+    }
+    return true;
+}
+
+void panel_row(const struct mm_seg *s, int n_in, int row, float *dst)
+{
+    const uint8_t *panel = s->data + (size_t)(row / MM_PANEL) * s->panel_bytes;
+    int lane = row % MM_PANEL;
+    enum dtype t = s->type;
+    if (row_planar(s, panel, lane, n_in, dst))
+        return;
     union {
         struct block_q4_k q4k;
         struct block_q5_k q5k;

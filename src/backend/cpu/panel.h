@@ -16,7 +16,10 @@
  *   Q6_K 3328: codes 2048, bits 4-5 1024, scales 256 (vector s, byte j: sub-block 4s + j)
  *   IQ4_XS 2176: codes 2048, scales_l 64 (dwords: nibble b), scales_h 32 (16 bits: 2 bits of b), d 32
  * Formats without super-blocks, and Q6_K, have their scales behind all codes of the panel:
- *   Q6_K halves per super-block; Q8_0 Q4_0 IQ4_NL halves per block; MXFP4 exponent bytes per block
+ *   Q6_K halves per super-block; Q8_0 Q4_0 IQ4_NL halves per block; MXFP4 exponent bytes per block;
+ *   GPTQ4 per group 16 halves (scales), then 16 bytes (zeros)
+ * Float weights are multiplied as floats: columns of 16 values, BF16 in pairs of columns (one row's
+ * two values adjacent), F8_E4M3 with a float scale per 128 columns behind the codes.
  */
 #ifndef STEEL_BACKEND_CPU_PANEL_H
 #define STEEL_BACKEND_CPU_PANEL_H
@@ -38,10 +41,18 @@ enum {
 
 /* Bytes of one panel, a multiple of 64; 0 if this segment has no packed layout. */
 size_t panel_bytes(const struct raw_seg *s, int n_in);
+bool panel_reads_floats(enum dtype t); /* the input form its kernels take; else quantised */
+bool panel_reads_fine(enum dtype t);   /* with the fine part */
 /* Packs rows [16 * panel, ...) of expert e into dst (panel_bytes). */
 void panel_pack(const struct raw_weight *w, int seg, int e, int panel, uint8_t *dst);
-/* dst[n_in] = row `lane` of a panel, exact. */
-void panel_row(enum dtype t, const uint8_t *panel, int lane, int n_in, float *dst);
+/* dst[n_in] = row `row` of expert 0 of a packed segment, exact. */
+void panel_row(const struct mm_seg *s, int n_in, int row, float *dst);
+
+/* Where an F8 panel's scales start. */
+static inline size_t panel_f8_scales(int n_in)
+{
+    return ((size_t)n_in * MM_PANEL + 63) & ~(size_t)63;
+}
 
 /*
  * Quantised input rows, one record each: 8-bit codes with a scale per 32 columns, and sums:
@@ -52,12 +63,13 @@ void panel_row(enum dtype t, const uint8_t *panel, int lane, int n_in, float *ds
  *           stored as code + 128 come out right
  *   init16  int32 (n_in/16): -32 * sum of 16 codes, likewise for Q6_K's code + 32
  *   fine    int8 (n_in): what rounding to codes lost, in 1/254 of a code: value = (code + fine/254) *
- *           scale. Q8_0 reads it: 8-bit weights deserve more than 8-bit inputs, and its decoding has
- *           the time
+ *           scale. Q8_0 and GPTQ4 read it: their users expect next to no loss, and decoding has the
+ *           time
  *   fine_init int32 (n_in/32): -128 * sum of fine
+ *   fine_sum float (n_in/32): sum of the block's values, fine part included
  */
-struct x_layout {
-    size_t scale, sum, init32, init16, fine, fine_init, bytes; /* offsets; bytes of a record */
+struct x_layout { /* offsets; bytes of a record */
+    size_t scale, sum, init32, init16, fine, fine_init, fine_sum, bytes;
 };
 
 static inline struct x_layout x_layout(int n_in)
@@ -70,7 +82,8 @@ static inline struct x_layout x_layout(int n_in)
     l.init16 = l.init32 + per_block;
     l.fine = (l.init16 + 2 * per_block + 63) & ~(size_t)63;
     l.fine_init = l.fine + n;
-    l.bytes = (l.fine_init + per_block + 63) & ~(size_t)63;
+    l.fine_sum = l.fine_init + per_block;
+    l.bytes = (l.fine_sum + per_block + 63) & ~(size_t)63;
     return l;
 }
 
@@ -87,10 +100,19 @@ void x_quantize_avx512(const float *x, int n_in, int first, int len, bool fine, 
     void mm_q4_0_##isa(const struct mm_call *c);                                                   \
     void mm_iq4nl_##isa(const struct mm_call *c);                                                  \
     void mm_mxfp4_##isa(const struct mm_call *c);                                                  \
-    void mm_iq4xs_##isa(const struct mm_call *c);
+    void mm_iq4xs_##isa(const struct mm_call *c);                                                  \
+    void mm_gptq4_##isa(const struct mm_call *c);
+
+#define FPANEL_KERNELS(isa)                                                                        \
+    void mm_f32_##isa(const struct mm_call *c);                                                    \
+    void mm_f16_##isa(const struct mm_call *c);                                                    \
+    void mm_bf16_##isa(const struct mm_call *c);                                                   \
+    void mm_f8_##isa(const struct mm_call *c);
 
 PANEL_KERNELS(avx2)
 PANEL_KERNELS(avx512)
 PANEL_KERNELS(vnni)
+FPANEL_KERNELS(avx2)
+FPANEL_KERNELS(avx512)
 
 #endif

@@ -4,6 +4,7 @@
  */
 #include "backend/cpu/panel_avx512.h"
 
+#define X_QUANTIZE     x_quantize_avx512
 #define NAME(x)        x##_avx512
 #define vi_start(init) ((void)(init), vi_zero())
 #define vi_load8(p)    _mm512_xor_si512(vi_load(p), _mm512_set1_epi8((char)0x80))

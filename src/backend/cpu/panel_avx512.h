@@ -1,4 +1,4 @@
-/* The 512-bit vectors of panel_kernel.h, with or without VNNI. */
+/* The 512-bit vectors of panel_kernel.h and fpanel_kernel.h, with or without VNNI. */
 #include <immintrin.h>
 #include <stdint.h>
 
@@ -20,6 +20,7 @@
 #define vi_sub32(a, b)        _mm512_sub_epi32(a, b)
 #define vi_to_f(a)            _mm512_cvtepi32_ps(a)
 #define vi_load_u16(p)        _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p)))
+#define vi_load_u8(p)         _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p)))
 #define vi_lookup(table, i)   _mm512_shuffle_epi8(table, i)
 #define vf_zero()             _mm512_setzero_ps()
 #define vf_set1(x)            _mm512_set1_ps(x)

@@ -5,7 +5,7 @@
  *   vi_dot(acc, u, s)    acc + dot product of 4 unsigned bytes (< 128) with 4 signed ones, per lane
  *   vi_start, vi_dot8    the same for codes stored as code + 128: vi_start gives what acc starts from
  *   MAX_T                input rows one pass takes
- *   NAME(x)              x with the set's suffix
+ *   NAME(x)              x with the set's suffix; X_QUANTIZE: its way to quantise inputs
  *
  * Every kernel walks the columns in order; per block of 32 the integer dot product is exact, then
  * acc += dot * (weight scale * input scale) in float. The order is the same for any number of input
@@ -40,7 +40,7 @@ enum { V_BYTES = V_LANES * 4, V_PARTS = MM_PANEL / V_LANES };
 struct pass {
     const uint8_t *panel;
     size_t lane4; /* bytes to this part's first lane in a vector of 32-bit lanes */
-    int n_in;
+    int n_in, group_len;
     struct x_layout l;
     const uint8_t *x[MAX_T]; /* records */
 };
@@ -279,6 +279,42 @@ INLINE void pass_q8_0(const struct pass *p, VF *acc, const int T)
     }
 }
 
+/* Two dot products per block as in Q8_0; the zeros of a group act as mins. */
+INLINE void pass_gptq4(const struct pass *p, VF *acc, const int T)
+{
+    const VI nib = vi_set1_8(15);
+    const VF unit = vf_set1(1.0f / 254.0f);
+    const size_t at = p->lane4;
+    const uint8_t *q = p->panel + at, *g = p->panel + (size_t)(p->n_in / 32) * 256;
+    for (int k0 = 0; k0 < p->n_in; k0 += p->group_len, g += 48) {
+        VF w_scale = vf_load_half(g + at / 2);
+        VF min = vf_mul(w_scale, vi_to_f(vi_load_u8(g + 32 + at / 4)));
+        int end = k0 + p->group_len < p->n_in ? k0 + p->group_len : p->n_in;
+        for (int k = k0; k < end; k += 32, q += 256) {
+            VI dot[MAX_T], fine[MAX_T];
+            UNROLL
+            for (int t = 0; t < T; t++)
+                dot[t] = fine[t] = vi_zero();
+            size_t col = (size_t)k;
+            for (int i = 0; i < 4; i++, col += 8) {
+                VI v = vi_load(q + 64 * i), lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
+                dot_group(dot, lo, p, col, T);
+                dot_group(dot, hi, p, col + 4, T);
+                dot_group(fine, lo, p, p->l.fine + col, T);
+                dot_group(fine, hi, p, p->l.fine + col + 4, T);
+            }
+            UNROLL
+            for (int t = 0; t < T; t++) {
+                size_t blk = (size_t)k / 8;
+                VF sum = vf_fma(vi_to_f(fine[t]), unit, vi_to_f(dot[t]));
+                VF scale = vf_mul(w_scale, vf_bcast(p->x[t] + p->l.scale + blk));
+                acc[t] = vf_fma(sum, scale, acc[t]);
+                acc[t] = vf_fnma(min, vf_bcast(p->x[t] + p->l.fine_sum + blk), acc[t]);
+            }
+        }
+    }
+}
+
 /* Stores a pass's result: rows of the panel that exist, for T input rows. */
 INLINE void store(const struct mm_call *c, VF *acc, int col, int i0, const int T)
 {
@@ -299,14 +335,15 @@ INLINE void store(const struct mm_call *c, VF *acc, int col, int i0, const int T
 }
 
 INLINE void run_pass(void (*fn)(const struct pass *, VF *, int), const struct mm_call *c,
-                     const uint8_t *panel, int col, int i0, const int T)
+                     const uint8_t *panel, const uint8_t *const *x, int col, int i0, const int T)
 {
-    struct pass p = {.panel = panel, .n_in = c->w->n_in, .l = x_layout(c->w->n_in)};
+    struct pass p = {.panel = panel,
+                     .n_in = c->w->n_in,
+                     .group_len = c->seg->group_len,
+                     .l = x_layout(c->w->n_in)};
     UNROLL
-    for (int t = 0; t < T; t++) {
-        size_t row = (size_t)(c->rows ? c->rows[i0 + t] : i0 + t);
-        p.x[t] = c->x->q + row * p.l.bytes;
-    }
+    for (int t = 0; t < T; t++)
+        p.x[t] = x[t];
     for (int part = 0; part < V_PARTS && col + part * V_LANES < c->n_rows; part++) {
         VF acc[MAX_T];
         UNROLL
@@ -318,28 +355,51 @@ INLINE void run_pass(void (*fn)(const struct pass *, VF *, int), const struct mm
     }
 }
 
+/* The records of input rows [i0, i0 + n). Weights with a column order of their own have them made
+ * here, in scratch, from the floats. */
+static void find_records(const struct mm_call *c, int i0, int n, const uint8_t **x)
+{
+    int n_in = c->w->n_in;
+    size_t bytes = x_layout(n_in).bytes;
+    const int32_t *perm = c->seg->perm ? c->seg->perm + (size_t)c->expert * (size_t)n_in : NULL;
+    for (int t = 0; t < n; t++) {
+        size_t row = (size_t)(c->rows ? c->rows[i0 + t] : i0 + t);
+        if (!perm) {
+            x[t] = c->x->q + row * bytes;
+            continue;
+        }
+        const float *src = c->x->x + row * (size_t)n_in;
+        float *ordered = c->scratch;
+        uint8_t *record = (uint8_t *)(ordered + n_in) + (size_t)t * bytes;
+        for (int k = 0; k < n_in; k++)
+            ordered[k] = src[perm[k]];
+        X_QUANTIZE(ordered, n_in, 0, n_in, true, record);
+        x[t] = record;
+    }
+}
+
 /* All panels of the call; input rows in even passes of at most MAX_T. */
 #define KERNEL(name)                                                                               \
     void NAME(mm_##name)(const struct mm_call *c)                                                  \
     {                                                                                              \
         const struct mm_seg *s = c->seg;                                                           \
         size_t first = (size_t)c->expert * (size_t)s->n_panels + (size_t)(c->row / MM_PANEL);      \
-        const uint8_t *panel = s->data + first * s->panel_bytes;                                   \
         int passes = (c->n + MAX_T - 1) / MAX_T;                                                   \
-        for (int col = 0; col < c->n_rows; col += MM_PANEL, panel += s->panel_bytes) {             \
-            int i0 = 0;                                                                            \
-            for (int k = 0; k < passes; k++) {                                                     \
-                int n = (c->n - i0 + passes - k - 1) / (passes - k);                               \
+        for (int k = 0, i0 = 0; k < passes; k++) {                                                 \
+            const uint8_t *x[MAX_T], *panel = s->data + first * s->panel_bytes;                    \
+            int n = (c->n - i0 + passes - k - 1) / (passes - k);                                   \
+            find_records(c, i0, n, x);                                                             \
+            for (int col = 0; col < c->n_rows; col += MM_PANEL, panel += s->panel_bytes) {         \
                 switch (n) {                                                                       \
                     CASES(name)                                                                    \
                 }                                                                                  \
-                i0 += n;                                                                           \
             }                                                                                      \
+            i0 += n;                                                                               \
         }                                                                                          \
     }
 #define CASE(name, T)                                                                              \
     case T:                                                                                        \
-        run_pass(pass_##name, c, panel, col, i0, T);                                               \
+        run_pass(pass_##name, c, panel, x, col, i0, T);                                            \
         break;
 
 #define CASES2(name) CASE(name, 1) CASE(name, 2)
@@ -361,3 +421,4 @@ KERNEL(q4_0)
 KERNEL(iq4nl)
 KERNEL(mxfp4)
 KERNEL(iq4xs)
+KERNEL(gptq4)

@@ -4,6 +4,7 @@
  */
 #include "backend/cpu/panel_avx512.h"
 
+#define X_QUANTIZE         x_quantize_avx512
 #define NAME(x)            x##_vnni
 #define vi_dot(acc, u, s)  vnni_dot(acc, u, s)
 #define vi_dot8(acc, u, s) vnni_dot(acc, u, s)

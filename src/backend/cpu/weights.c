@@ -50,7 +50,8 @@ struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, struc
     w->n_expert = src->n_expert;
     w->n_seg = src->n_seg;
     struct pack_job job = {.src = src, .w = w};
-    size_t at[3];
+    size_t at[3], perm_at[3];
+    bool any_raw = false;
     int row = 0;
     for (int i = 0; i < src->n_seg; i++) {
         const struct raw_seg *s = &src->seg[i];
@@ -59,27 +60,43 @@ struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, struc
         row += s->rows;
         d->panel_bytes = repack ? panel_bytes(s, src->n_in) : 0;
         d->packed = d->panel_bytes > 0;
-        w->wants_q |= d->packed;
-        w->wants_x |= !d->packed;
-        w->wants_fine |= d->packed && d->type == DT_Q8_0;
+        bool floats = !d->packed || panel_reads_floats(s->type) || s->perm;
+        w->wants_x |= floats;
+        w->wants_q |= !floats;
+        w->wants_fine |= !floats && panel_reads_fine(s->type);
+        any_raw |= !d->packed;
         if (!d->packed)
             continue;
+        d->group_len = s->group_len;
         d->n_panels = (s->rows + MM_PANEL - 1) / MM_PANEL;
         int panels = d->n_panels * src->n_expert;
         at[i] = w->mem_bytes;
         w->mem_bytes += (size_t)panels * d->panel_bytes;
         job.n_units += panels;
+        perm_at[i] = w->mem_bytes;
+        if (s->perm)
+            w->mem_bytes += (size_t)src->n_expert * (size_t)src->n_in * sizeof(int32_t);
+        w->mem_bytes = (w->mem_bytes + 63) & ~(size_t)63;
     }
-    if (w->wants_x)
+    if (any_raw)
         w->raw = src->transient ? raw_weight_copy(src) : raw_weight_view(src);
-    w->mem = w->wants_q ? mem_aligned(w->mem_bytes) : NULL;
-    if ((w->wants_x && !w->raw) || (w->wants_q && !w->mem)) {
+    w->mem = w->mem_bytes ? mem_aligned(w->mem_bytes) : NULL;
+    if ((any_raw && !w->raw) || (w->mem_bytes && !w->mem)) {
         error_set(err, "out of memory for a weight of %zu bytes", raw_weight_bytes(src));
         mm_weight_free(w);
         return NULL;
     }
-    for (int i = 0; i < src->n_seg; i++)
-        w->seg[i].data = w->seg[i].packed ? w->mem + at[i] : NULL;
+    for (int i = 0; i < src->n_seg; i++) {
+        if (!w->seg[i].packed)
+            continue;
+        w->seg[i].data = w->mem + at[i];
+        if (!src->seg[i].perm)
+            continue;
+        int32_t *perm = (int32_t *)(w->mem + perm_at[i]);
+        w->seg[i].perm = perm;
+        for (int e = 0; e < src->n_expert; e++, perm += src->n_in)
+            memcpy(perm, src->seg[i].perm[e], (size_t)src->n_in * sizeof *perm);
+    }
     if (job.n_units)
         pool_run(pool, pack_main, &job);
     if (src->bias) {
@@ -104,10 +121,8 @@ void mm_weight_row(const struct mm_weight *w, int row, float *dst)
     const struct mm_seg *s = w->seg;
     while (row >= s->first_row + s->rows)
         s++;
-    int at = row - s->first_row;
     if (s->packed)
-        panel_row(s->type, s->data + (size_t)(at / MM_PANEL) * s->panel_bytes, at % MM_PANEL,
-                  w->n_in, dst);
+        panel_row(s, w->n_in, row - s->first_row, dst);
     else
         raw_weight_row(w->raw, 0, row, dst);
 }
