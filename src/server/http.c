@@ -282,7 +282,9 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
 
 static void set_socket_options(int fd)
 {
-    int one = 1, idle = 30, interval = 10, count = 3;
+    int one = 1, idle = 30, interval = 10, count = 3, unsent = 128 << 10;
+    /* What a slow client has not read stays where it can be joined, not in the kernel. */
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &unsent, sizeof unsent);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     /* A peer that vanished without a word is found out in a minute. */
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);

@@ -1,0 +1,147 @@
+"""A running `steel serve` for tests, and small HTTP clients over bare sockets."""
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+
+class Server:
+    def __init__(self, build, *flags, model=None, env=None, wait=True):
+        self.dir = tempfile.TemporaryDirectory(prefix="steel-test-")
+        if model is None:
+            model = os.path.join(self.dir.name, "toy.gguf")
+            subprocess.run([os.path.join(build, "tests/toy_gguf"), model], check=True)
+        cmd = [os.path.join(build, "steel"), "serve", model, "--port", "0", "-t", "1",
+               "--deterministic", *flags]
+        self.proc = subprocess.Popen(cmd, stderr=subprocess.PIPE, text=True, env=env)
+        self.lines, self.cond = [], threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.port = int(re.search(r"://[^ \"]*:(\d+)", self.wait_line("listening")).group(1))
+        if wait:
+            self.wait_line("ready")
+
+    def _read(self):
+        for line in self.proc.stderr:
+            with self.cond:
+                self.lines.append(line.rstrip("\n"))
+                self.cond.notify_all()
+        with self.cond:
+            self.lines.append(None)
+            self.cond.notify_all()
+
+    def wait_line(self, text):
+        """The first log line that contains text."""
+        with self.cond:
+            at = 0
+            while True:
+                while at < len(self.lines):
+                    if self.lines[at] is None:
+                        raise AssertionError("the server ended:\n" + self.log())
+                    if text in self.lines[at]:
+                        return self.lines[at]
+                    at += 1
+                self.cond.wait()
+
+    def log(self):
+        return "\n".join(l for l in self.lines if l is not None)
+
+    def request(self, method, path, body=None, headers=None):
+        """(status, headers, text) of one request on a connection of its own."""
+        c = http.client.HTTPConnection("127.0.0.1", self.port)
+        if isinstance(body, (dict, list)):
+            body = json.dumps(body)
+        c.request(method, path, body, headers or {})
+        r = c.getresponse()
+        text = r.read().decode()
+        c.close()
+        return r.status, dict((k.lower(), v) for k, v in r.getheaders()), text
+
+    def get(self, path, **kw):
+        return self.request("GET", path, **kw)
+
+    def post(self, path, body, **kw):
+        return self.request("POST", path, body, **kw)
+
+    def json(self, path, body, status=200, **kw):
+        got, _, text = self.post(path, body, **kw)
+        assert got == status, f"{path} {str(body)[:200]}: {got}, wanted {status}: {text[:500]}"
+        return json.loads(text)
+
+    def stream(self, path, body):
+        """The data of each event of a stream, '[DONE]' included."""
+        body = dict(body, stream=True)
+        status, headers, text = self.post(path, body)
+        assert status == 200 and headers["content-type"].startswith("text/event-stream"), text
+        assert text.endswith("\n\n")
+        return [e[6:] for e in text[:-2].split("\n\n") if not e.startswith(":")]
+
+    def socket(self):
+        s = socket.create_connection(("127.0.0.1", self.port))
+        return s
+
+    def send(self, data, read=True):
+        """Raw bytes; all that comes back until the server closes."""
+        s = self.socket()
+        s.sendall(data)
+        out = b""
+        while read:
+            try:
+                piece = s.recv(65536)
+            except ConnectionResetError:
+                break
+            if not piece:
+                break
+            out += piece
+        s.close()
+        return out
+
+    def metrics(self):
+        out = {}
+        for line in self.get("/metrics")[2].splitlines():
+            if not line.startswith("#"):
+                key, value = line.rsplit(" ", 1)
+                out[key.replace('model_name="toy",', "").replace('{model_name="toy"}', "")] = float(value)
+        return out
+
+    def wait_metric(self, key, value):
+        """Until a metric has a value; a wrong value for ever is a hang, seen by the runner."""
+        while self.metrics()[key] != value:
+            time.sleep(0.01)
+
+    def rss_kb(self):
+        with open(f"/proc/{self.proc.pid}/status") as f:
+            return int(re.search(r"VmRSS:\s+(\d+)", f.read()).group(1))
+
+    def stop(self, sig=signal.SIGTERM):
+        self.proc.send_signal(sig)
+        rc = self.proc.wait()
+        self.dir.cleanup()
+        return rc
+
+
+def http_request(path, body, extra=""):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return (f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n{extra}\r\n").encode() + data
+
+
+def run_tests(functions, *args):
+    failed = 0
+    for f in functions:
+        t = time.time()
+        try:
+            f(*args)
+            print(f"ok    {f.__name__}  {time.time() - t:.2f}s", flush=True)
+        except Exception:
+            import traceback
+            traceback.print_exc()
+            print(f"FAIL  {f.__name__}", flush=True)
+            failed += 1
+    print(f"{len(functions) - failed} of {len(functions)} passed")
+    sys.exit(1 if failed else 0)

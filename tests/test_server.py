@@ -1,0 +1,533 @@
+"""The server, end to end, on the toy model: every endpoint, error, stream rule, limit and signal."""
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serverlib import Server, http_request, run_tests
+
+BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
+HI = {"messages": [{"role": "user", "content": "hi"}], "seed": 1, "max_tokens": 12}
+TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
+CHAT, COMP = "/v1/chat/completions", "/v1/completions"
+
+
+def test_basics(s):
+    status, headers, text = s.get("/health")
+    assert status == 200 and json.loads(text) == {"status": "ok"} and headers["server"] == "steel"
+    m = json.loads(s.get("/v1/models")[2])
+    assert m["object"] == "list" and m["data"][0]["id"] == "toy" and m["data"][0]["object"] == "model"
+    assert m["data"][0]["max_model_len"] == 2048 and m["data"][0]["meta"]["n_vocab"] == 288
+    assert json.loads(s.get("/v1/models/toy")[2])["id"] == "toy"
+    assert s.get("/v1/models/other")[0] == 404
+    status, headers, page = s.get("/")
+    assert status == 200 and headers["content-type"].startswith("text/html") and "<title>Steel</title>" in page
+    assert "script-src" in headers["content-security-policy"]
+    assert s.request("HEAD", "/")[2] == "" and s.request("HEAD", "/")[1]["content-length"] == str(len(page.encode()))
+
+
+def test_error_shape(s):
+    for status, method, path, body in [
+            (404, "GET", "/nothing", None), (405, "GET", CHAT, None), (405, "POST", "/health", "{}"),
+            (400, "POST", CHAT, "{"), (400, "POST", CHAT, "[]"), (400, "POST", CHAT, ""), (400, "POST", CHAT, "{}")]:
+        got, headers, text = s.request(method, path, body)
+        e = json.loads(text)["error"]
+        assert got == status, (path, got)
+        assert set(e) >= {"message", "type", "param", "code"} and e["message"], text
+        assert headers["content-type"] == "application/json"
+    msg = HI["messages"]
+    for body, param in [
+            ({"messages": []}, "messages"), ({"messages": "x"}, "messages"),
+            ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+            ({"messages": [{"role": "user"}]}, "messages[0].content"),
+            ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+            ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content"),
+            ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+            ({"messages": [{"role": "assistant", "content": None, "tool_calls": 3}]}, "messages[0].tool_calls"),
+            ({"messages": msg, "temperature": "warm"}, "temperature"), ({"messages": msg, "n": 0}, "n"),
+            ({"messages": msg, "max_tokens": -1}, "max_tokens"), ({"messages": msg, "stop": [1]}, "stop"),
+            ({"messages": msg, "tools": {}}, "tools"), ({"messages": msg, "tools": [{}]}, "tools[0].type"),
+            ({"messages": msg, "tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+            ({"messages": msg, "tool_choice": "required"}, "tool_choice"),
+            ({"messages": msg, "tool_choice": "maybe"}, "tool_choice"),
+            ({"messages": msg, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+            ({"messages": msg, "chat_template_kwargs": 1}, "chat_template_kwargs"),
+            ({"messages": msg, "response_format": {"type": "json_object"}}, "response_format"),
+            ({"messages": msg, "response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+            ({"messages": msg, "logit_bias": {"400": 1}}, "logit_bias"), ({"messages": msg, "stream": "yes"}, "stream")]:
+        e = s.json(CHAT, body, 400)["error"]
+        assert e["param"] == param and e["type"] == "invalid_request_error", (body, e)
+    for body, param in [({}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [1, "x"]}, "prompt"), ({"prompt": [288]}, "prompt"),
+                        ({"prompt": ["a", 1]}, "prompt"), ({"prompt": {}}, "prompt"), ({"prompt": "a", "suffix": "b"}, "suffix"),
+                        ({"prompt": "a", "logprobs": 50}, "logprobs"), ({"prompt": "a", "best_of": 3}, "best_of")]:
+        e = s.json(COMP, body, 400)["error"]
+        assert e["param"] == param, (body, e)
+    e = s.json(COMP, {"prompt": "x" * 3000}, 400)["error"]
+    assert e["code"] == "context_length_exceeded" and e["n_prompt_tokens"] == 3000 and e["n_ctx"] == 2048
+    assert "3000" in e["message"] and "2048" in e["message"]
+    assert s.json(CHAT, dict(HI, unknown_field={"a": 1}, user="me", metadata={}))  # ignored
+
+
+def test_chat(s):
+    r = s.json(CHAT, HI)
+    assert r["object"] == "chat.completion" and r["id"].startswith("chatcmpl-") and r["model"] == "toy"
+    c = r["choices"][0]
+    assert c["message"]["role"] == "assistant" and len(c["message"]["content"]) > 3 and c["finish_reason"] in ("stop", "length")
+    u = r["usage"]
+    assert u["prompt_tokens"] == 21 and u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] and u["completion_tokens"] <= 12
+    # the same in a stream: role first, one finish, no usage unless asked, one [DONE], same text
+    events = s.stream(CHAT, HI)
+    assert events[-1] == "[DONE]" and events.count("[DONE]") == 1
+    chunks = [json.loads(e) for e in events[:-1]]
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert all("usage" not in k for k in chunks) and all(k["object"] == "chat.completion.chunk" for k in chunks)
+    assert "".join(k["choices"][0]["delta"].get("content", "") for k in chunks) == c["message"]["content"]
+    ends = [k["choices"][0]["finish_reason"] for k in chunks]
+    assert ends[-1] == c["finish_reason"] and not any(ends[:-1])
+    assert len({k["id"] for k in chunks}) == 1
+    events = s.stream(CHAT, dict(HI, stream_options={"include_usage": True}))
+    last = json.loads(events[-2])
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == u["completion_tokens"]
+    assert all(json.loads(e)["usage"] is None for e in events[:-2])
+    # what shapes a prompt may have
+    for messages in ([{"role": "developer", "content": "x"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+                     [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [
+                         {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": "{\"city\": \"Rome\"}"}}]},
+                      {"role": "tool", "tool_call_id": "c1", "content": "sun"}, {"role": "system", "content": "later"}]):
+        s.json(CHAT, dict(HI, messages=messages, tools=[TOOL]))
+
+
+def test_completions(s):
+    r = s.json(COMP, {"prompt": "hello", "seed": 2, "max_tokens": 10, "ignore_eos": True})
+    assert r["object"] == "text_completion" and r["usage"]["completion_tokens"] == 10 and r["choices"][0]["finish_reason"] == "length"
+    text = r["choices"][0]["text"]
+    ids = [ord(x) for x in "hello"]
+    assert s.json(COMP, {"prompt": ids, "seed": 2, "max_tokens": 10, "ignore_eos": True})["choices"][0]["text"] == text
+    many = s.json(COMP, {"prompt": ["hello", "bye"], "n": 2, "seed": 2, "max_tokens": 10, "ignore_eos": True})
+    assert [c["index"] for c in many["choices"]] == [0, 1, 2, 3] and many["choices"][0]["text"] == text
+    assert many["usage"]["prompt_tokens"] == 8 and many["usage"]["completion_tokens"] == 40
+    assert s.json(COMP, {"prompt": [ids, [98, 121, 101]], "n": 2, "seed": 2, "max_tokens": 10, "ignore_eos": True})["choices"] == many["choices"]
+    assert s.json(COMP, {"prompt": "hello", "seed": 2, "max_tokens": 10, "echo": True, "ignore_eos": True})["choices"][0]["text"] == "hello" + text
+    assert s.json(COMP, {"prompt": "hello", "seed": 2})["usage"]["completion_tokens"] <= 16
+    # stop strings end the text before them, across token boundaries
+    r = s.json(COMP, {"prompt": "hello", "seed": 2, "max_tokens": 10, "ignore_eos": True, "stop": ["\x01", text[4:7]]})
+    assert r["choices"][0]["text"] == text[:text.index(text[4:7])] and r["choices"][0]["finish_reason"] == "stop"
+    assert r["choices"][0]["stop_reason"] == text[4:7]
+    events = s.stream(COMP, {"prompt": "hello", "seed": 2, "max_tokens": 10, "ignore_eos": True, "stop": text[4:7]})
+    assert "".join(json.loads(e)["choices"][0]["text"] for e in events[:-1]) == r["choices"][0]["text"]
+
+
+def test_sampling(s):
+    one = lambda **kw: s.json(COMP, dict({"prompt": "abc", "max_tokens": 20, "ignore_eos": True, "seed": 5}, **kw))["choices"][0]["text"]
+    assert one() == one() and one() != one(seed=6)
+    assert one(temperature=0, seed=1) == one(temperature=0, seed=2)
+    assert one(logit_bias={"120": 100}) == "x" * 20
+    assert one(top_k=1) == one(temperature=0)
+    assert "x" not in one(logit_bias={"120": -100})
+    texts = {c["text"] for c in s.json(COMP, {"prompt": "abc", "max_tokens": 20, "n": 4, "ignore_eos": True})["choices"]}
+    assert len(texts) == 4
+    r = s.json(COMP, {"prompt": "abc", "max_tokens": 20, "logit_bias": {"258": 100}, "min_tokens": 3})
+    assert r["usage"]["completion_tokens"] == 4 and r["choices"][0]["finish_reason"] == "stop"
+
+
+def test_logprobs(s):
+    r = s.json(CHAT, dict(HI, logprobs=True, top_logprobs=3, temperature=0))
+    c = r["choices"][0]
+    entries = c["logprobs"]["content"]
+    assert "".join(e["token"] for e in entries) == c["message"]["content"]
+    for e in entries:
+        assert len(e["top_logprobs"]) == 3 and e["top_logprobs"][0]["logprob"] == e["logprob"] <= 0
+        assert bytes(e["bytes"]).decode() == e["token"]
+    events = [json.loads(e) for e in s.stream(CHAT, dict(HI, logprobs=True, top_logprobs=3, temperature=0))[:-1]]
+    streamed = [x for e in events for x in ((e["choices"][0]["logprobs"] or {}).get("content") or [])]
+    assert streamed == entries
+    r = s.json(COMP, {"prompt": "abc", "max_tokens": 5, "logprobs": 2, "temperature": 0, "ignore_eos": True})["choices"][0]
+    lp = r["logprobs"]
+    assert "".join(lp["tokens"]) == r["text"] and lp["text_offset"] == [0, 1, 2, 3, 4] and len(lp["top_logprobs"][0]) == 2
+    assert all(max(t.values()) == v for t, v in zip(lp["top_logprobs"], lp["token_logprobs"]))
+
+
+def test_tokens(s):
+    r = s.json("/tokenize", {"content": "h\u00e9<|im_end|>"})
+    assert r["tokens"] == [104, 195, 169, 258] and r["count"] == 4
+    assert s.json("/tokenize", {"content": "<|im_end|>", "parse_special": False})["count"] == 10
+    assert s.json("/tokenize", {"prompt": "hi", "with_pieces": True})["tokens"][0] == {"id": 104, "piece": "h"}
+    assert s.json("/detokenize", {"tokens": r["tokens"]})["content"] == "h\u00e9<|im_end|>"
+    s.json("/detokenize", {"tokens": [288]}, 400)
+    s.json("/detokenize", {"tokens": "x"}, 400)
+    s.json("/tokenize", {}, 400)
+    r = s.json("/apply-template", {"messages": HI["messages"], "tools": [TOOL]})
+    assert r["prompt"].startswith("<|im_start|>system\n# Tools") and r["prompt"].endswith("<|im_start|>assistant\n")
+    assert r["tokens"] == s.json("/tokenize", {"content": r["prompt"]})["tokens"] and r["format"] == "hermes"
+    r = s.json("/apply-template", {"messages": HI["messages"], "chat_template_kwargs": {"enable_thinking": False}})
+    assert r["prompt"].endswith("</think>\n\n")
+    none = s.json("/apply-template", {"messages": HI["messages"], "tools": [TOOL], "tool_choice": "none"})
+    assert "get_weather" not in none["prompt"]
+    forced = s.json("/apply-template", {"messages": HI["messages"], "tools": [TOOL], "tool_choice": "required"})
+    assert forced["prompt"].endswith('<tool_call>\n{"name": "get_weather", "arguments": ')
+
+
+def test_messages(s):
+    body = {"model": "x", "max_tokens": 10, "temperature": 0, "messages": [{"role": "user", "content": "hi"}]}
+    r = s.json("/v1/messages", body)
+    assert r["type"] == "message" and r["role"] == "assistant" and r["content"][0]["type"] == "text"
+    assert r["stop_reason"] in ("max_tokens", "end_turn") and r["usage"]["output_tokens"] == 10
+    status, _, text = s.post("/v1/messages", dict(body, stream=True))
+    events = [dict(l.split(": ", 1) for l in e.split("\n")) for e in text.strip().split("\n\n")]
+    assert all(json.loads(e["data"])["type"] == e["event"] for e in events)
+    names = [e["event"] for e in events if e["event"] != "content_block_delta"]
+    assert names == ["message_start", "content_block_start", "content_block_stop", "message_delta", "message_stop"]
+    data = [json.loads(e["data"]) for e in events]
+    assert "".join(d["delta"]["text"] for d in data if d["type"] == "content_block_delta") == r["content"][0]["text"]
+    assert data[-2]["delta"]["stop_reason"] == r["stop_reason"] and data[-2]["usage"]["output_tokens"] == 10
+    tool = {"name": "get_weather", "description": "d", "input_schema": {"type": "object"}}
+    s.json("/v1/messages", dict(body, system=[{"type": "text", "text": "be brief"}], tools=[tool], messages=[
+        {"role": "user", "content": [{"type": "text", "text": "weather?"}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "ok"},
+                                          {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Rome"}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sun"}]},
+                                     {"type": "text", "text": "so?"}]}]))
+    stopped = s.json("/v1/messages", dict(body, stop_sequences=[r["content"][0]["text"][3:5]]))
+    assert stopped["stop_reason"] == "stop_sequence" and stopped["stop_sequence"] == r["content"][0]["text"][3:5]
+    n = s.json("/v1/messages/count_tokens", {"model": "x", "messages": body["messages"]})["input_tokens"]
+    assert n == r["usage"]["input_tokens"] + r["usage"]["cache_read_input_tokens"]
+    for bad in ({"messages": body["messages"]}, dict(body, messages=[]), dict(body, messages=[{"role": "x", "content": "y"}]),
+                dict(body, messages=[{"role": "user", "content": [{"type": "image"}]}]), dict(body, tools=[{"name": "x"}]),
+                dict(body, tool_choice={"type": "x"}), dict(body, thinking=3)):
+        e = s.json("/v1/messages", bad, 400)
+        assert e["type"] == "error" and e["error"]["type"] == "invalid_request_error" and e["error"]["message"]
+
+
+def test_prefix_cache(s):
+    before = s.metrics()
+    text = "".join(chr(97 + i * 7 % 26) for i in range(1500))
+    first = s.json(COMP, {"prompt": text, "max_tokens": 20, "seed": 3, "ignore_eos": True})
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    turn2 = text + first["choices"][0]["text"] + "and so on"
+    again = s.json(COMP, {"prompt": turn2, "max_tokens": 20, "seed": 3, "ignore_eos": True})
+    read = again["usage"]["prompt_tokens"] - again["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert read < 32, read
+    cold = s.json(COMP, {"prompt": turn2, "max_tokens": 20, "seed": 3, "ignore_eos": True, "cache_prompt": False})
+    assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0 and cold["choices"] == again["choices"]
+    salted = s.json(COMP, {"prompt": turn2, "max_tokens": 20, "seed": 3, "ignore_eos": True, "cache_salt": "me"})
+    assert salted["usage"]["prompt_tokens_details"]["cached_tokens"] == 0 and salted["choices"] == again["choices"]
+    after = s.metrics()
+    assert after["steel_prefix_cache_hits_total"] - before["steel_prefix_cache_hits_total"] == again["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert after["steel_prefix_cache_queries_total"] > before["steel_prefix_cache_queries_total"]
+
+
+def test_http(s):
+    get = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    # keep-alive and pipelining: three requests in one packet, answered in order
+    out = s.send(get + http_request(COMP, {"prompt": "abc", "max_tokens": 3}) + b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert out.count(b"HTTP/1.1 200 OK") == 3 and out.index(b'"status":"ok"') < out.index(b"text_completion") < out.rindex(b'"status":"ok"')
+    # a request in single bytes, a chunked body, Expect
+    c = s.socket()
+    for b in get:
+        c.sendall(bytes([b]))
+    assert b"200 OK" in c.recv(4096)
+    body = json.dumps({"prompt": "abc", "max_tokens": 3}).encode()
+    c.sendall(b"POST " + COMP.encode() + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
+    assert c.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    for i in range(0, len(body), 7):
+        piece = body[i:i + 7]
+        c.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))
+    c.sendall(b"0\r\n\r\n")
+    assert b"text_completion" in c.recv(65536)
+    c.close()
+    # HTTP/1.0: the stream ends with the connection, without chunks
+    out = s.send(b"POST " + COMP.encode() + b" HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % (len(body) + 14) + body[:-1] + b',"stream":true}')
+    head, _, rest = out.partition(b"\r\n\r\n")
+    assert b"chunked" not in head and rest.startswith(b"data: {") and rest.endswith(b"data: [DONE]\n\n")
+    # refusals end the connection
+    for status, data in [(400, b"nonsense\r\n\r\n"), (400, b"GET / HTTP/1.1\r\n\r\n"), (431, b"GET / HTTP/1.1\r\nX: " + b"a" * 70000),
+                         (413, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n"),
+                         (413, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n"),
+                         (400, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"),
+                         (501, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n")]:
+        out = s.send(data)
+        assert out.startswith(b"HTTP/1.1 %d " % status) and b'"error"' in out, out[:200]
+    # a body over the limit is refused while it is still being sent, and the reply arrives
+    c = s.socket()
+    c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n")
+    try:
+        c.sendall(b"x" * 3000000)
+    except OSError:
+        pass
+    assert c.recv(4096).startswith(b"HTTP/1.1 413")
+    c.close()
+    # CORS
+    _, h, _ = s.request("OPTIONS", CHAT, headers={"Origin": "http://ok.example", "Access-Control-Request-Headers": "x-foo"})
+    assert h["access-control-allow-origin"] == "http://ok.example" and h["access-control-allow-headers"] == "x-foo"
+    assert "access-control-allow-origin" not in s.get("/health", headers={"Origin": "http://evil.example"})[1]
+
+
+def test_timeouts(s):
+    """The server of these tests has --read-timeout 1 --keep-alive 1."""
+    for data in (b"", b"GET / HTT", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nab"):
+        t = time.time()
+        out = s.send(data)
+        assert 0.5 < time.time() - t
+        assert out == b"" or b" 408 " in out
+    t = time.time()
+    s.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert time.time() - t > 0.5
+    # a head that trickles in byte by byte does not live for ever
+    c, t = s.socket(), time.time()
+    try:
+        while True:
+            c.sendall(b"x")
+            time.sleep(0.1)
+            c.settimeout(0.01)
+            try:
+                if not c.recv(100):
+                    break
+            except TimeoutError:
+                pass
+    except OSError:
+        pass
+    assert 0.5 < time.time() - t
+    c.close()
+
+
+def test_disconnect(s):
+    """Clients leave while waiting, reading and decoding: pages come back, the others go on."""
+    base = s.metrics()
+    cancelled = "steel_cancellations_total"
+    long = {"prompt": "abc", "max_tokens": 2000, "ignore_eos": True, "cache_prompt": False}
+
+    def open_(body):
+        c = s.socket()
+        c.sendall(http_request(COMP, body))
+        return c
+    # decoding, streamed and not
+    for stream in (True, False):
+        n = s.metrics()[cancelled]
+        c = open_(dict(long, stream=stream))
+        if stream:
+            assert c.recv(10)
+        else:
+            s.wait_metric("steel_requests_running", 1)
+        c.close()
+        s.wait_metric(cancelled, n + 1)
+        s.wait_metric('steel_kv_pages{state="held"}', 0)
+    # waiting behind eight that run; reset instead of closed
+    n = s.metrics()[cancelled]
+    runners = [open_(dict(long, stream=True, seed=i)) for i in range(8)]
+    for c in runners:
+        assert c.recv(10)
+    waiting = open_(long)
+    s.wait_metric("steel_requests_waiting", 1)
+    waiting.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    waiting.close()
+    s.wait_metric("steel_requests_waiting", 0)
+    for c in runners:
+        c.close()
+    s.wait_metric("steel_requests_running", 0)
+    # reading a long prompt
+    n = s.metrics()[cancelled]
+    c = open_({"prompt": [97 + i * i % 26 for i in range(2000)], "max_tokens": 40, "ignore_eos": True, "cache_prompt": False, "n": 8})
+    c.close()
+    s.wait_metric("steel_requests_running", 0)
+    s.wait_metric('steel_kv_pages{state="held"}', 0)
+    assert s.metrics()["steel_requests_waiting"] == 0
+    # half closed: the client has said all it will say, and is gone for us
+    c = open_(dict(long, stream=True))
+    assert c.recv(10)
+    n = s.metrics()[cancelled]
+    c.shutdown(socket.SHUT_WR)
+    s.wait_metric(cancelled, n + 1)
+    c.close()
+    assert s.get("/health")[0] == 200
+
+
+def test_slow_reader(s):
+    """A client that does not read gets all of its answer, later and in larger pieces."""
+    body = {"prompt": "abc", "max_tokens": 2000, "ignore_eos": True, "seed": 4, "stream": True, "n": 4}
+    want = s.json(COMP, dict(body, stream=False))
+    c = s.socket()
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
+    c.sendall(http_request(COMP, body, "Connection: close\r\n"))
+    out = c.recv(10)
+    s.wait_metric("steel_requests_running", 0)  # the engine does not wait for it
+    while piece := c.recv(65536):
+        out += piece
+    c.close()
+    text = [""] * 4
+    data = b"".join(line for line in out.split(b"\r\n\r\n", 1)[1].split(b"\r\n")[1::2])
+    events = [e[6:] for e in data.decode().split("\n\n") if e]
+    assert events[-1] == "[DONE]"
+    for e in events[:-1]:
+        for choice in json.loads(e)["choices"]:
+            text[choice["index"]] += choice["text"]
+    assert text == [x["text"] for x in want["choices"]]
+    assert len(events) < 6000  # pieces were joined
+
+
+def test_queue_full(_):
+    s = Server(BUILD, "-np", "1", "--max-queue", "2", "-c", "8192")
+    body = {"prompt": "abc", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+    run = s.socket()
+    run.sendall(http_request(COMP, body))
+    assert run.recv(10)
+    wait = [s.socket() for _ in range(2)]
+    for c in wait:
+        c.sendall(http_request(COMP, body))
+    s.wait_metric("steel_requests_waiting", 2)
+    status, headers, text = s.post(COMP, {"prompt": "x"})
+    e = json.loads(text)["error"]
+    assert status == 429 and headers["retry-after"] and e["type"] == "rate_limit_error" and e["code"] == "queue_full"
+    status, _, text = s.post("/v1/messages", dict(HI, max_tokens=3))
+    assert status == 429 and json.loads(text)["error"]["type"] == "rate_limit_error"
+    assert s.metrics()["steel_rejections_total"] == 2
+    for c in wait + [run]:
+        c.close()
+    s.wait_metric("steel_requests_running", 0)
+    assert s.json(COMP, {"prompt": "x"})
+    assert s.stop() == 0
+
+
+def test_keys(_):
+    with open("/tmp/steel-keys-%d" % os.getpid(), "w") as f:
+        f.write("# comment\nfrom-file\n\n")
+    s = Server(BUILD, "--api-key", "secret", "--api-key-file", f.name, "--cache-salt-by-key", "--alias", "my/model")
+    os.unlink(f.name)
+    for headers, status in [({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer secret"}, 200),
+                            ({"Authorization": "bearer from-file"}, 200), ({"X-Api-Key": "secret"}, 200)]:
+        got, h, text = s.post(CHAT, HI, headers=headers)
+        assert got == status, (headers, got)
+        if status == 401:
+            assert json.loads(text)["error"]["code"] == "invalid_api_key"
+    assert s.get("/health")[0] == 200 and s.get("/")[0] == 200 and s.get("/metrics")[0] == 401
+    key = lambda k: {"Authorization": "Bearer " + k}
+    assert json.loads(s.get("/v1/models", headers=key("secret"))[2])["data"][0]["id"] == "my/model"
+    assert s.get("/v1/models/my/model", headers=key("secret"))[0] == 200
+    cached = lambda k: s.json(COMP, {"prompt": "y" * 200}, headers=key(k))["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached("secret") == 0 and cached("secret") > 190 and cached("from-file") == 0
+    assert s.stop() == 0
+
+
+def test_tls(_):
+    d = "/tmp/steel-tls-%d" % os.getpid()
+    os.mkdir(d)
+    rc = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", d + "/k", "-out", d + "/c",
+                         "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"], capture_output=True)
+    assert rc.returncode == 0, rc.stderr
+    s = Server(BUILD, "--ssl-cert-file", d + "/c", "--ssl-key-file", d + "/k")
+    ctx = ssl.create_default_context(cafile=d + "/c")
+    for _ in range(3):
+        with ctx.wrap_socket(s.socket(), server_hostname="127.0.0.1") as c:
+            c.sendall(http_request(CHAT, dict(HI, stream=True), "Connection: close\r\n"))
+            out = b""
+            while piece := c.recv(65536):
+                out += piece
+            assert b"data: [DONE]" in out
+    with ctx.wrap_socket(s.socket(), server_hostname="127.0.0.1") as c:  # leaves in mid-answer
+        c.sendall(http_request(COMP, {"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}))
+        assert c.recv(10)
+    assert s.send(b"GET / HTTP/1.1\r\n\r\n") == b"" or True  # plain text on the TLS port does no harm
+    with ctx.wrap_socket(s.socket(), server_hostname="127.0.0.1") as c:
+        while True:
+            c.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            out = c.recv(65536)
+            while b'steel_http_replies_total{model_name="toy",status="5xx"}' not in out:
+                out += c.recv(65536)
+            if b'steel_requests_running{model_name="toy"} 0' in out:
+                break
+    assert s.stop() == 0
+    bad = subprocess.run([BUILD + "/steel", "serve", "x.gguf", "--port", "0", "--ssl-cert-file", d + "/k", "--ssl-key-file", d + "/k"],
+                         capture_output=True, text=True)
+    assert bad.returncode == 1 and d + "/k" in bad.stderr
+    subprocess.run(["rm", "-r", d])
+
+
+def test_shutdown(_):
+    """SIGTERM: running answers finish, new ones are refused, exit 0; the grace time is a limit."""
+    s = Server(BUILD, "--log-format", "json", "-c", "8192")
+    c = s.socket()
+    c.sendall(http_request(COMP, {"prompt": "abc", "max_tokens": 3000, "ignore_eos": True, "stream": True}))
+    assert c.recv(10)
+    s.proc.send_signal(signal.SIGTERM)
+    s.wait_line("shutting down")
+    out = b""
+    while piece := c.recv(65536):
+        out += piece
+    assert b"[DONE]" in out and b'"finish_reason":"length"' in out
+    assert s.proc.wait() == 0
+    for line in s.log().splitlines():
+        entry = json.loads(line)
+        assert {"time", "level", "msg"} <= set(entry)
+    done = [json.loads(l) for l in s.log().splitlines() if '"completions"' in l][0]
+    assert done["tokens"] == 3000 and done["status"] == 200 and done["end"] == "length"
+    s = Server(BUILD, "--grace", "0", "-c", "8192")
+    c = s.socket()
+    c.sendall(http_request(COMP, {"prompt": "abc", "max_tokens": 8000, "ignore_eos": True, "stream": True}))
+    assert c.recv(10)
+    assert s.stop() == 0
+    c.close()
+    s = Server(BUILD)
+    assert s.stop(signal.SIGINT) == 130
+
+
+def test_start(_):
+    run = lambda *a: subprocess.run([BUILD + "/steel", "serve", *a], capture_output=True, text=True)
+    r = run("/nonexistent.gguf", "--port", "0")
+    assert r.returncode == 1 and "/nonexistent.gguf" in r.stderr
+    assert run("--port", "x").returncode == 2
+    assert run("a", "-m", "b").returncode == 2
+    assert run("a", "--log-format", "xml").returncode == 2
+    assert run("a", "--kv-memory", "lots").returncode == 2
+    s = Server(BUILD)
+    r = run("x.gguf", "--port", str(s.port))
+    assert r.returncode == 1 and "cannot listen" in r.stderr
+    h = run("--help")
+    assert h.returncode == 0 and "--max-num-seqs" in h.stdout and "--jinja" not in h.stdout
+    s.stop()
+    for style, name in (("vllm", "vllm:num_requests_running"), ("llamacpp", "llamacpp:requests_processing")):
+        s = Server(BUILD, "--metrics-compat", style)
+        text = s.get("/metrics")[2]
+        assert name + "{" in text and "steel_" not in text
+        s.stop()
+
+
+def test_threads(s):
+    """Many clients at once: each gets its own answer."""
+    want, got, fails = {}, {}, []
+    for i in range(24):
+        want[i] = s.json(COMP, {"prompt": "abc" * (i + 1), "seed": i, "max_tokens": 30, "ignore_eos": True})["choices"]
+
+    def one(i):
+        try:
+            got[i] = s.json(COMP, {"prompt": "abc" * (i + 1), "seed": i, "max_tokens": 30, "ignore_eos": True})["choices"]
+        except Exception as e:
+            fails.append(e)
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(24)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not fails and got == want
+
+
+server = Server(BUILD, "-np", "8", "-c", "2048", "--max-body-mb", "1", "--read-timeout", "1", "--keep-alive", "1",
+                "--cors-origin", "http://ok.example", "--step-ms", "5")
+tests = [test_basics, test_error_shape, test_chat, test_completions, test_sampling, test_logprobs, test_tokens, test_messages,
+         test_prefix_cache, test_http, test_timeouts, test_disconnect, test_slow_reader, test_threads, test_queue_full,
+         test_keys, test_tls, test_shutdown, test_start]
+if len(sys.argv) > 2:
+    tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]
+try:
+    run_tests(tests, server)
+finally:
+    rc = server.stop()
+    if rc != 0:
+        print(server.log()[-4000:])
+        print("the server exited with", rc)
+        os._exit(1)
