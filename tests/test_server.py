@@ -376,7 +376,7 @@ def test_queue_full(_):
     body = {"prompt": "abc", "max_tokens": 8000, "ignore_eos": True, "stream": True}
     run = s.socket()
     run.sendall(http_request(COMP, body))
-    assert run.recv(10)
+    s.wait_metric("steel_requests_running", 1)
     wait = [s.socket() for _ in range(2)]
     for c in wait:
         c.sendall(http_request(COMP, body))
