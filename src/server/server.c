@@ -374,8 +374,6 @@ static void stop_workers(struct server *s)
     pthread_mutex_unlock(&s->lock);
     for (int i = 0; i < s->n_workers; i++)
         pthread_join(s->workers[i], NULL);
-    pthread_mutex_destroy(&s->lock);
-    pthread_cond_destroy(&s->wake);
 }
 
 static struct event *watch(struct server *s, int fd, short what,
@@ -451,6 +449,8 @@ int server_run(const struct server_options *opt, struct error *err)
         server_unload_chat(s);
         events_free(s->events);
         close(s->jobs_fd);
+        pthread_mutex_destroy(&s->lock);
+        pthread_cond_destroy(&s->wake);
     }
     event_base_free(s->base);
     mem_free(s);

@@ -1,0 +1,207 @@
+"""Rough company for the server: many streams at once, 30 % of them aborted at random moments, slow
+readers, half-open sockets, malformed requests, in a KV cache too small for all. Afterwards every page
+is free, memory is flat, and every finished answer is byte-equal to the same request alone.
+
+    python3 bench/load.py BUILD [--clients 64] [--seconds 120] [--seed 1]
+"""
+import argparse
+import json
+import os
+import random
+import socket
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../tests"))
+from serverlib import Server, http_request
+
+COMP = "/v1/completions"
+
+
+def specs(n):
+    """Requests of many kinds; every third begins like the one before it."""
+    rng = random.Random(7)
+    out = []
+    for i in range(n):
+        shared = "s" * 100 if i % 3 == 0 else out[-1]["prompt"][: rng.randrange(40, 160)]
+        prompt = shared + "".join(rng.choice("abcdefgh ") for _ in range(rng.randrange(5, 300)))
+        s = {"prompt": prompt, "seed": i, "max_tokens": rng.randrange(20, 160), "ignore_eos": i % 2 == 0}
+        if i % 4 == 1:
+            s.update(temperature=0)
+        if i % 5 == 2:
+            s.update(logprobs=2)
+        if i % 7 == 3:
+            s.update(stop=["zz", "ab"], presence_penalty=0.4)
+        if i % 11 == 4:
+            s.update(n=3)
+        out.append(s)
+    return out
+
+
+def texts(choices):
+    return [(c["text"], c["finish_reason"]) for c in choices]
+
+
+class Load:
+    def __init__(self, server, args):
+        self.s, self.args = server, args
+        self.specs = specs(40)
+        self.want = [texts(server.json(COMP, dict(x, cache_prompt=False))["choices"]) for x in self.specs]
+        self.stop, self.lock = time.time() + args.seconds, threading.Lock()
+        self.count = {"equal": 0, "aborted": 0, "slow": 0, "half open": 0, "malformed": 0, "refused": 0}
+        self.wrong = []
+
+    def add(self, what):
+        with self.lock:
+            self.count[what] += 1
+
+    def read_all(self, c, slow=0):
+        out = b""
+        while True:
+            piece = c.recv(4096 if slow else 65536)
+            if not piece:
+                return out
+            out += piece
+            if slow:
+                time.sleep(slow)
+
+    def finished(self, rng, slow=0):
+        i = rng.randrange(len(self.specs))
+        stream = rng.random() < 0.7
+        c = self.s.socket()
+        if slow:
+            c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        c.sendall(http_request(COMP, dict(self.specs[i], stream=stream), "Connection: close\r\n"))
+        head, _, body = self.read_all(c, slow).partition(b"\r\n\r\n")
+        c.close()
+        status = int(head.split()[1])
+        if status == 429:
+            self.add("refused")
+            time.sleep(0.05)
+            return
+        assert status == 200, head
+        if stream:
+            data, at = b"", 0
+            while at < len(body):  # chunks
+                end = body.index(b"\r\n", at)
+                n = int(body[at:end], 16)
+                data += body[end + 2:end + 2 + n]
+                at = end + 4 + n
+            n = self.specs[i].get("n", 1)
+            got, events = [["", None] for _ in range(n)], data.decode().split("\n\n")
+            assert events[-2] == "data: [DONE]", events[-3:]
+            for e in events[:-2]:
+                if e.startswith(":"):
+                    continue
+                for ch in json.loads(e[6:])["choices"]:
+                    got[ch["index"]][0] += ch["text"]
+                    got[ch["index"]][1] = ch["finish_reason"] or got[ch["index"]][1]
+            got = [tuple(g) for g in got]
+        else:
+            got = texts(json.loads(body)["choices"])
+        if got != self.want[i]:
+            with self.lock:
+                self.wrong.append((i, got, self.want[i]))
+        self.add("slow" if slow else "equal")
+
+    def aborted(self, rng):
+        c = self.s.socket()
+        c.sendall(http_request(COMP, dict(rng.choice(self.specs), stream=rng.random() < 0.7, max_tokens=400, ignore_eos=True)))
+        kind = rng.randrange(3)
+        if kind == 0:
+            time.sleep(rng.random() * 0.02)
+        elif kind == 1:
+            c.recv(rng.randrange(1, 3000))
+        if rng.random() < 0.5:
+            c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        c.close()
+        self.add("aborted")
+
+    def half_open(self, rng, keep):
+        c = self.s.socket()
+        whole = http_request(COMP, rng.choice(self.specs))
+        c.sendall(whole[: rng.randrange(len(whole))])
+        keep.append(c)
+        if len(keep) > 3:
+            keep.pop(0).close()
+        self.add("half open")
+
+    def malformed(self, rng):
+        c = self.s.socket()
+        whole = bytearray(http_request(COMP, rng.choice(self.specs), "Connection: close\r\n"))
+        for _ in range(rng.randrange(1, 8)):
+            whole[rng.randrange(len(whole))] = rng.randrange(256)
+        c.sendall(bytes(whole))
+        c.shutdown(socket.SHUT_WR)
+        self.read_all(c)
+        c.close()
+        self.add("malformed")
+
+    def client(self, number):
+        rng, keep = random.Random(self.args.seed * 1000 + number), []
+        while time.time() < self.stop and not self.wrong:
+            x = rng.random()
+            try:
+                if x < 0.55:
+                    self.finished(rng)
+                elif x < 0.85:
+                    self.aborted(rng)
+                elif x < 0.90:
+                    self.finished(rng, slow=0.001)
+                elif x < 0.95:
+                    self.half_open(rng, keep)
+                else:
+                    self.malformed(rng)
+            except (ConnectionResetError, BrokenPipeError):
+                pass  # a malformed request may be cut off; a finished one would have failed its assert
+            except Exception as e:
+                with self.lock:
+                    self.wrong.append(repr(e))
+        for c in keep:
+            c.close()
+
+    def run(self):
+        threads = [threading.Thread(target=self.client, args=(i,)) for i in range(self.args.clients)]
+        for t in threads:
+            t.start()
+        rss, start = [], time.time()
+        while any(t.is_alive() for t in threads):
+            time.sleep(min(1, self.args.seconds / 10))
+            rss.append((time.time() - start, self.s.rss_kb()))
+        for t in threads:
+            t.join()
+        return rss
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("build")
+    p.add_argument("--clients", type=int, default=64)
+    p.add_argument("--seconds", type=float, default=120)
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--seqs", type=int, default=16)
+    args = p.parse_args()
+    s = Server(args.build, "-np", str(args.seqs), "-c", "1024", "--kv-tokens", "2400", "--max-queue", "64",
+               "--read-timeout", "2")
+    load = Load(s, args)
+    rss = load.run()
+    s.wait_metric("steel_requests_running", 0)
+    s.wait_metric("steel_requests_waiting", 0)
+    s.wait_metric('steel_kv_pages{state="held"}', 0)
+    m = s.metrics()
+    print(", ".join(f"{v} {k}" for k, v in load.count.items()))
+    print(f"{m['steel_generation_tokens_total']:.0f} tokens, {m['steel_preemptions_total']:.0f} preemptions, "
+          f"{m['steel_cancellations_total']:.0f} cancellations, {m['steel_prefix_cache_hits_total']:.0f} cached of "
+          f"{m['steel_prefix_cache_queries_total']:.0f} prompt tokens")
+    half = [kb for t, kb in rss if t > args.seconds / 2] or [rss[-1][1]]
+    print(f"RSS {rss[0][1]} kB at the start, {half[0]} kB half way, {rss[-1][1]} kB at the end")
+    assert not load.wrong, load.wrong[:3]
+    assert load.count["equal"] > 0 and m["steel_preemptions_total"] > 0 and m["steel_prefix_cache_hits_total"] > 0
+    assert m["steel_cancellations_total"] > 0
+    if args.seconds >= 20:  # long enough to have reached its working size
+        assert rss[-1][1] < half[0] * 1.05 + 2048, "memory grows"
+    assert s.stop() == 0, s.log()[-3000:]
+
+
+main()
