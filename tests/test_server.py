@@ -171,7 +171,7 @@ def test_tokens(s):
     none = s.json("/apply-template", {"messages": HI["messages"], "tools": [TOOL], "tool_choice": "none"})
     assert "get_weather" not in none["prompt"]
     forced = s.json("/apply-template", {"messages": HI["messages"], "tools": [TOOL], "tool_choice": "required"})
-    assert forced["prompt"].endswith('<tool_call>\n{"name": "get_weather", "arguments": ')
+    assert forced["prompt"].endswith('<tool_call>\n{"name": "get_weather", "arguments":')
 
 
 def test_messages(s):

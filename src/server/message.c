@@ -80,7 +80,7 @@ static void on_chat_event(void *arg, const struct chat_event *e)
     struct choice_out *o = arg;
     if (o->stopped_by_parser)
         return;
-    o->thinking = e->type == CHAT_REASONING;
+    o->thinking |= e->type == CHAT_REASONING;
     switch (e->type) {
     case CHAT_CONTENT:
         choice_add(o, SEGMENT_TEXT, e->text, e->len);
@@ -116,6 +116,7 @@ void choice_token(struct call *c, struct choice_out *o, const struct engine_even
         o->usage.n_generated++;
     if (!ev->n_text || o->stopped_by_parser)
         return;
+    o->thinking = false;
     if (!o->parser)
         choice_add(o, SEGMENT_TEXT, ev->text, ev->n_text);
     else
@@ -146,7 +147,6 @@ void choice_init(struct call *c, struct choice_out *o)
                                      .event = on_chat_event,
                                      .arg = o};
     o->one_call = c->chat->one_call;
-    o->thinking = c->chat->in_reasoning;
     o->parser = chat_parser_new(c->chat->format, &opt);
     if (c->chat->begun.len)
         chat_parser_push(o->parser, c->chat->begun.p, c->chat->begun.len);

@@ -60,7 +60,8 @@ struct choice_out {
     struct usage_count usage;
     int n_reasoning;            /* tokens */
     struct chat_parser *parser; /* NULL = plain text */
-    bool thinking, in_tool;     /* where the parser stands */
+    bool thinking;              /* the last token brought reasoning */
+    bool in_tool;               /* the last segment is a call that goes on */
     bool one_call;
 };
 
