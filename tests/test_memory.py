@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Weights stay compressed: the resident size of a loaded model is at most its file, one weight in flight,
-and a fixed allowance for KV, scratch and the program, repacked or not. Uses the shape generator beside the project."""
+"""Weights stay compressed: the resident size of a loaded model is at most 1.05 x its file plus a fixed
+allowance for KV, scratch and the program, repacked or not; loading never holds two copies. Uses the shape generator beside the project."""
 import os, resource, subprocess, sys, tempfile
 
 STEEL = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "build", "steel")
 SYNTH = "../shared/tools/synth_gguf.py"
 ALLOWANCE = 64 << 20
-LARGEST = 128 * 2 * 768 * 2048 * 144 // 256  # gate and up of one layer: in the file and repacked for a moment
 
 
 def peak_rss(cmd):
@@ -34,7 +33,7 @@ def main():
             rss = peak_rss([STEEL, "bench", model, "-p", "8", "-n", "1", "-r", "1", *extra])
             print(f"file {size / 1e6:.0f} MB, peak {rss / 1e6:.0f} MB, {rss / size:.3f} x {' '.join(extra)}")
             if "asan" not in STEEL and "tsan" not in STEEL:  # sanitizers have memory of their own
-                assert rss <= size + LARGEST + ALLOWANCE, (rss, size)
+                assert rss <= 1.05 * size + ALLOWANCE, (rss, size)
 
 
 main()

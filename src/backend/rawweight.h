@@ -31,7 +31,11 @@ struct raw_weight {
     int n_seg;
     struct raw_seg seg[3];
     const float *bias; /* (n_out) or NULL */
-    bool transient;    /* the data lives only during upload: a backend that keeps it must copy */
+    /* Called by a backend that made its own copy of these source bytes: they are not read again. May
+     * be NULL. So that a large weight is never resident twice. */
+    void (*done)(void *arg, const void *data, size_t bytes);
+    void *done_arg;
+    bool transient; /* the data lives only during upload: a backend that keeps it must copy */
 };
 
 size_t raw_seg_row_bytes(const struct raw_seg *s, int n_in); /* bytes of data per row */

@@ -491,17 +491,26 @@ size_t tensorfile_bytes(const struct tensorfile *f)
     return sum;
 }
 
+void tensorfile_forget_bytes(const struct tensorfile *f, const void *p, size_t bytes)
+{
+    const uint8_t *data = p;
+    for (int i = 0; i < f->n_shards; i++) {
+        const struct shard *s = &f->shards[i];
+        if (s->fd < 0 || data < s->map || data >= s->map + s->bytes)
+            continue;
+        /* Whole pages inside the range only: its neighbours may still be wanted. */
+        uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+        uintptr_t a = ((uintptr_t)data + page - 1) / page * page;
+        uintptr_t b = ((uintptr_t)data + bytes) / page * page;
+        if (a < b)
+            madvise((void *)a, b - a, MADV_DONTNEED);
+        return;
+    }
+}
+
 void tensorfile_forget(const struct tensorfile *f, const struct tensor *t)
 {
-    const struct shard *s = &f->shards[t->shard];
-    if (s->fd < 0 || !t->bytes)
-        return;
-    /* Whole pages inside the tensor only: its neighbours may still be wanted. */
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t a = ((uintptr_t)t->data + page - 1) / page * page;
-    uintptr_t b = ((uintptr_t)t->data + t->bytes) / page * page;
-    if (a < b)
-        madvise((void *)a, b - a, MADV_DONTNEED);
+    tensorfile_forget_bytes(f, t->data, t->bytes);
 }
 
 const struct meta *tensorfile_meta(const struct tensorfile *f, const char *key)

@@ -109,6 +109,9 @@ size_t tensorfile_bytes(const struct tensorfile *f); /* sum of tensor bytes */
 /* Tells the kernel that these file bytes are not needed again soon (after repacking a tensor). */
 void tensorfile_forget(const struct tensorfile *f, const struct tensor *t);
 
+/* The same for any bytes of tensor data. */
+void tensorfile_forget_bytes(const struct tensorfile *f, const void *p, size_t bytes);
+
 /* GGUF metadata by key; NULL if absent. The getters return false if absent or of another kind. */
 const struct meta *tensorfile_meta(const struct tensorfile *f, const char *key);
 bool meta_get_int(const struct tensorfile *f, const char *key,

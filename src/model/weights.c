@@ -444,11 +444,19 @@ static bool finish(struct loader *l, const struct raw_weight *w, struct weight *
     return ok;
 }
 
+static void source_done(void *arg, const void *data, size_t bytes)
+{
+    tensorfile_forget_bytes(arg, data, bytes);
+}
+
 /* A weight of one to three row segments, with the bias of each where it exists. */
 static bool load_weight(struct loader *l, int layer, int n_in, int n_expert, int n_seg,
                         const enum name *which, const int *rows, struct weight *out)
 {
-    struct raw_weight w = {.n_in = n_in, .n_expert = n_expert};
+    struct raw_weight w = {.n_in = n_in,
+                           .n_expert = n_expert,
+                           .done = source_done,
+                           .done_arg = (void *)(uintptr_t)l->f};
     bool ok = true;
     int total = 0, first = 0;
     for (int i = 0; i < n_seg; i++)

@@ -13,8 +13,11 @@ struct pack_job {
     const struct raw_weight *src;
     const struct mm_weight *w;
     struct mm_counter counter;
-    int n_units; /* panels of all segments and experts */
+    int n_units; /* panels of all segments and experts: of the slice in work */
 };
+
+/* Panels packed between two releases of source pages. */
+enum { PACK_SLICE = 1024 };
 
 static void pack_main(void *arg, int ith, int nth)
 {
@@ -37,6 +40,25 @@ static void pack_main(void *arg, int ith, int nth)
             const struct mm_seg *s = &j->w->seg[i];
             panel_pack(j->src, i, at / s->n_panels, at % s->n_panels,
                        (uint8_t *)s->data + (size_t)at * s->panel_bytes);
+        }
+    }
+}
+
+/* Tells the loader which source bytes panels [first, end) came from, run by run. */
+static void release_source(const struct pack_job *j, int first, int end)
+{
+    int unit = 0;
+    for (int i = 0; i < j->w->n_seg; i++) {
+        const struct mm_seg *s = &j->w->seg[i];
+        size_t row = raw_seg_row_bytes(&j->src->seg[i], j->src->n_in);
+        for (int e = 0; s->packed && e < j->w->n_expert; e++, unit += s->n_panels) {
+            int a = first > unit ? first - unit : 0, b = end - unit;
+            b = b < s->n_panels ? b : s->n_panels;
+            if (a >= b)
+                continue;
+            int last_row = b * MM_PANEL < s->rows ? b * MM_PANEL : s->rows;
+            j->src->done(j->src->done_arg, j->src->seg[i].data[e] + (size_t)(a * MM_PANEL) * row,
+                         (size_t)(last_row - a * MM_PANEL) * row);
         }
     }
 }
@@ -97,8 +119,13 @@ struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, struc
         for (int e = 0; e < src->n_expert; e++, perm += src->n_in)
             memcpy(perm, src->seg[i].perm[e], (size_t)src->n_in * sizeof *perm);
     }
-    if (job.n_units)
+    for (int total = job.n_units, first = 0; first < total; first = job.n_units) {
+        atomic_store_explicit(&job.counter.next, first, memory_order_relaxed);
+        job.n_units = first + PACK_SLICE < total ? first + PACK_SLICE : total;
         pool_run(pool, pack_main, &job);
+        if (src->done && !src->transient)
+            release_source(&job, first, job.n_units);
+    }
     if (src->bias) {
         w->bias = mem_zalloc((size_t)src->n_out, sizeof(float));
         memcpy(w->bias, src->bias, (size_t)src->n_out * sizeof(float));
