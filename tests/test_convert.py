@@ -33,7 +33,7 @@ def steel(*args, env=None, limit=None):
     def restrict():
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    return subprocess.run([STEEL, *map(str, args)], capture_output=True, text=True,
+    return subprocess.run([STEEL, *map(str, args)], capture_output=True, text=True, errors="replace",
                           env={**os.environ, **(env or {})}, preexec_fn=restrict)
 
 
@@ -355,6 +355,16 @@ def importance():
     open(path("cut.dat"), "wb").write(bad)
     fails("value 255 is negative or not finite", out, "quantize", source, out, "Q4_K_S", "--imatrix",
           path("cut.dat"))
+    for file in ("imatrix.dat", "imatrix.gguf"):
+        good, draw = open(path(file), "rb").read(), random.Random(3)
+        for _ in range(40):
+            bad = bytearray(good)
+            for _ in range(draw.randint(1, 3)):
+                bad[draw.randrange(min(len(bad), 200))] = draw.choice([0, 127, 128, 255])
+            open(path("bad.imatrix"), "wb").write(bad)
+            r = steel("quantize", source, out, "Q4_K_S", "--imatrix", path("bad.imatrix"))
+            assert r.returncode == 0 or (r.returncode == 1 and "bad.imatrix: " in r.stderr), r
+    os.remove(out) if os.path.exists(out) else None
     fails("no.dat: No such file", out, "quantize", source, out, "Q4_K_S", "--imatrix", path("no.dat"))
 
 
