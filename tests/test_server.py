@@ -24,7 +24,7 @@ def test_basics(s):
     assert status == 200 and json.loads(text) == {"status": "ok"} and headers["server"] == "steel"
     m = json.loads(s.get("/v1/models")[2])
     assert m["object"] == "list" and m["data"][0]["id"] == "toy" and m["data"][0]["object"] == "model"
-    assert m["data"][0]["max_model_len"] == 2048 and m["data"][0]["meta"]["n_vocab"] == 288
+    assert m["data"][0]["max_model_len"] == 8192 and m["data"][0]["meta"]["n_vocab"] == 288
     assert json.loads(s.get("/v1/models/toy")[2])["id"] == "toy"
     assert s.get("/v1/models/other")[0] == 404
     status, headers, page = s.get("/")
@@ -69,9 +69,9 @@ def test_error_shape(s):
                         ({"prompt": "a", "logprobs": 50}, "logprobs"), ({"prompt": "a", "best_of": 3}, "best_of")]:
         e = s.json(COMP, body, 400)["error"]
         assert e["param"] == param, (body, e)
-    e = s.json(COMP, {"prompt": "x" * 3000}, 400)["error"]
-    assert e["code"] == "context_length_exceeded" and e["n_prompt_tokens"] == 3000 and e["n_ctx"] == 2048
-    assert "3000" in e["message"] and "2048" in e["message"]
+    e = s.json(COMP, {"prompt": "x" * 9000}, 400)["error"]
+    assert e["code"] == "context_length_exceeded" and e["n_prompt_tokens"] == 9000 and e["n_ctx"] == 8192
+    assert "9000" in e["message"] and "8192" in e["message"]
     assert s.json(CHAT, dict(HI, unknown_field={"a": 1}, user="me", metadata={}))  # ignored
 
 
@@ -301,7 +301,7 @@ def test_disconnect(s):
     """Clients leave while waiting, reading and decoding: pages come back, the others go on."""
     base = s.metrics()
     cancelled = "steel_cancellations_total"
-    long = {"prompt": "abc", "max_tokens": 2000, "ignore_eos": True, "cache_prompt": False}
+    long = {"prompt": "abc", "max_tokens": 8000, "ignore_eos": True, "cache_prompt": False}
 
     def open_(body):
         c = s.socket()
@@ -352,11 +352,13 @@ def test_slow_reader(s):
     """A client that does not read gets all of its answer, later and in larger pieces."""
     body = {"prompt": "abc", "max_tokens": 2000, "ignore_eos": True, "seed": 4, "stream": True, "n": 4}
     want = s.json(COMP, dict(body, stream=False))
+    tokens = "steel_generation_tokens_total"
+    before = s.metrics()[tokens]
     c = s.socket()
     c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
     c.sendall(http_request(COMP, body, "Connection: close\r\n"))
-    out = c.recv(10)
-    s.wait_metric("steel_requests_running", 0)  # the engine does not wait for it
+    s.wait_metric(tokens, before + 8000)  # the engine does not wait for it
+    out = b""
     while piece := c.recv(65536):
         out += piece
     c.close()
@@ -516,7 +518,7 @@ def test_threads(s):
     assert not fails and got == want
 
 
-server = Server(BUILD, "-np", "8", "-c", "2048", "--max-body-mb", "1", "--read-timeout", "1", "--keep-alive", "1",
+server = Server(BUILD, "-np", "8", "-c", "8192", "--max-body-mb", "1", "--read-timeout", "1", "--keep-alive", "1",
                 "--cors-origin", "http://ok.example", "--step-ms", "5")
 tests = [test_basics, test_error_shape, test_chat, test_completions, test_sampling, test_logprobs, test_tokens, test_messages,
          test_prefix_cache, test_http, test_timeouts, test_disconnect, test_slow_reader, test_threads, test_queue_full,
