@@ -49,6 +49,12 @@ class Server:
                     at += 1
                 self.cond.wait()
 
+    def wait_count(self, text, n):
+        """Until n log lines contain text."""
+        with self.cond:
+            while sum(text in l for l in self.lines if l) < n:
+                self.cond.wait()
+
     def log(self):
         return "\n".join(l for l in self.lines if l is not None)
 
