@@ -8,13 +8,16 @@ STEEL = os.path.abspath(os.path.join(BUILD, "steel"))
 HANG = 120  # seconds after which a test gives up on a terminal that says nothing
 
 
+servers = []  # one tmux server each, under a name of its own: a dying one must not take the next along
+
+
 def tmux(*args):
-    return subprocess.run(["tmux", "-L", "steel-test", *args], capture_output=True, text=True)
+    return subprocess.run(["tmux", "-L", servers[-1], *args], capture_output=True, text=True)
 
 
 class Terminal:
     def __init__(self, home, args="", env=""):
-        tmux("kill-server")
+        servers.append(f"steel-{os.getpid()}-{len(servers)}")
         tmux("new-session", "-d", "-x", "100", "-y", "50",
              f"env HOME={home} TERM=screen {env} {STEEL} run {args} 2>{home}/stderr; echo EXIT $?; sleep 1000")
         self.wait(lambda s: s.rstrip().endswith(">>>") or "EXIT" in s, "a prompt")
@@ -134,7 +137,6 @@ def main():
         t.ask("Hello!")
         raw = tmux("capture-pane", "-p", "-e").stdout
         check("\033[2m" not in raw, "NO_COLOR is honoured")
-        tmux("kill-server")
 
     out = subprocess.run([STEEL, "run", "--temp", "0"], input="Hello!\n/bye\n", capture_output=True, text=True)
     check(out.returncode == 0 and out.stdout.strip() and ">>>" not in out.stdout, "pipes work", out.stdout + out.stderr)
@@ -143,5 +145,5 @@ def main():
 try:
     main()
 finally:
-    if shutil.which("tmux"):
-        tmux("kill-server")
+    for name in servers:
+        subprocess.run(["tmux", "-L", name, "kill-server"], capture_output=True)
