@@ -519,10 +519,29 @@ def test_threads(s):
     assert not fails and got == want
 
 
+def test_bench_serve(s):
+    """The load generator: figures that add up, errors that show."""
+    bench = lambda *a: subprocess.run([BUILD + "/steel", "bench", "serve", "--url", f"http://127.0.0.1:{s.port}", *a], capture_output=True, text=True)
+    for endpoint in ("completions", "chat"):
+        r = bench("--concurrency", "1,6", "--num-prompts", "12", "--input-len", "40", "--output-len", "20", "--endpoint", endpoint, "--json")
+        assert r.returncode == 0, r.stderr
+        for line, level in zip(r.stdout.splitlines(), (1, 6)):
+            d = json.loads(line)
+            assert d["concurrency"] == level and d["ok"] == 12 and d["errors"] == 0 and d["output_tokens"] == 240
+            assert 12 * 20 < d["input_tokens"] < 12 * 80 and d["ttft_ms"]["n"] == 12
+            assert 0 < d["ttft_ms"]["p50"] <= d["ttft_ms"]["p99"] <= d["e2e_ms"]["max"]
+    r = bench("--concurrency", "2", "--num-prompts", "10", "--rate", "200", "--output-len", "5", "--shared-prefix", "60", "--input-len", "80")
+    assert r.returncode == 0 and len(r.stdout.splitlines()) == 3
+    r = bench("--concurrency", "2", "--input-len", "20000")
+    assert r.returncode == 1 and "status 400" in r.stderr
+    assert bench("--endpoint", "x").returncode == 2 and bench("--concurrency", "0").returncode == 2
+    assert subprocess.run([BUILD + "/steel", "bench", "serve", "--url", "ftp://x"], capture_output=True).returncode == 1
+
+
 server = Server(BUILD, "-np", "8", "-c", "8192", "--max-body-mb", "1", "--read-timeout", "1", "--keep-alive", "1",
                 "--cors-origin", "http://ok.example", "--step-ms", "5")
 tests = [test_basics, test_error_shape, test_chat, test_completions, test_sampling, test_logprobs, test_tokens, test_messages,
-         test_prefix_cache, test_http, test_timeouts, test_disconnect, test_slow_reader, test_threads, test_queue_full,
+         test_prefix_cache, test_bench_serve, test_http, test_timeouts, test_disconnect, test_slow_reader, test_threads, test_queue_full,
          test_keys, test_tls, test_shutdown, test_start]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]

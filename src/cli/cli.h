@@ -9,6 +9,7 @@ enum { EXIT_OK = 0, EXIT_FAIL = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
 
 /* One per file src/cli/cmd_NAME.c; main.c has the table. argv[0] is the command's name. */
 int cmd_bench(int argc, char **argv);
+int cmd_bench_serve(int argc, char **argv); /* steel bench serve */
 int cmd_detokenize(int argc, char **argv);
 int cmd_logits(int argc, char **argv);
 int cmd_run(int argc, char **argv);

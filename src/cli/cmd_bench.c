@@ -205,6 +205,8 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
 
 int cmd_bench(int argc, char **argv)
 {
+    if (argc > 1 && !strcmp(argv[1], "serve"))
+        return cmd_bench_serve(argc - 1, argv + 1);
     struct bench_flags f = {
         .prompt = "512", .gen = "128", .batch = "1", .depth = "0", .reps = 3, .ubatch = 512};
     const struct opt opts[] = {

@@ -13,7 +13,7 @@ static const struct {
     {"run", "[MODEL] [-p PROMPT]", "chat, or answer one prompt", cmd_run},
     {"serve", "[MODEL]", "an OpenAI-compatible server and a web page", cmd_serve},
     {"show", "[MODEL]", "what is in a model file", cmd_show},
-    {"bench", "[MODEL]", "measure prompt and generation speed", cmd_bench},
+    {"bench", "[MODEL] | serve", "measure the engine, or a running server", cmd_bench},
     {"perplexity", "[MODEL] FILE", "how well a model predicts a text", cmd_perplexity},
     {"tokenize", "MODEL [TEXT]", "the tokens of a text", cmd_tokenize},
     {"detokenize", "MODEL [IDS...]", "the text of token ids", cmd_detokenize},
