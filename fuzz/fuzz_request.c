@@ -1,10 +1,44 @@
 /* libFuzzer entry: a request body, as each endpoint reads it. Whatever comes: accepted and within the
  * documented ranges, or refused with a status and a message. */
 #include "base/mem.h"
-#include "server/jsonout.h"
-#include "server/params.h"
+#include "server/prepare_int.h"
 
 #include <string.h>
+
+static struct chat *chat_template(void)
+{
+    static struct chat *c;
+    static const char text[] =
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for t in m.tool_calls "
+        "or "
+        "[] %}<tool_call>{{ t.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if tools %}{{ tools | tojson }}{% endif %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    if (!c) {
+        struct error err = {0};
+        char *none = (char *)"";
+        struct chat_source source = {(char *)text, sizeof text - 1, none, none};
+        c = chat_new(&source, &err);
+        CHECK(c, "%s", err.msg);
+    }
+    return c;
+}
+
+/* Messages that pass the checks render, or are refused by name. */
+static void conversation(const json_t *body)
+{
+    struct api_error err = {0};
+    struct error e = {0};
+    const json_t *messages = api_member(body, "messages"), *tools = api_member(body, "tools");
+    bool ok = check_messages(messages, &err) && check_tools(tools, &err);
+    CHECK(ok == (err.status == 0), "ok %d, status %d", ok, err.status);
+    if (!ok)
+        return;
+    struct buf prompt = {0};
+    struct chat_request r = {.messages = messages, .tools = tools};
+    CHECK(chat_render(chat_template(), &r, &prompt, &e) || e.msg[0], "no prompt and no reason");
+    buf_clear(&prompt);
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -34,6 +68,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             for (size_t i = 0; i < ids.n; i++)
                 CHECK(ids.ids[i] >= 0 && ids.ids[i] < 1000, "token %d", ids.ids[i]);
         token_list_clear(&ids);
+    }
+    if (body) {
+        conversation(body);
+        memset(&err, 0, sizeof err);
+        json_t *translated = messages_translate(body, true, &err);
+        CHECK((translated != NULL) == (err.status == 0), "translated and refused");
+        if (translated)
+            conversation(translated);
+        json_decref(translated);
     }
     json_decref(body);
     return 0;
