@@ -294,9 +294,9 @@ static void test_budget(void **state)
         assert_true(w.s.n_decode >= 8); /* nobody is left out of a step */
         steps++;
     }
-    /* 1.8 ms for the decodes leave 18.2 ms: 182 tokens a step */
+    /* 1.8 ms for the decodes leave 18.2 ms: at most 182 tokens a step, 142 planned */
     assert_true(w.longest_ns < 2 * 20e6);
-    assert_true(steps >= 22 && steps < 40);
+    assert_true(steps >= 26 && steps < 45);
     /* reading becomes five times dearer (a longer context): the pieces follow */
     struct seq *second = seq_new(&w, 4000, 200000);
     w.read_ns *= 5;

@@ -10,6 +10,9 @@ enum {
     IDLE_FACTOR = 4, /* a step without decodes keeps nobody waiting: it may take longer */
 };
 
+/* How full a step is planned: what it takes varies, and the budget is a promise. */
+static const double TARGET = 0.8;
+
 void scheduler_init(struct scheduler *s, struct kvcache *kv, const struct step_limits *limits,
                     int context, double budget_ms)
 {
@@ -355,13 +358,13 @@ int scheduler_read_tokens(const struct scheduler *s, int n_decode)
         budget *= IDLE_FACTOR;
     if (s->cost.read_ns <= 0)
         return FIRST_READ;
-    double fits = (budget - decode) / s->cost.read_ns;
+    double fits = (TARGET * budget - decode) / s->cost.read_ns;
     double most = 2.0 * s->cost.last_read + MIN_READ; /* costs may differ far from what was seen */
     fits = fits < most ? fits : most;
     return fits < MIN_READ ? MIN_READ : (int)fits;
 }
 
-/* Slow steps count more than fast ones: the budget is a promise. */
+/* Slow steps count more than fast ones. */
 static void learn(double *mean, double seen)
 {
     double weight = seen > *mean ? 0.5 : 0.2;
