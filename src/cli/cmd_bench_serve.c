@@ -501,7 +501,8 @@ static int measure(const struct bench_flags *f, struct target *t, int concurrenc
         event_base_dispatch(r.base);
     struct samples *all[] = {&r.first, &r.gap, &r.whole};
     for (int i = 0; i < 3; i++)
-        qsort(all[i]->v, all[i]->n, sizeof(double), ascending);
+        if (all[i]->v)
+            qsort(all[i]->v, all[i]->n, sizeof(double), ascending);
     if (f->json)
         print_json(&r);
     else

@@ -72,7 +72,7 @@ struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, struc
     w->n_expert = src->n_expert;
     w->n_seg = src->n_seg;
     struct pack_job job = {.src = src, .w = w};
-    size_t at[3], perm_at[3];
+    size_t at[3] = {0}, perm_at[3] = {0};
     bool any_raw = false;
     int row = 0;
     for (int i = 0; i < src->n_seg; i++) {
@@ -112,7 +112,7 @@ struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, struc
         if (!w->seg[i].packed)
             continue;
         w->seg[i].data = w->mem + at[i];
-        if (!src->seg[i].perm)
+        if (!src->seg[i].perm || !w->mem)
             continue;
         int32_t *perm = (int32_t *)(w->mem + perm_at[i]);
         w->seg[i].perm = perm;
