@@ -88,7 +88,7 @@ static int ascending(const void *a, const void *b)
 /* Of sorted samples; milliseconds. */
 static double percentile(const struct samples *s, double p)
 {
-    if (!s->n)
+    if (!s->n || !s->v)
         return 0;
     double at = p * (double)(s->n - 1);
     size_t i = (size_t)at;
@@ -459,7 +459,7 @@ static void print_row(const struct run *r)
 static void json_times(const char *name, const struct samples *s)
 {
     double sum = 0;
-    for (size_t i = 0; i < s->n; i++)
+    for (size_t i = 0; s->v && i < s->n; i++)
         sum += s->v[i];
     printf(",\"%s\":{\"n\":%zu,\"mean\":%.4f,\"p50\":%.4f,\"p90\":%.4f,\"p99\":%.4f,\"max\":%.4f}",
            name, s->n, s->n ? sum / (double)s->n * 1e3 : 0.0, percentile(s, 0.5),
