@@ -15,8 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct backend *backend_open_cuda(const struct backend_options *opt, struct error *err);
-
 #ifdef STEEL_CUDA_SIM
 enum { SIM = 1 };
 #else

@@ -293,37 +293,33 @@ static void gemm_launch(struct cuda_backend *cu, struct gemm_args p, dim3 grid)
                 LAUNCH_EARLY, p);
 }
 
-template <int NT, bool PAIR>
-static void gemm_set(struct cuda_backend *cu, struct gemm_args p, int y)
+/* width: rows of the step a block takes (16, 64 or 128, see tile_width); y: blocks along them. Not
+ * every set has every width: compiling takes its time. */
+template <bool PAIR> static void gemm(struct cuda_backend *cu, struct gemm_args p, int width, int y)
 {
     int units = PAIR ? p.ldy / TILE_ROWS : ceil_div(p.w.n_tiles, 2);
     dim3 grid((unsigned)ceil_div(units, LARGE_WARPS), (unsigned)y);
     p.slot = p.w.set == SET_ALL ? 0 : p.w.max_tile_bytes;
-    if (p.w.set == SET_K)
-        gemm_launch<SET_K, NT, PAIR>(cu, p, grid);
-    else if (p.w.set == SET_FAST)
-        gemm_launch<SET_FAST, NT, PAIR>(cu, p, grid);
-    else
-        gemm_launch<SET_ALL, NT, PAIR>(cu, p, grid);
-}
-
-/* width: rows of the step a block takes (16, 64 or 128); y: blocks along them. */
-template <bool PAIR> static void gemm(struct cuda_backend *cu, struct gemm_args p, int width, int y)
-{
-    if (width == 16)
-        gemm_set<2, PAIR>(cu, p, y);
+    if (p.w.set == SET_ALL)
+        gemm_launch<SET_ALL, 8, PAIR>(cu, p, grid);
+    else if (p.w.set == SET_FAST) {
+        if (width == 16)
+            gemm_launch<SET_FAST, 2, PAIR>(cu, p, grid);
+        else
+            gemm_launch<SET_FAST, 8, PAIR>(cu, p, grid);
+    } else if (width == 16)
+        gemm_launch<SET_K, 2, PAIR>(cu, p, grid);
     else if (width == 64)
-        gemm_set<8, PAIR>(cu, p, y);
+        gemm_launch<SET_K, 8, PAIR>(cu, p, grid);
     else
-        gemm_set<16, PAIR>(cu, p, y);
+        gemm_launch<SET_K, 16, PAIR>(cu, p, grid);
 }
 
 static int tile_width(const struct matrix *w, int rows)
 {
-    if (rows <= 16)
-        return 16;
-    /* 128 rows leave room for rings of the smaller tiles only */
-    return rows <= 64 || (w->set != SET_ALL && w->max_tile_bytes > 4352) ? 64 : 128;
+    if (w->set == SET_ALL)
+        return 64;
+    return rows <= 16 ? 16 : rows <= 64 || w->set == SET_FAST ? 64 : 128;
 }
 
 static void to_halves(struct cuda_backend *cu, const float *x, int rows, int width)
@@ -527,7 +523,10 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
     /* Rows an expert gets on average, doubled, say how wide a block should be. */
     int spread = 2 * ceil_div(rows * used, n_expert);
     int width = tile_width(gate_up, spread), w2 = tile_width(down, spread);
-    width = w2 < width ? w2 : width;
+    if (gate_up->set == SET_ALL || down->set == SET_ALL)
+        width = 64; /* both products walk one work list */
+    else
+        width = w2 < width ? w2 : width;
     struct route_args r = {cu->router, rows, n_expert, used, width, s->norm_topk, s->expert_scale,
                            route_tables_of(cu), cu->route_weight};
     cuda_launch(cu, route_kernel, dim3((unsigned)ceil_div(rows, 8)), 256, 0, LAUNCH_EARLY, r);
