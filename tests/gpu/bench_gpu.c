@@ -2,7 +2,7 @@
  * Speed of the CUDA backend on models of real shapes with random weights: decode at several batch
  * sizes and depths, prompts, and the time of each op alone (the same op of every layer in one
  * recorded step, so that launches do not count and the weights come from memory, not from cache).
- *   bench_gpu [--model 30b|8b] [--layers N] [--what tg,pp,ops] [--reps N]
+ *   bench_gpu [--model 30b|8b] [--layers N] [--what tg,pp,ops] [--reps N] [--max-ops N] [--max-batch N]
  */
 #include "backend/backend.h"
 #include "backend/profile.h"
@@ -224,8 +224,7 @@ static void run_ops(struct bench *m, enum part part)
     float *x = m->x, *a = m->a, *d = NULL;
     int rows = b->n_tokens;
     bool all = part == P_ALL;
-    if (all)
-        op->embed(be, &m->emb, x);
+    op->embed(be, &m->emb, x);
     for (int i = 0; i < m->s.n_layers; i++) {
         struct bench_layer *l = &m->layers[i];
         struct attn_layer attn = {&l->wqkv, l->q_norm, l->k_norm, l->kv, 0};
@@ -310,7 +309,7 @@ static bool asked(const char *what, const char *name)
 int main(int argc, char **argv)
 {
     bool moe = true;
-    int layers = 0, reps = 100;
+    int layers = 0, reps = 100, max_ops = 128, max_batch = 128;
     const char *what = NULL;
     for (int i = 1; i < argc; i++) {
         const char *v = i + 1 < argc ? argv[i + 1] : "";
@@ -320,6 +319,10 @@ int main(int argc, char **argv)
             layers = atoi(v), i++;
         else if (!strcmp(argv[i], "--reps"))
             reps = atoi(v), i++;
+        else if (!strcmp(argv[i], "--max-ops"))
+            max_ops = atoi(v), i++;
+        else if (!strcmp(argv[i], "--max-batch"))
+            max_batch = atoi(v), i++;
         else if (!strcmp(argv[i], "--what"))
             what = v, i++;
         else {
@@ -335,7 +338,7 @@ int main(int argc, char **argv)
         die(&err);
     build(m, moe, layers ? layers : moe ? 48 : 32);
     if (asked(what, "ops"))
-        for (int n = 1; n <= 128; n = n == 1 ? 8 : n == 8 ? 32 : n * 4)
+        for (int n = 1; n <= max_ops; n = n == 1 ? 8 : n == 8 ? 32 : n * 4)
             for (int part = 1; part < N_PARTS; part++) {
                 lay_out(m, n, 256, 1);
                 double ms = time_step(m, (enum part)part, true, 20);
@@ -349,7 +352,7 @@ int main(int argc, char **argv)
             }
     if (asked(what, "tg")) {
         const int batches[] = {1, 2, 4, 8, 16, 32, 64, 128};
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < 8 && batches[i] <= max_batch; i++) {
             lay_out(m, batches[i], 256, 1);
             double ms = time_step(m, P_ALL, true, reps);
             printf("tg, %3d sequences at 256: %8.3f ms a step, %8.1f tok/s\n", batches[i], ms,

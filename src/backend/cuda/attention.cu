@@ -170,7 +170,17 @@ static __global__ void __launch_bounds__(128)
 
 /* Decode */
 
-enum { DECODE_WARPS = 4, DECODE_KEYS = 16 };
+enum { DECODE_WARPS = 8, DECODE_KEYS = 16, DECODE_PARTS = 64 /* most stretches */ };
+
+DEVICE uint32_t word_of(const uint4 &v, int i)
+{
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+/* Shared memory in the first pass, other blocks' results in the second */
+DEVICE float load_part(const float *p, int pass)
+{
+    return pass ? load_float_l2(p) : *p;
+}
 
 template <bool BF16> DEVICE void mma_kv(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                         uint32_t b1)
@@ -205,7 +215,7 @@ DEVICE size_t key_offset(const struct kv_view &kv, const int32_t *pages, int key
 }
 
 /*
- * Grid: (splits, kv heads x groups of 8 heads, sequences); 4 warps. Fragments of 16 keys:
+ * Grid: (splits, kv heads x groups of 8 heads, sequences); 8 warps. Fragments of 16 keys:
  *   K as B of q K^T: column g is a key; its 16-byte piece 4j+c belongs to lane c, and feeds column
  *   groups 2j and 2j+1 of k.
  *   V as B of P V: columns 2c 2c+1 (+8) of k are keys; tile j's column g is element g*D/8 + j.
@@ -214,89 +224,121 @@ template <int D, bool BF16, bool RAW>
 static __global__ void __launch_bounds__(DECODE_WARPS * 32)
     decode_kernel(const __grid_constant__ struct attn_args p)
 {
-    enum { PIECES = D / 32, VP = D / 64, TILES = D / 8 };
+    enum { PIECES = D / 32, VP = D / 64, TILES = D / 8, STEP = DECODE_WARPS * DECODE_KEYS };
     SHARED_BYTES(shared);
-    float *q = (float *)shared;          /* (8, D) */
-    float *fresh = q + 8 * D;            /* (2, D) this step's k and v */
-    float *part = fresh + 2 * D;         /* (4 warps, 8, D) */
-    float *ml = part + DECODE_WARPS * 8 * D; /* (4 warps, 8, 2) */
-    uint16_t *fresh16 = (uint16_t *)(ml + DECODE_WARPS * 16); /* (2, D) as the cache has it */
-    int *is_last = (int *)(fresh16 + 2 * D);
+    float *head = (float *)shared;             /* (10, D): queries, then this step's k and v */
+    float *part = head + 10 * D;               /* (8 warps, 8, D) */
+    float *ml = part + DECODE_WARPS * 8 * D;   /* (parts, 8, 2): maximum, sum */
+    float *factor = ml + DECODE_PARTS * 16;    /* (parts, 8) */
+    uint16_t *fresh = (uint16_t *)(factor + DECODE_PARTS * 8); /* (2, D) as the cache has it */
+    int *is_last = (int *)(fresh + 2 * D);
 
-    int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3;
-    int H = p.n_heads, K = p.kv.n_kv, G = H / K, groups = (G + 7) / 8;
-    int kv_head = (int)blockIdx.y / groups, h0 = kv_head * G + (int)blockIdx.y % groups * 8;
-    int heads = min(8, G - (int)blockIdx.y % groups * 8);
-    int seq = (int)blockIdx.z, t = seq; /* decodes: row = sequence */
-    int slot = p.step.slot[t], last = p.step.pos[t];
-    const int32_t *pages = p.step.pages + (size_t)seq * (size_t)p.step.head[STEP_PAGE_STRIDE];
+    int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3, tid = (int)threadIdx.x;
+    int H = p.n_heads, K = p.kv.n_kv, G = H / K, t = (int)blockIdx.z; /* decodes: row = sequence */
+    int kv_head = (int)blockIdx.y, h0 = kv_head * G, heads = G;
+    if (G > 8) {
+        int groups = (G + 7) >> 3, group = (int)blockIdx.y % groups;
+        kv_head = (int)blockIdx.y / groups;
+        h0 = kv_head * G + group * 8;
+        heads = min(8, G - group * 8);
+    }
+    int slot = p.step.slot[t], last = p.step.pos[t], split = (int)blockIdx.x;
+    const int32_t *pages = p.step.pages + (size_t)t * (size_t)p.step.head[STEP_PAGE_STRIDE];
     int from = p.window && last - p.window + 1 > 0 ? last - p.window + 1 : 0;
     int start = from & ~(DECODE_KEYS - 1), n_keys = last + 1 - start;
-    int unit = DECODE_WARPS * DECODE_KEYS;
-    int chunk = ((n_keys + p.n_split - 1) / p.n_split + unit - 1) / unit * unit;
-    int used = (n_keys + chunk - 1) / chunk;
-    int split = (int)blockIdx.x;
+    int chunk = n_keys, used = 1; /* short contexts are one stretch: joining costs more */
+    if (n_keys > 4 * STEP && p.n_split > 1) {
+        chunk = (n_keys + p.n_split - 1) / p.n_split;
+        chunk = max(2 * STEP, (chunk + STEP - 1) & ~(STEP - 1));
+        used = (n_keys + chunk - 1) / chunk;
+    }
     if (slot < 0 || split >= used) { /* a padding row, or fewer stretches than blocks */
-        dependency_wait();
         dependency_trigger();
+        dependency_wait();
         if (slot < 0 && split == 0)
-            for (int i = (int)threadIdx.x; i < heads * D; i += DECODE_WARPS * 32)
+            for (int i = tid; i < heads * D; i += DECODE_WARPS * 32)
                 p.a[((size_t)t * (size_t)H + (size_t)h0) * D + (size_t)i] = 0.0f;
         return;
     }
-    int begin = start + split * chunk, end = min(begin + chunk, last + 1);
+    int base = start + split * chunk, end = min(base + chunk, last + 1);
     bool owns_fresh = RAW && split == used - 1;
+    base += w * DECODE_KEYS;
 
     uint4 kf[2][PIECES], vf[4][VP]; /* vf: keys 2c, 2c+1, 2c+8, 2c+9 */
-    auto load_keys = [&](int base) {
+    auto load_keys = [&](int at) {
+        /* 16 keys from a multiple of 16 on lie in one page; past the last key they are not used,
+         * but the page table ends there */
+        const int32_t *page = pages + (min(at, last) >> p.kv.page_shift);
+        size_t first = (((size_t)*page * (size_t)K + (size_t)kv_head) << p.kv.page_shift) +
+                       (size_t)(at & (p.kv.page_len - 1));
+        const uint4 *kr = (const uint4 *)(p.kv.k + 2 * D * first) + g * (D / 8) + c;
+        const uint4 *vr = (const uint4 *)(p.kv.v + 2 * D * first) + 2 * c * (D / 8) + VP * g;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint8_t *row =
-                p.kv.k + 2 * key_offset(p.kv, pages, min(base + 8 * i + g, last), kv_head, D);
+        for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int j = 0; j < PIECES; j++)
-                kf[i][j] = load_l2((const uint4 *)row + 4 * j + c);
-        }
+                kf[i][j] = load_l2(kr + i * D + 4 * j);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int key = base + 2 * c + (i & 1) + 8 * (i >> 1);
-            const uint8_t *row = p.kv.v + 2 * key_offset(p.kv, pages, min(key, last), kv_head, D);
+        for (int i = 0; i < 4; i++)
 #pragma unroll
             for (int j = 0; j < VP; j++)
-                vf[i][j] = load_l2((const uint4 *)row + VP * g + j);
-        }
+                vf[i][j] = load_l2(vr + ((i & 1) + 8 * (i >> 1)) * (D / 8) + j);
     };
-    int base = begin + w * DECODE_KEYS;
+    dependency_trigger();
     if (!RAW)
         dependency_wait();
     if (base < end)
         load_keys(base);
     if (RAW)
         dependency_wait();
-    dependency_trigger();
 
-    /* Queries, and this step's key and value where the projections are still raw. */
-    int q_heads = RAW ? H + 2 * K : H;
-    const float *row = p.q + (size_t)t * (size_t)q_heads * D;
+    /* A warp per head: queries, and this step's key and value where projections are still raw. */
+    const float *row = p.q + (size_t)t * (size_t)(RAW ? H + 2 * K : H) * D;
     const float2 *rope = p.step.rope + (size_t)t * (size_t)(p.n_rot >> 1);
-    for (int h = w; h < 8; h += DECODE_WARPS) {
-        for (int i = lane; i < D; i += 32)
-            q[h * D + i] = h < heads ? row[(h0 + h) * D + i] : 0.0f;
-        if (RAW && h < heads)
-            prepare_head(q + h * D, D, p.q_norm, p.eps, rope, p.n_rot);
-    }
-    if (RAW && owns_fresh && w < 2) {
-        float *f = fresh + w * D;
-        for (int i = lane; i < D; i += 32)
-            f[i] = row[(H + w * K + kv_head) * D + i];
-        if (w == 0)
-            prepare_head(f, D, p.k_norm, p.eps, rope, p.n_rot);
-        size_t at = kv_index(p.kv, slot, kv_head);
-        for (int i = lane; i < D; i += 32) {
-            uint16_t h = BF16 ? float_to_bf16(f[i]) : float_to_half(f[i]);
-            fresh16[w * D + i] = h;
-            if (h0 == kv_head * G) /* one of the groups of heads stores it */
-                ((uint16_t *)(w == 0 ? p.kv.k : p.kv.v))[at + (size_t)i] = h;
+#pragma unroll 1
+    for (int job = w; job < (owns_fresh ? 10 : 8); job += DECODE_WARPS) {
+        int from_head = job < 8 ? h0 + min(job, heads - 1) : H + (job - 8) * K + kv_head;
+        const float *gain = job < 8 ? p.q_norm : p.k_norm;
+        float x[D / 32], sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) {
+            x[i] = row[from_head * D + lane + 32 * i];
+            sum += x[i] * x[i];
+        }
+        float rms = 1.0f;
+        if (RAW && gain && job < 9)
+            rms = rsqrtf(warp_sum(sum) / (float)D + p.eps);
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) {
+            if (RAW && gain && job < 9)
+                x[i] *= rms * gain[lane + 32 * i];
+            head[job * D + lane + 32 * i] = x[i];
+        }
+        __syncwarp();
+        if (RAW && job < 9) {
+            int half = p.n_rot >> 1;
+#pragma unroll 1
+            for (int i = lane; i < half; i += 32) {
+                float2 cs = rope[i];
+                float a = head[job * D + i], b = head[job * D + i + half];
+                head[job * D + i] = a * cs.x - b * cs.y;
+                head[job * D + i + half] = b * cs.x + a * cs.y;
+            }
+            __syncwarp();
+        }
+        if (job >= 8) {
+            int page = slot >> p.kv.page_shift, off = slot & (p.kv.page_len - 1);
+            size_t at = (((((size_t)page * (size_t)K + (size_t)kv_head) << p.kv.page_shift)) +
+                         (size_t)off) * D;
+            uint16_t *cache = (uint16_t *)(job == 8 ? p.kv.k : p.kv.v) + at;
+#pragma unroll
+            for (int i = 0; i < D / 32; i++) {
+                float f = head[job * D + lane + 32 * i];
+                uint16_t h = BF16 ? float_to_bf16(f) : float_to_half(f);
+                fresh[(job - 8) * D + lane + 32 * i] = h;
+                if (h0 == kv_head * G) /* one of the groups of heads stores it */
+                    cache[lane + 32 * i] = h;
+            }
         }
     }
     __syncthreads();
@@ -305,25 +347,33 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
     const float to_log2 = 1.4426950408889634f * p.scale;
 #pragma unroll
     for (int i = 0; i < 2 * PIECES; i++) {
-        const float *e = q + g * D + ((i >> 1) * 4 + c) * 8 + (i & 1) * 4;
-        split_pair<BF16>(e[0] * to_log2, e[1] * to_log2, &qf[i][0], &qf[i][1]);
-        split_pair<BF16>(e[2] * to_log2, e[3] * to_log2, &qf[i][2], &qf[i][3]);
+        float4 e = *(const float4 *)(head + g * D + ((i >> 1) * 4 + c) * 8 + (i & 1) * 4);
+        split_pair<BF16>(e.x * to_log2, e.y * to_log2, &qf[i][0], &qf[i][1]);
+        split_pair<BF16>(e.z * to_log2, e.w * to_log2, &qf[i][2], &qf[i][3]);
     }
     float out[TILES][4] = {}, top = -INFINITY, total = 0.0f;
-    for (; base < end; base += DECODE_WARPS * DECODE_KEYS) {
-        if (RAW && owns_fresh && last >= base && last < base + DECODE_KEYS) {
+#pragma unroll 1
+    for (; base < end; base += STEP) {
+        if (RAW && last < base + DECODE_KEYS && last >= base) {
+            /* this step's key, and for keys past it anything that is no NaN */
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 if (base + 8 * i + g >= last)
 #pragma unroll
                     for (int j = 0; j < PIECES; j++)
-                        kf[i][j] = ((const uint4 *)fresh16)[4 * j + c];
+                        kf[i][j] = ((const uint4 *)fresh)[4 * j + c];
+        }
+        if (last < base + DECODE_KEYS) {
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (base + 2 * c + (i & 1) + 8 * (i >> 1) >= last)
+            for (int i = 0; i < 4; i++) {
+                int key = base + 2 * c + (i & 1) + 8 * (i >> 1);
 #pragma unroll
-                    for (int j = 0; j < VP; j++)
-                        vf[i][j] = ((const uint4 *)(fresh16 + D))[VP * g + j];
+                for (int j = 0; j < VP; j++)
+                    if (key > last)
+                        vf[i][j] = make_uint4(0, 0, 0, 0);
+                    else if (RAW && key == last)
+                        vf[i][j] = ((const uint4 *)(fresh + D))[VP * g + j];
+            }
         }
         float s[2][4] = {};
 #pragma unroll
@@ -345,36 +395,36 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
         m = fmaxf(m, __shfl_xor_sync(FULL_WARP, m, 1));
         m = fmaxf(m, __shfl_xor_sync(FULL_WARP, m, 2));
         float anchor = m == -INFINITY ? 0.0f : m; /* nothing visible yet */
-        float shrink = exp2f(top - anchor);
+        float shrink = fast_exp2(top - anchor);
         top = m;
         total *= shrink;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            sc[i] = exp2f(sc[i] - anchor);
+            sc[i] = fast_exp2(sc[i] - anchor);
             total += sc[i];
         }
         uint32_t pf[4];
         split_pair<BF16>(sc[0], sc[1], &pf[0], &pf[1]);
         split_pair<BF16>(sc[2], sc[3], &pf[2], &pf[3]);
-        const uint32_t *v0 = (const uint32_t *)vf[0], *v1 = (const uint32_t *)vf[1];
-        const uint32_t *v2 = (const uint32_t *)vf[2], *v3 = (const uint32_t *)vf[3];
 #pragma unroll
         for (int j = 0; j < TILES; j++) {
             uint32_t sel = j & 1 ? 0x7632 : 0x5410;
-            uint32_t b0 = byte_perm(v0[j >> 1], v1[j >> 1], sel);
-            uint32_t b1 = byte_perm(v2[j >> 1], v3[j >> 1], sel);
+            uint32_t b0 = byte_perm(word_of(vf[0][j >> 3], j >> 1 & 3),
+                                    word_of(vf[1][j >> 3], j >> 1 & 3), sel);
+            uint32_t b1 = byte_perm(word_of(vf[2][j >> 3], j >> 1 & 3),
+                                    word_of(vf[3][j >> 3], j >> 1 & 3), sel);
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 out[j][i] *= shrink;
             mma_kv<BF16>(out[j], pf, b0, b1);
         }
-        if (base + DECODE_WARPS * DECODE_KEYS < end)
-            load_keys(base + DECODE_WARPS * DECODE_KEYS);
+        if (base + STEP < end)
+            load_keys(base + STEP);
     }
     total += __shfl_xor_sync(FULL_WARP, total, 1);
     total += __shfl_xor_sync(FULL_WARP, total, 2);
 
-    /* Join the warps. */
+    /* Join the warps, then the stretches. */
     float *mine = part + (w * 8 + g) * D;
 #pragma unroll
     for (int j = 0; j < TILES; j++) {
@@ -386,66 +436,74 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
         ml[(w * 8 + g) * 2 + 1] = total;
     }
     __syncthreads();
-    size_t unit0 = ((size_t)seq * gridDim.y + blockIdx.y) * (size_t)p.n_split;
-    float *acc = p.split_acc + (unit0 + (size_t)split) * 8 * D;
-    float *sml = p.split_ml + (unit0 + (size_t)split) * 16;
-    for (int i = (int)threadIdx.x; i < heads * D; i += DECODE_WARPS * 32) {
-        int h = i / D, d = i % D;
-        float m = -INFINITY, l = 0.0f, v = 0.0f;
-#pragma unroll
-        for (int j = 0; j < DECODE_WARPS; j++)
-            m = fmaxf(m, ml[(j * 8 + h) * 2]);
-#pragma unroll
-        for (int j = 0; j < DECODE_WARPS; j++) {
-            float mj = ml[(j * 8 + h) * 2], f = mj == -INFINITY ? 0.0f : exp2f(mj - m);
-            l += f * ml[(j * 8 + h) * 2 + 1];
-            v += f * part[(j * 8 + h) * D + d];
-        }
-        if (used == 1)
-            p.a[((size_t)t * (size_t)H + (size_t)(h0 + h)) * D + (size_t)d] = v / l;
-        else {
-            acc[i] = v;
-            if (d == 0) {
-                sml[2 * h] = m;
-                sml[2 * h + 1] = l;
+    size_t unit = ((size_t)t * gridDim.y + blockIdx.y) * (size_t)p.n_split;
+    float *acc = p.split_acc + unit * 8 * D, *sml = p.split_ml + unit * 16;
+    const float *from_part = part;
+    float *to = p.a + ((size_t)t * (size_t)H + (size_t)h0) * D;
+    int n = DECODE_WARPS, stride = 8 * D;
+    bool final = used == 1;
+    if (!final)
+        to = acc + (size_t)split * 8 * D;
+#pragma unroll 1
+    for (int pass = 0;; pass++) {
+        if (tid < 8) { /* what each part's numbers are worth, head tid */
+            float m = -INFINITY, l = 0.0f;
+#pragma unroll 1
+            for (int j = 0; j < n; j++)
+                m = fmaxf(m, ml[(j * 8 + tid) * 2]);
+#pragma unroll 1
+            for (int j = 0; j < n; j++) {
+                float f = fast_exp2(ml[(j * 8 + tid) * 2] - m);
+                l += f * ml[(j * 8 + tid) * 2 + 1];
+                factor[j * 8 + tid] = f;
+            }
+            if (final)
+#pragma unroll 1
+                for (int j = 0; j < n; j++)
+                    factor[j * 8 + tid] /= l;
+            else if (tid < heads) {
+                sml[split * 16 + 2 * tid] = m;
+                sml[split * 16 + 2 * tid + 1] = l;
             }
         }
-    }
-    if (used == 1)
-        return;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        int32_t *count = p.split_count + (size_t)seq * gridDim.y + blockIdx.y;
-        *is_last = atomicAdd(count, 1) == used - 1;
-        if (*is_last)
-            *count = 0;
-    }
-    __syncthreads();
-    if (!*is_last)
-        return;
-    __threadfence();
-    acc = p.split_acc + unit0 * 8 * D;
-    sml = p.split_ml + unit0 * 16;
-    for (int i = (int)threadIdx.x; i < heads * D; i += DECODE_WARPS * 32) {
-        int h = i / D;
-        float m = -INFINITY, l = 0.0f, v = 0.0f;
-        for (int j = 0; j < used; j++)
-            m = fmaxf(m, load_float_l2(sml + j * 16 + 2 * h));
-        for (int j = 0; j < used; j++) {
-            float mj = load_float_l2(sml + j * 16 + 2 * h);
-            float f = mj == -INFINITY ? 0.0f : exp2f(mj - m);
-            l += f * load_float_l2(sml + j * 16 + 2 * h + 1);
-            v += f * load_float_l2(acc + j * 8 * D + i);
+        __syncthreads();
+#pragma unroll 1
+        for (int i = tid; i < heads * D; i += DECODE_WARPS * 32) {
+            float v = 0.0f;
+#pragma unroll 4
+            for (int j = 0; j < n; j++)
+                v += factor[j * 8 + i / D] * load_part(from_part + j * stride + i, pass);
+            to[i] = v;
         }
-        p.a[((size_t)t * (size_t)H + (size_t)h0) * D + (size_t)i] = v / l;
+        if (final)
+            return;
+        __threadfence();
+        __syncthreads();
+        if (tid == 0) {
+            int32_t *count = p.split_count + (size_t)t * gridDim.y + blockIdx.y;
+            *is_last = atomicAdd(count, 1) == used - 1;
+            if (*is_last)
+                *count = 0;
+        }
+        __syncthreads();
+        if (!*is_last)
+            return;
+        __threadfence();
+#pragma unroll 1
+        for (int i = tid; i < used * 16; i += DECODE_WARPS * 32)
+            ml[i] = (i & 15) < 2 * heads ? load_float_l2(sml + i) : 0.0f;
+        __syncthreads();
+        final = true;
+        from_part = acc;
+        n = used;
+        to = p.a + ((size_t)t * (size_t)H + (size_t)h0) * D;
     }
 }
 
 static size_t decode_shared(int D)
 {
-    return (size_t)(8 * D + 2 * D + DECODE_WARPS * 8 * D + DECODE_WARPS * 16) * 4 +
-           (size_t)(2 * D) * 2 + 16;
+    return (size_t)(10 * D + DECODE_WARPS * 8 * D + DECODE_PARTS * 24) * 4 + (size_t)(2 * D) * 2 +
+           16;
 }
 
 /* Prefill */
@@ -538,7 +596,7 @@ static __global__ void __launch_bounds__(128)
             m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 1));
             m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 2));
             float anchor = m[r] == -INFINITY ? 0.0f : m[r];
-            shrink[r] = exp2f(top[r] - anchor);
+            shrink[r] = fast_exp2(top[r] - anchor);
             top[r] = m[r];
             m[r] = anchor;
             total[r] *= shrink[r];
@@ -547,7 +605,7 @@ static __global__ void __launch_bounds__(128)
         for (int j = 0; j < PRE_KEYS / 8; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                s[j][i] = exp2f(s[j][i] - m[i >> 1]);
+                s[j][i] = fast_exp2(s[j][i] - m[i >> 1]);
                 total[i >> 1] += s[j][i];
             }
 #pragma unroll
@@ -604,7 +662,7 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
     p.kv.page_len = sh->page_len;
     p.kv.head_dim = sh->head_dim;
     p.kv.type = sh->kv_type;
-    while (1 << (p.kv.page_shift + 1) <= sh->page_len)
+    while (2 << p.kv.page_shift <= sh->page_len)
         p.kv.page_shift++;
     p.step = *s;
     p.q_norm = l->q_norm;
@@ -633,7 +691,7 @@ int cuda_splits(const struct cuda_backend *cu, int n_seqs)
     const struct shape *s = &cu->shape;
     int units = n_seqs * s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8);
     int n = cu->n_sm / units;
-    return n < 1 ? 1 : n > 64 ? 64 : n;
+    return n < 1 ? 1 : n > DECODE_PARTS ? DECODE_PARTS : n;
 }
 
 void cuda_rotate_store(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,

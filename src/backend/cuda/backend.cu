@@ -518,10 +518,17 @@ static struct norm_in input_of(struct cuda_backend *cu, const float *x, int rows
     return in;
 }
 
+/* The small kernels read rows in units of 8 floats; odd sizes (which only floats have) go the other
+ * way. */
+static bool is_small(const struct matrix *w, int rows)
+{
+    return rows <= SMALL_ROWS && w->n_in % 8 == 0;
+}
+
 static void linear_any(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
                        int rows)
 {
-    if (rows <= SMALL_ROWS) {
+    if (is_small(w, rows)) {
         struct norm_in in = input_of(cu, x, rows);
         small_linear(cu, w, &in, y, rows);
     } else {
@@ -581,7 +588,7 @@ static void op_ffn(struct backend *be, const struct weight *gate_up, const struc
         return;
     flush_qkv(cu);
     mark_begin(cu);
-    if (rows <= SMALL_ROWS) {
+    if (is_small(matrix_of(gate_up), rows) && is_small(matrix_of(down), rows)) {
         struct norm_in in = input_of(cu, x, rows);
         small_ffn(cu, matrix_of(gate_up), matrix_of(down), &in, y, rows);
     } else {
@@ -601,7 +608,8 @@ static void op_moe(struct backend *be, const struct moe_layer *l, const float *x
     mark_begin(cu);
     const struct matrix *router = matrix_of(l->router), *gu = matrix_of(l->gate_up);
     const struct matrix *down = matrix_of(l->down);
-    if (rows <= SMALL_ROWS) {
+    CHECK(gu->n_in % 8 == 0, "experts over %d columns", gu->n_in);
+    if (is_small(gu, rows) && is_small(down, rows)) {
         float *n = cu->pending.n; /* where the router leaves the normed rows for the experts */
         struct norm_in in = input_of(cu, x, rows);
         small_moe(cu, router, gu, down, &in, in.gain ? n : NULL, y, rows);

@@ -53,7 +53,7 @@ struct seg {
     int tile0, n_tiles; /* row tiles [tile0, tile0 + n_tiles) of the matrix */
 };
 
-enum { MAX_SEGS = 4 };
+enum { MAX_SEGS = 3 };
 
 struct matrix {
     int n_in, n_out, n_expert;

@@ -324,9 +324,28 @@ DEVICE float fast_exp(float x)
     return __expf(x);
 #endif
 }
+DEVICE float fast_exp2(float x) /* 0 at -infinity */
+{
+#ifdef STEEL_CUDA_SIM
+    return exp2f(x);
+#else
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+#endif
+}
+DEVICE float fast_divide(float a, float b)
+{
+#ifdef STEEL_CUDA_SIM
+    return a / b;
+#else
+    return __fdividef(a, b);
+#endif
+}
 DEVICE float silu(float x)
 {
-    return x / (1.0f + fast_exp(-x));
+    /* a quotient by more than 2^126 would come out 0, which silu is there */
+    return fast_divide(x, 1.0f + fast_exp(-x));
 }
 
 #endif

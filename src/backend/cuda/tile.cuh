@@ -398,33 +398,6 @@ DEVICE void chunk_decode(const struct seg *s, const uint8_t *tile, int q, uint32
         chunk_f16(tile, q, lane, a);
 }
 
-/* d += (16 rows x 256 columns of the tile) x B. column: this lane's column of B in shared memory,
- * from element 4c on; NULL = a column of zeros. */
-template <int SET>
-DEVICE void tile_mma(const struct seg *s, const uint8_t *tile, const uint16_t *column,
-                     float (&d)[4])
-{
-    uint32_t a[4][4];
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-        uint2 b[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            b[j] = column ? *(const uint2 *)(column + 64 * q + 16 * j) : make_uint2(0, 0);
-        if (SET == SET_ALL) {
-            uint32_t rest[4][4];
-            chunk_slow(s, tile, q, lane_id(), a, rest);
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                mma_f16(d, rest[j], b[j].x, b[j].y);
-        } else
-            chunk_decode<SET>(s, tile, q, a);
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            mma_f16(d, a[j], b[j].x, b[j].y);
-    }
-}
-
 /* The segment a row tile belongs to. */
 DEVICE const struct seg *seg_of(const struct matrix &w, int tile)
 {
@@ -444,6 +417,7 @@ DEVICE const uint8_t *tile_address(const struct matrix &w, const struct seg *s, 
 /* One warp starts copying a tile to shared memory. The caller commits. */
 DEVICE void tile_fetch(uint8_t *to, const uint8_t *from, int bytes)
 {
+#pragma unroll 1
     for (int i = lane_id() * 16; i < bytes; i += 512)
         copy_async16(to + i, from + i);
 }
