@@ -176,12 +176,6 @@ DEVICE uint32_t word_of(const uint4 &v, int i)
 {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
-/* Shared memory in the first pass, other blocks' results in the second */
-DEVICE float load_part(const float *p, int pass)
-{
-    return pass ? load_float_l2(p) : *p;
-}
-
 template <bool BF16> DEVICE void mma_kv(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                         uint32_t b1)
 {
@@ -226,12 +220,13 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
 {
     enum { PIECES = D / 32, VP = D / 64, TILES = D / 8, STEP = DECODE_WARPS * DECODE_KEYS };
     SHARED_BYTES(shared);
+    enum { ROW = D + 8, Q_ROW = D + 4 };       /* padded against bank conflicts */
     float *head = (float *)shared;             /* (10, D): queries, then this step's k and v */
-    float *part = head + 10 * D;               /* (8 warps, 8, D) */
-    float *ml = part + DECODE_WARPS * 8 * D;   /* (parts, 8, 2): maximum, sum */
-    float *factor = ml + DECODE_PARTS * 16;    /* (parts, 8) */
-    uint16_t *fresh = (uint16_t *)(factor + DECODE_PARTS * 8); /* (2, D) as the cache has it */
-    int *is_last = (int *)(fresh + 2 * D);
+    float *part = head + 10 * D;               /* (8 warps, 8, ROW) in the order of the tiles */
+    float *ml = part + DECODE_WARPS * 8 * ROW; /* (parts, 8, 2): maximum, sum */
+    uint16_t *fresh = (uint16_t *)(ml + DECODE_PARTS * 16); /* (2, D) as the cache has it */
+    uint16_t *q_hi = fresh + 2 * D, *q_lo = q_hi + 8 * Q_ROW; /* (8, Q_ROW) */
+    int *is_last = (int *)(q_lo + 8 * Q_ROW);
 
     int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3, tid = (int)threadIdx.x;
     int H = p.n_heads, K = p.kv.n_kv, G = H / K, t = (int)blockIdx.z; /* decodes: row = sequence */
@@ -247,7 +242,7 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
     int from = p.window && last - p.window + 1 > 0 ? last - p.window + 1 : 0;
     int start = from & ~(DECODE_KEYS - 1), n_keys = last + 1 - start;
     int chunk = n_keys, used = 1; /* short contexts are one stretch: joining costs more */
-    if (n_keys > 4 * STEP && p.n_split > 1) {
+    if (n_keys > 3 * STEP && p.n_split > 1) {
         chunk = (n_keys + p.n_split - 1) / p.n_split;
         chunk = max(2 * STEP, (chunk + STEP - 1) & ~(STEP - 1));
         used = (n_keys + chunk - 1) / chunk;
@@ -289,6 +284,12 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
         dependency_wait();
     if (base < end)
         load_keys(base);
+    float gains[D / 32], k_gains[D / 32];
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+        gains[i] = RAW && p.q_norm ? p.q_norm[lane + 32 * i] : 1.0f;
+        k_gains[i] = RAW && p.k_norm && w == 0 ? p.k_norm[lane + 32 * i] : 1.0f;
+    }
     if (RAW)
         dependency_wait();
 
@@ -298,7 +299,7 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
 #pragma unroll 1
     for (int job = w; job < (owns_fresh ? 10 : 8); job += DECODE_WARPS) {
         int from_head = job < 8 ? h0 + min(job, heads - 1) : H + (job - 8) * K + kv_head;
-        const float *gain = job < 8 ? p.q_norm : p.k_norm;
+        bool norm = RAW && (job < 8 ? p.q_norm != NULL : job == 8 && p.k_norm);
         float x[D / 32], sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < D / 32; i++) {
@@ -306,12 +307,12 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
             sum += x[i] * x[i];
         }
         float rms = 1.0f;
-        if (RAW && gain && job < 9)
+        if (norm)
             rms = rsqrtf(warp_sum(sum) / (float)D + p.eps);
 #pragma unroll
         for (int i = 0; i < D / 32; i++) {
-            if (RAW && gain && job < 9)
-                x[i] *= rms * gain[lane + 32 * i];
+            if (norm)
+                x[i] *= rms * (job < 8 ? gains[i] : k_gains[i]);
             head[job * D + lane + 32 * i] = x[i];
         }
         __syncwarp();
@@ -326,7 +327,16 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
             }
             __syncwarp();
         }
-        if (job >= 8) {
+        if (job < 8) { /* as halves, and what those lost */
+            const float to_log2 = 1.4426950408889634f * p.scale;
+#pragma unroll
+            for (int i = 0; i < D / 64; i++) {
+                int d = 2 * lane + 64 * i;
+                float2 e = *(const float2 *)(head + job * D + d);
+                split_pair<BF16>(e.x * to_log2, e.y * to_log2, (uint32_t *)(q_hi + job * Q_ROW + d),
+                                 (uint32_t *)(q_lo + job * Q_ROW + d));
+            }
+        } else {
             int page = slot >> p.kv.page_shift, off = slot & (p.kv.page_len - 1);
             size_t at = (((((size_t)page * (size_t)K + (size_t)kv_head) << p.kv.page_shift)) +
                          (size_t)off) * D;
@@ -344,12 +354,12 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
     __syncthreads();
 
     uint32_t qf[2 * PIECES][4]; /* a0 a2: halves of q; a1 a3: what they lost */
-    const float to_log2 = 1.4426950408889634f * p.scale;
 #pragma unroll
     for (int i = 0; i < 2 * PIECES; i++) {
-        float4 e = *(const float4 *)(head + g * D + ((i >> 1) * 4 + c) * 8 + (i & 1) * 4);
-        split_pair<BF16>(e.x * to_log2, e.y * to_log2, &qf[i][0], &qf[i][1]);
-        split_pair<BF16>(e.z * to_log2, e.w * to_log2, &qf[i][2], &qf[i][3]);
+        int at = g * Q_ROW + ((i >> 1) * 4 + c) * 8 + (i & 1) * 4;
+        uint2 hi = *(const uint2 *)(q_hi + at), lo = *(const uint2 *)(q_lo + at);
+        qf[i][0] = hi.x, qf[i][2] = hi.y;
+        qf[i][1] = lo.x, qf[i][3] = lo.y;
     }
     float out[TILES][4] = {}, top = -INFINITY, total = 0.0f;
 #pragma unroll 1
@@ -406,6 +416,12 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
         uint32_t pf[4];
         split_pair<BF16>(sc[0], sc[1], &pf[0], &pf[1]);
         split_pair<BF16>(sc[2], sc[3], &pf[2], &pf[3]);
+        if (__any_sync(FULL_WARP, shrink != 1.0f))
+#pragma unroll
+            for (int j = 0; j < TILES; j++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    out[j][i] *= shrink;
 #pragma unroll
         for (int j = 0; j < TILES; j++) {
             uint32_t sel = j & 1 ? 0x7632 : 0x5410;
@@ -413,9 +429,6 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
                                     word_of(vf[1][j >> 3], j >> 1 & 3), sel);
             uint32_t b1 = byte_perm(word_of(vf[2][j >> 3], j >> 1 & 3),
                                     word_of(vf[3][j >> 3], j >> 1 & 3), sel);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                out[j][i] *= shrink;
             mma_kv<BF16>(out[j], pf, b0, b1);
         }
         if (base + STEP < end)
@@ -425,55 +438,63 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
     total += __shfl_xor_sync(FULL_WARP, total, 2);
 
     /* Join the warps, then the stretches. */
-    float *mine = part + (w * 8 + g) * D;
+    float *mine = part + (w * 8 + g) * ROW + 2 * c;
 #pragma unroll
-    for (int j = 0; j < TILES; j++) {
-        mine[2 * c * TILES + j] = out[j][0] + out[j][2];
-        mine[(2 * c + 1) * TILES + j] = out[j][1] + out[j][3];
-    }
+    for (int j = 0; j < TILES; j++)
+        *(float2 *)(mine + 8 * j) = make_float2(out[j][0] + out[j][2], out[j][1] + out[j][3]);
     if (c == 0) {
         ml[(w * 8 + g) * 2] = top;
         ml[(w * 8 + g) * 2 + 1] = total;
     }
     __syncthreads();
+    /* A warp per head: first over the warps' parts, then, by the last block to finish, over the
+     * stretches. */
+    enum { PER = D / 32 };
     size_t unit = ((size_t)t * gridDim.y + blockIdx.y) * (size_t)p.n_split;
     float *acc = p.split_acc + unit * 8 * D, *sml = p.split_ml + unit * 16;
-    const float *from_part = part;
     float *to = p.a + ((size_t)t * (size_t)H + (size_t)h0) * D;
-    int n = DECODE_WARPS, stride = 8 * D;
+    const float *from_part = part;
+    int n = DECODE_WARPS, stride = ROW;
     bool final = used == 1;
-    if (!final)
-        to = acc + (size_t)split * 8 * D;
 #pragma unroll 1
-    for (int pass = 0;; pass++) {
-        if (tid < 8) { /* what each part's numbers are worth, head tid */
-            float m = -INFINITY, l = 0.0f;
-#pragma unroll 1
-            for (int j = 0; j < n; j++)
-                m = fmaxf(m, ml[(j * 8 + tid) * 2]);
-#pragma unroll 1
-            for (int j = 0; j < n; j++) {
-                float f = fast_exp2(ml[(j * 8 + tid) * 2] - m);
-                l += f * ml[(j * 8 + tid) * 2 + 1];
-                factor[j * 8 + tid] = f;
-            }
-            if (final)
-#pragma unroll 1
-                for (int j = 0; j < n; j++)
-                    factor[j * 8 + tid] /= l;
-            else if (tid < heads) {
-                sml[split * 16 + 2 * tid] = m;
-                sml[split * 16 + 2 * tid + 1] = l;
-            }
+    for (;;) {
+        float f[2], m = -INFINITY; /* what parts lane and lane + 32 are worth */
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int j = lane + 32 * i;
+            f[i] = j < n ? ml[(j * 8 + w) * 2] : -INFINITY;
+            m = fmaxf(m, f[i]);
         }
-        __syncthreads();
-#pragma unroll 1
-        for (int i = tid; i < heads * D; i += DECODE_WARPS * 32) {
-            float v = 0.0f;
+        m = warp_max(m);
+        float l = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int j = lane + 32 * i;
+            f[i] = fast_exp2(f[i] - m);
+            l += j < n ? f[i] * ml[(j * 8 + w) * 2 + 1] : 0.0f;
+        }
+        l = warp_sum(l);
+        if (w < heads) {
+            float v[PER] = {}, *out_row = final ? to + w * D : acc + (split * 8 + w) * D;
 #pragma unroll 4
-            for (int j = 0; j < n; j++)
-                v += factor[j * 8 + i / D] * load_part(from_part + j * stride + i, pass);
-            to[i] = v;
+            for (int j = 0; j < n; j++) {
+                float fj = __shfl_sync(FULL_WARP, j < 32 ? f[0] : f[1], j & 31);
+#pragma unroll
+                for (int i = 0; i < PER; i++)
+                    v[i] += fj * from_part[(j * 8 + w) * stride + lane + 32 * i];
+            }
+#pragma unroll
+            for (int i = 0; i < PER; i++) { /* entry 8j+n is element n*TILES + j */
+                int at = lane + 32 * i;
+                if (final)
+                    out_row[(at & 7) * TILES + (at >> 3)] = fast_divide(v[i], l);
+                else
+                    out_row[at] = v[i];
+            }
+            if (!final && lane == 0) {
+                sml[split * 16 + 2 * w] = m;
+                sml[split * 16 + 2 * w + 1] = l;
+            }
         }
         if (final)
             return;
@@ -496,14 +517,14 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
         final = true;
         from_part = acc;
         n = used;
-        to = p.a + ((size_t)t * (size_t)H + (size_t)h0) * D;
+        stride = D;
     }
 }
 
 static size_t decode_shared(int D)
 {
-    return (size_t)(10 * D + DECODE_WARPS * 8 * D + DECODE_PARTS * 24) * 4 + (size_t)(2 * D) * 2 +
-           16;
+    return (size_t)(10 * D + DECODE_WARPS * 8 * (D + 8) + DECODE_PARTS * 16) * 4 +
+           (size_t)(2 * D + 16 * (D + 4)) * 2 + 16;
 }
 
 /* Prefill */

@@ -156,6 +156,7 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         {(void **)&cu->router, tokens * (size_t)(s->n_expert + 1) * 4},
         {(void **)&cu->hidden, SMALL_ROWS * (hidden + 1) * 4},
         {(void **)&cu->half_in, tokens * align_up(widest, TILE_K) * 2},
+        {(void **)&cu->half_scale, tokens * 4},
         {(void **)&cu->half_hidden, tokens * (hidden + 1) * 2},
         {(void **)&cu->expert_out, tokens * (used * embd + 1) * 4},
         {(void **)&cu->route, large_route_ints(s) * 4},
@@ -530,7 +531,7 @@ static void linear_any(struct cuda_backend *cu, const struct matrix *w, const fl
 {
     if (is_small(w, rows)) {
         struct norm_in in = input_of(cu, x, rows);
-        small_linear(cu, w, &in, y, rows);
+        small_linear(cu, w, &in, y);
     } else {
         flush_norm(cu);
         large_linear(cu, w, (const float *)real(cu, x), y, rows);
@@ -590,7 +591,7 @@ static void op_ffn(struct backend *be, const struct weight *gate_up, const struc
     mark_begin(cu);
     if (is_small(matrix_of(gate_up), rows) && is_small(matrix_of(down), rows)) {
         struct norm_in in = input_of(cu, x, rows);
-        small_ffn(cu, matrix_of(gate_up), matrix_of(down), &in, y, rows);
+        small_ffn(cu, matrix_of(gate_up), matrix_of(down), &in, y);
     } else {
         flush_norm(cu);
         large_ffn(cu, matrix_of(gate_up), matrix_of(down), (const float *)real(cu, x), y, rows);
@@ -612,7 +613,7 @@ static void op_moe(struct backend *be, const struct moe_layer *l, const float *x
     if (is_small(gu, rows) && is_small(down, rows)) {
         float *n = cu->pending.n; /* where the router leaves the normed rows for the experts */
         struct norm_in in = input_of(cu, x, rows);
-        small_moe(cu, router, gu, down, &in, in.gain ? n : NULL, y, rows);
+        small_moe(cu, router, gu, down, &in, in.gain ? n : NULL, y);
     } else {
         flush_norm(cu);
         large_moe(cu, router, gu, down, (const float *)real(cu, x), y, rows);

@@ -107,7 +107,7 @@ struct pending_norm {
 };
 
 enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
-enum { SMALL_ROWS = 8, ARGMAX_BLOCKS = 32 };
+enum { SMALL_ROWS = 1, ARGMAX_BLOCKS = 32 };
 
 /* A buffer whose contents live elsewhere for now. */
 struct alias {
@@ -171,6 +171,7 @@ struct cuda_backend {
     float *router;        /* (max_tokens, n_expert) logits */
     float *hidden;        /* (SMALL_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
     uint16_t *half_in;    /* (max_tokens, widest n_in) activations of the large path */
+    float *half_scale;    /* (max_tokens) what undoes a row's scale */
     uint16_t *half_hidden; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
     float *expert_out;     /* (max_tokens * used, n_embd) */
     int32_t *route;        /* tables of the large path: see large.cu */
@@ -262,7 +263,7 @@ void cuda_release(struct backend *be, struct weight *w);
 void cuda_ring_free(struct cuda_backend *cu);
 void cuda_embed(struct cuda_backend *cu, const struct matrix *w, const struct step *s, float *x);
 
-/* small.cu: up to SMALL_ROWS rows */
+/* small.cu: one row */
 struct norm_in { /* add + norm in front of a product; gain NULL: x is taken as it is */
     const float *x, *d, *gain;
     float *x_out; /* where x + d goes; not x */
@@ -271,11 +272,11 @@ struct norm_in { /* add + norm in front of a product; gain NULL: x is taken as i
 void small_router(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                   float *n, int rows);
 void small_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                  float *y, int rows);
+                  float *y);
 void small_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-               const struct norm_in *in, float *y, int rows);
+               const struct norm_in *in, float *y);
 void small_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-               const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows);
+               const struct matrix *down, const struct norm_in *in, float *n, float *y);
 
 /* large.cu: any number of rows */
 void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,

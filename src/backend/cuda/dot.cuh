@@ -1,109 +1,53 @@
 /*
- * Tile times staged activations, for steps of few rows, in few instructions: what a step of one row
- * costs beyond its reads is latency and instruction fetches. Codes go to the tensor cores as the
- * halves 1024 + code that one OR makes of them (register 1 and 3, whose nibbles sit four bits up, as
- * 1024 + 16 code: rows g+8 are 16 times too large, which their scale takes back). The 1024s cost
- * nothing to take off: the accumulator starts at -1024 * (sum of the group's activations). Scales
- * multiply accumulators in float, one group at a time, so every weight is exact; minima are a product
- * of their own, (minima) x (group sums), the sums split into two halves each. Activations are the
- * only thing that is rounded.
+ * Tile times one row of activations, in as few instructions as it takes: at one row a step is short
+ * of issue slots and latency before it is short of bandwidth.
+ *
+ * The tensor core's B fragment has 8 columns and there is only one row, so the columns are put to
+ * another use: column n has the activations of column group n (32 of the slice's 256) and zeros
+ * elsewhere. One accumulator then collects all groups' sums apart from each other, and scales are
+ * applied once per tile instead of once per group. Lane (g, c) holds just the 8 activations that
+ * column g wants of it: columns 32g+4c.. and 32g+16+4c..; nothing is staged in shared memory.
+ *
+ * Codes go in as the halves 1024 + code that one OR makes of them (registers 1 and 3, whose nibbles
+ * sit four bits up, as 1024 + 16 code: rows g+8 come out 16 times too large, which their scale takes
+ * back). What the 1024s add is -1024 * (sum of the group's activations), known in advance: a
+ * fragment of ones makes those sums. So every weight is exact; only activations are rounded, to
+ * halves, after scaling by a power of two that takes the slice's largest to about 1024.
  */
 #ifndef STEEL_BACKEND_CUDA_DOT_CUH
 #define STEEL_BACKEND_CUDA_DOT_CUH
 
 #include "backend/cuda/tile.cuh"
 
-/* 256 columns of the step's rows as a warp stages them in shared memory. */
-enum {
-    SLICE_STRIDE = TILE_K + 16,         /* halves per row: 8 rows fall into different banks */
-    SLICE_T16 = 0,                      /* float [16 columns][row]: -1024 * sum */
-    SLICE_T32 = 16 * 8 * 4,             /* float [32 columns][row]: -1024 * sum */
-    SLICE_SPLIT = SLICE_T32 + 8 * 8 * 4, /* half [row]{8 sums / 64, 8 of what that rounding lost} */
-    SLICE_X = SLICE_SPLIT + 8 * 32
+/* 256 columns of the row, as this lane has them. */
+struct row_slice {
+    uint32_t b[4];         /* pairs: 32g+4c, +2; 32g+16+4c, +2 */
+    float even[2], odd[2]; /* -1024 * (sum over the first, second 16 columns of groups 2c, 2c+1) */
+    float undo;            /* takes the scale back */
 };
 
-static inline size_t slice_bytes(int rows)
+/* v: columns 32g+4c.. (4) and 32g+16+4c.. (4). */
+DEVICE struct row_slice slice_make(const float (&v)[8])
 {
-    return (size_t)SLICE_X + (size_t)rows * SLICE_STRIDE * 2;
-}
-
-/* Stages row t: this lane has columns 8 lane .. 8 lane + 7. Returns the power of two that undoes the
- * scale the halves got (the largest of the slice is near 1024, so none overflows or vanishes). */
-DEVICE float stage_row(uint8_t *slice, int t, const float (&v)[8])
-{
-    int lane = lane_id();
+    struct row_slice s;
     float top = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++)
         top = fmaxf(top, fabsf(v[i]));
     uint32_t e = warp_max_u32(bits_of(top)) >> 23;
     e = e < 16 ? 16 : e;
-    float scale = float_of((264 - e) << 23), sum = 0.0f;
-    uint32_t h[4];
+    float scale = float_of((264 - e) << 23);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        h[i] = pack_half2(v[2 * i] * scale, v[2 * i + 1] * scale);
-        sum += half_to_float(h[i] & 0xffff) + half_to_float(h[i] >> 16);
-    }
-    *(uint4 *)(slice + SLICE_X + (t * SLICE_STRIDE + lane * 8) * 2) =
-        make_uint4(h[0], h[1], h[2], h[3]);
-    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-    if (!(lane & 1))
-        ((float *)(slice + SLICE_T16))[(lane >> 1) * 8 + t] = -1024.0f * sum;
-    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-    if (!(lane & 3)) {
-        ((float *)(slice + SLICE_T32))[(lane >> 2) * 8 + t] = -1024.0f * sum;
-        sum *= 0.015625f;
-        uint32_t hi = float_to_half(sum);
-        uint16_t *split = (uint16_t *)(slice + SLICE_SPLIT) + t * 16 + (lane >> 2);
-        split[0] = (uint16_t)hi;
-        split[8] = float_to_half(sum - half_to_float(hi));
-    }
-    return float_of((e - 10) << 23);
-}
-
-/* A row that takes no part: zeros. */
-DEVICE void stage_zeros(uint8_t *slice, int t)
-{
-    float v[8] = {};
-    stage_row(slice, t, v);
-}
-
-/* What a lane needs to read a staged slice. */
-struct slice_view {
-    const uint8_t *x;     /* its column of B from element 4c on */
-    const uint8_t *sums;  /* base + rows 2c, 2c+1 */
-    const uint8_t *split; /* its column of the split sums */
-    bool on;              /* column g is a row of the step */
-};
-
-DEVICE struct slice_view slice_view_of(const uint8_t *slice, int rows)
-{
-    int g = lane_id() >> 2, c = lane_id() & 3;
-    struct slice_view v;
-    v.on = g < rows;
-    v.x = slice + SLICE_X + (g * SLICE_STRIDE + c * 4) * 2;
-    v.sums = slice + c * 8;
-    v.split = slice + SLICE_SPLIT + g * 32 + c * 4;
-    return v;
-}
-
-DEVICE uint2 slice_b(const struct slice_view &v, int group)
-{
-    return v.on ? *(const uint2 *)(v.x + group * 32) : make_uint2(0, 0);
-}
-DEVICE void slice_start(const struct slice_view &v, int at, float (&acc)[4])
-{
-    float2 t = *(const float2 *)(v.sums + at * 32);
-    acc[0] = acc[2] = t.x;
-    acc[1] = acc[3] = t.y;
-}
-DEVICE void scale_add(float (&tot)[4], const float (&acc)[4], float s0, float s1)
-{
-    tot[0] += s0 * acc[0];
-    tot[1] += s0 * acc[1];
-    tot[2] += s1 * acc[2];
-    tot[3] += s1 * acc[3];
+    for (int i = 0; i < 4; i++)
+        s.b[i] = pack_half2(v[2 * i] * scale, v[2 * i + 1] * scale);
+    const uint32_t minus_1024[4] = {H2_M1024, H2_M1024, H2_M1024, H2_M1024};
+    float a[4] = {}, b[4] = {};
+    mma_f16(a, minus_1024, s.b[0], s.b[1]);
+    mma_f16(b, minus_1024, s.b[2], s.b[3]);
+    s.even[0] = a[0], s.even[1] = a[1];
+    s.odd[0] = b[0], s.odd[1] = b[1];
+    s.undo = float_of((e - 10) << 23);
+    return s;
 }
 
 /* The fragment of a word of codes, as 1024 + code (rows g) and 1024 + 16 code (rows g+8). */
@@ -116,186 +60,212 @@ DEVICE void nibble_frag(uint32_t w, uint32_t (&a)[4])
     a[3] = and_or(h, 0x00f000f0u, H2_1024);
 }
 
-DEVICE void dot_q4_k(const uint8_t *tile, const struct slice_view &v, float (&tot)[4])
+/* c += fragment of column group `group`'s first (half 0) or second 16 columns. */
+DEVICE void group_mma(float (&c)[4], const uint32_t (&a)[4], const struct row_slice &x, int group,
+                      int half)
 {
-    int lane = lane_id(), g = lane >> 2;
-    const uint8_t *codes = tile + lane * 16, *scales = tile + Q4K_SCALES + g * 16;
-    float sub[4] = {};
-#pragma unroll 2
-    for (int q = 0; q < 4; q++) {
-        uint4 w4 = load16(codes + q * 512);
-        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, sc = load4(scales + q * 4);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float acc[4];
-            slice_start(v, (SLICE_T32 >> 5) + 2 * q + h, acc);
-#pragma unroll
-            for (int j = 2 * h; j < 2 * h + 2; j++) {
-                uint32_t a[4];
-                uint2 b = slice_b(v, 4 * q + j);
-                nibble_frag(w[j], a);
-                mma_f16(acc, a, b.x, b.y);
-            }
-            scale_add(sub, acc, (float)(sc >> 8 * h & 255), (float)(sc >> (16 + 8 * h) & 255));
-        }
-    }
-    uint32_t mn = load4(tile + Q4K_MINS + lane * 4);
-    uint32_t m0 = half2_add(byte_perm(mn, 0x64646464u, 0x4140), H2_M1024);
-    uint32_t m1 = half2_add(byte_perm(mn, 0x64646464u, 0x4342), H2_M1024);
-    uint32_t a[4] = {m0, m1, m0, m1};
-    float min[4] = {};
-    mma_f16(min, a, v.on ? load4(v.split) : 0, v.on ? load4(v.split + 16) : 0);
-    uint2 d = load8(tile + Q4K_D + g * 8);
-    float d0 = half_to_float(d.x & 0xffff), d1 = half_to_float(d.x >> 16) * 0.0625f;
-    scale_add(tot, sub, d0, d1);
-    scale_add(tot, min, half_to_float(d.y & 0xffff) * -64.0f, half_to_float(d.y >> 16) * -64.0f);
+    bool on = (lane_id() >> 2) == group;
+    mma_f16(c, a, on ? x.b[2 * half] : 0, on ? x.b[2 * half + 1] : 0);
 }
 
-DEVICE void dot_q6_k(const uint8_t *tile, const struct slice_view &v, float (&tot)[4])
+DEVICE float byte_float(uint32_t w, int i)
 {
-    int lane = lane_id(), g = lane >> 2;
-    float sub[4] = {};
+    return (float)(w >> 8 * i & 255);
+}
+
+/* r[0], r[1] += this lane's share of rows g and g+8 of the tile times the slice, still scaled; the
+ * lanes of a quad add up to the row. */
+DEVICE void dot_q4_k(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
+{
+    int lane = lane_id();
+    float c0[4] = {}, c1[4] = {};
+#pragma unroll 2
+    for (int q = 0; q < 4; q++) {
+        uint4 w4 = load16(tile + q * 512 + lane * 16);
+        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            nibble_frag(w[2 * h], a);
+            group_mma(c0, a, x, 2 * q + h, 0);
+            nibble_frag(w[2 * h + 1], a);
+            group_mma(c1, a, x, 2 * q + h, 1);
+        }
+    }
+    uint32_t sc = load4(tile + Q4K_SCALES + lane * 4), mn = load4(tile + Q4K_MINS + lane * 4);
+    uint2 d = load8(tile + Q4K_D + (lane >> 2) * 8);
+    float t0 = x.even[0] + x.odd[0], t1 = x.even[1] + x.odd[1];
+    float s0 = (c0[0] + c1[0] + t0) * byte_float(sc, 0) + (c0[1] + c1[1] + t1) * byte_float(sc, 1);
+    float s1 = (c0[2] + c1[2] + t0) * byte_float(sc, 2) + (c0[3] + c1[3] + t1) * byte_float(sc, 3);
+    float m0 = t0 * byte_float(mn, 0) + t1 * byte_float(mn, 1);
+    float m1 = t0 * byte_float(mn, 2) + t1 * byte_float(mn, 3);
+    r[0] += half_to_float(d.x & 0xffff) * s0 + half_to_float(d.y & 0xffff) * 0x1p-10f * m0;
+    r[1] += half_to_float(d.x >> 16) * 0.0625f * s1 + half_to_float(d.y >> 16) * 0x1p-10f * m1;
+}
+
+DEVICE void dot_q6_k(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
+{
+    int lane = lane_id(), g = lane >> 2, c = lane & 3;
+    float c0[4] = {}, c1[4] = {};
 #pragma unroll 1
     for (int q = 0; q < 4; q++) {
         uint4 w4 = load16(tile + q * 512 + lane * 16);
         uint2 high = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
-        uint2 sc = load8(tile + Q6K_SCALES + q * 64 + g * 8);
-        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
+        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            uint32_t a[4], h = j < 2 ? high.x : high.y;
-            nibble_frag(w[j], a);
-            a[0] = and_or(j & 1 ? h >> 4 : h << 4, 0x00300030u, a[0]);
-            a[1] = and_or(j & 1 ? h >> 2 : h << 6, 0x03000300u, a[1]);
-            a[2] = and_or(j & 1 ? h >> 8 : h, 0x00300030u, a[2]);
-            a[3] = and_or(j & 1 ? h >> 6 : h << 2, 0x03000300u, a[3]);
-            /* codes have 32 to lose as well: 1024 + 32, and 1024 + 16 * 32 for rows g+8 */
-            float2 t = *(const float2 *)(v.sums + SLICE_T16 + (4 * q + j) * 32);
-            float acc[4] = {t.x * 1.03125f, t.y * 1.03125f, t.x * 1.5f, t.y * 1.5f};
-            uint2 b = slice_b(v, 4 * q + j);
-            mma_f16(acc, a, b.x, b.y);
-            scale_add(sub, acc, (float)(int)(sc.x >> 8 * j & 255) - 128.0f,
-                      (float)(int)(sc.y >> 8 * j & 255) - 128.0f);
+        for (int h = 0; h < 2; h++) {
+            uint32_t top = h ? high.y : high.x, t0 = top << 4, t1 = top << 2;
+            nibble_frag(w[2 * h], a);
+            a[0] = and_or(t0, 0x00300030u, a[0]);
+            a[1] = and_or(t0, 0x03000300u, a[1]);
+            a[2] = and_or(t1, 0x00300030u, a[2]);
+            a[3] = and_or(t1, 0x03000300u, a[3]);
+            group_mma(c0, a, x, 2 * q + h, 0);
+            t0 = top >> 4, t1 = top >> 6;
+            nibble_frag(w[2 * h + 1], a);
+            a[0] = and_or(t0, 0x00300030u, a[0]);
+            a[1] = and_or(t0, 0x03000300u, a[1]);
+            a[2] = and_or(t1, 0x00300030u, a[2]);
+            a[3] = and_or(t1, 0x03000300u, a[3]);
+            group_mma(c1, a, x, 2 * q + h, 1);
         }
     }
+    /* scales of 16 columns: this lane's four are 4c..4c+3. Codes are 32 too large: 1024 + 32, and
+     * 1024 + 16 * 32 for rows g+8. */
+    uint2 sc = load8(tile + Q6K_SCALES + c * 64 + g * 8);
     uint32_t d = load4(tile + Q6K_D + g * 4);
-    scale_add(tot, sub, half_to_float(d & 0xffff), half_to_float(d >> 16) * 0.0625f);
+    float s0 = (c0[0] + x.even[0] * 1.03125f) * (byte_float(sc.x, 0) - 128.0f) +
+               (c1[0] + x.odd[0] * 1.03125f) * (byte_float(sc.x, 1) - 128.0f) +
+               (c0[1] + x.even[1] * 1.03125f) * (byte_float(sc.x, 2) - 128.0f) +
+               (c1[1] + x.odd[1] * 1.03125f) * (byte_float(sc.x, 3) - 128.0f);
+    float s1 = (c0[2] + x.even[0] * 1.5f) * (byte_float(sc.y, 0) - 128.0f) +
+               (c1[2] + x.odd[0] * 1.5f) * (byte_float(sc.y, 1) - 128.0f) +
+               (c0[3] + x.even[1] * 1.5f) * (byte_float(sc.y, 2) - 128.0f) +
+               (c1[3] + x.odd[1] * 1.5f) * (byte_float(sc.y, 3) - 128.0f);
+    r[0] += half_to_float(d & 0xffff) * s0;
+    r[1] += half_to_float(d >> 16) * 0.0625f * s1;
 }
 
-/* Half scales of two groups of 32 for rows g and g+8: {g:0, g:1, g+8:0, g+8:1} */
-DEVICE void dot_gptq4(const uint8_t *tile, const struct slice_view &v, float (&tot)[4])
+/* Scales of GPTQ4 and Q8_0: halves {g:2c, g:2c+1} and {g+8:2c, g+8:2c+1} */
+DEVICE uint2 half_scales(const uint8_t *scales)
 {
-    int lane = lane_id(), g = lane >> 2;
+    return load8(scales + (lane_id() & 3) * 64 + (lane_id() >> 2) * 8);
+}
+
+DEVICE void dot_gptq4(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
+{
+    int lane = lane_id();
+    float c0[4] = {}, c1[4] = {};
 #pragma unroll 1
     for (int q = 0; q < 4; q++) {
         uint4 w4 = load16(tile + q * 512 + lane * 16);
-        uint2 sc = load8(tile + GPTQ_SCALES + q * 64 + g * 8);
-        uint32_t z = load4(tile + GPTQ_ZEROS + q * 32 + g * 4);
-        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
+        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float acc[4], zero[4], z0 = (float)(z >> 8 * h & 255) * 0.0009765625f;
-            float z1 = (float)(z >> (16 + 8 * h) & 255) * 0.015625f; /* 16 / 1024 */
-            slice_start(v, (SLICE_T32 >> 5) + 2 * q + h, acc);
-            zero[0] = acc[0], zero[1] = acc[1], zero[2] = acc[2], zero[3] = acc[3];
-            scale_add(acc, zero, z0, z1);
-#pragma unroll
-            for (int j = 2 * h; j < 2 * h + 2; j++) {
-                uint32_t a[4];
-                uint2 b = slice_b(v, 4 * q + j);
-                nibble_frag(w[j], a);
-                mma_f16(acc, a, b.x, b.y);
-            }
-            scale_add(tot, acc, half_to_float(sc.x >> 16 * h & 0xffff),
-                      half_to_float(sc.y >> 16 * h & 0xffff) * 0.0625f);
+            nibble_frag(w[2 * h], a);
+            group_mma(c0, a, x, 2 * q + h, 0);
+            nibble_frag(w[2 * h + 1], a);
+            group_mma(c1, a, x, 2 * q + h, 1);
         }
     }
+    uint2 sc = half_scales(tile + GPTQ_SCALES);
+    uint32_t z = load4(tile + GPTQ_ZEROS + (lane & 3) * 32 + (lane >> 2) * 4);
+    float t0 = x.even[0] + x.odd[0], t1 = x.even[1] + x.odd[1];
+    float s0 = (c0[0] + c1[0] + t0 * (1.0f + byte_float(z, 0) * 0x1p-10f)) *
+                   half_to_float(sc.x & 0xffff) +
+               (c0[1] + c1[1] + t1 * (1.0f + byte_float(z, 1) * 0x1p-10f)) *
+                   half_to_float(sc.x >> 16);
+    float s1 = (c0[2] + c1[2] + t0 * (1.0f + byte_float(z, 2) * 0x1p-6f)) *
+                   half_to_float(sc.y & 0xffff) +
+               (c0[3] + c1[3] + t1 * (1.0f + byte_float(z, 3) * 0x1p-6f)) *
+                   half_to_float(sc.y >> 16);
+    r[0] += s0;
+    r[1] += 0.0625f * s1;
 }
 
-DEVICE void dot_q8_0(const uint8_t *tile, const struct slice_view &v, float (&tot)[4])
+DEVICE void dot_q8_0(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
 {
-    int lane = lane_id(), g = lane >> 2;
-#pragma unroll 1
-    for (int q = 0; q < 4; q++) {
-        uint2 sc = load8(tile + Q80_SCALES + q * 64 + g * 8);
-#pragma unroll
-        for (int p = 0; p < 2; p++) {
-            uint4 w4 = load16(tile + (2 * q + p) * 512 + lane * 16);
-            uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
-            float acc[4];
-            slice_start(v, (SLICE_T32 >> 5) + 2 * q + p, acc);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                acc[i] *= 1.125f; /* codes are 128 too large */
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                uint2 b = slice_b(v, 4 * q + 2 * p + i);
-                uint32_t a[4] = {byte_perm(w[2 * i], 0x64646464u, 0x4140),
-                                 byte_perm(w[2 * i + 1], 0x64646464u, 0x4140),
-                                 byte_perm(w[2 * i], 0x64646464u, 0x4342),
-                                 byte_perm(w[2 * i + 1], 0x64646464u, 0x4342)};
-                mma_f16(acc, a, b.x, b.y);
-            }
-            scale_add(tot, acc, half_to_float(sc.x >> 16 * p & 0xffff),
-                      half_to_float(sc.y >> 16 * p & 0xffff));
-        }
+    int lane = lane_id();
+    float c0[4] = {}, c1[4] = {};
+#pragma unroll 2
+    for (int p = 0; p < 8; p++) {
+        uint4 w = load16(tile + p * 512 + lane * 16);
+        uint32_t a[4] = {byte_perm(w.x, 0x64646464u, 0x4140), byte_perm(w.y, 0x64646464u, 0x4140),
+                         byte_perm(w.x, 0x64646464u, 0x4342), byte_perm(w.y, 0x64646464u, 0x4342)};
+        group_mma(c0, a, x, p, 0);
+        uint32_t b[4] = {byte_perm(w.z, 0x64646464u, 0x4140), byte_perm(w.w, 0x64646464u, 0x4140),
+                         byte_perm(w.z, 0x64646464u, 0x4342), byte_perm(w.w, 0x64646464u, 0x4342)};
+        group_mma(c1, b, x, p, 1);
     }
+    uint2 sc = half_scales(tile + Q80_SCALES); /* codes are 128 too large: 1152 = 1024 * 1.125 */
+    float t0 = (x.even[0] + x.odd[0]) * 1.125f, t1 = (x.even[1] + x.odd[1]) * 1.125f;
+    r[0] += (c0[0] + c1[0] + t0) * half_to_float(sc.x & 0xffff) +
+            (c0[1] + c1[1] + t1) * half_to_float(sc.x >> 16);
+    r[1] += (c0[2] + c1[2] + t0) * half_to_float(sc.y & 0xffff) +
+            (c0[3] + c1[3] + t1) * half_to_float(sc.y >> 16);
 }
 
-DEVICE void dot_f16(const uint8_t *tile, const struct slice_view &v, float (&tot)[4])
+DEVICE void dot_f16(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
 {
-#pragma unroll 4
-    for (int i = 0; i < 16; i++) {
-        uint4 w = load16(tile + i * 512 + lane_id() * 16);
+    float c0[4] = {}, c1[4] = {};
+#pragma unroll 2
+    for (int i = 0; i < 8; i++) {
+        uint4 w = load16(tile + 2 * i * 512 + lane_id() * 16);
         uint32_t a[4] = {w.x, w.z, w.y, w.w};
-        uint2 b = slice_b(v, i);
-        mma_f16(tot, a, b.x, b.y);
+        group_mma(c0, a, x, i, 0);
+        w = load16(tile + (2 * i + 1) * 512 + lane_id() * 16);
+        uint32_t b[4] = {w.x, w.z, w.y, w.w};
+        group_mma(c1, b, x, i, 1);
     }
+    r[0] += c0[0] + c1[0] + c0[1] + c1[1];
+    r[1] += c0[2] + c1[2] + c0[3] + c1[3];
 }
 
-DEVICE void dot_slow(const struct seg *s, const uint8_t *tile, const struct slice_view &v,
-                     float (&tot)[4])
+/* Any other kind, element by element, with what rounding to half loses as a second fragment. */
+DEVICE void dot_slow(const struct seg *s, const uint8_t *tile, const struct row_slice &x,
+                     float (&r)[2])
 {
     int g = lane_id() >> 2, c = lane_id() & 3;
+    float acc[4] = {};
 #pragma unroll 1
     for (int i = 0; i < 16; i++) {
         uint32_t a[4], rest[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            int r = g + 8 * (j & 1), k = 16 * i + 4 * c + 2 * (j >> 1);
-            float x = tile_value_call(s, tile, r, k), y = tile_value_call(s, tile, r, k + 1);
-            a[j] = pack_half2(x, y);
+            int row = g + 8 * (j & 1), k = 16 * i + 4 * c + 2 * (j >> 1);
+            float u = tile_value_call(s, tile, row, k), v = tile_value_call(s, tile, row, k + 1);
+            a[j] = pack_half2(u, v);
             rest[j] =
-                pack_half2(x - half_to_float(a[j] & 0xffff), y - half_to_float(a[j] >> 16));
+                pack_half2(u - half_to_float(a[j] & 0xffff), v - half_to_float(a[j] >> 16));
         }
-        uint2 b = slice_b(v, i);
-        mma_f16(tot, rest, b.x, b.y);
-        mma_f16(tot, a, b.x, b.y);
+        bool on = g == i >> 1;
+        uint32_t b0 = i & 1 ? x.b[2] : x.b[0], b1 = i & 1 ? x.b[3] : x.b[1];
+        mma_f16(acc, rest, on ? b0 : 0, on ? b1 : 0);
+        mma_f16(acc, a, on ? b0 : 0, on ? b1 : 0);
     }
+    r[0] += acc[0] + acc[1];
+    r[1] += acc[2] + acc[3];
 }
 
-/* sum += undo * (tile x slice) */
+/* sum += factor * (tile x slice), this lane's share */
 template <int SET>
-DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct slice_view &v,
-                     const float (&undo)[2], float (&sum)[4])
+DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct row_slice &x,
+                     float factor, float (&sum)[2])
 {
-    float tot[4] = {};
+    float r[2] = {};
     if (SET == SET_ALL)
-        dot_slow(s, tile, v, tot);
+        dot_slow(s, tile, x, r);
     else if (s->kind == TILE_Q4_K)
-        dot_q4_k(tile, v, tot);
+        dot_q4_k(tile, x, r);
     else if (SET == SET_K || s->kind == TILE_Q6_K)
-        dot_q6_k(tile, v, tot);
+        dot_q6_k(tile, x, r);
     else if (s->kind == TILE_Q8_0)
-        dot_q8_0(tile, v, tot);
+        dot_q8_0(tile, x, r);
     else if (s->kind == TILE_GPTQ4)
-        dot_gptq4(tile, v, tot);
+        dot_gptq4(tile, x, r);
     else
-        dot_f16(tile, v, tot);
-    sum[0] += undo[0] * tot[0];
-    sum[1] += undo[1] * tot[1];
-    sum[2] += undo[0] * tot[2];
-    sum[3] += undo[1] * tot[3];
+        dot_f16(tile, x, r);
+    sum[0] += factor * x.undo * r[0];
+    sum[1] += factor * x.undo * r[1];
 }
 
 #endif

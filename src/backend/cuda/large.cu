@@ -1,53 +1,49 @@
 /*
- * Products for steps of more than 8 rows: batched decode and prompts. Activations become halves once
- * (row-major, inside 16 columns in the order tensor-core fragments want them); a block takes 256
- * output rows (8 warps of two 16-row tiles) and up to 8*NT rows of the step. Each warp streams its
- * weight tiles through a ring of its own and turns them into fragments in registers; the
- * activations' 256 columns at a time are shared by the block. Experts: rows are sorted by expert on
- * the device, a work list says which block takes what, blocks past its end leave at once; the grid
- * depends on the number of rows alone.
+ * Products of many rows (prompts), and what all products of more than one row need: activations as
+ * halves, routing, the choice of kernel. A block takes 256 output rows (8 warps of two 16-row tiles)
+ * and up to 8*NT rows of the step. Each warp streams its weight tiles through a ring of its own and
+ * turns them into fragments in registers; the activations' 256 columns at a time are shared by the
+ * block. Experts: rows are sorted by expert on the device, a work list says which block takes what,
+ * blocks past its end leave at once; the grid depends on the number of rows alone.
  */
-#include "backend/cuda/tile.cuh"
+#include "backend/cuda/gemm.cuh"
 
 #include <math.h>
 
-enum { LARGE_WARPS = 8, MAX_USED = 16, MAX_EXPERTS = 512 };
+enum { LARGE_WARPS = 8, MAX_USED = 16, MAX_EXPERTS = 512, MID_ROWS = 256 };
 
-/* The hidden units of a feed-forward are kept as halves over 16: large ones do not overflow. */
-#define HIDDEN_SCALE 0.0625f
-
-/* Where column k of 16 stands: lane c's 4c..4c+3 become 2c, 2c+1, 2c+8, 2c+9. */
-DEVICE int half_slot(int k)
+/* x (rows, width) to halves (rows, padded), zeros past width, each row scaled by a power of two that
+ * takes its largest to about 1024; scale[row] undoes it. A block per row. */
+static __global__ void __launch_bounds__(256)
+    halves_kernel(const float *x, uint16_t *out, float *scale, int width, int padded)
 {
-    return (k & ~15) + 2 * (k >> 2 & 3) + (k & 1) + 8 * (k >> 1 & 1);
-}
-DEVICE float clamp_half(float v)
-{
-    return fminf(fmaxf(v, -65504.0f), 65504.0f);
-}
-
-/* x (rows, width) to halves (rows, padded), zeros past width. A thread per pair of columns. */
-static __global__ void halves_kernel(const float *x, uint16_t *out, int width, int padded)
-{
+    SHARED_BYTES(shared);
+    uint32_t *part = (uint32_t *)shared;
     dependency_wait();
     dependency_trigger();
-    int k = 2 * (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (k >= padded)
-        return;
-    const float *row = x + (size_t)blockIdx.y * (size_t)width;
-    float a = k < width ? clamp_half(row[k]) : 0.0f, b = k + 1 < width ? clamp_half(row[k + 1]) : 0.0f;
-    *(uint32_t *)(out + (size_t)blockIdx.y * (size_t)padded + half_slot(k)) = pack_half2(a, b);
+    const float *row = x + (size_t)blockIdx.x * (size_t)width;
+    float top = 0.0f;
+#pragma unroll 4
+    for (int k = (int)threadIdx.x; k < width; k += 256)
+        top = fmaxf(top, fabsf(row[k]));
+    uint32_t e = warp_max_u32(bits_of(top)) >> 23;
+    if (lane_id() == 0)
+        part[warp_id()] = e;
+    __syncthreads();
+    for (int w = 0; w < 8; w++)
+        e = part[w] > e ? part[w] : e;
+    e = e < 16 ? 16 : e;
+    float f = float_of((264 - e) << 23);
+#pragma unroll 2
+    for (int k = 2 * (int)threadIdx.x; k < padded; k += 512) {
+        float a = k < width ? row[k] * f : 0.0f, b = k + 1 < width ? row[k + 1] * f : 0.0f;
+        *(uint32_t *)(out + (size_t)blockIdx.x * (size_t)padded + half_slot(k)) = pack_half2(a, b);
+    }
+    if (threadIdx.x == 0)
+        scale[blockIdx.x] = float_of((e - 10) << 23);
 }
 
-/* Routing tables, in ints from the start of cu->route. */
-struct route_tables {
-    int32_t *n_tiles; /* [0]: entries of the work list; [1]: its token tiles' width */
-    int32_t *tiles;   /* (max tiles, 3): expert, first sorted pair, pairs */
-    int32_t *pairs;   /* (rows * used) pair = row * used + k, sorted by expert */
-    int32_t *chosen;  /* (rows * used) expert of each pair */
-};
-
-enum { ROUTE_MIN_TILE = 16 };
+enum { ROUTE_MIN_TILE = 8 };
 
 static int max_tiles(int rows, int used, int n_expert, int width)
 {
@@ -74,47 +70,6 @@ static struct route_tables route_tables_of(const struct cuda_backend *cu)
     return r;
 }
 
-struct gemm_args {
-    struct matrix w;
-    const uint16_t *x; /* (., ldx) halves */
-    int ldx, rows;
-    float *y;        /* (., ldy), or NULL */
-    uint16_t *y_half; /* PAIR: hidden units (., ldy) */
-    int ldy;
-    float unscale; /* multiplies the result */
-    int stages, slot; /* ring entries per warp; bytes of one tile in it */
-    /* experts; tiles NULL: a plain matrix */
-    struct route_tables route;
-    bool moe;
-    int used;
-    bool sorted_in; /* x rows are sorted pairs (hidden units), not rows of the step */
-};
-
-/* acc += tiles x B for 64 columns; bs: this k tile's activations in shared memory. */
-template <int NT>
-DEVICE void chunk_mma(const uint32_t (&a)[2][4][4], const uint8_t *bs, int q, int n_active,
-                      float (&acc)[2][NT][4])
-{
-    int lane = lane_id();
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int piece = q * 8 + j * 2 + (lane >> 3 & 1);
-#pragma unroll
-        for (int n = 0; n < NT / 2; n++) {
-            if (n * 2 < n_active) {
-                int row = n * 16 + (lane >> 4) * 8 + (lane & 7);
-                uint32_t b[4];
-                ldmatrix4(b, bs + row * (TILE_K * 2) + ((piece ^ (row & 7)) << 4));
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    mma_f16(acc[i][2 * n], a[i][j], b[0], b[1]);
-                    mma_f16(acc[i][2 * n + 1], a[i][j], b[2], b[3]);
-                }
-            }
-        }
-    }
-}
-
 /*
  * Grid: (blocks of 16 x 16 output rows, row tiles of the step). Warp w takes row tiles t0 and t1:
  * 2 (8 x + w) and the next; PAIR: gate tile 8 x + w and its up tile.
@@ -125,36 +80,19 @@ static __global__ void __launch_bounds__(LARGE_WARPS * 32)
 {
     const int BN = NT * 8, B_BYTES = BN * TILE_K * 2;
     SHARED_BYTES(shared);
-    int *rows_in = (int *)shared, *rows_out = rows_in + BN; /* (BN) source and target row; -1 none */
-    uint8_t *bs = shared + 2 * BN * 4;                      /* (2, BN, 512 bytes) */
+    struct gemm_rows rows;
+    rows.in = (int *)shared;
+    rows.out = rows.in + BN;
+    rows.scale = (float *)(rows.out + BN);
+    uint8_t *bs = shared + 3 * BN * 4; /* (2, BN, 512 bytes) */
     int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3;
     uint8_t *ring = bs + 2 * B_BYTES + w * p.stages * 2 * p.slot;
 
     dependency_wait();
     dependency_trigger();
-    int expert = 0, first = (int)blockIdx.y * BN, count = min(BN, p.rows - first);
-    if (p.moe) {
-        if ((int)blockIdx.y >= p.route.n_tiles[0])
-            return;
-        const int32_t *t = p.route.tiles + 3 * blockIdx.y;
-        expert = t[0];
-        first = t[1];
-        count = t[2];
-    }
-    for (int i = (int)threadIdx.x; i < BN; i += LARGE_WARPS * 32) {
-        int in = -1, out = -1;
-        if (i < count) {
-            in = out = first + i;
-            if (p.moe) {
-                int pair = p.route.pairs[first + i];
-                in = p.sorted_in ? first + i : pair / p.used;
-                out = p.sorted_in ? pair : first + i;
-            }
-        }
-        rows_in[i] = in;
-        rows_out[i] = out;
-    }
-    __syncthreads();
+    if (!gemm_rows_load(p, rows, (int)blockIdx.y, BN))
+        return;
+    int expert = rows.expert, count = rows.count;
 
     int half = p.w.n_tiles / 2, unit = (int)blockIdx.x * LARGE_WARPS + w;
     int tile[2] = {PAIR ? unit : 2 * unit, PAIR ? half + unit : 2 * unit + 1};
@@ -170,7 +108,7 @@ static __global__ void __launch_bounds__(LARGE_WARPS * 32)
         if (kt < p.w.n_kt) {
             uint8_t *to = bs + (kt & 1) * B_BYTES;
             for (int i = (int)threadIdx.x; i < n_active * 8 * 32; i += LARGE_WARPS * 32) {
-                int row = i >> 5, piece = i & 31, in = rows_in[row];
+                int row = i >> 5, piece = i & 31, in = rows.in[row];
                 const uint16_t *from = p.x + (size_t)(in < 0 ? 0 : in) * (size_t)p.ldx +
                                        (size_t)(kt * TILE_K + piece * 8);
                 copy_async16_or_zero(to + row * (TILE_K * 2) + ((piece ^ (row & 7)) << 4), from,
@@ -236,7 +174,7 @@ static __global__ void __launch_bounds__(LARGE_WARPS * 32)
         for (int i = lane; i < count * TILE_ROWS; i += 32) {
             int row = unit * TILE_ROWS + i % TILE_ROWS;
             if (row < p.ldy)
-                p.y_half[(size_t)rows_out[i / TILE_ROWS] * (size_t)p.ldy + (size_t)row] = 0;
+                p.y_half[(size_t)rows.out[i / TILE_ROWS] * (size_t)p.ldy + (size_t)row] = 0;
         }
     }
     if (!mine)
@@ -248,10 +186,11 @@ static __global__ void __launch_bounds__(LARGE_WARPS * 32)
             int col = n * 8 + 2 * c + (e & 1), r = g + 8 * (e >> 1);
             if (col >= count)
                 continue;
-            int out = rows_out[col];
+            int out = rows.out[col];
+            float scale = rows.scale[col];
             if (PAIR) {
                 int row = unit * TILE_ROWS + r;
-                float gate = acc[0][n][e], up = acc[1][n][e];
+                float gate = acc[0][n][e] * scale, up = acc[1][n][e] * scale;
                 if (row >= s[0]->rows) /* padding: columns of zeros */
                     gate = up = 0.0f;
                 if (p.w.bias && row < s[0]->rows) {
@@ -266,7 +205,7 @@ static __global__ void __launch_bounds__(LARGE_WARPS * 32)
                     int row = (tile[i] - s[i]->tile0) * TILE_ROWS + r;
                     if (row >= s[i]->rows || (i == 1 && tile[1] == tile[0]))
                         continue;
-                    float v = acc[i][n][e] * p.unscale;
+                    float v = acc[i][n][e] * scale;
                     if (p.w.bias)
                         v += p.w.bias[s[i]->row0 + row];
                     p.y[(size_t)out * (size_t)p.ldy + (size_t)(s[i]->row0 + row)] = v;
@@ -278,7 +217,7 @@ static __global__ void __launch_bounds__(LARGE_WARPS * 32)
 static size_t gemm_shared(const struct gemm_args &p, int nt)
 {
     size_t bn = (size_t)nt * 8;
-    return 2 * bn * 4 + 2 * bn * TILE_K * 2 +
+    return 3 * bn * 4 + 2 * bn * TILE_K * 2 +
            (size_t)LARGE_WARPS * (size_t)p.stages * 2 * (size_t)p.slot;
 }
 
@@ -293,88 +232,110 @@ static void gemm_launch(struct cuda_backend *cu, struct gemm_args p, dim3 grid)
                 LAUNCH_EARLY, p);
 }
 
-/* width: rows of the step a block takes (16, 64 or 128, see tile_width); y: blocks along them. Not
- * every set has every width: compiling takes its time. */
-template <bool PAIR> static void gemm(struct cuda_backend *cu, struct gemm_args p, int width, int y)
+/* Not every set has every width: compiling takes its time. */
+template <bool PAIR> static void large_pick(struct cuda_backend *cu, struct gemm_args p, int width, int y)
 {
     int units = PAIR ? p.ldy / TILE_ROWS : ceil_div(p.w.n_tiles, 2);
     dim3 grid((unsigned)ceil_div(units, LARGE_WARPS), (unsigned)y);
     p.slot = p.w.set == SET_ALL ? 0 : p.w.max_tile_bytes;
     if (p.w.set == SET_ALL)
         gemm_launch<SET_ALL, 8, PAIR>(cu, p, grid);
-    else if (p.w.set == SET_FAST) {
-        if (width == 16)
-            gemm_launch<SET_FAST, 2, PAIR>(cu, p, grid);
-        else
-            gemm_launch<SET_FAST, 8, PAIR>(cu, p, grid);
-    } else if (width == 16)
-        gemm_launch<SET_K, 2, PAIR>(cu, p, grid);
+    else if (p.w.set == SET_FAST)
+        gemm_launch<SET_FAST, 8, PAIR>(cu, p, grid);
     else if (width == 64)
         gemm_launch<SET_K, 8, PAIR>(cu, p, grid);
     else
         gemm_launch<SET_K, 16, PAIR>(cu, p, grid);
 }
 
-static int tile_width(const struct matrix *w, int rows)
+void large_gemm(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y)
 {
-    if (w->set == SET_ALL)
-        return 64;
-    return rows <= 16 ? 16 : rows <= 64 || w->set == SET_FAST ? 64 : 128;
+    if (pair)
+        large_pick<true>(cu, p, width, y);
+    else
+        large_pick<false>(cu, p, width, y);
+}
+
+/* Rows of the step a block takes when `rows` come its way: see mid_pick and large_pick. */
+static int tile_width(const struct matrix *w, int rows, bool mid)
+{
+    if (mid)
+        return w->set != SET_K ? 16 : rows <= 8 ? 8 : rows <= 16 ? 16 : 32;
+    return w->set != SET_K || rows <= 64 ? 64 : 128;
+}
+
+static void gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, bool mid, int width,
+                 int y)
+{
+    if (mid)
+        mid_gemm(cu, p, pair, width, y);
+    else
+        large_gemm(cu, p, pair, width, y);
 }
 
 static void to_halves(struct cuda_backend *cu, const float *x, int rows, int width)
 {
     int padded = ceil_div(width, TILE_K) * TILE_K;
-    cuda_launch(cu, halves_kernel, dim3((unsigned)ceil_div(padded / 2, 128), (unsigned)rows), 128,
-                0, LAUNCH_EARLY, x, cu->half_in, width, padded);
+    cuda_launch(cu, halves_kernel, dim3((unsigned)rows), 256, 64, LAUNCH_EARLY, x, cu->half_in,
+                cu->half_scale, width, padded);
+}
+
+/* Everything but where results go. */
+static struct gemm_args args_in(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    struct gemm_args p = {};
+    p.w = *w;
+    p.x = cu->half_in;
+    p.x_scale = cu->half_scale;
+    p.ldx = w->n_kt * TILE_K;
+    p.rows = rows;
+    p.unscale = 1.0f;
+    return p;
+}
+
+static struct gemm_args args_hidden(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    struct gemm_args p = args_in(cu, w, rows);
+    p.x = cu->half_hidden;
+    p.x_scale = NULL;
+    p.unscale = 1.0f / HIDDEN_SCALE;
+    return p;
 }
 
 void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
                   int rows)
 {
     to_halves(cu, x, rows, w->n_in);
-    struct gemm_args p = {};
-    p.w = *w;
-    p.x = cu->half_in;
-    p.ldx = w->n_kt * TILE_K;
-    p.rows = rows;
+    struct gemm_args p = args_in(cu, w, rows);
     p.y = y;
     p.ldy = w->n_out;
-    p.unscale = 1.0f;
-    int width = tile_width(w, rows);
-    gemm<false>(cu, p, width, ceil_div(rows, width));
+    bool mid = rows <= MID_ROWS;
+    int width = tile_width(w, rows, mid);
+    gemm(cu, p, false, mid, width, ceil_div(rows, width));
 }
 
 void large_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
                const float *x, float *y, int rows)
 {
+    bool mid = rows <= MID_ROWS;
     to_halves(cu, x, rows, gate_up->n_in);
-    struct gemm_args p = {};
-    p.w = *gate_up;
-    p.x = cu->half_in;
-    p.ldx = gate_up->n_kt * TILE_K;
-    p.rows = rows;
+    struct gemm_args p = args_in(cu, gate_up, rows);
     p.y_half = cu->half_hidden;
     p.ldy = down->n_kt * TILE_K;
-    int width = tile_width(gate_up, rows);
-    gemm<true>(cu, p, width, ceil_div(rows, width));
-    p = {};
-    p.w = *down;
-    p.x = cu->half_hidden;
-    p.ldx = down->n_kt * TILE_K;
-    p.rows = rows;
+    int width = tile_width(gate_up, rows, mid);
+    gemm(cu, p, true, mid, width, ceil_div(rows, width));
+    p = args_hidden(cu, down, rows);
     p.y = y;
     p.ldy = down->n_out;
-    p.unscale = 1.0f / HIDDEN_SCALE;
-    width = tile_width(down, rows);
-    gemm<false>(cu, p, width, ceil_div(rows, width));
+    width = tile_width(down, rows, mid);
+    gemm(cu, p, false, mid, width, ceil_div(rows, width));
 }
 
 /* One warp: see choose_experts in small.cu, which needs the same; here results go to global memory. */
 struct route_args {
     const float *logits; /* (rows, n_expert) */
     int rows, n_expert, used, width;
-    bool renormalise;
+    bool renormalise, route_here;
     float scale;
     struct route_tables t;
     float *weight; /* (rows * used) */
@@ -454,6 +415,14 @@ static __global__ void __launch_bounds__(1024) sort_kernel(const __grid_constant
     int n = p.rows * p.used, tid = (int)threadIdx.x, threads = (int)blockDim.x;
     dependency_wait();
     dependency_trigger();
+    if (p.route_here)
+#pragma unroll 1
+        for (int t = warp_id(); t < p.rows; t += threads >> 5) {
+            if (p.n_expert <= 128)
+                route_row<4>(p, t);
+            else
+                route_row<MAX_EXPERTS / 32>(p, t);
+        }
     for (int i = tid; i < MAX_EXPERTS; i += threads)
         count[i] = 0;
     __syncthreads();
@@ -520,43 +489,38 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
     plain.x = x;
     small_router(cu, router, &plain, NULL, rows);
     int used = s->n_expert_used, n_expert = router->n_out;
-    /* Rows an expert gets on average, doubled, say how wide a block should be. */
-    int spread = 2 * ceil_div(rows * used, n_expert);
-    int width = tile_width(gate_up, spread), w2 = tile_width(down, spread);
-    if (gate_up->set == SET_ALL || down->set == SET_ALL)
-        width = 64; /* both products walk one work list */
+    /* How many rows an expert gets on average, doubled, says how wide a block should be. */
+    bool mid = rows <= MID_ROWS;
+    int spread = rows <= 8 ? rows : 2 * ceil_div(rows * used, n_expert);
+    spread = spread > rows ? rows : spread;
+    int width = tile_width(gate_up, spread, mid), w2 = tile_width(down, spread, mid);
+    if (gate_up->set != SET_K || down->set != SET_K)
+        width = mid ? 16 : 64; /* both products walk one work list */
     else
         width = w2 < width ? w2 : width;
-    struct route_args r = {cu->router, rows, n_expert, used, width, s->norm_topk, s->expert_scale,
-                           route_tables_of(cu), cu->route_weight};
-    cuda_launch(cu, route_kernel, dim3((unsigned)ceil_div(rows, 8)), 256, 0, LAUNCH_EARLY, r);
+    struct route_args r = {cu->router,   rows,           n_expert,        used, width,
+                           s->norm_topk, rows <= 64, s->expert_scale, route_tables_of(cu),
+                           cu->route_weight};
+    if (!r.route_here)
+        cuda_launch(cu, route_kernel, dim3((unsigned)ceil_div(rows, 8)), 256, 0, LAUNCH_EARLY, r);
     cuda_launch(cu, sort_kernel, dim3(1), 1024, (size_t)(3 * MAX_EXPERTS + 2) * 4, LAUNCH_EARLY, r);
     to_halves(cu, x, rows, gate_up->n_in);
     int tiles = max_tiles(rows, used, n_expert, width);
-    struct gemm_args p = {};
-    p.w = *gate_up;
-    p.x = cu->half_in;
-    p.ldx = gate_up->n_kt * TILE_K;
-    p.rows = rows;
+    struct gemm_args p = args_in(cu, gate_up, rows);
     p.y_half = cu->half_hidden;
     p.ldy = down->n_kt * TILE_K;
     p.route = r.t;
     p.moe = true;
     p.used = used;
-    gemm<true>(cu, p, width, tiles);
-    struct gemm_args q = {};
-    q.w = *down;
-    q.x = cu->half_hidden;
-    q.ldx = down->n_kt * TILE_K;
-    q.rows = rows;
+    gemm(cu, p, true, mid, width, tiles);
+    struct gemm_args q = args_hidden(cu, down, rows);
     q.y = cu->expert_out;
     q.ldy = down->n_out;
-    q.unscale = 1.0f / HIDDEN_SCALE;
     q.route = r.t;
     q.moe = true;
     q.used = used;
     q.sorted_in = true;
-    gemm<false>(cu, q, width, tiles);
+    gemm(cu, q, false, mid, width, tiles);
     cuda_launch(cu, combine_kernel, dim3((unsigned)ceil_div(down->n_out, 256), (unsigned)rows), 256,
                 0, LAUNCH_EARLY, cu->expert_out, cu->route_weight, used, down->n_out, y);
 }

@@ -10,8 +10,8 @@
  *   Q4_K  2368 bytes: codes 4x512 | scales [g][chunk]{g:2q, g:2q+1, g+8:2q, g+8:2q+1} 128 | minima,
  *         the same 128 | [g]{d g, d g+8, dmin g, dmin g+8} 64
  *   Q6_K  3360: low nibbles 4x512 | high pairs [chunk][lane] 8 bytes, word j/2 has register i of
- *         column group j at bits 8(j%2)+2i and 16 above, 4x256 | scale+128 [chunk][g][row half][j]
- *         256 | [g]{d g, d g+8} 32
+ *         column group j at bits 8(j%2) + {0, 4, 2, 6}[i] and 16 above, 4x256 | scale+128
+ *         [chunk][g][row half][j] 256 | [g]{d g, d g+8} 32
  *   GPTQ4 2432: codes | half scales [chunk][g]{g:2q, g:2q+1, g+8:2q, g+8:2q+1} 256 | zeros, bytes in
  *         the same order 128
  *   Q8_0  4352: code+128, two column groups to 16 bytes: {row g, row g+8} x 2, 8x512 | half scales
@@ -131,14 +131,13 @@ DEVICE void chunk_q6_k(const uint8_t *tile, int q, int lane, uint32_t (&a)[4][4]
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         uint32_t lo = word[j], up = lo >> 8, h = j < 2 ? high.x : high.y;
-        /* Register i's pair of high bits moves from bit 8(j%2)+2i to bit 4 (of 1024 + code) or, for
-         * the odd registers, to bit 8 (of 1024 + 16 code). */
-        uint32_t h0 = j & 1 ? h >> 4 : h << 4, h1 = j & 1 ? h >> 2 : h << 6;
-        uint32_t h2 = j & 1 ? h >> 8 : h, h3 = j & 1 ? h >> 6 : h << 2;
+        /* Registers 0 and 2 want their pair of high bits at bit 4 (of 1024 + code), 1 and 3 at bit
+         * 8 (of 1024 + 16 code): one shift serves two. */
+        uint32_t h0 = j & 1 ? h >> 4 : h << 4, h2 = j & 1 ? h >> 6 : h << 2;
         uint32_t t0 = and_or(h0, 0x00300030u, and_or(lo, 0x000f000fu, H2_1024));
-        uint32_t t1 = and_or(h1, 0x03000300u, and_or(lo, 0x00f000f0u, H2_1024));
+        uint32_t t1 = and_or(h0, 0x03000300u, and_or(lo, 0x00f000f0u, H2_1024));
         uint32_t t2 = and_or(h2, 0x00300030u, and_or(up, 0x000f000fu, H2_1024));
-        uint32_t t3 = and_or(h3, 0x03000300u, and_or(up, 0x00f000f0u, H2_1024));
+        uint32_t t3 = and_or(h2, 0x03000300u, and_or(up, 0x00f000f0u, H2_1024));
         uint32_t s0 = half2_mul(half2_add(byte_1024(sc.x, j), H2_M1152), dd[0]);
         uint32_t s1 = half2_mul(half2_add(byte_1024(sc.y, j), H2_M1152), dd[1]);
         a[j][0] = half2_mul(half2_add(t0, H2_M1056), s0);
@@ -315,6 +314,11 @@ DEVICE float raw_value(int dtype, const uint8_t *b, int k, const void *aux)
     return 0.0f;
 }
 
+DEVICE int q6k_high_bit(int reg)
+{
+    return (reg & 1) * 4 + (reg >> 1) * 2;
+}
+
 /* Value (row r, column k) of a tile in its own layout, exact in float. Slow: one element. */
 DEVICE float tile_value(const struct seg *s, const uint8_t *tile, int r, int k)
 {
@@ -338,7 +342,7 @@ DEVICE float tile_value(const struct seg *s, const uint8_t *tile, int r, int k)
                    raw_half(tile + GPTQ_SCALES + q * 64 + g * 8 + h * 4 + grp * 2);
         }
         uint32_t top = load4(tile + Q6K_HIGH + q * 256 + lane * 8 + (j >> 1) * 4);
-        code |= (int)(top >> (8 * (j & 1) + 2 * reg + 16 * (e & 1)) & 3) << 4;
+        code |= (int)(top >> (8 * (j & 1) + q6k_high_bit(reg) + 16 * (e & 1)) & 3) << 4;
         float sc = (float)(tile[Q6K_SCALES + q * 64 + g * 8 + h * 4 + j] - 128);
         return raw_half(tile + Q6K_D + g * 4 + h * 2) * sc * (float)(code - 32);
     }
@@ -417,8 +421,14 @@ DEVICE const uint8_t *tile_address(const struct matrix &w, const struct seg *s, 
 /* One warp starts copying a tile to shared memory. The caller commits. */
 DEVICE void tile_fetch(uint8_t *to, const uint8_t *from, int bytes)
 {
-#pragma unroll 1
-    for (int i = lane_id() * 16; i < bytes; i += 512)
+    int at = lane_id() * 16;
+    to += at;
+    from += at;
+#pragma unroll
+    for (int i = 0; i < 1024; i += 512) /* every tile has that much */
+        copy_async16(to + i, from + i);
+#pragma unroll 2
+    for (int i = 1024; i < bytes - at; i += 512)
         copy_async16(to + i, from + i);
 }
 

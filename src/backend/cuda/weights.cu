@@ -137,7 +137,7 @@ DEVICE uint32_t q6k_word(const struct repack &p, int row0, int kt, int w)
             for (int e = 0; e < 2; e++) {
                 int col = kt * 256 + 64 * q + 16 * (2 * pair + jj) + 4 * c + 2 * (i >> 1) + e;
                 uint32_t code = repack_code(p, row0 + g + 8 * (i & 1), col);
-                v |= (code >> 4) << (8 * jj + 2 * i + 16 * e);
+                v |= (code >> 4) << (8 * jj + q6k_high_bit(i) + 16 * e);
             }
     return v;
 }
