@@ -193,10 +193,13 @@ static void mid_launch(struct cuda_backend *cu, struct gemm_args p, int y)
     int most = NT == 4 ? 8 : MID_WARPS;
     p.slot = SET == SET_ALL ? 0 : p.w.max_tile_bytes;
     p.k_warps = p.w.n_kt < most ? p.w.n_kt : most;
-    if (p.k_warps > 8 && p.slot > 4352)
-        p.k_warps = 8;
-    p.groups = 8 / p.k_warps < 1 ? 1 : 8 / p.k_warps;
-    p.b_in_ring = p.w.n_kt > p.k_warps;
+    p.stages = 1;
+    for (;; p.k_warps = (p.k_warps + 1) / 2) { /* fewer warps where their buffers do not fit */
+        p.groups = 8 / p.k_warps < 1 ? 1 : 8 / p.k_warps;
+        p.b_in_ring = p.w.n_kt > p.k_warps;
+        if (p.k_warps <= 8 || mid_shared(p, NT) <= cu->shared_limit)
+            break;
+    }
     p.n_units = PAIR ? p.w.n_tiles / 2 : ceil_div(p.w.n_tiles, 2);
     /* A block that takes more units loads its activations once for all of them. */
     int per = p.n_units * y / (cu->n_sm * 6);

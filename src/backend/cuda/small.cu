@@ -426,34 +426,54 @@ struct __align__(16) choices {
     float weight[MAX_USED];
 };
 
-/* The block: every expert counts who beats it, ties going to the lower index; the first `used` are
- * chosen. Their logits go to `weight`. */
+/* One warp takes the largest `used` times, ties going to the lower index; their logits go to
+ * `weight`. PER: logits a lane holds. */
+template <int PER>
+DEVICE void choose_warp(struct choices *ch, const float *logits, const struct route_rule &rule)
+{
+    int lane = lane_id();
+    uint32_t key[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        int e = i * 32 + lane;
+        key[i] = e < rule.n_expert ? float_order(load_float_l2(logits + e)) : 0;
+        if (!rule.renormalise && e < rule.n_expert)
+            ch->key[e] = key[i];
+    }
+    uint32_t chosen = 0, value = 0;
+#pragma unroll 1
+    for (int k = 0; k < rule.used; k++) {
+        uint32_t best = 0, low = 0;
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            best = key[i] > best ? key[i] : best;
+        uint32_t all = warp_max_u32(best);
+        /* the lowest index among those that reach it, as the largest of its complement */
+#pragma unroll
+        for (int i = PER - 1; i >= 0; i--)
+            low = key[i] == all ? 0xffffu - (uint32_t)(i * 32 + lane) : low;
+        low = warp_max_u32(low);
+        if (lane == k) {
+            chosen = 0xffffu - low;
+            value = all;
+        }
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            key[i] = 0xffffu - (uint32_t)(i * 32 + lane) == low ? 0 : key[i];
+    }
+    if (lane < rule.used) {
+        ch->chosen[lane] = chosen < (uint32_t)rule.n_expert ? (int)chosen : 0;
+        ch->weight[lane] = float_unorder(value);
+    }
+}
+
 DEVICE void choose_experts(struct choices *ch, const float *logits, const struct route_rule &rule)
 {
-    int tid = (int)threadIdx.x, padded = (rule.n_expert + 15) & ~15; /* whole warps */
-#pragma unroll 1
-    for (int e = tid; e < padded; e += (int)blockDim.x)
-        ch->key[e] = e < rule.n_expert ? float_order(load_float_l2(logits + e)) : 0;
-    __syncthreads();
-    /* two threads for an expert, half of the others each */
-    int half = padded >> 1, j0 = (tid & 1) * half;
-#pragma unroll 1
-    for (int e = tid >> 1; e < padded; e += (int)blockDim.x >> 1) {
-        uint32_t mine = ch->key[e];
-        int rank = 0;
-#pragma unroll 2
-        for (int j = j0; j < j0 + half; j += 4) {
-            uint4 k = *(const uint4 *)(ch->key + j);
-            rank += k.x > mine || (k.x == mine && j < e);
-            rank += k.y > mine || (k.y == mine && j + 1 < e);
-            rank += k.z > mine || (k.z == mine && j + 2 < e);
-            rank += k.w > mine || (k.w == mine && j + 3 < e);
-        }
-        rank += __shfl_xor_sync(FULL_WARP, rank, 1);
-        if (!(tid & 1) && rank < rule.used) {
-            ch->chosen[rank] = e;
-            ch->weight[rank] = float_unorder(mine);
-        }
+    if (warp_id() == 0) {
+        if (rule.n_expert <= 128)
+            choose_warp<4>(ch, logits, rule);
+        else
+            choose_warp<MAX_EXPERTS / 32>(ch, logits, rule);
     }
     __syncthreads();
 }
