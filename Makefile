@@ -14,6 +14,25 @@ SRV_LIBS   := -levent_openssl -levent -lssl -lcrypto
 LDLIBS  := $(if $(STATIC),-Wl$(comma)-Bstatic $(filter-out -lm,$(LDLIBS_DYN)) -Wl$(comma)-Bdynamic -lm,$(LDLIBS_DYN))
 comma   := ,
 
+# CUDA, wherever its compiler is found (CUDA=0 leaves it out). The runtime is linked statically, so the
+# binary also starts where there is no driver. By default Hopper's own code and PTX for the rest;
+# CUDA_ARCHS=all builds every target.
+NVCC    ?= $(shell command -v nvcc 2>/dev/null || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+ifneq ($(CUDA),0)
+ifneq ($(NVCC),)
+CUDA_SRC  := $(sort $(wildcard src/backend/cuda/*.cu))
+CUDA_OBJ  := $(CUDA_SRC:%.cu=$(B)/%.o)
+CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+CUDA_LIBS := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt
+CUDA_ARCHS ?= 90a ptx80
+cuda_gencode = $(if $(filter ptx%,$1),-gencode=arch=compute_$(1:ptx%=%)$(comma)code=compute_$(1:ptx%=%),-gencode=arch=compute_$1$(comma)code=sm_$1)
+CUDA_GEN  := $(foreach a,$(if $(filter all,$(CUDA_ARCHS)),80 86 89 90a 100 120,$(CUDA_ARCHS)),$(call cuda_gencode,$a))
+NVCCFLAGS += -std=c++17 -O3 -lineinfo $(CUDA_GEN) -Xcompiler -Wall,-Werror,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
+CPPFLAGS  += -DSTEEL_CUDA
+LDLIBS    += $(CUDA_LIBS)
+endif
+endif
+
 # Everything but the commands and the server is the library; tests and fuzzers link it, src/cli makes
 # the binary. The server is a library of its own, so that only what serves needs libevent and OpenSSL.
 LIB_SRC := $(filter-out src/cli/% src/server/%,$(sort $(wildcard src/*/*.c src/backend/cpu/*.c)))
@@ -34,6 +53,8 @@ help:
 	@echo 'make asan       the tests under AddressSanitizer and UBSan'
 	@echo 'make tsan       the threaded tests under ThreadSanitizer'
 	@echo 'make fuzz       build the libFuzzer entries (clang) and run each for FUZZ_SECONDS'
+	@echo 'make test-gpu   every GPU op against the reference;  make bench-gpu: its speed'
+	@echo 'make test-sim   the same GPU kernels, simulated on the CPU'
 	@echo 'make bench      kernel and model benchmarks'
 	@echo 'make format     clang-format in place;  make format-check, make tidy: as CI runs them'
 	@echo 'make install    into PREFIX (default /usr/local)'
@@ -67,7 +88,12 @@ $(B)/%.o: %.c | deps
 	$(if $(Q),@echo '  CC $<')
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 
-$(B)/libsteel.a: $(LIB_OBJ)
+$(B)/%.o: %.cu | deps
+	@mkdir -p $(@D)
+	$(if $(Q),@echo '  NVCC $<')
+	$(Q)$(NVCC) -Isrc -Iinclude -D_GNU_SOURCE $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+$(B)/libsteel.a: $(LIB_OBJ) $(CUDA_OBJ)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
 $(B)/libserver.a: $(SRV_OBJ)
@@ -107,14 +133,14 @@ test: $(B)/steel $(TESTS) $(B)/tests/toy_gguf $(EXAMPLES)
 	@sh tests/run.sh $(B)
 
 asan:
-	$(Q)$(MAKE) --no-print-directory B=build-asan OPT='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' DEFS=-DSTEEL_DEBUG test
+	$(Q)$(MAKE) --no-print-directory B=build-asan CUDA=0 OPT='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' DEFS=-DSTEEL_DEBUG test
 
 tsan:
-	$(Q)$(MAKE) --no-print-directory B=build-tsan OPT='-O1 -fsanitize=thread' DEFS=-DSTEEL_DEBUG test
+	$(Q)$(MAKE) --no-print-directory B=build-tsan CUDA=0 OPT='-O1 -fsanitize=thread' DEFS=-DSTEEL_DEBUG test
 
 FUZZ_SECONDS ?= 30
 fuzz:
-	$(Q)$(MAKE) --no-print-directory B=build-fuzz CC=clang OPT='-O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all' fuzz-run
+	$(Q)$(MAKE) --no-print-directory B=build-fuzz CUDA=0 CC=clang OPT='-O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all' fuzz-run
 fuzz-build: $(FUZZERS)
 fuzz-run: fuzz-build
 	@for f in $(FUZZERS); do echo "== $$f"; n=$$(basename $$f); mkdir -p $(B)/corpus/$$n; \
@@ -125,6 +151,31 @@ $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libsteel.a
 
 $(B)/fuzz/fuzz_http $(B)/fuzz/fuzz_request: $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libserver.a $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(B)/libserver.a $(B)/libsteel.a $(LDLIBS) $(SRV_LIBS)
+
+# The GPU's tests and benchmark, on a machine that has one; and the same kernels on the CPU, simulated.
+gpu-tools: $(B)/tests/gpu/test_ops $(B)/tests/gpu/bench_gpu
+$(B)/tests/gpu/test_ops $(B)/tests/gpu/bench_gpu: $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(B)/tests/gpu/random_weight.o $(B)/libsteel.a
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -lm
+test-gpu: gpu-tools
+	$(B)/tests/gpu/test_ops
+bench-gpu: gpu-tools
+	$(B)/tests/gpu/bench_gpu
+SIM_SRC := $(wildcard src/backend/cuda/*.cu) tests/gpu/cudasim.cpp
+SIM_OBJ := $(patsubst %,$(B)/sim/%.o,$(SIM_SRC) tests/gpu/test_ops.c tests/gpu/random_weight.c \
+	src/backend/ref.c src/backend/quant.c src/backend/rawweight.c src/base/error.c src/base/mem.c \
+	src/base/pool.c src/engine/sampler.c)
+SIM_FLAGS = -O1 -g -DSTEEL_CUDA_SIM -D_GNU_SOURCE -Isrc -Iinclude -Itests/gpu -pthread $(SIM_SAN)
+$(B)/sim/%.c.o: %.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=gnu17 $(SIM_FLAGS) -MMD -MP -c -o $@ $<
+$(B)/sim/%.o: %
+	@mkdir -p $(@D)
+	$(if $(Q),@echo '  SIM $<')
+	$(Q)$(CXX) -std=gnu++17 -Wall -Wno-unknown-pragmas $(SIM_FLAGS) -MMD -MP -x c++ -c -o $@ $<
+$(B)/sim/test_ops: $(SIM_OBJ)
+	$(Q)$(CXX) $(SIM_SAN) -o $@ $^ -lm -pthread
+test-sim: $(B)/sim/test_ops
+	$(B)/sim/test_ops
 
 bench: $(B)/steel $(patsubst bench/%.c,$(B)/bench/%,$(wildcard bench/*.c))
 	@sh bench/run.sh $(B)
@@ -146,6 +197,6 @@ install: $(B)/steel $(B)/libsteel.a
 clean:
 	rm -rf build build-*
 
-.PHONY: all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install clean
+.PHONY: gpu-tools test-gpu bench-gpu test-sim all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install clean
 .SECONDARY:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

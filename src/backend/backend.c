@@ -2,14 +2,35 @@
 #include "backend/backend.h"
 #include "base/cpu.h"
 
-#include <stddef.h>
+#include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct backend *backend_open(const struct backend_options *opt, struct error *err)
 {
-    const char *device = opt->device ? opt->device : "cpu";
-    if (strcmp(device, "cpu")) {
-        error_set(err, "--device %s: unknown device (this build has: cpu)", device);
+    const char *device = opt->device;
+    bool cuda = device && !strncmp(device, "cuda", 4) && (!device[4] || device[4] == ':');
+#ifdef STEEL_CUDA
+    if (cuda || (!device && !getenv("STEEL_ISA"))) {
+        struct error why = {0};
+        struct backend *be = backend_open_cuda(opt, &why);
+        if (be)
+            return be;
+        if (cuda) {
+            error_set(err, "--device %s: %s", device, why.msg);
+            return NULL;
+        }
+    }
+    const char *built = "cpu, cuda";
+#else
+    if (cuda) {
+        error_set(err, "--device %s: this build has no CUDA (it was made without nvcc)", device);
+        return NULL;
+    }
+    const char *built = "cpu";
+#endif
+    if (device && strcmp(device, "cpu")) {
+        error_set(err, "--device %s: unknown device (this build has: %s)", device, built);
         return NULL;
     }
     enum isa isa;

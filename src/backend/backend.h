@@ -127,7 +127,7 @@ struct backend_ops {
 };
 
 struct backend_options {
-    const char *device; /* "cpu", "cuda", or NULL = best found */
+    const char *device; /* "cpu", "cuda", "cuda:N", or NULL = best found */
     int threads;        /* 0 = all cores */
     bool deterministic; /* same bytes whatever else is in the batch and however it was cut */
     bool no_repack;     /* compute from the mapped file */
@@ -137,5 +137,7 @@ struct backend_options {
 struct backend *backend_open(const struct backend_options *opt, struct error *err);
 struct backend *backend_open_ref(void); /* the scalar specification, ref.c */
 struct backend *backend_open_cpu(const struct backend_options *opt, struct error *err);
+/* Only in builds with nvcc (STEEL_CUDA). device: "cuda", "cuda:N" or NULL = the first. */
+struct backend *backend_open_cuda(const struct backend_options *opt, struct error *err);
 
 #endif

@@ -5,8 +5,6 @@
 #ifndef STEEL_BASE_POOL_H
 #define STEEL_BASE_POOL_H
 
-#include <stdatomic.h>
-
 struct pool;
 
 struct pool *pool_new(int n_threads); /* n_threads >= 1 */

@@ -1,0 +1,771 @@
+/*
+ * Attention: rotation and storage of new keys, then softmax(q K^T) V over the paged cache.
+ * Three kernels, best first:
+ *   decode   one row per sequence, halves or bf16 in the cache, head_dim 64 or 128. A block takes
+ *            (sequence, up to 8 heads of one kv head, a stretch of keys); a warp takes 16 keys at a
+ *            time straight from global memory into tensor-core fragments. The 16 rows of the A
+ *            fragment are the 8 heads twice: what rounds to half, and what that rounding lost, so
+ *            queries and probabilities keep about 22 bits at no cost. The last block of a kv head to
+ *            finish joins the stretches.
+ *   prefill  64 rows of one head per block, keys and values through shared memory, 64 at a time.
+ *   any      everything else (float caches, odd head sizes): a warp per (row, head), plain floats.
+ * Keys of earlier steps do not depend on the kernel in front, so decode has its first keys in
+ * flight before it waits.
+ */
+#include "backend/cuda/cuda.h"
+
+#include <math.h>
+
+struct kv_view {
+    const uint8_t *k, *v; /* (n_pages, K, page_len, D) */
+    int n_kv, page_len, page_shift, head_dim, type;
+};
+
+struct attn_args {
+    struct kv_view kv;
+    struct step step;
+    const float *q;   /* (n_tokens, H, D) rotated; or raw projections (n_tokens, H + 2K, D) */
+    float *a;         /* (n_tokens, H, D) */
+    const float *q_norm, *k_norm;
+    int n_heads, n_rot, window, n_split;
+    float eps, scale;
+    float *split_acc, *split_ml;
+    int32_t *split_count;
+};
+
+/* One warp: norm (gain may be NULL) and rotation of a head of D floats, in place in shared memory. */
+DEVICE void prepare_head(float *head, int D, const float *gain, float eps, const float2 *rope,
+                         int n_rot)
+{
+    int lane = lane_id(), half = n_rot >> 1;
+    __syncwarp();
+    if (gain) {
+        float sum = 0.0f;
+        for (int i = lane; i < D; i += 32)
+            sum += head[i] * head[i];
+        float rms = rsqrtf(warp_sum(sum) / (float)D + eps);
+        for (int i = lane; i < D; i += 32)
+            head[i] = head[i] * rms * gain[i];
+        __syncwarp();
+    }
+    for (int i = lane; i < half; i += 32) {
+        float2 cs = rope[i];
+        float a = head[i], b = head[i + half];
+        head[i] = a * cs.x - b * cs.y;
+        head[i + half] = b * cs.x + a * cs.y;
+    }
+    __syncwarp();
+}
+
+DEVICE size_t kv_index(const struct kv_view &kv, int slot, int head)
+{
+    int page = slot / kv.page_len, off = slot - page * kv.page_len;
+    return (((size_t)page * (size_t)kv.n_kv + (size_t)head) * (size_t)kv.page_len + (size_t)off) *
+           (size_t)kv.head_dim;
+}
+
+DEVICE void kv_put(const uint8_t *base, int type, size_t at, float v)
+{
+    if (type == DT_F32)
+        ((float *)base)[at] = v;
+    else
+        ((uint16_t *)base)[at] = type == DT_F16 ? float_to_half(v) : float_to_bf16(v);
+}
+
+DEVICE float kv_get(const uint8_t *base, int type, size_t at)
+{
+    if (type == DT_F32)
+        return ((const float *)base)[at];
+    uint32_t h = ((const uint16_t *)base)[at];
+    return type == DT_F16 ? half_to_float(h) : bf16_to_float(h);
+}
+
+/* q, k, v of every row from their raw projections. Blocks: x over heads, 4 a block; y over rows. */
+static __global__ void __launch_bounds__(128)
+    rotate_store_kernel(const __grid_constant__ struct attn_args p, const float *raw, float *q)
+{
+    SHARED_BYTES(shared);
+    dependency_wait();
+    dependency_trigger();
+    int D = p.kv.head_dim, H = p.n_heads, K = p.kv.n_kv, t = (int)blockIdx.y;
+    int h = (int)blockIdx.x * 4 + warp_id();
+    if (h >= H + 2 * K)
+        return;
+    float *head = (float *)shared + warp_id() * D;
+    const float *from = raw + ((size_t)t * (size_t)(H + 2 * K) + (size_t)h) * (size_t)D;
+    for (int i = lane_id(); i < D; i += 32)
+        head[i] = from[i];
+    if (h < H + K)
+        prepare_head(head, D, h < H ? p.q_norm : p.k_norm, p.eps,
+                     p.step.rope + (size_t)t * (size_t)(p.n_rot >> 1), p.n_rot);
+    else
+        __syncwarp();
+    int slot = p.step.slot[t];
+    if (h < H) {
+        for (int i = lane_id(); i < D; i += 32)
+            q[((size_t)t * (size_t)H + (size_t)h) * (size_t)D + (size_t)i] = head[i];
+    } else if (slot >= 0) {
+        bool is_k = h < H + K;
+        size_t at = kv_index(p.kv, slot, h - H - (is_k ? 0 : K));
+        for (int i = lane_id(); i < D; i += 32)
+            kv_put(is_k ? p.kv.k : p.kv.v, p.kv.type, at + (size_t)i, head[i]);
+    }
+}
+
+/* The plain kernel: a warp per (row, head) for rows [first, n_tokens). */
+static __global__ void __launch_bounds__(128)
+    attend_any_kernel(const __grid_constant__ struct attn_args p, int first)
+{
+    SHARED_BYTES(shared);
+    dependency_wait();
+    dependency_trigger();
+    int D = p.kv.head_dim, H = p.n_heads, lane = lane_id(), w = warp_id();
+    int h = (int)blockIdx.x * 4 + w, t = first + (int)blockIdx.y;
+    if (h >= H)
+        return;
+    float *q = (float *)shared + w * (2 * D + 32), *acc = q + D, *prob = acc + D;
+    size_t at = ((size_t)t * (size_t)H + (size_t)h) * (size_t)D;
+    int seq = p.step.seq_of[t], last = p.step.pos[t], kv_head = h * p.kv.n_kv / H;
+    const int32_t *pages = p.step.pages + (size_t)seq * (size_t)p.step.head[STEP_PAGE_STRIDE];
+    for (int i = lane; i < D; i += 32) {
+        q[i] = p.q[at + (size_t)i] * p.scale;
+        acc[i] = 0.0f;
+    }
+    __syncwarp();
+    float top = -INFINITY, total = 0.0f;
+    int from = p.window && last - p.window + 1 > 0 ? last - p.window + 1 : 0;
+    if (p.step.slot[t] < 0)
+        from = last + 1;
+    for (int base = from; base <= last; base += 32) {
+        int key = base + lane;
+        float s = -INFINITY;
+        if (key <= last) {
+            size_t k = kv_index(p.kv, pages[key / p.kv.page_len] * p.kv.page_len +
+                                          key % p.kv.page_len, kv_head);
+            s = 0.0f;
+            for (int i = 0; i < D; i++)
+                s += q[i] * kv_get(p.kv.k, p.kv.type, k + (size_t)i);
+        }
+        float m = fmaxf(top, warp_max(s)), shrink = expf(top - m);
+        prob[lane] = expf(s - m);
+        total = total * shrink + warp_sum(prob[lane]);
+        top = m;
+        __syncwarp();
+        int n = min(32, last - base + 1);
+        for (int i = lane; i < D; i += 32) {
+            float v = acc[i] * shrink;
+            for (int j = 0; j < n; j++) {
+                int key2 = base + j;
+                size_t k = kv_index(p.kv, pages[key2 / p.kv.page_len] * p.kv.page_len +
+                                              key2 % p.kv.page_len, kv_head);
+                v += prob[j] * kv_get(p.kv.v, p.kv.type, k + (size_t)i);
+            }
+            acc[i] = v;
+        }
+        __syncwarp();
+    }
+    for (int i = lane; i < D; i += 32)
+        p.a[at + (size_t)i] = total > 0.0f ? acc[i] / total : 0.0f;
+}
+
+/* Decode */
+
+enum { DECODE_WARPS = 8, DECODE_KEYS = 16, DECODE_PARTS = 64 /* most stretches */ };
+
+DEVICE uint32_t word_of(const uint4 &v, int i)
+{
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+template <bool BF16> DEVICE void mma_kv(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                        uint32_t b1)
+{
+    if (BF16)
+        mma_bf16(d, a, b0, b1);
+    else
+        mma_f16(d, a, b0, b1);
+}
+template <bool BF16> DEVICE uint32_t pack_kv(float x, float y)
+{
+    return BF16 ? pack_bf162(x, y) : pack_half2(x, y);
+}
+template <bool BF16> DEVICE float unpack_kv(uint32_t h)
+{
+    return BF16 ? bf16_to_float(h) : half_to_float(h);
+}
+/* x and y as a pair, and the pair of what that lost */
+template <bool BF16> DEVICE void split_pair(float x, float y, uint32_t *hi, uint32_t *lo)
+{
+    uint32_t p = pack_kv<BF16>(x, y);
+    *hi = p;
+    *lo = pack_kv<BF16>(x - unpack_kv<BF16>(p & 0xffff), y - unpack_kv<BF16>(p >> 16));
+}
+
+DEVICE size_t key_offset(const struct kv_view &kv, const int32_t *pages, int key, int kv_head,
+                         int D)
+{
+    int page = pages[key >> kv.page_shift], off = key & (kv.page_len - 1);
+    return ((((size_t)page * (size_t)kv.n_kv + (size_t)kv_head) << kv.page_shift) + (size_t)off) *
+           (size_t)D;
+}
+
+/*
+ * Grid: (splits, kv heads x groups of 8 heads, sequences); 8 warps. Fragments of 16 keys:
+ *   K as B of q K^T: column g is a key; its 16-byte piece 4j+c belongs to lane c, and feeds column
+ *   groups 2j and 2j+1 of k.
+ *   V as B of P V: columns 2c 2c+1 (+8) of k are keys; tile j's column g is element g*D/8 + j.
+ */
+template <int D, bool BF16, bool RAW>
+static __global__ void __launch_bounds__(DECODE_WARPS * 32)
+    decode_kernel(const __grid_constant__ struct attn_args p)
+{
+    enum { PIECES = D / 32, VP = D / 64, TILES = D / 8, STEP = DECODE_WARPS * DECODE_KEYS };
+    SHARED_BYTES(shared);
+    enum { ROW = D + 8, Q_ROW = D + 4 };       /* padded against bank conflicts */
+    float *head = (float *)shared;             /* (10, D): queries, then this step's k and v */
+    float *part = head + 10 * D;               /* (8 warps, 8, ROW) in the order of the tiles */
+    float *ml = part + DECODE_WARPS * 8 * ROW; /* (parts, 8, 2): maximum, sum */
+    uint16_t *fresh = (uint16_t *)(ml + DECODE_PARTS * 16); /* (2, D) as the cache has it */
+    uint16_t *q_hi = fresh + 2 * D, *q_lo = q_hi + 8 * Q_ROW; /* (8, Q_ROW) */
+    int *is_last = (int *)(q_lo + 8 * Q_ROW);
+
+    int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3, tid = (int)threadIdx.x;
+    int H = p.n_heads, K = p.kv.n_kv, G = H / K, t = (int)blockIdx.z; /* decodes: row = sequence */
+    int kv_head = (int)blockIdx.y, h0 = kv_head * G, heads = G;
+    if (G > 8) {
+        int groups = (G + 7) >> 3, group = (int)blockIdx.y % groups;
+        kv_head = (int)blockIdx.y / groups;
+        h0 = kv_head * G + group * 8;
+        heads = min(8, G - group * 8);
+    }
+    int slot = p.step.slot[t], last = p.step.pos[t], split = (int)blockIdx.x;
+    const int32_t *pages = p.step.pages + (size_t)t * (size_t)p.step.head[STEP_PAGE_STRIDE];
+    int from = p.window && last - p.window + 1 > 0 ? last - p.window + 1 : 0;
+    int start = from & ~(DECODE_KEYS - 1), n_keys = last + 1 - start;
+    int chunk = n_keys, used = 1; /* short contexts are one stretch: joining costs more */
+    if (n_keys > 3 * STEP && p.n_split > 1) {
+        chunk = (n_keys + p.n_split - 1) / p.n_split;
+        chunk = max(2 * STEP, (chunk + STEP - 1) & ~(STEP - 1));
+        used = (n_keys + chunk - 1) / chunk;
+    }
+    if (slot < 0 || split >= used) { /* a padding row, or fewer stretches than blocks */
+        dependency_trigger();
+        dependency_wait();
+        if (slot < 0 && split == 0)
+            for (int i = tid; i < heads * D; i += DECODE_WARPS * 32)
+                p.a[((size_t)t * (size_t)H + (size_t)h0) * D + (size_t)i] = 0.0f;
+        return;
+    }
+    int base = start + split * chunk, end = min(base + chunk, last + 1);
+    bool owns_fresh = RAW && split == used - 1;
+    base += w * DECODE_KEYS;
+
+    uint4 kf[2][PIECES], vf[4][VP]; /* vf: keys 2c, 2c+1, 2c+8, 2c+9 */
+    auto load_keys = [&](int at) {
+        /* 16 keys from a multiple of 16 on lie in one page; past the last key they are not used,
+         * but the page table ends there */
+        const int32_t *page = pages + (min(at, last) >> p.kv.page_shift);
+        size_t first = (((size_t)*page * (size_t)K + (size_t)kv_head) << p.kv.page_shift) +
+                       (size_t)(at & (p.kv.page_len - 1));
+        const uint4 *kr = (const uint4 *)(p.kv.k + 2 * D * first) + g * (D / 8) + c;
+        const uint4 *vr = (const uint4 *)(p.kv.v + 2 * D * first) + 2 * c * (D / 8) + VP * g;
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int j = 0; j < PIECES; j++)
+                kf[i][j] = load_l2(kr + i * D + 4 * j);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < VP; j++)
+                vf[i][j] = load_l2(vr + ((i & 1) + 8 * (i >> 1)) * (D / 8) + j);
+    };
+    dependency_trigger();
+    if (!RAW)
+        dependency_wait();
+    if (base < end)
+        load_keys(base);
+    float gains[D / 32], k_gains[D / 32];
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+        gains[i] = RAW && p.q_norm ? p.q_norm[lane + 32 * i] : 1.0f;
+        k_gains[i] = RAW && p.k_norm && w == 0 ? p.k_norm[lane + 32 * i] : 1.0f;
+    }
+    if (RAW)
+        dependency_wait();
+
+    /* A warp per head: queries, and this step's key and value where projections are still raw. */
+    const float *row = p.q + (size_t)t * (size_t)(RAW ? H + 2 * K : H) * D;
+    const float2 *rope = p.step.rope + (size_t)t * (size_t)(p.n_rot >> 1);
+#pragma unroll 1
+    for (int job = w; job < (owns_fresh ? 10 : 8); job += DECODE_WARPS) {
+        int from_head = job < 8 ? h0 + min(job, heads - 1) : H + (job - 8) * K + kv_head;
+        bool norm = RAW && (job < 8 ? p.q_norm != NULL : job == 8 && p.k_norm);
+        float x[D / 32], sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) {
+            x[i] = row[from_head * D + lane + 32 * i];
+            sum += x[i] * x[i];
+        }
+        float rms = 1.0f;
+        if (norm)
+            rms = rsqrtf(warp_sum(sum) / (float)D + p.eps);
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) {
+            if (norm)
+                x[i] *= rms * (job < 8 ? gains[i] : k_gains[i]);
+            head[job * D + lane + 32 * i] = x[i];
+        }
+        __syncwarp();
+        if (RAW && job < 9) {
+            int half = p.n_rot >> 1;
+#pragma unroll 1
+            for (int i = lane; i < half; i += 32) {
+                float2 cs = rope[i];
+                float a = head[job * D + i], b = head[job * D + i + half];
+                head[job * D + i] = a * cs.x - b * cs.y;
+                head[job * D + i + half] = b * cs.x + a * cs.y;
+            }
+            __syncwarp();
+        }
+        if (job < 8) { /* as halves, and what those lost */
+            const float to_log2 = 1.4426950408889634f * p.scale;
+#pragma unroll
+            for (int i = 0; i < D / 64; i++) {
+                int d = 2 * lane + 64 * i;
+                float2 e = *(const float2 *)(head + job * D + d);
+                split_pair<BF16>(e.x * to_log2, e.y * to_log2, (uint32_t *)(q_hi + job * Q_ROW + d),
+                                 (uint32_t *)(q_lo + job * Q_ROW + d));
+            }
+        } else {
+            int page = slot >> p.kv.page_shift, off = slot & (p.kv.page_len - 1);
+            size_t at = (((((size_t)page * (size_t)K + (size_t)kv_head) << p.kv.page_shift)) +
+                         (size_t)off) * D;
+            uint16_t *cache = (uint16_t *)(job == 8 ? p.kv.k : p.kv.v) + at;
+#pragma unroll
+            for (int i = 0; i < D / 32; i++) {
+                float f = head[job * D + lane + 32 * i];
+                uint16_t h = BF16 ? float_to_bf16(f) : float_to_half(f);
+                fresh[(job - 8) * D + lane + 32 * i] = h;
+                if (h0 == kv_head * G) /* one of the groups of heads stores it */
+                    cache[lane + 32 * i] = h;
+            }
+        }
+    }
+    __syncthreads();
+
+    uint32_t qf[2 * PIECES][4]; /* a0 a2: halves of q; a1 a3: what they lost */
+#pragma unroll
+    for (int i = 0; i < 2 * PIECES; i++) {
+        int at = g * Q_ROW + ((i >> 1) * 4 + c) * 8 + (i & 1) * 4;
+        uint2 hi = *(const uint2 *)(q_hi + at), lo = *(const uint2 *)(q_lo + at);
+        qf[i][0] = hi.x, qf[i][2] = hi.y;
+        qf[i][1] = lo.x, qf[i][3] = lo.y;
+    }
+    float out[TILES][4] = {}, top = -INFINITY, total = 0.0f;
+#pragma unroll 1
+    for (; base < end; base += STEP) {
+        if (RAW && last < base + DECODE_KEYS && last >= base) {
+            /* this step's key, and for keys past it anything that is no NaN */
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (base + 8 * i + g >= last)
+#pragma unroll
+                    for (int j = 0; j < PIECES; j++)
+                        kf[i][j] = ((const uint4 *)fresh)[4 * j + c];
+        }
+        if (last < base + DECODE_KEYS) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int key = base + 2 * c + (i & 1) + 8 * (i >> 1);
+#pragma unroll
+                for (int j = 0; j < VP; j++)
+                    if (key > last)
+                        vf[i][j] = make_uint4(0, 0, 0, 0);
+                    else if (RAW && key == last)
+                        vf[i][j] = ((const uint4 *)(fresh + D))[VP * g + j];
+            }
+        }
+        float s[2][4] = {};
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int j = 0; j < PIECES; j++) {
+                mma_kv<BF16>(s[i], qf[2 * j], kf[i][j].x, kf[i][j].y);
+                mma_kv<BF16>(s[i], qf[2 * j + 1], kf[i][j].z, kf[i][j].w);
+            }
+        float m = top, sc[4]; /* keys 2c, 2c+1, 2c+8, 2c+9 of head g, in powers of two */
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int key = base + 2 * c + (i & 1) + 8 * (i >> 1);
+            sc[i] = s[i >> 1][i & 1] + s[i >> 1][2 + (i & 1)];
+            if (key < from || key > last)
+                sc[i] = -INFINITY;
+            m = fmaxf(m, sc[i]);
+        }
+        m = fmaxf(m, __shfl_xor_sync(FULL_WARP, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(FULL_WARP, m, 2));
+        float anchor = m == -INFINITY ? 0.0f : m; /* nothing visible yet */
+        float shrink = fast_exp2(top - anchor);
+        top = m;
+        total *= shrink;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sc[i] = fast_exp2(sc[i] - anchor);
+            total += sc[i];
+        }
+        uint32_t pf[4];
+        split_pair<BF16>(sc[0], sc[1], &pf[0], &pf[1]);
+        split_pair<BF16>(sc[2], sc[3], &pf[2], &pf[3]);
+        if (__any_sync(FULL_WARP, shrink != 1.0f))
+#pragma unroll
+            for (int j = 0; j < TILES; j++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    out[j][i] *= shrink;
+#pragma unroll
+        for (int j = 0; j < TILES; j++) {
+            uint32_t sel = j & 1 ? 0x7632 : 0x5410;
+            uint32_t b0 = byte_perm(word_of(vf[0][j >> 3], j >> 1 & 3),
+                                    word_of(vf[1][j >> 3], j >> 1 & 3), sel);
+            uint32_t b1 = byte_perm(word_of(vf[2][j >> 3], j >> 1 & 3),
+                                    word_of(vf[3][j >> 3], j >> 1 & 3), sel);
+            mma_kv<BF16>(out[j], pf, b0, b1);
+        }
+        if (base + STEP < end)
+            load_keys(base + STEP);
+    }
+    total += __shfl_xor_sync(FULL_WARP, total, 1);
+    total += __shfl_xor_sync(FULL_WARP, total, 2);
+
+    /* Join the warps, then the stretches. */
+    float *mine = part + (w * 8 + g) * ROW + 2 * c;
+#pragma unroll
+    for (int j = 0; j < TILES; j++)
+        *(float2 *)(mine + 8 * j) = make_float2(out[j][0] + out[j][2], out[j][1] + out[j][3]);
+    if (c == 0) {
+        ml[(w * 8 + g) * 2] = top;
+        ml[(w * 8 + g) * 2 + 1] = total;
+    }
+    __syncthreads();
+    /* A warp per head: first over the warps' parts, then, by the last block to finish, over the
+     * stretches. */
+    enum { PER = D / 32 };
+    size_t unit = ((size_t)t * gridDim.y + blockIdx.y) * (size_t)p.n_split;
+    float *acc = p.split_acc + unit * 8 * D, *sml = p.split_ml + unit * 16;
+    float *to = p.a + ((size_t)t * (size_t)H + (size_t)h0) * D;
+    const float *from_part = part;
+    int n = DECODE_WARPS, stride = ROW;
+    bool final = used == 1;
+#pragma unroll 1
+    for (;;) {
+        float f[2], m = -INFINITY; /* what parts lane and lane + 32 are worth */
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int j = lane + 32 * i;
+            f[i] = j < n ? ml[(j * 8 + w) * 2] : -INFINITY;
+            m = fmaxf(m, f[i]);
+        }
+        m = warp_max(m);
+        float l = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int j = lane + 32 * i;
+            f[i] = fast_exp2(f[i] - m);
+            l += j < n ? f[i] * ml[(j * 8 + w) * 2 + 1] : 0.0f;
+        }
+        l = warp_sum(l);
+        if (w < heads) {
+            float v[PER] = {}, *out_row = final ? to + w * D : acc + (split * 8 + w) * D;
+#pragma unroll 4
+            for (int j = 0; j < n; j++) {
+                float fj = __shfl_sync(FULL_WARP, j < 32 ? f[0] : f[1], j & 31);
+#pragma unroll
+                for (int i = 0; i < PER; i++)
+                    v[i] += fj * from_part[(j * 8 + w) * stride + lane + 32 * i];
+            }
+#pragma unroll
+            for (int i = 0; i < PER; i++) { /* entry 8j+n is element n*TILES + j */
+                int at = lane + 32 * i;
+                if (final)
+                    out_row[(at & 7) * TILES + (at >> 3)] = fast_divide(v[i], l);
+                else
+                    out_row[at] = v[i];
+            }
+            if (!final && lane == 0) {
+                sml[split * 16 + 2 * w] = m;
+                sml[split * 16 + 2 * w + 1] = l;
+            }
+        }
+        if (final)
+            return;
+        __threadfence();
+        __syncthreads();
+        if (tid == 0) {
+            int32_t *count = p.split_count + (size_t)t * gridDim.y + blockIdx.y;
+            *is_last = atomicAdd(count, 1) == used - 1;
+            if (*is_last)
+                *count = 0;
+        }
+        __syncthreads();
+        if (!*is_last)
+            return;
+        __threadfence();
+#pragma unroll 1
+        for (int i = tid; i < used * 16; i += DECODE_WARPS * 32)
+            ml[i] = (i & 15) < 2 * heads ? load_float_l2(sml + i) : 0.0f;
+        __syncthreads();
+        final = true;
+        from_part = acc;
+        n = used;
+        stride = D;
+    }
+}
+
+static size_t decode_shared(int D)
+{
+    return (size_t)(10 * D + DECODE_WARPS * 8 * (D + 8) + DECODE_PARTS * 16) * 4 +
+           (size_t)(2 * D + 16 * (D + 4)) * 2 + 16;
+}
+
+/* Prefill */
+
+enum { PRE_ROWS = 64, PRE_KEYS = 64 };
+
+/*
+ * Grid: (heads, tiles of 64 rows). Four warps of 16 rows. K and V tiles are 64 keys x D in shared
+ * memory, rows of 2D bytes whose 16-byte pieces are swizzled by the row, double-buffered.
+ */
+template <int D, bool BF16>
+static __global__ void __launch_bounds__(128)
+    prefill_kernel(const __grid_constant__ struct attn_args p, const int2 *tiles)
+{
+    enum { ROW = 2 * D, PIECES = D / 8, TILE = PRE_KEYS * ROW };
+    SHARED_BYTES(shared); /* [2][K, V] */
+    dependency_wait();
+    dependency_trigger();
+    int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3;
+    int h = (int)blockIdx.x, H = p.n_heads, kv_head = h * p.kv.n_kv / H;
+    int2 tile = tiles[blockIdx.y]; /* sequence, first row */
+    int seq = tile.x, row0 = tile.y, rows = min((int)PRE_ROWS, p.step.q_start[seq + 1] - row0);
+    const int32_t *pages = p.step.pages + (size_t)seq * (size_t)p.step.head[STEP_PAGE_STRIDE];
+    int first_pos = p.step.pos[row0], last_pos = first_pos + rows - 1;
+    int from = p.window && first_pos - p.window + 1 > 0 ? first_pos - p.window + 1 : 0;
+    from &= ~(PRE_KEYS - 1);
+
+    auto fetch = [&](int base, int buffer) {
+        uint8_t *to = shared + buffer * 2 * TILE;
+        for (int i = (int)threadIdx.x; i < PRE_KEYS * PIECES; i += 128) {
+            int key = i / PIECES, piece = i % PIECES, real = min(base + key, last_pos);
+            size_t at = 2 * key_offset(p.kv, pages, real, kv_head, D) + (size_t)piece * 16;
+            int where = key * ROW + ((piece ^ (key & 7)) << 4);
+            copy_async16(to + where, p.kv.k + at);
+            copy_async16(to + TILE + where, p.kv.v + at);
+        }
+        copy_async_commit();
+    };
+    fetch(from, 0);
+
+    /* Queries of rows g and g+8 of this warp, already in units of log2. */
+    uint32_t qf[D / 16][4];
+    const float to_log2 = 1.4426950408889634f * p.scale;
+#pragma unroll
+    for (int i = 0; i < D / 16; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int r = min(w * 16 + g + 8 * (j & 1), rows - 1), d = i * 16 + 2 * c + 8 * (j >> 1);
+            const float *e =
+                p.q + ((size_t)(row0 + r) * (size_t)H + (size_t)h) * D + (size_t)d;
+            qf[i][j] = pack_kv<BF16>(e[0] * to_log2, e[1] * to_log2);
+        }
+    float out[D / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
+    int pos[2] = {first_pos + w * 16 + g, first_pos + w * 16 + g + 8};
+    for (int base = from, n = 0; base <= last_pos; base += PRE_KEYS, n++) {
+        bool more = base + PRE_KEYS <= last_pos;
+        if (more)
+            fetch(base + PRE_KEYS, (n + 1) & 1);
+        else
+            copy_async_commit();
+        copy_async_wait<1>();
+        __syncthreads();
+        const uint8_t *ks = shared + (n & 1) * 2 * TILE, *vs = ks + TILE;
+        float s[PRE_KEYS / 8][4] = {};
+#pragma unroll
+        for (int i = 0; i < D / 16; i++)
+#pragma unroll
+            for (int j = 0; j < PRE_KEYS / 16; j++) {
+                /* matrices: keys 0-7 k 0-7, keys 0-7 k 8-15, keys 8-15 k 0-7, keys 8-15 k 8-15 */
+                int key = j * 16 + (lane >> 4) * 8 + (lane & 7), piece = i * 2 + (lane >> 3 & 1);
+                uint32_t b[4];
+                ldmatrix4(b, ks + key * ROW + ((piece ^ (key & 7)) << 4));
+                mma_kv<BF16>(s[2 * j], qf[i], b[0], b[1]);
+                mma_kv<BF16>(s[2 * j + 1], qf[i], b[2], b[3]);
+            }
+        float m[2] = {top[0], top[1]};
+        bool edge = base + PRE_KEYS - 1 > first_pos + w * 16 || p.window;
+#pragma unroll
+        for (int j = 0; j < PRE_KEYS / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int key = base + j * 8 + 2 * c + (i & 1);
+                if (edge && (key > pos[i >> 1] || (p.window && key <= pos[i >> 1] - p.window)))
+                    s[j][i] = -INFINITY;
+                m[i >> 1] = fmaxf(m[i >> 1], s[j][i]);
+            }
+        float shrink[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 1));
+            m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 2));
+            float anchor = m[r] == -INFINITY ? 0.0f : m[r];
+            shrink[r] = fast_exp2(top[r] - anchor);
+            top[r] = m[r];
+            m[r] = anchor;
+            total[r] *= shrink[r];
+        }
+#pragma unroll
+        for (int j = 0; j < PRE_KEYS / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                s[j][i] = fast_exp2(s[j][i] - m[i >> 1]);
+                total[i >> 1] += s[j][i];
+            }
+#pragma unroll
+        for (int j = 0; j < D / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                out[j][i] *= shrink[i >> 1];
+#pragma unroll
+        for (int i = 0; i < PRE_KEYS / 16; i++) {
+            uint32_t pf[4] = {pack_kv<BF16>(s[2 * i][0], s[2 * i][1]),
+                              pack_kv<BF16>(s[2 * i][2], s[2 * i][3]),
+                              pack_kv<BF16>(s[2 * i + 1][0], s[2 * i + 1][1]),
+                              pack_kv<BF16>(s[2 * i + 1][2], s[2 * i + 1][3])};
+#pragma unroll
+            for (int j = 0; j < D / 16; j++) {
+                /* transposed: keys 0-7 d 0-7, keys 8-15 d 0-7, keys 0-7 d 8-15, keys 8-15 d 8-15 */
+                int key = i * 16 + (lane & 15), piece = j * 2 + (lane >> 4);
+                uint32_t b[4];
+                ldmatrix4_trans(b, vs + key * ROW + ((piece ^ (key & 7)) << 4));
+                mma_kv<BF16>(out[2 * j], pf, b[0], b[1]);
+                mma_kv<BF16>(out[2 * j + 1], pf, b[2], b[3]);
+            }
+        }
+        __syncthreads(); /* the buffer is fetched over in the next round */
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        total[r] += __shfl_xor_sync(FULL_WARP, total[r], 1);
+        total[r] += __shfl_xor_sync(FULL_WARP, total[r], 2);
+        int row = w * 16 + g + 8 * r;
+        if (row >= rows)
+            continue;
+        bool hidden = p.step.slot[row0 + row] < 0;
+        float inv = hidden ? 0.0f : 1.0f / total[r];
+        float *to = p.a + ((size_t)(row0 + row) * (size_t)H + (size_t)h) * D;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++)
+            *(float2 *)(to + j * 8 + 2 * c) =
+                hidden ? make_float2(0.0f, 0.0f)
+                       : make_float2(out[j][2 * r] * inv, out[j][2 * r + 1] * inv);
+    }
+}
+
+/* Host */
+
+static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_layer *l,
+                                     const struct step *s)
+{
+    const struct shape *sh = &cu->shape;
+    struct attn_args p = {};
+    p.kv.k = (const uint8_t *)l->kv.k;
+    p.kv.v = (const uint8_t *)l->kv.v;
+    p.kv.n_kv = sh->n_kv_heads;
+    p.kv.page_len = sh->page_len;
+    p.kv.head_dim = sh->head_dim;
+    p.kv.type = sh->kv_type;
+    while (2 << p.kv.page_shift <= sh->page_len)
+        p.kv.page_shift++;
+    p.step = *s;
+    p.q_norm = l->q_norm;
+    p.k_norm = l->k_norm;
+    p.n_heads = sh->n_heads;
+    p.n_rot = sh->n_rot;
+    p.window = l->window;
+    p.eps = sh->norm_eps;
+    p.scale = sh->attn_scale;
+    p.split_acc = cu->split_acc;
+    p.split_ml = cu->split_ml;
+    p.split_count = cu->split_count;
+    return p;
+}
+
+bool cuda_tensor_attention(const struct cuda_backend *cu)
+{
+    const struct shape *s = &cu->shape;
+    return s->kv_type != DT_F32 && (s->head_dim == 64 || s->head_dim == 128) &&
+           s->page_len >= 16 && (s->page_len & (s->page_len - 1)) == 0 &&
+           s->n_heads % s->n_kv_heads == 0;
+}
+
+int cuda_splits(const struct cuda_backend *cu, int n_seqs)
+{
+    const struct shape *s = &cu->shape;
+    int units = n_seqs * s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8);
+    int n = cu->n_sm / units;
+    return n < 1 ? 1 : n > DECODE_PARTS ? DECODE_PARTS : n;
+}
+
+void cuda_rotate_store(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                       const float *qkv, float *q)
+{
+    struct attn_args p = attn_args_of(cu, l, s);
+    int heads = p.n_heads + 2 * p.kv.n_kv;
+    cuda_launch(cu, rotate_store_kernel, dim3((unsigned)ceil_div(heads, 4), (unsigned)s->n_tokens),
+                128, (size_t)(4 * p.kv.head_dim) * 4, LAUNCH_EARLY, p, qkv, q);
+}
+
+template <int D, bool BF16>
+static void attend_tensor(struct cuda_backend *cu, struct attn_args p, bool raw, const int2 *tiles,
+                          int n_tiles)
+{
+    int groups = ceil_div(p.n_heads / p.kv.n_kv, 8);
+    if (p.step.n_decode) {
+        p.n_split = cuda_splits(cu, p.step.n_decode);
+        dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
+        if (raw)
+            cuda_launch(cu, decode_kernel<D, BF16, true>, grid, DECODE_WARPS * 32,
+                        decode_shared(D), LAUNCH_EARLY, p);
+        else
+            cuda_launch(cu, decode_kernel<D, BF16, false>, grid, DECODE_WARPS * 32,
+                        decode_shared(D), LAUNCH_EARLY, p);
+    }
+    if (n_tiles)
+        cuda_launch(cu, prefill_kernel<D, BF16>, dim3((unsigned)p.n_heads, (unsigned)n_tiles), 128,
+                    (size_t)4 * PRE_KEYS * 2 * D, LAUNCH_EARLY, p, tiles);
+}
+
+void cuda_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                 const float *q, bool raw, float *a)
+{
+    struct attn_args p = attn_args_of(cu, l, s);
+    p.q = q;
+    p.a = a;
+    const int2 *tiles = (const int2 *)(cu->step_dev + cu->layout.q_tiles);
+    if (!cuda_tensor_attention(cu)) {
+        CHECK(!raw, "raw projections and no kernel for them");
+        size_t shared = (size_t)(4 * (2 * p.kv.head_dim + 32)) * 4;
+        cuda_launch(cu, attend_any_kernel,
+                    dim3((unsigned)ceil_div(p.n_heads, 4), (unsigned)s->n_tokens), 128, shared,
+                    LAUNCH_EARLY, p, 0);
+    } else if (p.kv.head_dim == 64) {
+        if (p.kv.type == DT_F16)
+            attend_tensor<64, false>(cu, p, raw, tiles, cu->layout.n_q_tiles);
+        else
+            attend_tensor<64, true>(cu, p, raw, tiles, cu->layout.n_q_tiles);
+    } else {
+        if (p.kv.type == DT_F16)
+            attend_tensor<128, false>(cu, p, raw, tiles, cu->layout.n_q_tiles);
+        else
+            attend_tensor<128, true>(cu, p, raw, tiles, cu->layout.n_q_tiles);
+    }
+}

@@ -1,0 +1,744 @@
+/*
+ * The CUDA backend: the op table, its memory, and the step. Owns the stream, the scratch, the step
+ * block and the recorded graphs. Ops here only pick kernels; the kernels live beside.
+ *
+ * Two things are put off so that small steps need fewer kernels. add_norm waits for the op that
+ * reads n (attn_in, moe, ffn, linear) and becomes part of it; the residual it writes goes to a
+ * shadow of x (see struct cuda_backend.alias), since other blocks still read x. attn_in of a
+ * decode-only step leaves the raw projections for attention to rotate and store. Whatever is still
+ * put off when something else wants to see it is done then (flush).
+ */
+#include "backend/cuda/cuda.h"
+
+extern "C" {
+#include "base/mem.h"
+#include "engine/sampler.h"
+const uint16_t *quant_iq3s_grid(void);
+}
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what)
+{
+    if (cu->failed)
+        return;
+    cu->failed = true;
+    error_set(&cu->error, "CUDA: %s (%s) in %.100s", cudaGetErrorString(e), cudaGetErrorName(e),
+              what);
+}
+
+/* Memory */
+
+static double gib(size_t bytes)
+{
+    return (double)bytes / (double)(1 << 30);
+}
+
+static void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct error *err)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    void *p = NULL;
+    size_t rounded = align_up(bytes ? bytes : 1, 256);
+    cudaError_t e = cudaMalloc(&p, rounded);
+    if (e != cudaSuccess) {
+        size_t free_bytes = 0, total = 0;
+        cudaGetLastError();
+        cudaMemGetInfo(&free_bytes, &total);
+        error_set(err,
+                  "out of GPU memory: %.2f GiB for %s, but %.2f of %.2f GiB are free and this "
+                  "process holds %.2f",
+                  gib(rounded), what, gib(free_bytes), gib(total), gib(cu->allocated));
+        return NULL;
+    }
+    cu->allocated += rounded;
+    CUDA_TRY(cu, cudaMemsetAsync(p, 0, rounded, cu->stream));
+    return p;
+}
+
+static void cuda_free(struct backend *be, void *p, size_t bytes)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    if (!p)
+        return;
+    cudaStreamSynchronize(cu->stream);
+    cudaFree(p);
+    cu->allocated -= align_up(bytes ? bytes : 1, 256);
+}
+
+static void flush(struct cuda_backend *cu);
+static void *real(struct cuda_backend *cu, const void *p);
+
+static void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t bytes)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    flush(cu);
+    CUDA_TRY(cu, cudaMemcpyAsync(real(cu, dst), host, bytes, cudaMemcpyHostToDevice, cu->stream));
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+}
+
+static void cuda_copy_out(struct backend *be, void *host, const void *src, size_t bytes)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    flush(cu);
+    CUDA_TRY(cu, cudaMemcpyAsync(host, real(cu, src), bytes, cudaMemcpyDeviceToHost, cu->stream));
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+}
+
+/* Scratch */
+
+struct want {
+    void **p;
+    size_t bytes;
+};
+
+static bool allocate(struct cuda_backend *cu, const struct want *list, int n, struct error *err)
+{
+    for (int i = 0; i < n; i++) {
+        CHECK(cu->n_owned < (int)(sizeof cu->owned / sizeof *cu->owned), "too many blocks");
+        *list[i].p = cuda_alloc(&cu->be, list[i].bytes, "working memory", err);
+        if (!*list[i].p)
+            return false;
+        cu->owned[cu->n_owned].p = *list[i].p;
+        cu->owned[cu->n_owned++].bytes = list[i].bytes;
+    }
+    return true;
+}
+
+static bool pinned(void **host, void **mapped, size_t bytes, struct error *err)
+{
+    if (cudaHostAlloc(host, bytes, cudaHostAllocMapped) != cudaSuccess)
+        return error_set(err, "no pinned host memory (%zu bytes)", bytes);
+    if (mapped && cudaHostGetDevicePointer(mapped, *host, 0) != cudaSuccess)
+        return error_set(err, "pinned host memory cannot be mapped");
+    return true;
+}
+
+static size_t max_split_units(const struct cuda_backend *cu)
+{
+    const struct shape *s = &cu->shape;
+    size_t most = 0;
+    for (int n = 1; n <= s->max_seqs; n++) {
+        size_t u = (size_t)n * (size_t)s->n_kv_heads *
+                   (size_t)ceil_div(s->n_heads / s->n_kv_heads, 8) * (size_t)cuda_splits(cu, n);
+        most = u > most ? u : most;
+    }
+    return most;
+}
+
+static bool cuda_prepare(struct backend *be, const struct shape *s, struct error *err)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    CHECK(!cu->prepared, "prepare is called once");
+    cuda_ring_free(cu);
+    cu->shape = *s;
+    cu->shape.rope_freq = NULL;
+    size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
+    size_t embd = (size_t)s->n_embd, heads = (size_t)(s->n_heads * s->head_dim);
+    size_t kv = (size_t)(s->n_kv_heads * s->head_dim), used = (size_t)s->n_expert_used;
+    size_t ff = align_up((size_t)s->n_ff, TILE_K), ffe = align_up((size_t)s->n_ff_exp, TILE_K);
+    size_t widest = embd > heads ? embd : heads;
+    size_t hidden = used * ffe > ff ? used * ffe : ff;
+    size_t groups = (size_t)(s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8));
+    size_t units = max_split_units(cu);
+    cu->step_cap = STEP_HEAD + 4 * tokens + 2 * seqs + out + 16 +
+                   2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages;
+    struct want list[] = {
+        {(void **)&cu->rope_freq, (size_t)(s->n_rot / 2 + 1) * 4},
+        {(void **)&cu->rope, tokens * (size_t)(s->n_rot / 2 + 1) * sizeof(float2)},
+        {(void **)&cu->step_dev, cu->step_cap * 4},
+        {(void **)&cu->shadow, SMALL_ROWS * embd * 4},
+        {(void **)&cu->qkv, tokens * (heads + 2 * kv) * 4},
+        {(void **)&cu->split_acc, units * 8 * (size_t)s->head_dim * 4},
+        {(void **)&cu->split_ml, units * 16 * 4},
+        {(void **)&cu->split_count, seqs * groups * 4},
+        {(void **)&cu->router, tokens * (size_t)(s->n_expert + 1) * 4},
+        {(void **)&cu->hidden, SMALL_ROWS * (hidden + 1) * 4},
+        {(void **)&cu->half_in, tokens * align_up(widest, TILE_K) * 2},
+        {(void **)&cu->half_scale, tokens * 4},
+        {(void **)&cu->half_hidden, tokens * (hidden + 1) * 2},
+        {(void **)&cu->expert_out, tokens * (used * embd + 1) * 4},
+        {(void **)&cu->route, large_route_ints(s) * 4},
+        {(void **)&cu->route_weight, tokens * (used + 1) * 4},
+        {(void **)&cu->argmax_value, (out + 1) * ARGMAX_BLOCKS * 4},
+        {(void **)&cu->argmax_index, (out + 1) * ARGMAX_BLOCKS * 4},
+        {(void **)&cu->argmax_count, (out + 1) * 4},
+    };
+    if (!allocate(cu, list, (int)(sizeof list / sizeof *list), err) ||
+        !pinned((void **)&cu->step_host, (void **)&cu->step_mapped, cu->step_cap * 4, err) ||
+        !pinned((void **)&cu->tokens_host, (void **)&cu->tokens_mapped, (out + 1) * 4, err) ||
+        !pinned((void **)&cu->logits_row, NULL, (size_t)s->n_vocab * 4, err))
+        return false;
+    if (s->n_rot)
+        cuda_copy_in(be, cu->rope_freq, s->rope_freq, (size_t)(s->n_rot / 2) * 4);
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+    cu->prepared = true;
+    if (cu->failed && err)
+        *err = cu->error;
+    return !cu->failed;
+}
+
+/* The step */
+
+struct step cuda_step(const struct cuda_backend *cu)
+{
+    const struct step_layout *l = &cu->layout;
+    const int32_t *d = cu->step_dev;
+    struct step s = {d,
+                     d + l->tokens,
+                     d + l->pos,
+                     d + l->slot,
+                     d + l->q_start,
+                     d + l->kv_len,
+                     d + l->seq_of,
+                     d + l->out_rows,
+                     d + l->pages,
+                     cu->rope,
+                     l->n_tokens,
+                     l->n_seqs,
+                     l->n_decode,
+                     l->n_out};
+    return s;
+}
+
+static int put_ints(struct cuda_backend *cu, int *used, const int32_t *src, int n)
+{
+    int at = *used;
+    CHECK((size_t)(at + n) <= cu->step_cap, "the step block is full");
+    memcpy(cu->step_host + at, src, (size_t)n * 4);
+    *used = (at + n + 3) & ~3;
+    return at;
+}
+
+static void cuda_begin(struct backend *be, const struct batch *b)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct step_layout *l = &cu->layout;
+    CHECK(b->n_tokens <= cu->shape.max_tokens && b->n_seqs <= cu->shape.max_seqs &&
+              b->n_out <= cu->shape.max_out,
+          "a step of %d rows, %d sequences, %d outputs", b->n_tokens, b->n_seqs, b->n_out);
+    cu->batch = b;
+    cu->pending.set = false;
+    cu->raw_qkv.set = false;
+    cu->n_aliases = 0;
+    cu->logits = NULL;
+    cu->n_marks = 0;
+    memset(l, 0, sizeof *l);
+    l->n_tokens = b->n_tokens;
+    l->n_seqs = b->n_seqs;
+    l->n_decode = b->n_decode;
+    l->n_out = b->n_out;
+    l->out_is_all = b->n_out == b->n_tokens; /* ascending, so they are all of them */
+    int used = STEP_HEAD;
+    l->tokens = put_ints(cu, &used, b->tokens, b->n_tokens);
+    l->pos = put_ints(cu, &used, b->pos, b->n_tokens);
+    l->slot = put_ints(cu, &used, b->slot, b->n_tokens);
+    l->q_start = put_ints(cu, &used, b->q_start, b->n_seqs + 1);
+    l->kv_len = put_ints(cu, &used, b->kv_len, b->n_seqs);
+    l->out_rows = put_ints(cu, &used, b->out_rows, b->n_out);
+    l->seq_of = used;
+    for (int i = 0; i < b->n_seqs; i++)
+        for (int t = b->q_start[i]; t < b->q_start[i + 1]; t++)
+            cu->step_host[l->seq_of + t] = i;
+    l->q_tiles = used = (used + b->n_tokens + 3) & ~3;
+    for (int i = b->n_decode; i < b->n_seqs; i++)
+        for (int t = b->q_start[i]; t < b->q_start[i + 1]; t += 64) {
+            cu->step_host[used++] = i;
+            cu->step_host[used++] = t;
+            l->n_q_tiles++;
+        }
+    l->pages = used = (used + 3) & ~3;
+    int stride = 1;
+    for (int i = 0; i < b->n_seqs; i++) {
+        int n = ceil_div(b->kv_len[i], cu->shape.page_len);
+        stride = n > stride ? n : stride;
+    }
+    stride = stride < b->max_pages ? stride : b->max_pages;
+    for (int i = 0; i < b->n_seqs; i++)
+        memcpy(cu->step_host + used + (size_t)i * (size_t)stride,
+               b->pages + (size_t)i * (size_t)b->max_pages, (size_t)stride * 4);
+    used += b->n_seqs * stride;
+    CHECK((size_t)used <= cu->step_cap, "the step block is full");
+    cu->step_host[STEP_PAGE_STRIDE] = stride;
+    cu->step_host[STEP_INTS] = used;
+    cuda_load_step(cu, used);
+    if (be->profile) {
+        be->profile->phase = b->n_decode == b->n_seqs;
+        be->profile->steps[be->profile->phase]++;
+        be->profile->tokens[be->profile->phase] += b->n_tokens;
+    }
+}
+
+static bool same_layout(const struct step_layout *a, const struct step_layout *b)
+{
+    return a->n_tokens == b->n_tokens && a->n_seqs == b->n_seqs && a->n_decode == b->n_decode &&
+           a->n_out == b->n_out && a->n_q_tiles == b->n_q_tiles;
+}
+
+static bool cuda_replay(struct backend *be, uint64_t key)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    if (be->profile) /* stages are timed op by op */
+        return false;
+    for (int i = 0; i < cu->n_graphs; i++) {
+        struct graph *g = &cu->graphs[i];
+        if (g->key != key || !same_layout(&g->layout, &cu->layout))
+            continue;
+        memcpy(cu->alias, g->alias, sizeof cu->alias);
+        cu->n_aliases = g->n_aliases;
+        cu->logits = g->logits;
+        CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
+        return true;
+    }
+    return false;
+}
+
+static void cuda_record(struct backend *be, uint64_t key)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    /* Work that only prompts have is launched with sizes of its own: not recorded. */
+    if (be->profile || cu->n_graphs == MAX_GRAPHS || cu->layout.n_decode != cu->layout.n_seqs)
+        return;
+    cudaError_t e = cudaStreamBeginCapture(cu->stream, cudaStreamCaptureModeThreadLocal);
+    if (e != cudaSuccess)
+        cuda_fail(cu, e, "the start of a recording");
+    else
+        cu->recording = key;
+}
+
+static void finish_recording(struct cuda_backend *cu)
+{
+    cudaGraph_t graph = NULL;
+    struct graph *g = &cu->graphs[cu->n_graphs];
+    g->key = cu->recording;
+    g->layout = cu->layout;
+    g->logits = cu->logits;
+    memcpy(g->alias, cu->alias, sizeof g->alias);
+    g->n_aliases = cu->n_aliases;
+    cu->recording = 0;
+    cudaError_t e = cudaStreamEndCapture(cu->stream, &graph);
+    if (e == cudaSuccess)
+        e = cudaGraphInstantiate(&g->exec, graph, 0);
+    if (e != cudaSuccess) {
+        cuda_fail(cu, e, "the end of a recording");
+    } else {
+        cu->n_graphs++;
+        CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
+    }
+    if (graph)
+        cudaGraphDestroy(graph);
+}
+
+/* Profile: a pair of events around each op, read at the end of the step. */
+
+static void mark_begin(struct cuda_backend *cu)
+{
+    if (!cu->be.profile || cu->n_marks == MAX_MARKS)
+        return;
+    if (cu->n_marks == cu->n_marks_made) {
+        CUDA_TRY(cu, cudaEventCreateWithFlags(&cu->marks[cu->n_marks].a, cudaEventDefault));
+        CUDA_TRY(cu, cudaEventCreateWithFlags(&cu->marks[cu->n_marks].b, cudaEventDefault));
+        cu->n_marks_made++;
+    }
+    CUDA_TRY(cu, cudaEventRecord(cu->marks[cu->n_marks].a, cu->stream));
+}
+
+static void mark_end(struct cuda_backend *cu, enum stage stage)
+{
+    if (!cu->be.profile || cu->n_marks == MAX_MARKS)
+        return;
+    cu->marks[cu->n_marks].stage = stage;
+    CUDA_TRY(cu, cudaEventRecord(cu->marks[cu->n_marks].b, cu->stream));
+    cu->n_marks++;
+}
+
+static void read_marks(struct cuda_backend *cu)
+{
+    struct profile *p = cu->be.profile;
+    for (int i = 0; p && i < cu->n_marks; i++) {
+        float ms = 0;
+        CUDA_TRY(cu, cudaEventElapsedTime(&ms, cu->marks[i].a, cu->marks[i].b));
+        p->ns[p->phase][cu->marks[i].stage] += (double)ms * 1e6;
+    }
+    cu->n_marks = 0;
+}
+
+static bool plain_greedy(const struct sampler *s)
+{
+    const struct sample_params *p = sampler_params(s);
+    return p->temp <= 0 && !p->n_bias && p->repeat_penalty == 1.0f && p->presence_penalty == 0 &&
+           p->frequency_penalty == 0;
+}
+
+static bool cuda_end(struct backend *be, int32_t *tokens, struct error *err)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    flush(cu);
+    if (cu->recording)
+        finish_recording(cu);
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+    CUDA_TRY(cu, cudaGetLastError());
+    read_marks(cu);
+    const struct batch *b = cu->batch;
+    cu->batch = NULL;
+    for (int i = 0; i < b->n_out && tokens; i++) {
+        struct sampler *s = b->samplers ? b->samplers[i] : NULL;
+        tokens[i] = -1;
+        if (!s || !cu->logits || cu->failed)
+            continue;
+        if (plain_greedy(s)) {
+            tokens[i] = cu->tokens_host[i];
+            continue;
+        }
+        size_t n = (size_t)cu->shape.n_vocab;
+        cuda_copy_out(be, cu->logits_row, cu->logits + (size_t)i * n, n * sizeof(float));
+        tokens[i] = sampler_pick(s, cu->logits_row);
+    }
+    if (!cu->failed)
+        return true;
+    if (err)
+        *err = cu->error;
+    return false;
+}
+
+/* Ops */
+
+static const struct matrix *matrix_of(const struct weight *w)
+{
+    return &((const struct cuda_weight *)w->impl)->m;
+}
+
+static void *real(struct cuda_backend *cu, const void *p)
+{
+    for (int i = 0; i < cu->n_aliases; i++)
+        if (cu->alias[i].named == p)
+            return cu->alias[i].real;
+    return (void *)p;
+}
+
+static void set_alias(struct cuda_backend *cu, const void *named, void *where)
+{
+    int i = 0;
+    while (i < cu->n_aliases && cu->alias[i].named != named)
+        i++;
+    if (named == where) {
+        if (i < cu->n_aliases)
+            cu->alias[i] = cu->alias[--cu->n_aliases];
+        return;
+    }
+    CHECK(i < MAX_ALIASES, "too many buffers live elsewhere");
+    cu->alias[i].named = named;
+    cu->alias[i].real = where;
+    cu->n_aliases = i == cu->n_aliases ? i + 1 : cu->n_aliases;
+}
+
+/* The pending norm as the input of a small product; x + d then lives in the other buffer. */
+static struct norm_in take_norm(struct cuda_backend *cu)
+{
+    struct pending_norm *p = &cu->pending;
+    struct norm_in in = {};
+    in.x = (const float *)real(cu, p->x);
+    in.d = (const float *)real(cu, p->d);
+    in.gain = p->gain;
+    in.eps = cu->shape.norm_eps;
+    p->set = false;
+    if (!p->d) /* x itself does not change */
+        return in;
+    in.x_out = in.x == cu->shadow ? p->x : cu->shadow;
+    set_alias(cu, p->x, in.x_out);
+    return in;
+}
+
+static void flush_norm(struct cuda_backend *cu)
+{
+    struct pending_norm *p = &cu->pending;
+    if (!p->set)
+        return;
+    p->set = false;
+    cuda_add_norm(cu, (float *)real(cu, p->x), (const float *)real(cu, p->d), p->gain, p->n,
+                  p->rows, cu->shape.n_embd, cu->shape.norm_eps);
+}
+
+static void flush_qkv(struct cuda_backend *cu)
+{
+    if (!cu->raw_qkv.set)
+        return;
+    cu->raw_qkv.set = false;
+    struct step s = cuda_step(cu);
+    cuda_rotate_store(cu, &cu->raw_qkv.layer, &s, cu->qkv, cu->raw_qkv.q);
+}
+
+static void flush(struct cuda_backend *cu)
+{
+    flush_norm(cu);
+    flush_qkv(cu);
+}
+
+/* True if `n` is what the pending norm will be, and a small product can make it on the way. */
+static bool takes_norm(struct cuda_backend *cu, const float *n, int rows)
+{
+    if (cu->pending.set && cu->pending.n == n && cu->pending.rows == rows && rows <= SMALL_ROWS)
+        return true;
+    flush_norm(cu);
+    return false;
+}
+
+static void op_embed(struct backend *be, const struct weight *emb, float *x)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct step s = cuda_step(cu);
+    flush(cu);
+    set_alias(cu, x, x);
+    mark_begin(cu);
+    cuda_embed(cu, matrix_of(emb), &s, x);
+    mark_end(cu, STAGE_EMBED);
+}
+
+static void op_add_norm(struct backend *be, float *x, const float *d, const float *gain, float *n,
+                        int rows)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    flush(cu);
+    struct pending_norm p = {true, x, n, d, gain, rows};
+    if (rows)
+        cu->pending = p;
+    if (rows > SMALL_ROWS) {
+        mark_begin(cu);
+        flush_norm(cu);
+        mark_end(cu, STAGE_NORM);
+    }
+}
+
+static struct norm_in input_of(struct cuda_backend *cu, const float *x, int rows)
+{
+    if (takes_norm(cu, x, rows))
+        return take_norm(cu);
+    struct norm_in in = {};
+    in.x = (const float *)real(cu, x);
+    return in;
+}
+
+/* The small kernels read rows in units of 8 floats; odd sizes (which only floats have) go the other
+ * way. */
+static bool is_small(const struct matrix *w, int rows)
+{
+    return rows <= SMALL_ROWS && w->n_in % 8 == 0;
+}
+
+static void linear_any(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
+                       int rows)
+{
+    if (is_small(w, rows)) {
+        struct norm_in in = input_of(cu, x, rows);
+        small_linear(cu, w, &in, y);
+    } else {
+        flush_norm(cu);
+        large_linear(cu, w, (const float *)real(cu, x), y, rows);
+    }
+}
+
+static void op_attn_in(struct backend *be, const struct attn_layer *l, const float *n, float *q)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct step s = cuda_step(cu);
+    flush_qkv(cu);
+    set_alias(cu, q, q);
+    mark_begin(cu);
+    linear_any(cu, matrix_of(l->wqkv), n, cu->qkv, s.n_tokens);
+    cu->raw_qkv.set = true;
+    cu->raw_qkv.layer = *l;
+    cu->raw_qkv.q = q;
+    if (s.n_decode != s.n_tokens || !cuda_tensor_attention(cu))
+        flush_qkv(cu);
+    mark_end(cu, STAGE_QKV);
+}
+
+static void op_attention(struct backend *be, const struct attn_layer *l, const float *q, float *a)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct step s = cuda_step(cu);
+    bool raw = cu->raw_qkv.set && cu->raw_qkv.q == q;
+    flush_norm(cu);
+    if (!raw)
+        flush_qkv(cu);
+    cu->raw_qkv.set = false;
+    set_alias(cu, a, a);
+    mark_begin(cu);
+    cuda_attend(cu, l, &s, raw ? cu->qkv : (const float *)real(cu, q), raw, a);
+    mark_end(cu, STAGE_ATTENTION);
+}
+
+static void op_linear(struct backend *be, const struct weight *w, const float *x, float *y, int rows)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    if (!rows)
+        return;
+    flush_qkv(cu);
+    mark_begin(cu);
+    linear_any(cu, matrix_of(w), x, y, rows);
+    set_alias(cu, y, y);
+    mark_end(cu, be->profile ? be->profile->linear_stage : STAGE_OTHER);
+}
+
+static void op_ffn(struct backend *be, const struct weight *gate_up, const struct weight *down,
+                   const float *x, float *y, int rows)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    if (!rows)
+        return;
+    flush_qkv(cu);
+    mark_begin(cu);
+    if (is_small(matrix_of(gate_up), rows) && is_small(matrix_of(down), rows)) {
+        struct norm_in in = input_of(cu, x, rows);
+        small_ffn(cu, matrix_of(gate_up), matrix_of(down), &in, y);
+    } else {
+        flush_norm(cu);
+        large_ffn(cu, matrix_of(gate_up), matrix_of(down), (const float *)real(cu, x), y, rows);
+    }
+    set_alias(cu, y, y);
+    mark_end(cu, STAGE_FFN);
+}
+
+static void op_moe(struct backend *be, const struct moe_layer *l, const float *x, float *y, int rows)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    if (!rows)
+        return;
+    flush_qkv(cu);
+    mark_begin(cu);
+    const struct matrix *router = matrix_of(l->router), *gu = matrix_of(l->gate_up);
+    const struct matrix *down = matrix_of(l->down);
+    CHECK(gu->n_in % 8 == 0, "experts over %d columns", gu->n_in);
+    if (is_small(gu, rows) && is_small(down, rows)) {
+        float *n = cu->pending.n; /* where the router leaves the normed rows for the experts */
+        struct norm_in in = input_of(cu, x, rows);
+        small_moe(cu, router, gu, down, &in, in.gain ? n : NULL, y);
+    } else {
+        flush_norm(cu);
+        large_moe(cu, router, gu, down, (const float *)real(cu, x), y, rows);
+    }
+    set_alias(cu, y, y);
+    mark_end(cu, STAGE_EXPERTS);
+}
+
+static void op_gather(struct backend *be, const float *src, float *dst, int width)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct step s = cuda_step(cu);
+    flush(cu);
+    if (cu->layout.out_is_all && s.n_tokens <= SMALL_ROWS) {
+        set_alias(cu, dst, real(cu, src));
+        return;
+    }
+    set_alias(cu, dst, dst);
+    cuda_gather(cu, &s, (const float *)real(cu, src), dst, width);
+}
+
+static void op_sample(struct backend *be, float *logits)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    flush(cu);
+    mark_begin(cu);
+    cu->logits = logits;
+    cuda_argmax(cu, logits, cu->layout.n_out);
+    mark_end(cu, STAGE_SAMPLING);
+}
+
+static void cuda_close(struct backend *be)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    if (cu->stream)
+        cudaStreamSynchronize(cu->stream);
+    cuda_ring_free(cu);
+    for (int i = 0; i < cu->n_graphs; i++)
+        cudaGraphExecDestroy(cu->graphs[i].exec);
+    for (int i = 0; i < cu->n_marks_made; i++) {
+        cudaEventDestroy(cu->marks[i].a);
+        cudaEventDestroy(cu->marks[i].b);
+    }
+    for (int i = 0; i < cu->n_owned; i++)
+        cuda_free(be, cu->owned[i].p, cu->owned[i].bytes);
+    void *host[] = {cu->step_host, cu->tokens_host, cu->logits_row};
+    for (int i = 0; i < 3; i++)
+        if (host[i])
+            cudaFreeHost(host[i]);
+    if (cu->stream)
+        cudaStreamDestroy(cu->stream);
+    mem_free(cu);
+}
+
+static struct backend_ops make_ops(void)
+{
+    struct backend_ops o = {};
+    o.name = "cuda";
+    o.close = cuda_close;
+    o.alloc = cuda_alloc;
+    o.free = cuda_free;
+    o.copy_in = cuda_copy_in;
+    o.copy_out = cuda_copy_out;
+    o.upload = cuda_upload;
+    o.release = cuda_release;
+    o.prepare = cuda_prepare;
+    o.begin = cuda_begin;
+    o.replay = cuda_replay;
+    o.record = cuda_record;
+    o.end = cuda_end;
+    o.embed = op_embed;
+    o.add_norm = op_add_norm;
+    o.attn_in = op_attn_in;
+    o.attention = op_attention;
+    o.linear = op_linear;
+    o.ffn = op_ffn;
+    o.moe = op_moe;
+    o.gather = op_gather;
+    o.sample = op_sample;
+    return o;
+}
+
+static bool open_device(struct cuda_backend *cu, int device, struct error *err)
+{
+    cudaDeviceProp prop;
+    int n = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess || n == 0)
+        return error_set(err, "no CUDA device: %s",
+                         e != cudaSuccess ? cudaGetErrorString(e) : "none found");
+    if (device >= n)
+        return error_set(err, "no CUDA device %d: this machine has %d", device, n);
+    if ((e = cudaSetDevice(device)) != cudaSuccess ||
+        (e = cudaGetDeviceProperties(&prop, device)) != cudaSuccess)
+        return error_set(err, "CUDA device %d: %s", device, cudaGetErrorString(e));
+    cu->device = device;
+    cu->sm = prop.major * 10 + prop.minor;
+    cu->n_sm = prop.multiProcessorCount;
+    cu->shared_limit = prop.sharedMemPerBlockOptin;
+    if (cu->sm < 80)
+        return error_set(err, "CUDA device %d (%s): compute capability %d.%d, 8.0 is needed",
+                         device, prop.name, prop.major, prop.minor);
+    if ((e = cudaStreamCreateWithFlags(&cu->stream, cudaStreamNonBlocking)) != cudaSuccess)
+        return error_set(err, "CUDA device %d: %s", device, cudaGetErrorString(e));
+    struct want grid = {(void **)&cu->iq3s_grid, 512 * sizeof(uint16_t)};
+    if (!allocate(cu, &grid, 1, err))
+        return false;
+    cuda_copy_in(&cu->be, cu->iq3s_grid, quant_iq3s_grid(), 512 * sizeof(uint16_t));
+    if (cu->failed && err)
+        *err = cu->error;
+    return !cu->failed;
+}
+
+extern "C" struct backend *backend_open_cuda(const struct backend_options *opt, struct error *err)
+{
+    static struct backend_ops ops;
+    ops = make_ops();
+    struct cuda_backend *cu = (struct cuda_backend *)mem_zalloc(1, sizeof *cu);
+    cu->be.ops = &ops;
+    int device = 0;
+    if (opt->device && !strncmp(opt->device, "cuda:", 5))
+        device = atoi(opt->device + 5);
+    if (!open_device(cu, device < 0 ? 0 : device, err)) {
+        cuda_close(&cu->be);
+        return NULL;
+    }
+    return &cu->be;
+}

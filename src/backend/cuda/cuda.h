@@ -1,0 +1,309 @@
+/*
+ * What the files of the CUDA backend share: the device form of a weight, the per-step block, the
+ * backend struct, and how kernels are launched. One stream carries everything; no op allocates,
+ * synchronises or reads the device. Nothing outside src/backend/cuda includes this.
+ */
+#ifndef STEEL_BACKEND_CUDA_CUDA_H
+#define STEEL_BACKEND_CUDA_CUDA_H
+
+#include "backend/cuda/gpu.cuh"
+
+#ifndef _Noreturn
+#define _Noreturn __attribute__((noreturn))
+#endif
+extern "C" {
+#include "backend/backend.h"
+#include "backend/profile.h"
+extern const struct dtype_info dtype_table[DT_COUNT]; /* quant.h hides it from nvcc */
+}
+
+/*
+ * Weights on the device are cut into tiles of 16 rows x 256 columns (both padded with zeros), since
+ * 16 rows are one tensor-core fragment and 256 columns one K-quant block. Tiles of a row tile are
+ * contiguous along k, row tiles follow each other, experts follow each other. How a tile lays out
+ * its bytes depends on its kind: see tile.cuh.
+ */
+enum { TILE_ROWS = 16, TILE_K = 256 };
+
+enum tile_kind {
+    TILE_Q4_K,
+    TILE_Q6_K,
+    TILE_Q8_0,
+    TILE_GPTQ4,
+    TILE_F16, /* also BF16: every bf16 that matters is an exact half */
+    TILE_F32,
+    TILE_RAW, /* any other type: 16 rows of the file's own blocks */
+    TILE_KINDS
+};
+
+/* Which kinds a kernel was compiled for: fewer kinds, fewer registers. */
+enum tile_set {
+    SET_K,    /* Q4_K, Q6_K */
+    SET_FAST, /* and Q8_0, GPTQ4, F16 */
+    SET_ALL,
+    N_SETS
+};
+
+struct seg {
+    const uint8_t *base; /* (n_expert, n_tiles, n_kt, tile_bytes) */
+    const void *aux;     /* IQ3_S: its grid */
+    size_t expert_bytes; /* n_tiles * n_kt * tile_bytes */
+    int kind, dtype, tile_bytes;
+    int row0, rows;     /* output rows [row0, row0 + rows) */
+    int tile0, n_tiles; /* row tiles [tile0, tile0 + n_tiles) of the matrix */
+};
+
+enum { MAX_SEGS = 3 };
+
+struct matrix {
+    int n_in, n_out, n_expert;
+    int n_kt, n_tiles; /* tiles along k; row tiles, all segments */
+    int n_seg, set, max_tile_bytes;
+    struct seg seg[MAX_SEGS];
+    const float *bias; /* (n_out) or NULL */
+};
+
+/* The device form behind struct weight.impl. */
+struct cuda_weight {
+    struct matrix m;
+    void *data;
+    size_t bytes;
+};
+
+/* Where the step's arrays lie in the block, in ints. Set by begin, baked into recorded steps: it
+ * depends on the counts alone. Only the page table's stride may differ between replays. */
+struct step_layout {
+    int n_tokens, n_seqs, n_decode, n_out;
+    bool out_is_all; /* out_rows is 0..n_tokens-1 */
+    int n_q_tiles; /* tiles of 64 prompt rows */
+    int tokens, pos, slot, q_start, kv_len, out_rows, seq_of, q_tiles, pages; /* offsets */
+};
+
+/* Head of the block. */
+enum {
+    STEP_PAGE_STRIDE, /* ints per sequence in the page table */
+    STEP_INTS,        /* ints in use */
+    STEP_HEAD = 16
+};
+
+/* A step as kernels see it. */
+struct step {
+    const int32_t *head;
+    const int32_t *tokens, *pos, *slot; /* (n_tokens) */
+    const int32_t *q_start, *kv_len;    /* (n_seqs + 1), (n_seqs) */
+    const int32_t *seq_of;              /* (n_tokens) */
+    const int32_t *out_rows;            /* (n_out) */
+    const int32_t *pages;               /* (n_seqs, head[STEP_PAGE_STRIDE]) */
+    const float2 *rope;                 /* (n_tokens, n_rot/2) cos, sin of each row's position */
+    int n_tokens, n_seqs, n_decode, n_out;
+};
+
+/* add_norm, put off until the op that reads n shows up: small steps do both in one kernel. */
+struct pending_norm {
+    bool set;
+    float *x, *n;
+    const float *d, *gain;
+    int rows;
+};
+
+enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
+enum { SMALL_ROWS = 1, ARGMAX_BLOCKS = 32 };
+
+/* A buffer whose contents live elsewhere for now. */
+struct alias {
+    const void *named;
+    void *real;
+};
+
+/* A recorded step, and the state it leaves behind. */
+struct graph {
+    uint64_t key;
+    struct step_layout layout;
+    cudaGraphExec_t exec;
+    struct alias alias[MAX_ALIASES];
+    int n_aliases;
+    float *logits;
+};
+
+struct cuda_backend {
+    struct backend be;
+    int device, sm, n_sm; /* sm: 90 = Hopper */
+    size_t shared_limit;  /* bytes a block may have */
+    cudaStream_t stream;
+    struct error error; /* the first failure */
+    bool failed;
+
+    struct shape shape;
+    bool prepared;
+    float *rope_freq; /* device (n_rot/2) */
+    float2 *rope;     /* device (max_tokens, n_rot/2) */
+
+    int32_t *step_host, *step_mapped; /* pinned; the same bytes as the device sees them */
+    int32_t *step_dev;
+    size_t step_cap; /* ints */
+    struct step_layout layout;
+    const struct batch *batch;
+    int32_t *tokens_host, *tokens_mapped; /* (max_out) sampled greedily */
+    float *logits;                        /* what sample() was given, for the host samplers */
+    float *logits_row;                    /* pinned (n_vocab) */
+
+    struct graph graphs[MAX_GRAPHS];
+    int n_graphs;
+    uint64_t recording; /* key, 0 = not */
+
+    struct pending_norm pending;
+    /* The residual stream alternates between the caller's buffer and a shadow, so that a fused norm
+     * can write it while other blocks still read. */
+    struct alias alias[MAX_ALIASES];
+    int n_aliases;
+    float *shadow; /* (SMALL_ROWS, n_embd) */
+    struct {       /* projections in qkv, not yet rotated nor stored */
+        bool set;
+        struct attn_layer layer;
+        float *q;
+    } raw_qkv;
+
+    /* Scratch, sized by prepare */
+    float *qkv;           /* (max_tokens, (H + 2K) * D) raw projections */
+    float *split_acc;     /* (split units, 8, D) */
+    float *split_ml;      /* (split units, 8, 2) */
+    int32_t *split_count; /* (max_seqs, K * groups) arrivals, zero between launches */
+    float *router;        /* (max_tokens, n_expert) logits */
+    float *hidden;        /* (SMALL_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
+    uint16_t *half_in;    /* (max_tokens, widest n_in) activations of the large path */
+    float *half_scale;    /* (max_tokens) what undoes a row's scale */
+    uint16_t *half_hidden; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
+    float *expert_out;     /* (max_tokens * used, n_embd) */
+    int32_t *route;        /* tables of the large path: see large.cu */
+    float *route_weight;   /* (max_tokens * used) */
+    float *argmax_value;   /* (max_out, blocks) */
+    int32_t *argmax_index; /* (max_out, blocks) */
+    int32_t *argmax_count; /* (max_out) */
+    struct {
+        void *p;
+        size_t bytes;
+    } owned[64]; /* device blocks to free at close */
+    int n_owned;
+
+    /* --profile: events around each op */
+    struct {
+        cudaEvent_t a, b;
+        int stage;
+    } marks[MAX_MARKS];
+    int n_marks, n_marks_made;
+    size_t allocated; /* bytes on the device */
+    struct {
+        uint8_t *host[4]; /* pinned ring */
+        cudaEvent_t done[4];
+        uint8_t *dev;     /* (slots, piece) */
+        size_t piece;     /* bytes of a slot; 0 = not open */
+        int next;
+        struct pool *pool;
+    } ring;
+    uint16_t *iq3s_grid; /* device (512) */
+};
+
+static inline struct cuda_backend *cuda_self(struct backend *be)
+{
+    return (struct cuda_backend *)be;
+}
+
+/* Keeps the first error. */
+void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what);
+#define CUDA_TRY(cu, call)                                                                         \
+    do {                                                                                           \
+        cudaError_t e_ = (call);                                                                   \
+        if (e_ != cudaSuccess)                                                                     \
+            cuda_fail(cu, e_, #call);                                                              \
+    } while (0)
+
+enum { LAUNCH_PLAIN, LAUNCH_EARLY /* may start before its predecessor ends: it calls
+                                     dependency_wait before touching any result */ };
+
+/* Kernels are plain functions of plain arguments. */
+template <class... P, class... A>
+static inline void cuda_launch(struct cuda_backend *cu, void (*fn)(P...), dim3 grid, int block,
+                               size_t shared, int mode, A... args)
+{
+#ifdef STEEL_CUDA_SIM
+    (void)mode;
+    sim_launch(cu->stream, grid, dim3((unsigned)block), shared, [=] { fn(P(args)...); });
+#else
+    if (shared > 48 << 10) /* a table look-up in the runtime: cheap enough for recording */
+        CUDA_TRY(cu, cudaFuncSetAttribute((const void *)fn,
+                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          (int)shared));
+    cudaLaunchConfig_t cfg = {};
+    cfg.gridDim = grid;
+    cfg.blockDim = dim3((unsigned)block);
+    cfg.dynamicSmemBytes = shared;
+    cfg.stream = cu->stream;
+    cudaLaunchAttribute attr = {};
+    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr.val.programmaticStreamSerializationAllowed = 1;
+    cfg.attrs = &attr;
+    cfg.numAttrs = mode == LAUNCH_EARLY && cu->sm >= 90 ? 1 : 0;
+    CUDA_TRY(cu, cudaLaunchKernelEx(&cfg, fn, P(args)...));
+#endif
+}
+
+static inline int ceil_div(int a, int b)
+{
+    return (a + b - 1) / b;
+}
+static inline size_t align_up(size_t n, size_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+/* weights.cu */
+bool cuda_upload(struct backend *be, const struct raw_weight *src, struct weight *w,
+                 struct error *err);
+void cuda_release(struct backend *be, struct weight *w);
+void cuda_ring_free(struct cuda_backend *cu);
+void cuda_embed(struct cuda_backend *cu, const struct matrix *w, const struct step *s, float *x);
+
+/* small.cu: one row */
+struct norm_in { /* add + norm in front of a product; gain NULL: x is taken as it is */
+    const float *x, *d, *gain;
+    float *x_out; /* where x + d goes; not x */
+    float eps;
+};
+void small_router(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                  float *n, int rows);
+void small_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                  float *y);
+void small_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+               const struct norm_in *in, float *y);
+void small_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
+               const struct matrix *down, const struct norm_in *in, float *n, float *y);
+
+/* large.cu: any number of rows */
+void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
+                  int rows);
+void large_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+               const float *x, float *y, int rows);
+size_t large_route_ints(const struct shape *s); /* ints in cu->route */
+void large_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
+               const struct matrix *down, const float *x, float *y, int rows);
+
+/* attention.cu */
+bool cuda_tensor_attention(const struct cuda_backend *cu); /* the cache suits the fast kernels */
+int cuda_splits(const struct cuda_backend *cu, int n_seqs);
+void cuda_rotate_store(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                       const float *qkv, float *q);
+/* raw: the step is decodes only and q, k, v are still raw projections in cu->qkv. */
+void cuda_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                 const float *q, bool raw, float *a);
+
+/* misc.cu */
+void cuda_load_step(struct cuda_backend *cu, int n_ints);
+void cuda_add_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
+                   int rows, int width, float eps);
+void cuda_gather(struct cuda_backend *cu, const struct step *s, const float *src, float *dst,
+                 int width);
+void cuda_argmax(struct cuda_backend *cu, const float *logits, int rows);
+
+struct step cuda_step(const struct cuda_backend *cu);
+
+#endif

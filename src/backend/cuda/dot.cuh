@@ -1,0 +1,271 @@
+/*
+ * Tile times one row of activations, in as few instructions as it takes: at one row a step is short
+ * of issue slots and latency before it is short of bandwidth.
+ *
+ * The tensor core's B fragment has 8 columns and there is only one row, so the columns are put to
+ * another use: column n has the activations of column group n (32 of the slice's 256) and zeros
+ * elsewhere. One accumulator then collects all groups' sums apart from each other, and scales are
+ * applied once per tile instead of once per group. Lane (g, c) holds just the 8 activations that
+ * column g wants of it: columns 32g+4c.. and 32g+16+4c..; nothing is staged in shared memory.
+ *
+ * Codes go in as the halves 1024 + code that one OR makes of them (registers 1 and 3, whose nibbles
+ * sit four bits up, as 1024 + 16 code: rows g+8 come out 16 times too large, which their scale takes
+ * back). What the 1024s add is -1024 * (sum of the group's activations), known in advance: a
+ * fragment of ones makes those sums. So every weight is exact; only activations are rounded, to
+ * halves, after scaling by a power of two that takes the slice's largest to about 1024.
+ */
+#ifndef STEEL_BACKEND_CUDA_DOT_CUH
+#define STEEL_BACKEND_CUDA_DOT_CUH
+
+#include "backend/cuda/tile.cuh"
+
+/* 256 columns of the row, as this lane has them. */
+struct row_slice {
+    uint32_t b[4];         /* pairs: 32g+4c, +2; 32g+16+4c, +2 */
+    float even[2], odd[2]; /* -1024 * (sum over the first, second 16 columns of groups 2c, 2c+1) */
+    float undo;            /* takes the scale back */
+};
+
+/* v: columns 32g+4c.. (4) and 32g+16+4c.. (4). */
+DEVICE struct row_slice slice_make(const float (&v)[8])
+{
+    struct row_slice s;
+    float top = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        top = fmaxf(top, fabsf(v[i]));
+    uint32_t e = warp_max_u32(bits_of(top)) >> 23;
+    e = e < 16 ? 16 : e;
+    float scale = float_of((264 - e) << 23);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        s.b[i] = pack_half2(v[2 * i] * scale, v[2 * i + 1] * scale);
+    const uint32_t minus_1024[4] = {H2_M1024, H2_M1024, H2_M1024, H2_M1024};
+    float a[4] = {}, b[4] = {};
+    mma_f16(a, minus_1024, s.b[0], s.b[1]);
+    mma_f16(b, minus_1024, s.b[2], s.b[3]);
+    s.even[0] = a[0], s.even[1] = a[1];
+    s.odd[0] = b[0], s.odd[1] = b[1];
+    s.undo = float_of((e - 10) << 23);
+    return s;
+}
+
+/* The fragment of a word of codes, as 1024 + code (rows g) and 1024 + 16 code (rows g+8). */
+DEVICE void nibble_frag(uint32_t w, uint32_t (&a)[4])
+{
+    uint32_t h = w >> 8;
+    a[0] = and_or(w, 0x000f000fu, H2_1024);
+    a[1] = and_or(w, 0x00f000f0u, H2_1024);
+    a[2] = and_or(h, 0x000f000fu, H2_1024);
+    a[3] = and_or(h, 0x00f000f0u, H2_1024);
+}
+
+/* c += fragment of column group `group`'s first (half 0) or second 16 columns. */
+DEVICE void group_mma(float (&c)[4], const uint32_t (&a)[4], const struct row_slice &x, int group,
+                      int half)
+{
+    bool on = (lane_id() >> 2) == group;
+    mma_f16(c, a, on ? x.b[2 * half] : 0, on ? x.b[2 * half + 1] : 0);
+}
+
+DEVICE float byte_float(uint32_t w, int i)
+{
+    return (float)(w >> 8 * i & 255);
+}
+
+/* r[0], r[1] += this lane's share of rows g and g+8 of the tile times the slice, still scaled; the
+ * lanes of a quad add up to the row. */
+DEVICE void dot_q4_k(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
+{
+    int lane = lane_id();
+    float c0[4] = {}, c1[4] = {};
+#pragma unroll 2
+    for (int q = 0; q < 4; q++) {
+        uint4 w4 = load16(tile + q * 512 + lane * 16);
+        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            nibble_frag(w[2 * h], a);
+            group_mma(c0, a, x, 2 * q + h, 0);
+            nibble_frag(w[2 * h + 1], a);
+            group_mma(c1, a, x, 2 * q + h, 1);
+        }
+    }
+    uint32_t sc = load4(tile + Q4K_SCALES + lane * 4), mn = load4(tile + Q4K_MINS + lane * 4);
+    uint2 d = load8(tile + Q4K_D + (lane >> 2) * 8);
+    float t0 = x.even[0] + x.odd[0], t1 = x.even[1] + x.odd[1];
+    float s0 = (c0[0] + c1[0] + t0) * byte_float(sc, 0) + (c0[1] + c1[1] + t1) * byte_float(sc, 1);
+    float s1 = (c0[2] + c1[2] + t0) * byte_float(sc, 2) + (c0[3] + c1[3] + t1) * byte_float(sc, 3);
+    float m0 = t0 * byte_float(mn, 0) + t1 * byte_float(mn, 1);
+    float m1 = t0 * byte_float(mn, 2) + t1 * byte_float(mn, 3);
+    r[0] += half_to_float(d.x & 0xffff) * s0 + half_to_float(d.y & 0xffff) * 0x1p-10f * m0;
+    r[1] += half_to_float(d.x >> 16) * 0.0625f * s1 + half_to_float(d.y >> 16) * 0x1p-10f * m1;
+}
+
+DEVICE void dot_q6_k(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
+{
+    int lane = lane_id(), g = lane >> 2, c = lane & 3;
+    float c0[4] = {}, c1[4] = {};
+#pragma unroll 1
+    for (int q = 0; q < 4; q++) {
+        uint4 w4 = load16(tile + q * 512 + lane * 16);
+        uint2 high = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
+        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t top = h ? high.y : high.x, t0 = top << 4, t1 = top << 2;
+            nibble_frag(w[2 * h], a);
+            a[0] = and_or(t0, 0x00300030u, a[0]);
+            a[1] = and_or(t0, 0x03000300u, a[1]);
+            a[2] = and_or(t1, 0x00300030u, a[2]);
+            a[3] = and_or(t1, 0x03000300u, a[3]);
+            group_mma(c0, a, x, 2 * q + h, 0);
+            t0 = top >> 4, t1 = top >> 6;
+            nibble_frag(w[2 * h + 1], a);
+            a[0] = and_or(t0, 0x00300030u, a[0]);
+            a[1] = and_or(t0, 0x03000300u, a[1]);
+            a[2] = and_or(t1, 0x00300030u, a[2]);
+            a[3] = and_or(t1, 0x03000300u, a[3]);
+            group_mma(c1, a, x, 2 * q + h, 1);
+        }
+    }
+    /* scales of 16 columns: this lane's four are 4c..4c+3. Codes are 32 too large: 1024 + 32, and
+     * 1024 + 16 * 32 for rows g+8. */
+    uint2 sc = load8(tile + Q6K_SCALES + c * 64 + g * 8);
+    uint32_t d = load4(tile + Q6K_D + g * 4);
+    float s0 = (c0[0] + x.even[0] * 1.03125f) * (byte_float(sc.x, 0) - 128.0f) +
+               (c1[0] + x.odd[0] * 1.03125f) * (byte_float(sc.x, 1) - 128.0f) +
+               (c0[1] + x.even[1] * 1.03125f) * (byte_float(sc.x, 2) - 128.0f) +
+               (c1[1] + x.odd[1] * 1.03125f) * (byte_float(sc.x, 3) - 128.0f);
+    float s1 = (c0[2] + x.even[0] * 1.5f) * (byte_float(sc.y, 0) - 128.0f) +
+               (c1[2] + x.odd[0] * 1.5f) * (byte_float(sc.y, 1) - 128.0f) +
+               (c0[3] + x.even[1] * 1.5f) * (byte_float(sc.y, 2) - 128.0f) +
+               (c1[3] + x.odd[1] * 1.5f) * (byte_float(sc.y, 3) - 128.0f);
+    r[0] += half_to_float(d & 0xffff) * s0;
+    r[1] += half_to_float(d >> 16) * 0.0625f * s1;
+}
+
+/* Scales of GPTQ4 and Q8_0: halves {g:2c, g:2c+1} and {g+8:2c, g+8:2c+1} */
+DEVICE uint2 half_scales(const uint8_t *scales)
+{
+    return load8(scales + (lane_id() & 3) * 64 + (lane_id() >> 2) * 8);
+}
+
+DEVICE void dot_gptq4(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
+{
+    int lane = lane_id();
+    float c0[4] = {}, c1[4] = {};
+#pragma unroll 1
+    for (int q = 0; q < 4; q++) {
+        uint4 w4 = load16(tile + q * 512 + lane * 16);
+        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            nibble_frag(w[2 * h], a);
+            group_mma(c0, a, x, 2 * q + h, 0);
+            nibble_frag(w[2 * h + 1], a);
+            group_mma(c1, a, x, 2 * q + h, 1);
+        }
+    }
+    uint2 sc = half_scales(tile + GPTQ_SCALES);
+    uint32_t z = load4(tile + GPTQ_ZEROS + (lane & 3) * 32 + (lane >> 2) * 4);
+    float t0 = x.even[0] + x.odd[0], t1 = x.even[1] + x.odd[1];
+    float s0 = (c0[0] + c1[0] + t0 * (1.0f + byte_float(z, 0) * 0x1p-10f)) *
+                   half_to_float(sc.x & 0xffff) +
+               (c0[1] + c1[1] + t1 * (1.0f + byte_float(z, 1) * 0x1p-10f)) *
+                   half_to_float(sc.x >> 16);
+    float s1 = (c0[2] + c1[2] + t0 * (1.0f + byte_float(z, 2) * 0x1p-6f)) *
+                   half_to_float(sc.y & 0xffff) +
+               (c0[3] + c1[3] + t1 * (1.0f + byte_float(z, 3) * 0x1p-6f)) *
+                   half_to_float(sc.y >> 16);
+    r[0] += s0;
+    r[1] += 0.0625f * s1;
+}
+
+DEVICE void dot_q8_0(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
+{
+    int lane = lane_id();
+    float c0[4] = {}, c1[4] = {};
+#pragma unroll 2
+    for (int p = 0; p < 8; p++) {
+        uint4 w = load16(tile + p * 512 + lane * 16);
+        uint32_t a[4] = {byte_perm(w.x, 0x64646464u, 0x4140), byte_perm(w.y, 0x64646464u, 0x4140),
+                         byte_perm(w.x, 0x64646464u, 0x4342), byte_perm(w.y, 0x64646464u, 0x4342)};
+        group_mma(c0, a, x, p, 0);
+        uint32_t b[4] = {byte_perm(w.z, 0x64646464u, 0x4140), byte_perm(w.w, 0x64646464u, 0x4140),
+                         byte_perm(w.z, 0x64646464u, 0x4342), byte_perm(w.w, 0x64646464u, 0x4342)};
+        group_mma(c1, b, x, p, 1);
+    }
+    uint2 sc = half_scales(tile + Q80_SCALES); /* codes are 128 too large: 1152 = 1024 * 1.125 */
+    float t0 = (x.even[0] + x.odd[0]) * 1.125f, t1 = (x.even[1] + x.odd[1]) * 1.125f;
+    r[0] += (c0[0] + c1[0] + t0) * half_to_float(sc.x & 0xffff) +
+            (c0[1] + c1[1] + t1) * half_to_float(sc.x >> 16);
+    r[1] += (c0[2] + c1[2] + t0) * half_to_float(sc.y & 0xffff) +
+            (c0[3] + c1[3] + t1) * half_to_float(sc.y >> 16);
+}
+
+DEVICE void dot_f16(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
+{
+    float c0[4] = {}, c1[4] = {};
+#pragma unroll 2
+    for (int i = 0; i < 8; i++) {
+        uint4 w = load16(tile + 2 * i * 512 + lane_id() * 16);
+        uint32_t a[4] = {w.x, w.z, w.y, w.w};
+        group_mma(c0, a, x, i, 0);
+        w = load16(tile + (2 * i + 1) * 512 + lane_id() * 16);
+        uint32_t b[4] = {w.x, w.z, w.y, w.w};
+        group_mma(c1, b, x, i, 1);
+    }
+    r[0] += c0[0] + c1[0] + c0[1] + c1[1];
+    r[1] += c0[2] + c1[2] + c0[3] + c1[3];
+}
+
+/* Any other kind, element by element, with what rounding to half loses as a second fragment. */
+DEVICE void dot_slow(const struct seg *s, const uint8_t *tile, const struct row_slice &x,
+                     float (&r)[2])
+{
+    int g = lane_id() >> 2, c = lane_id() & 3;
+    float acc[4] = {};
+#pragma unroll 1
+    for (int i = 0; i < 16; i++) {
+        uint32_t a[4], rest[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int row = g + 8 * (j & 1), k = 16 * i + 4 * c + 2 * (j >> 1);
+            float u = tile_value_call(s, tile, row, k), v = tile_value_call(s, tile, row, k + 1);
+            a[j] = pack_half2(u, v);
+            rest[j] =
+                pack_half2(u - half_to_float(a[j] & 0xffff), v - half_to_float(a[j] >> 16));
+        }
+        bool on = g == i >> 1;
+        uint32_t b0 = i & 1 ? x.b[2] : x.b[0], b1 = i & 1 ? x.b[3] : x.b[1];
+        mma_f16(acc, rest, on ? b0 : 0, on ? b1 : 0);
+        mma_f16(acc, a, on ? b0 : 0, on ? b1 : 0);
+    }
+    r[0] += acc[0] + acc[1];
+    r[1] += acc[2] + acc[3];
+}
+
+/* sum += factor * (tile x slice), this lane's share */
+template <int SET>
+DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct row_slice &x,
+                     float factor, float (&sum)[2])
+{
+    float r[2] = {};
+    if (SET == SET_ALL)
+        dot_slow(s, tile, x, r);
+    else if (s->kind == TILE_Q4_K)
+        dot_q4_k(tile, x, r);
+    else if (SET == SET_K || s->kind == TILE_Q6_K)
+        dot_q6_k(tile, x, r);
+    else if (s->kind == TILE_Q8_0)
+        dot_q8_0(tile, x, r);
+    else if (s->kind == TILE_GPTQ4)
+        dot_gptq4(tile, x, r);
+    else
+        dot_f16(tile, x, r);
+    sum[0] += factor * x.undo * r[0];
+    sum[1] += factor * x.undo * r[1];
+}
+
+#endif

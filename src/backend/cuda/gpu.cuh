@@ -1,0 +1,351 @@
+/*
+ * The machine: every CUDA intrinsic, PTX instruction and runtime call the kernels use goes through
+ * here, under a name of ours. Two bodies for each: PTX for nvcc, and (STEEL_CUDA_SIM) the plain
+ * meaning for the simulator in tests/gpu, which runs the same kernels on a CPU, so that machines
+ * without a GPU test them. Knows nothing of models or weights.
+ */
+#ifndef STEEL_BACKEND_CUDA_GPU_CUH
+#define STEEL_BACKEND_CUDA_GPU_CUH
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef STEEL_CUDA_SIM
+#include "cudasim.h"
+#else
+#include <cuda_runtime.h>
+/* Dynamic shared memory of the block. */
+#define SHARED_BYTES(name) extern __shared__ __align__(128) uint8_t name[]
+#endif
+
+#define DEVICE static __device__ __forceinline__
+#define FULL_WARP 0xffffffffu
+
+DEVICE int lane_id()
+{
+    return (int)(threadIdx.x & 31);
+}
+DEVICE int warp_id()
+{
+    return (int)(threadIdx.x >> 5);
+}
+
+/* Bits */
+DEVICE float float_of(uint32_t u)
+{
+#ifdef STEEL_CUDA_SIM
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+#else
+    return __uint_as_float(u);
+#endif
+}
+DEVICE uint32_t bits_of(float f)
+{
+#ifdef STEEL_CUDA_SIM
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+#else
+    return __float_as_uint(f);
+#endif
+}
+
+/* Half precision, carried as bits: one in the low 16, or a pair with element 0 low. */
+DEVICE float half_to_float(uint32_t h)
+{
+#ifdef STEEL_CUDA_SIM
+    return sim_half_to_float((uint16_t)h);
+#else
+    float f;
+    asm("{.reg .b16 t; cvt.u16.u32 t, %1; cvt.f32.f16 %0, t;}" : "=f"(f) : "r"(h));
+    return f;
+#endif
+}
+DEVICE float bf16_to_float(uint32_t b)
+{
+    return float_of(b << 16);
+}
+/* {lo, hi} rounded to nearest even; values past the range become infinity. */
+DEVICE uint32_t pack_half2(float lo, float hi)
+{
+#ifdef STEEL_CUDA_SIM
+    return (uint32_t)sim_float_to_half(lo) | (uint32_t)sim_float_to_half(hi) << 16;
+#else
+    uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+#endif
+}
+DEVICE uint32_t pack_bf162(float lo, float hi)
+{
+#ifdef STEEL_CUDA_SIM
+    return (uint32_t)sim_float_to_bf16(lo) | (uint32_t)sim_float_to_bf16(hi) << 16;
+#else
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+#endif
+}
+DEVICE uint16_t float_to_half(float f)
+{
+    return (uint16_t)pack_half2(f, 0.0f);
+}
+DEVICE uint16_t float_to_bf16(float f)
+{
+    return (uint16_t)pack_bf162(f, 0.0f);
+}
+DEVICE uint32_t half2_add(uint32_t a, uint32_t b)
+{
+#ifdef STEEL_CUDA_SIM
+    return sim_half2_fma(a, 0x3c003c00u, b);
+#else
+    uint32_t r;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+#endif
+}
+DEVICE uint32_t half2_mul(uint32_t a, uint32_t b)
+{
+#ifdef STEEL_CUDA_SIM
+    return sim_half2_fma(a, b, 0x80008000u);
+#else
+    uint32_t r;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+#endif
+}
+DEVICE uint32_t half2_fma(uint32_t a, uint32_t b, uint32_t c)
+{
+#ifdef STEEL_CUDA_SIM
+    return sim_half2_fma(a, b, c);
+#else
+    uint32_t r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+#endif
+}
+
+/* Byte i of the result is byte (sel >> 4i & 7) of {a: 0..3, b: 4..7}. */
+DEVICE uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t sel)
+{
+#ifdef STEEL_CUDA_SIM
+    return sim_byte_perm(a, b, sel);
+#else
+    return __byte_perm(a, b, sel);
+#endif
+}
+/* (a & b) | c in one LOP3. */
+DEVICE uint32_t and_or(uint32_t a, uint32_t b, uint32_t c)
+{
+#ifdef STEEL_CUDA_SIM
+    return (a & b) | c;
+#else
+    uint32_t r;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+#endif
+}
+
+/* Tensor cores: d += A (16x16, row) B (16x8, col). Lane (g = lane/4, c = lane%4) holds
+ * a0: row g, k 2c 2c+1; a1: row g+8; a2: row g, k 2c+8..; a3: row g+8, k 2c+8..;
+ * b0: k 2c 2c+1, column g; b1: k 2c+8..; d0 d1: row g, columns 2c 2c+1; d2 d3: row g+8. */
+DEVICE void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_mma(d, a, b0, b1, false);
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+DEVICE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_mma(d, a, b0, b1, true);
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+/* Four 8x8 matrices of 16-bit values: lane i names row i%8 of matrix i/8 (16 bytes in shared
+ * memory); lane (g, c) receives elements 2c, 2c+1 of row g of each. */
+DEVICE void ldmatrix4(uint32_t (&r)[4], const void *row)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_ldmatrix(r, row, false);
+#else
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(a)
+                 : "memory");
+#endif
+}
+/* The same, transposed: lane (g, c) receives rows 2c, 2c+1 of column g. */
+DEVICE void ldmatrix4_trans(uint32_t (&r)[4], const void *row)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_ldmatrix(r, row, true);
+#else
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(a)
+                 : "memory");
+#endif
+}
+
+/* Asynchronous copies of 16 bytes, global to shared; `bytes` 0 writes zeros instead. */
+DEVICE void copy_async16(void *smem, const void *gmem)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_copy_async(smem, gmem, 16);
+#else
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(smem);
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(a), "l"(gmem)
+                 : "memory");
+#endif
+}
+DEVICE void copy_async16_or_zero(void *smem, const void *gmem, bool real)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_copy_async(smem, gmem, real ? 16 : 0);
+#else
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(smem);
+    int n = real ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(a), "l"(gmem), "r"(n)
+                 : "memory");
+#endif
+}
+DEVICE void copy_async_commit()
+{
+#ifdef STEEL_CUDA_SIM
+    sim_copy_commit();
+#else
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+/* Until at most N of this thread's groups are under way. */
+template <int N> DEVICE void copy_async_wait()
+{
+#ifdef STEEL_CUDA_SIM
+    sim_copy_wait(N);
+#else
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+/* Programmatic dependent launch. A kernel may start before the one in front of it has finished; it
+ * may touch that one's results (and write anything at all) only after wait. trigger lets the next
+ * kernel start as soon as every block of this one got there. */
+DEVICE void dependency_wait()
+{
+#if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+DEVICE void dependency_trigger()
+{
+#if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Loads that bypass L1: data another block of the same kernel may have written. */
+DEVICE uint4 load_l2(const uint4 *p)
+{
+#ifdef STEEL_CUDA_SIM
+    return *p;
+#else
+    return __ldcg(p);
+#endif
+}
+
+DEVICE float load_float_l2(const float *p)
+{
+#ifdef STEEL_CUDA_SIM
+    return *p;
+#else
+    return __ldcg(p);
+#endif
+}
+
+/* Reductions over a warp; every lane gets the result. */
+DEVICE float warp_sum(float v)
+{
+#pragma unroll
+    for (int i = 16; i; i >>= 1)
+        v += __shfl_xor_sync(FULL_WARP, v, i);
+    return v;
+}
+DEVICE float warp_max(float v)
+{
+#pragma unroll
+    for (int i = 16; i; i >>= 1)
+        v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, i));
+    return v;
+}
+/* Largest of all lanes' unsigned values. */
+DEVICE uint32_t warp_max_u32(uint32_t v)
+{
+#ifdef STEEL_CUDA_SIM
+    for (int i = 16; i; i >>= 1) {
+        uint32_t o = __shfl_xor_sync(FULL_WARP, v, i);
+        v = o > v ? o : v;
+    }
+    return v;
+#else
+    return __reduce_max_sync(FULL_WARP, v);
+#endif
+}
+/* Orders floats as unsigned integers do; -NaN lowest, +NaN highest. */
+DEVICE uint32_t float_order(float f)
+{
+    uint32_t u = bits_of(f);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+DEVICE float float_unorder(uint32_t u)
+{
+    return float_of(u & 0x80000000u ? u & 0x7fffffffu : ~u);
+}
+
+DEVICE float fast_exp(float x)
+{
+#ifdef STEEL_CUDA_SIM
+    return expf(x);
+#else
+    return __expf(x);
+#endif
+}
+DEVICE float fast_exp2(float x) /* 0 at -infinity */
+{
+#ifdef STEEL_CUDA_SIM
+    return exp2f(x);
+#else
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+#endif
+}
+DEVICE float fast_divide(float a, float b)
+{
+#ifdef STEEL_CUDA_SIM
+    return a / b;
+#else
+    return __fdividef(a, b);
+#endif
+}
+DEVICE float silu(float x)
+{
+    /* a quotient by more than 2^126 would come out 0, which silu is there */
+    return fast_divide(x, 1.0f + fast_exp(-x));
+}
+
+#endif

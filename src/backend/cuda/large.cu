@@ -1,0 +1,526 @@
+/*
+ * Products of many rows (prompts), and what all products of more than one row need: activations as
+ * halves, routing, the choice of kernel. A block takes 256 output rows (8 warps of two 16-row tiles)
+ * and up to 8*NT rows of the step. Each warp streams its weight tiles through a ring of its own and
+ * turns them into fragments in registers; the activations' 256 columns at a time are shared by the
+ * block. Experts: rows are sorted by expert on the device, a work list says which block takes what,
+ * blocks past its end leave at once; the grid depends on the number of rows alone.
+ */
+#include "backend/cuda/gemm.cuh"
+
+#include <math.h>
+
+enum { LARGE_WARPS = 8, MAX_USED = 16, MAX_EXPERTS = 512, MID_ROWS = 256 };
+
+/* x (rows, width) to halves (rows, padded), zeros past width, each row scaled by a power of two that
+ * takes its largest to about 1024; scale[row] undoes it. A block per row. */
+static __global__ void __launch_bounds__(256)
+    halves_kernel(const float *x, uint16_t *out, float *scale, int width, int padded)
+{
+    SHARED_BYTES(shared);
+    uint32_t *part = (uint32_t *)shared;
+    dependency_wait();
+    dependency_trigger();
+    const float *row = x + (size_t)blockIdx.x * (size_t)width;
+    float top = 0.0f;
+#pragma unroll 4
+    for (int k = (int)threadIdx.x; k < width; k += 256)
+        top = fmaxf(top, fabsf(row[k]));
+    uint32_t e = warp_max_u32(bits_of(top)) >> 23;
+    if (lane_id() == 0)
+        part[warp_id()] = e;
+    __syncthreads();
+    for (int w = 0; w < 8; w++)
+        e = part[w] > e ? part[w] : e;
+    e = e < 16 ? 16 : e;
+    float f = float_of((264 - e) << 23);
+#pragma unroll 2
+    for (int k = 2 * (int)threadIdx.x; k < padded; k += 512) {
+        float a = k < width ? row[k] * f : 0.0f, b = k + 1 < width ? row[k + 1] * f : 0.0f;
+        *(uint32_t *)(out + (size_t)blockIdx.x * (size_t)padded + half_slot(k)) = pack_half2(a, b);
+    }
+    if (threadIdx.x == 0)
+        scale[blockIdx.x] = float_of((e - 10) << 23);
+}
+
+enum { ROUTE_MIN_TILE = 8 };
+
+static int max_tiles(int rows, int used, int n_expert, int width)
+{
+    int pairs = rows * used;
+    int experts = pairs < n_expert ? pairs : n_expert;
+    return experts + pairs / width;
+}
+
+size_t large_route_ints(const struct shape *s)
+{
+    int pairs = s->max_tokens * s->n_expert_used;
+    return 16 + 3 * (size_t)(s->n_expert + pairs / ROUTE_MIN_TILE + 1) + 2 * (size_t)pairs;
+}
+
+static struct route_tables route_tables_of(const struct cuda_backend *cu)
+{
+    const struct shape *s = &cu->shape;
+    int pairs = s->max_tokens * s->n_expert_used;
+    struct route_tables r;
+    r.n_tiles = cu->route;
+    r.tiles = cu->route + 16;
+    r.pairs = r.tiles + 3 * (s->n_expert + pairs / ROUTE_MIN_TILE + 1);
+    r.chosen = r.pairs + pairs;
+    return r;
+}
+
+/*
+ * Grid: (blocks of 16 x 16 output rows, row tiles of the step). Warp w takes row tiles t0 and t1:
+ * 2 (8 x + w) and the next; PAIR: gate tile 8 x + w and its up tile.
+ */
+template <int SET, int NT, bool PAIR>
+static __global__ void __launch_bounds__(LARGE_WARPS * 32)
+    gemm_kernel(const __grid_constant__ struct gemm_args p)
+{
+    const int BN = NT * 8, B_BYTES = BN * TILE_K * 2;
+    SHARED_BYTES(shared);
+    struct gemm_rows rows;
+    rows.in = (int *)shared;
+    rows.out = rows.in + BN;
+    rows.scale = (float *)(rows.out + BN);
+    uint8_t *bs = shared + 3 * BN * 4; /* (2, BN, 512 bytes) */
+    int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3;
+    uint8_t *ring = bs + 2 * B_BYTES + w * p.stages * 2 * p.slot;
+
+    dependency_wait();
+    dependency_trigger();
+    if (!gemm_rows_load(p, rows, (int)blockIdx.y, BN))
+        return;
+    int expert = rows.expert, count = rows.count;
+
+    int half = p.w.n_tiles / 2, unit = (int)blockIdx.x * LARGE_WARPS + w;
+    int tile[2] = {PAIR ? unit : 2 * unit, PAIR ? half + unit : 2 * unit + 1};
+    bool mine = PAIR ? unit < half : tile[0] < p.w.n_tiles;
+    if (!mine)
+        tile[0] = tile[1] = 0;
+    if (!PAIR && tile[1] >= p.w.n_tiles)
+        tile[1] = tile[0];
+    const struct seg *s[2] = {seg_of(p.w, tile[0]), seg_of(p.w, tile[1])};
+    int n_active = (count + 7) / 8;
+
+    auto fetch = [&](int kt) { /* the activations' k tile */
+        if (kt < p.w.n_kt) {
+            uint8_t *to = bs + (kt & 1) * B_BYTES;
+            for (int i = (int)threadIdx.x; i < n_active * 8 * 32; i += LARGE_WARPS * 32) {
+                int row = i >> 5, piece = i & 31, in = rows.in[row];
+                const uint16_t *from = p.x + (size_t)(in < 0 ? 0 : in) * (size_t)p.ldx +
+                                       (size_t)(kt * TILE_K + piece * 8);
+                copy_async16_or_zero(to + row * (TILE_K * 2) + ((piece ^ (row & 7)) << 4), from,
+                                     in >= 0);
+            }
+        }
+        copy_async_commit();
+    };
+    auto fetch_weights = [&](int kt) {
+        if (SET != SET_ALL && kt < p.w.n_kt && mine) {
+            uint8_t *to = ring + kt % p.stages * 2 * p.slot;
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                tile_fetch(to + i * p.slot, tile_address(p.w, s[i], expert, tile[i], kt),
+                           s[i]->tile_bytes);
+        }
+        copy_async_commit();
+    };
+    /* Groups in order: W0, B0, W1, then per round B(kt+1), W(kt+ahead): when round kt starts, all
+     * but the last `ahead - 1` are needed. */
+    int ahead = p.stages - 1;
+    fetch_weights(0);
+    fetch(0);
+    if (ahead == 2)
+        fetch_weights(1);
+    float acc[2][NT][4] = {};
+    for (int kt = 0; kt < p.w.n_kt; kt++) {
+        if (ahead == 2)
+            copy_async_wait<1>();
+        else
+            copy_async_wait<0>();
+        __syncthreads(); /* k tile kt is there for all; the other buffers are free */
+        fetch(kt + 1);
+        if (ahead)
+            fetch_weights(kt + ahead);
+        const uint8_t *b = bs + (kt & 1) * B_BYTES;
+        const uint8_t *tiles[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) /* rare kinds are read where they are */
+            tiles[i] = SET == SET_ALL ? tile_address(p.w, s[i], expert, tile[i], kt)
+                                      : ring + (kt % p.stages * 2 + i) * p.slot;
+#pragma unroll 1
+        for (int q = 0; q < 4; q++) {
+            uint32_t a[2][4][4];
+            if (SET == SET_ALL) {
+                uint32_t rest[2][4][4];
+                chunk_slow(s[0], tiles[0], q, lane, a[0], rest[0]);
+                chunk_slow(s[1], tiles[1], q, lane, a[1], rest[1]);
+                chunk_mma<NT>(rest, b, q, n_active, acc);
+            } else {
+                chunk_decode<SET>(s[0], tiles[0], q, a[0]);
+                chunk_decode<SET>(s[1], tiles[1], q, a[1]);
+            }
+            chunk_mma<NT>(a, b, q, n_active, acc);
+        }
+        if (!ahead) {
+            __syncwarp(); /* one ring entry: done with before it is fetched over */
+            fetch_weights(kt + 1);
+        }
+    }
+    copy_async_wait<0>();
+    if (PAIR && !mine) { /* columns past the hidden units, up to whole k tiles, are zero */
+        for (int i = lane; i < count * TILE_ROWS; i += 32) {
+            int row = unit * TILE_ROWS + i % TILE_ROWS;
+            if (row < p.ldy)
+                p.y_half[(size_t)rows.out[i / TILE_ROWS] * (size_t)p.ldy + (size_t)row] = 0;
+        }
+    }
+    if (!mine)
+        return;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int col = n * 8 + 2 * c + (e & 1), r = g + 8 * (e >> 1);
+            if (col >= count)
+                continue;
+            int out = rows.out[col];
+            float scale = rows.scale[col];
+            if (PAIR) {
+                int row = unit * TILE_ROWS + r;
+                float gate = acc[0][n][e] * scale, up = acc[1][n][e] * scale;
+                if (row >= s[0]->rows) /* padding: columns of zeros */
+                    gate = up = 0.0f;
+                if (p.w.bias && row < s[0]->rows) {
+                    gate += p.w.bias[row];
+                    up += p.w.bias[p.w.n_out / 2 + row];
+                }
+                float v = clamp_half(silu(gate) * up * HIDDEN_SCALE);
+                p.y_half[(size_t)out * (size_t)p.ldy + (size_t)half_slot(row)] = float_to_half(v);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    int row = (tile[i] - s[i]->tile0) * TILE_ROWS + r;
+                    if (row >= s[i]->rows || (i == 1 && tile[1] == tile[0]))
+                        continue;
+                    float v = acc[i][n][e] * scale;
+                    if (p.w.bias)
+                        v += p.w.bias[s[i]->row0 + row];
+                    p.y[(size_t)out * (size_t)p.ldy + (size_t)(s[i]->row0 + row)] = v;
+                }
+            }
+        }
+}
+
+static size_t gemm_shared(const struct gemm_args &p, int nt)
+{
+    size_t bn = (size_t)nt * 8;
+    return 3 * bn * 4 + 2 * bn * TILE_K * 2 +
+           (size_t)LARGE_WARPS * (size_t)p.stages * 2 * (size_t)p.slot;
+}
+
+template <int SET, int NT, bool PAIR>
+static void gemm_launch(struct cuda_backend *cu, struct gemm_args p, dim3 grid)
+{
+    p.stages = 3;
+    while (p.stages > 1 && gemm_shared(p, NT) > cu->shared_limit)
+        p.stages--;
+    CHECK(gemm_shared(p, NT) <= cu->shared_limit, "%zu bytes of shared memory", gemm_shared(p, NT));
+    cuda_launch(cu, gemm_kernel<SET, NT, PAIR>, grid, LARGE_WARPS * 32, gemm_shared(p, NT),
+                LAUNCH_EARLY, p);
+}
+
+/* Not every set has every width: compiling takes its time. */
+template <bool PAIR> static void large_pick(struct cuda_backend *cu, struct gemm_args p, int width, int y)
+{
+    int units = PAIR ? p.ldy / TILE_ROWS : ceil_div(p.w.n_tiles, 2);
+    dim3 grid((unsigned)ceil_div(units, LARGE_WARPS), (unsigned)y);
+    p.slot = p.w.set == SET_ALL ? 0 : p.w.max_tile_bytes;
+    if (p.w.set == SET_ALL)
+        gemm_launch<SET_ALL, 8, PAIR>(cu, p, grid);
+    else if (p.w.set == SET_FAST)
+        gemm_launch<SET_FAST, 8, PAIR>(cu, p, grid);
+    else if (width == 64)
+        gemm_launch<SET_K, 8, PAIR>(cu, p, grid);
+    else
+        gemm_launch<SET_K, 16, PAIR>(cu, p, grid);
+}
+
+void large_gemm(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y)
+{
+    if (pair)
+        large_pick<true>(cu, p, width, y);
+    else
+        large_pick<false>(cu, p, width, y);
+}
+
+/* Rows of the step a block takes when `rows` come its way: see mid_pick and large_pick. */
+static int tile_width(const struct matrix *w, int rows, bool mid)
+{
+    if (mid)
+        return w->set != SET_K ? 16 : rows <= 8 ? 8 : rows <= 16 ? 16 : 32;
+    return w->set != SET_K || rows <= 64 ? 64 : 128;
+}
+
+static void gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, bool mid, int width,
+                 int y)
+{
+    if (mid)
+        mid_gemm(cu, p, pair, width, y);
+    else
+        large_gemm(cu, p, pair, width, y);
+}
+
+static void to_halves(struct cuda_backend *cu, const float *x, int rows, int width)
+{
+    int padded = ceil_div(width, TILE_K) * TILE_K;
+    cuda_launch(cu, halves_kernel, dim3((unsigned)rows), 256, 64, LAUNCH_EARLY, x, cu->half_in,
+                cu->half_scale, width, padded);
+}
+
+/* Everything but where results go. */
+static struct gemm_args args_in(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    struct gemm_args p = {};
+    p.w = *w;
+    p.x = cu->half_in;
+    p.x_scale = cu->half_scale;
+    p.ldx = w->n_kt * TILE_K;
+    p.rows = rows;
+    p.unscale = 1.0f;
+    return p;
+}
+
+static struct gemm_args args_hidden(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    struct gemm_args p = args_in(cu, w, rows);
+    p.x = cu->half_hidden;
+    p.x_scale = NULL;
+    p.unscale = 1.0f / HIDDEN_SCALE;
+    return p;
+}
+
+void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
+                  int rows)
+{
+    to_halves(cu, x, rows, w->n_in);
+    struct gemm_args p = args_in(cu, w, rows);
+    p.y = y;
+    p.ldy = w->n_out;
+    bool mid = rows <= MID_ROWS;
+    int width = tile_width(w, rows, mid);
+    gemm(cu, p, false, mid, width, ceil_div(rows, width));
+}
+
+void large_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+               const float *x, float *y, int rows)
+{
+    bool mid = rows <= MID_ROWS;
+    to_halves(cu, x, rows, gate_up->n_in);
+    struct gemm_args p = args_in(cu, gate_up, rows);
+    p.y_half = cu->half_hidden;
+    p.ldy = down->n_kt * TILE_K;
+    int width = tile_width(gate_up, rows, mid);
+    gemm(cu, p, true, mid, width, ceil_div(rows, width));
+    p = args_hidden(cu, down, rows);
+    p.y = y;
+    p.ldy = down->n_out;
+    width = tile_width(down, rows, mid);
+    gemm(cu, p, false, mid, width, ceil_div(rows, width));
+}
+
+/* One warp: see choose_experts in small.cu, which needs the same; here results go to global memory. */
+struct route_args {
+    const float *logits; /* (rows, n_expert) */
+    int rows, n_expert, used, width;
+    bool renormalise, route_here;
+    float scale;
+    struct route_tables t;
+    float *weight; /* (rows * used) */
+};
+
+template <int PER> DEVICE void route_row(const struct route_args &p, int t)
+{
+    int lane = lane_id();
+    const float *row = p.logits + (size_t)t * (size_t)p.n_expert;
+    uint32_t key[PER];
+    float top = -INFINITY, total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        int e = i * 32 + lane;
+        float v = e < p.n_expert ? row[e] : -INFINITY;
+        key[i] = e < p.n_expert ? float_order(v) : 0;
+        top = fmaxf(top, v);
+    }
+    top = warp_max(top);
+    if (!p.renormalise) {
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            if (i * 32 + lane < p.n_expert)
+                total += expf(float_unorder(key[i]) - top);
+        total = warp_sum(total);
+    }
+    float kept = 0.0f, mine = 0.0f;
+    int mine_e = 0;
+    for (int k = 0; k < p.used; k++) {
+        uint32_t best = 0;
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            best = key[i] > best ? key[i] : best;
+        uint32_t all = warp_max_u32(best), low = 0;
+#pragma unroll
+        for (int i = PER - 1; i >= 0; i--)
+            if (key[i] == all)
+                low = 0xffffu - (uint32_t)(i * 32 + lane);
+        int e = (int)(0xffffu - warp_max_u32(low));
+        float v = expf(float_unorder(all) - top);
+        kept += v;
+        if (lane == k) {
+            mine = v;
+            mine_e = e;
+        }
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            if (i * 32 + lane == e)
+                key[i] = 0;
+    }
+    if (lane < p.used) {
+        p.t.chosen[t * p.used + lane] = mine_e;
+        p.weight[t * p.used + lane] = mine / (p.renormalise ? kept : total) * p.scale;
+    }
+}
+
+/* A warp per row. */
+static __global__ void route_kernel(const __grid_constant__ struct route_args p)
+{
+    dependency_wait();
+    dependency_trigger();
+    int t = (int)(blockIdx.x * (blockDim.x >> 5)) + warp_id();
+    if (t >= p.rows)
+        return;
+    if (p.n_expert <= 128)
+        route_row<4>(p, t);
+    else
+        route_row<MAX_EXPERTS / 32>(p, t);
+}
+
+/* One block: counts pairs per expert, lays experts out one after another, lists the work. The order
+ * of an expert's rows is whatever the atomics give: no result depends on it. */
+static __global__ void __launch_bounds__(1024) sort_kernel(const __grid_constant__ struct route_args p)
+{
+    SHARED_BYTES(shared);
+    int *count = (int *)shared, *start = count + MAX_EXPERTS, *tile0 = start + MAX_EXPERTS + 1;
+    int n = p.rows * p.used, tid = (int)threadIdx.x, threads = (int)blockDim.x;
+    dependency_wait();
+    dependency_trigger();
+    if (p.route_here)
+#pragma unroll 1
+        for (int t = warp_id(); t < p.rows; t += threads >> 5) {
+            if (p.n_expert <= 128)
+                route_row<4>(p, t);
+            else
+                route_row<MAX_EXPERTS / 32>(p, t);
+        }
+    for (int i = tid; i < MAX_EXPERTS; i += threads)
+        count[i] = 0;
+    __syncthreads();
+    for (int i = tid; i < n; i += threads)
+        atomicAdd(&count[p.t.chosen[i]], 1);
+    __syncthreads();
+    if (tid < 32) { /* one warp: running sums over the experts */
+        int pairs = 0, tiles = 0;
+        for (int e0 = 0; e0 < p.n_expert; e0 += 32) {
+            int e = e0 + tid, c = e < p.n_expert ? count[e] : 0, t = (c + p.width - 1) / p.width;
+            int sc = c, st = t;
+            for (int d = 1; d < 32; d <<= 1) {
+                int a = __shfl_up_sync(FULL_WARP, sc, d), b = __shfl_up_sync(FULL_WARP, st, d);
+                if (tid >= d) {
+                    sc += a;
+                    st += b;
+                }
+            }
+            if (e < p.n_expert) {
+                start[e] = pairs + sc - c;
+                tile0[e] = tiles + st - t;
+            }
+            pairs += __shfl_sync(FULL_WARP, sc, 31);
+            tiles += __shfl_sync(FULL_WARP, st, 31);
+        }
+        if (tid == 0)
+            p.t.n_tiles[0] = tiles;
+    }
+    __syncthreads();
+    for (int e = tid; e < p.n_expert; e += threads)
+        for (int i = 0; i * p.width < count[e]; i++) {
+            int32_t *t = p.t.tiles + 3 * (tile0[e] + i);
+            t[0] = e;
+            t[1] = start[e] + i * p.width;
+            t[2] = min(p.width, count[e] - i * p.width);
+        }
+    __syncthreads();
+    for (int i = tid; i < n; i += threads) {
+        int at = atomicAdd(&start[p.t.chosen[i]], 1);
+        p.t.pairs[at] = i;
+    }
+}
+
+/* y[t,:] = sum_k weight[t,k] * out[t,k,:]; a thread per 4 columns. */
+static __global__ void combine_kernel(const float *out, const float *weight, int used, int width,
+                                      float *y)
+{
+    dependency_wait();
+    dependency_trigger();
+    int k = (int)(blockIdx.x * blockDim.x + threadIdx.x), t = (int)blockIdx.y;
+    if (k >= width)
+        return;
+    float v = 0.0f;
+    for (int i = 0; i < used; i++)
+        v += weight[t * used + i] * out[((size_t)t * (size_t)used + (size_t)i) * (size_t)width + (size_t)k];
+    y[(size_t)t * (size_t)width + (size_t)k] = v;
+}
+
+void large_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
+               const struct matrix *down, const float *x, float *y, int rows)
+{
+    const struct shape *s = &cu->shape;
+    struct norm_in plain = {};
+    plain.x = x;
+    small_router(cu, router, &plain, NULL, rows);
+    int used = s->n_expert_used, n_expert = router->n_out;
+    /* How many rows an expert gets on average, doubled, says how wide a block should be. */
+    bool mid = rows <= MID_ROWS;
+    int spread = rows <= 8 ? rows : 2 * ceil_div(rows * used, n_expert);
+    spread = spread > rows ? rows : spread;
+    int width = tile_width(gate_up, spread, mid), w2 = tile_width(down, spread, mid);
+    if (gate_up->set != SET_K || down->set != SET_K)
+        width = mid ? 16 : 64; /* both products walk one work list */
+    else
+        width = w2 < width ? w2 : width;
+    struct route_args r = {cu->router,   rows,           n_expert,        used, width,
+                           s->norm_topk, rows <= 64, s->expert_scale, route_tables_of(cu),
+                           cu->route_weight};
+    if (!r.route_here)
+        cuda_launch(cu, route_kernel, dim3((unsigned)ceil_div(rows, 8)), 256, 0, LAUNCH_EARLY, r);
+    cuda_launch(cu, sort_kernel, dim3(1), 1024, (size_t)(3 * MAX_EXPERTS + 2) * 4, LAUNCH_EARLY, r);
+    to_halves(cu, x, rows, gate_up->n_in);
+    int tiles = max_tiles(rows, used, n_expert, width);
+    struct gemm_args p = args_in(cu, gate_up, rows);
+    p.y_half = cu->half_hidden;
+    p.ldy = down->n_kt * TILE_K;
+    p.route = r.t;
+    p.moe = true;
+    p.used = used;
+    gemm(cu, p, true, mid, width, tiles);
+    struct gemm_args q = args_hidden(cu, down, rows);
+    q.y = cu->expert_out;
+    q.ldy = down->n_out;
+    q.route = r.t;
+    q.moe = true;
+    q.used = used;
+    q.sorted_in = true;
+    gemm(cu, q, false, mid, width, tiles);
+    cuda_launch(cu, combine_kernel, dim3((unsigned)ceil_div(down->n_out, 256), (unsigned)rows), 256,
+                0, LAUNCH_EARLY, cu->expert_out, cu->route_weight, used, down->n_out, y);
+}

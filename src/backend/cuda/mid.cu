@@ -1,0 +1,239 @@
+/*
+ * Products for 2 to some 200 rows: batched decode. Still bound by reads, so the work is cut as for
+ * one row: warps of a block cut k between them, a slice of 256 columns each, and meet to add up. A
+ * unit is two tiles of 16 output rows (PAIR: gate and up of the same hidden units). Every warp keeps
+ * its slice of the activations (8*NT rows of halves) in shared memory and streams the weight tiles of
+ * its slice through a ring; where k has more slices than the block has warps, the activations travel
+ * in the ring with them. Grid: (groups of units, tiles of 8*NT rows).
+ */
+#include "backend/cuda/gemm.cuh"
+
+enum { MID_WARPS = 16, SUM_ROW = 20 /* 16 and a pad */ };
+
+template <int NT> DEVICE void fetch_rows(uint8_t *to, const struct gemm_args &p, const int *rows_in,
+                                         int n_active, int slice)
+{
+#pragma unroll 1
+    for (int i = lane_id(); i < n_active * 8 * 32; i += 32) {
+        int row = i >> 5, piece = i & 31, in = rows_in[row];
+        const uint16_t *from =
+            p.x + (size_t)(in < 0 ? 0 : in) * (size_t)p.ldx + (size_t)(slice * TILE_K + piece * 8);
+        copy_async16_or_zero(to + row * (TILE_K * 2) + ((piece ^ (row & 7)) << 4), from, in >= 0);
+    }
+}
+
+template <int SET, int NT, bool PAIR>
+static __global__ void __launch_bounds__(MID_WARPS * 32)
+    mid_kernel(const __grid_constant__ struct gemm_args p)
+{
+    const int BN = NT * 8, B_BYTES = BN * TILE_K * 2;
+    SHARED_BYTES(shared);
+    struct gemm_rows rows;
+    rows.in = (int *)shared;
+    rows.out = rows.in + BN;
+    rows.scale = (float *)(rows.out + BN);
+    float *sums = rows.scale + BN + BN % 4; /* (groups, k warps, 2, BN, SUM_ROW) */
+    int warps = p.k_warps * p.groups, w = warp_id(), lane = lane_id(), g = lane >> 2, c = lane & 3;
+    int group = w / p.k_warps, kw = w - group * p.k_warps;
+    int entry = 2 * p.slot + (p.b_in_ring ? B_BYTES : 0);
+    uint8_t *base = (uint8_t *)(sums + warps * 2 * BN * SUM_ROW);
+    uint8_t *resident = base + w * B_BYTES;
+    uint8_t *ring = base + (p.b_in_ring ? 0 : warps * B_BYTES) + w * p.stages * entry;
+
+    dependency_wait();
+    dependency_trigger();
+    if (!gemm_rows_load(p, rows, (int)blockIdx.y, BN))
+        return;
+    int n_active = (rows.count + 7) / 8;
+    int first = (int)blockIdx.x * p.units_per_block;
+    int end = min(first + p.units_per_block, p.n_units), half = p.w.n_tiles / 2;
+    auto tile_of = [&](int unit, int i) { /* an odd last tile is taken twice and counted once */
+        return PAIR ? unit + i * half : min(2 * unit + i, p.w.n_tiles - 1);
+    };
+
+    if (!p.b_in_ring && kw < p.w.n_kt)
+        fetch_rows<NT>(resident, p, rows.in, n_active, kw);
+    int f_unit = first + group, f_slice = kw, f_at = 0;
+    auto fetch = [&]() {
+        if (f_unit < end) {
+            uint8_t *to = ring + f_at * entry;
+            if (p.b_in_ring)
+                fetch_rows<NT>(to + 2 * p.slot, p, rows.in, n_active, f_slice);
+            if (SET != SET_ALL)
+#pragma unroll 1
+                for (int i = 0; i < 2; i++) {
+                    int tile = tile_of(f_unit, i);
+                    const struct seg *s = seg_of(p.w, tile);
+                    tile_fetch(to + i * p.slot, tile_address(p.w, s, rows.expert, tile, f_slice),
+                               s->tile_bytes);
+                }
+            f_slice += p.k_warps;
+            if (f_slice >= p.w.n_kt) {
+                f_slice = kw;
+                f_unit += p.groups;
+            }
+            f_at = f_at + 1 == p.stages ? 0 : f_at + 1;
+        }
+        copy_async_commit();
+    };
+#pragma unroll 1
+    for (int i = 0; i < p.stages; i++)
+        fetch();
+    int at = 0;
+#pragma unroll 1
+    for (int round = first; round < end; round += p.groups) {
+        int unit = round + group;
+        float acc[2][NT][4] = {};
+        if (unit < end) {
+            const struct seg *s0 = seg_of(p.w, tile_of(unit, 0)), *s1 = seg_of(p.w, tile_of(unit, 1));
+#pragma unroll 1
+            for (int slice = kw; slice < p.w.n_kt; slice += p.k_warps) {
+                if (p.stages >= 3)
+                    copy_async_wait<2>();
+                else if (p.stages == 2)
+                    copy_async_wait<1>();
+                else
+                    copy_async_wait<0>();
+                __syncwarp();
+                const uint8_t *tiles = ring + at * entry;
+                const uint8_t *b = p.b_in_ring ? tiles + 2 * p.slot : resident;
+#pragma unroll 1
+                for (int q = 0; q < 4; q++) {
+                    uint32_t a[2][4][4];
+                    if (SET == SET_ALL) { /* rare kinds are read where they are */
+                        uint32_t rest[2][4][4];
+                        chunk_slow(s0, tile_address(p.w, s0, rows.expert, tile_of(unit, 0), slice),
+                                   q, lane, a[0], rest[0]);
+                        chunk_slow(s1, tile_address(p.w, s1, rows.expert, tile_of(unit, 1), slice),
+                                   q, lane, a[1], rest[1]);
+                        chunk_mma<NT>(rest, b, q, n_active, acc);
+                    } else {
+                        chunk_decode<SET>(s0, tiles, q, a[0]);
+                        chunk_decode<SET>(s1, tiles + p.slot, q, a[1]);
+                    }
+                    chunk_mma<NT>(a, b, q, n_active, acc);
+                }
+                at = at + 1 == p.stages ? 0 : at + 1;
+                __syncwarp(); /* every lane is done with the entry that is fetched over */
+                fetch();
+            }
+        }
+        float *mine = sums + w * 2 * BN * SUM_ROW;
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    mine[(i * BN + n * 8 + 2 * c + (e & 1)) * SUM_ROW + g + 8 * (e >> 1)] =
+                        acc[i][n][e];
+        __syncthreads();
+        /* A thread per output; rows fastest. */
+        int per_group = (PAIR ? 1 : 2) * rows.count * TILE_ROWS;
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < p.groups * per_group; i += (int)blockDim.x) {
+            int in_group = i / per_group, j = i - in_group * per_group;
+            int r = j & 15, col = j >> 4, tile = 0;
+            if (!PAIR) {
+                tile = col >= rows.count;
+                col -= tile ? rows.count : 0;
+            }
+            int u = round + in_group, t = tile_of(u, tile);
+            if (u >= end || (!PAIR && 2 * u + tile >= p.w.n_tiles))
+                continue;
+            const struct seg *s = seg_of(p.w, t);
+            const float *from = sums + (in_group * p.k_warps * 2 + tile) * BN * SUM_ROW +
+                                col * SUM_ROW + r;
+            float v = 0.0f, up = 0.0f;
+#pragma unroll 4
+            for (int k = 0; k < p.k_warps; k++) {
+                v += from[k * 2 * BN * SUM_ROW];
+                if (PAIR)
+                    up += from[(k * 2 + 1) * BN * SUM_ROW];
+            }
+            int row = (t - s->tile0) * TILE_ROWS + r;
+            size_t out = (size_t)rows.out[col] * (size_t)p.ldy;
+            v *= rows.scale[col];
+            if (PAIR) {
+                up *= rows.scale[col];
+                if (row >= s->rows) /* padding: columns of zeros */
+                    v = up = 0.0f;
+                else if (p.w.bias) {
+                    v += p.w.bias[row];
+                    up += p.w.bias[p.w.n_out / 2 + row];
+                }
+                p.y_half[out + (size_t)half_slot(row)] =
+                    float_to_half(clamp_half(silu(v) * up * HIDDEN_SCALE));
+            } else if (row < s->rows)
+                p.y[out + (size_t)(s->row0 + row)] = v + (p.w.bias ? p.w.bias[s->row0 + row] : 0.0f);
+        }
+        __syncthreads();
+    }
+    copy_async_wait<0>();
+    if (PAIR && blockIdx.x == 0) /* columns past the last tile, up to whole k tiles, are zero */
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < rows.count * TILE_K; i += (int)blockDim.x) {
+            int col = half * TILE_ROWS + (i & (TILE_K - 1));
+            if (col < p.ldy)
+                p.y_half[(size_t)rows.out[i / TILE_K] * (size_t)p.ldy + (size_t)col] = 0;
+        }
+}
+
+static size_t mid_shared(const struct gemm_args &p, int nt)
+{
+    size_t bn = (size_t)nt * 8, b = bn * TILE_K * 2, warps = (size_t)(p.k_warps * p.groups);
+    size_t entry = 2 * (size_t)p.slot + (p.b_in_ring ? b : 0);
+    return (3 * bn + bn % 4) * 4 + warps * 2 * bn * SUM_ROW * 4 + (p.b_in_ring ? 0 : warps * b) +
+           warps * (size_t)p.stages * entry;
+}
+
+template <int SET, int NT, bool PAIR>
+static void mid_launch(struct cuda_backend *cu, struct gemm_args p, int y)
+{
+    int most = NT == 4 ? 8 : MID_WARPS;
+    p.slot = SET == SET_ALL ? 0 : p.w.max_tile_bytes;
+    p.k_warps = p.w.n_kt < most ? p.w.n_kt : most;
+    p.stages = 1;
+    for (;; p.k_warps = (p.k_warps + 1) / 2) { /* fewer warps where their buffers do not fit */
+        p.groups = 8 / p.k_warps < 1 ? 1 : 8 / p.k_warps;
+        p.b_in_ring = p.w.n_kt > p.k_warps;
+        if (p.k_warps <= 8 || mid_shared(p, NT) <= cu->shared_limit)
+            break;
+    }
+    p.n_units = PAIR ? p.w.n_tiles / 2 : ceil_div(p.w.n_tiles, 2);
+    /* A block that takes more units loads its activations once for all of them. */
+    int per = p.n_units * y / (cu->n_sm * 6);
+    per = per < p.groups ? p.groups : per > 8 ? 8 : per;
+    p.units_per_block = ceil_div(per, p.groups) * p.groups;
+    if (p.b_in_ring)
+        p.units_per_block = p.groups;
+    p.stages = SET == SET_ALL ? 1 : 3;
+    while (p.stages > 1 && mid_shared(p, NT) > cu->shared_limit / (NT == 1 ? 2 : 1))
+        p.stages--;
+    CHECK(mid_shared(p, NT) <= cu->shared_limit, "%zu bytes of shared memory", mid_shared(p, NT));
+    cuda_launch(cu, mid_kernel<SET, NT, PAIR>,
+                dim3((unsigned)ceil_div(p.n_units, p.units_per_block), (unsigned)y),
+                p.k_warps * p.groups * 32, mid_shared(p, NT), LAUNCH_EARLY, p);
+}
+
+template <bool PAIR> static void mid_pick(struct cuda_backend *cu, struct gemm_args p, int width, int y)
+{
+    if (p.w.set == SET_ALL)
+        mid_launch<SET_ALL, 2, PAIR>(cu, p, y);
+    else if (p.w.set == SET_FAST)
+        mid_launch<SET_FAST, 2, PAIR>(cu, p, y);
+    else if (width == 8)
+        mid_launch<SET_K, 1, PAIR>(cu, p, y);
+    else if (width == 16)
+        mid_launch<SET_K, 2, PAIR>(cu, p, y);
+    else
+        mid_launch<SET_K, 4, PAIR>(cu, p, y);
+}
+
+void mid_gemm(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y)
+{
+    if (pair)
+        mid_pick<true>(cu, p, width, y);
+    else
+        mid_pick<false>(cu, p, width, y);
+}

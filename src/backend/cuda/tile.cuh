@@ -1,0 +1,435 @@
+/*
+ * How the bytes of a weight tile (16 rows x 256 columns) are laid out and turned into tensor-core
+ * fragments of halves. Lane (g = lane/4, c = lane%4) of a warp holds rows g and g+8; of every 16
+ * columns it holds 4c..4c+3 (the order inside 16 columns is free as long as both operands use it),
+ * in the registers a0: row g, 4c 4c+1; a1: row g+8, the same; a2: row g, 4c+2 4c+3; a3: row g+8.
+ *
+ * Four-bit codes: 64 columns ("a chunk") are 512 bytes, 16 for each lane; word j has columns
+ * 16j..16j+15; register i sits in nibbles i and i+4 of it. So (word >> 4i) & 0x000f000f are the two
+ * codes of register i, one OR away from halves 1024 + code.
+ *   Q4_K  2368 bytes: codes 4x512 | scales [g][chunk]{g:2q, g:2q+1, g+8:2q, g+8:2q+1} 128 | minima,
+ *         the same 128 | [g]{d g, d g+8, dmin g, dmin g+8} 64
+ *   Q6_K  3360: low nibbles 4x512 | high pairs [chunk][lane] 8 bytes, word j/2 has register i of
+ *         column group j at bits 8(j%2) + {0, 4, 2, 6}[i] and 16 above, 4x256 | scale+128
+ *         [chunk][g][row half][j] 256 | [g]{d g, d g+8} 32
+ *   GPTQ4 2432: codes | half scales [chunk][g]{g:2q, g:2q+1, g+8:2q, g+8:2q+1} 256 | zeros, bytes in
+ *         the same order 128
+ *   Q8_0  4352: code+128, two column groups to 16 bytes: {row g, row g+8} x 2, 8x512 | half scales
+ *         as GPTQ4's
+ *   F16   8192: [column group][lane]{a0 of row g: 4c..4c+3 | row g+8}
+ *   F32   16384: row-major
+ *   RAW   16 rows of the file's own blocks; FP8: 16x256 codes, then float scales [row][column/128]
+ */
+#ifndef STEEL_BACKEND_CUDA_TILE_CUH
+#define STEEL_BACKEND_CUDA_TILE_CUH
+
+#include "backend/cuda/cuda.h"
+
+enum {
+    Q4K_SCALES = 2048,
+    Q4K_MINS = 2176,
+    Q4K_D = 2304,
+    Q4K_BYTES = 2368,
+    Q6K_HIGH = 2048,
+    Q6K_SCALES = 3072,
+    Q6K_D = 3328,
+    Q6K_BYTES = 3360,
+    GPTQ_SCALES = 2048,
+    GPTQ_ZEROS = 2304,
+    GPTQ_BYTES = 2432,
+    Q80_SCALES = 4096,
+    Q80_BYTES = 4352,
+    F16_BYTES = 8192,
+    F32_BYTES = 16384,
+    F8_SCALES = 4096,
+    F8_BYTES = 4096 + 128
+};
+
+/* Pairs of halves */
+#define H2_1024  0x64006400u
+#define H2_M1024 0xe400e400u /* -1024 */
+#define H2_M1056 0xe420e420u
+#define H2_M1152 0xe480e480u
+#define H2_M64   0xd400d400u
+#define H2_M96   0xd600d600u
+#define H2_960   0x63806380u
+#define H2_R16   0x2c002c00u /* 1/16 */
+#define H2_SIGN  0x80008000u
+
+DEVICE uint2 load8(const uint8_t *p)
+{
+    return *(const uint2 *)p;
+}
+DEVICE uint4 load16(const uint8_t *p)
+{
+    return *(const uint4 *)p;
+}
+DEVICE uint32_t load4(const uint8_t *p)
+{
+    return *(const uint32_t *)p;
+}
+/* {h, h} of the low or the high half of a word */
+DEVICE uint32_t dup_lo(uint32_t w)
+{
+    return byte_perm(w, 0, 0x1010);
+}
+DEVICE uint32_t dup_hi(uint32_t w)
+{
+    return byte_perm(w, 0, 0x3232);
+}
+/* {1024 + b, 1024 + b} of byte i */
+DEVICE uint32_t byte_1024(uint32_t w, int i)
+{
+    return byte_perm(w, 0x64646464u, 0x4040u + 0x0101u * (uint32_t)i);
+}
+
+/* The codes of a word of nibbles as exact halves: register i holds code, 16 code + ... removed. */
+DEVICE void nibble_codes(uint32_t w, uint32_t (&r)[4])
+{
+    uint32_t h = w >> 8;
+    r[0] = half2_add(and_or(w, 0x000f000fu, H2_1024), H2_M1024);
+    r[1] = half2_fma(and_or(w, 0x00f000f0u, H2_1024), H2_R16, H2_M64);
+    r[2] = half2_add(and_or(h, 0x000f000fu, H2_1024), H2_M1024);
+    r[3] = half2_fma(and_or(h, 0x00f000f0u, H2_1024), H2_R16, H2_M64);
+}
+
+/* Fragments of columns 64q..64q+63 of a tile: a[j] are columns 64q+16j.. */
+DEVICE void chunk_q4_k(const uint8_t *tile, int q, int lane, uint32_t (&a)[4][4])
+{
+    int g = lane >> 2;
+    uint4 w = load16(tile + q * 512 + lane * 16);
+    uint32_t sc = load4(tile + Q4K_SCALES + g * 16 + q * 4);
+    uint32_t mn = load4(tile + Q4K_MINS + g * 16 + q * 4);
+    uint2 d = load8(tile + Q4K_D + g * 8);
+    d.y ^= H2_SIGN;
+    uint32_t dd[2] = {dup_lo(d.x), dup_hi(d.x)}, dm[2] = {dup_lo(d.y), dup_hi(d.y)};
+    uint32_t word[4] = {w.x, w.y, w.z, w.w};
+    uint32_t s[2][2], m[2][2]; /* [row half][group] */
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        s[i >> 1][i & 1] = half2_mul(half2_add(byte_1024(sc, i), H2_M1024), dd[i >> 1]);
+        m[i >> 1][i & 1] = half2_mul(half2_add(byte_1024(mn, i), H2_M1024), dm[i >> 1]);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        nibble_codes(word[j], a[j]);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[j][i] = half2_fma(a[j][i], s[i & 1][j >> 1], m[i & 1][j >> 1]);
+    }
+}
+
+DEVICE void chunk_q6_k(const uint8_t *tile, int q, int lane, uint32_t (&a)[4][4])
+{
+    int g = lane >> 2;
+    uint4 w = load16(tile + q * 512 + lane * 16);
+    uint2 high = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
+    uint2 sc = load8(tile + Q6K_SCALES + q * 64 + g * 8);
+    uint32_t d = load4(tile + Q6K_D + g * 4);
+    uint32_t dd[2] = {dup_lo(d), dup_hi(d)};
+    uint32_t word[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        uint32_t lo = word[j], up = lo >> 8, h = j < 2 ? high.x : high.y;
+        /* Registers 0 and 2 want their pair of high bits at bit 4 (of 1024 + code), 1 and 3 at bit
+         * 8 (of 1024 + 16 code): one shift serves two. */
+        uint32_t h0 = j & 1 ? h >> 4 : h << 4, h2 = j & 1 ? h >> 6 : h << 2;
+        uint32_t t0 = and_or(h0, 0x00300030u, and_or(lo, 0x000f000fu, H2_1024));
+        uint32_t t1 = and_or(h0, 0x03000300u, and_or(lo, 0x00f000f0u, H2_1024));
+        uint32_t t2 = and_or(h2, 0x00300030u, and_or(up, 0x000f000fu, H2_1024));
+        uint32_t t3 = and_or(h2, 0x03000300u, and_or(up, 0x00f000f0u, H2_1024));
+        uint32_t s0 = half2_mul(half2_add(byte_1024(sc.x, j), H2_M1152), dd[0]);
+        uint32_t s1 = half2_mul(half2_add(byte_1024(sc.y, j), H2_M1152), dd[1]);
+        a[j][0] = half2_mul(half2_add(t0, H2_M1056), s0);
+        a[j][1] = half2_mul(half2_fma(t1, H2_R16, H2_M96), s1);
+        a[j][2] = half2_mul(half2_add(t2, H2_M1056), s0);
+        a[j][3] = half2_mul(half2_fma(t3, H2_R16, H2_M96), s1);
+    }
+}
+
+DEVICE void chunk_gptq4(const uint8_t *tile, int q, int lane, uint32_t (&a)[4][4])
+{
+    int g = lane >> 2;
+    uint4 w = load16(tile + q * 512 + lane * 16);
+    uint2 sc = load8(tile + GPTQ_SCALES + q * 64 + g * 8);
+    uint32_t z = load4(tile + GPTQ_ZEROS + q * 32 + g * 4);
+    uint32_t word[4] = {w.x, w.y, w.z, w.w};
+    uint32_t s[2][2] = {{dup_lo(sc.x), dup_hi(sc.x)}, {dup_lo(sc.y), dup_hi(sc.y)}};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        nibble_codes(word[j], a[j]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int b = 2 * (i & 1) + (j >> 1);
+            uint32_t minus_zero = half2_add(byte_1024(z, b) ^ H2_SIGN, H2_1024);
+            a[j][i] = half2_mul(half2_add(a[j][i], minus_zero), s[i & 1][j >> 1]);
+        }
+    }
+}
+
+DEVICE void chunk_q8_0(const uint8_t *tile, int q, int lane, uint32_t (&a)[4][4])
+{
+    int g = lane >> 2;
+    uint2 sc = load8(tile + Q80_SCALES + q * 64 + g * 8);
+    uint32_t s[2][2] = {{dup_lo(sc.x), dup_hi(sc.x)}, {dup_lo(sc.y), dup_hi(sc.y)}};
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+        uint4 w = load16(tile + (2 * q + p) * 512 + lane * 16);
+        uint32_t word[4] = {w.x, w.y, w.z, w.w}; /* [column group of the pair][row half] */
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                uint32_t lo = byte_perm(word[2 * i + h], 0x64646464u, 0x4140);
+                uint32_t hi = byte_perm(word[2 * i + h], 0x64646464u, 0x4342);
+                a[2 * p + i][h] = half2_mul(half2_add(lo, H2_M1152), s[h][p]);
+                a[2 * p + i][h + 2] = half2_mul(half2_add(hi, H2_M1152), s[h][p]);
+            }
+    }
+}
+
+DEVICE void chunk_f16(const uint8_t *tile, int q, int lane, uint32_t (&a)[4][4])
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        uint4 w = load16(tile + (4 * q + j) * 512 + lane * 16);
+        a[j][0] = w.x;
+        a[j][2] = w.y;
+        a[j][1] = w.z;
+        a[j][3] = w.w;
+    }
+}
+
+/* Scalar meaning of every file format: element k of 256 columns whose blocks start at b. */
+
+DEVICE float raw_half(const uint8_t *p)
+{
+    return half_to_float((uint32_t)p[0] | (uint32_t)p[1] << 8);
+}
+DEVICE int iq4_level(int code)
+{
+    /* -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113, each plus 128, a byte each */
+    const uint64_t lo = 0x766a5d4f3f2d1801u, hi = 0xf1d9c5b5a6998d81u;
+    return (int)((code < 8 ? lo : hi) >> 8 * (code & 7) & 255) - 128;
+}
+DEVICE int fp4_level(int code) /* doubled */
+{
+    int v = (int)(0xc8643210u >> 4 * (code & 7) & 15);
+    return code & 8 ? -v : v;
+}
+DEVICE void k4_scale_min(const uint8_t *s, int j, int *scale, int *min)
+{
+    *scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+    *min = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
+}
+DEVICE float f8_to_float(uint32_t b)
+{
+    uint32_t man = b & 0x7f, sign = (b & 0x80) << 24;
+    if (man == 0x7f)
+        return float_of(sign | 0x7fc00000u);
+    /* the seven bits, moved under a float's exponent, are 2^120 too small, subnormals included */
+    return float_of(sign | man << 20) * 0x1p120f;
+}
+
+DEVICE float raw_value(int dtype, const uint8_t *b, int k, const void *aux)
+{
+    int j = k & 31, hi = j >> 4, i = j & 15, blk = k >> 5;
+    switch (dtype) {
+    case DT_Q4_0:
+        b += blk * 18;
+        return raw_half(b) * (float)((b[2 + i] >> 4 * hi & 15) - 8);
+    case DT_Q4_1:
+        b += blk * 20;
+        return raw_half(b) * (float)(b[4 + i] >> 4 * hi & 15) + raw_half(b + 2);
+    case DT_Q5_0: {
+        b += blk * 22;
+        int top = b[2 + j / 8] >> j % 8 & 1;
+        return raw_half(b) * (float)(((b[6 + i] >> 4 * hi & 15) | top << 4) - 16);
+    }
+    case DT_Q5_1: {
+        b += blk * 24;
+        int top = b[4 + j / 8] >> j % 8 & 1;
+        return raw_half(b) * (float)((b[8 + i] >> 4 * hi & 15) | top << 4) + raw_half(b + 2);
+    }
+    case DT_Q8_0:
+        b += blk * 34;
+        return raw_half(b) * (float)(int8_t)b[2 + j];
+    case DT_IQ4_NL:
+        b += blk * 18;
+        return raw_half(b) * (float)iq4_level(b[2 + i] >> 4 * hi & 15);
+    case DT_MXFP4: {
+        b += blk * 17;
+        uint32_t e = b[0];
+        float scale = float_of(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+        return scale * (float)fp4_level(b[1 + i] >> 4 * hi & 15);
+    }
+    case DT_Q2_K: {
+        int q = b[16 + k / 128 * 32 + j] >> (k % 128 / 32 * 2) & 3, sc = b[k / 16];
+        return raw_half(b + 80) * (float)(sc & 15) * (float)q - raw_half(b + 82) * (float)(sc >> 4);
+    }
+    case DT_Q3_K: {
+        int q = b[32 + k / 128 * 32 + j] >> (k % 128 / 32 * 2) & 3, s = k / 16;
+        int low = s < 8 ? b[96 + s] & 15 : b[96 + s - 8] >> 4;
+        int sc = (low | (b[104 + s % 4] >> 2 * (s / 4) & 3) << 4) - 32;
+        return raw_half(b + 108) * (float)sc * (float)(q - (b[j] >> (k / 32) & 1 ? 0 : 4));
+    }
+    case DT_Q4_K:
+    case DT_Q5_K: {
+        int sc, m, shift = blk % 2 * 4;
+        k4_scale_min(b + 4, blk, &sc, &m);
+        const uint8_t *qs = b + (dtype == DT_Q4_K ? 16 : 48);
+        int q = qs[blk / 2 * 32 + j] >> shift & 15;
+        if (dtype == DT_Q5_K)
+            q |= (b[16 + j] >> blk & 1) << 4;
+        return raw_half(b) * (float)sc * (float)q - raw_half(b + 2) * (float)m;
+    }
+    case DT_Q6_K: {
+        int half = k / 128, part = k % 128 / 32;
+        int low = b[64 * half + part % 2 * 32 + j] >> (part / 2 * 4) & 15;
+        int top = b[128 + 32 * half + j] >> (2 * part) & 3;
+        return raw_half(b + 208) * (float)(int8_t)b[192 + k / 16] * (float)((low | top << 4) - 32);
+    }
+    case DT_IQ4_XS: {
+        int sc = (b[4 + blk / 2] >> (blk % 2 * 4) & 15) |
+                 ((b[2] | b[3] << 8) >> 2 * blk & 3) << 4;
+        return raw_half(b) * (float)(sc - 32) *
+               (float)iq4_level(b[8 + 16 * blk + i] >> 4 * hi & 15);
+    }
+    case DT_IQ3_S: {
+        float d = raw_half(b) * (float)(1 + 2 * (b[106 + k / 64] >> (k % 64 / 32 * 4) & 15));
+        int index = b[2 + k / 4] | (b[66 + blk] >> (j / 4) & 1) << 8;
+        int v = 2 * (((const uint16_t *)aux)[index] >> 3 * (k % 4) & 7) + 1;
+        return b[74 + k / 8] >> k % 8 & 1 ? -d * (float)v : d * (float)v;
+    }
+    case DT_F8_E4M3:
+        return f8_to_float(b[k]);
+    case DT_F16:
+        return raw_half(b + 2 * k);
+    case DT_BF16:
+        return bf16_to_float((uint32_t)b[2 * k] | (uint32_t)b[2 * k + 1] << 8);
+    case DT_F32:
+        return float_of(b[4 * k] | (uint32_t)b[4 * k + 1] << 8 | (uint32_t)b[4 * k + 2] << 16 |
+                        (uint32_t)b[4 * k + 3] << 24);
+    }
+    return 0.0f;
+}
+
+DEVICE int q6k_high_bit(int reg)
+{
+    return (reg & 1) * 4 + (reg >> 1) * 2;
+}
+
+/* Value (row r, column k) of a tile in its own layout, exact in float. Slow: one element. */
+DEVICE float tile_value(const struct seg *s, const uint8_t *tile, int r, int k)
+{
+    int q = k >> 6, j = k >> 4 & 3, c = k >> 2 & 3, e = k & 3, g = r & 7, h = r >> 3;
+    int lane = g * 4 + c, grp = k >> 5 & 1, reg = (e >> 1) * 2 + h;
+    switch (s->kind) {
+    case TILE_Q4_K:
+    case TILE_GPTQ4:
+    case TILE_Q6_K: {
+        uint32_t w = load4(tile + q * 512 + lane * 16 + j * 4);
+        int code = (int)(w >> (4 * reg + 16 * (e & 1)) & 15);
+        if (s->kind == TILE_Q4_K) {
+            float sc = (float)tile[Q4K_SCALES + g * 16 + q * 4 + h * 2 + grp];
+            float mn = (float)tile[Q4K_MINS + g * 16 + q * 4 + h * 2 + grp];
+            return raw_half(tile + Q4K_D + g * 8 + h * 2) * sc * (float)code -
+                   raw_half(tile + Q4K_D + g * 8 + 4 + h * 2) * mn;
+        }
+        if (s->kind == TILE_GPTQ4) {
+            int zero = tile[GPTQ_ZEROS + q * 32 + g * 4 + h * 2 + grp];
+            return (float)(code - zero) *
+                   raw_half(tile + GPTQ_SCALES + q * 64 + g * 8 + h * 4 + grp * 2);
+        }
+        uint32_t top = load4(tile + Q6K_HIGH + q * 256 + lane * 8 + (j >> 1) * 4);
+        code |= (int)(top >> (8 * (j & 1) + q6k_high_bit(reg) + 16 * (e & 1)) & 3) << 4;
+        float sc = (float)(tile[Q6K_SCALES + q * 64 + g * 8 + h * 4 + j] - 128);
+        return raw_half(tile + Q6K_D + g * 4 + h * 2) * sc * (float)(code - 32);
+    }
+    case TILE_Q8_0:
+        return raw_half(tile + Q80_SCALES + q * 64 + g * 8 + h * 4 + grp * 2) *
+               (float)(tile[(k >> 5) * 512 + lane * 16 + (j & 1) * 8 + h * 4 + e] - 128);
+    case TILE_F16:
+        return raw_half(tile + (k >> 4) * 512 + lane * 16 + h * 8 + e * 2);
+    case TILE_F32:
+        return *(const float *)(tile + (r * TILE_K + k) * 4);
+    }
+    int row_bytes = s->tile_bytes / TILE_ROWS;
+    if (s->dtype == DT_F8_E4M3)
+        return f8_to_float(tile[r * TILE_K + k]) *
+               *(const float *)(tile + F8_SCALES + (r * 2 + (k >> 7)) * 4);
+    return raw_value(s->dtype, tile + r * row_bytes, k, s->aux);
+}
+
+/* Kinds without a fast path: element by element, with a second fragment for what rounding to half
+ * loses where the weights are floats. Called, not inlined: it is long, and compiled many times. */
+static __device__ __noinline__ float tile_value_call(const struct seg *s, const uint8_t *tile,
+                                                     int r, int k)
+{
+    return tile_value(s, tile, r, k);
+}
+
+DEVICE void chunk_slow(const struct seg *s, const uint8_t *tile, int q, int lane,
+                       uint32_t (&a)[4][4], uint32_t (&rest)[4][4])
+{
+    int g = lane >> 2, c = lane & 3;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int r = g + 8 * (i & 1), k = 64 * q + 16 * j + 4 * c + 2 * (i >> 1);
+            float x = tile_value_call(s, tile, r, k), y = tile_value_call(s, tile, r, k + 1);
+            uint32_t p = pack_half2(x, y);
+            a[j][i] = p;
+            rest[j][i] = pack_half2(x - half_to_float(p & 0xffff), y - half_to_float(p >> 16));
+        }
+}
+
+/* Fragments of a chunk of one of the fast kinds. */
+template <int SET>
+DEVICE void chunk_decode(const struct seg *s, const uint8_t *tile, int q, uint32_t (&a)[4][4])
+{
+    int lane = lane_id();
+    if (s->kind == TILE_Q4_K)
+        chunk_q4_k(tile, q, lane, a);
+    else if (SET == SET_K || s->kind == TILE_Q6_K)
+        chunk_q6_k(tile, q, lane, a);
+    else if (s->kind == TILE_Q8_0)
+        chunk_q8_0(tile, q, lane, a);
+    else if (s->kind == TILE_GPTQ4)
+        chunk_gptq4(tile, q, lane, a);
+    else
+        chunk_f16(tile, q, lane, a);
+}
+
+/* The segment a row tile belongs to. */
+DEVICE const struct seg *seg_of(const struct matrix &w, int tile)
+{
+    int i = 0;
+    while (i + 1 < w.n_seg && tile >= w.seg[i + 1].tile0)
+        i++;
+    return &w.seg[i];
+}
+
+DEVICE const uint8_t *tile_address(const struct matrix &w, const struct seg *s, int expert,
+                                   int tile, int kt)
+{
+    return s->base + (size_t)expert * s->expert_bytes +
+           ((size_t)(tile - s->tile0) * (size_t)w.n_kt + (size_t)kt) * (size_t)s->tile_bytes;
+}
+
+/* One warp starts copying a tile to shared memory. The caller commits. */
+DEVICE void tile_fetch(uint8_t *to, const uint8_t *from, int bytes)
+{
+    int at = lane_id() * 16;
+    to += at;
+    from += at;
+#pragma unroll
+    for (int i = 0; i < 1024; i += 512) /* every tile has that much */
+        copy_async16(to + i, from + i);
+#pragma unroll 2
+    for (int i = 1024; i < bytes - at; i += 512)
+        copy_async16(to + i, from + i);
+}
+
+#endif

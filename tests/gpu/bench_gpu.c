@@ -1,0 +1,392 @@
+/*
+ * Speed of the CUDA backend on models of real shapes with random weights: decode at several batch
+ * sizes and depths, prompts, and the time of each op alone (the same op of every layer in one
+ * recorded step, so that launches do not count and the weights come from memory, not from cache).
+ *   bench_gpu [--model 30b|8b] [--layers N] [--what tg,pp,ops] [--reps N] [--max-ops N] [--max-batch N]
+ */
+#include "backend/backend.h"
+#include "backend/profile.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "engine/sampler.h"
+#include "random_weight.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_LAYERS = 64, MAX_ROWS = 2048, MAX_SEQS = 256, PAGE = 16 };
+
+struct bench_layer {
+    struct weight wqkv, wo, router, gate_up, down;
+    float *attn_norm, *ffn_norm, *q_norm, *k_norm;
+    struct kv_layer kv;
+};
+
+struct bench {
+    struct backend *be;
+    struct shape s;
+    struct weight emb, head;
+    float *norm;
+    struct bench_layer layers[MAX_LAYERS];
+    float freq[64];
+    float *x, *n, *d, *q, *a, *xo, *ao, *logits;
+    int32_t *tokens, *pos, *slot, *q_start, *kv_len, *pages, *out_rows;
+    struct batch b;
+    struct sampler *sampler, *samplers[MAX_ROWS];
+    size_t bytes[8]; /* weights read by each part, one layer of each kind summed over layers */
+};
+
+enum part { P_ALL, P_QKV, P_ATTENTION, P_OUT, P_FFN, P_HEAD, P_NORM, N_PARTS };
+static const char *part_names[] = {"all", "qkv", "attention", "out", "ffn/moe", "head+sample", "norm"};
+
+static uint64_t rng = 1;
+
+static void die(const struct error *e)
+{
+    fprintf(stderr, "bench_gpu: %s\n", e->msg);
+    exit(1);
+}
+
+static void *device(struct bench *m, size_t bytes)
+{
+    struct error err = {0};
+    void *p = m->be->ops->alloc(m->be, bytes, "the benchmark", &err);
+    if (!p)
+        die(&err);
+    return p;
+}
+
+static float *device_random(struct bench *m, size_t n, float base, float scale)
+{
+    float *h = mem_alloc(n * sizeof(float)), *p = device(m, n * sizeof(float));
+    for (size_t i = 0; i < n; i++)
+        h[i] = base + scale * random_float(&rng);
+    m->be->ops->copy_in(m->be, p, h, n * sizeof(float));
+    mem_free(h);
+    return p;
+}
+
+static void upload(struct bench *m, struct weight *w, const struct random_spec *spec)
+{
+    struct error err = {0};
+    struct random_weight r;
+    random_weight_make(&r, spec, &rng);
+    if (!m->be->ops->upload(m->be, &r.raw, w, &err))
+        die(&err);
+    random_weight_free(&r);
+}
+
+static void build(struct bench *m, bool moe, int n_layers)
+{
+    struct shape *s = &m->s;
+    *s = (struct shape){
+        .n_layers = n_layers,
+        .n_embd = moe ? 2048 : 4096,
+        .n_heads = 32,
+        .n_kv_heads = moe ? 4 : 8,
+        .head_dim = 128,
+        .n_vocab = moe ? 151936 : 128256,
+        .n_ff = moe ? 0 : 14336,
+        .n_expert = moe ? 128 : 0,
+        .n_expert_used = moe ? 8 : 0,
+        .n_ff_exp = moe ? 768 : 0,
+        .norm_topk = true,
+        .expert_scale = 1,
+        .norm_eps = 1e-6f,
+        .attn_scale = 0.08838835f,
+        .n_rot = 128,
+        .rope_mscale = 1,
+        .page_len = PAGE,
+        .n_pages = 8192,
+        .kv_type = DT_F16,
+        .max_tokens = MAX_ROWS,
+        .max_seqs = MAX_SEQS,
+        .max_out = MAX_SEQS,
+        .max_pages = 4096,
+    };
+    for (int i = 0; i < 64; i++)
+        m->freq[i] = powf(1e6f, -(float)i / 64);
+    s->rope_freq = m->freq;
+    int E = s->n_embd, H = 4096, K = s->n_kv_heads * 128, F = moe ? s->n_ff_exp : s->n_ff;
+    int64_t t0 = clock_ns();
+    struct random_spec emb = {
+        .n_in = E, .n_expert = 1, .n_seg = 1, .rows = {s->n_vocab}, .type = {DT_Q4_K}};
+    upload(m, &m->emb, &emb);
+    emb.type[0] = DT_Q6_K;
+    upload(m, &m->head, &emb);
+    m->bytes[P_HEAD] = m->head.bytes;
+    for (int i = 0; i < n_layers; i++) {
+        struct bench_layer *l = &m->layers[i];
+        int eighth = n_layers / 8;
+        bool more = i < eighth || i >= 7 * eighth || (i - eighth) % 3 == 2;
+        enum dtype up = more ? DT_Q6_K : DT_Q4_K;
+        struct random_spec qkv = {
+            .n_in = E, .n_expert = 1, .n_seg = 3, .rows = {H, K, K}, .type = {DT_Q4_K, DT_Q4_K, up}};
+        upload(m, &l->wqkv, &qkv);
+        struct random_spec wo = {
+            .n_in = H, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {DT_Q4_K}};
+        upload(m, &l->wo, &wo);
+        if (moe) {
+            struct random_spec router = {
+                .n_in = E, .n_expert = 1, .n_seg = 1, .rows = {128}, .type = {DT_F32}};
+            upload(m, &l->router, &router);
+        }
+        struct random_spec gu = {.n_in = E,
+                                 .n_expert = moe ? 128 : 1,
+                                 .n_seg = 2,
+                                 .rows = {F, F},
+                                 .type = {DT_Q4_K, DT_Q4_K},
+                                 .same_experts = 1};
+        upload(m, &l->gate_up, &gu);
+        struct random_spec down = {.n_in = F,
+                                   .n_expert = moe ? 128 : 1,
+                                   .n_seg = 1,
+                                   .rows = {E},
+                                   .type = {up},
+                                   .same_experts = 1};
+        upload(m, &l->down, &down);
+        m->bytes[P_QKV] += l->wqkv.bytes;
+        m->bytes[P_OUT] += l->wo.bytes;
+        m->bytes[P_FFN] += l->router.bytes + (l->gate_up.bytes + l->down.bytes) * (moe ? 8 : 128) / 128;
+        l->attn_norm = device_random(m, (size_t)E, 1, 0.1f);
+        l->ffn_norm = device_random(m, (size_t)E, 1, 0.1f);
+        l->q_norm = device_random(m, 128, 1, 0.1f);
+        l->k_norm = device_random(m, 128, 1, 0.1f);
+        size_t kv = (size_t)s->n_pages * PAGE * (size_t)K * 2;
+        l->kv = (struct kv_layer){device(m, kv), device(m, kv)};
+    }
+    m->norm = device_random(m, (size_t)E, 1, 0.1f);
+    size_t rows = MAX_ROWS;
+    m->x = device(m, rows * (size_t)E * 4);
+    m->n = device(m, rows * (size_t)E * 4);
+    m->d = device(m, rows * (size_t)E * 4);
+    m->q = device(m, rows * (size_t)H * 4);
+    m->a = device(m, rows * (size_t)H * 4);
+    m->xo = device(m, MAX_SEQS * (size_t)E * 4);
+    m->ao = device(m, MAX_SEQS * (size_t)H * 4);
+    m->logits = device(m, MAX_SEQS * (size_t)s->n_vocab * 4);
+    struct error err = {0};
+    if (!m->be->ops->prepare(m->be, s, &err))
+        die(&err);
+    m->tokens = mem_zalloc(MAX_ROWS, 4);
+    m->pos = mem_zalloc(MAX_ROWS, 4);
+    m->slot = mem_zalloc(MAX_ROWS, 4);
+    m->q_start = mem_zalloc(MAX_SEQS + 1, 4);
+    m->kv_len = mem_zalloc(MAX_SEQS, 4);
+    m->out_rows = mem_zalloc(MAX_SEQS, 4);
+    m->pages = mem_zalloc((size_t)MAX_SEQS * (size_t)s->max_pages, 4);
+    struct sample_params greedy = {.temp = 0, .top_p = 1, .repeat_penalty = 1};
+    m->sampler = sampler_new(&greedy, s->n_vocab);
+    for (int i = 0; i < MAX_ROWS; i++)
+        m->samplers[i] = m->sampler;
+    printf("built in %.2f s; weights a token reads: %.3f GB\n", (double)(clock_ns() - t0) * 1e-9,
+           (double)(m->bytes[P_QKV] + m->bytes[P_OUT] + m->bytes[P_FFN] + m->bytes[P_HEAD]) * 1e-9);
+}
+
+/* n sequences with `depth` tokens each in the cache, `fresh` new ones. */
+static void lay_out(struct bench *m, int n, int depth, int fresh)
+{
+    const struct shape *s = &m->s;
+    struct batch *b = &m->b;
+    *b = (struct batch){.n_seqs = n, .n_tokens = n * fresh, .n_out = n, .max_pages = s->max_pages};
+    b->n_decode = fresh == 1 ? n : 0;
+    int per = (depth + fresh + PAGE - 1) / PAGE, page = 0;
+    for (int i = 0; i < n; i++) {
+        for (int j = 0; j < per; j++)
+            m->pages[(size_t)i * (size_t)s->max_pages + (size_t)j] = page++ % s->n_pages;
+        for (int j = 0; j < fresh; j++) {
+            int t = i * fresh + j, p = depth + j;
+            m->tokens[t] = (int32_t)(random_u64(&rng) % (uint64_t)s->n_vocab);
+            m->pos[t] = p;
+            m->slot[t] = m->pages[(size_t)i * (size_t)s->max_pages + (size_t)(p / PAGE)] * PAGE + p % PAGE;
+        }
+        m->q_start[i + 1] = (i + 1) * fresh;
+        m->kv_len[i] = depth + fresh;
+        m->out_rows[i] = (i + 1) * fresh - 1;
+    }
+    b->tokens = m->tokens;
+    b->pos = m->pos;
+    b->slot = m->slot;
+    b->q_start = m->q_start;
+    b->kv_len = m->kv_len;
+    b->pages = m->pages;
+    b->out_rows = m->out_rows;
+    b->samplers = m->samplers;
+}
+
+static void run_ops(struct bench *m, enum part part)
+{
+    struct backend *be = m->be;
+    const struct backend_ops *op = be->ops;
+    const struct batch *b = &m->b;
+    float *x = m->x, *a = m->a, *d = NULL;
+    int rows = b->n_tokens;
+    bool all = part == P_ALL;
+    op->embed(be, &m->emb, x);
+    for (int i = 0; i < m->s.n_layers; i++) {
+        struct bench_layer *l = &m->layers[i];
+        struct attn_layer attn = {&l->wqkv, l->q_norm, l->k_norm, l->kv, 0};
+        if (all || part == P_QKV || part == P_NORM)
+            op->add_norm(be, x, d, l->attn_norm, m->n, rows);
+        if (all || part == P_QKV)
+            op->attn_in(be, &attn, m->n, m->q);
+        if (all || part == P_ATTENTION)
+            op->attention(be, &attn, m->q, m->a);
+        if (i == m->s.n_layers - 1 && all) {
+            op->gather(be, m->x, m->xo, m->s.n_embd);
+            op->gather(be, m->a, m->ao, m->s.n_heads * m->s.head_dim);
+            x = m->xo;
+            a = m->ao;
+            rows = b->n_out;
+        }
+        d = m->d;
+        if (all || part == P_OUT) {
+            if (be->profile)
+                be->profile->linear_stage = STAGE_OUTPUT;
+            op->linear(be, &l->wo, a, d, rows);
+        }
+        if (all || part == P_FFN)
+            op->add_norm(be, x, d, l->ffn_norm, m->n, rows);
+        if (all || part == P_FFN) {
+            if (m->s.n_expert)
+                op->moe(be, &(struct moe_layer){&l->router, &l->gate_up, &l->down}, m->n, d, rows);
+            else
+                op->ffn(be, &l->gate_up, &l->down, m->n, d, rows);
+        }
+    }
+    if (all || part == P_HEAD) {
+        if (be->profile)
+            be->profile->linear_stage = STAGE_HEAD;
+        op->add_norm(be, x, d, m->norm, m->n, b->n_out);
+        op->linear(be, &m->head, m->n, m->logits, b->n_out);
+        op->sample(be, m->logits);
+    }
+}
+
+/* Median milliseconds of a step. */
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static uint64_t next_key = 1;
+
+static double time_step(struct bench *m, enum part part, bool recorded, int reps)
+{
+    double ms[512];
+    struct error err = {0};
+    uint64_t key = recorded ? next_key++ : 0;
+    int32_t out[MAX_SEQS];
+    if (reps > 500)
+        reps = 500;
+    for (int i = -3; i < reps; i++) {
+        int64_t t0 = clock_ns();
+        m->be->ops->begin(m->be, &m->b);
+        if (!key || !m->be->ops->replay(m->be, key)) {
+            if (key)
+                m->be->ops->record(m->be, key);
+            run_ops(m, part);
+        }
+        if (!m->be->ops->end(m->be, out, &err))
+            die(&err);
+        if (i >= 0)
+            ms[i] = (double)(clock_ns() - t0) * 1e-6;
+        for (int j = 0; part == P_ALL && m->b.n_decode && j < m->b.n_tokens; j++)
+            m->tokens[j] = (out[j] + 977 * j + i + 3) % m->s.n_vocab; /* keep the rows different */
+    }
+    qsort(ms, (size_t)reps, sizeof *ms, by_value);
+    return ms[reps / 2];
+}
+
+static bool asked(const char *what, const char *name)
+{
+    return !what || strstr(what, name);
+}
+
+int main(int argc, char **argv)
+{
+    bool moe = true;
+    int layers = 0, reps = 100, max_ops = 128, max_batch = 128;
+    const char *what = NULL;
+    for (int i = 1; i < argc; i++) {
+        const char *v = i + 1 < argc ? argv[i + 1] : "";
+        if (!strcmp(argv[i], "--model"))
+            moe = strcmp(v, "8b") != 0, i++;
+        else if (!strcmp(argv[i], "--layers"))
+            layers = atoi(v), i++;
+        else if (!strcmp(argv[i], "--reps"))
+            reps = atoi(v), i++;
+        else if (!strcmp(argv[i], "--max-ops"))
+            max_ops = atoi(v), i++;
+        else if (!strcmp(argv[i], "--max-batch"))
+            max_batch = atoi(v), i++;
+        else if (!strcmp(argv[i], "--what"))
+            what = v, i++;
+        else {
+            fprintf(stderr, "bench_gpu: unknown option %s\n", argv[i]);
+            return 2;
+        }
+    }
+    struct bench *m = mem_zalloc(1, sizeof *m);
+    struct error err = {0};
+    struct backend_options opt = {.device = "cuda"};
+    m->be = backend_open_cuda(&opt, &err);
+    if (!m->be)
+        die(&err);
+    build(m, moe, layers ? layers : moe ? 48 : 32);
+    if (asked(what, "ops"))
+        for (int n = 1; n <= max_ops; n = n == 1 ? 8 : n == 8 ? 32 : n * 4)
+            for (int part = 1; part < N_PARTS; part++) {
+                lay_out(m, n, 256, 1);
+                double ms = time_step(m, (enum part)part, true, 20);
+                int calls = part == P_HEAD ? 1 : m->s.n_layers;
+                printf("op %-12s batch %3d: %8.3f us a call", part_names[part], n,
+                       ms * 1e3 / calls);
+                if (n == 1 && m->bytes[part])
+                    printf(", %6.1f GB/s", (double)m->bytes[part] / ms * 1e-6);
+                printf("  (step %.3f ms)\n", ms);
+                fflush(stdout);
+            }
+    if (asked(what, "tg")) {
+        const int batches[] = {1, 2, 4, 8, 16, 32, 64, 128};
+        for (int i = 0; i < 8 && batches[i] <= max_batch; i++) {
+            lay_out(m, batches[i], 256, 1);
+            double ms = time_step(m, P_ALL, true, reps);
+            printf("tg, %3d sequences at 256: %8.3f ms a step, %8.1f tok/s\n", batches[i], ms,
+                   batches[i] * 1e3 / ms);
+            fflush(stdout);
+        }
+        const int depths[] = {2048, 8192, 32768};
+        for (int i = 0; i < 3; i++) {
+            lay_out(m, 1, depths[i], 1);
+            double ms = time_step(m, P_ALL, true, reps);
+            printf("tg,   1 sequence at %5d: %8.3f ms a step, %8.1f tok/s\n", depths[i], ms,
+                   1e3 / ms);
+            fflush(stdout);
+        }
+        lay_out(m, 1, 256, 1);
+        double ms = time_step(m, P_ALL, false, 20);
+        printf("tg, 1 sequence, op by op:  %8.3f ms a step\n", ms);
+    }
+    if (asked(what, "pp")) {
+        const int lengths[] = {512, 1024, 2048};
+        for (int i = 0; i < 3; i++) {
+            lay_out(m, 1, 0, lengths[i]);
+            double ms = time_step(m, P_ALL, false, 10);
+            printf("pp%-5d %8.3f ms, %8.1f tok/s\n", lengths[i], ms, lengths[i] * 1e3 / ms);
+            fflush(stdout);
+        }
+        struct profile prof = {0};
+        m->be->profile = &prof;
+        time_step(m, P_ALL, false, 5);
+        static const char *names[] = {"embed", "norm", "qkv", "attention", "output", "router",
+                                      "experts", "ffn", "head", "sampling", "other"};
+        for (int i = 0; i < N_STAGES; i++)
+            if (prof.ns[0][i] > 0)
+                printf("  %-10s %8.3f ms a step\n", names[i], prof.ns[0][i] * 1e-6 / 8);
+    }
+    return 0;
+}

@@ -1,0 +1,611 @@
+/*
+ * The simulator behind cudasim.h: fibers, barriers, fragments, and a runtime whose streams run
+ * everything at once. x86-64 only (the fiber switch); single-threaded.
+ */
+#include "cudasim.h"
+
+#include <stdio.h>
+#include <sys/mman.h>
+
+sim_thread_id sim_self;
+
+static void die(const char *what)
+{
+    fprintf(stderr, "cudasim: %s (block %u,%u,%u thread %u)\n", what, blockIdx.x, blockIdx.y,
+            blockIdx.z, threadIdx.x);
+    abort();
+}
+
+/* Fibers */
+
+enum { MAX_THREADS = 1024, STACK = 128 << 10, MAX_SHARED = 232448 };
+
+struct copy {
+    void *dst;
+    const void *src;
+    int bytes, group;
+};
+
+struct fiber {
+    void *sp;
+    dim3 thread;
+    bool done;
+    const unsigned *gate; /* waits while *gate == gate_value */
+    unsigned gate_value;
+    std::vector<copy> copies;
+    int group;
+};
+
+struct warp {
+    unsigned generation;
+    int arrived;
+    uint64_t slot[32];
+    uint32_t a[32][4], b[32][2];
+    const void *row[32];
+};
+
+static fiber fibers[MAX_THREADS];
+static warp warps[MAX_THREADS / 32];
+static char *stacks;
+alignas(1024) static uint8_t shared_memory[MAX_SHARED];
+static size_t shared_size;
+static unsigned block_generation, block_arrived, live, wg_generation[8], wg_arrived[8];
+static int n_threads, current;
+static void *scheduler_sp;
+static const std::function<void()> *body;
+
+extern "C" void sim_switch(void **save, void *to);
+asm(".text\n.globl sim_switch\nsim_switch:\n"
+    "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+    "mov %rsp, (%rdi)\nmov %rsi, %rsp\n"
+    "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n");
+
+static void yield()
+{
+    fiber *f = &fibers[current];
+    sim_switch(&f->sp, scheduler_sp);
+}
+
+static void wait_gate(const unsigned *gate, unsigned value)
+{
+    fibers[current].gate = gate;
+    fibers[current].gate_value = value;
+    yield();
+}
+
+static void finish_thread()
+{
+    fiber *f = &fibers[current];
+    for (const copy &c : f->copies)
+        if (c.group < f->group || true)
+            (void)c;
+    f->done = true;
+    live--;
+    if (live && block_arrived == live) {
+        block_arrived = 0;
+        block_generation++;
+    }
+    yield();
+    die("a finished thread ran on");
+}
+
+static void fiber_main()
+{
+    (*body)();
+    finish_thread();
+}
+
+void __syncthreads()
+{
+    unsigned g = block_generation;
+    if (++block_arrived == live) {
+        block_arrived = 0;
+        block_generation++;
+        return;
+    }
+    wait_gate(&block_generation, g);
+}
+
+void sim_warp_barrier(uint32_t mask)
+{
+    warp *w = &warps[current / 32];
+    unsigned g = w->generation;
+    if (!(mask >> (current & 31) & 1))
+        die("a lane outside the mask at a warp barrier");
+    if (++w->arrived == __builtin_popcount(mask)) {
+        w->arrived = 0;
+        w->generation++;
+        return;
+    }
+    wait_gate(&w->generation, g);
+}
+
+void sim_wg_barrier()
+{
+    int i = current / 128;
+    unsigned g = wg_generation[i];
+    if (++wg_arrived[i] == 128) {
+        wg_arrived[i] = 0;
+        wg_generation[i]++;
+        return;
+    }
+    wait_gate(&wg_generation[i], g);
+}
+
+uint64_t sim_exchange(uint32_t mask, uint64_t value, int from)
+{
+    warp *w = &warps[current / 32];
+    w->slot[current & 31] = value;
+    sim_warp_barrier(mask);
+    if (!(mask >> from & 1))
+        die("a shuffle from a lane outside the mask");
+    uint64_t r = w->slot[from];
+    sim_warp_barrier(mask);
+    return r;
+}
+
+uint32_t sim_ballot(uint32_t mask, bool pred)
+{
+    warp *w = &warps[current / 32];
+    w->slot[current & 31] = pred;
+    sim_warp_barrier(mask);
+    uint32_t r = 0;
+    for (int i = 0; i < 32; i++)
+        if (mask >> i & 1 && w->slot[i])
+            r |= 1u << i;
+    sim_warp_barrier(mask);
+    return r;
+}
+
+uint8_t *sim_shared()
+{
+    return shared_memory;
+}
+
+static uint64_t random_state;
+static unsigned random_next()
+{
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (unsigned)(random_state >> 33);
+}
+
+static void shuffle(std::vector<int> &v)
+{
+    for (size_t i = v.size(); i > 1; i--)
+        std::swap(v[i - 1], v[random_next() % i]);
+}
+
+static void run_block(dim3 grid, dim3 block, dim3 index)
+{
+    n_threads = (int)(block.x * block.y * block.z);
+    if (n_threads > MAX_THREADS || n_threads % 32 || block.y != 1 || block.z != 1)
+        die("a block of an unsupported shape");
+    sim_self.grid_dim = grid;
+    sim_self.block_dim = block;
+    sim_self.block = index;
+    memset(shared_memory, 0xff, shared_size); /* NaNs */
+    memset(warps, 0, sizeof warps);
+    memset(wg_arrived, 0, sizeof wg_arrived);
+    block_arrived = 0;
+    live = (unsigned)n_threads;
+    for (int i = 0; i < n_threads; i++) {
+        fiber *f = &fibers[i];
+        f->thread = dim3((unsigned)i, 0, 0);
+        f->done = false;
+        f->gate = NULL;
+        f->copies.clear();
+        f->group = 0;
+        uint64_t *top = (uint64_t *)(stacks + (size_t)(i + 1) * STACK);
+        *--top = 0; /* return address of fiber_main, never used: keeps the stack aligned */
+        *--top = (uint64_t)(uintptr_t)fiber_main;
+        for (int r = 0; r < 6; r++)
+            *--top = 0;
+        f->sp = top;
+    }
+    std::vector<int> order((size_t)n_threads);
+    for (int i = 0; i < n_threads; i++)
+        order[(size_t)i] = i;
+    shuffle(order);
+    while (live) {
+        bool moved = false;
+        for (int i : order) {
+            fiber *f = &fibers[i];
+            if (f->done || (f->gate && *f->gate == f->gate_value))
+                continue;
+            f->gate = NULL;
+            current = i;
+            sim_self.thread = f->thread;
+            moved = true;
+            sim_switch(&scheduler_sp, f->sp);
+        }
+        if (!moved)
+            die("deadlock: threads wait at different barriers");
+    }
+}
+
+static void run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()> &fn)
+{
+    if (!stacks) {
+        stacks = (char *)mmap(NULL, (size_t)MAX_THREADS * STACK, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        const char *seed = getenv("SIM_SEED");
+        random_state = seed ? strtoull(seed, NULL, 10) : 1;
+    }
+    if (shared > MAX_SHARED)
+        die("too much shared memory");
+    shared_size = shared;
+    body = &fn;
+    size_t n = (size_t)grid.x * grid.y * grid.z;
+    std::vector<int> order(n);
+    for (size_t i = 0; i < n; i++)
+        order[i] = (int)i;
+    shuffle(order);
+    for (int i : order) {
+        unsigned b = (unsigned)i;
+        run_block(grid, block,
+                  dim3(b % grid.x, b / grid.x % grid.y, b / (grid.x * grid.y)));
+    }
+}
+
+/* Numbers */
+
+float sim_half_to_float(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = h >> 10 & 31, m = h & 1023;
+    uint32_t u;
+    float f;
+    if (e == 31)
+        u = sign | 0x7f800000 | m << 13;
+    else if (e)
+        u = sign | (e + 112) << 23 | m << 13;
+    else {
+        f = ldexpf((float)m, -24);
+        memcpy(&u, &f, 4);
+        u |= sign;
+    }
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+/* A double rounded once to half: products and sums of halves are exact in double. */
+static uint16_t double_to_half(double d)
+{
+    uint16_t sign = signbit(d) ? 0x8000 : 0;
+    d = fabs(d);
+    if (isnan(d))
+        return sign | 0x7e00;
+    if (d >= 65520)
+        return sign | 0x7c00;
+    if (d < 0x1p-14)
+        return (uint16_t)(sign | (uint16_t)nearbyint(d * 0x1p24));
+    int e;
+    double m = frexp(d, &e); /* m in [0.5, 1) */
+    uint32_t q = (uint32_t)nearbyint(m * 2048);
+    if (q == 2048) {
+        q = 1024;
+        e++;
+    }
+    return (uint16_t)(sign | (uint32_t)(e + 14) << 10 | (q & 1023));
+}
+
+uint16_t sim_float_to_half(float f)
+{
+    return double_to_half(f);
+}
+
+uint16_t sim_float_to_bf16(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    if ((u & 0x7fffffff) > 0x7f800000)
+        return (uint16_t)(u >> 16 | 64);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static float bf16_float(uint16_t b)
+{
+    uint32_t u = (uint32_t)b << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+uint32_t sim_half2_fma(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t r = 0;
+    for (int s = 0; s < 32; s += 16) {
+        double v = (double)sim_half_to_float((uint16_t)(a >> s)) *
+                       (double)sim_half_to_float((uint16_t)(b >> s)) +
+                   (double)sim_half_to_float((uint16_t)(c >> s));
+        r |= (uint32_t)double_to_half(v) << s;
+    }
+    return r;
+}
+
+uint32_t sim_byte_perm(uint32_t a, uint32_t b, uint32_t sel)
+{
+    uint64_t all = a | (uint64_t)b << 32;
+    uint32_t r = 0;
+    for (int i = 0; i < 4; i++)
+        r |= (uint32_t)(all >> (8 * (sel >> 4 * i & 7)) & 255) << 8 * i;
+    return r;
+}
+
+static float element(uint32_t pair, int i, bool bf16)
+{
+    uint16_t h = (uint16_t)(pair >> 16 * i);
+    return bf16 ? bf16_float(h) : sim_half_to_float(h);
+}
+
+void sim_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool bf16)
+{
+    warp *w = &warps[current / 32];
+    int lane = current & 31, g = lane / 4, c = lane % 4;
+    memcpy(w->a[lane], a, sizeof a);
+    w->b[lane][0] = b0;
+    w->b[lane][1] = b1;
+    sim_warp_barrier(0xffffffffu);
+    for (int o = 0; o < 4; o++) {
+        int row_half = o / 2, col = 2 * c + o % 2;
+        double sum = d[o];
+        for (int k = 0; k < 16; k++) {
+            int kc = k % 8 / 2, ki = k % 2, kh = k / 8;
+            float x = element(w->a[g * 4 + kc][row_half + 2 * kh], ki, bf16);
+            float y = element(w->b[col * 4 + kc][kh], ki, bf16);
+            sum += (double)x * (double)y;
+        }
+        d[o] = (float)sum;
+    }
+    sim_warp_barrier(0xffffffffu);
+}
+
+void sim_ldmatrix(uint32_t (&r)[4], const void *row, bool trans)
+{
+    warp *w = &warps[current / 32];
+    int lane = current & 31, g = lane / 4, c = lane % 4;
+    if ((uintptr_t)row % 16)
+        die("ldmatrix from an unaligned row");
+    w->row[lane] = row;
+    sim_warp_barrier(0xffffffffu);
+    for (int m = 0; m < 4; m++) {
+        uint16_t e[2];
+        for (int i = 0; i < 2; i++)
+            e[i] = trans ? ((const uint16_t *)w->row[8 * m + 2 * c + i])[g]
+                         : ((const uint16_t *)w->row[8 * m + g])[2 * c + i];
+        r[m] = e[0] | (uint32_t)e[1] << 16;
+    }
+    sim_warp_barrier(0xffffffffu);
+}
+
+/* Accumulators of wgmma m64nN: per warp 16 rows, tiles of 8 columns laid out as mma's d. B is
+ * (N, 16) halves, K contiguous, in 128-byte swizzled rows: the descriptor's address field plus the
+ * 16-byte unit it starts at. */
+void sim_wgmma(float *d, int n, const uint32_t *a, uint64_t desc, bool bf16)
+{
+    warp *w = &warps[current / 32];
+    int lane = current & 31, g = lane / 4, c = lane % 4;
+    memcpy(w->a[lane], a, 16);
+    sim_wg_barrier();
+    size_t start = (size_t)(desc & 0x3fff) << 4;
+    for (int t = 0; t < n / 8; t++)
+        for (int o = 0; o < 4; o++) {
+            int row_half = o / 2, col = 8 * t + 2 * c + o % 2;
+            double sum = d[4 * t + o];
+            for (int k = 0; k < 16; k++) {
+                size_t at = start + (size_t)col * 128 + (size_t)k * 2;
+                at ^= (at >> 7 & 7) << 4;
+                uint16_t h;
+                memcpy(&h, shared_memory + at, 2);
+                float x = element(w->a[g * 4 + k % 8 / 2][row_half + 2 * (k / 8)], k % 2, bf16);
+                sum += (double)x * (double)(bf16 ? bf16_float(h) : sim_half_to_float(h));
+            }
+            d[4 * t + o] = (float)sum;
+        }
+    sim_wg_barrier();
+}
+
+/* Asynchronous copies: they land when their thread waits for them. */
+
+void sim_copy_async(void *dst, const void *src, int bytes)
+{
+    if ((uintptr_t)dst % 16 || (bytes && (uintptr_t)src % 16))
+        die("an unaligned asynchronous copy");
+    if ((uint8_t *)dst < shared_memory || (uint8_t *)dst + 16 > shared_memory + shared_size)
+        die("an asynchronous copy outside shared memory");
+    fibers[current].copies.push_back({dst, src, bytes, fibers[current].group});
+}
+
+void sim_copy_commit()
+{
+    fibers[current].group++;
+}
+
+void sim_copy_wait(int left)
+{
+    fiber *f = &fibers[current];
+    size_t keep = 0;
+    for (const copy &c : f->copies) {
+        if (c.group < f->group - left) {
+            memset(c.dst, 0, 16);
+            memcpy(c.dst, c.src, (size_t)c.bytes);
+        } else
+            f->copies[keep++] = c;
+    }
+    f->copies.resize(keep);
+}
+
+/* The runtime */
+
+struct sim_graph {
+    std::vector<std::function<void()>> nodes;
+};
+struct sim_stream {
+    sim_graph *capture;
+};
+struct sim_event {
+    int unused;
+};
+
+static void enqueue(cudaStream_t s, std::function<void()> fn)
+{
+    if (s && s->capture)
+        s->capture->nodes.push_back(std::move(fn));
+    else
+        fn();
+}
+
+void sim_launch(cudaStream_t s, dim3 grid, dim3 block, size_t shared, std::function<void()> fn)
+{
+    enqueue(s, [=] { run_grid(grid, block, shared, fn); });
+}
+
+cudaError_t cudaGetDeviceCount(int *n)
+{
+    *n = 1;
+    return 0;
+}
+cudaError_t cudaSetDevice(int)
+{
+    return 0;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
+{
+    memset(p, 0, sizeof *p);
+    snprintf(p->name, sizeof p->name, "simulated GPU");
+    const char *sm = getenv("SIM_SM");
+    int v = sm ? atoi(sm) : 90;
+    p->major = v / 10;
+    p->minor = v % 10;
+    p->multiProcessorCount = 4;
+    p->l2CacheSize = 1 << 20;
+    p->totalGlobalMem = (size_t)1 << 32;
+    p->sharedMemPerBlockOptin = MAX_SHARED;
+    return 0;
+}
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total)
+{
+    *free = *total = (size_t)1 << 32;
+    return 0;
+}
+cudaError_t cudaMalloc(void **p, size_t bytes)
+{
+    *p = NULL;
+    if (bytes > (size_t)1 << 36)
+        return cudaErrorMemoryAllocation;
+    if (posix_memalign(p, 256, bytes ? bytes : 1))
+        return cudaErrorMemoryAllocation;
+    memset(*p, 0xff, bytes);
+    return 0;
+}
+cudaError_t cudaFree(void *p)
+{
+    free(p);
+    return 0;
+}
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned)
+{
+    return cudaMalloc(p, bytes);
+}
+cudaError_t cudaFreeHost(void *p)
+{
+    free(p);
+    return 0;
+}
+cudaError_t cudaHostGetDevicePointer(void **d, void *h, unsigned)
+{
+    *d = h;
+    return 0;
+}
+cudaError_t cudaMemcpyAsync(void *d, const void *s, size_t n, cudaMemcpyKind, cudaStream_t st)
+{
+    enqueue(st, [=] { memcpy(d, s, n); });
+    return 0;
+}
+cudaError_t cudaMemsetAsync(void *d, int v, size_t n, cudaStream_t st)
+{
+    enqueue(st, [=] { memset(d, v, n); });
+    return 0;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
+{
+    *s = new sim_stream();
+    return 0;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t s)
+{
+    delete s;
+    return 0;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t s)
+{
+    if (s && s->capture)
+        die("a synchronisation inside a captured step");
+    return 0;
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, int)
+{
+    s->capture = new sim_graph();
+    return 0;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g)
+{
+    *g = s->capture;
+    s->capture = NULL;
+    return 0;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *e, cudaGraph_t g, unsigned long long)
+{
+    *e = new sim_graph(*g);
+    return 0;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t e, cudaStream_t)
+{
+    for (auto &fn : e->nodes)
+        fn();
+    return 0;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t g)
+{
+    delete g;
+    return 0;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t e)
+{
+    delete e;
+    return 0;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
+{
+    *e = new sim_event();
+    return 0;
+}
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t)
+{
+    return 0;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t)
+{
+    return 0;
+}
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t, cudaEvent_t)
+{
+    *ms = 0;
+    return 0;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t e)
+{
+    delete e;
+    return 0;
+}
+cudaError_t cudaGetLastError()
+{
+    return 0;
+}
+const char *cudaGetErrorString(cudaError_t e)
+{
+    return e ? "simulated failure" : "no error";
+}
+const char *cudaGetErrorName(cudaError_t e)
+{
+    return e ? "simFailure" : "simSuccess";
+}

@@ -1,0 +1,31 @@
+/* Random weights of every format for the GPU tests and benchmarks: well-formed blocks with scales
+ * that give values of about 0.02, in host memory that random_weight_free gives back. */
+#ifndef STEEL_TESTS_RANDOM_WEIGHT_H
+#define STEEL_TESTS_RANDOM_WEIGHT_H
+
+#include "backend/rawweight.h"
+
+#include <stdint.h>
+
+uint64_t random_u64(uint64_t *state);
+float random_float(uint64_t *state); /* about N(0,1) */
+
+struct random_weight {
+    struct raw_weight raw;
+    void *blocks[64];
+    int n_blocks;
+};
+
+struct random_spec {
+    int n_in, n_expert, n_seg;
+    int rows[3];
+    enum dtype type[3];
+    bool bias, act_order;
+    int group_len;    /* GPTQ */
+    int same_experts; /* 1: all experts share their bytes (benchmarks) */
+};
+
+void random_weight_make(struct random_weight *w, const struct random_spec *s, uint64_t *state);
+void random_weight_free(struct random_weight *w);
+
+#endif

@@ -1,0 +1,1057 @@
+/*
+ * Every op of the CUDA backend against ref.c: every number format, ragged shapes, one to many rows,
+ * decodes, prompts and mixes of them, all cache types; and recorded steps against the same steps run
+ * op by op. Runs on a GPU (make test-gpu) and, linked with cudasim.cpp, on any CPU (smaller shapes).
+ * Outputs are poisoned with NaNs before each op. Errors are ||out - ref|| / ||ref||.
+ *   test_ops [filter]: only the groups whose name contains it
+ */
+#include "backend/backend.h"
+#include "base/mem.h"
+#include "engine/sampler.h"
+#include "random_weight.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef STEEL_CUDA_SIM
+enum { SIM = 1 };
+#else
+enum { SIM = 0 };
+#endif
+
+/* Products round the activations to halves: 2^-12 of each, at most, and the weights likewise. */
+#define TOL 1e-3
+
+static int n_checks, n_failed;
+static double worst;
+static uint64_t rng = 42;
+static const char *filter;
+
+struct duo {
+    struct backend *ref, *gpu;
+    struct shape s;
+    float freq[256];
+};
+
+/* The same array in both memories. */
+struct array {
+    float *ref, *gpu;
+    size_t n;
+};
+
+struct duo_weight {
+    struct random_weight host;
+    struct weight ref, gpu;
+};
+
+static void fail_if(bool bad, const char *what)
+{
+    if (bad) {
+        fprintf(stderr, "test_ops: %s\n", what);
+        exit(1);
+    }
+}
+
+static struct shape base_shape(void)
+{
+    return (struct shape){
+        .n_layers = 1,
+        .n_embd = 256,
+        .n_heads = 8,
+        .n_kv_heads = 2,
+        .head_dim = 64,
+        .n_vocab = 600,
+        .n_ff = 512,
+        .n_expert = 16,
+        .n_expert_used = 4,
+        .n_ff_exp = 256,
+        .norm_topk = true,
+        .expert_scale = 1.0f,
+        .norm_eps = 1e-6f,
+        .attn_scale = 0.125f,
+        .n_rot = 64,
+        .rope_mscale = 1.0f,
+        .page_len = 16,
+        .n_pages = 64,
+        .kv_type = DT_F16,
+        .max_tokens = 320,
+        .max_seqs = 80,
+        .max_out = 320,
+        .max_pages = 40,
+    };
+}
+
+static void duo_open(struct duo *d, const struct shape *s)
+{
+    struct error err = {0};
+    struct backend_options opt = {.device = "cuda"};
+    d->s = *s;
+    for (int i = 0; i < s->n_rot / 2; i++)
+        d->freq[i] = powf(10000.0f, -2.0f * (float)i / (float)s->n_rot);
+    d->s.rope_freq = d->freq;
+    d->ref = backend_open_ref();
+    d->gpu = backend_open_cuda(&opt, &err);
+    fail_if(!d->gpu, err.msg);
+    fail_if(!d->ref->ops->prepare(d->ref, &d->s, &err), err.msg);
+    fail_if(!d->gpu->ops->prepare(d->gpu, &d->s, &err), err.msg);
+}
+
+static void duo_close(struct duo *d)
+{
+    d->ref->ops->close(d->ref);
+    d->gpu->ops->close(d->gpu);
+}
+
+static struct array array_new(struct duo *d, size_t n)
+{
+    struct error err = {0};
+    struct array a = {.n = n};
+    a.ref = d->ref->ops->alloc(d->ref, n * sizeof(float), "a test", &err);
+    a.gpu = d->gpu->ops->alloc(d->gpu, n * sizeof(float), "a test", &err);
+    fail_if(!a.ref || !a.gpu, err.msg);
+    return a;
+}
+
+static void array_free(struct duo *d, struct array *a)
+{
+    d->ref->ops->free(d->ref, a->ref, a->n * sizeof(float));
+    d->gpu->ops->free(d->gpu, a->gpu, a->n * sizeof(float));
+}
+
+static void array_set(struct duo *d, struct array *a, const float *host)
+{
+    memcpy(a->ref, host, a->n * sizeof(float));
+    d->gpu->ops->copy_in(d->gpu, a->gpu, host, a->n * sizeof(float));
+}
+
+static struct array array_random(struct duo *d, size_t n, float scale)
+{
+    struct array a = array_new(d, n);
+    float *h = mem_alloc(n * sizeof(float));
+    for (size_t i = 0; i < n; i++)
+        h[i] = scale * random_float(&rng);
+    array_set(d, &a, h);
+    mem_free(h);
+    return a;
+}
+
+static void poison(struct duo *d, struct array *a)
+{
+    float *h = mem_alloc(a->n * sizeof(float));
+    for (size_t i = 0; i < a->n; i++)
+        h[i] = NAN;
+    array_set(d, a, h);
+    mem_free(h);
+}
+
+static double distance(const float *got, const float *want, size_t n)
+{
+    double diff = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        diff += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+        norm += (double)want[i] * want[i];
+    }
+    return norm > 0 ? sqrt(diff / norm) : sqrt(diff);
+}
+
+static void check_close(const char *what, const float *got, const float *want, size_t n, double tol)
+{
+    double e = distance(got, want, n);
+    n_checks++;
+    if (e > worst)
+        worst = e;
+    if (!(e <= tol)) {
+        n_failed++;
+        size_t bad = 0;
+        double most = -1;
+        for (size_t i = 0; i < n; i++) {
+            double di = fabs((double)got[i] - want[i]);
+            if (!(di <= most)) {
+                most = di;
+                bad = i;
+                if (isnan(di))
+                    break;
+            }
+        }
+        printf("FAIL  %s: error %.3g (allowed %.3g); element %zu of %zu is %g, not %g\n", what, e,
+               tol, bad, n, (double)got[bad], (double)want[bad]);
+    }
+}
+
+static void array_check(struct duo *d, const char *what, struct array *a, size_t n, double tol)
+{
+    float *h = mem_alloc(n * sizeof(float));
+    d->gpu->ops->copy_out(d->gpu, h, a->gpu, n * sizeof(float));
+    check_close(what, h, a->ref, n, tol);
+    mem_free(h);
+}
+
+static void weight_new(struct duo *d, struct duo_weight *w, const struct random_spec *spec)
+{
+    struct error err = {0};
+    random_weight_make(&w->host, spec, &rng);
+    fail_if(!d->ref->ops->upload(d->ref, &w->host.raw, &w->ref, &err), err.msg);
+    fail_if(!d->gpu->ops->upload(d->gpu, &w->host.raw, &w->gpu, &err), err.msg);
+    random_weight_free(&w->host); /* transient: both must have copied */
+}
+
+static void weight_free(struct duo *d, struct duo_weight *w)
+{
+    d->ref->ops->release(d->ref, &w->ref);
+    d->gpu->ops->release(d->gpu, &w->gpu);
+}
+
+/* A batch over sequences of given (already cached, new) lengths, decodes first. */
+struct plan {
+    struct batch b;
+    int32_t tokens[512], pos[512], slot[512], q_start[130], kv_len[130], out_rows[512];
+    int32_t *pages;
+};
+
+static void plan_make(struct plan *p, const struct shape *s, const int (*seqs)[2], int n, bool pad)
+{
+    memset(p, 0, sizeof *p);
+    p->pages = mem_zalloc((size_t)(n * s->max_pages), sizeof(int32_t));
+    int32_t *free_pages = mem_zalloc((size_t)s->n_pages, sizeof(int32_t));
+    for (int i = 0; i < s->n_pages; i++)
+        free_pages[i] = i;
+    for (int i = s->n_pages; i > 1; i--) {
+        int j = (int)(random_u64(&rng) % (uint64_t)i);
+        int32_t t = free_pages[i - 1];
+        free_pages[i - 1] = free_pages[j];
+        free_pages[j] = t;
+    }
+    int used = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < n; i++) {
+            if ((seqs[i][1] == 1) != (pass == 0))
+                continue;
+            int seq = p->b.n_seqs++, len = seqs[i][0] + seqs[i][1];
+            int32_t *table = p->pages + (size_t)seq * (size_t)s->max_pages;
+            for (int j = 0; j * s->page_len < len; j++) {
+                fail_if(used == s->n_pages || j == s->max_pages, "the plan needs more pages");
+                table[j] = free_pages[used++];
+            }
+            bool hidden = pad && i == n - 1;
+            for (int j = 0; j < seqs[i][1]; j++) {
+                int t = p->b.n_tokens++, at = seqs[i][0] + j;
+                p->tokens[t] = (int32_t)(random_u64(&rng) % (uint64_t)s->n_vocab);
+                p->pos[t] = at;
+                p->slot[t] = hidden ? -1 : table[at / s->page_len] * s->page_len + at % s->page_len;
+                if (j == seqs[i][1] - 1)
+                    p->out_rows[p->b.n_out++] = t;
+            }
+            p->kv_len[seq] = len;
+            p->q_start[seq + 1] = p->b.n_tokens;
+            p->b.n_decode += seqs[i][1] == 1;
+        }
+    mem_free(free_pages);
+    p->b.max_pages = s->max_pages;
+    p->b.tokens = p->tokens;
+    p->b.pos = p->pos;
+    p->b.slot = p->slot;
+    p->b.q_start = p->q_start;
+    p->b.kv_len = p->kv_len;
+    p->b.pages = p->pages;
+    p->b.out_rows = p->out_rows;
+}
+
+static void begin(struct duo *d, const struct batch *b)
+{
+    d->ref->ops->begin(d->ref, b);
+    d->gpu->ops->begin(d->gpu, b);
+}
+
+static void end(struct duo *d, int32_t *ref_tokens, int32_t *gpu_tokens)
+{
+    struct error err = {0};
+    fail_if(!d->ref->ops->end(d->ref, ref_tokens, &err), err.msg);
+    fail_if(!d->gpu->ops->end(d->gpu, gpu_tokens, &err), err.msg);
+}
+
+static bool wanted(const char *group)
+{
+    if (filter && !strstr(group, filter))
+        return false;
+    worst = 0;
+    return true;
+}
+
+static void report(const char *group, int before)
+{
+    printf("%-5s %-28s worst error %.2e, %d checks\n", n_failed ? "FAIL" : "ok", group, worst,
+           n_checks - before);
+    fflush(stdout);
+}
+
+static const enum dtype all_types[] = {
+    DT_F32,  DT_F16,  DT_BF16, DT_Q4_0,   DT_Q4_1,   DT_Q5_0,  DT_Q5_1,  DT_Q8_0,    DT_Q2_K,
+    DT_Q3_K, DT_Q4_K, DT_Q5_K, DT_Q6_K,   DT_IQ4_NL, DT_IQ4_XS, DT_MXFP4, DT_IQ3_S, DT_F8_E4M3,
+    DT_GPTQ4};
+enum { N_TYPES = (int)(sizeof all_types / sizeof *all_types) };
+
+static void test_linear(void)
+{
+    int before = n_checks;
+    if (!wanted("linear"))
+        return;
+    struct shape s = base_shape();
+    s.n_ff = 4352; /* the widest row */
+    struct duo d;
+    duo_open(&d, &s);
+    const int shapes[][3] = {{256, 528, 1},  {512, 544, 3},   {768, 530, 8},
+                             {1024, 560, 9}, {2304, 528, 2},  {512, 640, 37},
+                             {256, 1100, 70}, {512, 520, 130}, {256, 4400, 1},
+                             {256, 528, 300}, {512, 560, 20},  {4352, 544, 5}};
+    for (int i = 0; i < N_TYPES; i++)
+        for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++) {
+            enum dtype t = all_types[i];
+            int n_in = shapes[j][0], n_out = shapes[j][1], rows = shapes[j][2];
+            if (SIM && j > 4 && t != DT_Q4_K && t != DT_Q6_K && t != DT_F16 && t != DT_Q5_0)
+                continue;
+            if (dtype_table[t].block_len < 256 && j % 2 == 0)
+                n_in -= 32; /* a row that does not fill its tile */
+            struct random_spec spec = {.n_in = n_in,
+                                       .n_expert = 1,
+                                       .n_seg = 1,
+                                       .rows = {n_out},
+                                       .type = {t},
+                                       .bias = j & 1,
+                                       .act_order = j == 2,
+                                       .group_len = j == 3 ? 32 : 128};
+            struct duo_weight w;
+            weight_new(&d, &w, &spec);
+            struct array x = array_random(&d, (size_t)(n_in * rows), 1.0f);
+            struct array y = array_new(&d, (size_t)(n_out * rows));
+            poison(&d, &y);
+            struct plan p;
+            plan_make(&p, &s, (const int[][2]){{0, 1}}, 1, false);
+            begin(&d, &p.b);
+            d.ref->ops->linear(d.ref, &w.ref, x.ref, y.ref, rows);
+            d.gpu->ops->linear(d.gpu, &w.gpu, x.gpu, y.gpu, rows);
+            end(&d, NULL, NULL);
+            char what[100];
+            snprintf(what, sizeof what, "linear %s %d x %d, %d rows", dtype_name(t), n_in, n_out,
+                     rows);
+            array_check(&d, what, &y, y.n, TOL);
+            array_free(&d, &x);
+            array_free(&d, &y);
+            weight_free(&d, &w);
+            mem_free(p.pages);
+        }
+    duo_close(&d);
+    report("linear", before);
+}
+
+/* Segments of several formats, values far from 1, rows that differ by orders of magnitude. */
+static void test_segments(void)
+{
+    int before = n_checks;
+    if (!wanted("segments"))
+        return;
+    struct shape s = base_shape();
+    struct duo d;
+    duo_open(&d, &s);
+    const enum dtype mixes[][3] = {{DT_Q4_K, DT_Q4_K, DT_Q6_K},
+                                   {DT_Q6_K, DT_Q4_K, DT_Q8_0},
+                                   {DT_Q8_0, DT_F16, DT_GPTQ4},
+                                   {DT_Q4_K, DT_F32, DT_Q5_K}};
+    for (int i = 0; i < 4; i++)
+        for (int rows = 1; rows <= 40; rows = rows * 3 + 2) {
+            struct random_spec spec = {.n_in = 512,
+                                       .n_expert = 1,
+                                       .n_seg = 3,
+                                       .rows = {256, 40, 72},
+                                       .type = {mixes[i][0], mixes[i][1], mixes[i][2]},
+                                       .bias = true,
+                                       .group_len = 64};
+            struct duo_weight w;
+            weight_new(&d, &w, &spec);
+            float *h = mem_alloc((size_t)(512 * rows) * sizeof(float));
+            for (int t = 0; t < rows; t++)
+                for (int k = 0; k < 512; k++)
+                    h[t * 512 + k] = random_float(&rng) * (rows <= 8 ? powf(10, (float)(t * 5 - 15)) : 3.0f);
+            struct array x = array_new(&d, (size_t)(512 * rows));
+            array_set(&d, &x, h);
+            mem_free(h);
+            struct array y = array_new(&d, (size_t)(368 * rows));
+            poison(&d, &y);
+            struct plan p;
+            plan_make(&p, &s, (const int[][2]){{0, 1}}, 1, false);
+            begin(&d, &p.b);
+            d.ref->ops->linear(d.ref, &w.ref, x.ref, y.ref, rows);
+            d.gpu->ops->linear(d.gpu, &w.gpu, x.gpu, y.gpu, rows);
+            end(&d, NULL, NULL);
+            float *got = mem_alloc(y.n * sizeof(float));
+            d.gpu->ops->copy_out(d.gpu, got, y.gpu, y.n * sizeof(float));
+            for (int t = 0; t < rows; t++) {
+                char what[100];
+                snprintf(what, sizeof what, "segments %d row %d of %d", i, t, rows);
+                check_close(what, got + t * 368, y.ref + t * 368, 368, TOL);
+            }
+            mem_free(got);
+            array_free(&d, &x);
+            array_free(&d, &y);
+            weight_free(&d, &w);
+            mem_free(p.pages);
+        }
+    duo_close(&d);
+    report("segments", before);
+}
+
+/* Embedding rows are exact: this proves the packing of every format, element by element. */
+static void test_embed(void)
+{
+    int before = n_checks;
+    if (!wanted("embed"))
+        return;
+    struct shape s = base_shape();
+    s.n_vocab = 536;
+    for (int i = 0; i < N_TYPES; i++) {
+        struct duo d;
+        enum dtype t = all_types[i];
+        int n_in = dtype_table[t].block_len < 256 ? 544 : 512;
+        s.n_embd = n_in;
+        duo_open(&d, &s);
+        struct random_spec spec = {.n_in = n_in,
+                                   .n_expert = 1,
+                                   .n_seg = 1,
+                                   .rows = {536},
+                                   .type = {t},
+                                   .group_len = 32};
+        struct duo_weight w;
+        weight_new(&d, &w, &spec);
+        struct plan p;
+        plan_make(&p, &s, (const int[][2]){{0, 60}, {3, 1}, {0, 40}}, 3, false);
+        p.tokens[0] = 0;
+        p.tokens[1] = 535;
+        struct array x = array_new(&d, (size_t)(p.b.n_tokens * n_in));
+        poison(&d, &x);
+        begin(&d, &p.b);
+        d.ref->ops->embed(d.ref, &w.ref, x.ref);
+        d.gpu->ops->embed(d.gpu, &w.gpu, x.gpu);
+        end(&d, NULL, NULL);
+        char what[100];
+        snprintf(what, sizeof what, "embed %s", dtype_name(t));
+        array_check(&d, what, &x, x.n, 1e-6);
+        array_free(&d, &x);
+        weight_free(&d, &w);
+        mem_free(p.pages);
+        duo_close(&d);
+    }
+    report("embed", before);
+}
+
+static void test_norm_gather(void)
+{
+    int before = n_checks;
+    if (!wanted("norm, gather"))
+        return;
+    const int widths[] = {256, 100, 896};
+    for (int i = 0; i < 3; i++)
+        for (int big = 0; big < 2; big++) {
+            struct shape s = base_shape();
+            struct duo d;
+            s.n_embd = widths[i];
+            duo_open(&d, &s);
+            struct plan p;
+            if (big)
+                plan_make(&p, &s, (const int[][2]){{0, 30}, {5, 1}, {9, 1}, {7, 12}}, 4, false);
+            else
+                plan_make(&p, &s, (const int[][2]){{5, 1}, {9, 1}, {7, 4}}, 3, false);
+            int rows = p.b.n_tokens;
+            size_t n = (size_t)(rows * widths[i]);
+            struct array x = array_random(&d, n, 5.0f), dd = array_random(&d, n, 2.0f);
+            struct array gain = array_random(&d, (size_t)widths[i], 1.0f), out = array_new(&d, n);
+            struct array g = array_new(&d, (size_t)(p.b.n_out * widths[i]));
+            for (int with_d = 0; with_d < 2; with_d++) {
+                poison(&d, &out);
+                poison(&d, &g);
+                begin(&d, &p.b);
+                d.ref->ops->add_norm(d.ref, x.ref, with_d ? dd.ref : NULL, gain.ref, out.ref, rows);
+                d.gpu->ops->add_norm(d.gpu, x.gpu, with_d ? dd.gpu : NULL, gain.gpu, out.gpu, rows);
+                d.ref->ops->gather(d.ref, x.ref, g.ref, widths[i]);
+                d.gpu->ops->gather(d.gpu, x.gpu, g.gpu, widths[i]);
+                end(&d, NULL, NULL);
+                array_check(&d, "add_norm n", &out, n, 1e-6);
+                array_check(&d, "add_norm x", &x, n, 1e-6);
+                array_check(&d, "gather", &g, g.n, 1e-6);
+            }
+            array_free(&d, &x);
+            array_free(&d, &dd);
+            array_free(&d, &gain);
+            array_free(&d, &out);
+            array_free(&d, &g);
+            mem_free(p.pages);
+            duo_close(&d);
+        }
+    report("norm, gather", before);
+}
+
+static size_t kv_bytes(const struct shape *s)
+{
+    return (size_t)s->n_pages * (size_t)s->page_len * (size_t)(s->n_kv_heads * s->head_dim) *
+           (s->kv_type == DT_F32 ? 4 : 2);
+}
+
+/* A cache with random contents everywhere, the same in both memories. */
+static void kv_new(struct duo *d, struct kv_layer *ref, struct kv_layer *gpu)
+{
+    struct error err = {0};
+    size_t bytes = kv_bytes(&d->s), n = bytes / (d->s.kv_type == DT_F32 ? 4 : 2);
+    void **planes[2][2] = {{&ref->k, &gpu->k}, {&ref->v, &gpu->v}};
+    for (int i = 0; i < 2; i++) {
+        *planes[i][0] = d->ref->ops->alloc(d->ref, bytes, "kv", &err);
+        *planes[i][1] = d->gpu->ops->alloc(d->gpu, bytes, "kv", &err);
+        fail_if(!*planes[i][0] || !*planes[i][1], err.msg);
+        for (size_t j = 0; j < n; j++) {
+            float v = random_float(&rng);
+            if (d->s.kv_type == DT_F32)
+                ((float *)*planes[i][0])[j] = v;
+            else
+                ((uint16_t *)*planes[i][0])[j] =
+                    d->s.kv_type == DT_F16 ? f32_to_f16(v) : f32_to_bf16(v);
+        }
+        d->gpu->ops->copy_in(d->gpu, *planes[i][1], *planes[i][0], bytes);
+    }
+}
+
+static void kv_check(struct duo *d, const char *what, const void *ref, const void *gpu)
+{
+    size_t bytes = kv_bytes(&d->s), n = bytes / (d->s.kv_type == DT_F32 ? 4 : 2);
+    uint8_t *got = mem_alloc(bytes);
+    float *a = mem_alloc(n * sizeof(float)), *b = mem_alloc(n * sizeof(float));
+    d->gpu->ops->copy_out(d->gpu, got, gpu, bytes);
+    quant_dequantize(d->s.kv_type, got, a, n);
+    quant_dequantize(d->s.kv_type, ref, b, n);
+    check_close(what, a, b, n, d->s.kv_type == DT_BF16 ? 2e-3 : TOL);
+    mem_free(got);
+    mem_free(a);
+    mem_free(b);
+}
+
+static void kv_free(struct duo *d, struct kv_layer *ref, struct kv_layer *gpu)
+{
+    size_t bytes = kv_bytes(&d->s);
+    d->ref->ops->free(d->ref, ref->k, bytes);
+    d->ref->ops->free(d->ref, ref->v, bytes);
+    d->gpu->ops->free(d->gpu, gpu->k, bytes);
+    d->gpu->ops->free(d->gpu, gpu->v, bytes);
+}
+
+static void one_attention(const struct shape *s, bool norms, int window, const int (*seqs)[2],
+                          int n_seqs, bool pad, const char *what)
+{
+    struct duo d;
+    duo_open(&d, s);
+    struct plan p;
+    plan_make(&p, s, seqs, n_seqs, pad);
+    int H = s->n_heads, K = s->n_kv_heads, D = s->head_dim, rows = p.b.n_tokens;
+    struct random_spec spec = {.n_in = s->n_embd,
+                               .n_expert = 1,
+                               .n_seg = 3,
+                               .rows = {H * D, K * D, K * D},
+                               .type = {DT_Q4_K, DT_Q4_K, DT_Q6_K},
+                               .bias = !norms};
+    struct duo_weight w;
+    weight_new(&d, &w, &spec);
+    struct array n = array_random(&d, (size_t)(rows * s->n_embd), 1.0f);
+    struct array q = array_new(&d, (size_t)(rows * H * D)), a = array_new(&d, q.n);
+    struct array qn = array_random(&d, (size_t)D, 1.0f), kn = array_random(&d, (size_t)D, 1.0f);
+    struct kv_layer kr, kg;
+    kv_new(&d, &kr, &kg);
+    struct attn_layer lr = {&w.ref, norms ? qn.ref : NULL, norms ? kn.ref : NULL, kr, window};
+    struct attn_layer lg = {&w.gpu, norms ? qn.gpu : NULL, norms ? kn.gpu : NULL, kg, window};
+    char text[200];
+    for (int see_q = 0; see_q < 2; see_q++) { /* looking at q in between must not change a thing */
+        poison(&d, &q);
+        poison(&d, &a);
+        begin(&d, &p.b);
+        d.ref->ops->attn_in(d.ref, &lr, n.ref, q.ref);
+        d.gpu->ops->attn_in(d.gpu, &lg, n.gpu, q.gpu);
+        snprintf(text, sizeof text, "q of %s", what);
+        if (see_q)
+            array_check(&d, text, &q, q.n, TOL);
+        d.ref->ops->attention(d.ref, &lr, q.ref, a.ref);
+        d.gpu->ops->attention(d.gpu, &lg, q.gpu, a.gpu);
+        end(&d, NULL, NULL);
+        snprintf(text, sizeof text, "a of %s", what);
+        array_check(&d, text, &a, a.n, s->kv_type == DT_BF16 ? 6e-3 : 2e-3);
+        snprintf(text, sizeof text, "k of %s", what);
+        kv_check(&d, text, kr.k, kg.k);
+        snprintf(text, sizeof text, "v of %s", what);
+        kv_check(&d, text, kr.v, kg.v);
+    }
+    kv_free(&d, &kr, &kg);
+    array_free(&d, &n);
+    array_free(&d, &q);
+    array_free(&d, &a);
+    array_free(&d, &qn);
+    array_free(&d, &kn);
+    weight_free(&d, &w);
+    mem_free(p.pages);
+    duo_close(&d);
+}
+
+static void test_attention(void)
+{
+    int before = n_checks;
+    if (!wanted("attention"))
+        return;
+    const struct {
+        int H, K, D, rot, page;
+        enum dtype kv;
+    } shapes[] = {{8, 1, 128, 128, 16, DT_F16}, {8, 2, 64, 64, 32, DT_F16},
+                  {8, 1, 128, 64, 16, DT_BF16}, {12, 1, 64, 32, 16, DT_BF16},
+                  {4, 4, 128, 128, 16, DT_F16}, {4, 2, 32, 32, 16, DT_F16},
+                  {4, 2, 64, 64, 5, DT_F16},    {4, 2, 64, 64, 16, DT_F32}};
+    static const int decode[][2] = {{0, 1}, {15, 1}, {16, 1}, {300, 1}, {63, 1}, {64, 1}};
+    static const int mixed[][2] = {{20, 1}, {0, 70}, {33, 17}, {5, 1}, {100, 2}, {0, 64}};
+    static const int one[][2] = {{200, 1}};
+    static const int prompt[][2] = {{0, 130}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int window = 0; window < 2; window++) {
+            struct shape s = base_shape();
+            s.n_heads = shapes[i].H;
+            s.n_kv_heads = shapes[i].K;
+            s.head_dim = shapes[i].D;
+            s.n_rot = shapes[i].rot;
+            s.page_len = shapes[i].page;
+            s.kv_type = shapes[i].kv;
+            s.n_pages = 1000 / s.page_len;
+            s.max_pages = 400 / s.page_len;
+            s.attn_scale = 1.0f / sqrtf((float)s.head_dim);
+            int win = window ? 24 : 0;
+            char what[150];
+            const struct {
+                const char *name;
+                const int (*seqs)[2];
+                int n;
+                bool pad;
+            } runs[] = {{"decode", decode, 6, false}, {"padded decode", decode, 6, true},
+                        {"mixed", mixed, 6, false},   {"one", one, 1, false},
+                        {"prompt", prompt, 1, false}};
+            for (int j = 0; j < 5; j++) {
+                if (SIM && (i + (size_t)j + (size_t)window) % 2)
+                    continue;
+                snprintf(what, sizeof what, "%s, H %d K %d D %d, page %d, %s, window %d",
+                         runs[j].name, s.n_heads, s.n_kv_heads, s.head_dim, s.page_len,
+                         dtype_name(s.kv_type), win);
+                one_attention(&s, (i + (size_t)j) % 3 != 0, win, runs[j].seqs, runs[j].n,
+                              runs[j].pad, what);
+            }
+        }
+    report("attention", before);
+}
+
+static void test_ffn(void)
+{
+    int before = n_checks;
+    if (!wanted("ffn"))
+        return;
+    const enum dtype types[][2] = {{DT_Q4_K, DT_Q6_K}, {DT_Q8_0, DT_Q8_0}, {DT_F32, DT_Q5_1},
+                                   {DT_GPTQ4, DT_GPTQ4}, {DT_BF16, DT_F8_E4M3}};
+    const int rows_of[] = {1, 3, 8, 9, 70, 300};
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < 6; j++) {
+            if (SIM && j > 3 && i > 1)
+                continue;
+            struct shape s = base_shape();
+            int n_ff = i == 0 ? 512 : 352, rows = rows_of[j]; /* 352: not whole k tiles */
+            s.n_embd = 256;
+            s.n_ff = n_ff;
+            struct duo d;
+            duo_open(&d, &s);
+            struct random_spec up = {.n_in = 256,
+                                     .n_expert = 1,
+                                     .n_seg = 2,
+                                     .rows = {n_ff, n_ff},
+                                     .type = {types[i][0], types[i][0]},
+                                     .group_len = 64};
+            struct random_spec down = {.n_in = n_ff,
+                                       .n_expert = 1,
+                                       .n_seg = 1,
+                                       .rows = {256},
+                                       .type = {types[i][1]},
+                                       .group_len = 32};
+            struct duo_weight u, v;
+            weight_new(&d, &u, &up);
+            weight_new(&d, &v, &down);
+            struct array x = array_random(&d, (size_t)(256 * rows), 3.0f);
+            struct array y = array_new(&d, x.n);
+            poison(&d, &y);
+            struct plan p;
+            plan_make(&p, &s, (const int[][2]){{0, 1}}, 1, false);
+            begin(&d, &p.b);
+            d.ref->ops->ffn(d.ref, &u.ref, &v.ref, x.ref, y.ref, rows);
+            d.gpu->ops->ffn(d.gpu, &u.gpu, &v.gpu, x.gpu, y.gpu, rows);
+            end(&d, NULL, NULL);
+            char what[100];
+            snprintf(what, sizeof what, "ffn %s, %d rows", dtype_name(types[i][0]), rows);
+            array_check(&d, what, &y, y.n, TOL * 1.5);
+            array_free(&d, &x);
+            array_free(&d, &y);
+            weight_free(&d, &u);
+            weight_free(&d, &v);
+            mem_free(p.pages);
+            duo_close(&d);
+        }
+    report("ffn", before);
+}
+
+static void test_moe(void)
+{
+    int before = n_checks;
+    if (!wanted("moe"))
+        return;
+    const enum dtype types[][2] = {{DT_Q4_K, DT_Q6_K}, {DT_Q4_K, DT_Q4_K}, {DT_Q8_0, DT_Q8_0},
+                                   {DT_GPTQ4, DT_GPTQ4}, {DT_F8_E4M3, DT_F8_E4M3},
+                                   {DT_BF16, DT_BF16}, {DT_Q5_K, DT_Q3_K}};
+    const int rows_of[] = {1, 2, 8, 9, 33, 300};
+    for (int i = 0; i < 7; i++)
+        for (int j = 0; j < 6; j++) {
+            if (SIM && ((j == 4 && i > 1) || (j == 5 && i % 3 != 1)))
+                continue;
+            struct shape s = base_shape();
+            s.n_expert = i % 2 ? 8 : i == 0 && !SIM ? 128 : 40;
+            s.n_expert_used = i % 2 ? 3 : 8;
+            s.n_ff_exp = i < 2 ? 512 : 96;
+            s.norm_topk = i != 2;
+            s.expert_scale = i == 3 ? 2.5f : 1.0f;
+            int rows = rows_of[j];
+            struct duo d;
+            duo_open(&d, &s);
+            enum dtype rt = i == 5 ? DT_BF16 : DT_F32;
+            struct random_spec router = {
+                .n_in = 256, .n_expert = 1, .n_seg = 1, .rows = {s.n_expert}, .type = {rt}};
+            struct random_spec up = {.n_in = 256,
+                                     .n_expert = s.n_expert,
+                                     .n_seg = 2,
+                                     .rows = {s.n_ff_exp, s.n_ff_exp},
+                                     .type = {types[i][0], types[i][0]},
+                                     .group_len = 128};
+            struct random_spec down = {.n_in = s.n_ff_exp,
+                                       .n_expert = s.n_expert,
+                                       .n_seg = 1,
+                                       .rows = {256},
+                                       .type = {types[i][1]},
+                                       .group_len = 32};
+            if (i == 6) { /* K-quants need whole blocks */
+                s.n_ff_exp = up.rows[0] = up.rows[1] = down.n_in = 256;
+                d.s.n_ff_exp = 256;
+                duo_close(&d);
+                duo_open(&d, &s);
+            }
+            struct duo_weight wr, u, v;
+            weight_new(&d, &wr, &router);
+            weight_new(&d, &u, &up);
+            weight_new(&d, &v, &down);
+            struct array x = array_random(&d, (size_t)(256 * rows), 5.0f);
+            struct array y = array_new(&d, x.n);
+            poison(&d, &y);
+            struct plan p;
+            plan_make(&p, &s, (const int[][2]){{0, 1}}, 1, false);
+            begin(&d, &p.b);
+            struct moe_layer mr = {&wr.ref, &u.ref, &v.ref}, mg = {&wr.gpu, &u.gpu, &v.gpu};
+            d.ref->ops->moe(d.ref, &mr, x.ref, y.ref, rows);
+            d.gpu->ops->moe(d.gpu, &mg, x.gpu, y.gpu, rows);
+            end(&d, NULL, NULL);
+            char what[100];
+            snprintf(what, sizeof what, "moe %s/%s, %d of %d experts, %d rows",
+                     dtype_name(types[i][0]), dtype_name(types[i][1]), s.n_expert_used, s.n_expert,
+                     rows);
+            array_check(&d, what, &y, y.n, TOL * 1.5);
+            array_free(&d, &x);
+            array_free(&d, &y);
+            weight_free(&d, &wr);
+            weight_free(&d, &u);
+            weight_free(&d, &v);
+            mem_free(p.pages);
+            duo_close(&d);
+        }
+    report("moe", before);
+}
+
+/* A two-layer model run as the forward pass runs it, so that what is fused gets fused. */
+struct mini {
+    struct duo d;
+    struct duo_weight emb, head, wqkv[2], wo[2], router, gate_up, down, ff_up, ff_down;
+    struct array an[2], fn[2], qn, kn, norm;
+    struct kv_layer kr[2], kg[2];
+    struct array x, n, dd, q, a, xo, ao, logits;
+};
+
+static void mini_open(struct mini *m, const struct shape *s)
+{
+    struct duo *d = &m->d;
+    duo_open(d, s);
+    int E = s->n_embd, H = s->n_heads * s->head_dim, K = s->n_kv_heads * s->head_dim;
+    struct random_spec emb = {
+        .n_in = E, .n_expert = 1, .n_seg = 1, .rows = {s->n_vocab}, .type = {DT_Q4_K}};
+    weight_new(d, &m->emb, &emb);
+    emb.type[0] = DT_Q6_K;
+    weight_new(d, &m->head, &emb);
+    for (int i = 0; i < 2; i++) {
+        struct random_spec qkv = {.n_in = E,
+                                  .n_expert = 1,
+                                  .n_seg = 3,
+                                  .rows = {H, K, K},
+                                  .type = {DT_Q4_K, DT_Q4_K, i ? DT_Q6_K : DT_Q4_K}};
+        struct random_spec wo = {
+            .n_in = H, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {DT_Q4_K}};
+        weight_new(d, &m->wqkv[i], &qkv);
+        weight_new(d, &m->wo[i], &wo);
+        m->an[i] = array_random(d, (size_t)E, 1.0f);
+        m->fn[i] = array_random(d, (size_t)E, 1.0f);
+        kv_new(d, &m->kr[i], &m->kg[i]);
+    }
+    struct random_spec router = {
+        .n_in = E, .n_expert = 1, .n_seg = 1, .rows = {s->n_expert}, .type = {DT_F32}};
+    struct random_spec up = {.n_in = E,
+                             .n_expert = s->n_expert,
+                             .n_seg = 2,
+                             .rows = {s->n_ff_exp, s->n_ff_exp},
+                             .type = {DT_Q4_K, DT_Q4_K}};
+    struct random_spec down = {.n_in = s->n_ff_exp,
+                               .n_expert = s->n_expert,
+                               .n_seg = 1,
+                               .rows = {E},
+                               .type = {DT_Q6_K}};
+    weight_new(d, &m->router, &router);
+    weight_new(d, &m->gate_up, &up);
+    weight_new(d, &m->down, &down);
+    up.n_expert = down.n_expert = 1;
+    up.rows[0] = up.rows[1] = down.n_in = s->n_ff;
+    weight_new(d, &m->ff_up, &up);
+    weight_new(d, &m->ff_down, &down);
+    m->norm = array_random(d, (size_t)E, 1.0f);
+    m->qn = array_random(d, (size_t)s->head_dim, 1.0f);
+    m->kn = array_random(d, (size_t)s->head_dim, 1.0f);
+    size_t rows = (size_t)s->max_tokens;
+    m->x = array_new(d, rows * (size_t)E);
+    m->n = array_new(d, rows * (size_t)E);
+    m->dd = array_new(d, rows * (size_t)E);
+    m->q = array_new(d, rows * (size_t)H);
+    m->a = array_new(d, rows * (size_t)H);
+    m->xo = array_new(d, rows * (size_t)E);
+    m->ao = array_new(d, rows * (size_t)H);
+    m->logits = array_new(d, rows * (size_t)s->n_vocab);
+}
+
+static void mini_close(struct mini *m)
+{
+    struct duo *d = &m->d;
+    struct duo_weight *ws[] = {&m->emb,    &m->head,    &m->wqkv[0], &m->wqkv[1], &m->wo[0],
+                               &m->wo[1],  &m->router,  &m->gate_up, &m->down,    &m->ff_up,
+                               &m->ff_down};
+    struct array *as[] = {&m->an[0], &m->an[1], &m->fn[0], &m->fn[1], &m->norm,
+                          &m->qn,    &m->kn,    &m->x,     &m->n,     &m->dd,
+                          &m->q,     &m->a,     &m->xo,    &m->ao,    &m->logits};
+    for (size_t i = 0; i < sizeof ws / sizeof *ws; i++)
+        weight_free(d, ws[i]);
+    for (size_t i = 0; i < sizeof as / sizeof *as; i++)
+        array_free(d, as[i]);
+    for (int i = 0; i < 2; i++)
+        kv_free(d, &m->kr[i], &m->kg[i]);
+    duo_close(d);
+}
+
+/* The forward pass on one of the two backends; layer 0 is dense, layer 1 has experts. */
+static void mini_ops(struct mini *m, bool gpu, const struct batch *b)
+{
+    struct backend *be = gpu ? m->d.gpu : m->d.ref;
+    const struct backend_ops *op = be->ops;
+    const struct shape *s = &m->d.s;
+#define ON(arr)    (gpu ? (arr).gpu : (arr).ref)
+#define WEIGHT(w) (gpu ? &(w).gpu : &(w).ref)
+    float *x = ON(m->x), *n = ON(m->n), *a = ON(m->a), *dd = ON(m->dd), *d = NULL;
+    int rows = b->n_tokens;
+    op->embed(be, WEIGHT(m->emb), x);
+    for (int i = 0; i < 2; i++) {
+        struct attn_layer l = {WEIGHT(m->wqkv[i]), ON(m->qn), ON(m->kn),
+                               gpu ? m->kg[i] : m->kr[i], 0};
+        op->add_norm(be, x, d, ON(m->an[i]), n, rows);
+        op->attn_in(be, &l, n, ON(m->q));
+        op->attention(be, &l, ON(m->q), a);
+        if (i == 1) {
+            op->gather(be, x, ON(m->xo), s->n_embd);
+            op->gather(be, a, ON(m->ao), s->n_heads * s->head_dim);
+            x = ON(m->xo);
+            a = ON(m->ao);
+            rows = b->n_out;
+        }
+        d = dd;
+        op->linear(be, WEIGHT(m->wo[i]), a, d, rows);
+        op->add_norm(be, x, d, ON(m->fn[i]), n, rows);
+        if (i == 0)
+            op->ffn(be, WEIGHT(m->ff_up), WEIGHT(m->ff_down), n, d, rows);
+        else {
+            struct moe_layer moe = {WEIGHT(m->router), WEIGHT(m->gate_up), WEIGHT(m->down)};
+            op->moe(be, &moe, n, d, rows);
+        }
+    }
+    op->add_norm(be, x, d, ON(m->norm), n, rows);
+    op->linear(be, WEIGHT(m->head), n, ON(m->logits), rows);
+    op->sample(be, ON(m->logits));
+}
+
+static void test_forward(void)
+{
+    int before = n_checks;
+    if (!wanted("forward, replay"))
+        return;
+    struct shape s = base_shape();
+    s.n_embd = 512;
+    s.head_dim = 128;
+    s.n_heads = 8;
+    s.n_kv_heads = 1;
+    s.n_rot = 128;
+    s.attn_scale = 0.088388f;
+    s.n_pages = 120;
+    struct mini *m = mem_zalloc(1, sizeof *m);
+    mini_open(m, &s);
+    struct duo *d = &m->d;
+    struct sample_params greedy = {.temp = 0, .top_p = 1, .repeat_penalty = 1};
+    struct sample_params warm = {.temp = 0.9f, .top_k = 5, .top_p = 1, .repeat_penalty = 1.2f,
+                                 .repeat_last_n = 8, .seed = 7};
+    struct sampler *sg = sampler_new(&greedy, s.n_vocab), *sw = sampler_new(&warm, s.n_vocab);
+    sampler_accept(sw, 3, false);
+    static const int one[][2] = {{77, 1}}, five[][2] = {{1, 1}, {30, 1}, {0, 1}, {200, 1}, {64, 1}};
+    static const int mixed[][2] = {{12, 1}, {0, 6}, {4, 1}}, large[][2] = {{3, 1}, {0, 41}, {20, 3}};
+    static const int twelve[][2] = {{1, 1}, {2, 1}, {3, 1},  {40, 1}, {50, 1}, {60, 1},
+                                    {7, 1}, {8, 1}, {90, 1}, {10, 1}, {11, 1}, {12, 1}};
+    const struct {
+        const char *name;
+        const int (*seqs)[2];
+        int n;
+    } runs[] = {{"1 decode", one, 1},
+                {"5 decodes", five, 5},
+                {"mixed, 8 rows", mixed, 3},
+                {"mixed, 45 rows", large, 3},
+                {"12 decodes", twelve, 12}};
+    float *eager = mem_alloc(m->logits.n * sizeof(float));
+    float *again = mem_alloc(m->logits.n * sizeof(float));
+    for (int r = 0; r < 5; r++) {
+        struct plan p;
+        plan_make(&p, &s, runs[r].seqs, runs[r].n, false);
+        struct sampler *samplers[512] = {0};
+        for (int i = 0; i < p.b.n_out; i++)
+            samplers[i] = i == 2 ? sw : i == 3 ? NULL : sg;
+        p.b.samplers = samplers;
+        int32_t rt[512], gt[512];
+        size_t n = (size_t)(p.b.n_out * s.n_vocab);
+        char what[120];
+        poison(d, &m->logits);
+        struct batch plain = p.b; /* samplers change the logits they are given */
+        plain.samplers = NULL;
+        d->ref->ops->begin(d->ref, &plain);
+        d->gpu->ops->begin(d->gpu, &p.b);
+        mini_ops(m, false, &p.b);
+        mini_ops(m, true, &p.b);
+        end(d, rt, gt);
+        d->gpu->ops->copy_out(d->gpu, eager, m->logits.gpu, n * sizeof(float));
+        /* Two experts of nearly the same weight can change places in a row: rounding decides. */
+        int excused = p.b.n_out / 6;
+        for (int i = 0; i < p.b.n_out; i++) {
+            const float *row = eager + (size_t)i * (size_t)s.n_vocab;
+            const float *want = m->logits.ref + (size_t)i * (size_t)s.n_vocab;
+            snprintf(what, sizeof what, "logits %d of %s", i, runs[r].name);
+            if (excused && distance(row, want, (size_t)s.n_vocab) > 4e-3 &&
+                distance(row, want, (size_t)s.n_vocab) < 0.8)
+                excused--;
+            else
+                check_close(what, row, want, (size_t)s.n_vocab, 4e-3);
+        }
+        for (int i = 0; i < p.b.n_out; i++) {
+            /* what was picked follows from the GPU's own logits */
+            int best = 0;
+            const float *row = eager + (size_t)i * (size_t)s.n_vocab;
+            for (int j = 1; j < s.n_vocab; j++)
+                best = row[j] > row[best] ? j : best;
+            n_checks++;
+            bool ok = samplers[i] == NULL ? gt[i] == -1 : samplers[i] == sg ? gt[i] == best
+                                                                             : gt[i] >= 0;
+            if (!ok) {
+                n_failed++;
+                printf("FAIL  token %d of %s is %d, not %d\n", i, runs[r].name, gt[i], best);
+            }
+        }
+        if (p.b.n_decode != p.b.n_seqs) {
+            mem_free(p.pages);
+            continue;
+        }
+        /* The same step recorded, replayed, and replayed with longer sequences. */
+        for (int round = 0; round < 3; round++) {
+            if (round == 2) {
+                for (int i = 0; i < p.b.n_tokens; i++) {
+                    if ((p.pos[i] + 1) % s.page_len == 0)
+                        continue; /* would need a page */
+                    p.pos[i]++;
+                    p.slot[i]++;
+                    p.kv_len[i]++;
+                    p.tokens[i] = (p.tokens[i] + 1) % s.n_vocab;
+                }
+                d->gpu->ops->begin(d->gpu, &p.b);
+                mini_ops(m, true, &p.b);
+                struct error err = {0};
+                fail_if(!d->gpu->ops->end(d->gpu, gt, &err), err.msg);
+                d->gpu->ops->copy_out(d->gpu, eager, m->logits.gpu, n * sizeof(float));
+            }
+            poison(d, &m->logits);
+            struct error err = {0};
+            d->gpu->ops->begin(d->gpu, &p.b);
+            bool replayed = d->gpu->ops->replay(d->gpu, (uint64_t)p.b.n_seqs);
+            if (!replayed) {
+                d->gpu->ops->record(d->gpu, (uint64_t)p.b.n_seqs);
+                mini_ops(m, true, &p.b);
+            }
+            fail_if(!d->gpu->ops->end(d->gpu, rt, &err), err.msg);
+            d->gpu->ops->copy_out(d->gpu, again, m->logits.gpu, n * sizeof(float));
+            n_checks += 3;
+            if (replayed != (round > 0)) {
+                n_failed++;
+                printf("FAIL  %s round %d: replayed is %d\n", runs[r].name, round, replayed);
+            }
+            if (memcmp(eager, again, n * sizeof(float))) {
+                n_failed++;
+                snprintf(what, sizeof what, "replay of %s, round %d", runs[r].name, round);
+                check_close(what, again, eager, n, 0);
+            }
+            for (int i = 0; i < p.b.n_out; i++)
+                if (samplers[i] == sg && rt[i] != gt[i]) {
+                    n_failed++;
+                    printf("FAIL  %s round %d: token %d is %d, not %d\n", runs[r].name, round, i,
+                           rt[i], gt[i]);
+                }
+        }
+        for (int i = 0; i < 2; i++) { /* rounds the reference did not take part in */
+            d->gpu->ops->copy_out(d->gpu, m->kr[i].k, m->kg[i].k, kv_bytes(&s));
+            d->gpu->ops->copy_out(d->gpu, m->kr[i].v, m->kg[i].v, kv_bytes(&s));
+        }
+        mem_free(p.pages);
+    }
+    mem_free(eager);
+    mem_free(again);
+    sampler_free(sg);
+    sampler_free(sw);
+    mini_close(m);
+    mem_free(m);
+    report("forward, replay", before);
+}
+
+int main(int argc, char **argv)
+{
+    filter = argc > 1 ? argv[1] : NULL;
+    test_embed();
+    test_norm_gather();
+    test_linear();
+    test_segments();
+    test_ffn();
+    test_moe();
+    test_attention();
+    test_forward();
+    printf("%d checks, %d failed\n", n_checks, n_failed);
+    return n_failed != 0 || n_checks == 0;
+}
