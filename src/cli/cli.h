@@ -46,7 +46,9 @@ struct model_flags {
         {OPT_INT,         'c',          "ctx-size",                                                \
          "max-model-len", &(f).context, 1,                                                         \
          1 << 28,         "N",          "context in tokens (default: the model's)"},               \
-        {OPT_STRING, 0, "device", 0, &(f).device, 0, 0, "NAME", "cpu or cuda (default: best)"},    \
+        {OPT_STRING, 0,           "device",                                                        \
+         0,          &(f).device, 0,                                                               \
+         0,          "NAME",      "cpu (default) or cuda (young: see docs)"},                      \
         {OPT_STRING,                                                                               \
          0,                                                                                        \
          "kv-type",                                                                                \

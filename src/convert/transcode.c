@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/pool.h"
 
+#include <stdatomic.h>
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
