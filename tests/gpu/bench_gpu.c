@@ -39,7 +39,8 @@ struct bench {
 };
 
 enum part { P_ALL, P_QKV, P_ATTENTION, P_OUT, P_FFN, P_HEAD, P_NORM, N_PARTS };
-static const char *part_names[] = {"all", "qkv", "attention", "out", "ffn/moe", "head+sample", "norm"};
+static const char *part_names[] = {"all",     "qkv",         "attention", "out",
+                                   "ffn/moe", "head+sample", "norm"};
 
 static uint64_t rng = 1;
 
@@ -122,8 +123,11 @@ static void build(struct bench *m, bool moe, int n_layers)
         int eighth = n_layers / 8;
         bool more = i < eighth || i >= 7 * eighth || (i - eighth) % 3 == 2;
         enum dtype up = more ? DT_Q6_K : DT_Q4_K;
-        struct random_spec qkv = {
-            .n_in = E, .n_expert = 1, .n_seg = 3, .rows = {H, K, K}, .type = {DT_Q4_K, DT_Q4_K, up}};
+        struct random_spec qkv = {.n_in = E,
+                                  .n_expert = 1,
+                                  .n_seg = 3,
+                                  .rows = {H, K, K},
+                                  .type = {DT_Q4_K, DT_Q4_K, up}};
         upload(m, &l->wqkv, &qkv);
         struct random_spec wo = {
             .n_in = H, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {DT_Q4_K}};
@@ -149,7 +153,8 @@ static void build(struct bench *m, bool moe, int n_layers)
         upload(m, &l->down, &down);
         m->bytes[P_QKV] += l->wqkv.bytes;
         m->bytes[P_OUT] += l->wo.bytes;
-        m->bytes[P_FFN] += l->router.bytes + (l->gate_up.bytes + l->down.bytes) * (moe ? 8 : 128) / 128;
+        m->bytes[P_FFN] +=
+            l->router.bytes + (l->gate_up.bytes + l->down.bytes) * (moe ? 8 : 128) / 128;
         l->attn_norm = device_random(m, (size_t)E, 1, 0.1f);
         l->ffn_norm = device_random(m, (size_t)E, 1, 0.1f);
         l->q_norm = device_random(m, 128, 1, 0.1f);
@@ -200,7 +205,8 @@ static void lay_out(struct bench *m, int n, int depth, int fresh)
             int t = i * fresh + j, p = depth + j;
             m->tokens[t] = (int32_t)(random_u64(&rng) % (uint64_t)s->n_vocab);
             m->pos[t] = p;
-            m->slot[t] = m->pages[(size_t)i * (size_t)s->max_pages + (size_t)(p / PAGE)] * PAGE + p % PAGE;
+            m->slot[t] =
+                m->pages[(size_t)i * (size_t)s->max_pages + (size_t)(p / PAGE)] * PAGE + p % PAGE;
         }
         m->q_start[i + 1] = (i + 1) * fresh;
         m->kv_len[i] = depth + fresh;
@@ -382,8 +388,8 @@ int main(int argc, char **argv)
         struct profile prof = {0};
         m->be->profile = &prof;
         time_step(m, P_ALL, false, 5);
-        static const char *names[] = {"embed", "norm", "qkv", "attention", "output", "router",
-                                      "experts", "ffn", "head", "sampling", "other"};
+        static const char *names[] = {"embed",   "norm", "qkv",  "attention", "output", "router",
+                                      "experts", "ffn",  "head", "sampling",  "other"};
         for (int i = 0; i < N_STAGES; i++)
             if (prof.ns[0][i] > 0)
                 printf("  %-10s %8.3f ms a step\n", names[i], prof.ns[0][i] * 1e-6 / 8);

@@ -26,8 +26,8 @@
 #define __restrict__ __restrict
 #define __constant__ static
 #define __grid_constant__
-#define __shared__   static
-#define __align__(n) __attribute__((aligned(n)))
+#define __shared__         static
+#define __align__(n)       __attribute__((aligned(n)))
 #define SHARED_BYTES(name) uint8_t *name = sim_shared()
 
 struct dim3 {

@@ -286,10 +286,10 @@ static void report(const char *group, int before)
     fflush(stdout);
 }
 
-static const enum dtype all_types[] = {
-    DT_F32,  DT_F16,  DT_BF16, DT_Q4_0,   DT_Q4_1,   DT_Q5_0,  DT_Q5_1,  DT_Q8_0,    DT_Q2_K,
-    DT_Q3_K, DT_Q4_K, DT_Q5_K, DT_Q6_K,   DT_IQ4_NL, DT_IQ4_XS, DT_MXFP4, DT_IQ3_S, DT_F8_E4M3,
-    DT_GPTQ4};
+static const enum dtype all_types[] = {DT_F32,   DT_F16,   DT_BF16,    DT_Q4_0,   DT_Q4_1,
+                                       DT_Q5_0,  DT_Q5_1,  DT_Q8_0,    DT_Q2_K,   DT_Q3_K,
+                                       DT_Q4_K,  DT_Q5_K,  DT_Q6_K,    DT_IQ4_NL, DT_IQ4_XS,
+                                       DT_MXFP4, DT_IQ3_S, DT_F8_E4M3, DT_GPTQ4};
 enum { N_TYPES = (int)(sizeof all_types / sizeof *all_types) };
 
 static void test_linear(void)
@@ -301,10 +301,9 @@ static void test_linear(void)
     s.n_ff = 4352; /* the widest row */
     struct duo d;
     duo_open(&d, &s);
-    const int shapes[][3] = {{256, 528, 1},  {512, 544, 3},   {768, 530, 8},
-                             {1024, 560, 9}, {2304, 528, 2},  {512, 640, 37},
-                             {256, 1100, 70}, {512, 520, 130}, {256, 4400, 1},
-                             {256, 528, 300}, {512, 560, 20},  {4352, 544, 5}};
+    const int shapes[][3] = {{256, 528, 1},  {512, 544, 3},   {768, 530, 8},   {1024, 560, 9},
+                             {2304, 528, 2}, {512, 640, 37},  {256, 1100, 70}, {512, 520, 130},
+                             {256, 4400, 1}, {256, 528, 300}, {512, 560, 20},  {4352, 544, 5}};
     for (int i = 0; i < N_TYPES; i++)
         for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++) {
             enum dtype t = all_types[i];
@@ -372,7 +371,8 @@ static void test_segments(void)
             float *h = mem_alloc((size_t)(512 * rows) * sizeof(float));
             for (int t = 0; t < rows; t++)
                 for (int k = 0; k < 512; k++)
-                    h[t * 512 + k] = random_float(&rng) * (rows <= 8 ? powf(10, (float)(t * 5 - 15)) : 3.0f);
+                    h[t * 512 + k] =
+                        random_float(&rng) * (rows <= 8 ? powf(10, (float)(t * 5 - 15)) : 3.0f);
             struct array x = array_new(&d, (size_t)(512 * rows));
             array_set(&d, &x, h);
             mem_free(h);
@@ -415,12 +415,8 @@ static void test_embed(void)
         int n_in = dtype_table[t].block_len < 256 ? 544 : 512;
         s.n_embd = n_in;
         duo_open(&d, &s);
-        struct random_spec spec = {.n_in = n_in,
-                                   .n_expert = 1,
-                                   .n_seg = 1,
-                                   .rows = {536},
-                                   .type = {t},
-                                   .group_len = 32};
+        struct random_spec spec = {
+            .n_in = n_in, .n_expert = 1, .n_seg = 1, .rows = {536}, .type = {t}, .group_len = 32};
         struct duo_weight w;
         weight_new(&d, &w, &spec);
         struct plan p;
@@ -630,8 +626,10 @@ static void test_attention(void)
                 const int (*seqs)[2];
                 int n;
                 bool pad;
-            } runs[] = {{"decode", decode, 6, false}, {"padded decode", decode, 6, true},
-                        {"mixed", mixed, 6, false},   {"one", one, 1, false},
+            } runs[] = {{"decode", decode, 6, false},
+                        {"padded decode", decode, 6, true},
+                        {"mixed", mixed, 6, false},
+                        {"one", one, 1, false},
                         {"prompt", prompt, 1, false}};
             for (int j = 0; j < 5; j++) {
                 if (SIM && (i + (size_t)j + (size_t)window) % 2)
@@ -651,8 +649,11 @@ static void test_ffn(void)
     int before = n_checks;
     if (!wanted("ffn"))
         return;
-    const enum dtype types[][2] = {{DT_Q4_K, DT_Q6_K}, {DT_Q8_0, DT_Q8_0}, {DT_F32, DT_Q5_1},
-                                   {DT_GPTQ4, DT_GPTQ4}, {DT_BF16, DT_F8_E4M3}};
+    const enum dtype types[][2] = {{DT_Q4_K, DT_Q6_K},
+                                   {DT_Q8_0, DT_Q8_0},
+                                   {DT_F32, DT_Q5_1},
+                                   {DT_GPTQ4, DT_GPTQ4},
+                                   {DT_BF16, DT_F8_E4M3}};
     const int rows_of[] = {1, 3, 8, 9, 70, 300};
     for (int i = 0; i < 5; i++)
         for (int j = 0; j < 6; j++) {
@@ -706,9 +707,9 @@ static void test_moe(void)
     int before = n_checks;
     if (!wanted("moe"))
         return;
-    const enum dtype types[][2] = {{DT_Q4_K, DT_Q6_K}, {DT_Q4_K, DT_Q4_K}, {DT_Q8_0, DT_Q8_0},
-                                   {DT_GPTQ4, DT_GPTQ4}, {DT_F8_E4M3, DT_F8_E4M3},
-                                   {DT_BF16, DT_BF16}, {DT_Q5_K, DT_Q3_K}};
+    const enum dtype types[][2] = {
+        {DT_Q4_K, DT_Q6_K},       {DT_Q4_K, DT_Q4_K}, {DT_Q8_0, DT_Q8_0}, {DT_GPTQ4, DT_GPTQ4},
+        {DT_F8_E4M3, DT_F8_E4M3}, {DT_BF16, DT_BF16}, {DT_Q5_K, DT_Q3_K}};
     const int rows_of[] = {1, 2, 8, 9, 33, 300};
     for (int i = 0; i < 7; i++)
         for (int j = 0; j < 6; j++) {
@@ -814,11 +815,8 @@ static void mini_open(struct mini *m, const struct shape *s)
                              .n_seg = 2,
                              .rows = {s->n_ff_exp, s->n_ff_exp},
                              .type = {DT_Q4_K, DT_Q4_K}};
-    struct random_spec down = {.n_in = s->n_ff_exp,
-                               .n_expert = s->n_expert,
-                               .n_seg = 1,
-                               .rows = {E},
-                               .type = {DT_Q6_K}};
+    struct random_spec down = {
+        .n_in = s->n_ff_exp, .n_expert = s->n_expert, .n_seg = 1, .rows = {E}, .type = {DT_Q6_K}};
     weight_new(d, &m->router, &router);
     weight_new(d, &m->gate_up, &up);
     weight_new(d, &m->down, &down);
@@ -843,9 +841,9 @@ static void mini_open(struct mini *m, const struct shape *s)
 static void mini_close(struct mini *m)
 {
     struct duo *d = &m->d;
-    struct duo_weight *ws[] = {&m->emb,    &m->head,    &m->wqkv[0], &m->wqkv[1], &m->wo[0],
-                               &m->wo[1],  &m->router,  &m->gate_up, &m->down,    &m->ff_up,
-                               &m->ff_down};
+    struct duo_weight *ws[] = {&m->emb,   &m->head,  &m->wqkv[0], &m->wqkv[1],
+                               &m->wo[0], &m->wo[1], &m->router,  &m->gate_up,
+                               &m->down,  &m->ff_up, &m->ff_down};
     struct array *as[] = {&m->an[0], &m->an[1], &m->fn[0], &m->fn[1], &m->norm,
                           &m->qn,    &m->kn,    &m->x,     &m->n,     &m->dd,
                           &m->q,     &m->a,     &m->xo,    &m->ao,    &m->logits};
@@ -864,14 +862,14 @@ static void mini_ops(struct mini *m, bool gpu, const struct batch *b)
     struct backend *be = gpu ? m->d.gpu : m->d.ref;
     const struct backend_ops *op = be->ops;
     const struct shape *s = &m->d.s;
-#define ON(arr)    (gpu ? (arr).gpu : (arr).ref)
+#define ON(arr)   (gpu ? (arr).gpu : (arr).ref)
 #define WEIGHT(w) (gpu ? &(w).gpu : &(w).ref)
     float *x = ON(m->x), *n = ON(m->n), *a = ON(m->a), *dd = ON(m->dd), *d = NULL;
     int rows = b->n_tokens;
     op->embed(be, WEIGHT(m->emb), x);
     for (int i = 0; i < 2; i++) {
-        struct attn_layer l = {WEIGHT(m->wqkv[i]), ON(m->qn), ON(m->kn),
-                               gpu ? m->kg[i] : m->kr[i], 0};
+        struct attn_layer l = {WEIGHT(m->wqkv[i]), ON(m->qn), ON(m->kn), gpu ? m->kg[i] : m->kr[i],
+                               0};
         op->add_norm(be, x, d, ON(m->an[i]), n, rows);
         op->attn_in(be, &l, n, ON(m->q));
         op->attention(be, &l, ON(m->q), a);
@@ -914,12 +912,17 @@ static void test_forward(void)
     mini_open(m, &s);
     struct duo *d = &m->d;
     struct sample_params greedy = {.temp = 0, .top_p = 1, .repeat_penalty = 1};
-    struct sample_params warm = {.temp = 0.9f, .top_k = 5, .top_p = 1, .repeat_penalty = 1.2f,
-                                 .repeat_last_n = 8, .seed = 7};
+    struct sample_params warm = {.temp = 0.9f,
+                                 .top_k = 5,
+                                 .top_p = 1,
+                                 .repeat_penalty = 1.2f,
+                                 .repeat_last_n = 8,
+                                 .seed = 7};
     struct sampler *sg = sampler_new(&greedy, s.n_vocab), *sw = sampler_new(&warm, s.n_vocab);
     sampler_accept(sw, 3, false);
     static const int one[][2] = {{77, 1}}, five[][2] = {{1, 1}, {30, 1}, {0, 1}, {200, 1}, {64, 1}};
-    static const int mixed[][2] = {{12, 1}, {0, 6}, {4, 1}}, large[][2] = {{3, 1}, {0, 41}, {20, 3}};
+    static const int mixed[][2] = {{12, 1}, {0, 6}, {4, 1}},
+                     large[][2] = {{3, 1}, {0, 41}, {20, 3}};
     static const int twelve[][2] = {{1, 1}, {2, 1}, {3, 1},  {40, 1}, {50, 1}, {60, 1},
                                     {7, 1}, {8, 1}, {90, 1}, {10, 1}, {11, 1}, {12, 1}};
     const struct {
@@ -971,8 +974,9 @@ static void test_forward(void)
             for (int j = 1; j < s.n_vocab; j++)
                 best = row[j] > row[best] ? j : best;
             n_checks++;
-            bool ok = samplers[i] == NULL ? gt[i] == -1 : samplers[i] == sg ? gt[i] == best
-                                                                             : gt[i] >= 0;
+            bool ok = samplers[i] == NULL ? gt[i] == -1
+                      : samplers[i] == sg ? gt[i] == best
+                                          : gt[i] >= 0;
             if (!ok) {
                 n_failed++;
                 printf("FAIL  token %d of %s is %d, not %d\n", i, runs[r].name, gt[i], best);

@@ -75,7 +75,7 @@ struct cuda_weight {
 struct step_layout {
     int n_tokens, n_seqs, n_decode, n_out;
     bool out_is_all; /* out_rows is 0..n_tokens-1 */
-    int n_q_tiles; /* tiles of 64 prompt rows */
+    int n_q_tiles;   /* tiles of 64 prompt rows */
     int tokens, pos, slot, q_start, kv_len, out_rows, seq_of, q_tiles, pages; /* offsets */
 };
 
@@ -164,14 +164,14 @@ struct cuda_backend {
     } raw_qkv;
 
     /* Scratch, sized by prepare */
-    float *qkv;           /* (max_tokens, (H + 2K) * D) raw projections */
-    float *split_acc;     /* (split units, 8, D) */
-    float *split_ml;      /* (split units, 8, 2) */
-    int32_t *split_count; /* (max_seqs, K * groups) arrivals, zero between launches */
-    float *router;        /* (max_tokens, n_expert) logits */
-    float *hidden;        /* (SMALL_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
-    uint16_t *half_in;    /* (max_tokens, widest n_in) activations of the large path */
-    float *half_scale;    /* (max_tokens) what undoes a row's scale */
+    float *qkv;            /* (max_tokens, (H + 2K) * D) raw projections */
+    float *split_acc;      /* (split units, 8, D) */
+    float *split_ml;       /* (split units, 8, 2) */
+    int32_t *split_count;  /* (max_seqs, K * groups) arrivals, zero between launches */
+    float *router;         /* (max_tokens, n_expert) logits */
+    float *hidden;         /* (SMALL_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
+    uint16_t *half_in;     /* (max_tokens, widest n_in) activations of the large path */
+    float *half_scale;     /* (max_tokens) what undoes a row's scale */
     uint16_t *half_hidden; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
     float *expert_out;     /* (max_tokens * used, n_embd) */
     int32_t *route;        /* tables of the large path: see large.cu */
@@ -195,8 +195,8 @@ struct cuda_backend {
     struct {
         uint8_t *host[4]; /* pinned ring */
         cudaEvent_t done[4];
-        uint8_t *dev;     /* (slots, piece) */
-        size_t piece;     /* bytes of a slot; 0 = not open */
+        uint8_t *dev; /* (slots, piece) */
+        size_t piece; /* bytes of a slot; 0 = not open */
         int next;
         struct pool *pool;
     } ring;
@@ -217,8 +217,11 @@ void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what);
             cuda_fail(cu, e_, #call);                                                              \
     } while (0)
 
-enum { LAUNCH_PLAIN, LAUNCH_EARLY /* may start before its predecessor ends: it calls
-                                     dependency_wait before touching any result */ };
+enum {
+    LAUNCH_PLAIN,
+    LAUNCH_EARLY /* may start before its predecessor ends: it calls
+                                     dependency_wait before touching any result */
+};
 
 /* Kernels are plain functions of plain arguments. */
 template <class... P, class... A>
@@ -230,9 +233,9 @@ static inline void cuda_launch(struct cuda_backend *cu, void (*fn)(P...), dim3 g
     sim_launch(cu->stream, grid, dim3((unsigned)block), shared, [=] { fn(P(args)...); });
 #else
     if (shared > 48 << 10) /* a table look-up in the runtime: cheap enough for recording */
-        CUDA_TRY(cu, cudaFuncSetAttribute((const void *)fn,
-                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)shared));
+        CUDA_TRY(cu,
+                 cudaFuncSetAttribute((const void *)fn, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)shared));
     cudaLaunchConfig_t cfg = {};
     cfg.gridDim = grid;
     cfg.blockDim = dim3((unsigned)block);
