@@ -180,7 +180,7 @@ test-sim: $(B)/sim/test_ops
 bench: $(B)/steel $(patsubst bench/%.c,$(B)/bench/%,$(wildcard bench/*.c))
 	@sh bench/run.sh $(B)
 
-FORMATTED := $(wildcard src/*/*.[ch] src/backend/*/*.[ch] include/*.h tests/*.[ch] fuzz/*.c bench/*.c examples/*.c)
+FORMATTED := $(wildcard src/*/*.[ch] src/backend/*/*.[ch] include/*.h tests/*.[ch] fuzz/*.c bench/*.c examples/*.c src/backend/cuda/*.cu src/backend/cuda/*.cuh tests/gpu/*.[ch] tests/gpu/*.cpp)
 format:
 	clang-format -i $(FORMATTED)
 format-check:

@@ -242,8 +242,7 @@ static void run_grid(dim3 grid, dim3 block, size_t shared, const std::function<v
     shuffle(order);
     for (int i : order) {
         unsigned b = (unsigned)i;
-        run_block(grid, block,
-                  dim3(b % grid.x, b / grid.x % grid.y, b / (grid.x * grid.y)));
+        run_block(grid, block, dim3(b % grid.x, b / grid.x % grid.y, b / (grid.x * grid.y)));
     }
 }
 

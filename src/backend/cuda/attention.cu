@@ -24,8 +24,8 @@ struct kv_view {
 struct attn_args {
     struct kv_view kv;
     struct step step;
-    const float *q;   /* (n_tokens, H, D) rotated; or raw projections (n_tokens, H + 2K, D) */
-    float *a;         /* (n_tokens, H, D) */
+    const float *q; /* (n_tokens, H, D) rotated; or raw projections (n_tokens, H + 2K, D) */
+    float *a;       /* (n_tokens, H, D) */
     const float *q_norm, *k_norm;
     int n_heads, n_rot, window, n_split;
     float eps, scale;
@@ -140,8 +140,8 @@ static __global__ void __launch_bounds__(128)
         int key = base + lane;
         float s = -INFINITY;
         if (key <= last) {
-            size_t k = kv_index(p.kv, pages[key / p.kv.page_len] * p.kv.page_len +
-                                          key % p.kv.page_len, kv_head);
+            size_t k = kv_index(
+                p.kv, pages[key / p.kv.page_len] * p.kv.page_len + key % p.kv.page_len, kv_head);
             s = 0.0f;
             for (int i = 0; i < D; i++)
                 s += q[i] * kv_get(p.kv.k, p.kv.type, k + (size_t)i);
@@ -156,8 +156,9 @@ static __global__ void __launch_bounds__(128)
             float v = acc[i] * shrink;
             for (int j = 0; j < n; j++) {
                 int key2 = base + j;
-                size_t k = kv_index(p.kv, pages[key2 / p.kv.page_len] * p.kv.page_len +
-                                              key2 % p.kv.page_len, kv_head);
+                size_t k = kv_index(
+                    p.kv, pages[key2 / p.kv.page_len] * p.kv.page_len + key2 % p.kv.page_len,
+                    kv_head);
                 v += prob[j] * kv_get(p.kv.v, p.kv.type, k + (size_t)i);
             }
             acc[i] = v;
@@ -176,8 +177,8 @@ DEVICE uint32_t word_of(const uint4 &v, int i)
 {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
-template <bool BF16> DEVICE void mma_kv(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                        uint32_t b1)
+template <bool BF16>
+DEVICE void mma_kv(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     if (BF16)
         mma_bf16(d, a, b0, b1);
@@ -224,7 +225,7 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
     float *head = (float *)shared;             /* (10, D): queries, then this step's k and v */
     float *part = head + 10 * D;               /* (8 warps, 8, ROW) in the order of the tiles */
     float *ml = part + DECODE_WARPS * 8 * ROW; /* (parts, 8, 2): maximum, sum */
-    uint16_t *fresh = (uint16_t *)(ml + DECODE_PARTS * 16); /* (2, D) as the cache has it */
+    uint16_t *fresh = (uint16_t *)(ml + DECODE_PARTS * 16);   /* (2, D) as the cache has it */
     uint16_t *q_hi = fresh + 2 * D, *q_lo = q_hi + 8 * Q_ROW; /* (8, Q_ROW) */
     int *is_last = (int *)(q_lo + 8 * Q_ROW);
 
@@ -339,7 +340,8 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
         } else {
             int page = slot >> p.kv.page_shift, off = slot & (p.kv.page_len - 1);
             size_t at = (((((size_t)page * (size_t)K + (size_t)kv_head) << p.kv.page_shift)) +
-                         (size_t)off) * D;
+                         (size_t)off) *
+                        D;
             uint16_t *cache = (uint16_t *)(job == 8 ? p.kv.k : p.kv.v) + at;
 #pragma unroll
             for (int i = 0; i < D / 32; i++) {
@@ -573,8 +575,7 @@ static __global__ void __launch_bounds__(128)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int r = min(w * 16 + g + 8 * (j & 1), rows - 1), d = i * 16 + 2 * c + 8 * (j >> 1);
-            const float *e =
-                p.q + ((size_t)(row0 + r) * (size_t)H + (size_t)h) * D + (size_t)d;
+            const float *e = p.q + ((size_t)(row0 + r) * (size_t)H + (size_t)h) * D + (size_t)d;
             qf[i][j] = pack_kv<BF16>(e[0] * to_log2, e[1] * to_log2);
         }
     float out[D / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
@@ -702,9 +703,8 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
 bool cuda_tensor_attention(const struct cuda_backend *cu)
 {
     const struct shape *s = &cu->shape;
-    return s->kv_type != DT_F32 && (s->head_dim == 64 || s->head_dim == 128) &&
-           s->page_len >= 16 && (s->page_len & (s->page_len - 1)) == 0 &&
-           s->n_heads % s->n_kv_heads == 0;
+    return s->kv_type != DT_F32 && (s->head_dim == 64 || s->head_dim == 128) && s->page_len >= 16 &&
+           (s->page_len & (s->page_len - 1)) == 0 && s->n_heads % s->n_kv_heads == 0;
 }
 
 int cuda_splits(const struct cuda_backend *cu, int n_seqs)
@@ -733,8 +733,8 @@ static void attend_tensor(struct cuda_backend *cu, struct attn_args p, bool raw,
         p.n_split = cuda_splits(cu, p.step.n_decode);
         dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
         if (raw)
-            cuda_launch(cu, decode_kernel<D, BF16, true>, grid, DECODE_WARPS * 32,
-                        decode_shared(D), LAUNCH_EARLY, p);
+            cuda_launch(cu, decode_kernel<D, BF16, true>, grid, DECODE_WARPS * 32, decode_shared(D),
+                        LAUNCH_EARLY, p);
         else
             cuda_launch(cu, decode_kernel<D, BF16, false>, grid, DECODE_WARPS * 32,
                         decode_shared(D), LAUNCH_EARLY, p);

@@ -142,8 +142,8 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
     size_t hidden = used * ffe > ff ? used * ffe : ff;
     size_t groups = (size_t)(s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8));
     size_t units = max_split_units(cu);
-    cu->step_cap = STEP_HEAD + 4 * tokens + 2 * seqs + out + 16 +
-                   2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages;
+    cu->step_cap = STEP_HEAD + 4 * tokens + 2 * seqs + out + 16 + 2 * (tokens / 64 + seqs + 1) +
+                   seqs * (size_t)s->max_pages;
     struct want list[] = {
         {(void **)&cu->rope_freq, (size_t)(s->n_rot / 2 + 1) * 4},
         {(void **)&cu->rope, tokens * (size_t)(s->n_rot / 2 + 1) * sizeof(float2)},
@@ -569,7 +569,8 @@ static void op_attention(struct backend *be, const struct attn_layer *l, const f
     mark_end(cu, STAGE_ATTENTION);
 }
 
-static void op_linear(struct backend *be, const struct weight *w, const float *x, float *y, int rows)
+static void op_linear(struct backend *be, const struct weight *w, const float *x, float *y,
+                      int rows)
 {
     struct cuda_backend *cu = cuda_self(be);
     if (!rows)
@@ -600,7 +601,8 @@ static void op_ffn(struct backend *be, const struct weight *gate_up, const struc
     mark_end(cu, STAGE_FFN);
 }
 
-static void op_moe(struct backend *be, const struct moe_layer *l, const float *x, float *y, int rows)
+static void op_moe(struct backend *be, const struct moe_layer *l, const float *x, float *y,
+                   int rows)
 {
     struct cuda_backend *cu = cuda_self(be);
     if (!rows)

@@ -170,14 +170,12 @@ DEVICE void dot_gptq4(const uint8_t *tile, const struct row_slice &x, float (&r)
     uint2 sc = half_scales(tile + GPTQ_SCALES);
     uint32_t z = load4(tile + GPTQ_ZEROS + (lane & 3) * 32 + (lane >> 2) * 4);
     float t0 = x.even[0] + x.odd[0], t1 = x.even[1] + x.odd[1];
-    float s0 = (c0[0] + c1[0] + t0 * (1.0f + byte_float(z, 0) * 0x1p-10f)) *
-                   half_to_float(sc.x & 0xffff) +
-               (c0[1] + c1[1] + t1 * (1.0f + byte_float(z, 1) * 0x1p-10f)) *
-                   half_to_float(sc.x >> 16);
-    float s1 = (c0[2] + c1[2] + t0 * (1.0f + byte_float(z, 2) * 0x1p-6f)) *
-                   half_to_float(sc.y & 0xffff) +
-               (c0[3] + c1[3] + t1 * (1.0f + byte_float(z, 3) * 0x1p-6f)) *
-                   half_to_float(sc.y >> 16);
+    float s0 =
+        (c0[0] + c1[0] + t0 * (1.0f + byte_float(z, 0) * 0x1p-10f)) * half_to_float(sc.x & 0xffff) +
+        (c0[1] + c1[1] + t1 * (1.0f + byte_float(z, 1) * 0x1p-10f)) * half_to_float(sc.x >> 16);
+    float s1 =
+        (c0[2] + c1[2] + t0 * (1.0f + byte_float(z, 2) * 0x1p-6f)) * half_to_float(sc.y & 0xffff) +
+        (c0[3] + c1[3] + t1 * (1.0f + byte_float(z, 3) * 0x1p-6f)) * half_to_float(sc.y >> 16);
     r[0] += s0;
     r[1] += 0.0625f * s1;
 }
@@ -234,8 +232,7 @@ DEVICE void dot_slow(const struct seg *s, const uint8_t *tile, const struct row_
             int row = g + 8 * (j & 1), k = 16 * i + 4 * c + 2 * (j >> 1);
             float u = tile_value_call(s, tile, row, k), v = tile_value_call(s, tile, row, k + 1);
             a[j] = pack_half2(u, v);
-            rest[j] =
-                pack_half2(u - half_to_float(a[j] & 0xffff), v - half_to_float(a[j] >> 16));
+            rest[j] = pack_half2(u - half_to_float(a[j] & 0xffff), v - half_to_float(a[j] >> 16));
         }
         bool on = g == i >> 1;
         uint32_t b0 = i & 1 ? x.b[2] : x.b[0], b1 = i & 1 ? x.b[3] : x.b[1];

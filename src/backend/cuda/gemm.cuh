@@ -38,7 +38,8 @@ struct gemm_args {
     float unscale;    /* multiplies the result */
     int stages, slot; /* ring entries per warp; bytes of one tile in it */
     /* experts */
-    bool moe, sorted_in; /* sorted_in: x rows are sorted pairs (hidden units), not the step's rows */
+    bool moe,
+        sorted_in; /* sorted_in: x rows are sorted pairs (hidden units), not the step's rows */
     int used;
     struct route_tables route;
     /* mid.cu */
@@ -92,7 +93,7 @@ DEVICE void chunk_mma(const uint32_t (&a)[2][4][4], const uint8_t *bs, int q, in
                       float (&acc)[2][NT][4])
 {
     int lane = lane_id();
-    if (NT == 1) {
+    if constexpr (NT == 1) {
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
             int row = lane & 7, piece = q * 8 + j * 2 + (lane >> 3);
@@ -104,21 +105,21 @@ DEVICE void chunk_mma(const uint32_t (&a)[2][4][4], const uint8_t *bs, int q, in
                 mma_f16(acc[i][0], a[i][j + 1], b[2], b[3]);
             }
         }
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int piece = q * 8 + j * 2 + (lane >> 3 & 1);
+        for (int j = 0; j < 4; j++) {
+            int piece = q * 8 + j * 2 + (lane >> 3 & 1);
 #pragma unroll
-        for (int n = 0; n < NT / 2; n++) {
-            if (n * 2 < n_active) {
-                int row = n * 16 + (lane >> 4) * 8 + (lane & 7);
-                uint32_t b[4];
-                ldmatrix4(b, bs + row * (TILE_K * 2) + ((piece ^ (row & 7)) << 4));
+            for (int n = 0; n < NT / 2; n++) {
+                if (n * 2 < n_active) {
+                    int row = n * 16 + (lane >> 4) * 8 + (lane & 7);
+                    uint32_t b[4];
+                    ldmatrix4(b, bs + row * (TILE_K * 2) + ((piece ^ (row & 7)) << 4));
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    mma_f16(acc[i][2 * n], a[i][j], b[0], b[1]);
-                    mma_f16(acc[i][2 * n + 1], a[i][j], b[2], b[3]);
+                    for (int i = 0; i < 2; i++) {
+                        mma_f16(acc[i][2 * n], a[i][j], b[0], b[1]);
+                        mma_f16(acc[i][2 * n + 1], a[i][j], b[2], b[3]);
+                    }
                 }
             }
         }

@@ -18,7 +18,7 @@
 #define SHARED_BYTES(name) extern __shared__ __align__(128) uint8_t name[]
 #endif
 
-#define DEVICE static __device__ __forceinline__
+#define DEVICE    static __device__ __forceinline__
 #define FULL_WARP 0xffffffffu
 
 DEVICE int lane_id()

@@ -105,17 +105,20 @@ static __global__ void __launch_bounds__(LARGE_WARPS * 32)
     int n_active = (count + 7) / 8;
 
     auto fetch = [&](int kt) { /* the activations' k tile */
-        if (kt < p.w.n_kt) {
-            uint8_t *to = bs + (kt & 1) * B_BYTES;
-            for (int i = (int)threadIdx.x; i < n_active * 8 * 32; i += LARGE_WARPS * 32) {
-                int row = i >> 5, piece = i & 31, in = rows.in[row];
-                const uint16_t *from = p.x + (size_t)(in < 0 ? 0 : in) * (size_t)p.ldx +
-                                       (size_t)(kt * TILE_K + piece * 8);
-                copy_async16_or_zero(to + row * (TILE_K * 2) + ((piece ^ (row & 7)) << 4), from,
-                                     in >= 0);
-            }
-        }
-        copy_async_commit();
+                               if (kt < p.w.n_kt) {
+                                   uint8_t *to = bs + (kt & 1) * B_BYTES;
+                                   for (int i = (int)threadIdx.x; i < n_active * 8 * 32;
+                                        i += LARGE_WARPS * 32) {
+                                       int row = i >> 5, piece = i & 31, in = rows.in[row];
+                                       const uint16_t *from =
+                                           p.x + (size_t)(in < 0 ? 0 : in) * (size_t)p.ldx +
+                                           (size_t)(kt * TILE_K + piece * 8);
+                                       copy_async16_or_zero(to + row * (TILE_K * 2) +
+                                                                ((piece ^ (row & 7)) << 4),
+                                                            from, in >= 0);
+                                   }
+                               }
+                               copy_async_commit();
     };
     auto fetch_weights = [&](int kt) {
         if (SET != SET_ALL && kt < p.w.n_kt && mine) {
@@ -233,7 +236,8 @@ static void gemm_launch(struct cuda_backend *cu, struct gemm_args p, dim3 grid)
 }
 
 /* Not every set has every width: compiling takes its time. */
-template <bool PAIR> static void large_pick(struct cuda_backend *cu, struct gemm_args p, int width, int y)
+template <bool PAIR>
+static void large_pick(struct cuda_backend *cu, struct gemm_args p, int width, int y)
 {
     int units = PAIR ? p.ldy / TILE_ROWS : ceil_div(p.w.n_tiles, 2);
     dim3 grid((unsigned)ceil_div(units, LARGE_WARPS), (unsigned)y);
@@ -408,7 +412,8 @@ static __global__ void route_kernel(const __grid_constant__ struct route_args p)
 
 /* One block: counts pairs per expert, lays experts out one after another, lists the work. The order
  * of an expert's rows is whatever the atomics give: no result depends on it. */
-static __global__ void __launch_bounds__(1024) sort_kernel(const __grid_constant__ struct route_args p)
+static __global__ void __launch_bounds__(1024)
+    sort_kernel(const __grid_constant__ struct route_args p)
 {
     SHARED_BYTES(shared);
     int *count = (int *)shared, *start = count + MAX_EXPERTS, *tile0 = start + MAX_EXPERTS + 1;
@@ -477,7 +482,8 @@ static __global__ void combine_kernel(const float *out, const float *weight, int
         return;
     float v = 0.0f;
     for (int i = 0; i < used; i++)
-        v += weight[t * used + i] * out[((size_t)t * (size_t)used + (size_t)i) * (size_t)width + (size_t)k];
+        v += weight[t * used + i] *
+             out[((size_t)t * (size_t)used + (size_t)i) * (size_t)width + (size_t)k];
     y[(size_t)t * (size_t)width + (size_t)k] = v;
 }
 
@@ -498,8 +504,15 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
         width = mid ? 16 : 64; /* both products walk one work list */
     else
         width = w2 < width ? w2 : width;
-    struct route_args r = {cu->router,   rows,           n_expert,        used, width,
-                           s->norm_topk, rows <= 64, s->expert_scale, route_tables_of(cu),
+    struct route_args r = {cu->router,
+                           rows,
+                           n_expert,
+                           used,
+                           width,
+                           s->norm_topk,
+                           rows <= 64,
+                           s->expert_scale,
+                           route_tables_of(cu),
                            cu->route_weight};
     if (!r.route_here)
         cuda_launch(cu, route_kernel, dim3((unsigned)ceil_div(rows, 8)), 256, 0, LAUNCH_EARLY, r);

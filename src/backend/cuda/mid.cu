@@ -10,8 +10,9 @@
 
 enum { MID_WARPS = 16, SUM_ROW = 20 /* 16 and a pad */ };
 
-template <int NT> DEVICE void fetch_rows(uint8_t *to, const struct gemm_args &p, const int *rows_in,
-                                         int n_active, int slice)
+template <int NT>
+DEVICE void fetch_rows(uint8_t *to, const struct gemm_args &p, const int *rows_in, int n_active,
+                       int slice)
 {
 #pragma unroll 1
     for (int i = lane_id(); i < n_active * 8 * 32; i += 32) {
@@ -48,7 +49,8 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
     int first = (int)blockIdx.x * p.units_per_block;
     int end = min(first + p.units_per_block, p.n_units), half = p.w.n_tiles / 2;
     auto tile_of = [&](int unit, int i) { /* an odd last tile is taken twice and counted once */
-        return PAIR ? unit + i * half : min(2 * unit + i, p.w.n_tiles - 1);
+                                          return PAIR ? unit + i * half
+                                                      : min(2 * unit + i, p.w.n_tiles - 1);
     };
 
     if (!p.b_in_ring && kw < p.w.n_kt)
@@ -85,7 +87,8 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
         int unit = round + group;
         float acc[2][NT][4] = {};
         if (unit < end) {
-            const struct seg *s0 = seg_of(p.w, tile_of(unit, 0)), *s1 = seg_of(p.w, tile_of(unit, 1));
+            const struct seg *s0 = seg_of(p.w, tile_of(unit, 0)),
+                             *s1 = seg_of(p.w, tile_of(unit, 1));
 #pragma unroll 1
             for (int slice = kw; slice < p.w.n_kt; slice += p.k_warps) {
                 if (p.stages >= 3)
@@ -142,8 +145,8 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
             if (u >= end || (!PAIR && 2 * u + tile >= p.w.n_tiles))
                 continue;
             const struct seg *s = seg_of(p.w, t);
-            const float *from = sums + (in_group * p.k_warps * 2 + tile) * BN * SUM_ROW +
-                                col * SUM_ROW + r;
+            const float *from =
+                sums + (in_group * p.k_warps * 2 + tile) * BN * SUM_ROW + col * SUM_ROW + r;
             float v = 0.0f, up = 0.0f;
 #pragma unroll 4
             for (int k = 0; k < p.k_warps; k++) {
@@ -165,7 +168,8 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
                 p.y_half[out + (size_t)half_slot(row)] =
                     float_to_half(clamp_half(silu(v) * up * HIDDEN_SCALE));
             } else if (row < s->rows)
-                p.y[out + (size_t)(s->row0 + row)] = v + (p.w.bias ? p.w.bias[s->row0 + row] : 0.0f);
+                p.y[out + (size_t)(s->row0 + row)] =
+                    v + (p.w.bias ? p.w.bias[s->row0 + row] : 0.0f);
         }
         __syncthreads();
     }
@@ -216,7 +220,8 @@ static void mid_launch(struct cuda_backend *cu, struct gemm_args p, int y)
                 p.k_warps * p.groups * 32, mid_shared(p, NT), LAUNCH_EARLY, p);
 }
 
-template <bool PAIR> static void mid_pick(struct cuda_backend *cu, struct gemm_args p, int width, int y)
+template <bool PAIR>
+static void mid_pick(struct cuda_backend *cu, struct gemm_args p, int width, int y)
 {
     if (p.w.set == SET_ALL)
         mid_launch<SET_ALL, 2, PAIR>(cu, p, y);

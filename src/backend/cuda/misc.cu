@@ -83,9 +83,8 @@ void cuda_gather(struct cuda_backend *cu, const struct step *s, const float *src
                  int width)
 {
     if (s->n_out)
-        cuda_launch(cu, gather_kernel,
-                    dim3((unsigned)ceil_div(width, 256), (unsigned)s->n_out), 256, 0, LAUNCH_EARLY,
-                    src, s->out_rows, dst, width);
+        cuda_launch(cu, gather_kernel, dim3((unsigned)ceil_div(width, 256), (unsigned)s->n_out),
+                    256, 0, LAUNCH_EARLY, src, s->out_rows, dst, width);
 }
 
 /* Greedy: the largest logit of each row, ties to the lower index, NaN never. Blocks: x over
@@ -163,6 +162,6 @@ void cuda_argmax(struct cuda_backend *cu, const float *logits, int rows)
 {
     if (rows)
         cuda_launch(cu, argmax_kernel, dim3(ARGMAX_BLOCKS, (unsigned)rows), 256, 256, LAUNCH_EARLY,
-                    logits, cu->shape.n_vocab, cu->argmax_value, cu->argmax_index,
-                    cu->argmax_count, cu->tokens_mapped);
+                    logits, cu->shape.n_vocab, cu->argmax_value, cu->argmax_index, cu->argmax_count,
+                    cu->tokens_mapped);
 }

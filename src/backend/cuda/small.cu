@@ -318,14 +318,14 @@ static __global__ void __launch_bounds__(256)
     router_kernel(const __grid_constant__ struct router_args p)
 {
     SHARED_BYTES(shared);
-    float *n = (float *)shared;            /* (padded n_embd) one row at a time */
-    float *part = n + p.w.n_kt * TILE_K;   /* (8) */
+    float *n = (float *)shared;          /* (padded n_embd) one row at a time */
+    float *part = n + p.w.n_kt * TILE_K; /* (8) */
     int warp = warp_id(), lane = lane_id(), n_embd = p.w.n_in, n_kt = p.w.n_kt;
     int e = (int)blockIdx.x * 8 + warp;
     bool mine = e < p.w.n_out;
-    const float *row = (const float *)(p.w.seg[0].base +
-                                       (size_t)(e / TILE_ROWS) * (size_t)n_kt * F32_BYTES) +
-                       (e % TILE_ROWS) * TILE_K + lane * 8;
+    const float *row =
+        (const float *)(p.w.seg[0].base + (size_t)(e / TILE_ROWS) * (size_t)n_kt * F32_BYTES) +
+        (e % TILE_ROWS) * TILE_K + lane * 8;
     enum { KEPT = 8, TILE_FLOATS = F32_BYTES / 4 }; /* k tiles a lane keeps in registers */
     float w[KEPT][8];
 #pragma unroll
@@ -420,7 +420,8 @@ struct route_rule {
 };
 
 /* The chosen experts, in shared memory of each block that needs them. */
-struct __align__(16) choices {
+struct __align__(16) choices
+{
     uint32_t key[MAX_EXPERTS]; /* the logits, ordered as integers */
     int chosen[MAX_USED];
     float weight[MAX_USED];
@@ -633,14 +634,14 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
         p.y[s->row0 + row] = take_sum(m.sums, warps, TILE_ROWS, r);
 }
 
-#define LAUNCH_EXPERTS(kernel, args, threads)                                                               \
+#define LAUNCH_EXPERTS(kernel, args, threads)                                                      \
     do {                                                                                           \
         if ((args).w.set == SET_ALL)                                                               \
-            cuda_launch(cu, kernel<SET_ALL>, grid, threads, shared, LAUNCH_EARLY, args);              \
+            cuda_launch(cu, kernel<SET_ALL>, grid, threads, shared, LAUNCH_EARLY, args);           \
         else if ((args).w.set == SET_FAST)                                                         \
-            cuda_launch(cu, kernel<SET_FAST>, grid, threads, shared, LAUNCH_EARLY, args);             \
+            cuda_launch(cu, kernel<SET_FAST>, grid, threads, shared, LAUNCH_EARLY, args);          \
         else                                                                                       \
-            cuda_launch(cu, kernel<SET_K>, grid, threads, shared, LAUNCH_EARLY, args);                \
+            cuda_launch(cu, kernel<SET_K>, grid, threads, shared, LAUNCH_EARLY, args);             \
     } while (0)
 
 void small_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
@@ -652,7 +653,11 @@ void small_moe(struct cuda_backend *cu, const struct matrix *router, const struc
     small_router(cu, router, in, n, 1);
     struct route_rule rule = {router->n_out, s->n_expert_used, s->norm_topk, s->expert_scale};
     struct expert_args p = {
-        *gate_up, cu->router, in->gain ? n : in->x, cu->hidden, rule,
+        *gate_up,
+        cu->router,
+        in->gain ? n : in->x,
+        cu->hidden,
+        rule,
         small_plan(gate_up, EXPERT_WARPS, 2 * ceil_div(gate_up->n_kt, EXPERT_WARPS))};
     size_t shared = sizeof(struct choices) + small_shared(p.s);
     dim3 grid((unsigned)(gate_up->n_tiles / 2), (unsigned)rule.used);
@@ -662,8 +667,8 @@ void small_moe(struct cuda_backend *cu, const struct matrix *router, const struc
     warps = warps < EXPERT_WARPS ? EXPERT_WARPS : warps; /* choosing takes that many */
     if (down->max_tile_bytes > 4352)
         warps = EXPERT_WARPS;
-    struct expert_args q = {*down, cu->router, cu->hidden, y, rule,
-                            small_plan(down, warps, ceil_div(items, warps))};
+    struct expert_args q = {*down, cu->router, cu->hidden,
+                            y,     rule,       small_plan(down, warps, ceil_div(items, warps))};
     shared = sizeof(struct choices) + small_shared(q.s);
     grid = dim3((unsigned)down->n_tiles);
     LAUNCH_EXPERTS(expert_down_kernel, q, warps * 32);

@@ -290,8 +290,7 @@ DEVICE float raw_value(int dtype, const uint8_t *b, int k, const void *aux)
         return raw_half(b + 208) * (float)(int8_t)b[192 + k / 16] * (float)((low | top << 4) - 32);
     }
     case DT_IQ4_XS: {
-        int sc = (b[4 + blk / 2] >> (blk % 2 * 4) & 15) |
-                 ((b[2] | b[3] << 8) >> 2 * blk & 3) << 4;
+        int sc = (b[4 + blk / 2] >> (blk % 2 * 4) & 15) | ((b[2] | b[3] << 8) >> 2 * blk & 3) << 4;
         return raw_half(b) * (float)(sc - 32) *
                (float)iq4_level(b[8 + 16 * blk + i] >> 4 * hi & 15);
     }

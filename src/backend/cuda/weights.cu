@@ -96,8 +96,8 @@ DEVICE uint32_t q4k_word(const struct repack &p, int row0, int kt, int w)
     for (int b = 0; b < 4; b++) {
         int row = row0 + g + 8 * (b >> 1), sc = 0, mn = 0;
         if (row < p.rows)
-            k4_scale_min(p.data + (size_t)row * p.row_bytes + (size_t)kt * 144 + 4,
-                         2 * q + (b & 1), &sc, &mn);
+            k4_scale_min(p.data + (size_t)row * p.row_bytes + (size_t)kt * 144 + 4, 2 * q + (b & 1),
+                         &sc, &mn);
         v |= (uint32_t)(mins ? mn : sc) << 8 * b;
     }
     return v;
@@ -181,23 +181,23 @@ DEVICE uint32_t repack_word(const struct repack &p, int tile, int kt, int w)
             for (int b = 0; b < 4; b++) {
                 int row = row0 + g + 8 * (b >> 1), col = kt * 256 + 64 * q + 32 * (b & 1);
                 if (row < p.rows && col < p.n_in)
-                    v |= (uint32_t)p.zero[(size_t)row * (size_t)p.n_groups +
-                                          (size_t)(col / p.group_len)]
+                    v |= (uint32_t)
+                             p.zero[(size_t)row * (size_t)p.n_groups + (size_t)(col / p.group_len)]
                          << 8 * b;
             }
             return v;
         } else {
             int s = w - (GPTQ_SCALES >> 2), q = s >> 4, g = s >> 1 & 7, h = s & 1;
             int col = kt * 256 + 64 * q;
-            return half_scale(p, row0 + g + 8 * h, col) |
-                   half_scale(p, row0 + g + 8 * h, col + 32) << 16;
+            return half_scale(p, row0 + g + 8 * h, col) | half_scale(p, row0 + g + 8 * h, col + 32)
+                                                              << 16;
         }
     case TILE_Q8_0:
         if (w >= (Q80_SCALES >> 2)) {
             int s = w - (Q80_SCALES >> 2), q = s >> 4, g = s >> 1 & 7, h = s & 1;
             int col = kt * 256 + 64 * q;
-            return half_scale(p, row0 + g + 8 * h, col) |
-                   half_scale(p, row0 + g + 8 * h, col + 32) << 16;
+            return half_scale(p, row0 + g + 8 * h, col) | half_scale(p, row0 + g + 8 * h, col + 32)
+                                                              << 16;
         } else {
             int pair = w >> 7, lane = w >> 2 & 31, i = w >> 1 & 1, h = w & 1;
             int col = kt * 256 + 32 * pair + 16 * i + 4 * (lane & 3);
@@ -348,8 +348,8 @@ static const uint8_t *slot_add(struct slot_fill *f, const void *src, size_t byte
 
 /* Sends rows [first, first + rows) of one expert's segment (or, where experts are contiguous, of
  * several) and repacks them to `out`. */
-static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int expert, struct repack p,
-                       int first, int rows, const int32_t *inverse, uint8_t *out)
+static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int expert,
+                       struct repack p, int first, int rows, const int32_t *inverse, uint8_t *out)
 {
     int slot = cu->ring.next++ % RING_SLOTS;
     CUDA_TRY(cu, cudaEventSynchronize(cu->ring.done[slot]));
@@ -357,7 +357,8 @@ static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int exp
     p.rows = rows;
     p.first_row = first;
     p.out = out;
-    p.data = slot_add(&f, s->data[expert] + (size_t)first * p.row_bytes, (size_t)rows * p.row_bytes);
+    p.data =
+        slot_add(&f, s->data[expert] + (size_t)first * p.row_bytes, (size_t)rows * p.row_bytes);
     if (s->type == DT_GPTQ4) {
         size_t at = (size_t)first * (size_t)p.n_groups, n = (size_t)rows * (size_t)p.n_groups;
         p.scale = slot_add(&f, (const uint8_t *)s->scale[expert] + 2 * at, 2 * n);
@@ -366,10 +367,9 @@ static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int exp
             p.inverse = (const int32_t *)slot_add(&f, inverse, (size_t)p.n_in * sizeof(int32_t));
     } else if (s->type == DT_F8_E4M3 && s->scale) {
         int first_block = first / 128, blocks = ceil_div(first + rows, 128) - first_block;
-        p.scale = slot_add(&f,
-                           (const float *)s->scale[expert] +
-                               (size_t)first_block * (size_t)p.n_groups,
-                           sizeof(float) * (size_t)blocks * (size_t)p.n_groups);
+        p.scale =
+            slot_add(&f, (const float *)s->scale[expert] + (size_t)first_block * (size_t)p.n_groups,
+                     sizeof(float) * (size_t)blocks * (size_t)p.n_groups);
         p.first_row = first - first_block * 128;
     }
     CUDA_TRY(cu, cudaMemcpyAsync(cu->ring.dev + (size_t)slot * cu->ring.piece, cu->ring.host[slot],
@@ -387,10 +387,10 @@ static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int exp
             part.zero += (size_t)skip * (size_t)p.n_groups;
         }
         part.out += (size_t)t * (size_t)p.tile_bytes;
-        cuda_launch(cu, repack_kernel,
-                    dim3((unsigned)ceil_div(p.tile_bytes / 4, 256),
-                         (unsigned)(n < limit ? n : limit)),
-                    256, 0, LAUNCH_PLAIN, part);
+        cuda_launch(
+            cu, repack_kernel,
+            dim3((unsigned)ceil_div(p.tile_bytes / 4, 256), (unsigned)(n < limit ? n : limit)), 256,
+            0, LAUNCH_PLAIN, part);
     }
     CUDA_TRY(cu, cudaEventRecord(cu->ring.done[slot], cu->stream));
 }
@@ -532,8 +532,7 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, struct weight
         total += align_up(to->expert_bytes * (size_t)src->n_expert, 256);
         row0 += s->rows;
         m->n_tiles += to->n_tiles;
-        m->max_tile_bytes =
-            to->tile_bytes > m->max_tile_bytes ? to->tile_bytes : m->max_tile_bytes;
+        m->max_tile_bytes = to->tile_bytes > m->max_tile_bytes ? to->tile_bytes : m->max_tile_bytes;
         int set = to->kind <= TILE_Q6_K ? SET_K : to->kind <= TILE_F16 ? SET_FAST : SET_ALL;
         m->set = set > m->set ? set : m->set;
     }
