@@ -397,6 +397,122 @@ def test_queue_full(_):
     assert s.stop() == 0
 
 
+def test_ping(_):
+    """A stream that has nothing to say yet says so."""
+    s = Server(BUILD, "-np", "1", "--max-queue", "64", "-c", "8192", "--sse-ping", "1")
+    c = s.socket()
+    c.sendall(http_request(COMP, {"prompt": "abc", "max_tokens": 8000, "ignore_eos": True, "n": 60}))
+    s.wait_metric("steel_requests_running", 1)
+    for path, ping in ((CHAT, b"\r\n:\n\n\r\n"), ("/v1/messages", b"event: ping\ndata: {\"type\":\"ping\"}\n\n")):
+        w = s.socket()
+        w.sendall(http_request(path, dict(HI, stream=True)))
+        out = b""
+        while ping not in out:
+            piece = w.recv(65536)
+            assert piece, out
+            out += piece
+        w.close()
+    c.close()
+    assert s.stop() == 0
+
+
+def test_loading(_):
+    """The port answers at once; what needs the model says how far it is."""
+    s = Server(BUILD, wait=False)
+    seen = 0
+    while True:
+        status, headers, text = s.get("/health")
+        if status == 200:
+            break
+        d = json.loads(text)
+        assert status == 503 and d["status"] == "loading" and 0 <= d["percent"] <= 100
+        assert d["error"]["type"] == "unavailable_error" and headers["retry-after"]
+        seen += 1
+        status, _, text = s.post(CHAT, HI)
+        assert status in (200, 503) and s.get("/")[0] == 200 and s.get("/metrics")[0] == 200
+    print("      refused while loading:", seen)
+    assert s.stop() == 0
+
+
+def test_demo_model(_):
+    """A model that can talk: thinking, tool calls, a second turn from the cache."""
+    demo = "demo/steel-demo.gguf"
+    if not os.path.exists(demo):
+        print("      skipped: no", demo)
+        return
+    s = Server(BUILD, model=demo)
+    ask = {"messages": [{"role": "user", "content": "What is the weather in Paris?"}], "temperature": 0, "max_tokens": 200, "tools": [TOOL]}
+
+    def streamed(body):
+        """The message a stream adds up to."""
+        m, finish = {"content": "", "reasoning_content": "", "tool_calls": []}, None
+        for e in s.stream(CHAT, body)[:-1]:
+            choice = json.loads(e)["choices"][0]
+            d = choice["delta"]
+            finish = choice["finish_reason"] or finish
+            m["content"] += d.get("content") or ""
+            m["reasoning_content"] += d.get("reasoning_content") or ""
+            assert d.get("reasoning") == d.get("reasoning_content")
+            for t in d.get("tool_calls", []):
+                if t["index"] == len(m["tool_calls"]):
+                    m["tool_calls"].append({"name": t["function"]["name"], "arguments": ""})
+                    assert t["id"] and t["type"] == "function"
+                m["tool_calls"][t["index"]]["arguments"] += t["function"]["arguments"]
+        return m, finish
+
+    def same(body):
+        """Whole and streamed, the same message."""
+        c = s.json(CHAT, body)["choices"][0]
+        m, finish = streamed(body)
+        assert finish == c["finish_reason"], (finish, c)
+        assert m["content"] == (c["message"]["content"] or "") and m["reasoning_content"] == c["message"].get("reasoning_content", "")
+        assert m["tool_calls"] == [t["function"] for t in c["message"].get("tool_calls", [])]
+        return c
+    c = same(ask)
+    call = c["message"]["tool_calls"][0]
+    assert c["finish_reason"] == "tool_calls" and call["function"]["name"] == "get_weather" and c["message"]["content"] is None
+    assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+    # the round trip
+    turn2 = dict(ask, messages=ask["messages"] + [c["message"], {"role": "tool", "tool_call_id": call["id"], "content": "{\"sky\": \"sunny\"}"}])
+    c = same(turn2)
+    assert c["finish_reason"] == "stop" and c["message"]["content"] and "tool_calls" not in c["message"]
+    # forced, forbidden, only one
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        c = same(dict(ask, tool_choice=choice, parallel_tool_calls=False))
+        assert c["finish_reason"] == "tool_calls" and len(c["message"]["tool_calls"]) == 1
+        json.loads(c["message"]["tool_calls"][0]["function"]["arguments"])
+    c = same(dict(ask, tool_choice="none"))
+    assert "tool_calls" not in c["message"] and c["finish_reason"] == "stop"
+    # thinking, and without
+    hello = {"messages": [{"role": "user", "content": "Hello, who are you?"}], "temperature": 0, "max_tokens": 100}
+    c = same(hello)
+    assert c["message"]["reasoning_content"] and c["message"]["content"] and "<think>" not in c["message"]["content"]
+    c2 = same(dict(hello, chat_template_kwargs={"enable_thinking": False}))
+    assert not c2["message"].get("reasoning_content") and c2["message"]["content"]
+    # the second turn reads the answer and what is new, not the conversation
+    first = dict(hello, messages=[{"role": "system", "content": "Be brief. " * 60}] + hello["messages"])
+    r = s.json(CHAT, first)
+    r2 = s.json(CHAT, dict(first, messages=first["messages"] + [r["choices"][0]["message"], {"role": "user", "content": "Thanks!"}]))
+    assert r2["usage"]["prompt_tokens_details"]["cached_tokens"] >= r["usage"]["prompt_tokens"] - 32 > 32
+    # Anthropic's way
+    tools = [{"name": "get_weather", "description": "Weather of a city", "input_schema": TOOL["function"]["parameters"]}]
+    m = s.json("/v1/messages", {"model": "x", "max_tokens": 200, "temperature": 0, "tools": tools, "messages": ask["messages"]})
+    use = [b for b in m["content"] if b["type"] == "tool_use"][0]
+    assert m["stop_reason"] == "tool_use" and use["name"] == "get_weather" and use["input"] == {"city": "Paris"}
+    assert m["content"][0]["type"] == "thinking"
+    _, _, text = s.post("/v1/messages", {"model": "x", "max_tokens": 200, "temperature": 0, "tools": tools, "messages": ask["messages"], "stream": True})
+    events = [json.loads(l[6:]) for l in text.splitlines() if l.startswith("data: ")]
+    starts = [e["content_block"]["type"] for e in events if e["type"] == "content_block_start"]
+    assert starts == [b["type"] for b in m["content"]]
+    args = "".join(e["delta"].get("partial_json", "") for e in events if e["type"] == "content_block_delta")
+    assert json.loads(args) == {"city": "Paris"}
+    m = s.json("/v1/messages", {"model": "x", "max_tokens": 200, "temperature": 0, "tools": tools, "messages": ask["messages"] + [
+        {"role": "assistant", "content": m["content"]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use["id"], "content": "{\"sky\": \"sunny\"}"}]}]})
+    assert m["stop_reason"] == "end_turn" and m["content"][-1]["type"] == "text"
+    assert s.stop() == 0
+
+
 def test_keys(_):
     with open("/tmp/steel-keys-%d" % os.getpid(), "w") as f:
         f.write("# comment\nfrom-file\n\n")
@@ -542,7 +658,7 @@ server = Server(BUILD, "-np", "8", "-c", "8192", "--max-body-mb", "1", "--read-t
                 "--cors-origin", "http://ok.example", "--step-ms", "5")
 tests = [test_basics, test_error_shape, test_chat, test_completions, test_sampling, test_logprobs, test_tokens, test_messages,
          test_prefix_cache, test_bench_serve, test_http, test_timeouts, test_disconnect, test_slow_reader, test_threads, test_queue_full,
-         test_keys, test_tls, test_shutdown, test_start]
+         test_ping, test_loading, test_demo_model, test_keys, test_tls, test_shutdown, test_start]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]
 try:

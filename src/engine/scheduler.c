@@ -353,7 +353,7 @@ int scheduler_read_tokens(const struct scheduler *s, int n_decode)
 {
     double decode = scheduler_decode_ns(s, n_decode), budget = s->budget_ns;
     if (budget <= 0)
-        budget = 2 * decode > 50e6 ? 2 * decode : 50e6;
+        budget = 3 * decode > 100e6 ? 3 * decode : 100e6;
     if (n_decode == 0)
         budget *= IDLE_FACTOR;
     if (s->cost.read_ns <= 0)

@@ -62,7 +62,7 @@ struct scheduler {
     struct kvcache *kv;
     struct step_limits limits;
     int context;
-    double budget_ns; /* 0 = twice the time of the decodes, at least 50 ms */
+    double budget_ns; /* 0 = three times what the decodes take, at least 100 ms */
     struct seq_list waiting, running;
     uint64_t next_age;
     int turn; /* rotates among those who read */
