@@ -20,16 +20,21 @@ comma   := ,
 NVCC    ?= $(shell command -v nvcc 2>/dev/null || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 ifneq ($(CUDA),0)
 ifneq ($(NVCC),)
+# Where its libraries are, only nvcc knows: the one on PATH may be a script that starts another.
+CUDA_DIRS := $(subst ",,$(shell $(NVCC) --dryrun -x cu -c /dev/null 2>&1 | sed -n 's/^\#\$$ LIBRARIES=//p'))
+ifeq ($(wildcard $(addsuffix /libcudart_static.a,$(patsubst -L%,%,$(CUDA_DIRS)))),)
+$(info steel: $(NVCC) has no libcudart_static.a beside it: building without CUDA)
+else
 CUDA_SRC  := $(sort $(wildcard src/backend/cuda/*.cu))
 CUDA_OBJ  := $(CUDA_SRC:%.cu=$(B)/%.o)
-CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
-CUDA_LIBS := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt
+CUDA_LIBS := $(CUDA_DIRS) -lcudart_static -ldl -lrt
 CUDA_ARCHS ?= 90a ptx80
 cuda_gencode = $(if $(filter ptx%,$1),-gencode=arch=compute_$(1:ptx%=%)$(comma)code=compute_$(1:ptx%=%),-gencode=arch=compute_$1$(comma)code=sm_$1)
 CUDA_GEN  := $(foreach a,$(if $(filter all,$(CUDA_ARCHS)),80 86 89 90a 100 120,$(CUDA_ARCHS)),$(call cuda_gencode,$a))
 NVCCFLAGS += -std=c++17 -O3 -lineinfo $(CUDA_GEN) -Xcompiler -Wall,-Werror,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
 CPPFLAGS  += -DSTEEL_CUDA
 LDLIBS    += $(CUDA_LIBS)
+endif
 endif
 endif
 
