@@ -67,6 +67,21 @@ one_line_error
 
 expect 0 '"test": "pp16"' "$steel" bench "$tmp/tiny.gguf" -p 16 -n 4 --batch 1,3 -r 1 --json
 grep -q '"test": "tg4 x3"' "$tmp/out" || { echo "FAIL: no batched bench"; failures=$((failures + 1)); }
+# What --deterministic costs: measured both ways where it changes anything (attention on AMX tiles),
+# else one line, and the logits are those of a run with the flag.
+if grep -q amx_int8 /proc/cpuinfo && [ -z "${STEEL_ISA:-}" ] && ! grep -q '"invariance": "always"' "$tmp/out"; then
+    invariance=chosen line='deterministic costs -*[0-9.]* % to'
+else
+    invariance=always line='deterministic costs nothing'
+fi
+expect 0 "\"invariance\": \"$invariance\".*\"deterministic_cost\"" "$steel" bench "$tmp/tiny.gguf" -p 16 -n 4 -r 1 --json
+grep '"deterministic": true' "$tmp/out" | grep -o 'test[^,]*\|hash.*' >"$tmp/plain"
+expect 0 "$line" "$steel" bench "$tmp/tiny.gguf" -p 16 -n 4 -r 2
+expect 0 '"deterministic": true' "$steel" bench "$tmp/tiny.gguf" -p 16 -n 4 -r 1 --json --deterministic
+grep '"deterministic": true' "$tmp/out" | grep -o 'test[^,]*\|hash.*' | cmp -s - "$tmp/plain" && [ -s "$tmp/plain" ] ||
+    { echo "FAIL: --deterministic changes what was called deterministic"; failures=$((failures + 1)); }
+[ "$(STEEL_ISA=ref "$steel" bench "$tmp/tiny.gguf" -p 16 -n 4 -r 1 | grep -c 'deterministic costs nothing')" = 1 ] ||
+    { echo "FAIL: the reference backend is deterministic"; failures=$((failures + 1)); }
 expect 0 'experts' "$steel" bench "$tmp/tiny.gguf" -p 16 -n 4 -r 1 --profile
 
 # Ctrl-C ends with 130 and whole lines

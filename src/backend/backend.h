@@ -73,9 +73,18 @@ struct moe_layer {
     const struct weight *down;    /* n_expert x (n_embd, n_ff_exp) */
 };
 
+/* Whether a sequence's bytes can depend on what else is in the batch or how its prompt was cut. */
+enum invariance {
+    INVARIANCE_NONE,   /* they can: --deterministic is not offered */
+    INVARIANCE_CHOSEN, /* unless `deterministic` is set, which may cost speed */
+    INVARIANCE_ALWAYS, /* they never do */
+};
+
 struct backend {
     const struct backend_ops *ops;
     struct profile *profile; /* NULL = off */
+    enum invariance invariance;
+    bool deterministic; /* may change between steps */
 };
 
 struct backend_ops {

@@ -460,5 +460,6 @@ struct backend *backend_open_ref(void)
 {
     struct ref *r = mem_zalloc(1, sizeof *r);
     r->be.ops = &ref_ops;
+    r->be.invariance = INVARIANCE_ALWAYS;
     return &r->be;
 }

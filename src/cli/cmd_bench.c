@@ -1,7 +1,8 @@
 /*
  * steel bench: prompt reading (pp) and generation (tg) speed in tokens per second, mean and
  * deviation over repetitions, the GB/s of weights that implies, and a hash of the logits, so that a
- * speed-up that changes results shows.
+ * speed-up that changes results shows. Where --deterministic changes what a backend computes, each
+ * test is measured both ways, repetition by repetition; where it cannot, that is said.
  */
 #include "cli/cli.h"
 #include "base/clock.h"
@@ -29,6 +30,8 @@ struct result {
     char name[48];
     double mean, dev, gb_s;
     uint64_t hash;
+    bool deterministic;
+    double cost; /* of determinism: the share of speed lost; 0 where both are the same */
 };
 
 /* The same pseudo-random ids for every engine and every run. */
@@ -106,44 +109,67 @@ static double step_bytes(const struct model *m, int tokens)
     return dense + experts * (1 - pow(1 - share, tokens));
 }
 
+static void mean_dev(const double *v, int n, double *mean, double *dev)
+{
+    double sum = 0, square = 0;
+    for (int i = 0; i < n; i++)
+        sum += v[i];
+    *mean = sum / n;
+    for (int i = 0; i < n; i++)
+        square += (v[i] - *mean) * (v[i] - *mean);
+    *dev = n > 1 ? sqrt(square / (n - 1)) : 0;
+}
+
+static void test_name(const struct test *t, char *name, size_t size)
+{
+    int n = snprintf(name, size, "%s%d", t->n_prompt ? "pp" : "tg", t->n_prompt + t->n_gen);
+    if (t->n_seqs > 1)
+        n += snprintf(name + n, size - (size_t)n, " x%d", t->n_seqs);
+    if (t->depth)
+        snprintf(name + n, size - (size_t)n, " @%d", t->depth);
+}
+
+/* Fills r[n_modes]: the mode asked for and, where there are two, the other one. */
 static bool run_test(struct runtime *rt, const struct test *t, int reps, struct result *r,
-                     struct error *err)
+                     int n_modes, struct error *err)
 {
     struct kv_seq *seqs = mem_zalloc((size_t)t->n_seqs, sizeof *seqs);
-    double rate[MAX_REPS], sum = 0, square = 0;
-    bool ok = true;
-    int max = stepper_limits(rt->step)->max_tokens;
-    for (int i = -1; ok && i < reps; i++) { /* one warm-up */
+    double rate[2][MAX_REPS];
+    bool ok = true, asked = rt->be->deterministic;
+    for (int i = -n_modes; ok && i < reps * n_modes; i++) { /* one warm-up each */
+        int mode = (i + n_modes) % n_modes;
+        rt->be->deterministic = r[mode].deterministic = mode ? !asked : asked;
         ok = fill(rt, seqs, t->n_seqs, t->depth, err);
         int64_t t0 = clock_ns();
         ok = ok && (t->n_prompt ? fill(rt, seqs, t->n_seqs, t->n_prompt, err)
                                 : decode(rt, seqs, t->n_seqs, t->n_gen, err));
         double s = (double)(clock_ns() - t0) * 1e-9;
         if (ok && i >= 0)
-            rate[i] = t->n_seqs * (t->n_prompt + t->n_gen) / s;
-        if (ok && i == 0)
-            r->hash = logits_hash(rt);
+            rate[mode][i / n_modes] = t->n_seqs * (t->n_prompt + t->n_gen) / s;
+        if (ok && i >= 0 && i < n_modes)
+            r[mode].hash = logits_hash(rt);
         for (int k = 0; k < t->n_seqs; k++)
             kvcache_release(rt->kv, &seqs[k]);
     }
+    rt->be->deterministic = asked;
     mem_free(seqs);
     if (!ok)
         return false;
-    for (int i = 0; i < reps; i++)
-        sum += rate[i];
-    r->mean = sum / reps;
-    for (int i = 0; i < reps; i++)
-        square += (rate[i] - r->mean) * (rate[i] - r->mean);
-    r->dev = reps > 1 ? sqrt(square / (reps - 1)) : 0;
+    int max = stepper_limits(rt->step)->max_tokens;
     int rows = t->n_prompt ? (t->n_prompt < max ? t->n_prompt : max) : t->n_seqs;
-    r->gb_s = step_bytes(rt->model, rows) * r->mean / rows * 1e-9;
-    int n = snprintf(r->name, sizeof r->name, "%s%d", t->n_prompt ? "pp" : "tg",
-                     t->n_prompt + t->n_gen);
-    if (t->n_seqs > 1)
-        n += snprintf(r->name + n, sizeof r->name - (size_t)n, " x%d", t->n_seqs);
-    if (t->depth)
-        snprintf(r->name + n, sizeof r->name - (size_t)n, " @%d", t->depth);
+    for (int m = 0; m < n_modes; m++) {
+        test_name(t, r[m].name, sizeof r[m].name);
+        mean_dev(rate[m], reps, &r[m].mean, &r[m].dev);
+        r[m].gb_s = step_bytes(rt->model, rows) * r[m].mean / rows * 1e-9;
+    }
+    if (n_modes > 1)
+        r[0].cost = r[1].cost = asked ? 1 - r[0].mean / r[1].mean : 1 - r[1].mean / r[0].mean;
     return true;
+}
+
+static const char *invariance_name(enum invariance i)
+{
+    return i == INVARIANCE_ALWAYS ? "always" : i == INVARIANCE_CHOSEN ? "chosen" : "none";
 }
 
 static void print_result(const struct runtime *rt, const struct test *t, const struct result *r,
@@ -152,13 +178,30 @@ static void print_result(const struct runtime *rt, const struct test *t, const s
     if (json)
         printf("{\"test\": \"%s\", \"tok_s\": %.3f, \"stddev\": %.3f, \"gb_s\": %.3f, "
                "\"seqs\": %d, \"depth\": %d, \"backend\": \"%s\", \"threads\": %d, "
-               "\"weights_bytes\": %zu, \"params\": %lld, \"logits_hash\": \"%016llx\"}\n",
+               "\"weights_bytes\": %zu, \"params\": %lld, \"load_s\": %.3f, "
+               "\"invariance\": \"%s\", \"deterministic\": %s, \"deterministic_cost\": %.4f, "
+               "\"logits_hash\": \"%016llx\"}\n",
                r->name, r->mean, r->dev, r->gb_s, t->n_seqs, t->depth, rt->be->ops->name, threads,
-               rt->model->bytes, (long long)rt->model->n_params, (unsigned long long)r->hash);
+               rt->model->bytes, (long long)rt->model->n_params, (double)rt->load_ns * 1e-9,
+               invariance_name(rt->be->invariance),
+               r->deterministic || rt->be->invariance == INVARIANCE_ALWAYS ? "true" : "false",
+               r->cost, (unsigned long long)r->hash);
     else
-        printf("| %-20s | %10.2f ± %-8.2f | %8.2f | %016llx |\n", r->name, r->mean, r->dev, r->gb_s,
-               (unsigned long long)r->hash);
+        printf("| %-20s | %10.2f ± %-8.2f | %8.2f | %016llx |%s\n", r->name, r->mean, r->dev,
+               r->gb_s, (unsigned long long)r->hash, r->deterministic ? " deterministic" : "");
     fflush(stdout);
+}
+
+/* After the table: what --deterministic costs, or why there is nothing to measure. */
+static void print_cost(enum invariance i, double least, double most)
+{
+    if (i == INVARIANCE_CHOSEN)
+        printf("\n--deterministic costs %.1f %% to %.1f %% of the speed\n", least * 100,
+               most * 100);
+    else if (i == INVARIANCE_ALWAYS)
+        printf("\n--deterministic costs nothing: these kernels give the same bytes in any batch\n");
+    else
+        printf("\n--deterministic is not offered by this backend\n");
 }
 
 static bool bench(const char *path, const struct bench_flags *f, struct runtime_options *opt,
@@ -191,12 +234,18 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
         printf("|----------------------|---------------------:|---------:|------------------|\n");
     }
     bool ok = true;
+    int n_modes = rt->be->invariance == INVARIANCE_CHOSEN ? 2 : 1;
+    double least = 1, most = -1;
     for (int i = 0; ok && i < n_tests; i++) {
-        struct result r = {0};
-        ok = run_test(rt, &tests[i], f->reps, &r, err);
-        if (ok)
-            print_result(rt, &tests[i], &r, f->json, threads);
+        struct result r[2] = {0};
+        ok = run_test(rt, &tests[i], f->reps, r, n_modes, err);
+        for (int m = 0; ok && m < n_modes; m++)
+            print_result(rt, &tests[i], &r[m], f->json, threads);
+        least = r[0].cost < least ? r[0].cost : least;
+        most = r[0].cost > most ? r[0].cost : most;
     }
+    if (ok && n_tests && !f->json)
+        print_cost(rt->be->invariance, least, most);
     if (ok && f->model.profile)
         profile_print(&rt->profile, f->json ? stderr : stdout);
     runtime_close(rt);

@@ -204,7 +204,7 @@ static void cpu_op_attention(struct backend *be, const struct attn_layer *l, con
     struct cpu_backend *cb = cpu_self(be);
     cpu_stage_begin(cb);
     /* AMX takes only rows that come many at a time, so a row's bytes would depend on the step. */
-    enum isa isa = cb->deterministic && cb->isa == ISA_AMX ? ISA_VNNI : cb->isa;
+    enum isa isa = be->deterministic && cb->isa == ISA_AMX ? ISA_VNNI : cb->isa;
     cpu_attention(&cb->shape, &cb->batch, l, q, a, cb->attn_scratch, cb->pool, isa);
     cpu_stage_end(cb, STAGE_ATTENTION);
 }
@@ -304,7 +304,8 @@ struct backend *backend_open_cpu(const struct backend_options *opt, struct error
     struct cpu_backend *cb = mem_zalloc(1, sizeof *cb);
     cb->base.ops = &cpu_ops;
     cb->isa = isa;
-    cb->deterministic = opt && opt->deterministic;
+    cb->base.deterministic = opt && opt->deterministic;
+    cb->base.invariance = isa == ISA_AMX ? INVARIANCE_CHOSEN : INVARIANCE_ALWAYS;
     cb->no_repack = opt && opt->no_repack;
     cb->pool = pool_new(threads);
     return &cb->base;

@@ -17,7 +17,7 @@ struct cpu_backend {
     struct backend base;
     struct pool *pool;
     enum isa isa;
-    bool deterministic, no_repack;
+    bool no_repack;
     struct shape shape;  /* after prepare(); rope_freq is the backend's own copy */
     struct batch batch;  /* this step: between begin() and end() */
     float *rope_freq;    /* (n_rot/2) */
