@@ -84,6 +84,16 @@ grep '"deterministic": true' "$tmp/out" | grep -o 'test[^,]*\|hash.*' | cmp -s -
     { echo "FAIL: the reference backend is deterministic"; failures=$((failures + 1)); }
 expect 0 'experts' "$steel" bench "$tmp/tiny.gguf" -p 16 -n 4 -r 1 --profile
 
+# sampling as the model's author advises it, in a folder and in a GGUF file, unless a flag says more
+advice() { # MODEL FLAGS... -> the values a chat starts with
+    echo /set | "$steel" run "$@" 2>/dev/null | head -4 | tr '\n' ' '
+}
+for m in demo/steel-demo demo/steel-demo.gguf; do
+    [ "$(advice $m)" = 'temp = 0.5 top_k = 20 top_p = 0.95 min_p = 0.05 ' ] &&
+        [ "$(advice $m --temp 0 --top-k 7)" = 'temp = 0 top_k = 7 top_p = 0.95 min_p = 0.05 ' ] ||
+        { echo "FAIL: $m: sampling is $(advice $m)"; failures=$((failures + 1)); }
+done
+
 # Ctrl-C ends with 130 and whole lines
 "$steel" run "$tmp/tiny.gguf" --raw -p 'hello' -n 100000 -c 200000 --ignore-eos >"$tmp/out" 2>"$tmp/err" &
 pid=$!

@@ -4,6 +4,7 @@
  */
 #include "cli/terminal.h"
 #include "base/mem.h"
+#include "engine/sample_advice.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -99,7 +100,7 @@ static bool complete(struct runtime *rt, const struct run_flags *f, const struct
     return ok;
 }
 
-static int run(const char *model, const struct run_flags *f, const struct terminal_options *chat,
+static int run(const char *model, struct run_flags *f, struct terminal_options *chat,
                struct runtime_options *opt)
 {
     struct error err = {0};
@@ -117,6 +118,10 @@ static int run(const char *model, const struct run_flags *f, const struct termin
     if (ok && !rt->tokenizer) {
         err = rt->tokenizer_error;
         ok = false;
+    }
+    if (ok) {
+        sample_params_advise(&f->sample, rt->file);
+        chat->sample = f->sample;
     }
     int rc = EXIT_OK;
     if (ok && talk) {
@@ -152,7 +157,7 @@ static bool parse_think(const struct usage *u, const char *s, enum think_mode *o
 
 int cmd_run(int argc, char **argv)
 {
-    struct run_flags f = {.sample = sample_params_default(), .n_predict = -1};
+    struct run_flags f = {.sample = sample_params_unset(), .n_predict = -1};
     uint64_t seed = UINT64_MAX;
     const struct opt opts[] = {
         {OPT_STRING, 'p', "prompt", 0, &f.prompt, 0, 0, "TEXT", "the prompt"},
@@ -170,12 +175,15 @@ int cmd_run(int argc, char **argv)
         {OPT_FLAG, 'v', "verbose", 0, &f.verbose, 0, 0, 0, "speed after every turn of a chat"},
         {OPT_HEADING, 0, "sampling", 0, 0, 0, 0, 0, 0},
         {OPT_FLOAT, 0, "temp", "temperature", &f.sample.temp, 0, 100, "T",
-         "temperature; 0 = greedy (default 0.8)"},
-        {OPT_INT, 0, "top-k", 0, &f.sample.top_k, 0, 1 << 28, "K", "0 = off (default 40)"},
-        {OPT_FLOAT, 0, "top-p", 0, &f.sample.top_p, 0, 1, "P", "1 = off (default 0.95)"},
-        {OPT_FLOAT, 0, "min-p", 0, &f.sample.min_p, 0, 1, "P", "0 = off (default 0.05)"},
+         "temperature; 0 = greedy (default: the model's, or 0.8)"},
+        {OPT_INT, 0, "top-k", 0, &f.sample.top_k, 0, 1 << 28, "K",
+         "0 = off (default: the model's, or 40)"},
+        {OPT_FLOAT, 0, "top-p", 0, &f.sample.top_p, 0, 1, "P",
+         "1 = off (default: the model's, or 0.95)"},
+        {OPT_FLOAT, 0, "min-p", 0, &f.sample.min_p, 0, 1, "P",
+         "0 = off (default: the model's, or 0.05)"},
         {OPT_FLOAT, 0, "repeat-penalty", 0, &f.sample.repeat_penalty, 0.01, 100, "X",
-         "1 = off (default 1)"},
+         "1 = off (default: the model's, or 1)"},
         {OPT_INT, 0, "repeat-last-n", 0, &f.sample.repeat_last_n, -1, 1 << 20, "N",
          "tokens it looks back on (default 64, -1 = all)"},
         {OPT_FLOAT, 0, "presence-penalty", 0, &f.sample.presence_penalty, -100, 100, "X",
@@ -231,7 +239,6 @@ int cmd_run(int argc, char **argv)
     if (seed == UINT64_MAX && getrandom(&f.sample.seed, 4, 0) == 4)
         f.sample.seed &= 0xffffffffu;
     cli_catch_interrupt();
-    chat.sample = f.sample;
     int rc = run(n ? pos[0] : NULL, &f, &chat, &opt);
     mem_free(bias);
     mem_free(f.stop.items);

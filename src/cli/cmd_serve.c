@@ -1,6 +1,7 @@
 /* steel serve: flags for the server. Keeps the names llama-server's and vLLM's users know. */
 #include "cli/cli.h"
 #include "base/mem.h"
+#include "engine/sample_advice.h"
 #include "server/log.h"
 #include "server/server.h"
 
@@ -108,7 +109,7 @@ int cmd_serve(int argc, char **argv)
         .log_level = "info",
         .metrics = "steel",
         .body_mb = 64,
-        .srv = {.sample = sample_params_default(),
+        .srv = {.sample = sample_params_unset(),
                 .ping_s = 15,
                 .grace_s = 30,
                 .http = {.host = "127.0.0.1",
@@ -180,11 +181,14 @@ int cmd_serve(int argc, char **argv)
         {OPT_FLAG, 0, "enable-auto-tool-choice", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_FLAG, 0, "metrics", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_HEADING, 0, "sampling, where a request does not say", 0, 0, 0, 0, 0, 0},
-        {OPT_FLOAT, 0, "temp", "temperature", &s->temp, 0, 100, "T", "default 0.8"},
-        {OPT_INT, 0, "top-k", 0, &s->top_k, 0, 1 << 28, "K", "default 40; 0 = off"},
-        {OPT_FLOAT, 0, "top-p", 0, &s->top_p, 0, 1, "P", "default 0.95"},
-        {OPT_FLOAT, 0, "min-p", 0, &s->min_p, 0, 1, "P", "default 0.05"},
-        {OPT_FLOAT, 0, "repeat-penalty", 0, &s->repeat_penalty, 0.01, 100, "X", "default 1 (off)"},
+        {OPT_FLOAT, 0, "temp", "temperature", &s->temp, 0, 100, "T",
+         "default: the model's, or 0.8"},
+        {OPT_INT, 0, "top-k", 0, &s->top_k, 0, 1 << 28, "K",
+         "0 = off; default: the model's, or 40"},
+        {OPT_FLOAT, 0, "top-p", 0, &s->top_p, 0, 1, "P", "default: the model's, or 0.95"},
+        {OPT_FLOAT, 0, "min-p", 0, &s->min_p, 0, 1, "P", "default: the model's, or 0.05"},
+        {OPT_FLOAT, 0, "repeat-penalty", 0, &s->repeat_penalty, 0.01, 100, "X",
+         "1 = off; default: the model's, or 1"},
         MODEL_FLAG_ROWS(f.model),
     };
     const struct usage u = {

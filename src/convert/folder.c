@@ -289,6 +289,24 @@ static void set_rope(struct gguf_writer *w, const char *arch, const struct confi
                 r->attn_factor / (0.1 * log(r->factor > 1 ? r->factor : 1) + 1));
 }
 
+/* What the author advises for sampling, under the names readers of GGUF look for. */
+static void set_sampling(struct gguf_writer *w, const json_t *generation)
+{
+    static const char *const keys[][2] = {
+        {"temperature", "general.sampling.temp"},
+        {"top_p", "general.sampling.top_p"},
+        {"min_p", "general.sampling.min_p"},
+        {"repetition_penalty", "general.sampling.penalty_repeat"}};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const json_t *v = json_object_get(generation, keys[i][0]);
+        if (json_is_number(v))
+            gguf_set_f32(w, keys[i][1], (float)json_number_value(v));
+    }
+    const json_t *k = json_object_get(generation, "top_k");
+    if (json_is_integer(k) && json_integer_value(k) >= 0 && json_integer_value(k) <= INT32_MAX)
+        gguf_set_u32(w, "general.sampling.top_k", (uint32_t)json_integer_value(k));
+}
+
 static bool set_metadata(struct gguf_writer *w, const struct plan *p, const struct mix *mix)
 {
     const struct config *c = p->c;
@@ -308,6 +326,7 @@ static bool set_metadata(struct gguf_writer *w, const struct plan *p, const stru
     gguf_set_string(w, "general.type", "model", 5);
     gguf_set_string(w, "general.name", name, strlen(name));
     mem_free(dir);
+    set_sampling(w, p->f->generation_config);
     gguf_set_u32(w, "general.file_type", (uint32_t)mix->file_type);
     gguf_set_u32(w, "general.quantization_version", 2);
     set_u32(w, arch, "block_count", c->n_layers);

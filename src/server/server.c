@@ -2,6 +2,7 @@
 #include "server/server_int.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "engine/sample_advice.h"
 #include "server/web.h"
 
 #include <event2/event.h>
@@ -278,6 +279,7 @@ static void become_ready(struct server *s)
 {
     const struct runtime *rt = server_runtime(s);
     server_load_chat(s);
+    sample_params_advise(&s->opt.sample, rt->file);
     s->ready = true;
     log_line(LOG_INFO, "ready", LOG_TEXT("model", s->name), LOG_NUM("load_s", rt->load_ns * 1e-9),
              LOG_NUM("context", engine_context(s->engine)), LOG_NUM("kv_pages", rt->kv->n_pages),
