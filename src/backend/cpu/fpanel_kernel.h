@@ -87,8 +87,10 @@ INLINE void run_pass(const enum dtype type, const struct mm_call *c, const uint8
     UNROLL
     for (int t = 0; t < T; t++)
         x[t] = c->x->x + (size_t)(c->rows ? c->rows[i0 + t] : i0 + t) * (size_t)n_in;
-    /* F8: a scale per 128 columns behind the codes; the codes come as 1/256 of their value. */
-    const float *scales = (const float *)(panel + panel_f8_scales(n_in));
+    /* F8: a scale per 128 columns first; the codes come as 1/256 of their value. */
+    const float *scales = (const float *)panel;
+    if (type == DT_F8_E4M3)
+        panel += panel_f8_head(n_in);
     for (int part = 0; part < V_PARTS && col + part * V_LANES < c->n_rows; part++) {
         size_t at = (size_t)part * V_BYTES;
         VF acc[MAX_T];

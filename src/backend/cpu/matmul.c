@@ -62,8 +62,8 @@ const struct mm_variant *mm_pick(const struct mm_seg *seg, int rows, enum isa is
     return NULL;
 }
 
-/* A thread's scratch: results on their way (three tiles of MM_CHUNK x MM_UNIT), then the kernel's. */
-enum { TILE = MM_CHUNK * MM_UNIT, N_TILES = 4 };
+/* A thread's scratch: results on their way (tiles of MM_TILE floats), then the kernel's. */
+enum { N_TILES = 4 };
 
 static uint8_t *thread_scratch(const struct cpu_backend *cb, int ith)
 {
@@ -72,12 +72,12 @@ static uint8_t *thread_scratch(const struct cpu_backend *cb, int ith)
 
 float *mm_tile(const struct cpu_backend *cb, int ith, int i)
 {
-    return (float *)thread_scratch(cb, ith) + (size_t)i * TILE;
+    return (float *)thread_scratch(cb, ith) + (size_t)i * MM_TILE;
 }
 
 static void *kernel_scratch(const struct cpu_backend *cb, int ith)
 {
-    return thread_scratch(cb, ith) + (size_t)N_TILES * TILE * sizeof(float);
+    return thread_scratch(cb, ith) + (size_t)N_TILES * MM_TILE * sizeof(float);
 }
 
 static size_t round64(size_t n)
@@ -99,7 +99,7 @@ bool mm_init(struct cpu_backend *cb, struct error *err)
     size_t kernel = mm_generic_scratch(widest);
     size_t permuted = (size_t)widest * sizeof(float) + 8 * x_layout(widest).bytes;
     kernel = kernel > permuted ? kernel : permuted;
-    m->thread_bytes = round64((size_t)N_TILES * TILE * sizeof(float) + kernel);
+    m->thread_bytes = round64((size_t)N_TILES * MM_TILE * sizeof(float) + kernel);
     size_t n_threads = (size_t)pool_size(cb->pool);
     m->threads = mem_aligned(m->thread_bytes * n_threads);
     size_t per_row = (size_t)s->n_ff;
@@ -191,9 +191,24 @@ void mm_block(const struct cpu_backend *cb, int ith, const struct mm_weight *w, 
     }
 }
 
-int mm_take(struct mm_counter *c, int step)
+bool mm_take(struct mm_counter *c, int total, int nth, int *first, int *last)
 {
-    return atomic_fetch_add_explicit(&c->next, step, memory_order_relaxed);
+    int at = atomic_load_explicit(&c->next, memory_order_relaxed), n;
+    do {
+        if (at >= total)
+            return false;
+        n = (total - at) / (2 * nth);
+        n = n < 1 ? 1 : n;
+    } while (!atomic_compare_exchange_weak_explicit(&c->next, &at, at + n, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    *first = at;
+    *last = at + n;
+    return true;
+}
+
+int mm_width(int n)
+{
+    return n <= MM_FEW ? MM_TILE / n / MM_UNIT * MM_UNIT : MM_UNIT;
 }
 
 void mm_counters_reset(struct matmul *m)
@@ -251,29 +266,22 @@ struct mm_x mm_hidden(const struct cpu_backend *cb, const struct mm_weight *down
 
 /* Linear */
 
-/* Rows per unit: enough units that threads end together, few enough that taking one costs nothing. */
-static int unit_rows(const struct cpu_backend *cb, int n_out, int n)
-{
-    if (n > 8)
-        return MM_UNIT;
-    int units = n_out / MM_UNIT / (pool_size(cb->pool) * 8);
-    return MM_UNIT * (units < 1 ? 1 : units > 8 ? 8 : units);
-}
-
-static void linear_phase(const struct cpu_backend *cb, int ith, struct mm_counter *counter,
+static void linear_phase(const struct cpu_backend *cb, int ith, int nth, struct mm_counter *counter,
                          const struct mm_weight *w, const struct mm_x *x, float *y, int rows)
 {
-    int step = unit_rows(cb, w->n_out, rows);
-    for (;;) {
-        int r0 = mm_take(counter, step);
-        if (r0 >= w->n_out)
-            return;
-        int r1 = r0 + step < w->n_out ? r0 + step : w->n_out;
-        for (int t = 0; t < rows; t += MM_CHUNK) {
-            struct mm_x part = mm_x_at(*x, t);
-            int n = rows - t < MM_CHUNK ? rows - t : MM_CHUNK;
-            mm_block(cb, ith, w, 0, r0, r1, &part, NULL, n, y + (size_t)t * (size_t)w->n_out + r0,
-                     (size_t)w->n_out);
+    int units = (w->n_out + MM_UNIT - 1) / MM_UNIT, first, last;
+    while (mm_take(counter, units, nth, &first, &last)) {
+        int end = last * MM_UNIT < w->n_out ? last * MM_UNIT : w->n_out;
+        /* Few rows read the whole range once; many go over two panels at a time, in the cache. */
+        int step = rows <= MM_FEW ? end - first * MM_UNIT : MM_UNIT;
+        for (int r0 = first * MM_UNIT; r0 < end; r0 += step) {
+            int r1 = r0 + step < end ? r0 + step : end;
+            for (int t = 0; t < rows; t += MM_CHUNK) {
+                struct mm_x part = mm_x_at(*x, t);
+                int n = rows - t < MM_CHUNK ? rows - t : MM_CHUNK;
+                mm_block(cb, ith, w, 0, r0, r1, &part, NULL, n,
+                         y + (size_t)t * (size_t)w->n_out + r0, (size_t)w->n_out);
+            }
         }
     }
 }
@@ -292,7 +300,7 @@ static void linear_main(void *arg, int ith, int nth)
     struct mm_x x = mm_input(j->cb, j->w, j->x, j->rows, ith, nth);
     if (x.q)
         pool_barrier(j->cb->pool);
-    linear_phase(j->cb, ith, &j->cb->mm->counters[0], j->w, &x, j->y, j->rows);
+    linear_phase(j->cb, ith, nth, &j->cb->mm->counters[0], j->w, &x, j->y, j->rows);
 }
 
 void mm_linear(struct cpu_backend *cb, const struct mm_weight *w, const float *x, float *y,
@@ -313,13 +321,13 @@ void mm_glu_block(const struct cpu_backend *cb, int ith, const struct mm_weight 
 {
     int n_ff = gate_up->n_out / 2, width = h1 - h0;
     float *g = mm_tile(cb, ith, 0), *u = mm_tile(cb, ith, 1);
-    mm_block(cb, ith, gate_up, e, h0, h1, x, rows, n, g, MM_UNIT);
-    mm_block(cb, ith, gate_up, e, n_ff + h0, n_ff + h1, x, rows, n, u, MM_UNIT);
+    mm_block(cb, ith, gate_up, e, h0, h1, x, rows, n, g, (size_t)width);
+    mm_block(cb, ith, gate_up, e, n_ff + h0, n_ff + h1, x, rows, n, u, (size_t)width);
     size_t record = x_layout(n_ff).bytes;
     for (int i = 0; i < n; i++) {
-        float *out = g + i * MM_UNIT;
+        float *out = g + (size_t)i * (size_t)width;
         for (int j = 0; j < width; j++)
-            out[j] = out[j] / (1.0f + expf(-out[j])) * u[i * MM_UNIT + j];
+            out[j] = out[j] / (1.0f + expf(-out[j])) * u[(size_t)i * (size_t)width + (size_t)j];
         if (down->wants_q)
             quantize(cb, down, out, h0, width, cb->mm->hidden_q + (size_t)(slot + i) * record);
         if (down->wants_x)
@@ -343,21 +351,21 @@ static void ffn_main(void *arg, int ith, int nth)
     struct mm_x x = mm_input(cb, j->gate_up, j->x, j->rows, ith, nth);
     if (x.q)
         pool_barrier(cb->pool);
-    int n_ff = j->gate_up->n_out / 2;
-    for (;;) {
-        int h0 = mm_take(&cb->mm->counters[0], MM_UNIT);
-        if (h0 >= n_ff)
-            break;
-        int h1 = h0 + MM_UNIT < n_ff ? h0 + MM_UNIT : n_ff;
-        for (int t = 0; t < j->rows; t += MM_CHUNK) {
-            struct mm_x part = mm_x_at(x, t);
-            int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
-            mm_glu_block(cb, ith, j->gate_up, j->down, 0, h0, h1, &part, NULL, n, t);
+    int n_ff = j->gate_up->n_out / 2, units = (n_ff + MM_UNIT - 1) / MM_UNIT, first, last;
+    while (mm_take(&cb->mm->counters[0], units, nth, &first, &last)) {
+        int end = last * MM_UNIT < n_ff ? last * MM_UNIT : n_ff, step = mm_width(j->rows);
+        for (int h0 = first * MM_UNIT; h0 < end; h0 += step) {
+            int h1 = h0 + step < end ? h0 + step : end;
+            for (int t = 0; t < j->rows; t += MM_CHUNK) {
+                struct mm_x part = mm_x_at(x, t);
+                int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
+                mm_glu_block(cb, ith, j->gate_up, j->down, 0, h0, h1, &part, NULL, n, t);
+            }
         }
     }
     pool_barrier(cb->pool);
     struct mm_x h = mm_hidden(cb, j->down);
-    linear_phase(cb, ith, &cb->mm->counters[1], j->down, &h, j->y, j->rows);
+    linear_phase(cb, ith, nth, &cb->mm->counters[1], j->down, &h, j->y, j->rows);
 }
 
 void mm_ffn(struct cpu_backend *cb, const struct mm_weight *gate_up, const struct mm_weight *down,

@@ -17,9 +17,11 @@
 #include <stdatomic.h>
 
 enum {
-    MM_PANEL = 16, /* weight rows that packed layouts interleave */
-    MM_UNIT = 32,  /* weight rows of one unit of work: two panels */
-    MM_CHUNK = 128 /* input rows a thread takes at a time where results pass through its scratch */
+    MM_PANEL = 16,  /* weight rows that packed layouts interleave */
+    MM_UNIT = 32,   /* weight rows of one unit of work: two panels */
+    MM_CHUNK = 128, /* input rows a thread takes at a time where results pass through its scratch */
+    MM_TILE = MM_CHUNK * MM_UNIT, /* floats of such results */
+    MM_FEW = 8 /* input rows that one pass over a weight serves: then ranges are read in one go */
 };
 
 /* One row segment of a weight. Packed: (n_expert, n_panels) panels of panel_bytes. */
@@ -108,12 +110,11 @@ void mm_weight_row(const struct mm_weight *w, int row, float *dst); /* expert 0,
 bool mm_init(struct cpu_backend *cb, struct error *err);
 void mm_clear(struct cpu_backend *cb);
 
-/* y[i*stride + j] = x[rows[i]] . W_e[r0 + j] + bias[r0 + j], i < n, j < r1 - r0. n <= MM_CHUNK unless
- * r0 and r1 lie on panels. Runs on the calling thread, number ith of the team. */
+/* y[i*stride + j] = x[rows[i]] . W_e[r0 + j] + bias[r0 + j], i < n, j < r1 - r0. n <= MM_CHUNK. Runs on the calling thread, number ith of the team. */
 void mm_block(const struct cpu_backend *cb, int ith, const struct mm_weight *w, int e, int r0,
               int r1, const struct mm_x *x, const int32_t *rows, int n, float *y, size_t stride);
 /* hidden[slot + i][h0..h1) = silu(gate) * up of input rows rows[i] (NULL: i), in the forms that
- * `down` reads; h0 a multiple of MM_UNIT, h1 at most one unit on */
+ * `down` reads; h0 a multiple of MM_UNIT; n * (h1 - h0) <= MM_TILE */
 void mm_glu_block(const struct cpu_backend *cb, int ith, const struct mm_weight *gate_up,
                   const struct mm_weight *down, int e, int h0, int h1, const struct mm_x *x,
                   const int32_t *rows, int n, int slot);
@@ -123,8 +124,11 @@ struct mm_x mm_input(const struct cpu_backend *cb, const struct mm_weight *w, co
                      int rows, int ith, int nth);
 struct mm_x mm_hidden(const struct cpu_backend *cb, const struct mm_weight *down);
 struct mm_x mm_x_at(struct mm_x x, int row);                  /* rows from `row` on */
-float *mm_tile(const struct cpu_backend *cb, int ith, int i); /* (MM_CHUNK, MM_UNIT), i < 3 */
-int mm_take(struct mm_counter *c, int step);
+float *mm_tile(const struct cpu_backend *cb, int ith, int i); /* (MM_TILE), i < 3 */
+int mm_width(int n); /* weight rows whose results for n input rows fit a tile, in units */
+/* The next units [*first, *last) of `total` for one of nth threads: large ranges first (long streams
+ * of memory), single units at the end (threads finish together). False when there are none. */
+bool mm_take(struct mm_counter *c, int total, int nth, int *first, int *last);
 void mm_counters_reset(struct matmul *m);
 void mm_linear(struct cpu_backend *cb, const struct mm_weight *w, const float *x, float *y,
                int rows);

@@ -19,7 +19,7 @@ struct moe_state {
     int32_t *slot_token; /* (max_tokens * n_used) token of a slot: slots are sorted by expert */
     float *slot_weight;  /* (max_tokens * n_used) */
     int32_t *active;     /* (n_active) experts with tokens, ascending */
-    int n_active;
+    int n_active, most;  /* most tokens of one expert */
 };
 
 bool moe_init(struct cpu_backend *cb, struct error *err)
@@ -101,10 +101,11 @@ static void sort_slots(const struct moe_job *j)
     memset(m->start, 0, ((size_t)s->n_expert + 1) * sizeof *m->start);
     for (int i = 0; i < j->rows * used; i++)
         m->start[m->chosen[i] + 1]++;
-    m->n_active = 0;
+    m->n_active = m->most = 0;
     for (int e = 0; e < s->n_expert; e++) {
         if (m->start[e + 1])
             m->active[m->n_active++] = e;
+        m->most = m->start[e + 1] > m->most ? m->start[e + 1] : m->most;
         m->start[e + 1] += m->start[e];
     }
     for (int i = 0; i < j->rows * used; i++) {
@@ -126,19 +127,18 @@ static struct mm_x route(struct moe_job *j, int ith, int nth)
     struct mm_x x = mm_input(cb, j->router, j->x, j->rows, ith, nth);
     if (x.q)
         pool_barrier(cb->pool);
-    for (;;) {
-        /* Units of (rows of the batch, experts), so that one token and many both spread. */
-        int per_chunk = (s->n_expert + MM_UNIT - 1) / MM_UNIT;
-        int u = mm_take(&cb->mm->counters[0], 1), t = u / per_chunk * MM_CHUNK;
-        if (t >= j->rows)
-            break;
-        int r0 = u % per_chunk * MM_UNIT;
-        int r1 = r0 + MM_UNIT < s->n_expert ? r0 + MM_UNIT : s->n_expert;
-        int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
-        struct mm_x part = mm_x_at(x, t);
-        mm_block(cb, ith, j->router, 0, r0, r1, &part, NULL, n,
-                 m->logits + (size_t)t * (size_t)s->n_expert + r0, (size_t)s->n_expert);
-    }
+    /* Units of (rows of the batch, experts), so that one token and many both spread. */
+    int per_chunk = (s->n_expert + MM_UNIT - 1) / MM_UNIT;
+    int units = (j->rows + MM_CHUNK - 1) / MM_CHUNK * per_chunk, u0, u1;
+    while (mm_take(&cb->mm->counters[0], units, nth, &u0, &u1))
+        for (int u = u0; u < u1; u++) {
+            int t = u / per_chunk * MM_CHUNK, r0 = u % per_chunk * MM_UNIT;
+            int r1 = r0 + MM_UNIT < s->n_expert ? r0 + MM_UNIT : s->n_expert;
+            int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
+            struct mm_x part = mm_x_at(x, t);
+            mm_block(cb, ith, j->router, 0, r0, r1, &part, NULL, n,
+                     m->logits + (size_t)t * (size_t)s->n_expert + r0, (size_t)s->n_expert);
+        }
     pool_barrier(cb->pool);
     /* One token is thread 0's, which sorts next, so that no barrier stands between. */
     int first = 0, last = ith == 0 ? j->rows : 0;
@@ -174,15 +174,28 @@ static void down_block(const struct moe_job *j, int ith, int r0, int r1)
         for (int s0 = m->start[e]; s0 < m->start[e + 1]; s0 += MM_CHUNK) {
             int n = m->start[e + 1] - s0 < MM_CHUNK ? m->start[e + 1] - s0 : MM_CHUNK;
             struct mm_x h = mm_x_at(hidden, s0);
-            mm_block(cb, ith, j->down, e, r0, r1, &h, NULL, n, tile, MM_UNIT);
+            mm_block(cb, ith, j->down, e, r0, r1, &h, NULL, n, tile, (size_t)(r1 - r0));
             for (int i = 0; i < n; i++) {
                 float *y = j->y + (size_t)m->slot_token[s0 + i] * width + r0;
                 float weight = m->slot_weight[s0 + i];
+                const float *part = tile + (size_t)i * (size_t)(r1 - r0);
                 for (int c = 0; c < r1 - r0; c++)
-                    y[c] += weight * tile[i * MM_UNIT + c];
+                    y[c] += weight * part[c];
             }
         }
     }
+}
+
+/* Hidden dimensions [h0, end) of expert e for all its tokens. */
+static void glu_range(const struct moe_job *j, int ith, const struct mm_x *x, int e, int h0,
+                      int end)
+{
+    const struct moe_state *m = j->cb->mm->moe;
+    int s0 = m->start[e], s1 = m->start[e + 1], step = mm_width(s1 - s0);
+    for (; h0 < end; h0 += step)
+        for (int s = s0; s < s1; s += MM_CHUNK)
+            mm_glu_block(j->cb, ith, j->gate_up, j->down, e, h0, h0 + step < end ? h0 + step : end,
+                         x, m->slot_token + s, s1 - s < MM_CHUNK ? s1 - s : MM_CHUNK, s);
 }
 
 static void moe_main(void *arg, int ith, int nth)
@@ -191,24 +204,22 @@ static void moe_main(void *arg, int ith, int nth)
     struct cpu_backend *cb = j->cb;
     const struct moe_state *m = cb->mm->moe;
     struct mm_x x = route(j, ith, nth);
-    int n_ff = j->down->n_in, per_expert = (n_ff + MM_UNIT - 1) / MM_UNIT;
-    for (;;) {
-        int u = mm_take(&cb->mm->counters[1], 1);
-        if (u >= m->n_active * per_expert)
-            break;
-        int e = m->active[u / per_expert], h0 = u % per_expert * MM_UNIT;
-        int h1 = h0 + MM_UNIT < n_ff ? h0 + MM_UNIT : n_ff;
-        for (int s0 = m->start[e]; s0 < m->start[e + 1]; s0 += MM_CHUNK) {
-            int n = m->start[e + 1] - s0 < MM_CHUNK ? m->start[e + 1] - s0 : MM_CHUNK;
-            mm_glu_block(cb, ith, j->gate_up, j->down, e, h0, h1, &x, m->slot_token + s0, n, s0);
+    int n_ff = j->down->n_in, per_expert = (n_ff + MM_UNIT - 1) / MM_UNIT, first, last;
+    while (mm_take(&cb->mm->counters[1], m->n_active * per_expert, nth, &first, &last))
+        for (int u = first; u < last;) {
+            /* The rest of the range in this expert, as wide as its tokens allow. */
+            int e = m->active[u / per_expert], in = u % per_expert;
+            int n_units = per_expert - in < last - u ? per_expert - in : last - u;
+            int end = (in + n_units) * MM_UNIT < n_ff ? (in + n_units) * MM_UNIT : n_ff;
+            glu_range(j, ith, &x, e, in * MM_UNIT, end);
+            u += n_units;
         }
-    }
     pool_barrier(cb->pool);
-    for (;;) {
-        int r0 = mm_take(&cb->mm->counters[2], MM_UNIT);
-        if (r0 >= j->down->n_out)
-            break;
-        down_block(j, ith, r0, r0 + MM_UNIT < j->down->n_out ? r0 + MM_UNIT : j->down->n_out);
+    int n_out = j->down->n_out, units = (n_out + MM_UNIT - 1) / MM_UNIT, step = mm_width(m->most);
+    while (mm_take(&cb->mm->counters[2], units, nth, &first, &last)) {
+        int end = last * MM_UNIT < n_out ? last * MM_UNIT : n_out;
+        for (int r0 = first * MM_UNIT; r0 < end; r0 += step)
+            down_block(j, ith, r0, r0 + step < end ? r0 + step : end);
     }
 }
 

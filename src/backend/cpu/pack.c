@@ -58,20 +58,21 @@ static void unpack_split16(const uint8_t *src, int lane, uint8_t *qs)
     }
 }
 
-/* 64 codes, 32 bytes with columns 0-31 in the low nibbles: the order of Q4_K and Q5_K. */
-static void pack_split32(const uint8_t *qs, uint8_t *dst, int lane)
+/* 64 codes, 32 bytes with columns 0-31 in the low nibbles (the order of Q4_K and Q5_K) and two blocks
+ * of ours, `block` bytes apart. */
+static void pack_split32(const uint8_t *qs, uint8_t *dst, int block, int lane)
 {
     for (int i = 0; i < 4; i++) {
         uint64_t q = load8(qs + 8 * i);
         store4(dst + 64 * i + 4 * lane, nibbles(q & LOW4));
-        store4(dst + 256 + 64 * i + 4 * lane, nibbles(q >> 4 & LOW4));
+        store4(dst + block + 64 * i + 4 * lane, nibbles(q >> 4 & LOW4));
     }
 }
 
-static void unpack_split32(const uint8_t *src, int lane, uint8_t *qs)
+static void unpack_split32(const uint8_t *src, int block, int lane, uint8_t *qs)
 {
     for (int i = 0; i < 4; i++) {
-        uint64_t q = unnibble(src + 64 * i + 4 * lane) | unnibble(src + 256 + 64 * i + 4 * lane)
+        uint64_t q = unnibble(src + 64 * i + 4 * lane) | unnibble(src + block + 64 * i + 4 * lane)
                                                              << 4;
         memcpy(qs + 8 * i, &q, 8);
     }
@@ -116,21 +117,21 @@ static void unpack_scales(const uint8_t *src, int lane, uint8_t *out, uint16_t *
 static void pack_q4k(const struct block_q4_k *b, uint8_t *dst, int lane)
 {
     for (int c = 0; c < 4; c++)
-        pack_split32(b->qs + 32 * c, dst + 512 * c, lane);
-    pack_scales(b->scales, b->d, b->dmin, dst + Q4K_SC, lane);
+        pack_split32(b->qs + 32 * c, dst + K45_SCALES + 512 * c, 256, lane);
+    pack_scales(b->scales, b->d, b->dmin, dst, lane);
 }
 
 static void unpack_q4k(const uint8_t *src, int lane, struct block_q4_k *b)
 {
     for (int c = 0; c < 4; c++)
-        unpack_split32(src + 512 * c, lane, b->qs + 32 * c);
-    unpack_scales(src + Q4K_SC, lane, b->scales, &b->d, &b->dmin);
+        unpack_split32(src + K45_SCALES + 512 * c, 256, lane, b->qs + 32 * c);
+    unpack_scales(src, lane, b->scales, &b->d, &b->dmin);
 }
 
 static void pack_q5k(const struct block_q5_k *b, uint8_t *dst, int lane)
 {
     for (int c = 0; c < 4; c++)
-        pack_split32(b->qs + 32 * c, dst + 512 * c, lane);
+        pack_split32(b->qs + 32 * c, dst + K45_SCALES + 2 * Q5K_BLOCK * c + 64, Q5K_BLOCK, lane);
     /* qh[l] bit b = bit 4 of column 32 b + l; a dword of ours gathers 8 column groups of a block. */
     for (int blk = 0; blk < 8; blk++) {
         uint64_t bits = 0;
@@ -138,97 +139,91 @@ static void pack_q5k(const struct block_q5_k *b, uint8_t *dst, int lane)
             uint64_t h = load8(b->qh + 8 * i) >> blk & LOW1;
             bits |= (h | h >> 31) << 2 * i;
         }
-        store4(dst + Q5K_HI + 64 * blk + 4 * lane, bits);
+        store4(dst + K45_SCALES + Q5K_BLOCK * blk + 4 * lane, bits);
     }
-    pack_scales(b->scales, b->d, b->dmin, dst + Q5K_SC, lane);
+    pack_scales(b->scales, b->d, b->dmin, dst, lane);
 }
 
 static void unpack_q5k(const uint8_t *src, int lane, struct block_q5_k *b)
 {
     for (int c = 0; c < 4; c++)
-        unpack_split32(src + 512 * c, lane, b->qs + 32 * c);
+        unpack_split32(src + K45_SCALES + 2 * Q5K_BLOCK * c + 64, Q5K_BLOCK, lane, b->qs + 32 * c);
     memset(b->qh, 0, sizeof b->qh);
     for (int blk = 0; blk < 8; blk++)
         for (int col = 0; col < 32; col++) {
-            int bit = src[Q5K_HI + 64 * blk + 4 * lane + col % 4] >> col / 4 & 1;
+            int bit = src[K45_SCALES + Q5K_BLOCK * blk + 4 * lane + col % 4] >> col / 4 & 1;
             b->qh[col] |= (uint8_t)(bit << blk);
         }
-    unpack_scales(src + Q5K_SC, lane, b->scales, &b->d, &b->dmin);
+    unpack_scales(src, lane, b->scales, &b->d, &b->dmin);
 }
 
-static void pack_q6k(const struct block_q6_k *b, uint8_t *dst, uint8_t *d, int lane)
+static void pack_q6k(const struct block_q6_k *b, uint8_t *dst, int lane)
 {
+    for (int s = 0; s < 4; s++)
+        memcpy(dst + 64 * s + 4 * lane, b->scales + 4 * s, 4);
+    memcpy(dst + 256 + 2 * lane, &b->d, 2);
+    uint8_t *out = dst + Q6K_SCALES + 4 * lane;
     for (int blk = 0; blk < 8; blk++) {
         /* Block 4h + m: nibbles of ql[64 h + 32 (m & 1) ..], high bits of qh[32 h ..] >> 2m. */
-        int h = blk / 4, m = blk % 4;
+        int h = blk / 4, m = blk % 4, shift = m < 2 ? 0 : 4;
         const uint8_t *ql = b->ql + 64 * h + 32 * (m & 1), *qh = b->qh + 32 * h;
-        uint8_t *out = dst + 256 * blk, *hi = dst + Q6K_HI + 128 * blk;
-        for (int i = 0; i < 4; i++)
-            store4(out + 64 * i + 4 * lane, nibbles(load8(ql + 8 * i) >> (m < 2 ? 0 : 4) & LOW4));
-        for (int i = 0; i < 2; i++) {
-            uint64_t a = load8(qh + 16 * i) >> 2 * m & LOW2;
-            uint64_t c = load8(qh + 16 * i + 8) >> 2 * m & LOW2;
-            store4(hi + 64 * i + 4 * lane, (a | a >> 30) | (c | c >> 30) << 4);
+        for (int i = 0; i < 32; i += 16, out += 192) {
+            store4(out, nibbles(load8(ql + i) >> shift & LOW4));
+            store4(out + 64, nibbles(load8(ql + i + 8) >> shift & LOW4));
+            uint64_t a = load8(qh + i) >> 2 * m & LOW2, c = load8(qh + i + 8) >> 2 * m & LOW2;
+            store4(out + 128, (a | a >> 30) | (c | c >> 30) << 4);
         }
     }
-    for (int s = 0; s < 4; s++)
-        memcpy(dst + Q6K_SC + 64 * s + 4 * lane, b->scales + 4 * s, 4);
-    memcpy(d + 2 * lane, &b->d, 2);
 }
 
-static void unpack_q6k(const uint8_t *src, const uint8_t *d, int lane, struct block_q6_k *b)
+static void unpack_q6k(const uint8_t *src, int lane, struct block_q6_k *b)
 {
+    for (int s = 0; s < 4; s++)
+        memcpy(b->scales + 4 * s, src + 64 * s + 4 * lane, 4);
+    memcpy(&b->d, src + 256 + 2 * lane, 2);
     memset(b->ql, 0, sizeof b->ql);
     memset(b->qh, 0, sizeof b->qh);
-    for (int blk = 0; blk < 8; blk++) {
-        int h = blk / 4, m = blk % 4;
-        for (int col = 0; col < 32; col++) {
-            int g = col / 4, at = 4 * lane + col % 4;
-            int lo = src[256 * blk + 64 * (g / 2) + at] >> 4 * (g & 1) & 15;
-            int hi = src[Q6K_HI + 128 * blk + 64 * (g / 4) + at] >> 2 * (g % 4) & 3;
-            b->ql[64 * h + 32 * (m & 1) + col] |= (uint8_t)(lo << (m < 2 ? 0 : 4));
-            b->qh[32 * h + col] |= (uint8_t)(hi << 2 * m);
-        }
+    for (int col = 0; col < QK_K; col++) {
+        int h = col / 128, m = col / 32 % 4, l = col % 32, g = col % 16 / 4;
+        const uint8_t *q = src + Q6K_SCALES + 192 * (col / 16) + 4 * lane + col % 4;
+        int lo = q[64 * (g / 2)] >> 4 * (g & 1) & 15, hi = q[128] >> 2 * g & 3;
+        b->ql[64 * h + 32 * (m & 1) + l] |= (uint8_t)(lo << (m < 2 ? 0 : 4));
+        b->qh[32 * h + l] |= (uint8_t)(hi << 2 * m);
     }
-    for (int s = 0; s < 4; s++)
-        memcpy(b->scales + 4 * s, src + Q6K_SC + 64 * s + 4 * lane, 4);
-    memcpy(&b->d, d + 2 * lane, 2);
 }
 
 static void pack_iq4xs(const struct block_iq4_xs *b, uint8_t *dst, int lane)
 {
     for (int blk = 0; blk < 8; blk++)
-        pack_split16(b->qs + 16 * blk, dst + 256 * blk, lane);
-    memcpy(dst + IQ4XS_SC + 4 * lane, b->scales_l, 4);
-    memcpy(dst + IQ4XS_SC + 64 + 2 * lane, &b->scales_h, 2);
-    memcpy(dst + IQ4XS_SC + 96 + 2 * lane, &b->d, 2);
+        pack_split16(b->qs + 16 * blk, dst + IQ4XS_SCALES + 256 * blk, lane);
+    memcpy(dst + 4 * lane, b->scales_l, 4);
+    memcpy(dst + 64 + 2 * lane, &b->scales_h, 2);
+    memcpy(dst + 96 + 2 * lane, &b->d, 2);
 }
 
 static void unpack_iq4xs(const uint8_t *src, int lane, struct block_iq4_xs *b)
 {
     for (int blk = 0; blk < 8; blk++)
-        unpack_split16(src + 256 * blk, lane, b->qs + 16 * blk);
-    memcpy(b->scales_l, src + IQ4XS_SC + 4 * lane, 4);
-    memcpy(&b->scales_h, src + IQ4XS_SC + 64 + 2 * lane, 2);
-    memcpy(&b->d, src + IQ4XS_SC + 96 + 2 * lane, 2);
+        unpack_split16(src + IQ4XS_SCALES + 256 * blk, lane, b->qs + 16 * blk);
+    memcpy(b->scales_l, src + 4 * lane, 4);
+    memcpy(&b->scales_h, src + 64 + 2 * lane, 2);
+    memcpy(&b->d, src + 96 + 2 * lane, 2);
 }
 
-static void pack_q8_0(const struct block_q8_0 *b, uint8_t *dst, uint8_t *d, int lane)
+static void pack_q8_0(const struct block_q8_0 *b, uint8_t *dst, int lane)
 {
     for (int g = 0; g < 8; g++) {
         uint32_t v;
         memcpy(&v, b->qs + 4 * g, 4);
         store4(dst + 64 * g + 4 * lane, v ^ 0x80808080u);
     }
-    memcpy(d + 2 * lane, &b->d, 2);
 }
 
-static void unpack_q8_0(const uint8_t *src, const uint8_t *d, int lane, struct block_q8_0 *b)
+static void unpack_q8_0(const uint8_t *src, int lane, struct block_q8_0 *b)
 {
     for (int g = 0; g < 8; g++)
         for (int j = 0; j < 4; j++)
             b->qs[4 * g + j] = (int8_t)(src[64 * g + 4 * lane + j] ^ 0x80);
-    memcpy(&b->d, d + 2 * lane, 2);
 }
 
 /* GPTQ4: 32 columns in 16 bytes, the even column in the low nibble. */
@@ -266,32 +261,33 @@ static void pack_columns(const uint8_t *src, size_t row_bytes, int n, int n_in, 
             }
 }
 
-/* Bytes of codes of one block (super-block where the format has them) and of its scales at the end. */
-static bool sizes(enum dtype t, size_t *codes, size_t *tail)
+/* A format's unit: how many of the file's blocks, and their bytes after the unit's scales. */
+static bool unit_of(enum dtype t, int *blocks, size_t *scales, size_t *bytes)
 {
-    *tail = 0;
+    *blocks = 1;
+    *scales = 0;
     switch (t) {
     case DT_Q4_K:
-        *codes = Q4K_BYTES;
+        *bytes = K45_SCALES + 8 * Q4K_BLOCK;
         return true;
     case DT_Q5_K:
-        *codes = Q5K_BYTES;
+        *bytes = K45_SCALES + 8 * Q5K_BLOCK;
         return true;
     case DT_Q6_K:
-        *codes = Q6K_BYTES, *tail = 32;
+        *bytes = Q6K_SCALES + 8 * Q6K_BLOCK;
         return true;
     case DT_IQ4_XS:
-        *codes = IQ4XS_BYTES;
+        *bytes = IQ4XS_SCALES + 8 * 256;
         return true;
     case DT_Q8_0:
-        *codes = 512, *tail = 32;
+        *blocks = 2, *scales = UNIT_SCALES, *bytes = 512;
         return true;
     case DT_Q4_0:
     case DT_IQ4_NL:
-        *codes = 256, *tail = 32;
+        *blocks = 2, *scales = UNIT_SCALES, *bytes = 256;
         return true;
     case DT_MXFP4:
-        *codes = 256, *tail = 16;
+        *blocks = 4, *scales = UNIT_SCALES, *bytes = 256;
         return true;
     default:
         return false;
@@ -320,7 +316,8 @@ static int groups(int n_in, int len)
 
 size_t panel_bytes(const struct raw_seg *s, int n_in)
 {
-    size_t codes, tail, n = (size_t)n_in;
+    int blocks;
+    size_t scales, bytes, n = (size_t)n_in;
     switch (s->type) {
     case DT_F32:
         return n * 64;
@@ -328,45 +325,47 @@ size_t panel_bytes(const struct raw_seg *s, int n_in)
     case DT_BF16:
         return (n + n % 2) * 32;
     case DT_F8_E4M3:
-        return panel_f8_scales(n_in) + round64((size_t)groups(n_in, 128) * sizeof(float));
+        return panel_f8_head(n_in) + round64((n + n % 2) * 16);
     case DT_GPTQ4:
         if (n_in % 32 || s->group_len % 32)
             return 0;
-        return round64(n / 32 * 256 + (size_t)groups(n_in, s->group_len) * 48);
+        return (size_t)groups(n_in, s->group_len) * UNIT_SCALES + n / 32 * 256;
     default:
-        if (!sizes(s->type, &codes, &tail))
+        if (!unit_of(s->type, &blocks, &scales, &bytes))
             return 0;
-        return round64(n / (size_t)dtype_table[s->type].block_len * (codes + tail));
+        return (size_t)groups(n_in / dtype_table[s->type].block_len, blocks) *
+               (scales + (size_t)blocks * bytes);
     }
 }
 
-/* Block `src` of one row into its lane of the codes at dst and the scales at the panel's end. */
-static void pack_block(enum dtype t, const uint8_t *src, uint8_t *dst, uint8_t *scales, int lane)
+/* Block `i` of a unit, of one row, into its lane. */
+static void pack_block(enum dtype t, const uint8_t *src, uint8_t *unit, int i, int lane)
 {
     switch (t) {
     case DT_Q4_K:
-        pack_q4k((const struct block_q4_k *)src, dst, lane);
+        pack_q4k((const struct block_q4_k *)src, unit, lane);
         break;
     case DT_Q5_K:
-        pack_q5k((const struct block_q5_k *)src, dst, lane);
+        pack_q5k((const struct block_q5_k *)src, unit, lane);
         break;
     case DT_Q6_K:
-        pack_q6k((const struct block_q6_k *)src, dst, scales, lane);
+        pack_q6k((const struct block_q6_k *)src, unit, lane);
         break;
     case DT_IQ4_XS:
-        pack_iq4xs((const struct block_iq4_xs *)src, dst, lane);
+        pack_iq4xs((const struct block_iq4_xs *)src, unit, lane);
         break;
     case DT_Q8_0:
-        pack_q8_0((const struct block_q8_0 *)src, dst, scales, lane);
+        memcpy(unit + 32 * i + 2 * lane, src, 2);
+        pack_q8_0((const struct block_q8_0 *)src, unit + UNIT_SCALES + 512 * i, lane);
         break;
     case DT_Q4_0:
     case DT_IQ4_NL:
-        pack_split16(src + 2, dst, lane);
-        memcpy(scales + 2 * lane, src, 2);
+        memcpy(unit + 32 * i + 2 * lane, src, 2);
+        pack_split16(src + 2, unit + UNIT_SCALES + 256 * i, lane);
         break;
     case DT_MXFP4:
-        pack_split16(src + 1, dst, lane);
-        scales[lane] = src[0];
+        unit[16 * i + lane] = src[0];
+        pack_split16(src + 1, unit + UNIT_SCALES + 256 * i, lane);
         break;
     default:
         CHECK(false, "%s has no packed layout", dtype_name(t));
@@ -389,9 +388,9 @@ static bool pack_planar(const struct raw_seg *s, int n_in, int e, int first, int
         pack_columns(src, row_bytes, n, n_in, 2, true, dst);
         return true;
     case DT_F8_E4M3: {
-        pack_columns(src, row_bytes, n, n_in, 1, false, dst);
+        pack_columns(src, row_bytes, n, n_in, 1, false, dst + panel_f8_head(n_in));
         /* 128 is a multiple of 16: all rows of a panel share the scales. */
-        float *scale = (float *)(dst + panel_f8_scales(n_in));
+        float *scale = (float *)dst;
         int n_scales = groups(n_in, 128);
         for (int i = 0; i < n_scales; i++)
             scale[i] = s->scale ? ((const float *)s->scale[e])[first / 128 * n_scales + i] : 1.0f;
@@ -399,15 +398,17 @@ static bool pack_planar(const struct raw_seg *s, int n_in, int e, int first, int
     }
     case DT_GPTQ4: {
         int n_groups = groups(n_in, s->group_len);
-        uint8_t *tail = dst + (size_t)(n_in / 32) * 256;
-        for (int r = 0; r < n; r++) {
-            for (int k = 0; k < n_in / 32; k++)
-                pack_gptq(src + (size_t)r * row_bytes + 16 * (size_t)k, dst + 256 * (size_t)k, r);
-            for (int g = 0; g < n_groups; g++) {
+        for (int g = 0; g < n_groups; g++) {
+            int k = g * s->group_len, end = k + s->group_len < n_in ? k + s->group_len : n_in;
+            for (int r = 0; r < n; r++) {
                 size_t at = (size_t)(first + r) * (size_t)n_groups + (size_t)g;
-                memcpy(tail + 48 * g + 2 * r, (const uint16_t *)s->scale[e] + at, 2);
-                tail[48 * g + 32 + r] = s->zero[e][at];
+                memcpy(dst + 2 * r, (const uint16_t *)s->scale[e] + at, 2);
+                dst[32 + r] = s->zero[e][at];
+                for (int i = k; i < end; i += 32)
+                    pack_gptq(src + (size_t)r * row_bytes + i / 2, dst + UNIT_SCALES + 8 * (i - k),
+                              r);
             }
+            dst += UNIT_SCALES + 8 * (end - k);
         }
         return true;
     }
@@ -420,29 +421,28 @@ void panel_pack(const struct raw_weight *w, int seg, int e, int panel, uint8_t *
 {
     const struct raw_seg *s = &w->seg[seg];
     int first = panel * MM_PANEL, n = s->rows - first < MM_PANEL ? s->rows - first : MM_PANEL;
-    if (n < MM_PANEL || w->n_in % 2)
+    if (n < MM_PANEL || w->n_in % 256) /* lanes or columns that only pad */
         memset(dst, 0, panel_bytes(s, w->n_in));
     if (pack_planar(s, w->n_in, e, first, n, dst))
         return;
-    int n_blocks = w->n_in / dtype_table[s->type].block_len;
-    size_t row_bytes = raw_seg_row_bytes(s, w->n_in), codes, tail;
-    CHECK(sizes(s->type, &codes, &tail), "%s has no packed layout", dtype_name(s->type));
+    int n_blocks = w->n_in / dtype_table[s->type].block_len, blocks;
+    size_t row_bytes = raw_seg_row_bytes(s, w->n_in), scales, bytes;
+    CHECK(unit_of(s->type, &blocks, &scales, &bytes), "%s is not packed", dtype_name(s->type));
     const uint8_t *src = s->data[e] + (size_t)first * row_bytes;
-    uint8_t *scales = dst + (size_t)n_blocks * codes;
-    for (int i = 0; i < n_blocks; i++, dst += codes, scales += tail)
+    size_t step = (size_t)dtype_table[s->type].block_bytes;
+    for (int i = 0; i < n_blocks; i++) {
+        uint8_t *unit = dst + (size_t)(i / blocks) * (scales + (size_t)blocks * bytes);
         for (int r = 0; r < n; r++)
-            pack_block(s->type,
-                       src + (size_t)r * row_bytes +
-                           (size_t)i * (size_t)dtype_table[s->type].block_bytes,
-                       dst, scales, r);
+            pack_block(s->type, src + (size_t)r * row_bytes + (size_t)i * step, unit, i % blocks,
+                       r);
+    }
 }
 
 /* The way back for what pack_planar packed. */
 static bool row_planar(const struct mm_seg *s, const uint8_t *panel, int lane, int n_in, float *dst)
 {
     size_t r = (size_t)lane;
-    const float *scale = (const float *)(panel + panel_f8_scales(n_in));
-    const uint8_t *tail = panel + (size_t)(n_in / 32) * 256;
+    const float *f8_scale = (const float *)panel;
     for (int k = 0; k < n_in; k++) {
         uint16_t half;
         switch (s->type) {
@@ -458,15 +458,16 @@ static bool row_planar(const struct mm_seg *s, const uint8_t *panel, int lane, i
             dst[k] = bf16_to_f32(half);
             break;
         case DT_F8_E4M3:
-            dst[k] = f8e4m3_to_f32(panel[16 * (size_t)k + r]) * scale[k / 128];
+            dst[k] =
+                f8e4m3_to_f32(panel[panel_f8_head(n_in) + 16 * (size_t)k + r]) * f8_scale[k / 128];
             break;
         case DT_GPTQ4: {
-            const uint8_t *g = tail + 48 * (size_t)(k / s->group_len);
-            int group = k % 32 / 4;
-            int code = panel[256 * (size_t)(k / 32) + 64 * (size_t)(group / 2) + 4 * r + k % 4];
+            int g = k / s->group_len, in = k % s->group_len, group = in % 32 / 4;
+            const uint8_t *unit = panel + (size_t)g * (UNIT_SCALES + 8 * (size_t)s->group_len);
+            int code = unit[UNIT_SCALES + 256 * (in / 32) + 64 * (group / 2) + 4 * lane + in % 4];
             code = group & 1 ? code >> 4 : code & 15;
-            memcpy(&half, g + 2 * r, 2);
-            dst[s->perm ? s->perm[k] : k] = (float)(code - g[32 + r]) * f16_to_f32(half);
+            memcpy(&half, unit + 2 * r, 2);
+            dst[s->perm ? s->perm[k] : k] = (float)(code - unit[32 + r]) * f16_to_f32(half);
             break;
         }
         default:
@@ -479,7 +480,7 @@ static bool row_planar(const struct mm_seg *s, const uint8_t *panel, int lane, i
 void panel_row(const struct mm_seg *s, int n_in, int row, float *dst)
 {
     const uint8_t *panel = s->data + (size_t)(row / MM_PANEL) * s->panel_bytes;
-    int lane = row % MM_PANEL;
+    int lane = row % MM_PANEL, blocks;
     enum dtype t = s->type;
     if (row_planar(s, panel, lane, n_in, dst))
         return;
@@ -492,34 +493,36 @@ void panel_row(const struct mm_seg *s, int n_in, int row, float *dst)
         struct block_q4_0 q4_0; /* IQ4_NL's layout too */
         struct block_mxfp4 mx;
     } b;
-    int len = dtype_table[t].block_len, n_blocks = n_in / len;
-    size_t codes, tail;
-    CHECK(sizes(t, &codes, &tail), "%s has no packed layout", dtype_name(t));
-    const uint8_t *scales = panel + (size_t)n_blocks * codes;
-    for (int i = 0; i < n_blocks; i++, panel += codes, scales += tail, dst += len) {
+    size_t scales, bytes;
+    CHECK(unit_of(t, &blocks, &scales, &bytes), "%s is not packed", dtype_name(t));
+    int len = dtype_table[t].block_len;
+    for (int i = 0; i < n_in / len; i++, dst += len) {
+        const uint8_t *unit = panel + (size_t)(i / blocks) * (scales + (size_t)blocks * bytes);
+        const uint8_t *q = unit + scales + (size_t)(i % blocks) * bytes;
         switch (t) {
         case DT_Q4_K:
-            unpack_q4k(panel, lane, &b.q4k);
+            unpack_q4k(unit, lane, &b.q4k);
             break;
         case DT_Q5_K:
-            unpack_q5k(panel, lane, &b.q5k);
+            unpack_q5k(unit, lane, &b.q5k);
             break;
         case DT_Q6_K:
-            unpack_q6k(panel, scales, lane, &b.q6k);
+            unpack_q6k(unit, lane, &b.q6k);
             break;
         case DT_IQ4_XS:
-            unpack_iq4xs(panel, lane, &b.iq4xs);
+            unpack_iq4xs(unit, lane, &b.iq4xs);
             break;
         case DT_Q8_0:
-            unpack_q8_0(panel, scales, lane, &b.q8_0);
+            unpack_q8_0(q, lane, &b.q8_0);
+            memcpy(&b.q8_0.d, unit + 32 * (i % blocks) + 2 * lane, 2);
             break;
         case DT_MXFP4:
-            unpack_split16(panel, lane, b.mx.qs);
-            b.mx.e = scales[lane];
+            unpack_split16(q, lane, b.mx.qs);
+            b.mx.e = unit[16 * (i % blocks) + lane];
             break;
         default:
-            unpack_split16(panel, lane, b.q4_0.qs);
-            memcpy(&b.q4_0.d, scales + 2 * lane, 2);
+            unpack_split16(q, lane, b.q4_0.qs);
+            memcpy(&b.q4_0.d, unit + 32 * (i % blocks) + 2 * lane, 2);
         }
         quant_dequantize(t, &b, dst, (size_t)len);
     }

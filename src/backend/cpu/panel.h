@@ -5,21 +5,24 @@
  *
  * Codes of a block of 32 columns (8 column groups g), byte 4*r + j = row r, column 4*g + j:
  *   4 bits    4 vectors i: low nibble group 2i, high nibble group 2i + 1
- *   +1 bit    1 vector: bit g is the code's bit 4 (Q5_K)
- *   +2 bits   2 vectors i: bits 2g' are the code's bits 4-5 of group 4i + g' (Q6_K)
  *   8 bits    8 vectors (Q8_0: code + 128)
- * Per super-block of 256 (8 blocks), codes then scales, "dwords" being one 32-bit lane per row:
- *   Q4_K 2304 bytes: codes 2048, scales 64 and mins 64 (dwords of 4 bytes j: low nibble = low bits of
- *        block j, high nibble = of block 4 + j), high bits 64 (byte j: bits 0-1 scale j, 2-3 scale
- *        4 + j, 4-5 min j, 6-7 min 4 + j), d 32, dmin 32 (halves)
- *   Q5_K 2816: codes 2048, bit 4 of block b in vector b 512, then as Q4_K
- *   Q6_K 3328: codes 2048, bits 4-5 1024, scales 256 (vector s, byte j: sub-block 4s + j)
- *   IQ4_XS 2176: codes 2048, scales_l 64 (dwords: nibble b), scales_h 32 (16 bits: 2 bits of b), d 32
- * Formats without super-blocks, and Q6_K, have their scales behind all codes of the panel:
- *   Q6_K halves per super-block; Q8_0 Q4_0 IQ4_NL halves per block; MXFP4 exponent bytes per block;
- *   GPTQ4 per group 16 halves (scales), then 16 bytes (zeros)
+ * What is read first lies first, so that a panel is one stream. A format's unit has its scales, then
+ * its blocks; "dwords" are one 32-bit lane per row:
+ *   Q4_K    8 blocks, 2304 bytes: scales 64 and mins 64 (dwords of 4 bytes j: low nibble = low bits of
+ *           block j, high nibble = of block 4 + j), high bits 64 (byte j: bits 0-1 scale j, 2-3 scale
+ *           4 + j, 4-5 min j, 6-7 min 4 + j), d 32, dmin 32 (halves); blocks of 256
+ *   Q5_K    8 blocks, 2816: as Q4_K; blocks of 64 (bit g: bit 4 of group g) + 256
+ *   Q6_K    8 blocks, 3392: scales 256 (vector s, byte j: sub-block 4s + j), d 32, unused 32; 16 times
+ *           16 columns: 128 (as 4 bits), 64 (bits 2g: bits 4-5 of group g)
+ *   IQ4_XS  8 blocks, 2176: scales_l 64 (dwords: nibble b), scales_h 32 (16 bits: 2 bits of b), d 32;
+ *           blocks of 256
+ *   Q8_0    2 blocks, 1088: d of both 64; blocks of 512
+ *   Q4_0    2 blocks, 576: d of both 64; blocks of 256. IQ4_NL the same
+ *   MXFP4   4 blocks, 1088: exponent bytes of each 16; blocks of 256
+ *   GPTQ4   a group: scales 32 (halves), zeros 16 (bytes), unused 16; blocks of 256
  * Float weights are multiplied as floats: columns of 16 values, BF16 in pairs of columns (one row's
- * two values adjacent), F8_E4M3 with a float scale per 128 columns behind the codes.
+ * two values adjacent), F8_E4M3 after a float scale per 128 columns,
+ * padded to 64 bytes.
  */
 #ifndef STEEL_BACKEND_CPU_PANEL_H
 #define STEEL_BACKEND_CPU_PANEL_H
@@ -27,17 +30,20 @@
 #include "backend/cpu/matmul.h"
 
 enum {
-    Q4K_SC = 2048,
-    Q4K_BYTES = 2304,
-    Q5K_HI = 2048,
-    Q5K_SC = 2560,
-    Q5K_BYTES = 2816,
-    Q6K_HI = 2048,
-    Q6K_SC = 3072,
-    Q6K_BYTES = 3328,
-    IQ4XS_SC = 2048,
-    IQ4XS_BYTES = 2176,
+    K45_SCALES = 256, /* bytes of Q4_K's and Q5_K's scales */
+    Q4K_BLOCK = 256,
+    Q5K_BLOCK = 320,
+    Q6K_SCALES = 320,
+    Q6K_BLOCK = 384,
+    IQ4XS_SCALES = 128,
+    UNIT_SCALES = 64, /* bytes of the others' */
 };
+
+/* Bytes of an F8_E4M3 panel's scales. */
+static inline size_t panel_f8_head(int n_in)
+{
+    return ((size_t)((n_in + 127) / 128) * sizeof(float) + 63) & ~(size_t)63;
+}
 
 /* Bytes of one panel, a multiple of 64; 0 if this segment has no packed layout. */
 size_t panel_bytes(const struct raw_seg *s, int n_in);
@@ -47,12 +53,6 @@ bool panel_reads_fine(enum dtype t);   /* with the fine part */
 void panel_pack(const struct raw_weight *w, int seg, int e, int panel, uint8_t *dst);
 /* dst[n_in] = row `row` of expert 0 of a packed segment, exact. */
 void panel_row(const struct mm_seg *s, int n_in, int row, float *dst);
-
-/* Where an F8 panel's scales start. */
-static inline size_t panel_f8_scales(int n_in)
-{
-    return ((size_t)n_in * MM_PANEL + 63) & ~(size_t)63;
-}
 
 /*
  * Quantised input rows, one record each: 8-bit codes with a scale per 32 columns, and sums:

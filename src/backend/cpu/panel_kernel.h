@@ -34,7 +34,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-enum { V_BYTES = V_LANES * 4, V_PARTS = MM_PANEL / V_LANES };
+enum { V_BYTES = V_LANES * 4, V_PARTS = MM_PANEL / V_LANES, PREFETCH_BYTES = 12288 };
 
 /* One pass: V_LANES rows of a panel times T input rows. */
 struct pass {
@@ -44,6 +44,17 @@ struct pass {
     struct x_layout l;
     const uint8_t *x[MAX_T]; /* records */
 };
+
+/* Asks for `bytes` bytes of the panel (or the next one) that a pass of T rows reaches later. A pass of
+ * one or two rows moves so fast that the hardware's own prefetching does better. */
+INLINE void fetch_ahead(const uint8_t *p, const int bytes, const int T)
+{
+    if (T < 3)
+        return;
+    UNROLL
+    for (int i = 0; i < bytes; i += 64)
+        _mm_prefetch((const char *)p + PREFETCH_BYTES + i, _MM_HINT_T1);
+}
 
 INLINE VI vi_bcast(const uint8_t *p)
 {
@@ -90,25 +101,27 @@ INLINE void pass_k45(const struct pass *p, VF *acc, const int five, const int T)
 {
     const VI nib = vi_set1_8(15), two = vi_set1_8(0x30), fifth = vi_set1_8(16);
     const VI byte = vi_set1_32(0xff);
-    const size_t bytes = five ? Q5K_BYTES : Q4K_BYTES, at = p->lane4;
-    const uint8_t *sb = p->panel;
-    for (int k = 0; k < p->n_in; k += 256, sb += bytes) {
-        const uint8_t *s = sb + (five ? Q5K_SC : Q4K_SC);
+    const size_t bytes = five ? Q5K_BLOCK : Q4K_BLOCK, at = p->lane4;
+    const uint8_t *s = p->panel, *q = s + K45_SCALES + at;
+    for (int k = 0; k < p->n_in; k += 256, s = q - at, q += K45_SCALES) {
+        fetch_ahead(s, K45_SCALES, T);
         VI sl = vi_load(s + at), ml = vi_load(s + 64 + at), h = vi_load(s + 128 + at);
         VF d = vf_load_half(s + 192 + at / 2), dmin = vf_load_half(s + 224 + at / 2);
         VI sc = vi_or_and(vi_and(sl, nib), vi_sll16(h, 4), two);
         VI mn = vi_or_and(vi_and(ml, nib), h, two);
         VI sc_next = vi_or_and(vi_and(vi_srl16(sl, 4), nib), vi_sll16(h, 2), two);
         VI mn_next = vi_or_and(vi_and(vi_srl16(ml, 4), nib), vi_srl16(h, 2), two);
-        for (int b = 0; b < 8; b++) {
-            const uint8_t *q = sb + 256 * b + at;
+        for (int b = 0; b < 8; b++, q += bytes) {
             size_t col = (size_t)(k + 32 * b);
-            VI dot[MAX_T], high = five ? vi_load(sb + Q5K_HI + 64 * b + at) : vi_zero();
+            fetch_ahead(q, (int)bytes, T);
+            VI dot[MAX_T], high = five ? vi_load(q) : vi_zero();
+            const uint8_t *nibbles = five ? q + 64 : q;
             UNROLL
             for (int t = 0; t < T; t++)
                 dot[t] = vi_zero();
             for (int i = 0; i < 4; i++, col += 8) {
-                VI v = vi_load(q + 64 * i), lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
+                VI v = vi_load(nibbles + 64 * i);
+                VI lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
                 if (five) {
                     lo = vi_or_and(lo, vi_sll16(high, 4), fifth);
                     hi = vi_or_and(hi, vi_sll16(high, 3), fifth);
@@ -141,14 +154,13 @@ INLINE void pass_q5k(const struct pass *p, VF *acc, const int T)
 }
 
 /* Dots of 16 columns of Q6_K: two vectors of nibbles and one of high bits. */
-INLINE void dot_sixes(VI *dot, const uint8_t *lo, const uint8_t *hi, const struct pass *p,
-                      size_t col, const int T)
+INLINE void dot_sixes(VI *dot, const uint8_t *q, const struct pass *p, size_t col, const int T)
 {
     const VI nib = vi_set1_8(15), two = vi_set1_8(0x30);
     UNROLL
     for (int t = 0; t < T; t++)
         dot[t] = vi_bcast(p->x[t] + p->l.init16 + col / 4);
-    VI v = vi_load(lo), w = vi_load(lo + 64), h = vi_load(hi);
+    VI v = vi_load(q), w = vi_load(q + 64), h = vi_load(q + 128);
     dot_group(dot, vi_or_and(vi_and(v, nib), vi_sll16(h, 4), two), p, col, T);
     dot_group(dot, vi_or_and(vi_and(vi_srl16(v, 4), nib), vi_sll16(h, 2), two), p, col + 4, T);
     dot_group(dot, vi_or_and(vi_and(w, nib), h, two), p, col + 8, T);
@@ -157,26 +169,28 @@ INLINE void dot_sixes(VI *dot, const uint8_t *lo, const uint8_t *hi, const struc
 
 INLINE void pass_q6k(const struct pass *p, VF *acc, const int T)
 {
-    const size_t at = p->lane4;
-    const uint8_t *sb = p->panel, *dp = p->panel + (size_t)(p->n_in / 256) * Q6K_BYTES + at / 2;
-    for (int k = 0; k < p->n_in; k += 256, sb += Q6K_BYTES, dp += 32) {
-        VF d = vf_load_half(dp);
+    const uint8_t *q = p->panel + p->lane4;
+    for (int k = 0; k < p->n_in; k += 256) {
+        fetch_ahead(q, Q6K_SCALES, T);
+        const uint8_t *s = q;
+        VF d = vf_load_half(q + 256 - p->lane4 / 2);
         VI sc = vi_zero();
-        for (int b = 0; b < 8; b++) {
+        q += Q6K_SCALES;
+        for (int b = 0; b < 8; b++, q += Q6K_BLOCK) {
+            fetch_ahead(q, Q6K_BLOCK, T);
             if (b % 2 == 0)
-                sc = vi_load(sb + Q6K_SC + 32 * b + at);
+                sc = vi_load(s + 32 * b);
             VF s0 = vf_mul(vi_to_f(vi_sra32(vi_sll32(sc, 24), 24)), d);
             VF s1 = vf_mul(vi_to_f(vi_sra32(vi_sll32(sc, 16), 24)), d);
             sc = vi_srl32(sc, 16);
-            const uint8_t *q = sb + 256 * b + at, *h = sb + Q6K_HI + 128 * b + at;
             size_t col = (size_t)(k + 32 * b);
             VI dot[MAX_T];
             VF sum[MAX_T];
-            dot_sixes(dot, q, h, p, col, T);
+            dot_sixes(dot, q, p, col, T);
             UNROLL
             for (int t = 0; t < T; t++)
                 sum[t] = vf_mul(vi_to_f(dot[t]), s0);
-            dot_sixes(dot, q + 128, h + 64, p, col + 16, T);
+            dot_sixes(dot, q + 192, p, col + 16, T);
             UNROLL
             for (int t = 0; t < T; t++) {
                 sum[t] = vf_fma(vi_to_f(dot[t]), s1, sum[t]);
@@ -205,13 +219,19 @@ INLINE void pass_small4(const struct pass *p, VF *acc, const uint8_t *table, con
                         const int T)
 {
     const size_t at = p->lane4;
-    const uint8_t *q = p->panel + at, *s = p->panel + (size_t)(p->n_in / 32) * 256;
-    s += mx ? at / 4 : at / 2;
+    const int unit = mx ? 128 : 64;
+    const uint8_t *q = p->panel;
     VI lut = vi_table(table);
-    for (int k = 0; k < p->n_in; k += 32, q += 256, s += mx ? 16 : 32) {
-        VI dot[MAX_T];
-        dot_table(dot, q, lut, p, (size_t)k, T);
-        add_block(acc, dot, mx ? vf_load_e8m0_half(s) : vf_load_half(s), p, k / 32, T);
+    for (int k0 = 0; k0 < p->n_in; k0 += unit) {
+        fetch_ahead(q, UNIT_SCALES, T);
+        const uint8_t *s = q + (mx ? at / 4 : at / 2);
+        q += UNIT_SCALES;
+        for (int k = k0; k < k0 + unit && k < p->n_in; k += 32, q += 256, s += mx ? 16 : 32) {
+            VI dot[MAX_T];
+            fetch_ahead(q, 256, T);
+            dot_table(dot, q + at, lut, p, (size_t)k, T);
+            add_block(acc, dot, mx ? vf_load_e8m0_half(s) : vf_load_half(s), p, k / 32, T);
+        }
     }
 }
 
@@ -235,14 +255,15 @@ INLINE void pass_iq4xs(const struct pass *p, VF *acc, const int T)
     const VI low = vi_set1_32(15), two = vi_set1_32(0x30), center = vi_set1_32(32);
     const size_t at = p->lane4;
     VI lut = vi_table(table_iq4);
-    const uint8_t *sb = p->panel;
-    for (int k = 0; k < p->n_in; k += 256, sb += IQ4XS_BYTES) {
-        VI sl = vi_load(sb + IQ4XS_SC + at);
-        VI sh = vi_sll32(vi_load_u16(sb + IQ4XS_SC + 64 + at / 2), 4);
-        VF d = vf_load_half(sb + IQ4XS_SC + 96 + at / 2);
-        for (int b = 0; b < 8; b++) {
+    const uint8_t *s = p->panel, *q = s + IQ4XS_SCALES + at;
+    for (int k = 0; k < p->n_in; k += 256, s = q - at, q += IQ4XS_SCALES) {
+        fetch_ahead(s, IQ4XS_SCALES, T);
+        VI sl = vi_load(s + at), sh = vi_sll32(vi_load_u16(s + 64 + at / 2), 4);
+        VF d = vf_load_half(s + 96 + at / 2);
+        for (int b = 0; b < 8; b++, q += 256) {
             VI dot[MAX_T];
-            dot_table(dot, sb + 256 * b + at, lut, p, (size_t)(k + 32 * b), T);
+            fetch_ahead(q, 256, T);
+            dot_table(dot, q, lut, p, (size_t)(k + 32 * b), T);
             VI sc = vi_sub32(vi_or_and(vi_and(sl, low), sh, two), center);
             add_block(acc, dot, vf_mul(vi_to_f(sc), d), p, k / 32 + b, T);
             sl = vi_srl32(sl, 4);
@@ -255,17 +276,23 @@ INLINE void pass_iq4xs(const struct pass *p, VF *acc, const int T)
 INLINE void pass_q8_0(const struct pass *p, VF *acc, const int T)
 {
     const size_t at = p->lane4;
-    const uint8_t *q = p->panel + at, *s = p->panel + (size_t)(p->n_in / 32) * 512 + at / 2;
+    const uint8_t *q = p->panel, *s = NULL;
     const VF unit = vf_set1(1.0f / 254.0f);
     for (int k = 0; k < p->n_in; k += 32, q += 512, s += 32) {
+        if (k % 64 == 0) {
+            fetch_ahead(q, UNIT_SCALES, T);
+            s = q + at / 2;
+            q += UNIT_SCALES;
+        }
         VI dot[MAX_T], fine[MAX_T];
+        fetch_ahead(q, 512, T);
         UNROLL
         for (int t = 0; t < T; t++) {
             dot[t] = vi_start(p->x[t] + p->l.init32 + (size_t)k / 8);
             fine[t] = vi_start(p->x[t] + p->l.fine_init + (size_t)k / 8);
         }
         for (int g = 0; g < 8; g++) {
-            VI u = vi_load8(q + 64 * g);
+            VI u = vi_load8(q + at + 64 * g);
             dot8_group(dot, u, p, (size_t)(k + 4 * g), T);
             dot8_group(fine, u, p, p->l.fine + (size_t)(k + 4 * g), T);
         }
@@ -285,19 +312,23 @@ INLINE void pass_gptq4(const struct pass *p, VF *acc, const int T)
     const VI nib = vi_set1_8(15);
     const VF unit = vf_set1(1.0f / 254.0f);
     const size_t at = p->lane4;
-    const uint8_t *q = p->panel + at, *g = p->panel + (size_t)(p->n_in / 32) * 256;
-    for (int k0 = 0; k0 < p->n_in; k0 += p->group_len, g += 48) {
-        VF w_scale = vf_load_half(g + at / 2);
-        VF min = vf_mul(w_scale, vi_to_f(vi_load_u8(g + 32 + at / 4)));
+    const uint8_t *q = p->panel;
+    for (int k0 = 0; k0 < p->n_in; k0 += p->group_len) {
+        fetch_ahead(q, UNIT_SCALES, T);
+        VF w_scale = vf_load_half(q + at / 2);
+        VF min = vf_mul(w_scale, vi_to_f(vi_load_u8(q + 32 + at / 4)));
         int end = k0 + p->group_len < p->n_in ? k0 + p->group_len : p->n_in;
+        q += UNIT_SCALES;
         for (int k = k0; k < end; k += 32, q += 256) {
             VI dot[MAX_T], fine[MAX_T];
+            fetch_ahead(q, 256, T);
             UNROLL
             for (int t = 0; t < T; t++)
                 dot[t] = fine[t] = vi_zero();
             size_t col = (size_t)k;
             for (int i = 0; i < 4; i++, col += 8) {
-                VI v = vi_load(q + 64 * i), lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
+                VI v = vi_load(q + at + 64 * i);
+                VI lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
                 dot_group(dot, lo, p, col, T);
                 dot_group(dot, hi, p, col + 4, T);
                 dot_group(fine, lo, p, p->l.fine + col, T);
