@@ -5,6 +5,7 @@
  */
 #include "backend/cpu/matmul.h"
 #include "backend/cpu/cpu.h"
+#include "backend/cpu/gemm.h"
 #include "backend/cpu/generic.h"
 #include "backend/cpu/panel.h"
 #include "base/mem.h"
@@ -26,7 +27,23 @@
 #kernel, type, true, 1, INT_MAX, ISA_AVX2, mm_##kernel##_avx2                              \
     }
 
+/* Input rows from which a tile's 16 rows pay. */
+enum { AMX_MIN = 6 };
+
+#define TILED(type, kernel)                                                                        \
+    {                                                                                              \
+        "gemm " #kernel, type, true, AMX_MIN, INT_MAX, ISA_AMX, mm_gemm_##kernel##_amx             \
+    }
+
 static const struct mm_variant variants[] = {
+    TILED(DT_Q4_K, q4k),
+    TILED(DT_Q5_K, q5k),
+    TILED(DT_Q6_K, q6k),
+    TILED(DT_IQ4_XS, iq4xs),
+    TILED(DT_Q8_0, q8_0),
+    TILED(DT_Q4_0, q4_0),
+    TILED(DT_IQ4_NL, iq4nl),
+    TILED(DT_MXFP4, mxfp4),
     PACKED(DT_Q4_K, q4k),
     PACKED(DT_Q5_K, q5k),
     PACKED(DT_Q6_K, q6k),
@@ -99,6 +116,7 @@ bool mm_init(struct cpu_backend *cb, struct error *err)
     size_t kernel = mm_generic_scratch(widest);
     size_t permuted = (size_t)widest * sizeof(float) + 8 * x_layout(widest).bytes;
     kernel = kernel > permuted ? kernel : permuted;
+    kernel = round64(kernel > GEMM_SCRATCH ? kernel : GEMM_SCRATCH);
     m->thread_bytes = round64((size_t)N_TILES * MM_TILE * sizeof(float) + kernel);
     size_t n_threads = (size_t)pool_size(cb->pool);
     m->threads = mem_aligned(m->thread_bytes * n_threads);

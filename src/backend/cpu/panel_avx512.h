@@ -1,4 +1,7 @@
 /* The 512-bit vectors of panel_kernel.h and fpanel_kernel.h, with or without VNNI. */
+#ifndef STEEL_BACKEND_CPU_PANEL_AVX512_H
+#define STEEL_BACKEND_CPU_PANEL_AVX512_H
+
 #include <immintrin.h>
 #include <stdint.h>
 
@@ -8,6 +11,9 @@
 #define VF                    __m512
 #define vi_zero()             _mm512_setzero_si512()
 #define vi_load(p)            _mm512_loadu_si512(p)
+#define vi_store(p, v)        _mm512_store_si512(p, v)
+#define vi_add32(a, b)        _mm512_add_epi32(a, b)
+#define vi_srln32(a, n)       _mm512_srl_epi32(a, _mm_cvtsi32_si128(n))
 #define vi_set1_8(x)          _mm512_set1_epi8(x)
 #define vi_set1_32(x)         _mm512_set1_epi32(x)
 #define vi_and(a, b)          _mm512_and_si512(a, b)
@@ -49,4 +55,5 @@ static inline __attribute__((always_inline)) __m512i vnni_dot(__m512i acc, __m51
     __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u), "v"(s));
     return acc;
 }
+#endif
 #endif

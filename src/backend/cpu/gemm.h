@@ -1,0 +1,21 @@
+/* Kernels for many input rows: packed panels are unpacked once into scratch, then multiplied. */
+#ifndef STEEL_BACKEND_CPU_GEMM_H
+#define STEEL_BACKEND_CPU_GEMM_H
+
+#include "backend/cpu/panel.h"
+
+enum { GEMM_SCRATCH = 80 << 10 }; /* bytes */
+
+#define GEMM_KERNELS(isa)                                                                          \
+    void mm_gemm_q4k_##isa(const struct mm_call *c);                                               \
+    void mm_gemm_q5k_##isa(const struct mm_call *c);                                               \
+    void mm_gemm_q6k_##isa(const struct mm_call *c);                                               \
+    void mm_gemm_iq4xs_##isa(const struct mm_call *c);                                             \
+    void mm_gemm_q4_0_##isa(const struct mm_call *c);                                              \
+    void mm_gemm_iq4nl_##isa(const struct mm_call *c);                                             \
+    void mm_gemm_mxfp4_##isa(const struct mm_call *c);                                             \
+    void mm_gemm_q8_0_##isa(const struct mm_call *c);
+
+GEMM_KERNELS(amx)
+
+#endif

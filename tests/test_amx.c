@@ -1,0 +1,119 @@
+/*
+ * The AMX products with tiles emulated in C, byte for byte against the VNNI kernels, on any machine
+ * with AVX-512 VNNI: every format, ragged numbers of rows, columns and inputs, gathered inputs, biases.
+ */
+#define AMX_EMULATE
+#include "backend/cpu/gemm_amx.c"
+
+#include "base/mem.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+static uint64_t rng_state = 7;
+
+static uint32_t rnd(void)
+{
+    rng_state = rng_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(rng_state >> 33);
+}
+
+static const struct {
+    enum dtype type;
+    void (*tiles)(const struct mm_call *c), (*want)(const struct mm_call *c);
+} kernels[] = {
+    {DT_Q4_K, mm_gemm_q4k_amx, mm_q4k_vnni},       {DT_Q5_K, mm_gemm_q5k_amx, mm_q5k_vnni},
+    {DT_Q6_K, mm_gemm_q6k_amx, mm_q6k_vnni},       {DT_IQ4_XS, mm_gemm_iq4xs_amx, mm_iq4xs_vnni},
+    {DT_Q8_0, mm_gemm_q8_0_amx, mm_q8_0_vnni},     {DT_Q4_0, mm_gemm_q4_0_amx, mm_q4_0_vnni},
+    {DT_IQ4_NL, mm_gemm_iq4nl_amx, mm_iq4nl_vnni}, {DT_MXFP4, mm_gemm_mxfp4_amx, mm_mxfp4_vnni},
+};
+
+static void check(int i, int n_in, int n_rows, int n, bool gather, bool bias)
+{
+    enum dtype type = kernels[i].type;
+    enum { MAX_N = MM_CHUNK };
+    size_t bytes = dtype_bytes(type, (size_t)n_in) * (size_t)n_rows;
+    uint8_t *blocks = mem_alloc(bytes);
+    /* Any bytes will do but for halves that are infinite: keep exponents small. */
+    for (size_t k = 0; k < bytes; k++)
+        blocks[k] = (uint8_t)(rnd() & 0x3b);
+    const uint8_t *data[1] = {blocks};
+    struct raw_weight raw = {.n_in = n_in, .n_out = n_rows, .n_expert = 1, .n_seg = 1};
+    raw.seg[0] = (struct raw_seg){.type = type, .rows = n_rows, .data = data};
+    struct pool *pool = pool_new(1);
+    struct error err = {{0}};
+    struct mm_weight *w = mm_weight_new(&raw, true, pool, &err);
+    assert_non_null(w);
+    struct x_layout l = x_layout(n_in);
+    uint8_t *records = mem_aligned(l.bytes * MAX_N);
+    float *x = mem_alloc((size_t)n_in * sizeof *x);
+    for (int t = 0; t < MAX_N; t++) {
+        for (int k = 0; k < n_in; k++)
+            x[k] = (float)((int)(rnd() % 2001) - 1000) * 0.01f;
+        x_quantize_avx512(x, n_in, 0, n_in, true, records + (size_t)t * l.bytes);
+    }
+    int32_t rows[MAX_N];
+    for (int t = 0; t < n; t++)
+        rows[t] = (int32_t)(rnd() % MAX_N);
+    float b[256], *want = mem_zalloc((size_t)n * 256, sizeof(float));
+    float *got = mem_zalloc((size_t)n * 256, sizeof(float));
+    for (int k = 0; k < 256; k++)
+        b[k] = (float)k;
+    void *scratch = mem_aligned(GEMM_SCRATCH);
+    struct mm_x in = {.n_in = n_in, .q = records};
+    struct mm_call c = {.w = w,
+                        .seg = &w->seg[0],
+                        .row = n_rows > 40 ? 16 : 0,
+                        .x = &in,
+                        .rows = gather ? rows : NULL,
+                        .n = n,
+                        .stride = 256,
+                        .bias = bias ? b : NULL,
+                        .scratch = scratch};
+    c.n_rows = n_rows - c.row;
+    c.y = want;
+    kernels[i].want(&c);
+    c.y = got;
+    kernels[i].tiles(&c);
+    if (memcmp(want, got, (size_t)n * 256 * sizeof(float)))
+        fail_msg("%s, %d x %d, %d inputs: tiles give other bytes", dtype_name(type), n_rows, n_in,
+                 n);
+    mem_aligned_free(scratch, GEMM_SCRATCH);
+    mem_aligned_free(records, l.bytes * MAX_N);
+    mem_free(x);
+    mem_free(want);
+    mem_free(got);
+    mem_free(blocks);
+    mm_weight_free(w);
+    pool_free(pool);
+}
+
+static void tiles_give_the_same_bytes(void **state)
+{
+    (void)state;
+    static const int inputs[] = {1, 6, 15, 16, 17, 40, MM_CHUNK};
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
+        int unit = dtype_table[kernels[i].type].block_len;
+        for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++) {
+            check((int)i, 512, 64, inputs[k], false, k % 2);
+            check((int)i, 768, 37, inputs[k], true, false);
+            check((int)i, unit, 16, inputs[k], false, true);
+            check((int)i, 3 * unit, 9, inputs[k], true, true);
+            check((int)i, 1280, 33, inputs[k], false, false);
+        }
+    }
+}
+
+int main(void)
+{
+    if (isa_best() < ISA_VNNI) {
+        puts("skipped: this machine has no AVX-512 VNNI");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tiles_give_the_same_bytes)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
