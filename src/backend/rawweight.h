@@ -31,10 +31,12 @@ struct raw_weight {
     int n_seg;
     struct raw_seg seg[3];
     const float *bias; /* (n_out) or NULL */
-    /* Called by a backend that made its own copy of these source bytes: they are not read again. May
-     * be NULL. So that a large weight is never resident twice. */
-    void (*done)(void *arg, const void *data, size_t bytes);
-    void *done_arg;
+    /* NULL, or for a backend that makes its own copy: where these source bytes can be read, buf
+     * (bytes) after a read of the file, which is cheaper than faulting its pages in and leaves
+     * nothing mapped behind, or data itself if it is memory; NULL: the file could not be read. Safe
+     * from many threads. */
+    const uint8_t *(*read)(void *arg, const uint8_t *data, size_t bytes, uint8_t *buf);
+    void *read_arg;
     bool transient; /* the data lives only during upload: a backend that keeps it must copy */
 };
 

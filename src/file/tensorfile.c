@@ -491,26 +491,41 @@ size_t tensorfile_bytes(const struct tensorfile *f)
     return sum;
 }
 
-void tensorfile_forget_bytes(const struct tensorfile *f, const void *p, size_t bytes)
-{
-    const uint8_t *data = p;
-    for (int i = 0; i < f->n_shards; i++) {
-        const struct shard *s = &f->shards[i];
-        if (s->fd < 0 || data < s->map || data >= s->map + s->bytes)
-            continue;
-        /* Whole pages inside the range only: its neighbours may still be wanted. */
-        uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-        uintptr_t a = ((uintptr_t)data + page - 1) / page * page;
-        uintptr_t b = ((uintptr_t)data + bytes) / page * page;
-        if (a < b)
-            madvise((void *)a, b - a, MADV_DONTNEED);
-        return;
-    }
-}
-
 void tensorfile_forget(const struct tensorfile *f, const struct tensor *t)
 {
-    tensorfile_forget_bytes(f, t->data, t->bytes);
+    const struct shard *s = &f->shards[t->shard];
+    if (s->fd < 0)
+        return;
+    /* Whole pages inside the tensor only: its neighbours may still be wanted. */
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t a = ((uintptr_t)t->data + page - 1) / page * page;
+    uintptr_t b = ((uintptr_t)t->data + t->bytes) / page * page;
+    if (a < b)
+        madvise((void *)a, b - a, MADV_DONTNEED);
+}
+
+/* How far the disk works ahead of a reader: enough to keep a fast one busy, little to waste. */
+enum { READ_AHEAD = 32 << 20 };
+
+const uint8_t *tensorfile_read(const struct tensorfile *f, const uint8_t *data, size_t bytes,
+                               uint8_t *buf)
+{
+    const struct shard *s = f->shards, *end = s + f->n_shards;
+    while (s < end && (s->fd < 0 || data < s->map || data >= s->map + s->bytes))
+        s++;
+    if (s == end)
+        return data;
+    size_t at = (size_t)(data - s->map);
+    readahead(s->fd, (off64_t)(at + READ_AHEAD), bytes);
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = pread(s->fd, buf + done, bytes - done, (off_t)(at + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return NULL;
+        done += (size_t)n;
+    }
+    return buf;
 }
 
 const struct meta *tensorfile_meta(const struct tensorfile *f, const char *key)

@@ -109,8 +109,11 @@ size_t tensorfile_bytes(const struct tensorfile *f); /* sum of tensor bytes */
 /* Tells the kernel that these file bytes are not needed again soon (after repacking a tensor). */
 void tensorfile_forget(const struct tensorfile *f, const struct tensor *t);
 
-/* The same for any bytes of tensor data. */
-void tensorfile_forget_bytes(const struct tensorfile *f, const void *p, size_t bytes);
+/* Bytes of tensor data by reading instead of through the map: into buf (bytes), which is returned, and
+ * the disk is told what comes next; `data` itself where it is memory; NULL if the file cannot be
+ * read. Safe from many threads. */
+const uint8_t *tensorfile_read(const struct tensorfile *f, const uint8_t *data, size_t bytes,
+                               uint8_t *buf);
 
 /* GGUF metadata by key; NULL if absent. The getters return false if absent or of another kind. */
 const struct meta *tensorfile_meta(const struct tensorfile *f, const char *key);

@@ -444,9 +444,9 @@ static bool finish(struct loader *l, const struct raw_weight *w, struct weight *
     return ok;
 }
 
-static void source_done(void *arg, const void *data, size_t bytes)
+static const uint8_t *source_read(void *arg, const uint8_t *data, size_t bytes, uint8_t *buf)
 {
-    tensorfile_forget_bytes(arg, data, bytes);
+    return tensorfile_read(arg, data, bytes, buf);
 }
 
 /* A weight of one to three row segments, with the bias of each where it exists. */
@@ -455,8 +455,8 @@ static bool load_weight(struct loader *l, int layer, int n_in, int n_expert, int
 {
     struct raw_weight w = {.n_in = n_in,
                            .n_expert = n_expert,
-                           .done = source_done,
-                           .done_arg = (void *)(uintptr_t)l->f};
+                           .read = source_read,
+                           .read_arg = (void *)(uintptr_t)l->f};
     bool ok = true;
     int total = 0, first = 0;
     for (int i = 0; i < n_seg; i++)

@@ -1,8 +1,10 @@
 /*
- * Packing the file's blocks into panels (panel.h) and back, 8 bytes at a time in plain C: fast
- * enough that loading is bound by the memory it touches. The way back rebuilds the file's block and
- * lets quant.c say what it means, so a packed row is exact by construction.
+ * Packing the file's blocks into panels (panel.h) and back, in plain C: what the layout means. Panels
+ * of 16 rows go to the vector packers (pack.h), byte for byte the same and as fast as memory. The way
+ * back rebuilds the file's block and lets quant.c say what it means, so a packed row is exact by
+ * construction.
  */
+#include "backend/cpu/pack.h"
 #include "backend/cpu/panel.h"
 #include "base/error.h"
 
@@ -372,11 +374,31 @@ static void pack_block(enum dtype t, const uint8_t *src, uint8_t *unit, int i, i
     }
 }
 
+/* The planes beside the codes: F8_E4M3's and GPTQ4's scales. */
+static void pack_planes(const struct raw_seg *s, int n_in, int e, int first, int n, uint8_t *dst)
+{
+    if (s->type == DT_F8_E4M3) {
+        /* 128 is a multiple of 16: all rows of a panel share the scales. */
+        float *scale = (float *)dst;
+        int n_scales = groups(n_in, 128);
+        for (int i = 0; i < n_scales; i++)
+            scale[i] = s->scale ? ((const float *)s->scale[e])[first / 128 * n_scales + i] : 1.0f;
+    }
+    if (s->type == DT_GPTQ4) {
+        int n_groups = groups(n_in, s->group_len);
+        for (int g = 0; g < n_groups; g++, dst += UNIT_SCALES + 8 * (size_t)s->group_len)
+            for (int r = 0; r < n; r++) {
+                size_t at = (size_t)(first + r) * (size_t)n_groups + (size_t)g;
+                memcpy(dst + 2 * r, (const uint16_t *)s->scale[e] + at, 2);
+                dst[32 + r] = s->zero[e][at];
+            }
+    }
+}
+
 /* The formats that are not made of blocks: floats and GPTQ4. */
-static bool pack_planar(const struct raw_seg *s, int n_in, int e, int first, int n, uint8_t *dst)
+static bool pack_planar(const struct raw_seg *s, int n_in, const uint8_t *src, int n, uint8_t *dst)
 {
     size_t row_bytes = raw_seg_row_bytes(s, n_in);
-    const uint8_t *src = s->data[e] + (size_t)first * row_bytes;
     switch (s->type) {
     case DT_F32:
         pack_columns(src, row_bytes, n, n_in, 4, false, dst);
@@ -387,48 +409,44 @@ static bool pack_planar(const struct raw_seg *s, int n_in, int e, int first, int
     case DT_BF16:
         pack_columns(src, row_bytes, n, n_in, 2, true, dst);
         return true;
-    case DT_F8_E4M3: {
+    case DT_F8_E4M3:
         pack_columns(src, row_bytes, n, n_in, 1, false, dst + panel_f8_head(n_in));
-        /* 128 is a multiple of 16: all rows of a panel share the scales. */
-        float *scale = (float *)dst;
-        int n_scales = groups(n_in, 128);
-        for (int i = 0; i < n_scales; i++)
-            scale[i] = s->scale ? ((const float *)s->scale[e])[first / 128 * n_scales + i] : 1.0f;
         return true;
-    }
-    case DT_GPTQ4: {
-        int n_groups = groups(n_in, s->group_len);
-        for (int g = 0; g < n_groups; g++) {
-            int k = g * s->group_len, end = k + s->group_len < n_in ? k + s->group_len : n_in;
-            for (int r = 0; r < n; r++) {
-                size_t at = (size_t)(first + r) * (size_t)n_groups + (size_t)g;
-                memcpy(dst + 2 * r, (const uint16_t *)s->scale[e] + at, 2);
-                dst[32 + r] = s->zero[e][at];
-                for (int i = k; i < end; i += 32)
-                    pack_gptq(src + (size_t)r * row_bytes + i / 2, dst + UNIT_SCALES + 8 * (i - k),
-                              r);
-            }
-            dst += UNIT_SCALES + 8 * (end - k);
+    case DT_GPTQ4:
+        for (int k = 0; k < n_in; k += 32) {
+            dst += k % s->group_len ? 0 : UNIT_SCALES;
+            for (int r = 0; r < n; r++)
+                pack_gptq(src + (size_t)r * row_bytes + k / 2, dst + 8 * (size_t)k, r);
         }
         return true;
-    }
     default:
         return false;
     }
 }
 
-void panel_pack(const struct raw_weight *w, int seg, int e, int panel, uint8_t *dst)
+void panel_pack(const struct raw_weight *w, int seg, int e, int panel, const uint8_t *rows,
+                enum isa isa, uint8_t *dst)
 {
     const struct raw_seg *s = &w->seg[seg];
     int first = panel * MM_PANEL, n = s->rows - first < MM_PANEL ? s->rows - first : MM_PANEL;
+    size_t row_bytes = raw_seg_row_bytes(s, w->n_in), scales, bytes;
+    const uint8_t *src = rows ? rows : s->data[e] + (size_t)first * row_bytes;
     if (n < MM_PANEL || w->n_in % 256) /* lanes or columns that only pad */
         memset(dst, 0, panel_bytes(s, w->n_in));
-    if (pack_planar(s, w->n_in, e, first, n, dst))
+    pack_planes(s, w->n_in, e, first, n, dst);
+    if (n == MM_PANEL && isa >= ISA_AVX2) {
+        const struct pack_rows p = {s->type, src, row_bytes, w->n_in, s->group_len};
+        uint8_t *codes = dst + (s->type == DT_F8_E4M3 ? panel_f8_head(w->n_in) : 0);
+        if (isa >= ISA_AVX512)
+            pack_rows_avx512(&p, codes);
+        else
+            pack_rows_avx2(&p, codes);
+        return;
+    }
+    if (pack_planar(s, w->n_in, src, n, dst))
         return;
     int n_blocks = w->n_in / dtype_table[s->type].block_len, blocks;
-    size_t row_bytes = raw_seg_row_bytes(s, w->n_in), scales, bytes;
     CHECK(unit_of(s->type, &blocks, &scales, &bytes), "%s is not packed", dtype_name(s->type));
-    const uint8_t *src = s->data[e] + (size_t)first * row_bytes;
     size_t step = (size_t)dtype_table[s->type].block_bytes;
     for (int i = 0; i < n_blocks; i++) {
         uint8_t *unit = dst + (size_t)(i / blocks) * (scales + (size_t)blocks * bytes);

@@ -49,8 +49,6 @@ static inline size_t panel_f8_head(int n_in)
 size_t panel_bytes(const struct raw_seg *s, int n_in);
 bool panel_reads_floats(enum dtype t); /* the input form its kernels take; else quantised */
 bool panel_reads_fine(enum dtype t);   /* with the fine part */
-/* Packs rows [16 * panel, ...) of expert e into dst (panel_bytes). */
-void panel_pack(const struct raw_weight *w, int seg, int e, int panel, uint8_t *dst);
 /* dst[n_in] = row `row` of expert 0 of a packed segment, exact. */
 void panel_row(const struct mm_seg *s, int n_in, int row, float *dst);
 

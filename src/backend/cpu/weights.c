@@ -1,66 +1,103 @@
 /*
- * Weights in the CPU backend's form: which segments are packed (panel.h), the packing itself (all
- * threads, straight from the file's map to its place, never a second copy) and reading one row back
- * for the embedding. Owns the packed memory; kernels only read it.
+ * Weights in the CPU backend's form: which segments are packed (panel.h), the packing itself and
+ * reading one row back for the embedding. Packing is cut into pieces of a few panels, which the
+ * threads take in the order of the file: each reads its piece into a buffer that stays in the second
+ * cache (cheaper than faulting the file's pages in, and nothing is mapped that must be given back) and
+ * packs it to its place, while the file's next pieces are on their way. Owns the packed memory;
+ * kernels only read it.
  */
 #include "backend/cpu/matmul.h"
+#include "backend/cpu/pack.h"
 #include "backend/cpu/panel.h"
 #include "base/mem.h"
 
 #include <string.h>
 
+/* Source bytes of a piece: half of a small second cache, so that it is still there to be packed. */
+enum { PIECE_BYTES = 256 << 10 };
+
 struct pack_job {
     const struct raw_weight *src;
     const struct mm_weight *w;
+    enum isa isa;
+    int step[3];      /* panels of a piece, per segment */
+    int n_pieces[3];  /* pieces of an expert, per segment */
+    int total;        /* pieces of the weight */
+    uint8_t *buffers; /* (n_threads, buffer_bytes), NULL: the source is memory */
+    size_t buffer_bytes;
     struct mm_counter counter;
-    int n_units; /* panels of all segments and experts: of the slice in work */
+    _Atomic bool failed; /* the file could not be read */
 };
 
-/* Panels packed between two releases of source pages. */
-enum { PACK_SLICE = 1024 };
+/* Pieces, and the bytes of the largest. */
+static void plan(struct pack_job *j)
+{
+    for (int i = 0; i < j->w->n_seg; i++) {
+        const struct mm_seg *s = &j->w->seg[i];
+        if (!s->packed)
+            continue;
+        size_t panel = raw_seg_row_bytes(&j->src->seg[i], j->src->n_in) * MM_PANEL;
+        size_t step = panel < PIECE_BYTES ? PIECE_BYTES / panel : 1;
+        j->step[i] = step < (size_t)s->n_panels ? (int)step : s->n_panels;
+        j->n_pieces[i] = (s->n_panels + j->step[i] - 1) / j->step[i];
+        j->total += j->n_pieces[i] * j->w->n_expert;
+        size_t bytes = panel * (size_t)j->step[i];
+        j->buffer_bytes = bytes > j->buffer_bytes ? bytes : j->buffer_bytes;
+    }
+    j->buffer_bytes = (j->buffer_bytes + 63) & ~(size_t)63;
+}
+
+static bool pack_piece(const struct pack_job *j, int piece, uint8_t *buffer)
+{
+    int i = 0;
+    while (piece >= j->n_pieces[i] * j->w->n_expert)
+        piece -= j->n_pieces[i++] * j->w->n_expert;
+    const struct mm_seg *s = &j->w->seg[i];
+    int e = piece / j->n_pieces[i], first = piece % j->n_pieces[i] * j->step[i];
+    int end = first + j->step[i] < s->n_panels ? first + j->step[i] : s->n_panels;
+    int last_row = end * MM_PANEL < s->rows ? end * MM_PANEL : s->rows;
+    size_t row = raw_seg_row_bytes(&j->src->seg[i], j->src->n_in);
+    const uint8_t *rows = j->src->seg[i].data[e] + (size_t)first * MM_PANEL * row;
+    if (buffer)
+        rows = j->src->read(j->src->read_arg, rows, (size_t)(last_row - first * MM_PANEL) * row,
+                            buffer);
+    if (!rows)
+        return false;
+    uint8_t *dst = (uint8_t *)s->data + ((size_t)e * (size_t)s->n_panels) * s->panel_bytes;
+    for (int p = first; p < end; p++)
+        panel_pack(j->src, i, e, p, rows + (size_t)(p - first) * MM_PANEL * row, j->isa,
+                   dst + (size_t)p * s->panel_bytes);
+    return true;
+}
 
 static void pack_main(void *arg, int ith, int nth)
 {
-    (void)ith, (void)nth;
+    (void)nth;
     struct pack_job *j = arg;
-    enum { STEP = 4 };
+    uint8_t *buffer = j->buffers ? j->buffers + (size_t)ith * j->buffer_bytes : NULL;
     for (;;) {
-        int u = atomic_fetch_add_explicit(&j->counter.next, STEP, memory_order_relaxed);
-        if (u >= j->n_units)
+        int piece = atomic_fetch_add_explicit(&j->counter.next, 1, memory_order_relaxed);
+        if (piece >= j->total || atomic_load_explicit(&j->failed, memory_order_relaxed))
             return;
-        int end = u + STEP < j->n_units ? u + STEP : j->n_units;
-        for (; u < end; u++) {
-            int at = u, i = 0;
-            for (;; i++) {
-                int n = j->w->seg[i].packed ? j->w->seg[i].n_panels * j->w->n_expert : 0;
-                if (at < n)
-                    break;
-                at -= n;
-            }
-            const struct mm_seg *s = &j->w->seg[i];
-            panel_pack(j->src, i, at / s->n_panels, at % s->n_panels,
-                       (uint8_t *)s->data + (size_t)at * s->panel_bytes);
-        }
+        if (!pack_piece(j, piece, buffer))
+            atomic_store_explicit(&j->failed, true, memory_order_relaxed);
     }
 }
 
-/* Tells the loader which source bytes panels [first, end) came from, run by run. */
-static void release_source(const struct pack_job *j, int first, int end)
+static bool pack_all(const struct raw_weight *src, const struct mm_weight *w, struct pool *pool,
+                     struct error *err)
 {
-    int unit = 0;
-    for (int i = 0; i < j->w->n_seg; i++) {
-        const struct mm_seg *s = &j->w->seg[i];
-        size_t row = raw_seg_row_bytes(&j->src->seg[i], j->src->n_in);
-        for (int e = 0; s->packed && e < j->w->n_expert; e++, unit += s->n_panels) {
-            int a = first > unit ? first - unit : 0, b = end - unit;
-            b = b < s->n_panels ? b : s->n_panels;
-            if (a >= b)
-                continue;
-            int last_row = b * MM_PANEL < s->rows ? b * MM_PANEL : s->rows;
-            j->src->done(j->src->done_arg, j->src->seg[i].data[e] + (size_t)(a * MM_PANEL) * row,
-                         (size_t)(last_row - a * MM_PANEL) * row);
-        }
-    }
+    struct pack_job job = {.src = src, .w = w, .isa = isa_best()};
+    plan(&job);
+    if (!job.total)
+        return true;
+    size_t bytes = job.buffer_bytes * (size_t)pool_size(pool);
+    if (src->read && !(job.buffers = mem_aligned(bytes)))
+        return error_set(err, "out of memory for reading a weight");
+    pool_run(pool, pack_main, &job);
+    mem_aligned_free(job.buffers, bytes);
+    return !job.failed ||
+           error_set(err, "the file could not be read: it changed or its disk fails");
 }
 
 struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, struct pool *pool,
@@ -71,7 +108,6 @@ struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, struc
     w->n_out = src->n_out;
     w->n_expert = src->n_expert;
     w->n_seg = src->n_seg;
-    struct pack_job job = {.src = src, .w = w};
     size_t at[3] = {0}, perm_at[3] = {0};
     bool any_raw = false;
     int row = 0;
@@ -94,7 +130,6 @@ struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, struc
         int panels = d->n_panels * src->n_expert;
         at[i] = w->mem_bytes;
         w->mem_bytes += (size_t)panels * d->panel_bytes;
-        job.n_units += panels;
         perm_at[i] = w->mem_bytes;
         if (s->perm)
             w->mem_bytes += (size_t)src->n_expert * (size_t)src->n_in * sizeof(int32_t);
@@ -119,12 +154,9 @@ struct mm_weight *mm_weight_new(const struct raw_weight *src, bool repack, struc
         for (int e = 0; e < src->n_expert; e++, perm += src->n_in)
             memcpy(perm, src->seg[i].perm[e], (size_t)src->n_in * sizeof *perm);
     }
-    for (int total = job.n_units, first = 0; first < total; first = job.n_units) {
-        atomic_store_explicit(&job.counter.next, first, memory_order_relaxed);
-        job.n_units = first + PACK_SLICE < total ? first + PACK_SLICE : total;
-        pool_run(pool, pack_main, &job);
-        if (src->done && !src->transient)
-            release_source(&job, first, job.n_units);
+    if (!pack_all(src, w, pool, err)) {
+        mm_weight_free(w);
+        return NULL;
     }
     if (src->bias) {
         w->bias = mem_zalloc((size_t)src->n_out, sizeof(float));
