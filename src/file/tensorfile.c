@@ -105,6 +105,8 @@ static bool map_shard(struct tensorfile *f, const char *path, struct error *err)
     s->fd = open(path, O_RDONLY | O_CLOEXEC);
     if (s->fd < 0)
         return error_set(err, "%s: %s", path, strerror(errno));
+    /* Twice the read-ahead, while earlier pieces are packed. */
+    posix_fadvise(s->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, s->fd, 0);
     if (p == MAP_FAILED)
         return error_set(err, "%s: cannot map: %s", path, strerror(errno));
@@ -504,9 +506,6 @@ void tensorfile_forget(const struct tensorfile *f, const struct tensor *t)
         madvise((void *)a, b - a, MADV_DONTNEED);
 }
 
-/* How far the disk works ahead of a reader: enough to keep a fast one busy, little to waste. */
-enum { READ_AHEAD = 32 << 20 };
-
 const uint8_t *tensorfile_read(const struct tensorfile *f, const uint8_t *data, size_t bytes,
                                uint8_t *buf)
 {
@@ -516,7 +515,6 @@ const uint8_t *tensorfile_read(const struct tensorfile *f, const uint8_t *data, 
     if (s == end)
         return data;
     size_t at = (size_t)(data - s->map);
-    readahead(s->fd, (off64_t)(at + READ_AHEAD), bytes);
     for (size_t done = 0; done < bytes;) {
         ssize_t n = pread(s->fd, buf + done, bytes - done, (off_t)(at + done));
         if (n < 0 && errno == EINTR)

@@ -109,9 +109,8 @@ size_t tensorfile_bytes(const struct tensorfile *f); /* sum of tensor bytes */
 /* Tells the kernel that these file bytes are not needed again soon (after repacking a tensor). */
 void tensorfile_forget(const struct tensorfile *f, const struct tensor *t);
 
-/* Bytes of tensor data by reading instead of through the map: into buf (bytes), which is returned, and
- * the disk is told what comes next; `data` itself where it is memory; NULL if the file cannot be
- * read. Safe from many threads. */
+/* Bytes of tensor data by reading instead of through the map: into buf (bytes), which is returned;
+ * `data` itself where it is memory; NULL if the file cannot be read. Safe from many threads. */
 const uint8_t *tensorfile_read(const struct tensorfile *f, const uint8_t *data, size_t bytes,
                                uint8_t *buf);
 
