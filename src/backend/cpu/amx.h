@@ -52,8 +52,8 @@ static inline void amx_store(int t, void *p, size_t stride)
                amx_state.config.row_bytes[t]);
 }
 
-/* c[m][n] += sum over k, j of signed a[m][4k + j] * unsigned b[k][4n + j] */
-static inline void amx_dot_su(int c, int a, int b)
+/* c[m][n] += sum over k, j of a[m][4k + j] * b[k][4n + j], signed bytes */
+static inline void amx_dot(int c, int a, int b)
 {
     const struct amx_config *f = &amx_state.config;
     for (int m = 0; m < f->rows[c]; m++)
@@ -62,8 +62,8 @@ static inline void amx_dot_su(int c, int a, int b)
             memcpy(&sum, &amx_state.tile[c][m][4 * n], 4);
             for (int k = 0; k < f->row_bytes[a] / 4 && k < f->rows[b]; k++)
                 for (int j = 0; j < 4; j++)
-                    sum +=
-                        (int8_t)amx_state.tile[a][m][4 * k + j] * amx_state.tile[b][k][4 * n + j];
+                    sum += (int8_t)amx_state.tile[a][m][4 * k + j] *
+                           (int8_t)amx_state.tile[b][k][4 * n + j];
             memcpy(&amx_state.tile[c][m][4 * n], &sum, 4);
         }
 }
@@ -93,7 +93,7 @@ static inline void amx_configure(const struct amx_config *c)
         _tile_stored(t, p, stride);                                                                \
         AMX_BARRIER();                                                                             \
     } while (0)
-#define amx_dot_su(c, a, b) _tile_dpbsud(c, a, b)
+#define amx_dot(c, a, b) _tile_dpbssd(c, a, b)
 
 #endif
 #endif

@@ -23,6 +23,7 @@
 #define vi_sll32(a, n)        _mm512_slli_epi32(a, n)
 #define vi_srl32(a, n)        _mm512_srli_epi32(a, n)
 #define vi_sra32(a, n)        _mm512_srai_epi32(a, n)
+#define vi_sub8(a, b)         _mm512_sub_epi8(a, b)
 #define vi_sub32(a, b)        _mm512_sub_epi32(a, b)
 #define vi_to_f(a)            _mm512_cvtepi32_ps(a)
 #define vi_load_u16(p)        _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p)))

@@ -1,6 +1,6 @@
 /*
- * Unpacking panels: some columns of 16 rows become one byte a code, in column groups of 64 bytes, with
- * float scales (and mins) in vectors of 16. For kernels that multiply the same weights with many
+ * Unpacking panels: some columns of 16 rows become one signed byte a code, in column groups of 64 bytes,
+ * with float scales (and mins) in vectors of 16. For kernels that multiply the same weights with many
  * input rows. Needs the 512-bit vectors of panel_avx512.h.
  */
 #ifndef STEEL_BACKEND_CPU_UNPACK_H
@@ -73,7 +73,7 @@ static inline const uint8_t *unpack_q5k(const uint8_t *panel, int k, int n, stru
 
 static inline const uint8_t *unpack_q6k(const uint8_t *panel, int k, int n, struct chunk *c)
 {
-    const VI nib = vi_set1_8(15), two = vi_set1_8(0x30);
+    const VI nib = vi_set1_8(15), two = vi_set1_8(0x30), center = vi_set1_8(32);
     const uint8_t *q = panel + (size_t)(k / 256) * (Q6K_SCALES + 8 * Q6K_BLOCK);
     uint8_t *out = c->unpacked;
     for (int i = 0; i < n / 16; i++, q += Q6K_BLOCK / 2, out += 256) {
@@ -86,10 +86,14 @@ static inline const uint8_t *unpack_q6k(const uint8_t *panel, int k, int n, stru
             q += Q6K_SCALES;
         }
         VI v = vi_load(q), w = vi_load(q + 64), h = vi_load(q + 128);
-        vi_store(out, vi_or_and(vi_and(v, nib), vi_sll16(h, 4), two));
-        vi_store(out + 64, vi_or_and(vi_and(vi_srl16(v, 4), nib), vi_sll16(h, 2), two));
-        vi_store(out + 128, vi_or_and(vi_and(w, nib), h, two));
-        vi_store(out + 192, vi_or_and(vi_and(vi_srl16(w, 4), nib), vi_srl16(h, 2), two));
+        VI g0 = vi_or_and(vi_and(v, nib), vi_sll16(h, 4), two);
+        VI g1 = vi_or_and(vi_and(vi_srl16(v, 4), nib), vi_sll16(h, 2), two);
+        VI g2 = vi_or_and(vi_and(w, nib), h, two);
+        VI g3 = vi_or_and(vi_and(vi_srl16(w, 4), nib), vi_srl16(h, 2), two);
+        vi_store(out, vi_sub8(g0, center));
+        vi_store(out + 64, vi_sub8(g1, center));
+        vi_store(out + 128, vi_sub8(g2, center));
+        vi_store(out + 192, vi_sub8(g3, center));
     }
     return c->unpacked;
 }
@@ -106,7 +110,8 @@ static inline void unpack_nibbles(const uint8_t *q, VI table, uint8_t *out)
 
 static inline VI unpack_table(const uint8_t *t)
 {
-    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t));
+    return vi_sub8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t)),
+                   vi_set1_8((char)0x80));
 }
 
 static inline const uint8_t *unpack_small4(const uint8_t *panel, int k, int n, struct chunk *c,
@@ -163,12 +168,13 @@ static inline const uint8_t *unpack_iq4xs(const uint8_t *panel, int k, int n, st
 
 static inline const uint8_t *unpack_q8_0(const uint8_t *panel, int k, int n, struct chunk *c)
 {
+    const VI offset = vi_set1_8((char)0x80);
     const uint8_t *unit = panel + (size_t)(k / 64) * (UNIT_SCALES + 1024);
     for (int i = 0; i < n / 32; i++) {
         vf_store(c->scale[i], vf_load_half(unit + 32 * (i % 2)));
         for (int g = 0; g < 8; g++)
             vi_store(c->unpacked + 512 * i + 64 * g,
-                     vi_load(unit + UNIT_SCALES + 512 * (i % 2) + 64 * g));
+                     vi_sub8(vi_load(unit + UNIT_SCALES + 512 * (i % 2) + 64 * g), offset));
         if (i % 2)
             unit += UNIT_SCALES + 1024;
     }
