@@ -11,7 +11,6 @@
 #include "base/mem.h"
 
 #include <limits.h>
-#include <math.h>
 #include <string.h>
 
 #define PACKED(type, kernel)                                                                       \
@@ -344,8 +343,11 @@ void mm_glu_block(const struct cpu_backend *cb, int ith, const struct mm_weight 
     size_t record = x_layout(n_ff).bytes;
     for (int i = 0; i < n; i++) {
         float *out = g + (size_t)i * (size_t)width;
-        for (int j = 0; j < width; j++)
-            out[j] = out[j] / (1.0f + expf(-out[j])) * u[(size_t)i * (size_t)width + (size_t)j];
+        const float *up = u + (size_t)i * (size_t)width;
+        if (cb->isa >= ISA_AVX512)
+            x_glu_avx512(out, up, width);
+        else
+            x_glu_avx2(out, up, width);
         if (down->wants_q)
             quantize(cb, down, out, h0, width, cb->mm->hidden_q + (size_t)(slot + i) * record);
         if (down->wants_x)

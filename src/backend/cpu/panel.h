@@ -89,6 +89,9 @@ static inline struct x_layout x_layout(int n_in)
  * where somebody reads it. */
 void x_quantize_avx2(const float *x, int n_in, int first, int len, bool fine, uint8_t *record);
 void x_quantize_avx512(const float *x, int n_in, int first, int len, bool fine, uint8_t *record);
+/* g = silu(g) * u; g, u: (n) */
+void x_glu_avx2(float *g, const float *u, int n);
+void x_glu_avx512(float *g, const float *u, int n);
 
 #define PANEL_KERNELS(isa)                                                                         \
     void mm_q4k_##isa(const struct mm_call *c);                                                    \

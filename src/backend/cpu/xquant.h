@@ -1,9 +1,10 @@
 /*
- * Quantising input rows into the records of panel.h, included once per instruction set with three
- * functions defined: max32, the largest magnitude of 32 values; codes32, which rounds 32 values times
- * inv to codes and gives the sums of both halves; and fine32, the same for what rounding lost.
+ * Quantising input rows into the records of panel.h, and SiLU, included once per instruction set with
+ * these defined: max32, the largest magnitude of 32 values; codes32, which rounds 32 values times inv
+ * to codes and gives the sums of both halves; fine32, the same for what rounding lost; and vec_div.
  */
 #include "backend/cpu/panel.h"
+#include "backend/cpu/vec.h"
 
 #include <math.h>
 
@@ -34,5 +35,28 @@ static inline void quantize(const float *x, int n_in, int first, int len, bool f
             fine_init[blk] = -128 * (sum[0] + sum[1]);
             fine_sum[blk] = sums[blk] + scale[blk] * (1.0f / 254.0f) * (float)(sum[0] + sum[1]);
         }
+    }
+}
+
+/* g / (1 + e^-g) * u */
+static inline VEC glu_vec(VEC g, VEC u)
+{
+    VEC y = vec_max(vec_set(-126.0f), vec_mul(g, vec_set(0x1.715476p+0f))); /* NaN stays */
+    VEC e = vec_exp2(vec_sub(vec_set(0.0f), y));
+    return vec_mul(vec_div(g, vec_add(vec_set(1.0f), e)), u);
+}
+
+static inline void glu(float *g, const float *u, int n)
+{
+    int i = 0;
+    for (; i + VW <= n; i += VW)
+        vec_store(g + i, glu_vec(vec_load(g + i), vec_load(u + i)));
+    if (i < n) {
+        float a[VW] = {0}, b[VW] = {0};
+        size_t rest = (size_t)(n - i) * sizeof(float);
+        memcpy(a, g + i, rest);
+        memcpy(b, u + i, rest);
+        vec_store(a, glu_vec(vec_load(a), vec_load(b)));
+        memcpy(g + i, a, rest);
     }
 }

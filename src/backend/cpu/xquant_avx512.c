@@ -40,9 +40,15 @@ static inline void fine32(const float *x, float inv, int8_t *q, int32_t sum[2])
     store_codes(lost16(x, inv), lost16(x + 16, inv), q, sum);
 }
 
+#define vec_div(a, b) _mm512_div_ps(a, b)
 #include "backend/cpu/xquant.h"
 
 void x_quantize_avx512(const float *x, int n_in, int first, int len, bool fine, uint8_t *record)
 {
     quantize(x, n_in, first, len, fine, record);
+}
+
+void x_glu_avx512(float *g, const float *u, int n)
+{
+    glu(g, u, n);
 }
