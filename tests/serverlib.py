@@ -113,7 +113,7 @@ class Server:
         for line in self.get("/metrics")[2].splitlines():
             if not line.startswith("#"):
                 key, value = line.rsplit(" ", 1)
-                out[key.replace('model_name="toy",', "").replace('{model_name="toy"}', "")] = float(value)
+                out[re.sub(r'\{\}$', "", re.sub(r'model_name="[^"]*",?', "", key))] = float(value)
         return out
 
     def wait_metric(self, key, value):

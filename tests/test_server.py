@@ -52,7 +52,7 @@ def test_error_shape(s):
             ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
             ({"messages": [{"role": "assistant", "content": None, "tool_calls": 3}]}, "messages[0].tool_calls"),
             ({"messages": msg, "temperature": "warm"}, "temperature"), ({"messages": msg, "n": 0}, "n"),
-            ({"messages": msg, "max_tokens": -1}, "max_tokens"), ({"messages": msg, "stop": [1]}, "stop"),
+            ({"messages": msg, "max_tokens": -2}, "max_tokens"), ({"messages": msg, "stop": [1]}, "stop"),
             ({"messages": msg, "tools": {}}, "tools"), ({"messages": msg, "tools": [{}]}, "tools[0].type"),
             ({"messages": msg, "tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
             ({"messages": msg, "tool_choice": "required"}, "tool_choice"),
@@ -207,20 +207,30 @@ def test_messages(s):
 
 def test_prefix_cache(s):
     before = s.metrics()
-    text = "".join(chr(97 + i * 7 % 26) for i in range(1500))
+    text = "".join(chr(97 + i * 7 % 26) for i in range(2000))
     first = s.json(COMP, {"prompt": text, "max_tokens": 20, "seed": 3, "ignore_eos": True})
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     turn2 = text + first["choices"][0]["text"] + "and so on"
     again = s.json(COMP, {"prompt": turn2, "max_tokens": 20, "seed": 3, "ignore_eos": True})
     read = again["usage"]["prompt_tokens"] - again["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert read < 32, read
+    assert again["usage"]["prompt_tokens"] > 2000 and read < 32, read
     cold = s.json(COMP, {"prompt": turn2, "max_tokens": 20, "seed": 3, "ignore_eos": True, "cache_prompt": False})
     assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0 and cold["choices"] == again["choices"]
     salted = s.json(COMP, {"prompt": turn2, "max_tokens": 20, "seed": 3, "ignore_eos": True, "cache_salt": "me"})
     assert salted["usage"]["prompt_tokens_details"]["cached_tokens"] == 0 and salted["choices"] == again["choices"]
     after = s.metrics()
     assert after["steel_prefix_cache_hits_total"] - before["steel_prefix_cache_hits_total"] == again["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert after["steel_prefix_cache_queries_total"] > before["steel_prefix_cache_queries_total"]
+    asked = sum(r["usage"]["prompt_tokens"] for r in (first, again, cold, salted))
+    assert after["steel_prefix_cache_queries_total"] - before["steel_prefix_cache_queries_total"] == asked
+    # a conversation: the second turn reads the answer, what is new, and the rest of a page
+    turn1 = [{"role": "user", "content": text[::-1]}]
+    answer = s.json(CHAT, {"messages": turn1, "max_tokens": 4, "seed": 1})
+    computed = s.metrics()["steel_prompt_tokens_computed_total"]
+    talk = {"messages": turn1 + [{"role": "assistant", "content": answer["choices"][0]["message"]["content"]}, {"role": "user", "content": "Go on"}]}
+    u = s.json(CHAT, dict(talk, max_tokens=4))["usage"]
+    read = u["prompt_tokens"] - u["prompt_tokens_details"]["cached_tokens"]
+    assert u["prompt_tokens"] > 2000 and 0 < read < 32, u
+    assert s.metrics()["steel_prompt_tokens_computed_total"] - computed == read
 
 
 def test_http(s):
@@ -372,6 +382,16 @@ def test_slow_reader(s):
             text[choice["index"]] += choice["text"]
     assert text == [x["text"] for x in want["choices"]]
     assert len(events) < 6000  # pieces were joined
+
+
+def test_too_many(_):
+    """What could never wait in the queue is a mistake, not bad luck: 400, not 429."""
+    s = Server(BUILD, "-np", "2", "--max-queue", "4")
+    assert s.json(COMP, {"prompt": "a", "n": 5, "max_tokens": 2}, status=400)["error"]["param"] == "n"
+    assert s.json(COMP, {"prompt": ["a", "b"], "n": 3, "max_tokens": 2}, status=400)["error"]["param"] == "n"
+    assert len(s.json(COMP, {"prompt": ["a", "b"], "n": 2, "max_tokens": 2})["choices"]) == 4
+    assert s.json(CHAT, dict(HI, max_tokens=-1, n=2)) and s.json(CHAT, dict(HI, max_tokens=-2), status=400)
+    assert s.stop() == 0
 
 
 def test_queue_full(_):
@@ -657,7 +677,7 @@ def test_bench_serve(s):
 server = Server(BUILD, "-np", "8", "-c", "8192", "--max-body-mb", "1", "--read-timeout", "1", "--keep-alive", "1",
                 "--cors-origin", "http://ok.example", "--step-ms", "5")
 tests = [test_basics, test_error_shape, test_chat, test_completions, test_sampling, test_logprobs, test_tokens, test_messages,
-         test_prefix_cache, test_bench_serve, test_http, test_timeouts, test_disconnect, test_slow_reader, test_threads, test_queue_full,
+         test_prefix_cache, test_bench_serve, test_http, test_timeouts, test_disconnect, test_slow_reader, test_threads, test_too_many, test_queue_full,
          test_ping, test_loading, test_demo_model, test_keys, test_tls, test_shutdown, test_start]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]

@@ -171,8 +171,9 @@ static enum submit_result check_spec(struct engine *e, const struct request_spec
             return SUBMIT_INVALID;
         }
     bool ok = true;
-    if (s->n < 0 || s->n > ENGINE_MAX_CHOICES)
-        ok = error_set(err, "n is %d; at most %d choices", s->n, ENGINE_MAX_CHOICES);
+    int most = e->opt.max_queue < ENGINE_MAX_CHOICES ? e->opt.max_queue : ENGINE_MAX_CHOICES;
+    if (s->n < 0 || s->n > most) /* more than the queue holds would be refused for ever */
+        ok = error_set(err, "n is %d; at most %d choices", s->n, most);
     else if (s->n_stop < 0 || s->n_stop > ENGINE_MAX_STOPS)
         ok = error_set(err, "%d stop strings; at most %d", s->n_stop, ENGINE_MAX_STOPS);
     else if (s->n_top < 0 || s->n_top > ENGINE_MAX_LOGPROBS)
@@ -252,6 +253,7 @@ static void show_stats(struct engine *e)
     st->n_preempted = (uint64_t)s->n_preempted;
     st->decode_ms = scheduler_decode_ns(s, s->running.n) * 1e-6;
     st->read_us = s->cost.read_ns * 1e-3;
+    st->budget_ms = scheduler_budget_ns(s, s->running.n) * 1e-6;
     pthread_mutex_lock(&e->lock);
     st->n_waiting = s->waiting.n;
     for (const struct request *r = e->inbox; r; r = r->next)
@@ -541,6 +543,7 @@ static bool start(struct engine *e)
 static void *engine_main(void *arg)
 {
     struct engine *e = arg;
+    pthread_setname_np(pthread_self(), "steel-engine");
     bool ok = start(e);
     if (ok)
         show_stats(e);
@@ -627,6 +630,11 @@ const struct runtime *engine_runtime(const struct engine *e)
 int engine_context(const struct engine *e)
 {
     return e->context;
+}
+
+int engine_max_queue(const struct engine *e)
+{
+    return e->opt.max_queue;
 }
 
 void engine_stats(struct engine *e, struct engine_stats *out)

@@ -77,8 +77,9 @@ struct engine_stats {
     uint64_t n_rejected;             /* queue full */
     double busy_s, read_s, decode_s; /* time in steps; with and without reading */
     struct histogram first_token, inter_token, total, queued; /* seconds */
-    double decode_ms, read_us;                                /* learned: a decode step, a token */
-    int64_t max_gap_ns; /* the longest time between two tokens of one choice */
+    double decode_ms, read_us; /* learned: a step of the present decodes, a token */
+    double budget_ms;          /* of a step while answers run */
+    int64_t max_gap_ns;        /* the longest time between two tokens of one choice */
 };
 
 struct engine;
@@ -94,6 +95,7 @@ void engine_close(struct engine *e);
 /* The loaded model, to be read only; valid once the engine is ready. */
 const struct runtime *engine_runtime(const struct engine *e);
 int engine_context(const struct engine *e); /* tokens a sequence may have */
+int engine_max_queue(const struct engine *e);
 
 /* On SUBMIT_OK *out (may be NULL: never cancelled) is the caller's handle until request_free. */
 enum submit_result engine_submit(struct engine *e, const struct request_spec *spec,

@@ -349,11 +349,17 @@ double scheduler_decode_ns(const struct scheduler *s, int n_decode)
     return 0;
 }
 
+double scheduler_budget_ns(const struct scheduler *s, int n_decode)
+{
+    double decode = scheduler_decode_ns(s, n_decode);
+    if (s->budget_ns > 0)
+        return s->budget_ns;
+    return 3 * decode > 100e6 ? 3 * decode : 100e6;
+}
+
 int scheduler_read_tokens(const struct scheduler *s, int n_decode)
 {
-    double decode = scheduler_decode_ns(s, n_decode), budget = s->budget_ns;
-    if (budget <= 0)
-        budget = 3 * decode > 100e6 ? 3 * decode : 100e6;
+    double decode = scheduler_decode_ns(s, n_decode), budget = scheduler_budget_ns(s, n_decode);
     if (n_decode == 0)
         budget *= IDLE_FACTOR;
     if (s->cost.read_ns <= 0)

@@ -103,6 +103,7 @@ void scheduler_commit(struct scheduler *s, int64_t ns);
 
 /* The learned costs, for tests and metrics. */
 double scheduler_decode_ns(const struct scheduler *s, int n_decode);
-int scheduler_read_tokens(const struct scheduler *s, int n_decode); /* to read beside n decodes */
+double scheduler_budget_ns(const struct scheduler *s, int n_decode); /* of a step with n decodes */
+int scheduler_read_tokens(const struct scheduler *s, int n_decode);  /* to read beside n decodes */
 
 #endif

@@ -169,6 +169,7 @@ void call_dispatch(struct server *s, struct http_exchange *x, enum call_kind kin
 void *worker_main(void *arg)
 {
     struct server *s = arg;
+    pthread_setname_np(pthread_self(), "steel-worker");
     pthread_mutex_lock(&s->lock);
     for (;;) {
         while (!s->jobs && !s->stop_workers)
@@ -217,6 +218,10 @@ static void set_submit_error(struct call *c, enum submit_result res, const struc
 static bool submit(struct call *c)
 {
     struct server *s = c->server;
+    int most = engine_max_queue(s->engine);
+    if (c->n_prompts * c->p.n > most)
+        return api_invalid(&c->err, "n", "%d answers in one request; the queue holds %d",
+                           c->n_prompts * c->p.n, most);
     c->n_choices = c->n_prompts * c->p.n;
     c->parts = mem_zalloc((size_t)c->n_prompts, sizeof *c->parts);
     c->choices = mem_zalloc((size_t)c->n_choices, sizeof *c->choices);

@@ -118,6 +118,8 @@ void metrics_write(struct server *s, struct buf *out)
          e.busy_s > 0 ? N(e.generated_tokens) / e.busy_s : 0, 0, 0},
         {GAUGE, "steel_decode_step_seconds", 0, 0, "What a step of the present decodes takes.",
          e.decode_ms * 1e-3, 0, 0},
+        {GAUGE, "steel_step_budget_seconds", 0, 0, "What a step may take while answers run.",
+         e.budget_ms * 1e-3, 0, 0},
         {GAUGE, "steel_prompt_token_seconds", 0, 0, "What a prompt token adds to a step.",
          e.read_us * 1e-6, 0, 0},
         {HISTOGRAM, "steel_time_to_first_token_seconds", "vllm:time_to_first_token_seconds", 0,

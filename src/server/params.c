@@ -329,6 +329,16 @@ static bool read_stream(const json_t *body, struct gen_params *p, struct api_err
     return api_bool(o, "include_usage", &p->include_usage, err);
 }
 
+/* -1, as llama.cpp and its front ends send it, is no limit. */
+static bool read_max(const json_t *body, const char *name, struct gen_params *p,
+                     struct api_error *err)
+{
+    const json_t *v = api_member(body, name);
+    if (json_is_integer(v) && json_integer_value(v) == -1)
+        return true;
+    return api_int(body, name, 1, INT_MAX, &p->max_tokens, err);
+}
+
 bool gen_params_read(const json_t *body, enum params_api api, const struct sample_params *defaults,
                      int n_vocab, struct gen_params *p, struct api_error *err)
 {
@@ -336,14 +346,13 @@ bool gen_params_read(const json_t *body, enum params_api api, const struct sampl
     p->sample.bias = NULL;
     p->sample.n_bias = 0;
     if (!read_sampling(body, p, err) || !read_stream(body, p, err) ||
-        !api_int(body, "max_tokens", 1, INT_MAX, &p->max_tokens, err))
+        !read_max(body, "max_tokens", p, err))
         return false;
     const char *salt = NULL;
     if (api == PARAMS_MESSAGES)
         return read_stop(body, "stop_sequences", p, err);
     bool cache = true;
-    if (!read_seed(body, p, err) ||
-        !api_int(body, "max_completion_tokens", 1, INT_MAX, &p->max_tokens, err) ||
+    if (!read_seed(body, p, err) || !read_max(body, "max_completion_tokens", p, err) ||
         !api_int(body, "min_tokens", 0, INT_MAX, &p->min_tokens, err) ||
         !api_int(body, "n", 1, ENGINE_MAX_CHOICES, &p->n, err) ||
         !api_bool(body, "ignore_eos", &p->ignore_eos, err) ||

@@ -8,6 +8,7 @@
 #include <event2/event.h>
 #include <openssl/crypto.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -78,9 +79,16 @@ static void preflight(struct server *s, struct http_exchange *x)
 /* Small replies */
 
 static void fail(struct server *s, struct http_exchange *x, int status, const char *type,
-                 const char *msg)
+                 const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+static void fail(struct server *s, struct http_exchange *x, int status, const char *type,
+                 const char *fmt, ...)
 {
     struct api_error err;
+    char msg[300];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(msg, sizeof msg, fmt, ap);
+    va_end(ap);
     api_fail(&err, status, type, "%s", msg);
     if (status == 401)
         err.code = "invalid_api_key";
@@ -245,9 +253,9 @@ static void on_request(void *arg, struct http_exchange *x)
     if (!strcmp(h->method, "OPTIONS") && (known || !strcmp(h->path, "*")))
         preflight(s, x);
     else if (!known)
-        fail(s, x, 404, "not_found_error", "there is nothing at this path");
+        fail(s, x, 404, "not_found_error", "there is nothing at %.8s %.200s", h->method, h->path);
     else if (!route)
-        fail(s, x, 405, "invalid_request_error", "this path takes another method");
+        fail(s, x, 405, "invalid_request_error", "%.200s does not take %.8s", h->path, h->method);
     else if (!route->open && !is_allowed(s, x))
         fail(s, x, 401, "authentication_error", "missing or wrong API key");
     else if (route->get)
@@ -260,13 +268,20 @@ static void on_request(void *arg, struct http_exchange *x)
 
 /* The loop's other events */
 
+enum { EVENTS_A_TURN = 512 };
+
 static void on_events(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
     struct server *s = arg;
     struct engine_event ev;
-    while (events_next(s->events, &ev, 0))
+    for (int n = 0; events_next(s->events, &ev, 0); n++) {
         calls_event(s, &ev);
+        if (n == EVENTS_A_TURN) { /* a fast model must not keep the loop from its sockets */
+            event_active(s->on_events, EV_READ, 0);
+            return;
+        }
+    }
 }
 
 static void on_jobs(evutil_socket_t fd, short what, void *arg)
