@@ -34,7 +34,7 @@ struct target {
 struct bench_flags {
     const char *url, *levels, *model, *key, *endpoint;
     int n_prompts, n_in, n_out, shared;
-    float rate;
+    float rate, words_per_token;
     uint64_t seed;
     bool json, keep_eos;
 };
@@ -434,8 +434,11 @@ static bool calibrate(const struct bench_flags *f, struct target *t, double *wor
     bool ok = r.n_done == 1;
     if (!ok)
         error_set(err, "%s: %s", f->url, r.error[0] ? r.error : "no answer");
-    *words_per_token =
-        ok && r.tokens_in > 10 ? (double)CALIBRATION_WORDS / (double)r.tokens_in : 0.9;
+    if (f->words_per_token > 0)
+        *words_per_token = (double)f->words_per_token;
+    else
+        *words_per_token =
+            ok && r.tokens_in > 10 ? (double)CALIBRATION_WORDS / (double)r.tokens_in : 0.9;
     run_clear(&r);
     return ok;
 }
@@ -534,6 +537,8 @@ int cmd_bench_serve(int argc, char **argv)
          "tokens to generate (default 64)"},
         {OPT_INT, 0, "shared-prefix", 0, &f.shared, 0, 1 << 24, "N",
          "prompt tokens all requests begin with (default 0)"},
+        {OPT_FLOAT, 0, "words-per-token", 0, &f.words_per_token, 0, 100, "X",
+         "of the prompts: the same for servers compared (default: as this one counts)"},
         {OPT_FLOAT, 0, "rate", "request-rate", &f.rate, 0, 1e6, "R",
          "start R requests a second at random (default: as streams end)"},
         {OPT_STRING, 0, "endpoint", 0, &f.endpoint, 0, 0, "NAME",

@@ -160,7 +160,7 @@ int cmd_serve(int argc, char **argv)
         {OPT_INT, 0, "max-queue", 0, &e->max_queue, 1, 1 << 20, "N",
          "requests that may wait before 429 (default 512)"},
         {OPT_FLOAT, 0, "step-ms", 0, &f.step_ms, 0, 60000, "MS",
-         "time a step may take while answers run (default: automatic)"},
+         "time a step may take while answers run (default: 3 decodes', at least 250)"},
         {OPT_INT, 0, "batch-size", "max-num-batched-tokens", &e->runtime.max_tokens, 1, 1 << 20,
          "N", "most tokens in a step (default 512)"},
         {OPT_STRING, 0, "kv-memory", 0, &f.kv_memory, 0, 0, "SIZE",

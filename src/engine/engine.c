@@ -253,7 +253,7 @@ static void show_stats(struct engine *e)
     st->n_preempted = (uint64_t)s->n_preempted;
     st->decode_ms = scheduler_decode_ns(s, s->running.n) * 1e-6;
     st->read_us = s->cost.read_ns * 1e-3;
-    st->budget_ms = scheduler_budget_ns(s, s->running.n) * 1e-6;
+    st->budget_ms = scheduler_budget_ns(s, s->running.n ? s->running.n : 1) * 1e-6;
     pthread_mutex_lock(&e->lock);
     st->n_waiting = s->waiting.n;
     for (const struct request *r = e->inbox; r; r = r->next)

@@ -10,6 +10,10 @@ enum {
     IDLE_FACTOR = 4, /* a step without decodes keeps nobody waiting: it may take longer */
 };
 
+/* The automatic budget: much less, and a mixture of experts is read for few tokens at a time, at half
+ * its speed or worse; much more, and the others' answers stutter. */
+static const double AUTO_NS = 250e6, AUTO_IDLE_NS = 500e6;
+
 /* How full a step is planned: what it takes varies, and the budget is a promise. */
 static const double TARGET = 0.8;
 
@@ -351,17 +355,17 @@ double scheduler_decode_ns(const struct scheduler *s, int n_decode)
 
 double scheduler_budget_ns(const struct scheduler *s, int n_decode)
 {
-    double decode = scheduler_decode_ns(s, n_decode);
     if (s->budget_ns > 0)
-        return s->budget_ns;
-    return 3 * decode > 100e6 ? 3 * decode : 100e6;
+        return n_decode ? s->budget_ns : IDLE_FACTOR * s->budget_ns;
+    double decode = scheduler_decode_ns(s, n_decode);
+    if (n_decode == 0)
+        return AUTO_IDLE_NS;
+    return 3 * decode > AUTO_NS ? 3 * decode : AUTO_NS;
 }
 
 int scheduler_read_tokens(const struct scheduler *s, int n_decode)
 {
     double decode = scheduler_decode_ns(s, n_decode), budget = scheduler_budget_ns(s, n_decode);
-    if (n_decode == 0)
-        budget *= IDLE_FACTOR;
     if (s->cost.read_ns <= 0)
         return FIRST_READ;
     double fits = (TARGET * budget - decode) / s->cost.read_ns;

@@ -62,7 +62,7 @@ struct scheduler {
     struct kvcache *kv;
     struct step_limits limits;
     int context;
-    double budget_ns; /* 0 = three times what the decodes take, at least 100 ms */
+    double budget_ns; /* 0 = three times what the decodes take, at least 250 ms */
     struct seq_list waiting, running;
     uint64_t next_age;
     int turn; /* rotates among those who read */
@@ -103,7 +103,7 @@ void scheduler_commit(struct scheduler *s, int64_t ns);
 
 /* The learned costs, for tests and metrics. */
 double scheduler_decode_ns(const struct scheduler *s, int n_decode);
-double scheduler_budget_ns(const struct scheduler *s, int n_decode); /* of a step with n decodes */
+double scheduler_budget_ns(const struct scheduler *s, int n_decode); /* longer where n is 0 */
 int scheduler_read_tokens(const struct scheduler *s, int n_decode);  /* to read beside n decodes */
 
 #endif

@@ -124,7 +124,7 @@ test("errors are the SDK's own types, with param and message", async () => {
   });
   await bad({ temperature: "hot" }, "temperature");
   await bad({ messages: "hello" }, "messages");
-  await bad({ max_tokens: -1 }, "max_tokens");
+  await bad({ max_tokens: -2 }, "max_tokens");
   await bad({ response_format: { type: "json_object" } }, "response_format");
   await assert.rejects(client.chat.completions.create({ model, messages: [{ role: "user", content: "word ".repeat(20000) }] }), e => {
     assert.ok(e instanceof OpenAI.BadRequestError);

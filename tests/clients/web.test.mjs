@@ -67,3 +67,34 @@ test("it works on a phone, and the load panel draws", { skip }, async () => {
   assert.deepEqual(errors, []);
   await context.close();
 });
+
+test("lists nest, an asked question can be edited", { skip }, async () => {
+  const { page, errors, context } = await open();
+  await page.evaluate(() => { const root = document.createElement("div"); root.id = "probe"; document.body.append(root); markdown(root, "- a\n  - b\n    - c\n- d\n\n3. x\n4. y"); });
+  assert.equal(await page.evaluate(() => document.querySelectorAll("#probe > ul > li").length), 2);
+  assert.equal(await page.evaluate(() => document.querySelector("#probe > ul > li > ul > li > ul").textContent), "c");
+  assert.equal(await page.evaluate(() => document.querySelector("#probe > ol").start), 3);
+  await page.evaluate(() => document.querySelector("#probe").remove());
+  await page.fill("#input", "Hello!");
+  await page.press("#input", "Enter");
+  await page.waitForSelector(".msg.assistant .meta button");
+  await page.click(".msg.user .meta button");
+  assert.equal(await page.inputValue("#input"), "Hello!");
+  assert.equal(await page.evaluate(() => document.querySelectorAll(".msg").length), 0);
+  assert.deepEqual(errors, []);
+  await context.close();
+});
+
+test("the load panel reads other servers' names of the figures", { skip }, async () => {
+  for (const style of ["vllm", "llamacpp"]) {
+    const other = await startServer("--metrics-compat", style);
+    const context = await browser.newContext(), page = await context.newPage();
+    await page.goto(other.origin + "/");
+    await page.click("#load > summary");
+    await page.fill("#input", "Tell me a short story.");
+    await page.press("#input", "Enter");
+    await page.waitForFunction(() => series.rate.some(v => v > 0));
+    await context.close();
+    await other.stop();
+  }
+});
