@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -93,6 +94,8 @@ static inline struct logits logits_compute(const char *model, const struct logit
     struct runtime_options opt = {
         .context = ids->n_tokens, .kv_type = kv_type, .max_tokens = chunk, .max_out = chunk};
     opt.backend.threads = 2;
+    /* STEEL_TEST_DEVICE=cuda: the same test on a GPU. STEEL_ISA asks for kernels of the CPU. */
+    opt.backend.device = getenv("STEEL_ISA") ? NULL : getenv("STEEL_TEST_DEVICE");
     struct error err = {0};
     struct runtime *rt = runtime_open(model, &opt, &err);
     CHECK(rt, "%s", err.msg);
