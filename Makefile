@@ -32,7 +32,8 @@ CUDA_ARCHS ?= 90a ptx80
 cuda_gencode = $(if $(filter ptx%,$1),-gencode=arch=compute_$(1:ptx%=%)$(comma)code=compute_$(1:ptx%=%),-gencode=arch=compute_$1$(comma)code=sm_$1)
 CUDA_GEN  := $(foreach a,$(if $(filter all,$(CUDA_ARCHS)),80 86 89 90a 100 120,$(CUDA_ARCHS)),$(call cuda_gencode,$a))
 NVCCFLAGS += -std=c++17 -O3 -lineinfo $(CUDA_GEN) -Xcompiler -Wall,-Werror,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
-CPPFLAGS  += -DSTEEL_CUDA
+NVCCFLAGS += $(if $(TRACE),-DSTEEL_CUDA_TRACE)
+CPPFLAGS  += -DSTEEL_CUDA $(if $(TRACE),-DSTEEL_CUDA_TRACE)
 LDLIBS    += $(CUDA_LIBS)
 endif
 endif

@@ -307,6 +307,26 @@ static double time_step(struct bench *m, enum part part, bool recorded, int reps
     return ms[reps / 2];
 }
 
+#ifdef STEEL_CUDA_TRACE
+void cuda_trace_dump(struct backend *be, FILE *out);
+
+/* When the kernels of one recorded step waited, in nanoseconds: see traced_wait in gpu.cuh. */
+static void trace_step(struct bench *m, int n, int depth)
+{
+    char name[64];
+    lay_out(m, n, depth, 1);
+    time_step(m, P_ALL, false, 1);
+    time_step(m, P_ALL, true, 5);
+    cuda_trace_dump(m->be, NULL);
+    next_key--; /* the same recording again: four steps, and the last of them is kept apart below */
+    time_step(m, P_ALL, true, 1);
+    snprintf(name, sizeof name, "trace_%d_%d.txt", n, depth);
+    FILE *f = fopen(name, "w");
+    cuda_trace_dump(m->be, f);
+    fclose(f);
+}
+#endif
+
 static bool asked(const char *what, const char *name)
 {
     return !what || strstr(what, name);
@@ -343,6 +363,14 @@ int main(int argc, char **argv)
     if (!m->be)
         die(&err);
     build(m, moe, layers ? layers : moe ? 48 : 32);
+#ifdef STEEL_CUDA_TRACE
+    trace_step(m, 1, 256);
+    trace_step(m, 1, 8192);
+    trace_step(m, 4, 256);
+    trace_step(m, 16, 256);
+    trace_step(m, 64, 256);
+    return 0;
+#endif
     if (asked(what, "ops"))
         for (int n = 1; n <= max_ops; n = n == 1 ? 8 : n == 8 ? 32 : n * 4)
             for (int part = 1; part < N_PARTS; part++) {

@@ -479,6 +479,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
     p->l2CacheSize = 1 << 20;
     p->totalGlobalMem = (size_t)1 << 32;
     p->sharedMemPerBlockOptin = MAX_SHARED;
+    p->sharedMemPerMultiprocessor = MAX_SHARED + 1024;
     return 0;
 }
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total)

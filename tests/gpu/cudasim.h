@@ -219,7 +219,7 @@ enum { cudaStreamCaptureModeThreadLocal = 1 };
 struct cudaDeviceProp {
     char name[256];
     int major, minor, multiProcessorCount, l2CacheSize;
-    size_t totalGlobalMem, sharedMemPerBlockOptin;
+    size_t totalGlobalMem, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
 };
 cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaSetDevice(int d);

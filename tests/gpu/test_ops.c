@@ -3,7 +3,7 @@
  * decodes, prompts and mixes of them, all cache types; and recorded steps against the same steps run
  * op by op. Runs on a GPU (make test-gpu) and, linked with cudasim.cpp, on any CPU (smaller shapes).
  * Outputs are poisoned with NaNs before each op. Errors are ||out - ref|| / ||ref||.
- *   test_ops [filter]: only the groups whose name contains it
+ *   test_ops [filter [seed]]: only the groups whose name contains it; other random numbers
  */
 #include "backend/backend.h"
 #include "base/mem.h"
@@ -1048,6 +1048,7 @@ static void test_forward(void)
 int main(int argc, char **argv)
 {
     filter = argc > 1 ? argv[1] : NULL;
+    rng = argc > 2 ? strtoull(argv[2], NULL, 10) : rng;
     test_embed();
     test_norm_gather();
     test_linear();

@@ -171,7 +171,13 @@ static __global__ void __launch_bounds__(128)
 
 /* Decode */
 
-enum { DECODE_WARPS = 8, DECODE_KEYS = 16, DECODE_PARTS = 64 /* most stretches */ };
+enum {
+    DECODE_WARPS =
+        4, /* small blocks: resident, with their first keys, beside the kernel in front */
+    DECODE_THREADS = DECODE_WARPS * 32,
+    DECODE_KEYS = 16,
+    DECODE_PARTS = 64 /* most stretches */
+};
 
 DEVICE uint32_t word_of(const uint4 &v, int i)
 {
@@ -210,20 +216,20 @@ DEVICE size_t key_offset(const struct kv_view &kv, const int32_t *pages, int key
 }
 
 /*
- * Grid: (splits, kv heads x groups of 8 heads, sequences); 8 warps. Fragments of 16 keys:
+ * Grid: (splits, kv heads x groups of 8 heads, sequences); 4 warps. Fragments of 16 keys:
  *   K as B of q K^T: column g is a key; its 16-byte piece 4j+c belongs to lane c, and feeds column
  *   groups 2j and 2j+1 of k.
  *   V as B of P V: columns 2c 2c+1 (+8) of k are keys; tile j's column g is element g*D/8 + j.
  */
 template <int D, bool BF16, bool RAW>
-static __global__ void __launch_bounds__(DECODE_WARPS * 32)
+static __global__ void __launch_bounds__(DECODE_THREADS, 3)
     decode_kernel(const __grid_constant__ struct attn_args p)
 {
     enum { PIECES = D / 32, VP = D / 64, TILES = D / 8, STEP = DECODE_WARPS * DECODE_KEYS };
     SHARED_BYTES(shared);
     enum { ROW = D + 8, Q_ROW = D + 4 };       /* padded against bank conflicts */
     float *head = (float *)shared;             /* (10, D): queries, then this step's k and v */
-    float *part = head + 10 * D;               /* (8 warps, 8, ROW) in the order of the tiles */
+    float *part = head + 10 * D;               /* (warps, 8, ROW) in the order of the tiles */
     float *ml = part + DECODE_WARPS * 8 * ROW; /* (parts, 8, 2): maximum, sum */
     uint16_t *fresh = (uint16_t *)(ml + DECODE_PARTS * 16);   /* (2, D) as the cache has it */
     uint16_t *q_hi = fresh + 2 * D, *q_lo = q_hi + 8 * Q_ROW; /* (8, Q_ROW) */
@@ -243,16 +249,16 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
     int from = p.window && last - p.window + 1 > 0 ? last - p.window + 1 : 0;
     int start = from & ~(DECODE_KEYS - 1), n_keys = last + 1 - start;
     int chunk = n_keys, used = 1; /* short contexts are one stretch: joining costs more */
-    if (n_keys > 3 * STEP && p.n_split > 1) {
+    if (n_keys > STEP && p.n_split > 1) {
         chunk = (n_keys + p.n_split - 1) / p.n_split;
-        chunk = max(2 * STEP, (chunk + STEP - 1) & ~(STEP - 1));
+        chunk = (chunk + STEP - 1) & ~(STEP - 1);
         used = (n_keys + chunk - 1) / chunk;
     }
     if (slot < 0 || split >= used) { /* a padding row, or fewer stretches than blocks */
         dependency_trigger();
         dependency_wait();
         if (slot < 0 && split == 0)
-            for (int i = tid; i < heads * D; i += DECODE_WARPS * 32)
+            for (int i = tid; i < heads * D; i += DECODE_THREADS)
                 p.a[((size_t)t * (size_t)H + (size_t)h0) * D + (size_t)i] = 0.0f;
         return;
     }
@@ -285,69 +291,80 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
         dependency_wait();
     if (base < end)
         load_keys(base);
-    float gains[D / 32], k_gains[D / 32];
+    /* A warp prepares two heads; the first two, this step's key and value besides. */
+    enum { PER = D / 32, JOBS = 8 / DECODE_WARPS + 1 };
+    const float *gain[2] = {RAW ? p.q_norm : NULL, RAW ? p.k_norm : NULL};
+    int half = RAW ? p.n_rot >> 1 : 0;
+    float gains[2][PER];
+    float2 turns[D / 64];
 #pragma unroll
-    for (int i = 0; i < D / 32; i++) {
-        gains[i] = RAW && p.q_norm ? p.q_norm[lane + 32 * i] : 1.0f;
-        k_gains[i] = RAW && p.k_norm && w == 0 ? p.k_norm[lane + 32 * i] : 1.0f;
-    }
+    for (int i = 0; i < 2 * PER; i++)
+        gains[i / PER][i % PER] =
+            gain[i / PER] && (i < PER || w == 0) ? gain[i / PER][lane + 32 * (i % PER)] : 1.0f;
+#pragma unroll
+    for (int i = 0; i < D / 64; i++)
+        if (lane + 32 * i < half)
+            turns[i] = p.step.rope[(size_t)t * (size_t)half + (size_t)(lane + 32 * i)];
     if (RAW)
         dependency_wait();
 
-    /* A warp per head: queries, and this step's key and value where projections are still raw. */
     const float *row = p.q + (size_t)t * (size_t)(RAW ? H + 2 * K : H) * D;
-    const float2 *rope = p.step.rope + (size_t)t * (size_t)(p.n_rot >> 1);
-#pragma unroll 1
-    for (int job = w; job < (owns_fresh ? 10 : 8); job += DECODE_WARPS) {
-        int from_head = job < 8 ? h0 + min(job, heads - 1) : H + (job - 8) * K + kv_head;
-        bool norm = RAW && (job < 8 ? p.q_norm != NULL : job == 8 && p.k_norm);
-        float x[D / 32], sum = 0.0f;
+    int jobs = owns_fresh && w < 2 ? JOBS : JOBS - 1;
+    float x[JOBS][PER];
 #pragma unroll
-        for (int i = 0; i < D / 32; i++) {
-            x[i] = row[from_head * D + lane + 32 * i];
-            sum += x[i] * x[i];
-        }
-        float rms = 1.0f;
-        if (norm)
+    for (int j = 0; j < JOBS; j++) {
+        int from_head =
+            j < JOBS - 1 ? h0 + min(w + j * DECODE_WARPS, heads - 1) : H + w * K + kv_head;
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            x[j][i] = j < jobs ? row[from_head * D + lane + 32 * i] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < JOBS; j++) {
+        bool fresh_one = j == JOBS - 1;
+        if (j >= jobs)
+            break;
+        float sum = 0.0f, rms = 1.0f, *mine = head + (w + j * DECODE_WARPS) * D;
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            sum += x[j][i] * x[j][i];
+        if (gain[fresh_one] && !(fresh_one && w == 1))
             rms = rsqrtf(warp_sum(sum) / (float)D + p.eps);
 #pragma unroll
-        for (int i = 0; i < D / 32; i++) {
-            if (norm)
-                x[i] *= rms * (job < 8 ? gains[i] : k_gains[i]);
-            head[job * D + lane + 32 * i] = x[i];
+        for (int i = 0; i < PER; i++)
+            mine[lane + 32 * i] = x[j][i] * rms * gains[fresh_one][i];
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < D / 64; i++) {
+            int at = lane + 32 * i;
+            if (at < half && !(fresh_one && w == 1)) {
+                float a = mine[at], b = mine[at + half];
+                mine[at] = a * turns[i].x - b * turns[i].y;
+                mine[at + half] = b * turns[i].x + a * turns[i].y;
+            }
         }
         __syncwarp();
-        if (RAW && job < 9) {
-            int half = p.n_rot >> 1;
-#pragma unroll 1
-            for (int i = lane; i < half; i += 32) {
-                float2 cs = rope[i];
-                float a = head[job * D + i], b = head[job * D + i + half];
-                head[job * D + i] = a * cs.x - b * cs.y;
-                head[job * D + i + half] = b * cs.x + a * cs.y;
-            }
-            __syncwarp();
-        }
-        if (job < 8) { /* as halves, and what those lost */
+        if (!fresh_one) { /* as halves, and what those lost */
             const float to_log2 = 1.4426950408889634f * p.scale;
+            int h = (w + j * DECODE_WARPS) * Q_ROW;
 #pragma unroll
             for (int i = 0; i < D / 64; i++) {
-                int d = 2 * lane + 64 * i;
-                float2 e = *(const float2 *)(head + job * D + d);
-                split_pair<BF16>(e.x * to_log2, e.y * to_log2, (uint32_t *)(q_hi + job * Q_ROW + d),
-                                 (uint32_t *)(q_lo + job * Q_ROW + d));
+                int at = 2 * lane + 64 * i;
+                float2 e = *(const float2 *)(mine + at);
+                split_pair<BF16>(e.x * to_log2, e.y * to_log2, (uint32_t *)(q_hi + h + at),
+                                 (uint32_t *)(q_lo + h + at));
             }
         } else {
             int page = slot >> p.kv.page_shift, off = slot & (p.kv.page_len - 1);
-            size_t at = (((((size_t)page * (size_t)K + (size_t)kv_head) << p.kv.page_shift)) +
-                         (size_t)off) *
-                        D;
-            uint16_t *cache = (uint16_t *)(job == 8 ? p.kv.k : p.kv.v) + at;
+            size_t at =
+                ((((size_t)page * (size_t)K + (size_t)kv_head) << p.kv.page_shift) + (size_t)off) *
+                D;
+            uint16_t *cache = (uint16_t *)(w == 0 ? p.kv.k : p.kv.v) + at;
 #pragma unroll
-            for (int i = 0; i < D / 32; i++) {
-                float f = head[job * D + lane + 32 * i];
+            for (int i = 0; i < PER; i++) {
+                float f = mine[lane + 32 * i];
                 uint16_t h = BF16 ? float_to_bf16(f) : float_to_half(f);
-                fresh[(job - 8) * D + lane + 32 * i] = h;
+                fresh[w * D + lane + 32 * i] = h;
                 if (h0 == kv_head * G) /* one of the groups of heads stores it */
                     cache[lane + 32 * i] = h;
             }
@@ -355,14 +372,13 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
     }
     __syncthreads();
 
-    uint32_t qf[2 * PIECES][4]; /* a0 a2: halves of q; a1 a3: what they lost */
-#pragma unroll
-    for (int i = 0; i < 2 * PIECES; i++) {
+    /* a0 a2: halves of q; a1 a3: what they lost. From shared memory each time: registers are short. */
+    auto query = [&](int i, uint32_t(&a)[4]) {
         int at = g * Q_ROW + ((i >> 1) * 4 + c) * 8 + (i & 1) * 4;
-        uint2 hi = *(const uint2 *)(q_hi + at), lo = *(const uint2 *)(q_lo + at);
-        qf[i][0] = hi.x, qf[i][2] = hi.y;
-        qf[i][1] = lo.x, qf[i][3] = lo.y;
-    }
+        uint2 hi = load_shared8(q_hi + at), lo = load_shared8(q_lo + at);
+        a[0] = hi.x, a[2] = hi.y;
+        a[1] = lo.x, a[3] = lo.y;
+    };
     float out[TILES][4] = {}, top = -INFINITY, total = 0.0f;
 #pragma unroll 1
     for (; base < end; base += STEP) {
@@ -389,12 +405,16 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
         }
         float s[2][4] = {};
 #pragma unroll
-        for (int i = 0; i < 2; i++)
+        for (int j = 0; j < PIECES; j++) {
+            uint32_t a[4], b[4];
+            query(2 * j, a);
+            query(2 * j + 1, b);
 #pragma unroll
-            for (int j = 0; j < PIECES; j++) {
-                mma_kv<BF16>(s[i], qf[2 * j], kf[i][j].x, kf[i][j].y);
-                mma_kv<BF16>(s[i], qf[2 * j + 1], kf[i][j].z, kf[i][j].w);
+            for (int i = 0; i < 2; i++) {
+                mma_kv<BF16>(s[i], a, kf[i][j].x, kf[i][j].y);
+                mma_kv<BF16>(s[i], b, kf[i][j].z, kf[i][j].w);
             }
+        }
         float m = top, sc[4]; /* keys 2c, 2c+1, 2c+8, 2c+9 of head g, in powers of two */
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -440,18 +460,19 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
     total += __shfl_xor_sync(FULL_WARP, total, 2);
 
     /* Join the warps, then the stretches. */
-    float *mine = part + (w * 8 + g) * ROW + 2 * c;
+    {
+        float *mine = part + (w * 8 + g) * ROW + 2 * c;
 #pragma unroll
-    for (int j = 0; j < TILES; j++)
-        *(float2 *)(mine + 8 * j) = make_float2(out[j][0] + out[j][2], out[j][1] + out[j][3]);
-    if (c == 0) {
-        ml[(w * 8 + g) * 2] = top;
-        ml[(w * 8 + g) * 2 + 1] = total;
+        for (int j = 0; j < TILES; j++)
+            *(float2 *)(mine + 8 * j) = make_float2(out[j][0] + out[j][2], out[j][1] + out[j][3]);
+        if (c == 0) {
+            ml[(w * 8 + g) * 2] = top;
+            ml[(w * 8 + g) * 2 + 1] = total;
+        }
     }
     __syncthreads();
-    /* A warp per head: first over the warps' parts, then, by the last block to finish, over the
+    /* A warp per two heads: first over the warps' parts, then, by the last block to finish, over the
      * stretches. */
-    enum { PER = D / 32 };
     size_t unit = ((size_t)t * gridDim.y + blockIdx.y) * (size_t)p.n_split;
     float *acc = p.split_acc + unit * 8 * D, *sml = p.split_ml + unit * 16;
     float *to = p.a + ((size_t)t * (size_t)H + (size_t)h0) * D;
@@ -460,30 +481,31 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
     bool final = used == 1;
 #pragma unroll 1
     for (;;) {
-        float f[2], m = -INFINITY; /* what parts lane and lane + 32 are worth */
+#pragma unroll 1
+        for (int h = w; h < heads; h += DECODE_WARPS) {
+            float f[2], m = -INFINITY; /* what parts lane and lane + 32 are worth */
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int j = lane + 32 * i;
-            f[i] = j < n ? ml[(j * 8 + w) * 2] : -INFINITY;
-            m = fmaxf(m, f[i]);
-        }
-        m = warp_max(m);
-        float l = 0.0f;
+            for (int i = 0; i < 2; i++) {
+                int j = lane + 32 * i;
+                f[i] = j < n ? ml[(j * 8 + h) * 2] : -INFINITY;
+                m = fmaxf(m, f[i]);
+            }
+            m = warp_max(m);
+            float l = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int j = lane + 32 * i;
-            f[i] = fast_exp2(f[i] - m);
-            l += j < n ? f[i] * ml[(j * 8 + w) * 2 + 1] : 0.0f;
-        }
-        l = warp_sum(l);
-        if (w < heads) {
-            float v[PER] = {}, *out_row = final ? to + w * D : acc + (split * 8 + w) * D;
+            for (int i = 0; i < 2; i++) {
+                int j = lane + 32 * i;
+                f[i] = fast_exp2(f[i] - m);
+                l += j < n ? f[i] * ml[(j * 8 + h) * 2 + 1] : 0.0f;
+            }
+            l = warp_sum(l);
+            float v[PER] = {}, *out_row = final ? to + h * D : acc + (split * 8 + h) * D;
 #pragma unroll 4
             for (int j = 0; j < n; j++) {
                 float fj = __shfl_sync(FULL_WARP, j < 32 ? f[0] : f[1], j & 31);
 #pragma unroll
                 for (int i = 0; i < PER; i++)
-                    v[i] += fj * from_part[(j * 8 + w) * stride + lane + 32 * i];
+                    v[i] += fj * from_part[(j * 8 + h) * stride + lane + 32 * i];
             }
 #pragma unroll
             for (int i = 0; i < PER; i++) { /* entry 8j+n is element n*TILES + j */
@@ -494,8 +516,8 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
                     out_row[at] = v[i];
             }
             if (!final && lane == 0) {
-                sml[split * 16 + 2 * w] = m;
-                sml[split * 16 + 2 * w + 1] = l;
+                sml[split * 16 + 2 * h] = m;
+                sml[split * 16 + 2 * h + 1] = l;
             }
         }
         if (final)
@@ -513,7 +535,7 @@ static __global__ void __launch_bounds__(DECODE_WARPS * 32)
             return;
         __threadfence();
 #pragma unroll 1
-        for (int i = tid; i < used * 16; i += DECODE_WARPS * 32)
+        for (int i = tid; i < used * 16; i += DECODE_THREADS)
             ml[i] = (i & 15) < 2 * heads ? load_float_l2(sml + i) : 0.0f;
         __syncthreads();
         final = true;
@@ -733,11 +755,11 @@ static void attend_tensor(struct cuda_backend *cu, struct attn_args p, bool raw,
         p.n_split = cuda_splits(cu, p.step.n_decode);
         dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
         if (raw)
-            cuda_launch(cu, decode_kernel<D, BF16, true>, grid, DECODE_WARPS * 32, decode_shared(D),
+            cuda_launch(cu, decode_kernel<D, BF16, true>, grid, DECODE_THREADS, decode_shared(D),
                         LAUNCH_EARLY, p);
         else
-            cuda_launch(cu, decode_kernel<D, BF16, false>, grid, DECODE_WARPS * 32,
-                        decode_shared(D), LAUNCH_EARLY, p);
+            cuda_launch(cu, decode_kernel<D, BF16, false>, grid, DECODE_THREADS, decode_shared(D),
+                        LAUNCH_EARLY, p);
     }
     if (n_tiles)
         cuda_launch(cu, prefill_kernel<D, BF16>, dim3((unsigned)p.n_heads, (unsigned)n_tiles), 128,

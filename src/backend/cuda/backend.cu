@@ -29,6 +29,43 @@ void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what)
               what);
 }
 
+#ifndef STEEL_CUDA_SIM
+void cuda_know(struct cuda_backend *cu, const void *fn)
+{
+    size_t at = (size_t)fn / 16 % MAX_KERNELS;
+    for (int i = 0; i < MAX_KERNELS; i++, at = (at + 1) % MAX_KERNELS) {
+        if (cu->known[at] == fn)
+            return;
+        if (cu->known[at])
+            continue;
+        cu->known[at] = fn;
+        CUDA_TRY(cu, cudaFuncSetAttribute(fn, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          (int)cu->shared_limit));
+        CUDA_TRY(cu, cudaFuncSetAttribute(fn, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                          cudaSharedmemCarveoutMaxShared));
+        return;
+    }
+    CHECK(false, "more than %d kernels", MAX_KERNELS);
+}
+#endif
+
+#ifdef STEEL_CUDA_TRACE
+/* When each kernel of the steps since the last call began to wait, and went on: for bench_gpu. */
+extern "C" void cuda_trace_dump(struct backend *be, FILE *out)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct trace *t = (struct trace *)mem_alloc(sizeof *t);
+    cudaStreamSynchronize(cu->stream);
+    cudaMemcpy(t, cu->trace, sizeof *t, cudaMemcpyDeviceToHost);
+    for (int i = 0; out && i < t->n && i < TRACE_EVENTS; i++)
+        fprintf(out, "%c%d %llu %llu\n", (char)(t->e[i].tag >> 16), t->e[i].tag & 0xffff,
+                (unsigned long long)(t->e[i].before - t->e[0].before),
+                (unsigned long long)(t->e[i].after - t->e[0].before));
+    cudaMemset(cu->trace, 0, 16);
+    mem_free(t);
+}
+#endif
+
 /* Memory */
 
 static double gib(size_t bytes)
@@ -74,6 +111,7 @@ static void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t
 {
     struct cuda_backend *cu = cuda_self(be);
     flush(cu);
+    cu->half_of = NULL;
     CUDA_TRY(cu, cudaMemcpyAsync(real(cu, dst), host, bytes, cudaMemcpyHostToDevice, cu->stream));
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
 }
@@ -142,8 +180,8 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
     size_t hidden = used * ffe > ff ? used * ffe : ff;
     size_t groups = (size_t)(s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8));
     size_t units = max_split_units(cu);
-    cu->step_cap = STEP_HEAD + 4 * tokens + 2 * seqs + out + 16 + 2 * (tokens / 64 + seqs + 1) +
-                   seqs * (size_t)s->max_pages;
+    cu->step_cap = STEP_HEAD + 64 + 4 * tokens + 2 * seqs + out + 16 +
+                   2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages;
     struct want list[] = {
         {(void **)&cu->rope_freq, (size_t)(s->n_rot / 2 + 1) * 4},
         {(void **)&cu->rope, tokens * (size_t)(s->n_rot / 2 + 1) * sizeof(float2)},
@@ -223,6 +261,7 @@ static void cuda_begin(struct backend *be, const struct batch *b)
     cu->raw_qkv.set = false;
     cu->n_aliases = 0;
     cu->logits = NULL;
+    cu->half_of = NULL;
     cu->n_marks = 0;
     memset(l, 0, sizeof *l);
     l->n_tokens = b->n_tokens;
@@ -420,6 +459,8 @@ static void *real(struct cuda_backend *cu, const void *p)
 static void set_alias(struct cuda_backend *cu, const void *named, void *where)
 {
     int i = 0;
+    if (cu->half_of == named) /* written anew */
+        cu->half_of = NULL;
     while (i < cu->n_aliases && cu->alias[i].named != named)
         i++;
     if (named == where) {
@@ -456,8 +497,7 @@ static void flush_norm(struct cuda_backend *cu)
     if (!p->set)
         return;
     p->set = false;
-    cuda_add_norm(cu, (float *)real(cu, p->x), (const float *)real(cu, p->d), p->gain, p->n,
-                  p->rows, cu->shape.n_embd, cu->shape.norm_eps);
+    large_norm(cu, (float *)real(cu, p->x), (const float *)real(cu, p->d), p->gain, p->n, p->rows);
 }
 
 static void flush_qkv(struct cuda_backend *cu)
@@ -715,11 +755,16 @@ static bool open_device(struct cuda_backend *cu, int device, struct error *err)
     cu->sm = prop.major * 10 + prop.minor;
     cu->n_sm = prop.multiProcessorCount;
     cu->shared_limit = prop.sharedMemPerBlockOptin;
+    cu->shared_per_sm = prop.sharedMemPerMultiprocessor;
     if (cu->sm < 80)
         return error_set(err, "CUDA device %d (%s): compute capability %d.%d, 8.0 is needed",
                          device, prop.name, prop.major, prop.minor);
     if ((e = cudaStreamCreateWithFlags(&cu->stream, cudaStreamNonBlocking)) != cudaSuccess)
         return error_set(err, "CUDA device %d: %s", device, cudaGetErrorString(e));
+#ifdef STEEL_CUDA_TRACE
+    cudaMalloc(&cu->trace, sizeof(struct trace));
+    cudaMemset(cu->trace, 0, sizeof(struct trace));
+#endif
     struct want grid = {(void **)&cu->iq3s_grid, 512 * sizeof(uint16_t)};
     if (!allocate(cu, &grid, 1, err))
         return false;

@@ -106,6 +106,7 @@ struct pending_norm {
     int rows;
 };
 
+enum { MAX_KERNELS = 256 };
 enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
 enum { SMALL_ROWS = 1, ARGMAX_BLOCKS = 32 };
 
@@ -129,6 +130,8 @@ struct cuda_backend {
     struct backend be;
     int device, sm, n_sm; /* sm: 90 = Hopper */
     size_t shared_limit;  /* bytes a block may have */
+    size_t shared_per_sm;
+    const void *known[MAX_KERNELS]; /* kernels cuda_know has seen; hashed by address */
     cudaStream_t stream;
     struct error error; /* the first failure */
     bool failed;
@@ -164,13 +167,15 @@ struct cuda_backend {
     } raw_qkv;
 
     /* Scratch, sized by prepare */
-    float *qkv;            /* (max_tokens, (H + 2K) * D) raw projections */
-    float *split_acc;      /* (split units, 8, D) */
-    float *split_ml;       /* (split units, 8, 2) */
-    int32_t *split_count;  /* (max_seqs, K * groups) arrivals, zero between launches */
-    float *router;         /* (max_tokens, n_expert) logits */
-    float *hidden;         /* (SMALL_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
-    uint16_t *half_in;     /* (max_tokens, widest n_in) activations of the large path */
+    float *qkv;           /* (max_tokens, (H + 2K) * D) raw projections */
+    float *split_acc;     /* (split units, 8, D) */
+    float *split_ml;      /* (split units, 8, 2) */
+    int32_t *split_count; /* (max_seqs, K * groups) arrivals, zero between launches */
+    float *router;        /* (max_tokens, n_expert) logits */
+    float *hidden;        /* (SMALL_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
+    uint16_t *half_in;    /* (max_tokens, widest n_in) activations of the large path */
+    const float *half_of; /* the buffer whose first half_rows rows they are; NULL = none */
+    int half_rows;
     float *half_scale;     /* (max_tokens) what undoes a row's scale */
     uint16_t *half_hidden; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
     float *expert_out;     /* (max_tokens * used, n_embd) */
@@ -201,6 +206,7 @@ struct cuda_backend {
         struct pool *pool;
     } ring;
     uint16_t *iq3s_grid; /* device (512) */
+    void *trace;         /* struct trace on the device, in builds with STEEL_CUDA_TRACE */
 };
 
 static inline struct cuda_backend *cuda_self(struct backend *be)
@@ -223,6 +229,10 @@ enum {
                                      dependency_wait before touching any result */
 };
 
+/* Tells the runtime once what a kernel may use: all the shared memory there is. The same split of
+ * the L1 for every kernel, too: where it changes between two, the second waits for an empty SM. */
+void cuda_know(struct cuda_backend *cu, const void *fn);
+
 /* Kernels are plain functions of plain arguments. */
 template <class... P, class... A>
 static inline void cuda_launch(struct cuda_backend *cu, void (*fn)(P...), dim3 grid, int block,
@@ -232,10 +242,13 @@ static inline void cuda_launch(struct cuda_backend *cu, void (*fn)(P...), dim3 g
     (void)mode;
     sim_launch(cu->stream, grid, dim3((unsigned)block), shared, [=] { fn(P(args)...); });
 #else
-    if (shared > 48 << 10) /* a table look-up in the runtime: cheap enough for recording */
-        CUDA_TRY(cu,
-                 cudaFuncSetAttribute((const void *)fn, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)shared));
+#ifdef STEEL_CUDA_TRACE
+    static bool attached; /* a pointer of its own in every file of kernels */
+    if (!attached)
+        cudaMemcpyToSymbol(trace_to, &cu->trace, sizeof(void *));
+    attached = true;
+#endif
+    cuda_know(cu, (const void *)fn);
     cudaLaunchConfig_t cfg = {};
     cfg.gridDim = grid;
     cfg.blockDim = dim3((unsigned)block);
@@ -284,6 +297,9 @@ void small_moe(struct cuda_backend *cu, const struct matrix *router, const struc
 /* large.cu: any number of rows */
 void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
                   int rows);
+/* x += d; n = norm(x) * gain, as floats and as the halves a product of n will want. */
+void large_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
+                int rows);
 void large_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
                const float *x, float *y, int rows);
 size_t large_route_ints(const struct shape *s); /* ints in cu->route */
@@ -301,8 +317,6 @@ void cuda_attend(struct cuda_backend *cu, const struct attn_layer *l, const stru
 
 /* misc.cu */
 void cuda_load_step(struct cuda_backend *cu, int n_ints);
-void cuda_add_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
-                   int rows, int width, float eps);
 void cuda_gather(struct cuda_backend *cu, const struct step *s, const float *src, float *dst,
                  int width);
 void cuda_argmax(struct cuda_backend *cu, const float *logits, int rows);

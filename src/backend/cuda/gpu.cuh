@@ -251,6 +251,38 @@ DEVICE void dependency_wait()
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+#ifdef STEEL_CUDA_TRACE /* make TRACE=1: the first thread of a kernel notes when it waited */
+enum { TRACE_EVENTS = 8192 };
+struct trace {
+    int n, pad[3];
+    struct {
+        unsigned long long before, after;
+        int tag, pad;
+    } e[TRACE_EVENTS];
+};
+static __device__ struct trace *trace_to;
+DEVICE unsigned long long trace_clock()
+{
+    unsigned long long t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+DEVICE void traced_wait(int tag)
+{
+    bool first = !(threadIdx.x | blockIdx.x | blockIdx.y | blockIdx.z) && trace_to;
+    unsigned long long before = first ? trace_clock() : 0;
+    dependency_wait();
+    if (first) {
+        int i = atomicAdd(&trace_to->n, 1);
+        if (i < TRACE_EVENTS) {
+            trace_to->e[i].before = before;
+            trace_to->e[i].after = trace_clock();
+            trace_to->e[i].tag = tag;
+        }
+    }
+}
+#define dependency_wait() traced_wait(__FILE__[17] << 16 | __LINE__)
+#endif
 DEVICE void dependency_trigger()
 {
 #if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -274,6 +306,19 @@ DEVICE float load_float_l2(const float *p)
     return *p;
 #else
     return __ldcg(p);
+#endif
+}
+
+/* Eight bytes of shared memory, read where it says so: not kept in registers around a loop. */
+DEVICE uint2 load_shared8(const void *p)
+{
+#ifdef STEEL_CUDA_SIM
+    return *(const uint2 *)p;
+#else
+    uint2 r;
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(p);
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(a));
+    return r;
 #endif
 }
 

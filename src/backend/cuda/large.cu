@@ -12,35 +12,136 @@
 
 enum { LARGE_WARPS = 8, MAX_USED = 16, MAX_EXPERTS = 512, MID_ROWS = 256 };
 
-/* x (rows, width) to halves (rows, padded), zeros past width, each row scaled by a power of two that
- * takes its largest to about 1024; scale[row] undoes it. A block per row. */
-static __global__ void __launch_bounds__(256)
-    halves_kernel(const float *x, uint16_t *out, float *scale, int width, int padded)
+struct halves_args {
+    float *x;              /* (rows, width) */
+    const float *d, *gain; /* (rows, width) or NULL; (width) or NULL: then x is taken as it is */
+    float *n;              /* (rows, width): norm(x + d) * gain, where there is a gain */
+    uint16_t *out;         /* (rows, padded) halves, in the order of half_slot */
+    float *scale;          /* (rows) */
+    int width, padded;
+    float eps;
+};
+
+/* Rows to halves, zeros past width, each scaled by a power of two that takes its largest to about
+ * 1024; scale[row] undoes it. With a gain: x += d, and it is the norm of x that goes on. A block per
+ * row, which passes through shared memory. VEC: width is a multiple of four. */
+template <bool VEC>
+static __global__ void __launch_bounds__(512)
+    halves_kernel(const __grid_constant__ struct halves_args p)
 {
     SHARED_BYTES(shared);
-    uint32_t *part = (uint32_t *)shared;
-    dependency_wait();
+    float *part = (float *)shared, *row = part + 64; /* (2, 32): sums, largest; (width) */
+    int tid = (int)threadIdx.x, threads = (int)blockDim.x;
+    size_t at = (size_t)blockIdx.x * (size_t)p.width;
+    enum { V = VEC ? 4 : 1 };
     dependency_trigger();
-    const float *row = x + (size_t)blockIdx.x * (size_t)width;
-    float top = 0.0f;
-#pragma unroll 4
-    for (int k = (int)threadIdx.x; k < width; k += 256)
-        top = fmaxf(top, fabsf(row[k]));
-    uint32_t e = warp_max_u32(bits_of(top)) >> 23;
-    if (lane_id() == 0)
-        part[warp_id()] = e;
+    dependency_wait();
+    float sum = 0.0f, top = 0.0f;
+#pragma unroll 2
+    for (int k = tid * V; k < p.width; k += threads * V) {
+        float v[V], d[V] = {}, g[V];
+        if (VEC) {
+            float4 a = *(const float4 *)(p.x + at + (size_t)k);
+            float4 b = make_float4(0.0f, 0.0f, 0.0f, 0.0f), c = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+            if (p.gain) {
+                c = *(const float4 *)(p.gain + k);
+                if (p.d)
+                    b = *(const float4 *)(p.d + at + (size_t)k);
+            }
+            v[0] = a.x, v[V > 1] = a.y, v[V > 2 ? 2 : 0] = a.z, v[V > 2 ? 3 : 0] = a.w;
+            d[0] = b.x, d[V > 1] = b.y, d[V > 2 ? 2 : 0] = b.z, d[V > 2 ? 3 : 0] = b.w;
+            g[0] = c.x, g[V > 1] = c.y, g[V > 2 ? 2 : 0] = c.z, g[V > 2 ? 3 : 0] = c.w;
+        } else {
+            v[0] = p.x[at + (size_t)k];
+            d[0] = p.gain && p.d ? p.d[at + (size_t)k] : 0.0f;
+            g[0] = p.gain ? p.gain[k] : 1.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            v[i] += d[i];
+            if (p.gain && p.d && !VEC)
+                p.x[at + (size_t)(k + i)] = v[i];
+            sum += v[i] * v[i];
+            d[i] = v[i] * g[i];
+            top = fmaxf(top, fabsf(d[i]));
+            row[k + i] = d[i];
+        }
+        if (VEC && p.gain && p.d)
+            *(float4 *)(p.x + at + (size_t)k) =
+                make_float4(v[0], v[V > 1], v[V > 2 ? 2 : 0], v[V > 2 ? 3 : 0]);
+    }
+    sum = warp_sum(sum);
+    uint32_t most = warp_max_u32(bits_of(top));
+    if (lane_id() == 0) {
+        part[warp_id()] = sum;
+        part[32 + warp_id()] = float_of(most);
+    }
     __syncthreads();
-    for (int w = 0; w < 8; w++)
-        e = part[w] > e ? part[w] : e;
+    sum = warp_sum(lane_id() < threads >> 5 ? part[lane_id()] : 0.0f);
+    most = warp_max_u32(lane_id() < threads >> 5 ? bits_of(part[32 + lane_id()]) : 0);
+    float rms = p.gain ? rsqrtf(sum / (float)p.width + p.eps) : 1.0f;
+    uint32_t e = bits_of(float_of(most) * rms) >> 23;
     e = e < 16 ? 16 : e;
     float f = float_of((264 - e) << 23);
+    uint16_t *out = p.out + (size_t)blockIdx.x * (size_t)p.padded;
 #pragma unroll 2
-    for (int k = 2 * (int)threadIdx.x; k < padded; k += 512) {
-        float a = k < width ? row[k] * f : 0.0f, b = k + 1 < width ? row[k + 1] * f : 0.0f;
-        *(uint32_t *)(out + (size_t)blockIdx.x * (size_t)padded + half_slot(k)) = pack_half2(a, b);
+    for (int k = tid * 4; k < p.padded; k += threads * 4) {
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] = k + i < p.width ? row[k + i] * rms : 0.0f;
+            if (!VEC && p.gain && k + i < p.width)
+                p.n[at + (size_t)(k + i)] = v[i];
+        }
+        if (VEC && p.gain && k < p.width)
+            *(float4 *)(p.n + at + (size_t)k) = make_float4(v[0], v[1], v[2], v[3]);
+        *(uint32_t *)(out + half_slot(k)) = pack_half2(v[0] * f, v[1] * f);
+        *(uint32_t *)(out + half_slot(k + 2)) = pack_half2(v[2] * f, v[3] * f);
     }
-    if (threadIdx.x == 0)
-        scale[blockIdx.x] = float_of((e - 10) << 23);
+    if (tid == 0)
+        p.scale[blockIdx.x] = float_of((e - 10) << 23);
+}
+
+static void launch_halves(struct cuda_backend *cu, struct halves_args p, int rows)
+{
+    p.padded = ceil_div(p.width, TILE_K) * TILE_K;
+    p.out = cu->half_in;
+    p.scale = cu->half_scale;
+    p.eps = cu->shape.norm_eps;
+    int threads = p.width >= 2048 ? 512 : 256;
+    size_t shared = (size_t)(64 + p.padded) * 4;
+    if (p.width % 4 == 0)
+        cuda_launch(cu, halves_kernel<true>, dim3((unsigned)rows), threads, shared, LAUNCH_EARLY,
+                    p);
+    else
+        cuda_launch(cu, halves_kernel<false>, dim3((unsigned)rows), threads, shared, LAUNCH_EARLY,
+                    p);
+}
+
+/* The halves of x (rows, width) into half_in, unless they are there. */
+static void to_halves(struct cuda_backend *cu, const float *x, int rows, int width)
+{
+    if (cu->half_of == x && cu->half_rows >= rows)
+        return;
+    struct halves_args p = {};
+    p.x = (float *)x;
+    p.width = width;
+    launch_halves(cu, p, rows);
+    cu->half_of = NULL; /* nobody says when x changes */
+}
+
+void large_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
+                int rows)
+{
+    struct halves_args p = {};
+    p.x = x;
+    p.d = d;
+    p.gain = gain;
+    p.n = n;
+    p.width = cu->shape.n_embd;
+    launch_halves(cu, p, rows);
+    cu->half_of = n;
+    cu->half_rows = rows;
 }
 
 enum { ROUTE_MIN_TILE = 8 };
@@ -275,13 +376,6 @@ static void gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, 
         mid_gemm(cu, p, pair, width, y);
     else
         large_gemm(cu, p, pair, width, y);
-}
-
-static void to_halves(struct cuda_backend *cu, const float *x, int rows, int width)
-{
-    int padded = ceil_div(width, TILE_K) * TILE_K;
-    cuda_launch(cu, halves_kernel, dim3((unsigned)rows), 256, 64, LAUNCH_EARLY, x, cu->half_in,
-                cu->half_scale, width, padded);
 }
 
 /* Everything but where results go. */

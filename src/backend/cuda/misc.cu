@@ -1,5 +1,5 @@
 /*
- * The small ops: taking over a step, add + norm, gathering rows, the greedy token.
+ * The small ops: taking over a step, gathering rows, the greedy token.
  */
 #include "backend/cuda/cuda.h"
 
@@ -30,43 +30,6 @@ void cuda_load_step(struct cuda_backend *cu, int n_ints)
     cuda_launch(cu, load_step_kernel, dim3((unsigned)(blocks < 256 ? blocks : 256)), 256, 0,
                 LAUNCH_PLAIN, cu->step_mapped, cu->step_dev, n_ints, l->pos, l->n_tokens,
                 cu->rope_freq, half, cu->shape.rope_mscale, cu->rope);
-}
-
-/* x += d; n = x / rms(x) * gain. A block per row. */
-static __global__ void __launch_bounds__(256)
-    add_norm_kernel(float *x, const float *d, const float *gain, float *n, int width, float eps)
-{
-    SHARED_BYTES(shared);
-    float *part = (float *)shared;
-    dependency_wait();
-    dependency_trigger();
-    size_t at = (size_t)blockIdx.x * (size_t)width;
-    float sum = 0.0f;
-    for (int i = (int)threadIdx.x; i < width; i += 256) {
-        float v = x[at + (size_t)i];
-        if (d) {
-            v += d[at + (size_t)i];
-            x[at + (size_t)i] = v;
-        }
-        sum += v * v;
-    }
-    sum = warp_sum(sum);
-    if (lane_id() == 0)
-        part[warp_id()] = sum;
-    __syncthreads();
-    sum = 0.0f;
-    for (int w = 0; w < 8; w++)
-        sum += part[w];
-    float rms = rsqrtf(sum / (float)width + eps);
-    for (int i = (int)threadIdx.x; i < width; i += 256)
-        n[at + (size_t)i] = x[at + (size_t)i] * rms * gain[i];
-}
-
-void cuda_add_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
-                   int rows, int width, float eps)
-{
-    cuda_launch(cu, add_norm_kernel, dim3((unsigned)rows), 256, 64, LAUNCH_EARLY, x, d, gain, n,
-                width, eps);
 }
 
 static __global__ void gather_kernel(const float *src, const int32_t *rows, float *dst, int width)

@@ -14,7 +14,7 @@
 
 #include <math.h>
 
-enum { MAX_WARPS = 16, MAX_USED = 16, MAX_EXPERTS = 512, EXPERT_WARPS = 8, DOWN_WARPS = 24 };
+enum { MAX_WARPS = 16, MAX_USED = 16, MAX_EXPERTS = 512, EXPERT_WARPS = 8 };
 
 /* This lane's columns of slice `slice`: see dot.cuh. n is a multiple of 8; zeros from there on. */
 DEVICE int lane_column(int slice)
@@ -238,14 +238,16 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32, SET == SET_ALL ? 1 : 2)
     copy_async_wait<0>();
 }
 
-/* per_warp: tiles a warp streams in all. */
+/* per_warp: tiles a warp streams in all. Two blocks find room in an SM, so that the next kernel's
+ * first tiles are under way before this one ends. */
 static struct small_shape small_plan(const struct matrix *w, int warps, int per_warp)
 {
     struct small_shape s;
     s.warps = warps;
     s.slot = w->max_tile_bytes;
-    int want = w->max_tile_bytes > 8192 ? 1 : w->max_tile_bytes > 4352 ? 2 : 3;
-    s.stages = per_warp < want ? per_warp : want;
+    s.stages = per_warp < 3 ? per_warp : 3;
+    while (s.stages > 1 && small_shared(s) > 110 << 10)
+        s.stages--;
     return s;
 }
 
@@ -256,14 +258,17 @@ static void small_launch(struct cuda_backend *cu, const struct matrix *w, const 
     int warps = w->n_kt < MAX_WARPS ? w->n_kt : MAX_WARPS, units = w->n_tiles / (PAIR ? 2 : 1);
     if (w->set == SET_ALL && warps > 8)
         warps = 8; /* large tiles */
-    /* Blocks of one unit while the machine holds them all at once; else of whole batches. */
-    int most = cu->n_sm * (24 / warps), per_block = 1;
-    if (units > most) {
-        int batch = BATCH / (PAIR ? 2 : 1);
-        per_block = ceil_div(ceil_div(units, most), batch) * batch;
+    /* Blocks of one unit while the machine holds them all at once, else as many as it holds. */
+    int tiles = ceil_div(w->n_kt, warps) * (PAIR ? 2 : 1), per_block = 1;
+    struct small_shape plan = small_plan(w, warps, tiles);
+    for (int i = 0; i < 2; i++) { /* longer stretches may want more stages, which take more room */
+        int held = (int)(cu->shared_per_sm / (small_shared(plan) + 1024)), by_regs = 32 / warps;
+        held = held < by_regs ? held : by_regs;
+        held = held < 1 ? 1 : held > 4 ? 4 : held;
+        per_block = ceil_div(units, cu->n_sm * held);
+        plan = small_plan(w, warps, per_block * tiles);
     }
-    int per_warp = per_block * ceil_div(w->n_kt, warps) * (PAIR ? 2 : 1);
-    struct small_args p = {*w, *in, y, units, per_block, small_plan(w, warps, per_warp)};
+    struct small_args p = {*w, *in, y, units, per_block, plan};
     size_t shared = small_shared(p.s);
     dim3 grid((unsigned)ceil_div(units, per_block));
     if (w->set == SET_ALL)
@@ -422,59 +427,56 @@ struct route_rule {
 /* The chosen experts, in shared memory of each block that needs them. */
 struct __align__(16) choices
 {
-    uint32_t key[MAX_EXPERTS]; /* the logits, ordered as integers */
+    float logit[MAX_EXPERTS];
     int chosen[MAX_USED];
     float weight[MAX_USED];
 };
 
-/* One warp takes the largest `used` times, ties going to the lower index; their logits go to
- * `weight`. PER: logits a lane holds. */
-template <int PER>
+/* One warp takes the largest `used` times. PER: logits a lane holds. The order is that of the
+ * logits' upper 32 - BITS bits (their difference from the rest is below what rounding upstream makes
+ * of them), then of the lower index: both in one integer, so that one reduction finds the next. */
+template <int PER, int BITS>
 DEVICE void choose_warp(struct choices *ch, const float *logits, const struct route_rule &rule)
 {
+    const uint32_t low = (1u << BITS) - 1;
     int lane = lane_id();
-    uint32_t key[PER];
+    uint32_t key[PER], mine = 0;
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         int e = i * 32 + lane;
-        key[i] = e < rule.n_expert ? float_order(load_float_l2(logits + e)) : 0;
-        if (!rule.renormalise && e < rule.n_expert)
-            ch->key[e] = key[i];
+        float v = e < rule.n_expert ? load_float_l2(logits + e) : 0.0f;
+        key[i] = e < rule.n_expert ? (float_order(v) & ~low) | (low - (uint32_t)e) : 0;
+        if (e < rule.n_expert)
+            ch->logit[e] = v;
     }
-    uint32_t chosen = 0, value = 0;
+    __syncwarp();
 #pragma unroll 1
     for (int k = 0; k < rule.used; k++) {
-        uint32_t best = 0, low = 0;
+        uint32_t best = key[0];
 #pragma unroll
-        for (int i = 0; i < PER; i++)
+        for (int i = 1; i < PER; i++)
             best = key[i] > best ? key[i] : best;
-        uint32_t all = warp_max_u32(best);
-        /* the lowest index among those that reach it, as the largest of its complement */
-#pragma unroll
-        for (int i = PER - 1; i >= 0; i--)
-            low = key[i] == all ? 0xffffu - (uint32_t)(i * 32 + lane) : low;
-        low = warp_max_u32(low);
-        if (lane == k) {
-            chosen = 0xffffu - low;
-            value = all;
-        }
+        best = warp_max_u32(best);
+        mine = lane == k ? best : mine;
 #pragma unroll
         for (int i = 0; i < PER; i++)
-            key[i] = 0xffffu - (uint32_t)(i * 32 + lane) == low ? 0 : key[i];
+            key[i] = key[i] == best ? 0 : key[i];
     }
     if (lane < rule.used) {
-        ch->chosen[lane] = chosen < (uint32_t)rule.n_expert ? (int)chosen : 0;
-        ch->weight[lane] = float_unorder(value);
+        int e = min((int)(low - (mine & low)), rule.n_expert - 1);
+        ch->chosen[lane] = e;
+        ch->weight[lane] = ch->logit[e];
     }
 }
 
+/* Experts, and their logits as weights. The block. */
 DEVICE void choose_experts(struct choices *ch, const float *logits, const struct route_rule &rule)
 {
     if (warp_id() == 0) {
         if (rule.n_expert <= 128)
-            choose_warp<4>(ch, logits, rule);
+            choose_warp<4, 7>(ch, logits, rule);
         else
-            choose_warp<MAX_EXPERTS / 32>(ch, logits, rule);
+            choose_warp<MAX_EXPERTS / 32, 9>(ch, logits, rule);
     }
     __syncthreads();
 }
@@ -488,7 +490,7 @@ DEVICE void weigh_experts(struct choices *ch, const struct route_rule &rule)
     if (!rule.renormalise)
 #pragma unroll 1
         for (int e = lane; e < rule.n_expert; e += 32)
-            total += fast_exp(float_unorder(ch->key[e]) - top);
+            total += fast_exp(ch->logit[e] - top);
     total = warp_sum(total);
     __syncwarp();
     if (lane < rule.used)
@@ -577,29 +579,31 @@ static __global__ void __launch_bounds__(256, SET == SET_ALL ? 1 : 4)
 }
 
 /* y = sum over the chosen of weight * hidden Wd^T. A block owns 16 output rows; its warps share out
- * the (expert, slice) pairs, one each if there are enough warps. */
+ * the (expert, slice) pairs. Few threads and registers, so that it is resident, with its weights on
+ * the way, while the kernel in front still runs. */
 template <int SET>
-static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
+static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 : 4)
     expert_down_kernel(const __grid_constant__ struct expert_args p)
 {
     SHARED_BYTES(shared);
     struct choices *ch = (struct choices *)shared;
-    int stages = p.s.stages, warps = p.s.warps;
+    int stages = p.s.stages;
     struct small_smem m = small_carve(shared + sizeof(struct choices), p.s);
     int warp = warp_id(), tile = (int)blockIdx.x;
     const struct seg *s = seg_of(p.w, tile);
-    int n_in = p.w.n_in, n_kt = p.w.n_kt, total = p.rule.used * n_kt;
+    int n_in = p.w.n_in, n_kt = p.w.n_kt, used = p.rule.used;
 
     dependency_trigger();
-    choose_experts(ch, p.logits, p.rule); /* written two kernels ago: see expert_up_kernel */
-    int f_item = warp, f_at = 0;
+    choose_experts(ch, p.logits, p.rule);  /* written two kernels ago: see expert_up_kernel */
+    int f_pick = warp, f_kt = 0, f_at = 0; /* a warp takes every eighth expert, slice by slice */
     auto fetch = [&]() {
-        if (f_item < total) {
-            int pick = f_item / n_kt;
+        if (f_pick < used) {
             tile_fetch(m.ring + f_at * p.s.slot,
-                       tile_address(p.w, s, ch->chosen[pick], tile, f_item - pick * n_kt),
-                       s->tile_bytes);
-            f_item += warps;
+                       tile_address(p.w, s, ch->chosen[f_pick], tile, f_kt), s->tile_bytes);
+            if (++f_kt == n_kt) {
+                f_kt = 0;
+                f_pick += EXPERT_WARPS;
+            }
             f_at = ring_next(f_at, stages);
         }
         copy_async_commit();
@@ -612,16 +616,22 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
     __syncthreads();
     dependency_wait();
 
-    float sum[2] = {};
+    float sum[2] = {}, v[8];
     int at = 0;
+    if (warp < used)
+        load_lane(p.x + (size_t)warp * (size_t)n_in, lane_column(0), n_in, v);
 #pragma unroll 1
-    for (int item = warp; item < total; item += warps) {
-        int pick = item / n_kt;
-        float v[8];
-        load_lane(p.x + (size_t)pick * (size_t)n_in, lane_column(item - pick * n_kt), n_in, v);
+    for (int pick = warp, kt = 0; pick < used;) {
         struct row_slice x = slice_make(v);
+        float weight = ch->weight[pick];
+        if (++kt == n_kt) {
+            kt = 0;
+            pick += EXPERT_WARPS;
+        }
+        if (pick < used) /* the next slice's, on their way during the product */
+            load_lane(p.x + (size_t)pick * (size_t)n_in, lane_column(kt), n_in, v);
         ring_wait(stages);
-        tile_dot<SET>(s, m.ring + at * p.s.slot, x, ch->weight[pick], sum);
+        tile_dot<SET>(s, m.ring + at * p.s.slot, x, weight, sum);
         at = ring_next(at, stages);
         __syncwarp();
         fetch();
@@ -631,11 +641,12 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
     __syncthreads();
     int r = (int)threadIdx.x, row = (tile - s->tile0) * TILE_ROWS + r;
     if (r < TILE_ROWS && row < s->rows)
-        p.y[s->row0 + row] = take_sum(m.sums, warps, TILE_ROWS, r);
+        p.y[s->row0 + row] = take_sum(m.sums, EXPERT_WARPS, TILE_ROWS, r);
 }
 
-#define LAUNCH_EXPERTS(kernel, args, threads)                                                      \
+#define LAUNCH_EXPERTS(kernel, args)                                                               \
     do {                                                                                           \
+        int threads = EXPERT_WARPS * 32;                                                           \
         if ((args).w.set == SET_ALL)                                                               \
             cuda_launch(cu, kernel<SET_ALL>, grid, threads, shared, LAUNCH_EARLY, args);           \
         else if ((args).w.set == SET_FAST)                                                         \
@@ -661,15 +672,13 @@ void small_moe(struct cuda_backend *cu, const struct matrix *router, const struc
         small_plan(gate_up, EXPERT_WARPS, 2 * ceil_div(gate_up->n_kt, EXPERT_WARPS))};
     size_t shared = sizeof(struct choices) + small_shared(p.s);
     dim3 grid((unsigned)(gate_up->n_tiles / 2), (unsigned)rule.used);
-    LAUNCH_EXPERTS(expert_up_kernel, p, EXPERT_WARPS * 32);
+    LAUNCH_EXPERTS(expert_up_kernel, p);
 
-    int items = rule.used * down->n_kt, warps = items < DOWN_WARPS ? items : DOWN_WARPS;
-    warps = warps < EXPERT_WARPS ? EXPERT_WARPS : warps; /* choosing takes that many */
-    if (down->max_tile_bytes > 4352)
-        warps = EXPERT_WARPS;
-    struct expert_args q = {*down, cu->router, cu->hidden,
-                            y,     rule,       small_plan(down, warps, ceil_div(items, warps))};
+    struct expert_args q = {
+        *down,      cu->router,
+        cu->hidden, y,
+        rule,       small_plan(down, EXPERT_WARPS, ceil_div(rule.used, EXPERT_WARPS) * down->n_kt)};
     shared = sizeof(struct choices) + small_shared(q.s);
     grid = dim3((unsigned)down->n_tiles);
-    LAUNCH_EXPERTS(expert_down_kernel, q, warps * 32);
+    LAUNCH_EXPERTS(expert_down_kernel, q);
 }
