@@ -920,6 +920,7 @@ static void test_forward(void)
                                  .seed = 7};
     struct sampler *sg = sampler_new(&greedy, s.n_vocab), *sw = sampler_new(&warm, s.n_vocab);
     sampler_accept(sw, 3, false);
+    static const int three[][2] = {{60, 1}, {130, 1}, {0, 1}};
     static const int one[][2] = {{77, 1}}, five[][2] = {{1, 1}, {30, 1}, {0, 1}, {200, 1}, {64, 1}};
     static const int mixed[][2] = {{12, 1}, {0, 6}, {4, 1}},
                      large[][2] = {{3, 1}, {0, 41}, {20, 3}};
@@ -929,14 +930,12 @@ static void test_forward(void)
         const char *name;
         const int (*seqs)[2];
         int n;
-    } runs[] = {{"1 decode", one, 1},
-                {"5 decodes", five, 5},
-                {"mixed, 8 rows", mixed, 3},
-                {"mixed, 45 rows", large, 3},
-                {"12 decodes", twelve, 12}};
+    } runs[] = {{"1 decode", one, 1},        {"5 decodes", five, 5},
+                {"mixed, 8 rows", mixed, 3}, {"mixed, 45 rows", large, 3},
+                {"12 decodes", twelve, 12},  {"3 decodes", three, 3}};
     float *eager = mem_alloc(m->logits.n * sizeof(float));
     float *again = mem_alloc(m->logits.n * sizeof(float));
-    for (int r = 0; r < 5; r++) {
+    for (int r = 0; r < 6; r++) {
         struct plan p;
         plan_make(&p, &s, runs[r].seqs, runs[r].n, false);
         struct sampler *samplers[512] = {0};

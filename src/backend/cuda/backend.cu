@@ -192,7 +192,7 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         {(void **)&cu->split_ml, units * 16 * 4},
         {(void **)&cu->split_count, seqs * groups * 4},
         {(void **)&cu->router, tokens * (size_t)(s->n_expert + 1) * 4},
-        {(void **)&cu->hidden, SMALL_ROWS * (hidden + 1) * 4},
+        {(void **)&cu->hidden, SMALL_MOE_ROWS * (hidden + 1) * 4},
         {(void **)&cu->half_in, tokens * align_up(widest, TILE_K) * 2},
         {(void **)&cu->half_scale, tokens * 4},
         {(void **)&cu->half_hidden, tokens * (hidden + 1) * 2},
@@ -560,10 +560,11 @@ static struct norm_in input_of(struct cuda_backend *cu, const float *x, int rows
 }
 
 /* The small kernels read rows in units of 8 floats; odd sizes (which only floats have) go the other
- * way. */
+ * way. Several rows read the weights once each, which pays while those stay in the L2. */
 static bool is_small(const struct matrix *w, int rows)
 {
-    return rows <= SMALL_ROWS && w->n_in % 8 == 0;
+    size_t bytes = (size_t)w->n_tiles * (size_t)w->n_kt * (size_t)w->max_tile_bytes;
+    return w->n_in % 8 == 0 && (rows == 1 || (rows <= SMALL_ROWS && bytes <= 24 << 20));
 }
 
 static void linear_any(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
@@ -571,7 +572,7 @@ static void linear_any(struct cuda_backend *cu, const struct matrix *w, const fl
 {
     if (is_small(w, rows)) {
         struct norm_in in = input_of(cu, x, rows);
-        small_linear(cu, w, &in, y);
+        small_linear(cu, w, &in, y, rows);
     } else {
         flush_norm(cu);
         large_linear(cu, w, (const float *)real(cu, x), y, rows);
@@ -632,7 +633,7 @@ static void op_ffn(struct backend *be, const struct weight *gate_up, const struc
     mark_begin(cu);
     if (is_small(matrix_of(gate_up), rows) && is_small(matrix_of(down), rows)) {
         struct norm_in in = input_of(cu, x, rows);
-        small_ffn(cu, matrix_of(gate_up), matrix_of(down), &in, y);
+        small_ffn(cu, matrix_of(gate_up), matrix_of(down), &in, y, rows);
     } else {
         flush_norm(cu);
         large_ffn(cu, matrix_of(gate_up), matrix_of(down), (const float *)real(cu, x), y, rows);
@@ -652,10 +653,10 @@ static void op_moe(struct backend *be, const struct moe_layer *l, const float *x
     const struct matrix *router = matrix_of(l->router), *gu = matrix_of(l->gate_up);
     const struct matrix *down = matrix_of(l->down);
     CHECK(gu->n_in % 8 == 0, "experts over %d columns", gu->n_in);
-    if (is_small(gu, rows) && is_small(down, rows)) {
+    if (rows <= SMALL_MOE_ROWS && gu->n_in % 8 == 0 && down->n_in % 8 == 0) {
         float *n = cu->pending.n; /* where the router leaves the normed rows for the experts */
         struct norm_in in = input_of(cu, x, rows);
-        small_moe(cu, router, gu, down, &in, in.gain ? n : NULL, y);
+        small_moe(cu, router, gu, down, &in, in.gain ? n : NULL, y, rows);
     } else {
         flush_norm(cu);
         large_moe(cu, router, gu, down, (const float *)real(cu, x), y, rows);

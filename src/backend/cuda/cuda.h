@@ -108,7 +108,8 @@ struct pending_norm {
 
 enum { MAX_KERNELS = 256 };
 enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
-enum { SMALL_ROWS = 1, ARGMAX_BLOCKS = 32 };
+/* The most rows small.cu takes: of any product, and of experts, where rows share little anyway. */
+enum { SMALL_ROWS = 4, SMALL_MOE_ROWS = 8, ARGMAX_BLOCKS = 32 };
 
 /* A buffer whose contents live elsewhere for now. */
 struct alias {
@@ -172,7 +173,7 @@ struct cuda_backend {
     float *split_ml;      /* (split units, 8, 2) */
     int32_t *split_count; /* (max_seqs, K * groups) arrivals, zero between launches */
     float *router;        /* (max_tokens, n_expert) logits */
-    float *hidden;        /* (SMALL_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
+    float *hidden;        /* (SMALL_MOE_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
     uint16_t *half_in;    /* (max_tokens, widest n_in) activations of the large path */
     const float *half_of; /* the buffer whose first half_rows rows they are; NULL = none */
     int half_rows;
@@ -279,7 +280,7 @@ void cuda_release(struct backend *be, struct weight *w);
 void cuda_ring_free(struct cuda_backend *cu);
 void cuda_embed(struct cuda_backend *cu, const struct matrix *w, const struct step *s, float *x);
 
-/* small.cu: one row */
+/* small.cu: one row, or a few */
 struct norm_in { /* add + norm in front of a product; gain NULL: x is taken as it is */
     const float *x, *d, *gain;
     float *x_out; /* where x + d goes; not x */
@@ -288,11 +289,11 @@ struct norm_in { /* add + norm in front of a product; gain NULL: x is taken as i
 void small_router(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                   float *n, int rows);
 void small_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                  float *y);
+                  float *y, int rows);
 void small_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-               const struct norm_in *in, float *y);
+               const struct norm_in *in, float *y, int rows);
 void small_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-               const struct matrix *down, const struct norm_in *in, float *n, float *y);
+               const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows);
 
 /* large.cu: any number of rows */
 void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,

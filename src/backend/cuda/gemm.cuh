@@ -126,6 +126,8 @@ DEVICE void chunk_mma(const uint32_t (&a)[2][4][4], const uint8_t *bs, int q, in
     }
 }
 
+/* stream.cu; false: not for this one */
+bool stream_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y);
 /* mid.cu */
 void mid_gemm(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y);
 /* large.cu */

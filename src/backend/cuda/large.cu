@@ -372,6 +372,8 @@ static int tile_width(const struct matrix *w, int rows, bool mid)
 static void gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, bool mid, int width,
                  int y)
 {
+    if (mid && stream_gemm(cu, p, pair, width, y))
+        return;
     if (mid)
         mid_gemm(cu, p, pair, width, y);
     else

@@ -1,5 +1,5 @@
 /*
- * Steps of one row: bound by reads, and below them by latency, since a layer is a few microseconds.
+ * Steps of one row, or a few: bound by reads, and below them by latency, since a layer is a few microseconds.
  * A block owns 16 output rows at a time; its warps cut k between them, 256 columns ("a slice") each.
  * A warp turns its slice of the activations into halves on its own and streams its weight tiles
  * through a ring of its own in shared memory; the block meets only to add up. What does not depend on
@@ -107,7 +107,17 @@ DEVICE void ring_wait(int stages)
     __syncwarp();
 }
 
-/* y = [norm](x) W^T (+ bias). Tiles come in batches of BATCH rows of tiles (PAIR: of half as many
+/* Row `row` of what goes in. */
+DEVICE struct norm_in norm_row(struct norm_in in, int row, int n)
+{
+    size_t at = (size_t)row * (size_t)n;
+    in.x += at;
+    in.d += in.d ? at : 0;
+    in.x_out += in.x_out ? at : 0;
+    return in;
+}
+
+/* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH rows of tiles (PAIR: of half as many
  * pairs, gate and up of the same rows, and y = silu(gate) up). */
 struct small_args {
     struct matrix w;
@@ -124,6 +134,8 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32, SET == SET_ALL ? 1 : 2)
     enum { TILES = PAIR ? 2 : 1 };
     SHARED_BYTES(shared);
     int warps = p.s.warps, stages = p.s.stages, n_in = p.w.n_in;
+    const struct norm_in in = norm_row(p.in, (int)blockIdx.y, n_in);
+    float *y = p.y + (size_t)blockIdx.y * (size_t)(p.w.n_out / TILES);
     struct small_smem m = small_carve(shared, p.s);
     int warp = warp_id(), lane = lane_id();
     int first = (int)blockIdx.x * p.units_per_block * TILES;
@@ -151,8 +163,8 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32, SET == SET_ALL ? 1 : 2)
     for (int n = 0; n < stages; n++)
         fetch();
     float gain[8];
-    if (p.in.gain)
-        load_lane(p.in.gain, lane_column(warp), n_in, gain);
+    if (in.gain)
+        load_lane(in.gain, lane_column(warp), n_in, gain);
     dependency_trigger();
     dependency_wait();
 
@@ -172,19 +184,19 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32, SET == SET_ALL ? 1 : 2)
                 if (slice != staged) {
                     int k = lane_column(slice);
                     float v[8], d[8];
-                    load_lane(p.in.x, k, n_in, v);
-                    if (p.in.gain) {
-                        if (p.in.d) {
-                            load_lane(p.in.d, k, n_in, d);
+                    load_lane(in.x, k, n_in, v);
+                    if (in.gain) {
+                        if (in.d) {
+                            load_lane(in.d, k, n_in, d);
 #pragma unroll
                             for (int j = 0; j < 8; j++)
                                 v[j] += d[j];
                         }
                         if (staged >= 0)
-                            load_lane(p.in.gain, k, n_in, gain);
+                            load_lane(in.gain, k, n_in, gain);
                         if (tile == first && b == 0) {
-                            if (blockIdx.x == 0 && p.in.x_out)
-                                store_lane(p.in.x_out, k, n_in, v);
+                            if (blockIdx.x == 0 && in.x_out)
+                                store_lane(in.x_out, k, n_in, v);
 #pragma unroll
                             for (int j = 0; j < 8; j++)
                                 squares += v[j] * v[j];
@@ -204,7 +216,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32, SET == SET_ALL ? 1 : 2)
             }
             put_sums(sums + warp * stride + b * TILE_ROWS, sum);
         }
-        if (tile == first && p.in.gain) {
+        if (tile == first && in.gain) {
             squares = warp_sum(squares);
             if (lane == 0)
                 m.squares[warp] = squares;
@@ -219,8 +231,8 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32, SET == SET_ALL ? 1 : 2)
             if (row >= s->rows)
                 continue;
             float scale = 1.0f;
-            if (p.in.gain)
-                scale = rsqrtf(take_sum(m.squares, warps, 1, 0) / (float)n_in + p.in.eps);
+            if (in.gain)
+                scale = rsqrtf(take_sum(m.squares, warps, 1, 0) / (float)n_in + in.eps);
             float v = take_sum(sums, warps, stride, unit * TILE_ROWS + (i & 15)) * scale;
             row += s->row0;
             if (p.w.bias)
@@ -231,7 +243,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32, SET == SET_ALL ? 1 : 2)
                     up += p.w.bias[p.w.n_out / 2 + row];
                 v = silu(v) * up;
             }
-            p.y[row] = v;
+            y[row] = v;
         }
         tile += batch;
     }
@@ -253,7 +265,7 @@ static struct small_shape small_plan(const struct matrix *w, int warps, int per_
 
 template <bool PAIR>
 static void small_launch(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                         float *y)
+                         float *y, int rows)
 {
     int warps = w->n_kt < MAX_WARPS ? w->n_kt : MAX_WARPS, units = w->n_tiles / (PAIR ? 2 : 1);
     if (w->set == SET_ALL && warps > 8)
@@ -270,7 +282,7 @@ static void small_launch(struct cuda_backend *cu, const struct matrix *w, const 
     }
     struct small_args p = {*w, *in, y, units, per_block, plan};
     size_t shared = small_shared(p.s);
-    dim3 grid((unsigned)ceil_div(units, per_block));
+    dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)rows);
     if (w->set == SET_ALL)
         cuda_launch(cu, small_kernel<SET_ALL, PAIR>, grid, warps * 32, shared, LAUNCH_EARLY, p);
     else if (w->set == SET_FAST)
@@ -280,18 +292,18 @@ static void small_launch(struct cuda_backend *cu, const struct matrix *w, const 
 }
 
 void small_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                  float *y)
+                  float *y, int rows)
 {
-    small_launch<false>(cu, w, in, y);
+    small_launch<false>(cu, w, in, y, rows);
 }
 
 void small_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-               const struct norm_in *in, float *y)
+               const struct norm_in *in, float *y, int rows)
 {
-    small_launch<true>(cu, gate_up, in, cu->hidden);
+    small_launch<true>(cu, gate_up, in, cu->hidden, rows);
     struct norm_in plain = {};
     plain.x = cu->hidden;
-    small_launch<false>(cu, down, &plain, y);
+    small_launch<false>(cu, down, &plain, y, rows);
 }
 
 /* Mixture of experts */
@@ -499,15 +511,16 @@ DEVICE void weigh_experts(struct choices *ch, const struct route_rule &rule)
 
 struct expert_args {
     struct matrix w;
-    const float *logits; /* (n_expert) */
-    const float *x;      /* gate_up: (n_embd); down: hidden (used, n_in) */
-    float *y;            /* gate_up: hidden (used, n_ff); down: (n_embd) */
+    const float *logits; /* (rows, n_expert) */
+    const float *x;      /* gate_up: (rows, n_embd); down: hidden (rows, used, n_in) */
+    float *y;            /* gate_up: hidden (rows, used, n_ff); down: (rows, n_embd) */
     struct route_rule rule;
     struct small_shape s;
 };
 
 /* hidden[k, :] = silu(x Wg^T) * (x Wu^T) for every chosen expert. Blocks: x over tiles of 16 hidden
- * units, y over experts; 8 warps. */
+ * units, y over (row, chosen expert); 8 warps. Rows that chose the same expert read it twice: few do,
+ * and it is in the L2 by then. */
 template <int SET>
 static __global__ void __launch_bounds__(256, SET == SET_ALL ? 1 : 4)
     expert_up_kernel(const __grid_constant__ struct expert_args p)
@@ -518,13 +531,15 @@ static __global__ void __launch_bounds__(256, SET == SET_ALL ? 1 : 4)
     struct small_smem m = small_carve(shared + sizeof(struct choices), p.s);
     int warp = warp_id();
     int first = (int)blockIdx.x, half = p.w.n_tiles / 2, n_embd = p.w.n_in;
+    int row_in = (int)blockIdx.y / p.rule.used, pick = (int)blockIdx.y - row_in * p.rule.used;
+    const float *x_row = p.x + (size_t)row_in * (size_t)n_embd;
 
     dependency_wait();
     dependency_trigger(); /* after the wait: the next kernel may read the logits at once */
     float v[8];
-    load_lane(p.x, lane_column(warp), n_embd, v);
-    choose_experts(ch, p.logits, p.rule);
-    int e = ch->chosen[blockIdx.y];
+    load_lane(x_row, lane_column(warp), n_embd, v);
+    choose_experts(ch, p.logits + row_in * p.rule.n_expert, p.rule);
+    int e = ch->chosen[pick];
 
     int f_slice = warp, f_half = 0, f_at = 0;
     auto fetch = [&]() {
@@ -548,7 +563,7 @@ static __global__ void __launch_bounds__(256, SET == SET_ALL ? 1 : 4)
 #pragma unroll 1
     for (int slice = warp; slice < p.w.n_kt; slice += EXPERT_WARPS) {
         if (slice != warp)
-            load_lane(p.x, lane_column(slice), n_embd, v);
+            load_lane(x_row, lane_column(slice), n_embd, v);
         struct row_slice x = slice_make(v);
 #pragma unroll 1
         for (int j = 0; j < 2; j++) {
@@ -578,8 +593,8 @@ static __global__ void __launch_bounds__(256, SET == SET_ALL ? 1 : 4)
     }
 }
 
-/* y = sum over the chosen of weight * hidden Wd^T. A block owns 16 output rows; its warps share out
- * the (expert, slice) pairs. Few threads and registers, so that it is resident, with its weights on
+/* y = sum over the chosen of weight * hidden Wd^T; blockIdx.y is the row. A block owns 16 output
+ * rows; its warps share out the (expert, slice) pairs. Few threads and registers, so that it is resident, with its weights on
  * the way, while the kernel in front still runs. */
 template <int SET>
 static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 : 4)
@@ -591,10 +606,12 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 :
     struct small_smem m = small_carve(shared + sizeof(struct choices), p.s);
     int warp = warp_id(), tile = (int)blockIdx.x;
     const struct seg *s = seg_of(p.w, tile);
-    int n_in = p.w.n_in, n_kt = p.w.n_kt, used = p.rule.used;
+    int n_in = p.w.n_in, n_kt = p.w.n_kt, used = p.rule.used, row_in = (int)blockIdx.y;
+    const float *x_row = p.x + (size_t)(row_in * used) * (size_t)n_in;
 
     dependency_trigger();
-    choose_experts(ch, p.logits, p.rule);  /* written two kernels ago: see expert_up_kernel */
+    choose_experts(ch, p.logits + row_in * p.rule.n_expert,
+                   p.rule);                /* written two kernels ago: see expert_up_kernel */
     int f_pick = warp, f_kt = 0, f_at = 0; /* a warp takes every eighth expert, slice by slice */
     auto fetch = [&]() {
         if (f_pick < used) {
@@ -619,7 +636,7 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 :
     float sum[2] = {}, v[8];
     int at = 0;
     if (warp < used)
-        load_lane(p.x + (size_t)warp * (size_t)n_in, lane_column(0), n_in, v);
+        load_lane(x_row + (size_t)warp * (size_t)n_in, lane_column(0), n_in, v);
 #pragma unroll 1
     for (int pick = warp, kt = 0; pick < used;) {
         struct row_slice x = slice_make(v);
@@ -629,7 +646,7 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 :
             pick += EXPERT_WARPS;
         }
         if (pick < used) /* the next slice's, on their way during the product */
-            load_lane(p.x + (size_t)pick * (size_t)n_in, lane_column(kt), n_in, v);
+            load_lane(x_row + (size_t)pick * (size_t)n_in, lane_column(kt), n_in, v);
         ring_wait(stages);
         tile_dot<SET>(s, m.ring + at * p.s.slot, x, weight, sum);
         at = ring_next(at, stages);
@@ -641,7 +658,8 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 :
     __syncthreads();
     int r = (int)threadIdx.x, row = (tile - s->tile0) * TILE_ROWS + r;
     if (r < TILE_ROWS && row < s->rows)
-        p.y[s->row0 + row] = take_sum(m.sums, EXPERT_WARPS, TILE_ROWS, r);
+        p.y[(size_t)row_in * (size_t)p.w.n_out + (size_t)(s->row0 + row)] =
+            take_sum(m.sums, EXPERT_WARPS, TILE_ROWS, r);
 }
 
 #define LAUNCH_EXPERTS(kernel, args)                                                               \
@@ -656,12 +674,12 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 :
     } while (0)
 
 void small_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-               const struct matrix *down, const struct norm_in *in, float *n, float *y)
+               const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows)
 {
     const struct shape *s = &cu->shape;
     CHECK(s->n_expert_used <= MAX_USED && router->n_out <= MAX_EXPERTS, "%d of %d experts",
           s->n_expert_used, router->n_out);
-    small_router(cu, router, in, n, 1);
+    small_router(cu, router, in, n, rows);
     struct route_rule rule = {router->n_out, s->n_expert_used, s->norm_topk, s->expert_scale};
     struct expert_args p = {
         *gate_up,
@@ -671,7 +689,7 @@ void small_moe(struct cuda_backend *cu, const struct matrix *router, const struc
         rule,
         small_plan(gate_up, EXPERT_WARPS, 2 * ceil_div(gate_up->n_kt, EXPERT_WARPS))};
     size_t shared = sizeof(struct choices) + small_shared(p.s);
-    dim3 grid((unsigned)(gate_up->n_tiles / 2), (unsigned)rule.used);
+    dim3 grid((unsigned)(gate_up->n_tiles / 2), (unsigned)(rule.used * rows));
     LAUNCH_EXPERTS(expert_up_kernel, p);
 
     struct expert_args q = {
@@ -679,6 +697,6 @@ void small_moe(struct cuda_backend *cu, const struct matrix *router, const struc
         cu->hidden, y,
         rule,       small_plan(down, EXPERT_WARPS, ceil_div(rule.used, EXPERT_WARPS) * down->n_kt)};
     shared = sizeof(struct choices) + small_shared(q.s);
-    grid = dim3((unsigned)down->n_tiles);
+    grid = dim3((unsigned)down->n_tiles, (unsigned)rows);
     LAUNCH_EXPERTS(expert_down_kernel, q);
 }

@@ -1,0 +1,244 @@
+/*
+ * Products for batches where there is enough to read: experts of a batched decode, heads. A warp owns
+ * its output tiles outright and walks all of k, so warps never meet: the block's activations (8*NT
+ * rows of halves, all of k) lie in shared memory, and each warp streams its weight tiles through a
+ * ring of its own. Grid: (groups of tiles, tiles of 8*NT rows). PAIR: a warp takes a gate tile, then
+ * the up tile of the same hidden units. Weights that do not hang on routing are on their way before
+ * the kernel in front has finished.
+ */
+#include "backend/cuda/gemm.cuh"
+
+enum { STREAM_WARPS = 16 };
+
+/* acc += one tile's chunk x B; as chunk_mma. */
+template <int NT>
+DEVICE void tile_mma(const uint32_t (&a)[4][4], const uint8_t *bs, int q, int n_active,
+                     float (&acc)[NT][4])
+{
+    int lane = lane_id();
+    if constexpr (NT == 1) {
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            int row = lane & 7, piece = q * 8 + j * 2 + (lane >> 3);
+            uint32_t b[4];
+            ldmatrix4(b, bs + row * (TILE_K * 2) + ((piece ^ row) << 4));
+            mma_f16(acc[0], a[j], b[0], b[1]);
+            mma_f16(acc[0], a[j + 1], b[2], b[3]);
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int piece = q * 8 + j * 2 + (lane >> 3 & 1);
+#pragma unroll
+            for (int n = 0; n < NT / 2; n++) {
+                if (n * 2 < n_active) {
+                    int row = n * 16 + (lane >> 4) * 8 + (lane & 7);
+                    uint32_t b[4];
+                    ldmatrix4(b, bs + row * (TILE_K * 2) + ((piece ^ (row & 7)) << 4));
+                    mma_f16(acc[2 * n], a[j], b[0], b[1]);
+                    mma_f16(acc[2 * n + 1], a[j], b[2], b[3]);
+                }
+            }
+        }
+    }
+}
+
+DEVICE void stream_wait(int stages)
+{
+    if (stages >= 4)
+        copy_async_wait<3>();
+    else if (stages == 3)
+        copy_async_wait<2>();
+    else
+        copy_async_wait<1>();
+    __syncwarp();
+}
+
+template <int SET, int NT, bool PAIR>
+static __global__ void __launch_bounds__(STREAM_WARPS * 32, 1)
+    stream_kernel(const __grid_constant__ struct gemm_args p)
+{
+    const int BN = NT * 8;
+    SHARED_BYTES(shared);
+    struct gemm_rows rows;
+    rows.in = (int *)shared;
+    rows.out = rows.in + BN;
+    rows.scale = (float *)(rows.out + BN);
+    int w = warp_id(), lane = lane_id(), g = lane >> 2, c = lane & 3, n_kt = p.w.n_kt;
+    int warps = (int)blockDim.x >> 5, stages = p.stages, half = p.w.n_tiles / 2;
+    uint8_t *bs = shared + 3 * BN * 4; /* (n_kt, BN, 512 bytes) */
+    uint8_t *ring = bs + n_kt * BN * (TILE_K * 2) + w * stages * p.slot;
+
+    int first = ((int)blockIdx.x * warps + w) * (PAIR ? 1 : p.units_per_block);
+    int mine = PAIR ? (first < half ? 2 : 0) : min(p.units_per_block, p.w.n_tiles - first);
+    auto tile_of = [&](int n) { return PAIR ? first + n * half : first + n; };
+    rows.expert = 0;
+    int f_tile = 0, f_kt = 0, f_at = 0;
+    auto fetch = [&]() {
+        if (f_tile < mine) {
+            int tile = tile_of(f_tile);
+            const struct seg *s = seg_of(p.w, tile);
+            tile_fetch(ring + f_at * p.slot, tile_address(p.w, s, rows.expert, tile, f_kt),
+                       s->tile_bytes);
+            f_tile += ++f_kt == n_kt;
+            f_kt = f_kt == n_kt ? 0 : f_kt;
+            f_at = f_at + 1 == stages ? 0 : f_at + 1;
+        }
+        copy_async_commit();
+    };
+    if (!p.moe)
+#pragma unroll 1
+        for (int i = 0; i < stages; i++)
+            fetch();
+    dependency_trigger();
+    dependency_wait();
+    if (!gemm_rows_load(p, rows, (int)blockIdx.y, BN)) {
+        copy_async_wait<0>();
+        return;
+    }
+    int n_active = (rows.count + 7) / 8;
+#pragma unroll 2
+    for (int i = (int)threadIdx.x; i < n_active * 8 * n_kt * 32; i += (int)blockDim.x) {
+        int piece = i & 31, row = (i >> 5) % (n_active * 8), kt = (i >> 5) / (n_active * 8);
+        int in = rows.in[row];
+        const uint16_t *from =
+            p.x + (size_t)(in < 0 ? 0 : in) * (size_t)p.ldx + (size_t)(kt * TILE_K + piece * 8);
+        copy_async16_or_zero(bs + (kt * BN + row) * (TILE_K * 2) + ((piece ^ (row & 7)) << 4), from,
+                             in >= 0);
+    }
+    copy_async_commit();
+    if (p.moe) {
+#pragma unroll 1
+        for (int i = 0; i < stages; i++)
+            fetch();
+        if (stages >= 4)
+            copy_async_wait<4>();
+        else if (stages == 3)
+            copy_async_wait<3>();
+        else
+            copy_async_wait<2>();
+    } else
+        copy_async_wait<0>();
+    __syncthreads(); /* the activations are there for all; from here on every warp is on its own */
+
+    int at = 0;
+    float gate[NT][4];
+#pragma unroll 1
+    for (int n = 0; n < mine; n++) {
+        const struct seg *s = seg_of(p.w, tile_of(n));
+        float acc[NT][4] = {};
+#pragma unroll 1
+        for (int kt = 0; kt < n_kt; kt++) {
+            stream_wait(stages);
+            const uint8_t *tile = ring + at * p.slot, *b = bs + kt * BN * (TILE_K * 2);
+#pragma unroll 1
+            for (int q = 0; q < 4; q++) {
+                uint32_t a[4][4];
+                chunk_decode<SET>(s, tile, q, a);
+                tile_mma<NT>(a, b, q, n_active, acc);
+            }
+            at = at + 1 == stages ? 0 : at + 1;
+            __syncwarp(); /* every lane is done with the entry that is fetched over */
+            fetch();
+        }
+        if (PAIR && n == 0) {
+#pragma unroll
+            for (int i = 0; i < NT; i++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    gate[i][e] = acc[i][e];
+            continue;
+        }
+        int tile_row = (tile_of(n) - s->tile0) * TILE_ROWS;
+#pragma unroll
+        for (int i = 0; i < NT; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int col = i * 8 + 2 * c + (e & 1), row = tile_row + g + 8 * (e >> 1);
+                if (col >= rows.count)
+                    continue;
+                size_t out = (size_t)rows.out[col] * (size_t)p.ldy;
+                float v = acc[i][e] * rows.scale[col];
+                if (PAIR) {
+                    float up = v;
+                    v = gate[i][e] * rows.scale[col];
+                    if (row >= s->rows) /* padding: columns of zeros */
+                        v = up = 0.0f;
+                    else if (p.w.bias) {
+                        v += p.w.bias[row];
+                        up += p.w.bias[p.w.n_out / 2 + row];
+                    }
+                    p.y_half[out + (size_t)half_slot(row)] =
+                        float_to_half(clamp_half(silu(v) * up * HIDDEN_SCALE));
+                } else if (row < s->rows)
+                    p.y[out + (size_t)(s->row0 + row)] =
+                        v + (p.w.bias ? p.w.bias[s->row0 + row] : 0.0f);
+            }
+    }
+    copy_async_wait<0>();
+    if (PAIR && blockIdx.x == 0) /* columns past the last tile, up to whole k tiles, are zero */
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < rows.count * TILE_K; i += (int)blockDim.x) {
+            int col = half * TILE_ROWS + (i & (TILE_K - 1));
+            if (col < p.ldy)
+                p.y_half[(size_t)rows.out[i / TILE_K] * (size_t)p.ldy + (size_t)col] = 0;
+        }
+}
+
+static size_t stream_shared(const struct gemm_args &p, int nt, int warps)
+{
+    size_t bn = (size_t)nt * 8;
+    return 3 * bn * 4 + (size_t)p.w.n_kt * bn * TILE_K * 2 +
+           (size_t)(warps * p.stages) * (size_t)p.slot;
+}
+
+/* False: it does not fit, or there are too few tiles to fill the machine. */
+template <int SET, int NT, bool PAIR>
+static bool stream_launch(struct cuda_backend *cu, struct gemm_args p, int y)
+{
+    int warps = NT == 1 ? 8 : STREAM_WARPS;
+    size_t room = NT == 1 ? cu->shared_per_sm / 2 - 1024 : cu->shared_limit;
+    room = room < cu->shared_limit ? room : cu->shared_limit;
+    p.slot = p.w.max_tile_bytes;
+    p.stages = 4;
+    while (stream_shared(p, NT, warps) > room) {
+        if (p.stages > 2)
+            p.stages--;
+        else if (warps > 4) {
+            warps /= 2;
+            p.stages = 4;
+        } else
+            return false;
+    }
+    int tiles = PAIR ? p.w.n_tiles / 2 : p.w.n_tiles;
+    p.units_per_block = 1; /* tiles of a warp */
+    if (!PAIR) {
+        int per = ceil_div(tiles, cu->n_sm * 16);
+        p.units_per_block = p.moe ? 2 : per > 8 ? 8 : per;
+    }
+    int blocks = ceil_div(tiles, warps * p.units_per_block);
+    if (!p.moe && blocks < cu->n_sm * 3 / 4)
+        return false;
+    cuda_launch(cu, stream_kernel<SET, NT, PAIR>, dim3((unsigned)blocks, (unsigned)y), warps * 32,
+                stream_shared(p, NT, warps), LAUNCH_EARLY, p);
+    return true;
+}
+
+template <bool PAIR>
+static bool stream_pick(struct cuda_backend *cu, const struct gemm_args &p, int width, int y)
+{
+    if (p.w.set == SET_ALL)
+        return false;
+    if (p.w.set == SET_FAST)
+        return stream_launch<SET_FAST, 2, PAIR>(cu, p, y);
+    if (width == 8)
+        return stream_launch<SET_K, 1, PAIR>(cu, p, y);
+    if (width == 16)
+        return stream_launch<SET_K, 2, PAIR>(cu, p, y);
+    return stream_launch<SET_K, 4, PAIR>(cu, p, y);
+}
+
+bool stream_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y)
+{
+    return pair ? stream_pick<true>(cu, p, width, y) : stream_pick<false>(cu, p, width, y);
+}
