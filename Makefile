@@ -8,11 +8,12 @@ Q       := $(if $(V),,@)
 WARN    := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wpointer-arith
 CFLAGS  += -std=gnu17 $(OPT) -g $(WARN) -fno-math-errno -ffp-contract=off -pthread
 CPPFLAGS += -Isrc -Iinclude -D_GNU_SOURCE $(DEFS)
-LDLIBS_DYN := -ljansson -lpcre2-8 -lutf8proc -lm
-CLI_LIBS   := -ledit
-SRV_LIBS   := -levent_openssl -levent -lssl -lcrypto
-LDLIBS  := $(if $(STATIC),-Wl$(comma)-Bstatic $(filter-out -lm,$(LDLIBS_DYN)) -Wl$(comma)-Bdynamic -lm,$(LDLIBS_DYN))
 comma   := ,
+# A list of libraries; with STATIC=1 their archives, and what those need.
+libs     = $(if $(STATIC),-Wl$(comma)-Bstatic $1 -Wl$(comma)-Bdynamic,$1)
+LDLIBS  := $(if $(STATIC),$(B)/static/jansson.o,-ljansson) $(call libs,-lpcre2-8 -lutf8proc) -lm
+CLI_LIBS := $(if $(STATIC),$(B)/static/edit.o $(call libs,-ltinfo -lbsd -lmd),-ledit)
+SRV_LIBS := $(call libs,-levent_openssl -levent -lssl -lcrypto) $(if $(STATIC),-ldl)
 
 # CUDA, wherever its compiler is found (CUDA=0 leaves it out). The runtime is linked statically, so the
 # binary also starts where there is no driver. By default Hopper's own code and PTX for the rest;
@@ -108,7 +109,14 @@ $(B)/libserver.a: $(SRV_OBJ)
 	$(Q)rm -f $@ && ar rcs $@ $^
 $(B)/src/server/web.o: src/server/web/index.html
 
-$(B)/steel: $(CLI_OBJ) $(B)/libserver.a $(B)/libsteel.a
+# Archives with names that are ours too (map_init, utf8_encode): only their interface stays visible.
+$(B)/static/%.o:
+	@mkdir -p $(@D)
+	$(Q)ld -r -o $@ --whole-archive $$($(CC) -print-file-name=lib$*.a)
+	$(Q)objcopy -w --keep-global-symbol='el_*' --keep-global-symbol='history*' --keep-global-symbol='json*' $@
+$(B)/libsteel.a: | $(filter $(B)/static/%,$(LDLIBS))
+
+$(B)/steel: $(CLI_OBJ) $(B)/libserver.a $(B)/libsteel.a $(filter $(B)/static/%,$(CLI_LIBS))
 	$(if $(Q),@echo '  LD $@')
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(CLI_OBJ) $(B)/libserver.a $(B)/libsteel.a $(LDLIBS) $(CLI_LIBS) $(SRV_LIBS)
 
