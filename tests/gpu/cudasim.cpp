@@ -478,8 +478,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
     p->multiProcessorCount = 4;
     p->l2CacheSize = 1 << 20;
     p->totalGlobalMem = (size_t)1 << 32;
-    p->sharedMemPerBlockOptin = MAX_SHARED;
-    p->sharedMemPerMultiprocessor = MAX_SHARED + 1024;
+    const char *limit = getenv("SIM_SHARED"); /* play a GPU with less shared memory */
+    p->sharedMemPerBlockOptin = limit ? (size_t)atoi(limit) : MAX_SHARED;
+    p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin + 1024;
     return 0;
 }
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total)

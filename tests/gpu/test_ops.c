@@ -344,6 +344,57 @@ static void test_linear(void)
     report("linear", before);
 }
 
+/* Rows as long as models have them, at every number of rows that changes a kernel's layout: what
+ * fits one machine's shared memory at one size does not at another. */
+static void test_shapes(void)
+{
+    int before = n_checks;
+    if (!wanted("shapes"))
+        return;
+    static const int widths[] = {256, 768, 896, 1024, 2048, 2560, 3072, 4096, 9728, 14336};
+    static const enum dtype types[] = {DT_Q4_K, DT_Q6_K, DT_Q8_0, DT_BF16, DT_Q5_K};
+    static const int rows_of[] = {1, 3, 5, 9, 17, 40, 70, 260};
+    struct shape s = base_shape();
+    s.n_ff = 14336;
+    struct duo d;
+    duo_open(&d, &s);
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+        for (size_t j = 0; j < sizeof types / sizeof *types; j++)
+            for (size_t k = 0; k < sizeof rows_of / sizeof *rows_of; k++) {
+                int n_in = widths[i], n_out = 48 + 16 * (int)(i % 2), rows = rows_of[k];
+                if ((dtype_table[types[j]].block_len == 256 && n_in % 256) ||
+                    (SIM && (rows > 40 || (size_t)n_in * (size_t)rows > 100000 || (i + j + k) % 2)))
+                    continue;
+                struct random_spec spec = {.n_in = n_in,
+                                           .n_expert = 1,
+                                           .n_seg = 2, /* one would be kept in floats */
+                                           .rows = {n_out, 16},
+                                           .type = {types[j], types[j]}};
+                n_out += 16;
+                struct duo_weight w;
+                weight_new(&d, &w, &spec);
+                struct array x = array_random(&d, (size_t)(n_in * rows), 1.0f);
+                struct array y = array_new(&d, (size_t)(n_out * rows));
+                poison(&d, &y);
+                struct plan p;
+                plan_make(&p, &s, (const int[][2]){{0, 1}}, 1, false);
+                begin(&d, &p.b);
+                d.ref->ops->linear(d.ref, &w.ref, x.ref, y.ref, rows);
+                d.gpu->ops->linear(d.gpu, &w.gpu, x.gpu, y.gpu, rows);
+                end(&d, NULL, NULL);
+                char what[100];
+                snprintf(what, sizeof what, "%s %d x %d, %d rows", dtype_name(types[j]), n_in,
+                         n_out, rows);
+                array_check(&d, what, &y, y.n, TOL);
+                array_free(&d, &x);
+                array_free(&d, &y);
+                weight_free(&d, &w);
+                mem_free(p.pages);
+            }
+    duo_close(&d);
+    report("shapes", before);
+}
+
 /* Segments of several formats, values far from 1, rows that differ by orders of magnitude. */
 static void test_segments(void)
 {
@@ -1051,6 +1102,7 @@ int main(int argc, char **argv)
     test_embed();
     test_norm_gather();
     test_linear();
+    test_shapes();
     test_segments();
     test_ffn();
     test_moe();

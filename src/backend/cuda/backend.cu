@@ -653,7 +653,7 @@ static void op_moe(struct backend *be, const struct moe_layer *l, const float *x
     const struct matrix *router = matrix_of(l->router), *gu = matrix_of(l->gate_up);
     const struct matrix *down = matrix_of(l->down);
     CHECK(gu->n_in % 8 == 0, "experts over %d columns", gu->n_in);
-    if (rows <= SMALL_MOE_ROWS && gu->n_in % 8 == 0 && down->n_in % 8 == 0) {
+    if (rows <= SMALL_MOE_ROWS && down->n_in % 8 == 0 && small_moe_fits(cu, gu, down)) {
         float *n = cu->pending.n; /* where the router leaves the normed rows for the experts */
         struct norm_in in = input_of(cu, x, rows);
         small_moe(cu, router, gu, down, &in, in.gain ? n : NULL, y, rows);

@@ -292,6 +292,8 @@ void small_linear(struct cuda_backend *cu, const struct matrix *w, const struct 
                   float *y, int rows);
 void small_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
                const struct norm_in *in, float *y, int rows);
+bool small_moe_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
+                    const struct matrix *down);
 void small_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
                const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows);
 

@@ -369,6 +369,16 @@ static int tile_width(const struct matrix *w, int rows, bool mid)
     return w->set != SET_K || rows <= 64 ? 64 : 128;
 }
 
+/* Whether a product goes through mid.cu and stream.cu: few rows, or too little shared memory for
+ * large.cu's blocks (most GPUs but the A100 and its successors in data centres). */
+static bool is_mid(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    struct gemm_args p = {};
+    p.stages = 1;
+    p.slot = w->set == SET_ALL ? 0 : w->max_tile_bytes;
+    return rows <= MID_ROWS || gemm_shared(p, w->set == SET_K ? 16 : 8) > cu->shared_limit;
+}
+
 static void gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, bool mid, int width,
                  int y)
 {
@@ -409,7 +419,7 @@ void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *
     struct gemm_args p = args_in(cu, w, rows);
     p.y = y;
     p.ldy = w->n_out;
-    bool mid = rows <= MID_ROWS;
+    bool mid = is_mid(cu, w, rows);
     int width = tile_width(w, rows, mid);
     gemm(cu, p, false, mid, width, ceil_div(rows, width));
 }
@@ -417,7 +427,7 @@ void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *
 void large_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
                const float *x, float *y, int rows)
 {
-    bool mid = rows <= MID_ROWS;
+    bool mid = is_mid(cu, gate_up, rows) || is_mid(cu, down, rows);
     to_halves(cu, x, rows, gate_up->n_in);
     struct gemm_args p = args_in(cu, gate_up, rows);
     p.y_half = cu->half_hidden;
@@ -592,7 +602,7 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
     small_router(cu, router, &plain, NULL, rows);
     int used = s->n_expert_used, n_expert = router->n_out;
     /* How many rows an expert gets on average, doubled, says how wide a block should be. */
-    bool mid = rows <= MID_ROWS;
+    bool mid = is_mid(cu, gate_up, rows) || is_mid(cu, down, rows);
     int spread = rows <= 8 ? rows : 2 * ceil_div(rows * used, n_expert);
     spread = spread > rows ? rows : spread;
     int width = tile_width(gate_up, spread, mid), w2 = tile_width(down, spread, mid);

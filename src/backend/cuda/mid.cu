@@ -194,14 +194,14 @@ static size_t mid_shared(const struct gemm_args &p, int nt)
 template <int SET, int NT, bool PAIR>
 static void mid_launch(struct cuda_backend *cu, struct gemm_args p, int y)
 {
-    int most = NT == 4 ? 8 : MID_WARPS;
     p.slot = SET == SET_ALL ? 0 : p.w.max_tile_bytes;
-    p.k_warps = p.w.n_kt < most ? p.w.n_kt : most;
     p.stages = 1;
-    for (;; p.k_warps = (p.k_warps + 1) / 2) { /* fewer warps where their buffers do not fit */
-        p.groups = 8 / p.k_warps < 1 ? 1 : 8 / p.k_warps;
+    for (int most = NT == 4 ? 8 : MID_WARPS;; most /= 2) { /* as many as their buffers fit */
+        p.k_warps = p.w.n_kt < most ? p.w.n_kt : most;
+        int groups = (most < 8 ? most : 8) / p.k_warps;
+        p.groups = groups < 1 ? 1 : groups;
         p.b_in_ring = p.w.n_kt > p.k_warps;
-        if (p.k_warps <= 8 || mid_shared(p, NT) <= cu->shared_limit)
+        if (most == 1 || mid_shared(p, NT) <= cu->shared_limit)
             break;
     }
     p.n_units = PAIR ? p.w.n_tiles / 2 : ceil_div(p.w.n_tiles, 2);

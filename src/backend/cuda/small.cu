@@ -258,7 +258,7 @@ static struct small_shape small_plan(const struct matrix *w, int warps, int per_
     s.warps = warps;
     s.slot = w->max_tile_bytes;
     s.stages = per_warp < 3 ? per_warp : 3;
-    while (s.stages > 1 && small_shared(s) > 110 << 10)
+    while (s.stages > 1 && small_shared(s) > 96 << 10)
         s.stages--;
     return s;
 }
@@ -268,8 +268,12 @@ static void small_launch(struct cuda_backend *cu, const struct matrix *w, const 
                          float *y, int rows)
 {
     int warps = w->n_kt < MAX_WARPS ? w->n_kt : MAX_WARPS, units = w->n_tiles / (PAIR ? 2 : 1);
-    if (w->set == SET_ALL && warps > 8)
-        warps = 8; /* large tiles */
+    for (;; warps = (warps + 1) / 2) { /* large tiles, little shared memory: fewer warps */
+        struct small_shape least = {warps, 1, w->max_tile_bytes};
+        if (warps == 1 ||
+            (small_shared(least) <= cu->shared_limit && (w->set != SET_ALL || warps <= 8)))
+            break;
+    }
     /* Blocks of one unit while the machine holds them all at once, else as many as it holds. */
     int tiles = ceil_div(w->n_kt, warps) * (PAIR ? 2 : 1), per_block = 1;
     struct small_shape plan = small_plan(w, warps, tiles);
@@ -672,6 +676,15 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 :
         else                                                                                       \
             cuda_launch(cu, kernel<SET_K>, grid, threads, shared, LAUNCH_EARLY, args);             \
     } while (0)
+
+bool small_moe_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
+                    const struct matrix *down)
+{
+    struct small_shape a = {EXPERT_WARPS, 2, gate_up->max_tile_bytes};
+    struct small_shape b = {EXPERT_WARPS, 2, down->max_tile_bytes};
+    return sizeof(struct choices) + small_shared(a) <= cu->shared_limit &&
+           sizeof(struct choices) + small_shared(b) <= cu->shared_limit;
+}
 
 void small_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
                const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows)
