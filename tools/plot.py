@@ -5,6 +5,8 @@
 
 IN.json: {"title": ..., "unit": "tok/s", "groups": [{"name": "pp512", "bars": {"Steel": 900, "llama.cpp": 250},
           "limit": 1390}, ...]}   ("limit" draws a line: the machine's bound; it may be absent)
+Each group has its own scale. The first bar says how many times the last one it is ("less": true turns that round:
+times as fast) and what share of the limit.
 """
 import html, json, sys
 
@@ -18,7 +20,7 @@ def number(v):
 def chart(data):
     groups = data["groups"]
     names = list(dict.fromkeys(n for g in groups for n in g["bars"]))
-    bar, gap, left, right, top = 20, 18, 120, 150, 64
+    bar, gap, left, right, top = 20, 18, 130, 230, 64
     width = 820
     height = top + sum(len(g["bars"]) * bar + gap for g in groups) + 10
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="13">',
@@ -34,16 +36,24 @@ def chart(data):
     for g in groups:  # each group has its own scale: the figures differ by orders of magnitude
         most = max([*g["bars"].values(), g.get("limit", 0)]) or 1
         scale = (width - left - right) / most
-        n_bars = len(g["bars"])
+        n_bars, labels = len(g["bars"]), []
         out.append(f'<text x="{left - 10}" y="{y + n_bars * bar / 2 + 4}" text-anchor="end">{html.escape(g["name"])}</text>')
         base = list(g["bars"].values())[-1]
         for i, (n, v) in enumerate(g["bars"].items()):
-            ratio = f"  ({v / base:.2f}x)" if i == 0 and n_bars > 1 and base else ""
-            out.append(f'<rect x="{left}" y="{y + i * bar + 2}" width="{v * scale:.1f}" height="{bar - 4}" rx="2" fill="{COLORS[names.index(n) % 4]}"/>'
-                       f'<text x="{left + v * scale + 6:.1f}" y="{y + i * bar + 15}">{number(v)} {html.escape(data["unit"])}{ratio}</text>')
+            notes = []
+            if i == 0 and n_bars > 1 and base and v:
+                notes.append(f"{base / v if data.get('less') else v / base:.2f}x")
+            if i == 0 and g.get("limit"):
+                notes.append(f"{100 * v / g['limit']:.0f} % of the limit")
+            label = f"{number(v)} {data['unit']}" + (f" ({', '.join(notes)})" if notes else "")
+            out.append(f'<rect x="{left}" y="{y + i * bar + 2}" width="{v * scale:.1f}" height="{bar - 4}" rx="2" fill="{COLORS[names.index(n) % 4]}"/>')
+            labels.append((left + v * scale + 6, y + i * bar + 15, label))
         if "limit" in g:
             lx = left + g["limit"] * scale
             out.append(f'<line x1="{lx:.1f}" y1="{y}" x2="{lx:.1f}" y2="{y + n_bars * bar}" stroke="#a33" stroke-width="2"/>')
+        # Over the limit's line, on a ground of their own where they cross it.
+        for lx, ly, label in labels:
+            out.append(f'<text x="{lx:.1f}" y="{ly}" stroke="#fff" stroke-width="4" paint-order="stroke">{html.escape(label)}</text>')
         y += n_bars * bar + gap
     return "\n".join(out + ["</svg>\n"])
 

@@ -18,7 +18,7 @@ struct bench_flags {
     struct model_flags model;
     const char *prompt, *gen, *batch, *depth;
     int reps, ubatch;
-    bool json;
+    bool json, no_warmup, skip_cost;
 };
 
 struct test {
@@ -29,6 +29,7 @@ struct test {
 struct result {
     char name[48];
     double mean, dev, gb_s;
+    double bytes, ops; /* of weights, a token: what the limits of the machine are set against */
     uint64_t hash;
     bool deterministic;
     double cost; /* of determinism: the share of speed lost; 0 where both are the same */
@@ -109,6 +110,14 @@ static double step_bytes(const struct model *m, int tokens)
     return dense + experts * (1 - pow(1 - share, tokens));
 }
 
+/* Multiplications and additions of the weights a token needs; the head only where logits are wanted. */
+static double token_ops(const struct model *m, const struct test *t)
+{
+    double head = (double)m->config.n_vocab * m->config.n_embd;
+    double heads = t->n_prompt ? 1.0 / t->n_prompt : 1;
+    return 2 * ((double)m->n_active - head + head * heads);
+}
+
 static void mean_dev(const double *v, int n, double *mean, double *dev)
 {
     double sum = 0, square = 0;
@@ -130,13 +139,15 @@ static void test_name(const struct test *t, char *name, size_t size)
 }
 
 /* Fills r[n_modes]: the mode asked for and, where there are two, the other one. */
-static bool run_test(struct runtime *rt, const struct test *t, int reps, struct result *r,
-                     int n_modes, struct error *err)
+static bool run_test(struct runtime *rt, const struct test *t, const struct bench_flags *f,
+                     struct result *r, int n_modes, struct error *err)
 {
+    int reps = f->reps;
     struct kv_seq *seqs = mem_zalloc((size_t)t->n_seqs, sizeof *seqs);
     double rate[2][MAX_REPS];
     bool ok = true, asked = rt->be->deterministic;
-    for (int i = -n_modes; ok && i < reps * n_modes; i++) { /* one warm-up each */
+    for (int i = f->no_warmup ? 0 : -n_modes; ok && i < reps * n_modes;
+         i++) { /* one warm-up each */
         int mode = (i + n_modes) % n_modes;
         rt->be->deterministic = r[mode].deterministic = mode ? !asked : asked;
         ok = fill(rt, seqs, t->n_seqs, t->depth, err);
@@ -160,7 +171,9 @@ static bool run_test(struct runtime *rt, const struct test *t, int reps, struct 
     for (int m = 0; m < n_modes; m++) {
         test_name(t, r[m].name, sizeof r[m].name);
         mean_dev(rate[m], reps, &r[m].mean, &r[m].dev);
-        r[m].gb_s = step_bytes(rt->model, rows) * r[m].mean / rows * 1e-9;
+        r[m].bytes = step_bytes(rt->model, rows) / rows;
+        r[m].ops = token_ops(rt->model, t);
+        r[m].gb_s = r[m].bytes * r[m].mean * 1e-9;
     }
     if (n_modes > 1)
         r[0].cost = r[1].cost = asked ? 1 - r[0].mean / r[1].mean : 1 - r[1].mean / r[0].mean;
@@ -179,11 +192,12 @@ static void print_result(const struct runtime *rt, const struct test *t, const s
         printf("{\"test\": \"%s\", \"tok_s\": %.3f, \"stddev\": %.3f, \"gb_s\": %.3f, "
                "\"seqs\": %d, \"depth\": %d, \"backend\": \"%s\", \"threads\": %d, "
                "\"weights_bytes\": %zu, \"params\": %lld, \"load_s\": %.3f, "
+               "\"bytes_per_token\": %.0f, \"ops_per_token\": %.0f, "
                "\"invariance\": \"%s\", \"deterministic\": %s, \"deterministic_cost\": %.4f, "
                "\"logits_hash\": \"%016llx\"}\n",
                r->name, r->mean, r->dev, r->gb_s, t->n_seqs, t->depth, rt->be->ops->name, threads,
                rt->model->bytes, (long long)rt->model->n_params, (double)rt->load_ns * 1e-9,
-               invariance_name(rt->be->invariance),
+               r->bytes, r->ops, invariance_name(rt->be->invariance),
                r->deterministic || rt->be->invariance == INVARIANCE_ALWAYS ? "true" : "false",
                r->cost, (unsigned long long)r->hash);
     else
@@ -234,17 +248,17 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
         printf("|----------------------|---------------------:|---------:|------------------|\n");
     }
     bool ok = true;
-    int n_modes = rt->be->invariance == INVARIANCE_CHOSEN ? 2 : 1;
+    int n_modes = rt->be->invariance == INVARIANCE_CHOSEN && !f->skip_cost ? 2 : 1;
     double least = 1, most = -1;
     for (int i = 0; ok && i < n_tests; i++) {
         struct result r[2] = {0};
-        ok = run_test(rt, &tests[i], f->reps, r, n_modes, err);
+        ok = run_test(rt, &tests[i], f, r, n_modes, err);
         for (int m = 0; ok && m < n_modes; m++)
             print_result(rt, &tests[i], &r[m], f->json, threads);
         least = r[0].cost < least ? r[0].cost : least;
         most = r[0].cost > most ? r[0].cost : most;
     }
-    if (ok && n_tests && !f->json)
+    if (ok && n_tests && !f->json && !f->skip_cost)
         print_cost(rt->be->invariance, least, most);
     if (ok && f->model.profile)
         profile_print(&rt->profile, f->json ? stderr : stdout);
@@ -270,6 +284,9 @@ int cmd_bench(int argc, char **argv)
         {OPT_INT, 'r', "reps", "repetitions", &f.reps, 1, MAX_REPS, "N", "repetitions (default 3)"},
         {OPT_INT, 0, "ubatch", "ubatch-size", &f.ubatch, 1, 1 << 20, "N",
          "most rows of one step (default 512)"},
+        {OPT_FLAG, 0, "no-warmup", 0, &f.no_warmup, 0, 0, 0, "no run before the measured ones"},
+        {OPT_FLAG, 0, "skip-cost", 0, &f.skip_cost, 0, 0, 0,
+         "do not measure what --deterministic costs"},
         {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "one JSON object a line"},
         MODEL_FLAG_ROWS(f.model),
     };

@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Tables and pictures from what bench/compare.py measured. Standard library only.
+
+  report.py results.jsonl                          the tables, as Markdown, on stdout
+  report.py results.jsonl --doc docs/performance.md --section NAME
+                                                   puts them between <!-- NAME --> and <!-- /NAME --> of that page,
+                                                   its pictures into img/NAME-*.svg beside it
+"""
+import argparse, json, os, re, statistics, sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tools"))
+
+
+def middle(values):
+    """Median, and half of the range from the lowest to the highest as a share of it."""
+    m = statistics.median(values)
+    return m, (max(values) - min(values)) / 2 / m if m else 0
+
+
+def number(v):
+    return f"{v:,.0f}" if v >= 100 else f"{v:.1f}" if v >= 10 else f"{v:.2f}"
+
+
+def ceilings(lines):
+    out = {}
+    for r in lines:
+        if r["kind"] == "ceiling":
+            out.setdefault(r["name"], []).append(r)
+    return {k: {"value": max(r["value"] for r in v), "unit": v[0]["unit"]} for k, v in out.items()}
+
+
+def limit(ceil, record):
+    """Tokens a second if every byte came at the measured bandwidth, every operation at the peak: the lower of both,
+    and which one it is."""
+    read = ceil.get("memory read", {}).get("value")
+    ops = max((c["value"] for n, c in ceil.items() if n.startswith("int8")), default=None)
+    bounds = []
+    if read and record.get("bytes_per_token"):
+        bounds.append((read * 1e9 / record["bytes_per_token"], "memory"))
+    if ops and record.get("ops_per_token"):
+        bounds.append((ops * 1e9 / record["ops_per_token"], "int8 peak"))
+    return min(bounds) if bounds else (None, "")
+
+
+def rates(lines):
+    """{(model, test): {engine: [tok/s], ...}}, in the order they were measured, with the limit of each."""
+    ceil, table, limits = ceilings(lines), {}, {}
+    for r in lines:
+        if r["kind"] != "run":
+            continue
+        key = (r["model"], r["test"])
+        table.setdefault(key, {}).setdefault(r["engine"], []).append(r["tok_s"])
+        if r["engine"] == "Steel":
+            limits[key] = limit(ceil, r)
+    return table, limits
+
+
+def speed_table(model, table, limits):
+    rows = ["| test | Steel | llama.cpp | ratio | limit | Steel / limit |", "|---|---|---|---|---|---|"]
+    for (m, test), engines in table.items():
+        if m != model:
+            continue
+        cell, mid = {}, {}
+        for e in ("Steel", "llama.cpp"):
+            if e in engines:
+                mid[e], spread = middle(engines[e])
+                cell[e] = f"{number(mid[e])} ± {100 * spread:.0f} %"
+        bound, what = limits.get((m, test), (None, ""))
+        ratio = f"{mid['Steel'] / mid['llama.cpp']:.2f}x" if len(mid) == 2 else "-"
+        share = f"{100 * mid['Steel'] / bound:.0f} %" if bound and "Steel" in mid else "-"
+        rows.append(f"| {test} | {cell.get('Steel', '-')} | {cell.get('llama.cpp', '-')} | {ratio} | "
+                    f"{f'{number(bound)} ({what})' if bound else '-'} | {share} |")
+    return rows
+
+
+def speed_chart(model, title, table, limits):
+    groups = []
+    for (m, test), engines in table.items():
+        if m != model:
+            continue
+        g = {"name": test, "bars": {e: middle(engines[e])[0] for e in ("Steel", "llama.cpp") if e in engines}}
+        if limits.get((m, test), (None,))[0]:
+            g["limit"] = limits[m, test][0]
+        groups.append(g)
+    return {"title": title, "unit": "tok/s", "groups": groups}
+
+
+def starts(lines):
+    out = {}
+    for r in lines:
+        if r["kind"] == "start":
+            out.setdefault((r["model"], r["memory"]), {}).setdefault(r["engine"], []).append(r)
+    return out
+
+
+def start_table(data):
+    rows = ["| memory | engine | start to first token and exit | of which loading |", "|---|---|---|---|"]
+    for (_, memory), engines in data.items():
+        for e, records in engines.items():
+            wall, spread = middle([r["seconds"] for r in records])
+            load = [r["load_s"] for r in records if "load_s" in r]
+            rows.append(f"| {memory} | {e} | {wall:.2f} s ± {100 * spread:.0f} % | "
+                        f"{f'{statistics.median(load):.2f} s' if load else '-'} |")
+    return rows
+
+
+def start_chart(title, data):
+    groups = [{"name": "memory " + memory, "bars": {e: middle([r["seconds"] for r in v])[0] for e, v in engines.items()}}
+              for (_, memory), engines in data.items()]
+    return {"title": title, "unit": "s", "less": True, "groups": groups}
+
+
+def blocks(lines):
+    """The report as a list of (heading, table rows, chart or None, file name of the chart)."""
+    machine = next((r for r in lines if r["kind"] == "machine"), {})
+    where = machine.get("name") or machine.get("cpu", "")
+    table, limits = rates(lines)
+    out, ceil = [], ceilings(lines)
+    if ceil:
+        out.append((f"Ceilings with {machine.get('threads')} threads, measured",
+                    ["| what | at most |", "|---|---|"] + [f"| {n} | {c['value']:,.1f} {c['unit']} |"
+                                                           for n, c in ceil.items()], None, ""))
+    for model in dict.fromkeys(m for m, _ in table):
+        rounds = max(len(v) for k, e in table.items() if k[0] == model for v in e.values())
+        out.append((f"{model}, tokens per second, medians of {rounds} interleaved rounds",
+                    speed_table(model, table, limits),
+                    speed_chart(model, f"{model} on {where}, {machine.get('threads')} threads", table, limits), model))
+    data = starts(lines)
+    if data:
+        model = next(iter(data))[0]
+        out.append((f"Start of {model}, file in the page cache", start_table(data),
+                    start_chart(f"Start of {model} on {where}, seconds (less is better)", data), "start"))
+    return out
+
+
+def text(lines):
+    return "\n\n".join(f"**{heading}**\n\n" + "\n".join(rows) for heading, rows, _, _ in blocks(lines))
+
+
+def write_doc(lines, doc, section):
+    import plot
+    parts = []
+    folder = os.path.join(os.path.dirname(doc), "img")
+    os.makedirs(folder, exist_ok=True)
+    for heading, rows, chart, name in blocks(lines):
+        part = f"**{heading}**\n\n" + "\n".join(rows)
+        if chart:
+            file = f"{section}-{re.sub('[^a-z0-9]+', '-', name.lower())}.svg"
+            with open(os.path.join(folder, file), "w") as f:
+                f.write(plot.chart(chart))
+            part += f"\n\n![{chart['title']}](img/{file})"
+        parts.append(part)
+    with open(doc) as f:
+        page = f.read()
+    begin, end = f"<!-- {section} -->", f"<!-- /{section} -->"
+    if begin not in page or end not in page:
+        sys.exit(f"{doc}: no {begin} ... {end}")
+    head, rest = page.split(begin, 1)
+    with open(doc, "w") as f:
+        f.write(head + begin + "\n" + "\n\n".join(parts) + "\n" + end + rest.split(end, 1)[1])
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("results")
+    p.add_argument("--doc")
+    p.add_argument("--section")
+    args = p.parse_args()
+    with open(args.results) as f:
+        lines = [json.loads(l) for l in f if l.strip()]
+    if bool(args.doc) != bool(args.section):
+        p.error("--doc and --section go together")
+    if args.doc:
+        write_doc(lines, args.doc, args.section)
+    else:
+        print(text(lines))
+
+
+if __name__ == "__main__":
+    main()

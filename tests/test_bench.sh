@@ -1,0 +1,33 @@
+#!/bin/sh
+# bench/compare.py and bench/report.py on a model of a few kilobytes, without a peer: every test has a figure, a page
+# gets its tables and pictures, and the pictures are well-formed. Figures mean nothing here.
+set -u
+B=${1:-build}
+command -v python3 >/dev/null || { echo "no python3"; exit 77; }
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+python3 tools/tiny_gguf.py "$tmp/tiny.gguf" || exit 1
+python3 bench/compare.py --steel "$B/steel" --moe "$tmp/tiny.gguf" --rounds 2 --gen 4 --batch-gen 2 -o "$tmp/r.jsonl" >"$tmp/text" 2>"$tmp/err" ||
+    { cat "$tmp/err"; exit 1; }
+for t in 'pp512' 'pp128' 'tg4' 'tg2 x4' 'tg2 x16'; do
+    [ "$(grep -c "\"test\": \"$t\"" "$tmp/r.jsonl")" = 2 ] || { echo "FAIL: $t was not measured twice"; cat "$tmp/err"; exit 1; }
+    grep -q "| $t |" "$tmp/text" || { echo "FAIL: no row for $t"; exit 1; }
+done
+grep -q '| present | Steel --no-repack |' "$tmp/text" || { echo "FAIL: no start"; exit 1; }
+# A peer's figures and a ceiling, made up, to see ratios and limits.
+cat >>"$tmp/r.jsonl" <<'EOF'
+{"kind": "ceiling", "name": "memory read", "unit": "GB/s", "value": 20.0}
+{"kind": "ceiling", "name": "int8 dot, VNNI", "unit": "GOP/s", "value": 400.0}
+{"kind": "run", "round": 0, "engine": "Steel", "model": "m", "test": "tg8", "tok_s": 50.0, "bytes_per_token": 2e8, "ops_per_token": 1e9}
+{"kind": "run", "round": 0, "engine": "llama.cpp", "model": "m", "test": "tg8", "tok_s": 25.0}
+EOF
+printf 'before\n<!-- here -->\nold\n<!-- /here -->\nafter\n' >"$tmp/page.md"
+python3 bench/report.py "$tmp/r.jsonl" --doc "$tmp/page.md" --section here || exit 1
+grep -q '| tg8 | 50.0 ± 0 % | 25.0 ± 0 % | 2.00x | 100 (memory) | 50 % |' "$tmp/page.md" || { echo "FAIL: the table"; cat "$tmp/page.md"; exit 1; }
+if grep -q '^old$' "$tmp/page.md" || ! grep -q '^before$' "$tmp/page.md" || ! grep -q '^after$' "$tmp/page.md"; then
+    echo "FAIL: the page around the section"; exit 1
+fi
+for p in $(sed -n 's/.*](\(img.*svg\)).*/\1/p' "$tmp/page.md"); do
+    python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$tmp/$p" || exit 1
+done
+grep -q '2.00x, 50 % of the limit' "$tmp/img/here-m.svg" || { echo "FAIL: the picture"; exit 1; }
