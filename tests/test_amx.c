@@ -63,7 +63,8 @@ static void check(int i, int n_in, int n_rows, int n, bool gather, bool bias)
     float *got = mem_zalloc((size_t)n * 256, sizeof(float));
     for (int k = 0; k < 256; k++)
         b[k] = (float)k;
-    void *scratch = mem_aligned(GEMM_SCRATCH);
+    size_t scratch_bytes = mm_gemm_scratch_amx(n_in);
+    void *scratch = mem_aligned(scratch_bytes);
     struct mm_x in = {.n_in = n_in, .q = records};
     struct mm_call c = {.w = w,
                         .seg = &w->seg[0],
@@ -79,10 +80,15 @@ static void check(int i, int n_in, int n_rows, int n, bool gather, bool bias)
     kernels[i].want(&c);
     c.y = got;
     kernels[i].tiles(&c);
+    /* Again with the inputs kept from the call before, which must be seen to be the same ones. */
+    in.stamp = 1;
+    kernels[i].tiles(&c);
+    memset(got, 0, (size_t)n * 256 * sizeof(float));
+    kernels[i].tiles(&c);
     if (memcmp(want, got, (size_t)n * 256 * sizeof(float)))
         fail_msg("%s, %d x %d, %d inputs: tiles give other bytes", dtype_name(type), n_rows, n_in,
                  n);
-    mem_aligned_free(scratch, GEMM_SCRATCH);
+    mem_aligned_free(scratch, scratch_bytes);
     mem_aligned_free(records, l.bytes * MAX_N);
     mem_free(x);
     mem_free(want);

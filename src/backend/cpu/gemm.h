@@ -4,8 +4,6 @@
 
 #include "backend/cpu/panel.h"
 
-enum { GEMM_SCRATCH = 80 << 10 }; /* bytes */
-
 #define GEMM_KERNELS(isa)                                                                          \
     void mm_gemm_q4k_##isa(const struct mm_call *c);                                               \
     void mm_gemm_q5k_##isa(const struct mm_call *c);                                               \
@@ -17,5 +15,6 @@ enum { GEMM_SCRATCH = 80 << 10 }; /* bytes */
     void mm_gemm_q8_0_##isa(const struct mm_call *c);
 
 GEMM_KERNELS(amx)
+size_t mm_gemm_scratch_amx(int n_in); /* bytes; zeroed before the first call */
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Packed panels times many input rows on AMX's 8-bit tiles. Two panels are unpacked, 512 columns at a
- * time; then 16 input rows at a time, in steps of four tile products: two blocks of columns (two parts
+ * Packed panels times many input rows on AMX's 8-bit tiles. Inputs are packed in groups of 16 rows, once for all the
+ * weights they meet. Two panels are unpacked, 256 columns at a time; then a group at a time, in steps of four tile products: two blocks of columns (two parts
  * of one block where its scales or its inputs are in two parts) times two panels. Their 16 x 16 integer
  * sums go through memory to the float accumulators, a step behind the tiles, so that both work at
  * once. Dot products are exact and the additions come in the order of panel_kernel.h: the same bytes
@@ -27,40 +27,78 @@ enum kind {
     KIND_FINE,  /* scale per 32, inputs in two parts: Q8_0 */
 };
 
+/* What one thread works on. Inputs are packed once and kept for all weight rows they meet. */
 struct scratch {
-    struct chunk chunk[2];                                    /* of two panels */
-    _Alignas(64) float acc[MM_CHUNK][MM_UNIT];                /* sums of all input rows */
-    _Alignas(64) int32_t dots[2][4][ROWS][MM_PANEL];          /* of (block, panel); two steps */
-    _Alignas(64) uint8_t inputs[2][ROWS][CHUNK_COLUMNS + 64]; /* codes and fine parts; the 64 keep
-                                                                 rows out of one another's sets */
+    struct chunk chunk[2];                           /* of two panels */
+    _Alignas(64) float acc[MM_CHUNK][MM_UNIT];       /* sums of all input rows */
+    _Alignas(64) int32_t dots[2][4][ROWS][MM_PANEL]; /* of (block, panel); two steps */
+    struct {
+        unsigned stamp;
+        const void *q, *rows;
+        int n, n_in;
+    } key; /* whose inputs are packed */
+    _Alignas(64) uint8_t packed[];
 };
 
-_Static_assert(sizeof(struct scratch) <= GEMM_SCRATCH, "scratch");
+/*
+ * Packed inputs, per group of 16 rows: what a step reads is one piece of memory.
+ *   codes  (columns / 64, 16 rows, 64), fine parts likewise
+ *   scale, sum  float (columns / 32, 16 rows)
+ */
+struct group_layout {
+    size_t fine, scale, sum, bytes;
+};
+
+static inline struct group_layout group_layout(int n_in)
+{
+    struct group_layout g;
+    g.fine = (size_t)(n_in + 63) / 64 * 64 * ROWS;
+    g.scale = 2 * g.fine;
+    g.sum = g.scale + (size_t)(n_in + 31) / 32 * ROWS * sizeof(float);
+    g.bytes = (g.sum + (size_t)(n_in + 31) / 32 * ROWS * sizeof(float) + 63) & ~(size_t)63;
+    return g;
+}
+
+size_t mm_gemm_scratch_amx(int n_in)
+{
+    return sizeof(struct scratch) + MM_CHUNK / ROWS * group_layout(n_in).bytes;
+}
 
 #define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 4")
+#endif
 
-/* 16 input rows of some columns: codes (and fine parts) for tiles, records for scales. */
+/* One group of packed inputs. */
 struct inputs {
     const uint8_t *codes, *fine;
-    size_t stride;
-    const uint8_t *record[ROWS];
+    const float *scale, *sum;
     int rows; /* that count: the others are any bytes */
 };
 
-/* dots = codes `a` at column `at` times both panels, codes `b` at column `next` times both */
+/* Where column col of a group's codes is. */
+INLINE size_t in_at(int col)
+{
+    return (size_t)(col / 64) * 64 * ROWS + (size_t)(col % 64);
+}
+
+/* dots = codes `a` at column `at` times both panels, codes `b` at column `next` times both; k: column
+ * of the inputs where the unpacked ones begin */
 INLINE void tile_step(int32_t (*dots)[ROWS][MM_PANEL], const uint8_t *const *codes,
-                      const uint8_t *a, const uint8_t *b, size_t stride, int at, int next)
+                      const uint8_t *a, const uint8_t *b, int k, int at, int next)
 {
     amx_zero(0);
     amx_zero(1);
     amx_zero(2);
     amx_zero(3);
-    amx_load(4, a + at, stride);
+    amx_load(4, a + in_at(k + at), 64);
     amx_load(5, codes[0] + 16 * at, 64);
     amx_dot(0, 4, 5);
     amx_load(7, codes[1] + 16 * at, 64);
     amx_dot(1, 4, 7);
-    amx_load(6, b + next, stride);
+    amx_load(6, b + in_at(k + next), 64);
     if (next != at) {
         amx_load(5, codes[0] + 16 * next, 64);
         amx_load(7, codes[1] + 16 * next, 64);
@@ -73,37 +111,38 @@ INLINE void tile_step(int32_t (*dots)[ROWS][MM_PANEL], const uint8_t *const *cod
     amx_store(3, dots[3], 64);
 }
 
-/* Step at block b of a chunk of n columns. */
+/* Step at block b of the n columns from k on. */
 INLINE void tiles(struct scratch *s, int which, const uint8_t *const *codes,
-                  const struct inputs *in, int b, int n, const enum kind kind)
+                  const struct inputs *in, int k, int b, int n, const enum kind kind)
 {
     int at = 32 * b;
     if (kind == KIND_FINE)
-        tile_step(s->dots[which], codes, in->codes, in->fine, in->stride, at, at);
+        tile_step(s->dots[which], codes, in->codes, in->fine, k, at, at);
     else if (kind == KIND_SIX)
-        tile_step(s->dots[which], codes, in->codes, in->codes, in->stride, at, at + 16);
+        tile_step(s->dots[which], codes, in->codes, in->codes, k, at, at + 16);
     else /* a last odd block is computed twice and counted once */
-        tile_step(s->dots[which], codes, in->codes, in->codes, in->stride, at,
-                  at + 32 < n ? at + 32 : at);
+        tile_step(s->dots[which], codes, in->codes, in->codes, k, at, at + 32 < n ? at + 32 : at);
 }
 
-/* Adds `blocks` blocks from b on (column 32 * blk of the record) to the accumulators. */
+/* Adds `blocks` blocks from b on, block blk of the inputs, to the accumulators. */
 INLINE void add_blocks(struct scratch *s, float (*acc)[MM_UNIT], int which, const struct inputs *in,
-                       const struct x_layout *l, int b, int blk, const int blocks,
-                       const enum kind kind)
+                       int b, int blk, const int blocks, const enum kind kind)
 {
     VF w[2][2], m[2][2];
+    UNROLL
     for (int i = 0; i < blocks; i++)
-        for (int p = 0; p < 2; p++) {
-            w[i][p] = vf_load(s->chunk[p].scale[b + i]);
-            m[i][p] = kind == KIND_MIN ? vf_load(s->chunk[p].min[b + i]) : vf_zero();
-        }
+        UNROLL
+    for (int p = 0; p < 2; p++) {
+        w[i][p] = vf_load(s->chunk[p].scale[b + i]);
+        m[i][p] = kind == KIND_MIN ? vf_load(s->chunk[p].min[b + i]) : vf_zero();
+    }
+    const float *scale = in->scale + ROWS * blk, *sum = in->sum + ROWS * blk;
     for (int t = 0; t < in->rows; t++) {
-        const float *scale = (const float *)(in->record[t] + l->scale) + blk;
-        const float *sum = (const float *)(in->record[t] + l->sum) + blk;
         VF a[2] = {vf_load(acc[t]), vf_load(acc[t] + MM_PANEL)};
+        UNROLL
         for (int i = 0; i < blocks; i++) {
-            VF xs = vf_set1(scale[i]), xm = vf_set1(sum[i]);
+            VF xs = vf_set1(scale[ROWS * i + t]), xm = vf_set1(sum[ROWS * i + t]);
+            UNROLL
             for (int p = 0; p < 2; p++) {
                 VF v = vi_to_f(vi_load(s->dots[which][2 * i + p][t]));
                 a[p] = vf_fma(v, vf_mul(w[i][p], xs), a[p]);
@@ -118,15 +157,19 @@ INLINE void add_blocks(struct scratch *s, float (*acc)[MM_UNIT], int which, cons
 
 /* One block of Q6_K, whose halves have scales of their own, or of Q8_0: codes, then fine parts. */
 INLINE void add_halves(struct scratch *s, float (*acc)[MM_UNIT], int which, const struct inputs *in,
-                       const struct x_layout *l, int b, int blk, const enum kind kind)
+                       int b, int blk, const enum kind kind)
 {
     const VF unit = vf_set1(1.0f / 254.0f);
     VF w[2][2];
+    UNROLL
     for (int i = 0; i < 2; i++)
-        for (int p = 0; p < 2; p++)
-            w[i][p] = vf_load(s->chunk[p].scale[kind == KIND_SIX ? 2 * b + i : b]);
+        UNROLL
+    for (int p = 0; p < 2; p++)
+        w[i][p] = vf_load(s->chunk[p].scale[kind == KIND_SIX ? 2 * b + i : b]);
+    const float *scale = in->scale + ROWS * blk;
     for (int t = 0; t < in->rows; t++) {
-        VF xs = vf_set1(((const float *)(in->record[t] + l->scale))[blk]);
+        VF xs = vf_set1(scale[t]);
+        UNROLL
         for (int p = 0; p < 2; p++) {
             VF v = vi_to_f(vi_load(s->dots[which][p][t]));
             VF u = vi_to_f(vi_load(s->dots[which][2 + p][t]));
@@ -140,55 +183,83 @@ INLINE void add_halves(struct scratch *s, float (*acc)[MM_UNIT], int which, cons
     }
 }
 
-/* Columns [k, k + n) of two panels for one group of input rows. On the way asks for the memory of both
- * panels at ahead[], `fetch` bytes each, in equal shares per step. */
-INLINE void multiply(struct scratch *s, const uint8_t *const *codes, const struct inputs *in,
-                     const struct x_layout *l, int k, int n, float (*acc)[MM_UNIT],
-                     const uint8_t *const *ahead, int fetch, const enum kind kind)
+/* Memory that is needed later, asked for in equal shares per step. */
+struct ahead {
+    const uint8_t *panel[2]; /* `bytes` of each */
+    int bytes;
+};
+
+/* Columns [k, k + n) of two panels for one group of input rows. */
+INLINE void multiply(struct scratch *s, const uint8_t *const *codes, const struct inputs *in, int k,
+                     int n, float (*acc)[MM_UNIT], const struct ahead *ahead, const enum kind kind)
 {
     const int step = kind == KIND_MIN || kind == KIND_PLAIN ? 2 : 1;
-    int blocks = n / 32, share = (fetch * step / blocks + 63) & ~63;
-    tiles(s, 0, codes, in, 0, n, kind);
+    int blocks = n / 32, share = (ahead->bytes * step / blocks + 63) & ~63;
+    tiles(s, 0, codes, in, k, 0, n, kind);
     for (int b = 0, which = 0, at = 0; b < blocks; b += step, which ^= 1) {
         if (b + step < blocks)
-            tiles(s, !which, codes, in, b + step, n, kind);
-        for (int end = at + share < fetch ? at + share : fetch; at < end; at += 64) {
-            _mm_prefetch((const char *)ahead[0] + at, _MM_HINT_T1);
-            _mm_prefetch((const char *)ahead[1] + at, _MM_HINT_T1);
+            tiles(s, !which, codes, in, k, b + step, n, kind);
+        for (int end = at + share < ahead->bytes ? at + share : ahead->bytes; at < end; at += 64) {
+            _mm_prefetch((const char *)ahead->panel[0] + at, _MM_HINT_T1);
+            _mm_prefetch((const char *)ahead->panel[1] + at, _MM_HINT_T1);
         }
         if (step == 1)
-            add_halves(s, acc, which, in, l, b, k / 32 + b, kind);
+            add_halves(s, acc, which, in, b, k / 32 + b, kind);
         else if (b + 1 < blocks)
-            add_blocks(s, acc, which, in, l, b, k / 32 + b, 2, kind);
+            add_blocks(s, acc, which, in, b, k / 32 + b, 2, kind);
         else
-            add_blocks(s, acc, which, in, l, b, k / 32 + b, 1, kind);
+            add_blocks(s, acc, which, in, b, k / 32 + b, 1, kind);
     }
 }
 
-/* Input rows [i0, i0 + 16) of a call, columns [k, k + n): in place where 16 records follow one another,
- * else copied together. */
-INLINE struct inputs gather(const struct mm_call *c, struct scratch *s, const struct x_layout *l,
-                            int k, int n, int i0, const enum kind kind)
+/* Packs the call's inputs, unless they still are from the call before. */
+INLINE void pack_inputs(const struct mm_call *c, struct scratch *s, const struct group_layout *g,
+                        const enum kind kind)
 {
-    struct inputs in = {.rows = c->n - i0 < ROWS ? c->n - i0 : ROWS};
-    for (int t = 0; t < in.rows; t++)
-        in.record[t] = c->x->q + (size_t)(c->rows ? c->rows[i0 + t] : i0 + t) * l->bytes;
-    if (!c->rows && in.rows == ROWS) {
-        in.codes = in.record[0] + k;
-        in.fine = in.codes + l->fine;
-        in.stride = l->bytes;
-        return in;
-    }
-    in.codes = s->inputs[0][0];
-    in.fine = s->inputs[1][0];
-    in.stride = sizeof s->inputs[0][0];
-    for (int t = 0; t < in.rows; t++)
-        for (int i = 0; i < n; i += 64) { /* rounded up: records are longer than their codes */
-            vi_store(s->inputs[0][t] + i, vi_load(in.record[t] + k + i));
-            if (kind == KIND_FINE)
-                vi_store(s->inputs[1][t] + i, vi_load(in.record[t] + l->fine + k + i));
+    const struct mm_x *x = c->x;
+    int n_in = c->w->n_in;
+    if (x->stamp && s->key.stamp == x->stamp && s->key.q == x->q && s->key.rows == c->rows &&
+        s->key.n == c->n && s->key.n_in == n_in)
+        return;
+    s->key.stamp = x->stamp;
+    s->key.q = x->q;
+    s->key.rows = c->rows;
+    s->key.n = c->n;
+    s->key.n_in = n_in;
+    struct x_layout l = x_layout(n_in);
+    bool fine = kind == KIND_FINE || c->w->wants_fine;
+    for (int i = 0; i < c->n; i++) {
+        const uint8_t *from = x->q + (size_t)(c->rows ? c->rows[i] : i) * l.bytes;
+        uint8_t *to = s->packed + (size_t)(i / ROWS) * g->bytes;
+        for (int k = 0; k < n_in; k += 64) { /* rounded up: records are longer than their codes */
+            size_t at = in_at(k) + (size_t)(i % ROWS) * 64;
+            vi_store(to + at, vi_load(from + k));
+            if (fine)
+                vi_store(to + g->fine + at, vi_load(from + l.fine + k));
         }
-    return in;
+        float *scale = (float *)(to + g->scale) + i % ROWS,
+              *sum = (float *)(to + g->sum) + i % ROWS;
+        for (int b = 0; b < n_in / 32; b++) {
+            scale[ROWS * b] = ((const float *)(from + l.scale))[b];
+            sum[ROWS * b] = ((const float *)(from + l.sum))[b];
+        }
+    }
+}
+
+/* The accumulators of up to two panels to y. */
+static void store(const struct mm_call *c, const struct scratch *s, int col)
+{
+    int width = c->n_rows - col;
+    for (int i = 0; i < c->n; i++) {
+        float *y = c->y + (size_t)i * c->stride + col;
+        if (width >= MM_UNIT && !c->bias) {
+            vf_store(y, vf_load(s->acc[i]));
+            vf_store(y + MM_PANEL, vf_load(s->acc[i] + MM_PANEL));
+            continue;
+        }
+        for (int j = 0; j < MM_UNIT && j < width; j++)
+            y[j] = s->acc[i][j] + (c->bias ? c->bias[col + j] : 0.0f);
+    }
 }
 
 INLINE void gemm(const struct mm_call *c, const enum kind kind,
@@ -196,8 +267,9 @@ INLINE void gemm(const struct mm_call *c, const enum kind kind,
 {
     struct scratch *s = c->scratch;
     const struct mm_seg *seg = c->seg;
-    struct x_layout l = x_layout(c->w->n_in);
     int n_in = c->w->n_in, depth = kind == KIND_SIX ? 16 : 32;
+    struct group_layout g = group_layout(n_in);
+    pack_inputs(c, s, &g, kind);
     struct amx_config config = {.palette = 1};
     for (int i = 0; i < 8; i++) {
         bool input = i == 4 || i == 6, weight = i == 5 || i == 7;
@@ -216,19 +288,17 @@ INLINE void gemm(const struct mm_call *c, const enum kind kind,
                                        unpack(second, k, n, &s->chunk[1])};
             /* The next two panels, where this chunk is now. */
             size_t at = seg->panel_bytes * (size_t)k / (size_t)n_in + 2 * seg->panel_bytes;
-            const uint8_t *ahead[2] = {panel + at, panel + seg->panel_bytes + at};
-            int fetch = (int)(seg->panel_bytes * (size_t)n / (size_t)n_in);
-            for (int i0 = 0; i0 < c->n; i0 += ROWS, fetch = 0) {
-                struct inputs in = gather(c, s, &l, k, n, i0, kind);
-                multiply(s, codes, &in, &l, k, n, s->acc + i0, ahead, fetch, kind);
+            struct ahead ahead = {{panel + at, panel + seg->panel_bytes + at},
+                                  (int)(seg->panel_bytes * (size_t)n / (size_t)n_in)};
+            for (int i0 = 0; i0 < c->n; i0 += ROWS, ahead.bytes = 0) {
+                const uint8_t *group = s->packed + (size_t)(i0 / ROWS) * g.bytes;
+                struct inputs in = {group, group + g.fine, (const float *)(group + g.scale),
+                                    (const float *)(group + g.sum),
+                                    c->n - i0 < ROWS ? c->n - i0 : ROWS};
+                multiply(s, codes, &in, k, n, s->acc + i0, &ahead, kind);
             }
         }
-        int width = c->n_rows - col < MM_UNIT ? c->n_rows - col : MM_UNIT;
-        for (int i = 0; i < c->n; i++) {
-            float *y = c->y + (size_t)i * c->stride + col;
-            for (int j = 0; j < width; j++)
-                y[j] = s->acc[i][j] + (c->bias ? c->bias[col + j] : 0.0f);
-        }
+        store(c, s, col);
     }
     amx_release();
 }

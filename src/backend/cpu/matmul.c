@@ -27,7 +27,7 @@
     }
 
 /* Input rows from which a tile's 16 rows pay. */
-enum { AMX_MIN = 6 };
+enum { AMX_MIN = 9 };
 
 #define TILED(type, kernel)                                                                        \
     {                                                                                              \
@@ -101,8 +101,14 @@ static size_t round64(size_t n)
     return (n + 63) & ~(size_t)63;
 }
 
+bool mm_few_ahead;
+
 bool mm_init(struct cpu_backend *cb, struct error *err)
 {
+#ifdef __x86_64__
+    __builtin_cpu_init();
+    mm_few_ahead = !__builtin_cpu_is("amd");
+#endif
     const struct shape *s = &cb->shape;
     int widest = s->n_embd, dims[] = {s->n_ff, s->n_ff_exp, s->n_heads * s->head_dim};
     for (int i = 0; i < 3; i++)
@@ -115,7 +121,9 @@ bool mm_init(struct cpu_backend *cb, struct error *err)
     size_t kernel = mm_generic_scratch(widest);
     size_t permuted = (size_t)widest * sizeof(float) + 8 * x_layout(widest).bytes;
     kernel = kernel > permuted ? kernel : permuted;
-    kernel = round64(kernel > GEMM_SCRATCH ? kernel : GEMM_SCRATCH);
+    if (cb->isa >= ISA_AMX && mm_gemm_scratch_amx(widest) > kernel)
+        kernel = mm_gemm_scratch_amx(widest);
+    kernel = round64(kernel);
     m->thread_bytes = round64((size_t)N_TILES * MM_TILE * sizeof(float) + kernel);
     size_t n_threads = (size_t)pool_size(cb->pool);
     m->threads = mem_aligned(m->thread_bytes * n_threads);
@@ -228,8 +236,9 @@ int mm_width(int n)
     return n <= MM_FEW ? MM_TILE / n / MM_UNIT * MM_UNIT : MM_UNIT;
 }
 
-void mm_counters_reset(struct matmul *m)
+void mm_start(struct matmul *m)
 {
+    m->stamp += m->stamp == ~0u ? 2 : 1;
     for (size_t i = 0; i < sizeof m->counters / sizeof *m->counters; i++)
         atomic_store_explicit(&m->counters[i].next, 0, memory_order_relaxed);
 }
@@ -258,7 +267,7 @@ struct mm_x mm_x_at(struct mm_x x, int row)
 struct mm_x mm_input(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
                      int rows, int ith, int nth)
 {
-    struct mm_x in = {w->n_in, x, NULL};
+    struct mm_x in = {w->n_in, x, NULL, cb->mm->stamp};
     if (!w->wants_q)
         return in;
     in.q = cb->mm->xq;
@@ -278,7 +287,7 @@ struct mm_x mm_input(const struct cpu_backend *cb, const struct mm_weight *w, co
 struct mm_x mm_hidden(const struct cpu_backend *cb, const struct mm_weight *down)
 {
     return (struct mm_x){down->n_in, down->wants_x ? cb->mm->hidden : NULL,
-                         down->wants_q ? cb->mm->hidden_q : NULL};
+                         down->wants_q ? cb->mm->hidden_q : NULL, cb->mm->stamp};
 }
 
 /* Linear */
@@ -291,14 +300,12 @@ static void linear_phase(const struct cpu_backend *cb, int ith, int nth, struct 
         int end = last * MM_UNIT < w->n_out ? last * MM_UNIT : w->n_out;
         /* Few rows read the whole range once; many go over two panels at a time, in the cache. */
         int step = rows <= MM_FEW ? end - first * MM_UNIT : MM_UNIT;
-        for (int r0 = first * MM_UNIT; r0 < end; r0 += step) {
-            int r1 = r0 + step < end ? r0 + step : end;
-            for (int t = 0; t < rows; t += MM_CHUNK) {
-                struct mm_x part = mm_x_at(*x, t);
-                int n = rows - t < MM_CHUNK ? rows - t : MM_CHUNK;
-                mm_block(cb, ith, w, 0, r0, r1, &part, NULL, n,
+        for (int t = 0; t < rows; t += MM_CHUNK) {
+            struct mm_x part = mm_x_at(*x, t);
+            int n = rows - t < MM_CHUNK ? rows - t : MM_CHUNK;
+            for (int r0 = first * MM_UNIT; r0 < end; r0 += step)
+                mm_block(cb, ith, w, 0, r0, r0 + step < end ? r0 + step : end, &part, NULL, n,
                          y + (size_t)t * (size_t)w->n_out + r0, (size_t)w->n_out);
-            }
         }
     }
 }
@@ -326,7 +333,7 @@ void mm_linear(struct cpu_backend *cb, const struct mm_weight *w, const float *x
     if (rows == 0)
         return;
     struct linear_job j = {cb, w, x, y, rows};
-    mm_counters_reset(cb->mm);
+    mm_start(cb->mm);
     pool_run(cb->pool, linear_main, &j);
 }
 
@@ -374,13 +381,12 @@ static void ffn_main(void *arg, int ith, int nth)
     int n_ff = j->gate_up->n_out / 2, units = (n_ff + MM_UNIT - 1) / MM_UNIT, first, last;
     while (mm_take(&cb->mm->counters[0], units, nth, &first, &last)) {
         int end = last * MM_UNIT < n_ff ? last * MM_UNIT : n_ff, step = mm_width(j->rows);
-        for (int h0 = first * MM_UNIT; h0 < end; h0 += step) {
-            int h1 = h0 + step < end ? h0 + step : end;
-            for (int t = 0; t < j->rows; t += MM_CHUNK) {
-                struct mm_x part = mm_x_at(x, t);
-                int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
-                mm_glu_block(cb, ith, j->gate_up, j->down, 0, h0, h1, &part, NULL, n, t);
-            }
+        for (int t = 0; t < j->rows; t += MM_CHUNK) {
+            struct mm_x part = mm_x_at(x, t);
+            int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
+            for (int h0 = first * MM_UNIT; h0 < end; h0 += step)
+                mm_glu_block(cb, ith, j->gate_up, j->down, 0, h0, h0 + step < end ? h0 + step : end,
+                             &part, NULL, n, t);
         }
     }
     pool_barrier(cb->pool);
@@ -394,6 +400,6 @@ void mm_ffn(struct cpu_backend *cb, const struct mm_weight *gate_up, const struc
     if (rows == 0)
         return;
     struct ffn_job j = {cb, gate_up, down, x, y, rows};
-    mm_counters_reset(cb->mm);
+    mm_start(cb->mm);
     pool_run(cb->pool, ffn_main, &j);
 }

@@ -51,6 +51,7 @@ struct mm_x {
     int n_in;
     const float *x;   /* (rows, n_in) or NULL where nobody reads it */
     const uint8_t *q; /* (rows) records of panel.h, or NULL */
+    unsigned stamp;   /* equal stamp and pointers: equal contents; 0: nothing is known */
 };
 
 struct mm_call {
@@ -93,6 +94,7 @@ struct matmul {
     size_t thread_bytes;
     uint8_t *threads; /* (n_threads, thread_bytes) */
     struct mm_counter counters[4];
+    unsigned stamp;    /* of the op in work */
     float *hidden;     /* (max_tokens * experts per token, n_ff): input of the down projection */
     uint8_t *hidden_q; /* the same as records */
     uint8_t *xq;       /* (max_tokens) records of the op's input */
@@ -129,7 +131,7 @@ int mm_width(int n); /* weight rows whose results for n input rows fit a tile, i
 /* The next units [*first, *last) of `total` for one of nth threads: large ranges first (long streams
  * of memory), single units at the end (threads finish together). False when there are none. */
 bool mm_take(struct mm_counter *c, int total, int nth, int *first, int *last);
-void mm_counters_reset(struct matmul *m);
+void mm_start(struct matmul *m); /* of an op: resets counters, a new stamp */
 void mm_linear(struct cpu_backend *cb, const struct mm_weight *w, const float *x, float *y,
                int rows);
 void mm_ffn(struct cpu_backend *cb, const struct mm_weight *gate_up, const struct mm_weight *down,

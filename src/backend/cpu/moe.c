@@ -19,7 +19,7 @@ struct moe_state {
     int32_t *slot_token; /* (max_tokens * n_used) token of a slot: slots are sorted by expert */
     float *slot_weight;  /* (max_tokens * n_used) */
     int32_t *active;     /* (n_active) experts with tokens, ascending */
-    int n_active, most;  /* most tokens of one expert */
+    int n_active;
 };
 
 bool moe_init(struct cpu_backend *cb, struct error *err)
@@ -101,11 +101,10 @@ static void sort_slots(const struct moe_job *j)
     memset(m->start, 0, ((size_t)s->n_expert + 1) * sizeof *m->start);
     for (int i = 0; i < j->rows * used; i++)
         m->start[m->chosen[i] + 1]++;
-    m->n_active = m->most = 0;
+    m->n_active = 0;
     for (int e = 0; e < s->n_expert; e++) {
         if (m->start[e + 1])
             m->active[m->n_active++] = e;
-        m->most = m->start[e + 1] > m->most ? m->start[e + 1] : m->most;
         m->start[e + 1] += m->start[e];
     }
     for (int i = 0; i < j->rows * used; i++) {
@@ -125,6 +124,7 @@ static struct mm_x route(struct moe_job *j, int ith, int nth)
     const struct shape *s = &cb->shape;
     struct moe_state *m = cb->mm->moe;
     struct mm_x x = mm_input(cb, j->router, j->x, j->rows, ith, nth);
+    x.stamp = 0; /* its place is reused below */
     if (x.q)
         pool_barrier(cb->pool);
     /* Units of (rows of the batch, experts), so that one token and many both spread. */
@@ -159,29 +159,37 @@ static struct mm_x route(struct moe_job *j, int ith, int nth)
     return in;
 }
 
-/* y[:, r0..r1) = sum over experts, ascending, of weight * (hidden . down rows) */
-static void down_block(const struct moe_job *j, int ith, int r0, int r1)
+/* y[token, r0..r1) += weight * (hidden . down rows) for n slots of expert e */
+static void down_block(const struct moe_job *j, int ith, int e, const struct mm_x *hidden, int s0,
+                       int n, int r0, int r1)
 {
-    struct cpu_backend *cb = j->cb;
-    const struct moe_state *m = cb->mm->moe;
-    size_t width = (size_t)j->down->n_out;
-    float *tile = mm_tile(cb, ith, 0);
-    struct mm_x hidden = mm_hidden(cb, j->down);
+    const struct moe_state *m = j->cb->mm->moe;
+    float *tile = mm_tile(j->cb, ith, 0);
+    mm_block(j->cb, ith, j->down, e, r0, r1, hidden, NULL, n, tile, (size_t)(r1 - r0));
+    for (int i = 0; i < n; i++) {
+        float *y = j->y + (size_t)m->slot_token[s0 + i] * (size_t)j->down->n_out + r0;
+        float weight = m->slot_weight[s0 + i];
+        const float *part = tile + (size_t)i * (size_t)(r1 - r0);
+        for (int c = 0; c < r1 - r0; c++)
+            y[c] += weight * part[c];
+    }
+}
+
+/* y[:, begin..end) = sum over experts, ascending */
+static void down_range(const struct moe_job *j, int ith, int begin, int end)
+{
+    const struct moe_state *m = j->cb->mm->moe;
+    struct mm_x hidden = mm_hidden(j->cb, j->down);
     for (int t = 0; t < j->rows; t++)
-        memset(j->y + (size_t)t * width + r0, 0, (size_t)(r1 - r0) * sizeof(float));
+        memset(j->y + (size_t)t * (size_t)j->down->n_out + begin, 0,
+               (size_t)(end - begin) * sizeof(float));
     for (int a = 0; a < m->n_active; a++) {
-        int e = m->active[a];
-        for (int s0 = m->start[e]; s0 < m->start[e + 1]; s0 += MM_CHUNK) {
-            int n = m->start[e + 1] - s0 < MM_CHUNK ? m->start[e + 1] - s0 : MM_CHUNK;
+        int e = m->active[a], s1 = m->start[e + 1];
+        for (int s0 = m->start[e]; s0 < s1; s0 += MM_CHUNK) {
+            int n = s1 - s0 < MM_CHUNK ? s1 - s0 : MM_CHUNK, step = mm_width(n);
             struct mm_x h = mm_x_at(hidden, s0);
-            mm_block(cb, ith, j->down, e, r0, r1, &h, NULL, n, tile, (size_t)(r1 - r0));
-            for (int i = 0; i < n; i++) {
-                float *y = j->y + (size_t)m->slot_token[s0 + i] * width + r0;
-                float weight = m->slot_weight[s0 + i];
-                const float *part = tile + (size_t)i * (size_t)(r1 - r0);
-                for (int c = 0; c < r1 - r0; c++)
-                    y[c] += weight * part[c];
-            }
+            for (int r0 = begin; r0 < end; r0 += step)
+                down_block(j, ith, e, &h, s0, n, r0, r0 + step < end ? r0 + step : end);
         }
     }
 }
@@ -192,10 +200,10 @@ static void glu_range(const struct moe_job *j, int ith, const struct mm_x *x, in
 {
     const struct moe_state *m = j->cb->mm->moe;
     int s0 = m->start[e], s1 = m->start[e + 1], step = mm_width(s1 - s0);
-    for (; h0 < end; h0 += step)
-        for (int s = s0; s < s1; s += MM_CHUNK)
-            mm_glu_block(j->cb, ith, j->gate_up, j->down, e, h0, h0 + step < end ? h0 + step : end,
-                         x, m->slot_token + s, s1 - s < MM_CHUNK ? s1 - s : MM_CHUNK, s);
+    for (int s = s0; s < s1; s += MM_CHUNK)
+        for (int h = h0; h < end; h += step)
+            mm_glu_block(j->cb, ith, j->gate_up, j->down, e, h, h + step < end ? h + step : end, x,
+                         m->slot_token + s, s1 - s < MM_CHUNK ? s1 - s : MM_CHUNK, s);
 }
 
 static void moe_main(void *arg, int ith, int nth)
@@ -215,12 +223,9 @@ static void moe_main(void *arg, int ith, int nth)
             u += n_units;
         }
     pool_barrier(cb->pool);
-    int n_out = j->down->n_out, units = (n_out + MM_UNIT - 1) / MM_UNIT, step = mm_width(m->most);
-    while (mm_take(&cb->mm->counters[2], units, nth, &first, &last)) {
-        int end = last * MM_UNIT < n_out ? last * MM_UNIT : n_out;
-        for (int r0 = first * MM_UNIT; r0 < end; r0 += step)
-            down_block(j, ith, r0, r0 + step < end ? r0 + step : end);
-    }
+    int n_out = j->down->n_out, units = (n_out + MM_UNIT - 1) / MM_UNIT;
+    while (mm_take(&cb->mm->counters[2], units, nth, &first, &last))
+        down_range(j, ith, first * MM_UNIT, last * MM_UNIT < n_out ? last * MM_UNIT : n_out);
 }
 
 void moe_run(struct cpu_backend *cb, const struct mm_weight *router,
@@ -230,7 +235,7 @@ void moe_run(struct cpu_backend *cb, const struct mm_weight *router,
     if (rows == 0)
         return;
     struct moe_job j = {cb, router, gate_up, down, x, y, rows, 0};
-    mm_counters_reset(cb->mm);
+    mm_start(cb->mm);
     int64_t begin = clock_ns();
     pool_run(cb->pool, moe_main, &j);
     struct profile *p = cb->base.profile;

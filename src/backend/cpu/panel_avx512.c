@@ -26,4 +26,5 @@ static inline __m512i vi_dot8(__m512i acc, __m512i u, __m512i s)
                   _mm512_mask_sub_epi8(s, negative, _mm512_setzero_si512(), s));
 }
 
+#define FEW_PASSES
 #include "backend/cpu/panel_kernel.h"

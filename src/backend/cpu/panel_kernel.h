@@ -4,7 +4,7 @@
  *   VI, VF               vectors of integers and of floats, vi_*, vf_*: operations on them
  *   vi_dot(acc, u, s)    acc + dot product of 4 unsigned bytes (< 128) with 4 signed ones, per lane
  *   vi_start, vi_dot8    the same for codes stored as code + 128: vi_start gives what acc starts from
- *   MAX_T                input rows one pass takes
+ *   MAX_T                input rows one pass takes; FEW_PASSES: passes are compiled for fewer T
  *   NAME(x)              x with the set's suffix; X_QUANTIZE: its way to quantise inputs
  *
  * Every kernel walks the columns in order; per block of 32 the integer dot product is exact, then
@@ -41,19 +41,21 @@ struct pass {
     const uint8_t *panel;
     size_t lane4; /* bytes to this part's first lane in a vector of 32-bit lanes */
     int n_in, group_len;
+    bool few_ahead;
     struct x_layout l;
     const uint8_t *x[MAX_T]; /* records */
 };
 
 /* Asks for `bytes` bytes of the panel (or the next one) that a pass of T rows reaches later. A pass of
- * one or two rows moves so fast that the hardware's own prefetching does better. */
-INLINE void fetch_ahead(const uint8_t *p, const int bytes, const int T)
+ * one or two rows moves so fast that it is better left to the hardware's prefetching where that is
+ * good: see mm_few_ahead. */
+INLINE void fetch_ahead(const struct pass *p, const uint8_t *at, const int bytes, const int T)
 {
-    if (T < 3)
+    if (T < 3 && !p->few_ahead)
         return;
     UNROLL
     for (int i = 0; i < bytes; i += 64)
-        _mm_prefetch((const char *)p + PREFETCH_BYTES + i, _MM_HINT_T1);
+        _mm_prefetch((const char *)at + PREFETCH_BYTES + i, _MM_HINT_T1);
 }
 
 INLINE VI vi_bcast(const uint8_t *p)
@@ -104,7 +106,7 @@ INLINE void pass_k45(const struct pass *p, VF *acc, const int five, const int T)
     const size_t bytes = five ? Q5K_BLOCK : Q4K_BLOCK, at = p->lane4;
     const uint8_t *s = p->panel, *q = s + K45_SCALES + at;
     for (int k = 0; k < p->n_in; k += 256, s = q - at, q += K45_SCALES) {
-        fetch_ahead(s, K45_SCALES, T);
+        fetch_ahead(p, s, K45_SCALES, T);
         VI sl = vi_load(s + at), ml = vi_load(s + 64 + at), h = vi_load(s + 128 + at);
         VF d = vf_load_half(s + 192 + at / 2), dmin = vf_load_half(s + 224 + at / 2);
         VI sc = vi_or_and(vi_and(sl, nib), vi_sll16(h, 4), two);
@@ -113,7 +115,7 @@ INLINE void pass_k45(const struct pass *p, VF *acc, const int five, const int T)
         VI mn_next = vi_or_and(vi_and(vi_srl16(ml, 4), nib), vi_srl16(h, 2), two);
         for (int b = 0; b < 8; b++, q += bytes) {
             size_t col = (size_t)(k + 32 * b);
-            fetch_ahead(q, (int)bytes, T);
+            fetch_ahead(p, q, (int)bytes, T);
             VI dot[MAX_T], high = five ? vi_load(q) : vi_zero();
             const uint8_t *nibbles = five ? q + 64 : q;
             UNROLL
@@ -171,13 +173,13 @@ INLINE void pass_q6k(const struct pass *p, VF *acc, const int T)
 {
     const uint8_t *q = p->panel + p->lane4;
     for (int k = 0; k < p->n_in; k += 256) {
-        fetch_ahead(q, Q6K_SCALES, T);
+        fetch_ahead(p, q, Q6K_SCALES, T);
         const uint8_t *s = q;
         VF d = vf_load_half(q + 256 - p->lane4 / 2);
         VI sc = vi_zero();
         q += Q6K_SCALES;
         for (int b = 0; b < 8; b++, q += Q6K_BLOCK) {
-            fetch_ahead(q, Q6K_BLOCK, T);
+            fetch_ahead(p, q, Q6K_BLOCK, T);
             if (b % 2 == 0)
                 sc = vi_load(s + 32 * b);
             VF s0 = vf_mul(vi_to_f(vi_sra32(vi_sll32(sc, 24), 24)), d);
@@ -223,12 +225,12 @@ INLINE void pass_small4(const struct pass *p, VF *acc, const uint8_t *table, con
     const uint8_t *q = p->panel;
     VI lut = vi_table(table);
     for (int k0 = 0; k0 < p->n_in; k0 += unit) {
-        fetch_ahead(q, UNIT_SCALES, T);
+        fetch_ahead(p, q, UNIT_SCALES, T);
         const uint8_t *s = q + (mx ? at / 4 : at / 2);
         q += UNIT_SCALES;
         for (int k = k0; k < k0 + unit && k < p->n_in; k += 32, q += 256, s += mx ? 16 : 32) {
             VI dot[MAX_T];
-            fetch_ahead(q, 256, T);
+            fetch_ahead(p, q, 256, T);
             dot_table(dot, q + at, lut, p, (size_t)k, T);
             add_block(acc, dot, mx ? vf_load_e8m0_half(s) : vf_load_half(s), p, k / 32, T);
         }
@@ -257,12 +259,12 @@ INLINE void pass_iq4xs(const struct pass *p, VF *acc, const int T)
     VI lut = vi_table(table_iq4);
     const uint8_t *s = p->panel, *q = s + IQ4XS_SCALES + at;
     for (int k = 0; k < p->n_in; k += 256, s = q - at, q += IQ4XS_SCALES) {
-        fetch_ahead(s, IQ4XS_SCALES, T);
+        fetch_ahead(p, s, IQ4XS_SCALES, T);
         VI sl = vi_load(s + at), sh = vi_sll32(vi_load_u16(s + 64 + at / 2), 4);
         VF d = vf_load_half(s + 96 + at / 2);
         for (int b = 0; b < 8; b++, q += 256) {
             VI dot[MAX_T];
-            fetch_ahead(q, 256, T);
+            fetch_ahead(p, q, 256, T);
             dot_table(dot, q, lut, p, (size_t)(k + 32 * b), T);
             VI sc = vi_sub32(vi_or_and(vi_and(sl, low), sh, two), center);
             add_block(acc, dot, vf_mul(vi_to_f(sc), d), p, k / 32 + b, T);
@@ -280,12 +282,12 @@ INLINE void pass_q8_0(const struct pass *p, VF *acc, const int T)
     const VF unit = vf_set1(1.0f / 254.0f);
     for (int k = 0; k < p->n_in; k += 32, q += 512, s += 32) {
         if (k % 64 == 0) {
-            fetch_ahead(q, UNIT_SCALES, T);
+            fetch_ahead(p, q, UNIT_SCALES, T);
             s = q + at / 2;
             q += UNIT_SCALES;
         }
         VI dot[MAX_T], fine[MAX_T];
-        fetch_ahead(q, 512, T);
+        fetch_ahead(p, q, 512, T);
         UNROLL
         for (int t = 0; t < T; t++) {
             dot[t] = vi_start(p->x[t] + p->l.init32 + (size_t)k / 8);
@@ -314,14 +316,14 @@ INLINE void pass_gptq4(const struct pass *p, VF *acc, const int T)
     const size_t at = p->lane4;
     const uint8_t *q = p->panel;
     for (int k0 = 0; k0 < p->n_in; k0 += p->group_len) {
-        fetch_ahead(q, UNIT_SCALES, T);
+        fetch_ahead(p, q, UNIT_SCALES, T);
         VF w_scale = vf_load_half(q + at / 2);
         VF min = vf_mul(w_scale, vi_to_f(vi_load_u8(q + 32 + at / 4)));
         int end = k0 + p->group_len < p->n_in ? k0 + p->group_len : p->n_in;
         q += UNIT_SCALES;
         for (int k = k0; k < end; k += 32, q += 256) {
             VI dot[MAX_T], fine[MAX_T];
-            fetch_ahead(q, 256, T);
+            fetch_ahead(p, q, 256, T);
             UNROLL
             for (int t = 0; t < T; t++)
                 dot[t] = fine[t] = vi_zero();
@@ -347,30 +349,32 @@ INLINE void pass_gptq4(const struct pass *p, VF *acc, const int T)
 }
 
 /* Stores a pass's result: rows of the panel that exist, for T input rows. */
-INLINE void store(const struct mm_call *c, VF *acc, int col, int i0, const int T)
+/* n sums of V_LANES rows, from `col` on, to y. Not inline: there are many passes. */
+static __attribute__((noinline)) void store(const struct mm_call *c, float (*sum)[V_LANES], int col,
+                                            int i0, int n)
 {
-    int n = c->n_rows - col;
-    UNROLL
-    for (int t = 0; t < T; t++) {
+    int width = c->n_rows - col;
+    for (int t = 0; t < n; t++) {
         float *y = c->y + (size_t)(i0 + t) * c->stride + col;
-        if (n >= V_LANES) {
-            VF v = c->bias ? vf_add(acc[t], vf_load(c->bias + col)) : acc[t];
-            vf_store(y, v);
+        if (width >= V_LANES) {
+            VF v = vf_load(sum[t]);
+            vf_store(y, c->bias ? vf_add(v, vf_load(c->bias + col)) : v);
         } else {
-            float tmp[V_LANES];
-            vf_store(tmp, acc[t]);
-            for (int j = 0; j < n; j++)
-                y[j] = tmp[j] + (c->bias ? c->bias[col + j] : 0.0f);
+            for (int j = 0; j < width; j++)
+                y[j] = sum[t][j] + (c->bias ? c->bias[col + j] : 0.0f);
         }
     }
 }
 
+/* A pass of T rows, of which n count. */
 INLINE void run_pass(void (*fn)(const struct pass *, VF *, int), const struct mm_call *c,
-                     const uint8_t *panel, const uint8_t *const *x, int col, int i0, const int T)
+                     const uint8_t *panel, const uint8_t *const *x, int col, int i0, int n,
+                     const int T)
 {
     struct pass p = {.panel = panel,
                      .n_in = c->w->n_in,
                      .group_len = c->seg->group_len,
+                     .few_ahead = mm_few_ahead,
                      .l = x_layout(c->w->n_in)};
     UNROLL
     for (int t = 0; t < T; t++)
@@ -382,7 +386,11 @@ INLINE void run_pass(void (*fn)(const struct pass *, VF *, int), const struct mm
             acc[t] = vf_zero();
         p.lane4 = (size_t)part * V_BYTES;
         fn(&p, acc, T);
-        store(c, acc, col + part * V_LANES, i0, T);
+        float sum[MAX_T][V_LANES];
+        UNROLL
+        for (int t = 0; t < T; t++)
+            vf_store(sum[t], acc[t]);
+        store(c, sum, col + part * V_LANES, i0, n);
     }
 }
 
@@ -409,19 +417,47 @@ static void find_records(const struct mm_call *c, int i0, int n, const uint8_t *
     }
 }
 
-/* All panels of the call; input rows in even passes of at most MAX_T. */
+#define CASES2(name) CASE(name, 1) CASE(name, 2)
+#if MAX_T == 2
+enum { PASS_3 = 3, PASS_6 = 6 }; /* never */
+#define CASES CASES2
+#elif MAX_T == 4 || defined FEW_PASSES
+enum { PASS_3 = 4, PASS_6 = 8 };
+#define CASES4(name) CASES2(name) CASE(name, 4)
+#define CASES8(name) CASES4(name) CASE(name, 8)
+#if MAX_T == 4
+#define CASES CASES4
+#else
+#define CASES CASES8
+#endif
+#else
+enum { PASS_3 = 3, PASS_6 = 6 };
+#define CASES(name) CASES2(name) CASE(name, 3) CASE(name, 4) CASE(name, 6) CASE(name, 8)
+#endif
+
+/* The T of the pass for n rows: passes are compiled for some T, the others repeat a row. Must agree
+ * with CASES. */
+INLINE int pass_rows(int n)
+{
+    return n <= 2 ? n : n == 3 ? PASS_3 : n <= 4 ? 4 : n <= 6 ? PASS_6 : 8;
+}
+
+/* All panels of the call; input rows in passes of at most MAX_T, as even as pass_rows allows. */
 #define KERNEL(name)                                                                               \
     void NAME(mm_##name)(const struct mm_call *c)                                                  \
     {                                                                                              \
         const struct mm_seg *s = c->seg;                                                           \
         size_t first = (size_t)c->expert * (size_t)s->n_panels + (size_t)(c->row / MM_PANEL);      \
         int passes = (c->n + MAX_T - 1) / MAX_T;                                                   \
-        for (int k = 0, i0 = 0; k < passes; k++) {                                                 \
+        for (int k = 0, i0 = 0; i0 < c->n; k++) {                                                  \
             const uint8_t *x[MAX_T], *panel = s->data + first * s->panel_bytes;                    \
-            int n = (c->n - i0 + passes - k - 1) / (passes - k);                                   \
+            int left = c->n - i0, T = pass_rows((left + passes - k - 1) / (passes - k));           \
+            int n = T < left ? T : left;                                                           \
             find_records(c, i0, n, x);                                                             \
+            for (int t = n; t < T; t++)                                                            \
+                x[t] = x[n - 1];                                                                   \
             for (int col = 0; col < c->n_rows; col += MM_PANEL, panel += s->panel_bytes) {         \
-                switch (n) {                                                                       \
+                switch (T) {                                                                       \
                     CASES(name)                                                                    \
                 }                                                                                  \
             }                                                                                      \
@@ -430,19 +466,8 @@ static void find_records(const struct mm_call *c, int i0, int n, const uint8_t *
     }
 #define CASE(name, T)                                                                              \
     case T:                                                                                        \
-        run_pass(pass_##name, c, panel, x, col, i0, T);                                            \
+        run_pass(pass_##name, c, panel, x, col, i0, n, T);                                         \
         break;
-
-#define CASES2(name) CASE(name, 1) CASE(name, 2)
-#define CASES4(name) CASES2(name) CASE(name, 3) CASE(name, 4)
-#define CASES8(name) CASES4(name) CASE(name, 5) CASE(name, 6) CASE(name, 7) CASE(name, 8)
-#if MAX_T == 8
-#define CASES CASES8
-#elif MAX_T == 4
-#define CASES CASES4
-#else
-#define CASES CASES2
-#endif
 
 KERNEL(q4k)
 KERNEL(q5k)

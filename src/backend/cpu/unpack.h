@@ -10,7 +10,7 @@
 #include "backend/cpu/panel_avx512.h"
 #include "backend/cpu/panel_tables.h"
 
-enum { CHUNK_COLUMNS = 512 };
+enum { CHUNK_COLUMNS = 256 };
 
 /* CHUNK_COLUMNS of a panel; scale: a vector per 32 columns, Q6_K per 16. */
 struct chunk {
