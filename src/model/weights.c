@@ -256,6 +256,44 @@ static bool gptq_order(struct loader *l, const struct gptq_tensors *g, int n_in,
     return ok;
 }
 
+/* Rows of codes from (n_in/8, n_out) words of 8 columns each: a word is 4 bytes of a row as it is,
+ * where its columns stay together. In blocks that stay in the first cache both ways. */
+static void gptq_codes(const uint8_t *words, const int32_t *order, int n_in, int n_out,
+                       uint8_t *out)
+{
+    enum { ROWS = 64, WORDS = 16 };
+    uint32_t block[WORDS][ROWS];
+    int n_words = n_in / 8;
+    for (int o = 0; o < n_out; o += ROWS)
+        for (int j = 0; j < n_words; j += WORDS) {
+            int rows = n_out - o < ROWS ? n_out - o : ROWS;
+            int n = n_words - j < WORDS ? n_words - j : WORDS;
+            for (int i = 0; i < n; i++) {
+                const int32_t *from = order + 8 * (j + i);
+                bool together = from[0] % 8 == 0;
+                for (int k = 1; k < 8; k++)
+                    together &= from[k] == from[0] + k;
+                if (!together)
+                    memset(block[i], 0, sizeof block[i]);
+                for (int k = 0; k < (together ? 1 : 8); k++) {
+                    uint32_t in[ROWS];
+                    size_t at = (size_t)(from[k] / 8) * (size_t)n_out + (size_t)o;
+                    memcpy(together ? block[i] : in, words + 4 * at, (size_t)rows * sizeof *in);
+                    int right = from[k] % 8 * 4, left = 4 * k;
+                    for (int r = 0; r < rows && !together; r++)
+                        block[i][r] |= (in[r] >> right & 15) << left;
+                }
+            }
+            for (int r = 0; r < rows; r++) {
+                uint32_t row[WORDS];
+                for (int i = 0; i < n; i++)
+                    row[i] = block[i][r];
+                memcpy(out + (size_t)(o + r) * (size_t)(n_in / 2) + 4 * (size_t)j, row,
+                       (size_t)n * sizeof *row);
+            }
+        }
+}
+
 static bool gptq_unpack(struct loader *l, enum name n, int layer, int n_in, int n_out, int n_expert,
                         struct raw_seg *s)
 {
@@ -281,15 +319,7 @@ static bool gptq_unpack(struct loader *l, enum name n, int layer, int n_in, int 
             return false;
         any |= permuted;
         uint8_t *out = codes + (size_t)e * code_bytes;
-        for (int j = 0; j < n_in; j++) {
-            int from = order[j], shift = from % 8 * 4;
-            const uint8_t *src = g.codes->data + (size_t)(from / 8) * (size_t)n_out * 4;
-            for (int o = 0; o < n_out; o++) {
-                unsigned code = load_u32(src, (size_t)o) >> shift & 15;
-                out[(size_t)o * (size_t)(n_in / 2) + (size_t)(j / 2)] |=
-                    (uint8_t)(code << (j & 1 ? 4 : 0));
-            }
-        }
+        gptq_codes(g.codes->data, order, n_in, n_out, out);
         for (int i = 0; i < groups; i++)
             for (int o = 0; o < n_out; o++) {
                 size_t at = (size_t)e * planes + (size_t)o * (size_t)groups + (size_t)i;
