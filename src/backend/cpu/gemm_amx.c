@@ -29,14 +29,14 @@ enum kind {
 
 /* What one thread works on. Inputs are packed once and kept for all weight rows they meet. */
 struct scratch {
-    struct chunk chunk[2];                           /* of two panels */
-    _Alignas(64) float acc[MM_CHUNK][MM_UNIT];       /* sums of all input rows */
-    _Alignas(64) int32_t dots[2][4][ROWS][MM_PANEL]; /* of (block, panel); two steps */
     struct {
         unsigned stamp;
         const void *q, *rows;
         int n, n_in;
-    } key; /* whose inputs are packed */
+    } key; /* whose inputs are packed; first, so that any other use of the memory destroys it */
+    struct chunk chunk[2];                           /* of two panels */
+    _Alignas(64) float acc[MM_CHUNK][MM_UNIT];       /* sums of all input rows */
+    _Alignas(64) int32_t dots[2][4][ROWS][MM_PANEL]; /* of (block, panel); two steps */
     _Alignas(64) uint8_t packed[];
 };
 

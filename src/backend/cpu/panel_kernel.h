@@ -366,34 +366,6 @@ static __attribute__((noinline)) void store(const struct mm_call *c, float (*sum
     }
 }
 
-/* A pass of T rows, of which n count. */
-INLINE void run_pass(void (*fn)(const struct pass *, VF *, int), const struct mm_call *c,
-                     const uint8_t *panel, const uint8_t *const *x, int col, int i0, int n,
-                     const int T)
-{
-    struct pass p = {.panel = panel,
-                     .n_in = c->w->n_in,
-                     .group_len = c->seg->group_len,
-                     .few_ahead = mm_few_ahead,
-                     .l = x_layout(c->w->n_in)};
-    UNROLL
-    for (int t = 0; t < T; t++)
-        p.x[t] = x[t];
-    for (int part = 0; part < V_PARTS && col + part * V_LANES < c->n_rows; part++) {
-        VF acc[MAX_T];
-        UNROLL
-        for (int t = 0; t < T; t++)
-            acc[t] = vf_zero();
-        p.lane4 = (size_t)part * V_BYTES;
-        fn(&p, acc, T);
-        float sum[MAX_T][V_LANES];
-        UNROLL
-        for (int t = 0; t < T; t++)
-            vf_store(sum[t], acc[t]);
-        store(c, sum, col + part * V_LANES, i0, n);
-    }
-}
-
 /* The records of input rows [i0, i0 + n). Weights with a column order of their own have them made
  * here, in scratch, from the floats. */
 static void find_records(const struct mm_call *c, int i0, int n, const uint8_t **x)
@@ -417,57 +389,75 @@ static void find_records(const struct mm_call *c, int i0, int n, const uint8_t *
     }
 }
 
-#define CASES2(name) CASE(name, 1) CASE(name, 2)
+/* Passes are compiled for some T; for others a row is repeated. */
 #if MAX_T == 2
-enum { PASS_3 = 3, PASS_6 = 6 }; /* never */
-#define CASES CASES2
-#elif MAX_T == 4 || defined FEW_PASSES
+enum { PASS_3 = 0, PASS_6 = 0 }; /* never */
+#define PASSES(X, name) X(name, 1) X(name, 2)
+#elif MAX_T == 4
+enum { PASS_3 = 4, PASS_6 = 0 };
+#define PASSES(X, name) X(name, 1) X(name, 2) X(name, 4)
+#elif defined FEW_PASSES
 enum { PASS_3 = 4, PASS_6 = 8 };
-#define CASES4(name) CASES2(name) CASE(name, 4)
-#define CASES8(name) CASES4(name) CASE(name, 8)
-#if MAX_T == 4
-#define CASES CASES4
-#else
-#define CASES CASES8
-#endif
+#define PASSES(X, name) X(name, 1) X(name, 2) X(name, 4) X(name, 8)
 #else
 enum { PASS_3 = 3, PASS_6 = 6 };
-#define CASES(name) CASES2(name) CASE(name, 3) CASE(name, 4) CASE(name, 6) CASE(name, 8)
+#define PASSES(X, name) X(name, 1) X(name, 2) X(name, 3) X(name, 4) X(name, 6) X(name, 8)
 #endif
 
-/* The T of the pass for n rows: passes are compiled for some T, the others repeat a row. Must agree
- * with CASES. */
-INLINE int pass_rows(int n)
+static inline int pass_rows(int n)
 {
-    return n <= 2 ? n : n == 3 ? PASS_3 : n <= 4 ? 4 : n <= 6 ? PASS_6 : 8;
+    return n <= 2 ? n : n == 3 ? PASS_3 : n == 4 ? 4 : n <= 6 ? PASS_6 : 8;
 }
 
-/* All panels of the call; input rows in passes of at most MAX_T, as even as pass_rows allows. */
+/* All panels of the call; input rows in passes of at most MAX_T, as even as pass_rows allows. passes: by
+ * T, (T) sums of V_LANES to `sum`. */
+static void run(const struct mm_call *c,
+                void (*const *passes)(const struct pass *p, float (*sum)[V_LANES]))
+{
+    const struct mm_seg *s = c->seg;
+    size_t first = (size_t)c->expert * (size_t)s->n_panels + (size_t)(c->row / MM_PANEL);
+    int n_passes = (c->n + MAX_T - 1) / MAX_T;
+    float sum[MAX_T][V_LANES];
+    struct pass p = {.n_in = c->w->n_in,
+                     .group_len = s->group_len,
+                     .few_ahead = mm_few_ahead,
+                     .l = x_layout(c->w->n_in)};
+    for (int k = 0, i0 = 0, n; i0 < c->n; k++, i0 += n) {
+        int left = c->n - i0, T = pass_rows((left + n_passes - k - 1) / (n_passes - k));
+        n = T < left ? T : left;
+        find_records(c, i0, n, p.x);
+        for (int t = n; t < T; t++)
+            p.x[t] = p.x[n - 1];
+        for (int col = 0; col < c->n_rows; col += V_LANES) {
+            p.panel = s->data + (first + (size_t)(col / MM_PANEL)) * s->panel_bytes;
+            p.lane4 = (size_t)(col % MM_PANEL) * 4;
+            passes[T](&p, sum);
+            store(c, sum, col, i0, n);
+        }
+    }
+}
+
+#define PASS(name, T)                                                                              \
+    static void run_##name##_##T(const struct pass *p, float(*sum)[V_LANES])                       \
+    {                                                                                              \
+        VF acc[MAX_T];                                                                             \
+        UNROLL                                                                                     \
+        for (int t = 0; t < T; t++)                                                                \
+            acc[t] = vf_zero();                                                                    \
+        pass_##name(p, acc, T);                                                                    \
+        UNROLL                                                                                     \
+        for (int t = 0; t < T; t++)                                                                \
+            vf_store(sum[t], acc[t]);                                                              \
+    }
+#define ENTRY(name, T) [T] = run_##name##_##T,
 #define KERNEL(name)                                                                               \
+    PASSES(PASS, name)                                                                             \
     void NAME(mm_##name)(const struct mm_call *c)                                                  \
     {                                                                                              \
-        const struct mm_seg *s = c->seg;                                                           \
-        size_t first = (size_t)c->expert * (size_t)s->n_panels + (size_t)(c->row / MM_PANEL);      \
-        int passes = (c->n + MAX_T - 1) / MAX_T;                                                   \
-        for (int k = 0, i0 = 0; i0 < c->n; k++) {                                                  \
-            const uint8_t *x[MAX_T], *panel = s->data + first * s->panel_bytes;                    \
-            int left = c->n - i0, T = pass_rows((left + passes - k - 1) / (passes - k));           \
-            int n = T < left ? T : left;                                                           \
-            find_records(c, i0, n, x);                                                             \
-            for (int t = n; t < T; t++)                                                            \
-                x[t] = x[n - 1];                                                                   \
-            for (int col = 0; col < c->n_rows; col += MM_PANEL, panel += s->panel_bytes) {         \
-                switch (T) {                                                                       \
-                    CASES(name)                                                                    \
-                }                                                                                  \
-            }                                                                                      \
-            i0 += n;                                                                               \
-        }                                                                                          \
+        static void (*const passes[])(const struct pass *p,                                        \
+                                      float(*sum)[V_LANES]) = {PASSES(ENTRY, name)};               \
+        run(c, passes);                                                                            \
     }
-#define CASE(name, T)                                                                              \
-    case T:                                                                                        \
-        run_pass(pass_##name, c, panel, x, col, i0, n, T);                                         \
-        break;
 
 KERNEL(q4k)
 KERNEL(q5k)
