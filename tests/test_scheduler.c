@@ -313,6 +313,44 @@ static void test_budget(void **state)
     world_close(&w);
 }
 
+/* The automatic budget on machines far apart: steps keep to it from the first piece on, and reading
+ * does not crawl. */
+static void test_auto_budget(void **state)
+{
+    (void)state;
+    static const struct {
+        double base_ms, decode_ms, read_ms;
+    } machines[] = {{2, 0.05, 0.02}, {40, 6, 1.2}, {150, 10, 20}};
+    for (size_t m = 0; m < sizeof machines / sizeof *machines; m++) {
+        struct world w;
+        world_open(&w, 4096, 0, true);
+        w.base_ns = machines[m].base_ms * 1e6;
+        w.decode_ns = machines[m].decode_ms * 1e6;
+        w.read_ns = machines[m].read_ms * 1e6;
+        struct seq *run[8];
+        for (int i = 0; i < 8; i++)
+            run[i] = seq_new(&w, 4, 100 * (i + 1));
+        for (int i = 0; i < 20; i++)
+            step(&w, i);
+        double budget = scheduler_budget_ns(&w.s, 8), took = 0;
+        assert_true(budget >= 250e6 && budget >= 2.9 * (w.base_ns + 8 * w.decode_ns));
+        w.longest_ns = 0;
+        struct seq *long_one = seq_new(&w, 4000, 100000);
+        while (long_one->n_tokens == 4000) {
+            step(&w, 1);
+            took += w.last_ns;
+        }
+        assert_true(w.longest_ns < 1.1 * budget);
+        /* no more than twice what reading alone takes: the answers have at most half of the machine */
+        double alone = 4000 * w.read_ns + 4000.0 / MAX_ROWS * w.base_ns;
+        assert_true(took < 2.2 * alone);
+        for (int i = 0; i < 8; i++)
+            seq_end(&w, run[i]);
+        seq_end(&w, long_one);
+        world_close(&w);
+    }
+}
+
 /* Alone, a prompt may use longer steps. */
 static void test_idle_budget(void **state)
 {
@@ -399,11 +437,12 @@ static void test_random(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_index),      cmocka_unit_test(test_reuse),
-        cmocka_unit_test(test_twins),      cmocka_unit_test(test_merge),
-        cmocka_unit_test(test_preemption), cmocka_unit_test(test_remove),
-        cmocka_unit_test(test_budget),     cmocka_unit_test(test_idle_budget),
-        cmocka_unit_test(test_fairness),   cmocka_unit_test(test_random),
+        cmocka_unit_test(test_index),       cmocka_unit_test(test_reuse),
+        cmocka_unit_test(test_twins),       cmocka_unit_test(test_merge),
+        cmocka_unit_test(test_preemption),  cmocka_unit_test(test_remove),
+        cmocka_unit_test(test_budget),      cmocka_unit_test(test_idle_budget),
+        cmocka_unit_test(test_auto_budget), cmocka_unit_test(test_fairness),
+        cmocka_unit_test(test_random),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
