@@ -19,6 +19,7 @@ struct serve_flags {
     int body_mb, kv_tokens;
     bool no_metrics_compat, no_prefix_cache;
     bool ignored;
+    const char *ignored_text;
 };
 
 /* "8G", "512M", "1.5g", or bytes. */
@@ -161,7 +162,7 @@ int cmd_serve(int argc, char **argv)
          "requests that may wait before 429 (default 512)"},
         {OPT_FLOAT, 0, "step-ms", 0, &f.step_ms, 0, 60000, "MS",
          "time a step may take while answers run (default: 3 decodes', at least 250)"},
-        {OPT_INT, 0, "batch-size", "max-num-batched-tokens", &e->runtime.max_tokens, 1, 1 << 20,
+        {OPT_INT, 'b', "batch-size", "max-num-batched-tokens", &e->runtime.max_tokens, 1, 1 << 20,
          "N", "most tokens in a step (default 512)"},
         {OPT_STRING, 0, "kv-memory", 0, &f.kv_memory, 0, 0, "SIZE",
          "most memory for the KV cache (default: a quarter of what is free)"},
@@ -177,7 +178,14 @@ int cmd_serve(int argc, char **argv)
          "use this Jinja file instead of the model's template"},
         {OPT_STRING, 0, "chat-format", "tool-call-parser", &f.srv.chat_format, 0, 0, "NAME",
          "how tool calls and thinking are written (default: by the template)"},
+        /* What others need to be told and is always so here. */
         {OPT_FLAG, 0, "jinja", 0, &f.ignored, 0, 0, 0, NULL},
+        {OPT_FLAG, 0, "cont-batching", "-cb", &f.ignored, 0, 0, 0, NULL},
+        {OPT_STRING, 0, "flash-attn", "-fa", &f.ignored_text, 0, 0, "X", NULL},
+        {OPT_STRING, 0, "reasoning-parser", "reasoning-format", &f.ignored_text, 0, 0, "X", NULL},
+        {OPT_INT, 0, "ubatch-size", "-ub", &e->runtime.max_tokens, 1, 1 << 20, "N", NULL},
+        {OPT_STRING, 0, "cache-type-k", "-ctk", &f.model.kv_type, 0, 0, "TYPE", NULL},
+        {OPT_STRING, 0, "cache-type-v", "-ctv", &f.model.kv_type, 0, 0, "TYPE", NULL},
         {OPT_FLAG, 0, "enable-auto-tool-choice", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_FLAG, 0, "metrics", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_HEADING, 0, "sampling, where a request does not say", 0, 0, 0, 0, 0, 0},

@@ -235,12 +235,13 @@ static void on_request(void *arg, struct http_exchange *x)
     const struct http_head *h = http_request(x);
     const struct route *route = NULL;
     static const struct route one_model = {"GET", "", get_model, 0, false};
-    bool known = false;
+    bool known = false, posts = false;
     const char *method = !strcmp(h->method, "HEAD") ? "GET" : h->method;
     add_cors(s, x);
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++)
         if (!strcmp(routes[i].path, h->path)) {
             known = true;
+            posts |= routes[i].method[0] == 'P';
             if (!strcmp(routes[i].method, method))
                 route = &routes[i];
         }
@@ -254,9 +255,10 @@ static void on_request(void *arg, struct http_exchange *x)
         preflight(s, x);
     else if (!known)
         fail(s, x, 404, "not_found_error", "there is nothing at %.8s %.200s", h->method, h->path);
-    else if (!route)
+    else if (!route) {
+        http_add_header(x, "Allow", posts ? "POST, OPTIONS" : "GET, HEAD, OPTIONS");
         fail(s, x, 405, "invalid_request_error", "%.200s does not take %.8s", h->path, h->method);
-    else if (!route->open && !is_allowed(s, x))
+    } else if (!route->open && !is_allowed(s, x))
         fail(s, x, 401, "authentication_error", "missing or wrong API key");
     else if (route->get)
         route->get(s, x);
