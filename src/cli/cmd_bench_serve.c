@@ -65,6 +65,7 @@ struct stream {
     int64_t start_ns, last_ns;
     int status, n_tokens;
     bool in_body, chunked, done;
+    bool said_done;     /* [DONE] came */
     int64_t chunk_left; /* -1: a size line comes next; -2: the line end after a chunk */
     int n_usage_in, n_usage_out, n_usage_cached;
     struct buf error_body;
@@ -172,7 +173,7 @@ static void end_stream(struct stream *s, const char *why)
     int64_t now = clock_ns();
     if (!why && s->status != 200)
         why = s->error_body.len ? s->error_body.p : "no answer";
-    if (!why && !s->n_tokens && !s->n_usage_out)
+    if (!why && !s->n_tokens && !s->n_usage_out && !s->said_done)
         why = "an answer without tokens";
     if (why) {
         r->n_failed++;
@@ -228,7 +229,7 @@ static void on_event_line(struct stream *s, const char *line)
         return;
     line += 5 + strspn(line + 5, " ");
     if (!strcmp(line, "[DONE]")) {
-        s->done = true;
+        s->done = s->said_done = true;
         return;
     }
     if (strstr(line, "\"usage\":{") || strstr(line, "\"usage\": {"))
@@ -455,8 +456,6 @@ static void print_row(const struct run *r)
         percentile(&r->gap, 0.99), percentile(&r->whole, 0.5), percentile(&r->whole, 0.9),
         percentile(&r->whole, 0.99));
     fflush(stdout);
-    if (r->n_failed)
-        fprintf(stderr, "%d failed; the first: %s\n", r->n_failed, r->error);
 }
 
 static void json_times(const char *name, const struct samples *s)
@@ -510,6 +509,8 @@ static int measure(const struct bench_flags *f, struct target *t, int concurrenc
         print_json(&r);
     else
         print_row(&r);
+    if (r.n_failed)
+        fprintf(stderr, "%d failed; the first: %s\n", r.n_failed, r.error);
     int failed = r.n_failed;
     run_clear(&r);
     return failed;
