@@ -87,8 +87,9 @@ DEVICE bool gemm_rows_load(const struct gemm_args &p, struct gemm_rows &r, int t
 }
 
 /* acc += tiles x B for 64 columns; bs: a k tile of the activations in shared memory, 512-byte rows
- * whose 16-byte pieces are swizzled by the row. */
-template <int NT>
+ * whose 16-byte pieces are swizzled by the row. ALL: do not skip what lies past n_active (columns of
+ * anything, which nobody reads): without branches in between, loads run ahead of products. */
+template <int NT, bool ALL = false>
 DEVICE void chunk_mma(const uint32_t (&a)[2][4][4], const uint8_t *bs, int q, int n_active,
                       float (&acc)[2][NT][4])
 {
@@ -111,7 +112,7 @@ DEVICE void chunk_mma(const uint32_t (&a)[2][4][4], const uint8_t *bs, int q, in
             int piece = q * 8 + j * 2 + (lane >> 3 & 1);
 #pragma unroll
             for (int n = 0; n < NT / 2; n++) {
-                if (n * 2 < n_active) {
+                if (ALL || n * 2 < n_active) {
                     int row = n * 16 + (lane >> 4) * 8 + (lane & 7);
                     uint32_t b[4];
                     ldmatrix4(b, bs + row * (TILE_K * 2) + ((piece ^ (row & 7)) << 4));

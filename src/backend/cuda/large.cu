@@ -266,7 +266,10 @@ static __global__ void __launch_bounds__(LARGE_WARPS * 32)
                 chunk_decode<SET>(s[0], tiles[0], q, a[0]);
                 chunk_decode<SET>(s[1], tiles[1], q, a[1]);
             }
-            chunk_mma<NT>(a, b, q, n_active, acc);
+            if (SET == SET_K && 2 * n_active > NT)
+                chunk_mma<NT, true>(a, b, q, n_active, acc);
+            else
+                chunk_mma<NT>(a, b, q, n_active, acc);
         }
         if (!ahead) {
             __syncwarp(); /* one ring entry: done with before it is fetched over */

@@ -49,6 +49,7 @@ enum {
 #define H2_1024  0x64006400u
 #define H2_M1024 0xe400e400u /* -1024 */
 #define H2_M1056 0xe420e420u
+#define H2_M1536 0xe600e600u
 #define H2_M1152 0xe480e480u
 #define H2_M64   0xd400d400u
 #define H2_M96   0xd600d600u
