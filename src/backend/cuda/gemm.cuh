@@ -5,7 +5,7 @@
 #ifndef STEEL_BACKEND_CUDA_GEMM_CUH
 #define STEEL_BACKEND_CUDA_GEMM_CUH
 
-#include "backend/cuda/tile.cuh"
+#include "backend/cuda/dot.cuh"
 
 /* The hidden units of a feed-forward are kept as halves over 16: large ones do not overflow. */
 #define HIDDEN_SCALE 0.0625f
@@ -44,7 +44,7 @@ struct gemm_args {
     struct route_tables route;
     /* mid.cu */
     int n_units, units_per_block, k_warps, groups;
-    bool b_in_ring;
+    bool b_in_ring, sums_in_ring;
 };
 
 /* Rows a block takes: where each comes from, where its result goes, what undoes its scale. */
@@ -125,6 +125,128 @@ DEVICE void chunk_mma(const uint32_t (&a)[2][4][4], const uint8_t *bs, int q, in
             }
         }
     }
+}
+
+/* B fragments of 32 columns (group of 8), for NT tiles of 8 rows: b[n] = {k 0-15: 2, k 16-31: 2} */
+template <int NT> DEVICE void group_rows(const uint8_t *bs, int group, uint32_t (&b)[NT][4])
+{
+    int lane = lane_id();
+    if constexpr (NT == 1) {
+        int row = lane & 7, piece = group * 4 + (lane >> 3);
+        ldmatrix4(b[0], bs + row * (TILE_K * 2) + ((piece ^ row) << 4));
+    } else {
+#pragma unroll
+        for (int n = 0; n < NT; n += 2)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                int row = n * 8 + (lane >> 4) * 8 + (lane & 7);
+                int piece = group * 4 + j * 2 + (lane >> 3 & 1);
+                uint32_t r[4];
+                ldmatrix4(r, bs + row * (TILE_K * 2) + ((piece ^ (row & 7)) << 4));
+                b[n][2 * j] = r[0], b[n][2 * j + 1] = r[1];
+                b[n + 1][2 * j] = r[2], b[n + 1][2 * j + 1] = r[3];
+            }
+    }
+}
+
+/* A whole tile for few rows, in fewer instructions than spelling its weights out as halves takes:
+ * codes go in as in dot.cuh, a fragment of constants first lays down what their offsets will add,
+ * with the sign turned, and scales multiply the sums of a group in floats. */
+template <int NT> DEVICE void tile_q4_k(const uint8_t *tile, const uint8_t *bs, float (&acc)[NT][4])
+{
+    int lane = lane_id(), g = lane >> 2;
+    const uint32_t minus_1024[4] = {H2_M1024, H2_M1024, H2_M1024, H2_M1024};
+    const float zero[4] = {};
+    float scaled[NT][4] = {}, minima[NT][4] = {};
+#pragma unroll 1
+    for (int q = 0; q < 4; q++) {
+        uint4 w4 = load16(tile + q * 512 + lane * 16);
+        uint32_t sc = load4(tile + Q4K_SCALES + g * 16 + q * 4);
+        uint32_t mn = load4(tile + Q4K_MINS + g * 16 + q * 4);
+        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t a0[4], a1[4], b[NT][4];
+            nibble_frag(w[2 * h], a0);
+            nibble_frag(w[2 * h + 1], a1);
+            group_rows<NT>(bs, 2 * q + h, b);
+            float s0 = byte_float(sc, h), s1 = byte_float(sc, 2 + h);
+            float m0 = byte_float(mn, h), m1 = byte_float(mn, 2 + h);
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                float t[4], c[4];
+                mma_f16_from(t, minus_1024, b[n][0], b[n][1], zero);
+                mma_f16(t, minus_1024, b[n][2], b[n][3]);
+                mma_f16_from(c, a0, b[n][0], b[n][1], t);
+                mma_f16(c, a1, b[n][2], b[n][3]);
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    scaled[n][e] += (e < 2 ? s0 : s1) * c[e];
+                    minima[n][e] += (e < 2 ? m0 : m1) * t[e];
+                }
+            }
+        }
+    }
+    uint2 d = load8(tile + Q4K_D + g * 8);
+    float d0 = half_to_float(d.x & 0xffff), d1 = half_to_float(d.x >> 16) * 0.0625f;
+    float m0 = half_to_float(d.y & 0xffff) * 0x1p-10f, m1 = half_to_float(d.y >> 16) * 0x1p-10f;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            acc[n][e] += (e < 2 ? d0 : d1) * scaled[n][e] + (e < 2 ? m0 : m1) * minima[n][e];
+}
+
+/* {byte i of w} - 128 */
+DEVICE float byte_minus_128(uint32_t w, int i)
+{
+    return float_of(byte_perm(w, 0x4b000000u, 0x7650u + (uint32_t)i)) - 8388736.0f;
+}
+
+template <int NT> DEVICE void tile_q6_k(const uint8_t *tile, const uint8_t *bs, float (&acc)[NT][4])
+{
+    int lane = lane_id(), g = lane >> 2;
+    const uint32_t offsets[4] = {H2_M1056, H2_M1536, H2_M1056, H2_M1536};
+    const float zero[4] = {};
+    float scaled[NT][4] = {};
+#pragma unroll 1
+    for (int q = 0; q < 4; q++) {
+        uint4 w4 = load16(tile + q * 512 + lane * 16);
+        uint2 high = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
+        uint2 sc = load8(tile + Q6K_SCALES + q * 64 + g * 8);
+        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t b[NT][4], top = h ? high.y : high.x;
+            group_rows<NT>(bs, 2 * q + h, b);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint32_t a[4], t0 = i ? top >> 4 : top << 4, t1 = i ? top >> 6 : top << 2;
+                nibble_frag(w[2 * h + i], a);
+                a[0] = and_or(t0, 0x00300030u, a[0]);
+                a[1] = and_or(t0, 0x03000300u, a[1]);
+                a[2] = and_or(t1, 0x00300030u, a[2]);
+                a[3] = and_or(t1, 0x03000300u, a[3]);
+                float s0 = byte_minus_128(sc.x, 2 * h + i), s1 = byte_minus_128(sc.y, 2 * h + i);
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    float c[4];
+                    mma_f16_from(c, offsets, b[n][2 * i], b[n][2 * i + 1], zero);
+                    mma_f16(c, a, b[n][2 * i], b[n][2 * i + 1]);
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        scaled[n][e] += (e < 2 ? s0 : s1) * c[e];
+                }
+            }
+        }
+    }
+    uint32_t d = load4(tile + Q6K_D + g * 4);
+    float d0 = half_to_float(d & 0xffff), d1 = half_to_float(d >> 16) * 0.0625f;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            acc[n][e] += (e < 2 ? d0 : d1) * scaled[n][e];
 }
 
 /* stream.cu; false: not for this one */

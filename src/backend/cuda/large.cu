@@ -423,7 +423,7 @@ void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *
     p.y = y;
     p.ldy = w->n_out;
     bool mid = is_mid(cu, w, rows);
-    int width = tile_width(w, rows, mid);
+    int width = tile_width(w, rows > 16 && rows <= 48 ? 16 : rows, mid);
     gemm(cu, p, false, mid, width, ceil_div(rows, width));
 }
 

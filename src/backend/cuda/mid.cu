@@ -33,13 +33,17 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
     rows.in = (int *)shared;
     rows.out = rows.in + BN;
     rows.scale = (float *)(rows.out + BN);
-    float *sums = rows.scale + BN + BN % 4; /* (groups, k warps, 2, BN, SUM_ROW) */
     int warps = p.k_warps * p.groups, w = warp_id(), lane = lane_id(), g = lane >> 2, c = lane & 3;
     int group = w / p.k_warps, kw = w - group * p.k_warps;
     int entry = 2 * p.slot + (p.b_in_ring ? B_BYTES : 0);
-    uint8_t *base = (uint8_t *)(sums + warps * 2 * BN * SUM_ROW);
+    uint8_t *base = (uint8_t *)(rows.scale + BN + BN % 4);
     uint8_t *resident = base + w * B_BYTES;
-    uint8_t *ring = base + (p.b_in_ring ? 0 : warps * B_BYTES) + w * p.stages * entry;
+    uint8_t *rings = base + (p.b_in_ring ? 0 : warps * B_BYTES);
+    uint8_t *ring = rings + w * p.stages * entry;
+    /* (groups, k warps) x (2, BN, SUM_ROW): behind the rings, or over them where a block has but one
+     * round, since by then they are empty */
+    float *sums = (float *)(p.sums_in_ring ? rings : rings + warps * p.stages * entry);
+    int sum_stride = p.sums_in_ring ? p.stages * entry / 4 : 2 * BN * SUM_ROW;
 
     dependency_wait();
     dependency_trigger();
@@ -100,28 +104,48 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
                 __syncwarp();
                 const uint8_t *tiles = ring + at * entry;
                 const uint8_t *b = p.b_in_ring ? tiles + 2 * p.slot : resident;
+                if constexpr (SET == SET_K && NT <= 2) {
 #pragma unroll 1
-                for (int q = 0; q < 4; q++) {
-                    uint32_t a[2][4][4];
-                    if (SET == SET_ALL) { /* rare kinds are read where they are */
-                        uint32_t rest[2][4][4];
-                        chunk_slow(s0, tile_address(p.w, s0, rows.expert, tile_of(unit, 0), slice),
-                                   q, lane, a[0], rest[0]);
-                        chunk_slow(s1, tile_address(p.w, s1, rows.expert, tile_of(unit, 1), slice),
-                                   q, lane, a[1], rest[1]);
-                        chunk_mma<NT>(rest, b, q, n_active, acc);
-                    } else {
-                        chunk_decode<SET>(s0, tiles, q, a[0]);
-                        chunk_decode<SET>(s1, tiles + p.slot, q, a[1]);
+                    for (int i = 0; i < 2; i++) {
+                        float part[NT][4] = {};
+                        if ((i ? s1 : s0)->kind == TILE_Q4_K)
+                            tile_q4_k<NT>(tiles + i * p.slot, b, part);
+                        else
+                            tile_q6_k<NT>(tiles + i * p.slot, b, part);
+#pragma unroll
+                        for (int n = 0; n < NT; n++)
+#pragma unroll
+                            for (int e = 0; e < 4; e++) {
+                                acc[0][n][e] += i == 0 ? part[n][e] : 0.0f;
+                                acc[1][n][e] += i == 1 ? part[n][e] : 0.0f;
+                            }
                     }
-                    chunk_mma<NT>(a, b, q, n_active, acc);
+                } else {
+#pragma unroll 1
+                    for (int q = 0; q < 4; q++) {
+                        uint32_t a[2][4][4];
+                        if (SET == SET_ALL) { /* rare kinds are read where they are */
+                            uint32_t rest[2][4][4];
+                            chunk_slow(s0,
+                                       tile_address(p.w, s0, rows.expert, tile_of(unit, 0), slice),
+                                       q, lane, a[0], rest[0]);
+                            chunk_slow(s1,
+                                       tile_address(p.w, s1, rows.expert, tile_of(unit, 1), slice),
+                                       q, lane, a[1], rest[1]);
+                            chunk_mma<NT>(rest, b, q, n_active, acc);
+                        } else {
+                            chunk_decode<SET>(s0, tiles, q, a[0]);
+                            chunk_decode<SET>(s1, tiles + p.slot, q, a[1]);
+                        }
+                        chunk_mma<NT>(a, b, q, n_active, acc);
+                    }
                 }
                 at = at + 1 == p.stages ? 0 : at + 1;
                 __syncwarp(); /* every lane is done with the entry that is fetched over */
                 fetch();
             }
         }
-        float *mine = sums + w * 2 * BN * SUM_ROW;
+        float *mine = sums + w * sum_stride;
 #pragma unroll
         for (int i = 0; i < 2; i++)
 #pragma unroll
@@ -146,13 +170,13 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
                 continue;
             const struct seg *s = seg_of(p.w, t);
             const float *from =
-                sums + (in_group * p.k_warps * 2 + tile) * BN * SUM_ROW + col * SUM_ROW + r;
+                sums + in_group * p.k_warps * sum_stride + (tile * BN + col) * SUM_ROW + r;
             float v = 0.0f, up = 0.0f;
 #pragma unroll 4
             for (int k = 0; k < p.k_warps; k++) {
-                v += from[k * 2 * BN * SUM_ROW];
+                v += from[k * sum_stride];
                 if (PAIR)
-                    up += from[(k * 2 + 1) * BN * SUM_ROW];
+                    up += from[k * sum_stride + BN * SUM_ROW];
             }
             int row = (t - s->tile0) * TILE_ROWS + r;
             size_t out = (size_t)rows.out[col] * (size_t)p.ldy;
@@ -187,8 +211,8 @@ static size_t mid_shared(const struct gemm_args &p, int nt)
 {
     size_t bn = (size_t)nt * 8, b = bn * TILE_K * 2, warps = (size_t)(p.k_warps * p.groups);
     size_t entry = 2 * (size_t)p.slot + (p.b_in_ring ? b : 0);
-    return (3 * bn + bn % 4) * 4 + warps * 2 * bn * SUM_ROW * 4 + (p.b_in_ring ? 0 : warps * b) +
-           warps * (size_t)p.stages * entry;
+    return (3 * bn + bn % 4) * 4 + (p.sums_in_ring ? 0 : warps * 2 * bn * SUM_ROW * 4) +
+           (p.b_in_ring ? 0 : warps * b) + warps * (size_t)p.stages * entry;
 }
 
 template <int SET, int NT, bool PAIR>
@@ -211,8 +235,11 @@ static void mid_launch(struct cuda_backend *cu, struct gemm_args p, int y)
     p.units_per_block = ceil_div(per, p.groups) * p.groups;
     if (p.b_in_ring)
         p.units_per_block = p.groups;
+    size_t sums = (size_t)(2 * NT * 8 * SUM_ROW * 4);
+    p.sums_in_ring = p.units_per_block == p.groups && sums <= 2 * (size_t)p.slot;
     p.stages = SET == SET_ALL ? 1 : 3;
-    while (p.stages > 1 && mid_shared(p, NT) > cu->shared_limit / (NT == 1 ? 2 : 1))
+    size_t room = NT <= 2 ? cu->shared_per_sm / 2 - 1024 : cu->shared_limit;
+    while (p.stages > 1 && mid_shared(p, NT) > room)
         p.stages--;
     CHECK(mid_shared(p, NT) <= cu->shared_limit, "%zu bytes of shared memory", mid_shared(p, NT));
     cuda_launch(cu, mid_kernel<SET, NT, PAIR>,
