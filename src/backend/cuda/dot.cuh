@@ -3,10 +3,11 @@
  * of issue slots and latency before it is short of bandwidth.
  *
  * The tensor core's B fragment has 8 columns and there is only one row, so the columns are put to
- * another use: column n has the activations of column group n (32 of the slice's 256) and zeros
- * elsewhere. One accumulator then collects all groups' sums apart from each other, and scales are
- * applied once per tile instead of once per group. Lane (g, c) holds just the 8 activations that
- * column g wants of it: columns 32g+4c.. and 32g+16+4c..; nothing is staged in shared memory.
+ * another use: column n has the activations of column group n (32 of the slice's 256). Of the product
+ * of a group's weights with all eight, the lanes that hold the group's own column keep theirs; so
+ * products wait for nothing, every lane ends up with the sums of two groups, and scales are applied
+ * once per tile. Lane (g, c) holds just the 8 activations that column g wants of it: columns 32g+4c..
+ * and 32g+16+4c..; nothing is staged in shared memory.
  *
  * Codes go in as the halves 1024 + code that one OR makes of them (registers 1 and 3, whose nibbles
  * sit four bits up, as 1024 + 16 code: rows g+8 come out 16 times too large, which their scale takes
@@ -60,7 +61,21 @@ DEVICE void nibble_frag(uint32_t w, uint32_t (&a)[4])
     a[3] = and_or(h, 0x00f000f0u, H2_1024);
 }
 
-/* c += fragment of column group `group`'s first (half 0) or second 16 columns. */
+/* keep[h], keep[2 + h] = rows g, g+8 of 32 columns, the first 16 of them in a, the rest in b; of
+ * group 2q+h, if `mine` (this lane's columns are those of groups 2q, 2q+1). */
+DEVICE void group_keep(float (&keep)[4], int h, bool mine, const uint32_t (&a)[4],
+                       const uint32_t (&b)[4], const struct row_slice &x)
+{
+    const float zero[4] = {};
+    float c[4];
+    mma_f16_from(c, a, x.b[0], x.b[1], zero);
+    mma_f16(c, b, x.b[2], x.b[3]);
+    keep[h] = mine ? c[h] : keep[h];
+    keep[2 + h] = mine ? c[2 + h] : keep[2 + h];
+}
+
+/* c += fragment of column group `group`'s first (half 0) or second 16 columns; the sums of all groups
+ * in one accumulator, zeros in the columns of the others. */
 DEVICE void group_mma(float (&c)[4], const uint32_t (&a)[4], const struct row_slice &x, int group,
                       int half)
 {
@@ -78,24 +93,24 @@ DEVICE float byte_float(uint32_t w, int i)
 DEVICE void dot_q4_k(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
 {
     int lane = lane_id();
-    float c0[4] = {}, c1[4] = {};
+    float c[4] = {};
 #pragma unroll 2
     for (int q = 0; q < 4; q++) {
         uint4 w4 = load16(tile + q * 512 + lane * 16);
-        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4];
+        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4], b[4];
+        bool mine = (lane & 3) == q;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             nibble_frag(w[2 * h], a);
-            group_mma(c0, a, x, 2 * q + h, 0);
-            nibble_frag(w[2 * h + 1], a);
-            group_mma(c1, a, x, 2 * q + h, 1);
+            nibble_frag(w[2 * h + 1], b);
+            group_keep(c, h, mine, a, b, x);
         }
     }
     uint32_t sc = load4(tile + Q4K_SCALES + lane * 4), mn = load4(tile + Q4K_MINS + lane * 4);
     uint2 d = load8(tile + Q4K_D + (lane >> 2) * 8);
     float t0 = x.even[0] + x.odd[0], t1 = x.even[1] + x.odd[1];
-    float s0 = (c0[0] + c1[0] + t0) * byte_float(sc, 0) + (c0[1] + c1[1] + t1) * byte_float(sc, 1);
-    float s1 = (c0[2] + c1[2] + t0) * byte_float(sc, 2) + (c0[3] + c1[3] + t1) * byte_float(sc, 3);
+    float s0 = (c[0] + t0) * byte_float(sc, 0) + (c[1] + t1) * byte_float(sc, 1);
+    float s1 = (c[2] + t0) * byte_float(sc, 2) + (c[3] + t1) * byte_float(sc, 3);
     float m0 = t0 * byte_float(mn, 0) + t1 * byte_float(mn, 1);
     float m1 = t0 * byte_float(mn, 2) + t1 * byte_float(mn, 3);
     r[0] += half_to_float(d.x & 0xffff) * s0 + half_to_float(d.y & 0xffff) * 0x1p-10f * m0;
@@ -105,28 +120,36 @@ DEVICE void dot_q4_k(const uint8_t *tile, const struct row_slice &x, float (&r)[
 DEVICE void dot_q6_k(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
 {
     int lane = lane_id(), g = lane >> 2, c = lane & 3;
-    float c0[4] = {}, c1[4] = {};
+    const float zero[4] = {};
+    float c0[4] = {}, c1[4] = {}; /* the first, the second 16 columns of groups 2c, 2c+1 */
 #pragma unroll 1
     for (int q = 0; q < 4; q++) {
         uint4 w4 = load16(tile + q * 512 + lane * 16);
         uint2 high = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
         uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4];
+        bool mine = c == q;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t top = h ? high.y : high.x, t0 = top << 4, t1 = top << 2;
+            float t[4], u[4];
             nibble_frag(w[2 * h], a);
             a[0] = and_or(t0, 0x00300030u, a[0]);
             a[1] = and_or(t0, 0x03000300u, a[1]);
             a[2] = and_or(t1, 0x00300030u, a[2]);
             a[3] = and_or(t1, 0x03000300u, a[3]);
-            group_mma(c0, a, x, 2 * q + h, 0);
+            mma_f16_from(t, a, x.b[0], x.b[1], zero);
             t0 = top >> 4, t1 = top >> 6;
             nibble_frag(w[2 * h + 1], a);
             a[0] = and_or(t0, 0x00300030u, a[0]);
             a[1] = and_or(t0, 0x03000300u, a[1]);
             a[2] = and_or(t1, 0x00300030u, a[2]);
             a[3] = and_or(t1, 0x03000300u, a[3]);
-            group_mma(c1, a, x, 2 * q + h, 1);
+            mma_f16_from(u, a, x.b[2], x.b[3], zero);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                c0[2 * i + h] = mine ? t[2 * i + h] : c0[2 * i + h];
+                c1[2 * i + h] = mine ? u[2 * i + h] : c1[2 * i + h];
+            }
         }
     }
     /* scales of 16 columns: this lane's four are 4c..4c+3. Codes are 32 too large: 1024 + 32, and
@@ -154,28 +177,26 @@ DEVICE uint2 half_scales(const uint8_t *scales)
 DEVICE void dot_gptq4(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
 {
     int lane = lane_id();
-    float c0[4] = {}, c1[4] = {};
-#pragma unroll 1
+    float c[4] = {};
+#pragma unroll 2
     for (int q = 0; q < 4; q++) {
         uint4 w4 = load16(tile + q * 512 + lane * 16);
-        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4];
+        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4], b[4];
+        bool mine = (lane & 3) == q;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             nibble_frag(w[2 * h], a);
-            group_mma(c0, a, x, 2 * q + h, 0);
-            nibble_frag(w[2 * h + 1], a);
-            group_mma(c1, a, x, 2 * q + h, 1);
+            nibble_frag(w[2 * h + 1], b);
+            group_keep(c, h, mine, a, b, x);
         }
     }
     uint2 sc = half_scales(tile + GPTQ_SCALES);
     uint32_t z = load4(tile + GPTQ_ZEROS + (lane & 3) * 32 + (lane >> 2) * 4);
     float t0 = x.even[0] + x.odd[0], t1 = x.even[1] + x.odd[1];
-    float s0 =
-        (c0[0] + c1[0] + t0 * (1.0f + byte_float(z, 0) * 0x1p-10f)) * half_to_float(sc.x & 0xffff) +
-        (c0[1] + c1[1] + t1 * (1.0f + byte_float(z, 1) * 0x1p-10f)) * half_to_float(sc.x >> 16);
-    float s1 =
-        (c0[2] + c1[2] + t0 * (1.0f + byte_float(z, 2) * 0x1p-6f)) * half_to_float(sc.y & 0xffff) +
-        (c0[3] + c1[3] + t1 * (1.0f + byte_float(z, 3) * 0x1p-6f)) * half_to_float(sc.y >> 16);
+    float s0 = (c[0] + t0 * (1.0f + byte_float(z, 0) * 0x1p-10f)) * half_to_float(sc.x & 0xffff) +
+               (c[1] + t1 * (1.0f + byte_float(z, 1) * 0x1p-10f)) * half_to_float(sc.x >> 16);
+    float s1 = (c[2] + t0 * (1.0f + byte_float(z, 2) * 0x1p-6f)) * half_to_float(sc.y & 0xffff) +
+               (c[3] + t1 * (1.0f + byte_float(z, 3) * 0x1p-6f)) * half_to_float(sc.y >> 16);
     r[0] += s0;
     r[1] += 0.0625f * s1;
 }
@@ -183,23 +204,26 @@ DEVICE void dot_gptq4(const uint8_t *tile, const struct row_slice &x, float (&r)
 DEVICE void dot_q8_0(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
 {
     int lane = lane_id();
-    float c0[4] = {}, c1[4] = {};
-#pragma unroll 2
-    for (int p = 0; p < 8; p++) {
-        uint4 w = load16(tile + p * 512 + lane * 16);
-        uint32_t a[4] = {byte_perm(w.x, 0x64646464u, 0x4140), byte_perm(w.y, 0x64646464u, 0x4140),
-                         byte_perm(w.x, 0x64646464u, 0x4342), byte_perm(w.y, 0x64646464u, 0x4342)};
-        group_mma(c0, a, x, p, 0);
-        uint32_t b[4] = {byte_perm(w.z, 0x64646464u, 0x4140), byte_perm(w.w, 0x64646464u, 0x4140),
-                         byte_perm(w.z, 0x64646464u, 0x4342), byte_perm(w.w, 0x64646464u, 0x4342)};
-        group_mma(c1, b, x, p, 1);
+    float c[4] = {};
+#pragma unroll 1
+    for (int q = 0; q < 4; q++) {
+        bool mine = (lane & 3) == q;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint4 w = load16(tile + (2 * q + h) * 512 + lane * 16);
+            uint32_t a[4] = {
+                byte_perm(w.x, 0x64646464u, 0x4140), byte_perm(w.y, 0x64646464u, 0x4140),
+                byte_perm(w.x, 0x64646464u, 0x4342), byte_perm(w.y, 0x64646464u, 0x4342)};
+            uint32_t b[4] = {
+                byte_perm(w.z, 0x64646464u, 0x4140), byte_perm(w.w, 0x64646464u, 0x4140),
+                byte_perm(w.z, 0x64646464u, 0x4342), byte_perm(w.w, 0x64646464u, 0x4342)};
+            group_keep(c, h, mine, a, b, x);
+        }
     }
     uint2 sc = half_scales(tile + Q80_SCALES); /* codes are 128 too large: 1152 = 1024 * 1.125 */
     float t0 = (x.even[0] + x.odd[0]) * 1.125f, t1 = (x.even[1] + x.odd[1]) * 1.125f;
-    r[0] += (c0[0] + c1[0] + t0) * half_to_float(sc.x & 0xffff) +
-            (c0[1] + c1[1] + t1) * half_to_float(sc.x >> 16);
-    r[1] += (c0[2] + c1[2] + t0) * half_to_float(sc.y & 0xffff) +
-            (c0[3] + c1[3] + t1) * half_to_float(sc.y >> 16);
+    r[0] += (c[0] + t0) * half_to_float(sc.x & 0xffff) + (c[1] + t1) * half_to_float(sc.x >> 16);
+    r[1] += (c[2] + t0) * half_to_float(sc.y & 0xffff) + (c[3] + t1) * half_to_float(sc.y >> 16);
 }
 
 DEVICE void dot_f16(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
