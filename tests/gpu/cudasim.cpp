@@ -475,7 +475,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
     int v = sm ? atoi(sm) : 90;
     p->major = v / 10;
     p->minor = v % 10;
-    p->multiProcessorCount = 4;
+    const char *sms = getenv("SIM_SMS");
+    p->multiProcessorCount = sms ? atoi(sms) : 4;
     p->l2CacheSize = 1 << 20;
     p->totalGlobalMem = (size_t)1 << 32;
     const char *limit = getenv("SIM_SHARED"); /* play a GPU with less shared memory */

@@ -176,6 +176,7 @@ enum {
         4, /* small blocks: resident, with their first keys, beside the kernel in front */
     DECODE_THREADS = DECODE_WARPS * 32,
     DECODE_KEYS = 16,
+    DECODE_AHEAD = 8, /* rounds whose keys are asked for in advance */
     DECODE_PARTS = 64 /* most stretches */
 };
 
@@ -286,7 +287,22 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
             for (int j = 0; j < VP; j++)
                 vf[i][j] = load_l2(vr + ((i & 1) + 8 * (i >> 1)) * (D / 8) + j);
     };
+    /* The keys and values of a round are 16 rows in a row: a line of 128 bytes for each lane. */
+    auto ask = [&](int at) {
+        const int32_t *page = pages + (min(at, last) >> p.kv.page_shift);
+        size_t first = (((size_t)*page * (size_t)K + (size_t)kv_head) << p.kv.page_shift) +
+                       (size_t)(at & (p.kv.page_len - 1));
+        size_t line = 2 * D * first + (size_t)lane * 128;
+        if (lane * 128 < DECODE_KEYS * 2 * D) {
+            prefetch_l2(p.kv.k + line);
+            prefetch_l2(p.kv.v + line);
+        }
+    };
     dependency_trigger();
+#pragma unroll 1
+    for (int i = 1; i <= DECODE_AHEAD; i++)
+        if (base + i * STEP < end)
+            ask(base + i * STEP);
     if (!RAW)
         dependency_wait();
     if (base < end)
@@ -453,6 +469,8 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
                                     word_of(vf[3][j >> 3], j >> 1 & 3), sel);
             mma_kv<BF16>(out[j], pf, b0, b1);
         }
+        if (base + (DECODE_AHEAD + 1) * STEP < end)
+            ask(base + (DECODE_AHEAD + 1) * STEP);
         if (base + STEP < end)
             load_keys(base + STEP);
     }
@@ -481,43 +499,60 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
     bool final = used == 1;
 #pragma unroll 1
     for (;;) {
-#pragma unroll 1
-        for (int h = w; h < heads; h += DECODE_WARPS) {
-            float f[2], m = -INFINITY; /* what parts lane and lane + 32 are worth */
+        enum { HEADS = 8 / DECODE_WARPS }; /* of this warp: w, w + DECODE_WARPS.. */
+        float f[HEADS][2], l[HEADS], top_of[HEADS], v[HEADS][PER] = {};
+#pragma unroll
+        for (int k = 0; k < HEADS; k++) {
+            int h = w + k * DECODE_WARPS;
+            float m = -INFINITY; /* f: what parts lane and lane + 32 are worth */
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 int j = lane + 32 * i;
-                f[i] = j < n ? ml[(j * 8 + h) * 2] : -INFINITY;
-                m = fmaxf(m, f[i]);
+                f[k][i] = j < n ? ml[(j * 8 + h) * 2] : -INFINITY;
+                m = fmaxf(m, f[k][i]);
             }
-            m = warp_max(m);
-            float l = 0.0f;
+            top_of[k] = m = warp_max(m);
+            l[k] = 0.0f;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 int j = lane + 32 * i;
-                f[i] = fast_exp2(f[i] - m);
-                l += j < n ? f[i] * ml[(j * 8 + h) * 2 + 1] : 0.0f;
+                f[k][i] = fast_exp2(f[k][i] - m);
+                l[k] += j < n ? f[k][i] * ml[(j * 8 + h) * 2 + 1] : 0.0f;
             }
-            l = warp_sum(l);
-            float v[PER] = {}, *out_row = final ? to + h * D : acc + (split * 8 + h) * D;
+            l[k] = warp_sum(l[k]);
+        }
+        /* A lane has PER entries in a row of each part. */
 #pragma unroll 4
-            for (int j = 0; j < n; j++) {
-                float fj = __shfl_sync(FULL_WARP, j < 32 ? f[0] : f[1], j & 31);
+        for (int j = 0; j < n; j++)
 #pragma unroll
-                for (int i = 0; i < PER; i++)
-                    v[i] += fj * from_part[(j * 8 + h) * stride + lane + 32 * i];
+            for (int k = 0; k < HEADS; k++) {
+                int h = min(w + k * DECODE_WARPS, heads - 1);
+                float fj = __shfl_sync(FULL_WARP, j < 32 ? f[k][0] : f[k][1], j & 31);
+                const float *e = from_part + (j * 8 + h) * stride + lane * PER;
+#pragma unroll
+                for (int i = 0; i < PER; i += 2) {
+                    float2 pair = *(const float2 *)(e + i);
+                    v[k][i] += fj * pair.x;
+                    v[k][i + 1] += fj * pair.y;
+                }
             }
+#pragma unroll
+        for (int k = 0; k < HEADS; k++) {
+            int h = w + k * DECODE_WARPS;
+            if (h >= heads)
+                break;
+            float *out_row = final ? to + h * D : acc + (split * 8 + h) * D;
 #pragma unroll
             for (int i = 0; i < PER; i++) { /* entry 8j+n is element n*TILES + j */
-                int at = lane + 32 * i;
+                int at = lane * PER + i;
                 if (final)
-                    out_row[(at & 7) * TILES + (at >> 3)] = fast_divide(v[i], l);
+                    out_row[(at & 7) * TILES + (at >> 3)] = fast_divide(v[k][i], l[k]);
                 else
-                    out_row[at] = v[i];
+                    out_row[at] = v[k][i];
             }
             if (!final && lane == 0) {
-                sml[split * 16 + 2 * h] = m;
-                sml[split * 16 + 2 * h + 1] = l;
+                sml[split * 16 + 2 * h] = top_of[k];
+                sml[split * 16 + 2 * h + 1] = l[k];
             }
         }
         if (final)

@@ -325,6 +325,16 @@ DEVICE float load_float_l2(const float *p)
 #endif
 }
 
+/* Asks for 128 bytes to be brought to the L2. */
+DEVICE void prefetch_l2(const void *p)
+{
+#ifdef STEEL_CUDA_SIM
+    (void)p;
+#else
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
 /* Eight bytes of shared memory, read where it says so: not kept in registers around a loop. */
 DEVICE uint2 load_shared8(const void *p)
 {
