@@ -13,7 +13,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-enum { V_BYTES = V_LANES * 4, V_PARTS = MM_PANEL / V_LANES };
+enum { V_BYTES = V_LANES * 4, V_PARTS = MM_PANEL / V_LANES, PREFETCH_BYTES = 12288 };
 
 /* Columns k and k + 1 of a panel for the lanes at byte `at` of a vector of floats. */
 INLINE void load_two(const uint8_t *panel, size_t at, size_t k, const enum dtype type, VF *w0,
@@ -43,7 +43,14 @@ INLINE void add_columns(const uint8_t *panel, size_t at, int k, int end, const f
     UNROLL
     for (int t = 0; t < T; t++)
         even[t] = odd[t] = vf_zero();
+    const int pair = type == DT_F32 ? 128 : type == DT_F8_E4M3 ? 32 : 64; /* bytes of two columns */
+    const char *ahead = (const char *)panel + PREFETCH_BYTES;
     for (; k + 1 < end; k += 2) {
+        if (mm_few_ahead) {
+            _mm_prefetch(ahead + (size_t)(k / 2) * pair, _MM_HINT_T1);
+            if (type == DT_F32)
+                _mm_prefetch(ahead + (size_t)(k / 2) * pair + 64, _MM_HINT_T1);
+        }
         load_two(panel, at, (size_t)k, type, &w0, &w1);
         UNROLL
         for (int t = 0; t < T; t++) {

@@ -93,9 +93,9 @@ void x_quantize_avx512(const float *x, int n_in, int first, int len, bool fine, 
 void x_glu_avx2(float *g, const float *u, int n);
 void x_glu_avx512(float *g, const float *u, int n);
 
-/* Whether passes of one or two input rows ask for memory themselves: set before the first. AMD's
- * processors fetch such streams better alone; Intel's reach half of the bandwidth alone, all of it
- * with help. */
+/* Whether passes of one or two input rows (float weights: of any number) ask for memory themselves:
+ * set before the first. AMD's processors fetch such streams better alone; Intel's reach half of the
+ * bandwidth alone, all of it with help. */
 extern bool mm_few_ahead;
 
 #define PANEL_KERNELS(isa)                                                                         \

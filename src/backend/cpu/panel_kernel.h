@@ -16,17 +16,6 @@
 
 #include <string.h>
 
-/* Sanitised builds check the same code in two copies instead of eight, which compile in reason. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#undef MAX_T
-#define MAX_T 2
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#undef MAX_T
-#define MAX_T 2
-#endif
-#endif
-
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
 #define UNROLL _Pragma("unroll")
@@ -390,10 +379,7 @@ static void find_records(const struct mm_call *c, int i0, int n, const uint8_t *
 }
 
 /* Passes are compiled for some T; for others a row is repeated. */
-#if MAX_T == 2
-enum { PASS_3 = 0, PASS_6 = 0 }; /* never */
-#define PASSES(X, name) X(name, 1) X(name, 2)
-#elif MAX_T == 4
+#if MAX_T == 4
 enum { PASS_3 = 4, PASS_6 = 0 };
 #define PASSES(X, name) X(name, 1) X(name, 2) X(name, 4)
 #elif defined FEW_PASSES
