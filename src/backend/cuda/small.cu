@@ -425,7 +425,7 @@ static __global__ void __launch_bounds__(256)
 void small_router(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                   float *n, int rows)
 {
-    int per = rows < 4 ? rows : 4;
+    int per = rows <= 64 ? ceil_div(rows, 16) : 4; /* a block for every row while there are few */
     struct router_args p = {*w, *in, n, cu->router, rows, per};
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
     cuda_launch(cu, router_kernel,
