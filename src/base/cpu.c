@@ -55,6 +55,9 @@ enum isa isa_best(void)
         return ISA_AVX2;
     if (!vnni)
         return ISA_AVX512;
+#ifdef AMX_EMULATE /* tiles in plain C (backend/cpu/amx.h), for tests */
+    return bf16 ? ISA_AMX : ISA_VNNI;
+#endif
     return amx && bf16 && amx_permitted() ? ISA_AMX : ISA_VNNI;
 }
 #else

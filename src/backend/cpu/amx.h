@@ -68,6 +68,28 @@ static inline void amx_dot(int c, int a, int b)
         }
 }
 
+/* c[m][n] += sum over k, j of a[m][2k + j] * b[k][2n + j], bf16 to floats */
+static inline void amx_dot_bf16(int c, int a, int b)
+{
+    const struct amx_config *f = &amx_state.config;
+    for (int m = 0; m < f->rows[c]; m++)
+        for (int n = 0; n < f->row_bytes[c] / 4; n++) {
+            float sum;
+            memcpy(&sum, &amx_state.tile[c][m][4 * n], 4);
+            for (int k = 0; k < f->row_bytes[a] / 4 && k < f->rows[b]; k++)
+                for (int j = 0; j < 2; j++) {
+                    uint32_t x = 0, y = 0;
+                    float fx, fy;
+                    memcpy((uint8_t *)&x + 2, &amx_state.tile[a][m][4 * k + 2 * j], 2);
+                    memcpy((uint8_t *)&y + 2, &amx_state.tile[b][k][4 * n + 2 * j], 2);
+                    memcpy(&fx, &x, 4);
+                    memcpy(&fy, &y, 4);
+                    sum += fx * fy;
+                }
+            memcpy(&amx_state.tile[c][m][4 * n], &sum, 4);
+        }
+}
+
 #else
 
 #include <immintrin.h>
@@ -93,7 +115,8 @@ static inline void amx_configure(const struct amx_config *c)
         _tile_stored(t, p, stride);                                                                \
         AMX_BARRIER();                                                                             \
     } while (0)
-#define amx_dot(c, a, b) _tile_dpbssd(c, a, b)
+#define amx_dot(c, a, b)      _tile_dpbssd(c, a, b)
+#define amx_dot_bf16(c, a, b) _tile_dpbf16ps(c, a, b)
 
 #endif
 #endif

@@ -187,7 +187,11 @@ static void row_range(const struct job *j, int t, int *lo, int *hi)
 /* First match wins; the last takes everything. */
 static const struct attn_kernels *const variants[] = {
 #ifdef __x86_64__
+#ifdef AMX_EMULATE
+    &attn_kernels_avx512,
+#else
     &attn_kernels_amx,
+#endif
     &attn_kernels_avx512,
     &attn_kernels_avx2,
 #endif

@@ -14,24 +14,25 @@
 #include <string.h>
 
 #define PACKED(type, kernel)                                                                       \
-    {#kernel, type, true, 1, INT_MAX, ISA_VNNI, mm_##kernel##_vnni},                               \
-        {#kernel, type, true, 1, INT_MAX, ISA_AVX512, mm_##kernel##_avx512},                       \
+    {#kernel, type, true, false, 1, INT_MAX, ISA_VNNI, mm_##kernel##_vnni},                        \
+        {#kernel, type, true, false, 1, INT_MAX, ISA_AVX512, mm_##kernel##_avx512},                \
     {                                                                                              \
-#kernel, type, true, 1, INT_MAX, ISA_AVX2, mm_##kernel##_avx2                              \
+#kernel, type, true, false, 1, INT_MAX, ISA_AVX2, mm_##kernel##_avx2                       \
     }
 
 #define FPACKED(type, kernel)                                                                      \
-    {#kernel, type, true, 1, INT_MAX, ISA_AVX512, mm_##kernel##_avx512},                           \
+    {#kernel, type, true, false, 1, INT_MAX, ISA_AVX512, mm_##kernel##_avx512},                    \
     {                                                                                              \
-#kernel, type, true, 1, INT_MAX, ISA_AVX2, mm_##kernel##_avx2                              \
+#kernel, type, true, false, 1, INT_MAX, ISA_AVX2, mm_##kernel##_avx2                       \
     }
 
-/* Input rows from which a tile's 16 rows pay. */
-enum { AMX_MIN = 9 };
+/* Input rows from which a tile's 16 rows pay, and from which converting weights to bf16 does. */
+enum { AMX_MIN = 9, HALVES_MIN = 12 };
 
 #define TILED(type, kernel)                                                                        \
+    {"gemm16 " #kernel, type, true, true, 1, INT_MAX, ISA_AMX, mm_gemm16_##kernel##_amx},          \
     {                                                                                              \
-        "gemm " #kernel, type, true, AMX_MIN, INT_MAX, ISA_AMX, mm_gemm_##kernel##_amx             \
+        "gemm " #kernel, type, true, false, AMX_MIN, INT_MAX, ISA_AMX, mm_gemm_##kernel##_amx      \
     }
 
 static const struct mm_variant variants[] = {
@@ -56,8 +57,8 @@ static const struct mm_variant variants[] = {
     FPACKED(DT_F16, f16),
     FPACKED(DT_BF16, bf16),
     FPACKED(DT_F8_E4M3, f8),
-    {"generic", DT_COUNT, false, 1, INT_MAX, ISA_AVX512, mm_generic_avx512},
-    {"generic", DT_COUNT, false, 1, INT_MAX, ISA_AVX2, mm_generic_avx2},
+    {"generic", DT_COUNT, false, false, 1, INT_MAX, ISA_AVX512, mm_generic_avx512},
+    {"generic", DT_COUNT, false, false, 1, INT_MAX, ISA_AVX2, mm_generic_avx2},
 };
 
 const struct mm_variant *mm_variants(int *n)
@@ -66,16 +67,32 @@ const struct mm_variant *mm_variants(int *n)
     return variants;
 }
 
-const struct mm_variant *mm_pick(const struct mm_seg *seg, int rows, enum isa isa)
+static const struct mm_variant *find(const struct mm_seg *seg, int rows, enum isa isa, bool halves)
 {
     int n;
     const struct mm_variant *v = mm_variants(&n);
     for (int i = 0; i < n; i++, v++)
         if ((v->type == seg->type || v->type == DT_COUNT) && v->packed == seg->packed &&
-            isa >= v->isa && rows >= v->min_rows && rows <= v->max_rows)
+            v->halves == halves && isa >= v->isa && rows >= v->min_rows && rows <= v->max_rows)
             return v;
-    CHECK(false, "no kernel for %s on %s", dtype_name(seg->type), isa_name(isa));
     return NULL;
+}
+
+const struct mm_variant *mm_pick(const struct mm_seg *seg, int rows, enum isa isa, bool halves)
+{
+    const struct mm_variant *v = find(seg, rows, isa, halves);
+    CHECK(v, "no kernel for %s on %s", dtype_name(seg->type), isa_name(isa));
+    return v;
+}
+
+bool mm_halves(const struct cpu_backend *cb, const struct mm_weight *w, int load)
+{
+    if (!cb->mm->xh || cb->base.deterministic || load < HALVES_MIN)
+        return false;
+    for (int i = 0; i < w->n_seg; i++)
+        if (!find(&w->seg[i], load, cb->isa, true) || w->seg[i].first_row % MM_PANEL)
+            return false;
+    return true;
 }
 
 /* A thread's scratch: results on their way (tiles of MM_TILE floats), then the kernel's. */
@@ -123,6 +140,8 @@ bool mm_init(struct cpu_backend *cb, struct error *err)
     kernel = kernel > permuted ? kernel : permuted;
     if (cb->isa >= ISA_AMX && mm_gemm_scratch_amx(widest) > kernel)
         kernel = mm_gemm_scratch_amx(widest);
+    if (cb->isa >= ISA_AMX && gemm16_scratch(widest) > kernel)
+        kernel = gemm16_scratch(widest);
     kernel = round64(kernel);
     m->thread_bytes = round64((size_t)N_TILES * MM_TILE * sizeof(float) + kernel);
     size_t n_threads = (size_t)pool_size(cb->pool);
@@ -138,10 +157,22 @@ bool mm_init(struct cpu_backend *cb, struct error *err)
     m->hidden_q = mem_aligned(m->hidden_q_bytes);
     m->xq_bytes = (size_t)s->max_tokens * x_layout(widest).bytes;
     m->xq = mem_aligned(m->xq_bytes);
-    if (!m->threads || !m->hidden || !m->hidden_q || !m->xq)
+    bool halves = true;
+    if (cb->isa >= ISA_AMX) {
+        size_t tokens = (size_t)s->max_tokens + MM_PAD;
+        size_t slots = (size_t)s->max_tokens * (size_t)s->n_expert_used + MM_PAD;
+        size_t linear = tokens * half_stride(widest), gathered = slots * half_stride(s->n_embd);
+        size_t dense = tokens * half_stride(s->n_ff), experts = slots * half_stride(s->n_ff_exp);
+        m->xh_bytes = s->n_expert && gathered > linear ? gathered : linear;
+        m->hidden_h_bytes = s->n_expert && experts > dense ? experts : dense;
+        m->xh = mem_aligned(m->xh_bytes);
+        m->hidden_h = mem_aligned(m->hidden_h_bytes);
+        halves = m->xh && m->hidden_h;
+    }
+    if (!m->threads || !m->hidden || !m->hidden_q || !m->xq || !halves)
         return error_set(err, "out of memory: %zu bytes of scratch",
                          m->thread_bytes * n_threads + m->hidden_bytes + m->hidden_q_bytes +
-                             m->xq_bytes);
+                             m->xq_bytes + m->xh_bytes + m->hidden_h_bytes);
     return moe_init(cb, err);
 }
 
@@ -155,6 +186,8 @@ void mm_clear(struct cpu_backend *cb)
     mem_aligned_free(m->hidden, m->hidden_bytes);
     mem_aligned_free(m->hidden_q, m->hidden_q_bytes);
     mem_aligned_free(m->xq, m->xq_bytes);
+    mem_aligned_free(m->xh, m->xh_bytes);
+    mem_aligned_free(m->hidden_h, m->hidden_h_bytes);
     mem_aligned_free(m, sizeof *m);
     cb->mm = NULL;
 }
@@ -165,7 +198,7 @@ static void call_offset(const struct cpu_backend *cb, int ith, struct mm_call *c
     int skip = c->row % MM_PANEL, n_rows = c->n_rows;
     float *y = c->y, *tile = mm_tile(cb, ith, N_TILES - 1);
     size_t stride = c->stride;
-    CHECK(c->n <= MM_CHUNK, "unaligned block of %d rows", c->n);
+    CHECK(c->n <= MM_MANY, "unaligned block of %d rows", c->n);
     int at = 0;
     while (at < n_rows) {
         int width = MM_UNIT - skip < n_rows - at ? MM_UNIT - skip : n_rows - at;
@@ -174,7 +207,7 @@ static void call_offset(const struct cpu_backend *cb, int ith, struct mm_call *c
         c->bias = NULL;
         c->y = tile;
         c->stride = MM_UNIT;
-        mm_pick(c->seg, c->n, cb->isa)->fn(c);
+        mm_pick(c->seg, c->n, cb->isa, c->x->h != NULL)->fn(c);
         for (int i = 0; i < c->n; i++)
             memcpy(y + (size_t)i * stride + at, tile + (size_t)i * MM_UNIT + skip,
                    (size_t)width * sizeof(float));
@@ -206,7 +239,7 @@ void mm_block(const struct cpu_backend *cb, int ith, const struct mm_weight *w, 
                             .bias = w->bias ? w->bias + a : NULL,
                             .scratch = kernel_scratch(cb, ith)};
         if (!seg->packed || c.row % MM_PANEL == 0) {
-            mm_pick(seg, n, cb->isa)->fn(&c);
+            mm_pick(seg, n, cb->isa, x->h != NULL)->fn(&c);
         } else {
             call_offset(cb, ith, &c);
             for (int t = 0; w->bias && t < n; t++)
@@ -231,9 +264,10 @@ bool mm_take(struct mm_counter *c, int total, int nth, int *first, int *last)
     return true;
 }
 
-int mm_width(int n)
+int mm_width(int n, bool halves)
 {
-    return n <= MM_FEW ? MM_TILE / n / MM_UNIT * MM_UNIT : MM_UNIT;
+    int most = n < MM_MANY ? n : MM_MANY;
+    return n <= MM_FEW || halves ? MM_TILE / most / MM_UNIT * MM_UNIT : MM_UNIT;
 }
 
 void mm_start(struct matmul *m)
@@ -261,13 +295,28 @@ struct mm_x mm_x_at(struct mm_x x, int row)
         x.x += (size_t)row * (size_t)x.n_in;
     if (x.q)
         x.q += (size_t)row * x_layout(x.n_in).bytes;
+    if (x.h)
+        x.h += (size_t)row * half_stride(x.n_in);
     return x;
+}
+
+struct mm_x mm_input_halves(const struct cpu_backend *cb, int n_in, const float *x,
+                            const int32_t *order, int n, int ith, int nth)
+{
+    int first, last;
+    pool_split(n, 1, ith, nth, &first, &last);
+    for (int i = first; i < last; i++)
+        x_halves_amx(x + (size_t)(order ? order[i] : i) * (size_t)n_in, n_in,
+                     (uint16_t *)(cb->mm->xh + (size_t)i * half_stride(n_in)));
+    return (struct mm_x){.n_in = n_in, .x = x, .h = cb->mm->xh};
 }
 
 struct mm_x mm_input(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
                      int rows, int ith, int nth)
 {
-    struct mm_x in = {w->n_in, x, NULL, cb->mm->stamp};
+    struct mm_x in = {.n_in = w->n_in, .x = x, .stamp = cb->mm->stamp};
+    if (mm_halves(cb, w, rows))
+        return mm_input_halves(cb, w->n_in, x, NULL, rows, ith, nth);
     if (!w->wants_q)
         return in;
     in.q = cb->mm->xq;
@@ -284,10 +333,11 @@ struct mm_x mm_input(const struct cpu_backend *cb, const struct mm_weight *w, co
     return in;
 }
 
-struct mm_x mm_hidden(const struct cpu_backend *cb, const struct mm_weight *down)
+struct mm_x mm_hidden(const struct cpu_backend *cb, const struct mm_weight *down, bool halves)
 {
     return (struct mm_x){down->n_in, down->wants_x ? cb->mm->hidden : NULL,
-                         down->wants_q ? cb->mm->hidden_q : NULL, cb->mm->stamp};
+                         down->wants_q && !halves ? cb->mm->hidden_q : NULL,
+                         halves ? cb->mm->hidden_h : NULL, cb->mm->stamp};
 }
 
 /* Linear */
@@ -298,11 +348,12 @@ static void linear_phase(const struct cpu_backend *cb, int ith, int nth, struct 
     int units = (w->n_out + MM_UNIT - 1) / MM_UNIT, first, last;
     while (mm_take(counter, units, nth, &first, &last)) {
         int end = last * MM_UNIT < w->n_out ? last * MM_UNIT : w->n_out;
-        /* Few rows read the whole range once; many go over two panels at a time, in the cache. */
-        int step = rows <= MM_FEW ? end - first * MM_UNIT : MM_UNIT;
-        for (int t = 0; t < rows; t += MM_CHUNK) {
+        /* Few rows read the whole range once; many go over two panels at a time, in the cache, which
+         * kernels for halves do by themselves. */
+        int step = rows <= MM_FEW || x->h ? end - first * MM_UNIT : MM_UNIT;
+        for (int t = 0, most = mm_most(x); t < rows; t += most) {
             struct mm_x part = mm_x_at(*x, t);
-            int n = rows - t < MM_CHUNK ? rows - t : MM_CHUNK;
+            int n = rows - t < most ? rows - t : most;
             for (int r0 = first * MM_UNIT; r0 < end; r0 += step)
                 mm_block(cb, ith, w, 0, r0, r0 + step < end ? r0 + step : end, &part, NULL, n,
                          y + (size_t)t * (size_t)w->n_out + r0, (size_t)w->n_out);
@@ -322,7 +373,7 @@ static void linear_main(void *arg, int ith, int nth)
 {
     struct linear_job *j = arg;
     struct mm_x x = mm_input(j->cb, j->w, j->x, j->rows, ith, nth);
-    if (x.q)
+    if (x.q || x.h)
         pool_barrier(j->cb->pool);
     linear_phase(j->cb, ith, nth, &j->cb->mm->counters[0], j->w, &x, j->y, j->rows);
 }
@@ -340,8 +391,8 @@ void mm_linear(struct cpu_backend *cb, const struct mm_weight *w, const float *x
 /* ffn: units of hidden dimensions, gate and up together; then the down projection. */
 
 void mm_glu_block(const struct cpu_backend *cb, int ith, const struct mm_weight *gate_up,
-                  const struct mm_weight *down, int e, int h0, int h1, const struct mm_x *x,
-                  const int32_t *rows, int n, int slot)
+                  const struct mm_weight *down, const struct mm_x *hidden, int e, int h0, int h1,
+                  const struct mm_x *x, const int32_t *rows, int n, int slot)
 {
     int n_ff = gate_up->n_out / 2, width = h1 - h0;
     float *g = mm_tile(cb, ith, 0), *u = mm_tile(cb, ith, 1);
@@ -355,9 +406,13 @@ void mm_glu_block(const struct cpu_backend *cb, int ith, const struct mm_weight 
             x_glu_avx512(out, up, width);
         else
             x_glu_avx2(out, up, width);
-        if (down->wants_q)
+        if (hidden->h)
+            x_halves_amx(out, width,
+                         (uint16_t *)(cb->mm->hidden_h + (size_t)(slot + i) * half_stride(n_ff)) +
+                             h0);
+        if (hidden->q)
             quantize(cb, down, out, h0, width, cb->mm->hidden_q + (size_t)(slot + i) * record);
-        if (down->wants_x)
+        if (hidden->x)
             memcpy(cb->mm->hidden + (size_t)(slot + i) * (size_t)n_ff + h0, out,
                    (size_t)width * sizeof(float));
     }
@@ -376,21 +431,22 @@ static void ffn_main(void *arg, int ith, int nth)
     struct ffn_job *j = arg;
     struct cpu_backend *cb = j->cb;
     struct mm_x x = mm_input(cb, j->gate_up, j->x, j->rows, ith, nth);
-    if (x.q)
+    struct mm_x h = mm_hidden(cb, j->down, mm_halves(cb, j->down, j->rows));
+    if (x.q || x.h)
         pool_barrier(cb->pool);
     int n_ff = j->gate_up->n_out / 2, units = (n_ff + MM_UNIT - 1) / MM_UNIT, first, last;
     while (mm_take(&cb->mm->counters[0], units, nth, &first, &last)) {
-        int end = last * MM_UNIT < n_ff ? last * MM_UNIT : n_ff, step = mm_width(j->rows);
-        for (int t = 0; t < j->rows; t += MM_CHUNK) {
+        int end = last * MM_UNIT < n_ff ? last * MM_UNIT : n_ff;
+        int step = mm_width(j->rows, x.h != NULL);
+        for (int t = 0, most = mm_most(&x); t < j->rows; t += most) {
             struct mm_x part = mm_x_at(x, t);
-            int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
+            int n = j->rows - t < most ? j->rows - t : most;
             for (int h0 = first * MM_UNIT; h0 < end; h0 += step)
-                mm_glu_block(cb, ith, j->gate_up, j->down, 0, h0, h0 + step < end ? h0 + step : end,
-                             &part, NULL, n, t);
+                mm_glu_block(cb, ith, j->gate_up, j->down, &h, 0, h0,
+                             h0 + step < end ? h0 + step : end, &part, NULL, n, t);
         }
     }
     pool_barrier(cb->pool);
-    struct mm_x h = mm_hidden(cb, j->down);
     linear_phase(cb, ith, nth, &cb->mm->counters[1], j->down, &h, j->y, j->rows);
 }
 

@@ -17,10 +17,12 @@
 #include <stdatomic.h>
 
 enum {
-    MM_PANEL = 16,  /* weight rows that packed layouts interleave */
-    MM_UNIT = 32,   /* weight rows of one unit of work: two panels */
-    MM_CHUNK = 128, /* input rows a thread takes at a time where results pass through its scratch */
-    MM_TILE = MM_CHUNK * MM_UNIT, /* floats of such results */
+    MM_PANEL = 16,               /* weight rows that packed layouts interleave */
+    MM_UNIT = 32,                /* weight rows of one unit of work: two panels */
+    MM_CHUNK = 128,              /* input rows a thread takes at a time */
+    MM_MANY = 512,               /* the same for kernels that first convert a whole weight row */
+    MM_TILE = MM_MANY * MM_UNIT, /* floats of results that pass through a thread's scratch */
+    MM_PAD = 31,                 /* rows behind the last that such kernels may read (and not use) */
     MM_FEW = 8 /* input rows that one pass over a weight serves: then ranges are read in one go */
 };
 
@@ -51,6 +53,7 @@ struct mm_x {
     int n_in;
     const float *x;   /* (rows, n_in) or NULL where nobody reads it */
     const uint8_t *q; /* (rows) records of panel.h, or NULL */
+    const uint8_t *h; /* (rows + MM_PAD) rows of bf16, half_stride() bytes apart, or NULL */
     unsigned stamp;   /* equal stamp and pointers: equal contents; 0: nothing is known */
 };
 
@@ -72,6 +75,7 @@ struct mm_variant {
     const char *name;
     enum dtype type; /* DT_COUNT: any */
     bool packed;     /* which layout it reads */
+    bool halves;     /* it reads bf16 input rows, which must follow one another */
     int min_rows, max_rows;
     enum isa isa; /* least instruction set */
     void (*fn)(const struct mm_call *c);
@@ -79,7 +83,7 @@ struct mm_variant {
 
 /* The kernels in order of preference; *n of them. The first that fits is used. */
 const struct mm_variant *mm_variants(int *n);
-const struct mm_variant *mm_pick(const struct mm_seg *seg, int rows, enum isa isa);
+const struct mm_variant *mm_pick(const struct mm_seg *seg, int rows, enum isa isa, bool halves);
 
 /* Hands out units of work to the threads of one phase. */
 struct mm_counter {
@@ -98,7 +102,9 @@ struct matmul {
     float *hidden;     /* (max_tokens * experts per token, n_ff): input of the down projection */
     uint8_t *hidden_q; /* the same as records */
     uint8_t *xq;       /* (max_tokens) records of the op's input */
-    size_t hidden_bytes, hidden_q_bytes, xq_bytes;
+    uint8_t *xh, *hidden_h; /* input and hidden as rows of bf16, in the order of experts' slots for
+                               moe; NULL without AMX */
+    size_t hidden_bytes, hidden_q_bytes, xq_bytes, xh_bytes, hidden_h_bytes;
     struct moe_state *moe; /* NULL without experts */
 };
 
@@ -112,22 +118,35 @@ void mm_weight_row(const struct mm_weight *w, int row, float *dst); /* expert 0,
 bool mm_init(struct cpu_backend *cb, struct error *err);
 void mm_clear(struct cpu_backend *cb);
 
-/* y[i*stride + j] = x[rows[i]] . W_e[r0 + j] + bias[r0 + j], i < n, j < r1 - r0. n <= MM_CHUNK. Runs on the calling thread, number ith of the team. */
+/* y[i*stride + j] = x[rows[i]] . W_e[r0 + j] + bias[r0 + j], i < n, j < r1 - r0. n <= mm_most(x);
+ * rows is NULL with halves. Runs on the calling thread, number ith of the team. */
 void mm_block(const struct cpu_backend *cb, int ith, const struct mm_weight *w, int e, int r0,
               int r1, const struct mm_x *x, const int32_t *rows, int n, float *y, size_t stride);
-/* hidden[slot + i][h0..h1) = silu(gate) * up of input rows rows[i] (NULL: i), in the forms that
- * `down` reads; h0 a multiple of MM_UNIT; n * (h1 - h0) <= MM_TILE */
+/* hidden[slot + i][h0..h1) = silu(gate) * up of input rows rows[i] (NULL: i), in the forms of
+ * `hidden`, which `down` reads; h0 a multiple of MM_UNIT; n * (h1 - h0) <= MM_TILE */
 void mm_glu_block(const struct cpu_backend *cb, int ith, const struct mm_weight *gate_up,
-                  const struct mm_weight *down, int e, int h0, int h1, const struct mm_x *x,
-                  const int32_t *rows, int n, int slot);
+                  const struct mm_weight *down, const struct mm_x *hidden, int e, int h0, int h1,
+                  const struct mm_x *x, const int32_t *rows, int n, int slot);
+/* Whether w is best multiplied as bf16 where each of its rows meets `load` input rows. */
+bool mm_halves(const struct cpu_backend *cb, const struct mm_weight *w, int load);
+/* Input rows one call of mm_block may take. */
+static inline int mm_most(const struct mm_x *x)
+{
+    return x->h ? MM_MANY : MM_CHUNK;
+}
 /* The forms of input rows x (rows, w->n_in) that w reads, in cb's scratch. All threads call it; the
  * result holds after the next barrier. */
 struct mm_x mm_input(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
                      int rows, int ith, int nth);
-struct mm_x mm_hidden(const struct cpu_backend *cb, const struct mm_weight *down);
+/* Rows order[i] of x as halves, in that order. All threads call it, as above. */
+struct mm_x mm_input_halves(const struct cpu_backend *cb, int n_in, const float *x,
+                            const int32_t *order, int n, int ith, int nth);
+struct mm_x mm_hidden(const struct cpu_backend *cb, const struct mm_weight *down, bool halves);
 struct mm_x mm_x_at(struct mm_x x, int row);                  /* rows from `row` on */
 float *mm_tile(const struct cpu_backend *cb, int ith, int i); /* (MM_TILE), i < 3 */
-int mm_width(int n); /* weight rows whose results for n input rows fit a tile, in units */
+/* Weight rows to take at a time, in units, where results pass through a tile: all that fit for few
+ * input rows, which read a weight once, and for kernels that convert it; else one unit. */
+int mm_width(int n, bool halves);
 /* The next units [*first, *last) of `total` for one of nth threads: large ranges first (long streams
  * of memory), single units at the end (threads finish together). False when there are none. */
 bool mm_take(struct mm_counter *c, int total, int nth, int *first, int *last);

@@ -58,6 +58,8 @@ struct moe_job {
     const float *x;
     float *y;
     int rows;
+    bool halves; /* experts are multiplied as bf16: inputs lie in the order of slots */
+    struct mm_x hidden;
     int64_t routed; /* clock when the experts began, for the profile */
 };
 
@@ -125,7 +127,7 @@ static struct mm_x route(struct moe_job *j, int ith, int nth)
     struct moe_state *m = cb->mm->moe;
     struct mm_x x = mm_input(cb, j->router, j->x, j->rows, ith, nth);
     x.stamp = 0; /* its place is reused below */
-    if (x.q)
+    if (x.q || x.h)
         pool_barrier(cb->pool);
     /* Units of (rows of the batch, experts), so that one token and many both spread. */
     int per_chunk = (s->n_expert + MM_UNIT - 1) / MM_UNIT;
@@ -148,7 +150,9 @@ static struct mm_x route(struct moe_job *j, int ith, int nth)
         choose(s, m->logits + (size_t)t * (size_t)s->n_expert,
                m->chosen + (size_t)t * (size_t)s->n_expert_used,
                m->weights + (size_t)t * (size_t)s->n_expert_used);
-    struct mm_x in = mm_input(cb, j->gate_up, j->x, j->rows, ith, nth);
+    struct mm_x in = {0};
+    if (!j->halves)
+        in = mm_input(cb, j->gate_up, j->x, j->rows, ith, nth);
     if (j->rows > 1)
         pool_barrier(cb->pool);
     if (ith == 0) {
@@ -156,6 +160,11 @@ static struct mm_x route(struct moe_job *j, int ith, int nth)
         j->routed = clock_ns();
     }
     pool_barrier(cb->pool);
+    if (j->halves) {
+        in = mm_input_halves(cb, j->gate_up->n_in, j->x, m->slot_token, j->rows * s->n_expert_used,
+                             ith, nth);
+        pool_barrier(cb->pool);
+    }
     return in;
 }
 
@@ -179,15 +188,14 @@ static void down_block(const struct moe_job *j, int ith, int e, const struct mm_
 static void down_range(const struct moe_job *j, int ith, int begin, int end)
 {
     const struct moe_state *m = j->cb->mm->moe;
-    struct mm_x hidden = mm_hidden(j->cb, j->down);
     for (int t = 0; t < j->rows; t++)
         memset(j->y + (size_t)t * (size_t)j->down->n_out + begin, 0,
                (size_t)(end - begin) * sizeof(float));
     for (int a = 0; a < m->n_active; a++) {
-        int e = m->active[a], s1 = m->start[e + 1];
-        for (int s0 = m->start[e]; s0 < s1; s0 += MM_CHUNK) {
-            int n = s1 - s0 < MM_CHUNK ? s1 - s0 : MM_CHUNK, step = mm_width(n);
-            struct mm_x h = mm_x_at(hidden, s0);
+        int e = m->active[a], s1 = m->start[e + 1], most = mm_most(&j->hidden);
+        for (int s0 = m->start[e]; s0 < s1; s0 += most) {
+            int n = s1 - s0 < most ? s1 - s0 : most, step = mm_width(n, j->hidden.h != NULL);
+            struct mm_x h = mm_x_at(j->hidden, s0);
             for (int r0 = begin; r0 < end; r0 += step)
                 down_block(j, ith, e, &h, s0, n, r0, r0 + step < end ? r0 + step : end);
         }
@@ -199,11 +207,15 @@ static void glu_range(const struct moe_job *j, int ith, const struct mm_x *x, in
                       int end)
 {
     const struct moe_state *m = j->cb->mm->moe;
-    int s0 = m->start[e], s1 = m->start[e + 1], step = mm_width(s1 - s0);
-    for (int s = s0; s < s1; s += MM_CHUNK)
+    int s0 = m->start[e], s1 = m->start[e + 1], most = mm_most(x);
+    int step = mm_width(s1 - s0, x->h != NULL);
+    for (int s = s0; s < s1; s += most) {
+        struct mm_x slots = mm_x_at(*x, s);
         for (int h = h0; h < end; h += step)
-            mm_glu_block(j->cb, ith, j->gate_up, j->down, e, h, h + step < end ? h + step : end, x,
-                         m->slot_token + s, s1 - s < MM_CHUNK ? s1 - s : MM_CHUNK, s);
+            mm_glu_block(j->cb, ith, j->gate_up, j->down, &j->hidden, e, h,
+                         h + step < end ? h + step : end, x->h ? &slots : x,
+                         x->h ? NULL : m->slot_token + s, s1 - s < most ? s1 - s : most, s);
+    }
 }
 
 static void moe_main(void *arg, int ith, int nth)
@@ -234,8 +246,17 @@ void moe_run(struct cpu_backend *cb, const struct mm_weight *router,
 {
     if (rows == 0)
         return;
-    struct moe_job j = {cb, router, gate_up, down, x, y, rows, 0};
+    int load = rows * cb->shape.n_expert_used / cb->shape.n_expert;
     mm_start(cb->mm);
+    struct moe_job j = {.cb = cb,
+                        .router = router,
+                        .gate_up = gate_up,
+                        .down = down,
+                        .x = x,
+                        .y = y,
+                        .rows = rows,
+                        .halves = mm_halves(cb, gate_up, load),
+                        .hidden = mm_hidden(cb, down, mm_halves(cb, down, load))};
     int64_t begin = clock_ns();
     pool_run(cb->pool, moe_main, &j);
     struct profile *p = cb->base.profile;

@@ -85,6 +85,13 @@ static inline struct x_layout x_layout(int n_in)
     return l;
 }
 
+/* Bytes from one row of halves to the next: a line more than the row, so that the 16 rows of a tile
+ * do not share a set of the cache. */
+static inline size_t half_stride(int n_in)
+{
+    return (size_t)n_in * 2 + 64;
+}
+
 /* Columns [first, first + len) of a row of n_in, both multiples of 32; x: (len). The fine part only
  * where somebody reads it. */
 void x_quantize_avx2(const float *x, int n_in, int first, int len, bool fine, uint8_t *record);
