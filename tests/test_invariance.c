@@ -25,6 +25,7 @@ static struct runtime *open_model(const char *path)
     struct runtime_options opt = {
         .context = 64, .kv_type = DT_F32, .max_seqs = 8, .max_tokens = 128, .max_out = 128};
     opt.backend.threads = 2;
+    opt.backend.deterministic = true; /* changes nothing but on AMX */
     struct error err = {0};
     struct runtime *rt = runtime_open(path, &opt, &err);
     CHECK(rt, "%s", err.msg);

@@ -1,0 +1,127 @@
+/*
+ * The bf16 AMX products with tiles emulated in C, against sums in doubles of the same bf16 inputs and
+ * exact weights: every format, ragged numbers of rows, columns and inputs. Runs where AVX-512 is.
+ */
+#define AMX_EMULATE
+#include "backend/cpu/gemm16_amx.c"
+
+#include "base/mem.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+static uint64_t rng_state = 7;
+
+static uint32_t rnd(void)
+{
+    rng_state = rng_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(rng_state >> 33);
+}
+
+static const struct {
+    enum dtype type;
+    void (*fn)(const struct mm_call *c);
+} kernels[] = {{DT_Q4_K, mm_gemm16_q4k_amx},     {DT_Q5_K, mm_gemm16_q5k_amx},
+               {DT_Q6_K, mm_gemm16_q6k_amx},     {DT_IQ4_XS, mm_gemm16_iq4xs_amx},
+               {DT_Q8_0, mm_gemm16_q8_0_amx},    {DT_Q4_0, mm_gemm16_q4_0_amx},
+               {DT_IQ4_NL, mm_gemm16_iq4nl_amx}, {DT_MXFP4, mm_gemm16_mxfp4_amx}};
+
+static void check(int i, int n_in, int n_rows, int n, bool bias)
+{
+    enum dtype type = kernels[i].type;
+    size_t bytes = dtype_bytes(type, (size_t)n_in) * (size_t)n_rows, stride = half_stride(n_in);
+    uint8_t *blocks = mem_alloc(bytes);
+    for (size_t k = 0; k < bytes; k++)
+        blocks[k] = (uint8_t)(rnd() & 0x3b); /* no infinite scales */
+    const uint8_t *data[1] = {blocks};
+    struct raw_weight raw = {.n_in = n_in, .n_out = n_rows, .n_expert = 1, .n_seg = 1};
+    raw.seg[0] = (struct raw_seg){.type = type, .rows = n_rows, .data = data};
+    struct pool *pool = pool_new(1);
+    struct error err = {{0}};
+    struct mm_weight *w = mm_weight_new(&raw, true, pool, &err);
+    assert_non_null(w);
+    size_t h_bytes = (size_t)(n + MM_PAD) * stride;
+    uint8_t *h = mem_aligned(h_bytes);
+    memset(h, 0x7f, h_bytes); /* what lies behind the last row must not matter */
+    for (int t = 0; t < n; t++)
+        for (int k = 0; k < n_in; k++) {
+            float v = (float)((int)(rnd() % 2001) - 1000) * 0.01f;
+            uint32_t u;
+            memcpy(&u, &v, 4);
+            ((uint16_t *)(h + (size_t)t * stride))[k] = (uint16_t)(u >> 16);
+        }
+    float b[256], *got = mem_zalloc((size_t)n * 256, sizeof(float)),
+                  *row = mem_alloc((size_t)n_in * 4);
+    for (int k = 0; k < 256; k++)
+        b[k] = (float)k;
+    size_t scratch_bytes = gemm16_scratch(n_in);
+    void *scratch = mem_aligned(scratch_bytes);
+    struct mm_x in = {.n_in = n_in, .h = h};
+    struct mm_call c = {.w = w,
+                        .seg = &w->seg[0],
+                        .row = n_rows > 40 ? 16 : 0,
+                        .x = &in,
+                        .n = n,
+                        .y = got,
+                        .stride = 256,
+                        .bias = bias ? b : NULL,
+                        .scratch = scratch};
+    c.n_rows = n_rows - c.row;
+    kernels[i].fn(&c);
+    for (int j = 0; j < c.n_rows; j++) {
+        mm_weight_row(w, c.row + j, row);
+        for (int t = 0; t < n; t++) {
+            double sum = bias ? (double)b[j] : 0, size = 1e-30;
+            for (int k = 0; k < n_in; k++) {
+                uint32_t u = (uint32_t)((uint16_t *)(h + (size_t)t * stride))[k] << 16;
+                float v;
+                memcpy(&v, &u, 4);
+                sum += (double)v * (double)row[k];
+                size += fabs((double)v * (double)row[k]);
+            }
+            /* each weight is rounded to 8 bits of mantissa */
+            if (!(fabs((double)got[t * 256 + j] - sum) <= size / 256))
+                fail_msg("%s, %d x %d: input %d of %d, row %d: %g, not %g", dtype_name(type),
+                         n_rows, n_in, t, n, j, (double)got[t * 256 + j], sum);
+        }
+    }
+    for (int j = c.n_rows; j < 256; j++) /* and nothing is written behind a row */
+        assert_true(got[j] == 0.0f);
+    mem_aligned_free(scratch, scratch_bytes);
+    mem_aligned_free(h, h_bytes);
+    mem_free(row);
+    mem_free(got);
+    mem_free(blocks);
+    mm_weight_free(w);
+    pool_free(pool);
+}
+
+static void products_are_right(void **state)
+{
+    (void)state;
+    static const int inputs[] = {1, 15, 16, 17, 33, 70};
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
+        int unit = dtype_table[kernels[i].type].block_len;
+        for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++) {
+            check((int)i, 768, 100, inputs[k], k % 2);
+            check((int)i, unit, 16, inputs[k], true);
+            check((int)i, 3 * unit, 9, inputs[k], false);
+            check((int)i, 1280, 33, inputs[k], false);
+        }
+    }
+}
+
+int main(void)
+{
+    if (isa_best() < ISA_AVX512) {
+        puts("skipped: this machine has no AVX-512");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(products_are_right)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
