@@ -62,6 +62,7 @@ help:
 	@echo 'make fuzz       build the libFuzzer entries (clang) and run each for FUZZ_SECONDS'
 	@echo 'make test-gpu   every GPU op against the reference;  make bench-gpu: its speed'
 	@echo 'make test-sim   the same GPU kernels, simulated on the CPU'
+	@echo 'make test-amx   ops and golden models through AMX kernels, tiles emulated in C'
 	@echo 'make bench      kernel and model benchmarks'
 	@echo 'make format     clang-format in place;  make format-check, make tidy: as CI runs them'
 	@echo 'make install    into PREFIX (default /usr/local)'
@@ -154,6 +155,11 @@ asan:
 tsan:
 	$(Q)$(MAKE) --no-print-directory B=build-tsan CUDA=0 OPT='-O1 -fsanitize=thread' DEFS=-DSTEEL_DEBUG test
 
+test-amx:
+	$(Q)$(MAKE) --no-print-directory B=build-emu CUDA=0 DEFS=-DAMX_EMULATE amx-run
+amx-run: $(B)/tests/test_ops $(B)/tests/test_golden $(B)/tests/test_invariance
+	@set -e; for t in $^; do echo "== $$t"; $$t; done
+
 FUZZ_SECONDS ?= 30
 fuzz:
 	$(Q)$(MAKE) --no-print-directory B=build-fuzz CUDA=0 CC=clang OPT='-O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all' fuzz-run
@@ -213,6 +219,6 @@ install: $(B)/steel $(B)/libsteel.a
 clean:
 	rm -rf build build-*
 
-.PHONY: gpu-tools test-gpu bench-gpu test-sim all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install clean
+.PHONY: gpu-tools test-gpu bench-gpu test-sim all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install clean test-amx amx-run
 .SECONDARY:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
