@@ -145,6 +145,7 @@ def main():
     p.add_argument("--dense", help="a dense model")
     p.add_argument("-t", "--threads", type=int, default=2)
     p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--first", type=int, default=0, help="number of the first round, where rounds are run one by one")
     p.add_argument("--seconds", type=float, default=0, help="begin nothing new after this many (default: no limit)")
     p.add_argument("--gen", default="128", help="tokens of a generation test (default 128)")
     p.add_argument("--batch-gen", default="32", help="tokens per sequence of the batched ones (default 32)")
@@ -159,7 +160,7 @@ def main():
         p.error("nothing to compare: give --moe or --dense, and --steel or --llama")
     b = Bench(args)
     b.machine()
-    for i in range(args.rounds):
+    for i in range(args.first, args.first + args.rounds):
         if not b.spent():
             b.ceilings()
         for name, path, kind in models:
@@ -169,7 +170,7 @@ def main():
                 b.runs(i, name, path, prompts, gen, batches)
         if not b.spent() and not args.no_start:
             b.starts(i, *models[0][:2])
-        print(f"round {i + 1} of {args.rounds}: {time.monotonic() - b.start:.0f} s", file=sys.stderr)
+        print(f"round {i + 1} of {args.first + args.rounds}: {time.monotonic() - b.start:.0f} s", file=sys.stderr)
     import report
     print(report.text(b.lines))
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Tables and pictures from what bench/compare.py measured. Standard library only.
 
-  report.py results.jsonl                          the tables, as Markdown, on stdout
-  report.py results.jsonl --doc docs/performance.md --section NAME
+  report.py results.jsonl...                       the tables, as Markdown, on stdout; files of one machine add up
+  report.py results.jsonl... --doc docs/performance.md --section NAME
                                                    puts them between <!-- NAME --> and <!-- /NAME --> of that page,
                                                    its pictures into img/NAME-*.svg beside it
 """
@@ -162,12 +162,14 @@ def write_doc(lines, doc, section):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("results")
+    p.add_argument("results", nargs="+")
     p.add_argument("--doc")
     p.add_argument("--section")
     args = p.parse_args()
-    with open(args.results) as f:
-        lines = [json.loads(l) for l in f if l.strip()]
+    lines = []
+    for path in args.results:
+        with open(path) as f:
+            lines += [json.loads(l) for l in f if l.strip()]
     if bool(args.doc) != bool(args.section):
         p.error("--doc and --section go together")
     if args.doc:
