@@ -5,7 +5,8 @@
              --moe moe6.gguf --dense dense8.gguf [-t 2] [--rounds 5] [--seconds N] -o results.jsonl
 
 Every round runs each test once with each engine, one after the other, the order changing from round to round; each
-run is warmed up by its own program. What is not given (an engine, a model) is left out. Writes JSON lines as it goes:
+run is warmed up by its own program. A run beside which other programs took more than 3 % of the CPUs (or the
+hypervisor did) is thrown away and repeated, with --strict never counted. What is not given (an engine, a model) is left out. Writes JSON lines as it goes:
 the machine, its measured ceilings, then every single figure; prints medians at the end. bench/report.py makes tables
 and pictures of them.
 
@@ -36,8 +37,11 @@ class Bench:
     def command(self, cmd):
         """Stdout of a command and its wall time; a failure is shown and gives nothing."""
         t0 = time.monotonic()
+        busy, own = machine_busy(), children_busy()
         r = subprocess.run(self.prefix + cmd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         wall = time.monotonic() - t0
+        others = machine_busy() - busy - (children_busy() - own)
+        self.others = max(0, others) / (wall * os.cpu_count())
         if r.returncode:
             print(f"failed ({r.returncode}): {' '.join(cmd)}\n{r.stderr[-500:]}", file=sys.stderr)
             return "", wall
@@ -46,6 +50,18 @@ class Bench:
     def json_lines(self, cmd):
         text, _ = self.command(cmd)
         return [json.loads(re.sub(r"-?nan\b", "null", l)) for l in text.splitlines() if l.startswith("{")]
+
+    def undisturbed(self, run):
+        """What run() returns from a run with the machine to itself; after three tries the last one, or nothing."""
+        for i in range(3):
+            self.others = 0
+            out = run()
+            if self.others <= 0.03:
+                return out
+            print(f"other programs took {100 * self.others:.0f} % of the machine", file=sys.stderr)
+            if self.spent():
+                break
+        return [] if self.args.strict else out
 
     def llama(self, name):
         path = os.path.join(self.args.llama, name) if self.args.llama else ""
@@ -97,7 +113,8 @@ class Bench:
         if self.args.llama:
             engines.append(("llama.cpp", self.llama_run))
         for engine, run in engines if round_no % 2 == 0 else engines[::-1]:
-            for test, rate, extra in run(path, prompts, gen, batches):
+            rows = self.undisturbed(lambda: run(path, prompts, gen, batches))
+            for test, rate, extra in rows:
                 self.put(kind="run", round=round_no, engine=engine, model=model, test=test, tok_s=round(rate, 3),
                          **extra)
 
@@ -115,14 +132,29 @@ class Bench:
                                            "1", "--no-warmup", "-o", "jsonl"]))
         for memory in ("present", "as found"):
             for engine, cmd in commands:
-                if memory == "present":
-                    touch(os.path.getsize(path) * 5 // 4)
-                text, wall = self.command(cmd)
+                def run(cmd=cmd, memory=memory):
+                    if memory == "present":
+                        touch(os.path.getsize(path) * 5 // 4)
+                    return self.command(cmd)
+
+                text, wall = self.undisturbed(run) or ("", 0)
                 if not text:
                     continue
                 extra = {"load_s": json.loads(text.splitlines()[0])["load_s"]} if "Steel" in engine else {}
                 self.put(kind="start", round=round_no, engine=engine, model=model, memory=memory,
                          seconds=round(wall, 3), **extra)
+
+
+def machine_busy():
+    """CPU seconds used on this machine since it started, by anybody; what the hypervisor took counts as used."""
+    with open("/proc/stat") as f:
+        v = [int(x) for x in f.readline().split()[1:]]
+    return (sum(v[:3]) + sum(v[5:8])) / os.sysconf("SC_CLK_TCK")
+
+
+def children_busy():
+    t = os.times()
+    return t.user + t.system + t.children_user + t.children_system
 
 
 def touch(size):
@@ -149,6 +181,7 @@ def main():
     p.add_argument("--seconds", type=float, default=0, help="begin nothing new after this many (default: no limit)")
     p.add_argument("--gen", default="128", help="tokens of a generation test (default 128)")
     p.add_argument("--batch-gen", default="32", help="tokens per sequence of the batched ones (default 32)")
+    p.add_argument("--strict", action="store_true", help="count no disturbed run, even if none was better")
     p.add_argument("--no-start", action="store_true", help="leave the load times out")
     p.add_argument("--prefix", default="", help="put before every command, e.g. 'taskset -c 0,1'")
     p.add_argument("--name", default="", help="what the report calls this machine")
