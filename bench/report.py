@@ -122,7 +122,8 @@ def blocks(lines):
                                                            for n, c in ceil.items()], None, ""))
     for model in dict.fromkeys(m for m, _ in table):
         rounds = max(len(v) for k, e in table.items() if k[0] == model for v in e.values())
-        out.append((f"{model}, tokens per second, medians of {rounds} interleaved rounds",
+        how = f"medians of {rounds} interleaved rounds" if rounds > 1 else "one round, side by side"
+        out.append((f"{model}, tokens per second, {how}",
                     speed_table(model, table, limits),
                     speed_chart(model, f"{model} on {where}, {machine.get('threads')} threads", table, limits), model))
     data = starts(lines)
