@@ -315,9 +315,15 @@ struct mm_x mm_input_halves(const struct cpu_backend *cb, int n_in, const float 
 struct mm_x mm_input(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
                      int rows, int ith, int nth)
 {
-    struct mm_x in = {.n_in = w->n_in, .x = x, .stamp = cb->mm->stamp};
     if (mm_halves(cb, w, rows))
         return mm_input_halves(cb, w->n_in, x, NULL, rows, ith, nth);
+    return mm_input_codes(cb, w, x, rows, ith, nth);
+}
+
+struct mm_x mm_input_codes(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
+                           int rows, int ith, int nth)
+{
+    struct mm_x in = {.n_in = w->n_in, .x = x, .stamp = cb->mm->stamp};
     if (!w->wants_q)
         return in;
     in.q = cb->mm->xq;

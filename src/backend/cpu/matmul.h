@@ -138,6 +138,9 @@ static inline int mm_most(const struct mm_x *x)
  * result holds after the next barrier. */
 struct mm_x mm_input(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
                      int rows, int ith, int nth);
+/* The same without halves: where an expert meets few of the rows. */
+struct mm_x mm_input_codes(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
+                           int rows, int ith, int nth);
 /* Rows order[i] of x as halves, in that order. All threads call it, as above. */
 struct mm_x mm_input_halves(const struct cpu_backend *cb, int n_in, const float *x,
                             const int32_t *order, int n, int ith, int nth);

@@ -152,7 +152,7 @@ static struct mm_x route(struct moe_job *j, int ith, int nth)
                m->weights + (size_t)t * (size_t)s->n_expert_used);
     struct mm_x in = {0};
     if (!j->halves)
-        in = mm_input(cb, j->gate_up, j->x, j->rows, ith, nth);
+        in = mm_input_codes(cb, j->gate_up, j->x, j->rows, ith, nth);
     if (j->rows > 1)
         pool_barrier(cb->pool);
     if (ith == 0) {
