@@ -52,8 +52,8 @@ class Bench:
         return [json.loads(re.sub(r"-?nan\b", "null", l)) for l in text.splitlines() if l.startswith("{")]
 
     def undisturbed(self, run):
-        """What run() returns from a run with the machine to itself; after three tries the last one, or nothing."""
-        for i in range(3):
+        """What run() returns from a run with the machine to itself; after some tries the last one, or nothing."""
+        for _ in range(self.args.tries):
             self.others = 0
             out = run()
             if self.others <= 0.03:
@@ -182,7 +182,8 @@ def main():
     p.add_argument("--gen", default="128", help="tokens of a generation test (default 128)")
     p.add_argument("--batch-gen", default="32", help="tokens per sequence of the batched ones (default 32)")
     p.add_argument("--strict", action="store_true", help="count no disturbed run, even if none was better")
-    p.add_argument("--no-start", action="store_true", help="leave the load times out")
+    p.add_argument("--tries", type=int, default=3, help="of a disturbed run (default 3)")
+    p.add_argument("--tests", default="speed,batch,start", help="which (default speed,batch,start)")
     p.add_argument("--prefix", default="", help="put before every command, e.g. 'taskset -c 0,1'")
     p.add_argument("--name", default="", help="what the report calls this machine")
     p.add_argument("-o", "--output", default="results.jsonl")
@@ -197,11 +198,11 @@ def main():
         if not b.spent():
             b.ceilings()
         for name, path, kind in models:
-            for prompts, gen, batches in ((PROMPTS[kind], args.gen, ""), ("", args.batch_gen, BATCHES[kind])):
-                if b.spent() or not (prompts or batches):
-                    continue
-                b.runs(i, name, path, prompts, gen, batches)
-        if not b.spent() and not args.no_start:
+            for what, prompts, gen, batches in (("speed", PROMPTS[kind], args.gen, ""),
+                                                ("batch", "", args.batch_gen, BATCHES[kind])):
+                if what in args.tests.split(",") and (prompts or batches) and not b.spent():
+                    b.runs(i, name, path, prompts, gen, batches)
+        if "start" in args.tests.split(",") and not b.spent():
             b.starts(i, *models[0][:2])
         print(f"round {i + 1} of {args.first + args.rounds}: {time.monotonic() - b.start:.0f} s", file=sys.stderr)
     import report
