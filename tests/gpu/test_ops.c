@@ -355,7 +355,7 @@ static void test_shapes(void)
     static const enum dtype types[] = {DT_Q4_K, DT_Q6_K, DT_Q8_0, DT_BF16, DT_Q5_K};
     static const int rows_of[] = {1, 3, 5, 9, 17, 40, 70, 260};
     struct shape s = base_shape();
-    s.n_ff = 14336;
+    s.n_embd = 14336; /* what scratch is sized by */
     struct duo d;
     duo_open(&d, &s);
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)

@@ -109,7 +109,7 @@ struct pending_norm {
 enum { MAX_KERNELS = 256 };
 enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
 /* The most rows small.cu takes: of any product, and of experts (rows still share few of them). */
-enum { SMALL_ROWS = 4, SMALL_MOE_ROWS = 4, ARGMAX_BLOCKS = 32 };
+enum { SMALL_ROWS = 4, SMALL_MOE_ROWS = 8, ARGMAX_BLOCKS = 32 };
 
 /* A buffer whose contents live elsewhere for now. */
 struct alias {

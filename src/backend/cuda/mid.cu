@@ -14,9 +14,10 @@ template <int NT>
 DEVICE void fetch_rows(uint8_t *to, const struct gemm_args &p, const int *rows_in, int n_active,
                        int slice)
 {
-#pragma unroll 1
-    for (int i = lane_id(); i < n_active * 8 * 32; i += 32) {
-        int row = i >> 5, piece = i & 31, in = rows_in[row];
+    int piece = lane_id();
+#pragma unroll 4
+    for (int row = 0; row < n_active * 8; row++) {
+        int in = rows_in[row];
         const uint16_t *from =
             p.x + (size_t)(in < 0 ? 0 : in) * (size_t)p.ldx + (size_t)(slice * TILE_K + piece * 8);
         copy_async16_or_zero(to + row * (TILE_K * 2) + ((piece ^ (row & 7)) << 4), from, in >= 0);
@@ -45,11 +46,8 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
     float *sums = (float *)(p.sums_in_ring ? rings : rings + warps * p.stages * entry);
     int sum_stride = p.sums_in_ring ? p.stages * entry / 4 : 2 * BN * SUM_ROW;
 
-    dependency_wait();
-    dependency_trigger();
-    if (!gemm_rows_load(p, rows, (int)blockIdx.y, BN))
-        return;
-    int n_active = (rows.count + 7) / 8;
+    int n_active = 0;
+    rows.expert = 0;
     int first = (int)blockIdx.x * p.units_per_block;
     int end = min(first + p.units_per_block, p.n_units), half = p.w.n_tiles / 2;
     auto tile_of = [&](int unit, int i) { /* an odd last tile is taken twice and counted once */
@@ -57,8 +55,6 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
                                                       : min(2 * unit + i, p.w.n_tiles - 1);
     };
 
-    if (!p.b_in_ring && kw < p.w.n_kt)
-        fetch_rows<NT>(resident, p, rows.in, n_active, kw);
     int f_unit = first + group, f_slice = kw, f_at = 0;
     auto fetch = [&]() {
         if (f_unit < end) {
@@ -82,9 +78,28 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
         }
         copy_async_commit();
     };
+    /* Weights that do not hang on routing, before the wait. */
+    bool early = !p.moe && !p.b_in_ring;
+    dependency_trigger();
+    if (early)
 #pragma unroll 1
-    for (int i = 0; i < p.stages; i++)
-        fetch();
+        for (int i = 0; i < p.stages; i++)
+            fetch();
+    dependency_wait();
+    if (!gemm_rows_load(p, rows, (int)blockIdx.y, BN)) {
+        copy_async_wait<0>();
+        return;
+    }
+    n_active = (rows.count + 7) / 8;
+    if (!p.b_in_ring && kw < p.w.n_kt)
+        fetch_rows<NT>(resident, p, rows.in, n_active, kw);
+    if (early) {
+        copy_async_commit();
+        copy_async_wait<0>();
+    } else
+#pragma unroll 1
+        for (int i = 0; i < p.stages; i++)
+            fetch();
     int at = 0;
 #pragma unroll 1
     for (int round = first; round < end; round += p.groups) {

@@ -117,10 +117,9 @@ static __global__ void __launch_bounds__(STREAM_WARPS * 32, 1)
         return;
     }
     int n_active = (rows.count + 7) / 8;
-#pragma unroll 2
-    for (int i = (int)threadIdx.x; i < n_active * 8 * n_kt * 32; i += (int)blockDim.x) {
-        int piece = i & 31, row = (i >> 5) % (n_active * 8), kt = (i >> 5) / (n_active * 8);
-        int in = rows.in[row];
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < BN * n_kt * 32; i += (int)blockDim.x) {
+        int piece = i & 31, row = (i >> 5) % BN, kt = (i >> 5) / BN, in = rows.in[row];
         const uint16_t *from =
             p.x + (size_t)(in < 0 ? 0 : in) * (size_t)p.ldx + (size_t)(kt * TILE_K + piece * 8);
         copy_async16_or_zero(bs + (kt * BN + row) * (TILE_K * 2) + ((piece ^ (row & 7)) << 4), from,
