@@ -146,6 +146,9 @@ struct backend_options {
 struct backend *backend_open(const struct backend_options *opt, struct error *err);
 struct backend *backend_open_ref(void); /* the scalar specification, ref.c */
 struct backend *backend_open_cpu(const struct backend_options *opt, struct error *err);
+/* Bytes a CUDA device still has to give when `fraction` of its memory may be in use; 0 where there is
+ * no such device, or the build knows none. */
+size_t backend_cuda_room(const struct backend_options *opt, double fraction);
 /* Only in builds with nvcc (STEEL_CUDA). device: "cuda", "cuda:N" or NULL = the first. */
 struct backend *backend_open_cuda(const struct backend_options *opt, struct error *err);
 

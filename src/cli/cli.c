@@ -49,6 +49,7 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                     .no_repack = f->no_repack},
         .context = f->context,
         .page_len = f->page_len,
+        .gpu_memory = f->gpu_memory,
         .profile = f->profile,
     };
     if (f->kv_type) {

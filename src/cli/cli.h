@@ -38,6 +38,7 @@ void cli_clear_interrupt(void);
 struct model_flags {
     int threads, context, page_len;
     const char *device, *kv_type;
+    float gpu_memory;
     bool deterministic, no_repack, profile;
 };
 #define MODEL_FLAG_ROWS(f)                                                                         \
@@ -48,7 +49,16 @@ struct model_flags {
          1 << 28,         "N",          "context in tokens (default: the model's)"},               \
         {OPT_STRING, 0,           "device",                                                        \
          0,          &(f).device, 0,                                                               \
-         0,          "NAME",      "cpu (default) or cuda (young: see docs)"},                      \
+         0,          "NAME",      "cpu or cuda (default: cuda where the model fits one)"},         \
+        {OPT_FLOAT,                                                                                \
+         0,                                                                                        \
+         "gpu-memory-utilization",                                                                 \
+         0,                                                                                        \
+         &(f).gpu_memory,                                                                          \
+         0.05,                                                                                     \
+         1,                                                                                        \
+         "X",                                                                                      \
+         "share of the GPU's memory to use (default 0.9)"},                                        \
         {OPT_STRING,                                                                               \
          0,                                                                                        \
          "kv-type",                                                                                \

@@ -76,6 +76,7 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
     e->step_ms = (double)f->step_ms;
     e->no_prefix_cache = f->no_prefix_cache;
     e->runtime.kv_bytes = default_kv_bytes();
+    e->runtime.kv_bytes_host = !f->kv_memory;
     if (f->kv_memory && !parse_bytes(f->kv_memory, &e->runtime.kv_bytes)) {
         args_usage_error(u, "--kv-memory %s: use a size such as 8G or 512M", f->kv_memory);
         return false;

@@ -3,7 +3,30 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+/* A GPU is used where one is found and the model fits it. 0: only with --device cuda. */
+enum { CUDA_BY_DEFAULT = 1 };
+enum { GPU_SCRATCH = 1 << 30 }; /* left for a step's working memory */
+
+static double gpu_share(const struct runtime_options *opt)
+{
+    return opt->gpu_memory > 0 ? (double)opt->gpu_memory : 0.9;
+}
+
+/* What only the CPU offers, or kernels of the CPU asked for by name, settle it. */
+static bool takes_cuda(const struct runtime_options *opt, const struct tensorfile *f)
+{
+    const struct backend_options *b = &opt->backend;
+    const char *env = getenv("STEEL_DEVICE"); /* "cpu": the tests keep to what they test */
+    if (env && strncmp(env, "cuda", 4) != 0)
+        return false;
+    if (!CUDA_BY_DEFAULT || b->device || b->deterministic || b->no_repack || getenv("STEEL_ISA"))
+        return false;
+    size_t bytes = tensorfile_bytes(f);
+    return backend_cuda_room(b, gpu_share(opt)) > bytes + bytes / 16 + GPU_SCRATCH;
+}
 
 static int or_default(int value, int fallback)
 {
@@ -13,11 +36,18 @@ static int or_default(int value, int fallback)
 static bool start(struct runtime *rt, const char *path, const struct runtime_options *opt,
                   struct error *err)
 {
+    struct backend_options where = opt->backend;
     rt->file = tensorfile_open(path, err);
     if (!rt->file)
         return false;
     rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
-    rt->be = backend_open(&opt->backend, err);
+    if (takes_cuda(opt, rt->file)) {
+        where.device = "cuda";
+        rt->be = backend_open(&where, NULL);
+        where.device = rt->be ? where.device : NULL;
+    }
+    if (!rt->be)
+        rt->be = backend_open(&where, err);
     if (!rt->be)
         return false;
     rt->model = model_load(rt->file, rt->be, opt->progress, err);
@@ -34,7 +64,12 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     int page_len = or_default(opt->page_len, 16);
     int64_t tokens = opt->kv_tokens > 0 ? opt->kv_tokens : (int64_t)lim.max_seqs * rt->context;
     enum dtype type = opt->kv_type == DT_NONE ? DT_F16 : opt->kv_type;
-    int64_t fit = opt->kv_bytes ? (int64_t)(opt->kv_bytes / kvcache_token_bytes(c, type)) : tokens;
+    size_t most = opt->kv_bytes;
+    if (!strcmp(rt->be->ops->name, "cuda") && (!most || opt->kv_bytes_host)) {
+        size_t room = backend_cuda_room(&where, gpu_share(opt));
+        most = room > 2 * (size_t)GPU_SCRATCH ? room - GPU_SCRATCH : room / 2 + 1;
+    }
+    int64_t fit = most ? (int64_t)(most / kvcache_token_bytes(c, type)) : tokens;
     if (opt->kv_tokens <= 0 && fit < tokens)
         tokens = fit > 256 ? fit : 256;
     int64_t pages = (tokens + page_len - 1) / page_len + lim.max_seqs;

@@ -2,6 +2,9 @@
  * The simulator behind cudasim.h: fibers, barriers, fragments, and a runtime whose streams run
  * everything at once. x86-64 only (the fiber switch); single-threaded.
  */
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 #include "cudasim.h"
 
 #include <stdio.h>
@@ -188,6 +191,9 @@ static void run_block(dim3 grid, dim3 block, dim3 index)
     memset(wg_arrived, 0, sizeof wg_arrived);
     block_arrived = 0;
     live = (unsigned)n_threads;
+#ifdef __SANITIZE_ADDRESS__ /* what the last block's threads left on their stacks */
+    __asan_unpoison_memory_region(stacks, (size_t)n_threads * STACK);
+#endif
     for (int i = 0; i < n_threads; i++) {
         fiber *f = &fibers[i];
         f->thread = dim3((unsigned)i, 0, 0);

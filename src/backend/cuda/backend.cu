@@ -775,16 +775,35 @@ static bool open_device(struct cuda_backend *cu, int device, struct error *err)
     return !cu->failed;
 }
 
+/* "cuda:N", "cuda" or NULL */
+static int device_number(const char *device)
+{
+    int n = device && !strncmp(device, "cuda:", 5) ? atoi(device + 5) : 0;
+    return n < 0 ? 0 : n;
+}
+
+extern "C" size_t cuda_room(const char *device, double fraction)
+{
+    int n = 0, at = device_number(device);
+    size_t free_bytes = 0, total = 0;
+    cudaDeviceProp prop;
+    if (cudaGetDeviceCount(&n) != cudaSuccess || at >= n || cudaSetDevice(at) != cudaSuccess ||
+        cudaGetDeviceProperties(&prop, at) != cudaSuccess || prop.major < 8 ||
+        cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    size_t used = total - free_bytes, allowed = (size_t)((double)total * fraction);
+    return allowed > used ? allowed - used : 0;
+}
+
 extern "C" struct backend *backend_open_cuda(const struct backend_options *opt, struct error *err)
 {
     static struct backend_ops ops;
     ops = make_ops();
     struct cuda_backend *cu = (struct cuda_backend *)mem_zalloc(1, sizeof *cu);
     cu->be.ops = &ops;
-    int device = 0;
-    if (opt->device && !strncmp(opt->device, "cuda:", 5))
-        device = atoi(opt->device + 5);
-    if (!open_device(cu, device < 0 ? 0 : device, err)) {
+    if (!open_device(cu, device_number(opt->device), err)) {
         cuda_close(&cu->be);
         return NULL;
     }
