@@ -144,7 +144,7 @@ static bool run_test(struct runtime *rt, const struct test *t, const struct benc
 {
     int reps = f->reps;
     struct kv_seq *seqs = mem_zalloc((size_t)t->n_seqs, sizeof *seqs);
-    double rate[2][MAX_REPS];
+    double rate[2][MAX_REPS] = {{0}};
     bool ok = true, asked = rt->be->deterministic;
     for (int i = f->no_warmup ? 0 : -n_modes; ok && i < reps * n_modes;
          i++) { /* one warm-up each */
