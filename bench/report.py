@@ -121,8 +121,9 @@ def blocks(lines):
                     ["| what | at most |", "|---|---|"] + [f"| {n} | {c['value']:,.1f} {c['unit']} |"
                                                            for n, c in ceil.items()], None, ""))
     for model in dict.fromkeys(m for m, _ in table):
-        rounds = max(len(v) for k, e in table.items() if k[0] == model for v in e.values())
-        how = f"medians of {rounds} interleaved rounds" if rounds > 1 else "one round, side by side"
+        rounds = sorted({len(v) for k, e in table.items() if k[0] == model for v in e.values()})
+        many = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else rounds[0]
+        how = f"medians of {many} interleaved rounds" if rounds[-1] > 1 else "one round, side by side"
         out.append((f"{model}, tokens per second, {how}",
                     speed_table(model, table, limits),
                     speed_chart(model, f"{model} on {where}, {machine.get('threads')} threads", table, limits), model))
