@@ -250,13 +250,13 @@ void mm_block(const struct cpu_backend *cb, int ith, const struct mm_weight *w, 
     }
 }
 
-bool mm_take(struct mm_counter *c, int total, int nth, int *first, int *last)
+bool mm_take(struct mm_counter *c, int total, int nth, bool few, int *first, int *last)
 {
     int at = atomic_load_explicit(&c->next, memory_order_relaxed), n;
     do {
         if (at >= total)
             return false;
-        n = (total - at) / (2 * nth);
+        n = (total - at) * (few ? 3 : 2) / (4 * nth);
         n = n < 1 ? 1 : n;
     } while (!atomic_compare_exchange_weak_explicit(&c->next, &at, at + n, memory_order_relaxed,
                                                     memory_order_relaxed));
@@ -353,7 +353,7 @@ static void linear_phase(const struct cpu_backend *cb, int ith, int nth, struct 
                          const struct mm_weight *w, const struct mm_x *x, float *y, int rows)
 {
     int units = (w->n_out + MM_UNIT - 1) / MM_UNIT, first, last;
-    while (mm_take(counter, units, nth, &first, &last)) {
+    while (mm_take(counter, units, nth, rows <= MM_FEW, &first, &last)) {
         int end = last * MM_UNIT < w->n_out ? last * MM_UNIT : w->n_out;
         /* Few rows read the whole range once; many go over two panels at a time, in the cache, which
          * kernels for halves do by themselves. */
@@ -442,7 +442,7 @@ static void ffn_main(void *arg, int ith, int nth)
     if (x.q || x.h)
         pool_barrier(cb->pool);
     int n_ff = j->gate_up->n_out / 2, units = (n_ff + MM_UNIT - 1) / MM_UNIT, first, last;
-    while (mm_take(&cb->mm->counters[0], units, nth, &first, &last)) {
+    while (mm_take(&cb->mm->counters[0], units, nth, j->rows <= MM_FEW, &first, &last)) {
         int end = last * MM_UNIT < n_ff ? last * MM_UNIT : n_ff;
         int step = mm_width(j->rows, x.h != NULL);
         for (int t = 0, most = mm_most(&x); t < j->rows; t += most) {

@@ -151,8 +151,9 @@ float *mm_tile(const struct cpu_backend *cb, int ith, int i); /* (MM_TILE), i < 
  * input rows, which read a weight once, and for kernels that convert it; else one unit. */
 int mm_width(int n, bool halves);
 /* The next units [*first, *last) of `total` for one of nth threads: large ranges first (long streams
- * of memory), single units at the end (threads finish together). False when there are none. */
-bool mm_take(struct mm_counter *c, int total, int nth, int *first, int *last);
+ * of memory; longer where few input rows leave the memory the bound), single units at the end
+ * (threads finish together). False when there are none. */
+bool mm_take(struct mm_counter *c, int total, int nth, bool few, int *first, int *last);
 void mm_start(struct matmul *m); /* of an op: resets counters, a new stamp */
 void mm_linear(struct cpu_backend *cb, const struct mm_weight *w, const float *x, float *y,
                int rows);

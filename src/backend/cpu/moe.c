@@ -132,7 +132,7 @@ static struct mm_x route(struct moe_job *j, int ith, int nth)
     /* Units of (rows of the batch, experts), so that one token and many both spread. */
     int per_chunk = (s->n_expert + MM_UNIT - 1) / MM_UNIT;
     int units = (j->rows + MM_CHUNK - 1) / MM_CHUNK * per_chunk, u0, u1;
-    while (mm_take(&cb->mm->counters[0], units, nth, &u0, &u1))
+    while (mm_take(&cb->mm->counters[0], units, nth, false, &u0, &u1))
         for (int u = u0; u < u1; u++) {
             int t = u / per_chunk * MM_CHUNK, r0 = u % per_chunk * MM_UNIT;
             int r1 = r0 + MM_UNIT < s->n_expert ? r0 + MM_UNIT : s->n_expert;
@@ -224,8 +224,9 @@ static void moe_main(void *arg, int ith, int nth)
     struct cpu_backend *cb = j->cb;
     const struct moe_state *m = cb->mm->moe;
     struct mm_x x = route(j, ith, nth);
+    bool few = j->rows * cb->shape.n_expert_used <= m->n_active * MM_FEW;
     int n_ff = j->down->n_in, per_expert = (n_ff + MM_UNIT - 1) / MM_UNIT, first, last;
-    while (mm_take(&cb->mm->counters[1], m->n_active * per_expert, nth, &first, &last))
+    while (mm_take(&cb->mm->counters[1], m->n_active * per_expert, nth, few, &first, &last))
         for (int u = first; u < last;) {
             /* The rest of the range in this expert, as wide as its tokens allow. */
             int e = m->active[u / per_expert], in = u % per_expert;
@@ -236,7 +237,7 @@ static void moe_main(void *arg, int ith, int nth)
         }
     pool_barrier(cb->pool);
     int n_out = j->down->n_out, units = (n_out + MM_UNIT - 1) / MM_UNIT;
-    while (mm_take(&cb->mm->counters[2], units, nth, &first, &last))
+    while (mm_take(&cb->mm->counters[2], units, nth, few, &first, &last))
         down_range(j, ith, first * MM_UNIT, last * MM_UNIT < n_out ? last * MM_UNIT : n_out);
 }
 
