@@ -6,9 +6,9 @@
 
 struct advice {
     const char *gguf, *folder; /* its key there */
-    float *value;              /* one of the two */
-    int *count;
-    float fallback;
+    bool whole;                /* int or float */
+    void *out;
+    double fallback;
     double lo, hi;
 };
 
@@ -35,25 +35,25 @@ void sample_params_advise(struct sample_params *p, const struct tensorfile *f)
 {
     struct sample_params d = sample_params_default();
     const struct advice list[] = {
-        {"general.sampling.temp", "temperature", &p->temp, NULL, d.temp, 0, 100},
-        {"general.sampling.top_k", "top_k", NULL, &p->top_k, (float)d.top_k, 0, 1 << 28},
-        {"general.sampling.top_p", "top_p", &p->top_p, NULL, d.top_p, 0, 1},
-        {"general.sampling.min_p", "min_p", &p->min_p, NULL, d.min_p, 0, 1},
-        {"general.sampling.penalty_repeat", "repetition_penalty", &p->repeat_penalty, NULL,
+        {"general.sampling.temp", "temperature", false, &p->temp, d.temp, 0, 100},
+        {"general.sampling.top_k", "top_k", true, &p->top_k, d.top_k, 0, 1 << 28},
+        {"general.sampling.top_p", "top_p", false, &p->top_p, d.top_p, 0, 1},
+        {"general.sampling.min_p", "min_p", false, &p->min_p, d.min_p, 0, 1},
+        {"general.sampling.penalty_repeat", "repetition_penalty", false, &p->repeat_penalty,
          d.repeat_penalty, 0.01, 100},
-        {"general.sampling.penalty_last_n", "", NULL, &p->repeat_last_n, (float)d.repeat_last_n, -1,
+        {"general.sampling.penalty_last_n", "", true, &p->repeat_last_n, d.repeat_last_n, -1,
          1 << 20},
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         const struct advice *a = &list[i];
-        double v;
-        if (a->value ? !isnan(*a->value) : *a->count != INT_MIN)
+        if (a->whole ? *(int *)a->out != INT_MIN : !isnan(*(float *)a->out))
             continue;
+        double v;
         if (!advised(f, a, &v))
-            v = (double)a->fallback;
-        if (a->value)
-            *a->value = (float)v;
+            v = a->fallback;
+        if (a->whole)
+            *(int *)a->out = (int)v;
         else
-            *a->count = (int)v;
+            *(float *)a->out = (float)v;
     }
 }
