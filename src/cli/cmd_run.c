@@ -230,16 +230,18 @@ int cmd_run(int argc, char **argv)
     struct logit_bias *bias = mem_zalloc((size_t)f.bias.n, sizeof *bias);
     struct terminal_options chat = {
         .stop = &f.stop, .system = f.system, .n_predict = f.n_predict, .verbose = f.verbose};
-    if (!cli_runtime_options(&u, &f.model, &opt) || !parse_bias(&u, &f.bias, bias) ||
-        !parse_think(&u, f.think, &chat.think))
-        return EXIT_USAGE;
+    bool usable = cli_runtime_options(&u, &f.model, &opt) && parse_bias(&u, &f.bias, bias) &&
+                  parse_think(&u, f.think, &chat.think);
     f.sample.bias = bias;
     f.sample.n_bias = f.bias.n;
     f.sample.seed = seed;
     if (seed == UINT64_MAX && getrandom(&f.sample.seed, 4, 0) == 4)
         f.sample.seed &= 0xffffffffu;
-    cli_catch_interrupt();
-    int rc = run(n ? pos[0] : NULL, &f, &chat, &opt);
+    int rc = EXIT_USAGE;
+    if (usable) {
+        cli_catch_interrupt();
+        rc = run(n ? pos[0] : NULL, &f, &chat, &opt);
+    }
     mem_free(bias);
     mem_free(f.stop.items);
     mem_free(f.bias.items);
