@@ -88,13 +88,18 @@ test("lists nest, an asked question can be edited", { skip }, async () => {
 test("the load panel reads other servers' names of the figures", { skip }, async () => {
   for (const style of ["vllm", "llamacpp"]) {
     const other = await startServer("--metrics-compat", style);
-    const context = await browser.newContext(), page = await context.newPage();
-    await page.goto(other.origin + "/");
-    await page.click("#load > summary");
-    await page.fill("#input", "Tell me a short story.");
-    await page.press("#input", "Enter");
-    await page.waitForFunction(() => series.rate.some(v => v > 0));
-    await context.close();
-    await other.stop();
+    try {
+      const context = await browser.newContext(), page = await context.newPage();
+      await page.goto(other.origin + "/");
+      await page.click("#load > summary");
+      // a first look at the counters, before there is anything to count
+      await page.waitForFunction(() => series.rate.length > 0);
+      await page.fill("#input", "Tell me a short story.");
+      await page.press("#input", "Enter");
+      await page.waitForFunction(() => series.rate.some(v => v > 0));
+      await context.close();
+    } finally {
+      await other.stop();
+    }
   }
 });
