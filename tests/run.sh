@@ -3,7 +3,7 @@
 # A script gets the build folder as $1; exit 77 means skipped (it says why). Closing line counts.
 B=${1:-build}
 passed=0 failed=0 skipped=0 bad=
-export STEEL="$B/steel" STEEL_DEVICE="${STEEL_DEVICE:-cpu}"
+export STEEL="$B/steel"
 for t in "$B"/tests/test_* tests/test_*.sh tests/test_*.py; do
     case $t in
     *.o | *.d | *.log) continue ;;

@@ -94,6 +94,17 @@ for m in demo/steel-demo demo/steel-demo.gguf; do
         { echo "FAIL: $m: sampling is $(advice $m)"; failures=$((failures + 1)); }
 done
 
+# advice that makes no sense is passed over
+mkdir "$tmp/odd"
+for f in demo/steel-demo/*; do ln -s "$PWD/$f" "$tmp/odd/"; done
+rm "$tmp/odd/generation_config.json"
+echo '{"temperature": -1, "top_k": "many", "top_p": 7, "min_p": null}' >"$tmp/odd/generation_config.json"
+[ "$(advice "$tmp/odd")" = 'temp = 0.8 top_k = 40 top_p = 0.95 min_p = 0.05 ' ] ||
+    { echo "FAIL: odd advice gives $(advice "$tmp/odd")"; failures=$((failures + 1)); }
+expect 1 'cuda: --deterministic is for the CPU' "$steel" run --device cuda --deterministic -p hi
+expect 1 'unknown device' "$steel" run --device gpu -p hi
+expect 2 'gpu-memory-utilization' "$steel" run --gpu-memory-utilization 7 -p hi
+
 # Ctrl-C ends with 130 and whole lines
 "$steel" run "$tmp/tiny.gguf" --raw -p 'hello' -n 100000 -c 200000 --ignore-eos >"$tmp/out" 2>"$tmp/err" &
 pid=$!

@@ -575,7 +575,11 @@ static void *client_main(void *arg)
 static void test_threads(void **state)
 {
     (void)state;
-    struct engine_options opt = {.runtime = {.max_seqs = 4, .context = 128, .kv_tokens = 160}};
+    /* 11 pages: two sequences begin with 5 each and end with 6. Prompts are read at once, however
+     * slow the machine, so that those who meet also grow together. */
+    struct engine_options opt = {
+        .runtime = {.max_seqs = 4, .context = 128, .kv_tokens = 112, .page_len = 16},
+        .step_ms = 1e6};
     struct engine *e = open_engine(&opt);
     static struct answer want[8];
     int32_t prompt[64];
@@ -613,7 +617,7 @@ static void test_threads(void **state)
     struct engine_stats st;
     engine_stats(e, &st);
     assert_int_equal(st.pages_held + st.n_running + st.n_waiting, 0);
-    assert_int_not_equal(st.finished[FINISH_CANCEL], 0);
+    assert_true(st.finished[FINISH_CANCEL] > 0 && st.n_preempted > 0);
     engine_close(e);
 }
 

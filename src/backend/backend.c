@@ -1,4 +1,4 @@
-/* Chooses the backend a user asked for, or the best this machine has. */
+/* Opens the backend a user asked for: the CPU, with the best kernels it has, or on request CUDA. */
 #include "backend/backend.h"
 #include "base/cpu.h"
 
@@ -24,6 +24,11 @@ struct backend *backend_open(const struct backend_options *opt, struct error *er
 {
     const char *device = opt->device;
     bool cuda = device && !strncmp(device, "cuda", 4) && (!device[4] || device[4] == ':');
+    if (cuda && (opt->deterministic || opt->no_repack)) {
+        error_set(err, "--device %s: %s is for the CPU alone", device,
+                  opt->deterministic ? "--deterministic" : "--no-repack");
+        return NULL;
+    }
 #ifdef STEEL_CUDA
     if (cuda) {
         struct error why = {0};

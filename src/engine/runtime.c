@@ -3,31 +3,9 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-/* 1: a GPU is used where one is found and the model fits it. 0: only with --device cuda, until every
- * test of `make test-gpu` and the golden models have passed on a GPU with the kernels as they are. */
-enum { CUDA_BY_DEFAULT = 0 };
 enum { GPU_SCRATCH = 1 << 30 }; /* left for a step's working memory */
-
-static double gpu_share(const struct runtime_options *opt)
-{
-    return opt->gpu_memory > 0 ? (double)opt->gpu_memory : 0.9;
-}
-
-/* What only the CPU offers, or kernels of the CPU asked for by name, settle it. */
-static bool takes_cuda(const struct runtime_options *opt, const struct tensorfile *f)
-{
-    const struct backend_options *b = &opt->backend;
-    const char *env = getenv("STEEL_DEVICE"); /* "cpu": the tests keep to what they test */
-    if (env && strncmp(env, "cuda", 4) != 0)
-        return false;
-    if (!CUDA_BY_DEFAULT || b->device || b->deterministic || b->no_repack || getenv("STEEL_ISA"))
-        return false;
-    size_t bytes = tensorfile_bytes(f);
-    return backend_cuda_room(b, gpu_share(opt)) > bytes + bytes / 16 + GPU_SCRATCH;
-}
 
 static int or_default(int value, int fallback)
 {
@@ -37,18 +15,11 @@ static int or_default(int value, int fallback)
 static bool start(struct runtime *rt, const char *path, const struct runtime_options *opt,
                   struct error *err)
 {
-    struct backend_options where = opt->backend;
     rt->file = tensorfile_open(path, err);
     if (!rt->file)
         return false;
     rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
-    if (takes_cuda(opt, rt->file)) {
-        where.device = "cuda";
-        rt->be = backend_open(&where, NULL);
-        where.device = rt->be ? where.device : NULL;
-    }
-    if (!rt->be)
-        rt->be = backend_open(&where, err);
+    rt->be = backend_open(&opt->backend, err);
     if (!rt->be)
         return false;
     rt->model = model_load(rt->file, rt->be, opt->progress, err);
@@ -67,7 +38,8 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     enum dtype type = opt->kv_type == DT_NONE ? DT_F16 : opt->kv_type;
     size_t most = opt->kv_bytes;
     if (!strcmp(rt->be->ops->name, "cuda") && (!most || opt->kv_bytes_host)) {
-        size_t room = backend_cuda_room(&where, gpu_share(opt));
+        double share = opt->gpu_memory > 0 ? (double)opt->gpu_memory : 0.9;
+        size_t room = backend_cuda_room(&opt->backend, share);
         most = room > 2 * (size_t)GPU_SCRATCH ? room - GPU_SCRATCH : room / 2 + 1;
     }
     int64_t fit = most ? (int64_t)(most / kvcache_token_bytes(c, type)) : tokens;
