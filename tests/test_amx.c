@@ -5,22 +5,7 @@
 #define AMX_EMULATE
 #include "backend/cpu/gemm_amx.c"
 
-#include "base/mem.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
-
-static uint64_t rng_state = 7;
-
-static uint32_t rnd(void)
-{
-    rng_state = rng_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(rng_state >> 33);
-}
+#include "amx_weight.h"
 
 static const struct {
     enum dtype type;
@@ -36,24 +21,14 @@ static void check(int i, int n_in, int n_rows, int n, bool gather, bool bias)
 {
     enum dtype type = kernels[i].type;
     enum { MAX_N = MM_CHUNK };
-    size_t bytes = dtype_bytes(type, (size_t)n_in) * (size_t)n_rows;
-    uint8_t *blocks = mem_alloc(bytes);
-    /* Any bytes will do but for halves that are infinite: keep exponents small. */
-    for (size_t k = 0; k < bytes; k++)
-        blocks[k] = (uint8_t)(rnd() & 0x3b);
-    const uint8_t *data[1] = {blocks};
-    struct raw_weight raw = {.n_in = n_in, .n_out = n_rows, .n_expert = 1, .n_seg = 1};
-    raw.seg[0] = (struct raw_seg){.type = type, .rows = n_rows, .data = data};
-    struct pool *pool = pool_new(1);
-    struct error err = {{0}};
-    struct mm_weight *w = mm_weight_new(&raw, true, pool, &err);
-    assert_non_null(w);
+    struct amx_weight weight = amx_weight_new(type, n_in, n_rows);
+    struct mm_weight *w = weight.w;
     struct x_layout l = x_layout(n_in);
     uint8_t *records = mem_aligned(l.bytes * MAX_N);
     float *x = mem_alloc((size_t)n_in * sizeof *x);
     for (int t = 0; t < MAX_N; t++) {
         for (int k = 0; k < n_in; k++)
-            x[k] = (float)((int)(rnd() % 2001) - 1000) * 0.01f;
+            x[k] = random_input();
         x_quantize_avx512(x, n_in, 0, n_in, true, records + (size_t)t * l.bytes);
     }
     int32_t rows[MAX_N];
@@ -93,9 +68,7 @@ static void check(int i, int n_in, int n_rows, int n, bool gather, bool bias)
     mem_free(x);
     mem_free(want);
     mem_free(got);
-    mem_free(blocks);
-    mm_weight_free(w);
-    pool_free(pool);
+    amx_weight_free(&weight);
 }
 
 static void tiles_give_the_same_bytes(void **state)

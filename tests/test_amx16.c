@@ -5,23 +5,9 @@
 #define AMX_EMULATE
 #include "backend/cpu/gemm16_amx.c"
 
-#include "base/mem.h"
+#include "amx_weight.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
-
-static uint64_t rng_state = 7;
-
-static uint32_t rnd(void)
-{
-    rng_state = rng_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(rng_state >> 33);
-}
 
 static const struct {
     enum dtype type;
@@ -34,23 +20,15 @@ static const struct {
 static void check(int i, int n_in, int n_rows, int n, bool bias)
 {
     enum dtype type = kernels[i].type;
-    size_t bytes = dtype_bytes(type, (size_t)n_in) * (size_t)n_rows, stride = half_stride(n_in);
-    uint8_t *blocks = mem_alloc(bytes);
-    for (size_t k = 0; k < bytes; k++)
-        blocks[k] = (uint8_t)(rnd() & 0x3b); /* no infinite scales */
-    const uint8_t *data[1] = {blocks};
-    struct raw_weight raw = {.n_in = n_in, .n_out = n_rows, .n_expert = 1, .n_seg = 1};
-    raw.seg[0] = (struct raw_seg){.type = type, .rows = n_rows, .data = data};
-    struct pool *pool = pool_new(1);
-    struct error err = {{0}};
-    struct mm_weight *w = mm_weight_new(&raw, true, pool, &err);
-    assert_non_null(w);
+    size_t stride = half_stride(n_in);
+    struct amx_weight weight = amx_weight_new(type, n_in, n_rows);
+    struct mm_weight *w = weight.w;
     size_t h_bytes = (size_t)(n + MM_PAD) * stride;
     uint8_t *h = mem_aligned(h_bytes);
     memset(h, 0x7f, h_bytes); /* what lies behind the last row must not matter */
     for (int t = 0; t < n; t++)
         for (int k = 0; k < n_in; k++) {
-            float v = (float)((int)(rnd() % 2001) - 1000) * 0.01f;
+            float v = random_input();
             uint32_t u;
             memcpy(&u, &v, 4);
             ((uint16_t *)(h + (size_t)t * stride))[k] = (uint16_t)(u >> 16);
@@ -96,9 +74,7 @@ static void check(int i, int n_in, int n_rows, int n, bool bias)
     mem_aligned_free(h, h_bytes);
     mem_free(row);
     mem_free(got);
-    mem_free(blocks);
-    mm_weight_free(w);
-    pool_free(pool);
+    amx_weight_free(&weight);
 }
 
 static void products_are_right(void **state)
