@@ -19,8 +19,11 @@ struct sampler {
     int32_t *recent; /* (recent_cap) ring of the last tokens, for the repeat penalty */
     int recent_cap;
     int64_t n_seen;
-    uint32_t *seen;         /* (n_vocab) occurrences inside the ring; NULL if unused */
-    uint32_t *generated;    /* (n_vocab) occurrences among generated tokens; NULL if unused */
+    uint32_t *seen;      /* (n_vocab) occurrences inside the ring; NULL if unused */
+    uint32_t *generated; /* (n_vocab) occurrences among generated tokens; NULL if unused */
+    int32_t *marked;     /* (n_marked <= n_vocab) every token that was ever counted in either */
+    uint8_t *is_marked;  /* (n_vocab) */
+    int n_marked;
     struct candidate *cand; /* (n_vocab) */
     uint64_t counter;
 };
@@ -52,6 +55,10 @@ struct sampler *sampler_new(const struct sample_params *p, int n_vocab)
     }
     if (p->presence_penalty != 0 || p->frequency_penalty != 0)
         s->generated = mem_zalloc(n, sizeof *s->generated);
+    if (s->seen || s->generated) {
+        s->marked = mem_zalloc(n, sizeof *s->marked);
+        s->is_marked = mem_zalloc(n, sizeof *s->is_marked);
+    }
     if (p->temp > 0)
         s->cand = mem_zalloc(n, sizeof *s->cand);
     return s;
@@ -65,6 +72,8 @@ void sampler_free(struct sampler *s)
     mem_free(s->recent);
     mem_free(s->seen);
     mem_free(s->generated);
+    mem_free(s->marked);
+    mem_free(s->is_marked);
     mem_free(s->cand);
     mem_free(s);
 }
@@ -89,6 +98,10 @@ void sampler_accept(struct sampler *s, int32_t token, bool generated)
 {
     if (token < 0 || token >= s->n_vocab)
         return;
+    if (s->is_marked && !s->is_marked[token] && (s->seen || generated)) {
+        s->is_marked[token] = 1;
+        s->marked[s->n_marked++] = token;
+    }
     if (s->seen) {
         if (s->recent_cap) {
             int32_t *slot = &s->recent[s->n_seen % s->recent_cap];
@@ -159,19 +172,59 @@ static void select_top(struct candidate *c, int n, int k)
     qsort(c, (size_t)(k < n ? k : n), sizeof *c, compare);
 }
 
+/* What the penalties do to a token that was counted: repeat is what a positive logit is divided by. */
+static float repeat_of(const struct sampler *s, int32_t token)
+{
+    return s->seen && s->seen[token] ? s->p.repeat_penalty : 1.0f;
+}
+
+static float less_of(const struct sampler *s, int32_t token)
+{
+    uint32_t n = s->generated ? s->generated[token] : 0;
+    return n ? s->p.presence_penalty + s->p.frequency_penalty * (float)n : 0.0f;
+}
+
 static void apply_penalties(struct sampler *s, float *logits)
 {
     const struct sample_params *p = &s->p;
     for (int i = 0; i < p->n_bias; i++)
         if (s->bias[i].token >= 0 && s->bias[i].token < s->n_vocab)
             logits[s->bias[i].token] += s->bias[i].bias;
-    for (int i = 0; s->seen && i < s->n_vocab; i++)
-        if (s->seen[i])
-            logits[i] =
-                logits[i] > 0 ? logits[i] / p->repeat_penalty : logits[i] * p->repeat_penalty;
-    for (int i = 0; s->generated && i < s->n_vocab; i++)
-        if (s->generated[i])
-            logits[i] -= p->presence_penalty + p->frequency_penalty * (float)s->generated[i];
+    for (int i = 0; i < s->n_marked; i++) {
+        float *l = &logits[s->marked[i]], by = repeat_of(s, s->marked[i]);
+        *l = (*l > 0 ? *l / by : *l * by) - less_of(s, s->marked[i]);
+    }
+}
+
+int sampler_edits(const struct sampler *s, struct logit_edit *out, int max)
+{
+    int n = 0;
+    for (int i = 0; i < s->n_marked; i++) {
+        struct logit_edit e = {.token = s->marked[i]};
+        e.repeat = repeat_of(s, e.token);
+        e.less = less_of(s, e.token);
+        if (e.repeat == 1.0f && e.less == 0)
+            continue;
+        for (int k = 0; k < s->p.n_bias; k++)
+            e.bias += s->bias[k].token == e.token ? s->bias[k].bias : 0;
+        if (n == max)
+            return -1;
+        out[n++] = e;
+    }
+    for (int i = 0; i < s->p.n_bias; i++) {
+        struct logit_edit e = {s->bias[i].token, 0, 1, 0};
+        bool known = e.token < 0 || e.token >= s->n_vocab;
+        for (int k = 0; k < n && !known; k++)
+            known = out[k].token == e.token;
+        if (known)
+            continue;
+        for (int k = i; k < s->p.n_bias; k++)
+            e.bias += s->bias[k].token == e.token ? s->bias[k].bias : 0;
+        if (n == max)
+            return -1;
+        out[n++] = e;
+    }
+    return n;
 }
 
 static int32_t argmax(const float *logits, int n)

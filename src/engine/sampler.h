@@ -40,6 +40,14 @@ void sampler_keep_bias(struct sampler *s, int n_bias);
 void sampler_accept(struct sampler *s, int32_t token, bool generated);
 /* Picks a token from logits (n_vocab), which it may change. Does not accept it. */
 int32_t sampler_pick(struct sampler *s, float *logits);
+/* What bias and penalties do to the logits, as a list, for samplers on a device: l += bias; l = l > 0
+ * ? l / repeat : l * repeat; l -= less. Every token at most once. Returns how many, -1 if more than
+ * max. */
+struct logit_edit {
+    int32_t token;
+    float bias, repeat, less;
+};
+int sampler_edits(const struct sampler *s, struct logit_edit *out, int max);
 /* Uniform in [0,1) for draw number `counter` of `seed`. Shared with the device samplers. */
 float sampler_uniform(uint64_t seed, uint64_t counter);
 uint64_t sampler_counter(const struct sampler *s); /* draws so far = tokens generated */

@@ -962,14 +962,9 @@ static void test_forward(void)
     mini_open(m, &s);
     struct duo *d = &m->d;
     struct sample_params greedy = {.temp = 0, .top_p = 1, .repeat_penalty = 1};
-    struct sample_params warm = {.temp = 0.9f,
-                                 .top_k = 5,
-                                 .top_p = 1,
-                                 .repeat_penalty = 1.2f,
-                                 .repeat_last_n = 8,
-                                 .seed = 7};
+    struct sample_params warm = {
+        .temp = 0.9f, .top_k = 5, .top_p = 1, .repeat_penalty = 1, .seed = 7};
     struct sampler *sg = sampler_new(&greedy, s.n_vocab), *sw = sampler_new(&warm, s.n_vocab);
-    sampler_accept(sw, 3, false);
     static const int three[][2] = {{60, 1}, {130, 1}, {0, 1}};
     static const int one[][2] = {{77, 1}}, five[][2] = {{1, 1}, {30, 1}, {0, 1}, {200, 1}, {64, 1}};
     static const int mixed[][2] = {{12, 1}, {0, 6}, {4, 1}},
@@ -996,7 +991,7 @@ static void test_forward(void)
         size_t n = (size_t)(p.b.n_out * s.n_vocab);
         char what[120];
         poison(d, &m->logits);
-        struct batch plain = p.b; /* samplers change the logits they are given */
+        struct batch plain = p.b; /* the reference's own tokens are not looked at */
         plain.samplers = NULL;
         d->ref->ops->begin(d->ref, &plain);
         d->gpu->ops->begin(d->gpu, &p.b);
@@ -1094,6 +1089,114 @@ static void test_forward(void)
     report("forward, replay", before);
 }
 
+/* Whether a token is among those that top-k, top-p and min-p leave (ties and rounding allowed). */
+static bool may_draw(const float *l, int n, int32_t token, const struct sample_params *p)
+{
+    double top = -INFINITY, above = 0, total = 0;
+    int n_above = 0;
+    if (token < 0 || token >= n)
+        return false;
+    for (int i = 0; i < n; i++)
+        top = l[i] > top ? (double)l[i] : top;
+    double least = top + (double)p->temp * log(p->min_p > 1e-9f ? (double)p->min_p : 1e-9);
+    for (int i = 0; i < n; i++) {
+        double w = (double)l[i] >= least ? exp(((double)l[i] - top) / (double)p->temp) : 0;
+        total += w;
+        above += l[i] > l[token] ? w : 0;
+        n_above += l[i] > l[token];
+    }
+    return (double)l[token] >= least - 1e-5 && (!p->top_k || n_above < p->top_k) &&
+           above <= ((double)p->top_p + 1e-5) * total;
+}
+
+/* Tokens drawn on the device against the host's sampler, on the same logits. */
+static void test_sampling(void)
+{
+    int before = n_checks;
+    if (!wanted("sampling"))
+        return;
+    static const struct sample_params kinds[] = {
+        {.temp = 0, .top_p = 1, .repeat_penalty = 1},
+        {.temp = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1},
+        {.temp = 1, .top_k = 7, .top_p = 1, .repeat_penalty = 1},
+        {.temp = 1.3f, .top_p = 1, .min_p = 0.3f, .repeat_penalty = 1},
+        {.temp = 1, .top_p = 1, .repeat_penalty = 1},
+        {.temp = 0.7f, .top_p = 0.6f, .repeat_penalty = 1},
+        {.temp = 2, .top_k = 3000, .top_p = 0.9f, .repeat_penalty = 1},
+        {.temp = 0, .top_p = 1, .repeat_penalty = 1.3f, .repeat_last_n = 16},
+        {.temp = 0.9f,
+         .top_k = 20,
+         .top_p = 0.9f,
+         .repeat_penalty = 1.1f,
+         .repeat_last_n = -1,
+         .presence_penalty = 0.5f,
+         .frequency_penalty = 0.2f},
+    };
+    enum { KINDS = (int)(sizeof kinds / sizeof *kinds), ROWS = 4 * KINDS };
+    static const int vocabs[] = {600, 1024, 5003};
+    static const float scales[] = {1, 12};
+    for (int c = 0; c < 6; c++) {
+        struct shape s = base_shape();
+        struct duo d;
+        s.n_vocab = vocabs[c / 2];
+        duo_open(&d, &s);
+        struct array logits = array_random(&d, (size_t)(ROWS * s.n_vocab), scales[c % 2]);
+        float *host = mem_alloc(logits.n * sizeof(float));
+        struct sampler *samplers[ROWS];
+        int seqs[ROWS][2];
+        for (int i = 0; i < ROWS; i++) {
+            struct sample_params p = kinds[i % KINDS];
+            struct logit_bias bias[] = {{5, 3}, {i, -INFINITY}, {5, -1}, {77, 9}, {s.n_vocab, 1}};
+            p.seed = random_u64(&rng);
+            p.bias = bias;
+            p.n_bias = i % 5 == 4 ? 5 : 0;
+            samplers[i] = sampler_new(&p, s.n_vocab);
+            for (int k = 0; k < 40; k++)
+                sampler_accept(samplers[i],
+                               (int32_t)(random_u64(&rng) % (uint64_t)(k % 2 ? 600 : 90)), k > 10);
+            seqs[i][0] = 3;
+            seqs[i][1] = 1;
+        }
+        struct plan p;
+        plan_make(&p, &s, (const int(*)[2])seqs, ROWS, false);
+        p.b.samplers = samplers;
+        int32_t rt[ROWS], gt[ROWS];
+        begin(&d, &p.b);
+        d.ref->ops->sample(d.ref, logits.ref);
+        d.gpu->ops->sample(d.gpu, logits.gpu);
+        end(&d, rt, gt);
+        d.gpu->ops->copy_out(d.gpu, host, logits.gpu, logits.n * sizeof(float));
+        for (int i = 0; i < ROWS; i++) {
+            const struct sample_params *k = sampler_params(samplers[i]);
+            const float *row = host + (size_t)i * (size_t)s.n_vocab;
+            char what[120];
+            snprintf(what, sizeof what, "edited logits, kind %d, %d tokens", i % KINDS, s.n_vocab);
+            /* -INFINITY takes part in no distance */
+            if (i % 5 == 4) {
+                host[(size_t)i * (size_t)s.n_vocab + (size_t)i] = 0;
+                logits.ref[(size_t)i * (size_t)s.n_vocab + (size_t)i] = 0;
+            }
+            check_close(what, row, logits.ref + (size_t)i * (size_t)s.n_vocab, (size_t)s.n_vocab,
+                        1e-6);
+            /* With more candidates than its list holds the device goes in another order. */
+            bool listed = s.n_vocab <= 1024 || k->temp <= 0 || (k->top_k && k->top_k <= 1024) ||
+                          k->top_p >= 1;
+            n_checks++;
+            if (listed ? gt[i] != rt[i] : !may_draw(row, s.n_vocab, gt[i], k)) {
+                n_failed++;
+                printf("FAIL  sampling kind %d, %d tokens, scale %g: %d, not %d\n", i % KINDS,
+                       s.n_vocab, (double)scales[c % 2], gt[i], rt[i]);
+            }
+            sampler_free(samplers[i]);
+        }
+        mem_free(p.pages);
+        mem_free(host);
+        array_free(&d, &logits);
+        duo_close(&d);
+    }
+    report("sampling", before);
+}
+
 int main(int argc, char **argv)
 {
     filter = argc > 1 ? argv[1] : NULL;
@@ -1107,6 +1210,7 @@ int main(int argc, char **argv)
     test_moe();
     test_attention();
     test_forward();
+    test_sampling();
     printf("%d checks, %d failed\n", n_checks, n_failed);
     return n_failed != 0 || n_checks == 0;
 }

@@ -180,8 +180,13 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
     size_t hidden = used * ffe > ff ? used * ffe : ff;
     size_t groups = (size_t)(s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8));
     size_t units = max_split_units(cu);
+    cu->max_edits = 1024 + 64 * s->max_out;
     cu->step_cap = STEP_HEAD + 64 + 4 * tokens + 2 * seqs + out + 16 +
-                   2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages;
+                   2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages +
+                   out * sizeof(struct row_sampler) / 4 +
+                   (size_t)cu->max_edits * sizeof(struct row_edit) / 4;
+    cu->edits = (struct logit_edit *)mem_zalloc((size_t)cu->max_edits, sizeof *cu->edits);
+    cu->by_host = (bool *)mem_zalloc(out + 1, sizeof *cu->by_host);
     struct want list[] = {
         {(void **)&cu->rope_freq, (size_t)(s->n_rot / 2 + 1) * 4},
         {(void **)&cu->rope, tokens * (size_t)(s->n_rot / 2 + 1) * sizeof(float2)},
@@ -249,6 +254,40 @@ static int put_ints(struct cuda_backend *cu, int *used, const int32_t *src, int 
     return at;
 }
 
+/* Says how each out row's token is chosen. What bias and penalties change goes to the end of the
+ * block; a row for whose changes there is no room is left to the host. */
+static int put_samplers(struct cuda_backend *cu, const struct batch *b, int used)
+{
+    struct row_sampler *rows = (struct row_sampler *)(cu->step_host + cu->layout.row_samplers);
+    struct row_edit *edits = (struct row_edit *)(cu->step_host + used);
+    int n_edits = 0;
+    for (int i = 0; i < b->n_out; i++) {
+        const struct sampler *s = b->samplers ? b->samplers[i] : NULL;
+        struct row_sampler r = {};
+        cu->by_host[i] = false;
+        if (s) {
+            const struct sample_params *p = sampler_params(s);
+            int n = sampler_edits(s, cu->edits, cu->max_edits - n_edits);
+            cu->by_host[i] = n < 0;
+            for (int k = 0; k < n; k++) {
+                const struct logit_edit *e = &cu->edits[k];
+                struct row_edit to = {i, e->token, e->bias, e->repeat, e->less};
+                edits[n_edits++] = to;
+            }
+            r.draws = n >= 0 && p->temp > 0;
+            r.top_k = p->top_k;
+            r.temp = p->temp;
+            r.top_p = p->top_p;
+            r.min_p = p->min_p;
+            r.uniform = sampler_uniform(p->seed, sampler_counter(s));
+        }
+        rows[i] = r;
+    }
+    cu->step_host[STEP_EDITS] = n_edits;
+    cu->step_host[STEP_EDITS_AT] = used;
+    return used + n_edits * (int)(sizeof(struct row_edit) / 4);
+}
+
 static void cuda_begin(struct backend *be, const struct batch *b)
 {
     struct cuda_backend *cu = cuda_self(be);
@@ -276,6 +315,9 @@ static void cuda_begin(struct backend *be, const struct batch *b)
     l->q_start = put_ints(cu, &used, b->q_start, b->n_seqs + 1);
     l->kv_len = put_ints(cu, &used, b->kv_len, b->n_seqs);
     l->out_rows = put_ints(cu, &used, b->out_rows, b->n_out);
+    l->row_samplers = used;
+    used += b->n_out * (int)(sizeof(struct row_sampler) / 4);
+    used = (used + 3) & ~3;
     l->seq_of = used;
     for (int i = 0; i < b->n_seqs; i++)
         for (int t = b->q_start[i]; t < b->q_start[i + 1]; t++)
@@ -297,7 +339,7 @@ static void cuda_begin(struct backend *be, const struct batch *b)
     for (int i = 0; i < b->n_seqs; i++)
         memcpy(cu->step_host + used + (size_t)i * (size_t)stride,
                b->pages + (size_t)i * (size_t)b->max_pages, (size_t)stride * 4);
-    used += b->n_seqs * stride;
+    used = put_samplers(cu, b, used + b->n_seqs * stride);
     CHECK((size_t)used <= cu->step_cap, "the step block is full");
     cu->step_host[STEP_PAGE_STRIDE] = stride;
     cu->step_host[STEP_INTS] = used;
@@ -403,13 +445,6 @@ static void read_marks(struct cuda_backend *cu)
     cu->n_marks = 0;
 }
 
-static bool plain_greedy(const struct sampler *s)
-{
-    const struct sample_params *p = sampler_params(s);
-    return p->temp <= 0 && !p->n_bias && p->repeat_penalty == 1.0f && p->presence_penalty == 0 &&
-           p->frequency_penalty == 0;
-}
-
 static bool cuda_end(struct backend *be, int32_t *tokens, struct error *err)
 {
     struct cuda_backend *cu = cuda_self(be);
@@ -426,7 +461,7 @@ static bool cuda_end(struct backend *be, int32_t *tokens, struct error *err)
         tokens[i] = -1;
         if (!s || !cu->logits || cu->failed)
             continue;
-        if (plain_greedy(s)) {
+        if (!cu->by_host[i]) {
             tokens[i] = cu->tokens_host[i];
             continue;
         }
@@ -684,7 +719,7 @@ static void op_sample(struct backend *be, float *logits)
     flush(cu);
     mark_begin(cu);
     cu->logits = logits;
-    cuda_argmax(cu, logits, cu->layout.n_out);
+    cuda_choose(cu, logits, cu->layout.n_out);
     mark_end(cu, STAGE_SAMPLING);
 }
 
@@ -708,6 +743,8 @@ static void cuda_close(struct backend *be)
             cudaFreeHost(host[i]);
     if (cu->stream)
         cudaStreamDestroy(cu->stream);
+    mem_free(cu->edits);
+    mem_free(cu->by_host);
     mem_free(cu);
 }
 

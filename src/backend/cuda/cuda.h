@@ -77,13 +77,27 @@ struct step_layout {
     bool out_is_all; /* out_rows is 0..n_tokens-1 */
     int n_q_tiles;   /* tiles of 64 prompt rows */
     int tokens, pos, slot, q_start, kv_len, out_rows, seq_of, q_tiles, pages; /* offsets */
+    int row_samplers;
 };
 
 /* Head of the block. */
 enum {
     STEP_PAGE_STRIDE, /* ints per sequence in the page table */
     STEP_INTS,        /* ints in use */
+    STEP_EDITS,       /* struct row_edit's, and where they begin */
+    STEP_EDITS_AT,
     STEP_HEAD = 16
+};
+
+/* How an out row's token is chosen, and what is done to its logits before: parts of the block. */
+struct row_sampler {
+    int32_t draws; /* 0: the largest logit */
+    int32_t top_k;
+    float temp, top_p, min_p, uniform;
+};
+struct row_edit {
+    int32_t row, token;
+    float bias, repeat, less; /* struct logit_edit */
 };
 
 /* A step as kernels see it. */
@@ -147,9 +161,12 @@ struct cuda_backend {
     size_t step_cap; /* ints */
     struct step_layout layout;
     const struct batch *batch;
-    int32_t *tokens_host, *tokens_mapped; /* (max_out) sampled greedily */
-    float *logits;                        /* what sample() was given, for the host samplers */
-    float *logits_row;                    /* pinned (n_vocab) */
+    int32_t *tokens_host, *tokens_mapped; /* (max_out) chosen on the device */
+    struct logit_edit *edits;             /* (max_edits) host scratch */
+    int max_edits;
+    bool *by_host;     /* (max_out) rows whose token the host's sampler picks */
+    float *logits;     /* what sample() was given, for the host samplers */
+    float *logits_row; /* pinned (n_vocab) */
 
     struct graph graphs[MAX_GRAPHS];
     int n_graphs;
@@ -322,7 +339,8 @@ void cuda_attend(struct cuda_backend *cu, const struct attn_layer *l, const stru
 void cuda_load_step(struct cuda_backend *cu, int n_ints);
 void cuda_gather(struct cuda_backend *cu, const struct step *s, const float *src, float *dst,
                  int width);
-void cuda_argmax(struct cuda_backend *cu, const float *logits, int rows);
+/* A token for each row, by the step's row_samplers. */
+void cuda_choose(struct cuda_backend *cu, float *logits, int rows);
 
 struct step cuda_step(const struct cuda_backend *cu);
 

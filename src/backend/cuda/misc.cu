@@ -1,5 +1,5 @@
 /*
- * The small ops: taking over a step, gathering rows, the greedy token.
+ * The small ops: taking over a step, gathering rows, choosing tokens.
  */
 #include "backend/cuda/cuda.h"
 
@@ -80,16 +80,272 @@ DEVICE struct best block_best(struct best b, uint8_t *shared)
     return b;
 }
 
-static __global__ void __launch_bounds__(256)
-    argmax_kernel(const float *logits, int n_vocab, float *value, int32_t *index, int32_t *count,
-                  int32_t *tokens)
+/*
+ * A drawn token, by the block that joined a row. What engine/sampler.c does with a list of
+ * candidates is done here with a list in shared memory, in the same order, so that a seed means the
+ * same token; where more than DRAW_LIST tokens are candidates (a flat distribution and no small
+ * top-k), without a list: a threshold found by halving, then a walk in the order of the vocabulary.
+ */
+enum { DRAW_LIST = 1024, DRAW_THREADS = 256 };
+
+struct draw_shared {
+    double part[DRAW_THREADS / 32];
+    int counts[DRAW_THREADS / 32];
+    int n, token, pad[2];
+    struct best list[DRAW_LIST]; /* sorted; then value is the weight */
+};
+
+struct draw {
+    const float *l; /* (n) */
+    int n;
+    float top, temp;
+    struct draw_shared *sh;
+};
+
+DEVICE float weight_of(const struct draw *d, float logit)
+{
+    return expf((logit - d->top) / d->temp);
+}
+
+/* How many logits have at least this key, and what they weigh together. */
+DEVICE void tally(const struct draw *d, uint32_t key, bool weigh, int *count, double *mass)
+{
+    int c = 0;
+    double m = 0;
+#pragma unroll 8
+    for (int i = (int)threadIdx.x; i < d->n; i += DRAW_THREADS) {
+        float v = load_float_l2(d->l + i);
+        if (float_order(v) < key || v != v)
+            continue;
+        c++;
+        if (weigh)
+            m += (double)weight_of(d, v);
+    }
+    for (int i = 16; i; i >>= 1) {
+        c += __shfl_xor_sync(FULL_WARP, c, i);
+        m += __shfl_xor_sync(FULL_WARP, m, i);
+    }
+    __syncthreads();
+    if (lane_id() == 0) {
+        d->sh->part[warp_id()] = m;
+        d->sh->counts[warp_id()] = c;
+    }
+    __syncthreads();
+    *count = 0;
+    *mass = 0;
+    for (int w = 0; w < DRAW_THREADS / 32; w++) {
+        *count += d->sh->counts[w];
+        *mass += d->sh->part[w];
+    }
+}
+
+/* Takes what has at least this key into the list, as far as it has room; how many there are. */
+DEVICE int collect(const struct draw *d, uint32_t key)
+{
+    __syncthreads();
+    if (threadIdx.x == 0)
+        d->sh->n = 0;
+    __syncthreads();
+#pragma unroll 8
+    for (int i = (int)threadIdx.x; i < d->n; i += DRAW_THREADS) {
+        float v = load_float_l2(d->l + i);
+        if (float_order(v) < key || v != v)
+            continue;
+        int at = atomicAdd(&d->sh->n, 1);
+        if (at < DRAW_LIST) {
+            d->sh->list[at].value = v;
+            d->sh->list[at].index = i;
+        }
+    }
+    __syncthreads();
+    return d->sh->n;
+}
+
+/* The largest key that at least `want` tokens reach, or that tokens of weight `mass` do; any that
+ * leaves no more than the list holds will do where `want` fits it. */
+DEVICE uint32_t raise(const struct draw *d, uint32_t key, int want, double mass)
+{
+    uint32_t end = float_order(d->top) + 1; /* [key, end): key is reached by enough, end is not */
+    while (end - key > 1) {
+        uint32_t mid = key + (end - key) / 2;
+        int count;
+        double m;
+        tally(d, mid, want == 0, &count, &m);
+        if (want ? count >= want : m >= mass) {
+            key = mid;
+            if (want && count <= DRAW_LIST)
+                break;
+        } else {
+            end = mid;
+        }
+    }
+    return key;
+}
+
+/* Larger logits first (ties: the lower token), or lower tokens first. */
+DEVICE bool goes_before(struct best a, struct best b, bool by_index)
+{
+    if (by_index || a.value == b.value)
+        return a.index < b.index;
+    return a.value > b.value;
+}
+
+DEVICE void sort_list(struct draw_shared *sh, int n, bool by_index)
+{
+    int size = 1;
+    while (size < n)
+        size *= 2;
+    for (int i = n + (int)threadIdx.x; i < size; i += DRAW_THREADS) {
+        sh->list[i].value = -INFINITY;
+        sh->list[i].index = 0x7fffffff;
+    }
+    for (int run = 2; run <= size; run *= 2)
+        for (int gap = run / 2; gap; gap /= 2) {
+            __syncthreads();
+            for (int i = (int)threadIdx.x; i < size; i += DRAW_THREADS) {
+                int o = i ^ gap;
+                struct best a = sh->list[i], b = sh->list[o & (size - 1)];
+                if (o <= i || goes_before(b, a, by_index) != ((i & run) == 0))
+                    continue;
+                sh->list[i] = b;
+                sh->list[o] = a;
+            }
+        }
+    __syncthreads();
+}
+
+/* Draws from the list: top-k, then the nucleus, then u. One thread adds, as the host does. */
+DEVICE int draw_listed(const struct draw *d, const struct row_sampler *r, int n)
+{
+    struct draw_shared *sh = d->sh;
+    bool cut = r->top_k > 0 && r->top_k < n;
+    sort_list(sh, n, !cut && r->top_p >= 1.0f);
+    n = cut ? r->top_k : n;
+    for (int i = (int)threadIdx.x; i < n; i += DRAW_THREADS)
+        sh->list[i].value = weight_of(d, sh->list[i].value);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        double total = 0, sum = 0;
+        for (int i = 0; i < n; i++)
+            total += (double)sh->list[i].value;
+        if (r->top_p < 1.0f) {
+            int keep = 0;
+            while (keep < n && sum < (double)r->top_p * total)
+                sum += (double)sh->list[keep++].value;
+            n = keep ? keep : 1;
+            total = 0;
+            for (int i = 0; i < n; i++)
+                total += (double)sh->list[i].value;
+        }
+        double target = (double)r->uniform * total;
+        int at = 0;
+        for (sum = (double)sh->list[0].value; at < n - 1 && !(target < sum); at++)
+            sum += (double)sh->list[at + 1].value;
+        sh->token = sh->list[at].index;
+    }
+    __syncthreads();
+    return sh->token;
+}
+
+/* Draws from all that have the key, in the order of the vocabulary: every warp weighs a stretch, the
+ * one in which the draw falls walks through it. */
+DEVICE int draw_walking(const struct draw *d, uint32_t key, float uniform)
+{
+    const int warps = DRAW_THREADS / 32;
+    struct draw_shared *sh = d->sh;
+    int each = (d->n + warps * 32 - 1) / (warps * 32) * 32;
+    int from = warp_id() * each, to = from + each < d->n ? from + each : d->n;
+    double m = 0;
+    for (int i = from + lane_id(); i < to; i += 32) {
+        float v = load_float_l2(d->l + i);
+        m += float_order(v) >= key && v == v ? (double)weight_of(d, v) : 0.0;
+    }
+    for (int i = 16; i; i >>= 1)
+        m += __shfl_xor_sync(FULL_WARP, m, i);
+    __syncthreads();
+    if (lane_id() == 0)
+        sh->part[warp_id()] = m;
+    if (threadIdx.x == 0)
+        sh->token = -1;
+    __syncthreads();
+    double total = 0;
+    for (int w = 0; w < warps; w++)
+        total += sh->part[w];
+    double left = (double)uniform * total;
+    int mine = 0, last = 0;
+    for (int w = 0; w < warps; w++)
+        last = sh->part[w] > 0 ? w : last;
+    while (mine < last && left >= sh->part[mine])
+        left -= sh->part[mine++];
+    if (warp_id() == mine) {
+        int found = -1, fallback = from;
+        for (int i = from; i < to && found < 0; i += 32) {
+            float v = i + lane_id() < to ? load_float_l2(d->l + i + lane_id()) : -INFINITY;
+            bool in = i + lane_id() < to && float_order(v) >= key && v == v;
+            double sum = in ? (double)weight_of(d, v) : 0.0;
+            for (int k = 1; k < 32; k *= 2) {
+                double o = __shfl_up_sync(FULL_WARP, sum, k);
+                sum += lane_id() >= k ? o : 0.0;
+            }
+            uint32_t over = __ballot_sync(FULL_WARP, in && left < sum);
+            uint32_t any = __ballot_sync(FULL_WARP, in);
+            if (over)
+                found = i + __ffs(over) - 1;
+            fallback = any ? i + 31 - __clz((int)any) : fallback;
+            left -= __shfl_sync(FULL_WARP, sum, 31);
+        }
+        if (lane_id() == 0) /* the two sums may differ in their last bits */
+            sh->token = found >= 0 ? found : fallback;
+    }
+    __syncthreads();
+    return sh->token;
+}
+
+DEVICE int draw_token(const float *l, int n, struct best top, const struct row_sampler *r,
+                      struct draw_shared *sh)
+{
+    struct draw d = {l, n, top.value, r->temp, sh};
+    if (!(top.value > -INFINITY && top.value < INFINITY))
+        return top.index;
+    uint32_t key = float_order(top.value + r->temp * logf(r->min_p > 1e-9f ? r->min_p : 1e-9f));
+    int have = collect(&d, key);
+    if (have > DRAW_LIST && r->top_k > 0 && r->top_k < have) {
+        key = raise(&d, key, r->top_k, 0);
+        have = collect(&d, key);
+    }
+    if (have <= DRAW_LIST)
+        return draw_listed(&d, r, have);
+    if (r->top_p < 1.0f) {
+        double mass;
+        tally(&d, key, true, &have, &mass);
+        key = raise(&d, key, 0, (double)r->top_p * mass);
+    }
+    return draw_walking(&d, key, r->uniform);
+}
+
+/* Blocks: x over stretches of a row, y over rows; the last one of a row joins, and draws. */
+static __global__ void __launch_bounds__(DRAW_THREADS)
+    choose_kernel(float *logits, int n_vocab, float *value, int32_t *index, int32_t *count,
+                  int32_t *tokens, const int32_t *step, const struct row_sampler *samplers)
 {
     SHARED_BYTES(shared);
     int *is_last = (int *)(shared + 128);
     dependency_wait();
     dependency_trigger();
     int row = (int)blockIdx.y, blocks = (int)gridDim.x;
-    const float *l = logits + (size_t)row * (size_t)n_vocab;
+    float *l = logits + (size_t)row * (size_t)n_vocab;
+    int n_edits = step[STEP_EDITS];
+    if (n_edits) {
+        const struct row_edit *edits = (const struct row_edit *)(step + step[STEP_EDITS_AT]);
+        for (int i = (int)threadIdx.x; i < n_edits; i += (int)blockDim.x) {
+            struct row_edit e = edits[i];
+            if (e.row != row || e.token / DRAW_THREADS % blocks != (int)blockIdx.x)
+                continue; /* each block edits what it will look at */
+            float v = l[e.token] + e.bias;
+            l[e.token] = (v > 0 ? v / e.repeat : v * e.repeat) - e.less;
+        }
+        __syncthreads();
+    }
     struct best b = {-INFINITY, n_vocab};
     for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n_vocab;
          i += blocks * (int)blockDim.x) {
@@ -117,14 +373,22 @@ static __global__ void __launch_bounds__(256)
         b = better(b, o);
     }
     b = block_best(b, shared);
+    int token = b.index < n_vocab ? b.index : 0;
+    struct row_sampler r = samplers[row];
+    if (r.draws) {
+        b.index = token;
+        token = draw_token(l, n_vocab, b, &r, (struct draw_shared *)(shared + 256));
+    }
     if (threadIdx.x == 0)
-        tokens[row] = b.index < n_vocab ? b.index : 0;
+        tokens[row] = token;
 }
 
-void cuda_argmax(struct cuda_backend *cu, const float *logits, int rows)
+void cuda_choose(struct cuda_backend *cu, float *logits, int rows)
 {
     if (rows)
-        cuda_launch(cu, argmax_kernel, dim3(ARGMAX_BLOCKS, (unsigned)rows), 256, 256, LAUNCH_EARLY,
-                    logits, cu->shape.n_vocab, cu->argmax_value, cu->argmax_index, cu->argmax_count,
-                    cu->tokens_mapped);
+        cuda_launch(cu, choose_kernel, dim3(ARGMAX_BLOCKS, (unsigned)rows), DRAW_THREADS,
+                    256 + sizeof(struct draw_shared), LAUNCH_EARLY, logits, cu->shape.n_vocab,
+                    cu->argmax_value, cu->argmax_index, cu->argmax_count, cu->tokens_mapped,
+                    cu->step_dev,
+                    (const struct row_sampler *)(cu->step_dev + cu->layout.row_samplers));
 }

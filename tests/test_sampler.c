@@ -1,0 +1,103 @@
+/* The sampler's two forms: what it does to logits itself, and the list of changes for a device. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+#include "engine/sampler.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { VOCAB = 500, MAX = 300 };
+
+static uint32_t next(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+/* Logits after sampler_pick are the logits after the list, bit by bit or to a rounding. */
+static void edits_are_what_pick_does(void **state)
+{
+    (void)state;
+    static const struct sample_params kinds[] = {
+        {.temp = 0, .top_p = 1, .repeat_penalty = 1},
+        {.temp = 0, .top_p = 1, .repeat_penalty = 1.3f, .repeat_last_n = 8},
+        {.temp = 0, .top_p = 1, .repeat_penalty = 0.8f, .repeat_last_n = -1},
+        {.temp = 0, .top_p = 1, .repeat_penalty = 1, .presence_penalty = 0.7f},
+        {.temp = 0,
+         .top_p = 1,
+         .repeat_penalty = 1.1f,
+         .repeat_last_n = 20,
+         .presence_penalty = -0.3f,
+         .frequency_penalty = 0.4f},
+    };
+    const struct logit_bias bias[] = {{3, 2},   {499, -INFINITY}, {3, 1},
+                                      {7, 100}, {500, 1},         {-1, 1}};
+    uint32_t random = 5;
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+        for (int n_bias = 0; n_bias <= 6; n_bias += 6) {
+            struct sample_params p = kinds[k];
+            p.bias = bias;
+            p.n_bias = n_bias;
+            struct sampler *s = sampler_new(&p, VOCAB);
+            for (int i = 0; i < 60; i++)
+                sampler_accept(s, (int32_t)(next(&random) % 90), i > 20);
+            float own[VOCAB], listed[VOCAB];
+            for (int i = 0; i < VOCAB; i++)
+                own[i] = listed[i] = (float)(int)(next(&random) % 2001 - 1000) / 100;
+            int32_t token = sampler_pick(s, own);
+            struct logit_edit e[MAX];
+            int n = sampler_edits(s, e, MAX);
+            assert_in_range(n, 0, MAX);
+            assert_int_equal(n == 0, k == 0 && n_bias == 0);
+            for (int i = 0; i < n; i++) {
+                for (int j = 0; j < i; j++)
+                    assert_int_not_equal(e[i].token, e[j].token);
+                float *l = &listed[e[i].token];
+                *l += e[i].bias;
+                *l = (*l > 0 ? *l / e[i].repeat : *l * e[i].repeat) - e[i].less;
+            }
+            int best = 0;
+            for (int i = 0; i < VOCAB; i++) {
+                assert_true(own[i] == listed[i] || fabsf(own[i] - listed[i]) < 1e-5f);
+                best = listed[i] > listed[best] ? i : best;
+            }
+            assert_int_equal(token, best);
+            if (n > 0)
+                assert_int_equal(sampler_edits(s, e, n - 1), -1);
+            assert_int_equal(sampler_edits(s, e, n), n);
+            sampler_free(s);
+        }
+}
+
+/* The repeat penalty forgets what left its window; frequency counts. */
+static void penalties_follow_the_window(void **state)
+{
+    (void)state;
+    struct sample_params p = {
+        .top_p = 1, .repeat_penalty = 2, .repeat_last_n = 2, .frequency_penalty = 1};
+    struct sampler *s = sampler_new(&p, VOCAB);
+    const int32_t tokens[] = {1, 2, 2, 3};
+    for (int i = 0; i < 4; i++)
+        sampler_accept(s, tokens[i], i > 0);
+    float l[VOCAB];
+    for (int i = 0; i < VOCAB; i++)
+        l[i] = 8;
+    sampler_pick(s, l);
+    assert_true(l[0] == 8 && l[1] == 8); /* never seen; out of the window and of the prompt */
+    assert_true(l[2] == 2 && l[3] == 3); /* 8 / 2 - 2; 8 / 2 - 1 */
+    sampler_free(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(edits_are_what_pick_does),
+        cmocka_unit_test(penalties_follow_the_window),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
