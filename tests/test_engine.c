@@ -621,6 +621,74 @@ static void test_threads(void **state)
     engine_close(e);
 }
 
+/* The reference backend lets steps overlap as a device does; with a profile they do not. The answers
+ * are the same, whatever ends them: length, a stop string, a cancel of others. */
+static void test_ahead(void **state)
+{
+    (void)state;
+    static struct answer apart[CROWD], ahead[CROWD];
+    uint64_t overlapped = 0;
+    setenv("STEEL_ISA", "ref", 1);
+    for (int round = 0; round < 2; round++) {
+        struct engine_options opt = {
+            .runtime = {.max_seqs = CROWD, .context = 512, .page_len = 16, .profile = round == 0}};
+        struct engine *e = open_engine(&opt);
+        struct events *q = events_new();
+        struct engine_event ev;
+        static int32_t prompts[CROWD + 1][PROMPT + 40];
+        struct answer *answers = round ? ahead : apart;
+        static struct answer leaver;
+        struct request *r;
+        static const char *const stops[] = {"a", "e", "zq"};
+        /* Some in one go; the last ones when the others decode already. */
+        for (int i = 0; i < CROWD; i++) {
+            struct request_spec s = crowd_spec(i, prompts[i]);
+            s.logprobs = i == 7;
+            s.n_top = 0;
+            s.sample.repeat_penalty = 1;
+            s.sample.presence_penalty = i == 5 ? 0.5f : 0;
+            s.max_tokens = i == 5 || i == 7 ? 8 : 20 + 4 * i; /* these two keep steps apart */
+            s.min_tokens = i == 2 ? 9 : 0;
+            s.ignore_eos = i != 2;
+            if (i % 4 == 0) {
+                s.stop = stops;
+                s.n_stop = 3;
+            }
+            submit(e, &s, q, &answers[i], NULL);
+            if (i == 8) {
+                struct request_spec l = spec_of(prompts[0], 30, 400, 5);
+                submit(e, &l, q, &leaver, &r);
+                while (leaver.n < 4) {
+                    assert_true(events_next(q, &ev, -1));
+                    take(&ev);
+                }
+                request_cancel(r);
+                request_free(r);
+            }
+        }
+        int left = leaver.n_done == 0;
+        for (int i = 0; i < CROWD; i++)
+            left += answers[i].n_done == 0;
+        wait_done(q, left);
+        assert_int_equal(leaver.finish, FINISH_CANCEL);
+        assert_int_equal(leaver.usage.n_generated, leaver.n);
+        struct engine_stats st;
+        engine_stats(e, &st);
+        assert_int_equal(st.pages_held, 0);
+        overlapped = st.n_ahead;
+        if (round == 0)
+            assert_int_equal(overlapped, 0);
+        engine_close(e);
+        events_free(q);
+    }
+    unsetenv("STEEL_ISA");
+    assert_true(overlapped > 20);
+    for (int i = 0; i < CROWD; i++) {
+        assert_same(&apart[i], &ahead[i]);
+        assert_int_equal(ahead[i].usage.n_generated, ahead[i].n);
+    }
+}
+
 int main(void)
 {
     struct error err = {0};
@@ -634,7 +702,7 @@ int main(void)
         cmocka_unit_test(test_choices), cmocka_unit_test(test_second_turn),
         cmocka_unit_test(test_cancel),  cmocka_unit_test(test_queue),
         cmocka_unit_test(test_text),    cmocka_unit_test(test_parameters),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_threads), cmocka_unit_test(test_ahead),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     unlink(path);

@@ -20,9 +20,10 @@ struct profile; /* backend/profile.h */
 /* One step's input. Prefill, decode, and any mix of them differ only in data. Host memory. */
 struct batch {
     int n_tokens, n_seqs, n_decode, n_out, max_pages;
-    const int32_t
-        *tokens;        /* (n_tokens) rows of one sequence are adjacent; q_len==1 sequences first */
-    const int32_t *pos; /* (n_tokens) position in the sequence */
+    const int32_t *
+        tokens; /* (n_tokens) rows of one sequence are adjacent; q_len==1 sequences first. -1-r: the
+                    token chosen for out row r of the step before (see backend.ahead) */
+    const int32_t *pos;  /* (n_tokens) position in the sequence */
     const int32_t *slot; /* (n_tokens) page * page_len + offset in the KV pool; -1 = padding row */
     const int32_t *q_start;  /* (n_seqs+1) first row of each sequence; the last entry is n_tokens */
     const int32_t *kv_len;   /* (n_seqs) keys visible to the last row, itself included */
@@ -85,7 +86,13 @@ struct backend {
     struct profile *profile; /* NULL = off */
     enum invariance invariance;
     bool deterministic; /* may change between steps */
+    /* A step runs beside the host from launch() on, and the next one may be begun meanwhile, with
+     * tokens the host does not know yet; two at most are under way. */
+    bool ahead;
 };
+
+/* Logit biases of all rows together that a step begun while another runs may have at most. */
+enum { AHEAD_MAX_BIAS = 1024 };
 
 struct backend_ops {
     const char *name;
@@ -105,10 +112,12 @@ struct backend_ops {
 
     /* The step. replay(key) runs a step recorded under key and returns true, or returns false and
      * the caller issues the ops, after record(key) where key != 0. Backends without recording
-     * return false. end() waits; writes the sampled token of each out row (-1 without sampler). */
+     * return false. launch(): all ops are issued. end() waits for the oldest step under way; writes
+     * the sampled token of each of its out rows (-1 without sampler). */
     void (*begin)(struct backend *be, const struct batch *b);
     bool (*replay)(struct backend *be, uint64_t key);
     void (*record)(struct backend *be, uint64_t key);
+    void (*launch)(struct backend *be);
     bool (*end)(struct backend *be, int32_t *tokens, struct error *err);
 
     /* x[t,:] = E[tokens[t],:] */

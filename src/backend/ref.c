@@ -23,7 +23,10 @@ struct ref {
     float *probs;        /* (n_expert) */
     float *hidden;       /* (2 * widest ffn) */
     float *expert_out;   /* (n_embd) */
-    int32_t *sampled;    /* (max_out) */
+    int32_t *sampled[2]; /* (max_out) each, of the steps under way */
+    int32_t *tokens;     /* (max_tokens) of the step, all known */
+    int n_out[2], now;
+    unsigned n_begun, n_ended;
     int64_t stage_start; /* profile clock */
 };
 
@@ -112,15 +115,17 @@ static bool ref_prepare(struct backend *be, const struct shape *s, struct error 
     r->probs = mem_zalloc((size_t)s->n_expert + 1, sizeof(float));
     r->hidden = mem_zalloc(2 * wide, sizeof(float));
     r->expert_out = mem_zalloc((size_t)s->n_embd, sizeof(float));
-    r->sampled = mem_zalloc((size_t)s->max_out + 1, sizeof(int32_t));
+    for (int i = 0; i < 2; i++)
+        r->sampled[i] = mem_zalloc((size_t)s->max_out + 1, sizeof(int32_t));
+    r->tokens = mem_zalloc((size_t)s->max_tokens + 1, sizeof(int32_t));
     return true;
 }
 
 static void ref_close(struct backend *be)
 {
     struct ref *r = self(be);
-    void *owned[] = {r->rope_freq, r->row,        r->qkv,     r->scores, r->probs,
-                     r->hidden,    r->expert_out, r->sampled, r};
+    void *owned[] = {r->rope_freq,  r->row,        r->qkv,        r->scores, r->probs, r->hidden,
+                     r->expert_out, r->sampled[0], r->sampled[1], r->tokens, r};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -130,9 +135,16 @@ static void ref_close(struct backend *be)
 static void ref_begin(struct backend *be, const struct batch *b)
 {
     struct ref *r = self(be);
+    CHECK(r->n_begun - r->n_ended < 2, "two steps are under way");
+    const int32_t *before = r->sampled[(r->n_begun + 1) % 2];
     r->batch = *b;
+    r->now = (int)(r->n_begun++ % 2);
+    r->n_out[r->now] = b->n_out;
+    for (int i = 0; i < b->n_tokens; i++)
+        r->tokens[i] = b->tokens[i] < 0 ? before[-1 - b->tokens[i]] : b->tokens[i];
+    r->batch.tokens = r->tokens;
     for (int i = 0; i < b->n_out; i++)
-        r->sampled[i] = -1;
+        r->sampled[r->now][i] = -1;
     if (be->profile) {
         be->profile->phase = b->n_decode == b->n_seqs;
         be->profile->steps[be->profile->phase]++;
@@ -151,12 +163,18 @@ static void ref_record(struct backend *be, uint64_t key)
     (void)be, (void)key;
 }
 
+static void ref_launch(struct backend *be)
+{
+    (void)be; /* ops run as they are issued */
+}
+
 static bool ref_end(struct backend *be, int32_t *tokens, struct error *err)
 {
     (void)err;
     struct ref *r = self(be);
+    int at = (int)(r->n_ended++ % 2);
     if (tokens)
-        memcpy(tokens, r->sampled, (size_t)r->batch.n_out * sizeof *tokens);
+        memcpy(tokens, r->sampled[at], (size_t)r->n_out[at] * sizeof *tokens);
     return true;
 }
 
@@ -426,7 +444,7 @@ static void ref_sample(struct backend *be, float *logits)
     stage_begin(r);
     for (int i = 0; r->batch.samplers && i < r->batch.n_out; i++)
         if (r->batch.samplers[i])
-            r->sampled[i] =
+            r->sampled[r->now][i] =
                 sampler_pick(r->batch.samplers[i], logits + (size_t)i * (size_t)r->shape.n_vocab);
     stage_end(r, STAGE_SAMPLING);
 }
@@ -444,6 +462,7 @@ static const struct backend_ops ref_ops = {
     .begin = ref_begin,
     .replay = ref_replay,
     .record = ref_record,
+    .launch = ref_launch,
     .end = ref_end,
     .embed = ref_embed,
     .add_norm = ref_add_norm,
@@ -461,5 +480,6 @@ struct backend *backend_open_ref(void)
     struct ref *r = mem_zalloc(1, sizeof *r);
     r->be.ops = &ref_ops;
     r->be.invariance = INVARIANCE_ALWAYS;
+    r->be.ahead = true; /* nothing runs beside the host, but steps may overlap as on a device */
     return &r->be;
 }

@@ -21,6 +21,8 @@ struct choice {
     struct sampler *sampler; /* from the first step on */
     struct output out;
     int64_t entered_ns, first_ns, last_ns;
+    int at[2];    /* where it is in the steps under way, plus 1; 0 = not in that one */
+    bool guessed; /* its last token stands for one that a step under way will choose */
 };
 
 struct request {
@@ -32,6 +34,15 @@ struct request {
     struct choice *choices;   /* (n) */
     int n, n_open;
     int64_t submitted_ns;
+};
+
+/* A step under way. */
+struct flight {
+    struct step_item *items; /* (max_seqs) */
+    struct seq **seqs;       /* (max_seqs) as planned; NULL: left since */
+    int slot;                /* its place in struct choice.at */
+    int n, n_decode, n_read; /* n 0 = none */
+    int64_t start_ns;
 };
 
 struct engine {
@@ -52,8 +63,9 @@ struct engine {
     struct runtime *rt; /* set before READY, then constant */
     int context;
     struct scheduler sched;
-    struct step_item *items; /* (max_seqs) */
-    struct events **touched; /* (max_seqs) queues with staged events */
+    struct flight flights[2], *now, *next; /* next is started before now ends, where that goes */
+    int64_t end_ns;                        /* of the last step */
+    struct events **touched;               /* (max_seqs) queues with staged events */
     int n_touched, touched_cap;
     struct buf text;
     float *logits;           /* (n_vocab) */
@@ -297,6 +309,18 @@ static struct usage_count count_usage(const struct choice *c, int64_t now)
 static void finish(struct engine *e, struct choice *c, enum finish how, int stop, const char *error)
 {
     struct request *r = c->req;
+    for (int i = 0; i < 2; i++) /* what the steps under way compute for it is nobody's */
+        if (c->at[i]) {
+            e->flights[i].seqs[c->at[i] - 1] = NULL;
+            e->flights[i].items[c->at[i] - 1].seq = NULL;
+            c->at[i] = 0;
+        }
+    if (c->guessed) { /* the token never came */
+        if (c->seq.kv.n_tokens == c->seq.n_tokens)
+            kvcache_cut(e->rt->kv, &c->seq.kv, c->seq.n_tokens - 1);
+        c->seq.n_tokens--;
+        c->guessed = false;
+    }
     scheduler_remove(&e->sched, &c->seq);
     if (!c->entered_ns)
         leave_queue(e, 1);
@@ -345,7 +369,10 @@ static void take_token(struct engine *e, struct choice *c, int32_t token, struct
     c->last_ns = now;
     e->stats.generated_tokens++;
     sampler_accept(c->sampler, token, true);
-    seq_append(&c->seq, token);
+    if (c->guessed)
+        c->guessed = false; /* it stands there already */
+    else
+        seq_append(&c->seq, token);
     int n = c->seq.n_tokens - c->seq.n_prompt;
     if (n == spec->min_tokens)
         sampler_keep_bias(c->sampler, spec->sample.n_bias - e->n_ends);
@@ -413,44 +440,118 @@ static void pick_with_logprobs(struct engine *e, struct choice *c, const struct 
     take_token(e, c, token, &ev);
 }
 
-static void run_step(struct engine *e, int n)
+/* Plans a step and launches it as `f`; false if there is nothing to do. */
+static bool start_step(struct engine *e, struct flight *f)
 {
     struct scheduler *s = &e->sched;
+    int n = scheduler_plan(s, f->items);
+    if (!n)
+        return false;
     for (int i = 0; i < n; i++) {
         struct choice *c = (struct choice *)s->planned[i];
         if (!c->sampler)
             start_choice(e, c);
-        if (e->items[i].want == LOGITS_LAST && !c->req->spec.logprobs)
-            e->items[i].sampler = c->sampler;
+        if (f->items[i].want == LOGITS_LAST && !c->req->spec.logprobs)
+            f->items[i].sampler = c->sampler;
+        f->seqs[i] = &c->seq;
+        c->at[f->slot] = i + 1;
     }
-    if (e->n_touched) /* tell of starts before a step that may take long */
+    if (e->n_touched && !e->rt->be->ahead) /* tell of starts before a step that may take long */
         deliver(e);
     if (e->on_step)
         e->on_step(e->on_step_arg, n);
+    f->n = n;
+    f->n_decode = s->n_decode;
+    f->n_read = s->n_read;
+    f->start_ns = clock_ns();
     struct error err = {0};
-    int64_t t0 = clock_ns();
-    bool ok = step_run(e->rt->step, e->items, n, &err);
-    int64_t ns = clock_ns() - t0;
+    if (step_start(e->rt->step, f->items, n, &err))
+        return true;
+    for (int i = 0; i < n; i++)
+        finish(e, (struct choice *)f->seqs[i], FINISH_ERROR, -1, err.msg);
+    f->n = 0;
+    return false;
+}
+
+static bool has_inbox(struct engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    bool any = e->inbox || e->cancels || e->quit;
+    pthread_mutex_unlock(&e->lock);
+    return any;
+}
+
+/* Starts the step after the one under way, with the tokens that one will choose, so that the device
+ * never waits for the host. Only where both are decodes and the choices depend on nothing the host
+ * has to see first. A sequence that then turns out to have ended wasted a row. */
+static void start_ahead(struct engine *e)
+{
+    const struct scheduler *s = &e->sched;
+    const struct flight *f = e->now;
+    if (!e->rt->be->ahead || e->rt->be->profile || f->n_read || s->waiting.n ||
+        s->running.n != f->n || kvcache_available(s->kv) < s->running.n || has_inbox(e))
+        return;
+    int n_bias = 0;
+    for (int i = 0; i < f->n; i++) {
+        const struct choice *c = (const struct choice *)f->seqs[i];
+        int n = c->seq.n_tokens + 1 - c->seq.n_prompt; /* answer tokens when `now` ends */
+        n_bias += c->req->spec.sample.n_bias;
+        if (c->req->spec.logprobs || sampler_has_memory(c->sampler) ||
+            (n == c->req->spec.min_tokens && n < c->req->spec.max_tokens))
+            return;
+    }
+    if (n_bias > AHEAD_MAX_BIAS)
+        return;
+    for (int i = 0; i < f->n; i++) {
+        struct choice *c = (struct choice *)f->seqs[i];
+        if (c->seq.n_tokens + 1 - c->seq.n_prompt >= c->req->spec.max_tokens ||
+            c->seq.n_tokens + 1 >= e->context)
+            continue; /* ends with `now` */
+        seq_append(&c->seq, -1 - f->items[i].first_row);
+        sampler_expect(c->sampler);
+        c->guessed = true;
+    }
+    e->stats.n_ahead += start_step(e, e->next);
+}
+
+/* Waits for the step under way and hands its tokens on. */
+static void finish_step(struct engine *e)
+{
+    struct flight *f = e->now;
+    struct error err = {0};
+    bool ok = step_finish(e->rt->step, &err);
+    int64_t end = clock_ns();
+    int64_t ns = end - (f->start_ns > e->end_ns ? f->start_ns : e->end_ns);
+    e->end_ns = end;
     e->stats.n_steps++;
     e->stats.busy_s += (double)ns * 1e-9;
-    *(s->n_read ? &e->stats.read_s : &e->stats.decode_s) += (double)ns * 1e-9;
-    e->stats.read_tokens += (uint64_t)s->n_read;
-    if (!ok) {
-        for (int i = 0; i < n; i++)
-            finish(e, (struct choice *)s->planned[i], FINISH_ERROR, -1, err.msg);
-        return;
-    }
-    scheduler_commit(s, ns);
-    for (int i = 0; i < n; i++) {
-        const struct step_item *it = &e->items[i];
-        struct choice *c = (struct choice *)s->planned[i];
-        if (it->want != LOGITS_LAST)
+    *(f->n_read ? &e->stats.read_s : &e->stats.decode_s) += (double)ns * 1e-9;
+    e->stats.read_tokens += (uint64_t)f->n_read;
+    for (int i = 0; i < f->n; i++) {
+        struct choice *c = (struct choice *)f->seqs[i];
+        if (!c)
             continue;
-        if (c->req->spec.logprobs)
+        c->at[f->slot] = 0;
+        if (ok && c->guessed)
+            c->seq.tokens[c->seq.n_tokens - 1] = f->items[i].token;
+    }
+    if (ok)
+        scheduler_commit_step(&e->sched, f->seqs, f->n, f->n_decode, f->n_read, ns);
+    for (int i = 0; i < f->n; i++) {
+        const struct step_item *it = &f->items[i];
+        struct choice *c = (struct choice *)f->seqs[i];
+        if (!c)
+            continue;
+        if (!ok)
+            finish(e, c, FINISH_ERROR, -1, err.msg);
+        else if (it->want == LOGITS_LAST && c->req->spec.logprobs)
             pick_with_logprobs(e, c, it);
-        else
+        else if (it->want == LOGITS_LAST)
             take_token(e, c, it->token, &(struct engine_event){.stop = -1});
     }
+    f->n = 0;
+    e->now = e->next;
+    e->next = f;
 }
 
 /* Waits for work and takes the inbox over; false when the engine closes. */
@@ -476,18 +577,25 @@ static bool take_inbox(struct engine *e, bool idle)
     return !quit;
 }
 
+/* On a device events of a step are told while the next one runs. */
 static void loop(struct engine *e)
 {
     bool idle = false;
     while (take_inbox(e, idle)) {
-        int n = scheduler_plan(&e->sched, e->items);
-        if (n)
-            run_step(e, n);
-        idle = n == 0;
+        idle = !e->now->n && !start_step(e, e->now);
         CHECK(!idle || e->sched.running.n + e->sched.waiting.n == 0,
               "%d sequences wait and nothing runs", e->sched.waiting.n);
-        deliver(e);
+        if (!idle)
+            start_ahead(e);
+        if (idle || e->rt->be->ahead)
+            deliver(e);
+        if (!idle)
+            finish_step(e);
+        if (!e->rt->be->ahead)
+            deliver(e);
     }
+    while (e->now->n)
+        finish_step(e);
     deliver(e);
 }
 
@@ -534,7 +642,14 @@ static bool start(struct engine *e)
     e->context = room < e->rt->context ? (int)room : e->rt->context;
     kv->prefix = prefix_new(kv->n_pages, kv->page_len, !e->opt.no_prefix_cache);
     scheduler_init(&e->sched, kv, lim, e->context, e->opt.step_ms);
-    e->items = mem_zalloc((size_t)lim->max_seqs, sizeof *e->items);
+    for (int i = 0; i < 2; i++) {
+        struct flight *f = &e->flights[i];
+        f->slot = i;
+        f->items = mem_zalloc((size_t)lim->max_seqs, sizeof *f->items);
+        f->seqs = mem_zalloc((size_t)lim->max_seqs, sizeof *f->seqs);
+    }
+    e->now = &e->flights[0];
+    e->next = &e->flights[1];
     e->logits = mem_zalloc(2 * (size_t)e->rt->model->config.n_vocab, sizeof *e->logits);
     find_ends(e);
     return true;
@@ -611,7 +726,10 @@ void engine_close(struct engine *e)
     pthread_mutex_unlock(&e->lock);
     pthread_join(e->thread, NULL);
     runtime_close(e->rt);
-    mem_free(e->items);
+    for (int i = 0; i < 2; i++) {
+        mem_free(e->flights[i].items);
+        mem_free(e->flights[i].seqs);
+    }
     mem_free(e->touched);
     mem_free(e->logits);
     mem_free(e->ends);

@@ -7,7 +7,8 @@
  *  1. only the engine thread touches the model, the KV cache, the scheduler and a request's choices
  *  2. every choice of an accepted request gets exactly one EVENT_DONE, also when it is cancelled, when
  *     the step fails or the engine closes; nothing of that choice comes after it
- *  3. a cancelled request is out of the scheduler, its pages given back, before the next step begins
+ *  3. a cancelled request is out of the scheduler, its pages given back, before the next step is
+ *     planned; where steps run ahead (backend.h), one may have been planned already
  *  4. at most max_queue choices wait for their first step; a request is accepted whole or not at all
  *  5. what a request generates depends on its prompt, parameters and seed alone: not on when it was
  *     batched, preempted or served from the cache (to the bit with backend.deterministic)
@@ -68,6 +69,7 @@ struct engine_stats {
     int n_running, n_waiting; /* choices */
     int pages_total, pages_held, pages_idle;
     uint64_t n_steps, n_requests;
+    uint64_t n_ahead; /* steps started before the one before them ended */
     uint64_t prompt_tokens; /* of requests that started */
     uint64_t read_tokens;   /* prompt tokens computed, again after preemption included */
     uint64_t generated_tokens;

@@ -26,6 +26,7 @@ struct sampler {
     int n_marked;
     struct candidate *cand; /* (n_vocab) */
     uint64_t counter;
+    uint64_t expected; /* tokens chosen and not accepted yet */
 };
 
 struct sample_params sample_params_default(void)
@@ -91,7 +92,17 @@ void sampler_keep_bias(struct sampler *s, int n_bias)
 
 uint64_t sampler_counter(const struct sampler *s)
 {
-    return s->counter;
+    return s->counter + s->expected;
+}
+
+bool sampler_has_memory(const struct sampler *s)
+{
+    return s->seen || s->generated;
+}
+
+void sampler_expect(struct sampler *s)
+{
+    s->expected++;
 }
 
 void sampler_accept(struct sampler *s, int32_t token, bool generated)
@@ -116,6 +127,7 @@ void sampler_accept(struct sampler *s, int32_t token, bool generated)
         if (s->generated)
             s->generated[token]++;
         s->counter++;
+        s->expected -= s->expected > 0;
     }
 }
 
@@ -284,7 +296,7 @@ int32_t sampler_pick(struct sampler *s, float *logits)
     double total = 0;
     for (int i = 0; i < n; i++)
         total += (double)expf((s->cand[i].logit - max) / p->temp);
-    double target = (double)sampler_uniform(p->seed, s->counter) * total, sum = 0;
+    double target = (double)sampler_uniform(p->seed, sampler_counter(s)) * total, sum = 0;
     for (int i = 0; i < n; i++) {
         sum += (double)expf((s->cand[i].logit - max) / p->temp);
         if (target < sum)

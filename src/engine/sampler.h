@@ -51,5 +51,9 @@ int sampler_edits(const struct sampler *s, struct logit_edit *out, int max);
 /* Uniform in [0,1) for draw number `counter` of `seed`. Shared with the device samplers. */
 float sampler_uniform(uint64_t seed, uint64_t counter);
 uint64_t sampler_counter(const struct sampler *s); /* draws so far = tokens generated */
+/* A token was chosen that will be accepted later: the next draw is the one after it. */
+void sampler_expect(struct sampler *s);
+/* Whether its choices depend on the tokens before: nothing can be chosen ahead then. */
+bool sampler_has_memory(const struct sampler *s);
 
 #endif

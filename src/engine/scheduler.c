@@ -383,16 +383,23 @@ static void learn(double *mean, double seen)
 
 void scheduler_commit(struct scheduler *s, int64_t ns)
 {
-    for (int i = 0; i < s->n_planned; i++)
-        index_pages(s, s->planned[i]);
-    if (s->n_read == 0) {
-        if (s->n_decode)
-            learn(&s->cost.decode_ns[bucket(s->n_decode)], (double)ns);
+    scheduler_commit_step(s, s->planned, s->n_planned, s->n_decode, s->n_read, ns);
+}
+
+void scheduler_commit_step(struct scheduler *s, struct seq *const *seqs, int n, int n_decode,
+                           int n_read, int64_t ns)
+{
+    for (int i = 0; i < n; i++)
+        if (seqs[i])
+            index_pages(s, seqs[i]);
+    if (n_read == 0) {
+        if (n_decode)
+            learn(&s->cost.decode_ns[bucket(n_decode)], (double)ns);
         return;
     }
     /* Decodes never seen alone are charged to reading; never less than a tenth of the step. */
-    double extra = (double)ns - scheduler_decode_ns(s, s->n_decode);
+    double extra = (double)ns - scheduler_decode_ns(s, n_decode);
     extra = extra > 0.1 * (double)ns ? extra : 0.1 * (double)ns;
-    learn(&s->cost.read_ns, extra / s->n_read);
-    s->cost.last_read = s->n_read;
+    learn(&s->cost.read_ns, extra / n_read);
+    s->cost.last_read = n_read;
 }

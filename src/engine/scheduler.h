@@ -100,6 +100,9 @@ int scheduler_plan(struct scheduler *s, struct step_item *items);
 /* The planned step ran, in so many ns: indexes new pages, learns. To be called before tokens are
  * appended. Not called when the step failed. */
 void scheduler_commit(struct scheduler *s, int64_t ns);
+/* The same for a step planned before the current one: seqs (n), NULL where a sequence left since. */
+void scheduler_commit_step(struct scheduler *s, struct seq *const *seqs, int n, int n_decode,
+                           int n_read, int64_t ns);
 
 /* The learned costs, for tests and metrics. */
 double scheduler_decode_ns(const struct scheduler *s, int n_decode);

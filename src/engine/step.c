@@ -17,6 +17,11 @@ struct stepper {
     int32_t *pages;               /* (max_seqs, max_pages) */
     int32_t *out_rows, *sampled;  /* (max_out) */
     struct sampler **samplers;    /* (max_out) */
+    struct {
+        struct step_item *items;
+        int n_items;
+    } flying[2]; /* started, not finished; the oldest first */
+    int n_flying;
 };
 
 struct buffer {
@@ -165,8 +170,8 @@ static void add_item(struct stepper *st, struct step_item *it)
     for (int i = 0; i < it->n_tokens; i++) {
         int row = b->n_tokens++, p = first + i;
         bool last = i == it->n_tokens - 1;
-        CHECK(it->tokens[i] >= 0 && it->tokens[i] < st->m->config.n_vocab, "token %d",
-              it->tokens[i]);
+        CHECK(it->tokens[i] < st->m->config.n_vocab && (it->tokens[i] >= 0 || st->n_flying),
+              "token %d", it->tokens[i]);
         st->tokens[row] = it->tokens[i];
         st->pos[row] = p;
         st->slot[row] = seq->pages[p / len] * len + p % len;
@@ -182,8 +187,9 @@ static void add_item(struct stepper *st, struct step_item *it)
     b->n_decode += it->n_tokens == 1;
 }
 
-bool step_run(struct stepper *st, struct step_item *items, int n_items, struct error *err)
+bool step_start(struct stepper *st, struct step_item *items, int n_items, struct error *err)
 {
+    CHECK(st->n_flying < (st->m->be->ahead ? 2 : 1), "%d steps are under way", st->n_flying);
     if (!check_room(st, items, n_items, err))
         return false;
     st->b = (struct batch){
@@ -205,20 +211,41 @@ bool step_run(struct stepper *st, struct step_item *items, int n_items, struct e
     bool repeats = st->b.n_decode == st->b.n_seqs && st->b.n_out == st->b.n_seqs;
     uint64_t key = repeats ? (uint64_t)st->b.n_seqs : 0;
     mem_guard_enter();
-    bool ok = forward(st->m, &st->b, st->kv->layers, &st->s, key, st->sampled, err);
+    forward(st->m, &st->b, st->kv->layers, &st->s, key);
+    mem_guard_leave();
+    for (int i = 0; i < n_items; i++)
+        items[i].seq->n_tokens += items[i].n_tokens;
+    st->flying[st->n_flying].items = items;
+    st->flying[st->n_flying++].n_items = n_items;
+    return true;
+}
+
+bool step_finish(struct stepper *st, struct error *err)
+{
+    CHECK(st->n_flying > 0, "no step is under way");
+    struct step_item *items = st->flying[0].items;
+    int n_items = st->flying[0].n_items;
+    st->flying[0] = st->flying[1];
+    st->n_flying--;
+    mem_guard_enter();
+    bool ok = st->m->be->ops->end(st->m->be, st->sampled, err);
     mem_guard_leave();
     for (int i = 0; i < n_items; i++) {
         struct step_item *it = &items[i];
-        if (!ok) {
-            kvcache_cut(st->kv, it->seq, it->seq->n_tokens);
+        if (!it->seq)
             continue;
-        }
-        it->seq->n_tokens += it->n_tokens;
-        if (it->want != LOGITS_NONE)
+        if (!ok)
+            kvcache_cut(st->kv, it->seq, it->seq->n_tokens - it->n_tokens);
+        else if (it->want != LOGITS_NONE)
             it->token =
                 st->sampled[it->first_row + (it->want == LOGITS_ALL ? it->n_tokens - 1 : 0)];
     }
     return ok;
+}
+
+bool step_run(struct stepper *st, struct step_item *items, int n_items, struct error *err)
+{
+    return step_start(st, items, n_items, err) && step_finish(st, err);
 }
 
 void step_logits(struct stepper *st, int row, float *out)

@@ -13,7 +13,7 @@ enum logits_want { LOGITS_NONE, LOGITS_LAST, LOGITS_ALL };
 
 struct step_item {
     struct kv_seq *seq;    /* the tokens are appended to it */
-    const int32_t *tokens; /* (n_tokens) */
+    const int32_t *tokens; /* (n_tokens); -1-r: what row r (first_row) of the step before chose */
     int n_tokens;
     enum logits_want want;
     struct sampler *sampler; /* picks a token from the last logits; NULL = none wanted */
@@ -37,6 +37,14 @@ const struct step_limits *stepper_limits(const struct stepper *st);
  * (check kvcache.n_free before, or cut and retry); sequences are then unchanged.
  */
 bool step_run(struct stepper *st, struct step_item *items, int n_items, struct error *err);
+/*
+ * The same in two parts. Items must stay where they are until step_finish, which waits for the oldest
+ * step under way; sequences have grown from step_start on. On backends that run ahead (backend.h) a
+ * second step may be started before the first is finished. An item whose seq is set to NULL meanwhile
+ * belongs to nobody any more.
+ */
+bool step_start(struct stepper *st, struct step_item *items, int n_items, struct error *err);
+bool step_finish(struct stepper *st, struct error *err);
 /* Copies logits row `row` (n_vocab) of the last step to the host. */
 void step_logits(struct stepper *st, int row, float *out);
 

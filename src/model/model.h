@@ -56,9 +56,9 @@ struct scratch {
     float *logits;    /* (max_out, n_vocab) */
 };
 
-/* Reads the batch, leaves logits of its out rows in s->logits and their sampled tokens in `tokens`
- * (n_out; may be NULL). `kv`: (n_layers). key != 0: the step may be recorded and replayed. */
-bool forward(struct model *m, const struct batch *b, const struct kv_layer *kv, struct scratch *s,
-             uint64_t key, int32_t *tokens, struct error *err);
+/* Begins and launches a step: reads the batch, leaves logits of its out rows in s->logits; the
+ * backend's end() waits for it. `kv`: (n_layers). key != 0: it may be recorded and replayed. */
+void forward(struct model *m, const struct batch *b, const struct kv_layer *kv, struct scratch *s,
+             uint64_t key);
 
 #endif

@@ -141,6 +141,11 @@ static void cpu_record(struct backend *be, uint64_t key)
     (void)be, (void)key;
 }
 
+static void cpu_launch(struct backend *be)
+{
+    (void)be; /* ops run as they are issued */
+}
+
 static bool cpu_end(struct backend *be, int32_t *tokens, struct error *err)
 {
     (void)err;
@@ -281,6 +286,7 @@ static const struct backend_ops cpu_ops = {
     .begin = cpu_begin,
     .replay = cpu_replay,
     .record = cpu_record,
+    .launch = cpu_launch,
     .end = cpu_end,
     .embed = cpu_embed,
     .add_norm = cpu_op_add_norm,

@@ -180,13 +180,23 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
     size_t hidden = used * ffe > ff ? used * ffe : ff;
     size_t groups = (size_t)(s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8));
     size_t units = max_split_units(cu);
-    cu->max_edits = 1024 + 64 * s->max_out;
+    cu->max_edits = AHEAD_MAX_BIAS + 64 * s->max_out;
     cu->step_cap = STEP_HEAD + 64 + 4 * tokens + 2 * seqs + out + 16 +
                    2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages +
                    out * sizeof(struct row_sampler) / 4 +
                    (size_t)cu->max_edits * sizeof(struct row_edit) / 4;
     cu->edits = (struct logit_edit *)mem_zalloc((size_t)cu->max_edits, sizeof *cu->edits);
-    cu->by_host = (bool *)mem_zalloc(out + 1, sizeof *cu->by_host);
+    for (int i = 0; i < 2; i++) {
+        struct flight *f = &cu->flights[i];
+        f->by_host = (bool *)mem_zalloc(out + 1, sizeof *f->by_host);
+        f->samplers = (struct sampler **)mem_zalloc(out + 1, sizeof *f->samplers);
+        cudaError_t e = cudaEventCreateWithFlags(&f->done, cudaEventDisableTiming);
+        if (e != cudaSuccess)
+            return error_set(err, "CUDA: %s", cudaGetErrorString(e));
+        if (!pinned((void **)&cu->step_hosts[i], (void **)&cu->step_mappeds[i], cu->step_cap * 4,
+                    err))
+            return false;
+    }
     struct want list[] = {
         {(void **)&cu->rope_freq, (size_t)(s->n_rot / 2 + 1) * 4},
         {(void **)&cu->rope, tokens * (size_t)(s->n_rot / 2 + 1) * sizeof(float2)},
@@ -207,10 +217,10 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         {(void **)&cu->argmax_value, (out + 1) * ARGMAX_BLOCKS * 4},
         {(void **)&cu->argmax_index, (out + 1) * ARGMAX_BLOCKS * 4},
         {(void **)&cu->argmax_count, (out + 1) * 4},
+        {(void **)&cu->chosen, (out + 1) * 4},
     };
     if (!allocate(cu, list, (int)(sizeof list / sizeof *list), err) ||
-        !pinned((void **)&cu->step_host, (void **)&cu->step_mapped, cu->step_cap * 4, err) ||
-        !pinned((void **)&cu->tokens_host, (void **)&cu->tokens_mapped, (out + 1) * 4, err) ||
+        !pinned((void **)&cu->tokens_host, (void **)&cu->tokens_mapped, 2 * (out + 1) * 4, err) ||
         !pinned((void **)&cu->logits_row, NULL, (size_t)s->n_vocab * 4, err))
         return false;
     if (s->n_rot)
@@ -256,19 +266,20 @@ static int put_ints(struct cuda_backend *cu, int *used, const int32_t *src, int 
 
 /* Says how each out row's token is chosen. What bias and penalties change goes to the end of the
  * block; a row for whose changes there is no room is left to the host. */
-static int put_samplers(struct cuda_backend *cu, const struct batch *b, int used)
+static int put_samplers(struct cuda_backend *cu, struct flight *f, const struct batch *b, int used)
 {
     struct row_sampler *rows = (struct row_sampler *)(cu->step_host + cu->layout.row_samplers);
     struct row_edit *edits = (struct row_edit *)(cu->step_host + used);
     int n_edits = 0;
     for (int i = 0; i < b->n_out; i++) {
-        const struct sampler *s = b->samplers ? b->samplers[i] : NULL;
+        struct sampler *s = b->samplers ? b->samplers[i] : NULL;
         struct row_sampler r = {};
-        cu->by_host[i] = false;
+        f->samplers[i] = s;
+        f->by_host[i] = false;
         if (s) {
             const struct sample_params *p = sampler_params(s);
             int n = sampler_edits(s, cu->edits, cu->max_edits - n_edits);
-            cu->by_host[i] = n < 0;
+            f->by_host[i] = n < 0;
             for (int k = 0; k < n; k++) {
                 const struct logit_edit *e = &cu->edits[k];
                 struct row_edit to = {i, e->token, e->bias, e->repeat, e->less};
@@ -295,7 +306,14 @@ static void cuda_begin(struct backend *be, const struct batch *b)
     CHECK(b->n_tokens <= cu->shape.max_tokens && b->n_seqs <= cu->shape.max_seqs &&
               b->n_out <= cu->shape.max_out,
           "a step of %d rows, %d sequences, %d outputs", b->n_tokens, b->n_seqs, b->n_out);
-    cu->batch = b;
+    CHECK(cu->n_begun - cu->n_ended < 2, "two steps are under way");
+    int turn = (int)(cu->n_begun++ % 2);
+    struct flight *f = &cu->flights[turn];
+    f->n_out = b->n_out;
+    f->launched = false;
+    cu->step_host = cu->step_hosts[turn];
+    cu->step_mapped = cu->step_mappeds[turn];
+    cu->step_host[STEP_TOKENS_TO] = turn * (cu->shape.max_out + 1);
     cu->pending.set = false;
     cu->raw_qkv.set = false;
     cu->n_aliases = 0;
@@ -339,7 +357,7 @@ static void cuda_begin(struct backend *be, const struct batch *b)
     for (int i = 0; i < b->n_seqs; i++)
         memcpy(cu->step_host + used + (size_t)i * (size_t)stride,
                b->pages + (size_t)i * (size_t)b->max_pages, (size_t)stride * 4);
-    used = put_samplers(cu, b, used + b->n_seqs * stride);
+    used = put_samplers(cu, f, b, used + b->n_seqs * stride);
     CHECK((size_t)used <= cu->step_cap, "the step block is full");
     cu->step_host[STEP_PAGE_STRIDE] = stride;
     cu->step_host[STEP_INTS] = used;
@@ -445,26 +463,41 @@ static void read_marks(struct cuda_backend *cu)
     cu->n_marks = 0;
 }
 
-static bool cuda_end(struct backend *be, int32_t *tokens, struct error *err)
+static void cuda_launch_step(struct backend *be)
 {
     struct cuda_backend *cu = cuda_self(be);
+    struct flight *f = &cu->flights[(cu->n_begun + 1) % 2]; /* the one begun last */
+    if (f->launched)
+        return;
     flush(cu);
     if (cu->recording)
         finish_recording(cu);
-    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+    CUDA_TRY(cu, cudaEventRecord(f->done, cu->stream));
+    f->launched = true;
+}
+
+static bool cuda_end(struct backend *be, int32_t *tokens, struct error *err)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    int turn = (int)(cu->n_ended % 2);
+    struct flight *f = &cu->flights[turn];
+    if (cu->n_ended + 1 == cu->n_begun)
+        cuda_launch_step(be);
+    cu->n_ended++;
+    CUDA_TRY(cu, cudaEventSynchronize(f->done));
     CUDA_TRY(cu, cudaGetLastError());
     read_marks(cu);
-    const struct batch *b = cu->batch;
-    cu->batch = NULL;
-    for (int i = 0; i < b->n_out && tokens; i++) {
-        struct sampler *s = b->samplers ? b->samplers[i] : NULL;
+    const int32_t *chosen = cu->tokens_host + turn * (cu->shape.max_out + 1);
+    for (int i = 0; i < f->n_out && tokens; i++) {
+        struct sampler *s = f->samplers[i];
         tokens[i] = -1;
         if (!s || !cu->logits || cu->failed)
             continue;
-        if (!cu->by_host[i]) {
-            tokens[i] = cu->tokens_host[i];
+        if (!f->by_host[i]) {
+            tokens[i] = chosen[i];
             continue;
         }
+        CHECK(cu->n_begun == cu->n_ended, "the logits are gone");
         size_t n = (size_t)cu->shape.n_vocab;
         cuda_copy_out(be, cu->logits_row, cu->logits + (size_t)i * n, n * sizeof(float));
         tokens[i] = sampler_pick(s, cu->logits_row);
@@ -737,14 +770,19 @@ static void cuda_close(struct backend *be)
     }
     for (int i = 0; i < cu->n_owned; i++)
         cuda_free(be, cu->owned[i].p, cu->owned[i].bytes);
-    void *host[] = {cu->step_host, cu->tokens_host, cu->logits_row};
-    for (int i = 0; i < 3; i++)
+    void *host[] = {cu->step_hosts[0], cu->step_hosts[1], cu->tokens_host, cu->logits_row};
+    for (int i = 0; i < 4; i++)
         if (host[i])
             cudaFreeHost(host[i]);
+    for (int i = 0; i < 2; i++) {
+        if (cu->flights[i].done)
+            cudaEventDestroy(cu->flights[i].done);
+        mem_free(cu->flights[i].samplers);
+        mem_free(cu->flights[i].by_host);
+    }
     if (cu->stream)
         cudaStreamDestroy(cu->stream);
     mem_free(cu->edits);
-    mem_free(cu->by_host);
     mem_free(cu);
 }
 
@@ -763,6 +801,7 @@ static struct backend_ops make_ops(void)
     o.begin = cuda_begin;
     o.replay = cuda_replay;
     o.record = cuda_record;
+    o.launch = cuda_launch_step;
     o.end = cuda_end;
     o.embed = op_embed;
     o.add_norm = op_add_norm;
@@ -840,6 +879,7 @@ extern "C" struct backend *backend_open_cuda(const struct backend_options *opt, 
     ops = make_ops();
     struct cuda_backend *cu = (struct cuda_backend *)mem_zalloc(1, sizeof *cu);
     cu->be.ops = &ops;
+    cu->be.ahead = true;
     if (!open_device(cu, device_number(opt->device), err)) {
         cuda_close(&cu->be);
         return NULL;

@@ -86,6 +86,7 @@ enum {
     STEP_INTS,        /* ints in use */
     STEP_EDITS,       /* struct row_edit's, and where they begin */
     STEP_EDITS_AT,
+    STEP_TOKENS_TO, /* where in tokens_host the step's tokens go */
     STEP_HEAD = 16
 };
 
@@ -141,6 +142,15 @@ struct graph {
     float *logits;
 };
 
+/* A step begun and not ended. */
+struct flight {
+    int n_out;
+    struct sampler **samplers; /* (max_out) */
+    bool *by_host;             /* (max_out) rows whose token the host's sampler picks */
+    bool launched;
+    cudaEvent_t done;
+};
+
 struct cuda_backend {
     struct backend be;
     int device, sm, n_sm; /* sm: 90 = Hopper */
@@ -156,15 +166,18 @@ struct cuda_backend {
     float *rope_freq; /* device (n_rot/2) */
     float2 *rope;     /* device (max_tokens, n_rot/2) */
 
-    int32_t *step_host, *step_mapped; /* pinned; the same bytes as the device sees them */
+    /* Of the steps under way, by turns: the block in pinned memory and as the device sees it. */
+    int32_t *step_host, *step_mapped; /* the present one's */
+    int32_t *step_hosts[2], *step_mappeds[2];
     int32_t *step_dev;
     size_t step_cap; /* ints */
     struct step_layout layout;
-    const struct batch *batch;
-    int32_t *tokens_host, *tokens_mapped; /* (max_out) chosen on the device */
-    struct logit_edit *edits;             /* (max_edits) host scratch */
+    int32_t *tokens_host, *tokens_mapped; /* (2, max_out) chosen on the device */
+    int32_t *chosen; /* device (max_out): the last step's tokens, for the one begun ahead */
+    struct logit_edit *edits; /* (max_edits) host scratch */
     int max_edits;
-    bool *by_host;     /* (max_out) rows whose token the host's sampler picks */
+    struct flight flights[2]; /* by turns */
+    unsigned n_begun, n_ended;
     float *logits;     /* what sample() was given, for the host samplers */
     float *logits_row; /* pinned (n_vocab) */
 

@@ -7,13 +7,18 @@
 
 /* Copies the step's ints out of pinned host memory and makes the table of rotations: cos and sin of
  * every row's position, once per step instead of once per layer. */
-static __global__ void load_step_kernel(const int32_t *host, int32_t *dev, int n_ints, int pos_at,
+static __global__ void load_step_kernel(const int32_t *host, int32_t *dev, int n_ints,
+                                        int tokens_at, const int32_t *chosen, int pos_at,
                                         int n_tokens, const float *freq, int half, float mscale,
                                         float2 *rope)
 {
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x), stride = (int)(gridDim.x * blockDim.x);
-    for (int j = i; j < n_ints; j += stride)
-        dev[j] = host[j];
+    for (int j = i; j < n_ints; j += stride) {
+        int32_t v = host[j];
+        if (v < 0 && j >= tokens_at && j < tokens_at + n_tokens)
+            v = chosen[-1 - v]; /* not known to the host when the step was begun */
+        dev[j] = v;
+    }
     for (int j = i; j < n_tokens * half; j += stride) {
         float angle = (float)host[pos_at + j / half] * freq[j % half], s, c;
         sincosf(angle, &s, &c);
@@ -28,8 +33,8 @@ void cuda_load_step(struct cuda_backend *cu, int n_ints)
     work = work > n_ints ? work : n_ints;
     int blocks = ceil_div(work, 256);
     cuda_launch(cu, load_step_kernel, dim3((unsigned)(blocks < 256 ? blocks : 256)), 256, 0,
-                LAUNCH_PLAIN, cu->step_mapped, cu->step_dev, n_ints, l->pos, l->n_tokens,
-                cu->rope_freq, half, cu->shape.rope_mscale, cu->rope);
+                LAUNCH_PLAIN, cu->step_mapped, cu->step_dev, n_ints, l->tokens, cu->chosen, l->pos,
+                l->n_tokens, cu->rope_freq, half, cu->shape.rope_mscale, cu->rope);
 }
 
 static __global__ void gather_kernel(const float *src, const int32_t *rows, float *dst, int width)
@@ -326,7 +331,8 @@ DEVICE int draw_token(const float *l, int n, struct best top, const struct row_s
 /* Blocks: x over stretches of a row, y over rows; the last one of a row joins, and draws. */
 static __global__ void __launch_bounds__(DRAW_THREADS)
     choose_kernel(float *logits, int n_vocab, float *value, int32_t *index, int32_t *count,
-                  int32_t *tokens, const int32_t *step, const struct row_sampler *samplers)
+                  int32_t *tokens, int32_t *chosen, const int32_t *step,
+                  const struct row_sampler *samplers)
 {
     SHARED_BYTES(shared);
     int *is_last = (int *)(shared + 128);
@@ -380,7 +386,7 @@ static __global__ void __launch_bounds__(DRAW_THREADS)
         token = draw_token(l, n_vocab, b, &r, (struct draw_shared *)(shared + 256));
     }
     if (threadIdx.x == 0)
-        tokens[row] = token;
+        tokens[step[STEP_TOKENS_TO] + row] = chosen[row] = token;
 }
 
 void cuda_choose(struct cuda_backend *cu, float *logits, int rows)
@@ -389,6 +395,6 @@ void cuda_choose(struct cuda_backend *cu, float *logits, int rows)
         cuda_launch(cu, choose_kernel, dim3(ARGMAX_BLOCKS, (unsigned)rows), DRAW_THREADS,
                     256 + sizeof(struct draw_shared), LAUNCH_EARLY, logits, cu->shape.n_vocab,
                     cu->argmax_value, cu->argmax_index, cu->argmax_count, cu->tokens_mapped,
-                    cu->step_dev,
+                    cu->chosen, cu->step_dev,
                     (const struct row_sampler *)(cu->step_dev + cu->layout.row_samplers));
 }
