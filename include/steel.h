@@ -39,7 +39,7 @@ struct steel_error {
 /* Engines */
 
 struct steel_engine_options {
-    const char *device;   /* "cpu", "cuda"; NULL = the best there is */
+    const char *device;   /* "cpu", "cuda"; NULL = a GPU the model fits, or the CPU */
     int threads;          /* 0 = all cores */
     int context;          /* tokens a request may have, prompt and answer; 0 = the model's own */
     int max_requests;     /* answers generated at once; 0 = 16 */

@@ -46,7 +46,7 @@ struct backend *backend_open(const struct backend_options *opt, struct error *er
     const char *built = "cpu";
 #endif
     if (device && strcmp(device, "cpu")) {
-        error_set(err, "--device %s: unknown device (this build has: %s)", device, built);
+        error_set(err, "--device %s: unknown device (this build has: auto, %s)", device, built);
         return NULL;
     }
     enum isa isa;

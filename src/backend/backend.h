@@ -145,7 +145,7 @@ struct backend_ops {
 };
 
 struct backend_options {
-    const char *device; /* "cpu", "cuda", "cuda:N", or NULL = best found */
+    const char *device; /* "cpu", "cuda", "cuda:N"; NULL = "cpu". runtime.h knows "auto" too */
     int threads;        /* 0 = all cores */
     bool deterministic; /* same bytes whatever else is in the batch and however it was cut */
     bool no_repack;     /* compute from the mapped file */

@@ -43,7 +43,7 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          struct runtime_options *opt)
 {
     *opt = (struct runtime_options){
-        .backend = {.device = f->device,
+        .backend = {.device = f->device ? f->device : "auto",
                     .threads = f->threads,
                     .deterministic = f->deterministic,
                     .no_repack = f->no_repack},
@@ -88,6 +88,8 @@ struct runtime *cli_open(const char *path, struct runtime_options *opt, struct e
     if (terminal)
         fprintf(stderr, "\r\033[K");
     opt->progress = NULL;
+    if (rt && rt->notice.msg[0])
+        fprintf(stderr, "steel: %s\n", rt->notice.msg);
     return rt;
 }
 

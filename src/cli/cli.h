@@ -47,7 +47,9 @@ struct model_flags {
         {OPT_INT,         'c',          "ctx-size",                                                \
          "max-model-len", &(f).context, 1,                                                         \
          1 << 28,         "N",          "context in tokens (default: the model's)"},               \
-        {OPT_STRING, 0, "device", 0, &(f).device, 0, 0, "NAME", "cpu (default), cuda or cuda:N"},  \
+        {OPT_STRING, 0,           "device",                                                        \
+         0,          &(f).device, 0,                                                               \
+         0,          "NAME",      "auto (default: a GPU that fits), cpu, cuda or cuda:N"},         \
         {OPT_FLOAT,                                                                                \
          0,                                                                                        \
          "gpu-memory-utilization",                                                                 \

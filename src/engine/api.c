@@ -49,7 +49,7 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
     if (options)
         o = *options;
     struct engine_options opt = {
-        .runtime = {.backend = {.device = o.device,
+        .runtime = {.backend = {.device = o.device ? o.device : "auto",
                                 .threads = o.threads,
                                 .deterministic = o.deterministic},
                     .context = o.context,

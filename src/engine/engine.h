@@ -22,10 +22,11 @@
 enum { ENGINE_MAX_LOGPROBS = 20, ENGINE_MAX_CHOICES = 128, ENGINE_MAX_STOPS = 64 };
 
 struct engine_options {
-    struct runtime_options runtime; /* max_seqs 0 = 16; progress is the engine's own */
-    int max_queue;                  /* choices that may wait; 0 = 512 */
-    double step_ms;                 /* time budget of a step with decodes; 0 = automatic */
-    bool no_prefix_cache;           /* pages are shared while in use, not kept */
+    struct runtime_options
+        runtime;          /* max_seqs 0 = 16, 128 on a GPU; progress is the engine's own */
+    int max_queue;        /* choices that may wait; 0 = 512 */
+    double step_ms;       /* time budget of a step with decodes; 0 = automatic */
+    bool no_prefix_cache; /* pages are shared while in use, not kept */
 };
 
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_FAILED };
@@ -69,7 +70,7 @@ struct engine_stats {
     int n_running, n_waiting; /* choices */
     int pages_total, pages_held, pages_idle;
     uint64_t n_steps, n_requests;
-    uint64_t n_ahead; /* steps started before the one before them ended */
+    uint64_t n_ahead;       /* steps started before the one before them ended */
     uint64_t prompt_tokens; /* of requests that started */
     uint64_t read_tokens;   /* prompt tokens computed, again after preemption included */
     uint64_t generated_tokens;

@@ -2,14 +2,54 @@
 #include "engine/runtime.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "engine/device.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-enum { GPU_SCRATCH = 1 << 30 }; /* left for a step's working memory */
+enum {
+    GPU_SCRATCH = 1 << 30,    /* left for a step's working memory */
+    GPU_LEAST_CONTEXT = 4096, /* tokens a GPU must have room for to be chosen unasked */
+};
 
 static int or_default(int value, int fallback)
 {
     return value > 0 ? value : fallback;
+}
+
+static double gpu_share(const struct runtime_options *opt)
+{
+    return opt->gpu_memory > 0 ? (double)opt->gpu_memory : 0.9;
+}
+
+/* "auto" becomes a device: the GPU where there is one and the model fits. */
+static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
+                          struct backend_options *out, struct error *err)
+{
+    *out = opt->backend;
+    if (!out->device || strcmp(out->device, "auto"))
+        return true;
+    struct device_facts f = {.asked = "auto",
+                             .deterministic = out->deterministic,
+                             .no_repack = out->no_repack,
+                             .isa_forced = getenv("STEEL_ISA") != NULL,
+                             .scratch = GPU_SCRATCH};
+    out->device = NULL;
+    f.room = f.isa_forced ? 0 : backend_cuda_room(out, gpu_share(opt));
+    if (f.room) {
+        struct config c;
+        struct model_size size;
+        if (!config_load(rt->file, &c, err))
+            return false;
+        model_measure(rt->file, &c, &size);
+        int context = or_default(opt->context, c.context);
+        context = context < GPU_LEAST_CONTEXT ? context : GPU_LEAST_CONTEXT;
+        f.weights = size.bytes;
+        f.kv = (size_t)context *
+               kvcache_token_bytes(&c, opt->kv_type == DT_NONE ? DT_F16 : opt->kv_type);
+    }
+    out->device = device_choose(&f, &rt->notice);
+    return true;
 }
 
 static bool start(struct runtime *rt, const char *path, const struct runtime_options *opt,
@@ -19,9 +59,13 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     if (!rt->file)
         return false;
     rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
-    rt->be = backend_open(&opt->backend, err);
+    struct backend_options device;
+    if (!choose_device(rt, opt, &device, err))
+        return false;
+    rt->be = backend_open(&device, err);
     if (!rt->be)
         return false;
+    bool gpu = !strcmp(rt->be->ops->name, "cuda");
     rt->model = model_load(rt->file, rt->be, opt->progress, err);
     if (!rt->model)
         return false;
@@ -30,16 +74,20 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
         return error_set(err, "%s: the tokenizer has %d tokens, the embedding %d rows",
                          rt->file->path, tokenizer_n_vocab(rt->tokenizer), c->n_vocab);
     struct step_limits lim = {.max_seqs = or_default(opt->max_seqs, 1)};
+    if (gpu && opt->max_seqs_gpu > 0)
+        lim.max_seqs = opt->max_seqs_gpu;
     rt->context = or_default(opt->context, c->context);
-    lim.max_tokens = or_default(opt->max_tokens, 512);
+    lim.max_tokens = or_default(opt->max_tokens, gpu ? 2048 : 512);
+    if (lim.max_tokens < lim.max_seqs + opt->read_rows)
+        lim.max_tokens = lim.max_seqs + opt->read_rows;
+    lim.read_chunk = gpu ? 256 : 16;
     lim.max_out = or_default(opt->max_out, lim.max_seqs);
     int page_len = or_default(opt->page_len, 16);
     int64_t tokens = opt->kv_tokens > 0 ? opt->kv_tokens : (int64_t)lim.max_seqs * rt->context;
     enum dtype type = opt->kv_type == DT_NONE ? DT_F16 : opt->kv_type;
     size_t most = opt->kv_bytes;
-    if (!strcmp(rt->be->ops->name, "cuda") && (!most || opt->kv_bytes_host)) {
-        double share = opt->gpu_memory > 0 ? (double)opt->gpu_memory : 0.9;
-        size_t room = backend_cuda_room(&opt->backend, share);
+    if (gpu && (!most || opt->kv_bytes_host)) {
+        size_t room = backend_cuda_room(&device, gpu_share(opt));
         most = room > 2 * (size_t)GPU_SCRATCH ? room - GPU_SCRATCH : room / 2 + 1;
     }
     int64_t fit = most ? (int64_t)(most / kvcache_token_bytes(c, type)) : tokens;

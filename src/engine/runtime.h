@@ -19,8 +19,10 @@ struct runtime_options {
     enum dtype kv_type; /* DT_NONE = F16 */
     int page_len;       /* 0 = 16 */
     int max_seqs;       /* 0 = 1 */
-    int max_tokens;     /* rows of one step; 0 = 512 */
-    int max_out;        /* logits rows of one step; 0 = max_seqs */
+    int max_seqs_gpu;   /* ... on a GPU; 0 = max_seqs */
+    int max_tokens;     /* rows of one step; 0 = 512, on a GPU 2048 */
+    int read_rows; /* of which so many, at least, are left for prompts beside max_seqs decodes */
+    int max_out;   /* logits rows of one step; 0 = max_seqs */
     bool profile;
     const struct progress *progress;
 };
@@ -29,6 +31,7 @@ struct runtime {
     struct tensorfile *file;
     struct tokenizer *tokenizer; /* NULL: the file has no vocabulary; tokenizer_error says why */
     struct error tokenizer_error;
+    struct error notice; /* what the user should know; empty = nothing */
     struct backend *be;
     struct model *model;
     struct kvcache *kv;

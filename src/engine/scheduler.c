@@ -236,7 +236,8 @@ static bool is_being_read(const struct scheduler *s, const struct seq *q, int n_
  * does not need goes to the others. */
 static void share(struct scheduler *s, int n, int first, int budget)
 {
-    int served = budget / MIN_READ < n ? budget / MIN_READ : n;
+    int chunk = s->limits.read_chunk > MIN_READ ? s->limits.read_chunk : MIN_READ;
+    int served = budget / chunk < n ? budget / chunk : n;
     served = served ? served : 1;
     memset(s->shares, 0, (size_t)n * sizeof *s->shares);
     for (int hungry = served; hungry > 0 && budget > 0;) {
@@ -251,7 +252,10 @@ static void share(struct scheduler *s, int n, int first, int budget)
             hungry += left > give;
         }
     }
-    s->turn += served;
+    for (int i = 0; i < served; i++) { /* those who are done leave, and the others move up */
+        int r = (first + i) % n;
+        s->turn += s->shares[r] < seq_unread(s->readers[r]);
+    }
 }
 
 /* Tokens of q that fit the pages left when `taken` are spoken for. */
@@ -369,7 +373,7 @@ int scheduler_read_tokens(const struct scheduler *s, int n_decode)
     if (s->cost.read_ns <= 0)
         return FIRST_READ;
     double fits = (TARGET * budget - decode) / s->cost.read_ns;
-    double most = 2.0 * s->cost.last_read + MIN_READ; /* costs may differ far from what was seen */
+    double most = 2.0 * s->cost.most_read + MIN_READ; /* costs may differ far from what was seen */
     fits = fits < most ? fits : most;
     return fits < MIN_READ ? MIN_READ : (int)fits;
 }
@@ -401,5 +405,5 @@ void scheduler_commit_step(struct scheduler *s, struct seq *const *seqs, int n, 
     double extra = (double)ns - scheduler_decode_ns(s, n_decode);
     extra = extra > 0.1 * (double)ns ? extra : 0.1 * (double)ns;
     learn(&s->cost.read_ns, extra / n_read);
-    s->cost.last_read = n_read;
+    s->cost.most_read = n_read > s->cost.most_read ? n_read : s->cost.most_read;
 }

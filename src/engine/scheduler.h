@@ -55,7 +55,7 @@ enum { COST_BUCKETS = 12 };
 struct step_cost {
     double decode_ns[COST_BUCKETS]; /* a step of 2^b decodes; 0 = not seen */
     double read_ns;                 /* one token of a prompt on top; 0 = not seen */
-    int last_read;                  /* tokens read by the last step that read */
+    int most_read;                  /* tokens read by the step that read most */
 };
 
 struct scheduler {

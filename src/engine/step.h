@@ -24,6 +24,7 @@ struct step_item {
 
 struct step_limits {
     int max_tokens, max_seqs, max_out;
+    int read_chunk; /* fewer tokens of a prompt are not worth a place in a step; 0 = any */
 };
 
 struct stepper;

@@ -298,10 +298,12 @@ static void become_ready(struct server *s)
     server_load_chat(s);
     sample_params_advise(&s->opt.sample, rt->file);
     s->ready = true;
-    log_line(LOG_INFO, "ready", LOG_TEXT("model", s->name), LOG_NUM("load_s", rt->load_ns * 1e-9),
-             LOG_NUM("context", engine_context(s->engine)), LOG_NUM("kv_pages", rt->kv->n_pages),
-             LOG_NUM("kv_mb", rt->kv->pool_bytes / 1e6),
+    log_line(LOG_INFO, "ready", LOG_TEXT("model", s->name), LOG_TEXT("device", rt->be->ops->name),
+             LOG_NUM("load_s", rt->load_ns * 1e-9), LOG_NUM("context", engine_context(s->engine)),
+             LOG_NUM("kv_pages", rt->kv->n_pages), LOG_NUM("kv_mb", rt->kv->pool_bytes / 1e6),
              LOG_NUM("weights_mb", rt->model->bytes / 1e6));
+    if (rt->notice.msg[0])
+        log_line(LOG_WARN, "device", LOG_TEXT("why", rt->notice.msg));
     if (!s->chat)
         log_line(LOG_WARN, "no chat template", LOG_TEXT("why", s->chat_error.msg));
 }

@@ -209,8 +209,10 @@ DEVICE void sort_list(struct draw_shared *sh, int n, bool by_index)
             __syncthreads();
             for (int i = (int)threadIdx.x; i < size; i += DRAW_THREADS) {
                 int o = i ^ gap;
-                struct best a = sh->list[i], b = sh->list[o & (size - 1)];
-                if (o <= i || goes_before(b, a, by_index) != ((i & run) == 0))
+                if (o < i) /* the other one's work */
+                    continue;
+                struct best a = sh->list[i], b = sh->list[o];
+                if (goes_before(b, a, by_index) != ((i & run) == 0))
                     continue;
                 sh->list[i] = b;
                 sh->list[o] = a;

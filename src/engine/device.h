@@ -1,0 +1,24 @@
+/*
+ * Where a model runs when nobody said: on the GPU if there is one and the model fits it. Pure
+ * arithmetic over facts that others gathered, so that machines without a GPU test it.
+ */
+#ifndef STEEL_ENGINE_DEVICE_H
+#define STEEL_ENGINE_DEVICE_H
+
+#include "base/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct device_facts {
+    const char *asked;             /* "auto", or what the user named; NULL = "cpu" */
+    bool deterministic, no_repack; /* flags only the CPU has */
+    bool isa_forced;               /* STEEL_ISA names the CPU's kernels */
+    size_t room;                   /* bytes a GPU has to give; 0 = no GPU */
+    size_t weights, kv, scratch;   /* bytes the model needs there, at least */
+};
+
+/* The device to open. `notice` is left empty, or says why a GPU that is there is not used. */
+const char *device_choose(const struct device_facts *f, struct error *notice);
+
+#endif
