@@ -6,7 +6,8 @@
 #include <string.h>
 
 #ifdef STEEL_CUDA
-size_t cuda_room(const char *device, double fraction); /* cuda/backend.cu */
+size_t cuda_room(const char *device, double fraction);      /* cuda/backend.cu */
+bool cuda_facts(struct backend *be, struct gpu_facts *out); /* cuda/facts.cu */
 #endif
 
 size_t backend_cuda_room(const struct backend_options *opt, double fraction)
@@ -17,6 +18,17 @@ size_t backend_cuda_room(const struct backend_options *opt, double fraction)
     (void)opt;
     (void)fraction;
     return 0;
+#endif
+}
+
+bool backend_gpu_facts(struct backend *be, struct gpu_facts *out)
+{
+#ifdef STEEL_CUDA
+    return !strcmp(be->ops->name, "cuda") && cuda_facts(be, out);
+#else
+    (void)be;
+    (void)out;
+    return false;
 #endif
 }
 

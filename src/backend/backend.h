@@ -158,6 +158,16 @@ struct backend *backend_open_cpu(const struct backend_options *opt, struct error
 /* Bytes a CUDA device still has to give when `fraction` of its memory may be in use; 0 where there is
  * no such device, or the build knows none. */
 size_t backend_cuda_room(const struct backend_options *opt, double fraction);
+/* For a benchmark's record; false where the backend is no GPU. Measures, so it takes a moment. */
+struct gpu_facts {
+    char name[256], driver[32]; /* driver: "" = not known */
+    int sm, n_sm;               /* compute capability x 10, multiprocessors */
+    int max_sm_mhz;             /* 0 = not known, as the next two */
+    int sm_mhz, memory_mhz;     /* now */
+    size_t memory_bytes;
+    double read_bytes_s; /* measured; 0 = not */
+};
+bool backend_gpu_facts(struct backend *be, struct gpu_facts *out);
 /* Only in builds with nvcc (STEEL_CUDA). device: "cuda", "cuda:N" or NULL = the first. */
 struct backend *backend_open_cuda(const struct backend_options *opt, struct error *err);
 

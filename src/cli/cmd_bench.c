@@ -16,13 +16,13 @@ enum { MAX_LIST = 32, MAX_REPS = 1000 };
 
 struct bench_flags {
     struct model_flags model;
-    const char *prompt, *gen, *batch, *depth;
+    const char *prompt, *gen, *batch, *depth, *both;
     int reps, ubatch;
     bool json, no_warmup, skip_cost;
 };
 
 struct test {
-    int n_prompt, n_gen; /* one of them 0 */
+    int n_prompt, n_gen; /* one of them 0, or both: prompts are read, then answers generated */
     int n_seqs, depth;
 };
 
@@ -30,6 +30,7 @@ struct result {
     char name[48];
     double mean, dev, gb_s;
     double bytes, ops; /* of weights, a token: what the limits of the machine are set against */
+    double kv_bytes;   /* of the KV cache, read by a token of a generation */
     uint64_t hash;
     bool deterministic;
     double cost; /* of determinism: the share of speed lost; 0 where both are the same */
@@ -42,40 +43,78 @@ static int32_t random_id(uint32_t *state, int n_vocab)
     return (int32_t)((*state >> 8) % (uint32_t)n_vocab);
 }
 
-/* Feeds n random tokens to each sequence, as many sequences a step as fit. */
+/* Feeds n random tokens to each sequence; a step has as many rows of as many sequences as it may. */
 static bool fill(struct runtime *rt, struct kv_seq *seqs, int n_seqs, int n, struct error *err)
 {
+    const struct step_limits *lim = stepper_limits(rt->step);
     int V = rt->model->config.n_vocab;
-    int32_t *ids = mem_zalloc((size_t)n + 1, sizeof *ids);
-    bool ok = true;
-    for (int s = 0; ok && s < n_seqs; s++) {
+    size_t total = (size_t)n_seqs * (size_t)n;
+    int32_t *ids = mem_zalloc(total + 1, sizeof *ids);
+    struct step_item *items = mem_zalloc((size_t)n_seqs, sizeof *items);
+    for (int s = 0; s < n_seqs; s++) {
         uint32_t rnd = 7u + (uint32_t)s;
         for (int i = 0; i < n; i++)
-            ids[i] = random_id(&rnd, V);
-        struct step_item last = {.want = LOGITS_LAST};
-        ok = n == 0 || runtime_prefill(rt, &seqs[s], ids, n, &last, cli_interrupted, err);
+            ids[(size_t)s * (size_t)n + (size_t)i] = random_id(&rnd, V);
     }
-    mem_free(ids);
-    return ok;
-}
-
-static bool decode(struct runtime *rt, struct kv_seq *seqs, int n_seqs, int n, struct error *err)
-{
-    struct step_item *items = mem_zalloc((size_t)n_seqs, sizeof *items);
-    int32_t *ids = mem_zalloc((size_t)n_seqs, sizeof *ids);
-    uint32_t rnd = 99;
     bool ok = true;
-    for (int i = 0; ok && i < n; i++) {
-        for (int s = 0; s < n_seqs; s++) {
-            ids[s] = random_id(&rnd, rt->model->config.n_vocab);
-            items[s] = (struct step_item){
-                .seq = &seqs[s], .tokens = &ids[s], .n_tokens = 1, .want = LOGITS_LAST};
+    for (size_t at = 0; ok && at < total;) {
+        int n_items = 0;
+        for (int room = lim->max_tokens; room > 0 && at < total;) {
+            int s = (int)(at / (size_t)n), left = n - (int)(at % (size_t)n);
+            int take = left < room ? left : room;
+            items[n_items++] = (struct step_item){.seq = &seqs[s],
+                                                  .tokens = ids + at,
+                                                  .n_tokens = take,
+                                                  .want = take == left ? LOGITS_LAST : LOGITS_NONE};
+            at += (size_t)take;
+            room -= take;
         }
-        ok = step_run(rt->step, items, n_seqs, err);
+        ok = step_run(rt->step, items, n_items, err);
         if (ok && cli_interrupted())
             ok = error_set(err, "interrupted");
     }
+    mem_free(ids);
     mem_free(items);
+    return ok;
+}
+
+/* As generation does, where a backend can: the next step is started while one runs. The tokens are
+ * random, so that sequences do not fall into the same answer and share experts. */
+static bool decode(struct runtime *rt, struct kv_seq *seqs, int n_seqs, int n, struct error *err)
+{
+    bool ahead = rt->be->ahead && !rt->be->profile;
+    struct step_item *items[2];
+    int32_t *ids = mem_zalloc((size_t)n_seqs, sizeof *ids);
+    uint32_t rnd = 99;
+    bool ok = true;
+    int started = 0, finished = 0;
+    for (int i = 0; i < 2; i++)
+        items[i] = mem_zalloc((size_t)n_seqs, sizeof *items[i]);
+    while (finished < n && ok) {
+        struct step_item *now = items[started % 2];
+        for (int s = 0; s < n_seqs && started < n; s++) {
+            ids[s] = random_id(&rnd, rt->model->config.n_vocab);
+            now[s] = (struct step_item){
+                .seq = &seqs[s], .tokens = &ids[s], .n_tokens = 1, .want = LOGITS_LAST};
+        }
+        if (started < n) {
+            ok = step_start(rt->step, now, n_seqs, err);
+            started += ok;
+        }
+        if (ok && cli_interrupted())
+            ok = error_set(err, "interrupted");
+        if (started > finished + (ahead && started < n)) {
+            struct error *first = ok ? err : &(struct error){0};
+            ok = step_finish(rt->step, first) && ok;
+            finished++;
+        }
+    }
+    while (finished < started) { /* what was under way when something failed */
+        step_finish(rt->step, &(struct error){0});
+        finished++;
+    }
+    mem_free(items[0]);
+    mem_free(items[1]);
     mem_free(ids);
     return ok;
 }
@@ -114,7 +153,7 @@ static double step_bytes(const struct model *m, int tokens)
 static double token_ops(const struct model *m, const struct test *t)
 {
     double head = (double)m->config.n_vocab * m->config.n_embd;
-    double heads = t->n_prompt ? 1.0 / t->n_prompt : 1;
+    double heads = t->n_gen ? 1 : 1.0 / t->n_prompt;
     return 2 * ((double)m->n_active - head + head * heads);
 }
 
@@ -131,7 +170,11 @@ static void mean_dev(const double *v, int n, double *mean, double *dev)
 
 static void test_name(const struct test *t, char *name, size_t size)
 {
-    int n = snprintf(name, size, "%s%d", t->n_prompt ? "pp" : "tg", t->n_prompt + t->n_gen);
+    int n = 0;
+    if (t->n_prompt)
+        n = snprintf(name, size, "pp%d", t->n_prompt);
+    if (t->n_gen)
+        n += snprintf(name + n, size - (size_t)n, "%stg%d", n ? "+" : "", t->n_gen);
     if (t->n_seqs > 1)
         n += snprintf(name + n, size - (size_t)n, " x%d", t->n_seqs);
     if (t->depth)
@@ -152,11 +195,11 @@ static bool run_test(struct runtime *rt, const struct test *t, const struct benc
         rt->be->deterministic = r[mode].deterministic = mode ? !asked : asked;
         ok = fill(rt, seqs, t->n_seqs, t->depth, err);
         int64_t t0 = clock_ns();
-        ok = ok && (t->n_prompt ? fill(rt, seqs, t->n_seqs, t->n_prompt, err)
-                                : decode(rt, seqs, t->n_seqs, t->n_gen, err));
+        ok = ok && (!t->n_prompt || fill(rt, seqs, t->n_seqs, t->n_prompt, err)) &&
+             (!t->n_gen || decode(rt, seqs, t->n_seqs, t->n_gen, err));
         double s = (double)(clock_ns() - t0) * 1e-9;
         if (ok && i >= 0)
-            rate[mode][i / n_modes] = t->n_seqs * (t->n_prompt + t->n_gen) / s;
+            rate[mode][i / n_modes] = t->n_seqs * (t->n_gen ? t->n_gen : t->n_prompt) / s;
         if (ok && i >= 0 && i < n_modes)
             r[mode].hash = logits_hash(rt);
         for (int k = 0; k < t->n_seqs; k++)
@@ -167,12 +210,14 @@ static bool run_test(struct runtime *rt, const struct test *t, const struct benc
     if (!ok)
         return false;
     int max = stepper_limits(rt->step)->max_tokens;
-    int rows = t->n_prompt ? (t->n_prompt < max ? t->n_prompt : max) : t->n_seqs;
+    int rows = t->n_gen ? t->n_seqs : t->n_prompt < max ? t->n_prompt : max;
+    double seen = t->n_gen ? t->depth + t->n_prompt + t->n_gen / 2.0 : 0;
     for (int m = 0; m < n_modes; m++) {
         test_name(t, r[m].name, sizeof r[m].name);
         mean_dev(rate[m], reps, &r[m].mean, &r[m].dev);
         r[m].bytes = step_bytes(rt->model, rows) / rows;
         r[m].ops = token_ops(rt->model, t);
+        r[m].kv_bytes = seen * (double)kvcache_token_bytes(&rt->model->config, rt->kv->type);
         r[m].gb_s = r[m].bytes * r[m].mean * 1e-9;
     }
     if (n_modes > 1)
@@ -185,24 +230,42 @@ static const char *invariance_name(enum invariance i)
     return i == INVARIANCE_ALWAYS ? "always" : i == INVARIANCE_CHOSEN ? "chosen" : "none";
 }
 
-static void print_result(const struct runtime *rt, const struct test *t, const struct result *r,
-                         bool json, int threads)
+/* The GPU's part of a JSON line: what ran, and how near to its memory's speed. The limit of a prompt
+ * is arithmetic; it is not given here. */
+static void print_gpu(const struct gpu_facts *g, const struct test *t, const struct result *r)
 {
-    if (json)
-        printf("{\"test\": \"%s\", \"tok_s\": %.3f, \"stddev\": %.3f, \"gb_s\": %.3f, "
+    printf("\"gpu\": \"%s\", \"gpu_driver\": \"%s\", \"gpu_sms\": %d, \"gpu_sm_mhz\": %d, "
+           "\"gpu_max_sm_mhz\": %d, \"gpu_memory_mhz\": %d, \"gpu_memory_bytes\": %zu, "
+           "\"gpu_read_gb_s\": %.1f, ",
+           g->name, g->driver, g->n_sm, g->sm_mhz, g->max_sm_mhz, g->memory_mhz, g->memory_bytes,
+           g->read_bytes_s * 1e-9);
+    double limit = t->n_gen && !t->n_prompt ? g->read_bytes_s / (r->bytes + r->kv_bytes) : 0;
+    if (limit > 0)
+        printf("\"limit_tok_s\": %.1f, \"percent_of_limit\": %.2f, ", limit, 100 * r->mean / limit);
+}
+
+static void print_result(const struct runtime *rt, const struct test *t, const struct result *r,
+                         bool json, int threads, const struct gpu_facts *gpu)
+{
+    if (json) {
+        printf("{");
+        if (gpu)
+            print_gpu(gpu, t, r);
+        printf("\"test\": \"%s\", \"tok_s\": %.3f, \"stddev\": %.3f, \"gb_s\": %.3f, "
                "\"seqs\": %d, \"depth\": %d, \"backend\": \"%s\", \"threads\": %d, "
                "\"weights_bytes\": %zu, \"params\": %lld, \"load_s\": %.3f, "
-               "\"bytes_per_token\": %.0f, \"ops_per_token\": %.0f, "
+               "\"bytes_per_token\": %.0f, \"kv_bytes_per_token\": %.0f, \"ops_per_token\": %.0f, "
                "\"invariance\": \"%s\", \"deterministic\": %s, \"deterministic_cost\": %.4f, "
                "\"logits_hash\": \"%016llx\"}\n",
                r->name, r->mean, r->dev, r->gb_s, t->n_seqs, t->depth, rt->be->ops->name, threads,
                rt->model->bytes, (long long)rt->model->n_params, (double)rt->load_ns * 1e-9,
-               r->bytes, r->ops, invariance_name(rt->be->invariance),
+               r->bytes, r->kv_bytes, r->ops, invariance_name(rt->be->invariance),
                r->deterministic || rt->be->invariance == INVARIANCE_ALWAYS ? "true" : "false",
                r->cost, (unsigned long long)r->hash);
-    else
+    } else {
         printf("| %-20s | %10.2f ± %-8.2f | %8.2f | %016llx |%s\n", r->name, r->mean, r->dev,
                r->gb_s, (unsigned long long)r->hash, r->deterministic ? " deterministic" : "");
+    }
     fflush(stdout);
 }
 
@@ -232,18 +295,24 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
     if (!opt->context)
         opt->context = need;
     opt->max_seqs = seqs;
-    opt->max_tokens = f->ubatch > seqs ? f->ubatch : seqs;
+    opt->max_tokens = f->ubatch && f->ubatch < seqs ? seqs : f->ubatch;
     opt->kv_tokens = tokens + seqs * 64;
     struct runtime *rt = cli_open(path, opt, err);
     if (!rt)
         return false;
     char size[16];
+    struct gpu_facts facts;
+    const struct gpu_facts *gpu = backend_gpu_facts(rt->be, &facts) ? &facts : NULL;
     int threads = f->model.threads ? f->model.threads : -1;
     if (!f->json) {
         printf("%s: %.2f B parameters (%.2f B active), %s, backend %s, loaded in %.2f s\n\n",
                rt->file->path, (double)rt->model->n_params * 1e-9,
                (double)rt->model->n_active * 1e-9, cli_bytes((double)rt->model->bytes, size),
                rt->be->ops->name, (double)rt->load_ns * 1e-9);
+        if (gpu)
+            printf("%s, %d SMs at up to %d MHz, driver %s; reads %.2f TB/s, measured\n\n",
+                   gpu->name, gpu->n_sm, gpu->max_sm_mhz, gpu->driver[0] ? gpu->driver : "unknown",
+                   gpu->read_bytes_s * 1e-12);
         printf("| test                 |                tok/s |     GB/s | logits           |\n");
         printf("|----------------------|---------------------:|---------:|------------------|\n");
     }
@@ -254,7 +323,7 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
         struct result r[2] = {0};
         ok = run_test(rt, &tests[i], f, r, n_modes, err);
         for (int m = 0; ok && m < n_modes; m++)
-            print_result(rt, &tests[i], &r[m], f->json, threads);
+            print_result(rt, &tests[i], &r[m], f->json, threads, gpu);
         least = r[0].cost < least ? r[0].cost : least;
         most = r[0].cost > most ? r[0].cost : most;
     }
@@ -270,8 +339,7 @@ int cmd_bench(int argc, char **argv)
 {
     if (argc > 1 && !strcmp(argv[1], "serve"))
         return cmd_bench_serve(argc - 1, argv + 1);
-    struct bench_flags f = {
-        .prompt = "512", .gen = "128", .batch = "1", .depth = "0", .reps = 3, .ubatch = 512};
+    struct bench_flags f = {.prompt = "512", .gen = "128", .batch = "1", .depth = "0", .reps = 3};
     const struct opt opts[] = {
         {OPT_STRING, 'p', "prompt", "n-prompt", &f.prompt, 0, 0, "N,..",
          "prompt lengths to read (default 512; 0 = none)"},
@@ -281,9 +349,11 @@ int cmd_bench(int argc, char **argv)
          "sequences decoded side by side (default 1)"},
         {OPT_STRING, 'd', "depth", "n-depth", &f.depth, 0, 0, "N,..",
          "tokens already in the context (default 0)"},
+        {OPT_STRING, 0, "pg", 0, &f.both, 0, 0, "P,G",
+         "read prompts of P tokens, then generate G; the rate is that of the answers"},
         {OPT_INT, 'r', "reps", "repetitions", &f.reps, 1, MAX_REPS, "N", "repetitions (default 3)"},
         {OPT_INT, 0, "ubatch", "ubatch-size", &f.ubatch, 1, 1 << 20, "N",
-         "most rows of one step (default 512)"},
+         "most rows of one step (default 512, on a GPU 2048)"},
         {OPT_FLAG, 0, "no-warmup", 0, &f.no_warmup, 0, 0, 0, "no run before the measured ones"},
         {OPT_FLAG, 0, "skip-cost", 0, &f.skip_cost, 0, 0, 0,
          "do not measure what --deterministic costs"},
@@ -311,6 +381,10 @@ int cmd_bench(int argc, char **argv)
         !args_int_list(f.batch, batch, MAX_LIST, &n_batch) ||
         !args_int_list(f.depth, depth, MAX_LIST, &n_depth))
         return cli_args_exit(args_usage_error(&u, "-p, -n, -b and -d take lists like 128,512"));
+    int both[2], n_both = 0;
+    if (f.both &&
+        (!args_int_list(f.both, both, 2, &n_both) || n_both != 2 || both[0] < 1 || both[1] < 1))
+        return cli_args_exit(args_usage_error(&u, "--pg takes two numbers, as 256,128"));
     struct test tests[MAX_LIST * 8];
     int n_tests = 0, room = MAX_LIST * 8;
     for (int d = 0; d < n_depth; d++) {
@@ -321,6 +395,9 @@ int cmd_bench(int argc, char **argv)
             for (int k = 0; k < n_batch && n_tests < room; k++)
                 if (tg[i] && batch[k] >= 1)
                     tests[n_tests++] = (struct test){0, tg[i], batch[k], depth[d]};
+        for (int k = 0; n_both && k < n_batch && n_tests < room; k++)
+            if (batch[k] >= 1)
+                tests[n_tests++] = (struct test){both[0], both[1], batch[k], depth[d]};
     }
     struct runtime_options opt;
     if (!cli_runtime_options(&u, &f.model, &opt))
