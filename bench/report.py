@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables and pictures from what bench/compare.py measured. Standard library only.
+"""Tables and pictures from what bench/compare.py or bench/compare_gpu.py measured. Standard library only.
 
   report.py results.jsonl...                       the tables, as Markdown, on stdout; files of one machine add up
   report.py results.jsonl... --doc docs/performance.md --section NAME
@@ -26,7 +26,8 @@ def ceilings(lines):
     for r in lines:
         if r["kind"] == "ceiling":
             out.setdefault(r["name"], []).append(r)
-    return {k: {"value": max(r["value"] for r in v), "unit": v[0]["unit"]} for k, v in out.items()}
+    return {k: {"value": max(r["value"] for r in v), "unit": v[0]["unit"], "measured": v[0].get("measured", True)}
+            for k, v in out.items()}
 
 
 def limit(ceil, record):
@@ -34,11 +35,15 @@ def limit(ceil, record):
     and which one it is."""
     read = ceil.get("memory read", {}).get("value")
     ops = max((c["value"] for n, c in ceil.items() if n.startswith("int8")), default=None)
+    tensor = next((c["value"] for n, c in ceil.items() if n.startswith("tensor")), None)
     bounds = []
-    if read and record.get("bytes_per_token"):
-        bounds.append((read * 1e9 / record["bytes_per_token"], "memory"))
-    if ops and record.get("ops_per_token"):
-        bounds.append((ops * 1e9 / record["ops_per_token"], "int8 peak"))
+    if "+" in record["test"]:  # prompts and answers: two limits in one
+        return None, ""
+    if read and record.get("bytes_per_token"):  # on a GPU keys and values weigh in; on a CPU they are left out
+        kv = record.get("kv_bytes_per_token", 0) if tensor else 0
+        bounds.append((read * 1e9 / (record["bytes_per_token"] + kv), "memory"))
+    if (tensor or ops) and record.get("ops_per_token"):
+        bounds.append(((tensor or ops) * 1e9 / record["ops_per_token"], "tensor cores" if tensor else "int8 peak"))
     return min(bounds) if bounds else (None, "")
 
 
@@ -110,28 +115,67 @@ def start_chart(title, data):
     return {"title": title, "unit": "s", "less": True, "groups": groups}
 
 
+def serving(lines):
+    out = {}
+    for r in lines:
+        if r["kind"] == "serve":
+            out.setdefault((r["model"], r["clients"]), []).append(r)
+    return out
+
+
+def serve_table(data, table):
+    rows = ["| clients | whole run: raw | served | share | generation: raw | served | share | first token, p50 / p99 | "
+            "between tokens, p50 / p99 |", "|---|---|---|---|---|---|---|---|---|"]
+    for (model, n), records in data.items():
+        served, raw = (middle([r[k] for r in records])[0] for k in ("tok_s", "raw_tok_s"))
+        gap = middle([r["itl_ms"]["p50"] for r in records])[0]
+        decode = next((middle(e["Steel"])[0] for (m, t), e in table.items()
+                       if m == model and "Steel" in e and re.match(rf"tg\d+ x{n} @", t)), None)
+        steady = n * 1e3 / gap if gap else 0
+        rows.append(f"| {n} | {number(raw)} | {number(served)} | {100 * served / raw if raw else 0:.0f} % | "
+                    f"{number(decode) if decode else '-'} | {number(steady)} | "
+                    f"{f'{100 * steady / decode:.0f} %' if decode else '-'} | "
+                    + " | ".join(f"{middle([r[k]['p50'] for r in records])[0]:.1f} / "
+                                 f"{middle([r[k]['p99'] for r in records])[0]:.1f} ms" for k in ("ttft_ms", "itl_ms")) + " |")
+    return rows
+
+
+def serve_chart(title, data):
+    groups = [{"name": f"{n} clients", "bars": {"raw": middle([r["raw_tok_s"] for r in v])[0],
+                                                "steel serve": middle([r["tok_s"] for r in v])[0]}}
+              for (_, n), v in data.items()]
+    return {"title": title, "unit": "tok/s", "groups": groups}
+
+
 def blocks(lines):
     """The report as a list of (heading, table rows, chart or None, file name of the chart)."""
     machine = next((r for r in lines if r["kind"] == "machine"), {})
     where = machine.get("name") or machine.get("cpu", "")
     table, limits = rates(lines)
     out, ceil = [], ceilings(lines)
+    threads = f", {machine['threads']} threads" if machine.get("threads") else ""
     if ceil:
-        out.append((f"Ceilings with {machine.get('threads')} threads, measured",
-                    ["| what | at most |", "|---|---|"] + [f"| {n} | {c['value']:,.1f} {c['unit']} |"
-                                                           for n, c in ceil.items()], None, ""))
+        how = f"Ceilings with {machine['threads']} threads, measured" if threads else "Ceilings"
+        out.append((how, ["| what | at most |", "|---|---|"] +
+                    [f"| {n} | {c['value']:,.1f} {c['unit']}{'' if c['measured'] else ' (known, not measured here)'} |"
+                     for n, c in ceil.items()], None, ""))
     for model in dict.fromkeys(m for m, _ in table):
         rounds = sorted({len(v) for k, e in table.items() if k[0] == model for v in e.values()})
         many = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else rounds[0]
         how = f"medians of {many} interleaved rounds" if rounds[-1] > 1 else "one round, side by side"
         out.append((f"{model}, tokens per second, {how}",
                     speed_table(model, table, limits),
-                    speed_chart(model, f"{model} on {where}, {machine.get('threads')} threads", table, limits), model))
+                    speed_chart(model, f"{model} on {where}{threads}", table, limits), model))
     data = starts(lines)
     if data:
         model = next(iter(data))[0]
         out.append((f"Start of {model}, file in the page cache", start_table(data),
                     start_chart(f"Start of {model} on {where}, seconds (less is better)", data), "start"))
+    data = serving(lines)
+    if data:
+        model = next(iter(data))[0]
+        out.append((f"steel serve with {model}, answers' tokens per second", serve_table(data, table),
+                    serve_chart(f"steel serve on {where}: the whole run, prompts included", data), "serve"))
     return out
 
 

@@ -37,6 +37,12 @@ bool context_read(struct context *c, const int32_t *ids, int n, struct step_item
     return ok;
 }
 
+static struct step_item step_of(struct context *c, const int32_t *token, struct sampler *sampler)
+{
+    return (struct step_item){
+        .seq = &c->seq, .tokens = token, .n_tokens = 1, .want = LOGITS_LAST, .sampler = sampler};
+}
+
 bool generate(struct generation *g, const int32_t *ids, int n, struct error *err)
 {
     struct context *c = g->context;
@@ -53,40 +59,69 @@ bool generate(struct generation *g, const int32_t *ids, int n, struct error *err
     struct detok detok = {0};
     struct buf text = {0};
     g->finish = FINISH_INTERRUPTED;
+    /* Where a backend runs ahead, the next step is started with the token one chooses before the host
+     * has seen it; if that one ends the answer, what the next computed is forgotten. */
+    bool ahead = rt->be->ahead && !rt->be->profile && !sampler_has_memory(sampler);
+    struct step_item flying[2];
+    int n_flying = 0, turn = 0;
+    int32_t token = item.token, chosen_before = -1; /* row 0 of the step before */
     while (ok && !cli_interrupted()) {
-        int32_t token = item.token;
         sampler_accept(sampler, token, true);
         g->n_generated++;
         if (!g->ignore_eos && tokenizer_is_end(rt->tokenizer, token)) {
             g->finish = FINISH_END;
             break;
         }
+        bool last = g->n_predict >= 0 && g->n_generated >= g->n_predict;
         buf_reset(&text);
         detok_push(&detok, rt->tokenizer, token, g->special, &text);
-        if (text.len && !g->on_text(g->arg, text.p, text.len)) {
+        if (!ahead && text.len && !g->on_text(g->arg, text.p, text.len)) {
             g->finish = FINISH_STOPPED;
             break;
         }
-        if (g->n_predict >= 0 && g->n_generated >= g->n_predict) {
+        if (!last && n_flying == 0 && c->seq.n_tokens < rt->context) {
+            flying[turn] = step_of(c, &token, sampler);
+            ok = step_start(rt->step, &flying[turn], 1, err);
+            n_flying += ok;
+        }
+        bool more = g->n_predict < 0 || g->n_predict - g->n_generated > 1;
+        if (ok && ahead && more && n_flying == 1 && c->seq.n_tokens < rt->context) {
+            sampler_expect(sampler);
+            flying[!turn] = step_of(c, &chosen_before, sampler);
+            ok = step_start(rt->step, &flying[!turn], 1, err);
+            n_flying += ok;
+        }
+        if (n_flying)
+            token_list_add(&c->cached, token);
+        if (ahead && text.len && !g->on_text(g->arg, text.p, text.len)) {
+            g->finish = FINISH_STOPPED;
+            break;
+        }
+        if (last) {
             g->finish = FINISH_LENGTH;
             break;
         }
-        if (c->seq.n_tokens >= rt->context) {
+        if (ok && n_flying == 0) {
             ok = error_set(err,
                            "the context of %d tokens is full (%d of the prompt, %d generated); "
                            "see -c",
                            rt->context, n, g->n_generated);
             break;
         }
-        item = (struct step_item){.seq = &c->seq,
-                                  .tokens = &token,
-                                  .n_tokens = 1,
-                                  .want = LOGITS_LAST,
-                                  .sampler = sampler};
-        ok = step_run(rt->step, &item, 1, err);
-        if (ok)
-            token_list_add(&c->cached, token);
+        if (!ok)
+            break;
+        ok = step_finish(rt->step, err);
+        n_flying--;
+        token = flying[turn].token;
+        turn = !turn;
     }
+    while (n_flying > 0) { /* of no use any more */
+        struct error unseen = {0};
+        ok = step_finish(rt->step, ok ? err : &unseen) && ok;
+        n_flying--;
+    }
+    if ((int)c->cached.n < c->seq.n_tokens)
+        kvcache_cut(rt->kv, &c->seq, (int)c->cached.n);
     buf_reset(&text);
     detok_flush(&detok, &text);
     if (text.len && g->finish != FINISH_STOPPED)
