@@ -127,6 +127,19 @@ class Compare:
         if a.moe:
             self.starts(number)
 
+    def profile(self):
+        """Where the time of a step goes, op by op: events between ops keep them from overlapping."""
+        a = self.args
+        for path, batches in ((a.moe, "1,2" if a.quick else "1,32,128"), (a.dense, "1")):
+            if not path or not a.steel or self.spent():
+                continue
+            dev = ["--device", a.device] if a.device else []
+            rows, _ = self.command([a.steel, "bench", path, "-r", "1", "--json", "--skip-cost", "--profile", *dev, "-p",
+                                    "64" if a.quick else "2048", "-n", "8" if a.quick else "32", "--batch", batches,
+                                    "-d", "0" if a.quick else str(PROMPT)])
+            for r in rows:
+                self.put(kind="profile", model=model_name(path), test=r["test"], stages=r["stages"])
+
     def starts(self, number):
         """From the start of the program until it has computed one token and ended."""
         a = self.args
@@ -226,6 +239,7 @@ def main():
         c.rounds(i)
     if args.rounds == 1 and args.serve and args.moe and args.steel:
         c.serve()
+    c.profile()
     c.say("end")
     import report
     print(report.text(c.lines))

@@ -147,6 +147,31 @@ def serve_chart(title, data):
     return {"title": title, "unit": "tok/s", "groups": groups}
 
 
+def profile_tables(lines):
+    """Per test: what each stage took, read and computed, and the nearer of its two limits."""
+    ceil, out = ceilings(lines), []
+    read = ceil.get("memory read", {}).get("value")
+    ops = next((c["value"] for n, c in ceil.items() if n.startswith(("tensor", "int8"))), None)
+    for r in lines:
+        if r["kind"] != "profile":
+            continue
+        rows = ["| stage | us a step | MB read | TB/s | GFLOP | TFLOP/s | nearer limit |", "|---|---|---|---|---|---|---|"]
+        for name, s in r["stages"].items():
+            us, shares = s["us"], []
+            if read and s["bytes"]:
+                shares.append((s["bytes"] / us * 1e-3 / read, "memory"))
+            if ops and s["ops"]:
+                shares.append((s["ops"] / us * 1e-3 / ops, "arithmetic"))
+            near = max(shares) if shares else None
+            rows.append(f"| {name} | {us:,.0f} | {s['bytes'] * 1e-6:,.1f} | {s['bytes'] / us * 1e-6:.2f} | "
+                        f"{s['ops'] * 1e-9:,.1f} | {s['ops'] / us * 1e-6:,.1f} | "
+                        f"{f'{100 * near[0]:.0f} % ({near[1]})' if near else '-'} |")
+        total = sum(s["us"] for s in r["stages"].values())
+        rows.append(f"| all | {total:,.0f} | | | | | |")
+        out.append((f"{r['model']}, {r['test']}, op by op", rows, None, ""))
+    return out
+
+
 def blocks(lines):
     """The report as a list of (heading, table rows, chart or None, file name of the chart)."""
     machine = next((r for r in lines if r["kind"] == "machine"), {})
@@ -176,7 +201,7 @@ def blocks(lines):
         model = next(iter(data))[0]
         out.append((f"steel serve with {model}, answers' tokens per second", serve_table(data, table),
                     serve_chart(f"steel serve on {where}: the whole run, prompts included", data), "serve"))
-    return out
+    return out + profile_tables(lines)
 
 
 def text(lines):

@@ -37,6 +37,7 @@ python3 bench/compare_gpu.py --quick --steel "$B/steel" --device cpu --moe "$tmp
 for t in 'pp64' 'tg8' 'pp64 @32' 'tg8 @32' 'tg8 x2 @256'; do
     grep -q "\"test\": \"$t\"" "$tmp/g.jsonl" || { echo "FAIL: $t was not measured"; cat "$tmp/err"; exit 1; }
 done
+grep -q '"kind": "profile".*"experts": {"us": ' "$tmp/g.jsonl" || { echo "FAIL: no profile"; exit 1; }
 cat >"$tmp/gpu.jsonl" <<'EOF'
 {"kind": "machine", "name": "G1", "gpu": "G1"}
 {"kind": "ceiling", "name": "memory read", "unit": "GB/s", "value": 4000.0}
@@ -44,12 +45,14 @@ cat >"$tmp/gpu.jsonl" <<'EOF'
 {"kind": "run", "round": 0, "engine": "Steel", "model": "m", "test": "tg8 x32 @256", "tok_s": 5000.0, "bytes_per_token": 3e8, "kv_bytes_per_token": 1e8, "ops_per_token": 6e9}
 {"kind": "run", "round": 0, "engine": "llama.cpp", "model": "m", "test": "tg8 x32 @256", "tok_s": 2500.0}
 {"kind": "run", "round": 0, "engine": "Steel", "model": "m", "test": "pp64", "tok_s": 20000.0, "bytes_per_token": 1e6, "ops_per_token": 8e9}
+{"kind": "profile", "model": "m", "test": "tg8", "stages": {"qkv": {"us": 100.0, "bytes": 2e8, "ops": 1e9}, "head": {"us": 10.0, "bytes": 1e6, "ops": 4e9}}}
 {"kind": "serve", "round": 0, "model": "m", "clients": 32, "tok_s": 2850.0, "raw_tok_s": 3000.0, "ttft_ms": {"p50": 90.0, "p99": 99.0}, "itl_ms": {"p50": 6.4, "p99": 9.0}}
 EOF
 python3 bench/report.py "$tmp/gpu.jsonl" --doc "$tmp/page.md" --section here || exit 1
 for row in '| tg8 x32 @256 | 5,000 ± 0 % | 2,500 ± 0 % | 2.00x | 10,000 (memory) | 50 % |' \
     '| pp64 | 20,000 ± 0 % | - | - | 100,000 (tensor cores) | 20 % |' \
-    '| 32 | 3,000 | 2,850 | 95 % | 5,000 | 5,000 | 100 % | 90.0 / 99.0 ms | 6.4 / 9.0 ms |' 'known, not measured here'; do
+    '| 32 | 3,000 | 2,850 | 95 % | 5,000 | 5,000 | 100 % | 90.0 / 99.0 ms | 6.4 / 9.0 ms |' 'known, not measured here' \
+    '| qkv | 100 | 200.0 | 2.00 | 1.0 | 10.0 | 50 % (memory) |' '| head | 10 | 1.0 | 0.10 | 4.0 | 400.0 | 50 % (arithmetic) |'; do
     grep -qF "$row" "$tmp/page.md" || { echo "FAIL: no row $row"; cat "$tmp/page.md"; exit 1; }
 done
 python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$tmp/img/here-serve.svg" || exit 1

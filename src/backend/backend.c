@@ -6,9 +6,19 @@
 #include <string.h>
 
 #ifdef STEEL_CUDA
-size_t cuda_room(const char *device, double fraction);      /* cuda/backend.cu */
+size_t cuda_room(const char *device, double fraction); /* cuda/backend.cu */
+bool cuda_found(void);
 bool cuda_facts(struct backend *be, struct gpu_facts *out); /* cuda/facts.cu */
 #endif
+
+bool backend_has_cuda(void)
+{
+#ifdef STEEL_CUDA
+    return cuda_found();
+#else
+    return false;
+#endif
+}
 
 size_t backend_cuda_room(const struct backend_options *opt, double fraction)
 {

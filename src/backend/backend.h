@@ -157,6 +157,7 @@ struct backend *backend_open_ref(void); /* the scalar specification, ref.c */
 struct backend *backend_open_cpu(const struct backend_options *opt, struct error *err);
 /* Bytes a CUDA device still has to give when `fraction` of its memory may be in use; 0 where there is
  * no such device, or the build knows none. */
+bool backend_has_cuda(void); /* whether there is such a device; opens none */
 size_t backend_cuda_room(const struct backend_options *opt, double fraction);
 /* For a benchmark's record; false where the backend is no GPU. Measures, so it takes a moment. */
 struct gpu_facts {

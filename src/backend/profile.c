@@ -9,6 +9,11 @@ static const char *const stage_names[N_STAGES] = {
 };
 static const char *const phase_names[2] = {"prefill", "decode"};
 
+const char *stage_name(enum stage s)
+{
+    return stage_names[s];
+}
+
 static void print_cells(const struct profile *p, int phase, double ns, double total, FILE *out)
 {
     double steps = (double)p->steps[phase], tokens = (double)p->tokens[phase];

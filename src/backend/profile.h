@@ -27,6 +27,7 @@ struct profile {
     enum stage linear_stage; /* what the next `linear` counts as: forward.c sets it */
 };
 
+const char *stage_name(enum stage s);
 void profile_print(const struct profile *p, FILE *out);
 
 #endif

@@ -7,6 +7,7 @@
 #include "cli/cli.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "cli/bench_stages.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -33,6 +34,7 @@ struct result {
     double kv_bytes;   /* of the KV cache, read by a token of a generation */
     uint64_t hash;
     bool deterministic;
+    struct profile before, after; /* --profile: around the first repetition */
     double cost; /* of determinism: the share of speed lost; 0 where both are the same */
 };
 
@@ -194,14 +196,18 @@ static bool run_test(struct runtime *rt, const struct test *t, const struct benc
         int mode = (i + n_modes) % n_modes;
         rt->be->deterministic = r[mode].deterministic = mode ? !asked : asked;
         ok = fill(rt, seqs, t->n_seqs, t->depth, err);
+        if (i >= 0 && i < n_modes)
+            r[mode].before = rt->profile;
         int64_t t0 = clock_ns();
         ok = ok && (!t->n_prompt || fill(rt, seqs, t->n_seqs, t->n_prompt, err)) &&
              (!t->n_gen || decode(rt, seqs, t->n_seqs, t->n_gen, err));
         double s = (double)(clock_ns() - t0) * 1e-9;
         if (ok && i >= 0)
             rate[mode][i / n_modes] = t->n_seqs * (t->n_gen ? t->n_gen : t->n_prompt) / s;
-        if (ok && i >= 0 && i < n_modes)
+        if (ok && i >= 0 && i < n_modes) {
+            r[mode].after = rt->profile;
             r[mode].hash = logits_hash(rt);
+        }
         for (int k = 0; k < t->n_seqs; k++)
             kvcache_release(rt->kv, &seqs[k]);
     }
@@ -244,6 +250,22 @@ static void print_gpu(const struct gpu_facts *g, const struct test *t, const str
         printf("\"limit_tok_s\": %.1f, \"percent_of_limit\": %.2f, ", limit, 100 * r->mean / limit);
 }
 
+/* Where the time of this test went: a step of its last phase. */
+static void print_stages(const struct runtime *rt, const struct test *t, const struct result *r)
+{
+    int max = stepper_limits(rt->step)->max_tokens;
+    int rows = t->n_gen ? t->n_seqs : t->n_prompt < max ? t->n_prompt : max;
+    double depth = t->depth + (t->n_gen ? t->n_prompt + t->n_gen / 2.0 : 0);
+    struct bench_step s = {.rows = rows, .outs = t->n_gen ? rows : 1, .seen = depth};
+    if (!t->n_gen)
+        s.seen += t->n_prompt / 2.0;
+    s.kv_rows = t->n_gen ? depth * t->n_seqs : depth + t->n_prompt / 2.0;
+    printf("\"stages\": ");
+    bench_stages_json(rt->model, kvcache_token_bytes(&rt->model->config, rt->kv->type), &s,
+                      &r->before, &r->after, t->n_gen != 0, stdout);
+    printf(", ");
+}
+
 static void print_result(const struct runtime *rt, const struct test *t, const struct result *r,
                          bool json, int threads, const struct gpu_facts *gpu)
 {
@@ -251,6 +273,8 @@ static void print_result(const struct runtime *rt, const struct test *t, const s
         printf("{");
         if (gpu)
             print_gpu(gpu, t, r);
+        if (rt->be->profile)
+            print_stages(rt, t, r);
         printf("\"test\": \"%s\", \"tok_s\": %.3f, \"stddev\": %.3f, \"gb_s\": %.3f, "
                "\"seqs\": %d, \"depth\": %d, \"backend\": \"%s\", \"threads\": %d, "
                "\"weights_bytes\": %zu, \"params\": %lld, \"load_s\": %.3f, "

@@ -35,8 +35,13 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
                              .isa_forced = getenv("STEEL_ISA") != NULL,
                              .scratch = GPU_SCRATCH};
     out->device = NULL;
-    f.room = f.isa_forced ? 0 : backend_cuda_room(out, gpu_share(opt));
-    if (f.room) {
+    if (f.isa_forced || !backend_has_cuda())
+        f.room = 0;
+    else if (f.deterministic || f.no_repack)
+        f.room = 1; /* there is one, and it will not be used: no need to wake it */
+    else
+        f.room = backend_cuda_room(out, gpu_share(opt));
+    if (f.room > 1) {
         struct config c;
         struct model_size size;
         if (!config_load(rt->file, &c, err))

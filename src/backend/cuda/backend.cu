@@ -858,6 +858,14 @@ static int device_number(const char *device)
     return n < 0 ? 0 : n;
 }
 
+extern "C" bool cuda_found(void)
+{
+    int n = 0;
+    bool found = cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
+    cudaGetLastError();
+    return found;
+}
+
 extern "C" size_t cuda_room(const char *device, double fraction)
 {
     int n = 0, at = device_number(device);
