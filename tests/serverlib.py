@@ -18,8 +18,10 @@ class Server:
         if model is None:
             model = os.path.join(self.dir.name, "toy.gguf")
             subprocess.run([os.path.join(build, "tests/toy_gguf"), model], check=True)
+        # STEEL_TEST_DEVICE=cuda: the same tests on a GPU, which does not promise the same bytes in any company.
+        device = os.environ.get("STEEL_TEST_DEVICE")
         cmd = [os.path.join(build, "steel"), "serve", model, "--port", "0", "-t", "1",
-               "--deterministic", *flags]
+               *(["--device", device] if device else ["--deterministic"]), *flags]
         self.proc = subprocess.Popen(cmd, stderr=subprocess.PIPE, text=True, env=env)
         self.lines, self.cond = [], threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()

@@ -945,6 +945,60 @@ static void mini_ops(struct mini *m, bool gpu, const struct batch *b)
     op->sample(be, ON(m->logits));
 }
 
+/* The step recorded under its number of sequences, launched and not waited for. */
+static void launch_step(struct mini *m, const struct batch *b)
+{
+    struct backend *gpu = m->d.gpu;
+    gpu->ops->begin(gpu, b);
+    if (!gpu->ops->replay(gpu, (uint64_t)b->n_seqs)) {
+        gpu->ops->record(gpu, (uint64_t)b->n_seqs);
+        mini_ops(m, true, b);
+    }
+    gpu->ops->launch(gpu);
+}
+
+/* A step begun while the one before it runs, with the tokens that one will choose, computes what it
+ * does when it is given those tokens. */
+static void check_ahead(struct mini *m, struct plan *p, const char *name, float *fed, float *told)
+{
+    struct backend *gpu = m->d.gpu;
+    struct error err = {0};
+    int32_t first[512], second[512], again[512], pos[512], slot[512], kv_len[130], next[512];
+    struct batch b = p->b;
+    size_t n = (size_t)(b.n_out * m->d.s.n_vocab);
+    struct sampler *samplers[512];
+    for (int i = 0; i < b.n_tokens; i++) {
+        bool grows = (p->pos[i] + 1) % m->d.s.page_len != 0; /* else it would need a page */
+        pos[i] = p->pos[i] + grows;
+        slot[i] = p->slot[i] + grows;
+        kv_len[i] = p->kv_len[i] + grows;
+        next[i] = -1 - i;
+        samplers[i] = p->b.samplers[0];
+    }
+    p->b.samplers = b.samplers = samplers;
+    b.tokens = next;
+    b.pos = pos;
+    b.slot = slot;
+    b.kv_len = kv_len;
+    poison(&m->d, &m->logits);
+    launch_step(m, &p->b);
+    launch_step(m, &b);
+    fail_if(!gpu->ops->end(gpu, first, &err), err.msg);
+    fail_if(!gpu->ops->end(gpu, second, &err), err.msg);
+    gpu->ops->copy_out(gpu, fed, m->logits.gpu, n * sizeof(float));
+    b.tokens = first;
+    poison(&m->d, &m->logits);
+    launch_step(m, &b);
+    fail_if(!gpu->ops->end(gpu, again, &err), err.msg);
+    gpu->ops->copy_out(gpu, told, m->logits.gpu, n * sizeof(float));
+    n_checks++;
+    if (memcmp(fed, told, n * sizeof(float)) ||
+        memcmp(second, again, (size_t)b.n_out * sizeof *again)) {
+        n_failed++;
+        printf("FAIL  %s: a step begun ahead differs\n", name);
+    }
+}
+
 static void test_forward(void)
 {
     int before = n_checks;
@@ -1074,6 +1128,7 @@ static void test_forward(void)
                            rt[i], gt[i]);
                 }
         }
+        check_ahead(m, &p, runs[r].name, eager, again);
         for (int i = 0; i < 2; i++) { /* rounds the reference did not take part in */
             d->gpu->ops->copy_out(d->gpu, m->kr[i].k, m->kg[i].k, kv_bytes(&s));
             d->gpu->ops->copy_out(d->gpu, m->kr[i].v, m->kg[i].v, kv_bytes(&s));
