@@ -40,6 +40,8 @@ static void every_case(void **state)
          "cpu",
          "--no-repack"},
         {{.asked = "auto", .room = 80 * GB, .weights = GB, .isa_forced = true}, "cpu", NULL},
+        {{.asked = "auto", .room = 80 * GB, .weights = 7000000}, "cpu", NULL},
+        {{.asked = "cuda", .room = 80 * GB, .weights = 7000000}, "cuda", NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct error notice;

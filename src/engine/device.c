@@ -13,7 +13,7 @@ const char *device_choose(const struct device_facts *f, struct error *notice)
     *notice = (struct error){0};
     if (!f->asked || strcmp(f->asked, "auto"))
         return f->asked ? f->asked : "cpu";
-    if (!f->room || f->isa_forced)
+    if (!f->room || f->isa_forced || f->weights < DEVICE_SMALL_MODEL)
         return "cpu";
     if (f->deterministic || f->no_repack) {
         error_set(notice, "%s: running on the CPU, not on the GPU",

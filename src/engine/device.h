@@ -18,6 +18,9 @@ struct device_facts {
     size_t weights, kv, scratch;   /* bytes the model needs there, at least */
 };
 
+/* Models under this run faster on a CPU than a GPU wakes up. */
+enum { DEVICE_SMALL_MODEL = 64 << 20 };
+
 /* The device to open. `notice` is left empty, or says why a GPU that is there is not used. */
 const char *device_choose(const struct device_facts *f, struct error *notice);
 

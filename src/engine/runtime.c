@@ -34,25 +34,23 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
                              .no_repack = out->no_repack,
                              .isa_forced = getenv("STEEL_ISA") != NULL,
                              .scratch = GPU_SCRATCH};
+    struct config c;
+    struct model_size size;
+    if (!config_load(rt->file, &c, err))
+        return false;
+    model_measure(rt->file, &c, &size);
+    int context = or_default(opt->context, c.context);
+    context = context < GPU_LEAST_CONTEXT ? context : GPU_LEAST_CONTEXT;
+    f.weights = size.bytes;
+    f.kv =
+        (size_t)context * kvcache_token_bytes(&c, opt->kv_type == DT_NONE ? DT_F16 : opt->kv_type);
     out->device = NULL;
-    if (f.isa_forced || !backend_has_cuda())
+    if (f.isa_forced || f.weights < DEVICE_SMALL_MODEL || !backend_has_cuda())
         f.room = 0;
     else if (f.deterministic || f.no_repack)
         f.room = 1; /* there is one, and it will not be used: no need to wake it */
     else
         f.room = backend_cuda_room(out, gpu_share(opt));
-    if (f.room > 1) {
-        struct config c;
-        struct model_size size;
-        if (!config_load(rt->file, &c, err))
-            return false;
-        model_measure(rt->file, &c, &size);
-        int context = or_default(opt->context, c.context);
-        context = context < GPU_LEAST_CONTEXT ? context : GPU_LEAST_CONTEXT;
-        f.weights = size.bytes;
-        f.kv = (size_t)context *
-               kvcache_token_bytes(&c, opt->kv_type == DT_NONE ? DT_F16 : opt->kv_type);
-    }
     out->device = device_choose(&f, &rt->notice);
     return true;
 }
