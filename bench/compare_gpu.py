@@ -234,12 +234,11 @@ def main():
         p.error("nothing to compare: give --moe or --dense, and --steel or --llama")
     c = Compare(args)
     for i in range(args.rounds):
-        if i == 1 and args.serve and args.moe and args.steel:
-            c.serve()  # between the rounds: a run cut short still has one figure of everything
         c.rounds(i)
-    if args.rounds == 1 and args.serve and args.moe and args.steel:
-        c.serve()
-    c.profile()
+        if i == 0:  # a run cut short still has one figure of everything
+            if args.serve and args.moe and args.steel:
+                c.serve()
+            c.profile()
     c.say("end")
     import report
     print(report.text(c.lines))
