@@ -53,6 +53,27 @@ static void every_case(void **state)
     }
 }
 
+static void what_would_fit(void **state)
+{
+    (void)state;
+    const size_t GB = 1000000000;
+    struct error err = {0};
+    struct device_facts f = {.asked = "cuda",
+                             .room = 12 * GB,
+                             .weights = 18 * GB,
+                             .kv = GB,
+                             .scratch = GB,
+                             .n_params = 30 * (int64_t)GB};
+    assert_false(device_fits(&f, &err));
+    assert_non_null(strstr(err.msg, "needs 20.0 GB"));
+    assert_non_null(strstr(err.msg, "weights of 2.7 bits")); /* 10 GB for 30 G weights */
+    assert_non_null(strstr(err.msg, "it has 4.8"));
+    f.room = 20 * GB;
+    assert_true(device_fits(&f, &err));
+    f.room = 0; /* no such GPU */
+    assert_true(device_fits(&f, &err));
+}
+
 /* "auto" opens something everywhere; where the kernels of the CPU are named, the CPU, silently. */
 static void auto_opens(void **state)
 {
@@ -77,6 +98,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_case),
+        cmocka_unit_test(what_would_fit),
         cmocka_unit_test(auto_opens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

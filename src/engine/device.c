@@ -30,3 +30,20 @@ const char *device_choose(const struct device_facts *f, struct error *notice)
     }
     return "cuda";
 }
+
+bool device_fits(const struct device_facts *f, struct error *err)
+{
+    size_t need = f->weights + f->kv + f->scratch, beside = f->kv + f->scratch;
+    if (!f->room || f->deterministic || f->no_repack || need <= f->room)
+        return true;
+    double bits = f->room > beside && f->n_params > 0
+                      ? (double)(f->room - beside) * 8 / (double)f->n_params
+                      : 0;
+    return error_set(
+        err,
+        "--device %s: the model needs %.1f GB of GPU memory (weights %.1f, KV cache at "
+        "least %.1f, working memory %.1f), %.1f may be used; weights of %.1f bits or "
+        "less would fit (it has %.1f), or --device cpu",
+        f->asked, gb(need), gb(f->weights), gb(f->kv), gb(f->scratch), gb(f->room), bits,
+        f->n_params > 0 ? (double)f->weights * 8 / (double)f->n_params : 0);
+}

@@ -9,13 +9,15 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct device_facts {
     const char *asked;             /* "auto", or what the user named; NULL = "cpu" */
     bool deterministic, no_repack; /* flags only the CPU has */
     bool isa_forced;               /* STEEL_ISA names the CPU's kernels */
     size_t room;                   /* bytes a GPU has to give; 0 = no GPU */
-    size_t weights, kv, scratch;   /* bytes the model needs there, at least */
+    int64_t n_params;
+    size_t weights, kv, scratch; /* bytes the model needs there, at least */
 };
 
 /* Models under this run faster on a CPU than a GPU wakes up. */
@@ -23,5 +25,8 @@ enum { DEVICE_SMALL_MODEL = 64 << 20 };
 
 /* The device to open. `notice` is left empty, or says why a GPU that is there is not used. */
 const char *device_choose(const struct device_facts *f, struct error *notice);
+/* For a GPU that was named: an error that says what would fit, where the model does not. True where
+ * there is no such GPU: opening it will say so. */
+bool device_fits(const struct device_facts *f, struct error *err);
 
 #endif

@@ -22,18 +22,49 @@ static double gpu_share(const struct runtime_options *opt)
     return opt->gpu_memory > 0 ? (double)opt->gpu_memory : 0.9;
 }
 
-/* "auto" becomes a device: the GPU where there is one and the model fits. */
+static enum dtype kv_type_of(const struct runtime_options *opt)
+{
+    return opt->kv_type == DT_NONE ? DT_F16 : opt->kv_type;
+}
+
+static struct step_limits limits_of(const struct runtime_options *opt, bool gpu)
+{
+    struct step_limits lim = {.max_seqs = or_default(opt->max_seqs, 1)};
+    if (gpu && opt->max_seqs_gpu > 0)
+        lim.max_seqs = opt->max_seqs_gpu;
+    lim.max_tokens = or_default(opt->max_tokens, gpu ? 2048 : 512);
+    if (lim.max_tokens < lim.max_seqs + opt->read_rows)
+        lim.max_tokens = lim.max_seqs + opt->read_rows;
+    lim.read_chunk = gpu ? 256 : 16;
+    lim.max_out = or_default(opt->max_out, lim.max_seqs);
+    return lim;
+}
+
+/* Working memory of a step on a GPU, on the safe side: rows of activations, experts' outputs apart,
+ * and logits. */
+static size_t gpu_scratch(const struct config *c, const struct step_limits *lim)
+{
+    size_t embd = (size_t)c->n_embd, heads = (size_t)c->n_heads * (size_t)c->head_dim;
+    size_t used = (size_t)c->n_expert_used, ff = (size_t)c->n_ff;
+    size_t wide = used * (embd * 4 + (size_t)c->n_ff_exp * 4) + ff * 4 + embd * 20 + heads * 24;
+    return GPU_SCRATCH / 2 + (size_t)lim->max_tokens * wide +
+           (size_t)lim->max_out * (size_t)c->n_vocab * sizeof(float);
+}
+
+/* "auto" becomes a device: the GPU where there is one and the model fits. A GPU that was named and
+ * cannot hold the model is an error before anything is loaded. */
 static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
                           struct backend_options *out, struct error *err)
 {
     *out = opt->backend;
-    if (!out->device || strcmp(out->device, "auto"))
+    const char *asked = out->device ? out->device : "cpu";
+    bool is_auto = !strcmp(asked, "auto"), is_cuda = !strncmp(asked, "cuda", 4);
+    if (!is_auto && !is_cuda)
         return true;
-    struct device_facts f = {.asked = "auto",
+    struct device_facts f = {.asked = asked,
                              .deterministic = out->deterministic,
                              .no_repack = out->no_repack,
-                             .isa_forced = getenv("STEEL_ISA") != NULL,
-                             .scratch = GPU_SCRATCH};
+                             .isa_forced = getenv("STEEL_ISA") != NULL};
     struct config c;
     struct model_size size;
     if (!config_load(rt->file, &c, err))
@@ -41,17 +72,42 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
     model_measure(rt->file, &c, &size);
     int context = or_default(opt->context, c.context);
     context = context < GPU_LEAST_CONTEXT ? context : GPU_LEAST_CONTEXT;
+    struct step_limits lim = limits_of(opt, true);
+    f.n_params = size.n_params;
     f.weights = size.bytes;
-    f.kv =
-        (size_t)context * kvcache_token_bytes(&c, opt->kv_type == DT_NONE ? DT_F16 : opt->kv_type);
-    out->device = NULL;
-    if (f.isa_forced || f.weights < DEVICE_SMALL_MODEL || !backend_has_cuda())
+    f.kv = (size_t)context * kvcache_token_bytes(&c, kv_type_of(opt));
+    f.scratch = gpu_scratch(&c, &lim);
+    if (is_auto)
+        out->device = NULL;
+    if (is_auto && (f.isa_forced || f.weights < DEVICE_SMALL_MODEL || !backend_has_cuda()))
         f.room = 0;
     else if (f.deterministic || f.no_repack)
         f.room = 1; /* there is one, and it will not be used: no need to wake it */
     else
         f.room = backend_cuda_room(out, gpu_share(opt));
     out->device = device_choose(&f, &rt->notice);
+    return is_auto || device_fits(&f, err);
+}
+
+/* Tokens of the KV cache: as asked, or as many as could be of use and fit. is_room: `most` is all a
+ * GPU has, not a wish. */
+static bool size_cache(const struct runtime_options *opt, const struct config *c,
+                       const struct step_limits *lim, int context, size_t most, bool is_room,
+                       int64_t *tokens, struct error *err)
+{
+    size_t each = kvcache_token_bytes(c, kv_type_of(opt));
+    *tokens = opt->kv_tokens > 0 ? opt->kv_tokens : (int64_t)lim->max_seqs * context;
+    int64_t fit = most ? (int64_t)(most / each) : *tokens;
+    if (fit >= *tokens)
+        return true;
+    if (opt->kv_tokens > 0 && is_room)
+        return error_set(err,
+                         "a KV cache of %d tokens needs %.1f GB, %.1f are left beside the weights: "
+                         "%lld tokens would fit",
+                         opt->kv_tokens, (double)each * opt->kv_tokens * 1e-9, (double)most * 1e-9,
+                         (long long)fit);
+    if (opt->kv_tokens <= 0)
+        *tokens = fit > 256 ? fit : 256;
     return true;
 }
 
@@ -76,26 +132,19 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     if (rt->tokenizer && tokenizer_n_vocab(rt->tokenizer) > c->n_vocab)
         return error_set(err, "%s: the tokenizer has %d tokens, the embedding %d rows",
                          rt->file->path, tokenizer_n_vocab(rt->tokenizer), c->n_vocab);
-    struct step_limits lim = {.max_seqs = or_default(opt->max_seqs, 1)};
-    if (gpu && opt->max_seqs_gpu > 0)
-        lim.max_seqs = opt->max_seqs_gpu;
+    struct step_limits lim = limits_of(opt, gpu);
     rt->context = or_default(opt->context, c->context);
-    lim.max_tokens = or_default(opt->max_tokens, gpu ? 2048 : 512);
-    if (lim.max_tokens < lim.max_seqs + opt->read_rows)
-        lim.max_tokens = lim.max_seqs + opt->read_rows;
-    lim.read_chunk = gpu ? 256 : 16;
-    lim.max_out = or_default(opt->max_out, lim.max_seqs);
     int page_len = or_default(opt->page_len, 16);
-    int64_t tokens = opt->kv_tokens > 0 ? opt->kv_tokens : (int64_t)lim.max_seqs * rt->context;
-    enum dtype type = opt->kv_type == DT_NONE ? DT_F16 : opt->kv_type;
+    enum dtype type = kv_type_of(opt);
     size_t most = opt->kv_bytes;
-    if (gpu && (!most || opt->kv_bytes_host)) {
-        size_t room = backend_cuda_room(&device, gpu_share(opt));
-        most = room > 2 * (size_t)GPU_SCRATCH ? room - GPU_SCRATCH : room / 2 + 1;
+    bool is_room = gpu && (!most || opt->kv_bytes_host);
+    if (is_room) {
+        size_t room = backend_cuda_room(&device, gpu_share(opt)), scratch = gpu_scratch(c, &lim);
+        most = room > scratch ? room - scratch + 1 : 1;
     }
-    int64_t fit = most ? (int64_t)(most / kvcache_token_bytes(c, type)) : tokens;
-    if (opt->kv_tokens <= 0 && fit < tokens)
-        tokens = fit > 256 ? fit : 256;
+    int64_t tokens;
+    if (!size_cache(opt, c, &lim, rt->context, most, is_room, &tokens, err))
+        return false;
     int64_t pages = (tokens + page_len - 1) / page_len + lim.max_seqs;
     if (pages > INT32_MAX / page_len)
         return error_set(err, "a KV cache of %lld tokens is too large", (long long)tokens);
