@@ -2,7 +2,9 @@
  * Speed of the CUDA backend on models of real shapes with random weights: decode at several batch
  * sizes and depths, prompts, and the time of each op alone (the same op of every layer in one
  * recorded step, so that launches do not count and the weights come from memory, not from cache).
- *   bench_gpu [--model 30b|8b] [--layers N] [--what tg,pp,ops] [--reps N] [--max-ops N] [--max-batch N]
+ *   bench_gpu [--model 30b|8b] [--layers N] [--what tg,pp,ops] [--reps N] [--rows 1,8,...]
+ *             [--part qkv,moe,...] [--eager]
+ * --rows: batch sizes of tg and ops; --part: only these ops; --eager: ops unrecorded, for profilers.
  */
 #include "backend/backend.h"
 #include "backend/profile.h"
@@ -332,11 +334,27 @@ static bool asked(const char *what, const char *name)
     return !what || strstr(what, name);
 }
 
+/* Numbers from 1 to MAX_SEQS, with commas between; returns how many. */
+static int read_rows(const char *s, int *rows, int most)
+{
+    int n = 0;
+    while (*s && n < most) {
+        char *end;
+        long v = strtol(s, &end, 10);
+        if (end == s || v < 1 || v > MAX_SEQS)
+            break;
+        rows[n++] = (int)v;
+        s = *end == ',' ? end + 1 : end;
+    }
+    return n;
+}
+
 int main(int argc, char **argv)
 {
     bool moe = true;
-    int layers = 0, reps = 100, max_ops = 128, max_batch = 128;
-    const char *what = NULL;
+    int layers = 0, reps = 100, rows[16] = {1, 2, 4, 8, 16, 32, 64, 128}, n_rows = 8;
+    bool recorded = true;
+    const char *what = NULL, *parts = NULL;
     for (int i = 1; i < argc; i++) {
         const char *v = i + 1 < argc ? argv[i + 1] : "";
         if (!strcmp(argv[i], "--model"))
@@ -345,10 +363,12 @@ int main(int argc, char **argv)
             layers = atoi(v), i++;
         else if (!strcmp(argv[i], "--reps"))
             reps = atoi(v), i++;
-        else if (!strcmp(argv[i], "--max-ops"))
-            max_ops = atoi(v), i++;
-        else if (!strcmp(argv[i], "--max-batch"))
-            max_batch = atoi(v), i++;
+        else if (!strcmp(argv[i], "--rows"))
+            n_rows = read_rows(v, rows, 16), i++;
+        else if (!strcmp(argv[i], "--part"))
+            parts = v, i++;
+        else if (!strcmp(argv[i], "--eager"))
+            recorded = false;
         else if (!strcmp(argv[i], "--what"))
             what = v, i++;
         else {
@@ -372,10 +392,13 @@ int main(int argc, char **argv)
     return 0;
 #endif
     if (asked(what, "ops"))
-        for (int n = 1; n <= max_ops; n = n == 1 ? 8 : n == 8 ? 32 : n * 4)
+        for (int i = 0; i < n_rows; i++)
             for (int part = 1; part < N_PARTS; part++) {
+                int n = rows[i];
+                if (!asked(parts, part_names[part]))
+                    continue;
                 lay_out(m, n, 256, 1);
-                double ms = time_step(m, (enum part)part, true, 20);
+                double ms = time_step(m, (enum part)part, recorded, recorded ? 20 : 1);
                 int calls = part == P_HEAD ? 1 : m->s.n_layers;
                 printf("op %-12s batch %3d: %8.3f us a call", part_names[part], n,
                        ms * 1e3 / calls);
@@ -385,16 +408,15 @@ int main(int argc, char **argv)
                 fflush(stdout);
             }
     if (asked(what, "tg")) {
-        const int batches[] = {1, 2, 4, 8, 16, 32, 64, 128};
-        for (int i = 0; i < 8 && batches[i] <= max_batch; i++) {
-            lay_out(m, batches[i], 256, 1);
+        for (int i = 0; i < n_rows; i++) {
+            lay_out(m, rows[i], 256, 1);
             double ms = time_step(m, P_ALL, true, reps);
-            printf("tg, %3d sequences at 256: %8.3f ms a step, %8.1f tok/s\n", batches[i], ms,
-                   batches[i] * 1e3 / ms);
+            printf("tg, %3d sequences at 256: %8.3f ms a step, %8.1f tok/s\n", rows[i], ms,
+                   rows[i] * 1e3 / ms);
             fflush(stdout);
         }
         const int depths[] = {2048, 8192, 32768};
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 3 && asked(what, "deep"); i++) {
             lay_out(m, 1, depths[i], 1);
             double ms = time_step(m, P_ALL, true, reps);
             printf("tg,   1 sequence at %5d: %8.3f ms a step, %8.1f tok/s\n", depths[i], ms,

@@ -181,6 +181,7 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
     size_t groups = (size_t)(s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8));
     size_t units = max_split_units(cu);
     cu->max_edits = AHEAD_MAX_BIAS + 64 * s->max_out;
+    cu->n_records = list_records(s);
     cu->step_cap = STEP_HEAD + 64 + 4 * tokens + 2 * seqs + out + 16 +
                    2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages +
                    out * sizeof(struct row_sampler) / 4 +
@@ -201,13 +202,15 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         {(void **)&cu->rope_freq, (size_t)(s->n_rot / 2 + 1) * 4},
         {(void **)&cu->rope, tokens * (size_t)(s->n_rot / 2 + 1) * sizeof(float2)},
         {(void **)&cu->step_dev, cu->step_cap * 4},
-        {(void **)&cu->shadow, SMALL_ROWS * embd * 4},
+        {(void **)&cu->shadow, FEW_ROWS * embd * 4},
         {(void **)&cu->qkv, tokens * (heads + 2 * kv) * 4},
         {(void **)&cu->split_acc, units * 8 * (size_t)s->head_dim * 4},
         {(void **)&cu->split_ml, units * 16 * 4},
         {(void **)&cu->split_count, seqs * groups * 4},
         {(void **)&cu->router, tokens * (size_t)(s->n_expert + 1) * 4},
         {(void **)&cu->hidden, SMALL_MOE_ROWS * (hidden + 1) * 4},
+        {(void **)&cu->records, (size_t)list_records(s) * RECORD},
+        {(void **)&cu->hidden_records, (size_t)list_hidden_records(s) * RECORD},
         {(void **)&cu->half_in, tokens * align_up(widest, TILE_K) * 2},
         {(void **)&cu->half_scale, tokens * 4},
         {(void **)&cu->half_hidden, tokens * (hidden + 1) * 2},
@@ -586,7 +589,7 @@ static void flush(struct cuda_backend *cu)
 /* True if `n` is what the pending norm will be, and a small product can make it on the way. */
 static bool takes_norm(struct cuda_backend *cu, const float *n, int rows)
 {
-    if (cu->pending.set && cu->pending.n == n && cu->pending.rows == rows && rows <= SMALL_ROWS)
+    if (cu->pending.set && cu->pending.n == n && cu->pending.rows == rows && rows <= FEW_ROWS)
         return true;
     flush_norm(cu);
     return false;
@@ -611,7 +614,7 @@ static void op_add_norm(struct backend *be, float *x, const float *d, const floa
     struct pending_norm p = {true, x, n, d, gain, rows};
     if (rows)
         cu->pending = p;
-    if (rows > SMALL_ROWS) {
+    if (rows > FEW_ROWS) {
         mark_begin(cu);
         flush_norm(cu);
         mark_end(cu, STAGE_NORM);
@@ -638,7 +641,10 @@ static bool is_small(const struct matrix *w, int rows)
 static void linear_any(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
                        int rows)
 {
-    if (is_small(w, rows)) {
+    if (rows > 1 && few_fits(cu, w, rows) && !cu->pending.set) {
+        struct norm_in in = input_of(cu, x, rows);
+        few_linear(cu, w, &in, y, rows);
+    } else if (is_small(w, rows) && !(rows > 1 && few_fits(cu, w, rows))) {
         struct norm_in in = input_of(cu, x, rows);
         small_linear(cu, w, &in, y, rows);
     } else {
@@ -721,7 +727,10 @@ static void op_moe(struct backend *be, const struct moe_layer *l, const float *x
     const struct matrix *router = matrix_of(l->router), *gu = matrix_of(l->gate_up);
     const struct matrix *down = matrix_of(l->down);
     CHECK(gu->n_in % 8 == 0, "experts over %d columns", gu->n_in);
-    if (rows <= SMALL_MOE_ROWS && down->n_in % 8 == 0 && small_moe_fits(cu, gu, down)) {
+    if (few_moe_fits(cu, router, gu, down, rows)) {
+        struct norm_in in = input_of(cu, x, rows);
+        few_moe(cu, router, gu, down, &in, y, rows);
+    } else if (rows <= SMALL_MOE_ROWS && down->n_in % 8 == 0 && small_moe_fits(cu, gu, down)) {
         float *n = cu->pending.n; /* where the router leaves the normed rows for the experts */
         struct norm_in in = input_of(cu, x, rows);
         small_moe(cu, router, gu, down, &in, in.gain ? n : NULL, y, rows);

@@ -123,8 +123,16 @@ struct pending_norm {
 
 enum { MAX_KERNELS = 256 };
 enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
-/* The most rows small.cu takes: of any product, and of experts (rows still share few of them). */
-enum { SMALL_ROWS = 4, SMALL_MOE_ROWS = 8, ARGMAX_BLOCKS = 32 };
+/* The most rows small.cu takes: of any product, and of experts (rows still share few of them); and
+ * few.cu, which are the most whose norm becomes part of a product; and list.cu. */
+enum {
+    SMALL_ROWS = 4,
+    SMALL_MOE_ROWS = 8,
+    FEW_ROWS = 8,
+    FEW_RECORD_ROWS = 32,
+    LIST_ROWS = 256,
+    ARGMAX_BLOCKS = 32
+};
 
 /* A buffer whose contents live elsewhere for now. */
 struct alias {
@@ -190,7 +198,7 @@ struct cuda_backend {
      * can write it while other blocks still read. */
     struct alias alias[MAX_ALIASES];
     int n_aliases;
-    float *shadow; /* (SMALL_ROWS, n_embd) */
+    float *shadow; /* (FEW_ROWS, n_embd) */
     struct {       /* projections in qkv, not yet rotated nor stored */
         bool set;
         struct attn_layer layer;
@@ -204,8 +212,11 @@ struct cuda_backend {
     int32_t *split_count; /* (max_seqs, K * groups) arrivals, zero between launches */
     float *router;        /* (max_tokens, n_expert) logits */
     float *hidden;        /* (SMALL_MOE_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
-    uint16_t *half_in;    /* (max_tokens, widest n_in) activations of the large path */
-    const float *half_of; /* the buffer whose first half_rows rows they are; NULL = none */
+    uint8_t *records; /* (LIST_ROWS, widest n_kt) half_in of few rows in another order: rows.cuh */
+    int n_records;    /* records there is room for */
+    uint8_t *hidden_records; /* hidden units: see few.cu, list.cu */
+    uint16_t *half_in;       /* (max_tokens, widest n_in) activations of the large path */
+    const float *half_of;    /* the buffer whose first half_rows rows they are; NULL = none */
     int half_rows;
     float *half_scale;     /* (max_tokens) what undoes a row's scale */
     uint16_t *half_hidden; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
@@ -326,6 +337,22 @@ bool small_moe_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                     const struct matrix *down);
 void small_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
                const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows);
+
+/* few.cu: 2 to FEW_ROWS rows of K-quants */
+bool few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
+void few_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,
+                int rows);
+/* False: not for this one. The rows are those of cu->records. */
+bool few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
+bool few_moe_fits(const struct cuda_backend *cu, const struct matrix *router,
+                  const struct matrix *gate_up, const struct matrix *down, int rows);
+void few_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
+             const struct matrix *down, const struct norm_in *in, float *y, int rows);
+
+/* list.cu: up to LIST_ROWS rows of K-quants */
+int list_records(const struct shape *s);        /* of cu->records */
+int list_hidden_records(const struct shape *s); /* of cu->hidden_records */
+enum { RECORD = 576 };                          /* bytes of one: see rows.cuh */
 
 /* large.cu: any number of rows */
 void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,

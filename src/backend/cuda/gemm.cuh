@@ -249,6 +249,14 @@ template <int NT> DEVICE void tile_q6_k(const uint8_t *tile, const uint8_t *bs, 
             acc[n][e] += (e < 2 ? d0 : d1) * scaled[n][e];
 }
 
+/* list.cu: the experts of a sorted list of at most `most` entries of `width` rows, from cu->records to
+ * cu->expert_out */
+bool list_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
+               const struct matrix *down, int n_pairs, int most, int width);
+void list_experts(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+                  const struct route_tables *route, int n_pairs, int most, int width);
+void list_route(struct cuda_backend *cu, const struct route_tables *route, int n_expert, int rows,
+                int width);
 /* stream.cu; false: not for this one */
 bool stream_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y);
 /* mid.cu */

@@ -258,6 +258,41 @@ template <int N> DEVICE void copy_async_wait()
 #endif
 }
 
+/* Copies of whole runs of 16 bytes by the copy engine (Hopper on): one thread asks, and a barrier in shared
+ * memory knows when it has all landed. A barrier's phase ends with every copy: wait for parity 0 of
+ * the first, 1 of the second, 0 of the third. */
+#if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define BULK_COPIES 1
+DEVICE void bulk_init(uint64_t *bar) /* one thread; then a barrier for those who wait */
+{
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(bar);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(a) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+DEVICE void bulk_copy(void *smem, const void *gmem, int bytes, uint64_t *bar)
+{
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(smem);
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(bar);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(a), "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(gmem), "r"(bytes), "r"(a)
+                 : "memory");
+}
+DEVICE void bulk_wait(uint64_t *bar, uint32_t parity)
+{
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(bar);
+    asm volatile("{\n.reg .pred done;\n"
+                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(a),
+                 "r"(parity)
+                 : "memory");
+}
+#else
+#define BULK_COPIES 0
+#endif
+
 /* Programmatic dependent launch. A kernel may start before the one in front of it has finished; it
  * may touch that one's results (and write anything at all) only after wait. trigger lets the next
  * kernel start as soon as every block of this one got there. */

@@ -6,7 +6,7 @@
  * block. Experts: rows are sorted by expert on the device, a work list says which block takes what,
  * blocks past its end leave at once; the grid depends on the number of rows alone.
  */
-#include "backend/cuda/gemm.cuh"
+#include "backend/cuda/rows.cuh"
 
 #include <math.h>
 
@@ -17,6 +17,7 @@ struct halves_args {
     const float *d, *gain; /* (rows, width) or NULL; (width) or NULL: then x is taken as it is */
     float *n;              /* (rows, width): norm(x + d) * gain, where there is a gain */
     uint16_t *out;         /* (rows, padded) halves, in the order of half_slot */
+    uint8_t *records;      /* and in that of rows.cuh; or NULL */
     float *scale;          /* (rows) */
     int width, padded;
     float eps;
@@ -95,8 +96,24 @@ static __global__ void __launch_bounds__(512)
         }
         if (VEC && p.gain && k < p.width)
             *(float4 *)(p.n + at + (size_t)k) = make_float4(v[0], v[1], v[2], v[3]);
-        *(uint32_t *)(out + half_slot(k)) = pack_half2(v[0] * f, v[1] * f);
-        *(uint32_t *)(out + half_slot(k + 2)) = pack_half2(v[2] * f, v[3] * f);
+        uint2 h = make_uint2(pack_half2(v[0] * f, v[1] * f), pack_half2(v[2] * f, v[3] * f));
+        *(uint32_t *)(out + half_slot(k)) = h.x;
+        *(uint32_t *)(out + half_slot(k + 2)) = h.y;
+        if (p.records) {
+            uint8_t *record = p.records + ((size_t)blockIdx.x * (size_t)(p.padded / TILE_K) +
+                                           (size_t)(k / TILE_K)) *
+                                              (size_t)RECORD;
+            float total = half_to_float(h.x & 0xffff) + half_to_float(h.x >> 16) +
+                          half_to_float(h.y & 0xffff) + half_to_float(h.y >> 16);
+            total += __shfl_xor_sync(FULL_WARP, total, 1);
+            total += __shfl_xor_sync(FULL_WARP, total, 2);
+            *(uint2 *)(record + record_at(k)) = h;
+            if (!(k & 15)) {
+                uint32_t s = split_half(total);
+                *(uint16_t *)(record + record_sum_at(k)) = (uint16_t)s;
+                *(uint16_t *)(record + record_sum_at(k) + 8) = (uint16_t)(s >> 16);
+            }
+        }
     }
     if (tid == 0)
         p.scale[blockIdx.x] = float_of((e - 10) << 23);
@@ -106,6 +123,7 @@ static void launch_halves(struct cuda_backend *cu, struct halves_args p, int row
 {
     p.padded = ceil_div(p.width, TILE_K) * TILE_K;
     p.out = cu->half_in;
+    p.records = rows * (p.padded / TILE_K) <= cu->n_records ? cu->records : NULL;
     p.scale = cu->half_scale;
     p.eps = cu->shape.norm_eps;
     int threads = p.width >= 2048 ? 512 : 256;
@@ -419,6 +437,8 @@ void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *
                   int rows)
 {
     to_halves(cu, x, rows, w->n_in);
+    if (few_records(cu, w, y, rows))
+        return;
     struct gemm_args p = args_in(cu, w, rows);
     p.y = y;
     p.ldy = w->n_out;
@@ -613,6 +633,11 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
         width = mid ? 16 : 64; /* both products walk one work list */
     else
         width = w2 < width ? w2 : width;
+    int n_pairs = rows * used, list_width = n_pairs <= 5 * n_expert ? 8 : 16;
+    bool listed =
+        rows <= LIST_ROWS && list_fits(cu, gate_up, down, n_pairs,
+                                       max_tiles(rows, used, n_expert, list_width), list_width);
+    width = listed ? list_width : width;
     struct route_args r = {cu->router,
                            rows,
                            n_expert,
@@ -623,26 +648,34 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
                            s->expert_scale,
                            route_tables_of(cu),
                            cu->route_weight};
-    if (!r.route_here)
+    if (listed)
+        list_route(cu, &r.t, n_expert, rows, width);
+    else if (!r.route_here)
         cuda_launch(cu, route_kernel, dim3((unsigned)ceil_div(rows, 8)), 256, 0, LAUNCH_EARLY, r);
-    cuda_launch(cu, sort_kernel, dim3(1), 1024, (size_t)(3 * MAX_EXPERTS + 2) * 4, LAUNCH_EARLY, r);
+    if (!listed)
+        cuda_launch(cu, sort_kernel, dim3(1), 1024, (size_t)(3 * MAX_EXPERTS + 2) * 4, LAUNCH_EARLY,
+                    r);
     to_halves(cu, x, rows, gate_up->n_in);
     int tiles = max_tiles(rows, used, n_expert, width);
-    struct gemm_args p = args_in(cu, gate_up, rows);
-    p.y_half = cu->half_hidden;
-    p.ldy = down->n_kt * TILE_K;
-    p.route = r.t;
-    p.moe = true;
-    p.used = used;
-    gemm(cu, p, true, mid, width, tiles);
-    struct gemm_args q = args_hidden(cu, down, rows);
-    q.y = cu->expert_out;
-    q.ldy = down->n_out;
-    q.route = r.t;
-    q.moe = true;
-    q.used = used;
-    q.sorted_in = true;
-    gemm(cu, q, false, mid, width, tiles);
+    if (listed)
+        list_experts(cu, gate_up, down, &r.t, n_pairs, tiles, width);
+    else {
+        struct gemm_args p = args_in(cu, gate_up, rows);
+        p.y_half = cu->half_hidden;
+        p.ldy = down->n_kt * TILE_K;
+        p.route = r.t;
+        p.moe = true;
+        p.used = used;
+        gemm(cu, p, true, mid, width, tiles);
+        struct gemm_args q = args_hidden(cu, down, rows);
+        q.y = cu->expert_out;
+        q.ldy = down->n_out;
+        q.route = r.t;
+        q.moe = true;
+        q.used = used;
+        q.sorted_in = true;
+        gemm(cu, q, false, mid, width, tiles);
+    }
     cuda_launch(cu, combine_kernel, dim3((unsigned)ceil_div(down->n_out, 256), (unsigned)rows), 256,
                 0, LAUNCH_EARLY, cu->expert_out, cu->route_weight, used, down->n_out, y);
 }

@@ -1,0 +1,466 @@
+/*
+ * Tiles times up to eight rows of activations that a warp keeps in registers: batched decode.
+ *
+ * The activations of a slice (256 columns) of a row are a record of 576 bytes: halves in the order
+ * of fragments (32 columns to 64 bytes, lane c's 4c.. and 16+4c.. side by side), then the sums of 16
+ * columns each, as a half and what that half leaves over. Lane (g, c) of a warp holds its part of
+ * row g, which is column g of the tensor core's B: 32 registers, and 4 of sums.
+ *
+ * Codes go to the tensor cores as in dot.cuh: 1024 + code for rows g, 1024 + 16 code for rows g+8.
+ * Scales multiply the sums of a group in floats. What the offsets and minima add is scale times sum of
+ * activations, added up over the groups of a tile: a small product in itself, of the scales with the
+ * sums, and so given to the tensor cores too: two instructions a tile where the plain way takes
+ * eight a group. (1024 T is known to 22 bits; what is lost is a tenth of what rounding the
+ * activations to halves loses.)
+ */
+#ifndef STEEL_BACKEND_CUDA_ROWS_CUH
+#define STEEL_BACKEND_CUDA_ROWS_CUH
+
+#include "backend/cuda/gemm.cuh"
+
+enum { RECORD_SUMS = 512 };
+
+struct row_frag {
+    uint32_t b[16][2]; /* [16 columns]{4c 4c+1, 4c+2 4c+3} */
+    uint32_t t[4];     /* sums of 16 columns 4c..4c+3: halves, what they leave over */
+};
+
+/* This lane's part of the record of its row. Rows that are not there: any record of zeros, or any at
+ * all where nobody looks at the result. */
+DEVICE void frag_load(struct row_frag &f, const uint8_t *record)
+{
+    const uint8_t *from = record + (lane_id() & 3) * 16;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint4 v = load16(from + i * 64);
+        f.b[2 * i][0] = v.x, f.b[2 * i][1] = v.y;
+        f.b[2 * i + 1][0] = v.z, f.b[2 * i + 1][1] = v.w;
+    }
+    uint4 v = load16(from + RECORD_SUMS);
+    f.t[0] = v.x, f.t[1] = v.y, f.t[2] = v.z, f.t[3] = v.w;
+}
+
+/* And the other way. */
+DEVICE void frag_store(const struct row_frag &f, uint8_t *record)
+{
+    uint8_t *to = record + (lane_id() & 3) * 16;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        *(uint4 *)(to + i * 64) =
+            make_uint4(f.b[2 * i][0], f.b[2 * i][1], f.b[2 * i + 1][0], f.b[2 * i + 1][1]);
+    *(uint4 *)(to + RECORD_SUMS) = make_uint4(f.t[0], f.t[1], f.t[2], f.t[3]);
+}
+
+/* Where in a record the four columns from k (a multiple of four) stand, and the sum of their 16. */
+DEVICE int record_at(int k)
+{
+    int j = k >> 4 & 15;
+    return (j >> 1) * 64 + (k >> 2 & 3) * 16 + (j & 1) * 8;
+}
+DEVICE int record_sum_at(int k)
+{
+    int j = k >> 4 & 15;
+    return RECORD_SUMS + (j >> 2) * 16 + (j & 3) * 2;
+}
+/* {half of v, half of what is left} */
+DEVICE uint32_t split_half(float v)
+{
+    uint32_t hi = float_to_half(v);
+    return hi | (uint32_t)float_to_half(v - half_to_float(hi)) << 16;
+}
+
+/* The sums of a fragment, from its halves: the activations are the A of a product whose B picks the
+ * column the sum of a group goes to. */
+DEVICE void frag_sums(struct row_frag &f)
+{
+    int g = lane_id() >> 2;
+    float lo[4] = {}, hi[4] = {};
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        uint32_t one = g == (j >> 2) * 2 + (j & 1) ? 0x3c003c00u : 0;
+        uint32_t a[4] = {f.b[j][0], 0, f.b[j][1], 0};
+        mma_f16(j & 2 ? hi : lo, a, one, one);
+    }
+    uint32_t s[4] = {split_half(lo[0]), split_half(lo[1]), split_half(hi[0]), split_half(hi[1])};
+    f.t[0] = byte_perm(s[0], s[1], 0x5410);
+    f.t[1] = byte_perm(s[2], s[3], 0x5410);
+    f.t[2] = byte_perm(s[0], s[1], 0x7632);
+    f.t[3] = byte_perm(s[2], s[3], 0x7632);
+}
+
+/* c = A T, both halves of the sums */
+DEVICE void sums_mma(float (&c)[4], const uint32_t (&a)[4], const struct row_frag &x)
+{
+    const float zero[4] = {};
+    mma_f16_from(c, a, x.t[0], x.t[1], zero);
+    mma_f16(c, a, x.t[2], x.t[3]);
+}
+
+/* acc[n] += tile x rows of x[n]. d0 d1: row g, columns 2c 2c+1; d2 d3: row g+8. */
+template <int NT>
+DEVICE void frag_q4_k(const uint8_t *tile, const struct row_frag (&x)[NT], float (&acc)[NT][4])
+{
+    int lane = lane_id(), g = lane >> 2;
+    const float zero[4] = {};
+    float sum[NT][4] = {};
+    uint4 s4 = load16(tile + Q4K_SCALES + g * 16);
+    uint32_t scales[4] = {s4.x, s4.y, s4.z, s4.w};
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        uint4 w4 = load16(tile + q * 512 + lane * 16);
+        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t a0[4], a1[4];
+            nibble_frag(w[2 * h], a0);
+            nibble_frag(w[2 * h + 1], a1);
+            float s0 = byte_float(scales[q], h), s1 = byte_float(scales[q], 2 + h);
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                float c[4];
+                const uint32_t(&b)[16][2] = x[n].b;
+                int j = 4 * q + 2 * h;
+                mma_f16_from(c, a0, b[j][0], b[j][1], zero);
+                mma_f16(c, a1, b[j + 1][0], b[j + 1][1]);
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    sum[n][e] += (e < 2 ? s0 : s1) * c[e];
+            }
+        }
+    }
+    /* This lane's columns of scales and minima: groups 2c and 2c+1, each over two sums. */
+    uint32_t sc = load4(tile + Q4K_SCALES + lane * 4), mn = load4(tile + Q4K_MINS + lane * 4);
+    uint32_t as[4], am[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int byte = (i & 1) * 2 + (i >> 1);
+        as[i] = half2_add(byte_1024(sc, byte), H2_M1024);
+        am[i] = half2_add(byte_1024(mn, byte), H2_M1024);
+    }
+    uint2 d = load8(tile + Q4K_D + g * 8);
+    float d0 = half_to_float(d.x & 0xffff), d1 = half_to_float(d.x >> 16) * 0.0625f;
+    float m0 = half_to_float(d.y & 0xffff), m1 = half_to_float(d.y >> 16);
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        float ts[4], tm[4];
+        sums_mma(ts, as, x[n]);
+        sums_mma(tm, am, x[n]);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            acc[n][e] +=
+                (e < 2 ? d0 : d1) * (sum[n][e] - 1024.0f * ts[e]) - (e < 2 ? m0 : m1) * tm[e];
+    }
+}
+
+DEVICE float signed_byte_float(uint32_t w, int i)
+{
+    return (float)(int8_t)(w >> 8 * i & 255);
+}
+
+template <int NT>
+DEVICE void frag_q6_k(const uint8_t *tile, const struct row_frag (&x)[NT], float (&acc)[NT][4])
+{
+    int lane = lane_id(), g = lane >> 2;
+    const float zero[4] = {};
+    float sum[NT][4] = {};
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        uint4 w4 = load16(tile + q * 512 + lane * 16);
+        uint2 high = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
+        uint2 sc = load8(tile + Q6K_SCALES + q * 64 + g * 8);
+        sc.x ^= 0x80808080u; /* stored 128 too large */
+        sc.y ^= 0x80808080u;
+        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t a[4], top = i & 2 ? high.y : high.x;
+            uint32_t t0 = i & 1 ? top >> 4 : top << 4, t1 = i & 1 ? top >> 6 : top << 2;
+            nibble_frag(w[i], a);
+            a[0] = and_or(t0, 0x00300030u, a[0]);
+            a[1] = and_or(t0, 0x03000300u, a[1]);
+            a[2] = and_or(t1, 0x00300030u, a[2]);
+            a[3] = and_or(t1, 0x03000300u, a[3]);
+            float s0 = signed_byte_float(sc.x, i), s1 = signed_byte_float(sc.y, i);
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                float c[4];
+                const uint32_t(&b)[16][2] = x[n].b;
+                mma_f16_from(c, a, b[4 * q + i][0], b[4 * q + i][1], zero);
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    sum[n][e] += (e < 2 ? s0 : s1) * c[e];
+            }
+        }
+    }
+    /* This lane's columns of scales: 4c..4c+3. Codes are 1024 + 32 too large, 1024 + 16 * 32 in rows
+     * g+8. */
+    uint2 sc = load8(tile + Q6K_SCALES + (lane & 3) * 64 + g * 8);
+    uint32_t as[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        as[i] = half2_add(byte_perm(i & 1 ? sc.y : sc.x, 0x64646464u, i & 2 ? 0x4342u : 0x4140u),
+                          H2_M1152);
+    uint32_t d = load4(tile + Q6K_D + g * 4);
+    float d0 = half_to_float(d & 0xffff), d1 = half_to_float(d >> 16) * 0.0625f;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        float ts[4];
+        sums_mma(ts, as, x[n]);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            acc[n][e] += (e < 2 ? d0 : d1) * (sum[n][e] - (e < 2 ? 1056.0f : 1536.0f) * ts[e]);
+    }
+}
+
+template <int NT>
+DEVICE void frag_tile(int kind, const uint8_t *tile, const struct row_frag (&x)[NT],
+                      float (&acc)[NT][4])
+{
+    if (kind == TILE_Q4_K)
+        frag_q4_k<NT>(tile, x, acc);
+    else
+        frag_q6_k<NT>(tile, x, acc);
+}
+
+/* A warp's ring of STAGES weight tiles in shared memory: tiles come out in the order they were asked
+ * for. The copy engine fetches them where there is one, else the warp's own asynchronous copies. */
+template <int STAGES> struct tile_ring {
+    uint8_t *slots; /* (STAGES, slot) */
+    int slot, in, out;
+#if BULK_COPIES
+    uint64_t *bars;  /* (STAGES) */
+    uint32_t parity; /* a bit for each */
+#endif
+};
+/* Bytes a warp's ring takes. */
+static __host__ __device__ constexpr int ring_bytes(int stages, int slot)
+{
+    return stages * (slot + 16);
+}
+template <int STAGES> DEVICE void ring_init(struct tile_ring<STAGES> &r, uint8_t *base, int slot)
+{
+    r.slots = base;
+    r.slot = slot;
+    r.in = r.out = 0;
+#if BULK_COPIES
+    r.bars = (uint64_t *)(base + STAGES * slot);
+    r.parity = 0;
+    if (lane_id() == 0)
+#pragma unroll
+        for (int i = 0; i < STAGES; i++)
+            bulk_init(r.bars + i);
+    __syncwarp();
+#endif
+}
+/* Asks for the next tile; `real` false: there is none. Its slot is free: STAGES tiles ago was given
+ * back. */
+template <int STAGES>
+DEVICE void ring_fetch(struct tile_ring<STAGES> &r, const uint8_t *from, int bytes, bool real)
+{
+#if BULK_COPIES
+    if (real && lane_id() == 0)
+        bulk_copy(r.slots + r.in * r.slot, from, bytes, r.bars + r.in);
+#else
+    if (real)
+        tile_fetch(r.slots + r.in * r.slot, from, bytes);
+    copy_async_commit();
+#endif
+    r.in = r.in + 1 == STAGES ? 0 : r.in + 1;
+}
+/* The oldest tile, once it is there. */
+template <int STAGES> DEVICE const uint8_t *ring_take(struct tile_ring<STAGES> &r)
+{
+#if BULK_COPIES
+    bulk_wait(r.bars + r.out, r.parity >> r.out & 1);
+#else
+    copy_async_wait<STAGES - 1>();
+    __syncwarp();
+#endif
+    return r.slots + r.out * r.slot;
+}
+/* Every lane is done with it: its slot may be fetched over. */
+template <int STAGES> DEVICE void ring_give(struct tile_ring<STAGES> &r)
+{
+    __syncwarp();
+#if BULK_COPIES
+    r.parity ^= 1u << r.out;
+#endif
+    r.out = r.out + 1 == STAGES ? 0 : r.out + 1;
+}
+
+/* Where the tiles of one slice of a segment lie. */
+struct tile_plane {
+    const uint8_t *base;  /* of expert 0, row tile 0 of the segment, this slice */
+    size_t expert;        /* bytes from expert to expert */
+    int row, bytes, kind; /* bytes from row tile to row tile; of a tile */
+};
+DEVICE struct tile_plane plane_of(const struct matrix &w, int tile, int slice)
+{
+    const struct seg *s = seg_of(w, tile);
+    struct tile_plane p;
+    p.base = tile_address(w, s, 0, tile, slice);
+    p.expert = s->expert_bytes;
+    p.row = w.n_kt * s->tile_bytes;
+    p.bytes = s->tile_bytes;
+    p.kind = s->kind;
+    return p;
+}
+DEVICE const uint8_t *plane_tile(const struct tile_plane &p, int expert, int tile)
+{
+    return p.base + (size_t)expert * p.expert + (size_t)(tile * p.row);
+}
+
+enum { SUM_ROW = 20 /* 16 and a pad */, SUM_TILE = 8 * SUM_ROW };
+
+/* What lane (g, c) has of row g, for its columns 2c and 2c+1 of a result. */
+DEVICE void to_columns(float v, float (&u)[2])
+{
+    int c = lane_id() & 3;
+    u[0] = __shfl_sync(FULL_WARP, v, 8 * c);
+    u[1] = __shfl_sync(FULL_WARP, v, 8 * c + 4);
+}
+
+/* A warp's sums of a tile, (8 rows of the step, 16 outputs); and those of all warps added up. */
+DEVICE void put_tile(float *to, const float (&acc)[4], const float (&undo)[2])
+{
+    int g = lane_id() >> 2, c = lane_id() & 3;
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        to[(2 * c + (e & 1)) * SUM_ROW + g + 8 * (e >> 1)] = acc[e] * undo[e & 1];
+}
+DEVICE float take_tile(const float *from, int warps, int stride, int col, int r)
+{
+    float v = 0.0f;
+#pragma unroll 4
+    for (int w = 0; w < warps; w++)
+        v += from[w * stride + col * SUM_ROW + r];
+    return v;
+}
+
+/* Sixteen lanes store hidden units row.. of a row of the step, 16 to a tile, and their sum; v counts
+ * where `on`. The last tile also clears what follows it, up to whole slices. The warp. */
+DEVICE void put_hidden(uint8_t *record, int k, float v, bool on, bool last, int n_kt)
+{
+    uint32_t h = float_to_half(v);
+    float sum = half_to_float(h);
+#pragma unroll
+    for (int i = 8; i; i >>= 1)
+        sum += __shfl_xor_sync(FULL_WARP, sum, i);
+    uint32_t s = split_half(sum);
+    if (!on)
+        return;
+#pragma unroll 1
+    for (;;) {
+        uint8_t *slice = record + k / TILE_K * RECORD;
+        *(uint16_t *)(slice + record_at(k & ~3) + (k & 3) * 2) = (uint16_t)h;
+        if (!(k & 15)) {
+            *(uint16_t *)(slice + record_sum_at(k)) = (uint16_t)s;
+            *(uint16_t *)(slice + record_sum_at(k) + 8) = (uint16_t)(s >> 16);
+        }
+        k += TILE_ROWS;
+        if (!last || k >= n_kt * TILE_K)
+            break;
+        h = s = 0;
+    }
+}
+
+/* A warp that owns units outright: a gate tile and its up tile, slice by slice. SLOTS / 2 slices of both
+ * are in its ring, each tile in a slot of its own that is fetched over as soon as it has been used. */
+template <int SLOTS> struct pair_walk {
+    struct tile_ring<SLOTS> ring; /* gate, up, gate, up */
+    struct tile_plane gate, up;
+    const uint8_t *gate_at, *up_at; /* the next to ask for */
+    int kt, n_kt;                   /* its slice */
+    bool real;                      /* there is one */
+};
+/* next(&expert, &tile): the unit to ask for next; false: there is none. */
+template <int SLOTS, class F> DEVICE void pair_next(struct pair_walk<SLOTS> &p, F next)
+{
+    int expert = 0, tile = 0;
+    p.kt = 0;
+    p.real = next(&expert, &tile);
+    p.gate_at = plane_tile(p.gate, expert, tile);
+    p.up_at = plane_tile(p.up, expert, tile);
+}
+template <int SLOTS, class F> DEVICE void pair_start(struct pair_walk<SLOTS> &p, F next)
+{
+    pair_next(p, next);
+#pragma unroll 1
+    for (int i = 0; i < SLOTS / 2; i++) {
+        ring_fetch(p.ring, p.gate_at, p.gate.bytes, p.real);
+        ring_fetch(p.ring, p.up_at, p.up.bytes, p.real);
+        p.gate_at += p.gate.bytes;
+        p.up_at += p.up.bytes;
+        if (++p.kt == p.n_kt)
+            pair_next(p, next);
+    }
+}
+/* acc[0], acc[1] += gate and up tile of one slice x rows. KIND: of both; -1: as it comes. */
+template <int NT, int KIND, int SLOTS, class F>
+DEVICE void pair_slice(struct pair_walk<SLOTS> &p, const struct row_frag (&x)[NT],
+                       float (&acc)[2][NT][4], F next)
+{
+    frag_tile<NT>(KIND < 0 ? p.gate.kind : KIND, ring_take(p.ring), x, acc[0]);
+    ring_give(p.ring);
+    ring_fetch(p.ring, p.gate_at, p.gate.bytes, p.real);
+    frag_tile<NT>(KIND < 0 ? p.up.kind : KIND, ring_take(p.ring), x, acc[1]);
+    ring_give(p.ring);
+    ring_fetch(p.ring, p.up_at, p.up.bytes, p.real);
+    p.gate_at += p.gate.bytes;
+    p.up_at += p.up.bytes;
+    if (++p.kt == p.n_kt)
+        pair_next(p, next);
+}
+
+/* Hidden units of one gate tile and its up tile, from a warp's accumulators: silu(gate) * up, over 16,
+ * to the records of up to eight rows. record(col): where that of column col goes, or NULL. */
+template <class F>
+DEVICE void put_hidden_tile(const float (&gate)[4], const float (&up)[4], const float (&undo)[2],
+                            const struct matrix &w, int unit, int n_kt, F record)
+{
+    int g = lane_id() >> 2, c = lane_id() & 3, half = w.n_tiles / 2;
+    uint32_t h[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        int row = unit * TILE_ROWS + g + 8 * (e >> 1);
+        float v = gate[e] * undo[e & 1], u = up[e] * undo[e & 1];
+        if (w.bias && row < w.seg[0].rows) {
+            v += w.bias[row];
+            u += w.bias[w.n_out / 2 + row];
+        }
+        v = clamp_half(silu(v) * u * HIDDEN_SCALE);
+        h[e] = row < w.seg[0].rows ? float_to_half(v) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float sum = half_to_float(h[i]) + half_to_float(h[2 + i]);
+        sum += __shfl_xor_sync(FULL_WARP, sum, 4);
+        sum += __shfl_xor_sync(FULL_WARP, sum, 8);
+        sum += __shfl_xor_sync(FULL_WARP, sum, 16);
+        uint8_t *to = record(2 * c + i);
+        if (!to)
+            continue;
+        int k = unit * TILE_ROWS + g;
+        uint8_t *slice = to + k / TILE_K * RECORD;
+        uint32_t s = split_half(sum);
+        *(uint16_t *)(slice + record_at(k & ~3) + (k & 3) * 2) = (uint16_t)h[i];
+        *(uint16_t *)(slice + record_at((k + 8) & ~3) + (k & 3) * 2) = (uint16_t)h[2 + i];
+        if (g == 0) {
+            *(uint16_t *)(slice + record_sum_at(k)) = (uint16_t)s;
+            *(uint16_t *)(slice + record_sum_at(k) + 8) = (uint16_t)(s >> 16);
+        }
+        if (unit == half - 1) /* columns past the last tile, up to whole slices, are zero */
+#pragma unroll 1
+            for (k += TILE_ROWS; k < n_kt * TILE_K; k += TILE_ROWS) {
+                slice = to + k / TILE_K * RECORD;
+                *(uint16_t *)(slice + record_at(k & ~3) + (k & 3) * 2) = 0;
+                *(uint16_t *)(slice + record_at((k + 8) & ~3) + (k & 3) * 2) = 0;
+                if (g == 0) {
+                    *(uint16_t *)(slice + record_sum_at(k)) = 0;
+                    *(uint16_t *)(slice + record_sum_at(k) + 8) = 0;
+                }
+            }
+    }
+}
+
+#endif
