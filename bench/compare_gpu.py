@@ -43,7 +43,11 @@ class Compare:
     def command(self, cmd):
         """Lines of JSON a command printed, and its wall time; a failure is shown and gives nothing."""
         t0 = time.monotonic()
-        r = subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+        try:
+            r = subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+        except OSError as e:
+            print(f"{cmd[0]}: {e.strerror}", file=sys.stderr, flush=True)
+            return [], 0
         wall = time.monotonic() - t0
         if r.returncode:
             print(f"failed ({r.returncode}): {' '.join(cmd)}\n{r.stderr[-800:]}", file=sys.stderr, flush=True)
