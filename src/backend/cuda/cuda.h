@@ -123,14 +123,15 @@ struct pending_norm {
 
 enum { MAX_KERNELS = 256 };
 enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
-/* The most rows small.cu takes: of any product, and of experts (rows still share few of them); and
- * few.cu, which are the most whose norm becomes part of a product; and list.cu. */
+/* How many rows take which way, as measured on an H200. */
 enum {
-    SMALL_ROWS = 4,
-    SMALL_MOE_ROWS = 8,
-    FEW_ROWS = 8,
-    FEW_RECORD_ROWS = 32,
+    SMALL_ROWS = 4,     /* small.cu: of any product */
+    SMALL_MOE_ROWS = 8, /* and of experts */
+    FEW_MOE_FROM = 5, /* K-quants: few.cu's experts, from here to FEW_ROWS; from there list.cu's */
+    FEW_ROWS = 8,     /* the most whose norm becomes part of a product */
+    FEW_RECORD_ROWS = 32, /* few.cu: dense products, of records */
     LIST_ROWS = 256,
+    LIST_ROUTE_ROWS = 64, /* rows one block routes */
     ARGMAX_BLOCKS = 32
 };
 
@@ -340,6 +341,7 @@ void small_moe(struct cuda_backend *cu, const struct matrix *router, const struc
 
 /* few.cu: 2 to FEW_ROWS rows of K-quants */
 bool few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
+bool few_is_long(const struct matrix *w); /* a head: long enough to make the norm on the way */
 void few_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,
                 int rows);
 /* False: not for this one. The rows are those of cu->records. */

@@ -205,6 +205,11 @@ static bool few_suits(const struct cuda_backend *cu, const struct matrix *w, int
            few_shared(w->n_kt, nt, 1, w->max_tile_bytes) <= cu->shared_limit;
 }
 
+bool few_is_long(const struct matrix *w)
+{
+    return w->n_tiles >= 2048;
+}
+
 bool few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
     return rows <= FEW_ROWS && few_suits(cu, w, 1);
@@ -212,9 +217,9 @@ bool few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
 
 template <int NT, bool FLOATS> static void few_launch(struct cuda_backend *cu, struct few_args p)
 {
-    int warps = p.w.n_kt, held = warps <= 8 && NT == 2 ? 2 : 1;
+    int warps = p.w.n_kt;
     int groups = ceil_div(p.rows, 8 * NT);
-    int per = ceil_div(p.w.n_tiles * groups, cu->n_sm * held);
+    int per = ceil_div(p.w.n_tiles * groups, cu->n_sm); /* a block to an SM: rows are made once */
     p.slot = p.w.max_tile_bytes;
     p.tiles_per_block = per;
     p.batch = per < 4 ? per : 4;
@@ -238,7 +243,8 @@ void few_linear(struct cuda_backend *cu, const struct matrix *w, const struct no
 
 bool few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
 {
-    if (rows > FEW_RECORD_ROWS || rows * w->n_kt > cu->n_records || !few_suits(cu, w, 2))
+    if (rows > FEW_RECORD_ROWS || (rows > FEW_ROWS && few_is_long(w)) ||
+        rows * w->n_kt > cu->n_records || !few_suits(cu, w, 2))
         return false;
     struct few_args p = {};
     p.w = *w;
@@ -269,16 +275,15 @@ struct few_moe_args {
     float scale;
 };
 
-/* Router logits in plain floats, of norm(x + d) where a norm stands in front. The first blocks take
- * eight experts each, a warp to an expert, whose row is in registers before the wait; every one of them
- * makes the norms for itself. The others take a row each: x + d, and the record of its norm. */
+/* Router logits in plain floats, of norm(x + d) where a norm stands in front. Grid: (groups of eight
+ * experts and one more, rows). A warp takes an expert, whose row is in registers before the wait; every
+ * block makes the norm of its row for itself. The last of a row stores x + d and the record of its norm. */
 struct few_router_args {
     struct matrix w;
     struct norm_in in;
     float *logits;   /* (rows, n_expert) */
     uint8_t *record; /* (rows, n_kt) */
     float *x_scale;  /* (rows) what undoes a record's scale */
-    int rows;
 };
 
 DEVICE void load8f(const float *p, float (&v)[8])
@@ -373,16 +378,16 @@ static __global__ void __launch_bounds__(256)
     few_router_kernel(const __grid_constant__ struct few_router_args p)
 {
     SHARED_BYTES(shared);
-    float *part = (float *)shared, *n = part + 64; /* (rows, 8); (rows, n_kt * 256) */
-    int warp = warp_id(), lane = lane_id(), tid = (int)threadIdx.x;
-    int n_embd = p.w.n_in, n_kt = p.w.n_kt, first = (int)gridDim.x - p.rows;
-    if ((int)blockIdx.x >= first) {
+    float *part = (float *)shared, *n = part + 16; /* (2, 8) of the warps; (n_kt * 256) */
+    int warp = warp_id(), lane = lane_id(), row = (int)blockIdx.y, e = (int)blockIdx.x * 8 + warp;
+    int n_embd = p.w.n_in, n_kt = p.w.n_kt;
+    if (blockIdx.x == gridDim.x - 1) {
         dependency_trigger();
         dependency_wait();
-        router_record(p, (int)blockIdx.x - first, part, n);
+        router_record(p, row, part, n);
         return;
     }
-    int e = (int)blockIdx.x * 8 + warp;
+    bool mine = e < p.w.n_out;
     const float *from =
         (const float *)(p.w.seg[0].base + (size_t)(e / TILE_ROWS) * (size_t)n_kt * F32_BYTES) +
         (e % TILE_ROWS) * TILE_K + lane * 8;
@@ -390,65 +395,52 @@ static __global__ void __launch_bounds__(256)
     float w[KEPT][8];
 #pragma unroll
     for (int i = 0; i < KEPT; i++)
-        if (e < p.w.n_out && i < n_kt)
+        if (mine && i < n_kt)
             load8f(from + i * TILE_FLOATS, w[i]);
     dependency_trigger();
     dependency_wait();
-#pragma unroll 2
-    for (int t = 0; t < p.rows; t++) {
-        float squares = 0.0f;
+    float squares = 0.0f, dot = 0.0f;
 #pragma unroll 1
-        for (int k = tid * 8; k < n_kt * TILE_K; k += 2048) {
-            float v[8] = {}, sum[8] = {};
-            if (k < n_embd)
-                router_columns(p.in, (size_t)t * (size_t)n_embd, k, v, sum);
+    for (int k = (int)threadIdx.x * 8; k < n_kt * TILE_K; k += 2048) {
+        float v[8] = {}, sum[8] = {};
+        if (k < n_embd)
+            router_columns(p.in, (size_t)row * (size_t)n_embd, k, v, sum);
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                squares += sum[i] * sum[i];
-            float *to = n + t * n_kt * TILE_K + k;
-            *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
-            *(float4 *)(to + 4) = make_float4(v[4], v[5], v[6], v[7]);
-        }
-        squares = warp_sum(squares);
-        if (lane == 0)
-            part[t * 8 + warp] = squares;
+        for (int i = 0; i < 8; i++)
+            squares += sum[i] * sum[i];
+        *(float4 *)(n + k) = make_float4(v[0], v[1], v[2], v[3]);
+        *(float4 *)(n + k + 4) = make_float4(v[4], v[5], v[6], v[7]);
     }
+    squares = warp_sum(squares);
+    if (lane == 0)
+        part[warp] = squares;
     __syncthreads();
-    if (e >= p.w.n_out)
+    if (!mine)
         return;
-#pragma unroll 2
-    for (int t = 0; t < p.rows; t++) {
-        const float *row = n + t * n_kt * TILE_K + lane * 8;
-        float dot = 0.0f;
 #pragma unroll
-        for (int i = 0; i < KEPT; i++)
-            if (i < n_kt) {
-                float v[8];
-                load8f(row + i * TILE_K, v);
+    for (int i = 0; i < KEPT; i++)
+        if (i < n_kt) {
+            float v[8];
+            load8f(n + i * TILE_K + lane * 8, v);
 #pragma unroll
-                for (int j = 0; j < 8; j++)
-                    dot += w[i][j] * v[j];
-            }
-#pragma unroll 1
-        for (int i = KEPT; i < n_kt; i++)
-#pragma unroll 1
             for (int j = 0; j < 8; j++)
-                dot += from[i * TILE_FLOATS + j] * row[i * TILE_K + j];
-        dot = warp_sum(dot);
-        if (lane == 0) {
-            float sum = 0.0f;
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                sum += part[t * 8 + i];
-            float rms = p.in.gain ? rsqrtf(sum / (float)n_embd + p.in.eps) : 1.0f;
-            p.logits[t * p.w.n_out + e] = dot * rms + (p.w.bias ? p.w.bias[e] : 0.0f);
+                dot += w[i][j] * v[j];
         }
-    }
+#pragma unroll 1
+    for (int i = KEPT; i < n_kt; i++)
+#pragma unroll 1
+        for (int j = 0; j < 8; j++)
+            dot += from[i * TILE_FLOATS + j] * n[i * TILE_K + lane * 8 + j];
+    dot = warp_sum(dot);
+    squares = warp_sum(lane < 8 ? part[lane] : 0.0f);
+    float rms = p.in.gain ? rsqrtf(squares / (float)n_embd + p.in.eps) : 1.0f;
+    if (lane == 0)
+        p.logits[row * p.w.n_out + e] = dot * rms + (p.w.bias ? p.w.bias[e] : 0.0f);
 }
 
-static size_t few_router_shared(const struct matrix *w, int rows)
+static size_t few_router_shared(const struct matrix *w)
 {
-    return (size_t)(64 + rows * w->n_kt * TILE_K) * 4;
+    return (size_t)(16 + w->n_kt * TILE_K) * 4;
 }
 
 /* Who chose what; in shared memory of every block. */
@@ -693,9 +685,9 @@ static size_t few_up_shared(const struct matrix *w, int warps)
 bool few_moe_fits(const struct cuda_backend *cu, const struct matrix *router,
                   const struct matrix *gate_up, const struct matrix *down, int rows)
 {
-    return rows > 1 && few_fits(cu, gate_up, rows) && down->set == SET_K && gate_up->n_seg <= 2 &&
-           down->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
-           few_router_shared(router, rows) <= cu->shared_limit &&
+    return rows >= FEW_MOE_FROM && few_fits(cu, gate_up, rows) && down->set == SET_K &&
+           gate_up->n_seg <= 2 && down->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
+           few_router_shared(router) <= cu->shared_limit &&
            few_up_shared(gate_up, 4) <= cu->shared_limit &&
            few_moe_shared(8, DOWN_STAGES, 1, down->max_tile_bytes) <= cu->shared_limit;
 }
@@ -706,11 +698,12 @@ void few_moe(struct cuda_backend *cu, const struct matrix *router, const struct 
     const struct shape *s = &cu->shape;
     CHECK(s->n_expert_used <= MAX_USED && router->n_out <= MAX_EXPERTS, "%d of %d experts",
           s->n_expert_used, router->n_out);
-    struct few_router_args r = {*router, *in, cu->router, cu->records, cu->half_scale, rows};
+    struct few_router_args r = {*router, *in, cu->router, cu->records, cu->half_scale};
     CHECK(router->n_seg == 1 && router->seg[0].kind == TILE_F32, "a router that is not in floats");
     cu->half_of = NULL; /* half_scale is no longer that of half_in */
-    cuda_launch(cu, few_router_kernel, dim3((unsigned)(ceil_div(router->n_out, 8) + rows)), 256,
-                few_router_shared(router, rows), LAUNCH_EARLY, r);
+    cuda_launch(cu, few_router_kernel,
+                dim3((unsigned)ceil_div(router->n_out, 8) + 1, (unsigned)rows), 256,
+                few_router_shared(router), LAUNCH_EARLY, r);
     struct few_moe_args p = {};
     p.w = *gate_up;
     p.logits = cu->router;

@@ -255,8 +255,9 @@ bool list_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                const struct matrix *down, int n_pairs, int most, int width);
 void list_experts(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
                   const struct route_tables *route, int n_pairs, int most, int width);
-void list_route(struct cuda_backend *cu, const struct route_tables *route, int n_expert, int rows,
-                int width);
+/* Logits of `parts` sums of (rows, n_expert) each to tables and weights. */
+void list_route(struct cuda_backend *cu, const struct route_tables *route, int parts, int n_expert,
+                int rows, int width);
 /* stream.cu; false: not for this one */
 bool stream_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y);
 /* mid.cu */

@@ -648,11 +648,12 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
                            s->expert_scale,
                            route_tables_of(cu),
                            cu->route_weight};
-    if (listed)
-        list_route(cu, &r.t, n_expert, rows, width);
+    bool one = listed && rows <= LIST_ROUTE_ROWS; /* one block routes */
+    if (one)
+        list_route(cu, &r.t, 1, n_expert, rows, width);
     else if (!r.route_here)
         cuda_launch(cu, route_kernel, dim3((unsigned)ceil_div(rows, 8)), 256, 0, LAUNCH_EARLY, r);
-    if (!listed)
+    if (!one)
         cuda_launch(cu, sort_kernel, dim3(1), 1024, (size_t)(3 * MAX_EXPERTS + 2) * 4, LAUNCH_EARLY,
                     r);
     to_halves(cu, x, rows, gate_up->n_in);

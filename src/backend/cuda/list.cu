@@ -31,10 +31,10 @@ struct list_args {
  * are the largest, by the logits' upper bits and then by the lower index, as in small.cu. The order of
  * an expert's rows is whatever the atomics give: no result depends on it. */
 struct list_route_args {
-    const float *logits; /* (rows, n_expert) */
+    const float *logits; /* (parts, rows, n_expert), to be added up */
     struct route_tables route;
     float *weight; /* (rows * used) */
-    int rows, n_expert, used, width;
+    int parts, rows, n_expert, used, width;
     bool renormalise;
     float scale;
 };
@@ -57,6 +57,9 @@ DEVICE void list_route_row(struct list_route_shared *s, const struct list_route_
         int e = i * 32 + lane;
         bool on = e < p.n_expert;
         v[i] = on ? logits[e] : -INFINITY;
+#pragma unroll 4
+        for (int j = 1; j < p.parts; j++)
+            v[i] += on ? logits[j * p.rows * p.n_expert + e] : 0.0f;
         key[i] = on ? (float_order(v[i]) & ~low) | (low - (uint32_t)e) : 0;
         top = fmaxf(top, v[i]);
     }
@@ -151,8 +154,8 @@ static __global__ void __launch_bounds__(1024)
         }
 }
 
-void list_route(struct cuda_backend *cu, const struct route_tables *route, int n_expert, int rows,
-                int width)
+void list_route(struct cuda_backend *cu, const struct route_tables *route, int parts, int n_expert,
+                int rows, int width)
 {
     const struct shape *s = &cu->shape;
     struct list_route_args p = {};
@@ -161,6 +164,7 @@ void list_route(struct cuda_backend *cu, const struct route_tables *route, int n
     p.logits = cu->router;
     p.route = *route;
     p.weight = cu->route_weight;
+    p.parts = parts;
     p.rows = rows;
     p.n_expert = n_expert;
     p.used = s->n_expert_used;
