@@ -385,10 +385,8 @@ int main(int argc, char **argv)
     build(m, moe, layers ? layers : moe ? 48 : 32);
 #ifdef STEEL_CUDA_TRACE
     trace_step(m, 1, 256);
-    trace_step(m, 1, 8192);
-    trace_step(m, 4, 256);
-    trace_step(m, 16, 256);
-    trace_step(m, 64, 256);
+    if (moe)
+        trace_step(m, 1, 8192);
     return 0;
 #endif
     if (asked(what, "ops"))

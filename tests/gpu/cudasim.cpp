@@ -364,6 +364,26 @@ void sim_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bo
     sim_warp_barrier(0xffffffffu);
 }
 
+/* 16x32 unsigned bytes times 32x8 signed ones. */
+void sim_mma_u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    warp *w = &warps[current / 32];
+    int lane = current & 31, g = lane / 4, c = lane % 4;
+    memcpy(w->a[lane], a, sizeof a);
+    w->b[lane][0] = b0;
+    w->b[lane][1] = b1;
+    sim_warp_barrier(0xffffffffu);
+    for (int o = 0; o < 4; o++) {
+        int row_half = o / 2, col = 2 * c + o % 2;
+        for (int k = 0; k < 32; k++) {
+            int kc = k % 16 / 4, shift = k % 4 * 8, kh = k / 16;
+            d[o] += (uint8_t)(w->a[g * 4 + kc][row_half + 2 * kh] >> shift) *
+                    (int8_t)(w->b[col * 4 + kc][kh] >> shift);
+        }
+    }
+    sim_warp_barrier(0xffffffffu);
+}
+
 void sim_ldmatrix(uint32_t (&r)[4], const void *row, bool trans)
 {
     warp *w = &warps[current / 32];

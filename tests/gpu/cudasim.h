@@ -194,6 +194,7 @@ uint16_t sim_float_to_bf16(float f);
 uint32_t sim_half2_fma(uint32_t a, uint32_t b, uint32_t c);
 uint32_t sim_byte_perm(uint32_t a, uint32_t b, uint32_t sel);
 void sim_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool bf16);
+void sim_mma_u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void sim_ldmatrix(uint32_t (&r)[4], const void *row, bool trans);
 void sim_copy_async(void *dst, const void *src, int bytes);
 void sim_copy_commit();

@@ -27,7 +27,7 @@ struct attn_args {
     const float *q; /* (n_tokens, H, D) rotated; or raw projections (n_tokens, H + 2K, D) */
     float *a;       /* (n_tokens, H, D) */
     const float *q_norm, *k_norm;
-    int n_heads, n_rot, window, n_split;
+    int n_heads, n_rot, window, n_split, cluster; /* n_split: a multiple of cluster */
     float eps, scale;
     float *split_acc, *split_ml;
     int32_t *split_count;
@@ -223,18 +223,22 @@ DEVICE size_t key_offset(const struct kv_view &kv, const int32_t *pages, int key
  *   V as B of P V: columns 2c 2c+1 (+8) of k are keys; tile j's column g is element g*D/8 + j.
  */
 template <int D, bool BF16, bool RAW>
-static __global__ void __launch_bounds__(DECODE_THREADS, 3)
+static __global__ void __launch_bounds__(DECODE_THREADS, RAW ? 2 : 3)
     decode_kernel(const __grid_constant__ struct attn_args p)
 {
     enum { PIECES = D / 32, VP = D / 64, TILES = D / 8, STEP = DECODE_WARPS * DECODE_KEYS };
     SHARED_BYTES(shared);
+    struct marks mk;
+    marks_begin(mk);
     enum { ROW = D + 8, Q_ROW = D + 4 };       /* padded against bank conflicts */
     float *head = (float *)shared;             /* (10, D): queries, then this step's k and v */
     float *part = head + 10 * D;               /* (warps, 8, ROW) in the order of the tiles */
     float *ml = part + DECODE_WARPS * 8 * ROW; /* (parts, 8, 2): maximum, sum */
     uint16_t *fresh = (uint16_t *)(ml + DECODE_PARTS * 16);   /* (2, D) as the cache has it */
     uint16_t *q_hi = fresh + 2 * D, *q_lo = q_hi + 8 * Q_ROW; /* (8, Q_ROW) */
-    int *is_last = (int *)(q_lo + 8 * Q_ROW);
+    float *inbox = (float *)(q_lo + 8 * Q_ROW); /* (blocks of the cluster, heads of mine, D) */
+    float *inbox_ml = inbox + 8 * D;            /* (the same, 2) */
+    int *is_last = (int *)(inbox_ml + 16);
 
     int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3, tid = (int)threadIdx.x;
     int H = p.n_heads, K = p.kv.n_kv, G = H / K, t = (int)blockIdx.z; /* decodes: row = sequence */
@@ -255,7 +259,9 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
         chunk = (chunk + STEP - 1) & ~(STEP - 1);
         used = (n_keys + chunk - 1) / chunk;
     }
-    if (slot < 0 || split >= used) { /* a padding row, or fewer stretches than blocks */
+    int rank = cluster_rank(), lead = split - rank; /* the cluster's first stretch */
+    bool idle = split >= used;
+    if (slot < 0 || lead >= used) { /* a padding row, or fewer stretches than blocks */
         dependency_trigger();
         dependency_wait();
         if (slot < 0 && split == 0)
@@ -263,17 +269,29 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
                 p.a[((size_t)t * (size_t)H + (size_t)h0) * D + (size_t)i] = 0.0f;
         return;
     }
-    int base = start + split * chunk, end = min(base + chunk, last + 1);
+    cluster_arrive(); /* met again before the first write to another block */
+    int base = start + split * chunk, end = idle ? base : min(base + chunk, last + 1);
     bool owns_fresh = RAW && split == used - 1;
     base += w * DECODE_KEYS;
 
     uint4 kf[2][PIECES], vf[4][VP]; /* vf: keys 2c, 2c+1, 2c+8, 2c+9 */
-    auto load_keys = [&](int at) {
-        /* 16 keys from a multiple of 16 on lie in one page; past the last key they are not used,
-         * but the page table ends there */
-        const int32_t *page = pages + (min(at, last) >> p.kv.page_shift);
-        size_t first = (((size_t)*page * (size_t)K + (size_t)kv_head) << p.kv.page_shift) +
-                       (size_t)(at & (p.kv.page_len - 1));
+    /* The pages of this warp's rounds, 32 rounds at a time and the next 32: lane i has round i's, so
+     * that no round waits for the table. 16 keys from a multiple of 16 on lie in one page; past the
+     * last key they are not used, but the page table ends there. */
+    int round0 = base, window = 0;
+    auto load_pages = [&](int from_round) {
+        return pages[min(round0 + (from_round + lane) * STEP, last) >> p.kv.page_shift];
+    };
+    int32_t pages_now = load_pages(0), pages_next = load_pages(32);
+    auto first_key =
+        [&](int round) { /* in the cache, counted in rows */
+                         int32_t page = __shfl_sync(
+                             FULL_WARP, round - window < 32 ? pages_now : pages_next, round & 31);
+                         return (((size_t)page * (size_t)K + (size_t)kv_head) << p.kv.page_shift) +
+                                (size_t)((round0 + round * STEP) & (p.kv.page_len - 1));
+        };
+    auto load_keys = [&](int round) {
+        size_t first = first_key(round);
         const uint4 *kr = (const uint4 *)(p.kv.k + 2 * D * first) + g * (D / 8) + c;
         const uint4 *vr = (const uint4 *)(p.kv.v + 2 * D * first) + 2 * c * (D / 8) + VP * g;
 #pragma unroll
@@ -288,11 +306,8 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
                 vf[i][j] = load_l2(vr + ((i & 1) + 8 * (i >> 1)) * (D / 8) + j);
     };
     /* The keys and values of a round are 16 rows in a row: a line of 128 bytes for each lane. */
-    auto ask = [&](int at) {
-        const int32_t *page = pages + (min(at, last) >> p.kv.page_shift);
-        size_t first = (((size_t)*page * (size_t)K + (size_t)kv_head) << p.kv.page_shift) +
-                       (size_t)(at & (p.kv.page_len - 1));
-        size_t line = 2 * D * first + (size_t)lane * 128;
+    auto ask = [&](int round) {
+        size_t line = 2 * D * first_key(round) + (size_t)lane * 128;
         if (lane * 128 < DECODE_KEYS * 2 * D) {
             prefetch_l2(p.kv.k + line);
             prefetch_l2(p.kv.v + line);
@@ -302,11 +317,11 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
 #pragma unroll 1
     for (int i = 1; i <= DECODE_AHEAD; i++)
         if (base + i * STEP < end)
-            ask(base + i * STEP);
+            ask(i);
     if (!RAW)
         dependency_wait();
     if (base < end)
-        load_keys(base);
+        load_keys(0);
     /* A warp prepares two heads; the first two, this step's key and value besides. */
     enum { PER = D / 32, JOBS = 8 / DECODE_WARPS + 1 };
     const float *gain[2] = {RAW ? p.q_norm : NULL, RAW ? p.k_norm : NULL};
@@ -321,8 +336,10 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
     for (int i = 0; i < D / 64; i++)
         if (lane + 32 * i < half)
             turns[i] = p.step.rope[(size_t)t * (size_t)half + (size_t)(lane + 32 * i)];
+    mark(mk, 2);
     if (RAW)
-        dependency_wait();
+        (dependency_wait)();
+    mark(mk, 3);
 
     const float *row = p.q + (size_t)t * (size_t)(RAW ? H + 2 * K : H) * D;
     int jobs = owns_fresh && w < 2 ? JOBS : JOBS - 1;
@@ -338,6 +355,8 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
 #pragma unroll
     for (int j = 0; j < JOBS; j++) {
         bool fresh_one = j == JOBS - 1;
+        if (j == 0)
+            mark(mk, 4);
         if (j >= jobs)
             break;
         float sum = 0.0f, rms = 1.0f, *mine = head + (w + j * DECODE_WARPS) * D;
@@ -387,6 +406,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
         }
     }
     __syncthreads();
+    mark(mk, 5);
 
     /* a0 a2: halves of q; a1 a3: what they lost. From shared memory each time: registers are short. */
     auto query = [&](int i, uint32_t(&a)[4]) {
@@ -397,7 +417,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
     };
     float out[TILES][4] = {}, top = -INFINITY, total = 0.0f;
 #pragma unroll 1
-    for (; base < end; base += STEP) {
+    for (int round = 0; base < end; base += STEP, round++) {
         if (RAW && last < base + DECODE_KEYS && last >= base) {
             /* this step's key, and for keys past it anything that is no NaN */
 #pragma unroll
@@ -419,7 +439,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
                         vf[i][j] = ((const uint4 *)(fresh + D))[VP * g + j];
             }
         }
-        float s[2][4] = {};
+        float s[2][4] = {}, s2[2][4] = {}; /* two chains each */
 #pragma unroll
         for (int j = 0; j < PIECES; j++) {
             uint32_t a[4], b[4];
@@ -428,14 +448,15 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 mma_kv<BF16>(s[i], a, kf[i][j].x, kf[i][j].y);
-                mma_kv<BF16>(s[i], b, kf[i][j].z, kf[i][j].w);
+                mma_kv<BF16>(s2[i], b, kf[i][j].z, kf[i][j].w);
             }
         }
         float m = top, sc[4]; /* keys 2c, 2c+1, 2c+8, 2c+9 of head g, in powers of two */
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int key = base + 2 * c + (i & 1) + 8 * (i >> 1);
-            sc[i] = s[i >> 1][i & 1] + s[i >> 1][2 + (i & 1)];
+            int e = i & 1;
+            sc[i] = (s[i >> 1][e] + s[i >> 1][2 + e]) + (s2[i >> 1][e] + s2[i >> 1][2 + e]);
             if (key < from || key > last)
                 sc[i] = -INFINITY;
             m = fmaxf(m, sc[i]);
@@ -469,11 +490,17 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
                                     word_of(vf[3][j >> 3], j >> 1 & 3), sel);
             mma_kv<BF16>(out[j], pf, b0, b1);
         }
+        if (round - window == 31) {
+            window += 32;
+            pages_now = pages_next;
+            pages_next = load_pages(window + 32);
+        }
         if (base + (DECODE_AHEAD + 1) * STEP < end)
-            ask(base + (DECODE_AHEAD + 1) * STEP);
+            ask(round + DECODE_AHEAD + 1);
         if (base + STEP < end)
-            load_keys(base + STEP);
+            load_keys(round + 1);
     }
+    mark(mk, 6);
     total += __shfl_xor_sync(FULL_WARP, total, 1);
     total += __shfl_xor_sync(FULL_WARP, total, 2);
 
@@ -489,101 +516,122 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 3)
         }
     }
     __syncthreads();
-    /* A warp per two heads: first over the warps' parts, then, by the last block to finish, over the
-     * stretches. */
+    mark(mk, 7);
+    /* A warp per two heads joins the warps' parts and sends each to the block of the cluster that
+     * joins this head; those joins are the result, or, of a long context, parts that the last
+     * cluster to finish joins. */
+    int cluster = p.cluster, n_lead = used - lead < cluster ? used - lead : cluster;
+    int per = (8 + cluster - 1) / cluster, n_clusters = (used + cluster - 1) / cluster;
+    cluster_wait();
+#pragma unroll
+    for (int k = 0; k < 8 / DECODE_WARPS; k++) {
+        int h = w + k * DECODE_WARPS;
+        if (idle || h >= heads)
+            break;
+        float m = -INFINITY, l = 0.0f, v[PER] = {};
+#pragma unroll
+        for (int j = 0; j < DECODE_WARPS; j++)
+            m = fmaxf(m, ml[(j * 8 + h) * 2]);
+#pragma unroll
+        for (int j = 0; j < DECODE_WARPS; j++) {
+            float f = fast_exp2(ml[(j * 8 + h) * 2] - m);
+            l += f * ml[(j * 8 + h) * 2 + 1];
+#pragma unroll
+            for (int i = 0; i < PER; i++)
+                v[i] += f * part[(j * 8 + h) * ROW + lane + 32 * i];
+        }
+        int at = rank * per + h / cluster;
+        float *box = cluster_at(inbox, h % cluster);
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            box[at * D + lane + 32 * i] = v[i];
+        if (lane < 2) /* inbox_ml lies behind */
+            box[8 * D + at * 2 + lane] = lane ? l : m;
+    }
+    cluster_arrive();
+    cluster_wait();
+    mark(mk, 8);
     size_t unit = ((size_t)t * gridDim.y + blockIdx.y) * (size_t)p.n_split;
     float *acc = p.split_acc + unit * 8 * D, *sml = p.split_ml + unit * 16;
     float *to = p.a + ((size_t)t * (size_t)H + (size_t)h0) * D;
-    const float *from_part = part;
-    int n = DECODE_WARPS, stride = ROW;
-    bool final = used == 1;
+    /* entry 8j+n is element n*TILES + j */
+    auto element = [](int at) { return (at & 7) * TILES + (at >> 3); };
 #pragma unroll 1
-    for (;;) {
-        enum { HEADS = 8 / DECODE_WARPS }; /* of this warp: w, w + DECODE_WARPS.. */
-        float f[HEADS][2], l[HEADS], top_of[HEADS], v[HEADS][PER] = {};
+    for (int i = tid; i < per * D; i += DECODE_THREADS) {
+        int k = i / D, h = rank + k * cluster, at = i % D;
+        if (h >= heads)
+            break;
+        float m = -INFINITY, l = 0.0f, v = 0.0f, from_block[8], top_of[8], total_of[8];
 #pragma unroll
-        for (int k = 0; k < HEADS; k++) {
-            int h = w + k * DECODE_WARPS;
-            float m = -INFINITY; /* f: what parts lane and lane + 32 are worth */
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int j = lane + 32 * i;
-                f[k][i] = j < n ? ml[(j * 8 + h) * 2] : -INFINITY;
-                m = fmaxf(m, f[k][i]);
-            }
-            top_of[k] = m = warp_max(m);
-            l[k] = 0.0f;
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int j = lane + 32 * i;
-                f[k][i] = fast_exp2(f[k][i] - m);
-                l[k] += j < n ? f[k][i] * ml[(j * 8 + h) * 2 + 1] : 0.0f;
-            }
-            l[k] = warp_sum(l[k]);
+        for (int j = 0; j < 8; j++) { /* at once: one trip to shared memory */
+            bool real = j < n_lead;
+            int part_at = real ? j * per + k : 0;
+            top_of[j] = real ? inbox_ml[part_at * 2] : -INFINITY;
+            total_of[j] = inbox_ml[part_at * 2 + 1];
+            from_block[j] = inbox[part_at * D + at];
+            m = fmaxf(m, top_of[j]);
         }
-        /* A lane has PER entries in a row of each part. */
-#pragma unroll 4
-        for (int j = 0; j < n; j++)
 #pragma unroll
-            for (int k = 0; k < HEADS; k++) {
-                int h = min(w + k * DECODE_WARPS, heads - 1);
-                float fj = __shfl_sync(FULL_WARP, j < 32 ? f[k][0] : f[k][1], j & 31);
-                const float *e = from_part + (j * 8 + h) * stride + lane * PER;
-#pragma unroll
-                for (int i = 0; i < PER; i += 2) {
-                    float2 pair = *(const float2 *)(e + i);
-                    v[k][i] += fj * pair.x;
-                    v[k][i + 1] += fj * pair.y;
-                }
-            }
-#pragma unroll
-        for (int k = 0; k < HEADS; k++) {
-            int h = w + k * DECODE_WARPS;
-            if (h >= heads)
-                break;
-            float *out_row = final ? to + h * D : acc + (split * 8 + h) * D;
-#pragma unroll
-            for (int i = 0; i < PER; i++) { /* entry 8j+n is element n*TILES + j */
-                int at = lane * PER + i;
-                if (final)
-                    out_row[(at & 7) * TILES + (at >> 3)] = fast_divide(v[k][i], l[k]);
-                else
-                    out_row[at] = v[k][i];
-            }
-            if (!final && lane == 0) {
-                sml[split * 16 + 2 * h] = top_of[k];
-                sml[split * 16 + 2 * h + 1] = l[k];
-            }
+        for (int j = 0; j < 8; j++) {
+            float f = fast_exp2(top_of[j] - m);
+            l += f * total_of[j];
+            v += f * from_block[j];
         }
-        if (final)
-            return;
-        __threadfence();
-        __syncthreads();
-        if (tid == 0) {
-            int32_t *count = p.split_count + (size_t)t * gridDim.y + blockIdx.y;
-            *is_last = atomicAdd(count, 1) == used - 1;
-            if (*is_last)
-                *count = 0;
+        if (n_clusters == 1) {
+            to[h * D + element(at)] = fast_divide(v, l);
+        } else {
+            acc[(lead / cluster * 8 + h) * D + at] = v;
+            if (at < 2)
+                sml[lead / cluster * 16 + 2 * h + at] = at ? l : m;
         }
-        __syncthreads();
-        if (!*is_last)
-            return;
-        __threadfence();
-#pragma unroll 1
-        for (int i = tid; i < used * 16; i += DECODE_THREADS)
-            ml[i] = (i & 15) < 2 * heads ? load_float_l2(sml + i) : 0.0f;
-        __syncthreads();
-        final = true;
-        from_part = acc;
-        n = used;
-        stride = D;
     }
+    if (n_clusters == 1) {
+        marks_end(mk, 7);
+        return;
+    }
+    __threadfence();
+    __syncthreads();
+    if (tid == 0) {
+        int32_t *count = p.split_count + ((size_t)t * gridDim.y + blockIdx.y) * 8 + rank;
+        *is_last = atomicAdd(count, 1) == n_clusters - 1;
+        if (*is_last)
+            *count = 0;
+    }
+    __syncthreads();
+    mark(mk, 1);
+    if (!*is_last) {
+        marks_end(mk, 8);
+        return;
+    }
+    __threadfence();
+#pragma unroll 1
+    for (int i = tid; i < n_clusters * 16; i += DECODE_THREADS)
+        ml[i] = load_float_l2(sml + i);
+    __syncthreads();
+#pragma unroll 1
+    for (int i = tid; i < per * D; i += DECODE_THREADS) {
+        int h = rank + i / D * cluster, at = i % D;
+        if (h >= heads)
+            break;
+        float m = -INFINITY, l = 0.0f, v = 0.0f;
+#pragma unroll 1
+        for (int j = 0; j < n_clusters; j++)
+            m = fmaxf(m, ml[j * 16 + 2 * h]);
+#pragma unroll 8
+        for (int j = 0; j < n_clusters; j++) {
+            float f = fast_exp2(ml[j * 16 + 2 * h] - m);
+            l += f * ml[j * 16 + 2 * h + 1];
+            v += f * load_float_l2(acc + (j * 8 + h) * D + at);
+        }
+        to[h * D + element(at)] = fast_divide(v, l);
+    }
+    marks_end(mk, 7);
 }
 
 static size_t decode_shared(int D)
 {
     return (size_t)(10 * D + DECODE_WARPS * 8 * (D + 8) + DECODE_PARTS * 16) * 4 +
-           (size_t)(2 * D + 16 * (D + 4)) * 2 + 16;
+           (size_t)(2 * D + 16 * (D + 4)) * 2 + (size_t)(8 * D + 16) * 4 + 16;
 }
 
 /* Prefill */
@@ -768,7 +816,7 @@ int cuda_splits(const struct cuda_backend *cu, int n_seqs)
 {
     const struct shape *s = &cu->shape;
     int units = n_seqs * s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8);
-    int n = cu->n_sm / units;
+    int n = 2 * cu->n_sm / units; /* two blocks to an SM */
     return n < 1 ? 1 : n > DECODE_PARTS ? DECODE_PARTS : n;
 }
 
@@ -781,6 +829,20 @@ void cuda_rotate_store(struct cuda_backend *cu, const struct attn_layer *l, cons
                 128, (size_t)(4 * p.kv.head_dim) * 4, LAUNCH_EARLY, p, qkv, q);
 }
 
+/* The kernels were compiled for a GPU that has clusters, and this is one. */
+static bool has_clusters(const struct cuda_backend *cu)
+{
+#ifdef STEEL_CUDA_SIM
+    (void)cu;
+    return false;
+#else
+    cudaFuncAttributes a = {};
+    return cu->sm >= 90 &&
+           cudaFuncGetAttributes(&a, decode_kernel<128, false, true>) == cudaSuccess &&
+           a.ptxVersion >= 90;
+#endif
+}
+
 template <int D, bool BF16>
 static void attend_tensor(struct cuda_backend *cu, struct attn_args p, bool raw, const int2 *tiles,
                           int n_tiles)
@@ -788,13 +850,18 @@ static void attend_tensor(struct cuda_backend *cu, struct attn_args p, bool raw,
     int groups = ceil_div(p.n_heads / p.kv.n_kv, 8);
     if (p.step.n_decode) {
         p.n_split = cuda_splits(cu, p.step.n_decode);
+        p.cluster = 1;
+        while (has_clusters(cu) && p.cluster < 8 && 2 * p.cluster <= p.n_split)
+            p.cluster *= 2;
+        p.n_split -= p.n_split % p.cluster;
+        int mode = LAUNCH_EARLY + p.cluster * LAUNCH_CLUSTER;
         dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
         if (raw)
             cuda_launch(cu, decode_kernel<D, BF16, true>, grid, DECODE_THREADS, decode_shared(D),
-                        LAUNCH_EARLY, p);
+                        mode, p);
         else
             cuda_launch(cu, decode_kernel<D, BF16, false>, grid, DECODE_THREADS, decode_shared(D),
-                        LAUNCH_EARLY, p);
+                        mode, p);
     }
     if (n_tiles)
         cuda_launch(cu, prefill_kernel<D, BF16>, dim3((unsigned)p.n_heads, (unsigned)n_tiles), 128,

@@ -61,6 +61,13 @@ extern "C" void cuda_trace_dump(struct backend *be, FILE *out)
         fprintf(out, "%c%d %llu %llu\n", (char)(t->e[i].tag >> 16), t->e[i].tag & 0xffff,
                 (unsigned long long)(t->e[i].before - t->e[0].before),
                 (unsigned long long)(t->e[i].after - t->e[0].before));
+    for (int i = 0; out && i < t->n_blocks && i < TRACE_BLOCKS; i++) {
+        const struct trace_block *b = &t->b[i];
+        fprintf(out, "B %u %u %u %u %llu", b->tag, b->sm, b->block, b->grid, b->start);
+        for (int j = 0; j < TRACE_MARKS; j++)
+            fprintf(out, " %u", b->at[j]);
+        fprintf(out, "\n");
+    }
     cudaMemset(cu->trace, 0, 16);
     mem_free(t);
 }
@@ -206,7 +213,7 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         {(void **)&cu->qkv, tokens * (heads + 2 * kv) * 4},
         {(void **)&cu->split_acc, units * 8 * (size_t)s->head_dim * 4},
         {(void **)&cu->split_ml, units * 16 * 4},
-        {(void **)&cu->split_count, seqs * groups * 4},
+        {(void **)&cu->split_count, seqs * groups * 8 * 4},
         {(void **)&cu->router, tokens * (size_t)(s->n_expert + 1) * 4},
         {(void **)&cu->hidden, SMALL_MOE_ROWS * (hidden + 1) * 4},
         {(void **)&cu->records, (size_t)list_records(s) * RECORD},

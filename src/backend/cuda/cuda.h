@@ -210,7 +210,7 @@ struct cuda_backend {
     float *qkv;           /* (max_tokens, (H + 2K) * D) raw projections */
     float *split_acc;     /* (split units, 8, D) */
     float *split_ml;      /* (split units, 8, 2) */
-    int32_t *split_count; /* (max_seqs, K * groups) arrivals, zero between launches */
+    int32_t *split_count; /* (max_seqs, K * groups, 8) arrivals, zero between launches */
     float *router;        /* (max_tokens, n_expert) logits */
     float *hidden;        /* (SMALL_MOE_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
     uint8_t *records; /* (LIST_ROWS, widest n_kt) half_in of few rows in another order: rows.cuh */
@@ -268,8 +268,9 @@ void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what);
 
 enum {
     LAUNCH_PLAIN,
-    LAUNCH_EARLY /* may start before its predecessor ends: it calls
+    LAUNCH_EARLY,       /* may start before its predecessor ends: it calls
                                      dependency_wait before touching any result */
+    LAUNCH_CLUSTER = 16 /* LAUNCH_EARLY + n * LAUNCH_CLUSTER: clusters of n blocks along x */
 };
 
 /* Tells the runtime once what a kernel may use: all the shared memory there is. The same split of
@@ -297,11 +298,14 @@ static inline void cuda_launch(struct cuda_backend *cu, void (*fn)(P...), dim3 g
     cfg.blockDim = dim3((unsigned)block);
     cfg.dynamicSmemBytes = shared;
     cfg.stream = cu->stream;
-    cudaLaunchAttribute attr = {};
-    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr.val.programmaticStreamSerializationAllowed = 1;
-    cfg.attrs = &attr;
-    cfg.numAttrs = mode == LAUNCH_EARLY && cu->sm >= 90 ? 1 : 0;
+    cudaLaunchAttribute attr[2] = {};
+    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[0].val.programmaticStreamSerializationAllowed = 1;
+    attr[1].id = cudaLaunchAttributeClusterDimension;
+    attr[1].val.clusterDim.x = (unsigned)(mode / LAUNCH_CLUSTER);
+    attr[1].val.clusterDim.y = attr[1].val.clusterDim.z = 1;
+    cfg.attrs = attr;
+    cfg.numAttrs = mode == LAUNCH_PLAIN || cu->sm < 90 ? 0 : mode / LAUNCH_CLUSTER > 1 ? 2 : 1;
     CUDA_TRY(cu, cudaLaunchKernelEx(&cfg, fn, P(args)...));
 #endif
 }

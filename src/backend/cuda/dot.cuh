@@ -28,9 +28,8 @@ struct row_slice {
 };
 
 /* v: columns 32g+4c.. (4) and 32g+16+4c.. (4). */
-DEVICE struct row_slice slice_make(const float (&v)[8])
+DEVICE void slice_make(struct row_slice &s, const float (&v)[8])
 {
-    struct row_slice s;
     float top = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++)
@@ -48,7 +47,6 @@ DEVICE struct row_slice slice_make(const float (&v)[8])
     s.even[0] = a[0], s.even[1] = a[1];
     s.odd[0] = b[0], s.odd[1] = b[1];
     s.undo = float_of((e - 10) << 23);
-    return s;
 }
 
 /* The fragment of a word of codes, as 1024 + code (rows g) and 1024 + 16 code (rows g+8). */
@@ -86,6 +84,125 @@ DEVICE void group_mma(float (&c)[4], const uint32_t (&a)[4], const struct row_sl
 DEVICE float byte_float(uint32_t w, int i)
 {
     return (float)(w >> 8 * i & 255);
+}
+
+/*
+ * Codes as bytes. Of four- and six-bit codes integers are the shorter way: the nibbles of a word that
+ * belong to row g are its bytes' lower halves, those of row g+8 (16 times too large) the upper, so
+ * one AND makes a register of a fragment. The row goes in as 16-bit integers, one scale for 64
+ * columns, cut into two bytes that take two columns of B: column n has chunk n/2 (64 columns), the
+ * upper bytes if n is even, the lower if odd. Against a chunk's weights the other chunks' columns
+ * are zeros, so sums of all chunks share their accumulators; lane (g, c) ends up with chunk c's.
+ * Weights are exact and so are sums of 16 or 32 columns; activations keep 16 bits of the largest.
+ */
+struct code_slice {
+    uint32_t b[4];  /* [16 columns] what this lane has of B, for chunk g/2 */
+    float total[4]; /* sums of 16 columns of chunk c, in units */
+    float undo;     /* one unit of chunk c */
+};
+
+/* v as above: half of what this lane needs of B, in both planes; the lane of the other half and plane is
+ * four away. */
+DEVICE void slice_make(struct code_slice &s, const float (&v)[8])
+{
+    int lane = lane_id(), c = lane & 3;
+    bool lower = lane & 4;      /* this lane's plane, and which half of the chunk v is */
+    uint32_t top = 0x0da24260u; /* 1e-30; NaN stays on top */
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        top = max(top, bits_of(v[i]) & 0x7fffffffu);
+#pragma unroll
+    for (int i = 1; i < 8; i <<= 1)
+        top = max(top, __shfl_xor_sync(FULL_WARP, top, i));
+    float scale = fast_divide(32512.0f, float_of(top));
+    s.undo = float_of(__shfl_sync(FULL_WARP, top, 8 * c)) * (1.0f / 32512.0f);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        uint32_t f[4]; /* the integer + 128 in the lower 16 bits */
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            f[i] = bits_of(v[4 * j + i] * scale + 12583040.0f);
+        /* columns 0 2 1 3, as codes lie */
+        uint32_t hi =
+            byte_perm(byte_perm(f[0], f[2], 0x0051), byte_perm(f[1], f[3], 0x0051), 0x5410);
+        uint32_t lo =
+            byte_perm(byte_perm(f[0], f[2], 0x0040), byte_perm(f[1], f[3], 0x0040), 0x5410);
+        lo ^= 0x80808080u;
+        uint32_t mine = lower ? lo : hi, other = __shfl_xor_sync(FULL_WARP, lower ? hi : lo, 4);
+        s.b[j] = lower ? other : mine;
+        s.b[2 + j] = lower ? mine : other;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int t[4] = {};
+        mma_u8_half(t, 0x01010101u, 0x01010101u, s.b[j]);
+        s.total[j] = (float)(t[0] * 256 + t[1]);
+    }
+}
+
+DEVICE void dot_q4_k(const uint8_t *tile, const struct code_slice &x, float (&r)[2])
+{
+    int lane = lane_id();
+    int n[2][4] = {}; /* [group of 32] {row g upper, lower; row g+8 upper, lower} */
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        uint4 w4 = load16(tile + q * 512 + lane * 16);
+        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
+        bool mine = lane >> 3 == q;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t a[4] = {w[2 * h] & 0x0f0f0f0fu, w[2 * h] & 0xf0f0f0f0u,
+                             w[2 * h + 1] & 0x0f0f0f0fu, w[2 * h + 1] & 0xf0f0f0f0u};
+            mma_u8(n[h], a, mine ? x.b[2 * h] : 0, mine ? x.b[2 * h + 1] : 0);
+        }
+    }
+    uint32_t sc = load4(tile + Q4K_SCALES + lane * 4), mn = load4(tile + Q4K_MINS + lane * 4);
+    uint2 d = load8(tile + Q4K_D + (lane >> 2) * 8);
+    float t0 = x.total[0] + x.total[1], t1 = x.total[2] + x.total[3];
+    float s0 = (float)(n[0][0] * 256 + n[0][1]) * byte_float(sc, 0) +
+               (float)(n[1][0] * 256 + n[1][1]) * byte_float(sc, 1);
+    float s1 = (float)(n[0][2] * 256 + n[0][3]) * byte_float(sc, 2) +
+               (float)(n[1][2] * 256 + n[1][3]) * byte_float(sc, 3);
+    float m0 = t0 * byte_float(mn, 0) + t1 * byte_float(mn, 1);
+    float m1 = t0 * byte_float(mn, 2) + t1 * byte_float(mn, 3);
+    r[0] += half_to_float(d.x & 0xffff) * s0 - half_to_float(d.y & 0xffff) * m0;
+    r[1] += half_to_float(d.x >> 16) * 0.0625f * s1 - half_to_float(d.y >> 16) * m1;
+}
+
+DEVICE void dot_q6_k(const uint8_t *tile, const struct code_slice &x, float (&r)[2])
+{
+    int lane = lane_id(), g = lane >> 2, c = lane & 3;
+    int n[4][4] = {}; /* [16 columns] */
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        uint4 w4 = load16(tile + q * 512 + lane * 16);
+        uint2 high = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
+        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
+        bool mine = lane >> 3 == q;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            /* Pairs of high bits to bits 4 and 5 of their bytes: two lie in a nibble, the upper six
+             * bits further up after a product. */
+            uint32_t t = j < 2 ? high.x : high.y;
+            uint32_t lo = j & 1 ? t >> 8 & 0x000f000fu : t & 0x000f000fu;
+            uint32_t hi = j & 1 ? t >> 12 & 0x000f000fu : t >> 4 & 0x000f000fu;
+            uint32_t a0 = and_or(lo * 1040, 0x30303030u, w[j] & 0x0f0f0f0fu);
+            uint32_t a1 = and_or(hi * 1040, 0x30303030u, w[j] >> 4 & 0x0f0f0f0fu);
+            mma_u8_half(n[j], a0, a1, mine ? x.b[j] : 0);
+        }
+    }
+    /* Codes are 32 too large, scales 128. */
+    uint2 sc = load8(tile + Q6K_SCALES + c * 64 + g * 8);
+    uint32_t d = load4(tile + Q6K_D + g * 4);
+    float s0 = 0.0f, s1 = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float less = 32.0f * x.total[j];
+        s0 += ((float)(n[j][0] * 256 + n[j][1]) - less) * (byte_float(sc.x, j) - 128.0f);
+        s1 += ((float)(n[j][2] * 256 + n[j][3]) - less) * (byte_float(sc.y, j) - 128.0f);
+    }
+    r[0] += half_to_float(d & 0xffff) * s0;
+    r[1] += half_to_float(d >> 16) * s1;
 }
 
 /* r[0], r[1] += this lane's share of rows g and g+8 of the tile times the slice, still scaled; the
@@ -267,24 +384,44 @@ DEVICE void dot_slow(const struct seg *s, const uint8_t *tile, const struct row_
     r[1] += acc[2] + acc[3];
 }
 
+/* What a kernel for a set of kinds makes of the row. */
+template <int SET> struct slice_of {
+    typedef struct row_slice type;
+};
+template <> struct slice_of<SET_K> {
+    typedef struct code_slice type;
+};
+
 /* sum += factor * (tile x slice), this lane's share */
 template <int SET>
 DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct row_slice &x,
                      float factor, float (&sum)[2])
 {
     float r[2] = {};
-    if (SET == SET_ALL)
+    if constexpr (SET == SET_ALL) {
         dot_slow(s, tile, x, r);
-    else if (s->kind == TILE_Q4_K)
+    } else if (s->kind == TILE_Q4_K) {
         dot_q4_k(tile, x, r);
-    else if (SET == SET_K || s->kind == TILE_Q6_K)
+    } else if (s->kind == TILE_Q6_K) {
         dot_q6_k(tile, x, r);
-    else if (s->kind == TILE_Q8_0)
+    } else if (s->kind == TILE_Q8_0) {
         dot_q8_0(tile, x, r);
-    else if (s->kind == TILE_GPTQ4)
+    } else if (s->kind == TILE_GPTQ4) {
         dot_gptq4(tile, x, r);
-    else
+    } else {
         dot_f16(tile, x, r);
+    }
+    sum[0] += factor * x.undo * r[0];
+    sum[1] += factor * x.undo * r[1];
+}
+DEVICE void tile_dot(bool q6_k, const uint8_t *tile, const struct code_slice &x, float factor,
+                     float (&sum)[2])
+{
+    float r[2] = {};
+    if (q6_k)
+        dot_q6_k(tile, x, r);
+    else
+        dot_q4_k(tile, x, r);
     sum[0] += factor * x.undo * r[0];
     sum[1] += factor * x.undo * r[1];
 }

@@ -178,6 +178,32 @@ DEVICE void mma_f16_from(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
                    "f"(c[1]), "f"(c[2]), "f"(c[3]));
 #endif
 }
+/* The same in integers: d += A (16x32 unsigned bytes) B (32x8 signed bytes). Lane (g, c) holds a0: row
+ * g, k 4c..4c+3; a1: row g+8; a2: row g, k 4c+16..; a3: row g+8; b0: k 4c.., column g; b1: k 4c+16..
+ * With 16 columns of k: a0, a1 and b0 alone. */
+DEVICE void mma_u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_mma_u8(d, a, b0, b1);
+#else
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+DEVICE void mma_u8_half(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0)
+{
+#ifdef STEEL_CUDA_SIM
+    const uint32_t a[4] = {a0, a1, 0, 0};
+    sim_mma_u8(d, a, b0, 0);
+#else
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 "
+        "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a0), "r"(a1), "r"(b0));
+#endif
+}
 DEVICE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
 #ifdef STEEL_CUDA_SIM
@@ -269,16 +295,26 @@ DEVICE void bulk_init(uint64_t *bar) /* one thread; then a barrier for those who
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(a) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-DEVICE void bulk_copy(void *smem, const void *gmem, int bytes, uint64_t *bar)
+/* Several copies that count as one: first how many bytes they are in all. */
+DEVICE void bulk_expect(uint64_t *bar, int bytes)
 {
-    uint32_t to = (uint32_t)__cvta_generic_to_shared(smem);
     uint32_t a = (uint32_t)__cvta_generic_to_shared(bar);
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(a), "r"(bytes)
                  : "memory");
+}
+DEVICE void bulk_piece(void *smem, const void *gmem, int bytes, uint64_t *bar)
+{
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(smem);
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(bar);
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(gmem), "r"(bytes), "r"(a)
                  : "memory");
+}
+DEVICE void bulk_copy(void *smem, const void *gmem, int bytes, uint64_t *bar)
+{
+    bulk_expect(bar, bytes);
+    bulk_piece(smem, gmem, bytes, bar);
 }
 DEVICE void bulk_wait(uint64_t *bar, uint32_t parity)
 {
@@ -303,9 +339,14 @@ DEVICE void dependency_wait()
 #endif
 }
 #ifdef STEEL_CUDA_TRACE /* make TRACE=1: the first thread of a kernel notes when it waited */
-enum { TRACE_EVENTS = 8192 };
+enum { TRACE_EVENTS = 8192, TRACE_BLOCKS = 1 << 18, TRACE_MARKS = 10 };
+struct trace_block {
+    unsigned long long start;                       /* globaltimer */
+    uint32_t tag, sm, block, grid, at[TRACE_MARKS]; /* clocks of this SM */
+};
 struct trace {
-    int n, pad[3];
+    int n, n_blocks, pad[2];
+    struct trace_block b[TRACE_BLOCKS];
     struct {
         unsigned long long before, after;
         int tag, pad;
@@ -333,11 +374,96 @@ DEVICE void traced_wait(int tag)
     }
 }
 #define dependency_wait() traced_wait(__FILE__[17] << 16 | __LINE__)
+/* When each block of a kernel passed the marks it sets; kept in registers until the block ends. */
+struct marks {
+    unsigned long long start;
+    uint32_t slot, at[TRACE_MARKS];
+};
+DEVICE void mark(struct marks &m, int i)
+{
+    asm volatile("mov.u32 %0, %clock;" : "=r"(m.at[i])::"memory");
+}
+DEVICE void marks_begin(struct marks &m)
+{
+#pragma unroll
+    for (int i = 0; i < TRACE_MARKS; i++)
+        m.at[i] = 0;
+    mark(m, 0);
+    m.start = trace_clock();
+    m.slot = threadIdx.x == 0 && trace_to ? (uint32_t)atomicAdd(&trace_to->n_blocks, 1) : ~0u;
+}
+DEVICE void marks_end(struct marks &m, int tag)
+{
+    mark(m, TRACE_MARKS - 1);
+    if (m.slot >= TRACE_BLOCKS)
+        return;
+    struct trace_block *b = &trace_to->b[m.slot];
+    b->start = m.start;
+    b->tag = (uint32_t)tag;
+    asm volatile("mov.u32 %0, %smid;" : "=r"(b->sm));
+    b->block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    b->grid = gridDim.x * gridDim.y * gridDim.z;
+#pragma unroll
+    for (int i = 0; i < TRACE_MARKS; i++)
+        b->at[i] = m.at[i];
+}
+#else
+struct marks {
+};
+DEVICE void mark(struct marks &, int)
+{
+}
+DEVICE void marks_begin(struct marks &)
+{
+}
+DEVICE void marks_end(struct marks &, int)
+{
+}
 #endif
 DEVICE void dependency_trigger()
 {
 #if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Clusters (Hopper): blocks of one launch that run side by side, meet at a barrier of their own and
+ * write each other's shared memory. Before sm_90, and in the simulator, a cluster is one block. */
+DEVICE int cluster_rank()
+{
+#if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t r;
+    asm("mov.u32 %0, %cluster_ctarank;" : "=r"(r));
+    return (int)r;
+#else
+    return 0;
+#endif
+}
+/* What was written before arrive is seen after wait, by every thread of the cluster. */
+DEVICE void cluster_arrive()
+{
+#if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+DEVICE void cluster_wait()
+{
+#if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+/* Where p, in this block's shared memory, lies in that of block `rank` of the cluster. */
+DEVICE float *cluster_at(float *p, int rank)
+{
+#if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint64_t r;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(r) : "l"(p), "r"(rank));
+    return (float *)r;
+#else
+    (void)rank;
+    return p;
 #endif
 }
 

@@ -1,14 +1,17 @@
 /*
  * Steps of one row, or a few: bound by reads, and below them by latency, since a layer is a few microseconds.
- * A block owns 16 output rows at a time; its warps cut k between them, 256 columns ("a slice") each.
- * A warp turns its slice of the activations into halves on its own and streams its weight tiles
- * through a ring of its own in shared memory; the block meets only to add up. What does not depend on
- * the step (all weights but experts') is on its way before the kernel in front has finished. Kernels
- * are kept short, and loops rolled, because between two launches of one of them others have filled
- * the instruction cache.
+ * A kernel has one block to an SM. A block owns 16 output rows at a time; its warps cut k between
+ * them, 256 columns ("a slice") each. A warp turns its slice of the row into what products take
+ * (dot.cuh), once for all rows of the block, and works through its tiles as they land in shared
+ * memory; the block meets only to add up. What does not depend on the step (all weights but experts') is on
+ * its way before the kernel in front has finished, and what the end needs to know is looked up
+ * before the wait.
  *
  * A norm in front of a product is folded in: the gain goes into the activations, the sum of squares
  * is gathered on the side and divides the sums at the end.
+ *
+ * Registers are bounded without spilling: a spilled value is a trip to memory of its own, which
+ * costs more than the product of a tile.
  */
 #include "backend/cuda/dot.cuh"
 
@@ -16,95 +19,166 @@
 
 enum { MAX_WARPS = 16, MAX_USED = 16, MAX_EXPERTS = 512, EXPERT_WARPS = 8 };
 
-/* This lane's columns of slice `slice`: see dot.cuh. n is a multiple of 8; zeros from there on. */
+/* This lane's columns of slice `slice` of a row: see dot.cuh. n is a multiple of 8; zeros from there
+ * on. */
 DEVICE int lane_column(int slice)
 {
     return slice * TILE_K + (lane_id() >> 2) * 32 + (lane_id() & 3) * 4;
 }
-DEVICE void load_lane(const float *p, int k, int n, float (&v)[8])
+DEVICE void load_lane(const float *p, int slice, int n, float (&v)[8])
 {
     float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    int k = lane_column(slice);
     float4 a = k < n ? *(const float4 *)(p + k) : zero;
     float4 b = k + 16 < n ? *(const float4 *)(p + k + 16) : zero;
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
     v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
-DEVICE void store_lane(float *p, int k, int n, const float (&v)[8])
+DEVICE void store_lane(float *p, int slice, int n, const float (&v)[8])
 {
+    int k = lane_column(slice);
     if (k < n)
         *(float4 *)(p + k) = make_float4(v[0], v[1], v[2], v[3]);
     if (k + 16 < n)
         *(float4 *)(p + k + 16) = make_float4(v[4], v[5], v[6], v[7]);
 }
 
-/* Shared memory: rings, sums, squares. */
-struct small_shape {
-    int warps, stages, slot; /* slot: bytes of a ring entry */
+/* Shared memory: rings, their barriers, sums, squares. */
+enum {
+    BATCH = 8, /* most tiles between two meetings */
+    STAGES = 8,
+    BARRIERS = STAGES + 2, /* of a warp: the ring's, one for the gains; 16 bytes a pair */
+    SHARES = 64            /* floats of a tile's sums in one warp */
 };
 
-enum { BATCH = 4 /* tiles between two meetings */ };
+struct small_shape {
+    int warps, stages, slot; /* slot: bytes of a ring entry */
+    int batch, sums; /* tiles between two meetings; sets of sums: 2, or 1 if there is one batch */
+};
 
 static size_t small_shared(const struct small_shape &s)
 {
-    return (size_t)s.warps * (size_t)(s.stages * s.slot + (2 * BATCH * TILE_ROWS + 1) * 4);
+    return (size_t)s.warps *
+           (size_t)(s.stages * s.slot + BARRIERS * 8 + (s.sums * s.batch * SHARES + 4) * 4);
 }
 
+/* A warp's tiles, on their way or there, in the order they were asked for. */
+struct ring {
+    uint8_t *base;
+    uint64_t *bar;               /* (BARRIERS) */
+    int slot, stages, put, take; /* slot: bytes from one entry to the next */
+    uint32_t parity;
+};
+
 struct small_smem {
-    uint8_t *ring;  /* this warp's */
-    float *sums;    /* (2, warps, BATCH, 16) */
-    float *squares; /* (warps) */
+    struct ring ring;
+    float *extra;   /* behind all the rest */
+    float *sums;    /* (sums, warps, batch, SHARES) */
+    float *squares; /* (warps, 4) */
 };
 
 DEVICE struct small_smem small_carve(uint8_t *base, const struct small_shape &s)
 {
     struct small_smem m;
-    m.ring = base + warp_id() * s.stages * s.slot;
-    m.sums = (float *)(base + s.warps * s.stages * s.slot);
-    m.squares = m.sums + 2 * s.warps * BATCH * TILE_ROWS;
+    m.ring.base = base + warp_id() * s.slot;
+    m.ring.bar = (uint64_t *)(base + s.warps * s.stages * s.slot) + warp_id() * BARRIERS;
+    m.ring.slot = s.slot * s.warps;
+    m.ring.stages = s.stages;
+    m.ring.put = m.ring.take = 0;
+    m.ring.parity = 0;
+    m.sums = (float *)(base + s.warps * (s.stages * s.slot + BARRIERS * 8));
+    m.squares = m.sums + s.sums * s.warps * s.batch * SHARES;
+    m.extra = m.squares + 4 * s.warps;
+#if BULK_COPIES
+    if (lane_id() < BARRIERS)
+        bulk_init(m.ring.bar + lane_id());
+    __syncwarp();
+#endif
     return m;
 }
 
-/* This warp's sums of a tile: quads add up to rows. */
-DEVICE void put_sums(float *to, float (&sum)[2])
+/* Asks for a tile; bytes 0: for nothing, which counts (once there is no more to ask for). */
+DEVICE void ring_put(struct ring &r, const uint8_t *from, int bytes)
 {
-    int lane = lane_id();
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        sum[i] += __shfl_xor_sync(FULL_WARP, sum[i], 1);
-        sum[i] += __shfl_xor_sync(FULL_WARP, sum[i], 2);
-    }
-    if (!(lane & 3)) {
-        to[lane >> 2] = sum[0];
-        to[(lane >> 2) + 8] = sum[1];
-    }
+#if BULK_COPIES
+    if (lane_id() == 0 && bytes)
+        bulk_copy(r.base + r.put * r.slot, from, bytes, r.bar + r.put);
+#else
+    if (bytes)
+        tile_fetch(r.base + r.put * r.slot, from, bytes);
+    copy_async_commit();
+#endif
+    r.put = r.put + 1 == r.stages ? 0 : r.put + 1;
 }
 
-/* Adds up entry i of every warp's sums, which are `stride` apart. */
-DEVICE float take_sum(const float *sums, int warps, int stride, int i)
+/* Asks for the first tiles of an empty ring: lane n has where number n lies and its size (0: there
+ * is none). */
+DEVICE void ring_fill(struct ring &r, const uint8_t *from, int bytes)
 {
-    float v = 0.0f;
-#pragma unroll 4
-    for (int w = 0; w < warps; w++)
-        v += sums[w * stride + i];
-    return v;
+#if BULK_COPIES
+    int n = lane_id();
+    if (n < r.stages && bytes)
+        bulk_copy(r.base + n * r.slot, from, bytes, r.bar + n);
+#else
+    for (int n = 0; n < r.stages; n++)
+        ring_put(r, (const uint8_t *)__shfl_sync(FULL_WARP, (uint64_t)from, n),
+                 __shfl_sync(FULL_WARP, bytes, n));
+#endif
 }
 
-/* A position in a ring of `stages` entries. */
-DEVICE int ring_next(int at, int stages)
+/* The oldest tile, once it is there. */
+DEVICE const uint8_t *ring_get(struct ring &r)
 {
-    return at + 1 == stages ? 0 : at + 1;
-}
-
-/* Until the oldest of `stages` groups under way has landed. */
-DEVICE void ring_wait(int stages)
-{
-    if (stages >= 3)
+#if BULK_COPIES
+    bulk_wait(r.bar + r.take, r.parity);
+#else
+    /* As many groups are under way as there are stages, and the oldest is wanted. */
+    if (r.stages >= 4)
+        copy_async_wait<3>();
+    else if (r.stages == 3)
         copy_async_wait<2>();
-    else if (stages == 2)
+    else if (r.stages == 2)
         copy_async_wait<1>();
     else
         copy_async_wait<0>();
     __syncwarp();
+#endif
+    return r.base + r.take * r.slot;
+}
+
+/* Every lane is done with it. */
+DEVICE void ring_drop(struct ring &r)
+{
+    __syncwarp();
+    if (++r.take == r.stages) {
+        r.take = 0;
+        r.parity ^= 1;
+    }
+}
+
+/* A lane's share of rows g and g+8 of a tile. Quads hold a row; nobody adds them up before the end. */
+DEVICE void put_sums(float *to, const float (&sum)[2])
+{
+    to[lane_id()] = sum[0];
+    to[lane_id() + 32] = sum[1];
+}
+
+DEVICE void add_sums(float *to, const float (&sum)[2])
+{
+    to[lane_id()] += sum[0];
+    to[lane_id() + 32] += sum[1];
+}
+
+/* Row i of a tile: adds up every warp's shares, which are `stride` apart. */
+DEVICE float take_sum(const float *sums, int warps, int stride, int i)
+{
+    float v = 0.0f;
+#pragma unroll 8
+    for (int w = 0; w < warps; w++) {
+        float4 q = *(const float4 *)(sums + w * stride + 4 * i);
+        v += (q.x + q.y) + (q.z + q.w);
+    }
+    return v;
 }
 
 /* Row `row` of what goes in. */
@@ -117,151 +191,366 @@ DEVICE struct norm_in norm_row(struct norm_in in, int row, int n)
     return in;
 }
 
-/* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH rows of tiles (PAIR: of half as many
- * pairs, gate and up of the same rows, and y = silu(gate) up). */
+/* How experts are chosen. */
+struct route_rule {
+    int n_expert, used;
+    bool renormalise;
+    float scale;
+};
+
+/* The experts a row chose, as a warp finds them, largest logit first: every warp for itself, since
+ * meeting the others would take longer. The order is that of the logits' upper 32 - BITS bits (their
+ * difference from the rest is below what rounding upstream makes of them), then of the lower index:
+ * both in one integer, so that one reduction finds the next. PER: logits a lane holds. */
+template <int PER, int BITS> struct chooser {
+    uint32_t key[PER]; /* PER 4: in order, largest first */
+};
+
+template <int PER, int BITS>
+DEVICE void chooser_start(struct chooser<PER, BITS> &c, const float *logits, int n_expert)
+{
+    const uint32_t low = (1u << BITS) - 1;
+    float v[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        v[i] = i * 32 + lane_id() < n_expert ? load_float_l2(logits + i * 32 + lane_id()) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        int e = i * 32 + lane_id();
+        c.key[i] = e < n_expert ? (float_order(v[i]) & ~low) | (low - (uint32_t)e) : 0;
+    }
+    auto swap = [&](int i, int j) {
+        uint32_t a = c.key[i], b = c.key[j];
+        c.key[i] = a > b ? a : b;
+        c.key[j] = a > b ? b : a;
+    };
+    if (PER == 4)
+        swap(0, 1), swap(2, 3), swap(0, 2), swap(1, 3), swap(1, 2);
+}
+
+/* The next expert, the same for every lane. */
+template <int PER, int BITS> DEVICE int chooser_next(struct chooser<PER, BITS> &c, int n_expert)
+{
+    const uint32_t low = (1u << BITS) - 1;
+    uint32_t best = c.key[0];
+    if (PER == 4) {
+        best = warp_max_u32(best);
+        bool mine = c.key[0] == best;
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            c.key[i] = mine ? (i + 1 < PER ? c.key[(i + 1) % PER] : 0) : c.key[i];
+    } else {
+#pragma unroll
+        for (int i = 1; i < PER; i++)
+            best = c.key[i] > best ? c.key[i] : best;
+        best = warp_max_u32(best);
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            c.key[i] = c.key[i] == best ? 0 : c.key[i];
+    }
+    return min((int)(low - (best & low)), n_expert - 1);
+}
+
+/* The expert chosen as number `pick`; lane k gets number k as *all, of the first `n`. */
+template <int PER, int BITS>
+DEVICE int choose_with(const float *logits, const struct route_rule &rule, int pick, int n,
+                       int *all)
+{
+    struct chooser<PER, BITS> c;
+    chooser_start(c, logits, rule.n_expert);
+    int found = 0;
+#pragma unroll 1
+    for (int k = 0; k < n; k++) {
+        int e = chooser_next(c, rule.n_expert);
+        found = k == pick ? e : found;
+        *all = k == lane_id() ? e : *all;
+    }
+    return found;
+}
+
+DEVICE int choose(const float *logits, const struct route_rule &rule, int pick, int n, int *all)
+{
+    *all = 0;
+    if (rule.n_expert <= 128)
+        return choose_with<4, 7>(logits, rule, pick, n, all);
+    return choose_with<MAX_EXPERTS / 32, 9>(logits, rule, pick, n, all);
+}
+
+/* The weight of the expert lane k knows to be number k. */
+DEVICE float weigh(const float *logits, const struct route_rule &rule, int expert)
+{
+    int lane = lane_id();
+    float v = load_float_l2(logits + expert), top = __shfl_sync(FULL_WARP, v, 0);
+    float w = lane < rule.used ? fast_exp(v - top) : 0.0f;
+    float total = rule.renormalise ? w : 0.0f;
+    if (!rule.renormalise)
+#pragma unroll 1
+        for (int e = lane; e < rule.n_expert; e += 32)
+            total += fast_exp(load_float_l2(logits + e) - top);
+    return w / warp_sum(total) * rule.scale;
+}
+
+/* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH at most (PAIR: gate and up
+ * of the same rows by turns, and y = silu(gate) up). EXPERT: W is the expert that the row chose;
+ * blockIdx.y is (row, number of the choice), and so are y's rows. */
 struct small_args {
     struct matrix w;
     struct norm_in in;
     float *y;
     int n_units, units_per_block; /* units: tiles, or pairs */
     struct small_shape s;
+    float inv_n;         /* 1 / n_in */
+    const float *logits; /* EXPERT: (rows, n_expert) */
+    struct route_rule rule;
 };
 
-template <int SET, bool PAIR>
-static __global__ void __launch_bounds__(MAX_WARPS * 32, SET == SET_ALL ? 1 : 2)
+enum mode { PLAIN, NORM, EXPERT };
+
+/* The bound on threads is one on registers, 96, so that other kernels find room beside it. */
+template <int SET, bool PAIR, int MODE>
+static __global__ void __launch_bounds__(640)
     small_kernel(const __grid_constant__ struct small_args p)
 {
     enum { TILES = PAIR ? 2 : 1 };
     SHARED_BYTES(shared);
+    struct marks mk;
+    marks_begin(mk);
     int warps = p.s.warps, stages = p.s.stages, n_in = p.w.n_in;
-    const struct norm_in in = norm_row(p.in, (int)blockIdx.y, n_in);
+    int row_in = MODE == EXPERT ? (int)blockIdx.y / p.rule.used : (int)blockIdx.y;
+    const struct norm_in in = norm_row(p.in, row_in, n_in);
     float *y = p.y + (size_t)blockIdx.y * (size_t)(p.w.n_out / TILES);
     struct small_smem m = small_carve(shared, p.s);
     int warp = warp_id(), lane = lane_id();
     int first = (int)blockIdx.x * p.units_per_block * TILES;
     int end = min(first + p.units_per_block * TILES, p.n_units * TILES);
+    int most = p.s.batch; /* a thread for every row of a batch */
 
-    /* Tiles in order: tiles of this block (PAIR: gate, up, gate, up), slices of this warp. */
+    /* In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp, tiles of the batch; so
+     * what is made of a slice of the row serves a whole batch. */
     auto tile_of = [&](int n) { return PAIR ? (n >> 1) + (n & 1) * p.n_units : n; };
-    int f_tile = first, f_slice = warp, f_at = 0;
-    auto fetch = [&]() {
-        if (f_tile < end) {
-            int tile = tile_of(f_tile);
-            const struct seg *s = seg_of(p.w, tile);
-            tile_fetch(m.ring + f_at * p.s.slot, tile_address(p.w, s, 0, tile, f_slice),
-                       s->tile_bytes);
-            f_slice += warps;
-            if (f_slice >= p.w.n_kt) {
-                f_slice = warp;
-                f_tile++;
-            }
-            f_at = ring_next(f_at, stages);
-        }
-        copy_async_commit();
+    int f_first = first, f_slice = warp, f_b = 0, expert = 0; /* what is fetched next */
+    auto go_to = [&](int n) {
+        int each = (p.w.n_kt - warp + warps - 1) / warps, k = n / (each * most);
+        f_first = min(first + k * most, end);
+        int batch = max(min(most, end - f_first), 1), rest = n - k * each * most;
+        f_slice = warp + rest / batch * warps;
+        f_b = rest % batch;
+        if (f_slice >= p.w.n_kt)
+            f_first = end;
     };
-#pragma unroll 1
-    for (int n = 0; n < stages; n++)
-        fetch();
-    float gain[8];
-    if (in.gain)
-        load_lane(in.gain, lane_column(warp), n_in, gain);
-    dependency_trigger();
-    dependency_wait();
+    auto next = [&](int *bytes, size_t *expert_bytes) {
+        int tile = tile_of(f_first + f_b);
+        const struct seg *s = seg_of(p.w, tile);
+        *bytes = s->tile_bytes;
+        *expert_bytes = s->expert_bytes;
+        return tile_address(p.w, s, expert, tile, f_slice);
+    };
+    const uint8_t *from0 = NULL; /* the first ones, a lane each; expert 0's */
+    int bytes0 = 0;
+    size_t expert_bytes = 0;
+    go_to(lane);
+    if (f_first < end)
+        from0 = next(&bytes0, &expert_bytes);
+    go_to(stages);
+    auto fetch = [&]() {
+        const uint8_t *from = NULL;
+        int bytes = 0;
+        size_t unused;
+        if (f_first < end) {
+            from = next(&bytes, &unused);
+            if (++f_b == min(most, end - f_first)) {
+                f_b = 0;
+                f_slice += warps;
+                if (f_slice >= p.w.n_kt) {
+                    f_slice = warp;
+                    f_first += most;
+                }
+            }
+        }
+        ring_put(m.ring, from, bytes);
+    };
+    /* Where this thread's row of the batch from `tile` on goes, and its biases; known a batch ahead. */
+    float *to = NULL, bias[TILES] = {};
+    uint32_t six = 0; /* SET_K: which tiles of the batch are Q6_K */
+    auto locate = [&](int tile) {
+        if (SET == SET_K)
+            six =
+                __ballot_sync(FULL_WARP, lane < min(most, end - tile) &&
+                                             seg_of(p.w, tile_of(tile + lane))->kind == TILE_Q6_K);
+        int unit = (int)(threadIdx.x >> 4) * TILES;
+        to = NULL;
+        if (unit >= min(most, end - tile))
+            return;
+        int t = tile_of(tile + unit);
+        const struct seg *s = seg_of(p.w, t);
+        int row = (t - s->tile0) * TILE_ROWS + (int)(threadIdx.x & 15);
+        if (row >= s->rows)
+            return;
+        to = y + s->row0 + row;
+        if (p.w.bias)
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+                bias[i] = p.w.bias[s->row0 + row + i * (p.w.n_out / 2)];
+    };
+    float v[8];
+    if (MODE != EXPERT) {
+        ring_fill(m.ring, from0, bytes0);
+        dependency_trigger();
+    }
+    locate(first);
+#if BULK_COPIES
+    uint64_t *gain_bar = m.ring.bar + STAGES;
+    if (MODE == NORM && lane == 0) {
+        int total = 0;
+        for (int k = warp * TILE_K; k < n_in; k += warps * TILE_K)
+            total += min((int)TILE_K, n_in - k) * 4;
+        bulk_expect(gain_bar, total);
+        for (int k = warp * TILE_K; k < n_in; k += warps * TILE_K)
+            bulk_piece(m.extra + k, in.gain + k, min((int)TILE_K, n_in - k) * 4, gain_bar);
+    }
+#endif
+    mark(mk, 2);
+    (dependency_wait)();
+    mark(mk, 3);
+    load_lane(in.x, warp, n_in, v);
+    float d[8] = {}; /* one trip for both */
+    if (MODE == NORM && in.d)
+        load_lane(in.d, warp, n_in, d);
+    if (MODE == EXPERT) {
+        dependency_trigger(); /* after the wait: the next kernel may read the logits at once */
+        int all, pick = (int)blockIdx.y - row_in * p.rule.used;
+        expert = choose(p.logits + row_in * p.rule.n_expert, p.rule, pick, pick + 1, &all);
+        mark(mk, 4);
+        ring_fill(m.ring, from0 + (size_t)expert * expert_bytes, bytes0);
+        mark(mk, 1);
+    }
 
-    struct row_slice x = {};
+    typename slice_of<SET>::type x = {};
     float squares = 0.0f;
-    int staged = -1, at = 0, odd = 0;
+    int staged = -1, odd = 0;
 #pragma unroll 1
     for (int tile = first; tile < end;) {
-        int batch = min((int)BATCH, end - tile), stride = BATCH * TILE_ROWS;
+        int batch = min(most, end - tile), stride = most * SHARES;
         float *sums = m.sums + odd * warps * stride;
 #pragma unroll 1
-        for (int b = 0; b < batch; b++) {
-            const struct seg *s = seg_of(p.w, tile_of(tile + b));
-            float sum[2] = {};
-#pragma unroll 1
-            for (int slice = warp; slice < p.w.n_kt; slice += warps) {
-                if (slice != staged) {
-                    int k = lane_column(slice);
-                    float v[8], d[8];
-                    load_lane(in.x, k, n_in, v);
-                    if (in.gain) {
-                        if (in.d) {
-                            load_lane(in.d, k, n_in, d);
+        for (int slice = warp; slice < p.w.n_kt; slice += warps) {
+            if (slice != staged) {
+                if (staged >= 0 && slice == warp)
+                    load_lane(in.x, slice, n_in, v); /* else it is there, or on its way */
+                if (MODE == NORM) {
+                    float gain[8];
+                    if (staged >= 0 && in.d)
+                        load_lane(in.d, slice, n_in, d);
 #pragma unroll
-                            for (int j = 0; j < 8; j++)
-                                v[j] += d[j];
-                        }
-                        if (staged >= 0)
-                            load_lane(in.gain, k, n_in, gain);
-                        if (tile == first && b == 0) {
-                            if (blockIdx.x == 0 && in.x_out)
-                                store_lane(in.x_out, k, n_in, v);
-#pragma unroll
-                            for (int j = 0; j < 8; j++)
-                                squares += v[j] * v[j];
-                        }
+                    for (int j = 0; j < 8; j++)
+                        v[j] += d[j];
+#if BULK_COPIES
+                    bulk_wait(gain_bar, 0);
+                    load_lane(m.extra, slice, n_in, gain);
+#else
+                    load_lane(in.gain, slice, n_in, gain);
+#endif
+                    if (tile == first) {
+                        if (blockIdx.x == 0 && in.x_out)
+                            store_lane(in.x_out, slice, n_in, v);
 #pragma unroll
                         for (int j = 0; j < 8; j++)
-                            v[j] *= gain[j];
+                            squares += v[j] * v[j];
                     }
-                    staged = slice;
-                    x = slice_make(v);
+#pragma unroll
+                    for (int j = 0; j < 8; j++)
+                        v[j] *= gain[j];
                 }
-                ring_wait(stages);
-                tile_dot<SET>(s, m.ring + at * p.s.slot, x, 1.0f, sum);
-                at = ring_next(at, stages);
-                __syncwarp(); /* every lane is done with the entry that is fetched over */
+                staged = slice;
+                slice_make(x, v);
+                if (slice + warps < p.w.n_kt)
+                    load_lane(in.x, slice + warps, n_in, v);
+                if (MODE != EXPERT && slice == warp)
+                    mark(mk, 4);
+            }
+#pragma unroll 1
+            for (int b = 0; b < batch; b++) {
+                float sum[2] = {}, *shares = sums + warp * stride + b * SHARES;
+                const uint8_t *there = ring_get(m.ring);
+                if (tile + b == first && slice == warp)
+                    mark(mk, 5);
+                if constexpr (SET == SET_K)
+                    tile_dot(six >> b & 1, there, x, 1.0f, sum);
+                else
+                    tile_dot<SET>(seg_of(p.w, tile_of(tile + b)), there, x, 1.0f, sum);
+                if (slice != warp)
+                    add_sums(shares, sum);
+                else
+                    put_sums(shares, sum);
+                ring_drop(m.ring);
                 fetch();
             }
-            put_sums(sums + warp * stride + b * TILE_ROWS, sum);
         }
-        if (tile == first && in.gain) {
-            squares = warp_sum(squares);
-            if (lane == 0)
-                m.squares[warp] = squares;
+        mark(mk, 6);
+        if (tile == first && MODE == NORM) {
+#pragma unroll
+            for (int i = 16; i >= 4; i >>= 1)
+                squares += __shfl_xor_sync(FULL_WARP, squares, i);
+            if (lane < 4)
+                m.squares[4 * warp + lane] = squares;
         }
         odd ^= 1;
         __syncthreads();
-#pragma unroll 1
-        for (int i = (int)threadIdx.x; i < batch / TILES * TILE_ROWS; i += (int)blockDim.x) {
-            int unit = (i >> 4) * TILES, t = tile_of(tile + unit);
-            const struct seg *s = seg_of(p.w, t);
-            int row = (t - s->tile0) * TILE_ROWS + (i & 15);
-            if (row >= s->rows)
-                continue;
+        mark(mk, 7);
+        if (to) {
+            const float *from = sums + (int)(threadIdx.x >> 4) * TILES * SHARES;
+            int row = (int)(threadIdx.x & 15);
             float scale = 1.0f;
-            if (in.gain)
-                scale = rsqrtf(take_sum(m.squares, warps, 1, 0) / (float)n_in + in.eps);
-            float v = take_sum(sums, warps, stride, unit * TILE_ROWS + (i & 15)) * scale;
-            row += s->row0;
-            if (p.w.bias)
-                v += p.w.bias[row];
-            if (PAIR) {
-                float up = take_sum(sums, warps, stride, (unit + 1) * TILE_ROWS + (i & 15)) * scale;
-                if (p.w.bias)
-                    up += p.w.bias[p.w.n_out / 2 + row];
-                v = silu(v) * up;
-            }
-            y[row] = v;
+            if (MODE == NORM)
+                scale = rsqrtf(take_sum(m.squares, warps, 4, 0) * p.inv_n + in.eps);
+            float r = take_sum(from, warps, stride, row) * scale + bias[0];
+            if (PAIR)
+                r = silu(r) *
+                    (take_sum(from + SHARES, warps, stride, row) * scale + bias[TILES - 1]);
+            *to = r;
         }
         tile += batch;
+        if (tile < end)
+            locate(tile);
     }
     copy_async_wait<0>();
+    marks_end(mk, MODE == EXPERT ? 5 : PAIR ? 2 : MODE == NORM ? 1 : 3);
 }
 
-/* per_warp: tiles a warp streams in all. Two blocks find room in an SM, so that the next kernel's
- * first tiles are under way before this one ends. */
-static struct small_shape small_plan(const struct matrix *w, int warps, int per_warp)
+/* tiles: of a block; per_warp: of a warp, all slices of them; extra: bytes the kernel wants besides. What
+ * is in flight leaves room for another kernel, so that the next one's first tiles are under way
+ * before this one ends. */
+static struct small_shape small_plan(const struct cuda_backend *cu, const struct matrix *w,
+                                     int warps, int tiles, int per_warp, size_t extra)
 {
     struct small_shape s;
+    int most = 2 * warps < BATCH ? 2 * warps : BATCH;                  /* a thread for every row */
+    int stages = cu->sm >= 90 ? STAGES : 4;                            /* see ring_get */
+    s.batch = tiles <= most ? tiles : most >= 4 ? most / 4 * 2 : most; /* even: pairs */
+    s.sums = tiles > s.batch ? 2 : 1;
     s.warps = warps;
     s.slot = w->max_tile_bytes;
-    s.stages = per_warp < 3 ? per_warp : 3;
-    while (s.stages > 1 && small_shared(s) > 96 << 10)
+    s.stages = per_warp < stages ? per_warp : stages;
+    while (s.stages > 1 &&
+           (warps * s.stages * s.slot > 116 << 10 || small_shared(s) + extra > cu->shared_limit))
         s.stages--;
     return s;
 }
+
+#define LAUNCH_SMALL(...)                                                                          \
+    do {                                                                                           \
+        int threads = p.s.warps * 32;                                                              \
+        size_t shared = small_shared(p.s) + extra;                                                 \
+        if (p.w.set == SET_ALL)                                                                    \
+            cuda_launch(cu, small_kernel<SET_ALL, __VA_ARGS__>, grid, threads, shared,             \
+                        LAUNCH_EARLY, p);                                                          \
+        else if (p.w.set == SET_FAST)                                                              \
+            cuda_launch(cu, small_kernel<SET_FAST, __VA_ARGS__>, grid, threads, shared,            \
+                        LAUNCH_EARLY, p);                                                          \
+        else                                                                                       \
+            cuda_launch(cu, small_kernel<SET_K, __VA_ARGS__>, grid, threads, shared, LAUNCH_EARLY, \
+                        p);                                                                        \
+    } while (0)
 
 template <bool PAIR>
 static void small_launch(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
@@ -269,30 +558,29 @@ static void small_launch(struct cuda_backend *cu, const struct matrix *w, const 
 {
     int warps = w->n_kt < MAX_WARPS ? w->n_kt : MAX_WARPS, units = w->n_tiles / (PAIR ? 2 : 1);
     for (;; warps = (warps + 1) / 2) { /* large tiles, little shared memory: fewer warps */
-        struct small_shape least = {warps, 1, w->max_tile_bytes};
-        if (warps == 1 ||
-            (small_shared(least) <= cu->shared_limit && (w->set != SET_ALL || warps <= 8)))
+        struct small_shape least = {warps, 1, w->max_tile_bytes, BATCH, 2};
+        if (warps == 1 || (small_shared(least) + (size_t)w->n_kt * TILE_K * 4 <= cu->shared_limit &&
+                           (w->set != SET_ALL || warps <= 8)))
             break;
     }
-    /* Blocks of one unit while the machine holds them all at once, else as many as it holds. */
-    int tiles = ceil_div(w->n_kt, warps) * (PAIR ? 2 : 1), per_block = 1;
-    struct small_shape plan = small_plan(w, warps, tiles);
-    for (int i = 0; i < 2; i++) { /* longer stretches may want more stages, which take more room */
-        int held = (int)(cu->shared_per_sm / (small_shared(plan) + 1024)), by_regs = 32 / warps;
-        held = held < by_regs ? held : by_regs;
-        held = held < 1 ? 1 : held > 4 ? 4 : held;
-        per_block = ceil_div(units, cu->n_sm * held);
-        plan = small_plan(w, warps, per_block * tiles);
-    }
-    struct small_args p = {*w, *in, y, units, per_block, plan};
-    size_t shared = small_shared(p.s);
+    /* One block to an SM: its warps share what they make of the row over many tiles. */
+    int per_block = ceil_div(units * rows, cu->n_sm);
+    per_block = per_block < units ? per_block : units;
+    struct small_args p = {};
+    p.w = *w;
+    p.in = *in;
+    p.y = y;
+    p.n_units = units;
+    p.units_per_block = per_block;
+    int tiles = per_block * (PAIR ? 2 : 1);
+    size_t extra = in->gain ? (size_t)w->n_kt * TILE_K * 4 : 0; /* the gains */
+    p.s = small_plan(cu, w, warps, tiles, tiles * ceil_div(w->n_kt, warps), extra);
+    p.inv_n = 1.0f / (float)w->n_in;
     dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)rows);
-    if (w->set == SET_ALL)
-        cuda_launch(cu, small_kernel<SET_ALL, PAIR>, grid, warps * 32, shared, LAUNCH_EARLY, p);
-    else if (w->set == SET_FAST)
-        cuda_launch(cu, small_kernel<SET_FAST, PAIR>, grid, warps * 32, shared, LAUNCH_EARLY, p);
+    if (in->gain)
+        LAUNCH_SMALL(PAIR, NORM);
     else
-        cuda_launch(cu, small_kernel<SET_K, PAIR>, grid, warps * 32, shared, LAUNCH_EARLY, p);
+        LAUNCH_SMALL(PAIR, PLAIN);
 }
 
 void small_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
@@ -312,358 +600,107 @@ void small_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const stru
 
 /* Mixture of experts */
 
-/* Router logits (rows, n_expert) in plain floats: a warp per expert, its row in registers before the
- * wait. n = norm(x + d) is made by every block for itself; block 0 also stores it. */
-struct router_args {
-    struct matrix w;
-    struct norm_in in;
-    float *n;      /* (rows, n_embd) or NULL */
-    float *logits; /* (rows, n_expert) */
-    int rows, rows_per_block;
-};
-
-DEVICE void load8f(const float *p, float (&v)[8])
-{
-    float4 a = *(const float4 *)p, b = *(const float4 *)(p + 4);
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-}
-DEVICE void store8f(float *p, const float (&v)[8])
-{
-    *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
-    *(float4 *)(p + 4) = make_float4(v[4], v[5], v[6], v[7]);
-}
-
-/* Grid: (groups of 8 experts, groups of rows); 8 warps. */
-static __global__ void __launch_bounds__(256)
-    router_kernel(const __grid_constant__ struct router_args p)
-{
-    SHARED_BYTES(shared);
-    float *n = (float *)shared;          /* (padded n_embd) one row at a time */
-    float *part = n + p.w.n_kt * TILE_K; /* (8) */
-    int warp = warp_id(), lane = lane_id(), n_embd = p.w.n_in, n_kt = p.w.n_kt;
-    int e = (int)blockIdx.x * 8 + warp;
-    bool mine = e < p.w.n_out;
-    const float *row =
-        (const float *)(p.w.seg[0].base + (size_t)(e / TILE_ROWS) * (size_t)n_kt * F32_BYTES) +
-        (e % TILE_ROWS) * TILE_K + lane * 8;
-    enum { KEPT = 8, TILE_FLOATS = F32_BYTES / 4 }; /* k tiles a lane keeps in registers */
-    float w[KEPT][8];
-#pragma unroll
-    for (int i = 0; i < KEPT; i++)
-        if (mine && i < n_kt)
-            load8f(row + i * TILE_FLOATS, w[i]);
-    dependency_trigger();
-    dependency_wait();
-    int t0 = (int)blockIdx.y * p.rows_per_block, t1 = min(t0 + p.rows_per_block, p.rows);
-#pragma unroll 1
-    for (int t = t0; t < t1; t++) {
-        float squares = 0.0f;
-        size_t base = (size_t)t * (size_t)n_embd;
-        __syncthreads(); /* the last row's n has been read */
-#pragma unroll 1
-        for (int k = (int)threadIdx.x * 8; k < n_kt * TILE_K; k += 2048) {
-            float v[8] = {}, d[8];
-            if (k < n_embd) {
-                load8f(p.in.x + base + (size_t)k, v);
-                if (p.in.gain) {
-                    if (p.in.d) {
-                        load8f(p.in.d + base + (size_t)k, d);
-#pragma unroll
-                        for (int j = 0; j < 8; j++)
-                            v[j] += d[j];
-                    }
-                    if (blockIdx.x == 0 && p.in.x_out)
-                        store8f(p.in.x_out + base + (size_t)k, v);
-                    load8f(p.in.gain + k, d);
-#pragma unroll
-                    for (int j = 0; j < 8; j++) {
-                        squares += v[j] * v[j];
-                        v[j] *= d[j];
-                    }
-                }
-            }
-            store8f(n + k, v);
-        }
-        if (p.in.gain) {
-            squares = warp_sum(squares);
-            if (lane == 0)
-                part[warp] = squares;
-        }
-        __syncthreads();
-        float rms = 1.0f;
-        if (p.in.gain)
-            rms = rsqrtf(take_sum(part, 8, 1, 0) / (float)n_embd + p.in.eps);
-        float dot = 0.0f;
-        if (mine) {
-#pragma unroll
-            for (int i = 0; i < KEPT; i++)
-                if (i < n_kt) {
-                    float v[8];
-                    load8f(n + i * TILE_K + lane * 8, v);
-#pragma unroll
-                    for (int j = 0; j < 8; j++)
-                        dot += w[i][j] * v[j];
-                }
-#pragma unroll 1
-            for (int i = KEPT; i < n_kt; i++)
-#pragma unroll 1
-                for (int j = 0; j < 8; j++)
-                    dot += row[i * TILE_FLOATS + j] * n[i * TILE_K + lane * 8 + j];
-        }
-        dot = warp_sum(dot);
-        if (mine && lane == 0)
-            p.logits[(size_t)t * (size_t)p.w.n_out + (size_t)e] =
-                dot * rms + (p.w.bias ? p.w.bias[e] : 0.0f);
-        if (blockIdx.x == 0 && p.n)
-#pragma unroll 1
-            for (int k = (int)threadIdx.x; k < n_embd; k += 256)
-                p.n[base + (size_t)k] = n[k] * rms;
-    }
-}
-
-void small_router(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                  float *n, int rows)
-{
-    int per = rows <= 64 ? ceil_div(rows, 16) : 4; /* a block for every row while there are few */
-    struct router_args p = {*w, *in, n, cu->router, rows, per};
-    CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
-    cuda_launch(cu, router_kernel,
-                dim3((unsigned)ceil_div(w->n_out, 8), (unsigned)ceil_div(rows, per)), 256,
-                (size_t)w->n_kt * TILE_K * 4 + 64, LAUNCH_EARLY, p);
-}
-
-/* How experts are chosen. */
-struct route_rule {
-    int n_expert, used;
-    bool renormalise;
-    float scale;
-};
-
-/* The chosen experts, in shared memory of each block that needs them. */
-struct __align__(16) choices
-{
-    float logit[MAX_EXPERTS];
-    int chosen[MAX_USED];
-    float weight[MAX_USED];
-};
-
-/* One warp takes the largest `used` times. PER: logits a lane holds. The order is that of the
- * logits' upper 32 - BITS bits (their difference from the rest is below what rounding upstream makes
- * of them), then of the lower index: both in one integer, so that one reduction finds the next. */
-template <int PER, int BITS>
-DEVICE void choose_warp(struct choices *ch, const float *logits, const struct route_rule &rule)
-{
-    const uint32_t low = (1u << BITS) - 1;
-    int lane = lane_id();
-    uint32_t key[PER], mine = 0;
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        int e = i * 32 + lane;
-        float v = e < rule.n_expert ? load_float_l2(logits + e) : 0.0f;
-        key[i] = e < rule.n_expert ? (float_order(v) & ~low) | (low - (uint32_t)e) : 0;
-        if (e < rule.n_expert)
-            ch->logit[e] = v;
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int k = 0; k < rule.used; k++) {
-        uint32_t best = key[0];
-#pragma unroll
-        for (int i = 1; i < PER; i++)
-            best = key[i] > best ? key[i] : best;
-        best = warp_max_u32(best);
-        mine = lane == k ? best : mine;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            key[i] = key[i] == best ? 0 : key[i];
-    }
-    if (lane < rule.used) {
-        int e = min((int)(low - (mine & low)), rule.n_expert - 1);
-        ch->chosen[lane] = e;
-        ch->weight[lane] = ch->logit[e];
-    }
-}
-
-/* Experts, and their logits as weights. The block. */
-DEVICE void choose_experts(struct choices *ch, const float *logits, const struct route_rule &rule)
-{
-    if (warp_id() == 0) {
-        if (rule.n_expert <= 128)
-            choose_warp<4, 7>(ch, logits, rule);
-        else
-            choose_warp<MAX_EXPERTS / 32, 9>(ch, logits, rule);
-    }
-    __syncthreads();
-}
-
-/* Logits of the chosen to weights; one warp. */
-DEVICE void weigh_experts(struct choices *ch, const struct route_rule &rule)
-{
-    int lane = lane_id();
-    float top = ch->weight[0], w = lane < rule.used ? fast_exp(ch->weight[lane] - top) : 0.0f;
-    float total = rule.renormalise ? w : 0.0f;
-    if (!rule.renormalise)
-#pragma unroll 1
-        for (int e = lane; e < rule.n_expert; e += 32)
-            total += fast_exp(ch->logit[e] - top);
-    total = warp_sum(total);
-    __syncwarp();
-    if (lane < rule.used)
-        ch->weight[lane] = w / total * rule.scale;
-}
-
 struct expert_args {
     struct matrix w;
     const float *logits; /* (rows, n_expert) */
-    const float *x;      /* gate_up: (rows, n_embd); down: hidden (rows, used, n_in) */
-    float *y;            /* gate_up: hidden (rows, used, n_ff); down: (rows, n_embd) */
+    const float *x;      /* hidden (rows, used, n_in) */
+    float *y;            /* (rows, n_embd) */
     struct route_rule rule;
     struct small_shape s;
 };
-
-/* hidden[k, :] = silu(x Wg^T) * (x Wu^T) for every chosen expert. Blocks: x over tiles of 16 hidden
- * units, y over (row, chosen expert); 8 warps. Rows that chose the same expert read it twice: few do,
- * and it is in the L2 by then. */
-template <int SET>
-static __global__ void __launch_bounds__(256, SET == SET_ALL ? 1 : 4)
-    expert_up_kernel(const __grid_constant__ struct expert_args p)
-{
-    SHARED_BYTES(shared);
-    struct choices *ch = (struct choices *)shared;
-    int stages = p.s.stages;
-    struct small_smem m = small_carve(shared + sizeof(struct choices), p.s);
-    int warp = warp_id();
-    int first = (int)blockIdx.x, half = p.w.n_tiles / 2, n_embd = p.w.n_in;
-    int row_in = (int)blockIdx.y / p.rule.used, pick = (int)blockIdx.y - row_in * p.rule.used;
-    const float *x_row = p.x + (size_t)row_in * (size_t)n_embd;
-
-    dependency_wait();
-    dependency_trigger(); /* after the wait: the next kernel may read the logits at once */
-    float v[8];
-    load_lane(x_row, lane_column(warp), n_embd, v);
-    choose_experts(ch, p.logits + row_in * p.rule.n_expert, p.rule);
-    int e = ch->chosen[pick];
-
-    int f_slice = warp, f_half = 0, f_at = 0;
-    auto fetch = [&]() {
-        if (f_slice < p.w.n_kt) {
-            int tile = first + f_half * half;
-            const struct seg *s = seg_of(p.w, tile);
-            tile_fetch(m.ring + f_at * p.s.slot, tile_address(p.w, s, e, tile, f_slice),
-                       s->tile_bytes);
-            f_slice += f_half ? EXPERT_WARPS : 0;
-            f_half ^= 1;
-            f_at = ring_next(f_at, stages);
-        }
-        copy_async_commit();
-    };
-#pragma unroll 1
-    for (int n = 0; n < stages; n++)
-        fetch();
-
-    float sum[2][2] = {};
-    int at = 0;
-#pragma unroll 1
-    for (int slice = warp; slice < p.w.n_kt; slice += EXPERT_WARPS) {
-        if (slice != warp)
-            load_lane(x_row, lane_column(slice), n_embd, v);
-        struct row_slice x = slice_make(v);
-#pragma unroll 1
-        for (int j = 0; j < 2; j++) {
-            float part[2] = {};
-            ring_wait(stages);
-            tile_dot<SET>(seg_of(p.w, first + j * half), m.ring + at * p.s.slot, x, 1.0f, part);
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                sum[0][i] += j == 0 ? part[i] : 0.0f;
-                sum[1][i] += j == 1 ? part[i] : 0.0f;
-            }
-            at = ring_next(at, stages);
-            __syncwarp();
-            fetch();
-        }
-    }
-    copy_async_wait<0>();
-    int stride = 2 * TILE_ROWS;
-    put_sums(m.sums + warp * stride, sum[0]);
-    put_sums(m.sums + warp * stride + TILE_ROWS, sum[1]);
-    __syncthreads();
-    int n_ff = p.w.n_out / 2, r = (int)threadIdx.x, row = first * TILE_ROWS + r;
-    if (r < TILE_ROWS && row < p.w.seg[0].rows) {
-        float gate = take_sum(m.sums, EXPERT_WARPS, stride, r);
-        float up = take_sum(m.sums, EXPERT_WARPS, stride, TILE_ROWS + r);
-        p.y[(size_t)blockIdx.y * (size_t)n_ff + (size_t)row] = silu(gate) * up;
-    }
-}
 
 /* y = sum over the chosen of weight * hidden Wd^T; blockIdx.y is the row. A block owns 16 output
  * rows; its warps share out the (expert, slice) pairs. Few threads and registers, so that it is resident, with its weights on
  * the way, while the kernel in front still runs. */
 template <int SET>
-static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 : 4)
+static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 : 2)
     expert_down_kernel(const __grid_constant__ struct expert_args p)
 {
     SHARED_BYTES(shared);
-    struct choices *ch = (struct choices *)shared;
+    struct marks mk;
+    marks_begin(mk);
     int stages = p.s.stages;
-    struct small_smem m = small_carve(shared + sizeof(struct choices), p.s);
+    struct small_smem m = small_carve(shared, p.s);
     int warp = warp_id(), tile = (int)blockIdx.x;
     const struct seg *s = seg_of(p.w, tile);
     int n_in = p.w.n_in, n_kt = p.w.n_kt, used = p.rule.used, row_in = (int)blockIdx.y;
     const float *x_row = p.x + (size_t)(row_in * used) * (size_t)n_in;
 
     dependency_trigger();
-    choose_experts(ch, p.logits + row_in * p.rule.n_expert,
-                   p.rule);                /* written two kernels ago: see expert_up_kernel */
-    int f_pick = warp, f_kt = 0, f_at = 0; /* a warp takes every eighth expert, slice by slice */
-    auto fetch = [&]() {
-        if (f_pick < used) {
-            tile_fetch(m.ring + f_at * p.s.slot,
-                       tile_address(p.w, s, ch->chosen[f_pick], tile, f_kt), s->tile_bytes);
-            if (++f_kt == n_kt) {
-                f_kt = 0;
-                f_pick += EXPERT_WARPS;
-            }
-            f_at = ring_next(f_at, stages);
-        }
-        copy_async_commit();
+    /* The logits were written two kernels ago: see expert_up_kernel. */
+    const float *logits = p.logits + row_in * p.rule.n_expert;
+    int all;
+    choose(logits, p.rule, 0, used, &all);
+    /* A warp takes every eighth expert, slice by slice. */
+    auto address = [&](int n, int *bytes) {
+        int pick = warp + n / n_kt * EXPERT_WARPS;
+        int e = __shfl_sync(FULL_WARP, all, pick & 31);
+        *bytes = pick < used ? s->tile_bytes : 0;
+        return tile_address(p.w, s, e, tile, n % n_kt);
     };
-#pragma unroll 1
-    for (int n = 0; n < stages; n++)
-        fetch();
-    if (warp == 0)
-        weigh_experts(ch, p.rule);
-    __syncthreads();
-    dependency_wait();
+    int bytes, next = stages, total = (used - warp + EXPERT_WARPS - 1) / EXPERT_WARPS * n_kt;
+    bool six = s->kind == TILE_Q6_K;
+    const uint8_t *from = address(lane_id(), &bytes);
+    ring_fill(m.ring, from, bytes);
+    float weights = weigh(logits, p.rule, all);
+    mark(mk, 2);
+    (dependency_wait)();
+    mark(mk, 3);
 
-    float sum[2] = {}, v[8];
-    int at = 0;
-    if (warp < used)
-        load_lane(x_row + (size_t)warp * (size_t)n_in, lane_column(0), n_in, v);
+    /* The hidden units of the next AHEAD slices are on their way: one trip for all of them. */
+    enum { AHEAD = 3 };
+    float sum[2] = {}, v[AHEAD][8];
+    int l_pick = warp, l_kt = 0;
+    auto load = [&](float(&to)[8]) {
+        if (l_pick >= used)
+            return;
+        load_lane(x_row + (size_t)l_pick * (size_t)n_in, l_kt, n_in, to);
+        if (++l_kt == n_kt) {
+            l_kt = 0;
+            l_pick += EXPERT_WARPS;
+        }
+    };
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        load(v[i]);
 #pragma unroll 1
-    for (int pick = warp, kt = 0; pick < used;) {
-        struct row_slice x = slice_make(v);
-        float weight = ch->weight[pick];
+    for (int n = 0, pick = warp, kt = 0; n < total; n++) {
+        typename slice_of<SET>::type x;
+        slice_make(x, v[0]);
+        float weight = __shfl_sync(FULL_WARP, weights, pick);
         if (++kt == n_kt) {
             kt = 0;
             pick += EXPERT_WARPS;
         }
-        if (pick < used) /* the next slice's, on their way during the product */
-            load_lane(x_row + (size_t)pick * (size_t)n_in, lane_column(kt), n_in, v);
-        ring_wait(stages);
-        tile_dot<SET>(s, m.ring + at * p.s.slot, x, weight, sum);
-        at = ring_next(at, stages);
-        __syncwarp();
-        fetch();
+#pragma unroll
+        for (int i = 0; i < 8 * (AHEAD - 1); i++)
+            v[i / 8][i % 8] = v[i / 8 + 1][i % 8];
+        load(v[AHEAD - 1]);
+        if (n == 0)
+            mark(mk, 4);
+        const uint8_t *there = ring_get(m.ring);
+        if (n == 0)
+            mark(mk, 5);
+        if constexpr (SET == SET_K)
+            tile_dot(six, there, x, weight, sum);
+        else
+            tile_dot<SET>(s, there, x, weight, sum);
+        ring_drop(m.ring);
+        bytes = 0;
+        if (next < total)
+            from = address(next++, &bytes);
+        ring_put(m.ring, from, bytes);
     }
     copy_async_wait<0>();
-    put_sums(m.sums + warp * TILE_ROWS, sum);
+    mark(mk, 6);
+    put_sums(m.sums + warp * SHARES, sum);
     __syncthreads();
+    mark(mk, 7);
     int r = (int)threadIdx.x, row = (tile - s->tile0) * TILE_ROWS + r;
     if (r < TILE_ROWS && row < s->rows)
         p.y[(size_t)row_in * (size_t)p.w.n_out + (size_t)(s->row0 + row)] =
-            take_sum(m.sums, EXPERT_WARPS, TILE_ROWS, r);
+            take_sum(m.sums, EXPERT_WARPS, SHARES, r);
+    marks_end(mk, 6);
 }
 
 #define LAUNCH_EXPERTS(kernel, args)                                                               \
@@ -680,10 +717,9 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 :
 bool small_moe_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                     const struct matrix *down)
 {
-    struct small_shape a = {EXPERT_WARPS, 2, gate_up->max_tile_bytes};
-    struct small_shape b = {EXPERT_WARPS, 2, down->max_tile_bytes};
-    return sizeof(struct choices) + small_shared(a) <= cu->shared_limit &&
-           sizeof(struct choices) + small_shared(b) <= cu->shared_limit;
+    struct small_shape a = {EXPERT_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
+    struct small_shape b = {EXPERT_WARPS, 1, down->max_tile_bytes, 1, 1};
+    return small_shared(a) <= cu->shared_limit && small_shared(b) <= cu->shared_limit;
 }
 
 void small_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
@@ -694,22 +730,28 @@ void small_moe(struct cuda_backend *cu, const struct matrix *router, const struc
           s->n_expert_used, router->n_out);
     small_router(cu, router, in, n, rows);
     struct route_rule rule = {router->n_out, s->n_expert_used, s->norm_topk, s->expert_scale};
-    struct expert_args p = {
-        *gate_up,
-        cu->router,
-        in->gain ? n : in->x,
-        cu->hidden,
-        rule,
-        small_plan(gate_up, EXPERT_WARPS, 2 * ceil_div(gate_up->n_kt, EXPERT_WARPS))};
-    size_t shared = sizeof(struct choices) + small_shared(p.s);
-    dim3 grid((unsigned)(gate_up->n_tiles / 2), (unsigned)(rule.used * rows));
-    LAUNCH_EXPERTS(expert_up_kernel, p);
+    const float *x = in->gain ? n : in->x;
+    int units = gate_up->n_tiles / 2, per_block = ceil_div(units * rule.used * rows, cu->n_sm);
+    per_block = per_block < units ? per_block : units;
+    struct small_args p = {};
+    p.w = *gate_up;
+    p.in.x = x;
+    p.y = cu->hidden;
+    p.n_units = units;
+    p.units_per_block = per_block;
+    int warps = gate_up->n_kt < EXPERT_WARPS ? gate_up->n_kt : EXPERT_WARPS;
+    size_t extra = 0;
+    p.s = small_plan(cu, gate_up, warps, 2 * per_block,
+                     2 * per_block * ceil_div(gate_up->n_kt, warps), extra);
+    p.logits = cu->router;
+    p.rule = rule;
+    dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)(rule.used * rows));
+    LAUNCH_SMALL(true, EXPERT);
 
-    struct expert_args q = {
-        *down,      cu->router,
-        cu->hidden, y,
-        rule,       small_plan(down, EXPERT_WARPS, ceil_div(rule.used, EXPERT_WARPS) * down->n_kt)};
-    shared = sizeof(struct choices) + small_shared(q.s);
+    int per_warp = ceil_div(rule.used, EXPERT_WARPS) * down->n_kt;
+    struct expert_args q = {*down, cu->router, cu->hidden,
+                            y,     rule,       small_plan(cu, down, EXPERT_WARPS, 1, per_warp, 0)};
+    size_t shared = small_shared(q.s);
     grid = dim3((unsigned)down->n_tiles, (unsigned)rows);
     LAUNCH_EXPERTS(expert_down_kernel, q);
 }
