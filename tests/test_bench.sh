@@ -31,6 +31,11 @@ for p in $(sed -n 's/.*](\(img.*svg\)).*/\1/p' "$tmp/page.md"); do
     python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$tmp/$p" || exit 1
 done
 grep -q '2.00x, 50 % of the limit' "$tmp/img/here-m.svg" || { echo "FAIL: the picture"; exit 1; }
+# Prompts, then answers, in one figure.
+"$B/steel" bench "$tmp/tiny.gguf" -p 0 -n 0 --pg 8,4 --batch 2 -r 1 --json --skip-cost >"$tmp/pg" || exit 1
+grep -q '"test": "pp8+tg4 x2", "tok_s": [0-9.]*[1-9]' "$tmp/pg" || { echo "FAIL: --pg"; cat "$tmp/pg"; exit 1; }
+"$B/steel" bench "$tmp/tiny.gguf" --pg 8 >/dev/null 2>&1
+[ $? = 2 ] || { echo "FAIL: --pg with one number is a usage error"; exit 1; }
 # The GPU's script, on the CPU: every test has a figure; and its report from made-up lines of a peer and of a server.
 python3 bench/compare_gpu.py --quick --steel "$B/steel" --device cpu --moe "$tmp/tiny.gguf" --rounds 1 -o "$tmp/g.jsonl" >"$tmp/text" 2>"$tmp/err" ||
     { cat "$tmp/err"; exit 1; }
