@@ -384,6 +384,29 @@ void sim_mma_u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
     sim_warp_barrier(0xffffffffu);
 }
 
+void sim_mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    warp *w = &warps[current / 32];
+    int lane = current & 31, g = lane / 4, c = lane % 4;
+    memcpy(w->a[lane], a, sizeof a);
+    w->b[lane][0] = b0;
+    w->b[lane][1] = b1;
+    sim_warp_barrier(0xffffffffu);
+    for (int o = 0; o < 4; o++) {
+        double sum = d[o];
+        for (int k = 0; k < 8; k++) {
+            uint32_t x = w->a[g * 4 + k % 4][o / 2 + 2 * (k / 4)] & 0xffffe000u;
+            uint32_t y = w->b[(2 * c + o % 2) * 4 + k % 4][k / 4] & 0xffffe000u;
+            float fx, fy;
+            memcpy(&fx, &x, 4);
+            memcpy(&fy, &y, 4);
+            sum += (double)fx * (double)fy;
+        }
+        d[o] = (float)sum;
+    }
+    sim_warp_barrier(0xffffffffu);
+}
+
 void sim_ldmatrix(uint32_t (&r)[4], const void *row, bool trans)
 {
     warp *w = &warps[current / 32];
@@ -404,20 +427,23 @@ void sim_ldmatrix(uint32_t (&r)[4], const void *row, bool trans)
 
 /* Accumulators of wgmma m64nN: per warp 16 rows, tiles of 8 columns laid out as mma's d. B is
  * (N, 16) halves, K contiguous, in 128-byte swizzled rows: the descriptor's address field plus the
- * 16-byte unit it starts at. */
-void sim_wgmma(float *d, int n, const uint32_t *a, uint64_t desc, bool bf16)
+ * 16-byte unit it starts at. Turned: (16, 64) halves, N contiguous, for every 64 of N. */
+void sim_wgmma(float *d, int n, const uint32_t *a, uint64_t desc, bool bf16, bool turned)
 {
     warp *w = &warps[current / 32];
     int lane = current & 31, g = lane / 4, c = lane % 4;
     memcpy(w->a[lane], a, 16);
     sim_wg_barrier();
-    size_t start = (size_t)(desc & 0x3fff) << 4;
+    size_t start = (size_t)(desc & 0x3fff) << 4, panel = (size_t)(desc >> 16 & 0x3fff) << 4;
+    size_t group = (size_t)(desc >> 32 & 0x3fff) << 4; /* bytes between groups of 8 rows */
     for (int t = 0; t < n / 8; t++)
         for (int o = 0; o < 4; o++) {
             int row_half = o / 2, col = 8 * t + 2 * c + o % 2;
             double sum = d[4 * t + o];
             for (int k = 0; k < 16; k++) {
-                size_t at = start + (size_t)col * 128 + (size_t)k * 2;
+                size_t row = (size_t)(turned ? k : col), in_row = (size_t)(turned ? col : k);
+                size_t at = start + row / 8 * group + row % 8 * 128 + in_row % 64 * 2;
+                at += turned ? in_row / 64 * panel : 0;
                 at ^= (at >> 7 & 7) << 4;
                 uint16_t h;
                 memcpy(&h, shared_memory + at, 2);

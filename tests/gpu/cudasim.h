@@ -195,12 +195,13 @@ uint32_t sim_half2_fma(uint32_t a, uint32_t b, uint32_t c);
 uint32_t sim_byte_perm(uint32_t a, uint32_t b, uint32_t sel);
 void sim_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool bf16);
 void sim_mma_u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+void sim_mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void sim_ldmatrix(uint32_t (&r)[4], const void *row, bool trans);
 void sim_copy_async(void *dst, const void *src, int bytes);
 void sim_copy_commit();
 void sim_copy_wait(int groups_left);
 /* D (64 x N, this warpgroup's registers) += A (registers) B (shared memory, by descriptor). */
-void sim_wgmma(float *d, int n, const uint32_t *a, uint64_t desc_b, bool bf16);
+void sim_wgmma(float *d, int n, const uint32_t *a, uint64_t desc_b, bool bf16, bool turned);
 void sim_wg_barrier();
 
 /* The runtime */

@@ -658,6 +658,7 @@ static void test_attention(void)
     static const int mixed[][2] = {{20, 1}, {0, 70}, {33, 17}, {5, 1}, {100, 2}, {0, 64}};
     static const int one[][2] = {{200, 1}};
     static const int prompt[][2] = {{0, 130}};
+    static const int chunk[][2] = {{3, 1}, {410, 100}, {0, 150}}; /* more keys than a ring holds */
     static const int deep[][2] = {{2600, 1}, {700, 1}}; /* more stretches than a warp has lanes */
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int window = 0; window < 2; window++) {
@@ -680,9 +681,11 @@ static void test_attention(void)
                 bool pad;
             } runs[] = {{"decode", decode, 6, false}, {"padded decode", decode, 6, true},
                         {"mixed", mixed, 6, false},   {"one", one, 1, false},
-                        {"prompt", prompt, 1, false}, {"deep", deep, 2, false}};
-            for (int j = 0; j < 6; j++) {
-                if (SIM && ((i + (size_t)j + (size_t)window) % 2 || (j == 5 && i > 3)))
+                        {"prompt", prompt, 1, false}, {"deep", deep, 2, false},
+                        {"chunk", chunk, 3, false}};
+            for (int j = 0; j < 7; j++) {
+                if (SIM && ((i + (size_t)j + (size_t)window) % 2 || (j == 5 && i > 3) ||
+                            (j == 6 && i != 0 && i != 2)))
                     continue;
                 snprintf(what, sizeof what, "%s, H %d K %d D %d, page %d, %s, window %d",
                          runs[j].name, s.n_heads, s.n_kv_heads, s.head_dim, s.page_len,

@@ -875,6 +875,11 @@ void cuda_attend(struct cuda_backend *cu, const struct attn_layer *l, const stru
     p.q = q;
     p.a = a;
     const int2 *tiles = (const int2 *)(cu->step_dev + cu->layout.q_tiles);
+    int n_tiles = cu->layout.n_q_tiles;
+    if (n_tiles && cuda_tensor_attention(cu) && flash_suits(cu)) {
+        flash_attend(cu, l, s, q, a);
+        n_tiles = 0;
+    }
     if (!cuda_tensor_attention(cu)) {
         CHECK(!raw, "raw projections and no kernel for them");
         size_t shared = (size_t)(4 * (2 * p.kv.head_dim + 32)) * 4;
@@ -883,13 +888,13 @@ void cuda_attend(struct cuda_backend *cu, const struct attn_layer *l, const stru
                     LAUNCH_EARLY, p, 0);
     } else if (p.kv.head_dim == 64) {
         if (p.kv.type == DT_F16)
-            attend_tensor<64, false>(cu, p, raw, tiles, cu->layout.n_q_tiles);
+            attend_tensor<64, false>(cu, p, raw, tiles, n_tiles);
         else
-            attend_tensor<64, true>(cu, p, raw, tiles, cu->layout.n_q_tiles);
+            attend_tensor<64, true>(cu, p, raw, tiles, n_tiles);
     } else {
         if (p.kv.type == DT_F16)
-            attend_tensor<128, false>(cu, p, raw, tiles, cu->layout.n_q_tiles);
+            attend_tensor<128, false>(cu, p, raw, tiles, n_tiles);
         else
-            attend_tensor<128, true>(cu, p, raw, tiles, cu->layout.n_q_tiles);
+            attend_tensor<128, true>(cu, p, raw, tiles, n_tiles);
     }
 }

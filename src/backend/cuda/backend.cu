@@ -214,7 +214,8 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         {(void **)&cu->split_acc, units * 8 * (size_t)s->head_dim * 4},
         {(void **)&cu->split_ml, units * 16 * 4},
         {(void **)&cu->split_count, seqs * groups * 8 * 4},
-        {(void **)&cu->router, tokens * (size_t)(s->n_expert + 1) * 4},
+        {(void **)&cu->router,
+         tokens * (size_t)(s->n_expert + 1) * 4 * (align_up(embd, TILE_K) / TILE_K)},
         {(void **)&cu->hidden, SMALL_MOE_ROWS * (hidden + 1) * 4},
         {(void **)&cu->records, (size_t)list_records(s) * RECORD},
         {(void **)&cu->hidden_records, (size_t)list_hidden_records(s) * RECORD},
@@ -222,6 +223,7 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         {(void **)&cu->half_scale, tokens * 4},
         {(void **)&cu->half_hidden, tokens * (hidden + 1) * 2},
         {(void **)&cu->expert_out, tokens * (used * embd + 1) * 4},
+        {(void **)&cu->wide_part, wide_part_bytes(cu)},
         {(void **)&cu->route, large_route_ints(s) * 4},
         {(void **)&cu->route_weight, tokens * (used + 1) * 4},
         {(void **)&cu->argmax_value, (out + 1) * ARGMAX_BLOCKS * 4},
@@ -861,6 +863,7 @@ static bool open_device(struct cuda_backend *cu, int device, struct error *err)
     struct want grid = {(void **)&cu->iq3s_grid, 512 * sizeof(uint16_t)};
     if (!allocate(cu, &grid, 1, err))
         return false;
+    cu->wgmma = wide_there(cu, (int *)cu->iq3s_grid);
     cuda_copy_in(&cu->be, cu->iq3s_grid, quant_iq3s_grid(), 512 * sizeof(uint16_t));
     if (cu->failed && err)
         *err = cu->error;

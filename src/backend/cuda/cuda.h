@@ -211,7 +211,7 @@ struct cuda_backend {
     float *split_acc;     /* (split units, 8, D) */
     float *split_ml;      /* (split units, 8, 2) */
     int32_t *split_count; /* (max_seqs, K * groups, 8) arrivals, zero between launches */
-    float *router;        /* (max_tokens, n_expert) logits */
+    float *router;        /* (k tiles of n_embd, max_tokens, n_expert) logits, see route.cu */
     float *hidden;        /* (SMALL_MOE_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
     uint8_t *records; /* (LIST_ROWS, widest n_kt) half_in of few rows in another order: rows.cuh */
     int n_records;    /* records there is room for */
@@ -250,6 +250,8 @@ struct cuda_backend {
     } ring;
     uint16_t *iq3s_grid; /* device (512) */
     void *trace;         /* struct trace on the device, in builds with STEEL_CUDA_TRACE */
+    bool wgmma;          /* hopper.cu can be used */
+    float *wide_part;    /* its sums where k is cut */
 };
 
 static inline struct cuda_backend *cuda_self(struct backend *be)
@@ -372,6 +374,14 @@ size_t large_route_ints(const struct shape *s); /* ints in cu->route */
 void large_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
                const struct matrix *down, const float *x, float *y, int rows);
 
+/* route.cu: a router's logits, as n_kt sums of which each is (rows, n_expert) */
+void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows);
+
+/* hopper.cu */
+bool wide_there(struct cuda_backend *cu, int *scratch); /* scratch: an int on the device */
+size_t wide_part_bytes(const struct cuda_backend *cu);
+bool wide_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair);
+
 /* attention.cu */
 bool cuda_tensor_attention(const struct cuda_backend *cu); /* the cache suits the fast kernels */
 int cuda_splits(const struct cuda_backend *cu, int n_seqs);
@@ -380,6 +390,11 @@ void cuda_rotate_store(struct cuda_backend *cu, const struct attn_layer *l, cons
 /* raw: the step is decodes only and q, k, v are still raw projections in cu->qkv. */
 void cuda_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                  const float *q, bool raw, float *a);
+
+/* flash.cu: prompts of a step, where the shape suits it */
+bool flash_suits(const struct cuda_backend *cu);
+void flash_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                  const float *q, float *a);
 
 /* misc.cu */
 void cuda_load_step(struct cuda_backend *cu, int n_ints);

@@ -42,6 +42,10 @@ struct gemm_args {
         sorted_in; /* sorted_in: x rows are sorted pairs (hidden units), not the step's rows */
     int used;
     struct route_tables route;
+    /* hopper.cu */
+    float *part; /* sums of pieces of k, or NULL */
+    bool narrow; /* y are halves, times HIDDEN_SCALE */
+    int kt_per;  /* k tiles of a piece */
     /* mid.cu */
     int n_units, units_per_block, k_warps, groups;
     bool b_in_ring, sums_in_ring;
@@ -264,5 +268,8 @@ bool stream_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, 
 void mid_gemm(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y);
 /* large.cu */
 void large_gemm(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y);
+/* hopper.cu: tiles of WIDE_ROWS rows */
+enum { WIDE_ROWS = 128 };
+void wide_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int y);
 
 #endif

@@ -216,6 +216,20 @@ DEVICE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 #endif
 }
 
+/* d += A (16x8, row) B (8x8, col), floats whose lower 13 bits are ignored; a0: row g, k c; a1: row
+ * g+8, k c; a2: row g, k c+4; a3: row g+8, k c+4; b0: k c, column g; b1: k c+4. */
+DEVICE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_mma_tf32(d, a, b0, b1);
+#else
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
 /* Four 8x8 matrices of 16-bit values: lane i names row i%8 of matrix i/8 (16 bytes in shared
  * memory); lane (g, c) receives elements 2c, 2c+1 of row g of each. */
 DEVICE void ldmatrix4(uint32_t (&r)[4], const void *row)

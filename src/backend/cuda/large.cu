@@ -11,6 +11,8 @@
 #include <math.h>
 
 enum { LARGE_WARPS = 8, MAX_USED = 16, MAX_EXPERTS = 512, MID_ROWS = 256 };
+/* From so many rows on hopper.cu takes a product; experts of more, and route.cu their router. */
+enum { WIDE_FROM = 33, WIDE_MOE_FROM = LIST_ROWS + 1, ROUTER_FROM = LIST_ROWS + 1 };
 
 struct halves_args {
     float *x;              /* (rows, width) */
@@ -400,9 +402,13 @@ static bool is_mid(const struct cuda_backend *cu, const struct matrix *w, int ro
     return rows <= MID_ROWS || gemm_shared(p, w->set == SET_K ? 16 : 8) > cu->shared_limit;
 }
 
-static void gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, bool mid, int width,
-                 int y)
+static void gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, bool mid, bool wide,
+                 int width, int y)
 {
+    if (wide) {
+        wide_gemm(cu, p, pair, y);
+        return;
+    }
     if (mid && stream_gemm(cu, p, pair, width, y))
         return;
     if (mid)
@@ -442,9 +448,9 @@ void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *
     struct gemm_args p = args_in(cu, w, rows);
     p.y = y;
     p.ldy = w->n_out;
-    bool mid = is_mid(cu, w, rows);
-    int width = tile_width(w, rows > 16 && rows <= 48 ? 16 : rows, mid);
-    gemm(cu, p, false, mid, width, ceil_div(rows, width));
+    bool mid = is_mid(cu, w, rows), wide = rows >= WIDE_FROM && wide_suits(cu, w, false);
+    int width = wide ? WIDE_ROWS : tile_width(w, rows > 16 && rows <= 48 ? 16 : rows, mid);
+    gemm(cu, p, false, mid, wide, width, ceil_div(rows, width));
 }
 
 void large_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
@@ -455,20 +461,23 @@ void large_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const stru
     struct gemm_args p = args_in(cu, gate_up, rows);
     p.y_half = cu->half_hidden;
     p.ldy = down->n_kt * TILE_K;
-    int width = tile_width(gate_up, rows, mid);
-    gemm(cu, p, true, mid, width, ceil_div(rows, width));
+    bool wide = rows >= WIDE_FROM && wide_suits(cu, gate_up, true) && wide_suits(cu, down, false);
+    int width = wide ? WIDE_ROWS : tile_width(gate_up, rows, mid);
+    gemm(cu, p, true, mid, wide, width, ceil_div(rows, width));
     p = args_hidden(cu, down, rows);
     p.y = y;
     p.ldy = down->n_out;
-    width = tile_width(down, rows, mid);
-    gemm(cu, p, false, mid, width, ceil_div(rows, width));
+    width = wide ? WIDE_ROWS : tile_width(down, rows, mid);
+    gemm(cu, p, false, mid, wide, width, ceil_div(rows, width));
 }
 
 /* One warp: see choose_experts in small.cu, which needs the same; here results go to global memory. */
 struct route_args {
-    const float *logits; /* (rows, n_expert) */
+    const float *logits; /* (parts, rows, n_expert), to be added up */
+    int parts;
     int rows, n_expert, used, width;
     bool renormalise, route_here;
+    bool even; /* an expert's tiles are of about one size, not full ones and a rest */
     float scale;
     struct route_tables t;
     float *weight; /* (rows * used) */
@@ -484,6 +493,8 @@ template <int PER> DEVICE void route_row(const struct route_args &p, int t)
     for (int i = 0; i < PER; i++) {
         int e = i * 32 + lane;
         float v = e < p.n_expert ? row[e] : -INFINITY;
+        for (int j = 1; j < p.parts && e < p.n_expert; j++)
+            v += row[(size_t)j * (size_t)p.rows * (size_t)p.n_expert + (size_t)e];
         key[i] = e < p.n_expert ? float_order(v) : 0;
         top = fmaxf(top, v);
     }
@@ -560,8 +571,17 @@ static __global__ void __launch_bounds__(1024)
     for (int i = tid; i < MAX_EXPERTS; i += threads)
         count[i] = 0;
     __syncthreads();
-    for (int i = tid; i < n; i += threads)
-        atomicAdd(&count[p.t.chosen[i]], 1);
+    enum { AT_ONCE = 8 }; /* loads under way */
+    for (int i0 = tid; i0 < n; i0 += AT_ONCE * threads) {
+        int e[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            e[j] = i0 + j * threads < n ? p.t.chosen[i0 + j * threads] : -1;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            if (e[j] >= 0)
+                atomicAdd(&count[e[j]], 1);
+    }
     __syncthreads();
     if (tid < 32) { /* one warp: running sums over the experts */
         int pairs = 0, tiles = 0;
@@ -587,20 +607,27 @@ static __global__ void __launch_bounds__(1024)
     }
     __syncthreads();
     for (int e = tid; e < p.n_expert; e += threads)
-        for (int i = 0; i * p.width < count[e]; i++) {
+        for (int i = 0, n = (count[e] + p.width - 1) / p.width; i < n; i++) {
             int32_t *t = p.t.tiles + 3 * (tile0[e] + i);
+            int size = p.even ? ((count[e] + n - 1) / n + 7) & ~7 : p.width;
             t[0] = e;
-            t[1] = start[e] + i * p.width;
-            t[2] = min(p.width, count[e] - i * p.width);
+            t[1] = start[e] + i * size;
+            t[2] = min(size, count[e] - i * size);
         }
     __syncthreads();
-    for (int i = tid; i < n; i += threads) {
-        int at = atomicAdd(&start[p.t.chosen[i]], 1);
-        p.t.pairs[at] = i;
+    for (int i0 = tid; i0 < n; i0 += AT_ONCE * threads) {
+        int e[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            e[j] = i0 + j * threads < n ? p.t.chosen[i0 + j * threads] : -1;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            if (e[j] >= 0)
+                p.t.pairs[atomicAdd(&start[e[j]], 1)] = i0 + j * threads;
     }
 }
 
-/* y[t,:] = sum_k weight[t,k] * out[t,k,:]; a thread per 4 columns. */
+/* y[t,:] = sum_k weight[t,k] * out[t,k,:]; a thread per column. */
 static __global__ void combine_kernel(const float *out, const float *weight, int used, int width,
                                       float *y)
 {
@@ -616,14 +643,43 @@ static __global__ void combine_kernel(const float *out, const float *weight, int
     y[(size_t)t * (size_t)width + (size_t)k] = v;
 }
 
+/* The same from halves times HIDDEN_SCALE; a thread per 4 columns. */
+static __global__ void __launch_bounds__(256)
+    combine_halves_kernel(const uint16_t *out, const float *weight, int used, int width, float *y)
+{
+    dependency_wait();
+    dependency_trigger();
+    int k = (int)(blockIdx.x * blockDim.x + threadIdx.x) * 4, t = (int)blockIdx.y;
+    if (k >= width)
+        return;
+    float v[4] = {};
+#pragma unroll 8
+    for (int i = 0; i < used; i++) {
+        float w = weight[t * used + i] * (1.0f / HIDDEN_SCALE);
+        uint2 h = *(const uint2 *)(out + ((size_t)t * (size_t)used + (size_t)i) * (size_t)width +
+                                   (size_t)k);
+        v[0] += w * half_to_float(h.x & 0xffff);
+        v[1] += w * half_to_float(h.x >> 16);
+        v[2] += w * half_to_float(h.y & 0xffff);
+        v[3] += w * half_to_float(h.y >> 16);
+    }
+    *(float4 *)(y + (size_t)t * (size_t)width + (size_t)k) = make_float4(v[0], v[1], v[2], v[3]);
+}
+
 void large_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
                const struct matrix *down, const float *x, float *y, int rows)
 {
     const struct shape *s = &cu->shape;
     struct norm_in plain = {};
     plain.x = x;
-    small_router(cu, router, &plain, NULL, rows);
+    bool many = rows >= ROUTER_FROM;
+    if (many)
+        router_rows(cu, router, x, rows);
+    else
+        small_router(cu, router, &plain, NULL, rows);
     int used = s->n_expert_used, n_expert = router->n_out;
+    bool wide =
+        rows >= WIDE_MOE_FROM && wide_suits(cu, gate_up, true) && wide_suits(cu, down, false);
     /* How many rows an expert gets on average, doubled, says how wide a block should be. */
     bool mid = is_mid(cu, gate_up, rows) || is_mid(cu, down, rows);
     int spread = rows <= 8 ? rows : 2 * ceil_div(rows * used, n_expert);
@@ -637,17 +693,20 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
     bool listed =
         rows <= LIST_ROWS && list_fits(cu, gate_up, down, n_pairs,
                                        max_tiles(rows, used, n_expert, list_width), list_width);
-    width = listed ? list_width : width;
-    struct route_args r = {cu->router,
-                           rows,
-                           n_expert,
-                           used,
-                           width,
-                           s->norm_topk,
-                           rows <= 64,
-                           s->expert_scale,
-                           route_tables_of(cu),
-                           cu->route_weight};
+    width = listed ? list_width : wide ? WIDE_ROWS : width;
+    struct route_args r = {};
+    r.logits = cu->router;
+    r.parts = many ? router->n_kt : 1;
+    r.rows = rows;
+    r.n_expert = n_expert;
+    r.used = used;
+    r.width = width;
+    r.renormalise = s->norm_topk;
+    r.route_here = rows <= 64;
+    r.even = wide;
+    r.scale = s->expert_scale;
+    r.t = route_tables_of(cu);
+    r.weight = cu->route_weight;
     bool one = listed && rows <= LIST_ROUTE_ROWS; /* one block routes */
     if (one)
         list_route(cu, &r.t, 1, n_expert, rows, width);
@@ -658,6 +717,7 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
                     r);
     to_halves(cu, x, rows, gate_up->n_in);
     int tiles = max_tiles(rows, used, n_expert, width);
+    bool narrow = false;
     if (listed)
         list_experts(cu, gate_up, down, &r.t, n_pairs, tiles, width);
     else {
@@ -667,7 +727,7 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
         p.route = r.t;
         p.moe = true;
         p.used = used;
-        gemm(cu, p, true, mid, width, tiles);
+        gemm(cu, p, true, mid, wide, width, tiles);
         struct gemm_args q = args_hidden(cu, down, rows);
         q.y = cu->expert_out;
         q.ldy = down->n_out;
@@ -675,7 +735,15 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
         q.moe = true;
         q.used = used;
         q.sorted_in = true;
-        gemm(cu, q, false, mid, width, tiles);
+        q.narrow = narrow = wide && down->n_out % 4 == 0 && down->n_seg == 1;
+        gemm(cu, q, false, mid, wide, width, tiles);
+    }
+    if (narrow) {
+        cuda_launch(cu, combine_halves_kernel,
+                    dim3((unsigned)ceil_div(down->n_out, 1024), (unsigned)rows), 256, 0,
+                    LAUNCH_EARLY, (const uint16_t *)cu->expert_out, cu->route_weight, used,
+                    down->n_out, y);
+        return;
     }
     cuda_launch(cu, combine_kernel, dim3((unsigned)ceil_div(down->n_out, 256), (unsigned)rows), 256,
                 0, LAUNCH_EARLY, cu->expert_out, cu->route_weight, used, down->n_out, y);

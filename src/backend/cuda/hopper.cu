@@ -1,0 +1,596 @@
+/*
+ * Products of many rows on Hopper (sm_90a): wgmma with the weights as the operand in registers. out^T
+ * = W x^T: a warpgroup takes two times 64 output rows (each warp a 16-row tile of either; PAIR: gate
+ * and up of the same hidden units) and up to 128 rows of the step. Codes stream through a ring of
+ * each warp's own and become fragments of halves one step ahead of the products that eat them;
+ * activations go by 64 columns through a ring of the block. Two blocks share a multiprocessor, so one
+ * starts or ends while the other multiplies. The work list, the rows and the results are large.cu's.
+ */
+#include "backend/cuda/gemm.cuh"
+#include "backend/cuda/wgmma.cuh"
+
+enum { WIDE_N = WIDE_ROWS, WIDE_THREADS = 128, WIDE_ALIGN = 1024, WIDE_UNROLL = 1 };
+
+/* {h, h} of either half of a word, in a form that becomes part of the instruction that reads it. */
+DEVICE uint32_t both_lo(uint32_t w)
+{
+#ifdef STEEL_CUDA_SIM
+    return dup_lo(w);
+#else
+    uint32_t r;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(r) : "r"(w));
+    return r;
+#endif
+}
+DEVICE uint32_t both_hi(uint32_t w)
+{
+#ifdef STEEL_CUDA_SIM
+    return dup_hi(w);
+#else
+    uint32_t r;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(r) : "r"(w));
+    return r;
+#endif
+}
+/* {1024 + byte i, 1024 + byte i + 1} */
+DEVICE uint32_t bytes_1024(uint32_t w, int i)
+{
+    return byte_perm(w, 0x64646464u, 0x4140u + 0x0101u * (uint32_t)i);
+}
+
+/* 64 columns of a tile: fetch (from shared memory to registers), ready (scales), then the fragment of
+ * each 16. The same numbers as chunk_* of tile.cuh. */
+template <int KIND> struct codes;
+
+template <> struct codes<TILE_Q4_K> {
+    enum { BYTES = Q4K_BYTES };
+    uint32_t word[4], sc, mn, s[2], m[2]; /* [row half]: a pair for the two groups of 32 */
+    uint2 d;
+    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
+    {
+        int g = lane >> 2;
+        uint4 w = load16(tile + q * 512 + lane * 16);
+        sc = load4(tile + Q4K_SCALES + g * 16 + q * 4);
+        mn = load4(tile + Q4K_MINS + g * 16 + q * 4);
+        d = load8(tile + Q4K_D + g * 8);
+        word[0] = w.x, word[1] = w.y, word[2] = w.z, word[3] = w.w;
+    }
+    __device__ __forceinline__ void ready()
+    {
+        uint32_t minus = d.y ^ H2_SIGN;
+        s[0] = half2_mul(half2_add(bytes_1024(sc, 0), H2_M1024), both_lo(d.x));
+        s[1] = half2_mul(half2_add(bytes_1024(sc, 2), H2_M1024), both_hi(d.x));
+        m[0] = half2_mul(half2_add(bytes_1024(mn, 0), H2_M1024), both_lo(minus));
+        m[1] = half2_mul(half2_add(bytes_1024(mn, 2), H2_M1024), both_hi(minus));
+    }
+    __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
+    {
+        nibble_codes(word[j], a);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = j < 2 ? wgmma_fma(a[i], both_lo(s[i & 1]), both_lo(m[i & 1]))
+                         : wgmma_fma(a[i], both_hi(s[i & 1]), both_hi(m[i & 1]));
+    }
+};
+
+template <> struct codes<TILE_Q6_K> {
+    enum { BYTES = Q6K_BYTES };
+    uint32_t word[4], high[2], sc[2], d, s[2][2]; /* s: [row half][two of 16 columns] */
+    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
+    {
+        int g = lane >> 2;
+        uint4 w = load16(tile + q * 512 + lane * 16);
+        uint2 h = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
+        uint2 e = load8(tile + Q6K_SCALES + q * 64 + g * 8);
+        d = load4(tile + Q6K_D + g * 4);
+        word[0] = w.x, word[1] = w.y, word[2] = w.z, word[3] = w.w;
+        high[0] = h.x, high[1] = h.y;
+        sc[0] = e.x, sc[1] = e.y;
+    }
+    __device__ __forceinline__ void ready()
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            s[0][i] = half2_mul(half2_add(bytes_1024(sc[0], 2 * i), H2_M1152), both_lo(d));
+            s[1][i] = half2_mul(half2_add(bytes_1024(sc[1], 2 * i), H2_M1152), both_hi(d));
+        }
+    }
+    __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
+    {
+        uint32_t lo = word[j], up = lo >> 8, h = high[j >> 1];
+        uint32_t h0 = j & 1 ? h >> 4 : h << 4, h2 = j & 1 ? h >> 6 : h << 2;
+        uint32_t t0 = and_or(h0, 0x00300030u, and_or(lo, 0x000f000fu, H2_1024));
+        uint32_t t1 = and_or(h0, 0x03000300u, and_or(lo, 0x00f000f0u, H2_1024));
+        uint32_t t2 = and_or(h2, 0x00300030u, and_or(up, 0x000f000fu, H2_1024));
+        uint32_t t3 = and_or(h2, 0x03000300u, and_or(up, 0x00f000f0u, H2_1024));
+        uint32_t s0 = j & 1 ? both_hi(s[0][j >> 1]) : both_lo(s[0][j >> 1]);
+        uint32_t s1 = j & 1 ? both_hi(s[1][j >> 1]) : both_lo(s[1][j >> 1]);
+        a[0] = wgmma_mul(half2_add(t0, H2_M1056), s0);
+        a[1] = wgmma_mul(half2_fma(t1, H2_R16, H2_M96), s1);
+        a[2] = wgmma_mul(half2_add(t2, H2_M1056), s0);
+        a[3] = wgmma_mul(half2_fma(t3, H2_R16, H2_M96), s1);
+    }
+};
+
+template <> struct codes<TILE_GPTQ4> {
+    enum { BYTES = GPTQ_BYTES };
+    uint32_t word[4], z, zero[2]; /* [row half]: a pair for the two groups of 32 */
+    uint2 s;
+    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
+    {
+        int g = lane >> 2;
+        uint4 w = load16(tile + q * 512 + lane * 16);
+        s = load8(tile + GPTQ_SCALES + q * 64 + g * 8);
+        z = load4(tile + GPTQ_ZEROS + q * 32 + g * 4);
+        word[0] = w.x, word[1] = w.y, word[2] = w.z, word[3] = w.w;
+    }
+    __device__ __forceinline__ void ready()
+    {
+        zero[0] = half2_add(bytes_1024(z, 0) ^ H2_SIGN, H2_1024);
+        zero[1] = half2_add(bytes_1024(z, 2) ^ H2_SIGN, H2_1024);
+    }
+    __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
+    {
+        nibble_codes(word[j], a);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t f = i & 1 ? s.y : s.x;
+            a[i] = j < 2 ? wgmma_mul(half2_add(a[i], both_lo(zero[i & 1])), both_lo(f))
+                         : wgmma_mul(half2_add(a[i], both_hi(zero[i & 1])), both_hi(f));
+        }
+    }
+};
+
+template <> struct codes<TILE_Q8_0> {
+    enum { BYTES = Q80_BYTES };
+    uint32_t word[2][4]; /* [two column groups][column group of the pair, row half] */
+    uint2 s;
+    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
+    {
+        s = load8(tile + Q80_SCALES + q * 64 + (lane >> 2) * 8);
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            uint4 w = load16(tile + (2 * q + p) * 512 + lane * 16);
+            word[p][0] = w.x, word[p][1] = w.y, word[p][2] = w.z, word[p][3] = w.w;
+        }
+    }
+    __device__ __forceinline__ void ready()
+    {
+    }
+    __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t w = word[j >> 1][2 * (j & 1) + h], f = h ? s.y : s.x;
+            uint32_t lo = byte_perm(w, 0x64646464u, 0x4140), hi = byte_perm(w, 0x64646464u, 0x4342);
+            uint32_t scale = j < 2 ? both_lo(f) : both_hi(f);
+            a[h] = wgmma_mul(half2_add(lo, H2_M1152), scale);
+            a[h + 2] = wgmma_mul(half2_add(hi, H2_M1152), scale);
+        }
+    }
+};
+
+template <> struct codes<TILE_F16> {
+    enum { BYTES = F16_BYTES };
+    uint32_t word[4][4], zero;
+    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
+    {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint4 w = load16(tile + (4 * q + j) * 512 + lane * 16);
+            word[j][0] = w.x, word[j][1] = w.z, word[j][2] = w.y, word[j][3] = w.w;
+        }
+        zero = blockDim.y - 1;
+    }
+    __device__ __forceinline__ void ready()
+    {
+    }
+    __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = wgmma_move(word[j][i], zero);
+    }
+};
+
+/* Chunks of activations asked for ahead of the one in use: what the ring of codes leaves room for. */
+static __host__ __device__ constexpr int wide_ahead(int tile_bytes)
+{
+    return tile_bytes <= GPTQ_BYTES ? 2 : 1;
+}
+
+struct wide_block {
+    const uint8_t *from[2]; /* this warp's two rows of tiles */
+    uint8_t *ring;          /* (2, 2, tile) of this warp */
+    uint8_t *slots;         /* (ahead + 2, N, 128 bytes) */
+    const uint16_t *x;      /* (., ldx) */
+    const int *rows_in;     /* (N) */
+    int ldx, n_kt;
+};
+
+/* One warp starts copying both tiles of k tile kt. */
+template <int BYTES> DEVICE void wide_codes(const struct wide_block &k, int kt)
+{
+    int at = lane_id() * 16;
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+        const uint8_t *from = k.from[t] + (size_t)kt * BYTES + at;
+        uint8_t *to = k.ring + ((kt & 1) * 2 + t) * BYTES + at;
+#pragma unroll
+        for (int i = 0; i < BYTES; i += 512)
+            if (i + 512 <= BYTES || at < BYTES - i)
+                copy_async16(to + i, from + i);
+    }
+}
+
+/* acc += the block's weights x N rows. A chunk is 64 columns, a k tile four of them. Slots: in use,
+ * asked for, and one whose products may still be under way. */
+template <int KIND, int N>
+DEVICE void wide_loop(const struct wide_block &k, float (&acc)[2][WIDE_N / 2])
+{
+    const int BYTES = codes<KIND>::BYTES, AHEAD = wide_ahead(BYTES), SLOTS = AHEAD + 2;
+    const int PER = N / 16, SLOT = N * 128; /* rows a thread copies a piece of */
+    int tid = (int)threadIdx.x, lane = lane_id(), piece = tid & 7, row0 = tid >> 3;
+    const uint16_t *src[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        int in = k.rows_in[row0 + i * 16];
+        in = in < 0 ? k.rows_in[0] : in; /* columns nobody reads */
+        src[i] = k.x + (size_t)in * (size_t)k.ldx + piece * 8;
+    }
+    uint8_t *dst = k.slots + row0 * 128 + ((piece ^ (row0 & 7)) << 4);
+    auto fetch = [&](int c, int slot) { /* c chunks from here */
+#pragma unroll
+                                        for (int i = 0; i < PER; i++)
+                                            copy_async16(dst + slot * SLOT + i * (16 * 128),
+                                                         src[i] + c * 64);
+    };
+    wide_codes<BYTES>(k, 0);
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        fetch(i, i);
+        copy_async_commit();
+    }
+    copy_async_wait<AHEAD - 1>();
+    __syncthreads();
+    codes<KIND> w[2];
+    w[0].fetch(k.ring, 0, lane);
+    w[1].fetch(k.ring + BYTES, 0, lane);
+    uint32_t a[4][2][4];
+    int slot = 0, next = AHEAD, chunks = k.n_kt * 4;
+#pragma unroll 1
+    for (int c0 = 0; c0 < chunks; c0 += WIDE_UNROLL) {
+#pragma unroll
+        for (int u = 0; u < WIDE_UNROLL; u++) {
+            int c = c0 + u;
+            copy_async_wait<AHEAD - 1>();
+            wgmma_publish();
+            __syncthreads(); /* chunk c is there for all; products of chunk c - 2 are through */
+            if ((c & 3) == 0 && c + 4 < chunks)
+                wide_codes<BYTES>(k, (c >> 2) + 1);
+            if (c + AHEAD < chunks)
+                fetch(u + AHEAD, next);
+            copy_async_commit();
+            w[0].ready();
+            w[1].ready();
+            uint64_t desc = wgmma_rows(k.slots + slot * SLOT);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                wgmma_wait<2>(); /* a[j] of the chunk before has been read */
+#pragma unroll
+                for (int t = 0; t < 2; t++)
+                    w[t].frag(j, a[j][t]);
+                wgmma_fence();
+                wgmma<N>(acc[0], a[j][0], desc + 2 * (uint64_t)j);
+                wgmma<N>(acc[1], a[j][1], desc + 2 * (uint64_t)j);
+                wgmma_commit();
+            }
+            const uint8_t *tile = k.ring + ((c + 1) >> 2 & 1) * 2 * BYTES; /* of the next chunk */
+            w[0].fetch(tile, (c + 1) & 3, lane);
+            w[1].fetch(tile + BYTES, (c + 1) & 3, lane);
+            slot = slot + 1 == SLOTS ? 0 : slot + 1;
+            next = next + 1 == SLOTS ? 0 : next + 1;
+        }
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            src[i] += WIDE_UNROLL * 64;
+    }
+    wgmma_wait<0>();
+    copy_async_wait<0>();
+}
+
+/* FEW: compiling takes its time, so not every kernel has every width. */
+template <int KIND, bool FEW>
+DEVICE void wide_width(const struct wide_block &k, int count, float (&acc)[2][WIDE_N / 2])
+{
+    if (count > 112 || (FEW && count > 64))
+        wide_loop<KIND, 128>(k, acc);
+    else if (FEW)
+        wide_loop<KIND, 64>(k, acc);
+    else if (count > 96)
+        wide_loop<KIND, FEW ? 64 : 112>(k, acc);
+    else if (count > 80)
+        wide_loop<KIND, FEW ? 64 : 96>(k, acc);
+    else if (count > 64)
+        wide_loop<KIND, FEW ? 64 : 80>(k, acc);
+    else if (count > 32)
+        wide_loop<KIND, 64>(k, acc);
+    else
+        wide_loop<KIND, FEW ? 64 : 32>(k, acc);
+}
+
+/* The two tiles of a warp. What lies past the end is taken along and not kept. */
+struct wide_tiles {
+    int first, tile[2];
+    bool mine[2];
+    const struct seg *s[2];
+};
+
+DEVICE struct wide_tiles wide_tiles_of(const struct gemm_args &p, int block, int warp)
+{
+    struct wide_tiles t;
+    bool pair = p.y_half;
+    int half = p.w.n_tiles / 2, end = pair ? half : p.w.n_tiles;
+    t.first = block * (pair ? 4 : 8) + warp;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int tile = pair ? t.first : t.first + 4 * i;
+        t.mine[i] = tile < end;
+        t.tile[i] = (t.mine[i] ? tile : end - 1) + (pair ? i * half : 0);
+        t.s[i] = seg_of(p.w, t.tile[i]);
+    }
+    return t;
+}
+
+/* Rows r and r+1 of column 2c + (g & 1), r = g & ~1, where v held rows g of columns 2c and 2c+1: half
+ * as many stores, of twice the size. */
+DEVICE float2 wide_pair(float v0, float v1)
+{
+    bool odd = lane_id() & 4;
+    float other = __shfl_xor_sync(FULL_WARP, odd ? v0 : v1, 4);
+    return odd ? make_float2(other, v1) : make_float2(v0, other);
+}
+
+/* Results of columns 8n.. of both tiles. */
+DEVICE void wide_store(const struct gemm_args &p, const struct gemm_rows &rows,
+                       const struct wide_tiles &t, int n, const float *v0, const float *v1)
+{
+    int g = lane_id() >> 2, c = lane_id() & 3, col = n * 8 + 2 * c + (g & 1);
+    bool there = col < rows.count, even = !((p.ldy | t.s[0]->row0 | t.s[1]->row0) & 1);
+    size_t out = there ? (size_t)rows.out[col] * (size_t)p.ldy : 0;
+    float scale = there ? rows.scale[col] : 0.0f;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int r = (g & ~1) + 8 * h;
+        float2 a = wide_pair(v0[2 * h], v0[2 * h + 1]), b = wide_pair(v1[2 * h], v1[2 * h + 1]);
+        if (!there)
+            continue;
+        if (p.y_half) {
+            int row = t.first * TILE_ROWS + r;
+            float gate[2] = {a.x * scale, a.y * scale}, up[2] = {b.x * scale, b.y * scale}, v[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                if (!t.mine[0] || row + i >= t.s[0]->rows) /* to whole k tiles: columns of zeros */
+                    gate[i] = up[i] = 0.0f;
+                else if (p.w.bias) {
+                    gate[i] += p.w.bias[row + i];
+                    up[i] += p.w.bias[p.w.n_out / 2 + row + i];
+                }
+                v[i] = clamp_half(silu(gate[i]) * up[i] * HIDDEN_SCALE);
+            }
+            if (row < p.ldy)
+                *(uint32_t *)(p.y_half + out + (size_t)half_slot(row)) = pack_half2(v[0], v[1]);
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int row = (t.tile[i] - t.s[i]->tile0) * TILE_ROWS + r, left = t.s[i]->rows - row;
+            if (!t.mine[i] || left <= 0)
+                continue;
+            float2 v = i ? b : a;
+            size_t at = out + (size_t)(t.s[i]->row0 + row);
+            v.x *= scale;
+            v.y *= scale;
+            if (p.w.bias) {
+                v.x += p.w.bias[t.s[i]->row0 + row];
+                v.y += left > 1 ? p.w.bias[t.s[i]->row0 + row + 1] : 0.0f;
+            }
+            if (p.narrow) /* rows and ldy are even */
+                *(uint32_t *)((uint16_t *)p.y + at) =
+                    pack_half2(clamp_half(v.x * HIDDEN_SCALE), clamp_half(v.y * HIDDEN_SCALE));
+            else if (even && left > 1)
+                *(float2 *)(p.y + at) = v;
+            else {
+                p.y[at] = v.x;
+                if (left > 1)
+                    p.y[at + 1] = v.y;
+            }
+        }
+    }
+}
+
+/* Where a block's sums lie when k is cut: (pieces of k, row tiles, blocks, columns / 8, 2, threads). */
+DEVICE float4 *wide_part(const struct gemm_args &p, int piece, int n)
+{
+    size_t block = ((size_t)piece * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    return (float4 *)p.part + ((block * (WIDE_N / 8) + (size_t)n) * 2) * blockDim.x + threadIdx.x;
+}
+
+DEVICE void wide_tables(struct gemm_rows &rows, uint8_t *at)
+{
+    rows.in = (int *)at;
+    rows.out = rows.in + WIDE_N;
+    rows.scale = (float *)(rows.out + WIDE_N);
+}
+
+/* Grid: (blocks of WIDE_THREADS output rows, tiles of the step's rows, pieces of k). */
+template <int SET>
+static __global__ void __launch_bounds__(WIDE_THREADS, 2)
+    wide_kernel(const __grid_constant__ struct gemm_args p)
+{
+    SHARED_BYTES(raw);
+#ifdef STEEL_CUDA_SIM
+    uint8_t *shared = raw;
+#else
+    uint8_t *shared = raw + (-(int)__cvta_generic_to_shared(raw) & (WIDE_ALIGN - 1));
+#endif
+    struct gemm_rows rows;
+    dependency_wait();
+    dependency_trigger();
+    /* behind the slots and the rings, which depend on the kind of weights */
+    wide_tables(rows, shared + p.slot);
+    if (!gemm_rows_load(p, rows, (int)blockIdx.y, WIDE_N))
+        return;
+    int w = warp_id(), kt0 = (int)blockIdx.z * p.kt_per;
+    struct wide_tiles t = wide_tiles_of(p, (int)blockIdx.x, w);
+    struct wide_block k;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        k.from[i] = tile_address(p.w, t.s[i], rows.expert, t.tile[i], kt0);
+    int kind = t.s[0]->kind;
+    k.slots = shared;
+    k.ring = shared + p.slot - (4 - w) * 4 * t.s[0]->tile_bytes;
+    k.x = p.x + kt0 * TILE_K;
+    k.rows_in = rows.in;
+    k.ldx = p.ldx;
+    k.n_kt = min(p.kt_per, p.w.n_kt - kt0);
+    float acc[2][WIDE_N / 2] = {};
+    wgmma_use(acc[0]);
+    wgmma_use(acc[1]);
+    const bool FEW = SET != SET_K;
+    if (kind == TILE_Q4_K)
+        wide_width<TILE_Q4_K, FEW>(k, rows.count, acc);
+    else if (SET == SET_K || kind == TILE_Q6_K)
+        wide_width<TILE_Q6_K, FEW>(k, rows.count, acc);
+    else if constexpr (SET != SET_K) {
+        if (kind == TILE_Q8_0)
+            wide_width<TILE_Q8_0, FEW>(k, rows.count, acc);
+        else if (kind == TILE_GPTQ4)
+            wide_width<TILE_GPTQ4, FEW>(k, rows.count, acc);
+        else
+            wide_width<TILE_F16, FEW>(k, rows.count, acc);
+    }
+    wgmma_use(acc[0]);
+    wgmma_use(acc[1]);
+#pragma unroll
+    for (int n = 0; n < WIDE_N / 8; n++) {
+        if (n * 8 >= rows.count)
+            break;
+        const float *v0 = acc[0] + 4 * n, *v1 = acc[1] + 4 * n;
+        if (p.part) {
+            float4 *to = wide_part(p, (int)blockIdx.z, n);
+            to[0] = make_float4(v0[0], v0[1], v0[2], v0[3]);
+            to[blockDim.x] = make_float4(v1[0], v1[1], v1[2], v1[3]);
+        } else
+            wide_store(p, rows, t, n, v0, v1);
+    }
+}
+
+/* Adds up what the pieces of k came to, in their order. Grid: (as above, as above, columns / 8). */
+static __global__ void __launch_bounds__(WIDE_THREADS)
+    wide_sum_kernel(const __grid_constant__ struct gemm_args p)
+{
+    SHARED_BYTES(shared);
+    struct gemm_rows rows;
+    dependency_wait();
+    dependency_trigger();
+    wide_tables(rows, shared);
+    if (!gemm_rows_load(p, rows, (int)blockIdx.y, WIDE_N) || (int)blockIdx.z * 8 >= rows.count)
+        return;
+    struct wide_tiles t = wide_tiles_of(p, (int)blockIdx.x, warp_id());
+    float v[2][4] = {};
+#pragma unroll 4
+    for (int i = 0; i * p.kt_per < p.w.n_kt; i++) {
+        const float4 *from = wide_part(p, i, (int)blockIdx.z);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            float4 f = from[j * (int)blockDim.x];
+            v[j][0] += f.x, v[j][1] += f.y, v[j][2] += f.z, v[j][3] += f.w;
+        }
+    }
+    wide_store(p, rows, t, (int)blockIdx.z, v[0], v[1]);
+}
+
+/* Blocks that run at a time. Fewer cut k between them. */
+static int wide_blocks(const struct cuda_backend *cu)
+{
+    return 2 * cu->n_sm;
+}
+
+size_t wide_part_bytes(const struct cuda_backend *cu)
+{
+    return cu->wgmma ? (size_t)wide_blocks(cu) * 128 * WIDE_N * sizeof(float) : 0;
+}
+
+/* Bytes in front of the tables of rows, and all. */
+static size_t wide_shared(const struct matrix &w, size_t *tables)
+{
+    size_t slots = 0;
+    for (int i = 0; i < w.n_seg; i++) {
+        size_t n = (size_t)(wide_ahead(w.seg[i].tile_bytes) + 2) * WIDE_N * 128 +
+                   16 * (size_t)w.seg[i].tile_bytes;
+        slots = n > slots ? n : slots;
+    }
+    *tables = slots;
+    return WIDE_ALIGN + slots + 3 * WIDE_N * 4;
+}
+
+/* Every block must see one kind of tiles. */
+bool wide_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair)
+{
+    size_t tables;
+    if (!cu->wgmma || w->set == SET_ALL || wide_shared(*w, &tables) > cu->shared_limit)
+        return false;
+    for (int i = 1; i < w->n_seg; i++)
+        if (w->seg[i].kind != w->seg[0].kind && (pair || w->seg[i].tile0 % 8))
+            return false;
+    return !pair || (w->n_seg == 2 && w->seg[0].n_tiles == w->seg[1].n_tiles);
+}
+
+template <int SET>
+static void wide_launch(struct cuda_backend *cu, struct gemm_args p, bool pair, int y)
+{
+    size_t tables, shared = wide_shared(p.w, &tables);
+    p.slot = (int)tables;
+    int tiles = pair ? p.ldy / TILE_ROWS : p.w.n_tiles;
+    int x = ceil_div(tiles, pair ? 4 : 8), pieces = p.moe ? 1 : wide_blocks(cu) / (x * y);
+    p.kt_per = p.w.n_kt;
+    if (pieces > 1) {
+        p.kt_per = ceil_div(p.w.n_kt, pieces);
+        p.part = cu->wide_part;
+    }
+    pieces = ceil_div(p.w.n_kt, p.kt_per);
+    p.part = pieces > 1 ? p.part : NULL;
+    cuda_launch(cu, wide_kernel<SET>, dim3((unsigned)x, (unsigned)y, (unsigned)pieces),
+                WIDE_THREADS, shared, LAUNCH_EARLY, p);
+    if (pieces > 1)
+        cuda_launch(cu, wide_sum_kernel, dim3((unsigned)x, (unsigned)y, WIDE_N / 8), WIDE_THREADS,
+                    (size_t)(3 * WIDE_N * 4), LAUNCH_EARLY, p);
+}
+
+void wide_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int y)
+{
+    if (p.w.set == SET_K)
+        wide_launch<SET_K>(cu, p, pair, y);
+    else
+        wide_launch<SET_FAST>(cu, p, pair, y);
+}
+
+static __global__ void probe_kernel(int *there)
+{
+    *there = wgmma_compiled();
+}
+
+/* Whether this program was built for this very GPU: code for sm_90a runs nowhere else, and code for
+ * anything else has no wgmma. */
+bool wide_there(struct cuda_backend *cu, int *scratch)
+{
+    int there = 0;
+    if (cu->sm != 90)
+        return false;
+    cuda_launch(cu, probe_kernel, dim3(1), 32, 0, LAUNCH_PLAIN, scratch);
+    CUDA_TRY(cu,
+             cudaMemcpyAsync(&there, scratch, sizeof there, cudaMemcpyDeviceToHost, cu->stream));
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+    return there;
+}
