@@ -342,78 +342,91 @@ DEVICE struct wide_tiles wide_tiles_of(const struct gemm_args &p, int block, int
     return t;
 }
 
-/* Rows r and r+1 of column 2c + (g & 1), r = g & ~1, where v held rows g of columns 2c and 2c+1: half
- * as many stores, of twice the size. */
-DEVICE float2 wide_pair(float v0, float v1)
-{
-    bool odd = lane_id() & 4;
-    float other = __shfl_xor_sync(FULL_WARP, odd ? v0 : v1, 4);
-    return odd ? make_float2(other, v1) : make_float2(v0, other);
-}
+/*
+ * Results leave through shared memory: the sums of a column of the block, 128 of them, lie next to
+ * each other there, and a warp takes a column at a time. Little code matters here, since every block
+ * runs it but once: what a lane does is the same for all columns. It has rows 4 lane.. of the block
+ * (pair: gate and up of the hidden units 2 lane, 2 lane + 1).
+ */
+enum { WIDE_STRIDE = 128 + 4 };
 
-/* Results of columns 8n.. of both tiles. */
-DEVICE void wide_store(const struct gemm_args &p, const struct gemm_rows &rows,
-                       const struct wide_tiles &t, int n, const float *v0, const float *v1)
+struct wide_lane {
+    int at, left; /* place of its first row in a row of the results (-1: none); rows that exist */
+    float bias[4];
+};
+
+DEVICE struct wide_lane wide_lane_of(const struct gemm_args &p, int block)
 {
-    int g = lane_id() >> 2, c = lane_id() & 3, col = n * 8 + 2 * c + (g & 1);
-    bool there = col < rows.count, even = !((p.ldy | t.s[0]->row0 | t.s[1]->row0) & 1);
-    size_t out = there ? (size_t)rows.out[col] * (size_t)p.ldy : 0;
-    float scale = there ? rows.scale[col] : 0.0f;
+    struct wide_lane l = {};
+    int lane = lane_id();
+    if (p.y_half) {
+        int row = block * 64 + 2 * lane;
+        l.at = row < p.ldy ? half_slot(row) : -1;
+        l.left = p.w.seg[0].rows - row; /* zeros from there up to whole k tiles */
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int r = (g & ~1) + 8 * h;
-        float2 a = wide_pair(v0[2 * h], v0[2 * h + 1]), b = wide_pair(v1[2 * h], v1[2 * h + 1]);
-        if (!there)
-            continue;
-        if (p.y_half) {
-            int row = t.first * TILE_ROWS + r;
-            float gate[2] = {a.x * scale, a.y * scale}, up[2] = {b.x * scale, b.y * scale}, v[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                if (!t.mine[0] || row + i >= t.s[0]->rows) /* to whole k tiles: columns of zeros */
-                    gate[i] = up[i] = 0.0f;
-                else if (p.w.bias) {
-                    gate[i] += p.w.bias[row + i];
-                    up[i] += p.w.bias[p.w.n_out / 2 + row + i];
-                }
-                v[i] = clamp_half(silu(gate[i]) * up[i] * HIDDEN_SCALE);
-            }
-            if (row < p.ldy)
-                *(uint32_t *)(p.y_half + out + (size_t)half_slot(row)) = pack_half2(v[0], v[1]);
-            continue;
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int row = (t.tile[i] - t.s[i]->tile0) * TILE_ROWS + r, left = t.s[i]->rows - row;
-            if (!t.mine[i] || left <= 0)
-                continue;
-            float2 v = i ? b : a;
-            size_t at = out + (size_t)(t.s[i]->row0 + row);
-            v.x *= scale;
-            v.y *= scale;
-            if (p.w.bias) {
-                v.x += p.w.bias[t.s[i]->row0 + row];
-                v.y += left > 1 ? p.w.bias[t.s[i]->row0 + row + 1] : 0.0f;
-            }
-            if (p.narrow) /* rows and ldy are even */
-                *(uint32_t *)((uint16_t *)p.y + at) =
-                    pack_half2(clamp_half(v.x * HIDDEN_SCALE), clamp_half(v.y * HIDDEN_SCALE));
-            else if (even && left > 1)
-                *(float2 *)(p.y + at) = v;
-            else {
-                p.y[at] = v.x;
-                if (left > 1)
-                    p.y[at + 1] = v.y;
-            }
-        }
+        for (int i = 0; i < 4; i++)
+            if (p.w.bias && (i & 1) < l.left)
+                l.bias[i] = p.w.bias[(i >> 1) * (p.w.n_out / 2) + row + (i & 1)];
+        return l;
     }
+    int tile = block * 8 + (lane >> 2);
+    const struct seg *s = seg_of(p.w, tile);
+    int row = (tile - s->tile0) * TILE_ROWS + (lane & 3) * 4;
+    l.at = s->row0 + row;
+    l.left = tile < p.w.n_tiles ? s->rows - row : 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (p.w.bias && i < l.left)
+            l.bias[i] = p.w.bias[l.at + i];
+    return l;
 }
 
-/* Where a block's sums lie when k is cut: (pieces of k, row tiles, blocks, columns / 8, 2, threads). */
-DEVICE float4 *wide_part(const struct gemm_args &p, int piece, int n)
+/* A lane's part of a column of 128 sums. */
+DEVICE float4 wide_take(const struct gemm_args &p, const float *column)
+{
+    if (!p.y_half)
+        return *(const float4 *)(column + 4 * lane_id());
+    float2 gate = *(const float2 *)(column + 2 * lane_id());
+    float2 up = *(const float2 *)(column + 64 + 2 * lane_id());
+    return make_float4(gate.x, gate.y, up.x, up.y);
+}
+
+DEVICE void wide_store(const struct gemm_args &p, const struct wide_lane &l,
+                       const struct gemm_rows &rows, int col, float4 sums)
+{
+    float scale = rows.scale[col];
+    size_t at = (size_t)rows.out[col] * (size_t)p.ldy + (size_t)l.at;
+    float v[4] = {sums.x * scale + l.bias[0], sums.y * scale + l.bias[1],
+                  sums.z * scale + l.bias[2], sums.w * scale + l.bias[3]};
+    if (p.y_half) {
+        if (l.at < 0)
+            return;
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            v[i] = i < l.left ? clamp_half(silu(v[i]) * v[i + 2] * HIDDEN_SCALE) : 0.0f;
+        *(uint32_t *)(p.y_half + at) = pack_half2(v[0], v[1]);
+    } else if (p.narrow) { /* rows are multiples of four */
+        if (l.left > 0) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] = clamp_half(v[i] * HIDDEN_SCALE);
+            *(uint2 *)((uint16_t *)p.y + at) =
+                make_uint2(pack_half2(v[0], v[1]), pack_half2(v[2], v[3]));
+        }
+    } else if (l.left >= 4 && !((p.ldy | l.at) & 3))
+        *(float4 *)(p.y + at) = make_float4(v[0], v[1], v[2], v[3]);
+    else
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (i < l.left)
+                p.y[at + (size_t)i] = v[i];
+}
+
+/* Where a column's sums lie when k is cut: (pieces of k, row tiles, blocks, columns, 128). */
+DEVICE float *wide_part(const struct gemm_args &p, int piece, int col)
 {
     size_t block = ((size_t)piece * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-    return (float4 *)p.part + ((block * (WIDE_N / 8) + (size_t)n) * 2) * blockDim.x + threadIdx.x;
+    return p.part + (block * WIDE_N + (size_t)col) * 128;
 }
 
 DEVICE void wide_tables(struct gemm_rows &rows, uint8_t *at)
@@ -472,17 +485,31 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 2)
     }
     wgmma_use(acc[0]);
     wgmma_use(acc[1]);
+    __syncthreads();               /* nobody reads slots or rings any more */
+    float *sums = (float *)shared; /* (columns, WIDE_STRIDE) */
+    {
+        int lane = lane_id();
+        float *to = sums + 2 * (lane & 3) * WIDE_STRIDE + w * 16 + (lane >> 2);
 #pragma unroll
-    for (int n = 0; n < WIDE_N / 8; n++) {
-        if (n * 8 >= rows.count)
-            break;
-        const float *v0 = acc[0] + 4 * n, *v1 = acc[1] + 4 * n;
-        if (p.part) {
-            float4 *to = wide_part(p, (int)blockIdx.z, n);
-            to[0] = make_float4(v0[0], v0[1], v0[2], v0[3]);
-            to[blockDim.x] = make_float4(v1[0], v1[1], v1[2], v1[3]);
-        } else
-            wide_store(p, rows, t, n, v0, v1);
+        for (int n = 0; n < WIDE_N / 8; n++) {
+            if (n * 8 >= rows.count)
+                break;
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                to[(n * 8 + (i & 1)) * WIDE_STRIDE + (i >> 2) * 64 + (i >> 1 & 1) * 8] =
+                    acc[i >> 2][4 * n + (i & 3)];
+        }
+    }
+    __syncthreads();
+    struct wide_lane l = wide_lane_of(p, (int)blockIdx.x);
+#pragma unroll 2
+    for (int col = w; col < rows.count; col += 4) {
+        const float *column = sums + col * WIDE_STRIDE;
+        if (p.part)
+            ((float4 *)wide_part(p, (int)blockIdx.z, col))[lane_id()] =
+                ((const float4 *)column)[lane_id()];
+        else
+            wide_store(p, l, rows, col, wide_take(p, column));
     }
 }
 
@@ -495,20 +522,22 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
     dependency_wait();
     dependency_trigger();
     wide_tables(rows, shared);
-    if (!gemm_rows_load(p, rows, (int)blockIdx.y, WIDE_N) || (int)blockIdx.z * 8 >= rows.count)
+    if (!gemm_rows_load(p, rows, (int)blockIdx.y, WIDE_N))
         return;
-    struct wide_tiles t = wide_tiles_of(p, (int)blockIdx.x, warp_id());
-    float v[2][4] = {};
-#pragma unroll 4
-    for (int i = 0; i * p.kt_per < p.w.n_kt; i++) {
-        const float4 *from = wide_part(p, i, (int)blockIdx.z);
+    struct wide_lane l = wide_lane_of(p, (int)blockIdx.x);
+    int first = (int)blockIdx.z * 8 + warp_id();
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float4 f = from[j * (int)blockDim.x];
-            v[j][0] += f.x, v[j][1] += f.y, v[j][2] += f.z, v[j][3] += f.w;
+    for (int col = first; col < first + 8; col += 4) {
+        if (col >= rows.count)
+            break;
+        float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 4
+        for (int i = 0; i * p.kt_per < p.w.n_kt; i++) {
+            float4 f = wide_take(p, wide_part(p, i, col));
+            sums.x += f.x, sums.y += f.y, sums.z += f.z, sums.w += f.w;
         }
+        wide_store(p, l, rows, col, sums);
     }
-    wide_store(p, rows, t, (int)blockIdx.z, v[0], v[1]);
 }
 
 /* Blocks that run at a time. Fewer cut k between them. */
@@ -531,6 +560,8 @@ static size_t wide_shared(const struct matrix &w, size_t *tables)
                    16 * (size_t)w.seg[i].tile_bytes;
         slots = n > slots ? n : slots;
     }
+    size_t sums = (size_t)(WIDE_N * WIDE_STRIDE) * sizeof(float);
+    slots = slots > sums ? slots : sums;
     *tables = slots;
     return WIDE_ALIGN + slots + 3 * WIDE_N * 4;
 }
