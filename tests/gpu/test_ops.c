@@ -642,10 +642,12 @@ static void one_attention(const struct shape *s, bool norms, int window, const i
     duo_close(&d);
 }
 
-static void test_attention(void)
+/* prompts: steps with some, otherwise without. */
+static void test_attention(bool prompts)
 {
     int before = n_checks;
-    if (!wanted("attention"))
+    const char *group = prompts ? "attention, prompts" : "attention, decodes";
+    if (!wanted(group))
         return;
     const struct {
         int H, K, D, rot, page;
@@ -684,6 +686,8 @@ static void test_attention(void)
                         {"prompt", prompt, 1, false}, {"deep", deep, 2, false},
                         {"chunk", chunk, 3, false}};
             for (int j = 0; j < 7; j++) {
+                if (prompts != (j == 2 || j == 4 || j == 6))
+                    continue;
                 if (SIM && ((i + (size_t)j + (size_t)window) % 2 || (j == 5 && i > 3) ||
                             (j == 6 && i != 0 && i != 2)))
                     continue;
@@ -694,7 +698,7 @@ static void test_attention(void)
                               runs[j].pad, what);
             }
         }
-    report("attention", before);
+    report(group, before);
 }
 
 static void test_ffn(void)
@@ -1266,7 +1270,8 @@ int main(int argc, char **argv)
     test_segments();
     test_ffn();
     test_moe();
-    test_attention();
+    test_attention(false);
+    test_attention(true);
     test_forward();
     test_sampling();
     printf("%d checks, %d failed\n", n_checks, n_failed);
