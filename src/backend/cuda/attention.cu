@@ -263,8 +263,10 @@ static __global__ void __launch_bounds__(DECODE_THREADS, RAW ? 2 : 3)
     bool idle = split >= used;
     if (slot < 0 || lead >= used) { /* a padding row, or fewer stretches than blocks */
         dependency_trigger();
+        if (slot >= 0) /* nothing to do: make room at once, others will wait */
+            return;
         dependency_wait();
-        if (slot < 0 && split == 0)
+        if (split == 0)
             for (int i = tid; i < heads * D; i += DECODE_THREADS)
                 p.a[((size_t)t * (size_t)H + (size_t)h0) * D + (size_t)i] = 0.0f;
         return;

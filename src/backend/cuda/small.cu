@@ -146,6 +146,21 @@ DEVICE const uint8_t *ring_get(struct ring &r)
     return r.base + r.take * r.slot;
 }
 
+/* The one after it, once it is there. */
+DEVICE const uint8_t *ring_get_next(struct ring &r)
+{
+    struct ring n = r;
+    if (++n.take == n.stages) {
+        n.take = 0;
+        n.parity ^= 1;
+    }
+#if !BULK_COPIES
+    copy_async_wait<0>();
+    __syncwarp();
+#endif
+    return ring_get(n);
+}
+
 /* Every lane is done with it. */
 DEVICE void ring_drop(struct ring &r)
 {
@@ -308,7 +323,7 @@ enum mode { PLAIN, NORM, EXPERT };
 
 /* The bound on threads is one on registers, 96, so that other kernels find room beside it. */
 template <int SET, bool PAIR, int MODE>
-static __global__ void __launch_bounds__(640)
+static __global__ void __launch_bounds__(MODE == PLAIN ? 640 : 512)
     small_kernel(const __grid_constant__ struct small_args p)
 {
     enum { TILES = PAIR ? 2 : 1 };
@@ -471,6 +486,30 @@ static __global__ void __launch_bounds__(640)
 #pragma unroll 1
             for (int b = 0; b < batch; b++) {
                 float sum[2] = {}, *shares = sums + warp * stride + b * SHARES;
+                if (SET == SET_K && MODE != PLAIN && b + 1 < batch && stages > 1 &&
+                    !(six >> b & 3)) {
+                    if constexpr (SET == SET_K) { /* two at a time: neither waits for the other */
+                        float sum2[2] = {};
+                        const uint8_t *one = ring_get(m.ring), *two = ring_get_next(m.ring);
+                        if (tile + b == first && slice == warp)
+                            mark(mk, 5);
+                        tile_dot(false, one, x, 1.0f, sum);
+                        tile_dot(false, two, x, 1.0f, sum2);
+                        if (slice != warp) {
+                            add_sums(shares, sum);
+                            add_sums(shares + SHARES, sum2);
+                        } else {
+                            put_sums(shares, sum);
+                            put_sums(shares + SHARES, sum2);
+                        }
+                        ring_drop(m.ring);
+                        ring_drop(m.ring);
+                        fetch();
+                        fetch();
+                        b++;
+                        continue;
+                    }
+                }
                 const uint8_t *there = ring_get(m.ring);
                 if (tile + b == first && slice == warp)
                     mark(mk, 5);
@@ -649,7 +688,7 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 :
 
     /* The hidden units of the next AHEAD slices are on their way: one trip for all of them. */
     enum { AHEAD = 3 };
-    float sum[2] = {}, v[AHEAD][8];
+    float sum[2] = {}, v[AHEAD][8] = {};
     int l_pick = warp, l_kt = 0;
     auto load = [&](float(&to)[8]) {
         if (l_pick >= used)
@@ -663,10 +702,10 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 :
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
         load(v[i]);
+    typename slice_of<SET>::type x, next_x; /* the next is made while this one is worked on */
+    slice_make(x, v[0]);
 #pragma unroll 1
     for (int n = 0, pick = warp, kt = 0; n < total; n++) {
-        typename slice_of<SET>::type x;
-        slice_make(x, v[0]);
         float weight = __shfl_sync(FULL_WARP, weights, pick);
         if (++kt == n_kt) {
             kt = 0;
@@ -681,10 +720,12 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 :
         const uint8_t *there = ring_get(m.ring);
         if (n == 0)
             mark(mk, 5);
+        slice_make(next_x, v[0]);
         if constexpr (SET == SET_K)
             tile_dot(six, there, x, weight, sum);
         else
             tile_dot<SET>(s, there, x, weight, sum);
+        x = next_x;
         ring_drop(m.ring);
         bytes = 0;
         if (next < total)
