@@ -650,10 +650,10 @@ static bool is_small(const struct matrix *w, int rows)
 static void linear_any(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
                        int rows)
 {
-    if (rows > 1 && few_fits(cu, w, rows) && (!cu->pending.set || few_is_long(w))) {
+    if (few_fits(cu, w, rows) && (!cu->pending.set || few_is_long(w))) {
         struct norm_in in = input_of(cu, x, rows);
         few_linear(cu, w, &in, y, rows);
-    } else if (is_small(w, rows) && !(rows > 1 && few_fits(cu, w, rows))) {
+    } else if (is_small(w, rows) && !few_fits(cu, w, rows)) {
         struct norm_in in = input_of(cu, x, rows);
         small_linear(cu, w, &in, y, rows);
     } else {

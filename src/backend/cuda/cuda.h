@@ -125,10 +125,10 @@ enum { MAX_KERNELS = 256 };
 enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
 /* How many rows take which way, as measured on an H200. */
 enum {
-    SMALL_ROWS = 4,     /* small.cu: of any product */
-    SMALL_MOE_ROWS = 8, /* and of experts */
-    FEW_MOE_FROM = 5, /* K-quants: few.cu's experts, from here to FEW_ROWS; from there list.cu's */
-    FEW_ROWS = 8,     /* the most whose norm becomes part of a product */
+    SMALL_ROWS = 4,       /* small.cu: of any product */
+    SMALL_MOE_ROWS = 8,   /* and of experts */
+    FEW_FROM = 3,         /* K-quants: few.cu, up to FEW_ROWS; more go through list.cu */
+    FEW_ROWS = 8,         /* the most whose norm becomes part of a product */
     FEW_RECORD_ROWS = 32, /* few.cu: dense products, of records */
     LIST_ROWS = 256,
     LIST_ROUTE_ROWS = 64, /* rows one block routes */

@@ -212,7 +212,7 @@ bool few_is_long(const struct matrix *w)
 
 bool few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
-    return rows <= FEW_ROWS && few_suits(cu, w, 1);
+    return rows >= FEW_FROM && rows <= FEW_ROWS && few_suits(cu, w, 1);
 }
 
 template <int NT, bool FLOATS> static void few_launch(struct cuda_backend *cu, struct few_args p)
@@ -243,8 +243,8 @@ void few_linear(struct cuda_backend *cu, const struct matrix *w, const struct no
 
 bool few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
 {
-    if (rows > FEW_RECORD_ROWS || (rows > FEW_ROWS && few_is_long(w)) ||
-        rows * w->n_kt > cu->n_records || !few_suits(cu, w, 2))
+    if (rows > FEW_RECORD_ROWS || few_is_long(w) || rows * w->n_kt > cu->n_records ||
+        !few_suits(cu, w, 2))
         return false;
     struct few_args p = {};
     p.w = *w;
@@ -454,14 +454,15 @@ struct __align__(16) few_choice
     float chosen_weight[FEW_ROWS][MAX_USED];
 };
 
-/* One warp chooses for a row, as choose_warp in small.cu does. */
+/* One warp chooses for a row, as choose_warp in small.cu does; `weights`: and weighs. */
 template <int PER, int BITS>
-DEVICE void few_choose_row(struct few_choice *ch, const struct few_moe_args &p, int row)
+DEVICE void few_choose_row(struct few_choice *ch, const struct few_moe_args &p, int row,
+                           bool weights)
 {
     const uint32_t low = (1u << BITS) - 1;
     const float *logits = p.logits + row * p.n_expert;
     int lane = lane_id();
-    float v[PER], top = -INFINITY, total = 0.0f;
+    float v[PER];
     uint32_t key[PER], mine = 0;
 #pragma unroll
     for (int i = 0; i < PER; i++) {
@@ -469,7 +470,6 @@ DEVICE void few_choose_row(struct few_choice *ch, const struct few_moe_args &p, 
         bool on = e < p.n_expert;
         v[i] = on ? load_float_l2(logits + e) : -INFINITY;
         key[i] = on ? (float_order(v[i]) & ~low) | (low - (uint32_t)e) : 0;
-        top = fmaxf(top, v[i]);
     }
 #pragma unroll 1
     for (int k = 0; k < p.used; k++) {
@@ -484,9 +484,21 @@ DEVICE void few_choose_row(struct few_choice *ch, const struct few_moe_args &p, 
             key[i] = key[i] == best ? 0 : key[i];
     }
     int e = min((int)(low - (mine & low)), p.n_expert - 1);
-    bool on = lane < p.used;
+    if (lane < p.used) {
+        ch->chosen[row][lane] = (uint16_t)e;
+        atomicOr(&ch->rows[e], 1u << row);
+    }
+    if (!weights)
+        return;
+    float top = -INFINITY, logit = 0.0f, total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PER; i++) { /* lane e % 32 has the logit of e */
+        float u = __shfl_sync(FULL_WARP, v[i], e & 31);
+        logit = e >> 5 == i ? u : logit;
+        top = fmaxf(top, v[i]);
+    }
     top = warp_max(top);
-    float w = on ? fast_exp(load_float_l2(logits + e) - top) : 0.0f;
+    float w = lane < p.used ? fast_exp(logit - top) : 0.0f;
     if (p.renormalise)
         total = w;
     else
@@ -494,11 +506,8 @@ DEVICE void few_choose_row(struct few_choice *ch, const struct few_moe_args &p, 
         for (int i = 0; i < PER; i++)
             total += fast_exp(v[i] - top);
     total = warp_sum(total);
-    if (on) {
-        ch->chosen[row][lane] = (uint16_t)e;
+    if (lane < p.used)
         ch->chosen_weight[row][lane] = w / total * p.scale;
-        atomicOr(&ch->rows[e], 1u << row);
-    }
 }
 
 /* The block. Returns the number of distinct experts. */
@@ -512,9 +521,9 @@ DEVICE int few_choose(struct few_choice *ch, const struct few_moe_args &p, bool 
 #pragma unroll 1
     for (int row = warp_id(); row < p.rows; row += warps) {
         if (p.n_expert <= 128)
-            few_choose_row<4, 7>(ch, p, row);
+            few_choose_row<4, 7>(ch, p, row, weights);
         else
-            few_choose_row<MAX_EXPERTS / 32, 9>(ch, p, row);
+            few_choose_row<MAX_EXPERTS / 32, 9>(ch, p, row, weights);
     }
     __syncthreads();
     /* Every warp counts, the first one also writes the list. */
@@ -685,8 +694,8 @@ static size_t few_up_shared(const struct matrix *w, int warps)
 bool few_moe_fits(const struct cuda_backend *cu, const struct matrix *router,
                   const struct matrix *gate_up, const struct matrix *down, int rows)
 {
-    return rows >= FEW_MOE_FROM && few_fits(cu, gate_up, rows) && down->set == SET_K &&
-           gate_up->n_seg <= 2 && down->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
+    return few_fits(cu, gate_up, rows) && down->set == SET_K && gate_up->n_seg <= 2 &&
+           down->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
            few_router_shared(router) <= cu->shared_limit &&
            few_up_shared(gate_up, 4) <= cu->shared_limit &&
            few_moe_shared(8, DOWN_STAGES, 1, down->max_tile_bytes) <= cu->shared_limit;

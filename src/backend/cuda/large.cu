@@ -12,7 +12,7 @@
 
 enum { LARGE_WARPS = 8, MAX_USED = 16, MAX_EXPERTS = 512, MID_ROWS = 256 };
 /* From so many rows on hopper.cu takes a product; experts of more, and route.cu their router. */
-enum { WIDE_FROM = 33, WIDE_MOE_FROM = LIST_ROWS + 1, ROUTER_FROM = LIST_ROWS + 1 };
+enum { WIDE_FROM = 33, WIDE_MOE_FROM = LIST_ROWS + 1, ROUTER_FROM = 65 };
 
 struct halves_args {
     float *x;              /* (rows, width) */
@@ -709,7 +709,7 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
     r.weight = cu->route_weight;
     bool one = listed && rows <= LIST_ROUTE_ROWS; /* one block routes */
     if (one)
-        list_route(cu, &r.t, 1, n_expert, rows, width);
+        list_route(cu, &r.t, r.parts, n_expert, rows, width);
     else if (!r.route_here)
         cuda_launch(cu, route_kernel, dim3((unsigned)ceil_div(rows, 8)), 256, 0, LAUNCH_EARLY, r);
     if (!one)

@@ -225,7 +225,7 @@ static __global__ void __launch_bounds__(16 * 32)
     long long n = (long long)list.n[0] * half;
     int first = (int)(n * (long long)blockIdx.x / (long long)gridDim.x);
     int end = (int)(n * (long long)(blockIdx.x + 1) / (long long)gridDim.x);
-    int entry = first / half, unit = first - entry * half, from = 0, count = 0;
+    int entry = first / half, unit = first - entry * half, from = 0, count = 0, turn = 0;
     int f_left = 2 * (end - first), f_entry = entry, f_unit = unit;
     auto fetch = [&]() { /* gate, up, gate, up */
                          bool odd = f_left & 1, real = f_left > 0;
@@ -270,8 +270,9 @@ static __global__ void __launch_bounds__(16 * 32)
         }
         __syncthreads();
         /* Half a warp to a row of the step; another warp's turn every time. */
-        int t = (int)threadIdx.x - item % warps * 32;
+        int t = (int)threadIdx.x - turn * 32;
         t += t < 0 ? (int)blockDim.x : 0;
+        turn = turn + 1 == warps ? 0 : turn + 1;
         int r = t & 15, row = unit * TILE_ROWS + r;
 #pragma unroll 1
         for (int col = t >> 4; col < ((count + 1) & ~1); col += (int)blockDim.x >> 4) {
