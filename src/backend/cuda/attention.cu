@@ -607,23 +607,36 @@ static __global__ void __launch_bounds__(DECODE_THREADS, RAW ? 2 : 3)
     }
     __threadfence();
 #pragma unroll 1
-    for (int i = tid; i < n_clusters * 16; i += DECODE_THREADS)
-        ml[i] = load_float_l2(sml + i);
-    __syncthreads();
-#pragma unroll 1
     for (int i = tid; i < per * D; i += DECODE_THREADS) {
         int h = rank + i / D * cluster, at = i % D;
         if (h >= heads)
             break;
         float m = -INFINITY, l = 0.0f, v = 0.0f;
 #pragma unroll 1
-        for (int j = 0; j < n_clusters; j++)
-            m = fmaxf(m, ml[j * 16 + 2 * h]);
-#pragma unroll 8
-        for (int j = 0; j < n_clusters; j++) {
-            float f = fast_exp2(ml[j * 16 + 2 * h] - m);
-            l += f * ml[j * 16 + 2 * h + 1];
-            v += f * load_float_l2(acc + (j * 8 + h) * D + at);
+        for (int j0 = 0; j0 < n_clusters; j0 += 8) { /* eight parts in one trip */
+            float top_of[8], total_of[8], from_part[8], top = m;
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                bool real = j0 + j < n_clusters;
+                int from = real ? j0 + j : 0;
+                top_of[j] = load_float_l2(sml + from * 16 + 2 * h);
+                total_of[j] = load_float_l2(sml + from * 16 + 2 * h + 1);
+                from_part[j] = load_float_l2(acc + (from * 8 + h) * D + at);
+                top_of[j] = real ? top_of[j] : -INFINITY;
+            }
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                top = fmaxf(top, top_of[j]);
+            float shrink = fast_exp2(m - top);
+            m = top;
+            l *= shrink;
+            v *= shrink;
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float f = fast_exp2(top_of[j] - top);
+                l += f * total_of[j];
+                v += f * from_part[j];
+            }
         }
         to[h * D + element(at)] = fast_divide(v, l);
     }
