@@ -178,18 +178,22 @@ class Compare:
         try:
             if not wait_ready(server, port):
                 return
-            for i, n in enumerate(clients * a.serve_rounds):
+            # Greedy, then drawn: answers of random weights fall into loops unless their tokens are drawn.
+            runs = [(n, t) for t in (0, 1) for n in clients] * a.serve_rounds
+            for i, (n, temperature) in enumerate(runs):
                 if self.spent():
                     break
                 load, _ = self.command([a.steel, "bench", "serve", "--url", f"http://127.0.0.1:{port}", "--concurrency",
                                         str(n), "--num-prompts", str(n * a.waves), "--input-len", str(PROMPT),
-                                        "--output-len", str(answer), "--seed", str(100 + i), "--json"])
+                                        "--output-len", str(answer), "--seed", str(100 + i), "--temperature",
+                                        str(temperature), "--json"])
                 for r in load:
-                    self.put(kind="serve", round=i // len(clients), model=model_name(a.moe), clients=n,
+                    self.put(kind="serve", round=i // (2 * len(clients)), model=model_name(a.moe), clients=n,
+                             temperature=temperature,
                              tok_s=r["output_tokens_per_second"], raw_tok_s=round(raw.get(n, 0), 3), ok=r["ok"],
                              errors=r["errors"], input_tokens=r["input_tokens"], output_tokens=r["output_tokens"],
                              ttft_ms=r["ttft_ms"], itl_ms=r["itl_ms"])
-                    self.say(f"serve, {n} clients: {r['output_tokens_per_second']:,.0f} tok/s, raw {raw.get(n, 0):,.0f}")
+                    self.say(f"serve, {n} clients, temperature {temperature}: {r['output_tokens_per_second']:,.0f} tok/s, raw {raw.get(n, 0):,.0f}")
         finally:
             server.terminate()
             server.wait()

@@ -119,20 +119,24 @@ def serving(lines):
     out = {}
     for r in lines:
         if r["kind"] == "serve":
-            out.setdefault((r["model"], r["clients"]), []).append(r)
+            out.setdefault((r["model"], r["clients"], r.get("temperature", 0)), []).append(r)
     return out
+
+
+def serve_name(n, temperature):
+    return f"{n}, drawn" if temperature else f"{n}, greedy"
 
 
 def serve_table(data, table):
     rows = ["| clients | whole run: raw | served | share | generation: raw | served | share | first token, p50 / p99 | "
             "between tokens, p50 / p99 |", "|---|---|---|---|---|---|---|---|---|"]
-    for (model, n), records in data.items():
+    for (model, n, temperature), records in data.items():
         served, raw = (middle([r[k] for r in records])[0] for k in ("tok_s", "raw_tok_s"))
         gap = middle([r["itl_ms"]["p50"] for r in records])[0]
         decode = next((middle(e["Steel"])[0] for (m, t), e in table.items()
                        if m == model and "Steel" in e and re.match(rf"tg\d+ x{n} @", t)), None)
         steady = n * 1e3 / gap if gap else 0
-        rows.append(f"| {n} | {number(raw)} | {number(served)} | {100 * served / raw if raw else 0:.0f} % | "
+        rows.append(f"| {serve_name(n, temperature)} | {number(raw)} | {number(served)} | {100 * served / raw if raw else 0:.0f} % | "
                     f"{number(decode) if decode else '-'} | {number(steady)} | "
                     f"{f'{100 * steady / decode:.0f} %' if decode else '-'} | "
                     + " | ".join(f"{middle([r[k]['p50'] for r in records])[0]:.1f} / "
@@ -141,9 +145,9 @@ def serve_table(data, table):
 
 
 def serve_chart(title, data):
-    groups = [{"name": f"{n} clients", "bars": {"raw": middle([r["raw_tok_s"] for r in v])[0],
+    groups = [{"name": serve_name(n, t), "bars": {"raw": middle([r["raw_tok_s"] for r in v])[0],
                                                 "steel serve": middle([r["tok_s"] for r in v])[0]}}
-              for (_, n), v in data.items()]
+              for (_, n, t), v in data.items()]
     return {"title": title, "unit": "tok/s", "groups": groups}
 
 

@@ -34,7 +34,7 @@ struct target {
 struct bench_flags {
     const char *url, *levels, *model, *key, *endpoint;
     int n_prompts, n_in, n_out, shared;
-    float rate, words_per_token;
+    float rate, words_per_token, temp;
     uint64_t seed;
     bool json, keep_eos;
 };
@@ -133,7 +133,8 @@ static void add_body(struct run *r, int n_in, int n_out, struct buf *b)
     jsonout_text(b, f->model);
     buf_adds(b, chat ? ",\"messages\":[{\"role\":\"user\",\"content\":" : ",\"prompt\":");
     jsonout_string(b, prompt.p, prompt.len);
-    buf_addf(b, "%s,\"max_tokens\":%d,\"temperature\":0,\"stream\":true,", chat ? "}]" : "", n_out);
+    buf_addf(b, "%s,\"max_tokens\":%d,\"temperature\":%g,\"stream\":true,", chat ? "}]" : "", n_out,
+             (double)f->temp);
     if (!f->keep_eos)
         buf_addf(b, "\"ignore_eos\":true,\"min_tokens\":%d,", n_out);
     buf_adds(b, "\"stream_options\":{\"include_usage\":true}}");
@@ -542,6 +543,7 @@ int cmd_bench_serve(int argc, char **argv)
          "of the prompts: the same for servers compared (default: as this one counts)"},
         {OPT_FLOAT, 0, "rate", "request-rate", &f.rate, 0, 1e6, "R",
          "start R requests a second at random (default: as streams end)"},
+        {OPT_FLOAT, 0, "temperature", "temp", &f.temp, 0, 100, "T", "of the answers (default 0)"},
         {OPT_STRING, 0, "endpoint", 0, &f.endpoint, 0, 0, "NAME",
          "completions or chat (default completions)"},
         {OPT_STRING, 0, "model", 0, &f.model, 0, 0, "NAME", "the model's name there"},

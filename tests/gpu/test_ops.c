@@ -1195,9 +1195,9 @@ static void test_sampling(void)
          .frequency_penalty = 0.2f},
     };
     enum { KINDS = (int)(sizeof kinds / sizeof *kinds), ROWS = 4 * KINDS };
-    static const int vocabs[] = {600, 1024, 5003};
+    static const int vocabs[] = {600, 1024, 5003, 9000};
     static const float scales[] = {1, 12};
-    for (int c = 0; c < 6; c++) {
+    for (int c = 0; c < 8; c++) {
         struct shape s = base_shape();
         struct duo d;
         s.n_vocab = vocabs[c / 2];

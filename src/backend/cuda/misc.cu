@@ -112,20 +112,50 @@ DEVICE float weight_of(const struct draw *d, float logit)
     return expf((logit - d->top) / d->temp);
 }
 
+/* f(logit, token) for all of the row, by all threads of the block at once (a warp may vote in f), with
+ * loads enough under way; NaN where there is none. */
+template <class F> DEVICE void each_logit(const struct draw *d, F f)
+{
+    const int batch = 4;
+    const uint32_t none = 0x7fc00000u;
+    if (d->n % 4 == 0) { /* so every row begins at a multiple of 16 bytes */
+        int n = d->n / 4;
+        for (int i0 = 0; i0 < n; i0 += batch * DRAW_THREADS) {
+            uint4 v[batch];
+#pragma unroll
+            for (int u = 0; u < batch; u++) {
+                int i = i0 + u * DRAW_THREADS + (int)threadIdx.x;
+                v[u] =
+                    i < n ? load_l2((const uint4 *)d->l + i) : make_uint4(none, none, none, none);
+            }
+#pragma unroll
+            for (int u = 0; u < batch; u++) {
+                int i = 4 * (i0 + u * DRAW_THREADS + (int)threadIdx.x);
+                f(float_of(v[u].x), i);
+                f(float_of(v[u].y), i + 1);
+                f(float_of(v[u].z), i + 2);
+                f(float_of(v[u].w), i + 3);
+            }
+        }
+        return;
+    }
+    for (int i0 = 0; i0 < d->n; i0 += DRAW_THREADS) {
+        int i = i0 + (int)threadIdx.x;
+        f(i < d->n ? load_float_l2(d->l + i) : float_of(none), i);
+    }
+}
+
 /* How many logits have at least this key, and what they weigh together. */
 DEVICE void tally(const struct draw *d, uint32_t key, bool weigh, int *count, double *mass)
 {
     int c = 0;
     double m = 0;
-#pragma unroll 8
-    for (int i = (int)threadIdx.x; i < d->n; i += DRAW_THREADS) {
-        float v = load_float_l2(d->l + i);
-        if (float_order(v) < key || v != v)
-            continue;
-        c++;
-        if (weigh)
+    each_logit(d, [&](float v, int) {
+        bool in = v == v && float_order(v) >= key;
+        c += in;
+        if (in && weigh)
             m += (double)weight_of(d, v);
-    }
+    });
     for (int i = 16; i; i >>= 1) {
         c += __shfl_xor_sync(FULL_WARP, c, i);
         m += __shfl_xor_sync(FULL_WARP, m, i);
@@ -147,23 +177,25 @@ DEVICE void tally(const struct draw *d, uint32_t key, bool weigh, int *count, do
 /* Takes what has at least this key into the list, as far as it has room; how many there are. */
 DEVICE int collect(const struct draw *d, uint32_t key)
 {
+    struct draw_shared *sh = d->sh;
     __syncthreads();
     if (threadIdx.x == 0)
-        d->sh->n = 0;
+        sh->n = 0;
     __syncthreads();
-#pragma unroll 8
-    for (int i = (int)threadIdx.x; i < d->n; i += DRAW_THREADS) {
-        float v = load_float_l2(d->l + i);
-        if (float_order(v) < key || v != v)
-            continue;
-        int at = atomicAdd(&d->sh->n, 1);
-        if (at < DRAW_LIST) {
-            d->sh->list[at].value = v;
-            d->sh->list[at].index = i;
+    each_logit(d, [&](float v, int token) {
+        bool in = v == v && float_order(v) >= key;
+        uint32_t who = __ballot_sync(FULL_WARP, in);
+        if (!who)
+            return;
+        int at = lane_id() == 0 ? atomicAdd(&sh->n, __popc(who)) : 0;
+        at = __shfl_sync(FULL_WARP, at, 0) + __popc(who & ((1u << lane_id()) - 1));
+        if (in && at < DRAW_LIST) {
+            sh->list[at].value = v;
+            sh->list[at].index = token;
         }
-    }
+    });
     __syncthreads();
-    return d->sh->n;
+    return sh->n;
 }
 
 /* The largest key that at least `want` tokens reach, or that tokens of weight `mass` do; any that
