@@ -12,7 +12,7 @@
 
 enum { LARGE_WARPS = 8, MAX_USED = 16, MAX_EXPERTS = 512, MID_ROWS = 256 };
 /* From so many rows on hopper.cu takes a product; experts of more, and route.cu their router. */
-enum { WIDE_FROM = 33, WIDE_MOE_FROM = LIST_ROWS + 1, ROUTER_FROM = 65 };
+enum { WIDE_FROM = 33, WIDE_MOE_FROM = LIST_ROWS + 1, ROUTER_FROM = LIST_ROWS + 1 };
 
 struct halves_args {
     float *x;              /* (rows, width) */
