@@ -8,7 +8,7 @@
  * this expert and of the next one lie. The weighted sum over a row's experts is another kernel
  * (large.cu).
  *
- * H200, 64 rows over 128 experts: 2.9 TB/s of 4.4, at 48 to 55 % of the issue slots: 310
+ * H200, 32 rows over 128 experts: 2.9 TB/s of 4.4, at 48 to 55 % of the issue slots: 310
  * instructions a Q4_K tile (230 of them decoding and multiplying), 530 a Q6_K tile.
  */
 #include "backend/cuda/rows.cuh"
