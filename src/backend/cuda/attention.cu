@@ -222,8 +222,8 @@ DEVICE size_t key_offset(const struct kv_view &kv, const int32_t *pages, int key
  *   groups 2j and 2j+1 of k.
  *   V as B of P V: columns 2c 2c+1 (+8) of k are keys; tile j's column g is element g*D/8 + j.
  */
-template <int D, bool BF16, bool RAW>
-static __global__ void __launch_bounds__(DECODE_THREADS, RAW ? 2 : 3)
+template <int D, bool BF16, bool RAW, int PER_SM>
+static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
     decode_kernel(const __grid_constant__ struct attn_args p)
 {
     enum { PIECES = D / 32, VP = D / 64, TILES = D / 8, STEP = DECODE_WARPS * DECODE_KEYS };
@@ -524,6 +524,9 @@ static __global__ void __launch_bounds__(DECODE_THREADS, RAW ? 2 : 3)
      * cluster to finish joins. */
     int cluster = p.cluster, n_lead = used - lead < cluster ? used - lead : cluster;
     int per = (8 + cluster - 1) / cluster, n_clusters = (used + cluster - 1) / cluster;
+    float *to = p.a + ((size_t)t * (size_t)H + (size_t)h0) * D;
+    /* entry 8j+n is element n*TILES + j */
+    auto element = [](int at) { return (at & 7) * TILES + (at >> 3); };
     cluster_wait();
 #pragma unroll
     for (int k = 0; k < 8 / DECODE_WARPS; k++) {
@@ -542,6 +545,12 @@ static __global__ void __launch_bounds__(DECODE_THREADS, RAW ? 2 : 3)
             for (int i = 0; i < PER; i++)
                 v[i] += f * part[(j * 8 + h) * ROW + lane + 32 * i];
         }
+        if (used == 1) { /* one stretch: nobody to join with */
+#pragma unroll
+            for (int i = 0; i < PER; i++)
+                to[h * D + element(lane + 32 * i)] = fast_divide(v[i], l);
+            continue;
+        }
         int at = rank * per + h / cluster;
         float *box = cluster_at(inbox, h % cluster);
 #pragma unroll
@@ -550,14 +559,15 @@ static __global__ void __launch_bounds__(DECODE_THREADS, RAW ? 2 : 3)
         if (lane < 2) /* inbox_ml lies behind */
             box[8 * D + at * 2 + lane] = lane ? l : m;
     }
+    if (used == 1) {
+        marks_end(mk, 7);
+        return;
+    }
     cluster_arrive();
     cluster_wait();
     mark(mk, 8);
     size_t unit = ((size_t)t * gridDim.y + blockIdx.y) * (size_t)p.n_split;
     float *acc = p.split_acc + unit * 8 * D, *sml = p.split_ml + unit * 16;
-    float *to = p.a + ((size_t)t * (size_t)H + (size_t)h0) * D;
-    /* entry 8j+n is element n*TILES + j */
-    auto element = [](int at) { return (at & 7) * TILES + (at >> 3); };
 #pragma unroll 1
     for (int i = tid; i < per * D; i += DECODE_THREADS) {
         int k = i / D, h = rank + k * cluster, at = i % D;
@@ -853,7 +863,7 @@ static bool has_clusters(const struct cuda_backend *cu)
 #else
     cudaFuncAttributes a = {};
     return cu->sm >= 90 &&
-           cudaFuncGetAttributes(&a, decode_kernel<128, false, true>) == cudaSuccess &&
+           cudaFuncGetAttributes(&a, decode_kernel<128, false, true, 2>) == cudaSuccess &&
            a.ptxVersion >= 90;
 #endif
 }
@@ -871,12 +881,12 @@ static void attend_tensor(struct cuda_backend *cu, struct attn_args p, bool raw,
         p.n_split -= p.n_split % p.cluster;
         int mode = LAUNCH_EARLY + p.cluster * LAUNCH_CLUSTER;
         dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
-        if (raw)
-            cuda_launch(cu, decode_kernel<D, BF16, true>, grid, DECODE_THREADS, decode_shared(D),
-                        mode, p);
-        else
-            cuda_launch(cu, decode_kernel<D, BF16, false>, grid, DECODE_THREADS, decode_shared(D),
-                        mode, p);
+        /* Few blocks take the registers of half an SM each; of many, three share one. */
+        bool many = (int)(grid.x * grid.y * grid.z) > 2 * cu->n_sm;
+        auto kernel = !raw   ? decode_kernel<D, BF16, false, 3>
+                      : many ? decode_kernel<D, BF16, true, 3>
+                             : decode_kernel<D, BF16, true, 2>;
+        cuda_launch(cu, kernel, grid, DECODE_THREADS, decode_shared(D), mode, p);
     }
     if (n_tiles)
         cuda_launch(cu, prefill_kernel<D, BF16>, dim3((unsigned)p.n_heads, (unsigned)n_tiles), 128,
