@@ -146,8 +146,8 @@ def serve_table(data, table):
 
 
 def serve_chart(title, data):
-    groups = [{"name": serve_name(n, t), "bars": {"raw": middle([r["raw_tok_s"] for r in v])[0],
-                                                "steel serve": middle([r["tok_s"] for r in v])[0]}}
+    groups = [{"name": serve_name(n, t), "bars": {"steel serve": middle([r["tok_s"] for r in v])[0],
+                                                "raw": middle([r["raw_tok_s"] for r in v])[0]}}
               for (_, n, t), v in data.items()]
     return {"title": title, "unit": "tok/s", "groups": groups}
 
