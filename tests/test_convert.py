@@ -414,7 +414,9 @@ def nothing_left_behind():
     open(big, "wb").write(patched)
     os.truncate(big, len(head) + rows * 1024)
     for sig in (signal.SIGINT, signal.SIGTERM):
-        p = subprocess.Popen([STEEL, "quantize", big, out, "Q2_K", "-t", "1"], stderr=subprocess.PIPE)
+        # a job in the background may have been started with SIGINT ignored, and its children too
+        p = subprocess.Popen([STEEL, "quantize", big, out, "Q2_K", "-t", "1"], stderr=subprocess.PIPE,
+                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         until = time.time() + 60
         while not glob.glob(out + ".tmp-*") and p.poll() is None and time.time() < until:
             time.sleep(0.005)
