@@ -19,11 +19,12 @@ PROMPTS = {"moe": "512,128", "dense": "512"}
 BATCHES = {"moe": "4,16", "dense": ""}
 
 
-class Bench:
+class Record:
+    """JSON lines, written as they come, and the time they may take."""
+
     def __init__(self, args):
         self.args, self.start = args, time.monotonic()
         self.out = open(args.output, "w")
-        self.prefix = shlex.split(args.prefix)
         self.lines = []
 
     def put(self, **record):
@@ -33,6 +34,12 @@ class Bench:
 
     def spent(self):
         return self.args.seconds and time.monotonic() - self.start > self.args.seconds
+
+
+class Bench(Record):
+    def __init__(self, args):
+        super().__init__(args)
+        self.prefix = shlex.split(args.prefix)
 
     def command(self, cmd):
         """Stdout of a command and its wall time; a failure is shown and gives nothing."""

@@ -17,25 +17,17 @@ pictures of them. --quick: short tests, to see that everything works.
 """
 import argparse, json, os, socket, subprocess, sys, time, urllib.request
 
+from compare import Record
+
 BATCHES = [4, 16, 32, 64, 128]
 CLIENTS = [32, 128]
 PROMPT, ANSWER, DEPTH = 256, 128, 8192
 
 
-class Compare:
+class Compare(Record):
     def __init__(self, args):
-        self.args, self.start = args, time.monotonic()
-        self.out = open(args.output, "w")
-        self.lines = []
+        super().__init__(args)
         self.gpu = None
-
-    def put(self, **record):
-        self.lines.append(record)
-        self.out.write(json.dumps(record) + "\n")
-        self.out.flush()
-
-    def spent(self):
-        return self.args.seconds and time.monotonic() - self.start > self.args.seconds
 
     def say(self, what):
         print(f"{time.monotonic() - self.start:6.1f} s  {what}", file=sys.stderr, flush=True)

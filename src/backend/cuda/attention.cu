@@ -854,8 +854,7 @@ void cuda_rotate_store(struct cuda_backend *cu, const struct attn_layer *l, cons
                 128, (size_t)(4 * p.kv.head_dim) * 4, LAUNCH_EARLY, p, qkv, q);
 }
 
-/* The kernels were compiled for a GPU that has clusters, and this is one. */
-static bool has_clusters(const struct cuda_backend *cu)
+bool attention_clusters(const struct cuda_backend *cu)
 {
 #ifdef STEEL_CUDA_SIM
     (void)cu;
@@ -876,7 +875,7 @@ static void attend_tensor(struct cuda_backend *cu, struct attn_args p, bool raw,
     if (p.step.n_decode) {
         p.n_split = cuda_splits(cu, p.step.n_decode);
         p.cluster = 1;
-        while (has_clusters(cu) && p.cluster < 8 && 2 * p.cluster <= p.n_split)
+        while (cu->clusters && p.cluster < 8 && 2 * p.cluster <= p.n_split)
             p.cluster *= 2;
         p.n_split -= p.n_split % p.cluster;
         int mode = LAUNCH_EARLY + p.cluster * LAUNCH_CLUSTER;

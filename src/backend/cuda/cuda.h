@@ -251,6 +251,7 @@ struct cuda_backend {
     uint16_t *iq3s_grid; /* device (512) */
     void *trace;         /* struct trace on the device, in builds with STEEL_CUDA_TRACE */
     bool wgmma;          /* hopper.cu can be used */
+    bool clusters;       /* attention may join blocks through their shared memory */
     float *wide_part;    /* its sums where k is cut */
 };
 
@@ -384,6 +385,8 @@ bool wide_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair
 
 /* attention.cu */
 bool cuda_tensor_attention(const struct cuda_backend *cu); /* the cache suits the fast kernels */
+/* The kernels were compiled for a GPU that has clusters, and this is one. */
+bool attention_clusters(const struct cuda_backend *cu);
 int cuda_splits(const struct cuda_backend *cu, int n_seqs);
 void cuda_rotate_store(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                        const float *qkv, float *q);

@@ -454,36 +454,23 @@ struct __align__(16) few_choice
     float chosen_weight[FEW_ROWS][MAX_USED];
 };
 
-/* One warp chooses for a row, as choose_warp in small.cu does; `weights`: and weighs. */
+/* One warp chooses for a row, in the order of rows.cuh; `weights`: and weighs. */
 template <int PER, int BITS>
 DEVICE void few_choose_row(struct few_choice *ch, const struct few_moe_args &p, int row,
                            bool weights)
 {
-    const uint32_t low = (1u << BITS) - 1;
     const float *logits = p.logits + row * p.n_expert;
     int lane = lane_id();
     float v[PER];
-    uint32_t key[PER], mine = 0;
+    uint32_t key[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         int e = i * 32 + lane;
         bool on = e < p.n_expert;
         v[i] = on ? load_float_l2(logits + e) : -INFINITY;
-        key[i] = on ? (float_order(v[i]) & ~low) | (low - (uint32_t)e) : 0;
+        key[i] = on ? choice_key<BITS>(v[i], e) : 0;
     }
-#pragma unroll 1
-    for (int k = 0; k < p.used; k++) {
-        uint32_t best = key[0];
-#pragma unroll
-        for (int i = 1; i < PER; i++)
-            best = key[i] > best ? key[i] : best;
-        best = warp_max_u32(best);
-        mine = lane == k ? best : mine;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            key[i] = key[i] == best ? 0 : key[i];
-    }
-    int e = min((int)(low - (mine & low)), p.n_expert - 1);
+    int e = choose_largest<PER, BITS>(key, p.used, p.n_expert);
     if (lane < p.used) {
         ch->chosen[row][lane] = (uint16_t)e;
         atomicOr(&ch->rows[e], 1u << row);

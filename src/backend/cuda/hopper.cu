@@ -9,7 +9,7 @@
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/wgmma.cuh"
 
-enum { WIDE_N = WIDE_ROWS, WIDE_THREADS = 128, WIDE_ALIGN = 1024, WIDE_UNROLL = 1 };
+enum { WIDE_N = WIDE_ROWS, WIDE_THREADS = 128, WIDE_ALIGN = 1024 };
 
 /* {h, h} of either half of a word, in a form that becomes part of the instruction that reads it. */
 DEVICE uint32_t both_lo(uint32_t w)
@@ -259,41 +259,37 @@ DEVICE void wide_loop(const struct wide_block &k, float (&acc)[2][WIDE_N / 2])
     uint32_t a[4][2][4];
     int slot = 0, next = AHEAD, chunks = k.n_kt * 4;
 #pragma unroll 1
-    for (int c0 = 0; c0 < chunks; c0 += WIDE_UNROLL) {
+    for (int c = 0; c < chunks; c++) {
+        copy_async_wait<AHEAD - 1>();
+        wgmma_publish();
+        __syncthreads(); /* chunk c is there for all; products of chunk c - 2 are through */
+        if ((c & 3) == 0 && c + 4 < chunks)
+            wide_codes<BYTES>(k, (c >> 2) + 1);
+        if (c + AHEAD < chunks)
+            fetch(AHEAD, next);
+        copy_async_commit();
+        w[0].ready();
+        w[1].ready();
+        uint64_t desc = wgmma_rows(k.slots + slot * SLOT);
 #pragma unroll
-        for (int u = 0; u < WIDE_UNROLL; u++) {
-            int c = c0 + u;
-            copy_async_wait<AHEAD - 1>();
-            wgmma_publish();
-            __syncthreads(); /* chunk c is there for all; products of chunk c - 2 are through */
-            if ((c & 3) == 0 && c + 4 < chunks)
-                wide_codes<BYTES>(k, (c >> 2) + 1);
-            if (c + AHEAD < chunks)
-                fetch(u + AHEAD, next);
-            copy_async_commit();
-            w[0].ready();
-            w[1].ready();
-            uint64_t desc = wgmma_rows(k.slots + slot * SLOT);
+        for (int j = 0; j < 4; j++) {
+            wgmma_wait<2>(); /* a[j] of the chunk before has been read */
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                wgmma_wait<2>(); /* a[j] of the chunk before has been read */
-#pragma unroll
-                for (int t = 0; t < 2; t++)
-                    w[t].frag(j, a[j][t]);
-                wgmma_fence();
-                wgmma<N>(acc[0], a[j][0], desc + 2 * (uint64_t)j);
-                wgmma<N>(acc[1], a[j][1], desc + 2 * (uint64_t)j);
-                wgmma_commit();
-            }
-            const uint8_t *tile = k.ring + ((c + 1) >> 2 & 1) * 2 * BYTES; /* of the next chunk */
-            w[0].fetch(tile, (c + 1) & 3, lane);
-            w[1].fetch(tile + BYTES, (c + 1) & 3, lane);
-            slot = slot + 1 == SLOTS ? 0 : slot + 1;
-            next = next + 1 == SLOTS ? 0 : next + 1;
+            for (int t = 0; t < 2; t++)
+                w[t].frag(j, a[j][t]);
+            wgmma_fence();
+            wgmma<N>(acc[0], a[j][0], desc + 2 * (uint64_t)j);
+            wgmma<N>(acc[1], a[j][1], desc + 2 * (uint64_t)j);
+            wgmma_commit();
         }
+        const uint8_t *tile = k.ring + ((c + 1) >> 2 & 1) * 2 * BYTES; /* of the next chunk */
+        w[0].fetch(tile, (c + 1) & 3, lane);
+        w[1].fetch(tile + BYTES, (c + 1) & 3, lane);
+        slot = slot + 1 == SLOTS ? 0 : slot + 1;
+        next = next + 1 == SLOTS ? 0 : next + 1;
 #pragma unroll
         for (int i = 0; i < PER; i++)
-            src[i] += WIDE_UNROLL * 64;
+            src[i] += 64;
     }
     wgmma_wait<0>();
     copy_async_wait<0>();

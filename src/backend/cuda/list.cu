@@ -28,7 +28,7 @@ struct list_args {
 };
 
 /* Routing: one block chooses the experts of every row, a warp to a row, and makes the list. Chosen
- * are the largest, by the logits' upper bits and then by the lower index, as in small.cu. The order of
+ * are the largest, in the order of rows.cuh. The order of
  * an expert's rows is whatever the atomics give: no result depends on it. */
 struct list_route_args {
     const float *logits; /* (parts, rows, n_expert), to be added up */
@@ -47,11 +47,10 @@ struct list_route_shared {
 template <int PER, int BITS>
 DEVICE void list_route_row(struct list_route_shared *s, const struct list_route_args &p, int row)
 {
-    const uint32_t low = (1u << BITS) - 1;
     const float *logits = p.logits + row * p.n_expert;
     int lane = lane_id();
     float v[PER], top = -INFINITY, total = 0.0f, mine_v = 0.0f;
-    uint32_t key[PER], mine = 0;
+    uint32_t key[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         int e = i * 32 + lane;
@@ -60,23 +59,11 @@ DEVICE void list_route_row(struct list_route_shared *s, const struct list_route_
 #pragma unroll 4
         for (int j = 1; j < p.parts; j++)
             v[i] += on ? logits[j * p.rows * p.n_expert + e] : 0.0f;
-        key[i] = on ? (float_order(v[i]) & ~low) | (low - (uint32_t)e) : 0;
+        key[i] = on ? choice_key<BITS>(v[i], e) : 0;
         top = fmaxf(top, v[i]);
     }
     top = warp_max(top);
-#pragma unroll 1
-    for (int k = 0; k < p.used; k++) {
-        uint32_t best = key[0];
-#pragma unroll
-        for (int i = 1; i < PER; i++)
-            best = key[i] > best ? key[i] : best;
-        best = warp_max_u32(best);
-        mine = lane == k ? best : mine;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            key[i] = key[i] == best ? 0 : key[i];
-    }
-    int e = min((int)(low - (mine & low)), p.n_expert - 1);
+    int e = choose_largest<PER, BITS>(key, p.used, p.n_expert);
     bool on = lane < p.used;
 #pragma unroll
     for (int i = 0; i < PER; i++) { /* the logit of the chosen: lane e % 32 has it */

@@ -463,4 +463,30 @@ DEVICE void put_hidden_tile(const float (&gate)[4], const float (&up)[4], const 
     }
 }
 
+/* Which experts a row chose: the order is small.cu's, the logits' upper 32 - BITS bits, then the lower
+ * index, both in one key (0: no expert). Lane i % 32 holds expert i's; lane k gets the k-th largest. */
+template <int BITS> DEVICE uint32_t choice_key(float logit, int expert)
+{
+    const uint32_t low = (1u << BITS) - 1;
+    return (float_order(logit) & ~low) | (low - (uint32_t)expert);
+}
+template <int PER, int BITS> DEVICE int choose_largest(uint32_t (&key)[PER], int used, int n_expert)
+{
+    const uint32_t low = (1u << BITS) - 1;
+    uint32_t mine = 0;
+#pragma unroll 1
+    for (int k = 0; k < used; k++) {
+        uint32_t best = key[0];
+#pragma unroll
+        for (int i = 1; i < PER; i++)
+            best = key[i] > best ? key[i] : best;
+        best = warp_max_u32(best);
+        mine = lane_id() == k ? best : mine;
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            key[i] = key[i] == best ? 0 : key[i];
+    }
+    return min((int)(low - (mine & low)), n_expert - 1);
+}
+
 #endif
