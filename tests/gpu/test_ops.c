@@ -180,6 +180,52 @@ static void test_segments(void)
     report("segments", before);
 }
 
+/* Batches of K-quants: every width of a tile of rows, k in one piece and in many, segments that begin in
+ * the middle of a block. */
+static void test_batches(void)
+{
+    int before = n_checks;
+    if (!wanted("batches"))
+        return;
+    static const int widths[] = {512, 1280, 2048, 4096}, rows_of[] = {9, 32, 33, 90, 128, 131, 256};
+    struct shape s = base_shape();
+    s.n_embd = 4096;
+    struct duo d;
+    duo_open(&d, &s);
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+        for (size_t k = 0; k < sizeof rows_of / sizeof *rows_of; k++) {
+            int n_in = widths[i], rows = rows_of[k], n_out = 256 + 64 + 72;
+            if (SIM && (size_t)n_in * (size_t)rows > 100000)
+                continue;
+            struct random_spec spec = {.n_in = n_in,
+                                       .n_expert = 1,
+                                       .n_seg = 3,
+                                       .rows = {256, 64, 72},
+                                       .type = {DT_Q4_K, DT_Q4_K, k % 2 ? DT_Q6_K : DT_Q4_K},
+                                       .bias = i % 2 == 1};
+            struct duo_weight w;
+            weight_new(&d, &w, &spec);
+            struct array x = array_random(&d, (size_t)(n_in * rows), 1.0f);
+            struct array y = array_new(&d, (size_t)(n_out * rows));
+            poison(&d, &y);
+            struct plan p;
+            plan_make(&p, &s, (const int[][2]){{0, 1}}, 1, false);
+            begin(&d, &p.b);
+            d.ref->ops->linear(d.ref, &w.ref, x.ref, y.ref, rows);
+            d.gpu->ops->linear(d.gpu, &w.gpu, x.gpu, y.gpu, rows);
+            end(&d, NULL, NULL);
+            char what[100];
+            snprintf(what, sizeof what, "batch %d x %d, %d rows", n_in, n_out, rows);
+            array_check(&d, what, &y, y.n, TOL);
+            array_free(&d, &x);
+            array_free(&d, &y);
+            weight_free(&d, &w);
+            mem_free(p.pages);
+        }
+    duo_close(&d);
+    report("batches", before);
+}
+
 /* Embedding rows are exact: this proves the packing of every format, element by element. */
 static void test_embed(void)
 {
@@ -390,6 +436,11 @@ static void test_attention(bool prompts)
     static const int prompt[][2] = {{0, 130}};
     static const int chunk[][2] = {{3, 1}, {410, 100}, {0, 150}}; /* more keys than a ring holds */
     static const int deep[][2] = {{2600, 1}, {700, 1}}; /* more stretches than a warp has lanes */
+    int many[76][2]; /* blocks enough that each takes a sequence */
+    for (int i = 0; i < 76; i++) {
+        many[i][0] = i % 9 == 4 ? 100 + i : i % 32;
+        many[i][1] = 1;
+    }
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int window = 0; window < 2; window++) {
             struct shape s = base_shape();
@@ -412,12 +463,13 @@ static void test_attention(bool prompts)
             } runs[] = {{"decode", decode, 6, false}, {"padded decode", decode, 6, true},
                         {"mixed", mixed, 6, false},   {"one", one, 1, false},
                         {"prompt", prompt, 1, false}, {"deep", deep, 2, false},
-                        {"chunk", chunk, 3, false}};
-            for (int j = 0; j < 7; j++) {
+                        {"chunk", chunk, 3, false},   {"many", many, 76, true},
+                        {"fewer", many, 55, false}};
+            for (int j = 0; j < 9; j++) {
                 if (prompts != (j == 2 || j == 4 || j == 6))
                     continue;
                 if (SIM && ((i + (size_t)j + (size_t)window) % 2 || (j == 5 && i > 3) ||
-                            (j == 6 && i != 0 && i != 2)))
+                            (j == 6 && i != 0 && i != 2) || (j > 6 && (i == 0 || i > 4))))
                     continue;
                 snprintf(what, sizeof what, "%s, H %d K %d D %d, page %d, %s, window %d",
                          runs[j].name, s.n_heads, s.n_kv_heads, s.head_dim, s.page_len,
@@ -996,6 +1048,7 @@ int main(int argc, char **argv)
     test_linear();
     test_shapes();
     test_segments();
+    test_batches();
     test_ffn();
     test_moe();
     test_attention(false);

@@ -12,26 +12,9 @@
  * Keys of earlier steps do not depend on the kernel in front, so decode has its first keys in
  * flight before it waits.
  */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/attention.cuh"
 
 #include <math.h>
-
-struct kv_view {
-    const uint8_t *k, *v; /* (n_pages, K, page_len, D) */
-    int n_kv, page_len, page_shift, head_dim, type;
-};
-
-struct attn_args {
-    struct kv_view kv;
-    struct step step;
-    const float *q; /* (n_tokens, H, D) rotated; or raw projections (n_tokens, H + 2K, D) */
-    float *a;       /* (n_tokens, H, D) */
-    const float *q_norm, *k_norm;
-    int n_heads, n_rot, window, n_split, cluster; /* n_split: a multiple of cluster */
-    float eps, scale;
-    float *split_acc, *split_ml;
-    int32_t *split_count;
-};
 
 /* One warp: norm (gain may be NULL) and rotation of a head of D floats, in place in shared memory. */
 DEVICE void prepare_head(float *head, int D, const float *gain, float eps, const float2 *rope,
@@ -179,34 +162,6 @@ enum {
     DECODE_AHEAD = 8, /* rounds whose keys are asked for in advance */
     DECODE_PARTS = 64 /* most stretches */
 };
-
-DEVICE uint32_t word_of(const uint4 &v, int i)
-{
-    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-template <bool BF16>
-DEVICE void mma_kv(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    if (BF16)
-        mma_bf16(d, a, b0, b1);
-    else
-        mma_f16(d, a, b0, b1);
-}
-template <bool BF16> DEVICE uint32_t pack_kv(float x, float y)
-{
-    return BF16 ? pack_bf162(x, y) : pack_half2(x, y);
-}
-template <bool BF16> DEVICE float unpack_kv(uint32_t h)
-{
-    return BF16 ? bf16_to_float(h) : half_to_float(h);
-}
-/* x and y as a pair, and the pair of what that lost */
-template <bool BF16> DEVICE void split_pair(float x, float y, uint32_t *hi, uint32_t *lo)
-{
-    uint32_t p = pack_kv<BF16>(x, y);
-    *hi = p;
-    *lo = pack_kv<BF16>(x - unpack_kv<BF16>(p & 0xffff), y - unpack_kv<BF16>(p >> 16));
-}
 
 DEVICE size_t key_offset(const struct kv_view &kv, const int32_t *pages, int key, int kv_head,
                          int D)
@@ -872,7 +827,9 @@ static void attend_tensor(struct cuda_backend *cu, struct attn_args p, bool raw,
                           int n_tiles)
 {
     int groups = ceil_div(p.n_heads / p.kv.n_kv, 8);
-    if (p.step.n_decode) {
+    if (raw && many_suits(cu, p.step.n_decode)) {
+        many_attend(cu, p);
+    } else if (p.step.n_decode) {
         p.n_split = cuda_splits(cu, p.step.n_decode);
         p.cluster = 1;
         while (cu->clusters && p.cluster < 8 && 2 * p.cluster <= p.n_split)

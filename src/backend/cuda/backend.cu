@@ -219,6 +219,7 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         {(void **)&cu->hidden, SMALL_MOE_ROWS * (hidden + 1) * 4},
         {(void **)&cu->records, (size_t)list_records(s) * RECORD},
         {(void **)&cu->hidden_records, (size_t)list_hidden_records(s) * RECORD},
+        {(void **)&cu->panels, panel_bytes(cu)},
         {(void **)&cu->half_in, tokens * align_up(widest, TILE_K) * 2},
         {(void **)&cu->half_scale, tokens * 4},
         {(void **)&cu->half_hidden, tokens * (hidden + 1) * 2},

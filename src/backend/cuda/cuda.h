@@ -131,6 +131,7 @@ enum {
     FEW_ROWS = 8,         /* the most whose norm becomes part of a product */
     FEW_RECORD_ROWS = 32, /* few.cu: dense products, of records */
     LIST_ROWS = 256,
+    PANEL_ROWS = 256,     /* panel.cu: dense products */
     LIST_ROUTE_ROWS = 64, /* rows one block routes */
     ARGMAX_BLOCKS = 32
 };
@@ -216,8 +217,9 @@ struct cuda_backend {
     uint8_t *records; /* (LIST_ROWS, widest n_kt) half_in of few rows in another order: rows.cuh */
     int n_records;    /* records there is room for */
     uint8_t *hidden_records; /* hidden units: see few.cu, list.cu */
-    uint16_t *half_in;       /* (max_tokens, widest n_in) activations of the large path */
-    const float *half_of;    /* the buffer whose first half_rows rows they are; NULL = none */
+    uint8_t *panels;      /* half_in of at most PANEL_ROWS rows in yet another: panel.cu; or NULL */
+    uint16_t *half_in;    /* (max_tokens, widest n_in) activations of the large path */
+    const float *half_of; /* the buffer whose first half_rows rows they are; NULL = none */
     int half_rows;
     float *half_scale;     /* (max_tokens) what undoes a row's scale */
     uint16_t *half_hidden; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
@@ -377,6 +379,12 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
 
 /* route.cu: a router's logits, as n_kt sums of which each is (rows, n_expert) */
 void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows);
+
+/* panel.cu: up to PANEL_ROWS rows of K-quants */
+int panel_width(int rows); /* rows of a tile of panels */
+size_t panel_bytes(const struct cuda_backend *cu);
+/* False: not for this one. The rows are those of cu->panels. */
+bool panel_linear(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
 
 /* hopper.cu */
 bool wide_there(struct cuda_backend *cu, int *scratch); /* scratch: an int on the device */

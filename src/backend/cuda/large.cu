@@ -20,7 +20,9 @@ struct halves_args {
     float *n;              /* (rows, width): norm(x + d) * gain, where there is a gain */
     uint16_t *out;         /* (rows, padded) halves, in the order of half_slot */
     uint8_t *records;      /* and in that of rows.cuh; or NULL */
-    float *scale;          /* (rows) */
+    uint8_t *panels;       /* and in that of panel.cu, panel_rows to a tile; or NULL */
+    int panel_rows;
+    float *scale; /* (rows) */
     int width, padded;
     float eps;
 };
@@ -87,6 +89,12 @@ static __global__ void __launch_bounds__(512)
     e = e < 16 ? 16 : e;
     float f = float_of((264 - e) << 23);
     uint16_t *out = p.out + (size_t)blockIdx.x * (size_t)p.padded;
+    uint8_t *panel = NULL; /* this row of the tile's first panel */
+    if (p.panels) {
+        int tile = (int)blockIdx.x / p.panel_rows, r = (int)blockIdx.x - tile * p.panel_rows;
+        panel =
+            p.panels + ((size_t)(tile * p.panel_rows) * (size_t)p.padded + (size_t)(r * 64)) * 2;
+    }
 #pragma unroll 2
     for (int k = tid * 4; k < p.padded; k += threads * 4) {
         float v[4];
@@ -101,6 +109,12 @@ static __global__ void __launch_bounds__(512)
         uint2 h = make_uint2(pack_half2(v[0] * f, v[1] * f), pack_half2(v[2] * f, v[3] * f));
         *(uint32_t *)(out + half_slot(k)) = h.x;
         *(uint32_t *)(out + half_slot(k + 2)) = h.y;
+        if (panel) {
+            int at = half_slot(k), piece = at >> 3 & 7, turn = (int)blockIdx.x & 7;
+            uint8_t *to = panel + (k >> 6) * p.panel_rows * 128 + (at & 7) * 2;
+            *(uint32_t *)(to + ((piece ^ turn) << 4)) = h.x;
+            *(uint32_t *)(to + (((piece + 1) ^ turn) << 4)) = h.y;
+        }
         if (p.records) {
             uint8_t *record = p.records + ((size_t)blockIdx.x * (size_t)(p.padded / TILE_K) +
                                            (size_t)(k / TILE_K)) *
@@ -126,6 +140,8 @@ static void launch_halves(struct cuda_backend *cu, struct halves_args p, int row
     p.padded = ceil_div(p.width, TILE_K) * TILE_K;
     p.out = cu->half_in;
     p.records = rows * (p.padded / TILE_K) <= cu->n_records ? cu->records : NULL;
+    p.panels = cu->wgmma && rows <= PANEL_ROWS ? cu->panels : NULL;
+    p.panel_rows = panel_width(rows);
     p.scale = cu->half_scale;
     p.eps = cu->shape.norm_eps;
     int threads = p.width >= 2048 ? 512 : 256;
@@ -443,6 +459,8 @@ void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *
                   int rows)
 {
     to_halves(cu, x, rows, w->n_in);
+    if (rows > FEW_ROWS && panel_linear(cu, w, y, rows))
+        return;
     if (few_records(cu, w, y, rows))
         return;
     struct gemm_args p = args_in(cu, w, rows);

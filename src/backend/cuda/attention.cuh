@@ -1,0 +1,59 @@
+/*
+ * What the kernels of attention share: the paged cache as they see it, their arguments, and products in
+ * the cache's type. Knows nothing of how a kernel cuts its work.
+ */
+#ifndef STEEL_BACKEND_CUDA_ATTENTION_CUH
+#define STEEL_BACKEND_CUDA_ATTENTION_CUH
+
+#include "backend/cuda/cuda.h"
+
+struct kv_view {
+    const uint8_t *k, *v; /* (n_pages, K, page_len, D) */
+    int n_kv, page_len, page_shift, head_dim, type;
+};
+
+struct attn_args {
+    struct kv_view kv;
+    struct step step;
+    const float *q; /* (n_tokens, H, D) rotated; or raw projections (n_tokens, H + 2K, D) */
+    float *a;       /* (n_tokens, H, D) */
+    const float *q_norm, *k_norm;
+    int n_heads, n_rot, window, n_split, cluster; /* n_split: a multiple of cluster */
+    float eps, scale;
+    float *split_acc, *split_ml;
+    int32_t *split_count;
+};
+
+DEVICE uint32_t word_of(const uint4 &v, int i)
+{
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+template <bool BF16>
+DEVICE void mma_kv(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    if (BF16)
+        mma_bf16(d, a, b0, b1);
+    else
+        mma_f16(d, a, b0, b1);
+}
+template <bool BF16> DEVICE uint32_t pack_kv(float x, float y)
+{
+    return BF16 ? pack_bf162(x, y) : pack_half2(x, y);
+}
+template <bool BF16> DEVICE float unpack_kv(uint32_t h)
+{
+    return BF16 ? bf16_to_float(h) : half_to_float(h);
+}
+/* x and y as a pair, and the pair of what that lost */
+template <bool BF16> DEVICE void split_pair(float x, float y, uint32_t *hi, uint32_t *lo)
+{
+    uint32_t p = pack_kv<BF16>(x, y);
+    *hi = p;
+    *lo = pack_kv<BF16>(x - unpack_kv<BF16>(p & 0xffff), y - unpack_kv<BF16>(p >> 16));
+}
+
+/* many.cu: a step of many decodes, raw projections; p as cuda_attend fills it in. */
+bool many_suits(const struct cuda_backend *cu, int n_decode);
+void many_attend(struct cuda_backend *cu, const struct attn_args &p);
+
+#endif
