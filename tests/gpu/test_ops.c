@@ -436,6 +436,7 @@ static void test_attention(bool prompts)
     static const int prompt[][2] = {{0, 130}};
     static const int chunk[][2] = {{3, 1}, {410, 100}, {0, 150}}; /* more keys than a ring holds */
     static const int deep[][2] = {{2600, 1}, {700, 1}}; /* more stretches than a warp has lanes */
+    static const int few[][2] = {{2600, 1}, {3, 1}, {300, 1}, {16, 1}, {127, 1}};
     int many[76][2]; /* blocks enough that each takes a sequence */
     for (int i = 0; i < 76; i++) {
         many[i][0] = i % 9 == 4 ? 100 + i : i % 32;
@@ -464,12 +465,14 @@ static void test_attention(bool prompts)
                         {"mixed", mixed, 6, false},   {"one", one, 1, false},
                         {"prompt", prompt, 1, false}, {"deep", deep, 2, false},
                         {"chunk", chunk, 3, false},   {"many", many, 76, true},
-                        {"fewer", many, 55, false}};
-            for (int j = 0; j < 9; j++) {
+                        {"fewer", many, 55, false},   {"few, one deep", few, 5, true},
+                        {"one deep", deep, 1, false}};
+            for (int j = 0; j < 11; j++) {
                 if (prompts != (j == 2 || j == 4 || j == 6))
                     continue;
                 if (SIM && ((i + (size_t)j + (size_t)window) % 2 || (j == 5 && i > 3) ||
-                            (j == 6 && i != 0 && i != 2) || (j > 6 && (i == 0 || i > 4))))
+                            (j == 6 && i != 0 && i != 2) || (j > 6 && (i == 0 || i > 4)) ||
+                            (j > 8 && window)))
                     continue;
                 snprintf(what, sizeof what, "%s, H %d K %d D %d, page %d, %s, window %d",
                          runs[j].name, s.n_heads, s.n_kv_heads, s.head_dim, s.page_len,

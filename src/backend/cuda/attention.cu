@@ -7,6 +7,7 @@
  *            fragment are the 8 heads twice: what rounds to half, and what that rounding lost, so
  *            queries and probabilities keep about 22 bits at no cost. The last block of a kv head to
  *            finish joins the stretches.
+ *            Many sequences, and few with long contexts, have kernels of their own: many.cu, wave.cu.
  *   prefill  64 rows of one head per block, keys and values through shared memory, 64 at a time.
  *   any      everything else (float caches, odd head sizes): a warp per (row, head), plain floats.
  * Keys of earlier steps do not depend on the kernel in front, so decode has its first keys in
@@ -829,6 +830,8 @@ static void attend_tensor(struct cuda_backend *cu, struct attn_args p, bool raw,
     int groups = ceil_div(p.n_heads / p.kv.n_kv, 8);
     if (raw && many_suits(cu, p.step.n_decode)) {
         many_attend(cu, p);
+    } else if (raw && wave_suits(cu, p.step.n_decode)) {
+        wave_attend(cu, p);
     } else if (p.step.n_decode) {
         p.n_split = cuda_splits(cu, p.step.n_decode);
         p.cluster = 1;

@@ -22,6 +22,7 @@ struct attn_args {
     float eps, scale;
     float *split_acc, *split_ml;
     int32_t *split_count;
+    float *records; /* wave.cu: (units, n_split, 8 * D / 4, 8) */
 };
 
 DEVICE uint32_t word_of(const uint4 &v, int i)
@@ -55,5 +56,9 @@ template <bool BF16> DEVICE void split_pair(float x, float y, uint32_t *hi, uint
 /* many.cu: a step of many decodes, raw projections; p as cuda_attend fills it in. */
 bool many_suits(const struct cuda_backend *cu, int n_decode);
 void many_attend(struct cuda_backend *cu, const struct attn_args &p);
+
+/* wave.cu: a step of a few decodes, long contexts among them; raw projections. */
+bool wave_suits(const struct cuda_backend *cu, int n_decode);
+void wave_attend(struct cuda_backend *cu, struct attn_args p);
 
 #endif

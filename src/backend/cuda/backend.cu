@@ -214,6 +214,7 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         {(void **)&cu->split_acc, units * 8 * (size_t)s->head_dim * 4},
         {(void **)&cu->split_ml, units * 16 * 4},
         {(void **)&cu->split_count, seqs * groups * 8 * 4},
+        {(void **)&cu->wave_records, wave_record_bytes(cu)},
         {(void **)&cu->router,
          tokens * (size_t)(s->n_expert + 1) * 4 * (align_up(embd, TILE_K) / TILE_K)},
         {(void **)&cu->hidden, SMALL_MOE_ROWS * (hidden + 1) * 4},
@@ -236,6 +237,7 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         !pinned((void **)&cu->tokens_host, (void **)&cu->tokens_mapped, 2 * (out + 1) * 4, err) ||
         !pinned((void **)&cu->logits_row, NULL, (size_t)s->n_vocab * 4, err))
         return false;
+    CUDA_TRY(cu, cudaMemsetAsync(cu->wave_records, 0xff, wave_record_bytes(cu), cu->stream));
     if (s->n_rot)
         cuda_copy_in(be, cu->rope_freq, s->rope_freq, (size_t)(s->n_rot / 2) * 4);
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
@@ -363,6 +365,7 @@ static void cuda_begin(struct backend *be, const struct batch *b)
     l->pages = used = (used + 3) & ~3;
     int stride = 1;
     for (int i = 0; i < b->n_seqs; i++) {
+        l->deep |= i < b->n_decode && b->kv_len[i] > DEEP_KEYS;
         int n = ceil_div(b->kv_len[i], cu->shape.page_len);
         stride = n > stride ? n : stride;
     }
@@ -385,7 +388,7 @@ static void cuda_begin(struct backend *be, const struct batch *b)
 static bool same_layout(const struct step_layout *a, const struct step_layout *b)
 {
     return a->n_tokens == b->n_tokens && a->n_seqs == b->n_seqs && a->n_decode == b->n_decode &&
-           a->n_out == b->n_out && a->n_q_tiles == b->n_q_tiles;
+           a->n_out == b->n_out && a->n_q_tiles == b->n_q_tiles && a->deep == b->deep;
 }
 
 static bool cuda_replay(struct backend *be, uint64_t key)

@@ -75,6 +75,7 @@ struct cuda_weight {
 struct step_layout {
     int n_tokens, n_seqs, n_decode, n_out;
     bool out_is_all; /* out_rows is 0..n_tokens-1 */
+    bool deep;       /* a decode has more than DEEP_KEYS keys: another kernel for it */
     int n_q_tiles;   /* tiles of 64 prompt rows */
     int tokens, pos, slot, q_start, kv_len, out_rows, seq_of, q_tiles, pages; /* offsets */
     int row_samplers;
@@ -122,6 +123,7 @@ struct pending_norm {
 };
 
 enum { MAX_KERNELS = 256 };
+enum { DEEP_KEYS = 512 };
 enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
 /* How many rows take which way, as measured on an H200. */
 enum {
@@ -255,6 +257,7 @@ struct cuda_backend {
     bool wgmma;          /* hopper.cu can be used */
     bool clusters;       /* attention may join blocks through their shared memory */
     float *wide_part;    /* its sums where k is cut */
+    float *wave_records; /* parts of a few decodes, see wave.cu; all ones between launches */
 };
 
 static inline struct cuda_backend *cuda_self(struct backend *be)
@@ -401,6 +404,9 @@ void cuda_rotate_store(struct cuda_backend *cu, const struct attn_layer *l, cons
 /* raw: the step is decodes only and q, k, v are still raw projections in cu->qkv. */
 void cuda_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                  const float *q, bool raw, float *a);
+
+/* wave.cu: a few decodes */
+size_t wave_record_bytes(const struct cuda_backend *cu);
 
 /* flash.cu: prompts of a step, where the shape suits it */
 bool flash_suits(const struct cuda_backend *cu);

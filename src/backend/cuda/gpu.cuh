@@ -258,6 +258,21 @@ DEVICE void ldmatrix4_trans(uint32_t (&r)[4], const void *row)
 #endif
 }
 
+/* An 8x8 matrix of 16-bit values, lane (g, c) with elements 2c, 2c+1 of row g, transposed: those of
+ * column g. */
+DEVICE uint32_t transpose8(uint32_t a)
+{
+#ifdef STEEL_CUDA_SIM
+    int from = (lane_id() & 3) * 8 + (lane_id() >> 3), high = lane_id() >> 2 & 1;
+    uint32_t x = __shfl_sync(FULL_WARP, a, from), y = __shfl_sync(FULL_WARP, a, from + 4);
+    return sim_byte_perm(x, y, high ? 0x7632 : 0x5410);
+#else
+    uint32_t r;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(a));
+    return r;
+#endif
+}
+
 /* Asynchronous copies of 16 bytes, global to shared; `bytes` 0 writes zeros instead. */
 DEVICE void copy_async16(void *smem, const void *gmem)
 {
@@ -342,6 +357,13 @@ DEVICE void bulk_wait(uint64_t *bar, uint32_t parity)
 #else
 #define BULK_COPIES 0
 #endif
+/* What this thread wrote or read in shared memory lies before the copies it asks for from here on. */
+DEVICE void shared_to_copies()
+{
+#if BULK_COPIES
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
 
 /* Programmatic dependent launch. A kernel may start before the one in front of it has finished; it
  * may touch that one's results (and write anything at all) only after wait. trigger lets the next
@@ -497,6 +519,42 @@ DEVICE float load_float_l2(const float *p)
     return *p;
 #else
     return __ldcg(p);
+#endif
+}
+
+/* Words that another block may be writing: as they are now, each whole. */
+DEVICE uint4 load_now(const uint4 *p)
+{
+#ifdef STEEL_CUDA_SIM
+    return *p;
+#else
+    uint4 r;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+                 : "l"(p)
+                 : "memory");
+    return r;
+#endif
+}
+DEVICE uint2 load_now(const uint2 *p)
+{
+#ifdef STEEL_CUDA_SIM
+    return *p;
+#else
+    uint2 r;
+    asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(r.x), "=r"(r.y)
+                 : "l"(p)
+                 : "memory");
+    return r;
+#endif
+}
+
+/* Some 50 ns of nothing. */
+DEVICE void pause_thread()
+{
+#ifndef STEEL_CUDA_SIM
+    __nanosleep(40);
 #endif
 }
 
