@@ -869,6 +869,7 @@ static bool open_device(struct cuda_backend *cu, int device, struct error *err)
         return false;
     cu->wgmma = wide_there(cu, (int *)cu->iq3s_grid);
     cu->clusters = attention_clusters(cu);
+    panel_prepare(cu);
     cuda_copy_in(&cu->be, cu->iq3s_grid, quant_iq3s_grid(), 512 * sizeof(uint16_t));
     if (cu->failed && err)
         *err = cu->error;

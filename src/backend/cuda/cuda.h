@@ -255,6 +255,7 @@ struct cuda_backend {
     uint16_t *iq3s_grid; /* device (512) */
     void *trace;         /* struct trace on the device, in builds with STEEL_CUDA_TRACE */
     bool wgmma;          /* hopper.cu can be used */
+    int clusters_of[8];  /* how many clusters of n + 1 blocks run at a time, a block to an SM */
     bool clusters;       /* attention may join blocks through their shared memory */
     float *wide_part;    /* its sums where k is cut */
     float *wave_records; /* parts of a few decodes, see wave.cu; all ones between launches */
@@ -384,6 +385,7 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
 void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows);
 
 /* panel.cu: up to PANEL_ROWS rows of K-quants */
+void panel_prepare(struct cuda_backend *cu);
 int panel_width(int rows); /* rows of a tile of panels */
 size_t panel_bytes(const struct cuda_backend *cu);
 /* False: not for this one. The rows are those of cu->panels. */

@@ -259,9 +259,13 @@ bool list_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                const struct matrix *down, int n_pairs, int most, int width);
 void list_experts(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
                   const struct route_tables *route, int n_pairs, int most, int width);
-/* Logits of `parts` sums of (rows, n_expert) each to tables and weights. */
+/* Logits of `parts` sums of (rows, n_expert) each to tables and weights; parts 0: the experts have been
+ * chosen and weighed. */
 void list_route(struct cuda_backend *cu, const struct route_tables *route, int parts, int n_expert,
                 int rows, int width);
+/* route.cu: a batch's logits, experts and weights in one kernel; false: not for this one */
+bool choose_experts(struct cuda_backend *cu, const struct matrix *w,
+                    const struct route_tables *route, const float *x, int rows);
 /* stream.cu; false: not for this one */
 bool stream_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y);
 /* mid.cu */

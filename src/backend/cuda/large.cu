@@ -11,8 +11,10 @@
 #include <math.h>
 
 enum { LARGE_WARPS = 8, MAX_USED = 16, MAX_EXPERTS = 512, MID_ROWS = 256 };
-/* From so many rows on hopper.cu takes a product; experts of more, and route.cu their router. */
-enum { WIDE_FROM = 33, WIDE_MOE_FROM = LIST_ROWS + 1, ROUTER_FROM = LIST_ROWS + 1 };
+/* From so many rows on hopper.cu takes a product, or a head; experts of more, and route.cu their router,
+ * or their routing. */
+enum { WIDE_FROM = 33, WIDE_HEAD_FROM = 17, WIDE_MOE_FROM = LIST_ROWS + 1 };
+enum { ROUTER_FROM = LIST_ROWS + 1, CHOOSE_FROM = 33 };
 
 struct halves_args {
     float *x;              /* (rows, width) */
@@ -466,7 +468,8 @@ void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *
     struct gemm_args p = args_in(cu, w, rows);
     p.y = y;
     p.ldy = w->n_out;
-    bool mid = is_mid(cu, w, rows), wide = rows >= WIDE_FROM && wide_suits(cu, w, false);
+    int wide_from = few_is_long(w) ? WIDE_HEAD_FROM : WIDE_FROM;
+    bool mid = is_mid(cu, w, rows), wide = rows >= wide_from && wide_suits(cu, w, false);
     int width = wide ? WIDE_ROWS : tile_width(w, rows > 16 && rows <= 48 ? 16 : rows, mid);
     gemm(cu, p, false, mid, wide, width, ceil_div(rows, width));
 }
@@ -690,11 +693,6 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
     const struct shape *s = &cu->shape;
     struct norm_in plain = {};
     plain.x = x;
-    bool many = rows >= ROUTER_FROM;
-    if (many)
-        router_rows(cu, router, x, rows);
-    else
-        small_router(cu, router, &plain, NULL, rows);
     int used = s->n_expert_used, n_expert = router->n_out;
     bool wide =
         rows >= WIDE_MOE_FROM && wide_suits(cu, gate_up, true) && wide_suits(cu, down, false);
@@ -707,14 +705,16 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
         width = mid ? 16 : 64; /* both products walk one work list */
     else
         width = w2 < width ? w2 : width;
-    int n_pairs = rows * used, list_width = n_pairs <= 5 * n_expert ? 8 : 16;
-    bool listed =
-        rows <= LIST_ROWS && list_fits(cu, gate_up, down, n_pairs,
-                                       max_tiles(rows, used, n_expert, list_width), list_width);
+    int n_pairs = rows * used;
+    auto fits = [&](int by) {
+        return rows <= LIST_ROWS &&
+               list_fits(cu, gate_up, down, n_pairs, max_tiles(rows, used, n_expert, by), by);
+    };
+    int list_width = fits(16) ? 16 : 8;
+    bool listed = fits(list_width);
     width = listed ? list_width : wide ? WIDE_ROWS : width;
     struct route_args r = {};
     r.logits = cu->router;
-    r.parts = many ? router->n_kt : 1;
     r.rows = rows;
     r.n_expert = n_expert;
     r.used = used;
@@ -725,14 +725,24 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
     r.scale = s->expert_scale;
     r.t = route_tables_of(cu);
     r.weight = cu->route_weight;
-    bool one = listed && rows <= LIST_ROUTE_ROWS; /* one block routes */
-    if (one)
-        list_route(cu, &r.t, r.parts, n_expert, rows, width);
-    else if (!r.route_here)
-        cuda_launch(cu, route_kernel, dim3((unsigned)ceil_div(rows, 8)), 256, 0, LAUNCH_EARLY, r);
-    if (!one)
-        cuda_launch(cu, sort_kernel, dim3(1), 1024, (size_t)(3 * MAX_EXPERTS + 2) * 4, LAUNCH_EARLY,
-                    r);
+    if (listed && rows >= CHOOSE_FROM && choose_experts(cu, router, &r.t, x, rows))
+        list_route(cu, &r.t, 0, n_expert, rows, width);
+    else {
+        bool many = rows >= ROUTER_FROM, one = listed && rows <= LIST_ROUTE_ROWS;
+        r.parts = many ? router->n_kt : 1;
+        if (many)
+            router_rows(cu, router, x, rows);
+        else
+            small_router(cu, router, &plain, NULL, rows);
+        if (one) /* block routes */
+            list_route(cu, &r.t, r.parts, n_expert, rows, width);
+        else if (!r.route_here)
+            cuda_launch(cu, route_kernel, dim3((unsigned)ceil_div(rows, 8)), 256, 0, LAUNCH_EARLY,
+                        r);
+        if (!one)
+            cuda_launch(cu, sort_kernel, dim3(1), 1024, (size_t)(3 * MAX_EXPERTS + 2) * 4,
+                        LAUNCH_EARLY, r);
+    }
     to_halves(cu, x, rows, gate_up->n_in);
     int tiles = max_tiles(rows, used, n_expert, width);
     bool narrow = false;

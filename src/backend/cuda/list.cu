@@ -1,21 +1,22 @@
 /*
  * Experts of a batched decode, 9 to LIST_ROWS rows of K-quants. Routing sorts the rows by expert into a
- * list of which rows go to which expert, eight (or sixteen) at a time. Blocks stay: the list times the
- * tiles of an expert is cut evenly between them, so that all of them read as many bytes, and the rings
- * of weights run on from one expert into the next.
+ * list of which rows go to which expert, up to sixteen at a time (eight, where shared memory is short).
+ * Blocks stay, one to an SM: the list times the tiles of an expert is cut between them by what each
+ * costs, so that all of them end at about the same time, and the rings of weights run on from one
+ * expert into the next. A warp owns its tiles outright; the rows of the experts its block meets lie in
+ * shared memory. Up to eight of them cost the tensor cores half of what more do.
  *
- * Down: k is short, so a warp owns its tiles and takes fragments from shared memory, where the rows of
- * this expert and of the next one lie. The weighted sum over a row's experts is another kernel
- * (large.cu).
- *
- * H200, 32 rows over 128 experts: 2.9 TB/s of 4.4, at 48 to 55 % of the issue slots: 310
- * instructions a Q4_K tile (230 of them decoding and multiplying), 530 a Q6_K tile.
+ * The weighted sum over a row's experts is another kernel (large.cu).
  */
 #include "backend/cuda/rows.cuh"
 
 #include <math.h>
 
-enum { LIST_WARPS = 8, PAIR_WARPS = 12, PAIR_SLOTS = 6, MAX_USED = 16, MAX_EXPERTS = 512 };
+/* Warps of a block, tiles in the ring of each: registers and shared memory are all taken. */
+enum { UNIT_WARPS = 16, DOWN_WARPS = 16, LIST_SLOTS = 3 };
+/* What an entry of up to eight rows, and of more, costs: in time. */
+enum { UNIT_ONE = 2, UNIT_TWO = 3, DOWN_ONE = 4, DOWN_TWO = 5 };
+enum { MAX_USED = 16, MAX_EXPERTS = 512 };
 
 struct list_args {
     struct matrix w;
@@ -25,18 +26,18 @@ struct list_args {
     uint8_t *hidden;      /* up: (sorted pairs, hidden_kt) records, over 16 */
     float *y;             /* down: (pairs, n_out) */
     int used, slot, hidden_kt, n_pairs, most; /* most: entries the list may have */
+    int pool;                                 /* up: rows there is room for */
 };
 
 /* Routing: one block chooses the experts of every row, a warp to a row, and makes the list. Chosen
  * are the largest, in the order of rows.cuh. The order of
  * an expert's rows is whatever the atomics give: no result depends on it. */
 struct list_route_args {
-    const float *logits; /* (parts, rows, n_expert), to be added up */
+    const float *logits; /* (parts, rows, n_expert), to be added up; NULL: they have been chosen */
     struct route_tables route;
     float *weight; /* (rows * used) */
-    int parts, rows, n_expert, used, width;
-    bool renormalise;
-    float scale;
+    int parts, rows, width;
+    struct route_rule rule;
 };
 
 struct list_route_shared {
@@ -47,40 +48,21 @@ struct list_route_shared {
 template <int PER, int BITS>
 DEVICE void list_route_row(struct list_route_shared *s, const struct list_route_args &p, int row)
 {
-    const float *logits = p.logits + row * p.n_expert;
-    int lane = lane_id();
-    float v[PER], top = -INFINITY, total = 0.0f, mine_v = 0.0f;
-    uint32_t key[PER];
+    const float *logits = p.logits + row * p.rule.n_expert;
+    int lane = lane_id(), e;
+    float v[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++) {
-        int e = i * 32 + lane;
-        bool on = e < p.n_expert;
-        v[i] = on ? logits[e] : -INFINITY;
+        bool on = i * 32 + lane < p.rule.n_expert;
+        v[i] = on ? logits[i * 32 + lane] : -INFINITY;
 #pragma unroll 4
         for (int j = 1; j < p.parts; j++)
-            v[i] += on ? logits[j * p.rows * p.n_expert + e] : 0.0f;
-        key[i] = on ? choice_key<BITS>(v[i], e) : 0;
-        top = fmaxf(top, v[i]);
+            v[i] += on ? logits[j * p.rows * p.rule.n_expert + i * 32 + lane] : 0.0f;
     }
-    top = warp_max(top);
-    int e = choose_largest<PER, BITS>(key, p.used, p.n_expert);
-    bool on = lane < p.used;
-#pragma unroll
-    for (int i = 0; i < PER; i++) { /* the logit of the chosen: lane e % 32 has it */
-        float u = __shfl_sync(FULL_WARP, v[i], e & 31);
-        mine_v = e >> 5 == i ? u : mine_v;
-    }
-    float w = on ? fast_exp(mine_v - top) : 0.0f;
-    if (p.renormalise)
-        total = w;
-    else
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            total += fast_exp(v[i] - top);
-    total = warp_sum(total);
-    if (on) {
-        int pair = row * p.used + lane;
-        p.weight[pair] = w / total * p.scale;
+    float w = route_choice<PER, BITS>(v, p.rule, &e);
+    if (lane < p.rule.used) {
+        int pair = row * p.rule.used + lane;
+        p.weight[pair] = w;
         s->chosen[pair] = (uint16_t)e;
         s->rank[pair] = (uint16_t)atomicAdd(&s->count[e], 1);
     }
@@ -97,9 +79,16 @@ static __global__ void __launch_bounds__(1024)
     __syncthreads();
     dependency_wait();
     dependency_trigger();
+    if (!p.logits)
+#pragma unroll 2
+        for (int i = tid; i < p.rows * p.rule.used; i += 1024) {
+            int e = p.route.chosen[i];
+            s->chosen[i] = (uint16_t)e;
+            s->rank[i] = (uint16_t)atomicAdd(&s->count[e], 1);
+        }
 #pragma unroll 1
-    for (int row = warp_id(); row < p.rows; row += 32) {
-        if (p.n_expert <= 128)
+    for (int row = warp_id(); p.logits && row < p.rows; row += 32) {
+        if (p.rule.n_expert <= 128)
             list_route_row<4, 7>(s, p, row);
         else
             list_route_row<MAX_EXPERTS / 32, 9>(s, p, row);
@@ -108,8 +97,8 @@ static __global__ void __launch_bounds__(1024)
     if (tid < 32) { /* one warp: running sums over the experts */
         int pairs = 0, tiles = 0;
 #pragma unroll 1
-        for (int e0 = 0; e0 < p.n_expert; e0 += 32) {
-            int e = e0 + lane, c = e < p.n_expert ? s->count[e] : 0;
+        for (int e0 = 0; e0 < p.rule.n_expert; e0 += 32) {
+            int e = e0 + lane, c = e < p.rule.n_expert ? s->count[e] : 0;
             int t = (c + p.width - 1) / p.width, sc = c, st = t;
 #pragma unroll
             for (int d = 1; d < 32; d <<= 1) {
@@ -117,7 +106,7 @@ static __global__ void __launch_bounds__(1024)
                 sc += lane >= d ? a : 0;
                 st += lane >= d ? b : 0;
             }
-            if (e < p.n_expert) {
+            if (e < p.rule.n_expert) {
                 s->start[e] = pairs + sc - c;
                 s->tile0[e] = tiles + st - t;
             }
@@ -129,9 +118,9 @@ static __global__ void __launch_bounds__(1024)
     }
     __syncthreads();
 #pragma unroll 1
-    for (int i = tid; i < p.rows * p.used; i += 1024)
+    for (int i = tid; i < p.rows * p.rule.used; i += 1024)
         p.route.pairs[s->start[s->chosen[i]] + s->rank[i]] = i;
-    if (tid < p.n_expert)
+    if (tid < p.rule.n_expert)
 #pragma unroll 1
         for (int i = 0; i * p.width < s->count[tid]; i++) {
             int32_t *t = p.route.tiles + 3 * (s->tile0[tid] + i);
@@ -148,16 +137,13 @@ void list_route(struct cuda_backend *cu, const struct route_tables *route, int p
     struct list_route_args p = {};
     CHECK(s->n_expert_used <= MAX_USED && n_expert <= MAX_EXPERTS && rows <= LIST_ROWS,
           "%d of %d experts for %d rows", s->n_expert_used, n_expert, rows);
-    p.logits = cu->router;
+    p.logits = parts ? cu->router : NULL;
     p.route = *route;
     p.weight = cu->route_weight;
     p.parts = parts;
     p.rows = rows;
-    p.n_expert = n_expert;
-    p.used = s->n_expert_used;
     p.width = width;
-    p.renormalise = s->norm_topk;
-    p.scale = s->expert_scale;
+    p.rule = route_rule_of(s, n_expert);
     cuda_launch(cu, list_route_kernel, dim3(1), 1024, sizeof(struct list_route_shared),
                 LAUNCH_EARLY, p);
 }
@@ -184,184 +170,233 @@ DEVICE struct list_tables list_load(const struct list_args &p, uint8_t *to)
     __syncthreads();
     return t;
 }
+/* This block's share of the list, in units of which an entry has `per`: from *first to *end. Entries of
+ * more than eight rows count for more, `two` where the others count `one`, so that all blocks end at about
+ * the same time. Ends with a barrier. */
+DEVICE void list_share(const struct list_tables &list, int per, int one, int two, int *first,
+                       int *end)
+{
+    int n = list.n[0], lane = lane_id();
+    if (warp_id() == 0) {
+        int total = 0, before = 0, at[2] = {n * per, n * per};
+#pragma unroll 1
+        for (int i = lane; i < n; i += 32)
+            total += list.tiles[3 * i + 2] > 8 ? two : one;
+#pragma unroll
+        for (int d = 16; d; d >>= 1)
+            total += __shfl_xor_sync(FULL_WARP, total, d);
+        long long all = (long long)total * per, share[2];
+        share[0] = all * (long long)blockIdx.x / (long long)gridDim.x;
+        share[1] = all * (long long)(blockIdx.x + 1) / (long long)gridDim.x;
+#pragma unroll 1
+        for (int i0 = 0; i0 < n; i0 += 32) {
+            int i = i0 + lane, cost = i < n ? list.tiles[3 * i + 2] > 8 ? two : one : 0;
+            int sum = cost;
+#pragma unroll
+            for (int d = 1; d < 32; d <<= 1) {
+                int a = __shfl_up_sync(FULL_WARP, sum, d);
+                sum += lane >= d ? a : 0;
+            }
+            long long from = (long long)(before + sum - cost) * per;
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                bool here = share[j] >= from && share[j] < from + (long long)cost * per;
+                uint32_t who = __ballot_sync(FULL_WARP, here);
+                int unit = here ? i * per + (int)(share[j] - from) / cost : 0;
+                if (who)
+                    at[j] = __shfl_sync(FULL_WARP, unit, __ffs((int)who) - 1);
+            }
+            before += __shfl_sync(FULL_WARP, sum, 31);
+        }
+        if (lane == 0) {
+            list.n[1] = at[0];
+            list.n[2] = at[1];
+        }
+    }
+    __syncthreads();
+    *first = list.n[1];
+    *end = list.n[2];
+}
 static __host__ __device__ size_t list_bytes(int n_pairs, int most)
 {
     return (size_t)(4 + 3 * most + n_pairs + 3) / 4 * 16;
 }
 
-/* hidden = silu(x Wg^T) * (x Wu^T), sixteen rows to an entry: items are (entry of the list, 16 hidden
- * units), which the warps of a block share, a slice of k each. */
-template <int STAGES>
-static __global__ void __launch_bounds__(16 * 32)
-    list_up_kernel(const __grid_constant__ struct list_args p)
+/* Bytes from row to row in shared memory: odd multiples of 64 meet every bank. */
+static __host__ __device__ int unit_stride(int n_kt)
+{
+    return n_kt * RECORD + (n_kt & 1 ? 0 : 64);
+}
+
+/* hidden = silu(x Wg^T) * (x Wu^T): a block takes a stretch of the list's units (16 hidden units of an
+ * entry), which its warps share, a unit each, outright. The rows of the entries it meets, as many as
+ * fit, lie in shared memory (mostly: all of them, since there are about as many experts as SMs). */
+template <int NT, int KIND, class F>
+DEVICE void unit_slices(struct tile_ring<LIST_SLOTS> &ring, int gate, int up, int n_kt,
+                        const uint8_t *const *row, float (*gates)[4], float (*ups)[4], F fetch)
+{
+    float sum[2][NT][4] = {};
+#pragma unroll 1
+    for (int kt = 0; kt < n_kt; kt++) {
+        struct row_at x[NT];
+#pragma unroll
+        for (int i = 0; i < NT; i++)
+            x[i] = frag_at(row[i] + kt * RECORD);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            frag_tile<NT>(KIND < 0 ? (j ? up : gate) : KIND, ring_take(ring), x, sum[j]);
+            ring_give(ring);
+            fetch();
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            gates[i][e] = sum[0][i][e];
+            ups[i][e] = sum[1][i][e];
+        }
+}
+
+template <int KIND, int NT>
+static __global__ void __launch_bounds__(UNIT_WARPS * 32, 1)
+    unit_kernel(const __grid_constant__ struct list_args p)
 {
     SHARED_BYTES(shared);
-    enum { NT = 2 };
     int warps = (int)blockDim.x >> 5, w = warp_id(), g = lane_id() >> 2, half = p.w.n_tiles / 2;
-    int one_ring = ring_bytes(STAGES, p.slot);
-    uint8_t *rings = shared + list_bytes(p.n_pairs, p.most);
-    float *sums = (float *)(rings + warps * one_ring); /* (2, warps, 2, NT) tiles */
-    const int sum_warp = 2 * NT * SUM_TILE;
-    struct tile_plane gate = plane_of(p.w, 0, w), up = plane_of(p.w, half, w);
-    struct tile_ring<STAGES> ring;
-    ring_init(ring, rings + w * one_ring, p.slot);
-
+    int stride = unit_stride(p.w.n_kt);
+    uint8_t *pool = shared + list_bytes(p.n_pairs, p.most); /* (p.pool, stride) */
+    uint8_t *rings = pool + p.pool * stride;
+    struct tile_plane gate = plane_of(p.w, 0, 0), up = plane_of(p.w, half, 0);
+    struct tile_ring<LIST_SLOTS> ring;
+    ring_init(ring, rings + w * ring_bytes(LIST_SLOTS, p.slot), p.slot);
+#if BULK_COPIES
+    uint64_t *landed = (uint64_t *)(rings + warps * ring_bytes(LIST_SLOTS, p.slot));
+    if (threadIdx.x == 0)
+        bulk_init(landed);
+    uint32_t parity = 0;
+#endif
     dependency_wait();
     dependency_trigger(); /* after the wait: the next kernel may read the list at once */
     struct list_tables list = list_load(p, shared);
-    long long n = (long long)list.n[0] * half;
-    int first = (int)(n * (long long)blockIdx.x / (long long)gridDim.x);
-    int end = (int)(n * (long long)(blockIdx.x + 1) / (long long)gridDim.x);
-    int entry = first / half, unit = first - entry * half, from = 0, count = 0, turn = 0;
-    int f_left = 2 * (end - first), f_entry = entry, f_unit = unit;
-    auto fetch = [&]() { /* gate, up, gate, up */
-                         bool odd = f_left & 1, real = f_left > 0;
-                         const struct tile_plane &q = odd ? up : gate;
-                         ring_fetch(ring, plane_tile(q, list.tiles[real ? 3 * f_entry : 0], f_unit),
-                                    q.bytes, real);
-                         f_left--;
-                         if (odd && ++f_unit == half) {
-                             f_unit = 0;
-                             f_entry++;
+    int first, end;
+    list_share(list, half, UNIT_ONE, UNIT_TWO, &first, &end);
+    int unit = first + w, last = (end - 1) / half;
+    int f_unit = unit, f_kt = p.w.n_kt;
+    bool f_up = true;
+    const uint8_t *gate_at = NULL, *up_at = NULL; /* the next to ask for */
+    auto fetch = [&]() {                          /* gate, up, gate, up */
+                         if (f_up && f_kt == p.w.n_kt && f_unit < end) {
+                             int entry = f_unit / half, tile = f_unit - entry * half;
+                             int expert = list.tiles[3 * entry];
+                             gate_at = plane_tile(gate, expert, tile);
+                             up_at = plane_tile(up, expert, tile);
+                             f_unit += warps;
+                             f_kt = 0;
+                         }
+                         f_up = !f_up;
+                         bool real = f_kt < p.w.n_kt;
+                         ring_fetch(ring, f_up ? up_at : gate_at, f_up ? up.bytes : gate.bytes,
+                                    real);
+                         if (f_up) {
+                             gate_at += gate.bytes;
+                             up_at += up.bytes;
+                             f_kt += real;
                          }
     };
 #pragma unroll 1
-    for (int i = 0; i < STAGES; i++)
+    for (int i = 0; i < LIST_SLOTS; i++)
         fetch();
-
-    struct row_frag x[NT];
-    float undo[NT][2];
 #pragma unroll 1
-    for (int item = first; item < end; item++) {
-        if (item == first || unit == 0) { /* another expert, other rows */
-            from = list.tiles[3 * entry + 1];
-            count = list.tiles[3 * entry + 2];
+    for (int entry = first / half; first < end && entry <= last;) {
+        /* The entries from here on whose rows fit: sorted pairs from `base` to `stop`. */
+        int base = list.tiles[3 * entry + 1], stop = base, units = 0;
+        for (; entry <= last; entry++) {
+            int to = list.tiles[3 * entry + 1] + list.tiles[3 * entry + 2];
+            if (to - base > p.pool)
+                break;
+            stop = to;
+            units = min((entry + 1) * half, end);
+        }
+#if BULK_COPIES
+        if (w == 0) {
+            int bytes = p.w.n_kt * RECORD;
+            if (lane_id() == 0)
+                bulk_expect(landed, (stop - base) * bytes);
+            __syncwarp();
+            for (int i = lane_id(); i < stop - base; i += 32)
+                bulk_piece(pool + i * stride,
+                           p.x + (size_t)(list.pairs[base + i] / p.used) * (size_t)bytes, bytes,
+                           landed);
+        }
+        bulk_wait(landed, parity);
+        parity ^= 1;
+#else
+        int pieces = p.w.n_kt * (RECORD / 16);
+        for (int i = (int)threadIdx.x; i < (stop - base) * pieces; i += (int)blockDim.x) {
+            int r = i / pieces, at = (i - r * pieces) * 16;
+            copy_async16(
+                pool + r * stride + at,
+                p.x + (size_t)(list.pairs[base + r] / p.used) * (size_t)(p.w.n_kt * RECORD) + at);
+        }
+        copy_async_commit();
+        copy_async_wait<0>();
+        __syncthreads();
+#endif
+#pragma unroll 1
+        for (; unit < units; unit += warps) {
+            int at = unit / half, from = list.tiles[3 * at + 1], count = list.tiles[3 * at + 2];
+            const uint8_t *row[NT];
+            float scale[NT], gates[NT][4], ups[NT][4];
 #pragma unroll
             for (int i = 0; i < NT; i++) {
-                bool real = i * 8 + g < count;
-                int row = list.pairs[from + (real ? i * 8 + g : 0)] / p.used;
-                frag_load(x[i], p.x + (size_t)(row * p.w.n_kt + w) * (size_t)RECORD);
-                to_columns(p.x_scale[row], undo[i]);
+                int r = from + min(8 * i + g, count - 1);
+                row[i] = pool + (r - base) * stride;
+                scale[i] = p.x_scale[list.pairs[r] / p.used];
             }
-        }
-        float *to = sums + (item & 1) * warps * sum_warp;
-#pragma unroll 1
-        for (int i = 0; i < 2; i++) {
-            float acc[NT][4] = {};
-            frag_tile<NT>(i ? up.kind : gate.kind, ring_take(ring), x, acc);
-            ring_give(ring);
-            fetch();
+            if (NT == 1 || count <= 8)
+                unit_slices<1, KIND>(ring, gate.kind, up.kind, p.w.n_kt, row, gates, ups, fetch);
+            else
+                unit_slices<NT, KIND>(ring, gate.kind, up.kind, p.w.n_kt, row, gates, ups, fetch);
 #pragma unroll
-            for (int j = 0; j < NT; j++)
-                put_tile(to + w * sum_warp + (i * NT + j) * SUM_TILE, acc[j], undo[j]);
-        }
-        __syncthreads();
-        /* Half a warp to a row of the step; another warp's turn every time. */
-        int t = (int)threadIdx.x - turn * 32;
-        t += t < 0 ? (int)blockDim.x : 0;
-        turn = turn + 1 == warps ? 0 : turn + 1;
-        int r = t & 15, row = unit * TILE_ROWS + r;
-#pragma unroll 1
-        for (int col = t >> 4; col < ((count + 1) & ~1); col += (int)blockDim.x >> 4) {
-            float v = 0.0f;
-            if (col < count && row < p.w.seg[0].rows) {
-                const float *sum = to + col * SUM_ROW; /* tiles of eight rows follow each other */
-                v = take_tile(sum, warps, sum_warp, 0, r);
-                float up = take_tile(sum + NT * SUM_TILE, warps, sum_warp, 0, r);
-                if (p.w.bias) {
-                    v += p.w.bias[row];
-                    up += p.w.bias[p.w.n_out / 2 + row];
-                }
-                v = clamp_half(silu(v) * up * HIDDEN_SCALE);
+            for (int i = 0; i < NT; i++) {
+                float undo[2];
+                int left = count - 8 * i;
+                if (left <= 0)
+                    break;
+                uint8_t *to = p.hidden + (size_t)((from + 8 * i) * p.hidden_kt) * (size_t)RECORD;
+                to_columns(scale[i], undo);
+                put_hidden_tile(
+                    gates[i], ups[i], undo, p.w, unit - at * half, p.hidden_kt, [&](int col) {
+                        return col < left ? to + (size_t)(col * p.hidden_kt) * (size_t)RECORD
+                                          : NULL;
+                    });
             }
-            put_hidden(p.hidden + (size_t)((from + col) * p.hidden_kt) * (size_t)RECORD, row, v,
-                       col < count, unit == half - 1, p.hidden_kt);
         }
-        if (++unit == half) {
-            unit = 0;
-            entry++;
-        }
-    }
-    copy_async_wait<0>();
-}
-
-/* The same, eight rows to an entry: a warp owns its units outright, and takes its rows from where they
- * are (the L2: few to an expert, they add little to what is read). Units are dealt out SM by SM; one
- * block to an SM, since registers for the next slice's rows pay better than more warps. */
-template <int KIND>
-static __global__ void __launch_bounds__(PAIR_WARPS * 32, 1)
-    pair_kernel(const __grid_constant__ struct list_args p)
-{
-    SHARED_BYTES(shared);
-    int warps = (int)blockDim.x >> 5, w = warp_id(), g = lane_id() >> 2, half = p.w.n_tiles / 2;
-    struct pair_walk<PAIR_SLOTS> walk;
-    walk.gate = plane_of(p.w, 0, 0);
-    walk.up = plane_of(p.w, half, 0);
-    walk.n_kt = p.w.n_kt;
-    ring_init(walk.ring,
-              shared + list_bytes(p.n_pairs, p.most) + w * ring_bytes(PAIR_SLOTS, p.slot), p.slot);
-    dependency_wait();
-    dependency_trigger(); /* after the wait: the next kernel may read the list at once */
-    struct list_tables list = list_load(p, shared);
-    int n = list.n[0] * half;
-    int step = (int)gridDim.x * warps, unit = (int)blockIdx.x + (int)gridDim.x * w, f_unit = unit;
-    auto next = [&](int *expert, int *tile) {
-        if (f_unit >= n)
-            return false;
-        int entry = f_unit / half;
-        *expert = list.tiles[3 * entry];
-        *tile = f_unit - entry * half;
-        f_unit += step;
-        return true;
-    };
-    pair_start(walk, next);
-#pragma unroll 1
-    for (; unit < n; unit += step) {
-        int entry = unit / half, from = list.tiles[3 * entry + 1],
-            count = list.tiles[3 * entry + 2];
-        int row = list.pairs[from + (g < count ? g : 0)] / p.used;
-        const uint8_t *record = p.x + (size_t)(row * p.w.n_kt) * (size_t)RECORD;
-        float acc[2][1][4] = {}, undo[2];
-        to_columns(p.x_scale[row], undo);
-        struct row_frag x[1], ahead;
-        frag_load(ahead, record);
-#pragma unroll 2
-        for (int kt = 0; kt < p.w.n_kt; kt++) {
-            x[0] = ahead;
-            if (kt + 1 < p.w.n_kt) /* on its way during the products */
-                frag_load(ahead, record += RECORD);
-            pair_slice<1, KIND>(walk, x, acc, next);
-        }
-        put_hidden_tile(
-            acc[0][0], acc[1][0], undo, p.w, unit - entry * half, p.hidden_kt, [&](int col) {
-                return col < count
-                           ? p.hidden + (size_t)((from + col) * p.hidden_kt) * (size_t)RECORD
-                           : NULL;
-            });
+        __syncthreads(); /* nobody reads these rows any more */
     }
     copy_async_wait<0>();
 }
 
 /* y[pair] = hidden Wd^T: items are (entry of the list, 16 outputs); a warp takes every eighth. */
-template <int NT, int STAGES>
-static __global__ void __launch_bounds__(LIST_WARPS * 32, 2)
+template <int NT>
+static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
     list_down_kernel(const __grid_constant__ struct list_args p)
 {
     SHARED_BYTES(shared);
-    int w = warp_id(), lane = lane_id(), g = lane >> 2, c = lane & 3;
+    int warps = (int)blockDim.x >> 5, w = warp_id(), lane = lane_id(), g = lane >> 2, c = lane & 3;
     int n_kt = p.w.n_kt, n_tiles = p.w.n_tiles, rows_bytes = NT * 8 * n_kt * RECORD;
     uint8_t *bs = shared + list_bytes(p.n_pairs, p.most); /* (2, n_kt, 8 NT) records */
-    int one_ring = ring_bytes(STAGES, p.slot);
+    int one_ring = ring_bytes(LIST_SLOTS, p.slot);
     struct tile_plane plane = plane_of(p.w, 0, 0);
-    struct tile_ring<STAGES> ring;
+    struct tile_ring<LIST_SLOTS> ring;
     ring_init(ring, bs + 2 * rows_bytes + w * one_ring, p.slot);
 
     dependency_trigger();
     /* The list was made before the kernel in front began. */
     struct list_tables list = list_load(p, shared);
-    long long n = (long long)list.n[0] * n_tiles;
-    int first = (int)(n * (long long)blockIdx.x / (long long)gridDim.x);
-    int end = (int)(n * (long long)(blockIdx.x + 1) / (long long)gridDim.x);
+    int first, end;
+    list_share(list, n_tiles, DOWN_ONE, DOWN_TWO, &first, &end);
     int entry = first / n_tiles, item = first + w;
     int f_item = item, f_kt = 0, f_entry = entry, f_tile = item - entry * n_tiles;
     const uint8_t *f_from = NULL;
@@ -378,8 +413,8 @@ static __global__ void __launch_bounds__(LIST_WARPS * 32, 2)
         f_from += plane.bytes;
         if (++f_kt == n_kt) {
             f_kt = 0;
-            f_item += LIST_WARPS;
-            f_tile += LIST_WARPS;
+            f_item += warps;
+            f_tile += warps;
         }
     };
     /* The rows of an entry, to the buffer of its parity: slice by slice, a record a row. */
@@ -389,7 +424,7 @@ static __global__ void __launch_bounds__(LIST_WARPS * 32, 2)
             uint8_t *to = bs + (entry & 1) * rows_bytes;
 #pragma unroll 1
             for (int i = (int)threadIdx.x; i < n_kt * NT * 8 * (RECORD / 16);
-                 i += LIST_WARPS * 32) {
+                 i += (int)blockDim.x) {
                 int r = i / (RECORD / 16), piece = i - r * (RECORD / 16);
                 int kt = r / (NT * 8), row = r - kt * (NT * 8);
                 bool real = row < count;
@@ -403,7 +438,7 @@ static __global__ void __launch_bounds__(LIST_WARPS * 32, 2)
         copy_async_commit();
     };
 #pragma unroll 1
-    for (int i = 0; i < STAGES; i++)
+    for (int i = 0; i < LIST_SLOTS; i++)
         fetch();
     dependency_wait();
     fetch_rows(entry);
@@ -416,16 +451,27 @@ static __global__ void __launch_bounds__(LIST_WARPS * 32, 2)
         const uint8_t *rows = bs + (entry & 1) * rows_bytes + g * RECORD;
         fetch_rows(entry + 1);
 #pragma unroll 1
-        for (; item < stop; item += LIST_WARPS) {
+        for (; item < stop; item += warps) {
             int tile = item - entry * n_tiles;
             float acc[NT][4] = {};
 #pragma unroll 1
             for (int kt = 0; kt < n_kt; kt++) {
-                struct row_frag x[NT];
+                const uint8_t *from_row = rows + kt * NT * 8 * RECORD;
+                const uint8_t *taken = ring_take(ring);
+                if (NT == 1 || count > 8) {
+                    struct row_at x[NT];
 #pragma unroll
-                for (int i = 0; i < NT; i++)
-                    frag_load(x[i], rows + (kt * NT + i) * 8 * RECORD);
-                frag_tile<NT>(plane.kind, ring_take(ring), x, acc);
+                    for (int i = 0; i < NT; i++)
+                        x[i] = frag_at(from_row + i * 8 * RECORD);
+                    frag_tile<NT>(plane.kind, taken, x, acc);
+                } else { /* one tensor-core tile of rows will do */
+                    struct row_at x[1] = {frag_at(from_row)};
+                    float sum[1][4] = {};
+                    frag_tile<1>(plane.kind, taken, x, sum);
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        acc[0][e] += sum[0][e];
+                }
                 ring_give(ring);
                 fetch();
             }
@@ -447,70 +493,57 @@ static __global__ void __launch_bounds__(LIST_WARPS * 32, 2)
     copy_async_wait<0>();
 }
 
-static size_t up_shared(const struct list_args &p, int stages)
-{
-    return list_bytes(p.n_pairs, p.most) +
-           (size_t)p.w.n_kt * (size_t)(ring_bytes(stages, p.slot) + 8 * SUM_TILE * 4);
-}
-static size_t down_shared(const struct list_args &p, int nt, int stages)
+static size_t down_shared(const struct list_args &p, int nt, int warps)
 {
     return list_bytes(p.n_pairs, p.most) + (size_t)(2 * nt * 8 * p.w.n_kt * RECORD) +
-           (size_t)(LIST_WARPS * ring_bytes(stages, p.slot));
+           (size_t)(warps * ring_bytes(LIST_SLOTS, p.slot));
 }
 
-/* Two blocks to an SM where they fit. */
-static dim3 list_grid(const struct cuda_backend *cu, size_t shared, int threads)
+/* Shared memory of a block of so many warps; what is left of `limit` becomes room for rows. */
+static size_t unit_shared(struct list_args *p, int warps, size_t limit)
 {
-    bool two = threads <= 256 && shared <= cu->shared_per_sm / 2 - 1024;
-    return dim3((unsigned)(cu->n_sm * (two ? 2 : 1)));
+    size_t fixed =
+        list_bytes(p->n_pairs, p->most) + (size_t)(warps * ring_bytes(LIST_SLOTS, p->slot)) + 16;
+    size_t stride = (size_t)unit_stride(p->w.n_kt), room = limit > fixed ? limit - fixed : 0;
+    p->pool = room / stride < 32 ? (int)(room / stride) : 32;
+    return fixed + (size_t)p->pool * stride;
 }
 
-static size_t pair_shared(const struct list_args &p, int warps)
+/* Warps of a block: as many as leave room for the rows of an entry; 0: too few. */
+static int unit_warps(const struct cuda_backend *cu, struct list_args *p, int width, size_t *shared)
 {
-    return list_bytes(p.n_pairs, p.most) + (size_t)(warps * ring_bytes(PAIR_SLOTS, p.slot));
+    int warps = UNIT_WARPS;
+    while ((*shared = unit_shared(p, warps, cu->shared_limit)), p->pool < width)
+        if (--warps < 4)
+            return 0;
+    return warps;
+}
+
+template <int NT> static void unit_launch(struct cuda_backend *cu, struct list_args p)
+{
+    size_t shared;
+    int warps = unit_warps(cu, &p, 8 * NT, &shared);
+    bool same = p.w.seg[0].kind == TILE_Q4_K && p.w.seg[p.w.n_seg - 1].kind == TILE_Q4_K;
+    cuda_launch(cu, same ? unit_kernel<TILE_Q4_K, NT> : unit_kernel<-1, NT>,
+                dim3((unsigned)cu->n_sm), warps * 32, shared, LAUNCH_EARLY, p);
 }
 
 static void list_up(struct cuda_backend *cu, const struct list_args &p, int width)
 {
-    if (width == 8) {
-        int warps = PAIR_WARPS;
-        while (warps > 1 && pair_shared(p, warps) > cu->shared_limit)
-            warps--;
-        size_t shared = pair_shared(p, warps);
-        dim3 grid((unsigned)cu->n_sm);
-        if (p.w.seg[0].kind == TILE_Q4_K && p.w.seg[p.w.n_seg - 1].kind == TILE_Q4_K)
-            cuda_launch(cu, pair_kernel<TILE_Q4_K>, grid, warps * 32, shared, LAUNCH_EARLY, p);
-        else
-            cuda_launch(cu, pair_kernel<-1>, grid, warps * 32, shared, LAUNCH_EARLY, p);
-        return;
-    }
-    int threads = p.w.n_kt * 32;
-    size_t shared = up_shared(p, 3);
-    if (shared <= cu->shared_per_sm / 2 - 1024)
-        cuda_launch(cu, list_up_kernel<3>, list_grid(cu, shared, threads), threads, shared,
-                    LAUNCH_EARLY, p);
-    else {
-        shared = up_shared(p, 2);
-        cuda_launch(cu, list_up_kernel<2>, list_grid(cu, shared, threads), threads, shared,
-                    LAUNCH_EARLY, p);
-    }
+    if (width == 8)
+        unit_launch<1>(cu, p);
+    else
+        unit_launch<2>(cu, p);
 }
 
 static void list_down(struct cuda_backend *cu, const struct list_args &p, int width)
 {
-    int threads = LIST_WARPS * 32;
-    size_t shared = down_shared(p, width / 8, 3);
-    bool three = shared <= cu->shared_per_sm / 2 - 1024;
-    shared = three ? shared : down_shared(p, width / 8, 2);
-    dim3 grid = list_grid(cu, shared, threads);
-    if (width == 8 && three)
-        cuda_launch(cu, list_down_kernel<1, 3>, grid, threads, shared, LAUNCH_EARLY, p);
-    else if (width == 8)
-        cuda_launch(cu, list_down_kernel<1, 2>, grid, threads, shared, LAUNCH_EARLY, p);
-    else if (three)
-        cuda_launch(cu, list_down_kernel<2, 3>, grid, threads, shared, LAUNCH_EARLY, p);
-    else
-        cuda_launch(cu, list_down_kernel<2, 2>, grid, threads, shared, LAUNCH_EARLY, p);
+    int warps = DOWN_WARPS;
+    while (warps > 1 && down_shared(p, width / 8, warps) > cu->shared_limit)
+        warps--;
+    cuda_launch(cu, width == 8 ? list_down_kernel<1> : list_down_kernel<2>,
+                dim3((unsigned)cu->n_sm), warps * 32, down_shared(p, width / 8, warps),
+                LAUNCH_EARLY, p);
 }
 
 static struct list_args list_args_of(const struct matrix *w, int n_pairs, int most)
@@ -542,10 +575,10 @@ bool list_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                const struct matrix *down, int n_pairs, int most, int width)
 {
     struct list_args up = list_args_of(gate_up, n_pairs, most);
-    return gate_up->set == SET_K && down->set == SET_K && gate_up->n_kt <= 16 &&
-           gate_up->n_seg <= 2 && down->n_seg == 1 && down->n_tiles >= LIST_WARPS &&
-           (width == 8 ? pair_shared(up, 4) : up_shared(up, 2)) <= cu->shared_limit &&
-           down_shared(list_args_of(down, n_pairs, most), width / 8, 2) <= cu->shared_limit;
+    size_t shared;
+    return gate_up->set == SET_K && down->set == SET_K && gate_up->n_seg <= 2 && down->n_seg == 1 &&
+           down->n_tiles >= DOWN_WARPS && unit_warps(cu, &up, width, &shared) > 0 &&
+           down_shared(list_args_of(down, n_pairs, most), width / 8, 4) <= cu->shared_limit;
 }
 
 void list_experts(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,

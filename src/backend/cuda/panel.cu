@@ -141,7 +141,7 @@ static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
     int row = (out_tile - s->tile0) * TILE_ROWS + (quad & 3) * 4;
     int left = out_tile < p.w.n_tiles ? s->rows - row : 0, at = s->row0 + row;
     int per = (count + p.pieces - 1) / p.pieces, end = min(count, (piece + 1) * per);
-#pragma unroll 1
+#pragma unroll 2
     for (int col = piece * per + tid / quads; col < end; col += 8) {
         float4 part[PANEL_PIECES], v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         float *here = sums + col * stride + quad * 4;
@@ -203,7 +203,7 @@ static bool panel_cut_of(const struct cuda_backend *cu, const struct matrix *w, 
             int blocks = ceil_div(w->n_tiles, 4 * groups) * pieces * ceil_div(rows, n);
             double sums = pieces > 1 ? 1.5 * 256 * groups * n : 0;
             double bytes = kt_per * (n * 512 + 5.2 * groups * w->max_tile_bytes) + sums;
-            double cost = bytes * ceil_div(blocks, cu->n_sm);
+            double cost = bytes * ceil_div(blocks / pieces, cu->clusters_of[pieces - 1]);
             if (least > 0 && cost >= least)
                 continue;
             least = cost;
@@ -255,4 +255,33 @@ bool panel_linear(struct cuda_backend *cu, const struct matrix *w, float *y, int
     cuda_launch(cu, kernel, grid, cut.groups * 128, cut.shared,
                 LAUNCH_EARLY + p.pieces * LAUNCH_CLUSTER, p);
     return true;
+}
+
+/* How many clusters of each size run at a time: fewer than SMs there are for them, since a cluster stays
+ * within one of the parts a GPU is made of. */
+void panel_prepare(struct cuda_backend *cu)
+{
+    for (int i = 0; i < PANEL_PIECES; i++)
+        cu->clusters_of[i] = cu->n_sm > i ? cu->n_sm / (i + 1) : 1;
+#ifndef STEEL_CUDA_SIM
+    if (!cu->wgmma || !cu->clusters)
+        return;
+    cuda_know(cu, (const void *)panel_kernel<128>);
+    for (int i = 1; i < PANEL_PIECES; i++) {
+        cudaLaunchConfig_t cfg = {};
+        cudaLaunchAttribute attr = {};
+        attr.id = cudaLaunchAttributeClusterDimension;
+        attr.val.clusterDim.x = (unsigned)(i + 1);
+        attr.val.clusterDim.y = attr.val.clusterDim.z = 1;
+        cfg.gridDim = dim3((unsigned)(i + 1));
+        cfg.blockDim = dim3(256);
+        cfg.dynamicSmemBytes = cu->shared_limit;
+        cfg.attrs = &attr;
+        cfg.numAttrs = 1;
+        int n = 0;
+        if (cudaOccupancyMaxActiveClusters(&n, panel_kernel<128>, &cfg) != cudaSuccess)
+            cudaGetLastError();
+        cu->clusters_of[i] = n > 0 ? n : 1;
+    }
+#endif
 }

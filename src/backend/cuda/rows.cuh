@@ -40,6 +40,33 @@ DEVICE void frag_load(struct row_frag &f, const uint8_t *record)
     f.t[0] = v.x, f.t[1] = v.y, f.t[2] = v.z, f.t[3] = v.w;
 }
 
+/* Or left where it is, in shared memory, and read as it is needed: registers for more warps. */
+struct row_at {
+    const uint8_t *at; /* this lane's part of the record */
+};
+DEVICE struct row_at frag_at(const uint8_t *record)
+{
+    struct row_at r = {record + (lane_id() & 3) * 16};
+    return r;
+}
+/* 32 columns of either, and the sums. */
+DEVICE uint4 frag_pair(const struct row_frag &f, int i)
+{
+    return make_uint4(f.b[2 * i][0], f.b[2 * i][1], f.b[2 * i + 1][0], f.b[2 * i + 1][1]);
+}
+DEVICE uint4 frag_pair(const struct row_at &f, int i)
+{
+    return load16(f.at + i * 64);
+}
+DEVICE uint4 frag_totals(const struct row_frag &f)
+{
+    return make_uint4(f.t[0], f.t[1], f.t[2], f.t[3]);
+}
+DEVICE uint4 frag_totals(const struct row_at &f)
+{
+    return load16(f.at + RECORD_SUMS);
+}
+
 /* And the other way. */
 DEVICE void frag_store(const struct row_frag &f, uint8_t *record)
 {
@@ -89,16 +116,16 @@ DEVICE void frag_sums(struct row_frag &f)
 }
 
 /* c = A T, both halves of the sums */
-DEVICE void sums_mma(float (&c)[4], const uint32_t (&a)[4], const struct row_frag &x)
+DEVICE void sums_mma(float (&c)[4], const uint32_t (&a)[4], const uint4 &t)
 {
     const float zero[4] = {};
-    mma_f16_from(c, a, x.t[0], x.t[1], zero);
-    mma_f16(c, a, x.t[2], x.t[3]);
+    mma_f16_from(c, a, t.x, t.y, zero);
+    mma_f16(c, a, t.z, t.w);
 }
 
-/* acc[n] += tile x rows of x[n]. d0 d1: row g, columns 2c 2c+1; d2 d3: row g+8. */
-template <int NT>
-DEVICE void frag_q4_k(const uint8_t *tile, const struct row_frag (&x)[NT], float (&acc)[NT][4])
+/* acc[n] += tile x rows of x[n] (row_frag or row_at). d0 d1: row g, columns 2c 2c+1; d2 d3: row g+8. */
+template <int NT, class X>
+DEVICE void frag_q4_k(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
 {
     int lane = lane_id(), g = lane >> 2;
     const float zero[4] = {};
@@ -118,10 +145,9 @@ DEVICE void frag_q4_k(const uint8_t *tile, const struct row_frag (&x)[NT], float
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 float c[4];
-                const uint32_t(&b)[16][2] = x[n].b;
-                int j = 4 * q + 2 * h;
-                mma_f16_from(c, a0, b[j][0], b[j][1], zero);
-                mma_f16(c, a1, b[j + 1][0], b[j + 1][1]);
+                uint4 b = frag_pair(x[n], 2 * q + h);
+                mma_f16_from(c, a0, b.x, b.y, zero);
+                mma_f16(c, a1, b.z, b.w);
 #pragma unroll
                 for (int e = 0; e < 4; e++)
                     sum[n][e] += (e < 2 ? s0 : s1) * c[e];
@@ -143,8 +169,9 @@ DEVICE void frag_q4_k(const uint8_t *tile, const struct row_frag (&x)[NT], float
 #pragma unroll
     for (int n = 0; n < NT; n++) {
         float ts[4], tm[4];
-        sums_mma(ts, as, x[n]);
-        sums_mma(tm, am, x[n]);
+        uint4 t = frag_totals(x[n]);
+        sums_mma(ts, as, t);
+        sums_mma(tm, am, t);
 #pragma unroll
         for (int e = 0; e < 4; e++)
             acc[n][e] +=
@@ -157,8 +184,8 @@ DEVICE float signed_byte_float(uint32_t w, int i)
     return (float)(int8_t)(w >> 8 * i & 255);
 }
 
-template <int NT>
-DEVICE void frag_q6_k(const uint8_t *tile, const struct row_frag (&x)[NT], float (&acc)[NT][4])
+template <int NT, class X>
+DEVICE void frag_q6_k(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
 {
     int lane = lane_id(), g = lane >> 2;
     const float zero[4] = {};
@@ -171,6 +198,7 @@ DEVICE void frag_q6_k(const uint8_t *tile, const struct row_frag (&x)[NT], float
         sc.x ^= 0x80808080u; /* stored 128 too large */
         sc.y ^= 0x80808080u;
         uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
+        uint4 b[NT];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t a[4], top = i & 2 ? high.y : high.x;
@@ -184,8 +212,9 @@ DEVICE void frag_q6_k(const uint8_t *tile, const struct row_frag (&x)[NT], float
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 float c[4];
-                const uint32_t(&b)[16][2] = x[n].b;
-                mma_f16_from(c, a, b[4 * q + i][0], b[4 * q + i][1], zero);
+                if (!(i & 1))
+                    b[n] = frag_pair(x[n], 2 * q + (i >> 1));
+                mma_f16_from(c, a, i & 1 ? b[n].z : b[n].x, i & 1 ? b[n].w : b[n].y, zero);
 #pragma unroll
                 for (int e = 0; e < 4; e++)
                     sum[n][e] += (e < 2 ? s0 : s1) * c[e];
@@ -205,16 +234,15 @@ DEVICE void frag_q6_k(const uint8_t *tile, const struct row_frag (&x)[NT], float
 #pragma unroll
     for (int n = 0; n < NT; n++) {
         float ts[4];
-        sums_mma(ts, as, x[n]);
+        sums_mma(ts, as, frag_totals(x[n]));
 #pragma unroll
         for (int e = 0; e < 4; e++)
             acc[n][e] += (e < 2 ? d0 : d1) * (sum[n][e] - (e < 2 ? 1056.0f : 1536.0f) * ts[e]);
     }
 }
 
-template <int NT>
-DEVICE void frag_tile(int kind, const uint8_t *tile, const struct row_frag (&x)[NT],
-                      float (&acc)[NT][4])
+template <int NT, class X>
+DEVICE void frag_tile(int kind, const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
 {
     if (kind == TILE_Q4_K)
         frag_q4_k<NT>(tile, x, acc);
@@ -396,9 +424,8 @@ template <int SLOTS, class F> DEVICE void pair_start(struct pair_walk<SLOTS> &p,
     }
 }
 /* acc[0], acc[1] += gate and up tile of one slice x rows. KIND: of both; -1: as it comes. */
-template <int NT, int KIND, int SLOTS, class F>
-DEVICE void pair_slice(struct pair_walk<SLOTS> &p, const struct row_frag (&x)[NT],
-                       float (&acc)[2][NT][4], F next)
+template <int NT, int KIND, int SLOTS, class X, class F>
+DEVICE void pair_slice(struct pair_walk<SLOTS> &p, const X (&x)[NT], float (&acc)[2][NT][4], F next)
 {
     frag_tile<NT>(KIND < 0 ? p.gate.kind : KIND, ring_take(p.ring), x, acc[0]);
     ring_give(p.ring);
@@ -487,6 +514,50 @@ template <int PER, int BITS> DEVICE int choose_largest(uint32_t (&key)[PER], int
             key[i] = key[i] == best ? 0 : key[i];
     }
     return min((int)(low - (mine & low)), n_expert - 1);
+}
+
+/* How a row's experts are chosen and weighed. */
+struct route_rule {
+    int n_expert, used;
+    bool renormalise;
+    float scale;
+};
+static inline struct route_rule route_rule_of(const struct shape *s, int n_expert)
+{
+    struct route_rule r = {n_expert, s->n_expert_used, s->norm_topk, s->expert_scale};
+    return r;
+}
+/* A row's experts, from its logits (lane i % 32 has expert i's, -infinity where there is none): lane k
+ * of `used` gets the k-th and its weight. */
+template <int PER, int BITS>
+DEVICE float route_choice(const float (&v)[PER], const struct route_rule &rule, int *expert)
+{
+    int lane = lane_id();
+    uint32_t key[PER];
+    float top = -INFINITY, total = 0.0f, mine = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        int e = i * 32 + lane;
+        key[i] = e < rule.n_expert ? choice_key<BITS>(v[i], e) : 0;
+        top = fmaxf(top, v[i]);
+    }
+    top = warp_max(top);
+    int e = choose_largest<PER, BITS>(key, rule.used, rule.n_expert);
+#pragma unroll
+    for (int i = 0; i < PER; i++) { /* the logit of the chosen: lane e % 32 has it */
+        float u = __shfl_sync(FULL_WARP, v[i], e & 31);
+        mine = e >> 5 == i ? u : mine;
+    }
+    float w = lane < rule.used ? fast_exp(mine - top) : 0.0f;
+    if (rule.renormalise)
+        total = w;
+    else
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            total += fast_exp(v[i] - top);
+    total = warp_sum(total);
+    *expert = e;
+    return w / total * rule.scale;
 }
 
 #endif
