@@ -778,6 +778,17 @@ static void op_sample(struct backend *be, float *logits)
     mark_end(cu, STAGE_SAMPLING);
 }
 
+/* Blocks that wait for each other must all be on the GPU at once, which two such kernels side by side might
+ * keep each other from: of the backends that share a device, the first may launch them. */
+enum { MAX_DEVICES = 64 };
+static bool waits_taken[MAX_DEVICES];
+
+static bool take_waits(int device)
+{
+    return device < MAX_DEVICES &&
+           !__atomic_exchange_n(&waits_taken[device], true, __ATOMIC_ACQ_REL);
+}
+
 static void cuda_close(struct backend *be)
 {
     struct cuda_backend *cu = cuda_self(be);
@@ -804,6 +815,8 @@ static void cuda_close(struct backend *be)
     }
     if (cu->stream)
         cudaStreamDestroy(cu->stream);
+    if (cu->may_wait)
+        __atomic_store_n(&waits_taken[cu->device], false, __ATOMIC_RELEASE);
     mem_free(cu->edits);
     mem_free(cu);
 }
@@ -870,6 +883,7 @@ static bool open_device(struct cuda_backend *cu, int device, struct error *err)
     cu->wgmma = wide_there(cu, (int *)cu->iq3s_grid);
     cu->clusters = attention_clusters(cu);
     panel_prepare(cu);
+    cu->may_wait = take_waits(device);
     cuda_copy_in(&cu->be, cu->iq3s_grid, quant_iq3s_grid(), 512 * sizeof(uint16_t));
     if (cu->failed && err)
         *err = cu->error;

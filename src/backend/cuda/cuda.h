@@ -257,6 +257,7 @@ struct cuda_backend {
     bool wgmma;          /* hopper.cu can be used */
     int clusters_of[8];  /* how many clusters of n + 1 blocks run at a time, a block to an SM */
     bool clusters;       /* attention may join blocks through their shared memory */
+    bool may_wait;       /* kernels whose blocks wait for each other may be launched */
     float *wide_part;    /* its sums where k is cut */
     float *wave_records; /* parts of a few decodes, see wave.cu; all ones between launches */
 };

@@ -513,7 +513,7 @@ bool wave_suits(const struct cuda_backend *cu, int n_decode)
         return false;
 #endif
     int units = n_decode * s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8);
-    return cu->layout.deep && n_decode <= WAVE_SEQS && units <= cu->n_sm &&
+    return cu->may_wait && cu->layout.deep && n_decode <= WAVE_SEQS && units <= cu->n_sm &&
            cuda_tensor_attention(cu) &&
            (s->head_dim == 64 ? wave_shared<64>() : wave_shared<128>()) <= cu->shared_limit;
 }
