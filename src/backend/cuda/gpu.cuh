@@ -522,39 +522,28 @@ DEVICE float load_float_l2(const float *p)
 #endif
 }
 
-/* Words that another block may be writing: as they are now, each whole. */
+/* Words that blocks hand each other while both run: each is seen whole, in no order. */
 DEVICE uint4 load_now(const uint4 *p)
 {
-#ifdef STEEL_CUDA_SIM
-    return *p;
-#else
+#if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__)
     uint4 r;
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
                  : "l"(p)
                  : "memory");
     return r;
-#endif
-}
-DEVICE uint2 load_now(const uint2 *p)
-{
-#ifdef STEEL_CUDA_SIM
-    return *p;
 #else
-    uint2 r;
-    asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(r.x), "=r"(r.y)
-                 : "l"(p)
-                 : "memory");
-    return r;
+    return *p;
 #endif
 }
-
-/* Some 50 ns of nothing. */
-DEVICE void pause_thread()
+DEVICE void store_now(uint4 *p, const uint4 &v)
 {
-#ifndef STEEL_CUDA_SIM
-    __nanosleep(40);
+#if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__)
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x),
+                 "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+#else
+    *p = v;
 #endif
 }
 

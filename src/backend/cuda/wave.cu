@@ -24,8 +24,7 @@ enum {
     WAVE_PARTS = 32,             /* most stretches; a power of two */
     WAVE_RECORD = 8,             /* floats: four elements, maximum, sum, nothing */
     WAVE_ALONE = 20,             /* most tiles in a context of one stretch */
-    WAVE_SHARE = 8,              /* most in a stretch while there are blocks left */
-    WAVE_SEQS = 6                /* most sequences */
+    WAVE_SHARE = 8               /* most in a stretch while there are blocks left */
 };
 static const uint32_t NOT_YET = 0xffffffffu; /* of a word of a record; no arithmetic gives it */
 
@@ -168,6 +167,19 @@ static __global__ void __launch_bounds__(640)
             prefetch_l2(p.kv.v + line);
         }
     }
+
+    /* Groups of four elements are added up by the blocks of a kv head, `each` in every one, a lane for each part. The
+     * records are asked for now: those of the layer before have long left the L2. */
+    int groups = heads * GROUPS, each = (groups + used - 1) >> shift;
+    int part = lane & (used - 1), share = tid >> shift;
+    auto record_of = [&](int of, int group) {
+        size_t unit = (size_t)t * gridDim.y + blockIdx.y;
+        return p.records +
+               ((unit * (size_t)p.n_split + (size_t)of) * (8 * GROUPS) + (size_t)group) *
+                   WAVE_RECORD;
+    };
+    if (used > 1 && share < each && split * each + share < groups)
+        prefetch_l2(record_of(part, split * each + share));
 
     /* A warp prepares a head; the first two, this step's key and value besides. */
     enum { PER = D / 32, JOBS = 8 / WAVE_WARPS + 1 };
@@ -401,9 +413,6 @@ static __global__ void __launch_bounds__(640)
     __syncthreads();
     mark(mk, 7);
     float *to = p.a + ((size_t)t * (size_t)H + (size_t)h0) * D;
-    size_t unit = (size_t)t * gridDim.y + blockIdx.y;
-    float *records = p.records + unit * (size_t)p.n_split * (8 * GROUPS * WAVE_RECORD);
-    int groups = heads * GROUPS; /* of four elements */
     if (tid < groups) {
         int h = tid / GROUPS, at = tid % GROUPS * 4;
         float m = -INFINITY, l = 0.0f;
@@ -423,10 +432,10 @@ static __global__ void __launch_bounds__(640)
             *(float4 *)(to + h * D + at) = make_float4(fast_divide(v.x, l), fast_divide(v.y, l),
                                                        fast_divide(v.z, l), fast_divide(v.w, l));
         } else {
-            float *r = records + ((size_t)split * (8 * GROUPS) + (size_t)tid) * WAVE_RECORD;
+            float *r = record_of(split, tid);
             auto word = [](float f) { return bits_of(f) == NOT_YET ? 0x7fffffffu : bits_of(f); };
-            *(uint4 *)r = make_uint4(word(v.x), word(v.y), word(v.z), word(v.w));
-            *(uint2 *)(r + 4) = make_uint2(word(m), word(l));
+            store_now((uint4 *)r, make_uint4(word(v.x), word(v.y), word(v.z), word(v.w)));
+            store_now((uint4 *)r + 1, make_uint4(word(m), word(l), 0, 0)); /* a whole sector */
         }
     }
     mark(mk, 8);
@@ -436,12 +445,12 @@ static __global__ void __launch_bounds__(640)
         return;
     }
     /* Everyone adds up its share of the elements: a lane for each part. */
-    int each = (groups + used - 1) >> shift, mine = split, owners = 1;
+    int mine = split, owners = 1;
 #if !BULK_COPIES /* blocks that may not wait for each other: the last one adds up all */
     __threadfence();
     __syncthreads();
     if (tid == 0) {
-        int32_t *count_of = p.split_count + unit * 8;
+        int32_t *count_of = p.split_count + ((size_t)t * gridDim.y + blockIdx.y) * 8;
         *is_last = atomicAdd(count_of, 1) == used - 1;
         if (*is_last)
             *count_of = 0;
@@ -454,26 +463,22 @@ static __global__ void __launch_bounds__(640)
 #else
     (void)is_last;
 #endif
-    int part = lane & (used - 1), i = (w * 32 + lane) >> shift;
 #pragma unroll 1
     for (int owner = mine; owner < mine + owners; owner++) {
-        int group = owner * each + i;
-        bool real = i < each && group < groups;
-        float *r =
-            records + ((size_t)part * (8 * GROUPS) + (size_t)(real ? group : 0)) * WAVE_RECORD;
+        int group = owner * each + share;
+        bool real = share < each && group < groups;
+        float *r = record_of(part, group);
         uint4 v = make_uint4(0, 0, 0, 0);
-        uint2 e = make_uint2(bits_of(-INFINITY), 0);
+        uint4 e = make_uint4(bits_of(-INFINITY), 0, 0, 0);
         if (real) {
-            for (;;) {
+            do {
                 v = load_now((const uint4 *)r);
-                e = load_now((const uint2 *)(r + 4));
-                if (v.x != NOT_YET && v.y != NOT_YET && v.z != NOT_YET && v.w != NOT_YET &&
-                    e.x != NOT_YET && e.y != NOT_YET)
-                    break;
-                pause_thread();
-            }
-            *(uint4 *)r = make_uint4(NOT_YET, NOT_YET, NOT_YET, NOT_YET); /* for the next launch */
-            *(uint2 *)(r + 4) = make_uint2(NOT_YET, NOT_YET);
+                e = load_now((const uint4 *)r + 1);
+            } while (v.x == NOT_YET || v.y == NOT_YET || v.z == NOT_YET || v.w == NOT_YET ||
+                     e.x == NOT_YET || e.y == NOT_YET);
+            const uint4 none = make_uint4(NOT_YET, NOT_YET, NOT_YET, NOT_YET);
+            store_now((uint4 *)r, none); /* for the next launch */
+            store_now((uint4 *)r + 1, none);
         }
         __syncwarp();
         if (owner == mine)
@@ -513,8 +518,7 @@ bool wave_suits(const struct cuda_backend *cu, int n_decode)
         return false;
 #endif
     int units = n_decode * s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8);
-    return cu->may_wait && cu->layout.deep && n_decode <= WAVE_SEQS && units <= cu->n_sm &&
-           cuda_tensor_attention(cu) &&
+    return cu->may_wait && cu->layout.deep && units <= cu->n_sm && cuda_tensor_attention(cu) &&
            (s->head_dim == 64 ? wave_shared<64>() : wave_shared<128>()) <= cu->shared_limit;
 }
 
