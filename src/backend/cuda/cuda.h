@@ -389,6 +389,7 @@ void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x
 void panel_prepare(struct cuda_backend *cu);
 int panel_width(int rows); /* rows of a tile of panels */
 size_t panel_bytes(const struct cuda_backend *cu);
+bool panel_fits(const struct cuda_backend *cu, int rows, int padded); /* cu->panels can hold them */
 /* False: not for this one. The rows are those of cu->panels. */
 bool panel_linear(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
 

@@ -142,7 +142,7 @@ static void launch_halves(struct cuda_backend *cu, struct halves_args p, int row
     p.padded = ceil_div(p.width, TILE_K) * TILE_K;
     p.out = cu->half_in;
     p.records = rows * (p.padded / TILE_K) <= cu->n_records ? cu->records : NULL;
-    p.panels = cu->wgmma && rows <= PANEL_ROWS ? cu->panels : NULL;
+    p.panels = panel_fits(cu, rows, p.padded) ? cu->panels : NULL;
     p.panel_rows = panel_width(rows);
     p.scale = cu->half_scale;
     p.eps = cu->shape.norm_eps;

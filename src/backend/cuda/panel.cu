@@ -227,10 +227,17 @@ size_t panel_bytes(const struct cuda_backend *cu)
     return cu->wgmma ? align_up((size_t)rows, 128) * align_up((size_t)width, TILE_K) * 2 : 0;
 }
 
+bool panel_fits(const struct cuda_backend *cu, int rows, int padded)
+{
+    size_t all =
+        align_up((size_t)rows, (size_t)panel_width(rows)); /* rows, with those nobody has */
+    return cu->wgmma && rows <= PANEL_ROWS && all * (size_t)padded * 2 <= panel_bytes(cu);
+}
+
 bool panel_linear(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
 {
     struct panel_cut cut = {};
-    if (!cu->wgmma || rows > PANEL_ROWS || w->set != SET_K || few_is_long(w))
+    if (!panel_fits(cu, rows, w->n_kt * TILE_K) || w->set != SET_K || few_is_long(w))
         return false;
     for (int i = 1; i < w->n_seg; i++) /* the warps of a warpgroup see one kind of tiles */
         if (w->seg[i].kind != w->seg[0].kind && w->seg[i].tile0 % 4)
