@@ -384,8 +384,9 @@ int main(int argc, char **argv)
         die(&err);
     build(m, moe, layers ? layers : moe ? 48 : 32);
 #ifdef STEEL_CUDA_TRACE
-    trace_step(m, 1, 256);
-    if (moe)
+    for (int i = 0; i < n_rows; i++)
+        trace_step(m, rows[i], 256);
+    if (moe && rows[0] == 1)
         trace_step(m, 1, 8192);
     return 0;
 #endif

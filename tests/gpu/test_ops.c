@@ -137,7 +137,7 @@ static void test_segments(void)
                                    {DT_Q8_0, DT_F16, DT_GPTQ4},
                                    {DT_Q4_K, DT_F32, DT_Q5_K}};
     for (int i = 0; i < 4; i++)
-        for (int rows = 1; rows <= 40; rows = rows * 3 + 2) {
+        for (int rows = 1; rows <= 40; rows += rows < 5 ? 1 : 12) {
             struct random_spec spec = {.n_in = 512,
                                        .n_expert = 1,
                                        .n_seg = 3,
@@ -542,6 +542,53 @@ static void test_ffn(void)
     report("ffn", before);
 }
 
+/* Experts of n_ff_exp hidden units over n_embd columns, `rows` rows. */
+static void moe_case(const struct shape *s, const enum dtype *types, enum dtype router_type,
+                     int rows)
+{
+    struct duo d;
+    duo_open(&d, s);
+    struct random_spec router = {
+        .n_in = s->n_embd, .n_expert = 1, .n_seg = 1, .rows = {s->n_expert}, .type = {router_type}};
+    struct random_spec up = {.n_in = s->n_embd,
+                             .n_expert = s->n_expert,
+                             .n_seg = 2,
+                             .rows = {s->n_ff_exp, s->n_ff_exp},
+                             .type = {types[0], types[0]},
+                             .group_len = 128};
+    struct random_spec down = {.n_in = s->n_ff_exp,
+                               .n_expert = s->n_expert,
+                               .n_seg = 1,
+                               .rows = {s->n_embd},
+                               .type = {types[1]},
+                               .group_len = 32};
+    struct duo_weight wr, u, v;
+    weight_new(&d, &wr, &router);
+    weight_new(&d, &u, &up);
+    weight_new(&d, &v, &down);
+    struct array x = array_random(&d, (size_t)(s->n_embd * rows), 5.0f);
+    struct array y = array_new(&d, x.n);
+    poison(&d, &y);
+    struct plan p;
+    plan_make(&p, s, (const int[][2]){{0, 1}}, 1, false);
+    begin(&d, &p.b);
+    struct moe_layer mr = {&wr.ref, &u.ref, &v.ref}, mg = {&wr.gpu, &u.gpu, &v.gpu};
+    d.ref->ops->moe(d.ref, &mr, x.ref, y.ref, rows);
+    d.gpu->ops->moe(d.gpu, &mg, x.gpu, y.gpu, rows);
+    end(&d, NULL, NULL);
+    char what[100];
+    snprintf(what, sizeof what, "moe %s/%s, %d of %d experts, %d rows", dtype_name(types[0]),
+             dtype_name(types[1]), s->n_expert_used, s->n_expert, rows);
+    array_check(&d, what, &y, y.n, TOL * 1.5);
+    array_free(&d, &x);
+    array_free(&d, &y);
+    weight_free(&d, &wr);
+    weight_free(&d, &u);
+    weight_free(&d, &v);
+    mem_free(p.pages);
+    duo_close(&d);
+}
+
 static void test_moe(void)
 {
     int before = n_checks;
@@ -558,61 +605,37 @@ static void test_moe(void)
             struct shape s = base_shape();
             s.n_expert = i % 2 ? 8 : i == 0 && !SIM ? 128 : 40;
             s.n_expert_used = i % 2 ? 3 : 8;
-            s.n_ff_exp = i < 2 ? 512 : 96;
+            s.n_ff_exp = i < 2 ? 512 : i == 6 ? 256 : 96; /* K-quants need whole blocks */
             s.norm_topk = i != 2;
             s.expert_scale = i == 3 ? 2.5f : 1.0f;
-            int rows = rows_of[j];
-            struct duo d;
-            duo_open(&d, &s);
-            enum dtype rt = i == 5 ? DT_BF16 : DT_F32;
-            struct random_spec router = {
-                .n_in = 256, .n_expert = 1, .n_seg = 1, .rows = {s.n_expert}, .type = {rt}};
-            struct random_spec up = {.n_in = 256,
-                                     .n_expert = s.n_expert,
-                                     .n_seg = 2,
-                                     .rows = {s.n_ff_exp, s.n_ff_exp},
-                                     .type = {types[i][0], types[i][0]},
-                                     .group_len = 128};
-            struct random_spec down = {.n_in = s.n_ff_exp,
-                                       .n_expert = s.n_expert,
-                                       .n_seg = 1,
-                                       .rows = {256},
-                                       .type = {types[i][1]},
-                                       .group_len = 32};
-            if (i == 6) { /* K-quants need whole blocks */
-                s.n_ff_exp = up.rows[0] = up.rows[1] = down.n_in = 256;
-                d.s.n_ff_exp = 256;
-                duo_close(&d);
-                duo_open(&d, &s);
-            }
-            struct duo_weight wr, u, v;
-            weight_new(&d, &wr, &router);
-            weight_new(&d, &u, &up);
-            weight_new(&d, &v, &down);
-            struct array x = array_random(&d, (size_t)(256 * rows), 5.0f);
-            struct array y = array_new(&d, x.n);
-            poison(&d, &y);
-            struct plan p;
-            plan_make(&p, &s, (const int[][2]){{0, 1}}, 1, false);
-            begin(&d, &p.b);
-            struct moe_layer mr = {&wr.ref, &u.ref, &v.ref}, mg = {&wr.gpu, &u.gpu, &v.gpu};
-            d.ref->ops->moe(d.ref, &mr, x.ref, y.ref, rows);
-            d.gpu->ops->moe(d.gpu, &mg, x.gpu, y.gpu, rows);
-            end(&d, NULL, NULL);
-            char what[100];
-            snprintf(what, sizeof what, "moe %s/%s, %d of %d experts, %d rows",
-                     dtype_name(types[i][0]), dtype_name(types[i][1]), s.n_expert_used, s.n_expert,
-                     rows);
-            array_check(&d, what, &y, y.n, TOL * 1.5);
-            array_free(&d, &x);
-            array_free(&d, &y);
-            weight_free(&d, &wr);
-            weight_free(&d, &u);
-            weight_free(&d, &v);
-            mem_free(p.pages);
-            duo_close(&d);
+            moe_case(&s, types[i], i == 5 ? DT_BF16 : DT_F32, rows_of[j]);
         }
     report("moe", before);
+}
+
+/* K-quants over several slices of k, at the numbers of rows that change how few rows are shared
+ * out; in the last ones experts have more rows than fit one entry of the list. */
+static void test_few_experts(void)
+{
+    int before = n_checks;
+    if (!wanted("few experts"))
+        return;
+    const enum dtype types[][2] = {{DT_Q4_K, DT_Q6_K}, {DT_Q4_K, DT_Q4_K}, {DT_Q6_K, DT_Q4_K}};
+    const int rows_of[] = {2, 3, 4, 5, 8, 12, 20, 32};
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < 8; j++) {
+            if (SIM && (i + j) % 3 == 1)
+                continue;
+            struct shape s = base_shape();
+            s.n_embd = 768;
+            s.n_expert = i == 1 ? 12 : 24;
+            s.n_expert_used = i == 1 ? 6 : 8;
+            s.n_ff_exp = i == 2 ? 256 : 512;
+            s.norm_topk = i != 2;
+            s.expert_scale = i == 1 ? 2.5f : 1.0f;
+            moe_case(&s, types[i], DT_F32, rows_of[j]);
+        }
+    report("few experts", before);
 }
 
 /* A two-layer model run as the forward pass runs it, so that what is fused gets fused. */
@@ -1054,6 +1077,7 @@ int main(int argc, char **argv)
     test_batches();
     test_ffn();
     test_moe();
+    test_few_experts();
     test_attention(false);
     test_attention(true);
     test_forward();

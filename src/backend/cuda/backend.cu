@@ -221,6 +221,7 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         {(void **)&cu->records, (size_t)list_records(s) * RECORD},
         {(void **)&cu->hidden_records, (size_t)list_hidden_records(s) * RECORD},
         {(void **)&cu->panels, panel_bytes(cu)},
+        {(void **)&cu->quad_table, quad_table_bytes()},
         {(void **)&cu->half_in, tokens * align_up(widest, TILE_K) * 2},
         {(void **)&cu->half_scale, tokens * 4},
         {(void **)&cu->half_hidden, tokens * (hidden + 1) * 2},
@@ -654,7 +655,10 @@ static bool is_small(const struct matrix *w, int rows)
 static void linear_any(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
                        int rows)
 {
-    if (few_fits(cu, w, rows) && (!cu->pending.set || few_is_long(w))) {
+    if (quad_linear_fits(cu, w, rows)) {
+        struct norm_in in = input_of(cu, x, rows);
+        quad_linear(cu, w, &in, y, rows);
+    } else if (few_fits(cu, w, rows) && (!cu->pending.set || few_is_long(w))) {
         struct norm_in in = input_of(cu, x, rows);
         few_linear(cu, w, &in, y, rows);
     } else if (is_small(w, rows) && !few_fits(cu, w, rows)) {

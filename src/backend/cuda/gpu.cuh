@@ -340,6 +340,19 @@ DEVICE void bulk_piece(void *smem, const void *gmem, int bytes, uint64_t *bar)
                  "l"(gmem), "r"(bytes), "r"(a)
                  : "memory");
 }
+/* Of what is read once: the first to leave the L2. */
+DEVICE void bulk_copy_once(void *smem, const void *gmem, int bytes, uint64_t *bar)
+{
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(smem);
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(bar);
+    uint64_t policy;
+    bulk_expect(bar, bytes);
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(gmem), "r"(bytes), "r"(a), "l"(policy)
+                 : "memory");
+}
 DEVICE void bulk_copy(void *smem, const void *gmem, int bytes, uint64_t *bar)
 {
     bulk_expect(bar, bytes);

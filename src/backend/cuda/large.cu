@@ -693,6 +693,12 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
     const struct shape *s = &cu->shape;
     struct norm_in plain = {};
     plain.x = x;
+    if (quad_fits(cu, gate_up, down, rows)) {
+        small_router(cu, router, &plain, NULL, rows);
+        to_halves(cu, x, rows, gate_up->n_in);
+        quad_experts(cu, gate_up, down, y, router->n_out, rows);
+        return;
+    }
     int used = s->n_expert_used, n_expert = router->n_out;
     bool wide =
         rows >= WIDE_MOE_FROM && wide_suits(cu, gate_up, true) && wide_suits(cu, down, false);

@@ -282,12 +282,16 @@ template <int STAGES> DEVICE void ring_init(struct tile_ring<STAGES> &r, uint8_t
 }
 /* Asks for the next tile; `real` false: there is none. Its slot is free: STAGES tiles ago was given
  * back. */
-template <int STAGES>
+template <int STAGES, bool ONCE = false>
 DEVICE void ring_fetch(struct tile_ring<STAGES> &r, const uint8_t *from, int bytes, bool real)
 {
 #if BULK_COPIES
-    if (real && lane_id() == 0)
-        bulk_copy(r.slots + r.in * r.slot, from, bytes, r.bars + r.in);
+    if (real && lane_id() == 0) {
+        if (ONCE)
+            bulk_copy_once(r.slots + r.in * r.slot, from, bytes, r.bars + r.in);
+        else
+            bulk_copy(r.slots + r.in * r.slot, from, bytes, r.bars + r.in);
+    }
 #else
     if (real)
         tile_fetch(r.slots + r.in * r.slot, from, bytes);
