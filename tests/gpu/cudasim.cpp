@@ -53,6 +53,7 @@ static char *stacks;
 alignas(1024) static uint8_t shared_memory[MAX_SHARED];
 static size_t shared_size;
 static unsigned block_generation, block_arrived, live, wg_generation[8], wg_arrived[8];
+static unsigned part_generation[16], part_arrived[16];
 static int n_threads, current;
 static void *scheduler_sp;
 static const std::function<void()> *body;
@@ -189,6 +190,7 @@ static void run_block(dim3 grid, dim3 block, dim3 index)
     memset(shared_memory, 0xff, shared_size); /* NaNs */
     memset(warps, 0, sizeof warps);
     memset(wg_arrived, 0, sizeof wg_arrived);
+    memset(part_arrived, 0, sizeof part_arrived);
     block_arrived = 0;
     live = (unsigned)n_threads;
 #ifdef __SANITIZE_ADDRESS__ /* what the last block's threads left on their stacks */
@@ -483,6 +485,78 @@ void sim_copy_wait(int left)
             f->copies[keep++] = c;
     }
     f->copies.resize(keep);
+}
+
+/* A barrier: its phase, how many it takes, how many are missing, bytes under way over 16. */
+struct bar {
+    uint32_t phase;
+    uint32_t count : 10, missing : 10, units : 12;
+};
+
+static bar *bar_at(uint64_t *p)
+{
+    if ((uint8_t *)p < shared_memory || (uint8_t *)(p + 1) > shared_memory + shared_size)
+        die("a barrier outside shared memory");
+    return (bar *)p;
+}
+
+static void bar_turn(bar *b)
+{
+    if (b->missing || b->units)
+        return;
+    b->missing = b->count;
+    b->phase++;
+}
+
+void sim_bar_init(uint64_t *p, int count)
+{
+    bar b = {0, (uint32_t)count & 1023, (uint32_t)count & 1023, 0};
+    *bar_at(p) = b;
+}
+
+void sim_bar_arrive(uint64_t *p, int bytes)
+{
+    bar *b = bar_at(p);
+    if (!b->missing)
+        die("one too many at a barrier");
+    b->missing--;
+    b->units = (b->units + (uint32_t)bytes / 16) & 4095;
+    bar_turn(b);
+}
+
+void sim_bar_copy(uint64_t *p, void *dst, const void *src, int bytes)
+{
+    bar *b = bar_at(p);
+    if ((uintptr_t)dst % 16 || (uintptr_t)src % 16 || bytes % 16 || (uint32_t)bytes / 16 > b->units)
+        die("a copy its barrier does not expect");
+    if ((uint8_t *)dst < shared_memory || (uint8_t *)dst + bytes > shared_memory + shared_size)
+        die("a copy outside shared memory");
+    memcpy(dst, src, (size_t)bytes);
+    b->units = (b->units - (uint32_t)bytes / 16) & 4095;
+    bar_turn(b);
+}
+
+void sim_bar_wait(uint64_t *p, int parity)
+{
+    bar *b = bar_at(p);
+    while ((int)(b->phase & 1) == parity)
+        wait_gate(&b->phase, b->phase);
+}
+
+void sim_part_arrive(int id, int threads)
+{
+    if (++part_arrived[id] < (unsigned)threads)
+        return;
+    part_arrived[id] = 0;
+    part_generation[id]++;
+}
+
+void sim_part_sync(int id, int threads)
+{
+    unsigned g = part_generation[id];
+    sim_part_arrive(id, threads);
+    if (part_generation[id] == g)
+        wait_gate(&part_generation[id], g);
 }
 
 /* The runtime */

@@ -203,6 +203,13 @@ void sim_copy_wait(int groups_left);
 /* D (64 x N, this warpgroup's registers) += A (registers) B (shared memory, by descriptor). */
 void sim_wgmma(float *d, int n, const uint32_t *a, uint64_t desc_b, bool bf16, bool turned);
 void sim_wg_barrier();
+/* Barriers of wgmma.cuh: 8 bytes of shared memory; bytes: to be expected on top. */
+void sim_bar_init(uint64_t *bar, int count);
+void sim_bar_arrive(uint64_t *bar, int bytes);
+void sim_bar_copy(uint64_t *bar, void *dst, const void *src, int bytes);
+void sim_bar_wait(uint64_t *bar, int parity);
+void sim_part_sync(int id, int threads);
+void sim_part_arrive(int id, int threads);
 
 /* The runtime */
 typedef int cudaError_t;

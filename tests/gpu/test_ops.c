@@ -435,6 +435,7 @@ static void test_attention(bool prompts)
     static const int one[][2] = {{200, 1}};
     static const int prompt[][2] = {{0, 130}};
     static const int chunk[][2] = {{3, 1}, {410, 100}, {0, 150}}; /* more keys than a ring holds */
+    static const int wide[][2] = {{7, 1}, {0, 200}, {40, 90}};    /* q, k, v turned on the way */
     static const int deep[][2] = {{2600, 1}, {700, 1}}; /* more stretches than a warp has lanes */
     static const int few[][2] = {{2600, 1}, {3, 1}, {300, 1}, {16, 1}, {127, 1}};
     int many[76][2]; /* blocks enough that each takes a sequence */
@@ -466,13 +467,13 @@ static void test_attention(bool prompts)
                         {"prompt", prompt, 1, false}, {"deep", deep, 2, false},
                         {"chunk", chunk, 3, false},   {"many", many, 76, true},
                         {"fewer", many, 55, false},   {"few, one deep", few, 5, true},
-                        {"one deep", deep, 1, false}};
-            for (int j = 0; j < 11; j++) {
-                if (prompts != (j == 2 || j == 4 || j == 6))
+                        {"one deep", deep, 1, false}, {"wide", wide, 3, false}};
+            for (int j = 0; j < 12; j++) {
+                if (prompts != (j == 2 || j == 4 || j == 6 || j == 11))
                     continue;
                 if (SIM && ((i + (size_t)j + (size_t)window) % 2 || (j == 5 && i > 3) ||
-                            (j == 6 && i != 0 && i != 2) || (j > 6 && (i == 0 || i > 4)) ||
-                            (j > 8 && window)))
+                            (j == 6 && i != 0 && i != 2) || (j == 11 && i > 1) ||
+                            (j > 6 && j < 11 && (i == 0 || i > 4)) || (j > 8 && j < 11 && window)))
                     continue;
                 snprintf(what, sizeof what, "%s, H %d K %d D %d, page %d, %s, window %d",
                          runs[j].name, s.n_heads, s.n_kv_heads, s.head_dim, s.page_len,
@@ -580,6 +581,22 @@ static void moe_case(const struct shape *s, const enum dtype *types, enum dtype 
     snprintf(what, sizeof what, "moe %s/%s, %d of %d experts, %d rows", dtype_name(types[0]),
              dtype_name(types[1]), s->n_expert_used, s->n_expert, rows);
     array_check(&d, what, &y, y.n, TOL * 1.5);
+    if (rows > 256) { /* and where a norm adds up what the experts came to */
+        struct array sum = array_random(&d, x.n, 1.0f), n = array_new(&d, x.n);
+        struct array gain = array_random(&d, (size_t)s->n_embd, 1.0f);
+        poison(&d, &n);
+        begin(&d, &p.b);
+        d.ref->ops->moe(d.ref, &mr, x.ref, y.ref, rows);
+        d.gpu->ops->moe(d.gpu, &mg, x.gpu, y.gpu, rows);
+        d.ref->ops->add_norm(d.ref, sum.ref, y.ref, gain.ref, n.ref, rows);
+        d.gpu->ops->add_norm(d.gpu, sum.gpu, y.gpu, gain.gpu, n.gpu, rows);
+        end(&d, NULL, NULL);
+        array_check(&d, what, &sum, sum.n, TOL * 1.5);
+        array_check(&d, what, &n, n.n, TOL * 1.5);
+        array_free(&d, &sum);
+        array_free(&d, &n);
+        array_free(&d, &gain);
+    }
     array_free(&d, &x);
     array_free(&d, &y);
     weight_free(&d, &wr);
@@ -835,7 +852,8 @@ static void test_forward(void)
     static const int three[][2] = {{60, 1}, {130, 1}, {0, 1}};
     static const int one[][2] = {{77, 1}}, five[][2] = {{1, 1}, {30, 1}, {0, 1}, {200, 1}, {64, 1}};
     static const int mixed[][2] = {{12, 1}, {0, 6}, {4, 1}},
-                     large[][2] = {{3, 1}, {0, 41}, {20, 3}};
+                     large[][2] = {{3, 1}, {0, 41}, {20, 3}},
+                     wide[][2] = {{3, 1}, {0, 200}, {20, 60}};
     static const int twelve[][2] = {{1, 1}, {2, 1}, {3, 1},  {40, 1}, {50, 1}, {60, 1},
                                     {7, 1}, {8, 1}, {90, 1}, {10, 1}, {11, 1}, {12, 1}};
     const struct {
@@ -844,10 +862,11 @@ static void test_forward(void)
         int n;
     } runs[] = {{"1 decode", one, 1},        {"5 decodes", five, 5},
                 {"mixed, 8 rows", mixed, 3}, {"mixed, 45 rows", large, 3},
-                {"12 decodes", twelve, 12},  {"3 decodes", three, 3}};
+                {"12 decodes", twelve, 12},  {"3 decodes", three, 3},
+                {"mixed, 261 rows", wide, 3}};
     float *eager = mem_alloc(m->logits.n * sizeof(float));
     float *again = mem_alloc(m->logits.n * sizeof(float));
-    for (int r = 0; r < 6; r++) {
+    for (int r = 0; r < 7; r++) {
         struct plan p;
         plan_make(&p, &s, runs[r].seqs, runs[r].n, false);
         struct sampler *samplers[512] = {0};

@@ -860,8 +860,9 @@ void cuda_attend(struct cuda_backend *cu, const struct attn_layer *l, const stru
     p.a = a;
     const int2 *tiles = (const int2 *)(cu->step_dev + cu->layout.q_tiles);
     int n_tiles = cu->layout.n_q_tiles;
+    bool halves = false;
     if (n_tiles && cuda_tensor_attention(cu) && flash_suits(cu)) {
-        flash_attend(cu, l, s, q, a);
+        halves = flash_attend(cu, l, s, q, a);
         n_tiles = 0;
     }
     if (!cuda_tensor_attention(cu)) {
@@ -881,4 +882,6 @@ void cuda_attend(struct cuda_backend *cu, const struct attn_layer *l, const stru
         else
             attend_tensor<128, true>(cu, p, raw, tiles, n_tiles);
     }
+    if (halves)
+        large_halves(cu, a, p.n_heads * p.kv.head_dim, s->n_decode, s->n_tokens);
 }

@@ -331,6 +331,7 @@ static void cuda_begin(struct backend *be, const struct batch *b)
     cu->step_mapped = cu->step_mappeds[turn];
     cu->step_host[STEP_TOKENS_TO] = turn * (cu->shape.max_out + 1);
     cu->pending.set = false;
+    cu->sum.y = NULL;
     cu->raw_qkv.set = false;
     cu->n_aliases = 0;
     cu->logits = NULL;
@@ -585,8 +586,10 @@ static void flush_norm(struct cuda_backend *cu)
     large_norm(cu, (float *)real(cu, p->x), (const float *)real(cu, p->d), p->gain, p->n, p->rows);
 }
 
-static void flush_qkv(struct cuda_backend *cu)
+/* What ops put off for the one after them, other than norms. */
+static void flush_rest(struct cuda_backend *cu)
 {
+    large_sum(cu);
     if (!cu->raw_qkv.set)
         return;
     cu->raw_qkv.set = false;
@@ -596,8 +599,9 @@ static void flush_qkv(struct cuda_backend *cu)
 
 static void flush(struct cuda_backend *cu)
 {
+    large_sum(cu);
     flush_norm(cu);
-    flush_qkv(cu);
+    flush_rest(cu);
 }
 
 /* True if `n` is what the pending norm will be, and a small product can make it on the way. */
@@ -624,8 +628,9 @@ static void op_add_norm(struct backend *be, float *x, const float *d, const floa
                         int rows)
 {
     struct cuda_backend *cu = cuda_self(be);
-    flush(cu);
     struct pending_norm p = {true, x, n, d, gain, rows};
+    if (!d || cu->sum.y != d || cu->sum.rows != rows)
+        flush(cu); /* otherwise there is but a sum of experts, which large_norm makes */
     if (rows)
         cu->pending = p;
     if (rows > FEW_ROWS) {
@@ -674,15 +679,23 @@ static void op_attn_in(struct backend *be, const struct attn_layer *l, const flo
 {
     struct cuda_backend *cu = cuda_self(be);
     struct step s = cuda_step(cu);
-    flush_qkv(cu);
+    flush_rest(cu);
     set_alias(cu, q, q);
     mark_begin(cu);
-    linear_any(cu, matrix_of(l->wqkv), n, cu->qkv, s.n_tokens);
+    const struct matrix *w = matrix_of(l->wqkv);
+    bool decodes = s.n_decode == s.n_tokens && cuda_tensor_attention(cu); /* turned there */
+    if (!decodes && large_attn_in_fits(cu, w, s.n_tokens)) {
+        flush_norm(cu);
+        large_attn_in(cu, l, w, &s, (const float *)real(cu, n), q);
+        mark_end(cu, STAGE_QKV);
+        return;
+    }
+    linear_any(cu, w, n, cu->qkv, s.n_tokens);
     cu->raw_qkv.set = true;
     cu->raw_qkv.layer = *l;
     cu->raw_qkv.q = q;
-    if (s.n_decode != s.n_tokens || !cuda_tensor_attention(cu))
-        flush_qkv(cu);
+    if (!decodes)
+        flush_rest(cu);
     mark_end(cu, STAGE_QKV);
 }
 
@@ -693,7 +706,7 @@ static void op_attention(struct backend *be, const struct attn_layer *l, const f
     bool raw = cu->raw_qkv.set && cu->raw_qkv.q == q;
     flush_norm(cu);
     if (!raw)
-        flush_qkv(cu);
+        flush_rest(cu);
     cu->raw_qkv.set = false;
     set_alias(cu, a, a);
     mark_begin(cu);
@@ -707,7 +720,7 @@ static void op_linear(struct backend *be, const struct weight *w, const float *x
     struct cuda_backend *cu = cuda_self(be);
     if (!rows)
         return;
-    flush_qkv(cu);
+    flush_rest(cu);
     mark_begin(cu);
     linear_any(cu, matrix_of(w), x, y, rows);
     set_alias(cu, y, y);
@@ -720,7 +733,7 @@ static void op_ffn(struct backend *be, const struct weight *gate_up, const struc
     struct cuda_backend *cu = cuda_self(be);
     if (!rows)
         return;
-    flush_qkv(cu);
+    flush_rest(cu);
     mark_begin(cu);
     if (is_small(matrix_of(gate_up), rows) && is_small(matrix_of(down), rows)) {
         struct norm_in in = input_of(cu, x, rows);
@@ -739,7 +752,7 @@ static void op_moe(struct backend *be, const struct moe_layer *l, const float *x
     struct cuda_backend *cu = cuda_self(be);
     if (!rows)
         return;
-    flush_qkv(cu);
+    flush_rest(cu);
     mark_begin(cu);
     const struct matrix *router = matrix_of(l->router), *gu = matrix_of(l->gate_up);
     const struct matrix *down = matrix_of(l->down);

@@ -122,6 +122,14 @@ struct pending_norm {
     int rows;
 };
 
+/* What the experts of many rows came to, not yet added up. */
+struct expert_sum {
+    const uint16_t *out; /* (rows, used, width) halves, see large.cu */
+    const float *weight; /* (rows, used) */
+    float *y;            /* (rows, width) where the sum goes; NULL: nothing is put off */
+    int rows, used, width;
+};
+
 enum { MAX_KERNELS = 256 };
 enum { DEEP_KEYS = 512 };
 enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
@@ -200,6 +208,7 @@ struct cuda_backend {
     uint64_t recording; /* key, 0 = not */
 
     struct pending_norm pending;
+    struct expert_sum sum;
     /* The residual stream alternates between the caller's buffer and a shadow, so that a fused norm
      * can write it while other blocks still read. */
     struct alias alias[MAX_ALIASES];
@@ -389,11 +398,18 @@ enum { RECORD = 576 };                          /* bytes of one: see rows.cuh */
 /* large.cu: any number of rows */
 void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
                   int rows);
+/* A projection to q, k, v, of which q is kept and k, v go to the cache; where it fits. */
+bool large_attn_in_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
+void large_attn_in(struct cuda_backend *cu, const struct attn_layer *l, const struct matrix *w,
+                   const struct step *step, const float *x, float *q);
 /* x += d; n = norm(x) * gain, as floats and as the halves a product of n will want. */
 void large_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
                 int rows);
+/* half_in is that of x (rows, width) once rows before `first` are put there. */
+void large_halves(struct cuda_backend *cu, const float *x, int width, int first, int rows);
 void large_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
                const float *x, float *y, int rows);
+void large_sum(struct cuda_backend *cu);        /* adds up what was put off */
 size_t large_route_ints(const struct shape *s); /* ints in cu->route */
 void large_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
                const struct matrix *down, const float *x, float *y, int rows);
@@ -430,7 +446,8 @@ size_t wave_record_bytes(const struct cuda_backend *cu);
 
 /* flash.cu: prompts of a step, where the shape suits it */
 bool flash_suits(const struct cuda_backend *cu);
-void flash_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+/* True: the prompts' rows of a are in half_in, too. */
+bool flash_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                   const float *q, float *a);
 
 /* misc.cu */

@@ -5,7 +5,7 @@
  * multiply their values, and works out its own probabilities while that still runs. Everything
  * else is attention.cu's prefill.
  */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/gemm.cuh"
 #include "backend/cuda/wgmma.cuh"
 
 #include <math.h>
@@ -15,7 +15,16 @@ enum {
     FLASH_PANEL = FLASH_KEYS * 128, /* 64 elements of every key */
     FLASH_TILE = 2 * FLASH_PANEL,   /* keys or values */
     FLASH_STAGE = 2 * FLASH_TILE,   /* both */
-    FLASH_SHARED = 1024 + FLASH_STAGES * FLASH_STAGE
+    FLASH_USERS = FLASH_HEADS * 128,
+    FLASH_THREADS = FLASH_USERS + 128,
+    FLASH_SHARED = 1024 + FLASH_STAGES * FLASH_STAGE + 256
+};
+/* Registers of those who multiply and of those who bring. */
+enum { FLASH_REGS = 232, FLASH_BRING_REGS = 40 };
+
+/* Keys are there, values are there, both are done with. */
+struct flash_bars {
+    uint64_t keys[FLASH_STAGES], values[FLASH_STAGES], empty[FLASH_STAGES];
 };
 
 struct flash_args {
@@ -23,6 +32,8 @@ struct flash_args {
     struct step step;
     const float *q;    /* (n_tokens, H, D) */
     float *a;          /* (n_tokens, H, D) */
+    uint16_t *halves;  /* (n_tokens, H * D) the same for the product that follows, or NULL */
+    float *half_scale; /* (n_tokens) */
     const int2 *tiles; /* sequence, first row */
     int n_tiles, n_heads, n_kv, page_len, page_shift, window;
     float scale;
@@ -82,9 +93,54 @@ DEVICE void flash_pack(const float (&s)[FLASH_KEYS / 2], uint32_t (&pf)[FLASH_KE
             pf[i][j] = pack_pair<BF16>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
 }
 
+/* What a block reads: keys `from`.. of a sequence, by rounds of FLASH_KEYS. */
+struct flash_span {
+    const int32_t *pages;
+    int from, last, rounds, kv_head;
+};
+
+/* The warpgroup that brings keys and values. */
+DEVICE void flash_bring(const struct flash_args &p, const struct flash_span &f, uint8_t *shared,
+                        struct flash_bars *bars)
+{
+    const int PER = FLASH_KEYS / 16;
+    int id = (int)threadIdx.x & 127, piece = id & 7, key0 = id >> 3, stage = 0, turn = 1;
+    uint8_t *to = shared + key0 * 128 + ((piece ^ (key0 & 7)) << 4);
+#pragma unroll 1
+    for (int round = 0; round < f.rounds; round++) {
+        uint32_t row[PER]; /* of the cache */
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            int key = min(f.from + round * FLASH_KEYS + i * 16 + key0, f.last);
+            uint32_t page = (uint32_t)f.pages[key >> p.page_shift];
+            row[i] = ((page * (uint32_t)p.n_kv + (uint32_t)f.kv_head) << p.page_shift) +
+                     (uint32_t)(key & (p.page_len - 1));
+        }
+        bar_wait(&bars->empty[stage], turn);
+#pragma unroll
+        for (int v = 0; v < 2; v++) {
+            uint8_t *at = to + stage * FLASH_STAGE + v * FLASH_TILE;
+            const uint8_t *base = (v ? p.v : p.k) + piece * 16;
+#pragma unroll
+            for (int i = 0; i < PER; i++) {
+                const uint8_t *key = base + (size_t)row[i] * (FLASH_D * 2);
+                copy_async16(at + i * 2048, key);
+                copy_async16(at + i * 2048 + FLASH_PANEL, key + 128);
+            }
+            bar_arrive_copies(v ? &bars->values[stage] : &bars->keys[stage]);
+        }
+        if (++stage == FLASH_STAGES) {
+            stage = 0;
+            turn ^= 1;
+        }
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+}
+
 /* Grid: (pairs of heads, tiles of 64 rows, the last first: they have the most keys). */
 template <bool BF16>
-static __global__ void __launch_bounds__(FLASH_HEADS * 128, 1)
+static __global__ void __launch_bounds__(FLASH_THREADS, 1)
     flash_kernel(const __grid_constant__ struct flash_args p)
 {
     SHARED_BYTES(raw);
@@ -93,39 +149,39 @@ static __global__ void __launch_bounds__(FLASH_HEADS * 128, 1)
 #else
     uint8_t *shared = raw + (-(int)__cvta_generic_to_shared(raw) & 1023);
 #endif
+    struct flash_bars *bars = (struct flash_bars *)(shared + FLASH_STAGES * FLASH_STAGE);
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int i = 0; i < FLASH_STAGES; i++) {
+            bar_init(&bars->keys[i], 128);
+            bar_init(&bars->values[i], 128);
+            bar_init(&bars->empty[i], FLASH_USERS / 32);
+        }
+        bar_ready();
+    }
     dependency_wait();
     dependency_trigger();
-    int lane = lane_id(), w = warp_id() & 3, g = lane >> 2, c = lane & 3, tid = (int)threadIdx.x;
-    int h = (int)blockIdx.x * FLASH_HEADS + (warp_id() >> 2), H = p.n_heads;
-    int kv_head = h * p.n_kv / H;
+    __syncthreads();
+    int lane = lane_id(), w = warp_id() & 3, g = lane >> 2, c = lane & 3, wg = warp_id() >> 2;
+    int h = (int)blockIdx.x * FLASH_HEADS + min(wg, FLASH_HEADS - 1), H = p.n_heads;
     int2 tile = p.tiles[p.n_tiles - 1 - (int)blockIdx.y];
     int seq = tile.x, row0 = tile.y, rows = min((int)FLASH_ROWS, p.step.q_start[seq + 1] - row0);
-    const int32_t *pages = p.step.pages + (size_t)seq * (size_t)p.step.head[STEP_PAGE_STRIDE];
-    int first_pos = p.step.pos[row0], last_pos = first_pos + rows - 1;
+    int first_pos = p.step.pos[row0];
     int from = p.window && first_pos - p.window + 1 > 0 ? first_pos - p.window + 1 : 0;
     from &= ~(FLASH_KEYS - 1);
-    int rounds = (last_pos - from) / FLASH_KEYS + 1;
-
-    int piece = tid & 15, key0 = tid >> 4;
-    auto fetch = [&](int round) {
-        if (round < rounds) {
-            uint8_t *to = shared + round % FLASH_STAGES * FLASH_STAGE + (piece >> 3) * FLASH_PANEL +
-                          key0 * 128 + (((piece ^ key0) & 7) << 4);
-#pragma unroll
-            for (int i = 0; i < FLASH_KEYS / 16; i++) {
-                int key = min(from + round * FLASH_KEYS + i * 16 + key0, last_pos);
-                int page = pages[key >> p.page_shift], off = key & (p.page_len - 1);
-                size_t at = ((((size_t)page * (size_t)p.n_kv + (size_t)kv_head) << p.page_shift) +
-                             (size_t)off) *
-                                (FLASH_D * 2) +
-                            (size_t)piece * 16;
-                copy_async16(to + i * 16 * 128, p.k + at);
-                copy_async16(to + FLASH_TILE + i * 16 * 128, p.v + at);
-            }
-        }
-        copy_async_commit();
-    };
-    fetch(0);
+    struct flash_span f;
+    f.pages = p.step.pages + (size_t)seq * (size_t)p.step.head[STEP_PAGE_STRIDE];
+    f.from = from;
+    f.last = first_pos + rows - 1;
+    f.rounds = (f.last - from) / FLASH_KEYS + 1;
+    f.kv_head = h * p.n_kv / H;
+    if (wg == FLASH_HEADS) {
+        registers_fewer<FLASH_BRING_REGS>();
+        flash_bring(p, f, shared, bars);
+        return;
+    }
+    registers_more<FLASH_REGS>();
+    int rounds = f.rounds;
 
     /* Queries of rows g and g+8 of this warp, already in units of log2. */
     uint32_t qf[FLASH_D / 16][4];
@@ -151,14 +207,10 @@ static __global__ void __launch_bounds__(FLASH_HEADS * 128, 1)
     uint32_t pf[FLASH_KEYS / 16][4];
     wgmma_use(out);
     wgmma_use(s);
-    auto arrive =
-        [&](int round) { /* its keys and values are there for all; the next are asked for */
-                         copy_async_wait<0>();
-                         wgmma_publish();
-                         __syncthreads();
-                         fetch(round + 1);
-        };
     auto keys = [&](int round) {
+        bar_wait(&bars->keys[round % FLASH_STAGES], round / FLASH_STAGES);
+        wgmma_publish();
+        wgmma_fence();
         const uint8_t *ks = shared + round % FLASH_STAGES * FLASH_STAGE;
         uint64_t desc = wgmma_rows(ks);
 #pragma unroll
@@ -172,6 +224,9 @@ static __global__ void __launch_bounds__(FLASH_HEADS * 128, 1)
         wgmma_commit();
     };
     auto values = [&](int round) {
+        bar_wait(&bars->values[round % FLASH_STAGES], round / FLASH_STAGES);
+        wgmma_publish();
+        wgmma_fence();
         const uint8_t *vs = shared + round % FLASH_STAGES * FLASH_STAGE + FLASH_TILE;
         uint64_t desc = wgmma_turned(vs, FLASH_PANEL);
 #pragma unroll
@@ -182,23 +237,26 @@ static __global__ void __launch_bounds__(FLASH_HEADS * 128, 1)
     auto edge = [&](int round) {
         return from + (round + 1) * FLASH_KEYS - 1 > first_pos + w * 16 || p.window;
     };
-    arrive(0);
-    wgmma_fence();
     keys(0);
     wgmma_wait<0>();
     wgmma_use(s);
     flash_softmax(s, st, from, edge(0), p.window);
     flash_pack<BF16>(s, pf);
+    if (wg == 1 && rounds > 1)
+        part_arrive(1, 256);
 #pragma unroll 1
     for (int round = 1; round < rounds; round++) {
-        arrive(round);
-        wgmma_fence();
+        part_sync(1 + wg, 256);
         keys(round);
         values(round - 1);
+        if (wg == 0 || round + 1 < rounds)
+            part_arrive(2 - wg, 256);
         wgmma_wait<1>();
         wgmma_use(s);
         flash_softmax(s, st, from + round * FLASH_KEYS, edge(round), p.window);
         wgmma_wait<0>();
+        if (lane == 0)
+            bar_arrive(&bars->empty[(round - 1) % FLASH_STAGES]);
         wgmma_use(out);
         wgmma_use(s); /* fragments still in use are not overwritten before this */
         flash_pack<BF16>(s, pf);
@@ -206,27 +264,40 @@ static __global__ void __launch_bounds__(FLASH_HEADS * 128, 1)
         for (int i = 0; i < FLASH_D / 2; i++)
             out[i] *= st.shrink[i >> 1 & 1];
     }
-    wgmma_fence();
     values(rounds - 1);
     wgmma_wait<0>();
     wgmma_use(out);
-    copy_async_wait<0>();
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float total = st.total[r];
         total += __shfl_xor_sync(FULL_WARP, total, 1);
         total += __shfl_xor_sync(FULL_WARP, total, 2);
         int row = w * 16 + g + 8 * r;
-        if (row >= rows)
-            continue;
-        bool hidden = p.step.slot[row0 + row] < 0;
+        bool mine = row < rows, hidden = !mine || p.step.slot[row0 + row] < 0;
         float inv = hidden ? 0.0f : 1.0f / total;
-        float *to = p.a + ((size_t)(row0 + row) * (size_t)H + (size_t)h) * FLASH_D;
+        size_t at = ((size_t)(row0 + row) * (size_t)H + (size_t)h) * FLASH_D;
 #pragma unroll
-        for (int j = 0; j < FLASH_D / 8; j++)
-            *(float2 *)(to + j * 8 + 2 * c) =
-                hidden ? make_float2(0.0f, 0.0f)
-                       : make_float2(out[4 * j + 2 * r] * inv, out[4 * j + 2 * r + 1] * inv);
+        for (int j = 0; j < FLASH_D / 8; j += 2) {
+            float v[4] = {};
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] = hidden ? 0.0f : out[4 * (j + i / 2) + 2 * r + i % 2] * inv;
+            if (mine) {
+                *(float2 *)(p.a + at + j * 8 + 2 * c) = make_float2(v[0], v[1]);
+                *(float2 *)(p.a + at + j * 8 + 2 * c + 8) = make_float2(v[2], v[3]);
+            }
+            if (!p.halves)
+                continue;
+            /* No larger than the largest value, which is a half too. Two lanes share 8 of the 16
+             * columns, as half_slot has them, and each takes four next to each other. */
+            uint32_t lo = pack_half2(v[0], v[1]), hi = pack_half2(v[2], v[3]);
+            uint32_t other = __shfl_xor_sync(FULL_WARP, c < 2 ? hi : lo, 2);
+            if (mine)
+                *(uint2 *)(p.halves + at + j * 8 + (c & 1) * 8 + (c >> 1) * 4) =
+                    c < 2 ? make_uint2(lo, other) : make_uint2(other, hi);
+        }
+        if (p.halves && mine && h == 0 && c == 0)
+            p.half_scale[row0 + row] = 1.0f;
     }
 }
 
@@ -237,7 +308,7 @@ bool flash_suits(const struct cuda_backend *cu)
            FLASH_SHARED <= cu->shared_limit;
 }
 
-void flash_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+bool flash_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                   const float *q, float *a)
 {
     const struct shape *sh = &cu->shape;
@@ -256,10 +327,14 @@ void flash_attend(struct cuda_backend *cu, const struct attn_layer *l, const str
         p.page_shift++;
     p.window = l->window;
     p.scale = sh->attn_scale;
+    if (sh->kv_type == DT_F16) {
+        p.halves = cu->half_in;
+        p.half_scale = cu->half_scale;
+    }
     dim3 grid((unsigned)(p.n_heads / FLASH_HEADS), (unsigned)p.n_tiles);
     if (sh->kv_type == DT_F16)
-        cuda_launch(cu, flash_kernel<false>, grid, FLASH_HEADS * 128, FLASH_SHARED, LAUNCH_EARLY,
-                    p);
+        cuda_launch(cu, flash_kernel<false>, grid, FLASH_THREADS, FLASH_SHARED, LAUNCH_EARLY, p);
     else
-        cuda_launch(cu, flash_kernel<true>, grid, FLASH_HEADS * 128, FLASH_SHARED, LAUNCH_EARLY, p);
+        cuda_launch(cu, flash_kernel<true>, grid, FLASH_THREADS, FLASH_SHARED, LAUNCH_EARLY, p);
+    return p.halves;
 }

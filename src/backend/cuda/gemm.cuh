@@ -26,6 +26,24 @@ struct route_tables {
     int32_t *tiles;   /* (max tiles, 3): expert, first sorted pair, pairs */
     int32_t *pairs;   /* (rows * used) pair = row * used + k, sorted by expert */
     int32_t *chosen;  /* (rows * used) expert of each pair */
+    /* Many rows: pairs lie by expert, each with room for all rows, so that they need no sorting. */
+    int32_t *lists;  /* (n_expert, room) or NULL */
+    int32_t *counts; /* (n_expert) zero between steps */
+    int32_t *places; /* (max tiles) where a tile's pairs begin in lists */
+    int room;
+};
+
+/* q, k and v of heads of 128 straight out of the projection: normed, rotated, q kept and k, v put into
+ * the cache. Output rows 128h.. are head h: queries, then keys, then values. */
+struct gemm_heads {
+    bool set, bf16;
+    float *q;                     /* (n_tokens, H, 128) */
+    uint16_t *k, *v;              /* (n_pages, K, page_len, 128) */
+    const float *q_norm, *k_norm; /* (128) or NULL */
+    const float2 *rope;           /* (n_tokens, 64) */
+    const int32_t *slot;          /* (n_tokens) */
+    int n_heads, n_kv, page_len;
+    float eps;
 };
 
 struct gemm_args {
@@ -46,6 +64,8 @@ struct gemm_args {
     float *part; /* sums of pieces of k, or NULL */
     bool narrow; /* y are halves, times HIDDEN_SCALE */
     int kt_per;  /* k tiles of a piece */
+    int blocks;  /* of 128 output rows */
+    struct gemm_heads heads;
     /* mid.cu */
     int n_units, units_per_block, k_warps, groups;
     bool b_in_ring, sums_in_ring;
@@ -77,7 +97,8 @@ DEVICE bool gemm_rows_load(const struct gemm_args &p, struct gemm_rows &r, int t
         if (i < r.count) {
             in = out = first + i;
             if (p.moe) {
-                int pair = p.route.pairs[first + i];
+                const struct route_tables &t = p.route;
+                int pair = t.lists ? t.lists[t.places[tile] + i] : t.pairs[first + i];
                 in = p.sorted_in ? first + i : pair / p.used;
                 out = p.sorted_in ? pair : first + i;
             }

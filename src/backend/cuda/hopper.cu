@@ -1,158 +1,174 @@
 /*
  * Products of many rows on Hopper (sm_90a): wgmma with the weights as the operand in registers. out^T
- * = W x^T: a warpgroup takes two times 64 output rows (each warp a 16-row tile of either; PAIR: gate
- * and up of the same hidden units) and up to 128 rows of the step. Codes stream through a ring of
- * each warp's own and become fragments of halves one step ahead of the products that eat them;
- * activations go by 64 columns through a ring of the block. Two blocks share a multiprocessor, so one
- * starts or ends while the other multiplies. The work list, the rows and the results are large.cu's.
+ * = W x^T: a block takes 256 output rows, 64 for each of its four warpgroups (PAIR: gate and up of the
+ * same hidden units), and up to 128 rows of the step. A fifth warpgroup brings: codes by k tiles,
+ * activations by 64 columns, through rings of the block whose barriers say what has landed and what may
+ * be overwritten. A warp turns the codes of its 16 rows into fragments of halves one step ahead of the
+ * products that eat them. The work list, the rows and the results are large.cu's.
  */
 #include "backend/cuda/codes.cuh"
 
-enum { WIDE_N = WIDE_ROWS, WIDE_THREADS = 128, WIDE_ALIGN = 1024 };
+enum { WIDE_N = WIDE_ROWS, WIDE_ALIGN = 1024 };
+/* Four warpgroups multiply, for two units of 128 output rows; one brings. */
+enum { WIDE_UNITS = 2, WIDE_USERS = 256 * WIDE_UNITS, WIDE_BRINGERS = 128 };
+enum { WIDE_THREADS = WIDE_USERS + WIDE_BRINGERS };
+/* Registers of those who multiply and of those who bring. */
+enum { WIDE_REGS = 112, WIDE_BRING_REGS = 32 };
 
-/* Chunks of activations asked for ahead of the one in use: what the ring of codes leaves room for. */
-static __host__ __device__ constexpr int wide_ahead(int tile_bytes)
+enum { WIDE_MOST_SLOTS = 6, WIDE_TILES = 8 * WIDE_UNITS };
+
+/* Chunks of activations a block has room for: what the ring of codes leaves. */
+static __host__ __device__ constexpr int wide_slots(int tile_bytes)
 {
-    return tile_bytes <= GPTQ_BYTES ? 2 : 1;
+    return tile_bytes <= Q6K_BYTES ? WIDE_MOST_SLOTS : 4;
+}
+/* Chunks of codes that come together: a k tile, or less of it where that would be too much. */
+static __host__ __device__ constexpr int wide_step(int tile_bytes)
+{
+    return tile_bytes <= Q80_BYTES ? 4 : 1;
 }
 
-struct wide_block {
-    const uint8_t *from[2]; /* this warp's two rows of tiles */
-    uint8_t *ring;          /* (2, 2, tile) of this warp */
-    uint8_t *slots;         /* (ahead + 2, N, 128 bytes) */
-    const uint16_t *x;      /* (., ldx) */
-    const int *rows_in;     /* (N) */
-    int ldx, n_kt;
+/* Who waits for whom: a chunk of activations, a k tile of codes; there, and done with. */
+struct wide_bars {
+    uint64_t full[WIDE_MOST_SLOTS], empty[WIDE_MOST_SLOTS], codes_full[2], codes_empty[2];
 };
 
-/* One warp starts copying both tiles of k tile kt. */
-template <int BYTES> DEVICE void wide_codes(const struct wide_block &k, int kt)
-{
-    int at = lane_id() * 16;
-#pragma unroll
-    for (int t = 0; t < 2; t++) {
-        const uint8_t *from = k.from[t] + (size_t)kt * BYTES + at;
-        uint8_t *to = k.ring + ((kt & 1) * 2 + t) * BYTES + at;
-#pragma unroll
-        for (int i = 0; i < BYTES; i += 512)
-            if (i + 512 <= BYTES || at < BYTES - i)
-                copy_async16(to + i, from + i);
-    }
-}
+struct wide_block {
+    uint8_t *ring;  /* (2, WIDE_TILES, wide_step chunks of a tile) */
+    uint8_t *slots; /* (wide_slots, N, 128 bytes) */
+    struct wide_bars *bars;
+    int n_kt;
+};
 
-/* acc += the block's weights x N rows. A chunk is 64 columns, a k tile four of them. Slots: in use,
- * asked for, and one whose products may still be under way. */
-template <int KIND, int N>
-DEVICE void wide_loop(const struct wide_block &k, float (&acc)[2][WIDE_N / 2])
+/* The warpgroup that brings everything: its first threads have a row of tiles each. */
+DEVICE void wide_bring(const struct wide_block &k, const uint8_t *from, int tile_bytes,
+                       const uint16_t *x, const int *rows_in, int ldx, int n)
 {
-    const int BYTES = codes<KIND>::BYTES, AHEAD = wide_ahead(BYTES), SLOTS = AHEAD + 2;
-    const int PER = N / 16, SLOT = N * 128; /* rows a thread copies a piece of */
-    int tid = (int)threadIdx.x, lane = lane_id(), piece = tid & 7, row0 = tid >> 3;
-    const uint16_t *src[PER];
+    const int STEP = WIDE_BRINGERS / 8, PER = WIDE_N / STEP;
+    int id = (int)threadIdx.x - WIDE_USERS, piece = id & 7, row0 = id >> 3;
+    int n_slots = wide_slots(tile_bytes);
+    uint32_t at[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++) {
-        int in = k.rows_in[row0 + i * 16];
-        in = in < 0 ? k.rows_in[0] : in; /* columns nobody reads */
-        src[i] = k.x + (size_t)in * (size_t)k.ldx + piece * 8;
+        int in = rows_in[row0 + i * STEP];
+        in = in < 0 ? rows_in[0] : in; /* columns nobody reads */
+        at[i] = (uint32_t)in * (uint32_t)ldx + (uint32_t)piece * 8;
     }
     uint8_t *dst = k.slots + row0 * 128 + ((piece ^ (row0 & 7)) << 4);
-    auto fetch = [&](int c, int slot) { /* c chunks from here */
-#pragma unroll
-                                        for (int i = 0; i < PER; i++)
-                                            copy_async16(dst + slot * SLOT + i * (16 * 128),
-                                                         src[i] + c * 64);
-    };
-    wide_codes<BYTES>(k, 0);
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        fetch(i, i);
-        copy_async_commit();
-    }
-    copy_async_wait<AHEAD - 1>();
-    __syncthreads();
-    codes<KIND> w[2];
-    w[0].fetch(k.ring, 0, lane);
-    w[1].fetch(k.ring + BYTES, 0, lane);
-    uint32_t a[4][2][4];
-    int slot = 0, next = AHEAD, chunks = k.n_kt * 4;
+    int slot = 0, turn = 1, chunks = k.n_kt * 4, stage = 0, codes_turn = 1;
+    int step = wide_step(tile_bytes), bytes = tile_bytes / 4 * step;
 #pragma unroll 1
     for (int c = 0; c < chunks; c++) {
-        copy_async_wait<AHEAD - 1>();
-        wgmma_publish();
-        __syncthreads(); /* chunk c is there for all; products of chunk c - 2 are through */
-        if ((c & 3) == 0 && c + 4 < chunks)
-            wide_codes<BYTES>(k, (c >> 2) + 1);
-        if (c + AHEAD < chunks)
-            fetch(AHEAD, next);
-        copy_async_commit();
-        w[0].ready();
-        w[1].ready();
-        uint64_t desc = wgmma_rows(k.slots + slot * SLOT);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            wgmma_wait<2>(); /* a[j] of the chunk before has been read */
-#pragma unroll
-            for (int t = 0; t < 2; t++)
-                w[t].frag(j, a[j][t]);
-            wgmma_fence();
-            wgmma<N>(acc[0], a[j][0], desc + 2 * (uint64_t)j);
-            wgmma<N>(acc[1], a[j][1], desc + 2 * (uint64_t)j);
-            wgmma_commit();
+        if (!(c & (step - 1))) {
+            bar_wait(&k.bars->codes_empty[stage], codes_turn);
+            if (id < WIDE_TILES) {
+                bar_expect(&k.bars->codes_full[stage], bytes);
+                bar_copy(&k.bars->codes_full[stage], k.ring + (stage * WIDE_TILES + id) * bytes,
+                         from, bytes);
+                from += bytes;
+            }
+            codes_turn ^= stage;
+            stage ^= 1;
         }
-        const uint8_t *tile = k.ring + ((c + 1) >> 2 & 1) * 2 * BYTES; /* of the next chunk */
-        w[0].fetch(tile, (c + 1) & 3, lane);
-        w[1].fetch(tile + BYTES, (c + 1) & 3, lane);
-        slot = slot + 1 == SLOTS ? 0 : slot + 1;
-        next = next + 1 == SLOTS ? 0 : next + 1;
+        bar_wait(&k.bars->empty[slot], turn);
+        int to = slot * (n * 128);
 #pragma unroll
         for (int i = 0; i < PER; i++)
-            src[i] += 64;
+            if (STEP * i < n)
+                copy_async16(dst + to + i * (STEP * 128), x + at[i]);
+        bar_arrive_copies(&k.bars->full[slot]);
+        x += 64;
+        if (++slot == n_slots) {
+            slot = 0;
+            turn ^= 1;
+        }
     }
-    wgmma_wait<0>();
+    copy_async_commit();
     copy_async_wait<0>();
 }
 
-/* FEW: compiling takes its time, so not every kernel has every width. */
-template <int KIND, bool FEW>
-DEVICE void wide_width(const struct wide_block &k, int count, float (&acc)[2][WIDE_N / 2])
+/* acc += a warp's tile x N rows. A chunk is 64 columns, a k tile four of them. */
+template <int KIND, int N>
+DEVICE void wide_loop(const struct wide_block &k, int tile, float (&acc)[WIDE_N / 2])
 {
-    if (count > 112 || (FEW && count > 64))
-        wide_loop<KIND, 128>(k, acc);
-    else if (FEW)
-        wide_loop<KIND, 64>(k, acc);
-    else if (count > 96)
-        wide_loop<KIND, FEW ? 64 : 112>(k, acc);
-    else if (count > 80)
-        wide_loop<KIND, FEW ? 64 : 96>(k, acc);
-    else if (count > 64)
-        wide_loop<KIND, FEW ? 64 : 80>(k, acc);
-    else if (count > 32)
-        wide_loop<KIND, 64>(k, acc);
-    else
-        wide_loop<KIND, FEW ? 64 : 32>(k, acc);
+    const int SLOTS = wide_slots(codes<KIND>::BYTES), SLOT = N * 128;
+    const int STEP = wide_step(codes<KIND>::BYTES), BYTES = codes<KIND>::BYTES / 4 * STEP;
+    int lane = lane_id(), slot = 0, turn = 0, chunks = k.n_kt * 4;
+    const uint8_t *mine = k.ring + tile * BYTES;
+    uint64_t *last = NULL;
+    codes<KIND> w;
+    bar_wait(&k.bars->codes_full[0], 0);
+    w.fetch(mine, 0, lane);
+    uint32_t a[2][4];
+#pragma unroll 1
+    for (int c = 0; c < chunks; c++) {
+        w.ready();
+        bar_wait(&k.bars->full[slot], turn);
+        wgmma_publish();
+        uint64_t desc = wgmma_rows(k.slots + slot * SLOT);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            wgmma_wait<1>(); /* a[j & 1] has been read */
+            if (j == 1 && c && lane == 0)
+                bar_arrive(last); /* and all of the chunk before */
+            w.frag(j, a[j & 1]);
+            wgmma_fence();
+            wgmma<N>(acc, a[j & 1], desc + 2 * (uint64_t)j);
+            wgmma_commit();
+        }
+        int next = c + 1, stage = next / STEP & 1;
+        if (next < chunks) {
+            if (!(next & (STEP - 1))) {
+                if (lane == 0)
+                    bar_arrive(&k.bars->codes_empty[stage ^ 1]);
+                bar_wait(&k.bars->codes_full[stage], next / (2 * STEP));
+            }
+            w.fetch(mine + stage * (WIDE_TILES * BYTES), next & (STEP - 1), lane);
+        }
+        last = &k.bars->empty[slot];
+        if (++slot == SLOTS) {
+            slot = 0;
+            turn ^= 1;
+        }
+    }
+    wgmma_wait<0>();
 }
 
-/* The two tiles of a warp. What lies past the end is taken along and not kept. */
-struct wide_tiles {
-    int first, tile[2];
-    bool mine[2];
-    const struct seg *s[2];
-};
-
-DEVICE struct wide_tiles wide_tiles_of(const struct gemm_args &p, int block, int warp)
+/* Columns a block works on for `count` rows. FEW: compiling takes its time, so not every kernel has
+ * every width. */
+template <bool FEW> DEVICE int wide_columns(int count)
 {
-    struct wide_tiles t;
-    bool pair = p.y_half;
-    int half = p.w.n_tiles / 2, end = pair ? half : p.w.n_tiles;
-    t.first = block * (pair ? 4 : 8) + warp;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int tile = pair ? t.first : t.first + 4 * i;
-        t.mine[i] = tile < end;
-        t.tile[i] = (t.mine[i] ? tile : end - 1) + (pair ? i * half : 0);
-        t.s[i] = seg_of(p.w, t.tile[i]);
-    }
-    return t;
+    if (FEW)
+        return count > 64 ? 128 : 64;
+    return count > 64 ? (count + 15) & ~15 : count > 32 ? 64 : 32;
+}
+
+template <int KIND, bool FEW>
+DEVICE void wide_width(const struct wide_block &k, int tile, int count, float (&acc)[WIDE_N / 2])
+{
+    if (count > 112 || (FEW && count > 64))
+        wide_loop<KIND, 128>(k, tile, acc);
+    else if (FEW)
+        wide_loop<KIND, 64>(k, tile, acc);
+    else if (count > 96)
+        wide_loop<KIND, FEW ? 64 : 112>(k, tile, acc);
+    else if (count > 80)
+        wide_loop<KIND, FEW ? 64 : 96>(k, tile, acc);
+    else if (count > 64)
+        wide_loop<KIND, FEW ? 64 : 80>(k, tile, acc);
+    else if (count > 32)
+        wide_loop<KIND, 64>(k, tile, acc);
+    else
+        wide_loop<KIND, FEW ? 64 : 32>(k, tile, acc);
+}
+
+/* The row tile warp w of a block takes. What lies past the end is taken along and not kept. */
+DEVICE int wide_tile_of(const struct gemm_args &p, int block, int w)
+{
+    if (!p.y_half)
+        return min(block * 8 + w, p.w.n_tiles - 1);
+    int half = p.w.n_tiles / 2; /* gate, then up of the same hidden units */
+    return min(block * 4 + (w & 3), half - 1) + (w >> 2) * half;
 }
 
 /*
@@ -161,11 +177,13 @@ DEVICE struct wide_tiles wide_tiles_of(const struct gemm_args &p, int block, int
  * runs it but once: what a lane does is the same for all columns. It has rows 4 lane.. of the block
  * (pair: gate and up of the hidden units 2 lane, 2 lane + 1).
  */
-enum { WIDE_STRIDE = 128 + 4 };
+enum { WIDE_STRIDE = 128 * WIDE_UNITS + 4 };
 
 struct wide_lane {
     int at, left; /* place of its first row in a row of the results (-1: none); rows that exist */
     float bias[4];
+    float gain[4]; /* of a head's norm */
+    bool norm;
 };
 
 DEVICE struct wide_lane wide_lane_of(const struct gemm_args &p, int block)
@@ -191,6 +209,13 @@ DEVICE struct wide_lane wide_lane_of(const struct gemm_args &p, int block)
     for (int i = 0; i < 4; i++)
         if (p.w.bias && i < l.left)
             l.bias[i] = p.w.bias[l.at + i];
+    const struct gemm_heads &h = p.heads;
+    const float *gain = block < h.n_heads ? h.q_norm : h.k_norm;
+    l.norm = h.set && gain && block < h.n_heads + h.n_kv;
+    if (l.norm) {
+        float4 g = *(const float4 *)(gain + 4 * lane);
+        l.gain[0] = g.x, l.gain[1] = g.y, l.gain[2] = g.z, l.gain[3] = g.w;
+    }
     return l;
 }
 
@@ -204,14 +229,91 @@ DEVICE float4 wide_take(const struct gemm_args &p, const float *column)
     return make_float4(gate.x, gate.y, up.x, up.y);
 }
 
+/* A warp has a head of B rows of the step (t < 0: none): elements 4 lane.. are a lane's. All that has
+ * to be waited for is asked for first. */
+template <int B>
+DEVICE void wide_heads(const struct gemm_heads &h, const struct wide_lane &l, int head,
+                       const int (&t)[B], float (&v)[B][4])
+{
+    int lane = lane_id(), kv = head - h.n_heads;
+    if (kv >= 2 * h.n_kv) /* a unit past the end */
+        return;
+    float4 turn[B][2] = {}; /* cos, sin of two elements */
+    int slot[B] = {};
+#pragma unroll
+    for (int b = 0; b < B; b++) {
+        int row = max(t[b], 0);
+        const float4 *from = (const float4 *)(h.rope + (size_t)row * 64 + 4 * (lane & 15));
+        if (kv < h.n_kv) {
+            turn[b][0] = from[0];
+            turn[b][1] = from[1];
+        }
+        if (kv >= 0)
+            slot[b] = h.slot[row];
+    }
+    if (l.norm) {
+        float sum[B];
+#pragma unroll
+        for (int b = 0; b < B; b++)
+            sum[b] = v[b][0] * v[b][0] + v[b][1] * v[b][1] + v[b][2] * v[b][2] + v[b][3] * v[b][3];
+#pragma unroll
+        for (int i = 16; i; i >>= 1)
+#pragma unroll
+            for (int b = 0; b < B; b++)
+                sum[b] += __shfl_xor_sync(FULL_WARP, sum[b], i);
+#pragma unroll
+        for (int b = 0; b < B; b++) {
+            float rms = rsqrtf(sum[b] / 128.0f + h.eps);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[b][i] = v[b][i] * rms * l.gain[i];
+        }
+    }
+    if (kv < h.n_kv) /* element i turns with i + 64 */
+#pragma unroll
+        for (int b = 0; b < B; b++) {
+            float4 x = turn[b][0], y = turn[b][1];
+            float c[4] = {x.x, x.z, y.x, y.z}, s[4] = {x.y, x.w, y.y, y.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float other = __shfl_xor_sync(FULL_WARP, v[b][i], 16);
+                v[b][i] = v[b][i] * c[i] + (lane < 16 ? -other : other) * s[i];
+            }
+        }
+    uint16_t *cache = kv < h.n_kv ? h.k : h.v;
+    int kv_head = kv < h.n_kv ? kv : kv - h.n_kv;
+#pragma unroll
+    for (int b = 0; b < B; b++) {
+        if (t[b] < 0 || slot[b] < 0)
+            continue;
+        if (kv < 0) {
+            float *q = h.q + ((size_t)t[b] * (size_t)h.n_heads + (size_t)head) * 128 + 4 * lane;
+            *(float4 *)q = make_float4(v[b][0], v[b][1], v[b][2], v[b][3]);
+            continue;
+        }
+        int page = slot[b] / h.page_len, off = slot[b] - page * h.page_len;
+        uint16_t *to =
+            cache +
+            (((size_t)page * (size_t)h.n_kv + (size_t)kv_head) * (size_t)h.page_len + (size_t)off) *
+                128;
+        *(uint2 *)(to + 4 * lane) =
+            h.bf16 ? make_uint2(pack_bf162(v[b][0], v[b][1]), pack_bf162(v[b][2], v[b][3]))
+                   : make_uint2(pack_half2(v[b][0], v[b][1]), pack_half2(v[b][2], v[b][3]));
+    }
+}
+
 DEVICE void wide_store(const struct gemm_args &p, const struct wide_lane &l,
-                       const struct gemm_rows &rows, int col, float4 sums)
+                       const struct gemm_rows &rows, int block, int col, float4 sums)
 {
     float scale = rows.scale[col];
     size_t at = (size_t)rows.out[col] * (size_t)p.ldy + (size_t)l.at;
     float v[4] = {sums.x * scale + l.bias[0], sums.y * scale + l.bias[1],
                   sums.z * scale + l.bias[2], sums.w * scale + l.bias[3]};
-    if (p.y_half) {
+    if (p.heads.set) {
+        const int t[1] = {rows.out[col]};
+        float one[1][4] = {{v[0], v[1], v[2], v[3]}};
+        wide_heads(p.heads, l, block, t, one);
+    } else if (p.y_half) {
         if (l.at < 0)
             return;
 #pragma unroll
@@ -236,10 +338,10 @@ DEVICE void wide_store(const struct gemm_args &p, const struct wide_lane &l,
 }
 
 /* Where a column's sums lie when k is cut: (pieces of k, row tiles, blocks, columns, 128). */
-DEVICE float *wide_part(const struct gemm_args &p, int piece, int col)
+DEVICE float *wide_part(const struct gemm_args &p, int piece, int block, int col)
 {
-    size_t block = ((size_t)piece * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-    return p.part + (block * WIDE_N + (size_t)col) * 128;
+    size_t at = ((size_t)piece * gridDim.y + blockIdx.y) * (size_t)p.blocks + (size_t)block;
+    return p.part + (at * WIDE_N + (size_t)col) * 128;
 }
 
 DEVICE void wide_tables(struct gemm_rows &rows, uint8_t *at)
@@ -249,9 +351,9 @@ DEVICE void wide_tables(struct gemm_rows &rows, uint8_t *at)
     rows.scale = (float *)(rows.out + WIDE_N);
 }
 
-/* Grid: (blocks of WIDE_THREADS output rows, tiles of the step's rows, pieces of k). */
+/* Grid: (blocks of 128 output rows, WIDE_UNITS of them; tiles of the step's rows; pieces of k). */
 template <int SET>
-static __global__ void __launch_bounds__(WIDE_THREADS, 2)
+static __global__ void __launch_bounds__(WIDE_THREADS, 1)
     wide_kernel(const __grid_constant__ struct gemm_args p)
 {
     SHARED_BYTES(raw);
@@ -261,73 +363,104 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 2)
     uint8_t *shared = raw + (-(int)__cvta_generic_to_shared(raw) & (WIDE_ALIGN - 1));
 #endif
     struct gemm_rows rows;
-    dependency_wait();
-    dependency_trigger();
+    struct wide_block k;
     /* behind the slots and the rings, which depend on the kind of weights */
     wide_tables(rows, shared + p.slot);
+    k.bars = (struct wide_bars *)(rows.scale + WIDE_N);
+    int w = warp_id(), lane = lane_id(), unit = w >> 3;
+    if (w == WIDE_USERS / 32 && lane < WIDE_MOST_SLOTS) {
+        bar_init(&k.bars->full[lane], WIDE_BRINGERS);
+        bar_init(&k.bars->empty[lane], WIDE_USERS / 32);
+        if (lane < 2) {
+            bar_init(&k.bars->codes_full[lane], WIDE_TILES);
+            bar_init(&k.bars->codes_empty[lane], WIDE_USERS / 32);
+        }
+        bar_ready();
+    }
+    dependency_wait();
+    dependency_trigger();
     if (!gemm_rows_load(p, rows, (int)blockIdx.y, WIDE_N))
         return;
-    int w = warp_id(), kt0 = (int)blockIdx.z * p.kt_per;
-    struct wide_tiles t = wide_tiles_of(p, (int)blockIdx.x, w);
-    struct wide_block k;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        k.from[i] = tile_address(p.w, t.s[i], rows.expert, t.tile[i], kt0);
-    int kind = t.s[0]->kind;
-    k.slots = shared;
-    k.ring = shared + p.slot - (4 - w) * 4 * t.s[0]->tile_bytes;
-    k.x = p.x + kt0 * TILE_K;
-    k.rows_in = rows.in;
-    k.ldx = p.ldx;
-    k.n_kt = min(p.kt_per, p.w.n_kt - kt0);
-    float acc[2][WIDE_N / 2] = {};
-    wgmma_use(acc[0]);
-    wgmma_use(acc[1]);
     const bool FEW = SET != SET_K;
-    if (kind == TILE_Q4_K)
-        wide_width<TILE_Q4_K, FEW>(k, rows.count, acc);
-    else if (SET == SET_K || kind == TILE_Q6_K)
-        wide_width<TILE_Q6_K, FEW>(k, rows.count, acc);
-    else if constexpr (SET != SET_K) {
-        if (kind == TILE_Q8_0)
-            wide_width<TILE_Q8_0, FEW>(k, rows.count, acc);
-        else if (kind == TILE_GPTQ4)
-            wide_width<TILE_GPTQ4, FEW>(k, rows.count, acc);
-        else
-            wide_width<TILE_F16, FEW>(k, rows.count, acc);
+    int kt0 = (int)blockIdx.z * p.kt_per, block = (int)blockIdx.x * WIDE_UNITS + unit;
+    const struct seg *s = seg_of(p.w, wide_tile_of(p, (int)blockIdx.x * WIDE_UNITS, 0));
+    k.slots = shared;
+    k.ring = shared + p.slot - WIDE_TILES / 2 * wide_step(s->tile_bytes) * s->tile_bytes;
+    k.n_kt = min(p.kt_per, p.w.n_kt - kt0);
+    if (w >= WIDE_USERS / 32) {
+        registers_fewer<WIDE_BRING_REGS>();
+        int mine = min((int)threadIdx.x - WIDE_USERS, (int)WIDE_TILES - 1);
+        int tile = wide_tile_of(p, (int)blockIdx.x * WIDE_UNITS + (mine >> 3), mine & 7);
+        const uint8_t *from = tile_address(p.w, seg_of(p.w, tile), rows.expert, tile, kt0);
+        wide_bring(k, from, s->tile_bytes, p.x + kt0 * TILE_K, rows.in, p.ldx,
+                   wide_columns<FEW>(rows.count));
+        return;
     }
-    wgmma_use(acc[0]);
-    wgmma_use(acc[1]);
-    __syncthreads();               /* nobody reads slots or rings any more */
+    registers_more<WIDE_REGS>();
+    float acc[WIDE_N / 2] = {};
+    wgmma_use(acc);
+    if (s->kind == TILE_Q4_K)
+        wide_width<TILE_Q4_K, FEW>(k, w, rows.count, acc);
+    else if (SET == SET_K || s->kind == TILE_Q6_K)
+        wide_width<TILE_Q6_K, FEW>(k, w, rows.count, acc);
+    else if constexpr (SET != SET_K) {
+        if (s->kind == TILE_Q8_0)
+            wide_width<TILE_Q8_0, FEW>(k, w, rows.count, acc);
+        else if (s->kind == TILE_GPTQ4)
+            wide_width<TILE_GPTQ4, FEW>(k, w, rows.count, acc);
+        else
+            wide_width<TILE_F16, FEW>(k, w, rows.count, acc);
+    }
+    wgmma_use(acc);
+    part_sync(1, WIDE_USERS);      /* nobody reads slots or rings any more */
     float *sums = (float *)shared; /* (columns, WIDE_STRIDE) */
     {
-        int lane = lane_id();
         float *to = sums + 2 * (lane & 3) * WIDE_STRIDE + w * 16 + (lane >> 2);
 #pragma unroll
         for (int n = 0; n < WIDE_N / 8; n++) {
             if (n * 8 >= rows.count)
                 break;
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                to[(n * 8 + (i & 1)) * WIDE_STRIDE + (i >> 2) * 64 + (i >> 1 & 1) * 8] =
-                    acc[i >> 2][4 * n + (i & 3)];
+            for (int i = 0; i < 4; i++)
+                to[(n * 8 + (i & 1)) * WIDE_STRIDE + (i >> 1) * 8] = acc[4 * n + i];
         }
     }
-    __syncthreads();
-    struct wide_lane l = wide_lane_of(p, (int)blockIdx.x);
-#pragma unroll 2
-    for (int col = w; col < rows.count; col += 4) {
-        const float *column = sums + col * WIDE_STRIDE;
+    part_sync(1, WIDE_USERS);
+    struct wide_lane l = wide_lane_of(p, block);
+    if (p.heads.set && !p.part) {
+        enum { AT_ONCE = 4 };
+#pragma unroll 1
+        for (int col = w & 7; col < rows.count; col += 8 * AT_ONCE) {
+            int t[AT_ONCE];
+            float v[AT_ONCE][4];
+#pragma unroll
+            for (int b = 0; b < AT_ONCE; b++) {
+                int at = min(col + 8 * b, WIDE_N - 1);
+                float4 f = *(const float4 *)(sums + at * WIDE_STRIDE + unit * 128 + 4 * lane);
+                float scale = rows.scale[at];
+                t[b] = rows.out[at]; /* -1 past the end */
+                v[b][0] = f.x * scale + l.bias[0], v[b][1] = f.y * scale + l.bias[1];
+                v[b][2] = f.z * scale + l.bias[2], v[b][3] = f.w * scale + l.bias[3];
+            }
+            wide_heads(p.heads, l, block, t, v);
+        }
+        return;
+    }
+#pragma unroll 4
+    for (int col = w & 7; col < rows.count; col += 8) {
+        const float *column = sums + col * WIDE_STRIDE + unit * 128;
         if (p.part)
-            ((float4 *)wide_part(p, (int)blockIdx.z, col))[lane_id()] =
-                ((const float4 *)column)[lane_id()];
+            ((float4 *)wide_part(p, (int)blockIdx.z, block, col))[lane] =
+                ((const float4 *)column)[lane];
         else
-            wide_store(p, l, rows, col, wide_take(p, column));
+            wide_store(p, l, rows, block, col, wide_take(p, column));
     }
 }
 
+enum { WIDE_SUMMERS = 128 };
+
 /* Adds up what the pieces of k came to, in their order. Grid: (as above, as above, columns / 8). */
-static __global__ void __launch_bounds__(WIDE_THREADS)
+static __global__ void __launch_bounds__(WIDE_SUMMERS)
     wide_sum_kernel(const __grid_constant__ struct gemm_args p)
 {
     SHARED_BYTES(shared);
@@ -346,10 +479,10 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
         float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 4
         for (int i = 0; i * p.kt_per < p.w.n_kt; i++) {
-            float4 f = wide_take(p, wide_part(p, i, col));
+            float4 f = wide_take(p, wide_part(p, i, (int)blockIdx.x, col));
             sums.x += f.x, sums.y += f.y, sums.z += f.z, sums.w += f.w;
         }
-        wide_store(p, l, rows, col, sums);
+        wide_store(p, l, rows, (int)blockIdx.x, col, sums);
     }
 }
 
@@ -369,14 +502,14 @@ static size_t wide_shared(const struct matrix &w, size_t *tables)
 {
     size_t slots = 0;
     for (int i = 0; i < w.n_seg; i++) {
-        size_t n = (size_t)(wide_ahead(w.seg[i].tile_bytes) + 2) * WIDE_N * 128 +
-                   16 * (size_t)w.seg[i].tile_bytes;
+        size_t n = (size_t)wide_slots(w.seg[i].tile_bytes) * WIDE_N * 128 +
+                   (size_t)(WIDE_TILES / 2 * wide_step(w.seg[i].tile_bytes) * w.seg[i].tile_bytes);
         slots = n > slots ? n : slots;
     }
     size_t sums = (size_t)(WIDE_N * WIDE_STRIDE) * sizeof(float);
     slots = slots > sums ? slots : sums;
     *tables = slots;
-    return WIDE_ALIGN + slots + 3 * WIDE_N * 4;
+    return WIDE_ALIGN + slots + 3 * WIDE_N * 4 + sizeof(struct wide_bars);
 }
 
 /* Every block must see one kind of tiles. */
@@ -386,7 +519,7 @@ bool wide_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair
     if (!cu->wgmma || w->set == SET_ALL || wide_shared(*w, &tables) > cu->shared_limit)
         return false;
     for (int i = 1; i < w->n_seg; i++)
-        if (w->seg[i].kind != w->seg[0].kind && (pair || w->seg[i].tile0 % 8))
+        if (w->seg[i].kind != w->seg[0].kind && (pair || w->seg[i].tile0 % WIDE_TILES))
             return false;
     return !pair || (w->n_seg == 2 && w->seg[0].n_tiles == w->seg[1].n_tiles);
 }
@@ -397,7 +530,9 @@ static void wide_launch(struct cuda_backend *cu, struct gemm_args p, bool pair, 
     size_t tables, shared = wide_shared(p.w, &tables);
     p.slot = (int)tables;
     int tiles = pair ? p.ldy / TILE_ROWS : p.w.n_tiles;
-    int x = ceil_div(tiles, pair ? 4 : 8), pieces = p.moe ? 1 : wide_blocks(cu) / (x * y);
+    int x = ceil_div(ceil_div(tiles, pair ? 4 : 8), WIDE_UNITS);
+    p.blocks = x * WIDE_UNITS;
+    int pieces = p.moe ? 1 : wide_blocks(cu) / (p.blocks * y);
     p.kt_per = p.w.n_kt;
     if (pieces > 1) {
         p.kt_per = ceil_div(p.w.n_kt, pieces);
@@ -408,8 +543,8 @@ static void wide_launch(struct cuda_backend *cu, struct gemm_args p, bool pair, 
     cuda_launch(cu, wide_kernel<SET>, dim3((unsigned)x, (unsigned)y, (unsigned)pieces),
                 WIDE_THREADS, shared, LAUNCH_EARLY, p);
     if (pieces > 1)
-        cuda_launch(cu, wide_sum_kernel, dim3((unsigned)x, (unsigned)y, WIDE_N / 8), WIDE_THREADS,
-                    (size_t)(3 * WIDE_N * 4), LAUNCH_EARLY, p);
+        cuda_launch(cu, wide_sum_kernel, dim3((unsigned)p.blocks, (unsigned)y, WIDE_N / 8),
+                    WIDE_SUMMERS, (size_t)(3 * WIDE_N * 4), LAUNCH_EARLY, p);
 }
 
 void wide_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int y)

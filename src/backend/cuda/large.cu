@@ -27,12 +27,32 @@ struct halves_args {
     float *scale; /* (rows) */
     int width, padded;
     float eps;
+    struct expert_sum sum; /* SUM: in place of d */
 };
+
+/* Columns k..k+3 of row t: the weighted sum of what its experts came to. */
+DEVICE float4 expert_columns(const struct expert_sum &s, int t, int k)
+{
+    float v[4] = {};
+#pragma unroll 8
+    for (int i = 0; i < s.used; i++) {
+        float w = s.weight[t * s.used + i] * (1.0f / HIDDEN_SCALE);
+        uint2 h =
+            *(const uint2 *)(s.out + ((size_t)t * (size_t)s.used + (size_t)i) * (size_t)s.width +
+                             (size_t)k);
+        v[0] += w * half_to_float(h.x & 0xffff);
+        v[1] += w * half_to_float(h.x >> 16);
+        v[2] += w * half_to_float(h.y & 0xffff);
+        v[3] += w * half_to_float(h.y >> 16);
+    }
+    return make_float4(v[0], v[1], v[2], v[3]);
+}
 
 /* Rows to halves, zeros past width, each scaled by a power of two that takes its largest to about
  * 1024; scale[row] undoes it. With a gain: x += d, and it is the norm of x that goes on. A block per
- * row, which passes through shared memory. VEC: width is a multiple of four. */
-template <bool VEC>
+ * row, which passes through shared memory. VEC: width is a multiple of four. SUM: d are the rows of
+ * the experts, still to be weighted and added up. */
+template <bool VEC, bool SUM = false>
 static __global__ void __launch_bounds__(512)
     halves_kernel(const __grid_constant__ struct halves_args p)
 {
@@ -52,7 +72,9 @@ static __global__ void __launch_bounds__(512)
             float4 b = make_float4(0.0f, 0.0f, 0.0f, 0.0f), c = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
             if (p.gain) {
                 c = *(const float4 *)(p.gain + k);
-                if (p.d)
+                if (SUM)
+                    b = expert_columns(p.sum, (int)blockIdx.x, k);
+                else if (p.d)
                     b = *(const float4 *)(p.d + at + (size_t)k);
             }
             v[0] = a.x, v[V > 1] = a.y, v[V > 2 ? 2 : 0] = a.z, v[V > 2 ? 3 : 0] = a.w;
@@ -73,7 +95,7 @@ static __global__ void __launch_bounds__(512)
             top = fmaxf(top, fabsf(d[i]));
             row[k + i] = d[i];
         }
-        if (VEC && p.gain && p.d)
+        if (VEC && (SUM || (p.gain && p.d)))
             *(float4 *)(p.x + at + (size_t)k) =
                 make_float4(v[0], v[V > 1], v[V > 2 ? 2 : 0], v[V > 2 ? 3 : 0]);
     }
@@ -148,7 +170,10 @@ static void launch_halves(struct cuda_backend *cu, struct halves_args p, int row
     p.eps = cu->shape.norm_eps;
     int threads = p.width >= 2048 ? 512 : 256;
     size_t shared = (size_t)(64 + p.padded) * 4;
-    if (p.width % 4 == 0)
+    if (p.sum.out)
+        cuda_launch(cu, halves_kernel<true, true>, dim3((unsigned)rows), threads, shared,
+                    LAUNCH_EARLY, p);
+    else if (p.width % 4 == 0)
         cuda_launch(cu, halves_kernel<true>, dim3((unsigned)rows), threads, shared, LAUNCH_EARLY,
                     p);
     else
@@ -168,6 +193,17 @@ static void to_halves(struct cuda_backend *cu, const float *x, int rows, int wid
     cu->half_of = NULL; /* nobody says when x changes */
 }
 
+void large_halves(struct cuda_backend *cu, const float *x, int width, int first, int rows)
+{
+    cu->half_of = NULL;
+    if (rows <= PANEL_ROWS) /* these are wanted in other orders, too */
+        return;
+    if (first)
+        to_halves(cu, x, first, width);
+    cu->half_of = x;
+    cu->half_rows = rows;
+}
+
 void large_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
                 int rows)
 {
@@ -177,6 +213,10 @@ void large_norm(struct cuda_backend *cu, float *x, const float *d, const float *
     p.gain = gain;
     p.n = n;
     p.width = cu->shape.n_embd;
+    if (d && cu->sum.y == d) {
+        p.sum = cu->sum;
+        cu->sum.y = NULL;
+    }
     launch_halves(cu, p, rows);
     cu->half_of = n;
     cu->half_rows = rows;
@@ -194,7 +234,8 @@ static int max_tiles(int rows, int used, int n_expert, int width)
 size_t large_route_ints(const struct shape *s)
 {
     int pairs = s->max_tokens * s->n_expert_used;
-    return 16 + 3 * (size_t)(s->n_expert + pairs / ROUTE_MIN_TILE + 1) + 2 * (size_t)pairs;
+    return 16 + 3 * (size_t)(s->n_expert + pairs / ROUTE_MIN_TILE + 1) + 2 * (size_t)pairs +
+           (size_t)s->n_expert * (size_t)(2 + s->max_tokens) + (size_t)(pairs / ROUTE_MIN_TILE + 1);
 }
 
 static struct route_tables route_tables_of(const struct cuda_backend *cu)
@@ -206,6 +247,10 @@ static struct route_tables route_tables_of(const struct cuda_backend *cu)
     r.tiles = cu->route + 16;
     r.pairs = r.tiles + 3 * (s->n_expert + pairs / ROUTE_MIN_TILE + 1);
     r.chosen = r.pairs + pairs;
+    r.counts = r.chosen + pairs;
+    r.places = r.counts + s->n_expert;
+    r.room = s->max_tokens;
+    r.lists = NULL;
     return r;
 }
 
@@ -474,6 +519,41 @@ void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *
     gemm(cu, p, false, mid, wide, width, ceil_div(rows, width));
 }
 
+/* Whether a block of hopper.cu has whole heads, each of one kind: see struct gemm_heads. */
+bool large_attn_in_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    const struct shape *s = &cu->shape;
+    bool fits = rows > PANEL_ROWS && wide_suits(cu, w, false) && s->head_dim == 128 &&
+                s->n_rot == 128 && s->kv_type != DT_F32;
+    for (int i = 0; i < w->n_seg; i++)
+        fits = fits && w->seg[i].tile0 % 8 == 0 && w->seg[i].rows % 128 == 0;
+    return fits;
+}
+
+void large_attn_in(struct cuda_backend *cu, const struct attn_layer *l, const struct matrix *w,
+                   const struct step *step, const float *x, float *q)
+{
+    const struct shape *s = &cu->shape;
+    int rows = step->n_tokens;
+    to_halves(cu, x, rows, w->n_in);
+    struct gemm_args p = args_in(cu, w, rows);
+    p.ldy = w->n_out;
+    p.heads.set = true;
+    p.heads.bf16 = s->kv_type == DT_BF16;
+    p.heads.q = q;
+    p.heads.k = (uint16_t *)l->kv.k;
+    p.heads.v = (uint16_t *)l->kv.v;
+    p.heads.q_norm = l->q_norm;
+    p.heads.k_norm = l->k_norm;
+    p.heads.rope = step->rope;
+    p.heads.slot = step->slot;
+    p.heads.n_heads = s->n_heads;
+    p.heads.n_kv = s->n_kv_heads;
+    p.heads.page_len = s->page_len;
+    p.heads.eps = s->norm_eps;
+    wide_gemm(cu, p, false, ceil_div(rows, WIDE_ROWS));
+}
+
 void large_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
                const float *x, float *y, int rows)
 {
@@ -504,7 +584,7 @@ struct route_args {
     float *weight; /* (rows * used) */
 };
 
-template <int PER> DEVICE void route_row(const struct route_args &p, int t)
+template <int PER> DEVICE int route_row(const struct route_args &p, int t)
 {
     int lane = lane_id();
     const float *row = p.logits + (size_t)t * (size_t)p.n_expert;
@@ -555,20 +635,101 @@ template <int PER> DEVICE void route_row(const struct route_args &p, int t)
         p.t.chosen[t * p.used + lane] = mine_e;
         p.weight[t * p.used + lane] = mine / (p.renormalise ? kept : total) * p.scale;
     }
+    return mine_e;
 }
 
-/* A warp per row. */
-static __global__ void route_kernel(const __grid_constant__ struct route_args p)
+/* Entries of the work list for `count` pairs of expert e, the first of which is `start`. */
+DEVICE void list_tiles(const struct route_args &p, int e, int count, int start, int tile0)
 {
+    for (int i = 0, n = (count + p.width - 1) / p.width; i < n; i++) {
+        int32_t *t = p.t.tiles + 3 * (tile0 + i);
+        int size = p.even ? ((count + n - 1) / n + 7) & ~7 : p.width;
+        t[0] = e;
+        t[1] = start + i * size;
+        t[2] = min(size, count - i * size);
+        if (p.t.lists)
+            p.t.places[tile0 + i] = e * p.t.room + i * size;
+    }
+}
+
+/* One warp: what is before each expert's pairs and tiles. */
+DEVICE void route_scan(const struct route_args &p, const int *count, int *start, int *tile0)
+{
+    int lane = lane_id(), pairs = 0, tiles = 0;
+    for (int e0 = 0; e0 < p.n_expert; e0 += 32) {
+        int e = e0 + lane, c = e < p.n_expert ? count[e] : 0, t = (c + p.width - 1) / p.width;
+        int sc = c, st = t;
+        for (int d = 1; d < 32; d <<= 1) {
+            int a = __shfl_up_sync(FULL_WARP, sc, d), b = __shfl_up_sync(FULL_WARP, st, d);
+            if (lane >= d) {
+                sc += a;
+                st += b;
+            }
+        }
+        if (e < p.n_expert) {
+            start[e] = pairs + sc - c;
+            tile0[e] = tiles + st - t;
+        }
+        pairs += __shfl_sync(FULL_WARP, sc, 31);
+        tiles += __shfl_sync(FULL_WARP, st, 31);
+    }
+    if (lane == 0)
+        p.t.n_tiles[0] = tiles;
+}
+
+/* A warp per row, ROUTE_ROWS of them a block. With lists, pairs go to their expert's list at once, in
+ * whatever order the atomics give (no result depends on it), and the block that is last to come lists
+ * the work. */
+enum { ROUTE_ROWS = 8 };
+
+static __global__ void __launch_bounds__(32 * ROUTE_ROWS)
+    route_kernel(const __grid_constant__ struct route_args p)
+{
+    SHARED_BYTES(shared);
+    int *count = (int *)shared, *start = count + MAX_EXPERTS, *tile0 = start + MAX_EXPERTS;
+    int *last = tile0 + MAX_EXPERTS, tid = (int)threadIdx.x, threads = 32 * ROUTE_ROWS;
+    const struct route_tables &r = p.t;
     dependency_wait();
     dependency_trigger();
-    int t = (int)(blockIdx.x * (blockDim.x >> 5)) + warp_id();
-    if (t >= p.rows)
+    int t = (int)blockIdx.x * ROUTE_ROWS + warp_id(), e = 0, place = 0;
+    bool mine = t < p.rows && lane_id() < p.used;
+    if (r.lists) {
+        for (int i = tid; i < p.n_expert; i += threads)
+            count[i] = 0;
+        __syncthreads();
+    }
+    if (t < p.rows)
+        e = p.n_expert <= 128 ? route_row<4>(p, t) : route_row<MAX_EXPERTS / 32>(p, t);
+    if (!r.lists)
         return;
-    if (p.n_expert <= 128)
-        route_row<4>(p, t);
-    else
-        route_row<MAX_EXPERTS / 32>(p, t);
+    if (mine)
+        place = atomicAdd(&count[e], 1);
+    __syncthreads();
+    for (int i = tid; i < p.n_expert; i += threads)
+        start[i] = count[i] ? atomicAdd(&r.counts[i], count[i]) : 0;
+    __syncthreads();
+    if (mine)
+        r.lists[e * r.room + start[e] + place] = t * p.used + lane_id();
+    __threadfence();
+    __syncthreads();
+    if (tid == 0)
+        *last = atomicAdd(&r.n_tiles[1], 1) == (int)gridDim.x - 1;
+    __syncthreads();
+    if (!*last)
+        return;
+    for (int i = tid; i < p.n_expert; i += threads) {
+        count[i] = atomicAdd(&r.counts[i], 0);
+        r.counts[i] = 0;
+    }
+    if (tid == 0)
+        r.n_tiles[1] = 0;
+    __syncthreads();
+    if (tid < 32)
+        route_scan(p, count, start, tile0);
+    __syncthreads();
+    for (int i = tid; i < p.n_expert; i += threads) {
+        list_tiles(p, i, count[i], start[i], tile0[i]);
+    }
 }
 
 /* One block: counts pairs per expert, lays experts out one after another, lists the work. The order
@@ -604,37 +765,11 @@ static __global__ void __launch_bounds__(1024)
                 atomicAdd(&count[e[j]], 1);
     }
     __syncthreads();
-    if (tid < 32) { /* one warp: running sums over the experts */
-        int pairs = 0, tiles = 0;
-        for (int e0 = 0; e0 < p.n_expert; e0 += 32) {
-            int e = e0 + tid, c = e < p.n_expert ? count[e] : 0, t = (c + p.width - 1) / p.width;
-            int sc = c, st = t;
-            for (int d = 1; d < 32; d <<= 1) {
-                int a = __shfl_up_sync(FULL_WARP, sc, d), b = __shfl_up_sync(FULL_WARP, st, d);
-                if (tid >= d) {
-                    sc += a;
-                    st += b;
-                }
-            }
-            if (e < p.n_expert) {
-                start[e] = pairs + sc - c;
-                tile0[e] = tiles + st - t;
-            }
-            pairs += __shfl_sync(FULL_WARP, sc, 31);
-            tiles += __shfl_sync(FULL_WARP, st, 31);
-        }
-        if (tid == 0)
-            p.t.n_tiles[0] = tiles;
-    }
+    if (tid < 32)
+        route_scan(p, count, start, tile0);
     __syncthreads();
     for (int e = tid; e < p.n_expert; e += threads)
-        for (int i = 0, n = (count[e] + p.width - 1) / p.width; i < n; i++) {
-            int32_t *t = p.t.tiles + 3 * (tile0[e] + i);
-            int size = p.even ? ((count[e] + n - 1) / n + 7) & ~7 : p.width;
-            t[0] = e;
-            t[1] = start[e] + i * size;
-            t[2] = min(size, count[e] - i * size);
-        }
+        list_tiles(p, e, count[e], start[e], tile0[e]);
     __syncthreads();
     for (int i0 = tid; i0 < n; i0 += AT_ONCE * threads) {
         int e[AT_ONCE];
@@ -666,25 +801,23 @@ static __global__ void combine_kernel(const float *out, const float *weight, int
 
 /* The same from halves times HIDDEN_SCALE; a thread per 4 columns. */
 static __global__ void __launch_bounds__(256)
-    combine_halves_kernel(const uint16_t *out, const float *weight, int used, int width, float *y)
+    combine_halves_kernel(const __grid_constant__ struct expert_sum s)
 {
     dependency_wait();
     dependency_trigger();
     int k = (int)(blockIdx.x * blockDim.x + threadIdx.x) * 4, t = (int)blockIdx.y;
-    if (k >= width)
-        return;
-    float v[4] = {};
-#pragma unroll 8
-    for (int i = 0; i < used; i++) {
-        float w = weight[t * used + i] * (1.0f / HIDDEN_SCALE);
-        uint2 h = *(const uint2 *)(out + ((size_t)t * (size_t)used + (size_t)i) * (size_t)width +
-                                   (size_t)k);
-        v[0] += w * half_to_float(h.x & 0xffff);
-        v[1] += w * half_to_float(h.x >> 16);
-        v[2] += w * half_to_float(h.y & 0xffff);
-        v[3] += w * half_to_float(h.y >> 16);
-    }
-    *(float4 *)(y + (size_t)t * (size_t)width + (size_t)k) = make_float4(v[0], v[1], v[2], v[3]);
+    if (k < s.width)
+        *(float4 *)(s.y + (size_t)t * (size_t)s.width + (size_t)k) = expert_columns(s, t, k);
+}
+
+void large_sum(struct cuda_backend *cu)
+{
+    const struct expert_sum &s = cu->sum;
+    if (s.y)
+        cuda_launch(cu, combine_halves_kernel,
+                    dim3((unsigned)ceil_div(s.width, 1024), (unsigned)s.rows), 256, 0, LAUNCH_EARLY,
+                    s);
+    cu->sum.y = NULL;
 }
 
 void large_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
@@ -731,6 +864,10 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
     r.scale = s->expert_scale;
     r.t = route_tables_of(cu);
     r.weight = cu->route_weight;
+    if (wide && !r.route_here) {
+        int pairs_most = s->max_tokens * used;
+        r.t.lists = r.t.places + n_expert + pairs_most / ROUTE_MIN_TILE + 1;
+    }
     if (listed && rows >= CHOOSE_FROM && choose_experts(cu, router, &r.t, x, rows))
         list_route(cu, &r.t, 0, n_expert, rows, width);
     else {
@@ -743,9 +880,9 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
         if (one) /* block routes */
             list_route(cu, &r.t, r.parts, n_expert, rows, width);
         else if (!r.route_here)
-            cuda_launch(cu, route_kernel, dim3((unsigned)ceil_div(rows, 8)), 256, 0, LAUNCH_EARLY,
-                        r);
-        if (!one)
+            cuda_launch(cu, route_kernel, dim3((unsigned)ceil_div(rows, ROUTE_ROWS)),
+                        32 * ROUTE_ROWS, (size_t)(3 * MAX_EXPERTS + 1) * 4, LAUNCH_EARLY, r);
+        if (!one && !r.t.lists)
             cuda_launch(cu, sort_kernel, dim3(1), 1024, (size_t)(3 * MAX_EXPERTS + 2) * 4,
                         LAUNCH_EARLY, r);
     }
@@ -772,11 +909,10 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
         q.narrow = narrow = wide && down->n_out % 4 == 0 && down->n_seg == 1;
         gemm(cu, q, false, mid, wide, width, tiles);
     }
-    if (narrow) {
-        cuda_launch(cu, combine_halves_kernel,
-                    dim3((unsigned)ceil_div(down->n_out, 1024), (unsigned)rows), 256, 0,
-                    LAUNCH_EARLY, (const uint16_t *)cu->expert_out, cu->route_weight, used,
-                    down->n_out, y);
+    if (narrow) { /* added up by the norm that follows, or by large_sum */
+        struct expert_sum sum = {
+            (const uint16_t *)cu->expert_out, cu->route_weight, y, rows, used, down->n_out};
+        cu->sum = sum;
         return;
     }
     cuda_launch(cu, combine_kernel, dim3((unsigned)ceil_div(down->n_out, 256), (unsigned)rows), 256,

@@ -50,9 +50,12 @@ static __global__ void __launch_bounds__(256)
     const float *w0 = tile + g * TILE_K + 4 * c, *w1 = w0 + 8 * TILE_K;
     const float *x0 = xs + g * ROUTER_STRIDE + 4 * c;
     float acc[ROUTER_ROWS / 8][4] = {};
+    float4 n0 = *(const float4 *)w0, n1 = *(const float4 *)w1;
 #pragma unroll 2
     for (int k = 0; k < TILE_K; k += 16) {
-        float4 r0 = *(const float4 *)(w0 + k), r1 = *(const float4 *)(w1 + k);
+        float4 r0 = n0, r1 = n1;
+        int next = (k + 16) % TILE_K;
+        n0 = *(const float4 *)(w0 + next), n1 = *(const float4 *)(w1 + next);
         uint32_t hi[2][4], lo[2][4]; /* [step of 8][register] */
         split_tf32(r0.x, &hi[0][0], &lo[0][0]);
         split_tf32(r1.x, &hi[0][1], &lo[0][1]);
@@ -63,18 +66,29 @@ static __global__ void __launch_bounds__(256)
         split_tf32(r0.w, &hi[1][2], &lo[1][2]);
         split_tf32(r1.w, &hi[1][3], &lo[1][3]);
 #pragma unroll
-        for (int n = 0; n < ROUTER_ROWS / 8; n++) {
-            float4 x = *(const float4 *)(x0 + n * 8 * ROUTER_STRIDE + k);
-            uint32_t bh[4], bl[4];
-            split_tf32(x.x, &bh[0], &bl[0]);
-            split_tf32(x.y, &bh[1], &bl[1]);
-            split_tf32(x.z, &bh[2], &bl[2]);
-            split_tf32(x.w, &bh[3], &bl[3]);
+        for (int half = 0; half < 2;
+             half++) { /* products that follow each other are of other sums */
+            const int NT = ROUTER_ROWS / 16;
+            uint32_t bh[NT][4], bl[NT][4];
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                float4 x = *(const float4 *)(x0 + (half * NT + n) * 8 * ROUTER_STRIDE + k);
+                split_tf32(x.x, &bh[n][0], &bl[n][0]);
+                split_tf32(x.y, &bh[n][1], &bl[n][1]);
+                split_tf32(x.z, &bh[n][2], &bl[n][2]);
+                split_tf32(x.w, &bh[n][3], &bl[n][3]);
+            }
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                mma_tf32(acc[n], lo[i], bh[2 * i], bh[2 * i + 1]);
-                mma_tf32(acc[n], hi[i], bl[2 * i], bl[2 * i + 1]);
-                mma_tf32(acc[n], hi[i], bh[2 * i], bh[2 * i + 1]);
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+                    mma_tf32(acc[half * NT + n], lo[i], bh[n][2 * i], bh[n][2 * i + 1]);
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+                    mma_tf32(acc[half * NT + n], hi[i], bl[n][2 * i], bl[n][2 * i + 1]);
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+                    mma_tf32(acc[half * NT + n], hi[i], bh[n][2 * i], bh[n][2 * i + 1]);
             }
         }
     }

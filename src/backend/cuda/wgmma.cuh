@@ -67,10 +67,110 @@ DEVICE uint32_t wgmma_move(uint32_t x, uint32_t zero)
     WGMMA_ASM("xor.b32 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(zero));
     return r;
 }
-/* Shared memory this thread wrote (or copied) may be read by products after the next barrier. */
+/* Shared memory this thread wrote (or copied) may be read by products after the next barrier; what others
+ * wrote, and this thread knows of by one, by products of its own. */
 DEVICE void wgmma_publish()
 {
     WGMMA_ASM("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Barriers in shared memory between warps that bring data and warps that use it. A phase of one ends
+ * when `count` have arrived and the bytes it was told to expect have landed; bar_wait(0) waits for the
+ * end of its first phase, bar_wait(1) for that of the second, and so on in turns. */
+DEVICE uint32_t bar_address(const uint64_t *bar)
+{
+#ifdef STEEL_CUDA_SIM
+    return (uint32_t)((const uint8_t *)bar - sim_shared());
+#else
+    return (uint32_t)__cvta_generic_to_shared(bar);
+#endif
+}
+DEVICE void bar_init(uint64_t *bar, int count) /* one thread; then bar_ready, and __syncthreads */
+{
+#ifdef STEEL_CUDA_SIM
+    sim_bar_init(bar, count);
+#endif
+    WGMMA_ASM("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar_address(bar)), "r"(count)
+              : "memory");
+}
+DEVICE void bar_ready()
+{
+    WGMMA_ASM("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+DEVICE void bar_arrive(uint64_t *bar)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_bar_arrive(bar, 0);
+#endif
+    WGMMA_ASM("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar_address(bar)) : "memory");
+}
+/* Arrives once this thread's copy_async16s so far have landed. */
+DEVICE void bar_arrive_copies(uint64_t *bar)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_copy_commit();
+    sim_copy_wait(0);
+    sim_bar_arrive(bar, 0);
+#endif
+    WGMMA_ASM("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar_address(bar))
+              : "memory");
+}
+/* Arrives, and expects so many bytes of bar_copy. */
+DEVICE void bar_expect(uint64_t *bar, int bytes)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_bar_arrive(bar, bytes);
+#endif
+    WGMMA_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar_address(bar)),
+              "r"(bytes)
+              : "memory");
+}
+DEVICE void bar_copy(uint64_t *bar, void *smem, const void *gmem, int bytes)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_bar_copy(bar, smem, gmem, bytes);
+#else
+    WGMMA_ASM("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+              "[%0], [%1], %2, [%3];" ::"r"((uint32_t)__cvta_generic_to_shared(smem)),
+              "l"(gmem), "r"(bytes), "r"(bar_address(bar))
+              : "memory");
+#endif
+}
+DEVICE void bar_wait(uint64_t *bar, int phase)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_bar_wait(bar, phase & 1);
+#endif
+    WGMMA_ASM("{\n.reg .pred done;\n"
+              "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+              "@!done bra again;\n}" ::"r"(bar_address(bar)),
+              "r"(phase & 1)
+              : "memory");
+}
+/* All warps of a warpgroup at once: registers a thread may have from here on, a multiple of 8. */
+template <int N> DEVICE void registers_more()
+{
+    WGMMA_ASM("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> DEVICE void registers_fewer()
+{
+    WGMMA_ASM("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+/* A barrier of some of a block's warps, by number (not 0, which is __syncthreads's). */
+DEVICE void part_sync(int id, int threads)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_part_sync(id, threads);
+#endif
+    WGMMA_ASM("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+/* The same without waiting for the others. */
+DEVICE void part_arrive(int id, int threads)
+{
+#ifdef STEEL_CUDA_SIM
+    sim_part_arrive(id, threads);
+#endif
+    WGMMA_ASM("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /* B as rows of 64 halves (128 bytes) whose 16-byte pieces are swizzled by the row, at a multiple of
