@@ -119,6 +119,7 @@ DEVICE void wide_loop(const struct wide_block &k, int tile, float (&acc)[WIDE_N 
         int next = c + 1, stage = next / STEP & 1;
         if (next < chunks) {
             if (!(next & (STEP - 1))) {
+                __syncwarp(); /* every lane has read its codes */
                 if (lane == 0)
                     bar_arrive(&k.bars->codes_empty[stage ^ 1]);
                 bar_wait(&k.bars->codes_full[stage], next / (2 * STEP));
