@@ -53,6 +53,55 @@ template <bool BF16> DEVICE void split_pair(float x, float y, uint32_t *hi, uint
     *lo = pack_kv<BF16>(x - unpack_kv<BF16>(p & 0xffff), y - unpack_kv<BF16>(p >> 16));
 }
 
+/* A warp: norm, where asked for, and rotation of a head of which lane l has elements l, l + 32, ..; the result
+ * lies in `head`, in shared memory. */
+template <int D>
+DEVICE void head_turn(const float (&x)[D / 32], bool norm, float eps, const float (&gains)[D / 32],
+                      bool turn, const float2 (&turns)[D / 64], int half, float *head)
+{
+    int lane = lane_id();
+    float sum = 0.0f, rms = 1.0f;
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        sum += x[i] * x[i];
+    if (norm)
+        rms = rsqrtf(warp_sum(sum) / (float)D + eps);
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        head[lane + 32 * i] = x[i] * rms * gains[i];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < D / 64; i++) {
+        int at = lane + 32 * i;
+        if (at < half && turn) {
+            float a = head[at], b = head[at + half];
+            head[at] = a * turns[i].x - b * turns[i].y;
+            head[at + half] = b * turns[i].x + a * turns[i].y;
+        }
+    }
+    __syncwarp();
+}
+
+/* This step's key (which: 0) or value (1) of a kv head of K as the cache has it: to fresh, (2, D), and, by the
+ * first of the groups of heads that read it, to the cache. */
+template <int D, bool BF16>
+DEVICE void fresh_put(const struct attn_args &p, int slot, int K, int kv_head, int which,
+                      const float *head, uint16_t *fresh, int h0, int G)
+{
+    int lane = lane_id(), page = slot >> p.kv.page_shift, off = slot & (p.kv.page_len - 1);
+    size_t at =
+        ((((size_t)page * (size_t)K + (size_t)kv_head) << p.kv.page_shift) + (size_t)off) * D;
+    uint16_t *cache = (uint16_t *)(which == 0 ? p.kv.k : p.kv.v) + at;
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+        float f = head[lane + 32 * i];
+        uint16_t h = BF16 ? float_to_bf16(f) : float_to_half(f);
+        fresh[which * D + lane + 32 * i] = h;
+        if (h0 == kv_head * G)
+            cache[lane + 32 * i] = h;
+    }
+}
+
 /* many.cu: a step of many decodes, raw projections; p as cuda_attend fills it in. */
 bool many_suits(const struct cuda_backend *cu, int n_decode);
 void many_attend(struct cuda_backend *cu, const struct attn_args &p);

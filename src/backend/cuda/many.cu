@@ -196,19 +196,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8    ? 1
                                  (uint32_t *)(q_lo + h + at));
             }
         } else {
-            int page = slot >> p.kv.page_shift, off = slot & (p.kv.page_len - 1);
-            size_t at =
-                ((((size_t)page * (size_t)K + (size_t)kv_head) << p.kv.page_shift) + (size_t)off) *
-                D;
-            uint16_t *cache = (uint16_t *)(w == 0 ? p.kv.k : p.kv.v) + at;
-#pragma unroll
-            for (int i = 0; i < PER; i++) {
-                float f = head[lane + 32 * i];
-                uint16_t h = BF16 ? float_to_bf16(f) : float_to_half(f);
-                fresh[w * D + lane + 32 * i] = h;
-                if (h0 == kv_head * G) /* one of the groups of heads stores it */
-                    cache[lane + 32 * i] = h;
-            }
+            fresh_put<D, BF16>(p, slot, K, kv_head, w, head, fresh, h0, G);
         }
     }
     __syncthreads();

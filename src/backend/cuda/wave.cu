@@ -217,26 +217,10 @@ static __global__ void __launch_bounds__(640)
         if (j >= jobs)
             break;
         uint8_t *q = query + (w + j * WAVE_WARPS) * T::Q_PITCH;
-        float sum = 0.0f, rms = 1.0f, *mine = fresh_one ? staged + w * D : (float *)q;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            sum += x[j][i] * x[j][i];
-        if (gain[fresh_one] && !(fresh_one && w == 1))
-            rms = rsqrtf(warp_sum(sum) / (float)D + p.eps);
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            mine[lane + 32 * i] = x[j][i] * rms * gains[fresh_one][i];
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < D / 64; i++) {
-            int at = lane + 32 * i;
-            if (at < half && !(fresh_one && w == 1)) {
-                float a = mine[at], b = mine[at + half];
-                mine[at] = a * turns[i].x - b * turns[i].y;
-                mine[at + half] = b * turns[i].x + a * turns[i].y;
-            }
-        }
-        __syncwarp();
+        float *mine = fresh_one ? staged + w * D : (float *)q;
+        bool is_value = fresh_one && w == 1;
+        head_turn<D>(x[j], gain[fresh_one] && !is_value, p.eps, gains[fresh_one], !is_value, turns,
+                     half, mine);
         if (!fresh_one) { /* in place: as two numbers of the cache's type */
             const float to_log2 = 1.4426950408889634f * p.scale;
             float2 e[D / 64];
@@ -250,19 +234,7 @@ static __global__ void __launch_bounds__(640)
                 split_pair<BF16>(e[i].x * to_log2, e[i].y * to_log2, to, to + T::ROW / 4);
             }
         } else {
-            int page = slot >> p.kv.page_shift, off = slot & (p.kv.page_len - 1);
-            size_t at =
-                ((((size_t)page * (size_t)K + (size_t)kv_head) << p.kv.page_shift) + (size_t)off) *
-                D;
-            uint16_t *cache = (uint16_t *)(w == 0 ? p.kv.k : p.kv.v) + at;
-#pragma unroll
-            for (int i = 0; i < PER; i++) {
-                float f = mine[lane + 32 * i];
-                uint16_t h = BF16 ? float_to_bf16(f) : float_to_half(f);
-                fresh[w * D + lane + 32 * i] = h;
-                if (h0 == kv_head * G) /* one of the groups of heads stores it */
-                    cache[lane + 32 * i] = h;
-            }
+            fresh_put<D, BF16>(p, slot, K, kv_head, w, mine, fresh, h0, G);
         }
     }
     __syncthreads();
