@@ -176,7 +176,7 @@ $(B)/fuzz/fuzz_http $(B)/fuzz/fuzz_request: $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libs
 
 # The GPU's tests and benchmark, on a machine that has one; and the same kernels on the CPU, simulated.
 gpu-tools: $(B)/tests/gpu/test_ops $(B)/tests/gpu/bench_gpu
-$(B)/tests/gpu/test_ops: $(B)/tests/gpu/duo.o
+$(B)/tests/gpu/test_ops: $(B)/tests/gpu/duo.o $(B)/tests/gpu/steps.o
 $(B)/tests/gpu/test_ops $(B)/tests/gpu/bench_gpu: $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(B)/tests/gpu/random_weight.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/libsteel.a $(CUDA_LIBS) -lm
 test-gpu: gpu-tools
@@ -184,7 +184,7 @@ test-gpu: gpu-tools
 bench-gpu: gpu-tools
 	$(B)/tests/gpu/bench_gpu
 SIM_SRC := $(wildcard src/backend/cuda/*.cu) tests/gpu/cudasim.cpp
-SIM_OBJ := $(patsubst %,$(B)/sim/%.o,$(SIM_SRC) tests/gpu/test_ops.c tests/gpu/duo.c tests/gpu/random_weight.c \
+SIM_OBJ := $(patsubst %,$(B)/sim/%.o,$(SIM_SRC) tests/gpu/test_ops.c tests/gpu/steps.c tests/gpu/duo.c tests/gpu/random_weight.c \
 	src/backend/ref.c src/backend/quant.c src/backend/rawweight.c src/base/error.c src/base/mem.c \
 	src/base/pool.c src/engine/sampler.c)
 SIM_FLAGS = -O1 -g -DSTEEL_CUDA_SIM -D_GNU_SOURCE -Isrc -Iinclude -Itests/gpu -pthread $(SIM_SAN)

@@ -245,3 +245,40 @@ void report(const char *group, int before)
            n_checks - before);
     fflush(stdout);
 }
+
+size_t kv_bytes(const struct shape *s)
+{
+    return (size_t)s->n_pages * (size_t)s->page_len * (size_t)(s->n_kv_heads * s->head_dim) *
+           (s->kv_type == DT_F32 ? 4 : 2);
+}
+
+/* A cache with random contents everywhere, the same in both memories. */
+void kv_new(struct duo *d, struct kv_layer *ref, struct kv_layer *gpu)
+{
+    struct error err = {0};
+    size_t bytes = kv_bytes(&d->s), n = bytes / (d->s.kv_type == DT_F32 ? 4 : 2);
+    void **planes[2][2] = {{&ref->k, &gpu->k}, {&ref->v, &gpu->v}};
+    for (int i = 0; i < 2; i++) {
+        *planes[i][0] = d->ref->ops->alloc(d->ref, bytes, "kv", &err);
+        *planes[i][1] = d->gpu->ops->alloc(d->gpu, bytes, "kv", &err);
+        fail_if(!*planes[i][0] || !*planes[i][1], err.msg);
+        for (size_t j = 0; j < n; j++) {
+            float v = random_float(&rng);
+            if (d->s.kv_type == DT_F32)
+                ((float *)*planes[i][0])[j] = v;
+            else
+                ((uint16_t *)*planes[i][0])[j] =
+                    d->s.kv_type == DT_F16 ? f32_to_f16(v) : f32_to_bf16(v);
+        }
+        d->gpu->ops->copy_in(d->gpu, *planes[i][1], *planes[i][0], bytes);
+    }
+}
+
+void kv_free(struct duo *d, struct kv_layer *ref, struct kv_layer *gpu)
+{
+    size_t bytes = kv_bytes(&d->s);
+    d->ref->ops->free(d->ref, ref->k, bytes);
+    d->ref->ops->free(d->ref, ref->v, bytes);
+    d->gpu->ops->free(d->gpu, gpu->k, bytes);
+    d->gpu->ops->free(d->gpu, gpu->v, bytes);
+}

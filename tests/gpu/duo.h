@@ -60,10 +60,15 @@ void check_close(const char *what, const float *got, const float *want, size_t n
 void array_check(struct duo *d, const char *what, struct array *a, size_t n, double tol);
 void weight_new(struct duo *d, struct duo_weight *w, const struct random_spec *spec);
 void weight_free(struct duo *d, struct duo_weight *w);
+size_t kv_bytes(const struct shape *s);
+void kv_new(struct duo *d, struct kv_layer *ref, struct kv_layer *gpu);
+void kv_free(struct duo *d, struct kv_layer *ref, struct kv_layer *gpu);
 void plan_make(struct plan *p, const struct shape *s, const int (*seqs)[2], int n, bool pad);
 void begin(struct duo *d, const struct batch *b);
 void end(struct duo *d, int32_t *ref_tokens, int32_t *gpu_tokens);
 bool wanted(const char *group);
 void report(const char *group, int before);
+
+void test_forward(void); /* steps.c */
 
 #endif
