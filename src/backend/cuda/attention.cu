@@ -286,14 +286,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
     int half = RAW ? p.n_rot >> 1 : 0;
     float gains[2][PER];
     float2 turns[D / 64];
-#pragma unroll
-    for (int i = 0; i < 2 * PER; i++)
-        gains[i / PER][i % PER] =
-            gain[i / PER] && (i < PER || w == 0) ? gain[i / PER][lane + 32 * (i % PER)] : 1.0f;
-#pragma unroll
-    for (int i = 0; i < D / 64; i++)
-        if (lane + 32 * i < half)
-            turns[i] = p.step.rope[(size_t)t * (size_t)half + (size_t)(lane + 32 * i)];
+    head_load<D>(p, t, gain, half, gains, turns);
     mark(mk, 2);
     if (RAW)
         (dependency_wait)();

@@ -53,6 +53,24 @@ template <bool BF16> DEVICE void split_pair(float x, float y, uint32_t *hi, uint
     *lo = pack_kv<BF16>(x - unpack_kv<BF16>(p & 0xffff), y - unpack_kv<BF16>(p >> 16));
 }
 
+/* What norm and rotation of row t's heads take: gains of queries and (warp 0) of the key, turns. Known before
+ * the projections are. */
+template <int D>
+DEVICE void head_load(const struct attn_args &p, int t, const float *const (&gain)[2], int half,
+                      float (&gains)[2][D / 32], float2 (&turns)[D / 64])
+{
+    enum { PER = D / 32 };
+    int lane = lane_id(), w = warp_id();
+#pragma unroll
+    for (int i = 0; i < 2 * PER; i++)
+        gains[i / PER][i % PER] =
+            gain[i / PER] && (i < PER || w == 0) ? gain[i / PER][lane + 32 * (i % PER)] : 1.0f;
+#pragma unroll
+    for (int i = 0; i < D / 64; i++)
+        if (lane + 32 * i < half)
+            turns[i] = p.step.rope[(size_t)t * (size_t)half + (size_t)(lane + 32 * i)];
+}
+
 /* A warp: norm, where asked for, and rotation of a head of which lane l has elements l, l + 32, ..; the result
  * lies in `head`, in shared memory. */
 template <int D>

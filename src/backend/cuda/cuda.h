@@ -140,8 +140,7 @@ enum {
     FEW_FROM = 3,         /* K-quants: few.cu, up to FEW_ROWS; more go through list.cu */
     FEW_ROWS = 8,         /* the most whose norm becomes part of a product */
     FEW_RECORD_ROWS = 32, /* few.cu: dense products, of records */
-    QUAD_FROM = 9,        /* quad.cu: experts */
-    QUAD_ROWS = 24,
+    QUAD_ROWS = 24,       /* quad.cu: experts, of more rows than few.cu takes */
     LIST_ROWS = 256,
     PANEL_ROWS = 256,     /* panel.cu: dense products */
     LIST_ROUTE_ROWS = 64, /* rows one block routes */
@@ -377,7 +376,7 @@ bool few_moe_fits(const struct cuda_backend *cu, const struct matrix *router,
 void few_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
              const struct matrix *down, const struct norm_in *in, float *y, int rows);
 
-/* quad.cu: experts of QUAD_FROM to QUAD_ROWS rows of K-quants. The rows are those of cu->records,
+/* quad.cu: experts of up to QUAD_ROWS rows of K-quants. The rows are those of cu->records,
  * their logits in cu->router. */
 bool quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                const struct matrix *down, int rows);

@@ -5,7 +5,7 @@
  * Products of 2 to 4 rows: as in small.cu the warps of a block cut k, a norm in front is folded
  * in, and the weights are on their way before the wait.
  *
- * Experts of a batched decode, QUAD_FROM to QUAD_ROWS rows: so few rows rarely choose the same
+ * Experts of a batched decode, up to QUAD_ROWS rows: so few rows rarely choose the same
  * expert (of 24 rows over 128 experts, eight each, two do), so work is a list of (expert, up to
  * four of the rows that chose it), which every block makes for itself from the router's logits.
  * Gate and up: the warps of a block cut k, a slice of 256 columns each, whose rows stay in

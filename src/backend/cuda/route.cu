@@ -23,6 +23,19 @@ DEVICE void split_tf32(float v, uint32_t *hi, uint32_t *lo)
     *hi = bits_of(v) & 0xffffe000u;
     *lo = bits_of(v - float_of(*hi));
 }
+/* Four columns of rows g and g+8, as two fragments of eight: [step][register]. */
+DEVICE void split_rows(const float4 &r0, const float4 &r1, uint32_t (&hi)[2][4],
+                       uint32_t (&lo)[2][4])
+{
+    split_tf32(r0.x, &hi[0][0], &lo[0][0]);
+    split_tf32(r1.x, &hi[0][1], &lo[0][1]);
+    split_tf32(r0.y, &hi[0][2], &lo[0][2]);
+    split_tf32(r1.y, &hi[0][3], &lo[0][3]);
+    split_tf32(r0.z, &hi[1][0], &lo[1][0]);
+    split_tf32(r1.z, &hi[1][1], &lo[1][1]);
+    split_tf32(r0.w, &hi[1][2], &lo[1][2]);
+    split_tf32(r1.w, &hi[1][3], &lo[1][3]);
+}
 
 /* Grid: (tiles of 64 rows, k tiles, groups of 128 experts); a warp has 16 experts. */
 static __global__ void __launch_bounds__(256)
@@ -57,14 +70,7 @@ static __global__ void __launch_bounds__(256)
         int next = (k + 16) % TILE_K;
         n0 = *(const float4 *)(w0 + next), n1 = *(const float4 *)(w1 + next);
         uint32_t hi[2][4], lo[2][4]; /* [step of 8][register] */
-        split_tf32(r0.x, &hi[0][0], &lo[0][0]);
-        split_tf32(r1.x, &hi[0][1], &lo[0][1]);
-        split_tf32(r0.y, &hi[0][2], &lo[0][2]);
-        split_tf32(r1.y, &hi[0][3], &lo[0][3]);
-        split_tf32(r0.z, &hi[1][0], &lo[1][0]);
-        split_tf32(r1.z, &hi[1][1], &lo[1][1]);
-        split_tf32(r0.w, &hi[1][2], &lo[1][2]);
-        split_tf32(r1.w, &hi[1][3], &lo[1][3]);
+        split_rows(r0, r1, hi, lo);
 #pragma unroll
         for (int half = 0; half < 2;
              half++) { /* products that follow each other are of other sums */
@@ -161,7 +167,7 @@ DEVICE void choose_row(const struct choose_args &p, float *logits, int row)
 
 /* Grid: (tiles of CHOOSE_ROWS rows, times pieces of k). */
 static __global__ void __launch_bounds__(256)
-    choose_kernel(const __grid_constant__ struct choose_args p)
+    choose_experts_kernel(const __grid_constant__ struct choose_args p)
 {
     SHARED_BYTES(shared);
     enum { STEPS = TILE_K / 16, NT = CHOOSE_ROWS / 8 };
@@ -206,14 +212,7 @@ static __global__ void __launch_bounds__(256)
             for (int step = 0; step < STEPS; step++) {
                 const float4 &r0 = kept[step][0], &r1 = kept[step][1];
                 uint32_t hi[2][4], lo[2][4]; /* [step of 8][register] */
-                split_tf32(r0.x, &hi[0][0], &lo[0][0]);
-                split_tf32(r1.x, &hi[0][1], &lo[0][1]);
-                split_tf32(r0.y, &hi[0][2], &lo[0][2]);
-                split_tf32(r1.y, &hi[0][3], &lo[0][3]);
-                split_tf32(r0.z, &hi[1][0], &lo[1][0]);
-                split_tf32(r1.z, &hi[1][1], &lo[1][1]);
-                split_tf32(r0.w, &hi[1][2], &lo[1][2]);
-                split_tf32(r1.w, &hi[1][3], &lo[1][3]);
+                split_rows(r0, r1, hi, lo);
 #pragma unroll
                 for (int n = 0; n < NT; n++) {
                     float4 x = *(const float4 *)(x0 + n * 8 * CHOOSE_STRIDE + step * 16);
@@ -282,8 +281,8 @@ bool choose_experts(struct cuda_backend *cu, const struct matrix *w,
     p.weight = cu->route_weight;
     p.rows = rows;
     p.rule = route_rule_of(&cu->shape, w->n_out);
-    cuda_launch(cu, choose_kernel, dim3((unsigned)(ceil_div(rows, CHOOSE_ROWS) * p.pieces)), 256,
-                (size_t)(CHOOSE_ROWS * (CHOOSE_STRIDE + w->n_out)) * 4,
+    cuda_launch(cu, choose_experts_kernel, dim3((unsigned)(ceil_div(rows, CHOOSE_ROWS) * p.pieces)),
+                256, (size_t)(CHOOSE_ROWS * (CHOOSE_STRIDE + w->n_out)) * 4,
                 LAUNCH_EARLY + p.pieces * LAUNCH_CLUSTER, p);
     return true;
 }

@@ -187,14 +187,7 @@ static __global__ void __launch_bounds__(640)
     int half = p.n_rot >> 1;
     float gains[2][PER];
     float2 turns[D / 64];
-#pragma unroll
-    for (int i = 0; i < 2 * PER; i++)
-        gains[i / PER][i % PER] =
-            gain[i / PER] && (i < PER || w == 0) ? gain[i / PER][lane + 32 * (i % PER)] : 1.0f;
-#pragma unroll
-    for (int i = 0; i < D / 64; i++)
-        if (lane + 32 * i < half)
-            turns[i] = p.step.rope[(size_t)t * (size_t)half + (size_t)(lane + 32 * i)];
+    head_load<D>(p, t, gain, half, gains, turns);
     mark(mk, 2);
     (dependency_wait)();
     mark(mk, 3);
