@@ -213,6 +213,34 @@ static void test_mistral(void **state)
     check(CHAT_MISTRAL, false, "[TOOL_CALLS][{\"x\": 1}]", "[TOOL_CALLS][{\"x\": 1}]", NULL, NULL);
 }
 
+static void test_deepseek(void **state)
+{
+    (void)state;
+    check(
+        CHAT_DEEPSEEK_R1, true,
+        "hm\n</think>\n\nLook:\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+        "f\n```json\n{\"a\": [1, \"}```\"]}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function"
+        "<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Look:", "hm", "f {\"a\": [1, \"}```\"]}|g {}");
+    check(CHAT_DEEPSEEK_R1, false,
+          "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>"
+          "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>done",
+          "done", NULL, "f {\"a\": 1}|g {}");
+    check(CHAT_DEEPSEEK_R1, false, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n{\"a\": 1}", "",
+          NULL, "f {\"a\": 1}");
+    check(CHAT_DEEPSEEK_R1, false, "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": ", "", NULL,
+          "f {\"a\": "); /* cut off */
+    static const char *const none[] = {"use <｜tool▁calls▁begin｜> tags",
+                                       "<｜tool▁calls",
+                                       "<｜tool▁call▁begin｜>f\n{}",
+                                       "<｜tool▁call▁begin｜>f<｜tool▁sep｜>\n```json\nno",
+                                       "<｜tool▁call▁begin｜><｜tool▁sep｜>{}",
+                                       "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜>",
+                                       NULL};
+    for (int i = 0; none[i]; i++)
+        check(CHAT_DEEPSEEK_R1, false, none[i], none[i], NULL, NULL);
+}
+
 static void test_gpt_oss(void **state)
 {
     (void)state;
@@ -399,7 +427,14 @@ static void random_text(enum chat_format f, struct buf *b)
         "</thi",
         "nk>",
         ";",
-        "to="};
+        "to=",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+        "```json\n",
+        "```"};
     static const char *const valid[CHAT_N_FORMATS] = {
         "Just an answer.\n",
         "<think>\nwhy\n</think>\n\nOk\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": "
@@ -412,7 +447,10 @@ static void random_text(enum chat_format f, struct buf *b)
         "[f(a='x', b=[1, {'k': None}]), g(), h(z=1.5)]",
         "Hm.[TOOL_CALLS]f[ARGS]{\"a\": 1}[TOOL_CALLS][{\"name\": \"g\", \"arguments\": {\"q\": "
         "\"]\"}}]",
-        "<think>\nlong\n\nthoughts\n</think>\n\nshort answer",
+        "<think>\nlong\n\nthoughts\n</"
+        "think>\n\nOk.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function"
+        "<｜tool▁sep｜>f\n```json\n{\"a\": \"}\"}\n```<｜tool▁call▁end｜><｜tool▁call▁begin｜>g"
+        "<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "<|channel|>analysis<|message|>A <b> c<|end|><|start|>assistant<|channel|>commentary "
         "to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
     };
@@ -477,11 +515,11 @@ static void test_splits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),     cmocka_unit_test(test_hermes),
-        cmocka_unit_test(test_xml),       cmocka_unit_test(test_llama),
-        cmocka_unit_test(test_mistral),   cmocka_unit_test(test_gpt_oss),
-        cmocka_unit_test(test_streaming), cmocka_unit_test(test_detect),
-        cmocka_unit_test(test_splits),
+        cmocka_unit_test(test_plain),    cmocka_unit_test(test_hermes),
+        cmocka_unit_test(test_xml),      cmocka_unit_test(test_llama),
+        cmocka_unit_test(test_mistral),  cmocka_unit_test(test_gpt_oss),
+        cmocka_unit_test(test_deepseek), cmocka_unit_test(test_streaming),
+        cmocka_unit_test(test_detect),   cmocka_unit_test(test_splits),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     json_decref(schema);

@@ -23,10 +23,24 @@ enum {
     M_NAME,
     M_ID,
     M_OPEN,
-    M_ARGS
+    M_ARGS,
+    D_NEXT,
+    D_NAME,
+    D_AFTER,
+    D_TITLE,
+    D_OPEN,
+    D_ARGS,
+    D_END
 };
 
 #define MAX_NAME 256 /* longer than this it is no name */
+
+/* DeepSeek's tags are single tokens, spelt with full-width bars. */
+#define D_CALLS_BEGIN "<｜tool▁calls▁begin｜>"
+#define D_CALLS_END   "<｜tool▁calls▁end｜>"
+#define D_CALL_BEGIN  "<｜tool▁call▁begin｜>"
+#define D_CALL_END    "<｜tool▁call▁end｜>"
+#define D_SEP         "<｜tool▁sep｜>"
 
 /* ------------------------------------------------------------------ output */
 
@@ -278,6 +292,12 @@ static bool step_content(struct chat_parser *p)
         case CHAT_MISTRAL:
             if ((m = accept(p, "[TOOL_CALLS]")) > 0)
                 start_call(p, M_START, "[TOOL_CALLS]");
+            break;
+        case CHAT_DEEPSEEK_R1:
+            if ((m = accept(p, D_CALLS_BEGIN)) > 0)
+                start_call(p, D_NEXT, D_CALLS_BEGIN);
+            else if (m == 0 && (m = match(p, D_CALL_BEGIN)) > 0)
+                start_call(p, D_NEXT, "");
             break;
         case CHAT_LLAMA_JSON:
             if ((m = accept(p, "<|python_tag|>")) > 0) {
@@ -569,9 +589,92 @@ static bool step_mistral(struct chat_parser *p)
     }
 }
 
+/* Inside DeepSeek's frame of calls: `function SEP name, arguments in a fenced block` as R1 and its
+ * distillations write it, or `name SEP arguments`. */
+static bool step_deepseek(struct chat_parser *p)
+{
+    char c = here(p);
+    int m;
+    if (p->mode == D_ARGS) {
+        step_args(p);
+        if (!p->call_open)
+            next_call(p, D_END);
+        return true;
+    }
+    if (p->mode == D_NAME) {
+        if ((m = accept(p, D_SEP)) < 0)
+            return false;
+        if (m) {
+            buf_adds(&p->raw, D_SEP);
+            p->mode = D_AFTER;
+            return true;
+        }
+    }
+    if (p->mode == D_NAME || p->mode == D_TITLE) {
+        if (p->mode == D_TITLE && (c == '\n' || c == '{')) {
+            p->mode = D_OPEN;
+        } else if (c == '\n' || c == '<' || p->tag.len > MAX_NAME) {
+            not_a_call(p);
+        } else {
+            buf_addc(&p->tag, c);
+            buf_addc(&p->raw, c);
+            p->pos++;
+        }
+        return true;
+    }
+    if (space_here(p)) {
+        if (p->raw.len)
+            buf_addc(&p->raw, c);
+        p->pos++;
+        return true;
+    }
+    if (p->mode == D_AFTER || p->mode == D_OPEN) {
+        if ((m = p->mode == D_OPEN ? match(p, "```json") : 0) < 0)
+            return false;
+        const char *fence = m > 0 ? "```json" : "```";
+        if (c == '{' && p->tag.len) {
+            chat_call_begin(p, p->tag.p, p->tag.len);
+            p->mode = D_ARGS;
+        } else if (p->mode == D_AFTER) {
+            buf_reset(&p->tag);
+            p->mode = D_TITLE;
+        } else if ((m = accept(p, fence)) > 0) {
+            buf_adds(&p->raw, fence);
+        } else if (m < 0) {
+            return false;
+        } else {
+            not_a_call(p);
+        }
+        return true;
+    }
+    /* D_NEXT, D_END */
+    int begin = match(p, D_CALL_BEGIN), all = match(p, D_CALLS_END),
+        end = p->mode == D_END ? match(p, D_CALL_END) : 0,
+        fence = p->mode == D_END ? match(p, "```") : 0;
+    if (begin < 0 || all < 0 || end < 0 || fence < 0)
+        return false;
+    if (begin) {
+        next_call(p, D_NAME);
+        buf_adds(&p->raw, D_CALL_BEGIN);
+        p->pos += strlen(D_CALL_BEGIN);
+    } else if (end || fence) {
+        p->pos += strlen(end ? D_CALL_END : "```");
+        p->mode = end ? D_NEXT : D_END;
+    } else if (p->raw.len) {
+        not_a_call(p);
+    } else {
+        if (all)
+            p->pos += strlen(D_CALLS_END);
+        content(p);
+    }
+    return true;
+}
+
 static bool step_call(struct chat_parser *p)
 {
     switch (p->format) {
+    case CHAT_DEEPSEEK_R1:
+        return step_deepseek(p);
     case CHAT_QWEN_XML:
         if (p->mode != C_JSON)
             return step_xml(p);

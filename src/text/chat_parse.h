@@ -19,14 +19,14 @@
 #include <stdint.h>
 
 enum chat_format {
-    CHAT_PLAIN,       /* content, and <think> reasoning */
-    CHAT_HERMES,      /* <tool_call>{"name", "arguments"}</tool_call>: Hermes, Qwen2.5, Qwen3 */
-    CHAT_QWEN_XML,    /* <tool_call><function=F><parameter=P>...: Qwen3-Coder, Qwen3.5 */
-    CHAT_LLAMA_JSON,  /* the answer is {"name", "parameters"}: Llama 3.x */
-    CHAT_PYTHONIC,    /* the answer is [f(a=1), g()]: Llama 3.2, Llama 4 */
-    CHAT_MISTRAL,     /* [TOOL_CALLS][{...}] and [TOOL_CALLS]name[ARGS]{...} */
-    CHAT_DEEPSEEK_R1, /* <think> reasoning, often opened by the prompt */
-    CHAT_GPT_OSS,     /* <|channel|>analysis|commentary|final */
+    CHAT_PLAIN,      /* content, and <think> reasoning */
+    CHAT_HERMES,     /* <tool_call>{"name", "arguments"}</tool_call>: Hermes, Qwen2.5, Qwen3 */
+    CHAT_QWEN_XML,   /* <tool_call><function=F><parameter=P>...: Qwen3-Coder, Qwen3.5 */
+    CHAT_LLAMA_JSON, /* the answer is {"name", "parameters"}: Llama 3.x */
+    CHAT_PYTHONIC,   /* the answer is [f(a=1), g()]: Llama 3.2, Llama 4 */
+    CHAT_MISTRAL,    /* [TOOL_CALLS][{...}] and [TOOL_CALLS]name[ARGS]{...} */
+    CHAT_DEEPSEEK_R1, /* <think> reasoning, often opened by the prompt; <｜tool▁calls▁begin｜>... */
+    CHAT_GPT_OSS, /* <|channel|>analysis|commentary|final */
     CHAT_N_FORMATS
 };
 
