@@ -28,10 +28,12 @@ static __host__ __device__ constexpr int wide_step(int tile_bytes)
     return tile_bytes <= Q80_BYTES ? 4 : 1;
 }
 
-/* Who waits for whom: a chunk of activations, a k tile of codes; there, and done with. */
+/* Who waits for whom: a chunk of activations, there and done with; a k tile of codes. */
 struct wide_bars {
-    uint64_t full[WIDE_MOST_SLOTS], empty[WIDE_MOST_SLOTS], codes_full[2], codes_empty[2];
+    uint64_t full[WIDE_MOST_SLOTS], empty[WIDE_MOST_SLOTS], codes_full[2];
 };
+/* That a stage of codes has been read is a barrier of all who read and the warp that asks for more. */
+enum { CODES_READ = 2 /* and 3 */, CODES_THREADS = WIDE_USERS + 32 };
 
 struct wide_block {
     uint8_t *ring;  /* (2, WIDE_TILES, wide_step chunks of a tile) */
@@ -55,19 +57,19 @@ DEVICE void wide_bring(const struct wide_block &k, const uint8_t *from, int tile
         at[i] = (uint32_t)in * (uint32_t)ldx + (uint32_t)piece * 8;
     }
     uint8_t *dst = k.slots + row0 * 128 + ((piece ^ (row0 & 7)) << 4);
-    int slot = 0, turn = 1, chunks = k.n_kt * 4, stage = 0, codes_turn = 1;
+    int slot = 0, turn = 1, chunks = k.n_kt * 4, stage = 0;
     int step = wide_step(tile_bytes), bytes = tile_bytes / 4 * step;
 #pragma unroll 1
     for (int c = 0; c < chunks; c++) {
-        if (!(c & (step - 1))) {
-            bar_wait(&k.bars->codes_empty[stage], codes_turn);
+        if (id < 32 && !(c & (step - 1))) {
+            if (c >= 2 * step)
+                part_sync(CODES_READ + stage, CODES_THREADS);
             if (id < WIDE_TILES) {
                 bar_expect(&k.bars->codes_full[stage], bytes);
                 bar_copy(&k.bars->codes_full[stage], k.ring + (stage * WIDE_TILES + id) * bytes,
                          from, bytes);
                 from += bytes;
             }
-            codes_turn ^= stage;
             stage ^= 1;
         }
         bar_wait(&k.bars->empty[slot], turn);
@@ -119,9 +121,8 @@ DEVICE void wide_loop(const struct wide_block &k, int tile, float (&acc)[WIDE_N 
         int next = c + 1, stage = next / STEP & 1;
         if (next < chunks) {
             if (!(next & (STEP - 1))) {
-                __syncwarp(); /* every lane has read its codes */
-                if (lane == 0)
-                    bar_arrive(&k.bars->codes_empty[stage ^ 1]);
+                if (next + STEP < chunks)
+                    part_arrive(CODES_READ + (stage ^ 1), CODES_THREADS);
                 bar_wait(&k.bars->codes_full[stage], next / (2 * STEP));
             }
             w.fetch(mine + stage * (WIDE_TILES * BYTES), next & (STEP - 1), lane);
@@ -372,10 +373,8 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1)
     if (w == WIDE_USERS / 32 && lane < WIDE_MOST_SLOTS) {
         bar_init(&k.bars->full[lane], WIDE_BRINGERS);
         bar_init(&k.bars->empty[lane], WIDE_USERS / 32);
-        if (lane < 2) {
+        if (lane < 2)
             bar_init(&k.bars->codes_full[lane], WIDE_TILES);
-            bar_init(&k.bars->codes_empty[lane], WIDE_USERS / 32);
-        }
         bar_ready();
     }
     dependency_wait();
