@@ -20,6 +20,41 @@ static const enum dtype all_types[] = {DT_F32,   DT_F16,   DT_BF16,    DT_Q4_0, 
                                        DT_MXFP4, DT_IQ3_S, DT_F8_E4M3, DT_GPTQ4};
 enum { N_TYPES = (int)(sizeof all_types / sizeof *all_types) };
 
+/* y = x W^T on both, y left for the caller to compare and free. x: (rows, n_in), freed. */
+static struct array linear_both(struct duo *d, const struct shape *s,
+                                const struct random_spec *spec, struct array x, int rows)
+{
+    int n_out = 0;
+    for (int i = 0; i < spec->n_seg; i++)
+        n_out += spec->rows[i];
+    struct duo_weight w;
+    weight_new(d, &w, spec);
+    struct array y = array_new(d, (size_t)(n_out * rows));
+    poison(d, &y);
+    struct plan p;
+    plan_make(&p, s, (const int[][2]){{0, 1}}, 1, false);
+    begin(d, &p.b);
+    d->ref->ops->linear(d->ref, &w.ref, x.ref, y.ref, rows);
+    d->gpu->ops->linear(d->gpu, &w.gpu, x.gpu, y.gpu, rows);
+    end(d, NULL, NULL);
+    array_free(d, &x);
+    weight_free(d, &w);
+    mem_free(p.pages);
+    return y;
+}
+
+/* A product of random rows, named `what` and its sizes. */
+static void check_linear(struct duo *d, const struct shape *s, const struct random_spec *spec,
+                         int rows, const char *what)
+{
+    struct array y =
+        linear_both(d, s, spec, array_random(d, (size_t)(spec->n_in * rows), 1.0f), rows);
+    char name[100];
+    snprintf(name, sizeof name, "%s %d x %d, %d rows", what, spec->n_in, (int)y.n / rows, rows);
+    array_check(d, name, &y, y.n, TOL);
+    array_free(d, &y);
+}
+
 static void test_linear(void)
 {
     int before = n_checks;
@@ -52,25 +87,9 @@ static void test_linear(void)
                                        .bias = j & 1,
                                        .act_order = j == 2,
                                        .group_len = j == 3 ? 32 : 128};
-            struct duo_weight w;
-            weight_new(&d, &w, &spec);
-            struct array x = array_random(&d, (size_t)(n_in * rows), 1.0f);
-            struct array y = array_new(&d, (size_t)(n_out * rows));
-            poison(&d, &y);
-            struct plan p;
-            plan_make(&p, &s, (const int[][2]){{0, 1}}, 1, false);
-            begin(&d, &p.b);
-            d.ref->ops->linear(d.ref, &w.ref, x.ref, y.ref, rows);
-            d.gpu->ops->linear(d.gpu, &w.gpu, x.gpu, y.gpu, rows);
-            end(&d, NULL, NULL);
-            char what[100];
-            snprintf(what, sizeof what, "linear %s %d x %d, %d rows", dtype_name(t), n_in, n_out,
-                     rows);
-            array_check(&d, what, &y, y.n, TOL);
-            array_free(&d, &x);
-            array_free(&d, &y);
-            weight_free(&d, &w);
-            mem_free(p.pages);
+            char what[40];
+            snprintf(what, sizeof what, "linear %s", dtype_name(t));
+            check_linear(&d, &s, &spec, rows, what);
         }
     duo_close(&d);
     report("linear", before);
@@ -102,26 +121,7 @@ static void test_shapes(void)
                                            .n_seg = 2, /* one would be kept in floats */
                                            .rows = {n_out, 16},
                                            .type = {types[j], types[j]}};
-                n_out += 16;
-                struct duo_weight w;
-                weight_new(&d, &w, &spec);
-                struct array x = array_random(&d, (size_t)(n_in * rows), 1.0f);
-                struct array y = array_new(&d, (size_t)(n_out * rows));
-                poison(&d, &y);
-                struct plan p;
-                plan_make(&p, &s, (const int[][2]){{0, 1}}, 1, false);
-                begin(&d, &p.b);
-                d.ref->ops->linear(d.ref, &w.ref, x.ref, y.ref, rows);
-                d.gpu->ops->linear(d.gpu, &w.gpu, x.gpu, y.gpu, rows);
-                end(&d, NULL, NULL);
-                char what[100];
-                snprintf(what, sizeof what, "%s %d x %d, %d rows", dtype_name(types[j]), n_in,
-                         n_out, rows);
-                array_check(&d, what, &y, y.n, TOL);
-                array_free(&d, &x);
-                array_free(&d, &y);
-                weight_free(&d, &w);
-                mem_free(p.pages);
+                check_linear(&d, &s, &spec, rows, dtype_name(types[j]));
             }
     duo_close(&d);
     report("shapes", before);
@@ -149,8 +149,6 @@ static void test_segments(void)
                                        .type = {mixes[i][0], mixes[i][1], mixes[i][2]},
                                        .bias = true,
                                        .group_len = 64};
-            struct duo_weight w;
-            weight_new(&d, &w, &spec);
             float *h = mem_alloc((size_t)(512 * rows) * sizeof(float));
             for (int t = 0; t < rows; t++)
                 for (int k = 0; k < 512; k++)
@@ -159,14 +157,7 @@ static void test_segments(void)
             struct array x = array_new(&d, (size_t)(512 * rows));
             array_set(&d, &x, h);
             mem_free(h);
-            struct array y = array_new(&d, (size_t)(368 * rows));
-            poison(&d, &y);
-            struct plan p;
-            plan_make(&p, &s, (const int[][2]){{0, 1}}, 1, false);
-            begin(&d, &p.b);
-            d.ref->ops->linear(d.ref, &w.ref, x.ref, y.ref, rows);
-            d.gpu->ops->linear(d.gpu, &w.gpu, x.gpu, y.gpu, rows);
-            end(&d, NULL, NULL);
+            struct array y = linear_both(&d, &s, &spec, x, rows);
             float *got = mem_alloc(y.n * sizeof(float));
             d.gpu->ops->copy_out(d.gpu, got, y.gpu, y.n * sizeof(float));
             for (int t = 0; t < rows; t++) {
@@ -175,10 +166,7 @@ static void test_segments(void)
                 check_close(what, got + t * 368, y.ref + t * 368, 368, TOL);
             }
             mem_free(got);
-            array_free(&d, &x);
             array_free(&d, &y);
-            weight_free(&d, &w);
-            mem_free(p.pages);
         }
     duo_close(&d);
     report("segments", before);
@@ -198,7 +186,7 @@ static void test_batches(void)
     duo_open(&d, &s);
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
         for (size_t k = 0; k < sizeof rows_of / sizeof *rows_of; k++) {
-            int n_in = widths[i], rows = rows_of[k], n_out = 256 + 64 + 72;
+            int n_in = widths[i], rows = rows_of[k];
             if (SIM && (size_t)n_in * (size_t)rows > 100000)
                 continue;
             struct random_spec spec = {.n_in = n_in,
@@ -207,24 +195,7 @@ static void test_batches(void)
                                        .rows = {256, 64, 72},
                                        .type = {DT_Q4_K, DT_Q4_K, k % 2 ? DT_Q6_K : DT_Q4_K},
                                        .bias = i % 2 == 1};
-            struct duo_weight w;
-            weight_new(&d, &w, &spec);
-            struct array x = array_random(&d, (size_t)(n_in * rows), 1.0f);
-            struct array y = array_new(&d, (size_t)(n_out * rows));
-            poison(&d, &y);
-            struct plan p;
-            plan_make(&p, &s, (const int[][2]){{0, 1}}, 1, false);
-            begin(&d, &p.b);
-            d.ref->ops->linear(d.ref, &w.ref, x.ref, y.ref, rows);
-            d.gpu->ops->linear(d.gpu, &w.gpu, x.gpu, y.gpu, rows);
-            end(&d, NULL, NULL);
-            char what[100];
-            snprintf(what, sizeof what, "batch %d x %d, %d rows", n_in, n_out, rows);
-            array_check(&d, what, &y, y.n, TOL);
-            array_free(&d, &x);
-            array_free(&d, &y);
-            weight_free(&d, &w);
-            mem_free(p.pages);
+            check_linear(&d, &s, &spec, rows, "batch");
         }
     duo_close(&d);
     report("batches", before);
