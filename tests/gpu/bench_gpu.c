@@ -3,8 +3,9 @@
  * sizes and depths, prompts, and the time of each op alone (the same op of every layer in one
  * recorded step, so that launches do not count and the weights come from memory, not from cache).
  *   bench_gpu [--model 30b|8b] [--layers N] [--what tg,pp,ops] [--reps N] [--rows 1,8,...]
- *             [--part qkv,moe,...] [--eager]
- * --rows: batch sizes of tg and ops; --part: only these ops; --eager: ops unrecorded, for profilers.
+ *             [--part qkv,moe,...] [--eager] [--alike N]
+ * --rows: batch sizes of tg and ops; --part: only these ops; --eager: ops unrecorded, for profilers;
+ * --alike: a router's rows repeat after N experts, so that rows of a step crowd into fewer of them.
  */
 #include "backend/backend.h"
 #include "backend/profile.h"
@@ -81,7 +82,7 @@ static void upload(struct bench *m, struct weight *w, const struct random_spec *
     random_weight_free(&r);
 }
 
-static void build(struct bench *m, bool moe, int n_layers)
+static void build(struct bench *m, bool moe, int n_layers, int alike)
 {
     struct shape *s = &m->s;
     *s = (struct shape){
@@ -135,8 +136,12 @@ static void build(struct bench *m, bool moe, int n_layers)
             .n_in = H, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {DT_Q4_K}};
         upload(m, &l->wo, &wo);
         if (moe) {
-            struct random_spec router = {
-                .n_in = E, .n_expert = 1, .n_seg = 1, .rows = {128}, .type = {DT_F32}};
+            struct random_spec router = {.n_in = E,
+                                         .n_expert = 1,
+                                         .n_seg = 1,
+                                         .rows = {128},
+                                         .type = {DT_F32},
+                                         .alike = alike};
             upload(m, &l->router, &router);
         }
         struct random_spec gu = {.n_in = E,
@@ -354,6 +359,7 @@ int main(int argc, char **argv)
     bool moe = true;
     int layers = 0, reps = 100, rows[16] = {1, 2, 4, 8, 16, 32, 64, 128}, n_rows = 8;
     bool recorded = true;
+    int alike = 0;
     const char *what = NULL, *parts = NULL;
     for (int i = 1; i < argc; i++) {
         const char *v = i + 1 < argc ? argv[i + 1] : "";
@@ -369,6 +375,8 @@ int main(int argc, char **argv)
             parts = v, i++;
         else if (!strcmp(argv[i], "--eager"))
             recorded = false;
+        else if (!strcmp(argv[i], "--alike"))
+            alike = atoi(v), i++;
         else if (!strcmp(argv[i], "--what"))
             what = v, i++;
         else {
@@ -382,7 +390,7 @@ int main(int argc, char **argv)
     m->be = backend_open_cuda(&opt, &err);
     if (!m->be)
         die(&err);
-    build(m, moe, layers ? layers : moe ? 48 : 32);
+    build(m, moe, layers ? layers : moe ? 48 : 32, alike > 0 && alike < 128 ? alike : 0);
 #ifdef STEEL_CUDA_TRACE
     for (int i = 0; i < n_rows; i++)
         trace_step(m, rows[i], 256);

@@ -140,6 +140,9 @@ void random_weight_make(struct random_weight *w, const struct random_spec *sp, u
         uint8_t *data = block(w, bytes * real);
         const uint8_t **table = block(w, experts * sizeof *table);
         fill_rows(g->type, data, n_in * rows * real, s);
+        size_t alike = sp->alike ? dtype_bytes(g->type, n_in * (size_t)sp->alike) : bytes * real;
+        for (size_t at = alike; at < bytes * real; at++)
+            data[at] = data[at - alike];
         for (size_t e = 0; e < experts; e++)
             table[e] = data + (sp->same_experts ? 0 : e * bytes);
         g->data = table;

@@ -317,7 +317,14 @@ static void one_attention(const struct shape *s, bool norms, int window, const i
     struct duo_weight w;
     weight_new(&d, &w, &spec);
     struct array n = array_random(&d, (size_t)(rows * s->n_embd), 1.0f);
+    struct random_spec out = {
+        .n_in = H * D, .n_expert = 1, .n_seg = 1, .rows = {s->n_embd}, .type = {DT_F16}};
+    struct duo_weight wo;
+    if (H * D % 256 == 0)
+        out.type[0] = DT_Q4_K;
+    weight_new(&d, &wo, &out);
     struct array q = array_new(&d, (size_t)(rows * H * D)), a = array_new(&d, q.n);
+    struct array o = array_new(&d, n.n);
     struct array qn = array_random(&d, (size_t)D, 1.0f), kn = array_random(&d, (size_t)D, 1.0f);
     struct kv_layer kr, kg;
     kv_new(&d, &kr, &kg);
@@ -335,9 +342,14 @@ static void one_attention(const struct shape *s, bool norms, int window, const i
             array_check(&d, text, &q, q.n, TOL);
         d.ref->ops->attention(d.ref, &lr, q.ref, a.ref);
         d.gpu->ops->attention(d.gpu, &lg, q.gpu, a.gpu);
+        d.ref->ops->linear(d.ref, &wo.ref, a.ref, o.ref, rows);
+        d.gpu->ops->linear(d.gpu, &wo.gpu, a.gpu, o.gpu, rows);
         end(&d, NULL, NULL);
+        double tol = s->kv_type == DT_BF16 ? 6e-3 : 2e-3;
         snprintf(text, sizeof text, "a of %s", what);
-        array_check(&d, text, &a, a.n, s->kv_type == DT_BF16 ? 6e-3 : 2e-3);
+        array_check(&d, text, &a, a.n, tol);
+        snprintf(text, sizeof text, "output of %s", what);
+        array_check(&d, text, &o, o.n, tol);
         snprintf(text, sizeof text, "k of %s", what);
         kv_check(&d, text, kr.k, kg.k);
         snprintf(text, sizeof text, "v of %s", what);
@@ -347,9 +359,11 @@ static void one_attention(const struct shape *s, bool norms, int window, const i
     array_free(&d, &n);
     array_free(&d, &q);
     array_free(&d, &a);
+    array_free(&d, &o);
     array_free(&d, &qn);
     array_free(&d, &kn);
     weight_free(&d, &w);
+    weight_free(&d, &wo);
     mem_free(p.pages);
     duo_close(&d);
 }
@@ -366,7 +380,7 @@ static void test_attention(bool prompts)
         enum dtype kv;
     } shapes[] = {{8, 1, 128, 128, 16, DT_F16}, {8, 2, 64, 64, 32, DT_F16},
                   {8, 1, 128, 64, 16, DT_BF16}, {12, 1, 64, 32, 16, DT_BF16},
-                  {4, 4, 128, 128, 16, DT_F16}, {4, 2, 32, 32, 16, DT_F16},
+                  {6, 6, 128, 128, 16, DT_F16}, {4, 2, 32, 32, 16, DT_F16},
                   {4, 2, 64, 64, 5, DT_F16},    {4, 2, 64, 64, 16, DT_F32}};
     static const int decode[][2] = {{0, 1}, {15, 1}, {16, 1}, {300, 1}, {63, 1}, {64, 1}};
     static const int mixed[][2] = {{20, 1}, {0, 70}, {33, 17}, {5, 1}, {100, 2}, {0, 64}};

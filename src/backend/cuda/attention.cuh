@@ -22,7 +22,10 @@ struct attn_args {
     float eps, scale;
     float *split_acc, *split_ml;
     int32_t *split_count;
-    float *records; /* wave.cu: (units, n_split, 8 * D / 4, 8) */
+    float *records;  /* wave.cu: (units, n_split, 8 * D / 4, 8) */
+    uint8_t *panels; /* many.cu: a in the order of panel.cu, panel_rows to a tile; or NULL */
+    float *scale_of; /* (n_tokens) what undoes their scale: one */
+    int panel_rows;
 };
 
 DEVICE uint32_t word_of(const uint4 &v, int i)

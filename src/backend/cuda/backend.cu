@@ -118,7 +118,7 @@ static void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t
 {
     struct cuda_backend *cu = cuda_self(be);
     flush(cu);
-    cu->half_of = NULL;
+    cu->half_of = cu->panels_of = NULL;
     CUDA_TRY(cu, cudaMemcpyAsync(real(cu, dst), host, bytes, cudaMemcpyHostToDevice, cu->stream));
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
 }
@@ -335,7 +335,7 @@ static void cuda_begin(struct backend *be, const struct batch *b)
     cu->raw_qkv.set = false;
     cu->n_aliases = 0;
     cu->logits = NULL;
-    cu->half_of = NULL;
+    cu->half_of = cu->panels_of = NULL;
     cu->n_marks = 0;
     memset(l, 0, sizeof *l);
     l->n_tokens = b->n_tokens;
@@ -547,6 +547,8 @@ static void set_alias(struct cuda_backend *cu, const void *named, void *where)
     int i = 0;
     if (cu->half_of == named) /* written anew */
         cu->half_of = NULL;
+    if (cu->panels_of == named)
+        cu->panels_of = NULL;
     while (i < cu->n_aliases && cu->alias[i].named != named)
         i++;
     if (named == where) {

@@ -234,6 +234,9 @@ struct cuda_backend {
     uint16_t *half_in;    /* (max_tokens, widest n_in) activations of the large path */
     const float *half_of; /* the buffer whose first half_rows rows they are; NULL = none */
     int half_rows;
+    const float
+        *panels_of; /* the buffer whose panels_rows rows are in panels, if they are not half_in's */
+    int panels_rows;
     float *half_scale;     /* (max_tokens) what undoes a row's scale */
     uint16_t *half_hidden; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
     float *expert_out;     /* (max_tokens * used, n_embd) */

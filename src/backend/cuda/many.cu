@@ -10,6 +10,7 @@
  * cache, and which key is which column is chosen so that reads of 16 bytes meet few banks twice.
  */
 #include "backend/cuda/attention.cuh"
+#include "backend/cuda/gemm.cuh"
 
 #include <math.h>
 
@@ -69,11 +70,21 @@ template <int D> static constexpr size_t many_shared(int warps, int rounds)
            (size_t)(16 * (D + 4) + 2 * D) * 2 + (size_t)(warps * (D + 16)) * 4;
 }
 
+/* Columns k and k+1 (k even) of row t, as halves where panel.cu looks for them. */
+DEVICE void panel_put(const struct attn_args &p, int t, int k, float x, float y)
+{
+    int tile = t / p.panel_rows, r = t - tile * p.panel_rows, at = half_slot(k);
+    size_t width = (size_t)(p.n_heads * p.kv.head_dim);
+    uint8_t *row = p.panels + ((size_t)(tile * p.panel_rows) * width + (size_t)(r * 64)) * 2;
+    *(uint32_t *)(row + (k >> 6) * p.panel_rows * 128 + (((at >> 3 & 7) ^ (t & 7)) << 4) +
+                  (at & 7) * 2) = pack_half2(x, y);
+}
+
 /* Grid: (kv heads x groups of 8 heads, sequences). p.q are raw projections. */
 template <int D, bool BF16, int WARPS, int ROUNDS>
-static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8    ? 1
-                                                     : ROUNDS == 2 ? 3
-                                                                   : 2)
+static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
+                                                     : WARPS == 4 ? 3
+                                                                  : 5)
     many_kernel(const __grid_constant__ struct attn_args p)
 {
     typedef many_tile<D> tile;
@@ -105,8 +116,13 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8    ? 1
     dependency_trigger();
     if (slot < 0) { /* a padding row */
         dependency_wait();
-        for (int i = (int)threadIdx.x; i < heads * D; i += WARPS * 32)
-            to[i] = 0.0f;
+        for (int i = (int)threadIdx.x * 2; i < heads * D; i += WARPS * 64) {
+            to[i] = to[i + 1] = 0.0f;
+            if (p.panels)
+                panel_put(p, t, h0 * D + i, 0.0f, 0.0f);
+        }
+        if (p.panels && blockIdx.x == 0 && threadIdx.x == 0)
+            p.scale_of[t] = 1.0f;
         return;
     }
     /* The pages of 32 rounds: lane i has round i's. Past the last key the page table may end. */
@@ -317,15 +333,22 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8    ? 1
             float f = fast_exp2(ml[(j * 8 + h) * 2] - most);
             l += f * ml[(j * 8 + h) * 2 + 1];
 #pragma unroll
-            for (int i = 0; i < PER; i++)
-                v[i] += f * part[(j * 8 + h) * PART_ROW + lane + 32 * i];
+            for (int i = 0; i < PER; i++) { /* entry 8j + n is element n * TILES + j */
+                int e = lane * PER + i;
+                v[i] += f * part[(j * 8 + h) * PART_ROW + e % TILES * 8 + e / TILES];
+            }
         }
 #pragma unroll
-        for (int i = 0; i < PER; i++) { /* entry 8j + n is element n * TILES + j */
-            int at = lane + 32 * i;
-            to[h * D + (at & 7) * TILES + (at >> 3)] = fast_divide(v[i], l);
+        for (int i = 0; i < PER; i += 2) {
+            int at = h * D + lane * PER + i;
+            float x = fast_divide(v[i], l), y = fast_divide(v[i + 1], l);
+            *(float2 *)(to + at) = make_float2(x, y);
+            if (p.panels) /* no larger than the largest value, which is a half too */
+                panel_put(p, t, h0 * D + at, x, y);
         }
     }
+    if (p.panels && blockIdx.x == 0 && threadIdx.x == 0)
+        p.scale_of[t] = 1.0f;
 }
 
 bool many_suits(const struct cuda_backend *cu, int n_decode)
@@ -346,16 +369,27 @@ static void many_launch(struct cuda_backend *cu, const struct attn_args &p, dim3
                 many_shared<D>(WARPS, ROUNDS), LAUNCH_EARLY, p);
 }
 
-/* One block to an SM: eight warps; of more, three share it. */
-template <int D, bool BF16>
-static void many_pick(struct cuda_backend *cu, const struct attn_args &p)
+/* One block to an SM: eight warps; of more, three share it, or five where three would not do in one go. */
+template <int D, bool BF16> static void many_pick(struct cuda_backend *cu, struct attn_args p)
 {
+    int rows = p.step.n_decode, width = p.n_heads * D;
+    if (!BF16 && rows > FEW_ROWS && width % TILE_K == 0 && panel_fits(cu, rows, width)) {
+        p.panels = cu->panels;
+        p.panel_rows = panel_width(rows);
+        p.scale_of = cu->half_scale;
+        cu->half_of = NULL;
+        cu->panels_of = p.a;
+        cu->panels_rows = rows;
+    }
     dim3 grid((unsigned)(p.kv.n_kv * ceil_div(p.n_heads / p.kv.n_kv, 8)),
               (unsigned)p.step.n_decode);
-    if ((int)(grid.x * grid.y) <= cu->n_sm)
+    int units = (int)(grid.x * grid.y);
+    if (units <= cu->n_sm)
         many_launch<D, BF16, 8, 3>(cu, p, grid);
-    else
+    else if (units <= 3 * cu->n_sm)
         many_launch<D, BF16, 4, 2>(cu, p, grid);
+    else
+        many_launch<D, BF16, 2, 2>(cu, p, grid);
 }
 
 void many_attend(struct cuda_backend *cu, const struct attn_args &p)
