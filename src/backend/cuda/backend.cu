@@ -221,7 +221,7 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         {(void **)&cu->records, (size_t)list_records(s) * RECORD},
         {(void **)&cu->hidden_records, (size_t)list_hidden_records(s) * RECORD},
         {(void **)&cu->panels, panel_bytes(cu)},
-        {(void **)&cu->quad_table, quad_table_bytes()},
+        {(void **)&cu->quad_meeting, quad_meeting_bytes()},
         {(void **)&cu->half_in, tokens * align_up(widest, TILE_K) * 2},
         {(void **)&cu->half_scale, tokens * 4},
         {(void **)&cu->half_hidden, tokens * (hidden + 1) * 2},
@@ -239,6 +239,7 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         !pinned((void **)&cu->logits_row, NULL, (size_t)s->n_vocab * 4, err))
         return false;
     CUDA_TRY(cu, cudaMemsetAsync(cu->wave_records, 0xff, wave_record_bytes(cu), cu->stream));
+    quad_prepare(cu);
     if (s->n_rot)
         cuda_copy_in(be, cu->rope_freq, s->rope_freq, (size_t)(s->n_rot / 2) * 4);
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));

@@ -137,12 +137,13 @@ enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
 enum {
     SMALL_ROWS = 4,       /* small.cu: of any product */
     SMALL_MOE_ROWS = 8,   /* and of experts */
-    FEW_FROM = 3,         /* K-quants: few.cu, up to FEW_ROWS; more go through list.cu */
+    FEW_FROM = 3,         /* K-quants: few.cu, up to FEW_ROWS */
     FEW_ROWS = 8,         /* the most whose norm becomes part of a product */
     FEW_RECORD_ROWS = 32, /* few.cu: dense products, of records */
-    QUAD_ROWS = 24,       /* quad.cu: experts, of more rows than few.cu takes */
+    QUAD_ROWS = 24,       /* experts.cu; more go through list.cu */
     LIST_ROWS = 256,
-    PANEL_ROWS = 256,     /* panel.cu: dense products */
+    PANEL_FROM = 17, /* panel.cu: dense products; few.cu before */
+    PANEL_ROWS = 256,
     LIST_ROUTE_ROWS = 64, /* rows one block routes */
     ARGMAX_BLOCKS = 32
 };
@@ -228,8 +229,8 @@ struct cuda_backend {
     float *hidden;        /* (SMALL_MOE_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
     uint8_t *records; /* (LIST_ROWS, widest n_kt) half_in of few rows in another order: rows.cuh */
     int n_records;    /* records there is room for */
-    uint8_t *hidden_records; /* hidden units: see quad.cu, list.cu */
-    void *quad_table;        /* struct quad_table */
+    uint8_t *hidden_records; /* hidden units: see experts.cu, list.cu */
+    void *quad_meeting;      /* struct quad_meeting, see experts.cu */
     uint8_t *panels;      /* half_in of at most PANEL_ROWS rows in yet another: panel.cu; or NULL */
     uint16_t *half_in;    /* (max_tokens, widest n_in) activations of the large path */
     const float *half_of; /* the buffer whose first half_rows rows they are; NULL = none */
@@ -379,15 +380,22 @@ bool few_moe_fits(const struct cuda_backend *cu, const struct matrix *router,
 void few_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
              const struct matrix *down, const struct norm_in *in, float *y, int rows);
 
-/* quad.cu: experts of up to QUAD_ROWS rows of K-quants. The rows are those of cu->records,
- * their logits in cu->router. */
+/* experts.cu: up to QUAD_ROWS rows of K-quants. The rows are those of cu->records, their logits in
+ * cu->router. */
 bool quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                const struct matrix *down, int rows);
-size_t quad_table_bytes(void);
+size_t quad_meeting_bytes(void);
+void quad_prepare(struct cuda_backend *cu);
 void quad_experts(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
                   float *y, int n_expert, int rows);
 
-/* And any product of 2 to 4 rows, of floats. */
+/* The same with norm and router, up to four rows. */
+bool quad_moe_fits(const struct cuda_backend *cu, const struct matrix *router,
+                   const struct matrix *gate_up, const struct matrix *down, int rows);
+void quad_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
+              const struct matrix *down, const struct norm_in *in, float *y, int rows);
+
+/* quad.cu: any product of 2 to 4 rows of K-quants, of floats */
 bool quad_linear_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
 void quad_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                  float *y, int rows);

@@ -1,6 +1,7 @@
 /*
- * Steps of 2 to 8 rows. The tensor core has eight columns, so eight rows cost what one does: every
- * weight is read once for all rows, and experts are walked by the distinct ones chosen. As in small.cu
+ * Steps of 2 to 8 rows, dense products of up to 32. The tensor core has eight columns, so eight rows cost what one
+ * does: every weight is read once for all rows, and experts (where experts.cu does not take them: more than
+ * 128) are walked by the distinct ones chosen. As in small.cu
  * the warps of a block cut k between them, a slice of 256 columns each; a warp turns its slice of all
  * rows into fragments (rows.cuh), keeps them in registers, and streams its weight tiles through a
  * ring of its own. What does not hang on the step is on its way before the kernel in front has
@@ -95,7 +96,8 @@ DEVICE float frag_pack(struct row_frag &f, const float (&v)[16][4], float top, i
 }
 
 /* y = x W^T (+ bias), for 8 NT rows, which come as floats or as records. Grid: (groups of tiles, groups
- * of rows). FLOATS: one group of eight, and a norm may stand in front. */
+ * of rows). FLOATS: one group of eight, and a norm may stand in front. Where k is short, two teams of warps
+ * take every other tile. */
 struct few_args {
     struct matrix w;
     struct norm_in in;                      /* (rows, n_in) */
@@ -110,19 +112,20 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
     few_kernel(const __grid_constant__ struct few_args p)
 {
     SHARED_BYTES(shared);
-    int warps = (int)blockDim.x >> 5, w = warp_id(), lane = lane_id(), g = lane >> 2;
+    int slices = p.w.n_kt, warps = (int)blockDim.x >> 5, teams = warps / slices;
+    int team = warp_id() / slices, w = warp_id() - team * slices, lane = lane_id(), g = lane >> 2;
     int one_ring = ring_bytes(FEW_STAGES, p.slot), stride = p.batch * NT * SUM_TILE;
-    float *sums = (float *)(shared + warps * one_ring); /* (2, warps, batch, NT) tiles */
-    float *squares = sums + 2 * warps * stride;         /* (warps, 8) */
+    float *sums = (float *)(shared + warps * one_ring); /* (2, slices, batch, NT) tiles */
+    float *squares = sums + 2 * slices * stride;        /* (slices, 8) */
     int first = (int)blockIdx.x * p.tiles_per_block, row0 = (int)blockIdx.y * 8 * NT;
-    int end = min(first + p.tiles_per_block, p.w.n_tiles), f_tile = first;
+    int end = min(first + p.tiles_per_block, p.w.n_tiles), f_tile = first + team;
     int rows = min(8 * NT, p.rows - row0);
     struct tile_ring<FEW_STAGES> ring;
-    ring_init(ring, shared + w * one_ring, p.slot);
+    ring_init(ring, shared + warp_id() * one_ring, p.slot);
     auto fetch = [&]() {
         const struct seg *s = seg_of(p.w, f_tile);
         ring_fetch(ring, tile_address(p.w, s, 0, f_tile, w), s->tile_bytes, f_tile < end);
-        f_tile++;
+        f_tile += teams;
     };
 #pragma unroll 1
     for (int i = 0; i < FEW_STAGES; i++)
@@ -134,7 +137,7 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
     if constexpr (FLOATS) {
         float v[16][4], square, top = slice_load_any(v, p.in, rows, w, p.w.n_in, square);
         to_columns(frag_pack(x[0], v, top, rows), undo[0]);
-        if (p.in.gain && !(lane & 3))
+        if (p.in.gain && team == 0 && !(lane & 3))
             squares[w * 8 + g] = square;
     } else {
 #pragma unroll
@@ -148,9 +151,9 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
 #pragma unroll 1
     for (int tile = first; tile < end; tile += p.batch, odd ^= 1) {
         int n = min(p.batch, end - tile);
-        float *to = sums + odd * warps * stride;
+        float *to = sums + odd * slices * stride;
 #pragma unroll 1
-        for (int b = 0; b < n; b++) {
+        for (int b = team; b < n; b += teams) {
             float acc[NT][4] = {};
             int kind = seg_of(p.w, tile + b)->kind;
             frag_tile<NT>(kind, ring_take(ring), x, acc);
@@ -168,11 +171,11 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
             int row = (tile + b - s->tile0) * TILE_ROWS + r;
             if (row >= s->rows)
                 continue;
-            float v = take_tile(to + b * NT * SUM_TILE, warps, stride, col, r);
+            float v = take_tile(to + b * NT * SUM_TILE, slices, stride, col, r);
             if (FLOATS && p.in.gain) {
                 float sum = 0.0f;
 #pragma unroll 4
-                for (int j = 0; j < warps; j++)
+                for (int j = 0; j < slices; j++)
                     sum += squares[j * 8 + col];
                 v *= rsqrtf(sum / (float)p.w.n_in + p.in.eps);
             }
@@ -193,16 +196,16 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
     copy_async_wait<0>();
 }
 
-static size_t few_shared(int warps, int nt, int batch, int slot)
+static size_t few_shared(int slices, int teams, int nt, int batch, int slot)
 {
-    return (size_t)warps *
-           (size_t)(ring_bytes(FEW_STAGES, slot) + 2 * batch * nt * SUM_TILE * 4 + 32);
+    return (size_t)slices *
+           (size_t)(teams * ring_bytes(FEW_STAGES, slot) + 2 * batch * nt * SUM_TILE * 4 + 32);
 }
 
 static bool few_suits(const struct cuda_backend *cu, const struct matrix *w, int nt)
 {
     return w->set == SET_K && w->n_in % 8 == 0 && w->n_kt <= FEW_WARPS &&
-           few_shared(w->n_kt, nt, 1, w->max_tile_bytes) <= cu->shared_limit;
+           few_shared(w->n_kt, 1, nt, 1, w->max_tile_bytes) <= cu->shared_limit;
 }
 
 bool few_is_long(const struct matrix *w)
@@ -217,17 +220,20 @@ bool few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
 
 template <int NT, bool FLOATS> static void few_launch(struct cuda_backend *cu, struct few_args p)
 {
-    int warps = p.w.n_kt;
-    int groups = ceil_div(p.rows, 8 * NT);
+    int slices = p.w.n_kt, groups = ceil_div(p.rows, 8 * NT);
     int per = ceil_div(p.w.n_tiles * groups, cu->n_sm); /* a block to an SM: rows are made once */
+    int teams = NT > 1 && per > 1 && 2 * slices <= FEW_WARPS ? 2 : 1;
     p.slot = p.w.max_tile_bytes;
     p.tiles_per_block = per;
     p.batch = per < 4 ? per : 4;
-    while (p.batch > 1 && few_shared(warps, NT, p.batch, p.slot) > cu->shared_per_sm / 2 - 1024)
+    size_t most = teams > 1 ? cu->shared_limit : cu->shared_per_sm / 2 - 1024;
+    while (p.batch > teams && few_shared(slices, teams, NT, p.batch, p.slot) > most)
         p.batch--;
+    if (few_shared(slices, teams, NT, p.batch, p.slot) > cu->shared_limit)
+        teams = p.batch = 1;
     cuda_launch(cu, few_kernel<NT, FLOATS>,
-                dim3((unsigned)ceil_div(p.w.n_tiles, per), (unsigned)groups), warps * 32,
-                few_shared(warps, NT, p.batch, p.slot), LAUNCH_EARLY, p);
+                dim3((unsigned)ceil_div(p.w.n_tiles, per), (unsigned)groups), teams * slices * 32,
+                few_shared(slices, teams, NT, p.batch, p.slot), LAUNCH_EARLY, p);
 }
 
 void few_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,
@@ -694,12 +700,20 @@ void few_moe(struct cuda_backend *cu, const struct matrix *router, const struct 
     const struct shape *s = &cu->shape;
     CHECK(s->n_expert_used <= MAX_USED && router->n_out <= MAX_EXPERTS, "%d of %d experts",
           s->n_expert_used, router->n_out);
+    if (quad_moe_fits(cu, router, gate_up, down, rows)) {
+        quad_moe(cu, router, gate_up, down, in, y, rows);
+        return;
+    }
     struct few_router_args r = {*router, *in, cu->router, cu->records, cu->half_scale};
     CHECK(router->n_seg == 1 && router->seg[0].kind == TILE_F32, "a router that is not in floats");
     cu->half_of = cu->panels_of = NULL; /* half_scale is no longer that of half_in */
     cuda_launch(cu, few_router_kernel,
                 dim3((unsigned)ceil_div(router->n_out, 8) + 1, (unsigned)rows), 256,
                 few_router_shared(router), LAUNCH_EARLY, r);
+    if (quad_fits(cu, gate_up, down, rows)) {
+        quad_experts(cu, gate_up, down, y, router->n_out, rows);
+        return;
+    }
     struct few_moe_args p = {};
     p.w = *gate_up;
     p.logits = cu->router;

@@ -509,6 +509,8 @@ void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *
     if (cu->panels_of == x && cu->panels_rows == rows && panel_linear(cu, w, y, rows))
         return;
     to_halves(cu, x, rows, w->n_in);
+    if (rows < PANEL_FROM && few_records(cu, w, y, rows))
+        return;
     if (rows > FEW_ROWS && panel_linear(cu, w, y, rows))
         return;
     if (few_records(cu, w, y, rows))

@@ -565,7 +565,7 @@ int list_records(const struct shape *s)
 }
 int list_hidden_records(const struct shape *s)
 {
-    /* list.cu: a record a pair; quad.cu: four for every entry there may be */
+    /* list.cu: a record a pair; experts.cu: four for every entry there may be */
     int rows = s->max_tokens < LIST_ROWS ? s->max_tokens : LIST_ROWS;
     rows = rows > 4 * QUAD_ROWS ? rows : 4 * QUAD_ROWS;
     return rows * s->n_expert_used * ceil_div(s->n_ff_exp, TILE_K) + 1; /* and one of zeros */

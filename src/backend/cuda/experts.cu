@@ -1,0 +1,670 @@
+/*
+ * Experts of a batched decode, up to QUAD_ROWS rows of K-quants: so few rows rarely choose the same expert (of
+ * 24 rows over 128 experts, eight each, two do), so work is a list of (expert, up to four of the rows that
+ * chose it), which every block makes for itself from the router's logits.
+ *
+ * Gate, up and down are one kernel, a block to an SM. Gate and up: the warps of a block cut k, a slice of 256
+ * columns each, whose rows stay in registers while the block works through its share of the list times an
+ * expert's tiles; it meets once every few tiles to add up. Then all blocks wait for each other, with the first
+ * tiles of down on their way meanwhile. Down: a block owns 16 outputs, all of the list, and the weighted sum of
+ * every row. With up to four rows the kernel also makes norm and router: block e has expert e's logits.
+ *
+ * Where blocks cannot wait for each other (in the simulator; where backends share a GPU; where there are more
+ * outputs or experts than SMs for them), the same kernel is launched once for each of these steps.
+ */
+#include "backend/cuda/quad.cuh"
+
+#include <math.h>
+
+enum { UP_BATCH = 4 };
+enum { MAX_USED = 16, MAX_EXPERTS = 128, MAX_ENTRIES = QUAD_ROWS * MAX_USED };
+
+struct quad_meeting;
+
+/* What a launch does; several: blocks wait for each other. */
+enum { QUAD_ROUTE = 1, QUAD_UP = 2, QUAD_DOWN = 4 };
+
+struct quad_args {
+    struct matrix router, up, down;
+    struct norm_in in;    /* OWN: (rows, n_in) */
+    float *logits;        /* (rows, n_expert) */
+    const uint8_t *x;     /* (rows, n_kt) records */
+    const float *x_scale; /* (rows) what undoes their scale */
+    uint8_t *hidden;      /* (entries, 4, n_kt of down) records, over 16 */
+    float *y;             /* (rows, n_out) */
+    struct quad_meeting *meeting;
+    int rows, n_expert, used, slot, phases;
+    bool renormalise;
+    float scale;
+};
+
+/* Where the blocks of a launch meet, in global memory: launches count in the two by turns. */
+struct quad_meeting {
+    uint32_t logits[4 * MAX_EXPERTS]; /* NOT_YET between launches */
+    uint32_t turn, arrived[2];
+};
+static const uint32_t NOT_YET = 0xffffffffu; /* no arithmetic gives it */
+
+size_t quad_meeting_bytes(void)
+{
+    return sizeof(struct quad_meeting);
+}
+
+void quad_prepare(struct cuda_backend *cu)
+{
+    CUDA_TRY(cu, cudaMemsetAsync(cu->quad_meeting, 0xff, offsetof(struct quad_meeting, turn),
+                                 cu->stream));
+}
+
+/* Who chose what; in shared memory of every block. An entry: an expert and up to four of the rows that
+ * chose it. */
+struct __align__(16) quad_list
+{
+    float weight[MAX_ENTRIES][4];               /* of an entry's rows */
+    uint32_t mask[QUAD_ROWS][MAX_EXPERTS / 32]; /* bits: experts a row chose */
+    uint32_t rows[MAX_ENTRIES];                 /* of an entry, a byte each; 255: none */
+    uint32_t chose[MAX_EXPERTS];                /* bits: rows that chose an expert */
+    uint16_t expert[MAX_ENTRIES];               /* of an entry; ascending */
+    uint16_t first[MAX_EXPERTS];                /* entry of an expert */
+    uint16_t chosen[QUAD_ROWS][MAX_USED];
+};
+
+/* One warp chooses for a row, in the order of rows.cuh; `wait`: as the logits come. */
+DEVICE void quad_choose_row(struct quad_list *l, const struct quad_args &p, int row, bool wait)
+{
+    enum { PER = MAX_EXPERTS / 32, BITS = 7 };
+    const float *logits = p.logits + row * p.n_expert;
+    int lane = lane_id();
+    float v[PER];
+    uint32_t key[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        v[i] = i * 32 + lane < p.n_expert ? load_float_now(logits + i * 32 + lane) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        while (wait && bits_of(v[i]) == NOT_YET)
+            v[i] = load_float_now(logits + i * 32 + lane);
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        key[i] = i * 32 + lane < p.n_expert ? choice_key<BITS>(v[i], i * 32 + lane) : 0;
+    int e = choose_largest<PER, BITS>(key, p.used, p.n_expert);
+    if (lane < p.used) {
+        atomicOr(&l->mask[row][e >> 5], 1u << (e & 31));
+        l->chosen[row][lane] = (uint16_t)e;
+    }
+}
+
+/* Before the wait. */
+DEVICE void quad_clear(struct quad_list *l)
+{
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < QUAD_ROWS * MAX_EXPERTS / 32; i += (int)blockDim.x)
+        l->mask[i / (MAX_EXPERTS / 32)][i % (MAX_EXPERTS / 32)] = 0;
+    __syncthreads();
+}
+
+/* Where this warp's copy of the list has its entries. */
+struct quad_find {
+    uint32_t chose[MAX_EXPERTS / 32]; /* rows that chose expert 32 i + lane */
+    int first[MAX_EXPERTS / 32];      /* its first entry */
+    int n;                            /* entries in all */
+};
+
+/* The block; every warp counts for itself. */
+DEVICE void quad_choose(struct quad_list *l, const struct quad_args &p, struct quad_find &f,
+                        bool wait)
+{
+    enum { GROUPS = MAX_EXPERTS / 32 };
+    int warps = (int)blockDim.x >> 5, w = warp_id(), lane = lane_id();
+#pragma unroll 1
+    for (int row = w; row < p.rows; row += warps)
+        quad_choose_row(l, p, row, wait);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++)
+        f.chose[i] = 0;
+#pragma unroll 4
+    for (int r = 0; r < p.rows; r++) {
+        uint4 m = *(const uint4 *)l->mask[r];
+        f.chose[0] |= (m.x >> lane & 1) << r;
+        f.chose[1] |= (m.y >> lane & 1) << r;
+        f.chose[2] |= (m.z >> lane & 1) << r;
+        f.chose[3] |= (m.w >> lane & 1) << r;
+    }
+    f.n = 0;
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++) {
+        int t = (__popc(f.chose[i]) + 3) >> 2;
+        f.first[i] = f.n;
+#pragma unroll 1
+        for (int k = 0; 4 * k < p.rows; k++) {
+            uint32_t some = __ballot_sync(FULL_WARP, t > k);
+            f.first[i] += __popc(some & ((1u << lane) - 1));
+            f.n += __popc(some);
+        }
+    }
+}
+
+/* The expert of an entry. */
+DEVICE int quad_expert(const struct quad_find &f, int entry)
+{
+    int e = 0;
+#pragma unroll
+    for (int i = 0; i < MAX_EXPERTS / 32; i++) {
+        uint32_t here = __ballot_sync(FULL_WARP, f.first[i] <= entry && f.chose[i]);
+        e = here ? i * 32 + 31 - __clz((int)here) : e;
+    }
+    return e;
+}
+
+/* The list itself: a warp has 32 experts. The block meets before it is read. OWN: row r is an entry's
+ * r-th, whether it chose the expert or not. */
+template <bool OWN> DEVICE void quad_write(struct quad_list *l, const struct quad_find &f)
+{
+    int lane = lane_id(), warps = (int)blockDim.x >> 5;
+#pragma unroll
+    for (int i = 0; i < MAX_EXPERTS / 32; i++) {
+        if (i % warps != warp_id())
+            continue;
+        uint32_t m = f.chose[i];
+        int at = f.first[i];
+        l->chose[i * 32 + lane] = m;
+        l->first[i * 32 + lane] = (uint16_t)at;
+#pragma unroll 1
+        for (; m; at++) {
+            uint32_t rows = ~0u;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if (OWN ? !(m >> j & 1) : !m)
+                    continue;
+                rows &= ~((uint32_t)(OWN ? 255 - j : 256 - __ffs((int)m)) << 8 * j);
+                m &= OWN ? m : m - 1;
+            }
+            m = OWN ? 0 : m;
+            l->rows[at] = rows;
+            l->expert[at] = (uint16_t)(i * 32 + lane);
+        }
+    }
+}
+
+/* What down will want to know: the weights of every row. The block; a row is its warp's that chose. */
+template <bool OWN> DEVICE void quad_weigh(struct quad_list *l, const struct quad_args &p)
+{
+    int warps = (int)blockDim.x >> 5, lane = lane_id();
+#pragma unroll 1
+    for (int row = warp_id(); row < p.rows; row += warps) {
+        const float *logits = p.logits + row * p.n_expert;
+        int e = lane < p.used ? l->chosen[row][lane] : 0;
+        float v = load_float_l2(logits + e), top = __shfl_sync(FULL_WARP, v, 0);
+        float w = lane < p.used ? fast_exp(v - top) : 0.0f, total = w;
+        if (!p.renormalise) {
+            total = 0.0f;
+#pragma unroll 1
+            for (int i = lane; i < p.n_expert; i += 32)
+                total += fast_exp(load_float_l2(logits + i) - top);
+        }
+        total = warp_sum(total);
+        int rank = OWN ? row : __popc(l->chose[e] & ((1u << row) - 1));
+        if (lane < p.used)
+            l->weight[l->first[e] + rank / 4][rank % 4] =
+                w / total * p.scale * (1.0f / HIDDEN_SCALE);
+    }
+}
+
+/* All blocks of the launch: what each wrote before is there for all after. */
+DEVICE void meeting_arrive(struct quad_meeting *m, uint32_t turn) /* one thread */
+{
+    add_released(&m->arrived[turn & 1], 1);
+    if (blockIdx.x == 0)
+        m->arrived[~turn & 1] = 0; /* of the launch before, and the next */
+}
+DEVICE void meeting_wait(struct quad_meeting *m, uint32_t turn) /* one thread */
+{
+    while (load_acquired(&m->arrived[turn & 1]) < gridDim.x)
+        ;
+    if (blockIdx.x == 0)
+        m->turn = turn + 1;
+}
+
+/* Up to four rows: a warp's slice of the rows, normed but for the division by their length, which goes to
+ * `length`, and this block's logits, of one expert for every row. Waits for the kernel in front, with the
+ * expert's weights on their way. Returns what undoes the scale of row c. */
+DEVICE float quad_route(const struct quad_args &p, struct row_frag &x, int w, bool first,
+                        float *scratch, float *length)
+{
+    int lane = lane_id(), n_in = p.up.n_in, slices = p.up.n_kt, row = lane >> 3;
+    int e = (int)blockIdx.x, column = quad_column(0);
+    bool routes = p.phases & QUAD_ROUTE, mine = routes && e < p.n_expert;
+    float *part = scratch; /* (slices, 4, 2) */
+    float *gain = part + slices * 8 + w * TILE_K, *weight = gain + slices * TILE_K;
+    if (first) {
+        const float *from =
+            (const float *)tile_address(p.router, &p.router.seg[0], 0, e / TILE_ROWS, w) +
+            e % TILE_ROWS * TILE_K;
+#pragma unroll
+        for (int k = lane * 4; k < TILE_K; k += 128) {
+            if (mine)
+                copy_async16(weight + k, from + k);
+            if (p.in.gain)
+                copy_async16_or_zero(gain + k, p.in.gain + min(w * TILE_K + k, n_in - 4),
+                                     w * TILE_K + k < n_in);
+            else
+                *(float4 *)(gain + k) = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+        }
+        copy_async_commit();
+    }
+    dependency_wait();
+    dependency_trigger();
+    float v[8][4], d[8][4], square = 0.0f, dot = 0.0f;
+    size_t at = (size_t)(row < p.rows ? row : 0) * (size_t)n_in;
+    quad_load(v, p.in.x + at, w, n_in);
+    if (p.in.gain && p.in.d) {
+        quad_load(d, p.in.d + at, w, n_in);
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            v[i / 4][i % 4] += d[i / 4][i % 4];
+    }
+    if (first) {
+        copy_async_wait<0>();
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float4 r = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            float4 f = *(const float4 *)(gain + column + i * 32);
+            if (mine)
+                r = *(const float4 *)(weight + column + i * 32);
+            dot += v[i][0] * f.x * r.x + v[i][1] * f.y * r.y + v[i][2] * f.z * r.z +
+                   v[i][3] * f.w * r.w;
+            square += v[i][0] * v[i][0] + v[i][1] * v[i][1] + v[i][2] * v[i][2] + v[i][3] * v[i][3];
+        }
+#pragma unroll
+        for (int i = 1; i < 8; i <<= 1) {
+            square += __shfl_xor_sync(FULL_WARP, square, i);
+            dot += __shfl_xor_sync(FULL_WARP, dot, i);
+        }
+        if (!(lane & 7)) {
+            part[(w * 4 + row) * 2] = dot;
+            part[(w * 4 + row) * 2 + 1] = square;
+        }
+    }
+    __syncthreads();
+    if ((int)threadIdx.x < p.rows) {
+        int r = (int)threadIdx.x;
+        dot = square = 0.0f;
+#pragma unroll 8
+        for (int i = 0; i < slices; i++) {
+            dot += part[(i * 4 + r) * 2];
+            square += part[(i * 4 + r) * 2 + 1];
+        }
+        float rms = p.in.gain ? rsqrtf(square / (float)n_in + p.in.eps) : 1.0f;
+        length[r] = rms;
+        if (mine)
+            store_float_now(p.logits + r * p.n_expert + e,
+                            dot * rms + (p.router.bias ? p.router.bias[e] : 0.0f));
+    }
+    if (routes && first && p.in.x_out && blockIdx.x == gridDim.x - 1 && row < p.rows) {
+        int k = quad_column(w);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (k + i * 32 < n_in)
+                *(float4 *)(p.in.x_out + at + k + i * 32) =
+                    make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float4 f = *(const float4 *)(gain + column + i * 32);
+        v[i][0] *= f.x, v[i][1] *= f.y, v[i][2] *= f.z, v[i][3] *= f.w;
+    }
+    return quad_pack(x, v);
+}
+
+/*
+ * hidden = silu(x Wg^T) * (x Wu^T), then y = sum over the chosen of weight * hidden Wd^T.
+ * Gate and up: items are (entry, 16 hidden units), cut evenly between blocks; PARTS 2: half of the warps
+ * have gate tiles, the others up. Down: a block owns 16 outputs; its warps share out the (entry, slice)
+ * pairs, and have sums of their own for every row. The rings run on from one into the other: down's
+ * first tiles are on their way while blocks wait for each other. UP, DOWN: kinds of tiles. OWN: up to
+ * four rows, with norm and router.
+ */
+template <int UP, int DOWN, int PARTS, int STAGES, bool OWN>
+static __global__ void __launch_bounds__(512)
+    quad_experts_kernel(const __grid_constant__ struct quad_args p)
+{
+    SHARED_BYTES(shared);
+    struct quad_list *list = (struct quad_list *)shared;
+    struct marks mk;
+    marks_begin(mk);
+    int slices = p.up.n_kt, lane = lane_id(), half = p.up.n_tiles / 2, n_kt = p.down.n_kt;
+    int warps = (int)blockDim.x >> 5, g = lane >> 2, c = lane & 3, tile = (int)blockIdx.x;
+    int part0 = PARTS == 2 ? warp_id() / slices : 0, w = warp_id() - part0 * slices;
+    int one_ring = ring_bytes(STAGES, p.slot);
+    uint8_t *rings = shared + sizeof *list;
+    float *scales = (float *)(rings + warps * one_ring); /* (QUAD_ROWS) */
+    float *sums =
+        scales + QUAD_ROWS; /* up: (2, batch, slices, gate up, 64); down: (warps, rows, 20) */
+    bool ups = p.phases & QUAD_UP, downs = p.phases & QUAD_DOWN && tile < p.down.n_tiles;
+    bool together = ups && p.phases & QUAD_DOWN;
+    struct tile_plane plane[2] = {plane_of(p.up, part0 * half, w), plane_of(p.up, half, w)};
+    struct tile_plane below = plane_of(p.down, downs ? tile : 0, 0);
+    struct tile_ring<STAGES> ring;
+    struct row_frag x;
+    float undo = 1.0f;
+    ring_init(ring, rings + warp_id() * one_ring, p.slot);
+    auto load_rows = [&](uint32_t rows) { /* none: of some row */
+                                          int row = (int)(rows >> 8 * (lane >> 3) & 255);
+                                          row = row < p.rows ? row : 0;
+                                          frag_load(x, p.x + (size_t)(row * slices + w) *
+                                                                 (size_t)RECORD);
+    };
+
+    quad_clear(list);
+    mark(mk, 2);
+    if (OWN) {
+        undo = quad_route(p, x, w, part0 == 0, sums, scales);
+        if (!(p.phases & ~QUAD_ROUTE)) {
+            return;
+        }
+    } else {
+        dependency_wait();
+        dependency_trigger();
+        for (int i = (int)threadIdx.x; i < p.rows; i += (int)blockDim.x)
+            scales[i] = p.x_scale[i];
+    }
+    mark(mk, 3);
+    uint32_t turn = together ? load_acquired(&p.meeting->turn) : 0;
+    struct quad_find found;
+    quad_choose(list, p, found, OWN && together);
+    int entries = found.n;
+    mark(mk, 4);
+    uint32_t n = ups ? (uint32_t)(entries * half) : 0; /* times the blocks: far from 2^32 */
+    int first = (int)(n * blockIdx.x / gridDim.x), end = (int)(n * (blockIdx.x + 1) / gridDim.x);
+    int entry = first / half, unit = first - entry * half, odd = 0;
+    int f_left = end - first, f_entry = entry, f_unit = unit;
+    const uint8_t *f_at[2] = {};
+    auto find = [&](int e) {
+        f_at[0] = plane_tile(plane[0], e, f_unit);
+        if (PARTS == 1)
+            f_at[1] = plane_tile(plane[1], e, f_unit);
+    };
+    /* Down: this warp's (entry, slice) pairs. */
+    int pairs = downs ? entries : 0, step_entry = warps / n_kt, step_kt = warps - step_entry * n_kt;
+    int d_entry = warp_id() / n_kt, d_kt = warp_id() - d_entry * n_kt;
+    int fd_entry = d_entry, fd_kt = d_kt;
+    auto advance = [&](int &at, int &kt) {
+        at += step_entry;
+        kt += step_kt;
+        if (kt >= n_kt) {
+            kt -= n_kt;
+            at++;
+        }
+    };
+    auto fetch_down = [&]() {
+        bool real = fd_entry < pairs;
+        ring_fetch<STAGES, true>(
+            ring, plane_tile(below, list->expert[real ? fd_entry : 0], 0) + fd_kt * below.bytes,
+            below.bytes, real);
+        advance(fd_entry, fd_kt);
+    };
+    bool f_up = false; /* PARTS 1: gate, up, gate, up */
+    auto fetch = [&]() {
+        if (f_left <= 0) {
+            fetch_down();
+            return;
+        }
+        int i = PARTS == 1 && f_up;
+        ring_fetch<STAGES, true>(ring, f_at[i], plane[i].bytes, true);
+        f_at[i] += plane[i].row;
+        f_up = PARTS == 1 && !f_up;
+        if (f_up)
+            return;
+        f_left--;
+        if (++f_unit == half) {
+            f_unit = 0;
+            f_entry++;
+            if (f_left > 0)
+                find(list->expert[f_entry]);
+        }
+    };
+    /* The first tiles before the list is there, but for those of the next expert. */
+    int asked = min(min((int)STAGES, f_left - 1), half - f_unit - 1);
+    if (f_left > 0)
+        find(quad_expert(found, entry));
+#pragma unroll 1
+    for (int i = 0; i < asked; i++)
+        fetch();
+    quad_write<OWN>(list, found);
+    __syncthreads();
+#pragma unroll 1
+    for (int i = max(asked, 0); i < STAGES; i++)
+        fetch();
+    mark(mk, 1);
+    quad_weigh<OWN>(list, p);
+    if (!OWN && first < end)
+        load_rows(list->rows[entry]);
+#pragma unroll 1
+    for (int item = first; item < end; item += UP_BATCH, odd ^= 1) {
+        int batch = min((int)UP_BATCH, end - item);
+        float *to = sums + odd * UP_BATCH * slices * 128;
+#pragma unroll 1
+        for (int b = 0; b < batch; b++) {
+            float *mine = to + (b * slices + w) * 128 + part0 * 64 + lane;
+#pragma unroll
+            for (int i = 0; i < 3 - PARTS; i++) {
+                float acc[2] = {};
+                const uint8_t *there = ring_take(ring);
+                if (item + b == first && i == 0)
+                    mark(mk, 5);
+                quad_tile<UP>(plane[i].kind, there, x, acc);
+                ring_give(ring);
+                fetch();
+                mine[i * 64] = acc[0] * undo;
+                mine[i * 64 + 32] = acc[1] * undo;
+            }
+            if (++unit == half) { /* another expert, other rows */
+                unit = 0;
+                entry++;
+                if (!OWN && item + b + 1 < end)
+                    load_rows(list->rows[entry]);
+            }
+        }
+        __syncthreads();
+        /* Half a warp to a row of an item. */
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < batch * 64; i += (int)blockDim.x) {
+            int it = item + (i >> 6), e = it / half, u = it - e * half, s = i >> 4 & 3;
+            int r = i & 15, row = (int)(list->rows[e] >> 8 * s & 255), k = u * TILE_ROWS + r;
+            float v = 0.0f;
+            if (row < p.rows && k < p.up.seg[0].rows) {
+                const float *from = to + (i >> 6) * slices * 128 + r * 4 + s;
+                float gate = 0.0f, h = 0.0f;
+#pragma unroll 8
+                for (int j = 0; j < slices; j++) {
+                    gate += from[j * 128];
+                    h += from[j * 128 + 64];
+                }
+                gate *= scales[row];
+                h *= scales[row];
+                if (p.up.bias) {
+                    gate += p.up.bias[k];
+                    h += p.up.bias[p.up.n_out / 2 + k];
+                }
+                v = clamp_half(silu(gate) * h * HIDDEN_SCALE);
+            }
+            put_hidden(p.hidden + (size_t)((e * 4 + s) * n_kt) * (size_t)RECORD, k, v, row < p.rows,
+                       u == half - 1, n_kt);
+        }
+    }
+    mark(mk, 6);
+    __syncthreads();
+    if (together && threadIdx.x == 0)
+        meeting_arrive(p.meeting, turn);
+    float *mine = sums + warp_id() * p.rows * SUM_ROW;
+#pragma unroll 1
+    for (int i = lane; i < p.rows * SUM_ROW && downs; i += 32)
+        mine[i] = 0.0f;
+    if (together && threadIdx.x == 0)
+        meeting_wait(p.meeting, turn);
+    __syncthreads();
+    if (OWN && together && (int)threadIdx.x < p.rows && tile < p.n_expert) /* all have read them */
+        ((uint32_t *)p.logits)[(int)threadIdx.x * p.n_expert + tile] = NOT_YET;
+    mark(mk, 7);
+    struct row_frag ahead;
+    int l_entry = d_entry, l_kt = d_kt;
+    auto load_hidden =
+        [&]() { /* of an entry's row that is not there: of some other */
+                if (l_entry < pairs) {
+                    uint32_t rows = list->rows[l_entry];
+                    int at = lane >> 3;
+                    at = (rows >> 8 * at & 255) < 255 ? at : (__ffs((int)(~rows)) - 1) >> 3;
+                    frag_load(ahead, p.hidden + (size_t)((l_entry * 4 + at) * n_kt + l_kt) *
+                                                    (size_t)RECORD);
+                }
+                advance(l_entry, l_kt);
+        };
+    load_hidden();
+#pragma unroll 1
+    for (; d_entry < pairs; advance(d_entry, d_kt)) {
+        float acc[2] = {};
+        x = ahead;
+        load_hidden();
+        quad_tile<DOWN>(below.kind, ring_take(ring), x, acc);
+        ring_give(ring);
+        fetch_down();
+        int row = (int)(list->rows[d_entry] >> 8 * c & 255);
+        if (row < p.rows) {
+            float weight = list->weight[d_entry][c];
+            mine[row * SUM_ROW + g] += weight * acc[0];
+            mine[row * SUM_ROW + g + 8] += weight * acc[1];
+        }
+    }
+    copy_async_wait<0>();
+    mark(mk, 8);
+    __syncthreads();
+    const struct seg *s = seg_of(p.down, downs ? tile : 0);
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; downs && i < p.rows * TILE_ROWS; i += (int)blockDim.x) {
+        int row = (tile - s->tile0) * TILE_ROWS + (i & 15);
+        if (row < s->rows)
+            p.y[(size_t)(i >> 4) * (size_t)p.down.n_out + (size_t)(s->row0 + row)] =
+                take_tile(sums, warps, p.rows * SUM_ROW, i >> 4, i & 15);
+    }
+    marks_end(mk, 9);
+}
+
+/* How a layer's experts are launched. */
+struct quad_plan {
+    int parts, stages, slot;
+    size_t shared; /* 0: they do not fit */
+};
+static struct quad_plan quad_plan_of(const struct cuda_backend *cu, const struct matrix *gate_up,
+                                     const struct matrix *down, int rows)
+{
+    struct quad_plan plan = {gate_up->n_kt <= 8 ? 2 : 1, 3, gate_up->max_tile_bytes, 0};
+    if (down->max_tile_bytes > plan.slot)
+        plan.slot = down->max_tile_bytes;
+    for (; plan.parts; plan.parts--) {
+        int warps = plan.parts * gate_up->n_kt;
+        int sums = 2 * UP_BATCH * 128 * gate_up->n_kt, below = warps * rows * SUM_ROW;
+        plan.stages = plan.slot <= Q4K_BYTES && plan.parts == 2 ? 4 : 3;
+        plan.shared = sizeof(struct quad_list) +
+                      (size_t)(QUAD_ROWS + (sums > below ? sums : below)) * sizeof(float) +
+                      (size_t)(warps * ring_bytes(plan.stages, plan.slot));
+        if (plan.shared <= cu->shared_limit)
+            return plan;
+    }
+    plan.shared = 0;
+    return plan;
+}
+
+bool quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
+               const struct matrix *down, int rows)
+{
+    return gate_up->n_expert <= MAX_EXPERTS && cu->shape.n_expert_used <= MAX_USED && rows >= 1 &&
+           rows <= QUAD_ROWS && gate_up->set == SET_K && down->set == SET_K &&
+           gate_up->n_seg <= 2 && gate_up->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
+           quad_plan_of(cu, gate_up, down, rows).shared;
+}
+
+template <int UP, int DOWN, int PARTS, int STAGES, bool OWN>
+static void quad_launch(struct cuda_backend *cu, struct quad_args p, int threads, size_t shared)
+{
+    auto kernel = quad_experts_kernel<UP, DOWN, PARTS, STAGES, OWN>;
+    dim3 grid((unsigned)cu->n_sm), outputs((unsigned)p.down.n_tiles);
+#ifndef STEEL_CUDA_SIM /* which runs a block after the other */
+    if (cu->may_wait && p.down.n_tiles <= cu->n_sm && p.n_expert <= cu->n_sm) {
+        p.phases = (OWN ? QUAD_ROUTE : 0) | QUAD_UP | QUAD_DOWN;
+        if (OWN)
+            p.logits = (float *)p.meeting->logits;
+        cuda_launch(cu, kernel, grid, threads, shared, LAUNCH_EARLY, p);
+        return;
+    }
+#endif
+    p.phases = QUAD_ROUTE;
+    if (OWN)
+        cuda_launch(cu, kernel, dim3((unsigned)p.n_expert), threads, shared, LAUNCH_EARLY, p);
+    p.phases = QUAD_UP;
+    cuda_launch(cu, kernel, grid, threads, shared, LAUNCH_EARLY, p);
+    p.phases = QUAD_DOWN;
+    cuda_launch(cu, kernel, outputs, threads, shared, LAUNCH_EARLY, p);
+}
+
+template <bool OWN>
+static void quad_launch_any(struct cuda_backend *cu, struct quad_args p, int rows)
+{
+    const struct shape *s = &cu->shape;
+    struct quad_plan plan = quad_plan_of(cu, &p.up, &p.down, rows);
+    CHECK(s->n_expert_used <= MAX_USED && p.n_expert <= MAX_EXPERTS && plan.shared,
+          "%d of %d experts", s->n_expert_used, p.n_expert);
+    p.logits = cu->router;
+    p.x = cu->records;
+    p.x_scale = cu->half_scale;
+    p.hidden = cu->hidden_records;
+    p.rows = rows;
+    p.used = s->n_expert_used;
+    p.slot = plan.slot;
+    p.renormalise = s->norm_topk;
+    p.scale = s->expert_scale;
+    p.meeting = (struct quad_meeting *)cu->quad_meeting;
+    bool q4 = p.up.seg[0].kind == TILE_Q4_K && p.up.seg[p.up.n_seg - 1].kind == TILE_Q4_K;
+    int threads = plan.parts * p.up.n_kt * 32, kind = p.down.n_seg == 1 ? p.down.seg[0].kind : -1;
+    if (q4 && kind == TILE_Q4_K && plan.parts == 2)
+        quad_launch<TILE_Q4_K, TILE_Q4_K, 2, 4, OWN>(cu, p, threads, plan.shared);
+    else if (q4 && kind == TILE_Q6_K && plan.parts == 2)
+        quad_launch<TILE_Q4_K, TILE_Q6_K, 2, 3, OWN>(cu, p, threads, plan.shared);
+    else if (plan.parts == 2)
+        quad_launch<-1, -1, 2, 3, OWN>(cu, p, threads, plan.shared);
+    else
+        quad_launch<-1, -1, 1, 3, OWN>(cu, p, threads, plan.shared);
+}
+
+void quad_experts(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+                  float *y, int n_expert, int rows)
+{
+    struct quad_args p = {};
+    p.up = *gate_up;
+    p.down = *down;
+    p.y = y;
+    p.n_expert = n_expert;
+    quad_launch_any<false>(cu, p, rows);
+}
+
+bool quad_moe_fits(const struct cuda_backend *cu, const struct matrix *router,
+                   const struct matrix *gate_up, const struct matrix *down, int rows)
+{
+    return rows <= 4 && gate_up->n_in % 8 == 0 && router->n_in == gate_up->n_in &&
+           quad_fits(cu, gate_up, down, rows);
+}
+
+void quad_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
+              const struct matrix *down, const struct norm_in *in, float *y, int rows)
+{
+    CHECK(router->n_seg == 1 && router->seg[0].kind == TILE_F32, "a router that is not in floats");
+    struct quad_args p = {};
+    p.router = *router;
+    p.up = *gate_up;
+    p.down = *down;
+    p.in = *in;
+    p.y = y;
+    p.n_expert = router->n_out;
+    quad_launch_any<true>(cu, p, rows);
+}
