@@ -209,7 +209,7 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         {(void **)&cu->rope_freq, (size_t)(s->n_rot / 2 + 1) * 4},
         {(void **)&cu->rope, tokens * (size_t)(s->n_rot / 2 + 1) * sizeof(float2)},
         {(void **)&cu->step_dev, cu->step_cap * 4},
-        {(void **)&cu->shadow, FEW_ROWS * embd * 4},
+        {(void **)&cu->shadow, NORM_ROWS * embd * 4},
         {(void **)&cu->qkv, tokens * (heads + 2 * kv) * 4},
         {(void **)&cu->split_acc, units * 8 * (size_t)s->head_dim * 4},
         {(void **)&cu->split_ml, units * 16 * 4},
@@ -610,7 +610,7 @@ static void flush(struct cuda_backend *cu)
 /* True if `n` is what the pending norm will be, and a small product can make it on the way. */
 static bool takes_norm(struct cuda_backend *cu, const float *n, int rows)
 {
-    if (cu->pending.set && cu->pending.n == n && cu->pending.rows == rows && rows <= FEW_ROWS)
+    if (cu->pending.set && cu->pending.n == n && cu->pending.rows == rows)
         return true;
     flush_norm(cu);
     return false;
@@ -636,7 +636,7 @@ static void op_add_norm(struct backend *be, float *x, const float *d, const floa
         flush(cu); /* otherwise there is but a sum of experts, which large_norm makes */
     if (rows)
         cu->pending = p;
-    if (rows > FEW_ROWS) {
+    if (rows > NORM_ROWS) {
         mark_begin(cu);
         flush_norm(cu);
         mark_end(cu, STAGE_NORM);

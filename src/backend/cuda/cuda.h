@@ -139,6 +139,7 @@ enum {
     SMALL_MOE_ROWS = 8,   /* and of experts */
     FEW_FROM = 3,         /* K-quants: few.cu, up to FEW_ROWS */
     FEW_ROWS = 8,         /* the most whose norm becomes part of a product */
+    NORM_ROWS = 16,       /* and of a router */
     FEW_RECORD_ROWS = 32, /* few.cu: dense products, of records */
     QUAD_ROWS = 24,       /* experts.cu; more go through list.cu */
     LIST_ROWS = 256,
@@ -213,7 +214,7 @@ struct cuda_backend {
      * can write it while other blocks still read. */
     struct alias alias[MAX_ALIASES];
     int n_aliases;
-    float *shadow; /* (FEW_ROWS, n_embd) */
+    float *shadow; /* (NORM_ROWS, n_embd) */
     struct {       /* projections in qkv, not yet rotated nor stored */
         bool set;
         struct attn_layer layer;

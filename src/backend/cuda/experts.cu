@@ -60,12 +60,11 @@ void quad_prepare(struct cuda_backend *cu)
  * chose it. */
 struct __align__(16) quad_list
 {
-    float weight[MAX_ENTRIES][4];               /* of an entry's rows */
-    uint32_t mask[QUAD_ROWS][MAX_EXPERTS / 32]; /* bits: experts a row chose */
-    uint32_t rows[MAX_ENTRIES];                 /* of an entry, a byte each; 255: none */
-    uint32_t chose[MAX_EXPERTS];                /* bits: rows that chose an expert */
-    uint16_t expert[MAX_ENTRIES];               /* of an entry; ascending */
-    uint16_t first[MAX_EXPERTS];                /* entry of an expert */
+    float weight[MAX_ENTRIES][4]; /* of an entry's rows */
+    uint32_t rows[MAX_ENTRIES];   /* of an entry, a byte each; 255: none */
+    uint32_t chose[MAX_EXPERTS];  /* bits: rows that chose an expert */
+    uint16_t expert[MAX_ENTRIES]; /* of an entry; ascending */
+    uint16_t first[MAX_EXPERTS];  /* entry of an expert */
     uint16_t chosen[QUAD_ROWS][MAX_USED];
 };
 
@@ -89,7 +88,7 @@ DEVICE void quad_choose_row(struct quad_list *l, const struct quad_args &p, int 
         key[i] = i * 32 + lane < p.n_expert ? choice_key<BITS>(v[i], i * 32 + lane) : 0;
     int e = choose_largest<PER, BITS>(key, p.used, p.n_expert);
     if (lane < p.used) {
-        atomicOr(&l->mask[row][e >> 5], 1u << (e & 31));
+        atomicOr(&l->chose[e], 1u << row);
         l->chosen[row][lane] = (uint16_t)e;
     }
 }
@@ -98,8 +97,8 @@ DEVICE void quad_choose_row(struct quad_list *l, const struct quad_args &p, int 
 DEVICE void quad_clear(struct quad_list *l)
 {
 #pragma unroll 1
-    for (int i = (int)threadIdx.x; i < QUAD_ROWS * MAX_EXPERTS / 32; i += (int)blockDim.x)
-        l->mask[i / (MAX_EXPERTS / 32)][i % (MAX_EXPERTS / 32)] = 0;
+    for (int i = (int)threadIdx.x; i < MAX_EXPERTS; i += (int)blockDim.x)
+        l->chose[i] = 0;
     __syncthreads();
 }
 
@@ -110,35 +109,23 @@ struct quad_find {
     int n;                            /* entries in all */
 };
 
-/* The block; every warp counts for itself. */
+/* The block; every warp counts for itself. What runs once waits for its instructions: few of them. */
 DEVICE void quad_choose(struct quad_list *l, const struct quad_args &p, struct quad_find &f,
                         bool wait)
 {
-    enum { GROUPS = MAX_EXPERTS / 32 };
-    int warps = (int)blockDim.x >> 5, w = warp_id(), lane = lane_id();
+    int warps = (int)blockDim.x >> 5, lane = lane_id();
 #pragma unroll 1
-    for (int row = w; row < p.rows; row += warps)
+    for (int row = warp_id(); row < p.rows; row += warps)
         quad_choose_row(l, p, row, wait);
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < GROUPS; i++)
-        f.chose[i] = 0;
-#pragma unroll 4
-    for (int r = 0; r < p.rows; r++) {
-        uint4 m = *(const uint4 *)l->mask[r];
-        f.chose[0] |= (m.x >> lane & 1) << r;
-        f.chose[1] |= (m.y >> lane & 1) << r;
-        f.chose[2] |= (m.z >> lane & 1) << r;
-        f.chose[3] |= (m.w >> lane & 1) << r;
-    }
     f.n = 0;
 #pragma unroll
-    for (int i = 0; i < GROUPS; i++) {
-        int t = (__popc(f.chose[i]) + 3) >> 2;
+    for (int i = 0; i < MAX_EXPERTS / 32; i++) {
+        f.chose[i] = l->chose[i * 32 + lane];
         f.first[i] = f.n;
+        uint32_t some = __ballot_sync(FULL_WARP, f.chose[i]);
 #pragma unroll 1
-        for (int k = 0; 4 * k < p.rows; k++) {
-            uint32_t some = __ballot_sync(FULL_WARP, t > k);
+        for (int k = 0; some; some = __ballot_sync(FULL_WARP, __popc(f.chose[i]) > 4 * ++k)) {
             f.first[i] += __popc(some & ((1u << lane) - 1));
             f.n += __popc(some);
         }
@@ -162,13 +149,10 @@ DEVICE int quad_expert(const struct quad_find &f, int entry)
 template <bool OWN> DEVICE void quad_write(struct quad_list *l, const struct quad_find &f)
 {
     int lane = lane_id(), warps = (int)blockDim.x >> 5;
-#pragma unroll
-    for (int i = 0; i < MAX_EXPERTS / 32; i++) {
-        if (i % warps != warp_id())
-            continue;
-        uint32_t m = f.chose[i];
-        int at = f.first[i];
-        l->chose[i * 32 + lane] = m;
+#pragma unroll 1
+    for (int i = warp_id(); i < MAX_EXPERTS / 32; i += warps) {
+        uint32_t m = l->chose[i * 32 + lane];
+        int at = i < 2 ? (i ? f.first[1] : f.first[0]) : (i > 2 ? f.first[3] : f.first[2]);
         l->first[i * 32 + lane] = (uint16_t)at;
 #pragma unroll 1
         for (; m; at++) {
@@ -426,17 +410,17 @@ static __global__ void __launch_bounds__(512)
         }
     };
     /* The first tiles before the list is there, but for those of the next expert. */
-    int asked = min(min((int)STAGES, f_left - 1), half - f_unit - 1);
+    int asked = max(min(min(STAGES - 1, f_left - 1), half - f_unit - 1), 0);
     if (f_left > 0)
         find(quad_expert(found, entry));
 #pragma unroll 1
-    for (int i = 0; i < asked; i++)
+    for (int i = 0; i < STAGES; i++) {
+        if (i == asked) {
+            quad_write<OWN>(list, found);
+            __syncthreads();
+        }
         fetch();
-    quad_write<OWN>(list, found);
-    __syncthreads();
-#pragma unroll 1
-    for (int i = max(asked, 0); i < STAGES; i++)
-        fetch();
+    }
     mark(mk, 1);
     quad_weigh<OWN>(list, p);
     if (!OWN && first < end)
@@ -591,7 +575,7 @@ static void quad_launch(struct cuda_backend *cu, struct quad_args p, int threads
     auto kernel = quad_experts_kernel<UP, DOWN, PARTS, STAGES, OWN>;
     dim3 grid((unsigned)cu->n_sm), outputs((unsigned)p.down.n_tiles);
 #ifndef STEEL_CUDA_SIM /* which runs a block after the other */
-    if (cu->may_wait && p.down.n_tiles <= cu->n_sm && p.n_expert <= cu->n_sm) {
+    if (cu->may_wait && p.down.n_tiles <= cu->n_sm && (!OWN || p.n_expert <= cu->n_sm)) {
         p.phases = (OWN ? QUAD_ROUTE : 0) | QUAD_UP | QUAD_DOWN;
         if (OWN)
             p.logits = (float *)p.meeting->logits;

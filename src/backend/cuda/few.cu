@@ -225,10 +225,12 @@ template <int NT, bool FLOATS> static void few_launch(struct cuda_backend *cu, s
     int teams = NT > 1 && per > 1 && 2 * slices <= FEW_WARPS ? 2 : 1;
     p.slot = p.w.max_tile_bytes;
     p.tiles_per_block = per;
-    p.batch = per < 4 ? per : 4;
     size_t most = teams > 1 ? cu->shared_limit : cu->shared_per_sm / 2 - 1024;
+    p.batch = per < 4 ? per : 4;
     while (p.batch > teams && few_shared(slices, teams, NT, p.batch, p.slot) > most)
         p.batch--;
+    if (p.batch < per) /* every team has as many of each but the last */
+        p.batch -= p.batch % teams;
     if (few_shared(slices, teams, NT, p.batch, p.slot) > cu->shared_limit)
         teams = p.batch = 1;
     cuda_launch(cu, few_kernel<NT, FLOATS>,
@@ -282,8 +284,8 @@ struct few_moe_args {
 };
 
 /* Router logits in plain floats, of norm(x + d) where a norm stands in front. Grid: (groups of eight
- * experts and one more, rows). A warp takes an expert, whose row is in registers before the wait; every
- * block makes the norm of its row for itself. The last of a row stores x + d and the record of its norm. */
+ * experts, rows). A warp takes an expert, whose row is in registers before the wait; every block makes the
+ * norm of its row for itself, and stores its share of x + d and of the record of its norm. */
 struct few_router_args {
     struct matrix w;
     struct norm_in in;
@@ -297,6 +299,12 @@ DEVICE void load8f(const float *p, float (&v)[8])
     float4 a = *(const float4 *)p, b = *(const float4 *)(p + 4);
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
     v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+DEVICE void store8f(float *p, const float (&v)[8])
+{
+    *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
+    *(float4 *)(p + 4) = make_float4(v[4], v[5], v[6], v[7]);
 }
 
 /* Eight columns of x + d (sum) and of that times the gain (v). */
@@ -320,79 +328,13 @@ DEVICE void router_columns(const struct norm_in &in, size_t at, int k, float (&v
         v[i] *= sum[i];
 }
 
-DEVICE void router_record(const struct few_router_args &p, int row, float *part, float *n)
-{
-    int n_embd = p.w.n_in, tid = (int)threadIdx.x, lane = lane_id();
-    size_t at = (size_t)row * (size_t)n_embd;
-    float squares = 0.0f, top = 0.0f;
-#pragma unroll 1
-    for (int k = tid * 8; k < n_embd; k += 2048) {
-        float v[8], sum[8];
-        router_columns(p.in, at, k, v, sum);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            squares += sum[i] * sum[i];
-            top = fmaxf(top, fabsf(v[i]));
-            n[k + i] = v[i];
-        }
-        if (p.in.x_out) {
-            *(float4 *)(p.in.x_out + at + (size_t)k) = make_float4(sum[0], sum[1], sum[2], sum[3]);
-            *(float4 *)(p.in.x_out + at + (size_t)k + 4) =
-                make_float4(sum[4], sum[5], sum[6], sum[7]);
-        }
-    }
-    squares = warp_sum(squares);
-    top = warp_max(top);
-    if (lane == 0) {
-        part[warp_id()] = squares;
-        part[8 + warp_id()] = top;
-    }
-    __syncthreads();
-    squares = warp_sum(lane < 8 ? part[lane] : 0.0f);
-    top = warp_max(lane < 8 ? part[8 + lane] : 0.0f);
-    float rms = p.in.gain ? rsqrtf(squares / (float)n_embd + p.in.eps) : 1.0f;
-    uint32_t e = bits_of(top * rms) >> 23;
-    e = e < 16 ? 16 : e;
-    float f = float_of((264 - e) << 23) * rms;
-#pragma unroll 1
-    for (int k = tid * 8; k < p.w.n_kt * TILE_K; k += 2048) {
-        uint8_t *to = p.record + (size_t)(row * p.w.n_kt + k / TILE_K) * (size_t)RECORD;
-        float v[8], sum = 0.0f;
-        uint32_t h[4];
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            v[i] = k < n_embd ? n[k + i] * f : 0.0f;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            h[i] = pack_half2(v[2 * i], v[2 * i + 1]);
-            sum += half_to_float(h[i] & 0xffff) + half_to_float(h[i] >> 16);
-        }
-        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-        *(uint2 *)(to + record_at(k)) = make_uint2(h[0], h[1]);
-        *(uint2 *)(to + record_at(k + 4)) = make_uint2(h[2], h[3]);
-        if (!(k & 15)) {
-            uint32_t s = split_half(sum);
-            *(uint16_t *)(to + record_sum_at(k)) = (uint16_t)s;
-            *(uint16_t *)(to + record_sum_at(k) + 8) = (uint16_t)(s >> 16);
-        }
-    }
-    if (tid == 0)
-        p.x_scale[row] = float_of((e - 10) << 23);
-}
-
 static __global__ void __launch_bounds__(256)
     few_router_kernel(const __grid_constant__ struct few_router_args p)
 {
     SHARED_BYTES(shared);
     float *part = (float *)shared, *n = part + 16; /* (2, 8) of the warps; (n_kt * 256) */
     int warp = warp_id(), lane = lane_id(), row = (int)blockIdx.y, e = (int)blockIdx.x * 8 + warp;
-    int n_embd = p.w.n_in, n_kt = p.w.n_kt;
-    if (blockIdx.x == gridDim.x - 1) {
-        dependency_trigger();
-        dependency_wait();
-        router_record(p, row, part, n);
-        return;
-    }
+    int n_embd = p.w.n_in, n_kt = p.w.n_kt, tid = (int)threadIdx.x;
     bool mine = e < p.w.n_out;
     const float *from =
         (const float *)(p.w.seg[0].base + (size_t)(e / TILE_ROWS) * (size_t)n_kt * F32_BYTES) +
@@ -405,27 +347,33 @@ static __global__ void __launch_bounds__(256)
             load8f(from + i * TILE_FLOATS, w[i]);
     dependency_trigger();
     dependency_wait();
-    float squares = 0.0f, dot = 0.0f;
+    size_t at = (size_t)row * (size_t)n_embd;
+    float squares = 0.0f, top = 0.0f, dot = 0.0f;
 #pragma unroll 1
-    for (int k = (int)threadIdx.x * 8; k < n_kt * TILE_K; k += 2048) {
+    for (int k = tid * 8; k < n_kt * TILE_K; k += 2048) {
         float v[8] = {}, sum[8] = {};
         if (k < n_embd)
-            router_columns(p.in, (size_t)row * (size_t)n_embd, k, v, sum);
+            router_columns(p.in, at, k, v, sum);
 #pragma unroll
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < 8; i++) {
             squares += sum[i] * sum[i];
-        *(float4 *)(n + k) = make_float4(v[0], v[1], v[2], v[3]);
-        *(float4 *)(n + k + 4) = make_float4(v[4], v[5], v[6], v[7]);
+            top = fmaxf(top, fabsf(v[i]));
+        }
+        store8f(n + k, v);
+        /* The sixteen columns of two threads are this block's, of all that share the row. */
+        if (p.in.x_out && k < n_embd && (k >> 4) % (int)gridDim.x == (int)blockIdx.x)
+            store8f(p.in.x_out + at + (size_t)k, sum);
     }
     squares = warp_sum(squares);
-    if (lane == 0)
+    top = warp_max(top);
+    if (lane == 0) {
         part[warp] = squares;
+        part[8 + warp] = top;
+    }
     __syncthreads();
-    if (!mine)
-        return;
 #pragma unroll
     for (int i = 0; i < KEPT; i++)
-        if (i < n_kt) {
+        if (mine && i < n_kt) {
             float v[8];
             load8f(n + i * TILE_K + lane * 8, v);
 #pragma unroll
@@ -433,15 +381,44 @@ static __global__ void __launch_bounds__(256)
                 dot += w[i][j] * v[j];
         }
 #pragma unroll 1
-    for (int i = KEPT; i < n_kt; i++)
+    for (int i = KEPT; mine && i < n_kt; i++)
 #pragma unroll 1
         for (int j = 0; j < 8; j++)
             dot += from[i * TILE_FLOATS + j] * n[i * TILE_K + lane * 8 + j];
     dot = warp_sum(dot);
     squares = warp_sum(lane < 8 ? part[lane] : 0.0f);
     float rms = p.in.gain ? rsqrtf(squares / (float)n_embd + p.in.eps) : 1.0f;
-    if (lane == 0)
+    if (mine && lane == 0)
         p.logits[row * p.w.n_out + e] = dot * rms + (p.w.bias ? p.w.bias[e] : 0.0f);
+    /* The record: four lanes make sixteen columns, and their sum. */
+    top = warp_max(lane < 8 ? part[8 + lane] : 0.0f);
+    uint32_t ex = bits_of(top * rms) >> 23;
+    ex = ex < 16 ? 16 : ex;
+    float f = float_of((264 - ex) << 23) * rms;
+    int groups = n_kt * (TILE_K / 16), blocks = (int)gridDim.x, b = (int)blockIdx.x;
+#pragma unroll 1
+    for (int i = warp * 8; b + i * blocks < groups; i += 64) {
+        int group = b + (i + (lane >> 2)) * blocks, k = group * 16 + (lane & 3) * 4;
+        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (group < groups)
+            v = *(const float4 *)(n + k);
+        uint32_t h0 = pack_half2(v.x * f, v.y * f), h1 = pack_half2(v.z * f, v.w * f);
+        float sum = half_to_float(h0 & 0xffff) + half_to_float(h0 >> 16) +
+                    half_to_float(h1 & 0xffff) + half_to_float(h1 >> 16);
+        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+        sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+        if (group >= groups)
+            continue;
+        uint8_t *to = p.record + (size_t)(row * n_kt + k / TILE_K) * (size_t)RECORD;
+        *(uint2 *)(to + record_at(k)) = make_uint2(h0, h1);
+        if (!(lane & 3)) {
+            uint32_t s = split_half(sum);
+            *(uint16_t *)(to + record_sum_at(k)) = (uint16_t)s;
+            *(uint16_t *)(to + record_sum_at(k) + 8) = (uint16_t)(s >> 16);
+        }
+    }
+    if (blockIdx.x == 0 && tid == 0)
+        p.x_scale[row] = float_of((ex - 10) << 23);
 }
 
 static size_t few_router_shared(const struct matrix *w)
@@ -687,9 +664,12 @@ static size_t few_up_shared(const struct matrix *w, int warps)
 bool few_moe_fits(const struct cuda_backend *cu, const struct matrix *router,
                   const struct matrix *gate_up, const struct matrix *down, int rows)
 {
+    if (rows < FEW_FROM || few_router_shared(router) > cu->shared_limit)
+        return false;
+    if (rows <= NORM_ROWS && quad_fits(cu, gate_up, down, rows))
+        return true;
     return few_fits(cu, gate_up, rows) && down->set == SET_K && gate_up->n_seg <= 2 &&
            down->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
-           few_router_shared(router) <= cu->shared_limit &&
            few_up_shared(gate_up, 4) <= cu->shared_limit &&
            few_moe_shared(8, DOWN_STAGES, 1, down->max_tile_bytes) <= cu->shared_limit;
 }
@@ -707,9 +687,8 @@ void few_moe(struct cuda_backend *cu, const struct matrix *router, const struct 
     struct few_router_args r = {*router, *in, cu->router, cu->records, cu->half_scale};
     CHECK(router->n_seg == 1 && router->seg[0].kind == TILE_F32, "a router that is not in floats");
     cu->half_of = cu->panels_of = NULL; /* half_scale is no longer that of half_in */
-    cuda_launch(cu, few_router_kernel,
-                dim3((unsigned)ceil_div(router->n_out, 8) + 1, (unsigned)rows), 256,
-                few_router_shared(router), LAUNCH_EARLY, r);
+    cuda_launch(cu, few_router_kernel, dim3((unsigned)ceil_div(router->n_out, 8), (unsigned)rows),
+                256, few_router_shared(router), LAUNCH_EARLY, r);
     if (quad_fits(cu, gate_up, down, rows)) {
         quad_experts(cu, gate_up, down, y, router->n_out, rows);
         return;

@@ -359,7 +359,9 @@ bool many_suits(const struct cuda_backend *cu, int n_decode)
         return false;
 #endif
     int units = n_decode * s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8);
-    return many_shared<128>(8, 3) <= cu->shared_limit && units >= cu->n_sm * 3 / 4;
+    /* Of short contexts a block reads one in less time than several need to join. */
+    int least = cu->n_sm * (cu->layout.deep ? 6 : 3) / 8;
+    return many_shared<128>(8, 3) <= cu->shared_limit && units >= least;
 }
 
 template <int D, bool BF16, int WARPS, int ROUNDS>
