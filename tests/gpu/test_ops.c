@@ -419,8 +419,13 @@ static void test_attention(bool prompts)
                         {"prompt", prompt, 1, false}, {"deep", deep, 2, false},
                         {"chunk", chunk, 3, false},   {"many", many, 76, true},
                         {"fewer", many, 55, false},   {"few, one deep", few, 5, true},
-                        {"one deep", deep, 1, false}, {"wide", wide, 3, false}};
-            for (int j = 0; j < 12; j++) {
+                        {"one deep", deep, 1, false}, {"wide", wide, 3, false},
+                        {"dozen", many, 13, true}};
+            for (int j = 0; j < 13; j++) {
+                if (j == 12 && i) /* its rows go straight to a product of few rows */
+                    continue;
+                s.n_heads = j == 12 ? 32 : shapes[i].H;
+                s.n_kv_heads = j == 12 ? 4 : shapes[i].K;
                 if (prompts != (j == 2 || j == 4 || j == 6 || j == 11))
                     continue;
                 if (SIM && ((i + (size_t)j + (size_t)window) % 2 || (j == 5 && i > 3) ||

@@ -26,6 +26,7 @@ struct attn_args {
     uint8_t *panels; /* many.cu: a in the order of panel.cu, panel_rows to a tile; or NULL */
     float *scale_of; /* (n_tokens) what undoes their scale: one */
     int panel_rows;
+    uint8_t *row_records; /* many.cu: or in that of rows.cuh; or NULL */
 };
 
 DEVICE uint32_t word_of(const uint4 &v, int i)

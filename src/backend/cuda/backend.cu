@@ -118,7 +118,7 @@ static void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t
 {
     struct cuda_backend *cu = cuda_self(be);
     flush(cu);
-    cu->half_of = cu->panels_of = NULL;
+    cu->half_of = cu->panels_of = cu->records_of = NULL;
     CUDA_TRY(cu, cudaMemcpyAsync(real(cu, dst), host, bytes, cudaMemcpyHostToDevice, cu->stream));
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
 }
@@ -336,7 +336,7 @@ static void cuda_begin(struct backend *be, const struct batch *b)
     cu->raw_qkv.set = false;
     cu->n_aliases = 0;
     cu->logits = NULL;
-    cu->half_of = cu->panels_of = NULL;
+    cu->half_of = cu->panels_of = cu->records_of = NULL;
     cu->n_marks = 0;
     memset(l, 0, sizeof *l);
     l->n_tokens = b->n_tokens;
@@ -550,6 +550,8 @@ static void set_alias(struct cuda_backend *cu, const void *named, void *where)
         cu->half_of = NULL;
     if (cu->panels_of == named)
         cu->panels_of = NULL;
+    if (cu->records_of == named)
+        cu->records_of = NULL;
     while (i < cu->n_aliases && cu->alias[i].named != named)
         i++;
     if (named == where) {

@@ -238,6 +238,7 @@ struct cuda_backend {
     int half_rows;
     const float
         *panels_of; /* the buffer whose panels_rows rows are in panels, if they are not half_in's */
+    const float *records_of; /* or in records */
     int panels_rows;
     float *half_scale;     /* (max_tokens) what undoes a row's scale */
     uint16_t *half_hidden; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */

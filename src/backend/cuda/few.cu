@@ -686,7 +686,8 @@ void few_moe(struct cuda_backend *cu, const struct matrix *router, const struct 
     }
     struct few_router_args r = {*router, *in, cu->router, cu->records, cu->half_scale};
     CHECK(router->n_seg == 1 && router->seg[0].kind == TILE_F32, "a router that is not in floats");
-    cu->half_of = cu->panels_of = NULL; /* half_scale is no longer that of half_in */
+    cu->half_of = cu->panels_of = cu->records_of =
+        NULL; /* half_scale is no longer that of half_in */
     cuda_launch(cu, few_router_kernel, dim3((unsigned)ceil_div(router->n_out, 8), (unsigned)rows),
                 256, few_router_shared(router), LAUNCH_EARLY, r);
     if (quad_fits(cu, gate_up, down, rows)) {

@@ -168,7 +168,7 @@ static void launch_halves(struct cuda_backend *cu, struct halves_args p, int row
     p.panel_rows = panel_width(rows);
     p.scale = cu->half_scale;
     p.eps = cu->shape.norm_eps;
-    cu->panels_of = NULL;
+    cu->panels_of = cu->records_of = NULL;
     int threads = p.width >= 2048 ? 512 : 256;
     size_t shared = (size_t)(64 + p.padded) * 4;
     if (p.sum.out)
@@ -507,6 +507,8 @@ void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *
                   int rows)
 {
     if (cu->panels_of == x && cu->panels_rows == rows && panel_linear(cu, w, y, rows))
+        return;
+    if (cu->records_of == x && cu->panels_rows == rows && few_records(cu, w, y, rows))
         return;
     to_halves(cu, x, rows, w->n_in);
     if (rows < PANEL_FROM && few_records(cu, w, y, rows))

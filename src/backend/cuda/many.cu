@@ -10,7 +10,7 @@
  * cache, and which key is which column is chosen so that reads of 16 bytes meet few banks twice.
  */
 #include "backend/cuda/attention.cuh"
-#include "backend/cuda/gemm.cuh"
+#include "backend/cuda/rows.cuh"
 
 #include <math.h>
 
@@ -80,6 +80,34 @@ DEVICE void panel_put(const struct attn_args &p, int t, int k, float x, float y)
                   (at & 7) * 2) = pack_half2(x, y);
 }
 
+/* The record of row t that has column k. */
+DEVICE uint8_t *record_of(const struct attn_args &p, int t, int k)
+{
+    int per_row = p.n_heads * p.kv.head_dim / TILE_K;
+    return p.row_records + (size_t)(t * per_row + k / TILE_K) * (size_t)RECORD;
+}
+
+/* A warp: of each lane PER columns from k on, and of every sixteen their sum, where few.cu looks for them. */
+template <int PER> DEVICE void record_put(const struct attn_args &p, int t, int k, const float *v)
+{
+    uint8_t *to = record_of(p, t, k);
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PER; i += 2) {
+        uint32_t h = pack_half2(v[i], v[i + 1]);
+        sum += half_to_float(h & 0xffff) + half_to_float(h >> 16);
+        *(uint32_t *)(to + record_at((k + i) & ~3) + ((k + i) & 3) * 2) = h;
+    }
+#pragma unroll
+    for (int i = 1; i < 16 / PER; i <<= 1)
+        sum += __shfl_xor_sync(FULL_WARP, sum, i);
+    if (!(k & 15)) {
+        uint32_t s = split_half(sum);
+        *(uint16_t *)(to + record_sum_at(k)) = (uint16_t)s;
+        *(uint16_t *)(to + record_sum_at(k) + 8) = (uint16_t)(s >> 16);
+    }
+}
+
 /* Grid: (kv heads x groups of 8 heads, sequences). p.q are raw projections. */
 template <int D, bool BF16, int WARPS, int ROUNDS>
 static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
@@ -121,7 +149,10 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
             if (p.panels)
                 panel_put(p, t, h0 * D + i, 0.0f, 0.0f);
         }
-        if (p.panels && blockIdx.x == 0 && threadIdx.x == 0)
+        if (p.row_records)
+            for (int i = (int)threadIdx.x * 4; i < heads * D / TILE_K * RECORD; i += WARPS * 128)
+                *(uint32_t *)(record_of(p, t, h0 * D) + i) = 0;
+        if ((p.panels || p.row_records) && blockIdx.x == 0 && threadIdx.x == 0)
             p.scale_of[t] = 1.0f;
         return;
     }
@@ -341,13 +372,15 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
 #pragma unroll
         for (int i = 0; i < PER; i += 2) {
             int at = h * D + lane * PER + i;
-            float x = fast_divide(v[i], l), y = fast_divide(v[i + 1], l);
+            float x = v[i] = fast_divide(v[i], l), y = v[i + 1] = fast_divide(v[i + 1], l);
             *(float2 *)(to + at) = make_float2(x, y);
             if (p.panels) /* no larger than the largest value, which is a half too */
                 panel_put(p, t, h0 * D + at, x, y);
         }
+        if (p.row_records)
+            record_put<PER>(p, t, (h0 + h) * D + lane * PER, v);
     }
-    if (p.panels && blockIdx.x == 0 && threadIdx.x == 0)
+    if ((p.panels || p.row_records) && blockIdx.x == 0 && threadIdx.x == 0)
         p.scale_of[t] = 1.0f;
 }
 
@@ -360,7 +393,7 @@ bool many_suits(const struct cuda_backend *cu, int n_decode)
 #endif
     int units = n_decode * s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8);
     /* Of short contexts a block reads one in less time than several need to join. */
-    int least = cu->n_sm * (cu->layout.deep ? 6 : 3) / 8;
+    int least = cu->layout.deep ? cu->n_sm * 3 / 4 : cu->n_sm / 5;
     return many_shared<128>(8, 3) <= cu->shared_limit && units >= least;
 }
 
@@ -375,12 +408,20 @@ static void many_launch(struct cuda_backend *cu, const struct attn_args &p, dim3
 template <int D, bool BF16> static void many_pick(struct cuda_backend *cu, struct attn_args p)
 {
     int rows = p.step.n_decode, width = p.n_heads * D;
-    if (!BF16 && rows > FEW_ROWS && width % TILE_K == 0 && panel_fits(cu, rows, width)) {
+    if (!BF16 && rows > FEW_ROWS && rows < PANEL_FROM && p.n_heads / p.kv.n_kv % 8 == 0 &&
+        rows * (width / TILE_K) <= cu->n_records) {
+        p.row_records = cu->records;
+        p.scale_of = cu->half_scale;
+        cu->half_of = cu->panels_of = NULL;
+        cu->records_of = p.a;
+        cu->panels_rows = rows;
+    } else if (!BF16 && rows > FEW_ROWS && width % TILE_K == 0 && panel_fits(cu, rows, width)) {
         p.panels = cu->panels;
         p.panel_rows = panel_width(rows);
         p.scale_of = cu->half_scale;
         cu->half_of = NULL;
         cu->panels_of = p.a;
+        cu->records_of = NULL;
         cu->panels_rows = rows;
     }
     dim3 grid((unsigned)(p.kv.n_kv * ceil_div(p.n_heads / p.kv.n_kv, 8)),
