@@ -10,7 +10,7 @@ import sys
 from collections import defaultdict
 
 KERNELS = {1: "norm + product", 2: "gate, up", 3: "product", 4: "router", 5: "experts' gate, up", 6: "experts' down",
-           7: "attention, last of its heads", 8: "attention", 9: "few rows: gate, up", 10: "few rows: down",
+           7: "attention, last of its heads", 8: "attention", 9: "few rows: experts",
            11: "few rows: product"}
 LABELS = {0: "start", 1: "asked", 2: "waits", 3: "released", 4: "row ready", 5: "first tile", 6: "products",
           7: "met", 8: "joined", 9: "end"}
