@@ -23,6 +23,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__    __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 #define __restrict__ __restrict
 #define __constant__ static
 #define __grid_constant__

@@ -70,5 +70,6 @@ bool wanted(const char *group);
 void report(const char *group, int before);
 
 void test_forward(void); /* steps.c */
+void test_routed(void);
 
 #endif

@@ -1,6 +1,7 @@
 /*
  * Whole steps of a small model for test_ops.c, as the forward pass runs them, so that what is fused gets
- * fused: against the reference, recorded against op by op, and begun while the step before runs.
+ * fused: against the reference, recorded against op by op, and begun while the step before runs. And the
+ * product in front of experts, which brings their router along.
  */
 #include "base/mem.h"
 #include "duo.h"
@@ -328,4 +329,123 @@ void test_forward(void)
     mini_close(m);
     mem_free(m);
     report("forward, replay", before);
+}
+
+/* One row: output projection, norm and experts, layer after layer of one step, of a residual of about
+ * `size`. What is fused must not show: `look` reads the product before the norm, `apart` has the
+ * experts write elsewhere. */
+static void routed_case(const struct shape *s, const enum dtype *types, float size, int layers,
+                        bool look, bool apart)
+{
+    struct duo d;
+    duo_open(&d, s);
+    int E = s->n_embd, H = s->n_heads * s->head_dim;
+    struct random_spec out = {
+        .n_in = H, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {types[0]}, .group_len = 128};
+    struct random_spec router = {
+        .n_in = E, .n_expert = 1, .n_seg = 1, .rows = {s->n_expert}, .type = {DT_F32}};
+    struct random_spec up = {.n_in = E,
+                             .n_expert = s->n_expert,
+                             .n_seg = 2,
+                             .rows = {s->n_ff_exp, s->n_ff_exp},
+                             .type = {types[1], types[1]}};
+    struct random_spec down = {
+        .n_in = s->n_ff_exp, .n_expert = s->n_expert, .n_seg = 1, .rows = {E}, .type = {types[2]}};
+    struct duo_weight wo, wr, wu, wd;
+    weight_new(&d, &wo, &out);
+    weight_new(&d, &wr, &router);
+    weight_new(&d, &wu, &up);
+    weight_new(&d, &wd, &down);
+    struct array x = array_random(&d, (size_t)E, size), a = array_random(&d, (size_t)H, size);
+    struct array gain = array_random(&d, (size_t)E, 1.0f), n = array_new(&d, (size_t)E);
+    struct array y = array_new(&d, (size_t)E), other = array_new(&d, (size_t)E);
+    const struct backend_ops *rop = d.ref->ops, *gop = d.gpu->ops;
+    struct plan p;
+    char what[160];
+    snprintf(what, sizeof what, "%d layers of %s/%s/%s, %d of %d experts, size %g%s%s", layers,
+             dtype_name(types[0]), dtype_name(types[1]), dtype_name(types[2]), s->n_expert_used,
+             s->n_expert, (double)size, look ? ", looked at" : "", apart ? ", apart" : "");
+    plan_make(&p, s, (const int[][2]){{0, 1}}, 1, false);
+    float *from = mem_alloc(x.n * sizeof *from), *first = mem_alloc(x.n * sizeof *first);
+    float *again = mem_alloc(x.n * sizeof *again);
+    memcpy(from, x.ref, x.n * sizeof *from);
+    /* Op by op; as it is recorded; replayed twice, which finds what others left behind. */
+    for (int step = 0; step < 4; step++) {
+        struct moe_layer lr = {&wr.ref, &wu.ref, &wd.ref}, lg = {&wr.gpu, &wu.gpu, &wd.gpu};
+        struct array *to = apart ? &other : &y;
+        struct error err = {0};
+        d.ref->ops->begin(d.ref, &p.b);
+        d.gpu->ops->begin(d.gpu, &p.b);
+        array_set(&d, &x, from);
+        for (int i = 0; i < layers; i++) {
+            rop->linear(d.ref, &wo.ref, a.ref, y.ref, 1);
+            rop->add_norm(d.ref, x.ref, y.ref, gain.ref, n.ref, 1);
+            rop->moe(d.ref, &lr, n.ref, to->ref, 1);
+            rop->add_norm(d.ref, x.ref, to->ref, gain.ref, n.ref, 1);
+        }
+        bool replayed = step && gop->replay(d.gpu, 7);
+        if (step && !replayed)
+            gop->record(d.gpu, 7);
+        for (int i = 0; i < layers && !replayed; i++) {
+            gop->linear(d.gpu, &wo.gpu, a.gpu, y.gpu, 1);
+            if (look && !step) {
+                rop->linear(d.ref, &wo.ref, a.ref, y.ref, 1);
+                array_check(&d, what, &y, y.n, TOL * 1.5);
+            }
+            gop->add_norm(d.gpu, x.gpu, y.gpu, gain.gpu, n.gpu, 1);
+            gop->moe(d.gpu, &lg, n.gpu, to->gpu, 1);
+            gop->add_norm(d.gpu, x.gpu, to->gpu, gain.gpu, n.gpu, 1);
+        }
+        fail_if(!gop->end(d.gpu, NULL, &err), err.msg);
+        rop->end(d.ref, NULL, &err);
+        if (apart)
+            array_check(&d, what, &y, y.n, TOL * 1.5);
+        array_check(&d, what, &x, x.n, TOL * 2);
+        array_check(&d, what, &n, n.n, TOL * 2);
+        gop->copy_out(d.gpu, step ? again : first, x.gpu, x.n * sizeof *again);
+        n_checks++;
+        if (step && (replayed != (step > 1) || memcmp(first, again, x.n * sizeof *again))) {
+            n_failed++;
+            printf("FAIL  %s: step %d %s\n", what, step,
+                   replayed != (step > 1) ? "is not what was recorded" : "differs from the first");
+        }
+    }
+    mem_free(from);
+    mem_free(first);
+    mem_free(again);
+    struct array *arrays[] = {&x, &a, &gain, &n, &y, &other};
+    struct duo_weight *weights[] = {&wo, &wr, &wu, &wd};
+    for (int i = 0; i < 6; i++)
+        array_free(&d, arrays[i]);
+    for (int i = 0; i < 4; i++)
+        weight_free(&d, weights[i]);
+    mem_free(p.pages);
+    duo_close(&d);
+}
+
+void test_routed(void)
+{
+    int before = n_checks;
+    if (!wanted("output, experts"))
+        return;
+    const enum dtype types[][3] = {{DT_Q4_K, DT_Q4_K, DT_Q6_K},
+                                   {DT_Q6_K, DT_Q4_K, DT_Q4_K},
+                                   {DT_Q8_0, DT_Q8_0, DT_Q8_0},
+                                   {DT_Q5_K, DT_Q4_K, DT_Q4_K}};
+    /* The last two do not go by way of sums. */
+    const int experts[] = {16, SIM ? 64 : 128, 40, 18, SIM ? 132 : 256};
+    const float size[] = {1.0f, 3e-3f, 3e3f};
+    for (int i = 0; i < 10; i++) {
+        struct shape s = base_shape();
+        if (SIM && (i == 4 || i == 8))
+            continue;
+        s.n_embd = i % 3 == 2 ? 768 : 512;
+        s.n_heads = i == 3 ? 4 : 16;
+        s.n_expert = experts[i % 5];
+        s.n_expert_used = i % 4 == 3 ? 10 : 8;
+        s.n_ff_exp = 256;
+        s.norm_topk = i != 2;
+        routed_case(&s, types[i % 4], size[i % 3], 1 + i % 3, i == 6, i == 7);
+    }
+    report("output, experts", before);
 }

@@ -736,6 +736,7 @@ int main(int argc, char **argv)
     test_attention(false);
     test_attention(true);
     test_forward();
+    test_routed();
     test_sampling();
     printf("%d checks, %d failed\n", n_checks, n_failed);
     return n_failed != 0 || n_checks == 0;

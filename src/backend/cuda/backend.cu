@@ -2,10 +2,11 @@
  * The CUDA backend: the op table, its memory, and the step. Owns the stream, the scratch, the step
  * block and the recorded graphs. Ops here only pick kernels; the kernels live beside.
  *
- * Two things are put off so that small steps need fewer kernels. add_norm waits for the op that
+ * Three things are put off so that small steps need fewer kernels. add_norm waits for the op that
  * reads n (attn_in, moe, ffn, linear) and becomes part of it; the residual it writes goes to a
  * shadow of x (see struct cuda_backend.alias), since other blocks still read x. attn_in of a
- * decode-only step leaves the raw projections for attention to rotate and store. Whatever is still
+ * decode-only step leaves the raw projections for attention to rotate and store. A product of one
+ * row (linear) waits for experts that read its sum, whose router it can take along. Whatever is still
  * put off when something else wants to see it is done then (flush).
  */
 #include "backend/cuda/cuda.h"
@@ -217,6 +218,8 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         {(void **)&cu->wave_records, wave_record_bytes(cu)},
         {(void **)&cu->router,
          tokens * (size_t)(s->n_expert + 1) * 4 * (align_up(embd, TILE_K) / TILE_K)},
+        {(void **)&cu->route_sums, 2 * SUM_WORDS * 8},
+        {(void **)&cu->route_squares, SUM_BLOCKS * 4},
         {(void **)&cu->hidden, SMALL_MOE_ROWS * (hidden + 1) * 4},
         {(void **)&cu->records, (size_t)list_records(s) * RECORD},
         {(void **)&cu->hidden_records, (size_t)list_hidden_records(s) * RECORD},
@@ -332,6 +335,8 @@ static void cuda_begin(struct backend *be, const struct batch *b)
     cu->step_mapped = cu->step_mappeds[turn];
     cu->step_host[STEP_TOKENS_TO] = turn * (cu->shape.max_out + 1);
     cu->pending.set = false;
+    cu->linear.set = false;
+    cu->n_routed = 0;
     cu->sum.y = NULL;
     cu->raw_qkv.set = false;
     cu->n_aliases = 0;
@@ -569,6 +574,7 @@ static void set_alias(struct cuda_backend *cu, const void *named, void *where)
 static struct norm_in take_norm(struct cuda_backend *cu)
 {
     struct pending_norm *p = &cu->pending;
+    CHECK(!cu->linear.set, "a product put off for too long");
     struct norm_in in = {};
     in.x = (const float *)real(cu, p->x);
     in.d = (const float *)real(cu, p->d);
@@ -582,11 +588,23 @@ static struct norm_in take_norm(struct cuda_backend *cu)
     return in;
 }
 
+static void flush_linear(struct cuda_backend *cu)
+{
+    struct pending_linear *p = &cu->linear;
+    if (!p->set)
+        return;
+    struct norm_in in = {};
+    in.x = p->x;
+    p->set = false;
+    small_linear(cu, p->w, &in, p->y, 1);
+}
+
 static void flush_norm(struct cuda_backend *cu)
 {
     struct pending_norm *p = &cu->pending;
     if (!p->set)
         return;
+    flush_linear(cu);
     p->set = false;
     large_norm(cu, (float *)real(cu, p->x), (const float *)real(cu, p->d), p->gain, p->n, p->rows);
 }
@@ -595,6 +613,7 @@ static void flush_norm(struct cuda_backend *cu)
 static void flush_rest(struct cuda_backend *cu)
 {
     large_sum(cu);
+    flush_linear(cu);
     if (!cu->raw_qkv.set)
         return;
     cu->raw_qkv.set = false;
@@ -634,8 +653,10 @@ static void op_add_norm(struct backend *be, float *x, const float *d, const floa
 {
     struct cuda_backend *cu = cuda_self(be);
     struct pending_norm p = {true, x, n, d, gain, rows};
-    if (!d || cu->sum.y != d || cu->sum.rows != rows)
-        flush(cu); /* otherwise there is but a sum of experts, which large_norm makes */
+    bool of_sum = d && cu->sum.y == d && cu->sum.rows == rows; /* large_norm makes it */
+    bool of_linear = d && cu->linear.set && cu->linear.y == d && rows == 1;
+    if (!of_sum && !of_linear)
+        flush(cu);
     if (rows)
         cu->pending = p;
     if (rows > NORM_ROWS) {
@@ -719,6 +740,14 @@ static void op_attention(struct backend *be, const struct attn_layer *l, const f
     mark_end(cu, STAGE_ATTENTION);
 }
 
+/* A product that might be one in front of experts: nothing that is timed by itself. (Behind wave.cu, which lets the
+ * next kernel start late, a router of its own was faster.) */
+static bool may_route(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows)
+{
+    return rows == 1 && cu->shape.n_expert && !cu->be.profile && !cu->layout.deep &&
+           is_small(w, 1) && w->n_out == cu->shape.n_embd && !takes_norm(cu, x, 1);
+}
+
 static void op_linear(struct backend *be, const struct weight *w, const float *x, float *y,
                       int rows)
 {
@@ -727,7 +756,12 @@ static void op_linear(struct backend *be, const struct weight *w, const float *x
         return;
     flush_rest(cu);
     mark_begin(cu);
-    linear_any(cu, matrix_of(w), x, y, rows);
+    if (may_route(cu, matrix_of(w), x, rows)) {
+        struct pending_linear put_off = {true, matrix_of(w), (const float *)real(cu, x), y};
+        cu->linear = put_off;
+    } else {
+        linear_any(cu, matrix_of(w), x, y, rows);
+    }
     set_alias(cu, y, y);
     mark_end(cu, be->profile ? be->profile->linear_stage : STAGE_OTHER);
 }
@@ -755,14 +789,27 @@ static void op_moe(struct backend *be, const struct moe_layer *l, const float *x
                    int rows)
 {
     struct cuda_backend *cu = cuda_self(be);
-    if (!rows)
-        return;
-    flush_rest(cu);
-    mark_begin(cu);
     const struct matrix *router = matrix_of(l->router), *gu = matrix_of(l->gate_up);
     const struct matrix *down = matrix_of(l->down);
+    const struct pending_linear *o = &cu->linear;
+    const struct pending_norm *norm = &cu->pending;
+    if (!rows)
+        return;
+    /* The sum y is the experts' when nobody has seen it as the product's. */
+    bool routed = o->set && o->y == y && norm->set && norm->n == x && norm->d == y && rows == 1 &&
+                  norm->rows == 1 && down->n_in % 8 == 0 &&
+                  small_routed_fits(cu, o->w, router, gu, down);
+    if (!routed)
+        flush_rest(cu);
+    mark_begin(cu);
     CHECK(gu->n_in % 8 == 0, "experts over %d columns", gu->n_in);
-    if (few_moe_fits(cu, router, gu, down, rows)) {
+    if (routed) {
+        struct norm_in in = {};
+        in.gain = norm->gain;
+        in.eps = cu->shape.norm_eps;
+        cu->linear.set = cu->pending.set = false;
+        small_routed(cu, o->w, o->x, router, gu, down, &in, (float *)real(cu, norm->x), y);
+    } else if (few_moe_fits(cu, router, gu, down, rows)) {
         struct norm_in in = input_of(cu, x, rows);
         few_moe(cu, router, gu, down, &in, y, rows);
     } else if (rows <= SMALL_MOE_ROWS && down->n_in % 8 == 0 && small_moe_fits(cu, gu, down)) {

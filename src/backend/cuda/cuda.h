@@ -122,6 +122,15 @@ struct pending_norm {
     int rows;
 };
 
+/* A product of one row, put off until the experts that read it (through a norm) show up: it then adds up
+ * their router's logits on the way. */
+struct pending_linear {
+    bool set;
+    const struct matrix *w;
+    const float *x;
+    float *y;
+};
+
 /* What the experts of many rows came to, not yet added up. */
 struct expert_sum {
     const uint16_t *out; /* (rows, used, width) halves, see large.cu */
@@ -148,6 +157,7 @@ enum {
     LIST_ROUTE_ROWS = 64, /* rows one block routes */
     ARGMAX_BLOCKS = 32
 };
+enum { SUM_WORDS = 512, SUM_BLOCKS = 128 }; /* choice.cuh: a router's sums, and who adds to them */
 
 /* A buffer whose contents live elsewhere for now. */
 struct alias {
@@ -209,6 +219,7 @@ struct cuda_backend {
     uint64_t recording; /* key, 0 = not */
 
     struct pending_norm pending;
+    struct pending_linear linear;
     struct expert_sum sum;
     /* The residual stream alternates between the caller's buffer and a shadow, so that a fused norm
      * can write it while other blocks still read. */
@@ -227,6 +238,9 @@ struct cuda_backend {
     float *split_ml;      /* (split units, 8, 2) */
     int32_t *split_count; /* (max_seqs, K * groups, 8) arrivals, zero between launches */
     float *router;        /* (k tiles of n_embd, max_tokens, n_expert) logits, see route.cu */
+    uint64_t *route_sums; /* (2, SUM_WORDS) by turns: choice.cuh; the first zero in a new step */
+    float *route_squares; /* (SUM_BLOCKS) */
+    int n_routed;         /* layers of this step that had sums */
     float *hidden;        /* (SMALL_MOE_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
     uint8_t *records; /* (LIST_ROWS, widest n_kt) half_in of few rows in another order: rows.cuh */
     int n_records;    /* records there is room for */
@@ -369,6 +383,13 @@ bool small_moe_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                     const struct matrix *down);
 void small_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
                const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows);
+/* One row of experts with the product in front: x += a W^T; y = experts of norm(x), with in's gain. */
+bool small_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
+                       const struct matrix *router, const struct matrix *gate_up,
+                       const struct matrix *down);
+void small_routed(struct cuda_backend *cu, const struct matrix *w, const float *a,
+                  const struct matrix *router, const struct matrix *gate_up,
+                  const struct matrix *down, const struct norm_in *in, float *x, float *y);
 
 /* few.cu: 2 to FEW_ROWS rows of K-quants */
 bool few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);

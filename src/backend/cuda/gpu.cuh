@@ -535,6 +535,15 @@ DEVICE float load_float_l2(const float *p)
 #endif
 }
 
+DEVICE uint64_t load_u64_l2(const uint64_t *p)
+{
+#ifdef STEEL_CUDA_SIM
+    return *p;
+#else
+    return __ldcg((const unsigned long long *)p);
+#endif
+}
+
 /* Words that blocks hand each other while both run: each is seen whole, in no order. */
 DEVICE uint4 load_now(const uint4 *p)
 {
@@ -598,6 +607,16 @@ DEVICE uint32_t load_acquired(const uint32_t *p)
     uint32_t r;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(r) : "l"(p) : "memory");
     return r;
+#endif
+}
+
+/* *p += v in the L2: integers, so that the order of those who add does not matter. */
+DEVICE void add_now(uint64_t *p, uint64_t v)
+{
+#if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__)
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+#else
+    *p += v;
 #endif
 }
 

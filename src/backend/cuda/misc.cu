@@ -6,11 +6,11 @@
 #include <math.h>
 
 /* Copies the step's ints out of pinned host memory and makes the table of rotations: cos and sin of
- * every row's position, once per step instead of once per layer. */
+ * every row's position, once per step instead of once per layer. Sums of a router begin at zero. */
 static __global__ void load_step_kernel(const int32_t *host, int32_t *dev, int n_ints,
                                         int tokens_at, const int32_t *chosen, int pos_at,
                                         int n_tokens, const float *freq, int half, float mscale,
-                                        float2 *rope)
+                                        float2 *rope, uint64_t *sums)
 {
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x), stride = (int)(gridDim.x * blockDim.x);
     for (int j = i; j < n_ints; j += stride) {
@@ -24,6 +24,8 @@ static __global__ void load_step_kernel(const int32_t *host, int32_t *dev, int n
         sincosf(angle, &s, &c);
         rope[j] = make_float2(c * mscale, s * mscale);
     }
+    for (int j = i; j < SUM_WORDS; j += stride)
+        sums[j] = 0;
 }
 
 void cuda_load_step(struct cuda_backend *cu, int n_ints)
@@ -34,7 +36,7 @@ void cuda_load_step(struct cuda_backend *cu, int n_ints)
     int blocks = ceil_div(work, 256);
     cuda_launch(cu, load_step_kernel, dim3((unsigned)(blocks < 256 ? blocks : 256)), 256, 0,
                 LAUNCH_PLAIN, cu->step_mapped, cu->step_dev, n_ints, l->tokens, cu->chosen, l->pos,
-                l->n_tokens, cu->rope_freq, half, cu->shape.rope_mscale, cu->rope);
+                l->n_tokens, cu->rope_freq, half, cu->shape.rope_mscale, cu->rope, cu->route_sums);
 }
 
 static __global__ void gather_kernel(const float *src, const int32_t *rows, float *dst, int width)

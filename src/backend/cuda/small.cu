@@ -13,11 +13,12 @@
  * Registers are bounded without spilling: a spilled value is a trip to memory of its own, which
  * costs more than the product of a tile.
  */
+#include "backend/cuda/choice.cuh"
 #include "backend/cuda/dot.cuh"
 
 #include <math.h>
 
-enum { MAX_WARPS = 16, MAX_USED = 16, MAX_EXPERTS = 512, EXPERT_WARPS = 8 };
+enum { MAX_WARPS = 16, EXPERT_WARPS = 8, DOWN_WARPS = 12 };
 
 /* This lane's columns of slice `slice` of a row: see dot.cuh. n is a multiple of 8; zeros from there
  * on. */
@@ -206,105 +207,6 @@ DEVICE struct norm_in norm_row(struct norm_in in, int row, int n)
     return in;
 }
 
-/* How experts are chosen. */
-struct route_rule {
-    int n_expert, used;
-    bool renormalise;
-    float scale;
-};
-
-/* The experts a row chose, as a warp finds them, largest logit first: every warp for itself, since
- * meeting the others would take longer. The order is that of the logits' upper 32 - BITS bits (their
- * difference from the rest is below what rounding upstream makes of them), then of the lower index:
- * both in one integer, so that one reduction finds the next. PER: logits a lane holds. */
-template <int PER, int BITS> struct chooser {
-    uint32_t key[PER]; /* PER 4: in order, largest first */
-};
-
-template <int PER, int BITS>
-DEVICE void chooser_start(struct chooser<PER, BITS> &c, const float *logits, int n_expert)
-{
-    const uint32_t low = (1u << BITS) - 1;
-    float v[PER];
-#pragma unroll
-    for (int i = 0; i < PER; i++)
-        v[i] = i * 32 + lane_id() < n_expert ? load_float_l2(logits + i * 32 + lane_id()) : 0.0f;
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        int e = i * 32 + lane_id();
-        c.key[i] = e < n_expert ? (float_order(v[i]) & ~low) | (low - (uint32_t)e) : 0;
-    }
-    auto swap = [&](int i, int j) {
-        uint32_t a = c.key[i], b = c.key[j];
-        c.key[i] = a > b ? a : b;
-        c.key[j] = a > b ? b : a;
-    };
-    if (PER == 4)
-        swap(0, 1), swap(2, 3), swap(0, 2), swap(1, 3), swap(1, 2);
-}
-
-/* The next expert, the same for every lane. */
-template <int PER, int BITS> DEVICE int chooser_next(struct chooser<PER, BITS> &c, int n_expert)
-{
-    const uint32_t low = (1u << BITS) - 1;
-    uint32_t best = c.key[0];
-    if (PER == 4) {
-        best = warp_max_u32(best);
-        bool mine = c.key[0] == best;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            c.key[i] = mine ? (i + 1 < PER ? c.key[(i + 1) % PER] : 0) : c.key[i];
-    } else {
-#pragma unroll
-        for (int i = 1; i < PER; i++)
-            best = c.key[i] > best ? c.key[i] : best;
-        best = warp_max_u32(best);
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            c.key[i] = c.key[i] == best ? 0 : c.key[i];
-    }
-    return min((int)(low - (best & low)), n_expert - 1);
-}
-
-/* The expert chosen as number `pick`; lane k gets number k as *all, of the first `n`. */
-template <int PER, int BITS>
-DEVICE int choose_with(const float *logits, const struct route_rule &rule, int pick, int n,
-                       int *all)
-{
-    struct chooser<PER, BITS> c;
-    chooser_start(c, logits, rule.n_expert);
-    int found = 0;
-#pragma unroll 1
-    for (int k = 0; k < n; k++) {
-        int e = chooser_next(c, rule.n_expert);
-        found = k == pick ? e : found;
-        *all = k == lane_id() ? e : *all;
-    }
-    return found;
-}
-
-DEVICE int choose(const float *logits, const struct route_rule &rule, int pick, int n, int *all)
-{
-    *all = 0;
-    if (rule.n_expert <= 128)
-        return choose_with<4, 7>(logits, rule, pick, n, all);
-    return choose_with<MAX_EXPERTS / 32, 9>(logits, rule, pick, n, all);
-}
-
-/* The weight of the expert lane k knows to be number k. */
-DEVICE float weigh(const float *logits, const struct route_rule &rule, int expert)
-{
-    int lane = lane_id();
-    float v = load_float_l2(logits + expert), top = __shfl_sync(FULL_WARP, v, 0);
-    float w = lane < rule.used ? fast_exp(v - top) : 0.0f;
-    float total = rule.renormalise ? w : 0.0f;
-    if (!rule.renormalise)
-#pragma unroll 1
-        for (int e = lane; e < rule.n_expert; e += 32)
-            total += fast_exp(load_float_l2(logits + e) - top);
-    return w / warp_sum(total) * rule.scale;
-}
-
 /* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH at most (PAIR: gate and up
  * of the same rows by turns, and y = silu(gate) up). EXPERT: W is the expert that the row chose;
  * blockIdx.y is (row, number of the choice), and so are y's rows. */
@@ -317,21 +219,84 @@ struct small_args {
     float inv_n;         /* 1 / n_in */
     const float *logits; /* EXPERT: (rows, n_expert) */
     struct route_rule rule;
+    struct route_sums sums; /* ROUTE: written; EXPERT: in place of logits */
+    struct matrix router;   /* ROUTE */
 };
 
-enum mode { PLAIN, NORM, EXPERT };
+/* ROUTE: y += x W^T, of one row, one tile to a block, and the router's sums over y times in.gain. CHOSEN: EXPERT
+ * with such sums in place of logits, and the norm. */
+enum mode { PLAIN, NORM, EXPERT, ROUTE, CHOSEN };
 
-/* The bound on threads is one on registers (PLAIN: 80), so that other kernels find room beside it. */
+/* Shared memory of ROUTE behind the rest: the router's columns of this tile, their gains, y. */
+struct route_tile {
+    float y[TILE_ROWS], gain[TILE_ROWS];
+    float w[][TILE_ROWS]; /* (n_expert) */
+};
+static size_t route_shared(const struct matrix &router)
+{
+    return sizeof(struct route_tile) + (size_t)router.n_out * TILE_ROWS * 4;
+}
+
+/* Asks for what does not depend on the step. Every thread gets what it will read of w itself. */
+DEVICE void route_ask(const struct small_args &p, struct route_tile *t)
+{
+    int k = (int)blockIdx.x * TILE_ROWS, q = 4 * (int)(threadIdx.x & 3);
+    const float *tile = (const float *)(p.router.seg[0].base + (size_t)(k / TILE_K) * F32_BYTES);
+#pragma unroll 1
+    for (int e = (int)(threadIdx.x >> 2); e < p.router.n_out; e += (int)(blockDim.x >> 2)) {
+        size_t at = (size_t)(e / TILE_ROWS * p.router.n_kt) * (F32_BYTES / 4);
+        copy_async16(&t->w[e][q], tile + at + e % TILE_ROWS * TILE_K + k % TILE_K + q);
+    }
+    if (threadIdx.x < 4)
+        copy_async16(&t->gain[q], p.in.gain + k + q);
+    copy_async_commit();
+}
+
+/* Adds the block's share to every expert's sum; t->y is there. */
+DEVICE void route_add(const struct small_args &p, const struct route_tile *t)
+{
+    int q = 4 * (int)(threadIdx.x & 3), n = p.router.n_out;
+    float4 v = *(const float4 *)&t->y[q], g = *(const float4 *)&t->gain[q];
+    float square = v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    v.x *= g.x, v.y *= g.y, v.z *= g.z, v.w *= g.w;
+#pragma unroll 1
+    for (int e0 = 0; e0 < n; e0 += (int)(blockDim.x >> 2)) {
+        int e = e0 + (int)(threadIdx.x >> 2);
+        float4 w = *(const float4 *)&t->w[min(e, n - 1)][q];
+        float dot = v.x * w.x + v.y * w.y + v.z * w.z + v.w * w.w;
+        dot += __shfl_xor_sync(FULL_WARP, dot, 1);
+        dot += __shfl_xor_sync(FULL_WARP, dot, 2);
+        if (q == 0 && e < n)
+            add_now(p.sums.sums + sum_at(e), sum_part(dot));
+    }
+    square += __shfl_xor_sync(FULL_WARP, square, 1);
+    square += __shfl_xor_sync(FULL_WARP, square, 2);
+    if (threadIdx.x == 0)
+        p.sums.squares[blockIdx.x] = square;
+}
+
+/* Registers of a thread, so that other kernels find room beside it: of 64 K, ROUTE and CHOSEN take all. */
+static constexpr int small_registers(int set, int mode)
+{
+    return mode == PLAIN    ? 80
+           : mode == ROUTE  ? 72
+           : set != SET_K   ? 128
+           : mode == CHOSEN ? 112
+                            : 120;
+}
+
 template <int SET, bool PAIR, int MODE>
-static __global__ void __launch_bounds__(MODE == PLAIN ? 768 : 512)
+static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_registers(SET, MODE))
     small_kernel(const __grid_constant__ struct small_args p)
 {
     enum { TILES = PAIR ? 2 : 1 };
+    const bool IS_EXPERT = MODE == EXPERT || MODE == CHOSEN;
+    const bool NORMED = MODE == NORM || MODE == CHOSEN;
     SHARED_BYTES(shared);
     struct marks mk;
     marks_begin(mk);
     int warps = p.s.warps, stages = p.s.stages, n_in = p.w.n_in;
-    int row_in = MODE == EXPERT ? (int)blockIdx.y / p.rule.used : (int)blockIdx.y;
+    int row_in = IS_EXPERT ? (int)blockIdx.y / p.rule.used : (int)blockIdx.y;
     const struct norm_in in = norm_row(p.in, row_in, n_in);
     float *y = p.y + (size_t)blockIdx.y * (size_t)(p.w.n_out / TILES);
     struct small_smem m = small_carve(shared, p.s);
@@ -407,15 +372,17 @@ static __global__ void __launch_bounds__(MODE == PLAIN ? 768 : 512)
             for (int i = 0; i < TILES; i++)
                 bias[i] = p.w.bias[s->row0 + row + i * (p.w.n_out / 2)];
     };
-    float v[8];
-    if (MODE != EXPERT) {
+    float v[8], old = 0.0f;
+    if (!IS_EXPERT)
         ring_fill(m.ring, from0, bytes0);
+    if (MODE == PLAIN || MODE == NORM)
         dependency_trigger();
-    }
+    if (MODE == ROUTE)
+        route_ask(p, (struct route_tile *)m.extra);
     locate(first);
 #if BULK_COPIES
     uint64_t *gain_bar = m.ring.bar + STAGES;
-    if (MODE == NORM && lane == 0) {
+    if (NORMED && lane == 0) {
         int total = 0;
         for (int k = warp * TILE_K; k < n_in; k += warps * TILE_K)
             total += min((int)TILE_K, n_in - k) * 4;
@@ -431,13 +398,29 @@ static __global__ void __launch_bounds__(MODE == PLAIN ? 768 : 512)
     float d[8] = {}; /* one trip for both */
     if (MODE == NORM && in.d)
         load_lane(in.d, warp, n_in, d);
-    if (MODE == EXPERT) {
+    if (MODE == ROUTE) {
+        dependency_trigger(); /* after the wait: then the next kernel's sums are zero to begin with */
+        old = to ? *to : 0.0f;
+    }
+    if (IS_EXPERT) {
         dependency_trigger(); /* after the wait: the next kernel may read the logits at once */
         int all, pick = (int)blockIdx.y - row_in * p.rule.used;
-        expert = choose(p.logits + row_in * p.rule.n_expert, p.rule, pick, pick + 1, &all);
+        if (MODE == CHOSEN) {
+            int *found = (int *)(m.extra + p.w.n_kt * TILE_K);
+            if (warp == 0)
+                *found = choose_sums(p.sums, p.rule, pick, pick + 1, &all);
+            __syncthreads();
+            expert = *found;
+        } else {
+            expert = choose(p.logits + row_in * p.rule.n_expert, p.rule, pick, pick + 1, &all);
+        }
         mark(mk, 4);
         ring_fill(m.ring, from0 + (size_t)expert * expert_bytes, bytes0);
         mark(mk, 1);
+        if (MODE == CHOSEN && blockIdx.x + blockIdx.y == 0)
+#pragma unroll 1
+            for (int i = (int)threadIdx.x; i < SUM_EXPERTS; i += (int)blockDim.x)
+                p.sums.next[sum_at(i)] = 0;
     }
 
     typename slice_of<SET>::type x = {};
@@ -452,13 +435,15 @@ static __global__ void __launch_bounds__(MODE == PLAIN ? 768 : 512)
             if (slice != staged) {
                 if (staged >= 0 && slice == warp)
                     load_lane(in.x, slice, n_in, v); /* else it is there, or on its way */
-                if (MODE == NORM) {
+                if (NORMED) {
                     float gain[8];
-                    if (staged >= 0 && in.d)
-                        load_lane(in.d, slice, n_in, d);
+                    if (MODE == NORM) {
+                        if (staged >= 0 && in.d)
+                            load_lane(in.d, slice, n_in, d);
 #pragma unroll
-                    for (int j = 0; j < 8; j++)
-                        v[j] += d[j];
+                        for (int j = 0; j < 8; j++)
+                            v[j] += d[j];
+                    }
 #if BULK_COPIES
                     bulk_wait(gain_bar, 0);
                     load_lane(m.extra, slice, n_in, gain);
@@ -480,13 +465,13 @@ static __global__ void __launch_bounds__(MODE == PLAIN ? 768 : 512)
                 slice_make(x, v);
                 if (slice + warps < p.w.n_kt)
                     load_lane(in.x, slice + warps, n_in, v);
-                if (MODE != EXPERT && slice == warp)
+                if (!IS_EXPERT && slice == warp)
                     mark(mk, 4);
             }
 #pragma unroll 1
             for (int b = 0; b < batch; b++) {
                 float sum[2] = {}, *shares = sums + warp * stride + b * SHARES;
-                if (SET == SET_K && MODE != PLAIN && b + 1 < batch && stages > 1 &&
+                if (SET == SET_K && MODE != PLAIN && MODE != ROUTE && b + 1 < batch && stages > 1 &&
                     !(six >> b & 3)) {
                     if constexpr (SET == SET_K) { /* two at a time: neither waits for the other */
                         float sum2[2] = {};
@@ -526,7 +511,7 @@ static __global__ void __launch_bounds__(MODE == PLAIN ? 768 : 512)
             }
         }
         mark(mk, 6);
-        if (tile == first && MODE == NORM) {
+        if (tile == first && NORMED) {
 #pragma unroll
             for (int i = 16; i >= 4; i >>= 1)
                 squares += __shfl_xor_sync(FULL_WARP, squares, i);
@@ -540,20 +525,27 @@ static __global__ void __launch_bounds__(MODE == PLAIN ? 768 : 512)
             const float *from = sums + (int)(threadIdx.x >> 4) * TILES * SHARES;
             int row = (int)(threadIdx.x & 15);
             float scale = 1.0f;
-            if (MODE == NORM)
+            if (NORMED)
                 scale = rsqrtf(take_sum(m.squares, warps, 4, 0) * p.inv_n + in.eps);
             float r = take_sum(from, warps, stride, row) * scale + bias[0];
             if (PAIR)
                 r = silu(r) *
                     (take_sum(from + SHARES, warps, stride, row) * scale + bias[TILES - 1]);
+            if (MODE == ROUTE)
+                ((struct route_tile *)m.extra)->y[row] = r += old;
             *to = r;
+        }
+        if (MODE == ROUTE) {
+            copy_async_wait<0>();
+            __syncthreads();
+            route_add(p, (const struct route_tile *)m.extra);
         }
         tile += batch;
         if (tile < end)
             locate(tile);
     }
     copy_async_wait<0>();
-    marks_end(mk, MODE == EXPERT ? 5 : PAIR ? 2 : MODE == NORM ? 1 : 3);
+    marks_end(mk, IS_EXPERT ? 5 : PAIR ? 2 : MODE == NORM ? 1 : 3);
 }
 
 /* tiles: of a block; per_warp: of a warp, all slices of them; extra: bytes the kernel wants besides. What
@@ -591,17 +583,22 @@ static struct small_shape small_plan(const struct cuda_backend *cu, const struct
                         p);                                                                        \
     } while (0)
 
-template <bool PAIR>
-static void small_launch(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                         float *y, int rows)
+static int small_warps(const struct cuda_backend *cu, const struct matrix *w)
 {
-    int warps = w->n_kt < MAX_WARPS ? w->n_kt : MAX_WARPS, units = w->n_tiles / (PAIR ? 2 : 1);
+    int warps = w->n_kt < MAX_WARPS ? w->n_kt : MAX_WARPS;
     for (;; warps = (warps + 1) / 2) { /* large tiles, little shared memory: fewer warps */
         struct small_shape least = {warps, 1, w->max_tile_bytes, BATCH, 2};
         if (warps == 1 || (small_shared(least) + (size_t)w->n_kt * TILE_K * 4 <= cu->shared_limit &&
                            (w->set != SET_ALL || warps <= 8)))
-            break;
+            return warps;
     }
+}
+
+template <bool PAIR>
+static void small_launch(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                         float *y, int rows)
+{
+    int warps = small_warps(cu, w), units = w->n_tiles / (PAIR ? 2 : 1);
     /* One block to an SM: its warps share what they make of the row over many tiles. */
     int per_block = ceil_div(units * rows, cu->n_sm);
     per_block = per_block < units ? per_block : units;
@@ -646,14 +643,16 @@ struct expert_args {
     float *y;            /* (rows, n_embd) */
     struct route_rule rule;
     struct small_shape s;
+    struct route_sums sums; /* in place of logits */
 };
 
 /* y = sum over the chosen of weight * hidden Wd^T; blockIdx.y is the row. A block owns 16 output
  * rows; its warps share out the (expert, slice) pairs. Few threads and registers, so that it is resident, with its weights on
- * the way, while the kernel in front still runs. */
-template <int SET>
-static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 : 2)
-    expert_down_kernel(const __grid_constant__ struct expert_args p)
+ * the way, while the kernel in front still runs, and so is the one behind, of 8 warps with 120 registers. */
+template <int SET, int WARPS, bool SUMS>
+static __global__ void __launch_bounds__(WARPS * 32)
+    __maxnreg__(WARPS == EXPERT_WARPS || SET == SET_ALL ? 128 : 88)
+        expert_down_kernel(const __grid_constant__ struct expert_args p)
 {
     SHARED_BYTES(shared);
     struct marks mk;
@@ -669,35 +668,42 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 :
     /* The logits were written two kernels ago: see expert_up_kernel. */
     const float *logits = p.logits + row_in * p.rule.n_expert;
     int all;
-    choose(logits, p.rule, 0, used, &all);
-    /* A warp takes every eighth expert, slice by slice. */
+    if (SUMS)
+        choose_sums(p.sums, p.rule, 0, used, &all);
+    else
+        choose(logits, p.rule, 0, used, &all);
+    /* A warp takes `per` (expert, slice) pairs that lie side by side. */
+    int per = (used * n_kt + WARPS - 1) / WARPS, total = min(per, used * n_kt - warp * per);
+    const int pick0 = warp * per / n_kt, kt0 = warp * per % n_kt;
     auto address = [&](int n, int *bytes) {
-        int pick = warp + n / n_kt * EXPERT_WARPS;
-        int e = __shfl_sync(FULL_WARP, all, pick & 31);
-        *bytes = pick < used ? s->tile_bytes : 0;
-        return tile_address(p.w, s, e, tile, n % n_kt);
+        int pick = (warp * per + n) / n_kt, e = __shfl_sync(FULL_WARP, all, pick & 31);
+        *bytes = n < total ? s->tile_bytes : 0;
+        return tile_address(p.w, s, e, tile, (warp * per + n) % n_kt);
     };
-    int bytes, next = stages, total = (used - warp + EXPERT_WARPS - 1) / EXPERT_WARPS * n_kt;
+    auto advance = [&](int &pick, int &kt) {
+        if (++kt == n_kt) {
+            kt = 0;
+            pick++;
+        }
+    };
+    int bytes, next = stages;
     bool six = s->kind == TILE_Q6_K;
     const uint8_t *from = address(lane_id(), &bytes);
     ring_fill(m.ring, from, bytes);
-    float weights = weigh(logits, p.rule, all);
+    float weights = weigh<SUMS>(logits, p.sums, p.rule, all);
     mark(mk, 2);
     (dependency_wait)();
     mark(mk, 3);
 
     /* The hidden units of the next AHEAD slices are on their way: one trip for all of them. */
-    enum { AHEAD = 3 };
+    enum { AHEAD = WARPS == EXPERT_WARPS ? 3 : 2 };
     float sum[2] = {}, v[AHEAD][8] = {};
-    int l_pick = warp, l_kt = 0;
+    int l_pick = pick0, l_kt = kt0;
     auto load = [&](float(&to)[8]) {
         if (l_pick >= used)
             return;
         load_lane(x_row + (size_t)l_pick * (size_t)n_in, l_kt, n_in, to);
-        if (++l_kt == n_kt) {
-            l_kt = 0;
-            l_pick += EXPERT_WARPS;
-        }
+        advance(l_pick, l_kt);
     };
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
@@ -705,12 +711,9 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 :
     typename slice_of<SET>::type x, next_x; /* the next is made while this one is worked on */
     slice_make(x, v[0]);
 #pragma unroll 1
-    for (int n = 0, pick = warp, kt = 0; n < total; n++) {
+    for (int n = 0, pick = pick0, kt = kt0; n < total; n++) {
         float weight = __shfl_sync(FULL_WARP, weights, pick);
-        if (++kt == n_kt) {
-            kt = 0;
-            pick += EXPERT_WARPS;
-        }
+        advance(pick, kt);
 #pragma unroll
         for (int i = 0; i < 8 * (AHEAD - 1); i++)
             v[i / 8][i % 8] = v[i / 8 + 1][i % 8];
@@ -740,59 +743,138 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32, SET == SET_ALL ? 1 :
     int r = (int)threadIdx.x, row = (tile - s->tile0) * TILE_ROWS + r;
     if (r < TILE_ROWS && row < s->rows)
         p.y[(size_t)row_in * (size_t)p.w.n_out + (size_t)(s->row0 + row)] =
-            take_sum(m.sums, EXPERT_WARPS, SHARES, r);
+            take_sum(m.sums, WARPS, SHARES, r);
     marks_end(mk, 6);
 }
 
-#define LAUNCH_EXPERTS(kernel, args)                                                               \
+#define LAUNCH_DOWN(...)                                                                           \
     do {                                                                                           \
-        int threads = EXPERT_WARPS * 32;                                                           \
-        if ((args).w.set == SET_ALL)                                                               \
-            cuda_launch(cu, kernel<SET_ALL>, grid, threads, shared, LAUNCH_EARLY, args);           \
-        else if ((args).w.set == SET_FAST)                                                         \
-            cuda_launch(cu, kernel<SET_FAST>, grid, threads, shared, LAUNCH_EARLY, args);          \
+        if (q.w.set == SET_ALL)                                                                    \
+            cuda_launch(cu, expert_down_kernel<SET_ALL, __VA_ARGS__>, grid, q.s.warps * 32,        \
+                        shared, LAUNCH_EARLY, q);                                                  \
+        else if (q.w.set == SET_FAST)                                                              \
+            cuda_launch(cu, expert_down_kernel<SET_FAST, __VA_ARGS__>, grid, q.s.warps * 32,       \
+                        shared, LAUNCH_EARLY, q);                                                  \
         else                                                                                       \
-            cuda_launch(cu, kernel<SET_K>, grid, threads, shared, LAUNCH_EARLY, args);             \
+            cuda_launch(cu, expert_down_kernel<SET_K, __VA_ARGS__>, grid, q.s.warps * 32, shared,  \
+                        LAUNCH_EARLY, q);                                                          \
     } while (0)
 
 bool small_moe_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                     const struct matrix *down)
 {
     struct small_shape a = {EXPERT_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
-    struct small_shape b = {EXPERT_WARPS, 1, down->max_tile_bytes, 1, 1};
+    struct small_shape b = {DOWN_WARPS, 1, down->max_tile_bytes, 1, 1};
     return small_shared(a) <= cu->shared_limit && small_shared(b) <= cu->shared_limit;
+}
+
+/* What EXPERT has behind the rest where it makes the norm: gains, and the choice. */
+static size_t chosen_shared(const struct matrix &w)
+{
+    return (size_t)w.n_kt * TILE_K * 4 + 16;
+}
+
+/* The experts, once there are logits, or sums to be; in: what they read. */
+static void launch_experts(struct cuda_backend *cu, const struct matrix *gate_up,
+                           const struct matrix *down, const struct norm_in *in,
+                           const struct route_rule &rule, const struct route_sums &sums, float *y,
+                           int rows)
+{
+    int units = gate_up->n_tiles / 2, per_block = ceil_div(units * rule.used * rows, cu->n_sm);
+    per_block = per_block < units ? per_block : units;
+    struct small_args p = {};
+    p.w = *gate_up;
+    p.in = *in;
+    p.y = cu->hidden;
+    p.n_units = units;
+    p.units_per_block = per_block;
+    int warps = gate_up->n_kt < EXPERT_WARPS ? gate_up->n_kt : EXPERT_WARPS;
+    size_t extra = in->gain ? chosen_shared(*gate_up) : 0;
+    p.s = small_plan(cu, gate_up, warps, 2 * per_block,
+                     2 * per_block * ceil_div(gate_up->n_kt, warps), extra);
+    p.logits = cu->router;
+    p.rule = rule;
+    p.sums = sums;
+    p.inv_n = 1.0f / (float)gate_up->n_in;
+    dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)(rule.used * rows));
+    if (sums.sums)
+        LAUNCH_SMALL(true, CHOSEN);
+    else
+        LAUNCH_SMALL(true, EXPERT);
+
+    int down_warps = sums.sums ? DOWN_WARPS : EXPERT_WARPS;
+    int per_warp = ceil_div(rule.used * down->n_kt, down_warps);
+    struct expert_args q = {*down, cu->router, cu->hidden,
+                            y,     rule,       small_plan(cu, down, down_warps, 1, per_warp, 0),
+                            sums};
+    size_t shared = small_shared(q.s);
+    grid = dim3((unsigned)down->n_tiles, (unsigned)rows);
+    if (sums.sums)
+        LAUNCH_DOWN(DOWN_WARPS, true);
+    else
+        LAUNCH_DOWN(EXPERT_WARPS, false);
+}
+
+static struct route_rule rule_of(const struct cuda_backend *cu, const struct matrix *router)
+{
+    const struct shape *s = &cu->shape;
+    CHECK(s->n_expert_used <= MAX_USED && router->n_out <= MAX_EXPERTS, "%d of %d experts",
+          s->n_expert_used, router->n_out);
+    struct route_rule rule = {router->n_out, s->n_expert_used, s->norm_topk, s->expert_scale};
+    return rule;
 }
 
 void small_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
                const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows)
 {
-    const struct shape *s = &cu->shape;
-    CHECK(s->n_expert_used <= MAX_USED && router->n_out <= MAX_EXPERTS, "%d of %d experts",
-          s->n_expert_used, router->n_out);
     small_router(cu, router, in, n, rows);
-    struct route_rule rule = {router->n_out, s->n_expert_used, s->norm_topk, s->expert_scale};
-    const float *x = in->gain ? n : in->x;
-    int units = gate_up->n_tiles / 2, per_block = ceil_div(units * rule.used * rows, cu->n_sm);
-    per_block = per_block < units ? per_block : units;
-    struct small_args p = {};
-    p.w = *gate_up;
-    p.in.x = x;
-    p.y = cu->hidden;
-    p.n_units = units;
-    p.units_per_block = per_block;
-    int warps = gate_up->n_kt < EXPERT_WARPS ? gate_up->n_kt : EXPERT_WARPS;
-    size_t extra = 0;
-    p.s = small_plan(cu, gate_up, warps, 2 * per_block,
-                     2 * per_block * ceil_div(gate_up->n_kt, warps), extra);
-    p.logits = cu->router;
-    p.rule = rule;
-    dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)(rule.used * rows));
-    LAUNCH_SMALL(true, EXPERT);
+    struct norm_in made = {};
+    made.x = in->gain ? n : in->x;
+    launch_experts(cu, gate_up, down, &made, rule_of(cu, router), route_sums{}, y, rows);
+}
 
-    int per_warp = ceil_div(rule.used, EXPERT_WARPS) * down->n_kt;
-    struct expert_args q = {*down, cu->router, cu->hidden,
-                            y,     rule,       small_plan(cu, down, EXPERT_WARPS, 1, per_warp, 0)};
-    size_t shared = small_shared(q.s);
-    grid = dim3((unsigned)down->n_tiles, (unsigned)rows);
-    LAUNCH_EXPERTS(expert_down_kernel, q);
+bool small_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
+                       const struct matrix *router, const struct matrix *gate_up,
+                       const struct matrix *down)
+{
+    struct small_shape a = {MAX_WARPS, 1, w->max_tile_bytes, 1, 1};
+    struct small_shape b = {EXPERT_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
+    return small_shared(a) + route_shared(*router) <= cu->shared_limit &&
+           small_shared(b) + chosen_shared(*gate_up) <= cu->shared_limit && w->n_seg == 1 &&
+           w->n_out % TILE_ROWS == 0 && w->n_tiles <= SUM_BLOCKS && w->n_in % 8 == 0 &&
+           router->n_in == w->n_out && router->n_out <= SUM_EXPERTS && router->n_out % 4 == 0 &&
+           !router->bias && router->n_seg == 1 && router->seg[0].kind == TILE_F32 &&
+           gate_up->n_in == w->n_out && small_moe_fits(cu, gate_up, down);
+}
+
+void small_routed(struct cuda_backend *cu, const struct matrix *w, const float *a,
+                  const struct matrix *router, const struct matrix *gate_up,
+                  const struct matrix *down, const struct norm_in *in, float *x, float *y)
+{
+    int turn = cu->n_routed++ & 1;
+    struct route_sums sums = {cu->route_sums + turn * SUM_WORDS,
+                              cu->route_sums + (turn ^ 1) * SUM_WORDS,
+                              cu->route_squares,
+                              w->n_tiles,
+                              1.0f / (float)w->n_out,
+                              in->eps};
+    struct small_args p = {};
+    p.w = *w;
+    p.in.x = a;
+    p.in.gain = in->gain;
+    p.y = x;
+    p.n_units = w->n_tiles;
+    p.units_per_block = 1;
+    p.sums = sums;
+    p.router = *router;
+    size_t extra = route_shared(*router);
+    int warps = small_warps(cu, w);
+    p.s = small_plan(cu, w, warps, 1, ceil_div(w->n_kt, warps), extra);
+    dim3 grid((unsigned)w->n_tiles);
+    LAUNCH_SMALL(false, ROUTE);
+    struct norm_in made = {};
+    made.x = x;
+    made.gain = in->gain;
+    made.eps = in->eps;
+    launch_experts(cu, gate_up, down, &made, rule_of(cu, router), sums, y, 1);
 }
