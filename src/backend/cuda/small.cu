@@ -219,7 +219,7 @@ struct small_args {
     float inv_n;         /* 1 / n_in */
     const float *logits; /* EXPERT: (rows, n_expert) */
     struct route_rule rule;
-    struct route_sums sums; /* ROUTE: written; EXPERT: in place of logits */
+    struct route_sums sums; /* ROUTE: written; CHOSEN: in place of logits */
     struct matrix router;   /* ROUTE */
 };
 
@@ -399,7 +399,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
     if (MODE == NORM && in.d)
         load_lane(in.d, warp, n_in, d);
     if (MODE == ROUTE) {
-        dependency_trigger(); /* after the wait: then the next kernel's sums are zero to begin with */
+        dependency_trigger(); /* not before: the next kernel asks for nothing early, and takes issue slots */
         old = to ? *to : 0.0f;
     }
     if (IS_EXPERT) {
