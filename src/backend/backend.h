@@ -120,6 +120,8 @@ struct backend_ops {
     void (*launch)(struct backend *be);
     bool (*end)(struct backend *be, int32_t *tokens, struct error *err);
 
+    /* What an op leaves in n, q or a is for one op to read, or for copy_out before that: a backend may keep it in
+     * a form of its own until then, and need not keep it longer. */
     /* x[t,:] = E[tokens[t],:] */
     void (*embed)(struct backend *be, const struct weight *emb, float *x);
     /* x += d (d may be NULL); n = x / sqrt(mean(x^2) + eps) * gain; rows of n_embd */

@@ -77,6 +77,12 @@ static void wait_gate(const unsigned *gate, unsigned value)
     yield();
 }
 
+void sim_pause()
+{
+    static const unsigned open = 0;
+    wait_gate(&open, 1);
+}
+
 static void finish_thread()
 {
     fiber *f = &fibers[current];

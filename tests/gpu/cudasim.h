@@ -209,6 +209,7 @@ void sim_bar_init(uint64_t *bar, int count);
 void sim_bar_arrive(uint64_t *bar, int bytes);
 void sim_bar_copy(uint64_t *bar, void *dst, const void *src, int bytes);
 void sim_bar_wait(uint64_t *bar, int parity);
+void sim_pause(); /* lets the block's other threads run */
 void sim_part_sync(int id, int threads);
 void sim_part_arrive(int id, int threads);
 

@@ -825,9 +825,9 @@ void cuda_attend(struct cuda_backend *cu, const struct attn_layer *l, const stru
     p.a = a;
     const int2 *tiles = (const int2 *)(cu->step_dev + cu->layout.q_tiles);
     int n_tiles = cu->layout.n_q_tiles;
-    bool halves = false;
+    bool halves = false, owed = false;
     if (n_tiles && cuda_tensor_attention(cu) && flash_suits(cu)) {
-        halves = flash_attend(cu, l, s, q, a);
+        halves = flash_attend(cu, l, s, q, a, &owed);
         n_tiles = 0;
     }
     if (!cuda_tensor_attention(cu)) {
@@ -849,4 +849,9 @@ void cuda_attend(struct cuda_backend *cu, const struct attn_layer *l, const stru
     }
     if (halves)
         large_halves(cu, a, p.n_heads * p.kv.head_dim, s->n_decode, s->n_tokens);
+    if (owed) {
+        cu->owed = a;
+        cu->owed_from = s->n_decode;
+        cu->owed_width = p.n_heads * p.kv.head_dim;
+    }
 }

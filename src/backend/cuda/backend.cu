@@ -128,6 +128,7 @@ static void cuda_copy_out(struct backend *be, void *host, const void *src, size_
 {
     struct cuda_backend *cu = cuda_self(be);
     flush(cu);
+    large_floats(cu, cu->owed);
     CUDA_TRY(cu, cudaMemcpyAsync(host, real(cu, src), bytes, cudaMemcpyDeviceToHost, cu->stream));
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
 }
@@ -599,14 +600,31 @@ static void flush_linear(struct cuda_backend *cu)
     small_linear(cu, p->w, &in, p->y, 1);
 }
 
-static void flush_norm(struct cuda_backend *cu)
+static void norm_now(struct cuda_backend *cu, bool floats)
 {
     struct pending_norm *p = &cu->pending;
     if (!p->set)
         return;
     flush_linear(cu);
     p->set = false;
-    large_norm(cu, (float *)real(cu, p->x), (const float *)real(cu, p->d), p->gain, p->n, p->rows);
+    large_floats(cu, (const float *)real(cu, p->d));
+    large_norm(cu, (float *)real(cu, p->x), (const float *)real(cu, p->d), p->gain, p->n, p->rows,
+               floats);
+}
+
+static void flush_norm(struct cuda_backend *cu)
+{
+    norm_now(cu, true);
+}
+
+/* Before an op that reads x, maybe as halves only, when the norm is of many rows. */
+static void norm_before(struct cuda_backend *cu, const float *x, bool floats)
+{
+    if (!cu->pending.set || cu->pending.rows <= NORM_ROWS)
+        return;
+    mark_begin(cu);
+    norm_now(cu, floats || cu->pending.n != x);
+    mark_end(cu, STAGE_NORM);
 }
 
 /* What ops put off for the one after them, other than norms. */
@@ -623,6 +641,7 @@ static void flush_rest(struct cuda_backend *cu)
 
 static void flush(struct cuda_backend *cu)
 {
+    norm_before(cu, NULL, true);
     large_sum(cu);
     flush_norm(cu);
     flush_rest(cu);
@@ -659,11 +678,8 @@ static void op_add_norm(struct backend *be, float *x, const float *d, const floa
         flush(cu);
     if (rows)
         cu->pending = p;
-    if (rows > NORM_ROWS) {
-        mark_begin(cu);
-        flush_norm(cu);
-        mark_end(cu, STAGE_NORM);
-    }
+    if (rows <= PANEL_ROWS) /* more wait for the op that reads n, and may want but halves */
+        norm_before(cu, NULL, true);
 }
 
 static struct norm_in input_of(struct cuda_backend *cu, const float *x, int rows)
@@ -672,6 +688,7 @@ static struct norm_in input_of(struct cuda_backend *cu, const float *x, int rows
         return take_norm(cu);
     struct norm_in in = {};
     in.x = (const float *)real(cu, x);
+    large_floats(cu, in.x);
     return in;
 }
 
@@ -705,6 +722,7 @@ static void op_attn_in(struct backend *be, const struct attn_layer *l, const flo
 {
     struct cuda_backend *cu = cuda_self(be);
     struct step s = cuda_step(cu);
+    norm_before(cu, n, false);
     flush_rest(cu);
     set_alias(cu, q, q);
     mark_begin(cu);
@@ -730,6 +748,7 @@ static void op_attention(struct backend *be, const struct attn_layer *l, const f
     struct cuda_backend *cu = cuda_self(be);
     struct step s = cuda_step(cu);
     bool raw = cu->raw_qkv.set && cu->raw_qkv.q == q;
+    norm_before(cu, NULL, true);
     flush_norm(cu);
     if (!raw)
         flush_rest(cu);
@@ -754,6 +773,7 @@ static void op_linear(struct backend *be, const struct weight *w, const float *x
     struct cuda_backend *cu = cuda_self(be);
     if (!rows)
         return;
+    norm_before(cu, x, false);
     flush_rest(cu);
     mark_begin(cu);
     if (may_route(cu, matrix_of(w), x, rows)) {
@@ -772,6 +792,7 @@ static void op_ffn(struct backend *be, const struct weight *gate_up, const struc
     struct cuda_backend *cu = cuda_self(be);
     if (!rows)
         return;
+    norm_before(cu, x, false);
     flush_rest(cu);
     mark_begin(cu);
     if (is_small(matrix_of(gate_up), rows) && is_small(matrix_of(down), rows)) {
@@ -799,8 +820,11 @@ static void op_moe(struct backend *be, const struct moe_layer *l, const float *x
     bool routed = o->set && o->y == y && norm->set && norm->n == x && norm->d == y && rows == 1 &&
                   norm->rows == 1 && down->n_in % 8 == 0 &&
                   small_routed_fits(cu, o->w, router, gu, down);
-    if (!routed)
+    if (!routed) {
+        norm_before(cu, x, true); /* the router reads floats */
         flush_rest(cu);
+        large_floats(cu, (const float *)real(cu, x));
+    }
     mark_begin(cu);
     CHECK(gu->n_in % 8 == 0, "experts over %d columns", gu->n_in);
     if (routed) {
@@ -829,6 +853,7 @@ static void op_gather(struct backend *be, const float *src, float *dst, int widt
     struct cuda_backend *cu = cuda_self(be);
     struct step s = cuda_step(cu);
     flush(cu);
+    large_floats(cu, (const float *)real(cu, src));
     if (cu->layout.out_is_all && s.n_tokens <= SMALL_ROWS) {
         set_alias(cu, dst, real(cu, src));
         return;

@@ -254,6 +254,8 @@ struct cuda_backend {
         *panels_of; /* the buffer whose panels_rows rows are in panels, if they are not half_in's */
     const float *records_of; /* or in records */
     int panels_rows;
+    const float *owed; /* half_of, where rows from owed_from on have not been written as floats */
+    int owed_from, owed_width;
     float *half_scale;     /* (max_tokens) what undoes a row's scale */
     uint16_t *half_hidden; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
     float *expert_out;     /* (max_tokens * used, n_embd) */
@@ -435,15 +437,17 @@ void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *
 bool large_attn_in_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
 void large_attn_in(struct cuda_backend *cu, const struct attn_layer *l, const struct matrix *w,
                    const struct step *step, const float *x, float *q);
-/* x += d; n = norm(x) * gain, as floats and as the halves a product of n will want. */
+/* x += d; n = norm(x) * gain, as the halves a product of n will want, and as floats unless there are many rows
+ * and nobody is to read those. */
 void large_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
-                int rows);
+                int rows, bool floats);
 /* half_in is that of x (rows, width) once rows before `first` are put there. */
 void large_halves(struct cuda_backend *cu, const float *x, int width, int first, int rows);
 void large_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
                const float *x, float *y, int rows);
-void large_sum(struct cuda_backend *cu);        /* adds up what was put off */
-size_t large_route_ints(const struct shape *s); /* ints in cu->route */
+void large_floats(struct cuda_backend *cu, const float *x); /* writes what rows of x are owed */
+void large_sum(struct cuda_backend *cu);                    /* adds up what was put off */
+size_t large_route_ints(const struct shape *s);             /* ints in cu->route */
 void large_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
                const struct matrix *down, const float *x, float *y, int rows);
 
@@ -479,9 +483,9 @@ size_t wave_record_bytes(const struct cuda_backend *cu);
 
 /* flash.cu: prompts of a step, where the shape suits it */
 bool flash_suits(const struct cuda_backend *cu);
-/* True: the prompts' rows of a are in half_in, too. */
+/* True: the prompts' rows of a are in half_in, too; owed: only there. */
 bool flash_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                  const float *q, float *a);
+                  const float *q, float *a, bool *owed);
 
 /* misc.cu */
 void cuda_load_step(struct cuda_backend *cu, int n_ints);

@@ -282,7 +282,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 1)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 v[i] = hidden ? 0.0f : out[4 * (j + i / 2) + 2 * r + i % 2] * inv;
-            if (mine) {
+            if (mine && p.a) {
                 *(float2 *)(p.a + at + j * 8 + 2 * c) = make_float2(v[0], v[1]);
                 *(float2 *)(p.a + at + j * 8 + 2 * c + 8) = make_float2(v[2], v[3]);
             }
@@ -309,7 +309,7 @@ bool flash_suits(const struct cuda_backend *cu)
 }
 
 bool flash_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                  const float *q, float *a)
+                  const float *q, float *a, bool *owed)
 {
     const struct shape *sh = &cu->shape;
     struct flash_args p = {};
@@ -330,6 +330,8 @@ bool flash_attend(struct cuda_backend *cu, const struct attn_layer *l, const str
     if (sh->kv_type == DT_F16) {
         p.halves = cu->half_in;
         p.half_scale = cu->half_scale;
+        *owed = s->n_tokens > PANEL_ROWS; /* all that follow read halves */
+        p.a = *owed ? NULL : a;
     }
     dim3 grid((unsigned)(p.n_heads / FLASH_HEADS), (unsigned)p.n_tiles);
     if (sh->kv_type == DT_F16)

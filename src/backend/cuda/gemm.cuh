@@ -22,14 +22,16 @@ DEVICE float clamp_half(float v)
 
 /* Routing tables, in ints from the start of cu->route. */
 struct route_tables {
-    int32_t *n_tiles; /* entries of the work list */
-    int32_t *tiles;   /* (max tiles, 3): expert, first sorted pair, pairs */
-    int32_t *pairs;   /* (rows * used) pair = row * used + k, sorted by expert */
-    int32_t *chosen;  /* (rows * used) expert of each pair */
+    int32_t
+        *n_tiles; /* entries of the work list; [1], [2]: counters of route_kernel and of stay.cu */
+    int32_t *tiles;  /* (max tiles, 3): expert, first sorted pair, pairs */
+    int32_t *pairs;  /* (rows * used) pair = row * used + k, sorted by expert */
+    int32_t *chosen; /* (rows * used) expert of each pair */
     /* Many rows: pairs lie by expert, each with room for all rows, so that they need no sorting. */
     int32_t *lists;  /* (n_expert, room) or NULL */
     int32_t *counts; /* (n_expert) zero between steps */
     int32_t *places; /* (max tiles) where a tile's pairs begin in lists */
+    int32_t *done;   /* (max tiles) stay.cu: parts of a tile's hidden units that are there */
     int room;
 };
 
@@ -64,6 +66,7 @@ struct gemm_args {
     float *part; /* sums of pieces of k, or NULL */
     bool narrow; /* y are halves, times HIDDEN_SCALE */
     int kt_per;  /* k tiles of a piece */
+    int width;   /* rows of a tile that is not an expert's */
     int blocks;  /* of 128 output rows */
     struct gemm_heads heads;
     /* mid.cu */
@@ -78,9 +81,12 @@ struct gemm_rows {
     int expert, count;
 };
 
-/* False: past the end of the work list. Ends with a barrier. */
-DEVICE bool gemm_rows_load(const struct gemm_args &p, struct gemm_rows &r, int tile, int width)
+/* Tiles of `width` rows, in tables with room for as many or more. False: past the end of the work list. Ends with a
+ * barrier. */
+DEVICE bool gemm_rows_load(const struct gemm_args &p, struct gemm_rows &r, int tile, int width,
+                           int room = 0)
 {
+    room = room ? room : width;
     int first = tile * width;
     r.expert = 0;
     r.count = min(width, p.rows - first);
@@ -92,7 +98,7 @@ DEVICE bool gemm_rows_load(const struct gemm_args &p, struct gemm_rows &r, int t
         first = t[1];
         r.count = t[2];
     }
-    for (int i = (int)threadIdx.x; i < width; i += (int)blockDim.x) {
+    for (int i = (int)threadIdx.x; i < room; i += (int)blockDim.x) {
         int in = -1, out = -1;
         if (i < r.count) {
             in = out = first + i;
@@ -296,5 +302,12 @@ void large_gemm(struct cuda_backend *cu, struct gemm_args p, bool pair, int widt
 /* hopper.cu: tiles of WIDE_ROWS rows */
 enum { WIDE_ROWS = 128 };
 void wide_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int y);
+/* stay.cu: K-quants of more rows, by blocks that stay; stay_gemm false: not for this one */
+enum { STAY_ROWS = 128 };
+bool stay_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair);
+bool stay_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair);
+int stay_expert_rows(int pairs, int n_expert); /* most rows of a tile of the work list */
+void stay_experts(struct cuda_backend *cu, const struct gemm_args &in, const struct gemm_args &out,
+                  int width);
 
 #endif

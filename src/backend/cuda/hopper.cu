@@ -28,12 +28,10 @@ static __host__ __device__ constexpr int wide_step(int tile_bytes)
     return tile_bytes <= Q80_BYTES ? 4 : 1;
 }
 
-/* Who waits for whom: a chunk of activations, there and done with; a k tile of codes. */
+/* Who waits for whom: a chunk of activations, a k tile of codes; there, and done with. */
 struct wide_bars {
-    uint64_t full[WIDE_MOST_SLOTS], empty[WIDE_MOST_SLOTS], codes_full[2];
+    uint64_t full[WIDE_MOST_SLOTS], empty[WIDE_MOST_SLOTS], codes_full[2], codes_empty[2];
 };
-/* That a stage of codes has been read is a barrier of all who read and the warp that asks for more. */
-enum { CODES_READ = 2 /* and 3 */, CODES_THREADS = WIDE_USERS + 32 };
 
 struct wide_block {
     uint8_t *ring;  /* (2, WIDE_TILES, wide_step chunks of a tile) */
@@ -57,19 +55,19 @@ DEVICE void wide_bring(const struct wide_block &k, const uint8_t *from, int tile
         at[i] = (uint32_t)in * (uint32_t)ldx + (uint32_t)piece * 8;
     }
     uint8_t *dst = k.slots + row0 * 128 + ((piece ^ (row0 & 7)) << 4);
-    int slot = 0, turn = 1, chunks = k.n_kt * 4, stage = 0;
+    int slot = 0, turn = 1, chunks = k.n_kt * 4, stage = 0, codes_turn = 1;
     int step = wide_step(tile_bytes), bytes = tile_bytes / 4 * step;
 #pragma unroll 1
     for (int c = 0; c < chunks; c++) {
-        if (id < 32 && !(c & (step - 1))) {
-            if (c >= 2 * step)
-                part_sync(CODES_READ + stage, CODES_THREADS);
+        if (!(c & (step - 1))) {
+            bar_wait(&k.bars->codes_empty[stage], codes_turn);
             if (id < WIDE_TILES) {
                 bar_expect(&k.bars->codes_full[stage], bytes);
                 bar_copy(&k.bars->codes_full[stage], k.ring + (stage * WIDE_TILES + id) * bytes,
                          from, bytes);
                 from += bytes;
             }
+            codes_turn ^= stage;
             stage ^= 1;
         }
         bar_wait(&k.bars->empty[slot], turn);
@@ -121,8 +119,9 @@ DEVICE void wide_loop(const struct wide_block &k, int tile, float (&acc)[WIDE_N 
         int next = c + 1, stage = next / STEP & 1;
         if (next < chunks) {
             if (!(next & (STEP - 1))) {
-                if (next + STEP < chunks)
-                    part_arrive(CODES_READ + (stage ^ 1), CODES_THREADS);
+                __syncwarp(); /* every lane has read its codes */
+                if (lane == 0)
+                    bar_arrive(&k.bars->codes_empty[stage ^ 1]);
                 bar_wait(&k.bars->codes_full[stage], next / (2 * STEP));
             }
             w.fetch(mine + stage * (WIDE_TILES * BYTES), next & (STEP - 1), lane);
@@ -373,13 +372,15 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1)
     if (w == WIDE_USERS / 32 && lane < WIDE_MOST_SLOTS) {
         bar_init(&k.bars->full[lane], WIDE_BRINGERS);
         bar_init(&k.bars->empty[lane], WIDE_USERS / 32);
-        if (lane < 2)
+        if (lane < 2) {
             bar_init(&k.bars->codes_full[lane], WIDE_TILES);
+            bar_init(&k.bars->codes_empty[lane], WIDE_USERS / 32);
+        }
         bar_ready();
     }
     dependency_wait();
     dependency_trigger();
-    if (!gemm_rows_load(p, rows, (int)blockIdx.y, WIDE_N))
+    if (!gemm_rows_load(p, rows, (int)blockIdx.y, p.width, WIDE_N))
         return;
     const bool FEW = SET != SET_K;
     int kt0 = (int)blockIdx.z * p.kt_per, block = (int)blockIdx.x * WIDE_UNITS + unit;
@@ -468,7 +469,7 @@ static __global__ void __launch_bounds__(WIDE_SUMMERS)
     dependency_wait();
     dependency_trigger();
     wide_tables(rows, shared);
-    if (!gemm_rows_load(p, rows, (int)blockIdx.y, WIDE_N))
+    if (!gemm_rows_load(p, rows, (int)blockIdx.y, p.width, WIDE_N))
         return;
     struct wide_lane l = wide_lane_of(p, (int)blockIdx.x);
     int first = (int)blockIdx.z * 8 + warp_id();
@@ -524,6 +525,22 @@ bool wide_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair
     return !pair || (w->n_seg == 2 && w->seg[0].n_tiles == w->seg[1].n_tiles);
 }
 
+/* Rows of a tile, so that the last round of blocks is not an almost empty one: decoding, start and end of a block
+ * take about as long as the products of 100 rows. Returns how many tiles that makes. */
+static int wide_even(const struct cuda_backend *cu, int x, int rows, int *width)
+{
+    int best = 0, tiles = 0;
+    for (int w = WIDE_N; w >= 80; w -= 16) {
+        int y = ceil_div(rows, w), cost = ceil_div(x * y, cu->n_sm) * (w + 100);
+        if (!tiles || cost < best) {
+            best = cost;
+            tiles = y;
+            *width = w;
+        }
+    }
+    return tiles;
+}
+
 template <int SET>
 static void wide_launch(struct cuda_backend *cu, struct gemm_args p, bool pair, int y)
 {
@@ -533,6 +550,9 @@ static void wide_launch(struct cuda_backend *cu, struct gemm_args p, bool pair, 
     int x = ceil_div(ceil_div(tiles, pair ? 4 : 8), WIDE_UNITS);
     p.blocks = x * WIDE_UNITS;
     int pieces = p.moe ? 1 : wide_blocks(cu) / (p.blocks * y);
+    p.width = WIDE_N;
+    if (pieces <= 1 && !p.moe && SET == SET_K)
+        y = wide_even(cu, x, p.rows, &p.width);
     p.kt_per = p.w.n_kt;
     if (pieces > 1) {
         p.kt_per = ceil_div(p.w.n_kt, pieces);

@@ -128,7 +128,7 @@ static __global__ void __launch_bounds__(512)
             if (!VEC && p.gain && k + i < p.width)
                 p.n[at + (size_t)(k + i)] = v[i];
         }
-        if (VEC && p.gain && k < p.width)
+        if (VEC && p.gain && p.n && k < p.width)
             *(float4 *)(p.n + at + (size_t)k) = make_float4(v[0], v[1], v[2], v[3]);
         uint2 h = make_uint2(pack_half2(v[0] * f, v[1] * f), pack_half2(v[2] * f, v[3] * f));
         *(uint32_t *)(out + half_slot(k)) = h.x;
@@ -182,6 +182,28 @@ static void launch_halves(struct cuda_backend *cu, struct halves_args p, int row
                     p);
 }
 
+/* Grid: (rows), of `width` floats each. */
+static __global__ void __launch_bounds__(256)
+    floats_kernel(const uint16_t *halves, const float *scale, int first, int width, float *x)
+{
+    dependency_wait();
+    dependency_trigger();
+    size_t row = (size_t)first + blockIdx.x;
+    const uint16_t *from = halves + row * (size_t)((width + TILE_K - 1) / TILE_K * TILE_K);
+    for (int k = (int)threadIdx.x; k < width; k += 256)
+        x[row * (size_t)width + (size_t)k] = half_to_float(from[half_slot(k)]) * scale[row];
+}
+
+void large_floats(struct cuda_backend *cu, const float *x)
+{
+    if (!x || cu->owed != x || cu->half_of != x)
+        return;
+    cu->owed = NULL;
+    cuda_launch(cu, floats_kernel, dim3((unsigned)(cu->half_rows - cu->owed_from)), 256, 0,
+                LAUNCH_EARLY, (const uint16_t *)cu->half_in, (const float *)cu->half_scale,
+                cu->owed_from, cu->owed_width, (float *)x);
+}
+
 /* The halves of x (rows, width) into half_in, unless they are there. */
 static void to_halves(struct cuda_backend *cu, const float *x, int rows, int width)
 {
@@ -196,7 +218,7 @@ static void to_halves(struct cuda_backend *cu, const float *x, int rows, int wid
 
 void large_halves(struct cuda_backend *cu, const float *x, int width, int first, int rows)
 {
-    cu->half_of = NULL;
+    cu->half_of = cu->owed = NULL;
     if (rows <= PANEL_ROWS) /* these are wanted in other orders, too */
         return;
     if (first)
@@ -206,13 +228,14 @@ void large_halves(struct cuda_backend *cu, const float *x, int width, int first,
 }
 
 void large_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
-                int rows)
+                int rows, bool floats)
 {
     struct halves_args p = {};
+    floats = floats || rows <= PANEL_ROWS || cu->shape.n_embd % 4;
     p.x = x;
     p.d = d;
     p.gain = gain;
-    p.n = n;
+    p.n = floats ? n : NULL;
     p.width = cu->shape.n_embd;
     if (d && cu->sum.y == d) {
         p.sum = cu->sum;
@@ -221,6 +244,9 @@ void large_norm(struct cuda_backend *cu, float *x, const float *d, const float *
     launch_halves(cu, p, rows);
     cu->half_of = n;
     cu->half_rows = rows;
+    cu->owed = floats ? NULL : n;
+    cu->owed_from = 0;
+    cu->owed_width = p.width;
 }
 
 enum { ROUTE_MIN_TILE = 8 };
@@ -236,7 +262,9 @@ size_t large_route_ints(const struct shape *s)
 {
     int pairs = s->max_tokens * s->n_expert_used;
     return 16 + 3 * (size_t)(s->n_expert + pairs / ROUTE_MIN_TILE + 1) + 2 * (size_t)pairs +
-           (size_t)s->n_expert * (size_t)(2 + s->max_tokens) + (size_t)(pairs / ROUTE_MIN_TILE + 1);
+           (size_t)s->n_expert * (size_t)(2 + s->max_tokens) +
+           (size_t)(pairs / ROUTE_MIN_TILE + 1) +
+           (size_t)(s->n_expert + pairs / ROUTE_MIN_TILE + 1);
 }
 
 static struct route_tables route_tables_of(const struct cuda_backend *cu)
@@ -251,7 +279,7 @@ static struct route_tables route_tables_of(const struct cuda_backend *cu)
     r.counts = r.chosen + pairs;
     r.places = r.counts + s->n_expert;
     r.room = s->max_tokens;
-    r.lists = NULL;
+    r.lists = r.done = NULL;
     return r;
 }
 
@@ -470,7 +498,8 @@ static void gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, 
                  int width, int y)
 {
     if (wide) {
-        wide_gemm(cu, p, pair, y);
+        if (p.moe || p.rows <= PANEL_ROWS || !stay_gemm(cu, p, pair))
+            wide_gemm(cu, p, pair, y);
         return;
     }
     if (mid && stream_gemm(cu, p, pair, width, y))
@@ -729,13 +758,15 @@ static __global__ void __launch_bounds__(32 * ROUTE_ROWS)
         r.counts[i] = 0;
     }
     if (tid == 0)
-        r.n_tiles[1] = 0;
+        r.n_tiles[1] = r.n_tiles[2] = 0;
     __syncthreads();
     if (tid < 32)
         route_scan(p, count, start, tile0);
     __syncthreads();
     for (int i = tid; i < p.n_expert; i += threads) {
         list_tiles(p, i, count[i], start[i], tile0[i]);
+        for (int j = 0; j < (count[i] + p.width - 1) / p.width; j++)
+            r.done[tile0[i] + j] = 0;
     }
 }
 
@@ -856,9 +887,14 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
         return rows <= LIST_ROWS &&
                list_fits(cu, gate_up, down, n_pairs, max_tiles(rows, used, n_expert, by), by);
     };
+    bool stay = wide && down->n_out % 4 == 0 && down->n_seg == 1 && stay_suits(cu, gate_up, true) &&
+                stay_suits(cu, down, false);
     int list_width = fits(16) ? 16 : 8;
     bool listed = fits(list_width);
-    width = listed ? list_width : wide ? WIDE_ROWS : width;
+    width = listed ? list_width
+            : stay ? stay_expert_rows(n_pairs, n_expert)
+            : wide ? WIDE_ROWS
+                   : width;
     struct route_args r = {};
     r.logits = cu->router;
     r.rows = rows;
@@ -874,6 +910,7 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
     if (wide && !r.route_here) {
         int pairs_most = s->max_tokens * used;
         r.t.lists = r.t.places + n_expert + pairs_most / ROUTE_MIN_TILE + 1;
+        r.t.done = r.t.lists + n_expert * r.t.room;
     }
     if (listed && rows >= CHOOSE_FROM && choose_experts(cu, router, &r.t, x, rows))
         list_route(cu, &r.t, 0, n_expert, rows, width);
@@ -905,7 +942,8 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
         p.route = r.t;
         p.moe = true;
         p.used = used;
-        gemm(cu, p, true, mid, wide, width, tiles);
+        if (!stay)
+            gemm(cu, p, true, mid, wide, width, tiles);
         struct gemm_args q = args_hidden(cu, down, rows);
         q.y = cu->expert_out;
         q.ldy = down->n_out;
@@ -914,7 +952,10 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
         q.used = used;
         q.sorted_in = true;
         q.narrow = narrow = wide && down->n_out % 4 == 0 && down->n_seg == 1;
-        gemm(cu, q, false, mid, wide, width, tiles);
+        if (stay)
+            stay_experts(cu, p, q, width);
+        else
+            gemm(cu, q, false, mid, wide, width, tiles);
     }
     if (narrow) { /* added up by the norm that follows, or by large_sum */
         struct expert_sum sum = {

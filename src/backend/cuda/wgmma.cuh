@@ -197,14 +197,16 @@ DEVICE uint64_t wgmma_turned(const uint8_t *at, int panel)
 #define W_D8(i)                                                                                    \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
         "+f"(d[i + 6]), "+f"(d[i + 7])
-#define W_R0 "%0,%1,%2,%3,%4,%5,%6,%7"
-#define W_R1 "%8,%9,%10,%11,%12,%13,%14,%15"
-#define W_R2 "%16,%17,%18,%19,%20,%21,%22,%23"
-#define W_R3 "%24,%25,%26,%27,%28,%29,%30,%31"
-#define W_R4 "%32,%33,%34,%35,%36,%37,%38,%39"
-#define W_R5 "%40,%41,%42,%43,%44,%45,%46,%47"
-#define W_R6 "%48,%49,%50,%51,%52,%53,%54,%55"
-#define W_R7 "%56,%57,%58,%59,%60,%61,%62,%63"
+#define W_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define W_R0    "%0,%1,%2,%3,%4,%5,%6,%7"
+#define W_R1    "%8,%9,%10,%11,%12,%13,%14,%15"
+#define W_R2    "%16,%17,%18,%19,%20,%21,%22,%23"
+#define W_R3    "%24,%25,%26,%27,%28,%29,%30,%31"
+#define W_R4    "%32,%33,%34,%35,%36,%37,%38,%39"
+#define W_R5    "%40,%41,%42,%43,%44,%45,%46,%47"
+#define W_R6    "%48,%49,%50,%51,%52,%53,%54,%55"
+#define W_R7    "%56,%57,%58,%59,%60,%61,%62,%63"
+#define W_R8    "%64,%65,%66,%67,%68,%69,%70,%71"
 #define W_PRODUCT(n, type, regs, a0, a1, a2, a3, b, keep, turn, ...)                               \
     WGMMA_ASM("{.reg .pred p; setp.ne.b32 p, %" #keep ", 0;\n"                                     \
               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" regs "}, "      \
@@ -223,14 +225,25 @@ DEVICE void wgmma(float (&d)[CAP], const uint32_t (&a)[4], uint64_t desc)
         d[i] = 0.0f;
     sim_wgmma(d, N, a, desc, BF16, TURNED);
 #else
-    if constexpr (N == 32 && !BF16)
+    if constexpr (N == 16 && !BF16)
+        W_PRODUCT(16, "f16", W_R0, 8, 9, 10, 11, 12, 13, 14, W_D8(0));
+    else if constexpr (N == 32 && !BF16)
         W_PRODUCT(32, "f16", W_R0 "," W_R1, 16, 17, 18, 19, 20, 21, 22, W_D8(0), W_D8(8));
+    else if constexpr (N == 40 && !BF16)
+        W_PRODUCT(40, "f16", W_R0 "," W_R1 ",%16,%17,%18,%19", 20, 21, 22, 23, 24, 25, 26, W_D8(0),
+                  W_D8(8), W_D4(16));
+    else if constexpr (N == 48 && !BF16)
+        W_PRODUCT(48, "f16", W_R0 "," W_R1 "," W_R2, 24, 25, 26, 27, 28, 29, 30, W_D8(0), W_D8(8),
+                  W_D8(16));
     else if constexpr (N == 64 && !BF16)
         W_PRODUCT(64, "f16", W_R0 "," W_R1 "," W_R2 "," W_R3, 32, 33, 34, 35, 36, 37, 38, W_D8(0),
                   W_D8(8), W_D8(16), W_D8(24));
     else if constexpr (N == 64 && BF16)
         W_PRODUCT(64, "bf16", W_R0 "," W_R1 "," W_R2 "," W_R3, 32, 33, 34, 35, 36, 37, 38, W_D8(0),
                   W_D8(8), W_D8(16), W_D8(24));
+    else if constexpr (N == 72 && !BF16)
+        W_PRODUCT(72, "f16", W_R0 "," W_R1 "," W_R2 "," W_R3 ",%32,%33,%34,%35", 36, 37, 38, 39, 40,
+                  41, 42, W_D8(0), W_D8(8), W_D8(16), W_D8(24), W_D4(32));
     else if constexpr (N == 80 && !BF16)
         W_PRODUCT(80, "f16", W_R0 "," W_R1 "," W_R2 "," W_R3 "," W_R4, 40, 41, 42, 43, 44, 45, 46,
                   W_D8(0), W_D8(8), W_D8(16), W_D8(24), W_D8(32));
@@ -245,6 +258,11 @@ DEVICE void wgmma(float (&d)[CAP], const uint32_t (&a)[4], uint64_t desc)
         W_PRODUCT(128, "f16", W_R0 "," W_R1 "," W_R2 "," W_R3 "," W_R4 "," W_R5 "," W_R6 "," W_R7,
                   64, 65, 66, 67, 68, 69, 70, W_D8(0), W_D8(8), W_D8(16), W_D8(24), W_D8(32),
                   W_D8(40), W_D8(48), W_D8(56));
+    else if constexpr (N == 144 && !BF16)
+        W_PRODUCT(144, "f16",
+                  W_R0 "," W_R1 "," W_R2 "," W_R3 "," W_R4 "," W_R5 "," W_R6 "," W_R7 "," W_R8, 72,
+                  73, 74, 75, 76, 77, 78, W_D8(0), W_D8(8), W_D8(16), W_D8(24), W_D8(32), W_D8(40),
+                  W_D8(48), W_D8(56), W_D8(64));
     else if constexpr (N == 128 && BF16)
         W_PRODUCT(128, "bf16", W_R0 "," W_R1 "," W_R2 "," W_R3 "," W_R4 "," W_R5 "," W_R6 "," W_R7,
                   64, 65, 66, 67, 68, 69, 70, W_D8(0), W_D8(8), W_D8(16), W_D8(24), W_D8(32),
