@@ -318,11 +318,14 @@ static void one_attention(const struct shape *s, bool norms, int window, const i
     struct duo_weight w;
     weight_new(&d, &w, &spec);
     struct array n = array_random(&d, (size_t)(rows * s->n_embd), 1.0f);
-    struct random_spec out = {
-        .n_in = H * D, .n_expert = 1, .n_seg = 1, .rows = {s->n_embd}, .type = {DT_F16}};
+    struct random_spec out = {.n_in = H * D,
+                              .n_expert = 1,
+                              .n_seg = 2, /* one would be kept in floats */
+                              .rows = {s->n_embd - 64, 64},
+                              .type = {DT_F16, DT_F16}};
     struct duo_weight wo;
     if (H * D % 256 == 0)
-        out.type[0] = DT_Q4_K;
+        out.type[0] = out.type[1] = DT_Q4_K;
     weight_new(&d, &wo, &out);
     struct array q = array_new(&d, (size_t)(rows * H * D)), a = array_new(&d, q.n);
     struct array o = array_new(&d, n.n);
