@@ -281,11 +281,11 @@ template <int NT> DEVICE void tile_q6_k(const uint8_t *tile, const uint8_t *bs, 
 }
 
 /* list.cu: the experts of a sorted list of at most `most` entries of `width` rows, from cu->records to
- * cu->expert_out */
+ * cu->expert_out; narrow: as halves over 16 */
 bool list_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                const struct matrix *down, int n_pairs, int most, int width);
 void list_experts(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-                  const struct route_tables *route, int n_pairs, int most, int width);
+                  const struct route_tables *route, int n_pairs, int most, int width, bool narrow);
 /* Logits of `parts` sums of (rows, n_expert) each to tables and weights; parts 0: the experts have been
  * chosen and weighed. */
 void list_route(struct cuda_backend *cu, const struct route_tables *route, int parts, int n_expert,

@@ -932,9 +932,9 @@ void large_moe(struct cuda_backend *cu, const struct matrix *router, const struc
     }
     to_halves(cu, x, rows, gate_up->n_in);
     int tiles = max_tiles(rows, used, n_expert, width);
-    bool narrow = false;
+    bool narrow = listed && down->n_out % 4 == 0;
     if (listed)
-        list_experts(cu, gate_up, down, &r.t, n_pairs, tiles, width);
+        list_experts(cu, gate_up, down, &r.t, n_pairs, tiles, width, narrow);
     else {
         struct gemm_args p = args_in(cu, gate_up, rows);
         p.y_half = cu->half_hidden;

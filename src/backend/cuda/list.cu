@@ -6,7 +6,7 @@
  * expert into the next. A warp owns its tiles outright; the rows of the experts its block meets lie in
  * shared memory. Up to eight of them cost the tensor cores half of what more do.
  *
- * The weighted sum over a row's experts is another kernel (large.cu).
+ * The weighted sum over a row's experts is made by the norm that follows, or another kernel (large.cu).
  */
 #include "backend/cuda/rows.cuh"
 
@@ -24,9 +24,10 @@ struct list_args {
     const uint8_t *x;     /* up: (rows, n_kt) records; down: (sorted pairs, n_kt) */
     const float *x_scale; /* up: (rows) what undoes a row's scale */
     uint8_t *hidden;      /* up: (sorted pairs, hidden_kt) records, over 16 */
-    float *y;             /* down: (pairs, n_out) */
+    float *y;             /* down: (pairs, n_out), floats or, narrow, halves over 16 */
     int used, slot, hidden_kt, n_pairs, most; /* most: entries the list may have */
     int pool;                                 /* up: rows there is room for */
+    bool narrow;
 };
 
 /* Routing: one block chooses the experts of every row, a warp to a row, and makes the list. Chosen
@@ -481,9 +482,13 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     int col = i * 8 + 2 * c + (e & 1), r = row + 8 * (e >> 1);
-                    if (col < count && r < p.w.n_out)
-                        p.y[(size_t)list.pairs[from + col] * (size_t)p.w.n_out + (size_t)r] =
-                            acc[i][e] * (1.0f / HIDDEN_SCALE);
+                    if (col >= count || r >= p.w.n_out)
+                        continue;
+                    size_t at = (size_t)list.pairs[from + col] * (size_t)p.w.n_out + (size_t)r;
+                    if (p.narrow)
+                        ((uint16_t *)p.y)[at] = (uint16_t)float_to_half(clamp_half(acc[i][e]));
+                    else
+                        p.y[at] = acc[i][e] * (1.0f / HIDDEN_SCALE);
                 }
         }
         copy_async_wait<
@@ -582,7 +587,7 @@ bool list_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
 }
 
 void list_experts(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-                  const struct route_tables *route, int n_pairs, int most, int width)
+                  const struct route_tables *route, int n_pairs, int most, int width, bool narrow)
 {
     struct list_args p = list_args_of(gate_up, n_pairs, most);
     p.route = *route;
@@ -595,6 +600,7 @@ void list_experts(struct cuda_backend *cu, const struct matrix *gate_up, const s
     q.route = *route;
     q.x = cu->hidden_records;
     q.y = cu->expert_out;
+    q.narrow = narrow;
     list_up(cu, p, width);
     list_down(cu, q, width);
 }

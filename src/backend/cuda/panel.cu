@@ -4,14 +4,17 @@
  * for each of its warpgroups and a piece of k, all of which it asks for at once, weights before the
  * kernel in front has finished, activations (which large.cu leaves as panels: 64 columns of all rows,
  * in the order wgmma reads shared memory) in one copy for every 64 columns. The pieces of k are the
- * blocks of a cluster: they add up what they found through each other's shared memory.
+ * blocks of a cluster: each adds up some of the columns, which the others leave in its shared memory (or,
+ * where there is no room for them beside the activations, which it reads in theirs).
  */
 #include "backend/cuda/codes.cuh"
 
 enum {
     PANEL_ALIGN = 1024,
     PANEL_GROUPS = 4 /* warpgroups of a block, at most */,
-    PANEL_PIECES = 8
+    PANEL_PIECES = 8,
+    PANEL_LEFT =
+        32 /* rows of a tile, up to which sums are left with others: of more they take long */
 };
 
 struct panel_args {
@@ -20,6 +23,7 @@ struct panel_args {
     const float *x_scale; /* (rows) what undoes a row's scale */
     float *y;             /* (rows, n_out) */
     int rows, kt_per, pieces;
+    int sums; /* where in shared memory sums go that others leave here; 0: they are read there */
 };
 
 static __host__ __device__ int panel_stride(int groups) /* floats; padded against bank conflicts */
@@ -85,6 +89,8 @@ static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
     const struct seg *s = seg_of(p.w, tile);
     const uint8_t *from = tile_address(p.w, s, 0, tile, kt0);
     int tile_bytes = s->tile_bytes;
+    if (p.sums)
+        cluster_arrive(); /* here */
 #if BULK_COPIES
     uint64_t *landed = bars + 4 * p.kt_per + w; /* this warp's weights */
     if (lane_id() == 0) {
@@ -120,10 +126,27 @@ static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
     else
         panel_loop<TILE_Q6_K, N>(mine, shared, bars, n_kt, acc);
     wgmma_use(acc);
-    __syncthreads(); /* nobody reads activations or weights any more */
-    int stride = panel_stride(warps >> 2);
-    float *sums = (float *)shared; /* (N, stride) */
-    {
+    int stride = panel_stride(warps >> 2), per = (count + p.pieces - 1) / p.pieces;
+    float *sums = (float *)(shared + p.sums); /* (N, stride), or (pieces, per, stride) */
+    if (p.sums) {
+        int lane = lane_id(), row = w * TILE_ROWS + (lane >> 2), col = 2 * (lane & 3);
+        int whose = 0, from_col = 0;
+        cluster_wait(); /* all of the cluster are here */
+#pragma unroll
+        for (int n = 0; n < N / 4; n++) {
+            int at = col + (n >> 1) * 8 + (n & 1);
+            while (at >= from_col + per && from_col + per < count) {
+                whose++;
+                from_col += per;
+            }
+            float *to = cluster_at(sums + (piece * per + at - from_col) * stride + row, whose);
+            if (at < count) {
+                to[0] = acc[4 * (n >> 1) + (n & 1)];
+                to[8] = acc[4 * (n >> 1) + 2 + (n & 1)];
+            }
+        }
+    } else {
+        __syncthreads(); /* nobody reads activations or weights any more */
         int lane = lane_id();
         float *to = sums + 2 * (lane & 3) * stride + w * TILE_ROWS + (lane >> 2);
 #pragma unroll
@@ -140,15 +163,15 @@ static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
     s = seg_of(p.w, min(out_tile, p.w.n_tiles - 1));
     int row = (out_tile - s->tile0) * TILE_ROWS + (quad & 3) * 4;
     int left = out_tile < p.w.n_tiles ? s->rows - row : 0, at = s->row0 + row;
-    int per = (count + p.pieces - 1) / p.pieces, end = min(count, (piece + 1) * per);
+    int end = min(count, (piece + 1) * per);
 #pragma unroll 2
     for (int col = piece * per + tid / quads; col < end; col += 8) {
         float4 part[PANEL_PIECES], v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        float *here = sums + col * stride + quad * 4;
+        float *here = sums + (p.sums ? col - piece * per : col) * stride + quad * 4;
 #pragma unroll
         for (int i = 0; i < PANEL_PIECES; i++) /* all on their way at once */
             if (i < p.pieces)
-                part[i] = *(const float4 *)cluster_at(here, i);
+                part[i] = *(const float4 *)(p.sums ? here + i * per * stride : cluster_at(here, i));
 #pragma unroll
         for (int i = 0; i < PANEL_PIECES; i++)
             if (i < p.pieces)
@@ -168,6 +191,8 @@ static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
                 if (i < left)
                     y[i] = r[i];
     }
+    if (p.sums)
+        return;
     cluster_arrive(); /* nobody leaves while his sums are being read */
     cluster_wait();
 }
@@ -178,11 +203,20 @@ struct panel_cut {
     size_t shared;
 };
 
+/* Bytes of activations and weights, and of their barriers. */
+static size_t panel_in(const struct matrix *w, int n, int groups, int kt_per)
+{
+    return (size_t)kt_per * (size_t)(n * 512 + 4 * groups * w->max_tile_bytes) +
+           (size_t)(4 * kt_per + 4 * groups) * 8;
+}
+static size_t panel_sums(int n, int groups, int pieces)
+{
+    return (size_t)(ceil_div(n, pieces) * pieces * panel_stride(groups)) * sizeof(float);
+}
 static size_t panel_shared(const struct matrix *w, int n, int groups, int kt_per)
 {
-    size_t in = (size_t)kt_per * (size_t)(n * 512 + 4 * groups * w->max_tile_bytes);
-    size_t sums = (size_t)(n * panel_stride(groups)) * sizeof(float);
-    return PANEL_ALIGN + (in > sums ? in : sums) + (size_t)(4 * kt_per + 4 * groups) * 8;
+    size_t in = panel_in(w, n, groups, kt_per), sums = panel_sums(n, groups, 1);
+    return PANEL_ALIGN + (in > sums ? in : sums);
 }
 
 /* The cut whose busiest SM moves fewest bytes: activations and weights in, sums out and in again. Weights
@@ -253,6 +287,12 @@ bool panel_linear(struct cuda_backend *cu, const struct matrix *w, float *y, int
     p.kt_per = cut.kt_per;
     p.pieces = ceil_div(w->n_kt, cut.kt_per);
     int n = panel_width(rows);
+    size_t in = align_up(panel_in(w, n, cut.groups, cut.kt_per), 16);
+    size_t apart = PANEL_ALIGN + in + panel_sums(n, cut.groups, p.pieces);
+    if (n <= PANEL_LEFT && p.pieces > 1 && apart <= cu->shared_limit) {
+        p.sums = (int)in;
+        cut.shared = apart;
+    }
     dim3 grid((unsigned)(ceil_div(w->n_tiles, 4 * cut.groups) * p.pieces),
               (unsigned)ceil_div(rows, n));
     auto kernel = n == 32   ? panel_kernel<32>
