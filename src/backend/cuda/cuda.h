@@ -369,7 +369,7 @@ void cuda_release(struct backend *be, struct weight *w);
 void cuda_ring_free(struct cuda_backend *cu);
 void cuda_embed(struct cuda_backend *cu, const struct matrix *w, const struct step *s, float *x);
 
-/* small.cu: one row, or a few */
+/* One row, or a few. dense.cu: small_linear, small_ffn; small.cu: experts; router.cu */
 struct norm_in { /* add + norm in front of a product; gain NULL: x is taken as it is */
     const float *x, *d, *gain;
     float *x_out; /* where x + d goes; not x */

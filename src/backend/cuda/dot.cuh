@@ -89,7 +89,8 @@ DEVICE float byte_float(uint32_t w, int i)
 /*
  * Codes as bytes. Of four- and six-bit codes integers are the shorter way: the nibbles of a word that
  * belong to row g are its bytes' lower halves, those of row g+8 (16 times too large) the upper, so
- * one AND makes a register of a fragment. The row goes in as 16-bit integers, one scale for 64
+ * one AND makes a register of a fragment, and the word as it is the other: both rows, of which the
+ * first is taken away from the sums. The row goes in as 16-bit integers, one scale for 64
  * columns, cut into two bytes that take two columns of B: column n has chunk n/2 (64 columns), the
  * upper bytes if n is even, the lower if odd. Against a chunk's weights the other chunks' columns
  * are zeros, so sums of all chunks share their accumulators; lane (g, c) ends up with chunk c's.
@@ -100,6 +101,18 @@ struct code_slice {
     float total[4]; /* sums of 16 columns of chunk c, in units */
     float undo;     /* one unit of chunk c */
 };
+/* For kernels that have the registers: zeros against other chunks' weights once for all tiles. */
+struct chunk_slice : code_slice {
+    uint32_t apart[4][4]; /* [chunk][16 columns] */
+};
+DEVICE uint32_t slice_b(const struct code_slice &s, int chunk, int j)
+{
+    return lane_id() >> 3 == chunk ? s.b[j] : 0;
+}
+DEVICE uint32_t slice_b(const struct chunk_slice &s, int chunk, int j)
+{
+    return s.apart[chunk][j];
+}
 
 /* v as above: half of what this lane needs of B, in both planes; the lane of the other half and plane is
  * four away. */
@@ -140,36 +153,44 @@ DEVICE void slice_make(struct code_slice &s, const float (&v)[8])
     }
 }
 
-DEVICE void dot_q4_k(const uint8_t *tile, const struct code_slice &x, float (&r)[2])
+DEVICE void slice_make(struct chunk_slice &s, const float (&v)[8])
+{
+    slice_make((struct code_slice &)s, v);
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        s.apart[i / 4][i % 4] = slice_b((const struct code_slice &)s, i / 4, i % 4);
+}
+
+/* r = this lane's share of rows g and g+8. */
+template <class SLICE> DEVICE void code_dot_q4_k(const uint8_t *tile, const SLICE &x, float (&r)[2])
 {
     int lane = lane_id();
-    int n[2][4] = {}; /* [group of 32] {row g upper, lower; row g+8 upper, lower} */
+    int n[2][4] = {}; /* [group of 32] {row g upper, lower; 16 rows g+8 + row g upper, lower} */
 #pragma unroll
     for (int q = 0; q < 4; q++) {
         uint4 w4 = load16(tile + q * 512 + lane * 16);
         uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
-        bool mine = lane >> 3 == q;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            uint32_t a[4] = {w[2 * h] & 0x0f0f0f0fu, w[2 * h] & 0xf0f0f0f0u,
-                             w[2 * h + 1] & 0x0f0f0f0fu, w[2 * h + 1] & 0xf0f0f0f0u};
-            mma_u8(n[h], a, mine ? x.b[2 * h] : 0, mine ? x.b[2 * h + 1] : 0);
+            uint32_t a[4] = {w[2 * h] & 0x0f0f0f0fu, w[2 * h], w[2 * h + 1] & 0x0f0f0f0fu,
+                             w[2 * h + 1]};
+            mma_u8(n[h], a, slice_b(x, q, 2 * h), slice_b(x, q, 2 * h + 1));
         }
     }
     uint32_t sc = load4(tile + Q4K_SCALES + lane * 4), mn = load4(tile + Q4K_MINS + lane * 4);
     uint2 d = load8(tile + Q4K_D + (lane >> 2) * 8);
     float t0 = x.total[0] + x.total[1], t1 = x.total[2] + x.total[3];
-    float s0 = (float)(n[0][0] * 256 + n[0][1]) * byte_float(sc, 0) +
-               (float)(n[1][0] * 256 + n[1][1]) * byte_float(sc, 1);
-    float s1 = (float)(n[0][2] * 256 + n[0][3]) * byte_float(sc, 2) +
-               (float)(n[1][2] * 256 + n[1][3]) * byte_float(sc, 3);
+    int low[2] = {n[0][0] * 256 + n[0][1], n[1][0] * 256 + n[1][1]};
+    int high[2] = {n[0][2] * 256 + n[0][3] - low[0], n[1][2] * 256 + n[1][3] - low[1]};
+    float s0 = (float)low[0] * byte_float(sc, 0) + (float)low[1] * byte_float(sc, 1);
+    float s1 = (float)high[0] * byte_float(sc, 2) + (float)high[1] * byte_float(sc, 3);
     float m0 = t0 * byte_float(mn, 0) + t1 * byte_float(mn, 1);
     float m1 = t0 * byte_float(mn, 2) + t1 * byte_float(mn, 3);
-    r[0] += half_to_float(d.x & 0xffff) * s0 - half_to_float(d.y & 0xffff) * m0;
-    r[1] += half_to_float(d.x >> 16) * 0.0625f * s1 - half_to_float(d.y >> 16) * m1;
+    r[0] = half_to_float(d.x & 0xffff) * s0 - half_to_float(d.y & 0xffff) * m0;
+    r[1] = half_to_float(d.x >> 16) * 0.0625f * s1 - half_to_float(d.y >> 16) * m1;
 }
 
-DEVICE void dot_q6_k(const uint8_t *tile, const struct code_slice &x, float (&r)[2])
+template <class SLICE> DEVICE void code_dot_q6_k(const uint8_t *tile, const SLICE &x, float (&r)[2])
 {
     int lane = lane_id(), g = lane >> 2, c = lane & 3;
     int n[4][4] = {}; /* [16 columns] */
@@ -178,7 +199,6 @@ DEVICE void dot_q6_k(const uint8_t *tile, const struct code_slice &x, float (&r)
         uint4 w4 = load16(tile + q * 512 + lane * 16);
         uint2 high = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
         uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
-        bool mine = lane >> 3 == q;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             /* Pairs of high bits to bits 4 and 5 of their bytes: two lie in a nibble, the upper six
@@ -188,7 +208,7 @@ DEVICE void dot_q6_k(const uint8_t *tile, const struct code_slice &x, float (&r)
             uint32_t hi = j & 1 ? t >> 12 & 0x000f000fu : t >> 4 & 0x000f000fu;
             uint32_t a0 = and_or(lo * 1040, 0x30303030u, w[j] & 0x0f0f0f0fu);
             uint32_t a1 = and_or(hi * 1040, 0x30303030u, w[j] >> 4 & 0x0f0f0f0fu);
-            mma_u8_half(n[j], a0, a1, mine ? x.b[j] : 0);
+            mma_u8_half(n[j], a0, a1, slice_b(x, q, j));
         }
     }
     /* Codes are 32 too large, scales 128. */
@@ -201,8 +221,8 @@ DEVICE void dot_q6_k(const uint8_t *tile, const struct code_slice &x, float (&r)
         s0 += ((float)(n[j][0] * 256 + n[j][1]) - less) * (byte_float(sc.x, j) - 128.0f);
         s1 += ((float)(n[j][2] * 256 + n[j][3]) - less) * (byte_float(sc.y, j) - 128.0f);
     }
-    r[0] += half_to_float(d & 0xffff) * s0;
-    r[1] += half_to_float(d >> 16) * s1;
+    r[0] = half_to_float(d & 0xffff) * s0;
+    r[1] = half_to_float(d >> 16) * s1;
 }
 
 /* r[0], r[1] += this lane's share of rows g and g+8 of the tile times the slice, still scaled; the
@@ -384,12 +404,15 @@ DEVICE void dot_slow(const struct seg *s, const uint8_t *tile, const struct row_
     r[1] += acc[2] + acc[3];
 }
 
-/* What a kernel for a set of kinds makes of the row. */
-template <int SET> struct slice_of {
+/* What a kernel for a set of kinds makes of the row. WIDE: it has registers to spare. */
+template <int SET, bool WIDE = false> struct slice_of {
     typedef struct row_slice type;
 };
-template <> struct slice_of<SET_K> {
+template <> struct slice_of<SET_K, false> {
     typedef struct code_slice type;
+};
+template <> struct slice_of<SET_K, true> {
+    typedef struct chunk_slice type;
 };
 
 /* sum += factor * (tile x slice), this lane's share */
@@ -414,14 +437,14 @@ DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct row_
     sum[0] += factor * x.undo * r[0];
     sum[1] += factor * x.undo * r[1];
 }
-DEVICE void tile_dot(bool q6_k, const uint8_t *tile, const struct code_slice &x, float factor,
-                     float (&sum)[2])
+template <class SLICE>
+DEVICE void tile_dot(bool q6_k, const uint8_t *tile, const SLICE &x, float factor, float (&sum)[2])
 {
-    float r[2] = {};
+    float r[2];
     if (q6_k)
-        dot_q6_k(tile, x, r);
+        code_dot_q6_k(tile, x, r);
     else
-        dot_q4_k(tile, x, r);
+        code_dot_q4_k(tile, x, r);
     sum[0] += factor * x.undo * r[0];
     sum[1] += factor * x.undo * r[1];
 }

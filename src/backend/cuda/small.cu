@@ -1,5 +1,5 @@
 /*
- * Steps of one row, or a few: bound by reads, and below them by latency, since a layer is a few microseconds.
+ * Experts of one row, or a few, and the output projection in front of them: bound by reads, and below them by latency, since a layer is a few microseconds.
  * A kernel has one block to an SM. A block owns 16 output rows at a time; its warps cut k between
  * them, 256 columns ("a slice") each. A warp turns its slice of the row into what products take
  * (dot.cuh), once for all rows of the block, and works through its tiles as they land in shared
@@ -14,35 +14,11 @@
  * costs more than the product of a tile.
  */
 #include "backend/cuda/choice.cuh"
-#include "backend/cuda/dot.cuh"
+#include "backend/cuda/ring.cuh"
 
 #include <math.h>
 
 enum { MAX_WARPS = 16, EXPERT_WARPS = 8, DOWN_WARPS = 12 };
-
-/* This lane's columns of slice `slice` of a row: see dot.cuh. n is a multiple of 8; zeros from there
- * on. */
-DEVICE int lane_column(int slice)
-{
-    return slice * TILE_K + (lane_id() >> 2) * 32 + (lane_id() & 3) * 4;
-}
-DEVICE void load_lane(const float *p, int slice, int n, float (&v)[8])
-{
-    float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    int k = lane_column(slice);
-    float4 a = k < n ? *(const float4 *)(p + k) : zero;
-    float4 b = k + 16 < n ? *(const float4 *)(p + k + 16) : zero;
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-}
-DEVICE void store_lane(float *p, int slice, int n, const float (&v)[8])
-{
-    int k = lane_column(slice);
-    if (k < n)
-        *(float4 *)(p + k) = make_float4(v[0], v[1], v[2], v[3]);
-    if (k + 16 < n)
-        *(float4 *)(p + k + 16) = make_float4(v[4], v[5], v[6], v[7]);
-}
 
 /* Shared memory: rings, their barriers, sums, squares. */
 enum {
@@ -62,14 +38,6 @@ static size_t small_shared(const struct small_shape &s)
     return (size_t)s.warps *
            (size_t)(s.stages * s.slot + BARRIERS * 8 + (s.sums * s.batch * SHARES + 4) * 4);
 }
-
-/* A warp's tiles, on their way or there, in the order they were asked for. */
-struct ring {
-    uint8_t *base;
-    uint64_t *bar;               /* (BARRIERS) */
-    int slot, stages, put, take; /* slot: bytes from one entry to the next */
-    uint32_t parity;
-};
 
 struct small_smem {
     struct ring ring;
@@ -127,26 +95,6 @@ DEVICE void ring_fill(struct ring &r, const uint8_t *from, int bytes)
 #endif
 }
 
-/* The oldest tile, once it is there. */
-DEVICE const uint8_t *ring_get(struct ring &r)
-{
-#if BULK_COPIES
-    bulk_wait(r.bar + r.take, r.parity);
-#else
-    /* As many groups are under way as there are stages, and the oldest is wanted. */
-    if (r.stages >= 4)
-        copy_async_wait<3>();
-    else if (r.stages == 3)
-        copy_async_wait<2>();
-    else if (r.stages == 2)
-        copy_async_wait<1>();
-    else
-        copy_async_wait<0>();
-    __syncwarp();
-#endif
-    return r.base + r.take * r.slot;
-}
-
 /* The one after it, once it is there. */
 DEVICE const uint8_t *ring_get_next(struct ring &r)
 {
@@ -160,16 +108,6 @@ DEVICE const uint8_t *ring_get_next(struct ring &r)
     __syncwarp();
 #endif
     return ring_get(n);
-}
-
-/* Every lane is done with it. */
-DEVICE void ring_drop(struct ring &r)
-{
-    __syncwarp();
-    if (++r.take == r.stages) {
-        r.take = 0;
-        r.parity ^= 1;
-    }
 }
 
 /* A lane's share of rows g and g+8 of a tile. Quads hold a row; nobody adds them up before the end. */
@@ -197,16 +135,6 @@ DEVICE float take_sum(const float *sums, int warps, int stride, int i)
     return v;
 }
 
-/* Row `row` of what goes in. */
-DEVICE struct norm_in norm_row(struct norm_in in, int row, int n)
-{
-    size_t at = (size_t)row * (size_t)n;
-    in.x += at;
-    in.d += in.d ? at : 0;
-    in.x_out += in.x_out ? at : 0;
-    return in;
-}
-
 /* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH at most (PAIR: gate and up
  * of the same rows by turns, and y = silu(gate) up). EXPERT: W is the expert that the row chose;
  * blockIdx.y is (row, number of the choice), and so are y's rows. */
@@ -225,7 +153,7 @@ struct small_args {
 
 /* ROUTE: y += x W^T, of one row, one tile to a block, and the router's sums over y times in.gain. CHOSEN: EXPERT
  * with such sums in place of logits, and the norm. */
-enum mode { PLAIN, NORM, EXPERT, ROUTE, CHOSEN };
+enum mode { EXPERT, ROUTE, CHOSEN };
 
 /* Shared memory of ROUTE behind the rest: the router's columns of this tile, their gains, y. */
 struct route_tile {
@@ -278,11 +206,7 @@ DEVICE void route_add(const struct small_args &p, const struct route_tile *t)
 /* Registers of a thread, so that other kernels find room beside it: of 64 K, ROUTE and CHOSEN take all. */
 static constexpr int small_registers(int set, int mode)
 {
-    return mode == PLAIN    ? 80
-           : mode == ROUTE  ? 72
-           : set != SET_K   ? 128
-           : mode == CHOSEN ? 112
-                            : 120;
+    return mode == ROUTE ? 72 : set != SET_K ? 128 : mode == CHOSEN ? 112 : 120;
 }
 
 template <int SET, bool PAIR, int MODE>
@@ -291,7 +215,6 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
 {
     enum { TILES = PAIR ? 2 : 1 };
     const bool IS_EXPERT = MODE == EXPERT || MODE == CHOSEN;
-    const bool NORMED = MODE == NORM || MODE == CHOSEN;
     SHARED_BYTES(shared);
     struct marks mk;
     marks_begin(mk);
@@ -375,14 +298,12 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
     float v[8], old = 0.0f;
     if (!IS_EXPERT)
         ring_fill(m.ring, from0, bytes0);
-    if (MODE == PLAIN || MODE == NORM)
-        dependency_trigger();
     if (MODE == ROUTE)
         route_ask(p, (struct route_tile *)m.extra);
     locate(first);
 #if BULK_COPIES
     uint64_t *gain_bar = m.ring.bar + STAGES;
-    if (NORMED && lane == 0) {
+    if (MODE == CHOSEN && lane == 0) {
         int total = 0;
         for (int k = warp * TILE_K; k < n_in; k += warps * TILE_K)
             total += min((int)TILE_K, n_in - k) * 4;
@@ -395,9 +316,6 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
     (dependency_wait)();
     mark(mk, 3);
     load_lane(in.x, warp, n_in, v);
-    float d[8] = {}; /* one trip for both */
-    if (MODE == NORM && in.d)
-        load_lane(in.d, warp, n_in, d);
     if (MODE == ROUTE) {
         dependency_trigger(); /* not before: the next kernel asks for nothing early, and takes issue slots */
         old = to ? *to : 0.0f;
@@ -435,15 +353,8 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
             if (slice != staged) {
                 if (staged >= 0 && slice == warp)
                     load_lane(in.x, slice, n_in, v); /* else it is there, or on its way */
-                if (NORMED) {
+                if (MODE == CHOSEN) {
                     float gain[8];
-                    if (MODE == NORM) {
-                        if (staged >= 0 && in.d)
-                            load_lane(in.d, slice, n_in, d);
-#pragma unroll
-                        for (int j = 0; j < 8; j++)
-                            v[j] += d[j];
-                    }
 #if BULK_COPIES
                     bulk_wait(gain_bar, 0);
                     load_lane(m.extra, slice, n_in, gain);
@@ -451,8 +362,6 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
                     load_lane(in.gain, slice, n_in, gain);
 #endif
                     if (tile == first) {
-                        if (blockIdx.x == 0 && in.x_out)
-                            store_lane(in.x_out, slice, n_in, v);
 #pragma unroll
                         for (int j = 0; j < 8; j++)
                             squares += v[j] * v[j];
@@ -471,7 +380,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
 #pragma unroll 1
             for (int b = 0; b < batch; b++) {
                 float sum[2] = {}, *shares = sums + warp * stride + b * SHARES;
-                if (SET == SET_K && MODE != PLAIN && MODE != ROUTE && b + 1 < batch && stages > 1 &&
+                if (SET == SET_K && MODE != ROUTE && b + 1 < batch && stages > 1 &&
                     !(six >> b & 3)) {
                     if constexpr (SET == SET_K) { /* two at a time: neither waits for the other */
                         float sum2[2] = {};
@@ -511,7 +420,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
             }
         }
         mark(mk, 6);
-        if (tile == first && NORMED) {
+        if (tile == first && MODE == CHOSEN) {
 #pragma unroll
             for (int i = 16; i >= 4; i >>= 1)
                 squares += __shfl_xor_sync(FULL_WARP, squares, i);
@@ -525,7 +434,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
             const float *from = sums + (int)(threadIdx.x >> 4) * TILES * SHARES;
             int row = (int)(threadIdx.x & 15);
             float scale = 1.0f;
-            if (NORMED)
+            if (MODE == CHOSEN)
                 scale = rsqrtf(take_sum(m.squares, warps, 4, 0) * p.inv_n + in.eps);
             float r = take_sum(from, warps, stride, row) * scale + bias[0];
             if (PAIR)
@@ -545,7 +454,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
             locate(tile);
     }
     copy_async_wait<0>();
-    marks_end(mk, IS_EXPERT ? 5 : PAIR ? 2 : MODE == NORM ? 1 : 3);
+    marks_end(mk, IS_EXPERT ? 5 : 3);
 }
 
 /* tiles: of a block; per_warp: of a warp, all slices of them; extra: bytes the kernel wants besides. What
@@ -592,46 +501,6 @@ static int small_warps(const struct cuda_backend *cu, const struct matrix *w)
                            (w->set != SET_ALL || warps <= 8)))
             return warps;
     }
-}
-
-template <bool PAIR>
-static void small_launch(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                         float *y, int rows)
-{
-    int warps = small_warps(cu, w), units = w->n_tiles / (PAIR ? 2 : 1);
-    /* One block to an SM: its warps share what they make of the row over many tiles. */
-    int per_block = ceil_div(units * rows, cu->n_sm);
-    per_block = per_block < units ? per_block : units;
-    struct small_args p = {};
-    p.w = *w;
-    p.in = *in;
-    p.y = y;
-    p.n_units = units;
-    p.units_per_block = per_block;
-    int tiles = per_block * (PAIR ? 2 : 1);
-    size_t extra = in->gain ? (size_t)w->n_kt * TILE_K * 4 : 0; /* the gains */
-    p.s = small_plan(cu, w, warps, tiles, tiles * ceil_div(w->n_kt, warps), extra);
-    p.inv_n = 1.0f / (float)w->n_in;
-    dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)rows);
-    if (in->gain)
-        LAUNCH_SMALL(PAIR, NORM);
-    else
-        LAUNCH_SMALL(PAIR, PLAIN);
-}
-
-void small_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                  float *y, int rows)
-{
-    small_launch<false>(cu, w, in, y, rows);
-}
-
-void small_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-               const struct norm_in *in, float *y, int rows)
-{
-    small_launch<true>(cu, gate_up, in, cu->hidden, rows);
-    struct norm_in plain = {};
-    plain.x = cu->hidden;
-    small_launch<false>(cu, down, &plain, y, rows);
 }
 
 /* Mixture of experts */
