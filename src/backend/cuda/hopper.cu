@@ -119,9 +119,7 @@ DEVICE void wide_loop(const struct wide_block &k, int tile, float (&acc)[WIDE_N 
         int next = c + 1, stage = next / STEP & 1;
         if (next < chunks) {
             if (!(next & (STEP - 1))) {
-                __syncwarp(); /* every lane has read its codes */
-                if (lane == 0)
-                    bar_arrive(&k.bars->codes_empty[stage ^ 1]);
+                bar_arrive(&k.bars->codes_empty[stage ^ 1]); /* every lane: it has read its own */
                 bar_wait(&k.bars->codes_full[stage], next / (2 * STEP));
             }
             w.fetch(mine + stage * (WIDE_TILES * BYTES), next & (STEP - 1), lane);
@@ -374,7 +372,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1)
         bar_init(&k.bars->empty[lane], WIDE_USERS / 32);
         if (lane < 2) {
             bar_init(&k.bars->codes_full[lane], WIDE_TILES);
-            bar_init(&k.bars->codes_empty[lane], WIDE_USERS / 32);
+            bar_init(&k.bars->codes_empty[lane], WIDE_USERS);
         }
         bar_ready();
     }

@@ -243,9 +243,7 @@ DEVICE void stay_loop(const struct stay_args &a, const struct stay_block &k, str
         int next = c + 1;
         if (next < chunks) {
             if (!(next & 3)) {
-                __syncwarp(); /* every lane has read its codes */
-                if (lane == 0)
-                    bar_arrive(&k.bars->codes_empty[at.kt & 1]);
+                bar_arrive(&k.bars->codes_empty[at.kt & 1]); /* every lane: it has read its own */
                 at.kt++;
                 bar_wait(&k.bars->codes_full[at.kt & 1], at.kt >> 1);
             }
@@ -258,11 +256,9 @@ DEVICE void stay_loop(const struct stay_args &a, const struct stay_block &k, str
         }
     }
     wgmma_wait<0>();
-    __syncwarp();
-    if (lane == 0) {
+    if (lane == 0)
         bar_arrive(last);
-        bar_arrive(&k.bars->codes_empty[at.kt & 1]);
-    }
+    bar_arrive(&k.bars->codes_empty[at.kt & 1]);
     at.kt++;
 }
 
@@ -409,10 +405,10 @@ static __global__ void __launch_bounds__(STAY_THREADS, 1)
         bar_init(&k.bars->empty[lane], STAY_USERS / 32);
         if (lane < 2) {
             bar_init(&k.bars->codes_full[lane], STAY_TILES);
-            bar_init(&k.bars->codes_empty[lane], STAY_USERS / 32);
+            bar_init(&k.bars->codes_empty[lane], STAY_USERS);
             bar_init(&k.bars->item_full[lane], STAY_BRINGERS);
             bar_init(&k.bars->rows_full[lane], MOST);
-            bar_init(&k.bars->item_empty[lane], STAY_USERS / 32);
+            bar_init(&k.bars->item_empty[lane], STAY_USERS);
         }
         bar_ready();
     }
@@ -453,9 +449,7 @@ static __global__ void __launch_bounds__(STAY_THREADS, 1)
             if ((threadIdx.x & 127) == 0)
                 atomicAdd(&p.route.done[t.tile], 1);
         }
-        __syncwarp();
-        if (lane == 0)
-            bar_arrive(&k.bars->item_empty[it & 1]);
+        bar_arrive(&k.bars->item_empty[it & 1]);
     }
 }
 
