@@ -122,6 +122,7 @@ struct backend_ops {
 
     /* What an op leaves in n, q or a is for one op to read, or for copy_out before that: a backend may keep it in
      * a form of its own until then, and need not keep it longer. */
+
     /* x[t,:] = E[tokens[t],:] */
     void (*embed)(struct backend *be, const struct weight *emb, float *x);
     /* x += d (d may be NULL); n = x / sqrt(mean(x^2) + eps) * gain; rows of n_embd */

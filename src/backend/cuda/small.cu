@@ -534,7 +534,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
     const float *x_row = p.x + (size_t)(row_in * used) * (size_t)n_in;
 
     dependency_trigger();
-    /* The logits were written two kernels ago: see expert_up_kernel. */
+    /* Logits or sums were written two kernels ago: gate and up let this one start after their own wait. */
     const float *logits = p.logits + row_in * p.rule.n_expert;
     int all;
     if (SUMS)
