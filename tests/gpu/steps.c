@@ -19,6 +19,33 @@ struct mini {
     struct array x, n, dd, q, a, xo, ao, logits;
 };
 
+/* Gate, up and down: of experts, or n_expert 1. */
+static void gated_new(struct duo *d, int n_expert, int n_ff, enum dtype up_type,
+                      enum dtype down_type, struct duo_weight *gate_up, struct duo_weight *down)
+{
+    int E = d->s.n_embd;
+    struct random_spec up = {.n_in = E,
+                             .n_expert = n_expert,
+                             .n_seg = 2,
+                             .rows = {n_ff, n_ff},
+                             .type = {up_type, up_type}};
+    struct random_spec back = {
+        .n_in = n_ff, .n_expert = n_expert, .n_seg = 1, .rows = {E}, .type = {down_type}};
+    weight_new(d, gate_up, &up);
+    weight_new(d, down, &back);
+}
+
+static void experts_new(struct duo *d, enum dtype up_type, enum dtype down_type,
+                        struct duo_weight *router, struct duo_weight *gate_up,
+                        struct duo_weight *down)
+{
+    const struct shape *s = &d->s;
+    struct random_spec spec = {
+        .n_in = s->n_embd, .n_expert = 1, .n_seg = 1, .rows = {s->n_expert}, .type = {DT_F32}};
+    weight_new(d, router, &spec);
+    gated_new(d, s->n_expert, s->n_ff_exp, up_type, down_type, gate_up, down);
+}
+
 static void mini_open(struct mini *m, const struct shape *s)
 {
     struct duo *d = &m->d;
@@ -43,22 +70,8 @@ static void mini_open(struct mini *m, const struct shape *s)
         m->fn[i] = array_random(d, (size_t)E, 1.0f);
         kv_new(d, &m->kr[i], &m->kg[i]);
     }
-    struct random_spec router = {
-        .n_in = E, .n_expert = 1, .n_seg = 1, .rows = {s->n_expert}, .type = {DT_F32}};
-    struct random_spec up = {.n_in = E,
-                             .n_expert = s->n_expert,
-                             .n_seg = 2,
-                             .rows = {s->n_ff_exp, s->n_ff_exp},
-                             .type = {DT_Q4_K, DT_Q4_K}};
-    struct random_spec down = {
-        .n_in = s->n_ff_exp, .n_expert = s->n_expert, .n_seg = 1, .rows = {E}, .type = {DT_Q6_K}};
-    weight_new(d, &m->router, &router);
-    weight_new(d, &m->gate_up, &up);
-    weight_new(d, &m->down, &down);
-    up.n_expert = down.n_expert = 1;
-    up.rows[0] = up.rows[1] = down.n_in = s->n_ff;
-    weight_new(d, &m->ff_up, &up);
-    weight_new(d, &m->ff_down, &down);
+    experts_new(d, DT_Q4_K, DT_Q6_K, &m->router, &m->gate_up, &m->down);
+    gated_new(d, 1, s->n_ff, DT_Q4_K, DT_Q6_K, &m->ff_up, &m->ff_down);
     m->norm = array_random(d, (size_t)E, 1.0f);
     m->qn = array_random(d, (size_t)s->head_dim, 1.0f);
     m->kn = array_random(d, (size_t)s->head_dim, 1.0f);
@@ -342,20 +355,9 @@ static void routed_case(const struct shape *s, const enum dtype *types, float si
     int E = s->n_embd, H = s->n_heads * s->head_dim;
     struct random_spec out = {
         .n_in = H, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {types[0]}, .group_len = 128};
-    struct random_spec router = {
-        .n_in = E, .n_expert = 1, .n_seg = 1, .rows = {s->n_expert}, .type = {DT_F32}};
-    struct random_spec up = {.n_in = E,
-                             .n_expert = s->n_expert,
-                             .n_seg = 2,
-                             .rows = {s->n_ff_exp, s->n_ff_exp},
-                             .type = {types[1], types[1]}};
-    struct random_spec down = {
-        .n_in = s->n_ff_exp, .n_expert = s->n_expert, .n_seg = 1, .rows = {E}, .type = {types[2]}};
     struct duo_weight wo, wr, wu, wd;
     weight_new(&d, &wo, &out);
-    weight_new(&d, &wr, &router);
-    weight_new(&d, &wu, &up);
-    weight_new(&d, &wd, &down);
+    experts_new(&d, types[1], types[2], &wr, &wu, &wd);
     struct array x = array_random(&d, (size_t)E, size), a = array_random(&d, (size_t)H, size);
     struct array gain = array_random(&d, (size_t)E, 1.0f), n = array_new(&d, (size_t)E);
     struct array y = array_new(&d, (size_t)E), other = array_new(&d, (size_t)E);
