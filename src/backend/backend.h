@@ -1,8 +1,8 @@
 /*
  * The op table: the one interface between the model and what computes it. Few coarse ops, all
  * mandatory; a fallback lives inside an op. ref.c is the specification of every op; backends are
- * tested against it. Compute ops return void and only enqueue; the backend keeps the first error and
- * end() reports it. No op allocates: prepare() did.
+ * tested against it. Compute ops return void and only enqueue; the backend keeps the first error
+ * and end() reports it. No op allocates: prepare() did.
  *
  * Activations are float, row-major, in backend memory (alloc). H heads, K kv heads, D head_dim.
  */
@@ -55,8 +55,9 @@ struct shape {
     int max_tokens, max_seqs, max_out, max_pages;
 };
 
-/* One layer's part of the KV pool: (n_pages, K, page_len, D) each, of shape.kv_type. The order inside
- * a (page, kv head) tile of page_len * D values is the backend's own; others move whole pages. */
+/* One layer's part of the KV pool: (n_pages, K, page_len, D) each, of shape.kv_type. The order
+ * inside a (page, kv head) tile of page_len * D values is the backend's own; others move whole
+ * pages. */
 struct kv_layer {
     void *k, *v;
 };
@@ -120,8 +121,8 @@ struct backend_ops {
     void (*launch)(struct backend *be);
     bool (*end)(struct backend *be, int32_t *tokens, struct error *err);
 
-    /* What an op leaves in n, q or a is for one op to read, or for copy_out before that: a backend may keep it in
-     * a form of its own until then, and need not keep it longer. */
+    /* What an op leaves in n, q or a is for one op to read, or for copy_out before that: a
+     * backend may keep it in a form of its own until then, and need not keep it longer. */
 
     /* x[t,:] = E[tokens[t],:] */
     void (*embed)(struct backend *be, const struct weight *emb, float *x);
@@ -131,7 +132,8 @@ struct backend_ops {
     /* [q k v] = n W^T + bias; per head q,k = rmsnorm(.) * gain where gains exist; rotate pairs
      * (i, i + n_rot/2) by pos * freq[i]; store k, v at slot; q: (n_tokens, H*D) */
     void (*attn_in)(struct backend *be, const struct attn_layer *l, const float *n, float *q);
-    /* a[t,h,:] = softmax(attn_scale * q[t,h] . K[0..pos], windowed) V; head h reads kv head h*K/H */
+    /* a[t,h,:] = softmax(attn_scale * q[t,h] . K[0..pos], windowed) V; head h reads kv head h*K/H
+     */
     void (*attention)(struct backend *be, const struct attn_layer *l, const float *q, float *a);
     /* y = x W^T + bias, rows of x (n_in) to rows of y (n_out) */
     void (*linear)(struct backend *be, const struct weight *w, const float *x, float *y, int rows);
@@ -158,8 +160,8 @@ struct backend_options {
 struct backend *backend_open(const struct backend_options *opt, struct error *err);
 struct backend *backend_open_ref(void); /* the scalar specification, ref.c */
 struct backend *backend_open_cpu(const struct backend_options *opt, struct error *err);
-/* Bytes a CUDA device still has to give when `fraction` of its memory may be in use; 0 where there is
- * no such device, or the build knows none. */
+/* Bytes a CUDA device still has to give when `fraction` of its memory may be in use; 0 where
+ * there is no such device, or the build knows none. */
 bool backend_has_cuda(void); /* whether there is such a device; opens none */
 size_t backend_cuda_room(const struct backend_options *opt, double fraction);
 /* For a benchmark's record; false where the backend is no GPU. Measures, so it takes a moment. */

@@ -17,7 +17,8 @@
 
 #include <math.h>
 
-/* One warp: norm (gain may be NULL) and rotation of a head of D floats, in place in shared memory. */
+/* One warp: norm (gain may be NULL) and rotation of a head of D floats, in place in shared memory.
+ */
 DEVICE void prepare_head(float *head, int D, const float *gain, float eps, const float2 *rope,
                          int n_rot)
 {
@@ -233,9 +234,9 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
     base += w * DECODE_KEYS;
 
     uint4 kf[2][PIECES], vf[4][VP]; /* vf: keys 2c, 2c+1, 2c+8, 2c+9 */
-    /* The pages of this warp's rounds, 32 rounds at a time and the next 32: lane i has round i's, so
-     * that no round waits for the table. 16 keys from a multiple of 16 on lie in one page; past the
-     * last key they are not used, but the page table ends there. */
+    /* The pages of this warp's rounds, 32 rounds at a time and the next 32: lane i has round i's,
+     * so that no round waits for the table. 16 keys from a multiple of 16 on lie in one page;
+     * past the last key they are not used, but the page table ends there. */
     int round0 = base, window = 0;
     auto load_pages = [&](int from_round) {
         return pages[min(round0 + (from_round + lane) * STEP, last) >> p.kv.page_shift];
@@ -331,7 +332,8 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
     __syncthreads();
     mark(mk, 5);
 
-    /* a0 a2: halves of q; a1 a3: what they lost. From shared memory each time: registers are short. */
+    /* a0 a2: halves of q; a1 a3: what they lost. From shared memory each time: registers are short.
+     */
     auto query = [&](int i, uint32_t(&a)[4]) {
         int at = g * Q_ROW + ((i >> 1) * 4 + c) * 8 + (i & 1) * 4;
         uint2 hi = load_shared8(q_hi + at), lo = load_shared8(q_lo + at);

@@ -1,6 +1,6 @@
 /*
- * What the kernels of attention share: the paged cache as they see it, their arguments, and products in
- * the cache's type. Knows nothing of how a kernel cuts its work.
+ * What the kernels of attention share: the paged cache as they see it, their arguments, and
+ * products in the cache's type. Knows nothing of how a kernel cuts its work.
  */
 #ifndef STEEL_BACKEND_CUDA_ATTENTION_CUH
 #define STEEL_BACKEND_CUDA_ATTENTION_CUH
@@ -57,8 +57,8 @@ template <bool BF16> DEVICE void split_pair(float x, float y, uint32_t *hi, uint
     *lo = pack_kv<BF16>(x - unpack_kv<BF16>(p & 0xffff), y - unpack_kv<BF16>(p >> 16));
 }
 
-/* What norm and rotation of row t's heads take: gains of queries and (warp 0) of the key, turns. Known before
- * the projections are. */
+/* What norm and rotation of row t's heads take: gains of queries and (warp 0) of the key, turns.
+ * Known before the projections are. */
 template <int D>
 DEVICE void head_load(const struct attn_args &p, int t, const float *const (&gain)[2], int half,
                       float (&gains)[2][D / 32], float2 (&turns)[D / 64])
@@ -75,8 +75,8 @@ DEVICE void head_load(const struct attn_args &p, int t, const float *const (&gai
             turns[i] = p.step.rope[(size_t)t * (size_t)half + (size_t)(lane + 32 * i)];
 }
 
-/* A warp: norm, where asked for, and rotation of a head of which lane l has elements l, l + 32, ..; the result
- * lies in `head`, in shared memory. */
+/* A warp: norm, where asked for, and rotation of a head of which lane l has elements l, l + 32,
+ * ..; the result lies in `head`, in shared memory. */
 template <int D>
 DEVICE void head_turn(const float (&x)[D / 32], bool norm, float eps, const float (&gains)[D / 32],
                       bool turn, const float2 (&turns)[D / 64], int half, float *head)
@@ -104,8 +104,8 @@ DEVICE void head_turn(const float (&x)[D / 32], bool norm, float eps, const floa
     __syncwarp();
 }
 
-/* This step's key (which: 0) or value (1) of a kv head of K as the cache has it: to fresh, (2, D), and, by the
- * first of the groups of heads that read it, to the cache. */
+/* This step's key (which: 0) or value (1) of a kv head of K as the cache has it: to fresh, (2,
+ * D), and, by the first of the groups of heads that read it, to the cache. */
 template <int D, bool BF16>
 DEVICE void fresh_put(const struct attn_args &p, int slot, int K, int kv_head, int which,
                       const float *head, uint16_t *fresh, int h0, int G)

@@ -6,8 +6,8 @@
  * reads n (attn_in, moe, ffn, linear) and becomes part of it; the residual it writes goes to a
  * shadow of x (see struct cuda_backend.alias), since other blocks still read x. attn_in of a
  * decode-only step leaves the raw projections for attention to rotate and store. A product of one
- * row (linear) waits for experts that read its sum, whose router it can take along. Whatever is still
- * put off when something else wants to see it is done then (flush).
+ * row (linear) waits for experts that read its sum, whose router it can take along. Whatever is
+ * still put off when something else wants to see it is done then (flush).
  */
 #include "backend/cuda/cuda.h"
 
@@ -759,8 +759,8 @@ static void op_attention(struct backend *be, const struct attn_layer *l, const f
     mark_end(cu, STAGE_ATTENTION);
 }
 
-/* A product that might be one in front of experts: nothing that is timed by itself. (Behind wave.cu, which lets the
- * next kernel start late, a router of its own was faster.) */
+/* A product that might be one in front of experts: nothing that is timed by itself. (Behind
+ * wave.cu, which lets the next kernel start late, a router of its own was faster.) */
 static bool may_route(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows)
 {
     return rows == 1 && cu->shape.n_expert && !cu->be.profile && !cu->layout.deep &&
@@ -872,8 +872,9 @@ static void op_sample(struct backend *be, float *logits)
     mark_end(cu, STAGE_SAMPLING);
 }
 
-/* Blocks that wait for each other must all be on the GPU at once, which two such kernels side by side might
- * keep each other from: of the backends that share a device, the first may launch them. */
+/* Blocks that wait for each other must all be on the GPU at once, which two such kernels side by
+ * side might keep each other from: of the backends that share a device, the first may launch
+ * them. */
 enum { MAX_DEVICES = 64 };
 static bool waits_taken[MAX_DEVICES];
 

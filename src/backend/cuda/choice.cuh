@@ -1,7 +1,7 @@
 /*
- * Which experts one row takes, and what they weigh, found by a warp: from a router's logits, or from sums that
- * the blocks of the product in front of a router left in its place. small.cu chooses by it; batches
- * have ways of their own.
+ * Which experts one row takes, and what they weigh, found by a warp: from a router's logits, or
+ * from sums that the blocks of the product in front of a router left in its place. small.cu
+ * chooses by it; batches have ways of their own.
  */
 #ifndef STEEL_BACKEND_CUDA_CHOICE_CUH
 #define STEEL_BACKEND_CUDA_CHOICE_CUH
@@ -18,10 +18,10 @@ struct route_rule {
 };
 
 /*
- * Logits of a router that has no kernel of its own. They are linear in the residual but for the norm's
- * scalar, so each block of the output projection adds what its 16 columns come to, in integers (of
- * SUM_UNIT), whose sum does not depend on who comes first. Sums of four experts share a sector and are 128
- * bytes from the next four, so that adding is shared out over the L2.
+ * Logits of a router that has no kernel of its own. They are linear in the residual but for the
+ * norm's scalar, so each block of the output projection adds what its 16 columns come to, in
+ * integers (of SUM_UNIT), whose sum does not depend on who comes first. Sums of four experts
+ * share a sector and are 128 bytes from the next four, so that adding is shared out over the L2.
  */
 enum { SUM_EXPERTS = 128, SUM_STRIDE = SUM_WORDS * 4 / SUM_EXPERTS };
 #define SUM_UNIT 0x1p-36f
@@ -61,10 +61,11 @@ DEVICE float sum_scale(const struct route_sums &r)
     return rsqrtf(warp_sum(s) * r.inv_n + r.eps);
 }
 
-/* The experts a row chose, as a warp finds them, largest logit first: every warp for itself, since
- * meeting the others would take longer. The order is that of the logits' upper 32 - BITS bits (their
- * difference from the rest is below what rounding upstream makes of them), then of the lower index:
- * both in one integer, so that one reduction finds the next. PER: logits a lane holds. */
+/* The experts a row chose, as a warp finds them, largest logit first: every warp for itself,
+ * since meeting the others would take longer. The order is that of the logits' upper 32 - BITS
+ * bits (their difference from the rest is below what rounding upstream makes of them), then of
+ * the lower index: both in one integer, so that one reduction finds the next. PER: logits a lane
+ * holds. */
 template <int PER, int BITS> struct chooser {
     uint32_t key[PER]; /* PER 4: in order, largest first */
 };

@@ -1,7 +1,7 @@
 /*
- * Tiles of weights on their way to wgmma: 64 columns of a 16-row tile as the fragments of halves a warp
- * gives to the products of its warpgroup. hopper.cu and panel.cu stream tiles through them; what
- * a tile looks like is tile.cuh's to say.
+ * Tiles of weights on their way to wgmma: 64 columns of a 16-row tile as the fragments of halves
+ * a warp gives to the products of its warpgroup. hopper.cu and panel.cu stream tiles through
+ * them; what a tile looks like is tile.cuh's to say.
  */
 #ifndef STEEL_BACKEND_CUDA_CODES_CUH
 #define STEEL_BACKEND_CUDA_CODES_CUH
@@ -36,8 +36,8 @@ DEVICE uint32_t bytes_1024(uint32_t w, int i)
     return byte_perm(w, 0x64646464u, 0x4140u + 0x0101u * (uint32_t)i);
 }
 
-/* 64 columns of a tile: fetch (from shared memory to registers), ready (scales), then the fragment of
- * each 16. The same numbers as chunk_* of tile.cuh. */
+/* 64 columns of a tile: fetch (from shared memory to registers), ready (scales), then the
+ * fragment of each 16. The same numbers as chunk_* of tile.cuh. */
 template <int KIND> struct codes;
 
 template <> struct codes<TILE_Q4_K> {

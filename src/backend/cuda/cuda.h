@@ -122,8 +122,8 @@ struct pending_norm {
     int rows;
 };
 
-/* A product of one row, put off until the experts that read it (through a norm) show up: it then adds up
- * their router's logits on the way. */
+/* A product of one row, put off until the experts that read it (through a norm) show up: it then
+ * adds up their router's logits on the way. */
 struct pending_linear {
     bool set;
     const struct matrix *w;
@@ -385,7 +385,8 @@ bool small_moe_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                     const struct matrix *down);
 void small_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
                const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows);
-/* One row of experts with the product in front: x += a W^T; y = experts of norm(x), with in's gain. */
+/* One row of experts with the product in front: x += a W^T; y = experts of norm(x), with in's gain.
+ */
 bool small_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
                        const struct matrix *router, const struct matrix *gate_up,
                        const struct matrix *down);
@@ -437,8 +438,8 @@ void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *
 bool large_attn_in_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
 void large_attn_in(struct cuda_backend *cu, const struct attn_layer *l, const struct matrix *w,
                    const struct step *step, const float *x, float *q);
-/* x += d; n = norm(x) * gain, as the halves a product of n will want, and as floats unless there are many rows
- * and nobody is to read those. */
+/* x += d; n = norm(x) * gain, as the halves a product of n will want, and as floats unless there
+ * are many rows and nobody is to read those. */
 void large_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
                 int rows, bool floats);
 /* half_in is that of x (rows, width) once rows before `first` are put there. */

@@ -1,10 +1,11 @@
 /*
- * Dense products of one row, or a few: bound by reads, and between kernels by latency. A kernel has one
- * block to an SM. A block owns 16 output rows at a time; its warps cut k between them, 256 columns ("a
- * slice") each. A warp turns its slice of the row into what products take (dot.cuh), once for all rows of
- * the block, and works through its tiles as they land in shared memory; the block meets only to add up.
- * The first weights are on their way before the kernel in front has finished, and what the end needs to know is
- * looked up before the wait; the rest is asked for behind the row, which would have to wait for it.
+ * Dense products of one row, or a few: bound by reads, and between kernels by latency. A kernel
+ * has one block to an SM. A block owns 16 output rows at a time; its warps cut k between them,
+ * 256 columns ("a slice") each. A warp turns its slice of the row into what products take
+ * (dot.cuh), once for all rows of the block, and works through its tiles as they land in shared
+ * memory; the block meets only to add up. The first weights are on their way before the kernel in
+ * front has finished, and what the end needs to know is looked up before the wait; the rest is
+ * asked for behind the row, which would have to wait for it.
  *
  * A norm in front of a product is folded in: the gain goes into the activations, the sum of squares
  * is gathered on the side and divides the sums at the end.
@@ -24,8 +25,8 @@ enum {
     STAGES = 8,
     BARRIERS = STAGES,  /* of a warp; 16 bytes a pair */
     SHARES = TILE_ROWS, /* floats of a tile's sums in one warp */
-    /* What a block asks for before the wait: all of a short product, less of others. The row would have to wait
-     * for the rest, and the products for the row. */
+    /* What a block asks for before the wait: all of a short product, less of others. The row
+     * would have to wait for the rest, and the products for the row. */
     SHORT_BYTES = 80 << 10,
     FIRST_BYTES = 60 << 10
 };
@@ -124,8 +125,8 @@ DEVICE int quotient(int a, int b)
     return (int)fast_divide((float)a + 0.5f, (float)b);
 }
 
-/* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH at most (PAIR: gate and up
- * of the same rows by turns, and y = silu(gate) up). */
+/* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH at most
+ * (PAIR: gate and up of the same rows by turns, and y = silu(gate) up). */
 struct dense_args {
     struct matrix w;
     struct norm_in in;
@@ -136,7 +137,8 @@ struct dense_args {
     float inv_n; /* 1 / n_in */
 };
 
-/* The bound on threads is one on registers (without a norm: 80), so that other kernels find room beside it. */
+/* The bound on threads is one on registers (without a norm: 80), so that other kernels find room
+ * beside it. */
 template <int SET, bool PAIR, bool NORM>
 static __global__ void __launch_bounds__(NORM           ? 512
                                          : SET == SET_K ? 768
@@ -156,12 +158,12 @@ static __global__ void __launch_bounds__(NORM           ? 512
     int end = min(first + p.units_per_block * TILES, p.n_units * TILES);
     int most = p.s.batch; /* a thread for every row of a batch */
 
-    /* In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp, tiles of the batch; so
-     * what is made of a slice of the row serves a whole batch. */
+    /* In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp, tiles of the
+     * batch; so what is made of a slice of the row serves a whole batch. */
     auto tile_of = [&](int n) { return PAIR ? (n >> 1) + (n & 1) * p.n_units : n; };
     int each = quotient(p.w.n_kt - warp + warps - 1, warps); /* slices of this warp */
-    /* Lane n knows where the n-th of 32 tiles lies that are fetched one after the other, and how large it
-     * is (0: there is none). */
+    /* Lane n knows where the n-th of 32 tiles lies that are fetched one after the other, and how
+     * large it is (0: there is none). */
     const uint8_t *from = NULL;
     int bytes = 0, f_base = 0, f_next = stages;
     auto look_up = [&]() {
@@ -187,7 +189,8 @@ static __global__ void __launch_bounds__(NORM           ? 512
         }
         ring_put(m.ring, from, bytes, f_next++);
     };
-    /* Where this thread's row of the batch from `tile` on goes, and its biases; known a batch ahead. */
+    /* Where this thread's row of the batch from `tile` on goes, and its biases; known a batch
+     * ahead. */
     float *to = NULL, bias[TILES] = {};
     uint32_t six = 0; /* SET_K: which tiles of the batch are Q6_K */
     auto locate = [&](int tile) {
@@ -213,8 +216,8 @@ static __global__ void __launch_bounds__(NORM           ? 512
     float v[8];
     ring_fill(m.ring, from, bytes, 0, p.first);
     dependency_trigger();
-    /* The row, a slice ahead of its products. NORM: x + d, whose squares count the first time, times the
-     * gain; what it takes of two slices is asked for in one trip at the start. */
+    /* The row, a slice ahead of its products. NORM: x + d, whose squares count the first time,
+     * times the gain; what it takes of two slices is asked for in one trip at the start. */
     float squares = 0.0f, gain[2][8];
     int second = warp + warps < p.w.n_kt ? warp + warps : warp;
     auto norm = [&](float(&to)[8], const float(&d)[8], const float(&g)[8], int slice, bool count) {
@@ -342,8 +345,8 @@ static __global__ void __launch_bounds__(NORM           ? 512
     marks_end(mk, PAIR ? 2 : NORM ? 1 : 3);
 }
 
-/* tiles: of a block; per_warp: of a warp, all slices of them. What is in flight leaves room for another
- * kernel, so that the next one's first tiles are under way before this one ends. */
+/* tiles: of a block; per_warp: of a warp, all slices of them. What is in flight leaves room for
+ * another kernel, so that the next one's first tiles are under way before this one ends. */
 static struct dense_shape dense_plan(const struct cuda_backend *cu, const struct matrix *w,
                                      int warps, int tiles, int per_warp)
 {

@@ -3,17 +3,18 @@
  * of issue slots and latency before it is short of bandwidth.
  *
  * The tensor core's B fragment has 8 columns and there is only one row, so the columns are put to
- * another use: column n has the activations of column group n (32 of the slice's 256). Of the product
- * of a group's weights with all eight, the lanes that hold the group's own column keep theirs; so
- * products wait for nothing, every lane ends up with the sums of two groups, and scales are applied
- * once per tile. Lane (g, c) holds just the 8 activations that column g wants of it: columns 32g+4c..
- * and 32g+16+4c..; nothing is staged in shared memory.
+ * another use: column n has the activations of column group n (32 of the slice's 256). Of the
+ * product of a group's weights with all eight, the lanes that hold the group's own column keep
+ * theirs; so products wait for nothing, every lane ends up with the sums of two groups, and
+ * scales are applied once per tile. Lane (g, c) holds just the 8 activations that column g wants
+ * of it: columns 32g+4c.. and 32g+16+4c..; nothing is staged in shared memory.
  *
- * Codes go in as the halves 1024 + code that one OR makes of them (registers 1 and 3, whose nibbles
- * sit four bits up, as 1024 + 16 code: rows g+8 come out 16 times too large, which their scale takes
- * back). What the 1024s add is -1024 * (sum of the group's activations), known in advance: a
- * fragment of ones makes those sums. So every weight is exact; only activations are rounded, to
- * halves, after scaling by a power of two that takes the slice's largest to about 1024.
+ * Codes go in as the halves 1024 + code that one OR makes of them (registers 1 and 3, whose
+ * nibbles sit four bits up, as 1024 + 16 code: rows g+8 come out 16 times too large, which their
+ * scale takes back). What the 1024s add is -1024 * (sum of the group's activations), known in
+ * advance: a fragment of ones makes those sums. So every weight is exact; only activations are
+ * rounded, to halves, after scaling by a power of two that takes the slice's largest to about
+ * 1024.
  */
 #ifndef STEEL_BACKEND_CUDA_DOT_CUH
 #define STEEL_BACKEND_CUDA_DOT_CUH
@@ -72,8 +73,8 @@ DEVICE void group_keep(float (&keep)[4], int h, bool mine, const uint32_t (&a)[4
     keep[2 + h] = mine ? c[2 + h] : keep[2 + h];
 }
 
-/* c += fragment of column group `group`'s first (half 0) or second 16 columns; the sums of all groups
- * in one accumulator, zeros in the columns of the others. */
+/* c += fragment of column group `group`'s first (half 0) or second 16 columns; the sums of all
+ * groups in one accumulator, zeros in the columns of the others. */
 DEVICE void group_mma(float (&c)[4], const uint32_t (&a)[4], const struct row_slice &x, int group,
                       int half)
 {
@@ -87,14 +88,15 @@ DEVICE float byte_float(uint32_t w, int i)
 }
 
 /*
- * Codes as bytes. Of four- and six-bit codes integers are the shorter way: the nibbles of a word that
- * belong to row g are its bytes' lower halves, those of row g+8 (16 times too large) the upper, so
- * one AND makes a register of a fragment, and the word as it is the other: both rows, of which the
- * first is taken away from the sums. The row goes in as 16-bit integers, one scale for 64
- * columns, cut into two bytes that take two columns of B: column n has chunk n/2 (64 columns), the
- * upper bytes if n is even, the lower if odd. Against a chunk's weights the other chunks' columns
- * are zeros, so sums of all chunks share their accumulators; lane (g, c) ends up with chunk c's.
- * Weights are exact and so are sums of 16 or 32 columns; activations keep 16 bits of the largest.
+ * Codes as bytes. Of four- and six-bit codes integers are the shorter way: the nibbles of a word
+ * that belong to row g are its bytes' lower halves, those of row g+8 (16 times too large) the
+ * upper, so one AND makes a register of a fragment, and the word as it is the other: both rows,
+ * of which the first is taken away from the sums. The row goes in as 16-bit integers, one scale
+ * for 64 columns, cut into two bytes that take two columns of B: column n has chunk n/2 (64
+ * columns), the upper bytes if n is even, the lower if odd. Against a chunk's weights the other
+ * chunks' columns are zeros, so sums of all chunks share their accumulators; lane (g, c) ends up
+ * with chunk c's. Weights are exact and so are sums of 16 or 32 columns; activations keep 16 bits
+ * of the largest.
  */
 struct code_slice {
     uint32_t b[4];  /* [16 columns] what this lane has of B, for chunk g/2 */
@@ -114,8 +116,8 @@ DEVICE uint32_t slice_b(const struct chunk_slice &s, int chunk, int j)
     return s.apart[chunk][j];
 }
 
-/* v as above: half of what this lane needs of B, in both planes; the lane of the other half and plane is
- * four away. */
+/* v as above: half of what this lane needs of B, in both planes; the lane of the other half and
+ * plane is four away. */
 DEVICE void slice_make(struct code_slice &s, const float (&v)[8])
 {
     int lane = lane_id(), c = lane & 3;

@@ -1,16 +1,19 @@
 /*
- * Experts of a batched decode, up to QUAD_ROWS rows of K-quants: so few rows rarely choose the same expert (of
- * 24 rows over 128 experts, eight each, two do), so work is a list of (expert, up to four of the rows that
- * chose it), which every block makes for itself from the router's logits.
+ * Experts of a batched decode, up to QUAD_ROWS rows of K-quants: so few rows rarely choose the
+ * same expert (of 24 rows over 128 experts, eight each, two do), so work is a list of (expert, up
+ * to four of the rows that chose it), which every block makes for itself from the router's
+ * logits.
  *
- * Gate, up and down are one kernel, a block to an SM. Gate and up: the warps of a block cut k, a slice of 256
- * columns each, whose rows stay in registers while the block works through its share of the list times an
- * expert's tiles; it meets once every few tiles to add up. Then all blocks wait for each other, with the first
- * tiles of down on their way meanwhile. Down: a block owns 16 outputs, all of the list, and the weighted sum of
- * every row. With up to four rows the kernel also makes norm and router: block e has expert e's logits.
+ * Gate, up and down are one kernel, a block to an SM. Gate and up: the warps of a block cut k, a
+ * slice of 256 columns each, whose rows stay in registers while the block works through its share
+ * of the list times an expert's tiles; it meets once every few tiles to add up. Then all blocks
+ * wait for each other, with the first tiles of down on their way meanwhile. Down: a block owns 16
+ * outputs, all of the list, and the weighted sum of every row. With up to four rows the kernel
+ * also makes norm and router: block e has expert e's logits.
  *
- * Where blocks cannot wait for each other (in the simulator; where backends share a GPU; where there are more
- * outputs or experts than SMs for them), the same kernel is launched once for each of these steps.
+ * Where blocks cannot wait for each other (in the simulator; where backends share a GPU; where
+ * there are more outputs or experts than SMs for them), the same kernel is launched once for each
+ * of these steps.
  */
 #include "backend/cuda/quad.cuh"
 
@@ -56,8 +59,8 @@ void quad_prepare(struct cuda_backend *cu)
                                  cu->stream));
 }
 
-/* Who chose what; in shared memory of every block. An entry: an expert and up to four of the rows that
- * chose it. */
+/* Who chose what; in shared memory of every block. An entry: an expert and up to four of the rows
+ * that chose it. */
 struct __align__(16) quad_list
 {
     float weight[MAX_ENTRIES][4]; /* of an entry's rows */
@@ -109,7 +112,8 @@ struct quad_find {
     int n;                            /* entries in all */
 };
 
-/* The block; every warp counts for itself. What runs once waits for its instructions: few of them. */
+/* The block; every warp counts for itself. What runs once waits for its instructions: few of them.
+ */
 DEVICE void quad_choose(struct quad_list *l, const struct quad_args &p, struct quad_find &f,
                         bool wait)
 {
@@ -144,8 +148,8 @@ DEVICE int quad_expert(const struct quad_find &f, int entry)
     return e;
 }
 
-/* The list itself: a warp has 32 experts. The block meets before it is read. OWN: row r is an entry's
- * r-th, whether it chose the expert or not. */
+/* The list itself: a warp has 32 experts. The block meets before it is read. OWN: row r is an
+ * entry's r-th, whether it chose the expert or not. */
 template <bool OWN> DEVICE void quad_write(struct quad_list *l, const struct quad_find &f)
 {
     int lane = lane_id(), warps = (int)blockDim.x >> 5;
@@ -171,7 +175,8 @@ template <bool OWN> DEVICE void quad_write(struct quad_list *l, const struct qua
     }
 }
 
-/* What down will want to know: the weights of every row. The block; a row is its warp's that chose. */
+/* What down will want to know: the weights of every row. The block; a row is its warp's that chose.
+ */
 template <bool OWN> DEVICE void quad_weigh(struct quad_list *l, const struct quad_args &p)
 {
     int warps = (int)blockDim.x >> 5, lane = lane_id();
@@ -210,9 +215,9 @@ DEVICE void meeting_wait(struct quad_meeting *m, uint32_t turn) /* one thread */
         m->turn = turn + 1;
 }
 
-/* Up to four rows: a warp's slice of the rows, normed but for the division by their length, which goes to
- * `length`, and this block's logits, of one expert for every row. Waits for the kernel in front, with the
- * expert's weights on their way. Returns what undoes the scale of row c. */
+/* Up to four rows: a warp's slice of the rows, normed but for the division by their length, which
+ * goes to `length`, and this block's logits, of one expert for every row. Waits for the kernel in
+ * front, with the expert's weights on their way. Returns what undoes the scale of row c. */
 DEVICE float quad_route(const struct quad_args &p, struct row_frag &x, int w, bool first,
                         float *scratch, float *length)
 {
@@ -303,12 +308,12 @@ DEVICE float quad_route(const struct quad_args &p, struct row_frag &x, int w, bo
 }
 
 /*
- * hidden = silu(x Wg^T) * (x Wu^T), then y = sum over the chosen of weight * hidden Wd^T.
- * Gate and up: items are (entry, 16 hidden units), cut evenly between blocks; PARTS 2: half of the warps
- * have gate tiles, the others up. Down: a block owns 16 outputs; its warps share out the (entry, slice)
- * pairs, and have sums of their own for every row. The rings run on from one into the other: down's
- * first tiles are on their way while blocks wait for each other. UP, DOWN: kinds of tiles. OWN: up to
- * four rows, with norm and router.
+ * hidden = silu(x Wg^T) * (x Wu^T), then y = sum over the chosen of weight * hidden Wd^T. Gate
+ * and up: items are (entry, 16 hidden units), cut evenly between blocks; PARTS 2: half of the
+ * warps have gate tiles, the others up. Down: a block owns 16 outputs; its warps share out the
+ * (entry, slice) pairs, and have sums of their own for every row. The rings run on from one into
+ * the other: down's first tiles are on their way while blocks wait for each other. UP, DOWN:
+ * kinds of tiles. OWN: up to four rows, with norm and router.
  */
 template <int UP, int DOWN, int PARTS, int STAGES, bool OWN>
 static __global__ void __launch_bounds__(512)

@@ -1,6 +1,7 @@
 /*
- * What is known of the GPU for a benchmark's record: its name, its clocks and driver (from NVML, where
- * the driver brings it), and how fast it really reads its memory, measured. Touches no model.
+ * What is known of the GPU for a benchmark's record: its name, its clocks and driver (from NVML,
+ * where the driver brings it), and how fast it really reads its memory, measured. Touches no
+ * model.
  */
 #include "backend/cuda/cuda.h"
 

@@ -1,8 +1,8 @@
 /*
- * Steps of 2 to 8 rows, dense products of up to 32. The tensor core has eight columns, so eight rows cost what one
- * does: every weight is read once for all rows, and experts (where experts.cu does not take them: more than
- * 128) are walked by the distinct ones chosen. As in small.cu
- * the warps of a block cut k between them, a slice of 256 columns each; a warp turns its slice of all
+ * Steps of 2 to 8 rows, dense products of up to 32. The tensor core has eight columns, so eight
+ * rows cost what one does: every weight is read once for all rows, and experts (where experts.cu
+ * does not take them: more than 128) are walked by the distinct ones chosen. As in small.cu the
+ * warps of a block cut k between them, a slice of 256 columns each; a warp turns its slice of all
  * rows into fragments (rows.cuh), keeps them in registers, and streams its weight tiles through a
  * ring of its own. What does not hang on the step is on its way before the kernel in front has
  * finished. K-quants alone; the other kinds go through mid.cu.
@@ -20,9 +20,9 @@ DEVICE void load4f(const float *p, float (&v)[4])
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
 }
 
-/* This lane's part of a slice of the activations of row g (g >= rows: of some row), in floats; with a
- * gain, of x + d times the gain. Returns the largest, over the slice; squares: their sum. FULL: all 256
- * columns are there. */
+/* This lane's part of a slice of the activations of row g (g >= rows: of some row), in floats;
+ * with a gain, of x + d times the gain. Returns the largest, over the slice; squares: their sum.
+ * FULL: all 256 columns are there. */
 template <bool FULL>
 DEVICE float slice_load(float (&v)[16][4], const struct norm_in &in, int rows, int slice, int n,
                         float &squares)
@@ -79,8 +79,8 @@ DEVICE float slice_load_any(float (&v)[16][4], const struct norm_in &in, int row
                                      : slice_load<false>(v, in, rows, slice, n, squares);
 }
 
-/* Those as halves, times a power of two that takes `top`, the largest of the row, to about 1024; rows
- * that are not there are zeros. Returns what undoes the scale. */
+/* Those as halves, times a power of two that takes `top`, the largest of the row, to about 1024;
+ * rows that are not there are zeros. Returns what undoes the scale. */
 DEVICE float frag_pack(struct row_frag &f, const float (&v)[16][4], float top, int rows)
 {
     uint32_t e = bits_of(top) >> 23;
@@ -95,9 +95,9 @@ DEVICE float frag_pack(struct row_frag &f, const float (&v)[16][4], float top, i
     return float_of((e - 10) << 23);
 }
 
-/* y = x W^T (+ bias), for 8 NT rows, which come as floats or as records. Grid: (groups of tiles, groups
- * of rows). FLOATS: one group of eight, and a norm may stand in front. Where k is short, two teams of warps
- * take every other tile. */
+/* y = x W^T (+ bias), for 8 NT rows, which come as floats or as records. Grid: (groups of tiles,
+ * groups of rows). FLOATS: one group of eight, and a norm may stand in front. Where k is short,
+ * two teams of warps take every other tile. */
 struct few_args {
     struct matrix w;
     struct norm_in in;                      /* (rows, n_in) */
@@ -283,9 +283,10 @@ struct few_moe_args {
     float scale;
 };
 
-/* Router logits in plain floats, of norm(x + d) where a norm stands in front. Grid: (groups of eight
- * experts, rows). A warp takes an expert, whose row is in registers before the wait; every block makes the
- * norm of its row for itself, and stores its share of x + d and of the record of its norm. */
+/* Router logits in plain floats, of norm(x + d) where a norm stands in front. Grid: (groups of
+ * eight experts, rows). A warp takes an expert, whose row is in registers before the wait; every
+ * block makes the norm of its row for itself, and stores its share of x + d and of the record of
+ * its norm. */
 struct few_router_args {
     struct matrix w;
     struct norm_in in;
@@ -521,9 +522,9 @@ DEVICE int few_choose(struct few_choice *ch, const struct few_moe_args &p, bool 
     return n;
 }
 
-/* hidden = silu(x Wg^T) * (x Wu^T) for every distinct expert. A unit is 16 hidden units of an expert: a
- * warp owns it, all of k; units are dealt out SM by SM, so that all read as much. The rows lie in
- * shared memory, (n_kt, 8) records. One block to an SM, which stays. */
+/* hidden = silu(x Wg^T) * (x Wu^T) for every distinct expert. A unit is 16 hidden units of an
+ * expert: a warp owns it, all of k; units are dealt out SM by SM, so that all read as much. The
+ * rows lie in shared memory, (n_kt, 8) records. One block to an SM, which stays. */
 static __global__ void __launch_bounds__(FEW_WARPS * 32, 1)
     few_up_kernel(const __grid_constant__ struct few_moe_args p)
 {

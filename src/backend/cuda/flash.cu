@@ -1,9 +1,9 @@
 /*
- * Attention of prompts on Hopper (wgmma): heads of 128, halves or bf16 in the cache. A block takes 64
- * rows of two heads that share a kv head, a warpgroup each; keys and values come by 128 through a
- * ring of three. A round multiplies q with its keys while the probabilities of the round before
- * multiply their values, and works out its own probabilities while that still runs. Everything
- * else is attention.cu's prefill.
+ * Attention of prompts on Hopper (wgmma): heads of 128, halves or bf16 in the cache. A block
+ * takes 64 rows of two heads that share a kv head, a warpgroup each; keys and values come by 128
+ * through a ring of three. A round multiplies q with its keys while the probabilities of the
+ * round before multiply their values, and works out its own probabilities while that still runs.
+ * Everything else is attention.cu's prefill.
  */
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/wgmma.cuh"

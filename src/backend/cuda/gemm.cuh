@@ -35,8 +35,8 @@ struct route_tables {
     int room;
 };
 
-/* q, k and v of heads of 128 straight out of the projection: normed, rotated, q kept and k, v put into
- * the cache. Output rows 128h.. are head h: queries, then keys, then values. */
+/* q, k and v of heads of 128 straight out of the projection: normed, rotated, q kept and k, v put
+ * into the cache. Output rows 128h.. are head h: queries, then keys, then values. */
 struct gemm_heads {
     bool set, bf16;
     float *q;                     /* (n_tokens, H, 128) */
@@ -81,8 +81,8 @@ struct gemm_rows {
     int expert, count;
 };
 
-/* Tiles of `width` rows, in tables with room for as many or more. False: past the end of the work list. Ends with a
- * barrier. */
+/* Tiles of `width` rows, in tables with room for as many or more. False: past the end of the work
+ * list. Ends with a barrier. */
 DEVICE bool gemm_rows_load(const struct gemm_args &p, struct gemm_rows &r, int tile, int width,
                            int room = 0)
 {
@@ -117,9 +117,10 @@ DEVICE bool gemm_rows_load(const struct gemm_args &p, struct gemm_rows &r, int t
     return true;
 }
 
-/* acc += tiles x B for 64 columns; bs: a k tile of the activations in shared memory, 512-byte rows
- * whose 16-byte pieces are swizzled by the row. ALL: do not skip what lies past n_active (columns of
- * anything, which nobody reads): without branches in between, loads run ahead of products. */
+/* acc += tiles x B for 64 columns; bs: a k tile of the activations in shared memory, 512-byte
+ * rows whose 16-byte pieces are swizzled by the row. ALL: do not skip what lies past n_active
+ * (columns of anything, which nobody reads): without branches in between, loads run ahead of
+ * products. */
 template <int NT, bool ALL = false>
 DEVICE void chunk_mma(const uint32_t (&a)[2][4][4], const uint8_t *bs, int q, int n_active,
                       float (&acc)[2][NT][4])
@@ -280,14 +281,14 @@ template <int NT> DEVICE void tile_q6_k(const uint8_t *tile, const uint8_t *bs, 
             acc[n][e] += (e < 2 ? d0 : d1) * scaled[n][e];
 }
 
-/* list.cu: the experts of a sorted list of at most `most` entries of `width` rows, from cu->records to
- * cu->expert_out; narrow: as halves over 16 */
+/* list.cu: the experts of a sorted list of at most `most` entries of `width` rows, from
+ * cu->records to cu->expert_out; narrow: as halves over 16 */
 bool list_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                const struct matrix *down, int n_pairs, int most, int width);
 void list_experts(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
                   const struct route_tables *route, int n_pairs, int most, int width, bool narrow);
-/* Logits of `parts` sums of (rows, n_expert) each to tables and weights; parts 0: the experts have been
- * chosen and weighed. */
+/* Logits of `parts` sums of (rows, n_expert) each to tables and weights; parts 0: the experts
+ * have been chosen and weighed. */
 void list_route(struct cuda_backend *cu, const struct route_tables *route, int parts, int n_expert,
                 int rows, int width);
 /* route.cu: a batch's logits, experts and weights in one kernel; false: not for this one */

@@ -178,9 +178,9 @@ DEVICE void mma_f16_from(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
                    "f"(c[1]), "f"(c[2]), "f"(c[3]));
 #endif
 }
-/* The same in integers: d += A (16x32 unsigned bytes) B (32x8 signed bytes). Lane (g, c) holds a0: row
- * g, k 4c..4c+3; a1: row g+8; a2: row g, k 4c+16..; a3: row g+8; b0: k 4c.., column g; b1: k 4c+16..
- * With 16 columns of k: a0, a1 and b0 alone. */
+/* The same in integers: d += A (16x32 unsigned bytes) B (32x8 signed bytes). Lane (g, c) holds
+ * a0: row g, k 4c..4c+3; a1: row g+8; a2: row g, k 4c+16..; a3: row g+8; b0: k 4c.., column g;
+ * b1: k 4c+16.. With 16 columns of k: a0, a1 and b0 alone. */
 DEVICE void mma_u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
 #ifdef STEEL_CUDA_SIM
@@ -313,9 +313,9 @@ template <int N> DEVICE void copy_async_wait()
 #endif
 }
 
-/* Copies of whole runs of 16 bytes by the copy engine (Hopper on): one thread asks, and a barrier in shared
- * memory knows when it has all landed. A barrier's phase ends with every copy: wait for parity 0 of
- * the first, 1 of the second, 0 of the third. */
+/* Copies of whole runs of 16 bytes by the copy engine (Hopper on): one thread asks, and a barrier
+ * in shared memory knows when it has all landed. A barrier's phase ends with every copy: wait for
+ * parity 0 of the first, 1 of the second, 0 of the third. */
 #if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define BULK_COPIES 1
 DEVICE void bulk_init(uint64_t *bar) /* one thread; then a barrier for those who wait */
@@ -370,7 +370,8 @@ DEVICE void bulk_wait(uint64_t *bar, uint32_t parity)
 #else
 #define BULK_COPIES 0
 #endif
-/* What this thread wrote or read in shared memory lies before the copies it asks for from here on. */
+/* What this thread wrote or read in shared memory lies before the copies it asks for from here on.
+ */
 DEVICE void shared_to_copies()
 {
 #if BULK_COPIES
@@ -588,8 +589,8 @@ DEVICE void store_float_now(float *p, float v)
 #endif
 }
 
-/* A count in global memory that blocks of one launch meet by: what was done before adding to it is seen by who then
- * reads it. */
+/* A count in global memory that blocks of one launch meet by: what was done before adding to it
+ * is seen by who then reads it. */
 DEVICE void add_released(uint32_t *p, uint32_t n)
 {
 #ifdef STEEL_CUDA_SIM

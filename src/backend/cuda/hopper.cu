@@ -1,10 +1,11 @@
 /*
- * Products of many rows on Hopper (sm_90a): wgmma with the weights as the operand in registers. out^T
- * = W x^T: a block takes 256 output rows, 64 for each of its four warpgroups (PAIR: gate and up of the
- * same hidden units), and up to 128 rows of the step. A fifth warpgroup brings: codes by k tiles,
- * activations by 64 columns, through rings of the block whose barriers say what has landed and what may
- * be overwritten. A warp turns the codes of its 16 rows into fragments of halves one step ahead of the
- * products that eat them. The work list, the rows and the results are large.cu's.
+ * Products of many rows on Hopper (sm_90a): wgmma with the weights as the operand in registers.
+ * out^T = W x^T: a block takes 256 output rows, 64 for each of its four warpgroups (PAIR: gate
+ * and up of the same hidden units), and up to 128 rows of the step. A fifth warpgroup brings:
+ * codes by k tiles, activations by 64 columns, through rings of the block whose barriers say what
+ * has landed and what may be overwritten. A warp turns the codes of its 16 rows into fragments of
+ * halves one step ahead of the products that eat them. The work list, the rows and the results
+ * are large.cu's.
  */
 #include "backend/cuda/codes.cuh"
 
@@ -171,10 +172,10 @@ DEVICE int wide_tile_of(const struct gemm_args &p, int block, int w)
 }
 
 /*
- * Results leave through shared memory: the sums of a column of the block, 128 of them, lie next to
- * each other there, and a warp takes a column at a time. Little code matters here, since every block
- * runs it but once: what a lane does is the same for all columns. It has rows 4 lane.. of the block
- * (pair: gate and up of the hidden units 2 lane, 2 lane + 1).
+ * Results leave through shared memory: the sums of a column of the block, 128 of them, lie next
+ * to each other there, and a warp takes a column at a time. Little code matters here, since every
+ * block runs it but once: what a lane does is the same for all columns. It has rows 4 lane.. of
+ * the block (pair: gate and up of the hidden units 2 lane, 2 lane + 1).
  */
 enum { WIDE_STRIDE = 128 * WIDE_UNITS + 4 };
 
@@ -228,8 +229,8 @@ DEVICE float4 wide_take(const struct gemm_args &p, const float *column)
     return make_float4(gate.x, gate.y, up.x, up.y);
 }
 
-/* A warp has a head of B rows of the step (t < 0: none): elements 4 lane.. are a lane's. All that has
- * to be waited for is asked for first. */
+/* A warp has a head of B rows of the step (t < 0: none): elements 4 lane.. are a lane's. All that
+ * has to be waited for is asked for first. */
 template <int B>
 DEVICE void wide_heads(const struct gemm_heads &h, const struct wide_lane &l, int head,
                        const int (&t)[B], float (&v)[B][4])
@@ -523,8 +524,9 @@ bool wide_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair
     return !pair || (w->n_seg == 2 && w->seg[0].n_tiles == w->seg[1].n_tiles);
 }
 
-/* Rows of a tile, so that the last round of blocks is not an almost empty one: decoding, start and end of a block
- * take about as long as the products of 100 rows. Returns how many tiles that makes. */
+/* Rows of a tile, so that the last round of blocks is not an almost empty one: decoding, start
+ * and end of a block take about as long as the products of 100 rows. Returns how many tiles that
+ * makes. */
 static int wide_even(const struct cuda_backend *cu, int x, int rows, int *width)
 {
     int best = 0, tiles = 0;

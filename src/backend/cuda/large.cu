@@ -1,18 +1,19 @@
 /*
- * Products of many rows (prompts), and what all products of more than one row need: activations as
- * halves, routing, the choice of kernel. A block takes 256 output rows (8 warps of two 16-row tiles)
- * and up to 8*NT rows of the step. Each warp streams its weight tiles through a ring of its own and
- * turns them into fragments in registers; the activations' 256 columns at a time are shared by the
- * block. Experts: rows are sorted by expert on the device, a work list says which block takes what,
- * blocks past its end leave at once; the grid depends on the number of rows alone.
+ * Products of many rows (prompts), and what all products of more than one row need: activations
+ * as halves, routing, the choice of kernel. A block takes 256 output rows (8 warps of two 16-row
+ * tiles) and up to 8*NT rows of the step. Each warp streams its weight tiles through a ring of
+ * its own and turns them into fragments in registers; the activations' 256 columns at a time are
+ * shared by the block. Experts: rows are sorted by expert on the device, a work list says which
+ * block takes what, blocks past its end leave at once; the grid depends on the number of rows
+ * alone.
  */
 #include "backend/cuda/rows.cuh"
 
 #include <math.h>
 
 enum { LARGE_WARPS = 8, MAX_USED = 16, MAX_EXPERTS = 512, MID_ROWS = 256 };
-/* From so many rows on hopper.cu takes a product, or a head; experts of more, and route.cu their router,
- * or their routing. */
+/* From so many rows on hopper.cu takes a product, or a head; experts of more, and route.cu their
+ * router, or their routing. */
 enum { WIDE_FROM = 33, WIDE_HEAD_FROM = 17, WIDE_MOE_FROM = LIST_ROWS + 1 };
 enum { ROUTER_FROM = LIST_ROWS + 1, CHOOSE_FROM = 33 };
 
@@ -49,9 +50,9 @@ DEVICE float4 expert_columns(const struct expert_sum &s, int t, int k)
 }
 
 /* Rows to halves, zeros past width, each scaled by a power of two that takes its largest to about
- * 1024; scale[row] undoes it. With a gain: x += d, and it is the norm of x that goes on. A block per
- * row, which passes through shared memory. VEC: width is a multiple of four. SUM: d are the rows of
- * the experts, still to be weighted and added up. */
+ * 1024; scale[row] undoes it. With a gain: x += d, and it is the norm of x that goes on. A block
+ * per row, which passes through shared memory. VEC: width is a multiple of four. SUM: d are the
+ * rows of the experts, still to be weighted and added up. */
 template <bool VEC, bool SUM = false>
 static __global__ void __launch_bounds__(512)
     halves_kernel(const __grid_constant__ struct halves_args p)
@@ -608,7 +609,8 @@ void large_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const stru
     gemm(cu, p, false, mid, wide, width, ceil_div(rows, width));
 }
 
-/* One warp: see choose_experts in small.cu, which needs the same; here results go to global memory. */
+/* One warp: see choose_experts in small.cu, which needs the same; here results go to global memory.
+ */
 struct route_args {
     const float *logits; /* (parts, rows, n_expert), to be added up */
     int parts;
@@ -713,9 +715,9 @@ DEVICE void route_scan(const struct route_args &p, const int *count, int *start,
         p.t.n_tiles[0] = tiles;
 }
 
-/* A warp per row, ROUTE_ROWS of them a block. With lists, pairs go to their expert's list at once, in
- * whatever order the atomics give (no result depends on it), and the block that is last to come lists
- * the work. */
+/* A warp per row, ROUTE_ROWS of them a block. With lists, pairs go to their expert's list at
+ * once, in whatever order the atomics give (no result depends on it), and the block that is last
+ * to come lists the work. */
 enum { ROUTE_ROWS = 8 };
 
 static __global__ void __launch_bounds__(32 * ROUTE_ROWS)

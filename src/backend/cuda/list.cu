@@ -1,12 +1,14 @@
 /*
- * Experts of a batched decode, 9 to LIST_ROWS rows of K-quants. Routing sorts the rows by expert into a
- * list of which rows go to which expert, up to sixteen at a time (eight, where shared memory is short).
- * Blocks stay, one to an SM: the list times the tiles of an expert is cut between them by what each
- * costs, so that all of them end at about the same time, and the rings of weights run on from one
- * expert into the next. A warp owns its tiles outright; the rows of the experts its block meets lie in
- * shared memory. Up to eight of them cost the tensor cores half of what more do.
+ * Experts of a batched decode, 9 to LIST_ROWS rows of K-quants. Routing sorts the rows by expert
+ * into a list of which rows go to which expert, up to sixteen at a time (eight, where shared
+ * memory is short). Blocks stay, one to an SM: the list times the tiles of an expert is cut
+ * between them by what each costs, so that all of them end at about the same time, and the rings
+ * of weights run on from one expert into the next. A warp owns its tiles outright; the rows of
+ * the experts its block meets lie in shared memory. Up to eight of them cost the tensor cores
+ * half of what more do.
  *
- * The weighted sum over a row's experts is made by the norm that follows, or another kernel (large.cu).
+ * The weighted sum over a row's experts is made by the norm that follows, or another kernel
+ * (large.cu).
  */
 #include "backend/cuda/rows.cuh"
 
@@ -171,9 +173,9 @@ DEVICE struct list_tables list_load(const struct list_args &p, uint8_t *to)
     __syncthreads();
     return t;
 }
-/* This block's share of the list, in units of which an entry has `per`: from *first to *end. Entries of
- * more than eight rows count for more, `two` where the others count `one`, so that all blocks end at about
- * the same time. Ends with a barrier. */
+/* This block's share of the list, in units of which an entry has `per`: from *first to *end.
+ * Entries of more than eight rows count for more, `two` where the others count `one`, so that all
+ * blocks end at about the same time. Ends with a barrier. */
 DEVICE void list_share(const struct list_tables &list, int per, int one, int two, int *first,
                        int *end)
 {
@@ -229,9 +231,10 @@ static __host__ __device__ int unit_stride(int n_kt)
     return n_kt * RECORD + (n_kt & 1 ? 0 : 64);
 }
 
-/* hidden = silu(x Wg^T) * (x Wu^T): a block takes a stretch of the list's units (16 hidden units of an
- * entry), which its warps share, a unit each, outright. The rows of the entries it meets, as many as
- * fit, lie in shared memory (mostly: all of them, since there are about as many experts as SMs). */
+/* hidden = silu(x Wg^T) * (x Wu^T): a block takes a stretch of the list's units (16 hidden units
+ * of an entry), which its warps share, a unit each, outright. The rows of the entries it meets,
+ * as many as fit, lie in shared memory (mostly: all of them, since there are about as many
+ * experts as SMs). */
 template <int NT, int KIND, class F>
 DEVICE void unit_slices(struct tile_ring<LIST_SLOTS> &ring, int gate, int up, int n_kt,
                         const uint8_t *const *row, float (*gates)[4], float (*ups)[4], F fetch)

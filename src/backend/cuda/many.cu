@@ -1,13 +1,14 @@
 /*
- * Attention of a decode of many sequences: enough of them that a block takes one whole (sequence, up to 8
- * heads of one kv head), so nothing has to be joined between blocks. The warps of a block share the keys,
- * 16 at a time ("a tile"), which travel through a ring of each warp's own in shared memory: by the copy
- * engine, so that no register waits for them and memory always has work, and those of earlier steps before
- * the kernel in front has finished.
+ * Attention of a decode of many sequences: enough of them that a block takes one whole (sequence,
+ * up to 8 heads of one kv head), so nothing has to be joined between blocks. The warps of a block
+ * share the keys, 16 at a time ("a tile"), which travel through a ring of each warp's own in
+ * shared memory: by the copy engine, so that no register waits for them and memory always has
+ * work, and those of earlier steps before the kernel in front has finished.
  *
- * Products as in attention.cu: the 16 rows of A are the 8 heads twice, what rounds to the cache's type and
- * what that rounding lost. Keys lie in shared memory in runs that are 64 bytes further apart than in the
- * cache, and which key is which column is chosen so that reads of 16 bytes meet few banks twice.
+ * Products as in attention.cu: the 16 rows of A are the 8 heads twice, what rounds to the cache's
+ * type and what that rounding lost. Keys lie in shared memory in runs that are 64 bytes further
+ * apart than in the cache, and which key is which column is chosen so that reads of 16 bytes meet
+ * few banks twice.
  */
 #include "backend/cuda/attention.cuh"
 #include "backend/cuda/rows.cuh"
@@ -61,9 +62,9 @@ DEVICE void many_fetch(uint8_t *to, const uint8_t *k, const uint8_t *v, uint64_t
 #endif
 }
 
-/* Bytes of shared memory. Behind the rings: the tiles' barriers, queries as numbers of the cache's type and
- * what those lost, this step's key and value, a head for every warp to turn, maxima and sums. The
- * warps' parts of the result take the place of the rings. */
+/* Bytes of shared memory. Behind the rings: the tiles' barriers, queries as numbers of the
+ * cache's type and what those lost, this step's key and value, a head for every warp to turn,
+ * maxima and sums. The warps' parts of the result take the place of the rings. */
 template <int D> static constexpr size_t many_shared(int warps, int rounds)
 {
     return (size_t)(warps * rounds * (many_tile<D>::BYTES + 8)) +
@@ -87,7 +88,8 @@ DEVICE uint8_t *record_of(const struct attn_args &p, int t, int k)
     return p.row_records + (size_t)(t * per_row + k / TILE_K) * (size_t)RECORD;
 }
 
-/* A warp: of each lane PER columns from k on, and of every sixteen their sum, where few.cu looks for them. */
+/* A warp: of each lane PER columns from k on, and of every sixteen their sum, where few.cu looks
+ * for them. */
 template <int PER> DEVICE void record_put(const struct attn_args &p, int t, int k, const float *v)
 {
     uint8_t *to = record_of(p, t, k);
@@ -404,7 +406,8 @@ static void many_launch(struct cuda_backend *cu, const struct attn_args &p, dim3
                 many_shared<D>(WARPS, ROUNDS), LAUNCH_EARLY, p);
 }
 
-/* One block to an SM: eight warps; of more, three share it, or five where three would not do in one go. */
+/* One block to an SM: eight warps; of more, three share it, or five where three would not do in
+ * one go. */
 template <int D, bool BF16> static void many_pick(struct cuda_backend *cu, struct attn_args p)
 {
     int rows = p.step.n_decode, width = p.n_heads * D;

@@ -1,10 +1,10 @@
 /*
- * Products for 2 to some 200 rows: batched decode. Still bound by reads, so the work is cut as for
- * one row: warps of a block cut k between them, a slice of 256 columns each, and meet to add up. A
- * unit is two tiles of 16 output rows (PAIR: gate and up of the same hidden units). Every warp keeps
- * its slice of the activations (8*NT rows of halves) in shared memory and streams the weight tiles of
- * its slice through a ring; where k has more slices than the block has warps, the activations travel
- * in the ring with them. Grid: (groups of units, tiles of 8*NT rows).
+ * Products for 2 to some 200 rows: batched decode. Still bound by reads, so the work is cut as
+ * for one row: warps of a block cut k between them, a slice of 256 columns each, and meet to add
+ * up. A unit is two tiles of 16 output rows (PAIR: gate and up of the same hidden units). Every
+ * warp keeps its slice of the activations (8*NT rows of halves) in shared memory and streams the
+ * weight tiles of its slice through a ring; where k has more slices than the block has warps, the
+ * activations travel in the ring with them. Grid: (groups of units, tiles of 8*NT rows).
  */
 #include "backend/cuda/gemm.cuh"
 
@@ -41,8 +41,8 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
     uint8_t *resident = base + w * B_BYTES;
     uint8_t *rings = base + (p.b_in_ring ? 0 : warps * B_BYTES);
     uint8_t *ring = rings + w * p.stages * entry;
-    /* (groups, k warps) x (2, BN, SUM_ROW): behind the rings, or over them where a block has but one
-     * round, since by then they are empty */
+    /* (groups, k warps) x (2, BN, SUM_ROW): behind the rings, or over them where a block has but
+     * one round, since by then they are empty */
     float *sums = (float *)(p.sums_in_ring ? rings : rings + warps * p.stages * entry);
     int sum_stride = p.sums_in_ring ? p.stages * entry / 4 : 2 * BN * SUM_ROW;
 

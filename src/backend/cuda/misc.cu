@@ -114,8 +114,8 @@ DEVICE float weight_of(const struct draw *d, float logit)
     return expf((logit - d->top) / d->temp);
 }
 
-/* f(logit, token) for all of the row, by all threads of the block at once (a warp may vote in f), with
- * loads enough under way; NaN where there is none. */
+/* f(logit, token) for all of the row, by all threads of the block at once (a warp may vote in f),
+ * with loads enough under way; NaN where there is none. */
 template <class F> DEVICE void each_logit(const struct draw *d, F f)
 {
     const int batch = 4;
@@ -288,8 +288,8 @@ DEVICE int draw_listed(const struct draw *d, const struct row_sampler *r, int n)
     return sh->token;
 }
 
-/* Draws from all that have the key, in the order of the vocabulary: every warp weighs a stretch, the
- * one in which the draw falls walks through it. */
+/* Draws from all that have the key, in the order of the vocabulary: every warp weighs a stretch,
+ * the one in which the draw falls walks through it. */
 DEVICE int draw_walking(const struct draw *d, uint32_t key, float uniform)
 {
     const int warps = DRAW_THREADS / 32;

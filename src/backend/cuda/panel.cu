@@ -1,11 +1,12 @@
 /*
- * Products of a batched decode on Hopper (sm_90a): up to PANEL_ROWS rows of K-quants times a matrix so
- * short that latency, not bytes, is what it costs. The grid is one wave: a block takes 64 output rows
- * for each of its warpgroups and a piece of k, all of which it asks for at once, weights before the
- * kernel in front has finished, activations (which large.cu leaves as panels: 64 columns of all rows,
- * in the order wgmma reads shared memory) in one copy for every 64 columns. The pieces of k are the
- * blocks of a cluster: each adds up some of the columns, which the others leave in its shared memory (or,
- * where there is no room for them beside the activations, which it reads in theirs).
+ * Products of a batched decode on Hopper (sm_90a): up to PANEL_ROWS rows of K-quants times a
+ * matrix so short that latency, not bytes, is what it costs. The grid is one wave: a block takes
+ * 64 output rows for each of its warpgroups and a piece of k, all of which it asks for at once,
+ * weights before the kernel in front has finished, activations (which large.cu leaves as panels:
+ * 64 columns of all rows, in the order wgmma reads shared memory) in one copy for every 64
+ * columns. The pieces of k are the blocks of a cluster: each adds up some of the columns, which
+ * the others leave in its shared memory (or, where there is no room for them beside the
+ * activations, which it reads in theirs).
  */
 #include "backend/cuda/codes.cuh"
 
@@ -31,8 +32,8 @@ static __host__ __device__ int panel_stride(int groups) /* floats; padded agains
     return groups * 64 + 4;
 }
 
-/* acc += 16 rows of weights a warp x N rows. Chunk c of the activations has landed when bars[c] says
- * so. */
+/* acc += 16 rows of weights a warp x N rows. Chunk c of the activations has landed when bars[c]
+ * says so. */
 template <int KIND, int N>
 DEVICE void panel_loop(const uint8_t *tiles, const uint8_t *x, uint64_t *bars, int n_kt,
                        float (&acc)[N / 2])
@@ -219,8 +220,8 @@ static size_t panel_shared(const struct matrix *w, int n, int groups, int kt_per
     return PANEL_ALIGN + (in > sums ? in : sums);
 }
 
-/* The cut whose busiest SM moves fewest bytes: activations and weights in, sums out and in again. Weights
- * count for more, since they come from memory. */
+/* The cut whose busiest SM moves fewest bytes: activations and weights in, sums out and in again.
+ * Weights count for more, since they come from memory. */
 static bool panel_cut_of(const struct cuda_backend *cu, const struct matrix *w, int rows,
                          struct panel_cut *best)
 {
@@ -304,8 +305,8 @@ bool panel_linear(struct cuda_backend *cu, const struct matrix *w, float *y, int
     return true;
 }
 
-/* How many clusters of each size run at a time: fewer than SMs there are for them, since a cluster stays
- * within one of the parts a GPU is made of. */
+/* How many clusters of each size run at a time: fewer than SMs there are for them, since a
+ * cluster stays within one of the parts a GPU is made of. */
 void panel_prepare(struct cuda_backend *cu)
 {
     for (int i = 0; i < PANEL_PIECES; i++)

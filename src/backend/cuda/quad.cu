@@ -1,7 +1,7 @@
 /*
- * Products of 2 to 4 rows of K-quants. As in small.cu the warps of a block cut k, a norm in front is folded
- * in, and the weights are on their way before the wait; tiles go to the tensor core with four rows at a time
- * (quad.cuh).
+ * Products of 2 to 4 rows of K-quants. As in small.cu the warps of a block cut k, a norm in front
+ * is folded in, and the weights are on their way before the wait; tiles go to the tensor core
+ * with four rows at a time (quad.cuh).
  */
 #include "backend/cuda/quad.cuh"
 

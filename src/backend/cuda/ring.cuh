@@ -1,15 +1,15 @@
 /*
- * What kernels of one row share: which columns of the row a lane has, and a warp's ring of weight tiles in
- * shared memory, as far as taking from it goes. How it is filled is the kernel's own business: see small.cu
- * (experts) and dense.cu (products).
+ * What kernels of one row share: which columns of the row a lane has, and a warp's ring of weight
+ * tiles in shared memory, as far as taking from it goes. How it is filled is the kernel's own
+ * business: see small.cu (experts) and dense.cu (products).
  */
 #ifndef STEEL_BACKEND_CUDA_RING_CUH
 #define STEEL_BACKEND_CUDA_RING_CUH
 
 #include "backend/cuda/dot.cuh"
 
-/* This lane's columns of slice `slice` of a row: see dot.cuh. n is a multiple of 8; zeros from there
- * on. */
+/* This lane's columns of slice `slice` of a row: see dot.cuh. n is a multiple of 8; zeros from
+ * there on. */
 DEVICE int lane_column(int slice)
 {
     return slice * TILE_K + (lane_id() >> 2) * 32 + (lane_id() & 3) * 4;

@@ -1,8 +1,9 @@
 /*
- * Router logits for many rows: (rows, n_embd) x (n_experts, n_embd) in floats, on the tensor cores.
- * Each number is cut into two of 11 bits, and three of the four products are taken, which leaves
- * about 22 bits: which experts are chosen does not change where plain floats would not waver either.
- * k is cut into k tiles; their sums are added up in order where the logits are read (large.cu).
+ * Router logits for many rows: (rows, n_embd) x (n_experts, n_embd) in floats, on the tensor
+ * cores. Each number is cut into two of 11 bits, and three of the four products are taken, which
+ * leaves about 22 bits: which experts are chosen does not change where plain floats would not
+ * waver either. k is cut into k tiles; their sums are added up in order where the logits are read
+ * (large.cu).
  */
 #include "backend/cuda/rows.cuh"
 
@@ -121,8 +122,9 @@ void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x
 }
 
 /*
- * A batch: logits and choice in one kernel. Clusters of blocks share sixteen rows, a piece of k each, and
- * add up through each other's shared memory; then every block chooses the experts of its rows.
+ * A batch: logits and choice in one kernel. Clusters of blocks share sixteen rows, a piece of k
+ * each, and add up through each other's shared memory; then every block chooses the experts of
+ * its rows.
  */
 enum { CHOOSE_ROWS = 16, CHOOSE_PIECES = 8, CHOOSE_STRIDE = TILE_K + 16, CHOOSE_EXPERTS = 512 };
 

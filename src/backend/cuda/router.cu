@@ -1,11 +1,11 @@
 /*
- * The router: logits of every expert from the normed row, in plain floats, since a choice between two
- * close experts is made of them. Leaves the normed rows for the experts where asked to.
+ * The router: logits of every expert from the normed row, in plain floats, since a choice between
+ * two close experts is made of them. Leaves the normed rows for the experts where asked to.
  */
 #include "backend/cuda/tile.cuh"
 
-/* Router logits (rows, n_expert) in plain floats: a warp per expert, its row in registers before the
- * wait. n = norm(x + d) is made by every block for itself; block 0 also stores it. */
+/* Router logits (rows, n_expert) in plain floats: a warp per expert, its row in registers before
+ * the wait. n = norm(x + d) is made by every block for itself; block 0 also stores it. */
 struct router_args {
     struct matrix w;
     struct norm_in in;

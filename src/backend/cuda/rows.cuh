@@ -1,17 +1,17 @@
 /*
  * Tiles times up to eight rows of activations that a warp keeps in registers: batched decode.
  *
- * The activations of a slice (256 columns) of a row are a record of 576 bytes: halves in the order
- * of fragments (32 columns to 64 bytes, lane c's 4c.. and 16+4c.. side by side), then the sums of 16
- * columns each, as a half and what that half leaves over. Lane (g, c) of a warp holds its part of
- * row g, which is column g of the tensor core's B: 32 registers, and 4 of sums.
+ * The activations of a slice (256 columns) of a row are a record of 576 bytes: halves in the
+ * order of fragments (32 columns to 64 bytes, lane c's 4c.. and 16+4c.. side by side), then the
+ * sums of 16 columns each, as a half and what that half leaves over. Lane (g, c) of a warp holds
+ * its part of row g, which is column g of the tensor core's B: 32 registers, and 4 of sums.
  *
- * Codes go to the tensor cores as in dot.cuh: 1024 + code for rows g, 1024 + 16 code for rows g+8.
- * Scales multiply the sums of a group in floats. What the offsets and minima add is scale times sum of
- * activations, added up over the groups of a tile: a small product in itself, of the scales with the
- * sums, and so given to the tensor cores too: two instructions a tile where the plain way takes
- * eight a group. (1024 T is known to 22 bits; what is lost is a tenth of what rounding the
- * activations to halves loses.)
+ * Codes go to the tensor cores as in dot.cuh: 1024 + code for rows g, 1024 + 16 code for rows
+ * g+8. Scales multiply the sums of a group in floats. What the offsets and minima add is scale
+ * times sum of activations, added up over the groups of a tile: a small product in itself, of the
+ * scales with the sums, and so given to the tensor cores too: two instructions a tile where the
+ * plain way takes eight a group. (1024 T is known to 22 bits; what is lost is a tenth of what
+ * rounding the activations to halves loses.)
  */
 #ifndef STEEL_BACKEND_CUDA_ROWS_CUH
 #define STEEL_BACKEND_CUDA_ROWS_CUH
@@ -25,8 +25,8 @@ struct row_frag {
     uint32_t t[4];     /* sums of 16 columns 4c..4c+3: halves, what they leave over */
 };
 
-/* This lane's part of the record of its row. Rows that are not there: any record of zeros, or any at
- * all where nobody looks at the result. */
+/* This lane's part of the record of its row. Rows that are not there: any record of zeros, or any
+ * at all where nobody looks at the result. */
 DEVICE void frag_load(struct row_frag &f, const uint8_t *record)
 {
     const uint8_t *from = record + (lane_id() & 3) * 16;
@@ -123,7 +123,8 @@ DEVICE void sums_mma(float (&c)[4], const uint32_t (&a)[4], const uint4 &t)
     mma_f16(c, a, t.z, t.w);
 }
 
-/* acc[n] += tile x rows of x[n] (row_frag or row_at). d0 d1: row g, columns 2c 2c+1; d2 d3: row g+8. */
+/* acc[n] += tile x rows of x[n] (row_frag or row_at). d0 d1: row g, columns 2c 2c+1; d2 d3: row
+ * g+8. */
 template <int NT, class X>
 DEVICE void frag_q4_k(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
 {
@@ -221,8 +222,8 @@ DEVICE void frag_q6_k(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4]
             }
         }
     }
-    /* This lane's columns of scales: 4c..4c+3. Codes are 1024 + 32 too large, 1024 + 16 * 32 in rows
-     * g+8. */
+    /* This lane's columns of scales: 4c..4c+3. Codes are 1024 + 32 too large, 1024 + 16 * 32 in
+     * rows g+8. */
     uint2 sc = load8(tile + Q6K_SCALES + (lane & 3) * 64 + g * 8);
     uint32_t as[4];
 #pragma unroll
@@ -250,8 +251,9 @@ DEVICE void frag_tile(int kind, const uint8_t *tile, const X (&x)[NT], float (&a
         frag_q6_k<NT>(tile, x, acc);
 }
 
-/* A warp's ring of STAGES weight tiles in shared memory: tiles come out in the order they were asked
- * for. The copy engine fetches them where there is one, else the warp's own asynchronous copies. */
+/* A warp's ring of STAGES weight tiles in shared memory: tiles come out in the order they were
+ * asked for. The copy engine fetches them where there is one, else the warp's own asynchronous
+ * copies. */
 template <int STAGES> struct tile_ring {
     uint8_t *slots; /* (STAGES, slot) */
     int slot, in, out;
@@ -369,8 +371,8 @@ DEVICE float take_tile(const float *from, int warps, int stride, int col, int r)
     return v;
 }
 
-/* Sixteen lanes store hidden units row.. of a row of the step, 16 to a tile, and their sum; v counts
- * where `on`. The last tile also clears what follows it, up to whole slices. The warp. */
+/* Sixteen lanes store hidden units row.. of a row of the step, 16 to a tile, and their sum; v
+ * counts where `on`. The last tile also clears what follows it, up to whole slices. The warp. */
 DEVICE void put_hidden(uint8_t *record, int k, float v, bool on, bool last, int n_kt)
 {
     uint32_t h = float_to_half(v);
@@ -396,8 +398,9 @@ DEVICE void put_hidden(uint8_t *record, int k, float v, bool on, bool last, int 
     }
 }
 
-/* A warp that owns units outright: a gate tile and its up tile, slice by slice. SLOTS / 2 slices of both
- * are in its ring, each tile in a slot of its own that is fetched over as soon as it has been used. */
+/* A warp that owns units outright: a gate tile and its up tile, slice by slice. SLOTS / 2 slices
+ * of both are in its ring, each tile in a slot of its own that is fetched over as soon as it has
+ * been used. */
 template <int SLOTS> struct pair_walk {
     struct tile_ring<SLOTS> ring; /* gate, up, gate, up */
     struct tile_plane gate, up;
@@ -443,8 +446,9 @@ DEVICE void pair_slice(struct pair_walk<SLOTS> &p, const X (&x)[NT], float (&acc
         pair_next(p, next);
 }
 
-/* Hidden units of one gate tile and its up tile, from a warp's accumulators: silu(gate) * up, over 16,
- * to the records of up to eight rows. record(col): where that of column col goes, or NULL. */
+/* Hidden units of one gate tile and its up tile, from a warp's accumulators: silu(gate) * up,
+ * over 16, to the records of up to eight rows. record(col): where that of column col goes, or
+ * NULL. */
 template <class F>
 DEVICE void put_hidden_tile(const float (&gate)[4], const float (&up)[4], const float (&undo)[2],
                             const struct matrix &w, int unit, int n_kt, F record)
@@ -494,8 +498,9 @@ DEVICE void put_hidden_tile(const float (&gate)[4], const float (&up)[4], const 
     }
 }
 
-/* Which experts a row chose: the order is small.cu's, the logits' upper 32 - BITS bits, then the lower
- * index, both in one key (0: no expert). Lane i % 32 holds expert i's; lane k gets the k-th largest. */
+/* Which experts a row chose: the order is small.cu's, the logits' upper 32 - BITS bits, then the
+ * lower index, both in one key (0: no expert). Lane i % 32 holds expert i's; lane k gets the k-th
+ * largest. */
 template <int BITS> DEVICE uint32_t choice_key(float logit, int expert)
 {
     const uint32_t low = (1u << BITS) - 1;
@@ -531,8 +536,8 @@ static inline struct route_rule route_rule_of(const struct shape *s, int n_exper
     struct route_rule r = {n_expert, s->n_expert_used, s->norm_topk, s->expert_scale};
     return r;
 }
-/* A row's experts, from its logits (lane i % 32 has expert i's, -infinity where there is none): lane k
- * of `used` gets the k-th and its weight. */
+/* A row's experts, from its logits (lane i % 32 has expert i's, -infinity where there is none):
+ * lane k of `used` gets the k-th and its weight. */
 template <int PER, int BITS>
 DEVICE float route_choice(const float (&v)[PER], const struct route_rule &rule, int *expert)
 {

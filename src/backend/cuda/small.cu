@@ -1,11 +1,11 @@
 /*
- * Experts of one row, or a few, and the output projection in front of them: bound by reads, and below them by latency, since a layer is a few microseconds.
- * A kernel has one block to an SM. A block owns 16 output rows at a time; its warps cut k between
- * them, 256 columns ("a slice") each. A warp turns its slice of the row into what products take
- * (dot.cuh), once for all rows of the block, and works through its tiles as they land in shared
- * memory; the block meets only to add up. What does not depend on the step (all weights but experts') is on
- * its way before the kernel in front has finished, and what the end needs to know is looked up
- * before the wait.
+ * Experts of one row, or a few, and the output projection in front of them: bound by reads, and
+ * below them by latency, since a layer is a few microseconds. A kernel has one block to an SM. A
+ * block owns 16 output rows at a time; its warps cut k between them, 256 columns ("a slice")
+ * each. A warp turns its slice of the row into what products take (dot.cuh), once for all rows of
+ * the block, and works through its tiles as they land in shared memory; the block meets only to
+ * add up. What does not depend on the step (all weights but experts') is on its way before the
+ * kernel in front has finished, and what the end needs to know is looked up before the wait.
  *
  * A norm in front of a product is folded in: the gain goes into the activations, the sum of squares
  * is gathered on the side and divides the sums at the end.
@@ -110,7 +110,8 @@ DEVICE const uint8_t *ring_get_next(struct ring &r)
     return ring_get(n);
 }
 
-/* A lane's share of rows g and g+8 of a tile. Quads hold a row; nobody adds them up before the end. */
+/* A lane's share of rows g and g+8 of a tile. Quads hold a row; nobody adds them up before the end.
+ */
 DEVICE void put_sums(float *to, const float (&sum)[2])
 {
     to[lane_id()] = sum[0];
@@ -135,9 +136,9 @@ DEVICE float take_sum(const float *sums, int warps, int stride, int i)
     return v;
 }
 
-/* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH at most (PAIR: gate and up
- * of the same rows by turns, and y = silu(gate) up). EXPERT: W is the expert that the row chose;
- * blockIdx.y is (row, number of the choice), and so are y's rows. */
+/* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH at most
+ * (PAIR: gate and up of the same rows by turns, and y = silu(gate) up). EXPERT: W is the expert
+ * that the row chose; blockIdx.y is (row, number of the choice), and so are y's rows. */
 struct small_args {
     struct matrix w;
     struct norm_in in;
@@ -151,8 +152,8 @@ struct small_args {
     struct matrix router;   /* ROUTE */
 };
 
-/* ROUTE: y += x W^T, of one row, one tile to a block, and the router's sums over y times in.gain. CHOSEN: EXPERT
- * with such sums in place of logits, and the norm. */
+/* ROUTE: y += x W^T, of one row, one tile to a block, and the router's sums over y times in.gain.
+ * CHOSEN: EXPERT with such sums in place of logits, and the norm. */
 enum mode { EXPERT, ROUTE, CHOSEN };
 
 /* Shared memory of ROUTE behind the rest: the router's columns of this tile, their gains, y. */
@@ -203,7 +204,8 @@ DEVICE void route_add(const struct small_args &p, const struct route_tile *t)
         p.sums.squares[blockIdx.x] = square;
 }
 
-/* Registers of a thread, so that other kernels find room beside it: of 64 K, ROUTE and CHOSEN take all. */
+/* Registers of a thread, so that other kernels find room beside it: of 64 K, ROUTE and CHOSEN
+ * take all. */
 static constexpr int small_registers(int set, int mode)
 {
     return mode == ROUTE ? 72 : set != SET_K ? 128 : mode == CHOSEN ? 112 : 120;
@@ -228,8 +230,8 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
     int end = min(first + p.units_per_block * TILES, p.n_units * TILES);
     int most = p.s.batch; /* a thread for every row of a batch */
 
-    /* In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp, tiles of the batch; so
-     * what is made of a slice of the row serves a whole batch. */
+    /* In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp, tiles of the
+     * batch; so what is made of a slice of the row serves a whole batch. */
     auto tile_of = [&](int n) { return PAIR ? (n >> 1) + (n & 1) * p.n_units : n; };
     int f_first = first, f_slice = warp, f_b = 0, expert = 0; /* what is fetched next */
     auto go_to = [&](int n) {
@@ -272,7 +274,8 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
         }
         ring_put(m.ring, from, bytes);
     };
-    /* Where this thread's row of the batch from `tile` on goes, and its biases; known a batch ahead. */
+    /* Where this thread's row of the batch from `tile` on goes, and its biases; known a batch
+     * ahead. */
     float *to = NULL, bias[TILES] = {};
     uint32_t six = 0; /* SET_K: which tiles of the batch are Q6_K */
     auto locate = [&](int tile) {
@@ -457,9 +460,9 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
     marks_end(mk, IS_EXPERT ? 5 : 3);
 }
 
-/* tiles: of a block; per_warp: of a warp, all slices of them; extra: bytes the kernel wants besides. What
- * is in flight leaves room for another kernel, so that the next one's first tiles are under way
- * before this one ends. */
+/* tiles: of a block; per_warp: of a warp, all slices of them; extra: bytes the kernel wants
+ * besides. What is in flight leaves room for another kernel, so that the next one's first tiles
+ * are under way before this one ends. */
 static struct small_shape small_plan(const struct cuda_backend *cu, const struct matrix *w,
                                      int warps, int tiles, int per_warp, size_t extra)
 {
@@ -516,8 +519,9 @@ struct expert_args {
 };
 
 /* y = sum over the chosen of weight * hidden Wd^T; blockIdx.y is the row. A block owns 16 output
- * rows; its warps share out the (expert, slice) pairs. Few threads and registers, so that it is resident, with its weights on
- * the way, while the kernel in front still runs, and so is the one behind, of 8 warps with 120 registers. */
+ * rows; its warps share out the (expert, slice) pairs. Few threads and registers, so that it is
+ * resident, with its weights on the way, while the kernel in front still runs, and so is the one
+ * behind, of 8 warps with 120 registers. */
 template <int SET, int WARPS, bool SUMS>
 static __global__ void __launch_bounds__(WARPS * 32)
     __maxnreg__(WARPS == EXPERT_WARPS || SET == SET_ALL ? 128 : 88)
@@ -534,7 +538,8 @@ static __global__ void __launch_bounds__(WARPS * 32)
     const float *x_row = p.x + (size_t)(row_in * used) * (size_t)n_in;
 
     dependency_trigger();
-    /* Logits or sums were written two kernels ago: gate and up let this one start after their own wait. */
+    /* Logits or sums were written two kernels ago: gate and up let this one start after their own
+     * wait. */
     const float *logits = p.logits + row_in * p.rule.n_expert;
     int all;
     if (SUMS)

@@ -1,11 +1,13 @@
 /*
- * Products of many rows on Hopper (sm_90a) by blocks that stay, one to an SM, and take one tile of the
- * result after another: 256 output rows (of a pair, gate and up of 128 hidden units) x up to MOST rows of
- * the step. As in hopper.cu four warpgroups turn codes into fragments of halves and multiply, and a fifth
- * brings codes and activations through rings; but it is with the next tile while they still work on one, and each of
- * the four leaves its results straight from registers when it is done, while others multiply. Experts: gate and up of all tiles, then down, in
- * one launch; who wants hidden units waits until their tile has been counted in: tiles are handed out in that
- * order, so whoever is waited for is running. hopper.cu has the rest: k cut, heads, other kinds, biases.
+ * Products of many rows on Hopper (sm_90a) by blocks that stay, one to an SM, and take one tile
+ * of the result after another: 256 output rows (of a pair, gate and up of 128 hidden units) x up
+ * to MOST rows of the step. As in hopper.cu four warpgroups turn codes into fragments of halves
+ * and multiply, and a fifth brings codes and activations through rings; but it is with the next
+ * tile while they still work on one, and each of the four leaves its results straight from
+ * registers when it is done, while others multiply. Experts: gate and up of all tiles, then down,
+ * in one launch; who wants hidden units waits until their tile has been counted in: tiles are
+ * handed out in that order, so whoever is waited for is running. hopper.cu has the rest: k cut,
+ * heads, other kinds, biases.
  */
 #include "backend/cuda/codes.cuh"
 
@@ -33,8 +35,8 @@ struct stay_item {
     float scale[STAY_ROWS];
 };
 
-/* Who waits for whom: a chunk of activations, a k tile of codes, a tile of the result; there, and done
- * with. */
+/* Who waits for whom: a chunk of activations, a k tile of codes, a tile of the result; there, and
+ * done with. */
 struct stay_bars {
     uint64_t full[STAY_SLOTS], empty[STAY_SLOTS], codes_full[STAY_STAGES], codes_empty[STAY_STAGES];
     uint64_t item_full[2], rows_full[2], item_empty[2];
@@ -62,7 +64,8 @@ struct stay_place {
     int slot, turn, kt;
 };
 
-/* Row tile i of a block, warp i's. A warpgroup has two of gate, then up of the same hidden units. */
+/* Row tile i of a block, warp i's. A warpgroup has two of gate, then up of the same hidden units.
+ */
 DEVICE int stay_tile_of(const struct gemm_args &p, int block, int i)
 {
     if (!p.y_half)
@@ -263,9 +266,10 @@ DEVICE void stay_loop(const struct stay_args &a, const struct stay_block &k, str
 }
 
 /*
- * Results leave from registers: of its warp's tile a lane has rows g and g + 8 (g = lane / 4) of columns 2c and 2c + 1
- * (c = lane % 4) of every eight, sums 4n.. of eight n. As halves, pairs of columns become pairs of rows
- * first, and lanes c and c ^ BY then make four of them: rows stay_row.. of column g.
+ * Results leave from registers: of its warp's tile a lane has rows g and g + 8 (g = lane / 4) of
+ * columns 2c and 2c + 1 (c = lane % 4) of every eight, sums 4n.. of eight n. As halves, pairs of
+ * columns become pairs of rows first, and lanes c and c ^ BY then make four of them: rows
+ * stay_row.. of column g.
  */
 template <int BY> DEVICE uint2 stay_turn(const float (&v)[4])
 {
@@ -279,8 +283,8 @@ DEVICE int stay_row()
     return (lane_id() & 1) * 8 + (lane_id() >> 1 & 1) * 4;
 }
 
-/* Warps w and w ^ 2 of a warpgroup have sums that belong together. Of 16 columns (n) the first two keep the first 8
- * and get the others' sums of those, the others the other way round. */
+/* Warps w and w ^ 2 of a warpgroup have sums that belong together. Of 16 columns (n) the first
+ * two keep the first 8 and get the others' sums of those, the others the other way round. */
 template <int MOST>
 DEVICE void stay_swap(const struct stay_block &k, int n, const float (&acc)[MOST / 2],
                       float (&low)[4], float (&high)[4])

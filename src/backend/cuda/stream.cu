@@ -1,10 +1,10 @@
 /*
- * Products for batches where there is enough to read: experts of a batched decode, heads. A warp owns
- * its output tiles outright and walks all of k, so warps never meet: the block's activations (8*NT
- * rows of halves, all of k) lie in shared memory, and each warp streams its weight tiles through a
- * ring of its own. Grid: (groups of tiles, tiles of 8*NT rows). PAIR: a warp takes a gate tile, then
- * the up tile of the same hidden units. Weights that do not hang on routing are on their way before
- * the kernel in front has finished.
+ * Products for batches where there is enough to read: experts of a batched decode, heads. A warp
+ * owns its output tiles outright and walks all of k, so warps never meet: the block's activations
+ * (8*NT rows of halves, all of k) lie in shared memory, and each warp streams its weight tiles
+ * through a ring of its own. Grid: (groups of tiles, tiles of 8*NT rows). PAIR: a warp takes a
+ * gate tile, then the up tile of the same hidden units. Weights that do not hang on routing are
+ * on their way before the kernel in front has finished.
  */
 #include "backend/cuda/gemm.cuh"
 

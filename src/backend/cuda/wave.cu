@@ -1,13 +1,15 @@
 /*
- * Attention of one decode, or of a few: one wave of blocks, at most one to an SM, so that each may wait for the
- * others. A block takes (sequence, up to 8 heads of one kv head, a stretch of keys). Keys and values go by the copy
- * engine straight into shared memory, as much as fits beside the kernel in front (120 KB, at depth 8,192
- * of a 30B-A3B all of it), and are asked for before that kernel has finished; no register waits for them.
+ * Attention of one decode, or of a few: one wave of blocks, at most one to an SM, so that each
+ * may wait for the others. A block takes (sequence, up to 8 heads of one kv head, a stretch of
+ * keys). Keys and values go by the copy engine straight into shared memory, as much as fits
+ * beside the kernel in front (120 KB, at depth 8,192 of a 30B-A3B all of it), and are asked for
+ * before that kernel has finished; no register waits for them.
  *
- * A warp takes 16 keys at a time, "a tile". Products have the keys, then the values' elements as rows and the 8 heads
- * as columns; queries and probabilities go in as two numbers of the cache's type, what rounds and what that
- * rounding lost, so they keep about 22 bits. Which key is which row is chosen so that 16-byte reads of
- * rows as they lie in the cache meet no bank twice: see key_of_row.
+ * A warp takes 16 keys at a time, "a tile". Products have the keys, then the values' elements as
+ * rows and the 8 heads as columns; queries and probabilities go in as two numbers of the cache's
+ * type, what rounds and what that rounding lost, so they keep about 22 bits. Which key is which
+ * row is chosen so that 16-byte reads of rows as they lie in the cache meet no bank twice: see
+ * key_of_row.
  *
  * Blocks of one kv head join through the L2: everyone leaves its part there, in records that say by
  * themselves whether they have been written, and adds up its share of the elements as they come.
@@ -28,8 +30,8 @@ enum {
 };
 static const uint32_t NOT_YET = 0xffffffffu; /* of a word of a record; no arithmetic gives it */
 
-/* Tiles in shared memory: K as two runs of 8 keys that lie 64 bytes further apart than in the cache, V as four runs
- * of 4 keys, 32 bytes further. */
+/* Tiles in shared memory: K as two runs of 8 keys that lie 64 bytes further apart than in the
+ * cache, V as four runs of 4 keys, 32 bytes further. */
 template <int D> struct wave_tile {
     enum {
         ROW = 2 * D,
@@ -39,7 +41,8 @@ template <int D> struct wave_tile {
         PART_ROW = D + 4,
     };
 };
-/* Row r of a fragment. Rows 2c and 2c+1 are in different runs of K; of V, the keys of lanes c = 0..3 are in four. */
+/* Row r of a fragment. Rows 2c and 2c+1 are in different runs of K; of V, the keys of lanes c =
+ * 0..3 are in four. */
 DEVICE int key_of_row(int r)
 {
     int odd = r & 1;
@@ -108,8 +111,8 @@ static __global__ void __launch_bounds__(640)
     bool owns_fresh = split == used - 1;
     int fresh_tile = owns_fresh ? count - 1 : -1;
 
-    /* Tile i of this warp is w + 8i of the block; it has two places, by turns. Lane i knows the page of tile i, for
-     * 32 of them. */
+    /* Tile i of this warp is w + 8i of the block; it has two places, by turns. Lane i knows the
+     * page of tile i, for 32 of them. */
     int32_t warp_pages;
     auto page_of = [&](int i) {
         return pages[(first + min(w + WAVE_WARPS * i, count - 1)) * WAVE_KEYS >> p.kv.page_shift];
@@ -168,8 +171,9 @@ static __global__ void __launch_bounds__(640)
         }
     }
 
-    /* Groups of four elements are added up by the blocks of a kv head, `each` in every one, a lane for each part. The
-     * records are asked for now: those of the layer before have long left the L2. */
+    /* Groups of four elements are added up by the blocks of a kv head, `each` in every one, a
+     * lane for each part. The records are asked for now: those of the layer before have long left
+     * the L2. */
     int groups = heads * GROUPS, each = (groups + used - 1) >> shift;
     int part = lane & (used - 1), share = tid >> shift;
     auto record_of = [&](int of, int group) {

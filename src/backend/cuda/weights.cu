@@ -1,8 +1,8 @@
 /*
- * Weights: from the file's blocks in host memory to tiles on the device. Bytes go through a ring of
- * pinned buffers, filled by several threads while earlier pieces travel; the GPU does the
- * rearranging, a thread per 32-bit word of output. No second copy of a weight ever exists. Also here,
- * since they need single elements of a tile: embedding rows.
+ * Weights: from the file's blocks in host memory to tiles on the device. Bytes go through a ring
+ * of pinned buffers, filled by several threads while earlier pieces travel; the GPU does the
+ * rearranging, a thread per 32-bit word of output. No second copy of a weight ever exists. Also
+ * here, since they need single elements of a tile: embedding rows.
  */
 #include "backend/cuda/tile.cuh"
 

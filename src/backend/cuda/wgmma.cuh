@@ -1,8 +1,8 @@
 /*
- * Hopper's products of a warpgroup (wgmma, sm_90a): four warps, 64 rows of A in their registers, B in
- * shared memory, N columns, k = 16. The products run on while the warps do other things: between
- * wgmma_commit and the wgmma_wait that covers it neither d nor a may be touched. Everywhere else
- * than on sm_90a the bodies are empty; wgmma_compiled says whether they are not.
+ * Hopper's products of a warpgroup (wgmma, sm_90a): four warps, 64 rows of A in their registers,
+ * B in shared memory, N columns, k = 16. The products run on while the warps do other things:
+ * between wgmma_commit and the wgmma_wait that covers it neither d nor a may be touched.
+ * Everywhere else than on sm_90a the bodies are empty; wgmma_compiled says whether they are not.
  */
 #ifndef STEEL_BACKEND_CUDA_WGMMA_CUH
 #define STEEL_BACKEND_CUDA_WGMMA_CUH
@@ -67,16 +67,16 @@ DEVICE uint32_t wgmma_move(uint32_t x, uint32_t zero)
     WGMMA_ASM("xor.b32 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(zero));
     return r;
 }
-/* Shared memory this thread wrote (or copied) may be read by products after the next barrier; what others
- * wrote, and this thread knows of by one, by products of its own. */
+/* Shared memory this thread wrote (or copied) may be read by products after the next barrier;
+ * what others wrote, and this thread knows of by one, by products of its own. */
 DEVICE void wgmma_publish()
 {
     WGMMA_ASM("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Barriers in shared memory between warps that bring data and warps that use it. A phase of one ends
- * when `count` have arrived and the bytes it was told to expect have landed; bar_wait(0) waits for the
- * end of its first phase, bar_wait(1) for that of the second, and so on in turns. */
+/* Barriers in shared memory between warps that bring data and warps that use it. A phase of one
+ * ends when `count` have arrived and the bytes it was told to expect have landed; bar_wait(0)
+ * waits for the end of its first phase, bar_wait(1) for that of the second, and so on in turns. */
 DEVICE uint32_t bar_address(const uint64_t *bar)
 {
 #ifdef STEEL_CUDA_SIM
