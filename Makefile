@@ -68,17 +68,17 @@ help:
 	@echo 'make install    into PREFIX (default /usr/local)'
 
 # Files for one instruction set carry its flags in their names; run-time dispatch picks among them.
-$(B)/src/backend/cpu/%_avx2.o:   CFLAGS += -mavx2 -mfma -mf16c -mbmi2
-$(B)/src/backend/cpu/%_avx512.o: CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq
+$(B)/src/backend/cpu/%_avx2.o $(B)/src/quant/%_avx2.o:   CFLAGS += -mavx2 -mfma -mf16c -mbmi2
+$(B)/src/backend/cpu/%_avx512.o $(B)/src/quant/%_avx512.o: CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq
 $(B)/src/backend/cpu/%_vnni.o:   CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi
 $(B)/src/backend/cpu/%_amx.o:    CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
 
 # Vector kernels under the sanitizers: addresses are checked, undefined arithmetic is not (it makes
 # minutes of compilation of a file); fuzzers feed parsers, so their kernels stay plain.
 ifneq ($(findstring fuzzer,$(OPT)),)
-$(B)/src/backend/cpu/%.o: CFLAGS += -fno-sanitize=all
+$(B)/src/backend/cpu/%.o $(B)/src/quant/quantize%.o: CFLAGS += -fno-sanitize=all
 else ifneq ($(findstring undefined,$(OPT)),)
-$(B)/src/backend/cpu/%.o: CFLAGS += -fno-sanitize=undefined
+$(B)/src/backend/cpu/%.o $(B)/src/quant/quantize%.o: CFLAGS += -fno-sanitize=undefined
 endif
 
 # The model in the box is part of the binary.
@@ -185,8 +185,8 @@ bench-gpu: gpu-tools
 	$(B)/tests/gpu/bench_gpu
 SIM_SRC := $(wildcard src/backend/cuda/*.cu) tests/gpu/cudasim.cpp
 SIM_OBJ := $(patsubst %,$(B)/sim/%.o,$(SIM_SRC) tests/gpu/test_ops.c tests/gpu/steps.c tests/gpu/duo.c tests/gpu/random_weight.c \
-	src/backend/ref.c src/backend/quant.c src/backend/rawweight.c src/base/error.c src/base/mem.c \
-	src/base/pool.c src/engine/sampler.c)
+	src/backend/ref.c src/quant/quant.c src/backend/rawweight.c src/base/error.c src/base/mem.c \
+	src/base/pool.c src/sample/sampler.c)
 SIM_FLAGS = -O1 -g -DSTEEL_CUDA_SIM -D_GNU_SOURCE -Isrc -Iinclude -Itests/gpu -pthread $(SIM_SAN)
 $(B)/sim/%.c.o: %.c
 	@mkdir -p $(@D)

@@ -7,7 +7,7 @@
 
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/matmul.h"
-#include "backend/quantize.h"
+#include "quant/quantize.h"
 #include "base/mem.h"
 
 #include <getopt.h>

@@ -4,7 +4,7 @@
  *   quantize REFERENCE.gguf OTHER.gguf
  * the error of each tensor of the second against the first, so that other tools' files compare.
  */
-#include "backend/quantize.h"
+#include "quant/quantize.h"
 #include "base/mem.h"
 #include "file/tensorfile.h"
 

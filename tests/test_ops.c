@@ -5,7 +5,7 @@
  * rounding to 8 bits. A row's bytes must not depend on its batch or on the number of threads.
  */
 #include "backend/backend.h"
-#include "backend/quant.h"
+#include "quant/quant.h"
 #include "base/cpu.h"
 #include "base/mem.h"
 

@@ -2,7 +2,7 @@
  * Number formats: every TYPE of ../shared/golden/quants must dequantise to the given floats within
  * one ulp; conversions are checked over all 65,536 halves, bfloat16s and all FP8 codes.
  */
-#include "backend/quant.h"
+#include "quant/quant.h"
 #include "base/mem.h"
 
 #include <dirent.h>

@@ -2,8 +2,8 @@
  * The quantisers: error over Gaussian values below a bound for each type, the same bits from every
  * instruction set, weights that matter, and the odd cases (zeros, constants, outliers, extreme sizes).
  */
-#include "backend/quantize.h"
-#include "backend/quantize_isa.h"
+#include "quant/quantize.h"
+#include "quant/quantize_isa.h"
 #include "base/cpu.h"
 #include "base/mem.h"
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-#include "engine/sampler.h"
+#include "sample/sampler.h"
 
 #include <math.h>
 #include <string.h>

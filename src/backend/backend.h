@@ -14,7 +14,7 @@
 
 #include <stdint.h>
 
-struct sampler; /* engine/sampler.h */
+struct sampler; /* sample/sampler.h */
 struct profile; /* backend/profile.h */
 
 /* One step's input. Prefill, decode, and any mix of them differ only in data. Host memory. */

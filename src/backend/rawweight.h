@@ -7,7 +7,7 @@
 #ifndef STEEL_BACKEND_RAWWEIGHT_H
 #define STEEL_BACKEND_RAWWEIGHT_H
 
-#include "backend/quant.h"
+#include "quant/quant.h"
 
 struct raw_seg {
     enum dtype type;

@@ -6,7 +6,7 @@
 #include "backend/profile.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "engine/sampler.h"
+#include "sample/sampler.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  */
 #include "cli/terminal.h"
 #include "base/mem.h"
-#include "engine/sample_advice.h"
+#include "sample/sample_advice.h"
 
 #include <math.h>
 #include <stdio.h>

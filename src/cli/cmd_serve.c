@@ -1,7 +1,7 @@
 /* steel serve: flags for the server. Keeps the names llama-server's and vLLM's users know. */
 #include "cli/cli.h"
 #include "base/mem.h"
-#include "engine/sample_advice.h"
+#include "sample/sample_advice.h"
 #include "server/log.h"
 #include "server/server.h"
 

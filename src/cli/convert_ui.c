@@ -1,6 +1,6 @@
 /* Progress and summary of the two file tools. */
 #include "cli/convert_ui.h"
-#include "backend/quantize.h"
+#include "quant/quantize.h"
 #include "base/clock.h"
 
 #include <inttypes.h>

@@ -6,7 +6,7 @@
 #ifndef STEEL_CONVERT_MIX_H
 #define STEEL_CONVERT_MIX_H
 
-#include "backend/quant.h"
+#include "quant/quant.h"
 
 struct mix {
     const char *name;

@@ -3,7 +3,7 @@
  * transcode. Knows metadata keys of its own concern only (file type, split, importance matrix).
  */
 #include "base/mem.h"
-#include "backend/quantize.h"
+#include "quant/quantize.h"
 #include "convert/convert.h"
 #include "model/config.h"
 

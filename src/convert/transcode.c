@@ -4,7 +4,7 @@
  * means what.
  */
 #include "convert/transcode.h"
-#include "backend/quantize.h"
+#include "quant/quantize.h"
 #include "base/mem.h"
 #include "base/pool.h"
 

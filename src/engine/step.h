@@ -6,7 +6,7 @@
 #define STEEL_ENGINE_STEP_H
 
 #include "engine/kvcache.h"
-#include "engine/sampler.h"
+#include "sample/sampler.h"
 #include "model/model.h"
 
 enum logits_want { LOGITS_NONE, LOGITS_LAST, LOGITS_ALL };

@@ -7,7 +7,7 @@
 #ifndef STEEL_FILE_TENSORFILE_H
 #define STEEL_FILE_TENSORFILE_H
 
-#include "backend/quant.h"
+#include "quant/quant.h"
 #include "base/error.h"
 #include "base/map.h"
 

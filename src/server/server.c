@@ -2,7 +2,7 @@
 #include "server/server_int.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "engine/sample_advice.h"
+#include "sample/sample_advice.h"
 #include "server/web.h"
 
 #include <event2/event.h>

@@ -11,7 +11,7 @@
 #include "backend/profile.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "engine/sampler.h"
+#include "sample/sampler.h"
 #include "random_weight.h"
 
 #include <math.h>

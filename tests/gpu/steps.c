@@ -5,7 +5,7 @@
  */
 #include "base/mem.h"
 #include "duo.h"
-#include "engine/sampler.h"
+#include "sample/sampler.h"
 
 #include <stdio.h>
 #include <string.h>

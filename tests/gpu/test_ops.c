@@ -7,7 +7,7 @@
  */
 #include "base/mem.h"
 #include "duo.h"
-#include "engine/sampler.h"
+#include "sample/sampler.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -5,7 +5,7 @@
 #ifndef STEEL_BACKEND_CPU_ATTENTION_H
 #define STEEL_BACKEND_CPU_ATTENTION_H
 
-#include "backend/quant.h"
+#include "quant/quant.h"
 #include "base/cpu.h"
 
 #include <stdbool.h>

@@ -7,7 +7,7 @@
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/matmul.h"
 #include "base/mem.h"
-#include "engine/sampler.h"
+#include "sample/sampler.h"
 
 #include <string.h>
 

@@ -5,7 +5,7 @@
 #ifndef STEEL_BACKEND_CPU_PACK_H
 #define STEEL_BACKEND_CPU_PACK_H
 
-#include "backend/quant.h"
+#include "quant/quant.h"
 #include "base/cpu.h"
 
 /* 16 rows of a panel, as they lie in the file. */

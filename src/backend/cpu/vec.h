@@ -6,7 +6,7 @@
 #ifndef STEEL_BACKEND_CPU_VEC_H
 #define STEEL_BACKEND_CPU_VEC_H
 
-#include "backend/quant.h"
+#include "quant/quant.h"
 
 #include <math.h>
 #include <stdint.h>

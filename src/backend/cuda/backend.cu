@@ -13,7 +13,7 @@
 
 extern "C" {
 #include "base/mem.h"
-#include "engine/sampler.h"
+#include "sample/sampler.h"
 const uint16_t *quant_iq3s_grid(void);
 }
 

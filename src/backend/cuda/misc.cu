@@ -88,7 +88,7 @@ DEVICE struct best block_best(struct best b, uint8_t *shared)
 }
 
 /*
- * A drawn token, by the block that joined a row. What engine/sampler.c does with a list of
+ * A drawn token, by the block that joined a row. What sample/sampler.c does with a list of
  * candidates is done here with a list in shared memory, in the same order, so that a seed means the
  * same token; where more than DRAW_LIST tokens are candidates (a flat distribution and no small
  * top-k), without a list: a threshold found by halving, then a walk in the order of the vocabulary.

@@ -11,8 +11,8 @@
  * the best, then alternate the two steps. Formats with quantised sub-scales then try the integer
  * neighbours of each sub-scale, and fit the super-block's scale again.
  */
-#include "backend/quantize_isa.h"
-#include "backend/simd16.h"
+#include "quant/quantize_isa.h"
+#include "quant/simd16.h"
 
 #include <float.h>
 

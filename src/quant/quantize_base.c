@@ -1,3 +1,3 @@
 /* quantize_lanes.h compiled for any machine. */
 #define QUANTIZE_ISA quantize_base
-#include "backend/quantize_lanes.h"
+#include "quant/quantize_lanes.h"

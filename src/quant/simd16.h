@@ -3,8 +3,8 @@
  * including file is compiled for. Every operation is one IEEE operation per lane and sums fold in one
  * fixed order, so the three forms give the same bits. Only what the quantisers need.
  */
-#ifndef STEEL_BACKEND_SIMD16_H
-#define STEEL_BACKEND_SIMD16_H
+#ifndef STEEL_QUANT_SIMD16_H
+#define STEEL_QUANT_SIMD16_H
 
 #include <math.h>
 #include <stdint.h>
@@ -200,7 +200,7 @@ V_INLINE void v_store_f16(uint8_t *p, vf x)
 
 #else /* any machine */
 
-#include "backend/quant.h"
+#include "quant/quant.h"
 
 typedef struct {
     float v[16];

@@ -3,8 +3,8 @@
  * C and CUDA) and their exact scalar meaning. A row of n values is n / block_len blocks, in order.
  * Planar formats (GPTQ, block-scaled FP8) keep scales beside the codes: see struct weight_seg.
  */
-#ifndef STEEL_BACKEND_QUANT_H
-#define STEEL_BACKEND_QUANT_H
+#ifndef STEEL_QUANT_QUANT_H
+#define STEEL_QUANT_QUANT_H
 
 #include <stdbool.h>
 #include <stddef.h>

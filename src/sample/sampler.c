@@ -1,5 +1,5 @@
 /* The host sampler. Owns its token counts and candidate buffer; allocates nothing after sampler_new. */
-#include "engine/sampler.h"
+#include "sample/sampler.h"
 #include "base/error.h"
 #include "base/mem.h"
 

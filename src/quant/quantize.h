@@ -3,10 +3,10 @@
  * makes low-bit formats usable. One implementation, compiled for several instruction sets, with the
  * same bits from each. Knows nothing of files; callers cut rows.
  */
-#ifndef STEEL_BACKEND_QUANTIZE_H
-#define STEEL_BACKEND_QUANTIZE_H
+#ifndef STEEL_QUANT_QUANTIZE_H
+#define STEEL_QUANT_QUANTIZE_H
 
-#include "backend/quant.h"
+#include "quant/quant.h"
 
 /* Types quantize_rows can make: every weight type of GGUF that Steel computes with, but IQ3_S. */
 bool quantize_supported(enum dtype t);

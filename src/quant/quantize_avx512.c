@@ -1,3 +1,3 @@
 /* quantize_lanes.h compiled for AVX512. */
 #define QUANTIZE_ISA quantize_avx512
-#include "backend/quantize_lanes.h"
+#include "quant/quantize_lanes.h"

@@ -2,10 +2,10 @@
  * Sampling where nobody says how: what the model's author advises (generation_config.json, or
  * general.sampling.* in GGUF), and our own defaults for the rest.
  */
-#ifndef STEEL_ENGINE_SAMPLE_ADVICE_H
-#define STEEL_ENGINE_SAMPLE_ADVICE_H
+#ifndef STEEL_SAMPLE_SAMPLE_ADVICE_H
+#define STEEL_SAMPLE_SAMPLE_ADVICE_H
 
-#include "engine/sampler.h"
+#include "sample/sampler.h"
 #include "file/tensorfile.h"
 
 /* Parameters nobody has set yet: what options start from. */

@@ -1,6 +1,6 @@
 /* Quantisation's front door: picks the best compiled form once and checks the arguments. */
-#include "backend/quantize.h"
-#include "backend/quantize_isa.h"
+#include "quant/quantize.h"
+#include "quant/quantize_isa.h"
 #include "base/cpu.h"
 #include "base/error.h"
 

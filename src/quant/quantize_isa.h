@@ -1,8 +1,8 @@
 /* The table that one compilation of quantize_lanes.h exports; quantize.c picks among them. */
-#ifndef STEEL_BACKEND_QUANTIZE_ISA_H
-#define STEEL_BACKEND_QUANTIZE_ISA_H
+#ifndef STEEL_QUANT_QUANTIZE_ISA_H
+#define STEEL_QUANT_QUANTIZE_ISA_H
 
-#include "backend/quant.h"
+#include "quant/quant.h"
 
 struct quantize_isa {
     /* rows * n values; importance (n) or NULL */

@@ -4,7 +4,7 @@
  * loop per format, no tricks. Planar formats (GPTQ, block-scaled FP8) are not handled here, since
  * their scales live elsewhere. Knows nothing of files, tensors or models.
  */
-#include "backend/quant.h"
+#include "quant/quant.h"
 #include "base/error.h"
 
 #include <pthread.h>

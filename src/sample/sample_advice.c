@@ -1,5 +1,5 @@
 /* Reads a model's sampling advice. Advice out of range is passed over: the model runs without it. */
-#include "engine/sample_advice.h"
+#include "sample/sample_advice.h"
 
 #include <limits.h>
 #include <math.h>

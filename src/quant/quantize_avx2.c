@@ -1,3 +1,3 @@
 /* quantize_lanes.h compiled for AVX2. */
 #define QUANTIZE_ISA quantize_avx2
-#include "backend/quantize_lanes.h"
+#include "quant/quantize_lanes.h"

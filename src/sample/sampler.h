@@ -4,8 +4,8 @@
  * the same text whatever the threads, the batch or the backend.
  * Order: logit bias, penalties, then greedy (temp <= 0) or: top-k, temperature, top-p, min-p, draw.
  */
-#ifndef STEEL_ENGINE_SAMPLER_H
-#define STEEL_ENGINE_SAMPLER_H
+#ifndef STEEL_SAMPLE_SAMPLER_H
+#define STEEL_SAMPLE_SAMPLER_H
 
 #include <stdbool.h>
 #include <stdint.h>
