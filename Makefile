@@ -146,6 +146,7 @@ deps:
 try: $(B)/steel
 	@sh tools/try.sh $(B)/steel
 
+test-build: $(B)/steel $(TESTS) $(B)/tests/toy_gguf $(EXAMPLES)
 test: $(B)/steel $(TESTS) $(B)/tests/toy_gguf $(EXAMPLES)
 	@sh tests/run.sh $(B)
 
@@ -220,6 +221,6 @@ install: $(B)/steel $(B)/libsteel.a
 clean:
 	rm -rf build build-*
 
-.PHONY: gpu-tools test-gpu bench-gpu test-sim all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install clean test-amx amx-run
+.PHONY: test-build gpu-tools test-gpu bench-gpu test-sim all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install clean test-amx amx-run
 .SECONDARY:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
