@@ -107,6 +107,7 @@ static void on_closed(void *user)
 {
     struct call *c = user;
     c->x = NULL;
+    atomic_store(&c->cancelled, true);
     cancel(c);
     log_call(c, 499, "client left");
     call_release(c);

@@ -20,6 +20,7 @@
 #include "text/chat.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 enum { UNSENT_LIMIT = 64 << 10, MAX_PROMPTS = 64 };
 
@@ -92,7 +93,8 @@ struct call {
     int64_t created; /* unix time */
     int64_t start_ns, last_write_ns;
     bool with_worker;
-    char *body; /* for the worker; owned */
+    atomic_bool cancelled; /* nobody waits for it any more: whoever prepares it may give up */
+    char *body;            /* for the worker; owned */
     size_t n_body;
     char *key; /* API key it came with; owned, NULL = none */
     /* prepared */
