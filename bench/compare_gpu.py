@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Steel and llama.cpp side by side on one GPU, in one run: interleaved, standard library only.
 
-  compare_gpu.py --steel build/steel --llama LLAMA_BIN_DIR --moe moe.gguf --dense dense.gguf --serve
-                 [--rounds 2] [--seconds 240] [--name H200] -o results.jsonl
+  compare_gpu.py --steel build/steel [--before OLD_STEEL] --llama LLAMA_BIN_DIR --moe moe.gguf --dense dense.gguf
+                 --serve [--rounds 2] [--seconds 240] [--name H200] -o results.jsonl
 
 The models: synth_gguf.py moe.gguf --shape qwen3-30b-a3b, then bench/add_vocab.py (a server wants text), and
 --shape llama-3.1-8b: real shapes, random weights; or any other GGUF files of those kinds.
@@ -12,16 +12,18 @@ llama.cpp gets what is best for it: all layers on the GPU, flash attention, micr
 itself up; llama-batched-bench does not, so its first line is a warm-up and not counted. Batched decoding: every
 sequence has read a prompt of 256 tokens of its own. --serve adds `steel serve` under load (Steel alone): the same work
 is first done by `steel bench --pg`, which reads all prompts and then generates all answers, without HTTP.
-What is not given (an engine, a model) is left out. Writes JSON lines as it goes; bench/report.py makes tables and
+--before names an older build of Steel, measured the same way in the same rounds; a table at the end shows both, and
+whether the hashes of the logits are equal. What is not given (an engine, a model) is left out. Writes JSON lines as it goes; bench/report.py makes tables and
 pictures of them. --quick: short tests, to see that everything works.
 """
-import argparse, json, os, socket, subprocess, sys, time, urllib.request
+import argparse, json, os, socket, statistics, subprocess, sys, time, urllib.request
 
 from compare import Record
 
 BATCHES = [4, 16, 32, 64, 128]
 CLIENTS = [32, 128]
 PROMPT, ANSWER, DEPTH = 256, 128, 8192
+BEFORE = "Steel before"
 
 
 class Compare(Record):
@@ -48,9 +50,9 @@ class Compare(Record):
 
     # Steel
 
-    def steel(self, path, *flags):
+    def steel(self, path, *flags, exe=None):
         dev = ["--device", self.args.device] if self.args.device else []
-        rows, wall = self.command([self.args.steel, "bench", path, "-r", "1", "--json", "--skip-cost", *dev,
+        rows, wall = self.command([exe or self.args.steel, "bench", path, "-r", "1", "--json", "--skip-cost", *dev,
                                    *map(str, flags)])
         if rows and not self.gpu:
             self.gpu = rows[0]
@@ -95,7 +97,9 @@ class Compare(Record):
     # Groups of tests
 
     def both(self, number, model, steel, llama):
-        runs = [("Steel", steel)] if self.args.steel else []
+        """steel: flags of `steel bench`, the model first; llama: a function."""
+        runs = [("Steel", lambda: self.steel(*steel))] if self.args.steel else []
+        runs += [(BEFORE, lambda: self.steel(*steel, exe=self.args.before))] if self.args.before else []
         runs += [("llama.cpp", llama)] if self.args.llama else []
         for engine, run in runs if number % 2 == 0 else runs[::-1]:
             if self.spent():
@@ -111,14 +115,14 @@ class Compare(Record):
         prompt, gen = (64, 8) if a.quick else (2048, ANSWER)
         if a.moe:
             name = model_name(a.moe)
-            self.both(number, name, lambda: self.steel(a.moe, "-p", prompt, "-n", gen, "-d", f"0,{depth}"),
+            self.both(number, name, (a.moe, "-p", prompt, "-n", gen, "-d", f"0,{depth}"),
                       lambda: self.llama_bench(a.moe, prompt, gen, f"0,{depth}"))
             if number < a.batch_rounds:
-                self.both(number, name, lambda: self.steel(a.moe, "-p", 0, "-n", gen, "-d", PROMPT, "--batch",
-                                                           ",".join(map(str, batches))),
+                self.both(number, name, (a.moe, "-p", 0, "-n", gen, "-d", PROMPT, "--batch",
+                                         ",".join(map(str, batches))),
                           lambda: self.llama_batched(a.moe, gen, batches))
         if a.dense:
-            self.both(number, model_name(a.dense), lambda: self.steel(a.dense, "-p", prompt, "-n", gen),
+            self.both(number, model_name(a.dense), (a.dense, "-p", prompt, "-n", gen),
                       lambda: self.llama_bench(a.dense, prompt, gen, "0"))
         if a.moe:
             self.starts(number)
@@ -191,6 +195,22 @@ class Compare(Record):
             server.wait()
 
 
+def before_after(lines):
+    """A line per test measured with both builds: medians, their ratio, and whether the logits are the same."""
+    runs = {}
+    for r in lines:
+        if r["kind"] == "run" and r["engine"] in ("Steel", BEFORE):
+            runs.setdefault((r["model"], r["test"]), {}).setdefault(r["engine"], []).append(r)
+    out = []
+    for (model, test), by in runs.items():
+        if len(by) == 2:
+            old, new = (statistics.median(r["tok_s"] for r in by[e]) for e in (BEFORE, "Steel"))
+            same = {r.get("logits_hash") for rs in by.values() for r in rs}
+            out.append(f"{model:28} {test:18} {old:10,.0f} {new:10,.0f} {100 * (new / old - 1):+6.1f} %  "
+                       + ("same logits" if len(same) == 1 else "other logits"))
+    return "\n".join(out)
+
+
 def model_name(path):
     return os.path.splitext(os.path.basename(path))[0]
 
@@ -215,6 +235,7 @@ def wait_ready(server, port):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--steel", help="path of steel")
+    p.add_argument("--before", help="path of an older steel to compare with")
     p.add_argument("--llama", help="folder of llama-bench and llama-batched-bench")
     p.add_argument("--moe", help="a mixture-of-experts model")
     p.add_argument("--dense", help="a dense model")
@@ -241,7 +262,8 @@ def main():
             c.profile()
     c.say("end")
     import report
-    print(report.text(c.lines))
+    print(report.text([r for r in c.lines if r.get("engine") != BEFORE]))
+    print(before_after(c.lines))
 
 
 if __name__ == "__main__":
