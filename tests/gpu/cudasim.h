@@ -261,6 +261,10 @@ cudaError_t cudaGetLastError();
 const char *cudaGetErrorString(cudaError_t e);
 const char *cudaGetErrorName(cudaError_t e);
 
+cudaError_t cudaFuncGetName(const char **name, const void *fn);
+/* SIM_DRY=1: launches do nothing (those of one warp run: the backend asks the device what it has).
+ * With STEEL_LAUNCHES this shows what a step would launch, whatever its size. */
+bool sim_dry();
 void sim_launch(cudaStream_t s, dim3 grid, dim3 block, size_t shared, std::function<void()> body);
 
 #endif

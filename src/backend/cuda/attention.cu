@@ -780,8 +780,7 @@ void cuda_rotate_store(struct cuda_backend *cu, const struct attn_layer *l, cons
 bool attention_clusters(const struct cuda_backend *cu)
 {
 #ifdef STEEL_CUDA_SIM
-    (void)cu;
-    return false;
+    return cu->sm >= 90 && cuda_blocks_meet();
 #else
     cudaFuncAttributes a = {};
     return cu->sm >= 90 &&

@@ -30,50 +30,6 @@ void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what)
               what);
 }
 
-#ifndef STEEL_CUDA_SIM
-void cuda_know(struct cuda_backend *cu, const void *fn)
-{
-    size_t at = (size_t)fn / 16 % MAX_KERNELS;
-    for (int i = 0; i < MAX_KERNELS; i++, at = (at + 1) % MAX_KERNELS) {
-        if (cu->known[at] == fn)
-            return;
-        if (cu->known[at])
-            continue;
-        cu->known[at] = fn;
-        CUDA_TRY(cu, cudaFuncSetAttribute(fn, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)cu->shared_limit));
-        CUDA_TRY(cu, cudaFuncSetAttribute(fn, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                          cudaSharedmemCarveoutMaxShared));
-        return;
-    }
-    CHECK(false, "more than %d kernels", MAX_KERNELS);
-}
-#endif
-
-#ifdef STEEL_CUDA_TRACE
-/* When each kernel of the steps since the last call began to wait, and went on: for bench_gpu. */
-extern "C" void cuda_trace_dump(struct backend *be, FILE *out)
-{
-    struct cuda_backend *cu = cuda_self(be);
-    struct trace *t = (struct trace *)mem_alloc(sizeof *t);
-    cudaStreamSynchronize(cu->stream);
-    cudaMemcpy(t, cu->trace, sizeof *t, cudaMemcpyDeviceToHost);
-    for (int i = 0; out && i < t->n && i < TRACE_EVENTS; i++)
-        fprintf(out, "%c%d %llu %llu\n", (char)(t->e[i].tag >> 16), t->e[i].tag & 0xffff,
-                (unsigned long long)(t->e[i].before - t->e[0].before),
-                (unsigned long long)(t->e[i].after - t->e[0].before));
-    for (int i = 0; out && i < t->n_blocks && i < TRACE_BLOCKS; i++) {
-        const struct trace_block *b = &t->b[i];
-        fprintf(out, "B %u %u %u %u %llu", b->tag, b->sm, b->block, b->grid, b->start);
-        for (int j = 0; j < TRACE_MARKS; j++)
-            fprintf(out, " %u", b->at[j]);
-        fprintf(out, "\n");
-    }
-    cudaMemset(cu->trace, 0, 16);
-    mem_free(t);
-}
-#endif
-
 /* Memory */
 
 static double gib(size_t bytes)
@@ -912,6 +868,7 @@ static void cuda_close(struct backend *be)
         cudaStreamDestroy(cu->stream);
     if (cu->may_wait)
         __atomic_store_n(&waits_taken[cu->device], false, __ATOMIC_RELEASE);
+    cuda_log_close(cu);
     mem_free(cu->edits);
     mem_free(cu);
 }
@@ -958,6 +915,7 @@ static bool open_device(struct cuda_backend *cu, int device, struct error *err)
     if ((e = cudaSetDevice(device)) != cudaSuccess ||
         (e = cudaGetDeviceProperties(&prop, device)) != cudaSuccess)
         return error_set(err, "CUDA device %d: %s", device, cudaGetErrorString(e));
+    cuda_log_open(cu);
     cu->device = device;
     cu->sm = prop.major * 10 + prop.minor;
     cu->n_sm = prop.multiProcessorCount;
@@ -978,7 +936,7 @@ static bool open_device(struct cuda_backend *cu, int device, struct error *err)
     cu->wgmma = wide_there(cu, (int *)cu->iq3s_grid);
     cu->clusters = attention_clusters(cu);
     panel_prepare(cu);
-    cu->may_wait = take_waits(device);
+    cu->may_wait = cuda_blocks_meet() && take_waits(device);
     cuda_copy_in(&cu->be, cu->iq3s_grid, quant_iq3s_grid(), 512 * sizeof(uint16_t));
     if (cu->failed && err)
         *err = cu->error;

@@ -8,6 +8,8 @@
 
 #include "backend/cuda/gpu.cuh"
 
+#include <stdio.h>
+
 #ifndef _Noreturn
 #define _Noreturn __attribute__((noreturn))
 #endif
@@ -290,6 +292,7 @@ struct cuda_backend {
     bool wgmma;          /* hopper.cu can be used */
     int clusters_of[8];  /* how many clusters of n + 1 blocks run at a time, a block to an SM */
     bool clusters;       /* attention may join blocks through their shared memory */
+    FILE *launches;      /* launch.cu: their log, or NULL */
     bool may_wait;       /* kernels whose blocks wait for each other may be launched */
     float *wide_part;    /* its sums where k is cut */
     float *wave_records; /* parts of a few decodes, see wave.cu; all ones between launches */
@@ -319,14 +322,24 @@ enum {
 /* Tells the runtime once what a kernel may use: all the shared memory there is. The same split of
  * the L1 for every kernel, too: where it changes between two, the second waits for an empty SM. */
 void cuda_know(struct cuda_backend *cu, const void *fn);
+/* Blocks of one launch may wait for each other, and clusters exist: not where the simulator runs one
+ * block after another. */
+bool cuda_blocks_meet(void);
+/* The log of launches, where one is asked for. */
+void cuda_log_open(struct cuda_backend *cu);
+void cuda_log_close(struct cuda_backend *cu);
+void cuda_log_step(struct cuda_backend *cu);
+void cuda_log_launch(struct cuda_backend *cu, const void *fn, dim3 grid, int block, size_t shared,
+                     int mode);
 
 /* Kernels are plain functions of plain arguments. */
 template <class... P, class... A>
 static inline void cuda_launch(struct cuda_backend *cu, void (*fn)(P...), dim3 grid, int block,
                                size_t shared, int mode, A... args)
 {
+    if (cu->launches)
+        cuda_log_launch(cu, (const void *)fn, grid, block, shared, mode);
 #ifdef STEEL_CUDA_SIM
-    (void)mode;
     sim_launch(cu->stream, grid, dim3((unsigned)block), shared, [=] { fn(P(args)...); });
 #else
 #ifdef STEEL_CUDA_TRACE

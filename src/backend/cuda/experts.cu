@@ -579,7 +579,6 @@ static void quad_launch(struct cuda_backend *cu, struct quad_args p, int threads
 {
     auto kernel = quad_experts_kernel<UP, DOWN, PARTS, STAGES, OWN>;
     dim3 grid((unsigned)cu->n_sm), outputs((unsigned)p.down.n_tiles);
-#ifndef STEEL_CUDA_SIM /* which runs a block after the other */
     if (cu->may_wait && p.down.n_tiles <= cu->n_sm && (!OWN || p.n_expert <= cu->n_sm)) {
         p.phases = (OWN ? QUAD_ROUTE : 0) | QUAD_UP | QUAD_DOWN;
         if (OWN)
@@ -587,7 +586,6 @@ static void quad_launch(struct cuda_backend *cu, struct quad_args p, int threads
         cuda_launch(cu, kernel, grid, threads, shared, LAUNCH_EARLY, p);
         return;
     }
-#endif
     p.phases = QUAD_ROUTE;
     if (OWN)
         cuda_launch(cu, kernel, dim3((unsigned)p.n_expert), threads, shared, LAUNCH_EARLY, p);

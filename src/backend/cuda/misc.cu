@@ -34,6 +34,7 @@ void cuda_load_step(struct cuda_backend *cu, int n_ints)
     int half = cu->shape.n_rot / 2, work = l->n_tokens * half;
     work = work > n_ints ? work : n_ints;
     int blocks = ceil_div(work, 256);
+    cuda_log_step(cu);
     cuda_launch(cu, load_step_kernel, dim3((unsigned)(blocks < 256 ? blocks : 256)), 256, 0,
                 LAUNCH_PLAIN, cu->step_mapped, cu->step_dev, n_ints, l->tokens, cu->chosen, l->pos,
                 l->n_tokens, cu->rope_freq, half, cu->shape.rope_mscale, cu->rope, cu->route_sums);
