@@ -41,7 +41,7 @@ struct steel_error {
 struct steel_engine_options {
     const char *device;   /* "cpu", "cuda"; NULL = a GPU the model fits, or the CPU */
     int threads;          /* 0 = all cores */
-    int context;          /* tokens a request may have, prompt and answer; 0 = the model's own */
+    int context;          /* tokens a request may have; 0 = the model's own, or what fits */
     int max_requests;     /* answers generated at once; 0 = 16 */
     int max_queue;        /* requests that may wait beyond those; 0 = 512 */
     size_t kv_bytes;      /* most memory for the KV cache; 0 = what context x max_requests needs */

@@ -102,6 +102,9 @@ struct backend_ops {
     /* Memory. alloc: zeroed, 64-byte aligned backend memory, NULL with err if there is none. */
     void *(*alloc)(struct backend *be, size_t bytes, const char *what, struct error *err);
     void (*free)(struct backend *be, void *p, size_t bytes);
+    /* Part of an alloc whose content nobody wants: its memory may go until it is written again.
+     * NULL: this backend's memory is taken whole. */
+    void (*forget)(struct backend *be, void *p, size_t bytes);
     void (*copy_in)(struct backend *be, void *dst, const void *host, size_t bytes);
     void (*copy_out)(struct backend *be, void *host, const void *src, size_t bytes);
     /* Takes a weight over (may repack). release undoes it. */

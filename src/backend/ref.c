@@ -70,6 +70,12 @@ static void ref_free(struct backend *be, void *p, size_t bytes)
     mem_aligned_free(p, bytes);
 }
 
+static void ref_forget(struct backend *be, void *p, size_t bytes)
+{
+    (void)be;
+    mem_forget(p, bytes);
+}
+
 static void ref_copy(struct backend *be, void *dst, const void *src, size_t bytes)
 {
     (void)be;
@@ -454,6 +460,7 @@ static const struct backend_ops ref_ops = {
     .close = ref_close,
     .alloc = ref_alloc,
     .free = ref_free,
+    .forget = ref_forget,
     .copy_in = ref_copy,
     .copy_out = ref_copy,
     .upload = ref_upload,

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static _Thread_local int guard_depth;
 
@@ -103,4 +104,27 @@ void mem_aligned_free(void *p, size_t bytes)
         free(p);
     else
         munmap(p, bytes);
+}
+
+/* The whole pages inside a range; 0 = there are none. */
+static size_t whole_pages(void **p, size_t bytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), a = (uintptr_t)*p;
+    uintptr_t from = (a + page - 1) / page * page, to = (a + bytes) / page * page;
+    *p = (void *)from;
+    return from < to ? to - from : 0;
+}
+
+void mem_forget(void *p, size_t bytes)
+{
+    size_t n = whole_pages(&p, bytes);
+    if (n)
+        madvise(p, n, MADV_DONTNEED);
+}
+
+void mem_small_pages(void *p, size_t bytes)
+{
+    size_t n = whole_pages(&p, bytes);
+    if (n)
+        madvise(p, n, MADV_NOHUGEPAGE);
 }

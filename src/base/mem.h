@@ -21,6 +21,10 @@ void mem_free(void *p);
  * touched. Returns NULL when the system has no memory. */
 void *mem_aligned(size_t bytes);
 void mem_aligned_free(void *p, size_t bytes);
+/* For parts of a large aligned block. forget: whole pages inside go back to the system and are zero
+ * when next read. small_pages: no huge pages there, where a touch should cost no more than it must. */
+void mem_forget(void *p, size_t bytes);
+void mem_small_pages(void *p, size_t bytes);
 
 /* While > 0 on this thread, any mem_* allocation aborts (debug builds: -DSTEEL_DEBUG). */
 void mem_guard_enter(void);

@@ -46,7 +46,7 @@ struct model_flags {
         {OPT_INT, 't', "threads", 0, &(f).threads, 1, 1024, "N", "CPU threads (default: all)"},    \
         {OPT_INT,         'c',          "ctx-size",                                                \
          "max-model-len", &(f).context, 1,                                                         \
-         1 << 28,         "N",          "context in tokens (default: the model's)"},               \
+         1 << 28,         "N",          "context in tokens (default: the model's, or what fits)"}, \
         {OPT_STRING, 0,           "device",                                                        \
          0,          &(f).device, 0,                                                               \
          0,          "NAME",      "auto (default: a GPU that fits), cpu, cuda or cuda:N"},         \

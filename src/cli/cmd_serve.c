@@ -1,6 +1,7 @@
 /* steel serve: flags for the server. Keeps the names llama-server's and vLLM's users know. */
 #include "cli/cli.h"
 #include "base/mem.h"
+#include "base/sysmem.h"
 #include "sample/sample_advice.h"
 #include "server/log.h"
 #include "server/server.h"
@@ -8,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 struct serve_flags {
     struct model_flags model;
@@ -60,8 +60,7 @@ static bool read_keys(const char *path, struct buf *text, struct opt_list *keys,
 /* A quarter of the memory that is free now. */
 static size_t default_kv_bytes(void)
 {
-    long pages = sysconf(_SC_AVPHYS_PAGES), size = sysconf(_SC_PAGESIZE);
-    size_t bytes = pages > 0 && size > 0 ? (size_t)pages * (size_t)size / 4 : 0;
+    size_t bytes = sysmem_available("") / 4;
     return bytes > (size_t)256 << 20 ? bytes : (size_t)256 << 20;
 }
 

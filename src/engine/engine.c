@@ -585,7 +585,9 @@ static void loop(struct engine *e)
         idle = !e->now->n && !start_step(e, e->now);
         CHECK(!idle || e->sched.running.n + e->sched.waiting.n == 0,
               "%d sequences wait and nothing runs", e->sched.waiting.n);
-        if (!idle)
+        if (idle)
+            kvcache_trim(e->rt->kv);
+        else
             start_ahead(e);
         if (idle || e->rt->be->ahead)
             deliver(e);

@@ -2,6 +2,14 @@
 #include "engine/kvcache.h"
 #include "base/mem.h"
 
+#include <stdlib.h>
+
+enum {
+    HUGE_PAGE = 2 << 20,
+    HUGE_WASTE = 32 << 20, /* what a first token may take in huge pages, all layers together */
+    TRIM_BYTES = 64 << 20, /* unused memory below this is not worth giving back */
+};
+
 static size_t layer_bytes(const struct config *c, enum dtype type, size_t tokens)
 {
     return tokens * (size_t)c->n_kv_heads * (size_t)c->head_dim * dtype_bytes(type, 1);
@@ -33,10 +41,13 @@ struct kvcache *kvcache_new(struct backend *be, const struct config *c, enum dty
     }
     kv->ref = mem_zalloc((size_t)n_pages, sizeof *kv->ref);
     kv->free = mem_zalloc((size_t)n_pages, sizeof *kv->free);
-    for (int i = 0; i < n_pages; i++)
-        kv->free[i] =
-            n_pages - 1 - i; /* low pages first: the touched part of the pool stays small */
-    kv->n_free = n_pages;
+    kv->n_free = kv->n_fresh = n_pages;
+    kv->plane_bytes = plane;
+    kv->page_bytes = layer_bytes(c, type, (size_t)page_len);
+    if (be->ops->forget && 2 * (size_t)c->n_layers * HUGE_PAGE > HUGE_WASTE)
+        for (int i = 0; i < 2 * c->n_layers; i++)
+            mem_small_pages((char *)kv->pool + plane * (size_t)i,
+                            plane < HUGE_PAGE ? plane : HUGE_PAGE);
     return kv;
 }
 
@@ -80,7 +91,20 @@ static void hold(struct kvcache *kv, int32_t page)
 static void let_go(struct kvcache *kv, int32_t page)
 {
     if (--kv->ref[page] == 0 && !(kv->prefix && prefix_idle(kv->prefix, page)))
-        kv->free[kv->n_free++] = page;
+        kv->free[kv->n_free++ - kv->n_fresh] = page;
+}
+
+/* Low pages first, and used ones before fresh ones: the touched part of the pool stays small. */
+static int32_t take_page(struct kvcache *kv)
+{
+    if (!kv->n_free)
+        return prefix_evict(kv->prefix);
+    int n_stack = kv->n_free-- - kv->n_fresh;
+    if (!n_stack)
+        return kv->n_pages - kv->n_fresh--;
+    if (kv->n_cold == n_stack)
+        kv->n_cold--;
+    return kv->free[n_stack - 1];
 }
 
 bool kvcache_grow(struct kvcache *kv, struct kv_seq *s, int n_tokens)
@@ -90,7 +114,7 @@ bool kvcache_grow(struct kvcache *kv, struct kv_seq *s, int n_tokens)
         return false;
     reserve(s, want);
     while (s->n_pages < want) {
-        int32_t page = kv->n_free ? kv->free[--kv->n_free] : prefix_evict(kv->prefix);
+        int32_t page = take_page(kv);
         kv->ref[page] = 1;
         s->pages[s->n_pages++] = page;
     }
@@ -134,10 +158,38 @@ void kvcache_verify(const struct kvcache *kv)
         held += kv->ref[i] > 0;
     CHECK(held + kvcache_available(kv) == kv->n_pages, "%d held, %d available of %d pages", held,
           kvcache_available(kv), kv->n_pages);
-    for (int i = 0; i < kv->n_free; i++)
-        CHECK(kv->ref[kv->free[i]] == 0, "page %d is free and held", kv->free[i]);
+    for (int i = 0; i < kv->n_free - kv->n_fresh; i++)
+        CHECK(kv->ref[kv->free[i]] == 0 && kv->free[i] < kv->n_pages - kv->n_fresh,
+              "page %d is free, and held or fresh", kv->free[i]);
+    CHECK(kv->n_cold <= kv->n_free - kv->n_fresh, "%d cold pages", kv->n_cold);
     if (kv->prefix)
         prefix_verify(kv->prefix, kv->ref);
+}
+
+static int descending(const void *a, const void *b)
+{
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x < y) - (x > y);
+}
+
+size_t kvcache_trim(struct kvcache *kv)
+{
+    int n = kv->n_free - kv->n_fresh;
+    size_t page = kv->page_bytes, planes = 2 * (size_t)kv->n_layers;
+    size_t bytes = (size_t)(n - kv->n_cold) * page * planes;
+    if (!kv->be->ops->forget || bytes < TRIM_BYTES)
+        return 0;
+    qsort(kv->free + kv->n_cold, (size_t)(n - kv->n_cold), sizeof *kv->free, descending);
+    for (int at = kv->n_cold, end; at < n; at = end) { /* runs of neighbours */
+        for (end = at + 1; end < n && kv->free[end] == kv->free[end - 1] - 1;)
+            end++;
+        for (size_t i = 0; i < planes; i++)
+            kv->be->ops->forget(
+                kv->be, (char *)kv->pool + kv->plane_bytes * i + page * (size_t)kv->free[end - 1],
+                page * (size_t)(end - at));
+    }
+    kv->n_cold = n;
+    return bytes;
 }
 
 void kvcache_release(struct kvcache *kv, struct kv_seq *s)

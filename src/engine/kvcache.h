@@ -2,7 +2,8 @@
  * The paged KV cache: one pool per model, cut into pages of page_len tokens; a sequence takes pages
  * as it grows and gives them back when it ends. Nothing is reserved for the longest case. With a
  * prefix index (prefix.h) full pages are shared between sequences that begin alike, and stay known
- * after their holders end, until the room is needed.
+ * after their holders end, until the room is needed. On a CPU the pool is address space: a page takes
+ * memory when it is first written.
  *
  * Invariants:
  *  1. a page is free, idle (held by nobody, but its content is indexed), or held: ref[page] counts
@@ -25,8 +26,12 @@ struct kvcache {
     struct kv_layer *layers; /* (n_layers) into pool */
     void *pool;              /* backend memory */
     size_t pool_bytes;
-    int32_t *free; /* (n_pages) stack of free page numbers */
-    int n_free;
+    size_t plane_bytes;    /* the keys, or the values, of one layer */
+    size_t page_bytes;     /* of one page in there */
+    int32_t *free;         /* (n_pages) stack of the free pages that were used before */
+    int n_free;            /* on the stack, and fresh */
+    int n_fresh;           /* the last so many pages were never used and take no memory yet */
+    int n_cold;            /* the lowest so many on the stack gave their memory back */
     uint16_t *ref;         /* (n_pages) */
     struct prefix *prefix; /* owned; NULL = released pages are forgotten */
 };
@@ -54,6 +59,8 @@ void kvcache_release(struct kvcache *kv, struct kv_seq *s);
 void kvcache_attach(struct kvcache *kv, struct kv_seq *s, int32_t page, int n_tokens);
 /* Page i of the sequence holds the same as `page`: holds that one instead. */
 void kvcache_replace(struct kvcache *kv, struct kv_seq *s, int i, int32_t page);
+/* Gives the memory of free pages back to the system if they are many; returns how much. */
+size_t kvcache_trim(struct kvcache *kv);
 void kvcache_verify(const struct kvcache *kv); /* CHECKs the invariants; for tests */
 
 #endif

@@ -2,15 +2,23 @@
 #include "engine/runtime.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/sysmem.h"
 #include "engine/device.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
     GPU_SCRATCH = 1 << 30,    /* left for a step's working memory */
     GPU_LEAST_CONTEXT = 4096, /* tokens a GPU must have room for to be chosen unasked */
+    HOST_SCRATCH = 64 << 20,
+    LEAST_CONTEXT = 512, /* a model that has room for less than this is refused */
+    TOKEN_EXTRA = 8,     /* bytes of bookkeeping for a token of the KV cache */
 };
+
+/* Of the host's free memory, what weights and cache together may take. */
+static const double HOST_SHARE = 0.8;
 
 static int or_default(int value, int fallback)
 {
@@ -40,20 +48,21 @@ static struct step_limits limits_of(const struct runtime_options *opt, bool gpu)
     return lim;
 }
 
-/* Working memory of a step on a GPU, on the safe side: rows of activations, experts' outputs apart,
- * and logits. */
-static size_t gpu_scratch(const struct config *c, const struct step_limits *lim)
+/* Working memory of a step, on the safe side: rows of activations, experts' outputs apart, and
+ * logits. */
+static size_t step_bytes(const struct config *c, const struct step_limits *lim)
 {
     size_t embd = (size_t)c->n_embd, heads = (size_t)c->n_heads * (size_t)c->head_dim;
     size_t used = (size_t)c->n_expert_used, ff = (size_t)c->n_ff;
     size_t wide = used * (embd * 4 + (size_t)c->n_ff_exp * 4) + ff * 4 + embd * 20 + heads * 24;
-    return GPU_SCRATCH / 2 + (size_t)lim->max_tokens * wide +
+    return (size_t)lim->max_tokens * wide +
            (size_t)lim->max_out * (size_t)c->n_vocab * sizeof(float);
 }
 
 /* "auto" becomes a device: the GPU where there is one and the model fits. A GPU that was named and
  * cannot hold the model is an error before anything is loaded. */
 static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
+                          const struct config *c, const struct model_size *size,
                           struct backend_options *out, struct error *err)
 {
     *out = opt->backend;
@@ -65,18 +74,12 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
                              .deterministic = out->deterministic,
                              .no_repack = out->no_repack,
                              .isa_forced = getenv("STEEL_ISA") != NULL};
-    struct config c;
-    struct model_size size;
-    if (!config_load(rt->file, &c, err))
-        return false;
-    model_measure(rt->file, &c, &size);
-    int context = or_default(opt->context, c.context);
-    context = context < GPU_LEAST_CONTEXT ? context : GPU_LEAST_CONTEXT;
+    int least = c->context < GPU_LEAST_CONTEXT ? c->context : GPU_LEAST_CONTEXT;
     struct step_limits lim = limits_of(opt, true);
-    f.n_params = size.n_params;
-    f.weights = size.bytes;
-    f.kv = (size_t)context * kvcache_token_bytes(&c, kv_type_of(opt));
-    f.scratch = gpu_scratch(&c, &lim);
+    f.n_params = size->n_params;
+    f.weights = size->bytes;
+    f.kv = (size_t)or_default(opt->context, least) * kvcache_token_bytes(c, kv_type_of(opt));
+    f.scratch = GPU_SCRATCH / 2 + step_bytes(c, &lim);
     if (is_auto)
         out->device = NULL;
     if (is_auto && (f.isa_forced || f.weights < DEVICE_SMALL_MODEL || !backend_has_cuda()))
@@ -89,25 +92,98 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
     return is_auto || device_fits(&f, err);
 }
 
-/* Tokens of the KV cache: as asked, or as many as could be of use and fit. is_room: `most` is all a
- * GPU has, not a wish. */
-static bool size_cache(const struct runtime_options *opt, const struct config *c,
-                       const struct step_limits *lim, int context, size_t most, bool is_room,
-                       int64_t *tokens, struct error *err)
+/* Memory for the KV cache, as its size is decided. */
+struct cache_room {
+    size_t free;   /* what there is; 0 = not known */
+    size_t usable; /* the share of it that may be in use */
+    size_t beside; /* taken by weights and working memory */
+    bool on_gpu;
+};
+
+static double gb(double bytes)
 {
-    size_t each = kvcache_token_bytes(c, kv_type_of(opt));
-    *tokens = opt->kv_tokens > 0 ? opt->kv_tokens : (int64_t)lim->max_seqs * context;
-    int64_t fit = most ? (int64_t)(most / each) : *tokens;
-    if (fit >= *tokens)
+    return bytes * 1e-9;
+}
+
+/* On the CPU: before anything is loaded. Weights computed from the file's own pages come and go. */
+static struct cache_room host_room(const struct runtime_options *opt, const struct config *c,
+                                   const struct model_size *size)
+{
+    struct step_limits lim = limits_of(opt, false);
+    struct cache_room r = {.free = sysmem_available(""),
+                           .beside = size->bytes + HOST_SCRATCH + step_bytes(c, &lim)};
+    r.usable = (size_t)((double)r.free * HOST_SHARE);
+    if (opt->backend.no_repack && r.beside > r.usable)
+        r.beside -= size->bytes;
+    return r;
+}
+
+/* On a GPU: once the weights are there. */
+static struct cache_room gpu_room(const struct runtime_options *opt, const struct config *c,
+                                  const struct backend_options *device)
+{
+    struct step_limits lim = limits_of(opt, true);
+    size_t room = backend_cuda_room(device, gpu_share(opt));
+    return (struct cache_room){room, room, GPU_SCRATCH / 2 + step_bytes(c, &lim), true};
+}
+
+static bool refuse_cache(struct error *err, const char *what, int64_t tokens, double each,
+                         const struct cache_room *r, int64_t fit)
+{
+    return error_set(
+        err,
+        "%s of %lld tokens needs %.2f GB beside %.2f GB of weights and working memory: "
+        "%.2f GB are free, %.2f may be used; %lld tokens would fit",
+        what, (long long)tokens, gb(each * (double)tokens), gb((double)r->beside),
+        gb((double)r->free), gb((double)r->usable), (long long)fit);
+}
+
+/* The context and the size of the KV cache in tokens: as asked, or as many as could be of use and
+ * fit. What was asked for and cannot fit is refused; less than the model's own context is said. */
+static bool size_cache(struct runtime *rt, const struct runtime_options *opt,
+                       const struct config *c, const struct step_limits *lim,
+                       const struct cache_room *r, int64_t *tokens, struct error *err)
+{
+    double each = (double)(kvcache_token_bytes(c, kv_type_of(opt)) + TOKEN_EXTRA);
+    int least = c->context < LEAST_CONTEXT ? c->context : LEAST_CONTEXT;
+    /* A bound nobody asked for is one of the host. */
+    bool soft = !opt->kv_bytes || opt->kv_bytes_host;
+    size_t bound = r->on_gpu && soft ? 0 : opt->kv_bytes;
+    double left = r->usable > r->beside ? (double)(r->usable - r->beside) : 0;
+    int64_t fit = r->free ? (int64_t)(left / each) : INT64_MAX;
+    if (opt->context > 0 && opt->kv_tokens <= 0 && opt->context > fit)
+        return refuse_cache(err, "a context", opt->context, each, r, fit);
+    if (opt->kv_tokens > fit)
+        return refuse_cache(err, "a KV cache", opt->kv_tokens, each, r, fit);
+    if (fit < least && !opt->context && !opt->kv_tokens) {
+        /* Tight: the share that is left to others goes first. */
+        if ((double)r->beside + each * least > (double)r->free && !opt->backend.no_repack)
+            return error_set(err,
+                             "the model needs %.2f GB for weights and working memory and %.2f GB "
+                             "for a context of %d tokens; %.2f GB are free",
+                             gb((double)r->beside), gb(each * least), least, gb((double)r->free));
+        fit = least;
+    }
+    int64_t cap = fit;
+    if (bound && (double)bound / each < (double)cap)
+        cap = (int64_t)((double)bound / each);
+    if (cap < least)
+        cap = least;
+    rt->context = or_default(opt->context, c->context);
+    if (soft && opt->context > cap)
+        cap = opt->context;
+    *tokens = opt->kv_tokens > 0 ? opt->kv_tokens : (int64_t)lim->max_seqs * rt->context;
+    if (opt->kv_tokens <= 0 && *tokens > cap)
+        *tokens = cap;
+    if (opt->context > 0 || *tokens >= rt->context)
         return true;
-    if (opt->kv_tokens > 0 && is_room)
-        return error_set(err,
-                         "a KV cache of %d tokens needs %.1f GB, %.1f are left beside the weights: "
-                         "%lld tokens would fit",
-                         opt->kv_tokens, (double)each * opt->kv_tokens * 1e-9, (double)most * 1e-9,
-                         (long long)fit);
-    if (opt->kv_tokens <= 0)
-        *tokens = fit > 256 ? fit : 256;
+    rt->context = (int)*tokens;
+    char *note = rt->notice.msg;
+    size_t n = strlen(note);
+    snprintf(note + n, sizeof rt->notice.msg - n,
+             "%scontext of %d tokens, where the model could have %d: the cache has %.2f GB (-c, "
+             "--kv-type and --kv-memory change it)",
+             n ? "; " : "", rt->context, c->context, gb(each * (double)*tokens));
     return true;
 }
 
@@ -119,12 +195,25 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
         return false;
     rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
     struct backend_options device;
-    if (!choose_device(rt, opt, &device, err))
+    struct config config;
+    struct model_size size;
+    if (!config_load(rt->file, &config, err))
         return false;
+    model_measure(rt->file, &config, &size);
+    if (!choose_device(rt, opt, &config, &size, &device, err))
+        return false;
+    bool gpu = device.device && !strncmp(device.device, "cuda", 4);
+    struct step_limits lim = limits_of(opt, gpu);
+    struct cache_room room;
+    int64_t tokens = 0;
+    if (!gpu) {
+        room = host_room(opt, &config, &size);
+        if (!size_cache(rt, opt, &config, &lim, &room, &tokens, err))
+            return false;
+    }
     rt->be = backend_open(&device, err);
     if (!rt->be)
         return false;
-    bool gpu = !strcmp(rt->be->ops->name, "cuda");
     rt->model = model_load(rt->file, rt->be, opt->progress, err);
     if (!rt->model)
         return false;
@@ -132,23 +221,16 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     if (rt->tokenizer && tokenizer_n_vocab(rt->tokenizer) > c->n_vocab)
         return error_set(err, "%s: the tokenizer has %d tokens, the embedding %d rows",
                          rt->file->path, tokenizer_n_vocab(rt->tokenizer), c->n_vocab);
-    struct step_limits lim = limits_of(opt, gpu);
-    rt->context = or_default(opt->context, c->context);
-    int page_len = or_default(opt->page_len, 16);
-    enum dtype type = kv_type_of(opt);
-    size_t most = opt->kv_bytes;
-    bool is_room = gpu && (!most || opt->kv_bytes_host);
-    if (is_room) {
-        size_t room = backend_cuda_room(&device, gpu_share(opt)), scratch = gpu_scratch(c, &lim);
-        most = room > scratch ? room - scratch + 1 : 1;
+    if (gpu) {
+        room = gpu_room(opt, c, &device);
+        if (!size_cache(rt, opt, c, &lim, &room, &tokens, err))
+            return false;
     }
-    int64_t tokens;
-    if (!size_cache(opt, c, &lim, rt->context, most, is_room, &tokens, err))
-        return false;
+    int page_len = or_default(opt->page_len, 16);
     int64_t pages = (tokens + page_len - 1) / page_len + lim.max_seqs;
     if (pages > INT32_MAX / page_len)
         return error_set(err, "a KV cache of %lld tokens is too large", (long long)tokens);
-    rt->kv = kvcache_new(rt->be, c, type, page_len, (int)pages, err);
+    rt->kv = kvcache_new(rt->be, c, kv_type_of(opt), page_len, (int)pages, err);
     if (!rt->kv)
         return false;
     rt->step = stepper_new(rt->model, rt->kv, rt->context, &lim, err);

@@ -11,7 +11,7 @@
 
 struct runtime_options {
     struct backend_options backend;
-    int context;        /* tokens per sequence; 0 = what the model was trained for */
+    int context;        /* tokens per sequence; 0 = what the model was trained for, or fits */
     int kv_tokens;      /* tokens in the whole pool; 0 = max_seqs x context */
     size_t kv_bytes;    /* ... but no more than this; 0 = no bound */
     bool kv_bytes_host; /* that bound is about the host's memory: a GPU's own takes its place */

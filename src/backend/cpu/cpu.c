@@ -24,15 +24,19 @@ static void *cpu_alloc(struct backend *be, size_t bytes, const char *what, struc
     void *p = mem_aligned(bytes);
     if (!p)
         error_set(err, "out of memory: %zu bytes for %s", bytes, what);
-    else
-        memset(p, 0, bytes);
-    return p;
+    return p; /* zeroed, and taken from the system as it is touched */
 }
 
 static void cpu_free(struct backend *be, void *p, size_t bytes)
 {
     (void)be;
     mem_aligned_free(p, bytes);
+}
+
+static void cpu_forget(struct backend *be, void *p, size_t bytes)
+{
+    (void)be;
+    mem_forget(p, bytes);
 }
 
 static void cpu_copy(struct backend *be, void *dst, const void *src, size_t bytes)
@@ -278,6 +282,7 @@ static const struct backend_ops cpu_ops = {
     .close = cpu_close,
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .forget = cpu_forget,
     .copy_in = cpu_copy,
     .copy_out = cpu_copy,
     .upload = cpu_upload,
