@@ -194,6 +194,352 @@ static void test_errors(void **state)
     steel_engine_close(e);
 }
 
+/* Chats */
+
+static struct steel_chat *new_chat(struct steel_engine *e)
+{
+    struct steel_error err = {0};
+    struct steel_chat *c = steel_chat_new(e, NULL, &err);
+    if (!c)
+        fail_msg("%s", err.message);
+    return c;
+}
+
+static void say(struct steel_chat *c, const char *role, const char *content)
+{
+    struct steel_error err = {0};
+    struct steel_message m = {.role = role, .content = content};
+    if (!steel_chat_add(c, &m, &err))
+        fail_msg("%s", err.message);
+}
+
+static void assert_renders(struct steel_chat *c, const char *want)
+{
+    char text[2000];
+    struct steel_error err = {0};
+    int n = steel_chat_render(c, text, sizeof text, &err);
+    if (n < 0)
+        fail_msg("%s", err.message);
+    assert_string_equal(text, want);
+    assert_int_equal(n, strlen(want));
+    assert_int_equal(steel_chat_render(c, text, 5, &err), n); /* cut, not overrun */
+    assert_int_equal(strlen(text), 4);
+}
+
+/* What came of an answer, by kind. */
+struct heard {
+    char text[4096], thinking[4096], name[64], arguments[1024], id[64];
+    int n_calls, n_ends, n_started;
+    struct steel_event end;
+};
+
+static void put(char *to, size_t cap, const struct steel_chat_event *e)
+{
+    size_t n = strlen(to);
+    assert_true(n + e->n_text < cap);
+    memcpy(to + n, e->text, e->n_text);
+    to[n + e->n_text] = 0;
+}
+
+static void hear(struct steel_answer *a, struct heard *h)
+{
+    struct steel_chat_event e = {0};
+    *h = (struct heard){0};
+    while (steel_answer_next(a, &e, -1)) {
+        assert_int_equal(h->end.kind, 0); /* nothing after DONE */
+        if (e.kind == STEEL_CHAT_TEXT)
+            put(h->text, sizeof h->text, &e);
+        else if (e.kind == STEEL_CHAT_THINKING)
+            put(h->thinking, sizeof h->thinking, &e);
+        else if (e.kind == STEEL_CHAT_CALL) {
+            put(h->name, sizeof h->name, &e);
+            snprintf(h->id, sizeof h->id, "%s", e.call_id);
+            assert_int_equal(e.call, h->n_calls++);
+        } else if (e.kind == STEEL_CHAT_ARGUMENTS)
+            put(h->arguments, sizeof h->arguments, &e);
+        h->n_started += e.kind == STEEL_CHAT_STARTED;
+        h->n_ends += e.kind == STEEL_CHAT_CALL_END;
+        if (e.kind == STEEL_CHAT_DONE)
+            h->end = e.end;
+    }
+    assert_int_equal(h->end.kind, STEEL_DONE);
+    assert_int_equal(h->n_started, 1);
+    steel_answer_free(a);
+}
+
+static void test_conversation(void **state)
+{
+    (void)state;
+    struct steel_engine *e = open_toy();
+    struct steel_chat *c = new_chat(e);
+    struct steel_error err = {0};
+    char text[2000];
+    assert_int_equal(steel_chat_render(c, text, sizeof text, &err), -1);
+    assert_non_null(strstr(err.message, "empty"));
+    assert_true(steel_chat_set_system(c, "Be short.", &err));
+    say(c, "user", "Hi");
+    assert_renders(c, "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+                      "<|im_start|>assistant\n");
+    steel_chat_set_thinking(c, STEEL_THINK_OFF);
+    assert_true(steel_chat_set_system(c, NULL, &err));
+    assert_renders(c, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+                      "<think>\n\n</think>\n\n");
+    steel_chat_set_thinking(c, STEEL_THINK_AUTO);
+    assert_true(steel_chat_set_variables(c, "{\"enable_thinking\": false}", &err));
+    assert_renders(c, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+                      "<think>\n\n</think>\n\n");
+    assert_true(steel_chat_set_variables(c, NULL, &err));
+    /* a call and its result, as structs and as JSON */
+    struct steel_message call = {.role = "assistant",
+                                 .tool_calls = "[{\"id\": \"c1\", \"type\": \"function\","
+                                               "\"function\": {\"name\": \"f\","
+                                               "\"arguments\": \"{\\\"x\\\": 1}\"}}]"};
+    struct steel_message result = {.role = "tool", .content = "one", .call_id = "c1"};
+    assert_true(steel_chat_add(c, &call, &err));
+    assert_true(steel_chat_add(c, &result, &err));
+    int n = steel_chat_render(c, text, sizeof text, &err);
+    assert_non_null(strstr(text, "{\"name\": \"f\", \"arguments\": {\"x\": 1}}"));
+    assert_non_null(strstr(text, "<tool_response>\none\n</tool_response>"));
+    char json[2000], again[2000];
+    assert_true(steel_chat_json(c, 0, json, sizeof json) > 0);
+    assert_int_equal(steel_chat_n_messages(c), 3);
+    assert_string_equal(steel_chat_role(c, 2), "tool");
+    assert_string_equal(steel_chat_role(c, 3), "");
+    steel_chat_cut(c, 0);
+    assert_true(steel_chat_add_json(c, json, &err));
+    assert_int_equal(steel_chat_render(c, again, sizeof again, &err), n);
+    assert_string_equal(again, text);
+    steel_chat_cut(c, 1);
+    assert_true(steel_chat_add_json(c, "{\"role\": \"user\", \"content\": \"!\"}", &err));
+    assert_true(steel_chat_json(c, 1, json, sizeof json) > 0);
+    assert_string_equal(json, "[{\"role\":\"user\",\"content\":\"!\"}]");
+    assert_true(steel_chat_set_tools(
+        c, "[{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]", &err));
+    assert_true(steel_chat_render(c, text, sizeof text, &err) > 0);
+    assert_non_null(strstr(text, "# Tools\n<tools>\n{\"type\": \"function\""));
+    steel_chat_free(c);
+    steel_engine_close(e);
+}
+
+static void test_chat_refuses(void **state)
+{
+    (void)state;
+    struct steel_engine *e = open_toy();
+    struct steel_chat *c = new_chat(e);
+    struct steel_error err = {0};
+    static const struct {
+        const char *json, *says;
+    } bad[] = {
+        {"[{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"king\", \"content\": \"b\"}]",
+         "messages[1].role"},
+        {"{\"role\": \"user\"}", "messages[0].content is missing"},
+        {"{\"role\": \"user\", \"content\": 7}", "messages[0].content must be"},
+        {"{\"role\": \"assistant\", \"tool_calls\": [{}]}",
+         "messages[0].tool_calls[0].function.name"},
+        {"3", "messages must be"},
+        {"[{\"role\":", "not JSON"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_false(steel_chat_add_json(c, bad[i].json, &err));
+        assert_int_equal(err.kind, STEEL_INVALID);
+        if (!strstr(err.message, bad[i].says))
+            fail_msg("%s: %s", bad[i].json, err.message);
+        assert_int_equal(steel_chat_n_messages(c), 0); /* all or none */
+    }
+    struct steel_message odd = {.role = "user", .content = "\xff"};
+    assert_false(steel_chat_add(c, &odd, &err));
+    assert_non_null(strstr(err.message, "UTF-8"));
+    assert_false(steel_chat_add(c, &(struct steel_message){0}, &err));
+    assert_false(steel_chat_set_system(c, "\xc0", &err));
+    assert_false(steel_chat_set_tools(c, "{}", &err));
+    assert_false(steel_chat_set_tools(c, "[{\"type\": \"function\"}]", &err));
+    assert_non_null(strstr(err.message, "tools[0].function.name"));
+    assert_false(steel_chat_set_variables(c, "[1]", &err));
+    assert_false(steel_chat_set_format(c, "klingon", &err));
+    assert_non_null(strstr(err.message, "klingon"));
+    assert_true(steel_chat_set_format(c, "hermes", &err) && steel_chat_set_format(c, NULL, &err));
+    assert_null(steel_chat_answer(c, NULL, &err)); /* nothing to answer */
+    char long_text[600];
+    memset(long_text, 'x', sizeof long_text);
+    long_text[599] = 0;
+    say(c, "user", long_text);
+    assert_null(steel_chat_answer(c, NULL, &err));
+    assert_int_equal(err.kind, STEEL_TOO_LONG);
+    assert_null(steel_chat_new(e, "/nonexistent.jinja", &err));
+    assert_non_null(strstr(err.message, "/nonexistent.jinja"));
+    steel_chat_free(c);
+    steel_engine_close(e);
+    struct steel_engine_options o = {.kv_type = "q3"};
+    assert_null(steel_engine_open(path, &o, &err));
+    assert_non_null(strstr(err.message, "kv_type"));
+}
+
+static void test_answers(void **state)
+{
+    (void)state;
+    struct steel_engine *e = open_toy();
+    struct steel_chat *c = new_chat(e);
+    struct steel_error err = {0};
+    struct steel_request_options o = steel_engine_request_options(e);
+    struct heard h;
+    o.max_tokens = 40;
+    o.ignore_eos = true;
+    o.seed = 5;
+    steel_chat_set_thinking(c, STEEL_THINK_OFF);
+    say(c, "user", "Tell me a story.");
+    struct steel_answer *a = steel_chat_answer(c, &o, &err);
+    assert_non_null(a);
+    assert_null(steel_chat_answer(c, &o, &err)); /* one at a time */
+    assert_non_null(strstr(err.message, "under way"));
+    struct pollfd p = {.fd = steel_answer_fd(a), .events = POLLIN};
+    assert_int_equal(poll(&p, 1, 60000), 1);
+    hear(a, &h);
+    assert_int_equal(h.end.finish, STEEL_LENGTH);
+    assert_int_equal(h.end.n_generated, 40);
+    assert_int_equal(steel_chat_n_messages(c), 2);
+    char json[8192], first[4096];
+    steel_chat_json(c, 1, json, sizeof json);
+    assert_non_null(strstr(json, "\"role\":\"assistant\""));
+    strcpy(first, h.text);
+    assert_true(strlen(first) > 10);
+    /* the same again, and stopped at a text it contains */
+    steel_chat_cut(c, 1);
+    char stop[4] = "";
+    memcpy(stop, first + strlen(first) / 2, 3);
+    const char *stops[] = {stop};
+    o.stop = stops;
+    o.n_stop = 1;
+    hear(steel_chat_answer(c, &o, &err), &h);
+    assert_int_equal(h.end.finish, STEEL_STOP);
+    const char *at = strstr(first, stop);
+    assert_int_equal(strlen(h.text), at - first);
+    assert_memory_equal(h.text, first, strlen(h.text));
+    o.n_stop = 0;
+    /* settled: the next turn reads only what is new in it */
+    steel_chat_cut(c, 1);
+    say(c, "assistant", "There was a fox.");
+    struct steel_stats st;
+    steel_engine_stats(e, &st);
+    uint64_t before = st.prompt_tokens;
+    steel_chat_settle(c);
+    do
+        steel_engine_stats(e, &st);
+    while (st.prompt_tokens == before || st.running + st.waiting);
+    say(c, "user", "And then?");
+    int n_all = steel_chat_render(c, json, sizeof json, &err);
+    assert_true(n_all > 100);
+    hear(steel_chat_answer(c, &o, &err), &h);
+    /* "And then?", its end, the header of the answer and the empty thoughts, byte by byte */
+    assert_int_equal(h.end.n_prompt - h.end.n_cached, 9 + 2 + 11 + 6);
+    /* cancelled: it ends, and what was said stays in the conversation */
+    say(c, "user", "More!");
+    o.max_tokens = 0;
+    int n = steel_chat_n_messages(c);
+    a = steel_chat_answer(c, &o, &err);
+    struct steel_chat_event ev = {0};
+    while (ev.kind != STEEL_CHAT_TEXT)
+        assert_true(steel_answer_next(a, &ev, 60000));
+    steel_answer_cancel(a);
+    while (steel_answer_next(a, &ev, 60000))
+        ;
+    assert_int_equal(ev.kind, STEEL_CHAT_DONE);
+    assert_int_equal(ev.end.finish, STEEL_CANCELLED);
+    steel_answer_free(a);
+    assert_int_equal(steel_chat_n_messages(c), n + 1);
+    /* freed in the middle: it is as if it had not been asked for */
+    steel_chat_cut(c, 1);
+    a = steel_chat_answer(c, &o, &err);
+    assert_true(steel_answer_next(a, &ev, 60000));
+    steel_answer_free(a);
+    assert_int_equal(steel_chat_n_messages(c), 1);
+    steel_engine_stats(e, &st);
+    assert_int_equal(st.running + st.waiting + st.kv_pages_held, 0);
+    steel_chat_settle(c); /* what still settles does not hold up the end */
+    steel_chat_free(c);
+    steel_engine_close(e);
+}
+
+/* The model in the box knows tools and thinks: what it says is told apart. */
+static void test_tools(void **state)
+{
+    (void)state;
+    struct steel_error err = {0};
+    struct steel_engine *e = steel_engine_open("demo/steel-demo.gguf", NULL, &err);
+    if (!e)
+        fail_msg("%s", err.message);
+    struct steel_info info;
+    steel_engine_info(e, &info);
+    assert_string_equal(info.path, "demo/steel-demo.gguf");
+    assert_true(info.n_params > 100000 && info.n_active <= info.n_params && info.bytes > 0);
+    struct steel_chat *c = new_chat(e);
+    static const char tools[] =
+        "[{\"type\": \"function\", \"function\": {\"name\": \"get_weather\", \"description\":"
+        "\"Get the current weather in a city.\", \"parameters\": {\"type\": \"object\","
+        "\"properties\": {\"city\": {\"type\": \"string\"}}, \"required\": [\"city\"]}}}]";
+    assert_true(steel_chat_set_tools(c, tools, &err));
+    say(c, "user", "What is the weather in Paris?");
+    struct steel_request_options o = steel_engine_request_options(e);
+    assert_true(o.temperature == 0.5f && o.top_k == 20); /* as its author advises */
+    o.temperature = 0;
+    struct heard h;
+    hear(steel_chat_answer(c, &o, &err), &h);
+    assert_int_equal(h.end.finish, STEEL_STOP);
+    assert_int_equal(h.n_calls, 1);
+    assert_int_equal(h.n_ends, 1);
+    assert_string_equal(h.name, "get_weather");
+    assert_string_equal(h.arguments, "{\"city\": \"Paris\"}");
+    assert_non_null(strstr(h.thinking, "get_weather"));
+    assert_null(strstr(h.text, "<tool_call>"));
+    struct steel_message r = {.role = "tool",
+                              .content = "{\"temperature\": 21, \"condition\": \"sunny\"}",
+                              .call_id = h.id};
+    assert_true(steel_chat_add(c, &r, &err));
+    hear(steel_chat_answer(c, &o, &err), &h);
+    assert_non_null(strstr(h.text, "21"));
+    assert_int_equal(h.n_calls, 0);
+    assert_true(h.end.n_cached > 100); /* the first prompt and its answer */
+    assert_int_equal(steel_chat_n_messages(c), 4);
+    /* without tools the same text would be content; without thinking there is none */
+    assert_true(steel_chat_set_tools(c, NULL, &err));
+    steel_chat_set_thinking(c, STEEL_THINK_OFF);
+    steel_chat_cut(c, 0);
+    say(c, "user", "What is 2 + 2?");
+    hear(steel_chat_answer(c, &o, &err), &h);
+    assert_string_equal(h.thinking, "");
+    assert_non_null(strstr(h.text, "4"));
+    steel_chat_free(c);
+    steel_engine_close(e);
+}
+
+static void test_read_only(void **state)
+{
+    (void)state;
+    struct steel_engine *e = open_toy();
+    struct steel_error err = {0};
+    struct steel_request_options o = steel_request_options();
+    struct steel_event end;
+    char text[1000];
+    o.text = "Once upon a time there was";
+    o.read_only = true;
+    struct steel_request *r = steel_request_submit(e, &o, &err);
+    end = finish(r, text, sizeof text);
+    assert_int_equal(end.n_generated, 0);
+    assert_string_equal(text, "");
+    steel_request_free(r);
+    o.read_only = false;
+    o.max_tokens = 2;
+    r = steel_request_submit(e, &o, &err);
+    assert_int_equal(steel_request_fd(r) >= 0, 1);
+    end = finish(r, text, sizeof text);
+    assert_int_equal(end.n_cached, 16); /* the page that was full; the last token is read anew */
+    steel_request_free(r);
+    o.n_text = 4; /* "Once" */
+    r = steel_request_submit(e, &o, &err);
+    assert_int_equal(finish(r, text, sizeof text).n_prompt, 4);
+    steel_request_free(r);
+    steel_engine_close(e);
+}
+
 int main(void)
 {
     struct error err = {0};
@@ -203,9 +549,10 @@ int main(void)
         return 1;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one),
-        cmocka_unit_test(test_many),
-        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_one),          cmocka_unit_test(test_many),
+        cmocka_unit_test(test_errors),       cmocka_unit_test(test_read_only),
+        cmocka_unit_test(test_conversation), cmocka_unit_test(test_chat_refuses),
+        cmocka_unit_test(test_answers),      cmocka_unit_test(test_tools),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     unlink(path);

@@ -62,19 +62,22 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
     return true;
 }
 
+void cli_progress_bar(int percent)
+{
+    enum { WIDTH = 32 };
+    char bar[WIDTH + 1];
+    for (int i = 0; i < WIDTH; i++)
+        bar[i] = i * 100 < percent * WIDTH ? '=' : ' ';
+    bar[WIDTH] = 0;
+    fprintf(stderr, "\rloading [%s] %3d%%", bar, percent);
+}
+
 static bool show_progress(void *arg, size_t done, size_t total)
 {
     int *shown = arg;
     int percent = total ? (int)(100.0 * (double)done / (double)total) : 100;
-    if (*shown >= 0 && percent != *shown) {
-        enum { WIDTH = 32 };
-        char bar[WIDTH + 1];
-        for (int i = 0; i < WIDTH; i++)
-            bar[i] = i * 100 < percent * WIDTH ? '=' : ' ';
-        bar[WIDTH] = 0;
-        fprintf(stderr, "\rloading [%s] %3d%%", bar, percent);
-        *shown = percent;
-    }
+    if (*shown >= 0 && percent != *shown)
+        cli_progress_bar(*shown = percent);
     return !cli_interrupted();
 }
 

@@ -83,6 +83,8 @@ struct model_flags {
         OPT_FLAG, 0, "profile", 0, &(f).profile, 0, 0, 0, "print where the time went, per stage"   \
     }
 
+/* Draws the loading bar on stderr, over the last one. */
+void cli_progress_bar(int percent);
 /* Options of the runtime from the flags; false after a usage message. */
 bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          struct runtime_options *opt);

@@ -1,11 +1,12 @@
 /*
- * steel run: a prompt in, a streamed completion out, timings on stderr. Holds back text that may
- * become a stop string, so that nothing is shown and then withdrawn.
+ * steel run: a prompt in, a streamed answer out, timings on stderr; without a prompt a chat
+ * (terminal.c). Flags become options of the library (steel.h), which does the rest.
  */
 #include "cli/terminal.h"
+#include "base/clock.h"
 #include "base/mem.h"
-#include "sample/sample_advice.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,23 +15,15 @@
 
 struct run_flags {
     struct model_flags model;
-    struct sample_params sample;
+    struct steel_request_options o; /* NAN and INT_MIN: not set, so the model's author decides */
     const char *prompt, *file, *system, *think;
     int n_predict;
     struct opt_list stop, bias;
-    bool ignore_eos, quiet, raw, verbose;
+    bool quiet, raw, verbose;
 };
 
-static bool on_text(void *arg, const char *text, size_t len)
-{
-    struct stop_filter *o = arg;
-    buf_add(&o->held, text, len);
-    stop_filter_flush(o, false);
-    return !o->stopped;
-}
-
 /* "ID=BIAS", or llama.cpp's "ID+BIAS" and "ID-BIAS"; "ID=false" bans. */
-static bool parse_bias(const struct usage *u, const struct opt_list *list, struct logit_bias *out)
+static bool parse_bias(const struct usage *u, const struct opt_list *list, struct steel_bias *out)
 {
     for (int i = 0; i < list->n; i++) {
         const char *s = list->items[i];
@@ -51,94 +44,99 @@ static bool parse_bias(const struct usage *u, const struct opt_list *list, struc
             args_usage_error(u, "--logit-bias %s: use TOKEN=BIAS, as in 198=-1.5 or 198=false", s);
             return false;
         }
-        out[i] = (struct logit_bias){(int32_t)id, bias};
+        out[i] = (struct steel_bias){(int32_t)id, bias};
     }
     return true;
 }
 
-static void print_timings(const struct runtime *rt, const struct run_flags *f,
-                          const struct generation *g)
+static void print_timings(const struct steel_engine *engine, const struct run_flags *f,
+                          const struct steel_event *end, int64_t load_ns)
 {
-    if (!f->quiet && g->n_generated) {
-        fprintf(stderr, "\nload %.2f s | ", (double)rt->load_ns * 1e-9);
-        generation_print(g, stderr);
-        fprintf(stderr, " | seed %llu\n", (unsigned long long)f->sample.seed);
+    if (!f->quiet && end->n_prompt) {
+        fprintf(stderr, "\nload %.2f s | ", (double)load_ns * 1e-9);
+        generation_print(end, stderr);
+        fprintf(stderr, " | seed %llu\n", (unsigned long long)f->o.seed);
     }
-    if (f->model.profile)
-        profile_print(&rt->profile, stderr);
+    char table[8192];
+    if (f->model.profile && steel_engine_profile(engine, table, sizeof table) > 0)
+        fputs(table, stderr);
 }
 
-/* The prompt as it is. */
-static bool complete(struct runtime *rt, const struct run_flags *f, const struct buf *text,
-                     struct error *err)
+/* What no flag has set is as the model's author advises. */
+static void advise(struct steel_request_options *o, const struct steel_engine *engine)
 {
-    struct context context = {.rt = rt};
-    struct stop_filter out = {.stop = &f->stop};
-    struct token_list prompt = {0};
-    struct generation g = {.context = &context,
-                           .sample = &f->sample,
-                           .n_predict = f->n_predict,
-                           .ignore_eos = f->ignore_eos,
-                           .on_text = on_text,
-                           .arg = &out};
-    bool ok = tokenizer_encode(rt->tokenizer, text->p ? text->p : "", text->len,
-                               TOKENIZE_SPECIAL | TOKENIZE_BOS, &prompt, err);
-    if (ok && prompt.n == 0 && tokenizer_bos(rt->tokenizer) >= 0)
-        token_list_add(&prompt, tokenizer_bos(rt->tokenizer));
-    if (ok && prompt.n == 0)
-        ok = error_set(err, "the prompt is empty");
-    ok = ok && generate(&g, prompt.ids, (int)prompt.n, err);
-    if (!out.stopped)
-        stop_filter_flush(&out, true);
-    if (g.n_generated)
-        fputc('\n', stdout);
-    fflush(stdout);
-    print_timings(rt, f, &g);
-    context_clear(&context);
-    token_list_clear(&prompt);
-    buf_clear(&out.held);
+    struct steel_request_options a = steel_engine_request_options(engine);
+    const struct {
+        float *set, advised;
+    } floats[] = {{&o->temperature, a.temperature},
+                  {&o->top_p, a.top_p},
+                  {&o->min_p, a.min_p},
+                  {&o->repeat_penalty, a.repeat_penalty}};
+    const struct {
+        int *set, advised;
+    } ints[] = {{&o->top_k, a.top_k}, {&o->repeat_last_n, a.repeat_last_n}};
+    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++)
+        if (isnan(*floats[i].set))
+            *floats[i].set = floats[i].advised;
+    for (size_t i = 0; i < sizeof ints / sizeof *ints; i++)
+        if (*ints[i].set == INT_MIN)
+            *ints[i].set = ints[i].advised;
+}
+
+/* One prompt, one answer: through the chat template where the model has one, else as it is. */
+static bool answer(struct steel_engine *engine, struct run_flags *f,
+                   const struct terminal_options *chat, const struct buf *text, int64_t load_ns,
+                   struct steel_error *err)
+{
+    struct steel_event end = {0};
+    bool raw = f->raw, ok = false;
+    if (!raw) {
+        ok = terminal_ask(engine, chat, text->p ? text->p : "", &end, err);
+        raw = !ok && err->kind == STEEL_NO_CHAT;
+    }
+    if (raw) {
+        struct steel_request_options o = chat->request;
+        o.text = text->p ? text->p : "";
+        o.n_text = text->len;
+        ok = generate_text(engine, &o, &end, err);
+    }
+    print_timings(engine, f, &end, load_ns);
     return ok;
 }
 
 static int run(const char *model, struct run_flags *f, struct terminal_options *chat,
-               struct runtime_options *opt)
+               struct steel_engine_options *opt)
 {
-    struct error err = {0};
+    struct steel_error err = {0};
+    struct error e = {0};
     struct buf text = {0};
-    struct runtime *rt = NULL;
-    bool ok = true, talk = !f->prompt && !f->file;
-    if (f->file)
-        ok = cli_read_file(f->file, (size_t)256 << 20, &text, &err);
-    else if (f->prompt)
+    if (f->file && !cli_read_file(f->file, (size_t)256 << 20, &text, &e))
+        return cli_fail(&e);
+    if (f->prompt)
         buf_adds(&text, f->prompt);
+    int64_t t0 = clock_ns();
+    struct steel_engine *engine = generate_open(model, opt, &err);
+    int64_t load_ns = clock_ns() - t0;
+    bool ok = engine != NULL;
     if (ok) {
-        rt = cli_open(model, opt, &err);
-        ok = rt != NULL;
+        advise(&f->o, engine);
+        generate_limit(&f->o, f->n_predict);
+        chat->request = f->o;
     }
-    if (ok && !rt->tokenizer) {
-        err = rt->tokenizer_error;
-        ok = false;
-    }
-    if (ok) {
-        sample_params_advise(&f->sample, rt->file);
-        chat->sample = f->sample;
-    }
-    int rc = EXIT_OK;
-    if (ok && talk) {
-        rc = terminal_chat(rt, chat);
+    if (ok && !f->prompt && !f->file) {
+        ok = terminal_chat(engine, chat, &err);
         cli_clear_interrupt();
-    } else if (ok && !f->raw && terminal_can_chat(rt)) {
-        struct generation g = {0};
-        ok = terminal_ask(rt, chat, text.p ? text.p : "", &g, &err) == EXIT_OK;
-        print_timings(rt, f, &g);
     } else if (ok) {
-        ok = complete(rt, f, &text, &err);
+        ok = answer(engine, f, chat, &text, load_ns, &err);
     }
     buf_clear(&text);
-    runtime_close(rt);
+    steel_engine_close(engine);
     if (cli_interrupted())
         return EXIT_INTERRUPTED;
-    return ok ? rc : cli_fail(&err);
+    if (ok)
+        return EXIT_OK;
+    fprintf(stderr, "steel: %s\n", err.message);
+    return EXIT_FAIL;
 }
 
 static bool parse_think(const struct usage *u, const char *s, enum think_mode *out)
@@ -155,9 +153,29 @@ static bool parse_think(const struct usage *u, const char *s, enum think_mode *o
     return !s;
 }
 
+/* Checked as for every command; false after a usage message. One answer at a time is generated. */
+static bool engine_options(const struct usage *u, const struct model_flags *f,
+                           struct steel_engine_options *opt)
+{
+    struct runtime_options r;
+    *opt = (struct steel_engine_options){.device = f->device,
+                                         .threads = f->threads,
+                                         .context = f->context,
+                                         .max_requests = 1,
+                                         .deterministic = f->deterministic,
+                                         .no_repack = f->no_repack,
+                                         .profile = f->profile,
+                                         .kv_type = f->kv_type,
+                                         .page_len = f->page_len,
+                                         .gpu_memory = f->gpu_memory};
+    return cli_runtime_options(u, f, &r);
+}
+
 int cmd_run(int argc, char **argv)
 {
-    struct run_flags f = {.sample = sample_params_unset(), .n_predict = -1};
+    struct run_flags f = {.o = steel_request_options(), .n_predict = -1};
+    f.o.temperature = f.o.top_p = f.o.min_p = f.o.repeat_penalty = NAN;
+    f.o.top_k = f.o.repeat_last_n = INT_MIN;
     uint64_t seed = UINT64_MAX;
     const struct opt opts[] = {
         {OPT_STRING, 'p', "prompt", 0, &f.prompt, 0, 0, "TEXT", "the prompt"},
@@ -166,7 +184,7 @@ int cmd_run(int argc, char **argv)
         {OPT_INT, 'n', "predict", "n-predict", &f.n_predict, -1, 1 << 28, "N",
          "tokens to generate (default: until the end or the context)"},
         {OPT_LIST, 0, "stop", 0, &f.stop, 0, 0, "TEXT", "stop at this text (repeatable)"},
-        {OPT_FLAG, 0, "ignore-eos", 0, &f.ignore_eos, 0, 0, 0, "go on past the end token"},
+        {OPT_FLAG, 0, "ignore-eos", 0, &f.o.ignore_eos, 0, 0, 0, "go on past the end token"},
         {OPT_FLAG, 0, "raw", 0, &f.raw, 0, 0, 0, "the prompt as it is, without the chat template"},
         {OPT_FLAG, 'q', "quiet", 0, &f.quiet, 0, 0, 0, "no timings"},
         {OPT_HEADING, 0, "chat", 0, 0, 0, 0, 0, 0},
@@ -174,21 +192,21 @@ int cmd_run(int argc, char **argv)
         {OPT_STRING, 0, "think", 0, &f.think, 0, 0, "MODE", "on, off or hide (default on)"},
         {OPT_FLAG, 'v', "verbose", 0, &f.verbose, 0, 0, 0, "speed after every turn of a chat"},
         {OPT_HEADING, 0, "sampling", 0, 0, 0, 0, 0, 0},
-        {OPT_FLOAT, 0, "temp", "temperature", &f.sample.temp, 0, 100, "T",
+        {OPT_FLOAT, 0, "temp", "temperature", &f.o.temperature, 0, 100, "T",
          "temperature; 0 = greedy (default: the model's, or 0.8)"},
-        {OPT_INT, 0, "top-k", 0, &f.sample.top_k, 0, 1 << 28, "K",
+        {OPT_INT, 0, "top-k", 0, &f.o.top_k, 0, 1 << 28, "K",
          "0 = off (default: the model's, or 40)"},
-        {OPT_FLOAT, 0, "top-p", 0, &f.sample.top_p, 0, 1, "P",
+        {OPT_FLOAT, 0, "top-p", 0, &f.o.top_p, 0, 1, "P",
          "1 = off (default: the model's, or 0.95)"},
-        {OPT_FLOAT, 0, "min-p", 0, &f.sample.min_p, 0, 1, "P",
+        {OPT_FLOAT, 0, "min-p", 0, &f.o.min_p, 0, 1, "P",
          "0 = off (default: the model's, or 0.05)"},
-        {OPT_FLOAT, 0, "repeat-penalty", 0, &f.sample.repeat_penalty, 0.01, 100, "X",
+        {OPT_FLOAT, 0, "repeat-penalty", 0, &f.o.repeat_penalty, 0.01, 100, "X",
          "1 = off (default: the model's, or 1)"},
-        {OPT_INT, 0, "repeat-last-n", 0, &f.sample.repeat_last_n, -1, 1 << 20, "N",
+        {OPT_INT, 0, "repeat-last-n", 0, &f.o.repeat_last_n, -1, 1 << 20, "N",
          "tokens it looks back on (default 64, -1 = all)"},
-        {OPT_FLOAT, 0, "presence-penalty", 0, &f.sample.presence_penalty, -100, 100, "X",
+        {OPT_FLOAT, 0, "presence-penalty", 0, &f.o.presence_penalty, -100, 100, "X",
          "0 = off (default 0)"},
-        {OPT_FLOAT, 0, "frequency-penalty", 0, &f.sample.frequency_penalty, -100, 100, "X",
+        {OPT_FLOAT, 0, "frequency-penalty", 0, &f.o.frequency_penalty, -100, 100, "X",
          "0 = off (default 0)"},
         {OPT_U64, 's', "seed", 0, &seed, 0, 0, "N", "same seed, same text (default: random)"},
         {OPT_LIST, 0, "logit-bias", 0, &f.bias, 0, 0, "ID=X",
@@ -226,17 +244,19 @@ int cmd_run(int argc, char **argv)
     for (int i = 0; i < f.stop.n; i++)
         if (!*f.stop.items[i])
             return cli_args_exit(args_usage_error(&u, "--stop: empty text"));
-    struct runtime_options opt;
-    struct logit_bias *bias = mem_zalloc((size_t)f.bias.n, sizeof *bias);
+    struct steel_engine_options opt;
+    struct steel_bias *bias = mem_zalloc((size_t)f.bias.n, sizeof *bias);
     struct terminal_options chat = {
-        .stop = &f.stop, .system = f.system, .n_predict = f.n_predict, .verbose = f.verbose};
-    bool usable = cli_runtime_options(&u, &f.model, &opt) && parse_bias(&u, &f.bias, bias) &&
+        .system = f.system, .n_predict = f.n_predict, .verbose = f.verbose};
+    bool usable = engine_options(&u, &f.model, &opt) && parse_bias(&u, &f.bias, bias) &&
                   parse_think(&u, f.think, &chat.think);
-    f.sample.bias = bias;
-    f.sample.n_bias = f.bias.n;
-    f.sample.seed = seed;
-    if (seed == UINT64_MAX && getrandom(&f.sample.seed, 4, 0) == 4)
-        f.sample.seed &= 0xffffffffu;
+    f.o.bias = bias;
+    f.o.n_bias = f.bias.n;
+    f.o.stop = (const char *const *)f.stop.items;
+    f.o.n_stop = f.stop.n;
+    f.o.seed = seed;
+    if (seed == UINT64_MAX && getrandom(&f.o.seed, 4, 0) == 4)
+        f.o.seed &= 0xffffffffu;
     int rc = EXIT_USAGE;
     if (usable) {
         cli_catch_interrupt();

@@ -1,35 +1,28 @@
 /*
- * The chat terminal. Keeps a conversation as messages; every turn renders them with the model's own
- * template and reads only the tokens the KV cache does not hold. Templates rewrite history (Qwen3
- * drops earlier thinking), so after an answer the cache is brought to the form the next turn will
- * begin with, while the person reads and types: a turn then reads only what is new in it.
+ * The chat terminal: a conversation of the library (steel.h) on a screen. Shows thinking, text and tool
+ * calls as they come, runs the /commands, and has the conversation settled while the person reads
+ * and types, so that a turn reads only what is new in it.
  */
 #include "cli/terminal.h"
 #include "cli/lineedit.h"
 #include "base/mem.h"
-#include "text/chat.h"
+#include "file/tensorfile.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 struct terminal {
-    struct runtime *rt;
-    struct chat *chat;
+    struct steel_engine *engine;
+    struct steel_chat *chat;
     struct terminal_options opt;
-    char *system;     /* NULL = none */
-    json_t *messages; /* array, without the system message */
-    struct context context;
-    struct generation last; /* the last turn's counters */
+    char *system;            /* NULL = none */
+    struct steel_event last; /* the last turn's counters */
     struct lineedit *input;
     bool color;
     bool quit;
-    pthread_t settler; /* reads the settled history while input is awaited */
-    bool settling;
-    struct token_list settled; /* what it reads */
 };
 
 static const char DIM[] = "\033[2m", PLAIN[] = "\033[0m", BOLD[] = "\033[1m";
@@ -46,75 +39,12 @@ static bool use_color(void)
     return isatty(STDOUT_FILENO) && !(none && *none) && term && strcmp(term, "dumb") != 0;
 }
 
-/* The conversation as the template wants it, with one more user message where `extra` is given. */
-static bool render(struct terminal *t, const char *extra, bool ask, struct buf *out,
-                   struct error *err)
-{
-    json_t *all = json_array();
-    if (t->system)
-        json_array_append_new(all, json_pack("{s:s, s:s}", "role", "system", "content", t->system));
-    json_array_extend(all, t->messages);
-    if (extra)
-        json_array_append_new(all, json_pack("{s:s, s:s}", "role", "user", "content", extra));
-    json_t *kwargs = json_pack("{s:b}", "enable_thinking", t->opt.think != THINK_OFF);
-    struct chat_request req = {.messages = all, .kwargs = kwargs, .no_generation_prompt = !ask};
-    bool ok = chat_render(t->chat, &req, out, err);
-    json_decref(kwargs);
-    json_decref(all);
-    return ok;
-}
-
-static bool encode(struct terminal *t, const struct buf *text, struct token_list *ids,
-                   struct error *err)
-{
-    return tokenizer_encode(t->rt->tokenizer, text->p ? text->p : "", text->len,
-                            TOKENIZE_SPECIAL | TOKENIZE_BOS, ids, err);
-}
-
-/* Settling: what any next turn will begin with is the part that two different next messages share. */
-
-static void *settle_main(void *arg)
-{
-    struct terminal *t = arg;
-    struct error ignored = {0};
-    context_read(&t->context, t->settled.ids, (int)t->settled.n, NULL, NULL, &ignored);
-    return NULL;
-}
-
-static void settle_start(struct terminal *t)
-{
-    struct buf a = {0}, b = {0};
-    struct error ignored = {0};
-    token_list_clear(&t->settled);
-    if (render(t, "a", true, &a, &ignored) && render(t, "b", true, &b, &ignored)) {
-        size_t same = 0;
-        while (same < a.len && same < b.len && a.p[same] == b.p[same])
-            same++;
-        a.len = same;
-        if (encode(t, &a, &t->settled, &ignored) && t->settled.n &&
-            (int)t->settled.n < t->rt->context)
-            t->settling = pthread_create(&t->settler, NULL, settle_main, t) == 0;
-    }
-    buf_clear(&a);
-    buf_clear(&b);
-}
-
-static void settle_finish(struct terminal *t)
-{
-    if (t->settling)
-        pthread_join(t->settler, NULL);
-    t->settling = false;
-}
-
 /* The answer on its way to the screen. */
 
 struct answer {
     struct terminal *t;
     FILE *thoughts; /* stdout in a chat, stderr for one question */
     bool thinking, folded;
-    struct stop_filter shown;
-    struct chat_message message;
-    struct chat_parser *parser;
 };
 
 static void end_thinking(struct answer *a)
@@ -149,73 +79,47 @@ static void show_thought(struct answer *a, const char *text, size_t len)
     fflush(a->thoughts);
 }
 
-static void on_event(void *arg, const struct chat_event *e)
+static void show(struct answer *a, const struct steel_chat_event *e)
 {
-    struct answer *a = arg;
-    chat_message_event(&a->message, e);
-    switch (e->type) {
-    case CHAT_REASONING:
-        show_thought(a, e->text, e->len);
-        break;
-    case CHAT_CONTENT:
+    if (e->kind == STEEL_CHAT_THINKING) {
+        show_thought(a, e->text, e->n_text);
+        return;
+    }
+    if (e->kind != STEEL_CHAT_STARTED)
         end_thinking(a);
-        buf_add(&a->shown.held, e->text, e->len);
-        stop_filter_flush(&a->shown, false);
-        break;
-    case CHAT_TOOL_BEGIN:
-        end_thinking(a);
-        printf("[tool call] %.*s(", (int)e->len, e->text);
-        break;
-    case CHAT_TOOL_ARGS:
-        fwrite(e->text, 1, e->len, stdout);
-        break;
-    case CHAT_TOOL_END:
+    if (e->kind == STEEL_CHAT_CALL)
+        printf("[tool call] %.*s(", (int)e->n_text, e->text);
+    else if (e->kind == STEEL_CHAT_CALL_END)
         printf(")\n");
-        break;
-    }
+    else if (e->n_text)
+        fwrite(e->text, 1, e->n_text, stdout);
+    fflush(stdout);
 }
 
-static bool on_text(void *arg, const char *text, size_t len)
+/* Generates the answer to the conversation as it stands, which it joins. */
+static bool answer(struct terminal *t, FILE *thoughts, struct steel_error *err)
 {
-    struct answer *a = arg;
-    chat_parser_push(a->parser, text, len);
-    return !a->shown.stopped;
-}
-
-/* Generates the answer to the conversation as it stands; appends it as a message. */
-static bool answer(struct terminal *t, FILE *thoughts, struct error *err)
-{
-    struct buf prompt = {0};
-    struct token_list ids = {0};
-    settle_finish(t);
-    bool ok = render(t, NULL, true, &prompt, err) && encode(t, &prompt, &ids, err);
-    struct answer a = {.t = t, .thoughts = thoughts, .shown = {.stop = t->opt.stop}};
-    if (ok) {
-        struct chat_parse_options parse = {.reasoning = true,
-                                           .in_reasoning =
-                                               chat_opens_reasoning(prompt.p, prompt.len),
-                                           .event = on_event,
-                                           .arg = &a};
-        a.parser = chat_parser_new(chat_answer_format(t->chat, false), &parse);
-        t->last = (struct generation){.context = &t->context,
-                                      .sample = &t->opt.sample,
-                                      .n_predict = t->opt.n_predict,
-                                      .special = true,
-                                      .on_text = on_text,
-                                      .arg = &a};
-        ok = generate(&t->last, ids.ids, (int)ids.n, err);
-        chat_parser_finish(a.parser);
-        if (!a.shown.stopped)
-            stop_filter_flush(&a.shown, true);
-        end_thinking(&a);
-        if (ok && t->last.n_generated)
-            json_array_append_new(t->messages, chat_message_json(&a.message));
-        chat_parser_free(a.parser);
-        buf_clear(&a.shown.held);
-        chat_message_clear(&a.message);
+    struct steel_request_options o = t->opt.request;
+    generate_limit(&o, t->opt.n_predict);
+    steel_chat_set_thinking(t->chat, t->opt.think == THINK_OFF ? STEEL_THINK_OFF : STEEL_THINK_ON);
+    struct steel_answer *stream = steel_chat_answer(t->chat, &o, err);
+    if (!stream)
+        return false;
+    struct answer a = {.t = t, .thoughts = thoughts};
+    struct steel_chat_event e = {0};
+    bool cancelled = false;
+    while (e.kind != STEEL_CHAT_DONE) {
+        if (cli_interrupted() && !cancelled) {
+            steel_answer_cancel(stream);
+            cancelled = true;
+        }
+        if (steel_answer_next(stream, &e, INTERRUPT_MS))
+            show(&a, &e);
     }
-    token_list_clear(&ids);
-    buf_clear(&prompt);
+    bool ok = generate_ended(t->engine, &o, &e.end, err);
+    t->last = e.end;
+    t->last.error = NULL; /* it dies with the answer */
+    steel_answer_free(stream);
     return ok;
 }
 
@@ -226,9 +130,19 @@ static void cmd_help_text(struct terminal *t, const char *arg);
 static void cmd_clear(struct terminal *t, const char *arg)
 {
     (void)arg;
-    json_array_clear(t->messages);
-    context_clear(&t->context);
+    steel_chat_cut(t->chat, 0);
+    t->last = (struct steel_event){0};
     printf("the conversation is empty again\n");
+}
+
+static bool set_system(struct terminal *t, const char *text, struct steel_error *err)
+{
+    if (!steel_chat_set_system(t->chat, text, err))
+        return false;
+    char *copy = text ? mem_strdup(text) : NULL;
+    mem_free(t->system);
+    t->system = copy;
+    return true;
 }
 
 static void cmd_system(struct terminal *t, const char *arg)
@@ -237,9 +151,11 @@ static void cmd_system(struct terminal *t, const char *arg)
         printf("%s\n", t->system ? t->system : "(no system prompt)");
         return;
     }
-    mem_free(t->system);
-    t->system = strcmp(arg, "none") ? mem_strdup(arg) : NULL;
-    printf("system prompt %s\n", t->system ? "set" : "removed");
+    struct steel_error err = {0};
+    if (!set_system(t, strcmp(arg, "none") ? arg : NULL, &err))
+        printf("%s\n", err.message);
+    else
+        printf("system prompt %s\n", t->system ? "set" : "removed");
 }
 
 static void cmd_think(struct terminal *t, const char *arg)
@@ -254,14 +170,14 @@ static void cmd_think(struct terminal *t, const char *arg)
 
 static void cmd_set(struct terminal *t, const char *arg)
 {
-    struct sample_params *p = &t->opt.sample;
+    struct steel_request_options *p = &t->opt.request;
     const struct {
         const char *name;
         float *f;
         int *i;
         double lo, hi;
     } params[] = {
-        {"temp", &p->temp, NULL, 0, 100},
+        {"temp", &p->temperature, NULL, 0, 100},
         {"top_k", NULL, &p->top_k, 0, 1 << 28},
         {"top_p", &p->top_p, NULL, 0, 1},
         {"min_p", &p->min_p, NULL, 0, 1},
@@ -310,15 +226,25 @@ static void cmd_set(struct terminal *t, const char *arg)
 static void cmd_show_model(struct terminal *t, const char *arg)
 {
     (void)arg;
-    const struct config *c = &t->rt->model->config;
+    struct steel_info m;
+    steel_engine_info(t->engine, &m);
     char size[16];
-    printf("%s: %s, %.2f B parameters (%.2f B active), %s, backend %s\n", t->rt->file->path,
-           c->arch_name, (double)t->rt->model->n_params * 1e-9,
-           (double)t->rt->model->n_active * 1e-9, cli_bytes((double)t->rt->model->bytes, size),
-           t->rt->be->ops->name);
-    printf("context %d tokens, %d in use; %zu messages\n", t->rt->context, t->context.seq.n_tokens,
-           json_array_size(t->messages));
+    printf("%s: %s, %.2f B parameters (%.2f B active), %s, backend %s\n", m.path, m.family,
+           (double)m.n_params * 1e-9, (double)m.n_active * 1e-9, cli_bytes((double)m.bytes, size),
+           m.device);
+    printf("context %d tokens, %d in use; %d messages\n", steel_engine_context(t->engine),
+           t->last.n_prompt + t->last.n_generated, steel_chat_n_messages(t->chat));
     cmd_system(t, "");
+}
+
+/* The messages as JSON; heap. */
+static char *messages_text(const struct terminal *t)
+{
+    int n = steel_chat_json(t->chat, 0, NULL, 0);
+    CHECK(n >= 0, "a conversation without JSON");
+    char *text = mem_alloc((size_t)n + 1);
+    steel_chat_json(t->chat, 0, text, n + 1);
+    return text;
 }
 
 static void cmd_save(struct terminal *t, const char *arg)
@@ -327,12 +253,27 @@ static void cmd_save(struct terminal *t, const char *arg)
         printf("usage: /save FILE\n");
         return;
     }
-    json_t *o = json_pack("{s:s?, s:O}", "system", t->system, "messages", t->messages);
+    char *text = messages_text(t);
+    json_t *o =
+        json_pack("{s:s?, s:o}", "system", t->system, "messages", json_loads(text, 0, NULL));
     if (json_dump_file(o, arg, JSON_INDENT(2)) == 0)
         printf("saved to %s\n", arg);
     else
         printf("%s: cannot write: %s\n", arg, strerror(errno));
     json_decref(o);
+    mem_free(text);
+}
+
+/* The messages in place of those there are; none or all. */
+static bool replace_messages(struct terminal *t, const char *json, struct steel_error *err)
+{
+    char *before = messages_text(t);
+    steel_chat_cut(t->chat, 0);
+    bool ok = steel_chat_add_json(t->chat, json, err);
+    if (!ok)
+        steel_chat_add_json(t->chat, before, NULL);
+    mem_free(before);
+    return ok;
 }
 
 static void cmd_load(struct terminal *t, const char *arg)
@@ -346,35 +287,28 @@ static void cmd_load(struct terminal *t, const char *arg)
             printf("%s\n", err.msg);
         return;
     }
-    json_t *messages = json_object_get(o, "messages");
     const char *system = json_string_value(json_object_get(o, "system"));
-    bool ok = json_is_array(messages);
-    for (size_t i = 0; ok && i < json_array_size(messages); i++)
-        ok = json_is_string(json_object_get(json_array_get(messages, i), "role"));
-    if (ok) {
-        json_decref(t->messages);
-        t->messages = json_incref(messages);
-        mem_free(t->system);
-        t->system = system ? mem_strdup(system) : NULL;
-        printf("%zu messages loaded\n", json_array_size(t->messages));
-    } else {
-        printf("%s: messages: not an array of messages with roles\n", arg);
-    }
+    char *text = json_dumps(json_object_get(o, "messages"), JSON_COMPACT | JSON_ENCODE_ANY);
+    struct steel_error e = {0};
+    if (!text)
+        printf("%s: messages: missing\n", arg);
+    else if (!replace_messages(t, text, &e) || !set_system(t, system, &e))
+        printf("%s: %s\n", arg, e.message);
+    else
+        printf("%d messages loaded\n", steel_chat_n_messages(t->chat));
+    free(text);
     json_decref(o);
 }
 
 /* Removes the last answer, and with `question` what it answered. True if there was one. */
 static bool drop_turn(struct terminal *t, bool question)
 {
-    size_t n = json_array_size(t->messages);
+    int n = steel_chat_n_messages(t->chat);
     if (!n)
         return false;
-    while (n &&
-           strcmp(json_string_value(json_object_get(json_array_get(t->messages, n - 1), "role")),
-                  "user"))
-        json_array_remove(t->messages, --n);
-    if (question && n)
-        json_array_remove(t->messages, n - 1);
+    while (n && strcmp(steel_chat_role(t->chat, n - 1), "user"))
+        n--;
+    steel_chat_cut(t->chat, question && n ? n - 1 : n);
     return question || n > 0;
 }
 
@@ -386,7 +320,7 @@ static void cmd_undo(struct terminal *t, const char *arg)
 
 static void reply(struct terminal *t)
 {
-    struct error err = {0};
+    struct steel_error err = {0};
     cli_clear_interrupt();
     bool ok = answer(t, stdout, &err);
     style(t, PLAIN);
@@ -395,7 +329,7 @@ static void reply(struct terminal *t)
         printf("%s(stopped)%s\n", t->color ? DIM : "", t->color ? PLAIN : "");
     cli_clear_interrupt();
     if (!ok)
-        printf("steel: %s\n", err.msg);
+        printf("steel: %s\n", err.message);
     else if (t->opt.verbose) {
         style(t, DIM);
         generation_print(&t->last, stdout);
@@ -404,7 +338,7 @@ static void reply(struct terminal *t)
     }
     printf("\n");
     fflush(stdout);
-    settle_start(t);
+    steel_chat_settle(t->chat);
 }
 
 static void cmd_retry(struct terminal *t, const char *arg)
@@ -414,7 +348,7 @@ static void cmd_retry(struct terminal *t, const char *arg)
         printf("nothing to retry\n");
         return;
     }
-    t->opt.sample.seed++; /* another answer, still reproducible */
+    t->opt.request.seed++; /* another answer, still reproducible */
     reply(t);
 }
 
@@ -425,7 +359,8 @@ static void cmd_tokens(struct terminal *t, const char *arg)
         generation_print(&t->last, stdout);
         printf("\n");
     }
-    printf("context %d of %d tokens\n", t->context.seq.n_tokens, t->rt->context);
+    printf("context %d of %d tokens\n", t->last.n_prompt + t->last.n_generated,
+           steel_engine_context(t->engine));
 }
 
 static void cmd_bye(struct terminal *t, const char *arg)
@@ -478,7 +413,6 @@ static void run_command(struct terminal *t, const char *line)
     arg += strspn(arg, " \t");
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         if (!strcmp(name, commands[i].name)) {
-            settle_finish(t);
             commands[i].run(t, arg);
             return;
         }
@@ -495,53 +429,34 @@ static char *history_path(void)
     return buf_take(&b);
 }
 
-static bool terminal_init(struct terminal *t, struct runtime *rt,
-                          const struct terminal_options *opt, struct error *err)
+static bool terminal_init(struct terminal *t, struct steel_engine *engine,
+                          const struct terminal_options *opt, struct steel_error *err)
 {
-    *t = (struct terminal){.rt = rt, .opt = *opt, .context = {.rt = rt}, .color = use_color()};
-    struct chat_source source = {0};
-    if (!chat_source_load(rt->file, &source, err))
-        return false;
-    t->chat = chat_new(&source, err);
-    chat_source_clear(&source);
-    if (!t->chat)
-        return false;
-    t->messages = json_array();
-    t->system = opt->system ? mem_strdup(opt->system) : NULL;
-    return true;
+    *t = (struct terminal){.engine = engine, .opt = *opt, .color = use_color()};
+    t->chat = steel_chat_new(engine, NULL, err);
+    return t->chat && set_system(t, opt->system, err);
 }
 
 static void terminal_clear(struct terminal *t)
 {
-    settle_finish(t);
-    context_clear(&t->context);
-    token_list_clear(&t->settled);
-    chat_free(t->chat);
-    json_decref(t->messages);
+    steel_chat_free(t->chat);
     mem_free(t->system);
 }
 
-bool terminal_can_chat(const struct runtime *rt)
-{
-    struct chat_source source = {0};
-    struct error ignored = {0};
-    bool ok = chat_source_load(rt->file, &source, &ignored);
-    chat_source_clear(&source);
-    return ok;
-}
-
-int terminal_chat(struct runtime *rt, const struct terminal_options *opt)
+bool terminal_chat(struct steel_engine *engine, const struct terminal_options *opt,
+                   struct steel_error *err)
 {
     struct terminal t;
-    struct error err = {0};
-    if (!terminal_init(&t, rt, opt, &err)) {
-        fprintf(stderr, "steel: %s\n", err.msg);
-        return EXIT_FAIL;
+    if (!terminal_init(&t, engine, opt, err)) {
+        terminal_clear(&t);
+        return false;
     }
     char *history = history_path();
     t.input = lineedit_open(history);
+    struct steel_info info;
+    steel_engine_info(engine, &info);
     if (isatty(STDIN_FILENO))
-        printf("%s. /help lists commands, Ctrl-D leaves.\n\n", rt->file->path);
+        printf("%s. /help lists commands, Ctrl-D leaves.\n\n", info.path);
     struct buf line = {0};
     while (!t.quit) {
         enum line_result r = lineedit_read(t.input, ">>> ", "... ", &line);
@@ -554,15 +469,12 @@ int terminal_chat(struct runtime *rt, const struct terminal_options *opt)
             run_command(&t, line.p);
             continue;
         }
-        json_t *content = json_stringn(line.p, line.len);
-        if (!content) {
-            printf("that is not valid UTF-8\n");
-            continue;
-        }
-        settle_finish(&t);
-        json_array_append_new(t.messages,
-                              json_pack("{s:s, s:o}", "role", "user", "content", content));
-        reply(&t);
+        struct steel_error e = {0};
+        struct steel_message m = {.role = "user", .content = line.p};
+        if (steel_chat_add(t.chat, &m, &e))
+            reply(&t);
+        else
+            printf("%s\n", e.message);
     }
     if (isatty(STDIN_FILENO) && !t.quit)
         printf("\n");
@@ -570,27 +482,21 @@ int terminal_chat(struct runtime *rt, const struct terminal_options *opt)
     lineedit_close(t.input);
     mem_free(history);
     terminal_clear(&t);
-    return EXIT_OK;
+    return true;
 }
 
-int terminal_ask(struct runtime *rt, const struct terminal_options *opt, const char *prompt,
-                 struct generation *g, struct error *err)
+bool terminal_ask(struct steel_engine *engine, const struct terminal_options *opt,
+                  const char *prompt, struct steel_event *end, struct steel_error *err)
 {
     struct terminal t;
-    if (!terminal_init(&t, rt, opt, err))
-        return EXIT_FAIL;
-    json_t *content = json_string(prompt);
-    bool ok = content != NULL;
-    if (!ok)
-        error_set(err, "the prompt is not valid UTF-8");
+    struct steel_message m = {.role = "user", .content = prompt};
+    bool ok = terminal_init(&t, engine, opt, err) && steel_chat_add(t.chat, &m, err);
     if (ok) {
-        json_array_append_new(t.messages,
-                              json_pack("{s:s, s:o}", "role", "user", "content", content));
         ok = answer(&t, stderr, err);
         fputc('\n', stdout);
         fflush(stdout);
-        *g = t.last;
+        *end = t.last;
     }
     terminal_clear(&t);
-    return ok ? EXIT_OK : EXIT_FAIL;
+    return ok;
 }

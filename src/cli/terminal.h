@@ -7,20 +7,19 @@
 enum think_mode { THINK_ON, THINK_OFF, THINK_HIDE }; /* hide: thinks, but shows only that it does */
 
 struct terminal_options {
-    struct sample_params sample;
-    const char *system; /* NULL = none */
+    struct steel_request_options request; /* sampling, stop texts */
+    const char *system;                   /* NULL = none */
     enum think_mode think;
-    int n_predict;
-    const struct opt_list *stop; /* texts that end an answer */
-    bool verbose;                /* tok/s after every turn */
+    int n_predict; /* as generate_limit */
+    bool verbose;  /* tok/s after every turn */
 };
 
-/* Whether the model has a chat template. */
-bool terminal_can_chat(const struct runtime *rt);
-/* Talks until /bye or Ctrl-D; returns an exit code. */
-int terminal_chat(struct runtime *rt, const struct terminal_options *opt);
-/* One question, one answer: content on stdout, thinking on stderr. */
-int terminal_ask(struct runtime *rt, const struct terminal_options *opt, const char *prompt,
-                 struct generation *g, struct error *err);
+/* Talks until /bye or Ctrl-D. */
+bool terminal_chat(struct steel_engine *engine, const struct terminal_options *opt,
+                   struct steel_error *err);
+/* One question, one answer: content on stdout, thinking on stderr. The error is STEEL_NO_CHAT where
+ * the model has no chat template. */
+bool terminal_ask(struct steel_engine *engine, const struct terminal_options *opt,
+                  const char *prompt, struct steel_event *end, struct steel_error *err);
 
 #endif

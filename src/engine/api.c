@@ -1,15 +1,14 @@
-/* include/steel.h over the engine: translates structs, owns a request's own queue. Nothing else. */
+/*
+ * include/steel.h over the engine: translates structs, owns a request's own queue. Nothing else.
+ * Chats are in api_chat.c.
+ */
+#include "engine/api_int.h"
 #include "base/mem.h"
-#include "engine/engine.h"
+#include "sample/sample_advice.h"
 
-#include <steel.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-struct steel_engine {
-    struct engine *e;
-};
 
 struct steel_queue {
     struct events *q;
@@ -21,12 +20,26 @@ struct steel_request {
     int n_open;              /* choices not done, as its reader has seen */
 };
 
-static void set_error(struct steel_error *out, enum steel_error_kind kind, const char *msg)
+bool lib_fail(struct steel_error *out, enum steel_error_kind kind, const char *msg)
 {
-    if (!out)
-        return;
-    out->kind = kind;
-    snprintf(out->message, sizeof out->message, "%s", msg);
+    if (out) {
+        out->kind = kind;
+        snprintf(out->message, sizeof out->message, "%s", msg);
+    }
+    return false;
+}
+
+int lib_put(const char *text, size_t len, char *out, int cap)
+{
+    if (len > INT32_MAX)
+        return -1;
+    if (cap > 0) {
+        size_t n = len < (size_t)cap ? len : (size_t)cap - 1;
+        if (n)
+            memcpy(out, text, n);
+        out[n] = 0;
+    }
+    return (int)len;
 }
 
 /* Reports progress from the caller's thread: the engine's own must not run foreign code. */
@@ -37,7 +50,7 @@ static bool wait_ready(struct engine *e, const struct steel_engine_options *o, s
         if (percent != shown && !o->progress(o->progress_arg, percent))
             return error_set(err, "given up by the caller");
         shown = percent;
-        nanosleep(&(struct timespec){0, 20000000}, NULL);
+        engine_wait_ms(e, 20);
     }
     return engine_wait(e, err);
 }
@@ -48,13 +61,23 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
     struct steel_engine_options o = {0};
     if (options)
         o = *options;
+    enum dtype kv_type = o.kv_type ? dtype_from_name(o.kv_type) : DT_F16;
+    if (kv_type != DT_F16 && kv_type != DT_BF16 && kv_type != DT_F32) {
+        lib_fail(error, STEEL_INVALID, "kv_type must be f16, bf16 or f32");
+        return NULL;
+    }
     struct engine_options opt = {
         .runtime = {.backend = {.device = o.device ? o.device : "auto",
                                 .threads = o.threads,
-                                .deterministic = o.deterministic},
+                                .deterministic = o.deterministic,
+                                .no_repack = o.no_repack},
                     .context = o.context,
                     .max_seqs = o.max_requests,
-                    .kv_bytes = o.kv_bytes},
+                    .kv_bytes = o.kv_bytes,
+                    .kv_type = kv_type,
+                    .page_len = o.page_len,
+                    .gpu_memory = o.gpu_memory,
+                    .profile = o.profile},
         .max_queue = o.max_queue,
         .step_ms = o.step_ms,
         .no_prefix_cache = o.no_prefix_cache,
@@ -62,7 +85,7 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
     struct engine *e = engine_open(path, &opt);
     struct error err = {0};
     if (!wait_ready(e, &o, &err)) {
-        set_error(error, STEEL_INVALID, err.msg);
+        lib_fail(error, STEEL_INVALID, err.msg);
         engine_close(e);
         return NULL;
     }
@@ -108,26 +131,54 @@ void steel_engine_stats(struct steel_engine *engine, struct steel_stats *out)
     };
 }
 
-static const struct tokenizer *tokenizer_of(const struct steel_engine *engine,
-                                            struct steel_error *error)
+void steel_engine_info(const struct steel_engine *engine, struct steel_info *out)
+{
+    const struct runtime *rt = engine_runtime(engine->e);
+    *out = (struct steel_info){
+        .path = rt->file->path,
+        .family = rt->model->config.arch_name,
+        .device = rt->be->ops->name,
+        .notice = rt->notice.msg,
+        .n_params = (uint64_t)rt->model->n_params,
+        .n_active = (uint64_t)rt->model->n_active,
+        .bytes = rt->model->bytes,
+    };
+}
+
+int steel_engine_profile(const struct steel_engine *engine, char *text, int cap)
+{
+    const struct runtime *rt = engine_runtime(engine->e);
+    char *table = NULL;
+    size_t len = 0;
+    FILE *f = rt->be->profile ? open_memstream(&table, &len) : NULL;
+    if (f) {
+        profile_print(&rt->profile, f);
+        fclose(f);
+    }
+    int n = lib_put(table, len, text, cap);
+    free(table);
+    return n;
+}
+
+const struct tokenizer *lib_tokenizer(const struct steel_engine *engine, struct steel_error *error)
 {
     const struct runtime *rt = engine_runtime(engine->e);
     if (!rt->tokenizer)
-        set_error(error, STEEL_INVALID, rt->tokenizer_error.msg);
+        lib_fail(error, STEEL_INVALID, rt->tokenizer_error.msg);
     return rt->tokenizer;
 }
 
 int steel_engine_tokenize(const struct steel_engine *engine, const char *text, size_t len,
                           int flags, int32_t *ids, int cap, struct steel_error *error)
 {
-    const struct tokenizer *t = tokenizer_of(engine, error);
+    const struct tokenizer *t = lib_tokenizer(engine, error);
     struct token_list list = {0};
     struct error err = {0};
     int how = (flags & STEEL_PARSE_SPECIAL ? TOKENIZE_SPECIAL : 0) |
               (flags & STEEL_ADD_SPECIAL ? TOKENIZE_BOS : 0);
     int n = -1;
     if (t && !tokenizer_encode(t, text, len, how, &list, &err))
-        set_error(error, STEEL_INVALID, err.msg);
+        lib_fail(error, STEEL_INVALID, err.msg);
     else if (t && list.n <= INT32_MAX)
         n = (int)list.n;
     for (int i = 0; i < n && i < cap; i++)
@@ -139,12 +190,12 @@ int steel_engine_tokenize(const struct steel_engine *engine, const char *text, s
 int steel_engine_detokenize(const struct steel_engine *engine, const int32_t *ids, int n,
                             char *text, int cap, struct steel_error *error)
 {
-    const struct tokenizer *t = tokenizer_of(engine, error);
+    const struct tokenizer *t = lib_tokenizer(engine, error);
     if (!t)
         return -1;
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= tokenizer_n_vocab(t)) {
-            set_error(error, STEEL_INVALID, "a token id outside the vocabulary");
+            lib_fail(error, STEEL_INVALID, "a token id outside the vocabulary");
             return -1;
         }
     struct buf out = {0};
@@ -158,15 +209,28 @@ int steel_engine_detokenize(const struct steel_engine *engine, const int32_t *id
     return len;
 }
 
+static struct steel_request_options options_of(const struct sample_params *p)
+{
+    return (struct steel_request_options){.temperature = p->temp,
+                                          .top_k = p->top_k,
+                                          .top_p = p->top_p,
+                                          .min_p = p->min_p,
+                                          .repeat_penalty = p->repeat_penalty,
+                                          .repeat_last_n = p->repeat_last_n,
+                                          .top_logprobs = -1};
+}
+
 struct steel_request_options steel_request_options(void)
 {
     struct sample_params p = sample_params_default();
-    return (struct steel_request_options){.temperature = p.temp,
-                                          .top_k = p.top_k,
-                                          .top_p = p.top_p,
-                                          .min_p = p.min_p,
-                                          .repeat_penalty = p.repeat_penalty,
-                                          .top_logprobs = -1};
+    return options_of(&p);
+}
+
+struct steel_request_options steel_engine_request_options(const struct steel_engine *engine)
+{
+    struct sample_params p = sample_params_unset();
+    sample_params_advise(&p, engine_runtime(engine->e)->file);
+    return options_of(&p);
 }
 
 static enum steel_error_kind kind_of(enum submit_result res)
@@ -193,14 +257,16 @@ struct steel_request *steel_request_submit(struct steel_engine *engine,
     struct token_list prompt = {0};
     struct error err = {0};
     if (o->text) {
-        const struct tokenizer *t = tokenizer_of(engine, error);
+        const struct tokenizer *t = lib_tokenizer(engine, error);
         if (!t)
             return NULL;
-        if (!tokenizer_encode(t, o->text, strlen(o->text), TOKENIZE_SPECIAL | TOKENIZE_BOS, &prompt,
-                              &err)) {
-            set_error(error, STEEL_INVALID, err.msg);
+        size_t len = o->n_text ? o->n_text : strlen(o->text);
+        if (!tokenizer_encode(t, o->text, len, TOKENIZE_SPECIAL | TOKENIZE_BOS, &prompt, &err)) {
+            lib_fail(error, STEEL_INVALID, err.msg);
             return NULL;
         }
+        if (prompt.n == 0 && tokenizer_bos(t) >= 0) /* from nothing a text can begin too */
+            token_list_add(&prompt, tokenizer_bos(t));
     }
     struct steel_request *r = mem_zalloc(1, sizeof *r);
     if (!o->queue)
@@ -216,7 +282,7 @@ struct steel_request *steel_request_submit(struct steel_engine *engine,
                    .repeat_penalty = o->repeat_penalty,
                    .presence_penalty = o->presence_penalty,
                    .frequency_penalty = o->frequency_penalty,
-                   .repeat_last_n = 64,
+                   .repeat_last_n = o->repeat_last_n,
                    .seed = o->seed,
                    .bias = (const struct logit_bias *)o->bias,
                    .n_bias = o->n_bias},
@@ -224,6 +290,7 @@ struct steel_request *steel_request_submit(struct steel_engine *engine,
         .min_tokens = o->min_tokens,
         .ignore_eos = o->ignore_eos,
         .special = o->show_special,
+        .read_only = o->read_only,
         .logprobs = o->top_logprobs >= 0,
         .n_top = o->top_logprobs > 0 ? o->top_logprobs : 0,
         .stop = o->stop,
@@ -237,7 +304,7 @@ struct steel_request *steel_request_submit(struct steel_engine *engine,
     r->n_open = o->choices > 0 ? o->choices : 1;
     if (res == SUBMIT_OK)
         return r;
-    set_error(error, kind_of(res), err.msg);
+    lib_fail(error, kind_of(res), err.msg);
     steel_queue_free(r->own);
     mem_free(r);
     return NULL;
@@ -309,6 +376,11 @@ bool steel_request_next(struct steel_request *request, struct steel_event *event
 bool steel_request_done(const struct steel_request *request)
 {
     return request->n_open == 0;
+}
+
+int steel_request_fd(const struct steel_request *request)
+{
+    return request->own ? steel_queue_fd(request->own) : -1;
 }
 
 struct steel_queue *steel_queue_new(void)

@@ -147,6 +147,8 @@ static struct request *request_new(struct engine *e, const struct request_spec *
     int most = e->context - spec->n_prompt;
     if (r->spec.max_tokens <= 0 || r->spec.max_tokens > most)
         r->spec.max_tokens = most;
+    if (spec->read_only)
+        r->spec.max_tokens = 1; /* nothing is started ahead for it */
     r->choices = mem_zalloc((size_t)r->n, sizeof *r->choices);
     for (int i = 0; i < r->n; i++) {
         struct choice *c = &r->choices[i];
@@ -358,6 +360,10 @@ static void take_token(struct engine *e, struct choice *c, int32_t token, struct
     const struct request_spec *spec = &c->req->spec;
     struct runtime *rt = e->rt;
     int64_t now = clock_ns();
+    if (spec->read_only) {
+        finish(e, c, FINISH_LENGTH, -1, NULL);
+        return;
+    }
     if (!c->first_ns) {
         c->first_ns = now;
         histogram_add(&e->stats.first_token, now - c->req->submitted_ns);
@@ -715,6 +721,17 @@ bool engine_wait(struct engine *e, struct error *err)
         *err = e->error;
     pthread_mutex_unlock(&e->lock);
     return ok;
+}
+
+void engine_wait_ms(struct engine *e, int ms)
+{
+    int64_t until = clock_ns() + (int64_t)ms * 1000000;
+    struct timespec end = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+    pthread_mutex_lock(&e->lock);
+    while (e->state == ENGINE_LOADING &&
+           pthread_cond_clockwait(&e->changed, &e->lock, CLOCK_MONOTONIC, &end) == 0)
+        ;
+    pthread_mutex_unlock(&e->lock);
 }
 
 void engine_close(struct engine *e)

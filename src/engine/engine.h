@@ -42,6 +42,7 @@ struct request_spec {
     bool ignore_eos;
     bool special;            /* control tokens show in the text */
     bool no_cache;           /* read the whole prompt anew */
+    bool read_only;          /* no answer: the prompt is read into the cache, then DONE */
     bool logprobs;           /* with n_top best tokens each */
     int n_top;               /* 0..ENGINE_MAX_LOGPROBS */
     const char *const *stop; /* (n_stop) */
@@ -92,6 +93,7 @@ struct request;
 struct engine *engine_open(const char *path, const struct engine_options *opt);
 enum engine_state engine_state(struct engine *e, int *percent, struct error *err);
 bool engine_wait(struct engine *e, struct error *err);
+void engine_wait_ms(struct engine *e, int ms); /* ... but no longer than that */
 /* Ends running requests (FINISH_CANCEL) and the thread. */
 void engine_close(struct engine *e);
 

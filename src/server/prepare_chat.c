@@ -1,109 +1,25 @@
 /*
- * Conversations to prompts: checks messages and tools, renders them through the chat template, and
+ * Conversations to prompts: has messages and tools checked, renders them through the chat template, and
  * decides how the answer is to be parsed. Bodies of /v1/messages come here translated (messages.c).
  */
 #include "server/prepare_int.h"
 #include "base/mem.h"
+#include "text/chat_check.h"
 
-#include <stdio.h>
 #include <string.h>
-
-/* Checks: the shapes OpenAI's API allows, so that a template never sees anything else. */
-
-static bool check_content(const json_t *v, const char *where, struct api_error *err)
-{
-    size_t i;
-    const json_t *part;
-    if (!v || json_is_null(v) || json_is_string(v))
-        return true;
-    if (!json_is_array(v))
-        return api_invalid(err, where, "%s must be a string or an array of parts", where);
-    json_array_foreach((json_t *)v, i, part)
-    {
-        if (!json_is_object(part) || !json_is_string(json_object_get(part, "type")))
-            return api_invalid(err, where, "%s[%zu] must be an object with a type", where, i);
-    }
-    return true;
-}
-
-static bool check_calls(const json_t *v, const char *where, struct api_error *err)
-{
-    size_t i;
-    const json_t *call;
-    if (!v || json_is_null(v))
-        return true;
-    if (!json_is_array(v))
-        return api_invalid(err, where, "%s must be an array", where);
-    json_array_foreach((json_t *)v, i, call)
-    {
-        const json_t *f = json_object_get(call, "function");
-        const json_t *args = json_object_get(f, "arguments");
-        if (!json_is_string(json_object_get(f, "name")))
-            return api_invalid(err, where, "%s[%zu].function.name must be a string", where, i);
-        if (args && !json_is_string(args) && !json_is_object(args))
-            return api_invalid(err, where, "%s[%zu].function.arguments must be a string", where, i);
-    }
-    return true;
-}
 
 bool check_messages(const json_t *v, struct api_error *err)
 {
-    static const char *const roles[] = {"system",    "developer", "user",
-                                        "assistant", "tool",      "function"};
-    size_t i;
-    const json_t *m;
-    if (!json_is_array(v) || !json_array_size(v))
-        return api_invalid(err, "messages", "messages must be an array with at least one message");
-    json_array_foreach((json_t *)v, i, m)
-    {
-        char where[64];
-        const char *role = json_string_value(json_object_get(m, "role"));
-        bool known = false;
-        for (size_t k = 0; role && k < sizeof roles / sizeof *roles; k++)
-            known |= !strcmp(role, roles[k]);
-        snprintf(where, sizeof where, "messages[%zu].role", i);
-        if (!known)
-            return api_invalid(err, where, "%s must be system, developer, user, assistant or tool",
-                               where);
-        snprintf(where, sizeof where, "messages[%zu].content", i);
-        const json_t *content = json_object_get(m, "content");
-        if (!check_content(content, where, err))
-            return false;
-        if ((!content || json_is_null(content)) && strcmp(role, "assistant"))
-            return api_invalid(err, where, "%s is missing", where);
-        snprintf(where, sizeof where, "messages[%zu].tool_calls", i);
-        if (!check_calls(json_object_get(m, "tool_calls"), where, err))
-            return false;
-    }
-    return true;
+    char where[CHAT_WHERE];
+    struct error e = {0};
+    return chat_check_messages(v, where, &e) || api_invalid(err, where, "%s", e.msg);
 }
 
 bool check_tools(const json_t *v, struct api_error *err)
 {
-    size_t i;
-    const json_t *t;
-    if (!v)
-        return true;
-    if (!json_is_array(v))
-        return api_invalid(err, "tools", "tools must be an array");
-    json_array_foreach((json_t *)v, i, t)
-    {
-        char where[64];
-        const json_t *f = json_object_get(t, "function");
-        const json_t *params = json_object_get(f, "parameters");
-        const char *type = json_string_value(json_object_get(t, "type"));
-        snprintf(where, sizeof where, "tools[%zu].type", i);
-        if (!type || strcmp(type, "function"))
-            return api_invalid(err, where, "%s must be \"function\"", where);
-        snprintf(where, sizeof where, "tools[%zu].function.name", i);
-        const char *name = json_string_value(json_object_get(f, "name"));
-        if (!name || !*name || strlen(name) > 256 || strpbrk(name, "\"\\\n<>"))
-            return api_invalid(err, where, "%s must be a name of up to 256 characters", where);
-        snprintf(where, sizeof where, "tools[%zu].function.parameters", i);
-        if (params && !json_is_null(params) && !json_is_object(params))
-            return api_invalid(err, where, "%s must be a JSON schema object", where);
-    }
-    return true;
+    char where[CHAT_WHERE];
+    struct error e = {0};
+    return chat_check_tools(v, where, &e) || api_invalid(err, where, "%s", e.msg);
 }
 
 enum tool_mode { TOOLS_AUTO, TOOLS_NONE, TOOLS_REQUIRED };

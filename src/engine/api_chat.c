@@ -1,0 +1,468 @@
+/*
+ * Chats of include/steel.h: messages kept as JSON, rendered by a template (text/chat.h), answered by a
+ * request of the public API itself, whose text goes through the parser of the model's format
+ * (text/chat_parse.h) and comes out as events. Owns the conversation and what was parsed but not
+ * read yet. Knows nothing of steps and pages.
+ */
+#include "base/clock.h"
+#include "base/mem.h"
+#include "engine/api_int.h"
+#include "text/chat.h"
+#include "text/chat_check.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct steel_chat {
+    struct steel_engine *engine;
+    struct chat *chat;
+    json_t *messages;  /* array, without the system text */
+    json_t *tools;     /* array or NULL */
+    json_t *variables; /* object or NULL */
+    json_t *system;    /* string or NULL */
+    enum steel_thinking thinking;
+    enum chat_format format;
+    bool has_format;               /* else the template tells */
+    struct steel_answer *answer;   /* under way, or NULL */
+    struct steel_request *settler; /* reads the past into the cache, or NULL */
+};
+
+/* A parsed event that waits for its reader; its text and id lie in the answer's buffer. */
+struct news {
+    enum steel_chat_event_kind kind;
+    int call;
+    size_t at, n, id_at;
+};
+
+struct steel_answer {
+    struct steel_chat *chat;
+    struct steel_request *request;
+    struct chat_parser *parser;
+    json_t *tools; /* the chat's, as they were; the parser looks at them */
+    struct chat_message message;
+    struct news *news; /* (n_news), from next_news on unread */
+    int n_news, next_news, cap_news;
+    struct buf text;
+    struct steel_event end; /* once the request is done */
+};
+
+/* ------------------------------------------------------------------ conversations */
+
+struct steel_chat *steel_chat_new(struct steel_engine *engine, const char *template_path,
+                                  struct steel_error *error)
+{
+    struct chat_source source = {0};
+    struct error err = {0};
+    if (!lib_tokenizer(engine, error))
+        return NULL;
+    enum steel_error_kind kind = template_path ? STEEL_INVALID : STEEL_NO_CHAT;
+    bool ok = template_path ? chat_source_open(template_path, &source, &err)
+                            : chat_source_load(engine_runtime(engine->e)->file, &source, &err);
+    struct chat *chat = ok ? chat_new(&source, &err) : NULL;
+    chat_source_clear(&source);
+    if (!chat) {
+        lib_fail(error, ok ? STEEL_INVALID : kind, err.msg);
+        return NULL;
+    }
+    struct steel_chat *c = mem_zalloc(1, sizeof *c);
+    c->engine = engine;
+    c->chat = chat;
+    c->messages = json_array();
+    return c;
+}
+
+static void end_settling(struct steel_chat *c)
+{
+    steel_request_free(c->settler);
+    c->settler = NULL;
+}
+
+void steel_chat_free(struct steel_chat *chat)
+{
+    if (!chat)
+        return;
+    CHECK(!chat->answer, "a chat is freed before its answer");
+    end_settling(chat);
+    chat_free(chat->chat);
+    json_decref(chat->messages);
+    json_decref(chat->tools);
+    json_decref(chat->variables);
+    json_decref(chat->system);
+    mem_free(chat);
+}
+
+/* JSON text to a value; `what` names it in errors. */
+static json_t *parse_json(const char *text, const char *what, struct steel_error *error)
+{
+    json_error_t e;
+    json_t *j = json_loads(text, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &e);
+    struct error err = {0};
+    if (!j) {
+        error_set(&err, "%s: not JSON: %s (line %d, column %d)", what, e.text, e.line, e.column);
+        lib_fail(error, STEEL_INVALID, err.msg);
+    }
+    return j;
+}
+
+bool steel_chat_set_system(struct steel_chat *chat, const char *text, struct steel_error *error)
+{
+    json_t *j = text && *text ? json_string(text) : NULL;
+    if (text && *text && !j)
+        return lib_fail(error, STEEL_INVALID, "the system text is not valid UTF-8");
+    json_decref(chat->system);
+    chat->system = j;
+    return true;
+}
+
+bool steel_chat_set_tools(struct steel_chat *chat, const char *json, struct steel_error *error)
+{
+    json_t *j = json ? parse_json(json, "tools", error) : NULL;
+    if (json && !j)
+        return false;
+    char where[CHAT_WHERE];
+    struct error err = {0};
+    if (!chat_check_tools(j, where, &err)) {
+        json_decref(j);
+        return lib_fail(error, STEEL_INVALID, err.msg);
+    }
+    json_decref(chat->tools);
+    chat->tools = j;
+    return true;
+}
+
+bool steel_chat_set_variables(struct steel_chat *chat, const char *json, struct steel_error *error)
+{
+    json_t *j = json ? parse_json(json, "variables", error) : NULL;
+    if (json && !j)
+        return false;
+    if (j && !json_is_object(j)) {
+        json_decref(j);
+        return lib_fail(error, STEEL_INVALID, "variables must be a JSON object");
+    }
+    json_decref(chat->variables);
+    chat->variables = j;
+    return true;
+}
+
+bool steel_chat_set_format(struct steel_chat *chat, const char *name, struct steel_error *error)
+{
+    struct error err = {0};
+    if (name && !chat_format_from_name(name, &chat->format)) {
+        error_set(&err, "format: no format '%.64s'", name);
+        return lib_fail(error, STEEL_INVALID, err.msg);
+    }
+    chat->has_format = name != NULL;
+    return true;
+}
+
+void steel_chat_set_thinking(struct steel_chat *chat, enum steel_thinking thinking)
+{
+    chat->thinking = thinking;
+}
+
+/* Appends an array of messages, all or none. Takes the reference. */
+static bool add_messages(struct steel_chat *chat, json_t *list, struct steel_error *error)
+{
+    char where[CHAT_WHERE];
+    struct error err = {0};
+    bool none = json_is_array(list) && !json_array_size(list);
+    bool ok = none || chat_check_messages(list, where, &err);
+    if (ok)
+        json_array_extend(chat->messages, list);
+    else
+        lib_fail(error, STEEL_INVALID, err.msg);
+    json_decref(list);
+    return ok;
+}
+
+static bool set_text(json_t *m, const char *key, const char *text, struct steel_error *error)
+{
+    json_t *j = text ? json_string(text) : NULL;
+    struct error err = {0};
+    if (text && !j) {
+        error_set(&err, "the message's %s is not valid UTF-8", key);
+        return lib_fail(error, STEEL_INVALID, err.msg);
+    }
+    if (j)
+        json_object_set_new(m, key, j);
+    return true;
+}
+
+bool steel_chat_add(struct steel_chat *chat, const struct steel_message *message,
+                    struct steel_error *error)
+{
+    json_t *m = json_object(), *calls = NULL;
+    bool ok = set_text(m, "role", message->role, error) &&
+              set_text(m, "content", message->content, error) &&
+              set_text(m, "reasoning_content", message->thinking, error) &&
+              set_text(m, "tool_call_id", message->call_id, error);
+    if (ok && message->tool_calls) {
+        calls = parse_json(message->tool_calls, "tool_calls", error);
+        ok = calls && json_object_set_new(m, "tool_calls", calls) == 0;
+    }
+    if (ok && message->tool_calls && !message->content)
+        json_object_set_new(m, "content", json_null());
+    if (!ok) {
+        json_decref(m);
+        return false;
+    }
+    json_t *list = json_array();
+    json_array_append_new(list, m);
+    return add_messages(chat, list, error);
+}
+
+bool steel_chat_add_json(struct steel_chat *chat, const char *json, struct steel_error *error)
+{
+    json_t *j = parse_json(json, "messages", error);
+    if (!j)
+        return false;
+    if (json_is_object(j)) {
+        json_t *list = json_array();
+        json_array_append_new(list, j);
+        j = list;
+    }
+    return add_messages(chat, j, error);
+}
+
+int steel_chat_n_messages(const struct steel_chat *chat)
+{
+    return (int)json_array_size(chat->messages);
+}
+
+const char *steel_chat_role(const struct steel_chat *chat, int i)
+{
+    const char *role =
+        i < 0
+            ? NULL
+            : json_string_value(json_object_get(json_array_get(chat->messages, (size_t)i), "role"));
+    return role ? role : "";
+}
+
+void steel_chat_cut(struct steel_chat *chat, int n)
+{
+    for (size_t i = json_array_size(chat->messages); n >= 0 && i > (size_t)n; i--)
+        json_array_remove(chat->messages, i - 1);
+}
+
+int steel_chat_json(const struct steel_chat *chat, int first, char *text, int cap)
+{
+    json_t *list = json_array();
+    for (size_t i = first > 0 ? (size_t)first : 0; i < json_array_size(chat->messages); i++)
+        json_array_append(list, json_array_get(chat->messages, i));
+    char *s = json_dumps(list, JSON_COMPACT);
+    int n = s ? lib_put(s, strlen(s), text, cap) : -1;
+    free(s);
+    json_decref(list);
+    return n;
+}
+
+/* The prompt, with one more user message where `extra` is given. */
+static bool render(const struct steel_chat *c, const char *extra, struct buf *out,
+                   struct error *err)
+{
+    json_t *all = json_array();
+    if (c->system)
+        json_array_append_new(all, json_pack("{s:s, s:O}", "role", "system", "content", c->system));
+    json_array_extend(all, c->messages);
+    if (extra)
+        json_array_append_new(all, json_pack("{s:s, s:s}", "role", "user", "content", extra));
+    json_t *kwargs = c->variables ? json_copy(c->variables) : json_object();
+    if (c->thinking != STEEL_THINK_AUTO)
+        json_object_set_new(kwargs, "enable_thinking", json_boolean(c->thinking == STEEL_THINK_ON));
+    struct chat_request req = {
+        .messages = all, .tools = json_array_size(c->tools) ? c->tools : NULL, .kwargs = kwargs};
+    bool ok = json_array_size(all) ? chat_render(c->chat, &req, out, err)
+                                   : error_set(err, "the conversation is empty");
+    json_decref(kwargs);
+    json_decref(all);
+    return ok;
+}
+
+int steel_chat_render(const struct steel_chat *chat, char *text, int cap, struct steel_error *error)
+{
+    struct buf prompt = {0};
+    struct error err = {0};
+    int n = -1;
+    if (render(chat, NULL, &prompt, &err))
+        n = lib_put(prompt.p, prompt.len, text, cap);
+    else
+        lib_fail(error, STEEL_INVALID, err.msg);
+    buf_clear(&prompt);
+    return n;
+}
+
+/* ------------------------------------------------------------------ answers */
+
+static struct news *add_news(struct steel_answer *a, enum steel_chat_event_kind kind)
+{
+    if (a->n_news == a->cap_news) {
+        a->cap_news = a->cap_news ? 2 * a->cap_news : 8;
+        a->news = mem_realloc(a->news, (size_t)a->cap_news, sizeof *a->news);
+    }
+    struct news *n = &a->news[a->n_news++];
+    *n = (struct news){.kind = kind, .at = a->text.len};
+    return n;
+}
+
+static void on_event(void *arg, const struct chat_event *e)
+{
+    static const enum steel_chat_event_kind kinds[] = {
+        [CHAT_CONTENT] = STEEL_CHAT_TEXT,      [CHAT_REASONING] = STEEL_CHAT_THINKING,
+        [CHAT_TOOL_BEGIN] = STEEL_CHAT_CALL,   [CHAT_TOOL_ARGS] = STEEL_CHAT_ARGUMENTS,
+        [CHAT_TOOL_END] = STEEL_CHAT_CALL_END,
+    };
+    struct steel_answer *a = arg;
+    chat_message_event(&a->message, e);
+    struct news *n = add_news(a, kinds[e->type]);
+    n->call = e->index;
+    n->n = e->type == CHAT_TOOL_END ? 0 : e->len;
+    buf_add(&a->text, e->text, n->n);
+    n->id_at = a->text.len;
+    if (e->type == CHAT_TOOL_BEGIN)
+        buf_add(&a->text, e->id, strlen(e->id) + 1);
+}
+
+struct steel_answer *steel_chat_answer(struct steel_chat *chat,
+                                       const struct steel_request_options *options,
+                                       struct steel_error *error)
+{
+    struct steel_request_options o =
+        options ? *options : steel_engine_request_options(chat->engine);
+    struct buf prompt = {0};
+    struct token_list ids = {0};
+    struct error err = {0};
+    if (chat->answer) {
+        lib_fail(error, STEEL_INVALID, "the chat's last answer is still under way");
+        return NULL;
+    }
+    end_settling(chat);
+    struct steel_answer *a = mem_zalloc(1, sizeof *a);
+    a->chat = chat;
+    const struct tokenizer *t = lib_tokenizer(chat->engine, error);
+    if (!render(chat, NULL, &prompt, &err) ||
+        !tokenizer_encode(t, prompt.p ? prompt.p : "", prompt.len, TOKENIZE_SPECIAL, &ids, &err)) {
+        lib_fail(error, STEEL_INVALID, err.msg);
+    } else {
+        o.text = NULL;
+        o.tokens = ids.ids;
+        o.n_tokens = (int)ids.n;
+        o.choices = 1;
+        o.queue = NULL;
+        o.show_special = true; /* the parser looks for the format's control tokens */
+        a->request = steel_request_submit(chat->engine, &o, error);
+    }
+    if (a->request) {
+        bool tools = json_array_size(chat->tools) > 0;
+        a->tools = json_incref(chat->tools);
+        struct chat_parse_options parse = {.tools = tools,
+                                           .reasoning = true,
+                                           .in_reasoning =
+                                               chat_opens_reasoning(prompt.p, prompt.len),
+                                           .id_seed = (uint64_t)clock_ns() ^ o.seed,
+                                           .schema = a->tools,
+                                           .event = on_event,
+                                           .arg = a};
+        a->parser = chat_parser_new(
+            chat->has_format ? chat->format : chat_answer_format(chat->chat, tools), &parse);
+        chat->answer = a;
+    }
+    token_list_clear(&ids);
+    buf_clear(&prompt);
+    if (a->request)
+        return a;
+    mem_free(a);
+    return NULL;
+}
+
+void steel_answer_cancel(struct steel_answer *answer)
+{
+    steel_request_cancel(answer->request);
+}
+
+void steel_answer_free(struct steel_answer *answer)
+{
+    if (!answer)
+        return;
+    if (answer->chat->answer == answer)
+        answer->chat->answer = NULL;
+    steel_request_free(answer->request);
+    chat_parser_free(answer->parser);
+    json_decref(answer->tools);
+    chat_message_clear(&answer->message);
+    mem_free(answer->news);
+    buf_clear(&answer->text);
+    mem_free(answer);
+}
+
+/* The engine's event into news; the last one ends the answer. */
+static void take_event(struct steel_answer *a, const struct steel_event *ev)
+{
+    a->n_news = a->next_news = 0;
+    buf_reset(&a->text);
+    if (ev->kind == STEEL_STARTED)
+        add_news(a, STEEL_CHAT_STARTED);
+    if (ev->n_text)
+        chat_parser_push(a->parser, ev->text, ev->n_text);
+    if (ev->kind != STEEL_DONE)
+        return;
+    chat_parser_finish(a->parser);
+    add_news(a, STEEL_CHAT_DONE);
+    a->end = *ev;
+    a->end.text = NULL;
+    a->end.n_text = 0;
+    a->chat->answer = NULL;
+    if (ev->n_generated > 0 && ev->finish != STEEL_FAILED)
+        json_array_append_new(a->chat->messages, chat_message_json(&a->message));
+}
+
+bool steel_answer_next(struct steel_answer *answer, struct steel_chat_event *event, int timeout_ms)
+{
+    int64_t end = clock_ns() + (int64_t)timeout_ms * 1000000;
+    while (answer->next_news == answer->n_news) {
+        struct steel_event ev;
+        int64_t left = timeout_ms > 0 ? (end - clock_ns() + 999999) / 1000000 : timeout_ms;
+        if (!steel_request_next(answer->request, &ev, left < 0 && timeout_ms > 0 ? 0 : (int)left))
+            return false;
+        take_event(answer, &ev);
+    }
+    const struct news *n = &answer->news[answer->next_news++];
+    *event = (struct steel_chat_event){
+        .kind = n->kind,
+        .text = answer->text.p ? answer->text.p + n->at : "",
+        .n_text = n->n,
+        .call = n->call,
+        .call_id = n->kind == STEEL_CHAT_CALL ? answer->text.p + n->id_at : NULL};
+    if (n->kind == STEEL_CHAT_DONE)
+        event->end = answer->end;
+    return true;
+}
+
+int steel_answer_fd(const struct steel_answer *answer)
+{
+    return steel_request_fd(answer->request);
+}
+
+/* What any next turn begins with is the part that two different next messages share. */
+void steel_chat_settle(struct steel_chat *chat)
+{
+    const struct tokenizer *t = lib_tokenizer(chat->engine, NULL);
+    struct buf a = {0}, b = {0};
+    struct token_list ids = {0};
+    struct error ignored = {0};
+    end_settling(chat);
+    if (render(chat, "a", &a, &ignored) && render(chat, "b", &b, &ignored)) {
+        size_t same = 0;
+        while (same < a.len && same < b.len && a.p[same] == b.p[same])
+            same++;
+        struct steel_request_options o = steel_request_options();
+        o.read_only = true;
+        if (tokenizer_encode(t, a.p, same, TOKENIZE_SPECIAL, &ids, &ignored) && ids.n) {
+            o.tokens = ids.ids;
+            o.n_tokens = (int)ids.n;
+            chat->settler = steel_request_submit(chat->engine, &o, NULL);
+        }
+    }
+    token_list_clear(&ids);
+    buf_clear(&a);
+    buf_clear(&b);
+}
