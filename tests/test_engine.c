@@ -30,6 +30,7 @@ struct answer {
     struct usage_count usage;
     struct token_prob top[8]; /* of the first token */
     int n_top;
+    char error[64];
 };
 
 static struct engine *open_engine(struct engine_options *opt)
@@ -81,6 +82,7 @@ static bool take(const struct engine_event *ev)
         a->finish = ev->finish;
         a->stop = ev->stop;
         a->usage = ev->usage;
+        snprintf(a->error, sizeof a->error, "%s", ev->error ? ev->error : "");
     }
     return ev->kind == EVENT_DONE;
 }
@@ -689,6 +691,63 @@ static void test_ahead(void **state)
     }
 }
 
+/* A device that fails: one step's end says so. */
+static struct backend_ops failing_ops;
+static const struct backend_ops *true_ops;
+static atomic_int steps_left;
+
+static bool failing_end(struct backend *be, int32_t *tokens, struct error *err)
+{
+    bool ok = true_ops->end(be, tokens, err);
+    return atomic_fetch_sub(&steps_left, 1) > 0 ? ok : error_set(err, "the device fell over");
+}
+
+static void test_device_failure(void **state)
+{
+    (void)state;
+    enum { N = 6 };
+    static struct answer a[N];
+    static int32_t prompts[N][20];
+    /* two run, four wait */
+    struct engine_options opt = {.runtime = {.max_seqs = 2, .context = 256}};
+    struct engine *e = open_engine(&opt);
+    struct backend *be = engine_runtime(e)->be;
+    true_ops = be->ops;
+    failing_ops = *be->ops;
+    failing_ops.end = failing_end;
+    atomic_store(&steps_left, 8);
+    be->ops = &failing_ops;
+    struct events *q = events_new();
+    for (int i = 0; i < N; i++) {
+        prompt_of(i, prompts[i], 20);
+        struct request_spec s = spec_of(prompts[i], 20, 200, (uint64_t)i);
+        submit(e, &s, q, &a[i], NULL);
+    }
+    wait_done(q, N);
+    int n = 0;
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(a[i].finish, FINISH_ERROR);
+        assert_string_equal(a[i].error, "the device fell over");
+        n += a[i].n;
+    }
+    assert_true(n > 0); /* there was an answer under way */
+    struct error err = {0};
+    assert_int_equal(engine_state(e, NULL, &err), ENGINE_FAILED);
+    assert_string_equal(err.msg, "the device fell over");
+    /* later requests are turned away with the same words, and the engine closes */
+    struct request_spec s = spec_of(prompts[0], 20, 5, 1);
+    s.queue = q;
+    err = (struct error){0};
+    assert_int_equal(engine_submit(e, &s, NULL, &err), SUBMIT_NOT_READY);
+    assert_string_equal(err.msg, "the device fell over");
+    struct engine_stats st;
+    engine_stats(e, &st);
+    assert_int_equal(st.finished[FINISH_ERROR], N);
+    assert_int_equal(st.n_running + st.n_waiting, 0);
+    engine_close(e);
+    events_free(q);
+}
+
 int main(void)
 {
     struct error err = {0};
@@ -708,6 +767,7 @@ int main(void)
     const struct CMUnitTest overlapping[] = {
         cmocka_unit_test(test_choices),
         cmocka_unit_test(test_queue),
+        cmocka_unit_test(test_device_failure),
         cmocka_unit_test(test_text),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);

@@ -321,7 +321,7 @@ bool transcode_run(struct transcode *t, struct gguf_writer *w, struct error *err
     pthread_mutex_destroy(&r.lock);
     mem_free(r.chunks);
     if (!r.err.msg[0])
-        return true;
+        return tensorfile_is_whole(t->in, TENSORFILE_ALL, err);
     /* A failed write is the writer's story to tell. */
     struct error write_err = {0};
     if (gguf_writer_failed(w, &write_err))

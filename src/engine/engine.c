@@ -416,16 +416,19 @@ static void start_choice(struct engine *e, struct choice *c)
     emit(e, c, &ev);
 }
 
-/* One pass: what is cancelled leaves; false if there is nothing to run. */
+/* What is cancelled leaves; when the engine closes or has failed, all leave. */
 static void drop_cancelled(struct engine *e, bool all)
 {
+    const char *failed = e->state == ENGINE_FAILED ? e->error.msg : NULL;
     struct seq *lists[] = {e->sched.waiting.first, e->sched.running.first};
     for (int l = 0; l < 2; l++)
         for (struct seq *q = lists[l], *next; q; q = next) {
             struct choice *c = (struct choice *)q;
             next = q->next;
-            if (all || atomic_load(&c->req->cancelled))
+            if (atomic_load(&c->req->cancelled) || (all && !failed))
                 finish(e, c, FINISH_CANCEL, -1, NULL);
+            else if (all)
+                finish(e, c, FINISH_ERROR, -1, failed);
         }
 }
 
@@ -446,13 +449,16 @@ static void pick_with_logprobs(struct engine *e, struct choice *c, const struct 
     take_token(e, c, token, &ev);
 }
 
-/* Plans a step and launches it as `f`; false if there is nothing to do. */
-static bool start_step(struct engine *e, struct flight *f)
+enum started { STARTED, NOTHING_TO_DO, NOT_STARTED };
+
+/* Plans a step and launches it as `f`. NOT_STARTED: those that were planned have failed, the others
+ * may go on. */
+static enum started start_step(struct engine *e, struct flight *f)
 {
     struct scheduler *s = &e->sched;
     int n = scheduler_plan(s, f->items);
     if (!n)
-        return false;
+        return NOTHING_TO_DO;
     for (int i = 0; i < n; i++) {
         struct choice *c = (struct choice *)s->planned[i];
         if (!c->sampler)
@@ -472,11 +478,11 @@ static bool start_step(struct engine *e, struct flight *f)
     f->start_ns = clock_ns();
     struct error err = {0};
     if (step_start(e->rt->step, f->items, n, &err))
-        return true;
+        return STARTED;
     for (int i = 0; i < n; i++)
         finish(e, (struct choice *)f->seqs[i], FINISH_ERROR, -1, err.msg);
     f->n = 0;
-    return false;
+    return NOT_STARTED;
 }
 
 static bool has_inbox(struct engine *e)
@@ -517,7 +523,25 @@ static void start_ahead(struct engine *e)
         sampler_expect(c->sampler);
         c->guessed = true;
     }
-    e->stats.n_ahead += start_step(e, e->next);
+    e->stats.n_ahead += start_step(e, e->next) == STARTED;
+}
+
+static void set_state(struct engine *e, enum engine_state state, const struct error *err)
+{
+    pthread_mutex_lock(&e->lock);
+    e->state = state;
+    if (err)
+        e->error = *err;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* A device that failed once gives no answers that can be trusted: nothing runs after that. */
+static void fail_engine(struct engine *e, const struct error *why)
+{
+    if (e->state != ENGINE_FAILED)
+        set_state(e, ENGINE_FAILED, why);
+    drop_cancelled(e, true);
 }
 
 /* Waits for the step under way and hands its tokens on. */
@@ -549,12 +573,14 @@ static void finish_step(struct engine *e)
         if (!c)
             continue;
         if (!ok)
-            finish(e, c, FINISH_ERROR, -1, err.msg);
-        else if (it->want == LOGITS_LAST && c->req->spec.logprobs)
+            continue;
+        if (it->want == LOGITS_LAST && c->req->spec.logprobs)
             pick_with_logprobs(e, c, it);
         else if (it->want == LOGITS_LAST)
             take_token(e, c, it->token, &(struct engine_event){.stop = -1});
     }
+    if (!ok)
+        fail_engine(e, &err);
     f->n = 0;
     e->now = e->next;
     e->next = f;
@@ -578,8 +604,9 @@ static bool take_inbox(struct engine *e, bool idle)
         for (int i = 0; i < r->n; i++)
             scheduler_add(&e->sched, &r->choices[i].seq);
     }
-    if (cancels || quit)
-        drop_cancelled(e, quit);
+    bool failed = e->state == ENGINE_FAILED;
+    if (cancels || quit || failed)
+        drop_cancelled(e, quit || failed);
     return !quit;
 }
 
@@ -588,7 +615,12 @@ static void loop(struct engine *e)
 {
     bool idle = false;
     while (take_inbox(e, idle)) {
-        idle = !e->now->n && !start_step(e, e->now);
+        enum started how = STARTED;
+        if (!e->now->n)
+            do
+                how = start_step(e, e->now);
+            while (how == NOT_STARTED);
+        idle = how == NOTHING_TO_DO;
         CHECK(!idle || e->sched.running.n + e->sched.waiting.n == 0,
               "%d sequences wait and nothing runs", e->sched.waiting.n);
         if (idle)
@@ -605,14 +637,6 @@ static void loop(struct engine *e)
     while (e->now->n)
         finish_step(e);
     deliver(e);
-}
-
-static void set_state(struct engine *e, enum engine_state state)
-{
-    pthread_mutex_lock(&e->lock);
-    e->state = state;
-    pthread_cond_broadcast(&e->changed);
-    pthread_mutex_unlock(&e->lock);
 }
 
 static bool on_progress(void *arg, size_t done, size_t total)
@@ -670,7 +694,7 @@ static void *engine_main(void *arg)
     bool ok = start(e);
     if (ok)
         show_stats(e);
-    set_state(e, ok ? ENGINE_READY : ENGINE_FAILED);
+    set_state(e, ok ? ENGINE_READY : ENGINE_FAILED, NULL);
     if (ok) {
         loop(e);
         scheduler_clear(&e->sched);

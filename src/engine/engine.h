@@ -29,6 +29,8 @@ struct engine_options {
     bool no_prefix_cache; /* pages are shared while in use, not kept */
 };
 
+/* FAILED: the model could not be loaded, or a step failed since. Requests then get that error, and
+ * the engine runs no more. */
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_FAILED };
 
 /* Everything but queue and user is copied. Zero is a sensible value for all but prompt and sample. */

@@ -241,7 +241,7 @@ struct runtime *runtime_open(const char *path, const struct runtime_options *opt
 {
     struct runtime *rt = mem_zalloc(1, sizeof *rt);
     int64_t t0 = clock_ns();
-    if (!start(rt, path, opt, err)) {
+    if (!start(rt, path, opt, err) || !tensorfile_is_whole(rt->file, TENSORFILE_ALL, err)) {
         runtime_close(rt);
         return NULL;
     }

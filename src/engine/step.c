@@ -1,6 +1,7 @@
 /* Lays out a step: decodes first, then prompt chunks, rows of one sequence adjacent. */
 #include "engine/step.h"
 #include "base/mem.h"
+#include "file/tensorfile.h"
 
 #include <string.h>
 
@@ -22,6 +23,7 @@ struct stepper {
         int n_items;
     } flying[2]; /* started, not finished; the oldest first */
     int n_flying;
+    unsigned turn; /* counts steps */
 };
 
 struct buffer {
@@ -230,6 +232,8 @@ bool step_finish(struct stepper *st, struct error *err)
     mem_guard_enter();
     bool ok = st->m->be->ops->end(st->m->be, st->sampled, err);
     mem_guard_leave();
+    st->turn = (st->turn + 1) & INT32_MAX;
+    ok = ok && (!st->m->reads || tensorfile_is_whole(st->m->reads, st->turn, err));
     for (int i = 0; i < n_items; i++) {
         struct step_item *it = &items[i];
         if (!it->seq)

@@ -5,6 +5,7 @@
  */
 #include "file/tensorfile.h"
 #include "file/builtin.h"
+#include "file/filemap.h"
 #include "file/parse.h"
 #include "base/buf.h"
 #include "base/mem.h"
@@ -87,7 +88,7 @@ static struct shard *add_shard(struct tensorfile *f, const char *path)
 {
     f->shards = mem_realloc(f->shards, (size_t)f->n_shards + 1, sizeof *f->shards);
     struct shard *s = &f->shards[f->n_shards++];
-    *s = (struct shard){.path = mem_strdup(path), .fd = -1};
+    *s = (struct shard){.path = mem_strdup(path), .fd = -1, .watch = -1};
     return s;
 }
 
@@ -112,6 +113,7 @@ static bool map_shard(struct tensorfile *f, const char *path, struct error *err)
         return error_set(err, "%s: cannot map: %s", path, strerror(errno));
     s->map = p;
     s->bytes = (size_t)st.st_size;
+    s->watch = filemap_watch(p, s->bytes, s->fd);
     return true;
 }
 
@@ -457,6 +459,7 @@ void tensorfile_close(struct tensorfile *f)
     for (int i = 0; i < f->n_shards; i++) {
         struct shard *s = &f->shards[i];
         if (s->fd >= 0) {
+            filemap_unwatch(s->watch);
             if (s->map)
                 munmap((void *)(uintptr_t)s->map, s->bytes);
             close(s->fd);
@@ -491,6 +494,25 @@ size_t tensorfile_bytes(const struct tensorfile *f)
     for (size_t i = 0; i < f->n_tensors; i++)
         sum += f->tensors[i].bytes;
     return sum;
+}
+
+bool tensorfile_is_whole(const struct tensorfile *f, unsigned turn, struct error *err)
+{
+    unsigned which = f->n_shards ? turn % (unsigned)f->n_shards : 0;
+    for (int i = 0; i < f->n_shards; i++) {
+        const struct shard *s = &f->shards[i];
+        struct stat st;
+        bool damaged = filemap_is_damaged(s->watch);
+        bool look = damaged || turn == TENSORFILE_ALL || which == (unsigned)i;
+        if (s->fd < 0 || !look)
+            continue;
+        if (fstat(s->fd, &st) != 0 || (uint64_t)st.st_size < s->bytes)
+            return error_set(err, "%s was truncated while in use", s->path);
+        if (damaged)
+            return error_set(err, "%s could not be read while in use: it changed or its disk fails",
+                             s->path);
+    }
+    return true;
 }
 
 void tensorfile_forget(const struct tensorfile *f, const struct tensor *t)

@@ -70,7 +70,8 @@ struct shard {
     char *path;
     const uint8_t *map; /* (bytes) read-only */
     size_t bytes;
-    int fd; /* -1 for memory */
+    int fd;    /* -1 for memory */
+    int watch; /* filemap.h */
 };
 
 struct tensorfile {
@@ -106,6 +107,11 @@ void tensorfile_close(struct tensorfile *f);
 
 const struct tensor *tensorfile_find(const struct tensorfile *f, const char *name);
 size_t tensorfile_bytes(const struct tensorfile *f); /* sum of tensor bytes */
+/* A map of a file that shrinks reads as zeros from then on: whoever has read asks here whether that
+ * was all there. Looks at every file (TENSORFILE_ALL), or, to be cheap in every step, at whether bytes
+ * were missing and at the length of one file, another each turn. */
+#define TENSORFILE_ALL (~0u)
+bool tensorfile_is_whole(const struct tensorfile *f, unsigned turn, struct error *err);
 /* Tells the kernel that these file bytes are not needed again soon (after repacking a tensor). */
 void tensorfile_forget(const struct tensorfile *f, const struct tensor *t);
 

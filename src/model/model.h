@@ -26,8 +26,9 @@ struct model {
     struct layer *layers; /* (n_layers) */
     float *rope_freq;     /* (n_rot/2) host */
     float rope_mscale;
-    size_t bytes;        /* compressed weights, all of them */
-    size_t active_bytes; /* read per token at batch 1 (experts: only those used) */
+    const struct tensorfile *reads; /* weights are read from it in every step; NULL = none is */
+    size_t bytes;                   /* compressed weights, all of them */
+    size_t active_bytes;            /* read per token at batch 1 (experts: only those used) */
     int64_t n_params, n_active;
 };
 

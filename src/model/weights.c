@@ -464,6 +464,8 @@ static bool finish(struct loader *l, const struct raw_weight *w, struct weight *
         /* The backend has its own copy now, where it made one. */
         if (ok && (w->transient || out->owns))
             tensorfile_forget(l->f, l->used[i]);
+        else
+            l->m->reads = l->f;
     }
     for (int i = 0; i < l->n_blocks; i++)
         mem_free(l->blocks[i]);

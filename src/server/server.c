@@ -109,15 +109,15 @@ static void get_page(struct server *s, struct http_exchange *x)
 
 static bool reply_if_not_ready(struct server *s, struct http_exchange *x)
 {
-    if (s->ready)
-        return false;
     struct buf b = {0};
     int percent;
     struct error e = {0};
     enum engine_state state = engine_state(s->engine, &percent, &e);
+    if (s->ready && state != ENGINE_FAILED)
+        return false;
     struct api_error err;
     if (state == ENGINE_FAILED)
-        api_fail(&err, 500, "server_error", "%s", e.msg);
+        api_fail(&err, 503, "unavailable_error", "%s", e.msg);
     else
         api_fail(&err, 503, "unavailable_error", "the model is loading: %d %%", percent);
     api_error_json(&b, &err, false);
@@ -325,6 +325,11 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
             s->exit_code = 1;
             event_base_loopbreak(s->base);
         }
+    }
+    struct error why = {0};
+    if (s->ready && !s->engine_failed && engine_state(s->engine, NULL, &why) == ENGINE_FAILED) {
+        s->engine_failed = true; /* the server stays, and says so to whoever asks */
+        log_line(LOG_ERROR, "the engine failed", LOG_TEXT("why", why.msg));
     }
     calls_tick(s);
     if (s->draining && s->n_calls == 0 && http_n_conns(s->http) == 0)
