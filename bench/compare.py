@@ -10,7 +10,7 @@ percent of the CPUs is thrown away and repeated, with --strict never counted. Wh
 the machine, its measured ceilings, then every single figure; prints medians at the end. bench/report.py makes tables
 and pictures of them.
 
-The models: synth_gguf.py moe6.gguf --shape qwen3-30b-a3b --layers 6;  dense8.gguf --shape qwen3-4b --layers 8
+The models: bench/synth_gguf.py moe6.gguf --shape qwen3-30b-a3b --layers 6;  dense8.gguf --shape qwen3-4b --layers 8
 (real shapes, random weights), or any other GGUF files of those kinds.
 """
 import argparse, json, mmap, os, re, shlex, subprocess, sys, time

@@ -4,7 +4,7 @@
   compare_gpu.py --steel build/steel [--before OLD_STEEL] --llama LLAMA_BIN_DIR --moe moe.gguf --dense dense.gguf
                  --serve [--rounds 2] [--seconds 240] [--name H200] -o results.jsonl
 
-The models: synth_gguf.py moe.gguf --shape qwen3-30b-a3b, then bench/add_vocab.py (a server wants text), and
+The models: bench/synth_gguf.py moe.gguf --shape qwen3-30b-a3b, then bench/add_vocab.py (a server wants text), and
 --shape llama-3.1-8b: real shapes, random weights; or any other GGUF files of those kinds.
 
 Every round runs each group of tests with each engine, one after the other, the order changing from round to round.

@@ -26,7 +26,7 @@ static struct chat *load(const char *name)
     if (!strstr(name, ".jinja"))
         strcat(path, ".jinja");
     if (!chat_source_open(path, &s, &err)) {
-        printf("no golden templates (%s): skipped\n", err.msg);
+        printf("skipped: %s is not here\n", path);
         skip();
     }
     struct chat *c = chat_new(&s, &err);
@@ -294,7 +294,7 @@ static void test_every_template(void **state)
     };
     DIR *d = opendir(GOLDEN);
     if (!d) {
-        printf("no golden templates: skipped\n");
+        printf("skipped: no " GOLDEN " here\n");
         skip();
     }
     int n = 0, lost = 0;
@@ -338,7 +338,7 @@ static void test_unchanged(void **state)
     (void)state;
     FILE *f = fopen(GOLDEN "cases.jsonl", "r");
     if (!f) {
-        printf("no golden templates: skipped\n");
+        printf("skipped: no " GOLDEN " here\n");
         skip();
     }
     char *line = NULL, name[256] = "";

@@ -20,6 +20,7 @@ from gguf_tools import (Gguf, max_difference, mean_kl, pack_text, read_logits, r
                         write_gguf, write_safetensors)
 
 STEEL = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "build", "steel")
+MICRO = "tests/golden"
 GOLDEN = "../shared/golden"
 HAVE_GOLDEN = os.path.isdir(GOLDEN)
 TMP = tempfile.mkdtemp(prefix="steel-convert-")
@@ -58,12 +59,10 @@ def logits(model, ids, **env):
     return read_logits(out)
 
 
-def golden_models():
+def converted_models(root, models):
     """Converted folders give the folder's logits; what golden GGUFs exist are matched byte for byte."""
-    for m, kind in [("qwen3moe", None), ("qwen3moe-tied-nonorm", None), ("qwen3", None),
-                    ("qwen2", None), ("llama3-rope", None), ("mistral-window", None),
-                    ("qwen3moe-gptq", "f32"), ("qwen3moe-fp8", "f32")]:
-        folder, out = f"{GOLDEN}/models/{m}", path(m + ".gguf")
+    for m, kind in models:
+        folder, out = f"{root}/{m}", path(m + ".gguf")
         ok("convert", folder, out, *(["--type", kind] if kind else []))
         d = max_difference(logits(out, folder + "/golden.bin"), read_logits(folder + "/golden.bin"))
         print(f"  {m}: {d:.1e}")
@@ -76,7 +75,17 @@ def golden_models():
                 assert a.tensors[name] == b.tensors[name], name
             for key in a.meta:
                 assert a.meta[key] == b.meta[key] or key == "general.name", key
-    fails("BertModel", path("bert.gguf"), "convert", f"{GOLDEN}/models/bert", path("bert.gguf"))
+
+
+def micro_models():
+    converted_models(MICRO, [(m, None) for m in ("qwen3moe", "qwen3", "qwen2", "llama3-rope", "mistral-window")])
+    fails("BertModel", path("bert.gguf"), "convert", f"{MICRO}/bert", path("bert.gguf"))
+
+
+def golden_models():
+    converted_models(GOLDEN + "/models", [
+        ("qwen3moe", None), ("qwen3moe-tied-nonorm", None), ("qwen3", None), ("qwen2", None),
+        ("llama3-rope", None), ("mistral-window", None), ("qwen3moe-gptq", "f32"), ("qwen3moe-fp8", "f32")])
 
 
 def golden_quantized():
@@ -427,11 +436,13 @@ def nothing_left_behind():
 
 
 def main():
-    parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind]
+    parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind, micro_models]
+    more = [golden_models, golden_quantized, golden_vocabulary]
     if HAVE_GOLDEN:
-        parts += [golden_models, golden_quantized, golden_vocabulary]
+        parts += more
     else:
-        print("skipped: the parts with ../shared/golden, which is absent")
+        for part in more:
+            print(f"skipped: {part.__name__}: no {GOLDEN} here")
     try:
         for part in parts:
             start = time.time()

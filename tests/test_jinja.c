@@ -93,7 +93,7 @@ static void run_cases(const char *path, const char *dir)
 {
     FILE *f = fopen(path, "r");
     if (!f) {
-        printf("%s is absent: skipped\n", path);
+        printf("skipped: %s is not here\n", path);
         skip();
     }
     char *line = NULL;
@@ -385,7 +385,7 @@ static struct jinja *load_qwen3(void)
     struct error err = {0};
     char *src = read_file(GOLDEN "Qwen-Qwen3-0.6B.jinja", &len);
     if (!src) {
-        printf("no golden templates: skipped\n");
+        printf("skipped: no " GOLDEN " here\n");
         skip();
     }
     struct jinja *t = jinja_compile(src, len, &err);

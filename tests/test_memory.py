@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Weights stay compressed: the resident size of a loaded model is at most 1.05 x its file plus a fixed
-allowance for KV, scratch and the program, repacked or not; loading never holds two copies. Uses the shape generator beside the project."""
+allowance for KV, scratch and the program, repacked or not; loading never holds two copies."""
 import os, resource, subprocess, sys, tempfile
 
 STEEL = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "build", "steel")
-SYNTH = "../shared/tools/synth_gguf.py"
+SYNTH = "bench/synth_gguf.py"
 ALLOWANCE = 64 << 20
 
 
@@ -21,9 +21,6 @@ def peak_rss(cmd):
 
 
 def main():
-    if not os.path.exists(SYNTH):
-        print("no ../shared/tools here")
-        sys.exit(77)
     with tempfile.TemporaryDirectory() as tmp:
         model = os.path.join(tmp, "m.gguf")
         subprocess.run([sys.executable, SYNTH, model, "--shape", "qwen3-30b-a3b", "--layers", "1", "--vocab", "8192"],

@@ -45,7 +45,7 @@ static void test_golden(void **state)
     (void)state;
     DIR *d = opendir(GOLDEN);
     if (!d) {
-        print_message("skipped: no %s\n", GOLDEN);
+        print_message("skipped: no %s here\n", GOLDEN);
         skip();
     }
     int n_types = 0;

@@ -460,7 +460,7 @@ def test_demo_model(_):
     """A model that can talk: thinking, tool calls, a second turn from the cache."""
     demo = "demo/steel-demo.gguf"
     if not os.path.exists(demo):
-        print("      skipped: no", demo)
+        print("skipped: test_demo_model: no", demo)
         return
     s = Server(BUILD, model=demo)
     ask = {"messages": [{"role": "user", "content": "What is the weather in Paris?"}], "temperature": 0, "max_tokens": 200, "tools": [TOOL]}
@@ -557,7 +557,7 @@ def test_keys(_):
 
 def test_tls(_):
     if not shutil.which("openssl"):
-        print("      skipped: no openssl command to make a certificate with")
+        print("skipped: test_tls: no openssl command to make a certificate with")
         return
     d = "/tmp/steel-tls-%d" % os.getpid()
     os.mkdir(d)

@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Writes a GGUF with a real model's exact shapes and random weights.
+
+Speed does not depend on what the weights say, so a benchmark needs no download: the file has the tensor names,
+types and sizes of the real one. The same arguments give the same bytes. Standard library only.
+
+  synth_gguf.py OUT.gguf --shape qwen3-30b-a3b [--layers N] [--quant q4_k_m|q8_0|mxfp4|...] [--seed S]
+
+Every engine that reads GGUF can load the result. The vocabulary is declared absent (tokenizer.ggml.model =
+"no_vocab"): drive it with token ids, or add one with bench/add_vocab.py.
+"""
+import argparse
+import random
+import struct
+import sys
+
+F32, F16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_XS, BF16, MXFP4 = 0, 1, 2, 8, 12, 13, 14, 23, 30, 39
+# values of a block, its bytes
+BLOCK = {F32: (1, 4), F16: (1, 2), BF16: (1, 2), Q4_0: (32, 18), Q8_0: (32, 34), Q4_K: (256, 144), Q5_K: (256, 176),
+         Q6_K: (256, 210), IQ4_XS: (256, 136), MXFP4: (32, 17)}
+# --quant: the type of most tensors, of those that keep more bits, general.file_type
+QUANTS = {"q4_k_m": (Q4_K, Q6_K, 15), "q5_k_m": (Q5_K, Q6_K, 17), "q8_0": (Q8_0, Q8_0, 7), "q4_0": (Q4_0, Q6_K, 2),
+          "iq4_xs": (IQ4_XS, Q6_K, 30), "mxfp4": (MXFP4, Q8_0, 38), "f16": (F16, F16, 1), "bf16": (BF16, BF16, 32),
+          "f32": (F32, F32, 0)}
+
+# Families whose layers are all alike:
+# arch, layers, embd, heads, kv heads, head dim, ff, vocab, experts, used, expert ff, rope base, eps
+SHAPES = {
+    "qwen3-30b-a3b":   ("qwen3moe", 48, 2048, 32, 4, 128, 6144, 151936, 128, 8, 768, 1e6, 1e-6),
+    "qwen3-235b-a22b": ("qwen3moe", 94, 4096, 64, 4, 128, 12288, 151936, 128, 8, 1536, 1e6, 1e-6),
+    "qwen3-0.6b":      ("qwen3", 28, 1024, 16, 8, 128, 3072, 151936, 0, 0, 0, 1e6, 1e-6),
+    "qwen3-4b":        ("qwen3", 36, 2560, 32, 8, 128, 9728, 151936, 0, 0, 0, 1e6, 1e-6),
+    "qwen3-8b":        ("qwen3", 36, 4096, 32, 8, 128, 12288, 151936, 0, 0, 0, 1e6, 1e-6),
+    "llama-3.1-8b":    ("llama", 32, 4096, 32, 8, 128, 14336, 128256, 0, 0, 0, 5e5, 1e-5),
+    "tiny-moe":        ("qwen3moe", 4, 512, 8, 2, 64, 1024, 4096, 16, 4, 256, 1e6, 1e-6),
+}
+
+
+class Model:
+    """Metadata and tensors as they are laid down: (key, value) and (name, dims, type)."""
+
+    def __init__(self, arch, layers, vocab, main, high):
+        self.arch, self.layers, self.vocab, self.main, self.high = arch, layers, vocab, main, high
+        self.meta, self.tensors = [], []
+
+    def set(self, **values):
+        """Keys under the architecture's name; __ stands for a dot."""
+        self.meta += [(f"{self.arch}.{key.replace('__', '.')}", v) for key, v in values.items()]
+
+    def ends(self, embd, main, high):
+        """The tensors outside the layers."""
+        self.add("token_embd.weight", [embd, self.vocab], main)
+        self.add("output_norm.weight", [embd], F32)
+        self.add("output.weight", [embd, self.vocab], high)
+
+    def add(self, name, dims, kind):
+        self.tensors.append((name, dims, kind))
+
+    def layer(self, i, *tensors):
+        for name, dims, kind in tensors:
+            self.add(f"blk.{i}.{name}", dims, kind)
+
+    def more_bits(self, i):
+        """The type of attn_v and ffn_down: in which layers it is the higher one, as in Q4_K_M."""
+        n = self.layers
+        return self.high if i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2 else self.main
+
+
+def usual(shape, layers, vocab, main, high):
+    """Llama, Qwen3 and Qwen3-MoE."""
+    arch, n, embd, heads, kv_heads, dim, ff, n_vocab, experts, used, expert_ff, base, eps = SHAPES[shape]
+    m = Model(arch, layers or n, vocab or n_vocab, main, high)
+    m.set(context_length=40960, embedding_length=embd, block_count=m.layers, feed_forward_length=ff,
+          attention__head_count=heads, attention__head_count_kv=kv_heads, attention__key_length=dim,
+          attention__value_length=dim, attention__layer_norm_rms_epsilon=eps, rope__freq_base=base,
+          rope__dimension_count=dim, vocab_size=m.vocab)
+    if experts:
+        m.set(expert_count=experts, expert_used_count=used, expert_feed_forward_length=expert_ff)
+    m.ends(embd, main, high)
+    for i in range(m.layers):
+        more = m.more_bits(i)
+        m.layer(i, ("attn_norm.weight", [embd], F32), ("attn_q.weight", [embd, heads * dim], main),
+                ("attn_k.weight", [embd, kv_heads * dim], main), ("attn_v.weight", [embd, kv_heads * dim], more),
+                ("attn_output.weight", [heads * dim, embd], main), ("ffn_norm.weight", [embd], F32))
+        if arch.startswith("qwen3"):
+            m.layer(i, ("attn_q_norm.weight", [dim], F32), ("attn_k_norm.weight", [dim], F32))
+        if experts:
+            m.layer(i, ("ffn_gate_inp.weight", [embd, experts], F32),
+                    ("ffn_gate_exps.weight", [embd, expert_ff, experts], main),
+                    ("ffn_up_exps.weight", [embd, expert_ff, experts], main),
+                    ("ffn_down_exps.weight", [expert_ff, embd, experts], more))
+        else:
+            m.layer(i, ("ffn_gate.weight", [embd, ff], main), ("ffn_up.weight", [embd, ff], main),
+                    ("ffn_down.weight", [ff, embd], more))
+    return m
+
+
+def gpt_oss_20b(layers, vocab, main, high):
+    E, H, K, D, X, F = 2880, 64, 8, 64, 32, 2880
+    m = Model("gpt-oss", layers or 24, vocab or 201088, main, high)
+    m.set(context_length=131072, embedding_length=E, block_count=m.layers, feed_forward_length=F,
+          attention__head_count=H, attention__head_count_kv=K, attention__key_length=D, attention__value_length=D,
+          attention__layer_norm_rms_epsilon=1e-5, attention__sliding_window=128, rope__freq_base=150000.0,
+          rope__dimension_count=D, rope__scaling__type="yarn", rope__scaling__factor=32.0,
+          rope__scaling__original_context_length=4096, expert_count=X, expert_used_count=4,
+          expert_feed_forward_length=F, vocab_size=m.vocab)
+    m.ends(E, Q8_0, Q8_0)
+    for i in range(m.layers):
+        m.layer(i, ("attn_norm.weight", [E], F32), ("attn_q.weight", [E, H * D], Q8_0),
+                ("attn_k.weight", [E, K * D], Q8_0), ("attn_v.weight", [E, K * D], Q8_0), ("attn_q.bias", [H * D], F32),
+                ("attn_k.bias", [K * D], F32), ("attn_v.bias", [K * D], F32), ("attn_output.weight", [H * D, E], Q8_0),
+                ("attn_output.bias", [E], F32), ("attn_sinks.weight", [H], F32),
+                ("post_attention_norm.weight", [E], F32), ("ffn_gate_inp.weight", [E, X], F32),
+                ("ffn_gate_inp.bias", [X], F32), ("ffn_gate_exps.weight", [E, F, X], MXFP4),
+                ("ffn_up_exps.weight", [E, F, X], MXFP4), ("ffn_down_exps.weight", [F, E, X], MXFP4),
+                ("ffn_gate_exps.bias", [F, X], F32), ("ffn_up_exps.bias", [F, X], F32),
+                ("ffn_down_exps.bias", [E, X], F32))
+    return m
+
+
+def qwen35_35b_a3b(layers, vocab, main, high):
+    E, H, K, D, X, F = 2048, 16, 2, 256, 256, 512
+    keys, values, n_values = 16 * 128, 32 * 128, 32
+    m = Model("qwen35moe", layers or 40, vocab or 248320, main, high)
+    m.set(context_length=262144, embedding_length=E, block_count=m.layers, attention__head_count=H,
+          attention__head_count_kv=K, attention__key_length=D, attention__value_length=D,
+          attention__layer_norm_rms_epsilon=1e-6, rope__freq_base=1e7, rope__dimension_count=64,
+          rope__dimension_sections=[11, 11, 10, 0], expert_count=X, expert_used_count=8, expert_feed_forward_length=F,
+          expert_shared_feed_forward_length=F, ssm__conv_kernel=4, ssm__inner_size=values, ssm__state_size=128,
+          ssm__time_step_rank=n_values, ssm__group_count=16, full_attention_interval=4, vocab_size=m.vocab)
+    m.ends(E, main, high)
+    for i in range(m.layers):
+        more = m.more_bits(i)
+        m.layer(i, ("attn_norm.weight", [E], F32), ("post_attention_norm.weight", [E], F32))
+        if (i + 1) % 4 == 0:
+            m.layer(i, ("attn_q.weight", [E, 2 * H * D], main), ("attn_k.weight", [E, K * D], main),
+                    ("attn_v.weight", [E, K * D], more), ("attn_output.weight", [H * D, E], main),
+                    ("attn_q_norm.weight", [D], F32), ("attn_k_norm.weight", [D], F32))
+        else:
+            m.layer(i, ("attn_qkv.weight", [E, 2 * keys + values], main), ("attn_gate.weight", [E, values], main),
+                    ("ssm_conv1d.weight", [4, 2 * keys + values], F32), ("ssm_dt.bias", [n_values], F32),
+                    ("ssm_a", [n_values], F32), ("ssm_beta.weight", [E, n_values], Q8_0),
+                    ("ssm_alpha.weight", [E, n_values], Q8_0), ("ssm_norm.weight", [128], F32),
+                    ("ssm_out.weight", [values, E], main))
+        m.layer(i, ("ffn_gate_inp.weight", [E, X], F32), ("ffn_gate_exps.weight", [E, F, X], main),
+                ("ffn_up_exps.weight", [E, F, X], main), ("ffn_down_exps.weight", [F, E, X], more),
+                ("ffn_gate_inp_shexp.weight", [E], F32), ("ffn_gate_shexp.weight", [E, F], main),
+                ("ffn_up_shexp.weight", [E, F], main), ("ffn_down_shexp.weight", [F, E], more))
+    return m
+
+
+def glm_47_flash(layers, vocab, main, high):
+    E, H, X, F, dense = 2048, 20, 64, 1536, 10240
+    q_rank, kv_rank, rope, nope, value = 768, 512, 64, 192, 256
+    m = Model("deepseek2", layers or 47, vocab or 154880, main, high)
+    m.set(context_length=202752, embedding_length=E, block_count=m.layers, feed_forward_length=dense,
+          attention__head_count=H, attention__head_count_kv=1, attention__key_length=kv_rank + rope,
+          attention__value_length=kv_rank, attention__key_length_mla=nope + rope, attention__value_length_mla=value,
+          attention__q_lora_rank=q_rank, attention__kv_lora_rank=kv_rank, attention__layer_norm_rms_epsilon=1e-5,
+          rope__freq_base=1e6, rope__dimension_count=rope, leading_dense_block_count=1, expert_count=X,
+          expert_used_count=4, expert_shared_count=1, expert_feed_forward_length=F, expert_weights_scale=1.8,
+          expert_weights_norm=True, expert_gating_func=2, expert_group_count=1, expert_group_used_count=1,
+          vocab_size=m.vocab)
+    m.ends(E, main, high)
+    for i in range(m.layers):
+        more = m.more_bits(i)
+        m.layer(i, ("attn_norm.weight", [E], F32), ("attn_q_a.weight", [E, q_rank], main),
+                ("attn_q_a_norm.weight", [q_rank], F32), ("attn_q_b.weight", [q_rank, H * (nope + rope)], main),
+                ("attn_kv_a_mqa.weight", [E, kv_rank + rope], main), ("attn_kv_a_norm.weight", [kv_rank], F32),
+                ("attn_k_b.weight", [nope, kv_rank, H], Q8_0), ("attn_v_b.weight", [kv_rank, value, H], Q8_0),
+                ("attn_output.weight", [H * value, E], main), ("ffn_norm.weight", [E], F32))
+        if i == 0:
+            m.layer(i, ("ffn_gate.weight", [E, dense], main), ("ffn_up.weight", [E, dense], main),
+                    ("ffn_down.weight", [dense, E], more))
+        else:
+            m.layer(i, ("ffn_gate_inp.weight", [E, X], F32), ("exp_probs_b.bias", [X], F32),
+                    ("ffn_gate_exps.weight", [E, F, X], main), ("ffn_up_exps.weight", [E, F, X], main),
+                    ("ffn_down_exps.weight", [F, E, X], more), ("ffn_gate_shexp.weight", [E, F], main),
+                    ("ffn_up_shexp.weight", [E, F], main), ("ffn_down_shexp.weight", [F, E], more))
+    return m
+
+
+OTHERS = {"gpt-oss-20b": gpt_oss_20b, "qwen3.5-35b-a3b": qwen35_35b_a3b, "glm-4.7-flash": glm_47_flash}
+
+
+def half(x):
+    return struct.pack("<e", x)
+
+
+def block(kind, rnd):
+    """A random block, its values roughly N(0, 0.02)."""
+    if kind == F32:
+        return struct.pack("<f", rnd.gauss(0, 0.02))
+    if kind == F16:
+        return half(rnd.gauss(0, 0.02))
+    if kind == BF16:
+        return struct.pack("<f", rnd.gauss(0, 0.02))[2:]
+    if kind == Q4_0:
+        return half(4e-3) + rnd.randbytes(16)
+    if kind == MXFP4:
+        return bytes([rnd.choice((119, 120))]) + rnd.randbytes(16)
+    if kind == IQ4_XS:
+        return half(1e-5) + rnd.randbytes(2 + 4) + rnd.randbytes(128)
+    if kind == Q5_K:
+        d = rnd.uniform(0.4e-4, 0.6e-4)
+        return half(d) + half(15.5 * d) + rnd.randbytes(12) + rnd.randbytes(32 + 128)
+    if kind == Q8_0:
+        return half(3e-4) + rnd.randbytes(32)
+    if kind == Q4_K:
+        d = rnd.uniform(0.8e-4, 1.2e-4)
+        return half(d) + half(7.5 * d) + rnd.randbytes(12) + rnd.randbytes(128)
+    codes = rnd.randbytes(128) + rnd.randbytes(64)  # Q6_K
+    return codes + bytes(rnd.randrange(-64, 64) & 255 for _ in range(16)) + half(3e-5)
+
+
+def gguf_str(s):
+    b = s.encode()
+    return struct.pack("<Q", len(b)) + b
+
+
+def gguf_kv(key, value):
+    k = gguf_str(key)
+    if isinstance(value, str):
+        return k + struct.pack("<I", 8) + gguf_str(value)
+    if isinstance(value, bool):
+        return k + struct.pack("<I?", 7, value)
+    if isinstance(value, list):
+        return k + struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
+    if isinstance(value, float):
+        return k + struct.pack("<If", 6, value)
+    return k + struct.pack("<II", 4, value)
+
+
+def n_bytes(dims, kind):
+    n = 1
+    for d in dims:
+        n *= d
+    per, size = BLOCK[kind]
+    assert dims[0] % per == 0, (dims, kind)
+    return n // per * size
+
+
+def header(meta, tensors):
+    """All that stands before the data, and the data's length."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(meta)) + b"".join(gguf_kv(*m) for m in meta)
+    at = 0
+    for name, dims, kind in tensors:
+        head += gguf_str(name) + struct.pack("<I", len(dims)) + struct.pack(f"<{len(dims)}Q", *dims)
+        head += struct.pack("<IQ", kind, at)
+        at += (n_bytes(dims, kind) + 31) // 32 * 32
+    return head + b"\0" * (-len(head) % 32), at
+
+
+def write_tensor(f, name, dims, kind, banks, rnd):
+    floats = lambda draw: f.write(b"".join(struct.pack("<f", draw()) for _ in range(dims[0])))
+    left = n_bytes(dims, kind)
+    pad = b"\0" * (-left % 32)
+    if name.endswith("ssm_a"):  # decays: -exp(A)
+        floats(lambda: -rnd.uniform(0.02, 1))
+    elif kind == F32 and len(dims) == 1 and name.endswith((".bias", "sinks.weight")):
+        floats(lambda: rnd.gauss(0, 0.1))
+    elif kind == F32 and len(dims) == 1:  # norms near one
+        floats(lambda: 1 + rnd.gauss(0, 0.02))
+    else:  # the bank from a random block on, again and again
+        b, size = banks[kind], BLOCK[kind][1]
+        cut = rnd.randrange(1, len(b) // size) * size
+        b = b[cut:] + b[:cut]
+        b = b * max(1, (1 << 25) // len(b))
+        while left > 0:
+            f.write(b[:left] if left < len(b) else b)
+            left -= len(b)
+    f.write(pad)
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("out")
+    ap.add_argument("--shape", choices=[*SHAPES, *OTHERS], default="qwen3-30b-a3b")
+    ap.add_argument("--layers", type=int, help="fewer than the real model has")
+    ap.add_argument("--vocab", type=int, help="a smaller vocabulary")
+    ap.add_argument("--quant", choices=QUANTS, default="q4_k_m")
+    ap.add_argument("--seed", type=int, default=1)
+    a = ap.parse_args()
+    rnd = random.Random(a.seed)
+    main_type, high_type, file_type = QUANTS[a.quant]
+    rest = (a.layers, a.vocab, main_type, high_type)
+    m = OTHERS[a.shape](*rest) if a.shape in OTHERS else usual(a.shape, *rest)
+    meta = [("general.architecture", m.arch), ("general.name", f"synthetic {a.shape}"),
+            ("general.file_type", file_type), *m.meta, ("tokenizer.ggml.model", "no_vocab")]
+    head, total = header(meta, m.tensors)
+    # The bank of floats is larger than any router, so that no two experts of a layer are alike.
+    experts = any("exps" in name for name, _, _ in m.tensors)
+    n_blocks = lambda kind: 1 << 19 if kind == F32 and experts else 1 << 14
+    kinds = sorted({kind for _, _, kind in m.tensors})
+    banks = {kind: b"".join(block(kind, rnd) for _ in range(n_blocks(kind))) for kind in kinds}
+    with open(a.out, "wb") as f:
+        f.write(head)
+        for name, dims, kind in m.tensors:
+            write_tensor(f, name, dims, kind, banks, rnd)
+    print(f"{a.out}: {len(m.tensors)} tensors, {total / 1e9:.2f} GB", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
