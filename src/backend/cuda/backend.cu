@@ -84,7 +84,7 @@ static void cuda_copy_out(struct backend *be, void *host, const void *src, size_
 {
     struct cuda_backend *cu = cuda_self(be);
     flush(cu);
-    large_floats(cu, cu->owed);
+    resid_floats(cu, cu->owed);
     CUDA_TRY(cu, cudaMemcpyAsync(host, real(cu, src), bytes, cudaMemcpyDeviceToHost, cu->stream));
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
 }
@@ -124,7 +124,7 @@ static size_t max_split_units(const struct cuda_backend *cu)
     size_t most = 0;
     for (int n = 1; n <= s->max_seqs; n++) {
         size_t u = (size_t)n * (size_t)s->n_kv_heads *
-                   (size_t)ceil_div(s->n_heads / s->n_kv_heads, 8) * (size_t)cuda_splits(cu, n);
+                   (size_t)ceil_div(s->n_heads / s->n_kv_heads, 8) * (size_t)attn_splits(cu, n);
         most = u > most ? u : most;
     }
     return most;
@@ -146,7 +146,7 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
     size_t groups = (size_t)(s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8));
     size_t units = max_split_units(cu);
     cu->max_edits = AHEAD_MAX_BIAS + 64 * s->max_out;
-    cu->n_records = list_records(s);
+    cu->n_records = moe_grouped_records(s);
     cu->step_cap = STEP_HEAD + 64 + 4 * tokens + 2 * seqs + out + 16 +
                    2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages +
                    out * sizeof(struct row_sampler) / 4 +
@@ -172,22 +172,22 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         {(void **)&cu->split_acc, units * 8 * (size_t)s->head_dim * 4},
         {(void **)&cu->split_ml, units * 16 * 4},
         {(void **)&cu->split_count, seqs * groups * 8 * 4},
-        {(void **)&cu->wave_records, wave_record_bytes(cu)},
+        {(void **)&cu->split_records, attn_decode_split_record_bytes(cu)},
         {(void **)&cu->router,
          tokens * (size_t)(s->n_expert + 1) * 4 * (align_up(embd, TILE_K) / TILE_K)},
         {(void **)&cu->route_sums, 2 * SUM_WORDS * 8},
         {(void **)&cu->route_squares, SUM_BLOCKS * 4},
         {(void **)&cu->hidden, SMALL_MOE_ROWS * (hidden + 1) * 4},
-        {(void **)&cu->records, (size_t)list_records(s) * RECORD},
-        {(void **)&cu->hidden_records, (size_t)list_hidden_records(s) * RECORD},
-        {(void **)&cu->panels, panel_bytes(cu)},
-        {(void **)&cu->quad_meeting, quad_meeting_bytes()},
+        {(void **)&cu->records, (size_t)moe_grouped_records(s) * RECORD},
+        {(void **)&cu->hidden_records, (size_t)moe_grouped_hidden_records(s) * RECORD},
+        {(void **)&cu->panels, gemm_cluster_bytes(cu)},
+        {(void **)&cu->moe_quad_meeting, moe_quad_meeting_bytes()},
         {(void **)&cu->half_in, tokens * align_up(widest, TILE_K) * 2},
         {(void **)&cu->half_scale, tokens * 4},
         {(void **)&cu->half_hidden, tokens * (hidden + 1) * 2},
         {(void **)&cu->expert_out, tokens * (used * embd + 1) * 4},
-        {(void **)&cu->wide_part, wide_part_bytes(cu)},
-        {(void **)&cu->route, large_route_ints(s) * 4},
+        {(void **)&cu->wide_part, gemm_wgmma_part_bytes(cu)},
+        {(void **)&cu->route, moe_route_ints(s) * 4},
         {(void **)&cu->route_weight, tokens * (used + 1) * 4},
         {(void **)&cu->argmax_value, (out + 1) * ARGMAX_BLOCKS * 4},
         {(void **)&cu->argmax_index, (out + 1) * ARGMAX_BLOCKS * 4},
@@ -198,8 +198,9 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
         !pinned((void **)&cu->tokens_host, (void **)&cu->tokens_mapped, 2 * (out + 1) * 4, err) ||
         !pinned((void **)&cu->logits_row, NULL, (size_t)s->n_vocab * 4, err))
         return false;
-    CUDA_TRY(cu, cudaMemsetAsync(cu->wave_records, 0xff, wave_record_bytes(cu), cu->stream));
-    quad_prepare(cu);
+    CUDA_TRY(cu, cudaMemsetAsync(cu->split_records, 0xff, attn_decode_split_record_bytes(cu),
+                                 cu->stream));
+    moe_quad_prepare(cu);
     if (s->n_rot)
         cuda_copy_in(be, cu->rope_freq, s->rope_freq, (size_t)(s->n_rot / 2) * 4);
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
@@ -342,7 +343,7 @@ static void cuda_begin(struct backend *be, const struct batch *b)
     CHECK((size_t)used <= cu->step_cap, "the step block is full");
     cu->step_host[STEP_PAGE_STRIDE] = stride;
     cu->step_host[STEP_INTS] = used;
-    cuda_load_step(cu, used);
+    step_load(cu, used);
     if (be->profile) {
         be->profile->phase = b->n_decode == b->n_seqs;
         be->profile->steps[be->profile->phase]++;
@@ -553,7 +554,7 @@ static void flush_linear(struct cuda_backend *cu)
     struct norm_in in = {};
     in.x = p->x;
     p->set = false;
-    small_linear(cu, p->w, &in, p->y, 1);
+    gemv_linear(cu, p->w, &in, p->y, 1);
 }
 
 static void norm_now(struct cuda_backend *cu, bool floats)
@@ -563,8 +564,8 @@ static void norm_now(struct cuda_backend *cu, bool floats)
         return;
     flush_linear(cu);
     p->set = false;
-    large_floats(cu, (const float *)real(cu, p->d));
-    large_norm(cu, (float *)real(cu, p->x), (const float *)real(cu, p->d), p->gain, p->n, p->rows,
+    resid_floats(cu, (const float *)real(cu, p->d));
+    resid_norm(cu, (float *)real(cu, p->x), (const float *)real(cu, p->d), p->gain, p->n, p->rows,
                floats);
 }
 
@@ -586,19 +587,19 @@ static void norm_before(struct cuda_backend *cu, const float *x, bool floats)
 /* What ops put off for the one after them, other than norms. */
 static void flush_rest(struct cuda_backend *cu)
 {
-    large_sum(cu);
+    resid_sum(cu);
     flush_linear(cu);
     if (!cu->raw_qkv.set)
         return;
     cu->raw_qkv.set = false;
     struct step s = cuda_step(cu);
-    cuda_rotate_store(cu, &cu->raw_qkv.layer, &s, cu->qkv, cu->raw_qkv.q);
+    attn_rotate(cu, &cu->raw_qkv.layer, &s, cu->qkv, cu->raw_qkv.q);
 }
 
 static void flush(struct cuda_backend *cu)
 {
     norm_before(cu, NULL, true);
-    large_sum(cu);
+    resid_sum(cu);
     flush_norm(cu);
     flush_rest(cu);
 }
@@ -628,7 +629,7 @@ static void op_add_norm(struct backend *be, float *x, const float *d, const floa
 {
     struct cuda_backend *cu = cuda_self(be);
     struct pending_norm p = {true, x, n, d, gain, rows};
-    bool of_sum = d && cu->sum.y == d && cu->sum.rows == rows; /* large_norm makes it */
+    bool of_sum = d && cu->sum.y == d && cu->sum.rows == rows; /* resid_norm makes it */
     bool of_linear = d && cu->linear.set && cu->linear.y == d && rows == 1;
     if (!of_sum && !of_linear)
         flush(cu);
@@ -644,7 +645,7 @@ static struct norm_in input_of(struct cuda_backend *cu, const float *x, int rows
         return take_norm(cu);
     struct norm_in in = {};
     in.x = (const float *)real(cu, x);
-    large_floats(cu, in.x);
+    resid_floats(cu, in.x);
     return in;
 }
 
@@ -659,18 +660,18 @@ static bool is_small(const struct matrix *w, int rows)
 static void linear_any(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
                        int rows)
 {
-    if (quad_linear_fits(cu, w, rows)) {
+    if (gemm_quad_fits(cu, w, rows)) {
         struct norm_in in = input_of(cu, x, rows);
-        quad_linear(cu, w, &in, y, rows);
-    } else if (few_fits(cu, w, rows) && (!cu->pending.set || few_is_long(w))) {
+        gemm_quad(cu, w, &in, y, rows);
+    } else if (gemm_few_fits(cu, w, rows) && (!cu->pending.set || gemm_few_is_long(w))) {
         struct norm_in in = input_of(cu, x, rows);
-        few_linear(cu, w, &in, y, rows);
-    } else if (is_small(w, rows) && !few_fits(cu, w, rows)) {
+        gemm_few(cu, w, &in, y, rows);
+    } else if (is_small(w, rows) && !gemm_few_fits(cu, w, rows)) {
         struct norm_in in = input_of(cu, x, rows);
-        small_linear(cu, w, &in, y, rows);
+        gemv_linear(cu, w, &in, y, rows);
     } else {
         flush_norm(cu);
-        large_linear(cu, w, (const float *)real(cu, x), y, rows);
+        pick_linear(cu, w, (const float *)real(cu, x), y, rows);
     }
 }
 
@@ -683,10 +684,10 @@ static void op_attn_in(struct backend *be, const struct attn_layer *l, const flo
     set_alias(cu, q, q);
     mark_begin(cu);
     const struct matrix *w = matrix_of(l->wqkv);
-    bool decodes = s.n_decode == s.n_tokens && cuda_tensor_attention(cu); /* turned there */
-    if (!decodes && large_attn_in_fits(cu, w, s.n_tokens)) {
+    bool decodes = s.n_decode == s.n_tokens && attn_tensor(cu); /* turned there */
+    if (!decodes && pick_heads_fits(cu, w, s.n_tokens)) {
         flush_norm(cu);
-        large_attn_in(cu, l, w, &s, (const float *)real(cu, n), q);
+        pick_heads(cu, l, w, &s, (const float *)real(cu, n), q);
         mark_end(cu, STAGE_QKV);
         return;
     }
@@ -711,12 +712,12 @@ static void op_attention(struct backend *be, const struct attn_layer *l, const f
     cu->raw_qkv.set = false;
     set_alias(cu, a, a);
     mark_begin(cu);
-    cuda_attend(cu, l, &s, raw ? cu->qkv : (const float *)real(cu, q), raw, a);
+    attn_attend(cu, l, &s, raw ? cu->qkv : (const float *)real(cu, q), raw, a);
     mark_end(cu, STAGE_ATTENTION);
 }
 
 /* A product that might be one in front of experts: nothing that is timed by itself. (Behind
- * wave.cu, which lets the next kernel start late, a router of its own was faster.) */
+ * attn_decode_split.cu, which lets the next kernel start late, a router of its own was faster.) */
 static bool may_route(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows)
 {
     return rows == 1 && cu->shape.n_expert && !cu->be.profile && !cu->layout.deep &&
@@ -753,10 +754,10 @@ static void op_ffn(struct backend *be, const struct weight *gate_up, const struc
     mark_begin(cu);
     if (is_small(matrix_of(gate_up), rows) && is_small(matrix_of(down), rows)) {
         struct norm_in in = input_of(cu, x, rows);
-        small_ffn(cu, matrix_of(gate_up), matrix_of(down), &in, y, rows);
+        gemv_ffn(cu, matrix_of(gate_up), matrix_of(down), &in, y, rows);
     } else {
         flush_norm(cu);
-        large_ffn(cu, matrix_of(gate_up), matrix_of(down), (const float *)real(cu, x), y, rows);
+        pick_ffn(cu, matrix_of(gate_up), matrix_of(down), (const float *)real(cu, x), y, rows);
     }
     set_alias(cu, y, y);
     mark_end(cu, STAGE_FFN);
@@ -775,11 +776,11 @@ static void op_moe(struct backend *be, const struct moe_layer *l, const float *x
     /* The sum y is the experts' when nobody has seen it as the product's. */
     bool routed = o->set && o->y == y && norm->set && norm->n == x && norm->d == y && rows == 1 &&
                   norm->rows == 1 && down->n_in % 8 == 0 &&
-                  small_routed_fits(cu, o->w, router, gu, down);
+                  moe_gemv_routed_fits(cu, o->w, router, gu, down);
     if (!routed) {
         norm_before(cu, x, true); /* the router reads floats */
         flush_rest(cu);
-        large_floats(cu, (const float *)real(cu, x));
+        resid_floats(cu, (const float *)real(cu, x));
     }
     mark_begin(cu);
     CHECK(gu->n_in % 8 == 0, "experts over %d columns", gu->n_in);
@@ -788,17 +789,17 @@ static void op_moe(struct backend *be, const struct moe_layer *l, const float *x
         in.gain = norm->gain;
         in.eps = cu->shape.norm_eps;
         cu->linear.set = cu->pending.set = false;
-        small_routed(cu, o->w, o->x, router, gu, down, &in, (float *)real(cu, norm->x), y);
-    } else if (few_moe_fits(cu, router, gu, down, rows)) {
+        moe_gemv_routed(cu, o->w, o->x, router, gu, down, &in, (float *)real(cu, norm->x), y);
+    } else if (moe_few_fits(cu, router, gu, down, rows)) {
         struct norm_in in = input_of(cu, x, rows);
-        few_moe(cu, router, gu, down, &in, y, rows);
-    } else if (rows <= SMALL_MOE_ROWS && down->n_in % 8 == 0 && small_moe_fits(cu, gu, down)) {
+        moe_few(cu, router, gu, down, &in, y, rows);
+    } else if (rows <= SMALL_MOE_ROWS && down->n_in % 8 == 0 && moe_gemv_fits(cu, gu, down)) {
         float *n = cu->pending.n; /* where the router leaves the normed rows for the experts */
         struct norm_in in = input_of(cu, x, rows);
-        small_moe(cu, router, gu, down, &in, in.gain ? n : NULL, y, rows);
+        moe_gemv(cu, router, gu, down, &in, in.gain ? n : NULL, y, rows);
     } else {
         flush_norm(cu);
-        large_moe(cu, router, gu, down, (const float *)real(cu, x), y, rows);
+        pick_moe(cu, router, gu, down, (const float *)real(cu, x), y, rows);
     }
     set_alias(cu, y, y);
     mark_end(cu, STAGE_EXPERTS);
@@ -809,13 +810,13 @@ static void op_gather(struct backend *be, const float *src, float *dst, int widt
     struct cuda_backend *cu = cuda_self(be);
     struct step s = cuda_step(cu);
     flush(cu);
-    large_floats(cu, (const float *)real(cu, src));
+    resid_floats(cu, (const float *)real(cu, src));
     if (cu->layout.out_is_all && s.n_tokens <= SMALL_ROWS) {
         set_alias(cu, dst, real(cu, src));
         return;
     }
     set_alias(cu, dst, dst);
-    cuda_gather(cu, &s, (const float *)real(cu, src), dst, width);
+    step_gather(cu, &s, (const float *)real(cu, src), dst, width);
 }
 
 static void op_sample(struct backend *be, float *logits)
@@ -824,7 +825,7 @@ static void op_sample(struct backend *be, float *logits)
     flush(cu);
     mark_begin(cu);
     cu->logits = logits;
-    cuda_choose(cu, logits, cu->layout.n_out);
+    sample_tokens(cu, logits, cu->layout.n_out);
     mark_end(cu, STAGE_SAMPLING);
 }
 
@@ -933,9 +934,9 @@ static bool open_device(struct cuda_backend *cu, int device, struct error *err)
     struct want grid = {(void **)&cu->iq3s_grid, 512 * sizeof(uint16_t)};
     if (!allocate(cu, &grid, 1, err))
         return false;
-    cu->wgmma = wide_there(cu, (int *)cu->iq3s_grid);
-    cu->clusters = attention_clusters(cu);
-    panel_prepare(cu);
+    cu->wgmma = gemm_wgmma_there(cu, (int *)cu->iq3s_grid);
+    cu->clusters = attn_clusters(cu);
+    gemm_cluster_prepare(cu);
     cu->may_wait = cuda_blocks_meet() && take_waits(device);
     cuda_copy_in(&cu->be, cu->iq3s_grid, quant_iq3s_grid(), 512 * sizeof(uint16_t));
     if (cu->failed && err)

@@ -1,7 +1,7 @@
 /*
- * Tiles of weights on their way to wgmma: 64 columns of a 16-row tile as the fragments of halves
- * a warp gives to the products of its warpgroup. hopper.cu and panel.cu stream tiles through
- * them; what a tile looks like is tile.cuh's to say.
+ * Tiles of weights on their way to wgmma: 64 columns of a 16-row tile as the fragments of halves a
+ * warp gives to the products of its warpgroup. gemm_wgmma.cu and gemm_cluster.cu stream tiles
+ * through them; what a tile looks like is tile.cuh's to say.
  */
 #ifndef STEEL_BACKEND_CUDA_CODES_CUH
 #define STEEL_BACKEND_CUDA_CODES_CUH

@@ -135,7 +135,7 @@ struct pending_linear {
 
 /* What the experts of many rows came to, not yet added up. */
 struct expert_sum {
-    const uint16_t *out; /* (rows, used, width) halves, see large.cu */
+    const uint16_t *out; /* (rows, used, width) halves, see pick.cu */
     const float *weight; /* (rows, used) */
     float *y;            /* (rows, width) where the sum goes; NULL: nothing is put off */
     int rows, used, width;
@@ -146,20 +146,20 @@ enum { DEEP_KEYS = 512 };
 enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
 /* How many rows take which way, as measured on an H200. */
 enum {
-    SMALL_ROWS = 4,       /* small.cu: of any product */
+    SMALL_ROWS = 4,       /* moe_gemv.cu: of any product */
     SMALL_MOE_ROWS = 8,   /* and of experts */
-    FEW_FROM = 3,         /* K-quants: few.cu, up to FEW_ROWS */
+    FEW_FROM = 3,         /* K-quants: gemm_few.cu, up to FEW_ROWS */
     FEW_ROWS = 8,         /* the most whose norm becomes part of a product */
     NORM_ROWS = 16,       /* and of a router */
-    FEW_RECORD_ROWS = 32, /* few.cu: dense products, of records */
-    QUAD_ROWS = 24,       /* experts.cu; more go through list.cu */
+    FEW_RECORD_ROWS = 32, /* gemm_few.cu: dense products, of records */
+    QUAD_ROWS = 24,       /* moe_quad.cu; more go through moe_grouped.cu */
     LIST_ROWS = 256,
-    PANEL_FROM = 17, /* panel.cu: dense products; few.cu before */
+    PANEL_FROM = 17, /* gemm_cluster.cu: dense products; gemm_few.cu before */
     PANEL_ROWS = 256,
     LIST_ROUTE_ROWS = 64, /* rows one block routes */
     ARGMAX_BLOCKS = 32
 };
-enum { SUM_WORDS = 512, SUM_BLOCKS = 128 }; /* choice.cuh: a router's sums, and who adds to them */
+enum { SUM_WORDS = 512, SUM_BLOCKS = 128 }; /* route.cuh: a router's sums, and who adds to them */
 
 /* A buffer whose contents live elsewhere for now. */
 struct alias {
@@ -239,16 +239,17 @@ struct cuda_backend {
     float *split_acc;     /* (split units, 8, D) */
     float *split_ml;      /* (split units, 8, 2) */
     int32_t *split_count; /* (max_seqs, K * groups, 8) arrivals, zero between launches */
-    float *router;        /* (k tiles of n_embd, max_tokens, n_expert) logits, see route.cu */
-    uint64_t *route_sums; /* (2, SUM_WORDS) by turns: choice.cuh; the first zero in a new step */
+    float *router;        /* (k tiles of n_embd, max_tokens, n_expert) logits, see router.cu */
+    uint64_t *route_sums; /* (2, SUM_WORDS) by turns: route.cuh; the first zero in a new step */
     float *route_squares; /* (SUM_BLOCKS) */
     int n_routed;         /* layers of this step that had sums */
     float *hidden;        /* (SMALL_MOE_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
     uint8_t *records; /* (LIST_ROWS, widest n_kt) half_in of few rows in another order: rows.cuh */
     int n_records;    /* records there is room for */
-    uint8_t *hidden_records; /* hidden units: see experts.cu, list.cu */
-    void *quad_meeting;      /* struct quad_meeting, see experts.cu */
-    uint8_t *panels;      /* half_in of at most PANEL_ROWS rows in yet another: panel.cu; or NULL */
+    uint8_t *hidden_records; /* hidden units: see moe_quad.cu, moe_grouped.cu */
+    void *moe_quad_meeting;  /* struct moe_quad_meeting, see moe_quad.cu */
+    uint8_t
+        *panels; /* half_in of at most PANEL_ROWS rows in yet another: gemm_cluster.cu; or NULL */
     uint16_t *half_in;    /* (max_tokens, widest n_in) activations of the large path */
     const float *half_of; /* the buffer whose first half_rows rows they are; NULL = none */
     int half_rows;
@@ -261,7 +262,7 @@ struct cuda_backend {
     float *half_scale;     /* (max_tokens) what undoes a row's scale */
     uint16_t *half_hidden; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
     float *expert_out;     /* (max_tokens * used, n_embd) */
-    int32_t *route;        /* tables of the large path: see large.cu */
+    int32_t *route;        /* tables of the large path: see pick.cu */
     float *route_weight;   /* (max_tokens * used) */
     float *argmax_value;   /* (max_out, blocks) */
     int32_t *argmax_index; /* (max_out, blocks) */
@@ -287,15 +288,15 @@ struct cuda_backend {
         int next;
         struct pool *pool;
     } ring;
-    uint16_t *iq3s_grid; /* device (512) */
-    void *trace;         /* struct trace on the device, in builds with STEEL_CUDA_TRACE */
-    bool wgmma;          /* hopper.cu can be used */
-    int clusters_of[8];  /* how many clusters of n + 1 blocks run at a time, a block to an SM */
-    bool clusters;       /* attention may join blocks through their shared memory */
-    FILE *launches;      /* launch.cu: their log, or NULL */
-    bool may_wait;       /* kernels whose blocks wait for each other may be launched */
-    float *wide_part;    /* its sums where k is cut */
-    float *wave_records; /* parts of a few decodes, see wave.cu; all ones between launches */
+    uint16_t *iq3s_grid;  /* device (512) */
+    void *trace;          /* struct trace on the device, in builds with STEEL_CUDA_TRACE */
+    bool wgmma;           /* gemm_wgmma.cu can be used */
+    int clusters_of[8];   /* how many clusters of n + 1 blocks run at a time, a block to an SM */
+    bool clusters;        /* attention may join blocks through their shared memory */
+    FILE *launches;       /* launch.cu: their log, or NULL */
+    bool may_wait;        /* kernels whose blocks wait for each other may be launched */
+    float *wide_part;     /* its sums where k is cut */
+    float *split_records; /* attn_decode_split.cu: parts of a few decodes; all ones between */
 };
 
 static inline struct cuda_backend *cuda_self(struct backend *be)
@@ -322,8 +323,8 @@ enum {
 /* Tells the runtime once what a kernel may use: all the shared memory there is. The same split of
  * the L1 for every kernel, too: where it changes between two, the second waits for an empty SM. */
 void cuda_know(struct cuda_backend *cu, const void *fn);
-/* Blocks of one launch may wait for each other, and clusters exist: not where the simulator runs one
- * block after another. */
+/* Blocks of one launch may wait for each other, and clusters exist: not where the simulator runs
+ * one block after another. */
 bool cuda_blocks_meet(void);
 /* The log of launches, where one is asked for. */
 void cuda_log_open(struct cuda_backend *cu);
@@ -382,132 +383,152 @@ void cuda_release(struct backend *be, struct weight *w);
 void cuda_ring_free(struct cuda_backend *cu);
 void cuda_embed(struct cuda_backend *cu, const struct matrix *w, const struct step *s, float *x);
 
-/* One row, or a few. dense.cu: small_linear, small_ffn; small.cu: experts; router.cu */
 struct norm_in { /* add + norm in front of a product; gain NULL: x is taken as it is */
     const float *x, *d, *gain;
     float *x_out; /* where x + d goes; not x */
     float eps;
 };
-void small_router(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                  float *n, int rows);
-void small_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                  float *y, int rows);
-void small_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-               const struct norm_in *in, float *y, int rows);
-bool small_moe_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
-                    const struct matrix *down);
-void small_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-               const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows);
-/* One row of experts with the product in front: x += a W^T; y = experts of norm(x), with in's gain.
- */
-bool small_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
-                       const struct matrix *router, const struct matrix *gate_up,
-                       const struct matrix *down);
-void small_routed(struct cuda_backend *cu, const struct matrix *w, const float *a,
-                  const struct matrix *router, const struct matrix *gate_up,
-                  const struct matrix *down, const struct norm_in *in, float *x, float *y);
 
-/* few.cu: 2 to FEW_ROWS rows of K-quants */
-bool few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
-bool few_is_long(const struct matrix *w); /* a head: long enough to make the norm on the way */
-void few_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,
-                int rows);
-/* False: not for this one. The rows are those of cu->records. */
-bool few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
-bool few_moe_fits(const struct cuda_backend *cu, const struct matrix *router,
-                  const struct matrix *gate_up, const struct matrix *down, int rows);
-void few_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-             const struct matrix *down, const struct norm_in *in, float *y, int rows);
+/* step.cu */
+void step_load(struct cuda_backend *cu, int n_ints);
+void step_gather(struct cuda_backend *cu, const struct step *s, const float *src, float *dst,
+                 int width);
+struct step cuda_step(const struct cuda_backend *cu);
 
-/* experts.cu: up to QUAD_ROWS rows of K-quants. The rows are those of cu->records, their logits in
- * cu->router. */
-bool quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
-               const struct matrix *down, int rows);
-size_t quad_meeting_bytes(void);
-void quad_prepare(struct cuda_backend *cu);
-void quad_experts(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-                  float *y, int n_expert, int rows);
-
-/* The same with norm and router, up to four rows. */
-bool quad_moe_fits(const struct cuda_backend *cu, const struct matrix *router,
-                   const struct matrix *gate_up, const struct matrix *down, int rows);
-void quad_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-              const struct matrix *down, const struct norm_in *in, float *y, int rows);
-
-/* quad.cu: any product of 2 to 4 rows of K-quants, of floats */
-bool quad_linear_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
-void quad_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                 float *y, int rows);
-
-/* list.cu: up to LIST_ROWS rows of K-quants */
-int list_records(const struct shape *s);        /* of cu->records */
-int list_hidden_records(const struct shape *s); /* of cu->hidden_records */
-enum { RECORD = 576 };                          /* bytes of one: see rows.cuh */
-
-/* large.cu: any number of rows */
-void large_linear(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
-                  int rows);
-/* A projection to q, k, v, of which q is kept and k, v go to the cache; where it fits. */
-bool large_attn_in_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
-void large_attn_in(struct cuda_backend *cu, const struct attn_layer *l, const struct matrix *w,
-                   const struct step *step, const float *x, float *q);
-/* x += d; n = norm(x) * gain, as the halves a product of n will want, and as floats unless there
- * are many rows and nobody is to read those. */
-void large_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
+/* residual.cu. resid_norm: x += d; n = norm(x) * gain, as the halves a product of n will want, and
+ * as floats unless there are many rows and nobody is to read those. */
+void resid_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
                 int rows, bool floats);
+/* The halves of x (rows, width) into half_in, unless they are there. */
+void resid_to_halves(struct cuda_backend *cu, const float *x, int rows, int width);
 /* half_in is that of x (rows, width) once rows before `first` are put there. */
-void large_halves(struct cuda_backend *cu, const float *x, int width, int first, int rows);
-void large_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-               const float *x, float *y, int rows);
-void large_floats(struct cuda_backend *cu, const float *x); /* writes what rows of x are owed */
-void large_sum(struct cuda_backend *cu);                    /* adds up what was put off */
-size_t large_route_ints(const struct shape *s);             /* ints in cu->route */
-void large_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-               const struct matrix *down, const float *x, float *y, int rows);
+void resid_halves(struct cuda_backend *cu, const float *x, int width, int first, int rows);
+void resid_floats(struct cuda_backend *cu, const float *x); /* writes what rows of x are owed */
+void resid_sum(struct cuda_backend *cu);                    /* adds up what was put off */
+/* y (rows, width) = the weighted sum of cu->expert_out, floats */
+void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width);
 
-/* route.cu: a router's logits, as n_kt sums of which each is (rows, n_expert) */
+/* pick.cu: any number of rows */
+void pick_linear(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
+                 int rows);
+/* A projection to q, k, v, of which q is kept and k, v go to the cache; where it fits. */
+bool pick_heads_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
+void pick_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct matrix *w,
+                const struct step *step, const float *x, float *q);
+void pick_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+              const float *x, float *y, int rows);
+void pick_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
+              const struct matrix *down, const float *x, float *y, int rows);
+
+/* gemv.cu: products of one row, or a few */
+void gemv_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                 float *y, int rows);
+void gemv_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+              const struct norm_in *in, float *y, int rows);
+
+/* gemm_quad.cu: 2 to 4 rows of K-quants, of floats */
+bool gemm_quad_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
+void gemm_quad(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,
+               int rows);
+
+/* gemm_few.cu: 2 to FEW_ROWS rows of K-quants */
+bool gemm_few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
+bool gemm_few_is_long(const struct matrix *w); /* a head: long enough to make the norm on the way */
+void gemm_few(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,
+              int rows);
+/* False: not for this one. The rows are those of cu->records. */
+bool gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
+
+/* gemm_cluster.cu: up to PANEL_ROWS rows of K-quants */
+void gemm_cluster_prepare(struct cuda_backend *cu);
+int gemm_cluster_width(int rows); /* rows of a tile of panels */
+size_t gemm_cluster_bytes(const struct cuda_backend *cu);
+/* cu->panels can hold them */
+bool gemm_cluster_fits(const struct cuda_backend *cu, int rows, int padded);
+/* False: not for this one. The rows are those of cu->panels. */
+bool gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
+
+/* gemm_wgmma.cu */
+bool gemm_wgmma_there(struct cuda_backend *cu, int *scratch); /* scratch: an int on the device */
+size_t gemm_wgmma_part_bytes(const struct cuda_backend *cu);
+bool gemm_wgmma_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair);
+
+/* router.cu. Logits (rows, n_expert) go to cu->router; with a norm in front, n gets the normed
+ * rows. */
+void router_logits(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                   float *n, int rows);
+/* The same, and the normed rows go to cu->records. */
+size_t router_records_shared(const struct matrix *w);
+void router_records(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                    int rows);
+/* Logits as n_kt sums of which each is (rows, n_expert). */
 void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows);
 
-/* panel.cu: up to PANEL_ROWS rows of K-quants */
-void panel_prepare(struct cuda_backend *cu);
-int panel_width(int rows); /* rows of a tile of panels */
-size_t panel_bytes(const struct cuda_backend *cu);
-bool panel_fits(const struct cuda_backend *cu, int rows, int padded); /* cu->panels can hold them */
-/* False: not for this one. The rows are those of cu->panels. */
-bool panel_linear(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
+/* moe_gemv.cu: experts of one row, or a few */
+bool moe_gemv_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
+                   const struct matrix *down);
+void moe_gemv(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
+              const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows);
+/* One row with the product in front: x += a W^T; y = experts of norm(x), with in's gain. */
+bool moe_gemv_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
+                          const struct matrix *router, const struct matrix *gate_up,
+                          const struct matrix *down);
+void moe_gemv_routed(struct cuda_backend *cu, const struct matrix *w, const float *a,
+                     const struct matrix *router, const struct matrix *gate_up,
+                     const struct matrix *down, const struct norm_in *in, float *x, float *y);
 
-/* hopper.cu */
-bool wide_there(struct cuda_backend *cu, int *scratch); /* scratch: an int on the device */
-size_t wide_part_bytes(const struct cuda_backend *cu);
-bool wide_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair);
+/* moe_few.cu: experts of FEW_FROM to FEW_ROWS rows of K-quants */
+bool moe_few_fits(const struct cuda_backend *cu, const struct matrix *router,
+                  const struct matrix *gate_up, const struct matrix *down, int rows);
+void moe_few(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
+             const struct matrix *down, const struct norm_in *in, float *y, int rows);
 
-/* attention.cu */
-bool cuda_tensor_attention(const struct cuda_backend *cu); /* the cache suits the fast kernels */
-/* The kernels were compiled for a GPU that has clusters, and this is one. */
-bool attention_clusters(const struct cuda_backend *cu);
-int cuda_splits(const struct cuda_backend *cu, int n_seqs);
-void cuda_rotate_store(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                       const float *qkv, float *q);
+/* moe_quad.cu: experts of up to QUAD_ROWS rows of K-quants. The rows are those of cu->records,
+ * their logits in cu->router. */
+bool moe_quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
+                   const struct matrix *down, int rows);
+size_t moe_quad_meeting_bytes(void);
+void moe_quad_prepare(struct cuda_backend *cu);
+void moe_quad(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+              float *y, int n_expert, int rows);
+/* The same with norm and router, up to four rows. */
+bool moe_quad_routed_fits(const struct cuda_backend *cu, const struct matrix *router,
+                          const struct matrix *gate_up, const struct matrix *down, int rows);
+void moe_quad_routed(struct cuda_backend *cu, const struct matrix *router,
+                     const struct matrix *gate_up, const struct matrix *down,
+                     const struct norm_in *in, float *y, int rows);
+
+/* moe_grouped.cu: experts of up to LIST_ROWS rows of K-quants */
+int moe_grouped_records(const struct shape *s);        /* of cu->records */
+int moe_grouped_hidden_records(const struct shape *s); /* of cu->hidden_records */
+enum { RECORD = 576 };                                 /* bytes of one: see rows.cuh */
+
+/* moe_route.cu */
+size_t moe_route_ints(const struct shape *s); /* ints in cu->route */
+
+/* attn.cu */
+bool attn_tensor(const struct cuda_backend *cu); /* the cache suits the fast kernels */
+void attn_rotate(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                 const float *qkv, float *q);
 /* raw: the step is decodes only and q, k, v are still raw projections in cu->qkv. */
-void cuda_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+void attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                  const float *q, bool raw, float *a);
 
-/* wave.cu: a few decodes */
-size_t wave_record_bytes(const struct cuda_backend *cu);
+/* attn_decode.cu. attn_clusters: its kernels were compiled for a GPU that has clusters, and this is
+ * one. */
+bool attn_clusters(const struct cuda_backend *cu);
+int attn_splits(const struct cuda_backend *cu, int n_seqs);
 
-/* flash.cu: prompts of a step, where the shape suits it */
-bool flash_suits(const struct cuda_backend *cu);
+/* attn_decode_split.cu: a few decodes */
+size_t attn_decode_split_record_bytes(const struct cuda_backend *cu);
+
+/* attn_prefill.cu: prompts of a step, where the shape suits it */
+bool attn_prefill_suits(const struct cuda_backend *cu);
 /* True: the prompts' rows of a are in half_in, too; owed: only there. */
-bool flash_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                  const float *q, float *a, bool *owed);
+bool attn_prefill_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                         const float *q, float *a, bool *owed);
 
-/* misc.cu */
-void cuda_load_step(struct cuda_backend *cu, int n_ints);
-void cuda_gather(struct cuda_backend *cu, const struct step *s, const float *src, float *dst,
-                 int width);
-/* A token for each row, by the step's row_samplers. */
-void cuda_choose(struct cuda_backend *cu, float *logits, int rows);
-
-struct step cuda_step(const struct cuda_backend *cu);
+/* sample.cu: a token for each row, by the step's row_samplers */
+void sample_tokens(struct cuda_backend *cu, float *logits, int rows);
 
 #endif

@@ -22,16 +22,16 @@ DEVICE float clamp_half(float v)
 
 /* Routing tables, in ints from the start of cu->route. */
 struct route_tables {
-    int32_t
-        *n_tiles; /* entries of the work list; [1], [2]: counters of route_kernel and of stay.cu */
-    int32_t *tiles;  /* (max tiles, 3): expert, first sorted pair, pairs */
-    int32_t *pairs;  /* (rows * used) pair = row * used + k, sorted by expert */
-    int32_t *chosen; /* (rows * used) expert of each pair */
+    int32_t *n_tiles; /* entries of the work list; [1], [2]: counters of who routes and who works */
+    int32_t *tiles;   /* (max tiles, 3): expert, first sorted pair, pairs */
+    int32_t *pairs;   /* (rows * used) pair = row * used + k, sorted by expert */
+    int32_t *chosen;  /* (rows * used) expert of each pair */
     /* Many rows: pairs lie by expert, each with room for all rows, so that they need no sorting. */
     int32_t *lists;  /* (n_expert, room) or NULL */
     int32_t *counts; /* (n_expert) zero between steps */
     int32_t *places; /* (max tiles) where a tile's pairs begin in lists */
-    int32_t *done;   /* (max tiles) stay.cu: parts of a tile's hidden units that are there */
+    int32_t
+        *done; /* (max tiles) gemm_persistent.cu: parts of a tile's hidden units that are there */
     int room;
 };
 
@@ -62,14 +62,14 @@ struct gemm_args {
         sorted_in; /* sorted_in: x rows are sorted pairs (hidden units), not the step's rows */
     int used;
     struct route_tables route;
-    /* hopper.cu */
+    /* gemm_wgmma.cu */
     float *part; /* sums of pieces of k, or NULL */
     bool narrow; /* y are halves, times HIDDEN_SCALE */
     int kt_per;  /* k tiles of a piece */
     int width;   /* rows of a tile that is not an expert's */
     int blocks;  /* of 128 output rows */
     struct gemm_heads heads;
-    /* mid.cu */
+    /* gemm_splitk.cu */
     int n_units, units_per_block, k_warps, groups;
     bool b_in_ring, sums_in_ring;
 };
@@ -281,34 +281,52 @@ template <int NT> DEVICE void tile_q6_k(const uint8_t *tile, const uint8_t *bs, 
             acc[n][e] += (e < 2 ? d0 : d1) * scaled[n][e];
 }
 
-/* list.cu: the experts of a sorted list of at most `most` entries of `width` rows, from
+/* moe_route.cu: logits to tables and weights. How many entries a work list of `width` rows each may
+ * have; the tables, in cu->route. */
+struct moe_route_args {
+    const float *logits; /* (parts, rows, n_expert), to be added up */
+    int parts;
+    int rows, n_expert, used, width;
+    bool renormalise, route_here;
+    bool even; /* an expert's tiles are of about one size, not full ones and a rest */
+    float scale;
+    struct route_tables t;
+    float *weight; /* (rows * used) */
+};
+enum { MOE_ROUTE_MIN_TILE = 8 };
+int moe_route_tiles(int rows, int used, int n_expert, int width);
+struct route_tables moe_route_tables(const struct cuda_backend *cu);
+void moe_route(struct cuda_backend *cu, const struct moe_route_args &p);
+/* moe_grouped.cu: the experts of a sorted list of at most `most` entries of `width` rows, from
  * cu->records to cu->expert_out; narrow: as halves over 16 */
-bool list_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
-               const struct matrix *down, int n_pairs, int most, int width);
-void list_experts(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-                  const struct route_tables *route, int n_pairs, int most, int width, bool narrow);
+bool moe_grouped_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
+                      const struct matrix *down, int n_pairs, int most, int width);
+void moe_grouped(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+                 const struct route_tables *route, int n_pairs, int most, int width, bool narrow);
 /* Logits of `parts` sums of (rows, n_expert) each to tables and weights; parts 0: the experts
  * have been chosen and weighed. */
-void list_route(struct cuda_backend *cu, const struct route_tables *route, int parts, int n_expert,
-                int rows, int width);
-/* route.cu: a batch's logits, experts and weights in one kernel; false: not for this one */
-bool choose_experts(struct cuda_backend *cu, const struct matrix *w,
-                    const struct route_tables *route, const float *x, int rows);
-/* stream.cu; false: not for this one */
-bool stream_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y);
-/* mid.cu */
-void mid_gemm(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y);
-/* large.cu */
-void large_gemm(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y);
-/* hopper.cu: tiles of WIDE_ROWS rows */
-enum { WIDE_ROWS = 128 };
-void wide_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int y);
-/* stay.cu: K-quants of more rows, by blocks that stay; stay_gemm false: not for this one */
-enum { STAY_ROWS = 128 };
-bool stay_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair);
-bool stay_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair);
-int stay_expert_rows(int pairs, int n_expert); /* most rows of a tile of the work list */
-void stay_experts(struct cuda_backend *cu, const struct gemm_args &in, const struct gemm_args &out,
-                  int width);
+void moe_grouped_route(struct cuda_backend *cu, const struct route_tables *route, int parts,
+                       int n_expert, int rows, int width);
+/* router.cu: a batch's logits, experts and weights in one kernel; false: not for this one */
+bool router_choose(struct cuda_backend *cu, const struct matrix *w,
+                   const struct route_tables *route, const float *x, int rows);
+/* gemm_stream.cu; false: not for this one */
+bool gemm_stream(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y);
+/* gemm_splitk.cu */
+void gemm_splitk(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y);
+/* gemm_mma.cu; fits: there is shared memory for its blocks */
+bool gemm_mma_fits(const struct cuda_backend *cu, const struct matrix *w);
+void gemm_mma(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y);
+/* gemm_wgmma.cu: tiles of WGMMA_ROWS rows */
+enum { WGMMA_ROWS = 128 };
+void gemm_wgmma(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int y);
+/* gemm_persistent.cu: K-quants of more rows, by blocks that stay; gemm_persistent false: not for
+ * this one */
+enum { PERSISTENT_ROWS = 128 };
+bool gemm_persistent_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair);
+bool gemm_persistent(struct cuda_backend *cu, const struct gemm_args &p, bool pair);
+int gemm_persistent_expert_rows(int pairs, int n_expert); /* most rows of a tile of the work list */
+void gemm_persistent_experts(struct cuda_backend *cu, const struct gemm_args &in,
+                             const struct gemm_args &out, int width);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * What surrounds a launch (cuda_launch in cuda.h): telling the runtime what a kernel may use, and the
- * logs. STEEL_LAUNCHES=file appends a line for every launch (kernel, grid, threads, bytes of shared
- * memory, how it is launched) and one for every step, so that two versions of the backend can be
- * compared by diff. A recorded step is logged when it is recorded, not when it is replayed.
+ * What surrounds a launch (cuda_launch in cuda.h): telling the runtime what a kernel may use, and
+ * the logs. STEEL_LAUNCHES=file appends a line for every launch (kernel, grid, threads, bytes of
+ * shared memory, how it is launched) and one for every step, so that two versions of the backend
+ * can be compared by diff. A recorded step is logged when it is recorded, not when it is replayed.
  */
 #include "backend/cuda/cuda.h"
 

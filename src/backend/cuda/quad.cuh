@@ -1,6 +1,6 @@
 /*
  * Tiles times up to four rows: as in rows.cuh, with the rows in the even columns of the tensor
- * core's eight, so that half the sums are left to scale. For quad.cu and experts.cu.
+ * core's eight, so that half the sums are left to scale. For gemm_quad.cu and moe_quad.cu.
  */
 #ifndef STEEL_BACKEND_CUDA_QUAD_CUH
 #define STEEL_BACKEND_CUDA_QUAD_CUH

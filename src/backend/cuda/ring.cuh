@@ -1,7 +1,7 @@
 /*
  * What kernels of one row share: which columns of the row a lane has, and a warp's ring of weight
  * tiles in shared memory, as far as taking from it goes. How it is filled is the kernel's own
- * business: see small.cu (experts) and dense.cu (products).
+ * business: see moe_gemv.cu (experts) and gemv.cu (products).
  */
 #ifndef STEEL_BACKEND_CUDA_RING_CUH
 #define STEEL_BACKEND_CUDA_RING_CUH

@@ -1,8 +1,14 @@
 /*
- * The router: logits of every expert from the normed row, in plain floats, since a choice between
- * two close experts is made of them. Leaves the normed rows for the experts where asked to.
+ * The router: logits of every expert in plain floats, since a choice between two close experts is
+ * made of them. router_logits: few rows, maybe with the norm in front. router_records: the same,
+ * and leaves the normed rows as records. router_rows: many rows, on the tensor cores, each number
+ * cut into two of 11 bits and three of the four products taken, which leaves about 22 bits; k is
+ * cut into k tiles, whose sums are added up in order where the logits are read. router_choose: a
+ * batch's logits the same way, and the choice.
  */
-#include "backend/cuda/tile.cuh"
+#include "backend/cuda/rows.cuh"
+
+#include <math.h>
 
 /* Router logits (rows, n_expert) in plain floats: a warp per expert, its row in registers before
  * the wait. n = norm(x + d) is made by every block for itself; block 0 also stores it. */
@@ -238,8 +244,8 @@ static __global__ void __launch_bounds__(256)
     marks_end(mk, 4);
 }
 
-void small_router(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                  float *n, int rows)
+void router_logits(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                   float *n, int rows)
 {
     if (rows <= SMALL_ROWS) {
         CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
@@ -254,4 +260,426 @@ void small_router(struct cuda_backend *cu, const struct matrix *w, const struct 
     cuda_launch(cu, router_kernel,
                 dim3((unsigned)ceil_div(w->n_out, 8), (unsigned)ceil_div(rows, per)), 256,
                 (size_t)w->n_kt * TILE_K * 4 + 64, LAUNCH_EARLY, p);
+}
+
+/* Router logits in plain floats, of norm(x + d) where a norm stands in front. Grid: (groups of
+ * eight experts, rows). A warp takes an expert, whose row is in registers before the wait; every
+ * block makes the norm of its row for itself, and stores its share of x + d and of the record of
+ * its norm. */
+struct router_records_args {
+    struct matrix w;
+    struct norm_in in;
+    float *logits;   /* (rows, n_expert) */
+    uint8_t *record; /* (rows, n_kt) */
+    float *x_scale;  /* (rows) what undoes a record's scale */
+};
+
+/* Eight columns of x + d (sum) and of that times the gain (v). */
+DEVICE void router_columns(const struct norm_in &in, size_t at, int k, float (&v)[8],
+                           float (&sum)[8])
+{
+    load8f(in.x + at + (size_t)k, sum);
+    if (in.gain && in.d) {
+        load8f(in.d + at + (size_t)k, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum[i] += v[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = 1.0f;
+    if (in.gain)
+        load8f(in.gain + k, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] *= sum[i];
+}
+
+static __global__ void __launch_bounds__(256)
+    router_records_kernel(const __grid_constant__ struct router_records_args p)
+{
+    SHARED_BYTES(shared);
+    float *part = (float *)shared, *n = part + 16; /* (2, 8) of the warps; (n_kt * 256) */
+    int warp = warp_id(), lane = lane_id(), row = (int)blockIdx.y, e = (int)blockIdx.x * 8 + warp;
+    int n_embd = p.w.n_in, n_kt = p.w.n_kt, tid = (int)threadIdx.x;
+    bool mine = e < p.w.n_out;
+    const float *from =
+        (const float *)(p.w.seg[0].base + (size_t)(e / TILE_ROWS) * (size_t)n_kt * F32_BYTES) +
+        (e % TILE_ROWS) * TILE_K + lane * 8;
+    enum { KEPT = 8, TILE_FLOATS = F32_BYTES / 4 }; /* k tiles a lane keeps in registers */
+    float w[KEPT][8];
+#pragma unroll
+    for (int i = 0; i < KEPT; i++)
+        if (mine && i < n_kt)
+            load8f(from + i * TILE_FLOATS, w[i]);
+    dependency_trigger();
+    dependency_wait();
+    size_t at = (size_t)row * (size_t)n_embd;
+    float squares = 0.0f, top = 0.0f, dot = 0.0f;
+#pragma unroll 1
+    for (int k = tid * 8; k < n_kt * TILE_K; k += 2048) {
+        float v[8] = {}, sum[8] = {};
+        if (k < n_embd)
+            router_columns(p.in, at, k, v, sum);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            squares += sum[i] * sum[i];
+            top = fmaxf(top, fabsf(v[i]));
+        }
+        store8f(n + k, v);
+        /* The sixteen columns of two threads are this block's, of all that share the row. */
+        if (p.in.x_out && k < n_embd && (k >> 4) % (int)gridDim.x == (int)blockIdx.x)
+            store8f(p.in.x_out + at + (size_t)k, sum);
+    }
+    squares = warp_sum(squares);
+    top = warp_max(top);
+    if (lane == 0) {
+        part[warp] = squares;
+        part[8 + warp] = top;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < KEPT; i++)
+        if (mine && i < n_kt) {
+            float v[8];
+            load8f(n + i * TILE_K + lane * 8, v);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                dot += w[i][j] * v[j];
+        }
+#pragma unroll 1
+    for (int i = KEPT; mine && i < n_kt; i++)
+#pragma unroll 1
+        for (int j = 0; j < 8; j++)
+            dot += from[i * TILE_FLOATS + j] * n[i * TILE_K + lane * 8 + j];
+    dot = warp_sum(dot);
+    squares = warp_sum(lane < 8 ? part[lane] : 0.0f);
+    float rms = p.in.gain ? rsqrtf(squares / (float)n_embd + p.in.eps) : 1.0f;
+    if (mine && lane == 0)
+        p.logits[row * p.w.n_out + e] = dot * rms + (p.w.bias ? p.w.bias[e] : 0.0f);
+    /* The record: four lanes make sixteen columns, and their sum. */
+    top = warp_max(lane < 8 ? part[8 + lane] : 0.0f);
+    uint32_t ex = bits_of(top * rms) >> 23;
+    ex = ex < 16 ? 16 : ex;
+    float f = float_of((264 - ex) << 23) * rms;
+    int groups = n_kt * (TILE_K / 16), blocks = (int)gridDim.x, b = (int)blockIdx.x;
+#pragma unroll 1
+    for (int i = warp * 8; b + i * blocks < groups; i += 64) {
+        int group = b + (i + (lane >> 2)) * blocks, k = group * 16 + (lane & 3) * 4;
+        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (group < groups)
+            v = *(const float4 *)(n + k);
+        uint32_t h0 = pack_half2(v.x * f, v.y * f), h1 = pack_half2(v.z * f, v.w * f);
+        float sum = half_to_float(h0 & 0xffff) + half_to_float(h0 >> 16) +
+                    half_to_float(h1 & 0xffff) + half_to_float(h1 >> 16);
+        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+        sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+        if (group >= groups)
+            continue;
+        uint8_t *to = p.record + (size_t)(row * n_kt + k / TILE_K) * (size_t)RECORD;
+        *(uint2 *)(to + record_at(k)) = make_uint2(h0, h1);
+        if (!(lane & 3)) {
+            uint32_t s = split_half(sum);
+            *(uint16_t *)(to + record_sum_at(k)) = (uint16_t)s;
+            *(uint16_t *)(to + record_sum_at(k) + 8) = (uint16_t)(s >> 16);
+        }
+    }
+    if (blockIdx.x == 0 && tid == 0)
+        p.x_scale[row] = float_of((ex - 10) << 23);
+}
+
+size_t router_records_shared(const struct matrix *w)
+{
+    return (size_t)(16 + w->n_kt * TILE_K) * 4;
+}
+
+void router_records(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                    int rows)
+{
+    CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
+    struct router_records_args p = {*w, *in, cu->router, cu->records, cu->half_scale};
+    cu->half_of = cu->panels_of = cu->records_of =
+        NULL; /* half_scale is no longer that of half_in */
+    cuda_launch(cu, router_records_kernel, dim3((unsigned)ceil_div(w->n_out, 8), (unsigned)rows),
+                256, router_records_shared(w), LAUNCH_EARLY, p);
+}
+
+enum { ROUTER_ROWS = 64, ROUTER_EXPERTS = 128, ROUTER_STRIDE = TILE_K + 16 };
+
+struct router_rows_args {
+    struct matrix w;
+    const float *x; /* (rows, n_embd) */
+    float *logits;  /* (k tiles, rows, n_expert) */
+    int rows;
+};
+
+/* v = its upper 11 bits and what is left, whose lower bits the tensor cores ignore. */
+DEVICE void split_tf32(float v, uint32_t *hi, uint32_t *lo)
+{
+    *hi = bits_of(v) & 0xffffe000u;
+    *lo = bits_of(v - float_of(*hi));
+}
+/* Four columns of rows g and g+8, as two fragments of eight: [step][register]. */
+DEVICE void split_rows(const float4 &r0, const float4 &r1, uint32_t (&hi)[2][4],
+                       uint32_t (&lo)[2][4])
+{
+    split_tf32(r0.x, &hi[0][0], &lo[0][0]);
+    split_tf32(r1.x, &hi[0][1], &lo[0][1]);
+    split_tf32(r0.y, &hi[0][2], &lo[0][2]);
+    split_tf32(r1.y, &hi[0][3], &lo[0][3]);
+    split_tf32(r0.z, &hi[1][0], &lo[1][0]);
+    split_tf32(r1.z, &hi[1][1], &lo[1][1]);
+    split_tf32(r0.w, &hi[1][2], &lo[1][2]);
+    split_tf32(r1.w, &hi[1][3], &lo[1][3]);
+}
+
+/* Grid: (tiles of 64 rows, k tiles, groups of 128 experts); a warp has 16 experts. */
+static __global__ void __launch_bounds__(256)
+    router_rows_kernel(const __grid_constant__ struct router_rows_args p)
+{
+    SHARED_BYTES(shared); /* (64, ROUTER_STRIDE) floats */
+    float *xs = (float *)shared;
+    int lane = lane_id(), g = lane >> 2, c = lane & 3, n_embd = p.w.n_in, kt = (int)blockIdx.y;
+    int t0 = (int)blockIdx.x * ROUTER_ROWS, e0 = (int)blockIdx.z * ROUTER_EXPERTS + warp_id() * 16;
+    dependency_trigger();
+    dependency_wait();
+    for (int i = (int)threadIdx.x; i < ROUTER_ROWS * (TILE_K / 4); i += 256) {
+        int row = i / (TILE_K / 4), k = i % (TILE_K / 4) * 4, t = min(t0 + row, p.rows - 1);
+        bool there = kt * TILE_K + k < n_embd; /* rows are of whole 32 bytes */
+        copy_async16_or_zero(xs + row * ROUTER_STRIDE + k,
+                             p.x + (size_t)t * (size_t)n_embd + (there ? kt * TILE_K + k : 0),
+                             there);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncthreads();
+    if (e0 >= p.w.n_out)
+        return;
+    const float *tile = (const float *)tile_address(p.w, &p.w.seg[0], 0, e0 / TILE_ROWS, kt);
+    const float *w0 = tile + g * TILE_K + 4 * c, *w1 = w0 + 8 * TILE_K;
+    const float *x0 = xs + g * ROUTER_STRIDE + 4 * c;
+    float acc[ROUTER_ROWS / 8][4] = {};
+    float4 n0 = *(const float4 *)w0, n1 = *(const float4 *)w1;
+#pragma unroll 2
+    for (int k = 0; k < TILE_K; k += 16) {
+        float4 r0 = n0, r1 = n1;
+        int next = (k + 16) % TILE_K;
+        n0 = *(const float4 *)(w0 + next), n1 = *(const float4 *)(w1 + next);
+        uint32_t hi[2][4], lo[2][4]; /* [step of 8][register] */
+        split_rows(r0, r1, hi, lo);
+#pragma unroll
+        for (int half = 0; half < 2;
+             half++) { /* products that follow each other are of other sums */
+            const int NT = ROUTER_ROWS / 16;
+            uint32_t bh[NT][4], bl[NT][4];
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                float4 x = *(const float4 *)(x0 + (half * NT + n) * 8 * ROUTER_STRIDE + k);
+                split_tf32(x.x, &bh[n][0], &bl[n][0]);
+                split_tf32(x.y, &bh[n][1], &bl[n][1]);
+                split_tf32(x.z, &bh[n][2], &bl[n][2]);
+                split_tf32(x.w, &bh[n][3], &bl[n][3]);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+                    mma_tf32(acc[half * NT + n], lo[i], bh[n][2 * i], bh[n][2 * i + 1]);
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+                    mma_tf32(acc[half * NT + n], hi[i], bl[n][2 * i], bl[n][2 * i + 1]);
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+                    mma_tf32(acc[half * NT + n], hi[i], bh[n][2 * i], bh[n][2 * i + 1]);
+            }
+        }
+    }
+    float *out = p.logits + (size_t)kt * (size_t)p.rows * (size_t)p.w.n_out;
+#pragma unroll
+    for (int n = 0; n < ROUTER_ROWS / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int t = t0 + n * 8 + 2 * c + (i & 1), e = e0 + g + 8 * (i >> 1);
+            if (t < p.rows && e < p.w.n_out)
+                out[(size_t)t * (size_t)p.w.n_out + (size_t)e] =
+                    acc[n][i] + (p.w.bias && !kt ? p.w.bias[e] : 0.0f);
+        }
+}
+
+void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows)
+{
+    CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
+    struct router_rows_args p = {*w, x, cu->router, rows};
+    dim3 grid((unsigned)ceil_div(rows, ROUTER_ROWS), (unsigned)w->n_kt,
+              (unsigned)ceil_div(w->n_out, ROUTER_EXPERTS));
+    cuda_launch(cu, router_rows_kernel, grid, 256, (size_t)(ROUTER_ROWS * ROUTER_STRIDE * 4),
+                LAUNCH_EARLY, p);
+}
+
+/*
+ * A batch: logits and choice in one kernel. Clusters of blocks share sixteen rows, a piece of k
+ * each, and add up through each other's shared memory; then every block chooses the experts of
+ * its rows.
+ */
+enum { CHOOSE_ROWS = 16, CHOOSE_PIECES = 8, CHOOSE_STRIDE = TILE_K + 16, CHOOSE_EXPERTS = 512 };
+
+struct router_choose_args {
+    struct matrix w;
+    const float *x; /* (rows, n_embd) */
+    int32_t *chosen;
+    float *weight; /* (rows * used) */
+    int rows, pieces;
+    struct route_rule rule;
+};
+
+template <int PER, int BITS>
+DEVICE void router_choose_row(const struct router_choose_args &p, float *logits, int row)
+{
+    int lane = lane_id(), e;
+    float v[PER], part[CHOOSE_PIECES][PER];
+#pragma unroll
+    for (int j = 0; j < CHOOSE_PIECES; j++) { /* all on their way at once */
+        const float *from = cluster_at(logits, j < p.pieces ? j : 0);
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            part[j][i] =
+                j < p.pieces && i * 32 + lane < p.rule.n_expert ? from[i * 32 + lane] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        int expert = i * 32 + lane;
+        v[i] = -INFINITY;
+        if (expert < p.rule.n_expert)
+            v[i] = p.w.bias ? p.w.bias[expert] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < CHOOSE_PIECES; j++)
+            v[i] += part[j][i];
+    }
+    float w = route_choice<PER, BITS>(v, p.rule, &e);
+    if (lane < p.rule.used) {
+        p.chosen[row * p.rule.used + lane] = e;
+        p.weight[row * p.rule.used + lane] = w;
+    }
+}
+
+/* Grid: (tiles of CHOOSE_ROWS rows, times pieces of k). */
+static __global__ void __launch_bounds__(256)
+    router_choose_kernel(const __grid_constant__ struct router_choose_args p)
+{
+    SHARED_BYTES(shared);
+    enum { STEPS = TILE_K / 16, NT = CHOOSE_ROWS / 8 };
+    float *xs = (float *)shared, *logits = xs + CHOOSE_ROWS * CHOOSE_STRIDE; /* (rows, n_expert) */
+    int lane = lane_id(), g = lane >> 2, c = lane & 3, n_embd = p.w.n_in, tid = (int)threadIdx.x;
+    int tile = (int)blockIdx.x / p.pieces, piece = (int)blockIdx.x - tile * p.pieces;
+    int t0 = tile * CHOOSE_ROWS, n_expert = p.rule.n_expert, warp = warp_id();
+    /* This warp's 16 experts of a group of 128, one k tile: in registers a round ahead. */
+    float4 kept[STEPS][2];
+    auto load = [&](int e0, int kt) {
+        const float *from = (const float *)tile_address(p.w, &p.w.seg[0], 0, e0 / TILE_ROWS, kt) +
+                            g * TILE_K + 4 * c;
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            kept[i][0] = *(const float4 *)(from + i * 16);
+            kept[i][1] = *(const float4 *)(from + i * 16 + 8 * TILE_K);
+        }
+    };
+    int e0 = warp * 16, kt = piece;
+    if (e0 < n_expert)
+        load(e0, kt);
+    dependency_trigger();
+    dependency_wait();
+    float acc[NT][3][4] = {}; /* three chains each */
+#pragma unroll 1
+    for (;;) {
+        __syncthreads(); /* nobody reads the columns before */
+#pragma unroll
+        for (int i = tid; i < CHOOSE_ROWS * (TILE_K / 4); i += 256) {
+            int row = i / (TILE_K / 4), k = i % (TILE_K / 4) * 4, t = min(t0 + row, p.rows - 1);
+            bool there = kt * TILE_K + k < n_embd; /* rows are of whole 32 bytes */
+            copy_async16_or_zero(xs + row * CHOOSE_STRIDE + k,
+                                 p.x + (size_t)t * (size_t)n_embd + (there ? kt * TILE_K + k : 0),
+                                 there);
+        }
+        copy_async_commit();
+        copy_async_wait<0>();
+        __syncthreads();
+        if (e0 < n_expert) {
+            const float *x0 = xs + g * CHOOSE_STRIDE + 4 * c;
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) {
+                const float4 &r0 = kept[step][0], &r1 = kept[step][1];
+                uint32_t hi[2][4], lo[2][4]; /* [step of 8][register] */
+                split_rows(r0, r1, hi, lo);
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    float4 x = *(const float4 *)(x0 + n * 8 * CHOOSE_STRIDE + step * 16);
+                    uint32_t bh[4], bl[4];
+                    split_tf32(x.x, &bh[0], &bl[0]);
+                    split_tf32(x.y, &bh[1], &bl[1]);
+                    split_tf32(x.z, &bh[2], &bl[2]);
+                    split_tf32(x.w, &bh[3], &bl[3]);
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        mma_tf32(acc[n][0], lo[i], bh[2 * i], bh[2 * i + 1]);
+                        mma_tf32(acc[n][1], hi[i], bl[2 * i], bl[2 * i + 1]);
+                        mma_tf32(acc[n][2], hi[i], bh[2 * i], bh[2 * i + 1]);
+                    }
+                }
+            }
+        }
+        int done = e0;
+        kt += p.pieces;
+        if (kt >= p.w.n_kt) { /* the next experts */
+            kt = piece;
+            e0 += 128;
+        }
+        if (e0 < n_expert)
+            load(e0, kt);
+        if (e0 == done)
+            continue;
+#pragma unroll
+        for (int i = 0; i < 4 * NT; i++) {
+            int e = done + g + 8 * (i >> 1 & 1);
+            float(&a)[3][4] = acc[i >> 2];
+            if (e < n_expert)
+                logits[((i >> 2) * 8 + 2 * c + (i & 1)) * n_expert + e] =
+                    (a[0][i & 3] + a[1][i & 3]) + a[2][i & 3];
+            a[0][i & 3] = a[1][i & 3] = a[2][i & 3] = 0.0f;
+        }
+        if (e0 - warp * 16 >= n_expert)
+            break;
+    }
+    cluster_arrive();
+    cluster_wait();
+#pragma unroll 1
+    for (int row = piece + warp * p.pieces; row < CHOOSE_ROWS; row += 8 * p.pieces) {
+        if (t0 + row >= p.rows)
+            break;
+        if (n_expert <= 128)
+            router_choose_row<4, 7>(p, logits + row * n_expert, t0 + row);
+        else
+            router_choose_row<CHOOSE_EXPERTS / 32, 9>(p, logits + row * n_expert, t0 + row);
+    }
+    cluster_arrive(); /* nobody leaves while his sums are being read */
+    cluster_wait();
+}
+
+bool router_choose(struct cuda_backend *cu, const struct matrix *w,
+                   const struct route_tables *route, const float *x, int rows)
+{
+    CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
+    struct router_choose_args p = {};
+    p.pieces = !cu->clusters ? 1 : w->n_kt < CHOOSE_PIECES ? w->n_kt : CHOOSE_PIECES;
+    if (w->n_out > CHOOSE_EXPERTS || w->n_kt > 2 * p.pieces)
+        return false;
+    p.w = *w;
+    p.x = x;
+    p.chosen = route->chosen;
+    p.weight = cu->route_weight;
+    p.rows = rows;
+    p.rule = route_rule_of(&cu->shape, w->n_out);
+    cuda_launch(cu, router_choose_kernel, dim3((unsigned)(ceil_div(rows, CHOOSE_ROWS) * p.pieces)),
+                256, (size_t)(CHOOSE_ROWS * (CHOOSE_STRIDE + w->n_out)) * 4,
+                LAUNCH_EARLY + p.pieces * LAUNCH_CLUSTER, p);
+    return true;
 }

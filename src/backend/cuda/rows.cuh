@@ -17,6 +17,7 @@
 #define STEEL_BACKEND_CUDA_ROWS_CUH
 
 #include "backend/cuda/gemm.cuh"
+#include "backend/cuda/route.cuh"
 
 enum { RECORD_SUMS = 512 };
 
@@ -65,17 +66,6 @@ DEVICE uint4 frag_totals(const struct row_frag &f)
 DEVICE uint4 frag_totals(const struct row_at &f)
 {
     return load16(f.at + RECORD_SUMS);
-}
-
-/* And the other way. */
-DEVICE void frag_store(const struct row_frag &f, uint8_t *record)
-{
-    uint8_t *to = record + (lane_id() & 3) * 16;
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        *(uint4 *)(to + i * 64) =
-            make_uint4(f.b[2 * i][0], f.b[2 * i][1], f.b[2 * i + 1][0], f.b[2 * i + 1][1]);
-    *(uint4 *)(to + RECORD_SUMS) = make_uint4(f.t[0], f.t[1], f.t[2], f.t[3]);
 }
 
 /* Where in a record the four columns from k (a multiple of four) stand, and the sum of their 16. */
@@ -496,77 +486,6 @@ DEVICE void put_hidden_tile(const float (&gate)[4], const float (&up)[4], const 
                 }
             }
     }
-}
-
-/* Which experts a row chose: the order is small.cu's, the logits' upper 32 - BITS bits, then the
- * lower index, both in one key (0: no expert). Lane i % 32 holds expert i's; lane k gets the k-th
- * largest. */
-template <int BITS> DEVICE uint32_t choice_key(float logit, int expert)
-{
-    const uint32_t low = (1u << BITS) - 1;
-    return (float_order(logit) & ~low) | (low - (uint32_t)expert);
-}
-template <int PER, int BITS> DEVICE int choose_largest(uint32_t (&key)[PER], int used, int n_expert)
-{
-    const uint32_t low = (1u << BITS) - 1;
-    uint32_t mine = 0;
-#pragma unroll 1
-    for (int k = 0; k < used; k++) {
-        uint32_t best = key[0];
-#pragma unroll
-        for (int i = 1; i < PER; i++)
-            best = key[i] > best ? key[i] : best;
-        best = warp_max_u32(best);
-        mine = lane_id() == k ? best : mine;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            key[i] = key[i] == best ? 0 : key[i];
-    }
-    return min((int)(low - (mine & low)), n_expert - 1);
-}
-
-/* How a row's experts are chosen and weighed. */
-struct route_rule {
-    int n_expert, used;
-    bool renormalise;
-    float scale;
-};
-static inline struct route_rule route_rule_of(const struct shape *s, int n_expert)
-{
-    struct route_rule r = {n_expert, s->n_expert_used, s->norm_topk, s->expert_scale};
-    return r;
-}
-/* A row's experts, from its logits (lane i % 32 has expert i's, -infinity where there is none):
- * lane k of `used` gets the k-th and its weight. */
-template <int PER, int BITS>
-DEVICE float route_choice(const float (&v)[PER], const struct route_rule &rule, int *expert)
-{
-    int lane = lane_id();
-    uint32_t key[PER];
-    float top = -INFINITY, total = 0.0f, mine = 0.0f;
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        int e = i * 32 + lane;
-        key[i] = e < rule.n_expert ? choice_key<BITS>(v[i], e) : 0;
-        top = fmaxf(top, v[i]);
-    }
-    top = warp_max(top);
-    int e = choose_largest<PER, BITS>(key, rule.used, rule.n_expert);
-#pragma unroll
-    for (int i = 0; i < PER; i++) { /* the logit of the chosen: lane e % 32 has it */
-        float u = __shfl_sync(FULL_WARP, v[i], e & 31);
-        mine = e >> 5 == i ? u : mine;
-    }
-    float w = lane < rule.used ? fast_exp(mine - top) : 0.0f;
-    if (rule.renormalise)
-        total = w;
-    else
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            total += fast_exp(v[i] - top);
-    total = warp_sum(total);
-    *expert = e;
-    return w / total * rule.scale;
 }
 
 #endif

@@ -6,19 +6,15 @@
  *
  * Four-bit codes: 64 columns ("a chunk") are 512 bytes, 16 for each lane; word j has columns
  * 16j..16j+15; register i sits in nibbles i and i+4 of it. So (word >> 4i) & 0x000f000f are the two
- * codes of register i, one OR away from halves 1024 + code.
- *   Q4_K  2368 bytes: codes 4x512 | scales [g][chunk]{g:2q, g:2q+1, g+8:2q, g+8:2q+1} 128 | minima,
- *         the same 128 | [g]{d g, d g+8, dmin g, dmin g+8} 64
- *   Q6_K  3360: low nibbles 4x512 | high pairs [chunk][lane] 8 bytes, word j/2 has register i of
- *         column group j at bits 8(j%2) + {0, 4, 2, 6}[i] and 16 above, 4x256 | scale+128
- *         [chunk][g][row half][j] 256 | [g]{d g, d g+8} 32
- *   GPTQ4 2432: codes | half scales [chunk][g]{g:2q, g:2q+1, g+8:2q, g+8:2q+1} 256 | zeros, bytes in
- *         the same order 128
- *   Q8_0  4352: code+128, two column groups to 16 bytes: {row g, row g+8} x 2, 8x512 | half scales
- *         as GPTQ4's
- *   F16   8192: [column group][lane]{a0 of row g: 4c..4c+3 | row g+8}
- *   F32   16384: row-major
- *   RAW   16 rows of the file's own blocks; FP8: 16x256 codes, then float scales [row][column/128]
+ * codes of register i, one OR away from halves 1024 + code. Q4_K  2368 bytes: codes 4x512 | scales
+ * [g][chunk]{g:2q, g:2q+1, g+8:2q, g+8:2q+1} 128 | minima, the same 128 | [g]{d g, d g+8, dmin g,
+ * dmin g+8} 64 Q6_K  3360: low nibbles 4x512 | high pairs [chunk][lane] 8 bytes, word j/2 has
+ * register i of column group j at bits 8(j%2) + {0, 4, 2, 6}[i] and 16 above, 4x256 | scale+128
+ * [chunk][g][row half][j] 256 | [g]{d g, d g+8} 32 GPTQ4 2432: codes | half scales [chunk][g]{g:2q,
+ * g:2q+1, g+8:2q, g+8:2q+1} 256 | zeros, bytes in the same order 128 Q8_0  4352: code+128, two
+ * column groups to 16 bytes: {row g, row g+8} x 2, 8x512 | half scales as GPTQ4's F16   8192:
+ * [column group][lane]{a0 of row g: 4c..4c+3 | row g+8} F32   16384: row-major RAW   16 rows of the
+ * file's own blocks; FP8: 16x256 codes, then float scales [row][column/128]
  */
 #ifndef STEEL_BACKEND_CUDA_TILE_CUH
 #define STEEL_BACKEND_CUDA_TILE_CUH
@@ -53,7 +49,6 @@ enum {
 #define H2_M1152 0xe480e480u
 #define H2_M64   0xd400d400u
 #define H2_M96   0xd600d600u
-#define H2_960   0x63806380u
 #define H2_R16   0x2c002c00u /* 1/16 */
 #define H2_SIGN  0x80008000u
 

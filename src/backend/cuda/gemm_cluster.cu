@@ -2,7 +2,7 @@
  * Products of a batched decode on Hopper (sm_90a): up to PANEL_ROWS rows of K-quants times a
  * matrix so short that latency, not bytes, is what it costs. The grid is one wave: a block takes
  * 64 output rows for each of its warpgroups and a piece of k, all of which it asks for at once,
- * weights before the kernel in front has finished, activations (which large.cu leaves as panels:
+ * weights before the kernel in front has finished, activations (which pick.cu leaves as panels:
  * 64 columns of all rows, in the order wgmma reads shared memory) in one copy for every 64
  * columns. The pieces of k are the blocks of a cluster: each adds up some of the columns, which
  * the others leave in its shared memory (or, where there is no room for them beside the
@@ -18,7 +18,7 @@ enum {
         32 /* rows of a tile, up to which sums are left with others: of more they take long */
 };
 
-struct panel_args {
+struct gemm_cluster_args {
     struct matrix w;
     const uint8_t *x;     /* (row tiles, n_kt * 4, N, 128 bytes) */
     const float *x_scale; /* (rows) what undoes a row's scale */
@@ -27,7 +27,8 @@ struct panel_args {
     int sums; /* where in shared memory sums go that others leave here; 0: they are read there */
 };
 
-static __host__ __device__ int panel_stride(int groups) /* floats; padded against bank conflicts */
+static __host__ __device__ int
+gemm_cluster_stride(int groups) /* floats; padded against bank conflicts */
 {
     return groups * 64 + 4;
 }
@@ -35,8 +36,8 @@ static __host__ __device__ int panel_stride(int groups) /* floats; padded agains
 /* acc += 16 rows of weights a warp x N rows. Chunk c of the activations has landed when bars[c]
  * says so. */
 template <int KIND, int N>
-DEVICE void panel_loop(const uint8_t *tiles, const uint8_t *x, uint64_t *bars, int n_kt,
-                       float (&acc)[N / 2])
+DEVICE void gemm_cluster_loop(const uint8_t *tiles, const uint8_t *x, uint64_t *bars, int n_kt,
+                              float (&acc)[N / 2])
 {
     int lane = lane_id(), chunks = n_kt * 4;
     codes<KIND> w;
@@ -68,7 +69,7 @@ DEVICE void panel_loop(const uint8_t *tiles, const uint8_t *x, uint64_t *bars, i
 /* Grid: (blocks of 64 output rows a warpgroup, times pieces of k; tiles of N rows). */
 template <int N>
 static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
-    panel_kernel(const __grid_constant__ struct panel_args p)
+    gemm_cluster_kernel(const __grid_constant__ struct gemm_cluster_args p)
 {
     SHARED_BYTES(raw);
 #ifdef STEEL_CUDA_SIM
@@ -123,11 +124,11 @@ static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
     float acc[N / 2] = {};
     wgmma_use(acc);
     if (s->kind == TILE_Q4_K)
-        panel_loop<TILE_Q4_K, N>(mine, shared, bars, n_kt, acc);
+        gemm_cluster_loop<TILE_Q4_K, N>(mine, shared, bars, n_kt, acc);
     else
-        panel_loop<TILE_Q6_K, N>(mine, shared, bars, n_kt, acc);
+        gemm_cluster_loop<TILE_Q6_K, N>(mine, shared, bars, n_kt, acc);
     wgmma_use(acc);
-    int stride = panel_stride(warps >> 2), per = (count + p.pieces - 1) / p.pieces;
+    int stride = gemm_cluster_stride(warps >> 2), per = (count + p.pieces - 1) / p.pieces;
     float *sums = (float *)(shared + p.sums); /* (N, stride), or (pieces, per, stride) */
     if (p.sums) {
         int lane = lane_id(), row = w * TILE_ROWS + (lane >> 2), col = 2 * (lane & 3);
@@ -199,40 +200,40 @@ static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
 }
 
 /* How a product is cut. */
-struct panel_cut {
+struct gemm_cluster_cut {
     int groups, kt_per; /* warpgroups of a block, k tiles of a piece */
     size_t shared;
 };
 
 /* Bytes of activations and weights, and of their barriers. */
-static size_t panel_in(const struct matrix *w, int n, int groups, int kt_per)
+static size_t gemm_cluster_in(const struct matrix *w, int n, int groups, int kt_per)
 {
     return (size_t)kt_per * (size_t)(n * 512 + 4 * groups * w->max_tile_bytes) +
            (size_t)(4 * kt_per + 4 * groups) * 8;
 }
-static size_t panel_sums(int n, int groups, int pieces)
+static size_t gemm_cluster_sums(int n, int groups, int pieces)
 {
-    return (size_t)(ceil_div(n, pieces) * pieces * panel_stride(groups)) * sizeof(float);
+    return (size_t)(ceil_div(n, pieces) * pieces * gemm_cluster_stride(groups)) * sizeof(float);
 }
-static size_t panel_shared(const struct matrix *w, int n, int groups, int kt_per)
+static size_t gemm_cluster_shared(const struct matrix *w, int n, int groups, int kt_per)
 {
-    size_t in = panel_in(w, n, groups, kt_per), sums = panel_sums(n, groups, 1);
+    size_t in = gemm_cluster_in(w, n, groups, kt_per), sums = gemm_cluster_sums(n, groups, 1);
     return PANEL_ALIGN + (in > sums ? in : sums);
 }
 
 /* The cut whose busiest SM moves fewest bytes: activations and weights in, sums out and in again.
  * Weights count for more, since they come from memory. */
-static bool panel_cut_of(const struct cuda_backend *cu, const struct matrix *w, int rows,
-                         struct panel_cut *best)
+static bool gemm_cluster_cut_of(const struct cuda_backend *cu, const struct matrix *w, int rows,
+                                struct gemm_cluster_cut *best)
 {
-    int n = panel_width(rows), most = cu->clusters ? PANEL_PIECES : 1;
+    int n = gemm_cluster_width(rows), most = cu->clusters ? PANEL_PIECES : 1;
     double least = 0;
     for (int groups = 1; groups <= PANEL_GROUPS; groups++)
         for (int pieces = 1; pieces <= most && pieces <= w->n_kt; pieces++) {
             int kt_per = ceil_div(w->n_kt, pieces);
             if (ceil_div(w->n_kt, kt_per) != pieces)
                 continue;
-            size_t shared = panel_shared(w, n, groups, kt_per);
+            size_t shared = gemm_cluster_shared(w, n, groups, kt_per);
             if (shared > cu->shared_limit)
                 continue;
             int blocks = ceil_div(w->n_tiles, 4 * groups) * pieces * ceil_div(rows, n);
@@ -249,12 +250,12 @@ static bool panel_cut_of(const struct cuda_backend *cu, const struct matrix *w, 
     return least > 0;
 }
 
-int panel_width(int rows)
+int gemm_cluster_width(int rows)
 {
     return rows <= 32 ? 32 : rows <= 64 ? 64 : rows <= 96 ? 96 : 128;
 }
 
-size_t panel_bytes(const struct cuda_backend *cu)
+size_t gemm_cluster_bytes(const struct cuda_backend *cu)
 {
     const struct shape *s = &cu->shape;
     int rows = s->max_tokens < PANEL_ROWS ? s->max_tokens : PANEL_ROWS;
@@ -262,24 +263,24 @@ size_t panel_bytes(const struct cuda_backend *cu)
     return cu->wgmma ? align_up((size_t)rows, 128) * align_up((size_t)width, TILE_K) * 2 : 0;
 }
 
-bool panel_fits(const struct cuda_backend *cu, int rows, int padded)
+bool gemm_cluster_fits(const struct cuda_backend *cu, int rows, int padded)
 {
     size_t all =
-        align_up((size_t)rows, (size_t)panel_width(rows)); /* rows, with those nobody has */
-    return cu->wgmma && rows <= PANEL_ROWS && all * (size_t)padded * 2 <= panel_bytes(cu);
+        align_up((size_t)rows, (size_t)gemm_cluster_width(rows)); /* rows, with those nobody has */
+    return cu->wgmma && rows <= PANEL_ROWS && all * (size_t)padded * 2 <= gemm_cluster_bytes(cu);
 }
 
-bool panel_linear(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
+bool gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
 {
-    struct panel_cut cut = {};
-    if (!panel_fits(cu, rows, w->n_kt * TILE_K) || w->set != SET_K || few_is_long(w))
+    struct gemm_cluster_cut cut = {};
+    if (!gemm_cluster_fits(cu, rows, w->n_kt * TILE_K) || w->set != SET_K || gemm_few_is_long(w))
         return false;
     for (int i = 1; i < w->n_seg; i++) /* the warps of a warpgroup see one kind of tiles */
         if (w->seg[i].kind != w->seg[0].kind && w->seg[i].tile0 % 4)
             return false;
-    if (!panel_cut_of(cu, w, rows, &cut))
+    if (!gemm_cluster_cut_of(cu, w, rows, &cut))
         return false;
-    struct panel_args p = {};
+    struct gemm_cluster_args p = {};
     p.w = *w;
     p.x = cu->panels;
     p.x_scale = cu->half_scale;
@@ -287,19 +288,19 @@ bool panel_linear(struct cuda_backend *cu, const struct matrix *w, float *y, int
     p.rows = rows;
     p.kt_per = cut.kt_per;
     p.pieces = ceil_div(w->n_kt, cut.kt_per);
-    int n = panel_width(rows);
-    size_t in = align_up(panel_in(w, n, cut.groups, cut.kt_per), 16);
-    size_t apart = PANEL_ALIGN + in + panel_sums(n, cut.groups, p.pieces);
+    int n = gemm_cluster_width(rows);
+    size_t in = align_up(gemm_cluster_in(w, n, cut.groups, cut.kt_per), 16);
+    size_t apart = PANEL_ALIGN + in + gemm_cluster_sums(n, cut.groups, p.pieces);
     if (n <= PANEL_LEFT && p.pieces > 1 && apart <= cu->shared_limit) {
         p.sums = (int)in;
         cut.shared = apart;
     }
     dim3 grid((unsigned)(ceil_div(w->n_tiles, 4 * cut.groups) * p.pieces),
               (unsigned)ceil_div(rows, n));
-    auto kernel = n == 32   ? panel_kernel<32>
-                  : n == 64 ? panel_kernel<64>
-                  : n == 96 ? panel_kernel<96>
-                            : panel_kernel<128>;
+    auto kernel = n == 32   ? gemm_cluster_kernel<32>
+                  : n == 64 ? gemm_cluster_kernel<64>
+                  : n == 96 ? gemm_cluster_kernel<96>
+                            : gemm_cluster_kernel<128>;
     cuda_launch(cu, kernel, grid, cut.groups * 128, cut.shared,
                 LAUNCH_EARLY + p.pieces * LAUNCH_CLUSTER, p);
     return true;
@@ -307,14 +308,14 @@ bool panel_linear(struct cuda_backend *cu, const struct matrix *w, float *y, int
 
 /* How many clusters of each size run at a time: fewer than SMs there are for them, since a
  * cluster stays within one of the parts a GPU is made of. */
-void panel_prepare(struct cuda_backend *cu)
+void gemm_cluster_prepare(struct cuda_backend *cu)
 {
     for (int i = 0; i < PANEL_PIECES; i++)
         cu->clusters_of[i] = cu->n_sm > i ? cu->n_sm / (i + 1) : 1;
 #ifndef STEEL_CUDA_SIM
     if (!cu->wgmma || !cu->clusters)
         return;
-    cuda_know(cu, (const void *)panel_kernel<128>);
+    cuda_know(cu, (const void *)gemm_cluster_kernel<128>);
     for (int i = 1; i < PANEL_PIECES; i++) {
         cudaLaunchConfig_t cfg = {};
         cudaLaunchAttribute attr = {};
@@ -327,7 +328,7 @@ void panel_prepare(struct cuda_backend *cu)
         cfg.attrs = &attr;
         cfg.numAttrs = 1;
         int n = 0;
-        if (cudaOccupancyMaxActiveClusters(&n, panel_kernel<128>, &cfg) != cudaSuccess)
+        if (cudaOccupancyMaxActiveClusters(&n, gemm_cluster_kernel<128>, &cfg) != cudaSuccess)
             cudaGetLastError();
         cu->clusters_of[i] = n > 0 ? n : 1;
     }

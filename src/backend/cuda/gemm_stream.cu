@@ -63,7 +63,7 @@ DEVICE void tile_rows(const struct seg *s, const uint8_t *tile, const uint8_t *b
     }
 }
 
-DEVICE void stream_wait(int stages)
+DEVICE void gemm_stream_wait(int stages)
 {
     if (stages >= 4)
         copy_async_wait<3>();
@@ -76,7 +76,7 @@ DEVICE void stream_wait(int stages)
 
 template <int SET, int NT, bool PAIR>
 static __global__ void __launch_bounds__(STREAM_WARPS * 32, 1)
-    stream_kernel(const __grid_constant__ struct gemm_args p)
+    gemm_stream_kernel(const __grid_constant__ struct gemm_args p)
 {
     const int BN = NT * 8;
     SHARED_BYTES(shared);
@@ -148,7 +148,7 @@ static __global__ void __launch_bounds__(STREAM_WARPS * 32, 1)
         float acc[NT][4] = {};
 #pragma unroll 1
         for (int kt = 0; kt < n_kt; kt++) {
-            stream_wait(stages);
+            gemm_stream_wait(stages);
             tile_rows<SET, NT>(s, ring + at * p.slot, bs + kt * BN * (TILE_K * 2), n_active, acc);
             at = at + 1 == stages ? 0 : at + 1;
             __syncwarp(); /* every lane is done with the entry that is fetched over */
@@ -198,7 +198,7 @@ static __global__ void __launch_bounds__(STREAM_WARPS * 32, 1)
         }
 }
 
-static size_t stream_shared(const struct gemm_args &p, int nt, int warps)
+static size_t gemm_stream_shared(const struct gemm_args &p, int nt, int warps)
 {
     size_t bn = (size_t)nt * 8;
     return 3 * bn * 4 + (size_t)p.w.n_kt * bn * TILE_K * 2 +
@@ -207,14 +207,14 @@ static size_t stream_shared(const struct gemm_args &p, int nt, int warps)
 
 /* False: it does not fit, or there are too few tiles to fill the machine. */
 template <int SET, int NT, bool PAIR>
-static bool stream_launch(struct cuda_backend *cu, struct gemm_args p, int y)
+static bool gemm_stream_launch(struct cuda_backend *cu, struct gemm_args p, int y)
 {
     int warps = NT == 1 ? 8 : STREAM_WARPS;
     size_t room = NT == 1 ? cu->shared_per_sm / 2 - 1024 : cu->shared_limit;
     room = room < cu->shared_limit ? room : cu->shared_limit;
     p.slot = p.w.max_tile_bytes;
     p.stages = 4;
-    while (stream_shared(p, NT, warps) > room) {
+    while (gemm_stream_shared(p, NT, warps) > room) {
         if (p.stages > 2)
             p.stages--;
         else if (warps > 4) {
@@ -232,26 +232,27 @@ static bool stream_launch(struct cuda_backend *cu, struct gemm_args p, int y)
     int blocks = ceil_div(tiles, warps * p.units_per_block);
     if (!p.moe && blocks < cu->n_sm * 3 / 4)
         return false;
-    cuda_launch(cu, stream_kernel<SET, NT, PAIR>, dim3((unsigned)blocks, (unsigned)y), warps * 32,
-                stream_shared(p, NT, warps), LAUNCH_EARLY, p);
+    cuda_launch(cu, gemm_stream_kernel<SET, NT, PAIR>, dim3((unsigned)blocks, (unsigned)y),
+                warps * 32, gemm_stream_shared(p, NT, warps), LAUNCH_EARLY, p);
     return true;
 }
 
 template <bool PAIR>
-static bool stream_pick(struct cuda_backend *cu, const struct gemm_args &p, int width, int y)
+static bool gemm_stream_pick(struct cuda_backend *cu, const struct gemm_args &p, int width, int y)
 {
     if (p.w.set == SET_ALL)
         return false;
     if (p.w.set == SET_FAST)
-        return stream_launch<SET_FAST, 2, PAIR>(cu, p, y);
+        return gemm_stream_launch<SET_FAST, 2, PAIR>(cu, p, y);
     if (width == 8)
-        return stream_launch<SET_K, 1, PAIR>(cu, p, y);
+        return gemm_stream_launch<SET_K, 1, PAIR>(cu, p, y);
     if (width == 16)
-        return stream_launch<SET_K, 2, PAIR>(cu, p, y);
-    return stream_launch<SET_K, 4, PAIR>(cu, p, y);
+        return gemm_stream_launch<SET_K, 2, PAIR>(cu, p, y);
+    return gemm_stream_launch<SET_K, 4, PAIR>(cu, p, y);
 }
 
-bool stream_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y)
+bool gemm_stream(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y)
 {
-    return pair ? stream_pick<true>(cu, p, width, y) : stream_pick<false>(cu, p, width, y);
+    return pair ? gemm_stream_pick<true>(cu, p, width, y)
+                : gemm_stream_pick<false>(cu, p, width, y);
 }

@@ -26,7 +26,7 @@ DEVICE void fetch_rows(uint8_t *to, const struct gemm_args &p, const int *rows_i
 
 template <int SET, int NT, bool PAIR>
 static __global__ void __launch_bounds__(MID_WARPS * 32)
-    mid_kernel(const __grid_constant__ struct gemm_args p)
+    gemm_splitk_kernel(const __grid_constant__ struct gemm_args p)
 {
     const int BN = NT * 8, B_BYTES = BN * TILE_K * 2;
     SHARED_BYTES(shared);
@@ -222,7 +222,7 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
         }
 }
 
-static size_t mid_shared(const struct gemm_args &p, int nt)
+static size_t gemm_splitk_shared(const struct gemm_args &p, int nt)
 {
     size_t bn = (size_t)nt * 8, b = bn * TILE_K * 2, warps = (size_t)(p.k_warps * p.groups);
     size_t entry = 2 * (size_t)p.slot + (p.b_in_ring ? b : 0);
@@ -231,7 +231,7 @@ static size_t mid_shared(const struct gemm_args &p, int nt)
 }
 
 template <int SET, int NT, bool PAIR>
-static void mid_launch(struct cuda_backend *cu, struct gemm_args p, int y)
+static void gemm_splitk_launch(struct cuda_backend *cu, struct gemm_args p, int y)
 {
     p.slot = SET == SET_ALL ? 0 : p.w.max_tile_bytes;
     p.stages = 1;
@@ -240,7 +240,7 @@ static void mid_launch(struct cuda_backend *cu, struct gemm_args p, int y)
         int groups = (most < 8 ? most : 8) / p.k_warps;
         p.groups = groups < 1 ? 1 : groups;
         p.b_in_ring = p.w.n_kt > p.k_warps;
-        if (most == 1 || mid_shared(p, NT) <= cu->shared_limit)
+        if (most == 1 || gemm_splitk_shared(p, NT) <= cu->shared_limit)
             break;
     }
     p.n_units = PAIR ? p.w.n_tiles / 2 : ceil_div(p.w.n_tiles, 2);
@@ -254,33 +254,34 @@ static void mid_launch(struct cuda_backend *cu, struct gemm_args p, int y)
     p.sums_in_ring = p.units_per_block == p.groups && sums <= 2 * (size_t)p.slot;
     p.stages = SET == SET_ALL ? 1 : 3;
     size_t room = NT <= 2 ? cu->shared_per_sm / 2 - 1024 : cu->shared_limit;
-    while (p.stages > 1 && mid_shared(p, NT) > room)
+    while (p.stages > 1 && gemm_splitk_shared(p, NT) > room)
         p.stages--;
-    CHECK(mid_shared(p, NT) <= cu->shared_limit, "%zu bytes of shared memory", mid_shared(p, NT));
-    cuda_launch(cu, mid_kernel<SET, NT, PAIR>,
+    CHECK(gemm_splitk_shared(p, NT) <= cu->shared_limit, "%zu bytes of shared memory",
+          gemm_splitk_shared(p, NT));
+    cuda_launch(cu, gemm_splitk_kernel<SET, NT, PAIR>,
                 dim3((unsigned)ceil_div(p.n_units, p.units_per_block), (unsigned)y),
-                p.k_warps * p.groups * 32, mid_shared(p, NT), LAUNCH_EARLY, p);
+                p.k_warps * p.groups * 32, gemm_splitk_shared(p, NT), LAUNCH_EARLY, p);
 }
 
 template <bool PAIR>
-static void mid_pick(struct cuda_backend *cu, struct gemm_args p, int width, int y)
+static void gemm_splitk_pick(struct cuda_backend *cu, struct gemm_args p, int width, int y)
 {
     if (p.w.set == SET_ALL)
-        mid_launch<SET_ALL, 2, PAIR>(cu, p, y);
+        gemm_splitk_launch<SET_ALL, 2, PAIR>(cu, p, y);
     else if (p.w.set == SET_FAST)
-        mid_launch<SET_FAST, 2, PAIR>(cu, p, y);
+        gemm_splitk_launch<SET_FAST, 2, PAIR>(cu, p, y);
     else if (width == 8)
-        mid_launch<SET_K, 1, PAIR>(cu, p, y);
+        gemm_splitk_launch<SET_K, 1, PAIR>(cu, p, y);
     else if (width == 16)
-        mid_launch<SET_K, 2, PAIR>(cu, p, y);
+        gemm_splitk_launch<SET_K, 2, PAIR>(cu, p, y);
     else
-        mid_launch<SET_K, 4, PAIR>(cu, p, y);
+        gemm_splitk_launch<SET_K, 4, PAIR>(cu, p, y);
 }
 
-void mid_gemm(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y)
+void gemm_splitk(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y)
 {
     if (pair)
-        mid_pick<true>(cu, p, width, y);
+        gemm_splitk_pick<true>(cu, p, width, y);
     else
-        mid_pick<false>(cu, p, width, y);
+        gemm_splitk_pick<false>(cu, p, width, y);
 }

@@ -5,49 +5,49 @@
  * codes by k tiles, activations by 64 columns, through rings of the block whose barriers say what
  * has landed and what may be overwritten. A warp turns the codes of its 16 rows into fragments of
  * halves one step ahead of the products that eat them. The work list, the rows and the results
- * are large.cu's.
+ * are pick.cu's.
  */
 #include "backend/cuda/codes.cuh"
 
-enum { WIDE_N = WIDE_ROWS, WIDE_ALIGN = 1024 };
+enum { WGMMA_N = WGMMA_ROWS, WGMMA_ALIGN = 1024 };
 /* Four warpgroups multiply, for two units of 128 output rows; one brings. */
-enum { WIDE_UNITS = 2, WIDE_USERS = 256 * WIDE_UNITS, WIDE_BRINGERS = 128 };
-enum { WIDE_THREADS = WIDE_USERS + WIDE_BRINGERS };
+enum { WGMMA_UNITS = 2, WGMMA_USERS = 256 * WGMMA_UNITS, WGMMA_BRINGERS = 128 };
+enum { WGMMA_THREADS = WGMMA_USERS + WGMMA_BRINGERS };
 /* Registers of those who multiply and of those who bring. */
-enum { WIDE_REGS = 112, WIDE_BRING_REGS = 32 };
+enum { WGMMA_REGS = 112, WGMMA_BRING_REGS = 32 };
 
-enum { WIDE_MOST_SLOTS = 6, WIDE_TILES = 8 * WIDE_UNITS };
+enum { WGMMA_MOST_SLOTS = 6, WGMMA_TILES = 8 * WGMMA_UNITS };
 
 /* Chunks of activations a block has room for: what the ring of codes leaves. */
-static __host__ __device__ constexpr int wide_slots(int tile_bytes)
+static __host__ __device__ constexpr int gemm_wgmma_slots(int tile_bytes)
 {
-    return tile_bytes <= Q6K_BYTES ? WIDE_MOST_SLOTS : 4;
+    return tile_bytes <= Q6K_BYTES ? WGMMA_MOST_SLOTS : 4;
 }
 /* Chunks of codes that come together: a k tile, or less of it where that would be too much. */
-static __host__ __device__ constexpr int wide_step(int tile_bytes)
+static __host__ __device__ constexpr int gemm_wgmma_step(int tile_bytes)
 {
     return tile_bytes <= Q80_BYTES ? 4 : 1;
 }
 
 /* Who waits for whom: a chunk of activations, a k tile of codes; there, and done with. */
-struct wide_bars {
-    uint64_t full[WIDE_MOST_SLOTS], empty[WIDE_MOST_SLOTS], codes_full[2], codes_empty[2];
+struct gemm_wgmma_bars {
+    uint64_t full[WGMMA_MOST_SLOTS], empty[WGMMA_MOST_SLOTS], codes_full[2], codes_empty[2];
 };
 
-struct wide_block {
-    uint8_t *ring;  /* (2, WIDE_TILES, wide_step chunks of a tile) */
-    uint8_t *slots; /* (wide_slots, N, 128 bytes) */
-    struct wide_bars *bars;
+struct gemm_wgmma_block {
+    uint8_t *ring;  /* (2, WGMMA_TILES, gemm_wgmma_step chunks of a tile) */
+    uint8_t *slots; /* (gemm_wgmma_slots, N, 128 bytes) */
+    struct gemm_wgmma_bars *bars;
     int n_kt;
 };
 
 /* The warpgroup that brings everything: its first threads have a row of tiles each. */
-DEVICE void wide_bring(const struct wide_block &k, const uint8_t *from, int tile_bytes,
-                       const uint16_t *x, const int *rows_in, int ldx, int n)
+DEVICE void gemm_wgmma_bring(const struct gemm_wgmma_block &k, const uint8_t *from, int tile_bytes,
+                             const uint16_t *x, const int *rows_in, int ldx, int n)
 {
-    const int STEP = WIDE_BRINGERS / 8, PER = WIDE_N / STEP;
-    int id = (int)threadIdx.x - WIDE_USERS, piece = id & 7, row0 = id >> 3;
-    int n_slots = wide_slots(tile_bytes);
+    const int STEP = WGMMA_BRINGERS / 8, PER = WGMMA_N / STEP;
+    int id = (int)threadIdx.x - WGMMA_USERS, piece = id & 7, row0 = id >> 3;
+    int n_slots = gemm_wgmma_slots(tile_bytes);
     uint32_t at[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++) {
@@ -57,14 +57,14 @@ DEVICE void wide_bring(const struct wide_block &k, const uint8_t *from, int tile
     }
     uint8_t *dst = k.slots + row0 * 128 + ((piece ^ (row0 & 7)) << 4);
     int slot = 0, turn = 1, chunks = k.n_kt * 4, stage = 0, codes_turn = 1;
-    int step = wide_step(tile_bytes), bytes = tile_bytes / 4 * step;
+    int step = gemm_wgmma_step(tile_bytes), bytes = tile_bytes / 4 * step;
 #pragma unroll 1
     for (int c = 0; c < chunks; c++) {
         if (!(c & (step - 1))) {
             bar_wait(&k.bars->codes_empty[stage], codes_turn);
-            if (id < WIDE_TILES) {
+            if (id < WGMMA_TILES) {
                 bar_expect(&k.bars->codes_full[stage], bytes);
-                bar_copy(&k.bars->codes_full[stage], k.ring + (stage * WIDE_TILES + id) * bytes,
+                bar_copy(&k.bars->codes_full[stage], k.ring + (stage * WGMMA_TILES + id) * bytes,
                          from, bytes);
                 from += bytes;
             }
@@ -90,10 +90,10 @@ DEVICE void wide_bring(const struct wide_block &k, const uint8_t *from, int tile
 
 /* acc += a warp's tile x N rows. A chunk is 64 columns, a k tile four of them. */
 template <int KIND, int N>
-DEVICE void wide_loop(const struct wide_block &k, int tile, float (&acc)[WIDE_N / 2])
+DEVICE void gemm_wgmma_loop(const struct gemm_wgmma_block &k, int tile, float (&acc)[WGMMA_N / 2])
 {
-    const int SLOTS = wide_slots(codes<KIND>::BYTES), SLOT = N * 128;
-    const int STEP = wide_step(codes<KIND>::BYTES), BYTES = codes<KIND>::BYTES / 4 * STEP;
+    const int SLOTS = gemm_wgmma_slots(codes<KIND>::BYTES), SLOT = N * 128;
+    const int STEP = gemm_wgmma_step(codes<KIND>::BYTES), BYTES = codes<KIND>::BYTES / 4 * STEP;
     int lane = lane_id(), slot = 0, turn = 0, chunks = k.n_kt * 4;
     const uint8_t *mine = k.ring + tile * BYTES;
     uint64_t *last = NULL;
@@ -123,7 +123,7 @@ DEVICE void wide_loop(const struct wide_block &k, int tile, float (&acc)[WIDE_N 
                 bar_arrive(&k.bars->codes_empty[stage ^ 1]); /* every lane: it has read its own */
                 bar_wait(&k.bars->codes_full[stage], next / (2 * STEP));
             }
-            w.fetch(mine + stage * (WIDE_TILES * BYTES), next & (STEP - 1), lane);
+            w.fetch(mine + stage * (WGMMA_TILES * BYTES), next & (STEP - 1), lane);
         }
         last = &k.bars->empty[slot];
         if (++slot == SLOTS) {
@@ -136,7 +136,7 @@ DEVICE void wide_loop(const struct wide_block &k, int tile, float (&acc)[WIDE_N 
 
 /* Columns a block works on for `count` rows. FEW: compiling takes its time, so not every kernel has
  * every width. */
-template <bool FEW> DEVICE int wide_columns(int count)
+template <bool FEW> DEVICE int gemm_wgmma_columns(int count)
 {
     if (FEW)
         return count > 64 ? 128 : 64;
@@ -144,26 +144,27 @@ template <bool FEW> DEVICE int wide_columns(int count)
 }
 
 template <int KIND, bool FEW>
-DEVICE void wide_width(const struct wide_block &k, int tile, int count, float (&acc)[WIDE_N / 2])
+DEVICE void gemm_wgmma_width(const struct gemm_wgmma_block &k, int tile, int count,
+                             float (&acc)[WGMMA_N / 2])
 {
     if (count > 112 || (FEW && count > 64))
-        wide_loop<KIND, 128>(k, tile, acc);
+        gemm_wgmma_loop<KIND, 128>(k, tile, acc);
     else if (FEW)
-        wide_loop<KIND, 64>(k, tile, acc);
+        gemm_wgmma_loop<KIND, 64>(k, tile, acc);
     else if (count > 96)
-        wide_loop<KIND, FEW ? 64 : 112>(k, tile, acc);
+        gemm_wgmma_loop<KIND, FEW ? 64 : 112>(k, tile, acc);
     else if (count > 80)
-        wide_loop<KIND, FEW ? 64 : 96>(k, tile, acc);
+        gemm_wgmma_loop<KIND, FEW ? 64 : 96>(k, tile, acc);
     else if (count > 64)
-        wide_loop<KIND, FEW ? 64 : 80>(k, tile, acc);
+        gemm_wgmma_loop<KIND, FEW ? 64 : 80>(k, tile, acc);
     else if (count > 32)
-        wide_loop<KIND, 64>(k, tile, acc);
+        gemm_wgmma_loop<KIND, 64>(k, tile, acc);
     else
-        wide_loop<KIND, FEW ? 64 : 32>(k, tile, acc);
+        gemm_wgmma_loop<KIND, FEW ? 64 : 32>(k, tile, acc);
 }
 
 /* The row tile warp w of a block takes. What lies past the end is taken along and not kept. */
-DEVICE int wide_tile_of(const struct gemm_args &p, int block, int w)
+DEVICE int gemm_wgmma_tile_of(const struct gemm_args &p, int block, int w)
 {
     if (!p.y_half)
         return min(block * 8 + w, p.w.n_tiles - 1);
@@ -177,18 +178,18 @@ DEVICE int wide_tile_of(const struct gemm_args &p, int block, int w)
  * block runs it but once: what a lane does is the same for all columns. It has rows 4 lane.. of
  * the block (pair: gate and up of the hidden units 2 lane, 2 lane + 1).
  */
-enum { WIDE_STRIDE = 128 * WIDE_UNITS + 4 };
+enum { WGMMA_STRIDE = 128 * WGMMA_UNITS + 4 };
 
-struct wide_lane {
+struct gemm_wgmma_lane {
     int at, left; /* place of its first row in a row of the results (-1: none); rows that exist */
     float bias[4];
     float gain[4]; /* of a head's norm */
     bool norm;
 };
 
-DEVICE struct wide_lane wide_lane_of(const struct gemm_args &p, int block)
+DEVICE struct gemm_wgmma_lane gemm_wgmma_lane_of(const struct gemm_args &p, int block)
 {
-    struct wide_lane l = {};
+    struct gemm_wgmma_lane l = {};
     int lane = lane_id();
     if (p.y_half) {
         int row = block * 64 + 2 * lane;
@@ -220,7 +221,7 @@ DEVICE struct wide_lane wide_lane_of(const struct gemm_args &p, int block)
 }
 
 /* A lane's part of a column of 128 sums. */
-DEVICE float4 wide_take(const struct gemm_args &p, const float *column)
+DEVICE float4 gemm_wgmma_take(const struct gemm_args &p, const float *column)
 {
     if (!p.y_half)
         return *(const float4 *)(column + 4 * lane_id());
@@ -232,8 +233,8 @@ DEVICE float4 wide_take(const struct gemm_args &p, const float *column)
 /* A warp has a head of B rows of the step (t < 0: none): elements 4 lane.. are a lane's. All that
  * has to be waited for is asked for first. */
 template <int B>
-DEVICE void wide_heads(const struct gemm_heads &h, const struct wide_lane &l, int head,
-                       const int (&t)[B], float (&v)[B][4])
+DEVICE void gemm_wgmma_heads(const struct gemm_heads &h, const struct gemm_wgmma_lane &l, int head,
+                             const int (&t)[B], float (&v)[B][4])
 {
     int lane = lane_id(), kv = head - h.n_heads;
     if (kv >= 2 * h.n_kv) /* a unit past the end */
@@ -302,8 +303,8 @@ DEVICE void wide_heads(const struct gemm_heads &h, const struct wide_lane &l, in
     }
 }
 
-DEVICE void wide_store(const struct gemm_args &p, const struct wide_lane &l,
-                       const struct gemm_rows &rows, int block, int col, float4 sums)
+DEVICE void gemm_wgmma_store(const struct gemm_args &p, const struct gemm_wgmma_lane &l,
+                             const struct gemm_rows &rows, int block, int col, float4 sums)
 {
     float scale = rows.scale[col];
     size_t at = (size_t)rows.out[col] * (size_t)p.ldy + (size_t)l.at;
@@ -312,7 +313,7 @@ DEVICE void wide_store(const struct gemm_args &p, const struct wide_lane &l,
     if (p.heads.set) {
         const int t[1] = {rows.out[col]};
         float one[1][4] = {{v[0], v[1], v[2], v[3]}};
-        wide_heads(p.heads, l, block, t, one);
+        gemm_wgmma_heads(p.heads, l, block, t, one);
     } else if (p.y_half) {
         if (l.at < 0)
             return;
@@ -338,95 +339,95 @@ DEVICE void wide_store(const struct gemm_args &p, const struct wide_lane &l,
 }
 
 /* Where a column's sums lie when k is cut: (pieces of k, row tiles, blocks, columns, 128). */
-DEVICE float *wide_part(const struct gemm_args &p, int piece, int block, int col)
+DEVICE float *gemm_wgmma_part(const struct gemm_args &p, int piece, int block, int col)
 {
     size_t at = ((size_t)piece * gridDim.y + blockIdx.y) * (size_t)p.blocks + (size_t)block;
-    return p.part + (at * WIDE_N + (size_t)col) * 128;
+    return p.part + (at * WGMMA_N + (size_t)col) * 128;
 }
 
-DEVICE void wide_tables(struct gemm_rows &rows, uint8_t *at)
+DEVICE void gemm_wgmma_tables(struct gemm_rows &rows, uint8_t *at)
 {
     rows.in = (int *)at;
-    rows.out = rows.in + WIDE_N;
-    rows.scale = (float *)(rows.out + WIDE_N);
+    rows.out = rows.in + WGMMA_N;
+    rows.scale = (float *)(rows.out + WGMMA_N);
 }
 
-/* Grid: (blocks of 128 output rows, WIDE_UNITS of them; tiles of the step's rows; pieces of k). */
+/* Grid: (blocks of 128 output rows, WGMMA_UNITS of them; tiles of the step's rows; pieces of k). */
 template <int SET>
-static __global__ void __launch_bounds__(WIDE_THREADS, 1)
-    wide_kernel(const __grid_constant__ struct gemm_args p)
+static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
+    gemm_wgmma_kernel(const __grid_constant__ struct gemm_args p)
 {
     SHARED_BYTES(raw);
 #ifdef STEEL_CUDA_SIM
     uint8_t *shared = raw;
 #else
-    uint8_t *shared = raw + (-(int)__cvta_generic_to_shared(raw) & (WIDE_ALIGN - 1));
+    uint8_t *shared = raw + (-(int)__cvta_generic_to_shared(raw) & (WGMMA_ALIGN - 1));
 #endif
     struct gemm_rows rows;
-    struct wide_block k;
+    struct gemm_wgmma_block k;
     /* behind the slots and the rings, which depend on the kind of weights */
-    wide_tables(rows, shared + p.slot);
-    k.bars = (struct wide_bars *)(rows.scale + WIDE_N);
+    gemm_wgmma_tables(rows, shared + p.slot);
+    k.bars = (struct gemm_wgmma_bars *)(rows.scale + WGMMA_N);
     int w = warp_id(), lane = lane_id(), unit = w >> 3;
-    if (w == WIDE_USERS / 32 && lane < WIDE_MOST_SLOTS) {
-        bar_init(&k.bars->full[lane], WIDE_BRINGERS);
-        bar_init(&k.bars->empty[lane], WIDE_USERS / 32);
+    if (w == WGMMA_USERS / 32 && lane < WGMMA_MOST_SLOTS) {
+        bar_init(&k.bars->full[lane], WGMMA_BRINGERS);
+        bar_init(&k.bars->empty[lane], WGMMA_USERS / 32);
         if (lane < 2) {
-            bar_init(&k.bars->codes_full[lane], WIDE_TILES);
-            bar_init(&k.bars->codes_empty[lane], WIDE_USERS);
+            bar_init(&k.bars->codes_full[lane], WGMMA_TILES);
+            bar_init(&k.bars->codes_empty[lane], WGMMA_USERS);
         }
         bar_ready();
     }
     dependency_wait();
     dependency_trigger();
-    if (!gemm_rows_load(p, rows, (int)blockIdx.y, p.width, WIDE_N))
+    if (!gemm_rows_load(p, rows, (int)blockIdx.y, p.width, WGMMA_N))
         return;
     const bool FEW = SET != SET_K;
-    int kt0 = (int)blockIdx.z * p.kt_per, block = (int)blockIdx.x * WIDE_UNITS + unit;
-    const struct seg *s = seg_of(p.w, wide_tile_of(p, (int)blockIdx.x * WIDE_UNITS, 0));
+    int kt0 = (int)blockIdx.z * p.kt_per, block = (int)blockIdx.x * WGMMA_UNITS + unit;
+    const struct seg *s = seg_of(p.w, gemm_wgmma_tile_of(p, (int)blockIdx.x * WGMMA_UNITS, 0));
     k.slots = shared;
-    k.ring = shared + p.slot - WIDE_TILES / 2 * wide_step(s->tile_bytes) * s->tile_bytes;
+    k.ring = shared + p.slot - WGMMA_TILES / 2 * gemm_wgmma_step(s->tile_bytes) * s->tile_bytes;
     k.n_kt = min(p.kt_per, p.w.n_kt - kt0);
-    if (w >= WIDE_USERS / 32) {
-        registers_fewer<WIDE_BRING_REGS>();
-        int mine = min((int)threadIdx.x - WIDE_USERS, (int)WIDE_TILES - 1);
-        int tile = wide_tile_of(p, (int)blockIdx.x * WIDE_UNITS + (mine >> 3), mine & 7);
+    if (w >= WGMMA_USERS / 32) {
+        registers_fewer<WGMMA_BRING_REGS>();
+        int mine = min((int)threadIdx.x - WGMMA_USERS, (int)WGMMA_TILES - 1);
+        int tile = gemm_wgmma_tile_of(p, (int)blockIdx.x * WGMMA_UNITS + (mine >> 3), mine & 7);
         const uint8_t *from = tile_address(p.w, seg_of(p.w, tile), rows.expert, tile, kt0);
-        wide_bring(k, from, s->tile_bytes, p.x + kt0 * TILE_K, rows.in, p.ldx,
-                   wide_columns<FEW>(rows.count));
+        gemm_wgmma_bring(k, from, s->tile_bytes, p.x + kt0 * TILE_K, rows.in, p.ldx,
+                         gemm_wgmma_columns<FEW>(rows.count));
         return;
     }
-    registers_more<WIDE_REGS>();
-    float acc[WIDE_N / 2] = {};
+    registers_more<WGMMA_REGS>();
+    float acc[WGMMA_N / 2] = {};
     wgmma_use(acc);
     if (s->kind == TILE_Q4_K)
-        wide_width<TILE_Q4_K, FEW>(k, w, rows.count, acc);
+        gemm_wgmma_width<TILE_Q4_K, FEW>(k, w, rows.count, acc);
     else if (SET == SET_K || s->kind == TILE_Q6_K)
-        wide_width<TILE_Q6_K, FEW>(k, w, rows.count, acc);
+        gemm_wgmma_width<TILE_Q6_K, FEW>(k, w, rows.count, acc);
     else if constexpr (SET != SET_K) {
         if (s->kind == TILE_Q8_0)
-            wide_width<TILE_Q8_0, FEW>(k, w, rows.count, acc);
+            gemm_wgmma_width<TILE_Q8_0, FEW>(k, w, rows.count, acc);
         else if (s->kind == TILE_GPTQ4)
-            wide_width<TILE_GPTQ4, FEW>(k, w, rows.count, acc);
+            gemm_wgmma_width<TILE_GPTQ4, FEW>(k, w, rows.count, acc);
         else
-            wide_width<TILE_F16, FEW>(k, w, rows.count, acc);
+            gemm_wgmma_width<TILE_F16, FEW>(k, w, rows.count, acc);
     }
     wgmma_use(acc);
-    part_sync(1, WIDE_USERS);      /* nobody reads slots or rings any more */
-    float *sums = (float *)shared; /* (columns, WIDE_STRIDE) */
+    part_sync(1, WGMMA_USERS);     /* nobody reads slots or rings any more */
+    float *sums = (float *)shared; /* (columns, WGMMA_STRIDE) */
     {
-        float *to = sums + 2 * (lane & 3) * WIDE_STRIDE + w * 16 + (lane >> 2);
+        float *to = sums + 2 * (lane & 3) * WGMMA_STRIDE + w * 16 + (lane >> 2);
 #pragma unroll
-        for (int n = 0; n < WIDE_N / 8; n++) {
+        for (int n = 0; n < WGMMA_N / 8; n++) {
             if (n * 8 >= rows.count)
                 break;
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                to[(n * 8 + (i & 1)) * WIDE_STRIDE + (i >> 1) * 8] = acc[4 * n + i];
+                to[(n * 8 + (i & 1)) * WGMMA_STRIDE + (i >> 1) * 8] = acc[4 * n + i];
         }
     }
-    part_sync(1, WIDE_USERS);
-    struct wide_lane l = wide_lane_of(p, block);
+    part_sync(1, WGMMA_USERS);
+    struct gemm_wgmma_lane l = gemm_wgmma_lane_of(p, block);
     if (p.heads.set && !p.part) {
         enum { AT_ONCE = 4 };
 #pragma unroll 1
@@ -435,42 +436,42 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1)
             float v[AT_ONCE][4];
 #pragma unroll
             for (int b = 0; b < AT_ONCE; b++) {
-                int at = min(col + 8 * b, WIDE_N - 1);
-                float4 f = *(const float4 *)(sums + at * WIDE_STRIDE + unit * 128 + 4 * lane);
+                int at = min(col + 8 * b, WGMMA_N - 1);
+                float4 f = *(const float4 *)(sums + at * WGMMA_STRIDE + unit * 128 + 4 * lane);
                 float scale = rows.scale[at];
                 t[b] = rows.out[at]; /* -1 past the end */
                 v[b][0] = f.x * scale + l.bias[0], v[b][1] = f.y * scale + l.bias[1];
                 v[b][2] = f.z * scale + l.bias[2], v[b][3] = f.w * scale + l.bias[3];
             }
-            wide_heads(p.heads, l, block, t, v);
+            gemm_wgmma_heads(p.heads, l, block, t, v);
         }
         return;
     }
 #pragma unroll 4
     for (int col = w & 7; col < rows.count; col += 8) {
-        const float *column = sums + col * WIDE_STRIDE + unit * 128;
+        const float *column = sums + col * WGMMA_STRIDE + unit * 128;
         if (p.part)
-            ((float4 *)wide_part(p, (int)blockIdx.z, block, col))[lane] =
+            ((float4 *)gemm_wgmma_part(p, (int)blockIdx.z, block, col))[lane] =
                 ((const float4 *)column)[lane];
         else
-            wide_store(p, l, rows, block, col, wide_take(p, column));
+            gemm_wgmma_store(p, l, rows, block, col, gemm_wgmma_take(p, column));
     }
 }
 
-enum { WIDE_SUMMERS = 128 };
+enum { WGMMA_SUMMERS = 128 };
 
 /* Adds up what the pieces of k came to, in their order. Grid: (as above, as above, columns / 8). */
-static __global__ void __launch_bounds__(WIDE_SUMMERS)
-    wide_sum_kernel(const __grid_constant__ struct gemm_args p)
+static __global__ void __launch_bounds__(WGMMA_SUMMERS)
+    gemm_wgmma_sum_kernel(const __grid_constant__ struct gemm_args p)
 {
     SHARED_BYTES(shared);
     struct gemm_rows rows;
     dependency_wait();
     dependency_trigger();
-    wide_tables(rows, shared);
-    if (!gemm_rows_load(p, rows, (int)blockIdx.y, p.width, WIDE_N))
+    gemm_wgmma_tables(rows, shared);
+    if (!gemm_rows_load(p, rows, (int)blockIdx.y, p.width, WGMMA_N))
         return;
-    struct wide_lane l = wide_lane_of(p, (int)blockIdx.x);
+    struct gemm_wgmma_lane l = gemm_wgmma_lane_of(p, (int)blockIdx.x);
     int first = (int)blockIdx.z * 8 + warp_id();
 #pragma unroll
     for (int col = first; col < first + 8; col += 4) {
@@ -479,47 +480,48 @@ static __global__ void __launch_bounds__(WIDE_SUMMERS)
         float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 4
         for (int i = 0; i * p.kt_per < p.w.n_kt; i++) {
-            float4 f = wide_take(p, wide_part(p, i, (int)blockIdx.x, col));
+            float4 f = gemm_wgmma_take(p, gemm_wgmma_part(p, i, (int)blockIdx.x, col));
             sums.x += f.x, sums.y += f.y, sums.z += f.z, sums.w += f.w;
         }
-        wide_store(p, l, rows, (int)blockIdx.x, col, sums);
+        gemm_wgmma_store(p, l, rows, (int)blockIdx.x, col, sums);
     }
 }
 
 /* Blocks that run at a time. Fewer cut k between them. */
-static int wide_blocks(const struct cuda_backend *cu)
+static int gemm_wgmma_blocks(const struct cuda_backend *cu)
 {
     return 2 * cu->n_sm;
 }
 
-size_t wide_part_bytes(const struct cuda_backend *cu)
+size_t gemm_wgmma_part_bytes(const struct cuda_backend *cu)
 {
-    return cu->wgmma ? (size_t)wide_blocks(cu) * 128 * WIDE_N * sizeof(float) : 0;
+    return cu->wgmma ? (size_t)gemm_wgmma_blocks(cu) * 128 * WGMMA_N * sizeof(float) : 0;
 }
 
 /* Bytes in front of the tables of rows, and all. */
-static size_t wide_shared(const struct matrix &w, size_t *tables)
+static size_t gemm_wgmma_shared(const struct matrix &w, size_t *tables)
 {
     size_t slots = 0;
     for (int i = 0; i < w.n_seg; i++) {
-        size_t n = (size_t)wide_slots(w.seg[i].tile_bytes) * WIDE_N * 128 +
-                   (size_t)(WIDE_TILES / 2 * wide_step(w.seg[i].tile_bytes) * w.seg[i].tile_bytes);
+        size_t n =
+            (size_t)gemm_wgmma_slots(w.seg[i].tile_bytes) * WGMMA_N * 128 +
+            (size_t)(WGMMA_TILES / 2 * gemm_wgmma_step(w.seg[i].tile_bytes) * w.seg[i].tile_bytes);
         slots = n > slots ? n : slots;
     }
-    size_t sums = (size_t)(WIDE_N * WIDE_STRIDE) * sizeof(float);
+    size_t sums = (size_t)(WGMMA_N * WGMMA_STRIDE) * sizeof(float);
     slots = slots > sums ? slots : sums;
     *tables = slots;
-    return WIDE_ALIGN + slots + 3 * WIDE_N * 4 + sizeof(struct wide_bars);
+    return WGMMA_ALIGN + slots + 3 * WGMMA_N * 4 + sizeof(struct gemm_wgmma_bars);
 }
 
 /* Every block must see one kind of tiles. */
-bool wide_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair)
+bool gemm_wgmma_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair)
 {
     size_t tables;
-    if (!cu->wgmma || w->set == SET_ALL || wide_shared(*w, &tables) > cu->shared_limit)
+    if (!cu->wgmma || w->set == SET_ALL || gemm_wgmma_shared(*w, &tables) > cu->shared_limit)
         return false;
     for (int i = 1; i < w->n_seg; i++)
-        if (w->seg[i].kind != w->seg[0].kind && (pair || w->seg[i].tile0 % WIDE_TILES))
+        if (w->seg[i].kind != w->seg[0].kind && (pair || w->seg[i].tile0 % WGMMA_TILES))
             return false;
     return !pair || (w->n_seg == 2 && w->seg[0].n_tiles == w->seg[1].n_tiles);
 }
@@ -527,10 +529,10 @@ bool wide_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair
 /* Rows of a tile, so that the last round of blocks is not an almost empty one: decoding, start
  * and end of a block take about as long as the products of 100 rows. Returns how many tiles that
  * makes. */
-static int wide_even(const struct cuda_backend *cu, int x, int rows, int *width)
+static int gemm_wgmma_even(const struct cuda_backend *cu, int x, int rows, int *width)
 {
     int best = 0, tiles = 0;
-    for (int w = WIDE_N; w >= 80; w -= 16) {
+    for (int w = WGMMA_N; w >= 80; w -= 16) {
         int y = ceil_div(rows, w), cost = ceil_div(x * y, cu->n_sm) * (w + 100);
         if (!tiles || cost < best) {
             best = cost;
@@ -542,17 +544,17 @@ static int wide_even(const struct cuda_backend *cu, int x, int rows, int *width)
 }
 
 template <int SET>
-static void wide_launch(struct cuda_backend *cu, struct gemm_args p, bool pair, int y)
+static void gemm_wgmma_launch(struct cuda_backend *cu, struct gemm_args p, bool pair, int y)
 {
-    size_t tables, shared = wide_shared(p.w, &tables);
+    size_t tables, shared = gemm_wgmma_shared(p.w, &tables);
     p.slot = (int)tables;
     int tiles = pair ? p.ldy / TILE_ROWS : p.w.n_tiles;
-    int x = ceil_div(ceil_div(tiles, pair ? 4 : 8), WIDE_UNITS);
-    p.blocks = x * WIDE_UNITS;
-    int pieces = p.moe ? 1 : wide_blocks(cu) / (p.blocks * y);
-    p.width = WIDE_N;
+    int x = ceil_div(ceil_div(tiles, pair ? 4 : 8), WGMMA_UNITS);
+    p.blocks = x * WGMMA_UNITS;
+    int pieces = p.moe ? 1 : gemm_wgmma_blocks(cu) / (p.blocks * y);
+    p.width = WGMMA_N;
     if (pieces <= 1 && !p.moe && SET == SET_K)
-        y = wide_even(cu, x, p.rows, &p.width);
+        y = gemm_wgmma_even(cu, x, p.rows, &p.width);
     p.kt_per = p.w.n_kt;
     if (pieces > 1) {
         p.kt_per = ceil_div(p.w.n_kt, pieces);
@@ -560,19 +562,19 @@ static void wide_launch(struct cuda_backend *cu, struct gemm_args p, bool pair, 
     }
     pieces = ceil_div(p.w.n_kt, p.kt_per);
     p.part = pieces > 1 ? p.part : NULL;
-    cuda_launch(cu, wide_kernel<SET>, dim3((unsigned)x, (unsigned)y, (unsigned)pieces),
-                WIDE_THREADS, shared, LAUNCH_EARLY, p);
+    cuda_launch(cu, gemm_wgmma_kernel<SET>, dim3((unsigned)x, (unsigned)y, (unsigned)pieces),
+                WGMMA_THREADS, shared, LAUNCH_EARLY, p);
     if (pieces > 1)
-        cuda_launch(cu, wide_sum_kernel, dim3((unsigned)p.blocks, (unsigned)y, WIDE_N / 8),
-                    WIDE_SUMMERS, (size_t)(3 * WIDE_N * 4), LAUNCH_EARLY, p);
+        cuda_launch(cu, gemm_wgmma_sum_kernel, dim3((unsigned)p.blocks, (unsigned)y, WGMMA_N / 8),
+                    WGMMA_SUMMERS, (size_t)(3 * WGMMA_N * 4), LAUNCH_EARLY, p);
 }
 
-void wide_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int y)
+void gemm_wgmma(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int y)
 {
     if (p.w.set == SET_K)
-        wide_launch<SET_K>(cu, p, pair, y);
+        gemm_wgmma_launch<SET_K>(cu, p, pair, y);
     else
-        wide_launch<SET_FAST>(cu, p, pair, y);
+        gemm_wgmma_launch<SET_FAST>(cu, p, pair, y);
 }
 
 static __global__ void probe_kernel(int *there)
@@ -582,7 +584,7 @@ static __global__ void probe_kernel(int *there)
 
 /* Whether this program was built for this very GPU: code for sm_90a runs nowhere else, and code for
  * anything else has no wgmma. */
-bool wide_there(struct cuda_backend *cu, int *scratch)
+bool gemm_wgmma_there(struct cuda_backend *cu, int *scratch)
 {
     int there = 0;
     if (cu->sm != 90)

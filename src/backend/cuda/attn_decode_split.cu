@@ -14,25 +14,25 @@
  * Blocks of one kv head join through the L2: everyone leaves its part there, in records that say by
  * themselves whether they have been written, and adds up its share of the elements as they come.
  */
-#include "backend/cuda/attention.cuh"
+#include "backend/cuda/attn.cuh"
 
 #include <math.h>
 
 enum {
-    WAVE_WARPS = 8,
-    WAVE_THREADS = WAVE_WARPS * 32,
-    WAVE_KEYS = 16,
-    WAVE_SLOTS = 2 * WAVE_WARPS, /* tiles in shared memory */
-    WAVE_PARTS = 32,             /* most stretches; a power of two */
-    WAVE_RECORD = 8,             /* floats: four elements, maximum, sum, nothing */
-    WAVE_ALONE = 20,             /* most tiles in a context of one stretch */
-    WAVE_SHARE = 8               /* most in a stretch while there are blocks left */
+    SPLIT_WARPS = 8,
+    SPLIT_THREADS = SPLIT_WARPS * 32,
+    SPLIT_KEYS = 16,
+    SPLIT_SLOTS = 2 * SPLIT_WARPS, /* tiles in shared memory */
+    SPLIT_PARTS = 32,              /* most stretches; a power of two */
+    SPLIT_RECORD = 8,              /* floats: four elements, maximum, sum, nothing */
+    SPLIT_ALONE = 20,              /* most tiles in a context of one stretch */
+    SPLIT_SHARE = 8                /* most in a stretch while there are blocks left */
 };
 static const uint32_t NOT_YET = 0xffffffffu; /* of a word of a record; no arithmetic gives it */
 
 /* Tiles in shared memory: K as two runs of 8 keys that lie 64 bytes further apart than in the
  * cache, V as four runs of 4 keys, 32 bytes further. */
-template <int D> struct wave_tile {
+template <int D> struct attn_decode_split_tile {
     enum {
         ROW = 2 * D,
         V = 16 * ROW + 64, /* where V begins */
@@ -50,30 +50,31 @@ DEVICE int key_of_row(int r)
 }
 
 /* The last tile's place first serves to make the queries. */
-template <int D> static size_t wave_shared()
+template <int D> static size_t attn_decode_split_shared()
 {
-    return (size_t)WAVE_SLOTS * wave_tile<D>::BYTES + 2 * D * 2 + WAVE_WARPS * 16 * 4 +
-           WAVE_SLOTS * 8 + WAVE_WARPS * 4 + 16;
+    return (size_t)SPLIT_SLOTS * attn_decode_split_tile<D>::BYTES + 2 * D * 2 +
+           SPLIT_WARPS * 16 * 4 + SPLIT_SLOTS * 8 + SPLIT_WARPS * 4 + 16;
 }
 
 /* Grid: (stretches, kv heads x groups of 8 heads, sequences). */
 template <int D, bool BF16>
 static __global__ void __launch_bounds__(640)
-    wave_kernel(const __grid_constant__ struct attn_args p)
+    attn_decode_split_kernel(const __grid_constant__ struct attn_args p)
 {
-    typedef wave_tile<D> T;
+    typedef attn_decode_split_tile<D> T;
     enum { PIECES = D / 32, VP = D / 64, M_TILES = D / 16, GROUPS = D / 4 };
     SHARED_BYTES(shared);
     struct marks mk;
     marks_begin(mk);
     uint8_t *ring = shared;
-    uint8_t *query = ring + (WAVE_SLOTS - 1) * T::BYTES; /* (8): row of D, D of the cache's type */
-    float *staged = (float *)(query + 8 * T::Q_PITCH);   /* (2, D) this step's k and v */
-    uint16_t *fresh = (uint16_t *)(ring + WAVE_SLOTS * T::BYTES); /* (2, D) as the cache has them */
-    float *ml = (float *)(fresh + 2 * D);                         /* (warps, 8, 2) maximum, sum */
-    uint64_t *bar = (uint64_t *)(ml + WAVE_WARPS * 16);           /* (slots) */
-    int *part_at = (int *)(bar + WAVE_SLOTS);                     /* (warps) */
-    int *is_last = part_at + WAVE_WARPS;
+    uint8_t *query = ring + (SPLIT_SLOTS - 1) * T::BYTES; /* (8): row of D, D of the cache's type */
+    float *staged = (float *)(query + 8 * T::Q_PITCH);    /* (2, D) this step's k and v */
+    uint16_t *fresh =
+        (uint16_t *)(ring + SPLIT_SLOTS * T::BYTES);     /* (2, D) as the cache has them */
+    float *ml = (float *)(fresh + 2 * D);                /* (warps, 8, 2) maximum, sum */
+    uint64_t *bar = (uint64_t *)(ml + SPLIT_WARPS * 16); /* (slots) */
+    int *part_at = (int *)(bar + SPLIT_SLOTS);           /* (warps) */
+    int *is_last = part_at + SPLIT_WARPS;
 
     int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3, tid = (int)threadIdx.x;
     int H = p.n_heads, K = p.kv.n_kv, G = H / K, t = (int)blockIdx.z; /* decodes: row = sequence */
@@ -87,11 +88,11 @@ static __global__ void __launch_bounds__(640)
     int slot = p.step.slot[t], last = p.step.pos[t], split = (int)blockIdx.x;
     const int32_t *pages = p.step.pages + (size_t)t * (size_t)p.step.head[STEP_PAGE_STRIDE];
     int from = p.window && last - p.window + 1 > 0 ? last - p.window + 1 : 0;
-    int start = from / WAVE_KEYS, n_tiles = last / WAVE_KEYS + 1 - start;
+    int start = from / SPLIT_KEYS, n_tiles = last / SPLIT_KEYS + 1 - start;
     int shift = 0; /* 2^shift stretches: one of a short context, since joining costs more */
-    if (n_tiles > WAVE_ALONE)
+    if (n_tiles > SPLIT_ALONE)
 #pragma unroll 1
-        while (1 << shift < p.n_split && n_tiles > WAVE_SHARE << shift)
+        while (1 << shift < p.n_split && n_tiles > SPLIT_SHARE << shift)
             shift++;
     int used = 1 << shift;
     if (slot < 0 || split >= used) { /* a padding row, or fewer stretches than blocks */
@@ -100,7 +101,7 @@ static __global__ void __launch_bounds__(640)
             return;
         dependency_wait();
         if (split == 0)
-            for (int i = tid; i < heads * D; i += WAVE_THREADS)
+            for (int i = tid; i < heads * D; i += SPLIT_THREADS)
                 p.a[((size_t)t * (size_t)H + (size_t)h0) * D + (size_t)i] = 0.0f;
         return;
     }
@@ -115,14 +116,14 @@ static __global__ void __launch_bounds__(640)
      * page of tile i, for 32 of them. */
     int32_t warp_pages;
     auto page_of = [&](int i) {
-        return pages[(first + min(w + WAVE_WARPS * i, count - 1)) * WAVE_KEYS >> p.kv.page_shift];
+        return pages[(first + min(w + SPLIT_WARPS * i, count - 1)) * SPLIT_KEYS >> p.kv.page_shift];
     };
-    auto tile_at = [&](int i) { return ring + ((i & 1) * WAVE_WARPS + w) * T::BYTES; };
+    auto tile_at = [&](int i) { return ring + ((i & 1) * SPLIT_WARPS + w) * T::BYTES; };
     /* Where lane i's page has tile i, in rows of the cache */
     auto row_of = [&](int i) {
         size_t page = (size_t)__shfl_sync(FULL_WARP, warp_pages, i & 31);
         return ((page * (size_t)K + (size_t)kv_head) << p.kv.page_shift) +
-               (size_t)((first + w + WAVE_WARPS * i) * WAVE_KEYS & (p.kv.page_len - 1));
+               (size_t)((first + w + SPLIT_WARPS * i) * SPLIT_KEYS & (p.kv.page_len - 1));
     };
     warp_pages = page_of(lane);
 #if BULK_COPIES
@@ -154,18 +155,18 @@ static __global__ void __launch_bounds__(640)
 #endif
     /* Ends a group of copies, where they come in groups, whether or not there is a tile. */
     auto bring_if_any = [&](int i) {
-        if (w + WAVE_WARPS * i < count)
+        if (w + SPLIT_WARPS * i < count)
             bring(i);
         copy_async_commit();
     };
-    bool late = w == WAVE_WARPS - 1; /* its second place is in use for now */
+    bool late = w == SPLIT_WARPS - 1; /* its second place is in use for now */
 #pragma unroll 1
     for (int i = 0; i < (late ? 1 : 2); i++)
         bring_if_any(i);
     int ahead = late ? 1 : 2; /* the next, at least to the L2 */
-    if (w + WAVE_WARPS * ahead < count) {
+    if (w + SPLIT_WARPS * ahead < count) {
         size_t line = row_of(ahead) * T::ROW + (size_t)lane * 128;
-        if (lane * 128 < WAVE_KEYS * T::ROW) {
+        if (lane * 128 < SPLIT_KEYS * T::ROW) {
             prefetch_l2(p.kv.k + line);
             prefetch_l2(p.kv.v + line);
         }
@@ -180,13 +181,13 @@ static __global__ void __launch_bounds__(640)
         size_t unit = (size_t)t * gridDim.y + blockIdx.y;
         return p.records +
                ((unit * (size_t)p.n_split + (size_t)of) * (8 * GROUPS) + (size_t)group) *
-                   WAVE_RECORD;
+                   SPLIT_RECORD;
     };
     if (used > 1 && share < each && split * each + share < groups)
         prefetch_l2(record_of(part, split * each + share));
 
     /* A warp prepares a head; the first two, this step's key and value besides. */
-    enum { PER = D / 32, JOBS = 8 / WAVE_WARPS + 1 };
+    enum { PER = D / 32, JOBS = 8 / SPLIT_WARPS + 1 };
     const float *gain[2] = {p.q_norm, p.k_norm};
     int half = p.n_rot >> 1;
     float gains[2][PER];
@@ -201,7 +202,7 @@ static __global__ void __launch_bounds__(640)
 #pragma unroll
     for (int j = 0; j < JOBS; j++) {
         int from_head =
-            j < JOBS - 1 ? h0 + min(w + j * WAVE_WARPS, heads - 1) : H + w * K + kv_head;
+            j < JOBS - 1 ? h0 + min(w + j * SPLIT_WARPS, heads - 1) : H + w * K + kv_head;
 #pragma unroll
         for (int i = 0; i < PER; i++)
             x[j][i] = j < jobs ? row[from_head * D + lane + 32 * i] : 0.0f;
@@ -213,7 +214,7 @@ static __global__ void __launch_bounds__(640)
             mark(mk, 4);
         if (j >= jobs)
             break;
-        uint8_t *q = query + (w + j * WAVE_WARPS) * T::Q_PITCH;
+        uint8_t *q = query + (w + j * SPLIT_WARPS) * T::Q_PITCH;
         float *mine = fresh_one ? staged + w * D : (float *)q;
         bool is_value = fresh_one && w == 1;
         head_turn<D>(x[j], gain[fresh_one] && !is_value, p.eps, gains[fresh_one], !is_value, turns,
@@ -255,9 +256,9 @@ static __global__ void __launch_bounds__(640)
         v_at[i] = T::V + key * T::ROW + key / 4 * 32 + g * 16;
     }
 #pragma unroll 1
-    for (int i = 0; w + WAVE_WARPS * i < count; i++) {
+    for (int i = 0; w + SPLIT_WARPS * i < count; i++) {
         uint8_t *tile = tile_at(i);
-        int n = w + WAVE_WARPS * i, key0 = (first + n) * WAVE_KEYS;
+        int n = w + SPLIT_WARPS * i, key0 = (first + n) * SPLIT_KEYS;
         if (i || late) { /* in the place of the one before */
             if (((i + 1) & 31) == 0)
                 warp_pages = page_of(i + 1 + lane);
@@ -270,11 +271,11 @@ static __global__ void __launch_bounds__(640)
         __syncwarp();
 #endif
         if (n == fresh_tile) { /* this step's key and value, and for values past them zeros */
-            int at = last & (WAVE_KEYS - 1), piece = lane % (D / 8);
+            int at = last & (SPLIT_KEYS - 1), piece = lane % (D / 8);
             uint4 k = ((const uint4 *)fresh)[piece], v = ((const uint4 *)(fresh + D))[piece];
             *(uint4 *)(tile + at / 8 * 64 + at * T::ROW + piece * 16) = k;
 #pragma unroll
-            for (int i0 = 0; i0 < WAVE_KEYS; i0 += 256 / D) {
+            for (int i0 = 0; i0 < SPLIT_KEYS; i0 += 256 / D) {
                 int r = i0 + lane / (D / 8);
                 if (r >= at)
                     *(uint4 *)(tile + T::V + r / 4 * 32 + r * T::ROW + piece * 16) =
@@ -360,7 +361,7 @@ static __global__ void __launch_bounds__(640)
 
     /* Join the warps, through the places of the last tiles they read. */
     {
-        uint8_t *place = tile_at(w < count ? (count - 1 - w) / WAVE_WARPS : 0);
+        uint8_t *place = tile_at(w < count ? (count - 1 - w) / SPLIT_WARPS : 0);
         float *mine = (float *)place; /* (8, PART_ROW) */
 #pragma unroll
         for (int i = 0; i < 4; i++) { /* row g or g+8, head 2c or 2c+1 */
@@ -387,11 +388,11 @@ static __global__ void __launch_bounds__(640)
         float m = -INFINITY, l = 0.0f;
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-        for (int j = 0; j < WAVE_WARPS; j++)
+        for (int j = 0; j < SPLIT_WARPS; j++)
             m = fmaxf(m, ml[(j * 8 + h) * 2]);
         float anchor = m == -INFINITY ? 0.0f : m;
 #pragma unroll
-        for (int j = 0; j < WAVE_WARPS; j++) {
+        for (int j = 0; j < SPLIT_WARPS; j++) {
             float f = fast_exp2(ml[(j * 8 + h) * 2] - anchor);
             float4 e = *(const float4 *)((const float *)(ring + part_at[j]) + h * T::PART_ROW + at);
             l += f * ml[(j * 8 + h) * 2 + 1];
@@ -474,12 +475,12 @@ static __global__ void __launch_bounds__(640)
 
 /* Host */
 
-size_t wave_record_bytes(const struct cuda_backend *cu)
+size_t attn_decode_split_record_bytes(const struct cuda_backend *cu)
 {
-    return (size_t)cu->n_sm * 8 * (size_t)(cu->shape.head_dim / 4) * WAVE_RECORD * 4;
+    return (size_t)cu->n_sm * 8 * (size_t)(cu->shape.head_dim / 4) * SPLIT_RECORD * 4;
 }
 
-bool wave_suits(const struct cuda_backend *cu, int n_decode)
+bool attn_decode_split_suits(const struct cuda_backend *cu, int n_decode)
 {
     const struct shape *s = &cu->shape;
 #ifndef STEEL_CUDA_SIM
@@ -487,26 +488,28 @@ bool wave_suits(const struct cuda_backend *cu, int n_decode)
         return false;
 #endif
     int units = n_decode * s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8);
-    return cu->may_wait && cu->layout.deep && units <= cu->n_sm && cuda_tensor_attention(cu) &&
-           (s->head_dim == 64 ? wave_shared<64>() : wave_shared<128>()) <= cu->shared_limit;
+    return cu->may_wait && cu->layout.deep && units <= cu->n_sm && attn_tensor(cu) &&
+           (s->head_dim == 64 ? attn_decode_split_shared<64>() : attn_decode_split_shared<128>()) <=
+               cu->shared_limit;
 }
 
-template <int D> static void wave_launch(struct cuda_backend *cu, struct attn_args p)
+template <int D> static void attn_decode_split_launch(struct cuda_backend *cu, struct attn_args p)
 {
     int groups = ceil_div(p.n_heads / p.kv.n_kv, 8), units = p.kv.n_kv * groups * p.step.n_decode;
     p.n_split = 1;
-    while (2 * p.n_split * units <= cu->n_sm && p.n_split < WAVE_PARTS)
+    while (2 * p.n_split * units <= cu->n_sm && p.n_split < SPLIT_PARTS)
         p.n_split *= 2;
-    p.records = cu->wave_records;
+    p.records = cu->split_records;
     dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
-    auto kernel = p.kv.type == DT_F16 ? wave_kernel<D, false> : wave_kernel<D, true>;
-    cuda_launch(cu, kernel, grid, WAVE_THREADS, wave_shared<D>(), LAUNCH_EARLY, p);
+    auto kernel = p.kv.type == DT_F16 ? attn_decode_split_kernel<D, false>
+                                      : attn_decode_split_kernel<D, true>;
+    cuda_launch(cu, kernel, grid, SPLIT_THREADS, attn_decode_split_shared<D>(), LAUNCH_EARLY, p);
 }
 
-void wave_attend(struct cuda_backend *cu, struct attn_args p)
+void attn_decode_split_attend(struct cuda_backend *cu, struct attn_args p)
 {
     if (p.kv.head_dim == 64)
-        wave_launch<64>(cu, p);
+        attn_decode_split_launch<64>(cu, p);
     else
-        wave_launch<128>(cu, p);
+        attn_decode_split_launch<128>(cu, p);
 }

@@ -13,7 +13,7 @@
  * Registers are bounded without spilling: a spilled value is a trip to memory of its own, which
  * costs more than the product of a tile.
  */
-#include "backend/cuda/choice.cuh"
+#include "backend/cuda/route.cuh"
 #include "backend/cuda/ring.cuh"
 
 #include <math.h>
@@ -28,27 +28,27 @@ enum {
     SHARES = 64            /* floats of a tile's sums in one warp */
 };
 
-struct small_shape {
+struct moe_gemv_shape {
     int warps, stages, slot; /* slot: bytes of a ring entry */
     int batch, sums; /* tiles between two meetings; sets of sums: 2, or 1 if there is one batch */
 };
 
-static size_t small_shared(const struct small_shape &s)
+static size_t moe_gemv_shared(const struct moe_gemv_shape &s)
 {
     return (size_t)s.warps *
            (size_t)(s.stages * s.slot + BARRIERS * 8 + (s.sums * s.batch * SHARES + 4) * 4);
 }
 
-struct small_smem {
+struct moe_gemv_smem {
     struct ring ring;
     float *extra;   /* behind all the rest */
     float *sums;    /* (sums, warps, batch, SHARES) */
     float *squares; /* (warps, 4) */
 };
 
-DEVICE struct small_smem small_carve(uint8_t *base, const struct small_shape &s)
+DEVICE struct moe_gemv_smem moe_gemv_carve(uint8_t *base, const struct moe_gemv_shape &s)
 {
-    struct small_smem m;
+    struct moe_gemv_smem m;
     m.ring.base = base + warp_id() * s.slot;
     m.ring.bar = (uint64_t *)(base + s.warps * s.stages * s.slot) + warp_id() * BARRIERS;
     m.ring.slot = s.slot * s.warps;
@@ -139,12 +139,12 @@ DEVICE float take_sum(const float *sums, int warps, int stride, int i)
 /* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH at most
  * (PAIR: gate and up of the same rows by turns, and y = silu(gate) up). EXPERT: W is the expert
  * that the row chose; blockIdx.y is (row, number of the choice), and so are y's rows. */
-struct small_args {
+struct moe_gemv_args {
     struct matrix w;
     struct norm_in in;
     float *y;
     int n_units, units_per_block; /* units: tiles, or pairs */
-    struct small_shape s;
+    struct moe_gemv_shape s;
     float inv_n;         /* 1 / n_in */
     const float *logits; /* EXPERT: (rows, n_expert) */
     struct route_rule rule;
@@ -167,7 +167,7 @@ static size_t route_shared(const struct matrix &router)
 }
 
 /* Asks for what does not depend on the step. Every thread gets what it will read of w itself. */
-DEVICE void route_ask(const struct small_args &p, struct route_tile *t)
+DEVICE void route_ask(const struct moe_gemv_args &p, struct route_tile *t)
 {
     int k = (int)blockIdx.x * TILE_ROWS, q = 4 * (int)(threadIdx.x & 3);
     const float *tile = (const float *)(p.router.seg[0].base + (size_t)(k / TILE_K) * F32_BYTES);
@@ -182,7 +182,7 @@ DEVICE void route_ask(const struct small_args &p, struct route_tile *t)
 }
 
 /* Adds the block's share to every expert's sum; t->y is there. */
-DEVICE void route_add(const struct small_args &p, const struct route_tile *t)
+DEVICE void route_add(const struct moe_gemv_args &p, const struct route_tile *t)
 {
     int q = 4 * (int)(threadIdx.x & 3), n = p.router.n_out;
     float4 v = *(const float4 *)&t->y[q], g = *(const float4 *)&t->gain[q];
@@ -206,14 +206,14 @@ DEVICE void route_add(const struct small_args &p, const struct route_tile *t)
 
 /* Registers of a thread, so that other kernels find room beside it: of 64 K, ROUTE and CHOSEN
  * take all. */
-static constexpr int small_registers(int set, int mode)
+static constexpr int moe_gemv_registers(int set, int mode)
 {
     return mode == ROUTE ? 72 : set != SET_K ? 128 : mode == CHOSEN ? 112 : 120;
 }
 
 template <int SET, bool PAIR, int MODE>
-static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_registers(SET, MODE))
-    small_kernel(const __grid_constant__ struct small_args p)
+static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_registers(SET, MODE))
+    moe_gemv_kernel(const __grid_constant__ struct moe_gemv_args p)
 {
     enum { TILES = PAIR ? 2 : 1 };
     const bool IS_EXPERT = MODE == EXPERT || MODE == CHOSEN;
@@ -224,7 +224,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
     int row_in = IS_EXPERT ? (int)blockIdx.y / p.rule.used : (int)blockIdx.y;
     const struct norm_in in = norm_row(p.in, row_in, n_in);
     float *y = p.y + (size_t)blockIdx.y * (size_t)(p.w.n_out / TILES);
-    struct small_smem m = small_carve(shared, p.s);
+    struct moe_gemv_smem m = moe_gemv_carve(shared, p.s);
     int warp = warp_id(), lane = lane_id();
     int first = (int)blockIdx.x * p.units_per_block * TILES;
     int end = min(first + p.units_per_block * TILES, p.n_units * TILES);
@@ -320,7 +320,8 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
     mark(mk, 3);
     load_lane(in.x, warp, n_in, v);
     if (MODE == ROUTE) {
-        dependency_trigger(); /* not before: the next kernel asks for nothing early, and takes issue slots */
+        /* Not before: the next kernel asks for nothing early, and takes issue slots. */
+        dependency_trigger();
         old = to ? *to : 0.0f;
     }
     if (IS_EXPERT) {
@@ -463,10 +464,10 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(small_regis
 /* tiles: of a block; per_warp: of a warp, all slices of them; extra: bytes the kernel wants
  * besides. What is in flight leaves room for another kernel, so that the next one's first tiles
  * are under way before this one ends. */
-static struct small_shape small_plan(const struct cuda_backend *cu, const struct matrix *w,
-                                     int warps, int tiles, int per_warp, size_t extra)
+static struct moe_gemv_shape moe_gemv_plan(const struct cuda_backend *cu, const struct matrix *w,
+                                           int warps, int tiles, int per_warp, size_t extra)
 {
-    struct small_shape s;
+    struct moe_gemv_shape s;
     int most = 2 * warps < BATCH ? 2 * warps : BATCH;                  /* a thread for every row */
     int stages = cu->sm >= 90 ? STAGES : 4;                            /* see ring_get */
     s.batch = tiles <= most ? tiles : most >= 4 ? most / 4 * 2 : most; /* even: pairs */
@@ -475,46 +476,47 @@ static struct small_shape small_plan(const struct cuda_backend *cu, const struct
     s.slot = w->max_tile_bytes;
     s.stages = per_warp < stages ? per_warp : stages;
     while (s.stages > 1 &&
-           (warps * s.stages * s.slot > 116 << 10 || small_shared(s) + extra > cu->shared_limit))
+           (warps * s.stages * s.slot > 116 << 10 || moe_gemv_shared(s) + extra > cu->shared_limit))
         s.stages--;
     return s;
 }
 
-#define LAUNCH_SMALL(...)                                                                          \
+#define LAUNCH_UP(...)                                                                             \
     do {                                                                                           \
         int threads = p.s.warps * 32;                                                              \
-        size_t shared = small_shared(p.s) + extra;                                                 \
+        size_t shared = moe_gemv_shared(p.s) + extra;                                              \
         if (p.w.set == SET_ALL)                                                                    \
-            cuda_launch(cu, small_kernel<SET_ALL, __VA_ARGS__>, grid, threads, shared,             \
+            cuda_launch(cu, moe_gemv_kernel<SET_ALL, __VA_ARGS__>, grid, threads, shared,          \
                         LAUNCH_EARLY, p);                                                          \
         else if (p.w.set == SET_FAST)                                                              \
-            cuda_launch(cu, small_kernel<SET_FAST, __VA_ARGS__>, grid, threads, shared,            \
+            cuda_launch(cu, moe_gemv_kernel<SET_FAST, __VA_ARGS__>, grid, threads, shared,         \
                         LAUNCH_EARLY, p);                                                          \
         else                                                                                       \
-            cuda_launch(cu, small_kernel<SET_K, __VA_ARGS__>, grid, threads, shared, LAUNCH_EARLY, \
-                        p);                                                                        \
+            cuda_launch(cu, moe_gemv_kernel<SET_K, __VA_ARGS__>, grid, threads, shared,            \
+                        LAUNCH_EARLY, p);                                                          \
     } while (0)
 
-static int small_warps(const struct cuda_backend *cu, const struct matrix *w)
+static int moe_gemv_warps(const struct cuda_backend *cu, const struct matrix *w)
 {
     int warps = w->n_kt < MAX_WARPS ? w->n_kt : MAX_WARPS;
     for (;; warps = (warps + 1) / 2) { /* large tiles, little shared memory: fewer warps */
-        struct small_shape least = {warps, 1, w->max_tile_bytes, BATCH, 2};
-        if (warps == 1 || (small_shared(least) + (size_t)w->n_kt * TILE_K * 4 <= cu->shared_limit &&
-                           (w->set != SET_ALL || warps <= 8)))
+        struct moe_gemv_shape least = {warps, 1, w->max_tile_bytes, BATCH, 2};
+        if (warps == 1 ||
+            (moe_gemv_shared(least) + (size_t)w->n_kt * TILE_K * 4 <= cu->shared_limit &&
+             (w->set != SET_ALL || warps <= 8)))
             return warps;
     }
 }
 
 /* Mixture of experts */
 
-struct expert_args {
+struct moe_gemv_down_args {
     struct matrix w;
     const float *logits; /* (rows, n_expert) */
     const float *x;      /* hidden (rows, used, n_in) */
     float *y;            /* (rows, n_embd) */
     struct route_rule rule;
-    struct small_shape s;
+    struct moe_gemv_shape s;
     struct route_sums sums; /* in place of logits */
 };
 
@@ -525,13 +527,13 @@ struct expert_args {
 template <int SET, int WARPS, bool SUMS>
 static __global__ void __launch_bounds__(WARPS * 32)
     __maxnreg__(WARPS == EXPERT_WARPS || SET == SET_ALL ? 128 : 88)
-        expert_down_kernel(const __grid_constant__ struct expert_args p)
+        moe_gemv_down_kernel(const __grid_constant__ struct moe_gemv_down_args p)
 {
     SHARED_BYTES(shared);
     struct marks mk;
     marks_begin(mk);
     int stages = p.s.stages;
-    struct small_smem m = small_carve(shared, p.s);
+    struct moe_gemv_smem m = moe_gemv_carve(shared, p.s);
     int warp = warp_id(), tile = (int)blockIdx.x;
     const struct seg *s = seg_of(p.w, tile);
     int n_in = p.w.n_in, n_kt = p.w.n_kt, used = p.rule.used, row_in = (int)blockIdx.y;
@@ -624,22 +626,22 @@ static __global__ void __launch_bounds__(WARPS * 32)
 #define LAUNCH_DOWN(...)                                                                           \
     do {                                                                                           \
         if (q.w.set == SET_ALL)                                                                    \
-            cuda_launch(cu, expert_down_kernel<SET_ALL, __VA_ARGS__>, grid, q.s.warps * 32,        \
+            cuda_launch(cu, moe_gemv_down_kernel<SET_ALL, __VA_ARGS__>, grid, q.s.warps * 32,      \
                         shared, LAUNCH_EARLY, q);                                                  \
         else if (q.w.set == SET_FAST)                                                              \
-            cuda_launch(cu, expert_down_kernel<SET_FAST, __VA_ARGS__>, grid, q.s.warps * 32,       \
+            cuda_launch(cu, moe_gemv_down_kernel<SET_FAST, __VA_ARGS__>, grid, q.s.warps * 32,     \
                         shared, LAUNCH_EARLY, q);                                                  \
         else                                                                                       \
-            cuda_launch(cu, expert_down_kernel<SET_K, __VA_ARGS__>, grid, q.s.warps * 32, shared,  \
-                        LAUNCH_EARLY, q);                                                          \
+            cuda_launch(cu, moe_gemv_down_kernel<SET_K, __VA_ARGS__>, grid, q.s.warps * 32,        \
+                        shared, LAUNCH_EARLY, q);                                                  \
     } while (0)
 
-bool small_moe_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
-                    const struct matrix *down)
+bool moe_gemv_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
+                   const struct matrix *down)
 {
-    struct small_shape a = {EXPERT_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
-    struct small_shape b = {DOWN_WARPS, 1, down->max_tile_bytes, 1, 1};
-    return small_shared(a) <= cu->shared_limit && small_shared(b) <= cu->shared_limit;
+    struct moe_gemv_shape a = {EXPERT_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
+    struct moe_gemv_shape b = {DOWN_WARPS, 1, down->max_tile_bytes, 1, 1};
+    return moe_gemv_shared(a) <= cu->shared_limit && moe_gemv_shared(b) <= cu->shared_limit;
 }
 
 /* What EXPERT has behind the rest where it makes the norm: gains, and the choice. */
@@ -656,7 +658,7 @@ static void launch_experts(struct cuda_backend *cu, const struct matrix *gate_up
 {
     int units = gate_up->n_tiles / 2, per_block = ceil_div(units * rule.used * rows, cu->n_sm);
     per_block = per_block < units ? per_block : units;
-    struct small_args p = {};
+    struct moe_gemv_args p = {};
     p.w = *gate_up;
     p.in = *in;
     p.y = cu->hidden;
@@ -664,24 +666,24 @@ static void launch_experts(struct cuda_backend *cu, const struct matrix *gate_up
     p.units_per_block = per_block;
     int warps = gate_up->n_kt < EXPERT_WARPS ? gate_up->n_kt : EXPERT_WARPS;
     size_t extra = in->gain ? chosen_shared(*gate_up) : 0;
-    p.s = small_plan(cu, gate_up, warps, 2 * per_block,
-                     2 * per_block * ceil_div(gate_up->n_kt, warps), extra);
+    p.s = moe_gemv_plan(cu, gate_up, warps, 2 * per_block,
+                        2 * per_block * ceil_div(gate_up->n_kt, warps), extra);
     p.logits = cu->router;
     p.rule = rule;
     p.sums = sums;
     p.inv_n = 1.0f / (float)gate_up->n_in;
     dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)(rule.used * rows));
     if (sums.sums)
-        LAUNCH_SMALL(true, CHOSEN);
+        LAUNCH_UP(true, CHOSEN);
     else
-        LAUNCH_SMALL(true, EXPERT);
+        LAUNCH_UP(true, EXPERT);
 
     int down_warps = sums.sums ? DOWN_WARPS : EXPERT_WARPS;
     int per_warp = ceil_div(rule.used * down->n_kt, down_warps);
-    struct expert_args q = {*down, cu->router, cu->hidden,
-                            y,     rule,       small_plan(cu, down, down_warps, 1, per_warp, 0),
-                            sums};
-    size_t shared = small_shared(q.s);
+    struct moe_gemv_down_args q = {
+        *down, cu->router, cu->hidden, y, rule, moe_gemv_plan(cu, down, down_warps, 1, per_warp, 0),
+        sums};
+    size_t shared = moe_gemv_shared(q.s);
     grid = dim3((unsigned)down->n_tiles, (unsigned)rows);
     if (sums.sums)
         LAUNCH_DOWN(DOWN_WARPS, true);
@@ -698,32 +700,32 @@ static struct route_rule rule_of(const struct cuda_backend *cu, const struct mat
     return rule;
 }
 
-void small_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-               const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows)
+void moe_gemv(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
+              const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows)
 {
-    small_router(cu, router, in, n, rows);
+    router_logits(cu, router, in, n, rows);
     struct norm_in made = {};
     made.x = in->gain ? n : in->x;
     launch_experts(cu, gate_up, down, &made, rule_of(cu, router), route_sums{}, y, rows);
 }
 
-bool small_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
-                       const struct matrix *router, const struct matrix *gate_up,
-                       const struct matrix *down)
+bool moe_gemv_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
+                          const struct matrix *router, const struct matrix *gate_up,
+                          const struct matrix *down)
 {
-    struct small_shape a = {MAX_WARPS, 1, w->max_tile_bytes, 1, 1};
-    struct small_shape b = {EXPERT_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
-    return small_shared(a) + route_shared(*router) <= cu->shared_limit &&
-           small_shared(b) + chosen_shared(*gate_up) <= cu->shared_limit && w->n_seg == 1 &&
+    struct moe_gemv_shape a = {MAX_WARPS, 1, w->max_tile_bytes, 1, 1};
+    struct moe_gemv_shape b = {EXPERT_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
+    return moe_gemv_shared(a) + route_shared(*router) <= cu->shared_limit &&
+           moe_gemv_shared(b) + chosen_shared(*gate_up) <= cu->shared_limit && w->n_seg == 1 &&
            w->n_out % TILE_ROWS == 0 && w->n_tiles <= SUM_BLOCKS && w->n_in % 8 == 0 &&
            router->n_in == w->n_out && router->n_out <= SUM_EXPERTS && router->n_out % 4 == 0 &&
            !router->bias && router->n_seg == 1 && router->seg[0].kind == TILE_F32 &&
-           gate_up->n_in == w->n_out && small_moe_fits(cu, gate_up, down);
+           gate_up->n_in == w->n_out && moe_gemv_fits(cu, gate_up, down);
 }
 
-void small_routed(struct cuda_backend *cu, const struct matrix *w, const float *a,
-                  const struct matrix *router, const struct matrix *gate_up,
-                  const struct matrix *down, const struct norm_in *in, float *x, float *y)
+void moe_gemv_routed(struct cuda_backend *cu, const struct matrix *w, const float *a,
+                     const struct matrix *router, const struct matrix *gate_up,
+                     const struct matrix *down, const struct norm_in *in, float *x, float *y)
 {
     int turn = cu->n_routed++ & 1;
     struct route_sums sums = {cu->route_sums + turn * SUM_WORDS,
@@ -732,7 +734,7 @@ void small_routed(struct cuda_backend *cu, const struct matrix *w, const float *
                               w->n_tiles,
                               1.0f / (float)w->n_out,
                               in->eps};
-    struct small_args p = {};
+    struct moe_gemv_args p = {};
     p.w = *w;
     p.in.x = a;
     p.in.gain = in->gain;
@@ -742,10 +744,10 @@ void small_routed(struct cuda_backend *cu, const struct matrix *w, const float *
     p.sums = sums;
     p.router = *router;
     size_t extra = route_shared(*router);
-    int warps = small_warps(cu, w);
-    p.s = small_plan(cu, w, warps, 1, ceil_div(w->n_kt, warps), extra);
+    int warps = moe_gemv_warps(cu, w);
+    p.s = moe_gemv_plan(cu, w, warps, 1, ceil_div(w->n_kt, warps), extra);
     dim3 grid((unsigned)w->n_tiles);
-    LAUNCH_SMALL(false, ROUTE);
+    LAUNCH_UP(false, ROUTE);
     struct norm_in made = {};
     made.x = x;
     made.gain = in->gain;

@@ -5,20 +5,20 @@
  * shared memory: by the copy engine, so that no register waits for them and memory always has
  * work, and those of earlier steps before the kernel in front has finished.
  *
- * Products as in attention.cu: the 16 rows of A are the 8 heads twice, what rounds to the cache's
+ * Products as in attn_decode.cu: the 16 rows of A are the 8 heads twice, what rounds to the cache's
  * type and what that rounding lost. Keys lie in shared memory in runs that are 64 bytes further
  * apart than in the cache, and which key is which column is chosen so that reads of 16 bytes meet
  * few banks twice.
  */
-#include "backend/cuda/attention.cuh"
+#include "backend/cuda/attn.cuh"
 #include "backend/cuda/rows.cuh"
 
 #include <math.h>
 
-enum { MANY_KEYS = 16 };
+enum { BATCH_KEYS = 16 };
 
 /* A tile in shared memory: K in two runs of 8 keys, V in four of 4. */
-template <int D> struct many_tile {
+template <int D> struct attn_decode_batch_tile {
     enum {
         ROW = 2 * D, /* bytes */
         K_RUN = 8 * ROW,
@@ -38,13 +38,13 @@ template <int D> struct many_tile {
 
 /* One warp asks for the 16 keys and values that begin at k and v. */
 template <int D>
-DEVICE void many_fetch(uint8_t *to, const uint8_t *k, const uint8_t *v, uint64_t *bar)
+DEVICE void attn_decode_batch_fetch(uint8_t *to, const uint8_t *k, const uint8_t *v, uint64_t *bar)
 {
-    typedef many_tile<D> tile;
+    typedef attn_decode_batch_tile<D> tile;
     int lane = lane_id();
 #if BULK_COPIES
     if (lane == 0)
-        bulk_expect(bar, 2 * MANY_KEYS * tile::ROW);
+        bulk_expect(bar, 2 * BATCH_KEYS * tile::ROW);
     __syncwarp();
     if (lane < 2)
         bulk_piece(to + tile::k_row(8 * lane), k + lane * tile::K_RUN, tile::K_RUN, bar);
@@ -53,7 +53,7 @@ DEVICE void many_fetch(uint8_t *to, const uint8_t *k, const uint8_t *v, uint64_t
                    bar);
 #else
     (void)bar;
-    for (int i = lane; i < MANY_KEYS * (D / 8); i += 32) {
+    for (int i = lane; i < BATCH_KEYS * (D / 8); i += 32) {
         int key = i / (D / 8), piece = i % (D / 8) * 16;
         copy_async16(to + tile::k_row(key) + piece, k + key * tile::ROW + piece);
         copy_async16(to + tile::v_row(key) + piece, v + key * tile::ROW + piece);
@@ -65,13 +65,13 @@ DEVICE void many_fetch(uint8_t *to, const uint8_t *k, const uint8_t *v, uint64_t
 /* Bytes of shared memory. Behind the rings: the tiles' barriers, queries as numbers of the
  * cache's type and what those lost, this step's key and value, a head for every warp to turn,
  * maxima and sums. The warps' parts of the result take the place of the rings. */
-template <int D> static constexpr size_t many_shared(int warps, int rounds)
+template <int D> static constexpr size_t attn_decode_batch_shared(int warps, int rounds)
 {
-    return (size_t)(warps * rounds * (many_tile<D>::BYTES + 8)) +
+    return (size_t)(warps * rounds * (attn_decode_batch_tile<D>::BYTES + 8)) +
            (size_t)(16 * (D + 4) + 2 * D) * 2 + (size_t)(warps * (D + 16)) * 4;
 }
 
-/* Columns k and k+1 (k even) of row t, as halves where panel.cu looks for them. */
+/* Columns k and k+1 (k even) of row t, as halves where gemm_cluster.cu looks for them. */
 DEVICE void panel_put(const struct attn_args &p, int t, int k, float x, float y)
 {
     int tile = t / p.panel_rows, r = t - tile * p.panel_rows, at = half_slot(k);
@@ -88,8 +88,8 @@ DEVICE uint8_t *record_of(const struct attn_args &p, int t, int k)
     return p.row_records + (size_t)(t * per_row + k / TILE_K) * (size_t)RECORD;
 }
 
-/* A warp: of each lane PER columns from k on, and of every sixteen their sum, where few.cu looks
- * for them. */
+/* A warp: of each lane PER columns from k on, and of every sixteen their sum, where gemm_few.cu
+ * looks for them. */
 template <int PER> DEVICE void record_put(const struct attn_args &p, int t, int k, const float *v)
 {
     uint8_t *to = record_of(p, t, k);
@@ -115,10 +115,10 @@ template <int D, bool BF16, int WARPS, int ROUNDS>
 static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
                                                      : WARPS == 4 ? 3
                                                                   : 5)
-    many_kernel(const __grid_constant__ struct attn_args p)
+    attn_decode_batch_kernel(const __grid_constant__ struct attn_args p)
 {
-    typedef many_tile<D> tile;
-    enum { PIECES = D / 32, VP = D / 64, TILES = D / 8, STEP = WARPS * MANY_KEYS, PER = D / 32 };
+    typedef attn_decode_batch_tile<D> tile;
+    enum { PIECES = D / 32, VP = D / 64, TILES = D / 8, STEP = WARPS * BATCH_KEYS, PER = D / 32 };
     enum { PART_ROW = D + 8, Q_ROW = D + 4, JOBS = 8 / WARPS + 1 };
     SHARED_BYTES(shared);
     int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3;
@@ -141,7 +141,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
     int slot = p.step.slot[t], last = p.step.pos[t];
     const int32_t *pages = p.step.pages + (size_t)t * (size_t)p.step.head[STEP_PAGE_STRIDE];
     int from = p.window && last - p.window + 1 > 0 ? last - p.window + 1 : 0;
-    int first = (from & ~(MANY_KEYS - 1)) + w * MANY_KEYS;
+    int first = (from & ~(BATCH_KEYS - 1)) + w * BATCH_KEYS;
     float *to = p.a + ((size_t)t * (size_t)H + (size_t)h0) * D;
     dependency_trigger();
     if (slot < 0) { /* a padding row */
@@ -172,7 +172,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
             ((((size_t)page * (size_t)K + (size_t)kv_head) << p.kv.page_shift) + (size_t)off) *
             tile::ROW;
         int i = asked % ROUNDS;
-        many_fetch<D>(ring + i * tile::BYTES, p.kv.k + at, p.kv.v + at, bars + i);
+        attn_decode_batch_fetch<D>(ring + i * tile::BYTES, p.kv.k + at, p.kv.v + at, bars + i);
         asked++;
     };
 #if BULK_COPIES
@@ -258,9 +258,10 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
         copy_async_wait<0>();
         __syncwarp();
 #endif
-        if (base + MANY_KEYS > last) { /* this step's key and value; behind them, values of zeros */
+        if (base + BATCH_KEYS >
+            last) { /* this step's key and value; behind them, values of zeros */
 #pragma unroll 1
-            for (int key = last - base; key < MANY_KEYS; key++)
+            for (int key = last - base; key < BATCH_KEYS; key++)
                 if (lane < D / 8) {
                     bool mine = key == last - base;
                     if (mine)
@@ -386,7 +387,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
         p.scale_of[t] = 1.0f;
 }
 
-bool many_suits(const struct cuda_backend *cu, int n_decode)
+bool attn_decode_batch_suits(const struct cuda_backend *cu, int n_decode)
 {
     const struct shape *s = &cu->shape;
 #ifndef STEEL_CUDA_SIM
@@ -396,19 +397,20 @@ bool many_suits(const struct cuda_backend *cu, int n_decode)
     int units = n_decode * s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8);
     /* Of short contexts a block reads one in less time than several need to join. */
     int least = cu->layout.deep ? cu->n_sm * 3 / 4 : cu->n_sm / 5;
-    return many_shared<128>(8, 3) <= cu->shared_limit && units >= least;
+    return attn_decode_batch_shared<128>(8, 3) <= cu->shared_limit && units >= least;
 }
 
 template <int D, bool BF16, int WARPS, int ROUNDS>
-static void many_launch(struct cuda_backend *cu, const struct attn_args &p, dim3 grid)
+static void attn_decode_batch_launch(struct cuda_backend *cu, const struct attn_args &p, dim3 grid)
 {
-    cuda_launch(cu, many_kernel<D, BF16, WARPS, ROUNDS>, grid, WARPS * 32,
-                many_shared<D>(WARPS, ROUNDS), LAUNCH_EARLY, p);
+    cuda_launch(cu, attn_decode_batch_kernel<D, BF16, WARPS, ROUNDS>, grid, WARPS * 32,
+                attn_decode_batch_shared<D>(WARPS, ROUNDS), LAUNCH_EARLY, p);
 }
 
 /* One block to an SM: eight warps; of more, three share it, or five where three would not do in
  * one go. */
-template <int D, bool BF16> static void many_pick(struct cuda_backend *cu, struct attn_args p)
+template <int D, bool BF16>
+static void attn_decode_batch_pick(struct cuda_backend *cu, struct attn_args p)
 {
     int rows = p.step.n_decode, width = p.n_heads * D;
     if (!BF16 && rows > FEW_ROWS && rows < PANEL_FROM && p.n_heads / p.kv.n_kv % 8 == 0 &&
@@ -418,9 +420,10 @@ template <int D, bool BF16> static void many_pick(struct cuda_backend *cu, struc
         cu->half_of = cu->panels_of = NULL;
         cu->records_of = p.a;
         cu->panels_rows = rows;
-    } else if (!BF16 && rows > FEW_ROWS && width % TILE_K == 0 && panel_fits(cu, rows, width)) {
+    } else if (!BF16 && rows > FEW_ROWS && width % TILE_K == 0 &&
+               gemm_cluster_fits(cu, rows, width)) {
         p.panels = cu->panels;
-        p.panel_rows = panel_width(rows);
+        p.panel_rows = gemm_cluster_width(rows);
         p.scale_of = cu->half_scale;
         cu->half_of = NULL;
         cu->panels_of = p.a;
@@ -431,18 +434,18 @@ template <int D, bool BF16> static void many_pick(struct cuda_backend *cu, struc
               (unsigned)p.step.n_decode);
     int units = (int)(grid.x * grid.y);
     if (units <= cu->n_sm)
-        many_launch<D, BF16, 8, 3>(cu, p, grid);
+        attn_decode_batch_launch<D, BF16, 8, 3>(cu, p, grid);
     else if (units <= 3 * cu->n_sm)
-        many_launch<D, BF16, 4, 2>(cu, p, grid);
+        attn_decode_batch_launch<D, BF16, 4, 2>(cu, p, grid);
     else
-        many_launch<D, BF16, 2, 2>(cu, p, grid);
+        attn_decode_batch_launch<D, BF16, 2, 2>(cu, p, grid);
 }
 
-void many_attend(struct cuda_backend *cu, const struct attn_args &p)
+void attn_decode_batch_attend(struct cuda_backend *cu, const struct attn_args &p)
 {
     bool half = p.kv.type == DT_F16;
     if (p.kv.head_dim == 64)
-        half ? many_pick<64, false>(cu, p) : many_pick<64, true>(cu, p);
+        half ? attn_decode_batch_pick<64, false>(cu, p) : attn_decode_batch_pick<64, true>(cu, p);
     else
-        half ? many_pick<128, false>(cu, p) : many_pick<128, true>(cu, p);
+        half ? attn_decode_batch_pick<128, false>(cu, p) : attn_decode_batch_pick<128, true>(cu, p);
 }

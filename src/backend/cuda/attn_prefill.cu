@@ -3,31 +3,37 @@
  * takes 64 rows of two heads that share a kv head, a warpgroup each; keys and values come by 128
  * through a ring of three. A round multiplies q with its keys while the probabilities of the
  * round before multiply their values, and works out its own probabilities while that still runs.
- * Everything else is attention.cu's prefill.
+ * Everything else is attn_decode.cu's prefill.
  */
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/wgmma.cuh"
 
 #include <math.h>
 
-enum { FLASH_ROWS = 64, FLASH_KEYS = 128, FLASH_D = 128, FLASH_STAGES = 3, FLASH_HEADS = 2 };
 enum {
-    FLASH_PANEL = FLASH_KEYS * 128, /* 64 elements of every key */
-    FLASH_TILE = 2 * FLASH_PANEL,   /* keys or values */
-    FLASH_STAGE = 2 * FLASH_TILE,   /* both */
-    FLASH_USERS = FLASH_HEADS * 128,
-    FLASH_THREADS = FLASH_USERS + 128,
-    FLASH_SHARED = 1024 + FLASH_STAGES * FLASH_STAGE + 256
+    PREFILL_ROWS = 64,
+    PREFILL_KEYS = 128,
+    PREFILL_D = 128,
+    PREFILL_STAGES = 3,
+    PREFILL_HEADS = 2
+};
+enum {
+    PREFILL_PANEL = PREFILL_KEYS * 128, /* 64 elements of every key */
+    PREFILL_TILE = 2 * PREFILL_PANEL,   /* keys or values */
+    PREFILL_STAGE = 2 * PREFILL_TILE,   /* both */
+    PREFILL_USERS = PREFILL_HEADS * 128,
+    PREFILL_THREADS = PREFILL_USERS + 128,
+    PREFILL_SHARED = 1024 + PREFILL_STAGES * PREFILL_STAGE + 256
 };
 /* Registers of those who multiply and of those who bring. */
-enum { FLASH_REGS = 232, FLASH_BRING_REGS = 40 };
+enum { PREFILL_REGS = 232, PREFILL_BRING_REGS = 40 };
 
 /* Keys are there, values are there, both are done with. */
-struct flash_bars {
-    uint64_t keys[FLASH_STAGES], values[FLASH_STAGES], empty[FLASH_STAGES];
+struct attn_prefill_bars {
+    uint64_t keys[PREFILL_STAGES], values[PREFILL_STAGES], empty[PREFILL_STAGES];
 };
 
-struct flash_args {
+struct attn_prefill_args {
     const uint8_t *k, *v; /* (n_pages, K, page_len, D) */
     struct step step;
     const float *q;    /* (n_tokens, H, D) */
@@ -45,26 +51,26 @@ template <bool BF16> DEVICE uint32_t pack_pair(float x, float y)
 }
 
 /* The state of a row's softmax: rows g and g+8 of the warp. */
-struct flash_state {
+struct attn_prefill_state {
     float top[2], total[2], shrink[2];
     int pos[2];
 };
 
 /* Logits to probabilities. edge: some of these keys may be hidden from some rows. */
-DEVICE void flash_softmax(float (&s)[FLASH_KEYS / 2], struct flash_state &st, int base, bool edge,
-                          int window)
+DEVICE void attn_prefill_softmax(float (&s)[PREFILL_KEYS / 2], struct attn_prefill_state &st,
+                                 int base, bool edge, int window)
 {
     int c = lane_id() & 3;
     if (edge)
 #pragma unroll
-        for (int i = 0; i < FLASH_KEYS / 2; i++) {
+        for (int i = 0; i < PREFILL_KEYS / 2; i++) {
             int key = base + (i >> 2) * 8 + 2 * c + (i & 1), pos = st.pos[i >> 1 & 1];
             if (key > pos || (window && key <= pos - window))
                 s[i] = -INFINITY;
         }
     float m[2] = {st.top[0], st.top[1]};
 #pragma unroll
-    for (int i = 0; i < FLASH_KEYS / 2; i++)
+    for (int i = 0; i < PREFILL_KEYS / 2; i++)
         m[i >> 1 & 1] = fmaxf(m[i >> 1 & 1], s[i]);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -77,33 +83,34 @@ DEVICE void flash_softmax(float (&s)[FLASH_KEYS / 2], struct flash_state &st, in
         st.total[r] *= st.shrink[r];
     }
 #pragma unroll
-    for (int i = 0; i < FLASH_KEYS / 2; i++) {
+    for (int i = 0; i < PREFILL_KEYS / 2; i++) {
         s[i] = fast_exp2(s[i] - m[i >> 1 & 1]);
         st.total[i >> 1 & 1] += s[i];
     }
 }
 
 template <bool BF16>
-DEVICE void flash_pack(const float (&s)[FLASH_KEYS / 2], uint32_t (&pf)[FLASH_KEYS / 16][4])
+DEVICE void attn_prefill_pack(const float (&s)[PREFILL_KEYS / 2],
+                              uint32_t (&pf)[PREFILL_KEYS / 16][4])
 {
 #pragma unroll
-    for (int i = 0; i < FLASH_KEYS / 16; i++)
+    for (int i = 0; i < PREFILL_KEYS / 16; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++)
             pf[i][j] = pack_pair<BF16>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
 }
 
-/* What a block reads: keys `from`.. of a sequence, by rounds of FLASH_KEYS. */
-struct flash_span {
+/* What a block reads: keys `from`.. of a sequence, by rounds of PREFILL_KEYS. */
+struct attn_prefill_span {
     const int32_t *pages;
     int from, last, rounds, kv_head;
 };
 
 /* The warpgroup that brings keys and values. */
-DEVICE void flash_bring(const struct flash_args &p, const struct flash_span &f, uint8_t *shared,
-                        struct flash_bars *bars)
+DEVICE void attn_prefill_bring(const struct attn_prefill_args &p, const struct attn_prefill_span &f,
+                               uint8_t *shared, struct attn_prefill_bars *bars)
 {
-    const int PER = FLASH_KEYS / 16;
+    const int PER = PREFILL_KEYS / 16;
     int id = (int)threadIdx.x & 127, piece = id & 7, key0 = id >> 3, stage = 0, turn = 1;
     uint8_t *to = shared + key0 * 128 + ((piece ^ (key0 & 7)) << 4);
 #pragma unroll 1
@@ -111,7 +118,7 @@ DEVICE void flash_bring(const struct flash_args &p, const struct flash_span &f, 
         uint32_t row[PER]; /* of the cache */
 #pragma unroll
         for (int i = 0; i < PER; i++) {
-            int key = min(f.from + round * FLASH_KEYS + i * 16 + key0, f.last);
+            int key = min(f.from + round * PREFILL_KEYS + i * 16 + key0, f.last);
             uint32_t page = (uint32_t)f.pages[key >> p.page_shift];
             row[i] = ((page * (uint32_t)p.n_kv + (uint32_t)f.kv_head) << p.page_shift) +
                      (uint32_t)(key & (p.page_len - 1));
@@ -119,17 +126,17 @@ DEVICE void flash_bring(const struct flash_args &p, const struct flash_span &f, 
         bar_wait(&bars->empty[stage], turn);
 #pragma unroll
         for (int v = 0; v < 2; v++) {
-            uint8_t *at = to + stage * FLASH_STAGE + v * FLASH_TILE;
+            uint8_t *at = to + stage * PREFILL_STAGE + v * PREFILL_TILE;
             const uint8_t *base = (v ? p.v : p.k) + piece * 16;
 #pragma unroll
             for (int i = 0; i < PER; i++) {
-                const uint8_t *key = base + (size_t)row[i] * (FLASH_D * 2);
+                const uint8_t *key = base + (size_t)row[i] * (PREFILL_D * 2);
                 copy_async16(at + i * 2048, key);
-                copy_async16(at + i * 2048 + FLASH_PANEL, key + 128);
+                copy_async16(at + i * 2048 + PREFILL_PANEL, key + 128);
             }
             bar_arrive_copies(v ? &bars->values[stage] : &bars->keys[stage]);
         }
-        if (++stage == FLASH_STAGES) {
+        if (++stage == PREFILL_STAGES) {
             stage = 0;
             turn ^= 1;
         }
@@ -140,8 +147,8 @@ DEVICE void flash_bring(const struct flash_args &p, const struct flash_span &f, 
 
 /* Grid: (pairs of heads, tiles of 64 rows, the last first: they have the most keys). */
 template <bool BF16>
-static __global__ void __launch_bounds__(FLASH_THREADS, 1)
-    flash_kernel(const __grid_constant__ struct flash_args p)
+static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
+    attn_prefill_kernel(const __grid_constant__ struct attn_prefill_args p)
 {
     SHARED_BYTES(raw);
 #ifdef STEEL_CUDA_SIM
@@ -149,13 +156,14 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 1)
 #else
     uint8_t *shared = raw + (-(int)__cvta_generic_to_shared(raw) & 1023);
 #endif
-    struct flash_bars *bars = (struct flash_bars *)(shared + FLASH_STAGES * FLASH_STAGE);
+    struct attn_prefill_bars *bars =
+        (struct attn_prefill_bars *)(shared + PREFILL_STAGES * PREFILL_STAGE);
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (int i = 0; i < FLASH_STAGES; i++) {
+        for (int i = 0; i < PREFILL_STAGES; i++) {
             bar_init(&bars->keys[i], 128);
             bar_init(&bars->values[i], 128);
-            bar_init(&bars->empty[i], FLASH_USERS / 32);
+            bar_init(&bars->empty[i], PREFILL_USERS / 32);
         }
         bar_ready();
     }
@@ -163,85 +171,85 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 1)
     dependency_trigger();
     __syncthreads();
     int lane = lane_id(), w = warp_id() & 3, g = lane >> 2, c = lane & 3, wg = warp_id() >> 2;
-    int h = (int)blockIdx.x * FLASH_HEADS + min(wg, FLASH_HEADS - 1), H = p.n_heads;
+    int h = (int)blockIdx.x * PREFILL_HEADS + min(wg, PREFILL_HEADS - 1), H = p.n_heads;
     int2 tile = p.tiles[p.n_tiles - 1 - (int)blockIdx.y];
-    int seq = tile.x, row0 = tile.y, rows = min((int)FLASH_ROWS, p.step.q_start[seq + 1] - row0);
+    int seq = tile.x, row0 = tile.y, rows = min((int)PREFILL_ROWS, p.step.q_start[seq + 1] - row0);
     int first_pos = p.step.pos[row0];
     int from = p.window && first_pos - p.window + 1 > 0 ? first_pos - p.window + 1 : 0;
-    from &= ~(FLASH_KEYS - 1);
-    struct flash_span f;
+    from &= ~(PREFILL_KEYS - 1);
+    struct attn_prefill_span f;
     f.pages = p.step.pages + (size_t)seq * (size_t)p.step.head[STEP_PAGE_STRIDE];
     f.from = from;
     f.last = first_pos + rows - 1;
-    f.rounds = (f.last - from) / FLASH_KEYS + 1;
+    f.rounds = (f.last - from) / PREFILL_KEYS + 1;
     f.kv_head = h * p.n_kv / H;
-    if (wg == FLASH_HEADS) {
-        registers_fewer<FLASH_BRING_REGS>();
-        flash_bring(p, f, shared, bars);
+    if (wg == PREFILL_HEADS) {
+        registers_fewer<PREFILL_BRING_REGS>();
+        attn_prefill_bring(p, f, shared, bars);
         return;
     }
-    registers_more<FLASH_REGS>();
+    registers_more<PREFILL_REGS>();
     int rounds = f.rounds;
 
     /* Queries of rows g and g+8 of this warp, already in units of log2. */
-    uint32_t qf[FLASH_D / 16][4];
+    uint32_t qf[PREFILL_D / 16][4];
     const float to_log2 = 1.4426950408889634f * p.scale;
 #pragma unroll
-    for (int i = 0; i < FLASH_D / 16; i++)
+    for (int i = 0; i < PREFILL_D / 16; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int r = min(w * 16 + g + 8 * (j & 1), rows - 1), d = i * 16 + 2 * c + 8 * (j >> 1);
             float2 e =
-                *(const float2 *)(p.q + ((size_t)(row0 + r) * (size_t)H + (size_t)h) * FLASH_D +
+                *(const float2 *)(p.q + ((size_t)(row0 + r) * (size_t)H + (size_t)h) * PREFILL_D +
                                   (size_t)d);
             qf[i][j] = pack_pair<BF16>(e.x * to_log2, e.y * to_log2);
         }
-    struct flash_state st;
+    struct attn_prefill_state st;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         st.top[r] = -INFINITY;
         st.total[r] = 0.0f;
         st.pos[r] = first_pos + w * 16 + g + 8 * r;
     }
-    float out[FLASH_D / 2] = {}, s[FLASH_KEYS / 2] = {};
-    uint32_t pf[FLASH_KEYS / 16][4];
+    float out[PREFILL_D / 2] = {}, s[PREFILL_KEYS / 2] = {};
+    uint32_t pf[PREFILL_KEYS / 16][4];
     wgmma_use(out);
     wgmma_use(s);
     auto keys = [&](int round) {
-        bar_wait(&bars->keys[round % FLASH_STAGES], round / FLASH_STAGES);
+        bar_wait(&bars->keys[round % PREFILL_STAGES], round / PREFILL_STAGES);
         wgmma_publish();
         wgmma_fence();
-        const uint8_t *ks = shared + round % FLASH_STAGES * FLASH_STAGE;
+        const uint8_t *ks = shared + round % PREFILL_STAGES * PREFILL_STAGE;
         uint64_t desc = wgmma_rows(ks);
 #pragma unroll
-        for (int i = 0; i < FLASH_D / 16; i++) {
-            uint64_t at = desc + (uint64_t)((i >> 2) * (FLASH_PANEL >> 4) + (i & 3) * 2);
+        for (int i = 0; i < PREFILL_D / 16; i++) {
+            uint64_t at = desc + (uint64_t)((i >> 2) * (PREFILL_PANEL >> 4) + (i & 3) * 2);
             if (i == 0)
-                wgmma<FLASH_KEYS, BF16, true>(s, qf[i], at);
+                wgmma<PREFILL_KEYS, BF16, true>(s, qf[i], at);
             else
-                wgmma<FLASH_KEYS, BF16>(s, qf[i], at);
+                wgmma<PREFILL_KEYS, BF16>(s, qf[i], at);
         }
         wgmma_commit();
     };
     auto values = [&](int round) {
-        bar_wait(&bars->values[round % FLASH_STAGES], round / FLASH_STAGES);
+        bar_wait(&bars->values[round % PREFILL_STAGES], round / PREFILL_STAGES);
         wgmma_publish();
         wgmma_fence();
-        const uint8_t *vs = shared + round % FLASH_STAGES * FLASH_STAGE + FLASH_TILE;
-        uint64_t desc = wgmma_turned(vs, FLASH_PANEL);
+        const uint8_t *vs = shared + round % PREFILL_STAGES * PREFILL_STAGE + PREFILL_TILE;
+        uint64_t desc = wgmma_turned(vs, PREFILL_PANEL);
 #pragma unroll
-        for (int i = 0; i < FLASH_KEYS / 16; i++)
-            wgmma<FLASH_D, BF16, false, true>(out, pf[i], desc + (uint64_t)(i * (2048 >> 4)));
+        for (int i = 0; i < PREFILL_KEYS / 16; i++)
+            wgmma<PREFILL_D, BF16, false, true>(out, pf[i], desc + (uint64_t)(i * (2048 >> 4)));
         wgmma_commit();
     };
     auto edge = [&](int round) {
-        return from + (round + 1) * FLASH_KEYS - 1 > first_pos + w * 16 || p.window;
+        return from + (round + 1) * PREFILL_KEYS - 1 > first_pos + w * 16 || p.window;
     };
     keys(0);
     wgmma_wait<0>();
     wgmma_use(s);
-    flash_softmax(s, st, from, edge(0), p.window);
-    flash_pack<BF16>(s, pf);
+    attn_prefill_softmax(s, st, from, edge(0), p.window);
+    attn_prefill_pack<BF16>(s, pf);
     if (wg == 1 && rounds > 1)
         part_arrive(1, 256);
 #pragma unroll 1
@@ -253,15 +261,15 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 1)
             part_arrive(2 - wg, 256);
         wgmma_wait<1>();
         wgmma_use(s);
-        flash_softmax(s, st, from + round * FLASH_KEYS, edge(round), p.window);
+        attn_prefill_softmax(s, st, from + round * PREFILL_KEYS, edge(round), p.window);
         wgmma_wait<0>();
         if (lane == 0)
-            bar_arrive(&bars->empty[(round - 1) % FLASH_STAGES]);
+            bar_arrive(&bars->empty[(round - 1) % PREFILL_STAGES]);
         wgmma_use(out);
         wgmma_use(s); /* fragments still in use are not overwritten before this */
-        flash_pack<BF16>(s, pf);
+        attn_prefill_pack<BF16>(s, pf);
 #pragma unroll
-        for (int i = 0; i < FLASH_D / 2; i++)
+        for (int i = 0; i < PREFILL_D / 2; i++)
             out[i] *= st.shrink[i >> 1 & 1];
     }
     values(rounds - 1);
@@ -275,9 +283,9 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 1)
         int row = w * 16 + g + 8 * r;
         bool mine = row < rows, hidden = !mine || p.step.slot[row0 + row] < 0;
         float inv = hidden ? 0.0f : 1.0f / total;
-        size_t at = ((size_t)(row0 + row) * (size_t)H + (size_t)h) * FLASH_D;
+        size_t at = ((size_t)(row0 + row) * (size_t)H + (size_t)h) * PREFILL_D;
 #pragma unroll
-        for (int j = 0; j < FLASH_D / 8; j += 2) {
+        for (int j = 0; j < PREFILL_D / 8; j += 2) {
             float v[4] = {};
 #pragma unroll
             for (int i = 0; i < 4; i++)
@@ -301,18 +309,18 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 1)
     }
 }
 
-bool flash_suits(const struct cuda_backend *cu)
+bool attn_prefill_suits(const struct cuda_backend *cu)
 {
     const struct shape *s = &cu->shape;
-    return cu->wgmma && s->head_dim == FLASH_D && s->n_heads / s->n_kv_heads % FLASH_HEADS == 0 &&
-           FLASH_SHARED <= cu->shared_limit;
+    return cu->wgmma && s->head_dim == PREFILL_D &&
+           s->n_heads / s->n_kv_heads % PREFILL_HEADS == 0 && PREFILL_SHARED <= cu->shared_limit;
 }
 
-bool flash_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                  const float *q, float *a, bool *owed)
+bool attn_prefill_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                         const float *q, float *a, bool *owed)
 {
     const struct shape *sh = &cu->shape;
-    struct flash_args p = {};
+    struct attn_prefill_args p = {};
     p.k = (const uint8_t *)l->kv.k;
     p.v = (const uint8_t *)l->kv.v;
     p.step = *s;
@@ -333,10 +341,12 @@ bool flash_attend(struct cuda_backend *cu, const struct attn_layer *l, const str
         *owed = s->n_tokens > PANEL_ROWS; /* all that follow read halves */
         p.a = *owed ? NULL : a;
     }
-    dim3 grid((unsigned)(p.n_heads / FLASH_HEADS), (unsigned)p.n_tiles);
+    dim3 grid((unsigned)(p.n_heads / PREFILL_HEADS), (unsigned)p.n_tiles);
     if (sh->kv_type == DT_F16)
-        cuda_launch(cu, flash_kernel<false>, grid, FLASH_THREADS, FLASH_SHARED, LAUNCH_EARLY, p);
+        cuda_launch(cu, attn_prefill_kernel<false>, grid, PREFILL_THREADS, PREFILL_SHARED,
+                    LAUNCH_EARLY, p);
     else
-        cuda_launch(cu, flash_kernel<true>, grid, FLASH_THREADS, FLASH_SHARED, LAUNCH_EARLY, p);
+        cuda_launch(cu, attn_prefill_kernel<true>, grid, PREFILL_THREADS, PREFILL_SHARED,
+                    LAUNCH_EARLY, p);
     return p.halves;
 }

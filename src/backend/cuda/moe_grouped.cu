@@ -8,7 +8,7 @@
  * half of what more do.
  *
  * The weighted sum over a row's experts is made by the norm that follows, or another kernel
- * (large.cu).
+ * (pick.cu).
  */
 #include "backend/cuda/rows.cuh"
 
@@ -18,9 +18,8 @@
 enum { UNIT_WARPS = 16, DOWN_WARPS = 16, LIST_SLOTS = 3 };
 /* What an entry of up to eight rows, and of more, costs: in time. */
 enum { UNIT_ONE = 2, UNIT_TWO = 3, DOWN_ONE = 4, DOWN_TWO = 5 };
-enum { MAX_USED = 16, MAX_EXPERTS = 512 };
 
-struct list_args {
+struct moe_grouped_args {
     struct matrix w;
     struct route_tables route;
     const uint8_t *x;     /* up: (rows, n_kt) records; down: (sorted pairs, n_kt) */
@@ -35,7 +34,7 @@ struct list_args {
 /* Routing: one block chooses the experts of every row, a warp to a row, and makes the list. Chosen
  * are the largest, in the order of rows.cuh. The order of
  * an expert's rows is whatever the atomics give: no result depends on it. */
-struct list_route_args {
+struct moe_grouped_route_args {
     const float *logits; /* (parts, rows, n_expert), to be added up; NULL: they have been chosen */
     struct route_tables route;
     float *weight; /* (rows * used) */
@@ -43,13 +42,14 @@ struct list_route_args {
     struct route_rule rule;
 };
 
-struct list_route_shared {
+struct moe_grouped_route_shared {
     int count[MAX_EXPERTS], start[MAX_EXPERTS], tile0[MAX_EXPERTS];
     uint16_t chosen[LIST_ROWS * MAX_USED], rank[LIST_ROWS * MAX_USED]; /* of a pair */
 };
 
 template <int PER, int BITS>
-DEVICE void list_route_row(struct list_route_shared *s, const struct list_route_args &p, int row)
+DEVICE void moe_grouped_route_row(struct moe_grouped_route_shared *s,
+                                  const struct moe_grouped_route_args &p, int row)
 {
     const float *logits = p.logits + row * p.rule.n_expert;
     int lane = lane_id(), e;
@@ -72,10 +72,10 @@ DEVICE void list_route_row(struct list_route_shared *s, const struct list_route_
 }
 
 static __global__ void __launch_bounds__(1024)
-    list_route_kernel(const __grid_constant__ struct list_route_args p)
+    moe_grouped_route_kernel(const __grid_constant__ struct moe_grouped_route_args p)
 {
     SHARED_BYTES(shared);
-    struct list_route_shared *s = (struct list_route_shared *)shared;
+    struct moe_grouped_route_shared *s = (struct moe_grouped_route_shared *)shared;
     int tid = (int)threadIdx.x, lane = lane_id();
     if (tid < MAX_EXPERTS)
         s->count[tid] = 0;
@@ -92,9 +92,9 @@ static __global__ void __launch_bounds__(1024)
 #pragma unroll 1
     for (int row = warp_id(); p.logits && row < p.rows; row += 32) {
         if (p.rule.n_expert <= 128)
-            list_route_row<4, 7>(s, p, row);
+            moe_grouped_route_row<4, 7>(s, p, row);
         else
-            list_route_row<MAX_EXPERTS / 32, 9>(s, p, row);
+            moe_grouped_route_row<MAX_EXPERTS / 32, 9>(s, p, row);
     }
     __syncthreads();
     if (tid < 32) { /* one warp: running sums over the experts */
@@ -133,11 +133,11 @@ static __global__ void __launch_bounds__(1024)
         }
 }
 
-void list_route(struct cuda_backend *cu, const struct route_tables *route, int parts, int n_expert,
-                int rows, int width)
+void moe_grouped_route(struct cuda_backend *cu, const struct route_tables *route, int parts,
+                       int n_expert, int rows, int width)
 {
     const struct shape *s = &cu->shape;
-    struct list_route_args p = {};
+    struct moe_grouped_route_args p = {};
     CHECK(s->n_expert_used <= MAX_USED && n_expert <= MAX_EXPERTS && rows <= LIST_ROWS,
           "%d of %d experts for %d rows", s->n_expert_used, n_expert, rows);
     p.logits = parts ? cu->router : NULL;
@@ -147,18 +147,18 @@ void list_route(struct cuda_backend *cu, const struct route_tables *route, int p
     p.rows = rows;
     p.width = width;
     p.rule = route_rule_of(s, n_expert);
-    cuda_launch(cu, list_route_kernel, dim3(1), 1024, sizeof(struct list_route_shared),
-                LAUNCH_EARLY, p);
+    cuda_launch(cu, moe_grouped_route_kernel, dim3(1), 1024,
+                sizeof(struct moe_grouped_route_shared), LAUNCH_EARLY, p);
 }
 
 /* The list and the pairs, in shared memory: one trip for all of it. */
-struct list_tables {
+struct moe_grouped_tables {
     int *n, *tiles, *pairs;
 };
-DEVICE struct list_tables list_load(const struct list_args &p, uint8_t *to)
+DEVICE struct moe_grouped_tables moe_grouped_load(const struct moe_grouped_args &p, uint8_t *to)
 {
     int tid = (int)threadIdx.x;
-    struct list_tables t;
+    struct moe_grouped_tables t;
     t.n = (int *)to;
     t.tiles = t.n + 4;
     t.pairs = t.tiles + 3 * p.most;
@@ -176,8 +176,8 @@ DEVICE struct list_tables list_load(const struct list_args &p, uint8_t *to)
 /* This block's share of the list, in units of which an entry has `per`: from *first to *end.
  * Entries of more than eight rows count for more, `two` where the others count `one`, so that all
  * blocks end at about the same time. Ends with a barrier. */
-DEVICE void list_share(const struct list_tables &list, int per, int one, int two, int *first,
-                       int *end)
+DEVICE void moe_grouped_share(const struct moe_grouped_tables &list, int per, int one, int two,
+                              int *first, int *end)
 {
     int n = list.n[0], lane = lane_id();
     if (warp_id() == 0) {
@@ -220,7 +220,7 @@ DEVICE void list_share(const struct list_tables &list, int per, int one, int two
     *first = list.n[1];
     *end = list.n[2];
 }
-static __host__ __device__ size_t list_bytes(int n_pairs, int most)
+static __host__ __device__ size_t moe_grouped_bytes(int n_pairs, int most)
 {
     return (size_t)(4 + 3 * most + n_pairs + 3) / 4 * 16;
 }
@@ -264,12 +264,12 @@ DEVICE void unit_slices(struct tile_ring<LIST_SLOTS> &ring, int gate, int up, in
 
 template <int KIND, int NT>
 static __global__ void __launch_bounds__(UNIT_WARPS * 32, 1)
-    unit_kernel(const __grid_constant__ struct list_args p)
+    moe_grouped_up_kernel(const __grid_constant__ struct moe_grouped_args p)
 {
     SHARED_BYTES(shared);
     int warps = (int)blockDim.x >> 5, w = warp_id(), g = lane_id() >> 2, half = p.w.n_tiles / 2;
     int stride = unit_stride(p.w.n_kt);
-    uint8_t *pool = shared + list_bytes(p.n_pairs, p.most); /* (p.pool, stride) */
+    uint8_t *pool = shared + moe_grouped_bytes(p.n_pairs, p.most); /* (p.pool, stride) */
     uint8_t *rings = pool + p.pool * stride;
     struct tile_plane gate = plane_of(p.w, 0, 0), up = plane_of(p.w, half, 0);
     struct tile_ring<LIST_SLOTS> ring;
@@ -282,9 +282,9 @@ static __global__ void __launch_bounds__(UNIT_WARPS * 32, 1)
 #endif
     dependency_wait();
     dependency_trigger(); /* after the wait: the next kernel may read the list at once */
-    struct list_tables list = list_load(p, shared);
+    struct moe_grouped_tables list = moe_grouped_load(p, shared);
     int first, end;
-    list_share(list, half, UNIT_ONE, UNIT_TWO, &first, &end);
+    moe_grouped_share(list, half, UNIT_ONE, UNIT_TWO, &first, &end);
     int unit = first + w, last = (end - 1) / half;
     int f_unit = unit, f_kt = p.w.n_kt;
     bool f_up = true;
@@ -385,12 +385,12 @@ static __global__ void __launch_bounds__(UNIT_WARPS * 32, 1)
 /* y[pair] = hidden Wd^T: items are (entry of the list, 16 outputs); a warp takes every eighth. */
 template <int NT>
 static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
-    list_down_kernel(const __grid_constant__ struct list_args p)
+    moe_grouped_down_kernel(const __grid_constant__ struct moe_grouped_args p)
 {
     SHARED_BYTES(shared);
     int warps = (int)blockDim.x >> 5, w = warp_id(), lane = lane_id(), g = lane >> 2, c = lane & 3;
     int n_kt = p.w.n_kt, n_tiles = p.w.n_tiles, rows_bytes = NT * 8 * n_kt * RECORD;
-    uint8_t *bs = shared + list_bytes(p.n_pairs, p.most); /* (2, n_kt, 8 NT) records */
+    uint8_t *bs = shared + moe_grouped_bytes(p.n_pairs, p.most); /* (2, n_kt, 8 NT) records */
     int one_ring = ring_bytes(LIST_SLOTS, p.slot);
     struct tile_plane plane = plane_of(p.w, 0, 0);
     struct tile_ring<LIST_SLOTS> ring;
@@ -398,9 +398,9 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
 
     dependency_trigger();
     /* The list was made before the kernel in front began. */
-    struct list_tables list = list_load(p, shared);
+    struct moe_grouped_tables list = moe_grouped_load(p, shared);
     int first, end;
-    list_share(list, n_tiles, DOWN_ONE, DOWN_TWO, &first, &end);
+    moe_grouped_share(list, n_tiles, DOWN_ONE, DOWN_TWO, &first, &end);
     int entry = first / n_tiles, item = first + w;
     int f_item = item, f_kt = 0, f_entry = entry, f_tile = item - entry * n_tiles;
     const uint8_t *f_from = NULL;
@@ -501,24 +501,25 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
     copy_async_wait<0>();
 }
 
-static size_t down_shared(const struct list_args &p, int nt, int warps)
+static size_t down_shared(const struct moe_grouped_args &p, int nt, int warps)
 {
-    return list_bytes(p.n_pairs, p.most) + (size_t)(2 * nt * 8 * p.w.n_kt * RECORD) +
+    return moe_grouped_bytes(p.n_pairs, p.most) + (size_t)(2 * nt * 8 * p.w.n_kt * RECORD) +
            (size_t)(warps * ring_bytes(LIST_SLOTS, p.slot));
 }
 
 /* Shared memory of a block of so many warps; what is left of `limit` becomes room for rows. */
-static size_t unit_shared(struct list_args *p, int warps, size_t limit)
+static size_t unit_shared(struct moe_grouped_args *p, int warps, size_t limit)
 {
-    size_t fixed =
-        list_bytes(p->n_pairs, p->most) + (size_t)(warps * ring_bytes(LIST_SLOTS, p->slot)) + 16;
+    size_t fixed = moe_grouped_bytes(p->n_pairs, p->most) +
+                   (size_t)(warps * ring_bytes(LIST_SLOTS, p->slot)) + 16;
     size_t stride = (size_t)unit_stride(p->w.n_kt), room = limit > fixed ? limit - fixed : 0;
     p->pool = room / stride < 32 ? (int)(room / stride) : 32;
     return fixed + (size_t)p->pool * stride;
 }
 
 /* Warps of a block: as many as leave room for the rows of an entry; 0: too few. */
-static int unit_warps(const struct cuda_backend *cu, struct list_args *p, int width, size_t *shared)
+static int unit_warps(const struct cuda_backend *cu, struct moe_grouped_args *p, int width,
+                      size_t *shared)
 {
     int warps = UNIT_WARPS;
     while ((*shared = unit_shared(p, warps, cu->shared_limit)), p->pool < width)
@@ -527,16 +528,16 @@ static int unit_warps(const struct cuda_backend *cu, struct list_args *p, int wi
     return warps;
 }
 
-template <int NT> static void unit_launch(struct cuda_backend *cu, struct list_args p)
+template <int NT> static void unit_launch(struct cuda_backend *cu, struct moe_grouped_args p)
 {
     size_t shared;
     int warps = unit_warps(cu, &p, 8 * NT, &shared);
     bool same = p.w.seg[0].kind == TILE_Q4_K && p.w.seg[p.w.n_seg - 1].kind == TILE_Q4_K;
-    cuda_launch(cu, same ? unit_kernel<TILE_Q4_K, NT> : unit_kernel<-1, NT>,
+    cuda_launch(cu, same ? moe_grouped_up_kernel<TILE_Q4_K, NT> : moe_grouped_up_kernel<-1, NT>,
                 dim3((unsigned)cu->n_sm), warps * 32, shared, LAUNCH_EARLY, p);
 }
 
-static void list_up(struct cuda_backend *cu, const struct list_args &p, int width)
+static void moe_grouped_up(struct cuda_backend *cu, const struct moe_grouped_args &p, int width)
 {
     if (width == 8)
         unit_launch<1>(cu, p);
@@ -544,19 +545,19 @@ static void list_up(struct cuda_backend *cu, const struct list_args &p, int widt
         unit_launch<2>(cu, p);
 }
 
-static void list_down(struct cuda_backend *cu, const struct list_args &p, int width)
+static void moe_grouped_down(struct cuda_backend *cu, const struct moe_grouped_args &p, int width)
 {
     int warps = DOWN_WARPS;
     while (warps > 1 && down_shared(p, width / 8, warps) > cu->shared_limit)
         warps--;
-    cuda_launch(cu, width == 8 ? list_down_kernel<1> : list_down_kernel<2>,
+    cuda_launch(cu, width == 8 ? moe_grouped_down_kernel<1> : moe_grouped_down_kernel<2>,
                 dim3((unsigned)cu->n_sm), warps * 32, down_shared(p, width / 8, warps),
                 LAUNCH_EARLY, p);
 }
 
-static struct list_args list_args_of(const struct matrix *w, int n_pairs, int most)
+static struct moe_grouped_args moe_grouped_args_of(const struct matrix *w, int n_pairs, int most)
 {
-    struct list_args p = {};
+    struct moe_grouped_args p = {};
     p.w = *w;
     p.slot = w->max_tile_bytes;
     p.n_pairs = n_pairs;
@@ -564,46 +565,46 @@ static struct list_args list_args_of(const struct matrix *w, int n_pairs, int mo
     return p;
 }
 
-int list_records(const struct shape *s)
+int moe_grouped_records(const struct shape *s)
 {
     int rows = s->max_tokens < LIST_ROWS ? s->max_tokens : LIST_ROWS;
     int width = s->n_heads * s->head_dim;
     width = width > s->n_embd ? width : s->n_embd;
     return rows * ceil_div(width, TILE_K);
 }
-int list_hidden_records(const struct shape *s)
+int moe_grouped_hidden_records(const struct shape *s)
 {
-    /* list.cu: a record a pair; experts.cu: four for every entry there may be */
+    /* moe_grouped.cu: a record a pair; moe_quad.cu: four for every entry there may be */
     int rows = s->max_tokens < LIST_ROWS ? s->max_tokens : LIST_ROWS;
     rows = rows > 4 * QUAD_ROWS ? rows : 4 * QUAD_ROWS;
     return rows * s->n_expert_used * ceil_div(s->n_ff_exp, TILE_K) + 1; /* and one of zeros */
 }
 
-bool list_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
-               const struct matrix *down, int n_pairs, int most, int width)
+bool moe_grouped_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
+                      const struct matrix *down, int n_pairs, int most, int width)
 {
-    struct list_args up = list_args_of(gate_up, n_pairs, most);
+    struct moe_grouped_args up = moe_grouped_args_of(gate_up, n_pairs, most);
     size_t shared;
     return gate_up->set == SET_K && down->set == SET_K && gate_up->n_seg <= 2 && down->n_seg == 1 &&
            down->n_tiles >= DOWN_WARPS && unit_warps(cu, &up, width, &shared) > 0 &&
-           down_shared(list_args_of(down, n_pairs, most), width / 8, 4) <= cu->shared_limit;
+           down_shared(moe_grouped_args_of(down, n_pairs, most), width / 8, 4) <= cu->shared_limit;
 }
 
-void list_experts(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-                  const struct route_tables *route, int n_pairs, int most, int width, bool narrow)
+void moe_grouped(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+                 const struct route_tables *route, int n_pairs, int most, int width, bool narrow)
 {
-    struct list_args p = list_args_of(gate_up, n_pairs, most);
+    struct moe_grouped_args p = moe_grouped_args_of(gate_up, n_pairs, most);
     p.route = *route;
     p.used = cu->shape.n_expert_used;
     p.hidden_kt = down->n_kt;
     p.x = cu->records;
     p.x_scale = cu->half_scale;
     p.hidden = cu->hidden_records;
-    struct list_args q = list_args_of(down, n_pairs, most);
+    struct moe_grouped_args q = moe_grouped_args_of(down, n_pairs, most);
     q.route = *route;
     q.x = cu->hidden_records;
     q.y = cu->expert_out;
     q.narrow = narrow;
-    list_up(cu, p, width);
-    list_down(cu, q, width);
+    moe_grouped_up(cu, p, width);
+    moe_grouped_down(cu, q, width);
 }

@@ -1,62 +1,9 @@
 /*
- * The small ops: taking over a step, gathering rows, choosing tokens.
+ * Choosing tokens on the device: edits of logits, then the largest, or a draw.
  */
 #include "backend/cuda/cuda.h"
 
 #include <math.h>
-
-/* Copies the step's ints out of pinned host memory and makes the table of rotations: cos and sin of
- * every row's position, once per step instead of once per layer. Sums of a router begin at zero. */
-static __global__ void load_step_kernel(const int32_t *host, int32_t *dev, int n_ints,
-                                        int tokens_at, const int32_t *chosen, int pos_at,
-                                        int n_tokens, const float *freq, int half, float mscale,
-                                        float2 *rope, uint64_t *sums)
-{
-    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x), stride = (int)(gridDim.x * blockDim.x);
-    for (int j = i; j < n_ints; j += stride) {
-        int32_t v = host[j];
-        if (v < 0 && j >= tokens_at && j < tokens_at + n_tokens)
-            v = chosen[-1 - v]; /* not known to the host when the step was begun */
-        dev[j] = v;
-    }
-    for (int j = i; j < n_tokens * half; j += stride) {
-        float angle = (float)host[pos_at + j / half] * freq[j % half], s, c;
-        sincosf(angle, &s, &c);
-        rope[j] = make_float2(c * mscale, s * mscale);
-    }
-    for (int j = i; j < SUM_WORDS; j += stride)
-        sums[j] = 0;
-}
-
-void cuda_load_step(struct cuda_backend *cu, int n_ints)
-{
-    const struct step_layout *l = &cu->layout;
-    int half = cu->shape.n_rot / 2, work = l->n_tokens * half;
-    work = work > n_ints ? work : n_ints;
-    int blocks = ceil_div(work, 256);
-    cuda_log_step(cu);
-    cuda_launch(cu, load_step_kernel, dim3((unsigned)(blocks < 256 ? blocks : 256)), 256, 0,
-                LAUNCH_PLAIN, cu->step_mapped, cu->step_dev, n_ints, l->tokens, cu->chosen, l->pos,
-                l->n_tokens, cu->rope_freq, half, cu->shape.rope_mscale, cu->rope, cu->route_sums);
-}
-
-static __global__ void gather_kernel(const float *src, const int32_t *rows, float *dst, int width)
-{
-    dependency_wait();
-    dependency_trigger();
-    int k = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (k < width)
-        dst[(size_t)blockIdx.y * (size_t)width + (size_t)k] =
-            src[(size_t)rows[blockIdx.y] * (size_t)width + (size_t)k];
-}
-
-void cuda_gather(struct cuda_backend *cu, const struct step *s, const float *src, float *dst,
-                 int width)
-{
-    if (s->n_out)
-        cuda_launch(cu, gather_kernel, dim3((unsigned)ceil_div(width, 256), (unsigned)s->n_out),
-                    256, 0, LAUNCH_EARLY, src, s->out_rows, dst, width);
-}
 
 /* Greedy: the largest logit of each row, ties to the lower index, NaN never. Blocks: x over
  * stretches of a row, y over rows; the last block of a row to finish joins them. */
@@ -367,7 +314,7 @@ DEVICE int draw_token(const float *l, int n, struct best top, const struct row_s
 
 /* Blocks: x over stretches of a row, y over rows; the last one of a row joins, and draws. */
 static __global__ void __launch_bounds__(DRAW_THREADS)
-    choose_kernel(float *logits, int n_vocab, float *value, int32_t *index, int32_t *count,
+    sample_kernel(float *logits, int n_vocab, float *value, int32_t *index, int32_t *count,
                   int32_t *tokens, int32_t *chosen, const int32_t *step,
                   const struct row_sampler *samplers)
 {
@@ -426,10 +373,10 @@ static __global__ void __launch_bounds__(DRAW_THREADS)
         tokens[step[STEP_TOKENS_TO] + row] = chosen[row] = token;
 }
 
-void cuda_choose(struct cuda_backend *cu, float *logits, int rows)
+void sample_tokens(struct cuda_backend *cu, float *logits, int rows)
 {
     if (rows)
-        cuda_launch(cu, choose_kernel, dim3(ARGMAX_BLOCKS, (unsigned)rows), DRAW_THREADS,
+        cuda_launch(cu, sample_kernel, dim3(ARGMAX_BLOCKS, (unsigned)rows), DRAW_THREADS,
                     256 + sizeof(struct draw_shared), LAUNCH_EARLY, logits, cu->shape.n_vocab,
                     cu->argmax_value, cu->argmax_index, cu->argmax_count, cu->tokens_mapped,
                     cu->chosen, cu->step_dev,

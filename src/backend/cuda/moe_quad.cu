@@ -20,14 +20,14 @@
 #include <math.h>
 
 enum { UP_BATCH = 4 };
-enum { MAX_USED = 16, MAX_EXPERTS = 128, MAX_ENTRIES = QUAD_ROWS * MAX_USED };
+enum { QUAD_EXPERTS = 128, MAX_ENTRIES = QUAD_ROWS * MAX_USED };
 
-struct quad_meeting;
+struct moe_quad_meeting;
 
 /* What a launch does; several: blocks wait for each other. */
 enum { QUAD_ROUTE = 1, QUAD_UP = 2, QUAD_DOWN = 4 };
 
-struct quad_args {
+struct moe_quad_args {
     struct matrix router, up, down;
     struct norm_in in;    /* OWN: (rows, n_in) */
     float *logits;        /* (rows, n_expert) */
@@ -35,46 +35,47 @@ struct quad_args {
     const float *x_scale; /* (rows) what undoes their scale */
     uint8_t *hidden;      /* (entries, 4, n_kt of down) records, over 16 */
     float *y;             /* (rows, n_out) */
-    struct quad_meeting *meeting;
+    struct moe_quad_meeting *meeting;
     int rows, n_expert, used, slot, phases;
     bool renormalise;
     float scale;
 };
 
 /* Where the blocks of a launch meet, in global memory: launches count in the two by turns. */
-struct quad_meeting {
-    uint32_t logits[4 * MAX_EXPERTS]; /* NOT_YET between launches */
+struct moe_quad_meeting {
+    uint32_t logits[4 * QUAD_EXPERTS]; /* NOT_YET between launches */
     uint32_t turn, arrived[2];
 };
 static const uint32_t NOT_YET = 0xffffffffu; /* no arithmetic gives it */
 
-size_t quad_meeting_bytes(void)
+size_t moe_quad_meeting_bytes(void)
 {
-    return sizeof(struct quad_meeting);
+    return sizeof(struct moe_quad_meeting);
 }
 
-void quad_prepare(struct cuda_backend *cu)
+void moe_quad_prepare(struct cuda_backend *cu)
 {
-    CUDA_TRY(cu, cudaMemsetAsync(cu->quad_meeting, 0xff, offsetof(struct quad_meeting, turn),
-                                 cu->stream));
+    CUDA_TRY(cu, cudaMemsetAsync(cu->moe_quad_meeting, 0xff,
+                                 offsetof(struct moe_quad_meeting, turn), cu->stream));
 }
 
 /* Who chose what; in shared memory of every block. An entry: an expert and up to four of the rows
  * that chose it. */
-struct __align__(16) quad_list
+struct __align__(16) moe_quad_list
 {
     float weight[MAX_ENTRIES][4]; /* of an entry's rows */
     uint32_t rows[MAX_ENTRIES];   /* of an entry, a byte each; 255: none */
-    uint32_t chose[MAX_EXPERTS];  /* bits: rows that chose an expert */
+    uint32_t chose[QUAD_EXPERTS]; /* bits: rows that chose an expert */
     uint16_t expert[MAX_ENTRIES]; /* of an entry; ascending */
-    uint16_t first[MAX_EXPERTS];  /* entry of an expert */
+    uint16_t first[QUAD_EXPERTS]; /* entry of an expert */
     uint16_t chosen[QUAD_ROWS][MAX_USED];
 };
 
 /* One warp chooses for a row, in the order of rows.cuh; `wait`: as the logits come. */
-DEVICE void quad_choose_row(struct quad_list *l, const struct quad_args &p, int row, bool wait)
+DEVICE void moe_quad_choose_row(struct moe_quad_list *l, const struct moe_quad_args &p, int row,
+                                bool wait)
 {
-    enum { PER = MAX_EXPERTS / 32, BITS = 7 };
+    enum { PER = QUAD_EXPERTS / 32, BITS = 7 };
     const float *logits = p.logits + row * p.n_expert;
     int lane = lane_id();
     float v[PER];
@@ -97,34 +98,34 @@ DEVICE void quad_choose_row(struct quad_list *l, const struct quad_args &p, int 
 }
 
 /* Before the wait. */
-DEVICE void quad_clear(struct quad_list *l)
+DEVICE void moe_quad_clear(struct moe_quad_list *l)
 {
 #pragma unroll 1
-    for (int i = (int)threadIdx.x; i < MAX_EXPERTS; i += (int)blockDim.x)
+    for (int i = (int)threadIdx.x; i < QUAD_EXPERTS; i += (int)blockDim.x)
         l->chose[i] = 0;
     __syncthreads();
 }
 
 /* Where this warp's copy of the list has its entries. */
-struct quad_find {
-    uint32_t chose[MAX_EXPERTS / 32]; /* rows that chose expert 32 i + lane */
-    int first[MAX_EXPERTS / 32];      /* its first entry */
-    int n;                            /* entries in all */
+struct moe_quad_find {
+    uint32_t chose[QUAD_EXPERTS / 32]; /* rows that chose expert 32 i + lane */
+    int first[QUAD_EXPERTS / 32];      /* its first entry */
+    int n;                             /* entries in all */
 };
 
 /* The block; every warp counts for itself. What runs once waits for its instructions: few of them.
  */
-DEVICE void quad_choose(struct quad_list *l, const struct quad_args &p, struct quad_find &f,
-                        bool wait)
+DEVICE void moe_quad_choose(struct moe_quad_list *l, const struct moe_quad_args &p,
+                            struct moe_quad_find &f, bool wait)
 {
     int warps = (int)blockDim.x >> 5, lane = lane_id();
 #pragma unroll 1
     for (int row = warp_id(); row < p.rows; row += warps)
-        quad_choose_row(l, p, row, wait);
+        moe_quad_choose_row(l, p, row, wait);
     __syncthreads();
     f.n = 0;
 #pragma unroll
-    for (int i = 0; i < MAX_EXPERTS / 32; i++) {
+    for (int i = 0; i < QUAD_EXPERTS / 32; i++) {
         f.chose[i] = l->chose[i * 32 + lane];
         f.first[i] = f.n;
         uint32_t some = __ballot_sync(FULL_WARP, f.chose[i]);
@@ -137,11 +138,11 @@ DEVICE void quad_choose(struct quad_list *l, const struct quad_args &p, struct q
 }
 
 /* The expert of an entry. */
-DEVICE int quad_expert(const struct quad_find &f, int entry)
+DEVICE int moe_quad_expert(const struct moe_quad_find &f, int entry)
 {
     int e = 0;
 #pragma unroll
-    for (int i = 0; i < MAX_EXPERTS / 32; i++) {
+    for (int i = 0; i < QUAD_EXPERTS / 32; i++) {
         uint32_t here = __ballot_sync(FULL_WARP, f.first[i] <= entry && f.chose[i]);
         e = here ? i * 32 + 31 - __clz((int)here) : e;
     }
@@ -150,11 +151,12 @@ DEVICE int quad_expert(const struct quad_find &f, int entry)
 
 /* The list itself: a warp has 32 experts. The block meets before it is read. OWN: row r is an
  * entry's r-th, whether it chose the expert or not. */
-template <bool OWN> DEVICE void quad_write(struct quad_list *l, const struct quad_find &f)
+template <bool OWN>
+DEVICE void moe_quad_write(struct moe_quad_list *l, const struct moe_quad_find &f)
 {
     int lane = lane_id(), warps = (int)blockDim.x >> 5;
 #pragma unroll 1
-    for (int i = warp_id(); i < MAX_EXPERTS / 32; i += warps) {
+    for (int i = warp_id(); i < QUAD_EXPERTS / 32; i += warps) {
         uint32_t m = l->chose[i * 32 + lane];
         int at = i < 2 ? (i ? f.first[1] : f.first[0]) : (i > 2 ? f.first[3] : f.first[2]);
         l->first[i * 32 + lane] = (uint16_t)at;
@@ -177,7 +179,8 @@ template <bool OWN> DEVICE void quad_write(struct quad_list *l, const struct qua
 
 /* What down will want to know: the weights of every row. The block; a row is its warp's that chose.
  */
-template <bool OWN> DEVICE void quad_weigh(struct quad_list *l, const struct quad_args &p)
+template <bool OWN>
+DEVICE void moe_quad_weigh(struct moe_quad_list *l, const struct moe_quad_args &p)
 {
     int warps = (int)blockDim.x >> 5, lane = lane_id();
 #pragma unroll 1
@@ -201,13 +204,13 @@ template <bool OWN> DEVICE void quad_weigh(struct quad_list *l, const struct qua
 }
 
 /* All blocks of the launch: what each wrote before is there for all after. */
-DEVICE void meeting_arrive(struct quad_meeting *m, uint32_t turn) /* one thread */
+DEVICE void meeting_arrive(struct moe_quad_meeting *m, uint32_t turn) /* one thread */
 {
     add_released(&m->arrived[turn & 1], 1);
     if (blockIdx.x == 0)
         m->arrived[~turn & 1] = 0; /* of the launch before, and the next */
 }
-DEVICE void meeting_wait(struct quad_meeting *m, uint32_t turn) /* one thread */
+DEVICE void meeting_wait(struct moe_quad_meeting *m, uint32_t turn) /* one thread */
 {
     while (load_acquired(&m->arrived[turn & 1]) < gridDim.x)
         ;
@@ -218,8 +221,8 @@ DEVICE void meeting_wait(struct quad_meeting *m, uint32_t turn) /* one thread */
 /* Up to four rows: a warp's slice of the rows, normed but for the division by their length, which
  * goes to `length`, and this block's logits, of one expert for every row. Waits for the kernel in
  * front, with the expert's weights on their way. Returns what undoes the scale of row c. */
-DEVICE float quad_route(const struct quad_args &p, struct row_frag &x, int w, bool first,
-                        float *scratch, float *length)
+DEVICE float moe_quad_route(const struct moe_quad_args &p, struct row_frag &x, int w, bool first,
+                            float *scratch, float *length)
 {
     int lane = lane_id(), n_in = p.up.n_in, slices = p.up.n_kt, row = lane >> 3;
     int e = (int)blockIdx.x, column = quad_column(0);
@@ -317,10 +320,10 @@ DEVICE float quad_route(const struct quad_args &p, struct row_frag &x, int w, bo
  */
 template <int UP, int DOWN, int PARTS, int STAGES, bool OWN>
 static __global__ void __launch_bounds__(512)
-    quad_experts_kernel(const __grid_constant__ struct quad_args p)
+    moe_quad_kernel(const __grid_constant__ struct moe_quad_args p)
 {
     SHARED_BYTES(shared);
-    struct quad_list *list = (struct quad_list *)shared;
+    struct moe_quad_list *list = (struct moe_quad_list *)shared;
     struct marks mk;
     marks_begin(mk);
     int slices = p.up.n_kt, lane = lane_id(), half = p.up.n_tiles / 2, n_kt = p.down.n_kt;
@@ -346,10 +349,10 @@ static __global__ void __launch_bounds__(512)
                                                                  (size_t)RECORD);
     };
 
-    quad_clear(list);
+    moe_quad_clear(list);
     mark(mk, 2);
     if (OWN) {
-        undo = quad_route(p, x, w, part0 == 0, sums, scales);
+        undo = moe_quad_route(p, x, w, part0 == 0, sums, scales);
         if (!(p.phases & ~QUAD_ROUTE)) {
             return;
         }
@@ -361,8 +364,8 @@ static __global__ void __launch_bounds__(512)
     }
     mark(mk, 3);
     uint32_t turn = together ? load_acquired(&p.meeting->turn) : 0;
-    struct quad_find found;
-    quad_choose(list, p, found, OWN && together);
+    struct moe_quad_find found;
+    moe_quad_choose(list, p, found, OWN && together);
     int entries = found.n;
     mark(mk, 4);
     uint32_t n = ups ? (uint32_t)(entries * half) : 0; /* times the blocks: far from 2^32 */
@@ -417,17 +420,17 @@ static __global__ void __launch_bounds__(512)
     /* The first tiles before the list is there, but for those of the next expert. */
     int asked = max(min(min(STAGES - 1, f_left - 1), half - f_unit - 1), 0);
     if (f_left > 0)
-        find(quad_expert(found, entry));
+        find(moe_quad_expert(found, entry));
 #pragma unroll 1
     for (int i = 0; i < STAGES; i++) {
         if (i == asked) {
-            quad_write<OWN>(list, found);
+            moe_quad_write<OWN>(list, found);
             __syncthreads();
         }
         fetch();
     }
     mark(mk, 1);
-    quad_weigh<OWN>(list, p);
+    moe_quad_weigh<OWN>(list, p);
     if (!OWN && first < end)
         load_rows(list->rows[entry]);
 #pragma unroll 1
@@ -541,21 +544,22 @@ static __global__ void __launch_bounds__(512)
 }
 
 /* How a layer's experts are launched. */
-struct quad_plan {
+struct moe_quad_plan {
     int parts, stages, slot;
     size_t shared; /* 0: they do not fit */
 };
-static struct quad_plan quad_plan_of(const struct cuda_backend *cu, const struct matrix *gate_up,
-                                     const struct matrix *down, int rows)
+static struct moe_quad_plan moe_quad_plan_of(const struct cuda_backend *cu,
+                                             const struct matrix *gate_up,
+                                             const struct matrix *down, int rows)
 {
-    struct quad_plan plan = {gate_up->n_kt <= 8 ? 2 : 1, 3, gate_up->max_tile_bytes, 0};
+    struct moe_quad_plan plan = {gate_up->n_kt <= 8 ? 2 : 1, 3, gate_up->max_tile_bytes, 0};
     if (down->max_tile_bytes > plan.slot)
         plan.slot = down->max_tile_bytes;
     for (; plan.parts; plan.parts--) {
         int warps = plan.parts * gate_up->n_kt;
         int sums = 2 * UP_BATCH * 128 * gate_up->n_kt, below = warps * rows * SUM_ROW;
         plan.stages = plan.slot <= Q4K_BYTES && plan.parts == 2 ? 4 : 3;
-        plan.shared = sizeof(struct quad_list) +
+        plan.shared = sizeof(struct moe_quad_list) +
                       (size_t)(QUAD_ROWS + (sums > below ? sums : below)) * sizeof(float) +
                       (size_t)(warps * ring_bytes(plan.stages, plan.slot));
         if (plan.shared <= cu->shared_limit)
@@ -565,19 +569,20 @@ static struct quad_plan quad_plan_of(const struct cuda_backend *cu, const struct
     return plan;
 }
 
-bool quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
-               const struct matrix *down, int rows)
+bool moe_quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
+                   const struct matrix *down, int rows)
 {
-    return gate_up->n_expert <= MAX_EXPERTS && cu->shape.n_expert_used <= MAX_USED && rows >= 1 &&
+    return gate_up->n_expert <= QUAD_EXPERTS && cu->shape.n_expert_used <= MAX_USED && rows >= 1 &&
            rows <= QUAD_ROWS && gate_up->set == SET_K && down->set == SET_K &&
            gate_up->n_seg <= 2 && gate_up->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
-           quad_plan_of(cu, gate_up, down, rows).shared;
+           moe_quad_plan_of(cu, gate_up, down, rows).shared;
 }
 
 template <int UP, int DOWN, int PARTS, int STAGES, bool OWN>
-static void quad_launch(struct cuda_backend *cu, struct quad_args p, int threads, size_t shared)
+static void moe_quad_launch(struct cuda_backend *cu, struct moe_quad_args p, int threads,
+                            size_t shared)
 {
-    auto kernel = quad_experts_kernel<UP, DOWN, PARTS, STAGES, OWN>;
+    auto kernel = moe_quad_kernel<UP, DOWN, PARTS, STAGES, OWN>;
     dim3 grid((unsigned)cu->n_sm), outputs((unsigned)p.down.n_tiles);
     if (cu->may_wait && p.down.n_tiles <= cu->n_sm && (!OWN || p.n_expert <= cu->n_sm)) {
         p.phases = (OWN ? QUAD_ROUTE : 0) | QUAD_UP | QUAD_DOWN;
@@ -596,11 +601,11 @@ static void quad_launch(struct cuda_backend *cu, struct quad_args p, int threads
 }
 
 template <bool OWN>
-static void quad_launch_any(struct cuda_backend *cu, struct quad_args p, int rows)
+static void moe_quad_launch_any(struct cuda_backend *cu, struct moe_quad_args p, int rows)
 {
     const struct shape *s = &cu->shape;
-    struct quad_plan plan = quad_plan_of(cu, &p.up, &p.down, rows);
-    CHECK(s->n_expert_used <= MAX_USED && p.n_expert <= MAX_EXPERTS && plan.shared,
+    struct moe_quad_plan plan = moe_quad_plan_of(cu, &p.up, &p.down, rows);
+    CHECK(s->n_expert_used <= MAX_USED && p.n_expert <= QUAD_EXPERTS && plan.shared,
           "%d of %d experts", s->n_expert_used, p.n_expert);
     p.logits = cu->router;
     p.x = cu->records;
@@ -611,47 +616,48 @@ static void quad_launch_any(struct cuda_backend *cu, struct quad_args p, int row
     p.slot = plan.slot;
     p.renormalise = s->norm_topk;
     p.scale = s->expert_scale;
-    p.meeting = (struct quad_meeting *)cu->quad_meeting;
+    p.meeting = (struct moe_quad_meeting *)cu->moe_quad_meeting;
     bool q4 = p.up.seg[0].kind == TILE_Q4_K && p.up.seg[p.up.n_seg - 1].kind == TILE_Q4_K;
     int threads = plan.parts * p.up.n_kt * 32, kind = p.down.n_seg == 1 ? p.down.seg[0].kind : -1;
     if (q4 && kind == TILE_Q4_K && plan.parts == 2)
-        quad_launch<TILE_Q4_K, TILE_Q4_K, 2, 4, OWN>(cu, p, threads, plan.shared);
+        moe_quad_launch<TILE_Q4_K, TILE_Q4_K, 2, 4, OWN>(cu, p, threads, plan.shared);
     else if (q4 && kind == TILE_Q6_K && plan.parts == 2)
-        quad_launch<TILE_Q4_K, TILE_Q6_K, 2, 3, OWN>(cu, p, threads, plan.shared);
+        moe_quad_launch<TILE_Q4_K, TILE_Q6_K, 2, 3, OWN>(cu, p, threads, plan.shared);
     else if (plan.parts == 2)
-        quad_launch<-1, -1, 2, 3, OWN>(cu, p, threads, plan.shared);
+        moe_quad_launch<-1, -1, 2, 3, OWN>(cu, p, threads, plan.shared);
     else
-        quad_launch<-1, -1, 1, 3, OWN>(cu, p, threads, plan.shared);
+        moe_quad_launch<-1, -1, 1, 3, OWN>(cu, p, threads, plan.shared);
 }
 
-void quad_experts(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-                  float *y, int n_expert, int rows)
+void moe_quad(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+              float *y, int n_expert, int rows)
 {
-    struct quad_args p = {};
+    struct moe_quad_args p = {};
     p.up = *gate_up;
     p.down = *down;
     p.y = y;
     p.n_expert = n_expert;
-    quad_launch_any<false>(cu, p, rows);
+    moe_quad_launch_any<false>(cu, p, rows);
 }
 
-bool quad_moe_fits(const struct cuda_backend *cu, const struct matrix *router,
-                   const struct matrix *gate_up, const struct matrix *down, int rows)
+bool moe_quad_routed_fits(const struct cuda_backend *cu, const struct matrix *router,
+                          const struct matrix *gate_up, const struct matrix *down, int rows)
 {
     return rows <= 4 && gate_up->n_in % 8 == 0 && router->n_in == gate_up->n_in &&
-           quad_fits(cu, gate_up, down, rows);
+           moe_quad_fits(cu, gate_up, down, rows);
 }
 
-void quad_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-              const struct matrix *down, const struct norm_in *in, float *y, int rows)
+void moe_quad_routed(struct cuda_backend *cu, const struct matrix *router,
+                     const struct matrix *gate_up, const struct matrix *down,
+                     const struct norm_in *in, float *y, int rows)
 {
     CHECK(router->n_seg == 1 && router->seg[0].kind == TILE_F32, "a router that is not in floats");
-    struct quad_args p = {};
+    struct moe_quad_args p = {};
     p.router = *router;
     p.up = *gate_up;
     p.down = *down;
     p.in = *in;
     p.y = y;
     p.n_expert = router->n_out;
-    quad_launch_any<true>(cu, p, rows);
+    moe_quad_launch_any<true>(cu, p, rows);
 }

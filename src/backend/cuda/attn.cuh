@@ -2,8 +2,8 @@
  * What the kernels of attention share: the paged cache as they see it, their arguments, and
  * products in the cache's type. Knows nothing of how a kernel cuts its work.
  */
-#ifndef STEEL_BACKEND_CUDA_ATTENTION_CUH
-#define STEEL_BACKEND_CUDA_ATTENTION_CUH
+#ifndef STEEL_BACKEND_CUDA_ATTN_CUH
+#define STEEL_BACKEND_CUDA_ATTN_CUH
 
 #include "backend/cuda/cuda.h"
 
@@ -22,11 +22,11 @@ struct attn_args {
     float eps, scale;
     float *split_acc, *split_ml;
     int32_t *split_count;
-    float *records;  /* wave.cu: (units, n_split, 8 * D / 4, 8) */
-    uint8_t *panels; /* many.cu: a in the order of panel.cu, panel_rows to a tile; or NULL */
+    float *records;  /* attn_decode_split.cu: (units, n_split, 8 * D / 4, 8) */
+    uint8_t *panels; /* a in the order of gemm_cluster.cu, panel_rows to a tile; or NULL */
     float *scale_of; /* (n_tokens) what undoes their scale: one */
     int panel_rows;
-    uint8_t *row_records; /* many.cu: or in that of rows.cuh; or NULL */
+    uint8_t *row_records; /* or in that of rows.cuh; or NULL */
 };
 
 DEVICE uint32_t word_of(const uint4 &v, int i)
@@ -124,12 +124,25 @@ DEVICE void fresh_put(const struct attn_args &p, int slot, int K, int kv_head, i
     }
 }
 
-/* many.cu: a step of many decodes, raw projections; p as cuda_attend fills it in. */
-bool many_suits(const struct cuda_backend *cu, int n_decode);
-void many_attend(struct cuda_backend *cu, const struct attn_args &p);
+DEVICE size_t key_offset(const struct kv_view &kv, const int32_t *pages, int key, int kv_head,
+                         int D)
+{
+    int page = pages[key >> kv.page_shift], off = key & (kv.page_len - 1);
+    return ((((size_t)page * (size_t)kv.n_kv + (size_t)kv_head) << kv.page_shift) + (size_t)off) *
+           (size_t)D;
+}
 
-/* wave.cu: a step of a few decodes, long contexts among them; raw projections. */
-bool wave_suits(const struct cuda_backend *cu, int n_decode);
-void wave_attend(struct cuda_backend *cu, struct attn_args p);
+/* attn_decode.cu, attn_prefill_mma.cu; raw: q, k, v are still raw projections */
+void attn_decode(struct cuda_backend *cu, const struct attn_args &p, bool raw);
+void attn_prefill_mma(struct cuda_backend *cu, const struct attn_args &p, const int2 *tiles,
+                      int n_tiles);
+
+/* attn_decode_batch.cu: a step of many decodes, raw projections; p as attn_attend fills it in. */
+bool attn_decode_batch_suits(const struct cuda_backend *cu, int n_decode);
+void attn_decode_batch_attend(struct cuda_backend *cu, const struct attn_args &p);
+
+/* attn_decode_split.cu: a step of a few decodes, long contexts among them; raw projections. */
+bool attn_decode_split_suits(const struct cuda_backend *cu, int n_decode);
+void attn_decode_split_attend(struct cuda_backend *cu, struct attn_args p);
 
 #endif

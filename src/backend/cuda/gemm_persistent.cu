@@ -1,26 +1,30 @@
 /*
  * Products of many rows on Hopper (sm_90a) by blocks that stay, one to an SM, and take one tile
  * of the result after another: 256 output rows (of a pair, gate and up of 128 hidden units) x up
- * to MOST rows of the step. As in hopper.cu four warpgroups turn codes into fragments of halves
+ * to MOST rows of the step. As in gemm_wgmma.cu four warpgroups turn codes into fragments of halves
  * and multiply, and a fifth brings codes and activations through rings; but it is with the next
  * tile while they still work on one, and each of the four leaves its results straight from
  * registers when it is done, while others multiply. Experts: gate and up of all tiles, then down,
  * in one launch; who wants hidden units waits until their tile has been counted in: tiles are
- * handed out in that order, so whoever is waited for is running. hopper.cu has the rest: k cut,
+ * handed out in that order, so whoever is waited for is running. gemm_wgmma.cu has the rest: k cut,
  * heads, other kinds, biases.
  */
 #include "backend/cuda/codes.cuh"
 
-enum { STAY_ALIGN = 1024 };
-enum { STAY_USERS = 512, STAY_BRINGERS = 128, STAY_THREADS = STAY_USERS + STAY_BRINGERS };
+enum { PERSISTENT_ALIGN = 1024 };
+enum {
+    PERSISTENT_USERS = 512,
+    PERSISTENT_BRINGERS = 128,
+    PERSISTENT_THREADS = PERSISTENT_USERS + PERSISTENT_BRINGERS
+};
 /* Registers of those who multiply and of those who bring. */
-enum { STAY_REGS = 112, STAY_BRING_REGS = 32 };
+enum { PERSISTENT_REGS = 112, PERSISTENT_BRING_REGS = 32 };
 /* Most chunks of activations, and k tiles of codes in the rings; row tiles of a block. */
-enum { STAY_SLOTS = 6, STAY_STAGES = 2, STAY_TILES = 16 };
-/* Sums that warps of a warpgroup exchange: see stay_swap. */
-enum { STAY_SWAP = 4 * 2 * 128 * 16 };
+enum { PERSISTENT_SLOTS = 6, PERSISTENT_STAGES = 2, PERSISTENT_TILES = 16 };
+/* Sums that warps of a warpgroup exchange: see gemm_persistent_swap. */
+enum { PERSISTENT_SWAP = 4 * 2 * 128 * 16 };
 
-struct stay_args {
+struct gemm_persistent_args {
     struct gemm_args part[2];
     int n_parts, blocks[2]; /* blocks of 256 output rows, or 128 hidden units */
     int width;              /* rows of a tile, where they are not an expert's */
@@ -29,53 +33,54 @@ struct stay_args {
 };
 
 /* A tile of the result, as those who multiply see it. */
-struct stay_item {
+struct gemm_persistent_item {
     int part, block, tile, count, kind, chunks; /* count < 0: there are no more */
-    int out[STAY_ROWS];                         /* -1: none */
-    float scale[STAY_ROWS];
+    int out[PERSISTENT_ROWS];                   /* -1: none */
+    float scale[PERSISTENT_ROWS];
 };
 
 /* Who waits for whom: a chunk of activations, a k tile of codes, a tile of the result; there, and
  * done with. */
-struct stay_bars {
-    uint64_t full[STAY_SLOTS], empty[STAY_SLOTS], codes_full[STAY_STAGES], codes_empty[STAY_STAGES];
+struct gemm_persistent_bars {
+    uint64_t full[PERSISTENT_SLOTS], empty[PERSISTENT_SLOTS], codes_full[PERSISTENT_STAGES],
+        codes_empty[PERSISTENT_STAGES];
     uint64_t item_full[2], rows_full[2], item_empty[2];
 };
 
-struct stay_block {
-    uint8_t *slots;          /* (STAY_SLOTS, MOST, 128 bytes) */
-    uint8_t *ring;           /* (STAY_STAGES, STAY_TILES, a tile) */
-    struct stay_item *items; /* (2) */
-    struct stay_bars *bars;
+struct gemm_persistent_block {
+    uint8_t *slots;                     /* (PERSISTENT_SLOTS, MOST, 128 bytes) */
+    uint8_t *ring;                      /* (PERSISTENT_STAGES, PERSISTENT_TILES, a tile) */
+    struct gemm_persistent_item *items; /* (2) */
+    struct gemm_persistent_bars *bars;
     uint8_t *swap; /* (4 warpgroups, 2, 128 lanes, 16 bytes) */
     int *next;     /* (2) */
 };
 
 /* Widths of the products of a kernel for at most MOST rows a tile. */
-template <int MOST> struct stay_widths {
+template <int MOST> struct gemm_persistent_widths {
     enum { A = 128, B = 112, C = 80, D = 64, E = 32 };
 };
-template <> struct stay_widths<64> {
+template <> struct gemm_persistent_widths<64> {
     enum { A = 64, B = 48, C = 40, D = 32, E = 16 };
 };
 
 /* Places in the rings; they go on from tile to tile. */
-struct stay_place {
+struct gemm_persistent_place {
     int slot, turn, kt;
 };
 
 /* Row tile i of a block, warp i's. A warpgroup has two of gate, then up of the same hidden units.
  */
-DEVICE int stay_tile_of(const struct gemm_args &p, int block, int i)
+DEVICE int gemm_persistent_tile_of(const struct gemm_args &p, int block, int i)
 {
     if (!p.y_half)
-        return min(block * STAY_TILES + i, p.w.n_tiles - 1);
+        return min(block * PERSISTENT_TILES + i, p.w.n_tiles - 1);
     int half = p.w.n_tiles / 2;
     return min(block * 8 + (i >> 2) * 2 + (i & 1), half - 1) + (i >> 1 & 1) * half;
 }
 
 /* Until so many have been counted, by other blocks too. */
-DEVICE void stay_await(const int32_t *count, int all)
+DEVICE void gemm_persistent_await(const int32_t *count, int all)
 {
     while (*(const volatile int32_t *)count < all) {
 #ifdef STEEL_CUDA_SIM
@@ -85,11 +90,13 @@ DEVICE void stay_await(const int32_t *count, int all)
     __threadfence();
 }
 
-template <int MOST> DEVICE void stay_bring(const struct stay_args &a, const struct stay_block &k)
+template <int MOST>
+DEVICE void gemm_persistent_bring(const struct gemm_persistent_args &a,
+                                  const struct gemm_persistent_block &k)
 {
-    typedef stay_widths<MOST> W;
-    const int STEP = STAY_BRINGERS / 8, PER = MOST / STEP;
-    int id = (int)threadIdx.x - STAY_USERS, piece = id & 7, row0 = id >> 3;
+    typedef gemm_persistent_widths<MOST> W;
+    const int STEP = PERSISTENT_BRINGERS / 8, PER = MOST / STEP;
+    int id = (int)threadIdx.x - PERSISTENT_USERS, piece = id & 7, row0 = id >> 3;
     const struct route_tables &r = a.part[0].route;
     bool moe = a.part[0].moe;
     int rows = a.part[0].rows, n_tiles = moe ? *r.n_tiles : (rows + a.width - 1) / a.width;
@@ -101,11 +108,11 @@ template <int MOST> DEVICE void stay_bring(const struct stay_args &a, const stru
         after = atomicAdd(&r.n_tiles[2], 1);
 #pragma unroll 1
     for (int it = 0;; it++) {
-        struct stay_item *to = &k.items[it & 1];
+        struct gemm_persistent_item *to = &k.items[it & 1];
         if (moe) {
             if (id == 0)
                 k.next[it & 1] = after;
-            part_sync(5, STAY_BRINGERS);
+            part_sync(5, PERSISTENT_BRINGERS);
             item = k.next[it & 1];
         }
         bar_wait(&k.bars->item_empty[it & 1], (it >> 1) + 1);
@@ -127,7 +134,7 @@ template <int MOST> DEVICE void stay_bring(const struct stay_args &a, const stru
             count = r.tiles[3 * tile + 2];
             place = r.places[tile];
         }
-        int mine = stay_tile_of(p, block, min(id, STAY_TILES - 1));
+        int mine = gemm_persistent_tile_of(p, block, min(id, PERSISTENT_TILES - 1));
         const struct seg *s = seg_of(p.w, mine);
         const uint8_t *from = tile_address(p.w, s, expert, mine, 0);
         int bytes = s->tile_bytes, chunks = p.w.n_kt * 4;
@@ -149,7 +156,7 @@ template <int MOST> DEVICE void stay_bring(const struct stay_args &a, const stru
             at[j] = (uint32_t)in * (uint32_t)p.ldx + (uint32_t)piece * 8;
         }
         if (part)
-            stay_await(&r.done[tile], 4 * a.blocks[0]);
+            gemm_persistent_await(&r.done[tile], 4 * a.blocks[0]);
         const uint16_t *x = p.x;
 #pragma unroll 1
         for (int c = 0; c < chunks; c++) {
@@ -167,7 +174,7 @@ template <int MOST> DEVICE void stay_bring(const struct stay_args &a, const stru
             if (!(c & 3)) {
                 int stage = kt & 1;
                 bar_wait(&k.bars->codes_empty[stage], (kt >> 1) + 1);
-                if (id < STAY_TILES) {
+                if (id < PERSISTENT_TILES) {
                     bar_expect(&k.bars->codes_full[stage], bytes);
                     bar_copy(&k.bars->codes_full[stage], k.ring + stage * a.stage + id * bytes,
                              from, bytes);
@@ -196,7 +203,7 @@ template <int MOST> DEVICE void stay_bring(const struct stay_args &a, const stru
 
 /* All in one place, so that products of several widths may take turns. */
 template <int N, int CAP>
-DEVICE void stay_multiply(float (&acc)[CAP], const uint32_t (&f)[4], uint64_t rows)
+DEVICE void gemm_persistent_multiply(float (&acc)[CAP], const uint32_t (&f)[4], uint64_t rows)
 {
     wgmma_fence();
     wgmma<N>(acc, f, rows);
@@ -205,10 +212,12 @@ DEVICE void stay_multiply(float (&acc)[CAP], const uint32_t (&f)[4], uint64_t ro
 
 /* acc = a warp's tile x the rows of the step. A chunk is 64 columns, a k tile four of them. */
 template <int KIND, int MOST>
-DEVICE void stay_loop(const struct stay_args &a, const struct stay_block &k, struct stay_place &at,
-                      int chunks, int count, float (&acc)[MOST / 2])
+DEVICE void gemm_persistent_loop(const struct gemm_persistent_args &a,
+                                 const struct gemm_persistent_block &k,
+                                 struct gemm_persistent_place &at, int chunks, int count,
+                                 float (&acc)[MOST / 2])
 {
-    typedef stay_widths<MOST> W;
+    typedef gemm_persistent_widths<MOST> W;
     int lane = lane_id();
     const uint8_t *mine = k.ring + warp_id() * codes<KIND>::BYTES;
     uint64_t *last = NULL;
@@ -232,16 +241,16 @@ DEVICE void stay_loop(const struct stay_args &a, const struct stay_block &k, str
             /* not a loop for each: their sums would get registers of their own */
             if (count > W::C) {
                 if (count > W::B)
-                    stay_multiply<W::A>(acc, f[j & 1], b);
+                    gemm_persistent_multiply<W::A>(acc, f[j & 1], b);
                 else
-                    stay_multiply<W::B>(acc, f[j & 1], b);
+                    gemm_persistent_multiply<W::B>(acc, f[j & 1], b);
             } else if (count > W::E) {
                 if (count > W::D)
-                    stay_multiply<W::C>(acc, f[j & 1], b);
+                    gemm_persistent_multiply<W::C>(acc, f[j & 1], b);
                 else
-                    stay_multiply<W::D>(acc, f[j & 1], b);
+                    gemm_persistent_multiply<W::D>(acc, f[j & 1], b);
             } else
-                stay_multiply<W::E>(acc, f[j & 1], b);
+                gemm_persistent_multiply<W::E>(acc, f[j & 1], b);
         }
         int next = c + 1;
         if (next < chunks) {
@@ -269,16 +278,16 @@ DEVICE void stay_loop(const struct stay_args &a, const struct stay_block &k, str
  * Results leave from registers: of its warp's tile a lane has rows g and g + 8 (g = lane / 4) of
  * columns 2c and 2c + 1 (c = lane % 4) of every eight, sums 4n.. of eight n. As halves, pairs of
  * columns become pairs of rows first, and lanes c and c ^ BY then make four of them: rows
- * stay_row.. of column g.
+ * gemm_persistent_row.. of column g.
  */
-template <int BY> DEVICE uint2 stay_turn(const float (&v)[4])
+template <int BY> DEVICE uint2 gemm_persistent_turn(const float (&v)[4])
 {
     bool up = lane_id() & BY;
     uint32_t lo = transpose8(pack_half2(v[0], v[1])), hi = transpose8(pack_half2(v[2], v[3]));
     uint32_t got = __shfl_xor_sync(FULL_WARP, up ? lo : hi, BY);
     return up ? make_uint2(got, hi) : make_uint2(lo, got);
 }
-DEVICE int stay_row()
+DEVICE int gemm_persistent_row()
 {
     return (lane_id() & 1) * 8 + (lane_id() >> 1 & 1) * 4;
 }
@@ -286,8 +295,8 @@ DEVICE int stay_row()
 /* Warps w and w ^ 2 of a warpgroup have sums that belong together. Of 16 columns (n) the first
  * two keep the first 8 and get the others' sums of those, the others the other way round. */
 template <int MOST>
-DEVICE void stay_swap(const struct stay_block &k, int n, const float (&acc)[MOST / 2],
-                      float (&low)[4], float (&high)[4])
+DEVICE void gemm_persistent_swap(const struct gemm_persistent_block &k, int n,
+                                 const float (&acc)[MOST / 2], float (&low)[4], float (&high)[4])
 {
     int w = warp_id(), up = w >> 1 & 1;
     float4 *swap = (float4 *)k.swap + (w >> 2) * 256 + (n & 1) * 128 + lane_id();
@@ -310,19 +319,19 @@ DEVICE void stay_swap(const struct stay_block &k, int n, const float (&acc)[MOST
 
 /* Hidden units, in the order of half_slot; zeros from the last one up to whole k tiles. */
 template <int MOST>
-DEVICE void stay_pair(const struct gemm_args &p, const struct stay_block &k,
-                      const struct stay_item &t, const float (&acc)[MOST / 2])
+DEVICE void gemm_persistent_pair(const struct gemm_args &p, const struct gemm_persistent_block &k,
+                                 const struct gemm_persistent_item &t, const float (&acc)[MOST / 2])
 {
     int g = lane_id() >> 2, c = lane_id() & 3, w = warp_id();
     int row = (t.block * 8 + (w >> 2) * 2 + (w & 1)) * TILE_ROWS;
     int left = p.w.seg[0].rows - row - g;
-    uint16_t *y = p.y_half + row + stay_row();
+    uint16_t *y = p.y_half + row + gemm_persistent_row();
 #pragma unroll
     for (int n = 0; n < MOST / 16; n++) {
         if (n * 16 >= t.count)
             break;
         float gate[4], up[4], v[4];
-        stay_swap<MOST>(k, n, acc, gate, up);
+        gemm_persistent_swap<MOST>(k, n, acc, gate, up);
         int col = n * 16 + (w >> 1 & 1) * 8;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -331,7 +340,7 @@ DEVICE void stay_pair(const struct gemm_args &p, const struct stay_block &k,
                        ? clamp_half(silu(gate[i] * scale) * (up[i] * scale) * HIDDEN_SCALE)
                        : 0.0f;
         }
-        uint2 h = stay_turn<2>(v);
+        uint2 h = gemm_persistent_turn<2>(v);
         int out = t.out[col + g];
         if (out >= 0 && row < p.ldy)
             *(uint2 *)(y + (size_t)out * (size_t)p.ldy) = h;
@@ -340,10 +349,10 @@ DEVICE void stay_pair(const struct gemm_args &p, const struct stay_block &k,
 
 /* Halves times HIDDEN_SCALE. There are a multiple of four. */
 template <int MOST>
-DEVICE void stay_narrow(const struct gemm_args &p, const struct stay_item &t, int tile,
-                        const float (&acc)[MOST / 2])
+DEVICE void gemm_persistent_narrow(const struct gemm_args &p, const struct gemm_persistent_item &t,
+                                   int tile, const float (&acc)[MOST / 2])
 {
-    int g = lane_id() >> 2, c = lane_id() & 3, row = tile * TILE_ROWS + stay_row();
+    int g = lane_id() >> 2, c = lane_id() & 3, row = tile * TILE_ROWS + gemm_persistent_row();
     uint16_t *y = (uint16_t *)p.y + row;
 #pragma unroll
     for (int n = 0; n < MOST / 8; n++) {
@@ -353,7 +362,7 @@ DEVICE void stay_narrow(const struct gemm_args &p, const struct stay_item &t, in
 #pragma unroll
         for (int i = 0; i < 4; i++)
             v[i] = clamp_half(acc[4 * n + i] * t.scale[8 * n + 2 * c + (i & 1)] * HIDDEN_SCALE);
-        uint2 h = stay_turn<1>(v);
+        uint2 h = gemm_persistent_turn<1>(v);
         int out = t.out[8 * n + g];
         if (out >= 0 && row < p.w.n_out)
             *(uint2 *)(y + (size_t)out * (size_t)p.ldy) = h;
@@ -361,8 +370,8 @@ DEVICE void stay_narrow(const struct gemm_args &p, const struct stay_item &t, in
 }
 
 template <int MOST>
-DEVICE void stay_floats(const struct gemm_args &p, const struct stay_item &t, int tile,
-                        const float (&acc)[MOST / 2])
+DEVICE void gemm_persistent_floats(const struct gemm_args &p, const struct gemm_persistent_item &t,
+                                   int tile, const float (&acc)[MOST / 2])
 {
     int g = lane_id() >> 2, c = lane_id() & 3;
     if (tile >= p.w.n_tiles)
@@ -387,66 +396,66 @@ DEVICE void stay_floats(const struct gemm_args &p, const struct stay_item &t, in
 }
 
 template <int MOST>
-static __global__ void __launch_bounds__(STAY_THREADS, 1)
-    stay_kernel(const __grid_constant__ struct stay_args a)
+static __global__ void __launch_bounds__(PERSISTENT_THREADS, 1)
+    gemm_persistent_kernel(const __grid_constant__ struct gemm_persistent_args a)
 {
     SHARED_BYTES(raw);
 #ifdef STEEL_CUDA_SIM
     uint8_t *shared = raw;
 #else
-    uint8_t *shared = raw + (-(int)__cvta_generic_to_shared(raw) & (STAY_ALIGN - 1));
+    uint8_t *shared = raw + (-(int)__cvta_generic_to_shared(raw) & (PERSISTENT_ALIGN - 1));
 #endif
-    struct stay_block k;
+    struct gemm_persistent_block k;
     k.slots = shared;
     k.ring = shared + a.n_slots * MOST * 128;
-    k.swap = k.ring + STAY_STAGES * a.stage;
-    k.items = (struct stay_item *)(k.swap + STAY_SWAP);
-    k.bars = (struct stay_bars *)(k.items + 2);
+    k.swap = k.ring + PERSISTENT_STAGES * a.stage;
+    k.items = (struct gemm_persistent_item *)(k.swap + PERSISTENT_SWAP);
+    k.bars = (struct gemm_persistent_bars *)(k.items + 2);
     k.next = (int *)(k.bars + 1);
     int w = warp_id(), lane = lane_id();
-    if (w == 0 && lane < STAY_SLOTS) {
-        bar_init(&k.bars->full[lane], STAY_BRINGERS);
-        bar_init(&k.bars->empty[lane], STAY_USERS / 32);
+    if (w == 0 && lane < PERSISTENT_SLOTS) {
+        bar_init(&k.bars->full[lane], PERSISTENT_BRINGERS);
+        bar_init(&k.bars->empty[lane], PERSISTENT_USERS / 32);
         if (lane < 2) {
-            bar_init(&k.bars->codes_full[lane], STAY_TILES);
-            bar_init(&k.bars->codes_empty[lane], STAY_USERS);
-            bar_init(&k.bars->item_full[lane], STAY_BRINGERS);
+            bar_init(&k.bars->codes_full[lane], PERSISTENT_TILES);
+            bar_init(&k.bars->codes_empty[lane], PERSISTENT_USERS);
+            bar_init(&k.bars->item_full[lane], PERSISTENT_BRINGERS);
             bar_init(&k.bars->rows_full[lane], MOST);
-            bar_init(&k.bars->item_empty[lane], STAY_USERS);
+            bar_init(&k.bars->item_empty[lane], PERSISTENT_USERS);
         }
         bar_ready();
     }
     __syncthreads();
     dependency_wait();
     dependency_trigger();
-    if (w >= STAY_USERS / 32) {
-        registers_fewer<STAY_BRING_REGS>();
-        stay_bring<MOST>(a, k);
+    if (w >= PERSISTENT_USERS / 32) {
+        registers_fewer<PERSISTENT_BRING_REGS>();
+        gemm_persistent_bring<MOST>(a, k);
         return;
     }
-    registers_more<STAY_REGS>();
-    struct stay_place at = {0, 0, 0};
+    registers_more<PERSISTENT_REGS>();
+    struct gemm_persistent_place at = {0, 0, 0};
 #pragma unroll 1
     for (int it = 0;; it++) {
         bar_wait(&k.bars->item_full[it & 1], it >> 1);
-        const struct stay_item &t = k.items[it & 1];
+        const struct gemm_persistent_item &t = k.items[it & 1];
         if (t.count < 0)
             break;
         float acc[MOST / 2] = {};
         wgmma_use(acc);
         if (t.kind == TILE_Q4_K)
-            stay_loop<TILE_Q4_K, MOST>(a, k, at, t.chunks, t.count, acc);
+            gemm_persistent_loop<TILE_Q4_K, MOST>(a, k, at, t.chunks, t.count, acc);
         else
-            stay_loop<TILE_Q6_K, MOST>(a, k, at, t.chunks, t.count, acc);
+            gemm_persistent_loop<TILE_Q6_K, MOST>(a, k, at, t.chunks, t.count, acc);
         wgmma_use(acc);
         bar_wait(&k.bars->rows_full[it & 1], it >> 1);
         const struct gemm_args &p = a.part[t.part];
         if (p.y_half)
-            stay_pair<MOST>(p, k, t, acc);
+            gemm_persistent_pair<MOST>(p, k, t, acc);
         else if (p.narrow)
-            stay_narrow<MOST>(p, t, t.block * STAY_TILES + w, acc);
+            gemm_persistent_narrow<MOST>(p, t, t.block * PERSISTENT_TILES + w, acc);
         else
-            stay_floats<MOST>(p, t, t.block * STAY_TILES + w, acc);
+            gemm_persistent_floats<MOST>(p, t, t.block * PERSISTENT_TILES + w, acc);
         if (p.y_half && a.n_parts > 1) {
             __threadfence();
             part_sync(1 + (w >> 2), 128);
@@ -457,64 +466,66 @@ static __global__ void __launch_bounds__(STAY_THREADS, 1)
     }
 }
 
-static size_t stay_shared(int tile_bytes, int most, int n_slots)
+static size_t gemm_persistent_shared(int tile_bytes, int most, int n_slots)
 {
-    return STAY_ALIGN + (size_t)(n_slots * most * 128) +
-           (size_t)(STAY_STAGES * STAY_TILES * tile_bytes) + STAY_SWAP +
-           2 * sizeof(struct stay_item) + sizeof(struct stay_bars) + 2 * sizeof(int);
+    return PERSISTENT_ALIGN + (size_t)(n_slots * most * 128) +
+           (size_t)(PERSISTENT_STAGES * PERSISTENT_TILES * tile_bytes) + PERSISTENT_SWAP +
+           2 * sizeof(struct gemm_persistent_item) + sizeof(struct gemm_persistent_bars) +
+           2 * sizeof(int);
 }
 
-bool stay_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair)
+bool gemm_persistent_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair)
 {
-    return w->set == SET_K && !w->bias && wide_suits(cu, w, pair) &&
-           stay_shared(w->max_tile_bytes, STAY_ROWS, 4) <= cu->shared_limit;
+    return w->set == SET_K && !w->bias && gemm_wgmma_suits(cu, w, pair) &&
+           gemm_persistent_shared(w->max_tile_bytes, PERSISTENT_ROWS, 4) <= cu->shared_limit;
 }
 
 template <int MOST>
-static void stay_launch(struct cuda_backend *cu, struct stay_args *a, int blocks)
+static void gemm_persistent_launch(struct cuda_backend *cu, struct gemm_persistent_args *a,
+                                   int blocks)
 {
     int bytes = a->part[0].w.max_tile_bytes;
     int other = a->n_parts > 1 ? a->part[1].w.max_tile_bytes : 0;
     bytes = other > bytes ? other : bytes;
-    a->stage = STAY_TILES * bytes;
-    a->n_slots = STAY_SLOTS;
-    while (stay_shared(bytes, MOST, a->n_slots) > cu->shared_limit)
+    a->stage = PERSISTENT_TILES * bytes;
+    a->n_slots = PERSISTENT_SLOTS;
+    while (gemm_persistent_shared(bytes, MOST, a->n_slots) > cu->shared_limit)
         a->n_slots--;
-    cuda_launch(cu, stay_kernel<MOST>, dim3((unsigned)blocks), STAY_THREADS,
-                stay_shared(bytes, MOST, a->n_slots), LAUNCH_EARLY, *a);
+    cuda_launch(cu, gemm_persistent_kernel<MOST>, dim3((unsigned)blocks), PERSISTENT_THREADS,
+                gemm_persistent_shared(bytes, MOST, a->n_slots), LAUNCH_EARLY, *a);
 }
 
-static int stay_blocks(const struct gemm_args &p)
+static int gemm_persistent_blocks(const struct gemm_args &p)
 {
-    return p.y_half ? ceil_div(p.ldy, 128) : ceil_div(p.w.n_tiles, STAY_TILES);
+    return p.y_half ? ceil_div(p.ldy, 128) : ceil_div(p.w.n_tiles, PERSISTENT_TILES);
 }
 
-int stay_expert_rows(int pairs, int n_expert)
+int gemm_persistent_expert_rows(int pairs, int n_expert)
 {
-    return ceil_div(pairs, n_expert) > 44 ? STAY_ROWS : 64;
+    return ceil_div(pairs, n_expert) > 44 ? PERSISTENT_ROWS : 64;
 }
 
-void stay_experts(struct cuda_backend *cu, const struct gemm_args &in, const struct gemm_args &out,
-                  int width)
+void gemm_persistent_experts(struct cuda_backend *cu, const struct gemm_args &in,
+                             const struct gemm_args &out, int width)
 {
-    struct stay_args a = {};
+    struct gemm_persistent_args a = {};
     a.part[0] = in;
     a.part[1] = out;
     a.n_parts = 2;
-    a.blocks[0] = stay_blocks(in);
-    a.blocks[1] = stay_blocks(out);
-    if (width == STAY_ROWS)
-        stay_launch<STAY_ROWS>(cu, &a, cu->n_sm);
+    a.blocks[0] = gemm_persistent_blocks(in);
+    a.blocks[1] = gemm_persistent_blocks(out);
+    if (width == PERSISTENT_ROWS)
+        gemm_persistent_launch<PERSISTENT_ROWS>(cu, &a, cu->n_sm);
     else
-        stay_launch<64>(cu, &a, cu->n_sm);
+        gemm_persistent_launch<64>(cu, &a, cu->n_sm);
 }
 
-bool stay_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair)
+bool gemm_persistent(struct cuda_backend *cu, const struct gemm_args &p, bool pair)
 {
-    struct stay_args a = {};
+    struct gemm_persistent_args a = {};
     a.part[0] = p;
     a.n_parts = 1;
-    a.blocks[0] = stay_blocks(p);
+    a.blocks[0] = gemm_persistent_blocks(p);
     /* as many rows to a tile as make the last round a full one */
     const int widths[] = {128, 112};
     int best = 0, tiles = 0;
@@ -527,8 +538,8 @@ bool stay_gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair)
             a.width = widths[i];
         }
     }
-    if (!stay_suits(cu, &p.w, pair) || tiles <= cu->n_sm) /* nothing comes after */
+    if (!gemm_persistent_suits(cu, &p.w, pair) || tiles <= cu->n_sm) /* nothing comes after */
         return false;
-    stay_launch<STAY_ROWS>(cu, &a, cu->n_sm);
+    gemm_persistent_launch<PERSISTENT_ROWS>(cu, &a, cu->n_sm);
     return true;
 }

@@ -1,15 +1,15 @@
 /*
- * Products of 2 to 4 rows of K-quants. As in small.cu the warps of a block cut k, a norm in front
- * is folded in, and the weights are on their way before the wait; tiles go to the tensor core
+ * Products of 2 to 4 rows of K-quants. As in moe_gemv.cu the warps of a block cut k, a norm in
+ * front is folded in, and the weights are on their way before the wait; tiles go to the tensor core
  * with four rows at a time (quad.cuh).
  */
 #include "backend/cuda/quad.cuh"
 
 enum { LINEAR_WARPS = 16, LINEAR_STAGES = 4, LINEAR_BATCH = 4 };
 
-/* Dense products of up to four rows: y = [norm](x) W^T (+ bias). As in small.cu a block's warps
+/* Dense products of up to four rows: y = [norm](x) W^T (+ bias). As in moe_gemv.cu a block's warps
  * cut k, a norm in front is folded in, and weights are on their way before the wait. */
-struct quad_linear_args {
+struct gemm_quad_args {
     struct matrix w;
     struct norm_in in;                      /* (rows, n_in) */
     float *y;                               /* (rows, n_out) */
@@ -18,7 +18,7 @@ struct quad_linear_args {
 
 template <bool NORM>
 static __global__ void __launch_bounds__(LINEAR_WARPS * 32)
-    quad_linear_kernel(const __grid_constant__ struct quad_linear_args p)
+    gemm_quad_kernel(const __grid_constant__ struct gemm_quad_args p)
 {
     SHARED_BYTES(shared);
     struct marks mk;
@@ -159,25 +159,25 @@ static __global__ void __launch_bounds__(LINEAR_WARPS * 32)
     marks_end(mk, 11);
 }
 
-static size_t quad_linear_shared(const struct matrix *w, int batch)
+static size_t gemm_quad_shared(const struct matrix *w, int batch)
 {
     return (size_t)w->n_kt *
            (size_t)(ring_bytes(LINEAR_STAGES, w->max_tile_bytes) + 2 * batch * 64 * 4 + 16);
 }
 
-bool quad_linear_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
+bool gemm_quad_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
     return rows >= 2 && rows <= 4 && w->set == SET_K && w->n_in % 8 == 0 &&
-           w->n_kt <= LINEAR_WARPS && quad_linear_shared(w, LINEAR_BATCH) <= cu->shared_limit;
+           w->n_kt <= LINEAR_WARPS && gemm_quad_shared(w, LINEAR_BATCH) <= cu->shared_limit;
 }
 
-void quad_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                 float *y, int rows)
+void gemm_quad(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,
+               int rows)
 {
     int per = ceil_div(w->n_tiles, cu->n_sm); /* a block to an SM: rows are made once */
     int batch = per < LINEAR_BATCH ? per : LINEAR_BATCH;
-    struct quad_linear_args p = {*w, *in, y, rows, per, batch, w->max_tile_bytes};
+    struct gemm_quad_args p = {*w, *in, y, rows, per, batch, w->max_tile_bytes};
     dim3 grid((unsigned)ceil_div(w->n_tiles, per));
-    cuda_launch(cu, in->gain ? quad_linear_kernel<true> : quad_linear_kernel<false>, grid,
-                w->n_kt * 32, quad_linear_shared(w, batch), LAUNCH_EARLY, p);
+    cuda_launch(cu, in->gain ? gemm_quad_kernel<true> : gemm_quad_kernel<false>, grid, w->n_kt * 32,
+                gemm_quad_shared(w, batch), LAUNCH_EARLY, p);
 }

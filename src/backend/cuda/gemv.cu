@@ -31,26 +31,26 @@ enum {
     FIRST_BYTES = 60 << 10
 };
 
-struct dense_shape {
+struct gemv_shape {
     int warps, stages, slot; /* slot: bytes of a ring entry */
     int batch, sums; /* tiles between two meetings; sets of sums: 2, or 1 if there is one batch */
 };
 
-static size_t dense_shared(const struct dense_shape &s)
+static size_t gemv_shared(const struct gemv_shape &s)
 {
     return (size_t)s.warps *
            (size_t)(s.stages * s.slot + BARRIERS * 8 + (s.sums * s.batch * SHARES + 1) * 4);
 }
 
-struct dense_smem {
+struct gemv_smem {
     struct ring ring;
     float *sums;    /* (sums, warps, batch, SHARES) */
     float *squares; /* (warps) */
 };
 
-DEVICE struct dense_smem dense_carve(uint8_t *base, const struct dense_shape &s)
+DEVICE struct gemv_smem gemv_carve(uint8_t *base, const struct gemv_shape &s)
 {
-    struct dense_smem m;
+    struct gemv_smem m;
     m.ring.bar = (uint64_t *)base + warp_id() * BARRIERS;
     m.ring.base = base + s.warps * BARRIERS * 8 + warp_id() * s.slot;
     m.ring.slot = s.slot * s.warps;
@@ -127,13 +127,13 @@ DEVICE int quotient(int a, int b)
 
 /* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH at most
  * (PAIR: gate and up of the same rows by turns, and y = silu(gate) up). */
-struct dense_args {
+struct gemv_args {
     struct matrix w;
     struct norm_in in;
     float *y;
     int n_units, units_per_block; /* units: tiles, or pairs */
     int first;                    /* tiles of a warp that are asked for before the wait */
-    struct dense_shape s;
+    struct gemv_shape s;
     float inv_n; /* 1 / n_in */
 };
 
@@ -143,7 +143,7 @@ template <int SET, bool PAIR, bool NORM>
 static __global__ void __launch_bounds__(NORM           ? 512
                                          : SET == SET_K ? 768
                                                         : 640)
-    dense_kernel(const __grid_constant__ struct dense_args p)
+    gemv_kernel(const __grid_constant__ struct gemv_args p)
 {
     enum { TILES = PAIR ? 2 : 1 };
     SHARED_BYTES(shared);
@@ -152,7 +152,7 @@ static __global__ void __launch_bounds__(NORM           ? 512
     int warps = p.s.warps, stages = p.s.stages, n_in = p.w.n_in;
     const struct norm_in in = norm_row(p.in, (int)blockIdx.y, n_in);
     float *y = p.y + (size_t)blockIdx.y * (size_t)(p.w.n_out / TILES);
-    struct dense_smem m = dense_carve(shared, p.s);
+    struct gemv_smem m = gemv_carve(shared, p.s);
     int warp = warp_id(), lane = lane_id();
     int first = (int)blockIdx.x * p.units_per_block * TILES;
     int end = min(first + p.units_per_block * TILES, p.n_units * TILES);
@@ -347,10 +347,10 @@ static __global__ void __launch_bounds__(NORM           ? 512
 
 /* tiles: of a block; per_warp: of a warp, all slices of them. What is in flight leaves room for
  * another kernel, so that the next one's first tiles are under way before this one ends. */
-static struct dense_shape dense_plan(const struct cuda_backend *cu, const struct matrix *w,
-                                     int warps, int tiles, int per_warp)
+static struct gemv_shape gemv_plan(const struct cuda_backend *cu, const struct matrix *w, int warps,
+                                   int tiles, int per_warp)
 {
-    struct dense_shape s;
+    struct gemv_shape s;
     int most = 2 * warps < BATCH ? 2 * warps : BATCH; /* a thread for every row */
     int stages = cu->sm >= 90 ? STAGES : 4;           /* see ring_get */
     int batches = ceil_div(tiles, most);
@@ -360,7 +360,7 @@ static struct dense_shape dense_plan(const struct cuda_backend *cu, const struct
     s.slot = w->max_tile_bytes;
     s.stages = per_warp < stages ? per_warp : stages;
     while (s.stages > 1 &&
-           (warps * s.stages * s.slot > 116 << 10 || dense_shared(s) > cu->shared_limit))
+           (warps * s.stages * s.slot > 116 << 10 || gemv_shared(s) > cu->shared_limit))
         s.stages--;
     return s;
 }
@@ -368,40 +368,40 @@ static struct dense_shape dense_plan(const struct cuda_backend *cu, const struct
 #define LAUNCH_DENSE(...)                                                                          \
     do {                                                                                           \
         int threads = p.s.warps * 32;                                                              \
-        size_t shared = dense_shared(p.s);                                                         \
+        size_t shared = gemv_shared(p.s);                                                          \
         if (p.w.set == SET_ALL)                                                                    \
-            cuda_launch(cu, dense_kernel<SET_ALL, __VA_ARGS__>, grid, threads, shared,             \
+            cuda_launch(cu, gemv_kernel<SET_ALL, __VA_ARGS__>, grid, threads, shared,              \
                         LAUNCH_EARLY, p);                                                          \
         else if (p.w.set == SET_FAST)                                                              \
-            cuda_launch(cu, dense_kernel<SET_FAST, __VA_ARGS__>, grid, threads, shared,            \
+            cuda_launch(cu, gemv_kernel<SET_FAST, __VA_ARGS__>, grid, threads, shared,             \
                         LAUNCH_EARLY, p);                                                          \
         else                                                                                       \
-            cuda_launch(cu, dense_kernel<SET_K, __VA_ARGS__>, grid, threads, shared, LAUNCH_EARLY, \
+            cuda_launch(cu, gemv_kernel<SET_K, __VA_ARGS__>, grid, threads, shared, LAUNCH_EARLY,  \
                         p);                                                                        \
     } while (0)
 
 template <bool PAIR>
-static void dense_launch(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                         float *y, int rows)
+static void gemv_launch(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                        float *y, int rows)
 {
     int warps = w->n_kt < MAX_WARPS ? w->n_kt : MAX_WARPS, units = w->n_tiles / (PAIR ? 2 : 1);
     for (;; warps = (warps + 1) / 2) { /* large tiles, little shared memory: fewer warps */
-        struct dense_shape least = {warps, 1, w->max_tile_bytes, BATCH, 2};
+        struct gemv_shape least = {warps, 1, w->max_tile_bytes, BATCH, 2};
         if (warps == 1 ||
-            (dense_shared(least) <= cu->shared_limit && (w->set != SET_ALL || warps <= 8)))
+            (gemv_shared(least) <= cu->shared_limit && (w->set != SET_ALL || warps <= 8)))
             break;
     }
     /* One block to an SM: its warps share what they make of the row over many tiles. */
     int per_block = ceil_div(units * rows, cu->n_sm);
     per_block = per_block < units ? per_block : units;
-    struct dense_args p = {};
+    struct gemv_args p = {};
     p.w = *w;
     p.in = *in;
     p.y = y;
     p.n_units = units;
     p.units_per_block = per_block;
     int tiles = per_block * (PAIR ? 2 : 1);
-    p.s = dense_plan(cu, w, warps, tiles, tiles * ceil_div(w->n_kt, warps));
+    p.s = gemv_plan(cu, w, warps, tiles, tiles * ceil_div(w->n_kt, warps));
     p.inv_n = 1.0f / (float)w->n_in;
     int each = warps * p.s.slot, all = each * tiles * ceil_div(w->n_kt, warps);
     p.first = all <= SHORT_BYTES ? p.s.stages : FIRST_BYTES / each;
@@ -413,17 +413,17 @@ static void dense_launch(struct cuda_backend *cu, const struct matrix *w, const 
         LAUNCH_DENSE(PAIR, false);
 }
 
-void small_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                  float *y, int rows)
+void gemv_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                 float *y, int rows)
 {
-    dense_launch<false>(cu, w, in, y, rows);
+    gemv_launch<false>(cu, w, in, y, rows);
 }
 
-void small_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-               const struct norm_in *in, float *y, int rows)
+void gemv_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+              const struct norm_in *in, float *y, int rows)
 {
-    dense_launch<true>(cu, gate_up, in, cu->hidden, rows);
+    gemv_launch<true>(cu, gate_up, in, cu->hidden, rows);
     struct norm_in plain = {};
     plain.x = cu->hidden;
-    dense_launch<false>(cu, down, &plain, y, rows);
+    gemv_launch<false>(cu, down, &plain, y, rows);
 }

@@ -1,0 +1,282 @@
+/*
+ * The residual stream: adding to it, its norm in the forms that products take (floats, halves,
+ * records, panels), and the sum of what a row's experts came to.
+ */
+#include "backend/cuda/rows.cuh"
+
+#include <math.h>
+
+struct resid_args {
+    float *x;              /* (rows, width) */
+    const float *d, *gain; /* (rows, width) or NULL; (width) or NULL: then x is taken as it is */
+    float *n;              /* (rows, width): norm(x + d) * gain, where there is a gain */
+    uint16_t *out;         /* (rows, padded) halves, in the order of half_slot */
+    uint8_t *records;      /* and in that of rows.cuh; or NULL */
+    uint8_t *panels;       /* and in that of gemm_cluster.cu, panel_rows to a tile; or NULL */
+    int panel_rows;
+    float *scale; /* (rows) */
+    int width, padded;
+    float eps;
+    struct expert_sum sum; /* SUM: in place of d */
+};
+
+/* Columns k..k+3 of row t: the weighted sum of what its experts came to. */
+DEVICE float4 expert_columns(const struct expert_sum &s, int t, int k)
+{
+    float v[4] = {};
+#pragma unroll 8
+    for (int i = 0; i < s.used; i++) {
+        float w = s.weight[t * s.used + i] * (1.0f / HIDDEN_SCALE);
+        uint2 h =
+            *(const uint2 *)(s.out + ((size_t)t * (size_t)s.used + (size_t)i) * (size_t)s.width +
+                             (size_t)k);
+        v[0] += w * half_to_float(h.x & 0xffff);
+        v[1] += w * half_to_float(h.x >> 16);
+        v[2] += w * half_to_float(h.y & 0xffff);
+        v[3] += w * half_to_float(h.y >> 16);
+    }
+    return make_float4(v[0], v[1], v[2], v[3]);
+}
+
+/* Rows to halves, zeros past width, each scaled by a power of two that takes its largest to about
+ * 1024; scale[row] undoes it. With a gain: x += d, and it is the norm of x that goes on. A block
+ * per row, which passes through shared memory. VEC: width is a multiple of four. SUM: d are the
+ * rows of the experts, still to be weighted and added up. */
+template <bool VEC, bool SUM = false>
+static __global__ void __launch_bounds__(512)
+    resid_halves_kernel(const __grid_constant__ struct resid_args p)
+{
+    SHARED_BYTES(shared);
+    float *part = (float *)shared, *row = part + 64; /* (2, 32): sums, largest; (width) */
+    int tid = (int)threadIdx.x, threads = (int)blockDim.x;
+    size_t at = (size_t)blockIdx.x * (size_t)p.width;
+    enum { V = VEC ? 4 : 1 };
+    dependency_trigger();
+    dependency_wait();
+    float sum = 0.0f, top = 0.0f;
+#pragma unroll 2
+    for (int k = tid * V; k < p.width; k += threads * V) {
+        float v[V], d[V] = {}, g[V];
+        if (VEC) {
+            float4 a = *(const float4 *)(p.x + at + (size_t)k);
+            float4 b = make_float4(0.0f, 0.0f, 0.0f, 0.0f), c = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+            if (p.gain) {
+                c = *(const float4 *)(p.gain + k);
+                if (SUM)
+                    b = expert_columns(p.sum, (int)blockIdx.x, k);
+                else if (p.d)
+                    b = *(const float4 *)(p.d + at + (size_t)k);
+            }
+            v[0] = a.x, v[V > 1] = a.y, v[V > 2 ? 2 : 0] = a.z, v[V > 2 ? 3 : 0] = a.w;
+            d[0] = b.x, d[V > 1] = b.y, d[V > 2 ? 2 : 0] = b.z, d[V > 2 ? 3 : 0] = b.w;
+            g[0] = c.x, g[V > 1] = c.y, g[V > 2 ? 2 : 0] = c.z, g[V > 2 ? 3 : 0] = c.w;
+        } else {
+            v[0] = p.x[at + (size_t)k];
+            d[0] = p.gain && p.d ? p.d[at + (size_t)k] : 0.0f;
+            g[0] = p.gain ? p.gain[k] : 1.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            v[i] += d[i];
+            if (p.gain && p.d && !VEC)
+                p.x[at + (size_t)(k + i)] = v[i];
+            sum += v[i] * v[i];
+            d[i] = v[i] * g[i];
+            top = fmaxf(top, fabsf(d[i]));
+            row[k + i] = d[i];
+        }
+        if (VEC && (SUM || (p.gain && p.d)))
+            *(float4 *)(p.x + at + (size_t)k) =
+                make_float4(v[0], v[V > 1], v[V > 2 ? 2 : 0], v[V > 2 ? 3 : 0]);
+    }
+    sum = warp_sum(sum);
+    uint32_t most = warp_max_u32(bits_of(top));
+    if (lane_id() == 0) {
+        part[warp_id()] = sum;
+        part[32 + warp_id()] = float_of(most);
+    }
+    __syncthreads();
+    sum = warp_sum(lane_id() < threads >> 5 ? part[lane_id()] : 0.0f);
+    most = warp_max_u32(lane_id() < threads >> 5 ? bits_of(part[32 + lane_id()]) : 0);
+    float rms = p.gain ? rsqrtf(sum / (float)p.width + p.eps) : 1.0f;
+    uint32_t e = bits_of(float_of(most) * rms) >> 23;
+    e = e < 16 ? 16 : e;
+    float f = float_of((264 - e) << 23);
+    uint16_t *out = p.out + (size_t)blockIdx.x * (size_t)p.padded;
+    uint8_t *panel = NULL; /* this row of the tile's first panel */
+    if (p.panels) {
+        int tile = (int)blockIdx.x / p.panel_rows, r = (int)blockIdx.x - tile * p.panel_rows;
+        panel =
+            p.panels + ((size_t)(tile * p.panel_rows) * (size_t)p.padded + (size_t)(r * 64)) * 2;
+    }
+#pragma unroll 2
+    for (int k = tid * 4; k < p.padded; k += threads * 4) {
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] = k + i < p.width ? row[k + i] * rms : 0.0f;
+            if (!VEC && p.gain && k + i < p.width)
+                p.n[at + (size_t)(k + i)] = v[i];
+        }
+        if (VEC && p.gain && p.n && k < p.width)
+            *(float4 *)(p.n + at + (size_t)k) = make_float4(v[0], v[1], v[2], v[3]);
+        uint2 h = make_uint2(pack_half2(v[0] * f, v[1] * f), pack_half2(v[2] * f, v[3] * f));
+        *(uint32_t *)(out + half_slot(k)) = h.x;
+        *(uint32_t *)(out + half_slot(k + 2)) = h.y;
+        if (panel) {
+            int at = half_slot(k), piece = at >> 3 & 7, turn = (int)blockIdx.x & 7;
+            uint8_t *to = panel + (k >> 6) * p.panel_rows * 128 + (at & 7) * 2;
+            *(uint32_t *)(to + ((piece ^ turn) << 4)) = h.x;
+            *(uint32_t *)(to + (((piece + 1) ^ turn) << 4)) = h.y;
+        }
+        if (p.records) {
+            uint8_t *record = p.records + ((size_t)blockIdx.x * (size_t)(p.padded / TILE_K) +
+                                           (size_t)(k / TILE_K)) *
+                                              (size_t)RECORD;
+            float total = half_to_float(h.x & 0xffff) + half_to_float(h.x >> 16) +
+                          half_to_float(h.y & 0xffff) + half_to_float(h.y >> 16);
+            total += __shfl_xor_sync(FULL_WARP, total, 1);
+            total += __shfl_xor_sync(FULL_WARP, total, 2);
+            *(uint2 *)(record + record_at(k)) = h;
+            if (!(k & 15)) {
+                uint32_t s = split_half(total);
+                *(uint16_t *)(record + record_sum_at(k)) = (uint16_t)s;
+                *(uint16_t *)(record + record_sum_at(k) + 8) = (uint16_t)(s >> 16);
+            }
+        }
+    }
+    if (tid == 0)
+        p.scale[blockIdx.x] = float_of((e - 10) << 23);
+}
+
+static void resid_launch(struct cuda_backend *cu, struct resid_args p, int rows)
+{
+    p.padded = ceil_div(p.width, TILE_K) * TILE_K;
+    p.out = cu->half_in;
+    p.records = rows * (p.padded / TILE_K) <= cu->n_records ? cu->records : NULL;
+    p.panels = gemm_cluster_fits(cu, rows, p.padded) ? cu->panels : NULL;
+    p.panel_rows = gemm_cluster_width(rows);
+    p.scale = cu->half_scale;
+    p.eps = cu->shape.norm_eps;
+    cu->panels_of = cu->records_of = NULL;
+    int threads = p.width >= 2048 ? 512 : 256;
+    size_t shared = (size_t)(64 + p.padded) * 4;
+    if (p.sum.out)
+        cuda_launch(cu, resid_halves_kernel<true, true>, dim3((unsigned)rows), threads, shared,
+                    LAUNCH_EARLY, p);
+    else if (p.width % 4 == 0)
+        cuda_launch(cu, resid_halves_kernel<true>, dim3((unsigned)rows), threads, shared,
+                    LAUNCH_EARLY, p);
+    else
+        cuda_launch(cu, resid_halves_kernel<false>, dim3((unsigned)rows), threads, shared,
+                    LAUNCH_EARLY, p);
+}
+
+/* Grid: (rows), of `width` floats each. */
+static __global__ void __launch_bounds__(256)
+    resid_floats_kernel(const uint16_t *halves, const float *scale, int first, int width, float *x)
+{
+    dependency_wait();
+    dependency_trigger();
+    size_t row = (size_t)first + blockIdx.x;
+    const uint16_t *from = halves + row * (size_t)((width + TILE_K - 1) / TILE_K * TILE_K);
+    for (int k = (int)threadIdx.x; k < width; k += 256)
+        x[row * (size_t)width + (size_t)k] = half_to_float(from[half_slot(k)]) * scale[row];
+}
+
+void resid_floats(struct cuda_backend *cu, const float *x)
+{
+    if (!x || cu->owed != x || cu->half_of != x)
+        return;
+    cu->owed = NULL;
+    cuda_launch(cu, resid_floats_kernel, dim3((unsigned)(cu->half_rows - cu->owed_from)), 256, 0,
+                LAUNCH_EARLY, (const uint16_t *)cu->half_in, (const float *)cu->half_scale,
+                cu->owed_from, cu->owed_width, (float *)x);
+}
+
+void resid_to_halves(struct cuda_backend *cu, const float *x, int rows, int width)
+{
+    if (cu->half_of == x && cu->half_rows >= rows)
+        return;
+    struct resid_args p = {};
+    p.x = (float *)x;
+    p.width = width;
+    resid_launch(cu, p, rows);
+    cu->half_of = NULL; /* nobody says when x changes */
+}
+
+void resid_halves(struct cuda_backend *cu, const float *x, int width, int first, int rows)
+{
+    cu->half_of = cu->owed = NULL;
+    if (rows <= PANEL_ROWS) /* these are wanted in other orders, too */
+        return;
+    if (first)
+        resid_to_halves(cu, x, first, width);
+    cu->half_of = x;
+    cu->half_rows = rows;
+}
+
+void resid_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
+                int rows, bool floats)
+{
+    struct resid_args p = {};
+    floats = floats || rows <= PANEL_ROWS || cu->shape.n_embd % 4;
+    p.x = x;
+    p.d = d;
+    p.gain = gain;
+    p.n = floats ? n : NULL;
+    p.width = cu->shape.n_embd;
+    if (d && cu->sum.y == d) {
+        p.sum = cu->sum;
+        cu->sum.y = NULL;
+    }
+    resid_launch(cu, p, rows);
+    cu->half_of = n;
+    cu->half_rows = rows;
+    cu->owed = floats ? NULL : n;
+    cu->owed_from = 0;
+    cu->owed_width = p.width;
+}
+
+/* y[t,:] = sum_k weight[t,k] * out[t,k,:]; a thread per column. */
+static __global__ void resid_sum_kernel(const float *out, const float *weight, int used, int width,
+                                        float *y)
+{
+    dependency_wait();
+    dependency_trigger();
+    int k = (int)(blockIdx.x * blockDim.x + threadIdx.x), t = (int)blockIdx.y;
+    if (k >= width)
+        return;
+    float v = 0.0f;
+    for (int i = 0; i < used; i++)
+        v += weight[t * used + i] *
+             out[((size_t)t * (size_t)used + (size_t)i) * (size_t)width + (size_t)k];
+    y[(size_t)t * (size_t)width + (size_t)k] = v;
+}
+
+/* The same from halves times HIDDEN_SCALE; a thread per 4 columns. */
+static __global__ void __launch_bounds__(256)
+    resid_sum_halves_kernel(const __grid_constant__ struct expert_sum s)
+{
+    dependency_wait();
+    dependency_trigger();
+    int k = (int)(blockIdx.x * blockDim.x + threadIdx.x) * 4, t = (int)blockIdx.y;
+    if (k < s.width)
+        *(float4 *)(s.y + (size_t)t * (size_t)s.width + (size_t)k) = expert_columns(s, t, k);
+}
+
+void resid_sum(struct cuda_backend *cu)
+{
+    const struct expert_sum &s = cu->sum;
+    if (s.y)
+        cuda_launch(cu, resid_sum_halves_kernel,
+                    dim3((unsigned)ceil_div(s.width, 1024), (unsigned)s.rows), 256, 0, LAUNCH_EARLY,
+                    s);
+    cu->sum.y = NULL;
+}
+
+void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width)
+{
+    cuda_launch(cu, resid_sum_kernel, dim3((unsigned)ceil_div(width, 256), (unsigned)rows), 256, 0,
+                LAUNCH_EARLY, cu->expert_out, cu->route_weight, used, width, y);
+}
