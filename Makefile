@@ -1,5 +1,10 @@
 # Steel. `make` builds build/steel; `make try` shows it working; `make test` runs every test.
-# `make help` lists the targets. Variables: CC, OPT, STATIC=1 (static third-party libraries), V=1.
+# `make help` lists the targets. Variables: CC, OPT, CUDA=0, STATIC=1 (static third-party libraries), V=1.
+
+# All cores, unless -j says otherwise: what the command line gives stands.
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(shell nproc)
+endif
 
 CC      ?= gcc
 OPT     ?= -O3
@@ -19,6 +24,11 @@ SRV_LIBS := $(call libs,-levent_openssl -levent -lssl -lcrypto) $(if $(STATIC),-
 # binary also starts where there is no driver. By default Hopper's own code and PTX for the rest;
 # CUDA_ARCHS=all builds every target.
 NVCC    ?= $(shell command -v nvcc 2>/dev/null || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+# A first look does without what cannot run here.
+ifeq ($(MAKECMDGOALS) $(origin CUDA) $(wildcard /dev/nvidiactl /dev/dxg),try undefined )
+CUDA := 0
+$(if $(NVCC),$(info steel: no NVIDIA driver here: `make try` leaves CUDA out (`make` builds it)))
+endif
 ifneq ($(CUDA),0)
 ifneq ($(NVCC),)
 # Where its libraries are, only nvcc knows: the one on PATH may be a script that starts another.
@@ -34,7 +44,7 @@ cuda_gencode = $(if $(filter ptx%,$1),-gencode=arch=compute_$(1:ptx%=%)$(comma)c
 CUDA_GEN  := $(foreach a,$(if $(filter all,$(CUDA_ARCHS)),80 86 89 90a 100 120,$(CUDA_ARCHS)),$(call cuda_gencode,$a))
 NVCCFLAGS += -std=c++17 -O3 -lineinfo $(CUDA_GEN) -Xcompiler -Wall,-Werror,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
 NVCCFLAGS += $(if $(TRACE),-DSTEEL_CUDA_TRACE)
-CPPFLAGS  += -DSTEEL_CUDA $(if $(TRACE),-DSTEEL_CUDA_TRACE)
+CPPFLAGS  += $(if $(TRACE),-DSTEEL_CUDA_TRACE)
 LDLIBS    += $(CUDA_LIBS)
 endif
 endif
@@ -87,6 +97,13 @@ ifneq ($(BUILTIN),)
 $(B)/src/file/builtin.o: CPPFLAGS += -DSTEEL_BUILTIN='"$(BUILTIN)"'
 $(B)/src/file/builtin.o: $(BUILTIN)
 endif
+
+# With or without CUDA: the one file that knows is compiled again when that changes.
+CUDA_STAMP := $(B)/with$(if $(CUDA_OBJ),,out)-cuda
+$(CUDA_STAMP):
+	@mkdir -p $(@D) && rm -f $(B)/with-cuda $(B)/without-cuda && touch $@
+$(B)/src/backend/backend.o: CPPFLAGS += $(if $(CUDA_OBJ),-DSTEEL_CUDA)
+$(B)/src/backend/backend.o: $(CUDA_STAMP)
 
 # -O3 makes these kernels no faster, and six times slower to compile.
 $(B)/src/backend/cpu/panel_%.o $(B)/src/backend/cpu/fpanel_%.o $(B)/src/backend/cpu/gemm_%.o: CFLAGS += -O2
