@@ -62,28 +62,15 @@ static void grow(struct map *m)
     mem_free(old.slots);
 }
 
-static bool insert(struct map *m, const char *key, size_t len, int64_t value, bool overwrite)
+bool map_add(struct map *m, const char *key, size_t len, int64_t value)
 {
     if ((m->n + 1) * 2 > m->cap)
         grow(m);
     uint32_t hash = hash_bytes(key, len);
     struct map_slot *s = find(m, key, len, hash);
-    bool fresh = !s->key;
-    if (fresh) {
-        *s = (struct map_slot){key, (uint32_t)len, hash, value};
-        m->n++;
-    } else if (overwrite) {
-        s->value = value;
-    }
-    return fresh;
-}
-
-bool map_put(struct map *m, const char *key, size_t len, int64_t value)
-{
-    return insert(m, key, len, value, true);
-}
-
-bool map_add(struct map *m, const char *key, size_t len, int64_t value)
-{
-    return insert(m, key, len, value, false);
+    if (s->key)
+        return false;
+    *s = (struct map_slot){key, (uint32_t)len, hash, value};
+    m->n++;
+    return true;
 }

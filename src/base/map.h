@@ -20,8 +20,6 @@ struct map {
 void map_init(struct map *m, size_t expected);
 void map_clear(struct map *m);
 bool map_get(const struct map *m, const char *key, size_t len, int64_t *value);
-/* Inserts or overwrites; true if the key was new. */
-bool map_put(struct map *m, const char *key, size_t len, int64_t value);
 /* Inserts only if absent; true if the key was new. */
 bool map_add(struct map *m, const char *key, size_t len, int64_t value);
 

@@ -264,28 +264,3 @@ void runtime_close(struct runtime *rt)
     tensorfile_close(rt->file);
     mem_free(rt);
 }
-
-bool runtime_prefill(struct runtime *rt, struct kv_seq *seq, const int32_t *tokens, int n,
-                     struct step_item *last, bool (*stop)(void), struct error *err)
-{
-    int max = stepper_limits(rt->step)->max_tokens;
-    if (seq->n_tokens + n > rt->context)
-        return error_set(err, "the prompt needs %d tokens, the context holds %d (see -c)",
-                         seq->n_tokens + n, rt->context);
-    for (int at = 0; at < n;) {
-        int take = n - at < max ? n - at : max;
-        struct step_item item = {.seq = seq, .tokens = tokens + at, .n_tokens = take};
-        if (at + take == n) {
-            item.want = last->want;
-            item.sampler = last->sampler;
-        }
-        if (!step_run(rt->step, &item, 1, err))
-            return false;
-        if (stop && stop())
-            return error_set(err, "interrupted");
-        at += take;
-        if (at == n)
-            *last = item;
-    }
-    return true;
-}

@@ -46,9 +46,4 @@ struct runtime *runtime_open(const char *path, const struct runtime_options *opt
                              struct error *err);
 void runtime_close(struct runtime *rt);
 
-/* Feeds tokens to a sequence in steps of at most max_tokens rows; the last step runs `last` (its
- * seq and tokens are filled in). `stop` (may be NULL) is asked between steps. */
-bool runtime_prefill(struct runtime *rt, struct kv_seq *seq, const int32_t *tokens, int n,
-                     struct step_item *last, bool (*stop)(void), struct error *err);
-
 #endif
