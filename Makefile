@@ -150,12 +150,19 @@ $(B)/tests/test_hostile: LDFLAGS += $(patsubst %,-Wl$(comma)--wrap=%,malloc call
 $(B)/bench/%: $(B)/bench/%.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS)
 
+# The library as programs outside get it: one object that shows the names of steel.h and no others.
+$(B)/lib/libsteel.a: $(B)/libsteel.a
+	@mkdir -p $(@D)
+	$(Q)ld -r -o $(B)/lib/steel.o --whole-archive $<
+	$(Q)objcopy -w --keep-global-symbol='steel_*' $(B)/lib/steel.o
+	$(Q)rm -f $@ && ar rcs $@ $(B)/lib/steel.o && rm $(B)/lib/steel.o
+
 # Examples see nothing but the public header and the library.
 EXAMPLES := $(patsubst examples/%.c,$(B)/examples/%,$(wildcard examples/*.c))
 examples: $(EXAMPLES)
-$(B)/examples/%: examples/%.c include/steel.h $(B)/libsteel.a
+$(B)/examples/%: examples/%.c include/steel.h $(B)/lib/libsteel.a
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) -Iinclude $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS)
+	$(Q)$(CC) $(CFLAGS) -Iinclude $(LDFLAGS) -o $@ $< $(B)/lib/libsteel.a $(LDLIBS)
 
 deps:
 	@sh tools/deps.sh
@@ -230,9 +237,9 @@ tidy:
 	@printf "%s\n" $(filter-out %_avx2.c %_avx512.c %_vnni.c %_amx.c,$(LIB_SRC) $(CLI_SRC)) | xargs -P 2 -n 4 sh -c 'clang-tidy --quiet "$$@" -- -std=gnu17 -D_GNU_SOURCE -Isrc -Iinclude 2>/dev/null' tidy
 
 PREFIX ?= /usr/local
-install: $(B)/steel $(B)/libsteel.a
+install: $(B)/steel $(B)/lib/libsteel.a
 	install -D -m 755 $(B)/steel $(DESTDIR)$(PREFIX)/bin/steel
-	install -D -m 644 $(B)/libsteel.a $(DESTDIR)$(PREFIX)/lib/libsteel.a
+	install -D -m 644 $(B)/lib/libsteel.a $(DESTDIR)$(PREFIX)/lib/libsteel.a
 	install -D -m 644 include/steel.h $(DESTDIR)$(PREFIX)/include/steel.h
 
 clean:
