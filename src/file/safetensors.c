@@ -5,6 +5,7 @@
  * in tensorfile.c; this file reads one at a time and knows no model.
  */
 #include "file/parse.h"
+#include "base/json_guard.h"
 #include "base/mem.h"
 
 #include <string.h>
@@ -121,6 +122,8 @@ bool safetensors_parse(struct tensorfile *f, int shard, struct error *err)
                          s->path, (unsigned long long)len, s->bytes);
     size_t start = 8 + (size_t)len;
 
+    if (!json_guard((const char *)s->map + 8, (size_t)len, &json_limits_file, NULL, err))
+        return error_prefix(err, "%s: header", s->path);
     json_error_t je;
     json_t *root = json_loadb((const char *)s->map + 8, (size_t)len, JSON_REJECT_DUPLICATES, &je);
     if (!root)

@@ -8,6 +8,7 @@
 #include "file/filemap.h"
 #include "file/parse.h"
 #include "base/buf.h"
+#include "base/json_guard.h"
 #include "base/mem.h"
 
 #include <errno.h>
@@ -262,6 +263,8 @@ json_t *json_load_path(const char *path, size_t max_bytes, struct error *err)
     if (fd < 0 || got < n)
         error_set(err, "%s: cannot read: %s", path,
                   fd < 0 || errno ? strerror(errno) : "cut short");
+    else if (!json_guard(text, n, &json_limits_file, NULL, err))
+        error_prefix(err, "%s", path);
     else if (!(root = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je)))
         error_set(err, "%s: line %d, column %d: %s", path, je.line, je.column, je.text);
     if (fd >= 0)
