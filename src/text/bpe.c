@@ -22,6 +22,7 @@ enum {
     SHORT_PART = 48,         /* symbols up to which scanning beats the heap */
     ADJACENT_BITS = 1 << 20, /* by characters; byte-level needs 1 << 16 */
     MAX_DERIVED_KEY = 1024,  /* longest token, in bytes, that merges are derived for */
+    TURNS_A_LOOK = 1 << 14,  /* merges of a long part between two looks at the budget */
 };
 #define NONE UINT32_MAX /* no rank, no symbol, no neighbour */
 
@@ -383,7 +384,9 @@ static size_t merge_long(const struct bpe *b, struct bpe_scratch *s, size_t n)
     }
     for (uint32_t i = 0; i < n; i++)
         pair_update(b, s, i);
-    while (s->n_heap) {
+    for (uint32_t turn = 1; s->n_heap; turn++) {
+        if (turn % TURNS_A_LOOK == 0 && !budget_spend(s->budget, 2 * TURNS_A_LOOK))
+            break;
         uint64_t top = s->heap[0];
         s->heap[0] = s->heap[--s->n_heap];
         if (s->n_heap)
@@ -466,7 +469,7 @@ static void encode_part(const struct bpe *b, struct bpe_scratch *s, struct word 
     }
     size_t before = out->n;
     merge_emit(b, s, w, n, to, out);
-    if (whole == WHOLE_UNKNOWN) {
+    if (whole == WHOLE_UNKNOWN && budget_spend(s->budget, 0)) {
         bool yes = out->n == before + 1 && out->ids[before] == id;
         atomic_store_explicit(&b->whole[id], yes ? WHOLE_YES : WHOLE_NO, memory_order_relaxed);
     }
@@ -535,6 +538,8 @@ static void encode_affixed(const struct bpe *b, struct bpe_scratch *s, struct wo
         int len = utf8_decode(w->p + i, w->n - i, &cp);
         len = len ? len : 1;
         buf_reset(&s->tmp);
+        if (!budget_spend(s->budget, b->prefix.len / 16))
+            return;
         if (i)
             buf_add(&s->tmp, b->prefix.p, b->prefix.len);
         buf_add(&s->tmp, w->p + i, (size_t)len);
@@ -548,18 +553,18 @@ static void encode_affixed(const struct bpe *b, struct bpe_scratch *s, struct wo
     merge_emit(b, s, w, n, w->n, out);
 }
 
-void bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, size_t n,
+bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, size_t n,
                 struct token_list *out)
 {
     if (!n)
-        return;
+        return true;
     CHECK(n < NONE, "a word of %zu bytes", n);
     struct word w = {word, n, false};
     if (b->ignore_merges) {
         int32_t id = vocab_find(b->vocab, word, n);
         if (id >= 0 && is_text(b, id)) {
             token_list_add(out, id);
-            return;
+            return true;
         }
     }
     if (b->prefix.len || b->suffix.len)
@@ -568,4 +573,5 @@ void bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, si
         encode_bytes(b, s, &w, out);
     else
         encode_chars(b, s, &w, out);
+    return budget_spend(s->budget, 0);
 }

@@ -50,6 +50,7 @@ struct bpe_scratch {
     uint64_t *heap; /* (heap_cap) rank << 32 | symbol */
     size_t n_heap, heap_cap;
     struct buf tmp;
+    struct budget *budget; /* or NULL */
 };
 void bpe_scratch_clear(struct bpe_scratch *s);
 
@@ -67,8 +68,9 @@ bool bpe_derive_merges(struct bpe *b, const uint32_t *rank, struct error *err);
 void bpe_finish(struct bpe *b);
 void bpe_clear(struct bpe *b);
 
-/* Appends the tokens of one word (any bytes). */
-void bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, size_t n,
+/* Appends the tokens of one word (any bytes). False where the scratch's budget ends first: what was
+ * appended is no result then. */
+bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, size_t n,
                 struct token_list *out);
 
 #endif

@@ -1,5 +1,6 @@
 /* Messages to prompt: probing a template, normalising a request for it. See the header. */
 #include "text/chat.h"
+#include "base/json_guard.h"
 #include "base/mem.h"
 
 #include <stdlib.h>
@@ -42,8 +43,8 @@ static void add_extras(const struct chat *c, json_t *ctx, const json_t *tools, c
 }
 
 static bool render(const struct chat *c, const json_t *messages, const json_t *tools,
-                   const json_t *kwargs, bool generation, const struct tm *now, struct buf *out,
-                   struct error *err)
+                   const json_t *kwargs, bool generation, const struct tm *now,
+                   struct budget *budget, struct buf *out, struct error *err)
 {
     json_t *ctx = json_object();
     const char *key;
@@ -60,7 +61,7 @@ static bool render(const struct chat *c, const json_t *messages, const json_t *t
     add_extras(c, ctx, tools, now);
     json_object_set_new(ctx, "bos_token", json_string(c->bos));
     json_object_set_new(ctx, "eos_token", json_string(c->eos));
-    struct jinja_options opt = {.now = now};
+    struct jinja_options opt = {.now = now, .budget = budget};
     bool ok = jinja_render(c->t, ctx, &opt, out, err);
     json_decref(ctx);
     return ok;
@@ -83,7 +84,7 @@ static char *probe(const struct chat *c, json_t *messages, const json_t *tools)
 {
     struct buf out = {0};
     struct error err;
-    bool ok = messages && render(c, messages, tools, NULL, true, NULL, &out, &err);
+    bool ok = messages && render(c, messages, tools, NULL, true, NULL, NULL, &out, &err);
     json_decref(messages);
     if (ok)
         return buf_take(&out);
@@ -256,7 +257,7 @@ enum chat_format chat_answer_format(const struct chat *c, bool with_tools)
 bool chat_opens_reasoning(const char *prompt, size_t len)
 {
     static const char *const tags[] = {"<think>", "[THINK]"};
-    while (len && strchr(" \n\t\r", prompt[len - 1]))
+    while (len && prompt[len - 1] && strchr(" \n\t\r", prompt[len - 1]))
         len--;
     for (size_t i = 0; i < sizeof tags / sizeof *tags; i++) {
         size_t n = strlen(tags[i]);
@@ -340,13 +341,37 @@ static json_t *short_id(const char *id)
     return json_string(out);
 }
 
-/* Arguments in the shape the template takes. */
-static json_t *fit_args(const struct chat_caps *k, json_t *args)
+/* One conversation on its way into the template's shape. */
+struct norm {
+    const struct chat *c;
+    bool plain;                /* user and assistant only, whatever the template says it can */
+    json_t *out;               /* array */
+    json_t *names;             /* call id -> function name */
+    struct buf pending;        /* system text that waits for a user message */
+    struct buf grown;          /* text of the last message of out, where it was joined by others */
+    bool growing;              /* grown is not yet in that message */
+    struct json_counts counts; /* of arguments that were parsed */
+    struct budget *budget;
+};
+
+/* JSON inside a string, or NULL where it is none or more than a request may hold. */
+static json_t *parse_args(struct norm *s, const json_t *args)
 {
+    const char *text = json_string_value(args);
+    size_t n = json_string_length(args);
+    if (!json_guard(text, n, &json_limits_request, &s->counts, NULL))
+        return NULL;
+    return json_loadb(text, n, JSON_ALLOW_NUL, NULL);
+}
+
+/* Arguments in the shape the template takes. */
+static json_t *fit_args(struct norm *s, json_t *args)
+{
+    const struct chat_caps *k = &s->c->caps;
     if (!args)
         return k->string_args ? json_string("{}") : json_object();
     if (json_is_string(args) && !k->string_args) {
-        json_t *j = json_loadb(json_string_value(args), json_string_length(args), 0, NULL);
+        json_t *j = parse_args(s, args);
         return j ? j : json_string_length(args) ? json_incref(args) : json_object();
     }
     if (!json_is_string(args) && k->string_args) {
@@ -358,7 +383,7 @@ static json_t *fit_args(const struct chat_caps *k, json_t *args)
     return json_incref(args);
 }
 
-static json_t *fit_call(const struct chat *c, const json_t *call, size_t n)
+static json_t *fit_call(struct norm *s, const json_t *call, size_t n)
 {
     json_t *f = json_object_get(call, "function"), *out = json_object(), *fn = json_object();
     if (!f)
@@ -368,21 +393,21 @@ static json_t *fit_call(const struct chat *c, const json_t *call, size_t n)
     snprintf(made, sizeof made, "call_%zu", n);
     if (!id)
         id = made;
-    json_object_set_new(out, "id", c->caps.short_ids ? short_id(id) : json_string(id));
+    json_object_set_new(out, "id", s->c->caps.short_ids ? short_id(id) : json_string(id));
     json_object_set_new(out, "type", json_string("function"));
     json_t *name = json_object_get(f, "name");
     json_object_set_new(fn, "name", json_is_string(name) ? json_incref(name) : json_string(""));
-    json_object_set_new(fn, "arguments", fit_args(&c->caps, json_object_get(f, "arguments")));
+    json_object_set_new(fn, "arguments", fit_args(s, json_object_get(f, "arguments")));
     json_object_set_new(out, "function", fn);
     return out;
 }
 
 /* <tool_call> text of a call, for templates without calls of their own. */
-static void call_text(const json_t *call, struct buf *out)
+static void call_text(struct norm *s, const json_t *call, struct buf *out)
 {
     const json_t *f = json_object_get(call, "function");
     json_t *args = json_object_get(f, "arguments"), *j = json_object();
-    json_t *parsed = json_is_string(args) ? json_loads(json_string_value(args), 0, NULL) : NULL;
+    json_t *parsed = json_is_string(args) ? parse_args(s, args) : NULL;
     json_object_set(j, "name", json_object_get(f, "name"));
     json_object_set(j, "arguments", parsed ? parsed : args);
     char *text = json_dumps(j, 0);
@@ -393,14 +418,6 @@ static void call_text(const json_t *call, struct buf *out)
 }
 
 /* ------------------------------------------------------------------ the conversation */
-
-struct norm {
-    const struct chat *c;
-    bool plain;         /* the last resort: user and assistant text only */
-    json_t *out;        /* array */
-    json_t *names;      /* call id -> function name */
-    struct buf pending; /* system text that waits for a user message */
-};
 
 static json_t *last(const json_t *array)
 {
@@ -421,16 +438,33 @@ static void add_before(json_t *m, const struct buf *text)
     buf_clear(&b);
 }
 
-static void add_after(json_t *m, const char *text, size_t n)
+/* Text that was joined to the last message goes into it: once, however many joined. */
+static void settle(struct norm *s)
 {
-    const json_t *old = json_object_get(m, "content");
-    struct buf b = {0};
-    buf_add(&b, json_string_value(old), json_string_length(old));
-    if (b.len && n)
-        buf_adds(&b, "\n\n");
-    buf_add(&b, text, n);
-    set_text(m, b.p, b.len);
-    buf_clear(&b);
+    if (!s->growing)
+        return;
+    set_text(last(s->out), s->grown.p, s->grown.len);
+    buf_reset(&s->grown);
+    s->growing = false;
+}
+
+static void push(struct norm *s, json_t *m)
+{
+    settle(s);
+    json_array_append_new(s->out, m);
+}
+
+/* Joins text to the last message. */
+static void join(struct norm *s, const json_t *text)
+{
+    if (!s->growing) {
+        const json_t *old = json_object_get(last(s->out), "content");
+        buf_add(&s->grown, json_string_value(old), json_string_length(old));
+        s->growing = true;
+    }
+    if (s->grown.len && json_string_length(text))
+        buf_adds(&s->grown, "\n\n");
+    buf_add(&s->grown, json_string_value(text), json_string_length(text));
 }
 
 /* Appends, or joins the last message where the template wants roles to alternate. Steals m. */
@@ -438,16 +472,15 @@ static void append(struct norm *s, json_t *m)
 {
     json_t *prev = last(s->out);
     bool strict = s->plain || !s->c->caps.same_role;
-    const json_t *text = json_object_get(m, "content");
     if (strict && prev && !strcmp(role_of(prev), role_of(m)) && !has_role(m, "tool") &&
         !json_object_get(prev, "tool_calls") && !json_object_get(m, "tool_calls")) {
-        add_after(prev, json_string_value(text), json_string_length(text));
+        join(s, json_object_get(m, "content"));
         json_decref(m);
         return;
     }
     if (!prev && has_role(m, "assistant") && (s->plain || !s->c->caps.assistant_first))
-        json_array_append_new(s->out, msg("user", ""));
-    json_array_append_new(s->out, m);
+        push(s, msg("user", ""));
+    push(s, m);
 }
 
 static void flush_pending(struct norm *s)
@@ -467,10 +500,10 @@ static void add_system(struct norm *s, json_t *m)
     json_t *prev = last(s->out);
     bool leading = !prev || (json_array_size(s->out) == 1 && has_role(prev, "system"));
     if (!s->plain && k->system && leading && prev) {
-        add_after(prev, json_string_value(text), json_string_length(text));
+        join(s, text);
         json_decref(m);
     } else if (!s->plain && (leading ? k->system && !s->pending.len : k->system_later)) {
-        json_array_append_new(s->out, m);
+        push(s, m);
     } else { /* goes in front of what the user says next */
         if (s->pending.len)
             buf_adds(&s->pending, "\n\n");
@@ -494,13 +527,13 @@ static void add_tool_result(struct norm *s, json_t *m)
     const char *id = json_string_value(json_object_get(m, "tool_call_id"));
     if (s->plain || !s->c->caps.calls) {
         struct buf b = {0};
-        json_t *prev = last(s->out);
-        buf_addf(&b, "<tool_response>\n%s\n</tool_response>", json_string_value(text));
+        buf_adds(&b, "<tool_response>\n");
+        buf_add(&b, json_string_value(text), json_string_length(text));
+        buf_adds(&b, "\n</tool_response>");
         json_t *u = msg("user", "");
         set_text(u, b.p, b.len);
         buf_clear(&b);
         json_decref(m);
-        (void)prev;
         append(s, u);
         return;
     }
@@ -511,7 +544,7 @@ static void add_tool_result(struct norm *s, json_t *m)
         if (s->c->caps.short_ids)
             json_object_set_new(m, "tool_call_id", short_id(id));
     }
-    json_array_append_new(s->out, m);
+    push(s, m);
 }
 
 static void add_assistant(struct norm *s, json_t *m, const json_t *calls)
@@ -525,7 +558,7 @@ static void add_assistant(struct norm *s, json_t *m, const json_t *calls)
     json_t *fitted = json_array();
     for (size_t i = 0; i < json_array_size(calls); i++) {
         const json_t *call = json_array_get(calls, i);
-        json_t *f = fit_call(s->c, call, i);
+        json_t *f = fit_call(s, call, i);
         const char *id = json_string_value(json_object_get(call, "id"));
         if (id)
             json_object_set(s->names, id, json_object_get(json_object_get(f, "function"), "name"));
@@ -536,7 +569,7 @@ static void add_assistant(struct norm *s, json_t *m, const json_t *calls)
         const json_t *text = json_object_get(m, "content");
         buf_add(&b, json_string_value(text), json_string_length(text));
         for (size_t i = 0; i < json_array_size(fitted); i++)
-            call_text(json_array_get(fitted, i), &b);
+            call_text(s, json_array_get(fitted, i), &b);
         set_text(m, b.p, b.len);
         buf_clear(&b);
         json_decref(fitted);
@@ -552,7 +585,7 @@ static void add_assistant(struct norm *s, json_t *m, const json_t *calls)
                                         k->null_content ? json_null() : json_string(""))
                             : json_copy(m);
             json_object_set_new(one, "tool_calls", json_pack("[O]", json_array_get(fitted, i)));
-            json_array_append_new(s->out, one);
+            push(s, one);
         }
         json_decref(fitted);
         json_decref(m);
@@ -560,31 +593,54 @@ static void add_assistant(struct norm *s, json_t *m, const json_t *calls)
     }
     json_object_set_new(m, "tool_calls", fitted);
     if (!last(s->out) && !k->assistant_first)
-        json_array_append_new(s->out, msg("user", ""));
-    json_array_append_new(s->out, m);
+        push(s, msg("user", ""));
+    push(s, m);
 }
 
-/* Moves each tool result directly behind the message with its call. */
-static void split_results(json_t *out)
+/* Moves each tool result directly behind the message with its call: the first result with the
+ * call's id that comes after it and is not another call's already. */
+static json_t *split_results(json_t *out)
 {
-    for (size_t i = 0; i < json_array_size(out); i++) {
+    size_t n = json_array_size(out);
+    json_t *first = json_object(), *sorted = json_array(); /* id -> its next result */
+    json_int_t *next = mem_zalloc(n, sizeof *next);        /* (n) of the same id; n = none */
+    bool *moved = mem_zalloc(n, sizeof *moved);            /* (n) */
+    for (size_t i = n; i-- > 0;) {
+        const json_t *m = json_array_get(out, i);
+        const char *id = json_string_value(json_object_get(m, "tool_call_id"));
+        if (!has_role(m, "tool") || !id)
+            continue;
+        const json_t *later = json_object_get(first, id);
+        next[i] = later ? json_integer_value(later) : (json_int_t)n;
+        json_object_set_new(first, id, json_integer((json_int_t)i));
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (moved[i])
+            continue;
         json_t *m = json_array_get(out, i);
         const json_t *call = json_array_get(json_object_get(m, "tool_calls"), 0);
         const char *id = json_string_value(json_object_get(call, "id"));
-        for (size_t j = i + 1; id && j < json_array_size(out); j++) {
-            json_t *r = json_array_get(out, j);
-            const char *rid = json_string_value(json_object_get(r, "tool_call_id"));
-            if (!has_role(r, "tool") || !rid || strcmp(rid, id))
-                continue;
-            if (j > i + 1) {
-                json_incref(r);
-                json_array_remove(out, j);
-                json_array_insert_new(out, i + 1, r);
-            }
-            break;
+        json_t *at = id ? json_object_get(first, id) : NULL;
+        json_array_append(sorted, m);
+        size_t r = at ? (size_t)json_integer_value(at) : n;
+        while (r < i)
+            r = (size_t)next[r];
+        if (r < n) {
+            json_array_append(sorted, json_array_get(out, r));
+            moved[r] = true;
+            json_integer_set(at, next[r]);
+        } else if (at) {
+            json_integer_set(at, (json_int_t)n);
         }
     }
+    json_decref(first);
+    mem_free(next);
+    mem_free(moved);
+    json_decref(out);
+    return sorted;
 }
+
+enum { MESSAGE_WORK = 32 }; /* units: what copying and placing one takes, besides its text */
 
 /* One message of the request into the conversation. */
 static bool add_message(struct norm *s, const json_t *in, size_t index, struct error *err)
@@ -593,6 +649,8 @@ static bool add_message(struct norm *s, const json_t *in, size_t index, struct e
     const struct chat_caps *k = &s->c->caps;
     if (!json_is_object(in) || !role)
         return error_set(err, "messages[%zu]: must be an object with a role", index);
+    if (!budget_spend(s->budget, MESSAGE_WORK))
+        return budget_error(s->budget, err);
     if (!strcmp(role, "developer") && (!k->developer || s->plain))
         role = "system";
     if (!strcmp(role, "function"))
@@ -601,6 +659,10 @@ static bool add_message(struct norm *s, const json_t *in, size_t index, struct e
     if (!text_of(json_object_get(in, "content"), index, &text, err)) {
         buf_clear(&text);
         return false;
+    }
+    if (!budget_spend(s->budget, text.len / 16)) {
+        buf_clear(&text);
+        return budget_error(s->budget, err);
     }
     json_t *m = json_copy((json_t *)in);
     json_object_set_new(m, "role", json_string(role));
@@ -654,19 +716,28 @@ static json_t *tools_message(const json_t *tools)
 static json_t *normalize(const struct chat *c, const struct chat_request *r, bool plain,
                          struct error *err)
 {
-    struct norm s = {.c = c, .plain = plain, .out = json_array(), .names = json_object()};
+    struct norm s = {
+        .c = c, .plain = plain, .out = json_array(), .names = json_object(), .budget = r->budget};
     bool ok = true;
     for (size_t i = 0; ok && i < json_array_size(r->messages); i++)
         ok = add_message(&s, json_array_get(r->messages, i), i, err);
     if (ok)
         flush_pending(&s);
+    settle(&s);
     if (ok && json_array_size(r->tools) && (plain || !c->caps.tools)) {
         json_t *t = tools_message(r->tools), *first = json_array_get(s.out, 0);
         const json_t *text = json_object_get(t, "content");
         struct buf b = {0};
         buf_add(&b, json_string_value(text), json_string_length(text));
         if (first && has_role(first, "system")) {
-            add_after(first, b.p, b.len);
+            const json_t *old = json_object_get(first, "content");
+            struct buf all = {0};
+            buf_add(&all, json_string_value(old), json_string_length(old));
+            if (all.len)
+                buf_adds(&all, "\n\n");
+            buf_add(&all, b.p, b.len);
+            set_text(first, all.p, all.len);
+            buf_clear(&all);
         } else if (!plain && c->caps.system) {
             json_array_insert(s.out, 0, t);
         } else if (first && has_role(first, "user")) {
@@ -679,7 +750,7 @@ static json_t *normalize(const struct chat *c, const struct chat_request *r, boo
         json_decref(t);
     }
     if (ok && c->caps.calls && !c->caps.two_calls && !plain)
-        split_results(s.out);
+        s.out = split_results(s.out);
     if (ok && !c->caps.string_content && c->caps.typed_content) {
         for (size_t i = 0; i < json_array_size(s.out); i++) {
             json_t *m = json_array_get(s.out, i), *text = json_object_get(m, "content");
@@ -690,6 +761,7 @@ static json_t *normalize(const struct chat *c, const struct chat_request *r, boo
     }
     json_decref(s.names);
     buf_clear(&s.pending);
+    buf_clear(&s.grown);
     if (!ok) {
         json_decref(s.out);
         return NULL;
@@ -713,11 +785,14 @@ bool chat_render(const struct chat *c, const struct chat_request *r, struct buf 
             *err = plain ? second : first;
             return false;
         }
-        bool ok = render(c, m, c->caps.tools && !plain ? r->tools : NULL, r->kwargs,
-                         !r->no_generation_prompt, r->now, out, plain ? &second : &first);
+        bool ok =
+            render(c, m, c->caps.tools && !plain ? r->tools : NULL, r->kwargs,
+                   !r->no_generation_prompt, r->now, r->budget, out, plain ? &second : &first);
         json_decref(m);
         if (ok)
             return true;
+        if (!budget_spend(r->budget, 0))
+            break;
     }
     *err = first;
     return error_prefix(err, "chat template");

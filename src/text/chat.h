@@ -41,9 +41,11 @@ struct chat_request {
     const json_t *tools;    /* array of {"type": "function", "function": {...}}, or NULL */
     const json_t *kwargs;   /* chat_template_kwargs: further variables (enable_thinking), or NULL */
     bool no_generation_prompt;
-    const struct tm *now; /* NULL = the clock */
+    const struct tm *now;  /* NULL = the clock */
+    struct budget *budget; /* what it may cost; NULL = no bound but the template's own */
 };
-/* Appends the prompt. A failure is the request's (its message says what is wrong). */
+/* Appends the prompt. A failure is the request's (its message says what is wrong). Takes time in
+ * proportion to the messages, and what the template takes. */
 bool chat_render(const struct chat *c, const struct chat_request *r, struct buf *out,
                  struct error *err);
 

@@ -6,13 +6,14 @@
  *
  * A template is not trusted: nesting, steps, memory and output are bounded, and crossing a bound is
  * an ordinary error. The bounds grow with the context, so that a long conversation is never refused
- * for its length. Knows nothing of models, tokens or what a message is.
+ * for its length, up to ends that nothing crosses (jinja_int.h). Knows nothing of models, tokens or what a message is.
  */
 #ifndef STEEL_TEXT_JINJA_H
 #define STEEL_TEXT_JINJA_H
 
 #include "base/buf.h"
 #include "base/error.h"
+#include "base/budget.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -27,6 +28,7 @@ struct jinja_options {
     /* Bounds; 0 takes the default. What the context holds is added on top. */
     int64_t max_steps;
     size_t max_memory, max_output; /* bytes */
+    struct budget *budget;         /* charged a unit a step; NULL = none */
 };
 
 /* Compiles src[0..len). On failure NULL, and the message begins with "line N: ". */

@@ -439,10 +439,7 @@ static struct jval eval_kind(struct jstate *st, const struct jnode *n)
 static struct jval eval(struct jstate *st, const struct jnode *n)
 {
     st->line = n->line;
-    if (--st->steps < 0) {
-        st->steps = 0;
-        jcharge(st, 1);
-    }
+    jcharge(st, 1);
     if (n->kind == N_CONST)
         return n->val;
     if (n->kind == N_NAME)
@@ -767,7 +764,8 @@ bool jinja_render(const struct jinja *t, const json_t *context, const struct jin
                         .now = opt->now,
                         .out = out,
                         .out_limit = mark + output,
-                        .steps = opt->max_steps ? opt->max_steps : 1000000,
+                        .steps_bank = opt->max_steps ? opt->max_steps : 1000000,
+                        .budget = opt->budget,
                         .stack_base = __builtin_frame_address(0)};
     st.obj.limit = st.str.limit = memory;
     st.seed = (uint64_t)(uintptr_t)&st ^ (uint64_t)time(NULL);

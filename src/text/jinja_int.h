@@ -328,7 +328,9 @@ struct jstate { /* of one compile or one render */
     struct jscope *scope;        /* innermost; NULL = top level */
     struct buf *out;
     size_t out_limit;
-    int64_t steps; /* left */
+    int64_t steps;         /* left before the budget is looked at again */
+    int64_t steps_bank;    /* left besides those */
+    struct budget *budget; /* or NULL */
     int depth;
     char *stack_base; /* address near the entry's frame */
     uint64_t seed;    /* of the random filter */
@@ -349,6 +351,11 @@ struct jargs {         /* evaluated arguments */
 #define JINJA_MAX_STACK  (768 * 1024)
 #define JINJA_MAX_DATA   500    /* nesting of lists and dicts */
 #define JINJA_MAX_RANGE  100000 /* as jinja2's sandbox */
+/* The ends, whatever the context: steps, bytes of objects and of strings each, bytes of output. */
+#define JINJA_MAX_STEPS    INT64_C(2000000000)
+#define JINJA_MAX_MEMORY   ((size_t)1 << 30)
+#define JINJA_MAX_OUTPUT   ((size_t)256 << 20)
+#define JINJA_STEPS_A_LOOK 4096 /* between two looks at the budget */
 
 /* jinja_value.c */
 _Noreturn void jinja_fail(struct jstate *st, const char *fmt, ...)
@@ -357,7 +364,13 @@ void *jarena_alloc(struct jstate *st, struct jarena *a, size_t bytes); /* 16-ali
 void jarena_clear(struct jarena *a);
 void *jalloc(struct jstate *st, size_t count, size_t size); /* from st->obj, zeroed */
 char *jstr_alloc(struct jstate *st, size_t bytes);          /* from st->str, not zeroed */
-void jcharge(struct jstate *st, uint64_t steps);
+void jrefill(struct jstate *st, uint64_t steps);            /* at least so many, or it fails */
+static inline void jcharge(struct jstate *st, uint64_t steps)
+{
+    if ((uint64_t)st->steps < steps)
+        jrefill(st, steps);
+    st->steps -= (int64_t)steps;
+}
 static inline void jcharge_bytes(struct jstate *st, uint64_t bytes)
 {
     jcharge(st, bytes / 32);

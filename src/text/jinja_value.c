@@ -79,13 +79,22 @@ char *jstr_alloc(struct jstate *st, size_t bytes)
     return p;
 }
 
-void jcharge(struct jstate *st, uint64_t steps)
+/* More steps out of the bank: what was asked for, and some for the way to the next look. */
+void jrefill(struct jstate *st, uint64_t steps)
 {
-    if ((uint64_t)st->steps < steps) {
-        st->steps = 0;
+    if (steps > (uint64_t)(st->steps + st->steps_bank)) {
+        st->steps = st->steps_bank = 0;
         jinja_fail(st, "the template takes too many steps");
     }
-    st->steps -= (int64_t)steps;
+    int64_t take = (int64_t)steps - st->steps + JINJA_STEPS_A_LOOK;
+    take = take < st->steps_bank ? take : st->steps_bank;
+    st->steps += take;
+    st->steps_bank -= take;
+    if (!budget_spend(st->budget, (uint64_t)take)) {
+        struct error why;
+        budget_error(st->budget, &why);
+        jinja_fail(st, "%s", why.msg);
+    }
 }
 
 /* ------------------------------------------------------------------ constructors */
@@ -710,11 +719,17 @@ struct jpair *jdict_sorted(struct jstate *st, struct jdict *d)
 
 /* ------------------------------------------------------------------ from JSON */
 
+static void grow(size_t *limit, size_t by, size_t end)
+{
+    if (*limit < end)
+        *limit = by < end - *limit ? *limit + by : end;
+}
+
 /* What the context holds is allowed work of its own: the bounds grow with it. */
 struct jval jval_fromjson(struct jstate *st, const json_t *j, int depth)
 {
-    st->steps += 2000;
-    st->obj.limit += 4096;
+    st->steps_bank += st->steps_bank < JINJA_MAX_STEPS ? 2000 : 0;
+    st->obj.limit += st->obj.limit < JINJA_MAX_MEMORY ? 4096 : 0;
     if (depth > JINJA_MAX_DATA)
         jinja_fail(st, "the context is nested too deeply (more than %d levels)", JINJA_MAX_DATA);
     switch (json_typeof(j)) {
@@ -722,9 +737,9 @@ struct jval jval_fromjson(struct jstate *st, const json_t *j, int depth)
         size_t len = json_string_length(j);
         if (len > UINT32_MAX)
             jinja_fail(st, "a string of %zu bytes is too long", len);
-        st->steps += (int64_t)len * 4;
-        st->str.limit += len * 32;
-        st->out_limit += len * 16;
+        grow(&st->str.limit, len * 32, JINJA_MAX_MEMORY);
+        grow(&st->out_limit, len * 16, JINJA_MAX_OUTPUT);
+        st->steps_bank += st->steps_bank < JINJA_MAX_STEPS ? (int64_t)len * 4 : 0;
         return jval_str(json_string_value(j), len);
     }
     case JSON_INTEGER:

@@ -8,6 +8,8 @@
 
 #include <string.h>
 
+enum { WORK_BYTES = 8 }; /* of text through a step, for a unit of work */
+
 void norm_scratch_clear(struct norm_scratch *s)
 {
     buf_clear(&s->bufs[0]);
@@ -34,31 +36,40 @@ void normalizer_clear(struct normalizer *nz)
     *nz = (struct normalizer){0};
 }
 
+/* Appends within the limit. */
+static bool put(struct buf *out, size_t limit, const char *p, size_t n, struct error *err)
+{
+    if (out->len > limit || n > limit - out->len)
+        return error_set(err, "it makes the text longer than %zu bytes", limit);
+    buf_add(out, p, n);
+    return true;
+}
+
 static bool replace(const struct norm_step *s, struct regex_scratch *re, const char *p, size_t n,
-                    struct buf *out, struct error *err)
+                    struct buf *out, size_t limit, struct error *err)
 {
     if (!s->re) {
         const char *hit;
         while (s->text.len && (hit = s->text.len == 1 ? memchr(p, s->text.p[0], n)
                                                       : memmem(p, n, s->text.p, s->text.len))) {
-            buf_add(out, p, (size_t)(hit - p));
-            buf_add(out, s->with.p, s->with.len);
+            if (!put(out, limit, p, (size_t)(hit - p), err) ||
+                !put(out, limit, s->with.p, s->with.len, err))
+                return false;
             n -= (size_t)(hit - p) + s->text.len;
             p = hit + s->text.len;
         }
-        buf_add(out, p, n);
-        return true;
+        return put(out, limit, p, n, err);
     }
     struct regex_iter it = regex_iter_start();
     size_t at = 0, start, end;
     enum regex_result r;
     while ((r = regex_next(s->re, re, &it, p, n, &start, &end, err)) == REGEX_FOUND) {
-        buf_add(out, p + at, start - at);
-        buf_add(out, s->with.p, s->with.len);
+        if (!put(out, limit, p + at, start - at, err) ||
+            !put(out, limit, s->with.p, s->with.len, err))
+            return false;
         at = end;
     }
-    buf_add(out, p + at, n - at);
-    return r != REGEX_ERROR;
+    return put(out, limit, p + at, n - at, err) && r != REGEX_ERROR;
 }
 
 /* The ideograph blocks that BERT puts spaces around (0x2b920 is the published tokenizer's). */
@@ -198,17 +209,17 @@ static const char *charsmap_find(const struct norm_step *s, const char *p, size_
 }
 
 /* SentencePiece's rule: at each place the longest entry of the table, else the character itself. */
-static void charsmap(const struct norm_step *s, const char *p, size_t n, struct buf *out)
+static bool charsmap(const struct norm_step *s, const char *p, size_t n, struct buf *out,
+                     size_t limit, struct error *err)
 {
     for (size_t i = 0; i < n;) {
         size_t used = (size_t)utf8_len(p[i]);
         const char *with = charsmap_find(s, p + i, n - i, &used);
-        if (with)
-            buf_adds(out, with);
-        else
-            buf_add(out, p + i, used);
+        if (with ? !put(out, limit, with, strlen(with), err) : !put(out, limit, p + i, used, err))
+            return false;
         i += used;
     }
+    return true;
 }
 
 /* ---------------------------------------------------------------------------------- the chain */
@@ -227,7 +238,7 @@ static bool unchanged(const struct norm_step *s, const char *p, size_t n)
 }
 
 static bool step_run(const struct norm_step *s, struct regex_scratch *re, const char *p, size_t n,
-                     struct buf *out, struct error *err)
+                     struct buf *out, size_t limit, struct error *err)
 {
     uint32_t cp;
     buf_reserve(out, n);
@@ -242,11 +253,10 @@ static bool step_run(const struct norm_step *s, struct regex_scratch *re, const 
         drop(p, n, UC_MARK, out);
         break;
     case NORM_REPLACE:
-        return replace(s, re, p, n, out, err);
+        return replace(s, re, p, n, out, limit, err);
     case NORM_PREPEND:
         if (n)
-            buf_add(out, s->text.p, s->text.len);
-        buf_add(out, p, n);
+            return put(out, limit, s->text.p, s->text.len, err) && put(out, limit, p, n, err);
         break;
     case NORM_STRIP:
         while (s->left && n && (utf8_next(p, &cp), unicode_is(cp, UC_SPACE))) {
@@ -264,8 +274,7 @@ static bool step_run(const struct norm_step *s, struct regex_scratch *re, const 
         bytelevel_encode(p, n, out);
         break;
     case NORM_CHARSMAP:
-        charsmap(s, p, n, out);
-        break;
+        return charsmap(s, p, n, out, limit, err);
     case NORM_SQUEEZE:
         squeeze(p, n, out);
         break;
@@ -278,13 +287,22 @@ bool normalizer_run(const struct normalizer *nz, struct norm_scratch *s, struct 
                     struct error *err)
 {
     int which = 0;
+    size_t limit = norm_limit(n);
     for (int i = 0; i < nz->n; i++) {
+        if (!budget_spend(s->budget, n / WORK_BYTES))
+            return budget_error(s->budget, err);
         if (unchanged(&nz->steps[i], text, n) || (joined && nz->steps[i].kind == NORM_PREPEND))
             continue;
         struct buf *b = &s->bufs[which];
         which = !which;
         buf_reset(b);
-        if (!step_run(&nz->steps[i], re, text, n, b, err))
+        /* NFKC makes up to eleven bytes of one: not of a text that has grown already */
+        if (nz->steps[i].kind == NORM_FORM && n > limit / 4 && n > NORM_MOST / 12)
+            return error_set(err, "normalizer: it makes the text longer than %zu bytes", limit);
+        bool ok = step_run(&nz->steps[i], re, text, n, b, limit, err);
+        if (ok && b->len > limit) /* the other steps multiply by a little only */
+            ok = error_set(err, "it makes the text longer than %zu bytes", limit);
+        if (!ok)
             return error_prefix(err, "normalizer");
         text = b->p;
         n = b->len;

@@ -39,10 +39,24 @@ struct normalizer {
     int n;
 };
 
+/* Steps may make a text longer, but not without end. */
+enum { NORM_GROWTH = 16, NORM_EXTRA = 1 << 20 };
+#define NORM_MOST ((size_t)512 << 20)
+
 /* Work space of one thread; zero-initialise. */
 struct norm_scratch {
     struct buf bufs[2];
+    struct budget *budget; /* or NULL */
 };
+/* The most bytes that n of a text may become: 16 times and a little, with an end at 512 MB, or four
+ * times a text that is longer than a quarter of that. */
+static inline size_t norm_limit(size_t n)
+{
+    size_t most = n < NORM_MOST / 4 ? NORM_MOST : n * 4;
+    return n < NORM_MOST / NORM_GROWTH && n * NORM_GROWTH + NORM_EXTRA < most
+               ? n * NORM_GROWTH + NORM_EXTRA
+               : most;
+}
 void norm_scratch_clear(struct norm_scratch *s);
 
 struct norm_step *normalizer_add(struct normalizer *nz, enum norm_kind kind);
@@ -53,7 +67,8 @@ bool charsmap_load(struct norm_step *step, const uint8_t *data, size_t n, struct
 /*
  * *out, *n_out become the normalised text: `text` itself where nothing changes, else memory of the
  * scratch that lives until the next call. `joined`: the text goes on after bytes that are no UTF-8,
- * so nothing is put in front of it.
+ * so nothing is put in front of it. A text that the steps would make longer than norm_limit is an
+ * error, before it is made.
  */
 bool normalizer_run(const struct normalizer *nz, struct norm_scratch *s, struct regex_scratch *re,
                     const char *text, size_t n, bool joined, const char **out, size_t *n_out,

@@ -4,6 +4,7 @@
  */
 #include "text/pretokenize.h"
 #include "base/mem.h"
+#include "text/normalize.h"
 #include "text/unicode.h"
 #include "text/vocab.h"
 
@@ -206,12 +207,23 @@ static bool step_cut(const struct pre_step *s, struct pre_words *w, struct regex
 
 /* ---------------------------------------------------------------------- steps that change text */
 
-static void step_rewrite(const struct pre_step *s, struct pre_words *w, struct buf *out)
+static bool step_rewrite(const struct pre_step *s, struct pre_words *w, size_t limit,
+                         struct buf *out, struct error *err)
 {
     buf_reset(out);
     for (size_t i = 0; i < w->n; i++) {
         const char *p = w->text + w->list[i].at;
-        size_t n = w->list[i].len, at = out->len;
+        size_t n = w->list[i].len, at = out->len, most;
+        /* at the worst every byte is a space that becomes `text` */
+        if (!mul_size(n + 1, s->text.len + 2, &most) || at > limit || most > limit - at) {
+            size_t spaces = 1;
+            for (size_t k = 0; k < n; k++)
+                spaces += p[k] == ' ';
+            if (!mul_size(spaces, s->text.len, &most) || at > limit || most > limit - at ||
+                2 * n > limit - at - most)
+                return error_set(err, "pre_tokenizer: it makes the text longer than %zu bytes",
+                                 limit);
+        }
         if (s->kind == PRE_PREFIX) {
             if (p[0] != ' ' && !w->list[i].joined)
                 buf_addc(out, ' ');
@@ -234,6 +246,7 @@ static void step_rewrite(const struct pre_step *s, struct pre_words *w, struct b
         word_add(w, at, out->len - at, w->list[i].first, w->list[i].joined);
     }
     w->text = out->p;
+    return true;
 }
 
 bool pretokenizer_run(const struct pretokenizer *pt, struct pre_words *w, struct regex_scratch *re,
@@ -243,10 +256,13 @@ bool pretokenizer_run(const struct pretokenizer *pt, struct pre_words *w, struct
     w->n_next = 0;
     word_add(w, 0, n, first, joined);
     int which = 0;
+    size_t limit = norm_limit(n);
     bool spelled = false;
     for (int i = -1; i < pt->n; i++) {
         const struct pre_step *s = i < 0 ? NULL : &pt->steps[i];
         if (s) {
+            if (!budget_spend(w->budget, w->n + n / 8))
+                return budget_error(w->budget, err);
             w->n_next = 0;
             if (s->kind == PRE_BYTES) {
                 spelled = true;
@@ -255,7 +271,8 @@ bool pretokenizer_run(const struct pretokenizer *pt, struct pre_words *w, struct
                 if (!step_cut(s, w, re, spelled, err))
                     return false;
             } else {
-                step_rewrite(s, w, &w->bufs[which]);
+                if (!step_rewrite(s, w, limit, &w->bufs[which], err))
+                    return false;
                 which = !which;
             }
         }

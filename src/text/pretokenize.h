@@ -64,8 +64,9 @@ struct pre_words {
     size_t n, cap;
     struct pre_word *next; /* (next_cap) the list being built */
     size_t n_next, next_cap;
-    struct buf bufs[2]; /* text that a step had to change */
-    struct buf spelled; /* one word in GPT-2's alphabet */
+    struct buf bufs[2];    /* text that a step had to change */
+    struct buf spelled;    /* one word in GPT-2's alphabet */
+    struct budget *budget; /* or NULL */
 };
 void pre_words_clear(struct pre_words *w);
 
@@ -73,7 +74,7 @@ struct pre_step *pretokenizer_add(struct pretokenizer *pt, enum pre_kind kind);
 void pretokenizer_finish(struct pretokenizer *pt); /* after the last step */
 void pretokenizer_clear(struct pretokenizer *pt);
 
-/* Cuts text into w; `first` and `joined` are those of its first word. */
+/* Cuts text into w, which may make it longer up to norm_limit; `first` and `joined` are those of its first word. */
 bool pretokenizer_run(const struct pretokenizer *pt, struct pre_words *w, struct regex_scratch *re,
                       const char *text, size_t n, bool first, bool joined, struct error *err);
 

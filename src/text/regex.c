@@ -30,6 +30,10 @@ enum {
 };
 /* Backtracking steps allowed for one match, beyond what a linear scan of the text needs. */
 #define MATCH_STEPS 5000000u
+/* One call of PCRE2 tries no more places than make it look at about so many characters, if each place
+ * looks at all the text: between calls the budget is looked at. */
+#define CALL_CHARS 4000000u
+enum { MIN_PLACES = 64, CALLS_A_LOOK = 16 };
 
 struct regex {
     pcre2_code *code;
@@ -377,6 +381,7 @@ struct regex *regex_new(const char *pattern, size_t len, bool literal, struct er
     pcre2_set_parens_nest_limit(ctx, MAX_DEPTH * 3);
     uint32_t flags = literal ? PCRE2_UTF | PCRE2_LITERAL
                              : PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
+    flags |= PCRE2_USE_OFFSET_LIMIT;
     int code;
     PCRE2_SIZE at;
     pcre2_code *c = pcre2_compile((PCRE2_SPTR)text.p, text.len, flags, &code, &at, ctx);
@@ -415,8 +420,22 @@ void regex_scratch_clear(struct regex_scratch *s)
     *s = (struct regex_scratch){0};
 }
 
-enum regex_result regex_find(const struct regex *re, struct regex_scratch *s, const char *text,
-                             size_t n, size_t from, size_t *start, size_t *end, struct error *err)
+/* Charges the time since the last look, now and then. */
+static bool look(struct regex_scratch *s, bool now, struct error *err)
+{
+    if (!s->budget || (++s->n_calls < CALLS_A_LOOK && !now))
+        return true;
+    uint64_t clock = budget_clock();
+    uint64_t took = s->seen && clock > s->seen ? clock - s->seen : 0;
+    s->n_calls = 0;
+    s->seen = clock;
+    return budget_spend(s->budget, took) || budget_error(s->budget, err);
+}
+
+/* The first match that starts in [from, last]. */
+static enum regex_result find_within(const struct regex *re, struct regex_scratch *s,
+                                     const char *text, size_t n, size_t from, size_t last,
+                                     size_t *start, size_t *end, struct error *err)
 {
     if (!s->match_data) {
         s->match_data = pcre2_match_data_create(1, NULL);
@@ -426,8 +445,7 @@ enum regex_result regex_find(const struct regex *re, struct regex_scratch *s, co
     }
     uint64_t limit = MATCH_STEPS + (uint64_t)(n - from) * 8;
     pcre2_set_match_limit(s->context, limit < UINT32_MAX ? (uint32_t)limit : UINT32_MAX);
-    if (!text)
-        text = "";
+    pcre2_set_offset_limit(s->context, last);
     int rc = pcre2_match(re->code, (PCRE2_SPTR)text, n, from, PCRE2_NO_UTF_CHECK, s->match_data,
                          s->context);
     /* 32 KB of machine stack is enough for nearly all; then a larger one; then the interpreter. */
@@ -456,6 +474,25 @@ enum regex_result regex_find(const struct regex *re, struct regex_scratch *s, co
         return REGEX_ERROR;
     }
     return REGEX_FOUND;
+}
+
+enum regex_result regex_find(const struct regex *re, struct regex_scratch *s, const char *text,
+                             size_t n, size_t from, size_t *start, size_t *end, struct error *err)
+{
+    size_t places = CALL_CHARS / (n - from + 1);
+    places = places > MIN_PLACES ? places : MIN_PLACES;
+    if (!text)
+        text = "";
+    for (bool again = false;; again = true) {
+        size_t last = n - from > places ? from + places : n;
+        if (!look(s, again, err))
+            return REGEX_ERROR;
+        enum regex_result r = find_within(re, s, text, n, from, last, start, end, err);
+        if (r != REGEX_NONE || last == n)
+            return r;
+        for (from = last + 1; from < n && ((unsigned char)text[from] & 0xc0) == 0x80;)
+            from++;
+    }
 }
 
 enum regex_result regex_next(const struct regex *re, struct regex_scratch *s, struct regex_iter *it,

@@ -8,6 +8,7 @@
 
 #include "base/buf.h"
 #include "base/error.h"
+#include "base/budget.h"
 
 #include <stddef.h>
 
@@ -17,9 +18,13 @@ struct regex;
 struct regex *regex_new(const char *pattern, size_t len, bool literal, struct error *err);
 void regex_free(struct regex *re);
 
-/* What one thread needs to search; zero-initialise, regex_scratch_clear at the end. */
+/* What one thread needs to search; zero-initialise, regex_scratch_clear at the end. With a budget
+ * the CPU time between calls is charged to it, whatever it went into. */
 struct regex_scratch {
     void *match_data, *jit_stack, *context;
+    struct budget *budget; /* or NULL */
+    uint64_t seen;         /* budget_clock at the last look */
+    unsigned n_calls;      /* since then */
 };
 void regex_scratch_clear(struct regex_scratch *s);
 

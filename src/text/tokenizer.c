@@ -9,6 +9,7 @@
 #include <string.h>
 
 enum { MAX_ADDED_BYTES = 4096 };
+enum { TRIE_STEPS = 16 }; /* for a unit of work */
 
 void token_list_add(struct token_list *l, int32_t id)
 {
@@ -111,8 +112,8 @@ static int byte_name(const char *p, size_t n)
     return a < 0 || b < 0 ? -1 : a * 16 + b;
 }
 
-/* One decode step on one token's spelling in b (tmp is work space). */
-static void decode_apply(const struct decode_step *s, struct buf *b, struct buf *tmp)
+/* One decode step on one token's spelling in b (tmp is work space). False: longer than `limit`. */
+static bool decode_apply(const struct decode_step *s, struct buf *b, struct buf *tmp, size_t limit)
 {
     buf_reset(tmp);
     const char *p = b->p;
@@ -123,6 +124,8 @@ static void decode_apply(const struct decode_step *s, struct buf *b, struct buf 
         while (s->text.len && (hit = memmem(p, n, s->text.p, s->text.len))) {
             buf_add(tmp, p, (size_t)(hit - p));
             buf_add(tmp, s->with.p, s->with.len);
+            if (tmp->len > limit)
+                return false;
             n -= (size_t)(hit - p) + s->text.len;
             p = hit + s->text.len;
         }
@@ -131,12 +134,12 @@ static void decode_apply(const struct decode_step *s, struct buf *b, struct buf 
     }
     case DECODE_BYTELEVEL:
         if (!bytelevel_decode(p, n, tmp))
-            return;
+            return true;
         break;
     case DECODE_BYTES: {
         int byte = byte_name(p, n);
         if (byte < 0)
-            return;
+            return true;
         buf_addc(tmp, (char)byte);
         break;
     }
@@ -165,6 +168,7 @@ static void decode_apply(const struct decode_step *s, struct buf *b, struct buf 
     struct buf swap = *b;
     *b = *tmp;
     *tmp = swap;
+    return b->len <= limit;
 }
 
 static bool is_name(uint8_t kind)
@@ -192,7 +196,9 @@ bool tokenizer_set_vocab(struct tokenizer *t, const struct raw_token *raw, size_
     buf_reserve(&v->keys, bytes + 1);
     buf_reserve(&v->pieces, bytes + 1);
     struct buf one = {0}, tmp = {0};
-    for (size_t i = 0; i < n; i++) {
+    size_t limit = norm_limit(bytes);
+    bool fits = true;
+    for (size_t i = 0; i < n && fits; i++) {
         const struct raw_token *r = &raw[i];
         v->kind[i] = r->kind;
         v->flag[i] = r->flag;
@@ -215,14 +221,18 @@ bool tokenizer_set_vocab(struct tokenizer *t, const struct raw_token *raw, size_
         }
         buf_reset(&one);
         buf_add(&one, r->text, r->len);
-        for (int k = 0; k < t->n_decode && !name; k++)
-            decode_apply(&t->decode[k], &one, &tmp);
-        buf_add(&v->pieces, one.p, one.len);
+        for (int k = 0; k < t->n_decode && !name && fits; k++)
+            fits = decode_apply(&t->decode[k], &one, &tmp, limit);
+        fits = fits && v->pieces.len + one.len <= limit;
+        if (fits)
+            buf_add(&v->pieces, one.p, one.len);
     }
     v->key_at[n] = (uint32_t)v->keys.len;
     v->piece_at[n] = (uint32_t)v->pieces.len;
     buf_clear(&one);
     buf_clear(&tmp);
+    if (!fits)
+        return error_set(err, "decoder: it makes the vocabulary longer than %zu bytes", limit);
     int32_t dup[2];
     if (!vocab_index(v, dup))
         return error_set(err, "%s: tokens %d and %d are both \"%.*s\"", field, dup[0], dup[1],
@@ -293,12 +303,19 @@ bool tokenizer_finish(struct tokenizer *t, struct error *err)
     struct norm_scratch ns = {0};
     struct regex_scratch rs = {0};
     bool ok = true;
+    size_t bytes = 0, normalized = 0;
+    for (size_t i = 0; i < t->n_added; i++)
+        bytes += t->added[i].len;
     for (size_t i = 0; ok && i < t->n_added; i++) {
         const struct added *a = &t->added[i];
         const char *text = a->text;
         size_t len = a->len;
         if (a->normalized && utf8_valid(text, len) == len) {
             ok = normalizer_run(&t->normalizer, &ns, &rs, text, len, false, &text, &len, err);
+            normalized += ok ? len : 0;
+            if (normalized > norm_limit(bytes))
+                ok = error_set(err, "normalizer: it makes the added tokens longer than %zu bytes",
+                               norm_limit(bytes));
             if (ok && len)
                 trie_add(&t->trie_normalized, text, len, (int32_t)i);
         } else {
@@ -378,22 +395,28 @@ struct encoder {
     struct norm_scratch norm;
     struct regex_scratch regex;
     struct pre_words words;
+    struct budget *budget; /* or NULL */
 };
 
-static void encode_word(struct encoder *e, const char *p, size_t n)
+static bool spend(struct encoder *e, uint64_t units)
+{
+    return budget_spend(e->budget, units) || budget_error(e->budget, e->err);
+}
+
+static bool encode_word(struct encoder *e, const char *p, size_t n)
 {
     const struct tokenizer *t = e->t;
+    if (!spend(e, 1 + n / 4))
+        return false;
     switch (t->model) {
     case MODEL_BPE:
-        bpe_encode(&t->bpe, &e->bpe, p, n, e->out);
-        break;
+        return bpe_encode(&t->bpe, &e->bpe, p, n, e->out) || spend(e, 0);
     case MODEL_UNIGRAM:
-        unigram_encode(&t->unigram, &e->unigram, p, n, e->out);
-        break;
+        return unigram_encode(&t->unigram, &e->unigram, p, n, e->budget, e->out) || spend(e, 0);
     case MODEL_WORDPIECE:
-        wordpiece_encode(&t->wordpiece, &e->tmp, p, n, e->out);
-        break;
+        return wordpiece_encode(&t->wordpiece, &e->tmp, p, n, e->budget, e->out) || spend(e, 0);
     }
+    return true;
 }
 
 /* Normalised text without added tokens. */
@@ -403,7 +426,8 @@ static bool encode_words(struct encoder *e, const char *p, size_t n, bool first,
     if (pt->only) {
         for (size_t at = 0; at < n;) {
             size_t len = split_next(pt->only, p + at, n - at);
-            encode_word(e, p + at, len);
+            if (!encode_word(e, p + at, len))
+                return false;
             at += len;
         }
         return true;
@@ -411,7 +435,8 @@ static bool encode_words(struct encoder *e, const char *p, size_t n, bool first,
     if (!pretokenizer_run(pt, &e->words, &e->regex, p, n, first, joined, e->err))
         return false;
     for (size_t i = 0; i < e->words.n; i++)
-        encode_word(e, e->words.text + e->words.list[i].at, e->words.list[i].len);
+        if (!encode_word(e, e->words.text + e->words.list[i].at, e->words.list[i].len))
+            return false;
     return true;
 }
 
@@ -433,10 +458,9 @@ static bool word_after(const char *p, const char *end)
 }
 
 /* The first added token in text[from, n), leftmost and then longest; its place grows by the white
- * space it strips. */
-static const struct added *added_find(const struct encoder *e, const struct trie *trie,
-                                      const char *text, size_t n, size_t from, size_t *start,
-                                      size_t *end)
+ * space it strips. NULL also where the budget ends: the caller's next spending says so. */
+static const struct added *added_find(struct encoder *e, const struct trie *trie, const char *text,
+                                      size_t n, size_t from, size_t *start, size_t *end)
 {
     const struct tokenizer *t = e->t;
     if (!trie->n_nodes)
@@ -444,7 +468,8 @@ static const struct added *added_find(const struct encoder *e, const struct trie
     for (size_t i = from; i < n; i++) {
         uint32_t node = trie->root[(unsigned char)text[i]];
         const struct added *best = NULL;
-        for (size_t k = i + 1; node; k++) {
+        size_t k = i + 1;
+        for (; node; k++) {
             int32_t v = trie->value[node];
             const struct added *a = v < 0 ? NULL : &t->added[v];
             if (a && (e->special || !a->special) &&
@@ -457,6 +482,9 @@ static const struct added *added_find(const struct encoder *e, const struct trie
                 break;
             node = trie_step(trie, node, (unsigned char)text[k]);
         }
+        /* a common start of many added tokens, again and again */
+        if (k - i > TRIE_STEPS && !budget_spend(e->budget, (k - i) / TRIE_STEPS))
+            return NULL;
         if (!best)
             continue;
         *start = i;
@@ -484,6 +512,8 @@ static bool encode_text(struct encoder *e, const char *p, size_t n, bool first, 
 {
     const char *q;
     size_t m;
+    if (!spend(e, n / 16))
+        return false;
     if (!normalizer_run(&e->t->normalizer, &e->norm, &e->regex, p, n, joined, &q, &m, e->err))
         return false;
     size_t at = 0, start, end;
@@ -493,29 +523,32 @@ static bool encode_text(struct encoder *e, const char *p, size_t n, bool first, 
             return false;
         token_list_add(e->out, a->id);
         at = end;
+        if (!spend(e, 1))
+            return false;
     }
+    if (!spend(e, 0))
+        return false;
     return at >= m || encode_words(e, q + at, m - at, first && !at, joined && !at);
 }
 
 /* Bytes that are no UTF-8 go to the model as they are: byte tokens where it has them. */
-static void encode_invalid(struct encoder *e, const char *p, size_t n)
+static bool encode_invalid(struct encoder *e, const char *p, size_t n)
 {
     const struct tokenizer *t = e->t;
     if (t->model == MODEL_WORDPIECE)
-        return; /* its normalizer drops U+FFFD, which is what such bytes stand for */
+        return true; /* its normalizer drops U+FFFD, which is what such bytes stand for */
     bool spelled = false;
     for (int i = 0; i < t->normalizer.n; i++)
         spelled |= t->normalizer.steps[i].kind == NORM_BYTELEVEL;
     for (int i = 0; i < t->pretokenizer.n; i++)
         spelled |= t->pretokenizer.steps[i].kind == PRE_SPELL;
-    if (!spelled) {
-        encode_word(e, p, n);
-        return;
-    }
+    if (!spelled)
+        return encode_word(e, p, n);
     struct buf b = {0};
     bytelevel_encode(p, n, &b);
-    encode_word(e, b.p, b.len);
+    bool ok = encode_word(e, b.p, b.len);
     buf_clear(&b);
+    return ok;
 }
 
 static bool encode_part(struct encoder *e, const char *p, size_t n, bool first)
@@ -531,8 +564,8 @@ static bool encode_part(struct encoder *e, const char *p, size_t n, bool first)
         uint32_t cp;
         while (bad < n && !utf8_decode(p + bad, n - bad, &cp))
             bad++;
-        if (bad)
-            encode_invalid(e, p, bad);
+        if (bad && !encode_invalid(e, p, bad))
+            return false;
         p += bad;
         n -= bad;
     }
@@ -547,9 +580,23 @@ static bool starts_with(const int32_t *ids, size_t n, const struct token_list *l
 bool tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
                       struct token_list *out, struct error *err)
 {
+    return tokenizer_encode_within(t, text, len, flags, NULL, out, err);
+}
+
+bool tokenizer_encode_within(const struct tokenizer *t, const char *text, size_t len, int flags,
+                             struct budget *budget, struct token_list *out, struct error *err)
+{
     if (len >= UINT32_MAX / 4)
         return error_set(err, "a text of %zu bytes is too long to tokenise at once", len);
-    struct encoder e = {.t = t, .out = out, .err = err, .special = (flags & TOKENIZE_SPECIAL) != 0};
+    struct encoder e = {.t = t,
+                        .out = out,
+                        .err = err,
+                        .special = (flags & TOKENIZE_SPECIAL) != 0,
+                        .bpe.budget = budget,
+                        .norm.budget = budget,
+                        .regex.budget = budget,
+                        .words.budget = budget,
+                        .budget = budget};
     size_t begin = out->n;
     if (flags & TOKENIZE_BOS)
         for (size_t i = 0; i < t->before.n; i++)
@@ -564,7 +611,9 @@ bool tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, i
             ok = encode_part(&e, text + at, start - at, at == 0);
         token_list_add(out, a->id);
         at = end;
+        ok = ok && spend(&e, 1);
     }
+    ok = ok && spend(&e, 0);
     if (ok && at < len)
         ok = encode_part(&e, text + at, len - at, at == 0);
 

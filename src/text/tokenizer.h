@@ -8,6 +8,7 @@
 
 #include "base/buf.h"
 #include "base/error.h"
+#include "base/budget.h"
 #include "file/tensorfile.h"
 
 #include <stdint.h>
@@ -54,7 +55,11 @@ enum {
     TOKENIZE_SPECIAL = 1, /* parse special tokens found in the text */
     TOKENIZE_BOS = 2,     /* add BOS/EOS the way the file says (never doubled) */
 };
-/* Appends to out. Any bytes are accepted: invalid UTF-8 is encoded byte by byte where possible. */
+/* Appends to out. Any bytes are accepted: invalid UTF-8 is encoded byte by byte where possible. What
+ * the file makes of the text (normalizers that multiply it) is bounded; so is the work where there is
+ * a budget. */
+bool tokenizer_encode_within(const struct tokenizer *t, const char *text, size_t len, int flags,
+                             struct budget *budget, struct token_list *out, struct error *err);
 bool tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
                       struct token_list *out, struct error *err);
 /* Appends the text of ids; skips control tokens unless `special`. */

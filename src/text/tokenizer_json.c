@@ -3,6 +3,7 @@
  * config.json say about BOS and EOS) into the pipeline. Owns the names of the fields; every error
  * names the one at fault. What is not understood is refused, never guessed.
  */
+#include "base/json_guard.h"
 #include "base/mem.h"
 #include "text/tokenizer_impl.h"
 
@@ -930,6 +931,10 @@ struct tokenizer *tokenizer_load_json(const char *text, size_t bytes, const char
                                       const json_t *tokenizer_config, struct error *err)
 {
     json_error_t e;
+    if (!json_guard(text, bytes, &json_limits_file, NULL, err)) {
+        error_prefix(err, "%s", name);
+        return NULL;
+    }
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
     if (!root) {
         error_set(err, "%s: line %d: %s", name, e.line, e.text);

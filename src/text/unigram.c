@@ -12,6 +12,8 @@
 /* An unknown character costs this much more than the worst token. */
 static const double unk_penalty = 10.0;
 
+enum { TRIE_STEPS = 8 }; /* for a unit of work */
+
 struct unigram_node {
     double score;
     uint32_t from; /* where the token that ends here starts; UINT32_MAX = not reached */
@@ -67,11 +69,11 @@ static void emit_unknown(const struct unigram *u, const char *p, size_t n, struc
     }
 }
 
-void unigram_encode(const struct unigram *u, struct unigram_scratch *s, const char *word, size_t n,
-                    struct token_list *out)
+bool unigram_encode(const struct unigram *u, struct unigram_scratch *s, const char *word, size_t n,
+                    struct budget *budget, struct token_list *out)
 {
     if (!n)
-        return;
+        return true;
     CHECK(n < UINT32_MAX, "a word of %zu bytes", n);
     if (n + 1 > s->cap) {
         s->cap = n * 3 / 2 + 64;
@@ -87,7 +89,8 @@ void unigram_encode(const struct unigram *u, struct unigram_scratch *s, const ch
         size_t one = len ? (size_t)len : 1;
         bool have_one = false;
         uint32_t node = 0;
-        for (size_t k = i; k < n; k++) {
+        size_t k = i;
+        for (; k < n; k++) {
             node = trie_step(&u->trie, node, (unsigned char)word[k]);
             if (!node)
                 break;
@@ -102,6 +105,8 @@ void unigram_encode(const struct unigram *u, struct unigram_scratch *s, const ch
                 *b = (struct unigram_node){score, (uint32_t)i, id};
             have_one |= k + 1 - i == one;
         }
+        if (k - i > TRIE_STEPS && !budget_spend(budget, (k - i) / TRIE_STEPS))
+            return false;
         if (!have_one) {
             double score = best[i].score + u->unk_score;
             struct unigram_node *b = &best[i + one];
@@ -131,4 +136,5 @@ void unigram_encode(const struct unigram *u, struct unigram_scratch *s, const ch
         }
         at = end;
     }
+    return true;
 }

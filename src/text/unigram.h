@@ -25,7 +25,8 @@ void unigram_scratch_clear(struct unigram_scratch *s);
 /* `unk` and `byte_fallback` are set; builds the rest. */
 void unigram_init(struct unigram *u, const struct vocab *v);
 void unigram_clear(struct unigram *u);
-void unigram_encode(const struct unigram *u, struct unigram_scratch *s, const char *word, size_t n,
-                    struct token_list *out);
+/* False where the budget (may be NULL) ends first. */
+bool unigram_encode(const struct unigram *u, struct unigram_scratch *s, const char *word, size_t n,
+                    struct budget *budget, struct token_list *out);
 
 #endif

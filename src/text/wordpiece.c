@@ -8,8 +8,8 @@ void wordpiece_clear(struct wordpiece *w)
     *w = (struct wordpiece){0};
 }
 
-void wordpiece_encode(const struct wordpiece *w, struct buf *scratch, const char *word, size_t n,
-                      struct token_list *out)
+bool wordpiece_encode(const struct wordpiece *w, struct buf *scratch, const char *word, size_t n,
+                      struct budget *budget, struct token_list *out)
 {
     size_t before = out->n, chars = 0;
     for (size_t i = 0; i < n; i++)
@@ -30,6 +30,8 @@ void wordpiece_encode(const struct wordpiece *w, struct buf *scratch, const char
         for (; end > at; end--) {
             if (end < n && ((unsigned char)word[end] & 0xc0) == 0x80)
                 continue;
+            if (!budget_spend(budget, (end - at) / 16)) /* a look-up reads all of the piece */
+                return false;
             if (at)
                 id = vocab_find(w->vocab, scratch->p + at, skip + end - at);
             else
@@ -44,8 +46,9 @@ void wordpiece_encode(const struct wordpiece *w, struct buf *scratch, const char
         at = end;
     }
     if (known)
-        return;
+        return true;
     out->n = before;
     if (w->unk >= 0)
         token_list_add(out, w->unk);
+    return true;
 }

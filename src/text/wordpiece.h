@@ -13,7 +13,8 @@ struct wordpiece {
 };
 
 void wordpiece_clear(struct wordpiece *w);
-void wordpiece_encode(const struct wordpiece *w, struct buf *scratch, const char *word, size_t n,
-                      struct token_list *out);
+/* False where the budget (may be NULL) ends first. */
+bool wordpiece_encode(const struct wordpiece *w, struct buf *scratch, const char *word, size_t n,
+                      struct budget *budget, struct token_list *out);
 
 #endif
