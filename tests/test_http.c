@@ -229,7 +229,62 @@ static void test_params(void **state)
     assert_int_equal(err.status, 400);
     assert_null(api_parse("[1]", 3, &err));
     assert_null(api_parse("", 0, &err));
-    assert_null(api_parse("{\"a\":\"\\u0000\"}", 14, &err));
+}
+
+/* NUL is a character like others in text, and refused by name elsewhere; too many values are refused
+ * before they are built. */
+static void test_bodies(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body, *param; /* param NULL: accepted */
+    } cases[] = {
+        {"{\"prompt\":\"a\\u0000b\"}", NULL},
+        {"{\"prompt\":[\"x\",\"a\\u0000b\"]}", NULL},
+        {"{\"messages\":[{\"content\":\"\\u0000\"}]}", NULL},
+        {"{\"messages\":[{\"content\":[{\"type\":\"text\",\"text\":\"\\u0000\"}]}]}", NULL},
+        {"{\"prompt\":\"\\\\u0000\",\"stop\":\"\\\\u0000\"}", NULL}, /* a backslash, not NUL */
+        {"{\"messages\":[{\"role\":\"user\\u0000\"}]}", "messages[0].role"},
+        {"{\"stop\":[\"a\",\"b\\u0000\"]}", "stop[1]"},
+        {"{\"tools\":[{\"function\":{\"name\":\"f\\u0000g\"}}]}", "tools[0].function.name"},
+        {"{\"cache_salt\":\"a\\u0000\"}", "cache_salt"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct api_error err = {0};
+        json_t *v = api_parse(cases[i].body, strlen(cases[i].body), &err);
+        if ((v != NULL) != !cases[i].param ||
+            (!v &&
+             (err.status != 400 || strcmp(err.param, cases[i].param) || !strstr(err.msg, "NUL"))))
+            fail_msg("%s: %d %s: %s", cases[i].body, err.status, err.param, err.msg);
+        json_decref(v);
+    }
+    struct api_error err = {0};
+    static const char key[] = "{\"a\\u0000\":1}";
+    assert_null(api_parse(key, sizeof key - 1, &err));
+    assert_true(err.status == 400 && strstr(err.msg, "NUL"));
+    struct buf b = {0};
+    buf_adds(&b, "{\"a\":[");
+    for (int i = 0; i < 300000; i++)
+        buf_adds(&b, "{},");
+    buf_adds(&b, "1]}");
+    assert_null(api_parse(b.p, b.len, &err));
+    assert_true(err.status == 413 && strstr(err.msg, "250000"));
+    buf_reset(&b);
+    buf_adds(&b, "{\"a\":");
+    for (int i = 0; i < 1000; i++)
+        buf_addc(&b, '[');
+    assert_null(api_parse(b.p, b.len, &err));
+    assert_true(err.status == 413 && strstr(err.msg, "100 levels"));
+    /* token ids as long as any context */
+    buf_reset(&b);
+    buf_adds(&b, "{\"prompt\":[0");
+    for (int i = 0; i < 900000; i++)
+        buf_adds(&b, ",7");
+    buf_adds(&b, "]}");
+    json_t *v = api_parse(b.p, b.len, &err);
+    assert_int_equal(json_array_size(api_member(v, "prompt")), 900001);
+    json_decref(v);
+    buf_clear(&b);
 }
 
 static void test_json_text(void **state)
@@ -271,9 +326,8 @@ static void test_json_text(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_head),
-        cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_params),
+        cmocka_unit_test(test_head),      cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_params),    cmocka_unit_test(test_bodies),
         cmocka_unit_test(test_json_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

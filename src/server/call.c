@@ -55,7 +55,7 @@ static void call_free(struct call *c)
     for (int i = 0; i < c->n_prompts; i++) {
         token_list_clear(&c->prompts[i]);
         if (c->echo)
-            mem_free(c->echo[i]);
+            buf_clear(&c->echo[i]);
         if (c->parts)
             request_free(c->parts[i].request);
     }

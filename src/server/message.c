@@ -134,8 +134,8 @@ void choice_init(struct call *c, struct choice_out *o)
 {
     int i = (int)(o - c->choices);
     o->stop = -1;
-    if (c->echo && c->echo[i / c->p.n])
-        choice_add(o, SEGMENT_TEXT, c->echo[i / c->p.n], strlen(c->echo[i / c->p.n]));
+    if (c->echo)
+        choice_add(o, SEGMENT_TEXT, c->echo[i / c->p.n].p, c->echo[i / c->p.n].len);
     if (!c->chat)
         return;
     struct chat_parse_options opt = {.tools = c->chat->tools,

@@ -1,5 +1,7 @@
 /* Reading and checking generation parameters. Pure: no engine, no I/O; fuzzed. */
 #include "server/params.h"
+#include "base/buf.h"
+#include "base/json_guard.h"
 #include "base/mem.h"
 
 #include <limits.h>
@@ -36,17 +38,66 @@ bool api_fail(struct api_error *err, int status, const char *type, const char *f
     return false;
 }
 
+/* Fields whose text may hold any character; everywhere else a NUL would end a name early. */
+static bool may_hold_nul(const char *key)
+{
+    static const char *const names[] = {"content",   "text",      "prompt", "thinking",
+                                        "reasoning", "arguments", "system", "reasoning_content"};
+    for (size_t i = 0; key && i < sizeof names / sizeof *names; i++)
+        if (!strcmp(key, names[i]))
+            return true;
+    return false;
+}
+
+/* No NUL outside those fields. `key`: of the member that v is in; path: where v is, restored. */
+static bool check_nul(const json_t *v, const char *key, struct buf *path, struct api_error *err)
+{
+    size_t mark = path->len, i;
+    const char *name;
+    json_t *item;
+    bool ok = true;
+    if (json_is_string(v) && !may_hold_nul(key) &&
+        memchr(json_string_value(v), 0, json_string_length(v)))
+        return api_invalid(err, path->p, "%s: the character NUL (\\u0000) is not allowed here",
+                           path->p);
+    json_array_foreach((json_t *)v, i, item)
+    {
+        buf_addf(path, "[%zu]", i);
+        ok = ok && check_nul(item, key, path, err);
+        path->len = mark;
+    }
+    json_object_foreach((json_t *)v, name, item)
+    {
+        buf_addf(path, mark ? ".%.60s" : "%.60s", name);
+        ok = ok && check_nul(item, name, path, err);
+        path->len = mark;
+    }
+    return ok;
+}
+
 json_t *api_parse(const char *body, size_t n, struct api_error *err)
 {
     json_error_t e;
-    json_t *v = json_loadb(body, n, 0, &e);
+    struct error why = {0};
+    if (!json_guard(body, n, &json_limits_request, NULL, &why)) {
+        api_fail(err, 413, "invalid_request_error", "the body has %s", why.msg);
+        return NULL;
+    }
+    json_t *v = json_loadb(body, n, JSON_ALLOW_NUL, &e);
     if (!v) {
+        if (json_error_code(&e) == json_error_null_byte_in_key)
+            snprintf(e.text, sizeof e.text, "a name holds the character NUL (\\u0000)");
         api_invalid(err, NULL, "the body is not valid JSON: line %d, column %d: %s", e.line,
                     e.column, e.text);
         return NULL;
     }
-    if (!json_is_object(v)) {
-        api_invalid(err, NULL, "the body must be a JSON object");
+    struct buf path = {0};
+    buf_adds(&path, "");
+    bool ok = json_is_object(v) || api_invalid(err, NULL, "the body must be a JSON object");
+    if (ok && n && memmem(body, n, "\\u0000", 6))
+        ok = check_nul(v, NULL, &path, err);
+    buf_clear(&path);
+    if (!ok) {
         json_decref(v);
         return NULL;
     }

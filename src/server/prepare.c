@@ -28,14 +28,26 @@ struct token_list *call_add_prompt(struct call *c)
     return &c->prompts[c->n_prompts++];
 }
 
+bool call_refuse(struct call *c, const char *param, const struct error *why)
+{
+    if (c->budget.given_up)
+        return api_fail(&c->err, 503, "unavailable_error", "%s", why->msg);
+    api_invalid(&c->err, param, "%s", why->msg);
+    if (c->budget.over) {
+        c->err.status = 413;
+        c->err.code = "too_much_work";
+    }
+    return false;
+}
+
 bool call_encode(struct call *c, const char *text, size_t n, int flags, struct token_list *out)
 {
     struct error e = {0};
     const struct tokenizer *t = need_tokenizer(c);
     if (!t)
         return false;
-    if (!tokenizer_encode(t, text, n, flags, out, &e))
-        return api_invalid(&c->err, NULL, "%s", e.msg);
+    if (!tokenizer_encode_within(t, text, n, flags, &c->budget, out, &e))
+        return call_refuse(c, NULL, &e);
     return true;
 }
 
@@ -99,13 +111,21 @@ static bool prepare_completions(struct call *c, const json_t *body)
     const struct tokenizer *t = server_runtime(c->server)->tokenizer;
     if (c->p.echo && t) {
         c->echo = mem_zalloc((size_t)c->n_prompts, sizeof *c->echo);
-        for (int i = 0; i < c->n_prompts; i++) {
-            struct buf text = {0};
-            tokenizer_decode(t, c->prompts[i].ids, c->prompts[i].n, false, &text);
-            c->echo[i] = buf_take(&text);
-        }
+        for (int i = 0; i < c->n_prompts; i++) /* what is too long is refused anyway */
+            if (c->prompts[i].n <= (size_t)engine_context(c->server->engine))
+                tokenizer_decode(t, c->prompts[i].ids, c->prompts[i].n, false, &c->echo[i]);
     }
     return true;
+}
+
+/* A reply made of tokens may be many times its request: it has a bound of its own. */
+enum { MAX_REPLY = 64 << 20 };
+static bool reply_fits(struct call *c, size_t bytes)
+{
+    if (bytes <= MAX_REPLY)
+        return true;
+    return api_fail(&c->err, 413, "invalid_request_error",
+                    "the reply would have more than %d MB; ask in parts", MAX_REPLY >> 20);
 }
 
 static void add_ids(struct buf *b, const struct token_list *l)
@@ -120,10 +140,12 @@ static void add_ids(struct buf *b, const struct token_list *l)
 static bool prepare_tokenize(struct call *c, const json_t *body)
 {
     const struct tokenizer *t = need_tokenizer(c);
-    const char *text = NULL;
+    const json_t *text = api_member(body, "content");
+    const char *unused = NULL;
     bool special = false, parse = true, pieces = false;
-    if (!t || !api_string(body, "content", &text, &c->err) ||
-        (!text && !api_string(body, "prompt", &text, &c->err)) ||
+    text = text ? text : api_member(body, "prompt");
+    if (!t || !api_string(body, "content", &unused, &c->err) ||
+        !api_string(body, "prompt", &unused, &c->err) ||
         !api_bool(body, "add_special", &special, &c->err) ||
         !api_bool(body, "add_special_tokens", &special, &c->err) ||
         !api_bool(body, "parse_special", &parse, &c->err) ||
@@ -132,16 +154,20 @@ static bool prepare_tokenize(struct call *c, const json_t *body)
     if (!text)
         return api_invalid(&c->err, "content", "content is missing");
     struct token_list *ids = call_add_prompt(c);
-    if (!call_encode(c, text, strlen(text),
+    if (!call_encode(c, json_string_value(text), json_string_length(text),
                      (parse ? TOKENIZE_SPECIAL : 0) | (special ? TOKENIZE_BOS : 0), ids))
         return false;
     buf_adds(&c->reply, "{\"tokens\":");
+    if (!reply_fits(c, ids->n * 8))
+        return false;
     if (!pieces) {
         add_ids(&c->reply, ids);
     } else {
         for (size_t i = 0; i < ids->n; i++) {
             size_t n;
             const char *piece = tokenizer_piece(t, ids->ids[i], &n);
+            if (!reply_fits(c, c->reply.len + n))
+                return false;
             buf_addf(&c->reply, "%s{\"id\":%d,\"piece\":", i ? "," : "[", ids->ids[i]);
             jsonout_string(&c->reply, piece, n);
             buf_addc(&c->reply, '}');
@@ -158,7 +184,8 @@ static bool prepare_template(struct call *c, const json_t *body)
     struct buf prompt = {0};
     struct token_list *ids = call_add_prompt(c);
     bool ok = prepare_conversation(c, body, &prompt) &&
-              call_encode(c, prompt.p, prompt.len, TOKENIZE_SPECIAL, ids);
+              call_encode(c, prompt.p, prompt.len, TOKENIZE_SPECIAL, ids) &&
+              reply_fits(c, prompt.len * 2 + ids->n * 8);
     if (ok) {
         buf_adds(&c->reply, "{\"prompt\":");
         jsonout_string(&c->reply, prompt.p, prompt.len);
@@ -191,6 +218,13 @@ static bool prepare_detokenize(struct call *c, const json_t *body)
     if (!api_tokens(list, "tokens", tokenizer_n_vocab(t), ids, &c->err))
         return false;
     struct buf text = {0};
+    size_t bytes = 0, len;
+    for (size_t i = 0; i < ids->n; i++) {
+        tokenizer_piece(t, ids->ids[i], &len);
+        bytes += len;
+    }
+    if (!reply_fits(c, bytes * 4))
+        return false;
     tokenizer_decode(t, ids->ids, ids->n, true, &text);
     buf_adds(&c->reply, "{\"content\":");
     jsonout_string(&c->reply, text.p ? text.p : "", text.len);
@@ -203,6 +237,7 @@ static bool prepare_detokenize(struct call *c, const json_t *body)
 
 void call_prepare(struct call *c)
 {
+    c->budget = budget_for(c->n_body, &c->cancelled);
     json_t *body = api_parse(c->body, c->n_body, &c->err);
     mem_free(c->body);
     c->body = NULL;

@@ -149,9 +149,10 @@ static bool render(struct call *c, const json_t *messages, const json_t *tools,
     struct chat_request r = {.messages = messages,
                              .tools = json_array_size(tools) ? tools : NULL,
                              .kwargs = kwargs,
-                             .no_generation_prompt = no_generation};
+                             .no_generation_prompt = no_generation,
+                             .budget = &c->budget};
     if (!chat_render(c->server->chat, &r, prompt, &e))
-        return api_invalid(&c->err, "messages", "%s", e.msg);
+        return call_refuse(c, "messages", &e);
     return true;
 }
 

@@ -7,6 +7,8 @@
 /* prepare.c */
 int call_n_vocab(const struct call *c);
 struct token_list *call_add_prompt(struct call *c);
+/* The call is refused for `why`: what costs too much with 413. Returns false. */
+bool call_refuse(struct call *c, const char *param, const struct error *why);
 bool call_encode(struct call *c, const char *text, size_t n, int flags, struct token_list *out);
 
 /* prepare_chat.c: messages, tools and the rest of a chat body to the text of a prompt; sets c->chat.

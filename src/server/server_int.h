@@ -13,6 +13,7 @@
 #ifndef STEEL_SERVER_SERVER_INT_H
 #define STEEL_SERVER_SERVER_INT_H
 
+#include "base/budget.h"
 #include "server/jsonout.h"
 #include "server/log.h"
 #include "server/params.h"
@@ -98,10 +99,11 @@ struct call {
     size_t n_body;
     char *key; /* API key it came with; owned, NULL = none */
     /* prepared */
+    struct budget budget; /* what preparing may cost */
     struct api_error err;
     struct gen_params p;
     struct token_list *prompts; /* (n_prompts) */
-    char **echo;                /* (n_prompts) text to repeat, or NULL */
+    struct buf *echo;           /* (n_prompts) text to repeat, or NULL */
     int n_prompts;
     bool special;             /* the parser needs to see control tokens */
     struct chat_prompt *chat; /* how to parse the answer; NULL = plain text */
