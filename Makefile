@@ -68,6 +68,7 @@ help:
 	@echo 'make try        install what is missing, build, and show it working'
 	@echo 'make test       install what is missing, build, run all tests'
 	@echo 'make asan       the tests under AddressSanitizer and UBSan'
+	@echo 'make test-faults  every allocation, read, write, accept, thread start fails once'
 	@echo 'make tsan       the threaded tests under ThreadSanitizer'
 	@echo 'make fuzz       build the libFuzzer entries (clang) and run each for FUZZ_SECONDS'
 	@echo 'make test-gpu   every GPU op against the reference;  make bench-gpu: its speed'
@@ -147,6 +148,13 @@ $(B)/tests/test_http: $(B)/tests/test_http.o $(B)/libserver.a $(B)/libsteel.a
 # Counts what the library allocates while it reads hostile files.
 $(B)/tests/test_hostile: LDFLAGS += $(patsubst %,-Wl$(comma)--wrap=%,malloc calloc realloc posix_memalign mmap)
 
+# Preloaded by tests/test_faults.py: the k-th allocation, read, write, accept or thread start fails. Built
+# without what the rest is built with: sanitizers would look into themselves.
+$(B)/tests/faults.so: tests/faults.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=gnu17 -O1 $(WARN) -D_GNU_SOURCE -fPIC -shared -o $@ $< -ldl
+$(B)/tests/test_mem: LDFLAGS += $(patsubst %,-Wl$(comma)--wrap=%,malloc calloc realloc free)
+
 $(B)/bench/%: $(B)/bench/%.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS)
 
@@ -170,9 +178,14 @@ deps:
 try: $(B)/steel
 	@sh tools/try.sh $(B)/steel
 
-test-build: $(B)/steel $(TESTS) $(B)/tests/toy_gguf $(EXAMPLES)
-test: $(B)/steel $(TESTS) $(B)/tests/toy_gguf $(EXAMPLES)
+TEST_TOOLS := $(B)/tests/toy_gguf $(B)/tests/faults.so
+test-build: $(B)/steel $(TESTS) $(TEST_TOOLS) $(EXAMPLES)
+test: $(B)/steel $(TESTS) $(TEST_TOOLS) $(EXAMPLES)
 	@sh tests/run.sh $(B)
+
+# The whole walk of tests/test_faults.py, of which make test takes a sample.
+test-faults: $(B)/steel $(TEST_TOOLS)
+	@python3 tests/test_faults.py $(B) all
 
 asan:
 	$(Q)$(MAKE) --no-print-directory B=build-asan CUDA=0 OPT='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' DEFS=-DSTEEL_DEBUG test
@@ -245,6 +258,6 @@ install: $(B)/steel $(B)/lib/libsteel.a
 clean:
 	rm -rf build build-*
 
-.PHONY: test-build gpu-tools test-gpu bench-gpu test-sim all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install clean test-amx amx-run
+.PHONY: test-build test-faults gpu-tools test-gpu bench-gpu test-sim all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install clean test-amx amx-run
 .SECONDARY:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -185,7 +185,7 @@ bool steel_request_done(const struct steel_request *request);
 int steel_request_fd(const struct steel_request *request); /* of its own queue; -1 = shared */
 
 /* One queue for many requests, read by one thread. The descriptor is readable while events wait. */
-struct steel_queue *steel_queue_new(void);
+struct steel_queue *steel_queue_new(void); /* NULL: no file descriptor is left */
 bool steel_queue_next(struct steel_queue *queue, struct steel_event *event, int timeout_ms);
 int steel_queue_fd(const struct steel_queue *queue);
 void steel_queue_free(struct steel_queue *queue); /* when all its requests are done */

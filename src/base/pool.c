@@ -82,13 +82,16 @@ struct pool *pool_new(int n_threads)
 {
     CHECK(n_threads >= 1, "pool of %d threads", n_threads);
     struct pool *p = mem_aligned(sizeof *p);
-    CHECK(p, "no memory for a thread pool");
+    if (!p)
+        mem_die(sizeof *p);
     *p = (struct pool){.n = n_threads};
     p->workers = mem_zalloc((size_t)n_threads, sizeof *p->workers);
     for (int i = 1; i < n_threads; i++) {
         p->workers[i] = (struct worker){.pool = p, .ith = i};
-        int rc = pthread_create(&p->workers[i].thread, NULL, worker_main, &p->workers[i]);
-        CHECK(rc == 0, "cannot start thread %d", i);
+        if (pthread_create(&p->workers[i].thread, NULL, worker_main, &p->workers[i])) {
+            p->n = i; /* the system has no more: it goes with those there are */
+            break;
+        }
     }
     return p;
 }

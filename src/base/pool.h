@@ -7,7 +7,7 @@
 
 struct pool;
 
-struct pool *pool_new(int n_threads); /* n_threads >= 1 */
+struct pool *pool_new(int n_threads); /* n_threads >= 1; fewer where the system has no more */
 void pool_free(struct pool *p);
 int pool_size(const struct pool *p);
 

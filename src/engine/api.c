@@ -268,9 +268,14 @@ struct steel_request *steel_request_submit(struct steel_engine *engine,
         if (prompt.n == 0 && tokenizer_bos(t) >= 0) /* from nothing a text can begin too */
             token_list_add(&prompt, tokenizer_bos(t));
     }
+    struct steel_queue *own = o->queue ? NULL : steel_queue_new();
+    if (!o->queue && !own) {
+        lib_fail(error, STEEL_NOT_READY, "no file descriptor is left for a queue");
+        token_list_clear(&prompt);
+        return NULL;
+    }
     struct steel_request *r = mem_zalloc(1, sizeof *r);
-    if (!o->queue)
-        r->own = steel_queue_new();
+    r->own = own;
     struct request_spec spec = {
         .prompt = o->text ? prompt.ids : o->tokens,
         .n_prompt = o->text ? (int)prompt.n : o->n_tokens,
@@ -385,8 +390,11 @@ int steel_request_fd(const struct steel_request *request)
 
 struct steel_queue *steel_queue_new(void)
 {
+    struct events *events = events_new();
+    if (!events)
+        return NULL;
     struct steel_queue *q = mem_zalloc(1, sizeof *q);
-    q->q = events_new();
+    q->q = events;
     return q;
 }
 

@@ -47,6 +47,7 @@ struct flight {
 
 struct engine {
     pthread_t thread;
+    bool has_thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     /* under lock */
@@ -122,9 +123,19 @@ void request_cancel(struct request *r)
     pthread_mutex_unlock(&r->engine->lock);
 }
 
-static struct request *request_new(struct engine *e, const struct request_spec *spec)
+struct new_request {
+    struct engine *e;
+    const struct request_spec *spec;
+    struct request *r;
+};
+
+/* A job (mem_try): a long prompt with many choices may be more than there is memory for. */
+static void request_new(void *arg)
 {
-    struct request *r = mem_zalloc(1, sizeof *r);
+    struct new_request *job = arg;
+    struct engine *e = job->e;
+    const struct request_spec *spec = job->spec;
+    struct request *r = job->r = mem_zalloc(1, sizeof *r);
     r->engine = e;
     r->spec = *spec;
     r->n = r->n_open = spec->n > 0 ? spec->n : 1;
@@ -162,7 +173,6 @@ static struct request *request_new(struct engine *e, const struct request_spec *
         if (e->rt->kv->prefix && r->spec.salt)
             c->seq.root = prefix_root(e->rt->kv->prefix, r->spec.salt, strlen(r->spec.salt));
     }
-    return r;
 }
 
 static enum submit_result check_spec(struct engine *e, const struct request_spec *s,
@@ -209,7 +219,12 @@ enum submit_result engine_submit(struct engine *e, const struct request_spec *sp
     enum submit_result res = check_spec(e, spec, err);
     if (res != SUBMIT_OK)
         return res;
-    struct request *r = request_new(e, spec);
+    struct new_request job = {e, spec, NULL};
+    if (!mem_try(request_new, &job)) {
+        error_set(err, "there is no memory for the request; try again later");
+        return SUBMIT_NOT_READY;
+    }
+    struct request *r = job.r;
     pthread_mutex_lock(&e->lock);
     if (e->quit || e->state != ENGINE_READY) {
         error_set(err, "the engine is closing");
@@ -398,14 +413,27 @@ static void take_token(struct engine *e, struct choice *c, int32_t token, struct
         finish(e, c, stop >= 0 ? FINISH_STOP : FINISH_LENGTH, stop, NULL);
 }
 
-/* Before the first step of a choice. */
+struct new_sampler {
+    struct sample_params p;
+    int n_vocab;
+    struct sampler *sampler;
+};
+
+static void make_sampler(void *arg)
+{
+    struct new_sampler *job = arg;
+    job->sampler = sampler_new(&job->p, job->n_vocab);
+}
+
+/* Before the first step of a choice. Without memory for its sampler it fails at the step's end. */
 static void start_choice(struct engine *e, struct choice *c)
 {
     const struct request_spec *spec = &c->req->spec;
-    struct sample_params p = spec->sample;
-    p.seed += (uint64_t)c->index;
-    c->sampler = sampler_new(&p, e->rt->model->config.n_vocab);
-    for (int i = 0; i < c->seq.n_prompt; i++)
+    struct new_sampler job = {.p = spec->sample, .n_vocab = e->rt->model->config.n_vocab};
+    job.p.seed += (uint64_t)c->index;
+    if (mem_try(make_sampler, &job))
+        c->sampler = job.sampler;
+    for (int i = 0; c->sampler && i < c->seq.n_prompt; i++)
         sampler_accept(c->sampler, c->seq.tokens[i], false);
     c->entered_ns = clock_ns();
     leave_queue(e, 1);
@@ -461,7 +489,7 @@ static enum started start_step(struct engine *e, struct flight *f)
         return NOTHING_TO_DO;
     for (int i = 0; i < n; i++) {
         struct choice *c = (struct choice *)s->planned[i];
-        if (!c->sampler)
+        if (!c->entered_ns)
             start_choice(e, c);
         if (f->items[i].want == LOGITS_LAST && !c->req->spec.logprobs)
             f->items[i].sampler = c->sampler;
@@ -508,7 +536,7 @@ static void start_ahead(struct engine *e)
         const struct choice *c = (const struct choice *)f->seqs[i];
         int n = c->seq.n_tokens + 1 - c->seq.n_prompt; /* answer tokens when `now` ends */
         n_bias += c->req->spec.sample.n_bias;
-        if (c->req->spec.logprobs || sampler_has_memory(c->sampler) ||
+        if (!c->sampler || c->req->spec.logprobs || sampler_has_memory(c->sampler) ||
             (n == c->req->spec.min_tokens && n < c->req->spec.max_tokens))
             return;
     }
@@ -574,7 +602,9 @@ static void finish_step(struct engine *e)
             continue;
         if (!ok)
             continue;
-        if (it->want == LOGITS_LAST && c->req->spec.logprobs)
+        if (!c->sampler)
+            finish(e, c, FINISH_ERROR, -1, "there is no memory for the answer; try again later");
+        else if (it->want == LOGITS_LAST && c->req->spec.logprobs)
             pick_with_logprobs(e, c, it);
         else if (it->want == LOGITS_LAST)
             take_token(e, c, it->token, &(struct engine_event){.stop = -1});
@@ -692,8 +722,10 @@ static void *engine_main(void *arg)
     struct engine *e = arg;
     pthread_setname_np(pthread_self(), "steel-engine");
     bool ok = start(e);
-    if (ok)
+    if (ok) {
+        mem_reserve(); /* from here on others depend on this process */
         show_stats(e);
+    }
     set_state(e, ok ? ENGINE_READY : ENGINE_FAILED, NULL);
     if (ok) {
         loop(e);
@@ -719,7 +751,11 @@ struct engine *engine_open(const char *path, const struct engine_options *opt)
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->changed, NULL);
     int rc = pthread_create(&e->thread, NULL, engine_main, e);
-    CHECK(rc == 0, "cannot start the engine thread");
+    e->has_thread = rc == 0;
+    if (rc) {
+        error_set(&e->error, "cannot start the engine's thread: %s", strerror(rc));
+        e->state = ENGINE_FAILED;
+    }
     return e;
 }
 
@@ -766,7 +802,8 @@ void engine_close(struct engine *e)
     e->quit = true;
     pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->lock);
-    pthread_join(e->thread, NULL);
+    if (e->has_thread)
+        pthread_join(e->thread, NULL);
     runtime_close(e->rt);
     for (int i = 0; i < 2; i++) {
         mem_free(e->flights[i].items);

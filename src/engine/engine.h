@@ -59,7 +59,7 @@ enum submit_result {
     SUBMIT_INVALID,   /* the request can never run */
     SUBMIT_TOO_LONG,  /* ... because its prompt does not fit the context */
     SUBMIT_FULL,      /* try again later */
-    SUBMIT_NOT_READY, /* loading, failed or closing */
+    SUBMIT_NOT_READY, /* loading, failed, closing or out of memory */
 };
 
 enum { HISTOGRAM_BUCKETS = 22 };

@@ -27,15 +27,17 @@ struct record {
 
 struct events *events_new(void)
 {
+    int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (fd < 0)
+        return NULL;
     struct events *q = mem_zalloc(1, sizeof *q);
+    q->fd = fd;
     pthread_mutex_init(&q->lock, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&q->arrived, &attr);
     pthread_condattr_destroy(&attr);
-    q->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    CHECK(q->fd >= 0, "eventfd: %s", strerror(errno));
     return q;
 }
 

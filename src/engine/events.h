@@ -43,7 +43,7 @@ struct engine_event {
 };
 
 struct events;
-struct events *events_new(void);
+struct events *events_new(void);    /* NULL: no file descriptor is left */
 void events_free(struct events *q); /* every request sent to it must be done */
 
 /* The next event; its pointers hold until the next call. Waits up to timeout_ms (-1 = for ever). */

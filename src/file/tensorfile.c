@@ -28,6 +28,12 @@ struct name_chunk {
     char text[];
 };
 
+/* JSON values come from the same heap as all else: running out has one handler. */
+__attribute__((constructor)) static void share_heap(void)
+{
+    json_set_alloc_funcs(mem_alloc, mem_free);
+}
+
 bool name_ok(const char *p, size_t len)
 {
     for (size_t i = 0; i < len; i++)

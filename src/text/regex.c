@@ -49,16 +49,49 @@ struct translator {
     bool has_white_space; /* PCRE2 >= 10.40 knows \p{White_Space} */
 };
 
+/* PCRE2's memory is ours: running out has one handler. */
+static pcre2_general_context *heap;
+
+static void *heap_alloc(size_t n, void *arg)
+{
+    (void)arg;
+    return mem_alloc(n);
+}
+
+static void heap_free(void *p, void *arg)
+{
+    (void)arg;
+    mem_free(p);
+}
+
+static void heap_open(void)
+{
+    struct mem_job *job = mem_job_suspend();
+    heap = pcre2_general_context_create(heap_alloc, heap_free, NULL);
+    mem_job_resume(job);
+}
+
+void *regex_heap(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, heap_open);
+    return heap;
+}
+
 static bool white_space_known;
 
 static void white_space_probe(void)
 {
     int code;
     PCRE2_SIZE at;
+    struct mem_job *job = mem_job_suspend();
+    pcre2_compile_context *ctx = pcre2_compile_context_create(regex_heap());
     pcre2_code *c = pcre2_compile((PCRE2_SPTR) "\\p{White_Space}", PCRE2_ZERO_TERMINATED,
-                                  PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
+                                  PCRE2_UTF | PCRE2_UCP, &code, &at, ctx);
     white_space_known = c != NULL;
     pcre2_code_free(c);
+    pcre2_compile_context_free(ctx);
+    mem_job_resume(job);
 }
 
 static bool class_parse(struct translator *t, struct buf *out);
@@ -375,8 +408,7 @@ struct regex *regex_new(const char *pattern, size_t len, bool literal, struct er
         buf_clear(&text);
         return NULL;
     }
-    pcre2_compile_context *ctx = pcre2_compile_context_create(NULL);
-    CHECK(ctx, "out of memory");
+    pcre2_compile_context *ctx = pcre2_compile_context_create(regex_heap());
     pcre2_set_newline(ctx, PCRE2_NEWLINE_LF);
     pcre2_set_parens_nest_limit(ctx, MAX_DEPTH * 3);
     uint32_t flags = literal ? PCRE2_UTF | PCRE2_LITERAL
@@ -438,9 +470,8 @@ static enum regex_result find_within(const struct regex *re, struct regex_scratc
                                      size_t *start, size_t *end, struct error *err)
 {
     if (!s->match_data) {
-        s->match_data = pcre2_match_data_create(1, NULL);
-        s->context = pcre2_match_context_create(NULL);
-        CHECK(s->match_data && s->context, "out of memory");
+        s->match_data = pcre2_match_data_create(1, regex_heap());
+        s->context = pcre2_match_context_create(regex_heap());
         pcre2_set_heap_limit(s->context, HEAP_LIMIT_KB);
     }
     uint64_t limit = MATCH_STEPS + (uint64_t)(n - from) * 8;
@@ -450,7 +481,7 @@ static enum regex_result find_within(const struct regex *re, struct regex_scratc
                          s->context);
     /* 32 KB of machine stack is enough for nearly all; then a larger one; then the interpreter. */
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT && !s->jit_stack &&
-        (s->jit_stack = pcre2_jit_stack_create(JIT_STACK_MIN, JIT_STACK_MAX, NULL))) {
+        (s->jit_stack = pcre2_jit_stack_create(JIT_STACK_MIN, JIT_STACK_MAX, regex_heap()))) {
         pcre2_jit_stack_assign(s->context, NULL, s->jit_stack);
         rc = pcre2_match(re->code, (PCRE2_SPTR)text, n, from, PCRE2_NO_UTF_CHECK, s->match_data,
                          s->context);

@@ -45,6 +45,8 @@ enum regex_result regex_next(const struct regex *re, struct regex_scratch *s, st
                              const char *text, size_t n, size_t *start, size_t *end,
                              struct error *err);
 
+/* PCRE2's general context over mem_alloc: for all who call that library. */
+void *regex_heap(void);
 /* The PCRE2 spelling of an Oniguruma pattern (exposed for tests). */
 bool regex_translate(const char *pattern, size_t len, struct buf *out, struct error *err);
 

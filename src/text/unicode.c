@@ -9,6 +9,7 @@
 #include "text/unicode.h"
 #include "base/error.h"
 #include "base/mem.h"
+#include "text/regex.h"
 
 #include <pcre2.h>
 #include <pthread.h>
@@ -119,8 +120,10 @@ static void category_compile(void)
 {
     int code;
     PCRE2_SIZE at;
+    pcre2_compile_context *ctx = pcre2_compile_context_create(regex_heap());
     category_code = pcre2_compile((PCRE2_SPTR)category_regex, PCRE2_ZERO_TERMINATED, PCRE2_UTF,
-                                  &code, &at, NULL);
+                                  &code, &at, ctx);
+    pcre2_compile_context_free(ctx);
     CHECK(category_code, "PCRE2 was built without Unicode support (error %d)", code);
 }
 
@@ -136,8 +139,7 @@ static uint8_t *page_fill(uint32_t page)
     }
     for (uint32_t i = 0; i < 256; i++)
         n += (size_t)utf8_encode(page << 8 | i, text + n);
-    pcre2_match_data *md = pcre2_match_data_create(UC_COUNT, NULL);
-    CHECK(md, "out of memory");
+    pcre2_match_data *md = pcre2_match_data_create(UC_COUNT, regex_heap());
     size_t at = 0;
     while (at < n) {
         int rc = pcre2_match(category_code, (PCRE2_SPTR)text, n, at, PCRE2_NO_UTF_CHECK, md, NULL);
@@ -164,11 +166,15 @@ const uint8_t *unicode_page(uint32_t page)
     uint8_t *p = atomic_load_explicit(&pages[page], memory_order_acquire);
     if (__builtin_expect(p != NULL, 1))
         return p;
+    struct mem_job *job =
+        mem_job_suspend(); /* it stays, whatever becomes of the job that needs it */
     uint8_t *fresh = page_fill(page), *none = NULL;
-    if (atomic_compare_exchange_strong(&pages[page], &none, fresh))
-        return fresh;
-    mem_free(fresh); /* another thread was first */
-    return none;
+    if (!atomic_compare_exchange_strong(&pages[page], &none, fresh)) {
+        mem_free(fresh); /* another thread was first */
+        fresh = none;
+    }
+    mem_job_resume(job);
+    return fresh;
 }
 
 void unicode_add_lower(uint32_t cp, struct buf *out)

@@ -133,7 +133,8 @@ bool mm_init(struct cpu_backend *cb, struct error *err)
     for (int i = 0; i < 3; i++)
         widest = dims[i] > widest ? dims[i] : widest;
     struct matmul *m = mem_aligned(sizeof *m);
-    CHECK(m, "no memory for %zu bytes", sizeof *m);
+    if (!m)
+        mem_die(sizeof *m);
     memset(m, 0, sizeof *m);
     cb->mm = m;
     /* The generic kernel's rows, or GPTQ4's permuted inputs: a row of floats and 8 records. */
