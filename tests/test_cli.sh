@@ -64,6 +64,15 @@ echo 'hello world' >"$tmp/prompt.txt"
 cmp -s "$tmp/a" "$tmp/b" || { echo "FAIL: stdin and file differ"; failures=$((failures + 1)); }
 expect 1 'context' "$steel" run "$tmp/tiny.gguf" --raw -p 'hello hello hello hello hello' -c 3 -n 4
 one_line_error
+# the whole context, then an error that says so; -n 0 reads the prompt and says nothing
+expect 1 'the context of 64 tokens is full (2 of the prompt, 62 generated); see -c' \
+    "$steel" run --raw -p hello -c 64 --ignore-eos --temp 0
+expect 0 'prompt 2 tokens' "$steel" run --raw -p hello -n 0
+[ -s "$tmp/out" ] && echo "FAIL: -n 0 generates" && failures=$((failures + 1))
+# a stop text ends the answer and does not show
+whole=$("$steel" run -p 'What is 2 + 2?' --think off --temp 0 -q)
+[ "$whole" = '2 + 2 = 4.' ] && [ "$("$steel" run -p 'What is 2 + 2?' --think off --temp 0 -q --stop ' =')" = '2 + 2' ] ||
+    { echo "FAIL: --stop: '$whole'"; failures=$((failures + 1)); }
 
 expect 0 '"test": "pp16"' "$steel" bench "$tmp/tiny.gguf" -p 16 -n 4 --batch 1,3 -r 1 --json
 grep -q '"test": "tg4 x3"' "$tmp/out" || { echo "FAIL: no batched bench"; failures=$((failures + 1)); }

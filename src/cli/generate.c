@@ -90,10 +90,12 @@ static double rate(int n, double s)
 void generation_print(const struct steel_event *end, FILE *out)
 {
     int n_read = end->n_prompt - end->n_cached;
+    double first = end->n_generated ? end->first_token_s : end->total_s;
     fprintf(out, "prompt %d tokens", end->n_prompt);
     if (end->n_cached)
         fprintf(out, " (%d read, %d cached)", n_read, end->n_cached);
-    fprintf(out, ", %.1f tok/s | generated %d tokens, %.1f tok/s",
-            rate(n_read, end->first_token_s - end->queue_s), end->n_generated,
-            rate(end->n_generated - 1, end->total_s - end->first_token_s));
+    fprintf(out, ", %.1f tok/s", rate(n_read, first - end->queue_s));
+    if (end->n_generated)
+        fprintf(out, " | generated %d tokens, %.1f tok/s", end->n_generated,
+                rate(end->n_generated - 1, end->total_s - first));
 }
