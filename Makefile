@@ -224,7 +224,7 @@ bench-gpu: gpu-tools
 SIM_SRC := $(wildcard src/backend/cuda/*.cu) tests/gpu/cudasim.cpp
 SIM_OBJ := $(patsubst %,$(B)/sim/%.o,$(SIM_SRC) tests/gpu/test_ops.c tests/gpu/steps.c tests/gpu/duo.c tests/gpu/random_weight.c \
 	src/backend/ref.c src/quant/quant.c src/backend/rawweight.c src/base/error.c src/base/mem.c \
-	src/base/pool.c src/sample/sampler.c)
+	src/base/pool.c src/base/cpu.c src/sample/sampler.c)
 SIM_FLAGS = -O1 -g -DSTEEL_CUDA_SIM -D_GNU_SOURCE -Isrc -Iinclude -Itests/gpu -pthread $(SIM_SAN)
 $(B)/sim/%.c.o: %.c
 	@mkdir -p $(@D)

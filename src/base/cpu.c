@@ -1,8 +1,15 @@
-/* CPU detection: CPUID for the instructions, XGETBV for what the system saves, and for AMX the
- * permission a process must ask the kernel for. */
+/*
+ * CPU detection: CPUID for the instructions, XGETBV for what the system saves, and for AMX the
+ * permission a process must ask the kernel for. And the quota: a container that may use two CPUs of
+ * 64 sees 64 in its affinity; what it is paid for stands in the files of its cgroup and of those
+ * above it. In a container the mount often shows the process's own cgroup as its root, so paths are
+ * taken relative to what is mounted.
+ */
 #include "base/cpu.h"
 
+#include <limits.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -83,4 +90,115 @@ bool isa_choose(enum isa *isa, struct error *err)
         return true;
     }
     return error_set(err, "STEEL_ISA=%s: unknown; use ref, avx2, avx512, vnni or amx", want);
+}
+
+/* Quota */
+
+/* Whether one of the words in `list`, between commas, is `word`. */
+static bool has_word(const char *list, const char *word)
+{
+    size_t n = strlen(word);
+    for (const char *p = list; (p = strstr(p, word)); p += n)
+        if ((p == list || p[-1] == ',') && (p[n] == '\0' || p[n] == ','))
+            return true;
+    return false;
+}
+
+/* The process's cgroup in the hierarchy that bounds CPU time: v2's is numbered 0, v1's names cpu. */
+static bool find_group(const char *root, bool v2, char *group, size_t cap)
+{
+    char path[PATH_MAX], line[PATH_MAX + 256];
+    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return false;
+    bool found = false;
+    while (!found && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\n")] = '\0';
+        char *list = strchr(line, ':'), *name = list ? strchr(list + 1, ':') : NULL;
+        if (!name)
+            continue;
+        *list++ = *name++ = '\0';
+        found = v2 ? !strcmp(line, "0") && !*list : has_word(list, "cpu");
+        if (found)
+            snprintf(group, cap, "%s", name);
+    }
+    fclose(f);
+    return found;
+}
+
+/* CPUs by the files of one cgroup, rounded up; 0: no limit or no such files. */
+static int read_quota(const char *folder, bool v2)
+{
+    char path[2 * PATH_MAX + 32], text[64] = "";
+    long long quota = 0, period = 0;
+    snprintf(path, sizeof path, "%s/%s", folder, v2 ? "cpu.max" : "cpu.cfs_quota_us");
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return 0;
+    bool some = fgets(text, sizeof text, f) != NULL;
+    fclose(f);
+    if (!some || sscanf(text, "%lld %lld", &quota, &period) < 1) /* v2: "max 100000" has none */
+        return 0;
+    if (!v2) {
+        snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
+        if (!(f = fopen(path, "r")))
+            return 0;
+        some = fscanf(f, "%lld", &period) == 1;
+        fclose(f);
+    }
+    if (!some || quota <= 0 || period <= 0)
+        return 0;
+    long long cpus = quota / period + (quota % period != 0);
+    return cpus < INT_MAX ? (int)cpus : INT_MAX;
+}
+
+/* The least quota of a mounted hierarchy, from the process's cgroup up to what is mounted. */
+static int mount_quota(const char *root, const char *top, const char *point, bool v2)
+{
+    char group[PATH_MAX], folder[2 * PATH_MAX];
+    if (!find_group(root, v2, group, sizeof group))
+        return 0;
+    size_t n = strcmp(top, "/") ? strlen(top) : 0;
+    bool inside = !strncmp(group, top, n) && (group[n] == '/' || group[n] == '\0');
+    snprintf(folder, sizeof folder, "%s%s%s", root, point, inside ? group + n : "");
+    size_t least = strlen(root) + strlen(point);
+    int best = 0;
+    for (;;) {
+        size_t len = strlen(folder);
+        while (len > least && folder[len - 1] == '/')
+            folder[--len] = '\0';
+        int cpus = read_quota(folder, v2);
+        if (cpus && (!best || cpus < best))
+            best = cpus;
+        if (len <= least)
+            return best;
+        *strrchr(folder, '/') = '\0';
+    }
+}
+
+int cpu_quota(const char *root)
+{
+    char path[PATH_MAX], line[3 * PATH_MAX], top[PATH_MAX], point[PATH_MAX];
+    snprintf(path, sizeof path, "%s/proc/self/mountinfo", root);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return 0;
+    int best = 0;
+    /* "36 35 0:30 ROOT POINT options... - TYPE SOURCE options" */
+    while (fgets(line, sizeof line, f)) {
+        char type[64], options[1024];
+        const char *rest = strstr(line, " - ");
+        if (!rest || sscanf(line, "%*s %*s %*s %4095s %4095s", top, point) != 2 ||
+            sscanf(rest, " - %63s %*s %1023s", type, options) != 2)
+            continue;
+        bool v2 = !strcmp(type, "cgroup2");
+        if (!v2 && (strcmp(type, "cgroup") || !has_word(options, "cpu")))
+            continue;
+        int cpus = mount_quota(root, top, point, v2);
+        if (cpus && (!best || cpus < best))
+            best = cpus;
+    }
+    fclose(f);
+    return best;
 }

@@ -1,11 +1,24 @@
 /*
- * The thread team: workers spin a short while for the next job, then park on a futex, so that the
- * many small jobs of a decode step start in well under a microsecond and an idle engine costs nothing.
+ * The thread team. All threads work on one word: the number of the phase (its epoch) and how many of
+ * its pieces nobody claimed yet. Invariants:
+ *   1. A claim is one compare-and-swap of the word, and the word alone says whether there is anything
+ *      to claim. So a thread that slept through a phase, or through whole jobs, claims nothing that is
+ *      gone.
+ *   2. `left` counts pieces not finished. Who finishes the last one begins the next phase and
+ *      publishes it: fields first, then the word. So a phase is over when its pieces are, whoever was
+ *      there; a thread that is not running holds up the others only while it has claimed pieces.
+ *   3. run, arg and total are read after a claim: they cannot change before it is finished. cut is
+ *      read before it and may be another phase's: then the claim is merely of another size.
+ *   4. Who waits, spins for SPIN_NS, then sleeps on a bell. A sleeper announces itself and looks at
+ *      the word again before it sleeps, the publisher writes the word and looks for sleepers after.
  */
 #include "base/pool.h"
+#include "base/clock.h"
+#include "base/cpu.h"
 #include "base/error.h"
 #include "base/mem.h"
 
+#include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -15,7 +28,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SPIN_LIMIT = 20000 };
+enum { PIECE_BITS = 24, IDLE = (1 << PIECE_BITS) - 1 }; /* IDLE: in place of a count, no job */
+
+/* Longer than the pauses between the jobs of a step and than what one piece takes longer than
+ * another; short against the time for which a scheduler takes a thread away. */
+enum { SPIN_NS = 100000, SPINS_PER_LOOK = 32 };
 
 struct worker {
     struct pool *pool;
@@ -23,17 +40,28 @@ struct worker {
     int ith;
 };
 
+/* Where threads sleep. */
+struct bell {
+    _Atomic uint32_t rung;
+    _Atomic bool asleep; /* somebody sleeps, or is about to */
+};
+
 struct pool {
     int n;
     struct worker *workers; /* (n), entry 0 unused: the caller */
-    void (*fn)(void *, int, int);
+    /* The phase in work. */
+    _Alignas(64) _Atomic uint64_t word; /* epoch << PIECE_BITS | unclaimed, or IDLE */
+    void (*run)(void *arg, int ith, int first, int last);
     void *arg;
-    _Alignas(64) _Atomic uint32_t job;    /* generation; workers wait for it to change */
-    _Alignas(64) _Atomic uint32_t parked; /* workers asleep in the futex */
-    _Alignas(64) _Atomic int pending;     /* workers still in the current job */
-    _Alignas(64) _Atomic int arrived;     /* barrier */
-    _Alignas(64) _Atomic uint32_t phase;  /* barrier generation */
-    bool quit;
+    int total;
+    _Atomic int cut;
+    _Alignas(64) _Atomic int left;
+    /* The job: only the thread that begins a phase reads and writes these. */
+    _Alignas(64) const struct pool_phase *phases;
+    int n_phases, phase;
+    _Alignas(64) struct bell caller; /* waits for the next phase or the end */
+    _Alignas(64) struct bell team;   /* wait for anything to do */
+    _Atomic bool quit;
 };
 
 static inline void relax(void)
@@ -43,39 +71,131 @@ static inline void relax(void)
 #endif
 }
 
-static void wait_change(struct pool *p, uint32_t seen)
+static void ring(struct bell *b)
 {
-    for (int i = 0; i < SPIN_LIMIT; i++) {
-        if (atomic_load_explicit(&p->job, memory_order_acquire) != seen)
+    if (!atomic_load(&b->asleep) || !atomic_exchange(&b->asleep, false))
+        return;
+    atomic_fetch_add(&b->rung, 1);
+    syscall(SYS_futex, &b->rung, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Returns when the word is no longer `seen`. */
+static void wait_change(struct pool *p, uint64_t seen, struct bell *b)
+{
+    int64_t end = 0;
+    do {
+        for (int i = 0; i < SPINS_PER_LOOK; i++) {
+            if (atomic_load_explicit(&p->word, memory_order_acquire) != seen)
+                return;
+            relax();
+        }
+        if (!end)
+            end = clock_ns() + SPIN_NS;
+    } while (clock_ns() < end);
+    for (;;) {
+        uint32_t rung = atomic_load(&b->rung);
+        atomic_store(&b->asleep, true);
+        if (atomic_load(&p->word) != seen)
             return;
-        relax();
+        syscall(SYS_futex, &b->rung, FUTEX_WAIT_PRIVATE, rung, NULL, NULL, 0);
     }
-    atomic_fetch_add(&p->parked, 1);
-    while (atomic_load(&p->job) == seen)
-        syscall(SYS_futex, &p->job, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
-    atomic_fetch_sub(&p->parked, 1);
+}
+
+static void publish(struct pool *p, int unclaimed)
+{
+    uint64_t epoch = atomic_load_explicit(&p->word, memory_order_relaxed) >> PIECE_BITS;
+    atomic_store(&p->word, (epoch + 1) << PIECE_BITS | (uint64_t)unclaimed);
+}
+
+/* Opens a phase, of whose pieces the first `claimed` are this thread's already. */
+static void offer(struct pool *p, struct pool_work work, int claimed)
+{
+    CHECK(work.n > 0 && work.n < IDLE, "a phase of %d pieces", work.n);
+    p->total = work.n;
+    atomic_store_explicit(&p->cut, work.cut, memory_order_relaxed);
+    atomic_store_explicit(&p->left, work.n, memory_order_relaxed);
+    publish(p, work.n - claimed);
+    /* The piece of a phase of one is this thread's. */
+    if (work.n > 1) {
+        ring(&p->caller);
+        ring(&p->team);
+    }
+}
+
+/* Begins the next phase that has pieces, or ends the job. */
+static void advance(struct pool *p)
+{
+    for (; p->phase < p->n_phases; p->phase++) {
+        const struct pool_phase *ph = &p->phases[p->phase];
+        struct pool_work work = ph->begin(p->arg);
+        if (work.n == 0)
+            continue;
+        p->run = ph->run;
+        p->phase++;
+        offer(p, work, 0);
+        return;
+    }
+    publish(p, IDLE);
+    ring(&p->caller);
+}
+
+static int claim_size(int unclaimed, int n_threads, int cut)
+{
+    int n = cut == POOL_SINGLE ? 1 : unclaimed * (cut == POOL_LONG ? 3 : 2) / (4 * n_threads);
+    return n < 1 ? 1 : n;
+}
+
+static void finish(struct pool *p, int n)
+{
+    if (atomic_fetch_sub_explicit(&p->left, n, memory_order_acq_rel) == n)
+        advance(p);
+}
+
+/* Claims pieces and runs them. False where there are none to claim in the state *seen. */
+static bool work_once(struct pool *p, int ith, uint64_t *seen)
+{
+    uint64_t at = atomic_load_explicit(&p->word, memory_order_acquire);
+    int unclaimed, n;
+    do {
+        unclaimed = (int)(at & IDLE);
+        if (unclaimed == 0 || unclaimed == IDLE) {
+            *seen = at;
+            return false;
+        }
+        n = claim_size(unclaimed, p->n, atomic_load_explicit(&p->cut, memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&p->word, &at, at - (uint64_t)n,
+                                                    memory_order_acquire, memory_order_acquire));
+    int first = p->total - unclaimed;
+    p->run(p->arg, ith, first, first + n);
+    finish(p, n);
+    return true;
 }
 
 static void *worker_main(void *arg)
 {
     struct worker *w = arg;
     struct pool *p = w->pool;
-    uint32_t seen = 0;
     for (;;) {
-        wait_change(p, seen);
-        seen = atomic_load_explicit(&p->job, memory_order_acquire);
-        if (p->quit)
+        uint64_t seen;
+        while (work_once(p, w->ith, &seen))
+            ;
+        if (atomic_load(&p->quit))
             return NULL;
-        p->fn(p->arg, w->ith, p->n);
-        atomic_fetch_sub_explicit(&p->pending, 1, memory_order_release);
+        wait_change(p, seen, &p->team);
     }
 }
 
-static void start_job(struct pool *p)
+/* The caller's part of a job: until there is none. */
+static void work_all(struct pool *p)
 {
-    atomic_fetch_add(&p->job, 1);
-    if (atomic_load(&p->parked) > 0)
-        syscall(SYS_futex, &p->job, FUTEX_WAKE_PRIVATE, p->n, NULL, NULL, 0);
+    for (;;) {
+        uint64_t seen;
+        while (work_once(p, 0, &seen))
+            ;
+        if ((seen & IDLE) == IDLE)
+            return;
+        wait_change(p, seen, &p->caller);
+    }
 }
 
 struct pool *pool_new(int n_threads)
@@ -84,7 +204,7 @@ struct pool *pool_new(int n_threads)
     struct pool *p = mem_aligned(sizeof *p);
     if (!p)
         mem_die(sizeof *p);
-    *p = (struct pool){.n = n_threads};
+    *p = (struct pool){.n = n_threads, .word = IDLE};
     p->workers = mem_zalloc((size_t)n_threads, sizeof *p->workers);
     for (int i = 1; i < n_threads; i++) {
         p->workers[i] = (struct worker){.pool = p, .ith = i};
@@ -100,8 +220,9 @@ void pool_free(struct pool *p)
 {
     if (!p)
         return;
-    p->quit = true;
-    start_job(p);
+    atomic_store(&p->quit, true);
+    publish(p, IDLE);
+    ring(&p->team);
     for (int i = 1; i < p->n; i++)
         pthread_join(p->workers[i].thread, NULL);
     mem_free(p->workers);
@@ -113,48 +234,78 @@ int pool_size(const struct pool *p)
     return p->n;
 }
 
+void pool_phases(struct pool *p, const struct pool_phase *phases, int n, void *arg)
+{
+    if (p->n == 1) {
+        for (int i = 0; i < n; i++) {
+            struct pool_work work = phases[i].begin(arg);
+            if (work.n > 0)
+                phases[i].run(arg, 0, 0, work.n);
+        }
+        return;
+    }
+    p->phases = phases;
+    p->n_phases = n;
+    p->phase = 0;
+    p->arg = arg;
+    advance(p);
+    work_all(p);
+}
+
+void pool_each(struct pool *p, int n, enum pool_cut cut,
+               void (*run)(void *arg, int ith, int first, int last), void *arg)
+{
+    if (n == 0)
+        return;
+    if (p->n == 1 || n == 1) {
+        run(arg, 0, 0, n);
+        return;
+    }
+    p->n_phases = p->phase = 0;
+    p->run = run;
+    p->arg = arg;
+    offer(p, (struct pool_work){n, cut}, 0);
+    work_all(p);
+}
+
+struct run_job {
+    void (*fn)(void *arg, int i, int n);
+    void *arg;
+    int n;
+};
+
+static void run_pieces(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct run_job *j = arg;
+    for (int i = first; i < last; i++)
+        j->fn(j->arg, i, j->n);
+}
+
 void pool_run(struct pool *p, void (*fn)(void *, int, int), void *arg)
 {
+    struct run_job j = {fn, arg, p->n};
     if (p->n == 1) {
         fn(arg, 0, 1);
         return;
     }
-    p->fn = fn;
-    p->arg = arg;
-    atomic_store_explicit(&p->pending, p->n - 1, memory_order_relaxed);
-    start_job(p);
+    p->n_phases = p->phase = 0;
+    p->run = run_pieces;
+    p->arg = &j;
+    offer(p, (struct pool_work){p->n, POOL_SINGLE}, 1);
     fn(arg, 0, p->n);
-    for (int spins = 0; atomic_load_explicit(&p->pending, memory_order_acquire) > 0; spins++) {
-        if (spins < SPIN_LIMIT)
-            relax();
-        else
-            sched_yield();
-    }
-}
-
-void pool_barrier(struct pool *p)
-{
-    if (p->n == 1)
-        return;
-    uint32_t phase = atomic_load_explicit(&p->phase, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) == p->n - 1) {
-        atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&p->phase, phase + 1, memory_order_release);
-        return;
-    }
-    for (int spins = 0; atomic_load_explicit(&p->phase, memory_order_acquire) == phase; spins++) {
-        if (spins < SPIN_LIMIT)
-            relax();
-        else
-            sched_yield();
-    }
+    finish(p, 1);
+    work_all(p);
 }
 
 int pool_cpu_count(void)
 {
     cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        return CPU_COUNT(&set);
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 ? (int)n : 1;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
+    if (n < 1) {
+        long online = sysconf(_SC_NPROCESSORS_ONLN);
+        n = online > 0 ? (int)online : 1;
+    }
+    int quota = cpu_quota("");
+    return quota && quota < n ? quota : n;
 }

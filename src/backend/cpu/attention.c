@@ -72,7 +72,6 @@ struct job {
     size_t thread_bytes;
     int rows_cap, units_cap, n_units, n_tasks;
     int64_t cost; /* pairs of a row and a key it sees */
-    _Atomic int next;
 };
 
 /* One thread's working memory, for rows_cap rows. */
@@ -540,16 +539,12 @@ static void run_split(const struct job *j, struct unit *u, const struct task *ta
     }
 }
 
-static void run_tasks(void *arg, int ith, int nth)
+static void run_tasks(void *arg, int ith, int first, int last)
 {
-    (void)nth;
     struct job *j = arg;
     struct area a;
     area_lay(&a, j->thread + (size_t)ith * j->thread_bytes, j->s, j->rows_cap);
-    for (;;) {
-        int i = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
-        if (i >= j->n_tasks)
-            return;
+    for (int i = first; i < last; i++) {
         struct unit *u = &j->units[j->tasks[i].unit];
         if (j->tasks[i].chunks == 0)
             run_unit(j, u, &a);
@@ -576,7 +571,7 @@ void cpu_attention(const struct shape *s, const struct batch *b, const struct at
     job_lay(&j, &x, s, n_threads, scratch);
     plan(&j, &x, n_threads);
     if (j.n_tasks > 1 && j.cost * s->head_dim >= ALONE)
-        pool_run(pool, run_tasks, &j);
+        pool_each(pool, j.n_tasks, POOL_SINGLE, run_tasks, &j);
     else
-        run_tasks(&j, 0, 1);
+        run_tasks(&j, 0, 0, j.n_tasks);
 }

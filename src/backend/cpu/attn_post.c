@@ -24,11 +24,11 @@ struct rope_job {
     float *table;
 };
 
-static void rope_rows(void *arg, int ith, int nth)
+static void rope_rows(void *arg, int ith, int first, int last)
 {
+    (void)ith;
     const struct rope_job *j = arg;
-    int half = j->s->n_rot / 2, first, last;
-    pool_split(j->b->n_tokens, 1, ith, nth, &first, &last);
+    int half = j->s->n_rot / 2;
     for (int t = first; t < last; t++) {
         float *row = j->table + (size_t)t * (size_t)j->s->n_rot;
         for (int i = 0; i < half; i++) {
@@ -46,9 +46,9 @@ void cpu_rope_table(const struct shape *s, const struct batch *b, float *table, 
 {
     struct rope_job j = {s, b, table};
     if (b->n_tokens * s->n_rot < 512)
-        rope_rows(&j, 0, 1);
+        rope_rows(&j, 0, 0, b->n_tokens);
     else
-        pool_run(pool, rope_rows, &j);
+        pool_each(pool, b->n_tokens, POOL_EVEN, rope_rows, &j);
 }
 
 struct post_job {
@@ -58,6 +58,7 @@ struct post_job {
     const float *rope; /* (n_tokens, n_rot) */
     float *qkv, *q;    /* (n_tokens, (H + 2K) * D), (n_tokens, H * D) */
     const struct row_kernels *kernels;
+    int run; /* tokens of a piece */
 };
 
 static void post_token(const struct post_job *j, int t)
@@ -84,23 +85,25 @@ static void post_token(const struct post_job *j, int t)
     }
 }
 
-static void post_tokens(void *arg, int ith, int nth)
+static void post_tokens(void *arg, int ith, int first, int last)
 {
+    (void)ith;
     const struct post_job *j = arg;
-    int first, last, n = j->b->n_tokens;
-    pool_split(n, n >= 2 * nth * TOKEN_RUN ? TOKEN_RUN : 1, ith, nth, &first, &last);
-    for (int t = first; t < last; t++)
+    int end = last * j->run < j->b->n_tokens ? last * j->run : j->b->n_tokens;
+    for (int t = first * j->run; t < end; t++)
         post_token(j, t);
 }
 
 void cpu_attn_post(const struct shape *s, const struct batch *b, const struct attn_layer *l,
                    const float *rope, float *qkv, float *q, struct pool *pool, enum isa isa)
 {
-    struct post_job j = {s, b, l, rope, qkv, q, row_kernels(isa)};
+    int run = b->n_tokens >= 2 * pool_size(pool) * TOKEN_RUN ? TOKEN_RUN : 1;
+    int n = (b->n_tokens + run - 1) / run;
+    struct post_job j = {s, b, l, rope, qkv, q, row_kernels(isa), run};
     size_t work =
         (size_t)b->n_tokens * (size_t)(s->n_heads + 2 * s->n_kv_heads) * (size_t)s->head_dim;
     if (b->n_tokens < 2 || work < ALONE)
-        post_tokens(&j, 0, 1);
+        post_tokens(&j, 0, 0, n);
     else
-        pool_run(pool, post_tokens, &j);
+        pool_each(pool, n, POOL_EVEN, post_tokens, &j);
 }

@@ -168,11 +168,10 @@ struct embed_job {
     float *x;
 };
 
-static void embed_rows(void *arg, int ith, int nth)
+static void embed_rows(void *arg, int ith, int first, int last)
 {
+    (void)ith;
     const struct embed_job *j = arg;
-    int first, last;
-    pool_split(j->n, 1, ith, nth, &first, &last);
     for (int t = first; t < last; t++)
         mm_weight_row(j->w, j->tokens[t], j->x + (size_t)t * (size_t)j->w->n_in);
 }
@@ -183,9 +182,9 @@ static void cpu_embed(struct backend *be, const struct weight *emb, float *x)
     cpu_stage_begin(cb);
     struct embed_job j = {impl(emb), cb->batch.tokens, cb->batch.n_tokens, x};
     if (j.n > 4)
-        pool_run(cb->pool, embed_rows, &j);
+        pool_each(cb->pool, j.n, POOL_EVEN, embed_rows, &j);
     else
-        embed_rows(&j, 0, 1);
+        embed_rows(&j, 0, 0, j.n);
     cpu_stage_end(cb, STAGE_EMBED);
 }
 
@@ -253,11 +252,12 @@ struct sample_job {
     float *logits; /* (n_out, n_vocab) */
 };
 
-static void sample_rows(void *arg, int ith, int nth)
+static void sample_rows(void *arg, int ith, int first, int last)
 {
+    (void)ith;
     const struct sample_job *j = arg;
     const struct batch *b = &j->cb->batch;
-    for (int i = ith; i < b->n_out; i += nth)
+    for (int i = first; i < last; i++)
         if (b->samplers[i])
             j->cb->sampled[i] =
                 sampler_pick(b->samplers[i], j->logits + (size_t)i * (size_t)j->cb->shape.n_vocab);
@@ -270,10 +270,7 @@ static void cpu_sample(struct backend *be, float *logits)
         return;
     cpu_stage_begin(cb);
     struct sample_job j = {cb, logits};
-    if (cb->batch.n_out > 1)
-        pool_run(cb->pool, sample_rows, &j);
-    else
-        sample_rows(&j, 0, 1);
+    pool_each(cb->pool, cb->batch.n_out, POOL_SINGLE, sample_rows, &j);
     cpu_stage_end(cb, STAGE_SAMPLING);
 }
 

@@ -1,6 +1,6 @@
 /*
  * linear and ffn over the kernel table, and the table itself. Work is cut into units of weight rows
- * that threads take from a counter: whole rows of output, so the cut never changes a result. Owns
+ * that threads claim: whole rows of output, so the cut never changes a result. Owns
  * the scratch of all products; knows no kernel's inside.
  */
 #include "backend/cpu/matmul.h"
@@ -253,21 +253,6 @@ void mm_block(const struct cpu_backend *cb, int ith, const struct mm_weight *w, 
     }
 }
 
-bool mm_take(struct mm_counter *c, int total, int nth, bool few, int *first, int *last)
-{
-    int at = atomic_load_explicit(&c->next, memory_order_relaxed), n;
-    do {
-        if (at >= total)
-            return false;
-        n = (total - at) * (few ? 3 : 2) / (4 * nth);
-        n = n < 1 ? 1 : n;
-    } while (!atomic_compare_exchange_weak_explicit(&c->next, &at, at + n, memory_order_relaxed,
-                                                    memory_order_relaxed));
-    *first = at;
-    *last = at + n;
-    return true;
-}
-
 int mm_width(int n, bool halves)
 {
     int most = n < MM_MANY ? n : MM_MANY;
@@ -277,8 +262,6 @@ int mm_width(int n, bool halves)
 void mm_start(struct matmul *m)
 {
     m->stamp += m->stamp == ~0u ? 2 : 1;
-    for (size_t i = 0; i < sizeof m->counters / sizeof *m->counters; i++)
-        atomic_store_explicit(&m->counters[i].next, 0, memory_order_relaxed);
 }
 
 /* Inputs */
@@ -304,43 +287,50 @@ struct mm_x mm_x_at(struct mm_x x, int row)
     return x;
 }
 
-struct mm_x mm_input_halves(const struct cpu_backend *cb, int n_in, const float *x,
-                            const int32_t *order, int n, int ith, int nth)
+/* Columns of a piece of quantising, so that one row spreads over the threads too. */
+enum { CODE_COLUMNS = 1024 };
+
+struct mm_source mm_source(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
+                           int rows, bool halves)
 {
-    int first, last;
-    pool_split(n, 1, ith, nth, &first, &last);
-    for (int i = first; i < last; i++)
-        x_halves_amx(x + (size_t)(order ? order[i] : i) * (size_t)n_in, n_in,
-                     (uint16_t *)(cb->mm->xh + (size_t)i * half_stride(n_in)));
-    return (struct mm_x){.n_in = n_in, .x = x, .h = cb->mm->xh};
+    struct mm_source s = {.x = {.n_in = w->n_in, .x = x}, .w = w, .from = x};
+    if (halves) {
+        s.x.h = cb->mm->xh;
+        s.n_pieces = rows;
+        return s;
+    }
+    s.x.stamp = cb->mm->stamp;
+    if (w->wants_q) {
+        s.x.q = cb->mm->xq;
+        s.n_pieces = rows * ((w->n_in + CODE_COLUMNS - 1) / CODE_COLUMNS);
+    }
+    return s;
 }
 
-struct mm_x mm_input(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
-                     int rows, int ith, int nth)
+struct mm_source mm_source_ordered(const struct cpu_backend *cb, const struct mm_weight *w,
+                                   const float *x, const int32_t *order, int n)
 {
-    if (mm_halves(cb, w, rows))
-        return mm_input_halves(cb, w->n_in, x, NULL, rows, ith, nth);
-    return mm_input_codes(cb, w, x, rows, ith, nth);
+    struct mm_source s = mm_source(cb, w, x, n, true);
+    s.order = order;
+    return s;
 }
 
-struct mm_x mm_input_codes(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
-                           int rows, int ith, int nth)
+void mm_convert(const struct cpu_backend *cb, const struct mm_source *s, int first, int last)
 {
-    struct mm_x in = {.n_in = w->n_in, .x = x, .stamp = cb->mm->stamp};
-    if (!w->wants_q)
-        return in;
-    in.q = cb->mm->xq;
-    /* Units of columns, so that one row spreads over the threads too. */
-    int n_units = (w->n_in + 1023) / 1024, first, last;
-    size_t bytes = x_layout(w->n_in).bytes;
-    pool_split(rows * n_units, 1, ith, nth, &first, &last);
+    int n_in = s->w->n_in, per_row = (n_in + CODE_COLUMNS - 1) / CODE_COLUMNS;
+    if (s->x.h) {
+        for (int i = first; i < last; i++)
+            x_halves_amx(s->from + (size_t)(s->order ? s->order[i] : i) * (size_t)n_in, n_in,
+                         (uint16_t *)(cb->mm->xh + (size_t)i * half_stride(n_in)));
+        return;
+    }
+    size_t bytes = x_layout(n_in).bytes;
     for (int u = first; u < last; u++) {
-        int t = u / n_units, k = u % n_units * 1024;
-        int len = w->n_in - k < 1024 ? w->n_in - k : 1024;
-        quantize(cb, w, x + (size_t)t * (size_t)w->n_in + k, k, len,
+        int t = u / per_row, k = u % per_row * CODE_COLUMNS;
+        int len = n_in - k < CODE_COLUMNS ? n_in - k : CODE_COLUMNS;
+        quantize(cb, s->w, s->from + (size_t)t * (size_t)n_in + k, k, len,
                  cb->mm->xq + (size_t)t * bytes);
     }
-    return in;
 }
 
 struct mm_x mm_hidden(const struct cpu_backend *cb, const struct mm_weight *down, bool halves)
@@ -352,50 +342,71 @@ struct mm_x mm_hidden(const struct cpu_backend *cb, const struct mm_weight *down
 
 /* Linear */
 
-static void linear_phase(const struct cpu_backend *cb, int ith, int nth, struct mm_counter *counter,
+static int units_of(int rows)
+{
+    return (rows + MM_UNIT - 1) / MM_UNIT;
+}
+
+/* Units [first, last) of w for all rows of x. */
+static void linear_units(const struct cpu_backend *cb, int ith, int first, int last,
                          const struct mm_weight *w, const struct mm_x *x, float *y, int rows)
 {
-    int units = (w->n_out + MM_UNIT - 1) / MM_UNIT, first, last;
-    while (mm_take(counter, units, nth, rows <= MM_FEW, &first, &last)) {
-        int end = last * MM_UNIT < w->n_out ? last * MM_UNIT : w->n_out;
-        /* Few rows read the whole range once; many go over two panels at a time, in the cache, which
-         * kernels for halves do by themselves. */
-        int step = rows <= MM_FEW || x->h ? end - first * MM_UNIT : MM_UNIT;
-        for (int t = 0, most = mm_most(x); t < rows; t += most) {
-            struct mm_x part = mm_x_at(*x, t);
-            int n = rows - t < most ? rows - t : most;
-            for (int r0 = first * MM_UNIT; r0 < end; r0 += step)
-                mm_block(cb, ith, w, 0, r0, r0 + step < end ? r0 + step : end, &part, NULL, n,
-                         y + (size_t)t * (size_t)w->n_out + r0, (size_t)w->n_out);
-        }
+    int end = last * MM_UNIT < w->n_out ? last * MM_UNIT : w->n_out;
+    /* Few rows read the whole range once; many go over two panels at a time, in the cache, which
+     * kernels for halves do by themselves. */
+    int step = rows <= MM_FEW || x->h ? end - first * MM_UNIT : MM_UNIT;
+    for (int t = 0, most = mm_most(x); t < rows; t += most) {
+        struct mm_x part = mm_x_at(*x, t);
+        int n = rows - t < most ? rows - t : most;
+        for (int r0 = first * MM_UNIT; r0 < end; r0 += step)
+            mm_block(cb, ith, w, 0, r0, r0 + step < end ? r0 + step : end, &part, NULL, n,
+                     y + (size_t)t * (size_t)w->n_out + r0, (size_t)w->n_out);
     }
 }
 
 struct linear_job {
     struct cpu_backend *cb;
     const struct mm_weight *w;
-    const float *x;
+    struct mm_source in;
     float *y;
     int rows;
 };
 
-static void linear_main(void *arg, int ith, int nth)
+static struct pool_work linear_input(void *arg)
 {
-    struct linear_job *j = arg;
-    struct mm_x x = mm_input(j->cb, j->w, j->x, j->rows, ith, nth);
-    if (x.q || x.h)
-        pool_barrier(j->cb->pool);
-    linear_phase(j->cb, ith, nth, &j->cb->mm->counters[0], j->w, &x, j->y, j->rows);
+    const struct linear_job *j = arg;
+    return (struct pool_work){j->in.n_pieces, POOL_EVEN};
+}
+
+static void linear_convert(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct linear_job *j = arg;
+    mm_convert(j->cb, &j->in, first, last);
+}
+
+static struct pool_work linear_product(void *arg)
+{
+    const struct linear_job *j = arg;
+    return (struct pool_work){units_of(j->w->n_out), mm_cut(j->rows <= MM_FEW)};
+}
+
+static void linear_multiply(void *arg, int ith, int first, int last)
+{
+    const struct linear_job *j = arg;
+    linear_units(j->cb, ith, first, last, j->w, &j->in.x, j->y, j->rows);
 }
 
 void mm_linear(struct cpu_backend *cb, const struct mm_weight *w, const float *x, float *y,
                int rows)
 {
+    static const struct pool_phase phases[] = {{linear_input, linear_convert},
+                                               {linear_product, linear_multiply}};
     if (rows == 0)
         return;
-    struct linear_job j = {cb, w, x, y, rows};
     mm_start(cb->mm);
-    pool_run(cb->pool, linear_main, &j);
+    struct linear_job j = {cb, w, mm_source(cb, w, x, rows, mm_halves(cb, w, rows)), y, rows};
+    pool_phases(cb->pool, phases, 2, &j);
 }
 
 /* ffn: units of hidden dimensions, gate and up together; then the down projection. */
@@ -431,41 +442,72 @@ void mm_glu_block(const struct cpu_backend *cb, int ith, const struct mm_weight 
 struct ffn_job {
     struct cpu_backend *cb;
     const struct mm_weight *gate_up, *down;
-    const float *x;
+    struct mm_source in;
+    struct mm_x hidden;
     float *y;
     int rows;
 };
 
-static void ffn_main(void *arg, int ith, int nth)
+static struct pool_work ffn_input(void *arg)
 {
-    struct ffn_job *j = arg;
-    struct cpu_backend *cb = j->cb;
-    struct mm_x x = mm_input(cb, j->gate_up, j->x, j->rows, ith, nth);
-    struct mm_x h = mm_hidden(cb, j->down, mm_halves(cb, j->down, j->rows));
-    if (x.q || x.h)
-        pool_barrier(cb->pool);
-    int n_ff = j->gate_up->n_out / 2, units = (n_ff + MM_UNIT - 1) / MM_UNIT, first, last;
-    while (mm_take(&cb->mm->counters[0], units, nth, j->rows <= MM_FEW, &first, &last)) {
-        int end = last * MM_UNIT < n_ff ? last * MM_UNIT : n_ff;
-        int step = mm_width(j->rows, x.h != NULL);
-        for (int t = 0, most = mm_most(&x); t < j->rows; t += most) {
-            struct mm_x part = mm_x_at(x, t);
-            int n = j->rows - t < most ? j->rows - t : most;
-            for (int h0 = first * MM_UNIT; h0 < end; h0 += step)
-                mm_glu_block(cb, ith, j->gate_up, j->down, &h, 0, h0,
-                             h0 + step < end ? h0 + step : end, &part, NULL, n, t);
-        }
+    const struct ffn_job *j = arg;
+    return (struct pool_work){j->in.n_pieces, POOL_EVEN};
+}
+
+static void ffn_convert(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct ffn_job *j = arg;
+    mm_convert(j->cb, &j->in, first, last);
+}
+
+static struct pool_work ffn_hidden(void *arg)
+{
+    const struct ffn_job *j = arg;
+    return (struct pool_work){units_of(j->gate_up->n_out / 2), mm_cut(j->rows <= MM_FEW)};
+}
+
+static void ffn_glu(void *arg, int ith, int first, int last)
+{
+    const struct ffn_job *j = arg;
+    const struct mm_x *x = &j->in.x;
+    int n_ff = j->gate_up->n_out / 2, step = mm_width(j->rows, x->h != NULL);
+    int end = last * MM_UNIT < n_ff ? last * MM_UNIT : n_ff;
+    for (int t = 0, most = mm_most(x); t < j->rows; t += most) {
+        struct mm_x part = mm_x_at(*x, t);
+        int n = j->rows - t < most ? j->rows - t : most;
+        for (int h0 = first * MM_UNIT; h0 < end; h0 += step)
+            mm_glu_block(j->cb, ith, j->gate_up, j->down, &j->hidden, 0, h0,
+                         h0 + step < end ? h0 + step : end, &part, NULL, n, t);
     }
-    pool_barrier(cb->pool);
-    linear_phase(cb, ith, nth, &cb->mm->counters[1], j->down, &h, j->y, j->rows);
+}
+
+static struct pool_work ffn_output(void *arg)
+{
+    const struct ffn_job *j = arg;
+    return (struct pool_work){units_of(j->down->n_out), mm_cut(j->rows <= MM_FEW)};
+}
+
+static void ffn_down(void *arg, int ith, int first, int last)
+{
+    const struct ffn_job *j = arg;
+    linear_units(j->cb, ith, first, last, j->down, &j->hidden, j->y, j->rows);
 }
 
 void mm_ffn(struct cpu_backend *cb, const struct mm_weight *gate_up, const struct mm_weight *down,
             const float *x, float *y, int rows)
 {
+    static const struct pool_phase phases[] = {
+        {ffn_input, ffn_convert}, {ffn_hidden, ffn_glu}, {ffn_output, ffn_down}};
     if (rows == 0)
         return;
-    struct ffn_job j = {cb, gate_up, down, x, y, rows};
     mm_start(cb->mm);
-    pool_run(cb->pool, ffn_main, &j);
+    struct ffn_job j = {.cb = cb,
+                        .gate_up = gate_up,
+                        .down = down,
+                        .in = mm_source(cb, gate_up, x, rows, mm_halves(cb, gate_up, rows)),
+                        .hidden = mm_hidden(cb, down, mm_halves(cb, down, rows)),
+                        .y = y,
+                        .rows = rows};
+    pool_phases(cb->pool, phases, 3, &j);
 }

@@ -14,8 +14,6 @@
 #include "base/cpu.h"
 #include "base/pool.h"
 
-#include <stdatomic.h>
-
 enum {
     MM_PANEL = 16,               /* weight rows that packed layouts interleave */
     MM_UNIT = 32,                /* weight rows of one unit of work: two panels */
@@ -85,19 +83,13 @@ struct mm_variant {
 const struct mm_variant *mm_variants(int *n);
 const struct mm_variant *mm_pick(const struct mm_seg *seg, int rows, enum isa isa, bool halves);
 
-/* Hands out units of work to the threads of one phase. */
-struct mm_counter {
-    _Alignas(64) _Atomic int next;
-};
-
 struct moe_state;
 struct cpu_backend;
 
 /* Scratch of linear, ffn and moe; made by prepare(). */
 struct matmul {
     size_t thread_bytes;
-    uint8_t *threads; /* (n_threads, thread_bytes) */
-    struct mm_counter counters[4];
+    uint8_t *threads;  /* (n_threads, thread_bytes) */
     unsigned stamp;    /* of the op in work */
     float *hidden;     /* (max_tokens * experts per token, n_ff): input of the down projection */
     uint8_t *hidden_q; /* the same as records */
@@ -134,27 +126,35 @@ static inline int mm_most(const struct mm_x *x)
 {
     return x->h ? MM_MANY : MM_CHUNK;
 }
-/* The forms of input rows x (rows, w->n_in) that w reads, in cb's scratch. All threads call it; the
- * result holds after the next barrier. */
-struct mm_x mm_input(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
-                     int rows, int ith, int nth);
-/* The same without halves: where an expert meets few of the rows. */
-struct mm_x mm_input_codes(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
-                           int rows, int ith, int nth);
-/* Rows order[i] of x as halves, in that order. All threads call it, as above. */
-struct mm_x mm_input_halves(const struct cpu_backend *cb, int n_in, const float *x,
-                            const int32_t *order, int n, int ith, int nth);
+/* How input rows get into the forms that a weight reads: the pieces of a phase of its own. */
+struct mm_source {
+    struct mm_x x;             /* what the rows will be, in the backend's scratch */
+    const struct mm_weight *w; /* who reads them */
+    const float *from;         /* (rows, n_in) */
+    const int32_t *order;      /* (n) halves only: row i is row order[i] of from; NULL: i */
+    int n_pieces;              /* 0: the rows are read as they are */
+};
+
+/* Rows x (rows, w->n_in) as w reads them; as halves: where mm_halves says so. */
+struct mm_source mm_source(const struct cpu_backend *cb, const struct mm_weight *w, const float *x,
+                           int rows, bool halves);
+/* Rows order[i] of x as halves, in that order, i < n. */
+struct mm_source mm_source_ordered(const struct cpu_backend *cb, const struct mm_weight *w,
+                                   const float *x, const int32_t *order, int n);
+void mm_convert(const struct cpu_backend *cb, const struct mm_source *s, int first, int last);
 struct mm_x mm_hidden(const struct cpu_backend *cb, const struct mm_weight *down, bool halves);
 struct mm_x mm_x_at(struct mm_x x, int row);                  /* rows from `row` on */
 float *mm_tile(const struct cpu_backend *cb, int ith, int i); /* (MM_TILE), i < 3 */
 /* Weight rows to take at a time, in units, where results pass through a tile: all that fit for few
  * input rows, which read a weight once, and for kernels that convert it; else one unit. */
 int mm_width(int n, bool halves);
-/* The next units [*first, *last) of `total` for one of nth threads: large ranges first (long streams
- * of memory; longer where few input rows leave the memory the bound), single units at the end
- * (threads finish together). False when there are none. */
-bool mm_take(struct mm_counter *c, int total, int nth, bool few, int *first, int *last);
-void mm_start(struct matmul *m); /* of an op: resets counters, a new stamp */
+/* How units of weight rows are claimed: few input rows leave the memory the bound, so that ranges
+ * should be long. */
+static inline enum pool_cut mm_cut(bool few)
+{
+    return few ? POOL_LONG : POOL_EVEN;
+}
+void mm_start(struct matmul *m); /* of an op: a new stamp */
 void mm_linear(struct cpu_backend *cb, const struct mm_weight *w, const float *x, float *y,
                int rows);
 void mm_ffn(struct cpu_backend *cb, const struct mm_weight *gate_up, const struct mm_weight *down,

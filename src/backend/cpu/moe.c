@@ -1,8 +1,8 @@
 /*
  * The mixture of experts: router, top-k, tokens sorted by expert, gate and up of every expert in one
  * pass over its rows, then the down projection by output rows, which adds the experts of a token in
- * ascending order and needs no buffer of partial results. One pool_run, four phases. Owns the
- * routing tables.
+ * ascending order and needs no buffer of partial results. One job of six phases. Owns the routing
+ * tables.
  */
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/matmul.h"
@@ -55,11 +55,11 @@ void moe_clear(struct cpu_backend *cb)
 struct moe_job {
     struct cpu_backend *cb;
     const struct mm_weight *router, *gate_up, *down;
-    const float *x;
+    struct mm_source to_router;
+    struct mm_source in; /* of the experts; as bf16 its rows lie in the order of slots */
+    struct mm_x hidden;
     float *y;
     int rows;
-    bool halves; /* experts are multiplied as bf16: inputs lie in the order of slots */
-    struct mm_x hidden;
     int64_t routed; /* clock when the experts began, for the profile */
 };
 
@@ -119,53 +119,86 @@ static void sort_slots(const struct moe_job *j)
     m->start[0] = 0;
 }
 
-/* Fills the routing tables; returns the experts' input, which is prepared on the way. */
-static struct mm_x route(struct moe_job *j, int ith, int nth)
+/* The router's input */
+
+static struct pool_work router_input(void *arg)
 {
-    struct cpu_backend *cb = j->cb;
-    const struct shape *s = &cb->shape;
-    struct moe_state *m = cb->mm->moe;
-    struct mm_x x = mm_input(cb, j->router, j->x, j->rows, ith, nth);
-    x.stamp = 0; /* its place is reused below */
-    if (x.q || x.h)
-        pool_barrier(cb->pool);
-    /* Units of (rows of the batch, experts), so that one token and many both spread. */
-    int per_chunk = (s->n_expert + MM_UNIT - 1) / MM_UNIT;
-    int units = (j->rows + MM_CHUNK - 1) / MM_CHUNK * per_chunk, u0, u1;
-    while (mm_take(&cb->mm->counters[0], units, nth, false, &u0, &u1))
-        for (int u = u0; u < u1; u++) {
-            int t = u / per_chunk * MM_CHUNK, r0 = u % per_chunk * MM_UNIT;
-            int r1 = r0 + MM_UNIT < s->n_expert ? r0 + MM_UNIT : s->n_expert;
-            int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
-            struct mm_x part = mm_x_at(x, t);
-            mm_block(cb, ith, j->router, 0, r0, r1, &part, NULL, n,
-                     m->logits + (size_t)t * (size_t)s->n_expert + r0, (size_t)s->n_expert);
-        }
-    pool_barrier(cb->pool);
-    /* One token is thread 0's, which sorts next, so that no barrier stands between. */
-    int first = 0, last = ith == 0 ? j->rows : 0;
-    if (j->rows > 1)
-        pool_split(j->rows, 1, ith, nth, &first, &last);
-    for (int t = first; t < last; t++)
+    const struct moe_job *j = arg;
+    return (struct pool_work){j->to_router.n_pieces, POOL_EVEN};
+}
+
+static void router_convert(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct moe_job *j = arg;
+    mm_convert(j->cb, &j->to_router, first, last);
+}
+
+/* The router: units of (rows of the batch, experts), so that one token and many both spread. */
+
+static int router_units(const struct moe_job *j)
+{
+    return (j->cb->shape.n_expert + MM_UNIT - 1) / MM_UNIT;
+}
+
+static struct pool_work router_product(void *arg)
+{
+    const struct moe_job *j = arg;
+    return (struct pool_work){(j->rows + MM_CHUNK - 1) / MM_CHUNK * router_units(j), POOL_EVEN};
+}
+
+static void router_multiply(void *arg, int ith, int first, int last)
+{
+    const struct moe_job *j = arg;
+    int n_expert = j->cb->shape.n_expert, per_chunk = router_units(j);
+    for (int u = first; u < last; u++) {
+        int t = u / per_chunk * MM_CHUNK, r0 = u % per_chunk * MM_UNIT;
+        int r1 = r0 + MM_UNIT < n_expert ? r0 + MM_UNIT : n_expert;
+        int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
+        struct mm_x part = mm_x_at(j->to_router.x, t);
+        mm_block(j->cb, ith, j->router, 0, r0, r1, &part, NULL, n,
+                 j->cb->mm->moe->logits + (size_t)t * (size_t)n_expert + r0, (size_t)n_expert);
+    }
+}
+
+/* The choice, a piece per token; then, where they need not wait for it, the experts' inputs. */
+
+static struct pool_work choice(void *arg)
+{
+    const struct moe_job *j = arg;
+    return (struct pool_work){j->rows + (j->in.x.h ? 0 : j->in.n_pieces), POOL_EVEN};
+}
+
+static void choice_make(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct moe_job *j = arg;
+    const struct shape *s = &j->cb->shape;
+    const struct moe_state *m = j->cb->mm->moe;
+    for (int t = first; t < last && t < j->rows; t++)
         choose(s, m->logits + (size_t)t * (size_t)s->n_expert,
                m->chosen + (size_t)t * (size_t)s->n_expert_used,
                m->weights + (size_t)t * (size_t)s->n_expert_used);
-    struct mm_x in = {0};
-    if (!j->halves)
-        in = mm_input_codes(cb, j->gate_up, j->x, j->rows, ith, nth);
-    if (j->rows > 1)
-        pool_barrier(cb->pool);
-    if (ith == 0) {
-        sort_slots(j);
-        j->routed = clock_ns();
-    }
-    pool_barrier(cb->pool);
-    if (j->halves) {
-        in = mm_input_halves(cb, j->gate_up->n_in, j->x, m->slot_token, j->rows * s->n_expert_used,
-                             ith, nth);
-        pool_barrier(cb->pool);
-    }
-    return in;
+    first = first > j->rows ? first - j->rows : 0;
+    if (first < last - j->rows)
+        mm_convert(j->cb, &j->in, first, last - j->rows);
+}
+
+/* Tokens are sorted by expert; inputs as halves follow that order. */
+
+static struct pool_work expert_input(void *arg)
+{
+    struct moe_job *j = arg;
+    sort_slots(j);
+    j->routed = clock_ns();
+    return (struct pool_work){j->in.x.h ? j->in.n_pieces : 0, POOL_EVEN};
+}
+
+static void expert_convert(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct moe_job *j = arg;
+    mm_convert(j->cb, &j->in, first, last);
 }
 
 /* y[token, r0..r1) += weight * (hidden . down rows) for n slots of expert e */
@@ -203,10 +236,10 @@ static void down_range(const struct moe_job *j, int ith, int begin, int end)
 }
 
 /* Hidden dimensions [h0, end) of expert e for all its tokens. */
-static void glu_range(const struct moe_job *j, int ith, const struct mm_x *x, int e, int h0,
-                      int end)
+static void glu_range(const struct moe_job *j, int ith, int e, int h0, int end)
 {
     const struct moe_state *m = j->cb->mm->moe;
+    const struct mm_x *x = &j->in.x;
     int s0 = m->start[e], s1 = m->start[e + 1], most = mm_most(x);
     int step = mm_width(s1 - s0, x->h != NULL);
     for (int s = s0; s < s1; s += most) {
@@ -218,48 +251,73 @@ static void glu_range(const struct moe_job *j, int ith, const struct mm_x *x, in
     }
 }
 
-static void moe_main(void *arg, int ith, int nth)
+/* Whether the experts meet so few tokens that the memory is the bound. */
+static bool is_few(const struct moe_job *j)
 {
-    struct moe_job *j = arg;
-    struct cpu_backend *cb = j->cb;
-    const struct moe_state *m = cb->mm->moe;
-    struct mm_x x = route(j, ith, nth);
-    bool few = j->rows * cb->shape.n_expert_used <= m->n_active * MM_FEW;
-    int n_ff = j->down->n_in, per_expert = (n_ff + MM_UNIT - 1) / MM_UNIT, first, last;
-    while (mm_take(&cb->mm->counters[1], m->n_active * per_expert, nth, few, &first, &last))
-        for (int u = first; u < last;) {
-            /* The rest of the range in this expert, as wide as its tokens allow. */
-            int e = m->active[u / per_expert], in = u % per_expert;
-            int n_units = per_expert - in < last - u ? per_expert - in : last - u;
-            int end = (in + n_units) * MM_UNIT < n_ff ? (in + n_units) * MM_UNIT : n_ff;
-            glu_range(j, ith, &x, e, in * MM_UNIT, end);
-            u += n_units;
-        }
-    pool_barrier(cb->pool);
-    int n_out = j->down->n_out, units = (n_out + MM_UNIT - 1) / MM_UNIT;
-    while (mm_take(&cb->mm->counters[2], units, nth, few, &first, &last))
-        down_range(j, ith, first * MM_UNIT, last * MM_UNIT < n_out ? last * MM_UNIT : n_out);
+    return j->rows * j->cb->shape.n_expert_used <= j->cb->mm->moe->n_active * MM_FEW;
+}
+
+static struct pool_work expert_hidden(void *arg)
+{
+    const struct moe_job *j = arg;
+    int per_expert = (j->down->n_in + MM_UNIT - 1) / MM_UNIT;
+    return (struct pool_work){j->cb->mm->moe->n_active * per_expert, mm_cut(is_few(j))};
+}
+
+static void expert_glu(void *arg, int ith, int first, int last)
+{
+    const struct moe_job *j = arg;
+    int n_ff = j->down->n_in, per_expert = (n_ff + MM_UNIT - 1) / MM_UNIT;
+    for (int u = first; u < last;) {
+        /* The rest of the range in this expert, as wide as its tokens allow. */
+        int e = j->cb->mm->moe->active[u / per_expert], in = u % per_expert;
+        int n_units = per_expert - in < last - u ? per_expert - in : last - u;
+        int end = (in + n_units) * MM_UNIT < n_ff ? (in + n_units) * MM_UNIT : n_ff;
+        glu_range(j, ith, e, in * MM_UNIT, end);
+        u += n_units;
+    }
+}
+
+static struct pool_work expert_output(void *arg)
+{
+    const struct moe_job *j = arg;
+    return (struct pool_work){(j->down->n_out + MM_UNIT - 1) / MM_UNIT, mm_cut(is_few(j))};
+}
+
+static void expert_down(void *arg, int ith, int first, int last)
+{
+    const struct moe_job *j = arg;
+    int n_out = j->down->n_out;
+    down_range(j, ith, first * MM_UNIT, last * MM_UNIT < n_out ? last * MM_UNIT : n_out);
 }
 
 void moe_run(struct cpu_backend *cb, const struct mm_weight *router,
              const struct mm_weight *gate_up, const struct mm_weight *down, const float *x,
              float *y, int rows)
 {
+    static const struct pool_phase phases[] = {
+        {router_input, router_convert}, {router_product, router_multiply},
+        {choice, choice_make},          {expert_input, expert_convert},
+        {expert_hidden, expert_glu},    {expert_output, expert_down}};
     if (rows == 0)
         return;
-    int load = rows * cb->shape.n_expert_used / cb->shape.n_expert;
+    const struct moe_state *m = cb->mm->moe;
+    int used = cb->shape.n_expert_used, load = rows * used / cb->shape.n_expert;
     mm_start(cb->mm);
     struct moe_job j = {.cb = cb,
                         .router = router,
                         .gate_up = gate_up,
                         .down = down,
-                        .x = x,
+                        .to_router = mm_source(cb, router, x, rows, mm_halves(cb, router, rows)),
+                        .in = mm_halves(cb, gate_up, load)
+                                  ? mm_source_ordered(cb, gate_up, x, m->slot_token, rows * used)
+                                  : mm_source(cb, gate_up, x, rows, false),
+                        .hidden = mm_hidden(cb, down, mm_halves(cb, down, load)),
                         .y = y,
-                        .rows = rows,
-                        .halves = mm_halves(cb, gate_up, load),
-                        .hidden = mm_hidden(cb, down, mm_halves(cb, down, load))};
+                        .rows = rows};
+    j.to_router.x.stamp = 0; /* its place is reused for the experts' input */
     int64_t begin = clock_ns();
-    pool_run(cb->pool, moe_main, &j);
+    pool_phases(cb->pool, phases, (int)(sizeof phases / sizeof *phases), &j);
     struct profile *p = cb->base.profile;
     if (p) {
         p->ns[p->phase][STAGE_ROUTER] += (double)(j.routed - begin);

@@ -18,11 +18,10 @@ struct norm_job {
     const struct row_kernels *kernels;
 };
 
-static void norm_rows(void *arg, int ith, int nth)
+static void norm_rows(void *arg, int ith, int first, int last)
 {
+    (void)ith;
     const struct norm_job *j = arg;
-    int first, last;
-    pool_split(j->rows, 1, ith, nth, &first, &last);
     for (int r = first; r < last; r++) {
         size_t at = (size_t)r * (size_t)j->width;
         j->kernels->add_norm(j->x + at, j->d ? j->d + at : NULL, j->gain, j->n + at, j->width,
@@ -35,9 +34,9 @@ void cpu_add_norm(float *x, const float *d, const float *gain, float *n, int row
 {
     struct norm_job j = {x, n, d, gain, rows, width, eps, row_kernels(isa)};
     if (rows < 2 || (size_t)rows * (size_t)width < ALONE)
-        norm_rows(&j, 0, 1);
+        norm_rows(&j, 0, 0, rows);
     else
-        pool_run(pool, norm_rows, &j);
+        pool_each(pool, rows, POOL_EVEN, norm_rows, &j);
 }
 
 struct gather_job {
@@ -47,12 +46,11 @@ struct gather_job {
     int n, width;
 };
 
-static void gather_rows(void *arg, int ith, int nth)
+static void gather_rows(void *arg, int ith, int first, int last)
 {
+    (void)ith;
     const struct gather_job *j = arg;
-    int first, last;
     size_t width = (size_t)j->width;
-    pool_split(j->n, 1, ith, nth, &first, &last);
     for (int i = first; i < last; i++)
         memcpy(j->dst + (size_t)i * width, j->src + (size_t)j->index[i] * width,
                width * sizeof(float));
@@ -63,7 +61,7 @@ void cpu_gather(const float *src, const int32_t *index, int n, int width, float 
 {
     struct gather_job j = {src, index, dst, n, width};
     if (n < 2 || (size_t)n * (size_t)width < 4 * ALONE)
-        gather_rows(&j, 0, 1);
+        gather_rows(&j, 0, 0, n);
     else
-        pool_run(pool, gather_rows, &j);
+        pool_each(pool, n, POOL_EVEN, gather_rows, &j);
 }

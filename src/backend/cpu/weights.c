@@ -11,6 +11,7 @@
 #include "backend/cpu/panel.h"
 #include "base/mem.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 /* Source bytes of a piece: half of a small second cache, so that it is still there to be packed. */
@@ -25,7 +26,6 @@ struct pack_job {
     int total;        /* pieces of the weight */
     uint8_t *buffers; /* (n_threads, buffer_bytes), NULL: the source is memory */
     size_t buffer_bytes;
-    struct mm_counter counter;
     _Atomic bool failed; /* the file could not be read */
 };
 
@@ -70,18 +70,14 @@ static bool pack_piece(const struct pack_job *j, int piece, uint8_t *buffer)
     return true;
 }
 
-static void pack_main(void *arg, int ith, int nth)
+static void pack_pieces(void *arg, int ith, int first, int last)
 {
-    (void)nth;
     struct pack_job *j = arg;
     uint8_t *buffer = j->buffers ? j->buffers + (size_t)ith * j->buffer_bytes : NULL;
-    for (;;) {
-        int piece = atomic_fetch_add_explicit(&j->counter.next, 1, memory_order_relaxed);
-        if (piece >= j->total || atomic_load_explicit(&j->failed, memory_order_relaxed))
-            return;
-        if (!pack_piece(j, piece, buffer))
+    for (int piece = first; piece < last; piece++)
+        if (!atomic_load_explicit(&j->failed, memory_order_relaxed) &&
+            !pack_piece(j, piece, buffer))
             atomic_store_explicit(&j->failed, true, memory_order_relaxed);
-    }
 }
 
 static bool pack_all(const struct raw_weight *src, const struct mm_weight *w, struct pool *pool,
@@ -94,7 +90,7 @@ static bool pack_all(const struct raw_weight *src, const struct mm_weight *w, st
     size_t bytes = job.buffer_bytes * (size_t)pool_size(pool);
     if (src->read && !(job.buffers = mem_aligned(bytes)))
         return error_set(err, "out of memory for reading a weight");
-    pool_run(pool, pack_main, &job);
+    pool_each(pool, job.total, POOL_SINGLE, pack_pieces, &job);
     mem_aligned_free(job.buffers, bytes);
     return !job.failed ||
            error_set(err, "the file could not be read: it changed or its disk fails");

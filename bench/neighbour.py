@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Speed beside busy neighbours: every program alone and beside N endless loops, rounds interleaved, medians.
+
+    python3 bench/neighbour.py --model moe6.gguf --steel build/steel [--steel OTHER/steel ...] [--llama LLAMA_CPP/build/bin]
+        [--loops 2] [-t 2] [--gen 64] [--prompt 0] [--rounds 5] [-o results.jsonl]
+
+Every round runs each program alone, then each beside the loops, in an order that alternates. A loop is a shell that does
+nothing but count, at the same priority, free to run on any core; there are as many as threads unless --loops says
+otherwise. Several --steel compare builds. Prints the median of each and what is left of the undisturbed speed.
+"""
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+
+LOOP = ["sh", "-c", "while :; do :; done"]
+
+
+def steel(path, args):
+    cmd = [path, "bench", args.model, "--device", "cpu", "-t", str(args.threads), "-p", str(args.prompt), "-n", str(args.gen),
+           "-r", "1", "--skip-cost", "--json"]
+    lines = [json.loads(line) for line in subprocess.run(cmd, check=True, capture_output=True, text=True).stdout.splitlines()]
+    return {r["test"]: (r["tok_s"], r.get("logits_hash", "")) for r in lines if "test" in r}
+
+
+def llama(folder, args):
+    cmd = [os.path.join(folder, "llama-bench"), "-m", args.model, "-t", str(args.threads), "-p", str(args.prompt), "-n",
+           str(args.gen), "-r", "1", "-o", "jsonl"]
+    lines = [json.loads(line) for line in subprocess.run(cmd, check=True, capture_output=True, text=True).stdout.splitlines()]
+    return {f"pp{r['n_prompt']}" if r["n_prompt"] else f"tg{r['n_gen']}": (r["avg_ts"], "") for r in lines}
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", required=True)
+    p.add_argument("--steel", action="append", default=[], help="path of steel; may be given several times")
+    p.add_argument("--llama", help="folder of llama-bench")
+    p.add_argument("-t", "--threads", type=int, default=2)
+    p.add_argument("--loops", type=int, help="busy loops (default: as many as threads)")
+    p.add_argument("--gen", type=int, default=64)
+    p.add_argument("--prompt", type=int, default=0)
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--only", choices=["alone", "beside"], help="measure one of the two")
+    p.add_argument("-o", "--output", help="every single figure, one JSON object a line")
+    args = p.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no loop is left behind
+    loops = args.threads if args.loops is None else args.loops
+    programs = [(path, lambda path=path: steel(path, args)) for path in args.steel]
+    if args.llama:
+        programs.append(("llama.cpp", lambda: llama(args.llama, args)))
+    found, hashes = {}, {}
+    for i in range(args.rounds):
+        for where in ([args.only] if args.only else ["alone", "beside"]):
+            for name, run in programs if i % 2 == 0 else programs[::-1]:
+                busy = [subprocess.Popen(LOOP) for _ in range(loops)] if where == "beside" else []
+                try:
+                    tests = run()
+                finally:
+                    for b in busy:
+                        b.kill()
+                    for b in busy:
+                        b.wait()
+                for test, (tok_s, digest) in tests.items():
+                    found.setdefault((name, test), {}).setdefault(where, []).append(tok_s)
+                    if digest:
+                        hashes.setdefault((name, test), set()).add(digest)
+                    if args.output:
+                        with open(args.output, "a") as f:
+                            f.write(json.dumps({"kind": "neighbour", "round": i, "program": name, "test": test, "where": where,
+                                                "loops": len(busy), "tok_s": round(tok_s, 2), "hash": digest}) + "\n")
+    for (name, test), by in found.items():
+        text = f"{name}: {test}"
+        for where, values in by.items():
+            text += f"  {where} {statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+        if len(by) == 2:
+            text += f"  left {100 * statistics.median(by['beside']) / statistics.median(by['alone']):.0f} %"
+        print(text, " ".join(sorted(hashes.get((name, test), ""))))
+
+
+if __name__ == "__main__":
+    main()
