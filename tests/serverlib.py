@@ -136,7 +136,7 @@ class Server:
 
 def http_request(path, body, extra=""):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return (f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n{extra}\r\n").encode() + data
+    return (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n{extra}\r\n").encode() + data
 
 
 def run_tests(functions, *args):

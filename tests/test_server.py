@@ -236,9 +236,9 @@ def test_prefix_cache(s):
 
 
 def test_http(s):
-    get = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     # keep-alive and pipelining: three requests in one packet, answered in order
-    out = s.send(get + http_request(COMP, {"prompt": "abc", "max_tokens": 3}) + b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    out = s.send(get + http_request(COMP, {"prompt": "abc", "max_tokens": 3}) + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert out.count(b"HTTP/1.1 200 OK") == 3 and out.index(b'"status":"ok"') < out.index(b"text_completion") < out.rindex(b'"status":"ok"')
     # a request in single bytes, a chunked body, Expect
     c = s.socket()
@@ -246,7 +246,7 @@ def test_http(s):
         c.sendall(bytes([b]))
     assert b"200 OK" in c.recv(4096)
     body = json.dumps({"prompt": "abc", "max_tokens": 3}).encode()
-    c.sendall(b"POST " + COMP.encode() + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
+    c.sendall(b"POST " + COMP.encode() + b" HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
     assert c.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
     for i in range(0, len(body), 7):
         piece = body[i:i + 7]
@@ -260,15 +260,15 @@ def test_http(s):
     assert b"chunked" not in head and rest.startswith(b"data: {") and rest.endswith(b"data: [DONE]\n\n")
     # refusals end the connection
     for status, data in [(400, b"nonsense\r\n\r\n"), (400, b"GET / HTTP/1.1\r\n\r\n"), (431, b"GET / HTTP/1.1\r\nX: " + b"a" * 70000),
-                         (413, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n"),
-                         (413, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n"),
-                         (400, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"),
-                         (501, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n")]:
+                         (413, b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n"),
+                         (413, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n"),
+                         (400, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"),
+                         (501, b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n")]:
         out = s.send(data)
         assert out.startswith(b"HTTP/1.1 %d " % status) and b'"error"' in out, out[:200]
     # a body over the limit is refused while it is still being sent, and the reply arrives
     c = s.socket()
-    c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n")
+    c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3000000\r\n\r\n")
     try:
         c.sendall(b"x" * 3000000)
     except OSError:
@@ -283,13 +283,13 @@ def test_http(s):
 
 def test_timeouts(s):
     """The server of these tests has --read-timeout 1 --keep-alive 1."""
-    for data in (b"", b"GET / HTT", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nab"):
+    for data in (b"", b"GET / HTT", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nab"):
         t = time.time()
         out = s.send(data)
         assert 0.5 < time.time() - t
         assert out == b"" or b" 408 " in out
     t = time.time()
-    s.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    s.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert time.time() - t > 0.5
     # a head that trickles in byte by byte does not live for ever
     c, t = s.socket(), time.time()
@@ -579,7 +579,7 @@ def test_tls(_):
     assert s.send(b"GET / HTTP/1.1\r\n\r\n") == b"" or True  # plain text on the TLS port does no harm
     with ctx.wrap_socket(s.socket(), server_hostname="127.0.0.1") as c:
         while True:
-            c.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            c.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             out = c.recv(65536)
             while b'steel_http_replies_total{model_name="toy",status="5xx"}' not in out:
                 out += c.recv(65536)

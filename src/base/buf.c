@@ -3,6 +3,7 @@
 #include "base/mem.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 void buf_clear(struct buf *b)
@@ -27,6 +28,22 @@ void buf_reserve(struct buf *b, size_t extra)
         cap = b->len + extra + 1;
     b->p = mem_realloc(b->p, cap, 1);
     b->cap = cap;
+}
+
+bool buf_try_reserve(struct buf *b, size_t extra)
+{
+    size_t need;
+    if (!add_size(b->len, extra, &need) || !add_size(need, 1, &need))
+        return false;
+    if (need <= b->cap)
+        return true;
+    size_t cap = need < SIZE_MAX / 2 && b->cap * 2 > need ? b->cap * 2 : need;
+    char *p = realloc(b->p, cap);
+    if (!p)
+        return false;
+    b->p = p;
+    b->cap = cap;
+    return true;
 }
 
 void buf_add(struct buf *b, const void *p, size_t n)

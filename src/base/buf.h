@@ -3,6 +3,7 @@
 #define STEEL_BASE_BUF_H
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 struct buf {
@@ -14,6 +15,8 @@ struct buf {
 void buf_clear(struct buf *b); /* frees; the buf is empty and usable again */
 void buf_reset(struct buf *b); /* len = 0, keeps the memory */
 void buf_reserve(struct buf *b, size_t extra);
+/* The same for sizes that strangers choose: false, and nothing changed, when there is no memory. */
+bool buf_try_reserve(struct buf *b, size_t extra);
 void buf_add(struct buf *b, const void *p, size_t n);
 void buf_addc(struct buf *b, char c);
 void buf_adds(struct buf *b, const char *s);

@@ -14,7 +14,8 @@ struct serve_flags {
     struct model_flags model;
     struct server_options srv;
     const char *model_path, *key_file, *log_format, *log_level, *metrics, *kv_memory;
-    struct opt_list keys, origins;
+    const char *max_body, *max_buffered, *max_unsent;
+    struct opt_list keys, origins, hosts;
     float step_ms;
     int body_mb, kv_tokens;
     bool no_metrics_compat, no_prefix_cache;
@@ -64,6 +65,29 @@ static size_t default_kv_bytes(void)
     return bytes > (size_t)256 << 20 ? bytes : (size_t)256 << 20;
 }
 
+/* Limits on what clients may make the server hold. */
+static bool finish_limits(const struct usage *u, struct serve_flags *f)
+{
+    struct http_options *h = &f->srv.http;
+    h->max_body = f->body_mb ? (size_t)f->body_mb << 20 : (size_t)32 << 20;
+    if (f->max_body && (!parse_bytes(f->max_body, &h->max_body) || !h->max_body ||
+                        h->max_body > (size_t)1 << 30)) {
+        args_usage_error(u, "--max-body %s: use a size up to 1G, such as 32M", f->max_body);
+        return false;
+    }
+    h->max_buffered = 8 * h->max_body;
+    if (f->max_buffered && !parse_bytes(f->max_buffered, &h->max_buffered)) {
+        args_usage_error(u, "--max-buffered %s: use a size such as 256M", f->max_buffered);
+        return false;
+    }
+    f->srv.max_unsent = (size_t)64 << 20;
+    if (f->max_unsent && (!parse_bytes(f->max_unsent, &f->srv.max_unsent) || !f->srv.max_unsent)) {
+        args_usage_error(u, "--max-unsent %s: use a size such as 64M", f->max_unsent);
+        return false;
+    }
+    return true;
+}
+
 static bool finish_options(const struct usage *u, struct serve_flags *f)
 {
     struct engine_options *e = &f->srv.engine;
@@ -80,7 +104,8 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
         args_usage_error(u, "--kv-memory %s: use a size such as 8G or 512M", f->kv_memory);
         return false;
     }
-    f->srv.http.max_body = (size_t)f->body_mb << 20;
+    if (!finish_limits(u, f))
+        return false;
     static const char *const styles[] = {"steel", "vllm", "llamacpp"};
     static const char *const levels[] = {"debug", "info", "warn", "error"};
     int style = -1, level = -1;
@@ -109,7 +134,6 @@ int cmd_serve(int argc, char **argv)
         .log_format = "text",
         .log_level = "info",
         .metrics = "steel",
-        .body_mb = 64,
         .srv = {.sample = sample_params_unset(),
                 .ping_s = 15,
                 .grace_s = 30,
@@ -137,12 +161,20 @@ int cmd_serve(int argc, char **argv)
          "TLS private key, PEM"},
         {OPT_LIST, 0, "cors-origin", "allowed-origins", &f.origins, 0, 0, "ORIGIN",
          "let pages of this origin call; * = any (repeatable)"},
-        {OPT_INT, 0, "max-body-mb", 0, &f.body_mb, 1, 1024, "N", "largest request (default 64)"},
+        {OPT_LIST, 0, "allowed-hosts", "allowed-host", &f.hosts, 0, 0, "NAME",
+         "another name of this server in Host headers; * = any (repeatable)"},
+        {OPT_STRING, 0, "max-body", 0, &f.max_body, 0, 0, "SIZE",
+         "largest request (default 32M); larger ones get 413"},
+        {OPT_INT, 0, "max-body-mb", 0, &f.body_mb, 1, 1024, "N", NULL},
+        {OPT_STRING, 0, "max-buffered", 0, &f.max_buffered, 0, 0, "SIZE",
+         "requests held at once (default 8 of the largest); beyond that 503"},
+        {OPT_STRING, 0, "max-unsent", 0, &f.max_unsent, 0, 0, "SIZE",
+         "answers kept for a client that does not read them (default 64M)"},
         {OPT_INT, 0, "max-connections", 0, &h->max_conns, 1, 65536, "N", "at once (default 1024)"},
         {OPT_INT, 0, "timeout", 0, &h->write_s, 1, 86400, "S",
          "drop a client that takes no data for so long (default 30)"},
         {OPT_INT, 0, "read-timeout", 0, &h->read_s, 1, 86400, "S",
-         "drop a client whose request does not arrive (default 30)"},
+         "for a request to arrive: its head; its body, or at 32 kB/s (default 30)"},
         {OPT_INT, 0, "keep-alive", 0, &h->idle_s, 1, 86400, "S",
          "keep an idle connection for so long (default 75)"},
         {OPT_INT, 0, "sse-ping", 0, &f.srv.ping_s, 1, 3600, "S",
@@ -231,6 +263,8 @@ int cmd_serve(int argc, char **argv)
         f.srv.n_keys = f.keys.n;
         f.srv.origins = f.origins.items;
         f.srv.n_origins = f.origins.n;
+        f.srv.hosts = f.hosts.items;
+        f.srv.n_hosts = f.hosts.n;
         rc = server_run(&f.srv, &err);
     }
     if (rc == EXIT_FAIL)
@@ -238,5 +272,6 @@ int cmd_serve(int argc, char **argv)
     buf_clear(&keys);
     mem_free(f.keys.items);
     mem_free(f.origins.items);
+    mem_free(f.hosts.items);
     return rc;
 }

@@ -35,8 +35,11 @@ void reply_error(struct http_exchange *x, struct server *s, const struct api_err
 {
     struct buf b = {0};
     api_error_json(&b, err, anthropic);
-    if (err->status == 429 || err->status == 503)
-        http_add_header(x, "Retry-After", err->status == 429 ? "1" : "5");
+    if (err->status == 429 || err->status == 503) {
+        char wait[16];
+        snprintf(wait, sizeof wait, "%d", calls_wait_s(s));
+        http_add_header(x, "Retry-After", wait);
+    }
     if (err->status == 401)
         http_add_header(x, "WWW-Authenticate", "Bearer");
     reply_json(x, s, err->status, &b);
@@ -50,6 +53,8 @@ static void call_free(struct call *c)
     if (c->next)
         c->next->prev = c->prev;
     s->n_calls--;
+    s->kept -= c->kept;
+    s->trim_due |= c->n_body >= LARGE_REQUEST || c->n_kept_most >= LARGE_REQUEST;
     for (int i = 0; i < c->n_choices; i++)
         choice_clear(&c->choices[i]);
     for (int i = 0; i < c->n_prompts; i++) {
@@ -77,8 +82,12 @@ static void call_release(struct call *c)
         call_free(c);
 }
 
+/* Nobody waits for it any more: it leaves the workers' queue, or its worker may stop. */
 static void cancel(struct call *c)
 {
+    atomic_store(&c->cancelled, true);
+    if (c->with_worker && jobs_remove(c->server->jobs, &c->job))
+        c->with_worker = false;
     for (int i = 0; c->parts && i < c->n_prompts; i++)
         if (c->parts[i].request)
             request_cancel(c->parts[i].request);
@@ -107,7 +116,6 @@ static void on_closed(void *user)
 {
     struct call *c = user;
     c->x = NULL;
-    atomic_store(&c->cancelled, true);
     cancel(c);
     log_call(c, 499, "client left");
     call_release(c);
@@ -160,38 +168,17 @@ void call_dispatch(struct server *s, struct http_exchange *x, enum call_kind kin
     s->n_calls++;
     http_watch(x, c, on_closed, on_drained);
     c->with_worker = true;
-    pthread_mutex_lock(&s->lock);
-    *s->jobs_end = c;
-    s->jobs_end = &c->job_next;
-    pthread_cond_signal(&s->wake);
-    pthread_mutex_unlock(&s->lock);
+    c->job.client = access_client(s, x);
+    c->job.bytes = c->n_body;
+    jobs_add(s->jobs, &c->job, c->start_ns);
+    if (!event_pending(s->job_tick, EV_TIMEOUT, NULL))
+        event_add(s->job_tick, &(struct timeval){0, JOB_SHORT_MS * 500});
 }
 
-void *worker_main(void *arg)
+void call_run(struct job *job)
 {
-    struct server *s = arg;
-    pthread_setname_np(pthread_self(), "steel-worker");
-    pthread_mutex_lock(&s->lock);
-    for (;;) {
-        while (!s->jobs && !s->stop_workers)
-            pthread_cond_wait(&s->wake, &s->lock);
-        struct call *c = s->jobs;
-        if (!c)
-            break;
-        s->jobs = c->job_next;
-        if (!s->jobs)
-            s->jobs_end = &s->jobs;
-        pthread_mutex_unlock(&s->lock);
-        call_prepare(c);
-        pthread_mutex_lock(&s->lock);
-        c->job_next = s->finished;
-        s->finished = c;
-        uint64_t one = 1;
-        ssize_t n = write(s->jobs_fd, &one, sizeof one);
-        (void)n;
-    }
-    pthread_mutex_unlock(&s->lock);
-    return NULL;
+    struct call *c = (struct call *)job;
+    call_prepare(c);
 }
 
 /* Into the engine */
@@ -214,6 +201,15 @@ static void set_submit_error(struct call *c, enum submit_result res, const struc
             err->n_ctx = engine_context(c->server->engine);
         }
     }
+}
+
+/* What waits in the call was `before` bytes in some choice, and is `after` now. */
+static void keep(struct call *c, size_t before, size_t after)
+{
+    c->kept += after - before;
+    c->server->kept += after - before;
+    if (c->kept > c->n_kept_most)
+        c->n_kept_most = c->kept;
 }
 
 static bool submit(struct call *c)
@@ -266,6 +262,8 @@ static bool submit(struct call *c)
     buf_clear(&salt);
     if (!ok)
         cancel(c); /* accepted whole or not at all */
+    for (int i = 0; ok && i < c->n_choices; i++)
+        keep(c, 0, choice_kept(&c->choices[i]));
     return ok;
 }
 
@@ -287,17 +285,17 @@ static void begin_reply(struct call *c)
 static void prepared(struct call *c)
 {
     c->with_worker = false;
+    c->server->trim_due |= c->n_body >= LARGE_REQUEST;
     if (!c->x) {
         call_release(c);
         return;
     }
+    http_body_done(c->x);
     if (c->err.status) {
         fail(c, &c->err);
     } else if (c->reply.len) {
-        struct http_exchange *x = c->x;
-        log_call(c, 200, "ok");
-        detach(c);
-        reply_json(x, c->server, 200, &c->reply);
+        keep(c, 0, c->reply.len);
+        call_pump(c);
     } else if (!submit(c)) {
         fail(c, &c->err);
     } else {
@@ -308,16 +306,10 @@ static void prepared(struct call *c)
 
 void calls_prepared(struct server *s)
 {
-    uint64_t n;
-    ssize_t got = read(s->jobs_fd, &n, sizeof n);
-    (void)got;
-    pthread_mutex_lock(&s->lock);
-    struct call *c = s->finished;
-    s->finished = NULL;
-    pthread_mutex_unlock(&s->lock);
-    for (struct call *next; c; c = next) {
-        next = c->job_next;
-        prepared(c);
+    struct job *job = jobs_finished(s->jobs);
+    for (struct job *next; job; job = next) {
+        next = job->next;
+        prepared((struct call *)job);
     }
 }
 
@@ -334,19 +326,25 @@ static void end_stream(struct call *c)
     http_stream_end(x);
 }
 
-/* The engine failed in mid-answer: the stream says so and ends. */
-static void fail_stream(struct call *c, const char *why)
+/* No whole answer will come: the client is told so in whatever way is left. */
+static void fail_answer(struct call *c, const struct api_error *err)
 {
     struct http_exchange *x = c->x;
-    struct api_error err;
+    cancel(c);
+    if (!c->streaming && !c->whole.sending) {
+        fail(c, err);
+        return;
+    }
+    log_call(c, err->status, err->msg);
+    detach(c);
+    if (c->whole.sending) {
+        http_abort(x); /* half an object, and no end of it */
+        return;
+    }
     struct buf out = {0};
-    api_fail(&err, 500, "server_error", "%s", why);
-    style_of(c)->stream_error(c, &err, &out);
+    style_of(c)->stream_error(c, err, &out);
     http_stream(x, out.p, out.len);
     buf_clear(&out);
-    log_call(c, 500, why);
-    cancel(c);
-    detach(c);
     http_stream_end(x);
 }
 
@@ -361,66 +359,150 @@ static const char *first_error(const struct call *c)
     return NULL;
 }
 
+/* Bytes that may be written now. */
+static size_t room_of(const struct call *c)
+{
+    size_t unsent = http_unsent(c->x);
+    return unsent < UNSENT_LIMIT ? UNSENT_LIMIT - unsent : 0;
+}
+
 static void pump_stream(struct call *c)
 {
     const struct reply_style *style = style_of(c);
     struct buf out = {0};
-    int finished = 0;
-    for (int i = 0; i < c->n_choices; i++) {
+    size_t room = room_of(c);
+    int n_finished = 0, full = -1;
+    for (int k = 0; k < c->n_choices; k++) {
+        int i = (c->turn + k) % c->n_choices;
         struct choice_out *o = &c->choices[i];
-        if (http_unsent(c->x) + out.len > UNSENT_LIMIT)
-            break;
-        if (!o->finish_sent) {
-            style->stream_flush(c, i, &out);
-            if (o->done) {
-                style->stream_finish(c, i, &out);
-                o->finish_sent = true;
-            }
+        n_finished += o->finish_sent;
+        if (o->finish_sent)
+            continue;
+        size_t before = choice_kept(o);
+        bool all = out.len < room && style->stream_flush(c, i, &out, room);
+        if (all && o->done) {
+            style->stream_finish(c, i, &out);
+            o->finish_sent = true;
+            n_finished++;
         }
-        finished += o->finish_sent;
+        keep(c, before, choice_kept(o));
+        if (!all) {
+            full = i;
+            break;
+        }
     }
+    if (full >= 0)
+        c->turn = full; /* who had no room goes first next time */
     if (out.len) {
         c->last_write_ns = clock_ns();
         http_stream(c->x, out.p, out.len);
     }
     buf_clear(&out);
-    if (finished == c->n_choices) {
+    if (n_finished == c->n_choices) {
         log_call(c, 200, choice_finish_reason(c, &c->choices[0]));
         end_stream(c);
     }
 }
 
-void call_pump(struct call *c)
+/* The next piece of a reply that does not stream; true: it is the last. */
+static bool next_piece(struct call *c, struct buf *out, size_t room)
 {
-    if (!c->x || !c->choices)
+    if (c->reply.len) {
+        size_t left = c->reply.len - c->n_reply_sent, n = left < room ? left : room;
+        buf_add(out, c->reply.p + c->n_reply_sent, n);
+        c->n_reply_sent += n;
+        keep(c, n, 0);
+        return n == left;
+    }
+    size_t before = 0, after = 0;
+    for (int i = c->whole.choice; i < c->n_choices; i++)
+        before += choice_kept(&c->choices[i]);
+    bool all = style_of(c)->whole(c, out, room);
+    for (int i = c->whole.choice; i < c->n_choices; i++)
+        after += choice_kept(&c->choices[i]);
+    keep(c, before, after);
+    return all;
+}
+
+static void pump_whole(struct call *c)
+{
+    struct http_exchange *x = c->x;
+    bool early = c->n_open && c->kept >= WHOLE_EARLY && c->choices[0].done;
+    if (!c->whole.sending && c->n_open && !early)
         return;
-    const char *error = first_error(c);
-    if (error && c->streaming) {
-        fail_stream(c, error);
-    } else if (error) {
-        struct api_error err;
-        api_fail(&err, 500, "server_error", "%s", error);
-        cancel(c);
-        fail(c, &err);
-    } else if (c->streaming) {
-        pump_stream(c);
-    } else if (c->n_open == 0) {
-        struct http_exchange *x = c->x;
-        struct buf out = {0};
-        style_of(c)->whole(c, &out);
-        log_call(c, 200, choice_finish_reason(c, &c->choices[0]));
+    size_t room = c->whole.sending ? room_of(c) : WHOLE_ONCE;
+    struct buf out = {0};
+    bool all = room && next_piece(c, &out, room);
+    const char *how = c->n_choices ? choice_finish_reason(c, &c->choices[0]) : "ok";
+    if (all)
+        log_call(c, 200, how);
+    if (all && !c->whole.sending) {
         detach(c);
         reply_json(x, c->server, 200, &out);
-        buf_clear(&out);
+    } else {
+        if (!c->whole.sending) {
+            c->server->n_http[2]++;
+            http_stream_start(x, 200, "application/json");
+        }
+        c->whole.sending = true;
+        http_stream(x, out.p, out.len);
+        if (all) {
+            detach(c);
+            http_stream_end(x);
+        }
+    }
+    buf_clear(&out);
+}
+
+/* A client that reads more slowly than its answers are written, or asks for more than it may. */
+static void check_kept(struct call *c)
+{
+    struct server *s = c->server;
+    size_t most = s->opt.max_unsent;
+    struct call *largest = c;
+    struct api_error err;
+    if (c->kept > most) {
+        api_fail(
+            &err, 400, "invalid_request_error",
+            "%zu bytes of answers wait to be sent, and %zu is the limit (--max-unsent): ask for "
+            "fewer tokens, choices or log-probabilities, or read them faster as a stream",
+            c->kept, most);
+    } else if (s->kept > KEPT_CALLS * most) {
+        for (struct call *k = s->calls; k; k = k->next)
+            if (k->x && k->kept > largest->kept)
+                largest = k;
+        api_fail(&err, 503, "unavailable_error",
+                 "too many answers wait to be sent; this was the largest of them");
+    } else {
+        return;
+    }
+    fail_answer(largest, &err);
+    if (largest != c)
+        call_release(largest);
+}
+
+void call_pump(struct call *c)
+{
+    struct api_error err;
+    if (!c->x || (!c->choices && !c->reply.len))
+        return;
+    const char *error = first_error(c);
+    if (error) {
+        api_fail(&err, 500, "server_error", "%s", error);
+        fail_answer(c, &err);
+    } else if (c->streaming) {
+        pump_stream(c);
+    } else {
+        pump_whole(c);
     }
 }
 
 void calls_event(struct server *s, const struct engine_event *ev)
 {
-    (void)s;
     struct call_part *part = ev->user;
     struct call *c = part->call;
     struct choice_out *o = &c->choices[part->first + ev->index];
+    s->n_tokens += ev->kind == EVENT_TOKEN;
     if (ev->kind == EVENT_DONE) {
         c->n_open--;
         o->done = true;
@@ -429,23 +511,76 @@ void calls_event(struct server *s, const struct engine_event *ev)
         o->usage = ev->usage;
         if (ev->error)
             o->error = mem_strdup(ev->error);
+        if (ev->finish == FINISH_STOP || ev->finish == FINISH_LENGTH)
+            s->mean_tokens += (ev->usage.n_generated - s->mean_tokens) / (s->mean_tokens ? 16 : 1);
     } else if (ev->kind == EVENT_START) {
         o->usage = ev->usage;
     }
     if (c->x) {
+        size_t before = choice_kept(o);
         choice_token(c, o, ev);
         if (ev->kind == EVENT_DONE)
             choice_finish(o);
         else if (o->stopped_by_parser && c->p.n == 1)
             request_cancel(part->request); /* nobody reads on */
+        keep(c, before, choice_kept(o));
         call_pump(c);
+        if (c->x)
+            check_kept(c);
     }
     call_release(c);
+}
+
+/* Of the answers that are running or waiting: tokens to come, as far as one can know. */
+static double tokens_to_come(const struct server *s)
+{
+    double n = 0;
+    for (const struct call *c = s->calls; c; c = c->next)
+        for (int i = 0; i < c->n_choices; i++) {
+            const struct choice_out *o = &c->choices[i];
+            int most = c->p.max_tokens ? c->p.max_tokens : engine_context(s->engine);
+            double left = most - o->usage.n_generated;
+            double usual = s->mean_tokens - o->usage.n_generated;
+            if (s->mean_tokens && left > usual)
+                left = usual > s->mean_tokens / 4 ? usual : s->mean_tokens / 4;
+            n += o->done || left < 0 ? 0 : left;
+        }
+    return n;
+}
+
+int calls_wait_s(const struct server *s)
+{
+    enum { LEAST = 1, MOST = 600 };
+    double rate = s->rate;
+    if (rate <= 0 && s->ready) { /* nothing measured yet: over all the time */
+        struct engine_stats e;
+        engine_stats(s->engine, &e);
+        rate = e.busy_s > 0 ? (double)e.generated_tokens / e.busy_s : 0;
+    }
+    double wait = rate > 0 ? tokens_to_come(s) / rate : LEAST;
+    return wait < LEAST ? LEAST : wait > MOST ? MOST : (int)(wait + 0.5);
+}
+
+static void measure_rate(struct server *s, int64_t now)
+{
+    double dt = (double)(now - s->rate_ns) * 1e-9;
+    if (dt < 0.5)
+        return;
+    double rate = (double)(s->n_tokens - s->n_tokens_then) / dt;
+    bool fresh = s->n_tokens_then && s->rate > 0 && dt < 3;
+    if (rate > 0)
+        s->rate = fresh ? s->rate + (rate - s->rate) / 2 : rate;
+    s->n_tokens_then = s->n_tokens;
+    s->rate_ns = now;
 }
 
 void calls_tick(struct server *s)
 {
     int64_t now = clock_ns();
+    measure_rate(s, now);
+    if (s->trim_due)
+        jobs_trim(s->jobs);
+    s->trim_due = false;
     for (struct call *c = s->calls; c; c = c->next)
         if (c->x && c->streaming && now - c->last_write_ns >= (int64_t)s->opt.ping_s * 1000000000 &&
             http_unsent(c->x) == 0) {
@@ -453,4 +588,16 @@ void calls_tick(struct server *s)
             c->last_write_ns = now;
             http_stream(c->x, ping, strlen(ping));
         }
+}
+
+void calls_cut(struct server *s)
+{
+    struct api_error err;
+    api_fail(&err, 503, "unavailable_error", "the server is shutting down");
+    for (struct call *c = s->calls, *next; c; c = next) {
+        next = c->next;
+        if (c->x)
+            fail_answer(c, &err);
+        call_release(c);
+    }
 }

@@ -1,5 +1,6 @@
 /* Connections. See the invariants in http.h. */
 #include "server/http.h"
+#include "base/clock.h"
 #include "base/mem.h"
 
 #include <errno.h>
@@ -13,15 +14,17 @@
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
 #include <time.h>
 
 enum {
-    DRAINED = 16 << 10,   /* unsent bytes at which a stream may go on */
-    MAX_AHEAD = 64 << 10, /* input kept while a reply is pending */
-    LINGER_S = 2,         /* for a peer to read a reply that cut its request short */
+    DRAINED = 16 << 10,    /* unsent bytes at which a stream may go on */
+    MAX_AHEAD = 64 << 10,  /* input kept while a reply is pending */
+    BODY_AHEAD = 64 << 10, /* input that libevent holds while a body is read */
+    LINGER_S = 2,          /* for a peer to read a reply that cut its request short */
     LINGER_BYTES = 64 << 20,
 };
 
@@ -33,14 +36,17 @@ struct http_exchange {
     struct bufferevent *bev;
     struct event *timer;
     enum conn_state state;
-    char peer[64];
+    char address[48], peer[64];
     struct http_head head;
     struct http_chunks chunks;
     struct buf body;
-    struct buf headers; /* of the reply */
+    int64_t body_start_ns;
+    size_t counted;           /* bytes of the body within http->buffered */
+    struct evbuffer *headers; /* of the reply */
     bool started, streaming, chunked, keep_alive, head_only;
     bool unread; /* part of the request was not read: linger before closing */
     bool choked;
+    bool failed; /* to be reset by its timer, which is active */
     size_t discarded;
     void *user;
     void (*closed)(void *user), (*drained)(void *user);
@@ -54,6 +60,7 @@ struct http {
     SSL_CTX *tls;
     struct http_exchange *conns;
     int n_conns;
+    size_t buffered;
     bool draining;
 };
 
@@ -66,36 +73,64 @@ static void conn_free(struct http_exchange *x)
     if (x->next)
         x->next->prev = x->prev;
     h->n_conns--;
+    http_body_done(x);
     bufferevent_free(x->bev);
     event_free(x->timer);
+    evbuffer_free(x->headers);
     http_head_clear(&x->head);
     buf_clear(&x->body);
-    buf_clear(&x->headers);
     mem_free(x);
     if (closed)
         closed(user);
 }
 
+/* Ends a connection that cannot go on, from the loop: callers may still use x. Needs no memory. */
+static void reset(struct http_exchange *x)
+{
+    if (x->failed)
+        return;
+    x->failed = true;
+    struct linger now = {.l_onoff = 1};
+    setsockopt(bufferevent_getfd(x->bev), SOL_SOCKET, SO_LINGER, &now, sizeof now);
+    bufferevent_disable(x->bev, EV_READ | EV_WRITE);
+    event_active(x->timer, EV_TIMEOUT, 0);
+}
+
+static void set_timer_ns(struct http_exchange *x, int64_t ns)
+{
+    if (x->failed)
+        return;
+    ns = ns > 1000 ? ns : 1000;
+    if (event_add(x->timer, &(struct timeval){ns / 1000000000, ns % 1000000000 / 1000}))
+        reset(x);
+}
+
 static void set_timer(struct http_exchange *x, int seconds)
 {
     if (seconds > 0)
-        event_add(x->timer, &(struct timeval){seconds, 0});
-    else
+        set_timer_ns(x, (int64_t)seconds * 1000000000);
+    else if (!x->failed)
         event_del(x->timer);
+}
+
+static void refuse(struct http_exchange *x, int status, const char *why)
+{
+    x->keep_alive = false;
+    x->unread = true;
+    x->state = CONN_BUSY;
+    http_body_done(x);
+    buf_clear(&x->body);
+    x->http->opt.refuse(x->http->opt.arg, x, status, why);
 }
 
 static void on_timer(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
     struct http_exchange *x = arg;
-    if (x->state == CONN_HEAD && !x->head.block &&
-        evbuffer_get_length(bufferevent_get_input(x->bev))) {
-        /* part of a head, and no more: say why */
-        x->keep_alive = false;
-        http_reply(x, 408, "text/plain", "request timed out\n", 18);
-        return;
-    }
-    conn_free(x);
+    if (!x->failed && ((x->state == CONN_HEAD && x->started) || x->state == CONN_BODY))
+        refuse(x, 408, "the request did not arrive in time");
+    else
+        conn_free(x);
 }
 
 /* All is written: close, or first let the peer finish what it was sending. */
@@ -118,9 +153,12 @@ static void next_request(struct http_exchange *x)
 {
     x->closed = x->drained = NULL;
     x->user = NULL;
+    if (x->failed)
+        return;
+    http_body_done(x);
     http_head_clear(&x->head);
     buf_clear(&x->body);
-    buf_clear(&x->headers);
+    evbuffer_drain(x->headers, SIZE_MAX);
     x->chunks = (struct http_chunks){0};
     x->started = x->streaming = x->choked = false;
     if (!x->keep_alive || x->http->draining) {
@@ -138,127 +176,215 @@ static void next_request(struct http_exchange *x)
         bufferevent_trigger(x->bev, EV_READ, BEV_TRIG_DEFER_CALLBACKS);
 }
 
-static void refuse(struct http_exchange *x, int status, const char *why)
-{
-    char body[256];
-    int n = snprintf(body, sizeof body,
-                     "{\"error\":{\"message\":\"%s\",\"type\":\"invalid_request_error\","
-                     "\"param\":null,\"code\":null}}\n",
-                     why);
-    x->keep_alive = false;
-    x->unread = true;
-    x->state = CONN_BUSY;
-    http_reply(x, status, "application/json", body, (size_t)n);
-}
-
 static void handle(struct http_exchange *x)
 {
     x->state = CONN_BUSY;
     set_timer(x, 0);
-    bufferevent_setwatermark(x->bev, EV_READ, 0, MAX_AHEAD);
+    bufferevent_setwatermark(x->bev, EV_READ, 0, 0);
     x->http->opt.handler(x->http->opt.arg, x);
+}
+
+/* Room for n more bytes of the body; false: refused. */
+static bool body_room(struct http_exchange *x, size_t n)
+{
+    struct http *h = x->http;
+    size_t after = x->body.len + n;
+    size_t counts = after > HTTP_SMALL_BODY ? after - HTTP_SMALL_BODY : 0;
+    if (counts > x->counted && h->buffered + (counts - x->counted) > h->opt.max_buffered) {
+        refuse(x, 503, "the server holds too many large requests; try again later");
+        return false;
+    }
+    if (!buf_try_reserve(&x->body, n)) {
+        refuse(x, 503, "there is no memory for the request; try again later");
+        return false;
+    }
+    h->buffered += counts - x->counted;
+    x->counted = counts;
+    return true;
+}
+
+void http_body_done(struct http_exchange *x)
+{
+    x->http->buffered -= x->counted;
+    x->counted = 0;
+}
+
+/* The whole body has read_s, and what it takes at the least rate: trickling in does not help. */
+static void set_body_timer(struct http_exchange *x)
+{
+    int64_t earned = (int64_t)x->body.len * (1000000000 / HTTP_MIN_RATE);
+    int64_t until = x->body_start_ns + (int64_t)x->http->opt.read_s * 1000000000 + earned;
+    set_timer_ns(x, until - clock_ns());
+}
+
+static void refuse_large(struct http_exchange *x)
+{
+    char why[128];
+    size_t max = x->http->opt.max_body;
+    if (max % (1 << 20))
+        snprintf(why, sizeof why, "the request body is larger than %zu bytes (--max-body)", max);
+    else
+        snprintf(why, sizeof why, "the request body is larger than %zu MB (--max-body)", max >> 20);
+    refuse(x, 413, why);
+}
+
+static void read_length(struct http_exchange *x, struct evbuffer *in)
+{
+    size_t have = evbuffer_get_length(in);
+    size_t left = (size_t)x->head.length - x->body.len, n = have < left ? have : left;
+    if (n) {
+        if (!body_room(x, n))
+            return;
+        if (evbuffer_remove(in, x->body.p + x->body.len, n) != (int)n) {
+            reset(x);
+            return;
+        }
+        x->body.len += n;
+        x->body.p[x->body.len] = 0;
+    }
+    if (n == left)
+        handle(x);
+    else if (n)
+        set_body_timer(x);
+}
+
+static void read_chunks(struct http_exchange *x, struct evbuffer *in)
+{
+    while (evbuffer_get_length(in)) {
+        size_t n = evbuffer_get_contiguous_space(in), used = 0;
+        n = n ? n : 1;
+        if (!body_room(x, n))
+            return;
+        const char *p = (const char *)evbuffer_pullup(in, (ssize_t)n);
+        if (!p) {
+            reset(x);
+            return;
+        }
+        enum http_chunks_result res =
+            http_chunks_feed(&x->chunks, p, n, x->http->opt.max_body, &x->body, &used);
+        evbuffer_drain(in, used);
+        if (res == CHUNKS_MORE)
+            continue;
+        if (res == CHUNKS_DONE)
+            handle(x);
+        else if (res == CHUNKS_BAD)
+            refuse(x, 400, "malformed chunked body");
+        else
+            refuse_large(x);
+        return;
+    }
+    set_body_timer(x);
 }
 
 static void read_body(struct http_exchange *x)
 {
     struct evbuffer *in = bufferevent_get_input(x->bev);
-    size_t max = x->http->opt.max_body;
-    set_timer(x, x->http->opt.read_s);
-    size_t have = evbuffer_get_length(in);
-    if (!x->head.chunked) {
-        size_t left = (size_t)x->head.length - x->body.len, n = have < left ? have : left;
-        if (n) {
-            buf_reserve(&x->body, n);
-            evbuffer_remove(in, x->body.p + x->body.len, n);
-            x->body.len += n;
-            x->body.p[x->body.len] = 0;
-        }
-        if (n == left)
-            handle(x);
+    if (x->head.chunked)
+        read_chunks(x, in);
+    else
+        read_length(x, in);
+}
+
+/* A head is there. Its sender is let in, or answered, before any of the body is kept. */
+static void begin_body(struct http_exchange *x)
+{
+    bool has_body = x->head.chunked || x->head.length > 0, keep_alive = x->keep_alive;
+    if (x->head.length > 0 && (size_t)x->head.length > x->http->opt.max_body) {
+        refuse_large(x);
         return;
     }
-    if (!have)
+    x->state = CONN_BUSY;
+    x->unread = has_body;
+    x->keep_alive = keep_alive && !has_body; /* where admit replies */
+    if (!x->http->opt.admit(x->http->opt.arg, x))
         return;
-    size_t used = 0;
-    const char *p = (const char *)evbuffer_pullup(in, -1);
-    enum http_chunks_result res = http_chunks_feed(&x->chunks, p, have, max, &x->body, &used);
-    evbuffer_drain(in, used);
-    if (res == CHUNKS_DONE)
-        handle(x);
-    else if (res == CHUNKS_BAD)
-        refuse(x, 400, "malformed chunked body");
-    else if (res == CHUNKS_TOO_LARGE)
-        refuse(x, 413, "the request body is too large");
+    x->keep_alive = keep_alive;
+    x->unread = false;
+    x->state = CONN_BODY;
+    x->body_start_ns = clock_ns();
+    set_body_timer(x);
+    bufferevent_setwatermark(x->bev, EV_READ, 0, BODY_AHEAD);
+    static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    if (x->head.expect_continue && has_body && bufferevent_write(x->bev, go_on, sizeof go_on - 1))
+        reset(x);
+    if (!x->failed)
+        read_body(x);
 }
 
 static void read_head(struct http_exchange *x)
 {
     struct evbuffer *in = bufferevent_get_input(x->bev);
-    char *start = (char *)evbuffer_pullup(in, -1);
     size_t have = evbuffer_get_length(in), blank = 0;
+    char *start = (char *)evbuffer_pullup(in, -1);
+    if (!start) {
+        if (have)
+            reset(x);
+        return;
+    }
     while (blank < have && (start[blank] == '\r' || start[blank] == '\n'))
         blank++; /* left over after a body by sloppy clients */
-    if (blank) {
-        evbuffer_drain(in, blank);
-        have -= blank;
-        start = (char *)evbuffer_pullup(in, -1);
-    }
-    if (!have)
-        return;
-    if (!x->started) { /* the whole head must come in this time, not each byte of it */
+    start += blank;
+    have -= blank;
+    if (have && !x->started) { /* the whole head must come in this time, not each byte of it */
         x->started = true;
         set_timer(x, x->http->opt.read_s);
     }
-    size_t end = http_head_end(start, have);
+    size_t end = have ? http_head_end(start, have) : 0;
     if (!end || end > HTTP_MAX_HEAD) {
         if (have >= HTTP_MAX_HEAD)
             refuse(x, 431, "the request head is too large");
+        else
+            evbuffer_drain(in, blank);
         return;
     }
     const char *why;
     int status = http_head_parse(start, end, &x->head, &why);
-    evbuffer_drain(in, end);
+    evbuffer_drain(in, blank + end);
     x->started = false;
     x->keep_alive = status == 0 && x->head.keep_alive;
     x->head_only = status == 0 && !strcmp(x->head.method, "HEAD");
-    x->unread = false;
-    if (status) {
+    if (status)
         refuse(x, status, why);
-        return;
-    }
-    if (x->head.length > (int64_t)x->http->opt.max_body) {
-        refuse(x, 413, "the request body is too large");
-        return;
-    }
-    x->state = CONN_BODY;
-    bufferevent_setwatermark(x->bev, EV_READ, 0, 0);
-    if (x->head.expect_continue && (x->head.chunked || x->head.length > 0))
-        bufferevent_write(x->bev, "HTTP/1.1 100 Continue\r\n\r\n", 25);
-    read_body(x);
+    else
+        begin_body(x);
+}
+
+static void discard(struct http_exchange *x, struct evbuffer *in)
+{
+    size_t n = evbuffer_get_length(in);
+    evbuffer_drain(in, n);
+    x->discarded += n;
+    if (x->discarded > LINGER_BYTES)
+        conn_free(x);
 }
 
 static void on_read(struct bufferevent *bev, void *arg)
 {
     struct http_exchange *x = arg;
     struct evbuffer *in = bufferevent_get_input(bev);
+    if (x->failed)
+        return;
     if (x->state == CONN_HEAD) {
         read_head(x);
     } else if (x->state == CONN_BODY) {
         read_body(x);
     } else if (x->state == CONN_LINGER || x->state == CONN_FLUSH) {
-        size_t n = evbuffer_get_length(in);
-        evbuffer_drain(in, n);
-        x->discarded += n;
-        if (x->discarded > LINGER_BYTES)
-            conn_free(x);
+        discard(x, in);
+    } else if (x->unread || evbuffer_get_length(in) > MAX_AHEAD) {
+        /* Reading stops nowhere, or a peer that leaves behind its bytes would not be noticed. */
+        x->unread = true;
+        x->keep_alive = false;
+        discard(x, in);
     }
-    /* CONN_BUSY: a pipelined request waits in the buffer, up to the watermark */
+    /* else a pipelined request waits in the buffer */
 }
 
 static void on_write(struct bufferevent *bev, void *arg)
 {
     struct http_exchange *x = arg;
     size_t left = evbuffer_get_length(bufferevent_get_output(bev));
+    if (x->failed)
+        return;
     if (x->state == CONN_FLUSH && left == 0) {
         finish_closing(x);
     } else if (x->state == CONN_BUSY && x->choked && left <= DRAINED) {
@@ -293,6 +419,52 @@ static void set_socket_options(int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
 }
 
+static struct bufferevent *socket_new(struct http *h, evutil_socket_t fd)
+{
+    if (!h->tls)
+        return bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
+    SSL *ssl = SSL_new(h->tls);
+    struct bufferevent *bev =
+        ssl ? bufferevent_openssl_socket_new(h->base, fd, ssl, BUFFEREVENT_SSL_ACCEPTING,
+                                             BEV_OPT_CLOSE_ON_FREE | BEV_OPT_DEFER_CALLBACKS)
+            : NULL;
+    if (bev)
+        bufferevent_openssl_set_allow_dirty_shutdown(bev, 1);
+    return bev;
+}
+
+/* NULL: no memory, and fd is still open. */
+static struct http_exchange *conn_new(struct http *h, evutil_socket_t fd)
+{
+    struct http_exchange *x = calloc(1, sizeof *x);
+    if (!x)
+        return NULL;
+    x->http = h;
+    x->timer = evtimer_new(h->base, on_timer, x);
+    x->headers = evbuffer_new();
+    x->bev = x->timer && x->headers ? socket_new(h, fd) : NULL;
+    if (!x->bev) {
+        if (x->timer)
+            event_free(x->timer);
+        if (x->headers)
+            evbuffer_free(x->headers);
+        mem_free(x);
+        return NULL;
+    }
+    x->next = h->conns;
+    if (x->next)
+        x->next->prev = x;
+    h->conns = x;
+    h->n_conns++;
+    bufferevent_setcb(x->bev, on_read, on_write, on_event, x);
+    bufferevent_setwatermark(x->bev, EV_READ, 0, HTTP_MAX_HEAD + 1);
+    bufferevent_setwatermark(x->bev, EV_WRITE, DRAINED, 0);
+    if (bufferevent_set_timeouts(x->bev, NULL, &(struct timeval){h->opt.write_s, 0}) ||
+        bufferevent_enable(x->bev, EV_READ | EV_WRITE))
+        reset(x);
+    return x;
+}
+
 static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *addr, int len,
                       void *arg)
 {
@@ -309,34 +481,16 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
         return;
     }
     set_socket_options(fd);
-    struct bufferevent *bev = h->tls ? bufferevent_openssl_socket_new(
-                                           h->base, fd, SSL_new(h->tls), BUFFEREVENT_SSL_ACCEPTING,
-                                           BEV_OPT_CLOSE_ON_FREE | BEV_OPT_DEFER_CALLBACKS)
-                                     : bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
-    if (!bev) {
+    struct http_exchange *x = conn_new(h, fd);
+    if (!x) {
         evutil_closesocket(fd);
         return;
     }
-    if (h->tls)
-        bufferevent_openssl_set_allow_dirty_shutdown(bev, 1);
-    struct http_exchange *x = mem_zalloc(1, sizeof *x);
-    x->http = h;
-    x->bev = bev;
-    x->timer = evtimer_new(h->base, on_timer, x);
-    x->next = h->conns;
-    if (x->next)
-        x->next->prev = x;
-    h->conns = x;
-    h->n_conns++;
-    char host[48] = "?", port[8] = "?";
-    getnameinfo(addr, (socklen_t)len, host, sizeof host, port, sizeof port,
-                NI_NUMERICHOST | NI_NUMERICSERV);
-    snprintf(x->peer, sizeof x->peer, "%s:%s", host, port);
-    bufferevent_setcb(bev, on_read, on_write, on_event, x);
-    bufferevent_setwatermark(bev, EV_READ, 0, HTTP_MAX_HEAD + 1);
-    bufferevent_setwatermark(bev, EV_WRITE, DRAINED, 0);
-    bufferevent_set_timeouts(bev, NULL, &(struct timeval){h->opt.write_s, 0});
-    bufferevent_enable(bev, EV_READ | EV_WRITE);
+    char port[8] = "?";
+    if (getnameinfo(addr, (socklen_t)len, x->address, sizeof x->address, port, sizeof port,
+                    NI_NUMERICHOST | NI_NUMERICSERV))
+        snprintf(x->address, sizeof x->address, "?");
+    snprintf(x->peer, sizeof x->peer, "%s:%s", x->address, port);
     set_timer(x, h->opt.read_s);
 }
 
@@ -363,6 +517,8 @@ static bool open_tls(struct http *h, struct error *err)
     if (!o->cert_file || !o->key_file)
         return error_set(err, "TLS needs both a certificate and a key");
     h->tls = SSL_CTX_new(TLS_server_method());
+    if (!h->tls)
+        return error_set(err, "no memory for TLS");
     SSL_CTX_set_min_proto_version(h->tls, TLS1_2_VERSION);
     SSL_CTX_set_mode(h->tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_RELEASE_BUFFERS);
     const char *what = NULL;
@@ -399,7 +555,7 @@ static bool open_listener(struct http *h, struct error *err)
                          strerror(why));
     evconnlistener_set_error_cb(h->listener, on_accept_error);
     h->retry = evtimer_new(h->base, on_retry, h);
-    return true;
+    return h->retry || error_set(err, "no memory to listen with");
 }
 
 struct http *http_open(struct event_base *base, const struct http_options *opt, struct error *err)
@@ -430,6 +586,11 @@ int http_port(const struct http *h)
 int http_n_conns(const struct http *h)
 {
     return h->n_conns;
+}
+
+size_t http_buffered(const struct http *h)
+{
+    return h->buffered;
 }
 
 void http_drain(struct http *h)
@@ -481,6 +642,11 @@ const char *http_peer(const struct http_exchange *x)
     return x->peer;
 }
 
+const char *http_address(const struct http_exchange *x)
+{
+    return x->address;
+}
+
 void http_watch(struct http_exchange *x, void *user, void (*closed)(void *user),
                 void (*drained)(void *user))
 {
@@ -491,38 +657,48 @@ void http_watch(struct http_exchange *x, void *user, void (*closed)(void *user),
 
 void http_add_header(struct http_exchange *x, const char *name, const char *value)
 {
-    buf_addf(&x->headers, "%s: %s\r\n", name, value);
+    if (evbuffer_add_printf(x->headers, "%s: %s\r\n", name, value) < 0)
+        reset(x);
+}
+
+static void put(struct http_exchange *x, const void *p, size_t n)
+{
+    if (!x->failed && n && evbuffer_add(bufferevent_get_output(x->bev), p, n))
+        reset(x);
 }
 
 static void send_head(struct http_exchange *x, int status, const char *type, int64_t length)
 {
-    char date[40];
+    char text[512], date[40];
     time_t now = time(NULL);
     struct tm tm;
     strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &tm));
     if (x->http->draining)
         x->keep_alive = false;
-    struct evbuffer *out = bufferevent_get_output(x->bev);
-    evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\nDate: %s\r\nServer: steel\r\n", status,
-                        http_status_text(status), date);
+    int n = snprintf(text, sizeof text, "HTTP/1.1 %d %s\r\nDate: %s\r\nServer: steel\r\n", status,
+                     http_status_text(status), date);
     if (type)
-        evbuffer_add_printf(out, "Content-Type: %s\r\n", type);
+        n += snprintf(text + n, sizeof text - (size_t)n, "Content-Type: %s\r\n", type);
     if (length >= 0)
-        evbuffer_add_printf(out, "Content-Length: %lld\r\n", (long long)length);
+        n += snprintf(text + n, sizeof text - (size_t)n, "Content-Length: %lld\r\n",
+                      (long long)length);
     else if (x->chunked)
-        evbuffer_add_printf(out, "Transfer-Encoding: chunked\r\n");
-    evbuffer_add_printf(out, "Connection: %s\r\n", x->keep_alive ? "keep-alive" : "close");
-    if (x->headers.len)
-        evbuffer_add(out, x->headers.p, x->headers.len);
-    evbuffer_add(out, "\r\n", 2);
+        n += snprintf(text + n, sizeof text - (size_t)n, "Transfer-Encoding: chunked\r\n");
+    n += snprintf(text + n, sizeof text - (size_t)n, "Connection: %s\r\n",
+                  x->keep_alive ? "keep-alive" : "close");
+    put(x, text, (size_t)n);
+    if (!x->failed && evbuffer_add_buffer(bufferevent_get_output(x->bev), x->headers))
+        reset(x);
+    put(x, "\r\n", 2);
 }
 
 void http_reply(struct http_exchange *x, int status, const char *type, const void *body, size_t n)
 {
     CHECK(!x->streaming, "a reply inside a stream");
+    x->chunked = false;
     send_head(x, status, type, status == 204 ? -1 : (int64_t)n);
     if (!x->head_only && status != 204)
-        bufferevent_write(x->bev, body, n);
+        put(x, body, n);
     next_request(x);
 }
 
@@ -539,23 +715,28 @@ void http_stream(struct http_exchange *x, const void *data, size_t n)
 {
     if (!n || x->head_only)
         return;
-    struct evbuffer *out = bufferevent_get_output(x->bev);
     if (x->chunked) {
         char size[24];
-        evbuffer_add(out, size, (size_t)snprintf(size, sizeof size, "%zx\r\n", n));
+        put(x, size, (size_t)snprintf(size, sizeof size, "%zx\r\n", n));
     }
-    evbuffer_add(out, data, n);
+    put(x, data, n);
     if (x->chunked)
-        evbuffer_add(out, "\r\n", 2);
-    if (evbuffer_get_length(out) > DRAINED)
+        put(x, "\r\n", 2);
+    if (http_unsent(x) > DRAINED)
         x->choked = true;
 }
 
 void http_stream_end(struct http_exchange *x)
 {
     if (x->chunked && !x->head_only)
-        bufferevent_write(x->bev, "0\r\n\r\n", 5);
+        put(x, "0\r\n\r\n", 5);
     next_request(x);
+}
+
+void http_abort(struct http_exchange *x)
+{
+    x->closed = x->drained = NULL;
+    reset(x);
 }
 
 size_t http_unsent(const struct http_exchange *x)

@@ -2,6 +2,7 @@
 #include "server/http_parse.h"
 #include "base/mem.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -145,6 +146,9 @@ static int parse_framing(struct http_head *h, const char **why)
             h->length = v;
             have_length = true;
         } else if (!strcasecmp(name, "Transfer-Encoding")) {
+            *why = "Transfer-Encoding in HTTP/1.0"; /* proxies disagree where such a body ends */
+            if (h->minor == 0)
+                return 400;
             *why = "only the transfer coding chunked is supported";
             if (strcasecmp(value, "chunked") || h->chunked)
                 return 501;
@@ -182,7 +186,12 @@ int http_head_parse(const char *p, size_t n, struct http_head *h, const char **w
     *why = "NUL in the request head";
     if (memchr(p, 0, n))
         return 400;
-    h->block = mem_strndup(p, n);
+    *why = "there is no memory for the request; try again later";
+    h->block = malloc(n + 1);
+    if (!h->block)
+        return 503;
+    memcpy(h->block, p, n);
+    h->block[n] = 0;
     char *line = h->block;
     for (int i = 0;; i++) {
         char *end = strchr(line, '\n');
@@ -212,8 +221,7 @@ int http_head_parse(const char *p, size_t n, struct http_head *h, const char **w
 void http_head_clear(struct http_head *h)
 {
     mem_free(h->block);
-    h->block = NULL;
-    h->n_headers = 0;
+    memset(h, 0, sizeof *h);
 }
 
 const char *http_header(const struct http_head *h, const char *name)
@@ -226,6 +234,7 @@ const char *http_header(const struct http_head *h, const char *name)
 
 enum {
     SIZE,
+    SIZE_SPACE, /* after the digits: an extension may follow, nothing else */
     EXTENSION,
     SIZE_LF,
     DATA,
@@ -268,11 +277,17 @@ enum http_chunks_result http_chunks_feed(struct http_chunks *c, const char *p, s
                 return CHUNKS_BAD;
             if ((uint64_t)c->left > max - (out->len < max ? out->len : max))
                 return CHUNKS_TOO_LARGE;
-            c->state = ch == '\r' ? SIZE_LF : EXTENSION;
+            c->state = ch == '\r' ? SIZE_LF : ch == ';' ? EXTENSION : SIZE_SPACE;
             break;
         }
+        case SIZE_SPACE:
+            if (ch != '\r' && ch != ';' && ch != ' ' && ch != '\t')
+                return CHUNKS_BAD;
+            if (ch == '\r' || ch == ';')
+                c->state = ch == '\r' ? SIZE_LF : EXTENSION;
+            break;
         case EXTENSION:
-            if (ch == '\n')
+            if (ch != '\r' && ch != '\t' && ((unsigned char)ch < 32 || ch == 127))
                 return CHUNKS_BAD;
             if (ch == '\r')
                 c->state = SIZE_LF;

@@ -16,62 +16,45 @@ void choice_add(struct choice_out *o, enum segment_kind kind, const char *text, 
         *g = (struct segment){.kind = kind};
     }
     buf_add(&g->text, text, n);
+    o->n_text_kept += n;
 }
 
-/* {"token": "...", "logprob": x, "bytes": [...]} without the closing brace */
-static void add_token(struct buf *b, const struct tokenizer *t, int32_t token, float logprob)
+size_t choice_kept(const struct choice_out *o)
 {
-    size_t n = 0;
-    const char *piece = t ? tokenizer_piece(t, token, &n) : "";
-    buf_adds(b, "{\"token\":");
-    jsonout_string(b, piece, n);
-    buf_adds(b, ",\"logprob\":");
-    jsonout_number(b, logprob < -9999.0f ? -9999.0 : (double)logprob);
-    buf_adds(b, ",\"bytes\":[");
-    for (size_t i = 0; i < n; i++)
-        buf_addf(b, i ? ",%d" : "%d", (unsigned char)piece[i]);
-    buf_addc(b, ']');
+    return o->n_text_kept + logprobs_kept(&o->logprobs);
 }
 
-static void add_logprobs(struct call *c, struct choice_out *o, const struct engine_event *ev)
+size_t segment_next(const struct segment *g)
 {
-    const struct tokenizer *t = server_runtime(c->server)->tokenizer;
-    if (c->kind == CALL_CHAT) {
-        struct buf *b = &o->logprobs;
-        if (b->len)
-            buf_addc(b, ',');
-        add_token(b, t, ev->token, ev->logprob);
-        buf_adds(b, ",\"top_logprobs\":[");
-        for (int i = 0; i < ev->n_top; i++) {
-            if (i)
-                buf_addc(b, ',');
-            add_token(b, t, ev->top[i].token, ev->top[i].logprob);
-            buf_addc(b, '}');
-        }
-        buf_adds(b, "]}");
-    } else {
-        size_t n = 0;
-        const char *piece = t ? tokenizer_piece(t, ev->token, &n) : "";
-        const char *comma = o->lp_tokens.len ? "," : "";
-        buf_adds(&o->lp_tokens, comma);
-        jsonout_string(&o->lp_tokens, piece, n);
-        buf_adds(&o->lp_values, comma);
-        jsonout_number(&o->lp_values, (double)ev->logprob);
-        buf_addf(&o->lp_offsets, "%s%zu", comma, o->lp_at);
-        for (size_t i = 0; i < n; i++)
-            o->lp_at += (piece[i] & 0xc0) != 0x80; /* characters, as Python counts */
-        buf_addf(&o->lp_tops, "%s{", comma);
-        for (int i = 0; i < ev->n_top; i++) {
-            piece = t ? tokenizer_piece(t, ev->top[i].token, &n) : "";
-            if (i)
-                buf_addc(&o->lp_tops, ',');
-            jsonout_string(&o->lp_tops, piece, n);
-            buf_addc(&o->lp_tops, ':');
-            jsonout_number(&o->lp_tops, (double)ev->top[i].logprob);
-        }
-        buf_addc(&o->lp_tops, '}');
-    }
-    o->n_logprobs++;
+    enum { PIECE = 16 << 10 };
+    size_t n = g->text.len - g->sent;
+    if (n <= PIECE)
+        return n;
+    const char *text = g->text.p + g->sent;
+    for (n = PIECE; n > PIECE - 4 && (text[n] & 0xc0) == 0x80; n--)
+        ; /* whole characters */
+    return n;
+}
+
+void choice_sent(struct choice_out *o, struct segment *g, size_t n)
+{
+    o->n_text_kept -= n;
+    g->sent += n;
+    if (g->sent < g->text.len)
+        return;
+    g->sent = 0;
+    if (g->text.cap > 64 << 10)
+        buf_clear(&g->text);
+    else
+        buf_reset(&g->text);
+}
+
+void choice_forget(struct choice_out *o)
+{
+    for (int i = 0; i < o->n_segments; i++)
+        buf_clear(&o->segments[i].text);
+    o->n_text_kept = 0;
+    logprobs_clear(&o->logprobs);
 }
 
 /* What the parser makes of the text. */
@@ -111,7 +94,7 @@ static void on_chat_event(void *arg, const struct chat_event *e)
 void choice_token(struct call *c, struct choice_out *o, const struct engine_event *ev)
 {
     if (ev->kind == EVENT_TOKEN && c->p.logprobs)
-        add_logprobs(c, o, ev);
+        logprobs_add(&o->logprobs, ev, c->p.n_top);
     if (ev->kind == EVENT_TOKEN)
         o->usage.n_generated++;
     if (!ev->n_text || o->stopped_by_parser)
@@ -159,11 +142,7 @@ void choice_clear(struct choice_out *o)
         mem_free(o->segments[i].name);
     }
     mem_free(o->segments);
-    buf_clear(&o->logprobs);
-    buf_clear(&o->lp_tokens);
-    buf_clear(&o->lp_values);
-    buf_clear(&o->lp_tops);
-    buf_clear(&o->lp_offsets);
+    logprobs_clear(&o->logprobs);
     mem_free(o->error);
     chat_parser_free(o->parser);
 }

@@ -56,6 +56,7 @@ void metrics_write(struct server *s, struct buf *out)
 {
     struct engine_stats e;
     engine_stats(s->engine, &e);
+    struct jobs_count jobs = jobs_count(s->jobs);
     double pages = e.pages_total ? e.pages_total : 1;
     static const char done[] = "steel_requests_finished_total",
                       vdone[] = "vllm:request_success_total", http[] = "steel_http_replies_total";
@@ -131,6 +132,16 @@ void metrics_write(struct server *s, struct buf *out)
         {HISTOGRAM, "steel_request_queue_time_seconds", "vllm:request_queue_time_seconds", 0,
          "From the request to its first step.", 0, &e.queued, 0},
         {GAUGE, "steel_connections", 0, 0, "Open connections.", N(http_n_conns(s->http)), 0, 0},
+        {GAUGE, "steel_body_bytes", 0, 0, "Bodies of requests being received or prepared.",
+         N(http_buffered(s->http)), 0, 0},
+        {GAUGE, "steel_unsent_bytes", 0, 0, "Answers that their clients have not taken yet.",
+         N(s->kept), 0, 0},
+        {GAUGE, "steel_jobs", 0, 0, "Requests with the workers, by what they are doing.",
+         N(jobs.waiting), 0, "state=\"waiting\""},
+        {GAUGE, "steel_jobs", 0, 0, "", N(jobs.running_short), 0, "state=\"short\""},
+        {GAUGE, "steel_jobs", 0, 0, "", N(jobs.running_long), 0, "state=\"long\""},
+        {COUNTER, "steel_log_lines_dropped_total", 0, 0, "Log lines nobody took from stderr.",
+         N(log_dropped()), 0, 0},
         {COUNTER, http, 0, 0, http_help, N(s->n_http[2]), 0, "status=\"2xx\""},
         {COUNTER, http, 0, 0, http_help, N(s->n_http[4]), 0, "status=\"4xx\""},
         {COUNTER, http, 0, 0, http_help, N(s->n_http[5]), 0, "status=\"5xx\""},

@@ -90,29 +90,35 @@ static void close_block(const struct call *c, struct buf *b)
     end_event(b);
 }
 
-static void stream_flush(struct call *c, int i, struct buf *b)
+static bool stream_flush(struct call *c, int i, struct buf *b, size_t room)
 {
     static const char *const deltas[] = {
         "\"text_delta\",\"text\":", "\"thinking_delta\",\"thinking\":",
         "\"input_json_delta\",\"partial_json\":"};
     struct choice_out *o = &c->choices[i];
     start_message(c, o, b);
-    for (; o->flushed < o->n_segments; o->flushed++) {
+    while (o->flushed < o->n_segments) {
         struct segment *g = &o->segments[o->flushed];
+        size_t n = segment_next(g);
+        if (b->len >= room)
+            return false;
         if (!g->opened)
             open_block(c, g, b);
-        if (g->text.len) {
+        if (n) {
             event(b, "content_block_delta");
             buf_addf(b, ",\"index\":%d,\"delta\":{\"type\":%s", c->block, deltas[g->kind]);
-            jsonout_string(b, g->text.p, g->text.len);
+            jsonout_string(b, g->text.p + g->sent, n);
             buf_addc(b, '}');
             end_event(b);
-            buf_reset(&g->text);
-        }
-        if (o->flushed == o->n_segments - 1)
+            choice_sent(o, g, n);
+        } else if (o->flushed == o->n_segments - 1) {
             break; /* it may grow */
-        close_block(c, b);
+        } else {
+            close_block(c, b);
+            o->flushed++;
+        }
     }
+    return true;
 }
 
 static void stream_finish(struct call *c, int i, struct buf *b)
@@ -143,9 +149,13 @@ static void stream_error(struct call *c, const struct api_error *err, struct buf
     buf_adds(b, "\n\n");
 }
 
-static void whole(struct call *c, struct buf *b)
+/* One answer without log-probabilities is small enough to be written in one go. */
+static bool whole(struct call *c, struct buf *b, size_t room)
 {
+    (void)room;
     struct choice_out *o = &c->choices[0];
+    if (!o->done)
+        return false;
     open_message(c, b);
     for (int i = 0; i < o->n_segments; i++) {
         const struct segment *g = &o->segments[i];
@@ -178,6 +188,7 @@ static void whole(struct call *c, struct buf *b)
     buf_addc(b, ',');
     add_usage(c, o->usage.n_generated, b);
     buf_addc(b, '}');
+    return true;
 }
 
 const struct reply_style reply_messages = {

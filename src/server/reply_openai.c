@@ -83,27 +83,24 @@ static void end_event(const struct call *c, struct buf *b)
     buf_addf(b, "]%s}\n\n", c->p.include_usage ? ",\"usage\":null" : "");
 }
 
-/* "logprobs":..., takes what was not sent yet. */
-static void add_logprobs(const struct call *c, struct choice_out *o, struct buf *b)
+enum { LOGPROBS_A_PIECE = 16 }; /* entries in one event: some 40 kB with 20 alternatives each */
+
+static const struct tokenizer *tokenizer_of(const struct call *c)
 {
+    return server_runtime(c->server)->tokenizer;
+}
+
+/* "logprobs":..., takes some of what was not sent yet. */
+static void add_logprobs(struct call *c, struct choice_out *o, struct buf *b)
+{
+    struct logprobs *l = &o->logprobs;
+    int n = l->n - l->sent < LOGPROBS_A_PIECE ? l->n - l->sent : LOGPROBS_A_PIECE;
     buf_adds(b, ",\"logprobs\":");
-    if (!c->p.logprobs || !o->n_logprobs) {
+    if (!n) {
         buf_adds(b, "null");
         return;
     }
-    if (is_chat(c))
-        buf_addf(b, "{\"content\":[%s],\"refusal\":null}", o->logprobs.p);
-    else
-        buf_addf(b,
-                 "{\"tokens\":[%s],\"token_logprobs\":[%s],\"top_logprobs\":[%s],"
-                 "\"text_offset\":[%s]}",
-                 o->lp_tokens.p, o->lp_values.p, o->lp_tops.p, o->lp_offsets.p);
-    o->n_logprobs = 0;
-    buf_reset(&o->logprobs);
-    buf_reset(&o->lp_tokens);
-    buf_reset(&o->lp_values);
-    buf_reset(&o->lp_tops);
-    buf_reset(&o->lp_offsets);
+    logprobs_write(l, is_chat(c), l->sent + n, tokenizer_of(c), b, SIZE_MAX);
 }
 
 static void begin_choice(const struct call *c, int i, struct buf *b)
@@ -112,7 +109,7 @@ static void begin_choice(const struct call *c, int i, struct buf *b)
     buf_addf(b, "{\"index\":%d,%s", i, is_chat(c) ? "\"delta\":{" : "");
 }
 
-static void end_choice(const struct call *c, struct choice_out *o, struct buf *b)
+static void end_choice(struct call *c, struct choice_out *o, struct buf *b)
 {
     if (is_chat(c))
         buf_addc(b, '}');
@@ -130,7 +127,7 @@ static void stream_open(struct call *c, struct buf *b)
     }
 }
 
-static void add_tool_delta(struct segment *g, struct buf *b)
+static void add_tool_delta(struct segment *g, size_t n, struct buf *b)
 {
     buf_addf(b, "\"tool_calls\":[{\"index\":%d,", g->tool);
     if (!g->opened) {
@@ -140,40 +137,58 @@ static void add_tool_delta(struct segment *g, struct buf *b)
     } else {
         buf_adds(b, "\"function\":{\"arguments\":");
     }
-    jsonout_string(b, g->text.p + g->sent, g->text.len - g->sent);
+    jsonout_string(b, n ? g->text.p + g->sent : "", n);
     buf_adds(b, "}}]");
 }
 
-static void stream_flush(struct call *c, int i, struct buf *b)
+static void add_piece(struct call *c, int i, struct segment *g, size_t n, struct buf *b)
+{
+    const char *text = g->text.p ? g->text.p + g->sent : "";
+    begin_choice(c, i, b);
+    if (!is_chat(c)) {
+        buf_adds(b, "\"text\":");
+        jsonout_string(b, text, n);
+    } else if (g->kind == SEGMENT_TOOL) {
+        add_tool_delta(g, n, b);
+    } else if (g->kind == SEGMENT_REASONING) {
+        buf_adds(b, "\"reasoning_content\":");
+        jsonout_string(b, text, n);
+        buf_adds(b, ",\"reasoning\":");
+        jsonout_string(b, text, n);
+    } else {
+        buf_adds(b, "\"content\":");
+        jsonout_string(b, text, n);
+    }
+    end_choice(c, &c->choices[i], b);
+    g->opened = true;
+    choice_sent(&c->choices[i], g, n);
+}
+
+static bool stream_flush(struct call *c, int i, struct buf *b, size_t room)
 {
     struct choice_out *o = &c->choices[i];
-    for (; o->flushed < o->n_segments; o->flushed++) {
+    while (o->flushed < o->n_segments) {
         struct segment *g = &o->segments[o->flushed];
-        size_t n = g->text.len - g->sent;
+        size_t n = segment_next(g);
         if (n || (g->kind == SEGMENT_TOOL && !g->opened)) {
-            begin_choice(c, i, b);
-            if (!is_chat(c)) {
-                buf_adds(b, "\"text\":");
-                jsonout_string(b, g->text.p + g->sent, n);
-            } else if (g->kind == SEGMENT_TOOL) {
-                add_tool_delta(g, b);
-            } else if (g->kind == SEGMENT_REASONING) {
-                buf_adds(b, "\"reasoning_content\":");
-                jsonout_string(b, g->text.p + g->sent, n);
-                buf_adds(b, ",\"reasoning\":");
-                jsonout_string(b, g->text.p + g->sent, n);
-            } else {
-                buf_adds(b, "\"content\":");
-                jsonout_string(b, g->text.p + g->sent, n);
-            }
-            end_choice(c, o, b);
-            g->opened = true;
-        }
-        buf_reset(&g->text); /* the client has it */
-        g->sent = 0;
-        if (o->flushed == o->n_segments - 1)
+            if (b->len >= room)
+                return false;
+            add_piece(c, i, g, n, b);
+        } else if (o->flushed == o->n_segments - 1) {
             break; /* it may grow */
+        } else {
+            o->flushed++;
+        }
     }
+    /* Text in large pieces leaves log-probabilities behind. */
+    while (o->logprobs.n - o->logprobs.sent > LOGPROBS_A_PIECE) {
+        if (b->len >= room)
+            return false;
+        begin_choice(c, i, b);
+        buf_adds(b, is_chat(c) ? "" : "\"text\":\"\"");
+        end_choice(c, o, b);
+    }
+    return true;
 }
 
 static void stream_finish(struct call *c, int i, struct buf *b)
@@ -259,30 +274,49 @@ static void add_message(const struct choice_out *o, struct buf *b)
     buf_adds(b, o->n_tools ? "]}" : "}");
 }
 
-static void whole(struct call *c, struct buf *b)
+static void open_choice(struct call *c, int i, struct buf *b)
 {
-    open_object(c, false, b);
-    for (int i = 0; i < c->n_choices; i++) {
-        struct choice_out *o = &c->choices[i];
-        buf_addf(b, "%s{\"index\":%d,", i ? "," : "", i);
-        if (is_chat(c)) {
-            add_message(o, b);
-        } else {
-            buf_adds(b, "\"text\":");
-            add_text(o, SEGMENT_TEXT, b);
-        }
-        add_logprobs(c, o, b);
-        buf_addf(b, ",\"finish_reason\":\"%s\"", choice_finish_reason(c, o));
-        if (o->stop >= 0 && o->stop < c->p.n_stop) {
-            buf_adds(b, ",\"stop_reason\":");
-            jsonout_text(b, c->p.stop[o->stop]);
-        }
+    const struct choice_out *o = &c->choices[i];
+    buf_addf(b, "%s{\"index\":%d,", i ? "," : "", i);
+    if (is_chat(c)) {
+        add_message(o, b);
+    } else {
+        buf_adds(b, "\"text\":");
+        add_text(o, SEGMENT_TEXT, b);
+    }
+    buf_addf(b, ",\"finish_reason\":\"%s\"", choice_finish_reason(c, o));
+    if (o->stop >= 0 && o->stop < c->p.n_stop) {
+        buf_adds(b, ",\"stop_reason\":");
+        jsonout_text(b, c->p.stop[o->stop]);
+    }
+    buf_adds(b, ",\"logprobs\":");
+}
+
+static bool whole(struct call *c, struct buf *b, size_t room)
+{
+    if (!c->whole.opened)
+        open_object(c, false, b);
+    c->whole.opened = true;
+    for (; c->whole.choice < c->n_choices; c->whole.choice++) {
+        struct choice_out *o = &c->choices[c->whole.choice];
+        if (!o->done || b->len >= room)
+            return false;
+        if (!c->whole.in_choice)
+            open_choice(c, c->whole.choice, b);
+        c->whole.in_choice = true;
+        if (!o->logprobs.n)
+            buf_adds(b, "null");
+        else if (!logprobs_write(&o->logprobs, is_chat(c), o->logprobs.n, tokenizer_of(c), b, room))
+            return false;
         buf_addc(b, '}');
+        c->whole.in_choice = false;
+        choice_forget(o);
     }
     buf_adds(b, "],\"usage\":");
     add_usage(c, b);
     add_timings(c, b);
     buf_addc(b, '}');
+    return true;
 }
 
 const struct reply_style reply_openai = {

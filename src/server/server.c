@@ -6,7 +6,7 @@
 #include "server/web.h"
 
 #include <event2/event.h>
-#include <openssl/crypto.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,6 +14,7 @@
 #include <strings.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,45 +25,15 @@ const struct runtime *server_runtime(const struct server *s)
 
 /* Access */
 
-static const char *bearer(struct http_exchange *x)
-{
-    const char *v = http_header(http_request(x), "Authorization");
-    if (v && !strncasecmp(v, "Bearer ", 7))
-        return v + 7 + strspn(v + 7, " ");
-    return http_header(http_request(x), "X-Api-Key"); /* Anthropic's clients */
-}
-
-char *server_key_of(struct http_exchange *x)
-{
-    const char *key = bearer(x);
-    return key ? mem_strdup(key) : NULL;
-}
-
-/* Takes the same time whatever the key's content. */
-static bool is_allowed(const struct server *s, struct http_exchange *x)
-{
-    const char *key = bearer(x);
-    bool found = s->opt.n_keys == 0;
-    for (int i = 0; key && i < s->opt.n_keys; i++) {
-        size_t n = strlen(s->opt.keys[i]);
-        if (strlen(key) == n && !CRYPTO_memcmp(key, s->opt.keys[i], n))
-            found = true;
-    }
-    return found;
-}
-
 static void add_cors(const struct server *s, struct http_exchange *x)
 {
     const char *origin = http_header(http_request(x), "Origin");
-    for (int i = 0; origin && i < s->opt.n_origins; i++) {
-        bool any = !strcmp(s->opt.origins[i], "*");
-        if (!any && strcmp(s->opt.origins[i], origin))
-            continue;
-        http_add_header(x, "Access-Control-Allow-Origin", any ? "*" : origin);
-        if (!any)
-            http_add_header(x, "Vary", "Origin");
+    bool any;
+    if (!origin || !access_origin_listed(s, origin, &any))
         return;
-    }
+    http_add_header(x, "Access-Control-Allow-Origin", any ? "*" : origin);
+    if (!any)
+        http_add_header(x, "Vary", "Origin");
 }
 
 static void preflight(struct server *s, struct http_exchange *x)
@@ -92,7 +63,14 @@ static void fail(struct server *s, struct http_exchange *x, int status, const ch
     api_fail(&err, status, type, "%s", msg);
     if (status == 401)
         err.code = "invalid_api_key";
-    reply_error(x, s, &err, !strncmp(http_request(x)->path, "/v1/messages", 12));
+    const char *path = http_request(x)->path; /* none where the head could not be read */
+    reply_error(x, s, &err, path && !strncmp(path, "/v1/messages", 12));
+}
+
+/* http.c's own refusals: a broken request, or one over a limit. */
+static void on_refuse(void *arg, struct http_exchange *x, int status, const char *why)
+{
+    fail(arg, x, status, status == 503 ? "unavailable_error" : "invalid_request_error", "%s", why);
 }
 
 static void get_page(struct server *s, struct http_exchange *x)
@@ -229,28 +207,45 @@ static const struct route routes[] = {
     {"POST", "/apply-template", NULL, CALL_TEMPLATE, false},
 };
 
-static void on_request(void *arg, struct http_exchange *x)
+/* NULL: *known says whether another method would do, *posts which. */
+static const struct route *find_route(const struct http_head *h, bool *known, bool *posts)
 {
-    struct server *s = arg;
-    const struct http_head *h = http_request(x);
-    const struct route *route = NULL;
     static const struct route one_model = {"GET", "", get_model, 0, false};
-    bool known = false, posts = false;
+    const struct route *route = NULL;
     const char *method = !strcmp(h->method, "HEAD") ? "GET" : h->method;
-    add_cors(s, x);
+    *known = *posts = false;
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++)
         if (!strcmp(routes[i].path, h->path)) {
-            known = true;
-            posts |= routes[i].method[0] == 'P';
+            *known = true;
+            *posts |= routes[i].method[0] == 'P';
             if (!strcmp(routes[i].method, method))
                 route = &routes[i];
         }
     if (!strncmp(h->path, "/v1/models/", 11) && h->path[11]) {
-        known = true;
+        *known = true;
         route = !strcmp(method, "GET") ? &one_model : NULL;
     }
+    return route;
+}
+
+/* Whether the sender of this head may send its body, and who gets an answer without one. */
+static bool on_head(void *arg, struct http_exchange *x)
+{
+    struct server *s = arg;
+    const struct http_head *h = http_request(x);
+    bool known, posts;
+    const struct route *route = find_route(h, &known, &posts);
     log_line(LOG_DEBUG, "request", LOG_TEXT("method", h->method), LOG_TEXT("path", h->path),
              LOG_TEXT("peer", http_peer(x)));
+    if (!access_host(s, x)) {
+        fail(
+            s, x, 403, "permission_error",
+            "the Host header '%.100s' is not a name of this server; if it should be, start it with "
+            "--allowed-hosts",
+            http_header(h, "Host"));
+        return false;
+    }
+    add_cors(s, x);
     if (!strcmp(h->method, "OPTIONS") && (known || !strcmp(h->path, "*")))
         preflight(s, x);
     else if (!known)
@@ -258,29 +253,51 @@ static void on_request(void *arg, struct http_exchange *x)
     else if (!route) {
         http_add_header(x, "Allow", posts ? "POST, OPTIONS" : "GET, HEAD, OPTIONS");
         fail(s, x, 405, "invalid_request_error", "%.200s does not take %.8s", h->path, h->method);
-    } else if (!route->open && !is_allowed(s, x))
+    } else if (!route->open && !access_key(s, x))
         fail(s, x, 401, "authentication_error", "missing or wrong API key");
     else if (route->get)
         route->get(s, x);
+    else if (!access_origin(s, x))
+        fail(s, x, 403, "permission_error",
+             "a page of another site may not post here; to allow it, start the server with "
+             "--cors-origin %.100s",
+             http_header(h, "Origin") ? http_header(h, "Origin") : "ORIGIN");
+    else if (!access_type(x))
+        fail(s, x, 415, "invalid_request_error", "send the body as application/json, not as %.60s",
+             http_header(h, "Content-Type"));
     else if (s->draining)
         fail(s, x, 503, "unavailable_error", "the server is shutting down");
-    else if (!reply_if_not_ready(s, x))
-        call_dispatch(s, x, route->kind);
+    else
+        return !reply_if_not_ready(s, x);
+    return false;
+}
+
+static void on_request(void *arg, struct http_exchange *x)
+{
+    struct server *s = arg;
+    bool known, posts;
+    if (s->draining) /* since its head came */
+        fail(s, x, 503, "unavailable_error", "the server is shutting down");
+    else
+        call_dispatch(s, x, find_route(http_request(x), &known, &posts)->kind);
 }
 
 /* The loop's other events */
 
-enum { EVENTS_A_TURN = 512 };
+/* A turn of the loop gives the engine's events this much, then the sockets are looked at. */
+enum { EVENTS_A_TURN = 512, TURN_NS = 4000000 };
 
 static void on_events(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
     struct server *s = arg;
     struct engine_event ev;
-    for (int n = 0; events_next(s->events, &ev, 0); n++) {
+    int64_t start = clock_ns();
+    for (int n = 1; events_next(s->events, &ev, 0); n++) {
         calls_event(s, &ev);
-        if (n == EVENTS_A_TURN) { /* a fast model must not keep the loop from its sockets */
-            event_active(s->on_events, EV_READ, 0);
+        if (n == EVENTS_A_TURN || clock_ns() - start > TURN_NS) {
+            /* The rest at the next pass: a timer, because what is made active is run in this one. */
+            event_add(s->more_events, &(struct timeval){0, 0});
             return;
         }
     }
@@ -290,6 +307,14 @@ static void on_jobs(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
     calls_prepared(arg);
+}
+
+static void on_job_tick(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    struct server *s = arg;
+    if (jobs_check(s->jobs, clock_ns()))
+        event_add(s->job_tick, &(struct timeval){0, JOB_SHORT_MS * 500});
 }
 
 static void become_ready(struct server *s)
@@ -336,12 +361,40 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
         event_base_loopbreak(s->base);
 }
 
+static void on_last(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    event_base_loopbreak(((struct server *)arg)->base);
+}
+
+/* After the grace time: for clients to hear of it; then for workers and the engine to come back. */
+enum { LAST_MS = 700, CLOSE_MS = 1000 };
+
+/* Everybody is told, and has a moment to hear it. */
 static void on_grace(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
     struct server *s = arg;
     log_line(LOG_WARN, "grace time is over", LOG_NUM("calls", s->n_calls));
-    event_base_loopbreak(s->base);
+    calls_cut(s);
+    event_add(s->last, &(struct timeval){LAST_MS / 1000, LAST_MS % 1000 * 1000});
+}
+
+/* Whatever still runs when the loop has ended (a worker, a step) is not waited for any longer. */
+static volatile sig_atomic_t exit_code_now;
+static void on_alarm(int sig)
+{
+    (void)sig;
+    _exit(exit_code_now);
+}
+
+static void limit_ending(int code)
+{
+    exit_code_now = code;
+    struct sigaction act = {.sa_handler = on_alarm};
+    sigaction(SIGALRM, &act, NULL);
+    struct timeval left = {CLOSE_MS / 1000, CLOSE_MS % 1000 * 1000};
+    setitimer(ITIMER_REAL, &(struct itimerval){.it_value = left}, NULL);
 }
 
 static void on_signal(evutil_socket_t sig, short what, void *arg)
@@ -382,31 +435,37 @@ static void name_model(struct server *s)
         *dot = 0;
 }
 
-static void start_workers(struct server *s)
+static bool start_workers(struct server *s, struct error *err)
 {
-    s->jobs_end = &s->jobs;
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->wake, NULL);
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    int n_long = cpus >= 16 ? 3 : cpus >= 8 ? 2 : 1;
     s->jobs_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    for (s->n_workers = 0; s->n_workers < 2; s->n_workers++)
-        CHECK(!pthread_create(&s->workers[s->n_workers], NULL, worker_main, s), "no thread");
+    s->jobs = s->jobs_fd >= 0 ? jobs_new(n_long, n_long + 1, call_run, s->jobs_fd) : NULL;
+    return s->jobs || error_set(err, "no threads to work with");
 }
 
-static void stop_workers(struct server *s)
+/* Large blocks go back to the system when they are freed, and few arenas keep the small ones. */
+static void bound_heap(void)
 {
-    pthread_mutex_lock(&s->lock);
-    s->stop_workers = true;
-    pthread_cond_broadcast(&s->wake);
-    pthread_mutex_unlock(&s->lock);
-    for (int i = 0; i < s->n_workers; i++)
-        pthread_join(s->workers[i], NULL);
+#ifdef __GLIBC__
+    mallopt(M_ARENA_MAX, 4);
+    mallopt(M_MMAP_THRESHOLD, 256 << 10);
+    mallopt(M_TRIM_THRESHOLD, 1 << 20);
+#endif
 }
 
 static struct event *watch(struct server *s, int fd, short what,
                            void (*fn)(evutil_socket_t, short, void *))
 {
     struct event *e = event_new(s->base, fd, what, fn, s);
-    event_add(e, NULL);
+    CHECK(e && !event_add(e, NULL), "no memory for an event");
+    return e;
+}
+
+static struct event *timer(struct server *s, short what, void (*fn)(evutil_socket_t, short, void *))
+{
+    struct event *e = event_new(s->base, -1, what, fn, s);
+    CHECK(e, "no memory for an event");
     return e;
 }
 
@@ -416,8 +475,11 @@ static void loop(struct server *s)
     struct event *intr = watch(s, SIGINT, EV_SIGNAL | EV_PERSIST, on_signal);
     s->on_events = watch(s, events_fd(s->events), EV_READ | EV_PERSIST, on_events);
     s->on_jobs = watch(s, s->jobs_fd, EV_READ | EV_PERSIST, on_jobs);
-    s->tick = event_new(s->base, -1, EV_PERSIST, on_tick, s);
-    s->grace = evtimer_new(s->base, on_grace, s);
+    s->more_events = timer(s, 0, on_events);
+    s->job_tick = timer(s, 0, on_job_tick);
+    s->tick = timer(s, EV_PERSIST, on_tick);
+    s->grace = timer(s, 0, on_grace);
+    s->last = timer(s, 0, on_last);
     event_add(s->tick, &(struct timeval){0, 20000}); /* until the model is there */
     const struct http_options *h = &s->opt.http;
     char url[128];
@@ -426,15 +488,17 @@ static void loop(struct server *s)
     log_line(LOG_INFO, "listening", LOG_TEXT("url", url));
     event_base_dispatch(s->base);
     /* Whoever is still there is cut off; the engine answers for what it has. */
+    limit_ending(s->exit_code);
     http_close(s->http);
-    stop_workers(s);
+    jobs_stop(s->jobs);
     calls_prepared(s);
     engine_close(s->engine);
     struct engine_event ev;
     while (events_next(s->events, &ev, 0))
         calls_event(s, &ev);
     CHECK(s->n_calls == 0, "%d calls are left", s->n_calls);
-    struct event *events[] = {term, intr, s->on_events, s->on_jobs, s->tick, s->grace};
+    struct event *events[] = {term,        intr,    s->on_events, s->more_events, s->on_jobs,
+                              s->job_tick, s->tick, s->grace,     s->last};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         event_free(events[i]);
 }
@@ -443,7 +507,9 @@ int server_run(const struct server_options *opt, struct error *err)
 {
     struct server *s = mem_zalloc(1, sizeof *s);
     s->opt = *opt;
+    s->opt.http.admit = on_head;
     s->opt.http.handler = on_request;
+    s->opt.http.refuse = on_refuse;
     s->opt.http.arg = s;
     s->started = time(NULL);
     if (getrandom(&s->id_secret, sizeof s->id_secret, 0) != (ssize_t)sizeof s->id_secret)
@@ -461,24 +527,31 @@ int server_run(const struct server_options *opt, struct error *err)
     snprintf(s->fingerprint, sizeof s->fingerprint, "steel-%s",
              opt->engine.runtime.backend.deterministic ? "deterministic" : "default");
     signal(SIGPIPE, SIG_IGN);
-    s->base = event_base_new();
-    s->http = http_open(s->base, &s->opt.http, err);
+    bound_heap();
+    log_start();
     int rc = 1;
-    if (s->http) {
+    s->base = event_base_new();
+    s->http = s->base ? http_open(s->base, &s->opt.http, err) : NULL;
+    if (!s->base)
+        error_set(err, "no memory for an event loop");
+    if (s->http && start_workers(s, err)) {
         s->events = events_new();
         s->engine = engine_open(opt->model, &opt->engine);
-        start_workers(s);
         loop(s);
         rc = s->exit_code;
         if (s->failed)
             error_set(err, "the model cannot be loaded"); /* the log has said why */
         server_unload_chat(s);
         events_free(s->events);
+        jobs_free(s->jobs);
         close(s->jobs_fd);
-        pthread_mutex_destroy(&s->lock);
-        pthread_cond_destroy(&s->wake);
+    } else {
+        http_close(s->http);
     }
-    event_base_free(s->base);
+    if (s->base)
+        event_base_free(s->base);
     mem_free(s);
+    log_stop();
+    setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
     return rc;
 }

@@ -18,6 +18,9 @@ struct server_options {
     bool salt_by_key;           /* cached prompts are shared among requests of one key only */
     const char *const *origins; /* (n_origins) allowed by CORS; "*" = all */
     int n_origins;
+    const char *const *hosts; /* (n_hosts) names in Host headers beside our own; "*" = all */
+    int n_hosts;
+    size_t max_unsent;         /* bytes of answers kept for one client that does not take them */
     const char *chat_template; /* file; NULL = the model's own */
     const char *chat_format;   /* how answers are parsed; NULL = by the template */
     enum metrics_style metrics;

@@ -1,29 +1,39 @@
 /*
- * Inside the server. Three threads' worth of work: the loop (connections, replies), workers (reading
- * bodies, templates, tokenising: a long prompt must not hold up other people's tokens) and the
- * engine. A call is one API request; it belongs to the loop, except between call_dispatch and the
- * return of its worker, when the worker may write its `prepared` part.
+ * Inside the server. Three threads' worth of work: the loop (connections, replies), workers (jobs.h:
+ * reading bodies, templates, tokenising: a long prompt must not hold up other people's tokens) and
+ * the engine. A call is one API request; it belongs to the loop, except between call_dispatch and
+ * the return of its worker, when the worker may write its `prepared` part.
  *
  * Invariants:
  *  1. a call is freed when its worker is back and every request it submitted is done, not before
  *  2. a call whose client has left (x == NULL) has cancelled its requests and writes no more
  *  3. what goes to a slow client waits in the call as text, not as bytes of protocol: at most
- *     UNSENT_LIMIT bytes are handed to the connection ahead of its reading
+ *     UNSENT_LIMIT bytes are handed to the connection ahead of its reading, and one turn of the loop
+ *     makes no more than that
+ *  4. `kept` of a call is what waits in it, and never more than opt.max_unsent; all calls together
+ *     stay within KEPT_CALLS times that
  */
 #ifndef STEEL_SERVER_SERVER_INT_H
 #define STEEL_SERVER_SERVER_INT_H
 
 #include "base/budget.h"
+#include "server/jobs.h"
 #include "server/jsonout.h"
 #include "server/log.h"
 #include "server/params.h"
 #include "server/server.h"
 #include "text/chat.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 
-enum { UNSENT_LIMIT = 64 << 10, MAX_PROMPTS = 64 };
+enum {
+    UNSENT_LIMIT = 64 << 10,
+    MAX_PROMPTS = 64,
+    WHOLE_ONCE = 256 << 10,  /* a larger reply that does not stream is sent in pieces */
+    WHOLE_EARLY = 4 << 20,   /* kept bytes from which it is sent while its last answers still run */
+    KEPT_CALLS = 4,          /* calls that may keep max_unsent each */
+    LARGE_REQUEST = 1 << 20, /* after which free memory is given back */
+};
 
 enum call_kind {
     CALL_CHAT,
@@ -47,14 +57,29 @@ struct segment {
     int tool;    /* number among the tools */
 };
 
+/* Log-probabilities of an answer that were not sent yet. */
+struct logprobs {
+    struct token_prob *v; /* (n, stride) the token, then the alternatives; token -1 = no more */
+    int n, cap, stride;
+    size_t at; /* characters of text before the first that was not sent */
+    /* The writer's place: sent ones, list, entry of it, whether the list is open. */
+    int sent, field, entry;
+    bool opened;
+};
+enum logprobs_field {
+    LOGPROBS_OBJECTS, /* chat's list */
+    LOGPROBS_TOKENS,  /* completions' */
+    LOGPROBS_VALUES,
+    LOGPROBS_TOPS,
+    LOGPROBS_OFFSETS
+};
+
 struct choice_out {
     struct segment *segments; /* (n) */
     int n_segments, n_tools;
-    int flushed;         /* segments before this one are with the client entirely */
-    struct buf logprobs; /* JSON objects, separated by commas, not sent yet */
-    int n_logprobs;
-    struct buf lp_tokens, lp_values, lp_tops, lp_offsets; /* the same as completions lists it */
-    size_t lp_at;                                         /* characters of text so far */
+    int flushed;        /* segments before this one are with the client entirely */
+    size_t n_text_kept; /* bytes of segments that were not sent */
+    struct logprobs logprobs;
     bool role_sent, done, finish_sent, stopped_by_parser;
     enum finish finish;
     int stop;
@@ -85,8 +110,8 @@ struct call_part { /* one prompt of a call: one request to the engine */
 
 struct server;
 struct call {
+    struct job job;           /* with_worker */
     struct call *prev, *next; /* all calls */
-    struct call *job_next;    /* in the workers' queues */
     struct server *server;
     struct http_exchange *x; /* NULL: the client has left */
     enum call_kind kind;
@@ -108,12 +133,19 @@ struct call {
     bool special;             /* the parser needs to see control tokens */
     struct chat_prompt *chat; /* how to parse the answer; NULL = plain text */
     struct buf reply;         /* JSON to send as it is; empty = generate */
+    size_t n_reply_sent;
     /* running */
     struct call_part *parts;    /* (n_prompts) */
     struct choice_out *choices; /* (n_prompts * p.n) */
     int n_choices, n_open;
-    bool streaming, pumping, over;
-    int block; /* messages: number of the open content block, -1 = none yet */
+    bool streaming, over;
+    int block;                /* messages: number of the open content block, -1 = none yet */
+    int turn;                 /* choice that may write first */
+    size_t kept, n_kept_most; /* bytes of answers that the client has not been sent; ever */
+    struct {
+        bool sending, opened, in_choice;
+        int choice;
+    } whole; /* how far a reply that does not stream is written */
 };
 
 struct route_counts {
@@ -135,28 +167,32 @@ struct server {
     char name[128]; /* of the model */
     char fingerprint[32];
     int64_t started; /* unix time */
-    struct event *on_events, *on_jobs, *tick, *grace;
+    struct event *on_events, *more_events, *on_jobs, *job_tick, *tick, *grace, *last;
     struct call *calls;
     int n_calls;
+    size_t kept;        /* of all calls */
+    bool trim_due;      /* a large request is gone */
     uint64_t n_http[6]; /* replies by status class */
     uint64_t next_id, id_secret;
-    /* workers */
-    pthread_t workers[4];
-    int n_workers;
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    struct call *jobs, **jobs_end, *finished;
-    bool stop_workers;
+    struct jobs *jobs;
     int jobs_fd; /* eventfd */
+    /* What Retry-After is reckoned from. */
+    uint64_t n_tokens, n_tokens_then; /* generated; at rate_ns */
+    int64_t rate_ns;
+    double rate;        /* tokens a second of late */
+    double mean_tokens; /* of an answer */
 };
 
 /* call.c */
-void *worker_main(void *server);
+void call_run(struct job *job); /* a worker's: prepares the call */
 void call_dispatch(struct server *s, struct http_exchange *x, enum call_kind kind);
 void calls_prepared(struct server *s);                             /* workers have finished some */
 void calls_event(struct server *s, const struct engine_event *ev); /* from the engine */
-void calls_tick(struct server *s);                                 /* comments on silent streams */
-void call_pump(struct call *c);                                    /* sends what can be sent */
+void calls_tick(struct server *s); /* comments on silent streams, speed, memory */
+void calls_cut(struct server *s);  /* the grace time is over: everybody is told */
+int calls_wait_s(
+    const struct server *s);    /* until what is asked now would be answered: Retry-After */
+void call_pump(struct call *c); /* sends what can be sent */
 void reply_error(struct http_exchange *x, struct server *s, const struct api_error *err,
                  bool anthropic);
 void reply_json(struct http_exchange *x, struct server *s, int status, const struct buf *body);
@@ -172,16 +208,30 @@ void choice_finish(struct choice_out *o);
 void choice_init(struct call *c, struct choice_out *o);
 void choice_clear(struct choice_out *o);
 const char *choice_finish_reason(const struct call *c, const struct choice_out *o);
+size_t choice_kept(const struct choice_out *o); /* bytes that the client was not sent yet */
+size_t segment_next(const struct segment *g);   /* bytes of it for the next piece of a stream */
+void choice_sent(struct choice_out *o, struct segment *g, size_t n); /* n bytes of its segment g */
+void choice_forget(struct choice_out *o);                            /* all of it was sent */
 
-/* reply_openai.c, reply_messages.c. stream_flush writes what is new of one choice; finish and usage
- * once. whole: the reply of a call that does not stream. */
+/* logprobs.c. logprobs_write: those before `upto` that were not sent, as one JSON value; false: b has
+ * reached `room` bytes, and the rest is written when it is called again. */
+void logprobs_add(struct logprobs *l, const struct engine_event *ev, int n_top);
+bool logprobs_write(struct logprobs *l, bool chat, int upto, const struct tokenizer *t,
+                    struct buf *b, size_t room);
+size_t logprobs_kept(const struct logprobs *l);
+void logprobs_clear(struct logprobs *l);
+
+/* reply_openai.c, reply_messages.c. stream_flush writes what is new of one choice until out has
+ * `room` bytes, and says whether that was all; finish and usage once. whole: the reply of a call that
+ * does not stream, from where it stopped, as far as choices are done and room goes; true: to its end.
+ */
 struct reply_style {
     void (*stream_open)(struct call *c, struct buf *out);
-    void (*stream_flush)(struct call *c, int choice, struct buf *out);
+    bool (*stream_flush)(struct call *c, int choice, struct buf *out, size_t room);
     void (*stream_finish)(struct call *c, int choice, struct buf *out);
     void (*stream_close)(struct call *c, struct buf *out);
     void (*stream_error)(struct call *c, const struct api_error *err, struct buf *out);
-    void (*whole)(struct call *c, struct buf *out);
+    bool (*whole)(struct call *c, struct buf *out, size_t room);
     const char *ping;
 };
 extern const struct reply_style reply_openai, reply_messages;
@@ -195,6 +245,15 @@ void metrics_write(struct server *s, struct buf *out);
 const struct runtime *server_runtime(const struct server *s);
 void server_load_chat(struct server *s); /* prepare_chat.c; sets chat or chat_error */
 void server_unload_chat(struct server *s);
+
+/* access.c */
 char *server_key_of(struct http_exchange *x); /* the API key a request carries; NULL = none */
+bool access_key(const struct server *s, struct http_exchange *x);
+uint64_t access_client(const struct server *s, struct http_exchange *x);
+bool access_host(const struct server *s, struct http_exchange *x);   /* the Host header is ours */
+bool access_origin(const struct server *s, struct http_exchange *x); /* no other site's page */
+bool access_type(struct http_exchange *x); /* not a type that pages may post unasked */
+/* In --cors-origin; *any: by "*". */
+bool access_origin_listed(const struct server *s, const char *origin, bool *any);
 
 #endif
