@@ -1,4 +1,5 @@
 """A running `steel serve` for tests, and small HTTP clients over bare sockets."""
+import atexit
 import http.client
 import json
 import os
@@ -23,6 +24,7 @@ class Server:
         cmd = [os.path.join(build, "steel"), "serve", model, "--port", "0", "-t", "1",
                *(["--device", device] if device else ["--deterministic"]), *flags]
         self.proc = subprocess.Popen(cmd, stderr=subprocess.PIPE, text=True, env=env)
+        atexit.register(self.proc.kill)  # a test that failed leaves it running
         self.lines, self.cond = [], threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
         self.port = int(re.search(r"://[^ \"]*:(\d+)", self.wait_line("listening")).group(1))
