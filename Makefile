@@ -142,8 +142,12 @@ $(B)/steel: $(CLI_OBJ) $(B)/libserver.a $(B)/libsteel.a $(filter $(B)/static/%,$
 $(B)/tests/%: $(B)/tests/%.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS) -lcmocka
 
-$(B)/tests/test_http: $(B)/tests/test_http.o $(B)/libserver.a $(B)/libsteel.a
+SRV_TESTS := $(addprefix $(B)/tests/,test_http test_http_faults test_jobs)
+$(SRV_TESTS): $(B)/tests/%: $(B)/tests/%.o $(B)/libserver.a $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libserver.a $(B)/libsteel.a $(LDLIBS) $(SRV_LIBS) -lcmocka
+
+# Lets the server's allocations fail.
+$(B)/tests/test_http_faults: LDFLAGS += $(patsubst %,-Wl$(comma)--wrap=%,malloc calloc realloc)
 
 # Counts what the library allocates while it reads hostile files.
 $(B)/tests/test_hostile: LDFLAGS += $(patsubst %,-Wl$(comma)--wrap=%,malloc calloc realloc posix_memalign mmap)

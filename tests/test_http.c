@@ -82,6 +82,8 @@ static void test_head(void **state)
         {400, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked"
               "\r\n\r\n"},
         {501, "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"},
+        {400, "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n"},
+        {400, "POST / HTTP/1.0\r\nTransfer-Encoding: gzip\r\n\r\n"},
         {417, "POST / HTTP/1.1\r\nHost: a\r\nExpect: magic\r\n\r\n"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
@@ -123,6 +125,10 @@ static void test_chunks(void **state)
         {CHUNKS_BAD, "x\r\n"},
         {CHUNKS_BAD, "\r\n"},
         {CHUNKS_BAD, "5\nhello"},
+        {CHUNKS_BAD, "5 junk\r\nhello"},
+        {CHUNKS_BAD, "5 \tx;y\r\nhello"},
+        {CHUNKS_BAD, "5;a\x01\r\nhello"},
+        {CHUNKS_MORE, "5 \t; y=z\r\nhello"},
         {CHUNKS_BAD, "5\r\nhelloX\r\n"},
         {CHUNKS_BAD, "1234567890abc\r\n"},
         {CHUNKS_TOO_LARGE, "65\r\n"},

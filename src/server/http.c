@@ -21,10 +21,9 @@
 #include <time.h>
 
 enum {
-    DRAINED = 16 << 10,    /* unsent bytes at which a stream may go on */
-    MAX_AHEAD = 64 << 10,  /* input kept while a reply is pending */
-    BODY_AHEAD = 64 << 10, /* input that libevent holds while a body is read */
-    LINGER_S = 2,          /* for a peer to read a reply that cut its request short */
+    DRAINED = 16 << 10,   /* unsent bytes at which a stream may go on */
+    MAX_AHEAD = 64 << 10, /* input kept while a reply is pending */
+    LINGER_S = 2,         /* for a peer to read a reply that cut its request short */
     LINGER_BYTES = 64 << 20,
 };
 
@@ -145,7 +144,6 @@ static void finish_closing(struct http_exchange *x)
     x->state = CONN_LINGER;
     shutdown(bufferevent_getfd(x->bev), SHUT_WR);
     evbuffer_drain(bufferevent_get_input(x->bev), SIZE_MAX);
-    bufferevent_setwatermark(x->bev, EV_READ, 0, 0);
     set_timer(x, LINGER_S);
 }
 
@@ -169,7 +167,6 @@ static void next_request(struct http_exchange *x)
         return;
     }
     x->state = CONN_HEAD;
-    bufferevent_setwatermark(x->bev, EV_READ, 0, HTTP_MAX_HEAD + 1);
     set_timer(x, x->http->opt.idle_s);
     /* Another request may be there already; not from here, or a pipeline would recurse. */
     if (evbuffer_get_length(bufferevent_get_input(x->bev)))
@@ -180,7 +177,6 @@ static void handle(struct http_exchange *x)
 {
     x->state = CONN_BUSY;
     set_timer(x, 0);
-    bufferevent_setwatermark(x->bev, EV_READ, 0, 0);
     x->http->opt.handler(x->http->opt.arg, x);
 }
 
@@ -303,7 +299,6 @@ static void begin_body(struct http_exchange *x)
     x->state = CONN_BODY;
     x->body_start_ns = clock_ns();
     set_body_timer(x);
-    bufferevent_setwatermark(x->bev, EV_READ, 0, BODY_AHEAD);
     static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
     if (x->head.expect_continue && has_body && bufferevent_write(x->bev, go_on, sizeof go_on - 1))
         reset(x);
@@ -457,7 +452,6 @@ static struct http_exchange *conn_new(struct http *h, evutil_socket_t fd)
     h->conns = x;
     h->n_conns++;
     bufferevent_setcb(x->bev, on_read, on_write, on_event, x);
-    bufferevent_setwatermark(x->bev, EV_READ, 0, HTTP_MAX_HEAD + 1);
     bufferevent_setwatermark(x->bev, EV_WRITE, DRAINED, 0);
     if (bufferevent_set_timeouts(x->bev, NULL, &(struct timeval){h->opt.write_s, 0}) ||
         bufferevent_enable(x->bev, EV_READ | EV_WRITE))
