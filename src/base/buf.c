@@ -3,7 +3,6 @@
 #include "base/mem.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 void buf_clear(struct buf *b)
@@ -38,7 +37,7 @@ bool buf_try_reserve(struct buf *b, size_t extra)
     if (need <= b->cap)
         return true;
     size_t cap = need < SIZE_MAX / 2 && b->cap * 2 > need ? b->cap * 2 : need;
-    char *p = realloc(b->p, cap);
+    char *p = mem_ask_again(b->p, cap);
     if (!p)
         return false;
     b->p = p;

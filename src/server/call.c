@@ -175,10 +175,24 @@ void call_dispatch(struct server *s, struct http_exchange *x, enum call_kind kin
         event_add(s->job_tick, &(struct timeval){0, JOB_SHORT_MS * 500});
 }
 
+static void prepare(void *arg)
+{
+    call_prepare(arg);
+}
+
 void call_run(struct job *job)
 {
     struct call *c = (struct call *)job;
-    call_prepare(c);
+    if (mem_try(prepare, c))
+        return;
+    /* What was prepared is freed already. */
+    memset(&c->p, 0, sizeof c->p);
+    c->prompts = NULL;
+    c->echo = NULL;
+    c->n_prompts = 0;
+    c->chat = NULL;
+    c->reply = (struct buf){0};
+    api_fail(&c->err, 503, "unavailable_error", "there is no memory for this request now");
 }
 
 /* Into the engine */

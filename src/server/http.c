@@ -14,7 +14,6 @@
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
@@ -431,9 +430,10 @@ static struct bufferevent *socket_new(struct http *h, evutil_socket_t fd)
 /* NULL: no memory, and fd is still open. */
 static struct http_exchange *conn_new(struct http *h, evutil_socket_t fd)
 {
-    struct http_exchange *x = calloc(1, sizeof *x);
+    struct http_exchange *x = mem_ask(sizeof *x);
     if (!x)
         return NULL;
+    memset(x, 0, sizeof *x);
     x->http = h;
     x->timer = evtimer_new(h->base, on_timer, x);
     x->headers = evbuffer_new();

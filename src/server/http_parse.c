@@ -2,7 +2,6 @@
 #include "server/http_parse.h"
 #include "base/mem.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -187,7 +186,7 @@ int http_head_parse(const char *p, size_t n, struct http_head *h, const char **w
     if (memchr(p, 0, n))
         return 400;
     *why = "there is no memory for the request; try again later";
-    h->block = malloc(n + 1);
+    h->block = mem_ask(n + 1);
     if (!h->block)
         return 503;
     memcpy(h->block, p, n);
