@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Speed beside busy neighbours: every program alone and beside N endless loops, rounds interleaved, medians.
 
-    python3 bench/neighbour.py --model moe6.gguf --steel build/steel [--steel OTHER/steel ...] [--llama LLAMA_CPP/build/bin]
-        [--loops 2] [-t 2] [--gen 64] [--prompt 0] [--rounds 5] [-o results.jsonl]
+    python3 bench/neighbour.py --model moe6.gguf --steel Steel=build/steel [--steel before=OTHER/steel ...]
+        [--llama LLAMA_CPP/build/bin] [--loops 2] [-t 2] [--gen 64] [--prompt 0] [--rounds 5] [-o results.jsonl]
 
 Every round runs each program alone, then each beside the loops, in an order that alternates. A loop is a shell that does
 nothing but count, at the same priority, free to run on any core; there are as many as threads unless --loops says
-otherwise. Several --steel compare builds. Prints the median of each and what is left of the undisturbed speed.
+otherwise. Several --steel compare builds. Prints the median of each and what is left of the undisturbed speed; rounds
+that the output file already holds count too, so that they can be run one by one.
 """
 import argparse
 import json
@@ -36,7 +37,7 @@ def llama(folder, args):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", required=True)
-    p.add_argument("--steel", action="append", default=[], help="path of steel; may be given several times")
+    p.add_argument("--steel", action="append", default=[], metavar="NAME=PATH", help="a steel; may be given several times")
     p.add_argument("--llama", help="folder of llama-bench")
     p.add_argument("-t", "--threads", type=int, default=2)
     p.add_argument("--loops", type=int, help="busy loops (default: as many as threads)")
@@ -48,11 +49,15 @@ def main():
     args = p.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no loop is left behind
     loops = args.threads if args.loops is None else args.loops
-    programs = [(path, lambda path=path: steel(path, args)) for path in args.steel]
+    programs = [(name, lambda path=path: steel(path, args)) for name, path in (s.split("=", 1) for s in args.steel)]
     if args.llama:
         programs.append(("llama.cpp", lambda: llama(args.llama, args)))
-    found, hashes = {}, {}
-    for i in range(args.rounds):
+    lines = []
+    if args.output and os.path.exists(args.output):
+        with open(args.output) as f:
+            lines = [json.loads(line) for line in f]
+    first = max((r["round"] for r in lines), default=-1) + 1
+    for i in range(first, first + args.rounds):
         for where in ([args.only] if args.only else ["alone", "beside"]):
             for name, run in programs if i % 2 == 0 else programs[::-1]:
                 busy = [subprocess.Popen(LOOP) for _ in range(loops)] if where == "beside" else []
@@ -64,13 +69,16 @@ def main():
                     for b in busy:
                         b.wait()
                 for test, (tok_s, digest) in tests.items():
-                    found.setdefault((name, test), {}).setdefault(where, []).append(tok_s)
-                    if digest:
-                        hashes.setdefault((name, test), set()).add(digest)
+                    lines.append({"kind": "neighbour", "round": i, "program": name, "test": test, "where": where,
+                                  "loops": len(busy), "tok_s": round(tok_s, 2), "hash": digest})
                     if args.output:
                         with open(args.output, "a") as f:
-                            f.write(json.dumps({"kind": "neighbour", "round": i, "program": name, "test": test, "where": where,
-                                                "loops": len(busy), "tok_s": round(tok_s, 2), "hash": digest}) + "\n")
+                            f.write(json.dumps(lines[-1]) + "\n")
+    found, hashes = {}, {}
+    for r in lines:
+        found.setdefault((r["program"], r["test"]), {}).setdefault(r["where"], []).append(r["tok_s"])
+        if r["hash"]:
+            hashes.setdefault((r["program"], r["test"]), set()).add(r["hash"])
     for (name, test), by in found.items():
         text = f"{name}: {test}"
         for where, values in by.items():
