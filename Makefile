@@ -52,7 +52,7 @@ endif
 
 # Everything but the commands and the server is the library; tests and fuzzers link it, src/cli makes
 # the binary. The server is a library of its own, so that only what serves needs libevent and OpenSSL.
-LIB_SRC := $(filter-out src/cli/% src/server/%,$(sort $(wildcard src/*/*.c src/backend/cpu/*.c)))
+LIB_SRC := $(filter-out src/cli/% src/server/%,$(sort $(wildcard src/*/*.c src/backend/cpu/*.c src/model/families/*.c)))
 SRV_SRC := $(sort $(wildcard src/server/*.c))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
@@ -182,7 +182,7 @@ deps:
 try: $(B)/steel
 	@sh tools/try.sh $(B)/steel
 
-TEST_TOOLS := $(B)/tests/toy_gguf $(B)/tests/faults.so
+TEST_TOOLS := $(B)/tests/toy_gguf $(B)/tests/faults.so $(B)/tests/ops/test_ops
 test-build: $(B)/steel $(TESTS) $(TEST_TOOLS) $(EXAMPLES)
 test: $(B)/steel $(TESTS) $(TEST_TOOLS) $(EXAMPLES)
 	@sh tests/run.sh $(B)
@@ -217,19 +217,21 @@ $(B)/fuzz/fuzz_http $(B)/fuzz/fuzz_request: $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libs
 	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(B)/libserver.a $(B)/libsteel.a $(LDLIBS) $(SRV_LIBS)
 
 # The GPU's tests and benchmark, on a machine that has one; and the same kernels on the CPU, simulated.
-gpu-tools: $(B)/tests/gpu/test_ops $(B)/tests/gpu/bench_gpu
-$(B)/tests/gpu/test_ops: $(B)/tests/gpu/duo.o $(B)/tests/gpu/steps.o
-$(B)/tests/gpu/test_ops $(B)/tests/gpu/bench_gpu: $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(B)/tests/gpu/random_weight.o $(B)/libsteel.a
+gpu-tools: $(B)/tests/ops/test_ops $(B)/tests/gpu/bench_gpu
+$(B)/tests/ops/%.o $(B)/tests/gpu/%.o: CPPFLAGS += -Itests/ops
+$(B)/tests/ops/test_ops: $(B)/tests/ops/test_ops.o $(B)/tests/ops/duo.o $(B)/tests/ops/steps.o
+$(B)/tests/gpu/bench_gpu: $(B)/tests/gpu/bench_gpu.o
+$(B)/tests/ops/test_ops $(B)/tests/gpu/bench_gpu: $(B)/tests/ops/random_weight.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/libsteel.a $(CUDA_LIBS) -lm
 test-gpu: gpu-tools
-	$(B)/tests/gpu/test_ops
+	$(B)/tests/ops/test_ops --backend cuda
 bench-gpu: gpu-tools
 	$(B)/tests/gpu/bench_gpu
 SIM_SRC := $(wildcard src/backend/cuda/*.cu) tests/gpu/cudasim.cpp
-SIM_OBJ := $(patsubst %,$(B)/sim/%.o,$(SIM_SRC) tests/gpu/test_ops.c tests/gpu/steps.c tests/gpu/duo.c tests/gpu/random_weight.c \
-	src/backend/ref.c src/quant/quant.c src/backend/rawweight.c src/base/error.c src/base/mem.c \
+SIM_OBJ := $(patsubst %,$(B)/sim/%.o,$(SIM_SRC) tests/ops/test_ops.c tests/ops/steps.c tests/ops/duo.c tests/ops/random_weight.c \
+	src/backend/ref.c src/backend/layer.c src/quant/quant.c src/backend/rawweight.c src/base/error.c src/base/mem.c \
 	src/base/pool.c src/base/cpu.c src/sample/sampler.c)
-SIM_FLAGS = -O1 -g -DSTEEL_CUDA_SIM -D_GNU_SOURCE -Isrc -Iinclude -Itests/gpu -pthread $(SIM_SAN)
+SIM_FLAGS = -O1 -g -DSTEEL_CUDA_SIM -D_GNU_SOURCE -Isrc -Iinclude -Itests/gpu -Itests/ops -pthread $(SIM_SAN)
 $(B)/sim/%.c.o: %.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) -std=gnu17 $(SIM_FLAGS) -MMD -MP -c -o $@ $<
@@ -245,7 +247,7 @@ test-sim: $(B)/sim/test_ops
 bench: $(B)/steel $(patsubst bench/%.c,$(B)/bench/%,$(wildcard bench/*.c))
 	@sh bench/run.sh $(B)
 
-FORMATTED := $(wildcard src/*/*.[ch] src/backend/*/*.[ch] include/*.h tests/*.[ch] fuzz/*.c bench/*.c examples/*.c src/backend/cuda/*.cu src/backend/cuda/*.cuh tests/gpu/*.[ch] tests/gpu/*.cpp)
+FORMATTED := $(wildcard src/*/*.[ch] src/backend/*/*.[ch] src/model/families/*.[ch] include/*.h tests/*.[ch] fuzz/*.c bench/*.c examples/*.c src/backend/cuda/*.cu src/backend/cuda/*.cuh tests/ops/*.[ch] tests/gpu/*.[ch] tests/gpu/*.cpp)
 format:
 	clang-format -i $(FORMATTED)
 format-check:

@@ -5,6 +5,7 @@
  */
 #include "ceiling.h"
 
+#include "backend/cpu/cpu.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/matmul.h"
 #include "quant/quantize.h"
@@ -102,9 +103,10 @@ struct attention_case {
 };
 
 struct attention_run {
-    struct shape s;
+    struct bounds s;
     struct batch b;
-    struct attn_layer *layers; /* (n_layers) */
+    struct attention l;
+    struct kv_layer *layers; /* (n_layers) */
     int n_layers;
     enum isa isa;
     float *q, *a, *qkv, *rope;
@@ -114,14 +116,15 @@ struct attention_run {
 static void attention_once(void *arg, int run)
 {
     struct attention_run *r = arg;
-    cpu_attention(&r->s, &r->b, &r->layers[run % r->n_layers], r->q, r->a, r->scratch, pool,
+    cpu_attention(&r->s, &r->b, &r->l, &r->layers[run % r->n_layers], r->q, r->a, r->scratch, pool,
                   r->isa);
 }
 
 static void post_once(void *arg, int run)
 {
     struct attention_run *r = arg;
-    cpu_attn_post(&r->s, &r->b, &r->layers[run % r->n_layers], r->rope, r->qkv, r->q, pool, r->isa);
+    cpu_attn_post(&r->s, &r->b, &r->l, &r->layers[run % r->n_layers], r->rope, r->qkv, r->q, pool,
+                  r->isa);
 }
 
 static uint32_t random_next(uint32_t *state)
@@ -150,14 +153,7 @@ static void attention_case(const struct options *o, const struct attention_case 
         return;
     int len = c->depth + c->tokens, page_len = 16, pages = (len + page_len - 1) / page_len;
     int n = c->seqs * c->tokens, width = (o->heads + 2 * o->kv_heads) * o->dim;
-    struct attention_run r = {.s = {.n_heads = o->heads,
-                                    .n_kv_heads = o->kv_heads,
-                                    .head_dim = o->dim,
-                                    .norm_eps = 1e-6f,
-                                    .attn_scale = 0.1f,
-                                    .n_rot = o->dim,
-                                    .rope_mscale = 1,
-                                    .page_len = page_len,
+    struct attention_run r = {.s = {.page_len = page_len,
                                     .n_pages = pages * c->seqs,
                                     .kv_type = kv,
                                     .max_tokens = n,
@@ -171,18 +167,26 @@ static void attention_case(const struct options *o, const struct attention_case 
     r.n_layers = r.n_layers > 48 ? 48 : r.n_layers;
     r.layers = mem_zalloc((size_t)r.n_layers, sizeof *r.layers);
     float *gain = floats((size_t)o->dim, &seed), *freq = floats((size_t)o->dim, &seed);
+    struct rope rope = {.n_rot = o->dim, .freq = freq, .mscale = 1};
+    r.l = (struct attention){.n_heads = o->heads,
+                             .n_kv_heads = o->kv_heads,
+                             .k_dim = o->dim,
+                             .v_dim = o->dim,
+                             .q_norm = {NORM_RMS, gain, NULL, 1e-6f},
+                             .k_norm = {NORM_RMS, gain, NULL, 1e-6f},
+                             .rope = &rope,
+                             .scale = 0.1f};
     for (int i = 0; i < r.n_layers; i++) {
-        r.layers[i].q_norm = r.layers[i].k_norm = gain;
-        r.layers[i].kv.k = mem_aligned(kv_bytes);
-        r.layers[i].kv.v = mem_aligned(kv_bytes);
-        if (!r.layers[i].kv.k || !r.layers[i].kv.v) {
+        r.layers[i].k = mem_aligned(kv_bytes);
+        r.layers[i].v = mem_aligned(kv_bytes);
+        if (!r.layers[i].k || !r.layers[i].v) {
             fprintf(stderr, "kernel: no memory for %zu bytes of KV\n", kv_bytes);
             exit(1);
         }
         for (size_t j = 0; j < n_kv; j++)
             for (int v = 0; v < 2; v++) {
                 float x = (float)(int32_t)random_next(&seed) * 0x1p-31f;
-                void *p = v ? r.layers[i].kv.v : r.layers[i].kv.k;
+                void *p = v ? r.layers[i].v : r.layers[i].k;
                 if (kv == DT_F32)
                     ((float *)p)[j] = x;
                 else
@@ -213,12 +217,11 @@ static void attention_case(const struct options *o, const struct attention_case 
                          .q_start = q_start,
                          .kv_len = kv_len,
                          .pages = table};
-    r.s.rope_freq = freq;
     r.q = floats((size_t)n * (size_t)(o->heads * o->dim), &seed);
     r.a = floats((size_t)n * (size_t)(o->heads * o->dim), &seed);
     r.qkv = floats((size_t)n * (size_t)width, &seed);
-    r.rope = floats(cpu_rope_table_len(&r.s), &seed);
-    size_t scratch_bytes = cpu_attention_scratch(&r.s, o->threads);
+    r.rope = floats((size_t)(n * o->dim), &seed);
+    size_t scratch_bytes = cpu_attention_scratch(&r.s, &r.l, o->threads);
     r.scratch = mem_aligned(scratch_bytes);
     if (!r.scratch) {
         fprintf(stderr, "kernel: out of memory\n");
@@ -252,15 +255,15 @@ static void attention_case(const struct options *o, const struct attention_case 
         fflush(stdout);
     }
     for (int i = 0; i < r.n_layers; i++) {
-        mem_aligned_free(r.layers[i].kv.k, kv_bytes);
-        mem_aligned_free(r.layers[i].kv.v, kv_bytes);
+        mem_aligned_free(r.layers[i].k, kv_bytes);
+        mem_aligned_free(r.layers[i].v, kv_bytes);
     }
     mem_aligned_free(gain, (size_t)o->dim * 4 + 64);
     mem_aligned_free(freq, (size_t)o->dim * 4 + 64);
     mem_aligned_free(r.q, (size_t)n * (size_t)(o->heads * o->dim) * 4 + 64);
     mem_aligned_free(r.a, (size_t)n * (size_t)(o->heads * o->dim) * 4 + 64);
     mem_aligned_free(r.qkv, (size_t)n * (size_t)width * 4 + 64);
-    mem_aligned_free(r.rope, cpu_rope_table_len(&r.s) * 4 + 64);
+    mem_aligned_free(r.rope, (size_t)(n * o->dim) * 4 + 64);
     mem_aligned_free(r.scratch, scratch_bytes);
     void *owned[] = {pos, slot, q_start, kv_len, table, r.layers};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
@@ -297,8 +300,8 @@ static void run_attn_in(const struct options *o)
         attention_case(o, &cases[i], o->dtype == DT_NONE ? DT_F16 : o->dtype, true);
 }
 
-/* linear and moe go through the backend, opened once per instruction set, so that what is measured is
- * what a model gets: quantising the input, splitting the work and the kernel. */
+/* linear and moe go through the backend's own functions, opened once per instruction set, so that what
+ * is measured is what a model gets: quantising the input, splitting the work and the kernel. */
 enum {
     MATMUL_IN = 2048,
     MATMUL_OUT = 4096,
@@ -311,7 +314,7 @@ enum {
 struct matmul_run {
     struct backend *be;
     struct weight *w; /* (n) linear: matrices walked in turn; moe: router, gate and up, down */
-    struct moe_layer moe;
+    struct mlp moe;
     int n, rows;
     float *x, *y;
 };
@@ -319,7 +322,7 @@ struct matmul_run {
 static void linear_once(void *arg, int run)
 {
     struct matmul_run *r = arg;
-    r->be->ops->linear(r->be, &r->w[run % r->n], r->x, r->y, r->rows);
+    mm_linear(cpu_self(r->be), r->w[run % r->n].impl, r->x, r->y, r->rows);
 }
 
 static void moe_once(void *arg, int run)
@@ -327,7 +330,7 @@ static void moe_once(void *arg, int run)
     struct matmul_run *r = arg;
     /* Other rows each time, or the experts they choose would be found in the cache. */
     const float *x = r->x + (size_t)(run * 61 % (MAX_TOKENS + 1 - r->rows)) * MATMUL_IN;
-    r->be->ops->moe(r->be, &r->moe, x, r->y, r->rows);
+    moe_run(cpu_self(r->be), &r->moe, x, r->y, r->rows);
 }
 
 /* A matrix (n_expert times) of values about normal. One band of rows is quantised and repeated. */
@@ -354,7 +357,7 @@ static void upload(struct backend *be, enum dtype type, int n_in, int n_out, int
                              .seg = {{.type = type, .rows = n_out, .data = expert}},
                              .transient = true};
     struct error err;
-    if (!be->ops->upload(be, &raw, w, &err)) {
+    if (!be->ops->upload(be, &raw, n_expert > 1 ? WEIGHT_EXPERTS : WEIGHT_LINEAR, w, &err)) {
         fprintf(stderr, "kernel: %s\n", err.msg);
         exit(1);
     }
@@ -363,14 +366,14 @@ static void upload(struct backend *be, enum dtype type, int n_in, int n_out, int
     mem_free(values);
 }
 
-/* A CPU backend held to one instruction set, ready for steps of max_tokens. */
-static struct backend *open_backend(const struct options *o, enum isa isa, const struct shape *s)
+/* A CPU backend held to one instruction set. */
+static struct backend *open_backend(const struct options *o, enum isa isa)
 {
     setenv("STEEL_ISA", isa_name(isa), 1);
     struct backend_options opt = {.device = "cpu", .threads = o->threads};
     struct error err;
     struct backend *be = backend_open_cpu(&opt, &err);
-    if (!be || !be->ops->prepare(be, s, &err)) {
+    if (!be) {
         fprintf(stderr, "kernel: %s\n", err.msg);
         exit(1);
     }
@@ -389,25 +392,7 @@ static double matmul_peak(enum dtype type, enum isa isa)
 static void matmul_case(const struct options *o, bool moe, enum dtype type, enum isa isa)
 {
     static const int rows[] = {1, 4, 16, 128, 512};
-    const struct shape s = {.n_layers = 1,
-                            .n_embd = MATMUL_IN,
-                            .n_heads = 1,
-                            .n_kv_heads = 1,
-                            .head_dim = 64,
-                            .n_vocab = 1,
-                            .n_expert = EXPERTS,
-                            .n_expert_used = EXPERTS_USED,
-                            .n_ff_exp = EXPERT_FF,
-                            .norm_topk = true,
-                            .expert_scale = 1,
-                            .page_len = 16,
-                            .n_pages = 1,
-                            .kv_type = DT_F16,
-                            .max_tokens = MAX_TOKENS,
-                            .max_seqs = 1,
-                            .max_out = 1,
-                            .max_pages = 1};
-    struct matmul_run r = {.be = open_backend(o, isa, &s)};
+    struct matmul_run r = {.be = open_backend(o, isa)};
     uint32_t seed = 1;
     size_t one = dtype_bytes(type, (size_t)MATMUL_IN * MATMUL_OUT);
     r.n = moe ? 3 : 1 + (int)(((size_t)256 << 20) / one); /* more than the caches hold */
@@ -416,10 +401,31 @@ static void matmul_case(const struct options *o, bool moe, enum dtype type, enum
         upload(r.be, DT_F32, MATMUL_IN, EXPERTS, 1, &r.w[0], &seed);
         upload(r.be, type, MATMUL_IN, 2 * EXPERT_FF, EXPERTS, &r.w[1], &seed);
         upload(r.be, type, EXPERT_FF, MATMUL_IN, EXPERTS, &r.w[2], &seed);
-        r.moe = (struct moe_layer){.router = &r.w[0], .gate_up = &r.w[1], .down = &r.w[2]};
     } else {
         for (int i = 0; i < r.n; i++)
             upload(r.be, type, MATMUL_IN, MATMUL_OUT, 1, &r.w[i], &seed);
+    }
+    /* Scratch for either. */
+    struct weight router = {.n_in = MATMUL_IN, .n_out = EXPERTS, .n_expert = 1};
+    struct weight gate_up = {.n_in = MATMUL_IN, .n_out = 2 * EXPERT_FF, .n_expert = EXPERTS};
+    struct weight down = {.n_in = EXPERT_FF, .n_out = MATMUL_IN, .n_expert = EXPERTS};
+    struct layer layer = {
+        .mixer.attention = {.n_heads = 1, .n_kv_heads = 1, .k_dim = 64, .v_dim = 64},
+        .mlp = {.router = {.w = moe ? &r.w[0] : &router, .n_used = EXPERTS_USED, .renorm = true},
+                .experts = {.gate_up = moe ? &r.w[1] : &gate_up, .down = moe ? &r.w[2] : &down}}};
+    struct network net = {.n_layers = 1, .n_embd = MATMUL_IN, .n_vocab = 1, .layers = &layer};
+    struct bounds bounds = {.page_len = 16,
+                            .n_pages = 1,
+                            .kv_type = DT_F16,
+                            .max_tokens = MAX_TOKENS,
+                            .max_seqs = 1,
+                            .max_out = 1,
+                            .max_pages = 1};
+    struct error err;
+    r.moe = layer.mlp;
+    if (!r.be->ops->prepare(r.be, &net, &bounds, &err)) {
+        fprintf(stderr, "kernel: %s\n", err.msg);
+        exit(1);
     }
     r.x = floats((size_t)MAX_TOKENS * MATMUL_IN, &seed);
     r.y = floats((size_t)MAX_TOKENS * MATMUL_OUT, &seed);

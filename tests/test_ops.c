@@ -1,5 +1,5 @@
 /*
- * The CPU backend's products (linear, ffn, moe, embed) against ref.c: every format, every
+ * The CPU backend's products (head, dense mlp, experts, embed) against ref.c: every format, every
  * instruction set this machine has, one to many threads, ragged shapes, mixed segments. Inputs on
  * the grid of the 8-bit activations must agree to float rounding; other inputs within the error of
  * rounding to 8 bits. A row's bytes must not depend on its batch or on the number of threads.
@@ -194,30 +194,64 @@ static void fill_random(float *x, int rows, int n_in)
         x[i] = uniform(-1, 1) * uniform(0, 1) * 3.0f;
 }
 
-static struct shape small_shape(int n_embd, int n_ff, int n_expert, int used, int max_tokens)
+enum { MAX_ROWS = 150 };
+
+/* A network of nothing but one layer's mlp and a head, and a step of `rows` rows, all of them out. */
+struct rig {
+    struct network net;
+    struct layer layer;
+    struct bounds bounds;
+    struct batch b;
+    int32_t tokens[MAX_ROWS], pos[MAX_ROWS], slot[MAX_ROWS], out_rows[MAX_ROWS];
+    int32_t q_start[2], kv_len[1], pages[MAX_ROWS];
+};
+
+static void rig_init(struct rig *r, int n_embd, int n_vocab)
 {
-    return (struct shape){.n_layers = 1,
-                          .n_embd = n_embd,
-                          .n_heads = 1,
-                          .n_kv_heads = 1,
-                          .head_dim = 64,
-                          .n_vocab = 64,
-                          .n_ff = n_ff,
-                          .n_expert = n_expert,
-                          .n_expert_used = used,
-                          .n_ff_exp = n_expert ? n_ff : 0,
-                          .norm_topk = true,
-                          .expert_scale = 1.0f,
-                          .norm_eps = 1e-6f,
-                          .attn_scale = 0.125f,
-                          .rope_mscale = 1.0f,
-                          .page_len = 16,
-                          .n_pages = 1,
-                          .kv_type = DT_F32,
-                          .max_tokens = max_tokens,
-                          .max_seqs = 1,
-                          .max_out = 1,
-                          .max_pages = 1};
+    *r = (struct rig){
+        .net = {.n_layers = 1, .n_embd = n_embd, .n_vocab = n_vocab, .layers = &r->layer},
+        .layer.mixer.attention = {.n_heads = 1, .n_kv_heads = 1, .k_dim = 64, .v_dim = 64},
+        .bounds = {.page_len = 16,
+                   .n_pages = 1,
+                   .kv_type = DT_F32,
+                   .max_tokens = MAX_ROWS,
+                   .max_seqs = 1,
+                   .max_out = MAX_ROWS,
+                   .max_pages = MAX_ROWS},
+    };
+    for (int i = 0; i < MAX_ROWS; i++) {
+        r->slot[i] = -1;
+        r->pos[i] = r->out_rows[i] = i;
+    }
+}
+
+static void rig_begin(struct rig *r, struct backend *be, int rows)
+{
+    r->q_start[1] = r->kv_len[0] = rows;
+    r->b = (struct batch){.n_tokens = rows,
+                          .n_seqs = 1,
+                          .n_out = rows,
+                          .max_pages = MAX_ROWS,
+                          .tokens = r->tokens,
+                          .pos = r->pos,
+                          .slot = r->slot,
+                          .q_start = r->q_start,
+                          .kv_len = r->kv_len,
+                          .pages = r->pages,
+                          .out_rows = r->out_rows};
+    be->ops->begin(be, &r->b);
+}
+
+/* y (rows, n_out) = x W^T + bias, by way of a head without a norm */
+static void linear(struct rig *r, struct backend *be, const struct weight *w, const float *x,
+                   float *y, int rows)
+{
+    rig_begin(r, be, rows);
+    be->ops->stream_put(be, x, rows);
+    be->ops->head(be, &(struct head){.w = w});
+    assert_true(be->ops->end(be, NULL, NULL));
+    for (int i = 0; i < rows; i++)
+        be->ops->logits(be, i, y + (size_t)i * (size_t)w->n_out);
 }
 
 static struct backend *open_with(enum isa isa, struct backend_options opt)
@@ -238,18 +272,18 @@ static struct backend *open_cpu(enum isa isa, int threads, bool no_repack)
                               .threads = threads, .deterministic = true, .no_repack = no_repack});
 }
 
-static void prepare(struct backend *be, const struct shape *s)
+static void prepare(struct backend *be, struct rig *r)
 {
     struct error err = {{0}};
-    if (!be->ops->prepare(be, s, &err))
+    if (!be->ops->supports(be, &r->net, &err) || !be->ops->prepare(be, &r->net, &r->bounds, &err))
         fail_msg("%s", err.msg);
 }
 
-static struct weight upload(struct backend *be, const struct raw_weight *raw)
+static struct weight upload(struct backend *be, const struct raw_weight *raw, enum weight_role role)
 {
     struct error err = {{0}};
     struct weight w;
-    if (!be->ops->upload(be, raw, &w, &err))
+    if (!be->ops->upload(be, raw, role, &w, &err))
         fail_msg("%s", err.msg);
     return w;
 }
@@ -289,7 +323,6 @@ static void check_near(const char *what, const float *y, const float *ref, const
     }
 }
 
-enum { MAX_ROWS = 150 };
 static const int row_counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 17, 24, 31, 64, MAX_ROWS};
 
 static void check_linear(const struct made *m, const char *name)
@@ -302,12 +335,14 @@ static void check_linear(const struct made *m, const char *name)
     float *y = floats(MAX_ROWS * n_out), *all = floats(MAX_ROWS * n_out);
     fill_grid(grid, MAX_ROWS, raw->n_in);
     fill_random(x, MAX_ROWS, raw->n_in);
-    struct shape s = small_shape(raw->n_in, 0, 0, 0, MAX_ROWS);
+    struct rig *rig = mem_zalloc(1, sizeof *rig);
+    rig_init(rig, raw->n_in, raw->n_out);
     struct backend *ref = backend_open_ref();
-    prepare(ref, &s);
-    struct weight rw = upload(ref, raw);
-    ref->ops->linear(ref, &rw, grid, want_grid, MAX_ROWS);
-    ref->ops->linear(ref, &rw, x, want, MAX_ROWS);
+    struct weight rw = upload(ref, raw, WEIGHT_HEAD);
+    rig->net.head.w = &rw;
+    prepare(ref, rig);
+    linear(rig, ref, &rw, grid, want_grid, MAX_ROWS);
+    linear(rig, ref, &rw, x, want, MAX_ROWS);
     ref->ops->release(ref, &rw);
     ref->ops->close(ref);
     norms(raw, grid, MAX_ROWS, norm_grid);
@@ -320,20 +355,21 @@ static void check_linear(const struct made *m, const char *name)
             snprintf(what, sizeof what, "linear %s (%d x %d), %s, %d threads%s", name, raw->n_out,
                      raw->n_in, isa_name(isa), threads, mode == 3 ? ", no repack" : "");
             struct backend *be = open_cpu(isa, threads, mode == 3);
-            struct weight w = upload(be, raw);
-            prepare(be, &s);
+            struct weight w = upload(be, raw, WEIGHT_HEAD);
+            rig->net.head.w = &w;
+            prepare(be, rig);
             assert_int_equal(w.bytes, raw_weight_bytes(raw));
-            be->ops->linear(be, &w, grid, y, MAX_ROWS);
+            linear(rig, be, &w, grid, y, MAX_ROWS);
             check_near(what, y, want_grid, norm_grid, MAX_ROWS * n_out, 2e-6f);
             float *rows = mode == 0 ? all : y;
-            be->ops->linear(be, &w, x, rows, MAX_ROWS);
+            linear(rig, be, &w, x, rows, MAX_ROWS);
             check_near(what, rows, want, norm, MAX_ROWS * n_out, 6e-3f);
             if (mode == 1 || mode == 2)
                 assert_memory_equal(y, all, MAX_ROWS * n_out * sizeof(float));
             for (size_t i = 0; mode == 0 && i < sizeof row_counts / sizeof *row_counts; i++) {
                 size_t n = (size_t)row_counts[i], first = (MAX_ROWS - n) / 2;
                 memset(y, 0x7f, MAX_ROWS * n_out * sizeof(float));
-                be->ops->linear(be, &w, x + first * n_in, y, row_counts[i]);
+                linear(rig, be, &w, x + first * n_in, y, row_counts[i]);
                 if (memcmp(y, all + first * n_out, n * n_out * sizeof(float)))
                     fail_msg("%s: a batch of %zu rows differs from the large one", what, n);
             }
@@ -342,6 +378,7 @@ static void check_linear(const struct made *m, const char *name)
         }
     }
     float *owned[] = {grid, x, want_grid, want, norm_grid, norm, y, all};
+    mem_free(rig);
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -409,22 +446,25 @@ static void transient_weights_are_copied(void **state)
         add_seg(&m, all_types[i], 20, true);
         float x[256], y[20], want[20], norm[20];
         fill_grid(x, 1, 256);
-        struct shape s = small_shape(256, 0, 0, 0, 1);
+        struct rig rig;
+        rig_init(&rig, 256, 20);
         struct backend *ref = backend_open_ref();
-        prepare(ref, &s);
-        struct weight rw = upload(ref, &m.w);
-        ref->ops->linear(ref, &rw, x, want, 1);
+        struct weight rw = upload(ref, &m.w, WEIGHT_HEAD);
+        rig.net.head.w = &rw;
+        prepare(ref, &rig);
+        linear(&rig, ref, &rw, x, want, 1);
         ref->ops->release(ref, &rw);
         ref->ops->close(ref);
         norms(&m.w, x, 1, norm);
         for (int no_repack = 0; no_repack < 2; no_repack++) {
             struct made copy = {.w = m.w};
             struct backend *be = open_cpu(isa_best(), 2, no_repack);
-            struct weight w = upload(be, &copy.w);
+            struct weight w = upload(be, &copy.w, WEIGHT_HEAD);
             if (no_repack == 1) /* the last use: the source goes away */
                 made_free(&m);
-            prepare(be, &s);
-            be->ops->linear(be, &w, x, y, 1);
+            rig.net.head.w = &w;
+            prepare(be, &rig);
+            linear(&rig, be, &w, x, y, 1);
             check_near(dtype_name(all_types[i]), y, want, norm, 20, 2e-6f);
             be->ops->release(be, &w);
             be->ops->close(be);
@@ -438,32 +478,22 @@ static void embed_is_exact(void **state)
     for (int i = 0; i < N_TYPES; i++) {
         struct made m = {.w = {.n_in = 512, .n_expert = 1}};
         add_seg(&m, all_types[i], 37, true);
-        struct shape s = small_shape(512, 0, 0, 0, 37);
-        int32_t tokens[37], pos[37] = {0}, slot[37], q_start[2] = {0, 37}, kv_len[1] = {37};
-        int32_t pages[1] = {0};
-        for (int t = 0; t < 37; t++) {
-            tokens[t] = (t * 5) % 37;
-            slot[t] = -1;
-        }
-        struct batch b = {.n_tokens = 37,
-                          .n_seqs = 1,
-                          .max_pages = 1,
-                          .tokens = tokens,
-                          .pos = pos,
-                          .slot = slot,
-                          .q_start = q_start,
-                          .kv_len = kv_len,
-                          .pages = pages};
+        struct rig rig;
+        rig_init(&rig, 512, 37);
+        for (int t = 0; t < 37; t++)
+            rig.tokens[t] = (t * 5) % 37;
         float *want = floats(37 * 512), *x = floats(37 * 512);
         for (int t = 0; t < 37; t++)
-            raw_weight_row(&m.w, 0, tokens[t], want + t * 512);
+            raw_weight_row(&m.w, 0, rig.tokens[t], want + t * 512);
         for (enum isa isa = ISA_AVX2; isa <= isa_best(); isa++)
             for (int no_repack = 0; no_repack < 2; no_repack++) {
                 struct backend *be = open_cpu(isa, 2, no_repack);
-                struct weight w = upload(be, &m.w);
-                prepare(be, &s);
-                be->ops->begin(be, &b);
-                be->ops->embed(be, &w, x);
+                struct weight w = upload(be, &m.w, WEIGHT_EMBED);
+                rig.net.embed.tokens = rig.net.head.w = &w;
+                prepare(be, &rig);
+                rig_begin(&rig, be, 37);
+                be->ops->embed(be, &rig.net.embed);
+                be->ops->stream_get(be, x, 37);
                 be->ops->end(be, NULL, NULL);
                 if (memcmp(x, want, 37 * 512 * sizeof(float)))
                     fail_msg("embed %s on %s is not exact", dtype_name(all_types[i]),
@@ -489,16 +519,16 @@ static void check_close(const char *what, const float *y, const float *want, siz
         fail_msg("%s: relative error %g, allowed %g", what, sqrt(diff / norm), limit);
 }
 
-struct mlp {
+struct test_mlp {
     struct made router, gate_up, down;
     int n_embd, n_ff, n_expert, used;
     const char *name;
 };
 
-static struct mlp make_mlp(enum dtype gu, enum dtype dn, int n_embd, int n_ff, int n_expert,
-                           int used)
+static struct test_mlp make_mlp(enum dtype gu, enum dtype dn, int n_embd, int n_ff, int n_expert,
+                                int used)
 {
-    struct mlp m = {.n_embd = n_embd, .n_ff = n_ff, .n_expert = n_expert, .used = used};
+    struct test_mlp m = {.n_embd = n_embd, .n_ff = n_ff, .n_expert = n_expert, .used = used};
     int experts = n_expert ? n_expert : 1;
     m.gate_up.w = (struct raw_weight){.n_in = n_embd, .n_expert = experts};
     m.down.w = (struct raw_weight){.n_in = n_ff, .n_expert = experts};
@@ -516,32 +546,44 @@ static struct mlp make_mlp(enum dtype gu, enum dtype dn, int n_embd, int n_ff, i
     return m;
 }
 
-static void mlp_free(struct mlp *m)
+static void mlp_free(struct test_mlp *m)
 {
     made_free(&m->router);
     made_free(&m->gate_up);
     made_free(&m->down);
 }
 
-static void run_mlp(struct backend *be, const struct mlp *m, const float *x, float *y, int rows)
+/* y = what the mlp adds to x */
+static void run_mlp(struct backend *be, const struct test_mlp *m, const float *x, float *y,
+                    int rows)
 {
-    struct weight gu = upload(be, &m->gate_up.w), dn = upload(be, &m->down.w), ro = {0};
-    if (m->n_expert)
-        ro = upload(be, &m->router.w);
-    struct shape s = small_shape(m->n_embd, m->n_ff, m->n_expert, m->used, MAX_ROWS);
-    prepare(be, &s);
-    struct moe_layer l = {&ro, &gu, &dn};
-    if (m->n_expert)
-        be->ops->moe(be, &l, x, y, rows);
-    else
-        be->ops->ffn(be, &gu, &dn, x, y, rows);
+    struct weight gu = upload(be, &m->gate_up.w, m->n_expert ? WEIGHT_EXPERTS : WEIGHT_LINEAR);
+    struct weight dn = upload(be, &m->down.w, m->n_expert ? WEIGHT_EXPERTS : WEIGHT_LINEAR);
+    struct weight ro = {0}, head = {.n_in = m->n_embd, .n_out = 64, .n_expert = 1};
+    struct rig rig;
+    rig_init(&rig, m->n_embd, 64);
+    rig.net.head.w = &head;
+    struct mlp *l = &rig.layer.mlp;
+    if (m->n_expert) {
+        ro = upload(be, &m->router.w, WEIGHT_ROUTER);
+        l->router = (struct router){.w = &ro, .n_used = m->used, .renorm = true};
+    }
+    *(m->n_expert ? &l->experts : &l->dense) = (struct ffn){.gate_up = &gu, .down = &dn};
+    prepare(be, &rig);
+    rig_begin(&rig, be, rows);
+    be->ops->stream_put(be, x, rows);
+    be->ops->mlp(be, l, 0);
+    be->ops->stream_get(be, y, rows);
+    assert_true(be->ops->end(be, NULL, NULL));
+    for (size_t i = 0; i < (size_t)rows * (size_t)m->n_embd; i++)
+        y[i] -= x[i];
     be->ops->release(be, &gu);
     be->ops->release(be, &dn);
     if (m->n_expert)
         be->ops->release(be, &ro);
 }
 
-static void check_mlp(struct mlp *m, double limit)
+static void check_mlp(struct test_mlp *m, double limit)
 {
     size_t n = (size_t)m->n_embd;
     float *x = floats(MAX_ROWS * n), *want = floats(MAX_ROWS * n), *y = floats(MAX_ROWS * n);
@@ -617,8 +659,8 @@ static void ffn_and_moe(void **state)
         {DT_F8_E4M3, DT_F8_E4M3, 256, 128, 6, 2, 1.5e-2},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct mlp m = make_mlp(cases[i].gu, cases[i].dn, cases[i].n_embd, cases[i].n_ff,
-                                cases[i].n_expert, cases[i].used);
+        struct test_mlp m = make_mlp(cases[i].gu, cases[i].dn, cases[i].n_embd, cases[i].n_ff,
+                                     cases[i].n_expert, cases[i].used);
         check_mlp(&m, cases[i].limit);
         mlp_free(&m);
     }

@@ -1,14 +1,16 @@
 /*
- * The op table: the one interface between the model and what computes it. Few coarse ops, all
- * mandatory; a fallback lives inside an op. ref.c is the specification of every op; backends are
- * tested against it. Compute ops return void and only enqueue; the backend keeps the first error
+ * The op table: the one interface between a network (layer.h) and what computes it. Few coarse ops,
+ * all mandatory; a fallback lives inside an op. ref.c is the specification of every op; backends
+ * are tested against it. Compute ops return void and only enqueue; the backend keeps the first error
  * and end() reports it. No op allocates: prepare() did.
  *
- * Activations are float, row-major, in backend memory (alloc). H heads, K kv heads, D head_dim.
+ * The residual stream is the backend's: embed starts it, mixer and mlp read it and add to it, head
+ * reads it. No op takes or returns it, so it has whatever form is fast.
  */
 #ifndef STEEL_BACKEND_BACKEND_H
 #define STEEL_BACKEND_BACKEND_H
 
+#include "backend/layer.h"
 #include "backend/rawweight.h"
 #include "base/error.h"
 
@@ -29,50 +31,33 @@ struct batch {
     const int32_t *kv_len;   /* (n_seqs) keys visible to the last row, itself included */
     const int32_t *pages;    /* (n_seqs, max_pages) page numbers in order */
     const int32_t *out_rows; /* (n_out) rows that need logits, ascending */
+    const int32_t *types;    /* (n_tokens) for embed.types; NULL = all 0 */
+    const struct kv_layer *kv;       /* (n_layers) */
     struct sampler *const *samplers; /* (n_out) or NULL; an entry NULL = no token wanted */
 };
 
-struct weight {
-    int n_in, n_out, n_expert;
-    size_t bytes; /* compressed size, all experts: what one full pass reads */
-    void *impl;   /* the backend's own form */
-    bool owns;    /* upload copied everything: the file's bytes are not read again */
-};
-
-/* Fixed facts of model and engine, given once; ops size their scratch from it. */
-struct shape {
-    int n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_vocab;
-    int n_ff;                              /* dense layers; 0 if none */
-    int n_expert, n_expert_used, n_ff_exp; /* 0 if no MoE layers */
-    bool norm_topk;                        /* renormalise the chosen experts' weights to sum 1 */
-    float expert_scale;                    /* multiplies the expert weights (1 for most) */
-    float norm_eps, attn_scale;
-    int n_rot;              /* rotated dims per head (even) */
-    const float *rope_freq; /* (n_rot/2) host: angle = pos * rope_freq[i] */
-    float rope_mscale;      /* multiplies cos and sin (YaRN) */
+/* What the engine's steps and its cache keep to, given once: with the network's own sizes, ops size
+ * their scratch by it. */
+struct bounds {
     int page_len, n_pages;
     enum dtype kv_type; /* F32 F16 BF16 */
     int max_tokens, max_seqs, max_out, max_pages;
 };
 
-/* One layer's part of the KV pool: (n_pages, K, page_len, D) each, of shape.kv_type. The order
- * inside a (page, kv head) tile of page_len * D values is the backend's own; others move whole
- * pages. */
+/* One layer's part of the cache. Attention: keys (n_pages, K, page_len, Dk) and values
+ * (n_pages, K, page_len, Dv), of bounds.kv_type. The order inside a (page, kv head) tile is the
+ * backend's own; others move whole pages. NULL in layers that store none. */
 struct kv_layer {
     void *k, *v;
 };
 
-struct attn_layer {
-    const struct weight *wqkv;    /* (H*D + K*D + K*D, n_embd), with bias where the model has one */
-    const float *q_norm, *k_norm; /* (D) or NULL */
-    struct kv_layer kv;
-    int window; /* a row at p sees keys p-window+1..p; 0 = all */
-};
-
-struct moe_layer {
-    const struct weight *router;  /* (n_expert, n_embd) */
-    const struct weight *gate_up; /* n_expert x (2*n_ff_exp, n_embd): gate rows, then up rows */
-    const struct weight *down;    /* n_expert x (n_embd, n_ff_exp) */
+/* What a weight is for, so that a backend can choose its form. */
+enum weight_role {
+    WEIGHT_LINEAR,
+    WEIGHT_EXPERTS,
+    WEIGHT_ROUTER,
+    WEIGHT_EMBED, /* rows are looked up */
+    WEIGHT_HEAD,  /* and maybe looked up, too: tied embeddings */
 };
 
 /* Whether a sequence's bytes can depend on what else is in the batch or how its prompt was cut. */
@@ -107,12 +92,18 @@ struct backend_ops {
     void (*forget)(struct backend *be, void *p, size_t bytes);
     void (*copy_in)(struct backend *be, void *dst, const void *host, size_t bytes);
     void (*copy_out)(struct backend *be, void *host, const void *src, size_t bytes);
+    /* Whether the backend can run such a network: asked before anything is uploaded (weights are
+     * sizes only then, gains and biases any pointer), so that nothing aborts later. An error names
+     * layer and part. */
+    bool (*supports)(struct backend *be, const struct network *net, struct error *err);
     /* Takes a weight over (may repack). release undoes it. */
-    bool (*upload)(struct backend *be, const struct raw_weight *src, struct weight *w,
-                   struct error *err);
+    bool (*upload)(struct backend *be, const struct raw_weight *src, enum weight_role role,
+                   struct weight *w, struct error *err);
     void (*release)(struct backend *be, struct weight *w);
-    /* Allocates everything ops need for steps of this shape. Called once, after the uploads. */
-    bool (*prepare)(struct backend *be, const struct shape *shape, struct error *err);
+    /* Allocates everything ops need for steps of this network, which must stay where it is. Called
+     * after the uploads. */
+    bool (*prepare)(struct backend *be, const struct network *net, const struct bounds *bounds,
+                    struct error *err);
 
     /* The step. replay(key) runs a step recorded under key and returns true, or returns false and
      * the caller issues the ops, after record(key) where key != 0. Backends without recording
@@ -124,32 +115,24 @@ struct backend_ops {
     void (*launch)(struct backend *be);
     bool (*end)(struct backend *be, int32_t *tokens, struct error *err);
 
-    /* What an op leaves in n, q or a is for one op to read, or for copy_out before that: a
-     * backend may keep it in a form of its own until then, and need not keep it longer. */
+    /* The network. Layers come in order. Rows that need no logits stop in the last one, once their
+     * keys, values and states are stored: from there on the stream has the out rows only. */
+    void (*embed)(struct backend *be, const struct embed *e);
+    void (*mixer)(struct backend *be, const struct mixer *m, int layer);
+    void (*mlp)(struct backend *be, const struct mlp *m, int layer);
+    void (*head)(struct backend *be, const struct head *h);
+    /* One token per out row by its sampler, from head's logits; see end(). */
+    void (*sample)(struct backend *be);
 
-    /* x[t,:] = E[tokens[t],:] */
-    void (*embed)(struct backend *be, const struct weight *emb, float *x);
-    /* x += d (d may be NULL); n = x / sqrt(mean(x^2) + eps) * gain; rows of n_embd */
-    void (*add_norm)(struct backend *be, float *x, const float *d, const float *gain, float *n,
-                     int rows);
-    /* [q k v] = n W^T + bias; per head q,k = rmsnorm(.) * gain where gains exist; rotate pairs
-     * (i, i + n_rot/2) by pos * freq[i]; store k, v at slot; q: (n_tokens, H*D) */
-    void (*attn_in)(struct backend *be, const struct attn_layer *l, const float *n, float *q);
-    /* a[t,h,:] = softmax(attn_scale * q[t,h] . K[0..pos], windowed) V; head h reads kv head h*K/H
-     */
-    void (*attention)(struct backend *be, const struct attn_layer *l, const float *q, float *a);
-    /* y = x W^T + bias, rows of x (n_in) to rows of y (n_out) */
-    void (*linear)(struct backend *be, const struct weight *w, const float *x, float *y, int rows);
-    /* [g u] = x Wgu^T; y = (silu(g) * u) Wd^T */
-    void (*ffn)(struct backend *be, const struct weight *gate_up, const struct weight *down,
-                const float *x, float *y, int rows);
-    /* p = softmax(x Wr^T); top n_expert_used by p (ties: lower index); weights p (renormalised if
-     * norm_topk) * expert_scale; y = sum_e w_e * ffn_e(x) */
-    void (*moe)(struct backend *be, const struct moe_layer *l, const float *x, float *y, int rows);
-    /* dst[i,:] = src[out_rows[i],:], rows of `width` */
-    void (*gather)(struct backend *be, const float *src, float *dst, int width);
-    /* One token per out row by its sampler, from logits (n_out, n_vocab); see end(). */
-    void (*sample)(struct backend *be, float *logits);
+    /* Row `row` of what the last step's head made, after end(): (n_vocab), or (n_embd) without
+     * head.w. Samplers may have changed it. */
+    void (*logits)(struct backend *be, int row, float *host);
+
+    /* For tests and debugging, in a step: sets or reads the stream, its first `rows` rows of
+     * n_embd. stream_put makes the stream one of `rows` rows; logits_put stands in for head. */
+    void (*stream_put)(struct backend *be, const float *host, int rows);
+    void (*stream_get)(struct backend *be, float *host, int rows);
+    void (*logits_put)(struct backend *be, const float *host, int rows);
 };
 
 struct backend_options {

@@ -24,7 +24,6 @@ struct profile {
     int phase; /* 0 = prefill (or mixed), 1 = decode: set by begin() */
     double ns[2][N_STAGES];
     int64_t steps[2], tokens[2];
-    enum stage linear_stage; /* what the next `linear` counts as: forward.c sets it */
 };
 
 const char *stage_name(enum stage s);

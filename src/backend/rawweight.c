@@ -131,9 +131,10 @@ static void fill(struct layout *l, const struct raw_weight *w, bool deep)
                                                       b.perm, deep);
     }
     if (w->bias) {
-        float *bias = carve(l, (size_t)w->n_out * sizeof *bias);
+        size_t bytes = (size_t)w->n_expert * (size_t)w->n_out * sizeof(float);
+        float *bias = carve(l, bytes);
         if (l->base)
-            memcpy(bias, w->bias, (size_t)w->n_out * sizeof *bias);
+            memcpy(bias, w->bias, bytes);
         head.bias = bias;
     }
     if (deep)

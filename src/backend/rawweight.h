@@ -30,7 +30,7 @@ struct raw_weight {
     int n_expert;    /* 1 for a plain matrix */
     int n_seg;
     struct raw_seg seg[3];
-    const float *bias; /* (n_out) or NULL */
+    const float *bias; /* (n_expert, n_out) or NULL */
     /* NULL, or for a backend that makes its own copy: where these source bytes can be read, buf
      * (bytes) after a read of the file, which is cheaper than faulting its pages in and leaves
      * nothing mapped behind, or data itself if it is memory; NULL: the file could not be read. Safe

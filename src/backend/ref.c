@@ -1,6 +1,7 @@
 /*
- * The specification: every op in plain scalar C, float storage, double accumulation, no tricks.
- * Backends are tested against this file. It is also a backend of its own (STEEL_ISA=ref).
+ * The specification: every part of a network in plain scalar C, float storage, double accumulation,
+ * no tricks, a row at a time. Backends are tested against this file. It is also a backend of its own
+ * (STEEL_ISA=ref). layer.h has the equations.
  */
 #include "backend/backend.h"
 #include "backend/profile.h"
@@ -12,17 +13,28 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MAX_USED = 256 }; /* experts of a row */
+
 struct ref {
     struct backend be;
-    struct shape shape;
-    float *rope_freq;    /* (n_rot/2) */
+    const struct network *net;
+    struct network_max max;
+    struct bounds bounds;
     struct batch batch;  /* views into the caller's arrays, valid from begin to end */
+    float *x;            /* (max_tokens, E) the residual stream */
+    int rows;            /* rows of it */
+    int32_t *row_of;     /* (max_tokens) which row of the batch each of them is */
+    bool narrow;         /* it has the out rows only */
+    float *layer_embeds; /* (max_tokens, n_layers, P) or NULL */
+    float *logits;       /* (max_out, n_vocab or E) */
+    float *q, *gate, *a; /* (max_tokens, widest H*D) queries, gates, outputs of attention */
+    float *qkv;          /* one row of the projection */
+    float *n, *y;        /* (E) one row: normed, what a block adds */
+    float *part, *sum;   /* (E) one expert of that, and the sum of all */
     float *row;          /* one dequantised weight row */
-    float *qkv;          /* (H*D + 2*K*D) one row */
+    float *hidden;       /* one row of gate and up */
     float *scores;       /* (longest context) */
-    float *probs;        /* (n_expert) */
-    float *hidden;       /* (2 * widest ffn) */
-    float *expert_out;   /* (n_embd) */
+    float *probs, *keys; /* (n_expert) */
     int32_t *sampled[2]; /* (max_out) each, of the steps under way */
     int32_t *tokens;     /* (max_tokens) of the step, all known */
     int n_out[2], now;
@@ -82,15 +94,20 @@ static void ref_copy(struct backend *be, void *dst, const void *src, size_t byte
     memcpy(dst, src, bytes);
 }
 
-static bool ref_upload(struct backend *be, const struct raw_weight *src, struct weight *w,
-                       struct error *err)
+static bool ref_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
+                       struct weight *w, struct error *err)
 {
-    (void)be;
+    (void)be, (void)role;
     struct raw_weight *own = src->transient ? raw_weight_copy(src) : raw_weight_view(src);
     if (!own)
         return error_set(err, "out of memory for a weight of %zu bytes", raw_weight_bytes(src));
-    *w = (struct weight){src->n_in, src->n_out,    src->n_expert, raw_weight_bytes(src),
-                         own,       src->transient};
+    *w = (struct weight){.n_in = src->n_in,
+                         .n_out = src->n_out,
+                         .n_expert = src->n_expert,
+                         .bias = src->bias != NULL,
+                         .bytes = raw_weight_bytes(src),
+                         .owns = src->transient,
+                         .impl = own};
     return true;
 }
 
@@ -101,39 +118,78 @@ static void ref_release(struct backend *be, struct weight *w)
     *w = (struct weight){0};
 }
 
-static bool ref_prepare(struct backend *be, const struct shape *s, struct error *err)
+/* Everything but the mixers that no reference exists of yet. */
+static bool ref_supports(struct backend *be, const struct network *net, struct error *err)
+{
+    (void)be;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct router *t = &net->layers[i].mlp.router;
+        if (t->n_used > MAX_USED || t->n_groups > MAX_USED)
+            return network_refuse(err, i, "more than 256 experts of a token, or groups, are",
+                                  "ref");
+    }
+    return network_check(net, ~(unsigned)(PART_LATENT | PART_DELTA_NET | PART_SHORT_CONV), "ref",
+                         err);
+}
+
+static float *floats(size_t n)
+{
+    return mem_zalloc(n + 1, sizeof(float));
+}
+
+static void clear(struct ref *r)
+{
+    void *owned[] = {r->x,     r->row_of,     r->layer_embeds, r->logits, r->q,
+                     r->gate,  r->a,          r->qkv,          r->n,      r->y,
+                     r->part,  r->row,        r->keys,         r->hidden, r->scores,
+                     r->probs, r->sampled[0], r->sampled[1],   r->tokens, r->sum};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        mem_free(owned[i]);
+}
+
+static bool ref_prepare(struct backend *be, const struct network *net, const struct bounds *s,
+                        struct error *err)
 {
     (void)err;
     struct ref *r = self(be);
-    r->shape = *s;
-    size_t wide = (size_t)s->n_embd;
-    size_t dims[] = {(size_t)s->n_ff, (size_t)s->n_ff_exp, (size_t)(s->n_heads * s->head_dim)};
-    for (int i = 0; i < 3; i++)
-        wide = dims[i] > wide ? dims[i] : wide;
-    size_t context = (size_t)s->max_pages * (size_t)s->page_len;
-    r->rope_freq = mem_zalloc((size_t)s->n_rot / 2 + 1, sizeof(float));
-    if (s->n_rot)
-        memcpy(r->rope_freq, s->rope_freq, (size_t)s->n_rot / 2 * sizeof(float));
-    r->row = mem_zalloc(wide, sizeof(float));
-    r->qkv =
-        mem_zalloc((size_t)(s->n_heads + 2 * s->n_kv_heads) * (size_t)s->head_dim, sizeof(float));
-    r->scores = mem_zalloc(context + 1, sizeof(float));
-    r->probs = mem_zalloc((size_t)s->n_expert + 1, sizeof(float));
-    r->hidden = mem_zalloc(2 * wide, sizeof(float));
-    r->expert_out = mem_zalloc((size_t)s->n_embd, sizeof(float));
+    clear(r);
+    r->net = net;
+    r->bounds = *s;
+    network_measure(net, &r->max);
+    const struct network_max *max = &r->max;
+    size_t embd = (size_t)net->n_embd, heads = (size_t)max->heads, tokens = (size_t)s->max_tokens;
+    size_t per_layer = (size_t)net->embed.layers.width;
+    size_t ff = (size_t)(max->n_ff > max->n_ff_exp ? max->n_ff : max->n_ff_exp);
+    size_t wide = embd > heads ? embd : heads;
+    wide = ff > wide ? ff : wide;
+    wide = per_layer * (size_t)net->n_layers > wide ? per_layer * (size_t)net->n_layers : wide;
+    r->x = floats(tokens * embd);
+    r->row_of = mem_zalloc(tokens + 1, sizeof(int32_t));
+    r->layer_embeds = floats(tokens * per_layer * (size_t)net->n_layers);
+    r->logits = floats((size_t)s->max_out * (net->head.w ? (size_t)net->n_vocab : embd));
+    r->q = floats(tokens * heads);
+    r->gate = floats(tokens * heads);
+    r->a = floats(tokens * heads);
+    r->qkv = floats((size_t)max->qkv);
+    r->n = floats(embd);
+    r->y = floats(embd);
+    r->part = floats(embd);
+    r->sum = floats(embd);
+    r->row = floats(wide);
+    r->hidden = floats(2 * wide);
+    r->scores = floats((size_t)s->max_pages * (size_t)s->page_len);
+    r->probs = floats((size_t)max->n_expert);
+    r->keys = floats((size_t)max->n_expert);
     for (int i = 0; i < 2; i++)
         r->sampled[i] = mem_zalloc((size_t)s->max_out + 1, sizeof(int32_t));
-    r->tokens = mem_zalloc((size_t)s->max_tokens + 1, sizeof(int32_t));
+    r->tokens = mem_zalloc(tokens + 1, sizeof(int32_t));
     return true;
 }
 
 static void ref_close(struct backend *be)
 {
-    struct ref *r = self(be);
-    void *owned[] = {r->rope_freq,  r->row,        r->qkv,        r->scores, r->probs, r->hidden,
-                     r->expert_out, r->sampled[0], r->sampled[1], r->tokens, r};
-    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
-        mem_free(owned[i]);
+    clear(self(be));
+    mem_free(be);
 }
 
 /* The step */
@@ -194,48 +250,129 @@ static float dot(const float *a, const float *b, int n)
     return (float)sum;
 }
 
-/* y[0..rows_out) = rows [first, first+rows_out) of expert e times x (+ bias) */
-static void matvec(struct ref *r, const struct raw_weight *w, int e, int first, int rows_out,
-                   const float *x, float *y)
+/* y (n_out) = x W^T + bias, of expert e */
+static void matvec(struct ref *r, const struct weight *weight, int e, const float *x, float *y)
 {
-    for (int o = 0; o < rows_out; o++) {
-        raw_weight_row(w, e, first + o, r->row);
-        y[o] = dot(r->row, x, w->n_in) + (w->bias ? w->bias[first + o] : 0.0f);
+    const struct raw_weight *w = raw(weight);
+    const float *bias = w->bias ? w->bias + (size_t)e * (size_t)w->n_out : NULL;
+    for (int o = 0; o < w->n_out; o++) {
+        raw_weight_row(w, e, o, r->row);
+        y[o] = dot(r->row, x, w->n_in) + (bias ? bias[o] : 0.0f);
     }
 }
 
-static void rms_norm(const float *x, const float *gain, float eps, float *out, int n)
+/* out may be x */
+static void norm_row(const struct norm *norm, const float *x, float *out, int n)
 {
-    double sum = 0;
+    double mean = 0, sum = 0;
+    for (int i = 0; norm->kind == NORM_LAYER && i < n; i++)
+        mean += (double)x[i] / n;
     for (int i = 0; i < n; i++)
-        sum += (double)x[i] * x[i];
-    float scale = (float)(1.0 / sqrt(sum / n + (double)eps));
-    for (int i = 0; i < n; i++)
-        out[i] = x[i] * scale * gain[i];
+        sum += ((double)x[i] - mean) * ((double)x[i] - mean);
+    float scale = (float)(1.0 / sqrt(sum / n + (double)norm->eps));
+    if (norm->kind == NORM_NONE)
+        memmove(out, x, (size_t)n * sizeof(float));
+    for (int i = 0; norm->kind != NORM_NONE && i < n; i++) {
+        float v = norm->kind == NORM_LAYER ? (float)((double)x[i] - mean) : x[i];
+        v = v * scale * (norm->gain ? norm->gain[i] : 1.0f);
+        out[i] = v + (norm->bias ? norm->bias[i] : 0.0f);
+    }
 }
 
-static void ref_embed(struct backend *be, const struct weight *emb, float *x)
+static float or_one(float scale)
+{
+    return scale == 0 ? 1.0f : scale;
+}
+
+static float sigmoid(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+
+static float gelu_tanh(float x)
+{
+    return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
+}
+
+static float gelu(float x)
+{
+    return 0.5f * x * (1.0f + erff(x * 0.7071067812f));
+}
+
+static float *stream_row(struct ref *r, int i)
+{
+    return r->x + (size_t)i * (size_t)r->net->n_embd;
+}
+
+/* x = sum(x + scale * out(y)); y is changed */
+static void block_add(struct ref *r, const struct block *b, float *y, float *x)
+{
+    int E = r->net->n_embd;
+    norm_row(&b->out, y, y, E);
+    for (int i = 0; i < E; i++)
+        x[i] += or_one(b->scale) * y[i];
+    norm_row(&b->sum, x, x, E);
+}
+
+/* The stream becomes the out rows. They ascend, so that none is overwritten before it is moved. */
+static void narrow(struct ref *r)
+{
+    if (r->narrow)
+        return;
+    for (int i = 0; i < r->batch.n_out; i++) {
+        r->row_of[i] = r->batch.out_rows[i];
+        memmove(stream_row(r, i), stream_row(r, r->row_of[i]),
+                (size_t)r->net->n_embd * sizeof(float));
+    }
+    r->rows = r->batch.n_out;
+    r->narrow = true;
+}
+
+static void add_row(struct ref *r, const struct weight *table, int row, float scale, float *x)
+{
+    raw_weight_row(raw(table), 0, row, r->row);
+    for (int i = 0; i < table->n_in; i++)
+        x[i] += scale * r->row[i];
+}
+
+/* The values that layers add later: (n_layers, P) of one row. */
+static void embed_layers(struct ref *r, const struct embed_layers *e, int token, const float *x,
+                         float *out)
+{
+    int n = r->net->n_layers * e->width;
+    if (!e->width)
+        return;
+    matvec(r, e->project, 0, x, out);
+    for (int i = 0; i < n; i++)
+        out[i] *= e->project_scale;
+    for (int i = 0; i < r->net->n_layers; i++)
+        norm_row(&e->norm, out + i * e->width, out + i * e->width, e->width);
+    add_row(r, e->table, token, e->table_scale, out);
+    for (int i = 0; i < n; i++)
+        out[i] *= e->scale;
+}
+
+static void ref_embed(struct backend *be, const struct embed *e)
 {
     struct ref *r = self(be);
+    const struct batch *b = &r->batch;
+    int E = r->net->n_embd, P = e->layers.width * r->net->n_layers;
     stage_begin(r);
-    for (int t = 0; t < r->batch.n_tokens; t++)
-        raw_weight_row(raw(emb), 0, r->batch.tokens[t], x + (size_t)t * (size_t)emb->n_in);
+    r->rows = b->n_tokens;
+    r->narrow = false;
+    for (int t = 0; t < b->n_tokens; t++) {
+        float *x = stream_row(r, t);
+        r->row_of[t] = t;
+        memset(x, 0, (size_t)E * sizeof(float));
+        add_row(r, e->tokens, b->tokens[t], or_one(e->scale), x);
+        if (e->positions)
+            add_row(r, e->positions, b->pos[t] + e->pos_offset, 1, x);
+        if (e->types)
+            add_row(r, e->types, b->types ? b->types[t] : 0, 1, x);
+        norm_row(&e->norm, x, x, E);
+        embed_layers(r, &e->layers, b->tokens[t], x, r->layer_embeds + (size_t)t * (size_t)P);
+    }
     stage_end(r, STAGE_EMBED);
-}
-
-static void ref_add_norm(struct backend *be, float *x, const float *d, const float *gain, float *n,
-                         int rows)
-{
-    struct ref *r = self(be);
-    stage_begin(r);
-    int width = r->shape.n_embd;
-    for (int t = 0; t < rows; t++) {
-        float *xt = x + (size_t)t * (size_t)width;
-        for (int i = 0; d && i < width; i++)
-            xt[i] += d[(size_t)t * (size_t)width + (size_t)i];
-        rms_norm(xt, gain, r->shape.norm_eps, n + (size_t)t * (size_t)width, width);
-    }
-    stage_end(r, STAGE_NORM);
 }
 
 static void kv_store(void *base, enum dtype type, size_t at, float value)
@@ -254,205 +391,415 @@ static float kv_load(const void *base, enum dtype type, size_t at)
     return type == DT_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
-/* Index of element 0 of (slot, kv head) in a pool of (n_pages, K, page_len, D). */
-static size_t kv_at(const struct shape *s, int slot, int head)
+/* Index of element 0 of (slot, kv head) in a pool of (n_pages, K, page_len, dim). */
+static size_t kv_at(const struct bounds *s, int slot, int n_heads, int head, int dim)
 {
     size_t page = (size_t)(slot / s->page_len), off = (size_t)(slot % s->page_len);
-    return ((page * (size_t)s->n_kv_heads + (size_t)head) * (size_t)s->page_len + off) *
-           (size_t)s->head_dim;
+    return ((page * (size_t)n_heads + (size_t)head) * (size_t)s->page_len + off) * (size_t)dim;
 }
 
-static void rotate(const struct ref *r, float *head, int pos)
+static void rotate(const struct rope *rope, float *head, int pos)
 {
-    int half = r->shape.n_rot / 2;
+    int half = rope->n_rot / 2;
     for (int i = 0; i < half; i++) {
         /* The angle is a float product, as in the models' own code; then exact trigonometry. */
-        float angle = (float)pos * r->rope_freq[i];
-        float c = (float)cos(angle) * r->shape.rope_mscale;
-        float s = (float)sin(angle) * r->shape.rope_mscale;
+        float angle = (float)pos * rope->freq[i];
+        float c = (float)cos(angle) * rope->mscale;
+        float s = (float)sin(angle) * rope->mscale;
         float a = head[i], b = head[i + half];
         head[i] = a * c - b * s;
         head[i + half] = b * c + a * s;
     }
 }
 
-static void ref_attn_in(struct backend *be, const struct attn_layer *l, const float *n, float *q)
+/* Norm and rotation of n heads that lie side by side. */
+static void finish_heads(const struct norm *norm, bool whole, const struct rope *rope, int pos,
+                         float *heads, int n, int dim)
 {
-    struct ref *r = self(be);
-    const struct shape *s = &r->shape;
-    stage_begin(r);
-    int D = s->head_dim, H = s->n_heads, K = s->n_kv_heads;
-    for (int t = 0; t < r->batch.n_tokens; t++) {
-        matvec(r, raw(l->wqkv), 0, 0, (H + 2 * K) * D, n + (size_t)t * (size_t)s->n_embd, r->qkv);
-        for (int h = 0; h < H + K; h++) {
-            float *head = r->qkv + h * D;
-            const float *gain = h < H ? l->q_norm : l->k_norm;
-            if (gain)
-                rms_norm(head, gain, s->norm_eps, head, D);
-            rotate(r, head, r->batch.pos[t]);
-        }
-        memcpy(q + (size_t)t * (size_t)(H * D), r->qkv, (size_t)(H * D) * sizeof(float));
-        if (r->batch.slot[t] < 0)
-            continue;
-        for (int h = 0; h < K; h++) {
-            size_t at = kv_at(s, r->batch.slot[t], h);
-            for (int i = 0; i < D; i++) {
-                kv_store(l->kv.k, s->kv_type, at + (size_t)i, r->qkv[(H + h) * D + i]);
-                kv_store(l->kv.v, s->kv_type, at + (size_t)i, r->qkv[(H + K + h) * D + i]);
-            }
-        }
+    if (whole)
+        norm_row(norm, heads, heads, n * dim);
+    for (int h = 0; h < n; h++) {
+        if (!whole)
+            norm_row(norm, heads + h * dim, heads + h * dim, dim);
+        if (rope)
+            rotate(rope, heads + h * dim, pos);
     }
-    stage_end(r, STAGE_QKV);
 }
 
-static void attend(struct ref *r, const struct attn_layer *l, int seq, int row, int h,
-                   const float *q, float *out)
+static void store_heads(struct ref *r, void *pool, int slot, const float *heads, int n, int dim)
 {
-    const struct shape *s = &r->shape;
-    const int32_t *pages = r->batch.pages + (size_t)seq * (size_t)r->batch.max_pages;
-    int D = s->head_dim, kv_head = h * s->n_kv_heads / s->n_heads;
-    int last = r->batch.pos[row];
-    int first = l->window && last - l->window + 1 > 0 ? last - l->window + 1 : 0;
-    float max = -INFINITY;
-    for (int p = first; p <= last; p++) {
-        size_t at = kv_at(s, pages[p / s->page_len] * s->page_len + p % s->page_len, kv_head);
-        double sum = 0;
-        for (int i = 0; i < D; i++)
-            sum += (double)q[i] * kv_load(l->kv.k, s->kv_type, at + (size_t)i);
-        r->scores[p] = (float)sum * s->attn_scale;
-        max = r->scores[p] > max ? r->scores[p] : max;
+    for (int h = 0; h < n; h++) {
+        size_t at = kv_at(&r->bounds, slot, n, h, dim);
+        for (int i = 0; i < dim; i++)
+            kv_store(pool, r->bounds.kv_type, at + (size_t)i, heads[h * dim + i]);
     }
-    double total = 0;
+}
+
+/* q of row t, and its gate; its k and v go to the cache. */
+static void project_row(struct ref *r, const struct attention *a, const struct kv_layer *kv, int t)
+{
+    int H = a->n_heads, K = a->n_kv_heads, Dk = a->k_dim, Dv = a->v_dim;
+    int pos = r->batch.pos[t], each = Dk + (a->gated ? Dv : 0);
+    float *q = r->q + (size_t)t * (size_t)(H * Dk), *gate = r->gate + (size_t)t * (size_t)(H * Dv);
+    float *k = r->qkv + H * each, *v = k + K * Dk;
+    matvec(r, a->wqkv, 0, r->n, r->qkv);
+    for (int h = 0; h < H; h++) {
+        memcpy(q + h * Dk, r->qkv + h * each, (size_t)Dk * sizeof(float));
+        if (a->gated)
+            memcpy(gate + h * Dv, r->qkv + h * each + Dk, (size_t)Dv * sizeof(float));
+    }
+    finish_heads(&a->q_norm, a->norm_whole, a->rope, pos, q, H, Dk);
+    float warm = 1;
+    if (a->temp_beta != 0)
+        warm += a->temp_beta * (float)log(1.0 + floor((double)pos / a->temp_len));
+    for (int i = 0; i < H * Dk; i++)
+        q[i] *= warm;
+    if (a->shares_kv || r->batch.slot[t] < 0)
+        return;
+    if (a->k_is_v)
+        memcpy(v, k, (size_t)(K * Dv) * sizeof(float));
+    finish_heads(&a->k_norm, a->norm_whole, a->rope, pos, k, K, Dk);
+    finish_heads(&a->v_norm, a->norm_whole, NULL, pos, v, K, Dv);
+    store_heads(r, kv->k, r->batch.slot[t], k, K, Dk);
+    store_heads(r, kv->v, r->batch.slot[t], v, K, Dv);
+}
+
+/* out (Dv) = the values head h of row t sees, weighted */
+static void attend(struct ref *r, const struct attention *a, const struct kv_layer *kv, int seq,
+                   int t, int h, const float *q, float *out)
+{
+    const struct bounds *s = &r->bounds;
+    const int32_t *pages = r->batch.pages + (size_t)seq * (size_t)r->batch.max_pages;
+    int K = a->n_kv_heads, kv_head = h * K / a->n_heads, pos = r->batch.pos[t];
+    int first = a->window && pos - a->window + 1 > 0 ? pos - a->window + 1 : 0, last = pos;
+    if (a->bidirectional) {
+        last = r->batch.kv_len[seq] - 1;
+        last = a->window && pos + a->window - 1 < last ? pos + a->window - 1 : last;
+    }
+    float max = a->sinks ? a->sinks[h] : -INFINITY;
+    for (int p = first; p <= last; p++) {
+        int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
+        size_t at = kv_at(s, slot, K, kv_head, a->k_dim);
+        double sum = 0;
+        for (int i = 0; i < a->k_dim; i++)
+            sum += (double)q[i] * kv_load(kv->k, s->kv_type, at + (size_t)i);
+        float score = (float)sum * a->scale;
+        if (a->softcap != 0)
+            score = a->softcap * tanhf(score / a->softcap);
+        r->scores[p] = score;
+        max = score > max ? score : max;
+    }
+    double total = a->sinks ? (double)expf(a->sinks[h] - max) : 0;
     for (int p = first; p <= last; p++) {
         r->scores[p] = expf(r->scores[p] - max);
         total += r->scores[p];
     }
-    for (int i = 0; i < D; i++) {
+    for (int i = 0; i < a->v_dim; i++) {
         double sum = 0;
         for (int p = first; p <= last; p++) {
-            size_t at = kv_at(s, pages[p / s->page_len] * s->page_len + p % s->page_len, kv_head);
-            sum += (double)r->scores[p] * kv_load(l->kv.v, s->kv_type, at + (size_t)i);
+            int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
+            size_t at = kv_at(s, slot, K, kv_head, a->v_dim);
+            sum += (double)r->scores[p] * kv_load(kv->v, s->kv_type, at + (size_t)i);
         }
         out[i] = (float)(sum / total);
     }
 }
 
-static void ref_attention(struct backend *be, const struct attn_layer *l, const float *q, float *a)
+static void attend_rows(struct ref *r, const struct attention *a, const struct kv_layer *kv)
 {
-    struct ref *r = self(be);
-    const struct shape *s = &r->shape;
-    stage_begin(r);
+    int H = a->n_heads;
     for (int seq = 0; seq < r->batch.n_seqs; seq++)
         for (int t = r->batch.q_start[seq]; t < r->batch.q_start[seq + 1]; t++)
-            for (int h = 0; h < s->n_heads; h++) {
-                size_t at = (size_t)(t * s->n_heads + h) * (size_t)s->head_dim;
-                if (r->batch.slot[t] < 0)
-                    memset(a + at, 0, (size_t)s->head_dim * sizeof(float));
-                else
-                    attend(r, l, seq, t, h, q + at, a + at);
+            for (int h = 0; h < H; h++) {
+                size_t at = (size_t)(t * H + h) * (size_t)a->v_dim;
+                float *out = r->a + at;
+                memset(out, 0, (size_t)a->v_dim * sizeof(float));
+                if (r->batch.slot[t] >= 0) /* else padding */
+                    attend(r, a, kv, seq, t, h, r->q + (size_t)(t * H + h) * (size_t)a->k_dim, out);
+                for (int i = 0; a->gated && i < a->v_dim; i++)
+                    out[i] *= sigmoid(r->gate[at + (size_t)i]);
             }
+}
+
+static void ref_mixer(struct backend *be, const struct mixer *m, int layer)
+{
+    struct ref *r = self(be);
+    const struct attention *a = &m->attention;
+    CHECK(m->kind == MIXER_ATTENTION, "a mixer of kind %d", (int)m->kind);
+    const struct kv_layer *kv = &r->batch.kv[a->shares_kv ? a->kv_layer : layer];
+    stage_begin(r);
+    for (int t = 0; t < r->rows; t++) {
+        norm_row(&m->block.in, stream_row(r, t), r->n, r->net->n_embd);
+        project_row(r, a, kv, t);
+    }
+    stage_end(r, STAGE_QKV);
+    stage_begin(r);
+    attend_rows(r, a, kv);
     stage_end(r, STAGE_ATTENTION);
-}
-
-static void ref_linear(struct backend *be, const struct weight *w, const float *x, float *y,
-                       int rows)
-{
-    struct ref *r = self(be);
     stage_begin(r);
-    for (int t = 0; t < rows; t++)
-        matvec(r, raw(w), 0, 0, w->n_out, x + (size_t)t * (size_t)w->n_in,
-               y + (size_t)t * (size_t)w->n_out);
-    stage_end(r, be->profile ? be->profile->linear_stage : STAGE_OTHER);
+    if (layer == r->net->n_layers - 1)
+        narrow(r);
+    for (int i = 0; i < r->rows; i++) {
+        const float *row = r->a + (size_t)r->row_of[i] * (size_t)(a->n_heads * a->v_dim);
+        matvec(r, a->wo, 0, row, r->y);
+        block_add(r, &m->block, r->y, stream_row(r, i));
+    }
+    stage_end(r, STAGE_OUTPUT);
 }
 
-/* y = (silu(g) * u) Wd^T for one row and one expert. */
-static void glu(struct ref *r, const struct weight *gate_up, const struct weight *down, int e,
-                const float *x, float *y)
+/* h[i] = act(h[i], h[width + i]) */
+static void activate(const struct ffn *f, float *h, int width)
 {
-    int width = down->n_in;
-    float *g = r->hidden, *u = r->hidden + width;
-    matvec(r, raw(gate_up), e, 0, 2 * width, x, r->hidden);
-    for (int i = 0; i < width; i++)
-        g[i] = g[i] / (1.0f + expf(-g[i])) * u[i];
-    matvec(r, raw(down), e, 0, down->n_out, g, y);
-}
-
-static void ref_ffn(struct backend *be, const struct weight *gate_up, const struct weight *down,
-                    const float *x, float *y, int rows)
-{
-    struct ref *r = self(be);
-    stage_begin(r);
-    for (int t = 0; t < rows; t++)
-        glu(r, gate_up, down, 0, x + (size_t)t * (size_t)gate_up->n_in,
-            y + (size_t)t * (size_t)down->n_out);
-    stage_end(r, STAGE_FFN);
-}
-
-static void ref_moe(struct backend *be, const struct moe_layer *l, const float *x, float *y,
-                    int rows)
-{
-    struct ref *r = self(be);
-    const struct shape *s = &r->shape;
-    int n = l->router->n_out, width = s->n_embd;
-    for (int t = 0; t < rows; t++) {
-        const float *xt = x + (size_t)t * (size_t)width;
-        float *yt = y + (size_t)t * (size_t)width;
-        stage_begin(r);
-        matvec(r, raw(l->router), 0, 0, n, xt, r->probs);
-        float max = -INFINITY;
-        double total = 0;
-        for (int e = 0; e < n; e++)
-            max = r->probs[e] > max ? r->probs[e] : max;
-        for (int e = 0; e < n; e++)
-            total += r->probs[e] = expf(r->probs[e] - max);
-        for (int e = 0; e < n; e++)
-            r->probs[e] = (float)(r->probs[e] / total);
-        int chosen[256] = {0};
-        float weight[256] = {0};
-        double kept = 0;
-        for (int k = 0; k < s->n_expert_used; k++) {
-            int best = -1;
-            for (int e = 0; e < n; e++) {
-                bool taken = false;
-                for (int j = 0; j < k; j++)
-                    taken |= chosen[j] == e;
-                if (!taken && (best < 0 || r->probs[e] > r->probs[best]))
-                    best = e;
-            }
-            chosen[k] = best;
-            weight[k] = r->probs[best];
-            kept += weight[k];
+    for (int i = 0; i < width; i++) {
+        float g = h[i], u = h[width + i];
+        switch (f->act) {
+        case ACT_SILU:
+            h[i] = g / (1.0f + expf(-g)) * u;
+            break;
+        case ACT_GELU_TANH:
+            h[i] = gelu_tanh(g) * u;
+            break;
+        case ACT_GELU:
+            h[i] = gelu(g) * u;
+            break;
+        case ACT_SWIGLU_CLAMP:
+            g = g < f->limit ? g : f->limit;
+            u = u < f->limit ? u : f->limit;
+            u = u > -f->limit ? u : -f->limit;
+            h[i] = g / (1.0f + expf(-f->alpha * g)) * (u + 1.0f);
+            break;
+        case ACT_PLAIN_GELU:
+            h[i] = gelu(g);
+            break;
         }
-        stage_end(r, STAGE_ROUTER);
-        stage_begin(r);
-        memset(yt, 0, (size_t)width * sizeof(float));
-        for (int k = 0; k < s->n_expert_used; k++) {
-            float w = (s->norm_topk ? (float)(weight[k] / kept) : weight[k]) * s->expert_scale;
-            glu(r, l->gate_up, l->down, chosen[k], xt, r->expert_out);
-            for (int i = 0; i < width; i++)
-                yt[i] += w * r->expert_out[i];
-        }
-        stage_end(r, STAGE_EXPERTS);
     }
 }
 
-static void ref_gather(struct backend *be, const float *src, float *dst, int width)
+static void ffn_row(struct ref *r, const struct ffn *f, int e, const float *x, float *y)
 {
-    struct ref *r = self(be);
-    for (int i = 0; i < r->batch.n_out; i++)
-        memcpy(dst + (size_t)i * (size_t)width, src + (size_t)r->batch.out_rows[i] * (size_t)width,
-               (size_t)width * sizeof(float));
+    matvec(r, f->gate_up, e, x, r->hidden);
+    activate(f, r->hidden, f->down->n_in);
+    matvec(r, f->down, e, r->hidden, y);
 }
 
-static void ref_sample(struct backend *be, float *logits)
+/* The largest of keys that is not yet chosen; of equal ones the first. */
+static int best_key(const float *keys, int n, const int *chosen, int n_chosen)
+{
+    int best = -1;
+    for (int e = 0; e < n; e++) {
+        bool taken = false;
+        for (int j = 0; j < n_chosen; j++)
+            taken |= chosen[j] == e;
+        if (!taken && (best < 0 || keys[e] > keys[best]))
+            best = e;
+    }
+    return best;
+}
+
+/* Experts outside the best groups get a key that nothing is below. */
+static void keep_groups(const struct router *t, float *keys, int n)
+{
+    int each = n / t->n_groups, best[MAX_USED];
+    float score[MAX_USED];
+    for (int g = 0; g < t->n_groups; g++) {
+        int two[2] = {0};
+        two[0] = best_key(keys + g * each, each, two, 0);
+        score[g] = keys[g * each + two[0]];
+        if (each > 1)
+            score[g] += keys[g * each + best_key(keys + g * each, each, two, 1)];
+    }
+    for (int k = 0; k < t->n_groups_used; k++)
+        best[k] = best_key(score, t->n_groups, best, k);
+    for (int e = 0; e < n; e++) {
+        bool kept = false;
+        for (int k = 0; k < t->n_groups_used; k++)
+            kept |= e / each == best[k];
+        keys[e] = kept ? keys[e] : -INFINITY;
+    }
+}
+
+static void softmax(float *p, int n)
+{
+    float max = -INFINITY;
+    double total = 0;
+    for (int i = 0; i < n; i++)
+        max = p[i] > max ? p[i] : max;
+    for (int i = 0; i < n; i++)
+        total += p[i] = expf(p[i] - max);
+    for (int i = 0; i < n; i++)
+        p[i] = (float)(p[i] / total);
+}
+
+/* Experts and weights (n_used) of one row, from what the router reads. */
+static void route(struct ref *r, const struct router *t, const float *x, int *chosen, float *weight)
+{
+    int n = t->w->n_out;
+    float *p = r->probs, *keys = r->keys;
+    matvec(r, t->w, 0, x, p);
+    if (t->kind == ROUTER_SOFTMAX)
+        softmax(p, n);
+    for (int e = 0; e < n; e++) {
+        if (t->kind == ROUTER_SIGMOID)
+            p[e] = sigmoid(p[e]);
+        keys[e] = p[e] + (t->choice_bias ? t->choice_bias[e] : 0.0f);
+    }
+    if (t->n_groups > 1)
+        keep_groups(t, keys, n);
+    double kept = 0;
+    for (int k = 0; k < t->n_used; k++) {
+        chosen[k] = best_key(keys, n, chosen, k);
+        weight[k] = p[chosen[k]];
+        kept += weight[k];
+    }
+    if (t->kind == ROUTER_SOFTMAX_TOP)
+        softmax(weight, t->n_used);
+    for (int k = 0; k < t->n_used; k++) {
+        if (t->renorm && t->kind != ROUTER_SOFTMAX_TOP)
+            weight[k] = (float)(weight[k] / kept);
+        weight[k] *= or_one(t->scale);
+        if (t->expert_scale)
+            weight[k] *= t->expert_scale[chosen[k]];
+    }
+}
+
+/* y += experts_out(sum over the chosen); n: the row as the dense part reads it */
+static void experts_row(struct ref *r, const struct mlp *m, const float *x, float *n, float *y)
+{
+    int chosen[MAX_USED], E = r->net->n_embd;
+    float weight[MAX_USED];
+    stage_begin(r);
+    if (m->experts_in.kind)
+        norm_row(&m->experts_in, x, n, E);
+    if (m->router.norm.kind)
+        norm_row(&m->router.norm, x, r->part, E);
+    route(r, &m->router, m->router.norm.kind ? r->part : n, chosen, weight);
+    stage_end(r, STAGE_ROUTER);
+    stage_begin(r);
+    float *sum = r->sum;
+    memset(sum, 0, (size_t)E * sizeof(float));
+    for (int k = 0; k < m->router.n_used; k++) {
+        ffn_row(r, &m->experts, chosen[k], n, r->part);
+        for (int i = 0; i < E; i++)
+            sum[i] += weight[k] * r->part[i];
+    }
+    norm_row(&m->experts_out, sum, sum, E);
+    for (int i = 0; i < E; i++)
+        y[i] += sum[i];
+    stage_end(r, STAGE_EXPERTS);
+}
+
+/* x += norm((act(x Wg^T) * e) Wp^T) */
+static void layer_embed_row(struct ref *r, const struct layer_embed *l, const float *e, float *x)
+{
+    int P = l->gate->n_out, E = r->net->n_embd;
+    matvec(r, l->gate, 0, x, r->hidden);
+    memcpy(r->hidden + P, e, (size_t)P * sizeof(float));
+    activate(&(struct ffn){.act = l->act}, r->hidden, P);
+    matvec(r, l->project, 0, r->hidden, r->part);
+    norm_row(&l->norm, r->part, r->part, E);
+    for (int i = 0; i < E; i++)
+        x[i] += r->part[i];
+}
+
+static void ref_mlp(struct backend *be, const struct mlp *m, int layer)
+{
+    struct ref *r = self(be);
+    int E = r->net->n_embd, P = r->net->embed.layers.width;
+    for (int i = 0; i < r->rows; i++) {
+        float *x = stream_row(r, i), *y = r->y;
+        stage_begin(r);
+        norm_row(&m->block.in, x, r->n, E);
+        memset(y, 0, (size_t)E * sizeof(float));
+        stage_end(r, STAGE_NORM);
+        if (m->dense.gate_up) {
+            float gate = 0;
+            stage_begin(r);
+            ffn_row(r, &m->dense, 0, r->n, y);
+            if (m->dense_gate)
+                matvec(r, m->dense_gate, 0, r->n, &gate);
+            for (int j = 0; m->dense_gate && j < E; j++)
+                y[j] *= sigmoid(gate);
+            norm_row(&m->dense_out, y, y, E);
+            stage_end(r, STAGE_FFN);
+        }
+        if (m->router.w)
+            experts_row(r, m, x, r->n, y);
+        stage_begin(r);
+        block_add(r, &m->block, y, x);
+        if (m->embed.gate)
+            layer_embed_row(
+                r, &m->embed,
+                r->layer_embeds + (size_t)((r->row_of[i] * r->net->n_layers + layer) * P), x);
+        for (int j = 0; j < E; j++)
+            x[j] *= or_one(m->stream_scale);
+        stage_end(r, STAGE_NORM);
+    }
+}
+
+static int logits_width(const struct ref *r)
+{
+    return r->net->head.w ? r->net->n_vocab : r->net->n_embd;
+}
+
+static void ref_head(struct backend *be, const struct head *h)
+{
+    struct ref *r = self(be);
+    int n = logits_width(r);
+    stage_begin(r);
+    narrow(r);
+    for (int t = 0; t < r->rows; t++) {
+        float *l = r->logits + (size_t)t * (size_t)n;
+        norm_row(&h->norm, stream_row(r, t), h->w ? r->n : l, r->net->n_embd);
+        if (h->w)
+            matvec(r, h->w, 0, r->n, l);
+        for (int i = 0; i < n; i++) {
+            l[i] *= or_one(h->scale);
+            if (h->softcap != 0)
+                l[i] = h->softcap * tanhf(l[i] / h->softcap);
+        }
+    }
+    stage_end(r, STAGE_HEAD);
+}
+
+static void ref_sample(struct backend *be)
 {
     struct ref *r = self(be);
     stage_begin(r);
     for (int i = 0; r->batch.samplers && i < r->batch.n_out; i++)
         if (r->batch.samplers[i])
             r->sampled[r->now][i] =
-                sampler_pick(r->batch.samplers[i], logits + (size_t)i * (size_t)r->shape.n_vocab);
+                sampler_pick(r->batch.samplers[i], r->logits + (size_t)i * (size_t)r->net->n_vocab);
     stage_end(r, STAGE_SAMPLING);
+}
+
+static void ref_logits(struct backend *be, int row, float *host)
+{
+    struct ref *r = self(be);
+    size_t n = (size_t)logits_width(r);
+    memcpy(host, r->logits + (size_t)row * n, n * sizeof(float));
+}
+
+static void ref_stream_put(struct backend *be, const float *host, int rows)
+{
+    struct ref *r = self(be);
+    CHECK(rows <= r->bounds.max_tokens, "%d rows", rows);
+    memcpy(r->x, host, (size_t)rows * (size_t)r->net->n_embd * sizeof(float));
+    r->rows = rows;
+    r->narrow = false;
+    for (int i = 0; i < rows; i++)
+        r->row_of[i] = i;
+}
+
+static void ref_stream_get(struct backend *be, float *host, int rows)
+{
+    struct ref *r = self(be);
+    memcpy(host, r->x, (size_t)rows * (size_t)r->net->n_embd * sizeof(float));
+}
+
+static void ref_logits_put(struct backend *be, const float *host, int rows)
+{
+    struct ref *r = self(be);
+    memcpy(r->logits, host, (size_t)rows * (size_t)logits_width(r) * sizeof(float));
 }
 
 static const struct backend_ops ref_ops = {
@@ -463,6 +810,7 @@ static const struct backend_ops ref_ops = {
     .forget = ref_forget,
     .copy_in = ref_copy,
     .copy_out = ref_copy,
+    .supports = ref_supports,
     .upload = ref_upload,
     .release = ref_release,
     .prepare = ref_prepare,
@@ -472,14 +820,14 @@ static const struct backend_ops ref_ops = {
     .launch = ref_launch,
     .end = ref_end,
     .embed = ref_embed,
-    .add_norm = ref_add_norm,
-    .attn_in = ref_attn_in,
-    .attention = ref_attention,
-    .linear = ref_linear,
-    .ffn = ref_ffn,
-    .moe = ref_moe,
-    .gather = ref_gather,
+    .mixer = ref_mixer,
+    .mlp = ref_mlp,
+    .head = ref_head,
     .sample = ref_sample,
+    .logits = ref_logits,
+    .stream_put = ref_stream_put,
+    .stream_get = ref_stream_get,
+    .logits_put = ref_logits_put,
 };
 
 struct backend *backend_open_ref(void)

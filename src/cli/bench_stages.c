@@ -22,26 +22,29 @@ static void add(struct work *to, const struct weight *w, double share, double ro
 static void step_work(const struct model *m, size_t kv_token_bytes, const struct bench_step *s,
                       struct work *work)
 {
-    const struct config *c = &m->config;
-    for (int i = 0; i < c->n_layers; i++) {
-        const struct layer *l = &m->layers[i];
-        double rows = i == c->n_layers - 1 ? s->outs : s->rows; /* behind the last attention */
-        add(&work[STAGE_QKV], &l->wqkv, 1, s->rows);
-        add(&work[STAGE_OUTPUT], &l->wo, 1, rows);
-        if (l->router.n_out) {
-            double used = (double)c->n_expert_used / c->n_expert;
+    const struct network *net = &m->net;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct attention *a = &net->layers[i].mixer.attention;
+        const struct mlp *mlp = &net->layers[i].mlp;
+        double rows = i == net->n_layers - 1 ? s->outs : s->rows; /* behind the last attention */
+        add(&work[STAGE_QKV], a->wqkv, 1, s->rows);
+        add(&work[STAGE_OUTPUT], a->wo, 1, rows);
+        if (mlp->router.w) {
+            int n_used = mlp->router.n_used;
+            double used = (double)n_used / mlp->router.w->n_out;
             double hit = 1 - pow(1 - used, rows);
-            add(&work[STAGE_EXPERTS], &l->router, 1, rows);
-            add(&work[STAGE_EXPERTS], &l->gate_up, hit, rows * c->n_expert_used);
-            add(&work[STAGE_EXPERTS], &l->down, hit, rows * c->n_expert_used);
-        } else {
-            add(&work[STAGE_FFN], &l->gate_up, 1, rows);
-            add(&work[STAGE_FFN], &l->down, 1, rows);
+            add(&work[STAGE_EXPERTS], mlp->router.w, 1, rows);
+            add(&work[STAGE_EXPERTS], mlp->experts.gate_up, hit, rows * n_used);
+            add(&work[STAGE_EXPERTS], mlp->experts.down, hit, rows * n_used);
         }
-        work[STAGE_ATTENTION].ops += 4.0 * c->n_heads * c->head_dim * s->seen * s->rows;
+        if (mlp->dense.gate_up) {
+            add(&work[STAGE_FFN], mlp->dense.gate_up, 1, rows);
+            add(&work[STAGE_FFN], mlp->dense.down, 1, rows);
+        }
+        work[STAGE_ATTENTION].ops += 2.0 * a->n_heads * (a->k_dim + a->v_dim) * s->seen * s->rows;
     }
     work[STAGE_ATTENTION].bytes = s->kv_rows * (double)kv_token_bytes;
-    add(&work[STAGE_HEAD], c->tied ? &m->emb : &m->head, 1, s->outs);
+    add(&work[STAGE_HEAD], net->head.w, 1, s->outs);
 }
 
 void bench_stages_json(const struct model *m, size_t kv_token_bytes, const struct bench_step *s,

@@ -144,9 +144,11 @@ static double step_bytes(const struct model *m, int tokens)
         return (double)m->active_bytes;
     double share = (double)c->n_expert_used / c->n_expert;
     double experts = 0;
-    for (int i = 0; i < c->n_layers; i++)
-        if (m->layers[i].router.n_out)
-            experts += (double)m->layers[i].gate_up.bytes + (double)m->layers[i].down.bytes;
+    for (int i = 0; i < m->net.n_layers; i++) {
+        const struct mlp *mlp = &m->net.layers[i].mlp;
+        if (mlp->router.w)
+            experts += (double)mlp->experts.gate_up->bytes + (double)mlp->experts.down->bytes;
+    }
     double dense = (double)m->active_bytes - experts * share;
     return dense + experts * (1 - pow(1 - share, tokens));
 }

@@ -8,6 +8,7 @@
 #include "convert/convert.h"
 #include "convert/vocab.h"
 #include "model/config.h"
+#include "model/families/family.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -171,7 +172,7 @@ static bool add_layer(struct plan *p, int i)
     const struct config *c = p->c;
     int64_t embd = c->n_embd, q = (int64_t)c->n_heads * c->head_dim,
             kv = (int64_t)c->n_kv_heads * c->head_dim;
-    bool weave = c->arch == ARCH_LLAMA || c->arch == ARCH_MISTRAL;
+    bool weave = c->family->weaves_qk;
     char to[64], from[96];
 #define TO(s)   (snprintf(to, sizeof to, "blk.%d.%s", i, s), to)
 #define FROM(s) (snprintf(from, sizeof from, "model.layers.%d.%s", i, s), from)
@@ -216,8 +217,8 @@ static void add_rope_factors(struct plan *p)
     struct config plain = *p->c;
     plain.rope.kind = ROPE_PLAIN;
     float *a = mem_zalloc((size_t)half, sizeof *a), *b = mem_zalloc((size_t)half, sizeof *b), scale;
-    config_rope_freq(&plain, NULL, a, &scale);
-    config_rope_freq(p->c, NULL, b, &scale);
+    rope_frequencies(&plain, NULL, a, &scale);
+    rope_frequencies(p->c, NULL, b, &scale);
     struct out_tensor *o = transcode_add(p->t, "rope_freqs.weight", 1, &half);
     o->values = a;
     for (int64_t i = 0; i < half; i++)
@@ -245,7 +246,7 @@ static bool plan_tensors(struct plan *p)
         const char *name = p->f->tensors[i].name;
         if (!p->used[i] && !strstr(name, "rotary_emb.inv_freq"))
             return error_set(p->err, "%s: tensor %s: no place for it in a %s GGUF", p->f->path,
-                             name, config_arch_name(c->arch));
+                             name, c->family->name);
     }
     return true;
 }
@@ -310,8 +311,7 @@ static void set_sampling(struct gguf_writer *w, const json_t *generation)
 static bool set_metadata(struct gguf_writer *w, const struct plan *p, const struct mix *mix)
 {
     const struct config *c = p->c;
-    /* GGUF knows Mistral as a llama */
-    const char *arch = c->arch == ARCH_MISTRAL ? "llama" : config_arch_name(c->arch);
+    const char *arch = c->family->gguf_as ? c->family->gguf_as : c->family->name;
     int window = c->window[0];
     for (int i = 1; i < c->n_layers; i++)
         if (c->window[i] != window)

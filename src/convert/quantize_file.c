@@ -6,6 +6,7 @@
 #include "quant/quantize.h"
 #include "convert/convert.h"
 #include "model/config.h"
+#include "model/families/family.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -17,7 +18,7 @@ void convert_mix_model(const struct config *c, bool importance, struct mix_model
         .n_expert = c->n_expert,
         .n_heads = c->n_heads,
         .n_kv_heads = c->n_kv_heads,
-        .is_llama = c->arch == ARCH_LLAMA || c->arch == ARCH_MISTRAL,
+        .is_llama = c->family->weaves_qk,
         .tied = c->tied,
         .importance = importance,
     };

@@ -11,7 +11,6 @@ struct stepper {
     int context;
     struct step_limits limits;
     int max_pages;
-    struct scratch s;
     struct batch b;
     int32_t *tokens, *pos, *slot; /* (max_tokens) */
     int32_t *q_start, *kv_len;    /* (max_seqs + 1), (max_seqs) */
@@ -25,73 +24,6 @@ struct stepper {
     int n_flying;
     unsigned turn; /* counts steps */
 };
-
-struct buffer {
-    float **p;
-    size_t floats;
-    const char *what;
-};
-
-/* The activations, as a table: one place that knows every size. */
-static int buffers(struct stepper *st, struct buffer *out)
-{
-    const struct config *c = &st->m->config;
-    size_t tokens = (size_t)st->limits.max_tokens, rows = (size_t)st->limits.max_out;
-    size_t embd = (size_t)c->n_embd, heads = (size_t)c->n_heads * (size_t)c->head_dim;
-    struct buffer list[] = {
-        {&st->s.x, tokens * embd, "the residual stream"},
-        {&st->s.n, tokens * embd, "normalised activations"},
-        {&st->s.d, tokens * embd, "block outputs"},
-        {&st->s.q, tokens * heads, "queries"},
-        {&st->s.a, tokens * heads, "attention outputs"},
-        {&st->s.xo, rows * embd, "output rows"},
-        {&st->s.ao, rows * heads, "output rows"},
-        {&st->s.logits, rows * (size_t)c->n_vocab, "logits"},
-    };
-    memcpy(out, list, sizeof list);
-    return (int)(sizeof list / sizeof *list);
-}
-
-static bool allocate(struct stepper *st, struct error *err)
-{
-    struct backend *be = st->m->be;
-    const struct config *c = &st->m->config;
-    const struct step_limits *lim = &st->limits;
-    struct buffer list[16];
-    int n = buffers(st, list);
-    for (int i = 0; i < n; i++) {
-        *list[i].p = be->ops->alloc(be, list[i].floats * sizeof(float), list[i].what, err);
-        if (!*list[i].p)
-            return false;
-    }
-    struct shape shape = {
-        .n_layers = c->n_layers,
-        .n_embd = c->n_embd,
-        .n_heads = c->n_heads,
-        .n_kv_heads = c->n_kv_heads,
-        .head_dim = c->head_dim,
-        .n_vocab = c->n_vocab,
-        .n_ff = c->n_ff,
-        .n_expert = c->n_expert,
-        .n_expert_used = c->n_expert_used,
-        .n_ff_exp = c->n_ff_exp,
-        .norm_topk = c->norm_topk,
-        .expert_scale = c->expert_scale,
-        .norm_eps = c->norm_eps,
-        .attn_scale = 1.0f / __builtin_sqrtf((float)c->head_dim),
-        .n_rot = c->n_rot,
-        .rope_freq = st->m->rope_freq,
-        .rope_mscale = st->m->rope_mscale,
-        .page_len = st->kv->page_len,
-        .n_pages = st->kv->n_pages,
-        .kv_type = st->kv->type,
-        .max_tokens = lim->max_tokens,
-        .max_seqs = lim->max_seqs,
-        .max_out = lim->max_out,
-        .max_pages = st->max_pages,
-    };
-    return be->ops->prepare(be, &shape, err);
-}
 
 struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
                             const struct step_limits *limits, struct error *err)
@@ -112,7 +44,16 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
     st->out_rows = mem_zalloc((size_t)limits->max_out, sizeof(int32_t));
     st->sampled = mem_zalloc((size_t)limits->max_out, sizeof(int32_t));
     st->samplers = mem_zalloc((size_t)limits->max_out, sizeof *st->samplers);
-    if (!allocate(st, err)) {
+    struct bounds bounds = {
+        .page_len = kv->page_len,
+        .n_pages = kv->n_pages,
+        .kv_type = kv->type,
+        .max_tokens = limits->max_tokens,
+        .max_seqs = limits->max_seqs,
+        .max_out = limits->max_out,
+        .max_pages = st->max_pages,
+    };
+    if (!m->be->ops->prepare(m->be, &m->net, &bounds, err)) {
         stepper_free(st);
         return NULL;
     }
@@ -123,10 +64,6 @@ void stepper_free(struct stepper *st)
 {
     if (!st)
         return;
-    struct buffer list[16];
-    int n = buffers(st, list);
-    for (int i = 0; i < n; i++)
-        st->m->be->ops->free(st->m->be, *list[i].p, list[i].floats * sizeof(float));
     void *owned[] = {st->tokens, st->pos,      st->slot,    st->q_start,  st->kv_len,
                      st->pages,  st->out_rows, st->sampled, st->samplers, st};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
@@ -203,6 +140,7 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
         .kv_len = st->kv_len,
         .pages = st->pages,
         .out_rows = st->out_rows,
+        .kv = st->kv->layers,
         .samplers = st->samplers,
     };
     for (int pass = 0; pass < 2; pass++) /* decodes first */
@@ -213,7 +151,7 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     bool repeats = st->b.n_decode == st->b.n_seqs && st->b.n_out == st->b.n_seqs;
     uint64_t key = repeats ? (uint64_t)st->b.n_seqs : 0;
     mem_guard_enter();
-    forward(st->m, &st->b, st->kv->layers, &st->s, key);
+    forward(st->m, &st->b, key);
     mem_guard_leave();
     for (int i = 0; i < n_items; i++)
         items[i].seq->n_tokens += items[i].n_tokens;
@@ -254,7 +192,5 @@ bool step_run(struct stepper *st, struct step_item *items, int n_items, struct e
 
 void step_logits(struct stepper *st, int row, float *out)
 {
-    size_t n = (size_t)st->m->config.n_vocab;
-    struct backend *be = st->m->be;
-    be->ops->copy_out(be, out, st->s.logits + (size_t)row * n, n * sizeof(float));
+    st->m->be->ops->logits(st->m->be, row, out);
 }

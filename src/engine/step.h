@@ -1,6 +1,6 @@
 /*
  * One step of the engine: any mix of prompt chunks and decodes, laid out as a batch and run through
- * the forward pass. Owns the batch arrays and the activations, allocated once.
+ * the forward pass. Owns the batch arrays, allocated once.
  */
 #ifndef STEEL_ENGINE_STEP_H
 #define STEEL_ENGINE_STEP_H

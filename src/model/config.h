@@ -1,6 +1,6 @@
 /*
- * What a model is, as numbers: read from GGUF metadata or config.json, checked, and the same struct
- * for every family. Families differ by data here, never by code in the forward pass.
+ * What a model's metadata says, as numbers: read from GGUF keys or config.json and checked. A family
+ * reads it and makes layers of it (families/family.h); from then on the layers count (layer.h).
  */
 #ifndef STEEL_MODEL_CONFIG_H
 #define STEEL_MODEL_CONFIG_H
@@ -9,7 +9,8 @@
 
 enum { CONFIG_MAX_LAYERS = 1024, CONFIG_MAX_EXPERTS_USED = 256 };
 
-enum arch { ARCH_LLAMA, ARCH_MISTRAL, ARCH_QWEN2, ARCH_QWEN3, ARCH_QWEN3MOE, N_ARCHS };
+struct family; /* model/families/family.h */
+struct reader; /* model/reader.h */
 
 enum rope_kind { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
 
@@ -26,7 +27,7 @@ struct rope_config {
 enum packing { PACK_NONE, PACK_GPTQ, PACK_FP8 };
 
 struct config {
-    enum arch arch;
+    const struct family *family;
     char arch_name[32]; /* as the file spells it */
     int n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_vocab;
     int n_ff, n_expert, n_expert_used, n_ff_exp;
@@ -39,14 +40,15 @@ struct config {
     enum packing packing;
     int gptq_group;      /* -1 = whole row */
     bool gptq_zero_plus; /* v1 files store zero - 1 */
-    bool permuted_qk;    /* GGUF of the llama architecture interleaves rotary pairs */
 };
 
 bool config_load(const struct tensorfile *f, struct config *c, struct error *err);
-const char *config_arch_name(enum arch a);
 
+/* c->rope, from either kind of file; c->context is known. */
+bool rope_read_gguf(const struct reader *in);
+bool rope_read_hf(const struct reader *in);
 /* freq[n_rot/2] and the factor on cos and sin. `factors` (n_rot/2) divide the frequencies: the
  * rope_freqs tensor of a GGUF, or NULL. */
-void config_rope_freq(const struct config *c, const float *factors, float *freq, float *mscale);
+void rope_frequencies(const struct config *c, const float *factors, float *freq, float *mscale);
 
 #endif

@@ -1,61 +1,17 @@
 /*
- * Names to weights: finds every tensor a model needs, checks its shape, undoes the layout quirks of
- * its file once (Llama's permuted q/k rows in GGUF, GPTQ's packing, experts as separate tensors) and
- * hands it to the backend. After this, nothing checks shapes again.
+ * Loading: has the family build its network, asks the backend whether it can run it, then finds every
+ * tensor it wants, checks its shape, undoes the layout quirks of its file once (rotary pairs woven
+ * together in GGUF, GPTQ's packing, experts as separate tensors) and hands it to the backend. After
+ * this, nothing checks shapes again.
  */
 #include "base/mem.h"
+#include "model/families/family.h"
 #include "model/model.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum name {
-    N_EMB,
-    N_HEAD,
-    N_NORM,
-    N_ATTN_NORM,
-    N_FFN_NORM,
-    N_Q_NORM,
-    N_K_NORM,
-    N_Q,
-    N_K,
-    N_V,
-    N_O,
-    N_GATE,
-    N_UP,
-    N_DOWN,
-    N_ROUTER,
-    N_GATE_EXP,
-    N_UP_EXP,
-    N_DOWN_EXP,
-    N_NAMES
-};
-
-/* %d: layer, then expert. GGUF keeps all experts in one 3-D tensor. */
-static const struct {
-    const char *gguf, *hf;
-} names[N_NAMES] = {
-    [N_EMB] = {"token_embd", "model.embed_tokens"},
-    [N_HEAD] = {"output", "lm_head"},
-    [N_NORM] = {"output_norm", "model.norm"},
-    [N_ATTN_NORM] = {"blk.%d.attn_norm", "model.layers.%d.input_layernorm"},
-    [N_FFN_NORM] = {"blk.%d.ffn_norm", "model.layers.%d.post_attention_layernorm"},
-    [N_Q_NORM] = {"blk.%d.attn_q_norm", "model.layers.%d.self_attn.q_norm"},
-    [N_K_NORM] = {"blk.%d.attn_k_norm", "model.layers.%d.self_attn.k_norm"},
-    [N_Q] = {"blk.%d.attn_q", "model.layers.%d.self_attn.q_proj"},
-    [N_K] = {"blk.%d.attn_k", "model.layers.%d.self_attn.k_proj"},
-    [N_V] = {"blk.%d.attn_v", "model.layers.%d.self_attn.v_proj"},
-    [N_O] = {"blk.%d.attn_output", "model.layers.%d.self_attn.o_proj"},
-    [N_GATE] = {"blk.%d.ffn_gate", "model.layers.%d.mlp.gate_proj"},
-    [N_UP] = {"blk.%d.ffn_up", "model.layers.%d.mlp.up_proj"},
-    [N_DOWN] = {"blk.%d.ffn_down", "model.layers.%d.mlp.down_proj"},
-    [N_ROUTER] = {"blk.%d.ffn_gate_inp", "model.layers.%d.mlp.gate"},
-    [N_GATE_EXP] = {"blk.%d.ffn_gate_exps", "model.layers.%d.mlp.experts.%d.gate_proj"},
-    [N_UP_EXP] = {"blk.%d.ffn_up_exps", "model.layers.%d.mlp.experts.%d.up_proj"},
-    [N_DOWN_EXP] = {"blk.%d.ffn_down_exps", "model.layers.%d.mlp.experts.%d.down_proj"},
-};
 
 struct loader {
     const struct tensorfile *f;
@@ -70,34 +26,19 @@ struct loader {
     size_t n_used, cap_used;
 };
 
-/* Builds "base.suffix"; names of experts take two numbers, so do all formats here. */
-static void tensor_name(const struct loader *l, enum name n, int layer, int expert,
-                        const char *suffix, char *out, size_t size)
-{
-    char base[128];
-    const char *fmt = l->f->is_gguf ? names[n].gguf : names[n].hf;
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    snprintf(base, sizeof base, fmt, layer, expert);
-#pragma GCC diagnostic pop
-    snprintf(out, size, "%s.%s", base, suffix);
-}
-
-static const struct tensor *lookup(struct loader *l, enum name n, int layer, int expert,
+static const struct tensor *lookup(struct loader *l, const struct name *n, int layer, int expert,
                                    const char *suffix)
 {
-    char name[192];
-    tensor_name(l, n, layer, expert, suffix, name, sizeof name);
-    return tensorfile_find(l->f, name);
+    return build_find(l->f, n, layer, expert, suffix);
 }
 
-static const struct tensor *need(struct loader *l, enum name n, int layer, int expert,
+static const struct tensor *need(struct loader *l, const struct name *n, int layer, int expert,
                                  const char *suffix)
 {
     const struct tensor *t = lookup(l, n, layer, expert, suffix);
     if (!t) {
         char name[192];
-        tensor_name(l, n, layer, expert, suffix, name, sizeof name);
+        build_name(l->f, n, layer, expert, suffix, name, sizeof name);
         error_set(l->err, "%s: tensor %s: missing", l->f->path, name);
     }
     return t;
@@ -147,32 +88,32 @@ static void mark_used(struct loader *l, const struct tensor *t)
     l->used[l->n_used++] = t;
 }
 
+static bool check_floats(struct loader *l, const struct tensor *t)
+{
+    return t->type == DT_F32 || t->type == DT_F16 || t->type == DT_BF16 ||
+           error_set(l->err, "%s: tensor %s: type %s where F32, F16 or BF16 is expected",
+                     l->f->path, t->name, t->type_name);
+}
+
 /* Reads a vector as floats: norms, biases, rope factors. */
 static bool read_vector(struct loader *l, const struct tensor *t, int n, float *out)
 {
-    if (!check_shape(l, t, n, 1, 1))
+    if (!check_shape(l, t, n, 1, 1) || !check_floats(l, t))
         return false;
-    if (t->type != DT_F32 && t->type != DT_F16 && t->type != DT_BF16)
-        return error_set(l->err, "%s: tensor %s: type %s where F32, F16 or BF16 is expected",
-                         l->f->path, t->name, t->type_name);
     quant_dequantize(t->type, t->data, out, (size_t)n);
     return true;
 }
 
-static bool load_vector(struct loader *l, enum name n, int layer, int width, float **out)
+static bool load_vector(struct loader *l, const struct want *want)
 {
-    const struct tensor *t = need(l, n, layer, 0, "weight");
+    const struct tensor *t = need(l, want->rows[0].name, want->layer, 0, "weight");
     if (!t)
         return false;
-    struct backend *be = l->m->be;
-    float *host = mem_zalloc((size_t)width, sizeof(float));
-    bool ok = read_vector(l, t, width, host);
-    if (ok) {
-        *out = be->ops->alloc(be, (size_t)width * sizeof(float), t->name, l->err);
-        ok = *out != NULL;
-    }
+    size_t n = (size_t)want->n_in;
+    float *host = mem_zalloc(n, sizeof(float));
+    bool ok = read_vector(l, t, want->n_in, host);
     if (ok)
-        be->ops->copy_in(be, *out, host, (size_t)width * sizeof(float));
+        l->m->be->ops->copy_in(l->m->be, want->vector, host, n * sizeof(float));
     mem_free(host);
     l->done += t->bytes;
     return ok;
@@ -185,8 +126,8 @@ struct gptq_tensors {
     const struct tensor *codes, *zeros, *scales, *g_idx;
 };
 
-static bool gptq_find(struct loader *l, enum name n, int layer, int expert, int n_in, int n_out,
-                      struct gptq_tensors *g, int *group_len, int *n_groups)
+static bool gptq_find(struct loader *l, const struct name *n, int layer, int expert, int n_in,
+                      int n_out, struct gptq_tensors *g, int *group_len, int *n_groups)
 {
     g->codes = need(l, n, layer, expert, "qweight");
     g->zeros = g->codes ? need(l, n, layer, expert, "qzeros") : NULL;
@@ -294,8 +235,8 @@ static void gptq_codes(const uint8_t *words, const int32_t *order, int n_in, int
         }
 }
 
-static bool gptq_unpack(struct loader *l, enum name n, int layer, int n_in, int n_out, int n_expert,
-                        struct raw_seg *s)
+static bool gptq_unpack(struct loader *l, const struct name *n, int layer, int n_in, int n_out,
+                        int n_expert, struct raw_seg *s)
 {
     struct gptq_tensors g;
     int len = 0, groups = 0;
@@ -346,8 +287,8 @@ static bool gptq_unpack(struct loader *l, enum name n, int layer, int n_in, int 
 }
 
 /* FP8 block scales as aligned floats; the codes stay in the file. */
-static bool fp8_scales(struct loader *l, enum name n, int layer, int n_in, int n_out, int n_expert,
-                       struct raw_seg *s)
+static bool fp8_scales(struct loader *l, const struct name *n, int layer, int n_in, int n_out,
+                       int n_expert, struct raw_seg *s)
 {
     size_t cols = (size_t)(n_in + 127) / 128, rows = (size_t)(n_out + 127) / 128;
     float *scales = block(l, (size_t)n_expert * rows * cols, sizeof *scales);
@@ -391,8 +332,10 @@ static bool aligned(const uint8_t *p)
 }
 
 /* One tensor (or n_expert of them) as a segment of the weight under construction. */
-static bool add_segment(struct loader *l, struct raw_weight *w, enum name n, int layer, int n_out)
+static bool add_segment(struct loader *l, struct raw_weight *w, const struct rows *rows, int layer)
 {
+    const struct name *n = rows->name;
+    int n_out = rows->n;
     struct raw_seg *s = &w->seg[w->n_seg++];
     int n_in = w->n_in, n_expert = w->n_expert;
     w->n_out += n_out;
@@ -427,38 +370,48 @@ static bool add_segment(struct loader *l, struct raw_weight *w, enum name n, int
         if (!fp8_scales(l, n, layer, n_in, n_out, n_expert, s))
             return false;
     }
-    if (l->m->config.permuted_qk && (n == N_Q || n == N_K)) {
-        unpermute(l, s, n_in, l->m->config.head_dim);
+    if (rows->woven) {
+        unpermute(l, s, n_in, rows->woven);
         w->transient = true;
     }
     return true;
 }
 
-/* The bias of `n` into bias[first..first+n_out), zeros if there is none. */
-static bool add_bias(struct loader *l, struct raw_weight *w, enum name n, int layer, int first,
-                     int n_out, float *bias)
+/* The bias of `rows`, of all experts, into bias, whose experts are `stride` apart; zeros if there is
+ * none. */
+static bool add_bias(struct loader *l, const struct want *want, const struct rows *rows, int stride,
+                     float *bias)
 {
-    const struct tensor *t = lookup(l, n, layer, 0, "bias");
-    if (!t)
-        return true;
-    if (!read_vector(l, t, n_out, bias + first))
-        return false;
-    if (l->m->config.permuted_qk && (n == N_Q || n == N_K)) {
-        int D = l->m->config.head_dim;
-        float *copy = block(l, (size_t)n_out, sizeof *copy);
-        memcpy(copy, bias + first, (size_t)n_out * sizeof *copy);
-        for (int r = 0; r < n_out; r++)
-            bias[first + r] = copy[r - r % D + r % D % (D / 2) * 2 + r % D / (D / 2)];
+    const struct tensor *t = NULL;
+    bool stacked = l->f->is_gguf;
+    int D = rows->woven;
+    for (int e = 0; e < want->n_expert; e++, bias += stride) {
+        if (e == 0 || !stacked) {
+            t = lookup(l, rows->name, want->layer, e, "bias");
+            if (t && (!check_shape(l, t, rows->n, stacked ? want->n_expert : 1, 1) ||
+                      !check_floats(l, t)))
+                return false;
+            l->done += t ? t->bytes : 0;
+        }
+        if (!t)
+            continue;
+        size_t skip = stacked ? (size_t)e * (t->bytes / (size_t)want->n_expert) : 0;
+        quant_dequantize(t->type, t->data + skip, bias, (size_t)rows->n);
+        if (!D)
+            continue;
+        float *copy = block(l, (size_t)rows->n, sizeof *copy);
+        memcpy(copy, bias, (size_t)rows->n * sizeof *copy);
+        for (int r = 0; r < rows->n; r++)
+            bias[r] = copy[r - r % D + r % D % (D / 2) * 2 + r % D / (D / 2)];
     }
-    l->done += t->bytes;
-    w->bias = bias;
     return true;
 }
 
-static bool finish(struct loader *l, const struct raw_weight *w, struct weight *out, bool ok)
+static bool finish(struct loader *l, const struct raw_weight *w, const struct want *want, bool ok)
 {
     struct backend *be = l->m->be;
-    ok = ok && be->ops->upload(be, w, out, l->err);
+    struct weight *out = want->w;
+    ok = ok && be->ops->upload(be, w, want->role, out, l->err);
     for (size_t i = 0; i < l->n_used; i++) {
         l->done += l->used[i]->bytes;
         /* The backend has its own copy now, where it made one. */
@@ -482,94 +435,38 @@ static const uint8_t *source_read(void *arg, const uint8_t *data, size_t bytes, 
 }
 
 /* A weight of one to three row segments, with the bias of each where it exists. */
-static bool load_weight(struct loader *l, int layer, int n_in, int n_expert, int n_seg,
-                        const enum name *which, const int *rows, struct weight *out)
+static bool load_weight(struct loader *l, const struct want *want)
 {
-    struct raw_weight w = {.n_in = n_in,
-                           .n_expert = n_expert,
+    struct raw_weight w = {.n_in = want->n_in,
+                           .n_expert = want->n_expert,
                            .read = source_read,
                            .read_arg = (void *)(uintptr_t)l->f};
     bool ok = true;
-    int total = 0, first = 0;
-    for (int i = 0; i < n_seg; i++)
-        total += rows[i];
-    for (int i = 0; ok && i < n_seg; i++)
-        ok = add_segment(l, &w, which[i], layer, rows[i]);
-    float *bias = ok && n_expert == 1 ? block(l, (size_t)total, sizeof *bias) : NULL;
-    for (int i = 0; ok && bias && i < n_seg; first += rows[i++])
-        ok = add_bias(l, &w, which[i], layer, first, rows[i], bias);
-    return finish(l, &w, out, ok);
+    for (int i = 0; ok && i < want->n_rows; i++)
+        ok = add_segment(l, &w, &want->rows[i], want->layer);
+    size_t all = (size_t)want->n_expert * (size_t)w.n_out;
+    float *bias = ok && want->w->bias ? block(l, all, sizeof *bias) : NULL;
+    int first = 0;
+    for (int i = 0; ok && bias && i < want->n_rows; first += want->rows[i++].n)
+        ok = add_bias(l, want, &want->rows[i], w.n_out, bias + first);
+    w.bias = bias;
+    return finish(l, &w, want, ok);
 }
 
-static bool load_one(struct loader *l, enum name n, int layer, int n_in, int n_expert, int n_out,
-                     struct weight *out)
+/* The network as its family describes it; what its weights are made of goes to m->wants. */
+static bool build(struct model *m, const struct tensorfile *f, struct error *err)
 {
-    return load_weight(l, layer, n_in, n_expert, 1, &n, &n_out, out);
-}
-
-static bool load_layer(struct loader *l, int i)
-{
-    const struct config *c = &l->m->config;
-    struct layer *y = &l->m->layers[i];
-    int q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    y->window = c->window[i];
-    if (!load_vector(l, N_ATTN_NORM, i, c->n_embd, &y->attn_norm) ||
-        !load_vector(l, N_FFN_NORM, i, c->n_embd, &y->ffn_norm))
-        return false;
-    bool qk_norm = c->arch == ARCH_QWEN3 || c->arch == ARCH_QWEN3MOE;
-    if (qk_norm && (!load_vector(l, N_Q_NORM, i, c->head_dim, &y->q_norm) ||
-                    !load_vector(l, N_K_NORM, i, c->head_dim, &y->k_norm)))
-        return false;
-    if (!load_weight(l, i, c->n_embd, 1, 3, (enum name[]){N_Q, N_K, N_V}, (int[]){q, kv, kv},
-                     &y->wqkv) ||
-        !load_one(l, N_O, i, q, 1, c->n_embd, &y->wo))
-        return false;
-    if (!c->is_moe[i])
-        return load_weight(l, i, c->n_embd, 1, 2, (enum name[]){N_GATE, N_UP},
-                           (int[]){c->n_ff, c->n_ff}, &y->gate_up) &&
-               load_one(l, N_DOWN, i, c->n_ff, 1, c->n_embd, &y->down);
-    return load_one(l, N_ROUTER, i, c->n_embd, 1, c->n_expert, &y->router) &&
-           load_weight(l, i, c->n_embd, c->n_expert, 2, (enum name[]){N_GATE_EXP, N_UP_EXP},
-                       (int[]){c->n_ff_exp, c->n_ff_exp}, &y->gate_up) &&
-           load_one(l, N_DOWN_EXP, i, c->n_ff_exp, c->n_expert, c->n_embd, &y->down);
-}
-
-static bool load_rope(struct loader *l)
-{
-    struct model *m = l->m;
-    int half = m->config.n_rot / 2;
-    float *factors = NULL;
-    const struct tensor *t = l->f->is_gguf ? tensorfile_find(l->f, "rope_freqs.weight") : NULL;
-    if (t) {
-        factors = mem_zalloc((size_t)half + 1, sizeof *factors);
-        bool ok = read_vector(l, t, half, factors);
-        for (int i = 0; ok && i < half; i++)
-            if (!(factors[i] > 0))
-                ok = error_set(l->err, "%s: tensor %s: entry %d is not positive", l->f->path,
-                               t->name, i);
-        if (!ok) {
-            mem_free(factors);
-            return false;
-        }
-        l->done += t->bytes;
-    }
-    m->rope_freq = mem_zalloc((size_t)half + 1, sizeof(float));
-    config_rope_freq(&m->config, factors, m->rope_freq, &m->rope_mscale);
-    mem_free(factors);
-    return true;
-}
-
-static bool load_all(struct loader *l)
-{
-    struct model *m = l->m;
     const struct config *c = &m->config;
-    if (!load_rope(l) || !load_one(l, N_EMB, 0, c->n_embd, 1, c->n_vocab, &m->emb) ||
-        !load_vector(l, N_NORM, 0, c->n_embd, &m->norm))
+    m->net = (struct network){.n_layers = c->n_layers, .n_embd = c->n_embd, .n_vocab = c->n_vocab};
+    m->net.layers = mem_zalloc((size_t)c->n_layers, sizeof *m->net.layers);
+    struct builder b = {.f = f, .c = c, .be = m->be, .net = &m->net, .err = err};
+    c->family->build(&b);
+    m->wants = b.wants;
+    m->n_wants = b.n_wants;
+    if (b.failed)
         return false;
-    for (int i = 0; i < c->n_layers; i++)
-        if (!load_layer(l, i))
-            return false;
-    return c->tied || load_one(l, N_HEAD, 0, c->n_embd, 1, c->n_vocab, &m->head);
+    struct error why = {0};
+    return m->be->ops->supports(m->be, &m->net, &why) || error_set(err, "%s: %s", f->path, why.msg);
 }
 
 struct model *model_load(const struct tensorfile *f, struct backend *be,
@@ -577,14 +474,11 @@ struct model *model_load(const struct tensorfile *f, struct backend *be,
 {
     struct model *m = mem_zalloc(1, sizeof *m);
     m->be = be;
-    if (!config_load(f, &m->config, err)) {
-        mem_free(m);
-        return NULL;
-    }
-    m->layers = mem_zalloc((size_t)m->config.n_layers, sizeof *m->layers);
+    bool ok = config_load(f, &m->config, err) && build(m, f, err);
     struct loader l = {
         .f = f, .m = m, .progress = progress, .total = tensorfile_bytes(f), .err = err};
-    bool ok = load_all(&l);
+    for (int i = 0; ok && i < m->n_wants; i++)
+        ok = m->wants[i].w ? load_weight(&l, &m->wants[i]) : load_vector(&l, &m->wants[i]);
     mem_free(l.used);
     if (!ok) {
         model_free(m);
@@ -603,28 +497,7 @@ void model_free(struct model *m)
 {
     if (!m)
         return;
-    struct backend *be = m->be;
-    const struct backend_ops *op = be->ops;
-    const struct config *c = &m->config;
-    size_t embd = (size_t)c->n_embd * sizeof(float), head = (size_t)c->head_dim * sizeof(float);
-    for (int i = 0; i < c->n_layers; i++) {
-        struct layer *l = &m->layers[i];
-        struct weight *weights[] = {&l->wqkv, &l->wo, &l->gate_up, &l->down, &l->router};
-        for (int j = 0; j < 5; j++)
-            if (weights[j]->impl)
-                op->release(be, weights[j]);
-        op->free(be, l->attn_norm, embd);
-        op->free(be, l->ffn_norm, embd);
-        op->free(be, l->q_norm, head);
-        op->free(be, l->k_norm, head);
-    }
-    if (m->emb.impl)
-        op->release(be, &m->emb);
-    if (m->head.impl)
-        op->release(be, &m->head);
-    op->free(be, m->norm, embd);
-    mem_free(m->layers);
-    mem_free(m->rope_freq);
+    build_free(m->be, &m->net, m->wants, m->n_wants);
     mem_free(m);
 }
 

@@ -3,7 +3,7 @@
  * sizes and depths, prompts, and the time of each op alone (the same op of every layer in one
  * recorded step, so that launches do not count and the weights come from memory, not from cache).
  *   bench_gpu [--model 30b|8b] [--layers N] [--what tg,pp,ops] [--reps N] [--rows 1,8,...]
- *             [--part qkv,moe,...] [--eager] [--alike N]
+ *             [--part mixer,mlp,head] [--eager] [--alike N]
  * --rows: batch sizes of tg and ops; --part: only these ops; --eager: ops unrecorded, for profilers;
  * --alike: a router's rows repeat after N experts, so that rows of a step crowd into fewer of them.
  */
@@ -23,27 +23,28 @@ enum { MAX_LAYERS = 64, MAX_ROWS = 2048, MAX_SEQS = 256, PAGE = 16 };
 
 struct bench_layer {
     struct weight wqkv, wo, router, gate_up, down;
-    float *attn_norm, *ffn_norm, *q_norm, *k_norm;
-    struct kv_layer kv;
 };
+
+enum bench_part { P_ALL, P_MIXER, P_MLP, P_HEAD, N_PARTS };
+static const char *part_names[] = {"all", "mixer", "mlp", "head+sample"};
 
 struct bench {
     struct backend *be;
-    struct shape s;
+    struct network net;
+    struct bounds bounds;
+    bool moe;
     struct weight emb, head;
-    float *norm;
-    struct bench_layer layers[MAX_LAYERS];
+    struct bench_layer weights[MAX_LAYERS];
+    struct layer layers[MAX_LAYERS];
+    struct kv_layer kv[MAX_LAYERS];
+    struct rope rope;
     float freq[64];
-    float *x, *n, *d, *q, *a, *xo, *ao, *logits;
     int32_t *tokens, *pos, *slot, *q_start, *kv_len, *pages, *out_rows;
     struct batch b;
     struct sampler *sampler, *samplers[MAX_ROWS];
-    size_t bytes[8]; /* weights read by each part, one layer of each kind summed over layers */
+    size_t
+        bytes[N_PARTS]; /* weights read by each part, one layer of each kind summed over layers */
 };
-
-enum part { P_ALL, P_QKV, P_ATTENTION, P_OUT, P_FFN, P_HEAD, P_NORM, N_PARTS };
-static const char *part_names[] = {"all",     "qkv",         "attention", "out",
-                                   "ffn/moe", "head+sample", "norm"};
 
 static uint64_t rng = 1;
 
@@ -72,115 +73,113 @@ static float *device_random(struct bench *m, size_t n, float base, float scale)
     return p;
 }
 
-static void upload(struct bench *m, struct weight *w, const struct random_spec *spec)
+static void upload(struct bench *m, struct weight *w, enum weight_role role,
+                   const struct random_spec *spec)
 {
     struct error err = {0};
     struct random_weight r;
     random_weight_make(&r, spec, &rng);
-    if (!m->be->ops->upload(m->be, &r.raw, w, &err))
+    if (!m->be->ops->upload(m->be, &r.raw, role, w, &err))
         die(&err);
     random_weight_free(&r);
 }
 
+static struct norm random_norm(struct bench *m, int width)
+{
+    return (struct norm){NORM_RMS, device_random(m, (size_t)width, 1, 0.1f), NULL, 1e-6f};
+}
+
+/* Layer i, of Q4_K and Q6_K as Q4_K_M mixes them. */
+static void build_layer(struct bench *m, int i, int alike)
+{
+    int E = m->net.n_embd, H = 4096, K = (m->moe ? 4 : 8) * 128, F = m->moe ? 768 : 14336;
+    int n_layers = m->net.n_layers, n_expert = m->moe ? 128 : 1, eighth = n_layers / 8;
+    bool more = i < eighth || i >= 7 * eighth || (i - eighth) % 3 == 2;
+    enum dtype up = more ? DT_Q6_K : DT_Q4_K;
+    enum weight_role role = m->moe ? WEIGHT_EXPERTS : WEIGHT_LINEAR;
+    struct bench_layer *w = &m->weights[i];
+    struct random_spec qkv = {
+        .n_in = E, .n_expert = 1, .n_seg = 3, .rows = {H, K, K}, .type = {DT_Q4_K, DT_Q4_K, up}};
+    struct random_spec wo = {.n_in = H, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {DT_Q4_K}};
+    struct random_spec router = {
+        .n_in = E, .n_expert = 1, .n_seg = 1, .rows = {128}, .type = {DT_F32}, .alike = alike};
+    struct random_spec gu = {.n_in = E,
+                             .n_expert = n_expert,
+                             .n_seg = 2,
+                             .rows = {F, F},
+                             .type = {DT_Q4_K, DT_Q4_K},
+                             .same_experts = 1};
+    struct random_spec down = {
+        .n_in = F, .n_expert = n_expert, .n_seg = 1, .rows = {E}, .type = {up}, .same_experts = 1};
+    upload(m, &w->wqkv, WEIGHT_LINEAR, &qkv);
+    upload(m, &w->wo, WEIGHT_LINEAR, &wo);
+    if (m->moe)
+        upload(m, &w->router, WEIGHT_ROUTER, &router);
+    upload(m, &w->gate_up, role, &gu);
+    upload(m, &w->down, role, &down);
+    m->bytes[P_MIXER] += w->wqkv.bytes + w->wo.bytes;
+    m->bytes[P_MLP] +=
+        w->router.bytes + (w->gate_up.bytes + w->down.bytes) * (m->moe ? 8 : 128) / 128;
+    struct layer *l = &m->layers[i];
+    l->mixer.block.in = random_norm(m, E);
+    l->mixer.attention = (struct attention){.n_heads = 32,
+                                            .n_kv_heads = K / 128,
+                                            .k_dim = 128,
+                                            .v_dim = 128,
+                                            .wqkv = &w->wqkv,
+                                            .wo = &w->wo,
+                                            .q_norm = random_norm(m, 128),
+                                            .k_norm = random_norm(m, 128),
+                                            .rope = &m->rope,
+                                            .scale = 0.08838835f};
+    l->mlp.block.in = random_norm(m, E);
+    struct ffn ffn = {.gate_up = &w->gate_up, .down = &w->down};
+    if (m->moe) {
+        l->mlp.router = (struct router){.w = &w->router, .n_used = 8, .renorm = true};
+        l->mlp.experts = ffn;
+    } else {
+        l->mlp.dense = ffn;
+    }
+    size_t kv = (size_t)m->bounds.n_pages * PAGE * (size_t)K * 2;
+    m->kv[i] = (struct kv_layer){device(m, kv), device(m, kv)};
+}
+
 static void build(struct bench *m, bool moe, int n_layers, int alike)
 {
-    struct shape *s = &m->s;
-    *s = (struct shape){
-        .n_layers = n_layers,
-        .n_embd = moe ? 2048 : 4096,
-        .n_heads = 32,
-        .n_kv_heads = moe ? 4 : 8,
-        .head_dim = 128,
-        .n_vocab = moe ? 151936 : 128256,
-        .n_ff = moe ? 0 : 14336,
-        .n_expert = moe ? 128 : 0,
-        .n_expert_used = moe ? 8 : 0,
-        .n_ff_exp = moe ? 768 : 0,
-        .norm_topk = true,
-        .expert_scale = 1,
-        .norm_eps = 1e-6f,
-        .attn_scale = 0.08838835f,
-        .n_rot = 128,
-        .rope_mscale = 1,
-        .page_len = PAGE,
-        .n_pages = 8192,
-        .kv_type = DT_F16,
-        .max_tokens = MAX_ROWS,
-        .max_seqs = MAX_SEQS,
-        .max_out = MAX_SEQS,
-        .max_pages = 4096,
-    };
+    m->moe = moe;
+    m->net = (struct network){.n_layers = n_layers,
+                              .n_embd = moe ? 2048 : 4096,
+                              .n_vocab = moe ? 151936 : 128256,
+                              .layers = m->layers,
+                              .ropes = &m->rope,
+                              .n_ropes = 1};
+    m->bounds = (struct bounds){.page_len = PAGE,
+                                .n_pages = 8192,
+                                .kv_type = DT_F16,
+                                .max_tokens = MAX_ROWS,
+                                .max_seqs = MAX_SEQS,
+                                .max_out = MAX_SEQS,
+                                .max_pages = 4096};
     for (int i = 0; i < 64; i++)
         m->freq[i] = powf(1e6f, -(float)i / 64);
-    s->rope_freq = m->freq;
-    int E = s->n_embd, H = 4096, K = s->n_kv_heads * 128, F = moe ? s->n_ff_exp : s->n_ff;
+    m->rope = (struct rope){128, m->freq, 1};
     int64_t t0 = clock_ns();
-    struct random_spec emb = {
-        .n_in = E, .n_expert = 1, .n_seg = 1, .rows = {s->n_vocab}, .type = {DT_Q4_K}};
-    upload(m, &m->emb, &emb);
+    struct random_spec emb = {.n_in = m->net.n_embd,
+                              .n_expert = 1,
+                              .n_seg = 1,
+                              .rows = {m->net.n_vocab},
+                              .type = {DT_Q4_K}};
+    upload(m, &m->emb, WEIGHT_EMBED, &emb);
     emb.type[0] = DT_Q6_K;
-    upload(m, &m->head, &emb);
+    upload(m, &m->head, WEIGHT_HEAD, &emb);
     m->bytes[P_HEAD] = m->head.bytes;
-    for (int i = 0; i < n_layers; i++) {
-        struct bench_layer *l = &m->layers[i];
-        int eighth = n_layers / 8;
-        bool more = i < eighth || i >= 7 * eighth || (i - eighth) % 3 == 2;
-        enum dtype up = more ? DT_Q6_K : DT_Q4_K;
-        struct random_spec qkv = {.n_in = E,
-                                  .n_expert = 1,
-                                  .n_seg = 3,
-                                  .rows = {H, K, K},
-                                  .type = {DT_Q4_K, DT_Q4_K, up}};
-        upload(m, &l->wqkv, &qkv);
-        struct random_spec wo = {
-            .n_in = H, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {DT_Q4_K}};
-        upload(m, &l->wo, &wo);
-        if (moe) {
-            struct random_spec router = {.n_in = E,
-                                         .n_expert = 1,
-                                         .n_seg = 1,
-                                         .rows = {128},
-                                         .type = {DT_F32},
-                                         .alike = alike};
-            upload(m, &l->router, &router);
-        }
-        struct random_spec gu = {.n_in = E,
-                                 .n_expert = moe ? 128 : 1,
-                                 .n_seg = 2,
-                                 .rows = {F, F},
-                                 .type = {DT_Q4_K, DT_Q4_K},
-                                 .same_experts = 1};
-        upload(m, &l->gate_up, &gu);
-        struct random_spec down = {.n_in = F,
-                                   .n_expert = moe ? 128 : 1,
-                                   .n_seg = 1,
-                                   .rows = {E},
-                                   .type = {up},
-                                   .same_experts = 1};
-        upload(m, &l->down, &down);
-        m->bytes[P_QKV] += l->wqkv.bytes;
-        m->bytes[P_OUT] += l->wo.bytes;
-        m->bytes[P_FFN] +=
-            l->router.bytes + (l->gate_up.bytes + l->down.bytes) * (moe ? 8 : 128) / 128;
-        l->attn_norm = device_random(m, (size_t)E, 1, 0.1f);
-        l->ffn_norm = device_random(m, (size_t)E, 1, 0.1f);
-        l->q_norm = device_random(m, 128, 1, 0.1f);
-        l->k_norm = device_random(m, 128, 1, 0.1f);
-        size_t kv = (size_t)s->n_pages * PAGE * (size_t)K * 2;
-        l->kv = (struct kv_layer){device(m, kv), device(m, kv)};
-    }
-    m->norm = device_random(m, (size_t)E, 1, 0.1f);
-    size_t rows = MAX_ROWS;
-    m->x = device(m, rows * (size_t)E * 4);
-    m->n = device(m, rows * (size_t)E * 4);
-    m->d = device(m, rows * (size_t)E * 4);
-    m->q = device(m, rows * (size_t)H * 4);
-    m->a = device(m, rows * (size_t)H * 4);
-    m->xo = device(m, MAX_SEQS * (size_t)E * 4);
-    m->ao = device(m, MAX_SEQS * (size_t)H * 4);
-    m->logits = device(m, MAX_SEQS * (size_t)s->n_vocab * 4);
+    m->net.embed.tokens = &m->emb;
+    m->net.head = (struct head){.norm = random_norm(m, m->net.n_embd), .w = &m->head};
+    for (int i = 0; i < n_layers; i++)
+        build_layer(m, i, alike);
     struct error err = {0};
-    if (!m->be->ops->prepare(m->be, s, &err))
+    if (!m->be->ops->supports(m->be, &m->net, &err) ||
+        !m->be->ops->prepare(m->be, &m->net, &m->bounds, &err))
         die(&err);
     m->tokens = mem_zalloc(MAX_ROWS, 4);
     m->pos = mem_zalloc(MAX_ROWS, 4);
@@ -188,19 +187,19 @@ static void build(struct bench *m, bool moe, int n_layers, int alike)
     m->q_start = mem_zalloc(MAX_SEQS + 1, 4);
     m->kv_len = mem_zalloc(MAX_SEQS, 4);
     m->out_rows = mem_zalloc(MAX_SEQS, 4);
-    m->pages = mem_zalloc((size_t)MAX_SEQS * (size_t)s->max_pages, 4);
+    m->pages = mem_zalloc((size_t)MAX_SEQS * (size_t)m->bounds.max_pages, 4);
     struct sample_params greedy = {.temp = 0, .top_p = 1, .repeat_penalty = 1};
-    m->sampler = sampler_new(&greedy, s->n_vocab);
+    m->sampler = sampler_new(&greedy, m->net.n_vocab);
     for (int i = 0; i < MAX_ROWS; i++)
         m->samplers[i] = m->sampler;
     printf("built in %.2f s; weights a token reads: %.3f GB\n", (double)(clock_ns() - t0) * 1e-9,
-           (double)(m->bytes[P_QKV] + m->bytes[P_OUT] + m->bytes[P_FFN] + m->bytes[P_HEAD]) * 1e-9);
+           (double)(m->bytes[P_MIXER] + m->bytes[P_MLP] + m->bytes[P_HEAD]) * 1e-9);
 }
 
 /* n sequences with `depth` tokens each in the cache, `fresh` new ones. */
 static void lay_out(struct bench *m, int n, int depth, int fresh)
 {
-    const struct shape *s = &m->s;
+    const struct bounds *s = &m->bounds;
     struct batch *b = &m->b;
     *b = (struct batch){.n_seqs = n, .n_tokens = n * fresh, .n_out = n, .max_pages = s->max_pages};
     b->n_decode = fresh == 1 ? n : 0;
@@ -210,7 +209,7 @@ static void lay_out(struct bench *m, int n, int depth, int fresh)
             m->pages[(size_t)i * (size_t)s->max_pages + (size_t)j] = page++ % s->n_pages;
         for (int j = 0; j < fresh; j++) {
             int t = i * fresh + j, p = depth + j;
-            m->tokens[t] = (int32_t)(random_u64(&rng) % (uint64_t)s->n_vocab);
+            m->tokens[t] = (int32_t)(random_u64(&rng) % (uint64_t)m->net.n_vocab);
             m->pos[t] = p;
             m->slot[t] =
                 m->pages[(size_t)i * (size_t)s->max_pages + (size_t)(p / PAGE)] * PAGE + p % PAGE;
@@ -227,54 +226,25 @@ static void lay_out(struct bench *m, int n, int depth, int fresh)
     b->pages = m->pages;
     b->out_rows = m->out_rows;
     b->samplers = m->samplers;
+    b->kv = m->kv;
 }
 
-static void run_ops(struct bench *m, enum part part)
+/* All of a step, or one kind of op of every layer. */
+static void run_ops(struct bench *m, enum bench_part part)
 {
     struct backend *be = m->be;
     const struct backend_ops *op = be->ops;
-    const struct batch *b = &m->b;
-    float *x = m->x, *a = m->a, *d = NULL;
-    int rows = b->n_tokens;
     bool all = part == P_ALL;
-    op->embed(be, &m->emb, x);
-    for (int i = 0; i < m->s.n_layers; i++) {
-        struct bench_layer *l = &m->layers[i];
-        struct attn_layer attn = {&l->wqkv, l->q_norm, l->k_norm, l->kv, 0};
-        if (all || part == P_QKV || part == P_NORM)
-            op->add_norm(be, x, d, l->attn_norm, m->n, rows);
-        if (all || part == P_QKV)
-            op->attn_in(be, &attn, m->n, m->q);
-        if (all || part == P_ATTENTION)
-            op->attention(be, &attn, m->q, m->a);
-        if (i == m->s.n_layers - 1 && all) {
-            op->gather(be, m->x, m->xo, m->s.n_embd);
-            op->gather(be, m->a, m->ao, m->s.n_heads * m->s.head_dim);
-            x = m->xo;
-            a = m->ao;
-            rows = b->n_out;
-        }
-        d = m->d;
-        if (all || part == P_OUT) {
-            if (be->profile)
-                be->profile->linear_stage = STAGE_OUTPUT;
-            op->linear(be, &l->wo, a, d, rows);
-        }
-        if (all || part == P_FFN)
-            op->add_norm(be, x, d, l->ffn_norm, m->n, rows);
-        if (all || part == P_FFN) {
-            if (m->s.n_expert)
-                op->moe(be, &(struct moe_layer){&l->router, &l->gate_up, &l->down}, m->n, d, rows);
-            else
-                op->ffn(be, &l->gate_up, &l->down, m->n, d, rows);
-        }
+    op->embed(be, &m->net.embed);
+    for (int i = 0; i < m->net.n_layers; i++) {
+        if (all || part == P_MIXER)
+            op->mixer(be, &m->layers[i].mixer, i);
+        if (all || part == P_MLP)
+            op->mlp(be, &m->layers[i].mlp, i);
     }
     if (all || part == P_HEAD) {
-        if (be->profile)
-            be->profile->linear_stage = STAGE_HEAD;
-        op->add_norm(be, x, d, m->norm, m->n, b->n_out);
-        op->linear(be, &m->head, m->n, m->logits, b->n_out);
-        op->sample(be, m->logits);
+        op->head(be, &m->net.head);
+        op->sample(be);
     }
 }
 
@@ -287,7 +257,7 @@ static int by_value(const void *a, const void *b)
 
 static uint64_t next_key = 1;
 
-static double time_step(struct bench *m, enum part part, bool recorded, int reps)
+static double time_step(struct bench *m, enum bench_part part, bool recorded, int reps)
 {
     double ms[512];
     struct error err = {0};
@@ -308,7 +278,8 @@ static double time_step(struct bench *m, enum part part, bool recorded, int reps
         if (i >= 0)
             ms[i] = (double)(clock_ns() - t0) * 1e-6;
         for (int j = 0; part == P_ALL && m->b.n_decode && j < m->b.n_tokens; j++)
-            m->tokens[j] = (out[j] + 977 * j + i + 3) % m->s.n_vocab; /* keep the rows different */
+            m->tokens[j] =
+                (out[j] + 977 * j + i + 3) % m->net.n_vocab; /* keep the rows different */
     }
     qsort(ms, (size_t)reps, sizeof *ms, by_value);
     return ms[reps / 2];
@@ -405,8 +376,8 @@ int main(int argc, char **argv)
                 if (!asked(parts, part_names[part]))
                     continue;
                 lay_out(m, n, 256, 1);
-                double ms = time_step(m, (enum part)part, recorded, recorded ? 20 : 1);
-                int calls = part == P_HEAD ? 1 : m->s.n_layers;
+                double ms = time_step(m, (enum bench_part)part, recorded, recorded ? 20 : 1);
+                int calls = part == P_HEAD ? 1 : m->net.n_layers;
                 printf("op %-12s batch %3d: %8.3f us a call", part_names[part], n,
                        ms * 1e3 / calls);
                 if (n == 1 && m->bytes[part])

@@ -58,11 +58,11 @@ struct task {
 };
 
 struct job {
-    const struct shape *s;
+    const struct bounds *s;
     const struct batch *b;
+    const struct attention *l;
     enum isa isa;
     const void *k, *v;
-    int window;
     const float *q;
     float *a;
     struct unit *units;
@@ -91,9 +91,9 @@ struct limits {
 };
 
 /* First query head that reads kv head k: the least h with h * K / H >= k. */
-static int first_head(const struct shape *s, int k)
+static int first_head(const struct attention *l, int k)
 {
-    return (k * s->n_heads + s->n_kv_heads - 1) / s->n_kv_heads;
+    return (k * l->n_heads + l->n_kv_heads - 1) / l->n_kv_heads;
 }
 
 /* The next `bytes` of memory that starts at base; with base NULL only counts. */
@@ -105,9 +105,9 @@ static void *take(char *base, size_t *at, size_t bytes)
 }
 
 /* Lays an area out at base; returns its size. */
-static size_t area_lay(struct area *a, char *base, const struct shape *s, int rows)
+static size_t area_lay(struct area *a, char *base, const struct attention *l, int rows)
 {
-    size_t at = 0, n = (size_t)rows, dim = (size_t)s->head_dim;
+    size_t at = 0, n = (size_t)rows, dim = (size_t)l->k_dim;
     size_t panels = (dim + 2 * ATTN_MAX_WIDTH) * ATTN_CHUNK * sizeof(float);
     /* No instruction set has tiles of fewer than MIN_ROWS rows. */
     size_t tiles = n / MIN_ROWS, lanes = ATTN_MAX_ROWS * sizeof(float);
@@ -131,14 +131,14 @@ static size_t area_lay(struct area *a, char *base, const struct shape *s, int ro
     return at;
 }
 
-static struct limits limits_of(const struct shape *s, int n_threads)
+static struct limits limits_of(const struct bounds *s, const struct attention *l, int n_threads)
 {
     struct limits x;
-    int group = (s->n_heads + s->n_kv_heads - 1) / s->n_kv_heads;
+    int group = (l->n_heads + l->n_kv_heads - 1) / l->n_kv_heads;
     x.tokens_cap = group < UNIT_ROWS ? UNIT_ROWS / group : 1;
     x.rows_cap = (x.tokens_cap * group + ATTN_MAX_ROWS - 1) / ATTN_MAX_ROWS * ATTN_MAX_ROWS;
     size_t chunks = ((size_t)s->max_pages * (size_t)s->page_len) / ATTN_CHUNK + 1;
-    size_t threads = (size_t)n_threads, kv = (size_t)s->n_kv_heads;
+    size_t threads = (size_t)n_threads, kv = (size_t)l->n_kv_heads;
     x.units = kv * ((size_t)s->max_seqs + (size_t)s->max_tokens / (size_t)x.tokens_cap + 1) +
               UNITS_PER_THREAD * threads;
     /* Fewer than SPLITS_PER_THREAD units a thread are that large; those beyond the room for their
@@ -147,20 +147,20 @@ static struct limits limits_of(const struct shape *s, int n_threads)
     x.tasks = x.units + split;
     x.split_rows = split * (size_t)(group > SPLIT_ROWS ? group : SPLIT_ROWS);
     struct area a;
-    x.thread_bytes = area_lay(&a, NULL, s, x.rows_cap);
+    x.thread_bytes = area_lay(&a, NULL, l, x.rows_cap);
     return x;
 }
 
 /* Lays the job's arrays out at base; returns their size. */
-static size_t job_lay(struct job *j, const struct limits *x, const struct shape *s, int n_threads,
-                      char *base)
+static size_t job_lay(struct job *j, const struct limits *x, const struct attention *l,
+                      int n_threads, char *base)
 {
     size_t at = 0;
     j->units = take(base, &at, x->units * sizeof *j->units);
     j->tasks = take(base, &at, x->tasks * sizeof *j->tasks);
     j->part_m = take(base, &at, x->split_rows * sizeof(float));
     j->part_l = take(base, &at, x->split_rows * sizeof(float));
-    j->part_o = take(base, &at, x->split_rows * (size_t)s->head_dim * sizeof(float));
+    j->part_o = take(base, &at, x->split_rows * (size_t)l->k_dim * sizeof(float));
     j->rows_cap = x->rows_cap;
     j->units_cap = (int)x->units;
     j->thread_bytes = x->thread_bytes;
@@ -168,11 +168,11 @@ static size_t job_lay(struct job *j, const struct limits *x, const struct shape 
     return at;
 }
 
-size_t cpu_attention_scratch(const struct shape *s, int n_threads)
+size_t cpu_attention_scratch(const struct bounds *s, const struct attention *l, int n_threads)
 {
-    struct limits x = limits_of(s, n_threads);
+    struct limits x = limits_of(s, l, n_threads);
     struct job j;
-    return job_lay(&j, &x, s, n_threads, NULL);
+    return job_lay(&j, &x, l, n_threads, NULL);
 }
 
 /* Keys row t sees: [*lo, *hi]; none for padding. */
@@ -180,7 +180,7 @@ static void row_range(const struct job *j, int t, int *lo, int *hi)
 {
     int pos = j->b->slot[t] < 0 ? -1 : j->b->pos[t];
     *hi = pos;
-    *lo = j->window > 0 && pos - j->window + 1 > 0 ? pos - j->window + 1 : 0;
+    *lo = j->l->window > 0 && pos - j->l->window + 1 > 0 ? pos - j->l->window + 1 : 0;
 }
 
 /* First match wins; the last takes everything. */
@@ -197,11 +197,11 @@ static const struct attn_kernels *const variants[] = {
     &attn_kernels_c,
 };
 
-static const struct attn_kernels *choose(const struct shape *s, int rows, enum isa isa)
+static const struct attn_kernels *choose(const struct bounds *s, int dim, int rows, enum isa isa)
 {
     for (const struct attn_kernels *const *v = variants;; v++) {
         const struct attn_kernels *kn = *v;
-        if (kn->isa > isa || s->head_dim % kn->unit || rows < kn->min_rows)
+        if (kn->isa > isa || dim % kn->unit || rows < kn->min_rows)
             continue;
         if (kn->half_only && (s->kv_type == DT_F32 || s->page_len % kn->width))
             continue;
@@ -213,7 +213,7 @@ static void unit_add(struct job *j, int seq, int kv_head, int token, int tokens)
 {
     CHECK(j->n_units < j->units_cap, "%d units of attention", j->units_cap);
     struct unit *u = &j->units[j->n_units++];
-    int head = first_head(j->s, kv_head), end = first_head(j->s, kv_head + 1);
+    int head = first_head(j->l, kv_head), end = first_head(j->l, kv_head + 1);
     *u = (struct unit){.seq = seq,
                        .kv_head = kv_head,
                        .head = head,
@@ -232,7 +232,7 @@ static void unit_add(struct job *j, int seq, int kv_head, int token, int tokens)
         u->cost += hi - lo + 1;
     }
     u->cost *= u->heads;
-    u->kernels = choose(j->s, tokens * u->heads, j->isa);
+    u->kernels = choose(j->s, j->l->k_dim, tokens * u->heads, j->isa);
     if (u->hi >= u->lo) {
         u->chunk = u->lo / ATTN_CHUNK;
         u->chunks = u->hi / ATTN_CHUNK - u->chunk + 1;
@@ -243,7 +243,7 @@ static void unit_add(struct job *j, int seq, int kv_head, int token, int tokens)
 static void plan(struct job *j, const struct limits *x, int n_threads)
 {
     const struct batch *b = j->b;
-    int kv = j->s->n_kv_heads;
+    int kv = j->l->n_kv_heads;
     int64_t want = (int64_t)b->n_tokens * kv / (UNITS_PER_THREAD * n_threads) + 1;
     int tokens = want < x->tokens_cap ? (int)want : x->tokens_cap;
     int64_t total = 0;
@@ -286,7 +286,7 @@ static int load_tiles(const struct job *j, const struct unit *u, const struct ar
 {
     const struct attn_kernels *kn = u->kernels;
     int rows = u->tokens * u->heads, n = 0;
-    size_t dim = (size_t)j->s->head_dim;
+    size_t dim = (size_t)j->l->k_dim;
     for (int first = 0; first < rows; first += kn->rows, n++) {
         struct attn_tile *t = &a->tiles[n];
         const float *from[ATTN_MAX_ROWS];
@@ -303,15 +303,14 @@ static int load_tiles(const struct job *j, const struct unit *u, const struct ar
                                 .scale = a->scale + n * ATTN_MAX_ROWS};
         for (int i = 0; i < t->rows; i++) {
             int r = first + i, token = u->token + r / u->heads, head = u->head + r % u->heads;
-            from[i] = j->q + ((size_t)token * (size_t)j->s->n_heads + (size_t)head) * dim;
+            from[i] = j->q + ((size_t)token * (size_t)j->l->n_heads + (size_t)head) * dim;
             row_range(j, token, &a->lo[r], &a->hi[r]);
             if (a->hi[r] < a->lo[r])
                 continue;
             t->lo = a->lo[r] < t->lo ? a->lo[r] : t->lo;
             t->hi = a->hi[r] > t->hi ? a->hi[r] : t->hi;
         }
-        kn->load(from, t->rows, j->s->head_dim, j->s->attn_scale * LOG2_E,
-                 a->q + (size_t)first * dim);
+        kn->load(from, t->rows, j->l->k_dim, j->l->scale * LOG2_E, a->q + (size_t)first * dim);
     }
     return n;
 }
@@ -319,17 +318,17 @@ static int load_tiles(const struct job *j, const struct unit *u, const struct ar
 /* Element of key `key`'s place in the pool, as V lays a tile out; K: see key_of. */
 static size_t find_key(const struct job *j, const int32_t *pages, int kv_head, int key)
 {
-    const struct shape *s = j->s;
+    const struct bounds *s = j->s;
     size_t page = (size_t)pages[key / s->page_len], off = (size_t)(key % s->page_len);
-    size_t tile = (page * (size_t)s->n_kv_heads + (size_t)kv_head) * (size_t)s->page_len;
-    return (tile + off) * (size_t)s->head_dim;
+    size_t tile = (page * (size_t)j->l->n_kv_heads + (size_t)kv_head) * (size_t)s->page_len;
+    return (tile + off) * (size_t)j->l->k_dim;
 }
 
 /* Element 0 of a key in a K tile, whose elements are page_len apart, from its place by find_key. */
 static size_t key_of(const struct job *j, size_t at, int key)
 {
     size_t off = (size_t)(key % j->s->page_len);
-    return at - off * (size_t)j->s->head_dim + off;
+    return at - off * (size_t)j->l->k_dim + off;
 }
 
 static const char *element(const struct job *j, const void *base, size_t at)
@@ -347,7 +346,7 @@ static void pack_keys(const struct job *j, const struct unit *u, int first, int 
     b->first = first;
     b->ahead = b;
     const struct attn_kernels *kn = u->kernels;
-    int dim = j->s->head_dim, panel = kn->panel;
+    int dim = j->l->k_dim, panel = kn->panel;
     enum dtype type = j->s->kv_type;
     for (int key = k0; key <= k1; key++) {
         size_t place = find_key(j, pages, u->kv_head, key), k = key_of(j, place, key);
@@ -382,14 +381,14 @@ static bool in_place(const struct job *j, const struct unit *u)
 static void find_block(const struct job *j, const struct unit *u, int first, int k0, int k1,
                        struct attn_block *b)
 {
-    const struct shape *s = j->s;
+    const struct bounds *s = j->s;
     const int32_t *pages = j->b->pages + (size_t)u->seq * (size_t)j->b->max_pages;
     int width = u->kernels->width, last = u->kernels->block / width - 1;
     int i0 = k0 > first ? (k0 - first) / width : 0;
     int i1 = (k1 - first) / width < last ? (k1 - first) / width : last;
     b->first = first;
     b->k_stride = (size_t)s->page_len;
-    b->v_stride = (size_t)s->head_dim;
+    b->v_stride = (size_t)j->l->k_dim;
     b->v_panel = (size_t)u->kernels->panel;
     b->ahead = b;
     for (int i = 0; i <= last; i++) {
@@ -434,7 +433,7 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, int 
             if (packed) {
                 int k0 = begin > first ? begin - first : 0;
                 int k1 = end < next ? end - first : kn->block - 1;
-                kn->pack(j->s->kv_type, b, k0, k1, j->s->head_dim, a->k_pack, a->v_pack, &pack);
+                kn->pack(j->s->kv_type, b, k0, k1, j->l->k_dim, a->k_pack, a->v_pack, &pack);
                 b = &pack;
             }
             at = 1 - at;
@@ -443,7 +442,7 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, int 
             if (a->tiles[i].lo < next && a->tiles[i].hi >= first)
                 a->seen[n_seen++] = &a->tiles[i];
         enum dtype type = (packed && !kn->half_only) || !whole ? DT_F32 : j->s->kv_type;
-        kn->attend(type, a->seen, n_seen, b, j->s->head_dim);
+        kn->attend(type, a->seen, n_seen, b, j->l->k_dim);
     }
 }
 
@@ -461,15 +460,15 @@ static struct partial partial_of(const struct job *j, const struct unit *u, cons
     r %= rows;
     return (struct partial){.m = t->m[r],
                             .l = t->fresh ? 0 : u->kernels->sum(t->l + r * u->kernels->width),
-                            .o = t->o + (size_t)r * (size_t)j->s->head_dim};
+                            .o = t->o + (size_t)r * (size_t)j->l->k_dim};
 }
 
 /* Output of row r: o / l, or zeros where it saw no key (l = 0; o is not read). */
 static void write_row(const struct job *j, const struct unit *u, int r, float l, const float *o)
 {
-    size_t dim = (size_t)j->s->head_dim, row = (size_t)u->token + (size_t)(r / u->heads);
-    row = row * (size_t)j->s->n_heads + (size_t)u->head + (size_t)(r % u->heads);
-    u->kernels->finish(l, o, j->a + row * dim, j->s->head_dim);
+    size_t dim = (size_t)j->l->k_dim, row = (size_t)u->token + (size_t)(r / u->heads);
+    row = row * (size_t)j->l->n_heads + (size_t)u->head + (size_t)(r % u->heads);
+    u->kernels->finish(l, o, j->a + row * dim, j->l->k_dim);
 }
 
 /* Folds a chunk's partial result into a row's total, whose o is `to`; *l is 0 before the first. */
@@ -481,16 +480,16 @@ static void fold(const struct job *j, const struct unit *u, float *m, float *l, 
     if (*l == 0) {
         *m = p.m;
         *l = p.l;
-        memcpy(to, p.o, (size_t)j->s->head_dim * sizeof(float));
+        memcpy(to, p.o, (size_t)j->l->k_dim * sizeof(float));
     } else {
-        u->kernels->merge(m, l, to, p.m, p.l, p.o, j->s->head_dim);
+        u->kernels->merge(m, l, to, p.m, p.l, p.o, j->l->k_dim);
     }
 }
 
 static void run_unit(const struct job *j, const struct unit *u, const struct area *a)
 {
     int rows = u->tokens * u->heads;
-    size_t dim = (size_t)j->s->head_dim;
+    size_t dim = (size_t)j->l->k_dim;
     int n = load_tiles(j, u, a, a->o);
     for (int r = 0; r < rows; r++)
         a->total_l[r] = 0;
@@ -513,7 +512,7 @@ static void run_unit(const struct job *j, const struct unit *u, const struct are
 static void run_split(const struct job *j, struct unit *u, const struct task *task,
                       const struct area *a)
 {
-    size_t rows = (size_t)u->tokens * (size_t)u->heads, dim = (size_t)j->s->head_dim;
+    size_t rows = (size_t)u->tokens * (size_t)u->heads, dim = (size_t)j->l->k_dim;
     size_t at = u->partial + (size_t)(task->chunk - u->chunk) * rows;
     int n = load_tiles(j, u, a, j->part_o + at * dim);
     for (int c = 0; c < task->chunks; c++, at += rows) {
@@ -543,7 +542,7 @@ static void run_tasks(void *arg, int ith, int first, int last)
 {
     struct job *j = arg;
     struct area a;
-    area_lay(&a, j->thread + (size_t)ith * j->thread_bytes, j->s, j->rows_cap);
+    area_lay(&a, j->thread + (size_t)ith * j->thread_bytes, j->l, j->rows_cap);
     for (int i = first; i < last; i++) {
         struct unit *u = &j->units[j->tasks[i].unit];
         if (j->tasks[i].chunks == 0)
@@ -553,24 +552,18 @@ static void run_tasks(void *arg, int ith, int first, int last)
     }
 }
 
-void cpu_attention(const struct shape *s, const struct batch *b, const struct attn_layer *l,
-                   const float *q, float *a, void *scratch, struct pool *pool, enum isa isa)
+void cpu_attention(const struct bounds *s, const struct batch *b, const struct attention *l,
+                   const struct kv_layer *kv, const float *q, float *a, void *scratch,
+                   struct pool *pool, enum isa isa)
 {
     int n_threads = pool_size(pool);
-    struct limits x = limits_of(s, n_threads);
+    struct limits x = limits_of(s, l, n_threads);
     CHECK(b->n_tokens <= s->max_tokens && b->n_seqs <= s->max_seqs, "step of %d tokens, %d seqs",
           b->n_tokens, b->n_seqs);
-    struct job j = {.s = s,
-                    .b = b,
-                    .isa = isa,
-                    .k = l->kv.k,
-                    .v = l->kv.v,
-                    .window = l->window,
-                    .q = q,
-                    .a = a};
-    job_lay(&j, &x, s, n_threads, scratch);
+    struct job j = {.s = s, .b = b, .l = l, .isa = isa, .k = kv->k, .v = kv->v, .q = q, .a = a};
+    job_lay(&j, &x, l, n_threads, scratch);
     plan(&j, &x, n_threads);
-    if (j.n_tasks > 1 && j.cost * s->head_dim >= ALONE)
+    if (j.n_tasks > 1 && j.cost * l->k_dim >= ALONE)
         pool_each(pool, j.n_tasks, POOL_SINGLE, run_tasks, &j);
     else
         run_tasks(&j, 0, 0, j.n_tasks);

@@ -1,5 +1,5 @@
 /*
- * The part of attn_in after the projection: per-head norm, RoPE by the step's table of cosines and
+ * Attention between projection and scores: per-head norm, RoPE by the step's table of cosines and
  * sines (made once in begin, shared by all layers), and the append of k and v to the paged pool. Owns
  * the layout of a pool tile (kernels.h). Split by token: every output belongs to one token.
  */
@@ -13,13 +13,8 @@ enum {
     TOKEN_RUN = 16 /* tokens a thread takes together: a page, whose cache lines it then owns */
 };
 
-size_t cpu_rope_table_len(const struct shape *s)
-{
-    return (size_t)s->max_tokens * (size_t)s->n_rot;
-}
-
 struct rope_job {
-    const struct shape *s;
+    const struct rope *rope;
     const struct batch *b;
     float *table;
 };
@@ -28,33 +23,34 @@ static void rope_rows(void *arg, int ith, int first, int last)
 {
     (void)ith;
     const struct rope_job *j = arg;
-    int half = j->s->n_rot / 2;
+    int half = j->rope->n_rot / 2;
     for (int t = first; t < last; t++) {
-        float *row = j->table + (size_t)t * (size_t)j->s->n_rot;
+        float *row = j->table + (size_t)t * (size_t)j->rope->n_rot;
         for (int i = 0; i < half; i++) {
             /* The angle is a float product, as in the models' own code; then exact trigonometry. */
-            float angle = (float)j->b->pos[t] * j->s->rope_freq[i];
+            float angle = (float)j->b->pos[t] * j->rope->freq[i];
             double sine, cosine;
             sincos((double)angle, &sine, &cosine);
-            row[i] = (float)cosine * j->s->rope_mscale;
-            row[half + i] = (float)sine * j->s->rope_mscale;
+            row[i] = (float)cosine * j->rope->mscale;
+            row[half + i] = (float)sine * j->rope->mscale;
         }
     }
 }
 
-void cpu_rope_table(const struct shape *s, const struct batch *b, float *table, struct pool *pool)
+void cpu_rope_table(const struct rope *rope, const struct batch *b, float *table, struct pool *pool)
 {
-    struct rope_job j = {s, b, table};
-    if (b->n_tokens * s->n_rot < 512)
+    struct rope_job j = {rope, b, table};
+    if (b->n_tokens * rope->n_rot < 512)
         rope_rows(&j, 0, 0, b->n_tokens);
     else
         pool_each(pool, b->n_tokens, POOL_EVEN, rope_rows, &j);
 }
 
 struct post_job {
-    const struct shape *s;
+    const struct bounds *s;
     const struct batch *b;
-    const struct attn_layer *l;
+    const struct attention *l;
+    const struct kv_layer *kv;
     const float *rope; /* (n_tokens, n_rot) */
     float *qkv, *q;    /* (n_tokens, (H + 2K) * D), (n_tokens, H * D) */
     const struct row_kernels *kernels;
@@ -63,25 +59,26 @@ struct post_job {
 
 static void post_token(const struct post_job *j, int t)
 {
-    const struct shape *s = j->s;
+    const struct bounds *s = j->s;
+    const struct attention *l = j->l;
     const struct row_kernels *kn = j->kernels;
-    int D = s->head_dim, H = s->n_heads, K = s->n_kv_heads;
+    int D = l->k_dim, H = l->n_heads, K = l->n_kv_heads, n_rot = l->rope ? l->rope->n_rot : 0;
     size_t dim = (size_t)D, page_len = (size_t)s->page_len;
-    const float *rope = j->rope + (size_t)t * (size_t)s->n_rot;
+    const float *rope = n_rot ? j->rope + (size_t)t * (size_t)n_rot : NULL;
     float *qkv = j->qkv + (size_t)t * (size_t)(H + 2 * K) * dim;
     for (int h = 0; h < H; h++)
-        kn->head(qkv + (size_t)h * dim, j->l->q_norm, s->norm_eps, rope, s->n_rot, D,
+        kn->head(qkv + (size_t)h * dim, l->q_norm.gain, l->q_norm.eps, rope, n_rot, D,
                  j->q + (size_t)(t * H + h) * dim);
     int slot = j->b->slot[t];
     if (slot < 0)
         return;
     size_t page = (size_t)slot / page_len, off = (size_t)slot % page_len;
     for (int h = 0; h < K; h++) {
-        float *key = qkv + (size_t)(H + h) * dim; /* in place: scratch of attn_in */
-        kn->head(key, j->l->k_norm, s->norm_eps, rope, s->n_rot, D, key);
+        float *key = qkv + (size_t)(H + h) * dim; /* in place: scratch of the mixer */
+        kn->head(key, l->k_norm.gain, l->k_norm.eps, rope, n_rot, D, key);
         size_t tile = (page * (size_t)K + (size_t)h) * page_len * dim;
-        kn->store(s->kv_type, key, D, j->l->kv.k, tile + off, page_len);
-        kn->store(s->kv_type, qkv + (size_t)(H + K + h) * dim, D, j->l->kv.v, tile + off * dim, 1);
+        kn->store(s->kv_type, key, D, j->kv->k, tile + off, page_len);
+        kn->store(s->kv_type, qkv + (size_t)(H + K + h) * dim, D, j->kv->v, tile + off * dim, 1);
     }
 }
 
@@ -94,14 +91,14 @@ static void post_tokens(void *arg, int ith, int first, int last)
         post_token(j, t);
 }
 
-void cpu_attn_post(const struct shape *s, const struct batch *b, const struct attn_layer *l,
-                   const float *rope, float *qkv, float *q, struct pool *pool, enum isa isa)
+void cpu_attn_post(const struct bounds *s, const struct batch *b, const struct attention *l,
+                   const struct kv_layer *kv, const float *rope, float *qkv, float *q,
+                   struct pool *pool, enum isa isa)
 {
     int run = b->n_tokens >= 2 * pool_size(pool) * TOKEN_RUN ? TOKEN_RUN : 1;
     int n = (b->n_tokens + run - 1) / run;
-    struct post_job j = {s, b, l, rope, qkv, q, row_kernels(isa), run};
-    size_t work =
-        (size_t)b->n_tokens * (size_t)(s->n_heads + 2 * s->n_kv_heads) * (size_t)s->head_dim;
+    struct post_job j = {s, b, l, kv, rope, qkv, q, row_kernels(isa), run};
+    size_t work = (size_t)b->n_tokens * (size_t)(l->n_heads + 2 * l->n_kv_heads) * (size_t)l->k_dim;
     if (b->n_tokens < 2 || work < ALONE)
         post_tokens(&j, 0, 0, n);
     else

@@ -45,9 +45,11 @@ static void cpu_copy(struct backend *be, void *dst, const void *src, size_t byte
     memcpy(dst, src, bytes);
 }
 
-static bool cpu_upload(struct backend *be, const struct raw_weight *src, struct weight *w,
-                       struct error *err)
+static bool cpu_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
+                       struct weight *w, struct error *err)
 {
+    (void)role; /* one form serves all */
+    CHECK(!src->bias || src->n_expert == 1, "a bias of experts");
     struct cpu_backend *cb = cpu_self(be);
     struct mm_weight *own = mm_weight_new(src, !cb->no_repack, cb->pool, err);
     if (!own)
@@ -55,6 +57,7 @@ static bool cpu_upload(struct backend *be, const struct raw_weight *src, struct 
     *w = (struct weight){.n_in = src->n_in,
                          .n_out = src->n_out,
                          .n_expert = src->n_expert,
+                         .bias = src->bias != NULL,
                          .bytes = raw_weight_bytes(src),
                          .owns = !own->raw || src->transient,
                          .impl = own};
@@ -68,41 +71,76 @@ static void cpu_release(struct backend *be, struct weight *w)
     *w = (struct weight){0};
 }
 
+static bool cpu_supports(struct backend *be, const struct network *net, struct error *err)
+{
+    (void)be;
+    return network_check(net, PART_LAYER_HEADS, "cpu", err);
+}
+
 /* Scratch. Everything is freed by clear(), so a second prepare() starts from nothing. */
 static void clear(struct cpu_backend *cb)
 {
-    const struct shape *s = &cb->shape;
     mm_clear(cb);
-    mem_free(cb->rope_freq);
+    for (int i = 0; i < cb->n_blocks; i++)
+        mem_aligned_free(cb->blocks[i].p, cb->blocks[i].bytes);
+    cb->n_blocks = 0;
+    for (int i = 0; cb->rope && i < cb->net->n_ropes; i++)
+        mem_free(cb->rope[i]);
     mem_free(cb->rope);
     mem_free(cb->sampled);
-    size_t qkv = (size_t)(s->n_heads + 2 * s->n_kv_heads) * (size_t)s->head_dim;
-    mem_aligned_free(cb->qkv, (size_t)s->max_tokens * qkv * sizeof(float));
-    mem_aligned_free(cb->attn_scratch, cpu_attention_scratch(s, pool_size(cb->pool)));
-    cb->rope_freq = cb->rope = cb->qkv = NULL;
+    cb->rope = NULL;
     cb->sampled = NULL;
-    cb->attn_scratch = NULL;
 }
 
-static bool cpu_prepare(struct backend *be, const struct shape *s, struct error *err)
+static void *block(struct cpu_backend *cb, size_t bytes, const char *what, struct error *err)
+{
+    CHECK(cb->n_blocks < (int)(sizeof cb->blocks / sizeof *cb->blocks), "too many blocks");
+    void *p = mem_aligned(bytes);
+    if (!p)
+        error_set(err, "out of memory: %zu bytes for %s", bytes, what);
+    else
+        cb->blocks[cb->n_blocks++] = (struct cpu_block){p, bytes};
+    return p;
+}
+
+static float *rows_of(struct cpu_backend *cb, int rows, int width, const char *what,
+                      struct error *err)
+{
+    return block(cb, ((size_t)rows * (size_t)width + 1) * sizeof(float), what, err);
+}
+
+static bool cpu_prepare(struct backend *be, const struct network *net, const struct bounds *s,
+                        struct error *err)
 {
     struct cpu_backend *cb = cpu_self(be);
     if (cb->sampled)
         clear(cb);
-    cb->shape = *s;
-    size_t half = (size_t)s->n_rot / 2;
-    cb->rope_freq = mem_zalloc(half + 1, sizeof(float));
-    if (half)
-        memcpy(cb->rope_freq, s->rope_freq, half * sizeof(float));
-    cb->shape.rope_freq = cb->rope_freq;
-    cb->rope = mem_zalloc(cpu_rope_table_len(s) + 1, sizeof(float));
+    cb->net = net;
+    cb->bounds = *s;
+    network_measure(net, &cb->max);
+    int T = s->max_tokens, E = net->n_embd, heads = cb->max.heads;
     cb->sampled = mem_zalloc((size_t)s->max_out + 1, sizeof *cb->sampled);
-    size_t qkv = (size_t)(s->n_heads + 2 * s->n_kv_heads) * (size_t)s->head_dim;
-    qkv *= (size_t)s->max_tokens * sizeof(float);
-    cb->qkv = cpu_alloc(be, qkv, "attention inputs", err);
-    size_t attn = cpu_attention_scratch(s, pool_size(cb->pool));
-    cb->attn_scratch = cpu_alloc(be, attn, "attention scratch", err);
-    return cb->qkv && cb->attn_scratch && mm_init(cb, err);
+    cb->rope = mem_zalloc((size_t)net->n_ropes + 1, sizeof *cb->rope);
+    for (int i = 0; i < net->n_ropes; i++)
+        cb->rope[i] = mem_zalloc((size_t)T * (size_t)net->ropes[i].n_rot + 1, sizeof(float));
+    size_t attn = 1;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct attention *a = &net->layers[i].mixer.attention;
+        size_t bytes = cpu_attention_scratch(s, a, pool_size(cb->pool));
+        attn = bytes > attn ? bytes : attn;
+    }
+    struct cpu_stream *x = &cb->stream;
+    *x = (struct cpu_stream){0};
+    return (x->all = rows_of(cb, T, E, "the residual stream", err)) &&
+           (x->out = rows_of(cb, s->max_out, E, "output rows", err)) &&
+           (x->d = rows_of(cb, T, E, "block outputs", err)) &&
+           (cb->n = rows_of(cb, T, E, "normalised activations", err)) &&
+           (cb->qkv = rows_of(cb, T, cb->max.qkv, "attention inputs", err)) &&
+           (cb->q = rows_of(cb, T, heads, "queries", err)) &&
+           (cb->a = rows_of(cb, T, heads, "attention outputs", err)) &&
+           (cb->a_out = rows_of(cb, s->max_out, heads, "output rows", err)) &&
+           (cb->logits = rows_of(cb, s->max_out, net->n_vocab, "logits", err)) &&
+           (cb->attn_scratch = block(cb, attn, "attention scratch", err)) && mm_init(cb, err);
 }
 
 static void cpu_close(struct backend *be)
@@ -119,7 +157,8 @@ static void cpu_close(struct backend *be)
 static void cpu_begin(struct backend *be, const struct batch *b)
 {
     struct cpu_backend *cb = cpu_self(be);
-    CHECK(b->n_tokens <= cb->shape.max_tokens && b->n_out <= cb->shape.max_out, "batch too large");
+    CHECK(b->n_tokens <= cb->bounds.max_tokens && b->n_out <= cb->bounds.max_out,
+          "batch too large");
     cb->batch = *b;
     for (int i = 0; i < b->n_out; i++)
         cb->sampled[i] = -1;
@@ -130,7 +169,8 @@ static void cpu_begin(struct backend *be, const struct batch *b)
         p->tokens[p->phase] += b->n_tokens;
     }
     cpu_stage_begin(cb);
-    cpu_rope_table(&cb->shape, b, cb->rope, cb->pool);
+    for (int i = 0; i < cb->net->n_ropes; i++)
+        cpu_rope_table(&cb->net->ropes[i], b, cb->rope[i], cb->pool);
     cpu_stage_end(cb, STAGE_OTHER);
 }
 
@@ -176,11 +216,15 @@ static void embed_rows(void *arg, int ith, int first, int last)
         mm_weight_row(j->w, j->tokens[t], j->x + (size_t)t * (size_t)j->w->n_in);
 }
 
-static void cpu_embed(struct backend *be, const struct weight *emb, float *x)
+static void cpu_embed(struct backend *be, const struct embed *e)
 {
     struct cpu_backend *cb = cpu_self(be);
+    struct cpu_stream *x = &cb->stream;
     cpu_stage_begin(cb);
-    struct embed_job j = {impl(emb), cb->batch.tokens, cb->batch.n_tokens, x};
+    x->x = x->all;
+    x->rows = cb->batch.n_tokens;
+    x->pending = x->narrow = false;
+    struct embed_job j = {impl(e->tokens), cb->batch.tokens, cb->batch.n_tokens, x->x};
     if (j.n > 4)
         pool_each(cb->pool, j.n, POOL_EVEN, embed_rows, &j);
     else
@@ -188,89 +232,151 @@ static void cpu_embed(struct backend *be, const struct weight *emb, float *x)
     cpu_stage_end(cb, STAGE_EMBED);
 }
 
-static void cpu_op_add_norm(struct backend *be, float *x, const float *d, const float *gain,
-                            float *n, int rows)
+/* Adds what the last block gave, where no norm does it on the way. */
+static void settle(struct cpu_stream *x, int width)
 {
-    struct cpu_backend *cb = cpu_self(be);
+    for (size_t i = 0; x->pending && i < (size_t)x->rows * (size_t)width; i++)
+        x->x[i] += x->d[i];
+    x->pending = false;
+}
+
+/* The rows a block reads: (rows, E) */
+static const float *norm_stream(struct cpu_backend *cb, const struct norm *norm)
+{
+    struct cpu_stream *x = &cb->stream;
+    int E = cb->net->n_embd;
     cpu_stage_begin(cb);
-    cpu_add_norm(x, d, gain, n, rows, cb->shape.n_embd, cb->shape.norm_eps, cb->pool, cb->isa);
+    if (norm->kind == NORM_NONE)
+        settle(x, E);
+    else
+        cpu_add_norm(x->x, x->pending ? x->d : NULL, norm->gain, cb->n, x->rows, E, norm->eps,
+                     cb->pool, cb->isa);
+    x->pending = false;
     cpu_stage_end(cb, STAGE_NORM);
+    return norm->kind == NORM_NONE ? x->x : cb->n;
 }
 
-static void cpu_attn_in(struct backend *be, const struct attn_layer *l, const float *n, float *q)
+/* The stream becomes its out rows. */
+static void narrow(struct cpu_backend *cb)
 {
-    struct cpu_backend *cb = cpu_self(be);
+    struct cpu_stream *x = &cb->stream;
+    const struct batch *b = &cb->batch;
+    if (x->narrow)
+        return;
+    settle(x, cb->net->n_embd);
+    cpu_gather(x->x, b->out_rows, b->n_out, cb->net->n_embd, x->out, cb->pool);
+    x->x = x->out;
+    x->rows = b->n_out;
+    x->narrow = true;
+}
+
+static void linear(struct cpu_backend *cb, const struct weight *w, const float *x, float *y,
+                   int rows, enum stage stage)
+{
     cpu_stage_begin(cb);
-    mm_linear(cb, impl(l->wqkv), n, cb->qkv, cb->batch.n_tokens);
-    cpu_attn_post(&cb->shape, &cb->batch, l, cb->rope, cb->qkv, q, cb->pool, cb->isa);
-    cpu_stage_end(cb, STAGE_QKV);
+    mm_linear(cb, impl(w), x, y, rows);
+    cpu_stage_end(cb, stage);
 }
 
-static void cpu_op_attention(struct backend *be, const struct attn_layer *l, const float *q,
-                             float *a)
+static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
 {
     struct cpu_backend *cb = cpu_self(be);
+    const struct attention *l = &m->attention;
+    const struct batch *b = &cb->batch;
+    const struct kv_layer *kv = &b->kv[layer];
+    const float *n = norm_stream(cb, &m->block.in), *a = cb->a;
+    cpu_stage_begin(cb);
+    mm_linear(cb, impl(l->wqkv), n, cb->qkv, b->n_tokens);
+    cpu_attn_post(&cb->bounds, b, l, kv, l->rope ? cb->rope[l->rope - cb->net->ropes] : NULL,
+                  cb->qkv, cb->q, cb->pool, cb->isa);
+    cpu_stage_end(cb, STAGE_QKV);
     cpu_stage_begin(cb);
     /* AMX takes only rows that come many at a time, so a row's bytes would depend on the step. */
     enum isa isa = be->deterministic && cb->isa == ISA_AMX ? ISA_VNNI : cb->isa;
-    cpu_attention(&cb->shape, &cb->batch, l, q, a, cb->attn_scratch, cb->pool, isa);
+    cpu_attention(&cb->bounds, b, l, kv, cb->q, cb->a, cb->attn_scratch, cb->pool, isa);
     cpu_stage_end(cb, STAGE_ATTENTION);
+    if (layer == cb->net->n_layers - 1) {
+        narrow(cb);
+        cpu_gather(cb->a, b->out_rows, b->n_out, l->n_heads * l->v_dim, cb->a_out, cb->pool);
+        a = cb->a_out;
+    }
+    linear(cb, l->wo, a, cb->stream.d, cb->stream.rows, STAGE_OUTPUT);
+    cb->stream.pending = true;
 }
 
-static void cpu_linear(struct backend *be, const struct weight *w, const float *x, float *y,
-                       int rows)
+static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
+{
+    (void)layer;
+    struct cpu_backend *cb = cpu_self(be);
+    struct cpu_stream *x = &cb->stream;
+    const float *n = norm_stream(cb, &m->block.in);
+    if (m->router.w) {
+        moe_run(cb, m, n, x->d, x->rows); /* keeps its own times */
+    } else {
+        cpu_stage_begin(cb);
+        mm_ffn(cb, impl(m->dense.gate_up), impl(m->dense.down), n, x->d, x->rows);
+        cpu_stage_end(cb, STAGE_FFN);
+    }
+    x->pending = true;
+}
+
+static void cpu_head(struct backend *be, const struct head *h)
 {
     struct cpu_backend *cb = cpu_self(be);
-    cpu_stage_begin(cb);
-    mm_linear(cb, impl(w), x, y, rows);
-    cpu_stage_end(cb, be->profile ? be->profile->linear_stage : STAGE_OTHER);
+    narrow(cb);
+    const float *n = norm_stream(cb, &h->norm);
+    linear(cb, h->w, n, cb->logits, cb->stream.rows, STAGE_HEAD);
 }
 
-static void cpu_ffn(struct backend *be, const struct weight *gate_up, const struct weight *down,
-                    const float *x, float *y, int rows)
+static void cpu_logits(struct backend *be, int row, float *host)
 {
     struct cpu_backend *cb = cpu_self(be);
-    cpu_stage_begin(cb);
-    mm_ffn(cb, impl(gate_up), impl(down), x, y, rows);
-    cpu_stage_end(cb, STAGE_FFN);
+    size_t n = (size_t)cb->net->n_vocab;
+    memcpy(host, cb->logits + (size_t)row * n, n * sizeof(float));
 }
 
-static void cpu_moe(struct backend *be, const struct moe_layer *l, const float *x, float *y,
-                    int rows)
-{
-    moe_run(cpu_self(be), impl(l->router), impl(l->gate_up), impl(l->down), x, y, rows);
-}
-
-static void cpu_op_gather(struct backend *be, const float *src, float *dst, int width)
+static void cpu_stream_put(struct backend *be, const float *host, int rows)
 {
     struct cpu_backend *cb = cpu_self(be);
-    cpu_gather(src, cb->batch.out_rows, cb->batch.n_out, width, dst, cb->pool);
+    struct cpu_stream *x = &cb->stream;
+    CHECK(rows <= cb->bounds.max_tokens, "%d rows", rows);
+    memcpy(x->all, host, (size_t)rows * (size_t)cb->net->n_embd * sizeof(float));
+    x->x = x->all;
+    x->rows = rows;
+    x->pending = x->narrow = false;
 }
 
-struct sample_job {
-    struct cpu_backend *cb;
-    float *logits; /* (n_out, n_vocab) */
-};
+static void cpu_stream_get(struct backend *be, float *host, int rows)
+{
+    struct cpu_backend *cb = cpu_self(be);
+    settle(&cb->stream, cb->net->n_embd);
+    memcpy(host, cb->stream.x, (size_t)rows * (size_t)cb->net->n_embd * sizeof(float));
+}
+
+static void cpu_logits_put(struct backend *be, const float *host, int rows)
+{
+    struct cpu_backend *cb = cpu_self(be);
+    memcpy(cb->logits, host, (size_t)rows * (size_t)cb->net->n_vocab * sizeof(float));
+}
 
 static void sample_rows(void *arg, int ith, int first, int last)
 {
     (void)ith;
-    const struct sample_job *j = arg;
-    const struct batch *b = &j->cb->batch;
+    struct cpu_backend *cb = arg;
+    const struct batch *b = &cb->batch;
     for (int i = first; i < last; i++)
         if (b->samplers[i])
-            j->cb->sampled[i] =
-                sampler_pick(b->samplers[i], j->logits + (size_t)i * (size_t)j->cb->shape.n_vocab);
+            cb->sampled[i] =
+                sampler_pick(b->samplers[i], cb->logits + (size_t)i * (size_t)cb->net->n_vocab);
 }
 
-static void cpu_sample(struct backend *be, float *logits)
+static void cpu_sample(struct backend *be)
 {
     struct cpu_backend *cb = cpu_self(be);
     if (!cb->batch.samplers)
         return;
     cpu_stage_begin(cb);
-    struct sample_job j = {cb, logits};
-    pool_each(cb->pool, cb->batch.n_out, POOL_SINGLE, sample_rows, &j);
+    pool_each(cb->pool, cb->batch.n_out, POOL_SINGLE, sample_rows, cb);
     cpu_stage_end(cb, STAGE_SAMPLING);
 }
 
@@ -282,6 +388,7 @@ static const struct backend_ops cpu_ops = {
     .forget = cpu_forget,
     .copy_in = cpu_copy,
     .copy_out = cpu_copy,
+    .supports = cpu_supports,
     .upload = cpu_upload,
     .release = cpu_release,
     .prepare = cpu_prepare,
@@ -291,14 +398,14 @@ static const struct backend_ops cpu_ops = {
     .launch = cpu_launch,
     .end = cpu_end,
     .embed = cpu_embed,
-    .add_norm = cpu_op_add_norm,
-    .attn_in = cpu_attn_in,
-    .attention = cpu_op_attention,
-    .linear = cpu_linear,
-    .ffn = cpu_ffn,
-    .moe = cpu_moe,
-    .gather = cpu_op_gather,
+    .mixer = cpu_mixer,
+    .mlp = cpu_mlp,
+    .head = cpu_head,
     .sample = cpu_sample,
+    .logits = cpu_logits,
+    .stream_put = cpu_stream_put,
+    .stream_get = cpu_stream_get,
+    .logits_put = cpu_logits_put,
 };
 
 struct backend *backend_open_cpu(const struct backend_options *opt, struct error *err)

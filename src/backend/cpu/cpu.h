@@ -1,6 +1,6 @@
 /*
  * The CPU backend's own struct, shared by the files that implement its ops: cpu.c (life, memory, the
- * op table), matmul.c and moe.c (linear, ffn, moe, embed, on the kernels of matmul.h). Each op splits
+ * op table), matmul.c and moe.c (products, on the kernels of matmul.h). Each op splits
  * its work over the pool by output, so results do not depend on the number of threads. Scratch is
  * allocated in prepare() alone.
  */
@@ -13,16 +13,37 @@
 #include "base/cpu.h"
 #include "base/pool.h"
 
+/* The residual stream: x + d, rows of n_embd. What a block adds waits in d for the next norm, which
+ * adds it on the way. */
+struct cpu_stream {
+    float *x, *d;     /* (rows, E); x is one of the two below */
+    float *all, *out; /* (max_tokens, E), (max_out, E) */
+    int rows;
+    bool pending; /* d is not yet added */
+    bool narrow;  /* the rows are the out rows */
+};
+
 struct cpu_backend {
     struct backend base;
     struct pool *pool;
     enum isa isa;
     bool no_repack;
-    struct shape shape;  /* after prepare(); rope_freq is the backend's own copy */
-    struct batch batch;  /* this step: between begin() and end() */
-    float *rope_freq;    /* (n_rot/2) */
-    float *rope;         /* cpu_rope_table_len: this step's angles */
-    float *qkv;          /* (max_tokens, (H + 2K) * D) projections before norm and RoPE */
+    const struct network *net; /* after prepare() */
+    struct network_max max;
+    struct bounds bounds;
+    struct batch batch; /* this step: between begin() and end() */
+    struct cpu_stream stream;
+    struct cpu_block {
+        void *p;
+        size_t bytes;
+    } blocks[16]; /* (n_blocks) scratch that prepare made */
+    int n_blocks;
+    float **rope;        /* (n_ropes) -> (max_tokens, n_rot): this step's angles */
+    float *n;            /* (max_tokens, E) normed rows */
+    float *qkv;          /* (max_tokens, widest wqkv) projections before norm and RoPE */
+    float *q, *a;        /* (max_tokens, widest H*D) queries, and what heads give */
+    float *a_out;        /* (max_out, widest H*D) out rows of a */
+    float *logits;       /* (max_out, n_vocab) */
     void *attn_scratch;  /* cpu_attention_scratch bytes */
     int32_t *sampled;    /* (max_out) */
     struct matmul *mm;   /* scratch and settings of linear, ffn and moe */

@@ -7,7 +7,7 @@
  * come many at a time on tiles, the others on AVX-512, equal but for the last bits: where that
  * matters (--deterministic), pass ISA_VNNI.
  *
- * The KV pool of one layer: per (page, kv head) one tile of page_len * D values, of shape.kv_type.
+ * The KV pool of one layer: per (page, kv head) one tile of page_len * D values, of bounds.kv_type.
  * V tiles are (page_len, D). K tiles are (D, page_len): a vector load then holds the same component
  * of adjacent keys, so scores need neither a transpose nor a horizontal sum. Only the functions here
  * read or write tiles; everybody else moves whole pages.
@@ -19,22 +19,24 @@
 #include "base/cpu.h"
 #include "base/pool.h"
 
-/* Floats of the rope table: (max_tokens, n_rot): per token n_rot/2 cosines, then n_rot/2 sines. */
-size_t cpu_rope_table_len(const struct shape *s);
-/* Once per step, in begin: table of angles b->pos[t] * rope_freq[i], scaled by rope_mscale. */
-void cpu_rope_table(const struct shape *s, const struct batch *b, float *table, struct pool *pool);
+/* Once per step, in begin: table (n_tokens, n_rot) of the angles b->pos[t] * freq[i]; per token
+ * n_rot/2 cosines, then n_rot/2 sines, both times mscale. */
+void cpu_rope_table(const struct rope *rope, const struct batch *b, float *table,
+                    struct pool *pool);
 
-/* The part of attn_in after the projection: qkv (n_tokens, H*D + 2*K*D), bias already added ->
- * q (n_tokens, H*D) normed and rotated, k and v appended to l->kv at b->slot (-1: not stored).
- * q must not overlap qkv, whose k rows are changed. Reads q_norm, k_norm and kv of l. */
-void cpu_attn_post(const struct shape *s, const struct batch *b, const struct attn_layer *l,
-                   const float *rope, float *qkv, float *q, struct pool *pool, enum isa isa);
+/* After the projection: qkv (n_tokens, H*D + 2*K*D), bias already added -> q (n_tokens, H*D) normed
+ * and rotated, k and v appended to kv at b->slot (-1: not stored). q must not overlap qkv, whose k
+ * rows are changed. Heads of l have k_dim = v_dim = D; its weights are not read. */
+void cpu_attn_post(const struct bounds *s, const struct batch *b, const struct attention *l,
+                   const struct kv_layer *kv, const float *rope, float *qkv, float *q,
+                   struct pool *pool, enum isa isa);
 
 /* Bytes of 64-byte aligned scratch for cpu_attention with a team of n_threads. */
-size_t cpu_attention_scratch(const struct shape *s, int n_threads);
-/* The attention op. q, a: (n_tokens, H*D). Reads kv and window of l. Rows without keys give zeros. */
-void cpu_attention(const struct shape *s, const struct batch *b, const struct attn_layer *l,
-                   const float *q, float *a, void *scratch, struct pool *pool, enum isa isa);
+size_t cpu_attention_scratch(const struct bounds *s, const struct attention *l, int n_threads);
+/* Scores, softmax and weighted values. q, a: (n_tokens, H*D). Rows without keys give zeros. */
+void cpu_attention(const struct bounds *s, const struct batch *b, const struct attention *l,
+                   const struct kv_layer *kv, const float *q, float *a, void *scratch,
+                   struct pool *pool, enum isa isa);
 
 /* x += d (d may be NULL); n = x / sqrt(mean(x^2) + eps) * gain. x, d, n: (rows, width). */
 void cpu_add_norm(float *x, const float *d, const float *gain, float *n, int rows, int width,

@@ -128,8 +128,9 @@ bool mm_init(struct cpu_backend *cb, struct error *err)
     __builtin_cpu_init();
     mm_few_ahead = !__builtin_cpu_is("amd");
 #endif
-    const struct shape *s = &cb->shape;
-    int widest = s->n_embd, dims[] = {s->n_ff, s->n_ff_exp, s->n_heads * s->head_dim};
+    const struct bounds *s = &cb->bounds;
+    const struct network_max *max = &cb->max;
+    int n_embd = cb->net->n_embd, widest = n_embd, dims[] = {max->n_ff, max->n_ff_exp, max->heads};
     for (int i = 0; i < 3; i++)
         widest = dims[i] > widest ? dims[i] : widest;
     struct matmul *m = mem_aligned(sizeof *m);
@@ -149,13 +150,13 @@ bool mm_init(struct cpu_backend *cb, struct error *err)
     m->thread_bytes = round64((size_t)N_TILES * MM_TILE * sizeof(float) + kernel);
     size_t n_threads = (size_t)pool_size(cb->pool);
     m->threads = mem_aligned(m->thread_bytes * n_threads);
-    size_t per_row = (size_t)s->n_ff;
-    if ((size_t)s->n_ff_exp * (size_t)s->n_expert_used > per_row)
-        per_row = (size_t)s->n_ff_exp * (size_t)s->n_expert_used;
+    size_t per_row = (size_t)max->n_ff;
+    if ((size_t)max->n_ff_exp * (size_t)max->n_expert_used > per_row)
+        per_row = (size_t)max->n_ff_exp * (size_t)max->n_expert_used;
     m->hidden_bytes = round64((size_t)s->max_tokens * per_row * sizeof(float));
     m->hidden = mem_aligned(m->hidden_bytes);
-    size_t ffn = x_layout(s->n_ff).bytes;
-    size_t moe = x_layout(s->n_ff_exp).bytes * (size_t)s->n_expert_used;
+    size_t ffn = x_layout(max->n_ff).bytes;
+    size_t moe = x_layout(max->n_ff_exp).bytes * (size_t)max->n_expert_used;
     m->hidden_q_bytes = (size_t)s->max_tokens * (ffn > moe ? ffn : moe);
     m->hidden_q = mem_aligned(m->hidden_q_bytes);
     m->xq_bytes = (size_t)s->max_tokens * x_layout(widest).bytes;
@@ -163,11 +164,12 @@ bool mm_init(struct cpu_backend *cb, struct error *err)
     bool halves = true;
     if (cb->isa >= ISA_AMX) {
         size_t tokens = (size_t)s->max_tokens + MM_PAD;
-        size_t slots = (size_t)s->max_tokens * (size_t)s->n_expert_used + MM_PAD;
-        size_t linear = tokens * half_stride(widest), gathered = slots * half_stride(s->n_embd);
-        size_t dense = tokens * half_stride(s->n_ff), experts = slots * half_stride(s->n_ff_exp);
-        m->xh_bytes = s->n_expert && gathered > linear ? gathered : linear;
-        m->hidden_h_bytes = s->n_expert && experts > dense ? experts : dense;
+        size_t slots = (size_t)s->max_tokens * (size_t)max->n_expert_used + MM_PAD;
+        size_t linear = tokens * half_stride(widest), gathered = slots * half_stride(n_embd);
+        size_t dense = tokens * half_stride(max->n_ff),
+               experts = slots * half_stride(max->n_ff_exp);
+        m->xh_bytes = max->n_expert && gathered > linear ? gathered : linear;
+        m->hidden_h_bytes = max->n_expert && experts > dense ? experts : dense;
         m->xh = mem_aligned(m->xh_bytes);
         m->hidden_h = mem_aligned(m->hidden_h_bytes);
         halves = m->xh && m->hidden_h;

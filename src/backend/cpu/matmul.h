@@ -162,8 +162,7 @@ void mm_ffn(struct cpu_backend *cb, const struct mm_weight *gate_up, const struc
 
 bool moe_init(struct cpu_backend *cb, struct error *err);
 void moe_clear(struct cpu_backend *cb);
-void moe_run(struct cpu_backend *cb, const struct mm_weight *router,
-             const struct mm_weight *gate_up, const struct mm_weight *down, const float *x,
-             float *y, int rows);
+/* The experts of l, chosen by its router from rows of x, and added up. */
+void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *x, float *y, int rows);
 
 #endif

@@ -25,18 +25,18 @@ struct moe_state {
 bool moe_init(struct cpu_backend *cb, struct error *err)
 {
     (void)err;
-    const struct shape *s = &cb->shape;
-    if (s->n_expert == 0)
+    const struct network_max *max = &cb->max;
+    if (max->n_expert == 0)
         return true;
     struct moe_state *m = mem_zalloc(1, sizeof *m);
-    size_t tokens = (size_t)s->max_tokens, slots = tokens * (size_t)s->n_expert_used;
-    m->logits = mem_zalloc(tokens * (size_t)s->n_expert, sizeof(float));
+    size_t tokens = (size_t)cb->bounds.max_tokens, slots = tokens * (size_t)max->n_expert_used;
+    m->logits = mem_zalloc(tokens * (size_t)max->n_expert, sizeof(float));
     m->chosen = mem_zalloc(slots, sizeof(int32_t));
     m->weights = mem_zalloc(slots, sizeof(float));
-    m->start = mem_zalloc((size_t)s->n_expert + 1, sizeof(int32_t));
+    m->start = mem_zalloc((size_t)max->n_expert + 1, sizeof(int32_t));
     m->slot_token = mem_zalloc(slots, sizeof(int32_t));
     m->slot_weight = mem_zalloc(slots, sizeof(float));
-    m->active = mem_zalloc((size_t)s->n_expert, sizeof(int32_t));
+    m->active = mem_zalloc((size_t)max->n_expert, sizeof(int32_t));
     cb->mm->moe = m;
     return true;
 }
@@ -54,6 +54,8 @@ void moe_clear(struct cpu_backend *cb)
 
 struct moe_job {
     struct cpu_backend *cb;
+    const struct router *rule;
+    int n_expert, used; /* of this layer */
     const struct mm_weight *router, *gate_up, *down;
     struct mm_source to_router;
     struct mm_source in; /* of the experts; as bf16 its rows lie in the order of slots */
@@ -64,9 +66,9 @@ struct moe_job {
 };
 
 /* Softmax over all experts, the best n_used of them (ties: lower index), in ascending order. */
-static void choose(const struct shape *s, float *p, int32_t *chosen, float *weights)
+static void choose(const struct moe_job *j, float *p, int32_t *chosen, float *weights)
 {
-    int n = s->n_expert, used = s->n_expert_used;
+    int n = j->n_expert, used = j->used;
     float max = -INFINITY, total = 0.0f;
     for (int e = 0; e < n; e++)
         max = p[e] > max ? p[e] : max;
@@ -87,24 +89,23 @@ static void choose(const struct shape *s, float *p, int32_t *chosen, float *weig
         weights[at] = p[best];
         p[best] = -1.0f;
     }
-    float kept = 0.0f;
+    float kept = 0.0f, scale = j->rule->scale == 0 ? 1.0f : j->rule->scale;
     for (int k = 0; k < used; k++)
         kept += weights[k];
     for (int k = 0; k < used; k++)
-        weights[k] = weights[k] / (s->norm_topk ? kept : total) * s->expert_scale;
+        weights[k] = weights[k] / (j->rule->renorm ? kept : total) * scale;
 }
 
 /* Counting sort of (token, expert) pairs by expert; tokens stay in order within one. */
 static void sort_slots(const struct moe_job *j)
 {
-    const struct shape *s = &j->cb->shape;
     struct moe_state *m = j->cb->mm->moe;
-    int used = s->n_expert_used;
-    memset(m->start, 0, ((size_t)s->n_expert + 1) * sizeof *m->start);
+    int used = j->used;
+    memset(m->start, 0, ((size_t)j->n_expert + 1) * sizeof *m->start);
     for (int i = 0; i < j->rows * used; i++)
         m->start[m->chosen[i] + 1]++;
     m->n_active = 0;
-    for (int e = 0; e < s->n_expert; e++) {
+    for (int e = 0; e < j->n_expert; e++) {
         if (m->start[e + 1])
             m->active[m->n_active++] = e;
         m->start[e + 1] += m->start[e];
@@ -114,7 +115,7 @@ static void sort_slots(const struct moe_job *j)
         m->slot_token[slot] = i / used;
         m->slot_weight[slot] = m->weights[i];
     }
-    for (int e = s->n_expert; e > 0; e--)
+    for (int e = j->n_expert; e > 0; e--)
         m->start[e] = m->start[e - 1];
     m->start[0] = 0;
 }
@@ -138,7 +139,7 @@ static void router_convert(void *arg, int ith, int first, int last)
 
 static int router_units(const struct moe_job *j)
 {
-    return (j->cb->shape.n_expert + MM_UNIT - 1) / MM_UNIT;
+    return (j->n_expert + MM_UNIT - 1) / MM_UNIT;
 }
 
 static struct pool_work router_product(void *arg)
@@ -150,7 +151,7 @@ static struct pool_work router_product(void *arg)
 static void router_multiply(void *arg, int ith, int first, int last)
 {
     const struct moe_job *j = arg;
-    int n_expert = j->cb->shape.n_expert, per_chunk = router_units(j);
+    int n_expert = j->n_expert, per_chunk = router_units(j);
     for (int u = first; u < last; u++) {
         int t = u / per_chunk * MM_CHUNK, r0 = u % per_chunk * MM_UNIT;
         int r1 = r0 + MM_UNIT < n_expert ? r0 + MM_UNIT : n_expert;
@@ -173,12 +174,10 @@ static void choice_make(void *arg, int ith, int first, int last)
 {
     (void)ith;
     const struct moe_job *j = arg;
-    const struct shape *s = &j->cb->shape;
     const struct moe_state *m = j->cb->mm->moe;
     for (int t = first; t < last && t < j->rows; t++)
-        choose(s, m->logits + (size_t)t * (size_t)s->n_expert,
-               m->chosen + (size_t)t * (size_t)s->n_expert_used,
-               m->weights + (size_t)t * (size_t)s->n_expert_used);
+        choose(j, m->logits + (size_t)t * (size_t)j->n_expert,
+               m->chosen + (size_t)t * (size_t)j->used, m->weights + (size_t)t * (size_t)j->used);
     first = first > j->rows ? first - j->rows : 0;
     if (first < last - j->rows)
         mm_convert(j->cb, &j->in, first, last - j->rows);
@@ -254,7 +253,7 @@ static void glu_range(const struct moe_job *j, int ith, int e, int h0, int end)
 /* Whether the experts meet so few tokens that the memory is the bound. */
 static bool is_few(const struct moe_job *j)
 {
-    return j->rows * j->cb->shape.n_expert_used <= j->cb->mm->moe->n_active * MM_FEW;
+    return j->rows * j->used <= j->cb->mm->moe->n_active * MM_FEW;
 }
 
 static struct pool_work expert_hidden(void *arg)
@@ -291,9 +290,7 @@ static void expert_down(void *arg, int ith, int first, int last)
     down_range(j, ith, first * MM_UNIT, last * MM_UNIT < n_out ? last * MM_UNIT : n_out);
 }
 
-void moe_run(struct cpu_backend *cb, const struct mm_weight *router,
-             const struct mm_weight *gate_up, const struct mm_weight *down, const float *x,
-             float *y, int rows)
+void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *x, float *y, int rows)
 {
     static const struct pool_phase phases[] = {
         {router_input, router_convert}, {router_product, router_multiply},
@@ -302,9 +299,14 @@ void moe_run(struct cpu_backend *cb, const struct mm_weight *router,
     if (rows == 0)
         return;
     const struct moe_state *m = cb->mm->moe;
-    int used = cb->shape.n_expert_used, load = rows * used / cb->shape.n_expert;
+    const struct mm_weight *router = l->router.w->impl;
+    const struct mm_weight *gate_up = l->experts.gate_up->impl, *down = l->experts.down->impl;
+    int used = l->router.n_used, load = rows * used / router->n_out;
     mm_start(cb->mm);
     struct moe_job j = {.cb = cb,
+                        .rule = &l->router,
+                        .n_expert = router->n_out,
+                        .used = used,
                         .router = router,
                         .gate_up = gate_up,
                         .down = down,

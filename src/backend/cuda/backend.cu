@@ -1,9 +1,10 @@
 /*
  * The CUDA backend: the op table, its memory, and the step. Owns the stream, the scratch, the step
- * block and the recorded graphs. Ops here only pick kernels; the kernels live beside.
+ * block and the recorded graphs. mixer, mlp and head are made of parts (add_norm, attn_in, attention,
+ * linear, ffn, moe, gather) that only pick kernels; the kernels live beside.
  *
- * Three things are put off so that small steps need fewer kernels. add_norm waits for the op that
- * reads n (attn_in, moe, ffn, linear) and becomes part of it; the residual it writes goes to a
+ * Three things are put off so that small steps need fewer kernels. add_norm waits for the part that
+ * reads n (attn_in, moe, ffn, linear) and becomes one with it; the residual it writes goes to a
  * shadow of x (see struct cuda_backend.alias), since other blocks still read x. attn_in of a
  * decode-only step leaves the raw projections for attention to rotate and store. A product of one
  * row (linear) waits for experts that read its sum, whose router it can take along. Whatever is
@@ -130,13 +131,115 @@ static size_t max_split_units(const struct cuda_backend *cu)
     return most;
 }
 
-static bool cuda_prepare(struct backend *be, const struct shape *s, struct error *err)
+/* A network the kernels can run has one set of heads, one router and one eps, which stand in
+ * cu->shape; experts that differ between layers, or are too many, are refused. */
+static bool mlp_supported(const struct network *net, int i, const struct mlp **first,
+                          struct error *err)
+{
+    const struct mlp *m = &net->layers[i].mlp;
+    if (!m->router.w)
+        return true;
+    if (!*first)
+        *first = m;
+    const struct router *r = &m->router, *f = &(*first)->router;
+    if (r->w->n_out > MAX_EXPERTS || r->n_used > MAX_USED)
+        return error_set(err,
+                         "layer %d: %d of %d experts are not supported on cuda (%d of %d at most)",
+                         i, r->n_used, r->w->n_out, MAX_USED, MAX_EXPERTS);
+    if (net->n_embd % 8 || m->experts.gate_up->n_in % 8)
+        return network_refuse(err, i, "experts of a width that is no multiple of 8 are", "cuda");
+    if (r->w->n_out != f->w->n_out || r->n_used != f->n_used || r->renorm != f->renorm ||
+        r->scale != f->scale || m->experts.down->n_in != (*first)->experts.down->n_in)
+        return network_refuse(err, i, "experts unlike those of the layers before are", "cuda");
+    return true;
+}
+
+static bool cuda_supports(struct backend *be, const struct network *net, struct error *err)
+{
+    const struct mlp *first = NULL;
+    float eps = net->head.norm.eps;
+    struct network_max max;
+    network_measure(net, &max);
+    /* A row passes through a block's shared memory on its way to halves. */
+    int widest = max.heads > net->n_embd ? max.heads : net->n_embd;
+    if ((align_up((size_t)widest, TILE_K) + 64) * sizeof(float) > cuda_self(be)->shared_limit)
+        return error_set(err, "rows of %d are not supported on cuda", widest);
+    if (!network_check(net, 0, "cuda", err))
+        return false;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mixer *m = &net->layers[i].mixer;
+        const struct attention *l = &m->attention;
+        const struct norm *norms[] = {&m->block.in, &net->layers[i].mlp.block.in, &l->q_norm,
+                                      &l->k_norm};
+        if (l->k_dim > MAX_HEAD_DIM)
+            return error_set(err, "layer %d: heads of %d are not supported on cuda (%d at most)", i,
+                             l->k_dim, MAX_HEAD_DIM);
+        for (int j = 0; j < 4; j++) {
+            if (norms[j]->kind && eps == 0)
+                eps = norms[j]->eps;
+            if (norms[j]->kind && norms[j]->eps != eps)
+                return network_refuse(err, i, "norms of several eps are", "cuda");
+        }
+        if (!mlp_supported(net, i, &first, err))
+            return false;
+    }
+    return true;
+}
+
+/* What cuda_supports has made sure of, in one place. */
+static struct shape shape_of(const struct network *net, const struct bounds *b)
+{
+    struct network_max max;
+    network_measure(net, &max);
+    struct shape s = {};
+    s.n_layers = net->n_layers;
+    s.n_embd = net->n_embd;
+    s.n_vocab = net->n_vocab;
+    s.n_heads = s.n_kv_heads = s.head_dim = 1; /* a network of no layers: tests */
+    s.n_ff = max.n_ff;
+    s.n_expert = max.n_expert;
+    s.n_expert_used = max.n_expert_used;
+    s.n_ff_exp = max.n_ff_exp;
+    s.expert_scale = s.rope_mscale = 1;
+    s.norm_eps = net->head.norm.eps;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mixer *m = &net->layers[i].mixer;
+        const struct attention *l = &m->attention;
+        const struct router *r = &net->layers[i].mlp.router;
+        s.n_heads = l->n_heads;
+        s.n_kv_heads = l->n_kv_heads;
+        s.head_dim = l->k_dim;
+        s.attn_scale = l->scale;
+        s.n_rot = l->rope ? l->rope->n_rot : 0;
+        s.rope_mscale = l->rope ? l->rope->mscale : 1;
+        if (r->w) {
+            s.norm_topk = r->renorm;
+            s.expert_scale = r->scale == 0 ? 1 : r->scale;
+        }
+        const struct norm *norms[] = {&m->block.in, &net->layers[i].mlp.block.in, &l->q_norm,
+                                      &l->k_norm};
+        for (int j = 0; j < 4; j++)
+            s.norm_eps = norms[j]->kind ? norms[j]->eps : s.norm_eps;
+    }
+    s.page_len = b->page_len;
+    s.n_pages = b->n_pages;
+    s.kv_type = b->kv_type;
+    s.max_tokens = b->max_tokens;
+    s.max_seqs = b->max_seqs;
+    s.max_out = b->max_out;
+    s.max_pages = b->max_pages;
+    return s;
+}
+
+static bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,
+                         struct error *err)
 {
     struct cuda_backend *cu = cuda_self(be);
     CHECK(!cu->prepared, "prepare is called once");
     cuda_ring_free(cu);
-    cu->shape = *s;
-    cu->shape.rope_freq = NULL;
+    cu->net = net;
+    cu->shape = shape_of(net, bounds);
+    const struct shape *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
     size_t embd = (size_t)s->n_embd, heads = (size_t)(s->n_heads * s->head_dim);
     size_t kv = (size_t)(s->n_kv_heads * s->head_dim), used = (size_t)s->n_expert_used;
@@ -164,6 +267,15 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
             return false;
     }
     struct want list[] = {
+        {(void **)&cu->all, tokens * embd * 4},
+        {(void **)&cu->out, (out + 1) * embd * 4},
+        {(void **)&cu->n, tokens * embd * 4},
+        {(void **)&cu->d, tokens * embd * 4},
+        {(void **)&cu->q, tokens * heads * 4},
+        {(void **)&cu->a, tokens * heads * 4},
+        {(void **)&cu->a_out, (out + 1) * heads * 4},
+        {(void **)&cu->logits_all, (out + 1) * (size_t)s->n_vocab * 4},
+        {(void **)&cu->ones, embd * 4},
         {(void **)&cu->rope_freq, (size_t)(s->n_rot / 2 + 1) * 4},
         {(void **)&cu->rope, tokens * (size_t)(s->n_rot / 2 + 1) * sizeof(float2)},
         {(void **)&cu->step_dev, cu->step_cap * 4},
@@ -202,7 +314,13 @@ static bool cuda_prepare(struct backend *be, const struct shape *s, struct error
                                  cu->stream));
     moe_quad_prepare(cu);
     if (s->n_rot)
-        cuda_copy_in(be, cu->rope_freq, s->rope_freq, (size_t)(s->n_rot / 2) * 4);
+        cuda_copy_in(be, cu->rope_freq, net->layers[0].mixer.attention.rope->freq,
+                     (size_t)(s->n_rot / 2) * 4);
+    float *ones = (float *)mem_alloc(embd * sizeof *ones);
+    for (size_t i = 0; i < embd; i++)
+        ones[i] = 1;
+    cuda_copy_in(be, cu->ones, ones, embd * sizeof *ones);
+    mem_free(ones);
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
     cu->prepared = true;
     if (cu->failed && err)
@@ -292,6 +410,7 @@ static void cuda_begin(struct backend *be, const struct batch *b)
     cu->step_host = cu->step_hosts[turn];
     cu->step_mapped = cu->step_mappeds[turn];
     cu->step_host[STEP_TOKENS_TO] = turn * (cu->shape.max_out + 1);
+    cu->kv = b->kv;
     cu->pending.set = false;
     cu->linear.set = false;
     cu->n_routed = 0;
@@ -368,6 +487,7 @@ static bool cuda_replay(struct backend *be, uint64_t key)
             continue;
         memcpy(cu->alias, g->alias, sizeof cu->alias);
         cu->n_aliases = g->n_aliases;
+        cu->x = g->x;
         cu->logits = g->logits;
         CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
         return true;
@@ -397,6 +517,7 @@ static void finish_recording(struct cuda_backend *cu)
     g->logits = cu->logits;
     memcpy(g->alias, cu->alias, sizeof g->alias);
     g->n_aliases = cu->n_aliases;
+    g->x = cu->x;
     cu->recording = 0;
     cudaError_t e = cudaStreamEndCapture(cu->stream, &graph);
     if (e == cudaSuccess)
@@ -613,21 +734,28 @@ static bool takes_norm(struct cuda_backend *cu, const float *n, int rows)
     return false;
 }
 
-static void op_embed(struct backend *be, const struct weight *emb, float *x)
+static void start_stream(struct cuda_backend *cu, int rows)
+{
+    struct stream x = {cu->all, rows, false, false};
+    flush(cu);
+    set_alias(cu, cu->all, cu->all);
+    cu->x = x;
+}
+
+static void op_embed(struct backend *be, const struct embed *e)
 {
     struct cuda_backend *cu = cuda_self(be);
     struct step s = cuda_step(cu);
-    flush(cu);
-    set_alias(cu, x, x);
+    start_stream(cu, s.n_tokens);
     mark_begin(cu);
-    cuda_embed(cu, matrix_of(emb), &s, x);
+    cuda_embed(cu, matrix_of(e->tokens), &s, cu->x.x);
     mark_end(cu, STAGE_EMBED);
 }
 
-static void op_add_norm(struct backend *be, float *x, const float *d, const float *gain, float *n,
-                        int rows)
+/* x += d (may be NULL); n = norm(x) * gain */
+static void add_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
+                     int rows)
 {
-    struct cuda_backend *cu = cuda_self(be);
     struct pending_norm p = {true, x, n, d, gain, rows};
     bool of_sum = d && cu->sum.y == d && cu->sum.rows == rows; /* resid_norm makes it */
     bool of_linear = d && cu->linear.set && cu->linear.y == d && rows == 1;
@@ -675,9 +803,9 @@ static void linear_any(struct cuda_backend *cu, const struct matrix *w, const fl
     }
 }
 
-static void op_attn_in(struct backend *be, const struct attn_layer *l, const float *n, float *q)
+/* [q k v] = n W^T; norms, RoPE; k and v to the cache */
+static void attn_in(struct cuda_backend *cu, const struct attn_layer *l, const float *n, float *q)
 {
-    struct cuda_backend *cu = cuda_self(be);
     struct step s = cuda_step(cu);
     norm_before(cu, n, false);
     flush_rest(cu);
@@ -700,9 +828,8 @@ static void op_attn_in(struct backend *be, const struct attn_layer *l, const flo
     mark_end(cu, STAGE_QKV);
 }
 
-static void op_attention(struct backend *be, const struct attn_layer *l, const float *q, float *a)
+static void attention(struct cuda_backend *cu, const struct attn_layer *l, const float *q, float *a)
 {
-    struct cuda_backend *cu = cuda_self(be);
     struct step s = cuda_step(cu);
     bool raw = cu->raw_qkv.set && cu->raw_qkv.q == q;
     norm_before(cu, NULL, true);
@@ -724,10 +851,10 @@ static bool may_route(struct cuda_backend *cu, const struct matrix *w, const flo
            is_small(w, 1) && w->n_out == cu->shape.n_embd && !takes_norm(cu, x, 1);
 }
 
-static void op_linear(struct backend *be, const struct weight *w, const float *x, float *y,
-                      int rows)
+/* y = x W^T + bias */
+static void linear(struct cuda_backend *cu, const struct weight *w, const float *x, float *y,
+                   int rows, enum stage stage)
 {
-    struct cuda_backend *cu = cuda_self(be);
     if (!rows)
         return;
     norm_before(cu, x, false);
@@ -740,13 +867,12 @@ static void op_linear(struct backend *be, const struct weight *w, const float *x
         linear_any(cu, matrix_of(w), x, y, rows);
     }
     set_alias(cu, y, y);
-    mark_end(cu, be->profile ? be->profile->linear_stage : STAGE_OTHER);
+    mark_end(cu, stage);
 }
 
-static void op_ffn(struct backend *be, const struct weight *gate_up, const struct weight *down,
-                   const float *x, float *y, int rows)
+static void ffn(struct cuda_backend *cu, const struct weight *gate_up, const struct weight *down,
+                const float *x, float *y, int rows)
 {
-    struct cuda_backend *cu = cuda_self(be);
     if (!rows)
         return;
     norm_before(cu, x, false);
@@ -763,12 +889,10 @@ static void op_ffn(struct backend *be, const struct weight *gate_up, const struc
     mark_end(cu, STAGE_FFN);
 }
 
-static void op_moe(struct backend *be, const struct moe_layer *l, const float *x, float *y,
-                   int rows)
+static void moe(struct cuda_backend *cu, const struct mlp *l, const float *x, float *y, int rows)
 {
-    struct cuda_backend *cu = cuda_self(be);
-    const struct matrix *router = matrix_of(l->router), *gu = matrix_of(l->gate_up);
-    const struct matrix *down = matrix_of(l->down);
+    const struct matrix *router = matrix_of(l->router.w), *gu = matrix_of(l->experts.gate_up);
+    const struct matrix *down = matrix_of(l->experts.down);
     const struct pending_linear *o = &cu->linear;
     const struct pending_norm *norm = &cu->pending;
     if (!rows)
@@ -783,7 +907,6 @@ static void op_moe(struct backend *be, const struct moe_layer *l, const float *x
         resid_floats(cu, (const float *)real(cu, x));
     }
     mark_begin(cu);
-    CHECK(gu->n_in % 8 == 0, "experts over %d columns", gu->n_in);
     if (routed) {
         struct norm_in in = {};
         in.gain = norm->gain;
@@ -805,9 +928,9 @@ static void op_moe(struct backend *be, const struct moe_layer *l, const float *x
     mark_end(cu, STAGE_EXPERTS);
 }
 
-static void op_gather(struct backend *be, const float *src, float *dst, int width)
+/* dst = the out rows of src */
+static void gather(struct cuda_backend *cu, const float *src, float *dst, int width)
 {
-    struct cuda_backend *cu = cuda_self(be);
     struct step s = cuda_step(cu);
     flush(cu);
     resid_floats(cu, (const float *)real(cu, src));
@@ -819,14 +942,104 @@ static void op_gather(struct backend *be, const float *src, float *dst, int widt
     step_gather(cu, &s, (const float *)real(cu, src), dst, width);
 }
 
-static void op_sample(struct backend *be, float *logits)
+/* The rows a block reads: n = norm(x + d), or x itself where there is no norm. */
+static const float *norm_stream(struct cuda_backend *cu, const struct norm *norm)
+{
+    struct stream *x = &cu->x;
+    bool is_norm = norm->kind != NORM_NONE;
+    if (is_norm || x->pending)
+        add_norm(cu, x->x, x->pending ? cu->d : NULL, is_norm ? norm->gain : cu->ones, cu->n,
+                 x->rows);
+    x->pending = false;
+    return is_norm ? cu->n : x->x;
+}
+
+static void narrow(struct cuda_backend *cu)
+{
+    struct stream *x = &cu->x;
+    static const struct norm none = {NORM_NONE, NULL, NULL, 0};
+    if (x->narrow)
+        return;
+    norm_stream(cu, &none);
+    gather(cu, x->x, cu->out, cu->shape.n_embd);
+    x->x = cu->out;
+    x->rows = cu->layout.n_out;
+    x->narrow = true;
+}
+
+static void op_mixer(struct backend *be, const struct mixer *m, int layer)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    const struct attention *a = &m->attention;
+    struct attn_layer l = {a->wqkv, a->q_norm.gain, a->k_norm.gain, cu->kv[layer], a->window};
+    const float *n = norm_stream(cu, &m->block.in), *rows = cu->a;
+    attn_in(cu, &l, n, cu->q);
+    attention(cu, &l, cu->q, cu->a);
+    if (layer == cu->shape.n_layers - 1) {
+        narrow(cu);
+        gather(cu, cu->a, cu->a_out, cu->shape.n_heads * cu->shape.head_dim);
+        rows = cu->a_out;
+    }
+    linear(cu, a->wo, rows, cu->d, cu->x.rows, STAGE_OUTPUT);
+    cu->x.pending = cu->x.rows > 0;
+}
+
+static void op_mlp(struct backend *be, const struct mlp *m, int layer)
+{
+    (void)layer;
+    struct cuda_backend *cu = cuda_self(be);
+    const float *n = norm_stream(cu, &m->block.in);
+    if (m->router.w)
+        moe(cu, m, n, cu->d, cu->x.rows);
+    else
+        ffn(cu, m->dense.gate_up, m->dense.down, n, cu->d, cu->x.rows);
+    cu->x.pending = cu->x.rows > 0;
+}
+
+static void op_head(struct backend *be, const struct head *h)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    narrow(cu);
+    const float *n = norm_stream(cu, &h->norm);
+    linear(cu, h->w, n, cu->logits_all, cu->x.rows, STAGE_HEAD);
+}
+
+static void op_sample(struct backend *be)
 {
     struct cuda_backend *cu = cuda_self(be);
     flush(cu);
     mark_begin(cu);
-    cu->logits = logits;
-    sample_tokens(cu, logits, cu->layout.n_out);
+    cu->logits = cu->logits_all;
+    sample_tokens(cu, cu->logits, cu->layout.n_out);
     mark_end(cu, STAGE_SAMPLING);
+}
+
+static void op_logits(struct backend *be, int row, float *host)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    size_t n = (size_t)cu->shape.n_vocab;
+    cuda_copy_out(be, host, cu->logits_all + (size_t)row * n, n * sizeof(float));
+}
+
+static void op_stream_put(struct backend *be, const float *host, int rows)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    start_stream(cu, rows);
+    cuda_copy_in(be, cu->all, host, (size_t)rows * (size_t)cu->shape.n_embd * sizeof(float));
+}
+
+static void op_stream_get(struct backend *be, float *host, int rows)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    static const struct norm none = {NORM_NONE, NULL, NULL, 0};
+    norm_stream(cu, &none);
+    cuda_copy_out(be, host, cu->x.x, (size_t)rows * (size_t)cu->shape.n_embd * sizeof(float));
+}
+
+static void op_logits_put(struct backend *be, const float *host, int rows)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    cuda_copy_in(be, cu->logits_all, host, (size_t)rows * (size_t)cu->shape.n_vocab * 4);
 }
 
 /* Blocks that wait for each other must all be on the GPU at once, which two such kernels side by
@@ -883,6 +1096,7 @@ static struct backend_ops make_ops(void)
     o.free = cuda_free;
     o.copy_in = cuda_copy_in;
     o.copy_out = cuda_copy_out;
+    o.supports = cuda_supports;
     o.upload = cuda_upload;
     o.release = cuda_release;
     o.prepare = cuda_prepare;
@@ -892,14 +1106,14 @@ static struct backend_ops make_ops(void)
     o.launch = cuda_launch_step;
     o.end = cuda_end;
     o.embed = op_embed;
-    o.add_norm = op_add_norm;
-    o.attn_in = op_attn_in;
-    o.attention = op_attention;
-    o.linear = op_linear;
-    o.ffn = op_ffn;
-    o.moe = op_moe;
-    o.gather = op_gather;
+    o.mixer = op_mixer;
+    o.mlp = op_mlp;
+    o.head = op_head;
     o.sample = op_sample;
+    o.logits = op_logits;
+    o.stream_put = op_stream_put;
+    o.stream_get = op_stream_get;
+    o.logits_put = op_logits_put;
     return o;
 }
 

@@ -142,6 +142,8 @@ struct expert_sum {
 };
 
 enum { MAX_KERNELS = 256 };
+/* What the kernels for any shape have room for: others are refused at load. */
+enum { MAX_HEAD_DIM = 1024, MAX_EXPERTS = 512, MAX_USED = 16 };
 enum { DEEP_KEYS = 512 };
 enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
 /* How many rows take which way, as measured on an H200. */
@@ -167,6 +169,38 @@ struct alias {
     void *real;
 };
 
+/* What the kernels are made for: one set of heads, one RoPE table, one router for all layers of a
+ * network (others are refused: cuda_supports), the widest mlp, and the engine's bounds. */
+struct shape {
+    int n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_vocab;
+    int n_ff;                              /* dense layers; 0 if none */
+    int n_expert, n_expert_used, n_ff_exp; /* 0 if no MoE layers */
+    bool norm_topk;                        /* renormalise the chosen experts' weights to sum 1 */
+    float expert_scale;                    /* multiplies the expert weights (1 for most) */
+    float norm_eps, attn_scale;
+    int n_rot;         /* rotated dims per head (even) */
+    float rope_mscale; /* multiplies cos and sin (YaRN) */
+    int page_len, n_pages;
+    enum dtype kv_type; /* F32 F16 BF16 */
+    int max_tokens, max_seqs, max_out, max_pages;
+};
+
+/* A mixer with its cache, as the attention kernels take it. */
+struct attn_layer {
+    const struct weight *wqkv;
+    const float *q_norm, *k_norm; /* (head_dim) or NULL */
+    struct kv_layer kv;
+    int window;
+};
+
+/* The residual stream: x + d, rows of n_embd. What a block adds waits in d for the next norm. */
+struct stream {
+    float *x; /* all or out of cuda_backend */
+    int rows;
+    bool pending; /* d is not yet added */
+    bool narrow;  /* the rows are the out rows */
+};
+
 /* A recorded step, and the state it leaves behind. */
 struct graph {
     uint64_t key;
@@ -174,6 +208,7 @@ struct graph {
     cudaGraphExec_t exec;
     struct alias alias[MAX_ALIASES];
     int n_aliases;
+    struct stream x;
     float *logits;
 };
 
@@ -196,10 +231,19 @@ struct cuda_backend {
     struct error error; /* the first failure */
     bool failed;
 
+    const struct network *net;
     struct shape shape;
     bool prepared;
-    float *rope_freq; /* device (n_rot/2) */
-    float2 *rope;     /* device (max_tokens, n_rot/2) */
+    struct stream x;
+    const struct kv_layer *kv; /* the step's: (n_layers) */
+    float *all, *out;          /* (max_tokens, n_embd), (max_out, n_embd): where x lies */
+    float *n, *d;              /* (max_tokens, n_embd) normed rows, block outputs */
+    float *q, *a;              /* (max_tokens, n_heads * head_dim) */
+    float *a_out;              /* (max_out, n_heads * head_dim) */
+    float *logits_all;         /* (max_out, n_vocab) */
+    float *ones;               /* (n_embd) a gain that changes nothing */
+    float *rope_freq;          /* device (n_rot/2) */
+    float2 *rope;              /* device (max_tokens, n_rot/2) */
 
     /* Of the steps under way, by turns: the block in pinned memory and as the device sees it. */
     int32_t *step_host, *step_mapped; /* the present one's */
@@ -377,8 +421,8 @@ static inline size_t align_up(size_t n, size_t to)
 }
 
 /* weights.cu */
-bool cuda_upload(struct backend *be, const struct raw_weight *src, struct weight *w,
-                 struct error *err);
+bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
+                 struct weight *w, struct error *err);
 void cuda_release(struct backend *be, struct weight *w);
 void cuda_ring_free(struct cuda_backend *cu);
 void cuda_embed(struct cuda_backend *cu, const struct matrix *w, const struct step *s, float *x);

@@ -10,8 +10,6 @@
 
 #include <math.h>
 
-enum { MAX_USED = 16, MAX_EXPERTS = 512 };
-
 /* How experts are chosen. */
 struct route_rule {
     int n_expert, used;

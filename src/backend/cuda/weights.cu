@@ -441,15 +441,15 @@ static void send_segment(struct cuda_backend *cu, const struct raw_weight *w,
     mem_free(inverse);
 }
 
-/* The tile kind a segment gets and its size. small: a single matrix of few rows (a router) is kept
- * in floats, since choices hang on its last bits. */
-static void choose_kind(const struct raw_seg *s, bool small, struct seg *to)
+/* The tile kind a segment gets and its size. A router is kept in floats, since choices hang on its
+ * last bits. */
+static void choose_kind(const struct raw_seg *s, bool router, struct seg *to)
 {
     to->dtype = s->type;
     to->kind = TILE_RAW;
     to->tile_bytes =
         TILE_ROWS * TILE_K / dtype_table[s->type].block_len * dtype_table[s->type].block_bytes;
-    if (small || s->type == DT_F32) {
+    if (router || s->type == DT_F32) {
         to->kind = TILE_F32;
         to->tile_bytes = F32_BYTES;
         return;
@@ -498,14 +498,14 @@ static bool any_perm(const struct raw_weight *w, const struct raw_seg *s)
     return false;
 }
 
-bool cuda_upload(struct backend *be, const struct raw_weight *src, struct weight *w,
-                 struct error *err)
+bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
+                 struct weight *w, struct error *err)
 {
     struct cuda_backend *cu = cuda_self(be);
     if (!ring_open(cu, err))
         return false;
     struct raw_weight raw = *src;
-    bool small = src->n_expert == 1 && src->n_seg == 1 && src->n_out <= 512;
+    CHECK(!src->bias || src->n_expert == 1, "a bias of experts");
     struct cuda_weight *cw = (struct cuda_weight *)mem_zalloc(1, sizeof *cw);
     struct matrix *m = &cw->m;
     m->n_in = src->n_in;
@@ -521,7 +521,7 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, struct weight
         struct seg *to = &m->seg[i];
         if (!any_perm(src, s))
             s->perm = NULL;
-        choose_kind(s, small, to);
+        choose_kind(s, role == WEIGHT_ROUTER, to);
         to->row0 = row0;
         to->rows = s->rows;
         to->tile0 = m->n_tiles;
@@ -554,7 +554,7 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, struct weight
         m->bias = (const float *)(data + bias_at);
         be->ops->copy_in(be, data + bias_at, src->bias, (size_t)src->n_out * sizeof(float));
     }
-    *w = (struct weight){src->n_in, src->n_out, src->n_expert, total, cw, true};
+    *w = (struct weight){src->n_in, src->n_out, src->n_expert, src->bias != NULL, total, cw, true};
     if (cu->failed) {
         if (err)
             *err = cu->error;

@@ -1,0 +1,177 @@
+/*
+ * Questions about a network that every backend asks: how large its parts are, and which of them are
+ * beyond a plain decoder. Knows the description (layer.h), no backend and no file.
+ */
+#include "backend/layer.h"
+
+static void widen(int *to, int n)
+{
+    *to = n > *to ? n : *to;
+}
+
+static void measure_attention(const struct attention *a, struct network_max *out)
+{
+    int q = a->n_heads * a->k_dim, v = a->n_heads * a->v_dim;
+    widen(&out->qkv, q + (a->gated ? v : 0) + a->n_kv_heads * (a->k_dim + a->v_dim));
+    widen(&out->heads, q > v ? q : v);
+    widen(&out->n_heads, a->n_heads);
+    widen(&out->n_kv_heads, a->n_kv_heads);
+    widen(&out->head_dim, a->k_dim > a->v_dim ? a->k_dim : a->v_dim);
+    widen(&out->group, (a->n_heads + a->n_kv_heads - 1) / a->n_kv_heads);
+}
+
+void network_measure(const struct network *net, struct network_max *out)
+{
+    *out = (struct network_max){0};
+    for (int i = 0; i < net->n_ropes; i++)
+        widen(&out->n_rot, net->ropes[i].n_rot);
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mlp *m = &net->layers[i].mlp;
+        if (net->layers[i].mixer.kind == MIXER_ATTENTION)
+            measure_attention(&net->layers[i].mixer.attention, out);
+        if (m->dense.down)
+            widen(&out->n_ff, m->dense.down->n_in);
+        if (!m->router.w)
+            continue;
+        widen(&out->n_expert, m->router.w->n_out);
+        widen(&out->n_expert_used, m->router.n_used);
+        widen(&out->n_ff_exp, m->experts.down->n_in);
+    }
+}
+
+void mixer_cache_dims(const struct mixer *m, int *k, int *v)
+{
+    const struct attention *a = &m->attention;
+    *k = *v = 0;
+    if (m->kind == MIXER_LATENT) {
+        *k = m->latent.kv_rank + m->latent.rope_dim;
+    } else if (m->kind == MIXER_ATTENTION && !a->shares_kv) {
+        *k = a->n_kv_heads * a->k_dim;
+        *v = a->n_kv_heads * a->v_dim;
+    }
+}
+
+bool network_refuse(struct error *err, int layer, const char *what, const char *backend)
+{
+    return layer < 0 ? error_set(err, "%s not supported on %s", what, backend)
+                     : error_set(err, "layer %d: %s not supported on %s", layer, what, backend);
+}
+
+/* One network against one set of parts. */
+struct check {
+    unsigned parts;
+    int layer;
+    const char *backend;
+    struct error *err;
+};
+
+/* True unless the network has what the backend lacks. `what` ends in "is" or "are". */
+static bool has(const struct check *c, bool needed, enum part part, const char *what)
+{
+    if (!needed || c->parts & part)
+        return true;
+    return network_refuse(c->err, c->layer, what, c->backend);
+}
+
+static bool norm_ok(const struct check *c, const struct norm *n)
+{
+    return has(c, n->kind == NORM_LAYER, PART_NORM_LAYER, "LayerNorm is") &&
+           has(c, n->kind == NORM_RMS && !n->gain, PART_NORM_OUT, "a norm without a gain is");
+}
+
+static bool block_ok(const struct check *c, const struct block *b)
+{
+    return norm_ok(c, &b->in) && norm_ok(c, &b->out) && norm_ok(c, &b->sum) &&
+           has(c, b->out.kind || b->sum.kind, PART_NORM_OUT, "a norm after a block is") &&
+           has(c, b->scale != 0 && b->scale != 1, PART_SCALES, "a residual scale is");
+}
+
+static bool attention_ok(const struct check *c, const struct attention *a)
+{
+    return norm_ok(c, &a->q_norm) && norm_ok(c, &a->k_norm) && norm_ok(c, &a->v_norm) &&
+           has(c, a->sinks, PART_SINKS, "attention sinks are") &&
+           has(c, a->softcap != 0, PART_SOFTCAP, "a softcap of attention scores is") &&
+           has(c, a->gated, PART_GATE, "an output gate of attention is") &&
+           has(c, a->norm_whole, PART_NORM_WHOLE, "QK-norm over a whole projection is") &&
+           has(c, a->v_norm.kind, PART_NORM_WHOLE, "a norm of values is") &&
+           has(c, a->temp_beta != 0, PART_TEMPERATURE, "an attention temperature is") &&
+           has(c, a->shares_kv, PART_SHARED_KV, "another layer's keys and values are") &&
+           has(c, a->k_is_v, PART_SHARED_KV, "one projection for keys and values is") &&
+           has(c, a->bidirectional, PART_BIDIRECTIONAL, "attention to later positions is") &&
+           has(c, a->k_dim != a->v_dim, PART_HEAD_DIMS, "a value dimension of its own is");
+}
+
+static bool mixer_ok(const struct check *c, const struct mixer *m, const struct mixer *first)
+{
+    if (!block_ok(c, &m->block))
+        return false;
+    if (m->kind == MIXER_LATENT)
+        return has(c, true, PART_LATENT, "latent attention is");
+    if (m->kind == MIXER_DELTA_NET)
+        return has(c, true, PART_DELTA_NET, "a gated delta net is");
+    if (m->kind == MIXER_SHORT_CONV)
+        return has(c, true, PART_SHORT_CONV, "a short convolution is");
+    const struct attention *a = &m->attention, *b = &first->attention;
+    bool heads = false, rope = false;
+    if (first->kind == MIXER_ATTENTION) {
+        heads = a->n_heads != b->n_heads || a->n_kv_heads != b->n_kv_heads || a->k_dim != b->k_dim;
+        rope = a->rope != b->rope || a->scale != b->scale;
+    }
+    return attention_ok(c, a) &&
+           has(c, heads, PART_LAYER_HEADS, "heads unlike those of layer 0 are") &&
+           has(c, rope, PART_LAYER_HEADS, "a RoPE table or scale unlike layer 0's is");
+}
+
+static bool router_ok(const struct check *c, const struct router *r)
+{
+    return norm_ok(c, &r->norm) &&
+           has(c, r->kind == ROUTER_SIGMOID, PART_ROUTERS, "sigmoid routing is") &&
+           has(c, r->kind == ROUTER_SOFTMAX_TOP, PART_ROUTERS,
+               "softmax after the choice of experts is") &&
+           has(c, r->choice_bias || r->w->bias, PART_ROUTERS, "a router's bias is") &&
+           has(c, r->n_groups > 1, PART_ROUTERS, "a choice of expert groups is") &&
+           has(c, r->expert_scale, PART_ROUTERS, "a scale per expert is") &&
+           has(c, r->norm.kind, PART_ROUTERS, "a router's own norm is");
+}
+
+static bool mlp_ok(const struct check *c, const struct mlp *m)
+{
+    const struct ffn *d = &m->dense, *e = &m->experts;
+    if (!block_ok(c, &m->block) || !norm_ok(c, &m->dense_out) || !norm_ok(c, &m->experts_in) ||
+        !norm_ok(c, &m->experts_out) ||
+        !has(c, (d->gate_up && d->act) || (m->router.w && e->act), PART_ACTIVATIONS,
+             "an activation other than silu is") ||
+        !has(c, m->embed.gate, PART_LAYER_EMBED, "an embedding per layer is") ||
+        !has(c, m->stream_scale != 0 && m->stream_scale != 1, PART_SCALES, "a layer scale is"))
+        return false;
+    if (!m->router.w)
+        return true;
+    return router_ok(c, &m->router) &&
+           has(c, d->gate_up, PART_BOTH, "a dense mlp beside experts is") &&
+           has(c, m->experts_in.kind || m->experts_out.kind, PART_BOTH, "a norm of experts is") &&
+           has(c, e->gate_up->bias || e->down->bias, PART_EXPERT_BIAS, "a bias of experts is");
+}
+
+bool network_check(const struct network *net, unsigned parts, const char *backend,
+                   struct error *err)
+{
+    struct check c = {parts, -1, backend, err};
+    const struct embed *e = &net->embed;
+    const struct head *h = &net->head;
+    if (!norm_ok(&c, &e->norm) || !norm_ok(&c, &h->norm) ||
+        !has(&c, e->scale != 0 && e->scale != 1, PART_SCALES, "a scale of embeddings is") ||
+        !has(&c, h->scale != 0 && h->scale != 1, PART_SCALES, "a scale of logits is") ||
+        !has(&c, h->softcap != 0, PART_SCALES, "a softcap of logits is") ||
+        !has(&c, e->positions || e->types, PART_EMBED, "an embedding of positions or types is") ||
+        !has(&c, e->norm.kind, PART_EMBED, "a norm of embeddings is") ||
+        !has(&c, !h->w, PART_EMBED, "a model without a head is") ||
+        !has(&c, e->layers.width, PART_LAYER_EMBED, "an embedding per layer is"))
+        return false;
+    for (int i = 0; i < net->n_layers; i++) {
+        c.layer = i;
+        if (!mixer_ok(&c, &net->layers[i].mixer, &net->layers[0].mixer) ||
+            !mlp_ok(&c, &net->layers[i].mlp))
+            return false;
+    }
+    return true;
+}

@@ -1,0 +1,320 @@
+/*
+ * What a network is, as data: an embedding, layers of a mixer (what mixes positions) and an mlp (what
+ * each position does alone), a head. model/families makes it from files, the ops of backend.h run
+ * it, ref.c says what every field means. What a network lacks is NULL or 0, so that {0} is nothing
+ * and a new part changes no old one.
+ *
+ * E: width of the residual stream. H heads, K kv heads, Dk and Dv their dims. F hidden units of an
+ * mlp. A weight (rows, columns) multiplies as y = x W^T + bias. Gains, biases and other vectors lie
+ * in backend memory (alloc), RoPE tables in host memory. Quirks of files (rotary pairs side by
+ * side, gains stored as 1 + w, rows woven together) are undone at loading.
+ */
+#ifndef STEEL_BACKEND_LAYER_H
+#define STEEL_BACKEND_LAYER_H
+
+#include "base/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* A matrix, or n_expert of one shape. The sizes are known before upload() makes the rest. */
+struct weight {
+    int n_in, n_out, n_expert; /* n_expert: 1 for a plain matrix */
+    bool bias;                 /* it has one: (n_expert, n_out) */
+    size_t bytes;              /* compressed size, all experts: what one full pass reads */
+    void *impl;                /* the backend's own form; NULL = not uploaded */
+    bool owns;                 /* upload copied everything: the file's bytes are not read again */
+};
+
+enum norm_kind {
+    NORM_NONE,  /* y = x */
+    NORM_RMS,   /* y = x / sqrt(mean(x^2) + eps) * gain */
+    NORM_LAYER, /* y = (x - mean(x)) / sqrt(var(x) + eps) * gain + bias */
+};
+
+struct norm {
+    enum norm_kind kind;
+    const float *gain; /* (width); NULL = ones */
+    const float *bias; /* (width), NORM_LAYER; NULL = zeros */
+    float eps;
+};
+
+/* The stream x and what a block does to it:
+ *   n = in(x); y = out(block(n)); x = sum(x + scale * y)
+ * Most models have `in` alone, Gemma has `in` and `out`, BERT has `sum`. */
+struct block {
+    struct norm in, out, sum; /* (E) */
+    float scale;              /* 0 = 1 */
+};
+
+/* Rotation of the first n_rot dims of a head: pairs (i, i + n_rot/2) turn by pos * freq[i], and are
+ * multiplied by mscale (YaRN). Scaling, long or short factors, and sections of m-RoPE, which agree
+ * for text, are in freq already. freq may be 0: such a pair does not turn. */
+struct rope {
+    int n_rot;         /* even */
+    const float *freq; /* (n_rot/2) host */
+    float mscale;
+};
+
+/*
+ * Attention of H heads over K shared keys and values; head h reads kv head h*K/H.
+ *   [q k v] = n Wqkv^T + bias
+ *   q, k = norm(.), then rope; v = v_norm(v); k and v go to the cache at the row's slot
+ *   q *= 1 + temp_beta * ln(1 + floor(pos / temp_len))
+ *   s_j = scale * q.k_j; softcap: s_j = softcap * tanh(s_j / softcap); j over the keys the row sees
+ *   p_j = exp(s_j) / (sum_j exp(s_j) + exp(sink_h)); a_h = sum_j p_j v_j; gated: a_h *= sigmoid(g_h)
+ *   y = a Wo^T + bias
+ */
+struct attention {
+    int n_heads, n_kv_heads; /* H, K; K divides H */
+    int k_dim, v_dim;        /* Dk, Dv */
+    /* Rows: H heads of q (gated: each followed by its gate's Dv rows), K*Dk of k, K*Dv of v; k and
+     * v are left out where shares_kv, v where k_is_v. Columns: E */
+    const struct weight *wqkv;
+    const struct weight *wo; /* (E, H*Dv) */
+    /* Per head (Dk), (Dk), (Dv); or, norm_whole, of all heads at once: (H*Dk), (K*Dk), (K*Dv) */
+    struct norm q_norm, k_norm, v_norm;
+    bool norm_whole;
+    const struct rope *rope; /* of q and k, one of network.ropes; NULL = not rotated */
+    float scale;
+    int window;         /* a row at p sees keys p-window+1..p; 0 = all */
+    bool bidirectional; /* ... and those after it, up to p+window-1: the sequence is in one step */
+    float softcap;      /* 0 = none */
+    const float *sinks; /* (H) or NULL */
+    bool gated;
+    bool k_is_v;    /* v = k before its norm and rope */
+    bool shares_kv; /* reads the cache of layer kv_layer, stores nothing; same K, Dk, Dv */
+    int kv_layer;
+    float temp_beta; /* 0 = none */
+    int temp_len;
+};
+
+/*
+ * Latent attention (MLA): keys and values of all heads are made from one latent c of C values, which
+ * is what the cache holds, with the Dr values that carry the position.
+ *   q = n Wqa^T -> q_norm -> Wqb^T; q_h = [q_h^nope (Dn), q_h^rope (Dr)]; without wqa: q = n Wqb^T
+ *   [c, r] = n Wkva^T; c = kv_norm(c); q_h^rope and r are rotated; [c, r] goes to the cache
+ *   absorbed: s_j = scale * ((q_h^nope Wkb_h^T).c_j + q_h^rope.r_j); a_h = (sum_j p_j c_j) Wvb_h^T
+ *   expanded, the same in another order: k_h = c Wkb_h, v_h = c Wvb_h^T
+ *   y = a Wo^T
+ */
+struct latent {
+    int n_heads;                    /* H */
+    int nope_dim, rope_dim, v_dim;  /* Dn, Dr, Dv */
+    int q_rank, kv_rank;            /* q_rank 0: no wqa; kv_rank: C */
+    const struct weight *wqa, *wqb; /* (q_rank, E) or NULL; (H*(Dn+Dr), q_rank or E) */
+    const struct weight *wkva;      /* (C + Dr, E) */
+    const struct weight *wkb, *wvb; /* H x (C, Dn); H x (Dv, C) */
+    const struct weight *wo;        /* (E, H*Dv) */
+    struct norm q_norm, kv_norm;    /* (q_rank), (C) */
+    const struct rope *rope;        /* n_rot = Dr */
+    float scale;                    /* YaRN's mscale^2 is in it */
+};
+
+/*
+ * Gated delta net: Hk heads of keys, Hv of values (v head h uses k head h*Hk/Hv), and per v head a
+ * state S (Dk, Dv) that is decayed, corrected and read once per token.
+ *   u = n Wqkv^T; u = silu(conv(u)): channel c at t is sum_i conv[c][i] * u[t - W + 1 + i][c]
+ *   [q k v] = u; q = q/|q| / sqrt(Dk); k = k/|k|; [z b a] = n Wz^T, n Wba^T
+ *   beta = sigmoid(b); g = -decay * ln(1 + exp(a + dt_bias))
+ *   S *= exp(g); S += k (beta * (v - S^T k))^T; o = S^T q
+ *   y = (norm(o) * silu(z)) Wo^T
+ * A sequence keeps S and the last W-1 rows of u before the convolution.
+ */
+struct delta_net {
+    int n_k_heads, n_v_heads, k_dim, v_dim; /* Hk, Hv, Dk, Dv */
+    int conv_len;                           /* W */
+    const struct weight *wqkv;              /* (2*Hk*Dk + Hv*Dv, E) */
+    const struct weight *wz;                /* (Hv*Dv, E) */
+    const struct weight *wba;               /* (2*Hv, E): b of all heads, then a */
+    const struct weight *wo;                /* (E, Hv*Dv) */
+    const float *conv;                      /* (2*Hk*Dk + Hv*Dv, W) */
+    const float *decay, *dt_bias;           /* (Hv); decay = exp(A_log) */
+    struct norm norm;                       /* (Dv) per head */
+};
+
+/*
+ * Short convolution: [b c x] = n Win^T; u = b * x; v = conv(u) as above; y = (c * v) Wout^T.
+ * A sequence keeps the last W-1 rows of u.
+ */
+struct short_conv {
+    int conv_len;                      /* W */
+    const struct weight *w_in, *w_out; /* (3*E, E), (E, E) */
+    const float *conv, *bias;          /* (E, W); (E) or NULL */
+};
+
+enum mixer_kind { MIXER_ATTENTION, MIXER_LATENT, MIXER_DELTA_NET, MIXER_SHORT_CONV };
+
+struct mixer {
+    enum mixer_kind kind;
+    struct block block;
+    union {
+        struct attention attention;
+        struct latent latent;
+        struct delta_net delta_net;
+        struct short_conv short_conv;
+    };
+};
+
+/* h = act(g, u) with [g u] = x Wgu^T + bias; kinds without a gate have no u. */
+enum activation {
+    ACT_SILU,         /* g / (1 + exp(-g)) * u */
+    ACT_GELU_TANH,    /* 0.5 g (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))) * u */
+    ACT_GELU,         /* 0.5 g (1 + erf(g / sqrt(2))) * u */
+    ACT_SWIGLU_CLAMP, /* g' = min(g, limit); u' = clamp(u, -limit, limit);
+                         g' / (1 + exp(-alpha g')) * (u' + 1) */
+    ACT_PLAIN_GELU,   /* as ACT_GELU without u */
+};
+
+/* y = act(x Wgu^T + bias) Wd^T + bias, of one matrix or of each expert's. */
+struct ffn {
+    const struct weight *gate_up; /* (2F, E): gate rows, then up rows; (F, E) without gate */
+    const struct weight *down;    /* (E, F) */
+    enum activation act;
+    float alpha, limit; /* ACT_SWIGLU_CLAMP */
+};
+
+/*
+ * Which experts a row goes to. l = norm(x or n) Wr^T + bias.
+ *   SOFTMAX       p = softmax(l); choice by p
+ *   SIGMOID       p = 1 / (1 + exp(-l))
+ *   SOFTMAX_TOP   choice by l; p = softmax over the chosen
+ * The choice is of the n_used largest p + choice_bias (ties: lower index). With groups: experts in
+ * n_groups runs of equal length; a group counts by the sum of its two largest, and only experts of
+ * the best n_groups_used are chosen from.
+ *   weight = p, renorm: / sum of the chosen; * scale * expert_scale[e]
+ */
+enum router_kind { ROUTER_SOFTMAX, ROUTER_SIGMOID, ROUTER_SOFTMAX_TOP };
+
+struct router {
+    enum router_kind kind;
+    const struct weight *w; /* (n_expert, E) */
+    struct norm norm;       /* (E) of the stream; none: the router reads what the experts read */
+    int n_used;
+    const float *choice_bias;    /* (n_expert) or NULL */
+    int n_groups, n_groups_used; /* 0 = no groups */
+    bool renorm;
+    float scale;               /* 0 = 1 */
+    const float *expert_scale; /* (n_expert) or NULL */
+};
+
+/* After the sum: x += norm((act(x Wg^T) * e) Wp^T), e: this layer's P values of the row's embedding. */
+struct layer_embed {
+    const struct weight *gate;    /* (P, E); NULL = none */
+    const struct weight *project; /* (E, P) */
+    struct norm norm;             /* (E) */
+    enum activation act;          /* of one input: ACT_GELU_TANH */
+};
+
+/*
+ * dense, experts or both:
+ *   n = in(x); d = sigmoid(n.dense_gate) * dense(n)
+ *   m = experts_in(x), or n where there is none; e = sum over the chosen of weight * expert(m)
+ *   y = dense_out(d) + experts_out(e)
+ * then out and sum of the block, the layer embedding, and x *= stream_scale.
+ */
+struct mlp {
+    struct block block;
+    struct ffn dense;                    /* gate_up NULL = none */
+    const struct weight *dense_gate;     /* (1, E) or NULL: a shared expert's gate */
+    struct norm dense_out;               /* (E) */
+    struct router router;                /* w NULL = no experts */
+    struct ffn experts;                  /* n_expert matrices */
+    struct norm experts_in, experts_out; /* (E) */
+    struct layer_embed embed;
+    float stream_scale; /* 0 = 1 */
+};
+
+struct layer {
+    struct mixer mixer;
+    struct mlp mlp;
+};
+
+/* Per-layer embeddings: for each row and layer P values
+ *   e = (norm(project_scale * (x Wp^T)) + table_scale * T[token]) * scale, x as embed leaves it */
+struct embed_layers {
+    int width;                    /* P; 0 = none */
+    const struct weight *table;   /* (n_vocab, n_layers*P) */
+    const struct weight *project; /* (n_layers*P, E) */
+    struct norm norm;             /* (P) */
+    float table_scale, project_scale, scale;
+};
+
+/* x = norm(scale * T[token] + positions[pos + pos_offset] + types[type]) */
+struct embed {
+    const struct weight *tokens;            /* (n_vocab, E) */
+    float scale;                            /* 0 = 1 */
+    const struct weight *positions, *types; /* (n, E) or NULL */
+    int pos_offset;
+    struct norm norm; /* (E) */
+    struct embed_layers layers;
+};
+
+/* l = norm(x) W^T * scale; softcap: l = softcap * tanh(l / softcap). Without w the rows of norm(x)
+ * themselves are the result: embeddings. */
+struct head {
+    struct norm norm;       /* (E) */
+    const struct weight *w; /* (n_vocab, E); may be embed.tokens; or NULL */
+    float scale, softcap;   /* 0 = 1, 0 = none */
+};
+
+struct network {
+    int n_layers, n_embd, n_vocab; /* n_embd: E */
+    struct embed embed;
+    struct layer *layers; /* (n_layers) */
+    struct head head;
+    const struct rope *ropes; /* (n_ropes) */
+    int n_ropes;
+};
+
+/* The largest of everything over the layers: what scratch is sized by. */
+struct network_max {
+    int qkv;                                  /* rows of a mixer's first product */
+    int heads;                                /* width of q or of a mixer's output */
+    int n_heads, n_kv_heads, head_dim, group; /* group: H/K */
+    int n_rot;
+    int n_ff;                              /* dense hidden units */
+    int n_expert, n_expert_used, n_ff_exp; /* 0 = no experts */
+};
+
+void network_measure(const struct network *net, struct network_max *out);
+
+/* Values of k and of v that a token's cache holds in this layer; 0, 0 where it stores none. */
+void mixer_cache_dims(const struct mixer *m, int *k, int *v);
+
+/* False, and an error "layer 3: <what> is not supported on <backend>"; layer < 0: not of a layer. */
+bool network_refuse(struct error *err, int layer, const char *what, const char *backend);
+
+/*
+ * What a backend has beyond the plain decoder (RMS norms before blocks; causal attention with one
+ * head dim, RoPE, window, QK-norm per head and biases; silu; softmax routing over all experts): a set
+ * of parts. network_check refuses a network that needs others.
+ */
+enum part {
+    PART_NORM_LAYER = 1 << 0,  /* LayerNorm */
+    PART_NORM_OUT = 1 << 1,    /* norms after blocks, of the sum, norms without a gain */
+    PART_SCALES = 1 << 2,      /* residual, stream, embedding and logit scales, final softcap */
+    PART_EMBED = 1 << 3,       /* position and type embeddings, a norm after them, no head */
+    PART_LAYER_EMBED = 1 << 4, /* per-layer embeddings */
+    PART_SINKS = 1 << 5,
+    PART_SOFTCAP = 1 << 6, /* of attention scores */
+    PART_GATE = 1 << 7,
+    PART_NORM_WHOLE = 1 << 8, /* QK-norm over the projection, v norm */
+    PART_TEMPERATURE = 1 << 9,
+    PART_SHARED_KV = 1 << 10, /* and k = v */
+    PART_BIDIRECTIONAL = 1 << 11,
+    PART_HEAD_DIMS = 1 << 12,   /* k and v of different dims */
+    PART_LAYER_HEADS = 1 << 13, /* heads, dims or RoPE tables that differ between layers */
+    PART_LATENT = 1 << 14,
+    PART_DELTA_NET = 1 << 15,
+    PART_SHORT_CONV = 1 << 16,
+    PART_ACTIVATIONS = 1 << 17, /* other than silu */
+    PART_ROUTERS = 1 << 18,     /* sigmoid, softmax after the choice, groups, biases, own norm */
+    PART_BOTH = 1 << 19,        /* dense beside experts, shared experts */
+    PART_EXPERT_BIAS = 1 << 20,
+};
+
+bool network_check(const struct network *net, unsigned parts, const char *backend,
+                   struct error *err);
+
+#endif

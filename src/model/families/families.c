@@ -1,0 +1,6 @@
+/* The families Steel knows, in the order errors name them. */
+#include "model/families/family.h"
+
+const struct family *const families[] = {
+    &family_llama, &family_mistral, &family_qwen2, &family_qwen3, &family_qwen3moe, NULL,
+};

@@ -1,0 +1,23 @@
+/* Llama and what is built like it: a plain decoder. Its sliding_window is of no effect. */
+#include "model/families/family.h"
+
+static const struct decoder decoder = {.windows = false};
+
+static bool read(const struct reader *in)
+{
+    return decoder_read(in, &decoder);
+}
+
+static void build(struct builder *b)
+{
+    decoder_build(b, &decoder);
+}
+
+const struct family family_llama = {
+    .name = "llama",
+    .hf = "llama",
+    .hf_class = "LlamaForCausalLM",
+    .weaves_qk = true,
+    .read = read,
+    .build = build,
+};

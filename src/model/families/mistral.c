@@ -1,0 +1,25 @@
+/* Mistral: a plain decoder whose layers all slide. GGUF knows it as a llama. */
+#include "model/families/family.h"
+
+static const struct decoder decoder = {
+    .windows = true, .windows_unasked = true, .windows_all = true};
+
+static bool read(const struct reader *in)
+{
+    return decoder_read(in, &decoder);
+}
+
+static void build(struct builder *b)
+{
+    decoder_build(b, &decoder);
+}
+
+const struct family family_mistral = {
+    .name = "mistral",
+    .hf = "mistral",
+    .hf_class = "MistralForCausalLM",
+    .gguf_as = "llama",
+    .weaves_qk = true,
+    .read = read,
+    .build = build,
+};

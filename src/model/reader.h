@@ -1,0 +1,34 @@
+/*
+ * Numbers out of a model's metadata, GGUF keys or config.json, every one checked for its kind and
+ * range, so that nothing after it needs to: products of any three of them fit in 64 bits. An error
+ * names file and key. Knows how metadata is stored, not what any family makes of it.
+ */
+#ifndef STEEL_MODEL_READER_H
+#define STEEL_MODEL_READER_H
+
+#include "file/tensorfile.h"
+
+struct config; /* model/config.h */
+
+struct reader {
+    const struct tensorfile *f;
+    struct config *c;
+    struct error *err;
+};
+
+/* A missing key leaves *out as it is, unless it is needed. GGUF keys are given without the
+ * architecture in front. */
+bool reader_range(const struct reader *r, const char *key, double v, double lo, double hi);
+bool reader_gguf_int(const struct reader *r, const char *suffix, int lo, int hi, bool need,
+                     int *out);
+bool reader_gguf_float(const struct reader *r, const char *suffix, double lo, double hi, bool need,
+                       double *out);
+/* a, or else b (may be NULL), of config.json, if it is there and not null. */
+const json_t *reader_get(const json_t *o, const char *a, const char *b);
+bool reader_int(const struct reader *r, const char *a, const char *b, int lo, int hi, bool need,
+                int *out);
+bool reader_number(const struct reader *r, const json_t *o, const char *key, double lo, double hi,
+                   bool need, double *out);
+bool reader_bool(const struct reader *r, const char *key, bool *out);
+
+#endif

@@ -1,0 +1,490 @@
+/* The reference and the backend under test side by side. See duo.h. */
+#include "duo.h"
+
+#include "base/mem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *backend_name;
+bool light;
+double product_tol;
+int n_checks, n_failed;
+double worst;
+uint64_t rng = 42;
+const char *filter;
+
+void fail_if(bool bad, const char *what)
+{
+    if (bad) {
+        fprintf(stderr, "test_ops: %s\n", what);
+        exit(1);
+    }
+}
+
+struct dims base_dims(void)
+{
+    return (struct dims){
+        .n_embd = 256,
+        .n_heads = 8,
+        .n_kv_heads = 2,
+        .head_dim = 64,
+        .n_rot = 64,
+        .n_vocab = 600,
+        .n_ff = 512,
+        .n_expert = 16,
+        .n_expert_used = 4,
+        .n_ff_exp = 256,
+        .norm_topk = true,
+        .expert_scale = 1.0f,
+        .b = {.page_len = 16,
+              .n_pages = 64,
+              .kv_type = DT_F16,
+              .max_tokens = 320,
+              .max_seqs = 80,
+              .max_out = 320,
+              .max_pages = 40},
+    };
+}
+
+static struct backend *open_named(struct error *err)
+{
+    struct backend_options opt = {.device = backend_name, .threads = 2};
+#if defined(STEEL_CUDA_SIM) || defined(STEEL_CUDA)
+    if (!strcmp(backend_name, "cuda"))
+        return backend_open_cuda(&opt, err);
+#endif
+#ifndef STEEL_CUDA_SIM
+    if (!strcmp(backend_name, "cpu"))
+        return backend_open_cpu(&opt, err);
+#endif
+    (void)opt;
+    error_set(err, "no backend %s in this build", backend_name);
+    return NULL;
+}
+
+void duo_open(struct duo *d, const struct dims *s, int n_layers)
+{
+    struct error err = {0};
+    memset(d, 0, sizeof *d);
+    d->s = *s;
+    d->be[REF] = backend_open_ref();
+    d->be[DEV] = open_named(&err);
+    fail_if(!d->be[DEV], err.msg);
+    for (int i = 0; i < s->n_rot / 2; i++)
+        d->freq[i] = powf(10000.0f, -2.0f * (float)i / (float)s->n_rot);
+    d->rope = (struct rope){s->n_rot, d->freq, 1.0f};
+    d->no_head = (struct weight){.n_in = s->n_embd, .n_out = s->n_vocab, .n_expert = 1};
+    EACH(side)
+    {
+        d->net[side] = (struct network){.n_layers = n_layers,
+                                        .n_embd = s->n_embd,
+                                        .n_vocab = s->n_vocab,
+                                        .layers = d->layers[side],
+                                        .head.w = &d->no_head,
+                                        .ropes = &d->rope,
+                                        .n_ropes = 1};
+        for (int i = 0; i < n_layers; i++)
+            d->layers[side][i].mixer.attention =
+                (struct attention){.n_heads = s->n_heads,
+                                   .n_kv_heads = s->n_kv_heads,
+                                   .k_dim = s->head_dim,
+                                   .v_dim = s->head_dim,
+                                   .rope = s->n_rot ? &d->rope : NULL,
+                                   .scale = 1.0f / sqrtf((float)s->head_dim)};
+    }
+}
+
+void duo_prepare(struct duo *d)
+{
+    struct error err = {0};
+    EACH(side)
+    {
+        struct backend *be = d->be[side];
+        fail_if(!be->ops->supports(be, &d->net[side], &err), err.msg);
+        fail_if(!be->ops->prepare(be, &d->net[side], &d->s.b, &err), err.msg);
+    }
+}
+
+void duo_close(struct duo *d)
+{
+    EACH(side)
+    d->be[side]->ops->close(d->be[side]);
+}
+
+float *random_floats(size_t n, float scale)
+{
+    float *h = mem_alloc(n * sizeof(float));
+    for (size_t i = 0; i < n; i++)
+        h[i] = scale * random_float(&rng);
+    return h;
+}
+
+struct array array_random(struct duo *d, size_t n, float scale)
+{
+    struct error err = {0};
+    struct array a = {.n = n};
+    float *h = random_floats(n, scale);
+    EACH(side)
+    {
+        struct backend *be = d->be[side];
+        a.on[side] = be->ops->alloc(be, n * sizeof(float), "a test", &err);
+        fail_if(!a.on[side], err.msg);
+        be->ops->copy_in(be, a.on[side], h, n * sizeof(float));
+    }
+    mem_free(h);
+    return a;
+}
+
+void array_free(struct duo *d, struct array *a)
+{
+    EACH(side)
+    d->be[side]->ops->free(d->be[side], a->on[side], a->n * sizeof(float));
+}
+
+double distance(const float *got, const float *want, size_t n)
+{
+    double diff = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        diff += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+        norm += (double)want[i] * want[i];
+    }
+    return norm > 0 ? sqrt(diff / norm) : sqrt(diff);
+}
+
+void check_close(const char *what, const float *got, const float *want, size_t n, double tol)
+{
+    double e = distance(got, want, n);
+    n_checks++;
+    if (e > worst)
+        worst = e;
+    if (!(e <= tol)) {
+        n_failed++;
+        size_t bad = 0;
+        double most = -1;
+        for (size_t i = 0; i < n; i++) {
+            double di = fabs((double)got[i] - want[i]);
+            if (!(di <= most)) {
+                most = di;
+                bad = i;
+                if (isnan(di))
+                    break;
+            }
+        }
+        printf("FAIL  %s: error %.3g (allowed %.3g); element %zu of %zu is %g, not %g\n", what, e,
+               tol, bad, n, (double)got[bad], (double)want[bad]);
+    }
+}
+
+void weight_new(struct duo *d, struct duo_weight *w, enum weight_role role,
+                const struct random_spec *spec)
+{
+    struct error err = {0};
+    struct random_weight host;
+    random_weight_make(&host, spec, &rng);
+    EACH(side)
+    fail_if(!d->be[side]->ops->upload(d->be[side], &host.raw, role, &w->on[side], &err), err.msg);
+    random_weight_free(&host); /* transient: both must have copied */
+}
+
+void weight_free(struct duo *d, struct duo_weight *w)
+{
+    EACH(side)
+    d->be[side]->ops->release(d->be[side], &w->on[side]);
+}
+
+void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff,
+             enum dtype up_type, enum dtype down_type, enum dtype router_type)
+{
+    const struct dims *s = &d->s;
+    enum weight_role role = n_expert > 1 ? WEIGHT_EXPERTS : WEIGHT_LINEAR;
+    struct random_spec router = {
+        .n_in = s->n_embd, .n_expert = 1, .n_seg = 1, .rows = {n_expert}, .type = {router_type}};
+    struct random_spec up = {.n_in = s->n_embd,
+                             .n_expert = n_expert,
+                             .n_seg = 2,
+                             .rows = {n_ff, n_ff},
+                             .type = {up_type, up_type},
+                             .group_len = n_expert > 1 ? 128 : 64};
+    struct random_spec down = {.n_in = n_ff,
+                               .n_expert = n_expert,
+                               .n_seg = 1,
+                               .rows = {s->n_embd},
+                               .type = {down_type},
+                               .group_len = 32};
+    m->experts = n_expert > 1;
+    if (m->experts)
+        weight_new(d, &m->router, WEIGHT_ROUTER, &router);
+    weight_new(d, &m->gate_up, role, &up);
+    weight_new(d, &m->down, role, &down);
+    EACH(side)
+    {
+        struct mlp *l = &d->layers[side][layer].mlp;
+        if (m->experts)
+            l->router = (struct router){.w = &m->router.on[side],
+                                        .n_used = s->n_expert_used,
+                                        .renorm = s->norm_topk,
+                                        .scale = s->expert_scale};
+        *(m->experts ? &l->experts : &l->dense) =
+            (struct ffn){.gate_up = &m->gate_up.on[side], .down = &m->down.on[side]};
+    }
+}
+
+void mlp_free(struct duo *d, struct duo_mlp *m)
+{
+    if (m->experts)
+        weight_free(d, &m->router);
+    weight_free(d, &m->gate_up);
+    weight_free(d, &m->down);
+}
+
+void plan_make(struct plan *p, const struct dims *s, const int (*seqs)[2], int n, bool pad)
+{
+    memset(p, 0, sizeof *p);
+    p->pages = mem_zalloc((size_t)(n * s->b.max_pages), sizeof(int32_t));
+    int32_t *free_pages = mem_zalloc((size_t)s->b.n_pages, sizeof(int32_t));
+    for (int i = 0; i < s->b.n_pages; i++)
+        free_pages[i] = i;
+    for (int i = s->b.n_pages; i > 1; i--) {
+        int j = (int)(random_u64(&rng) % (uint64_t)i);
+        int32_t t = free_pages[i - 1];
+        free_pages[i - 1] = free_pages[j];
+        free_pages[j] = t;
+    }
+    int used = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < n; i++) {
+            if ((seqs[i][1] == 1) != (pass == 0))
+                continue;
+            int seq = p->b.n_seqs++, len = seqs[i][0] + seqs[i][1];
+            int32_t *table = p->pages + (size_t)seq * (size_t)s->b.max_pages;
+            for (int j = 0; j * s->b.page_len < len; j++) {
+                fail_if(used == s->b.n_pages || j == s->b.max_pages, "the plan needs more pages");
+                table[j] = free_pages[used++];
+            }
+            bool hidden = pad && i == n - 1;
+            for (int j = 0; j < seqs[i][1]; j++) {
+                int t = p->b.n_tokens++, at = seqs[i][0] + j;
+                p->tokens[t] = (int32_t)(random_u64(&rng) % (uint64_t)s->n_vocab);
+                p->pos[t] = at;
+                p->slot[t] =
+                    hidden ? -1 : table[at / s->b.page_len] * s->b.page_len + at % s->b.page_len;
+                if (j == seqs[i][1] - 1)
+                    p->out_rows[p->b.n_out++] = t;
+            }
+            p->kv_len[seq] = len;
+            p->q_start[seq + 1] = p->b.n_tokens;
+            p->b.n_decode += seqs[i][1] == 1;
+        }
+    mem_free(free_pages);
+    p->b.max_pages = s->b.max_pages;
+    p->b.tokens = p->tokens;
+    p->b.pos = p->pos;
+    p->b.slot = p->slot;
+    p->b.q_start = p->q_start;
+    p->b.kv_len = p->kv_len;
+    p->b.pages = p->pages;
+    p->b.out_rows = p->out_rows;
+}
+
+void plan_rows(struct plan *p, const struct dims *s, int rows)
+{
+    plan_make(p, s, (const int[][2]){{0, rows}}, 1, true);
+    p->b.n_out = rows;
+    for (int i = 0; i < rows; i++)
+        p->out_rows[i] = i;
+}
+
+void begin(struct duo *d, struct plan *p)
+{
+    EACH(side)
+    {
+        p->b.kv = d->kv[side];
+        d->be[side]->ops->begin(d->be[side], &p->b);
+    }
+}
+
+void end(struct duo *d, int32_t *ref_tokens, int32_t *dev_tokens)
+{
+    struct error err = {0};
+    fail_if(!d->be[REF]->ops->end(d->be[REF], ref_tokens, &err), err.msg);
+    fail_if(!d->be[DEV]->ops->end(d->be[DEV], dev_tokens, &err), err.msg);
+}
+
+void stream_put(struct duo *d, const float *x, int rows)
+{
+    EACH(side)
+    d->be[side]->ops->stream_put(d->be[side], x, rows);
+}
+
+void stream_check(struct duo *d, const char *what, const float *x, int rows, double tol)
+{
+    size_t n = (size_t)rows * (size_t)d->s.n_embd;
+    float *y[SIDES];
+    EACH(side)
+    {
+        y[side] = mem_alloc(n * sizeof(float));
+        d->be[side]->ops->stream_get(d->be[side], y[side], rows);
+        for (size_t i = 0; x && i < n; i++)
+            y[side][i] -= x[i];
+    }
+    check_close(what, y[DEV], y[REF], n, tol);
+    EACH(side)
+    mem_free(y[side]);
+}
+
+void logits_poison(struct duo *d, int rows)
+{
+    size_t n = (size_t)rows * (size_t)d->s.n_vocab;
+    float *h = mem_alloc(n * sizeof(float));
+    for (size_t i = 0; i < n; i++)
+        h[i] = NAN;
+    EACH(side)
+    d->be[side]->ops->logits_put(d->be[side], h, rows);
+    mem_free(h);
+}
+
+void logits_get(struct duo *d, int side, int rows, float *out)
+{
+    for (int i = 0; i < rows; i++)
+        d->be[side]->ops->logits(d->be[side], i, out + (size_t)i * (size_t)d->s.n_vocab);
+}
+
+void logits_check(struct duo *d, const char *what, int rows, double tol)
+{
+    size_t n = (size_t)rows * (size_t)d->s.n_vocab;
+    float *y[SIDES];
+    EACH(side)
+    {
+        y[side] = mem_alloc(n * sizeof(float));
+        logits_get(d, side, rows, y[side]);
+    }
+    check_close(what, y[DEV], y[REF], n, tol);
+    EACH(side)
+    mem_free(y[side]);
+}
+
+bool wanted(const char *group)
+{
+    if (filter && !strstr(group, filter))
+        return false;
+    worst = 0;
+    return true;
+}
+
+void report(const char *group, int before)
+{
+    printf("%-5s %-28s worst error %.2e, %d checks\n", n_failed ? "FAIL" : "ok", group, worst,
+           n_checks - before);
+    fflush(stdout);
+}
+
+static size_t kv_values(const struct dims *s)
+{
+    return (size_t)s->b.n_pages * (size_t)s->b.page_len * (size_t)(s->n_kv_heads * s->head_dim);
+}
+
+static size_t kv_bytes(const struct dims *s)
+{
+    return kv_values(s) * (s->b.kv_type == DT_F32 ? 4 : 2);
+}
+
+/* The order inside a tile is a backend's own: the CPU's keys are (D, page_len), all others
+ * (page_len, D). Turns a plane of the one into the other. */
+static void turn_keys(const struct dims *s, const uint8_t *from, uint8_t *to, bool to_cpu)
+{
+    size_t size = s->b.kv_type == DT_F32 ? 4 : 2, D = (size_t)s->head_dim;
+    size_t len = (size_t)s->b.page_len, tiles = kv_values(s) / (D * len);
+    for (size_t t = 0; t < tiles; t++)
+        for (size_t i = 0; i < len; i++)
+            for (size_t j = 0; j < D; j++) {
+                size_t plain = (t * len + i) * D + j, turned = t * len * D + j * len + i;
+                memcpy(to + size * (to_cpu ? turned : plain),
+                       from + size * (to_cpu ? plain : turned), size);
+            }
+}
+
+static bool turned(bool is_k)
+{
+    return is_k && !strcmp(backend_name, "cpu");
+}
+
+void kv_new(struct duo *d, int layer)
+{
+    struct error err = {0};
+    size_t bytes = kv_bytes(&d->s), n = kv_values(&d->s);
+    uint8_t *host = mem_alloc(bytes);
+    for (int is_k = 0; is_k < 2; is_k++) {
+        void *plane[SIDES];
+        EACH(side)
+        {
+            plane[side] = d->be[side]->ops->alloc(d->be[side], bytes, "kv", &err);
+            fail_if(!plane[side], err.msg);
+            *(is_k ? &d->kv[side][layer].k : &d->kv[side][layer].v) = plane[side];
+        }
+        for (size_t j = 0; j < n; j++) {
+            float v = random_float(&rng);
+            if (d->s.b.kv_type == DT_F32)
+                ((float *)plane[REF])[j] = v;
+            else
+                ((uint16_t *)plane[REF])[j] =
+                    d->s.b.kv_type == DT_F16 ? f32_to_f16(v) : f32_to_bf16(v);
+        }
+        memcpy(host, plane[REF], bytes);
+        if (turned(is_k))
+            turn_keys(&d->s, plane[REF], host, true);
+        d->be[DEV]->ops->copy_in(d->be[DEV], plane[DEV], host, bytes);
+    }
+    mem_free(host);
+}
+
+void kv_free(struct duo *d, int layer)
+{
+    size_t bytes = kv_bytes(&d->s);
+    EACH(side)
+    {
+        d->be[side]->ops->free(d->be[side], d->kv[side][layer].k, bytes);
+        d->be[side]->ops->free(d->be[side], d->kv[side][layer].v, bytes);
+    }
+}
+
+/* A plane of the backend under test, in the reference's order. */
+static void read_plane(struct duo *d, int layer, bool is_k, uint8_t *out)
+{
+    size_t bytes = kv_bytes(&d->s);
+    const struct kv_layer *kv = &d->kv[DEV][layer];
+    uint8_t *got = mem_alloc(bytes);
+    d->be[DEV]->ops->copy_out(d->be[DEV], got, is_k ? kv->k : kv->v, bytes);
+    memcpy(out, got, bytes);
+    if (turned(is_k))
+        turn_keys(&d->s, got, out, false);
+    mem_free(got);
+}
+
+void kv_check(struct duo *d, int layer, const char *what)
+{
+    size_t n = kv_values(&d->s);
+    uint8_t *got = mem_alloc(kv_bytes(&d->s));
+    float *a = mem_alloc(n * sizeof(float)), *b = mem_alloc(n * sizeof(float));
+    for (int is_k = 0; is_k < 2; is_k++) {
+        char text[200];
+        const struct kv_layer *kv = &d->kv[REF][layer];
+        snprintf(text, sizeof text, "%s of %s", is_k ? "k" : "v", what);
+        read_plane(d, layer, is_k, got);
+        quant_dequantize(d->s.b.kv_type, got, a, n);
+        quant_dequantize(d->s.b.kv_type, is_k ? kv->k : kv->v, b, n);
+        double rounding = d->s.b.kv_type == DT_BF16 ? 2e-3 : 1e-3;
+        check_close(text, a, b, n, rounding > product_tol ? rounding : product_tol);
+    }
+    mem_free(got);
+    mem_free(a);
+    mem_free(b);
+}
+
+void kv_copy_back(struct duo *d, int layer)
+{
+    read_plane(d, layer, true, d->kv[REF][layer].k);
+    read_plane(d, layer, false, d->kv[REF][layer].v);
+}

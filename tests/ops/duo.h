@@ -1,0 +1,118 @@
+/*
+ * The reference and the backend under test side by side, for test_ops.c: both backends, networks of
+ * the same parts in both, arrays and weights that lie in both memories, batches with their pages, and
+ * the comparison of what came out.
+ */
+#ifndef STEEL_TESTS_OPS_DUO_H
+#define STEEL_TESTS_OPS_DUO_H
+
+#include "backend/backend.h"
+#include "random_weight.h"
+
+#ifdef STEEL_CUDA_SIM
+enum { SIM = 1 };
+#else
+enum { SIM = 0 };
+#endif
+
+extern const char *backend_name; /* "cpu" or "cuda" */
+extern bool light;               /* fewer and smaller cases: a simulator, or a part of make test */
+/* Products round the activations: to halves on a GPU (2^-12 of each, at most, and the weights
+ * likewise), to 8 bits on a CPU. */
+extern double product_tol;
+
+extern int n_checks, n_failed;
+extern double worst; /* error of the group so far */
+extern uint64_t rng;
+extern const char *filter;
+
+enum { REF, DEV, SIDES };
+#define EACH(side) for (int side = 0; side < SIDES; side++)
+
+/* Sizes of a test's network and bounds of its steps. */
+struct dims {
+    int n_embd, n_heads, n_kv_heads, head_dim, n_rot, n_vocab;
+    int n_ff, n_expert, n_expert_used, n_ff_exp;
+    bool norm_topk;
+    float expert_scale;
+    struct bounds b;
+};
+
+enum { MAX_LAYERS = 4 };
+
+/* A network of n_layers layers of attention without weights, until a test gives them some. */
+struct duo {
+    struct backend *be[SIDES];
+    struct dims s;
+    struct network net[SIDES];
+    struct layer layers[SIDES][MAX_LAYERS];
+    struct kv_layer kv[SIDES][MAX_LAYERS];
+    struct rope rope;
+    float freq[256];
+    struct weight no_head; /* sizes only */
+};
+
+/* The same array in both memories. */
+struct array {
+    float *on[SIDES];
+    size_t n;
+};
+
+struct duo_weight {
+    struct weight on[SIDES];
+};
+
+/* A batch over sequences of given (already cached, new) lengths, decodes first. */
+struct plan {
+    struct batch b;
+    int32_t tokens[512], pos[512], slot[512], q_start[130], kv_len[130], out_rows[512];
+    int32_t *pages;
+};
+
+void fail_if(bool bad, const char *what);
+struct dims base_dims(void);
+void duo_open(struct duo *d, const struct dims *s, int n_layers);
+void duo_prepare(struct duo *d); /* once the weights are there */
+void duo_close(struct duo *d);
+struct array array_random(struct duo *d, size_t n, float scale);
+void array_free(struct duo *d, struct array *a);
+double distance(const float *got, const float *want, size_t n);
+void check_close(const char *what, const float *got, const float *want, size_t n, double tol);
+void weight_new(struct duo *d, struct duo_weight *w, enum weight_role role,
+                const struct random_spec *spec);
+void weight_free(struct duo *d, struct duo_weight *w);
+float *random_floats(size_t n, float scale); /* host; mem_free */
+
+/* Gate, up and down of a dense mlp (n_expert 1), or of experts with their router, as layer's mlp. */
+struct duo_mlp {
+    struct duo_weight router, gate_up, down;
+    bool experts;
+};
+void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff,
+             enum dtype up_type, enum dtype down_type, enum dtype router_type);
+void mlp_free(struct duo *d, struct duo_mlp *m);
+
+/* Caches of random contents, the same in both memories, for layer. */
+void kv_new(struct duo *d, int layer);
+void kv_free(struct duo *d, int layer);
+void kv_check(struct duo *d, int layer, const char *what);
+void kv_copy_back(struct duo *d, int layer); /* the reference's becomes the other's */
+
+void plan_make(struct plan *p, const struct dims *s, const int (*seqs)[2], int n, bool pad);
+void plan_rows(struct plan *p, const struct dims *s, int rows); /* rows of a prompt, all out rows */
+void begin(struct duo *d, struct plan *p);
+void end(struct duo *d, int32_t *ref_tokens, int32_t *dev_tokens);
+void stream_put(struct duo *d, const float *x, int rows);
+/* What the ops since stream_put added to x (rows, n_embd); x NULL: the stream itself. */
+void stream_check(struct duo *d, const char *what, const float *x, int rows, double tol);
+void logits_poison(struct duo *d, int rows);
+void logits_check(struct duo *d, const char *what, int rows, double tol);
+void logits_get(struct duo *d, int side, int rows, float *out); /* (rows, n_vocab) */
+
+bool wanted(const char *group);
+void report(const char *group, int before);
+
+void test_forward(void); /* steps.c */
+void test_routed(void);
+
+#endif

@@ -1,0 +1,412 @@
+/*
+ * Whole steps of small models for test_ops.c, as the forward pass runs them, so that what is fused gets
+ * fused: against the reference, recorded against op by op, and begun while the step before runs. And
+ * layers of one row, where a backend may join the output projection to the experts behind it.
+ */
+#include "base/mem.h"
+#include "duo.h"
+#include "sample/sampler.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* A model of up to MAX_LAYERS layers; layer 0 may be dense, the others have experts. */
+struct mini {
+    struct duo d;
+    int n_layers;
+    struct duo_weight emb, head, wqkv[MAX_LAYERS], wo[MAX_LAYERS];
+    struct duo_mlp mlp[MAX_LAYERS];
+    struct array an[MAX_LAYERS], fn[MAX_LAYERS], qn, kn, norm;
+};
+
+static struct norm rms(const struct array *gain, int side)
+{
+    return (struct norm){NORM_RMS, gain->on[side], NULL, 1e-6f};
+}
+
+/* types: of the output projection, of gate and up, of down */
+static void mini_open(struct mini *m, const struct dims *s, int n_layers, bool dense_first,
+                      const enum dtype *types)
+{
+    struct duo *d = &m->d;
+    duo_open(d, s, n_layers);
+    m->n_layers = n_layers;
+    int E = s->n_embd, H = s->n_heads * s->head_dim, K = s->n_kv_heads * s->head_dim;
+    struct random_spec emb = {
+        .n_in = E, .n_expert = 1, .n_seg = 1, .rows = {s->n_vocab}, .type = {DT_Q4_K}};
+    weight_new(d, &m->emb, WEIGHT_EMBED, &emb);
+    emb.type[0] = DT_Q6_K;
+    weight_new(d, &m->head, WEIGHT_HEAD, &emb);
+    m->norm = array_random(d, (size_t)E, 1.0f);
+    m->qn = array_random(d, (size_t)s->head_dim, 1.0f);
+    m->kn = array_random(d, (size_t)s->head_dim, 1.0f);
+    for (int i = 0; i < n_layers; i++) {
+        struct random_spec qkv = {.n_in = E,
+                                  .n_expert = 1,
+                                  .n_seg = 3,
+                                  .rows = {H, K, K},
+                                  .type = {DT_Q4_K, DT_Q4_K, i ? DT_Q6_K : DT_Q4_K}};
+        struct random_spec wo = {
+            .n_in = H, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {types[0]}};
+        weight_new(d, &m->wqkv[i], WEIGHT_LINEAR, &qkv);
+        weight_new(d, &m->wo[i], WEIGHT_LINEAR, &wo);
+        m->an[i] = array_random(d, (size_t)E, 1.0f);
+        m->fn[i] = array_random(d, (size_t)E, 1.0f);
+        bool dense = dense_first && i == 0;
+        mlp_new(d, i, &m->mlp[i], dense ? 1 : s->n_expert, dense ? s->n_ff : s->n_ff_exp, types[1],
+                types[2], DT_F32);
+        kv_new(d, i);
+    }
+    EACH(side)
+    {
+        d->net[side].embed.tokens = &m->emb.on[side];
+        d->net[side].head = (struct head){.norm = rms(&m->norm, side), .w = &m->head.on[side]};
+        for (int i = 0; i < n_layers; i++) {
+            struct layer *l = &d->layers[side][i];
+            l->mixer.block.in = rms(&m->an[i], side);
+            l->mlp.block.in = rms(&m->fn[i], side);
+            l->mixer.attention.wqkv = &m->wqkv[i].on[side];
+            l->mixer.attention.wo = &m->wo[i].on[side];
+            l->mixer.attention.q_norm = rms(&m->qn, side);
+            l->mixer.attention.k_norm = rms(&m->kn, side);
+        }
+    }
+    duo_prepare(d);
+}
+
+static void mini_close(struct mini *m)
+{
+    struct duo *d = &m->d;
+    weight_free(d, &m->emb);
+    weight_free(d, &m->head);
+    array_free(d, &m->norm);
+    array_free(d, &m->qn);
+    array_free(d, &m->kn);
+    for (int i = 0; i < m->n_layers; i++) {
+        weight_free(d, &m->wqkv[i]);
+        weight_free(d, &m->wo[i]);
+        mlp_free(d, &m->mlp[i]);
+        array_free(d, &m->an[i]);
+        array_free(d, &m->fn[i]);
+        kv_free(d, i);
+    }
+    duo_close(d);
+}
+
+/* Layers [0, n) on one of the two backends. */
+static void mini_layers(struct mini *m, int side, int n)
+{
+    struct backend *be = m->d.be[side];
+    for (int i = 0; i < n; i++) {
+        be->ops->mixer(be, &m->d.layers[side][i].mixer, i);
+        be->ops->mlp(be, &m->d.layers[side][i].mlp, i);
+    }
+}
+
+/* The forward pass on one of them. */
+static void mini_ops(struct mini *m, int side)
+{
+    struct backend *be = m->d.be[side];
+    be->ops->embed(be, &m->d.net[side].embed);
+    mini_layers(m, side, m->n_layers);
+    be->ops->head(be, &m->d.net[side].head);
+    be->ops->sample(be);
+}
+
+/* The step recorded under its number of sequences, launched and not waited for. */
+static void launch_step(struct mini *m, struct batch *b)
+{
+    struct backend *be = m->d.be[DEV];
+    b->kv = m->d.kv[DEV];
+    be->ops->begin(be, b);
+    if (!be->ops->replay(be, (uint64_t)b->n_seqs)) {
+        be->ops->record(be, (uint64_t)b->n_seqs);
+        mini_ops(m, DEV);
+    }
+    be->ops->launch(be);
+}
+
+/* A step begun while the one before it runs, with the tokens that one will choose, computes what it
+ * does when it is given those tokens. */
+static void check_ahead(struct mini *m, struct plan *p, const char *name, float *fed, float *told)
+{
+    struct backend *be = m->d.be[DEV];
+    struct error err = {0};
+    int32_t first[512], second[512], again[512], pos[512], slot[512], kv_len[130], next[512];
+    struct batch b = p->b;
+    size_t n = (size_t)(b.n_out * m->d.s.n_vocab);
+    struct sampler *samplers[512];
+    for (int i = 0; i < b.n_tokens; i++) {
+        bool grows = (p->pos[i] + 1) % m->d.s.b.page_len != 0; /* else it would need a page */
+        pos[i] = p->pos[i] + grows;
+        slot[i] = p->slot[i] + grows;
+        kv_len[i] = p->kv_len[i] + grows;
+        next[i] = -1 - i;
+        samplers[i] = p->b.samplers[0];
+    }
+    p->b.samplers = b.samplers = samplers;
+    b.tokens = next;
+    b.pos = pos;
+    b.slot = slot;
+    b.kv_len = kv_len;
+    logits_poison(&m->d, b.n_out);
+    launch_step(m, &p->b);
+    launch_step(m, &b);
+    fail_if(!be->ops->end(be, first, &err), err.msg);
+    fail_if(!be->ops->end(be, second, &err), err.msg);
+    logits_get(&m->d, DEV, b.n_out, fed);
+    b.tokens = first;
+    logits_poison(&m->d, b.n_out);
+    launch_step(m, &b);
+    fail_if(!be->ops->end(be, again, &err), err.msg);
+    logits_get(&m->d, DEV, b.n_out, told);
+    n_checks++;
+    if (memcmp(fed, told, n * sizeof(float)) ||
+        memcmp(second, again, (size_t)b.n_out * sizeof *again)) {
+        n_failed++;
+        printf("FAIL  %s: a step begun ahead differs\n", name);
+    }
+}
+
+/* The logits against the reference's, and the tokens against the backend's own logits. */
+static void check_step(struct mini *m, const struct plan *p, const char *name,
+                       struct sampler *const *samplers, const struct sampler *greedy,
+                       const int32_t *tokens, const float *got)
+{
+    int V = m->d.s.n_vocab;
+    float *want = mem_alloc((size_t)(p->b.n_out * V) * sizeof *want);
+    logits_get(&m->d, REF, p->b.n_out, want);
+    /* Two experts of nearly the same weight can change places in a row: rounding decides. */
+    int excused = p->b.n_out / 6;
+    double tol = 4 * product_tol;
+    for (int i = 0; i < p->b.n_out; i++) {
+        const float *row = got + (size_t)i * (size_t)V, *right = want + (size_t)i * (size_t)V;
+        char what[120];
+        snprintf(what, sizeof what, "logits %d of %s", i, name);
+        double off = distance(row, right, (size_t)V);
+        if (excused && off > tol && off < 0.8)
+            excused--;
+        else
+            check_close(what, row, right, (size_t)V, tol);
+        int best = 0;
+        for (int j = 1; j < V; j++)
+            best = row[j] > row[best] ? j : best;
+        n_checks++;
+        bool ok = samplers[i] == NULL     ? tokens[i] == -1
+                  : samplers[i] == greedy ? tokens[i] == best
+                                          : tokens[i] >= 0;
+        if (!ok) {
+            n_failed++;
+            printf("FAIL  token %d of %s is %d, not %d\n", i, name, tokens[i], best);
+        }
+    }
+    mem_free(want);
+}
+
+/* The same step recorded, replayed, and replayed with longer sequences, against op by op: bytes. */
+static void check_replays(struct mini *m, struct plan *p, const char *name,
+                          const struct sampler *greedy, float *eager, float *again)
+{
+    struct backend *be = m->d.be[DEV];
+    const struct dims *s = &m->d.s;
+    size_t n = (size_t)(p->b.n_out * s->n_vocab);
+    int32_t now[512], before[512];
+    struct error err = {0};
+    p->b.kv = m->d.kv[DEV];
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; round == 2 && i < p->b.n_tokens; i++) {
+            if ((p->pos[i] + 1) % s->b.page_len == 0)
+                continue; /* would need a page */
+            p->pos[i]++;
+            p->slot[i]++;
+            p->kv_len[i]++;
+            p->tokens[i] = (p->tokens[i] + 1) % s->n_vocab;
+        }
+        if (round != 1) {
+            be->ops->begin(be, &p->b);
+            mini_ops(m, DEV);
+            fail_if(!be->ops->end(be, before, &err), err.msg);
+            logits_get(&m->d, DEV, p->b.n_out, eager);
+        }
+        logits_poison(&m->d, p->b.n_out);
+        be->ops->begin(be, &p->b);
+        bool replayed = be->ops->replay(be, (uint64_t)p->b.n_seqs);
+        if (!replayed) {
+            be->ops->record(be, (uint64_t)p->b.n_seqs);
+            mini_ops(m, DEV);
+        }
+        fail_if(!be->ops->end(be, now, &err), err.msg);
+        logits_get(&m->d, DEV, p->b.n_out, again);
+        n_checks += 3;
+        if (replayed != (round > 0)) {
+            n_failed++;
+            printf("FAIL  %s round %d: replayed is %d\n", name, round, replayed);
+        }
+        if (memcmp(eager, again, n * sizeof(float))) {
+            char what[120];
+            n_failed++;
+            snprintf(what, sizeof what, "replay of %s, round %d", name, round);
+            check_close(what, again, eager, n, 0);
+        }
+        for (int i = 0; i < p->b.n_out; i++)
+            if (p->b.samplers[i] == greedy && now[i] != before[i]) {
+                n_failed++;
+                printf("FAIL  %s round %d: token %d is %d, not %d\n", name, round, i, now[i],
+                       before[i]);
+            }
+    }
+}
+
+void test_forward(void)
+{
+    int before = n_checks;
+    if (!wanted("forward, replay"))
+        return;
+    struct dims s = base_dims();
+    s.n_embd = 512;
+    s.head_dim = 128;
+    s.n_heads = 8;
+    s.n_kv_heads = 1;
+    s.n_rot = 128;
+    s.b.n_pages = 120;
+    struct mini *m = mem_zalloc(1, sizeof *m);
+    mini_open(m, &s, 2, true, (const enum dtype[]){DT_Q4_K, DT_Q4_K, DT_Q6_K});
+    struct duo *d = &m->d;
+    struct sample_params greedy = {.temp = 0, .top_p = 1, .repeat_penalty = 1};
+    struct sample_params warm = {
+        .temp = 0.9f, .top_k = 5, .top_p = 1, .repeat_penalty = 1, .seed = 7};
+    struct sampler *sg = sampler_new(&greedy, s.n_vocab), *sw = sampler_new(&warm, s.n_vocab);
+    static const int three[][2] = {{60, 1}, {130, 1}, {0, 1}};
+    static const int one[][2] = {{77, 1}}, five[][2] = {{1, 1}, {30, 1}, {0, 1}, {200, 1}, {64, 1}};
+    static const int mixed[][2] = {{12, 1}, {0, 6}, {4, 1}},
+                     large[][2] = {{3, 1}, {0, 41}, {20, 3}},
+                     wide[][2] = {{3, 1}, {0, 200}, {20, 60}};
+    static const int twelve[][2] = {{1, 1}, {2, 1}, {3, 1},  {40, 1}, {50, 1}, {60, 1},
+                                    {7, 1}, {8, 1}, {90, 1}, {10, 1}, {11, 1}, {12, 1}};
+    const struct {
+        const char *name;
+        const int (*seqs)[2];
+        int n;
+    } runs[] = {{"1 decode", one, 1},        {"5 decodes", five, 5},
+                {"mixed, 8 rows", mixed, 3}, {"mixed, 45 rows", large, 3},
+                {"12 decodes", twelve, 12},  {"3 decodes", three, 3},
+                {"mixed, 261 rows", wide, 3}};
+    size_t most = (size_t)(s.b.max_out * s.n_vocab);
+    float *eager = mem_alloc(most * sizeof(float)), *again = mem_alloc(most * sizeof(float));
+    for (int r = 0; r < 7; r++) {
+        struct plan p;
+        plan_make(&p, &s, runs[r].seqs, runs[r].n, false);
+        struct sampler *samplers[512] = {0};
+        for (int i = 0; i < p.b.n_out; i++)
+            samplers[i] = i == 2 ? sw : i == 3 ? NULL : sg;
+        int32_t tokens[512];
+        logits_poison(d, p.b.n_out);
+        EACH(side)
+        {
+            p.b.samplers = side == DEV ? samplers : NULL; /* the reference's are not looked at */
+            p.b.kv = d->kv[side];
+            d->be[side]->ops->begin(d->be[side], &p.b);
+            mini_ops(m, side);
+        }
+        end(d, NULL, tokens);
+        logits_get(d, DEV, p.b.n_out, eager);
+        check_step(m, &p, runs[r].name, samplers, sg, tokens, eager);
+        /* The CPU does not record, nor begin a step while another runs. */
+        if (p.b.n_decode == p.b.n_seqs && d->be[DEV]->ahead) {
+            check_replays(m, &p, runs[r].name, sg, eager, again);
+            check_ahead(m, &p, runs[r].name, eager, again);
+            for (int i = 0; i < 2; i++) /* rounds the reference did not take part in */
+                kv_copy_back(d, i);
+        }
+        mem_free(p.pages);
+    }
+    mem_free(eager);
+    mem_free(again);
+    sampler_free(sg);
+    sampler_free(sw);
+    mini_close(m);
+    mem_free(m);
+    report("forward, replay", before);
+}
+
+/* One row through all layers but the last, of a residual of about `size`. What is fused must not show:
+ * `look` reads the stream between mixer and mlp. */
+static void routed_case(const struct dims *s, const enum dtype *types, float size, int layers,
+                        bool look)
+{
+    struct mini *m = mem_zalloc(1, sizeof *m);
+    struct duo *d = &m->d;
+    mini_open(m, s, layers + 1, false, types);
+    struct backend *dev = d->be[DEV];
+    size_t n = (size_t)s->n_embd;
+    struct plan p;
+    char what[160];
+    snprintf(what, sizeof what, "%d layers of %s/%s/%s, %d of %d experts, size %g%s", layers,
+             dtype_name(types[0]), dtype_name(types[1]), dtype_name(types[2]), s->n_expert_used,
+             s->n_expert, (double)size, look ? ", looked at" : "");
+    plan_make(&p, s, (const int[][2]){{0, 1}}, 1, false);
+    float *x = random_floats(n, size), *first = mem_alloc(n * sizeof *first);
+    float *again = mem_alloc(n * sizeof *again);
+    /* Op by op; as it is recorded; replayed twice, which finds what others left behind. */
+    for (int step = 0; step < 4; step++) {
+        begin(d, &p);
+        stream_put(d, x, 1);
+        bool records = step && dev->ahead, replayed = records && dev->ops->replay(dev, 7);
+        if (records && !replayed)
+            dev->ops->record(dev, 7);
+        for (int i = 0; i < layers; i++)
+            EACH(side)
+            {
+                const struct backend_ops *op = d->be[side]->ops;
+                if (side == DEV && replayed)
+                    continue;
+                op->mixer(d->be[side], &d->layers[side][i].mixer, i);
+                if (look && !step && side == DEV)
+                    stream_check(d, what, NULL, 1, product_tol * 2);
+                op->mlp(d->be[side], &d->layers[side][i].mlp, i);
+            }
+        end(d, NULL, NULL);
+        stream_check(d, what, NULL, 1, product_tol * 2);
+        dev->ops->stream_get(dev, step ? again : first, 1);
+        n_checks++;
+        if (step && (replayed != (records && step > 1) || memcmp(first, again, n * sizeof *x))) {
+            n_failed++;
+            printf("FAIL  %s: step %d %s\n", what, step,
+                   replayed != (records && step > 1) ? "is not what was recorded"
+                                                     : "differs from the first");
+        }
+    }
+    mem_free(x);
+    mem_free(first);
+    mem_free(again);
+    mem_free(p.pages);
+    mini_close(m);
+    mem_free(m);
+}
+
+void test_routed(void)
+{
+    int before = n_checks;
+    if (!wanted("output, experts"))
+        return;
+    const enum dtype types[][3] = {{DT_Q4_K, DT_Q4_K, DT_Q6_K},
+                                   {DT_Q6_K, DT_Q4_K, DT_Q4_K},
+                                   {DT_Q8_0, DT_Q8_0, DT_Q8_0},
+                                   {DT_Q5_K, DT_Q4_K, DT_Q4_K}};
+    /* The last two do not go by way of sums. */
+    const int experts[] = {16, light ? 64 : 128, 40, 18, light ? 132 : 256};
+    const float size[] = {1.0f, 3e-3f, 3e3f};
+    for (int i = 0; i < 10; i++) {
+        struct dims s = base_dims();
+        if (light && (i == 4 || i == 8))
+            continue;
+        s.n_embd = i % 3 == 2 ? 768 : 512;
+        s.n_heads = i == 3 ? 4 : 16;
+        s.n_expert = experts[i % 5];
+        s.n_expert_used = i % 4 == 3 ? 10 : 8;
+        s.n_ff_exp = 256;
+        s.norm_topk = i != 2;
+        routed_case(&s, types[i % 4], size[i % 3], 1 + i % 3, i == 6);
+    }
+    report("output, experts", before);
+}
