@@ -321,8 +321,7 @@ static struct usage_count count_usage(const struct choice *c, int64_t now)
     };
 }
 
-/* The one way out: out of the scheduler, EVENT_DONE. The choice may be gone afterwards. `text`: what
- * was already ready to show. */
+/* The one way out: out of the scheduler, EVENT_DONE. The choice may be gone afterwards. */
 static void finish(struct engine *e, struct choice *c, enum finish how, int stop, const char *error)
 {
     struct request *r = c->req;
