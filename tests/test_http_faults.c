@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "base/buf.h"
+#include "base/mem.h"
 #include "server/http.h"
 
 #include <arpa/inet.h>
@@ -135,9 +136,14 @@ static void on_request(void *arg, struct http_exchange *x)
 {
     (void)arg;
     size_t n;
-    const char *body = http_body(x, &n);
+    bool was = faulty;
+    faulty = false; /* the copy of an empty body is the test's own */
+    char *body = http_take_body(x, &n);
+    faulty = was;
     const char *path = http_request(x)->path;
-    if (n && (n != REPLY || memcmp(body, pattern, n))) {
+    bool wrong = n && (n != REPLY || memcmp(body, pattern, n));
+    mem_free(body);
+    if (wrong) {
         http_reply(x, 400, "text/plain", "wrong body\n", 11);
     } else if (!strcmp(path, "/stream")) {
         http_stream_start(x, 200, "text/plain");

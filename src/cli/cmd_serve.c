@@ -18,7 +18,7 @@ struct serve_flags {
     struct opt_list keys, origins, hosts;
     float step_ms;
     int body_mb, kv_tokens;
-    bool no_metrics_compat, no_prefix_cache;
+    bool no_prefix_cache;
     bool ignored;
     const char *ignored_text;
 };

@@ -619,12 +619,6 @@ const struct http_head *http_request(const struct http_exchange *x)
     return &x->head;
 }
 
-const char *http_body(const struct http_exchange *x, size_t *n)
-{
-    *n = x->body.len;
-    return x->body.p ? x->body.p : "";
-}
-
 char *http_take_body(struct http_exchange *x, size_t *n)
 {
     *n = x->body.len;

@@ -54,8 +54,7 @@ void http_close(struct http *h);            /* at once */
 
 /* The request; valid until the exchange ends. */
 const struct http_head *http_request(const struct http_exchange *x);
-const char *http_body(const struct http_exchange *x, size_t *n);
-/* The caller's now: mem_free. It still counts as buffered until http_body_done or the end. */
+/* The body: the caller's now: mem_free. It still counts as buffered until http_body_done or the end. */
 char *http_take_body(struct http_exchange *x, size_t *n);
 void http_body_done(struct http_exchange *x);
 const char *http_peer(const struct http_exchange *x);    /* address and port */
