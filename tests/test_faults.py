@@ -1,15 +1,21 @@
 #!/usr/bin/env python3
 """Everything fails once: the k-th allocation, read, write, accept or thread start (tests/faults.c), with k walked
-through a run, which ends with code 0 and its whole answer, or with 1 and one line.
+through a run, a server's start and shutdown, a chat and a stream. A run ends with code 0 or with 1 and one line; a
+server ends likewise while it starts, and later goes on: the request gets its whole answer, an error in words, or a
+connection that is cut, never a wrong or half answer that looks whole; the next request is served as ever.
 usage: test_faults.py BUILD [all]: without "all" a sample of each walk."""
-import ctypes, mmap, os, subprocess, sys, tempfile
+import ctypes, json, mmap, os, re, signal, socket, subprocess, sys, tempfile, threading, time
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serverlib import Server
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 ALL = len(sys.argv) > 2
 STEEL = os.path.join(BUILD, "steel")
 KINDS = ["alloc", "read", "write", "accept", "thread"]
-SAMPLE = {"run": 20}  # of allocations; a quarter of that of the others
+SAMPLE = {"run": 20, "serve": 20, "chat": 50, "stream": 50}  # of allocations; a quarter of that of the others
 HANG_S = 60
+WORDS = {"temperature": 0, "max_tokens": 12, "messages": [{"role": "user", "content": "Tell me a story, and a joke."}]}
 
 
 class Control(ctypes.Structure):
@@ -98,12 +104,151 @@ def walk_run(faults, model):
     walk(faults, "run", once, counts)
 
 
+# A server's start and end
+
+def walk_serve(faults, model):
+    cmd = [STEEL, "serve", model, "--port", "0", "-t", "2", "--device", "cpu", "--grace", "1"]
+
+    def serve():
+        """Starts one, asks it to stop once it is ready; (code, stderr)."""
+        p = subprocess.Popen(cmd, env=faults.env, stderr=subprocess.PIPE, text=True)
+        timer = threading.Timer(HANG_S, p.kill)
+        timer.start()
+        lines, asked = [], False
+        late = threading.Timer(5, p.terminate)  # its words may be what failed
+        late.start()
+        for line in p.stderr:
+            lines.append(line.rstrip())
+            if not asked and "ready" in line:
+                asked = True
+                p.terminate()
+        code = p.wait()
+        late.cancel()
+        assert timer.is_alive(), "it hangs"
+        timer.cancel()
+        return code, lines
+
+    faults.arm("alloc", 0)
+    code, lines = serve()
+    assert code == 0, lines
+    counts = faults.counts()
+
+    def once(kind, k):
+        code, lines = serve()
+        where = describe("serve", kind, k, f"exit {code}\n" + "\n".join(lines))
+        assert code in (0, 1), where
+        told = [l for l in lines if l.startswith("steel: ")]
+        assert len(told) == code or kind == "write", where
+        return "served and ended" if code == 0 else "exit 1"
+
+    walk(faults, "serve", once, counts)
+
+
+# Requests
+
+def exchange(port, path, body):
+    """What comes back on a connection of its own, head and body; None: nothing, or it was cut."""
+    text = json.dumps(body)
+    s = socket.socket()
+    s.settimeout(HANG_S)
+    try:
+        s.connect(("127.0.0.1", port))
+        s.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                  f"Connection: close\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        data = b""
+        while True:
+            piece = s.recv(65536)
+            if not piece:
+                break
+            data += piece
+    except ConnectionError:
+        return None
+    finally:
+        s.close()
+    head, sep, rest = data.partition(b"\r\n\r\n")
+    if not sep:
+        return None
+    status = int(head.split()[1])
+    length = re.search(rb"Content-Length: (\d+)", head)
+    if length:
+        return (status, rest.decode()) if len(rest) == int(length.group(1)) else None
+    out = b""
+    while True:  # chunks
+        size, sep, rest = rest.partition(b"\r\n")
+        if not sep or len(rest) < int(size, 16) + 2:
+            return None
+        if int(size, 16) == 0:
+            return status, out.decode()
+        out += rest[:int(size, 16)]
+        rest = rest[int(size, 16) + 2:]
+
+
+def read_answer(got, stream):
+    """("whole", text), or how it ended."""
+    if got is None:
+        return "cut", None
+    status, text = got
+    if status != 200:
+        assert json.loads(text)["error"]["message"], got
+        return f"{status}", None
+    if not stream:
+        return "whole", json.loads(text)["choices"][0]["message"]["content"]
+    events = [e[6:] for e in text.split("\n\n") if e.startswith("data: ")]
+    said = ""
+    for e in events[:-1]:
+        e = json.loads(e)
+        if "error" in e:
+            return "error event", None
+        said += e["choices"][0]["delta"].get("content") or ""
+    if events and events[-1] == "[DONE]":
+        return "whole", said
+    assert events and "error" in json.loads(events[-1]), got
+    return "error event", None
+
+
+def walk_requests(faults, model):
+    s = Server(BUILD, "--device", "cpu", model=model, env=faults.env)
+    path = "/v1/chat/completions"
+    try:
+        for what, stream in (("chat", False), ("stream", True)):
+            body = dict(WORDS, stream=stream)
+            faults.arm("alloc", 0)
+            how, good = read_answer(exchange(s.port, path, body), stream)
+            assert how == "whole" and good, how
+            time.sleep(0.2)  # what is left to do after the reply
+            counts = faults.counts()
+
+            def once(kind, k):
+                try:
+                    how, text = read_answer(exchange(s.port, path, body), stream)
+                except (OSError, AssertionError, ValueError) as e:
+                    raise AssertionError(describe(what, kind, k, repr(e)) + "\n" + s.log())
+                faults.disarm()
+                # and it is as good as ever
+                again, after = read_answer(exchange(s.port, path, body), stream)
+                where = describe(what, kind, k, f"{how}, then {again}\n{s.log()}")
+                assert s.proc.poll() is None, where
+                assert how != "whole" or text == good, where
+                assert again == "whole" and after == good, where
+                return how
+
+            walk(faults, what, once, counts)
+        assert s.get("/health")[0] == 200
+        s.proc.send_signal(signal.SIGTERM)
+        assert s.proc.wait(HANG_S) == 0, s.log()  # with a sanitizer: nothing leaked
+    finally:
+        if s.proc.poll() is None:
+            s.proc.kill()
+
+
 def main():
     with tempfile.TemporaryDirectory() as tmp:
         model = os.path.join(tmp, "toy.gguf")
         subprocess.run([os.path.join(BUILD, "tests/toy_gguf"), model], check=True)
         faults = Faults(tmp)
         walk_run(faults, model)
+        walk_serve(faults, model)
+        walk_requests(faults, model)
 
 
 main()

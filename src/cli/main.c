@@ -40,6 +40,16 @@ static void help(FILE *out)
             "version.\n");
 }
 
+/* Output that did not arrive is a failure, also of a command that went well. */
+static int finish(int rc)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return rc;
+    if (rc == EXIT_OK)
+        fprintf(stderr, "steel: the output could not be written\n");
+    return rc == EXIT_OK ? EXIT_FAIL : rc;
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2) {
@@ -48,15 +58,15 @@ int main(int argc, char **argv)
     }
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
         help(stdout);
-        return EXIT_OK;
+        return finish(EXIT_OK);
     }
     if (!strcmp(argv[1], "--version")) {
         printf("steel %s\n", STEEL_VERSION);
-        return EXIT_OK;
+        return finish(EXIT_OK);
     }
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         if (!strcmp(argv[1], commands[i].name))
-            return commands[i].run(argc - 1, argv + 1);
+            return finish(commands[i].run(argc - 1, argv + 1));
     fprintf(stderr, "steel: unknown command '%s'; 'steel --help' lists them\n", argv[1]);
     return EXIT_USAGE;
 }
