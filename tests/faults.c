@@ -2,8 +2,8 @@
  * A shared object for LD_PRELOAD that makes the k-th allocation, read, write, accept or thread start of
  * a program fail, once. The file named by STEEL_FAULTS is shared with the test, which says what should
  * fail and reads how far it got, at any time. Counting starts with main: what the loader does is not
- * ours. Descriptors that only the program itself uses (eventfds, its pair of sockets for signals) never
- * fail in earnest and are left alone.
+ * ours. Descriptors that only the program itself uses (eventfds, its pipe for signals) never fail in
+ * earnest and are left alone.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -24,6 +24,7 @@ enum kind { ALLOC, READ, WRITE, ACCEPT, THREAD, N_KINDS };
 struct control {
     atomic_int kind;           /* what fails */
     atomic_int at;             /* which one, from 1; 0 = none */
+    atomic_int row;            /* and so many after it */
     atomic_int n_failed;       /* since the test set this to 0 */
     atomic_int count[N_KINDS]; /* since the test set these to 0 */
 };
@@ -36,7 +37,8 @@ static bool fails(enum kind kind)
     if (!c)
         return false;
     int n = atomic_fetch_add(&c->count[kind], 1) + 1;
-    if (atomic_load(&c->kind) != (int)kind || atomic_load(&c->at) != n)
+    int at = atomic_load(&c->at);
+    if (atomic_load(&c->kind) != (int)kind || !at || n < at || n > at + atomic_load(&c->row))
         return false;
     atomic_fetch_add(&c->n_failed, 1);
     return true;
@@ -125,6 +127,8 @@ static bool can_fail(int fd)
     bool yes = fstat(fd, &st) == 0 && (st.st_mode & S_IFMT) != 0;
     if (yes && S_ISSOCK(st.st_mode))
         yes = getsockname(fd, (struct sockaddr *)&a, &n) == 0 && a.ss_family != AF_UNIX;
+    if (yes && S_ISFIFO(st.st_mode))
+        yes = fd <= STDERR_FILENO;
     errno = saved;
     return yes;
 }

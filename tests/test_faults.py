@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Everything fails once: the k-th allocation, read, write, accept or thread start (tests/faults.c), with k walked
+"""Everything fails once: the k-th allocation (and eight in a row), read, write, accept or thread start (tests/faults.c), with k walked
 through a run, a server's start and shutdown, a chat and a stream. A run ends with code 0 or with 1 and one line; a
 server ends likewise while it starts, and later goes on: the request gets its whole answer, an error in words, or a
 connection that is cut, never a wrong or half answer that looks whole; the next request is served as ever.
@@ -19,7 +19,7 @@ WORDS = {"temperature": 0, "max_tokens": 12, "messages": [{"role": "user", "cont
 
 
 class Control(ctypes.Structure):
-    _fields_ = [("kind", ctypes.c_int), ("at", ctypes.c_int), ("n_failed", ctypes.c_int),
+    _fields_ = [("kind", ctypes.c_int), ("at", ctypes.c_int), ("row", ctypes.c_int), ("n_failed", ctypes.c_int),
                 ("count", ctypes.c_int * len(KINDS))]
 
 
@@ -38,7 +38,8 @@ class Faults:
     def arm(self, kind, at):
         c = self.control
         c.at = c.n_failed = 0
-        c.kind = KINDS.index(kind)
+        c.row = 7 if kind == "allocs" else 0
+        c.kind = KINDS.index(kind.removesuffix("s"))
         for i in range(len(KINDS)):
             c.count[i] = 0
         c.at = at
@@ -59,7 +60,8 @@ def ks(what, kind, n):
 
 def walk(faults, what, once, counts):
     """once(kind, k): what came of it, or an AssertionError."""
-    for kind in KINDS:
+    counts["allocs"] = counts["alloc"]
+    for kind in [*KINDS, "allocs"]:
         seen = {}
         tried = hit = 0
         for k in ks(what, kind, counts[kind]):

@@ -203,14 +203,17 @@ static void *raw_realloc(void *p, size_t bytes)
     return p ? realloc(p, bytes) : malloc(bytes);
 }
 
-/* There was no memory: returns NULL if it is worth trying again. */
-static void *no_memory(size_t bytes)
+/* There was no memory, the n-th time in a row: returns if it is worth trying again. */
+static void no_memory(size_t bytes, int n)
 {
+    enum { TRIES = 100, PAUSE_US = 10000 };
     if (job)
         give_up();
     if (reserve_spend())
-        return NULL;
-    mem_die(bytes);
+        return;
+    if (!atomic_load(&is_low) || n > TRIES)
+        mem_die(bytes);
+    usleep(PAUSE_US); /* jobs are being given up meanwhile */
 }
 
 void mem_die(size_t bytes)
@@ -234,8 +237,8 @@ void *mem_zalloc(size_t count, size_t size)
     if (!mul_size(count ? count : 1, size ? size : 1, &bytes))
         bytes = SIZE_MAX;
     bool low = job && atomic_load_explicit(&is_low, memory_order_relaxed);
-    while (low || !(p = calloc(1, bytes)))
-        no_memory(bytes);
+    for (int n = 0; low || !(p = calloc(1, bytes)); n++)
+        no_memory(bytes, n);
     return note(p);
 }
 
@@ -247,8 +250,8 @@ void *mem_realloc(void *p, size_t count, size_t size)
     guard_check(bytes);
     uintptr_t old = (uintptr_t)p;
     void *q;
-    while (!(q = raw_realloc(p, bytes ? bytes : 1)))
-        no_memory(bytes);
+    for (int n = 0; !(q = raw_realloc(p, bytes ? bytes : 1)); n++)
+        no_memory(bytes, n);
     if ((uintptr_t)q == old)
         return q;
     unnote(old);

@@ -5,8 +5,9 @@
  *
  * When the system has no memory, mem_alloc and its like do one of three things, in this order:
  *  1. in a job (mem_try): the job is given up, all it allocated is freed, mem_try returns false
- *  2. with a reserve (mem_reserve): the reserve is given to the system and the allocation tried again;
- *     until it is back, jobs are refused. What serves others can so tell them that it is out of memory
+ *  2. with a reserve (mem_reserve): the reserve is given to the system and the allocation tried again,
+ *     for a second; until it is back, jobs are given up and refused. What serves others can so tell
+ *     them that it is out of memory
  *  3. else the process ends: one line, exit code 1
  */
 #ifndef STEEL_BASE_MEM_H

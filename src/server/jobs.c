@@ -195,6 +195,8 @@ void jobs_trim(struct jobs *q)
 
 void jobs_stop(struct jobs *q)
 {
+    if (!q)
+        return;
     pthread_mutex_lock(&q->lock);
     q->stop = true;
     pthread_cond_broadcast(&q->wake);
@@ -211,6 +213,8 @@ void jobs_stop(struct jobs *q)
 
 void jobs_free(struct jobs *q)
 {
+    if (!q)
+        return;
     pthread_mutex_destroy(&q->lock);
     pthread_cond_destroy(&q->wake);
     mem_free(q);

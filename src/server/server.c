@@ -458,14 +458,16 @@ static struct event *watch(struct server *s, int fd, short what,
                            void (*fn)(evutil_socket_t, short, void *))
 {
     struct event *e = event_new(s->base, fd, what, fn, s);
-    CHECK(e && !event_add(e, NULL), "no memory for an event");
+    if (!e || event_add(e, NULL))
+        mem_die(event_get_struct_event_size());
     return e;
 }
 
 static struct event *timer(struct server *s, short what, void (*fn)(evutil_socket_t, short, void *))
 {
     struct event *e = event_new(s->base, -1, what, fn, s);
-    CHECK(e, "no memory for an event");
+    if (!e)
+        mem_die(event_get_struct_event_size());
     return e;
 }
 
@@ -511,6 +513,7 @@ int server_run(const struct server_options *opt, struct error *err)
     s->opt.http.handler = on_request;
     s->opt.http.refuse = on_refuse;
     s->opt.http.arg = s;
+    s->jobs_fd = -1;
     s->started = time(NULL);
     if (getrandom(&s->id_secret, sizeof s->id_secret, 0) != (ssize_t)sizeof s->id_secret)
         s->id_secret = (uint64_t)clock_ns();
@@ -529,13 +532,16 @@ int server_run(const struct server_options *opt, struct error *err)
     signal(SIGPIPE, SIG_IGN);
     bound_heap();
     log_start();
+    event_set_mem_functions(mem_ask, mem_ask_again, mem_free);
     int rc = 1;
     s->base = event_base_new();
     s->http = s->base ? http_open(s->base, &s->opt.http, err) : NULL;
     if (!s->base)
         error_set(err, "no memory for an event loop");
-    if (s->http && start_workers(s, err)) {
-        s->events = events_new();
+    bool ok = s->http && start_workers(s, err);
+    if (ok && !(s->events = events_new()))
+        ok = error_set(err, "no file descriptor is left");
+    if (ok) {
         s->engine = engine_open(opt->model, &opt->engine);
         loop(s);
         rc = s->exit_code;
@@ -543,11 +549,13 @@ int server_run(const struct server_options *opt, struct error *err)
             error_set(err, "the model cannot be loaded"); /* the log has said why */
         server_unload_chat(s);
         events_free(s->events);
-        jobs_free(s->jobs);
-        close(s->jobs_fd);
     } else {
         http_close(s->http);
+        jobs_stop(s->jobs);
     }
+    jobs_free(s->jobs);
+    if (s->jobs_fd >= 0)
+        close(s->jobs_fd);
     if (s->base)
         event_base_free(s->base);
     mem_free(s);
