@@ -1,7 +1,10 @@
 /* libFuzzer entry: a request body, as each endpoint reads it. Whatever comes: accepted and within the
  * documented ranges, or refused with a status and a message. */
 #include "base/mem.h"
+#include "server/ollama.h"
 #include "server/prepare_int.h"
+#include "server/responses.h"
+#include "server/store.h"
 
 #include <string.h>
 
@@ -40,6 +43,36 @@ static void conversation(const json_t *body)
     buf_clear(&prompt);
 }
 
+/* Bodies of the other APIs: a chat body that is checked like any other, or an error with a reason. */
+static void translations(const json_t *body)
+{
+    static struct store *store;
+    if (!store) {
+        store = store_new(1 << 20, 3600);
+        struct stored r = {.id = "resp_a",
+                           .owner = "",
+                           .reply = "{}",
+                           .input = "",
+                           .output = "{\"id\":\"msg_a_0\",\"type\":\"message\",\"role\":"
+                                     "\"assistant\",\"content\":\"x\"}"};
+        store_put(store, &r);
+    }
+    for (int i = 0; i < 3; i++) {
+        struct api_error err = {0};
+        struct responses_call *r = mem_zalloc(1, sizeof *r);
+        bool raw = false;
+        json_t *chat = i == 2 ? responses_translate(body, store, "", "b", r, &err)
+                              : ollama_translate(body, i == 1, &raw, &err);
+        CHECK((chat != NULL) == (err.status == 0) && (chat || err.msg[0]), "translation %d", i);
+        if (chat) {
+            conversation(chat);
+            json_decref(responses_drop_turns(json_object_get(chat, "messages"), 1));
+        }
+        json_decref(chat);
+        responses_call_free(r);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct sample_params defaults = sample_params_default();
@@ -71,6 +104,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     if (body) {
         conversation(body);
+        translations(body);
         memset(&err, 0, sizeof err);
         json_t *translated = messages_translate(body, true, &err);
         CHECK((translated != NULL) == (err.status == 0), "translated and refused");

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Drives `steel serve` with real clients: the OpenAI, Vercel AI, LangChain and Anthropic SDKs, and the
-# web page in Chromium. Needs node 20 and npm; the packages are pinned in tests/clients/package-lock.json.
+# Drives `steel serve` with real clients: the OpenAI, Agents, Vercel AI, LangChain, Anthropic and ollama
+# SDKs, and the web page in Chromium. Needs node 20 and npm; the packages are pinned in tests/clients/package-lock.json.
 B=${1:-build}
 command -v node >/dev/null && command -v npm >/dev/null || { echo "no node and npm here"; exit 77; }
 cd "$(dirname "$0")/clients" || exit 1

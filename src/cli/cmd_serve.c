@@ -17,7 +17,7 @@ struct serve_flags {
     const char *max_body, *max_buffered, *max_unsent;
     struct opt_list keys, origins, hosts;
     float step_ms;
-    int body_mb, kv_tokens;
+    int body_mb, kv_tokens, store_mb;
     bool no_prefix_cache;
     bool ignored;
     const char *ignored_text;
@@ -80,6 +80,7 @@ static bool finish_limits(const struct usage *u, struct serve_flags *f)
         args_usage_error(u, "--max-buffered %s: use a size such as 256M", f->max_buffered);
         return false;
     }
+    f->srv.store_bytes = (size_t)f->store_mb << 20;
     f->srv.max_unsent = (size_t)64 << 20;
     if (f->max_unsent && (!parse_bytes(f->max_unsent, &f->srv.max_unsent) || !f->srv.max_unsent)) {
         args_usage_error(u, "--max-unsent %s: use a size such as 64M", f->max_unsent);
@@ -134,6 +135,7 @@ int cmd_serve(int argc, char **argv)
         .log_format = "text",
         .log_level = "info",
         .metrics = "steel",
+        .store_mb = 64,
         .srv = {.sample = sample_params_unset(),
                 .ping_s = 15,
                 .grace_s = 30,
@@ -170,6 +172,8 @@ int cmd_serve(int argc, char **argv)
          "requests held at once (default 8 of the largest); beyond that 503"},
         {OPT_STRING, 0, "max-unsent", 0, &f.max_unsent, 0, 0, "SIZE",
          "answers kept for a client that does not read them (default 64M)"},
+        {OPT_INT, 0, "store-mb", 0, &f.store_mb, 0, 65536, "N",
+         "MB of responses kept for previous_response_id (default 64; 0 = none)"},
         {OPT_INT, 0, "max-connections", 0, &h->max_conns, 1, 65536, "N", "at once (default 1024)"},
         {OPT_INT, 0, "timeout", 0, &h->write_s, 1, 86400, "S",
          "drop a client that takes no data for so long (default 30)"},

@@ -3,6 +3,7 @@
  * See the invariants in server_int.h.
  */
 #include "server/server_int.h"
+#include "server/responses.h"
 #include "base/clock.h"
 #include "base/mem.h"
 
@@ -14,14 +15,29 @@
 #include <time.h>
 #include <unistd.h>
 
+static const struct {
+    const char *name;   /* in the log */
+    const char *prefix; /* of ids */
+    const char *input;  /* the field that holds the prompt */
+    enum dialect dialect;
+    const struct reply_style *style; /* NULL: nothing is generated */
+} kinds[] = {
+    [CALL_CHAT] = {"chat", "chatcmpl-", "messages", DIALECT_OPENAI, &reply_openai},
+    [CALL_COMPLETIONS] = {"completions", "cmpl-", "prompt", DIALECT_OPENAI, &reply_openai},
+    [CALL_MESSAGES] = {"messages", "msg_", "messages", DIALECT_ANTHROPIC, &reply_messages},
+    [CALL_RESPONSES] = {"responses", "resp_", "input", DIALECT_OPENAI, &reply_responses},
+    [CALL_OLLAMA_CHAT] = {"ollama chat", "", "messages", DIALECT_OLLAMA, &reply_ollama},
+    [CALL_OLLAMA_GENERATE] = {"ollama generate", "", "prompt", DIALECT_OLLAMA, &reply_ollama},
+    [CALL_OLLAMA_SHOW] = {"ollama show", "", "", DIALECT_OLLAMA, NULL},
+    [CALL_COUNT_TOKENS] = {"count_tokens", "", "messages", DIALECT_ANTHROPIC, NULL},
+    [CALL_TOKENIZE] = {"tokenize", "", "", DIALECT_OPENAI, NULL},
+    [CALL_DETOKENIZE] = {"detokenize", "", "", DIALECT_OPENAI, NULL},
+    [CALL_TEMPLATE] = {"template", "", "", DIALECT_OPENAI, NULL},
+};
+
 static const struct reply_style *style_of(const struct call *c)
 {
-    return c->kind == CALL_MESSAGES ? &reply_messages : &reply_openai;
-}
-
-static bool is_anthropic(const struct call *c)
-{
-    return c->kind == CALL_MESSAGES || c->kind == CALL_COUNT_TOKENS;
+    return kinds[c->kind].style;
 }
 
 void reply_json(struct http_exchange *x, struct server *s, int status, const struct buf *body)
@@ -31,10 +47,10 @@ void reply_json(struct http_exchange *x, struct server *s, int status, const str
 }
 
 void reply_error(struct http_exchange *x, struct server *s, const struct api_error *err,
-                 bool anthropic)
+                 enum dialect dialect)
 {
     struct buf b = {0};
-    api_error_json(&b, err, anthropic);
+    api_error_json(&b, err, dialect);
     if (err->status == 429 || err->status == 503) {
         char wait[16];
         snprintf(wait, sizeof wait, "%d", calls_wait_s(s));
@@ -69,10 +85,12 @@ static void call_free(struct call *c)
     mem_free(c->parts);
     mem_free(c->choices);
     chat_prompt_free(c->chat);
+    responses_call_free(c->responses);
     gen_params_clear(&c->p);
     buf_clear(&c->reply);
     mem_free(c->body);
     mem_free(c->key);
+    mem_free(c->owner);
     mem_free(c);
 }
 
@@ -96,16 +114,15 @@ static void cancel(struct call *c)
 /* One line per call, when it is over for the client. */
 static void log_call(const struct call *c, int status, const char *how)
 {
-    static const char *const names[] = {"chat",     "completions", "messages", "count_tokens",
-                                        "tokenize", "detokenize",  "template"};
+    const char *name = kinds[c->kind].name;
     struct usage_count u = call_usage(c, NULL);
     double ms = (double)(clock_ns() - c->start_ns) * 1e-6;
     if (!c->parts) {
-        log_line(LOG_INFO, names[c->kind], LOG_TEXT("id", c->id), LOG_NUM("status", status),
+        log_line(LOG_INFO, name, LOG_TEXT("id", c->id), LOG_NUM("status", status),
                  LOG_NUM("ms", ms), LOG_TEXT("end", how));
         return;
     }
-    log_line(LOG_INFO, names[c->kind], LOG_TEXT("id", c->id), LOG_NUM("status", status),
+    log_line(LOG_INFO, name, LOG_TEXT("id", c->id), LOG_NUM("status", status),
              LOG_NUM("prompt", u.n_prompt), LOG_NUM("cached", u.n_cached),
              LOG_NUM("tokens", u.n_generated), LOG_NUM("queue_ms", (double)u.queue_ns * 1e-6),
              LOG_NUM("first_ms", (double)u.first_ns * 1e-6), LOG_NUM("ms", ms),
@@ -142,14 +159,13 @@ static void fail(struct call *c, const struct api_error *err)
     if (!x)
         return;
     detach(c);
-    reply_error(x, c->server, err, is_anthropic(c));
+    reply_error(x, c->server, err, kinds[c->kind].dialect);
 }
 
 /* To the workers */
 
 void call_dispatch(struct server *s, struct http_exchange *x, enum call_kind kind)
 {
-    static const char *const prefixes[] = {"chatcmpl-", "cmpl-", "msg_"};
     struct call *c = mem_zalloc(1, sizeof *c);
     c->server = s;
     c->kind = kind;
@@ -157,10 +173,11 @@ void call_dispatch(struct server *s, struct http_exchange *x, enum call_kind kin
     c->created = time(NULL);
     c->start_ns = c->last_write_ns = clock_ns();
     c->block = -1;
-    snprintf(c->id, sizeof c->id, "%s%08llx%012llx", kind <= CALL_MESSAGES ? prefixes[kind] : "",
+    snprintf(c->id, sizeof c->id, "%s%08llx%012llx", kinds[kind].prefix,
              (unsigned long long)(s->id_secret & 0xffffffff), (unsigned long long)++s->next_id);
     c->body = http_take_body(x, &c->n_body);
     c->key = s->opt.salt_by_key ? server_key_of(x) : NULL;
+    c->owner = server_key_of(x);
     c->next = s->calls;
     if (c->next)
         c->next->prev = c;
@@ -201,7 +218,7 @@ static void set_submit_error(struct call *c, enum submit_result res, const struc
                              int part)
 {
     struct api_error *err = &c->err;
-    const char *param = c->kind == CALL_COMPLETIONS ? "prompt" : "messages";
+    const char *param = kinds[c->kind].input;
     if (res == SUBMIT_FULL) {
         api_fail(err, 429, "rate_limit_error", "%s; try again later", e->msg);
         err->code = "queue_full";
@@ -289,7 +306,8 @@ static void begin_reply(struct call *c)
     http_add_header(c->x, "Cache-Control", "no-cache");
     http_add_header(c->x, "X-Accel-Buffering", "no"); /* proxies pass tokens on as they come */
     c->server->n_http[2]++;
-    http_stream_start(c->x, 200, "text/event-stream; charset=utf-8");
+    const char *type = style_of(c)->type;
+    http_stream_start(c->x, 200, type ? type : "text/event-stream; charset=utf-8");
     struct buf out = {0};
     style_of(c)->stream_open(c, &out);
     http_stream(c->x, out.p, out.len);
@@ -597,7 +615,7 @@ void calls_tick(struct server *s)
     s->trim_due = false;
     for (struct call *c = s->calls; c; c = c->next)
         if (c->x && c->streaming && now - c->last_write_ns >= (int64_t)s->opt.ping_s * 1000000000 &&
-            http_unsent(c->x) == 0) {
+            http_unsent(c->x) == 0 && style_of(c)->ping) {
             const char *ping = style_of(c)->ping;
             c->last_write_ns = now;
             http_stream(c->x, ping, strlen(ping));

@@ -115,6 +115,15 @@ static void add_entry(struct logprobs *l, enum logprobs_field field, int i,
     }
 }
 
+void logprobs_list(const struct logprobs *l, int from, const struct tokenizer *t, struct buf *b)
+{
+    for (int i = from; i < l->n; i++) {
+        if (i > from)
+            buf_addc(b, ',');
+        add_object(b, t, l->v + (size_t)i * (size_t)l->stride, l->stride);
+    }
+}
+
 bool logprobs_write(struct logprobs *l, bool chat, int upto, const struct tokenizer *t,
                     struct buf *b, size_t room)
 {

@@ -41,8 +41,9 @@ bool api_fail(struct api_error *err, int status, const char *type, const char *f
 /* Fields whose text may hold any character; everywhere else a NUL would end a name early. */
 static bool may_hold_nul(const char *key)
 {
-    static const char *const names[] = {"content",   "text",      "prompt", "thinking",
-                                        "reasoning", "arguments", "system", "reasoning_content"};
+    static const char *const names[] = {
+        "content",           "text",  "prompt", "thinking",    "reasoning", "arguments", "system",
+        "reasoning_content", "input", "output", "instructions"};
     for (size_t i = 0; key && i < sizeof names / sizeof *names; i++)
         if (!strcmp(key, names[i]))
             return true;

@@ -96,7 +96,7 @@ static bool read_prompts(struct call *c, const json_t *body)
     return true;
 }
 
-static bool prepare_completions(struct call *c, const json_t *body)
+bool prepare_completions(struct call *c, const json_t *body)
 {
     if (!gen_params_read(body, PARAMS_COMPLETIONS, &c->server->opt.sample, call_n_vocab(c), &c->p,
                          &c->err))
@@ -263,6 +263,17 @@ void call_prepare(struct call *c)
     case CALL_CHAT:
     case CALL_MESSAGES:
         ok = prepare_chat(c, body);
+        break;
+    case CALL_RESPONSES:
+        ok = prepare_responses(c, body);
+        break;
+    case CALL_OLLAMA_CHAT:
+    case CALL_OLLAMA_GENERATE:
+        ok = prepare_ollama(c, body);
+        break;
+    case CALL_OLLAMA_SHOW:
+        ollama_show(c);
+        ok = true;
         break;
     }
     CHECK(ok == (c->err.status == 0), "a call failed without a reason");

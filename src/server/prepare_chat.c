@@ -4,6 +4,8 @@
  */
 #include "server/prepare_int.h"
 #include "base/mem.h"
+#include "server/ollama.h"
+#include "server/responses.h"
 #include "text/chat_check.h"
 
 #include <string.h>
@@ -242,6 +244,82 @@ bool prepare_chat(struct call *c, const json_t *body)
     c->special = true; /* the parser looks for the format's control tokens */
     buf_clear(&prompt);
     json_decref(translated);
+    return ok;
+}
+
+/* A chat body that was made of another API's. */
+static bool prepare_translated(struct call *c, const json_t *body)
+{
+    struct buf prompt = {0};
+    size_t history = c->responses ? c->responses->n_history : 0;
+    c->budget = budget_for(c->n_body + history, &c->cancelled);
+    bool ok = prepare_conversation(c, body, &prompt) &&
+              call_encode(c, prompt.p, prompt.len, TOKENIZE_SPECIAL, call_add_prompt(c));
+    c->special = true;
+    buf_clear(&prompt);
+    return ok;
+}
+
+static bool fits(const struct call *c)
+{
+    size_t answer = c->p.max_tokens > 0 ? (size_t)c->p.max_tokens : 1;
+    return c->prompts[0].n + answer <= (size_t)engine_context(c->server->engine);
+}
+
+/* The prompt without the first k turns. */
+static bool prepare_shorter(struct call *c, json_t *body, const json_t *messages, int k)
+{
+    chat_prompt_free(c->chat);
+    c->chat = NULL;
+    token_list_clear(&c->prompts[0]);
+    c->n_prompts = 0;
+    json_object_set_new(body, "messages", responses_drop_turns(messages, k));
+    return prepare_translated(c, body);
+}
+
+/* truncation "auto": leaves out as few of the oldest turns as makes the rest fit. */
+static bool truncate_turns(struct call *c, json_t *body)
+{
+    json_t *messages = json_incref(json_object_get(body, "messages"));
+    int lo = 0, hi = responses_n_turns(messages) - 1; /* lo does not fit; hi is the most */
+    bool ok = true;
+    while (ok && hi - lo > 1) {
+        int mid = lo + (hi - lo) / 2;
+        ok = prepare_shorter(c, body, messages, mid);
+        if (ok && fits(c))
+            hi = mid;
+        else
+            lo = mid;
+    }
+    ok = ok && (hi <= 0 || prepare_shorter(c, body, messages, hi));
+    json_decref(messages);
+    return ok;
+}
+
+bool prepare_responses(struct call *c, const json_t *body)
+{
+    c->responses = mem_zalloc(1, sizeof *c->responses);
+    json_t *chat = responses_translate(body, c->server->store, c->owner ? c->owner : "",
+                                       c->id + strlen("resp_"), c->responses, &c->err);
+    bool ok = chat &&
+              gen_params_read(chat, PARAMS_CHAT, &c->server->opt.sample, call_n_vocab(c), &c->p,
+                              &c->err) &&
+              prepare_translated(c, chat);
+    if (ok && c->responses->truncate && !fits(c))
+        ok = truncate_turns(c, chat);
+    json_decref(chat);
+    return ok;
+}
+
+bool prepare_ollama(struct call *c, const json_t *body)
+{
+    bool raw = false;
+    json_t *chat = ollama_translate(body, c->kind == CALL_OLLAMA_GENERATE, &raw, &c->err);
+    bool ok = chat && (raw ? prepare_completions(c, chat)
+                           : gen_params_read(chat, PARAMS_CHAT, &c->server->opt.sample,
+                                             call_n_vocab(c), &c->p, &c->err) &&
+                                 prepare_translated(c, chat));
+    json_decref(chat);
     return ok;
 }
 

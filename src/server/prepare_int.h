@@ -5,6 +5,7 @@
 #include "server/server_int.h"
 
 /* prepare.c */
+bool prepare_completions(struct call *c, const json_t *body);
 int call_n_vocab(const struct call *c);
 struct token_list *call_add_prompt(struct call *c);
 /* The call is refused for `why`: what costs too much with 413. Returns false. */
@@ -15,6 +16,8 @@ bool call_encode(struct call *c, const char *text, size_t n, int flags, struct t
  * The checks need nothing but the JSON. */
 bool prepare_conversation(struct call *c, const json_t *body, struct buf *prompt);
 bool prepare_chat(struct call *c, const json_t *body);
+bool prepare_responses(struct call *c, const json_t *body);
+bool prepare_ollama(struct call *c, const json_t *body);
 bool check_messages(const json_t *messages, struct api_error *err);
 bool check_tools(const json_t *tools, struct api_error *err);
 

@@ -145,7 +145,7 @@ static void stream_error(struct call *c, const struct api_error *err, struct buf
 {
     (void)c;
     buf_adds(b, "event: error\ndata: ");
-    api_error_json(b, err, true);
+    api_error_json(b, err, DIALECT_ANTHROPIC);
     buf_adds(b, "\n\n");
 }
 

@@ -3,9 +3,15 @@
 
 #include <string.h>
 
-void api_error_json(struct buf *b, const struct api_error *err, bool anthropic)
+void api_error_json(struct buf *b, const struct api_error *err, enum dialect dialect)
 {
-    if (anthropic) {
+    if (dialect == DIALECT_OLLAMA) {
+        buf_adds(b, "{\"error\":");
+        jsonout_text(b, err->msg);
+        buf_addc(b, '}');
+        return;
+    }
+    if (dialect == DIALECT_ANTHROPIC) {
         const char *type = err->status == 429   ? "rate_limit_error"
                            : err->status == 401 ? "authentication_error"
                            : err->status == 404 ? "not_found_error"
@@ -222,7 +228,7 @@ static void stream_error(struct call *c, const struct api_error *err, struct buf
 {
     (void)c;
     buf_adds(b, "data: ");
-    api_error_json(b, err, false);
+    api_error_json(b, err, DIALECT_OPENAI);
     buf_adds(b, "\n\ndata: [DONE]\n\n");
 }
 

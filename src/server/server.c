@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "sample/sample_advice.h"
+#include "server/store.h"
 #include "server/web.h"
 
 #include <event2/event.h>
@@ -17,6 +18,8 @@
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
+
+enum { STORE_AGE_S = 6 * 3600 }; /* a response nobody used for so long is forgotten */
 
 const struct runtime *server_runtime(const struct server *s)
 {
@@ -39,7 +42,7 @@ static void add_cors(const struct server *s, struct http_exchange *x)
 static void preflight(struct server *s, struct http_exchange *x)
 {
     const char *want = http_header(http_request(x), "Access-Control-Request-Headers");
-    http_add_header(x, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+    http_add_header(x, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
     http_add_header(x, "Access-Control-Allow-Headers",
                     want ? want : "Authorization, Content-Type, X-Api-Key");
     http_add_header(x, "Access-Control-Max-Age", "86400");
@@ -64,7 +67,10 @@ static void fail(struct server *s, struct http_exchange *x, int status, const ch
     if (status == 401)
         err.code = "invalid_api_key";
     const char *path = http_request(x)->path; /* none where the head could not be read */
-    reply_error(x, s, &err, path && !strncmp(path, "/v1/messages", 12));
+    reply_error(x, s, &err,
+                path && !strncmp(path, "/v1/messages", 12) ? DIALECT_ANTHROPIC
+                : path && !strncmp(path, "/api/", 5)       ? DIALECT_OLLAMA
+                                                           : DIALECT_OPENAI);
 }
 
 /* http.c's own refusals: a broken request, or one over a limit. */
@@ -98,7 +104,7 @@ static bool reply_if_not_ready(struct server *s, struct http_exchange *x)
         api_fail(&err, 503, "unavailable_error", "%s", e.msg);
     else
         api_fail(&err, 503, "unavailable_error", "the model is loading: %d %%", percent);
-    api_error_json(&b, &err, false);
+    api_error_json(&b, &err, DIALECT_OPENAI);
     b.len--; /* our own fields beside "error" */
     buf_addf(&b, ",\"status\":\"%s\",\"percent\":%d}", state == ENGINE_FAILED ? "error" : "loading",
              percent);
@@ -171,7 +177,7 @@ static void get_model(struct server *s, struct http_exchange *x)
         api_fail(&err, 404, "not_found_error", "the model '%.100s' does not exist", full);
         err.code = "model_not_found";
         snprintf(err.param, sizeof err.param, "model");
-        reply_error(x, s, &err, false);
+        reply_error(x, s, &err, DIALECT_OPENAI);
         return;
     }
     add_model(s, &b);
@@ -182,7 +188,7 @@ static void get_model(struct server *s, struct http_exchange *x)
 /* Routes */
 
 struct route {
-    const char *method, *path;
+    const char *method, *path; /* a * stands for any part that is not empty */
     void (*get)(struct server *s, struct http_exchange *x);
     enum call_kind kind; /* where get is NULL */
     bool open;           /* needs no key */
@@ -196,36 +202,56 @@ static const struct route routes[] = {
     {"GET", "/metrics", get_metrics, 0, false},
     {"GET", "/v1/models", get_models, 0, false},
     {"GET", "/models", get_models, 0, false},
+    {"GET", "/v1/models/*", get_model, 0, false},
     {"POST", "/v1/chat/completions", NULL, CALL_CHAT, false},
     {"POST", "/chat/completions", NULL, CALL_CHAT, false},
     {"POST", "/v1/completions", NULL, CALL_COMPLETIONS, false},
     {"POST", "/completions", NULL, CALL_COMPLETIONS, false},
     {"POST", "/v1/messages", NULL, CALL_MESSAGES, false},
     {"POST", "/v1/messages/count_tokens", NULL, CALL_COUNT_TOKENS, false},
+    {"POST", "/v1/responses", NULL, CALL_RESPONSES, false},
+    {"POST", "/responses", NULL, CALL_RESPONSES, false},
+    {"GET", "/v1/responses/*/input_items", get_response_items, 0, false},
+    {"GET", "/v1/responses/*", get_response, 0, false},
+    {"DELETE", "/v1/responses/*", delete_response, 0, false},
+    {"POST", "/api/chat", NULL, CALL_OLLAMA_CHAT, false},
+    {"POST", "/api/generate", NULL, CALL_OLLAMA_GENERATE, false},
+    {"POST", "/api/show", NULL, CALL_OLLAMA_SHOW, false},
+    {"GET", "/api/tags", get_ollama_tags, 0, false},
+    {"GET", "/api/ps", get_ollama_ps, 0, false},
+    {"GET", "/api/version", get_ollama_version, 0, true},
     {"POST", "/tokenize", NULL, CALL_TOKENIZE, false},
     {"POST", "/detokenize", NULL, CALL_DETOKENIZE, false},
     {"POST", "/apply-template", NULL, CALL_TEMPLATE, false},
 };
 
-/* NULL: *known says whether another method would do, *posts which. */
-static const struct route *find_route(const struct http_head *h, bool *known, bool *posts)
+static bool path_fits(const char *pattern, const char *path)
 {
-    static const struct route one_model = {"GET", "", get_model, 0, false};
-    const struct route *route = NULL;
+    const char *star = strchr(pattern, '*');
+    if (!star)
+        return !strcmp(pattern, path);
+    size_t before = (size_t)(star - pattern), after = strlen(star + 1), n = strlen(path);
+    return n > before + after && !strncmp(pattern, path, before) &&
+           !strcmp(star + 1, path + n - after);
+}
+
+/* The first that fits; NULL: `allow` says which methods would do, "" = the path is not known. */
+static const struct route *find_route(const struct http_head *h, char allow[64])
+{
     const char *method = !strcmp(h->method, "HEAD") ? "GET" : h->method;
-    *known = *posts = false;
-    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++)
-        if (!strcmp(routes[i].path, h->path)) {
-            *known = true;
-            *posts |= routes[i].method[0] == 'P';
-            if (!strcmp(routes[i].method, method))
-                route = &routes[i];
-        }
-    if (!strncmp(h->path, "/v1/models/", 11) && h->path[11]) {
-        *known = true;
-        route = !strcmp(method, "GET") ? &one_model : NULL;
+    size_t n = 0;
+    allow[0] = 0;
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        const struct route *r = &routes[i];
+        if (!path_fits(r->path, h->path))
+            continue;
+        if (!strcmp(r->method, method))
+            return r;
+        if (!strstr(allow, r->method))
+            n += (size_t)snprintf(allow + n, 64 - n, "%s%s", n ? ", " : "",
+                                  strcmp(r->method, "GET") ? r->method : "GET, HEAD");
     }
-    return route;
+    return NULL;
 }
 
 /* Whether the sender of this head may send its body, and who gets an answer without one. */
@@ -233,8 +259,9 @@ static bool on_head(void *arg, struct http_exchange *x)
 {
     struct server *s = arg;
     const struct http_head *h = http_request(x);
-    bool known, posts;
-    const struct route *route = find_route(h, &known, &posts);
+    char allow[64];
+    const struct route *route = find_route(h, allow);
+    bool known = route || allow[0];
     log_line(LOG_DEBUG, "request", LOG_TEXT("method", h->method), LOG_TEXT("path", h->path),
              LOG_TEXT("peer", http_peer(x)));
     if (!access_host(s, x)) {
@@ -251,7 +278,8 @@ static bool on_head(void *arg, struct http_exchange *x)
     else if (!known)
         fail(s, x, 404, "not_found_error", "there is nothing at %.8s %.200s", h->method, h->path);
     else if (!route) {
-        http_add_header(x, "Allow", posts ? "POST, OPTIONS" : "GET, HEAD, OPTIONS");
+        snprintf(allow + strlen(allow), sizeof allow - strlen(allow), ", OPTIONS");
+        http_add_header(x, "Allow", allow);
         fail(s, x, 405, "invalid_request_error", "%.200s does not take %.8s", h->path, h->method);
     } else if (!route->open && !access_key(s, x))
         fail(s, x, 401, "authentication_error", "missing or wrong API key");
@@ -275,11 +303,11 @@ static bool on_head(void *arg, struct http_exchange *x)
 static void on_request(void *arg, struct http_exchange *x)
 {
     struct server *s = arg;
-    bool known, posts;
+    char allow[64];
     if (s->draining) /* since its head came */
         fail(s, x, 503, "unavailable_error", "the server is shutting down");
     else
-        call_dispatch(s, x, find_route(http_request(x), &known, &posts)->kind);
+        call_dispatch(s, x, find_route(http_request(x), allow)->kind);
 }
 
 /* The loop's other events */
@@ -531,6 +559,7 @@ int server_run(const struct server_options *opt, struct error *err)
              opt->engine.runtime.backend.deterministic ? "deterministic" : "default");
     signal(SIGPIPE, SIG_IGN);
     bound_heap();
+    s->store = store_new(opt->store_bytes, STORE_AGE_S);
     log_start();
     event_set_mem_functions(mem_ask, mem_ask_again, mem_free);
     int rc = 1;
@@ -558,6 +587,7 @@ int server_run(const struct server_options *opt, struct error *err)
         close(s->jobs_fd);
     if (s->base)
         event_base_free(s->base);
+    store_free(s->store);
     mem_free(s);
     log_stop();
     setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);

@@ -20,6 +20,7 @@ struct server_options {
     int n_origins;
     const char *const *hosts; /* (n_hosts) names in Host headers beside our own; "*" = all */
     int n_hosts;
+    size_t store_bytes;        /* of responses kept for previous_response_id */
     size_t max_unsent;         /* bytes of answers kept for one client that does not take them */
     const char *chat_template; /* file; NULL = the model's own */
     const char *chat_format;   /* how answers are parsed; NULL = by the template */

@@ -39,11 +39,18 @@ enum call_kind {
     CALL_CHAT,
     CALL_COMPLETIONS,
     CALL_MESSAGES,
+    CALL_RESPONSES,
+    CALL_OLLAMA_CHAT,
+    CALL_OLLAMA_GENERATE,
+    CALL_OLLAMA_SHOW,
     CALL_COUNT_TOKENS,
     CALL_TOKENIZE,
     CALL_DETOKENIZE,
     CALL_TEMPLATE
 };
+
+/* Whose manners errors have. */
+enum dialect { DIALECT_OPENAI, DIALECT_ANTHROPIC, DIALECT_OLLAMA };
 
 /* A stretch of an answer: what a client sees as one block. */
 enum segment_kind { SEGMENT_TEXT, SEGMENT_REASONING, SEGMENT_TOOL };
@@ -123,6 +130,8 @@ struct call {
     char *body;            /* for the worker; owned */
     size_t n_body;
     char *key; /* API key it came with; owned, NULL = none */
+    char
+        *owner; /* the same, whatever it salts: whose kept responses it may see; owned, "" = none */
     /* prepared */
     struct budget budget; /* what preparing may cost */
     struct api_error err;
@@ -130,9 +139,10 @@ struct call {
     struct token_list *prompts; /* (n_prompts) */
     struct buf *echo;           /* (n_prompts) text to repeat, or NULL */
     int n_prompts;
-    bool special;             /* the parser needs to see control tokens */
-    struct chat_prompt *chat; /* how to parse the answer; NULL = plain text */
-    struct buf reply;         /* JSON to send as it is; empty = generate */
+    bool special;                     /* the parser needs to see control tokens */
+    struct chat_prompt *chat;         /* how to parse the answer; NULL = plain text */
+    struct responses_call *responses; /* CALL_RESPONSES */
+    struct buf reply;                 /* JSON to send as it is; empty = generate */
     size_t n_reply_sent;
     /* running */
     struct call_part *parts;    /* (n_prompts) */
@@ -174,6 +184,7 @@ struct server {
     bool trim_due;      /* a large request is gone */
     uint64_t n_http[6]; /* replies by status class */
     uint64_t next_id, id_secret;
+    struct store *store; /* kept responses */
     struct jobs *jobs;
     int jobs_fd; /* eventfd */
     /* What Retry-After is reckoned from. */
@@ -194,7 +205,7 @@ int calls_wait_s(
     const struct server *s);    /* until what is asked now would be answered: Retry-After */
 void call_pump(struct call *c); /* sends what can be sent */
 void reply_error(struct http_exchange *x, struct server *s, const struct api_error *err,
-                 bool anthropic);
+                 enum dialect dialect);
 void reply_json(struct http_exchange *x, struct server *s, int status, const struct buf *body);
 
 /* prepare.c: a worker's job; fills the prepared part or err */
@@ -220,8 +231,10 @@ bool logprobs_write(struct logprobs *l, bool chat, int upto, const struct tokeni
                     struct buf *b, size_t room);
 size_t logprobs_kept(const struct logprobs *l);
 void logprobs_clear(struct logprobs *l);
+/* Those from `from` on as chat's objects, separated by commas; forgets nothing. */
+void logprobs_list(const struct logprobs *l, int from, const struct tokenizer *t, struct buf *b);
 
-/* reply_openai.c, reply_messages.c. stream_flush writes what is new of one choice until out has
+/* reply_*.c. stream_flush writes what is new of one choice until out has
  * `room` bytes, and says whether that was all; finish and usage once. whole: the reply of a call that
  * does not stream, from where it stopped, as far as choices are done and room goes; true: to its end.
  */
@@ -232,14 +245,24 @@ struct reply_style {
     void (*stream_close)(struct call *c, struct buf *out);
     void (*stream_error)(struct call *c, const struct api_error *err, struct buf *out);
     bool (*whole)(struct call *c, struct buf *out, size_t room);
-    const char *ping;
+    const char *ping; /* NULL: the format has no room for one */
+    const char *type; /* of a stream; NULL = text/event-stream */
 };
-extern const struct reply_style reply_openai, reply_messages;
-void api_error_json(struct buf *b, const struct api_error *err, bool anthropic);
+extern const struct reply_style reply_openai, reply_messages, reply_responses, reply_ollama;
+void api_error_json(struct buf *b, const struct api_error *err, enum dialect dialect);
 struct usage_count call_usage(const struct call *c, int *n_reasoning); /* of all choices */
 
 /* metrics.c */
 void metrics_write(struct server *s, struct buf *out);
+
+/* lookup.c: what is looked up rather than generated. Paths are those of the routes. */
+void get_response(struct server *s, struct http_exchange *x);
+void get_response_items(struct server *s, struct http_exchange *x);
+void delete_response(struct server *s, struct http_exchange *x);
+void get_ollama_tags(struct server *s, struct http_exchange *x);
+void get_ollama_ps(struct server *s, struct http_exchange *x);
+void get_ollama_version(struct server *s, struct http_exchange *x);
+void ollama_show(struct call *c); /* fills c->reply */
 
 /* server.c */
 const struct runtime *server_runtime(const struct server *s);

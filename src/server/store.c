@@ -1,0 +1,238 @@
+/* Kept responses: a list in order of use under one lock. See store.h. */
+#include "server/store.h"
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <jansson.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STORE_BUCKETS = 4096 };
+
+struct entry {
+    struct entry *newer, *older; /* by use */
+    struct entry *chain;         /* of the bucket */
+    size_t bytes;
+    int64_t used_ns;
+    char *id, *owner, *previous, *reply, *input, *output; /* into text */
+    char text[];
+};
+
+struct store {
+    pthread_mutex_t lock;
+    size_t max_bytes, bytes;
+    int64_t max_age_ns;
+    struct entry *newest, *oldest;
+    struct entry *buckets[STORE_BUCKETS];
+};
+
+struct store *store_new(size_t max_bytes, int max_age_s)
+{
+    struct store *s = mem_zalloc(1, sizeof *s);
+    pthread_mutex_init(&s->lock, NULL);
+    s->max_bytes = max_bytes;
+    s->max_age_ns = (int64_t)max_age_s * 1000000000;
+    return s;
+}
+
+static struct entry **bucket_of(struct store *s, const char *id)
+{
+    uint32_t h = 2166136261u;
+    for (const char *p = id; *p; p++)
+        h = (h ^ (unsigned char)*p) * 16777619u;
+    return &s->buckets[h % STORE_BUCKETS];
+}
+
+static void unlink_entry(struct store *s, struct entry *e)
+{
+    *(e->newer ? &e->newer->older : &s->newest) = e->older;
+    *(e->older ? &e->older->newer : &s->oldest) = e->newer;
+}
+
+static void link_newest(struct store *s, struct entry *e)
+{
+    e->newer = NULL;
+    e->older = s->newest;
+    *(s->newest ? &s->newest->newer : &s->oldest) = e;
+    s->newest = e;
+    e->used_ns = clock_ns();
+}
+
+static void remove_entry(struct store *s, struct entry *e)
+{
+    struct entry **at = bucket_of(s, e->id);
+    while (*at != e)
+        at = &(*at)->chain;
+    *at = e->chain;
+    unlink_entry(s, e);
+    s->bytes -= e->bytes;
+    mem_free(e);
+}
+
+static void forget_old(struct store *s)
+{
+    int64_t now = clock_ns();
+    while (s->oldest && (s->bytes > s->max_bytes || now - s->oldest->used_ns > s->max_age_ns))
+        remove_entry(s, s->oldest);
+}
+
+void store_free(struct store *s)
+{
+    if (!s)
+        return;
+    while (s->oldest)
+        remove_entry(s, s->oldest);
+    pthread_mutex_destroy(&s->lock);
+    mem_free(s);
+}
+
+/* The entry, if it is the owner's; now the most recently used. */
+static struct entry *find(struct store *s, const char *id, const char *owner)
+{
+    struct entry *e = *bucket_of(s, id);
+    while (e && strcmp(e->id, id))
+        e = e->chain;
+    if (!e || strcmp(e->owner, owner))
+        return NULL;
+    unlink_entry(s, e);
+    link_newest(s, e);
+    return e;
+}
+
+bool store_put(struct store *s, const struct stored *r)
+{
+    const char *parts[] = {r->id,    r->owner, r->previous ? r->previous : "",
+                           r->reply, r->input, r->output};
+    size_t sizes[6], total = sizeof(struct entry);
+    for (int i = 0; i < 6; i++)
+        total += sizes[i] = strlen(parts[i]) + 1;
+    if (total > s->max_bytes)
+        return false;
+    struct entry *e = mem_alloc(total);
+    *e = (struct entry){.bytes = total};
+    char **to[] = {&e->id, &e->owner, &e->previous, &e->reply, &e->input, &e->output};
+    char *at = e->text;
+    for (int i = 0; i < 6; at += sizes[i++])
+        *to[i] = memcpy(at, parts[i], sizes[i]);
+    pthread_mutex_lock(&s->lock);
+    struct entry **bucket = bucket_of(s, e->id);
+    e->chain = *bucket;
+    *bucket = e;
+    link_newest(s, e);
+    s->bytes += e->bytes;
+    forget_old(s);
+    pthread_mutex_unlock(&s->lock);
+    return true;
+}
+
+bool store_delete(struct store *s, const char *id, const char *owner)
+{
+    pthread_mutex_lock(&s->lock);
+    forget_old(s);
+    struct entry *e = find(s, id, owner);
+    if (e)
+        remove_entry(s, e);
+    pthread_mutex_unlock(&s->lock);
+    return e != NULL;
+}
+
+bool store_get(struct store *s, const char *id, const char *owner, enum store_part part,
+               struct buf *out)
+{
+    pthread_mutex_lock(&s->lock);
+    forget_old(s);
+    struct entry *e = find(s, id, owner);
+    if (e)
+        buf_adds(out, part == STORE_REPLY ? e->reply : e->input);
+    pthread_mutex_unlock(&s->lock);
+    return e != NULL;
+}
+
+static void add_items(struct buf *out, const char *items)
+{
+    if (!*items)
+        return;
+    if (out->len)
+        buf_addc(out, ',');
+    buf_adds(out, items);
+}
+
+bool store_history(struct store *s, const char *id, const char *owner, size_t max, struct buf *out,
+                   char missing[64])
+{
+    struct entry **list = NULL;
+    size_t n = 0, bytes = 0;
+    bool ok = true;
+    missing[0] = 0;
+    pthread_mutex_lock(&s->lock);
+    forget_old(s);
+    while (ok && *id) {
+        struct entry *e = find(s, id, owner);
+        if (!e) {
+            snprintf(missing, 64, "%s", id);
+            ok = false;
+            break;
+        }
+        bytes += strlen(e->input) + strlen(e->output) + 2;
+        ok = bytes <= max;
+        if (n % 64 == 0)
+            list = mem_realloc(list, n + 64, sizeof *list);
+        list[n++] = e;
+        id = e->previous;
+    }
+    while (ok && n) {
+        n--;
+        add_items(out, list[n]->input);
+        add_items(out, list[n]->output);
+    }
+    pthread_mutex_unlock(&s->lock);
+    mem_free(list);
+    return ok;
+}
+
+bool store_item(struct store *s, const char *item, const char *owner, struct buf *out)
+{
+    const char *from = strchr(item, '_'), *to = from ? strchr(from + 1, '_') : NULL;
+    char id[64];
+    struct buf text = {0};
+    bool found = false;
+    if (!to ||
+        (size_t)snprintf(id, sizeof id, "resp_%.*s", (int)(to - from - 1), from + 1) >= sizeof id)
+        return false;
+    pthread_mutex_lock(&s->lock);
+    forget_old(s);
+    struct entry *e = find(s, id, owner);
+    if (e) {
+        add_items(&text, e->input);
+        add_items(&text, e->output);
+    }
+    pthread_mutex_unlock(&s->lock);
+    struct buf list = {0};
+    buf_addf(&list, "[%s]", text.p ? text.p : "");
+    json_t *items = json_loadb(list.p, list.len, JSON_ALLOW_NUL, NULL), *v;
+    size_t k;
+    json_array_foreach(items, k, v)
+    {
+        const char *name = json_string_value(json_object_get(v, "id"));
+        char *one = name && !strcmp(name, item) ? json_dumps(v, JSON_COMPACT) : NULL;
+        if (one && !found)
+            buf_adds(out, one);
+        found |= one != NULL;
+        free(one);
+    }
+    json_decref(items);
+    buf_clear(&list);
+    buf_clear(&text);
+    return found;
+}
+
+size_t store_bytes(struct store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    size_t n = s->bytes;
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}

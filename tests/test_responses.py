@@ -1,0 +1,253 @@
+"""/v1/responses and Ollama's API, end to end: shapes, order of events, kept responses, refusals."""
+import json
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serverlib import Server, run_tests
+
+BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
+RESP = "/v1/responses"
+HI = {"input": "hi", "seed": 1, "max_output_tokens": 12}
+TOOL = {"type": "function", "name": "get_weather", "description": "Weather of a town",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}}
+QUESTION = "What is the weather in Emberton?"
+
+
+def events_of(s, body, path=RESP):
+    """[(name, data)] of a stream; names and types agree, numbers count from 0."""
+    status, headers, text = s.post(path, dict(body, stream=True))
+    assert status == 200 and headers["content-type"].startswith("text/event-stream"), text
+    out = []
+    for block in text.strip().split("\n\n"):
+        if block.startswith(":"):
+            continue
+        name, data = block.split("\n")
+        assert name.startswith("event: ") and data.startswith("data: ")
+        d = json.loads(data[6:])
+        assert d["type"] == name[7:] and d["sequence_number"] == len(out), block
+        out.append((d["type"], d))
+    return out
+
+
+def text_of(r):
+    return "".join(p["text"] for i in r["output"] if i["type"] == "message" for p in i["content"])
+
+
+def test_whole(s):
+    r = s.json(RESP, HI)
+    assert r["object"] == "response" and r["id"].startswith("resp_") and r["model"] == "toy" and r["error"] is None
+    assert r["status"] in ("completed", "incomplete") and r["store"] is True and r["tools"] == [] and r["tool_choice"] == "auto"
+    assert (r["status"] == "incomplete") == (r["incomplete_details"] == {"reason": "max_output_tokens"})
+    item = r["output"][0]
+    assert item["type"] == "message" and item["role"] == "assistant" and item["id"].startswith("msg_")
+    assert item["content"][0]["type"] == "output_text" and item["content"][0]["annotations"] == []
+    u = r["usage"]
+    assert u["total_tokens"] == u["input_tokens"] + u["output_tokens"] and u["output_tokens"] <= 12
+    # the same as a chat
+    chat = s.json("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "seed": 1, "max_tokens": 12})
+    assert text_of(r) == chat["choices"][0]["message"]["content"]
+    with_system = s.json("/v1/chat/completions", {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}], "seed": 1, "max_tokens": 12})
+    for body in ({"instructions": "Be brief."}, {"input": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]}):
+        assert text_of(s.json(RESP, dict(HI, **body))) == with_system["choices"][0]["message"]["content"]
+    r = s.json(RESP, dict(HI, include=["message.output_text.logprobs"], top_logprobs=2))
+    probs = r["output"][0]["content"][0]["logprobs"]
+    assert len(probs) == r["usage"]["output_tokens"] and len(probs[0]["top_logprobs"]) == 2
+    r = s.json(RESP, dict(HI, metadata={"a": "b"}, instructions="x", temperature=0.5, user="me"))
+    assert r["metadata"] == {"a": "b"} and r["instructions"] == "x" and r["temperature"] == 0.5 and r["user"] == "me"
+
+
+def test_stream(s):
+    whole = s.json(RESP, HI)
+    ev = events_of(s, HI)
+    names = [n for n, _ in ev]
+    assert names[:4] == ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    assert names[-4:-1] == ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+    assert names[-1] == "response." + whole["status"] and set(names[4:-4]) == {"response.output_text.delta"}
+    text = "".join(d["delta"] for n, d in ev if n.endswith("delta"))
+    assert text == text_of(whole) == ev[-4][1]["text"] == text_of(ev[-1][1]["response"])
+    assert ev[0][1]["response"]["status"] == "in_progress" and ev[0][1]["response"]["output"] == []
+    ids = {d["item_id"] for _, d in ev if "item_id" in d}
+    assert ids == {ev[-1][1]["response"]["output"][0]["id"]}
+    assert {d["response"]["id"] for _, d in ev if "response" in d} == {ev[0][1]["response"]["id"]}
+    ev = events_of(s, dict(HI, include=["message.output_text.logprobs"], top_logprobs=1))
+    deltas = sum(len(d["logprobs"]) for n, d in ev if n == "response.output_text.delta")
+    assert deltas == len(ev[-1][1]["response"]["output"][0]["content"][0]["logprobs"]) > 0
+
+
+def test_kept(s):
+    first = s.json(RESP, dict(HI, instructions="Not kept."))
+    got = json.loads(s.get(f"{RESP}/{first['id']}")[2])
+    assert got == first
+    items = json.loads(s.get(f"{RESP}/{first['id']}/input_items")[2])
+    assert items["object"] == "list" and items["data"][0]["content"] == [{"type": "input_text", "text": "hi"}]
+    assert items["first_id"] == items["last_id"] == items["data"][0]["id"] and items["has_more"] is False
+    # going on: history without the earlier instructions
+    second = s.json(RESP, dict(HI, input="more", previous_response_id=first["id"]))
+    said = text_of(first)
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
+    same = s.json("/v1/chat/completions", {"messages": chat, "seed": 1, "max_tokens": 12})
+    assert second["previous_response_id"] == first["id"] and text_of(second) == same["choices"][0]["message"]["content"]
+    third = s.json(RESP, dict(HI, input=[{"role": "user", "content": "hi"}, {"type": "item_reference", "id": first["output"][0]["id"]},
+                                         {"role": "user", "content": "more"}]))
+    assert text_of(third) == text_of(second)
+    streamed = [d for n, d in events_of(s, HI)][-1]["response"]
+    assert json.loads(s.get(f"{RESP}/{streamed['id']}")[2]) == streamed
+    status, _, text = s.request("DELETE", f"{RESP}/{first['id']}")
+    assert status == 200 and json.loads(text) == {"id": first["id"], "object": "response", "deleted": True}
+    assert s.get(f"{RESP}/{first['id']}")[0] == 404 and s.request("DELETE", f"{RESP}/{first['id']}")[0] == 404
+    e = s.json(RESP, dict(HI, previous_response_id=second["id"]), 404)["error"]
+    assert e["code"] == "previous_response_not_found" and e["param"] == "previous_response_id" and first["id"] in e["message"]
+    s.json(RESP, dict(HI, input=[{"type": "item_reference", "id": first["output"][0]["id"]}]), 404)
+    lost = s.json(RESP, dict(HI, store=False))
+    assert s.get(f"{RESP}/{lost['id']}")[0] == 404
+    s.json(RESP, dict(HI, previous_response_id="resp_nothing"), 404)
+
+
+def test_refused(s):
+    for body, param in [
+            ({}, "input"), ({"input": 5}, "input"), ({"input": []}, "input"), ({"input": [5]}, "input[0]"),
+            ({"input": [{"role": "king", "content": "x"}]}, "input[0]"),
+            ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
+            ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
+            ({"input": [{"type": "computer_call"}]}, "input[0]"),
+            ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0]"), ({"input": "x", "tools": 1}, "tools"),
+            ({"input": "x", "tool_choice": {"type": "x"}}, "tool_choice"), ({"input": "x", "background": True}, "background"),
+            ({"input": "x", "truncation": "maybe"}, "truncation"), ({"input": "x", "instructions": 5}, "instructions"),
+            ({"input": "x", "conversation": "c"}, "conversation"), ({"input": "x", "reasoning": 1}, "reasoning"),
+            ({"input": "x", "temperature": "hot"}, "temperature"), ({"input": "x", "text": 5}, "text"),
+            ({"input": "x", "previous_response_id": 5}, "previous_response_id"), ({"input": "x", "store": "no"}, "store")]:
+        e = s.json(RESP, body, 400)["error"]
+        assert e["param"] == param, (body, e)
+    assert s.json(RESP, dict(HI, input="x" * 9000), 400)["error"]["code"] == "context_length_exceeded"
+    assert s.request("DELETE", RESP)[0] == 405 and s.request("PUT", f"{RESP}/resp_x")[0] == 405
+
+
+def test_truncation(s):
+    turns = []
+    for i in range(40):
+        turns += [{"role": "user", "content": f"{i} " + "x" * 400}, {"role": "assistant", "content": "ok"}]
+    body = dict(HI, instructions="Keep this.", input=turns + [{"role": "user", "content": "last"}])
+    assert s.json(RESP, body, 400)["error"]["code"] == "context_length_exceeded"
+    r = s.json(RESP, dict(body, truncation="auto"))
+    assert 7000 < r["usage"]["input_tokens"] <= 8192 - 12, r["usage"]
+    # one message that can never fit is refused all the same
+    assert s.json(RESP, dict(HI, input="x" * 9000, truncation="auto"), 400)["error"]["code"] == "context_length_exceeded"
+
+
+def test_keys(_):
+    s = Server(BUILD, "--api-key", "one", "--api-key", "two")
+    key = lambda k: {"headers": {"Authorization": "Bearer " + k}}
+    r = s.json(RESP, HI, **key("one"))
+    assert s.get(f"{RESP}/{r['id']}", **key("one"))[0] == 200
+    assert s.get(f"{RESP}/{r['id']}", **key("two"))[0] == 404 and s.get(f"{RESP}/{r['id']}")[0] == 401
+    s.json(RESP, dict(HI, previous_response_id=r["id"]), 404, **key("two"))
+    s.stop()
+
+
+def test_bounded(_):
+    """Kept responses never take more than they may."""
+    s = Server(BUILD, "--store-mb", "1")
+    ids = [s.json(RESP, dict(HI, input="x" * 4000, metadata={"a": "y" * 100000}))["id"] for _ in range(16)]
+    kept = [s.get(f"{RESP}/{i}")[0] == 200 for i in ids]
+    assert kept[-1] and not kept[0] and 2 < sum(kept) < 10, kept
+    s.stop()
+    s = Server(BUILD, "--store-mb", "0")
+    assert s.get(f"{RESP}/{s.json(RESP, HI)['id']}")[0] == 404
+    s.stop()
+
+
+def test_built_in(_):
+    """Tools and thinking, with a model that has both."""
+    s = Server(BUILD, model="demo/steel-demo.gguf")
+    body = {"input": QUESTION, "tools": [TOOL], "temperature": 0, "max_output_tokens": 300}
+    r = s.json(RESP, body)
+    calls = [i for i in r["output"] if i["type"] == "function_call"]
+    assert r["status"] == "completed" and calls[0]["name"] == "get_weather", r["output"]
+    assert json.loads(calls[0]["arguments"])["town"] == "Emberton" and calls[0]["call_id"] and calls[0]["id"].startswith("fc_")
+    ev = events_of(s, body)
+    done = [d for n, d in ev if n == "response.function_call_arguments.done"][0]
+    assert done["arguments"] == calls[0]["arguments"] == "".join(d["delta"] for n, d in ev if n == "response.function_call_arguments.delta")
+    assert [dict(i, id=0, call_id=0) for i in ev[-1][1]["response"]["output"]] == [dict(i, id=0, call_id=0) for i in r["output"]]
+    result = {"type": "function_call_output", "call_id": calls[0]["call_id"], "output": '{"weather": "sunny", "degrees": 21}'}
+    on = s.json(RESP, dict(body, input=[result], previous_response_id=r["id"]))
+    flat = s.json(RESP, dict(body, input=[{"role": "user", "content": QUESTION}] + r["output"] + [result]))
+    assert text_of(on) == text_of(flat) and ("sunny" in text_of(on) or "21" in text_of(on)), text_of(on)
+    named = s.json(RESP, dict(body, input="Hello!", tool_choice={"type": "function", "name": "get_weather"}))
+    assert [i["type"] for i in named["output"]].count("function_call") == 1
+    hidden = s.json(RESP, dict(body, tool_choice={"type": "allowed_tools", "mode": "auto", "tools": []}))
+    assert not [i for i in hidden["output"] if i["type"] == "function_call"]
+    # thinking: as content, or as a summary where one is asked for
+    sum_body = {"input": "What is 17 + 25?", "temperature": 0, "max_output_tokens": 400}
+    r = s.json(RESP, sum_body)
+    think = r["output"][0]
+    assert think["type"] == "reasoning" and think["summary"] == [] and "carry" in think["content"][0]["text"]
+    assert r["usage"]["output_tokens_details"]["reasoning_tokens"] > 0 and "42" in text_of(r)
+    r = s.json(RESP, dict(sum_body, reasoning={"summary": "auto"}))
+    assert "carry" in r["output"][0]["summary"][0]["text"]
+    names = [n for n, _ in events_of(s, dict(sum_body, reasoning={"summary": "auto"}))]
+    at = [names.index("response.reasoning_summary_" + n) for n in ("part.added", "text.delta", "text.done", "part.done")]
+    assert at == sorted(at)
+    names = [n for n, _ in events_of(s, sum_body)]
+    assert "response.reasoning_text.delta" in names and names.index("response.reasoning_text.done") < names.index("response.output_text.delta")
+    ollama_built_in(s)
+    s.stop()
+
+
+def lines_of(s, path, body):
+    status, headers, text = s.post(path, body)
+    assert status == 200 and headers["content-type"] == "application/x-ndjson", (status, text)
+    return [json.loads(l) for l in text.splitlines()]
+
+
+def test_ollama(s):
+    body = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "options": {"seed": 1, "num_predict": 12}}
+    chat = s.json("/v1/chat/completions", {"messages": body["messages"], "seed": 1, "max_tokens": 12})
+    lines = lines_of(s, "/api/chat", body)  # streams unless told not to
+    assert all(not l["done"] for l in lines[:-1]) and lines[-1]["done"] and lines[-1]["done_reason"] in ("stop", "length")
+    assert "".join(l["message"]["content"] for l in lines) == chat["choices"][0]["message"]["content"]
+    assert lines[-1]["eval_count"] == chat["usage"]["completion_tokens"] and lines[-1]["prompt_eval_count"] == chat["usage"]["prompt_tokens"]
+    assert lines[-1]["total_duration"] >= lines[-1]["eval_duration"] > 0
+    whole = s.json("/api/chat", dict(body, stream=False))
+    assert whole["done"] and whole["message"] == {"role": "assistant", "content": chat["choices"][0]["message"]["content"]}
+    gen = {"prompt": "hi", "options": {"seed": 1, "num_predict": 12}, "stream": False}
+    assert s.json("/api/generate", gen)["response"] == whole["message"]["content"]
+    comp = s.json("/v1/completions", {"prompt": "hi", "seed": 1, "max_tokens": 12})["choices"][0]["text"]
+    assert s.json("/api/generate", dict(gen, raw=True))["response"] == comp
+    assert "".join(l["response"] for l in lines_of(s, "/api/generate", dict(gen, raw=True, stream=True))) == comp
+    tags = json.loads(s.get("/api/tags")[2])["models"]
+    assert tags[0]["name"] == "toy" and tags[0]["details"]["format"] == "gguf" and tags[0]["size"] > 0
+    assert json.loads(s.get("/api/version")[2])["version"]
+    show = s.json("/api/show", {"model": "toy"})
+    assert "completion" in show["capabilities"] and show["model_info"]["general.architecture"] and show["details"]
+    assert json.loads(s.get("/api/ps")[2])["models"][0]["context_length"] == 8192
+    for path, bad in [("/api/chat", {}), ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["a"]}]}),
+                      ("/api/generate", {}), ("/api/generate", {"prompt": "x", "suffix": "y"}), ("/api/chat", dict(body, options=5)),
+                      ("/api/chat", dict(body, think=5)), ("/api/chat", dict(body, format="xml"))]:
+        assert isinstance(s.json(path, bad, 400)["error"], str)
+    assert isinstance(json.loads(s.get("/api/nothing")[2])["error"], str)
+
+
+def ollama_built_in(s):
+    tool = {"type": "function", "function": {k: TOOL[k] for k in ("name", "description", "parameters")}}
+    body = {"model": "x", "messages": [{"role": "user", "content": QUESTION}], "tools": [tool], "options": {"temperature": 0}}
+    r = s.json("/api/chat", dict(body, stream=False))
+    f = r["message"]["tool_calls"][0]["function"]
+    assert f == {"name": "get_weather", "arguments": {"town": "Emberton"}}
+    calls = [c for l in lines_of(s, "/api/chat", body) for c in l["message"].get("tool_calls", [])]
+    assert [c["function"] for c in calls] == [f]
+    more = body["messages"] + [r["message"], {"role": "tool", "tool_name": "get_weather", "content": '{"weather": "sunny", "degrees": 21}'}]
+    said = s.json("/api/chat", dict(body, messages=more, stream=False))["message"]["content"]
+    assert "sunny" in said or "21" in said, said
+    r = s.json("/api/chat", {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "stream": False, "options": {"temperature": 0}})
+    assert "carry" in r["message"]["thinking"] and "42" in r["message"]["content"]
+    r = s.json("/api/chat", {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "stream": False, "think": False, "options": {"temperature": 0}})
+    assert "thinking" not in r["message"]
+
+
+server = Server(BUILD, "-np", "8", "-c", "8192")
+try:
+    run_tests([test_whole, test_stream, test_kept, test_refused, test_truncation, test_ollama, test_keys, test_bounded,
+               test_built_in], server)
+finally:
+    server.stop()
