@@ -3,9 +3,13 @@ readers, half-open sockets, malformed requests, in a KV cache too small for all.
 is free, memory is flat, and every finished answer is byte-equal to the same request alone.
 
     python3 bench/load.py BUILD [--clients 64] [--seconds 120] [--seqs 16] [--kv-tokens 2400] [--seed 1]
+
+With --hostile N the same company twice: alone, then beside N clients from another address (bench/hostile.py) that send
+whatever small thing is known to cost much. Prints the others' time to the first token in both, and the server's memory.
 """
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import socket
@@ -15,6 +19,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../tests"))
 from serverlib import Server, http_request
+import hostile
 
 COMP = "/v1/completions"
 
@@ -50,21 +55,27 @@ class Load:
         self.want = [texts(server.json(COMP, dict(x, cache_prompt=False))["choices"]) for x in self.specs]
         self.stop, self.lock = time.time() + args.seconds, threading.Lock()
         self.count = {"equal": 0, "aborted": 0, "slow": 0, "half open": 0, "malformed": 0, "refused": 0}
-        self.wrong = []
+        self.wrong, self.first = [], []  # first: seconds to the first token of streams read to their end
 
     def add(self, what):
         with self.lock:
             self.count[what] += 1
 
-    def read_all(self, c, slow=0):
-        out = b""
+    def read_all(self, c, slow=0, start=None):
+        out, first = b"", None
         while True:
             piece = c.recv(4096 if slow else 65536)
             if not piece:
-                return out
+                break
             out += piece
+            if start and not first and b"data: " in out:
+                first = time.time() - start
             if slow:
                 time.sleep(slow)
+        if first:
+            with self.lock:
+                self.first.append(first)
+        return out
 
     def finished(self, rng, slow=0):
         i = rng.randrange(len(self.specs))
@@ -72,8 +83,9 @@ class Load:
         c = self.s.socket()
         if slow:
             c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        start = time.time()
         c.sendall(http_request(COMP, dict(self.specs[i], stream=stream), "Connection: close\r\n"))
-        head, _, body = self.read_all(c, slow).partition(b"\r\n\r\n")
+        head, _, body = self.read_all(c, slow, None if slow else start).partition(b"\r\n\r\n")
         c.close()
         status = int(head.split()[1])
         if status == 429:
@@ -162,6 +174,7 @@ class Load:
             c.close()
 
     def run(self):
+        self.stop = time.time() + self.args.seconds
         threads = [threading.Thread(target=self.client, args=(i,)) for i in range(self.args.clients)]
         for t in threads:
             t.start()
@@ -174,6 +187,40 @@ class Load:
         return rss
 
 
+def percentile(values, p):
+    values = sorted(values)
+    return values[min(len(values) - 1, int(len(values) * p))] * 1e3 if values else float("nan")
+
+
+def compare(s, load, args):
+    """The load beside hostile clients, after it ran alone."""
+    idle(s)
+    alone, small = load.first, s.rss_kb()
+    load.first = []
+    with multiprocessing.get_context("fork").Manager() as m:
+        counts = m.dict()
+        guests = multiprocessing.get_context("fork").Process(target=hostile.main, args=(s.port, args.hostile, args.seconds, args.seed, counts))
+        guests.start()
+        load.run()
+        guests.join()
+        print("hostile:", ", ".join(f"{v} {k}" for k, v in sorted(counts.items())))
+    idle(s)
+    time.sleep(3)
+    end = s.rss_kb()
+    p99 = percentile(load.first, 0.99) / percentile(alone, 0.99)
+    for what, v in (("alone", alone), ("beside hostile clients", load.first)):
+        print(f"first token {what}: p50 {percentile(v, 0.5):.1f} ms, p99 {percentile(v, 0.99):.1f} ms, of {len(v)}")
+    print(f"p99 is {p99:.2f} times as long; memory {small} kB before them, {end} kB after")
+    if args.seconds >= 20 and not args.sanitized:
+        assert end < small * 1.1 + 2048, "memory did not come back"
+
+
+def idle(s):
+    s.wait_metric("steel_requests_running", 0)
+    s.wait_metric("steel_requests_waiting", 0)
+    s.wait_metric('steel_kv_pages{state="held"}', 0)
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("build")
@@ -183,14 +230,15 @@ def main():
     p.add_argument("--seqs", type=int, default=16)
     p.add_argument("--kv-tokens", type=int, default=2400)
     p.add_argument("--sanitized", action="store_true", help="memory may grow: freed blocks are kept aside")
+    p.add_argument("--hostile", type=int, default=0, metavar="N", help="afterwards the same beside N hostile clients")
     args = p.parse_args()
     s = Server(args.build, "-np", str(args.seqs), "-c", "1024", "--kv-tokens", str(args.kv_tokens), "--max-queue", "64",
                "--read-timeout", "2")
     load = Load(s, args)
     rss = load.run()
-    s.wait_metric("steel_requests_running", 0)
-    s.wait_metric("steel_requests_waiting", 0)
-    s.wait_metric('steel_kv_pages{state="held"}', 0)
+    if args.hostile:
+        compare(s, load, args)
+    idle(s)
     m = s.metrics()
     print(", ".join(f"{v} {k}" for k, v in load.count.items()))
     print(f"{m['steel_generation_tokens_total']:.0f} tokens, {m['steel_preemptions_total']:.0f} preemptions, "

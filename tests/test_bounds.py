@@ -14,6 +14,8 @@ from serverlib import Server, http_request, run_tests
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 CHAT, COMP = "/v1/chat/completions", "/v1/completions"
+with open(BUILD + "/steel", "rb") as f:
+    SANITIZED = re.search(rb"__[at]san_init", f.read())  # these keep what is freed: memory says nothing
 HANG = 60  # seconds after which something that should have happened is taken to be stuck
 
 
@@ -136,6 +138,9 @@ def test_max_body(_):
 
 def test_memory_comes_back(_):
     """After large requests the process is as small as before."""
+    if SANITIZED:
+        print("      skipped: a sanitizer keeps freed memory")
+        return
     s = Server(BUILD)
     s.post("/tokenize", {"content": "warm up"})
     before = s.rss_kb()
@@ -172,7 +177,7 @@ def test_key_before_body(_):
                 c.sendall(b"x" * (1 << 20))
         except OSError:
             pass
-    assert s.rss_kb() < before + 16384
+    assert SANITIZED or s.rss_kb() < before + 16384
     for c in socks:
         c.close()
     c = s.socket()
@@ -270,7 +275,7 @@ def test_large_replies(_):
         assert len(c["logprobs"]["content"]) == tokens and len(c["logprobs"]["content"][0]["top_logprobs"]) == 20
         assert c["finish_reason"] == "length" and c["logprobs"]["refusal"] is None
     # the text of the reply is never all in memory; numbers and strings of all answers may be
-    assert grown < (size >> 10) / 2, grown
+    assert SANITIZED or grown < (size >> 10) / 2, grown
     assert health > 30, health
     # the same piece by piece in a stream that is read late
     small = dict(body, n=2, max_tokens=400)
@@ -369,6 +374,21 @@ def test_grace_error(_):
     assert read_reply(whole).startswith(b"HTTP/1.1 503")
     out = read_reply(messages)
     assert b"event: error\ndata: " in out and out.endswith(b"\r\n0\r\n\r\n"), out[-300:]
+    assert s.proc.wait(HANG) == 0
+
+
+def test_cut_whole_reply(_):
+    """A large reply that went out in pieces and cannot be completed does not look complete."""
+    s = Server(BUILD, "--grace", "0", "-np", "16", "-c", "8192")
+    c = s.socket()
+    c.sendall(http_request(COMP, {"prompt": "abc", "n": 128, "max_tokens": 1700, "ignore_eos": True, "logprobs": 5, "logit_bias": {"97": 1}}))
+    c.settimeout(HANG)
+    out = c.recv(65536)  # the first choices are done, others run
+    assert out.startswith(b"HTTP/1.1 200") and b"Transfer-Encoding: chunked" in out, out[:200]
+    assert s.metrics()["steel_requests_waiting"] > 0
+    s.proc.send_signal(signal.SIGTERM)
+    out += read_reply(c)
+    assert not out.endswith(b"0\r\n\r\n") and b'"usage"' not in out
     assert s.proc.wait(HANG) == 0
 
 
@@ -521,7 +541,7 @@ def test_retry_after(_):
 
 tests = [test_short_overtakes, test_leaves_while_queued, test_ends_in_time, test_max_body, test_memory_comes_back, test_key_before_body,
          test_whole_body_timeout, test_bodies_together, test_large_replies, test_unsent, test_leaves_behind_bytes, test_grace_error,
-         test_framing, test_hosts, test_other_sites, test_blocked_stderr, test_log_bytes, test_retry_after]
+         test_cut_whole_reply, test_framing, test_hosts, test_other_sites, test_blocked_stderr, test_log_bytes, test_retry_after]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]
 run_tests(tests, None)
