@@ -16,7 +16,7 @@ BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 CHAT, COMP = "/v1/chat/completions", "/v1/completions"
 with open(BUILD + "/steel", "rb") as f:
     SANITIZED = re.search(rb"__[at]san_init", f.read())  # these keep what is freed: memory says nothing
-HANG = 60  # seconds after which something that should have happened is taken to be stuck
+HANG = 300 if SANITIZED else 60  # seconds after which something that should have happened is taken to be stuck
 
 
 def until(what, get):
@@ -381,7 +381,8 @@ def test_cut_whole_reply(_):
     """A large reply that went out in pieces and cannot be completed does not look complete."""
     s = Server(BUILD, "--grace", "0", "-np", "16", "-c", "8192")
     c = s.socket()
-    c.sendall(http_request(COMP, {"prompt": "abc", "n": 128, "max_tokens": 1700, "ignore_eos": True, "logprobs": 5, "logit_bias": {"97": 1}}))
+    c.sendall(http_request(CHAT, {"messages": [{"role": "user", "content": "hi"}], "n": 128, "max_tokens": 1600, "ignore_eos": True,
+                                  "logprobs": True, "top_logprobs": 20}))
     c.settimeout(HANG)
     out = c.recv(65536)  # the first choices are done, others run
     assert out.startswith(b"HTTP/1.1 200") and b"Transfer-Encoding: chunked" in out, out[:200]

@@ -178,7 +178,7 @@ int cmd_serve(int argc, char **argv)
         {OPT_INT, 0, "timeout", 0, &h->write_s, 1, 86400, "S",
          "drop a client that takes no data for so long (default 30)"},
         {OPT_INT, 0, "read-timeout", 0, &h->read_s, 1, 86400, "S",
-         "for a request to arrive: its head; its body, or at 32 kB/s (default 30)"},
+         "for a request to arrive whole; large bodies get 1 s more for 32 kB (default 30)"},
         {OPT_INT, 0, "keep-alive", 0, &h->idle_s, 1, 86400, "S",
          "keep an idle connection for so long (default 75)"},
         {OPT_INT, 0, "sse-ping", 0, &f.srv.ping_s, 1, 3600, "S",
