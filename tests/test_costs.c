@@ -506,6 +506,37 @@ static void test_decoder(void **state)
     buf_clear(&json);
 }
 
+/* ------------------------------------------------------------------ samplers */
+
+/* A million biases, each token twice: comparing pairs would be 10^12. */
+static void test_biases(void **state)
+{
+    (void)state;
+    enum { VOCAB = 500000, N = 2 * VOCAB };
+    struct logit_bias *bias = mem_zalloc(N, sizeof *bias);
+    struct logit_edit *e = mem_zalloc(N, sizeof *e);
+    for (int i = 0; i < N; i++)
+        bias[i] = (struct logit_bias){(int32_t)((int64_t)i * 7919 % VOCAB), i < VOCAB ? 1 : 0.5f};
+    struct sample_params p = {
+        .top_p = 1, .repeat_penalty = 2, .repeat_last_n = -1, .bias = bias, .n_bias = N};
+    alarm(60);
+    struct sampler *s = sampler_new(&p, VOCAB);
+    for (int32_t i = 0; i < VOCAB; i += 2)
+        sampler_accept(s, i, false);
+    assert_int_equal(sampler_edits(s, e, N), VOCAB);
+    for (int i = 0; i < VOCAB; i++)
+        assert_true(e[i].bias == 1.5f && e[i].repeat == (e[i].token % 2 ? 1.0f : 2.0f));
+    /* the later half is dropped, as the bans of min_tokens are */
+    sampler_keep_bias(s, VOCAB);
+    assert_int_equal(sampler_edits(s, e, N), VOCAB);
+    for (int i = 0; i < VOCAB; i++)
+        assert_true(e[i].bias == 1.0f);
+    alarm(0);
+    sampler_free(s);
+    mem_free(bias);
+    mem_free(e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -514,7 +545,7 @@ int main(void)
         cmocka_unit_test(test_budget),       cmocka_unit_test(test_template_ends),
         cmocka_unit_test(test_multiplying),  cmocka_unit_test(test_costly_text),
         cmocka_unit_test(test_regex_pieces), cmocka_unit_test(test_long_walks),
-        cmocka_unit_test(test_decoder),
+        cmocka_unit_test(test_decoder),      cmocka_unit_test(test_biases),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

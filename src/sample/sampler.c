@@ -15,6 +15,9 @@ struct candidate {
 struct sampler {
     struct sample_params p;
     struct logit_bias *bias; /* (p.n_bias) own copy */
+    int32_t *by_token;       /* (n_by_token) entries of bias with a token that exists, by token */
+    struct logit_bias *sums; /* (n_sums) the bias of each token in all, by token */
+    int n_by_token, n_sums;
     int n_vocab;
     int32_t *recent; /* (recent_cap) ring of the last tokens, for the repeat penalty */
     int recent_cap;
@@ -39,15 +42,62 @@ struct sample_params sample_params_default(void)
                                   .repeat_last_n = 64};
 }
 
+/* One bias a token: entries of the same token add up, in the order they were given. */
+static void sum_bias(struct sampler *s)
+{
+    s->n_sums = 0;
+    for (int i = 0; i < s->n_by_token; i++) {
+        const struct logit_bias *b = &s->bias[s->by_token[i]];
+        if (s->by_token[i] >= s->p.n_bias)
+            continue;
+        if (!s->n_sums || s->sums[s->n_sums - 1].token != b->token)
+            s->sums[s->n_sums++] = (struct logit_bias){b->token, 0};
+        s->sums[s->n_sums - 1].bias += b->bias;
+    }
+}
+
+static int compare_entries(const void *a, const void *b, void *list)
+{
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    int32_t tx = ((struct logit_bias *)list)[x].token, ty = ((struct logit_bias *)list)[y].token;
+    return tx != ty ? (tx > ty) - (tx < ty) : (x > y) - (x < y);
+}
+
+static void copy_bias(struct sampler *s, const struct sample_params *p)
+{
+    size_t n = (size_t)p->n_bias;
+    s->bias = mem_zalloc(n, sizeof *s->bias);
+    s->by_token = mem_zalloc(n, sizeof *s->by_token);
+    s->sums = mem_zalloc(n, sizeof *s->sums);
+    if (n)
+        memcpy(s->bias, p->bias, n * sizeof *s->bias);
+    for (int i = 0; i < p->n_bias; i++)
+        if (s->bias[i].token >= 0 && s->bias[i].token < s->n_vocab)
+            s->by_token[s->n_by_token++] = i;
+    qsort_r(s->by_token, (size_t)s->n_by_token, sizeof *s->by_token, compare_entries, s->bias);
+    sum_bias(s);
+}
+
+static float bias_of(const struct sampler *s, int32_t token)
+{
+    int lo = 0, hi = s->n_sums;
+    while (lo < hi) {
+        int mid = lo + (hi - lo) / 2;
+        if (s->sums[mid].token < token)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < s->n_sums && s->sums[lo].token == token ? s->sums[lo].bias : 0;
+}
+
 struct sampler *sampler_new(const struct sample_params *p, int n_vocab)
 {
     struct sampler *s = mem_zalloc(1, sizeof *s);
     size_t n = (size_t)n_vocab;
     s->p = *p;
     s->n_vocab = n_vocab;
-    s->bias = mem_zalloc((size_t)p->n_bias, sizeof *s->bias);
-    if (p->n_bias)
-        memcpy(s->bias, p->bias, (size_t)p->n_bias * sizeof *s->bias);
+    copy_bias(s, p);
     s->p.bias = s->bias;
     if (p->repeat_penalty != 1.0f && p->repeat_last_n != 0) {
         s->seen = mem_zalloc(n, sizeof *s->seen);
@@ -70,6 +120,8 @@ void sampler_free(struct sampler *s)
     if (!s)
         return;
     mem_free(s->bias);
+    mem_free(s->by_token);
+    mem_free(s->sums);
     mem_free(s->recent);
     mem_free(s->seen);
     mem_free(s->generated);
@@ -86,8 +138,10 @@ const struct sample_params *sampler_params(const struct sampler *s)
 
 void sampler_keep_bias(struct sampler *s, int n_bias)
 {
-    if (n_bias < s->p.n_bias)
+    if (n_bias < s->p.n_bias) {
         s->p.n_bias = n_bias;
+        sum_bias(s);
+    }
 }
 
 uint64_t sampler_counter(const struct sampler *s)
@@ -208,6 +262,7 @@ static void apply_penalties(struct sampler *s, float *logits)
     }
 }
 
+/* Linear in what is edited, but for the look-up of each counted token among the biases. */
 int sampler_edits(const struct sampler *s, struct logit_edit *out, int max)
 {
     int n = 0;
@@ -217,24 +272,18 @@ int sampler_edits(const struct sampler *s, struct logit_edit *out, int max)
         e.less = less_of(s, e.token);
         if (e.repeat == 1.0f && e.less == 0)
             continue;
-        for (int k = 0; k < s->p.n_bias; k++)
-            e.bias += s->bias[k].token == e.token ? s->bias[k].bias : 0;
+        e.bias = bias_of(s, e.token);
         if (n == max)
             return -1;
         out[n++] = e;
     }
-    for (int i = 0; i < s->p.n_bias; i++) {
-        struct logit_edit e = {s->bias[i].token, 0, 1, 0};
-        bool known = e.token < 0 || e.token >= s->n_vocab;
-        for (int k = 0; k < n && !known; k++)
-            known = out[k].token == e.token;
-        if (known)
-            continue;
-        for (int k = i; k < s->p.n_bias; k++)
-            e.bias += s->bias[k].token == e.token ? s->bias[k].bias : 0;
+    for (int i = 0; i < s->n_sums; i++) {
+        int32_t token = s->sums[i].token;
+        if (repeat_of(s, token) != 1.0f || less_of(s, token) != 0)
+            continue; /* counted: it stands above */
         if (n == max)
             return -1;
-        out[n++] = e;
+        out[n++] = (struct logit_edit){token, s->sums[i].bias, 1, 0};
     }
     return n;
 }
