@@ -50,6 +50,7 @@ struct steel_engine_options {
     int context;          /* tokens a request may have; 0 = the model's own, or what fits */
     int max_requests;     /* answers generated at once; 0 = 16 */
     int max_queue;        /* requests that may wait beyond those; 0 = 512 */
+    int max_per_client;   /* answers of one client generated at once; 0 = no bound but its share */
     size_t kv_bytes;      /* most memory for the KV cache; 0 = what context x max_requests needs */
     double step_ms;       /* how long a step may keep running answers waiting; 0 = automatic */
     bool deterministic;   /* the same request gives the same bytes in any company */
@@ -134,6 +135,7 @@ struct steel_request_options {
     bool ignore_eos;
     bool show_special;         /* control tokens appear in the text */
     bool read_only;            /* reads the prompt into the cache and generates nothing */
+    uint64_t client;           /* whose it is: clients take turns, whatever each asks for */
     const char *cache_salt;    /* share cached prompts only with requests of the same salt */
     struct steel_queue *queue; /* NULL = one of its own: steel_request_next */
     void *user;                /* comes back in every event */

@@ -58,8 +58,59 @@ def test_work(s):
     assert "MB" in e["message"]
 
 
+def stream(s, source, body, headers=None):
+    """A streamed request from an address of this machine; yields the response when its head is there."""
+    c = http.client.HTTPConnection("127.0.0.1", s.port, source_address=(source, 0))
+    c.request("POST", COMP, json.dumps(dict(body, stream=True)), headers or {})
+    return c
+
+
+def test_company(_):
+    """Four requests of 128 answers each are no reason for somebody else to wait or to be refused."""
+    s = Server(BUILD, "-np", "16", "-c", "4096", "--max-queue", "512")
+    try:
+        company(s)
+    finally:
+        s.stop()
+
+
+def company(s):
+    many = {"prompt": "abc", "n": 128, "max_tokens": 4000, "ignore_eos": True}
+    crowd = []
+    for _ in range(4):
+        crowd.append(stream(s, "127.0.0.1", many))
+    s.wait_metric("steel_requests_waiting", 4 * 128 - 16)
+    # the queue holds no more of theirs; another's request is taken, and ends while all of theirs go on
+    body = {"prompt": "xyz", "max_tokens": 5, "ignore_eos": True, "n": 2}
+    assert s.json(COMP, dict(body, n=20), 429)["error"]["code"] == "queue_full"
+    before = s.metrics()["steel_generation_tokens_total"]
+    c = stream(s, "127.0.0.2", body)
+    r = c.getresponse()
+    text = r.read().decode()
+    assert r.status == 200 and text.endswith("data: [DONE]\n\n"), text
+    c.close()
+    # counted, not timed: what the others got meanwhile is some steps' worth, not their whole answers
+    assert s.metrics()["steel_generation_tokens_total"] - before < 16 * 400
+    for c in crowd:
+        c.close()
+    s.wait_metric("steel_requests_running", 0)
+
+
+def test_keys(_):
+    """Who has a key has a cache of his own, and turns of his own."""
+    flags = ["--api-key", "one", "--api-key", "two", "-np", "2", "-c", "4096"]
+    for more, shared in (([], False), (["--share-prefix-cache"], True)):
+        s = Server(BUILD, *flags, *more)
+        key = lambda k: {"Authorization": "Bearer " + k}
+        cached = lambda k: s.json(COMP, {"prompt": "y" * 200, "max_tokens": 1}, headers=key(k))["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached("one") == 0 and cached("one") > 190
+        assert (cached("two") > 190) == shared
+        assert cached("two") > 190
+        assert s.stop() == 0
+
+
 server = Server(BUILD, "-np", "2", "-c", "8192")
-tests = [test_json, test_nul, test_work]
+tests = [test_json, test_nul, test_work, test_company, test_keys]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]
 try:

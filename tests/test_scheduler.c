@@ -45,14 +45,20 @@ static void world_close(struct world *w)
     w->be->ops->close(w->be);
 }
 
-static struct seq *seq_new(struct world *w, int n_prompt, int first)
+static struct seq *seq_new_for(struct world *w, uint64_t client, int n_prompt, int first)
 {
     struct seq *q = mem_zalloc(1, sizeof *q);
+    q->client = client;
     for (int i = 0; i < n_prompt; i++)
         seq_append(q, first + i);
     q->n_prompt = n_prompt;
     scheduler_add(&w->s, q);
     return q;
+}
+
+static struct seq *seq_new(struct world *w, int n_prompt, int first)
+{
+    return seq_new_for(w, 0, n_prompt, first);
 }
 
 static void seq_end(struct world *w, struct seq *q)
@@ -413,7 +419,7 @@ static void test_random(void **state)
         for (int i = 0; i < 6000; i++) {
             int k = rand() % 24;
             if (!q[k]) {
-                q[k] = seq_new(&w, 1 + rand() % 100, rand() % 3 * 1000);
+                q[k] = seq_new_for(&w, (uint64_t)(rand() % 4), 1 + rand() % 100, rand() % 3 * 1000);
                 q[k]->no_cache = rand() % 8 == 0;
             } else if (rand() % 10 == 0 || q[k]->n_tokens > 180) {
                 seq_end(&w, q[k]);
@@ -434,15 +440,170 @@ static void test_random(void **state)
     }
 }
 
+static int n_running(struct seq *const *q, int n)
+{
+    int running = 0;
+    for (int i = 0; i < n; i++)
+        running += q[i]->running;
+    return running;
+}
+
+/* One client fills every place and the queue, with answers that do not end. Whoever comes is in the
+ * next step, and two who want everything get half each. */
+static void test_clients(void **state)
+{
+    (void)state;
+    enum { N = 100 };
+    struct world w;
+    world_open(&w, 4096, 20, true);
+    struct seq *a[N], *b[N];
+    for (int i = 0; i < N; i++)
+        a[i] = seq_new_for(&w, 7, 20, 1000 * (i + 1));
+    for (int i = 0; i < 30; i++)
+        step(&w, i);
+    assert_int_equal(n_running(a, N), MAX_SEQS);
+    b[0] = seq_new_for(&w, 8, 20, 500);
+    step(&w, 1);
+    assert_true(b[0]->running && n_running(a, N) == MAX_SEQS - 1);
+    for (int i = 0; i < 3; i++)
+        step(&w, 1);
+    assert_true(b[0]->n_tokens > 20); /* its first token */
+    assert_true(a[0]->running && a[0]->n_preempted == 0);
+    for (int i = 1; i < N; i++)
+        b[i] = seq_new_for(&w, 8, 20, 1000 * (i + 200));
+    step(&w, 1);
+    assert_int_equal(n_running(a, N), MAX_SEQS / 2);
+    assert_int_equal(n_running(b, N), MAX_SEQS / 2);
+    int64_t preempted = w.s.n_preempted;
+    for (int i = 0; i < 50; i++) /* that is settled: nobody is thrown out again */
+        step(&w, i);
+    assert_int_equal(w.s.n_preempted, preempted);
+    /* each client's own stay in order; places that fall free go to whom has fewer */
+    for (int i = 0; i < 4; i++)
+        seq_end(&w, a[i]);
+    step(&w, 1);
+    for (int i = 4; i < N; i++)
+        assert_int_equal(a[i]->running, i < 4 + MAX_SEQS / 2);
+    /* more clients than places: each has one at most, and all come in turn */
+    struct seq *c[2 * MAX_SEQS];
+    for (int i = 0; i < 2 * MAX_SEQS; i++)
+        c[i] = seq_new_for(&w, (uint64_t)(100 + i), 20, 300000 + 1000 * i);
+    for (int i = 0; i < 2 * MAX_SEQS; i++) {
+        int guard = 0;
+        while (!c[i]->running && guard++ < 200) {
+            step(&w, 1);
+            for (int k = 0; k < i; k++) /* those before end after some tokens */
+                if (c[k] && c[k]->n_tokens > 30) {
+                    seq_end(&w, c[k]);
+                    c[k] = NULL;
+                }
+        }
+        assert_true(c[i]->running);
+    }
+    for (int i = 0; i < N; i++) {
+        if (i >= 4)
+            seq_end(&w, a[i]);
+        seq_end(&w, b[i]);
+    }
+    for (int i = 0; i < 2 * MAX_SEQS; i++)
+        if (c[i])
+            seq_end(&w, c[i]);
+    world_close(&w);
+}
+
+/* A client that holds all pages gives some to one that comes. */
+static void test_clients_pages(void **state)
+{
+    (void)state;
+    struct world w;
+    world_open(&w, 64, 20, true);
+    struct seq *a[8];
+    for (int i = 0; i < 8; i++)
+        a[i] = seq_new_for(&w, 1, 24, 1000 * (i + 1));
+    for (int i = 0; i < 8; i++)
+        step(&w, i);
+    int before = n_running(a, 8);
+    assert_true(before >= 6);
+    struct seq *b = seq_new_for(&w, 2, 40, 50000);
+    for (int i = 0; i < 6; i++)
+        step(&w, i);
+    assert_true(b->running && b->n_tokens > 40);
+    assert_true(n_running(a, 8) >= 2 && a[0]->running);
+    /* what cannot be had that way is not tried: nobody is thrown out for nothing */
+    int64_t preempted = w.s.n_preempted;
+    struct seq *c = seq_new_for(&w, 3, 62 * PAGE, 90000);
+    int running = n_running(a, 8);
+    step(&w, 1);
+    assert_true(!c->running && w.s.n_preempted == preempted && n_running(a, 8) == running);
+    for (int i = 0; i < 8; i++)
+        seq_end(&w, a[i]);
+    seq_end(&w, b);
+    seq_end(&w, c);
+    world_close(&w);
+}
+
+/* Fifteen long prompts of one client and one of another: each client's prompts are read alike. */
+static void test_clients_read(void **state)
+{
+    (void)state;
+    struct world w;
+    world_open(&w, 16384, 20, true);
+    struct seq *a[MAX_SEQS - 1];
+    for (int i = 0; i < MAX_SEQS - 1; i++)
+        a[i] = seq_new_for(&w, 1, 3000, 10000 * (i + 1));
+    for (int i = 0; i < 5; i++)
+        step(&w, i);
+    struct seq *b = seq_new_for(&w, 2, 3000, 900000);
+    int64_t all = 0, steps = 0;
+    while (seq_unread(b) > 1) {
+        step(&w, 1);
+        all += w.s.n_read;
+        steps++;
+    }
+    assert_true(all < 2.2 * 3000); /* half of what was read was b's */
+    for (int i = 0; i < MAX_SEQS - 1; i++)
+        seq_end(&w, a[i]);
+    seq_end(&w, b);
+    world_close(&w);
+}
+
+/* A bound on each client, whatever is free. */
+static void test_clients_bound(void **state)
+{
+    (void)state;
+    struct world w;
+    world_open(&w, 1024, 20, true);
+    w.s.max_per_client = 3;
+    struct seq *a[8], *b[2];
+    for (int i = 0; i < 8; i++)
+        a[i] = seq_new_for(&w, 1, 10, 1000 * (i + 1));
+    for (int i = 0; i < 2; i++)
+        b[i] = seq_new_for(&w, 2, 10, 50000 * (i + 1));
+    for (int i = 0; i < 10; i++)
+        step(&w, i);
+    assert_int_equal(n_running(a, 8), 3);
+    assert_int_equal(n_running(b, 2), 2);
+    seq_end(&w, a[0]);
+    step(&w, 1);
+    assert_true(a[3]->running && !a[4]->running);
+    for (int i = 1; i < 8; i++)
+        seq_end(&w, a[i]);
+    for (int i = 0; i < 2; i++)
+        seq_end(&w, b[i]);
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_index),       cmocka_unit_test(test_reuse),
-        cmocka_unit_test(test_twins),       cmocka_unit_test(test_merge),
-        cmocka_unit_test(test_preemption),  cmocka_unit_test(test_remove),
-        cmocka_unit_test(test_budget),      cmocka_unit_test(test_idle_budget),
-        cmocka_unit_test(test_auto_budget), cmocka_unit_test(test_fairness),
-        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_index),         cmocka_unit_test(test_reuse),
+        cmocka_unit_test(test_twins),         cmocka_unit_test(test_merge),
+        cmocka_unit_test(test_preemption),    cmocka_unit_test(test_remove),
+        cmocka_unit_test(test_budget),        cmocka_unit_test(test_idle_budget),
+        cmocka_unit_test(test_auto_budget),   cmocka_unit_test(test_fairness),
+        cmocka_unit_test(test_random),        cmocka_unit_test(test_clients),
+        cmocka_unit_test(test_clients_pages), cmocka_unit_test(test_clients_read),
+        cmocka_unit_test(test_clients_bound),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

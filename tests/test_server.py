@@ -538,7 +538,7 @@ def test_demo_model(_):
 def test_keys(_):
     with open("/tmp/steel-keys-%d" % os.getpid(), "w") as f:
         f.write("# comment\nfrom-file\n\n")
-    s = Server(BUILD, "--api-key", "secret", "--api-key-file", f.name, "--cache-salt-by-key", "--alias", "my/model")
+    s = Server(BUILD, "--api-key", "secret", "--api-key-file", f.name, "--alias", "my/model")
     os.unlink(f.name)
     for headers, status in [({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer secret"}, 200),
                             ({"Authorization": "bearer from-file"}, 200), ({"X-Api-Key": "secret"}, 200)]:

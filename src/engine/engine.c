@@ -53,6 +53,11 @@ struct engine {
     /* under lock */
     struct request *inbox, **inbox_end;
     int n_queued; /* choices in the inbox or waiting for their first step */
+    struct queue_share {
+        uint64_t client;
+        int n;
+    } * shares; /* (n_shares) of n_queued, by client */
+    int n_shares, shares_cap;
     bool quit, cancels;
     enum engine_state state;
     struct error error;
@@ -168,6 +173,7 @@ static void request_new(void *arg)
         c->out = (struct output){.stop = stop, .n_stop = spec->n_stop, .special = spec->special};
         c->seq.n_tokens = c->seq.cap = c->seq.n_prompt = spec->n_prompt;
         c->seq.no_cache = spec->no_cache;
+        c->seq.client = spec->client;
         c->seq.tokens = mem_alloc((size_t)spec->n_prompt * sizeof *c->seq.tokens);
         memcpy(c->seq.tokens, spec->prompt, (size_t)spec->n_prompt * sizeof *c->seq.tokens);
         if (e->rt->kv->prefix && r->spec.salt)
@@ -208,6 +214,38 @@ static enum submit_result check_spec(struct engine *e, const struct request_spec
     return ok ? SUBMIT_OK : SUBMIT_INVALID;
 }
 
+/* How much of the queue is a client's; counts n more for it. Under the lock. */
+static int queue_share(struct engine *e, uint64_t client, int n)
+{
+    int i = 0;
+    while (i < e->n_shares && e->shares[i].client != client)
+        i++;
+    if (i == e->n_shares) {
+        if (n <= 0)
+            return 0;
+        if (e->n_shares == e->shares_cap) {
+            e->shares_cap += e->shares_cap + 16;
+            e->shares = mem_realloc(e->shares, (size_t)e->shares_cap, sizeof *e->shares);
+        }
+        e->shares[e->n_shares++] = (struct queue_share){client, 0};
+    }
+    int had = e->shares[i].n;
+    e->shares[i].n += n;
+    e->n_queued += n;
+    if (!e->shares[i].n)
+        e->shares[i] = e->shares[--e->n_shares];
+    return had;
+}
+
+/* Whether n more fit. A queue full of others' requests has room for a client that has none in it. */
+static bool queue_has_room(struct engine *e, uint64_t client, int n)
+{
+    int64_t most = e->opt.max_queue;
+    if (queue_share(e, client, 0) == 0)
+        most *= 2;
+    return n <= most - e->n_queued;
+}
+
 enum submit_result engine_submit(struct engine *e, const struct request_spec *spec,
                                  struct request **out, struct error *err)
 {
@@ -229,12 +267,12 @@ enum submit_result engine_submit(struct engine *e, const struct request_spec *sp
     if (e->quit || e->state != ENGINE_READY) {
         error_set(err, "the engine is closing");
         res = SUBMIT_NOT_READY;
-    } else if (e->n_queued + r->n > e->opt.max_queue) {
+    } else if (!queue_has_room(e, spec->client, r->n)) {
         error_set(err, "the queue is full: %d of %d requests wait", e->n_queued, e->opt.max_queue);
         e->n_rejected++;
         res = SUBMIT_FULL;
     } else {
-        e->n_queued += r->n;
+        queue_share(e, spec->client, r->n);
         *e->inbox_end = r;
         e->inbox_end = &r->next;
         pthread_cond_broadcast(&e->changed);
@@ -300,10 +338,10 @@ static void deliver(struct engine *e)
     e->n_touched = 0;
 }
 
-static void leave_queue(struct engine *e, int n)
+static void leave_queue(struct engine *e, const struct choice *c)
 {
     pthread_mutex_lock(&e->lock);
-    e->n_queued -= n;
+    queue_share(e, c->req->spec.client, -1);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -339,7 +377,7 @@ static void finish(struct engine *e, struct choice *c, enum finish how, int stop
     }
     scheduler_remove(&e->sched, &c->seq);
     if (!c->entered_ns)
-        leave_queue(e, 1);
+        leave_queue(e, c);
     if (stop < 0 && (how == FINISH_STOP || how == FINISH_LENGTH)) {
         int hit = output_finish(&c->out, &e->text);
         if (hit >= 0) {
@@ -435,7 +473,7 @@ static void start_choice(struct engine *e, struct choice *c)
     for (int i = 0; c->sampler && i < c->seq.n_prompt; i++)
         sampler_accept(c->sampler, c->seq.tokens[i], false);
     c->entered_ns = clock_ns();
-    leave_queue(e, 1);
+    leave_queue(e, c);
     histogram_add(&e->stats.queued, c->entered_ns - c->req->submitted_ns);
     e->stats.prompt_tokens += (uint64_t)c->seq.n_prompt;
     struct engine_event ev = {
@@ -703,6 +741,7 @@ static bool start(struct engine *e)
     e->context = room < e->rt->context ? (int)room : e->rt->context;
     kv->prefix = prefix_new(kv->n_pages, kv->page_len, !e->opt.no_prefix_cache);
     scheduler_init(&e->sched, kv, lim, e->context, e->opt.step_ms);
+    e->sched.max_per_client = e->opt.max_per_client;
     for (int i = 0; i < 2; i++) {
         struct flight *f = &e->flights[i];
         f->slot = i;
@@ -808,6 +847,7 @@ void engine_close(struct engine *e)
         mem_free(e->flights[i].items);
         mem_free(e->flights[i].seqs);
     }
+    mem_free(e->shares);
     mem_free(e->touched);
     mem_free(e->logits);
     mem_free(e->ends);

@@ -9,7 +9,8 @@
  *     the step fails or the engine closes; nothing of that choice comes after it
  *  3. a cancelled request is out of the scheduler, its pages given back, before the next step is
  *     planned; where steps run ahead (backend.h), one may have been planned already
- *  4. at most max_queue choices wait for their first step; a request is accepted whole or not at all
+ *  4. at most max_queue choices wait for their first step, and as many again of clients that had none
+ *     waiting; a request is accepted whole or not at all
  *  5. what a request generates depends on its prompt, parameters and seed alone: not on when it was
  *     batched, preempted or served from the cache (to the bit with backend.deterministic)
  */
@@ -25,6 +26,7 @@ struct engine_options {
     struct runtime_options
         runtime;          /* max_seqs 0 = 16, 128 on a GPU; progress is the engine's own */
     int max_queue;        /* choices that may wait; 0 = 512 */
+    int max_per_client;   /* choices of one client that run at once; 0 = no bound but its share */
     double step_ms;       /* time budget of a step with decodes; 0 = automatic */
     bool no_prefix_cache; /* pages are shared while in use, not kept */
 };
@@ -49,6 +51,7 @@ struct request_spec {
     int n_top;               /* 0..ENGINE_MAX_LOGPROBS */
     const char *const *stop; /* (n_stop) */
     int n_stop;
+    uint64_t client;  /* whose it is: clients take turns; 0 is one like the others */
     const char *salt; /* keeps cached pages among requests of the same salt; NULL = common */
     struct events *queue;
     void *user;

@@ -29,6 +29,8 @@ void scheduler_init(struct scheduler *s, struct kvcache *kv, const struct step_l
     size_t n = (size_t)limits->max_seqs;
     s->planned = mem_zalloc(n, sizeof *s->planned);
     s->readers = mem_zalloc(n, sizeof *s->readers);
+    s->sorted = mem_zalloc(n, sizeof *s->sorted);
+    s->reading = mem_zalloc(n, sizeof *s->reading);
     s->shares = mem_zalloc(n, sizeof *s->shares);
 }
 
@@ -37,6 +39,8 @@ void scheduler_clear(struct scheduler *s)
     CHECK(s->waiting.n == 0 && s->running.n == 0, "sequences are left");
     mem_free(s->planned);
     mem_free(s->readers);
+    mem_free(s->sorted);
+    mem_free(s->reading);
     mem_free(s->shares);
     *s = (struct scheduler){0};
 }
@@ -49,9 +53,12 @@ static void list_remove(struct seq_list *l, struct seq *q)
     l->n--;
 }
 
+/* By age. Nearly always it is the youngest, or older than all. */
 static void list_insert(struct seq_list *l, struct seq *q)
 {
     struct seq *before = l->last;
+    if (l->first && l->first->age > q->age)
+        before = NULL;
     while (before && before->age > q->age)
         before = before->prev;
     q->prev = before;
@@ -59,6 +66,65 @@ static void list_insert(struct seq_list *l, struct seq *q)
     *(q->prev ? &q->prev->next : &l->first) = q;
     *(q->next ? &q->next->prev : &l->last) = q;
     l->n++;
+}
+
+/* Clients */
+
+static struct seq_client *client_of(struct scheduler *s, uint64_t id)
+{
+    for (struct seq_client *c = s->clients; c; c = c->next)
+        if (c->id == id)
+            return c;
+    struct seq_client *c = mem_zalloc(1, sizeof *c);
+    c->id = id;
+    c->let_in = s->entries;
+    c->read = s->reads;
+    c->next = s->clients;
+    if (c->next)
+        c->next->prev = c;
+    s->clients = c;
+    return c;
+}
+
+static void client_leave(struct scheduler *s, struct seq_client *c)
+{
+    if (--c->n_seqs)
+        return;
+    *(c->prev ? &c->prev->next : &s->clients) = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+    mem_free(c);
+}
+
+/* Into the lists of those who wait, and out of them. */
+static void start_waiting(struct scheduler *s, struct seq *q)
+{
+    struct seq_client *c = q->of;
+    q->ahead = c->first && c->first->age > q->age ? NULL : c->last;
+    while (q->ahead && q->ahead->age > q->age)
+        q->ahead = q->ahead->ahead;
+    q->behind = q->ahead ? q->ahead->behind : c->first;
+    *(q->ahead ? &q->ahead->behind : &c->first) = q;
+    *(q->behind ? &q->behind->ahead : &c->last) = q;
+    c->n_waiting++;
+    list_insert(&s->waiting, q);
+}
+
+static void stop_waiting(struct scheduler *s, struct seq *q)
+{
+    struct seq_client *c = q->of;
+    *(q->ahead ? &q->ahead->behind : &c->first) = q->behind;
+    *(q->behind ? &q->behind->ahead : &c->last) = q->ahead;
+    q->ahead = q->behind = NULL;
+    c->n_waiting--;
+    list_remove(&s->waiting, q);
+}
+
+static void stop_running(struct scheduler *s, struct seq *q)
+{
+    list_remove(&s->running, q);
+    q->running = false;
+    q->of->n_running--;
 }
 
 void seq_append(struct seq *q, int32_t token)
@@ -83,7 +149,9 @@ void scheduler_add(struct scheduler *s, struct seq *q)
 {
     q->age = s->next_age++;
     q->chain = q->root;
-    list_insert(&s->waiting, q);
+    q->of = client_of(s, q->client);
+    q->of->n_seqs++;
+    start_waiting(s, q);
 }
 
 static int pages_for(const struct scheduler *s, int n_tokens)
@@ -106,9 +174,13 @@ static void drop_pages(struct scheduler *s, struct seq *q)
 
 void scheduler_remove(struct scheduler *s, struct seq *q)
 {
-    list_remove(q->running ? &s->running : &s->waiting, q);
-    q->running = false;
+    if (q->running)
+        stop_running(s, q);
+    else
+        stop_waiting(s, q);
     drop_pages(s, q);
+    client_leave(s, q->of);
+    q->of = NULL;
 }
 
 /* Takes every page the index has for the tokens not read yet; the last token is always computed. */
@@ -151,13 +223,16 @@ static int pages_promised(const struct scheduler *s)
     return n;
 }
 
-static bool admit(struct scheduler *s, struct seq *q)
+/* *lacking: pages that are not there. */
+static bool admit(struct scheduler *s, struct seq *q, int *lacking)
 {
     attach_cached(s, q);
     int need = pages_for(s, q->n_tokens) - q->kv.n_pages;
-    if (need + pages_promised(s) + s->running.n > kvcache_available(s->kv)) {
+    *lacking = need + pages_promised(s) + s->running.n - kvcache_available(s->kv);
+    if (*lacking > 0) {
         drop_pages(s, q);
         s->blocked_at = s->freed;
+        s->blocked = q;
         return false;
     }
     if (!q->entered) {
@@ -165,20 +240,75 @@ static bool admit(struct scheduler *s, struct seq *q)
         s->cache_queries += q->n_prompt;
         count_cached(s, q, 0);
     }
-    list_remove(&s->waiting, q);
+    stop_waiting(s, q);
     list_insert(&s->running, q);
     q->running = true;
+    q->of->n_running++;
+    q->of->let_in = ++s->entries;
     return true;
 }
 
 static void preempt(struct scheduler *s, struct seq *q)
 {
-    list_remove(&s->running, q);
-    q->running = false;
+    stop_running(s, q);
     drop_pages(s, q);
     q->n_preempted++;
     s->n_preempted++;
-    list_insert(&s->waiting, q);
+    start_waiting(s, q);
+}
+
+/* Whether a comes before b: fewer running, then let in longer ago, then waiting longer. */
+static bool comes_first(const struct seq_client *a, const struct seq_client *b)
+{
+    if (a->n_running != b->n_running)
+        return a->n_running < b->n_running;
+    return a->let_in != b->let_in ? a->let_in < b->let_in : a->first->age < b->first->age;
+}
+
+/* Whose turn it is to let a sequence in; NULL = nobody waits who may. */
+static struct seq_client *next_client(const struct scheduler *s)
+{
+    struct seq_client *best = NULL;
+    for (struct seq_client *c = s->clients; c; c = c->next)
+        if (c->n_waiting && (!s->max_per_client || c->n_running < s->max_per_client) &&
+            (!best || comes_first(c, best)))
+            best = c;
+    return best;
+}
+
+/* Takes a place, or `pages` where that many are wanted, from the client that has most, for one that
+ * has at least two fewer. False: there is none, or it would not be enough. */
+static bool take_place(struct scheduler *s, const struct seq_client *c, int pages)
+{
+    const struct seq_client *most = c;
+    for (const struct seq_client *m = s->clients; m; m = m->next)
+        most = m->n_running > most->n_running ? m : most;
+    int may = most->n_running - c->n_running - 1, n = 0, found = 0;
+    struct seq *youngest = NULL;
+    for (struct seq *q = s->running.last; q != s->running.first && n < may; q = q->prev)
+        if (q->of == most) {
+            youngest = n++ ? youngest : q;
+            found += pages_for(s, q->n_tokens) + 1;
+        }
+    if (!n || found < pages)
+        return false;
+    preempt(s, youngest);
+    return true;
+}
+
+static void let_in(struct scheduler *s)
+{
+    for (struct seq_client *c; (c = next_client(s));) {
+        struct seq *q = c->first;
+        int lacking = 0;
+        bool full = s->running.n == s->limits.max_seqs;
+        if (!full && s->blocked_at == s->freed && s->blocked == q)
+            return;
+        if (!full && admit(s, q, &lacking))
+            continue;
+        if (!take_place(s, c, lacking))
+            return;
+    }
 }
 
 static void plan_item(struct scheduler *s, struct step_item *items, struct seq *q, int n)
@@ -232,29 +362,94 @@ static bool is_being_read(const struct scheduler *s, const struct seq *q, int n_
     return false;
 }
 
-/* Splits `budget` tokens among the readers, starting with number `first`: equal shares, and what one
- * does not need goes to the others. */
-static void share(struct scheduler *s, int n, int first, int budget)
+/* Splits `budget` tokens among readers (n) of one client, starting with its turn: equal shares, and
+ * what one does not need goes to the others. */
+static void share(struct scheduler *s, struct seq_client *c, int budget, int chunk)
 {
-    int chunk = s->limits.read_chunk > MIN_READ ? s->limits.read_chunk : MIN_READ;
+    struct seq **readers = s->readers + c->at;
+    int *shares = s->shares + c->at, n = c->n_readers, first = c->turn % n;
     int served = budget / chunk < n ? budget / chunk : n;
     served = served ? served : 1;
-    memset(s->shares, 0, (size_t)n * sizeof *s->shares);
     for (int hungry = served; hungry > 0 && budget > 0;) {
         int each = budget / hungry ? budget / hungry : 1;
         hungry = 0;
         for (int i = 0; i < served && budget > 0; i++) {
-            int r = (first + i) % n, left = seq_unread(s->readers[r]) - s->shares[r];
+            int r = (first + i) % n, left = seq_unread(readers[r]) - shares[r];
             int give = left < each ? left : each;
             give = give < budget ? give : budget;
-            s->shares[r] += give;
+            shares[r] += give;
             budget -= give;
             hungry += left > give;
         }
     }
     for (int i = 0; i < served; i++) { /* those who are done leave, and the others move up */
         int r = (first + i) % n;
-        s->turn += s->shares[r] < seq_unread(s->readers[r]);
+        c->turn += shares[r] < seq_unread(readers[r]);
+    }
+}
+
+/* Puts the readers (n) of a client side by side; returns how many clients there are. */
+static int sort_readers(struct scheduler *s, int n)
+{
+    int n_clients = 0, at = 0;
+    for (int i = 0; i < n; i++)
+        s->readers[i]->of->n_readers = 0;
+    for (int i = 0; i < n; i++) {
+        struct seq_client *c = s->readers[i]->of;
+        if (c->n_readers++ == 0) {
+            s->reading[n_clients++] = c;
+            c->need = c->share = 0;
+        }
+        c->need += seq_unread(s->readers[i]);
+    }
+    for (int i = 0; i < n_clients; i++) {
+        s->reading[i]->at = at;
+        at += s->reading[i]->n_readers;
+        s->reading[i]->n_readers = 0;
+    }
+    for (int i = 0; i < n; i++) {
+        struct seq_client *c = s->readers[i]->of;
+        s->sorted[c->at + c->n_readers++] = s->readers[i];
+    }
+    struct seq **swap = s->readers;
+    s->readers = s->sorted;
+    s->sorted = swap;
+    return n_clients;
+}
+
+/* Splits `budget` tokens among the clients with prompts to read: those who waited longest first where
+ * it is too little for all, equal shares, and what one does not need goes to the others. */
+static void share_among_clients(struct scheduler *s, int n_readers, int budget)
+{
+    int chunk = s->limits.read_chunk > MIN_READ ? s->limits.read_chunk : MIN_READ;
+    int n = sort_readers(s, n_readers);
+    int served = budget / chunk < n ? budget / chunk : n;
+    served = served ? served : 1;
+    for (int i = 0; i < served; i++) /* the longest waiting to the front */
+        for (int k = i + 1; k < n; k++)
+            if (s->reading[k]->read < s->reading[i]->read) {
+                struct seq_client *swap = s->reading[i];
+                s->reading[i] = s->reading[k];
+                s->reading[k] = swap;
+            }
+    for (int hungry = served; hungry > 0 && budget > 0;) {
+        int each = budget / hungry ? budget / hungry : 1;
+        hungry = 0;
+        for (int i = 0; i < served && budget > 0; i++) {
+            struct seq_client *c = s->reading[i];
+            int64_t left = c->need - c->share;
+            int give = left < each ? (int)left : each;
+            give = give < budget ? give : budget;
+            c->share += give;
+            budget -= give;
+            hungry += left > give;
+        }
+    }
+    memset(s->shares, 0, (size_t)n_readers * sizeof *s->shares);
+    for (int i = 0; i < served; i++) {
+        if (s->reading[i]->share)
+            share(s, s->reading[i], s->reading[i]->share, chunk);
+        s->reading[i]->read = ++s->reads;
     }
 }
 
@@ -274,7 +469,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
         return;
     int rows = s->limits.max_tokens - s->n_planned;
     int budget = scheduler_read_tokens(s, s->n_decode);
-    share(s, n, s->turn % n, budget < rows ? budget : rows);
+    share_among_clients(s, n, budget < rows ? budget : rows);
     for (int i = 0; i < n; i++) {
         struct seq *q = s->readers[i];
         int room = room_for(s, q, taken), want = s->shares[i] < room ? s->shares[i] : room;
@@ -300,9 +495,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
 int scheduler_plan(struct scheduler *s, struct step_item *items)
 {
     s->n_planned = s->n_decode = s->n_read = 0;
-    while (s->waiting.first && s->running.n < s->limits.max_seqs && s->blocked_at != s->freed)
-        if (!admit(s, s->waiting.first))
-            break;
+    let_in(s);
     for (struct seq *q = s->running.first; q; q = q->next) {
         int before = q->kv.n_tokens;
         if (seq_unread(q) > 1)

@@ -15,7 +15,11 @@
  *     more page for each of them: nothing enters to be thrown out at once
  *  4. the oldest running sequence is never preempted: some sequence always advances, so every one
  *     ends
- *  5. waiting sequences enter strictly by age: nobody is overtaken for ever
+ *  5. clients take turns: of those with sequences waiting the one with the fewest running is next, of
+ *     equals the one that was let in longest ago; a client's own sequences enter strictly by age.
+ *     Where nothing is free, a client takes a place from one that runs at least two more than it
+ *     does, down to one less: nobody is overtaken for ever, and nobody's company is kept waiting
+ *     for the whole of somebody else's answers
  *  6. every full page of a running sequence is indexed (scheduler_commit), and a sequence that would
  *     compute a page another one is computing in the same step waits and takes that page instead
  */
@@ -32,8 +36,11 @@ struct seq {
     int n_prompt;      /* of them the prompt */
     uint64_t root;     /* prefix_root: where its chain of pages starts */
     bool no_cache;     /* takes no page from the index (it still shares its own) */
+    uint64_t client;   /* whose it is: clients share the machine evenly; 0 is one like the others */
     /* kept by the scheduler */
     struct seq *prev, *next;
+    struct seq *ahead, *behind; /* the client's neighbours in the waiting list */
+    struct seq_client *of;
     uint64_t age; /* order of arrival */
     struct kv_seq kv;
     uint64_t chain; /* serial of the last indexed page */
@@ -47,6 +54,19 @@ struct seq {
 struct seq_list {
     struct seq *first, *last;
     int n;
+};
+
+/* One who has sequences here. */
+struct seq_client {
+    struct seq_client *prev, *next;
+    uint64_t id;
+    int n_seqs, n_waiting, n_running;
+    struct seq *first, *last; /* waiting, by age */
+    uint64_t let_in;          /* turn in which one entered last; at first: in which it came */
+    uint64_t read;            /* turn in which a prompt of its was read last */
+    int turn;                 /* rotates among its prompts */
+    int n_readers, at, share; /* of the current step: prompts, place in readers, tokens */
+    int64_t need;             /* tokens its prompts still want */
 };
 
 enum { COST_BUCKETS = 12 };
@@ -65,14 +85,19 @@ struct scheduler {
     double budget_ns; /* 0 = three times what the decodes take, at least 250 ms */
     struct seq_list waiting, running;
     uint64_t next_age;
-    int turn; /* rotates among those who read */
+    struct seq_client *clients;  /* all that have sequences */
+    int max_per_client;          /* of one client's running at once; 0 = no bound */
+    uint64_t entries, reads;     /* turns of entering and of reading so far */
+    struct seq_client **reading; /* (max_seqs) scratch: clients with prompts to read */
     struct step_cost cost;
     struct seq **planned; /* (max_seqs) of the current step */
     struct seq **readers; /* (max_seqs) scratch */
+    struct seq **sorted;  /* (max_seqs) scratch: readers by client */
     int *shares;          /* (max_seqs) scratch */
     int n_planned, n_decode, n_read;
     /* a blocked head of the queue is looked at again only when this changed */
     uint64_t freed, blocked_at;
+    const struct seq *blocked;
     /* totals */
     int64_t n_preempted;
     int64_t cache_queries, cache_hits; /* prompt tokens looked up, found */
@@ -82,7 +107,7 @@ void scheduler_init(struct scheduler *s, struct kvcache *kv, const struct step_l
                     int context, double budget_ms);
 void scheduler_clear(struct scheduler *s); /* no sequences may be left */
 
-/* Behind all others. */
+/* Behind all others of its client. */
 void scheduler_add(struct scheduler *s, struct seq *q);
 /* Takes a sequence out, wherever it is, and gives its pages back (indexed: others may use them). */
 void scheduler_remove(struct scheduler *s, struct seq *q);

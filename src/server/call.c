@@ -176,7 +176,7 @@ void call_dispatch(struct server *s, struct http_exchange *x, enum call_kind kin
     snprintf(c->id, sizeof c->id, "%s%08llx%012llx", kinds[kind].prefix,
              (unsigned long long)(s->id_secret & 0xffffffff), (unsigned long long)++s->next_id);
     c->body = http_take_body(x, &c->n_body);
-    c->key = s->opt.salt_by_key ? server_key_of(x) : NULL;
+    c->key = s->opt.share_prefix_cache ? NULL : server_key_of(x);
     c->owner = server_key_of(x);
     c->next = s->calls;
     if (c->next)
@@ -278,6 +278,7 @@ static bool submit(struct call *c)
             .n_top = c->p.n_top,
             .stop = (const char *const *)c->p.stop,
             .n_stop = c->p.n_stop,
+            .client = c->job.client,
             .salt = salt.p,
             .queue = s->events,
             .user = part,

@@ -15,7 +15,7 @@ struct server_options {
     struct http_options http;    /* handler and arg are the server's own */
     const char *const *keys;     /* (n_keys) API keys; none = open to all */
     int n_keys;
-    bool salt_by_key;           /* cached prompts are shared among requests of one key only */
+    bool share_prefix_cache;    /* cached prompts are shared by all, not by those of one key only */
     const char *const *origins; /* (n_origins) allowed by CORS; "*" = all */
     int n_origins;
     const char *const *hosts; /* (n_hosts) names in Host headers beside our own; "*" = all */

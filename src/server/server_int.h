@@ -129,7 +129,7 @@ struct call {
     atomic_bool cancelled; /* nobody waits for it any more: whoever prepares it may give up */
     char *body;            /* for the worker; owned */
     size_t n_body;
-    char *key; /* API key it came with; owned, NULL = none */
+    char *key; /* API key it came with; owned, NULL = none, or the cache is shared */
     char
         *owner; /* the same, whatever it salts: whose kept responses it may see; owned, "" = none */
     /* prepared */
