@@ -103,7 +103,7 @@ endif
 CUDA_STAMP := $(B)/with$(if $(CUDA_OBJ),,out)-cuda
 $(CUDA_STAMP):
 	@mkdir -p $(@D) && rm -f $(B)/with-cuda $(B)/without-cuda && touch $@
-$(B)/src/backend/backend.o: CPPFLAGS += $(if $(CUDA_OBJ),-DSTEEL_CUDA)
+$(B)/src/backend/backend.o $(B)/tests/ops/duo.o $(B)/tests/ops/test_ops.o: CPPFLAGS += $(if $(CUDA_OBJ),-DSTEEL_CUDA)
 $(B)/src/backend/backend.o: $(CUDA_STAMP)
 
 # -O3 makes these kernels no faster, and six times slower to compile.
