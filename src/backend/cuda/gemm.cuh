@@ -6,6 +6,7 @@
 #define STEEL_BACKEND_CUDA_GEMM_CUH
 
 #include "backend/cuda/dot.cuh"
+#include "backend/cuda/route.cuh"
 
 /* The hidden units of a feed-forward are kept as halves over 16: large ones do not overflow. */
 #define HIDDEN_SCALE 0.0625f
@@ -285,11 +286,10 @@ template <int NT> DEVICE void tile_q6_k(const uint8_t *tile, const uint8_t *bs, 
  * have; the tables, in cu->route. */
 struct moe_route_args {
     const float *logits; /* (parts, rows, n_expert), to be added up */
-    int parts;
-    int rows, n_expert, used, width;
-    bool renormalise, route_here;
-    bool even; /* an expert's tiles are of about one size, not full ones and a rest */
-    float scale;
+    int parts, rows, width;
+    struct route_rule rule;
+    bool route_here; /* by the block that sorts, not by a kernel of its own */
+    bool even;       /* an expert's tiles are of about one size, not full ones and a rest */
     struct route_tables t;
     float *weight; /* (rows * used) */
 };

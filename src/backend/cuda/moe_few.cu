@@ -17,10 +17,9 @@ struct moe_few_args {
     uint8_t *hidden;      /* (distinct experts, FEW_ROWS, n_kt of down) records, over 16 */
     const uint8_t *zeros; /* a record */
     float *y;             /* down: (rows, n_embd) */
-    int rows, n_expert, used, slot, hidden_kt;
+    int rows, slot, hidden_kt;
     uint32_t per_kt; /* 65536 / n_kt of down, rounded up: i * per_kt >> 16 is i / n_kt */
-    bool renormalise;
-    float scale;
+    struct route_rule rule;
 };
 
 /* Who chose what; in shared memory of every block. */
@@ -34,47 +33,27 @@ struct __align__(16) moe_few_choice
     float chosen_weight[FEW_ROWS][MAX_USED];
 };
 
-/* One warp chooses for a row, in the order of rows.cuh; `weights`: and weighs. */
-template <int PER, int BITS>
+/* One warp chooses for a row; `weights`: and weighs. */
+template <int PER>
 DEVICE void moe_few_choose_row(struct moe_few_choice *ch, const struct moe_few_args &p, int row,
                                bool weights)
 {
-    const float *logits = p.logits + row * p.n_expert;
+    const float *logits = p.logits + row * p.rule.n_expert;
     int lane = lane_id();
     float v[PER];
-    uint32_t key[PER];
 #pragma unroll
-    for (int i = 0; i < PER; i++) {
-        int e = i * 32 + lane;
-        bool on = e < p.n_expert;
-        v[i] = on ? load_float_l2(logits + e) : -INFINITY;
-        key[i] = on ? choice_key<BITS>(v[i], e) : 0;
-    }
-    int e = choose_largest<PER, BITS>(key, p.used, p.n_expert);
-    if (lane < p.used) {
+    for (int i = 0; i < PER; i++)
+        v[i] = i * 32 + lane < p.rule.n_expert ? load_float_l2(logits + i * 32 + lane) : -INFINITY;
+    int e = route_choose(v, p.rule);
+    if (lane < p.rule.used) {
         ch->chosen[row][lane] = (uint16_t)e;
         atomicOr(&ch->rows[e], 1u << row);
     }
     if (!weights)
         return;
-    float top = -INFINITY, logit = 0.0f, total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < PER; i++) { /* lane e % 32 has the logit of e */
-        float u = __shfl_sync(FULL_WARP, v[i], e & 31);
-        logit = e >> 5 == i ? u : logit;
-        top = fmaxf(top, v[i]);
-    }
-    top = warp_max(top);
-    float w = lane < p.used ? fast_exp(logit - top) : 0.0f;
-    if (p.renormalise)
-        total = w;
-    else
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            total += fast_exp(v[i] - top);
-    total = warp_sum(total);
-    if (lane < p.used)
-        ch->chosen_weight[row][lane] = w / total * p.scale;
+    float w = route_weigh(p.rule, e, v);
+    if (lane < p.rule.used)
+        ch->chosen_weight[row][lane] = w;
 }
 
 /* The block. Returns the number of distinct experts. */
@@ -82,21 +61,21 @@ DEVICE int moe_few_choose(struct moe_few_choice *ch, const struct moe_few_args &
 {
     int warps = (int)blockDim.x >> 5, lane = lane_id(), tid = (int)threadIdx.x, n = 0;
 #pragma unroll 1
-    for (int i = tid; i < p.n_expert; i += (int)blockDim.x)
+    for (int i = tid; i < p.rule.n_expert; i += (int)blockDim.x)
         ch->rows[i] = 0;
     __syncthreads();
 #pragma unroll 1
     for (int row = warp_id(); row < p.rows; row += warps) {
-        if (p.n_expert <= 128)
-            moe_few_choose_row<4, 7>(ch, p, row, weights);
+        if (p.rule.n_expert <= 128)
+            moe_few_choose_row<4>(ch, p, row, weights);
         else
-            moe_few_choose_row<MAX_EXPERTS / 32, 9>(ch, p, row, weights);
+            moe_few_choose_row<MAX_EXPERTS / 32>(ch, p, row, weights);
     }
     __syncthreads();
     /* Every warp counts, the first one also writes the list. */
 #pragma unroll 4
-    for (int e0 = 0; e0 < p.n_expert; e0 += 32) {
-        bool some = e0 + lane < p.n_expert && ch->rows[e0 + lane];
+    for (int e0 = 0; e0 < p.rule.n_expert; e0 += 32) {
+        bool some = e0 + lane < p.rule.n_expert && ch->rows[e0 + lane];
         uint32_t all = __ballot_sync(FULL_WARP, some);
         if (some && warp_id() == 0) {
             int at = n + __popc(all & ((1u << lane) - 1));
@@ -110,7 +89,7 @@ DEVICE int moe_few_choose(struct moe_few_choice *ch, const struct moe_few_args &
 #pragma unroll 1
         for (int i = tid; i < p.rows * MAX_USED; i += (int)blockDim.x) {
             int row = i / MAX_USED, k = i % MAX_USED;
-            if (k < p.used)
+            if (k < p.rule.used)
                 ch->weight[ch->place[ch->chosen[row][k]]][row] = ch->chosen_weight[row][k];
         }
         __syncthreads();
@@ -276,8 +255,6 @@ void moe_few(struct cuda_backend *cu, const struct matrix *router, const struct 
              const struct matrix *down, const struct norm_in *in, float *y, int rows)
 {
     const struct shape *s = &cu->shape;
-    CHECK(s->n_expert_used <= MAX_USED && router->n_out <= MAX_EXPERTS, "%d of %d experts",
-          s->n_expert_used, router->n_out);
     if (moe_quad_routed_fits(cu, router, gate_up, down, rows)) {
         moe_quad_routed(cu, router, gate_up, down, in, y, rows);
         return;
@@ -295,12 +272,9 @@ void moe_few(struct cuda_backend *cu, const struct matrix *router, const struct 
     p.hidden = cu->hidden_records;
     p.zeros = cu->hidden_records + (size_t)(moe_grouped_hidden_records(s) - 1) * RECORD;
     p.rows = rows;
-    p.n_expert = router->n_out;
-    p.used = s->n_expert_used;
+    p.rule = route_rule_of(s, router->n_out);
     p.slot = gate_up->max_tile_bytes;
     p.hidden_kt = down->n_kt;
-    p.renormalise = s->norm_topk;
-    p.scale = s->expert_scale;
     int warps = FEW_WARPS;
     while (warps > 4 && moe_few_up_shared(gate_up, warps) > cu->shared_limit)
         warps /= 2;

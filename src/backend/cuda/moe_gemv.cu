@@ -326,15 +326,19 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     }
     if (IS_EXPERT) {
         dependency_trigger(); /* after the wait: the next kernel may read the logits at once */
-        int all, pick = (int)blockIdx.y - row_in * p.rule.used;
+        int pick = (int)blockIdx.y - row_in * p.rule.used;
         if (MODE == CHOSEN) {
             int *found = (int *)(m.extra + p.w.n_kt * TILE_K);
-            if (warp == 0)
-                *found = choose_sums(p.sums, p.rule, pick, pick + 1, &all);
+            if (warp == 0) {
+                int mine = route_choose_first(p.sums, p.rule, pick + 1);
+                if (lane == pick)
+                    *found = mine;
+            }
             __syncthreads();
             expert = *found;
         } else {
-            expert = choose(p.logits + row_in * p.rule.n_expert, p.rule, pick, pick + 1, &all);
+            int mine = route_choose_first(p.logits + row_in * p.rule.n_expert, p.rule, pick + 1);
+            expert = __shfl_sync(FULL_WARP, mine, pick);
         }
         mark(mk, 4);
         ring_fill(m.ring, from0 + (size_t)expert * expert_bytes, bytes0);
@@ -543,11 +547,8 @@ static __global__ void __launch_bounds__(WARPS * 32)
     /* Logits or sums were written two kernels ago: gate and up let this one start after their own
      * wait. */
     const float *logits = p.logits + row_in * p.rule.n_expert;
-    int all;
-    if (SUMS)
-        choose_sums(p.sums, p.rule, 0, used, &all);
-    else
-        choose(logits, p.rule, 0, used, &all);
+    int all =
+        SUMS ? route_choose_first(p.sums, p.rule, used) : route_choose_first(logits, p.rule, used);
     /* A warp takes `per` (expert, slice) pairs that lie side by side. */
     int per = (used * n_kt + WARPS - 1) / WARPS, total = min(per, used * n_kt - warp * per);
     const int pick0 = warp * per / n_kt, kt0 = warp * per % n_kt;
@@ -566,7 +567,11 @@ static __global__ void __launch_bounds__(WARPS * 32)
     bool six = s->kind == TILE_Q6_K;
     const uint8_t *from = address(lane_id(), &bytes);
     ring_fill(m.ring, from, bytes);
-    float weights = weigh<SUMS>(logits, p.sums, p.rule, all);
+    float scale = SUMS ? sum_scale(p.sums) : 1.0f;
+    float weights = route_weigh(p.rule, all, [&](int e) {
+        return SUMS ? sum_value(load_u64_l2(p.sums.sums + sum_at(e))) * scale
+                    : load_float_l2(logits + e);
+    });
     mark(mk, 2);
     (dependency_wait)();
     mark(mk, 3);
@@ -691,22 +696,14 @@ static void launch_experts(struct cuda_backend *cu, const struct matrix *gate_up
         LAUNCH_DOWN(EXPERT_WARPS, false);
 }
 
-static struct route_rule rule_of(const struct cuda_backend *cu, const struct matrix *router)
-{
-    const struct shape *s = &cu->shape;
-    CHECK(s->n_expert_used <= MAX_USED && router->n_out <= MAX_EXPERTS, "%d of %d experts",
-          s->n_expert_used, router->n_out);
-    struct route_rule rule = {router->n_out, s->n_expert_used, s->norm_topk, s->expert_scale};
-    return rule;
-}
-
 void moe_gemv(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
               const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows)
 {
     router_logits(cu, router, in, n, rows);
     struct norm_in made = {};
     made.x = in->gain ? n : in->x;
-    launch_experts(cu, gate_up, down, &made, rule_of(cu, router), route_sums{}, y, rows);
+    launch_experts(cu, gate_up, down, &made, route_rule_of(&cu->shape, router->n_out), route_sums{},
+                   y, rows);
 }
 
 bool moe_gemv_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
@@ -752,5 +749,5 @@ void moe_gemv_routed(struct cuda_backend *cu, const struct matrix *w, const floa
     made.x = x;
     made.gain = in->gain;
     made.eps = in->eps;
-    launch_experts(cu, gate_up, down, &made, rule_of(cu, router), sums, y, 1);
+    launch_experts(cu, gate_up, down, &made, route_rule_of(&cu->shape, router->n_out), sums, y, 1);
 }

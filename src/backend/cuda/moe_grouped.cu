@@ -47,12 +47,12 @@ struct moe_grouped_route_shared {
     uint16_t chosen[LIST_ROWS * MAX_USED], rank[LIST_ROWS * MAX_USED]; /* of a pair */
 };
 
-template <int PER, int BITS>
+template <int PER>
 DEVICE void moe_grouped_route_row(struct moe_grouped_route_shared *s,
                                   const struct moe_grouped_route_args &p, int row)
 {
     const float *logits = p.logits + row * p.rule.n_expert;
-    int lane = lane_id(), e;
+    int lane = lane_id();
     float v[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++) {
@@ -62,7 +62,8 @@ DEVICE void moe_grouped_route_row(struct moe_grouped_route_shared *s,
         for (int j = 1; j < p.parts; j++)
             v[i] += on ? logits[j * p.rows * p.rule.n_expert + i * 32 + lane] : 0.0f;
     }
-    float w = route_choice<PER, BITS>(v, p.rule, &e);
+    int e = route_choose(v, p.rule);
+    float w = route_weigh(p.rule, e, v);
     if (lane < p.rule.used) {
         int pair = row * p.rule.used + lane;
         p.weight[pair] = w;
@@ -92,9 +93,9 @@ static __global__ void __launch_bounds__(1024)
 #pragma unroll 1
     for (int row = warp_id(); p.logits && row < p.rows; row += 32) {
         if (p.rule.n_expert <= 128)
-            moe_grouped_route_row<4, 7>(s, p, row);
+            moe_grouped_route_row<4>(s, p, row);
         else
-            moe_grouped_route_row<MAX_EXPERTS / 32, 9>(s, p, row);
+            moe_grouped_route_row<MAX_EXPERTS / 32>(s, p, row);
     }
     __syncthreads();
     if (tid < 32) { /* one warp: running sums over the experts */

@@ -36,9 +36,8 @@ struct moe_quad_args {
     uint8_t *hidden;      /* (entries, 4, n_kt of down) records, over 16 */
     float *y;             /* (rows, n_out) */
     struct moe_quad_meeting *meeting;
-    int rows, n_expert, used, slot, phases;
-    bool renormalise;
-    float scale;
+    int rows, slot, phases;
+    struct route_rule rule;
 };
 
 /* Where the blocks of a launch meet, in global memory: launches count in the two by turns. */
@@ -71,27 +70,23 @@ struct __align__(16) moe_quad_list
     uint16_t chosen[QUAD_ROWS][MAX_USED];
 };
 
-/* One warp chooses for a row, in the order of rows.cuh; `wait`: as the logits come. */
+/* One warp chooses for a row, `wait`: as the logits come. */
 DEVICE void moe_quad_choose_row(struct moe_quad_list *l, const struct moe_quad_args &p, int row,
                                 bool wait)
 {
-    enum { PER = QUAD_EXPERTS / 32, BITS = 7 };
-    const float *logits = p.logits + row * p.n_expert;
+    enum { PER = QUAD_EXPERTS / 32 };
+    const float *logits = p.logits + row * p.rule.n_expert;
     int lane = lane_id();
     float v[PER];
-    uint32_t key[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++)
-        v[i] = i * 32 + lane < p.n_expert ? load_float_now(logits + i * 32 + lane) : 0.0f;
+        v[i] = i * 32 + lane < p.rule.n_expert ? load_float_now(logits + i * 32 + lane) : 0.0f;
 #pragma unroll
     for (int i = 0; i < PER; i++)
         while (wait && bits_of(v[i]) == NOT_YET)
             v[i] = load_float_now(logits + i * 32 + lane);
-#pragma unroll
-    for (int i = 0; i < PER; i++)
-        key[i] = i * 32 + lane < p.n_expert ? choice_key<BITS>(v[i], i * 32 + lane) : 0;
-    int e = choose_largest<PER, BITS>(key, p.used, p.n_expert);
-    if (lane < p.used) {
+    int e = route_choose(v, p.rule);
+    if (lane < p.rule.used) {
         atomicOr(&l->chose[e], 1u << row);
         l->chosen[row][lane] = (uint16_t)e;
     }
@@ -185,21 +180,12 @@ DEVICE void moe_quad_weigh(struct moe_quad_list *l, const struct moe_quad_args &
     int warps = (int)blockDim.x >> 5, lane = lane_id();
 #pragma unroll 1
     for (int row = warp_id(); row < p.rows; row += warps) {
-        const float *logits = p.logits + row * p.n_expert;
-        int e = lane < p.used ? l->chosen[row][lane] : 0;
-        float v = load_float_l2(logits + e), top = __shfl_sync(FULL_WARP, v, 0);
-        float w = lane < p.used ? fast_exp(v - top) : 0.0f, total = w;
-        if (!p.renormalise) {
-            total = 0.0f;
-#pragma unroll 1
-            for (int i = lane; i < p.n_expert; i += 32)
-                total += fast_exp(load_float_l2(logits + i) - top);
-        }
-        total = warp_sum(total);
+        const float *logits = p.logits + row * p.rule.n_expert;
+        int e = lane < p.rule.used ? l->chosen[row][lane] : 0;
+        float w = route_weigh(p.rule, e, [&](int i) { return load_float_l2(logits + i); });
         int rank = OWN ? row : __popc(l->chose[e] & ((1u << row) - 1));
-        if (lane < p.used)
-            l->weight[l->first[e] + rank / 4][rank % 4] =
-                w / total * p.scale * (1.0f / HIDDEN_SCALE);
+        if (lane < p.rule.used)
+            l->weight[l->first[e] + rank / 4][rank % 4] = w * (1.0f / HIDDEN_SCALE);
     }
 }
 
@@ -226,7 +212,7 @@ DEVICE float moe_quad_route(const struct moe_quad_args &p, struct row_frag &x, i
 {
     int lane = lane_id(), n_in = p.up.n_in, slices = p.up.n_kt, row = lane >> 3;
     int e = (int)blockIdx.x, column = quad_column(0);
-    bool routes = p.phases & QUAD_ROUTE, mine = routes && e < p.n_expert;
+    bool routes = p.phases & QUAD_ROUTE, mine = routes && e < p.rule.n_expert;
     float *part = scratch; /* (slices, 4, 2) */
     float *gain = part + slices * 8 + w * TILE_K, *weight = gain + slices * TILE_K;
     if (first) {
@@ -291,7 +277,7 @@ DEVICE float moe_quad_route(const struct moe_quad_args &p, struct row_frag &x, i
         float rms = p.in.gain ? rsqrtf(square / (float)n_in + p.in.eps) : 1.0f;
         length[r] = rms;
         if (mine)
-            store_float_now(p.logits + r * p.n_expert + e,
+            store_float_now(p.logits + r * p.rule.n_expert + e,
                             dot * rms + (p.router.bias ? p.router.bias[e] : 0.0f));
     }
     if (routes && first && p.in.x_out && blockIdx.x == gridDim.x - 1 && row < p.rows) {
@@ -497,8 +483,9 @@ static __global__ void __launch_bounds__(512)
     if (together && threadIdx.x == 0)
         meeting_wait(p.meeting, turn);
     __syncthreads();
-    if (OWN && together && (int)threadIdx.x < p.rows && tile < p.n_expert) /* all have read them */
-        ((uint32_t *)p.logits)[(int)threadIdx.x * p.n_expert + tile] = NOT_YET;
+    if (OWN && together && (int)threadIdx.x < p.rows &&
+        tile < p.rule.n_expert) /* all have read them */
+        ((uint32_t *)p.logits)[(int)threadIdx.x * p.rule.n_expert + tile] = NOT_YET;
     mark(mk, 7);
     struct row_frag ahead;
     int l_entry = d_entry, l_kt = d_kt;
@@ -584,7 +571,7 @@ static void moe_quad_launch(struct cuda_backend *cu, struct moe_quad_args p, int
 {
     auto kernel = moe_quad_kernel<UP, DOWN, PARTS, STAGES, OWN>;
     dim3 grid((unsigned)cu->n_sm), outputs((unsigned)p.down.n_tiles);
-    if (cu->may_wait && p.down.n_tiles <= cu->n_sm && (!OWN || p.n_expert <= cu->n_sm)) {
+    if (cu->may_wait && p.down.n_tiles <= cu->n_sm && (!OWN || p.rule.n_expert <= cu->n_sm)) {
         p.phases = (OWN ? QUAD_ROUTE : 0) | QUAD_UP | QUAD_DOWN;
         if (OWN)
             p.logits = (float *)p.meeting->logits;
@@ -593,7 +580,7 @@ static void moe_quad_launch(struct cuda_backend *cu, struct moe_quad_args p, int
     }
     p.phases = QUAD_ROUTE;
     if (OWN)
-        cuda_launch(cu, kernel, dim3((unsigned)p.n_expert), threads, shared, LAUNCH_EARLY, p);
+        cuda_launch(cu, kernel, dim3((unsigned)p.rule.n_expert), threads, shared, LAUNCH_EARLY, p);
     p.phases = QUAD_UP;
     cuda_launch(cu, kernel, grid, threads, shared, LAUNCH_EARLY, p);
     p.phases = QUAD_DOWN;
@@ -605,17 +592,14 @@ static void moe_quad_launch_any(struct cuda_backend *cu, struct moe_quad_args p,
 {
     const struct shape *s = &cu->shape;
     struct moe_quad_plan plan = moe_quad_plan_of(cu, &p.up, &p.down, rows);
-    CHECK(s->n_expert_used <= MAX_USED && p.n_expert <= QUAD_EXPERTS && plan.shared,
-          "%d of %d experts", s->n_expert_used, p.n_expert);
+    CHECK(s->n_expert_used <= MAX_USED && p.rule.n_expert <= QUAD_EXPERTS && plan.shared,
+          "%d of %d experts", s->n_expert_used, p.rule.n_expert);
     p.logits = cu->router;
     p.x = cu->records;
     p.x_scale = cu->half_scale;
     p.hidden = cu->hidden_records;
     p.rows = rows;
-    p.used = s->n_expert_used;
     p.slot = plan.slot;
-    p.renormalise = s->norm_topk;
-    p.scale = s->expert_scale;
     p.meeting = (struct moe_quad_meeting *)cu->moe_quad_meeting;
     bool q4 = p.up.seg[0].kind == TILE_Q4_K && p.up.seg[p.up.n_seg - 1].kind == TILE_Q4_K;
     int threads = plan.parts * p.up.n_kt * 32, kind = p.down.n_seg == 1 ? p.down.seg[0].kind : -1;
@@ -636,7 +620,7 @@ void moe_quad(struct cuda_backend *cu, const struct matrix *gate_up, const struc
     p.up = *gate_up;
     p.down = *down;
     p.y = y;
-    p.n_expert = n_expert;
+    p.rule = route_rule_of(&cu->shape, n_expert);
     moe_quad_launch_any<false>(cu, p, rows);
 }
 
@@ -658,6 +642,6 @@ void moe_quad_routed(struct cuda_backend *cu, const struct matrix *router,
     p.down = *down;
     p.in = *in;
     p.y = y;
-    p.n_expert = router->n_out;
+    p.rule = route_rule_of(&cu->shape, router->n_out);
     moe_quad_launch_any<true>(cu, p, rows);
 }

@@ -39,58 +39,26 @@ struct route_tables moe_route_tables(const struct cuda_backend *cu)
     return r;
 }
 
-template <int PER> DEVICE int route_row(const struct moe_route_args &p, int t)
+/* One warp chooses for row t; lane k gets the k-th expert. */
+template <int PER> DEVICE int moe_route_row(const struct moe_route_args &p, int t)
 {
-    int lane = lane_id();
-    const float *row = p.logits + (size_t)t * (size_t)p.n_expert;
-    uint32_t key[PER];
-    float top = -INFINITY, total = 0.0f;
+    int lane = lane_id(), n = p.rule.n_expert;
+    const float *row = p.logits + (size_t)t * (size_t)n;
+    float v[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         int e = i * 32 + lane;
-        float v = e < p.n_expert ? row[e] : -INFINITY;
-        for (int j = 1; j < p.parts && e < p.n_expert; j++)
-            v += row[(size_t)j * (size_t)p.rows * (size_t)p.n_expert + (size_t)e];
-        key[i] = e < p.n_expert ? float_order(v) : 0;
-        top = fmaxf(top, v);
+        v[i] = e < n ? row[e] : -INFINITY;
+        for (int j = 1; j < p.parts && e < n; j++)
+            v[i] += row[(size_t)j * (size_t)p.rows * (size_t)n + (size_t)e];
     }
-    top = warp_max(top);
-    if (!p.renormalise) {
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            if (i * 32 + lane < p.n_expert)
-                total += expf(float_unorder(key[i]) - top);
-        total = warp_sum(total);
+    int e = route_choose(v, p.rule);
+    float w = route_weigh(p.rule, e, v);
+    if (lane < p.rule.used) {
+        p.t.chosen[t * p.rule.used + lane] = e;
+        p.weight[t * p.rule.used + lane] = w;
     }
-    float kept = 0.0f, mine = 0.0f;
-    int mine_e = 0;
-    for (int k = 0; k < p.used; k++) {
-        uint32_t best = 0;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            best = key[i] > best ? key[i] : best;
-        uint32_t all = warp_max_u32(best), low = 0;
-#pragma unroll
-        for (int i = PER - 1; i >= 0; i--)
-            if (key[i] == all)
-                low = 0xffffu - (uint32_t)(i * 32 + lane);
-        int e = (int)(0xffffu - warp_max_u32(low));
-        float v = expf(float_unorder(all) - top);
-        kept += v;
-        if (lane == k) {
-            mine = v;
-            mine_e = e;
-        }
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            if (i * 32 + lane == e)
-                key[i] = 0;
-    }
-    if (lane < p.used) {
-        p.t.chosen[t * p.used + lane] = mine_e;
-        p.weight[t * p.used + lane] = mine / (p.renormalise ? kept : total) * p.scale;
-    }
-    return mine_e;
+    return e;
 }
 
 /* Entries of the work list for `count` pairs of expert e, the first of which is `start`. */
@@ -111,8 +79,8 @@ DEVICE void list_tiles(const struct moe_route_args &p, int e, int count, int sta
 DEVICE void route_scan(const struct moe_route_args &p, const int *count, int *start, int *tile0)
 {
     int lane = lane_id(), pairs = 0, tiles = 0;
-    for (int e0 = 0; e0 < p.n_expert; e0 += 32) {
-        int e = e0 + lane, c = e < p.n_expert ? count[e] : 0, t = (c + p.width - 1) / p.width;
+    for (int e0 = 0; e0 < p.rule.n_expert; e0 += 32) {
+        int e = e0 + lane, c = e < p.rule.n_expert ? count[e] : 0, t = (c + p.width - 1) / p.width;
         int sc = c, st = t;
         for (int d = 1; d < 32; d <<= 1) {
             int a = __shfl_up_sync(FULL_WARP, sc, d), b = __shfl_up_sync(FULL_WARP, st, d);
@@ -121,7 +89,7 @@ DEVICE void route_scan(const struct moe_route_args &p, const int *count, int *st
                 st += b;
             }
         }
-        if (e < p.n_expert) {
+        if (e < p.rule.n_expert) {
             start[e] = pairs + sc - c;
             tile0[e] = tiles + st - t;
         }
@@ -147,24 +115,24 @@ static __global__ void __launch_bounds__(32 * ROUTE_ROWS)
     dependency_wait();
     dependency_trigger();
     int t = (int)blockIdx.x * ROUTE_ROWS + warp_id(), e = 0, place = 0;
-    bool mine = t < p.rows && lane_id() < p.used;
+    bool mine = t < p.rows && lane_id() < p.rule.used;
     if (r.lists) {
-        for (int i = tid; i < p.n_expert; i += threads)
+        for (int i = tid; i < p.rule.n_expert; i += threads)
             count[i] = 0;
         __syncthreads();
     }
     if (t < p.rows)
-        e = p.n_expert <= 128 ? route_row<4>(p, t) : route_row<MAX_EXPERTS / 32>(p, t);
+        e = p.rule.n_expert <= 128 ? moe_route_row<4>(p, t) : moe_route_row<MAX_EXPERTS / 32>(p, t);
     if (!r.lists)
         return;
     if (mine)
         place = atomicAdd(&count[e], 1);
     __syncthreads();
-    for (int i = tid; i < p.n_expert; i += threads)
+    for (int i = tid; i < p.rule.n_expert; i += threads)
         start[i] = count[i] ? atomicAdd(&r.counts[i], count[i]) : 0;
     __syncthreads();
     if (mine)
-        r.lists[e * r.room + start[e] + place] = t * p.used + lane_id();
+        r.lists[e * r.room + start[e] + place] = t * p.rule.used + lane_id();
     __threadfence();
     __syncthreads();
     if (tid == 0)
@@ -172,7 +140,7 @@ static __global__ void __launch_bounds__(32 * ROUTE_ROWS)
     __syncthreads();
     if (!*last)
         return;
-    for (int i = tid; i < p.n_expert; i += threads) {
+    for (int i = tid; i < p.rule.n_expert; i += threads) {
         count[i] = atomicAdd(&r.counts[i], 0);
         r.counts[i] = 0;
     }
@@ -182,7 +150,7 @@ static __global__ void __launch_bounds__(32 * ROUTE_ROWS)
     if (tid < 32)
         route_scan(p, count, start, tile0);
     __syncthreads();
-    for (int i = tid; i < p.n_expert; i += threads) {
+    for (int i = tid; i < p.rule.n_expert; i += threads) {
         list_tiles(p, i, count[i], start[i], tile0[i]);
         for (int j = 0; j < (count[i] + p.width - 1) / p.width; j++)
             r.done[tile0[i] + j] = 0;
@@ -196,16 +164,16 @@ static __global__ void __launch_bounds__(1024)
 {
     SHARED_BYTES(shared);
     int *count = (int *)shared, *start = count + MAX_EXPERTS, *tile0 = start + MAX_EXPERTS + 1;
-    int n = p.rows * p.used, tid = (int)threadIdx.x, threads = (int)blockDim.x;
+    int n = p.rows * p.rule.used, tid = (int)threadIdx.x, threads = (int)blockDim.x;
     dependency_wait();
     dependency_trigger();
     if (p.route_here)
 #pragma unroll 1
         for (int t = warp_id(); t < p.rows; t += threads >> 5) {
-            if (p.n_expert <= 128)
-                route_row<4>(p, t);
+            if (p.rule.n_expert <= 128)
+                moe_route_row<4>(p, t);
             else
-                route_row<MAX_EXPERTS / 32>(p, t);
+                moe_route_row<MAX_EXPERTS / 32>(p, t);
         }
     for (int i = tid; i < MAX_EXPERTS; i += threads)
         count[i] = 0;
@@ -225,7 +193,7 @@ static __global__ void __launch_bounds__(1024)
     if (tid < 32)
         route_scan(p, count, start, tile0);
     __syncthreads();
-    for (int e = tid; e < p.n_expert; e += threads)
+    for (int e = tid; e < p.rule.n_expert; e += threads)
         list_tiles(p, e, count[e], start[e], tile0[e]);
     __syncthreads();
     for (int i0 = tid; i0 < n; i0 += AT_ONCE * threads) {

@@ -181,13 +181,10 @@ void pick_moe(struct cuda_backend *cu, const struct matrix *router, const struct
     struct moe_route_args r = {};
     r.logits = cu->router;
     r.rows = rows;
-    r.n_expert = n_expert;
-    r.used = used;
+    r.rule = route_rule_of(s, n_expert);
     r.width = width;
-    r.renormalise = s->norm_topk;
     r.route_here = rows <= 64;
     r.even = wide;
-    r.scale = s->expert_scale;
     r.t = moe_route_tables(cu);
     r.weight = cu->route_weight;
     if (wide && !r.route_here) {

@@ -1,7 +1,10 @@
 /*
- * Which experts one row takes, and what they weigh, found by a warp: from a router's logits, or
- * from sums that the blocks of the product in front of a router left in its place. moe_gemv.cu
- * chooses by it; batches have ways of their own.
+ * Which experts a row takes, and what they weigh, found by a warp. One rule for every path: the
+ * largest logits, compared as whole floats, and of equal ones the lower index first (0 and -0 are
+ * equal). So two paths that come to the same logits choose the same experts; where they add up in
+ * another order, logits that differ by less than that rounding may still change places. Logits come
+ * from a router's kernel (router.cu), or from sums that the blocks of the product in front of a
+ * router left in its place.
  */
 #ifndef STEEL_BACKEND_CUDA_ROUTE_CUH
 #define STEEL_BACKEND_CUDA_ROUTE_CUH
@@ -10,12 +13,20 @@
 
 #include <math.h>
 
-/* How experts are chosen. */
+/* How a row's experts are chosen and weighed. */
 struct route_rule {
     int n_expert, used;
     bool renormalise;
     float scale;
 };
+
+static inline struct route_rule route_rule_of(const struct shape *s, int n_expert)
+{
+    CHECK(s->n_expert_used <= MAX_USED && n_expert <= MAX_EXPERTS, "%d of %d experts",
+          s->n_expert_used, n_expert);
+    struct route_rule r = {n_expert, s->n_expert_used, s->norm_topk, s->expert_scale};
+    return r;
+}
 
 /*
  * Logits of a router that has no kernel of its own. They are linear in the residual but for the
@@ -61,200 +72,157 @@ DEVICE float sum_scale(const struct route_sums &r)
     return rsqrtf(warp_sum(s) * r.inv_n + r.eps);
 }
 
-/* The experts a row chose, as a warp finds them, largest logit first: every warp for itself,
- * since meeting the others would take longer. The order is that of the logits' upper 32 - BITS
- * bits (their difference from the rest is below what rounding upstream makes of them), then of
- * the lower index: both in one integer, so that one reduction finds the next. PER: logits a lane
- * holds. */
-template <int PER, int BITS> struct chooser {
-    uint32_t key[PER]; /* PER 4: in order, largest first */
+/* Logits as integers of the same order, PER to a lane; 0: no expert. A lane's four are sorted, the
+ * next to be taken first, so that one number a lane is looked at. */
+template <int PER> struct route_keys {
+    uint32_t key[PER];
+    int at[PER == 4 ? 4 : 1]; /* whose it is; not of four: expert 32 i + lane's */
 };
 
-template <int PER, int BITS>
-DEVICE void chooser_set(struct chooser<PER, BITS> &c, int i, int expert, float logit, int n_expert)
+template <int PER>
+DEVICE void route_set(struct route_keys<PER> &r, int i, int expert, float logit, int n_expert)
 {
-    const uint32_t low = (1u << BITS) - 1;
-    c.key[i] = expert < n_expert ? (float_order(logit) & ~low) | (low - (uint32_t)expert) : 0;
+    r.key[i] = expert < n_expert ? float_order(logit + 0.0f) : 0; /* -0 becomes 0 */
+    if (PER == 4)
+        r.at[i % 4] = expert;
 }
 
-template <int PER, int BITS> DEVICE void chooser_sort(struct chooser<PER, BITS> &c)
+DEVICE void route_sort(struct route_keys<4> &r)
 {
     auto swap = [&](int i, int j) {
-        uint32_t a = c.key[i], b = c.key[j];
-        c.key[i] = a > b ? a : b;
-        c.key[j] = a > b ? b : a;
+        uint32_t a = r.key[i], b = r.key[j];
+        int x = r.at[i], y = r.at[j];
+        bool keep = a > b || (a == b && x < y);
+        r.key[i] = keep ? a : b, r.key[j] = keep ? b : a;
+        r.at[i] = keep ? x : y, r.at[j] = keep ? y : x;
     };
-    if (PER == 4)
-        swap(0, 1), swap(2, 3), swap(0, 2), swap(1, 3), swap(1, 2);
+    swap(0, 1), swap(2, 3), swap(0, 2), swap(1, 3), swap(1, 2);
+}
+template <int PER> DEVICE void route_sort(struct route_keys<PER> &r)
+{
+    (void)r;
 }
 
-template <int PER, int BITS>
-DEVICE void chooser_start(struct chooser<PER, BITS> &c, const float *logits, int n_expert)
+/* The next expert, the same for every lane: the largest key, then the lowest index that has it. */
+DEVICE int route_next(struct route_keys<4> &r)
+{
+    uint32_t best = warp_max_u32(r.key[0]);
+    uint32_t low = r.key[0] == best ? (uint32_t)(MAX_EXPERTS - r.at[0]) : 0;
+    int e = MAX_EXPERTS - (int)warp_max_u32(low);
+    bool mine = r.at[0] == e;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        r.key[i] = mine ? (i < 3 ? r.key[(i + 1) & 3] : 0) : r.key[i];
+        r.at[i] = mine && i < 3 ? r.at[(i + 1) & 3] : r.at[i];
+    }
+    return e;
+}
+template <int PER> DEVICE int route_next(struct route_keys<PER> &r)
+{
+    uint32_t best = 0, low = 0;
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        best = r.key[i] > best ? r.key[i] : best;
+    best = warp_max_u32(best);
+#pragma unroll
+    for (int i = PER - 1; i >= 0; i--)
+        low = r.key[i] == best ? (uint32_t)(MAX_EXPERTS - i * 32) : low;
+    int e = MAX_EXPERTS - (int)warp_max_u32(low ? low - (uint32_t)lane_id() : 0);
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        r.key[i] = i == e >> 5 && lane_id() == (e & 31) ? 0 : r.key[i];
+    return e;
+}
+
+/* Lane k gets the k-th expert, of the first n. */
+template <int PER> DEVICE int route_take(struct route_keys<PER> &r, int n, int n_expert)
+{
+    int mine = 0;
+    route_sort(r);
+#pragma unroll 1
+    for (int k = 0; k < n; k++) {
+        int e = route_next(r);
+        mine = k == lane_id() ? e : mine;
+    }
+    return min(mine, n_expert - 1); /* logits that are no numbers may have chosen nobody */
+}
+
+/* The same from a row's logits in registers: lane l has expert 32 i + l's as v[i]. */
+template <int PER> DEVICE int route_choose(const float (&v)[PER], const struct route_rule &rule)
+{
+    struct route_keys<PER> r;
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        route_set(r, i, i * 32 + lane_id(), v[i], rule.n_expert);
+    return route_take(r, rule.used, rule.n_expert);
+}
+
+/* The first n from a row's logits in memory, or from sums. */
+template <int PER>
+DEVICE int route_choose_from(const float *logits, const struct route_rule &rule, int n)
 {
     float v[PER];
+    struct route_keys<PER> r;
 #pragma unroll
     for (int i = 0; i < PER; i++)
-        v[i] = i * 32 + lane_id() < n_expert ? load_float_l2(logits + i * 32 + lane_id()) : 0.0f;
+        v[i] =
+            i * 32 + lane_id() < rule.n_expert ? load_float_l2(logits + i * 32 + lane_id()) : 0.0f;
 #pragma unroll
     for (int i = 0; i < PER; i++)
-        chooser_set(c, i, i * 32 + lane_id(), v[i], n_expert);
-    chooser_sort(c);
+        route_set(r, i, i * 32 + lane_id(), v[i], rule.n_expert);
+    return route_take(r, n, rule.n_expert);
 }
-
-DEVICE void chooser_start(struct chooser<4, 7> &c, const struct route_sums &r, int n_expert)
+DEVICE int route_choose_first(const float *logits, const struct route_rule &rule, int n)
 {
-    const uint4 *at = (const uint4 *)(r.sums + lane_id() * SUM_STRIDE);
+    return rule.n_expert <= 128 ? route_choose_from<4>(logits, rule, n)
+                                : route_choose_from<MAX_EXPERTS / 32>(logits, rule, n);
+}
+DEVICE int route_choose_first(const struct route_sums &sums, const struct route_rule &rule, int n)
+{
+    const uint4 *at = (const uint4 *)(sums.sums + lane_id() * SUM_STRIDE);
     uint4 a = load_l2(at), b = load_l2(at + 1);
     uint64_t sum[4] = {(uint64_t)a.y << 32 | a.x, (uint64_t)a.w << 32 | a.z,
                        (uint64_t)b.y << 32 | b.x, (uint64_t)b.w << 32 | b.z};
+    struct route_keys<4> r;
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        chooser_set(c, i, 4 * lane_id() + i, sum_value(sum[i]), n_expert);
-    chooser_sort(c);
+        route_set(r, i, 4 * lane_id() + i, sum_value(sum[i]), rule.n_expert);
+    return route_take(r, n, rule.n_expert);
 }
 
-/* The next expert, the same for every lane. */
-template <int PER, int BITS> DEVICE int chooser_next(struct chooser<PER, BITS> &c, int n_expert)
+/* The weight of the expert lane k knows to be number k. logit(e): that of expert e. */
+template <class F> DEVICE float route_weigh(const struct route_rule &rule, int expert, F logit)
 {
-    const uint32_t low = (1u << BITS) - 1;
-    uint32_t best = c.key[0];
-    if (PER == 4) {
-        best = warp_max_u32(best);
-        bool mine = c.key[0] == best;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            c.key[i] = mine ? (i + 1 < PER ? c.key[(i + 1) % PER] : 0) : c.key[i];
-    } else {
-#pragma unroll
-        for (int i = 1; i < PER; i++)
-            best = c.key[i] > best ? c.key[i] : best;
-        best = warp_max_u32(best);
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            c.key[i] = c.key[i] == best ? 0 : c.key[i];
-    }
-    return min((int)(low - (best & low)), n_expert - 1);
-}
-
-/* The expert chosen as number `pick`; lane k gets number k as *all, of the first `n`. */
-template <int PER, int BITS>
-DEVICE int choose_from(struct chooser<PER, BITS> &c, const struct route_rule &rule, int pick, int n,
-                       int *all)
-{
-    int found = 0;
-    *all = 0;
-#pragma unroll 1
-    for (int k = 0; k < n; k++) {
-        int e = chooser_next(c, rule.n_expert);
-        found = k == pick ? e : found;
-        *all = k == lane_id() ? e : *all;
-    }
-    return found;
-}
-
-DEVICE int choose(const float *logits, const struct route_rule &rule, int pick, int n, int *all)
-{
-    if (rule.n_expert <= 128) {
-        struct chooser<4, 7> c;
-        chooser_start(c, logits, rule.n_expert);
-        return choose_from(c, rule, pick, n, all);
-    }
-    struct chooser<MAX_EXPERTS / 32, 9> c;
-    chooser_start(c, logits, rule.n_expert);
-    return choose_from(c, rule, pick, n, all);
-}
-DEVICE int choose_sums(const struct route_sums &sums, const struct route_rule &rule, int pick,
-                       int n, int *all)
-{
-    struct chooser<4, 7> c;
-    chooser_start(c, sums, rule.n_expert);
-    return choose_from(c, rule, pick, n, all);
-}
-
-/* The weight of the expert lane k knows to be number k. SUMS: by them. */
-template <bool SUMS>
-DEVICE float weigh(const float *logits, const struct route_sums &sums,
-                   const struct route_rule &rule, int expert)
-{
-    int lane = lane_id();
-    float scale = SUMS ? sum_scale(sums) : 1.0f;
-    auto logit = [&](int e) {
-        return SUMS ? sum_value(load_u64_l2(sums.sums + sum_at(e))) * scale
-                    : load_float_l2(logits + e);
-    };
     float v = logit(expert), top = __shfl_sync(FULL_WARP, v, 0);
-    float w = lane < rule.used ? fast_exp(v - top) : 0.0f;
-    float total = rule.renormalise ? w : 0.0f;
-    if (!rule.renormalise)
+    float w = lane_id() < rule.used ? fast_exp(v - top) : 0.0f, total = w;
+    if (!rule.renormalise) {
+        total = 0.0f;
 #pragma unroll 1
-        for (int e = lane; e < rule.n_expert; e += 32)
+        for (int e = lane_id(); e < rule.n_expert; e += 32)
             total += fast_exp(logit(e) - top);
+    }
     return w / warp_sum(total) * rule.scale;
 }
 
-/* Which experts a row chose: the order is moe_gemv.cu's, the logits' upper 32 - BITS bits, then the
- * lower index, both in one key (0: no expert). Lane i % 32 holds expert i's; lane k gets the k-th
- * largest. */
-template <int BITS> DEVICE uint32_t choice_key(float logit, int expert)
+/* The same from logits in registers; those of nobody are -infinity. */
+template <int PER>
+DEVICE float route_weigh(const struct route_rule &rule, int expert, const float (&v)[PER])
 {
-    const uint32_t low = (1u << BITS) - 1;
-    return (float_order(logit) & ~low) | (low - (uint32_t)expert);
-}
-template <int PER, int BITS> DEVICE int choose_largest(uint32_t (&key)[PER], int used, int n_expert)
-{
-    const uint32_t low = (1u << BITS) - 1;
-    uint32_t mine = 0;
-#pragma unroll 1
-    for (int k = 0; k < used; k++) {
-        uint32_t best = key[0];
+    float mine = 0.0f, total = 0.0f;
 #pragma unroll
-        for (int i = 1; i < PER; i++)
-            best = key[i] > best ? key[i] : best;
-        best = warp_max_u32(best);
-        mine = lane_id() == k ? best : mine;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            key[i] = key[i] == best ? 0 : key[i];
+    for (int i = 0; i < PER; i++) { /* lane e % 32 has the logit of e */
+        float u = __shfl_sync(FULL_WARP, v[i], expert & 31);
+        mine = expert >> 5 == i ? u : mine;
     }
-    return min((int)(low - (mine & low)), n_expert - 1);
-}
-
-static inline struct route_rule route_rule_of(const struct shape *s, int n_expert)
-{
-    struct route_rule r = {n_expert, s->n_expert_used, s->norm_topk, s->expert_scale};
-    return r;
-}
-/* A row's experts, from its logits (lane i % 32 has expert i's, -infinity where there is none):
- * lane k of `used` gets the k-th and its weight. */
-template <int PER, int BITS>
-DEVICE float route_choice(const float (&v)[PER], const struct route_rule &rule, int *expert)
-{
-    int lane = lane_id();
-    uint32_t key[PER];
-    float top = -INFINITY, total = 0.0f, mine = 0.0f;
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        int e = i * 32 + lane;
-        key[i] = e < rule.n_expert ? choice_key<BITS>(v[i], e) : 0;
-        top = fmaxf(top, v[i]);
-    }
-    top = warp_max(top);
-    int e = choose_largest<PER, BITS>(key, rule.used, rule.n_expert);
-#pragma unroll
-    for (int i = 0; i < PER; i++) { /* the logit of the chosen: lane e % 32 has it */
-        float u = __shfl_sync(FULL_WARP, v[i], e & 31);
-        mine = e >> 5 == i ? u : mine;
-    }
-    float w = lane < rule.used ? fast_exp(mine - top) : 0.0f;
+    float top = __shfl_sync(FULL_WARP, mine, 0);
+    float w = lane_id() < rule.used ? fast_exp(mine - top) : 0.0f;
     if (rule.renormalise)
         total = w;
     else
 #pragma unroll
         for (int i = 0; i < PER; i++)
             total += fast_exp(v[i] - top);
-    total = warp_sum(total);
-    *expert = e;
-    return w / total * rule.scale;
+    return w / warp_sum(total) * rule.scale;
 }
 
 #endif

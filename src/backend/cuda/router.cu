@@ -532,10 +532,10 @@ struct router_choose_args {
     struct route_rule rule;
 };
 
-template <int PER, int BITS>
+template <int PER>
 DEVICE void router_choose_row(const struct router_choose_args &p, float *logits, int row)
 {
-    int lane = lane_id(), e;
+    int lane = lane_id();
     float v[PER], part[CHOOSE_PIECES][PER];
 #pragma unroll
     for (int j = 0; j < CHOOSE_PIECES; j++) { /* all on their way at once */
@@ -555,7 +555,8 @@ DEVICE void router_choose_row(const struct router_choose_args &p, float *logits,
         for (int j = 0; j < CHOOSE_PIECES; j++)
             v[i] += part[j][i];
     }
-    float w = route_choice<PER, BITS>(v, p.rule, &e);
+    int e = route_choose(v, p.rule);
+    float w = route_weigh(p.rule, e, v);
     if (lane < p.rule.used) {
         p.chosen[row * p.rule.used + lane] = e;
         p.weight[row * p.rule.used + lane] = w;
@@ -656,9 +657,9 @@ static __global__ void __launch_bounds__(256)
         if (t0 + row >= p.rows)
             break;
         if (n_expert <= 128)
-            router_choose_row<4, 7>(p, logits + row * n_expert, t0 + row);
+            router_choose_row<4>(p, logits + row * n_expert, t0 + row);
         else
-            router_choose_row<CHOOSE_EXPERTS / 32, 9>(p, logits + row * n_expert, t0 + row);
+            router_choose_row<CHOOSE_EXPERTS / 32>(p, logits + row * n_expert, t0 + row);
     }
     cluster_arrive(); /* nobody leaves while his sums are being read */
     cluster_wait();

@@ -17,7 +17,6 @@
 #define STEEL_BACKEND_CUDA_ROWS_CUH
 
 #include "backend/cuda/gemm.cuh"
-#include "backend/cuda/route.cuh"
 
 enum { RECORD_SUMS = 512 };
 
