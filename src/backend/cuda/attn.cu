@@ -173,6 +173,13 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
     return p;
 }
 
+void attn_any(struct cuda_backend *cu, const struct attn_args &p, int first, int rows)
+{
+    size_t shared = (size_t)(4 * (2 * p.kv.head_dim + 32)) * 4;
+    cuda_launch(cu, attn_any_kernel, dim3((unsigned)ceil_div(p.n_heads, 4), (unsigned)rows), 128,
+                shared, LAUNCH_EARLY, p, first);
+}
+
 bool attn_tensor(const struct cuda_backend *cu)
 {
     const struct shape *s = &cu->shape;
@@ -195,32 +202,22 @@ void attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const stru
     struct attn_args p = attn_args_of(cu, l, s);
     p.q = q;
     p.a = a;
-    const int2 *tiles = (const int2 *)(cu->step_dev + cu->layout.q_tiles);
-    int n_tiles = cu->layout.n_q_tiles;
-    bool halves = false, owed = false;
-    if (n_tiles && attn_tensor(cu) && attn_prefill_suits(cu)) {
-        halves = attn_prefill_attend(cu, l, s, q, a, &owed);
-        n_tiles = 0;
-    }
-    if (!attn_tensor(cu)) {
-        CHECK(!raw, "raw projections and no kernel for them");
-        size_t shared = (size_t)(4 * (2 * p.kv.head_dim + 32)) * 4;
-        cuda_launch(cu, attn_any_kernel,
-                    dim3((unsigned)ceil_div(p.n_heads, 4), (unsigned)s->n_tokens), 128, shared,
-                    LAUNCH_EARLY, p, 0);
-    } else {
-        if (raw && attn_decode_batch_suits(cu, s->n_decode))
-            attn_decode_batch_attend(cu, p);
-        else if (raw && attn_decode_split_suits(cu, s->n_decode))
-            attn_decode_split_attend(cu, p);
-        else if (s->n_decode)
-            attn_decode(cu, p, raw);
-        if (n_tiles)
-            attn_prefill_mma(cu, p, tiles, n_tiles);
-    }
-    if (halves)
+    struct attn_out out = {};
+    struct pick_case c = {};
+    c.x = q;
+    c.y = a;
+    c.raw = raw;
+    c.layer = l;
+    c.step = s;
+    c.attn = &p;
+    c.out = &out;
+    if ((c.rows = s->n_tokens - s->n_decode))
+        pick_run(cu, PICK_PROMPT, &c);
+    if ((c.rows = s->n_decode))
+        pick_run(cu, PICK_DECODE, &c);
+    if (out.halves)
         resid_halves(cu, a, p.n_heads * p.kv.head_dim, s->n_decode, s->n_tokens);
-    if (owed) {
+    if (out.owed) {
         cu->owed = a;
         cu->owed_from = s->n_decode;
         cu->owed_width = p.n_heads * p.kv.head_dim;

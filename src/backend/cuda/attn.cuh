@@ -137,12 +137,22 @@ void attn_decode(struct cuda_backend *cu, const struct attn_args &p, bool raw);
 void attn_prefill_mma(struct cuda_backend *cu, const struct attn_args &p, const int2 *tiles,
                       int n_tiles);
 
-/* attn_decode_batch.cu: a step of many decodes, raw projections; p as attn_attend fills it in. */
-bool attn_decode_batch_suits(const struct cuda_backend *cu, int n_decode);
-void attn_decode_batch_attend(struct cuda_backend *cu, const struct attn_args &p);
+/* attn_decode_batch.cu, attn_decode_split.cu: raw projections */
+bool attn_decode_batch_fits(const struct cuda_backend *cu);
+void attn_decode_batch(struct cuda_backend *cu, const struct attn_args &p);
+bool attn_decode_split_fits(const struct cuda_backend *cu);
+void attn_decode_split(struct cuda_backend *cu, struct attn_args p);
 
-/* attn_decode_split.cu: a step of a few decodes, long contexts among them; raw projections. */
-bool attn_decode_split_suits(const struct cuda_backend *cu, int n_decode);
-void attn_decode_split_attend(struct cuda_backend *cu, struct attn_args p);
+/* attn_prefill.cu: prompts of a step, where the shape suits it. True: the prompts' rows of a are in
+ * half_in, too; owed: only there. */
+bool attn_prefill_suits(const struct cuda_backend *cu);
+bool attn_prefill(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                  const float *q, float *a, bool *owed);
+struct attn_out {
+    bool halves, owed;
+};
+
+/* attn.cu: rows from `first` on */
+void attn_any(struct cuda_backend *cu, const struct attn_args &p, int first, int rows);
 
 #endif

@@ -387,17 +387,13 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
         p.scale_of[t] = 1.0f;
 }
 
-bool attn_decode_batch_suits(const struct cuda_backend *cu, int n_decode)
+bool attn_decode_batch_fits(const struct cuda_backend *cu)
 {
-    const struct shape *s = &cu->shape;
 #ifndef STEEL_CUDA_SIM
     if (!cu->clusters) /* nor a copy engine */
         return false;
 #endif
-    int units = n_decode * s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8);
-    /* Of short contexts a block reads one in less time than several need to join. */
-    int least = cu->layout.deep ? cu->n_sm * 3 / 4 : cu->n_sm / 5;
-    return attn_decode_batch_shared<128>(8, 3) <= cu->shared_limit && units >= least;
+    return attn_decode_batch_shared<128>(8, 3) <= cu->shared_limit;
 }
 
 template <int D, bool BF16, int WARPS, int ROUNDS>
@@ -413,7 +409,7 @@ template <int D, bool BF16>
 static void attn_decode_batch_pick(struct cuda_backend *cu, struct attn_args p)
 {
     int rows = p.step.n_decode, width = p.n_heads * D;
-    if (!BF16 && rows > FEW_ROWS && rows < PANEL_FROM && p.n_heads / p.kv.n_kv % 8 == 0 &&
+    if (!BF16 && rows > FEW_ROWS && rows <= 16 && p.n_heads / p.kv.n_kv % 8 == 0 &&
         rows * (width / TILE_K) <= cu->n_records) {
         p.row_records = cu->records;
         p.scale_of = cu->half_scale;
@@ -441,7 +437,7 @@ static void attn_decode_batch_pick(struct cuda_backend *cu, struct attn_args p)
         attn_decode_batch_launch<D, BF16, 2, 2>(cu, p, grid);
 }
 
-void attn_decode_batch_attend(struct cuda_backend *cu, const struct attn_args &p)
+void attn_decode_batch(struct cuda_backend *cu, const struct attn_args &p)
 {
     bool half = p.kv.type == DT_F16;
     if (p.kv.head_dim == 64)

@@ -480,15 +480,14 @@ size_t attn_decode_split_record_bytes(const struct cuda_backend *cu)
     return (size_t)cu->n_sm * 8 * (size_t)(cu->shape.head_dim / 4) * SPLIT_RECORD * 4;
 }
 
-bool attn_decode_split_suits(const struct cuda_backend *cu, int n_decode)
+bool attn_decode_split_fits(const struct cuda_backend *cu)
 {
     const struct shape *s = &cu->shape;
 #ifndef STEEL_CUDA_SIM
     if (!cu->clusters) /* nor a copy engine */
         return false;
 #endif
-    int units = n_decode * s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8);
-    return cu->may_wait && cu->layout.deep && units <= cu->n_sm && attn_tensor(cu) &&
+    return cu->may_wait && attn_tensor(cu) &&
            (s->head_dim == 64 ? attn_decode_split_shared<64>() : attn_decode_split_shared<128>()) <=
                cu->shared_limit;
 }
@@ -506,7 +505,7 @@ template <int D> static void attn_decode_split_launch(struct cuda_backend *cu, s
     cuda_launch(cu, kernel, grid, SPLIT_THREADS, attn_decode_split_shared<D>(), LAUNCH_EARLY, p);
 }
 
-void attn_decode_split_attend(struct cuda_backend *cu, struct attn_args p)
+void attn_decode_split(struct cuda_backend *cu, struct attn_args p)
 {
     if (p.kv.head_dim == 64)
         attn_decode_split_launch<64>(cu, p);

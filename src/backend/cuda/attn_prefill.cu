@@ -316,8 +316,8 @@ bool attn_prefill_suits(const struct cuda_backend *cu)
            s->n_heads / s->n_kv_heads % PREFILL_HEADS == 0 && PREFILL_SHARED <= cu->shared_limit;
 }
 
-bool attn_prefill_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                         const float *q, float *a, bool *owed)
+bool attn_prefill(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                  const float *q, float *a, bool *owed)
 {
     const struct shape *sh = &cu->shape;
     struct attn_prefill_args p = {};

@@ -289,7 +289,7 @@ static bool cuda_prepare(struct backend *be, const struct network *net, const st
          tokens * (size_t)(s->n_expert + 1) * 4 * (align_up(embd, TILE_K) / TILE_K)},
         {(void **)&cu->route_sums, 2 * SUM_WORDS * 8},
         {(void **)&cu->route_squares, SUM_BLOCKS * 4},
-        {(void **)&cu->hidden, SMALL_MOE_ROWS * (hidden + 1) * 4},
+        {(void **)&cu->hidden, HIDDEN_ROWS * (hidden + 1) * 4},
         {(void **)&cu->records, (size_t)moe_grouped_records(s) * RECORD},
         {(void **)&cu->hidden_records, (size_t)moe_grouped_hidden_records(s) * RECORD},
         {(void **)&cu->panels, gemm_cluster_bytes(cu)},
@@ -777,30 +777,33 @@ static struct norm_in input_of(struct cuda_backend *cu, const float *x, int rows
     return in;
 }
 
-/* The small kernels read rows in units of 8 floats; odd sizes (which only floats have) go the other
- * way. Several rows read the weights once each, which pays while those stay in the L2. */
-static bool is_small(const struct matrix *w, int rows)
+/* Runs the row of the table that suits; x as the ops name it. A norm of x that waits becomes part of
+ * it, or is made before. */
+static void run_pick(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, const float *x)
 {
-    size_t bytes = (size_t)w->n_tiles * (size_t)w->n_kt * (size_t)w->max_tile_bytes;
-    return w->n_in % 8 == 0 && (rows == 1 || (rows <= SMALL_ROWS && bytes <= 24 << 20));
+    struct norm_in in;
+    c->norm_waits = cu->pending.set;
+    c->x = (const float *)real(cu, x);
+    const struct pick *p = pick_find(cu, op, c);
+    if (p->takes == TAKES_NORM) {
+        c->n = cu->pending.n;
+        in = input_of(cu, x, c->rows);
+        c->in = &in;
+    } else {
+        flush_norm(cu);
+        c->x = (const float *)real(cu, x);
+    }
+    pick_go(cu, p, c);
 }
 
 static void linear_any(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
                        int rows)
 {
-    if (gemm_quad_fits(cu, w, rows)) {
-        struct norm_in in = input_of(cu, x, rows);
-        gemm_quad(cu, w, &in, y, rows);
-    } else if (gemm_few_fits(cu, w, rows) && (!cu->pending.set || gemm_few_is_long(w))) {
-        struct norm_in in = input_of(cu, x, rows);
-        gemm_few(cu, w, &in, y, rows);
-    } else if (is_small(w, rows) && !gemm_few_fits(cu, w, rows)) {
-        struct norm_in in = input_of(cu, x, rows);
-        gemv_linear(cu, w, &in, y, rows);
-    } else {
-        flush_norm(cu);
-        pick_linear(cu, w, (const float *)real(cu, x), y, rows);
-    }
+    struct pick_case c = {};
+    c.rows = rows;
+    c.w = w;
+    c.y = y;
+    run_pick(cu, PICK_LINEAR, &c, x);
 }
 
 /* [q k v] = n W^T; norms, RoPE; k and v to the cache */
@@ -813,9 +816,18 @@ static void attn_in(struct cuda_backend *cu, const struct attn_layer *l, const f
     mark_begin(cu);
     const struct matrix *w = matrix_of(l->wqkv);
     bool decodes = s.n_decode == s.n_tokens && attn_tensor(cu); /* turned there */
-    if (!decodes && pick_heads_fits(cu, w, s.n_tokens)) {
+    struct pick_case c = {};
+    c.rows = s.n_tokens;
+    c.w = w;
+    c.y = q;
+    c.raw = decodes;
+    c.layer = l;
+    c.step = &s;
+    const struct pick *p = pick_find(cu, PICK_QKV, &c);
+    if (p->run) {
         flush_norm(cu);
-        pick_heads(cu, l, w, &s, (const float *)real(cu, n), q);
+        c.x = (const float *)real(cu, n);
+        pick_go(cu, p, &c);
         mark_end(cu, STAGE_QKV);
         return;
     }
@@ -848,7 +860,7 @@ static void attention(struct cuda_backend *cu, const struct attn_layer *l, const
 static bool may_route(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows)
 {
     return rows == 1 && cu->shape.n_expert && !cu->be.profile && !cu->layout.deep &&
-           is_small(w, 1) && w->n_out == cu->shape.n_embd && !takes_norm(cu, x, 1);
+           w->n_in % 8 == 0 && w->n_out == cu->shape.n_embd && !takes_norm(cu, x, 1);
 }
 
 /* y = x W^T + bias */
@@ -878,13 +890,12 @@ static void ffn(struct cuda_backend *cu, const struct weight *gate_up, const str
     norm_before(cu, x, false);
     flush_rest(cu);
     mark_begin(cu);
-    if (is_small(matrix_of(gate_up), rows) && is_small(matrix_of(down), rows)) {
-        struct norm_in in = input_of(cu, x, rows);
-        gemv_ffn(cu, matrix_of(gate_up), matrix_of(down), &in, y, rows);
-    } else {
-        flush_norm(cu);
-        pick_ffn(cu, matrix_of(gate_up), matrix_of(down), (const float *)real(cu, x), y, rows);
-    }
+    struct pick_case c = {};
+    c.rows = rows;
+    c.w = matrix_of(gate_up);
+    c.down = matrix_of(down);
+    c.y = y;
+    run_pick(cu, PICK_FFN, &c, x);
     set_alias(cu, y, y);
     mark_end(cu, STAGE_FFN);
 }
@@ -897,32 +908,35 @@ static void moe(struct cuda_backend *cu, const struct mlp *l, const float *x, fl
     const struct pending_norm *norm = &cu->pending;
     if (!rows)
         return;
-    /* The sum y is the experts' when nobody has seen it as the product's. */
-    bool routed = o->set && o->y == y && norm->set && norm->n == x && norm->d == y && rows == 1 &&
-                  norm->rows == 1 && down->n_in % 8 == 0 &&
-                  moe_gemv_routed_fits(cu, o->w, router, gu, down);
-    if (!routed) {
+    struct pick_case c = {};
+    c.rows = rows;
+    c.w = gu;
+    c.down = down;
+    c.router = router;
+    c.y = y;
+    /* The product in front waits, and nobody has seen its result but through the norm. */
+    if (o->set && o->y == y && norm->set && norm->n == x && norm->d == y && rows == 1 &&
+        norm->rows == 1)
+        c.before = o;
+    const struct pick *p = c.before ? pick_find(cu, PICK_MOE, &c) : NULL;
+    bool product = p && p->takes == TAKES_PRODUCT;
+    if (!product) {
+        c.before = NULL;
         norm_before(cu, x, true); /* the router reads floats */
         flush_rest(cu);
         resid_floats(cu, (const float *)real(cu, x));
     }
     mark_begin(cu);
-    if (routed) {
+    if (product) {
         struct norm_in in = {};
         in.gain = norm->gain;
         in.eps = cu->shape.norm_eps;
+        c.in = &in;
+        c.stream = (float *)real(cu, norm->x);
         cu->linear.set = cu->pending.set = false;
-        moe_gemv_routed(cu, o->w, o->x, router, gu, down, &in, (float *)real(cu, norm->x), y);
-    } else if (moe_few_fits(cu, router, gu, down, rows)) {
-        struct norm_in in = input_of(cu, x, rows);
-        moe_few(cu, router, gu, down, &in, y, rows);
-    } else if (rows <= SMALL_MOE_ROWS && down->n_in % 8 == 0 && moe_gemv_fits(cu, gu, down)) {
-        float *n = cu->pending.n; /* where the router leaves the normed rows for the experts */
-        struct norm_in in = input_of(cu, x, rows);
-        moe_gemv(cu, router, gu, down, &in, in.gain ? n : NULL, y, rows);
+        pick_go(cu, p, &c);
     } else {
-        flush_norm(cu);
-        pick_moe(cu, router, gu, down, (const float *)real(cu, x), y, rows);
+        run_pick(cu, PICK_MOE, &c, x);
     }
     set_alias(cu, y, y);
     mark_end(cu, STAGE_EXPERTS);
@@ -934,7 +948,7 @@ static void gather(struct cuda_backend *cu, const float *src, float *dst, int wi
     struct step s = cuda_step(cu);
     flush(cu);
     resid_floats(cu, (const float *)real(cu, src));
-    if (cu->layout.out_is_all && s.n_tokens <= SMALL_ROWS) {
+    if (cu->layout.out_is_all && s.n_tokens <= 4) {
         set_alias(cu, dst, real(cu, src));
         return;
     }

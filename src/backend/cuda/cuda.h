@@ -141,24 +141,19 @@ struct expert_sum {
     int rows, used, width;
 };
 
-enum { MAX_KERNELS = 256 };
+enum { MAX_KERNELS = 256, MAX_PICKS = 64 };
 /* What the kernels for any shape have room for: others are refused at load. */
 enum { MAX_HEAD_DIM = 1024, MAX_EXPERTS = 512, MAX_USED = 16 };
 enum { DEEP_KEYS = 512 };
 enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
-/* How many rows take which way, as measured on an H200. */
+/* Rows that kernels and buffers have room for. (What is worth it: pick.cu.) */
 enum {
-    SMALL_ROWS = 4,       /* moe_gemv.cu: of any product */
-    SMALL_MOE_ROWS = 8,   /* and of experts */
-    FEW_FROM = 3,         /* K-quants: gemm_few.cu, up to FEW_ROWS */
-    FEW_ROWS = 8,         /* the most whose norm becomes part of a product */
-    NORM_ROWS = 16,       /* and of a router */
-    FEW_RECORD_ROWS = 32, /* gemm_few.cu: dense products, of records */
-    QUAD_ROWS = 24,       /* moe_quad.cu; more go through moe_grouped.cu */
-    LIST_ROWS = 256,
-    PANEL_FROM = 17, /* gemm_cluster.cu: dense products; gemm_few.cu before */
-    PANEL_ROWS = 256,
-    LIST_ROUTE_ROWS = 64, /* rows one block routes */
+    HIDDEN_ROWS = 8,  /* hidden units as floats */
+    FEW_ROWS = 8,     /* gemm_few.cu, moe_few.cu: columns of the tensor core */
+    NORM_ROWS = 16,   /* whose norm may become part of a product, or a router */
+    QUAD_ROWS = 24,   /* moe_quad.cu */
+    LIST_ROWS = 256,  /* moe_grouped.cu */
+    PANEL_ROWS = 256, /* gemm_cluster.cu */
     ARGMAX_BLOCKS = 32
 };
 enum { SUM_WORDS = 512, SUM_BLOCKS = 128 }; /* route.cuh: a router's sums, and who adds to them */
@@ -287,7 +282,7 @@ struct cuda_backend {
     uint64_t *route_sums; /* (2, SUM_WORDS) by turns: route.cuh; the first zero in a new step */
     float *route_squares; /* (SUM_BLOCKS) */
     int n_routed;         /* layers of this step that had sums */
-    float *hidden;        /* (SMALL_MOE_ROWS * used, n_ff_exp) or (SMALL_ROWS, n_ff) */
+    float *hidden;        /* (HIDDEN_ROWS * used, n_ff_exp) or (HIDDEN_ROWS, n_ff) */
     uint8_t *records; /* (LIST_ROWS, widest n_kt) half_in of few rows in another order: rows.cuh */
     int n_records;    /* records there is room for */
     uint8_t *hidden_records; /* hidden units: see moe_quad.cu, moe_grouped.cu */
@@ -332,15 +327,17 @@ struct cuda_backend {
         int next;
         struct pool *pool;
     } ring;
-    uint16_t *iq3s_grid;  /* device (512) */
-    void *trace;          /* struct trace on the device, in builds with STEEL_CUDA_TRACE */
-    bool wgmma;           /* gemm_wgmma.cu can be used */
-    int clusters_of[8];   /* how many clusters of n + 1 blocks run at a time, a block to an SM */
-    bool clusters;        /* attention may join blocks through their shared memory */
-    FILE *launches;       /* launch.cu: their log, or NULL */
-    bool may_wait;        /* kernels whose blocks wait for each other may be launched */
-    float *wide_part;     /* its sums where k is cut */
-    float *split_records; /* attn_decode_split.cu: parts of a few decodes; all ones between */
+    uint16_t *iq3s_grid; /* device (512) */
+    void *trace;         /* struct trace on the device, in builds with STEEL_CUDA_TRACE */
+    bool wgmma;          /* gemm_wgmma.cu can be used */
+    int clusters_of[8];  /* how many clusters of n + 1 blocks run at a time, a block to an SM */
+    bool clusters;       /* attention may join blocks through their shared memory */
+    FILE *launches;      /* launch.cu: their log, or NULL */
+    const char *forced;  /* pick.cu: names of rows, or NULL */
+    uint64_t picked[MAX_PICKS]; /* how often each has been chosen */
+    bool may_wait;              /* kernels whose blocks wait for each other may be launched */
+    float *wide_part;           /* its sums where k is cut */
+    float *split_records;       /* attn_decode_split.cu: parts of a few decodes; all ones between */
 };
 
 static inline struct cuda_backend *cuda_self(struct backend *be)
@@ -452,17 +449,61 @@ void resid_sum(struct cuda_backend *cu);                    /* adds up what was 
 /* y (rows, width) = the weighted sum of cu->expert_out, floats */
 void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width);
 
-/* pick.cu: any number of rows */
-void pick_linear(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
-                 int rows);
-/* A projection to q, k, v, of which q is kept and k, v go to the cache; where it fits. */
-bool pick_heads_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
-void pick_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct matrix *w,
-                const struct step *step, const float *x, float *q);
-void pick_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-              const float *x, float *y, int rows);
-void pick_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-              const struct matrix *down, const float *x, float *y, int rows);
+/* pick.cu */
+enum pick_op {
+    PICK_LINEAR, /* y = x W^T + bias */
+    PICK_QKV,    /* the projection in front of attention */
+    PICK_FFN,
+    PICK_MOE,
+    PICK_ROUTER, /* of experts that walk a work list */
+    PICK_DECODE, /* attention */
+    PICK_PROMPT,
+    PICK_OPS
+};
+
+/* What is to be done. */
+struct pick_case {
+    int rows;
+    const struct matrix *w;              /* LINEAR, QKV, ROUTER; gate and up of FFN, MOE */
+    const struct matrix *down, *router;  /* FFN, MOE; MOE */
+    const float *x;                      /* (rows, n_in); attention: q */
+    float *y;                            /* (rows, n_out); QKV: q */
+    bool norm_waits;                     /* a norm of x, that a row may take along */
+    const struct norm_in *in;            /* rows that do: x, and the norm */
+    float *n;                            /* MOE: where a router may leave the normed rows */
+    const struct pending_linear *before; /* MOE: the product in front, which waits; or NULL */
+    float *stream;                       /* what it adds to */
+    struct moe_route_args *route;        /* ROUTER */
+    bool listed;                         /* ROUTER: the list is moe_grouped.cu's */
+    bool raw;                            /* QKV, DECODE: decodes, turned by their attention */
+    const struct attn_layer *layer;      /* QKV, PROMPT */
+    const struct step *step;
+    const struct attn_args *attn; /* DECODE, PROMPT */
+    struct attn_out *out;         /* PROMPT */
+    bool forced;                  /* set by pick_find */
+};
+
+enum pick_takes {
+    TAKES_ROWS,
+    TAKES_NORM,   /* the kernel makes the norm in front: pick_case.in */
+    TAKES_PRODUCT /* and the product in front of that: pick_case.before */
+};
+
+/* A row of a table: the first that suits a case runs. */
+struct pick {
+    const char *name;
+    enum pick_op op;
+    unsigned formats; /* bits: sets of kinds of tiles */
+    int from, to;     /* rows, as measured; to 0: no end */
+    bool wgmma;       /* the device must have it */
+    enum pick_takes takes;
+    bool (*pays)(const struct cuda_backend *cu, const struct pick_case *c); /* NULL: always */
+    bool (*fits)(const struct cuda_backend *cu, const struct pick_case *c); /* NULL: always */
+    void (*run)(struct cuda_backend *cu, const struct pick_case *c);
+};
+const struct pick *pick_find(const struct cuda_backend *cu, enum pick_op op, struct pick_case *c);
+void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_case *c);
+void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c);
 
 /* gemv.cu: products of one row, or a few */
 void gemv_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
@@ -477,11 +518,11 @@ void gemm_quad(struct cuda_backend *cu, const struct matrix *w, const struct nor
 
 /* gemm_few.cu: 2 to FEW_ROWS rows of K-quants */
 bool gemm_few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
-bool gemm_few_is_long(const struct matrix *w); /* a head: long enough to make the norm on the way */
 void gemm_few(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,
               int rows);
-/* False: not for this one. The rows are those of cu->records. */
-bool gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
+/* The rows are those of cu->records. */
+bool gemm_few_records_fit(const struct cuda_backend *cu, const struct matrix *w, int rows);
+void gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
 
 /* gemm_cluster.cu: up to PANEL_ROWS rows of K-quants */
 void gemm_cluster_prepare(struct cuda_backend *cu);
@@ -489,8 +530,9 @@ int gemm_cluster_width(int rows); /* rows of a tile of panels */
 size_t gemm_cluster_bytes(const struct cuda_backend *cu);
 /* cu->panels can hold them */
 bool gemm_cluster_fits(const struct cuda_backend *cu, int rows, int padded);
-/* False: not for this one. The rows are those of cu->panels. */
-bool gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
+/* The rows are those of cu->panels. */
+bool gemm_cluster_suits(const struct cuda_backend *cu, const struct matrix *w, int rows);
+void gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
 
 /* gemm_wgmma.cu */
 bool gemm_wgmma_there(struct cuda_backend *cu, int *scratch); /* scratch: an int on the device */
@@ -521,14 +563,14 @@ void moe_gemv_routed(struct cuda_backend *cu, const struct matrix *w, const floa
                      const struct matrix *router, const struct matrix *gate_up,
                      const struct matrix *down, const struct norm_in *in, float *x, float *y);
 
-/* moe_few.cu: experts of FEW_FROM to FEW_ROWS rows of K-quants */
-bool moe_few_fits(const struct cuda_backend *cu, const struct matrix *router,
-                  const struct matrix *gate_up, const struct matrix *down, int rows);
-void moe_few(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-             const struct matrix *down, const struct norm_in *in, float *y, int rows);
+/* moe_few.cu: experts of up to FEW_ROWS rows of K-quants. The rows are those of cu->records, their
+ * logits in cu->router. */
+bool moe_few_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
+                  const struct matrix *down, int rows);
+void moe_few(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+             float *y, int n_expert, int rows);
 
-/* moe_quad.cu: experts of up to QUAD_ROWS rows of K-quants. The rows are those of cu->records,
- * their logits in cu->router. */
+/* moe_quad.cu: experts of up to QUAD_ROWS rows of K-quants, as moe_few.cu. */
 bool moe_quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                    const struct matrix *down, int rows);
 size_t moe_quad_meeting_bytes(void);
@@ -565,12 +607,6 @@ int attn_splits(const struct cuda_backend *cu, int n_seqs);
 
 /* attn_decode_split.cu: a few decodes */
 size_t attn_decode_split_record_bytes(const struct cuda_backend *cu);
-
-/* attn_prefill.cu: prompts of a step, where the shape suits it */
-bool attn_prefill_suits(const struct cuda_backend *cu);
-/* True: the prompts' rows of a are in half_in, too; owed: only there. */
-bool attn_prefill_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                         const float *q, float *a, bool *owed);
 
 /* sample.cu: a token for each row, by the step's row_samplers */
 void sample_tokens(struct cuda_backend *cu, float *logits, int rows);

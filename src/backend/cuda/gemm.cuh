@@ -307,11 +307,16 @@ void moe_grouped(struct cuda_backend *cu, const struct matrix *gate_up, const st
  * have been chosen and weighed. */
 void moe_grouped_route(struct cuda_backend *cu, const struct route_tables *route, int parts,
                        int n_expert, int rows, int width);
-/* router.cu: a batch's logits, experts and weights in one kernel; false: not for this one */
-bool router_choose(struct cuda_backend *cu, const struct matrix *w,
+/* router.cu: a batch's logits, experts and weights in one kernel */
+bool router_choose_fits(const struct cuda_backend *cu, const struct matrix *w);
+void router_choose(struct cuda_backend *cu, const struct matrix *w,
                    const struct route_tables *route, const float *x, int rows);
-/* gemm_stream.cu; false: not for this one */
-bool gemm_stream(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y);
+/* gemm_stream.cu; fills: there are tiles enough for all SMs */
+bool gemm_stream_fits(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
+                      int width);
+bool gemm_stream_fills(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
+                       int width);
+void gemm_stream(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y);
 /* gemm_splitk.cu */
 void gemm_splitk(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y);
 /* gemm_mma.cu; fits: there is shared memory for its blocks */
@@ -320,11 +325,11 @@ void gemm_mma(struct cuda_backend *cu, struct gemm_args p, bool pair, int width,
 /* gemm_wgmma.cu: tiles of WGMMA_ROWS rows */
 enum { WGMMA_ROWS = 128 };
 void gemm_wgmma(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int y);
-/* gemm_persistent.cu: K-quants of more rows, by blocks that stay; gemm_persistent false: not for
- * this one */
+/* gemm_persistent.cu: K-quants of many rows, by blocks that stay; tiles: of the result */
 enum { PERSISTENT_ROWS = 128 };
 bool gemm_persistent_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair);
-bool gemm_persistent(struct cuda_backend *cu, const struct gemm_args &p, bool pair);
+int gemm_persistent_tiles(const struct cuda_backend *cu, const struct gemm_args &p);
+void gemm_persistent(struct cuda_backend *cu, const struct gemm_args &p);
 int gemm_persistent_expert_rows(int pairs, int n_expert); /* most rows of a tile of the work list */
 void gemm_persistent_experts(struct cuda_backend *cu, const struct gemm_args &in,
                              const struct gemm_args &out, int width);

@@ -270,16 +270,20 @@ bool gemm_cluster_fits(const struct cuda_backend *cu, int rows, int padded)
     return cu->wgmma && rows <= PANEL_ROWS && all * (size_t)padded * 2 <= gemm_cluster_bytes(cu);
 }
 
-bool gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
+bool gemm_cluster_suits(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
     struct gemm_cluster_cut cut = {};
-    if (!gemm_cluster_fits(cu, rows, w->n_kt * TILE_K) || w->set != SET_K || gemm_few_is_long(w))
-        return false;
     for (int i = 1; i < w->n_seg; i++) /* the warps of a warpgroup see one kind of tiles */
         if (w->seg[i].kind != w->seg[0].kind && w->seg[i].tile0 % 4)
             return false;
-    if (!gemm_cluster_cut_of(cu, w, rows, &cut))
-        return false;
+    return w->set == SET_K && gemm_cluster_fits(cu, rows, w->n_kt * TILE_K) &&
+           gemm_cluster_cut_of(cu, w, rows, &cut);
+}
+
+void gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
+{
+    struct gemm_cluster_cut cut = {};
+    gemm_cluster_cut_of(cu, w, rows, &cut);
     struct gemm_cluster_args p = {};
     p.w = *w;
     p.x = cu->panels;
@@ -303,7 +307,6 @@ bool gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int
                             : gemm_cluster_kernel<128>;
     cuda_launch(cu, kernel, grid, cut.groups * 128, cut.shared,
                 LAUNCH_EARLY + p.pieces * LAUNCH_CLUSTER, p);
-    return true;
 }
 
 /* How many clusters of each size run at a time: fewer than SMs there are for them, since a

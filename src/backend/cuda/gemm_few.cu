@@ -206,14 +206,9 @@ static bool gemm_few_suits(const struct cuda_backend *cu, const struct matrix *w
            gemm_few_shared(w->n_kt, 1, nt, 1, w->max_tile_bytes) <= cu->shared_limit;
 }
 
-bool gemm_few_is_long(const struct matrix *w)
-{
-    return w->n_tiles >= 2048;
-}
-
 bool gemm_few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
-    return rows >= FEW_FROM && rows <= FEW_ROWS && gemm_few_suits(cu, w, 1);
+    return rows <= FEW_ROWS && gemm_few_suits(cu, w, 1);
 }
 
 template <int NT, bool FLOATS>
@@ -248,11 +243,13 @@ void gemm_few(struct cuda_backend *cu, const struct matrix *w, const struct norm
     gemm_few_launch<1, true>(cu, p);
 }
 
-bool gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
+bool gemm_few_records_fit(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
-    if (rows > FEW_RECORD_ROWS || gemm_few_is_long(w) || rows * w->n_kt > cu->n_records ||
-        !gemm_few_suits(cu, w, 2))
-        return false;
+    return rows * w->n_kt <= cu->n_records && gemm_few_suits(cu, w, 2);
+}
+
+void gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
+{
     struct gemm_few_args p = {};
     p.w = *w;
     p.x = cu->records;
@@ -263,5 +260,4 @@ bool gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y,
         gemm_few_launch<1, false>(cu, p);
     else
         gemm_few_launch<2, false>(cu, p);
-    return true;
 }

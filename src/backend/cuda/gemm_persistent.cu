@@ -520,26 +520,36 @@ void gemm_persistent_experts(struct cuda_backend *cu, const struct gemm_args &in
         gemm_persistent_launch<64>(cu, &a, cu->n_sm);
 }
 
-bool gemm_persistent(struct cuda_backend *cu, const struct gemm_args &p, bool pair)
+/* As many rows to a tile as make the last round of blocks a full one; returns the tiles. */
+static int gemm_persistent_even(const struct cuda_backend *cu, const struct gemm_args &p,
+                                int *width)
+{
+    const int widths[] = {128, 112};
+    int best = 0, tiles = 0;
+    for (int i = 0; i < 2; i++) {
+        int n = gemm_persistent_blocks(p) * ceil_div(p.rows, widths[i]);
+        int cost = ceil_div(n, cu->n_sm) * (widths[i] + 8);
+        if (!i || cost < best) {
+            best = cost;
+            tiles = n;
+            *width = widths[i];
+        }
+    }
+    return tiles;
+}
+
+int gemm_persistent_tiles(const struct cuda_backend *cu, const struct gemm_args &p)
+{
+    int width;
+    return gemm_persistent_even(cu, p, &width);
+}
+
+void gemm_persistent(struct cuda_backend *cu, const struct gemm_args &p)
 {
     struct gemm_persistent_args a = {};
     a.part[0] = p;
     a.n_parts = 1;
     a.blocks[0] = gemm_persistent_blocks(p);
-    /* as many rows to a tile as make the last round a full one */
-    const int widths[] = {128, 112};
-    int best = 0, tiles = 0;
-    for (int i = 0; i < 2; i++) {
-        int n = a.blocks[0] * ceil_div(p.rows, widths[i]),
-            cost = ceil_div(n, cu->n_sm) * (widths[i] + 8);
-        if (!i || cost < best) {
-            best = cost;
-            tiles = n;
-            a.width = widths[i];
-        }
-    }
-    if (!gemm_persistent_suits(cu, &p.w, pair) || tiles <= cu->n_sm) /* nothing comes after */
-        return false;
+    gemm_persistent_even(cu, p, &a.width);
     gemm_persistent_launch<PERSISTENT_ROWS>(cu, &a, cu->n_sm);
-    return true;
 }

@@ -205,54 +205,84 @@ static size_t gemm_stream_shared(const struct gemm_args &p, int nt, int warps)
            (size_t)(warps * p.stages) * (size_t)p.slot;
 }
 
-/* False: it does not fit, or there are too few tiles to fill the machine. */
-template <int SET, int NT, bool PAIR>
-static bool gemm_stream_launch(struct cuda_backend *cu, struct gemm_args p, int y)
+/* How a product is cut. */
+struct gemm_stream_plan {
+    int warps, stages, units, blocks; /* units: tiles of a warp; blocks 0: it does not fit */
+};
+static struct gemm_stream_plan gemm_stream_plan_of(const struct cuda_backend *cu,
+                                                   struct gemm_args p, bool pair, int nt)
 {
-    int warps = NT == 1 ? 8 : STREAM_WARPS;
-    size_t room = NT == 1 ? cu->shared_per_sm / 2 - 1024 : cu->shared_limit;
+    struct gemm_stream_plan plan = {nt == 1 ? 8 : STREAM_WARPS, 4, 1, 0};
+    size_t room = nt == 1 ? cu->shared_per_sm / 2 - 1024 : cu->shared_limit;
     room = room < cu->shared_limit ? room : cu->shared_limit;
     p.slot = p.w.max_tile_bytes;
-    p.stages = 4;
-    while (gemm_stream_shared(p, NT, warps) > room) {
-        if (p.stages > 2)
+    for (p.stages = plan.stages; gemm_stream_shared(p, nt, plan.warps) > room;) {
+        if (p.stages > 2) {
             p.stages--;
-        else if (warps > 4) {
-            warps /= 2;
+        } else if (plan.warps > 4) {
+            plan.warps /= 2;
             p.stages = 4;
-        } else
-            return false;
+        } else {
+            return plan;
+        }
     }
-    int tiles = PAIR ? p.w.n_tiles / 2 : p.w.n_tiles;
-    p.units_per_block = 1; /* tiles of a warp */
-    if (!PAIR) {
+    plan.stages = p.stages;
+    int tiles = pair ? p.w.n_tiles / 2 : p.w.n_tiles;
+    if (!pair) {
         int per = ceil_div(tiles, cu->n_sm * 16);
-        p.units_per_block = p.moe ? 2 : per > 8 ? 8 : per;
+        plan.units = p.moe ? 2 : per > 8 ? 8 : per;
     }
-    int blocks = ceil_div(tiles, warps * p.units_per_block);
-    if (!p.moe && blocks < cu->n_sm * 3 / 4)
-        return false;
-    cuda_launch(cu, gemm_stream_kernel<SET, NT, PAIR>, dim3((unsigned)blocks, (unsigned)y),
-                warps * 32, gemm_stream_shared(p, NT, warps), LAUNCH_EARLY, p);
-    return true;
+    plan.blocks = ceil_div(tiles, plan.warps * plan.units);
+    return plan;
+}
+
+/* Tensor-core tiles of rows a block takes. */
+static int gemm_stream_nt(const struct gemm_args &p, int width)
+{
+    return p.w.set == SET_FAST || width == 16 ? 2 : width == 8 ? 1 : 4;
+}
+
+template <int SET, int NT, bool PAIR>
+static void gemm_stream_launch(struct cuda_backend *cu, struct gemm_args p, int y)
+{
+    struct gemm_stream_plan plan = gemm_stream_plan_of(cu, p, PAIR, NT);
+    p.slot = p.w.max_tile_bytes;
+    p.stages = plan.stages;
+    p.units_per_block = plan.units;
+    cuda_launch(cu, gemm_stream_kernel<SET, NT, PAIR>, dim3((unsigned)plan.blocks, (unsigned)y),
+                plan.warps * 32, gemm_stream_shared(p, NT, plan.warps), LAUNCH_EARLY, p);
 }
 
 template <bool PAIR>
-static bool gemm_stream_pick(struct cuda_backend *cu, const struct gemm_args &p, int width, int y)
+static void gemm_stream_run(struct cuda_backend *cu, const struct gemm_args &p, int width, int y)
 {
-    if (p.w.set == SET_ALL)
-        return false;
     if (p.w.set == SET_FAST)
-        return gemm_stream_launch<SET_FAST, 2, PAIR>(cu, p, y);
-    if (width == 8)
-        return gemm_stream_launch<SET_K, 1, PAIR>(cu, p, y);
-    if (width == 16)
-        return gemm_stream_launch<SET_K, 2, PAIR>(cu, p, y);
-    return gemm_stream_launch<SET_K, 4, PAIR>(cu, p, y);
+        gemm_stream_launch<SET_FAST, 2, PAIR>(cu, p, y);
+    else if (width == 8)
+        gemm_stream_launch<SET_K, 1, PAIR>(cu, p, y);
+    else if (width == 16)
+        gemm_stream_launch<SET_K, 2, PAIR>(cu, p, y);
+    else
+        gemm_stream_launch<SET_K, 4, PAIR>(cu, p, y);
 }
 
-bool gemm_stream(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y)
+bool gemm_stream_fits(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
+                      int width)
 {
-    return pair ? gemm_stream_pick<true>(cu, p, width, y)
-                : gemm_stream_pick<false>(cu, p, width, y);
+    return p.w.set != SET_ALL &&
+           gemm_stream_plan_of(cu, p, pair, gemm_stream_nt(p, width)).blocks > 0;
+}
+
+bool gemm_stream_fills(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
+                       int width)
+{
+    return gemm_stream_plan_of(cu, p, pair, gemm_stream_nt(p, width)).blocks >= cu->n_sm * 3 / 4;
+}
+
+void gemm_stream(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y)
+{
+    if (pair)
+        gemm_stream_run<true>(cu, p, width, y);
+    else
+        gemm_stream_run<false>(cu, p, width, y);
 }

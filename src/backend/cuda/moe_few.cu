@@ -238,32 +238,19 @@ static size_t moe_few_up_shared(const struct matrix *w, int warps)
            (size_t)(warps * ring_bytes(PAIR_SLOTS, w->max_tile_bytes));
 }
 
-bool moe_few_fits(const struct cuda_backend *cu, const struct matrix *router,
-                  const struct matrix *gate_up, const struct matrix *down, int rows)
+bool moe_few_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
+                  const struct matrix *down, int rows)
 {
-    if (rows < FEW_FROM || router_records_shared(router) > cu->shared_limit)
-        return false;
-    if (rows <= NORM_ROWS && moe_quad_fits(cu, gate_up, down, rows))
-        return true;
     return gemm_few_fits(cu, gate_up, rows) && down->set == SET_K && gate_up->n_seg <= 2 &&
            down->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
            moe_few_up_shared(gate_up, 4) <= cu->shared_limit &&
            moe_few_shared(8, DOWN_STAGES, 1, down->max_tile_bytes) <= cu->shared_limit;
 }
 
-void moe_few(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-             const struct matrix *down, const struct norm_in *in, float *y, int rows)
+void moe_few(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+             float *y, int n_expert, int rows)
 {
     const struct shape *s = &cu->shape;
-    if (moe_quad_routed_fits(cu, router, gate_up, down, rows)) {
-        moe_quad_routed(cu, router, gate_up, down, in, y, rows);
-        return;
-    }
-    router_records(cu, router, in, rows);
-    if (moe_quad_fits(cu, gate_up, down, rows)) {
-        moe_quad(cu, gate_up, down, y, router->n_out, rows);
-        return;
-    }
     struct moe_few_args p = {};
     p.w = *gate_up;
     p.logits = cu->router;
@@ -272,7 +259,7 @@ void moe_few(struct cuda_backend *cu, const struct matrix *router, const struct 
     p.hidden = cu->hidden_records;
     p.zeros = cu->hidden_records + (size_t)(moe_grouped_hidden_records(s) - 1) * RECORD;
     p.rows = rows;
-    p.rule = route_rule_of(s, router->n_out);
+    p.rule = route_rule_of(s, n_expert);
     p.slot = gate_up->max_tile_bytes;
     p.hidden_kt = down->n_kt;
     int warps = FEW_WARPS;

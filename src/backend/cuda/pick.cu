@@ -1,45 +1,33 @@
 /*
- * Which kernel a product takes.
+ * Which kernel runs: one ordered table per op, and every threshold of the backend in it. The first
+ * row whose formats, device, rows and `pays` suit the case, and whose kernel fits it, runs; the last
+ * row of an op always fits. Rows and `pays` are what was measured (H200); `fits` is what a kernel
+ * can do at all: shapes, shared memory. STEEL_PICK=name[,name] forces a row wherever its kernel
+ * fits, whatever was measured, so that tests and benchmarks can run every row.
  */
+#include "backend/cuda/attn.cuh"
 #include "backend/cuda/rows.cuh"
 
-enum { MID_ROWS = 256 };
-/* From so many rows on gemm_wgmma.cu takes a product, or a head; experts of more, and router.cu
- * their router, or their routing. */
-enum { WGMMA_FROM = 33, WGMMA_HEAD_FROM = 17, WGMMA_MOE_FROM = LIST_ROWS + 1 };
-enum { ROUTER_FROM = LIST_ROWS + 1, CHOOSE_FROM = 33 };
+#include <string.h>
 
-/* Rows of the step a block takes when `rows` come its way: see gemm_splitk_pick and
- * gemm_mma_pick. */
-static int tile_width(const struct matrix *w, int rows, bool mid)
+/* Tiles of a head: long enough to make a norm on the way, and too long for the kernels of a batch. */
+static bool is_long(const struct matrix *w)
 {
-    if (mid)
-        return w->set != SET_K ? 16 : rows <= 8 ? 8 : rows <= 16 ? 16 : 32;
-    return w->set != SET_K || rows <= 64 ? 64 : 128;
+    return w->n_tiles >= 2048;
 }
 
-/* Whether a product goes through gemm_splitk.cu and gemm_stream.cu: few rows, or too little
- * shared memory for pick.cu's blocks (most GPUs but the A100 and its successors in data
- * centres). */
-static bool is_splitk(const struct cuda_backend *cu, const struct matrix *w, int rows)
+/* Weights that stay in the L2 while several rows read them, one after another. */
+static bool stays_in_l2(const struct matrix *w)
 {
-    return rows <= MID_ROWS || !gemm_mma_fits(cu, w);
+    return (size_t)w->n_tiles * (size_t)w->n_kt * (size_t)w->max_tile_bytes <= 24 << 20;
 }
 
-static void gemm(struct cuda_backend *cu, const struct gemm_args &p, bool pair, bool mid, bool wide,
-                 int width, int y)
+/* Rows of the step a block of mma.sync takes when `rows` come its way. */
+static int tile_width(const struct matrix *w, int rows, bool mma)
 {
-    if (wide) {
-        if (p.moe || p.rows <= PANEL_ROWS || !gemm_persistent(cu, p, pair))
-            gemm_wgmma(cu, p, pair, y);
-        return;
-    }
-    if (mid && gemm_stream(cu, p, pair, width, y))
-        return;
-    if (mid)
-        gemm_splitk(cu, p, pair, width, y);
-    else
-        gemm_mma(cu, p, pair, width, y);
+    if (mma)
+        return w->set != SET_K || rows <= 64 ? 64 : 128;
+    return w->set != SET_K ? 16 : rows <= 8 ? 8 : rows <= 16 ? 16 : 32;
 }
 
 /* Everything but where results go. */
@@ -64,180 +52,767 @@ static struct gemm_args args_hidden(const struct cuda_backend *cu, const struct 
     return p;
 }
 
-void pick_linear(struct cuda_backend *cu, const struct matrix *w, const float *x, float *y,
-                 int rows)
+/*
+ * linear: y = x W^T + bias
+ */
+static bool linear_quad_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    if (cu->panels_of == x && cu->panels_rows == rows && gemm_cluster(cu, w, y, rows))
-        return;
-    if (cu->records_of == x && cu->panels_rows == rows && gemm_few_records(cu, w, y, rows))
-        return;
-    resid_to_halves(cu, x, rows, w->n_in);
-    if (rows < PANEL_FROM && gemm_few_records(cu, w, y, rows))
-        return;
-    if (rows > FEW_ROWS && gemm_cluster(cu, w, y, rows))
-        return;
-    if (gemm_few_records(cu, w, y, rows))
-        return;
-    struct gemm_args p = args_in(cu, w, rows);
-    p.y = y;
-    p.ldy = w->n_out;
-    int wide_from = gemm_few_is_long(w) ? WGMMA_HEAD_FROM : WGMMA_FROM;
-    bool mid = is_splitk(cu, w, rows), wide = rows >= wide_from && gemm_wgmma_suits(cu, w, false);
-    int width = wide ? WGMMA_ROWS : tile_width(w, rows > 16 && rows <= 48 ? 16 : rows, mid);
-    gemm(cu, p, false, mid, wide, width, ceil_div(rows, width));
+    return gemm_quad_fits(cu, c->w, c->rows);
+}
+static void linear_quad(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_quad(cu, c->w, c->in, c->y, c->rows);
 }
 
-/* Whether a block of gemm_wgmma.cu has whole heads, each of one kind: see struct gemm_heads. */
-bool pick_heads_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
+static bool linear_few_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_few_fits(cu, c->w, c->rows);
+}
+static bool linear_few_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return !c->norm_waits || is_long(c->w);
+}
+static void linear_few(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_few(cu, c->w, c->in, c->y, c->rows);
+}
+
+static bool linear_gemv_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->w->n_in % 8 == 0;
+}
+static bool linear_gemv_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->rows == 1 ||
+           (stays_in_l2(c->w) && (c->rows < 3 || !gemm_few_fits(cu, c->w, c->rows)));
+}
+static void linear_gemv(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemv_linear(cu, c->w, c->in, c->y, c->rows);
+}
+
+static bool linear_cluster_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_cluster_suits(cu, c->w, c->rows);
+}
+static bool linear_cluster_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return !is_long(c->w);
+}
+static bool linear_panels_pay(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return !is_long(c->w) && cu->panels_of == c->x && cu->panels_rows == c->rows;
+}
+static void linear_cluster(struct cuda_backend *cu, const struct pick_case *c)
+{
+    if (cu->panels_of != c->x || cu->panels_rows != c->rows)
+        resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    gemm_cluster(cu, c->w, c->y, c->rows);
+}
+
+static bool linear_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_few_records_fit(cu, c->w, c->rows);
+}
+static void linear_records(struct cuda_backend *cu, const struct pick_case *c)
+{
+    if (cu->records_of != c->x || cu->panels_rows != c->rows)
+        resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    gemm_few_records(cu, c->w, c->y, c->rows);
+}
+
+static struct gemm_args linear_args(struct cuda_backend *cu, const struct pick_case *c)
+{
+    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    struct gemm_args p = args_in(cu, c->w, c->rows);
+    p.y = c->y;
+    p.ldy = c->w->n_out;
+    return p;
+}
+static bool linear_persistent_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_persistent_suits(cu, c->w, false);
+}
+static bool linear_persistent_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct gemm_args p = args_in(cu, c->w, c->rows);
+    p.ldy = c->w->n_out;
+    return gemm_persistent_tiles(cu, p) > cu->n_sm; /* else nothing comes after */
+}
+static void linear_persistent(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_persistent(cu, linear_args(cu, c));
+}
+
+static bool linear_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_wgmma_suits(cu, c->w, false);
+}
+static bool linear_wgmma_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->rows >= 33 || is_long(c->w);
+}
+static void linear_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_wgmma(cu, linear_args(cu, c), false, ceil_div(c->rows, WGMMA_ROWS));
+}
+
+static bool linear_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_mma_fits(cu, c->w);
+}
+static void linear_mma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    int width = tile_width(c->w, c->rows, true);
+    gemm_mma(cu, linear_args(cu, c), false, width, ceil_div(c->rows, width));
+}
+
+/* Two tiles of 16 rows rather than one of 32: more blocks. */
+static int linear_width(const struct pick_case *c)
+{
+    return tile_width(c->w, c->rows > 16 && c->rows <= 48 ? 16 : c->rows, false);
+}
+static bool linear_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct gemm_args p = args_in(cu, c->w, c->rows);
+    return gemm_stream_fits(cu, p, false, linear_width(c));
+}
+static bool linear_stream_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct gemm_args p = args_in(cu, c->w, c->rows);
+    return gemm_stream_fills(cu, p, false, linear_width(c));
+}
+static void linear_stream(struct cuda_backend *cu, const struct pick_case *c)
+{
+    int width = linear_width(c);
+    gemm_stream(cu, linear_args(cu, c), false, width, ceil_div(c->rows, width));
+}
+static void linear_splitk(struct cuda_backend *cu, const struct pick_case *c)
+{
+    int width = linear_width(c);
+    gemm_splitk(cu, linear_args(cu, c), false, width, ceil_div(c->rows, width));
+}
+
+/*
+ * ffn: y = (silu(x Wg^T) * x Wu^T) Wd^T. Each of the two products may take another way than the row's
+ * where that is not worth it; forced, it does not.
+ */
+static bool ffn_gemv_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->rows <= HIDDEN_ROWS && c->w->n_in % 8 == 0 && c->down->n_in % 8 == 0;
+}
+static bool ffn_gemv_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->rows == 1 || (stays_in_l2(c->w) && stays_in_l2(c->down));
+}
+static void ffn_gemv(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemv_ffn(cu, c->w, c->down, c->in, c->y, c->rows);
+}
+
+/* Gate and up (i = 0), then down. */
+static struct gemm_args ffn_args(const struct cuda_backend *cu, const struct pick_case *c, int i)
+{
+    struct gemm_args p = i ? args_hidden(cu, c->down, c->rows) : args_in(cu, c->w, c->rows);
+    if (i) {
+        p.y = c->y;
+        p.ldy = c->down->n_out;
+    } else {
+        p.y_half = cu->half_hidden;
+        p.ldy = c->down->n_kt * TILE_K;
+    }
+    return p;
+}
+
+static bool ffn_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_wgmma_suits(cu, c->w, true) && gemm_wgmma_suits(cu, c->down, false);
+}
+static bool ffn_one_persistent(const struct cuda_backend *cu, const struct pick_case *c, int i)
+{
+    return gemm_persistent_suits(cu, i ? c->down : c->w, !i) &&
+           (c->forced || gemm_persistent_tiles(cu, ffn_args(cu, c, i)) > cu->n_sm);
+}
+static bool ffn_persistent_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return ffn_wgmma_fits(cu, c) && (ffn_one_persistent(cu, c, 0) || ffn_one_persistent(cu, c, 1));
+}
+static void ffn_persistent(struct cuda_backend *cu, const struct pick_case *c)
+{
+    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    for (int i = 0; i < 2; i++) {
+        if (ffn_one_persistent(cu, c, i))
+            gemm_persistent(cu, ffn_args(cu, c, i));
+        else
+            gemm_wgmma(cu, ffn_args(cu, c, i), !i, ceil_div(c->rows, WGMMA_ROWS));
+    }
+}
+static void ffn_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    for (int i = 0; i < 2; i++)
+        gemm_wgmma(cu, ffn_args(cu, c, i), !i, ceil_div(c->rows, WGMMA_ROWS));
+}
+
+static bool pair_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_mma_fits(cu, c->w) && gemm_mma_fits(cu, c->down);
+}
+static void ffn_mma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    for (int i = 0; i < 2; i++) {
+        int width = tile_width(i ? c->down : c->w, c->rows, true);
+        gemm_mma(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
+    }
+}
+
+static bool ffn_one_stream(const struct cuda_backend *cu, const struct pick_case *c, int i)
+{
+    struct gemm_args p = ffn_args(cu, c, i);
+    int width = tile_width(&p.w, c->rows, false);
+    return gemm_stream_fits(cu, p, !i, width) && (c->forced || gemm_stream_fills(cu, p, !i, width));
+}
+static bool ffn_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return ffn_one_stream(cu, c, 0) || ffn_one_stream(cu, c, 1);
+}
+static void ffn_stream(struct cuda_backend *cu, const struct pick_case *c)
+{
+    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    for (int i = 0; i < 2; i++) {
+        int width = tile_width(i ? c->down : c->w, c->rows, false);
+        if (ffn_one_stream(cu, c, i))
+            gemm_stream(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
+        else
+            gemm_splitk(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
+    }
+}
+static void ffn_splitk(struct cuda_backend *cu, const struct pick_case *c)
+{
+    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    for (int i = 0; i < 2; i++) {
+        int width = tile_width(i ? c->down : c->w, c->rows, false);
+        gemm_splitk(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
+    }
+}
+
+/*
+ * moe: y = the weighted sum of a row's experts
+ */
+static bool moe_product_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->before && c->down->n_in % 8 == 0 &&
+           moe_gemv_routed_fits(cu, c->before->w, c->router, c->w, c->down);
+}
+static void moe_product(struct cuda_backend *cu, const struct pick_case *c)
+{
+    moe_gemv_routed(cu, c->before->w, c->before->x, c->router, c->w, c->down, c->in, c->stream,
+                    c->y);
+}
+
+static bool moe_quad_norm_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return moe_quad_routed_fits(cu, c->router, c->w, c->down, c->rows);
+}
+static void moe_quad_norm(struct cuda_backend *cu, const struct pick_case *c)
+{
+    moe_quad_routed(cu, c->router, c->w, c->down, c->in, c->y, c->rows);
+}
+
+static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->rows <= NORM_ROWS && router_records_shared(c->router) <= cu->shared_limit &&
+           moe_quad_fits(cu, c->w, c->down, c->rows);
+}
+static void moe_quad_records(struct cuda_backend *cu, const struct pick_case *c)
+{
+    router_records(cu, c->router, c->in, c->rows);
+    moe_quad(cu, c->w, c->down, c->y, c->router->n_out, c->rows);
+}
+
+static bool moe_few_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return router_records_shared(c->router) <= cu->shared_limit &&
+           moe_few_fits(cu, c->w, c->down, c->rows);
+}
+static void moe_few_run(struct cuda_backend *cu, const struct pick_case *c)
+{
+    router_records(cu, c->router, c->in, c->rows);
+    moe_few(cu, c->w, c->down, c->y, c->router->n_out, c->rows);
+}
+
+static bool moe_gemv_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->rows <= HIDDEN_ROWS && c->down->n_in % 8 == 0 && moe_gemv_fits(cu, c->w, c->down);
+}
+static void moe_gemv_run(struct cuda_backend *cu, const struct pick_case *c)
+{
+    moe_gemv(cu, c->router, c->w, c->down, c->in, c->in->gain ? c->n : NULL, c->y, c->rows);
+}
+
+static bool moe_quad_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return moe_quad_fits(cu, c->w, c->down, c->rows);
+}
+static void moe_quad_run(struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct norm_in plain = {};
+    plain.x = c->x;
+    router_logits(cu, c->router, &plain, NULL, c->rows);
+    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    moe_quad(cu, c->w, c->down, c->y, c->router->n_out, c->rows);
+}
+
+/* Routes, with tiles of `width` rows in the work list. */
+static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_case *c, int width,
+                                     bool listed, bool even)
 {
     const struct shape *s = &cu->shape;
-    bool fits = rows > PANEL_ROWS && gemm_wgmma_suits(cu, w, false) && s->head_dim == 128 &&
-                s->n_rot == 128 && s->kv_type != DT_F32;
+    struct moe_route_args r = {};
+    r.logits = cu->router;
+    r.rows = c->rows;
+    r.parts = 1;
+    r.rule = route_rule_of(s, c->router->n_out);
+    r.width = width;
+    r.even = even;
+    r.t = moe_route_tables(cu);
+    r.weight = cu->route_weight;
+    if (even && c->rows > 64) { /* pairs lie by expert from the start: nobody sorts them */
+        int pairs_most = s->max_tokens * s->n_expert_used;
+        r.t.lists = r.t.places + c->router->n_out + pairs_most / MOE_ROUTE_MIN_TILE + 1;
+        r.t.done = r.t.lists + c->router->n_out * r.t.room;
+    }
+    struct pick_case route = {};
+    route.rows = c->rows;
+    route.w = c->router;
+    route.x = c->x;
+    route.route = &r;
+    route.listed = listed;
+    pick_run(cu, PICK_ROUTER, &route);
+    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    return r.t;
+}
+
+/* Narrow sums wait for the norm that follows, or for resid_sum. */
+static void moe_sum(struct cuda_backend *cu, const struct pick_case *c, bool narrow)
+{
+    int used = cu->shape.n_expert_used;
+    struct expert_sum sum = {
+        (const uint16_t *)cu->expert_out, cu->route_weight, c->y, c->rows, used, c->down->n_out};
+    if (narrow)
+        cu->sum = sum;
+    else
+        resid_sum_floats(cu, c->y, c->rows, used, c->down->n_out);
+}
+
+static int moe_tiles(const struct cuda_backend *cu, const struct pick_case *c, int width)
+{
+    return moe_route_tiles(c->rows, cu->shape.n_expert_used, c->router->n_out, width);
+}
+/* Rows of an entry: sixteen where there is shared memory for them, else eight; 0: neither. */
+static int moe_grouped_width(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    int pairs = c->rows * cu->shape.n_expert_used;
+    for (int width = 16; width >= 8 && c->rows <= LIST_ROWS; width /= 2)
+        if (moe_grouped_fits(cu, c->w, c->down, pairs, moe_tiles(cu, c, width), width))
+            return width;
+    return 0;
+}
+static bool moe_grouped_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return moe_grouped_width(cu, c) > 0;
+}
+static void moe_grouped_run(struct cuda_backend *cu, const struct pick_case *c)
+{
+    int width = moe_grouped_width(cu, c);
+    bool narrow = c->down->n_out % 4 == 0;
+    struct route_tables t = moe_lists(cu, c, width, true, false);
+    moe_grouped(cu, c->w, c->down, &t, c->rows * cu->shape.n_expert_used, moe_tiles(cu, c, width),
+                width, narrow);
+    moe_sum(cu, c, narrow);
+}
+
+/* Gate and up (i = 0), then down, over a work list. */
+static struct gemm_args moe_args(const struct cuda_backend *cu, const struct pick_case *c,
+                                 const struct route_tables &t, int i, bool narrow)
+{
+    struct gemm_args p = ffn_args(cu, c, i);
+    p.route = t;
+    p.moe = true;
+    p.used = cu->shape.n_expert_used;
+    if (i) {
+        p.y = cu->expert_out;
+        p.sorted_in = true;
+        p.narrow = narrow;
+    }
+    return p;
+}
+
+static bool moe_is_narrow(const struct pick_case *c)
+{
+    return c->down->n_out % 4 == 0 && c->down->n_seg == 1;
+}
+static bool moe_persistent_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return moe_is_narrow(c) && gemm_persistent_suits(cu, c->w, true) &&
+           gemm_persistent_suits(cu, c->down, false) && c->rows > 64;
+}
+static void moe_persistent(struct cuda_backend *cu, const struct pick_case *c)
+{
+    int pairs = c->rows * cu->shape.n_expert_used;
+    int width = gemm_persistent_expert_rows(pairs, c->router->n_out);
+    struct route_tables t = moe_lists(cu, c, width, false, true);
+    gemm_persistent_experts(cu, moe_args(cu, c, t, 0, false), moe_args(cu, c, t, 1, true), width);
+    moe_sum(cu, c, true);
+}
+static void moe_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    bool narrow = moe_is_narrow(c);
+    struct route_tables t = moe_lists(cu, c, WGMMA_ROWS, false, true);
+    for (int i = 0; i < 2; i++)
+        gemm_wgmma(cu, moe_args(cu, c, t, i, narrow), !i, moe_tiles(cu, c, WGMMA_ROWS));
+    moe_sum(cu, c, narrow);
+}
+
+/* How many rows an expert gets on average, doubled, says how wide a block should be; both products
+ * walk one work list. */
+static int moe_width(const struct cuda_backend *cu, const struct pick_case *c, bool mma)
+{
+    int spread = 2 * ceil_div(c->rows * cu->shape.n_expert_used, c->router->n_out);
+    spread = c->rows <= 8 || spread > c->rows ? c->rows : spread;
+    if (c->w->set != SET_K || c->down->set != SET_K)
+        return mma ? 64 : 16;
+    int a = tile_width(c->w, spread, mma), b = tile_width(c->down, spread, mma);
+    return a < b ? a : b;
+}
+static void moe_mma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    int width = moe_width(cu, c, true);
+    struct route_tables t = moe_lists(cu, c, width, false, false);
+    for (int i = 0; i < 2; i++)
+        gemm_mma(cu, moe_args(cu, c, t, i, false), !i, width, moe_tiles(cu, c, width));
+    moe_sum(cu, c, false);
+}
+static bool moe_one_stream(const struct cuda_backend *cu, const struct pick_case *c, int i)
+{
+    struct gemm_args p = ffn_args(cu, c, i);
+    p.moe = true;
+    return gemm_stream_fits(cu, p, !i, moe_width(cu, c, false));
+}
+static bool moe_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return moe_one_stream(cu, c, 0) || moe_one_stream(cu, c, 1);
+}
+static void moe_mixed(struct cuda_backend *cu, const struct pick_case *c, bool stream)
+{
+    int width = moe_width(cu, c, false), tiles = moe_tiles(cu, c, width);
+    struct route_tables t = moe_lists(cu, c, width, false, false);
+    for (int i = 0; i < 2; i++) {
+        struct gemm_args p = moe_args(cu, c, t, i, false);
+        if (stream && moe_one_stream(cu, c, i))
+            gemm_stream(cu, p, !i, width, tiles);
+        else
+            gemm_splitk(cu, p, !i, width, tiles);
+    }
+    moe_sum(cu, c, false);
+}
+static void moe_stream(struct cuda_backend *cu, const struct pick_case *c)
+{
+    moe_mixed(cu, c, true);
+}
+static void moe_splitk(struct cuda_backend *cu, const struct pick_case *c)
+{
+    moe_mixed(cu, c, false);
+}
+
+/*
+ * router: logits, the choice, and a work list of it
+ */
+static bool router_choose_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->listed && router_choose_fits(cu, c->w);
+}
+static void router_choose_run(struct cuda_backend *cu, const struct pick_case *c)
+{
+    router_choose(cu, c->w, &c->route->t, c->x, c->rows);
+    moe_grouped_route(cu, &c->route->t, 0, c->w->n_out, c->rows, c->route->width);
+}
+static void router_logits_of(struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct norm_in plain = {};
+    plain.x = c->x;
+    router_logits(cu, c->w, &plain, NULL, c->rows);
+}
+static bool router_list_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->listed;
+}
+static void router_list(struct cuda_backend *cu, const struct pick_case *c)
+{
+    router_logits_of(cu, c);
+    moe_grouped_route(cu, &c->route->t, 1, c->w->n_out, c->rows, c->route->width);
+}
+static void router_tensor(struct cuda_backend *cu, const struct pick_case *c)
+{
+    c->route->parts = c->w->n_kt;
+    router_rows(cu, c->w, c->x, c->rows);
+    moe_route(cu, *c->route);
+}
+static bool router_sort_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return !c->route->t.lists;
+}
+static void router_sort(struct cuda_backend *cu, const struct pick_case *c)
+{
+    c->route->route_here = true;
+    router_logits_of(cu, c);
+    moe_route(cu, *c->route);
+}
+static void router_plain(struct cuda_backend *cu, const struct pick_case *c)
+{
+    router_logits_of(cu, c);
+    moe_route(cu, *c->route);
+}
+
+/*
+ * qkv: a projection to q, k, v, of which q is kept and k, v go to the cache
+ */
+static bool qkv_heads_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    /* A block of gemm_wgmma.cu has whole heads, each of one kind: see struct gemm_heads. */
+    const struct shape *s = &cu->shape;
+    const struct matrix *w = c->w;
+    bool fits = gemm_wgmma_suits(cu, w, false) && s->head_dim == 128 && s->n_rot == 128 &&
+                s->kv_type != DT_F32;
     for (int i = 0; i < w->n_seg; i++)
         fits = fits && w->seg[i].tile0 % 8 == 0 && w->seg[i].rows % 128 == 0;
     return fits;
 }
-
-void pick_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct matrix *w,
-                const struct step *step, const float *x, float *q)
+static bool qkv_heads_pay(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return !c->raw; /* decodes are turned by their attention */
+}
+static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
 {
     const struct shape *s = &cu->shape;
-    int rows = step->n_tokens;
-    resid_to_halves(cu, x, rows, w->n_in);
-    struct gemm_args p = args_in(cu, w, rows);
-    p.ldy = w->n_out;
+    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    struct gemm_args p = args_in(cu, c->w, c->rows);
+    p.ldy = c->w->n_out;
     p.heads.set = true;
     p.heads.bf16 = s->kv_type == DT_BF16;
-    p.heads.q = q;
-    p.heads.k = (uint16_t *)l->kv.k;
-    p.heads.v = (uint16_t *)l->kv.v;
-    p.heads.q_norm = l->q_norm;
-    p.heads.k_norm = l->k_norm;
-    p.heads.rope = step->rope;
-    p.heads.slot = step->slot;
+    p.heads.q = c->y;
+    p.heads.k = (uint16_t *)c->layer->kv.k;
+    p.heads.v = (uint16_t *)c->layer->kv.v;
+    p.heads.q_norm = c->layer->q_norm;
+    p.heads.k_norm = c->layer->k_norm;
+    p.heads.rope = c->step->rope;
+    p.heads.slot = c->step->slot;
     p.heads.n_heads = s->n_heads;
     p.heads.n_kv = s->n_kv_heads;
     p.heads.page_len = s->page_len;
     p.heads.eps = s->norm_eps;
-    gemm_wgmma(cu, p, false, ceil_div(rows, WGMMA_ROWS));
+    gemm_wgmma(cu, p, false, ceil_div(c->rows, WGMMA_ROWS));
 }
 
-void pick_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-              const float *x, float *y, int rows)
+/*
+ * decode, prompt: attention of rows that are their sequence's last, and of the others
+ */
+static bool decode_batch_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    bool mid = is_splitk(cu, gate_up, rows) || is_splitk(cu, down, rows);
-    resid_to_halves(cu, x, rows, gate_up->n_in);
-    struct gemm_args p = args_in(cu, gate_up, rows);
-    p.y_half = cu->half_hidden;
-    p.ldy = down->n_kt * TILE_K;
-    bool wide = rows >= WGMMA_FROM && gemm_wgmma_suits(cu, gate_up, true) &&
-                gemm_wgmma_suits(cu, down, false);
-    int width = wide ? WGMMA_ROWS : tile_width(gate_up, rows, mid);
-    gemm(cu, p, true, mid, wide, width, ceil_div(rows, width));
-    p = args_hidden(cu, down, rows);
-    p.y = y;
-    p.ldy = down->n_out;
-    width = wide ? WGMMA_ROWS : tile_width(down, rows, mid);
-    gemm(cu, p, false, mid, wide, width, ceil_div(rows, width));
+    return c->raw && attn_decode_batch_fits(cu);
 }
-
-void pick_moe(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-              const struct matrix *down, const float *x, float *y, int rows)
+static int decode_units(const struct cuda_backend *cu, int rows)
 {
     const struct shape *s = &cu->shape;
-    struct norm_in plain = {};
-    plain.x = x;
-    if (moe_quad_fits(cu, gate_up, down, rows)) {
-        router_logits(cu, router, &plain, NULL, rows);
-        resid_to_halves(cu, x, rows, gate_up->n_in);
-        moe_quad(cu, gate_up, down, y, router->n_out, rows);
-        return;
+    return rows * s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8);
+}
+static bool decode_batch_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    /* Of short contexts a block reads one in less time than several need to join. */
+    return decode_units(cu, c->rows) >= (cu->layout.deep ? cu->n_sm * 3 / 4 : cu->n_sm / 5);
+}
+static void decode_batch(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_batch(cu, *c->attn);
+}
+static bool decode_split_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->raw && decode_units(cu, c->rows) <= cu->n_sm && attn_decode_split_fits(cu);
+}
+static bool decode_split_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)c;
+    return cu->layout.deep;
+}
+static void decode_split(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_split(cu, *c->attn);
+}
+static bool tensor_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)c;
+    return attn_tensor(cu);
+}
+static void decode_plain(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode(cu, *c->attn, c->raw);
+}
+static void decode_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    CHECK(!c->raw, "raw projections and no kernel for them");
+    attn_any(cu, *c->attn, 0, c->rows);
+}
+static bool prompt_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)c;
+    return attn_tensor(cu) && attn_prefill_suits(cu);
+}
+static void prompt_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    c->out->halves = attn_prefill(cu, c->layer, c->step, c->x, c->y, &c->out->owed);
+}
+static void prompt_mma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_prefill_mma(cu, *c->attn, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
+                     cu->layout.n_q_tiles);
+}
+static void prompt_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_any(cu, *c->attn, c->step->n_decode, c->rows);
+}
+
+enum { K = 1 << SET_K, FAST = K | 1 << SET_FAST, ANY = FAST | 1 << SET_ALL };
+
+/* name, op, formats, rows from, to (0: no end), wgmma, takes, pays, fits, run */
+static const struct pick picks[] = {
+    {"gemm_quad", PICK_LINEAR, K, 2, 4, false, TAKES_NORM, NULL, linear_quad_fits, linear_quad},
+    {"gemm_few", PICK_LINEAR, K, 3, 8, false, TAKES_NORM, linear_few_pays, linear_few_fits,
+     linear_few},
+    {"gemv", PICK_LINEAR, ANY, 1, 4, false, TAKES_NORM, linear_gemv_pays, linear_gemv_fits,
+     linear_gemv},
+    {"gemm_cluster", PICK_LINEAR, K, 9, 256, true, TAKES_ROWS, linear_panels_pay,
+     linear_cluster_fits, linear_cluster}, /* attention has left its rows as panels */
+    {"gemm_few_records", PICK_LINEAR, K, 1, 16, false, TAKES_ROWS, linear_cluster_pays,
+     linear_records_fit, linear_records},
+    {"gemm_cluster", PICK_LINEAR, K, 9, 256, true, TAKES_ROWS, linear_cluster_pays,
+     linear_cluster_fits, linear_cluster},
+    {"gemm_few_records", PICK_LINEAR, K, 1, 32, false, TAKES_ROWS, linear_cluster_pays,
+     linear_records_fit, linear_records},
+    {"gemm_persistent", PICK_LINEAR, K, 257, 0, true, TAKES_ROWS, linear_persistent_pays,
+     linear_persistent_fits, linear_persistent},
+    {"gemm_wgmma", PICK_LINEAR, FAST, 17, 0, true, TAKES_ROWS, linear_wgmma_pays, linear_wgmma_fits,
+     linear_wgmma},
+    {"gemm_mma", PICK_LINEAR, ANY, 257, 0, false, TAKES_ROWS, NULL, linear_mma_fits, linear_mma},
+    {"gemm_stream", PICK_LINEAR, FAST, 1, 0, false, TAKES_ROWS, linear_stream_pays,
+     linear_stream_fits, linear_stream},
+    {"gemm_splitk", PICK_LINEAR, ANY, 1, 0, false, TAKES_ROWS, NULL, NULL, linear_splitk},
+
+    {"qkv_wgmma", PICK_QKV, FAST, 257, 0, true, TAKES_ROWS, qkv_heads_pay, qkv_heads_fit,
+     qkv_heads},
+    {"qkv_linear", PICK_QKV, ANY, 1, 0, false, TAKES_ROWS, NULL, NULL, NULL}, /* then attn_rotate */
+
+    {"ffn_gemv", PICK_FFN, ANY, 1, 4, false, TAKES_NORM, ffn_gemv_pays, ffn_gemv_fits, ffn_gemv},
+    {"ffn_persistent", PICK_FFN, ANY, 257, 0, true, TAKES_ROWS, NULL, ffn_persistent_fits,
+     ffn_persistent},
+    {"ffn_wgmma", PICK_FFN, FAST, 33, 0, true, TAKES_ROWS, NULL, ffn_wgmma_fits, ffn_wgmma},
+    {"ffn_mma", PICK_FFN, ANY, 257, 0, false, TAKES_ROWS, NULL, pair_mma_fits, ffn_mma},
+    {"ffn_stream", PICK_FFN, ANY, 1, 0, false, TAKES_ROWS, NULL, ffn_stream_fits, ffn_stream},
+    {"ffn_splitk", PICK_FFN, ANY, 1, 0, false, TAKES_ROWS, NULL, NULL, ffn_splitk},
+
+    {"moe_gemv_product", PICK_MOE, ANY, 1, 1, false, TAKES_PRODUCT, NULL, moe_product_fits,
+     moe_product},
+    {"moe_quad_norm", PICK_MOE, K, 3, 4, false, TAKES_NORM, NULL, moe_quad_norm_fits,
+     moe_quad_norm},
+    {"moe_quad_records", PICK_MOE, K, 3, 16, false, TAKES_NORM, NULL, moe_quad_records_fit,
+     moe_quad_records},
+    {"moe_few", PICK_MOE, K, 3, 8, false, TAKES_NORM, NULL, moe_few_suits, moe_few_run},
+    {"moe_gemv", PICK_MOE, ANY, 1, 8, false, TAKES_NORM, NULL, moe_gemv_suits, moe_gemv_run},
+    {"moe_quad", PICK_MOE, K, 1, 24, false, TAKES_ROWS, NULL, moe_quad_suits, moe_quad_run},
+    {"moe_grouped", PICK_MOE, K, 1, 256, false, TAKES_ROWS, NULL, moe_grouped_suits,
+     moe_grouped_run},
+    {"moe_persistent", PICK_MOE, K, 257, 0, true, TAKES_ROWS, NULL, moe_persistent_fits,
+     moe_persistent},
+    {"moe_wgmma", PICK_MOE, FAST, 257, 0, true, TAKES_ROWS, NULL, ffn_wgmma_fits, moe_wgmma},
+    {"moe_mma", PICK_MOE, ANY, 257, 0, false, TAKES_ROWS, NULL, pair_mma_fits, moe_mma},
+    {"moe_stream", PICK_MOE, ANY, 1, 0, false, TAKES_ROWS, NULL, moe_stream_fits, moe_stream},
+    {"moe_splitk", PICK_MOE, ANY, 1, 0, false, TAKES_ROWS, NULL, NULL, moe_splitk},
+
+    {"router_choose", PICK_ROUTER, ANY, 33, 256, false, TAKES_ROWS, NULL, router_choose_suits,
+     router_choose_run},
+    {"router_list", PICK_ROUTER, ANY, 1, 64, false, TAKES_ROWS, NULL, router_list_fits,
+     router_list},
+    {"router_tensor", PICK_ROUTER, ANY, 257, 0, false, TAKES_ROWS, NULL, NULL, router_tensor},
+    {"router_sort", PICK_ROUTER, ANY, 1, 64, false, TAKES_ROWS, NULL, router_sort_fits,
+     router_sort},
+    {"router_plain", PICK_ROUTER, ANY, 1, 0, false, TAKES_ROWS, NULL, NULL, router_plain},
+
+    {"attn_decode_batch", PICK_DECODE, 0, 1, 0, false, TAKES_ROWS, decode_batch_pays,
+     decode_batch_fits, decode_batch},
+    {"attn_decode_split", PICK_DECODE, 0, 1, 0, false, TAKES_ROWS, decode_split_pays,
+     decode_split_fits, decode_split},
+    {"attn_decode", PICK_DECODE, 0, 1, 0, false, TAKES_ROWS, NULL, tensor_fits, decode_plain},
+    {"attn_any", PICK_DECODE, 0, 1, 0, false, TAKES_ROWS, NULL, NULL, decode_any},
+
+    {"attn_prefill", PICK_PROMPT, 0, 1, 0, true, TAKES_ROWS, NULL, prompt_wgmma_fits, prompt_wgmma},
+    {"attn_prefill_mma", PICK_PROMPT, 0, 1, 0, false, TAKES_ROWS, NULL, tensor_fits, prompt_mma},
+    {"attn_any", PICK_PROMPT, 0, 1, 0, false, TAKES_ROWS, NULL, NULL, prompt_any},
+};
+enum { N_PICKS = (int)(sizeof picks / sizeof *picks) };
+
+/* Whether `name` is one of "a,b,c". */
+static bool is_listed(const char *list, const char *name)
+{
+    size_t n = strlen(name);
+    for (const char *p = list; p; p = strchr(p, ',') ? strchr(p, ',') + 1 : NULL)
+        if (!strncmp(p, name, n) && (p[n] == ',' || !p[n]))
+            return true;
+    return false;
+}
+
+/* The kernel can do it. */
+static bool can_run(const struct cuda_backend *cu, const struct pick *p, const struct pick_case *c)
+{
+    const struct matrix *all[] = {p->op == PICK_ROUTER ? NULL : c->w, c->down};
+    for (int i = 0; i < 2; i++)
+        if (all[i] && !(p->formats >> all[i]->set & 1))
+            return false;
+    return (!p->wgmma || cu->wgmma) && (!p->fits || p->fits(cu, c));
+}
+
+const struct pick *pick_find(const struct cuda_backend *cu, enum pick_op op, struct pick_case *c)
+{
+    c->forced = true;
+    for (int i = 0; i < N_PICKS && cu->forced; i++)
+        if (picks[i].op == op && is_listed(cu->forced, picks[i].name) && can_run(cu, &picks[i], c))
+            return &picks[i];
+    c->forced = false;
+    for (int i = 0; i < N_PICKS; i++) {
+        const struct pick *p = &picks[i];
+        if (p->op == op && c->rows >= p->from && (!p->to || c->rows <= p->to) &&
+            (!p->pays || p->pays(cu, c)) && can_run(cu, p, c))
+            return p;
     }
-    int used = s->n_expert_used, n_expert = router->n_out;
-    bool wide = rows >= WGMMA_MOE_FROM && gemm_wgmma_suits(cu, gate_up, true) &&
-                gemm_wgmma_suits(cu, down, false);
-    /* How many rows an expert gets on average, doubled, says how wide a block should be. */
-    bool mid = is_splitk(cu, gate_up, rows) || is_splitk(cu, down, rows);
-    int spread = rows <= 8 ? rows : 2 * ceil_div(rows * used, n_expert);
-    spread = spread > rows ? rows : spread;
-    int width = tile_width(gate_up, spread, mid), w2 = tile_width(down, spread, mid);
-    if (gate_up->set != SET_K || down->set != SET_K)
-        width = mid ? 16 : 64; /* both products walk one work list */
-    else
-        width = w2 < width ? w2 : width;
-    int n_pairs = rows * used;
-    auto fits = [&](int by) {
-        return rows <= LIST_ROWS && moe_grouped_fits(cu, gate_up, down, n_pairs,
-                                                     moe_route_tiles(rows, used, n_expert, by), by);
-    };
-    bool stay = wide && down->n_out % 4 == 0 && down->n_seg == 1 &&
-                gemm_persistent_suits(cu, gate_up, true) && gemm_persistent_suits(cu, down, false);
-    int list_width = fits(16) ? 16 : 8;
-    bool listed = fits(list_width);
-    width = listed ? list_width
-            : stay ? gemm_persistent_expert_rows(n_pairs, n_expert)
-            : wide ? WGMMA_ROWS
-                   : width;
-    struct moe_route_args r = {};
-    r.logits = cu->router;
-    r.rows = rows;
-    r.rule = route_rule_of(s, n_expert);
-    r.width = width;
-    r.route_here = rows <= 64;
-    r.even = wide;
-    r.t = moe_route_tables(cu);
-    r.weight = cu->route_weight;
-    if (wide && !r.route_here) {
-        int pairs_most = s->max_tokens * used;
-        r.t.lists = r.t.places + n_expert + pairs_most / MOE_ROUTE_MIN_TILE + 1;
-        r.t.done = r.t.lists + n_expert * r.t.room;
-    }
-    if (listed && rows >= CHOOSE_FROM && router_choose(cu, router, &r.t, x, rows))
-        moe_grouped_route(cu, &r.t, 0, n_expert, rows, width);
-    else {
-        bool many = rows >= ROUTER_FROM, one = listed && rows <= LIST_ROUTE_ROWS;
-        r.parts = many ? router->n_kt : 1;
-        if (many)
-            router_rows(cu, router, x, rows);
-        else
-            router_logits(cu, router, &plain, NULL, rows);
-        if (one) /* block routes */
-            moe_grouped_route(cu, &r.t, r.parts, n_expert, rows, width);
-        else
-            moe_route(cu, r);
-    }
-    resid_to_halves(cu, x, rows, gate_up->n_in);
-    int tiles = moe_route_tiles(rows, used, n_expert, width);
-    bool narrow = listed && down->n_out % 4 == 0;
-    if (listed)
-        moe_grouped(cu, gate_up, down, &r.t, n_pairs, tiles, width, narrow);
-    else {
-        struct gemm_args p = args_in(cu, gate_up, rows);
-        p.y_half = cu->half_hidden;
-        p.ldy = down->n_kt * TILE_K;
-        p.route = r.t;
-        p.moe = true;
-        p.used = used;
-        if (!stay)
-            gemm(cu, p, true, mid, wide, width, tiles);
-        struct gemm_args q = args_hidden(cu, down, rows);
-        q.y = cu->expert_out;
-        q.ldy = down->n_out;
-        q.route = r.t;
-        q.moe = true;
-        q.used = used;
-        q.sorted_in = true;
-        q.narrow = narrow = wide && down->n_out % 4 == 0 && down->n_seg == 1;
-        if (stay)
-            gemm_persistent_experts(cu, p, q, width);
-        else
-            gemm(cu, q, false, mid, wide, width, tiles);
-    }
-    if (narrow) { /* added up by the norm that follows, or by resid_sum */
-        struct expert_sum sum = {
-            (const uint16_t *)cu->expert_out, cu->route_weight, y, rows, used, down->n_out};
-        cu->sum = sum;
-        return;
-    }
-    resid_sum_floats(cu, y, rows, used, down->n_out);
+    CHECK(false, "no kernel for %d rows", c->rows);
+    return NULL;
+}
+
+void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_case *c)
+{
+    cu->picked[p - picks]++;
+    p->run(cu, c);
+}
+
+void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c)
+{
+    pick_go(cu, pick_find(cu, op, c), c);
 }

@@ -247,7 +247,7 @@ static __global__ void __launch_bounds__(256)
 void router_logits(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                    float *n, int rows)
 {
-    if (rows <= SMALL_ROWS) {
+    if (rows <= 4) {
         CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
         struct router_args p = {*w, *in, n, cu->router, rows, 1, 1.0f / (float)w->n_in};
         cuda_launch(cu, router_row_kernel, dim3((unsigned)ceil_div(w->n_out, 2), (unsigned)rows),
@@ -665,14 +665,22 @@ static __global__ void __launch_bounds__(256)
     cluster_wait();
 }
 
-bool router_choose(struct cuda_backend *cu, const struct matrix *w,
+static int router_pieces(const struct cuda_backend *cu, const struct matrix *w)
+{
+    return !cu->clusters ? 1 : w->n_kt < CHOOSE_PIECES ? w->n_kt : CHOOSE_PIECES;
+}
+
+bool router_choose_fits(const struct cuda_backend *cu, const struct matrix *w)
+{
+    return w->n_out <= CHOOSE_EXPERTS && w->n_kt <= 2 * router_pieces(cu, w);
+}
+
+void router_choose(struct cuda_backend *cu, const struct matrix *w,
                    const struct route_tables *route, const float *x, int rows)
 {
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
     struct router_choose_args p = {};
-    p.pieces = !cu->clusters ? 1 : w->n_kt < CHOOSE_PIECES ? w->n_kt : CHOOSE_PIECES;
-    if (w->n_out > CHOOSE_EXPERTS || w->n_kt > 2 * p.pieces)
-        return false;
+    p.pieces = router_pieces(cu, w);
     p.w = *w;
     p.x = x;
     p.chosen = route->chosen;
@@ -682,5 +690,4 @@ bool router_choose(struct cuda_backend *cu, const struct matrix *w,
     cuda_launch(cu, router_choose_kernel, dim3((unsigned)(ceil_div(rows, CHOOSE_ROWS) * p.pieces)),
                 256, (size_t)(CHOOSE_ROWS * (CHOOSE_STRIDE + w->n_out)) * 4,
                 LAUNCH_EARLY + p.pieces * LAUNCH_CLUSTER, p);
-    return true;
 }
