@@ -42,6 +42,28 @@ bool backend_gpu_facts(struct backend *be, struct gpu_facts *out)
 #endif
 }
 
+bool backend_print_picks(struct backend *be, FILE *out)
+{
+    struct pick_info p;
+    if (!be->ops->pick)
+        return false;
+    fprintf(out, "%-8s %-18s %-24s %-7s %-14s %s\n", "op", "kernel", "formats", "device", "rows",
+            "picked");
+    for (int i = 0; be->ops->pick(be, i, &p); i++) {
+        char rows[32];
+        if (p.rows_to)
+            snprintf(rows, sizeof rows, "%d to %d", p.rows_from, p.rows_to);
+        else
+            snprintf(rows, sizeof rows, "%d and more", p.rows_from);
+        fprintf(out, "%-8s %-18s %-24s %-7s %-14s ", p.op, p.name, p.formats, p.device, rows);
+        if (p.here)
+            fprintf(out, "%llu\n", (unsigned long long)p.runs);
+        else
+            fprintf(out, "not on this device\n");
+    }
+    return true;
+}
+
 struct backend *backend_open(const struct backend_options *opt, struct error *err)
 {
     const char *device = opt->device;

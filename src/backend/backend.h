@@ -15,6 +15,7 @@
 #include "base/error.h"
 
 #include <stdint.h>
+#include <stdio.h>
 
 struct sampler; /* sample/sampler.h */
 struct profile; /* backend/profile.h */
@@ -67,6 +68,7 @@ enum invariance {
     INVARIANCE_ALWAYS, /* they never do */
 };
 
+struct pick_info;
 struct backend {
     const struct backend_ops *ops;
     struct profile *profile; /* NULL = off */
@@ -133,7 +135,27 @@ struct backend_ops {
     void (*stream_put)(struct backend *be, const float *host, int rows);
     void (*stream_get)(struct backend *be, float *host, int rows);
     void (*logits_put)(struct backend *be, const float *host, int rows);
+
+    /* Tables that pick kernels; NULL: there are none. pick: the i-th row; false past the last.
+     * pick_force: rows of these names ("a,b"; NULL = none) run wherever their kernels can, whatever
+     * was measured. STEEL_PICK does the same from the start. */
+    bool (*pick)(struct backend *be, int i, struct pick_info *out);
+    void (*pick_force)(struct backend *be, const char *names);
 };
+
+/* A row of a backend's tables that pick kernels (cpu/, cuda/pick.cu), as tests, benchmarks and docs
+ * see it. Of the rows of an op the first that suits runs. */
+struct pick_info {
+    const char *name;       /* what STEEL_PICK forces */
+    const char *op;         /* "linear", "moe", ... */
+    const char *formats;    /* of weights */
+    const char *device;     /* what it must have; "" = nothing */
+    int rows_from, rows_to; /* as measured; rows_to 0 = no end */
+    bool here;              /* this device has it */
+    uint64_t runs;          /* how often it has been picked */
+};
+/* Prints the tables, and how often each row was picked. False: the backend has none. */
+bool backend_print_picks(struct backend *be, FILE *out);
 
 struct backend_options {
     const char *device; /* "cpu", "cuda", "cuda:N"; NULL = "cpu". runtime.h knows "auto" too */
@@ -145,6 +167,9 @@ struct backend_options {
 /* STEEL_ISA=ref|avx2|avx512|vnni|amx forces the CPU's kernels; refused where the CPU lacks it. */
 struct backend *backend_open(const struct backend_options *opt, struct error *err);
 struct backend *backend_open_ref(void); /* the scalar specification, ref.c */
+/* For tests, of the reference: how close row `row` of the last step came to other experts, the
+ * closest of its layers: how far the last chosen one's key is above the next, of itself. */
+float backend_ref_gap(struct backend *ref, int row);
 struct backend *backend_open_cpu(const struct backend_options *opt, struct error *err);
 /* Bytes a CUDA device still has to give when `fraction` of its memory may be in use; 0 where
  * there is no such device, or the build knows none. */

@@ -35,6 +35,7 @@ struct ref {
     float *hidden;       /* one row of gate and up */
     float *scores;       /* (longest context) */
     float *probs, *keys; /* (n_expert) */
+    float *gap;          /* (max_tokens) of the batch's rows: backend_ref_gap */
     int32_t *sampled[2]; /* (max_out) each, of the steps under way */
     int32_t *tokens;     /* (max_tokens) of the step, all known */
     int n_out[2], now;
@@ -142,7 +143,8 @@ static void clear(struct ref *r)
     void *owned[] = {r->x,     r->row_of,     r->layer_embeds, r->logits, r->q,
                      r->gate,  r->a,          r->qkv,          r->n,      r->y,
                      r->part,  r->row,        r->keys,         r->hidden, r->scores,
-                     r->probs, r->sampled[0], r->sampled[1],   r->tokens, r->sum};
+                     r->probs, r->sampled[0], r->sampled[1],   r->tokens, r->sum,
+                     r->gap};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -180,6 +182,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->scores = floats((size_t)s->max_pages * (size_t)s->page_len);
     r->probs = floats((size_t)max->n_expert);
     r->keys = floats((size_t)max->n_expert);
+    r->gap = floats(tokens);
     for (int i = 0; i < 2; i++)
         r->sampled[i] = mem_zalloc((size_t)s->max_out + 1, sizeof(int32_t));
     r->tokens = mem_zalloc(tokens + 1, sizeof(int32_t));
@@ -212,6 +215,8 @@ static void ref_begin(struct backend *be, const struct batch *b)
         be->profile->steps[be->profile->phase]++;
         be->profile->tokens[be->profile->phase] += b->n_tokens;
     }
+    for (int i = 0; i < b->n_tokens; i++)
+        r->gap[i] = INFINITY;
 }
 
 static bool ref_replay(struct backend *be, uint64_t key)
@@ -630,8 +635,10 @@ static void softmax(float *p, int n)
         p[i] = (float)(p[i] / total);
 }
 
-/* Experts and weights (n_used) of one row, from what the router reads. */
-static void route(struct ref *r, const struct router *t, const float *x, int *chosen, float *weight)
+/* Experts and weights (n_used) of one row, from what the router reads. Returns by how much of
+ * itself the last one's key is above the best of those not chosen. */
+static float route(struct ref *r, const struct router *t, const float *x, int *chosen,
+                   float *weight)
 {
     int n = t->w->n_out;
     float *p = r->probs, *keys = r->keys;
@@ -651,6 +658,9 @@ static void route(struct ref *r, const struct router *t, const float *x, int *ch
         weight[k] = p[chosen[k]];
         kept += weight[k];
     }
+    float last = keys[chosen[t->n_used - 1]], gap = INFINITY;
+    if (t->n_used < n)
+        gap = (last - keys[best_key(keys, n, chosen, t->n_used)]) / fabsf(last);
     if (t->kind == ROUTER_SOFTMAX_TOP)
         softmax(weight, t->n_used);
     for (int k = 0; k < t->n_used; k++) {
@@ -660,10 +670,12 @@ static void route(struct ref *r, const struct router *t, const float *x, int *ch
         if (t->expert_scale)
             weight[k] *= t->expert_scale[chosen[k]];
     }
+    return gap;
 }
 
 /* y += experts_out(sum over the chosen); n: the row as the dense part reads it */
-static void experts_row(struct ref *r, const struct mlp *m, const float *x, float *n, float *y)
+static void experts_row(struct ref *r, const struct mlp *m, const float *x, float *n, float *y,
+                        float *gap)
 {
     int chosen[MAX_USED], E = r->net->n_embd;
     float weight[MAX_USED];
@@ -672,7 +684,8 @@ static void experts_row(struct ref *r, const struct mlp *m, const float *x, floa
         norm_row(&m->experts_in, x, n, E);
     if (m->router.norm.kind)
         norm_row(&m->router.norm, x, r->part, E);
-    route(r, &m->router, m->router.norm.kind ? r->part : n, chosen, weight);
+    float g = route(r, &m->router, m->router.norm.kind ? r->part : n, chosen, weight);
+    *gap = g < *gap ? g : *gap;
     stage_end(r, STAGE_ROUTER);
     stage_begin(r);
     float *sum = r->sum;
@@ -723,7 +736,7 @@ static void ref_mlp(struct backend *be, const struct mlp *m, int layer)
             stage_end(r, STAGE_FFN);
         }
         if (m->router.w)
-            experts_row(r, m, x, r->n, y);
+            experts_row(r, m, x, r->n, y, &r->gap[r->row_of[i]]);
         stage_begin(r);
         block_add(r, &m->block, y, x);
         if (m->embed.gate)
@@ -837,4 +850,9 @@ struct backend *backend_open_ref(void)
     r->be.invariance = INVARIANCE_ALWAYS;
     r->be.ahead = true; /* nothing runs beside the host, but steps may overlap as on a device */
     return &r->be;
+}
+
+float backend_ref_gap(struct backend *be, int row)
+{
+    return self(be)->gap[row];
 }

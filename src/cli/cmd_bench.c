@@ -19,7 +19,7 @@ struct bench_flags {
     struct model_flags model;
     const char *prompt, *gen, *batch, *depth, *both;
     int reps, ubatch;
-    bool json, no_warmup, skip_cost;
+    bool json, kernels, no_warmup, skip_cost;
 };
 
 struct test {
@@ -357,6 +357,8 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
         print_cost(rt->be->invariance, least, most);
     if (ok && f->model.profile)
         profile_print(&rt->profile, f->json ? stderr : stdout);
+    if (ok && f->kernels && !backend_print_picks(rt->be, f->json ? stderr : stdout))
+        fprintf(stderr, "steel: --kernels: this device has no tables of kernels\n");
     runtime_close(rt);
     return ok;
 }
@@ -383,6 +385,8 @@ int cmd_bench(int argc, char **argv)
         {OPT_FLAG, 0, "no-warmup", 0, &f.no_warmup, 0, 0, 0, "no run before the measured ones"},
         {OPT_FLAG, 0, "skip-cost", 0, &f.skip_cost, 0, 0, 0,
          "do not measure what --deterministic costs"},
+        {OPT_FLAG, 0, "kernels", 0, &f.kernels, 0, 0, 0,
+         "print which kernels there are, for which rows, and how often each ran"},
         {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "one JSON object a line"},
         MODEL_FLAG_ROWS(f.model),
     };

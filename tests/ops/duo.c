@@ -15,6 +15,8 @@ int n_checks, n_failed;
 double worst;
 uint64_t rng = 42;
 const char *filter;
+const char *forced;
+uint64_t picked[128];
 
 void fail_if(bool bad, const char *what)
 {
@@ -73,6 +75,8 @@ void duo_open(struct duo *d, const struct dims *s, int n_layers)
     d->be[REF] = backend_open_ref();
     d->be[DEV] = open_named(&err);
     fail_if(!d->be[DEV], err.msg);
+    if (d->be[DEV]->ops->pick_force && forced)
+        d->be[DEV]->ops->pick_force(d->be[DEV], forced);
     for (int i = 0; i < s->n_rot / 2; i++)
         d->freq[i] = powf(10000.0f, -2.0f * (float)i / (float)s->n_rot);
     d->rope = (struct rope){s->n_rot, d->freq, 1.0f};
@@ -110,6 +114,10 @@ void duo_prepare(struct duo *d)
 
 void duo_close(struct duo *d)
 {
+    struct pick_info info;
+    struct backend *dev = d->be[DEV];
+    for (int i = 0; dev->ops->pick && dev->ops->pick(dev, i, &info); i++)
+        picked[i] += info.runs;
     EACH(side)
     d->be[side]->ops->close(d->be[side]);
 }
@@ -202,6 +210,8 @@ void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff
     enum weight_role role = n_expert > 1 ? WEIGHT_EXPERTS : WEIGHT_LINEAR;
     struct random_spec router = {
         .n_in = s->n_embd, .n_expert = 1, .n_seg = 1, .rows = {n_expert}, .type = {router_type}};
+    router.alike = s->alike;
+    router.nudge = s->nudge;
     struct random_spec up = {.n_in = s->n_embd,
                              .n_expert = n_expert,
                              .n_seg = 2,

@@ -33,6 +33,8 @@ enum { REF, DEV, SIDES };
 struct dims {
     int n_embd, n_heads, n_kv_heads, head_dim, n_rot, n_vocab;
     int n_ff, n_expert, n_expert_used, n_ff_exp;
+    int alike;   /* experts whose rows of the router repeat: random_spec; 0: none */
+    float nudge; /* each repeat by how much larger than the one before */
     bool norm_topk;
     float expert_scale;
     struct bounds b;
@@ -112,7 +114,25 @@ void logits_get(struct duo *d, int side, int rows, float *out); /* (rows, n_voca
 bool wanted(const char *group);
 void report(const char *group, int before);
 
+/* Rows of the pick tables that every backend opened from now on is to use (NULL: none), and how often
+ * row i of the table has been picked by those closed so far. */
+extern const char *forced;
+extern uint64_t picked[128];
+
+/* Cases that several groups are made of. test_ops.c: a network of a head alone, of n_in columns and
+ * n_out rows, for up to 400 rows; a product of random rows, named `what` and its sizes; attention
+ * over sequences of given lengths; one mlp over `rows` rows. */
+void head_open(struct duo *d, int n_in, int n_out);
+void check_linear(struct duo *d, const struct random_spec *spec, int rows, const char *what);
+void attention_case(const struct dims *s, bool norms, int window, const int (*seqs)[2], int n_seqs,
+                    bool pad, const char *what);
+void mlp_case(const struct dims *s, int n_expert, int n_ff, enum dtype up, enum dtype down,
+              enum dtype router, int rows, float scale);
+
 void test_forward(void); /* steps.c */
 void test_routed(void);
+void routed_case(const struct dims *s, const enum dtype *types, float size, int layers, bool look);
+void test_ties(void); /* picks.c */
+void test_picks(void);
 
 #endif

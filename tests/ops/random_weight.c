@@ -143,6 +143,9 @@ void random_weight_make(struct random_weight *w, const struct random_spec *sp, u
         size_t alike = sp->alike ? dtype_bytes(g->type, n_in * (size_t)sp->alike) : bytes * real;
         for (size_t at = alike; at < bytes * real; at++)
             data[at] = data[at - alike];
+        if (sp->nudge > 0)
+            for (size_t k = n_in * (size_t)sp->alike; k < n_in * rows; k++)
+                ((float *)data)[k] *= 1.0f + sp->nudge * (float)(k / (n_in * (size_t)sp->alike));
         for (size_t e = 0; e < experts; e++)
             table[e] = data + (sp->same_experts ? 0 : e * bytes);
         g->data = table;

@@ -24,6 +24,7 @@ struct random_spec {
     int group_len;    /* GPTQ */
     int same_experts; /* 1: all experts share their bytes (benchmarks) */
     int alike;        /* rows repeat after so many of them; 0: they do not */
+    float nudge;      /* F32: each repeat is larger than the one before by so much of itself */
 };
 
 void random_weight_make(struct random_weight *w, const struct random_spec *s, uint64_t *state);

@@ -176,18 +176,12 @@ static void check_step(struct mini *m, const struct plan *p, const char *name,
     int V = m->d.s.n_vocab;
     float *want = mem_alloc((size_t)(p->b.n_out * V) * sizeof *want);
     logits_get(&m->d, REF, p->b.n_out, want);
-    /* Two experts of nearly the same weight can change places in a row: rounding decides. */
-    int excused = p->b.n_out / 6;
     double tol = 4 * product_tol;
     for (int i = 0; i < p->b.n_out; i++) {
         const float *row = got + (size_t)i * (size_t)V, *right = want + (size_t)i * (size_t)V;
         char what[120];
         snprintf(what, sizeof what, "logits %d of %s", i, name);
-        double off = distance(row, right, (size_t)V);
-        if (excused && off > tol && off < 0.8)
-            excused--;
-        else
-            check_close(what, row, right, (size_t)V, tol);
+        check_close(what, row, right, (size_t)V, tol);
         int best = 0;
         for (int j = 1; j < V; j++)
             best = row[j] > row[best] ? j : best;
@@ -257,6 +251,29 @@ static void check_replays(struct mini *m, struct plan *p, const char *name,
     }
 }
 
+/* Other tokens for the out rows whose experts are so close that rounding chooses between them: the
+ * reference says which. (Activations as halves move a router's logits by about 1e-3.) */
+static void decide(struct mini *m, struct plan *p)
+{
+    struct backend *ref = m->d.be[REF];
+    for (int tries = 0, close = 1; close; tries++) {
+        struct error err = {0};
+        fail_if(tries == 100, "every token is close to a tie between experts");
+        p->b.kv = m->d.kv[REF];
+        ref->ops->begin(ref, &p->b);
+        mini_ops(m, REF);
+        fail_if(!ref->ops->end(ref, NULL, &err), err.msg);
+        close = 0;
+        for (int i = 0; i < p->b.n_out; i++) {
+            int row = p->out_rows[i];
+            if (backend_ref_gap(ref, row) > 4 * product_tol)
+                continue;
+            close++;
+            p->tokens[row] = (int32_t)(random_u64(&rng) % (uint64_t)m->d.s.n_vocab);
+        }
+    }
+}
+
 void test_forward(void)
 {
     int before = n_checks;
@@ -300,6 +317,7 @@ void test_forward(void)
         for (int i = 0; i < p.b.n_out; i++)
             samplers[i] = i == 2 ? sw : i == 3 ? NULL : sg;
         int32_t tokens[512];
+        decide(m, &p);
         logits_poison(d, p.b.n_out);
         EACH(side)
         {
@@ -331,8 +349,7 @@ void test_forward(void)
 
 /* One row through all layers but the last, of a residual of about `size`. What is fused must not show:
  * `look` reads the stream between mixer and mlp. */
-static void routed_case(const struct dims *s, const enum dtype *types, float size, int layers,
-                        bool look)
+void routed_case(const struct dims *s, const enum dtype *types, float size, int layers, bool look)
 {
     struct mini *m = mem_zalloc(1, sizeof *m);
     struct duo *d = &m->d;

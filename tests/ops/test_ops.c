@@ -23,7 +23,7 @@ static const enum dtype all_types[] = {DT_F32,   DT_F16,   DT_BF16,    DT_Q4_0, 
 enum { N_TYPES = (int)(sizeof all_types / sizeof *all_types) };
 
 /* A network of a head alone, of n_in columns and n_out rows, for up to 400 rows. */
-static void head_open(struct duo *d, int n_in, int n_out)
+void head_open(struct duo *d, int n_in, int n_out)
 {
     struct dims s = base_dims();
     s.n_embd = n_in;
@@ -52,7 +52,7 @@ static void head_both(struct duo *d, const struct random_spec *spec, float *x, i
 }
 
 /* A product of random rows, named `what` and its sizes. */
-static void check_linear(struct duo *d, const struct random_spec *spec, int rows, const char *what)
+void check_linear(struct duo *d, const struct random_spec *spec, int rows, const char *what)
 {
     char name[100];
     head_both(d, spec, random_floats((size_t)(spec->n_in * rows), 1.0f), rows);
@@ -309,8 +309,8 @@ static void test_norm(void)
 
 /* One mixer, first without a norm and as any layer, then with one and as the last, whose stream is
  * narrowed to the out rows. */
-static void one_attention(const struct dims *s, bool norms, int window, const int (*seqs)[2],
-                          int n_seqs, bool pad, const char *what)
+void attention_case(const struct dims *s, bool norms, int window, const int (*seqs)[2], int n_seqs,
+                    bool pad, const char *what)
 {
     struct duo d;
     duo_open(&d, s, 2);
@@ -449,8 +449,8 @@ static void test_attention(bool prompts)
                 snprintf(what, sizeof what, "%s, H %d K %d D %d, page %d, %s, window %d",
                          runs[j].name, s.n_heads, s.n_kv_heads, s.head_dim, s.b.page_len,
                          dtype_name(s.b.kv_type), win);
-                one_attention(&s, (i + (size_t)j) % 3 != 0, win, runs[j].seqs, runs[j].n,
-                              runs[j].pad, what);
+                attention_case(&s, (i + (size_t)j) % 3 != 0, win, runs[j].seqs, runs[j].n,
+                               runs[j].pad, what);
             }
         }
     report(group, before);
@@ -458,8 +458,8 @@ static void test_attention(bool prompts)
 
 /* One mlp over `rows` rows: what it adds without a norm in front; then with one, and a head behind that
  * reads the sum. */
-static void mlp_case(const struct dims *s, int n_expert, int n_ff, enum dtype up, enum dtype down,
-                     enum dtype router, int rows, float scale)
+void mlp_case(const struct dims *s, int n_expert, int n_ff, enum dtype up, enum dtype down,
+              enum dtype router, int rows, float scale)
 {
     struct duo d;
     struct dims head = *s;
@@ -733,6 +733,8 @@ int main(int argc, char **argv)
     test_forward();
     test_routed();
     test_sampling();
+    test_ties();
+    test_picks();
     printf("%d checks, %d failed\n", n_checks, n_failed);
     return n_failed != 0 || n_checks == 0;
 }

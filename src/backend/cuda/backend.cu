@@ -236,6 +236,9 @@ static bool cuda_prepare(struct backend *be, const struct network *net, const st
 {
     struct cuda_backend *cu = cuda_self(be);
     CHECK(!cu->prepared, "prepare is called once");
+    if (bounds->max_tokens > MAX_GRID)
+        return error_set(err, "steps of %d rows are not supported on cuda (%d at most)",
+                         bounds->max_tokens, MAX_GRID);
     cuda_ring_free(cu);
     cu->net = net;
     cu->shape = shape_of(net, bounds);
@@ -1097,6 +1100,7 @@ static void cuda_close(struct backend *be)
     if (cu->may_wait)
         __atomic_store_n(&waits_taken[cu->device], false, __ATOMIC_RELEASE);
     cuda_log_close(cu);
+    mem_free(cu->forced);
     mem_free(cu->edits);
     mem_free(cu);
 }
@@ -1128,6 +1132,8 @@ static struct backend_ops make_ops(void)
     o.stream_put = op_stream_put;
     o.stream_get = op_stream_get;
     o.logits_put = op_logits_put;
+    o.pick = pick_info;
+    o.pick_force = pick_force;
     return o;
 }
 
@@ -1145,6 +1151,7 @@ static bool open_device(struct cuda_backend *cu, int device, struct error *err)
         (e = cudaGetDeviceProperties(&prop, device)) != cudaSuccess)
         return error_set(err, "CUDA device %d: %s", device, cudaGetErrorString(e));
     cuda_log_open(cu);
+    pick_force(&cu->be, getenv("STEEL_PICK"));
     cu->device = device;
     cu->sm = prop.major * 10 + prop.minor;
     cu->n_sm = prop.multiProcessorCount;

@@ -143,7 +143,7 @@ struct expert_sum {
 
 enum { MAX_KERNELS = 256, MAX_PICKS = 64 };
 /* What the kernels for any shape have room for: others are refused at load. */
-enum { MAX_HEAD_DIM = 1024, MAX_EXPERTS = 512, MAX_USED = 16 };
+enum { MAX_HEAD_DIM = 1024, MAX_EXPERTS = 512, MAX_USED = 16, MAX_GRID = 65535 };
 enum { DEEP_KEYS = 512 };
 enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
 /* Rows that kernels and buffers have room for. (What is worth it: pick.cu.) */
@@ -333,7 +333,7 @@ struct cuda_backend {
     int clusters_of[8];  /* how many clusters of n + 1 blocks run at a time, a block to an SM */
     bool clusters;       /* attention may join blocks through their shared memory */
     FILE *launches;      /* launch.cu: their log, or NULL */
-    const char *forced;  /* pick.cu: names of rows, or NULL */
+    char *forced;        /* pick.cu: names of rows, or NULL */
     uint64_t picked[MAX_PICKS]; /* how often each has been chosen */
     bool may_wait;              /* kernels whose blocks wait for each other may be launched */
     float *wide_part;           /* its sums where k is cut */
@@ -489,13 +489,19 @@ enum pick_takes {
     TAKES_PRODUCT /* and the product in front of that: pick_case.before */
 };
 
+enum pick_needs {
+    NEEDS_NOTHING,
+    NEEDS_WGMMA,
+    NEEDS_WAITS /* blocks that may wait for each other: cuda_backend.may_wait */
+};
+
 /* A row of a table: the first that suits a case runs. */
 struct pick {
     const char *name;
     enum pick_op op;
     unsigned formats; /* bits: sets of kinds of tiles */
     int from, to;     /* rows, as measured; to 0: no end */
-    bool wgmma;       /* the device must have it */
+    enum pick_needs needs;
     enum pick_takes takes;
     bool (*pays)(const struct cuda_backend *cu, const struct pick_case *c); /* NULL: always */
     bool (*fits)(const struct cuda_backend *cu, const struct pick_case *c); /* NULL: always */
@@ -504,6 +510,8 @@ struct pick {
 const struct pick *pick_find(const struct cuda_backend *cu, enum pick_op op, struct pick_case *c);
 void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_case *c);
 void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c);
+bool pick_info(struct backend *be, int i, struct pick_info *out);
+void pick_force(struct backend *be, const char *names);
 
 /* gemv.cu: products of one row, or a few */
 void gemv_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,

@@ -8,6 +8,10 @@
 #include "backend/cuda/attn.cuh"
 #include "backend/cuda/rows.cuh"
 
+extern "C" {
+#include "base/mem.h"
+}
+
 #include <string.h>
 
 /* Tiles of a head: long enough to make a norm on the way, and too long for the kernels of a batch. */
@@ -693,79 +697,90 @@ static void prompt_any(struct cuda_backend *cu, const struct pick_case *c)
 
 enum { K = 1 << SET_K, FAST = K | 1 << SET_FAST, ANY = FAST | 1 << SET_ALL };
 
-/* name, op, formats, rows from, to (0: no end), wgmma, takes, pays, fits, run */
+/* name, op, formats, rows from, to (0: no end), needs, takes, pays, fits, run */
 static const struct pick picks[] = {
-    {"gemm_quad", PICK_LINEAR, K, 2, 4, false, TAKES_NORM, NULL, linear_quad_fits, linear_quad},
-    {"gemm_few", PICK_LINEAR, K, 3, 8, false, TAKES_NORM, linear_few_pays, linear_few_fits,
+    {"gemm_quad", PICK_LINEAR, K, 2, 4, NEEDS_NOTHING, TAKES_NORM, NULL, linear_quad_fits,
+     linear_quad},
+    {"gemm_few", PICK_LINEAR, K, 3, 8, NEEDS_NOTHING, TAKES_NORM, linear_few_pays, linear_few_fits,
      linear_few},
-    {"gemv", PICK_LINEAR, ANY, 1, 4, false, TAKES_NORM, linear_gemv_pays, linear_gemv_fits,
+    {"gemv", PICK_LINEAR, ANY, 1, 4, NEEDS_NOTHING, TAKES_NORM, linear_gemv_pays, linear_gemv_fits,
      linear_gemv},
-    {"gemm_cluster", PICK_LINEAR, K, 9, 256, true, TAKES_ROWS, linear_panels_pay,
+    {"gemm_cluster", PICK_LINEAR, K, 9, 256, NEEDS_WGMMA, TAKES_ROWS, linear_panels_pay,
      linear_cluster_fits, linear_cluster}, /* attention has left its rows as panels */
-    {"gemm_few_records", PICK_LINEAR, K, 1, 16, false, TAKES_ROWS, linear_cluster_pays,
+    {"gemm_few_records", PICK_LINEAR, K, 1, 16, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
      linear_records_fit, linear_records},
-    {"gemm_cluster", PICK_LINEAR, K, 9, 256, true, TAKES_ROWS, linear_cluster_pays,
+    {"gemm_cluster", PICK_LINEAR, K, 9, 256, NEEDS_WGMMA, TAKES_ROWS, linear_cluster_pays,
      linear_cluster_fits, linear_cluster},
-    {"gemm_few_records", PICK_LINEAR, K, 1, 32, false, TAKES_ROWS, linear_cluster_pays,
+    {"gemm_few_records", PICK_LINEAR, K, 1, 32, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
      linear_records_fit, linear_records},
-    {"gemm_persistent", PICK_LINEAR, K, 257, 0, true, TAKES_ROWS, linear_persistent_pays,
+    {"gemm_persistent", PICK_LINEAR, K, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_persistent_pays,
      linear_persistent_fits, linear_persistent},
-    {"gemm_wgmma", PICK_LINEAR, FAST, 17, 0, true, TAKES_ROWS, linear_wgmma_pays, linear_wgmma_fits,
-     linear_wgmma},
-    {"gemm_mma", PICK_LINEAR, ANY, 257, 0, false, TAKES_ROWS, NULL, linear_mma_fits, linear_mma},
-    {"gemm_stream", PICK_LINEAR, FAST, 1, 0, false, TAKES_ROWS, linear_stream_pays,
+    {"gemm_wgmma", PICK_LINEAR, FAST, 17, 0, NEEDS_WGMMA, TAKES_ROWS, linear_wgmma_pays,
+     linear_wgmma_fits, linear_wgmma},
+    {"gemm_mma", PICK_LINEAR, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, linear_mma_fits,
+     linear_mma},
+    {"gemm_stream", PICK_LINEAR, FAST, 1, 0, NEEDS_NOTHING, TAKES_ROWS, linear_stream_pays,
      linear_stream_fits, linear_stream},
-    {"gemm_splitk", PICK_LINEAR, ANY, 1, 0, false, TAKES_ROWS, NULL, NULL, linear_splitk},
+    {"gemm_splitk", PICK_LINEAR, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, linear_splitk},
 
-    {"qkv_wgmma", PICK_QKV, FAST, 257, 0, true, TAKES_ROWS, qkv_heads_pay, qkv_heads_fit,
+    {"qkv_wgmma", PICK_QKV, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, qkv_heads_pay, qkv_heads_fit,
      qkv_heads},
-    {"qkv_linear", PICK_QKV, ANY, 1, 0, false, TAKES_ROWS, NULL, NULL, NULL}, /* then attn_rotate */
+    {"qkv_linear", PICK_QKV, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     NULL}, /* then attn_rotate */
 
-    {"ffn_gemv", PICK_FFN, ANY, 1, 4, false, TAKES_NORM, ffn_gemv_pays, ffn_gemv_fits, ffn_gemv},
-    {"ffn_persistent", PICK_FFN, ANY, 257, 0, true, TAKES_ROWS, NULL, ffn_persistent_fits,
+    {"ffn_gemv", PICK_FFN, ANY, 1, 4, NEEDS_NOTHING, TAKES_NORM, ffn_gemv_pays, ffn_gemv_fits,
+     ffn_gemv},
+    {"ffn_persistent", PICK_FFN, ANY, 257, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ffn_persistent_fits,
      ffn_persistent},
-    {"ffn_wgmma", PICK_FFN, FAST, 33, 0, true, TAKES_ROWS, NULL, ffn_wgmma_fits, ffn_wgmma},
-    {"ffn_mma", PICK_FFN, ANY, 257, 0, false, TAKES_ROWS, NULL, pair_mma_fits, ffn_mma},
-    {"ffn_stream", PICK_FFN, ANY, 1, 0, false, TAKES_ROWS, NULL, ffn_stream_fits, ffn_stream},
-    {"ffn_splitk", PICK_FFN, ANY, 1, 0, false, TAKES_ROWS, NULL, NULL, ffn_splitk},
+    {"ffn_wgmma", PICK_FFN, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ffn_wgmma_fits, ffn_wgmma},
+    {"ffn_mma", PICK_FFN, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, pair_mma_fits, ffn_mma},
+    {"ffn_stream", PICK_FFN, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, ffn_stream_fits,
+     ffn_stream},
+    {"ffn_splitk", PICK_FFN, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, ffn_splitk},
 
-    {"moe_gemv_product", PICK_MOE, ANY, 1, 1, false, TAKES_PRODUCT, NULL, moe_product_fits,
+    {"moe_gemv_product", PICK_MOE, ANY, 1, 1, NEEDS_NOTHING, TAKES_PRODUCT, NULL, moe_product_fits,
      moe_product},
-    {"moe_quad_norm", PICK_MOE, K, 3, 4, false, TAKES_NORM, NULL, moe_quad_norm_fits,
+    {"moe_quad_norm", PICK_MOE, K, 3, 4, NEEDS_NOTHING, TAKES_NORM, NULL, moe_quad_norm_fits,
      moe_quad_norm},
-    {"moe_quad_records", PICK_MOE, K, 3, 16, false, TAKES_NORM, NULL, moe_quad_records_fit,
+    {"moe_quad_records", PICK_MOE, K, 3, 16, NEEDS_NOTHING, TAKES_NORM, NULL, moe_quad_records_fit,
      moe_quad_records},
-    {"moe_few", PICK_MOE, K, 3, 8, false, TAKES_NORM, NULL, moe_few_suits, moe_few_run},
-    {"moe_gemv", PICK_MOE, ANY, 1, 8, false, TAKES_NORM, NULL, moe_gemv_suits, moe_gemv_run},
-    {"moe_quad", PICK_MOE, K, 1, 24, false, TAKES_ROWS, NULL, moe_quad_suits, moe_quad_run},
-    {"moe_grouped", PICK_MOE, K, 1, 256, false, TAKES_ROWS, NULL, moe_grouped_suits,
+    {"moe_few", PICK_MOE, K, 3, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_few_suits, moe_few_run},
+    {"moe_gemv", PICK_MOE, ANY, 1, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_gemv_suits,
+     moe_gemv_run},
+    {"moe_quad", PICK_MOE, K, 1, 24, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_quad_suits, moe_quad_run},
+    {"moe_grouped", PICK_MOE, K, 1, 256, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_grouped_suits,
      moe_grouped_run},
-    {"moe_persistent", PICK_MOE, K, 257, 0, true, TAKES_ROWS, NULL, moe_persistent_fits,
+    {"moe_persistent", PICK_MOE, K, 257, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, moe_persistent_fits,
      moe_persistent},
-    {"moe_wgmma", PICK_MOE, FAST, 257, 0, true, TAKES_ROWS, NULL, ffn_wgmma_fits, moe_wgmma},
-    {"moe_mma", PICK_MOE, ANY, 257, 0, false, TAKES_ROWS, NULL, pair_mma_fits, moe_mma},
-    {"moe_stream", PICK_MOE, ANY, 1, 0, false, TAKES_ROWS, NULL, moe_stream_fits, moe_stream},
-    {"moe_splitk", PICK_MOE, ANY, 1, 0, false, TAKES_ROWS, NULL, NULL, moe_splitk},
+    {"moe_wgmma", PICK_MOE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ffn_wgmma_fits, moe_wgmma},
+    {"moe_mma", PICK_MOE, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, pair_mma_fits, moe_mma},
+    {"moe_stream", PICK_MOE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_stream_fits,
+     moe_stream},
+    {"moe_splitk", PICK_MOE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, moe_splitk},
 
-    {"router_choose", PICK_ROUTER, ANY, 33, 256, false, TAKES_ROWS, NULL, router_choose_suits,
-     router_choose_run},
-    {"router_list", PICK_ROUTER, ANY, 1, 64, false, TAKES_ROWS, NULL, router_list_fits,
+    {"router_choose", PICK_ROUTER, ANY, 33, 256, NEEDS_NOTHING, TAKES_ROWS, NULL,
+     router_choose_suits, router_choose_run},
+    {"router_list", PICK_ROUTER, ANY, 1, 64, NEEDS_NOTHING, TAKES_ROWS, NULL, router_list_fits,
      router_list},
-    {"router_tensor", PICK_ROUTER, ANY, 257, 0, false, TAKES_ROWS, NULL, NULL, router_tensor},
-    {"router_sort", PICK_ROUTER, ANY, 1, 64, false, TAKES_ROWS, NULL, router_sort_fits,
+    {"router_tensor", PICK_ROUTER, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     router_tensor},
+    {"router_sort", PICK_ROUTER, ANY, 1, 64, NEEDS_NOTHING, TAKES_ROWS, NULL, router_sort_fits,
      router_sort},
-    {"router_plain", PICK_ROUTER, ANY, 1, 0, false, TAKES_ROWS, NULL, NULL, router_plain},
+    {"router_plain", PICK_ROUTER, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, router_plain},
 
-    {"attn_decode_batch", PICK_DECODE, 0, 1, 0, false, TAKES_ROWS, decode_batch_pays,
+    {"attn_decode_batch", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, decode_batch_pays,
      decode_batch_fits, decode_batch},
-    {"attn_decode_split", PICK_DECODE, 0, 1, 0, false, TAKES_ROWS, decode_split_pays,
+    {"attn_decode_split", PICK_DECODE, 0, 1, 0, NEEDS_WAITS, TAKES_ROWS, decode_split_pays,
      decode_split_fits, decode_split},
-    {"attn_decode", PICK_DECODE, 0, 1, 0, false, TAKES_ROWS, NULL, tensor_fits, decode_plain},
-    {"attn_any", PICK_DECODE, 0, 1, 0, false, TAKES_ROWS, NULL, NULL, decode_any},
+    {"attn_decode", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, tensor_fits,
+     decode_plain},
+    {"attn_any", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, decode_any},
 
-    {"attn_prefill", PICK_PROMPT, 0, 1, 0, true, TAKES_ROWS, NULL, prompt_wgmma_fits, prompt_wgmma},
-    {"attn_prefill_mma", PICK_PROMPT, 0, 1, 0, false, TAKES_ROWS, NULL, tensor_fits, prompt_mma},
-    {"attn_any", PICK_PROMPT, 0, 1, 0, false, TAKES_ROWS, NULL, NULL, prompt_any},
+    {"attn_prefill", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_wgmma_fits,
+     prompt_wgmma},
+    {"attn_prefill_mma", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, tensor_fits,
+     prompt_mma},
+    {"attn_any", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, prompt_any},
 };
 enum { N_PICKS = (int)(sizeof picks / sizeof *picks) };
 
@@ -779,6 +794,11 @@ static bool is_listed(const char *list, const char *name)
     return false;
 }
 
+static bool has_needs(const struct cuda_backend *cu, const struct pick *p)
+{
+    return p->needs == NEEDS_WGMMA ? cu->wgmma : p->needs == NEEDS_WAITS ? cu->may_wait : true;
+}
+
 /* The kernel can do it. */
 static bool can_run(const struct cuda_backend *cu, const struct pick *p, const struct pick_case *c)
 {
@@ -786,7 +806,7 @@ static bool can_run(const struct cuda_backend *cu, const struct pick *p, const s
     for (int i = 0; i < 2; i++)
         if (all[i] && !(p->formats >> all[i]->set & 1))
             return false;
-    return (!p->wgmma || cu->wgmma) && (!p->fits || p->fits(cu, c));
+    return has_needs(cu, p) && (!p->fits || p->fits(cu, c));
 }
 
 const struct pick *pick_find(const struct cuda_backend *cu, enum pick_op op, struct pick_case *c)
@@ -815,4 +835,35 @@ void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_ca
 void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c)
 {
     pick_go(cu, pick_find(cu, op, c), c);
+}
+
+bool pick_info(struct backend *be, int i, struct pick_info *out)
+{
+    static const char *const ops[] = {"linear", "qkv", "ffn", "moe", "router", "decode", "prompt"};
+    const struct cuda_backend *cu = cuda_self(be);
+    if (i >= N_PICKS)
+        return false;
+    const struct pick *p = &picks[i];
+    struct pick_info info = {};
+    info.name = p->name;
+    info.op = ops[p->op];
+    info.formats = p->op == PICK_ROUTER                           ? "F32"
+                   : p->op == PICK_DECODE || p->op == PICK_PROMPT ? ""
+                   : p->formats == ANY                            ? "any"
+                   : p->formats == FAST                           ? "Q4_K Q6_K Q8_0 GPTQ F16"
+                                                                  : "Q4_K Q6_K";
+    info.device = p->needs == NEEDS_WGMMA ? "wgmma" : p->needs == NEEDS_WAITS ? "alone" : "";
+    info.rows_from = p->from;
+    info.rows_to = p->to;
+    info.here = has_needs(cu, p);
+    info.runs = cu->picked[i];
+    *out = info;
+    return true;
+}
+
+void pick_force(struct backend *be, const char *names)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    mem_free(cu->forced);
+    cu->forced = names && *names ? mem_strdup(names) : NULL;
 }

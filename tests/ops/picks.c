@@ -1,0 +1,141 @@
+/*
+ * What picks kernels, and experts, for test_ops.c. Every row of a backend's pick tables is forced in
+ * turn, over cases it was not measured for too, and must run. And experts whose logits are equal, or
+ * differ in their last bits: whichever way a step takes, the same ones must be chosen.
+ */
+#include "duo.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Experts in two halves whose rows of the router are the same: of two equal logits the lower index
+ * is chosen. Or the other half's are larger by 2^-17 of themselves, some 100 units in the last
+ * place: then those are; one only, since the largest logit is far enough from 0. An odd number is
+ * chosen, so that the last one decides between two. */
+void test_ties(void)
+{
+    int before = n_checks;
+    if (!wanted("ties"))
+        return;
+    static const int rows_of[] = {1, 2, 3, 5, 9, 20, 40, 70, 300};
+    static const enum dtype types[] = {DT_Q4_K, DT_Q8_0};
+    for (int near = 0; near < 2; near++)
+        for (int i = 0; i < 4; i++)
+            for (size_t j = 0; j < sizeof rows_of / sizeof *rows_of; j++) {
+                if (light && (i == 3 || (j > 6 && (i || SIM)) || (i && j % 2 == 0)))
+                    continue;
+                struct dims s = base_dims();
+                s.n_expert = i < 2 ? 16 : 160; /* one key a lane; several */
+                s.n_expert_used = near ? 1 : 3;
+                s.n_ff_exp = 256;
+                s.alike = s.n_expert / 2;
+                s.nudge = near ? 0x1p-17f : 0;
+                mlp_case(&s, s.n_expert, s.n_ff_exp, types[i % 2], types[i % 2], DT_F32, rows_of[j],
+                         5.0f);
+            }
+    /* One row behind an output projection. */
+    for (int near = 0; near < 2; near++) {
+        struct dims s = base_dims();
+        s.n_embd = 512;
+        s.n_heads = 16;
+        s.n_expert_used = near ? 1 : 3;
+        s.alike = s.n_expert / 2;
+        s.nudge = near ? 0x1p-17f : 0;
+        routed_case(&s, (const enum dtype[]){DT_Q4_K, DT_Q4_K, DT_Q6_K}, 1.0f, 1, false);
+    }
+    report("ties", before);
+}
+
+static void force_linear(const char *formats)
+{
+    static const int rows_of[] = {1, 2, 4, 8, 16, 24, 40, 100, 260};
+    struct duo d;
+    head_open(&d, 512, 560);
+    for (size_t i = 0; i < sizeof rows_of / sizeof *rows_of; i++)
+        for (int other = 0; other < 2; other++) {
+            if (light && (i % 2 != 0) == other && i > 1)
+                continue;
+            struct random_spec spec = {.n_in = 512, .n_expert = 1, .n_seg = 1, .rows = {560}};
+            bool k = !strcmp(formats, "Q4_K Q6_K");
+            spec.type[0] = !other ? DT_Q4_K : k ? DT_Q6_K : DT_Q8_0;
+            spec.bias = i % 2;
+            check_linear(&d, &spec, rows_of[i], forced);
+        }
+    duo_close(&d);
+}
+
+static void force_mlp(bool experts)
+{
+    static const int rows_of[] = {1, 2, 4, 8, 16, 24, 70, 100, 260};
+    static const enum dtype types[][2] = {
+        {DT_Q4_K, DT_Q6_K}, {DT_Q4_K, DT_Q4_K}, {DT_Q8_0, DT_Q8_0}};
+    for (size_t i = 0; i < sizeof rows_of / sizeof *rows_of; i++) {
+        struct dims s = base_dims();
+        if (light && (i % 2 || i > 6))
+            continue;
+        s.n_ff = s.n_ff_exp = 256;
+        mlp_case(&s, experts ? s.n_expert : 1, 256, types[i % 3][0], types[i % 3][1], DT_F32,
+                 rows_of[i], 3.0f);
+    }
+    struct dims s = base_dims();
+    s.n_embd = 512;
+    s.n_heads = 16;
+    if (experts) /* one row behind an output projection */
+        routed_case(&s, (const enum dtype[]){DT_Q4_K, DT_Q4_K, DT_Q6_K}, 1.0f, 2, false);
+}
+
+static void force_attention(void)
+{
+    static const int decode[][2] = {{0, 1}, {15, 1}, {300, 1}, {64, 1}};
+    static const int mixed[][2] = {{20, 1}, {0, 70}, {33, 17}};
+    static const int wide[][2] = {{7, 1}, {0, 200}, {40, 90}};
+    struct dims s = base_dims();
+    s.head_dim = s.n_rot = 128;
+    s.n_heads = 8;
+    s.n_kv_heads = 1;
+    attention_case(&s, true, 0, decode, 4, false, forced);
+    attention_case(&s, true, 24, mixed, 3, false, forced);
+    if (!light)
+        attention_case(&s, true, 0, wide, 3, false, forced);
+}
+
+void test_picks(void)
+{
+    int before = n_checks;
+    struct duo d;
+    struct pick_info p, first;
+    if (!wanted("picks"))
+        return;
+    head_open(&d, 256, 64);
+    struct backend *dev = d.be[DEV];
+    for (int i = 0; dev->ops->pick && dev->ops->pick(dev, i, &p); i++) {
+        int row = 0; /* the first of this op and name: several differ in their rows alone */
+        while (dev->ops->pick(dev, row, &first) &&
+               (strcmp(first.name, p.name) || strcmp(first.op, p.op)))
+            row++;
+        if (row < i)
+            continue;
+        if (!p.here) {
+            printf("skipped: %s %s needs a device that is %s\n", p.op, p.name, p.device);
+            continue;
+        }
+        uint64_t runs = picked[i];
+        forced = p.name;
+        if (!strcmp(p.op, "linear"))
+            force_linear(p.formats);
+        else if (!strcmp(p.op, "ffn"))
+            force_mlp(false);
+        else if (!strcmp(p.op, "moe") || !strcmp(p.op, "router"))
+            force_mlp(true);
+        else
+            force_attention();
+        forced = NULL;
+        n_checks++;
+        if (picked[i] == runs) {
+            n_failed++;
+            printf("FAIL  %s %s was forced and never ran\n", p.op, p.name);
+        }
+    }
+    duo_close(&d);
+    report("picks", before);
+}
