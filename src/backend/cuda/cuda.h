@@ -23,7 +23,7 @@ extern const struct dtype_info dtype_table[DT_COUNT]; /* quant.h hides it from n
  * Weights on the device are cut into tiles of 16 rows x 256 columns (both padded with zeros), since
  * 16 rows are one tensor-core fragment and 256 columns one K-quant block. Tiles of a row tile are
  * contiguous along k, row tiles follow each other, experts follow each other. How a tile lays out
- * its bytes depends on its kind: see tile.cuh.
+ * its bytes depends on its kind: see format.cuh.
  */
 enum { TILE_ROWS = 16, TILE_K = 256 };
 

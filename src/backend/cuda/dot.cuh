@@ -19,7 +19,7 @@
 #ifndef STEEL_BACKEND_CUDA_DOT_CUH
 #define STEEL_BACKEND_CUDA_DOT_CUH
 
-#include "backend/cuda/tile.cuh"
+#include "backend/cuda/format.cuh"
 
 /* 256 columns of the row, as this lane has them. */
 struct row_slice {

@@ -8,7 +8,8 @@
  * the others leave in its shared memory (or, where there is no room for them beside the
  * activations, which it reads in theirs).
  */
-#include "backend/cuda/codes.cuh"
+#include "backend/cuda/gemm.cuh"
+#include "backend/cuda/wgmma.cuh"
 
 enum {
     PANEL_ALIGN = 1024,
@@ -40,7 +41,7 @@ DEVICE void gemm_cluster_loop(const uint8_t *tiles, const uint8_t *x, uint64_t *
                               float (&acc)[N / 2])
 {
     int lane = lane_id(), chunks = n_kt * 4;
-    codes<KIND> w;
+    format<KIND> w;
     uint32_t a[4][4];
     w.fetch(tiles, 0, lane);
 #pragma unroll 1
@@ -55,13 +56,13 @@ DEVICE void gemm_cluster_loop(const uint8_t *tiles, const uint8_t *x, uint64_t *
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             wgmma_wait<3>(); /* a[j] of the chunk before has been read */
-            w.frag(j, a[j]);
+            w.template frag<op_wgmma>(j, a[j]);
             wgmma_fence();
             wgmma<N>(acc, a[j], desc + 2 * (uint64_t)j);
             wgmma_commit();
         }
         if (c + 1 < chunks)
-            w.fetch(tiles + ((c + 1) >> 2) * codes<KIND>::BYTES, (c + 1) & 3, lane);
+            w.fetch(tiles + ((c + 1) >> 2) * format<KIND>::BYTES, (c + 1) & 3, lane);
     }
     wgmma_wait<0>();
 }

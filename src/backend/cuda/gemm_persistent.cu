@@ -9,7 +9,8 @@
  * handed out in that order, so whoever is waited for is running. gemm_wgmma.cu has the rest: k cut,
  * heads, other kinds, biases.
  */
-#include "backend/cuda/codes.cuh"
+#include "backend/cuda/gemm.cuh"
+#include "backend/cuda/wgmma.cuh"
 
 enum { PERSISTENT_ALIGN = 1024 };
 enum {
@@ -219,9 +220,9 @@ DEVICE void gemm_persistent_loop(const struct gemm_persistent_args &a,
 {
     typedef gemm_persistent_widths<MOST> W;
     int lane = lane_id();
-    const uint8_t *mine = k.ring + warp_id() * codes<KIND>::BYTES;
+    const uint8_t *mine = k.ring + warp_id() * format<KIND>::BYTES;
     uint64_t *last = NULL;
-    codes<KIND> u;
+    format<KIND> u;
     bar_wait(&k.bars->codes_full[at.kt & 1], at.kt >> 1);
     u.fetch(mine + (at.kt & 1) * a.stage, 0, lane);
     uint32_t f[2][4];
@@ -236,7 +237,7 @@ DEVICE void gemm_persistent_loop(const struct gemm_persistent_args &a,
             wgmma_wait<1>(); /* f[j & 1] has been read */
             if (j == 1 && c && lane == 0)
                 bar_arrive(last); /* and all of the chunk before */
-            u.frag(j, f[j & 1]);
+            u.template frag<op_wgmma>(j, f[j & 1]);
             uint64_t b = rows + 2 * (uint64_t)j;
             /* not a loop for each: their sums would get registers of their own */
             if (count > W::C) {

@@ -7,7 +7,8 @@
  * halves one step ahead of the products that eat them. The work list, the rows and the results
  * are pick.cu's.
  */
-#include "backend/cuda/codes.cuh"
+#include "backend/cuda/gemm.cuh"
+#include "backend/cuda/wgmma.cuh"
 
 enum { WGMMA_N = WGMMA_ROWS, WGMMA_ALIGN = 1024 };
 /* Four warpgroups multiply, for two units of 128 output rows; one brings. */
@@ -92,12 +93,12 @@ DEVICE void gemm_wgmma_bring(const struct gemm_wgmma_block &k, const uint8_t *fr
 template <int KIND, int N>
 DEVICE void gemm_wgmma_loop(const struct gemm_wgmma_block &k, int tile, float (&acc)[WGMMA_N / 2])
 {
-    const int SLOTS = gemm_wgmma_slots(codes<KIND>::BYTES), SLOT = N * 128;
-    const int STEP = gemm_wgmma_step(codes<KIND>::BYTES), BYTES = codes<KIND>::BYTES / 4 * STEP;
+    const int SLOTS = gemm_wgmma_slots(format<KIND>::BYTES), SLOT = N * 128;
+    const int STEP = gemm_wgmma_step(format<KIND>::BYTES), BYTES = format<KIND>::BYTES / 4 * STEP;
     int lane = lane_id(), slot = 0, turn = 0, chunks = k.n_kt * 4;
     const uint8_t *mine = k.ring + tile * BYTES;
     uint64_t *last = NULL;
-    codes<KIND> w;
+    format<KIND> w;
     bar_wait(&k.bars->codes_full[0], 0);
     w.fetch(mine, 0, lane);
     uint32_t a[2][4];
@@ -112,7 +113,7 @@ DEVICE void gemm_wgmma_loop(const struct gemm_wgmma_block &k, int tile, float (&
             wgmma_wait<1>(); /* a[j & 1] has been read */
             if (j == 1 && c && lane == 0)
                 bar_arrive(last); /* and all of the chunk before */
-            w.frag(j, a[j & 1]);
+            w.template frag<op_wgmma>(j, a[j & 1]);
             wgmma_fence();
             wgmma<N>(acc, a[j & 1], desc + 2 * (uint64_t)j);
             wgmma_commit();

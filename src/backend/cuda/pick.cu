@@ -671,9 +671,13 @@ static void decode_plain(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_decode(cu, *c->attn, c->raw);
 }
+static bool decode_any_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return !c->raw; /* which only cases have that the rows before take */
+}
 static void decode_any(struct cuda_backend *cu, const struct pick_case *c)
 {
-    CHECK(!c->raw, "raw projections and no kernel for them");
     attn_any(cu, *c->attn, 0, c->rows);
 }
 static bool prompt_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -774,7 +778,8 @@ static const struct pick picks[] = {
      decode_split_fits, decode_split},
     {"attn_decode", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, tensor_fits,
      decode_plain},
-    {"attn_any", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, decode_any},
+    {"attn_any", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_any_fits,
+     decode_any},
 
     {"attn_prefill", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_wgmma_fits,
      prompt_wgmma},

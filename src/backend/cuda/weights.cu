@@ -4,7 +4,7 @@
  * rearranging, a thread per 32-bit word of output. No second copy of a weight ever exists. Also
  * here, since they need single elements of a tile: embedding rows.
  */
-#include "backend/cuda/tile.cuh"
+#include "backend/cuda/format.cuh"
 
 extern "C" {
 #include "base/mem.h"

@@ -67,6 +67,22 @@ DEVICE uint32_t wgmma_move(uint32_t x, uint32_t zero)
     WGMMA_ASM("xor.b32 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(zero));
     return r;
 }
+/* Those, for format.cuh. */
+struct op_wgmma {
+    static __device__ __forceinline__ uint32_t fma(uint32_t x, uint32_t y, uint32_t z)
+    {
+        return wgmma_fma(x, y, z);
+    }
+    static __device__ __forceinline__ uint32_t mul(uint32_t x, uint32_t y)
+    {
+        return wgmma_mul(x, y);
+    }
+    static __device__ __forceinline__ uint32_t move(uint32_t x, uint32_t zero)
+    {
+        return wgmma_move(x, zero);
+    }
+};
+
 /* Shared memory this thread wrote (or copied) may be read by products after the next barrier;
  * what others wrote, and this thread knows of by one, by products of its own. */
 DEVICE void wgmma_publish()

@@ -1,23 +1,30 @@
 /*
- * How the bytes of a weight tile (16 rows x 256 columns) are laid out and turned into tensor-core
- * fragments of halves. Lane (g = lane/4, c = lane%4) of a warp holds rows g and g+8; of every 16
+ * Formats of weights: how the bytes of a tile (16 rows x 256 columns) are laid out, and how they
+ * become what products take. One struct per kind (format<KIND>): kernels are templates over it. A
+ * new kind is one struct here and one function that packs it (weights.cu).
+ *
+ * Fragments of halves for the tensor cores: lane (g = lane/4, c = lane%4) of a warp holds rows g and g+8; of every 16
  * columns it holds 4c..4c+3 (the order inside 16 columns is free as long as both operands use it),
  * in the registers a0: row g, 4c 4c+1; a1: row g+8, the same; a2: row g, 4c+2 4c+3; a3: row g+8.
  *
  * Four-bit codes: 64 columns ("a chunk") are 512 bytes, 16 for each lane; word j has columns
  * 16j..16j+15; register i sits in nibbles i and i+4 of it. So (word >> 4i) & 0x000f000f are the two
- * codes of register i, one OR away from halves 1024 + code. Q4_K  2368 bytes: codes 4x512 | scales
- * [g][chunk]{g:2q, g:2q+1, g+8:2q, g+8:2q+1} 128 | minima, the same 128 | [g]{d g, d g+8, dmin g,
- * dmin g+8} 64 Q6_K  3360: low nibbles 4x512 | high pairs [chunk][lane] 8 bytes, word j/2 has
- * register i of column group j at bits 8(j%2) + {0, 4, 2, 6}[i] and 16 above, 4x256 | scale+128
- * [chunk][g][row half][j] 256 | [g]{d g, d g+8} 32 GPTQ4 2432: codes | half scales [chunk][g]{g:2q,
- * g:2q+1, g+8:2q, g+8:2q+1} 256 | zeros, bytes in the same order 128 Q8_0  4352: code+128, two
- * column groups to 16 bytes: {row g, row g+8} x 2, 8x512 | half scales as GPTQ4's F16   8192:
- * [column group][lane]{a0 of row g: 4c..4c+3 | row g+8} F32   16384: row-major RAW   16 rows of the
- * file's own blocks; FP8: 16x256 codes, then float scales [row][column/128]
+ * codes of register i, one OR away from halves 1024 + code.
+ *   Q4_K  2368 bytes: codes 4x512 | scales [g][chunk]{g:2q, g:2q+1, g+8:2q, g+8:2q+1} 128 | minima,
+ *         the same 128 | [g]{d g, d g+8, dmin g, dmin g+8} 64
+ *   Q6_K  3360: low nibbles 4x512 | high pairs [chunk][lane] 8 bytes, word j/2 has register i of
+ *         column group j at bits 8(j%2) + {0, 4, 2, 6}[i] and 16 above, 4x256 | scale+128
+ *         [chunk][g][row half][j] 256 | [g]{d g, d g+8} 32
+ *   GPTQ4 2432: codes | half scales [chunk][g]{g:2q, g:2q+1, g+8:2q, g+8:2q+1} 256 | zeros, bytes in
+ *         the same order 128
+ *   Q8_0  4352: code+128, two column groups to 16 bytes: {row g, row g+8} x 2, 8x512 | half scales
+ *         as GPTQ4's
+ *   F16   8192: [column group][lane]{a0 of row g: 4c..4c+3 | row g+8}
+ *   F32   16384: row-major
+ *   RAW   16 rows of the file's own blocks; FP8: 16x256 codes, then float scales [row][column/128]
  */
-#ifndef STEEL_BACKEND_CUDA_TILE_CUH
-#define STEEL_BACKEND_CUDA_TILE_CUH
+#ifndef STEEL_BACKEND_CUDA_FORMAT_CUH
+#define STEEL_BACKEND_CUDA_FORMAT_CUH
 
 #include "backend/cuda/cuda.h"
 
@@ -89,112 +96,207 @@ DEVICE void nibble_codes(uint32_t w, uint32_t (&r)[4])
     r[3] = half2_fma(and_or(h, 0x00f000f0u, H2_1024), H2_R16, H2_M64);
 }
 
-/* Fragments of columns 64q..64q+63 of a tile: a[j] are columns 64q+16j.. */
-DEVICE void chunk_q4_k(const uint8_t *tile, int q, int lane, uint32_t (&a)[4][4])
+/* {h, h} of either half of a word, in a form that becomes part of the instruction that reads it. */
+DEVICE uint32_t both_lo(uint32_t w)
 {
-    int g = lane >> 2;
-    uint4 w = load16(tile + q * 512 + lane * 16);
-    uint32_t sc = load4(tile + Q4K_SCALES + g * 16 + q * 4);
-    uint32_t mn = load4(tile + Q4K_MINS + g * 16 + q * 4);
-    uint2 d = load8(tile + Q4K_D + g * 8);
-    d.y ^= H2_SIGN;
-    uint32_t dd[2] = {dup_lo(d.x), dup_hi(d.x)}, dm[2] = {dup_lo(d.y), dup_hi(d.y)};
-    uint32_t word[4] = {w.x, w.y, w.z, w.w};
-    uint32_t s[2][2], m[2][2]; /* [row half][group] */
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        s[i >> 1][i & 1] = half2_mul(half2_add(byte_1024(sc, i), H2_M1024), dd[i >> 1]);
-        m[i >> 1][i & 1] = half2_mul(half2_add(byte_1024(mn, i), H2_M1024), dm[i >> 1]);
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        nibble_codes(word[j], a[j]);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            a[j][i] = half2_fma(a[j][i], s[i & 1][j >> 1], m[i & 1][j >> 1]);
-    }
+#ifdef STEEL_CUDA_SIM
+    return dup_lo(w);
+#else
+    uint32_t r;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(r) : "r"(w));
+    return r;
+#endif
+}
+DEVICE uint32_t both_hi(uint32_t w)
+{
+#ifdef STEEL_CUDA_SIM
+    return dup_hi(w);
+#else
+    uint32_t r;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(r) : "r"(w));
+    return r;
+#endif
+}
+/* {1024 + byte i, 1024 + byte i + 1} */
+DEVICE uint32_t bytes_1024(uint32_t w, int i)
+{
+    return byte_perm(w, 0x64646464u, 0x4140u + 0x0101u * (uint32_t)i);
 }
 
-DEVICE void chunk_q6_k(const uint8_t *tile, int q, int lane, uint32_t (&a)[4][4])
-{
-    int g = lane >> 2;
-    uint4 w = load16(tile + q * 512 + lane * 16);
-    uint2 high = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
-    uint2 sc = load8(tile + Q6K_SCALES + q * 64 + g * 8);
-    uint32_t d = load4(tile + Q6K_D + g * 4);
-    uint32_t dd[2] = {dup_lo(d), dup_hi(d)};
-    uint32_t word[4] = {w.x, w.y, w.z, w.w};
+/* The last step of what makes a fragment: plainly, or (wgmma.cuh) where products run on that may
+ * still read the registers. */
+struct op_plain {
+    static __device__ __forceinline__ uint32_t fma(uint32_t x, uint32_t y, uint32_t z)
+    {
+        return half2_fma(x, y, z);
+    }
+    static __device__ __forceinline__ uint32_t mul(uint32_t x, uint32_t y)
+    {
+        return half2_mul(x, y);
+    }
+    static __device__ __forceinline__ uint32_t move(uint32_t x, uint32_t zero)
+    {
+        (void)zero;
+        return x;
+    }
+};
+
+/* 64 columns of a tile ("a chunk"): fetch them to registers, make their scales ready, then the
+ * fragment of each 16 columns, as halves that are exact but for the product with the scale. */
+template <int KIND> struct format;
+
+template <> struct format<TILE_Q4_K> {
+    enum { BYTES = Q4K_BYTES };
+    uint32_t word[4], sc, mn, s[2], m[2]; /* [row half]: a pair for the two groups of 32 */
+    uint2 d;
+    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
+    {
+        int g = lane >> 2;
+        uint4 w = load16(tile + q * 512 + lane * 16);
+        sc = load4(tile + Q4K_SCALES + g * 16 + q * 4);
+        mn = load4(tile + Q4K_MINS + g * 16 + q * 4);
+        d = load8(tile + Q4K_D + g * 8);
+        word[0] = w.x, word[1] = w.y, word[2] = w.z, word[3] = w.w;
+    }
+    __device__ __forceinline__ void ready()
+    {
+        uint32_t minus = d.y ^ H2_SIGN;
+        s[0] = half2_mul(half2_add(bytes_1024(sc, 0), H2_M1024), both_lo(d.x));
+        s[1] = half2_mul(half2_add(bytes_1024(sc, 2), H2_M1024), both_hi(d.x));
+        m[0] = half2_mul(half2_add(bytes_1024(mn, 0), H2_M1024), both_lo(minus));
+        m[1] = half2_mul(half2_add(bytes_1024(mn, 2), H2_M1024), both_hi(minus));
+    }
+    template <class OP> __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
+    {
+        nibble_codes(word[j], a);
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        uint32_t lo = word[j], up = lo >> 8, h = j < 2 ? high.x : high.y;
+        for (int i = 0; i < 4; i++)
+            a[i] = j < 2 ? OP::fma(a[i], both_lo(s[i & 1]), both_lo(m[i & 1]))
+                         : OP::fma(a[i], both_hi(s[i & 1]), both_hi(m[i & 1]));
+    }
+};
+
+template <> struct format<TILE_Q6_K> {
+    enum { BYTES = Q6K_BYTES };
+    uint32_t word[4], high[2], sc[2], d, s[2][2]; /* s: [row half][two of 16 columns] */
+    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
+    {
+        int g = lane >> 2;
+        uint4 w = load16(tile + q * 512 + lane * 16);
+        uint2 h = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
+        uint2 e = load8(tile + Q6K_SCALES + q * 64 + g * 8);
+        d = load4(tile + Q6K_D + g * 4);
+        word[0] = w.x, word[1] = w.y, word[2] = w.z, word[3] = w.w;
+        high[0] = h.x, high[1] = h.y;
+        sc[0] = e.x, sc[1] = e.y;
+    }
+    __device__ __forceinline__ void ready()
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            s[0][i] = half2_mul(half2_add(bytes_1024(sc[0], 2 * i), H2_M1152), both_lo(d));
+            s[1][i] = half2_mul(half2_add(bytes_1024(sc[1], 2 * i), H2_M1152), both_hi(d));
+        }
+    }
+    template <class OP> __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
+    {
         /* Registers 0 and 2 want their pair of high bits at bit 4 (of 1024 + code), 1 and 3 at bit
          * 8 (of 1024 + 16 code): one shift serves two. */
+        uint32_t lo = word[j], up = lo >> 8, h = high[j >> 1];
         uint32_t h0 = j & 1 ? h >> 4 : h << 4, h2 = j & 1 ? h >> 6 : h << 2;
         uint32_t t0 = and_or(h0, 0x00300030u, and_or(lo, 0x000f000fu, H2_1024));
         uint32_t t1 = and_or(h0, 0x03000300u, and_or(lo, 0x00f000f0u, H2_1024));
         uint32_t t2 = and_or(h2, 0x00300030u, and_or(up, 0x000f000fu, H2_1024));
         uint32_t t3 = and_or(h2, 0x03000300u, and_or(up, 0x00f000f0u, H2_1024));
-        uint32_t s0 = half2_mul(half2_add(byte_1024(sc.x, j), H2_M1152), dd[0]);
-        uint32_t s1 = half2_mul(half2_add(byte_1024(sc.y, j), H2_M1152), dd[1]);
-        a[j][0] = half2_mul(half2_add(t0, H2_M1056), s0);
-        a[j][1] = half2_mul(half2_fma(t1, H2_R16, H2_M96), s1);
-        a[j][2] = half2_mul(half2_add(t2, H2_M1056), s0);
-        a[j][3] = half2_mul(half2_fma(t3, H2_R16, H2_M96), s1);
+        uint32_t s0 = j & 1 ? both_hi(s[0][j >> 1]) : both_lo(s[0][j >> 1]);
+        uint32_t s1 = j & 1 ? both_hi(s[1][j >> 1]) : both_lo(s[1][j >> 1]);
+        a[0] = OP::mul(half2_add(t0, H2_M1056), s0);
+        a[1] = OP::mul(half2_fma(t1, H2_R16, H2_M96), s1);
+        a[2] = OP::mul(half2_add(t2, H2_M1056), s0);
+        a[3] = OP::mul(half2_fma(t3, H2_R16, H2_M96), s1);
     }
-}
+};
 
-DEVICE void chunk_gptq4(const uint8_t *tile, int q, int lane, uint32_t (&a)[4][4])
-{
-    int g = lane >> 2;
-    uint4 w = load16(tile + q * 512 + lane * 16);
-    uint2 sc = load8(tile + GPTQ_SCALES + q * 64 + g * 8);
-    uint32_t z = load4(tile + GPTQ_ZEROS + q * 32 + g * 4);
-    uint32_t word[4] = {w.x, w.y, w.z, w.w};
-    uint32_t s[2][2] = {{dup_lo(sc.x), dup_hi(sc.x)}, {dup_lo(sc.y), dup_hi(sc.y)}};
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        nibble_codes(word[j], a[j]);
+template <> struct format<TILE_GPTQ4> {
+    enum { BYTES = GPTQ_BYTES };
+    uint32_t word[4], z, zero[2]; /* [row half]: a pair for the two groups of 32 */
+    uint2 s;
+    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
+    {
+        int g = lane >> 2;
+        uint4 w = load16(tile + q * 512 + lane * 16);
+        s = load8(tile + GPTQ_SCALES + q * 64 + g * 8);
+        z = load4(tile + GPTQ_ZEROS + q * 32 + g * 4);
+        word[0] = w.x, word[1] = w.y, word[2] = w.z, word[3] = w.w;
+    }
+    __device__ __forceinline__ void ready()
+    {
+        zero[0] = half2_add(bytes_1024(z, 0) ^ H2_SIGN, H2_1024);
+        zero[1] = half2_add(bytes_1024(z, 2) ^ H2_SIGN, H2_1024);
+    }
+    template <class OP> __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
+    {
+        nibble_codes(word[j], a);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int b = 2 * (i & 1) + (j >> 1);
-            uint32_t minus_zero = half2_add(byte_1024(z, b) ^ H2_SIGN, H2_1024);
-            a[j][i] = half2_mul(half2_add(a[j][i], minus_zero), s[i & 1][j >> 1]);
+            uint32_t f = i & 1 ? s.y : s.x;
+            a[i] = j < 2 ? OP::mul(half2_add(a[i], both_lo(zero[i & 1])), both_lo(f))
+                         : OP::mul(half2_add(a[i], both_hi(zero[i & 1])), both_hi(f));
         }
     }
-}
+};
 
-DEVICE void chunk_q8_0(const uint8_t *tile, int q, int lane, uint32_t (&a)[4][4])
-{
-    int g = lane >> 2;
-    uint2 sc = load8(tile + Q80_SCALES + q * 64 + g * 8);
-    uint32_t s[2][2] = {{dup_lo(sc.x), dup_hi(sc.x)}, {dup_lo(sc.y), dup_hi(sc.y)}};
+template <> struct format<TILE_Q8_0> {
+    enum { BYTES = Q80_BYTES };
+    uint32_t word[2][4]; /* [two column groups][column group of the pair, row half] */
+    uint2 s;
+    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
+    {
+        s = load8(tile + Q80_SCALES + q * 64 + (lane >> 2) * 8);
 #pragma unroll
-    for (int p = 0; p < 2; p++) {
-        uint4 w = load16(tile + (2 * q + p) * 512 + lane * 16);
-        uint32_t word[4] = {w.x, w.y, w.z, w.w}; /* [column group of the pair][row half] */
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                uint32_t lo = byte_perm(word[2 * i + h], 0x64646464u, 0x4140);
-                uint32_t hi = byte_perm(word[2 * i + h], 0x64646464u, 0x4342);
-                a[2 * p + i][h] = half2_mul(half2_add(lo, H2_M1152), s[h][p]);
-                a[2 * p + i][h + 2] = half2_mul(half2_add(hi, H2_M1152), s[h][p]);
-            }
+        for (int p = 0; p < 2; p++) {
+            uint4 w = load16(tile + (2 * q + p) * 512 + lane * 16);
+            word[p][0] = w.x, word[p][1] = w.y, word[p][2] = w.z, word[p][3] = w.w;
+        }
     }
-}
+    __device__ __forceinline__ void ready()
+    {
+    }
+    template <class OP> __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t w = word[j >> 1][2 * (j & 1) + h], f = h ? s.y : s.x;
+            uint32_t lo = byte_perm(w, 0x64646464u, 0x4140), hi = byte_perm(w, 0x64646464u, 0x4342);
+            uint32_t scale = j < 2 ? both_lo(f) : both_hi(f);
+            a[h] = OP::mul(half2_add(lo, H2_M1152), scale);
+            a[h + 2] = OP::mul(half2_add(hi, H2_M1152), scale);
+        }
+    }
+};
 
-DEVICE void chunk_f16(const uint8_t *tile, int q, int lane, uint32_t (&a)[4][4])
-{
+template <> struct format<TILE_F16> {
+    enum { BYTES = F16_BYTES };
+    uint32_t word[4][4], zero;
+    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
+    {
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        uint4 w = load16(tile + (4 * q + j) * 512 + lane * 16);
-        a[j][0] = w.x;
-        a[j][2] = w.y;
-        a[j][1] = w.z;
-        a[j][3] = w.w;
+        for (int j = 0; j < 4; j++) {
+            uint4 w = load16(tile + (4 * q + j) * 512 + lane * 16);
+            word[j][0] = w.x, word[j][1] = w.z, word[j][2] = w.y, word[j][3] = w.w;
+        }
+        zero = blockDim.y - 1;
     }
-}
+    __device__ __forceinline__ void ready()
+    {
+    }
+    template <class OP> __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = OP::move(word[j][i], zero);
+    }
+};
 
 /* Scalar meaning of every file format: element k of 256 columns whose blocks start at b. */
 
@@ -380,21 +482,29 @@ DEVICE void chunk_slow(const struct seg *s, const uint8_t *tile, int q, int lane
         }
 }
 
-/* Fragments of a chunk of one of the fast kinds. */
+/* Fragments of columns 64q..64q+63 of a tile of one of the fast kinds: a[j] are columns 64q+16j.. */
+template <int KIND> DEVICE void chunk_frags(const uint8_t *tile, int q, uint32_t (&a)[4][4])
+{
+    struct format<KIND> f;
+    f.fetch(tile, q, lane_id());
+    f.ready();
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        f.template frag<op_plain>(j, a[j]);
+}
 template <int SET>
 DEVICE void chunk_decode(const struct seg *s, const uint8_t *tile, int q, uint32_t (&a)[4][4])
 {
-    int lane = lane_id();
     if (s->kind == TILE_Q4_K)
-        chunk_q4_k(tile, q, lane, a);
+        chunk_frags<TILE_Q4_K>(tile, q, a);
     else if (SET == SET_K || s->kind == TILE_Q6_K)
-        chunk_q6_k(tile, q, lane, a);
+        chunk_frags<TILE_Q6_K>(tile, q, a);
     else if (s->kind == TILE_Q8_0)
-        chunk_q8_0(tile, q, lane, a);
+        chunk_frags<TILE_Q8_0>(tile, q, a);
     else if (s->kind == TILE_GPTQ4)
-        chunk_gptq4(tile, q, lane, a);
+        chunk_frags<TILE_GPTQ4>(tile, q, a);
     else
-        chunk_f16(tile, q, lane, a);
+        chunk_frags<TILE_F16>(tile, q, a);
 }
 
 /* The segment a row tile belongs to. */
