@@ -1,7 +1,7 @@
 /*
  * The CUDA backend: the op table, its memory, and the step. Owns the stream, the scratch, the step
- * block and the recorded graphs. mixer, mlp and head are made of parts (add_norm, attn_in, attention,
- * linear, ffn, moe, gather) that only pick kernels; the kernels live beside.
+ * block and the recorded graphs. mixer, mlp and head are made of parts (add_norm, attn_in,
+ * attention, linear, ffn, moe, gather) that only pick kernels; the kernels live beside.
  *
  * Three things are put off so that small steps need fewer kernels. add_norm waits for the part that
  * reads n (attn_in, moe, ffn, linear) and becomes one with it; the residual it writes goes to a
@@ -780,8 +780,8 @@ static struct norm_in input_of(struct cuda_backend *cu, const float *x, int rows
     return in;
 }
 
-/* Runs the row of the table that suits; x as the ops name it. A norm of x that waits becomes part of
- * it, or is made before. */
+/* Runs the row of the table that suits; x as the ops name it. A norm of x that waits becomes
+ * part of it, or is made before. */
 static void run_pick(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, const float *x)
 {
     struct norm_in in;

@@ -3,9 +3,10 @@
  * become what products take. One struct per kind (format<KIND>): kernels are templates over it. A
  * new kind is one struct here and one function that packs it (weights.cu).
  *
- * Fragments of halves for the tensor cores: lane (g = lane/4, c = lane%4) of a warp holds rows g and g+8; of every 16
- * columns it holds 4c..4c+3 (the order inside 16 columns is free as long as both operands use it),
- * in the registers a0: row g, 4c 4c+1; a1: row g+8, the same; a2: row g, 4c+2 4c+3; a3: row g+8.
+ * Fragments of halves for the tensor cores: lane (g = lane/4, c = lane%4) of a warp holds rows g
+ * and g+8; of every 16 columns it holds 4c..4c+3 (the order inside 16 columns is free as long as
+ * both operands use it), in the registers a0: row g, 4c 4c+1; a1: row g+8, the same; a2: row g,
+ * 4c+2 4c+3; a3: row g+8.
  *
  * Four-bit codes: 64 columns ("a chunk") are 512 bytes, 16 for each lane; word j has columns
  * 16j..16j+15; register i sits in nibbles i and i+4 of it. So (word >> 4i) & 0x000f000f are the two
@@ -15,8 +16,8 @@
  *   Q6_K  3360: low nibbles 4x512 | high pairs [chunk][lane] 8 bytes, word j/2 has register i of
  *         column group j at bits 8(j%2) + {0, 4, 2, 6}[i] and 16 above, 4x256 | scale+128
  *         [chunk][g][row half][j] 256 | [g]{d g, d g+8} 32
- *   GPTQ4 2432: codes | half scales [chunk][g]{g:2q, g:2q+1, g+8:2q, g+8:2q+1} 256 | zeros, bytes in
- *         the same order 128
+ *   GPTQ4 2432: codes | half scales [chunk][g]{g:2q, g:2q+1, g+8:2q, g+8:2q+1} 256 | zeros,
+ *         bytes in the same order 128
  *   Q8_0  4352: code+128, two column groups to 16 bytes: {row g, row g+8} x 2, 8x512 | half scales
  *         as GPTQ4's
  *   F16   8192: [column group][lane]{a0 of row g: 4c..4c+3 | row g+8}
@@ -482,7 +483,7 @@ DEVICE void chunk_slow(const struct seg *s, const uint8_t *tile, int q, int lane
         }
 }
 
-/* Fragments of columns 64q..64q+63 of a tile of one of the fast kinds: a[j] are columns 64q+16j.. */
+/* Fragments of chunk q of a tile of one of the fast kinds: a[j] are columns 64q+16j.. */
 template <int KIND> DEVICE void chunk_frags(const uint8_t *tile, int q, uint32_t (&a)[4][4])
 {
     struct format<KIND> f;

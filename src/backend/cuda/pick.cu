@@ -1,9 +1,9 @@
 /*
  * Which kernel runs: one ordered table per op, and every threshold of the backend in it. The first
- * row whose formats, device, rows and `pays` suit the case, and whose kernel fits it, runs; the last
- * row of an op always fits. Rows and `pays` are what was measured (H200); `fits` is what a kernel
- * can do at all: shapes, shared memory. STEEL_PICK=name[,name] forces a row wherever its kernel
- * fits, whatever was measured, so that tests and benchmarks can run every row.
+ * row whose formats, device, rows and `pays` suit the case, and whose kernel fits it, runs; the
+ * last row of an op always fits. Rows and `pays` are what was measured (H200); `fits` is what a
+ * kernel can do at all: shapes, shared memory. STEEL_PICK=name[,name] forces a row wherever its
+ * kernel fits, whatever was measured, so that tests and benchmarks can run every row.
  */
 #include "backend/cuda/attn.cuh"
 #include "backend/cuda/rows.cuh"
@@ -14,7 +14,8 @@ extern "C" {
 
 #include <string.h>
 
-/* Tiles of a head: long enough to make a norm on the way, and too long for the kernels of a batch. */
+/* Tiles of a head: long enough to make a norm on the way, and too long for the kernels of a
+ * batch. */
 static bool is_long(const struct matrix *w)
 {
     return w->n_tiles >= 2048;
@@ -202,8 +203,8 @@ static void linear_splitk(struct cuda_backend *cu, const struct pick_case *c)
 }
 
 /*
- * ffn: y = (silu(x Wg^T) * x Wu^T) Wd^T. Each of the two products may take another way than the row's
- * where that is not worth it; forced, it does not.
+ * ffn: y = (silu(x Wg^T) * x Wu^T) Wd^T. Each of the two products may take another way than the
+ * row's where that is not worth it; forced, it does not.
  */
 static bool ffn_gemv_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
