@@ -57,6 +57,10 @@ class Load:
         self.count = {"equal": 0, "aborted": 0, "slow": 0, "half open": 0, "malformed": 0, "refused": 0}
         self.wrong, self.first = [], []  # first: seconds to the first token of streams read to their end
 
+    def dial(self, rng):
+        """Each client has an address of its own, as clients have."""
+        return socket.create_connection(("127.0.0.1", self.s.port), source_address=(rng.address, 0))
+
     def add(self, what):
         with self.lock:
             self.count[what] += 1
@@ -80,7 +84,7 @@ class Load:
     def finished(self, rng, slow=0):
         i = rng.randrange(len(self.specs))
         stream = rng.random() < 0.7
-        c = self.s.socket()
+        c = self.dial(rng)
         if slow:
             c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
         start = time.time()
@@ -118,7 +122,7 @@ class Load:
         self.add("slow" if slow else "equal")
 
     def aborted(self, rng):
-        c = self.s.socket()
+        c = self.dial(rng)
         c.sendall(http_request(COMP, dict(rng.choice(self.specs), stream=rng.random() < 0.7, max_tokens=400, ignore_eos=True)))
         kind = rng.randrange(3)
         if kind == 0:
@@ -131,7 +135,7 @@ class Load:
         self.add("aborted")
 
     def half_open(self, rng, keep):
-        c = self.s.socket()
+        c = self.dial(rng)
         whole = http_request(COMP, rng.choice(self.specs))
         c.sendall(whole[: rng.randrange(len(whole))])
         keep.append(c)
@@ -140,7 +144,7 @@ class Load:
         self.add("half open")
 
     def malformed(self, rng):
-        c = self.s.socket()
+        c = self.dial(rng)
         whole = bytearray(http_request(COMP, rng.choice(self.specs), "Connection: close\r\n"))
         for _ in range(rng.randrange(1, 8)):
             whole[rng.randrange(len(whole))] = rng.randrange(256)
@@ -152,6 +156,7 @@ class Load:
 
     def client(self, number):
         rng, keep = random.Random(self.args.seed * 1000 + number), []
+        rng.address = f"127.1.{number // 250}.{number % 250 + 1}"
         while time.time() < self.stop and not self.wrong:
             x = rng.random()
             try:
