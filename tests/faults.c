@@ -46,15 +46,36 @@ static bool fails(enum kind kind)
 
 #define REAL(name, type) ((type)dlsym(RTLD_NEXT, #name))
 
-/* dlsym itself may allocate: while it looks calloc up, from here. */
-static char early[4096];
-static size_t n_early;
+/* What is asked for before main comes from here and stays: looking the real functions up may itself
+ * allocate, and a sanitizer that starts up must not be asked yet. */
+static _Alignas(64) char early[4 << 20];
+static atomic_size_t n_early;
+static bool started;
 
-static void *early_calloc(size_t bytes)
+static void *(*real_malloc)(size_t);
+static void *(*real_calloc)(size_t, size_t);
+static void *(*real_realloc)(void *, size_t);
+static int (*real_posix_memalign)(void **, size_t, size_t);
+static void (*real_free)(void *);
+
+static void find_heap(void)
 {
-    size_t at = n_early;
-    n_early += (bytes + 15) & ~(size_t)15;
-    return n_early <= sizeof early ? early + at : NULL;
+    real_malloc = REAL(malloc, void *(*)(size_t));
+    real_calloc = REAL(calloc, void *(*)(size_t, size_t));
+    real_realloc = REAL(realloc, void *(*)(void *, size_t));
+    real_posix_memalign = REAL(posix_memalign, int (*)(void **, size_t, size_t));
+    real_free = REAL(free, void (*)(void *));
+    started = true;
+}
+
+/* The size stands before the block. */
+static void *early_alloc(size_t bytes)
+{
+    size_t at = atomic_fetch_add(&n_early, (bytes + 127) & ~(size_t)63) + 64;
+    if (at + bytes > sizeof early)
+        return NULL;
+    memcpy(early + at - sizeof bytes, &bytes, sizeof bytes);
+    return early + at;
 }
 
 static bool is_early(const void *p)
@@ -64,49 +85,42 @@ static bool is_early(const void *p)
 
 void *malloc(size_t n)
 {
-    static void *(*real)(size_t);
-    if (!real)
-        real = REAL(malloc, void *(*)(size_t));
-    return fails(ALLOC) ? (errno = ENOMEM, NULL) : real(n);
+    if (!started)
+        return early_alloc(n);
+    return fails(ALLOC) ? (errno = ENOMEM, NULL) : real_malloc(n);
 }
 
 void *calloc(size_t n, size_t size)
 {
-    static void *(*real)(size_t, size_t);
-    static _Thread_local bool looking;
-    if (!real) {
-        if (looking)
-            return early_calloc(n * size);
-        looking = true;
-        real = REAL(calloc, void *(*)(size_t, size_t));
-        looking = false;
-    }
-    return fails(ALLOC) ? (errno = ENOMEM, NULL) : real(n, size);
+    if (!started)
+        return early_alloc(n * size);
+    return fails(ALLOC) ? (errno = ENOMEM, NULL) : real_calloc(n, size);
 }
 
 void *realloc(void *p, size_t n)
 {
-    static void *(*real)(void *, size_t);
-    if (!real)
-        real = REAL(realloc, void *(*)(void *, size_t));
-    return fails(ALLOC) ? (errno = ENOMEM, NULL) : real(p, n);
+    if (p && is_early(p)) {
+        size_t old;
+        memcpy(&old, (char *)p - sizeof old, sizeof old);
+        void *q = malloc(n);
+        return q ? memcpy(q, p, old < n ? old : n) : NULL;
+    }
+    if (!started)
+        return early_alloc(n);
+    return fails(ALLOC) ? (errno = ENOMEM, NULL) : real_realloc(p, n);
 }
 
 int posix_memalign(void **p, size_t align, size_t n)
 {
-    static int (*real)(void **, size_t, size_t);
-    if (!real)
-        real = REAL(posix_memalign, int (*)(void **, size_t, size_t));
-    return fails(ALLOC) ? ENOMEM : real(p, align, n);
+    if (!started)
+        return align <= 64 && (*p = early_alloc(n)) ? 0 : ENOMEM;
+    return fails(ALLOC) ? ENOMEM : real_posix_memalign(p, align, n);
 }
 
 void free(void *p)
 {
-    static void (*real)(void *);
-    if (!real)
-        real = REAL(free, void (*)(void *));
-    if (!is_early(p))
-        real(p);
+    if (p && !is_early(p) && started)
+        real_free(p);
 }
 
 void *mmap(void *addr, size_t n, int prot, int flags, int fd, off_t at)
@@ -177,6 +191,7 @@ static int (*real_main)(int, char **, char **);
 
 static int counted_main(int argc, char **argv, char **env)
 {
+    find_heap();
     const char *path = getenv("STEEL_FAULTS");
     int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd >= 0) {

@@ -218,6 +218,9 @@ static void no_memory(size_t bytes, int n)
 
 void mem_die(size_t bytes)
 {
+    static atomic_bool said;
+    while (atomic_exchange(&said, true))
+        pause(); /* another thread is about to end it, with its one line */
     char text[80];
     int n = snprintf(text, sizeof text, "steel: out of memory (%zu bytes wanted)\n", bytes);
     (void)!write(STDERR_FILENO, text, (size_t)n);
