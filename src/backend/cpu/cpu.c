@@ -84,11 +84,12 @@ static void clear(struct cpu_backend *cb)
     for (int i = 0; i < cb->n_blocks; i++)
         mem_aligned_free(cb->blocks[i].p, cb->blocks[i].bytes);
     cb->n_blocks = 0;
-    for (int i = 0; cb->rope && i < cb->net->n_ropes; i++)
+    for (int i = 0; i < cb->n_ropes; i++) /* the network may be gone by now */
         mem_free(cb->rope[i]);
     mem_free(cb->rope);
     mem_free(cb->sampled);
     cb->rope = NULL;
+    cb->n_ropes = 0;
     cb->sampled = NULL;
 }
 
@@ -120,6 +121,7 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
     network_measure(net, &cb->max);
     int T = s->max_tokens, E = net->n_embd, heads = cb->max.heads;
     cb->sampled = mem_zalloc((size_t)s->max_out + 1, sizeof *cb->sampled);
+    cb->n_ropes = net->n_ropes;
     cb->rope = mem_zalloc((size_t)net->n_ropes + 1, sizeof *cb->rope);
     for (int i = 0; i < net->n_ropes; i++)
         cb->rope[i] = mem_zalloc((size_t)T * (size_t)net->ropes[i].n_rot + 1, sizeof(float));

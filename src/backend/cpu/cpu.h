@@ -38,6 +38,7 @@ struct cpu_backend {
         size_t bytes;
     } blocks[16]; /* (n_blocks) scratch that prepare made */
     int n_blocks;
+    int n_ropes;
     float **rope;        /* (n_ropes) -> (max_tokens, n_rot): this step's angles */
     float *n;            /* (max_tokens, E) normed rows */
     float *qkv;          /* (max_tokens, widest wqkv) projections before norm and RoPE */
