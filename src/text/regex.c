@@ -30,10 +30,9 @@ enum {
 };
 /* Backtracking steps allowed for one match, beyond what a linear scan of the text needs. */
 #define MATCH_STEPS 5000000u
-/* One call of PCRE2 tries no more places than make it look at about so many characters, if each place
- * looks at all the text: between calls the budget is looked at. */
-#define CALL_CHARS 4000000u
-enum { MIN_PLACES = 64, CALLS_A_LOOK = 16 };
+/* One call of PCRE2 tries no more places than this, each of which may look at all the text: between
+ * calls the budget is looked at. */
+enum { LONG_TEXT = 1 << 16, PLACES = 2048, PLACES_LONG = 64, CALLS_A_LOOK = 16 };
 
 struct regex {
     pcre2_code *code;
@@ -510,8 +509,7 @@ static enum regex_result find_within(const struct regex *re, struct regex_scratc
 enum regex_result regex_find(const struct regex *re, struct regex_scratch *s, const char *text,
                              size_t n, size_t from, size_t *start, size_t *end, struct error *err)
 {
-    size_t places = CALL_CHARS / (n - from + 1);
-    places = places > MIN_PLACES ? places : MIN_PLACES;
+    size_t places = n - from < LONG_TEXT ? PLACES : PLACES_LONG;
     if (!text)
         text = "";
     for (bool again = false;; again = true) {
