@@ -453,7 +453,7 @@ static void test_long_walks(void **state)
     (void)state;
     struct buf text = {0}, json = {0};
     struct error err = {0};
-    fill(&text, 'a', 40000);
+    fill(&text, 'a', 10000);
     for (int kind = 0; kind < 2; kind++) {
         buf_reset(&json);
         if (kind == 0) { /* an added token of 4,000 times a, and a b that never comes */
@@ -474,10 +474,10 @@ static void test_long_walks(void **state)
         struct token_list l = {0};
         struct budget w = {.left = UINT64_MAX};
         assert_true(tokenizer_encode_within(t, text.p, text.len, 0, &w, &l, &err));
-        assert_int_equal(l.n, 40000);
-        assert_true(w.spent > 8000000); /* it is seen ... */
+        assert_int_equal(l.n, 10000);
+        assert_true(w.spent > 2000000); /* it is seen ... */
         l.n = 0;
-        w = budget_for(text.len, NULL);
+        w = (struct budget){.left = 1000000};
         assert_false(tokenizer_encode_within(t, text.p, text.len, 0, &w, &l, &err));
         assert_true(w.over && l.n == 0); /* ... and ended */
         token_list_clear(&l);
