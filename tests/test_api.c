@@ -459,6 +459,39 @@ static void test_answers(void **state)
     steel_engine_close(e);
 }
 
+/* Where answers come one at a time, one asked for at once still finds all of the past read. */
+static void test_settle_in_turn(void **state)
+{
+    (void)state;
+    struct steel_error err = {0};
+    struct steel_engine_options one = {
+        .threads = 1, .context = 512, .max_requests = 1, .deterministic = true};
+    struct steel_engine *e = steel_engine_open(path, &one, &err);
+    struct steel_chat *c = new_chat(e);
+    struct steel_request_options o = steel_engine_request_options(e);
+    struct heard h;
+    o.max_tokens = 3;
+    steel_chat_set_thinking(c, STEEL_THINK_OFF);
+    for (int i = 0; i < 20; i++) {
+        say(c, "user", "Tell me a story.");
+        say(c, "assistant", i % 2 ? "There was a fox." : "There was a frog, and it was green.");
+        steel_chat_settle(c);
+        say(c, "user", "And then?");
+        hear(steel_chat_answer(c, &o, &err), &h);
+        assert_in_range(h.end.n_prompt - h.end.n_cached, 1, 9 + 2 + 11 + 6);
+        steel_chat_cut(c, 0);
+    }
+    /* a past that is no longer the chat's does not hold it up */
+    say(c, "user", "One, two, three, four.");
+    steel_chat_settle(c);
+    steel_chat_cut(c, 0);
+    say(c, "user", "Five.");
+    hear(steel_chat_answer(c, &o, &err), &h);
+    assert_true(h.end.n_generated > 0);
+    steel_chat_free(c);
+    steel_engine_close(e);
+}
+
 /* The model in the box knows tools and thinks: what it says is told apart. */
 static void test_tools(void **state)
 {
@@ -552,7 +585,8 @@ int main(void)
         cmocka_unit_test(test_one),          cmocka_unit_test(test_many),
         cmocka_unit_test(test_errors),       cmocka_unit_test(test_read_only),
         cmocka_unit_test(test_conversation), cmocka_unit_test(test_chat_refuses),
-        cmocka_unit_test(test_answers),      cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_answers),      cmocka_unit_test(test_settle_in_turn),
+        cmocka_unit_test(test_tools),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     unlink(path);

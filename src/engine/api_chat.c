@@ -25,6 +25,7 @@ struct steel_chat {
     bool has_format;               /* else the template tells */
     struct steel_answer *answer;   /* under way, or NULL */
     struct steel_request *settler; /* reads the past into the cache, or NULL */
+    struct token_list settled;     /* what it reads */
 };
 
 /* A parsed event that waits for its reader; its text and id lie in the answer's buffer. */
@@ -75,6 +76,19 @@ static void end_settling(struct steel_chat *c)
 {
     steel_request_free(c->settler);
     c->settler = NULL;
+    token_list_clear(&c->settled);
+}
+
+/* Before an answer to `ids`. Where one request runs at a time the answer waits its turn and finds all
+ * of the past read, so the settling goes on, if it is of use; beside others they would only read the
+ * same twice. */
+static void settle_or_not(struct steel_chat *c, const struct token_list *ids)
+{
+    const struct step_limits *lim = stepper_limits(engine_runtime(c->engine->e)->step);
+    size_t n = c->settled.n;
+    if (lim->max_seqs > 1 || n > ids->n ||
+        (n && memcmp(c->settled.ids, ids->ids, n * sizeof *ids->ids)))
+        end_settling(c);
 }
 
 void steel_chat_free(struct steel_chat *chat)
@@ -335,7 +349,6 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
         lib_fail(error, STEEL_INVALID, "the chat's last answer is still under way");
         return NULL;
     }
-    end_settling(chat);
     struct steel_answer *a = mem_zalloc(1, sizeof *a);
     a->chat = chat;
     const struct tokenizer *t = lib_tokenizer(chat->engine, error);
@@ -343,6 +356,7 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
         !tokenizer_encode(t, prompt.p ? prompt.p : "", prompt.len, TOKENIZE_SPECIAL, &ids, &err)) {
         lib_fail(error, STEEL_INVALID, err.msg);
     } else {
+        settle_or_not(chat, &ids);
         o.text = NULL;
         o.tokens = ids.ids;
         o.n_tokens = (int)ids.n;
@@ -447,7 +461,6 @@ void steel_chat_settle(struct steel_chat *chat)
 {
     const struct tokenizer *t = lib_tokenizer(chat->engine, NULL);
     struct buf a = {0}, b = {0};
-    struct token_list ids = {0};
     struct error ignored = {0};
     end_settling(chat);
     if (render(chat, "a", &a, &ignored) && render(chat, "b", &b, &ignored)) {
@@ -456,13 +469,13 @@ void steel_chat_settle(struct steel_chat *chat)
             same++;
         struct steel_request_options o = steel_request_options();
         o.read_only = true;
-        if (tokenizer_encode(t, a.p, same, TOKENIZE_SPECIAL, &ids, &ignored) && ids.n) {
-            o.tokens = ids.ids;
-            o.n_tokens = (int)ids.n;
+        if (tokenizer_encode(t, a.p, same, TOKENIZE_SPECIAL, &chat->settled, &ignored) &&
+            chat->settled.n) {
+            o.tokens = chat->settled.ids;
+            o.n_tokens = (int)chat->settled.n;
             chat->settler = steel_request_submit(chat->engine, &o, NULL);
         }
     }
-    token_list_clear(&ids);
     buf_clear(&a);
     buf_clear(&b);
 }
