@@ -64,10 +64,15 @@ bool backend_print_picks(struct backend *be, FILE *out)
     return true;
 }
 
+bool backend_is_gpu(const char *device)
+{
+    return device && !strncmp(device, "cuda", 4) && (!device[4] || device[4] == ':');
+}
+
 struct backend *backend_open(const struct backend_options *opt, struct error *err)
 {
     const char *device = opt->device;
-    bool cuda = device && !strncmp(device, "cuda", 4) && (!device[4] || device[4] == ':');
+    bool cuda = backend_is_gpu(device);
     if (cuda && (opt->deterministic || opt->no_repack)) {
         error_set(err, "--device %s: %s is for the CPU alone", device,
                   opt->deterministic ? "--deterministic" : "--no-repack");

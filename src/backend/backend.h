@@ -166,6 +166,8 @@ struct backend_options {
 
 /* STEEL_ISA=ref|avx2|avx512|vnni|amx forces the CPU's kernels; refused where the CPU lacks it. */
 struct backend *backend_open(const struct backend_options *opt, struct error *err);
+/* Whether such a device is a GPU: "cuda" or "cuda:N". Opens none. */
+bool backend_is_gpu(const char *device);
 struct backend *backend_open_ref(void); /* the scalar specification, ref.c */
 /* For tests, of the reference: how close row `row` of the last step came to other experts, the
  * closest of its layers: how far the last chosen one's key is above the next, of itself. */

@@ -67,8 +67,8 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
 {
     *out = opt->backend;
     const char *asked = out->device ? out->device : "cpu";
-    bool is_auto = !strcmp(asked, "auto"), is_cuda = !strncmp(asked, "cuda", 4);
-    if (!is_auto && !is_cuda)
+    bool is_auto = !strcmp(asked, "auto");
+    if (!is_auto && !backend_is_gpu(asked))
         return true;
     struct device_facts f = {.asked = asked,
                              .deterministic = out->deterministic,
@@ -202,7 +202,7 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     model_measure(rt->file, &config, &size);
     if (!choose_device(rt, opt, &config, &size, &device, err))
         return false;
-    bool gpu = device.device && !strncmp(device.device, "cuda", 4);
+    bool gpu = backend_is_gpu(device.device);
     struct step_limits lim = limits_of(opt, gpu);
     struct cache_room room;
     int64_t tokens = 0;
