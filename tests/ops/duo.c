@@ -9,7 +9,7 @@
 #include <string.h>
 
 const char *backend_name;
-bool light;
+int light;
 double product_tol;
 int n_checks, n_failed;
 double worst;

@@ -16,7 +16,7 @@ enum { SIM = 0 };
 #endif
 
 extern const char *backend_name; /* "cpu" or "cuda" */
-extern bool light;               /* fewer and smaller cases: a simulator, or a part of make test */
+extern int light;                /* fewer and smaller cases: 1 a simulator, 2 a part of make test */
 /* Products round the activations: to halves on a GPU (2^-12 of each, at most, and the weights
  * likewise), to 8 bits on a CPU. */
 extern double product_tol;

@@ -303,20 +303,21 @@ void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *x, float 
     const struct mm_weight *gate_up = l->experts.gate_up->impl, *down = l->experts.down->impl;
     int used = l->router.n_used, load = rows * used / router->n_out;
     mm_start(cb->mm);
-    struct moe_job j = {.cb = cb,
-                        .rule = &l->router,
-                        .n_expert = router->n_out,
-                        .used = used,
-                        .router = router,
-                        .gate_up = gate_up,
-                        .down = down,
-                        .to_router = mm_source(cb, router, x, rows, mm_halves(cb, router, rows)),
-                        .in = mm_halves(cb, gate_up, load)
-                                  ? mm_source_ordered(cb, gate_up, x, m->slot_token, rows * used)
-                                  : mm_source(cb, gate_up, x, rows, false),
-                        .hidden = mm_hidden(cb, down, mm_halves(cb, down, load)),
-                        .y = y,
-                        .rows = rows};
+    struct moe_job j = {
+        .cb = cb,
+        .rule = &l->router,
+        .n_expert = router->n_out,
+        .used = used,
+        .router = router,
+        .gate_up = gate_up,
+        .down = down,
+        .to_router = mm_source(cb, router, x, rows, false), /* the choice hangs on last bits */
+        .in = mm_halves(cb, gate_up, load)
+                  ? mm_source_ordered(cb, gate_up, x, m->slot_token, rows * used)
+                  : mm_source(cb, gate_up, x, rows, false),
+        .hidden = mm_hidden(cb, down, mm_halves(cb, down, load)),
+        .y = y,
+        .rows = rows};
     j.to_router.x.stamp = 0; /* its place is reused for the experts' input */
     int64_t begin = clock_ns();
     pool_phases(cb->pool, phases, (int)(sizeof phases / sizeof *phases), &j);
