@@ -45,6 +45,10 @@ expect 2 'is not a number' "$steel" run "$tmp/tiny.gguf" -p x --temp hot
 expect 2 'kv-type' "$steel" run "$tmp/tiny.gguf" -p x --kv-type q4
 expect 2 'logit-bias' "$steel" run "$tmp/tiny.gguf" -p x --logit-bias foo
 
+# output that does not arrive is a failure
+expect 1 'output could not be written' sh -c "$steel show $tmp/tiny.gguf >/dev/full" && one_line_error
+expect 1 'output could not be written' sh -c "$steel run $tmp/tiny.gguf -p x -n 2 --raw >/dev/full"
+
 expect 1 'nowhere.gguf' "$steel" run "$tmp/nowhere.gguf" -p x && one_line_error
 expect 1 'short.gguf' "$steel" show "$tmp/short.gguf" && one_line_error
 expect 1 'cut.gguf' "$steel" run "$tmp/cut.gguf" -p x && one_line_error

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Everything fails once: the k-th allocation (alone, and eight in a row), read, write, accept or thread start
-(tests/faults.c), with k walked
-through a run, a server's start and shutdown, a chat and a stream. A run ends with code 0 or with 1 and one line; a
-server ends likewise while it starts, and later goes on: the request gets its whole answer, an error in words, or a
-connection that is cut, never a wrong or half answer that looks whole; the next request is served as ever.
+(tests/faults.c), with k walked through a run, a server's start and shutdown, a chat and a stream. A run ends with
+code 0 or with 1 and one line; a server ends likewise while it starts, and later goes on: the request gets its whole
+answer, an error in words, or a connection that is cut, never a wrong or half answer that looks whole; the next
+request is served as ever. Then a server is starved of memory.
 usage: test_faults.py BUILD [all]: without "all" a sample of each walk."""
 import ctypes, json, mmap, os, re, resource, signal, socket, subprocess, sys, tempfile, threading, time
 
