@@ -18,6 +18,7 @@ static const struct {
     {"tokenize", "MODEL [TEXT]", "the tokens of a text", cmd_tokenize},
     {"detokenize", "MODEL [IDS...]", "the text of token ids", cmd_detokenize},
     {"template", "[MODEL|FILE.jinja]", "render a chat template", cmd_template},
+    {"constrain", "[MODEL] --jsonl", "try schemas and grammars on texts", cmd_constrain},
     {"convert", "DIR OUT.gguf", "make a GGUF of a Hugging Face folder", cmd_convert},
     {"quantize", "IN.gguf OUT.gguf TYPE", "make a smaller GGUF", cmd_quantize},
     {"logits", "[MODEL] --ids IN --out OUT", "logits of given token ids, for comparisons",

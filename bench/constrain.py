@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""How well `steel constrain` enforces real schemas: MaskBench and the JSON-Schema-Test-Suite.
+
+    bench/constrain.py maskbench [-v]     one table: right, refused, wrong; compile and mask times
+    bench/constrain.py suite [-v]         a table by keyword file of the official test suite
+
+Reads ../shared/golden (STEEL=build/steel names the binary, MODEL the vocabulary). -v lists every
+schema that is not wholly right.
+"""
+import collections
+import json
+import lzma
+import os
+import pathlib
+import subprocess
+import sys
+
+GOLDEN = pathlib.Path(__file__).resolve().parent.parent.parent / "shared" / "golden"
+STEEL = os.environ.get("STEEL", "build/steel")
+MODEL = os.environ.get("MODEL", str(GOLDEN / "tokenizers" / "ggml-vocab-qwen2.gguf"))
+
+
+def run(lines, flags=()):
+    text = "\n".join(json.dumps(x) for x in lines) + "\n"
+    out = subprocess.run([STEEL, "constrain", MODEL, "--jsonl", *flags], input=text,
+                         capture_output=True, text=True, check=True).stdout
+    return [json.loads(x) for x in out.splitlines()]
+
+
+def percentile(v, p):
+    v = sorted(v)
+    return v[min(len(v) - 1, int(len(v) * p))] if v else 0
+
+
+def maskbench(verbose, flags):
+    with lzma.open(GOLDEN / "schemas" / "maskbench.jsonl.xz", "rt") as f:
+        cases = [json.loads(x) for x in f]
+    answers = run([{"schema": c["schema"], "tests": c["tests"]} for c in cases], flags)
+    count = collections.Counter()
+    for c, a in zip(cases, answers):
+        wrong = [(t["valid"], got) for t, got in zip(c["tests"], a["accepted"]) if t["valid"] != got]
+        if a["ok"]:
+            kind = "wholly right"
+        elif a["error"] and not a["mask_us"]["n"]:
+            kind = "refused"
+        elif a["error"]:
+            kind = "over a limit while masking"
+        elif any(not valid for valid, _ in wrong):
+            kind = "false accept"
+        else:
+            kind = "valid instance refused"
+        count[kind] += 1
+        if verbose and kind != "wholly right":
+            print(f"{kind:24} {c['name']:50} {a['error'] or ''}")
+    n = len(cases)
+    print(f"{n} schemas, {sum(len(c['tests']) for c in cases)} instances")
+    for kind, k in count.most_common():
+        print(f"| {kind} | {k} | {100 * k / n:.1f} % |")
+    good = [a for a in answers if a["mask_us"]["n"]]
+    compile_us = [a["compile_us"] for a in good]
+    masks = sum(a["mask_us"]["n"] for a in good)
+    total = sum(a["mask_us"]["avg"] * a["mask_us"]["n"] for a in good)
+    print(f"compile: p50 {percentile(compile_us, .5) / 1e3:.2f} ms, "
+          f"p99 {percentile(compile_us, .99) / 1e3:.2f} ms, max {max(compile_us) / 1e3:.1f} ms "
+          f"(refused too: max {max(a['compile_us'] for a in answers) / 1e3:.1f} ms)")
+    print(f"masks: {masks}, average {total / masks:.1f} us; p99 by schema: median "
+          f"{percentile([a['mask_us']['p99'] for a in good], .5):.0f} us, "
+          f"p99 {percentile([a['mask_us']['p99'] for a in good], .99):.0f} us, "
+          f"max {max(a['mask_us']['max'] for a in good):.0f} us")
+    if any("us" in a for a in good):
+        every = sorted(x for a in good for x in a.get("us", ()))
+        print(f"all masks: p50 {percentile(every, .5):.1f} us, p90 {percentile(every, .9):.1f} us, "
+              f"p99 {percentile(every, .99):.1f} us, p99.9 {percentile(every, .999):.1f} us")
+
+
+def suite(verbose, flags):
+    folder = GOLDEN / "schemas" / "json-schema-test-suite" / "draft2020-12"
+    files = sorted(folder.glob("*.json")) + sorted((folder / "optional").glob("**/*.json"))
+    print("| file | groups | right | refused | wrong | false accepts |")
+    print("|---|---|---|---|---|---|")
+    total = collections.Counter()
+    reasons = collections.Counter()
+    for path in files:
+        groups = json.loads(path.read_text())
+        answers = run([{"schema": g["schema"], "tests": g["tests"]} for g in groups], flags)
+        c = collections.Counter()
+        for g, a in zip(groups, answers):
+            c["groups"] += 1
+            false = sum(got and not t["valid"] for t, got in zip(g["tests"], a["accepted"]))
+            c["false accepts"] += false
+            if a["ok"]:
+                c["right"] += 1
+            elif a["error"]:
+                c["refused"] += 1
+                reasons[a["error"].split(": ", 1)[-1][:80]] += 1
+            else:
+                c["wrong"] += 1
+            if verbose and not a["ok"]:
+                bad = [t["description"] for t, got in zip(g["tests"], a["accepted"]) if t["valid"] != got]
+                print(f"    {path.name}: {g['description']}: {a['error'] or bad}")
+        total.update(c)
+        print("| " + " | ".join([str(path.relative_to(folder).with_suffix(""))] +
+                                [str(c[k]) for k in ("groups", "right", "refused", "wrong", "false accepts")]) + " |")
+    print("| all | " + " | ".join(str(total[k]) for k in ("groups", "right", "refused", "wrong", "false accepts")) + " |")
+    for why, k in reasons.most_common(40):
+        print(f"{k:4} {why}")
+
+
+if __name__ == "__main__":
+    args = [a for a in sys.argv[1:] if not a.startswith("-")]
+    flags = [a for a in sys.argv[1:] if a.startswith("--")]
+    if not args or args[0] not in ("maskbench", "suite"):
+        sys.exit(__doc__)
+    {"maskbench": maskbench, "suite": suite}[args[0]]("-v" in sys.argv, flags)

@@ -1,0 +1,235 @@
+/*
+ * steel constrain: tries constraints without a model's weights. Each line of JSON has a schema, grammar
+ * or regular expression and texts; their tokens are walked through the masks, as in generation, and
+ * the line's answer says which fitted and how long compiling and masks took.
+ */
+#include "base/clock.h"
+#include "base/mem.h"
+#include "cli/cli.h"
+#include "text/grammar.h"
+#include "text/schema_json.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct walker {
+    const struct tokenizer *tok;
+    const struct grammar_vocab *vocab;
+    uint32_t *bits;
+    double *us; /* (n_us) of every mask of this line */
+    size_t n_us, cap_us;
+    int flags;
+};
+
+static int double_cmp(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void keep_time(struct walker *w, double us)
+{
+    if (w->n_us == w->cap_us) {
+        w->cap_us = w->cap_us ? 2 * w->cap_us : 1024;
+        w->us = mem_realloc(w->us, w->cap_us, sizeof *w->us);
+    }
+    w->us[w->n_us++] = us;
+}
+
+/* Is this text a whole answer? A token counts only if the mask before it has it. */
+static bool walk_text(struct walker *w, struct grammar *g, const char *text, size_t len, bool *fits,
+                      struct error *err)
+{
+    struct token_list ids = {0};
+    if (!tokenizer_encode(w->tok, text, len, 0, &ids, err))
+        return false;
+    struct grammar_matcher *m = grammar_matcher_new(g, w->vocab, NULL);
+    bool ok = true;
+    *fits = true;
+    for (size_t i = 0; ok && *fits && i <= ids.n; i++) {
+        int64_t t = clock_ns();
+        ok = grammar_mask(m, w->bits, err);
+        keep_time(w, (double)(clock_ns() - t) * 1e-3);
+        if (!ok)
+            break;
+        if (i == ids.n) {
+            *fits = grammar_is_accepting(m);
+            break;
+        }
+        int32_t id = ids.ids[i];
+        *fits = w->bits[id / 32] >> id % 32 & 1;
+        if (*fits)
+            ok = grammar_accept(m, id, err);
+    }
+    grammar_matcher_free(m);
+    token_list_clear(&ids);
+    return ok;
+}
+
+/* One test. A value is written in two ways; it has to fit in both to be accepted where it is valid, and
+ * in neither to be refused where it is not. */
+static bool walk_test(struct walker *w, struct grammar *g, const struct jvalue *test, bool *accepted,
+                      bool *right, struct error *err)
+{
+    const struct jvalue *valid = jvalue_get(test, "valid"), *data = jvalue_get(test, "data"),
+                        *text = jvalue_get(test, "text");
+    bool want = valid && valid->kind == J_TRUE, ok = true;
+    if (!data && (!text || text->kind != J_STRING))
+        return error_set(err, "a test without \"data\" or \"text\"");
+    *accepted = want || !valid;
+    for (int form = 0; ok && form < (data ? 2 : 1); form++) {
+        struct buf out = {0};
+        bool fits = false;
+        if (data)
+            jvalue_print(data, form ? ", " : ",", form ? ": " : ":", &out);
+        else
+            buf_add(&out, text->text, text->len);
+        ok = walk_text(w, g, out.p ? out.p : "", out.len, &fits, err);
+        *accepted = want || !valid ? *accepted && fits : *accepted || fits;
+        buf_clear(&out);
+    }
+    *right = !valid || *accepted == want;
+    return ok;
+}
+
+static bool line_source(const struct jvalue *v, struct grammar_source *src, struct error *err)
+{
+    const struct jvalue *k;
+    if ((k = jvalue_get(v, "schema"))) {
+        *src = (struct grammar_source){GRAMMAR_SCHEMA, src->flags, k->raw, k->raw_len};
+        return true;
+    }
+    if ((k = jvalue_get(v, "choice")) && k->kind == J_ARRAY) {
+        *src = (struct grammar_source){GRAMMAR_CHOICE, src->flags, k->raw, k->raw_len};
+        return true;
+    }
+    bool regex = (k = jvalue_get(v, "regex")) != NULL;
+    if (!regex)
+        k = jvalue_get(v, "grammar");
+    if (!k || k->kind != J_STRING)
+        return error_set(err, "no \"schema\", \"grammar\", \"regex\" or \"choice\"");
+    *src = (struct grammar_source){regex ? GRAMMAR_REGEX : GRAMMAR_GBNF, src->flags, k->text, k->len};
+    return true;
+}
+
+static void print_string(const char *s)
+{
+    putchar('"');
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\')
+            printf("\\%c", c);
+        else if (c < 0x20)
+            printf("\\u%04x", c);
+        else
+            putchar(c);
+    }
+    putchar('"');
+}
+
+static void walk_line(struct walker *w, const char *line, size_t len)
+{
+    struct error err = {0};
+    struct jdoc *doc = jdoc_parse(line, len, &err);
+    struct grammar_source src = {.flags = w->flags};
+    struct grammar *g = NULL;
+    struct buf accepted = {0};
+    double compile_us = 0, sum = 0;
+    bool ok = doc && line_source(jdoc_root(doc), &src, &err), right = true;
+    w->n_us = 0;
+    if (ok) {
+        int64_t t = clock_ns();
+        g = grammar_compile(&src, &err);
+        compile_us = (double)(clock_ns() - t) * 1e-3;
+        ok = g != NULL;
+    }
+    const struct jvalue *tests = ok ? jvalue_get(jdoc_root(doc), "tests") : NULL;
+    for (const struct jvalue *c = tests ? tests->first : NULL; c && ok; c = c->next) {
+        bool a = false, r = false;
+        ok = walk_test(w, g, c, &a, &r, &err);
+        right = right && r;
+        if (ok)
+            buf_addf(&accepted, "%s%s", accepted.len ? ", " : "", a ? "true" : "false");
+    }
+    printf("{\"ok\": %s, \"error\": ", ok && right ? "true" : "false");
+    if (ok)
+        printf("null");
+    else
+        print_string(err.msg);
+    qsort(w->us, w->n_us, sizeof *w->us, double_cmp);
+    for (size_t i = 0; i < w->n_us; i++)
+        sum += w->us[i];
+    double p99 = w->n_us ? w->us[(w->n_us * 99 + 99) / 100 - 1] : 0;
+    printf(", \"compile_us\": %.1f, \"mask_us\": {\"avg\": %.2f, \"p99\": %.2f, \"max\": %.2f, "
+           "\"n\": %zu}, \"accepted\": [%s]}\n",
+           compile_us, w->n_us ? sum / (double)w->n_us : 0, p99, w->n_us ? w->us[w->n_us - 1] : 0,
+           w->n_us, accepted.p ? accepted.p : "");
+    buf_clear(&accepted);
+    grammar_free(g);
+    jdoc_free(doc);
+}
+
+int cmd_constrain(int argc, char **argv)
+{
+    bool jsonl = false, schema_order = false;
+    const struct opt opts[] = {
+        {OPT_FLAG, 0, "jsonl", 0, &jsonl, 0, 0, 0, "lines of JSON in, lines of JSON out (the only way)"},
+        {OPT_FLAG, 0, "schema-order", 0, &schema_order, 0, 0, 0,
+         "objects have their properties in the schema's order"},
+    };
+    const struct usage u = {
+        .command = "constrain",
+        .synopsis = "[MODEL] [FILE.jsonl] --jsonl [options]",
+        .about =
+            "Tries constraints on texts, with a model's vocabulary and without its weights.\n"
+            "Reads lines {\"schema\": ..., \"tests\": [{\"valid\": bool, \"data\": ...}]} (or "
+            "\"grammar\" or\n\"regex\", and \"text\" in the tests), walks each instance's tokens "
+            "through the masks, compact\nand with blanks after commas and colons, and prints for "
+            "each line which were accepted.",
+        .examples = "  steel constrain model.gguf --jsonl < schemas.jsonl\n",
+        .opts = opts,
+        .n_opts = sizeof opts / sizeof *opts,
+        .max_args = 2,
+    };
+    const char *pos[2] = {NULL, NULL};
+    int n = args_parse(&u, argc, argv, pos);
+    if (n < 0)
+        return cli_args_exit(n);
+    size_t tail = n == 1 ? strlen(pos[0]) : 0;
+    if (tail > 6 && !strcmp(pos[0] + tail - 6, ".jsonl")) { /* no model, a file alone */
+        pos[1] = pos[0];
+        pos[0] = NULL;
+    }
+    struct error err = {0};
+    FILE *in = stdin;
+    if (pos[1] && strcmp(pos[1], "-") && !(in = fopen(pos[1], "r"))) {
+        error_set(&err, "%s: %s", pos[1], strerror(errno));
+        return cli_fail(&err);
+    }
+    struct tokenizer *t = tokenizer_open(pos[0], &err);
+    if (!t) {
+        if (in != stdin)
+            fclose(in);
+        return cli_fail(&err);
+    }
+    struct grammar_vocab *v = grammar_vocab_new(t);
+    struct walker w = {.tok = t, .vocab = v, .flags = schema_order ? GRAMMAR_SCHEMA_ORDER : 0};
+    w.bits = mem_zalloc(grammar_mask_words(tokenizer_n_vocab(t)), sizeof *w.bits);
+    char *line = NULL;
+    size_t cap = 0;
+    ssize_t len;
+    cli_catch_interrupt();
+    while (!cli_interrupted() && (len = getline(&line, &cap, in)) >= 0)
+        if (strspn(line, " \t\r\n") != (size_t)len)
+            walk_line(&w, line, (size_t)len);
+    free(line);
+    if (in != stdin)
+        fclose(in);
+    mem_free(w.bits);
+    mem_free(w.us);
+    grammar_vocab_free(v);
+    tokenizer_free(t);
+    return cli_interrupted() ? EXIT_INTERRUPTED : EXIT_OK;
+}

@@ -1,0 +1,116 @@
+/*
+ * Constrained decoding: which tokens may come next so that the text fits a JSON Schema, a regular
+ * expression, a GBNF grammar or a list of choices.
+ *
+ * A source is compiled once into a `struct grammar`: immutable, counted, shared by any number of
+ * sequences and threads. A `struct grammar_vocab` is the vocabulary of a tokenizer made ready for
+ * masks, one per model. A `struct grammar_matcher` is the small state of one sequence.
+ *
+ * How it works. Terminals (strings, numbers, literals, regular rules) are deterministic automata over
+ * characters, built whole at compile time; nothing is lazy, so nothing is locked. Above them runs an
+ * Earley parser over rules that are small graphs, whose items can carry counts and sets (how many
+ * items an array has, which properties an object has). A mask is a walk of the vocabulary's trie
+ * through both; groups of tokens that are all safe inside a string are taken as ready-made masks.
+ *
+ * Promises. A text is accepted only if it fits the source: what cannot be enforced is refused when
+ * compiling, with the path of the keyword. Every allowed prefix can be completed. Control tokens are
+ * never allowed inside the constraint; ending tokens exactly where the text is complete. Everything a
+ * stranger can make expensive is counted and bounded: see the limits below and in grammar_re.h.
+ *
+ * Must not know the sampler, the engine or any API.
+ */
+#ifndef STEEL_TEXT_GRAMMAR_H
+#define STEEL_TEXT_GRAMMAR_H
+
+#include "base/error.h"
+#include "text/tokenizer.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct grammar;
+struct grammar_vocab;
+struct grammar_matcher;
+
+enum grammar_kind {
+    GRAMMAR_SCHEMA,      /* text: a JSON Schema */
+    GRAMMAR_JSON_OBJECT, /* any JSON object; no text */
+    GRAMMAR_REGEX,       /* text: a regular expression that the whole answer matches */
+    GRAMMAR_GBNF,        /* text: a grammar as llama.cpp has them; it begins at `root` */
+    GRAMMAR_CHOICE,      /* text: a JSON list of strings, one of which is the answer */
+};
+
+enum {
+    GRAMMAR_SCHEMA_ORDER = 1, /* objects have their properties in the order of the schema */
+    GRAMMAR_COMPACT = 2,      /* JSON without any white space between its tokens */
+};
+
+struct grammar_source {
+    enum grammar_kind kind;
+    int flags;
+    const char *text; /* (len) */
+    size_t len;
+};
+
+enum {
+    GRAMMAR_TEXT_MAX = 2 << 20, /* bytes of a source */
+    GRAMMAR_MASK_WORK = 8 << 20, /* steps of automata and parser that one mask may take */
+};
+
+/* NULL with err set: not valid, not enforceable, or over a limit. */
+struct grammar *grammar_compile(const struct grammar_source *src, struct error *err);
+struct grammar *grammar_ref(struct grammar *g);
+void grammar_free(struct grammar *g); /* gives back one reference; NULL is fine */
+size_t grammar_bytes(const struct grammar *g);
+
+/* Compiled grammars by their source: the newest `cap` that are not in use are kept. Thread-safe. */
+struct grammar_cache;
+struct grammar_cache *grammar_cache_new(int cap);
+void grammar_cache_free(struct grammar_cache *c);
+/* A reference to the compiled source, compiled now if it is not there. `hit` may be NULL. */
+struct grammar *grammar_cache_get(struct grammar_cache *c, const struct grammar_source *src,
+                                  bool *hit, struct error *err);
+
+/* The tokenizer must outlive it. */
+struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t);
+void grammar_vocab_free(struct grammar_vocab *v);
+static inline size_t grammar_mask_words(int n_vocab)
+{
+    return ((size_t)n_vocab + 31) / 32;
+}
+
+/*
+ * Free text around the constraint. All texts may be NULL. They are copied.
+ * `free_until`: everything is free up to the end of this text ("</think>"), then the constraint holds.
+ * `trigger`: everything is free; whenever this text has been written, the constraint holds until it is
+ * complete, and everything is free again. With both, triggers count from `free_until` on.
+ * `required`: with a trigger, ending is not allowed before the constraint has held once.
+ * `once`: with a trigger, the answer ends after the constraint (no second call).
+ */
+struct grammar_zones {
+    const char *free_until, *trigger;
+    bool required, once;
+};
+
+/* References g; v must outlive the matcher. zones may be NULL: the constraint holds from the start. */
+struct grammar_matcher *grammar_matcher_new(struct grammar *g, const struct grammar_vocab *v,
+                                            const struct grammar_zones *zones);
+void grammar_matcher_free(struct grammar_matcher *m);
+/* Bit i of bits (grammar_mask_words of them): token i may come next. False: this sequence went over
+ * a limit, and cannot go on. */
+bool grammar_mask(struct grammar_matcher *m, uint32_t *bits, struct error *err);
+/* Takes a token. False, and nothing changed, if it does not fit (or over a limit: err says). */
+bool grammar_accept(struct grammar_matcher *m, int32_t token, struct error *err);
+/* Undoes the last n accepted tokens (at most all of them). */
+void grammar_rollback(struct grammar_matcher *m, size_t n);
+/* The token that is the only choice, or -1. Cheap where there are many. */
+int32_t grammar_forced(struct grammar_matcher *m);
+/* May the answer end here? */
+bool grammar_is_accepting(const struct grammar_matcher *m);
+/* Does the constraint hold for the next token (or is the text free)? */
+bool grammar_is_active(const struct grammar_matcher *m);
+/* Steps that the last mask took: what GRAMMAR_MASK_WORK bounds. */
+size_t grammar_mask_work(const struct grammar_matcher *m);
+size_t grammar_matcher_bytes(const struct grammar_matcher *m);
+
+#endif

@@ -1,0 +1,245 @@
+/*
+ * What a compiled grammar is inside: terminals, rules as graphs, arrays, objects. Filled by the
+ * compilers (grammar_gbnf.c, schema_build.c), read by the matcher (grammar_match.c, grammar_mask.c).
+ *
+ * Invariants of a finished grammar:
+ * 1. Every terminal's language is non-empty, every node can produce some text: no prefix that the
+ *    matcher allows is a dead end. The compilers prune; the matcher relies on it.
+ * 2. Node 0 is the root. Nothing changes after grammar_finish.
+ */
+#ifndef STEEL_TEXT_GRAMMAR_INT_H
+#define STEEL_TEXT_GRAMMAR_INT_H
+
+#include "text/grammar.h"
+#include "text/grammar_re.h"
+
+#define NO_LIMIT UINT32_MAX
+
+enum term_kind {
+    TERM_RAW, /* the automaton's characters as they are, in UTF-8 */
+    TERM_STR, /* a JSON string, with its quotes: the automaton reads what it means */
+    TERM_KEY, /* the same for an object's property: names first, then the automaton */
+};
+
+struct term {
+    enum term_kind kind;
+    bool plain; /* characters are escaped only where JSON asks for it */
+    struct dfa *dfa;
+    struct names *names; /* TERM_KEY */
+};
+
+/* The declared properties of an object by name: a trie of code points, in sorted order. */
+struct name_node {
+    uint32_t cp, child, sibling; /* 0 = none; node 0 is the root */
+    uint32_t lo, hi;             /* names below: positions lo .. hi - 1 */
+    uint32_t name;               /* position + 1 of the name that ends here, or 0 */
+};
+
+struct names {
+    struct name_node *nodes; /* (n_nodes) */
+    uint32_t n_nodes;
+    uint32_t n; /* names */
+};
+
+enum node_kind { NODE_GRAPH, NODE_ARRAY, NODE_OBJECT };
+
+struct edge {
+    bool call; /* of a node, else a terminal */
+    uint32_t target, to;
+};
+
+struct array_node {
+    uint32_t *prefix; /* (n_prefix) nodes of the first items */
+    uint32_t n_prefix;
+    uint32_t items; /* node of the rest; unused where max == n_prefix */
+    uint32_t min, max;
+    uint32_t contains; /* node that n_contains items at least must fit, or NO_LIMIT */
+    uint32_t *both;    /* (n_prefix + 1) node of an item that fits its place and `contains`;
+                          NO_LIMIT where there is none */
+    uint32_t n_contains;
+};
+
+struct object_prop {
+    uint32_t node;  /* of its value; NO_LIMIT: may not occur */
+    uint32_t order; /* place in the schema */
+    bool required;
+    uint32_t needs, n_needs; /* dependentRequired: object_node.needs[needs ..] are positions */
+};
+
+struct object_node {
+    uint32_t key;             /* terminal */
+    struct object_prop *prop; /* (n_props) sorted by name, as the names' positions are */
+    uint32_t n_props;
+    uint32_t *needs;  /* the lists of dependentRequired, closed: whatever they ask for in turn */
+    uint32_t *others; /* (n_others) node of a value by the label - 1 of the key's automaton */
+    uint32_t n_others;
+    uint32_t min, max;
+    bool in_order;
+};
+
+struct gnode {
+    enum node_kind kind;
+    uint32_t start; /* NODE_GRAPH: first state */
+    struct array_node *array;
+    struct object_node *object;
+};
+
+/* The terminals that JSON is made of, by their places in every grammar that has JSON in it. */
+enum {
+    T_LBRACE,  /* {ws */
+    T_RBRACE0, /* } right after it */
+    T_RBRACE,  /* ws} */
+    T_LBRACK,
+    T_RBRACK0,
+    T_RBRACK,
+    T_COMMA, /* ws,ws */
+    T_COLON, /* ws:ws */
+    T_JSON_COUNT
+};
+
+struct grammar {
+    int refs;
+    struct term *terms; /* (n_terms) */
+    uint32_t n_terms;
+    struct gnode *nodes; /* (n_nodes) */
+    uint32_t n_nodes;
+    struct edge *edges;  /* (state_at[n_states]) */
+    uint32_t *state_at;  /* (n_states + 1) */
+    bool *state_final;   /* (n_states) */
+    uint32_t n_states;
+    uint32_t n_edges, cap_edges, cap_states, cap_terms, cap_nodes;
+    size_t bytes;
+};
+
+/* For compilers. Terminals take over the automaton. Edges of a state are added before the next one. */
+struct grammar *grammar_new(void);
+uint32_t grammar_add_term(struct grammar *g, enum term_kind kind, struct dfa *dfa);
+uint32_t grammar_add_node(struct grammar *g, enum node_kind kind);
+uint32_t grammar_add_state(struct grammar *g, bool final);
+void grammar_add_edge(struct grammar *g, bool call, uint32_t target, uint32_t to);
+void grammar_finish(struct grammar *g);
+
+struct grammar *gbnf_compile(const char *text, size_t len, struct error *err);
+struct grammar *schema_compile(const char *text, size_t len, int flags, struct error *err);
+struct grammar *choice_compile(const char *text, size_t len, struct error *err);
+
+/* ---- the vocabulary (grammar_vocab.c) ---- */
+
+/* A trie in depth-first order: a node's subtree is i .. skip - 1. */
+struct trie_node {
+    uint32_t skip;
+    int32_t token; /* -1: none ends here */
+    uint8_t byte;
+    uint8_t depth; /* 1 for the first byte */
+};
+
+struct vocab_trie {
+    struct trie_node *nodes; /* (n) */
+    uint32_t n;
+};
+
+struct grammar_vocab {
+    const struct tokenizer *tok;
+    int n_vocab;
+    size_t n_words;
+    uint32_t *mask[DFA_GROUPS];                /* (n_words) all tokens of a group */
+    struct vocab_trie trie[DFA_GROUPS + 1];    /* the groups, then the rest */
+    int32_t *twin;                             /* (n_vocab) next token with the same bytes, or -1 */
+    uint32_t *ends;                            /* (n_words) tokens that end an answer */
+    /* Inside a string that may be anything: the rest's tokens that stay in it, and the texts that
+     * come after a closing quote in some token. */
+    uint32_t *inside;       /* (n_words) */
+    struct vocab_trie after; /* .token: index into exits */
+    uint32_t *exit_at;       /* (n_exits + 1) */
+    int32_t *exit_token;
+    uint32_t n_exits;
+};
+enum { VOCAB_TOKEN_MAX = 255 }; /* longer tokens are never allowed */
+
+/* ---- the matcher (grammar_match.c) ---- */
+
+struct item {
+    uint32_t node, pos, data, origin;
+};
+
+struct thread {
+    uint32_t term, q, sub, name;
+    struct item then; /* where the parser stands once the terminal ends */
+};
+
+struct waiter {
+    uint32_t callee;
+    struct item then;
+};
+
+/* One point of the text. */
+struct point {
+    uint32_t threads, n_threads; /* in matcher.threads */
+    uint32_t n_rows, n_waiters, n_data;
+    bool accepts;
+};
+
+enum zone { ZONE_FREE, ZONE_TRIGGER, ZONE_ON, ZONE_DONE };
+
+struct zone_state {
+    enum zone zone;
+    uint32_t matched; /* bytes of the awaited text */
+    bool held;        /* the constraint has been complete once */
+    uint32_t root_row; /* where the root began */
+};
+
+struct record { /* one accepted token: how things stood before it */
+    struct point point;
+    struct zone_state zone;
+    uint32_t n_threads_all;
+};
+
+struct grammar_matcher {
+    struct grammar *g;
+    const struct grammar_vocab *v;
+    struct thread *threads; /* stack: the points of history, then of a walk */
+    uint32_t n_threads, cap_threads;
+    uint32_t *rows; /* (n_rows) first waiter */
+    uint32_t n_rows, cap_rows;
+    struct waiter *waiters;
+    uint32_t n_waiters, cap_waiters;
+    uint32_t *data; /* sets of objects */
+    uint32_t n_data, cap_data;
+    struct point now;
+    struct record *history;
+    size_t n_history, cap_history;
+    /* scratch of a closure */
+    struct item *todo;
+    uint32_t n_todo, cap_todo;
+    uint32_t *todo_next;
+    uint16_t todo_head[64];
+    uint32_t *nulls; /* nodes complete at the row where they began */
+    uint32_t n_nulls, cap_nulls;
+    uint32_t *chain; /* scratch of threads_unique */
+    uint32_t cap_chain;
+    size_t work, work_max;
+    const char *error; /* a limit that was met */
+    /* zones */
+    struct zone_state zone;
+    char *until, *trigger;
+    int32_t *inner[2]; /* tokens that hold the awaited text past their start; -1 ends the list */
+    bool required, once;
+    struct point *levels; /* (VOCAB_TOKEN_MAX + 2) of a walk */
+};
+
+/* Steps the threads of `from` over one byte; the new point's threads are put on the stack.
+ * False: nothing is left. */
+bool match_step(struct grammar_matcher *m, const struct point *from, uint8_t byte,
+                struct point *to);
+/* Takes back everything that was made after `p` (its own threads stay). */
+void match_pop(struct grammar_matcher *m, const struct point *p, uint32_t n_threads);
+/* The point after the terminal of thread t has ended here, without the thread itself. */
+bool match_end_term(struct grammar_matcher *m, const struct thread *t, const struct point *from,
+                    struct point *to);
+/* Puts one more thread to point p, whose threads are the last ones. */
+bool match_add_thread(struct grammar_matcher *m, const struct thread *t, struct point *p);
+void match_restart(struct grammar_matcher *m); /* the constraint begins anew */
+bool match_bytes(struct grammar_matcher *m, const char *p, size_t n);
+bool match_over(struct grammar_matcher *m, const char *what);
+
+#endif

@@ -1,0 +1,517 @@
+/*
+ * Masks, and the matcher's public face: making one, taking tokens, going back, zones of free text.
+ *
+ * A mask is a walk of the vocabulary's tries through the threads of the present point. Two shortcuts
+ * make it fast: a group of tokens that no thread's automaton can die from is taken whole, and inside a
+ * string that may be anything the tokens that close it are walked by what follows the quote.
+ */
+#include "text/grammar_term.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+struct grammar_matcher *grammar_matcher_new(struct grammar *g, const struct grammar_vocab *v,
+                                            const struct grammar_zones *zones)
+{
+    struct grammar_matcher *m = mem_zalloc(1, sizeof *m);
+    m->g = grammar_ref(g);
+    m->v = v;
+    m->cap_threads = 64;
+    m->threads = mem_alloc(m->cap_threads * sizeof *m->threads);
+    m->cap_rows = m->cap_waiters = 64;
+    m->rows = mem_alloc(m->cap_rows * sizeof *m->rows);
+    m->waiters = mem_alloc(m->cap_waiters * sizeof *m->waiters);
+    m->cap_data = 256;
+    m->data = mem_alloc(m->cap_data * sizeof *m->data);
+    m->cap_todo = 64;
+    m->todo = mem_alloc(m->cap_todo * sizeof *m->todo);
+    m->todo_next = mem_alloc(m->cap_todo * sizeof *m->todo_next);
+    m->cap_nulls = 16;
+    m->nulls = mem_alloc(m->cap_nulls * sizeof *m->nulls);
+    m->levels = mem_alloc((VOCAB_TOKEN_MAX + 2) * sizeof *m->levels);
+    m->work_max = GRAMMAR_MASK_WORK;
+    m->zone.zone = ZONE_ON;
+    if (zones) {
+        m->until = zones->free_until && *zones->free_until ? mem_strdup(zones->free_until) : NULL;
+        m->trigger = zones->trigger && *zones->trigger ? mem_strdup(zones->trigger) : NULL;
+        m->required = zones->required;
+        m->once = zones->once;
+        if (m->until)
+            m->zone.zone = ZONE_FREE;
+        else if (m->trigger)
+            m->zone.zone = ZONE_TRIGGER;
+    }
+    if (m->zone.zone == ZONE_ON)
+        match_restart(m);
+    return m;
+}
+
+void grammar_matcher_free(struct grammar_matcher *m)
+{
+    if (!m)
+        return;
+    grammar_free(m->g);
+    mem_free(m->threads);
+    mem_free(m->rows);
+    mem_free(m->waiters);
+    mem_free(m->data);
+    mem_free(m->todo);
+    mem_free(m->todo_next);
+    mem_free(m->nulls);
+    mem_free(m->chain);
+    mem_free(m->levels);
+    mem_free(m->history);
+    mem_free(m->until);
+    mem_free(m->trigger);
+    mem_free(m->inner[0]);
+    mem_free(m->inner[1]);
+    mem_free(m);
+}
+
+size_t grammar_matcher_bytes(const struct grammar_matcher *m)
+{
+    return sizeof *m + m->cap_threads * sizeof *m->threads + m->cap_rows * sizeof *m->rows +
+           m->cap_waiters * sizeof *m->waiters + m->cap_data * sizeof *m->data +
+           m->cap_history * sizeof *m->history + m->cap_todo * 20 +
+           (VOCAB_TOKEN_MAX + 2) * sizeof *m->levels;
+}
+
+size_t grammar_mask_work(const struct grammar_matcher *m)
+{
+    return m->work;
+}
+
+/* ---- walking ---- */
+
+static void mask_set(const struct grammar_vocab *v, uint32_t *bits, int32_t id)
+{
+    for (; id >= 0; id = v->twin[id])
+        bits[id / 32] |= 1u << id % 32;
+}
+
+/* What a walk does with a node whose bytes fit. */
+struct walk {
+    struct grammar_matcher *m;
+    uint32_t *bits;
+    bool exits; /* the trie's tokens are exits of a string: lists of tokens */
+
+};
+
+static void walk_hit(const struct walk *w, int32_t token)
+{
+    const struct grammar_vocab *v = w->m->v;
+    if (!w->exits) {
+        mask_set(v, w->bits, token);
+        return;
+    }
+    for (uint32_t i = v->exit_at[token]; i < v->exit_at[token + 1]; i++)
+        mask_set(v, w->bits, v->exit_token[i]);
+}
+
+/* Nodes lo .. hi - 1 of a trie from point `from`; their first ones have this depth. */
+static void walk_range(const struct walk *w, const struct vocab_trie *trie, uint32_t lo, uint32_t hi,
+                       const struct point *from)
+{
+    struct grammar_matcher *m = w->m;
+    if (lo >= hi)
+        return;
+    uint32_t base_depth = trie->nodes[lo].depth, base = m->n_threads;
+    struct point *levels = m->levels;
+    levels[base_depth - 1] = *from;
+    for (uint32_t i = lo; i < hi && !m->error;) {
+        const struct trie_node *n = &trie->nodes[i];
+        const struct point *src = &levels[n->depth - 1];
+        match_pop(m, src, n->depth == base_depth ? base : src->threads + src->n_threads);
+        if (!match_step(m, src, n->byte, &levels[n->depth])) {
+            i = n->skip;
+            continue;
+        }
+        if (n->token >= 0)
+            walk_hit(w, n->token);
+        i++;
+    }
+    match_pop(m, from, base);
+}
+
+/* A single thread inside a string or another terminal: the automaton alone decides until it ends.
+ * All ends of one string lead to the same point, which is made once. */
+static void walk_single(const struct walk *w, const struct vocab_trie *trie, const struct point *from)
+{
+    struct grammar_matcher *m = w->m;
+    const struct thread start = m->threads[from->threads];
+    const struct term *tm = &m->g->terms[start.term];
+    struct thread level[VOCAB_TOKEN_MAX + 2];
+    const bool one_end = tm->kind == TERM_STR;
+    struct point after;
+    bool made = false, alive = false;
+    uint32_t base = m->n_threads;
+    level[0] = start;
+    for (uint32_t i = 0; i < trie->n && !m->error;) {
+        const struct trie_node *n = &trie->nodes[i];
+        struct thread *t = &level[n->depth];
+        *t = level[n->depth - 1];
+        m->work++;
+        if (!term_step(m, t, n->byte)) {
+            i = n->skip;
+            continue;
+        }
+        if (!term_ends(m, t)) {
+            if (n->token >= 0)
+                mask_set(m->v, w->bits, n->token);
+            i++;
+            continue;
+        }
+        if (!made || !one_end) {
+            match_pop(m, from, base);
+            alive = match_end_term(m, t, from, &after);
+            made = true;
+            if (tm->kind == TERM_RAW && tm->dfa->moves[t->q]) { /* it may also go on */
+                alive = match_add_thread(m, t, &after);
+            }
+        }
+        if (alive) {
+            if (n->token >= 0)
+                mask_set(m->v, w->bits, n->token);
+            walk_range(w, trie, i + 1, n->skip, &after);
+        }
+        i = n->skip;
+    }
+    match_pop(m, from, base);
+    if (m->work > m->work_max)
+        match_over(m, "a mask takes over 8388608 steps");
+}
+
+/* Is every token of this group allowed by some thread? */
+static bool group_safe(const struct grammar_matcher *m, int group)
+{
+    for (uint32_t i = 0; i < m->now.n_threads; i++) {
+        const struct thread *t = &m->threads[m->now.threads + i];
+        const struct term *tm = &m->g->terms[t->term];
+        if (!t->sub && t->q && tm->dfa->safe[t->q][group] >= DFA_SAFE_MAX)
+            return true;
+    }
+    return false;
+}
+
+static void bits_or(uint32_t *to, const uint32_t *from, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] |= from[i];
+}
+
+/* Inside a string that may be anything: everything is known but what follows the closing quote. */
+static void mask_any_string(struct grammar_matcher *m, uint32_t *bits)
+{
+    const struct grammar_vocab *v = m->v;
+    struct point from = m->now, after;
+    struct thread t = m->threads[from.threads];
+    uint32_t base = m->n_threads;
+    for (int g = 0; g < DFA_GROUPS; g++)
+        bits_or(bits, v->mask[g], v->n_words);
+    bits_or(bits, v->inside, v->n_words);
+    t.sub = SUB(SUB_DONE, 0, 0);
+    if (match_end_term(m, &t, &from, &after)) {
+        struct walk w = {.m = m, .bits = bits, .exits = true};
+        walk_hit(&w, 0);
+        walk_range(&w, &v->after, 0, v->after.n, &after);
+    }
+    match_pop(m, &from, base);
+}
+
+static bool in_any_string(const struct grammar_matcher *m)
+{
+    const struct thread *t = &m->threads[m->now.threads];
+    const struct term *tm = &m->g->terms[t->term];
+    if (m->now.n_threads != 1 || t->sub || tm->kind == TERM_RAW || !t->q || !tm->dfa->any)
+        return false;
+    return tm->kind == TERM_STR || !t->name; /* a name that is none of the declared ones */
+}
+
+/* The constraint's own mask at the present point, without ending tokens. */
+static void mask_constraint(struct grammar_matcher *m, uint32_t *bits)
+{
+    const struct grammar_vocab *v = m->v;
+    struct walk w = {.m = m, .bits = bits};
+    if (!m->now.n_threads)
+        return;
+    if (in_any_string(m)) {
+        mask_any_string(m, bits);
+        return;
+    }
+    for (int g = 0; g <= DFA_GROUPS && !m->error; g++) {
+        if (g < DFA_GROUPS && group_safe(m, g)) {
+            bits_or(bits, v->mask[g], v->n_words);
+            continue;
+        }
+        if (m->now.n_threads == 1)
+            walk_single(&w, &v->trie[g], &m->now);
+        else
+            walk_range(&w, &v->trie[g], 0, v->trie[g].n, &m->now);
+    }
+}
+
+/* ---- zones ---- */
+
+static const char *zone_text(const struct grammar_matcher *m, enum zone z)
+{
+    return z == ZONE_FREE ? m->until : z == ZONE_TRIGGER ? m->trigger : NULL;
+}
+
+/* How much of `text` is matched after one more byte (Knuth, Morris and Pratt without a table: the
+ * texts are short). */
+static uint32_t text_step(const char *text, uint32_t matched, char byte)
+{
+    for (;;) {
+        if (text[matched] == byte)
+            return matched + 1;
+        if (!matched)
+            return 0;
+        uint32_t k = matched - 1;
+        while (k && memcmp(text, text + matched - k, k))
+            k--;
+        matched = k;
+    }
+}
+
+/* Free bytes; those after the awaited text belong to the next zone. False: they do not fit it. */
+static bool zone_bytes(struct grammar_matcher *m, const char *s, size_t n)
+{
+    size_t i = 0;
+    while (i < n && (m->zone.zone == ZONE_FREE || m->zone.zone == ZONE_TRIGGER)) {
+        const char *text = zone_text(m, m->zone.zone);
+        m->zone.matched = text_step(text, m->zone.matched, s[i++]);
+        if (text[m->zone.matched])
+            continue;
+        m->zone.matched = 0;
+        if (m->zone.zone == ZONE_FREE && m->trigger) {
+            m->zone.zone = ZONE_TRIGGER;
+        } else {
+            m->zone.zone = ZONE_ON;
+            match_restart(m);
+        }
+    }
+    if (m->zone.zone == ZONE_ON && i < n && !match_bytes(m, s + i, n - i))
+        return false;
+    if (m->zone.zone == ZONE_ON && m->trigger && m->now.accepts) {
+        m->zone.held = true;
+        m->zone.zone = m->once ? ZONE_DONE : ZONE_TRIGGER;
+    }
+    return true;
+}
+
+static void all_set(const struct grammar_vocab *v, uint32_t *bits)
+{
+    memset(bits, 0xff, v->n_words * sizeof *bits);
+    if (v->n_vocab % 32)
+        bits[v->n_words - 1] = (1u << v->n_vocab % 32) - 1;
+}
+
+static bool may_end(const struct grammar_matcher *m)
+{
+    switch (m->zone.zone) {
+    case ZONE_FREE:
+        return false;
+    case ZONE_TRIGGER:
+        return !m->required || m->zone.held;
+    case ZONE_ON:
+        return m->now.accepts;
+    default:
+        return true;
+    }
+}
+
+/* Tokens that hold the whole awaited text somewhere past their first byte, found once. */
+static const int32_t *inner_tokens(struct grammar_matcher *m, const char *text)
+{
+    int32_t **list = &m->inner[text == m->trigger];
+    if (*list)
+        return *list;
+    size_t n = 0, len = strlen(text);
+    *list = mem_alloc(sizeof **list);
+    for (int32_t id = 0; id < m->v->n_vocab; id++) {
+        size_t k;
+        const char *p = tokenizer_piece(m->v->tok, id, &k);
+        if (k > len && memmem(p + 1, k - 1, text, len)) {
+            *list = mem_realloc(*list, n + 2, sizeof **list);
+            (*list)[n++] = id;
+        }
+    }
+    (*list)[n] = -1;
+    return *list;
+}
+
+/* Does the constraint allow what this token writes after the awaited text? Tried on the real state. */
+static bool free_token_fits(struct grammar_matcher *m, int32_t id)
+{
+    size_t n;
+    const char *p = tokenizer_piece(m->v->tok, id, &n);
+    struct zone_state zone = m->zone;
+    struct point now = m->now;
+    uint32_t n_threads = m->n_threads;
+    struct point heights = {.n_rows = m->n_rows, .n_waiters = m->n_waiters, .n_data = m->n_data};
+    bool ok = zone_bytes(m, p, n);
+    m->zone = zone;
+    m->now = now;
+    match_pop(m, &heights, n_threads);
+    return ok;
+}
+
+/* All tokens, but those that end the free text and go on in a way the constraint does not allow. */
+static void mask_free(struct grammar_matcher *m, uint32_t *bits)
+{
+    const struct grammar_vocab *v = m->v;
+    const char *text = zone_text(m, m->zone.zone);
+    all_set(v, bits);
+    if (!may_end(m))
+        for (size_t i = 0; i < v->n_words; i++)
+            bits[i] &= ~v->ends[i];
+    size_t len = strlen(text);
+    for (const int32_t *id = inner_tokens(m, text); *id >= 0; id++)
+        if (!free_token_fits(m, *id))
+            bits[*id / 32] &= ~(1u << *id % 32);
+    /* Tokens that begin with the rest of the awaited text, for every part of it that may be matched
+     * by now: the full part, and its borders. */
+    for (uint32_t k = m->zone.matched;; k--) {
+        if (k && memcmp(text, text + m->zone.matched - k, k))
+            continue;
+        for (int g = 0; g <= DFA_GROUPS; g++) {
+            const struct vocab_trie *trie = &v->trie[g];
+            uint32_t lo = 0, hi = trie->n;
+            size_t at = k;
+            for (uint32_t i = lo; at < len && i < hi;) {
+                if (trie->nodes[i].byte != (uint8_t)text[at]) {
+                    i = trie->nodes[i].skip;
+                    continue;
+                }
+                hi = trie->nodes[i].skip;
+                lo = ++i;
+                at++;
+            }
+            if (at < len)
+                continue;
+            for (uint32_t i = lo; i < hi; i++)
+                if (trie->nodes[i].token >= 0 && !free_token_fits(m, trie->nodes[i].token))
+                    for (int32_t id = trie->nodes[i].token; id >= 0; id = v->twin[id])
+                        bits[id / 32] &= ~(1u << id % 32);
+        }
+        if (!k)
+            break;
+    }
+}
+
+/* ---- the public face ---- */
+
+bool grammar_mask(struct grammar_matcher *m, uint32_t *bits, struct error *err)
+{
+    const struct grammar_vocab *v = m->v;
+    m->work = 0;
+    if (m->error)
+        return error_set(err, "%s", m->error);
+    if (m->zone.zone == ZONE_FREE || m->zone.zone == ZONE_TRIGGER) {
+        mask_free(m, bits);
+    } else {
+        memset(bits, 0, v->n_words * sizeof *bits);
+        if (m->zone.zone == ZONE_ON)
+            mask_constraint(m, bits);
+        if (may_end(m))
+            bits_or(bits, v->ends, v->n_words);
+    }
+    if (m->error)
+        return error_set(err, "%s", m->error);
+    return true;
+}
+
+bool grammar_accept(struct grammar_matcher *m, int32_t token, struct error *err)
+{
+    if (m->error)
+        return error_set(err, "%s", m->error);
+    if (token < 0 || token >= m->v->n_vocab)
+        return error_set(err, "token %d is not in the vocabulary", (int)token);
+    if (m->n_history == m->cap_history) {
+        m->cap_history = m->cap_history ? 2 * m->cap_history : 64;
+        m->history = mem_realloc(m->history, m->cap_history, sizeof *m->history);
+    }
+    struct record r = {.point = m->now, .zone = m->zone, .n_threads_all = m->n_threads};
+    r.point.n_rows = m->n_rows;
+    r.point.n_waiters = m->n_waiters;
+    r.point.n_data = m->n_data;
+    m->work = 0;
+    bool free_zone = m->zone.zone == ZONE_FREE || m->zone.zone == ZONE_TRIGGER, ok;
+    size_t n;
+    const char *p = tokenizer_piece(m->v->tok, token, &n);
+    if (tokenizer_is_end(m->v->tok, token)) {
+        ok = may_end(m);
+        m->zone.zone = ok ? ZONE_DONE : m->zone.zone;
+    } else if (free_zone) {
+        ok = zone_bytes(m, p, n);
+    } else {
+        enum token_kind kind = tokenizer_kind(m->v->tok, token);
+        ok = m->zone.zone == ZONE_ON && n && n <= VOCAB_TOKEN_MAX && kind != TOKEN_CONTROL &&
+             kind != TOKEN_UNKNOWN && kind != TOKEN_UNUSED && zone_bytes(m, p, n);
+    }
+    if (!ok) {
+        m->zone = r.zone;
+        m->now = r.point;
+        match_pop(m, &r.point, r.n_threads_all);
+        return m->error ? error_set(err, "%s", m->error)
+                        : error_set(err, "the token does not fit the constraint");
+    }
+    m->history[m->n_history++] = r;
+    return true;
+}
+
+void grammar_rollback(struct grammar_matcher *m, size_t n)
+{
+    if (n > m->n_history)
+        n = m->n_history;
+    if (!n)
+        return;
+    m->n_history -= n;
+    const struct record *r = &m->history[m->n_history];
+    m->zone = r->zone;
+    m->now = r->point;
+    match_pop(m, &r->point, r->n_threads_all);
+    m->error = NULL; /* what went over a limit is undone */
+}
+
+bool grammar_is_accepting(const struct grammar_matcher *m)
+{
+    return may_end(m);
+}
+
+bool grammar_is_active(const struct grammar_matcher *m)
+{
+    return m->zone.zone == ZONE_ON || m->zone.zone == ZONE_DONE;
+}
+
+/* Only one byte can follow, and so on; the token is the longest one on that way that is a whole step
+ * of it. Anything that would need a mask to decide is not forced. */
+int32_t grammar_forced(struct grammar_matcher *m)
+{
+    if (m->zone.zone != ZONE_ON || m->error)
+        return -1;
+    uint32_t base = m->n_threads;
+    int choices = m->now.accepts ? 2 : 0;
+    struct point to;
+    m->work = 0;
+    for (uint32_t b = 0; b < 256 && choices < 2; b++) {
+        choices += match_step(m, &m->now, (uint8_t)b, &to);
+        match_pop(m, &m->now, base);
+    }
+    if (choices != 1 || m->error)
+        return -1;
+    uint32_t *bits = mem_alloc(m->v->n_words * sizeof *bits);
+    int32_t only = -1;
+    if (grammar_mask(m, bits, NULL)) {
+        int n = 0;
+        for (size_t i = 0; i < m->v->n_words && n < 2; i++) {
+            n += __builtin_popcount(bits[i]);
+            if (bits[i])
+                only = (int32_t)(i * 32) + __builtin_ctz(bits[i]);
+        }
+        only = n == 1 ? only : -1;
+    }
+    mem_free(bits);
+    return only;
+}

@@ -1,0 +1,684 @@
+/*
+ * From a schema to a grammar: nodes are made of sets of literals, from the root on; those that nothing
+ * fits are found and cut out; what is left gets its terminals and names. See schema_int.h.
+ */
+#include "text/schema_int.h"
+
+#include "base/mem.h"
+#include "text/unicode.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { NODES_MAX = 20000, LABELS_MAX = 64 };
+
+/* An object under construction: its grammar node, and what decides about it. */
+struct builder {
+    struct schema *s;
+    struct grammar *g;
+    struct lits *sets;  /* (n_sets) set of literals by node index */
+    uint32_t *node_of;  /* (n_sets) the grammar's node */
+    uint32_t n_sets, cap_sets;
+    uint32_t *slots, n_slots;
+    uint32_t words[3]; /* terminals of null, true and false, or NO_LIMIT */
+    struct {
+        uint32_t term, id;
+        bool str;
+    } *terms; /* made so far, by term */
+    uint32_t n_terms, cap_terms;
+    struct names_of **objects; /* (n_objects) */
+    uint32_t n_objects, cap_objects;
+};
+
+/* What an object node needs until its key's terminal is made. */
+struct names_of {
+    uint32_t node;
+    const char **name; /* (n) sorted */
+    uint32_t *len;
+    uint32_t n;
+    struct dfa *dfa;                /* of the other names; NULL: none */
+    uint32_t labels[LABELS_MAX];    /* the automaton's labels that occur */
+    uint32_t n_labels;
+};
+
+static uint32_t set_hash(struct lits l)
+{
+    uint64_t h = 0x9e3779b97f4a7c15u + l.n;
+    for (uint32_t i = 0; i < l.n; i++)
+        h = (h ^ l.v[i]) * 0xff51afd7ed558ccdu, h ^= h >> 29;
+    return (uint32_t)(h ^ h >> 32);
+}
+
+/* The node of a set of literals; a new one is put in line to be built. */
+static uint32_t node_of(struct builder *b, struct lits l)
+{
+    if (2 * (b->n_sets + 1) > b->n_slots) {
+        b->n_slots = b->n_slots ? 2 * b->n_slots : 64;
+        mem_free(b->slots);
+        b->slots = mem_zalloc(b->n_slots, sizeof *b->slots);
+        for (uint32_t i = 0; i < b->n_sets; i++) {
+            uint32_t h = set_hash(b->sets[i]) & (b->n_slots - 1);
+            while (b->slots[h])
+                h = (h + 1) & (b->n_slots - 1);
+            b->slots[h] = i + 1;
+        }
+    }
+    uint32_t h = set_hash(l) & (b->n_slots - 1);
+    for (; b->slots[h]; h = (h + 1) & (b->n_slots - 1)) {
+        const struct lits *x = &b->sets[b->slots[h] - 1];
+        if (x->n == l.n && (!l.n || !memcmp(x->v, l.v, l.n * sizeof *l.v)))
+            return b->node_of[b->slots[h] - 1];
+    }
+    if (b->n_sets >= NODES_MAX) {
+        schema_fail(b->s, NULL, "over %d different values to describe", NODES_MAX);
+        return 0;
+    }
+    if (b->n_sets == b->cap_sets) {
+        b->cap_sets = b->cap_sets ? 2 * b->cap_sets : 32;
+        b->sets = mem_realloc(b->sets, b->cap_sets, sizeof *b->sets);
+        b->node_of = mem_realloc(b->node_of, b->cap_sets, sizeof *b->node_of);
+    }
+    b->sets[b->n_sets] = l;
+    b->node_of[b->n_sets] = grammar_add_node(b->g, NODE_GRAPH);
+    b->slots[h] = ++b->n_sets;
+    return b->node_of[b->n_sets - 1];
+}
+
+/* The terminal of a term; NO_LIMIT if it is empty or failed. */
+static uint32_t term_of(struct builder *b, uint32_t term, bool str)
+{
+    struct error err = {0};
+    for (uint32_t i = 0; i < b->n_terms; i++)
+        if (b->terms[i].term == term && b->terms[i].str == str)
+            return b->terms[i].id;
+    struct dfa *d = dfa_new(b->s->pool, &term, 1, &err);
+    uint32_t id = NO_LIMIT;
+    if (!d) {
+        schema_fail(b->s, NULL, "%s", err.msg);
+    } else if (dfa_empty(d)) {
+        dfa_free(d);
+    } else {
+        id = grammar_add_term(b->g, str ? TERM_STR : TERM_RAW, d);
+        b->g->terms[id].plain = str && d->finite;
+    }
+    if (b->n_terms == b->cap_terms) {
+        b->cap_terms = b->cap_terms ? 2 * b->cap_terms : 32;
+        b->terms = mem_realloc(b->terms, b->cap_terms, sizeof *b->terms);
+    }
+    b->terms[b->n_terms].term = term;
+    b->terms[b->n_terms].str = str;
+    b->terms[b->n_terms++].id = id;
+    return id;
+}
+
+static bool term_regex(struct builder *b, const char *pattern, uint32_t *id)
+{
+    uint32_t t = re_parse(b->s->pool, pattern, strlen(pattern), false, NULL);
+    *id = term_of(b, t, false);
+    return *id != NO_LIMIT;
+}
+
+/* The punctuation of JSON, in the order of the T_ names. White space is bounded: some blanks, and two
+ * lines with their indentation. */
+static bool add_punctuation(struct builder *b)
+{
+#define WS "[ \\t]{0,8}(\\r?\\n[ \\t]{0,80}){0,2}"
+    static const char *const loose[T_JSON_COUNT] = {
+        "\\{" WS, "\\}", WS "\\}", "\\[" WS, "\\]", WS "\\]", WS "," WS, WS ":" WS};
+    static const char *const tight[T_JSON_COUNT] = {"\\{", "\\}", "(?:\\})", "\\[",
+                                                    "\\]", "(?:\\])", ",", ":"};
+    const char *const *list = b->s->flags & GRAMMAR_COMPACT ? tight : loose;
+    for (uint32_t i = 0; i < T_JSON_COUNT; i++) {
+        uint32_t t = re_parse(b->s->pool, list[i], strlen(list[i]), false, NULL);
+        struct dfa *d = dfa_new(b->s->pool, &t, 1, NULL);
+        CHECK(d && b->g->n_terms == i, "the terminals of JSON");
+        grammar_add_term(b->g, TERM_RAW, d);
+    }
+    return true;
+#undef WS
+}
+
+/* ---- arrays ---- */
+
+static bool build_array(struct builder *b, const struct shape *x, uint32_t *out)
+{
+    struct schema *s = b->s;
+    uint32_t prefix = 0;
+    for (const struct acomp *c = x->acomps; c; c = c->next)
+        if (c->n_prefix > prefix)
+            prefix = c->n_prefix;
+    if (prefix > x->max_items)
+        prefix = x->max_items;
+    uint32_t node = grammar_add_node(b->g, NODE_ARRAY);
+    struct array_node *a = mem_zalloc(1, sizeof *a);
+    b->g->nodes[node].array = a;
+    a->prefix = mem_zalloc(prefix + 1, sizeof *a->prefix);
+    a->n_prefix = prefix;
+    a->min = x->min_items;
+    a->max = x->max_items;
+    a->contains = NO_LIMIT;
+    const struct contains *c = x->contains;
+    if (c && c->next)
+        return schema_fail(s, NULL, "two of \"contains\" for one array cannot be enforced");
+    if (c) {
+        a->n_contains = c->min;
+        a->both = mem_alloc((prefix + 1) * sizeof *a->both);
+    }
+    for (uint32_t i = 0; i <= prefix && !s->failed; i++) {
+        struct lits l = shape_item(s, x, i < prefix ? i : NO_LIMIT - 1);
+        uint32_t n = node_of(b, l);
+        if (i < prefix)
+            a->prefix[i] = n;
+        else
+            a->items = n;
+        if (c)
+            a->both[i] = node_of(b, lits_join(s, l, c->lits));
+    }
+    *out = node;
+    return !s->failed;
+}
+
+/* ---- objects ---- */
+
+struct name {
+    const char *p;
+    uint32_t len, order;
+};
+
+static int name_cmp_text(const char *a, uint32_t n, const char *b, uint32_t m)
+{
+    int c = memcmp(a, b, n < m ? n : m);
+    return c ? c : n < m ? -1 : n > m;
+}
+
+static int name_cmp(const void *a, const void *b)
+{
+    const struct name *x = a, *y = b;
+    int c = name_cmp_text(x->p, x->len, y->p, y->len);
+    return c ? c : x->order < y->order ? -1 : x->order > y->order;
+}
+
+/* Every name that the shape mentions, sorted, with its place in the schema. */
+static uint32_t collect_names(struct schema *s, const struct shape *x, struct name **out)
+{
+    uint32_t n = 0, k = 0;
+    for (const struct comp *c = x->comps; c; c = c->next)
+        n += c->n_props;
+    for (const struct name_list *r = x->required; r; r = r->next)
+        n++;
+    for (const struct name_list *r = x->needs; r; r = r->next)
+        n += 2;
+    struct name *v = schema_alloc(s, (n + 1) * sizeof *v);
+    for (const struct comp *c = x->comps; c; c = c->next)
+        for (uint32_t i = 0; i < c->n_props; i++, k++)
+            v[k] = (struct name){c->props[i].name, c->props[i].len, k};
+    for (const struct name_list *r = x->required; r; r = r->next, k++)
+        v[k] = (struct name){r->name, r->len, k};
+    for (const struct name_list *r = x->needs; r; r = r->next) {
+        v[k] = (struct name){r->name, r->len, k};
+        k++;
+        v[k] = (struct name){r->needs, r->needs_len, k};
+        k++;
+    }
+    qsort(v, n, sizeof *v, name_cmp);
+    k = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (!k || name_cmp_text(v[i].p, v[i].len, v[k - 1].p, v[k - 1].len))
+            v[k++] = v[i];
+    *out = v;
+    return k;
+}
+
+static uint32_t find_name(const struct name *v, uint32_t n, const char *p, uint32_t len)
+{
+    uint32_t lo = 0, hi = n;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        int c = name_cmp_text(v[mid].p, v[mid].len, p, len);
+        if (!c)
+            return mid;
+        if (c < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return NO_LIMIT;
+}
+
+/* The names that are not declared: which patterns they match decides what their values must fit. */
+static bool build_others(struct builder *b, const struct shape *x, struct object_node *o,
+                         struct names_of *info)
+{
+    struct schema *s = b->s;
+    uint32_t terms[32];
+    int n = 0;
+    for (const struct comp *c = x->comps; c; c = c->next) {
+        if (c->n_pats + (uint32_t)n > 30)
+            return schema_fail(s, NULL, "over 30 patterns for the properties of one object");
+        for (uint32_t i = 0; i < c->n_pats; i++)
+            terms[n++] = c->pats[i].re;
+    }
+    terms[n] = x->names;
+    bool closed = false;
+    for (const struct comp *c = x->comps; c; c = c->next)
+        closed |= !c->n_pats && lits_false(c->extra);
+    if (closed)
+        return true;
+    struct error err = {0};
+    info->dfa = dfa_new(s->pool, terms, n + 1, &err);
+    if (!info->dfa)
+        return schema_fail(s, NULL, "the names of an object's properties: %s", err.msg);
+    const struct dfa *d = info->dfa;
+    for (uint32_t q = 1; q < d->n_states; q++) {
+        bool known = !(d->label[q] >> n & 1); /* a name that propertyNames does not allow */
+        for (uint32_t i = 0; i < info->n_labels && !known; i++)
+            known = info->labels[i] == d->label[q];
+        if (known)
+            continue;
+        if (info->n_labels == LABELS_MAX)
+            return schema_fail(s, NULL, "over %d kinds of property names in one object", LABELS_MAX);
+        info->labels[info->n_labels++] = d->label[q];
+    }
+    o->others = mem_alloc((info->n_labels + 1) * sizeof *o->others);
+    for (uint32_t k = 0; k < info->n_labels; k++) {
+        struct lits l = {0};
+        int bit = 0;
+        for (const struct comp *c = x->comps; c; c = c->next) {
+            bool hit = false;
+            for (uint32_t i = 0; i < c->n_pats; i++, bit++)
+                if (info->labels[k] >> bit & 1) {
+                    l = lits_join(s, l, c->pats[i].lits);
+                    hit = true;
+                }
+            if (!hit)
+                l = lits_join(s, l, c->extra);
+        }
+        o->others[k] = lits_false(l) ? NO_LIMIT : node_of(b, l);
+    }
+    o->n_others = info->n_labels;
+    return !s->failed;
+}
+
+/* The lists of dependentRequired, closed under each other. */
+static void build_needs(const struct shape *x, const struct name *names, uint32_t n,
+                        struct object_node *o)
+{
+    if (!x->needs)
+        return;
+    uint8_t *m = mem_zalloc((size_t)n * n, 1); /* i asks for j */
+    for (const struct name_list *r = x->needs; r; r = r->next)
+        m[(size_t)find_name(names, n, r->name, r->len) * n +
+          find_name(names, n, r->needs, r->needs_len)] = 1;
+    for (uint32_t k = 0; k < n; k++)
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t j = 0; m[(size_t)i * n + k] && j < n; j++)
+                m[(size_t)i * n + j] |= m[(size_t)k * n + j];
+    uint32_t total = 0;
+    for (size_t i = 0; i < (size_t)n * n; i++)
+        total += m[i];
+    o->needs = mem_alloc((total + 1) * sizeof *o->needs);
+    total = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        o->prop[i].needs = total;
+        for (uint32_t j = 0; j < n; j++)
+            if (m[(size_t)i * n + j] && i != j)
+                o->needs[total++] = j;
+        o->prop[i].n_needs = total - o->prop[i].needs;
+    }
+    mem_free(m);
+}
+
+static bool build_object(struct builder *b, const struct shape *x, uint32_t *out)
+{
+    struct schema *s = b->s;
+    struct name *names;
+    uint32_t n = collect_names(s, x, &names);
+    if (x->needs && n > 500)
+        return schema_fail(s, NULL, "dependentRequired in an object of over 500 properties");
+    uint32_t node = grammar_add_node(b->g, NODE_OBJECT);
+    struct object_node *o = mem_zalloc(1, sizeof *o);
+    b->g->nodes[node].object = o;
+    o->prop = mem_zalloc(n + 1, sizeof *o->prop);
+    o->n_props = n;
+    o->min = x->min_props;
+    o->max = x->max_props;
+    o->in_order = s->flags & GRAMMAR_SCHEMA_ORDER;
+    struct names_of *info = schema_alloc(s, sizeof *info);
+    info->node = node;
+    info->n = n;
+    info->name = schema_alloc(s, (n + 1) * sizeof *info->name);
+    info->len = schema_alloc(s, (n + 1) * sizeof *info->len);
+    if (b->n_objects == b->cap_objects) {
+        b->cap_objects = b->cap_objects ? 2 * b->cap_objects : 32;
+        b->objects = mem_realloc(b->objects, b->cap_objects, sizeof *b->objects);
+    }
+    b->objects[b->n_objects++] = info;
+    if (!build_others(b, x, o, info))
+        return false;
+    for (uint32_t i = 0; i < n && !s->failed; i++) {
+        info->name[i] = names[i].p;
+        info->len[i] = names[i].len;
+        struct lits l = shape_prop(s, x, names[i].p, names[i].len);
+        bool allowed = !lits_false(l);
+        if (allowed && x->names != RE_ALL)
+            allowed = !term_empty(
+                s, re_and(s->pool, x->names, re_literal(s->pool, names[i].p, names[i].len)));
+        o->prop[i].order = names[i].order;
+        o->prop[i].node = allowed ? node_of(b, l) : NO_LIMIT;
+    }
+    for (const struct name_list *r = x->required; r; r = r->next)
+        o->prop[find_name(names, n, r->name, r->len)].required = true;
+    build_needs(x, names, n, o);
+    *out = node;
+    return !s->failed;
+}
+
+/* ---- a node: all its shapes ---- */
+
+static bool word_term(struct builder *b, int k, uint32_t *id)
+{
+    static const char *const words[3] = {"null", "true", "false"};
+    if (b->words[k] == NO_LIMIT && !term_regex(b, words[k], &b->words[k]))
+        return false;
+    *id = b->words[k];
+    return true;
+}
+
+static bool build_node(struct builder *b, uint32_t i)
+{
+    struct schema *s = b->s;
+    struct shapes all = {0};
+    uint32_t node = b->node_of[i], types = 0, num = RE_NONE, str = RE_NONE;
+    if (!schema_expand_all(s, b->sets[i], &all))
+        return false;
+    uint32_t *calls = schema_alloc(s, (2 * all.n + 1) * sizeof *calls), n_calls = 0;
+    for (uint32_t k = 0; k < all.n; k++) {
+        const struct shape *x = &all.v[k];
+        types |= x->types;
+        if (x->types & TY_NUM)
+            num = re_or(s->pool, num, x->num == RE_ALL ? num_any(s) : x->num);
+        if (x->types & TY_STR)
+            str = re_or(s->pool, str, x->str);
+        if (x->types & TY_ARR && !build_array(b, x, &calls[n_calls++]))
+            return false;
+        if (x->types & TY_OBJ && !build_object(b, x, &calls[n_calls++]))
+            return false;
+    }
+    uint32_t terms[5], n_terms = 0;
+    for (int k = 0; k < 3; k++)
+        if (types & (k == 0 ? TY_NULL : k == 1 ? TY_TRUE : TY_FALSE)) {
+            if (!word_term(b, k, &terms[n_terms]))
+                return false;
+            n_terms++;
+        }
+    if (num != RE_NONE && (terms[n_terms] = term_of(b, num, false)) != NO_LIMIT)
+        n_terms++;
+    if (str != RE_NONE && (terms[n_terms] = term_of(b, str, true)) != NO_LIMIT)
+        n_terms++;
+    if (s->failed || re_pool_error(s->pool))
+        return schema_fail(s, NULL, "%s", re_pool_error(s->pool));
+    uint32_t first = grammar_add_state(b->g, false);
+    b->g->nodes[node].start = first;
+    for (uint32_t k = 0; k < n_terms; k++)
+        grammar_add_edge(b->g, false, terms[k], first + 1);
+    for (uint32_t k = 0; k < n_calls; k++)
+        grammar_add_edge(b->g, true, calls[k], first + 1);
+    grammar_add_state(b->g, true);
+    return true;
+}
+
+/* ---- what nothing fits ---- */
+
+static bool array_productive(struct array_node *a, const uint8_t *ok)
+{
+    uint32_t fit = 0, places = a->min;
+    if (a->min > a->max)
+        return false;
+    for (uint32_t i = 0; i < a->n_prefix && i < places; i++)
+        if (!ok[a->prefix[i]])
+            return false;
+    if (places > a->n_prefix && !ok[a->items])
+        return false;
+    if (!a->n_contains)
+        return true;
+    for (uint32_t i = 0; i < a->n_prefix && i < a->max; i++)
+        fit += ok[a->both[i]];
+    return fit >= a->n_contains || (ok[a->both[a->n_prefix]] && ok[a->items]);
+}
+
+static bool object_productive(const struct object_node *o, const uint8_t *ok)
+{
+    uint32_t names = 0, required = 0;
+    bool others = false;
+    for (uint32_t i = 0; i < o->n_props; i++) {
+        const struct object_prop *p = &o->prop[i];
+        bool can = p->node != NO_LIMIT && ok[p->node];
+        names += can;
+        required += p->required;
+        if (p->required && !can)
+            return false;
+        for (uint32_t k = 0; p->required && k < p->n_needs; k++) {
+            const struct object_prop *q = &o->prop[o->needs[p->needs + k]];
+            required += !q->required; /* counted twice at worst: stricter */
+            if (q->node == NO_LIMIT || !ok[q->node])
+                return false;
+        }
+    }
+    for (uint32_t k = 0; k < o->n_others; k++)
+        others |= o->others[k] != NO_LIMIT && ok[o->others[k]];
+    return required <= o->max && o->min <= o->max && (others || names >= o->min);
+}
+
+static bool node_productive(const struct grammar *g, uint32_t n, const uint8_t *ok)
+{
+    const struct gnode *x = &g->nodes[n];
+    if (x->kind == NODE_ARRAY)
+        return array_productive(x->array, ok);
+    if (x->kind == NODE_OBJECT)
+        return object_productive(x->object, ok);
+    for (uint32_t e = g->state_at[x->start]; e < g->state_at[x->start + 1]; e++)
+        if (!g->edges[e].call || ok[g->edges[e].target])
+            return true;
+    return false;
+}
+
+static void find_productive(const struct grammar *g, uint8_t *ok)
+{
+    /* Callers are mostly made before what they call: backwards, a few rounds are enough. */
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (uint32_t n = g->n_nodes; n-- > 0;)
+            if (!ok[n] && node_productive(g, n, ok))
+                ok[n] = changed = true;
+    }
+}
+
+static bool is_dead(const uint8_t *ok, uint32_t node)
+{
+    return node == NO_LIMIT || !ok[node];
+}
+
+/* Cuts what cannot be out of arrays and objects. */
+static void cut_dead(struct grammar *g, const uint8_t *ok)
+{
+    for (uint32_t n = 0; n < g->n_nodes; n++) {
+        struct array_node *a = g->nodes[n].array;
+        struct object_node *o = g->nodes[n].object;
+        if (a) {
+            for (uint32_t i = 0; i < a->n_prefix; i++)
+                if (!ok[a->prefix[i]] && a->max > i)
+                    a->max = i;
+            if (!ok[a->items] && a->max > a->n_prefix)
+                a->max = a->n_prefix;
+            for (uint32_t i = 0; a->n_contains && i <= a->n_prefix; i++)
+                if (!ok[a->both[i]])
+                    a->both[i] = NO_LIMIT;
+        }
+        for (uint32_t i = 0; o && i < o->n_props; i++)
+            if (is_dead(ok, o->prop[i].node))
+                o->prop[i].node = NO_LIMIT;
+        for (uint32_t i = 0; o && i < o->n_props; i++)
+            for (uint32_t k = 0; k < o->prop[i].n_needs; k++)
+                if (o->prop[o->needs[o->prop[i].needs + k]].node == NO_LIMIT)
+                    o->prop[i].node = NO_LIMIT;
+    }
+}
+
+/* Calls of nodes that nothing fits, out of the graphs. */
+static void cut_edges(struct grammar *g, const uint8_t *ok)
+{
+    uint32_t k = 0;
+    for (uint32_t st = 0; st < g->n_states; st++) {
+        uint32_t from = g->state_at[st], to = g->state_at[st + 1];
+        g->state_at[st] = k;
+        for (uint32_t e = from; e < to; e++)
+            if (!g->edges[e].call || ok[g->edges[e].target])
+                g->edges[k++] = g->edges[e];
+    }
+    g->state_at[g->n_states] = k;
+    g->n_edges = k;
+}
+
+/* ---- keys ---- */
+
+static void add_name(struct names *t, const char *p, uint32_t len, uint32_t pos)
+{
+    uint32_t node = 0;
+    for (uint32_t i = 0; i < len;) {
+        uint32_t cp;
+        int k = utf8_decode(p + i, len - i, &cp);
+        i += (uint32_t)(k ? k : 1);
+        /* Names come sorted, so a child that is there is the last one. */
+        uint32_t c = t->nodes[node].child, last = 0;
+        while (c && t->nodes[c].cp < cp) {
+            last = c;
+            c = t->nodes[c].sibling;
+        }
+        if (!c || t->nodes[c].cp != cp) {
+            uint32_t fresh = t->n_nodes++;
+            t->nodes[fresh] = (struct name_node){.cp = cp, .sibling = c, .lo = pos, .hi = pos};
+            if (last)
+                t->nodes[last].sibling = fresh;
+            else
+                t->nodes[node].child = fresh;
+            c = fresh;
+        }
+        node = c;
+        t->nodes[node].hi = pos + 1;
+    }
+    t->nodes[node].name = pos + 1;
+}
+
+static bool make_key(struct builder *b, struct names_of *info, const uint8_t *ok)
+{
+    struct object_node *o = b->g->nodes[info->node].object;
+    uint32_t from[LABELS_MAX], to[LABELS_MAX], n = 0, n_others = 0, chars = 1;
+    for (uint32_t k = 0; k < info->n_labels; k++) {
+        if (is_dead(ok, o->others[k]))
+            continue;
+        from[n] = info->labels[k];
+        o->others[n_others++] = o->others[k];
+        to[n++] = n_others;
+    }
+    o->n_others = n_others;
+    if (info->dfa && n) {
+        dfa_relabel(info->dfa, from, to, n);
+        if (dfa_empty(info->dfa))
+            o->n_others = 0;
+    }
+    if (!o->n_others) { /* names alone: an automaton that is dead from the start is never asked */
+        dfa_free(info->dfa);
+        uint32_t none = RE_NONE;
+        info->dfa = dfa_new(b->s->pool, &none, 1, NULL);
+        if (!info->dfa)
+            return false;
+    }
+    o->key = grammar_add_term(b->g, TERM_KEY, info->dfa);
+    struct term *t = &b->g->terms[o->key];
+    t->plain = !o->n_others || info->dfa->finite;
+    info->dfa = NULL;
+    t->names = mem_zalloc(1, sizeof *t->names);
+    for (uint32_t i = 0; i < info->n; i++)
+        chars += info->len[i];
+    t->names->nodes = mem_zalloc(chars, sizeof *t->names->nodes);
+    t->names->n_nodes = 1;
+    t->names->n = info->n;
+    t->names->nodes[0].hi = info->n;
+    for (uint32_t i = 0; i < info->n; i++)
+        add_name(t->names, info->name[i], info->len[i], i);
+    return true;
+}
+
+static void builder_clear(struct builder *b)
+{
+    for (uint32_t i = 0; i < b->n_objects; i++)
+        dfa_free(b->objects[i]->dfa);
+    mem_free(b->sets);
+    mem_free(b->node_of);
+    mem_free(b->slots);
+    mem_free(b->terms);
+    mem_free(b->objects);
+}
+
+static bool build(struct builder *b)
+{
+    struct schema *s = b->s;
+    const struct jvalue *root = jdoc_root(s->doc);
+    if (!schema_is(root))
+        return schema_fail(s, root, "a schema is an object, true or false");
+    if (!add_punctuation(b))
+        return false;
+    b->words[0] = b->words[1] = b->words[2] = NO_LIMIT;
+    /* Node 0: white space before the value, then the value. */
+    uint32_t top = grammar_add_node(b->g, NODE_GRAPH), ws, value;
+    b->g->nodes[top].start = grammar_add_state(b->g, false);
+    if (!term_regex(b, "[ \\t]{1,4}|[ \\t]{0,2}(\\r?\\n){1,2}", &ws))
+        return false;
+    value = node_of(b, schema_lits(s, root, false));
+    if (!(s->flags & GRAMMAR_COMPACT))
+        grammar_add_edge(b->g, false, ws, 1);
+    grammar_add_edge(b->g, true, value, 2);
+    grammar_add_state(b->g, false);
+    grammar_add_edge(b->g, true, value, 2);
+    grammar_add_state(b->g, true);
+    for (uint32_t i = 0; i < b->n_sets && !s->failed; i++)
+        if (!build_node(b, i))
+            return false;
+    if (s->failed)
+        return false;
+    grammar_finish(b->g);
+    uint8_t *ok = mem_zalloc(b->g->n_nodes, 1);
+    find_productive(b->g, ok);
+    bool fits = ok[value];
+    cut_dead(b->g, ok);
+    cut_edges(b->g, ok);
+    for (uint32_t i = 0; i < b->n_objects && fits; i++)
+        fits = make_key(b, b->objects[i], ok) || schema_fail(s, NULL, "out of terms");
+    if (!ok[value])
+        schema_fail(s, root, "no value fits this schema");
+    mem_free(ok);
+    grammar_finish(b->g);
+    return fits && !s->failed;
+}
+
+struct grammar *schema_compile(const char *text, size_t len, int flags, struct error *err)
+{
+    struct schema s = {.flags = flags, .err = err};
+    s.doc = jdoc_parse(text, len, err);
+    if (!s.doc)
+        return NULL;
+    s.pool = re_pool_new();
+    s.memo = mem_zalloc((size_t)jdoc_count(s.doc) * 4, sizeof *s.memo);
+    s.active = mem_zalloc((size_t)jdoc_count(s.doc) * 4, 1);
+    const struct jvalue *draft = jvalue_get(jdoc_root(s.doc), "$schema");
+    if (draft && draft->kind == J_STRING)
+        s.old_ref = memmem(draft->text, draft->len, "draft-0", 7) != NULL;
+    struct builder b = {.s = &s, .g = grammar_new()};
+    bool ok = build(&b);
+    builder_clear(&b);
+    schema_clear(&s);
+    if (ok)
+        return b.g;
+    grammar_free(b.g);
+    return NULL;
+}
