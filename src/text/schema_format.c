@@ -29,7 +29,7 @@
     ":){0,5}" H16 ")?::" H16 "|((" H16 ":){0,6}" H16 ")?::)"
 #define ATEXT "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 #define PCT "%[0-9A-Fa-f]{2}"
-#define UNRES "A-Za-z0-9._~-"
+#define UNRES "A-Za-z0-9._~\\-"
 #define SUBD "!$&'()*+,;="
 #define PCHAR "([" UNRES SUBD ":@]|" PCT ")"
 #define AUTHORITY                                                                                  \
