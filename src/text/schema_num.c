@@ -136,9 +136,9 @@ uint32_t num_compare(struct schema *s, const struct decimal *b, int outcomes)
             }
         }
     }
-    for (int c = 0; c < 10; c++)
-        NEXT(0, c) = NEXT(1, c);
-    NEXT(0, 10) = 1 + per;
+    for (int c = 0; c < 10; c++) /* nothing read yet is "equal so far": st = 1 */
+        NEXT(0, c) = NEXT(2, c);
+    NEXT(0, 10) = 1 + per + 1;
     return re_and(s->pool, table_term(s, &t), num_plain(s));
 }
 
