@@ -30,8 +30,8 @@ bool dfa_group_has(int group, uint32_t c)
         return lower || upper || digit || c == ' ' || c == '_' || c == '-' || c == '.' || c == ',';
     case 5:
         return c >= ' ' && c < 0x7f && c != '"' && c != '\\';
-    default:
-        return c >= ' ' && c != '"' && c != '\\' && (c < 0xd800 || c > 0xdfff);
+    default: /* other scripts; with ASCII's punctuation they are in no group */
+        return c >= 0x80 || lower || upper || digit || c == ' ';
     }
 }
 
@@ -404,32 +404,44 @@ static void dfa_find_safe(struct dfa *d)
     mem_free(open);
 }
 
-/* Finite: no cycle among live states (depth-first, iterative). */
-static bool dfa_acyclic(const struct dfa *d)
+/* Depth-first: is there no cycle among live states? Then `reach` is the longest way from each. */
+static bool dfa_acyclic(struct dfa *d)
 {
     uint8_t *color = mem_zalloc(d->n_states, 1);
     uint32_t *stack = mem_alloc((size_t)d->n_states * sizeof *stack);
     uint32_t *edge = mem_zalloc(d->n_states, sizeof *edge), top = 0;
     bool ok = true;
+    memset(d->reach, 0, d->n_states);
     stack[top++] = 1;
     color[1] = 1;
     while (top && ok) {
         uint32_t s = stack[top - 1];
         if (edge[s] == d->n_classes) {
             color[s] = 2;
-            top--;
+            if (--top) {
+                uint32_t up = stack[top - 1];
+                uint8_t way = d->reach[s] < 255 ? d->reach[s] + 1 : 255;
+                if (d->reach[up] < way)
+                    d->reach[up] = way;
+            }
             continue;
         }
         uint32_t t = d->next[(size_t)s * d->n_classes + edge[s]++];
-        if (!t || color[t] == 2)
+        if (!t)
             continue;
-        if (color[t] == 1) {
+        if (color[t] == 2) {
+            uint8_t way = d->reach[t] < 255 ? d->reach[t] + 1 : 255;
+            if (d->reach[s] < way)
+                d->reach[s] = way;
+        } else if (color[t] == 1) {
             ok = false;
         } else {
             color[t] = 1;
             stack[top++] = t;
         }
     }
+    if (!ok)
+        memset(d->reach, 255, d->n_states);
     mem_free(color);
     mem_free(stack);
     mem_free(edge);
@@ -442,6 +454,7 @@ static void dfa_measure(struct dfa *d)
     d->next = mem_realloc(d->next, (size_t)d->n_states * d->n_classes, sizeof *d->next);
     d->label = mem_realloc(d->label, d->n_states, sizeof *d->label);
     d->safe = mem_realloc(d->safe, d->n_states, sizeof *d->safe);
+    d->reach = mem_realloc(d->reach, d->n_states, 1);
     mem_free(d->moves);
     d->moves = mem_zalloc(d->n_states, 1);
     d->any = d->n_states == 2 && d->label[1];
@@ -582,6 +595,7 @@ void dfa_free(struct dfa *d)
     mem_free(d->label);
     mem_free(d->safe);
     mem_free(d->moves);
+    mem_free(d->reach);
     mem_free(d);
 }
 

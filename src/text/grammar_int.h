@@ -38,7 +38,8 @@ struct name_node {
 struct names {
     struct name_node *nodes; /* (n_nodes) */
     uint32_t n_nodes;
-    uint32_t n; /* names */
+    uint32_t n;   /* names */
+    bool escapes; /* some name has characters that JSON escapes */
 };
 
 enum node_kind { NODE_GRAPH, NODE_ARRAY, NODE_OBJECT };
@@ -130,7 +131,8 @@ struct trie_node {
     uint32_t skip;
     int32_t token; /* -1: none ends here */
     uint8_t byte;
-    uint8_t depth; /* 1 for the first byte */
+    uint8_t depth;  /* 1 for the first byte */
+    uint8_t height; /* bytes of the longest way down from here */
 };
 
 struct vocab_trie {
@@ -142,7 +144,8 @@ struct grammar_vocab {
     const struct tokenizer *tok;
     int n_vocab;
     size_t n_words;
-    uint32_t *mask[DFA_GROUPS];                /* (n_words) all tokens of a group */
+    /* (n_words) tokens of a group with up to k characters; all have at most DFA_SAFE_MAX */
+    uint32_t *mask[DFA_GROUPS][DFA_SAFE_MAX + 1];
     struct vocab_trie trie[DFA_GROUPS + 1];    /* the groups, then the rest */
     int32_t *twin;                             /* (n_vocab) next token with the same bytes, or -1 */
     uint32_t *ends;                            /* (n_words) tokens that end an answer */
@@ -224,6 +227,7 @@ struct grammar_matcher {
     char *until, *trigger;
     int32_t *inner[2]; /* tokens that hold the awaited text past their start; -1 ends the list */
     bool required, once;
+    uint32_t *scratch;    /* (n_words) a mask in the making, or NULL */
     struct point *levels; /* (VOCAB_TOKEN_MAX + 2) of a walk */
 };
 
@@ -234,8 +238,7 @@ bool match_step(struct grammar_matcher *m, const struct point *from, uint8_t byt
 /* Takes back everything that was made after `p` (its own threads stay). */
 void match_pop(struct grammar_matcher *m, const struct point *p, uint32_t n_threads);
 /* The point after the terminal of thread t has ended here, without the thread itself. */
-bool match_end_term(struct grammar_matcher *m, const struct thread *t, const struct point *from,
-                    struct point *to);
+bool match_end_term(struct grammar_matcher *m, const struct thread *t, struct point *to);
 /* Puts one more thread to point p, whose threads are the last ones. */
 bool match_add_thread(struct grammar_matcher *m, const struct thread *t, struct point *p);
 void match_restart(struct grammar_matcher *m); /* the constraint begins anew */

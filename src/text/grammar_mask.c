@@ -8,6 +8,7 @@
 #include "text/grammar_term.h"
 
 #include "base/mem.h"
+#include "text/unicode.h"
 
 #include <string.h>
 
@@ -61,6 +62,7 @@ void grammar_matcher_free(struct grammar_matcher *m)
     mem_free(m->nulls);
     mem_free(m->chain);
     mem_free(m->levels);
+    mem_free(m->scratch);
     mem_free(m->history);
     mem_free(m->until);
     mem_free(m->trigger);
@@ -90,12 +92,19 @@ static void mask_set(const struct grammar_vocab *v, uint32_t *bits, int32_t id)
         bits[id / 32] |= 1u << id % 32;
 }
 
-/* What a walk does with a node whose bytes fit. */
+static void bits_or(uint32_t *to, const uint32_t *from, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] |= from[i];
+}
+
+/* What a walk works with. */
 struct walk {
     struct grammar_matcher *m;
     uint32_t *bits;
-    bool exits; /* the trie's tokens are exits of a string: lists of tokens */
-
+    int group;           /* of the trie's tokens; DFA_GROUPS: none */
+    bool exits;          /* the trie's tokens are exits of a string: lists of tokens */
+    const uint8_t *open; /* (256) or NULL: 0 for a first byte that no thread takes */
 };
 
 static void walk_hit(const struct walk *w, int32_t token)
@@ -109,7 +118,23 @@ static void walk_hit(const struct walk *w, int32_t token)
         mask_set(v, w->bits, v->exit_token[i]);
 }
 
-/* Nodes lo .. hi - 1 of a trie from point `from`; their first ones have this depth. */
+/* Can thread t not die from anything that a group's subtree of this height holds? */
+static bool thread_safe(const struct grammar_matcher *m, const struct thread *t, int group,
+                        uint32_t height)
+{
+    return !t->sub && t->q && m->g->terms[t->term].dfa->safe[t->q][group] >= height;
+}
+
+/* All tokens of nodes lo .. hi - 1. */
+static void walk_take(const struct walk *w, const struct vocab_trie *trie, uint32_t lo, uint32_t hi)
+{
+    w->m->work += (hi - lo) / 8;
+    for (uint32_t i = lo; i < hi; i++)
+        if (trie->nodes[i].token >= 0)
+            mask_set(w->m->v, w->bits, trie->nodes[i].token);
+}
+
+/* Nodes lo .. hi - 1 of a trie from point `from`. */
 static void walk_range(const struct walk *w, const struct vocab_trie *trie, uint32_t lo, uint32_t hi,
                        const struct point *from)
 {
@@ -122,6 +147,10 @@ static void walk_range(const struct walk *w, const struct vocab_trie *trie, uint
     for (uint32_t i = lo; i < hi && !m->error;) {
         const struct trie_node *n = &trie->nodes[i];
         const struct point *src = &levels[n->depth - 1];
+        if (n->depth == 1 && w->open && !w->open[n->byte]) {
+            i = n->skip;
+            continue;
+        }
         match_pop(m, src, n->depth == base_depth ? base : src->threads + src->n_threads);
         if (!match_step(m, src, n->byte, &levels[n->depth])) {
             i = n->skip;
@@ -130,26 +159,39 @@ static void walk_range(const struct walk *w, const struct vocab_trie *trie, uint
         if (n->token >= 0)
             walk_hit(w, n->token);
         i++;
+        if (w->group == DFA_GROUPS || i == n->skip)
+            continue;
+        const struct point *p = &levels[n->depth];
+        for (uint32_t k = 0; k < p->n_threads; k++)
+            if (thread_safe(m, &m->threads[p->threads + k], w->group, n->height)) {
+                walk_take(w, trie, i, n->skip);
+                i = n->skip;
+                break;
+            }
     }
     match_pop(m, from, base);
 }
 
 /* A single thread inside a string or another terminal: the automaton alone decides until it ends.
- * All ends of one string lead to the same point, which is made once. */
+ * All ends of a string lead to the same point (those of a name, if its label is the same), which is
+ * made once. */
 static void walk_single(const struct walk *w, const struct vocab_trie *trie, const struct point *from)
 {
     struct grammar_matcher *m = w->m;
     const struct thread start = m->threads[from->threads];
     const struct term *tm = &m->g->terms[start.term];
     struct thread level[VOCAB_TOKEN_MAX + 2];
-    const bool one_end = tm->kind == TERM_STR;
     struct point after;
-    bool made = false, alive = false;
-    uint32_t base = m->n_threads;
+    bool alive = false;
+    uint32_t base = m->n_threads, made = NO_LIMIT;
     level[0] = start;
     for (uint32_t i = 0; i < trie->n && !m->error;) {
         const struct trie_node *n = &trie->nodes[i];
         struct thread *t = &level[n->depth];
+        if (n->depth == 1 && w->open && !w->open[n->byte]) {
+            i = n->skip;
+            continue;
+        }
         *t = level[n->depth - 1];
         m->work++;
         if (!term_step(m, t, n->byte)) {
@@ -160,15 +202,19 @@ static void walk_single(const struct walk *w, const struct vocab_trie *trie, con
             if (n->token >= 0)
                 mask_set(m->v, w->bits, n->token);
             i++;
+            if (w->group < DFA_GROUPS && i < n->skip && thread_safe(m, t, w->group, n->height)) {
+                walk_take(w, trie, i, n->skip);
+                i = n->skip;
+            }
             continue;
         }
-        if (!made || !one_end) {
+        uint32_t label = tm->kind == TERM_KEY ? key_label(m, tm, t) : 0;
+        if (made != label || tm->kind == TERM_RAW) {
             match_pop(m, from, base);
-            alive = match_end_term(m, t, from, &after);
-            made = true;
-            if (tm->kind == TERM_RAW && tm->dfa->moves[t->q]) { /* it may also go on */
+            alive = match_end_term(m, t, &after);
+            made = label;
+            if (tm->kind == TERM_RAW && tm->dfa->moves[t->q]) /* it may also go on */
                 alive = match_add_thread(m, t, &after);
-            }
         }
         if (alive) {
             if (n->token >= 0)
@@ -182,73 +228,177 @@ static void walk_single(const struct walk *w, const struct vocab_trie *trie, con
         match_over(m, "a mask takes over 8388608 steps");
 }
 
-/* Is every token of this group allowed by some thread? */
-static bool group_safe(const struct grammar_matcher *m, int group)
+/* How many characters of a group are safe, whichever they are, for some thread; *most: more than that
+ * no thread takes (if all stand between the characters of a terminal that the group cannot end). */
+static uint32_t group_safe(const struct grammar_matcher *m, int group, uint32_t *most)
 {
+    uint32_t safe = 0;
+    *most = 0;
     for (uint32_t i = 0; i < m->now.n_threads; i++) {
         const struct thread *t = &m->threads[m->now.threads + i];
         const struct term *tm = &m->g->terms[t->term];
-        if (!t->sub && t->q && tm->dfa->safe[t->q][group] >= DFA_SAFE_MAX)
-            return true;
+        if (t->sub || tm->kind != TERM_STR)
+            *most = 255;
+        else if (*most < tm->dfa->reach[t->q])
+            *most = tm->dfa->reach[t->q];
+        if (!t->sub && t->q && safe < tm->dfa->safe[t->q][group])
+            safe = tm->dfa->safe[t->q][group];
     }
-    return false;
+    return safe;
 }
 
-static void bits_or(uint32_t *to, const uint32_t *from, size_t n)
+/* A declared name that a token may end: `p` (n bytes) are what is left of it, `node` its end. Tokens of
+ * that spelling were taken for others'; they are judged by the declared name instead. */
+static void mask_name(const struct walk *w, const struct thread *t, uint32_t node, const char *p,
+                      size_t n)
 {
-    for (size_t i = 0; i < n; i++)
-        to[i] |= from[i];
+    struct grammar_matcher *m = w->m;
+    const struct vocab_trie *trie = &m->v->trie[DFA_GROUPS];
+    uint32_t lo = 0, hi = trie->n, hit = NO_LIMIT;
+    for (size_t at = 0; at <= n; at++) {
+        uint8_t byte = at < n ? (uint8_t)p[at] : '"';
+        hit = NO_LIMIT;
+        for (uint32_t i = lo; i < hi && hit == NO_LIMIT; i = trie->nodes[i].skip)
+            if (trie->nodes[i].byte == byte)
+                hit = i;
+        if (hit == NO_LIMIT)
+            return;
+        lo = hit + 1;
+        hi = trie->nodes[hit].skip;
+    }
+    for (uint32_t i = hit; i < hi; i++)
+        for (int32_t id = trie->nodes[i].token; id >= 0; id = m->v->twin[id])
+            w->bits[id / 32] &= ~(1u << id % 32);
+    struct thread end = *t;
+    struct point after;
+    uint32_t base = m->n_threads;
+    end.name = node + 1;
+    if (!key_label(m, &m->g->terms[t->term], &end))
+        return;
+    end.sub = SUB(SUB_DONE, 0, 0);
+    if (match_end_term(m, &end, &after)) {
+        if (trie->nodes[hit].token >= 0)
+            mask_set(m->v, w->bits, trie->nodes[hit].token);
+        walk_range(w, trie, lo, hi, &after);
+    }
+    match_pop(m, &m->now, base);
 }
 
-/* Inside a string that may be anything: everything is known but what follows the closing quote. */
-static void mask_any_string(struct grammar_matcher *m, uint32_t *bits)
+/* The declared names below a node of their trie, spelled out from it. */
+static void mask_names(const struct walk *w, const struct thread *t, uint32_t node, char *p, size_t n)
+{
+    const struct names *names = w->m->g->terms[t->term].names;
+    if (names->nodes[node].name)
+        mask_name(w, t, node, p, n);
+    w->m->work += 4;
+    for (uint32_t c = names->nodes[node].child; c; c = names->nodes[c].sibling) {
+        if (n + 4 > VOCAB_TOKEN_MAX) /* no token is that long */
+            return;
+        mask_names(w, t, c, p, n + (size_t)utf8_encode(names->nodes[c].cp, p + n));
+    }
+}
+
+/* Inside a string that may be anything: everything is known but what follows the closing quote. Inside
+ * a name that may be anything, declared names are told apart afterwards. */
+static void mask_any_string(struct grammar_matcher *m, const struct thread *at, uint32_t *bits)
 {
     const struct grammar_vocab *v = m->v;
-    struct point from = m->now, after;
-    struct thread t = m->threads[from.threads];
+    struct point after;
+    struct thread t = *at, end = *at;
+    struct walk w = {.m = m, .bits = bits, .exits = true, .group = DFA_GROUPS};
     uint32_t base = m->n_threads;
+    if (t.name) { /* tokens are taken out again: not those that another thread has put in */
+        if (!m->scratch)
+            m->scratch = mem_alloc(v->n_words * sizeof *m->scratch);
+        memset(m->scratch, 0, v->n_words * sizeof *m->scratch);
+        w.bits = m->scratch;
+    }
     for (int g = 0; g < DFA_GROUPS; g++)
-        bits_or(bits, v->mask[g], v->n_words);
-    bits_or(bits, v->inside, v->n_words);
-    t.sub = SUB(SUB_DONE, 0, 0);
-    if (match_end_term(m, &t, &from, &after)) {
-        struct walk w = {.m = m, .bits = bits, .exits = true};
+        bits_or(w.bits, v->mask[g][DFA_SAFE_MAX], v->n_words);
+    bits_or(w.bits, v->inside, v->n_words);
+    end.sub = SUB(SUB_DONE, 0, 0);
+    end.name = 0;
+    if (match_end_term(m, &end, &after)) {
         walk_hit(&w, 0);
         walk_range(&w, &v->after, 0, v->after.n, &after);
     }
-    match_pop(m, &from, base);
+    match_pop(m, &m->now, base);
+    if (t.name) {
+        char spelling[VOCAB_TOKEN_MAX + 8];
+        w.exits = false;
+        mask_names(&w, &t, t.name - 1, spelling, 0);
+        bits_or(bits, m->scratch, v->n_words);
+    }
 }
 
-static bool in_any_string(const struct grammar_matcher *m)
+static bool in_any_string(const struct grammar_matcher *m, const struct thread *t)
 {
-    const struct thread *t = &m->threads[m->now.threads];
     const struct term *tm = &m->g->terms[t->term];
-    if (m->now.n_threads != 1 || t->sub || tm->kind == TERM_RAW || !t->q || !tm->dfa->any)
+    if (t->sub || tm->kind == TERM_RAW || !t->q || !tm->dfa->any)
         return false;
-    return tm->kind == TERM_STR || !t->name; /* a name that is none of the declared ones */
+    return tm->kind == TERM_STR || !t->name || !tm->names->escapes;
 }
 
-/* The constraint's own mask at the present point, without ending tokens. */
-static void mask_constraint(struct grammar_matcher *m, uint32_t *bits)
+/* The bytes that some thread takes next. */
+static void first_bytes(struct grammar_matcher *m, uint8_t open[256])
+{
+    memset(open, 0, 256);
+    for (uint32_t i = 0; i < m->now.n_threads; i++)
+        for (uint32_t b = 0; b < 256; b++)
+            if (!open[b]) {
+                struct thread t = m->threads[m->now.threads + i];
+                open[b] = term_step(m, &t, (uint8_t)b);
+            }
+    m->work += 256;
+}
+
+/* The mask of the present threads by walking the tries. */
+static void mask_walk(struct grammar_matcher *m, uint32_t *bits)
 {
     const struct grammar_vocab *v = m->v;
-    struct walk w = {.m = m, .bits = bits};
+    uint8_t open[256];
+    struct walk w = {.m = m, .bits = bits, .open = open};
     if (!m->now.n_threads)
         return;
-    if (in_any_string(m)) {
-        mask_any_string(m, bits);
-        return;
-    }
+    first_bytes(m, open);
     for (int g = 0; g <= DFA_GROUPS && !m->error; g++) {
-        if (g < DFA_GROUPS && group_safe(m, g)) {
-            bits_or(bits, v->mask[g], v->n_words);
-            continue;
+        if (g < DFA_GROUPS) {
+            uint32_t most, safe = group_safe(m, g, &most);
+            bool whole = safe >= DFA_SAFE_MAX || safe >= most;
+            if (safe)
+                bits_or(bits, v->mask[g][safe], v->n_words);
+            if (whole)
+                continue;
         }
+        w.group = g;
         if (m->now.n_threads == 1)
             walk_single(&w, &v->trie[g], &m->now);
         else
             walk_range(&w, &v->trie[g], 0, v->trie[g].n, &m->now);
     }
+}
+
+/* The constraint's own mask at the present point, without ending tokens. */
+static void mask_constraint(struct grammar_matcher *m, uint32_t *bits)
+{
+    /* Every thread adds its own tokens: those in a string that may be anything do so at once. */
+    struct point all = m->now;
+    uint32_t base = m->n_threads;
+    for (uint32_t i = 0; i < all.n_threads; i++) {
+        struct thread t = m->threads[all.threads + i];
+        if (in_any_string(m, &t))
+            mask_any_string(m, &t, bits);
+    }
+    m->now.threads = base;
+    m->now.n_threads = 0;
+    for (uint32_t i = 0; i < all.n_threads; i++) {
+        struct thread t = m->threads[all.threads + i];
+        if (!in_any_string(m, &t))
+            match_add_thread(m, &t, &m->now);
+    }
+    mask_walk(m, bits);
+    m->now = all;
+    m->n_threads = base;
 }
 
 /* ---- zones ---- */

@@ -443,10 +443,8 @@ void match_pop(struct grammar_matcher *m, const struct point *p, uint32_t n_thre
     m->n_data = p->n_data;
 }
 
-bool match_end_term(struct grammar_matcher *m, const struct thread *t, const struct point *from,
-                    struct point *to)
+bool match_end_term(struct grammar_matcher *m, const struct thread *t, struct point *to)
 {
-    (void)from;
     *to = (struct point){.threads = m->n_threads};
     todo_clear(m);
     struct thread copy = *t;

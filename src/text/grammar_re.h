@@ -79,6 +79,7 @@ struct dfa {
     uint32_t *label;        /* (n_states) 0 = not accepting, else bits: which parts accept */
     uint8_t (*safe)[DFA_GROUPS]; /* (n_states, DFA_GROUPS) 0..DFA_SAFE_MAX */
     uint8_t *moves;         /* (n_states) 1: some character leads on */
+    uint8_t *reach;         /* (n_states) characters that may follow at most, 255 = many */
     bool any;               /* accepts every string in its only live state */
     bool finite;            /* its language is finite */
 };

@@ -32,6 +32,15 @@ static int entry_cmp(const void *a, const void *b)
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
+/* The node at the end of path[0..depth] has no more below it. */
+static void trie_close(struct vocab_trie *t, const uint32_t *path, uint32_t depth)
+{
+    struct trie_node *n = &t->nodes[path[depth]];
+    n->skip = t->n;
+    if (depth && t->nodes[path[depth - 1]].height < n->height + 1)
+        t->nodes[path[depth - 1]].height = (uint8_t)(n->height + 1);
+}
+
 /* A trie of sorted entries. Equal texts: the first keeps its node, `twin` links the others. */
 static void trie_make(struct vocab_trie *t, const struct entry *e, size_t n, int32_t *twin)
 {
@@ -50,7 +59,7 @@ static void trie_make(struct vocab_trie *t, const struct entry *e, size_t n, int
                 same++;
         }
         while (depth > same)
-            t->nodes[path[--depth]].skip = t->n;
+            trie_close(t, path, --depth);
         if (i && same == e[i].n && e[i - 1].n == same) {
             if (twin)
                 twin[e[i - 1].id] = e[i].id;
@@ -64,12 +73,12 @@ static void trie_make(struct vocab_trie *t, const struct entry *e, size_t n, int
         t->nodes[t->n - 1].token = e[i].id;
     }
     while (depth)
-        t->nodes[path[--depth]].skip = t->n;
+        trie_close(t, path, --depth);
     t->nodes = mem_realloc(t->nodes, t->n + 1, sizeof *t->nodes);
 }
 
 /* The first group whose characters make up the whole token, or DFA_GROUPS. */
-static int group_of(const char *p, size_t n)
+static int group_of(const char *p, size_t n, size_t *n_chars)
 {
     unsigned in = (1u << DFA_GROUPS) - 1;
     size_t chars = 0;
@@ -83,6 +92,7 @@ static int group_of(const char *p, size_t n)
                 in &= ~(1u << g);
         i += (size_t)k;
     }
+    *n_chars = chars;
     if (!in || chars > DFA_SAFE_MAX)
         return DFA_GROUPS;
     return __builtin_ctz(in);
@@ -114,12 +124,13 @@ static void mask_set(uint32_t *bits, int32_t id)
  */
 static bool scan_string(const char *p, size_t n, size_t *quote)
 {
+    bool spelled = false; /* \u.... was met: what it means could be a declared name */
     for (size_t i = 0; i < n;) {
         unsigned char c = (unsigned char)p[i];
         uint32_t cp;
         if (c == '"') {
             *quote = i;
-            return true;
+            return !spelled;
         }
         if (c < ' ')
             return false;
@@ -144,6 +155,7 @@ static bool scan_string(const char *p, size_t n, size_t *quote)
                 if (k > 2 && k < 5 && (v << 4 * (5 - k)) >> 11 == 0x1b)
                     return false;
                 i += k;
+                spelled = true;
                 continue;
             }
             if (!strchr("\"\\/bfnrt", p[i]) || !p[i])
@@ -227,6 +239,7 @@ struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t)
     struct entry *all = mem_alloc(((size_t)v->n_vocab + 1) * sizeof *all), *part;
     part = mem_alloc(((size_t)v->n_vocab + 1) * sizeof *part);
     uint8_t *group = mem_zalloc((size_t)v->n_vocab + 1, 1);
+    uint8_t *n_chars = mem_zalloc((size_t)v->n_vocab + 1, 1);
     size_t n = 0;
     for (int32_t id = 0; id < v->n_vocab; id++) {
         size_t len;
@@ -236,18 +249,20 @@ struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t)
         if (!token_usable(t, id, p, len))
             continue;
         all[n++] = (struct entry){p, (uint32_t)len, id};
-        group[id] = (uint8_t)group_of(p, len);
+        size_t chars = 0;
+        group[id] = (uint8_t)group_of(p, len, &chars);
+        n_chars[id] = (uint8_t)(chars < 255 ? chars : 255);
     }
     qsort(all, n, sizeof *all, entry_cmp);
     for (int g = 0; g <= DFA_GROUPS; g++) {
         size_t k = 0;
-        if (g < DFA_GROUPS)
-            v->mask[g] = mem_zalloc(v->n_words + 1, sizeof *v->mask[g]);
+        for (int len = 0; g < DFA_GROUPS && len <= DFA_SAFE_MAX; len++)
+            v->mask[g][len] = mem_zalloc(v->n_words + 1, sizeof *v->mask[g][len]);
         for (size_t i = 0; i < n; i++)
             if (group[all[i].id] == g) {
                 part[k++] = all[i];
-                if (g < DFA_GROUPS)
-                    mask_set(v->mask[g], all[i].id);
+                for (int len = n_chars[all[i].id]; g < DFA_GROUPS && len <= DFA_SAFE_MAX; len++)
+                    mask_set(v->mask[g][len], all[i].id);
             }
         trie_make(&v->trie[g], part, k, v->twin);
         if (g == DFA_GROUPS)
@@ -256,6 +271,7 @@ struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t)
     mem_free(all);
     mem_free(part);
     mem_free(group);
+    mem_free(n_chars);
     return v;
 }
 
@@ -264,8 +280,8 @@ void grammar_vocab_free(struct grammar_vocab *v)
     if (!v)
         return;
     for (int g = 0; g <= DFA_GROUPS; g++) {
-        if (g < DFA_GROUPS)
-            mem_free(v->mask[g]);
+        for (int len = 0; g < DFA_GROUPS && len <= DFA_SAFE_MAX; len++)
+            mem_free(v->mask[g][len]);
         mem_free(v->trie[g].nodes);
     }
     mem_free(v->twin);

@@ -548,6 +548,7 @@ static void add_name(struct names *t, const char *p, uint32_t len, uint32_t pos)
         uint32_t cp;
         int k = utf8_decode(p + i, len - i, &cp);
         i += (uint32_t)(k ? k : 1);
+        t->escapes |= cp < 0x20 || cp == '"' || cp == '\\';
         /* Names come sorted, so a child that is there is the last one. */
         uint32_t c = t->nodes[node].child, last = 0;
         while (c && t->nodes[c].cp < cp) {
