@@ -78,8 +78,8 @@ static bool walk_text(struct walker *w, struct grammar *g, const char *text, siz
 
 /* One test. A value is written in two ways; it has to fit in both to be accepted where it is valid, and
  * in neither to be refused where it is not. */
-static bool walk_test(struct walker *w, struct grammar *g, const struct jvalue *test, bool *accepted,
-                      bool *right, struct error *err)
+static bool walk_test(struct walker *w, struct grammar *g, const struct jvalue *test,
+                      bool *accepted, bool *right, struct error *err)
 {
     const struct jvalue *valid = jvalue_get(test, "valid"), *data = jvalue_get(test, "data"),
                         *text = jvalue_get(test, "text");
@@ -118,7 +118,8 @@ static bool line_source(const struct jvalue *v, struct grammar_source *src, stru
         k = jvalue_get(v, "grammar");
     if (!k || k->kind != J_STRING)
         return error_set(err, "no \"schema\", \"grammar\", \"regex\" or \"choice\"");
-    *src = (struct grammar_source){regex ? GRAMMAR_REGEX : GRAMMAR_GBNF, src->flags, k->text, k->len};
+    *src =
+        (struct grammar_source){regex ? GRAMMAR_REGEX : GRAMMAR_GBNF, src->flags, k->text, k->len};
     return true;
 }
 
@@ -183,7 +184,8 @@ int cmd_constrain(int argc, char **argv)
 {
     bool jsonl = false, schema_order = false;
     const struct opt opts[] = {
-        {OPT_FLAG, 0, "jsonl", 0, &jsonl, 0, 0, 0, "lines of JSON in, lines of JSON out (the only way)"},
+        {OPT_FLAG, 0, "jsonl", 0, &jsonl, 0, 0, 0,
+         "lines of JSON in, lines of JSON out (the only way)"},
         {OPT_FLAG, 0, "schema-order", 0, &schema_order, 0, 0, 0,
          "objects have their properties in the schema's order"},
     };

@@ -74,7 +74,7 @@ static bool sets_used(struct re_pool *p, const uint32_t *terms, int n, uint8_t *
         }
 #define PUSH(x)                                                                                    \
     do {                                                                                           \
-        uint32_t y_ = (x);                                                                             \
+        uint32_t y_ = (x);                                                                         \
         if (!seen[y_]) {                                                                           \
             seen[y_] = 1;                                                                          \
             stack[top++] = y_;                                                                     \
@@ -149,7 +149,8 @@ static bool classes_split(struct re_pool *p, struct re_classes *cl, const uint32
                 continue;
             if (!moved[c]) {
                 if (n >= 255) {
-                    ok = re_over(p, "a regular expression tells over 255 kinds of characters apart");
+                    ok =
+                        re_over(p, "a regular expression tells over 255 kinds of characters apart");
                     break;
                 }
                 moved[c] = n++;
@@ -310,7 +311,8 @@ static void dfa_trim(struct dfa *d)
         head[s] = sum;
         sum += k;
     }
-    uint32_t *from = mem_alloc(((size_t)sum + 1) * sizeof *from), *at = mem_alloc((size_t)n * 4 + 4);
+    uint32_t *from = mem_alloc(((size_t)sum + 1) * sizeof *from),
+             *at = mem_alloc((size_t)n * 4 + 4);
     memcpy(at, head, (size_t)n * sizeof *at);
     for (uint32_t s = 1; s < n; s++)
         for (uint32_t c = 0; c < nc; c++)

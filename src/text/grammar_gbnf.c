@@ -39,9 +39,9 @@ struct tree {
 struct rule {
     const char *name;
     uint32_t len, line;
-    uint32_t tree; /* 0: not defined yet */
-    uint32_t term; /* of a regular rule */
-    uint8_t state; /* 0 not looked at, 1 being looked at, 2 regular, 3 recursive */
+    uint32_t tree;       /* 0: not defined yet */
+    uint32_t term;       /* of a regular rule */
+    uint8_t state;       /* 0 not looked at, 1 being looked at, 2 regular, 3 recursive */
     uint32_t low, order; /* for finding cycles */
     uint32_t node;
 };
@@ -68,7 +68,7 @@ struct gbnf {
     struct grammar *g;
     struct {
         uint32_t term, id;
-    } *made;
+    } * made;
     uint32_t n_made, cap_made;
     struct error *err;
 };
@@ -164,7 +164,9 @@ static bool char_parse(struct gbnf *p, uint32_t *cp)
         *cp = 0;
         for (int i = 0; i < digits; i++) {
             char h = p->at < p->end ? *p->at : 0;
-            int d = h >= '0' && h <= '9' ? h - '0' : (h | 32) >= 'a' && (h | 32) <= 'f' ? (h | 32) - 'a' + 10 : -1;
+            int d = h >= '0' && h <= '9'                 ? h - '0'
+                    : (h | 32) >= 'a' && (h | 32) <= 'f' ? (h | 32) - 'a' + 10
+                                                         : -1;
             if (d < 0)
                 return bad(p, "a hexadecimal digit is missing");
             *cp = *cp << 4 | (uint32_t)d;

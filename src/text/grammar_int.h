@@ -104,9 +104,9 @@ struct grammar {
     uint32_t n_terms;
     struct gnode *nodes; /* (n_nodes) */
     uint32_t n_nodes;
-    struct edge *edges;  /* (state_at[n_states]) */
-    uint32_t *state_at;  /* (n_states + 1) */
-    bool *state_final;   /* (n_states) */
+    struct edge *edges; /* (state_at[n_states]) */
+    uint32_t *state_at; /* (n_states + 1) */
+    bool *state_final;  /* (n_states) */
     uint32_t n_states;
     uint32_t n_edges, cap_edges, cap_states, cap_terms, cap_nodes;
     size_t bytes;
@@ -146,12 +146,12 @@ struct grammar_vocab {
     size_t n_words;
     /* (n_words) tokens of a group with up to k characters; all have at most DFA_SAFE_MAX */
     uint32_t *mask[DFA_GROUPS][DFA_SAFE_MAX + 1];
-    struct vocab_trie trie[DFA_GROUPS + 1];    /* the groups, then the rest */
-    int32_t *twin;                             /* (n_vocab) next token with the same bytes, or -1 */
-    uint32_t *ends;                            /* (n_words) tokens that end an answer */
+    struct vocab_trie trie[DFA_GROUPS + 1]; /* the groups, then the rest */
+    int32_t *twin;                          /* (n_vocab) next token with the same bytes, or -1 */
+    uint32_t *ends;                         /* (n_words) tokens that end an answer */
     /* Inside a string that may be anything: the rest's tokens that stay in it, and the texts that
      * come after a closing quote in some token. */
-    uint32_t *inside;       /* (n_words) */
+    uint32_t *inside;        /* (n_words) */
     struct vocab_trie after; /* .token: index into exits */
     uint32_t *exit_at;       /* (n_exits + 1) */
     int32_t *exit_token;
@@ -186,8 +186,8 @@ enum zone { ZONE_FREE, ZONE_TRIGGER, ZONE_ON, ZONE_DONE };
 
 struct zone_state {
     enum zone zone;
-    uint32_t matched; /* bytes of the awaited text */
-    bool held;        /* the constraint has been complete once */
+    uint32_t matched;  /* bytes of the awaited text */
+    bool held;         /* the constraint has been complete once */
     uint32_t root_row; /* where the root began */
 };
 

@@ -135,8 +135,8 @@ static void walk_take(const struct walk *w, const struct vocab_trie *trie, uint3
 }
 
 /* Nodes lo .. hi - 1 of a trie from point `from`. */
-static void walk_range(const struct walk *w, const struct vocab_trie *trie, uint32_t lo, uint32_t hi,
-                       const struct point *from)
+static void walk_range(const struct walk *w, const struct vocab_trie *trie, uint32_t lo,
+                       uint32_t hi, const struct point *from)
 {
     struct grammar_matcher *m = w->m;
     if (lo >= hi)
@@ -175,7 +175,8 @@ static void walk_range(const struct walk *w, const struct vocab_trie *trie, uint
 /* A single thread inside a string or another terminal: the automaton alone decides until it ends.
  * All ends of a string lead to the same point (those of a name, if its label is the same), which is
  * made once. */
-static void walk_single(const struct walk *w, const struct vocab_trie *trie, const struct point *from)
+static void walk_single(const struct walk *w, const struct vocab_trie *trie,
+                        const struct point *from)
 {
     struct grammar_matcher *m = w->m;
     const struct thread start = m->threads[from->threads];
@@ -285,7 +286,8 @@ static void mask_name(const struct walk *w, const struct thread *t, uint32_t nod
 }
 
 /* The declared names below a node of their trie, spelled out from it. */
-static void mask_names(const struct walk *w, const struct thread *t, uint32_t node, char *p, size_t n)
+static void mask_names(const struct walk *w, const struct thread *t, uint32_t node, char *p,
+                       size_t n)
 {
     const struct names *names = w->m->g->terms[t->term].names;
     if (names->nodes[node].name)

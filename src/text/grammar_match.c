@@ -477,7 +477,8 @@ static void threads_unique(struct grammar_matcher *m, const struct point *p)
         m->chain = mem_realloc(m->chain, m->cap_chain, sizeof *m->chain);
     }
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t h = (t[i].term * 5 + t[i].q * 31 + t[i].then.pos * 17 + t[i].then.origin * 7) & 127;
+        uint32_t h =
+            (t[i].term * 5 + t[i].q * 31 + t[i].then.pos * 17 + t[i].then.origin * 7) & 127;
         uint32_t c = head[h];
         while (c && memcmp(&t[c - 1], &t[i], sizeof *t))
             c = m->chain[c - 1];

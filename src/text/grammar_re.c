@@ -262,10 +262,11 @@ uint32_t re_cat(struct re_pool *p, uint32_t a, uint32_t b)
         parts[i] = p->nodes[x].a;
     parts[n - 1] = x;
     while (n--)
-        b = re_intern(p, &(struct re_node){.kind = RK_CAT,
-                                           .nullable = re_nullable(p, parts[n]) && re_nullable(p, b),
-                                           .a = parts[n],
-                                           .b = b});
+        b = re_intern(p,
+                      &(struct re_node){.kind = RK_CAT,
+                                        .nullable = re_nullable(p, parts[n]) && re_nullable(p, b),
+                                        .a = parts[n],
+                                        .b = b});
     if (parts != few)
         mem_free(parts);
     return b;
@@ -350,8 +351,7 @@ static uint32_t list_make(struct re_pool *p, enum re_kind kind, uint32_t *t, siz
                 return RE_NONE;
     /* x and not x */
     for (size_t i = 0; i < k; i++)
-        if (p->nodes[t[i]].kind == RK_NOT &&
-            bsearch(&p->nodes[t[i]].a, t, k, sizeof *t, re_cmp))
+        if (p->nodes[t[i]].kind == RK_NOT && bsearch(&p->nodes[t[i]].a, t, k, sizeof *t, re_cmp))
             return is_or ? RE_ALL : RE_NONE;
     if (p->n_list + k > p->cap_list) {
         if (p->n_list + k > LIST_MAX) {
@@ -363,8 +363,8 @@ static uint32_t list_make(struct re_pool *p, enum re_kind kind, uint32_t *t, siz
     }
     memcpy(p->list + p->n_list, t, k * sizeof *t);
     uint32_t before = p->n_nodes;
-    uint32_t x = re_intern(p, &(struct re_node){
-                              .kind = kind, .nullable = nullable, .a = p->n_list, .b = (uint32_t)k});
+    uint32_t x = re_intern(
+        p, &(struct re_node){.kind = kind, .nullable = nullable, .a = p->n_list, .b = (uint32_t)k});
     if (p->n_nodes > before)
         p->n_list += (uint32_t)k;
     return x;
@@ -469,10 +469,9 @@ static uint32_t auto_derive(struct re_pool *p, const struct re_node *n, uint32_t
     uint32_t to = p->autos[n->a].next[(size_t)n->b * RE_AUTO_SYMBOLS + sym];
     if (to == RE_INF)
         return RE_NONE;
-    return re_intern(p, &(struct re_node){.kind = RK_AUTO,
-                                          .nullable = p->autos[n->a].accepts[to],
-                                          .a = n->a,
-                                          .b = to});
+    return re_intern(
+        p, &(struct re_node){
+               .kind = RK_AUTO, .nullable = p->autos[n->a].accepts[to], .a = n->a, .b = to});
 }
 
 /* The derivative of x by the characters of class `c`: what may follow one of them. */

@@ -18,7 +18,6 @@
 #define RE_INF UINT32_MAX
 #define CP_MAX 0x10ffffu
 
-
 enum { RE_NONE = 0, RE_EPS = 1, RE_ALL = 2, RE_ANY = 3 }; /* nothing, "", anything, any one char */
 
 struct re_range {
@@ -40,7 +39,8 @@ uint32_t re_or(struct re_pool *p, uint32_t a, uint32_t b);
 uint32_t re_or_n(struct re_pool *p, const uint32_t *a, size_t n);
 uint32_t re_and(struct re_pool *p, uint32_t a, uint32_t b);
 uint32_t re_not(struct re_pool *p, uint32_t a);
-uint32_t re_rep(struct re_pool *p, uint32_t a, uint32_t min, uint32_t max); /* max RE_INF: no limit */
+uint32_t re_rep(struct re_pool *p, uint32_t a, uint32_t min,
+                uint32_t max); /* max RE_INF: no limit */
 /* A ready automaton over decimal numbers: symbols 0-9 are digits, 10 is "-", 11 is ".". next is
  * (n_states, RE_AUTO_SYMBOLS), RE_INF = dead; state 0 begins. Both tables are copied. */
 enum { RE_AUTO_SYMBOLS = 12 };
@@ -72,16 +72,16 @@ bool dfa_group_has(int group, uint32_t cp);
 /* State 0 is dead, state 1 the start. States that cannot reach acceptance are merged into 0. */
 struct dfa {
     uint32_t n_states, n_classes, n_ranges;
-    uint8_t ascii[128];     /* class of each ASCII character */
-    uint32_t *range_lo;     /* (n_ranges) first code point of each range from 128 up, sorted */
-    uint8_t *range_class;   /* (n_ranges) */
-    uint32_t *next;         /* (n_states, n_classes) */
-    uint32_t *label;        /* (n_states) 0 = not accepting, else bits: which parts accept */
+    uint8_t ascii[128];          /* class of each ASCII character */
+    uint32_t *range_lo;          /* (n_ranges) first code point of each range from 128 up, sorted */
+    uint8_t *range_class;        /* (n_ranges) */
+    uint32_t *next;              /* (n_states, n_classes) */
+    uint32_t *label;             /* (n_states) 0 = not accepting, else bits: which parts accept */
     uint8_t (*safe)[DFA_GROUPS]; /* (n_states, DFA_GROUPS) 0..DFA_SAFE_MAX */
-    uint8_t *moves;         /* (n_states) 1: some character leads on */
-    uint8_t *reach;         /* (n_states) characters that may follow at most, 255 = many */
-    bool any;               /* accepts every string in its only live state */
-    bool finite;            /* its language is finite */
+    uint8_t *moves;              /* (n_states) 1: some character leads on */
+    uint8_t *reach;              /* (n_states) characters that may follow at most, 255 = many */
+    bool any;                    /* accepts every string in its only live state */
+    bool finite;                 /* its language is finite */
 };
 
 /* The automaton of `n` terms at once: bit i of a label says that term i accepts (n <= 32; states in

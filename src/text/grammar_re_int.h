@@ -8,11 +8,11 @@
 enum re_kind {
     RK_NONE,
     RK_EPS,
-    RK_SET, /* a = set */
-    RK_CAT, /* a, then b */
-    RK_OR,  /* list[a .. a + b) */
-    RK_AND, /* the same */
-    RK_NOT, /* a */
+    RK_SET,  /* a = set */
+    RK_CAT,  /* a, then b */
+    RK_OR,   /* list[a .. a + b) */
+    RK_AND,  /* the same */
+    RK_NOT,  /* a */
     RK_REP,  /* a, b to c times */
     RK_AUTO, /* automaton a in state b: see re_auto */
 };
@@ -38,7 +38,7 @@ struct re_pool {
         uint32_t n_states;
         uint32_t *next; /* (n_states, RE_AUTO_SYMBOLS) NO state: RE_INF */
         bool *accepts;  /* (n_states) */
-    } *autos;           /* (n_autos) */
+    } * autos;          /* (n_autos) */
     uint32_t n_autos;
     size_t work;
     const char *error;
@@ -48,12 +48,12 @@ enum { RE_MEMO = 1 << 12 };
 
 /* The code points divided into classes that no set of some terms tells apart. */
 struct re_classes {
-    uint32_t n;          /* classes, at most 255 */
-    uint32_t n_edges;    /* elementary ranges */
-    uint32_t *edge_lo;   /* (n_edges) sorted, the first is 0 */
-    uint8_t *edge_class; /* (n_edges) */
-    uint8_t *in;         /* (pool's n_sets, 32) bits: set holds class */
-    uint32_t n_in;       /* sets in the table */
+    uint32_t n;           /* classes, at most 255 */
+    uint32_t n_edges;     /* elementary ranges */
+    uint32_t *edge_lo;    /* (n_edges) sorted, the first is 0 */
+    uint8_t *edge_class;  /* (n_edges) */
+    uint8_t *in;          /* (pool's n_sets, 32) bits: set holds class */
+    uint32_t n_in;        /* sets in the table */
     uint32_t sample[256]; /* (n) a code point of each class */
     uint32_t depth;
     struct {

@@ -40,8 +40,8 @@ static uint32_t fail(struct parser *p, const char *what)
 {
     int len = (int)(p->end - p->s);
     if (p->err && !p->err->msg[0])
-        error_set(p->err, "regular expression \"%.*s%s\": %s at character %d",
-                  len > 80 ? 80 : len, p->s, len > 80 ? "..." : "", what, (int)(p->at - p->s));
+        error_set(p->err, "regular expression \"%.*s%s\": %s at character %d", len > 80 ? 80 : len,
+                  p->s, len > 80 ? "..." : "", what, (int)(p->at - p->s));
     return 0;
 }
 
@@ -98,7 +98,7 @@ static void set_add(struct set *s, uint32_t lo, uint32_t hi)
 static const struct re_range digits[] = {{'0', '9'}};
 static const struct re_range words[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
 static const struct re_range spaces[] = {
-    {9, 13},           {' ', ' '},       {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
+    {9, 13},          {' ', ' '},       {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
     {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff}};
 static const struct re_range line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 

@@ -198,8 +198,8 @@ static inline bool term_hex_alive(const struct grammar_matcher *m, const struct 
 static inline bool term_step_escape(const struct grammar_matcher *m, const struct term *tm,
                                     struct thread *t, uint8_t b)
 {
-    static const uint8_t meaning[128] = {['"'] = '"', ['\\'] = '\\', ['/'] = '/',  ['b'] = 8,
-                                         ['f'] = 12,  ['n'] = 10,    ['r'] = 13, ['t'] = 9};
+    static const uint8_t meaning[128] = {['"'] = '"', ['\\'] = '\\', ['/'] = '/', ['b'] = 8,
+                                         ['f'] = 12,  ['n'] = 10,    ['r'] = 13,  ['t'] = 9};
     uint32_t kind = t->sub >> 28, left = t->sub >> 24 & 15, v = t->sub & 0xffffff;
     int d = hex_digit(b);
     switch (kind) {

@@ -132,8 +132,8 @@ bool schema_const(struct schema *s, const struct jvalue *v, struct shape *x)
         for (const struct jvalue *c = v->first; c; c = c->next) {
             if (jvalue_get_n(v, c->key, c->key_len) != c)
                 continue; /* a later member has this name */
-            x->comps->props[x->comps->n_props++] = (struct comp_prop){
-                c->key, c->key_len, schema_lits_one(s, c->id << 2 | LIT_CONST)};
+            x->comps->props[x->comps->n_props++] =
+                (struct comp_prop){c->key, c->key_len, schema_lits_one(s, c->id << 2 | LIT_CONST)};
             struct name_list *r = schema_alloc(s, sizeof *r);
             *r = (struct name_list){.next = x->required, .name = c->key, .len = c->key_len};
             x->required = r;
@@ -273,7 +273,7 @@ bool schema_types(struct schema *s, const struct jvalue *v, uint32_t *types, boo
 
 /* A keyword about numbers: the term of those that fulfil it. */
 bool schema_number_key(struct schema *s, const struct jvalue *parent, const struct jvalue *v,
-                           uint32_t *term)
+                       uint32_t *term)
 {
     struct decimal d;
     bool is_min = jvalue_get(parent, "minimum") == v, is_max = jvalue_get(parent, "maximum") == v;
@@ -299,8 +299,7 @@ bool schema_number_key(struct schema *s, const struct jvalue *parent, const stru
 }
 
 /* A keyword about strings: the term of those that fulfil it. RE_ALL: it says nothing. */
-bool schema_string_key(struct schema *s, const struct jvalue *v, const char *key,
-                           uint32_t *term)
+bool schema_string_key(struct schema *s, const struct jvalue *v, const char *key, uint32_t *term)
 {
     *term = RE_ALL;
     if (!strcmp(key, "minLength") || !strcmp(key, "maxLength")) {
@@ -421,10 +420,8 @@ static bool name_add(struct schema *s, struct name_list **to, const struct jvalu
     struct name_list *n = schema_alloc(s, sizeof *n), **at = to;
     *n = (struct name_list){.name = name->text, .len = name->len};
     if (needs)
-        *n = (struct name_list){.name = needs->key,
-                                .len = needs->key_len,
-                                .needs = name->text,
-                                .needs_len = name->len};
+        *n = (struct name_list){
+            .name = needs->key, .len = needs->key_len, .needs = name->text, .needs_len = name->len};
     while (*at)
         at = &(*at)->next;
     *at = n;
@@ -753,7 +750,8 @@ bool schema_fulfil(struct schema *s, const struct jvalue *v, struct shapes *out)
             return false;
         for (const struct jvalue *c = k->first; c; c = c->next) {
             struct shapes y = {0};
-            if (!schema_expand_all(s, schema_lits(s, c, false), &y) || !shapes_append(s, &any_of, &y))
+            if (!schema_expand_all(s, schema_lits(s, c, false), &y) ||
+                !shapes_append(s, &any_of, &y))
                 return false;
         }
         if (!shapes_and(s, &own, &any_of))

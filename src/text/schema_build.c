@@ -16,15 +16,15 @@ enum { NODES_MAX = 20000, LABELS_MAX = 64 };
 struct builder {
     struct schema *s;
     struct grammar *g;
-    struct lits *sets;  /* (n_sets) set of literals by node index */
-    uint32_t *node_of;  /* (n_sets) the grammar's node */
+    struct lits *sets; /* (n_sets) set of literals by node index */
+    uint32_t *node_of; /* (n_sets) the grammar's node */
     uint32_t n_sets, cap_sets;
     uint32_t *slots, n_slots;
     uint32_t words[3]; /* terminals of null, true and false, or NO_LIMIT */
     struct {
         uint32_t term, id;
         bool str;
-    } *terms; /* made so far, by term */
+    } * terms; /* made so far, by term */
     uint32_t n_terms, cap_terms;
     struct names_of **objects; /* (n_objects) */
     uint32_t n_objects, cap_objects;
@@ -36,8 +36,8 @@ struct names_of {
     const char **name; /* (n) sorted */
     uint32_t *len;
     uint32_t n;
-    struct dfa *dfa;                /* of the other names; NULL: none */
-    uint32_t labels[LABELS_MAX];    /* the automaton's labels that occur */
+    struct dfa *dfa;             /* of the other names; NULL: none */
+    uint32_t labels[LABELS_MAX]; /* the automaton's labels that occur */
     uint32_t n_labels;
 };
 
@@ -84,6 +84,17 @@ static uint32_t node_of(struct builder *b, struct lits l)
     return b->node_of[b->n_sets - 1];
 }
 
+/* Few texts, such as those of an enum: then characters are escaped only where they must be, which
+ * leaves the next token without a choice more often. */
+static bool is_plain(const struct dfa *d)
+{
+    for (uint32_t q = 1; q < d->n_states && d->finite; q++)
+        if (dfa_step(d, q, 0xe000) ||
+            (dfa_step(d, q, 'q') && dfa_step(d, q, 'J') && dfa_step(d, q, '7')))
+            return false;
+    return d->finite;
+}
+
 /* The terminal of a term; NO_LIMIT if it is empty or failed. */
 static uint32_t term_of(struct builder *b, uint32_t term, bool str)
 {
@@ -99,7 +110,7 @@ static uint32_t term_of(struct builder *b, uint32_t term, bool str)
         dfa_free(d);
     } else {
         id = grammar_add_term(b->g, str ? TERM_STR : TERM_RAW, d);
-        b->g->terms[id].plain = str && d->finite;
+        b->g->terms[id].plain = str && is_plain(d);
     }
     if (b->n_terms == b->cap_terms) {
         b->cap_terms = b->cap_terms ? 2 * b->cap_terms : 32;
@@ -123,10 +134,10 @@ static bool term_regex(struct builder *b, const char *pattern, uint32_t *id)
 static bool add_punctuation(struct builder *b)
 {
 #define WS "[ \\t]{0,8}(\\r?\\n[ \\t]{0,80}){0,2}"
-    static const char *const loose[T_JSON_COUNT] = {
-        "\\{" WS, "\\}", WS "\\}", "\\[" WS, "\\]", WS "\\]", WS "," WS, WS ":" WS};
-    static const char *const tight[T_JSON_COUNT] = {"\\{", "\\}", "(?:\\})", "\\[",
-                                                    "\\]", "(?:\\])", ",", ":"};
+    static const char *const loose[T_JSON_COUNT] = {"\\{" WS, "\\}",    WS "\\}",  "\\[" WS,
+                                                    "\\]",    WS "\\]", WS "," WS, WS ":" WS};
+    static const char *const tight[T_JSON_COUNT] = {"\\{", "\\}",     "(?:\\})", "\\[",
+                                                    "\\]", "(?:\\])", ",",       ":"};
     const char *const *list = b->s->flags & GRAMMAR_COMPACT ? tight : loose;
     for (uint32_t i = 0; i < T_JSON_COUNT; i++) {
         uint32_t t = re_parse(b->s->pool, list[i], strlen(list[i]), false, NULL);
@@ -276,7 +287,8 @@ static bool build_others(struct builder *b, const struct shape *x, struct object
         if (known)
             continue;
         if (info->n_labels == LABELS_MAX)
-            return schema_fail(s, NULL, "over %d kinds of property names in one object", LABELS_MAX);
+            return schema_fail(s, NULL, "over %d kinds of property names in one object",
+                               LABELS_MAX);
         info->labels[info->n_labels++] = d->label[q];
     }
     o->others = mem_alloc((info->n_labels + 1) * sizeof *o->others);

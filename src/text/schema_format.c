@@ -13,24 +13,24 @@
     "(" YEAR "-(((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01]))|((0[469]|11)-(0[1-9]|[12][0-9]|30))|"  \
     "(02-(0[1-9]|1[0-9]|2[0-8])))|"                                                                \
     "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
-#define HOUR "([01][0-9]|2[0-3])"
+#define HOUR   "([01][0-9]|2[0-3])"
 #define OFFSET "([Zz]|[+-]" HOUR ":[0-5][0-9])"
-#define TIME HOUR ":[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?" OFFSET
-#define LABEL "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-#define HOST "(?=.{1,253}$)" LABEL "(\\." LABEL ")*"
-#define BYTE "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-#define IPV4 BYTE "(\\." BYTE "){3}"
-#define H16 "[0-9A-Fa-f]{1,4}"
-#define LS32 "(" H16 ":" H16 "|" IPV4 ")"
+#define TIME   HOUR ":[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?" OFFSET
+#define LABEL  "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+#define HOST   "(?=.{1,253}$)" LABEL "(\\." LABEL ")*"
+#define BYTE   "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+#define IPV4   BYTE "(\\." BYTE "){3}"
+#define H16    "[0-9A-Fa-f]{1,4}"
+#define LS32   "(" H16 ":" H16 "|" IPV4 ")"
 #define IPV6                                                                                       \
     "((" H16 ":){6}" LS32 "|::(" H16 ":){5}" LS32 "|(" H16 ")?::(" H16 ":){4}" LS32 "|((" H16      \
     ":){0,1}" H16 ")?::(" H16 ":){3}" LS32 "|((" H16 ":){0,2}" H16 ")?::(" H16 ":){2}" LS32        \
     "|((" H16 ":){0,3}" H16 ")?::" H16 ":" LS32 "|((" H16 ":){0,4}" H16 ")?::" LS32 "|((" H16      \
     ":){0,5}" H16 ")?::" H16 "|((" H16 ":){0,6}" H16 ")?::)"
 #define ATEXT "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
-#define PCT "%[0-9A-Fa-f]{2}"
+#define PCT   "%[0-9A-Fa-f]{2}"
 #define UNRES "A-Za-z0-9._~\\-"
-#define SUBD "!$&'()*+,;="
+#define SUBD  "!$&'()*+,;="
 #define PCHAR "([" UNRES SUBD ":@]|" PCT ")"
 #define AUTHORITY                                                                                  \
     "(([" UNRES SUBD ":]|" PCT ")*@)?(\\[(" IPV6 "|[vV][0-9A-Fa-f]+\\.[" UNRES SUBD ":]+)\\]|"     \
@@ -52,8 +52,8 @@ static const struct {
     {"date-time", "(" DAY ")[Tt]" TIME},
     {"duration", "P((([0-9]+Y)?([0-9]+M)?([0-9]+D)?(T(?=[0-9])([0-9]+H)?([0-9]+M)?([0-9]+S)?)?)"
                  "|[0-9]+W)"},
-    {"email", ATEXT "+(\\." ATEXT "+)*@(" LABEL "(\\." LABEL ")*|\\[" IPV4 "\\]|\\[IPv6:" IPV6
-                    "\\])"},
+    {"email",
+     ATEXT "+(\\." ATEXT "+)*@(" LABEL "(\\." LABEL ")*|\\[" IPV4 "\\]|\\[IPv6:" IPV6 "\\])"},
     {"hostname", HOST},
     {"ipv4", IPV4},
     {"ipv6", IPV6},

@@ -47,11 +47,11 @@ struct comp {
         const char *name;
         uint32_t len;
         struct lits lits;
-    } *props;
+    } * props;
     struct comp_pat {
         uint32_t re;
         struct lits lits;
-    } *pats;
+    } * pats;
     struct lits extra; /* additionalProperties */
 };
 
@@ -99,7 +99,7 @@ struct schema {
     struct jdoc *doc;
     struct re_pool *pool;
     int flags;
-    bool old_ref;    /* drafts up to 7: nothing beside $ref counts */
+    bool old_ref; /* drafts up to 7: nothing beside $ref counts */
     struct error *err;
     bool failed;
     int probing; /* > 0: only looking whether something is empty; a failure means "who knows" */

@@ -15,12 +15,12 @@ enum json_kind { J_NULL, J_FALSE, J_TRUE, J_NUMBER, J_STRING, J_ARRAY, J_OBJECT 
 
 struct jvalue {
     enum json_kind kind;
-    uint32_t id;           /* its place in the document */
-    const char *key;       /* (key_len) in an object: the member's name, decoded */
-    const char *text;      /* (len) string: decoded UTF-8; number: its spelling */
-    const char *raw;       /* (raw_len) the value as it was written */
+    uint32_t id;      /* its place in the document */
+    const char *key;  /* (key_len) in an object: the member's name, decoded */
+    const char *text; /* (len) string: decoded UTF-8; number: its spelling */
+    const char *raw;  /* (raw_len) the value as it was written */
     size_t raw_len;
-    uint32_t key_len, len, index; /* index: place among the parent's children */
+    uint32_t key_len, len, index;               /* index: place among the parent's children */
     const struct jvalue *parent, *next, *first; /* children are linked, in order */
     uint32_t n;                                 /* children */
 };

@@ -94,7 +94,7 @@ uint32_t num_compare(struct schema *s, const struct decimal *b, int outcomes)
     for (int sign = 0; sign < 2; sign++) {
         uint32_t base = 1 + (uint32_t)sign * per, big = base + 3 * (uint32_t)(n + 1);
         uint32_t settled = big + 1, fr = settled + 3;
-#define NEXT(q, c) t.next[(size_t)(q)*RE_AUTO_SYMBOLS + (uint32_t)(c)]
+#define NEXT(q, c)     t.next[(size_t)(q)*RE_AUTO_SYMBOLS + (uint32_t)(c)]
 #define ACCEPT(q, abs) t.accepts[q] = (signed_outcome(b, sign, abs) & outcomes) != 0
         for (int i = 0; i <= n; i++) {
             for (int st = 0; st < 3; st++) {
@@ -113,9 +113,7 @@ uint32_t num_compare(struct schema *s, const struct decimal *b, int outcomes)
                     NEXT(q, c) = base + 3 * (uint32_t)(i + 1) + (uint32_t)to;
                 }
                 if (i)
-                    NEXT(q, 11) = i < n      ? settled
-                                  : st != 1  ? settled + (uint32_t)st
-                                             : fr;
+                    NEXT(q, 11) = i < n ? settled : st != 1 ? settled + (uint32_t)st : fr;
             }
         }
         ACCEPT(big, CMP_MORE);

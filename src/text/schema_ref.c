@@ -61,7 +61,9 @@ static const struct jvalue *ref_find_id(struct schema *s, const char *p, size_t 
 
 static int hex_value(char c)
 {
-    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+    return c >= '0' && c <= '9'                 ? c - '0'
+           : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+                                                : -1;
 }
 
 /* One part of a pointer: %XX, ~0 and ~1 undone. */

@@ -216,7 +216,7 @@ struct shape shape_merge(struct schema *s, const struct shape *a, const struct s
         JOIN_LISTS(acomp, a->acomps, b->acomps, x.acomps);
     if (a->contains != b->contains)
         JOIN_LISTS(contains, a->contains, b->contains, x.contains);
-#define MOST(f) x.f = a->f > b->f ? a->f : b->f
+#define MOST(f)  x.f = a->f > b->f ? a->f : b->f
 #define LEAST(f) x.f = a->f < b->f ? a->f : b->f
     MOST(min_props);
     LEAST(max_props);
