@@ -17,11 +17,13 @@
 #define OFFSET "([Zz]|[+-]" HOUR ":[0-5][0-9])"
 #define TIME   HOUR ":[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?" OFFSET
 #define LABEL  "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-#define HOST   "(?=.{1,253}$)" LABEL "(\\." LABEL ")*"
-#define BYTE   "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-#define IPV4   BYTE "(\\." BYTE "){3}"
-#define H16    "[0-9A-Fa-f]{1,4}"
-#define LS32   "(" H16 ":" H16 "|" IPV4 ")"
+#define SHORT  "[A-Za-z0-9]([A-Za-z0-9-]{0,22}[A-Za-z0-9])?"
+/* 253 characters at most: three labels of any length, or ten of up to 24. */
+#define HOST "(" LABEL "(\\." LABEL "){0,2}|" SHORT "(\\." SHORT "){0,9})"
+#define BYTE "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+#define IPV4 BYTE "(\\." BYTE "){3}"
+#define H16  "[0-9A-Fa-f]{1,4}"
+#define LS32 "(" H16 ":" H16 "|" IPV4 ")"
 #define IPV6                                                                                       \
     "((" H16 ":){6}" LS32 "|::(" H16 ":){5}" LS32 "|(" H16 ")?::(" H16 ":){4}" LS32 "|((" H16      \
     ":){0,1}" H16 ")?::(" H16 ":){3}" LS32 "|((" H16 ":){0,2}" H16 ")?::(" H16 ":){2}" LS32        \

@@ -1,0 +1,13 @@
+/*
+ * libFuzzer entry for JSON Schemas: what compiles is walked with the input's own bytes as the choice of
+ * tokens, on a vocabulary of single bytes and some longer tokens. A mask must never be empty (every
+ * prefix can be completed), and what it offers must be taken.
+ */
+#include "fuzz_grammar.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+    return fuzz_source(GRAMMAR_SCHEMA, data, n);
+}
