@@ -214,8 +214,11 @@ static int check_number(const json_t *s, const json_t *v)
         x >= json_number_value(k))
         return 0;
     if ((k = json_object_get(s, "multipleOf"))) {
-        double q = x / json_number_value(k);
-        if (fabs(q - round(q)) > 1e-9 * fmax(1, fabs(q)))
+        double by = json_number_value(k), q = x / by;
+        if (fabs(x) > 9e15)
+            return -1;                                 /* not exact any more */
+        bool whole = by == floor(by) && x == floor(x); /* then fmod is exact */
+        if (whole ? fmod(x, by) != 0 : fabs(q - round(q)) > 1e-9 * fmax(1, fabs(q)))
             return 0;
     }
     return 1;

@@ -259,7 +259,8 @@ static void test_schema(void **state)
         {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}},"
          "\"additionalProperties\":{\"type\":\"string\"}}",
          {"{\"x\":\"y\",\"a\":1,\"ab\":\"z\"}"},
-         {"{\"x\":1}", "{\"a\":\"y\"}"}},
+         {"{\"x\":1}", "{\"a\":\"y\"}", "{\"x\":\"y\",\"x\":\"z\"}",
+          "{\"x\":\"y\",\"\\u0078\":\"z\"}"}},
         {"{\"type\":\"object\",\"patternProperties\":{\"^s_\":{\"type\":\"string\"},\"_i$\":{"
          "\"maxLength\":2}},"
          "\"additionalProperties\":false}",

@@ -167,6 +167,7 @@ struct item {
 
 struct thread {
     uint32_t term, q, sub, name;
+    uint32_t hash;    /* TERM_KEY: of the name so far */
     struct item then; /* where the parser stands once the terminal ends */
 };
 

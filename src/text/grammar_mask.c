@@ -210,7 +210,8 @@ static void walk_single(const struct walk *w, const struct vocab_trie *trie,
             continue;
         }
         uint32_t label = tm->kind == TERM_KEY ? key_label(m, tm, t) : 0;
-        if (made != label || tm->kind == TERM_RAW) {
+        bool leaf = n->skip == i + 1; /* what follows another name depends on its hash */
+        if (made != label || tm->kind == TERM_RAW || (tm->kind == TERM_KEY && !leaf)) {
             match_pop(m, from, base);
             alive = match_end_term(m, t, &after);
             made = label;
@@ -338,7 +339,10 @@ static bool in_any_string(const struct grammar_matcher *m, const struct thread *
     const struct term *tm = &m->g->terms[t->term];
     if (t->sub || tm->kind == TERM_RAW || !t->q || !tm->dfa->any)
         return false;
-    return tm->kind == TERM_STR || !t->name || !tm->names->escapes;
+    if (tm->kind == TERM_STR)
+        return true;
+    /* In a name: none that came before may be told from the others by its end alone. */
+    return !m->data[t->then.data + SET_CHAIN] && !(t->name && tm->names->escapes);
 }
 
 /* The bytes that some thread takes next. */

@@ -150,12 +150,12 @@ static bool set_open(const struct object_node *o, const uint32_t *set)
     return set[SET_OTHERS] || bits_any(set + SET_BITS + set_words(o), 0, o->n_props);
 }
 
-/* A new set: `old` (or none) with a property of this label. */
+/* A new set: `old` (or none) with a property of this label, and hash if it is another. */
 static uint32_t set_make(struct grammar_matcher *m, const struct object_node *o, uint32_t old,
-                         bool first, uint32_t label)
+                         bool first, uint32_t label, uint32_t hash)
 {
     uint32_t words = set_words(o), n = SET_BITS + 2 * words, at = m->n_data;
-    while (m->n_data + n > m->cap_data) {
+    while (m->n_data + n + 2 > m->cap_data) {
         if (m->cap_data >= DATA_MAX) {
             match_over(m, "the constraint has over 8 MiB of objects in its history");
             return 0;
@@ -170,8 +170,15 @@ static uint32_t set_make(struct grammar_matcher *m, const struct object_node *o,
     } else {
         memcpy(set, m->data + old, n * sizeof *set);
         set[SET_COUNT]++;
-        if (label <= o->n_props)
+        if (label <= o->n_props) {
             set[SET_BITS + (label - 1) / 32] |= 1u << (label - 1) % 32;
+        } else {
+            m->data[m->n_data] = hash;
+            m->data[m->n_data + 1] = set[SET_CHAIN];
+            set[SET_CHAIN] = m->n_data;
+            set[SET_BLOOM + (hash >> 5 & 1)] |= 1u << (hash & 31);
+            m->n_data += 2;
+        }
     }
     set_allow(o, set);
     m->work += 1 + o->n_props / 8;
@@ -335,7 +342,7 @@ static void expand_object(struct grammar_matcher *m, const struct item *it)
         start_term(m, T_LBRACE, to);
     } else if (it->pos <= 2) {
         if (it->pos == 1) {
-            to.data = set_make(m, o, 0, true, 0);
+            to.data = set_make(m, o, 0, true, 0, 0);
             if (m->error)
                 return;
             if (set_complete(o, m->data + to.data)) {
@@ -373,7 +380,7 @@ static struct item end_item(struct grammar_matcher *m, const struct thread *t)
     if (tm->kind == TERM_KEY) {
         const struct object_node *o = m->g->nodes[it.node].object;
         uint32_t label = key_label(m, tm, t);
-        it.data = set_make(m, o, it.data, false, label);
+        it.data = set_make(m, o, it.data, false, label, t->hash);
         it.pos = 5 + label - 1;
     }
     return it;

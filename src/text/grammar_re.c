@@ -490,8 +490,10 @@ uint32_t re_derive(struct re_pool *p, struct re_classes *cl, uint32_t x, uint32_
     uint32_t slot = (uint32_t)(key * 0x9e3779b97f4a7c15u >> 40) & (RE_MEMO - 1);
     if (cl->memo[slot].key == key)
         return cl->memo[slot].value;
-    if (!re_spend(p, 1) || cl->depth > 2000) {
-        re_over(p, "a regular expression nests too deeply");
+    if (!re_spend(p, 1))
+        return RE_NONE;
+    if (cl->depth > 2000) {
+        re_over(p, "a regular expression nests over 2000 deep");
         return RE_NONE;
     }
     cl->depth++;

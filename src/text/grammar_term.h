@@ -22,8 +22,13 @@ enum {
 };
 #define SUB(kind, left, value) ((uint32_t)(kind) << 28 | (uint32_t)(left) << 24 | (value))
 
-/* The set that an object's item carries (in matcher.data): DATA_COUNT properties so far, then bits. */
-enum { SET_COUNT, SET_OTHERS, SET_BITS }; /* SET_BITS: seen bits, then allowed bits */
+/*
+ * The set that an object's item carries (in matcher.data): how many properties it has, whether others
+ * than the declared ones may come, the last of the others (a chain of hash and link in matcher.data, 0
+ * = none; names never come twice) with 64 bits that tell most of them apart, then a bit for each
+ * declared property that was seen, then a bit for each that may come.
+ */
+enum { SET_COUNT, SET_OTHERS, SET_CHAIN, SET_BLOOM, SET_BITS = SET_BLOOM + 2 };
 static inline uint32_t set_words(const struct object_node *o)
 {
     return (o->n_props + 31) / 32;
@@ -69,6 +74,8 @@ static inline bool term_feed(const struct grammar_matcher *m, const struct term 
         t->q = dfa_step(tm->dfa, t->q, cp);
         return t->q;
     }
+    t->hash = (t->hash + cp + 1) * 0x9e3779b1u;
+    t->hash ^= t->hash >> 15;
     if (t->q)
         t->q = dfa_step(tm->dfa, t->q, cp);
     if (t->name) {
@@ -98,6 +105,18 @@ static inline bool term_some(const struct grammar_matcher *m, const struct term 
     return false;
 }
 
+/* Has the object another property of this name? */
+static inline bool other_seen(const struct grammar_matcher *m, const struct thread *t)
+{
+    const uint32_t *set = m->data + t->then.data;
+    if (!(set[SET_BLOOM + (t->hash >> 5 & 1)] >> (t->hash & 31) & 1))
+        return false;
+    for (uint32_t at = set[SET_CHAIN]; at; at = m->data[at + 1])
+        if (m->data[at] == t->hash)
+            return true;
+    return false;
+}
+
 /* The label of a property's name that ends here: position + 1 of a declared one, n_props + label of
  * another, 0 if no name may end here. */
 static inline uint32_t key_label(const struct grammar_matcher *m, const struct term *tm,
@@ -112,7 +131,7 @@ static inline uint32_t key_label(const struct grammar_matcher *m, const struct t
         }
     }
     uint32_t label = t->q ? tm->dfa->label[t->q] : 0;
-    return label ? tm->names->n + label : 0;
+    return label && !other_seen(m, t) ? tm->names->n + label : 0;
 }
 
 static inline bool term_step_utf8(const struct grammar_matcher *m, const struct term *tm,

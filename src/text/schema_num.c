@@ -18,7 +18,8 @@ static uint32_t cached(struct schema *s, uint32_t *slot, const char *pattern)
 
 uint32_t num_any(struct schema *s)
 {
-    return cached(s, &s->re_number, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?");
+    return cached(s, &s->re_number,
+                  "-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?([0-9]{1,2}|[12][0-9]{2}))?");
 }
 
 uint32_t num_plain(struct schema *s)
