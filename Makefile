@@ -224,7 +224,7 @@ $(B)/tests/gpu/bench_gpu: $(B)/tests/gpu/bench_gpu.o
 $(B)/tests/ops/test_ops $(B)/tests/gpu/bench_gpu: $(B)/tests/ops/random_weight.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/libsteel.a $(CUDA_LIBS) -lm
 test-gpu: gpu-tools
-	$(B)/tests/ops/test_ops --backend cuda
+	$(B)/tests/ops/test_ops --backend cuda --jobs 8
 bench-gpu: gpu-tools
 	$(B)/tests/gpu/bench_gpu
 SIM_SRC := $(wildcard src/backend/cuda/*.cu) tests/gpu/cudasim.cpp

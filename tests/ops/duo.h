@@ -133,6 +133,6 @@ void test_forward(void); /* steps.c */
 void test_routed(void);
 void routed_case(const struct dims *s, const enum dtype *types, float size, int layers, bool look);
 void test_ties(void); /* picks.c */
-void test_picks(void);
+void test_picks(int part, int parts);
 
 #endif

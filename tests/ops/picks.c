@@ -98,7 +98,7 @@ static void force_attention(void)
         attention_case(&s, true, 0, wide, 3, false, forced);
 }
 
-void test_picks(void)
+void test_picks(int part, int parts)
 {
     int before = n_checks;
     struct duo d;
@@ -112,7 +112,7 @@ void test_picks(void)
         while (dev->ops->pick(dev, row, &first) &&
                (strcmp(first.name, p.name) || strcmp(first.op, p.op)))
             row++;
-        if (row < i)
+        if (row < i || i % parts != part)
             continue;
         if (!p.here) {
             printf("skipped: %s %s needs a device that is %s\n", p.op, p.name, p.device);

@@ -5,7 +5,8 @@
  * (steps.c). For CUDA it runs on a GPU (make test-gpu) and, linked with cudasim.cpp, on any CPU
  * (smaller shapes); for the CPU it is part of make test. Logits are poisoned with NaNs before each
  * step. Errors are ||out - ref|| / ||ref||.
- *   test_ops [--backend NAME] [filter [seed]]: only the groups whose name contains it; other numbers
+ *   test_ops [--backend NAME] [--jobs N] [filter [seed]]: groups side by side; only those whose name
+ *   contains the filter; other numbers
  */
 #include "base/mem.h"
 #include "duo.h"
@@ -15,6 +16,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static const enum dtype all_types[] = {DT_F32,   DT_F16,   DT_BF16,    DT_Q4_0,   DT_Q4_1,
                                        DT_Q5_0,  DT_Q5_1,  DT_Q8_0,    DT_Q2_K,   DT_Q3_K,
@@ -787,40 +790,100 @@ static void test_sampling(void)
     report("sampling", before);
 }
 
+static void test_decodes(void)
+{
+    test_attention(false);
+}
+static void test_prompts(void)
+{
+    test_attention(true);
+}
+static void test_picks_0(void)
+{
+    test_picks(0, 4);
+}
+static void test_picks_1(void)
+{
+    test_picks(1, 4);
+}
+static void test_picks_2(void)
+{
+    test_picks(2, 4);
+}
+static void test_picks_3(void)
+{
+    test_picks(3, 4);
+}
+
+/* The longest first. */
+static void (*const groups[])(void) = {test_decodes, test_picks_0,  test_picks_1, test_picks_2,
+                                       test_picks_3, test_prompts,  test_forward, test_linear,
+                                       test_shapes,  test_segments, test_moe,     test_ffn,
+                                       test_batches, test_routed,   test_ties,    test_few_experts,
+                                       test_norm,    test_sampling, test_embed,   test_supports};
+enum { N_GROUPS = sizeof groups / sizeof *groups };
+
+/* A process of its own for each group, `jobs` of them at a time: the reference takes most of the time,
+ * and has one thread. Their counts come back through a pipe. */
+static void run_apart(int jobs)
+{
+    int fds[2], running = 0, counts[2], status;
+    fail_if(pipe(fds) != 0, "no pipe");
+    for (int i = 0; i < N_GROUPS || running; i++) {
+        if (i < N_GROUPS) {
+            pid_t child = fork();
+            fail_if(child < 0, "no process");
+            if (child == 0) {
+                n_checks = n_failed = 0;
+                groups[i]();
+                counts[0] = n_checks;
+                counts[1] = n_failed;
+                fflush(stdout);
+                _exit(write(fds[1], counts, sizeof counts) != (ssize_t)sizeof counts);
+            }
+            running++;
+        }
+        if (running < jobs && i + 1 < N_GROUPS)
+            continue;
+        fail_if(wait(&status) < 0, "no child");
+        running--;
+        if (status != 0) {
+            n_failed++;
+            printf("FAIL  a group ended with status %d\n", status);
+            continue;
+        }
+        fail_if(read(fds[0], counts, sizeof counts) != (ssize_t)sizeof counts, "no counts");
+        n_checks += counts[0];
+        n_failed += counts[1];
+    }
+}
+
 int main(int argc, char **argv)
 {
-    int at = 1;
+    int at = 1, jobs = 1;
+    setvbuf(stdout, NULL, _IOLBF, 0);
 #if defined(STEEL_CUDA_SIM) || defined(STEEL_CUDA)
     backend_name = "cuda";
 #else
     backend_name = "cpu";
 #endif
-    if (argc > 2 && !strcmp(argv[1], "--backend")) {
-        backend_name = argv[2];
-        at = 3;
+    if (argc > at + 1 && !strcmp(argv[at], "--backend")) {
+        backend_name = argv[at + 1];
+        at += 2;
+    }
+    if (argc > at + 1 && !strcmp(argv[at], "--jobs")) {
+        jobs = atoi(argv[at + 1]);
+        at += 2;
     }
     bool cpu = !strcmp(backend_name, "cpu");
     light = cpu ? 2 : SIM;
     product_tol = cpu ? 1.5e-2 : 1e-3;
     filter = argc > at ? argv[at] : NULL;
     rng = argc > at + 1 ? strtoull(argv[at + 1], NULL, 10) : rng;
-    test_supports();
-    test_embed();
-    test_norm();
-    test_linear();
-    test_shapes();
-    test_segments();
-    test_batches();
-    test_ffn();
-    test_moe();
-    test_few_experts();
-    test_attention(false);
-    test_attention(true);
-    test_forward();
-    test_routed();
-    test_sampling();
-    test_ties();
-    test_picks();
+    if (jobs > 1)
+        run_apart(jobs);
+    for (int i = 0; jobs <= 1 && i < N_GROUPS; i++)
+        groups[i]();
     printf("%d checks, %d failed\n", n_checks, n_failed);
     return n_failed != 0 || n_checks == 0;
 }
