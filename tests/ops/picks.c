@@ -91,7 +91,7 @@ static void force_attention(void)
     struct dims s = base_dims();
     s.head_dim = s.n_rot = 128;
     s.n_heads = 8;
-    s.n_kv_heads = 1;
+    s.n_kv_heads = 2;
     attention_case(&s, true, 0, decode, 4, false, forced);
     attention_case(&s, true, 24, mixed, 3, false, forced);
     if (!light)
@@ -107,6 +107,8 @@ void test_picks(int part, int parts)
         return;
     head_open(&d, 256, 64);
     struct backend *dev = d.be[DEV];
+    if (!dev->ops->pick)
+        printf("skipped: picks: %s has no tables of kernels\n", backend_name);
     for (int i = 0; dev->ops->pick && dev->ops->pick(dev, i, &p); i++) {
         int row = 0; /* the first of this op and name: several differ in their rows alone */
         while (dev->ops->pick(dev, row, &first) &&

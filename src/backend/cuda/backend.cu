@@ -830,7 +830,9 @@ static void attn_in(struct cuda_backend *cu, const struct attn_layer *l, const f
     if (p->run) {
         flush_norm(cu);
         c.x = (const float *)real(cu, n);
-        pick_go(cu, p, &c);
+    }
+    pick_go(cu, p, &c);
+    if (p->run) {
         mark_end(cu, STAGE_QKV);
         return;
     }

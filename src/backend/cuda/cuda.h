@@ -505,7 +505,7 @@ struct pick {
     enum pick_takes takes;
     bool (*pays)(const struct cuda_backend *cu, const struct pick_case *c); /* NULL: always */
     bool (*fits)(const struct cuda_backend *cu, const struct pick_case *c); /* NULL: always */
-    void (*run)(struct cuda_backend *cu, const struct pick_case *c);
+    void (*run)(struct cuda_backend *cu, const struct pick_case *c); /* NULL: the caller knows */
 };
 const struct pick *pick_find(const struct cuda_backend *cu, enum pick_op op, struct pick_case *c);
 void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_case *c);

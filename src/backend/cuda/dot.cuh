@@ -50,16 +50,6 @@ DEVICE void slice_make(struct row_slice &s, const float (&v)[8])
     s.undo = float_of((e - 10) << 23);
 }
 
-/* The fragment of a word of codes, as 1024 + code (rows g) and 1024 + 16 code (rows g+8). */
-DEVICE void nibble_frag(uint32_t w, uint32_t (&a)[4])
-{
-    uint32_t h = w >> 8;
-    a[0] = and_or(w, 0x000f000fu, H2_1024);
-    a[1] = and_or(w, 0x00f000f0u, H2_1024);
-    a[2] = and_or(h, 0x000f000fu, H2_1024);
-    a[3] = and_or(h, 0x00f000f0u, H2_1024);
-}
-
 /* keep[h], keep[2 + h] = rows g, g+8 of 32 columns, the first 16 of them in a, the rest in b; of
  * group 2q+h, if `mine` (this lane's columns are those of groups 2q, 2q+1). */
 DEVICE void group_keep(float (&keep)[4], int h, bool mine, const uint32_t (&a)[4],
@@ -174,8 +164,8 @@ template <class SLICE> DEVICE void code_dot_q4_k(const uint8_t *tile, const SLIC
         uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            uint32_t a[4] = {w[2 * h] & 0x0f0f0f0fu, w[2 * h], w[2 * h + 1] & 0x0f0f0f0fu,
-                             w[2 * h + 1]};
+            uint32_t a[4];
+            format<TILE_Q4_K>::bytes(w[2 * h], w[2 * h + 1], a);
             mma_u8(n[h], a, slice_b(x, q, 2 * h), slice_b(x, q, 2 * h + 1));
         }
     }
@@ -203,14 +193,9 @@ template <class SLICE> DEVICE void code_dot_q6_k(const uint8_t *tile, const SLIC
         uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            /* Pairs of high bits to bits 4 and 5 of their bytes: two lie in a nibble, the upper six
-             * bits further up after a product. */
-            uint32_t t = j < 2 ? high.x : high.y;
-            uint32_t lo = j & 1 ? t >> 8 & 0x000f000fu : t & 0x000f000fu;
-            uint32_t hi = j & 1 ? t >> 12 & 0x000f000fu : t >> 4 & 0x000f000fu;
-            uint32_t a0 = and_or(lo * 1040, 0x30303030u, w[j] & 0x0f0f0f0fu);
-            uint32_t a1 = and_or(hi * 1040, 0x30303030u, w[j] >> 4 & 0x0f0f0f0fu);
-            mma_u8_half(n[j], a0, a1, slice_b(x, q, j));
+            uint32_t a[2];
+            format<TILE_Q6_K>::bytes(w[j], j < 2 ? high.x : high.y, j, a);
+            mma_u8_half(n[j], a[0], a[1], slice_b(x, q, j));
         }
     }
     /* Codes are 32 too large, scales 128. */
@@ -240,8 +225,8 @@ DEVICE void dot_q4_k(const uint8_t *tile, const struct row_slice &x, float (&r)[
         bool mine = (lane & 3) == q;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            nibble_frag(w[2 * h], a);
-            nibble_frag(w[2 * h + 1], b);
+            format<TILE_Q4_K>::frag_offset(w[2 * h], a);
+            format<TILE_Q4_K>::frag_offset(w[2 * h + 1], b);
             group_keep(c, h, mine, a, b, x);
         }
     }
@@ -269,20 +254,11 @@ DEVICE void dot_q6_k(const uint8_t *tile, const struct row_slice &x, float (&r)[
         bool mine = c == q;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            uint32_t top = h ? high.y : high.x, t0 = top << 4, t1 = top << 2;
+            uint32_t top = h ? high.y : high.x;
             float t[4], u[4];
-            nibble_frag(w[2 * h], a);
-            a[0] = and_or(t0, 0x00300030u, a[0]);
-            a[1] = and_or(t0, 0x03000300u, a[1]);
-            a[2] = and_or(t1, 0x00300030u, a[2]);
-            a[3] = and_or(t1, 0x03000300u, a[3]);
+            format<TILE_Q6_K>::frag_offset(w[2 * h], top, 0, a);
             mma_f16_from(t, a, x.b[0], x.b[1], zero);
-            t0 = top >> 4, t1 = top >> 6;
-            nibble_frag(w[2 * h + 1], a);
-            a[0] = and_or(t0, 0x00300030u, a[0]);
-            a[1] = and_or(t0, 0x03000300u, a[1]);
-            a[2] = and_or(t1, 0x00300030u, a[2]);
-            a[3] = and_or(t1, 0x03000300u, a[3]);
+            format<TILE_Q6_K>::frag_offset(w[2 * h + 1], top, 1, a);
             mma_f16_from(u, a, x.b[2], x.b[3], zero);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -324,8 +300,8 @@ DEVICE void dot_gptq4(const uint8_t *tile, const struct row_slice &x, float (&r)
         bool mine = (lane & 3) == q;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            nibble_frag(w[2 * h], a);
-            nibble_frag(w[2 * h + 1], b);
+            format<TILE_Q4_K>::frag_offset(w[2 * h], a);
+            format<TILE_Q4_K>::frag_offset(w[2 * h + 1], b);
             group_keep(c, h, mine, a, b, x);
         }
     }

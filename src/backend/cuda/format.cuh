@@ -148,6 +148,32 @@ template <int KIND> struct format;
 
 template <> struct format<TILE_Q4_K> {
     enum { BYTES = Q4K_BYTES };
+    /* A word of codes as they are: 1024 + code in rows g, 1024 + 16 code in rows g+8. */
+    static __device__ __forceinline__ void frag_offset(uint32_t w, uint32_t (&a)[4])
+    {
+        uint32_t h = w >> 8;
+        a[0] = and_or(w, 0x000f000fu, H2_1024);
+        a[1] = and_or(w, 0x00f000f0u, H2_1024);
+        a[2] = and_or(h, 0x000f000fu, H2_1024);
+        a[3] = and_or(h, 0x00f000f0u, H2_1024);
+    }
+    /* Two words as bytes: rows g, and 16 times rows g+8 plus rows g. */
+    static __device__ __forceinline__ void bytes(uint32_t w0, uint32_t w1, uint32_t (&a)[4])
+    {
+        a[0] = w0 & 0x0f0f0f0fu, a[1] = w0, a[2] = w1 & 0x0f0f0f0fu, a[3] = w1;
+    }
+    /* All scales and minima of a tile as fragments: this lane's columns are groups 2c and 2c+1,
+     * each over two sums of 16 columns. */
+    static __device__ __forceinline__ void scale_frags(uint32_t scales, uint32_t minima,
+                                                       uint32_t (&as)[4], uint32_t (&am)[4])
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int byte = (i & 1) * 2 + (i >> 1);
+            as[i] = half2_add(byte_1024(scales, byte), H2_M1024);
+            am[i] = half2_add(byte_1024(minima, byte), H2_M1024);
+        }
+    }
     uint32_t word[4], sc, mn, s[2], m[2]; /* [row half]: a pair for the two groups of 32 */
     uint2 d;
     __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
@@ -179,6 +205,37 @@ template <> struct format<TILE_Q4_K> {
 
 template <> struct format<TILE_Q6_K> {
     enum { BYTES = Q6K_BYTES };
+    /* Word j of a chunk and its high bits as they are: 1024 + code + 32 in rows g, 1024 + 16
+     * (code + 32) in rows g+8. Registers 0 and 2 want their pair of high bits at bit 4, 1 and 3
+     * at bit 8: one shift serves two. */
+    static __device__ __forceinline__ void frag_offset(uint32_t w, uint32_t high, int j,
+                                                       uint32_t (&a)[4])
+    {
+        uint32_t up = w >> 8, t0 = j & 1 ? high >> 4 : high << 4;
+        uint32_t t2 = j & 1 ? high >> 6 : high << 2;
+        a[0] = and_or(t0, 0x00300030u, and_or(w, 0x000f000fu, H2_1024));
+        a[1] = and_or(t0, 0x03000300u, and_or(w, 0x00f000f0u, H2_1024));
+        a[2] = and_or(t2, 0x00300030u, and_or(up, 0x000f000fu, H2_1024));
+        a[3] = and_or(t2, 0x03000300u, and_or(up, 0x00f000f0u, H2_1024));
+    }
+    /* The same as bytes, code + 32: rows g, rows g+8. Pairs of high bits go to bits 4 and 5 of
+     * their bytes: two lie in a nibble, the upper six bits further up after a product. */
+    static __device__ __forceinline__ void bytes(uint32_t w, uint32_t high, int j, uint32_t (&a)[2])
+    {
+        uint32_t lo = j & 1 ? high >> 8 & 0x000f000fu : high & 0x000f000fu;
+        uint32_t hi = j & 1 ? high >> 12 & 0x000f000fu : high >> 4 & 0x000f000fu;
+        a[0] = and_or(lo * 1040, 0x30303030u, w & 0x0f0f0f0fu);
+        a[1] = and_or(hi * 1040, 0x30303030u, w >> 4 & 0x0f0f0f0fu);
+    }
+    /* All scales of a tile as a fragment: this lane's columns are 4c..4c+3. */
+    static __device__ __forceinline__ void scale_frag(const uint2 &scales, uint32_t (&as)[4])
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            as[i] = half2_add(
+                byte_perm(i & 1 ? scales.y : scales.x, 0x64646464u, i & 2 ? 0x4342u : 0x4140u),
+                H2_M1152);
+    }
     uint32_t word[4], high[2], sc[2], d, s[2][2]; /* s: [row half][two of 16 columns] */
     __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
     {
@@ -201,20 +258,14 @@ template <> struct format<TILE_Q6_K> {
     }
     template <class OP> __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
     {
-        /* Registers 0 and 2 want their pair of high bits at bit 4 (of 1024 + code), 1 and 3 at bit
-         * 8 (of 1024 + 16 code): one shift serves two. */
-        uint32_t lo = word[j], up = lo >> 8, h = high[j >> 1];
-        uint32_t h0 = j & 1 ? h >> 4 : h << 4, h2 = j & 1 ? h >> 6 : h << 2;
-        uint32_t t0 = and_or(h0, 0x00300030u, and_or(lo, 0x000f000fu, H2_1024));
-        uint32_t t1 = and_or(h0, 0x03000300u, and_or(lo, 0x00f000f0u, H2_1024));
-        uint32_t t2 = and_or(h2, 0x00300030u, and_or(up, 0x000f000fu, H2_1024));
-        uint32_t t3 = and_or(h2, 0x03000300u, and_or(up, 0x00f000f0u, H2_1024));
+        uint32_t t[4];
+        frag_offset(word[j], high[j >> 1], j, t);
         uint32_t s0 = j & 1 ? both_hi(s[0][j >> 1]) : both_lo(s[0][j >> 1]);
         uint32_t s1 = j & 1 ? both_hi(s[1][j >> 1]) : both_lo(s[1][j >> 1]);
-        a[0] = OP::mul(half2_add(t0, H2_M1056), s0);
-        a[1] = OP::mul(half2_fma(t1, H2_R16, H2_M96), s1);
-        a[2] = OP::mul(half2_add(t2, H2_M1056), s0);
-        a[3] = OP::mul(half2_fma(t3, H2_R16, H2_M96), s1);
+        a[0] = OP::mul(half2_add(t[0], H2_M1056), s0);
+        a[1] = OP::mul(half2_fma(t[1], H2_R16, H2_M96), s1);
+        a[2] = OP::mul(half2_add(t[2], H2_M1056), s0);
+        a[3] = OP::mul(half2_fma(t[3], H2_R16, H2_M96), s1);
     }
 };
 

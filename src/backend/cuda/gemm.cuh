@@ -200,8 +200,8 @@ template <int NT> DEVICE void tile_q4_k(const uint8_t *tile, const uint8_t *bs, 
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t a0[4], a1[4], b[NT][4];
-            nibble_frag(w[2 * h], a0);
-            nibble_frag(w[2 * h + 1], a1);
+            format<TILE_Q4_K>::frag_offset(w[2 * h], a0);
+            format<TILE_Q4_K>::frag_offset(w[2 * h + 1], a1);
             group_rows<NT>(bs, 2 * q + h, b);
             float s0 = byte_float(sc, h), s1 = byte_float(sc, 2 + h);
             float m0 = byte_float(mn, h), m1 = byte_float(mn, 2 + h);
@@ -254,12 +254,8 @@ template <int NT> DEVICE void tile_q6_k(const uint8_t *tile, const uint8_t *bs, 
             group_rows<NT>(bs, 2 * q + h, b);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                uint32_t a[4], t0 = i ? top >> 4 : top << 4, t1 = i ? top >> 6 : top << 2;
-                nibble_frag(w[2 * h + i], a);
-                a[0] = and_or(t0, 0x00300030u, a[0]);
-                a[1] = and_or(t0, 0x03000300u, a[1]);
-                a[2] = and_or(t1, 0x00300030u, a[2]);
-                a[3] = and_or(t1, 0x03000300u, a[3]);
+                uint32_t a[4];
+                format<TILE_Q6_K>::frag_offset(w[2 * h + i], top, i, a);
                 float s0 = byte_minus_128(sc.x, 2 * h + i), s1 = byte_minus_128(sc.y, 2 * h + i);
 #pragma unroll
                 for (int n = 0; n < NT; n++) {

@@ -731,7 +731,7 @@ static const struct pick picks[] = {
     {"qkv_wgmma", PICK_QKV, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, qkv_heads_pay, qkv_heads_fit,
      qkv_heads},
     {"qkv_linear", PICK_QKV, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     NULL}, /* then attn_rotate */
+     NULL}, /* linear, then attn_rotate */
 
     {"ffn_gemv", PICK_FFN, ANY, 1, 4, NEEDS_NOTHING, TAKES_NORM, ffn_gemv_pays, ffn_gemv_fits,
      ffn_gemv},
@@ -835,7 +835,8 @@ const struct pick *pick_find(const struct cuda_backend *cu, enum pick_op op, str
 void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_case *c)
 {
     cu->picked[p - picks]++;
-    p->run(cu, c);
+    if (p->run)
+        p->run(cu, c);
 }
 
 void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c)

@@ -32,17 +32,12 @@ DEVICE void quad_q4_k(const uint8_t *tile, const struct row_frag &x, float (&acc
 #pragma unroll
         for (int i = 0; i < 4; i++) { /* the first 16 columns of every group, then the second */
             int j = 8 * half + 2 * i;
-            nibble_frag(w[i >> 1][2 * (i & 1)], a);
+            format<TILE_Q4_K>::frag_offset(w[i >> 1][2 * (i & 1)], a);
             mma_f16_from(c[i], a, x.b[j][0], x.b[j][1], zero);
         }
         if (half == 0) {
             uint32_t as[4], am[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int byte = (i & 1) * 2 + (i >> 1);
-                as[i] = half2_add(byte_1024(sc, byte), H2_M1024);
-                am[i] = half2_add(byte_1024(mn, byte), H2_M1024);
-            }
+            format<TILE_Q4_K>::scale_frags(sc, mn, as, am);
             mma_f16_from(ts, as, x.t[0], x.t[1], zero);
             mma_f16_from(tm, am, x.t[0], x.t[1], zero);
             mma_f16(ts, as, x.t[2], x.t[3]);
@@ -51,7 +46,7 @@ DEVICE void quad_q4_k(const uint8_t *tile, const struct row_frag &x, float (&acc
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int j = 8 * half + 2 * i + 1;
-            nibble_frag(w[i >> 1][2 * (i & 1) + 1], a);
+            format<TILE_Q4_K>::frag_offset(w[i >> 1][2 * (i & 1) + 1], a);
             mma_f16(c[i], a, x.b[j][0], x.b[j][1]);
         }
 #pragma unroll
@@ -75,10 +70,7 @@ DEVICE void quad_q6_k(const uint8_t *tile, const struct row_frag &x, float (&acc
     /* As in frag_q6_k. */
     uint2 all = load8(tile + Q6K_SCALES + (lane & 3) * 64 + g * 8);
     uint32_t as[4], d = load4(tile + Q6K_D + g * 4);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        as[i] = half2_add(byte_perm(i & 1 ? all.y : all.x, 0x64646464u, i & 2 ? 0x4342u : 0x4140u),
-                          H2_M1152);
+    format<TILE_Q6_K>::scale_frag(all, as);
     mma_f16_from(ts, as, x.t[0], x.t[1], zero);
 #pragma unroll
     for (int q = 0; q < 4; q++) {
@@ -91,13 +83,8 @@ DEVICE void quad_q6_k(const uint8_t *tile, const struct row_frag &x, float (&acc
         float c[4][4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint32_t a[4], top = i & 2 ? high.y : high.x;
-            uint32_t t0 = i & 1 ? top >> 4 : top << 4, t1 = i & 1 ? top >> 6 : top << 2;
-            nibble_frag(w[i], a);
-            a[0] = and_or(t0, 0x00300030u, a[0]);
-            a[1] = and_or(t0, 0x03000300u, a[1]);
-            a[2] = and_or(t1, 0x00300030u, a[2]);
-            a[3] = and_or(t1, 0x03000300u, a[3]);
+            uint32_t a[4];
+            format<TILE_Q6_K>::frag_offset(w[i], i & 2 ? high.y : high.x, i, a);
             mma_f16_from(c[i], a, x.b[4 * q + i][0], x.b[4 * q + i][1], zero);
         }
         if (q == 0)

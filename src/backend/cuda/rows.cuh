@@ -129,8 +129,8 @@ DEVICE void frag_q4_k(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4]
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t a0[4], a1[4];
-            nibble_frag(w[2 * h], a0);
-            nibble_frag(w[2 * h + 1], a1);
+            format<TILE_Q4_K>::frag_offset(w[2 * h], a0);
+            format<TILE_Q4_K>::frag_offset(w[2 * h + 1], a1);
             float s0 = byte_float(scales[q], h), s1 = byte_float(scales[q], 2 + h);
 #pragma unroll
             for (int n = 0; n < NT; n++) {
@@ -147,12 +147,7 @@ DEVICE void frag_q4_k(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4]
     /* This lane's columns of scales and minima: groups 2c and 2c+1, each over two sums. */
     uint32_t sc = load4(tile + Q4K_SCALES + lane * 4), mn = load4(tile + Q4K_MINS + lane * 4);
     uint32_t as[4], am[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int byte = (i & 1) * 2 + (i >> 1);
-        as[i] = half2_add(byte_1024(sc, byte), H2_M1024);
-        am[i] = half2_add(byte_1024(mn, byte), H2_M1024);
-    }
+    format<TILE_Q4_K>::scale_frags(sc, mn, as, am);
     uint2 d = load8(tile + Q4K_D + g * 8);
     float d0 = half_to_float(d.x & 0xffff), d1 = half_to_float(d.x >> 16) * 0.0625f;
     float m0 = half_to_float(d.y & 0xffff), m1 = half_to_float(d.y >> 16);
@@ -191,13 +186,8 @@ DEVICE void frag_q6_k(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4]
         uint4 b[NT];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint32_t a[4], top = i & 2 ? high.y : high.x;
-            uint32_t t0 = i & 1 ? top >> 4 : top << 4, t1 = i & 1 ? top >> 6 : top << 2;
-            nibble_frag(w[i], a);
-            a[0] = and_or(t0, 0x00300030u, a[0]);
-            a[1] = and_or(t0, 0x03000300u, a[1]);
-            a[2] = and_or(t1, 0x00300030u, a[2]);
-            a[3] = and_or(t1, 0x03000300u, a[3]);
+            uint32_t a[4];
+            format<TILE_Q6_K>::frag_offset(w[i], i & 2 ? high.y : high.x, i, a);
             float s0 = signed_byte_float(sc.x, i), s1 = signed_byte_float(sc.y, i);
 #pragma unroll
             for (int n = 0; n < NT; n++) {
@@ -215,10 +205,7 @@ DEVICE void frag_q6_k(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4]
      * rows g+8. */
     uint2 sc = load8(tile + Q6K_SCALES + (lane & 3) * 64 + g * 8);
     uint32_t as[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        as[i] = half2_add(byte_perm(i & 1 ? sc.y : sc.x, 0x64646464u, i & 2 ? 0x4342u : 0x4140u),
-                          H2_M1152);
+    format<TILE_Q6_K>::scale_frag(sc, as);
     uint32_t d = load4(tile + Q6K_D + g * 4);
     float d0 = half_to_float(d & 0xffff), d1 = half_to_float(d >> 16) * 0.0625f;
 #pragma unroll
