@@ -6,8 +6,8 @@
 #include "ceiling.h"
 
 #include "backend/cpu/cpu.h"
-#include "backend/cpu/kernels.h"
-#include "backend/cpu/matmul.h"
+#include "backend/cpu/ops.h"
+#include "backend/cpu/gemm.h"
 #include "quant/quantize.h"
 #include "base/mem.h"
 
@@ -117,7 +117,7 @@ static void attention_once(void *arg, int run)
 {
     struct attention_run *r = arg;
     cpu_attention(&r->s, &r->b, &r->l, &r->layers[run % r->n_layers], r->q, r->a, r->scratch, pool,
-                  r->isa);
+                  &(struct pick){.isa = r->isa});
 }
 
 static void post_once(void *arg, int run)
@@ -322,7 +322,7 @@ struct matmul_run {
 static void linear_once(void *arg, int run)
 {
     struct matmul_run *r = arg;
-    mm_linear(cpu_self(r->be), r->w[run % r->n].impl, r->x, r->y, r->rows);
+    gemm_linear(cpu_self(r->be), r->w[run % r->n].impl, r->x, r->y, r->rows);
 }
 
 static void moe_once(void *arg, int run)
@@ -460,23 +460,20 @@ static void matmul_case(const struct options *o, bool moe, enum dtype type, enum
     mem_aligned_free(r.y, (size_t)MAX_TOKENS * MATMUL_OUT * 4 + 64);
 }
 
-/* Every type the kernel table names, or the one asked for, on every instruction set that has a kernel
- * of its own for it. */
+/* Some types, or the one asked for, on every instruction set of which the table has a kernel for it. */
 static void matmul_walk(const struct options *o, bool moe)
 {
     int n;
-    const struct mm_variant *v = mm_variants(&n);
+    const struct pick_row *rows = pick_rows(PICK_GEMM, &n);
     printf("%-7s %-7s %5s %10s %10s  %8s %5s  %8s\n", "type", "isa", "rows", "best us", "median us",
            "GB/s", "", "GOP/s");
     static const enum dtype usual[] = {DT_Q4_K, DT_Q6_K, DT_Q8_0, DT_BF16};
     for (size_t i = 0; i < sizeof usual / sizeof *usual; i++) {
         enum dtype type = o->dtype == DT_NONE ? usual[i] : o->dtype;
         for (enum isa isa = ISA_AVX2; isa <= isa_best(); isa++) {
-            bool own = false, packed = false;
+            bool own = false;
             for (int j = 0; j < n; j++)
-                packed |= v[j].type == type && v[j].packed;
-            for (int j = 0; j < n; j++)
-                own |= v[j].isa == isa && (v[j].type == type || (!packed && v[j].type == DT_COUNT));
+                own |= rows[j].isa == isa && (rows[j].formats->bits >> type & 1);
             if (own && ((int)o->isa < 0 || o->isa == isa) && quantize_supported(type))
                 matmul_case(o, moe, type, isa);
         }

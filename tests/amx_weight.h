@@ -26,7 +26,7 @@ static inline float random_input(void)
 }
 
 struct amx_weight {
-    struct mm_weight *w;
+    struct gemm_weight *w;
     uint8_t *blocks;
     struct pool *pool;
 };
@@ -42,7 +42,7 @@ static inline struct amx_weight amx_weight_new(enum dtype type, int n_in, int n_
     struct raw_weight raw = {.n_in = n_in, .n_out = n_rows, .n_expert = 1, .n_seg = 1};
     raw.seg[0] = (struct raw_seg){.type = type, .rows = n_rows, .data = data};
     struct error err = {{0}};
-    a.w = mm_weight_new(&raw, true, a.pool, &err);
+    a.w = gemm_weight_new(&raw, true, a.pool, &err);
     assert_non_null(a.w);
     return a;
 }
@@ -50,7 +50,7 @@ static inline struct amx_weight amx_weight_new(enum dtype type, int n_in, int n_
 static inline void amx_weight_free(struct amx_weight *a)
 {
     mem_free(a->blocks);
-    mm_weight_free(a->w);
+    gemm_weight_free(a->w);
     pool_free(a->pool);
 }
 

@@ -1,14 +1,15 @@
 /*
  * The CPU backend's attention, RoPE, KV append, norms and gather: every instruction set this machine
  * has, against an oracle in double precision and against the reference ops; and the invariant of
- * attention.c, byte for byte: a row's result does not depend on the batch around it, on how its
+ * attn.c, byte for byte: a row's result does not depend on the batch around it, on how its
  * prompt was cut, on page numbers or on the number of threads.
  *
  * A world is a set of sequences whose q, k and v are a fixed function of (sequence, position), so
  * that any step over any part of any of them can be computed from scratch.
  */
 #include "backend/backend.h"
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/ops.h"
+#include "backend/cpu/pick.h"
 #include "base/mem.h"
 
 #include <math.h>
@@ -58,13 +59,14 @@ struct world {
     char *scratch;
     struct pool *pool;
     enum isa isa;
+    struct pick pick;
 };
 
 static void world_open(struct world *w, int heads, int kv_heads, int dim, int n_rot, int page_len,
                        enum dtype kv, int window, const int *len, int n_seqs, int threads,
                        enum isa isa, uint32_t page_seed)
 {
-    *w = (struct world){.n_seqs = n_seqs, .isa = isa};
+    *w = (struct world){.n_seqs = n_seqs, .isa = isa, .pick = {.isa = isa}};
     struct bounds *s = &w->s;
     int longest = 0, total = 0, pages = 0;
     for (int i = 0; i < n_seqs; i++) {
@@ -223,7 +225,7 @@ static void step_append(struct step *st, struct world *w)
 static void step_run(struct step *st, struct world *w)
 {
     step_append(st, w);
-    cpu_attention(&w->s, &st->b, &w->layer, &w->kv, st->q, st->a, w->scratch, w->pool, w->isa);
+    cpu_attention(&w->s, &st->b, &w->layer, &w->kv, st->q, st->a, w->scratch, w->pool, &w->pick);
 }
 
 /* Copies the step's rows to `out`: (n_seqs, longest, H*D) by sequence and position. */
@@ -706,7 +708,7 @@ static void test_reference(void **state)
                 want.a[t * heads + i] = after[t * w.width + i] - want.qkv[t * w.width + i];
         FOR_EACH_ISA(isa)
         {
-            w.isa = isa;
+            w.isa = w.pick.isa = isa;
             struct step got;
             step_open(&got, &w, from, w.len);
             step_run(&got, &w);

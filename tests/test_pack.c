@@ -3,8 +3,8 @@
  * ragged ones, odd widths, several experts, rows read from elsewhere. And what a packed weight gives
  * back, row by row, is exactly what its file says.
  */
-#include "backend/cpu/matmul.h"
-#include "backend/cpu/pack.h"
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/panel_pack.h"
 #include "backend/cpu/panel.h"
 #include "base/mem.h"
 
@@ -84,14 +84,14 @@ static void compare(enum dtype t, int n_in, int rows, int group_len)
     size_t row_bytes = raw_seg_row_bytes(&f.raw.seg[0], n_in);
     uint8_t *want = mem_aligned(bytes), *got = mem_aligned(bytes);
     for (int e = 0; e < EXPERTS; e++)
-        for (int p = 0; p * MM_PANEL < rows; p++) {
+        for (int p = 0; p * GEMM_PANEL < rows; p++) {
             memset(want, 0, bytes);
             panel_pack(&f.raw, 0, e, p, NULL, ISA_REF, want);
             for (enum isa isa = ISA_AVX2; isa <= ISA_AVX512 && isa <= isa_best(); isa++) {
                 memset(got, 0, bytes);
-                int n = rows - p * MM_PANEL < MM_PANEL ? rows - p * MM_PANEL : MM_PANEL;
+                int n = rows - p * GEMM_PANEL < GEMM_PANEL ? rows - p * GEMM_PANEL : GEMM_PANEL;
                 uint8_t *copy = mem_alloc((size_t)n * row_bytes + 1);
-                memcpy(copy + 1, f.data[e] + (size_t)p * MM_PANEL * row_bytes,
+                memcpy(copy + 1, f.data[e] + (size_t)p * GEMM_PANEL * row_bytes,
                        (size_t)n * row_bytes);
                 panel_pack(&f.raw, 0, e, p, p & 1 ? copy + 1 : NULL, isa, got);
                 for (size_t i = 0; i < bytes; i++)
@@ -136,19 +136,19 @@ static void round_trip(enum dtype t, int n_in, int rows, int group_len)
     setup(&f, t, n_in, rows, group_len);
     struct pool *pool = pool_new(3);
     struct error err = {{0}};
-    struct mm_weight *w = mm_weight_new(&f.raw, true, pool, &err);
+    struct gemm_weight *w = gemm_weight_new(&f.raw, true, pool, &err);
     assert_non_null(w);
     assert_true(w->seg[0].packed);
     float *want = mem_zalloc((size_t)n_in, sizeof *want);
     float *got = mem_zalloc((size_t)n_in, sizeof *got);
     for (int r = 0; r < rows; r++) {
         raw_weight_row(&f.raw, 0, r, want);
-        mm_weight_row(w, r, got);
+        gemm_weight_row(w, r, got);
         assert_memory_equal(want, got, (size_t)n_in * sizeof *want);
     }
     mem_free(want);
     mem_free(got);
-    mm_weight_free(w);
+    gemm_weight_free(w);
     pool_free(pool);
     teardown(&f);
 }
@@ -179,20 +179,20 @@ static void test_read(void **state)
     setup(&f, DT_Q4_K, 2048, 1008, 0); /* five pieces an expert */
     struct pool *pool = pool_new(2);
     struct error err = {{0}};
-    struct mm_weight *plain = mm_weight_new(&f.raw, true, pool, &err);
+    struct gemm_weight *plain = gemm_weight_new(&f.raw, true, pool, &err);
     assert_non_null(plain);
     _Atomic int left = 1000;
     f.raw.read = read_some;
     f.raw.read_arg = &left;
-    struct mm_weight *read = mm_weight_new(&f.raw, true, pool, &err);
+    struct gemm_weight *read = gemm_weight_new(&f.raw, true, pool, &err);
     assert_non_null(read);
     assert_int_equal(left, 1000 - 5 * EXPERTS);
     assert_memory_equal(plain->mem, read->mem, plain->mem_bytes);
     left = 3;
-    assert_null(mm_weight_new(&f.raw, true, pool, &err));
+    assert_null(gemm_weight_new(&f.raw, true, pool, &err));
     assert_non_null(strstr(err.msg, "could not be read"));
-    mm_weight_free(plain);
-    mm_weight_free(read);
+    gemm_weight_free(plain);
+    gemm_weight_free(read);
     pool_free(pool);
     teardown(&f);
 }

@@ -47,20 +47,22 @@ bool backend_print_picks(struct backend *be, FILE *out)
     struct pick_info p;
     if (!be->ops->pick)
         return false;
-    fprintf(out, "%-8s %-18s %-24s %-7s %-14s %s\n", "op", "kernel", "formats", "device", "rows",
-            "picked");
+    fprintf(out, "%-9s %-20s %-7s %-14s %-19s %s\n", "op", "kernel", "device", "rows", "picked",
+            "formats");
     for (int i = 0; be->ops->pick(be, i, &p); i++) {
         char rows[32];
         if (p.rows_to)
             snprintf(rows, sizeof rows, "%d to %d", p.rows_from, p.rows_to);
         else
             snprintf(rows, sizeof rows, "%d and more", p.rows_from);
-        fprintf(out, "%-8s %-18s %-24s %-7s %-14s ", p.op, p.name, p.formats, p.device, rows);
+        char runs[32] = "not on this device";
         if (p.here)
-            fprintf(out, "%llu\n", (unsigned long long)p.runs);
-        else
-            fprintf(out, "not on this device\n");
+            snprintf(runs, sizeof runs, "%llu", (unsigned long long)p.runs);
+        fprintf(out, "%-9s %-20s %-7s %-14s %-19s %s\n", p.op, p.name, p.device, rows, runs,
+                p.formats);
     }
+    if (be->ops->pick_shapes)
+        be->ops->pick_shapes(be, out);
     return true;
 }
 

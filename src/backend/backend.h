@@ -141,6 +141,9 @@ struct backend_ops {
      * was measured. STEEL_PICK does the same from the start. */
     bool (*pick)(struct backend *be, int i, struct pick_info *out);
     void (*pick_force)(struct backend *be, const char *names);
+    /* Prints which rows the shapes of the network get, by the number of rows; after prepare(). NULL:
+     * this backend does not know. */
+    void (*pick_shapes)(struct backend *be, FILE *out);
 };
 
 /* A row of a backend's tables that pick kernels (cpu/, cuda/pick.cu), as tests, benchmarks and docs
@@ -164,7 +167,9 @@ struct backend_options {
     bool no_repack;     /* compute from the mapped file */
 };
 
-/* STEEL_ISA=ref|avx2|avx512|vnni|amx forces the CPU's kernels; refused where the CPU lacks it. */
+/* STEEL_ISA=ref|avx2|avx512|vnni|amx forces the CPU's kernels; refused where the CPU lacks it. So is
+ * STEEL_PICK=NAME[,NAME], rows of the pick tables, where a model has something for a row that its kernel
+ * cannot run, or nothing. */
 struct backend *backend_open(const struct backend_options *opt, struct error *err);
 /* Whether such a device is a GPU: "cuda" or "cuda:N". Opens none. */
 bool backend_is_gpu(const char *device);

@@ -98,6 +98,61 @@ static void force_attention(void)
         attention_case(&s, true, 0, wide, 3, false, forced);
 }
 
+/* Whether a row's formats, names with blanks between them, hold a type. */
+static bool takes(const char *formats, enum dtype t)
+{
+    const char *name = dtype_name(t), *at = formats;
+    size_t n = strlen(name);
+    if (!strcmp(formats, "any"))
+        return true;
+    for (; (at = strstr(at, name)); at += n)
+        if ((at == formats || at[-1] == ' ') && (at[n] == ' ' || !at[n]))
+            return true;
+    return false;
+}
+
+/* A row that serves every product: each of its formats, alone and in an mlp, and beside others in one
+ * weight. */
+static void force_gemm(const char *formats)
+{
+    static const int rows_of[] = {1, 7, 33, 70};
+    struct duo d;
+    head_open(&d, 512, 264);
+    for (enum dtype t = DT_F32; t <= DT_GPTQ4; t++) {
+        if (!takes(formats, t))
+            continue;
+        for (size_t i = 0; i < sizeof rows_of / sizeof *rows_of; i++) {
+            if (light && i % 2 == t % 2)
+                continue;
+            struct random_spec spec = {.n_in = 512,
+                                       .n_expert = 1,
+                                       .n_seg = 1,
+                                       .rows = {264},
+                                       .type = {t},
+                                       .bias = i % 2,
+                                       .act_order = i == 2,
+                                       .group_len = 128};
+            check_linear(&d, &spec, rows_of[i], forced);
+        }
+        struct random_spec mixed = {.n_in = 512,
+                                    .n_expert = 1,
+                                    .n_seg = 3,
+                                    .rows = {128, 56, 80},
+                                    .type = {t, DT_F16, DT_Q6_K},
+                                    .bias = true,
+                                    .group_len = 128};
+        check_linear(&d, &mixed, 33, forced);
+        for (int experts = 0; experts < 2; experts++) {
+            if (light && experts == (int)t % 2)
+                continue;
+            struct dims s = base_dims();
+            s.n_ff = s.n_ff_exp = 256;
+            mlp_case(&s, experts ? s.n_expert : 1, 256, t, t, DT_F32, 20, 3.0f);
+        }
+    }
+    duo_close(&d);
+}
+
 void test_picks(int part, int parts)
 {
     int before = n_checks;
@@ -122,7 +177,9 @@ void test_picks(int part, int parts)
         }
         uint64_t runs = picked[i];
         forced = p.name;
-        if (!strcmp(p.op, "linear"))
+        if (!strcmp(p.op, "gemm"))
+            force_gemm(p.formats);
+        else if (!strcmp(p.op, "linear"))
             force_linear(p.formats);
         else if (!strcmp(p.op, "ffn"))
             force_mlp(false);

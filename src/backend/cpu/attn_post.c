@@ -1,17 +1,17 @@
 /*
  * Attention between projection and scores: per-head norm, RoPE by the step's table of cosines and
  * sines (made once in begin, shared by all layers), and the append of k and v to the paged pool. Owns
- * the layout of a pool tile (kernels.h). Split by token: every output belongs to one token.
+ * the layout of a pool tile (ops.h). Split by token: every output belongs to one token.
  */
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/ops.h"
+#include "backend/cpu/pick.h"
 #include "backend/cpu/rowops.h"
 
 #include <math.h>
 
 enum {
-    ALONE = 65536, /* floats of qkv below which waking the team costs more than it brings */
-    TOKEN_RUN = 16 /* tokens a thread takes together: a page, whose cache lines it then owns */
-};
+    TOKEN_RUN = 16
+}; /* tokens a thread takes together: a page, whose cache lines it then owns */
 
 struct rope_job {
     const struct rope *rope;
@@ -40,7 +40,7 @@ static void rope_rows(void *arg, int ith, int first, int last)
 void cpu_rope_table(const struct rope *rope, const struct batch *b, float *table, struct pool *pool)
 {
     struct rope_job j = {rope, b, table};
-    if (b->n_tokens * rope->n_rot < 512)
+    if (pick_alone(SMALL_ROPE, (size_t)b->n_tokens * (size_t)rope->n_rot))
         rope_rows(&j, 0, 0, b->n_tokens);
     else
         pool_each(pool, b->n_tokens, POOL_EVEN, rope_rows, &j);
@@ -99,7 +99,7 @@ void cpu_attn_post(const struct bounds *s, const struct batch *b, const struct a
     int n = (b->n_tokens + run - 1) / run;
     struct post_job j = {s, b, l, kv, rope, qkv, q, row_kernels(isa), run};
     size_t work = (size_t)b->n_tokens * (size_t)(l->n_heads + 2 * l->n_kv_heads) * (size_t)l->k_dim;
-    if (b->n_tokens < 2 || work < ALONE)
+    if (b->n_tokens < 2 || pick_alone(SMALL_POST, work))
         post_tokens(&j, 0, 0, n);
     else
         pool_each(pool, n, POOL_EVEN, post_tokens, &j);

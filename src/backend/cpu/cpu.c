@@ -1,17 +1,17 @@
 /*
  * The CPU backend: its life, its memory and its op table. Owns the thread pool and all scratch. The
- * arithmetic is elsewhere: matmul.c and moe.c (on the kernels of matmul.h), attention and norms
- * (kernels.h). Knows nothing of files and models.
+ * arithmetic is elsewhere: gemm.c and moe.c (on the kernels of gemm.h), attention and norms
+ * (ops.h). Knows nothing of files and models.
  */
 #include "backend/cpu/cpu.h"
-#include "backend/cpu/kernels.h"
-#include "backend/cpu/matmul.h"
+#include "backend/cpu/ops.h"
+#include "backend/cpu/gemm.h"
 #include "base/mem.h"
 #include "sample/sampler.h"
 
 #include <string.h>
 
-static const struct mm_weight *impl(const struct weight *w)
+static const struct gemm_weight *impl(const struct weight *w)
 {
     return w->impl;
 }
@@ -48,12 +48,13 @@ static void cpu_copy(struct backend *be, void *dst, const void *src, size_t byte
 static bool cpu_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
                        struct weight *w, struct error *err)
 {
-    (void)role; /* one form serves all */
     CHECK(!src->bias || src->n_expert == 1, "a bias of experts");
     struct cpu_backend *cb = cpu_self(be);
-    struct mm_weight *own = mm_weight_new(src, !cb->no_repack, cb->pool, err);
-    if (!own)
+    struct gemm_weight *own = gemm_weight_new(src, !cb->no_repack, cb->pool, err);
+    if (!own || (role != WEIGHT_EMBED && !pick_check_weight(&cb->pick, own, err))) {
+        gemm_weight_free(own);
         return false;
+    }
     *w = (struct weight){.n_in = src->n_in,
                          .n_out = src->n_out,
                          .n_expert = src->n_expert,
@@ -67,7 +68,7 @@ static bool cpu_upload(struct backend *be, const struct raw_weight *src, enum we
 static void cpu_release(struct backend *be, struct weight *w)
 {
     (void)be;
-    mm_weight_free(w->impl);
+    gemm_weight_free(w->impl);
     *w = (struct weight){0};
 }
 
@@ -80,7 +81,7 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
 /* Scratch. Everything is freed by clear(), so a second prepare() starts from nothing. */
 static void clear(struct cpu_backend *cb)
 {
-    mm_clear(cb);
+    gemm_clear(cb);
     for (int i = 0; i < cb->n_blocks; i++)
         mem_aligned_free(cb->blocks[i].p, cb->blocks[i].bytes);
     cb->n_blocks = 0;
@@ -116,6 +117,8 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
     struct cpu_backend *cb = cpu_self(be);
     if (cb->sampled)
         clear(cb);
+    if (!pick_check_network(&cb->pick, net, s, err))
+        return false;
     cb->net = net;
     cb->bounds = *s;
     network_measure(net, &cb->max);
@@ -142,7 +145,7 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
            (cb->a = rows_of(cb, T, heads, "attention outputs", err)) &&
            (cb->a_out = rows_of(cb, s->max_out, heads, "output rows", err)) &&
            (cb->logits = rows_of(cb, s->max_out, net->n_vocab, "logits", err)) &&
-           (cb->attn_scratch = block(cb, attn, "attention scratch", err)) && mm_init(cb, err);
+           (cb->attn_scratch = block(cb, attn, "attention scratch", err)) && gemm_init(cb, err);
 }
 
 static void cpu_close(struct backend *be)
@@ -162,6 +165,7 @@ static void cpu_begin(struct backend *be, const struct batch *b)
     CHECK(b->n_tokens <= cb->bounds.max_tokens && b->n_out <= cb->bounds.max_out,
           "batch too large");
     cb->batch = *b;
+    cb->pick.deterministic = be->deterministic;
     for (int i = 0; i < b->n_out; i++)
         cb->sampled[i] = -1;
     struct profile *p = be->profile;
@@ -204,7 +208,7 @@ static bool cpu_end(struct backend *be, int32_t *tokens, struct error *err)
 /* Compute */
 
 struct embed_job {
-    const struct mm_weight *w;
+    const struct gemm_weight *w;
     const int32_t *tokens;
     int n;
     float *x;
@@ -215,7 +219,7 @@ static void embed_rows(void *arg, int ith, int first, int last)
     (void)ith;
     const struct embed_job *j = arg;
     for (int t = first; t < last; t++)
-        mm_weight_row(j->w, j->tokens[t], j->x + (size_t)t * (size_t)j->w->n_in);
+        gemm_weight_row(j->w, j->tokens[t], j->x + (size_t)t * (size_t)j->w->n_in);
 }
 
 static void cpu_embed(struct backend *be, const struct embed *e)
@@ -227,10 +231,10 @@ static void cpu_embed(struct backend *be, const struct embed *e)
     x->rows = cb->batch.n_tokens;
     x->pending = x->narrow = false;
     struct embed_job j = {impl(e->tokens), cb->batch.tokens, cb->batch.n_tokens, x->x};
-    if (j.n > 4)
-        pool_each(cb->pool, j.n, POOL_EVEN, embed_rows, &j);
-    else
+    if (pick_alone(SMALL_EMBED, (size_t)j.n))
         embed_rows(&j, 0, 0, j.n);
+    else
+        pool_each(cb->pool, j.n, POOL_EVEN, embed_rows, &j);
     cpu_stage_end(cb, STAGE_EMBED);
 }
 
@@ -276,7 +280,7 @@ static void linear(struct cpu_backend *cb, const struct weight *w, const float *
                    int rows, enum stage stage)
 {
     cpu_stage_begin(cb);
-    mm_linear(cb, impl(w), x, y, rows);
+    gemm_linear(cb, impl(w), x, y, rows);
     cpu_stage_end(cb, stage);
 }
 
@@ -288,14 +292,12 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     const struct kv_layer *kv = &b->kv[layer];
     const float *n = norm_stream(cb, &m->block.in), *a = cb->a;
     cpu_stage_begin(cb);
-    mm_linear(cb, impl(l->wqkv), n, cb->qkv, b->n_tokens);
+    gemm_linear(cb, impl(l->wqkv), n, cb->qkv, b->n_tokens);
     cpu_attn_post(&cb->bounds, b, l, kv, l->rope ? cb->rope[l->rope - cb->net->ropes] : NULL,
                   cb->qkv, cb->q, cb->pool, cb->isa);
     cpu_stage_end(cb, STAGE_QKV);
     cpu_stage_begin(cb);
-    /* AMX takes only rows that come many at a time, so a row's bytes would depend on the step. */
-    enum isa isa = be->deterministic && cb->isa == ISA_AMX ? ISA_VNNI : cb->isa;
-    cpu_attention(&cb->bounds, b, l, kv, cb->q, cb->a, cb->attn_scratch, cb->pool, isa);
+    cpu_attention(&cb->bounds, b, l, kv, cb->q, cb->a, cb->attn_scratch, cb->pool, &cb->pick);
     cpu_stage_end(cb, STAGE_ATTENTION);
     if (layer == cb->net->n_layers - 1) {
         narrow(cb);
@@ -316,7 +318,7 @@ static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
         moe_run(cb, m, n, x->d, x->rows); /* keeps its own times */
     } else {
         cpu_stage_begin(cb);
-        mm_ffn(cb, impl(m->dense.gate_up), impl(m->dense.down), n, x->d, x->rows);
+        gemm_ffn(cb, impl(m->dense.gate_up), impl(m->dense.down), n, x->d, x->rows);
         cpu_stage_end(cb, STAGE_FFN);
     }
     x->pending = true;
@@ -382,6 +384,22 @@ static void cpu_sample(struct backend *be)
     cpu_stage_end(cb, STAGE_SAMPLING);
 }
 
+static bool cpu_pick(struct backend *be, int i, struct pick_info *out)
+{
+    return pick_describe(&cpu_self(be)->pick, i, out);
+}
+
+static void cpu_pick_force(struct backend *be, const char *names)
+{
+    pick_force(&cpu_self(be)->pick, names);
+}
+
+static void cpu_pick_shapes(struct backend *be, FILE *out)
+{
+    const struct cpu_backend *cb = cpu_self(be);
+    pick_print_shapes(&cb->pick, cb->net, &cb->bounds, out);
+}
+
 static const struct backend_ops cpu_ops = {
     .name = "cpu",
     .close = cpu_close,
@@ -408,6 +426,9 @@ static const struct backend_ops cpu_ops = {
     .stream_put = cpu_stream_put,
     .stream_get = cpu_stream_get,
     .logits_put = cpu_logits_put,
+    .pick = cpu_pick,
+    .pick_force = cpu_pick_force,
+    .pick_shapes = cpu_pick_shapes,
 };
 
 struct backend *backend_open_cpu(const struct backend_options *opt, struct error *err)
@@ -415,12 +436,16 @@ struct backend *backend_open_cpu(const struct backend_options *opt, struct error
     enum isa isa;
     if (!isa_choose(&isa, err))
         return NULL;
+    struct pick pick;
+    if (!pick_init(&pick, isa, opt && opt->deterministic, err))
+        return NULL;
     if (isa == ISA_REF)
         return backend_open_ref();
     int threads = opt && opt->threads > 0 ? opt->threads : pool_cpu_count();
     struct cpu_backend *cb = mem_zalloc(1, sizeof *cb);
     cb->base.ops = &cpu_ops;
     cb->isa = isa;
+    cb->pick = pick;
     cb->base.deterministic = opt && opt->deterministic;
     cb->base.invariance = isa == ISA_AMX ? INVARIANCE_CHOSEN : INVARIANCE_ALWAYS;
     cb->no_repack = opt && opt->no_repack;

@@ -1,6 +1,6 @@
 /*
  * The CPU backend's own struct, shared by the files that implement its ops: cpu.c (life, memory, the
- * op table), matmul.c and moe.c (products, on the kernels of matmul.h). Each op splits
+ * op table), gemm.c and moe.c (products, on the kernels of gemm.h). Each op splits
  * its work over the pool by output, so results do not depend on the number of threads. Scratch is
  * allocated in prepare() alone.
  */
@@ -8,6 +8,7 @@
 #define STEEL_BACKEND_CPU_CPU_H
 
 #include "backend/backend.h"
+#include "backend/cpu/pick.h"
 #include "backend/profile.h"
 #include "base/clock.h"
 #include "base/cpu.h"
@@ -27,6 +28,7 @@ struct cpu_backend {
     struct backend base;
     struct pool *pool;
     enum isa isa;
+    struct pick pick;
     bool no_repack;
     const struct network *net; /* after prepare() */
     struct network_max max;
@@ -47,7 +49,7 @@ struct cpu_backend {
     float *logits;       /* (max_out, n_vocab) */
     void *attn_scratch;  /* cpu_attention_scratch bytes */
     int32_t *sampled;    /* (max_out) */
-    struct matmul *mm;   /* scratch and settings of linear, ffn and moe */
+    struct gemm *gemm;   /* scratch and settings of linear, ffn and moe */
     int64_t stage_start; /* profile clock */
 };
 

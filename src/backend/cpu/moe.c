@@ -5,7 +5,7 @@
  * tables.
  */
 #include "backend/cpu/cpu.h"
-#include "backend/cpu/matmul.h"
+#include "backend/cpu/gemm.h"
 #include "base/mem.h"
 
 #include <math.h>
@@ -37,13 +37,13 @@ bool moe_init(struct cpu_backend *cb, struct error *err)
     m->slot_token = mem_zalloc(slots, sizeof(int32_t));
     m->slot_weight = mem_zalloc(slots, sizeof(float));
     m->active = mem_zalloc((size_t)max->n_expert, sizeof(int32_t));
-    cb->mm->moe = m;
+    cb->gemm->moe = m;
     return true;
 }
 
 void moe_clear(struct cpu_backend *cb)
 {
-    struct moe_state *m = cb->mm->moe;
+    struct moe_state *m = cb->gemm->moe;
     if (!m)
         return;
     void *owned[] = {m->logits,     m->chosen,      m->weights, m->start,
@@ -56,10 +56,10 @@ struct moe_job {
     struct cpu_backend *cb;
     const struct router *rule;
     int n_expert, used; /* of this layer */
-    const struct mm_weight *router, *gate_up, *down;
-    struct mm_source to_router;
-    struct mm_source in; /* of the experts; as bf16 its rows lie in the order of slots */
-    struct mm_x hidden;
+    const struct gemm_weight *router, *gate_up, *down;
+    struct gemm_source to_router;
+    struct gemm_source in; /* of the experts; as bf16 its rows lie in the order of slots */
+    struct gemm_x hidden;
     float *y;
     int rows;
     int64_t routed; /* clock when the experts began, for the profile */
@@ -99,7 +99,7 @@ static void choose(const struct moe_job *j, float *p, int32_t *chosen, float *we
 /* Counting sort of (token, expert) pairs by expert; tokens stay in order within one. */
 static void sort_slots(const struct moe_job *j)
 {
-    struct moe_state *m = j->cb->mm->moe;
+    struct moe_state *m = j->cb->gemm->moe;
     int used = j->used;
     memset(m->start, 0, ((size_t)j->n_expert + 1) * sizeof *m->start);
     for (int i = 0; i < j->rows * used; i++)
@@ -132,20 +132,20 @@ static void router_convert(void *arg, int ith, int first, int last)
 {
     (void)ith;
     const struct moe_job *j = arg;
-    mm_convert(j->cb, &j->to_router, first, last);
+    gemm_convert(j->cb, &j->to_router, first, last);
 }
 
 /* The router: units of (rows of the batch, experts), so that one token and many both spread. */
 
 static int router_units(const struct moe_job *j)
 {
-    return (j->n_expert + MM_UNIT - 1) / MM_UNIT;
+    return (j->n_expert + GEMM_UNIT - 1) / GEMM_UNIT;
 }
 
 static struct pool_work router_product(void *arg)
 {
     const struct moe_job *j = arg;
-    return (struct pool_work){(j->rows + MM_CHUNK - 1) / MM_CHUNK * router_units(j), POOL_EVEN};
+    return (struct pool_work){(j->rows + GEMM_CHUNK - 1) / GEMM_CHUNK * router_units(j), POOL_EVEN};
 }
 
 static void router_multiply(void *arg, int ith, int first, int last)
@@ -153,12 +153,12 @@ static void router_multiply(void *arg, int ith, int first, int last)
     const struct moe_job *j = arg;
     int n_expert = j->n_expert, per_chunk = router_units(j);
     for (int u = first; u < last; u++) {
-        int t = u / per_chunk * MM_CHUNK, r0 = u % per_chunk * MM_UNIT;
-        int r1 = r0 + MM_UNIT < n_expert ? r0 + MM_UNIT : n_expert;
-        int n = j->rows - t < MM_CHUNK ? j->rows - t : MM_CHUNK;
-        struct mm_x part = mm_x_at(j->to_router.x, t);
-        mm_block(j->cb, ith, j->router, 0, r0, r1, &part, NULL, n,
-                 j->cb->mm->moe->logits + (size_t)t * (size_t)n_expert + r0, (size_t)n_expert);
+        int t = u / per_chunk * GEMM_CHUNK, r0 = u % per_chunk * GEMM_UNIT;
+        int r1 = r0 + GEMM_UNIT < n_expert ? r0 + GEMM_UNIT : n_expert;
+        int n = j->rows - t < GEMM_CHUNK ? j->rows - t : GEMM_CHUNK;
+        struct gemm_x part = gemm_x_at(j->to_router.x, t);
+        gemm_block(j->cb, ith, j->router, 0, r0, r1, &part, NULL, n,
+                   j->cb->gemm->moe->logits + (size_t)t * (size_t)n_expert + r0, (size_t)n_expert);
     }
 }
 
@@ -174,13 +174,13 @@ static void choice_make(void *arg, int ith, int first, int last)
 {
     (void)ith;
     const struct moe_job *j = arg;
-    const struct moe_state *m = j->cb->mm->moe;
+    const struct moe_state *m = j->cb->gemm->moe;
     for (int t = first; t < last && t < j->rows; t++)
         choose(j, m->logits + (size_t)t * (size_t)j->n_expert,
                m->chosen + (size_t)t * (size_t)j->used, m->weights + (size_t)t * (size_t)j->used);
     first = first > j->rows ? first - j->rows : 0;
     if (first < last - j->rows)
-        mm_convert(j->cb, &j->in, first, last - j->rows);
+        gemm_convert(j->cb, &j->in, first, last - j->rows);
 }
 
 /* Tokens are sorted by expert; inputs as halves follow that order. */
@@ -197,16 +197,16 @@ static void expert_convert(void *arg, int ith, int first, int last)
 {
     (void)ith;
     const struct moe_job *j = arg;
-    mm_convert(j->cb, &j->in, first, last);
+    gemm_convert(j->cb, &j->in, first, last);
 }
 
 /* y[token, r0..r1) += weight * (hidden . down rows) for n slots of expert e */
-static void down_block(const struct moe_job *j, int ith, int e, const struct mm_x *hidden, int s0,
+static void down_block(const struct moe_job *j, int ith, int e, const struct gemm_x *hidden, int s0,
                        int n, int r0, int r1)
 {
-    const struct moe_state *m = j->cb->mm->moe;
-    float *tile = mm_tile(j->cb, ith, 0);
-    mm_block(j->cb, ith, j->down, e, r0, r1, hidden, NULL, n, tile, (size_t)(r1 - r0));
+    const struct moe_state *m = j->cb->gemm->moe;
+    float *tile = gemm_tile(j->cb, ith, 0);
+    gemm_block(j->cb, ith, j->down, e, r0, r1, hidden, NULL, n, tile, (size_t)(r1 - r0));
     for (int i = 0; i < n; i++) {
         float *y = j->y + (size_t)m->slot_token[s0 + i] * (size_t)j->down->n_out + r0;
         float weight = m->slot_weight[s0 + i];
@@ -219,15 +219,16 @@ static void down_block(const struct moe_job *j, int ith, int e, const struct mm_
 /* y[:, begin..end) = sum over experts, ascending */
 static void down_range(const struct moe_job *j, int ith, int begin, int end)
 {
-    const struct moe_state *m = j->cb->mm->moe;
+    const struct moe_state *m = j->cb->gemm->moe;
     for (int t = 0; t < j->rows; t++)
         memset(j->y + (size_t)t * (size_t)j->down->n_out + begin, 0,
                (size_t)(end - begin) * sizeof(float));
     for (int a = 0; a < m->n_active; a++) {
-        int e = m->active[a], s1 = m->start[e + 1], most = mm_most(&j->hidden);
+        int e = m->active[a], s1 = m->start[e + 1], most = gemm_most(&j->hidden);
         for (int s0 = m->start[e]; s0 < s1; s0 += most) {
-            int n = s1 - s0 < most ? s1 - s0 : most, step = mm_width(n, j->hidden.h != NULL);
-            struct mm_x h = mm_x_at(j->hidden, s0);
+            int n = s1 - s0 < most ? s1 - s0 : most,
+                step = gemm_width(j->cb, j->down, n, j->hidden.h != NULL);
+            struct gemm_x h = gemm_x_at(j->hidden, s0);
             for (int r0 = begin; r0 < end; r0 += step)
                 down_block(j, ith, e, &h, s0, n, r0, r0 + step < end ? r0 + step : end);
         }
@@ -237,42 +238,43 @@ static void down_range(const struct moe_job *j, int ith, int begin, int end)
 /* Hidden dimensions [h0, end) of expert e for all its tokens. */
 static void glu_range(const struct moe_job *j, int ith, int e, int h0, int end)
 {
-    const struct moe_state *m = j->cb->mm->moe;
-    const struct mm_x *x = &j->in.x;
-    int s0 = m->start[e], s1 = m->start[e + 1], most = mm_most(x);
-    int step = mm_width(s1 - s0, x->h != NULL);
+    const struct moe_state *m = j->cb->gemm->moe;
+    const struct gemm_x *x = &j->in.x;
+    int s0 = m->start[e], s1 = m->start[e + 1], most = gemm_most(x);
+    int step = gemm_width(j->cb, j->gate_up, s1 - s0, x->h != NULL);
     for (int s = s0; s < s1; s += most) {
-        struct mm_x slots = mm_x_at(*x, s);
+        struct gemm_x slots = gemm_x_at(*x, s);
         for (int h = h0; h < end; h += step)
-            mm_glu_block(j->cb, ith, j->gate_up, j->down, &j->hidden, e, h,
-                         h + step < end ? h + step : end, x->h ? &slots : x,
-                         x->h ? NULL : m->slot_token + s, s1 - s < most ? s1 - s : most, s);
+            gemm_glu_block(j->cb, ith, j->gate_up, j->down, &j->hidden, e, h,
+                           h + step < end ? h + step : end, x->h ? &slots : x,
+                           x->h ? NULL : m->slot_token + s, s1 - s < most ? s1 - s : most, s);
     }
 }
 
-/* Whether the experts meet so few tokens that the memory is the bound. */
-static bool is_few(const struct moe_job *j)
+/* How units of w are claimed, by the tokens that an expert meets on average. */
+static enum pool_cut cut(const struct moe_job *j, const struct gemm_weight *w)
 {
-    return j->rows * j->used <= j->cb->mm->moe->n_active * MM_FEW;
+    int n_active = j->cb->gemm->moe->n_active, slots = j->rows * j->used;
+    return gemm_cut(j->cb, w, (slots + n_active - 1) / n_active);
 }
 
 static struct pool_work expert_hidden(void *arg)
 {
     const struct moe_job *j = arg;
-    int per_expert = (j->down->n_in + MM_UNIT - 1) / MM_UNIT;
-    return (struct pool_work){j->cb->mm->moe->n_active * per_expert, mm_cut(is_few(j))};
+    int per_expert = (j->down->n_in + GEMM_UNIT - 1) / GEMM_UNIT;
+    return (struct pool_work){j->cb->gemm->moe->n_active * per_expert, cut(j, j->gate_up)};
 }
 
 static void expert_glu(void *arg, int ith, int first, int last)
 {
     const struct moe_job *j = arg;
-    int n_ff = j->down->n_in, per_expert = (n_ff + MM_UNIT - 1) / MM_UNIT;
+    int n_ff = j->down->n_in, per_expert = (n_ff + GEMM_UNIT - 1) / GEMM_UNIT;
     for (int u = first; u < last;) {
         /* The rest of the range in this expert, as wide as its tokens allow. */
-        int e = j->cb->mm->moe->active[u / per_expert], in = u % per_expert;
+        int e = j->cb->gemm->moe->active[u / per_expert], in = u % per_expert;
         int n_units = per_expert - in < last - u ? per_expert - in : last - u;
-        int end = (in + n_units) * MM_UNIT < n_ff ? (in + n_units) * MM_UNIT : n_ff;
-        glu_range(j, ith, e, in * MM_UNIT, end);
+        int end = (in + n_units) * GEMM_UNIT < n_ff ? (in + n_units) * GEMM_UNIT : n_ff;
+        glu_range(j, ith, e, in * GEMM_UNIT, end);
         u += n_units;
     }
 }
@@ -280,14 +282,14 @@ static void expert_glu(void *arg, int ith, int first, int last)
 static struct pool_work expert_output(void *arg)
 {
     const struct moe_job *j = arg;
-    return (struct pool_work){(j->down->n_out + MM_UNIT - 1) / MM_UNIT, mm_cut(is_few(j))};
+    return (struct pool_work){(j->down->n_out + GEMM_UNIT - 1) / GEMM_UNIT, cut(j, j->down)};
 }
 
 static void expert_down(void *arg, int ith, int first, int last)
 {
     const struct moe_job *j = arg;
     int n_out = j->down->n_out;
-    down_range(j, ith, first * MM_UNIT, last * MM_UNIT < n_out ? last * MM_UNIT : n_out);
+    down_range(j, ith, first * GEMM_UNIT, last * GEMM_UNIT < n_out ? last * GEMM_UNIT : n_out);
 }
 
 void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *x, float *y, int rows)
@@ -298,27 +300,30 @@ void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *x, float 
         {expert_hidden, expert_glu},    {expert_output, expert_down}};
     if (rows == 0)
         return;
-    const struct moe_state *m = cb->mm->moe;
-    const struct mm_weight *router = l->router.w->impl;
-    const struct mm_weight *gate_up = l->experts.gate_up->impl, *down = l->experts.down->impl;
+    const struct moe_state *m = cb->gemm->moe;
+    const struct gemm_weight *router = l->router.w->impl;
+    const struct gemm_weight *gate_up = l->experts.gate_up->impl, *down = l->experts.down->impl;
     int used = l->router.n_used, load = rows * used / router->n_out;
-    mm_start(cb->mm);
-    struct moe_job j = {
-        .cb = cb,
-        .rule = &l->router,
-        .n_expert = router->n_out,
-        .used = used,
-        .router = router,
-        .gate_up = gate_up,
-        .down = down,
-        .to_router = mm_source(cb, router, x, rows, false), /* the choice hangs on last bits */
-        .in = mm_halves(cb, gate_up, load)
-                  ? mm_source_ordered(cb, gate_up, x, m->slot_token, rows * used)
-                  : mm_source(cb, gate_up, x, rows, false),
-        .hidden = mm_hidden(cb, down, mm_halves(cb, down, load)),
-        .y = y,
-        .rows = rows};
+    gemm_start(cb->gemm);
+    struct moe_job j = {.cb = cb,
+                        .rule = &l->router,
+                        .n_expert = router->n_out,
+                        .used = used,
+                        .router = router,
+                        .gate_up = gate_up,
+                        .down = down,
+                        /* not as halves: the choice hangs on last bits */
+                        .to_router = gemm_source(cb, router, x, rows, false),
+                        .in = gemm_halves(cb, gate_up, load)
+                                  ? gemm_source_ordered(cb, gate_up, x, m->slot_token, rows * used)
+                                  : gemm_source(cb, gate_up, x, rows, false),
+                        .hidden = gemm_hidden(cb, down, gemm_halves(cb, down, load)),
+                        .y = y,
+                        .rows = rows};
     j.to_router.x.stamp = 0; /* its place is reused for the experts' input */
+    gemm_count(cb, router, rows, j.to_router.x.h != NULL);
+    gemm_count(cb, gate_up, load, j.in.x.h != NULL);
+    gemm_count(cb, down, load, j.hidden.h != NULL);
     int64_t begin = clock_ns();
     pool_phases(cb->pool, phases, (int)(sizeof phases / sizeof *phases), &j);
     struct profile *p = cb->base.profile;

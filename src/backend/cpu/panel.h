@@ -27,7 +27,7 @@
 #ifndef STEEL_BACKEND_CPU_PANEL_H
 #define STEEL_BACKEND_CPU_PANEL_H
 
-#include "backend/cpu/matmul.h"
+#include "backend/cpu/gemm.h"
 
 enum {
     K45_SCALES = 256, /* bytes of Q4_K's and Q5_K's scales */
@@ -49,8 +49,8 @@ static inline size_t panel_f8_head(int n_in)
 size_t panel_bytes(const struct raw_seg *s, int n_in);
 bool panel_reads_floats(enum dtype t); /* the input form its kernels take; else quantised */
 bool panel_reads_fine(enum dtype t);   /* with the fine part */
-/* dst[n_in] = row `row` of expert 0 of a packed segment, exact. */
-void panel_row(const struct mm_seg *s, int n_in, int row, float *dst);
+/* dst[n_in] = row `row` of expert e of a packed segment, exact. */
+void panel_row(const struct gemm_seg *s, int n_in, int e, int row, float *dst);
 
 /*
  * Quantised input rows, one record each: 8-bit codes with a scale per 32 columns, and sums:
@@ -66,14 +66,14 @@ void panel_row(const struct mm_seg *s, int n_in, int row, float *dst);
  *   fine_init int32 (n_in/32): -128 * sum of fine
  *   fine_sum float (n_in/32): sum of the block's values, fine part included
  */
-struct x_layout { /* offsets; bytes of a record */
+struct input_layout { /* offsets; bytes of a record */
     size_t scale, sum, init32, init16, fine, fine_init, fine_sum, bytes;
 };
 
-static inline struct x_layout x_layout(int n_in)
+static inline struct input_layout input_layout(int n_in)
 {
     size_t n = (size_t)n_in, per_block = n / 32 * 4;
-    struct x_layout l;
+    struct input_layout l;
     l.scale = (n + 63) & ~(size_t)63;
     l.sum = l.scale + per_block;
     l.init32 = l.sum + per_block;
@@ -94,38 +94,13 @@ static inline size_t half_stride(int n_in)
 
 /* Columns [first, first + len) of a row of n_in, both multiples of 32; x: (len). The fine part only
  * where somebody reads it. */
-void x_quantize_avx2(const float *x, int n_in, int first, int len, bool fine, uint8_t *record);
-void x_quantize_avx512(const float *x, int n_in, int first, int len, bool fine, uint8_t *record);
+void input_quantize_avx2(const float *x, int n_in, int first, int len, bool fine, uint8_t *record);
+void input_quantize_avx512(const float *x, int n_in, int first, int len, bool fine,
+                           uint8_t *record);
 /* g = silu(g) * u; g, u: (n) */
-void x_glu_avx2(float *g, const float *u, int n);
-void x_glu_avx512(float *g, const float *u, int n);
-
-/* Whether passes of one or two input rows (float weights: of any number) ask for memory themselves:
- * set before the first. AMD's processors fetch such streams better alone; Intel's reach half of the
- * bandwidth alone, all of it with help. */
-extern bool mm_few_ahead;
-
-#define PANEL_KERNELS(isa)                                                                         \
-    void mm_q4k_##isa(const struct mm_call *c);                                                    \
-    void mm_q5k_##isa(const struct mm_call *c);                                                    \
-    void mm_q6k_##isa(const struct mm_call *c);                                                    \
-    void mm_q8_0_##isa(const struct mm_call *c);                                                   \
-    void mm_q4_0_##isa(const struct mm_call *c);                                                   \
-    void mm_iq4nl_##isa(const struct mm_call *c);                                                  \
-    void mm_mxfp4_##isa(const struct mm_call *c);                                                  \
-    void mm_iq4xs_##isa(const struct mm_call *c);                                                  \
-    void mm_gptq4_##isa(const struct mm_call *c);
-
-#define FPANEL_KERNELS(isa)                                                                        \
-    void mm_f32_##isa(const struct mm_call *c);                                                    \
-    void mm_f16_##isa(const struct mm_call *c);                                                    \
-    void mm_bf16_##isa(const struct mm_call *c);                                                   \
-    void mm_f8_##isa(const struct mm_call *c);
-
-PANEL_KERNELS(avx2)
-PANEL_KERNELS(avx512)
-PANEL_KERNELS(vnni)
-FPANEL_KERNELS(avx2)
-FPANEL_KERNELS(avx512)
+void input_glu_avx2(float *g, const float *u, int n);
+void input_glu_avx512(float *g, const float *u, int n);
+/* x (n) to bf16 */
+void input_halves_amx(const float *x, int n, uint16_t *out);
 
 #endif

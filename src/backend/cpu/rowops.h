@@ -1,6 +1,6 @@
 /*
- * Row kernels compiled per instruction set (rowops.inc): norms, and what attn_in does to one token
- * after the projection. Private to norm.c and attn_post.c.
+ * Row kernels compiled per instruction set (rowops_kernel.h): norms, and what attn_in does to one token
+ * after the projection. Private to rowops.c and attn_post.c.
  */
 #ifndef STEEL_BACKEND_CPU_ROWOPS_H
 #define STEEL_BACKEND_CPU_ROWOPS_H

@@ -1,6 +1,0 @@
-/* Attention kernels for AVX-512: 16 lanes, tiles of 8 query rows (16 accumulators of 32 registers). */
-#define KERNELS     attn_kernels_avx512
-#define KERNELS_ISA ISA_AVX512
-#define ROWS        8
-#define NV          2
-#include "backend/cpu/attention.inc"

@@ -1,0 +1,541 @@
+/*
+ * The attention op of the CPU backend: plans the step's work, spreads it over the team and folds
+ * partial results. The arithmetic is in attn_kernel.h, compiled per instruction set; this file is
+ * also its plain C instance, which takes any head_dim.
+ *
+ * Work is cut into units (a run of a sequence's tokens x one kv head, with all query heads that read
+ * it), so that a GQA group shares each read of K and V. A unit that is long compared with the step is
+ * cut again by key chunk and its partial results are folded by whichever thread finishes last.
+ * Prefill and decode differ only in how many rows a unit has.
+ *
+ * Invariant: the bytes of one output row depend on its query, its keys and values, its position, the
+ * window and the kernels alone; not on the batch around it, the cut of the prompt into steps, the page
+ * numbers, or the number of threads. (The choice of kernels depends on the step with ISA_AMX only.)
+ *   1. Keys are taken in blocks of ATTN_BLOCK and chunks of ATTN_CHUNK at absolute positions. A chunk
+ *      starts from nothing; the chunks of a row are folded in order, always, also when one thread
+ *      runs them all.
+ *   2. Within a block every sum runs in key or component order in a lane of its own (attn_kernel.h).
+ *   3. Blocks, keys or chunks that only other rows of a tile see add weight exactly 0.
+ */
+#define KERNELS attn_kernels_c
+#define ROWS    4
+#define NV      4
+#include "backend/cpu/attn_kernel.h"
+
+#include "backend/cpu/ops.h"
+#include "backend/cpu/pick.h"
+#include "base/error.h"
+
+#include <stdatomic.h>
+
+enum {
+    UNIT_ROWS =
+        128, /* query rows a unit aims at: enough to pay for converting a block of K and V */
+    UNITS_PER_THREAD = 4,
+    SPLITS_PER_THREAD = 4, /* a unit of more than 1/(this * threads) of the work is split */
+    MIN_ROWS = 4,
+    SPLIT_ROWS = 8, /* rows of a split unit, on average: decoding */
+    ALIGN = 64,
+};
+
+#define LOG2_E 1.44269504f
+
+struct unit {
+    int seq, kv_head, head, heads; /* query heads [head, head + heads) */
+    int token, tokens;             /* rows of the batch */
+    int lo, hi;                    /* keys any row sees; hi < lo: none */
+    int64_t cost;
+    int chunk, chunks;    /* chunks of [lo, hi] */
+    size_t partial;       /* split: first row in the partial arrays, (chunks, rows) */
+    _Atomic int unfolded; /* split: tasks still running; 0 = not split */
+    const struct attn_kernels *kernels;
+    bool pack; /* K and V of a block are converted first */
+};
+
+struct task {
+    int unit, chunk, chunks; /* chunks 0: the whole unit */
+};
+
+struct job {
+    const struct bounds *s;
+    const struct batch *b;
+    const struct attention *l;
+    struct pick *pick;
+    const void *k, *v;
+    const float *q;
+    float *a;
+    struct unit *units;
+    struct task *tasks;
+    float *part_m, *part_l, *part_o; /* (split_rows), (split_rows), (split_rows, D) */
+    char *thread;                    /* (n_threads) areas of thread_bytes */
+    size_t thread_bytes;
+    int rows_cap, units_cap, n_units, n_tasks;
+    int64_t cost; /* pairs of a row and a key it sees */
+};
+
+/* One thread's working memory, for rows_cap rows. */
+struct area {
+    struct attn_tile *tiles, **seen;    /* (tiles) the unit's rows; those that see a block */
+    float *q, *m, *l, *o, *s, *scale;   /* (tiles) times what struct attn_tile says */
+    float *total_m, *total_l, *total_o; /* (rows), (rows), (rows, D) */
+    float *k_pack, *v_pack;             /* (ATTN_CHUNK, D up to a whole panel) each */
+    int *lo, *hi;                       /* (rows) */
+};
+
+/* Sizes that follow from the shape and the team. */
+struct limits {
+    int rows_cap;   /* rows of a unit, whole tiles */
+    int tokens_cap; /* tokens of a unit */
+    size_t units, tasks, split_rows, thread_bytes;
+};
+
+/* First query head that reads kv head k: the least h with h * K / H >= k. */
+static int first_head(const struct attention *l, int k)
+{
+    return (k * l->n_heads + l->n_kv_heads - 1) / l->n_kv_heads;
+}
+
+/* The next `bytes` of memory that starts at base; with base NULL only counts. */
+static void *take(char *base, size_t *at, size_t bytes)
+{
+    void *p = base ? base + *at : NULL;
+    *at += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    return p;
+}
+
+/* Lays an area out at base; returns its size. */
+static size_t area_lay(struct area *a, char *base, const struct attention *l, int rows)
+{
+    size_t at = 0, n = (size_t)rows, dim = (size_t)l->k_dim;
+    size_t panels = (dim + 2 * ATTN_MAX_WIDTH) * ATTN_CHUNK * sizeof(float);
+    /* No instruction set has tiles of fewer than MIN_ROWS rows. */
+    size_t tiles = n / MIN_ROWS, lanes = ATTN_MAX_ROWS * sizeof(float);
+    a->tiles = take(base, &at, tiles * sizeof *a->tiles);
+    a->seen = take(base, &at, tiles * sizeof *a->seen);
+    a->q = take(base, &at, n * dim * sizeof(float));
+    a->m = take(base, &at, tiles * lanes);
+    a->l = take(base, &at, n * ATTN_MAX_WIDTH * sizeof(float));
+    a->o = take(base, &at, n * dim * sizeof(float));
+    /* by tile, or for one tile of a whole chunk: scores, then as much again for weights */
+    size_t s_len = n * ATTN_BLOCK, chunk = 2 * ATTN_MAX_ROWS * ATTN_CHUNK;
+    a->s = take(base, &at, (s_len > chunk ? s_len : chunk) * sizeof(float));
+    a->scale = take(base, &at, tiles * lanes);
+    a->total_m = take(base, &at, n * sizeof(float));
+    a->total_l = take(base, &at, n * sizeof(float));
+    a->total_o = take(base, &at, n * dim * sizeof(float));
+    a->k_pack = take(base, &at, panels);
+    a->v_pack = take(base, &at, panels);
+    a->lo = take(base, &at, n * sizeof(int));
+    a->hi = take(base, &at, n * sizeof(int));
+    return at;
+}
+
+static struct limits limits_of(const struct bounds *s, const struct attention *l, int n_threads)
+{
+    struct limits x;
+    int group = (l->n_heads + l->n_kv_heads - 1) / l->n_kv_heads;
+    x.tokens_cap = group < UNIT_ROWS ? UNIT_ROWS / group : 1;
+    x.rows_cap = (x.tokens_cap * group + ATTN_MAX_ROWS - 1) / ATTN_MAX_ROWS * ATTN_MAX_ROWS;
+    size_t chunks = ((size_t)s->max_pages * (size_t)s->page_len) / ATTN_CHUNK + 1;
+    size_t threads = (size_t)n_threads, kv = (size_t)l->n_kv_heads;
+    x.units = kv * ((size_t)s->max_seqs + (size_t)s->max_tokens / (size_t)x.tokens_cap + 1) +
+              UNITS_PER_THREAD * threads;
+    /* Fewer than SPLITS_PER_THREAD units a thread are that large; those beyond the room for their
+     * chunks are not split. */
+    size_t split = n_threads > 1 ? SPLITS_PER_THREAD / 2 * threads * chunks : 0;
+    x.tasks = x.units + split;
+    x.split_rows = split * (size_t)(group > SPLIT_ROWS ? group : SPLIT_ROWS);
+    struct area a;
+    x.thread_bytes = area_lay(&a, NULL, l, x.rows_cap);
+    return x;
+}
+
+/* Lays the job's arrays out at base; returns their size. */
+static size_t job_lay(struct job *j, const struct limits *x, const struct attention *l,
+                      int n_threads, char *base)
+{
+    size_t at = 0;
+    j->units = take(base, &at, x->units * sizeof *j->units);
+    j->tasks = take(base, &at, x->tasks * sizeof *j->tasks);
+    j->part_m = take(base, &at, x->split_rows * sizeof(float));
+    j->part_l = take(base, &at, x->split_rows * sizeof(float));
+    j->part_o = take(base, &at, x->split_rows * (size_t)l->k_dim * sizeof(float));
+    j->rows_cap = x->rows_cap;
+    j->units_cap = (int)x->units;
+    j->thread_bytes = x->thread_bytes;
+    j->thread = take(base, &at, x->thread_bytes * (size_t)n_threads);
+    return at;
+}
+
+size_t cpu_attention_scratch(const struct bounds *s, const struct attention *l, int n_threads)
+{
+    struct limits x = limits_of(s, l, n_threads);
+    struct job j;
+    return job_lay(&j, &x, l, n_threads, NULL);
+}
+
+/* Keys row t sees: [*lo, *hi]; none for padding. */
+static void row_range(const struct job *j, int t, int *lo, int *hi)
+{
+    int pos = j->b->slot[t] < 0 ? -1 : j->b->pos[t];
+    *hi = pos;
+    *lo = j->l->window > 0 && pos - j->l->window + 1 > 0 ? pos - j->l->window + 1 : 0;
+}
+
+static void unit_add(struct job *j, int seq, int kv_head, int token, int tokens)
+{
+    CHECK(j->n_units < j->units_cap, "%d units of attention", j->units_cap);
+    struct unit *u = &j->units[j->n_units++];
+    int head = first_head(j->l, kv_head), end = first_head(j->l, kv_head + 1);
+    *u = (struct unit){.seq = seq,
+                       .kv_head = kv_head,
+                       .head = head,
+                       .heads = end - head,
+                       .token = token,
+                       .tokens = tokens,
+                       .lo = INT32_MAX,
+                       .hi = -1};
+    for (int t = token; t < token + tokens; t++) {
+        int lo, hi;
+        row_range(j, t, &lo, &hi);
+        if (hi < lo)
+            continue;
+        u->lo = lo < u->lo ? lo : u->lo;
+        u->hi = hi > u->hi ? hi : u->hi;
+        u->cost += hi - lo + 1;
+    }
+    u->cost *= u->heads;
+    const struct pick_row *row =
+        pick_attn(j->pick, j->s->kv_type, j->l->k_dim, j->s->page_len, tokens * u->heads);
+    pick_count(j->pick, PICK_ATTN, row);
+    u->kernels = row->attn;
+    u->pack = row->pack;
+    if (u->hi >= u->lo) {
+        u->chunk = u->lo / ATTN_CHUNK;
+        u->chunks = u->hi / ATTN_CHUNK - u->chunk + 1;
+    }
+}
+
+/* Fills units and tasks. Its choices shape the schedule, never the result. */
+static void plan(struct job *j, const struct limits *x, int n_threads)
+{
+    const struct batch *b = j->b;
+    int kv = j->l->n_kv_heads;
+    int64_t want = (int64_t)b->n_tokens * kv / (UNITS_PER_THREAD * n_threads) + 1;
+    int tokens = want < x->tokens_cap ? (int)want : x->tokens_cap;
+    int64_t total = 0;
+    for (int seq = 0; seq < b->n_seqs; seq++)
+        for (int k = 0; k < kv; k++)
+            /* Last tokens first: they see the most keys, so the short units even out the end. */
+            for (int end = b->q_start[seq + 1]; end > b->q_start[seq]; end -= tokens) {
+                int begin = end - tokens > b->q_start[seq] ? end - tokens : b->q_start[seq];
+                unit_add(j, seq, k, begin, end - begin);
+                total += j->units[j->n_units - 1].cost;
+            }
+    j->cost = total;
+    size_t rows = 0, room = x->tasks - x->units;
+    for (int i = 0; i < j->n_units; i++) {
+        struct unit *u = &j->units[i];
+        size_t need = (size_t)u->chunks * (size_t)(u->tokens * u->heads);
+        int64_t share = u->cost * SPLITS_PER_THREAD * n_threads;
+        if (n_threads == 1 || u->chunks < 2 || share <= total || rows + need > x->split_rows ||
+            (size_t)j->n_tasks + (size_t)u->chunks > room)
+            continue;
+        u->partial = rows;
+        rows += need;
+        /* Runs of chunks, as many as even out the end: within a run the next chunk is prefetched. */
+        int tasks = share / total < u->chunks ? (int)(share / total) : u->chunks;
+        u->unfolded = tasks;
+        for (int t = 0; t < tasks; t++) {
+            int first, last;
+            pool_split(u->chunks, 1, t, tasks, &first, &last);
+            j->tasks[j->n_tasks++] = (struct task){i, u->chunk + first, last - first};
+        }
+    }
+    for (int i = 0; i < j->n_units; i++)
+        if (!j->units[i].unfolded)
+            j->tasks[j->n_tasks++] = (struct task){i, 0, 0};
+}
+
+/* Sets up the unit's tiles: queries scaled so that scores are in log2 units, and what each row sees.
+ * o is where the rows' sums go: (rows, D). */
+static int load_tiles(const struct job *j, const struct unit *u, const struct area *a, float *o)
+{
+    const struct attn_kernels *kn = u->kernels;
+    int rows = u->tokens * u->heads, n = 0;
+    size_t dim = (size_t)j->l->k_dim;
+    for (int first = 0; first < rows; first += kn->rows, n++) {
+        struct attn_tile *t = &a->tiles[n];
+        const float *from[ATTN_MAX_ROWS];
+        *t = (struct attn_tile){.rows = rows - first < kn->rows ? rows - first : kn->rows,
+                                .lo = INT32_MAX,
+                                .hi = -1,
+                                .row_lo = a->lo + first,
+                                .row_hi = a->hi + first,
+                                .q = a->q + (size_t)first * dim,
+                                .m = a->m + n * ATTN_MAX_ROWS,
+                                .l = a->l + first * kn->width,
+                                .o = o + (size_t)first * dim,
+                                .s = kn->block == ATTN_BLOCK ? a->s + first * ATTN_BLOCK : a->s,
+                                .scale = a->scale + n * ATTN_MAX_ROWS};
+        for (int i = 0; i < t->rows; i++) {
+            int r = first + i, token = u->token + r / u->heads, head = u->head + r % u->heads;
+            from[i] = j->q + ((size_t)token * (size_t)j->l->n_heads + (size_t)head) * dim;
+            row_range(j, token, &a->lo[r], &a->hi[r]);
+            if (a->hi[r] < a->lo[r])
+                continue;
+            t->lo = a->lo[r] < t->lo ? a->lo[r] : t->lo;
+            t->hi = a->hi[r] > t->hi ? a->hi[r] : t->hi;
+        }
+        kn->load(from, t->rows, j->l->k_dim, j->l->scale * LOG2_E, a->q + (size_t)first * dim);
+    }
+    return n;
+}
+
+/* Element of key `key`'s place in the pool, as V lays a tile out; K: see key_of. */
+static size_t find_key(const struct job *j, const int32_t *pages, int kv_head, int key)
+{
+    const struct bounds *s = j->s;
+    size_t page = (size_t)pages[key / s->page_len], off = (size_t)(key % s->page_len);
+    size_t tile = (page * (size_t)j->l->n_kv_heads + (size_t)kv_head) * (size_t)s->page_len;
+    return (tile + off) * (size_t)j->l->k_dim;
+}
+
+/* Element 0 of a key in a K tile, whose elements are page_len apart, from its place by find_key. */
+static size_t key_of(const struct job *j, size_t at, int key)
+{
+    size_t off = (size_t)(key % j->s->page_len);
+    return at - off * (size_t)j->l->k_dim + off;
+}
+
+static const char *element(const struct job *j, const void *base, size_t at)
+{
+    return (const char *)base + at * (j->s->kv_type == DT_F32 ? 4 : 2);
+}
+
+/* Packs keys [k0, k1] of the block one by one: pages that no whole vector of keys fits into. */
+static void pack_keys(const struct job *j, const struct unit *u, int first, int k0, int k1,
+                      const struct area *a, struct attn_block *b)
+{
+    const int32_t *pages = j->b->pages + (size_t)u->seq * (size_t)j->b->max_pages;
+    k0 = k0 > first ? k0 : first;
+    k1 = k1 < first + ATTN_BLOCK - 1 ? k1 : first + ATTN_BLOCK - 1;
+    b->first = first;
+    b->ahead = b;
+    const struct attn_kernels *kn = u->kernels;
+    int dim = j->l->k_dim, panel = kn->panel;
+    enum dtype type = j->s->kv_type;
+    for (int key = k0; key <= k1; key++) {
+        size_t place = find_key(j, pages, u->kv_head, key), k = key_of(j, place, key);
+        int i = key - b->first;
+        float *kp = a->k_pack + (size_t)(i / panel) * (size_t)(dim * panel) + i % panel;
+        float *vp = a->v_pack + (size_t)(i * panel);
+        for (int d = 0; d < dim; d++) {
+            float x, y;
+            quant_dequantize(type, element(j, j->k, k + (size_t)(d * j->s->page_len)), &x, 1);
+            quant_dequantize(type, element(j, j->v, place + (size_t)d), &y, 1);
+            kp[(size_t)d * (size_t)panel] = x;
+            vp[(size_t)(d / panel) * (size_t)(ATTN_BLOCK * panel) + (size_t)(d % panel)] = y;
+        }
+    }
+    b->k_stride = b->v_stride = (size_t)panel;
+    b->v_panel = (size_t)ATTN_BLOCK * (size_t)panel;
+    for (int i = 0; i < ATTN_BLOCK / kn->width; i++) {
+        int at = i * kn->width;
+        b->k[i] = a->k_pack + (size_t)(at / panel) * (size_t)(dim * panel) + at % panel;
+        b->v[i] = a->v_pack + (size_t)(at * panel);
+        b->k_tile[i] = b->k[i];
+    }
+}
+
+/* Points b at the keys of [k0, k1] that lie in the block at `first`, in their pages. */
+static void find_block(const struct job *j, const struct unit *u, int first, int k0, int k1,
+                       struct attn_block *b)
+{
+    const struct bounds *s = j->s;
+    const int32_t *pages = j->b->pages + (size_t)u->seq * (size_t)j->b->max_pages;
+    int width = u->kernels->width, last = u->kernels->block / width - 1;
+    int i0 = k0 > first ? (k0 - first) / width : 0;
+    int i1 = (k1 - first) / width < last ? (k1 - first) / width : last;
+    b->first = first;
+    b->k_stride = (size_t)s->page_len;
+    b->v_stride = (size_t)j->l->k_dim;
+    b->v_panel = (size_t)u->kernels->panel;
+    b->ahead = b;
+    for (int i = 0; i <= last; i++) {
+        int key = first + (i < i0 ? i0 : i > i1 ? i1 : i) * width;
+        size_t place = find_key(j, pages, u->kv_head, key);
+        b->k[i] = element(j, j->k, key_of(j, place, key));
+        b->v[i] = element(j, j->v, place);
+        b->k_tile[i] = element(j, j->k, place);
+    }
+}
+
+/* One chunk of keys for the n tiles of a unit. Tiles that see none of it stay fresh. */
+static void run_chunk(const struct job *j, const struct unit *u, int chunk, int n,
+                      const struct area *a)
+{
+    const struct attn_kernels *kn = u->kernels;
+    for (int i = 0; i < n; i++) {
+        a->tiles[i].fresh = true;
+        for (int r = 0; r < ATTN_MAX_ROWS; r++)
+            a->tiles[i].m[r] = ATTN_START;
+    }
+    int begin = chunk * ATTN_CHUNK, end = begin + ATTN_CHUNK - 1;
+    begin = u->lo > begin ? u->lo : begin;
+    end = u->hi < end ? u->hi : end;
+    bool whole = j->s->page_len % kn->width == 0, packed = u->pack;
+    struct attn_block found[2], pack;
+    int at = 0, start = begin / kn->block * kn->block;
+    for (int first = start; first <= end; first += kn->block) {
+        int next = first + kn->block, n_seen = 0;
+        const struct attn_block *b = &found[at];
+        if (!whole) {
+            pack_keys(j, u, first, begin, end, a, &found[at]);
+        } else {
+            if (first == start)
+                find_block(j, u, first, begin, end, &found[at]);
+            /* The next block is on its way while this one is computed, also across the end of the
+             * chunk. */
+            if (next <= u->hi) {
+                find_block(j, u, next, begin, u->hi, &found[1 - at]);
+                found[at].ahead = &found[1 - at];
+            }
+            if (packed) {
+                int k0 = begin > first ? begin - first : 0;
+                int k1 = end < next ? end - first : kn->block - 1;
+                kn->pack(j->s->kv_type, b, k0, k1, j->l->k_dim, a->k_pack, a->v_pack, &pack);
+                b = &pack;
+            }
+            at = 1 - at;
+        }
+        for (int i = 0; i < n; i++)
+            if (a->tiles[i].lo < next && a->tiles[i].hi >= first)
+                a->seen[n_seen++] = &a->tiles[i];
+        enum dtype type = (packed && !kn->half_only) || !whole ? DT_F32 : j->s->kv_type;
+        kn->attend(type, a->seen, n_seen, b, j->l->k_dim);
+    }
+}
+
+/* Row r of a unit after a chunk. */
+struct partial {
+    float m, l;
+    const float *o; /* (D), not to be read where l is 0 */
+};
+
+static struct partial partial_of(const struct job *j, const struct unit *u, const struct area *a,
+                                 int r)
+{
+    int rows = u->kernels->rows;
+    const struct attn_tile *t = &a->tiles[r / rows];
+    r %= rows;
+    return (struct partial){.m = t->m[r],
+                            .l = t->fresh ? 0 : u->kernels->sum(t->l + r * u->kernels->width),
+                            .o = t->o + (size_t)r * (size_t)j->l->k_dim};
+}
+
+/* Output of row r: o / l, or zeros where it saw no key (l = 0; o is not read). */
+static void write_row(const struct job *j, const struct unit *u, int r, float l, const float *o)
+{
+    size_t dim = (size_t)j->l->k_dim, row = (size_t)u->token + (size_t)(r / u->heads);
+    row = row * (size_t)j->l->n_heads + (size_t)u->head + (size_t)(r % u->heads);
+    u->kernels->finish(l, o, j->a + row * dim, j->l->k_dim);
+}
+
+/* Folds a chunk's partial result into a row's total, whose o is `to`; *l is 0 before the first. */
+static void fold(const struct job *j, const struct unit *u, float *m, float *l, float *to,
+                 struct partial p)
+{
+    if (p.l == 0)
+        return;
+    if (*l == 0) {
+        *m = p.m;
+        *l = p.l;
+        memcpy(to, p.o, (size_t)j->l->k_dim * sizeof(float));
+    } else {
+        u->kernels->merge(m, l, to, p.m, p.l, p.o, j->l->k_dim);
+    }
+}
+
+static void run_unit(const struct job *j, const struct unit *u, const struct area *a)
+{
+    int rows = u->tokens * u->heads;
+    size_t dim = (size_t)j->l->k_dim;
+    int n = load_tiles(j, u, a, a->o);
+    for (int r = 0; r < rows; r++)
+        a->total_l[r] = 0;
+    for (int c = 0; c < u->chunks; c++) {
+        run_chunk(j, u, u->chunk + c, n, a);
+        for (int r = 0; r < rows; r++) {
+            struct partial p = partial_of(j, u, a, r);
+            if (c == u->chunks - 1 && a->total_l[r] == 0)
+                write_row(j, u, r, p.l, p.o);
+            else
+                fold(j, u, &a->total_m[r], &a->total_l[r], a->total_o + (size_t)r * dim, p);
+        }
+    }
+    if (u->chunks != 1)
+        for (int r = 0; r < rows; r++)
+            if (u->chunks == 0 || a->total_l[r] != 0)
+                write_row(j, u, r, a->total_l[r], a->total_o + (size_t)r * dim);
+}
+
+static void run_split(const struct job *j, struct unit *u, const struct task *task,
+                      const struct area *a)
+{
+    size_t rows = (size_t)u->tokens * (size_t)u->heads, dim = (size_t)j->l->k_dim;
+    size_t at = u->partial + (size_t)(task->chunk - u->chunk) * rows;
+    int n = load_tiles(j, u, a, j->part_o + at * dim);
+    for (int c = 0; c < task->chunks; c++, at += rows) {
+        run_chunk(j, u, task->chunk + c, n, a);
+        for (size_t r = 0; r < rows; r++) {
+            struct partial p = partial_of(j, u, a, (int)r);
+            j->part_m[at + r] = p.m;
+            j->part_l[at + r] = p.l;
+        }
+        for (int i = 0; i < n; i++)
+            a->tiles[i].o += rows * dim;
+    }
+    if (atomic_fetch_sub_explicit(&u->unfolded, 1, memory_order_acq_rel) != 1)
+        return;
+    for (size_t r = 0; r < rows; r++) {
+        float m = 0, l = 0;
+        for (int c = 0; c < u->chunks; c++) {
+            size_t row = u->partial + (size_t)c * rows + r;
+            struct partial p = {j->part_m[row], j->part_l[row], j->part_o + row * dim};
+            fold(j, u, &m, &l, a->total_o, p);
+        }
+        write_row(j, u, (int)r, l, a->total_o);
+    }
+}
+
+static void run_tasks(void *arg, int ith, int first, int last)
+{
+    struct job *j = arg;
+    struct area a;
+    area_lay(&a, j->thread + (size_t)ith * j->thread_bytes, j->l, j->rows_cap);
+    for (int i = first; i < last; i++) {
+        struct unit *u = &j->units[j->tasks[i].unit];
+        if (j->tasks[i].chunks == 0)
+            run_unit(j, u, &a);
+        else
+            run_split(j, u, &j->tasks[i], &a);
+    }
+}
+
+void cpu_attention(const struct bounds *s, const struct batch *b, const struct attention *l,
+                   const struct kv_layer *kv, const float *q, float *a, void *scratch,
+                   struct pool *pool, struct pick *pick)
+{
+    int n_threads = pool_size(pool);
+    struct limits x = limits_of(s, l, n_threads);
+    CHECK(b->n_tokens <= s->max_tokens && b->n_seqs <= s->max_seqs, "step of %d tokens, %d seqs",
+          b->n_tokens, b->n_seqs);
+    struct job j = {.s = s, .b = b, .l = l, .pick = pick, .k = kv->k, .v = kv->v, .q = q, .a = a};
+    job_lay(&j, &x, l, n_threads, scratch);
+    plan(&j, &x, n_threads);
+    if (j.n_tasks > 1 && !pick_alone(SMALL_ATTN, (size_t)j.cost * (size_t)l->k_dim))
+        pool_each(pool, j.n_tasks, POOL_SINGLE, run_tasks, &j);
+    else
+        run_tasks(&j, 0, 0, j.n_tasks);
+}

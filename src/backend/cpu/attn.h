@@ -1,0 +1,88 @@
+/*
+ * Inside the attention op: what the driver (attn.c) hands to the kernels compiled per
+ * instruction set (attn_kernel.h). Nobody else includes this.
+ */
+#ifndef STEEL_BACKEND_CPU_ATTN_H
+#define STEEL_BACKEND_CPU_ATTN_H
+
+#include "quant/quant.h"
+#include "base/cpu.h"
+
+#include <stdbool.h>
+
+enum {
+    ATTN_BLOCK = 64,     /* keys per step of the online softmax, at absolute positions */
+    ATTN_CHUNK = 256,    /* keys per partial result, at absolute positions; whole blocks */
+    ATTN_MAX_ROWS = 32,  /* largest tile of query rows; no smaller than a vector */
+    ATTN_MAX_WIDTH = 16, /* largest vector */
+};
+
+/* Scores of keys a row must not see, and the running maximum before any key. Far enough apart that
+ * 2^(masked - start) is 0, and finite, so that no NaN arises. */
+#define ATTN_MASKED -3e38f
+#define ATTN_START  -1e38f
+
+/* kernels.block keys of one kv head. Vector i holds keys first + i*VW .. +VW-1: component d of them at
+ * k[i] + d*k_stride; component d of key i*VW+j at v[i] + d/panel*v_panel + d%panel + j*v_stride, where
+ * panel is the kernel's panel width. Strides count elements. Vectors that hold no key visible to some
+ * row point anywhere in the pool. */
+struct attn_block {
+    int first;
+    size_t k_stride, v_stride, v_panel;
+    const void *k[ATTN_BLOCK], *v[ATTN_BLOCK];
+    /* For prefetching: the block after this one (never NULL; itself if there is none), and where the
+     * VW * D values of K begin that a vector's share of its page holds. */
+    const struct attn_block *ahead;
+    const void *k_tile[ATTN_BLOCK];
+};
+
+/* Up to kernels.rows query rows of one kv head, and what they gathered since the chunk began. */
+struct attn_tile {
+    int rows;
+    int lo, hi;                 /* keys some row sees: union of the ranges below */
+    bool fresh;                 /* o and l hold nothing yet and count as zeros */
+    const int *row_lo, *row_hi; /* (rows) keys each row sees, both ends included */
+    const float *q;             /* (D, kernels.rows), times attn_scale * log2(e) */
+    float *m;                   /* (ATTN_MAX_ROWS) running maximum per row, in log2 units */
+    float *l;                   /* (rows, VW) running sums of 2^(score - m) */
+    float *o;                   /* (rows, D) running weighted sums of values */
+    float *s;     /* (kernels.rows, kernels.block) scores, then weights, of the block */
+    float *scale; /* (ATTN_MAX_ROWS) what the block multiplies o and l by */
+};
+
+struct attn_kernels {
+    int unit; /* head_dim must be a multiple */
+    bool
+        half_only; /* needs K and V of 16 bits, in pages of whole vectors, and packs them as such */
+    int rows;      /* query rows per tile */
+    int width;     /* VW */
+    int block;     /* keys per block: ATTN_BLOCK or ATTN_CHUNK */
+    int panel;     /* columns of V, and keys of K, per packed panel */
+    /* The queries of a tile, from[r] (D) times scale, in the order the kernel wants: for those of
+     * attn_kernel.h (D, kernels.rows). */
+    void (*load)(const float *const *from, int rows, int dim, float scale, float *q);
+    /* One block of keys, of the type, for n tiles, each of which sees a key of it. */
+    void (*attend)(enum dtype type, struct attn_tile *const *tiles, int n,
+                   const struct attn_block *b, int dim);
+    /* Keys [k0, k1] of a block, counted from its first, into the kernel's own order, while b->ahead
+     * is prefetched; fills `to`. attn_kernel.h: floats, k_out (block/panel, D, panel),
+     * v_out (D/panel, block, panel). */
+    void (*pack)(enum dtype type, const struct attn_block *b, int k0, int k1, int dim, float *k_out,
+                 float *v_out, struct attn_block *to);
+    /* The sum of the VW lanes of l */
+    float (*sum)(const float *l);
+    /* Folds the partial (m, l, o) of one chunk into the total (tm, tl, to) of one row. */
+    void (*merge)(float *tm, float *tl, float *to, float m, float l, const float *o, int dim);
+    /* out = to / tl, or zeros where tl is 0: no key was seen and `to` is not read */
+    void (*finish)(float tl, const float *to, float *out, int dim);
+};
+
+static inline int attn_type(enum dtype t)
+{
+    return t == DT_F32 ? 0 : t == DT_F16 ? 1 : 2;
+}
+
+extern const struct attn_kernels attn_kernels_c, attn_kernels_avx2, attn_kernels_avx512,
+    attn_kernels_amx;
+
+#endif

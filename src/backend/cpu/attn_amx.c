@@ -1,0 +1,324 @@
+/*
+ * Attention kernels for AMX: prefill on bf16 tiles at nearly float precision. Every factor is split
+ * into two bf16 numbers, x = hi + lo (exact for f16 and bf16 keys and values; 16 bits of the mantissa
+ * for queries and weights), and a product becomes hi*hi + hi*lo + lo*hi: three tile products, still
+ * five times the rate of float FMA. What is dropped is below 2^-16 of a term.
+ *
+ * One call takes a whole chunk of 256 keys, so the softmax needs no rescaling. A query tile is 32
+ * rows: two row tiles A times two tiles B fill four accumulators (tmm0-3); tmm4-5 hold A, tmm6-7 B.
+ *   scores   C (rows, keys)    += A (rows, 32 d)    * B (32 d, keys)
+ *   values   C (rows, columns) += A (rows, 32 keys) * B (32 keys, columns)
+ * B tiles hold pairs of the summed index side by side: 16 rows of 16 x (even, odd).
+ *
+ * Rows are independent of each other here too, but a row computed here and the same row computed by
+ * attn_avx512.c differ in the last bits: see ops.h on determinism.
+ */
+#include "backend/cpu/attn.h"
+#include "backend/cpu/vec.h"
+#include "base/error.h"
+
+enum {
+    TILE = 512, /* bf16 values of a tile: 16 rows of 32 */
+    KEYS = ATTN_CHUNK,
+    ROWS = 32,
+    D_STEP = 32, /* components per score tile, and keys per value tile */
+};
+
+struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+};
+
+/* GCC's tile loads do not tell the compiler that they read memory: what was stored must be there. */
+static inline void settle(void)
+{
+    __asm__ volatile("" ::: "memory");
+}
+
+/* Tiles for `rows` query rows: the second row tile has what the first leaves, at least one row, so
+ * that it is legal; it is not used where rows <= 16. */
+static void configure(int rows)
+{
+    int top = rows < 16 ? rows : 16, bottom = rows > 16 ? rows - 16 : 1;
+    struct tile_config c = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        c.row_bytes[i] = 64;
+        c.rows[i] = (uint8_t)(i < 2 || i == 4 ? top : i < 4 || i == 5 ? bottom : 16);
+    }
+    __asm__ volatile("" ::"r"(&c) : "memory");
+    _tile_loadconfig(&c);
+}
+
+/* hi + lo of 32 floats, packed. */
+static inline void split(__m512 even, __m512 odd, void *hi_out, void *lo_out)
+{
+    __m512i hi = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+    __m512i low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(hi));
+    __m512i high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(hi, 1));
+    even = _mm512_sub_ps(even, _mm512_castsi512_ps(_mm512_slli_epi32(low, 16)));
+    odd = _mm512_sub_ps(odd, _mm512_castsi512_ps(_mm512_slli_epi32(high, 16)));
+    _mm512_storeu_si512(hi_out, hi);
+    _mm512_storeu_si512(lo_out, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+}
+
+/* Pairs (even[i], odd[i]) of 16-bit values: hi and lo parts of a row of a B tile. */
+static inline void pair(enum dtype type, __m256i even, __m256i odd, uint16_t *hi_out,
+                        uint16_t *lo_out)
+{
+    if (type == DT_BF16) {
+        __m512i low = _mm512_cvtepu16_epi32(even), high = _mm512_cvtepu16_epi32(odd);
+        _mm512_storeu_si512(hi_out, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+        return;
+    }
+    /* hi: rounded to the upper half of a float; what is left of an f16 value fits in another. */
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000), half = _mm512_set1_epi32(0x8000);
+    __m512 a = _mm512_cvtph_ps(even), b = _mm512_cvtph_ps(odd);
+    __m512i a_hi = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(a), half), upper);
+    __m512i b_hi = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(b), half), upper);
+    __m512i a_lo = _mm512_castps_si512(_mm512_sub_ps(a, _mm512_castsi512_ps(a_hi)));
+    __m512i b_lo = _mm512_castps_si512(_mm512_sub_ps(b, _mm512_castsi512_ps(b_hi)));
+    _mm512_storeu_si512(hi_out, _mm512_or_si512(_mm512_srli_epi32(a_hi, 16), b_hi));
+    _mm512_storeu_si512(lo_out, _mm512_or_si512(_mm512_srli_epi32(a_lo, 16), b_lo));
+}
+
+/* q: per row tile and step of 32 components, a tile of hi and one of lo. */
+static void load(const float *const *from, int rows, int dim, float scale, float *q)
+{
+    uint16_t *out = (uint16_t *)q;
+    __m512 x = _mm512_set1_ps(scale);
+    for (int r = 0; r < rows; r++)
+        for (int d = 0; d < dim; d += D_STEP) {
+            uint16_t *hi =
+                out + (size_t)(r / 16 * (dim / D_STEP) + d / D_STEP) * 2 * TILE + r % 16 * 32;
+            split(_mm512_mul_ps(_mm512_loadu_ps(from[r] + d), x),
+                  _mm512_mul_ps(_mm512_loadu_ps(from[r] + d + 16), x), hi, hi + TILE);
+        }
+}
+
+/* Prefetches `bytes` at p to the second-level cache. */
+static inline void fetch(const void *p, int bytes)
+{
+    for (int i = 0; i < bytes; i += 64)
+        __builtin_prefetch((const char *)p + i, 0, 2);
+}
+
+/* k_out: per 16 keys, dim/32 tiles of hi, then dim/32 of lo. v_out: per 32 keys and 16 columns, a tile
+ * of hi and one of lo; keys outside [k0, k1] are zeros there, since 0 times garbage may not be 0. */
+static void pack(enum dtype type, const struct attn_block *b, int k0, int k1, int dim, float *k_out,
+                 float *v_out, struct attn_block *to)
+{
+    size_t part = (size_t)dim * 16; /* values of 16 keys */
+    for (int i = k0 / 16; i <= k1 / 16; i++) {
+        uint16_t *hi = (uint16_t *)k_out + (size_t)i * 2 * part;
+        const uint16_t *k = b->k[i];
+        for (int d = 0; d < dim; d += 2, k += 2 * b->k_stride, hi += 32)
+            pair(type, _mm256_loadu_si256((const __m256i *)k),
+                 _mm256_loadu_si256((const __m256i *)(k + b->k_stride)), hi, hi + part);
+        fetch(b->ahead->k_tile[i], dim * 32);
+    }
+    for (int key = k0 / 32 * 32; key <= k1; key += 2) {
+        /* rows of two keys, or zeros */
+        const uint16_t *row[2];
+        for (int j = 0; j < 2; j++)
+            row[j] = key + j >= k0 && key + j <= k1 ? (const uint16_t *)b->v[(key + j) / 16] +
+                                                          (size_t)((key + j) % 16) * b->v_stride
+                                                    : NULL;
+        uint16_t *hi = (uint16_t *)v_out + (size_t)(key / 32 * 2) * 2 * part + key % 32 / 2 * 32;
+        for (int c = 0; c < dim; c += 16, hi += 2 * TILE) {
+            __m256i zero = _mm256_setzero_si256();
+            pair(type, row[0] ? _mm256_loadu_si256((const __m256i *)(row[0] + c)) : zero,
+                 row[1] ? _mm256_loadu_si256((const __m256i *)(row[1] + c)) : zero, hi, hi + TILE);
+        }
+        fetch((const char *)b->ahead->v[key / 16] + key % 16 * dim * 2, dim * 4);
+    }
+    /* pairs up to the end of the last 32 keys */
+    for (int key = (k1 / 2 + 1) * 2; key % 32; key += 2)
+        for (int c = 0; c < dim; c += 16) {
+            uint16_t *hi = (uint16_t *)v_out + (size_t)(key / 32 * 2) * 2 * part +
+                           key % 32 / 2 * 32 + (size_t)(c / 16) * 2 * TILE;
+            memset(hi, 0, 64);
+            memset(hi + TILE, 0, 64);
+        }
+    *to = (struct attn_block){.first = b->first, .ahead = to, .k = {k_out}, .v = {v_out}};
+}
+
+/* C0..C3 += A (two row tiles) * B (two tiles): hi*hi, lo*hi and, unless lo is zero, hi*lo. a, b: hi
+ * tiles; their lo tiles are a_lo and b_lo values further; the second ones `a_next`, `b_next`. */
+#define PRODUCT(two_rows, two_cols, has_lo, a, a_lo, a_next, b, b_lo, b_next)                      \
+    do {                                                                                           \
+        const uint16_t *a_ = (a), *b_ = (b);                                                       \
+        _tile_loadd(6, b_, 64);                                                                    \
+        if (two_cols)                                                                              \
+            _tile_loadd(7, b_ + (b_next), 64);                                                     \
+        for (int part_ = 1; part_ >= 0; part_--) {                                                 \
+            _tile_loadd(4, a_ + (size_t)part_ * (a_lo), 64);                                       \
+            _tile_dpbf16ps(0, 4, 6);                                                               \
+            if (two_cols)                                                                          \
+                _tile_dpbf16ps(1, 4, 7);                                                           \
+            if (two_rows) {                                                                        \
+                _tile_loadd(5, a_ + (a_next) + (size_t)part_ * (a_lo), 64);                        \
+                _tile_dpbf16ps(2, 5, 6);                                                           \
+                if (two_cols)                                                                      \
+                    _tile_dpbf16ps(3, 5, 7);                                                       \
+            }                                                                                      \
+        }                                                                                          \
+        if (has_lo) {                                                                              \
+            _tile_loadd(6, b_ + (b_lo), 64);                                                       \
+            _tile_dpbf16ps(0, 4, 6);                                                               \
+            if (two_rows)                                                                          \
+                _tile_dpbf16ps(2, 5, 6);                                                           \
+            if (two_cols) {                                                                        \
+                _tile_loadd(7, b_ + (b_lo) + (b_next), 64);                                        \
+                _tile_dpbf16ps(1, 4, 7);                                                           \
+                if (two_rows)                                                                      \
+                    _tile_dpbf16ps(3, 5, 7);                                                       \
+            }                                                                                      \
+        }                                                                                          \
+    } while (0)
+
+static inline void clear(void)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+/* s[r, key] for the 16-key tiles [i0, i1] */
+static void scores(const struct attn_tile *t, bool lo, int i0, int i1, int dim, const uint16_t *k)
+{
+    const uint16_t *q = (const uint16_t *)t->q;
+    size_t part = (size_t)dim * 16, steps = (size_t)(dim / D_STEP);
+    bool two_rows = t->rows > 16;
+    for (int i = i0; i <= i1; i += 2) {
+        bool two_cols = i < i1;
+        clear();
+        for (size_t d = 0; d < steps; d++)
+            PRODUCT(two_rows, two_cols, lo, q + d * 2 * TILE, TILE, steps * 2 * TILE,
+                    k + (size_t)i * 2 * part + d * TILE, part, 2 * part);
+        float *s = t->s + i * 16;
+        _tile_stored(0, s, KEYS * 4);
+        if (two_cols)
+            _tile_stored(1, s + 16, KEYS * 4);
+        if (two_rows) {
+            _tile_stored(2, s + 16 * KEYS, KEYS * 4);
+            if (two_cols)
+                _tile_stored(3, s + 16 * KEYS + 16, KEYS * 4);
+        }
+    }
+}
+
+/* Weights 2^(s - m) of the 32-key steps [j0, j1], of which tiles [i0, i1] were computed, as hi and lo
+ * A tiles: p per row tile and step; m and l follow. */
+static void soften(const struct attn_tile *t, int first, int i0, int i1, uint16_t *p)
+{
+    for (int r = 0; r < t->rows; r++) {
+        float *row = t->s + r * KEYS;
+        int lo = t->row_lo[r], hi = t->row_hi[r];
+        bool cut = lo > first + i0 * 16 || hi < first + i1 * 16 + 15;
+        __m512 max = _mm512_set1_ps(ATTN_START);
+        for (int i = i0; i <= i1; i++) {
+            __m512 x = _mm512_loadu_ps(row + i * 16);
+            if (cut) {
+                x = vec_within(x, first + i * 16, lo, hi, ATTN_MASKED);
+                _mm512_storeu_ps(row + i * 16, x);
+            }
+            max = _mm512_max_ps(max, x);
+        }
+        float high = _mm512_reduce_max_ps(max);
+        t->m[r] = high;
+        max = _mm512_set1_ps(high);
+        __m512 sum = _mm512_setzero_ps();
+        uint16_t *out = p + (size_t)(r / 16 * (KEYS / 32)) * 2 * TILE + r % 16 * 32;
+        for (int j = i0 / 2; j <= i1 / 2; j++) {
+            __m512 w[2];
+            for (int h = 0; h < 2; h++) {
+                int i = 2 * j + h;
+                w[h] = i >= i0 && i <= i1
+                           ? vec_exp2(_mm512_sub_ps(_mm512_loadu_ps(row + i * 16), max))
+                           : _mm512_setzero_ps();
+                sum = _mm512_add_ps(sum, w[h]);
+            }
+            split(w[0], w[1], out + (size_t)j * 2 * TILE, out + (size_t)j * 2 * TILE + TILE);
+        }
+        _mm512_storeu_ps(t->l + r * 16, sum);
+    }
+}
+
+/* o = weights of the 32-key steps [j0, j1] times values */
+static void values(const struct attn_tile *t, bool lo, int j0, int j1, int dim, const uint16_t *p,
+                   const uint16_t *v)
+{
+    size_t columns = (size_t)dim / 16;
+    bool two_rows = t->rows > 16;
+    for (size_t c = 0; c < columns; c += 2) { /* dim is a multiple of 32 */
+        clear();
+        for (int j = j0; j <= j1; j++)
+            PRODUCT(two_rows, true, lo, p + (size_t)j * 2 * TILE, TILE, KEYS / 32 * 2 * TILE,
+                    v + ((size_t)j * columns + c) * 2 * TILE, TILE, 2 * TILE);
+        float *o = t->o + c * 16;
+        size_t stride = (size_t)dim * 4;
+        _tile_stored(0, o, stride);
+        _tile_stored(1, o + 16, stride);
+        if (two_rows) {
+            _tile_stored(2, o + 16 * (size_t)dim, stride);
+            _tile_stored(3, o + 16 * (size_t)dim + 16, stride);
+        }
+    }
+}
+
+/* The tiles share one s: (ROWS, KEYS) scores, then the weights as (2, KEYS/32) pairs of tiles. */
+static void attend(enum dtype type, struct attn_tile *const *tiles, int n,
+                   const struct attn_block *b, int dim)
+{
+    int rows = 0;
+    bool lo = type != DT_BF16;
+    for (int i = 0; i < n; i++) {
+        struct attn_tile *t = tiles[i];
+        CHECK(t->fresh, "a second block in a chunk");
+        int k0 = t->lo > b->first ? t->lo - b->first : 0;
+        int k1 = t->hi - b->first < KEYS - 1 ? t->hi - b->first : KEYS - 1;
+        if (rows != t->rows)
+            configure(rows = t->rows);
+        uint16_t *p = (uint16_t *)(t->s + ROWS * KEYS);
+        settle();
+        scores(t, lo, k0 / 16, k1 / 16, dim, b->k[0]);
+        soften(t, b->first, k0 / 16, k1 / 16, p);
+        settle();
+        values(t, lo, k0 / 32, k1 / 32, dim, p, b->v[0]);
+        t->fresh = false;
+    }
+    _tile_release();
+}
+
+/* The row kernels are those of AVX-512. */
+static float sum(const float *l)
+{
+    return attn_kernels_avx512.sum(l);
+}
+
+static void merge(float *tm, float *tl, float *to, float m, float l, const float *o, int dim)
+{
+    attn_kernels_avx512.merge(tm, tl, to, m, l, o, dim);
+}
+
+static void finish(float tl, const float *to, float *out, int dim)
+{
+    attn_kernels_avx512.finish(tl, to, out, dim);
+}
+
+const struct attn_kernels attn_kernels_amx = {
+    .unit = D_STEP,
+    .half_only = true,
+    .rows = ROWS,
+    .width = 16,
+    .block = KEYS,
+    .panel = 16,
+    .load = load,
+    .attend = attend,
+    .pack = pack,
+    .sum = sum,
+    .merge = merge,
+    .finish = finish,
+};

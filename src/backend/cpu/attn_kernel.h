@@ -1,0 +1,371 @@
+/*
+ * Attention kernels, written once over vec.h and compiled per instruction set by attn.c (plain
+ * C), attn_avx2.c and attn_avx512.c. The includer defines KERNELS (the table's name), ROWS
+ * (query rows per tile) and NV (vectors per row of the register tile).
+ *
+ * The register tile of both products is ROWS x NV vectors. Scores: one vector is VW keys, each step
+ * of d multiplies NV loads of K by ROWS broadcasts of q. Values: one vector is VW columns of V, each
+ * key multiplies NV loads of V by ROWS broadcasts of p. So K and V are read (and converted to float)
+ * once per tile, whichever heads and tokens its rows are.
+ *
+ * Every lane of a row is a chain of its own: score = sum over d in order; o = sum over keys in order;
+ * l by lane. The number of rows in the tile and keys that a row does not see (weight exactly 0) do
+ * not change a row's bytes.
+ */
+#include "backend/cpu/attn.h"
+#include "backend/cpu/vec.h"
+
+enum { VECS = ATTN_BLOCK / VW, PANEL = NV * VW };
+
+#define SIZE(type) ((type) == DT_F32 ? 4 : 2)
+
+/* Prefetches the cache lines that begin in [at, at + bytes) of a tile, to the second level: the first
+ * is full of the block at hand. Called step by step, it covers a tile in the time of a block. */
+INLINE void ahead(const void *tile, size_t at, int bytes)
+{
+    if (bytes < 64 && at % 64)
+        return;
+    UNROLL
+    for (int i = 0; i < bytes; i += 64)
+        __builtin_prefetch((const char *)tile + at + i, 0, 2);
+}
+
+/* The keys of the block that some row of the tile sees: [*k0, *k1), counted from its first. */
+INLINE void span(const struct attn_tile *t, const struct attn_block *b, int *k0, int *k1)
+{
+    *k0 = t->lo > b->first ? t->lo - b->first : 0;
+    *k1 = t->hi - b->first < ATTN_BLOCK - 1 ? t->hi - b->first + 1 : ATTN_BLOCK;
+}
+
+/* s[r, i*VW ..] = q[r] . K for `nv` vectors of keys from vector i */
+INLINE void scores(enum dtype type, int rows, int nv, const struct attn_tile *t,
+                   const struct attn_block *b, int i, int dim)
+{
+    float *s = t->s;
+    VEC acc[ROWS][NV];
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int j = 0; j < nv; j++)
+            acc[r][j] = vec_set(0.0f);
+    }
+    const float *q = t->q;
+    size_t at = 0;
+    for (int d = 0; d < dim; d++, at += b->k_stride, q += ROWS) {
+        VEC k[NV];
+        UNROLL
+        for (int j = 0; j < nv; j++) {
+            k[j] = vec_load_as(type, b->k[i + j], at);
+            ahead(b->ahead->v[i + j], (size_t)d * VW * SIZE(type), VW * SIZE(type));
+        }
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            VEC x = vec_set(q[r]);
+            UNROLL
+            for (int j = 0; j < nv; j++)
+                acc[r][j] = vec_fma(x, k[j], acc[r][j]);
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int j = 0; j < nv; j++)
+            vec_store(s + r * ATTN_BLOCK + (i + j) * VW, acc[r][j]);
+    }
+}
+
+/* o[r] = o[r] * scale[r] + sum over the block's keys of s[r, key] * V[key], for nv vectors of columns
+ * from column c, which begin at `column` in a row of V. */
+INLINE void values(enum dtype type, int rows, int nv, const struct attn_tile *t,
+                   const struct attn_block *b, int c, size_t column, int dim)
+{
+    float *o = t->o + c;
+    const float *p = t->s;
+    VEC acc[ROWS][NV];
+    if (t->fresh) {
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            UNROLL
+            for (int j = 0; j < nv; j++)
+                acc[r][j] = vec_set(0.0f);
+        }
+    } else {
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            VEC x = vec_set(t->scale[r]);
+            UNROLL
+            for (int j = 0; j < nv; j++)
+                acc[r][j] = vec_mul(vec_load(o + (size_t)r * (size_t)dim + j * VW), x);
+        }
+    }
+    int k0, k1;
+    span(t, b, &k0, &k1);
+    for (int key = k0; key < k1;) {
+        int end = key / VW * VW + VW;
+        size_t at = column + (size_t)(key % VW) * b->v_stride;
+        const void *v = b->v[key / VW];
+        const char *next = (const char *)b->ahead->k_tile[key / VW] + c * VW * SIZE(type);
+        for (end = end < k1 ? end : k1; key < end; key++, at += b->v_stride) {
+            VEC x[NV];
+            UNROLL
+            for (int j = 0; j < nv; j++)
+                x[j] = vec_load_as(type, v, at + (size_t)(j * VW));
+            ahead(next, (size_t)(key % VW * nv * VW * SIZE(type)), nv * VW * SIZE(type));
+            UNROLL
+            for (int r = 0; r < rows; r++) {
+                VEC w = vec_set(p[r * ATTN_BLOCK + key]);
+                UNROLL
+                for (int j = 0; j < nv; j++)
+                    acc[r][j] = vec_fma(w, x[j], acc[r][j]);
+            }
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int j = 0; j < nv; j++)
+            vec_store(o + (size_t)r * (size_t)dim + j * VW, acc[r][j]);
+    }
+}
+
+/* Scores become weights 2^(s - m); m, l and scale follow. */
+static void soften(const struct attn_tile *t, const struct attn_block *b)
+{
+    int k0, k1;
+    span(t, b, &k0, &k1);
+    int first = b->first, i0 = k0 / VW, i1 = (k1 - 1) / VW;
+    float *s = t->s, *scale = t->scale;
+    int rows = t->rows;
+    float m[ATTN_MAX_ROWS];
+    for (int r = 0; r < rows; r++) {
+        float *row = s + r * ATTN_BLOCK;
+        bool cut = t->row_lo[r] > first + i0 * VW || t->row_hi[r] < first + i1 * VW + VW - 1;
+        VEC max = vec_set(ATTN_MASKED);
+        for (int i = i0; i <= i1; i++) {
+            VEC x = vec_load(row + i * VW);
+            if (cut) {
+                x = vec_within(x, first + i * VW, t->row_lo[r], t->row_hi[r], ATTN_MASKED);
+                vec_store(row + i * VW, x);
+            }
+            max = vec_max(max, x);
+        }
+        float high = vec_hmax(max);
+        m[r] = high > t->m[r] ? high : t->m[r];
+    }
+    for (int r = rows; r < ATTN_MAX_ROWS; r++)
+        m[r] = t->m[r];
+    for (int r = 0; r < rows; r += VW)
+        vec_store(scale + r, vec_exp2(vec_sub(vec_load(t->m + r), vec_load(m + r))));
+    memcpy(t->m, m, sizeof m);
+    for (int r = 0; r < rows; r++) {
+        float *row = s + r * ATTN_BLOCK;
+        VEC max = vec_set(m[r]), sum = vec_set(0.0f);
+        if (!t->fresh)
+            sum = vec_mul(vec_load(t->l + r * VW), vec_set(scale[r]));
+        for (int i = i0; i <= i1; i++) {
+            VEC p = vec_exp2(vec_sub(vec_load(row + i * VW), max));
+            vec_store(row + i * VW, p);
+            sum = vec_add(sum, p);
+        }
+        vec_store(t->l + r * VW, sum);
+    }
+}
+
+/* The register tiles for every type and number of rows: NV vectors, or the last one alone. Functions
+ * of their own, since in a larger body compilers run out of registers and spill the operands. */
+struct tile_fns {
+    void (*scores)(const struct attn_tile *t, const struct attn_block *b, int i, int dim);
+    void (*values)(const struct attn_tile *t, const struct attn_block *b, int c, size_t column,
+                   int dim);
+};
+#define TILE(type, rows, nv, name)                                                                 \
+    static __attribute__((noinline)) void scores_##name(                                           \
+        const struct attn_tile *t, const struct attn_block *b, int i, int dim)                     \
+    {                                                                                              \
+        scores(type, rows, nv, t, b, i, dim);                                                      \
+    }                                                                                              \
+    static __attribute__((noinline)) void values_##name(                                           \
+        const struct attn_tile *t, const struct attn_block *b, int c, size_t column, int dim)      \
+    {                                                                                              \
+        values(type, rows, nv, t, b, c, column, dim);                                              \
+    }
+#define TILES(rows)                                                                                \
+    TILE(DT_F32, rows, 1, f32_one_##rows)                                                          \
+    TILE(DT_F32, rows, NV, f32_all_##rows)                                                         \
+    TILE(DT_F16, rows, 1, f16_one_##rows)                                                          \
+    TILE(DT_F16, rows, NV, f16_all_##rows)                                                         \
+    TILE(DT_BF16, rows, 1, bf16_one_##rows)                                                        \
+    TILE(DT_BF16, rows, NV, bf16_all_##rows)
+TILES(1)
+TILES(2)
+TILES(3)
+TILES(4)
+#if ROWS == 8
+TILES(5)
+TILES(6)
+TILES(7)
+TILES(8)
+#endif
+
+#define FN(name)                                                                                   \
+    {                                                                                              \
+        scores_##name, values_##name                                                               \
+    }
+#define FOUR(name) FN(name##_1), FN(name##_2), FN(name##_3), FN(name##_4)
+#if ROWS == 8
+#define UP_TO(name)                                                                                \
+    {                                                                                              \
+        FOUR(name), FN(name##_5), FN(name##_6), FN(name##_7), FN(name##_8)                         \
+    }
+#elif ROWS == 4
+#define UP_TO(name)                                                                                \
+    {                                                                                              \
+        FOUR(name)                                                                                 \
+    }
+#else
+#error "ROWS must be 4 or 8"
+#endif
+/* by type, by whole panel or single vector, by rows - 1 */
+static const struct tile_fns tile_table[3][2][ROWS] = {{UP_TO(f32_all), UP_TO(f32_one)},
+                                                       {UP_TO(f16_all), UP_TO(f16_one)},
+                                                       {UP_TO(bf16_all), UP_TO(bf16_one)}};
+
+/* Panel by panel of K, then of V, each for all tiles: a panel stays in the first-level cache. */
+static void attend(enum dtype type, struct attn_tile *const *list, int n,
+                   const struct attn_block *b, int dim)
+{
+    const struct tile_fns *all = tile_table[attn_type(type)][0],
+                          *one = tile_table[attn_type(type)][1];
+    for (int i = 0; i < VECS; i += NV)
+        for (int j = 0; j < n; j++) {
+            int k0, k1;
+            span(list[j], b, &k0, &k1);
+            int from = k0 / VW > i ? k0 / VW : i, to = (k1 + VW - 1) / VW;
+            if (to >= i + NV && from == i)
+                all[list[j]->rows - 1].scores(list[j], b, i, dim);
+            else
+                for (; from < to && from < i + NV; from++)
+                    one[list[j]->rows - 1].scores(list[j], b, from, dim);
+        }
+    for (int j = 0; j < n; j++)
+        soften(list[j], b);
+    int c = 0;
+    size_t panel = 0;
+    for (; c + PANEL <= dim; c += PANEL, panel += b->v_panel)
+        for (int j = 0; j < n; j++)
+            all[list[j]->rows - 1].values(list[j], b, c, panel, dim);
+    for (; c < dim; c += VW, panel += VW)
+        for (int j = 0; j < n; j++)
+            one[list[j]->rows - 1].values(list[j], b, c, panel, dim);
+    for (int j = 0; j < n; j++)
+        list[j]->fresh = false;
+}
+
+static void load(const float *const *from, int rows, int dim, float scale, float *q)
+{
+    int r = 0;
+#if VW > 1
+    __m128 x = _mm_set1_ps(scale);
+    for (; r + 4 <= rows && dim % 4 == 0; r += 4)
+        for (int d = 0; d < dim; d += 4) {
+            __m128 a = _mm_mul_ps(_mm_loadu_ps(from[r] + d), x);
+            __m128 b = _mm_mul_ps(_mm_loadu_ps(from[r + 1] + d), x);
+            __m128 c = _mm_mul_ps(_mm_loadu_ps(from[r + 2] + d), x);
+            __m128 e = _mm_mul_ps(_mm_loadu_ps(from[r + 3] + d), x);
+            _MM_TRANSPOSE4_PS(a, b, c, e);
+            _mm_storeu_ps(q + (size_t)d * ROWS + r, a);
+            _mm_storeu_ps(q + (size_t)(d + 1) * ROWS + r, b);
+            _mm_storeu_ps(q + (size_t)(d + 2) * ROWS + r, c);
+            _mm_storeu_ps(q + (size_t)(d + 3) * ROWS + r, e);
+        }
+#endif
+    for (; r < rows; r++)
+        for (int d = 0; d < dim; d++)
+            q[(size_t)d * ROWS + r] = from[r][d] * scale;
+}
+
+INLINE void pack_as(enum dtype type, const struct attn_block *b, int first, int last, int dim,
+                    float *k_out, float *v_out)
+{
+    for (int i = first; i <= last; i++) {
+        float *k = k_out + (size_t)(i / NV) * (size_t)dim * PANEL + i % NV * VW;
+        for (int d = 0; d < dim; d++) {
+            vec_store(k + (size_t)d * PANEL, vec_load_as(type, b->k[i], (size_t)d * b->k_stride));
+            ahead(b->ahead->k_tile[i], (size_t)d * VW * SIZE(type), VW * SIZE(type));
+        }
+        for (int j = 0; j < VW; j++) {
+            float *v = v_out + (size_t)(i * VW + j) * PANEL;
+            for (int c = 0; c < dim; c += VW) {
+                size_t at = (size_t)j * (size_t)dim + (size_t)c;
+                vec_store(v + (size_t)(c / PANEL) * ATTN_BLOCK * PANEL + c % PANEL,
+                          vec_load_as(type, b->v[i], (size_t)j * b->v_stride + (size_t)c));
+                ahead(b->ahead->v[i], at * SIZE(type), VW * SIZE(type));
+            }
+        }
+    }
+}
+
+static void pack(enum dtype type, const struct attn_block *b, int k0, int k1, int dim, float *k_out,
+                 float *v_out, struct attn_block *to)
+{
+    int first = k0 / VW, last = k1 / VW;
+    if (type == DT_F32)
+        pack_as(DT_F32, b, first, last, dim, k_out, v_out);
+    else if (type == DT_F16)
+        pack_as(DT_F16, b, first, last, dim, k_out, v_out);
+    else
+        pack_as(DT_BF16, b, first, last, dim, k_out, v_out);
+    to->first = b->first;
+    to->ahead = to;
+    to->k_stride = to->v_stride = PANEL;
+    to->v_panel = ATTN_BLOCK * PANEL;
+    for (int i = first; i <= last; i++) {
+        to->k[i] = k_out + (size_t)(i / NV) * (size_t)dim * PANEL + i % NV * VW;
+        to->v[i] = v_out + (size_t)(i * VW) * PANEL;
+        to->k_tile[i] = to->k[i];
+    }
+}
+
+static float sum(const float *l)
+{
+    return vec_sum(vec_load(l));
+}
+
+static void merge(float *tm, float *tl, float *to, float m, float l, const float *o, int dim)
+{
+    float max = m > *tm ? m : *tm;
+    float scale[2 * VW];
+    vec_store(scale, vec_exp2(vec_set(*tm - max)));
+    vec_store(scale + VW, vec_exp2(vec_set(m - max)));
+    float old = scale[0], new = scale[VW];
+    *tm = max;
+    *tl = *tl * old + l * new;
+    for (int c = 0; c < dim; c += VW)
+        vec_store(to + c, vec_add(vec_mul(vec_load(to + c), vec_set(old)),
+                                  vec_mul(vec_load(o + c), vec_set(new))));
+}
+
+static void finish(float tl, const float *to, float *out, int dim)
+{
+    if (tl == 0.0f) {
+        memset(out, 0, (size_t)dim * sizeof(float));
+        return;
+    }
+    /* + 0: a sum that underflowed to -0 comes out as 0, as it does with more zero weights around it */
+    for (int c = 0; c < dim; c += VW)
+        vec_store(out + c, vec_add(vec_mul(vec_load(to + c), vec_set(1.0f / tl)), vec_set(0.0f)));
+}
+
+const struct attn_kernels KERNELS = {
+    .unit = VW,
+    .rows = ROWS,
+    .width = VW,
+    .block = ATTN_BLOCK,
+    .panel = PANEL,
+    .load = load,
+    .attend = attend,
+    .pack = pack,
+    .sum = sum,
+    .merge = merge,
+    .finish = finish,
+};

@@ -1,0 +1,456 @@
+/*
+ * linear and ffn over the kernels that pick.c gives. Work is cut into units of weight rows that
+ * threads claim: whole rows of output, so the cut never changes a result. Owns the scratch of all
+ * products; knows no kernel's inside.
+ */
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/cpu.h"
+#include "backend/cpu/gemm_kernels.h"
+#include "backend/cpu/panel.h"
+#include "backend/cpu/pick.h"
+#include "base/mem.h"
+
+#include <string.h>
+
+bool gemm_halves(const struct cpu_backend *cb, const struct gemm_weight *w, int load)
+{
+    return pick_gemm(&cb->pick, w, &w->seg[0], load)->input == INPUT_HALVES;
+}
+
+void gemm_count(struct cpu_backend *cb, const struct gemm_weight *w, int load, bool halves)
+{
+    for (int i = 0; i < w->n_seg; i++)
+        pick_count(&cb->pick, PICK_GEMM,
+                   pick_gemm_for(&cb->pick, w, &w->seg[i], load > 1 ? load : 1, halves));
+}
+
+bool gemm_stream(const struct cpu_backend *cb, const struct gemm_weight *w, int rows)
+{
+    return pick_gemm_for(&cb->pick, w, &w->seg[0], rows, false)->stream;
+}
+
+/* A thread's scratch: results on their way (tiles of GEMM_TILE floats), then the kernel's. */
+enum { N_TILES = 4 };
+
+static uint8_t *thread_scratch(const struct cpu_backend *cb, int ith)
+{
+    return cb->gemm->threads + (size_t)ith * cb->gemm->thread_bytes;
+}
+
+float *gemm_tile(const struct cpu_backend *cb, int ith, int i)
+{
+    return (float *)thread_scratch(cb, ith) + (size_t)i * GEMM_TILE;
+}
+
+static void *kernel_scratch(const struct cpu_backend *cb, int ith)
+{
+    return thread_scratch(cb, ith) + (size_t)N_TILES * GEMM_TILE * sizeof(float);
+}
+
+static size_t round64(size_t n)
+{
+    return (n + 63) & ~(size_t)63;
+}
+
+bool gemm_few_ahead;
+
+bool gemm_init(struct cpu_backend *cb, struct error *err)
+{
+#ifdef __x86_64__
+    __builtin_cpu_init();
+    gemm_few_ahead = !__builtin_cpu_is("amd");
+#endif
+    const struct bounds *s = &cb->bounds;
+    const struct network_max *max = &cb->max;
+    int n_embd = cb->net->n_embd, widest = n_embd, dims[] = {max->n_ff, max->n_ff_exp, max->heads};
+    for (int i = 0; i < 3; i++)
+        widest = dims[i] > widest ? dims[i] : widest;
+    struct gemm *m = mem_aligned(sizeof *m);
+    if (!m)
+        mem_die(sizeof *m);
+    memset(m, 0, sizeof *m);
+    cb->gemm = m;
+    /* Rows as floats, or GPTQ4's permuted inputs: a row of floats and 8 records. */
+    size_t kernel = gemm_dequant_scratch(widest);
+    size_t permuted = (size_t)widest * sizeof(float) + 8 * input_layout(widest).bytes;
+    kernel = kernel > permuted ? kernel : permuted;
+    if (cb->isa >= ISA_AMX && gemm_int8_scratch_amx(widest) > kernel)
+        kernel = gemm_int8_scratch_amx(widest);
+    if (cb->isa >= ISA_AMX && gemm_bf16_scratch(widest) > kernel)
+        kernel = gemm_bf16_scratch(widest);
+    kernel = round64(kernel);
+    m->thread_bytes = round64((size_t)N_TILES * GEMM_TILE * sizeof(float) + kernel);
+    size_t n_threads = (size_t)pool_size(cb->pool);
+    m->threads = mem_aligned(m->thread_bytes * n_threads);
+    size_t per_row = (size_t)max->n_ff;
+    if ((size_t)max->n_ff_exp * (size_t)max->n_expert_used > per_row)
+        per_row = (size_t)max->n_ff_exp * (size_t)max->n_expert_used;
+    m->hidden_bytes = round64((size_t)s->max_tokens * per_row * sizeof(float));
+    m->hidden = mem_aligned(m->hidden_bytes);
+    size_t ffn = input_layout(max->n_ff).bytes;
+    size_t moe = input_layout(max->n_ff_exp).bytes * (size_t)max->n_expert_used;
+    m->hidden_q_bytes = (size_t)s->max_tokens * (ffn > moe ? ffn : moe);
+    m->hidden_q = mem_aligned(m->hidden_q_bytes);
+    m->xq_bytes = (size_t)s->max_tokens * input_layout(widest).bytes;
+    m->xq = mem_aligned(m->xq_bytes);
+    bool halves = true;
+    if (cb->isa >= ISA_AMX) {
+        size_t tokens = (size_t)s->max_tokens + GEMM_PAD;
+        size_t slots = (size_t)s->max_tokens * (size_t)max->n_expert_used + GEMM_PAD;
+        size_t linear = tokens * half_stride(widest), gathered = slots * half_stride(n_embd);
+        size_t dense = tokens * half_stride(max->n_ff),
+               experts = slots * half_stride(max->n_ff_exp);
+        m->xh_bytes = max->n_expert && gathered > linear ? gathered : linear;
+        m->hidden_h_bytes = max->n_expert && experts > dense ? experts : dense;
+        m->xh = mem_aligned(m->xh_bytes);
+        m->hidden_h = mem_aligned(m->hidden_h_bytes);
+        halves = m->xh && m->hidden_h;
+    }
+    if (!m->threads || !m->hidden || !m->hidden_q || !m->xq || !halves)
+        return error_set(err, "out of memory: %zu bytes of scratch",
+                         m->thread_bytes * n_threads + m->hidden_bytes + m->hidden_q_bytes +
+                             m->xq_bytes + m->xh_bytes + m->hidden_h_bytes);
+    return moe_init(cb, err);
+}
+
+void gemm_clear(struct cpu_backend *cb)
+{
+    struct gemm *m = cb->gemm;
+    if (!m)
+        return;
+    moe_clear(cb);
+    mem_aligned_free(m->threads, m->thread_bytes * (size_t)pool_size(cb->pool));
+    mem_aligned_free(m->hidden, m->hidden_bytes);
+    mem_aligned_free(m->hidden_q, m->hidden_q_bytes);
+    mem_aligned_free(m->xq, m->xq_bytes);
+    mem_aligned_free(m->xh, m->xh_bytes);
+    mem_aligned_free(m->hidden_h, m->hidden_h_bytes);
+    mem_aligned_free(m, sizeof *m);
+    cb->gemm = NULL;
+}
+
+/* A packed range that does not start on a panel goes through a tile: compute whole panels, copy. */
+static void call_offset(const struct cpu_backend *cb, int ith, struct gemm_call *c,
+                        void (*gemm)(const struct gemm_call *c))
+{
+    int skip = c->row % GEMM_PANEL, n_rows = c->n_rows;
+    float *y = c->y, *tile = gemm_tile(cb, ith, N_TILES - 1);
+    size_t stride = c->stride;
+    CHECK(c->n <= GEMM_MANY, "unaligned block of %d rows", c->n);
+    int at = 0;
+    while (at < n_rows) {
+        int width = GEMM_UNIT - skip < n_rows - at ? GEMM_UNIT - skip : n_rows - at;
+        c->row -= skip;
+        c->n_rows = skip + width;
+        c->bias = NULL;
+        c->y = tile;
+        c->stride = GEMM_UNIT;
+        gemm(c);
+        for (int i = 0; i < c->n; i++)
+            memcpy(y + (size_t)i * stride + at, tile + (size_t)i * GEMM_UNIT + skip,
+                   (size_t)width * sizeof(float));
+        c->row += skip + width;
+        at += width;
+        skip = 0;
+    }
+}
+
+void gemm_block(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e, int r0,
+                int r1, const struct gemm_x *x, const int32_t *rows, int n, float *y, size_t stride)
+{
+    CHECK(!x->h || !rows, "halves are in the order they are used in");
+    for (int i = 0; i < w->n_seg; i++) {
+        const struct gemm_seg *seg = &w->seg[i];
+        int a = r0 > seg->first_row ? r0 : seg->first_row;
+        int end = seg->first_row + seg->rows, b = r1 < end ? r1 : end;
+        if (a >= b || n == 0)
+            continue;
+        struct gemm_call c = {.w = w,
+                              .seg = seg,
+                              .expert = e,
+                              .row = a - seg->first_row,
+                              .n_rows = b - a,
+                              .x = x,
+                              .rows = rows,
+                              .n = n,
+                              .y = y + (a - r0),
+                              .stride = stride,
+                              .bias = w->bias ? w->bias + a : NULL,
+                              .scratch = kernel_scratch(cb, ith)};
+        void (*gemm)(const struct gemm_call *c) =
+            pick_gemm_for(&cb->pick, w, seg, n, x->h != NULL)->gemm;
+        if (!seg->packed || c.row % GEMM_PANEL == 0) {
+            gemm(&c);
+        } else {
+            call_offset(cb, ith, &c, gemm);
+            for (int t = 0; w->bias && t < n; t++)
+                for (int j = 0; j < b - a; j++)
+                    y[(size_t)t * stride + (size_t)(a - r0 + j)] += w->bias[a + j];
+        }
+    }
+}
+
+int gemm_width(const struct cpu_backend *cb, const struct gemm_weight *w, int n, bool halves)
+{
+    int most = n < GEMM_MANY ? n : GEMM_MANY;
+    return halves || gemm_stream(cb, w, n) ? GEMM_TILE / most / GEMM_UNIT * GEMM_UNIT : GEMM_UNIT;
+}
+
+void gemm_start(struct gemm *m)
+{
+    m->stamp += m->stamp == ~0u ? 2 : 1;
+}
+
+/* Inputs */
+
+/* Columns [first, first + len) of a row, for w to read. */
+static void quantize(const struct cpu_backend *cb, const struct gemm_weight *w, const float *x,
+                     int first, int len, uint8_t *record)
+{
+    if (cb->isa >= ISA_AVX512)
+        input_quantize_avx512(x, w->n_in, first, len, w->wants_fine, record);
+    else
+        input_quantize_avx2(x, w->n_in, first, len, w->wants_fine, record);
+}
+
+struct gemm_x gemm_x_at(struct gemm_x x, int row)
+{
+    if (x.x)
+        x.x += (size_t)row * (size_t)x.n_in;
+    if (x.q)
+        x.q += (size_t)row * input_layout(x.n_in).bytes;
+    if (x.h)
+        x.h += (size_t)row * half_stride(x.n_in);
+    return x;
+}
+
+/* Columns of a piece of quantising, so that one row spreads over the threads too. */
+enum { CODE_COLUMNS = 1024 };
+
+struct gemm_source gemm_source(const struct cpu_backend *cb, const struct gemm_weight *w,
+                               const float *x, int rows, bool halves)
+{
+    struct gemm_source s = {.x = {.n_in = w->n_in, .x = x}, .w = w, .from = x};
+    if (halves) {
+        s.x.h = cb->gemm->xh;
+        s.n_pieces = rows;
+        return s;
+    }
+    s.x.stamp = cb->gemm->stamp;
+    if (w->wants_q) {
+        s.x.q = cb->gemm->xq;
+        s.n_pieces = rows * ((w->n_in + CODE_COLUMNS - 1) / CODE_COLUMNS);
+    }
+    return s;
+}
+
+struct gemm_source gemm_source_ordered(const struct cpu_backend *cb, const struct gemm_weight *w,
+                                       const float *x, const int32_t *order, int n)
+{
+    struct gemm_source s = gemm_source(cb, w, x, n, true);
+    s.order = order;
+    return s;
+}
+
+void gemm_convert(const struct cpu_backend *cb, const struct gemm_source *s, int first, int last)
+{
+    int n_in = s->w->n_in, per_row = (n_in + CODE_COLUMNS - 1) / CODE_COLUMNS;
+    if (s->x.h) {
+        for (int i = first; i < last; i++)
+            input_halves_amx(s->from + (size_t)(s->order ? s->order[i] : i) * (size_t)n_in, n_in,
+                             (uint16_t *)(cb->gemm->xh + (size_t)i * half_stride(n_in)));
+        return;
+    }
+    size_t bytes = input_layout(n_in).bytes;
+    for (int u = first; u < last; u++) {
+        int t = u / per_row, k = u % per_row * CODE_COLUMNS;
+        int len = n_in - k < CODE_COLUMNS ? n_in - k : CODE_COLUMNS;
+        quantize(cb, s->w, s->from + (size_t)t * (size_t)n_in + k, k, len,
+                 cb->gemm->xq + (size_t)t * bytes);
+    }
+}
+
+struct gemm_x gemm_hidden(const struct cpu_backend *cb, const struct gemm_weight *down, bool halves)
+{
+    const struct pick_row *forced = cb->pick.forced[PICK_GEMM];
+    bool floats = down->wants_x || (forced && forced->input == INPUT_FLOATS);
+    return (struct gemm_x){down->n_in, floats ? cb->gemm->hidden : NULL,
+                           down->wants_q && !halves ? cb->gemm->hidden_q : NULL,
+                           halves ? cb->gemm->hidden_h : NULL, cb->gemm->stamp};
+}
+
+/* Linear */
+
+static int units_of(int rows)
+{
+    return (rows + GEMM_UNIT - 1) / GEMM_UNIT;
+}
+
+/* Units [first, last) of w for all rows of x. */
+static void linear_units(const struct cpu_backend *cb, int ith, int first, int last,
+                         const struct gemm_weight *w, const struct gemm_x *x, float *y, int rows)
+{
+    int end = last * GEMM_UNIT < w->n_out ? last * GEMM_UNIT : w->n_out;
+    /* Few rows read the whole range once; many go over two panels at a time, in the cache, which
+     * kernels for halves do by themselves. */
+    int step = x->h || gemm_stream(cb, w, rows) ? end - first * GEMM_UNIT : GEMM_UNIT;
+    for (int t = 0, most = gemm_most(x); t < rows; t += most) {
+        struct gemm_x part = gemm_x_at(*x, t);
+        int n = rows - t < most ? rows - t : most;
+        for (int r0 = first * GEMM_UNIT; r0 < end; r0 += step)
+            gemm_block(cb, ith, w, 0, r0, r0 + step < end ? r0 + step : end, &part, NULL, n,
+                       y + (size_t)t * (size_t)w->n_out + r0, (size_t)w->n_out);
+    }
+}
+
+struct linear_job {
+    struct cpu_backend *cb;
+    const struct gemm_weight *w;
+    struct gemm_source in;
+    float *y;
+    int rows;
+};
+
+static struct pool_work linear_input(void *arg)
+{
+    const struct linear_job *j = arg;
+    return (struct pool_work){j->in.n_pieces, POOL_EVEN};
+}
+
+static void linear_convert(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct linear_job *j = arg;
+    gemm_convert(j->cb, &j->in, first, last);
+}
+
+static struct pool_work linear_product(void *arg)
+{
+    const struct linear_job *j = arg;
+    return (struct pool_work){units_of(j->w->n_out), gemm_cut(j->cb, j->w, j->rows)};
+}
+
+static void linear_multiply(void *arg, int ith, int first, int last)
+{
+    const struct linear_job *j = arg;
+    linear_units(j->cb, ith, first, last, j->w, &j->in.x, j->y, j->rows);
+}
+
+void gemm_linear(struct cpu_backend *cb, const struct gemm_weight *w, const float *x, float *y,
+                 int rows)
+{
+    static const struct pool_phase phases[] = {{linear_input, linear_convert},
+                                               {linear_product, linear_multiply}};
+    if (rows == 0)
+        return;
+    gemm_start(cb->gemm);
+    struct linear_job j = {cb, w, gemm_source(cb, w, x, rows, gemm_halves(cb, w, rows)), y, rows};
+    gemm_count(cb, w, rows, j.in.x.h != NULL);
+    pool_phases(cb->pool, phases, 2, &j);
+}
+
+/* ffn: units of hidden dimensions, gate and up together; then the down projection. */
+
+void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct gemm_weight *gate_up,
+                    const struct gemm_weight *down, const struct gemm_x *hidden, int e, int h0,
+                    int h1, const struct gemm_x *x, const int32_t *rows, int n, int slot)
+{
+    int n_ff = gate_up->n_out / 2, width = h1 - h0;
+    float *g = gemm_tile(cb, ith, 0), *u = gemm_tile(cb, ith, 1);
+    gemm_block(cb, ith, gate_up, e, h0, h1, x, rows, n, g, (size_t)width);
+    gemm_block(cb, ith, gate_up, e, n_ff + h0, n_ff + h1, x, rows, n, u, (size_t)width);
+    size_t record = input_layout(n_ff).bytes;
+    for (int i = 0; i < n; i++) {
+        float *out = g + (size_t)i * (size_t)width;
+        const float *up = u + (size_t)i * (size_t)width;
+        if (cb->isa >= ISA_AVX512)
+            input_glu_avx512(out, up, width);
+        else
+            input_glu_avx2(out, up, width);
+        if (hidden->h)
+            input_halves_amx(
+                out, width,
+                (uint16_t *)(cb->gemm->hidden_h + (size_t)(slot + i) * half_stride(n_ff)) + h0);
+        if (hidden->q)
+            quantize(cb, down, out, h0, width, cb->gemm->hidden_q + (size_t)(slot + i) * record);
+        if (hidden->x)
+            memcpy(cb->gemm->hidden + (size_t)(slot + i) * (size_t)n_ff + h0, out,
+                   (size_t)width * sizeof(float));
+    }
+}
+
+struct ffn_job {
+    struct cpu_backend *cb;
+    const struct gemm_weight *gate_up, *down;
+    struct gemm_source in;
+    struct gemm_x hidden;
+    float *y;
+    int rows;
+};
+
+static struct pool_work ffn_input(void *arg)
+{
+    const struct ffn_job *j = arg;
+    return (struct pool_work){j->in.n_pieces, POOL_EVEN};
+}
+
+static void ffn_convert(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct ffn_job *j = arg;
+    gemm_convert(j->cb, &j->in, first, last);
+}
+
+static struct pool_work ffn_hidden(void *arg)
+{
+    const struct ffn_job *j = arg;
+    return (struct pool_work){units_of(j->gate_up->n_out / 2),
+                              gemm_cut(j->cb, j->gate_up, j->rows)};
+}
+
+static void ffn_glu(void *arg, int ith, int first, int last)
+{
+    const struct ffn_job *j = arg;
+    const struct gemm_x *x = &j->in.x;
+    int n_ff = j->gate_up->n_out / 2, step = gemm_width(j->cb, j->gate_up, j->rows, x->h != NULL);
+    int end = last * GEMM_UNIT < n_ff ? last * GEMM_UNIT : n_ff;
+    for (int t = 0, most = gemm_most(x); t < j->rows; t += most) {
+        struct gemm_x part = gemm_x_at(*x, t);
+        int n = j->rows - t < most ? j->rows - t : most;
+        for (int h0 = first * GEMM_UNIT; h0 < end; h0 += step)
+            gemm_glu_block(j->cb, ith, j->gate_up, j->down, &j->hidden, 0, h0,
+                           h0 + step < end ? h0 + step : end, &part, NULL, n, t);
+    }
+}
+
+static struct pool_work ffn_output(void *arg)
+{
+    const struct ffn_job *j = arg;
+    return (struct pool_work){units_of(j->down->n_out), gemm_cut(j->cb, j->down, j->rows)};
+}
+
+static void ffn_down(void *arg, int ith, int first, int last)
+{
+    const struct ffn_job *j = arg;
+    linear_units(j->cb, ith, first, last, j->down, &j->hidden, j->y, j->rows);
+}
+
+void gemm_ffn(struct cpu_backend *cb, const struct gemm_weight *gate_up,
+              const struct gemm_weight *down, const float *x, float *y, int rows)
+{
+    static const struct pool_phase phases[] = {
+        {ffn_input, ffn_convert}, {ffn_hidden, ffn_glu}, {ffn_output, ffn_down}};
+    if (rows == 0)
+        return;
+    gemm_start(cb->gemm);
+    struct ffn_job j = {.cb = cb,
+                        .gate_up = gate_up,
+                        .down = down,
+                        .in = gemm_source(cb, gate_up, x, rows, gemm_halves(cb, gate_up, rows)),
+                        .hidden = gemm_hidden(cb, down, gemm_halves(cb, down, rows)),
+                        .y = y,
+                        .rows = rows};
+    gemm_count(cb, gate_up, rows, j.in.x.h != NULL);
+    gemm_count(cb, down, rows, j.hidden.h != NULL);
+    pool_phases(cb->pool, phases, 3, &j);
+}

@@ -1,0 +1,210 @@
+/*
+ * Packed panels times many input rows on AMX's bf16 tiles. Two panels become bf16 once, all columns of
+ * them, in the second-level cache; then 32 input rows at a time run through all columns with four tile
+ * products a step. Sums stay in the tiles to the end, so scales cost nothing per input row: what
+ * limits the 8-bit tiles of gemm_int8_amx.c. Inputs and weights lose what bf16 rounds away, and a sum's
+ * order is the tile's own: --deterministic goes the other way.
+ *
+ *   C (16 inputs, 16 weight rows) += A (16 inputs, 32 columns) * B (32 columns, 16 weight rows)
+ * A: rows of halves (gemm_x.h); B: 16 rows of column pairs. tmm0-3: C of (inputs, panel); tmm4, 6: A;
+ * tmm5, 7: B. The last tiles of inputs read rows behind the last one and drop what comes of them.
+ */
+#include "backend/cpu/amx.h"
+#include "backend/cpu/gemm_kernels.h"
+#include "backend/cpu/panel_unpack.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum kind {
+    KIND_PLAIN, /* signed codes, a scale per 32 */
+    KIND_MIN,   /* small unsigned codes, scale and min per 32 */
+    KIND_SIX,   /* signed codes, a scale per 16 */
+};
+
+enum { TILE = 1024 }; /* bytes: 32 columns of a panel */
+
+/* Floats a, b to pairs (a low, b high), rounded half up. */
+INLINE VI pair(VF a, VF b)
+{
+    const VI half = vi_set1_32(0x8000), high = vi_set1_32((int)0xffff0000);
+    VI lo = _mm512_add_epi32(_mm512_castps_si512(a), half);
+    VI hi = _mm512_add_epi32(_mm512_castps_si512(b), half);
+    return vi_or_and(vi_srl32(lo, 16), hi, high);
+}
+
+/* Two panels on their way to tiles B. */
+struct source {
+    const uint8_t *panel[2], *codes[2];
+    uint8_t *tiles[2];
+};
+
+struct scratch {
+    struct chunk chunk[2];
+    _Alignas(64) float out[32][GEMM_UNIT];
+    uint8_t tiles[]; /* two panels, and the next two */
+};
+
+typedef const uint8_t *unpack_fn(const uint8_t *panel, int k, int n, struct chunk *c);
+
+/* 32 columns of 16 rows, block b of a chunk, as a tile. */
+INLINE void tile_of(const uint8_t *codes, const struct chunk *chunk, int b, uint8_t *out,
+                    const enum kind kind)
+{
+    const VI byte = vi_set1_32(0xff);
+    VF scale = vf_load(chunk->scale[kind == KIND_SIX ? 2 * b : b]);
+    VF min = kind == KIND_MIN ? vf_load(chunk->min[b]) : vf_zero();
+    for (int g = 0; g < 8; g++, codes += 64, out += 128) {
+        if (kind == KIND_SIX && g == 4)
+            scale = vf_load(chunk->scale[2 * b + 1]);
+        VI v = vi_load(codes), q[4];
+        VF f[4];
+        for (int i = 0; i < 4; i++)
+            if (kind == KIND_MIN)
+                q[i] = i == 3 ? vi_srl32(v, 24) : vi_and(vi_srl32(v, 8 * i), byte);
+            else
+                q[i] = vi_sra32(i == 3 ? v : vi_sll32(v, 24 - 8 * i), 24);
+        for (int i = 0; i < 4; i++)
+            f[i] = kind == KIND_MIN ? _mm512_fmsub_ps(vi_to_f(q[i]), scale, min)
+                                    : vf_mul(vi_to_f(q[i]), scale);
+        vi_store(out, pair(f[0], f[1]));
+        vi_store(out + 64, pair(f[2], f[3]));
+    }
+}
+
+/* Tile i of both panels; in order, since codes are unpacked many columns at a time. */
+INLINE void convert(struct scratch *s, struct source *src, int i, int n_in, const enum kind kind,
+                    unpack_fn *unpack)
+{
+    int b = i % (CHUNK_COLUMNS / 32), k = 32 * i;
+    for (int p = 0; p < 2; p++) {
+        if (b == 0)
+            src->codes[p] =
+                unpack(src->panel[p], k, n_in - k < CHUNK_COLUMNS ? n_in - k : CHUNK_COLUMNS,
+                       &s->chunk[p]);
+        tile_of(src->codes[p] + 512 * b, &s->chunk[p], b, src->tiles[p] + (size_t)i * TILE, kind);
+    }
+}
+
+/* One or two tiles of inputs times two panels, all columns; sums to s->out. Meanwhile converts `next`
+ * (if not NULL) and asks for `fetch` bytes at `ahead`. */
+INLINE void multiply(struct scratch *s, const struct source *src, struct source *next, int n_in,
+                     const uint8_t *a, size_t stride, const uint8_t *ahead, size_t fetch,
+                     const int two, const enum kind kind, unpack_fn *unpack)
+{
+    const uint8_t *a1 = a + 16 * stride;
+    size_t share = (fetch * 32 / (size_t)n_in + 63) & ~(size_t)63, at = 0;
+    amx_zero(0);
+    amx_zero(1);
+    amx_zero(2);
+    amx_zero(3);
+    for (int i = 0; i < n_in / 32; i++) {
+        amx_load(5, src->tiles[0] + (size_t)i * TILE, 64);
+        amx_load(4, a + 64 * i, stride);
+        amx_dot_bf16(0, 4, 5);
+        amx_load(7, src->tiles[1] + (size_t)i * TILE, 64);
+        amx_dot_bf16(1, 4, 7);
+        if (two) {
+            amx_load(6, a1 + 64 * i, stride);
+            amx_dot_bf16(2, 6, 5);
+            amx_dot_bf16(3, 6, 7);
+        }
+        if (next)
+            convert(s, next, i, n_in, kind, unpack);
+        for (size_t end = at + share; at < end && at < fetch; at += 64)
+            _mm_prefetch((const char *)ahead + at, _MM_HINT_T1);
+    }
+    amx_store(0, s->out[0], sizeof s->out[0]);
+    amx_store(1, s->out[0] + GEMM_PANEL, sizeof s->out[0]);
+    if (two) {
+        amx_store(2, s->out[16], sizeof s->out[0]);
+        amx_store(3, s->out[16] + GEMM_PANEL, sizeof s->out[0]);
+    }
+}
+
+INLINE void gemm(const struct gemm_call *c, const enum kind kind, unpack_fn *unpack)
+{
+    struct scratch *s = c->scratch;
+    const struct gemm_seg *seg = c->seg;
+    int n_in = c->w->n_in, n_tiles = n_in / 32;
+    size_t stride = half_stride(n_in), bytes = seg->panel_bytes;
+    struct amx_config config = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        config.rows[i] = 16;
+        config.row_bytes[i] = 64;
+    }
+    amx_configure(&config);
+    size_t first = (size_t)c->expert * (size_t)seg->n_panels + (size_t)(c->row / GEMM_PANEL);
+    struct source now = {0};
+    for (int col = 0, u = 0; col < c->n_rows; col += GEMM_UNIT, u++) {
+        struct source next[2]; /* of this unit, and of the one behind it */
+        for (int i = 0; i < 2; i++) {
+            const uint8_t *panel = seg->data + (first + 2 * (size_t)(u + i)) * bytes;
+            bool both = col + i * GEMM_UNIT + GEMM_PANEL < c->n_rows;
+            uint8_t *tiles = s->tiles + (size_t)((u + i) % 2) * 2 * (size_t)n_tiles * TILE;
+            next[i] = (struct source){.panel = {panel, both ? panel + bytes : panel},
+                                      .tiles = {tiles, tiles + (size_t)n_tiles * TILE}};
+        }
+        /* Few inputs: converting takes longer than multiplying, so both go on together. */
+        bool more = col + GEMM_UNIT < c->n_rows, together = more && c->n <= 64;
+        if (!now.panel[0]) {
+            now = next[0];
+            for (int i = 0; i < n_tiles; i++)
+                convert(s, &now, i, n_in, kind, unpack);
+        }
+        const uint8_t *ahead = now.panel[0] + (together ? 4 : 2) * bytes;
+        size_t fetch = 2 * bytes;
+        for (int i0 = 0; i0 < c->n; i0 += 32, fetch = 0) {
+            int n = c->n - i0 < 32 ? c->n - i0 : 32;
+            const uint8_t *a = c->x->h + (size_t)i0 * stride;
+            if (i0 == 0 && together)
+                multiply(s, &now, &next[1], n_in, a, stride, ahead, fetch, n > 16, kind, unpack);
+            else
+                multiply(s, &now, NULL, n_in, a, stride, ahead, fetch, n > 16, kind, unpack);
+            for (int i = 0; i < n; i++) {
+                float *y = c->y + (size_t)(i0 + i) * c->stride + col;
+                for (int j = 0; j < GEMM_UNIT && j < c->n_rows - col; j++)
+                    y[j] = s->out[i][j] + (c->bias ? c->bias[col + j] : 0.0f);
+            }
+        }
+        now = together ? next[1] : (struct source){0};
+    }
+    amx_release();
+}
+
+#define GEMM(name, kind)                                                                           \
+    static void gemm_##name(const struct gemm_call *c)                                             \
+    {                                                                                              \
+        gemm(c, kind, unpack_##name);                                                              \
+    }
+
+GEMM(q4k, KIND_MIN)
+GEMM(q5k, KIND_MIN)
+GEMM(q6k, KIND_SIX)
+GEMM(iq4xs, KIND_PLAIN)
+GEMM(q4_0, KIND_PLAIN)
+GEMM(iq4nl, KIND_PLAIN)
+GEMM(mxfp4, KIND_PLAIN)
+GEMM(q8_0, KIND_PLAIN)
+
+void gemm_bf16_amx(const struct gemm_call *c)
+{
+    static void (*const by_type[DT_COUNT])(const struct gemm_call *c) = {
+        [DT_Q4_K] = gemm_q4k,     [DT_Q5_K] = gemm_q5k,  [DT_Q6_K] = gemm_q6k,
+        [DT_IQ4_XS] = gemm_iq4xs, [DT_Q4_0] = gemm_q4_0, [DT_IQ4_NL] = gemm_iq4nl,
+        [DT_MXFP4] = gemm_mxfp4,  [DT_Q8_0] = gemm_q8_0,
+    };
+    by_type[c->seg->type](c);
+}
+
+void input_halves_amx(const float *x, int n, uint16_t *out)
+{
+    int i = 0;
+    for (; i + 32 <= n; i += 32)
+        _mm512_storeu_si512(out + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + i + 16),
+                                                                  _mm512_loadu_ps(x + i)));
+    for (; i < n; i++) {
+        uint32_t u;
+        memcpy(&u, x + i, 4);
+        out[i] = (uint16_t)((u + 0x8000) >> 16);
+    }
+}

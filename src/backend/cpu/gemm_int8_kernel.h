@@ -1,0 +1,466 @@
+/*
+ * The kernels that read packed panels, included once per instruction set with its vectors defined:
+ *   V_LANES 16 or 8      rows of a panel one vector holds; narrower sets take a panel in two parts
+ *   VI, VF               vectors of integers and of floats, vi_*, vf_*: operations on them
+ *   vi_dot(acc, u, s)    acc + dot product of 4 unsigned bytes (< 128) with 4 signed ones, per lane
+ *   vi_start, vi_dot8    the same for codes stored as code + 128: vi_start gives what acc starts from
+ *   MAX_T                input rows one pass takes; FEW_PASSES: passes are compiled for fewer T
+ *   NAME(x)              x with the set's suffix; X_QUANTIZE: its way to quantise inputs
+ *
+ * Every kernel walks the columns in order; per block of 32 the integer dot product is exact, then
+ * acc += dot * (weight scale * input scale) in float. The order is the same for any number of input
+ * rows T, which is a constant in each copy of a pass, so a row's bytes do not depend on T.
+ */
+#include "backend/cpu/gemm_kernels.h"
+#include "backend/cpu/gemm_tables.h"
+
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+enum { V_BYTES = V_LANES * 4, V_PARTS = GEMM_PANEL / V_LANES, PREFETCH_BYTES = 12288 };
+
+/* One pass: V_LANES rows of a panel times T input rows. */
+struct pass {
+    const uint8_t *panel;
+    size_t lane4; /* bytes to this part's first lane in a vector of 32-bit lanes */
+    int n_in, group_len;
+    bool few_ahead;
+    struct input_layout l;
+    const uint8_t *x[MAX_T]; /* records */
+};
+
+/* Asks for `bytes` bytes of the panel (or the next one) that a pass of T rows reaches later. A pass of
+ * one or two rows moves so fast that it is better left to the hardware's prefetching where that is
+ * good: see gemm_few_ahead. */
+INLINE void fetch_ahead(const struct pass *p, const uint8_t *at, const int bytes, const int T)
+{
+    if (T < 3 && !p->few_ahead)
+        return;
+    UNROLL
+    for (int i = 0; i < bytes; i += 64)
+        _mm_prefetch((const char *)at + PREFETCH_BYTES + i, _MM_HINT_T1);
+}
+
+INLINE VI vi_bcast(const uint8_t *p)
+{
+    int32_t v;
+    memcpy(&v, p, 4);
+    return vi_set1_32(v);
+}
+
+INLINE VF vf_bcast(const uint8_t *p)
+{
+    float v;
+    memcpy(&v, p, 4);
+    return vf_set1(v);
+}
+
+/* acc[t] += dots of block `blk`: dot * (scale of the weights * scale of the input) */
+INLINE void add_block(VF *acc, const VI *dot, VF w_scale, const struct pass *p, int blk,
+                      const int T)
+{
+    UNROLL
+    for (int t = 0; t < T; t++) {
+        VF s = vf_mul(w_scale, vf_bcast(p->x[t] + p->l.scale + 4 * (size_t)blk));
+        acc[t] = vf_fma(vi_to_f(dot[t]), s, acc[t]);
+    }
+}
+
+/* dot[t] += codes u of one column group times the inputs at column col */
+INLINE void dot_group(VI *dot, VI u, const struct pass *p, size_t col, const int T)
+{
+    UNROLL
+    for (int t = 0; t < T; t++)
+        dot[t] = vi_dot(dot[t], u, vi_bcast(p->x[t] + col));
+}
+
+INLINE void dot8_group(VI *dot, VI u, const struct pass *p, size_t col, const int T)
+{
+    UNROLL
+    for (int t = 0; t < T; t++)
+        dot[t] = vi_dot8(dot[t], u, vi_bcast(p->x[t] + col));
+}
+
+/* Q4_K (five = 0) and Q5_K (five = 1) */
+INLINE void pass_k45(const struct pass *p, VF *acc, const int five, const int T)
+{
+    const VI nib = vi_set1_8(15), two = vi_set1_8(0x30), fifth = vi_set1_8(16);
+    const VI byte = vi_set1_32(0xff);
+    const size_t bytes = five ? Q5K_BLOCK : Q4K_BLOCK, at = p->lane4;
+    const uint8_t *s = p->panel, *q = s + K45_SCALES + at;
+    for (int k = 0; k < p->n_in; k += 256, s = q - at, q += K45_SCALES) {
+        fetch_ahead(p, s, K45_SCALES, T);
+        VI sl = vi_load(s + at), ml = vi_load(s + 64 + at), h = vi_load(s + 128 + at);
+        VF d = vf_load_half(s + 192 + at / 2), dmin = vf_load_half(s + 224 + at / 2);
+        VI sc = vi_or_and(vi_and(sl, nib), vi_sll16(h, 4), two);
+        VI mn = vi_or_and(vi_and(ml, nib), h, two);
+        VI sc_next = vi_or_and(vi_and(vi_srl16(sl, 4), nib), vi_sll16(h, 2), two);
+        VI mn_next = vi_or_and(vi_and(vi_srl16(ml, 4), nib), vi_srl16(h, 2), two);
+        for (int b = 0; b < 8; b++, q += bytes) {
+            size_t col = (size_t)(k + 32 * b);
+            fetch_ahead(p, q, (int)bytes, T);
+            VI dot[MAX_T], high = five ? vi_load(q) : vi_zero();
+            const uint8_t *nibbles = five ? q + 64 : q;
+            UNROLL
+            for (int t = 0; t < T; t++)
+                dot[t] = vi_zero();
+            for (int i = 0; i < 4; i++, col += 8) {
+                VI v = vi_load(nibbles + 64 * i);
+                VI lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
+                if (five) {
+                    lo = vi_or_and(lo, vi_sll16(high, 4), fifth);
+                    hi = vi_or_and(hi, vi_sll16(high, 3), fifth);
+                    high = vi_srl16(high, 2);
+                }
+                dot_group(dot, lo, p, col, T);
+                dot_group(dot, hi, p, col + 4, T);
+            }
+            VF scale = vf_mul(vi_to_f(vi_and(sc, byte)), d);
+            VF min = vf_mul(vi_to_f(vi_and(mn, byte)), dmin);
+            add_block(acc, dot, scale, p, k / 32 + b, T);
+            UNROLL
+            for (int t = 0; t < T; t++)
+                acc[t] =
+                    vf_fnma(min, vf_bcast(p->x[t] + p->l.sum + 4 * (size_t)(k / 32 + b)), acc[t]);
+            sc = b == 3 ? sc_next : vi_srl32(sc, 8);
+            mn = b == 3 ? mn_next : vi_srl32(mn, 8);
+        }
+    }
+}
+
+INLINE void pass_q4k(const struct pass *p, VF *acc, const int T)
+{
+    pass_k45(p, acc, 0, T);
+}
+
+INLINE void pass_q5k(const struct pass *p, VF *acc, const int T)
+{
+    pass_k45(p, acc, 1, T);
+}
+
+/* Dots of 16 columns of Q6_K: two vectors of nibbles and one of high bits. */
+INLINE void dot_sixes(VI *dot, const uint8_t *q, const struct pass *p, size_t col, const int T)
+{
+    const VI nib = vi_set1_8(15), two = vi_set1_8(0x30);
+    UNROLL
+    for (int t = 0; t < T; t++)
+        dot[t] = vi_bcast(p->x[t] + p->l.init16 + col / 4);
+    VI v = vi_load(q), w = vi_load(q + 64), h = vi_load(q + 128);
+    dot_group(dot, vi_or_and(vi_and(v, nib), vi_sll16(h, 4), two), p, col, T);
+    dot_group(dot, vi_or_and(vi_and(vi_srl16(v, 4), nib), vi_sll16(h, 2), two), p, col + 4, T);
+    dot_group(dot, vi_or_and(vi_and(w, nib), h, two), p, col + 8, T);
+    dot_group(dot, vi_or_and(vi_and(vi_srl16(w, 4), nib), vi_srl16(h, 2), two), p, col + 12, T);
+}
+
+INLINE void pass_q6k(const struct pass *p, VF *acc, const int T)
+{
+    const uint8_t *q = p->panel + p->lane4;
+    for (int k = 0; k < p->n_in; k += 256) {
+        fetch_ahead(p, q, Q6K_SCALES, T);
+        const uint8_t *s = q;
+        VF d = vf_load_half(q + 256 - p->lane4 / 2);
+        VI sc = vi_zero();
+        q += Q6K_SCALES;
+        for (int b = 0; b < 8; b++, q += Q6K_BLOCK) {
+            fetch_ahead(p, q, Q6K_BLOCK, T);
+            if (b % 2 == 0)
+                sc = vi_load(s + 32 * b);
+            VF s0 = vf_mul(vi_to_f(vi_sra32(vi_sll32(sc, 24), 24)), d);
+            VF s1 = vf_mul(vi_to_f(vi_sra32(vi_sll32(sc, 16), 24)), d);
+            sc = vi_srl32(sc, 16);
+            size_t col = (size_t)(k + 32 * b);
+            VI dot[MAX_T];
+            VF sum[MAX_T];
+            dot_sixes(dot, q, p, col, T);
+            UNROLL
+            for (int t = 0; t < T; t++)
+                sum[t] = vf_mul(vi_to_f(dot[t]), s0);
+            dot_sixes(dot, q + 192, p, col + 16, T);
+            UNROLL
+            for (int t = 0; t < T; t++) {
+                sum[t] = vf_fma(vi_to_f(dot[t]), s1, sum[t]);
+                acc[t] = vf_fma(sum[t], vf_bcast(p->x[t] + p->l.scale + col / 8), acc[t]);
+            }
+        }
+    }
+}
+
+/* Dots of 32 columns of 4-bit codes that stand for table entries. */
+INLINE void dot_table(VI *dot, const uint8_t *q, VI table, const struct pass *p, size_t col,
+                      const int T)
+{
+    const VI nib = vi_set1_8(15);
+    UNROLL
+    for (int t = 0; t < T; t++)
+        dot[t] = vi_start(p->x[t] + p->l.init32 + col / 8);
+    for (int i = 0; i < 4; i++, col += 8) {
+        VI v = vi_load(q + 64 * i);
+        dot8_group(dot, vi_lookup(table, vi_and(v, nib)), p, col, T);
+        dot8_group(dot, vi_lookup(table, vi_and(vi_srl16(v, 4), nib)), p, col + 4, T);
+    }
+}
+
+INLINE void pass_small4(const struct pass *p, VF *acc, const uint8_t *table, const int mx,
+                        const int T)
+{
+    const size_t at = p->lane4;
+    const int unit = mx ? 128 : 64;
+    const uint8_t *q = p->panel;
+    VI lut = vi_table(table);
+    for (int k0 = 0; k0 < p->n_in; k0 += unit) {
+        fetch_ahead(p, q, UNIT_SCALES, T);
+        const uint8_t *s = q + (mx ? at / 4 : at / 2);
+        q += UNIT_SCALES;
+        for (int k = k0; k < k0 + unit && k < p->n_in; k += 32, q += 256, s += mx ? 16 : 32) {
+            VI dot[MAX_T];
+            fetch_ahead(p, q, 256, T);
+            dot_table(dot, q + at, lut, p, (size_t)k, T);
+            add_block(acc, dot, mx ? vf_load_e8m0_half(s) : vf_load_half(s), p, k / 32, T);
+        }
+    }
+}
+
+INLINE void pass_q4_0(const struct pass *p, VF *acc, const int T)
+{
+    pass_small4(p, acc, table_q4_0, 0, T);
+}
+
+INLINE void pass_iq4nl(const struct pass *p, VF *acc, const int T)
+{
+    pass_small4(p, acc, table_iq4, 0, T);
+}
+
+INLINE void pass_mxfp4(const struct pass *p, VF *acc, const int T)
+{
+    pass_small4(p, acc, table_mxfp4, 1, T);
+}
+
+INLINE void pass_iq4xs(const struct pass *p, VF *acc, const int T)
+{
+    const VI low = vi_set1_32(15), two = vi_set1_32(0x30), center = vi_set1_32(32);
+    const size_t at = p->lane4;
+    VI lut = vi_table(table_iq4);
+    const uint8_t *s = p->panel, *q = s + IQ4XS_SCALES + at;
+    for (int k = 0; k < p->n_in; k += 256, s = q - at, q += IQ4XS_SCALES) {
+        fetch_ahead(p, s, IQ4XS_SCALES, T);
+        VI sl = vi_load(s + at), sh = vi_sll32(vi_load_u16(s + 64 + at / 2), 4);
+        VF d = vf_load_half(s + 96 + at / 2);
+        for (int b = 0; b < 8; b++, q += 256) {
+            VI dot[MAX_T];
+            fetch_ahead(p, q, 256, T);
+            dot_table(dot, q, lut, p, (size_t)(k + 32 * b), T);
+            VI sc = vi_sub32(vi_or_and(vi_and(sl, low), sh, two), center);
+            add_block(acc, dot, vf_mul(vi_to_f(sc), d), p, k / 32 + b, T);
+            sl = vi_srl32(sl, 4);
+            sh = vi_srl32(sh, 2);
+        }
+    }
+}
+
+/* Two dot products per block: with the input's codes and with what rounding to them lost. */
+INLINE void pass_q8_0(const struct pass *p, VF *acc, const int T)
+{
+    const size_t at = p->lane4;
+    const uint8_t *q = p->panel, *s = NULL;
+    const VF unit = vf_set1(1.0f / 254.0f);
+    for (int k = 0; k < p->n_in; k += 32, q += 512, s += 32) {
+        if (k % 64 == 0) {
+            fetch_ahead(p, q, UNIT_SCALES, T);
+            s = q + at / 2;
+            q += UNIT_SCALES;
+        }
+        VI dot[MAX_T], fine[MAX_T];
+        fetch_ahead(p, q, 512, T);
+        UNROLL
+        for (int t = 0; t < T; t++) {
+            dot[t] = vi_start(p->x[t] + p->l.init32 + (size_t)k / 8);
+            fine[t] = vi_start(p->x[t] + p->l.fine_init + (size_t)k / 8);
+        }
+        for (int g = 0; g < 8; g++) {
+            VI u = vi_load8(q + at + 64 * g);
+            dot8_group(dot, u, p, (size_t)(k + 4 * g), T);
+            dot8_group(fine, u, p, p->l.fine + (size_t)(k + 4 * g), T);
+        }
+        VF w_scale = vf_load_half(s);
+        UNROLL
+        for (int t = 0; t < T; t++) {
+            VF sum = vf_fma(vi_to_f(fine[t]), unit, vi_to_f(dot[t]));
+            VF scale = vf_mul(w_scale, vf_bcast(p->x[t] + p->l.scale + (size_t)k / 8));
+            acc[t] = vf_fma(sum, scale, acc[t]);
+        }
+    }
+}
+
+/* Two dot products per block as in Q8_0; the zeros of a group act as mins. */
+INLINE void pass_gptq4(const struct pass *p, VF *acc, const int T)
+{
+    const VI nib = vi_set1_8(15);
+    const VF unit = vf_set1(1.0f / 254.0f);
+    const size_t at = p->lane4;
+    const uint8_t *q = p->panel;
+    for (int k0 = 0; k0 < p->n_in; k0 += p->group_len) {
+        fetch_ahead(p, q, UNIT_SCALES, T);
+        VF w_scale = vf_load_half(q + at / 2);
+        VF min = vf_mul(w_scale, vi_to_f(vi_load_u8(q + 32 + at / 4)));
+        int end = k0 + p->group_len < p->n_in ? k0 + p->group_len : p->n_in;
+        q += UNIT_SCALES;
+        for (int k = k0; k < end; k += 32, q += 256) {
+            VI dot[MAX_T], fine[MAX_T];
+            fetch_ahead(p, q, 256, T);
+            UNROLL
+            for (int t = 0; t < T; t++)
+                dot[t] = fine[t] = vi_zero();
+            size_t col = (size_t)k;
+            for (int i = 0; i < 4; i++, col += 8) {
+                VI v = vi_load(q + at + 64 * i);
+                VI lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
+                dot_group(dot, lo, p, col, T);
+                dot_group(dot, hi, p, col + 4, T);
+                dot_group(fine, lo, p, p->l.fine + col, T);
+                dot_group(fine, hi, p, p->l.fine + col + 4, T);
+            }
+            UNROLL
+            for (int t = 0; t < T; t++) {
+                size_t blk = (size_t)k / 8;
+                VF sum = vf_fma(vi_to_f(fine[t]), unit, vi_to_f(dot[t]));
+                VF scale = vf_mul(w_scale, vf_bcast(p->x[t] + p->l.scale + blk));
+                acc[t] = vf_fma(sum, scale, acc[t]);
+                acc[t] = vf_fnma(min, vf_bcast(p->x[t] + p->l.fine_sum + blk), acc[t]);
+            }
+        }
+    }
+}
+
+/* Stores a pass's result: rows of the panel that exist, for T input rows. */
+/* n sums of V_LANES rows, from `col` on, to y. Not inline: there are many passes. */
+static __attribute__((noinline)) void store(const struct gemm_call *c, float (*sum)[V_LANES],
+                                            int col, int i0, int n)
+{
+    int width = c->n_rows - col;
+    for (int t = 0; t < n; t++) {
+        float *y = c->y + (size_t)(i0 + t) * c->stride + col;
+        if (width >= V_LANES) {
+            VF v = vf_load(sum[t]);
+            vf_store(y, c->bias ? vf_add(v, vf_load(c->bias + col)) : v);
+        } else {
+            for (int j = 0; j < width; j++)
+                y[j] = sum[t][j] + (c->bias ? c->bias[col + j] : 0.0f);
+        }
+    }
+}
+
+/* The records of input rows [i0, i0 + n). Weights with a column order of their own have them made
+ * here, in scratch, from the floats. */
+static void find_records(const struct gemm_call *c, int i0, int n, const uint8_t **x)
+{
+    int n_in = c->w->n_in;
+    size_t bytes = input_layout(n_in).bytes;
+    const int32_t *perm = c->seg->perm ? c->seg->perm + (size_t)c->expert * (size_t)n_in : NULL;
+    for (int t = 0; t < n; t++) {
+        size_t row = (size_t)(c->rows ? c->rows[i0 + t] : i0 + t);
+        if (!perm) {
+            x[t] = c->x->q + row * bytes;
+            continue;
+        }
+        const float *src = c->x->x + row * (size_t)n_in;
+        float *ordered = c->scratch;
+        uint8_t *record = (uint8_t *)(ordered + n_in) + (size_t)t * bytes;
+        for (int k = 0; k < n_in; k++)
+            ordered[k] = src[perm[k]];
+        X_QUANTIZE(ordered, n_in, 0, n_in, true, record);
+        x[t] = record;
+    }
+}
+
+/* Passes are compiled for some T; for others a row is repeated. */
+#if MAX_T == 4
+enum { PASS_3 = 4, PASS_6 = 0 };
+#define PASSES(X, name) X(name, 1) X(name, 2) X(name, 4)
+#elif defined FEW_PASSES
+enum { PASS_3 = 4, PASS_6 = 8 };
+#define PASSES(X, name) X(name, 1) X(name, 2) X(name, 4) X(name, 8)
+#else
+enum { PASS_3 = 3, PASS_6 = 6 };
+#define PASSES(X, name) X(name, 1) X(name, 2) X(name, 3) X(name, 4) X(name, 6) X(name, 8)
+#endif
+
+static inline int pass_rows(int n)
+{
+    return n <= 2 ? n : n == 3 ? PASS_3 : n == 4 ? 4 : n <= 6 ? PASS_6 : 8;
+}
+
+/* All panels of the call; input rows in passes of at most MAX_T, as even as pass_rows allows. passes: by
+ * T, (T) sums of V_LANES to `sum`. */
+static void run(const struct gemm_call *c,
+                void (*const *passes)(const struct pass *p, float (*sum)[V_LANES]))
+{
+    const struct gemm_seg *s = c->seg;
+    size_t first = (size_t)c->expert * (size_t)s->n_panels + (size_t)(c->row / GEMM_PANEL);
+    int n_passes = (c->n + MAX_T - 1) / MAX_T;
+    float sum[MAX_T][V_LANES];
+    struct pass p = {.n_in = c->w->n_in,
+                     .group_len = s->group_len,
+                     .few_ahead = gemm_few_ahead,
+                     .l = input_layout(c->w->n_in)};
+    for (int k = 0, i0 = 0, n; i0 < c->n; k++, i0 += n) {
+        int left = c->n - i0, T = pass_rows((left + n_passes - k - 1) / (n_passes - k));
+        n = T < left ? T : left;
+        find_records(c, i0, n, p.x);
+        for (int t = n; t < T; t++)
+            p.x[t] = p.x[n - 1];
+        for (int col = 0; col < c->n_rows; col += V_LANES) {
+            p.panel = s->data + (first + (size_t)(col / GEMM_PANEL)) * s->panel_bytes;
+            p.lane4 = (size_t)(col % GEMM_PANEL) * 4;
+            passes[T](&p, sum);
+            store(c, sum, col, i0, n);
+        }
+    }
+}
+
+#define PASS(name, T)                                                                              \
+    static void run_##name##_##T(const struct pass *p, float(*sum)[V_LANES])                       \
+    {                                                                                              \
+        VF acc[MAX_T];                                                                             \
+        UNROLL                                                                                     \
+        for (int t = 0; t < T; t++)                                                                \
+            acc[t] = vf_zero();                                                                    \
+        pass_##name(p, acc, T);                                                                    \
+        UNROLL                                                                                     \
+        for (int t = 0; t < T; t++)                                                                \
+            vf_store(sum[t], acc[t]);                                                              \
+    }
+#define ENTRY(name, T) [T] = run_##name##_##T,
+#define KERNEL(name)                                                                               \
+    PASSES(PASS, name)                                                                             \
+    static void name(const struct gemm_call *c)                                                    \
+    {                                                                                              \
+        static void (*const passes[])(const struct pass *p,                                        \
+                                      float(*sum)[V_LANES]) = {PASSES(ENTRY, name)};               \
+        run(c, passes);                                                                            \
+    }
+
+KERNEL(q4k)
+KERNEL(q5k)
+KERNEL(q6k)
+KERNEL(q8_0)
+KERNEL(q4_0)
+KERNEL(iq4nl)
+KERNEL(mxfp4)
+KERNEL(iq4xs)
+KERNEL(gptq4)
+
+void NAME(gemm_int8)(const struct gemm_call *c)
+{
+    static void (*const by_type[DT_COUNT])(const struct gemm_call *c) = {
+        [DT_Q4_K] = q4k,    [DT_Q5_K] = q5k,     [DT_Q6_K] = q6k,
+        [DT_Q8_0] = q8_0,   [DT_Q4_0] = q4_0,    [DT_IQ4_NL] = iq4nl,
+        [DT_MXFP4] = mxfp4, [DT_IQ4_XS] = iq4xs, [DT_GPTQ4] = gptq4,
+    };
+    by_type[c->seg->type](c);
+}

@@ -1,0 +1,50 @@
+/*
+ * What cpu.c calls to compute attention, norms and row gathers: plain arguments, no backend struct,
+ * no allocation. Every function runs on the whole team (or on the caller alone where the work is too
+ * small to share) and returns when the work is done. `isa`, or `pick`, says which kernels; any
+ * instruction set up to isa_best() is legal. Each gives the same bytes for any thread count; and, but
+ * for AMX, for any batch around a row and any cut of a prompt into steps. With AMX attention takes
+ * rows that come many at a time on tiles, the others on AVX-512, equal but for the last bits: unless
+ * pick is deterministic.
+ *
+ * The KV pool of one layer: per (page, kv head) one tile of page_len * D values, of bounds.kv_type.
+ * V tiles are (page_len, D). K tiles are (D, page_len): a vector load then holds the same component
+ * of adjacent keys, so scores need neither a transpose nor a horizontal sum. Only the functions here
+ * read or write tiles; everybody else moves whole pages.
+ */
+#ifndef STEEL_BACKEND_CPU_OPS_H
+#define STEEL_BACKEND_CPU_OPS_H
+
+#include "backend/backend.h"
+#include "base/cpu.h"
+#include "base/pool.h"
+
+struct pick;
+
+/* Once per step, in begin: table (n_tokens, n_rot) of the angles b->pos[t] * freq[i]; per token
+ * n_rot/2 cosines, then n_rot/2 sines, both times mscale. */
+void cpu_rope_table(const struct rope *rope, const struct batch *b, float *table,
+                    struct pool *pool);
+
+/* After the projection: qkv (n_tokens, H*D + 2*K*D), bias already added -> q (n_tokens, H*D) normed
+ * and rotated, k and v appended to kv at b->slot (-1: not stored). q must not overlap qkv, whose k
+ * rows are changed. Heads of l have k_dim = v_dim = D; its weights are not read. */
+void cpu_attn_post(const struct bounds *s, const struct batch *b, const struct attention *l,
+                   const struct kv_layer *kv, const float *rope, float *qkv, float *q,
+                   struct pool *pool, enum isa isa);
+
+/* Bytes of 64-byte aligned scratch for cpu_attention with a team of n_threads. */
+size_t cpu_attention_scratch(const struct bounds *s, const struct attention *l, int n_threads);
+/* Scores, softmax and weighted values. q, a: (n_tokens, H*D). Rows without keys give zeros. */
+void cpu_attention(const struct bounds *s, const struct batch *b, const struct attention *l,
+                   const struct kv_layer *kv, const float *q, float *a, void *scratch,
+                   struct pool *pool, struct pick *pick);
+
+/* x += d (d may be NULL); n = x / sqrt(mean(x^2) + eps) * gain. x, d, n: (rows, width). */
+void cpu_add_norm(float *x, const float *d, const float *gain, float *n, int rows, int width,
+                  float eps, struct pool *pool, enum isa isa);
+/* dst[i,:] = src[index[i],:] for i < n, rows of `width` floats. */
+void cpu_gather(const float *src, const int32_t *index, int n, int width, float *dst,
+                struct pool *pool);
+
+#endif

@@ -1,0 +1,184 @@
+/*
+ * Unpacking panels: some columns of 16 rows become one signed byte a code, in column groups of 64 bytes,
+ * with float scales (and mins) in vectors of 16. For kernels that multiply the same weights with many
+ * input rows. Needs the 512-bit vectors of gemm_vec_avx512.h.
+ */
+#ifndef STEEL_BACKEND_CPU_PANEL_UNPACK_H
+#define STEEL_BACKEND_CPU_PANEL_UNPACK_H
+
+#include "backend/cpu/panel.h"
+#include "backend/cpu/gemm_vec_avx512.h"
+#include "backend/cpu/gemm_tables.h"
+
+enum { CHUNK_COLUMNS = 256 };
+
+/* CHUNK_COLUMNS of a panel; scale: a vector per 32 columns, Q6_K per 16. */
+struct chunk {
+    _Alignas(64) uint8_t unpacked[CHUNK_COLUMNS * GEMM_PANEL];
+    float scale[CHUNK_COLUMNS / 16][GEMM_PANEL];
+    float min[CHUNK_COLUMNS / 32][GEMM_PANEL];
+};
+
+/* Columns [k, k + n) of a panel, both multiples of the format's unit; returns the codes. */
+static inline const uint8_t *unpack_k45(const uint8_t *panel, int k, int n, struct chunk *c,
+                                        const int five)
+{
+    const VI nib = vi_set1_8(15), two = vi_set1_8(0x30), fifth = vi_set1_8(16);
+    const VI byte = vi_set1_32(0xff);
+    const size_t block = five ? Q5K_BLOCK : Q4K_BLOCK;
+    const uint8_t *q = panel + (size_t)(k / 256) * (K45_SCALES + 8 * block);
+    uint8_t *out = c->unpacked;
+    for (int i = 0; i < n / 32; i++, q += block) {
+        if (i % 8 == 0) {
+            VI sl = vi_load(q), ml = vi_load(q + 64), h = vi_load(q + 128);
+            VF d = vf_load_half(q + 192), dmin = vf_load_half(q + 224);
+            VI sc = vi_or_and(vi_and(sl, nib), vi_sll16(h, 4), two);
+            VI mn = vi_or_and(vi_and(ml, nib), h, two);
+            VI sc_next = vi_or_and(vi_and(vi_srl16(sl, 4), nib), vi_sll16(h, 2), two);
+            VI mn_next = vi_or_and(vi_and(vi_srl16(ml, 4), nib), vi_srl16(h, 2), two);
+            for (int j = 0; j < 8; j++) {
+                vf_store(c->scale[i + j], vf_mul(vi_to_f(vi_and(sc, byte)), d));
+                vf_store(c->min[i + j], vf_mul(vi_to_f(vi_and(mn, byte)), dmin));
+                sc = j == 3 ? sc_next : vi_srl32(sc, 8);
+                mn = j == 3 ? mn_next : vi_srl32(mn, 8);
+            }
+            q += K45_SCALES;
+        }
+        VI high = five ? vi_load(q) : vi_zero();
+        const uint8_t *nibbles = five ? q + 64 : q;
+        for (int j = 0; j < 4; j++, out += 128) {
+            VI v = vi_load(nibbles + 64 * j);
+            VI lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
+            if (five) {
+                lo = vi_or_and(lo, vi_sll16(high, 4), fifth);
+                hi = vi_or_and(hi, vi_sll16(high, 3), fifth);
+                high = vi_srl16(high, 2);
+            }
+            vi_store(out, lo);
+            vi_store(out + 64, hi);
+        }
+    }
+    return c->unpacked;
+}
+
+static inline const uint8_t *unpack_q4k(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    return unpack_k45(panel, k, n, c, 0);
+}
+
+static inline const uint8_t *unpack_q5k(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    return unpack_k45(panel, k, n, c, 1);
+}
+
+static inline const uint8_t *unpack_q6k(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    const VI nib = vi_set1_8(15), two = vi_set1_8(0x30), center = vi_set1_8(32);
+    const uint8_t *q = panel + (size_t)(k / 256) * (Q6K_SCALES + 8 * Q6K_BLOCK);
+    uint8_t *out = c->unpacked;
+    for (int i = 0; i < n / 16; i++, q += Q6K_BLOCK / 2, out += 256) {
+        if (i % 16 == 0) {
+            VF d = vf_load_half(q + 256);
+            for (int j = 0; j < 16; j++) {
+                VI sc = vi_srln32(vi_load(q + 64 * (j / 4)), 8 * (j % 4));
+                vf_store(c->scale[i + j], vf_mul(vi_to_f(vi_sra32(vi_sll32(sc, 24), 24)), d));
+            }
+            q += Q6K_SCALES;
+        }
+        VI v = vi_load(q), w = vi_load(q + 64), h = vi_load(q + 128);
+        VI g0 = vi_or_and(vi_and(v, nib), vi_sll16(h, 4), two);
+        VI g1 = vi_or_and(vi_and(vi_srl16(v, 4), nib), vi_sll16(h, 2), two);
+        VI g2 = vi_or_and(vi_and(w, nib), h, two);
+        VI g3 = vi_or_and(vi_and(vi_srl16(w, 4), nib), vi_srl16(h, 2), two);
+        vi_store(out, vi_sub8(g0, center));
+        vi_store(out + 64, vi_sub8(g1, center));
+        vi_store(out + 128, vi_sub8(g2, center));
+        vi_store(out + 192, vi_sub8(g3, center));
+    }
+    return c->unpacked;
+}
+
+static inline void unpack_nibbles(const uint8_t *q, VI table, uint8_t *out)
+{
+    const VI nib = vi_set1_8(15);
+    for (int j = 0; j < 4; j++) {
+        VI v = vi_load(q + 64 * j);
+        vi_store(out + 128 * j, vi_lookup(table, vi_and(v, nib)));
+        vi_store(out + 128 * j + 64, vi_lookup(table, vi_and(vi_srl16(v, 4), nib)));
+    }
+}
+
+static inline VI unpack_table(const uint8_t *t)
+{
+    return vi_sub8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t)),
+                   vi_set1_8((char)0x80));
+}
+
+static inline const uint8_t *unpack_small4(const uint8_t *panel, int k, int n, struct chunk *c,
+                                           const uint8_t *table, const int mx)
+{
+    const int blocks = mx ? 4 : 2;
+    const uint8_t *unit = panel + (size_t)(k / 32 / blocks) * (size_t)(UNIT_SCALES + 256 * blocks);
+    VI lut = unpack_table(table);
+    for (int i = 0; i < n / 32; i++) {
+        int in = i % blocks;
+        vf_store(c->scale[i],
+                 mx ? vf_load_e8m0_half(unit + 16 * in) : vf_load_half(unit + 32 * in));
+        unpack_nibbles(unit + UNIT_SCALES + 256 * in, lut, c->unpacked + 512 * i);
+        if (in == blocks - 1)
+            unit += UNIT_SCALES + 256 * blocks;
+    }
+    return c->unpacked;
+}
+
+static inline const uint8_t *unpack_q4_0(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    return unpack_small4(panel, k, n, c, table_q4_0, 0);
+}
+
+static inline const uint8_t *unpack_iq4nl(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    return unpack_small4(panel, k, n, c, table_iq4, 0);
+}
+
+static inline const uint8_t *unpack_mxfp4(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    return unpack_small4(panel, k, n, c, table_mxfp4, 1);
+}
+
+static inline const uint8_t *unpack_iq4xs(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    const VI low = vi_set1_32(15), two = vi_set1_32(0x30), center = vi_set1_32(32);
+    VI lut = unpack_table(table_iq4);
+    const uint8_t *q = panel + (size_t)(k / 256) * (IQ4XS_SCALES + 8 * 256);
+    for (int i = 0; i < n / 32; i += 8) {
+        VI sl = vi_load(q), sh = vi_sll32(vi_load_u16(q + 64), 4);
+        VF d = vf_load_half(q + 96);
+        q += IQ4XS_SCALES;
+        for (int b = i; b < i + 8; b++, q += 256) {
+            unpack_nibbles(q, lut, c->unpacked + 512 * b);
+            VI sc = vi_sub32(vi_or_and(vi_and(sl, low), sh, two), center);
+            vf_store(c->scale[b], vf_mul(vi_to_f(sc), d));
+            sl = vi_srl32(sl, 4);
+            sh = vi_srl32(sh, 2);
+        }
+    }
+    return c->unpacked;
+}
+
+static inline const uint8_t *unpack_q8_0(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    const VI offset = vi_set1_8((char)0x80);
+    const uint8_t *unit = panel + (size_t)(k / 64) * (UNIT_SCALES + 1024);
+    for (int i = 0; i < n / 32; i++) {
+        vf_store(c->scale[i], vf_load_half(unit + 32 * (i % 2)));
+        for (int g = 0; g < 8; g++)
+            vi_store(c->unpacked + 512 * i + 64 * g,
+                     vi_sub8(vi_load(unit + UNIT_SCALES + 512 * (i % 2) + 64 * g), offset));
+        if (i % 2)
+            unit += UNIT_SCALES + 1024;
+    }
+    return c->unpacked;
+}
+
+#endif

@@ -1,0 +1,436 @@
+/*
+ * The pick tables of the CPU backend and every threshold in it. A row says what a kernel can run
+ * (formats, instruction set, fits) and from how many to how many rows it is the best of those that
+ * can. Knows kernels by their names only.
+ */
+#include "backend/cpu/pick.h"
+#include "backend/cpu/attn.h"
+#include "backend/cpu/gemm_kernels.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Input rows that one pass over a weight serves: ranges are then read in one go. */
+enum { FEW = 8 };
+/* Input rows from which 8-bit tiles are used, and from which weights are converted to bf16. Measured
+ * against VNNI on a Xeon: 16 rows were 7 to 20 % and 18 to 48 % slower, 128 rows of Q4_K 1.6 and 2.6
+ * times as fast, of Q6_K 1.03 and 1.3 times. Where between them it turns has not been measured. */
+enum { INT8_TILES_FROM = 32, BF16_TILES_FROM = 24 };
+/* Query rows from which attention's tiles are used, and from which K and V are converted first. */
+enum { ATTN_TILES_FROM = 32, ATTN_PACK_FROM = 64 };
+
+#define BIT(t) ((uint64_t)1 << (t))
+static const struct pick_formats
+    /* what tiles have code for */
+    tiled = {BIT(DT_Q4_K) | BIT(DT_Q5_K) | BIT(DT_Q6_K) | BIT(DT_IQ4_XS) | BIT(DT_Q8_0) |
+                 BIT(DT_Q4_0) | BIT(DT_IQ4_NL) | BIT(DT_MXFP4),
+             "Q4_0 Q8_0 Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"},
+    coded = {BIT(DT_Q4_K) | BIT(DT_Q5_K) | BIT(DT_Q6_K) | BIT(DT_IQ4_XS) | BIT(DT_Q8_0) |
+                 BIT(DT_Q4_0) | BIT(DT_IQ4_NL) | BIT(DT_MXFP4) | BIT(DT_GPTQ4),
+             "Q4_0 Q8_0 Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 GPTQ4"},
+    floats = {BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_F8_E4M3), "F32 F16 BF16 F8_E4M3"},
+    half = {BIT(DT_F16) | BIT(DT_BF16), "F16 BF16"}, any = {~(uint64_t)0, "any"};
+
+static bool is_packed(const struct pick_ask *a)
+{
+    return a->seg->packed;
+}
+
+/* Inputs have one form for all segments. Rounds more than the others, and not in their order. */
+static bool is_tiled(const struct pick_ask *a)
+{
+    for (int i = 0; i < a->w->n_seg; i++) {
+        const struct gemm_seg *s = &a->w->seg[i];
+        if (!s->packed || !(tiled.bits & BIT(s->type)) || s->first_row % GEMM_PANEL)
+            return false;
+    }
+    return !a->deterministic;
+}
+
+static bool always(const struct pick_ask *a)
+{
+    (void)a;
+    return true;
+}
+
+#define GEMM(from, to, isa, fits, formats, input, run)                                             \
+    {                                                                                              \
+#run, &formats, from, to, isa, fits, run, NULL, input, false, false                        \
+    }
+/* The same kernel over ranges in one go. */
+#define GEMV(isa, fits, formats, input, technique)                                                 \
+    {                                                                                              \
+        "gemv_" #technique, &formats, 1, FEW, isa, fits, gemm_##technique, NULL, input, true,      \
+            false                                                                                  \
+    }
+#define MANY INT_MAX
+
+static const struct pick_row gemm_rows[] = {
+    GEMM(BF16_TILES_FROM, MANY, ISA_AMX, is_tiled, tiled, INPUT_HALVES, gemm_bf16_amx),
+    GEMM(INT8_TILES_FROM, MANY, ISA_AMX, is_packed, tiled, INPUT_CODES, gemm_int8_amx),
+    GEMV(ISA_VNNI, is_packed, coded, INPUT_CODES, int8_vnni),
+    GEMM(1, MANY, ISA_VNNI, is_packed, coded, INPUT_CODES, gemm_int8_vnni),
+    GEMV(ISA_AVX512, is_packed, coded, INPUT_CODES, int8_avx512),
+    GEMM(1, MANY, ISA_AVX512, is_packed, coded, INPUT_CODES, gemm_int8_avx512),
+    GEMV(ISA_AVX2, is_packed, coded, INPUT_CODES, int8_avx2),
+    GEMM(1, MANY, ISA_AVX2, is_packed, coded, INPUT_CODES, gemm_int8_avx2),
+    GEMV(ISA_AVX512, is_packed, floats, INPUT_FLOATS, float_avx512),
+    GEMM(1, MANY, ISA_AVX512, is_packed, floats, INPUT_FLOATS, gemm_float_avx512),
+    GEMV(ISA_AVX2, is_packed, floats, INPUT_FLOATS, float_avx2),
+    GEMM(1, MANY, ISA_AVX2, is_packed, floats, INPUT_FLOATS, gemm_float_avx2),
+    GEMV(ISA_AVX512, always, any, INPUT_FLOATS, dequant_avx512),
+    GEMM(1, MANY, ISA_AVX512, always, any, INPUT_FLOATS, gemm_dequant_avx512),
+    GEMV(ISA_AVX2, always, any, INPUT_FLOATS, dequant_avx2),
+    GEMM(1, MANY, ISA_AVX2, always, any, INPUT_FLOATS, gemm_dequant_avx2),
+};
+
+/* Heads of whole vectors. */
+#define FITS(isa)                                                                                  \
+    static bool heads_##isa(const struct pick_ask *a)                                              \
+    {                                                                                              \
+        return a->head_dim % attn_kernels_##isa.unit == 0;                                         \
+    }                                                                                              \
+    static bool pages_##isa(const struct pick_ask *a)                                              \
+    {                                                                                              \
+        return heads_##isa(a) && a->page_len % attn_kernels_##isa.width == 0;                      \
+    }
+FITS(c)
+#ifdef __x86_64__
+FITS(avx2)
+FITS(avx512)
+#ifndef AMX_EMULATE
+FITS(amx)
+
+/* A row's bytes depend on how many come with it. */
+static bool tiles_amx(const struct pick_ask *a)
+{
+    return pages_amx(a) && !a->deterministic;
+}
+#endif
+#endif
+
+/* Packs K and V of a block first, or reads them in their pages. */
+#define PREFILL(from, isa, fits, kernels)                                                          \
+    {                                                                                              \
+        "attn_prefill_" #kernels, &half, from, MANY, isa, fits, NULL, &attn_kernels_##kernels,     \
+            INPUT_FLOATS, false, true                                                              \
+    }
+#define DECODE(isa, fits, kernels)                                                                 \
+    {                                                                                              \
+        "attn_decode_" #kernels, &any, 1, MANY, isa, fits, NULL, &attn_kernels_##kernels,          \
+            INPUT_FLOATS, false, false                                                             \
+    }
+
+static const struct pick_row attn_rows[] = {
+#ifdef __x86_64__
+#ifndef AMX_EMULATE
+    PREFILL(ATTN_TILES_FROM, ISA_AMX, tiles_amx, amx),
+#endif
+    PREFILL(ATTN_PACK_FROM, ISA_AVX512, pages_avx512, avx512),
+    DECODE(ISA_AVX512, heads_avx512, avx512),
+    PREFILL(ATTN_PACK_FROM, ISA_AVX2, pages_avx2, avx2),
+    DECODE(ISA_AVX2, heads_avx2, avx2),
+#endif
+    PREFILL(ATTN_PACK_FROM, ISA_REF, pages_c, c),
+    DECODE(ISA_REF, always, c),
+};
+
+static const struct {
+    const char *name;
+    const struct pick_row *rows;
+    int n;
+} tables[PICK_OPS] = {
+    [PICK_GEMM] = {"gemm", gemm_rows, (int)(sizeof gemm_rows / sizeof *gemm_rows)},
+    [PICK_ATTN] = {"attention", attn_rows, (int)(sizeof attn_rows / sizeof *attn_rows)},
+};
+
+const struct pick_row *pick_rows(enum pick_op op, int *n)
+{
+    *n = tables[op].n;
+    return tables[op].rows;
+}
+
+_Static_assert(sizeof gemm_rows / sizeof *gemm_rows <= PICK_MAX_ROWS, "a counter for each row");
+
+bool pick_describe(const struct pick *p, int i, struct pick_info *out)
+{
+    int op = 0;
+    while (op < PICK_OPS && i >= tables[op].n)
+        i -= tables[op++].n;
+    if (op == PICK_OPS)
+        return false;
+    const struct pick_row *r = &tables[op].rows[i];
+    *out = (struct pick_info){.name = r->name,
+                              .op = tables[op].name,
+                              .formats = r->formats->names,
+                              .device = r->isa == ISA_REF ? "" : isa_name(r->isa),
+                              .rows_from = r->rows_from,
+                              .rows_to = r->rows_to == MANY ? 0 : r->rows_to,
+                              .here = p->isa >= r->isa,
+                              .runs = p->runs[op][i]};
+    return true;
+}
+
+void pick_count(struct pick *p, enum pick_op op, const struct pick_row *row)
+{
+    p->runs[op][row - tables[op].rows]++;
+}
+
+static bool can_run(const struct pick *p, const struct pick_row *r, const struct pick_ask *a)
+{
+    return (r->formats->bits & BIT(a->type)) && p->isa >= r->isa && r->fits(a);
+}
+
+/* The first row that fits and whose input is one of `inputs` (bits). */
+static const struct pick_row *find(const struct pick *p, enum pick_op op, struct pick_ask *a,
+                                   unsigned inputs)
+{
+    a->deterministic = p->deterministic;
+    const struct pick_row *forced = p->forced[op];
+    if (forced && (inputs >> forced->input & 1) && can_run(p, forced, a))
+        return forced;
+    for (int i = 0; i < tables[op].n; i++) {
+        const struct pick_row *r = &tables[op].rows[i];
+        if ((inputs >> r->input & 1) && a->rows >= r->rows_from && a->rows <= r->rows_to &&
+            can_run(p, r, a))
+            return r;
+    }
+    return NULL;
+}
+
+enum { ANY_INPUT = 1 << INPUT_FLOATS | 1 << INPUT_CODES | 1 << INPUT_HALVES };
+
+const struct pick_row *pick_gemm(const struct pick *p, const struct gemm_weight *w,
+                                 const struct gemm_seg *seg, int rows)
+{
+    struct pick_ask a = {.type = seg->type, .rows = rows > 1 ? rows : 1, .w = w, .seg = seg};
+    const struct pick_row *r = find(p, PICK_GEMM, &a, ANY_INPUT);
+    CHECK(r, "no kernel for %s on %s", dtype_name(seg->type), isa_name(p->isa));
+    return r;
+}
+
+const struct pick_row *pick_gemm_for(const struct pick *p, const struct gemm_weight *w,
+                                     const struct gemm_seg *seg, int rows, bool halves)
+{
+    /* Whether halves pay was asked for the whole op: here some of its rows may be few. */
+    struct pick_ask a = {.type = seg->type, .rows = halves ? INT_MAX : rows, .w = w, .seg = seg};
+    const struct pick_row *r =
+        find(p, PICK_GEMM, &a, halves ? 1 << INPUT_HALVES : ANY_INPUT & ~(1 << INPUT_HALVES));
+    CHECK(r, "no kernel for %s on %s", dtype_name(seg->type), isa_name(p->isa));
+    return r;
+}
+
+const struct pick_row *pick_attn(const struct pick *p, enum dtype kv_type, int head_dim,
+                                 int page_len, int rows)
+{
+    struct pick_ask a = {.type = kv_type, .rows = rows, .head_dim = head_dim, .page_len = page_len};
+    const struct pick_row *r = find(p, PICK_ATTN, &a, ANY_INPUT);
+    CHECK(r, "no attention for heads of %d", head_dim);
+    return r;
+}
+
+bool pick_alone(enum pick_small what, size_t work)
+{
+    static const size_t least[] = {
+        [SMALL_EMBED] = 5,    /* rows */
+        [SMALL_ROPE] = 512,   /* angles */
+        [SMALL_POST] = 65536, /* of q, k and v */
+        [SMALL_NORM] = 16384,   [SMALL_GATHER] = 65536,
+        [SMALL_ATTN] = 1 << 17, /* products of scores */
+    };
+    return work < least[what];
+}
+
+/* STEEL_PICK */
+
+static bool unknown(const char *name, struct error *err)
+{
+    char list[1024] = "";
+    size_t len = 0;
+    for (int op = 0; op < PICK_OPS; op++)
+        for (int i = 0; i < tables[op].n && len < sizeof list; i++)
+            len += (size_t)snprintf(list + len, sizeof list - len, " %s", tables[op].rows[i].name);
+    return error_set(err, "STEEL_PICK=%s: no such kernel; there are%s", name, list);
+}
+
+static bool force(struct pick *p, const char *name, struct error *err)
+{
+    for (int op = 0; op < PICK_OPS; op++)
+        for (int i = 0; i < tables[op].n; i++) {
+            const struct pick_row *r = &tables[op].rows[i];
+            if (strcmp(r->name, name))
+                continue;
+            if (r->isa > p->isa)
+                return error_set(err, "STEEL_PICK=%s: it needs %s, this is %s", name,
+                                 isa_name(r->isa), isa_name(p->isa));
+            if (p->forced[op])
+                return error_set(err, "STEEL_PICK: both %s and %s of %s", p->forced[op]->name, name,
+                                 tables[op].name);
+            p->forced[op] = r;
+            return true;
+        }
+    return unknown(name, err);
+}
+
+static bool force_all(struct pick *p, const char *names, struct error *err)
+{
+    memset(p->forced, 0, sizeof p->forced);
+    while (names && *names) {
+        size_t n = strcspn(names, ",");
+        char name[64];
+        snprintf(name, sizeof name, "%.*s", n < sizeof name ? (int)n : 63, names);
+        if (!force(p, name, err))
+            return false;
+        names += n + (names[n] == ',');
+    }
+    return true;
+}
+
+bool pick_init(struct pick *p, enum isa isa, bool deterministic, struct error *err)
+{
+    *p = (struct pick){.isa = isa, .deterministic = deterministic, .strict = true};
+    return force_all(p, getenv("STEEL_PICK"), err);
+}
+
+void pick_force(struct pick *p, const char *names)
+{
+    struct error err;
+    p->strict = false;
+    force_all(p, names, &err);
+}
+
+bool pick_check_weight(struct pick *p, const struct gemm_weight *w, struct error *err)
+{
+    const struct pick_row *r = p->forced[PICK_GEMM];
+    for (int i = 0; r && p->strict && i < w->n_seg; i++) {
+        struct pick_ask a = {
+            .type = w->seg[i].type, .w = w, .seg = &w->seg[i], .deterministic = p->deterministic};
+        if (!(r->formats->bits & BIT(a.type)))
+            continue;
+        if (!can_run(p, r, &a))
+            return error_set(err, "STEEL_PICK=%s cannot run a weight of %s, %d x %d%s%s", r->name,
+                             dtype_name(a.type), w->n_out, w->n_in,
+                             a.seg->packed ? "" : ", that is not repacked",
+                             p->deterministic ? " (--deterministic)" : "");
+        p->used = true;
+    }
+    return true;
+}
+
+bool pick_check_network(const struct pick *p, const struct network *net, const struct bounds *b,
+                        struct error *err)
+{
+    const struct pick_row *r = p->forced[PICK_GEMM];
+    if (!p->strict)
+        return true;
+    if (r && !p->used)
+        return error_set(err, "STEEL_PICK=%s: no weight of this model is in a format it takes",
+                         r->name);
+    r = p->forced[PICK_ATTN];
+    for (int i = 0; r && i < net->n_layers; i++) {
+        if (net->layers[i].mixer.kind != MIXER_ATTENTION)
+            continue;
+        const struct attention *l = &net->layers[i].mixer.attention;
+        struct pick_ask a = {.type = b->kv_type,
+                             .deterministic = p->deterministic,
+                             .head_dim = l->k_dim,
+                             .page_len = b->page_len};
+        if (!can_run(p, r, &a))
+            return error_set(err,
+                             "STEEL_PICK=%s cannot run layer %d: heads of %d, a cache of %s in "
+                             "pages of %d%s",
+                             r->name, i, l->k_dim, dtype_name(b->kv_type), b->page_len,
+                             p->deterministic ? " (--deterministic)" : "");
+    }
+    return true;
+}
+
+/* Printing */
+
+static const int shown_rows[] = {1, 4, 16, 64, 512};
+enum { N_SHOWN = sizeof shown_rows / sizeof *shown_rows };
+
+/* One line: a weight's segment, and its kernel for steps of some rows. */
+static void print_seg(const struct pick *p, const char *what, const struct weight *w, int seg,
+                      double share, FILE *out)
+{
+    const struct gemm_weight *own = w->impl;
+    char name[64];
+    snprintf(name, sizeof name, "%s %d x %d %s", what, own->seg[seg].rows, w->n_in,
+             dtype_name(own->seg[seg].type));
+    fprintf(out, "%-32s", name);
+    for (int i = 0; i < N_SHOWN; i++) {
+        int rows = (int)(shown_rows[i] * share);
+        fprintf(out, " %-19s", pick_gemm(p, own, &own->seg[seg], rows > 1 ? rows : 1)->name);
+    }
+    fputc('\n', out);
+}
+
+/* The layers' weights that are not like one of a layer before. */
+struct seen {
+    int n;
+    struct {
+        const char *what;
+        int n_in, n_out;
+        enum dtype type;
+    } of[64];
+};
+
+static void print_weight(const struct pick *p, struct seen *seen, const char *what,
+                         const struct weight *w, double share, FILE *out)
+{
+    const struct gemm_weight *own = w ? w->impl : NULL;
+    for (int i = 0; own && i < own->n_seg; i++) {
+        bool known = false;
+        for (int k = 0; k < seen->n; k++)
+            known |= seen->of[k].what == what && seen->of[k].n_in == w->n_in &&
+                     seen->of[k].n_out == own->seg[i].rows && seen->of[k].type == own->seg[i].type;
+        if (known || seen->n == (int)(sizeof seen->of / sizeof *seen->of))
+            continue;
+        seen->of[seen->n].what = what;
+        seen->of[seen->n].n_in = w->n_in;
+        seen->of[seen->n].n_out = own->seg[i].rows;
+        seen->of[seen->n++].type = own->seg[i].type;
+        print_seg(p, what, w, i, share, out);
+    }
+}
+
+void pick_print_shapes(const struct pick *p, const struct network *net, const struct bounds *b,
+                       FILE *out)
+{
+    struct seen seen = {0};
+    fprintf(out, "\n%-32s", "this model, rows of a step");
+    for (int i = 0; i < N_SHOWN; i++)
+        fprintf(out, " %-19d", shown_rows[i]);
+    fputc('\n', out);
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct layer *l = &net->layers[i];
+        if (l->mixer.kind == MIXER_ATTENTION) {
+            print_weight(p, &seen, "qkv", l->mixer.attention.wqkv, 1, out);
+            print_weight(p, &seen, "output", l->mixer.attention.wo, 1, out);
+        }
+        const struct mlp *m = &l->mlp;
+        print_weight(p, &seen, "gate, up", m->dense.gate_up, 1, out);
+        print_weight(p, &seen, "down", m->dense.down, 1, out);
+        if (!m->router.w)
+            continue;
+        /* what an expert meets of a step's rows, on average: what decides about halves */
+        double share = (double)m->router.n_used / m->router.w->n_out;
+        print_weight(p, &seen, "router", m->router.w, 1, out);
+        print_weight(p, &seen, "experts' gate, up", m->experts.gate_up, share, out);
+        print_weight(p, &seen, "experts' down", m->experts.down, share, out);
+    }
+    print_weight(p, &seen, "head", net->head.w, 1, out);
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct attention *l = &net->layers[i].mixer.attention;
+        if (net->layers[i].mixer.kind != MIXER_ATTENTION)
+            continue;
+        fprintf(out, "%-32s", "attention, query rows together");
+        for (int k = 0; k < N_SHOWN; k++)
+            fprintf(out, " %-19s",
+                    pick_attn(p, b->kv_type, l->k_dim, b->page_len, shown_rows[k])->name);
+        fputc('\n', out);
+        break;
+    }
+}

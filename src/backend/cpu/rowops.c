@@ -1,0 +1,66 @@
+/*
+ * add_norm and gather of the CPU backend: rows are split over the team; a row is always computed by
+ * one thread, so its bytes do not depend on the others. Also the plain C instance of rowops_kernel.h.
+ */
+#define KERNELS     row_kernels_c
+#define KERNELS_ISA ISA_REF
+#include "backend/cpu/rowops_kernel.h"
+
+#include "backend/cpu/ops.h"
+#include "backend/cpu/pick.h"
+
+struct norm_job {
+    float *x, *n;          /* (rows, width) */
+    const float *d, *gain; /* (rows, width) or NULL, (width) */
+    int rows, width;
+    float eps;
+    const struct row_kernels *kernels;
+};
+
+static void norm_rows(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct norm_job *j = arg;
+    for (int r = first; r < last; r++) {
+        size_t at = (size_t)r * (size_t)j->width;
+        j->kernels->add_norm(j->x + at, j->d ? j->d + at : NULL, j->gain, j->n + at, j->width,
+                             j->eps);
+    }
+}
+
+void cpu_add_norm(float *x, const float *d, const float *gain, float *n, int rows, int width,
+                  float eps, struct pool *pool, enum isa isa)
+{
+    struct norm_job j = {x, n, d, gain, rows, width, eps, row_kernels(isa)};
+    if (rows < 2 || pick_alone(SMALL_NORM, (size_t)rows * (size_t)width))
+        norm_rows(&j, 0, 0, rows);
+    else
+        pool_each(pool, rows, POOL_EVEN, norm_rows, &j);
+}
+
+struct gather_job {
+    const float *src;
+    const int32_t *index;
+    float *dst;
+    int n, width;
+};
+
+static void gather_rows(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct gather_job *j = arg;
+    size_t width = (size_t)j->width;
+    for (int i = first; i < last; i++)
+        memcpy(j->dst + (size_t)i * width, j->src + (size_t)j->index[i] * width,
+               width * sizeof(float));
+}
+
+void cpu_gather(const float *src, const int32_t *index, int n, int width, float *dst,
+                struct pool *pool)
+{
+    struct gather_job j = {src, index, dst, n, width};
+    if (n < 2 || pick_alone(SMALL_GATHER, (size_t)n * (size_t)width))
+        gather_rows(&j, 0, 0, n);
+    else
+        pool_each(pool, n, POOL_EVEN, gather_rows, &j);
+}

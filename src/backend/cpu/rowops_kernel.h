@@ -1,0 +1,109 @@
+/*
+ * Row kernels over vec.h, compiled per instruction set by rowops.c (plain C), rowops_avx2.c and
+ * rowops_avx512.c. The includer defines KERNELS and KERNELS_ISA. Any width: whole vectors, then single
+ * floats; the order of additions depends on the width alone.
+ */
+#include "backend/cpu/rowops.h"
+#include "backend/cpu/vec.h"
+
+INLINE float inverse_rms(float squares, int width, float eps)
+{
+    return 1.0f / sqrtf(squares / (float)width + eps);
+}
+
+/* Sum of squares of x, or of sum = x + d where d is given; four chains of vectors. */
+INLINE float sum_squares(const float *x, const float *d, float *sum, int width)
+{
+    VEC acc[4] = {vec_set(0), vec_set(0), vec_set(0), vec_set(0)};
+    int i = 0;
+    for (; i + 4 * VW <= width; i += 4 * VW) {
+        UNROLL
+        for (int j = 0; j < 4; j++) {
+            VEC v = vec_load(x + i + j * VW);
+            if (d) {
+                v = vec_add(v, vec_load(d + i + j * VW));
+                vec_store(sum + i + j * VW, v);
+            }
+            acc[j] = vec_fma(v, v, acc[j]);
+        }
+    }
+    float total = vec_sum(vec_add(vec_add(acc[0], acc[1]), vec_add(acc[2], acc[3])));
+    for (; i < width; i++) {
+        float v = x[i];
+        if (d)
+            sum[i] = v += d[i];
+        total += v * v;
+    }
+    return total;
+}
+
+/* to = from * scale * gain; from and to may be the same */
+INLINE void scale_gain(const float *from, float scale, const float *gain, int width, float *to)
+{
+    int i = 0;
+    for (; i + VW <= width; i += VW)
+        vec_store(to + i, vec_mul(vec_mul(vec_load(from + i), vec_set(scale)), vec_load(gain + i)));
+    for (; i < width; i++)
+        to[i] = from[i] * scale * gain[i];
+}
+
+static void add_norm(float *x, const float *d, const float *gain, float *n, int width, float eps)
+{
+    float squares = d ? sum_squares(x, d, x, width) : sum_squares(x, NULL, NULL, width);
+    scale_gain(x, inverse_rms(squares, width, eps), gain, width, n);
+}
+
+static void head(const float *from, const float *gain, float eps, const float *rope, int n_rot,
+                 int dim, float *to)
+{
+    if (gain)
+        scale_gain(from, inverse_rms(sum_squares(from, NULL, NULL, dim), dim, eps), gain, dim, to);
+    else
+        memcpy(to, from, (size_t)dim * sizeof(float));
+    int half = n_rot / 2, i = 0;
+    const float *cosine = rope, *sine = rope + half;
+    float *low = to, *high = to + half;
+    for (; i + VW <= half; i += VW) {
+        VEC a = vec_load(low + i), b = vec_load(high + i);
+        VEC c = vec_load(cosine + i), s = vec_load(sine + i);
+        vec_store(low + i, vec_sub(vec_mul(a, c), vec_mul(b, s)));
+        vec_store(high + i, vec_add(vec_mul(b, c), vec_mul(a, s)));
+    }
+    for (; i < half; i++) {
+        float a = low[i], b = high[i];
+        low[i] = a * cosine[i] - b * sine[i];
+        high[i] = b * cosine[i] + a * sine[i];
+    }
+}
+
+static void store_one(enum dtype type, float x, void *dst, size_t at)
+{
+    if (type == DT_F32)
+        ((float *)dst)[at] = x;
+    else
+        ((uint16_t *)dst)[at] = type == DT_F16 ? f32_to_f16(x) : f32_to_bf16(x);
+}
+
+static void store(enum dtype type, const float *from, int dim, void *dst, size_t at, size_t stride)
+{
+    int i = 0;
+    if (stride == 1)
+        for (; i + VW <= dim; i += VW)
+            vec_store_as(type, dst, at + (size_t)i, vec_load(from + i));
+    else if (type != DT_F32)
+        for (; i + VW <= dim; i += VW) {
+            uint16_t half[VW];
+            vec_store_as(type, half, 0, vec_load(from + i));
+            for (int j = 0; j < VW; j++)
+                ((uint16_t *)dst)[at + (size_t)(i + j) * stride] = half[j];
+        }
+    for (; i < dim; i++)
+        store_one(type, from[i], dst, at + (size_t)i * stride);
+}
+
+const struct row_kernels KERNELS = {
+    .isa = KERNELS_ISA,
+    .add_norm = add_norm,
+    .head = head,
+    .store = store,
+};
