@@ -1139,6 +1139,23 @@ static struct backend_ops make_ops(void)
     return o;
 }
 
+/* Every one of "a,b" is a row of pick.cu. */
+static bool picks_exist(struct cuda_backend *cu, const char *names, struct error *err)
+{
+    for (const char *at = names; *at;) {
+        int n = (int)strcspn(at, ",");
+        struct pick_info p;
+        bool found = !n;
+        for (int i = 0; !found && pick_info(&cu->be, i, &p); i++)
+            found = (int)strlen(p.name) == n && !strncmp(p.name, at, (size_t)n);
+        if (!found)
+            return error_set(err, "STEEL_PICK: no kernel is called %.*s (steel bench --kernels)", n,
+                             at);
+        at += n + (at[n] == ',');
+    }
+    return true;
+}
+
 static bool open_device(struct cuda_backend *cu, int device, struct error *err)
 {
     cudaDeviceProp prop;
@@ -1153,7 +1170,10 @@ static bool open_device(struct cuda_backend *cu, int device, struct error *err)
         (e = cudaGetDeviceProperties(&prop, device)) != cudaSuccess)
         return error_set(err, "CUDA device %d: %s", device, cudaGetErrorString(e));
     cuda_log_open(cu);
-    pick_force(&cu->be, getenv("STEEL_PICK"));
+    const char *names = getenv("STEEL_PICK");
+    if (names && !picks_exist(cu, names, err))
+        return false;
+    pick_force(&cu->be, names);
     cu->device = device;
     cu->sm = prop.major * 10 + prop.minor;
     cu->n_sm = prop.multiProcessorCount;
