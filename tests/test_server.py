@@ -61,8 +61,8 @@ def test_error_shape(s):
             ({"messages": msg, "tool_choice": "maybe"}, "tool_choice"),
             ({"messages": msg, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
             ({"messages": msg, "chat_template_kwargs": 1}, "chat_template_kwargs"),
-            ({"messages": msg, "response_format": {"type": "json_object"}}, "response_format"),
-            ({"messages": msg, "response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+            ({"messages": msg, "response_format": {"type": "xml"}}, "response_format.type"),
+            ({"messages": msg, "response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
             ({"messages": msg, "logit_bias": {"400": 1}}, "logit_bias"), ({"messages": msg, "stream": "yes"}, "stream")]:
         e = s.json(CHAT, body, 400)["error"]
         assert e["param"] == param and e["type"] == "invalid_request_error", (body, e)

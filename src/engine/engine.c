@@ -2,6 +2,7 @@
 #include "engine/engine.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "text/grammar.h"
 #include "engine/scheduler.h"
 
 #include <pthread.h>
@@ -109,6 +110,8 @@ static void request_unref(struct request *r)
     mem_free((void *)r->spec.stop);
     mem_free((void *)r->spec.sample.bias);
     mem_free((char *)r->spec.salt);
+    mem_free((char *)r->spec.grammar_after);
+    grammar_free(r->spec.grammar);
     mem_free(r->choices);
     mem_free(r);
 }
@@ -151,6 +154,8 @@ static void request_new(void *arg)
         stop[i] = mem_strdup(spec->stop[i]);
     r->spec.stop = stop;
     r->spec.salt = spec->salt ? mem_strdup(spec->salt) : NULL;
+    r->spec.grammar_after = spec->grammar_after ? mem_strdup(spec->grammar_after) : NULL;
+    r->spec.grammar = spec->grammar ? grammar_ref(spec->grammar) : NULL;
     /* The bans of min_tokens stand behind the caller's biases: sampler_keep_bias drops them. */
     int n_bias = spec->sample.n_bias, bans = spec->min_tokens > 0 ? e->n_ends : 0;
     struct logit_bias *bias = mem_zalloc((size_t)(n_bias + bans), sizeof *bias);
@@ -201,12 +206,17 @@ static enum submit_result check_spec(struct engine *e, const struct request_spec
             return SUBMIT_INVALID;
         }
     bool ok = true;
+    if (s->grammar && !e->rt->tokenizer)
+        ok = error_set(err, "this model has no vocabulary: nothing can be constrained");
+    else if (s->grammar && (s->ignore_eos || s->min_tokens > 0))
+        ok = error_set(err, "a constraint decides where the answer ends: ignore_eos and min_tokens "
+                            "do not go with it");
     int most = e->opt.max_queue < ENGINE_MAX_CHOICES ? e->opt.max_queue : ENGINE_MAX_CHOICES;
-    if (s->n < 0 || s->n > most) /* more than the queue holds would be refused for ever */
+    if (ok && (s->n < 0 || s->n > most)) /* more than the queue holds would be refused for ever */
         ok = error_set(err, "n is %d; at most %d choices", s->n, most);
-    else if (s->n_stop < 0 || s->n_stop > ENGINE_MAX_STOPS)
+    else if (ok && (s->n_stop < 0 || s->n_stop > ENGINE_MAX_STOPS))
         ok = error_set(err, "%d stop strings; at most %d", s->n_stop, ENGINE_MAX_STOPS);
-    else if (s->n_top < 0 || s->n_top > ENGINE_MAX_LOGPROBS)
+    else if (ok && (s->n_top < 0 || s->n_top > ENGINE_MAX_LOGPROBS))
         ok = error_set(err, "%d log-probabilities; at most %d", s->n_top, ENGINE_MAX_LOGPROBS);
     for (int i = 0; ok && i < s->n_stop; i++)
         if (!*s->stop[i])
@@ -426,7 +436,12 @@ static void take_token(struct engine *e, struct choice *c, int32_t token, struct
     }
     c->last_ns = now;
     e->stats.generated_tokens++;
+    struct error why = {0};
     sampler_accept(c->sampler, token, true);
+    if (!sampler_ok(c->sampler, &why)) {
+        finish(e, c, FINISH_ERROR, -1, why.msg);
+        return;
+    }
     if (c->guessed)
         c->guessed = false; /* it stands there already */
     else
@@ -453,6 +468,9 @@ static void take_token(struct engine *e, struct choice *c, int32_t token, struct
 struct new_sampler {
     struct sample_params p;
     int n_vocab;
+    const struct request_spec *spec;
+    const struct grammar_vocab *vocab;
+    int n_tokens; /* of the vocabulary */
     struct sampler *sampler;
 };
 
@@ -460,13 +478,25 @@ static void make_sampler(void *arg)
 {
     struct new_sampler *job = arg;
     job->sampler = sampler_new(&job->p, job->n_vocab);
+    if (job->spec->grammar) {
+        struct grammar_zones zones = {.free_until = job->spec->grammar_after};
+        sampler_constrain(
+            job->sampler,
+            grammar_matcher_new(job->spec->grammar, job->vocab, zones.free_until ? &zones : NULL),
+            job->n_tokens);
+    }
 }
 
 /* Before the first step of a choice. Without memory for its sampler it fails at the step's end. */
 static void start_choice(struct engine *e, struct choice *c)
 {
     const struct request_spec *spec = &c->req->spec;
-    struct new_sampler job = {.p = spec->sample, .n_vocab = e->rt->model->config.n_vocab};
+    struct new_sampler job = {
+        .p = spec->sample, .n_vocab = e->rt->model->config.n_vocab, .spec = spec};
+    if (spec->grammar) {
+        job.vocab = runtime_grammar_vocab(e->rt);
+        job.n_tokens = tokenizer_n_vocab(e->rt->tokenizer);
+    }
     job.p.seed += (uint64_t)c->index;
     if (mem_try(make_sampler, &job))
         c->sampler = job.sampler;

@@ -51,7 +51,9 @@ struct request_spec {
     int n_top;               /* 0..ENGINE_MAX_LOGPROBS */
     const char *const *stop; /* (n_stop) */
     int n_stop;
-    uint64_t client;  /* whose it is: clients take turns; 0 is one like the others */
+    struct grammar *grammar;   /* what the answer must fit (text/grammar.h); NULL = anything */
+    const char *grammar_after; /* ... from the end of this text on ("</think>"); NULL = all of it */
+    uint64_t client;           /* whose it is: clients take turns; 0 is one like the others */
     const char *salt; /* keeps cached pages among requests of the same salt; NULL = common */
     struct events *queue;
     void *user;

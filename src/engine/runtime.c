@@ -4,7 +4,9 @@
 #include "base/mem.h"
 #include "base/sysmem.h"
 #include "engine/device.h"
+#include "text/grammar.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -251,6 +253,16 @@ struct runtime *runtime_open(const char *path, const struct runtime_options *opt
     return rt;
 }
 
+const struct grammar_vocab *runtime_grammar_vocab(struct runtime *rt)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    if (!rt->grammar_vocab)
+        rt->grammar_vocab = grammar_vocab_new(rt->tokenizer);
+    pthread_mutex_unlock(&lock);
+    return rt->grammar_vocab;
+}
+
 void runtime_close(struct runtime *rt)
 {
     if (!rt)
@@ -260,6 +272,7 @@ void runtime_close(struct runtime *rt)
     model_free(rt->model);
     if (rt->be)
         rt->be->ops->close(rt->be);
+    grammar_vocab_free(rt->grammar_vocab);
     tokenizer_free(rt->tokenizer);
     tensorfile_close(rt->file);
     mem_free(rt);

@@ -39,11 +39,14 @@ struct runtime {
     struct profile profile;
     int context;
     int64_t load_ns;
+    struct grammar_vocab *grammar_vocab; /* made when first needed */
 };
 
 /* path NULL: the built-in model. */
 struct runtime *runtime_open(const char *path, const struct runtime_options *opt,
                              struct error *err);
 void runtime_close(struct runtime *rt);
+/* The vocabulary, ready for constraints; the model has a tokenizer. Any thread may ask. */
+const struct grammar_vocab *runtime_grammar_vocab(struct runtime *rt);
 
 #endif

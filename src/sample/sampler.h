@@ -2,10 +2,12 @@
  * Logits to a token. A sampler belongs to one sequence: its parameters, the tokens it has seen (for
  * penalties) and a counter. Randomness is a pure function of (seed, counter), so the same seed gives
  * the same text whatever the threads, the batch or the backend.
- * Order: logit bias, penalties, then greedy (temp <= 0) or: top-k, temperature, top-p, min-p, draw.
+ * Order: constraint, logit bias, penalties, then greedy (temp <= 0) or: top-k, temperature, top-p, min-p, draw.
  */
 #ifndef STEEL_SAMPLE_SAMPLER_H
 #define STEEL_SAMPLE_SAMPLER_H
+
+#include "base/error.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -36,13 +38,19 @@ void sampler_free(struct sampler *s);
 const struct sample_params *sampler_params(const struct sampler *s);
 /* Drops all but the first n_bias entries of the logit bias. */
 void sampler_keep_bias(struct sampler *s, int n_bias);
+/* From now on only tokens that fit may be chosen. Takes the matcher over; n_tokens: those it knows. The mask of the next choice
+ * is made here and whenever a generated token is accepted, never inside a step. */
+struct grammar_matcher; /* text/grammar.h */
+void sampler_constrain(struct sampler *s, struct grammar_matcher *m, int n_tokens);
+/* False, with the reason: the constraint went over a limit, or nothing that fits could be chosen. */
+bool sampler_ok(const struct sampler *s, struct error *err);
 /* Records tokens that went by: prompt tokens (generated = false) and chosen ones (true). */
 void sampler_accept(struct sampler *s, int32_t token, bool generated);
 /* Picks a token from logits (n_vocab), which it may change. Does not accept it. */
 int32_t sampler_pick(struct sampler *s, float *logits);
 /* What bias and penalties do to the logits, as a list, for samplers on a device: l += bias; l = l > 0
  * ? l / repeat : l * repeat; l -= less. Every token at most once. Returns how many, -1 if more than
- * max. */
+ * max or not to be said so: a constraint, which only sampler_pick knows. */
 struct logit_edit {
     int32_t token;
     float bias, repeat, less;

@@ -4,6 +4,7 @@
  */
 #include "server/server_int.h"
 #include "server/responses.h"
+#include "text/grammar.h"
 #include "base/clock.h"
 #include "base/mem.h"
 
@@ -86,6 +87,7 @@ static void call_free(struct call *c)
     mem_free(c->choices);
     chat_prompt_free(c->chat);
     responses_call_free(c->responses);
+    grammar_free(c->grammar);
     gen_params_clear(&c->p);
     buf_clear(&c->reply);
     mem_free(c->body);
@@ -282,6 +284,9 @@ static bool submit(struct call *c)
             .salt = salt.p,
             .queue = s->events,
             .user = part,
+            .grammar = c->grammar,
+            /* Thinking is free. */
+            .grammar_after = c->chat && c->chat->in_reasoning ? "</think>" : NULL,
         };
         struct error e = {0};
         enum submit_result res = engine_submit(s->engine, &spec, &part->request, &e);

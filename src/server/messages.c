@@ -210,6 +210,19 @@ static bool translate(const json_t *body, json_t *out, struct api_error *err)
         if (!strcmp(type, "enabled") || !strcmp(type, "disabled"))
             json_object_set_new(out, "enable_thinking", json_boolean(!strcmp(type, "enabled")));
     }
+    const json_t *format = api_member(api_member(body, "output_config"), "format");
+    format = format ? format : api_member(body, "output_format");
+    if (format) {
+        const char *type = json_string_value(json_object_get(format, "type"));
+        json_t *schema = json_object_get(format, "schema");
+        if (!type || strcmp(type, "json_schema") || !schema)
+            return api_invalid(
+                err, "output_config.format",
+                "output_config.format must be {\"type\": \"json_schema\", \"schema\": ...}");
+        json_object_set_new(
+            out, "response_format",
+            json_pack("{s:s,s:{s:O}}", "type", type, "json_schema", "schema", schema));
+    }
     if (tools && !add_tools(out, tools, err))
         return false;
     return !choice || add_tool_choice(out, choice, err);

@@ -307,31 +307,6 @@ static bool read_seed(const json_t *body, struct gen_params *p, struct api_error
     return true;
 }
 
-/* What would constrain the text and cannot yet is refused, never ignored. */
-static bool refuse_constraints(const json_t *body, struct api_error *err)
-{
-    const json_t *f = api_member(body, "response_format");
-    if (f && !json_is_object(f))
-        return api_invalid(err, "response_format", "response_format must be an object, not %s",
-                           kind(f));
-    const char *type = "text";
-    if (f && !api_string(f, "type", &type, err))
-        return false;
-    if (f && strcmp(type, "text"))
-        return api_invalid(err, "response_format",
-                           "response_format %s is not supported yet: this server cannot constrain "
-                           "the output and does not pretend to",
-                           !strcmp(type, "json_object") || !strcmp(type, "json_schema") ? type
-                                                                                        : "type");
-    static const char *const names[] = {"guided_json",       "guided_regex", "guided_choice",
-                                        "guided_grammar",    "grammar",      "json_schema",
-                                        "structured_outputs"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (api_member(body, names[i]))
-            return api_invalid(err, names[i], "%s is not supported yet", names[i]);
-    return true;
-}
-
 static bool read_sampling(const json_t *body, struct gen_params *p, struct api_error *err)
 {
     struct sample_params *s = &p->sample;
@@ -410,8 +385,7 @@ bool gen_params_read(const json_t *body, enum params_api api, const struct sampl
         !api_bool(body, "ignore_eos", &p->ignore_eos, err) ||
         !api_bool(body, "cache_prompt", &cache, err) ||
         !api_string(body, "cache_salt", &salt, err) || !read_stop(body, "stop", p, err) ||
-        !read_bias(body, n_vocab, p, err) || !read_logprobs(body, api, p, err) ||
-        !refuse_constraints(body, err))
+        !read_bias(body, n_vocab, p, err) || !read_logprobs(body, api, p, err))
         return false;
     p->no_cache = !cache;
     p->salt = salt ? mem_strdup(salt) : NULL;

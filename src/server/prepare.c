@@ -115,7 +115,7 @@ bool prepare_completions(struct call *c, const json_t *body)
             if (c->prompts[i].n <= (size_t)engine_context(c->server->engine))
                 tokenizer_decode(t, c->prompts[i].ids, c->prompts[i].n, false, &c->echo[i]);
     }
-    return true;
+    return call_constrain(c, body);
 }
 
 /* A reply made of tokens may be many times its request: it has a bound of its own. */

@@ -240,7 +240,8 @@ bool prepare_chat(struct call *c, const json_t *body)
         ok = translated != NULL;
     }
     ok = ok && prepare_conversation(c, body, &prompt) &&
-         call_encode(c, prompt.p, prompt.len, TOKENIZE_SPECIAL, call_add_prompt(c));
+         call_encode(c, prompt.p, prompt.len, TOKENIZE_SPECIAL, call_add_prompt(c)) &&
+         call_constrain(c, body);
     c->special = true; /* the parser looks for the format's control tokens */
     buf_clear(&prompt);
     json_decref(translated);
@@ -307,6 +308,7 @@ bool prepare_responses(struct call *c, const json_t *body)
               prepare_translated(c, chat);
     if (ok && c->responses->truncate && !fits(c))
         ok = truncate_turns(c, chat);
+    ok = ok && call_constrain(c, chat);
     json_decref(chat);
     return ok;
 }
@@ -318,7 +320,7 @@ bool prepare_ollama(struct call *c, const json_t *body)
     bool ok = chat && (raw ? prepare_completions(c, chat)
                            : gen_params_read(chat, PARAMS_CHAT, &c->server->opt.sample,
                                              call_n_vocab(c), &c->p, &c->err) &&
-                                 prepare_translated(c, chat));
+                                 prepare_translated(c, chat) && call_constrain(c, chat));
     json_decref(chat);
     return ok;
 }

@@ -12,6 +12,9 @@ struct token_list *call_add_prompt(struct call *c);
 bool call_refuse(struct call *c, const char *param, const struct error *why);
 bool call_encode(struct call *c, const char *text, size_t n, int flags, struct token_list *out);
 
+/* constraint.c: what the answer must fit, into c->grammar; after the conversation is prepared. */
+bool call_constrain(struct call *c, const json_t *body);
+
 /* prepare_chat.c: messages, tools and the rest of a chat body to the text of a prompt; sets c->chat.
  * The checks need nothing but the JSON. */
 bool prepare_conversation(struct call *c, const json_t *body, struct buf *prompt);

@@ -5,6 +5,7 @@
 #include "sample/sample_advice.h"
 #include "server/store.h"
 #include "server/web.h"
+#include "text/grammar.h"
 
 #include <event2/event.h>
 #include <malloc.h>
@@ -20,6 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { GRAMMARS_KEPT = 64 };
 enum { STORE_AGE_S = 6 * 3600 }; /* a response nobody used for so long is forgotten */
 
 const struct runtime *server_runtime(const struct server *s)
@@ -561,6 +563,7 @@ int server_run(const struct server_options *opt, struct error *err)
              opt->engine.runtime.backend.deterministic ? "deterministic" : "default");
     signal(SIGPIPE, SIG_IGN);
     bound_heap();
+    s->grammars = grammar_cache_new(GRAMMARS_KEPT);
     s->store = store_new(opt->store_bytes, STORE_AGE_S);
     log_start();
     event_set_mem_functions(mem_ask, mem_ask_again, mem_free);
@@ -590,6 +593,7 @@ int server_run(const struct server_options *opt, struct error *err)
     if (s->base)
         event_base_free(s->base);
     store_free(s->store);
+    grammar_cache_free(s->grammars);
     mem_free(s);
     log_stop();
     setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);

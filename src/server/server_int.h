@@ -142,6 +142,7 @@ struct call {
     bool special;                     /* the parser needs to see control tokens */
     struct chat_prompt *chat;         /* how to parse the answer; NULL = plain text */
     struct responses_call *responses; /* CALL_RESPONSES */
+    struct grammar *grammar;          /* what the answer must fit; NULL = anything; a reference */
     struct buf reply;                 /* JSON to send as it is; empty = generate */
     size_t n_reply_sent;
     /* running */
@@ -185,6 +186,7 @@ struct server {
     uint64_t n_http[6]; /* replies by status class */
     uint64_t next_id, id_secret;
     struct store *store; /* kept responses */
+    struct grammar_cache *grammars;
     struct jobs *jobs;
     int jobs_fd; /* eventfd */
     /* What Retry-After is reckoned from. */

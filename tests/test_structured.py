@@ -1,0 +1,107 @@
+"""Answers that fit, over every API that can ask for it: schemas, regular expressions, grammars, choices."""
+import json
+import os
+import re
+import sys
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serverlib import Server, run_tests
+
+BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
+CHAT = "/v1/chat/completions"
+ASK = {"messages": [{"role": "user", "content": "Tell me about Jana."}], "max_tokens": 2000, "temperature": 1}
+PERSON = {"type": "object", "additionalProperties": False, "required": ["name", "age", "tags"],
+          "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 18, "maximum": 99},
+                         "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+
+
+def is_person(text):
+    v = json.loads(text)
+    return (list(v) == ["name", "age", "tags"] and isinstance(v["name"], str) and len(v["name"]) <= 12
+            and isinstance(v["age"], int) and 18 <= v["age"] <= 99 and len(v["tags"]) <= 3 and set(v["tags"]) <= {"a", "b"})
+
+
+def content(r):
+    return r["choices"][0]["message"]["content"]
+
+
+def test_schema(s):
+    """Whatever is drawn, it fits; whole and streamed alike; every choice of several."""
+    for seed in range(12):
+        r = s.json(CHAT, dict(ASK, seed=seed, temperature=0.5 + seed / 4, response_format=FORMAT))
+        assert r["choices"][0]["finish_reason"] == "stop" and is_person(content(r)), content(r)
+    body = dict(ASK, seed=3, response_format=FORMAT)
+    events = [json.loads(e) for e in s.stream(CHAT, body)[:-1]]
+    assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == content(s.json(CHAT, body))
+    many = s.json(CHAT, dict(ASK, seed=5, n=4, logprobs=True, response_format=FORMAT))["choices"]
+    assert all(is_person(c["message"]["content"]) for c in many) and len({c["message"]["content"] for c in many}) > 1
+    cut = s.json(CHAT, dict(ASK, max_tokens=3, response_format=FORMAT))
+    assert cut["choices"][0]["finish_reason"] == "length"
+
+
+def test_kinds(s):
+    def one(**kw):
+        return s.json(CHAT, dict(ASK, enable_thinking=False, **kw))
+    assert re.fullmatch(r"[0-9]{3}-[a-z]{2}", content(one(guided_regex="[0-9]{3}-[a-z]{2}")))
+    assert content(one(guided_choice=["yes", "no"])) in ("yes", "no")
+    assert content(one(structured_outputs={"choice": ["maybe"]})) == "maybe"
+    assert re.fullmatch(r"x[0-9]y", content(one(grammar='root ::= "x" [0-9] "y"')))
+    assert is_person(content(one(json_schema=PERSON))) and is_person(content(one(guided_json=json.dumps(PERSON))))
+    r = s.json("/v1/completions", {"prompt": "Age:", "guided_regex": " [1-9][0-9]", "temperature": 1})
+    assert re.fullmatch(r" [1-9][0-9]", r["choices"][0]["text"]) and r["choices"][0]["finish_reason"] == "stop"
+    for seed in range(40):  # any object: the model must find an end to it by itself
+        r = one(response_format={"type": "json_object"}, seed=seed)
+        if r["choices"][0]["finish_reason"] == "stop":
+            assert isinstance(json.loads(content(r)), dict)
+            break
+    else:
+        raise AssertionError("no object was ever finished")
+
+
+def test_apis(s):
+    """The same through the other APIs."""
+    r = s.json("/v1/responses", {"input": "Hello", "seed": 1, "text": {"format": {"type": "json_schema", "name": "p", "schema": PERSON}}})
+    assert is_person("".join(p["text"] for i in r["output"] if i["type"] == "message" for p in i["content"])), r["output"]
+    r = s.json("/v1/messages", {"messages": ASK["messages"], "max_tokens": 2000, "output_config": {"format": {"type": "json_schema", "schema": PERSON}}})
+    assert is_person("".join(b["text"] for b in r["content"] if b["type"] == "text"))
+    assert is_person(s.json("/api/chat", {"messages": ASK["messages"], "stream": False, "options": {"seed": 1}, "format": PERSON})["message"]["content"])
+
+
+def test_thinking(s):
+    """Thinking is free, then the constraint holds."""
+    body = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0, "guided_regex": "[0-9]+"}
+    prompt = s.json("/apply-template", body)
+    r = s.json(CHAT, body)
+    assert re.fullmatch(r"[0-9]+", content(r).strip())
+    if prompt["thinking"]:
+        assert "carry" in r["choices"][0]["message"]["reasoning_content"] and content(r).strip() == "42"
+
+
+def test_refused(s):
+    for kw, param in [({"response_format": 5}, "response_format"), ({"response_format": {}}, "response_format.type"),
+                      ({"response_format": {"type": "xml"}}, "response_format.type"),
+                      ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+                      ({"guided_regex": "("}, "guided_regex"), ({"guided_regex": 5}, "guided_regex"),
+                      ({"guided_choice": "x"}, "guided_choice"), ({"guided_choice": []}, "guided_choice"),
+                      ({"grammar": "root ::= nothing"}, "grammar"), ({"structured_outputs": 5}, "structured_outputs"),
+                      ({"guided_regex": "a", "grammar": 'root ::= "a"'}, "grammar"),
+                      ({"guided_json": {"$ref": "http://x"}}, "guided_json"), ({"guided_json": {"type": "objekt"}}, "guided_json"),
+                      ({"guided_regex": "(a{1000}){1000}{1000}"}, "guided_regex"), ({"guided_regex": "a", "min_tokens": 5}, "messages"),
+                      ({"guided_regex": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "guided_regex")]:
+        e = s.json(CHAT, dict(ASK, **kw), 400)["error"]
+        assert e["param"] == param and e["message"], (kw, e)
+    e = s.json(CHAT, dict(ASK, response_format={"type": "json_schema", "json_schema": {"schema": {
+        "type": "object", "properties": {"a": {"type": "string", "pattern": "(?<=x)y"}}}}}), 400)["error"]
+    assert "#/properties/a/pattern" in e["message"]
+    # a bias that forbids what the constraint needs ends the answer with an error, not with nonsense
+    ids = s.json("/tokenize", {"content": "0123456789"})["tokens"]
+    r = s.json(CHAT, dict(ASK, guided_regex="[0-9]", enable_thinking=False, logit_bias={str(i): -100 for i in ids}), 500)
+    assert "constraint" in r["error"]["message"]
+
+
+server = Server(BUILD, model="demo/steel-demo.gguf")
+try:
+    run_tests([test_schema, test_kinds, test_apis, test_thinking, test_refused], server)
+finally:
+    server.stop()
