@@ -474,16 +474,30 @@ struct new_sampler {
     struct sampler *sampler;
 };
 
+static bool fit_mask(void *m, uint32_t *bits, struct error *err)
+{
+    return grammar_mask(m, bits, err);
+}
+static bool fit_accept(void *m, int32_t token, struct error *err)
+{
+    return grammar_accept(m, token, err);
+}
+static void fit_free(void *m)
+{
+    grammar_matcher_free(m);
+}
+
 static void make_sampler(void *arg)
 {
     struct new_sampler *job = arg;
     job->sampler = sampler_new(&job->p, job->n_vocab);
     if (job->spec->grammar) {
         struct grammar_zones zones = {.free_until = job->spec->grammar_after};
-        sampler_constrain(
-            job->sampler,
-            grammar_matcher_new(job->spec->grammar, job->vocab, zones.free_until ? &zones : NULL),
-            job->n_tokens);
+        struct sample_constraint fit = {
+            .mask = fit_mask, .accept = fit_accept, .free = fit_free, .n_tokens = job->n_tokens};
+        fit.state =
+            grammar_matcher_new(job->spec->grammar, job->vocab, zones.free_until ? &zones : NULL);
+        sampler_constrain(job->sampler, &fit);
     }
 }
 

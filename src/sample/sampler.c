@@ -2,7 +2,6 @@
 #include "sample/sampler.h"
 #include "base/error.h"
 #include "base/mem.h"
-#include "text/grammar.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -30,10 +29,10 @@ struct sampler {
     int n_marked;
     struct candidate *cand; /* (n_vocab) */
     uint64_t counter;
-    uint64_t expected;               /* tokens chosen and not accepted yet */
-    struct grammar_matcher *matcher; /* NULL = free; owned */
-    uint32_t *mask;                  /* (n_vocab bits) what may come next */
-    struct error failed;             /* of the constraint; empty = none */
+    uint64_t expected;            /* tokens chosen and not accepted yet */
+    struct sample_constraint fit; /* state NULL: any text */
+    uint32_t *mask;               /* bits of what may come next */
+    struct error failed;          /* of the constraint; empty = none */
 };
 
 struct sample_params sample_params_default(void)
@@ -132,23 +131,24 @@ void sampler_free(struct sampler *s)
     mem_free(s->marked);
     mem_free(s->is_marked);
     mem_free(s->cand);
-    grammar_matcher_free(s->matcher);
+    if (s->fit.state)
+        s->fit.free(s->fit.state);
     mem_free(s->mask);
     mem_free(s);
 }
 
 static void make_mask(struct sampler *s)
 {
-    if (!s->failed.msg[0] && !grammar_mask(s->matcher, s->mask, &s->failed) && !s->failed.msg[0])
+    if (!s->fit.mask(s->fit.state, s->mask, &s->failed) && !s->failed.msg[0])
         error_set(&s->failed, "the constraint cannot go on");
 }
 
-void sampler_constrain(struct sampler *s, struct grammar_matcher *m, int n_tokens)
+void sampler_constrain(struct sampler *s, const struct sample_constraint *c)
 {
-    CHECK(!s->matcher, "a sampler has one constraint");
-    s->matcher = m;
-    int most = n_tokens > s->n_vocab ? n_tokens : s->n_vocab;
-    s->mask = mem_zalloc(grammar_mask_words(most), sizeof *s->mask);
+    CHECK(!s->fit.state, "a sampler has one constraint");
+    s->fit = *c;
+    size_t most = (size_t)(c->n_tokens > s->n_vocab ? c->n_tokens : s->n_vocab);
+    s->mask = mem_zalloc((most + 31) / 32, sizeof *s->mask);
     make_mask(s);
 }
 
@@ -179,7 +179,7 @@ uint64_t sampler_counter(const struct sampler *s)
 
 bool sampler_has_memory(const struct sampler *s)
 {
-    return s->seen || s->generated || s->matcher;
+    return s->seen || s->generated || s->fit.state;
 }
 
 void sampler_expect(struct sampler *s)
@@ -211,8 +211,8 @@ void sampler_accept(struct sampler *s, int32_t token, bool generated)
         s->counter++;
         s->expected -= s->expected > 0;
     }
-    if (s->matcher && generated && !s->failed.msg[0]) {
-        if (grammar_accept(s->matcher, token, &s->failed))
+    if (s->fit.state && generated && !s->failed.msg[0]) {
+        if (s->fit.accept(s->fit.state, token, &s->failed))
             make_mask(s);
         else if (!s->failed.msg[0])
             error_set(&s->failed,
@@ -301,7 +301,7 @@ static void apply_penalties(struct sampler *s, float *logits)
 int sampler_edits(const struct sampler *s, struct logit_edit *out, int max)
 {
     int n = 0;
-    if (s->matcher)
+    if (s->fit.state)
         return -1;
     for (int i = 0; i < s->n_marked; i++) {
         struct logit_edit e = {.token = s->marked[i]};
@@ -359,7 +359,7 @@ static int nucleus(struct candidate *c, int n, float max, float temp, float top_
 int32_t sampler_pick(struct sampler *s, float *logits)
 {
     const struct sample_params *p = &s->p;
-    for (int i = 0; s->matcher && i < s->n_vocab; i++)
+    for (int i = 0; s->fit.state && i < s->n_vocab; i++)
         if (!(s->mask[i / 32] >> i % 32 & 1))
             logits[i] = -INFINITY;
     apply_penalties(s, logits);

@@ -38,10 +38,18 @@ void sampler_free(struct sampler *s);
 const struct sample_params *sampler_params(const struct sampler *s);
 /* Drops all but the first n_bias entries of the logit bias. */
 void sampler_keep_bias(struct sampler *s, int n_bias);
-/* From now on only tokens that fit may be chosen. Takes the matcher over; n_tokens: those it knows. The mask of the next choice
- * is made here and whenever a generated token is accepted, never inside a step. */
-struct grammar_matcher; /* text/grammar.h */
-void sampler_constrain(struct sampler *s, struct grammar_matcher *m, int n_tokens);
+/* What the text must fit (text/grammar.h has such): a mask of what may come next, one bit a token, and
+ * the taking of a token. False: it cannot go on; err may say why. */
+struct sample_constraint {
+    bool (*mask)(void *state, uint32_t *bits, struct error *err);
+    bool (*accept)(void *state, int32_t token, struct error *err);
+    void (*free)(void *state);
+    void *state;  /* owned from sampler_constrain on */
+    int n_tokens; /* that the mask has bits for */
+};
+/* From now on only tokens that fit may be chosen. The mask of the next choice is made here and whenever
+ * a generated token is accepted, never inside a step. */
+void sampler_constrain(struct sampler *s, const struct sample_constraint *c);
 /* False, with the reason: the constraint went over a limit, or nothing that fits could be chosen. */
 bool sampler_ok(const struct sampler *s, struct error *err);
 /* Records tokens that went by: prompt tokens (generated = false) and chosen ones (true). */
