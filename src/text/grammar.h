@@ -53,7 +53,7 @@ struct grammar_source {
 };
 
 enum {
-    GRAMMAR_TEXT_MAX = 2 << 20,  /* bytes of a source */
+    GRAMMAR_TEXT_MAX = 1 << 20,  /* bytes of a source */
     GRAMMAR_MASK_WORK = 8 << 20, /* steps of automata and parser that one mask may take */
 };
 

@@ -24,6 +24,7 @@ enum {
     LINKS_MAX = 400000,
     DEPTH_MAX = 200,
     COPIES_MAX = 10000,
+    TERMS_MAX = 4096,
 };
 
 enum tree_kind { G_TERM, G_RULE, G_CAT, G_ALT, G_REP };
@@ -520,6 +521,10 @@ static void link_term(struct gbnf *p, uint32_t term, uint32_t from, uint32_t to)
                 link_add(p, from, 0, p->made[i].id, to);
             return;
         }
+    if (p->n_made >= TERMS_MAX) {
+        bad(p, "over 4096 different terminals beside recursive rules");
+        return;
+    }
     struct dfa *d = dfa_new(p->pool, &term, 1, p->err->msg[0] ? NULL : p->err);
     if (!d)
         return;

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NODES_MAX = 400000, LIST_MAX = 2000000, RANGES_MAX = 400000, WORK_MAX = 1500000 };
+enum { NODES_MAX = 400000, LIST_MAX = 2000000, RANGES_MAX = 400000, WORK_MAX = 700000 };
 
 struct re_pool *re_pool_new(void)
 {
@@ -71,7 +71,7 @@ bool re_spend(struct re_pool *p, size_t n)
 {
     p->work += n;
     if (p->work > WORK_MAX)
-        return re_over(p, "regular expressions take over 1500000 steps to compile");
+        return re_over(p, "regular expressions take over 700000 steps to compile");
     return !p->error;
 }
 
@@ -285,6 +285,8 @@ static uint32_t set_join(struct re_pool *p, uint32_t a, uint32_t b, bool both)
     size_t n = 0, m = 0;
     re_as_set(p, a, &x, &n);
     re_as_set(p, b, &y, &m);
+    if (!re_spend(p, (n + m) / 8))
+        return RE_NONE;
     struct re_range *t = mem_alloc((n + m + 1) * sizeof *t);
     size_t k = 0;
     if (both) {

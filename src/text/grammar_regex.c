@@ -154,7 +154,9 @@ static bool set_add_property(struct parser *p, struct set *s, bool negated)
     uint32_t from = 0;
     bool in = false;
     for (uint32_t cp = 0; cp <= CP_MAX + 1; cp++) {
-        bool has = cp <= CP_MAX && unicode_is(cp, mask) != negated;
+        /* Nothing with these properties lies beyond plane 3 but variation selectors (marks). */
+        bool beyond = cp >= 0x32400 && (cp < 0xe0100 || cp > 0xe01ef);
+        bool has = cp <= CP_MAX && (!beyond && unicode_is(cp, mask)) != negated;
         if (has && !in)
             from = cp;
         if (!has && in)

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NODES_MAX = 20000, LABELS_MAX = 64 };
+enum { NODES_MAX = 20000, LABELS_MAX = 64, PROPS_MAX = 4000 };
 
 /* An object under construction: its grammar node, and what decides about it. */
 struct builder {
@@ -345,6 +345,8 @@ static bool build_object(struct builder *b, const struct shape *x, uint32_t *out
     struct schema *s = b->s;
     struct name *names;
     uint32_t n = collect_names(s, x, &names);
+    if (n > PROPS_MAX)
+        return schema_fail(s, NULL, "an object of over %d properties", PROPS_MAX);
     if (x->needs && n > 500)
         return schema_fail(s, NULL, "dependentRequired in an object of over 500 properties");
     uint32_t node = grammar_add_node(b->g, NODE_OBJECT);
