@@ -168,13 +168,16 @@ static void walk_line(struct walker *w, const char *line, size_t len)
     else
         print_string(err.msg);
     qsort(w->us, w->n_us, sizeof *w->us, double_cmp);
-    for (size_t i = 0; i < w->n_us; i++)
+    size_t slow = 0;
+    for (size_t i = 0; i < w->n_us; i++) {
         sum += w->us[i];
+        slow += w->us[i] > 500;
+    }
     double p99 = w->n_us ? w->us[(w->n_us * 99 + 99) / 100 - 1] : 0;
     printf(", \"compile_us\": %.1f, \"mask_us\": {\"avg\": %.2f, \"p99\": %.2f, \"max\": %.2f, "
-           "\"n\": %zu}, \"accepted\": [%s]}\n",
+           "\"n\": %zu, \"over_500\": %zu}, \"accepted\": [%s]}\n",
            compile_us, w->n_us ? sum / (double)w->n_us : 0, p99, w->n_us ? w->us[w->n_us - 1] : 0,
-           w->n_us, accepted.p ? accepted.p : "");
+           w->n_us, slow, accepted.p ? accepted.p : "");
     buf_clear(&accepted);
     grammar_free(g);
     jdoc_free(doc);
