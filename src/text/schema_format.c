@@ -16,6 +16,7 @@
 #define HOUR   "([01][0-9]|2[0-3])"
 #define OFFSET "([Zz]|[+-]" HOUR ":[0-5][0-9])"
 #define TIME   HOUR ":[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?" OFFSET
+#define CLOCK  "([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)"
 #define LABEL  "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 #define SHORT  "[A-Za-z0-9]([A-Za-z0-9-]{0,22}[A-Za-z0-9])?"
 /* 253 characters at most: three labels of any length, or ten of up to 24. */
@@ -52,8 +53,8 @@ static const struct {
     {"date", DAY},
     {"time", TIME},
     {"date-time", "(" DAY ")[Tt]" TIME},
-    {"duration", "P((([0-9]+Y)?([0-9]+M)?([0-9]+D)?(T(?=[0-9])([0-9]+H)?([0-9]+M)?([0-9]+S)?)?)"
-                 "|[0-9]+W)"},
+    {"duration",
+     "P(([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)(T" CLOCK ")?|T" CLOCK "|[0-9]+W)"},
     {"email",
      ATEXT "+(\\." ATEXT "+)*@(" LABEL "(\\." LABEL ")*|\\[" IPV4 "\\]|\\[IPv6:" IPV6 "\\])"},
     {"hostname", HOST},
@@ -84,8 +85,11 @@ enum format_known schema_format(struct schema *s, const char *name, size_t len, 
         struct error err = {0};
         *term = re_parse(s->pool, p, strlen(p), false, &err);
         CHECK(!err.msg[0] || re_pool_error(s->pool), "format %s: %s", formats[i].name, err.msg);
-        if (!strcmp(formats[i].name, "duration")) /* "P" alone says nothing */
-            *term = re_and(s->pool, *term, re_not(s->pool, re_char(s->pool, 'P')));
+        if (strstr(formats[i].name, "hostname")) { /* punycode is not checked: it is not allowed */
+            static const char coded[] = "(.*\\.)?..--.*";
+            uint32_t x = re_parse(s->pool, coded, sizeof coded - 1, false, NULL);
+            *term = re_and(s->pool, *term, re_not(s->pool, x));
+        }
         return FORMAT_TERM;
     }
     return FORMAT_UNKNOWN;

@@ -17,6 +17,17 @@ static bool id_is_base(const struct jvalue *v)
     return id && id->kind == J_STRING && id->len && id->text[0] != '#';
 }
 
+/* Is it a part of a value that is no schema? */
+static bool in_data(const struct jvalue *v)
+{
+    for (; v->parent; v = v->parent)
+        if (v->parent->kind == J_OBJECT && v->key_len >= 4 && v->key_len <= 8 &&
+            (!memcmp(v->key, "enum", 4) || !memcmp(v->key, "const", 4) ||
+             !memcmp(v->key, "examples", 4) || !memcmp(v->key, "default", 4)))
+            return true;
+    return false;
+}
+
 /* The document that a reference without an address is about: the nearest one with an $id. */
 static const struct jvalue *ref_base(const struct jvalue *v)
 {
@@ -33,16 +44,17 @@ static const char *last_part(const char *s, size_t n, size_t *len)
     return from;
 }
 
-/* The part of the schema whose $id is this address, whole or by its last part. */
+/* The part of the schema whose $id is this address, whole or by its last part; NULL also where several
+ * have it. */
 static const struct jvalue *ref_find_id(struct schema *s, const char *p, size_t n)
 {
     const struct jvalue *hit = NULL;
     while (n && p[n - 1] == '#')
         n--;
     for (int whole = 1; whole >= 0 && !hit; whole--)
-        for (uint32_t i = 0; i < jdoc_count(s->doc) && !hit; i++) {
+        for (uint32_t i = 0; i < jdoc_count(s->doc); i++) {
             const struct jvalue *v = jdoc_at(s->doc, i);
-            if (v->kind != J_OBJECT || !id_is_base(v))
+            if (v->kind != J_OBJECT || !id_is_base(v) || in_data(v))
                 continue;
             const struct jvalue *id = jvalue_get(v, "$id");
             if (!id)
@@ -53,8 +65,11 @@ static const struct jvalue *ref_find_id(struct schema *s, const char *p, size_t 
             size_t an, bn;
             const char *a = last_part(p, n, &an), *b = last_part(id->text, m, &bn);
             if (whole ? m == n && !memcmp(id->text, p, n)
-                      : an && an == bn && !memcmp(a, b, an) && !memmem(p, n, "://", 3))
+                      : an && an == bn && !memcmp(a, b, an) && !memmem(p, n, "://", 3)) {
+                if (hit)
+                    return NULL;
                 hit = v;
+            }
         }
     return hit;
 }
@@ -118,7 +133,7 @@ static const struct jvalue *ref_anchor(struct schema *s, const struct jvalue *ba
 {
     for (uint32_t i = 0; i < jdoc_count(s->doc); i++) {
         const struct jvalue *v = jdoc_at(s->doc, i);
-        if (v->kind != J_OBJECT)
+        if (v->kind != J_OBJECT || in_data(v))
             continue;
         const struct jvalue *a = jvalue_get(v, "$anchor"), *id = jvalue_get(v, "$id");
         if (!id)
