@@ -380,6 +380,8 @@ static void test_refused(void **state)
          "ref\":\"#/$defs/x\"}}}},"
          "\"$ref\":\"#/$defs/x\"}",
          "no value fits"},
+        {"{\"type\":\"object\",\"propertyNames\":{\"enum\":[\"a\",\"b\"]},\"minProperties\":2}",
+         "finitely many names"},
         {"[1]", "a schema is an object"},
         {"{", "not valid JSON"},
         {"{\"a\":\"\\ud800\"}", "not valid JSON"},

@@ -26,6 +26,8 @@ struct term {
     bool plain; /* characters are escaped only where JSON asks for it */
     struct dfa *dfa;
     struct names *names; /* TERM_KEY */
+    bool repeats;        /* TERM_KEY: others have finitely many names, which may come twice: with
+                            those taken out, a name that was begun could be a dead end */
 };
 
 /* The declared properties of an object by name: a trie of code points, in sorted order. */
@@ -54,8 +56,7 @@ struct array_node {
     uint32_t n_prefix;
     uint32_t items; /* node of the rest; unused where max == n_prefix */
     uint32_t min, max;
-    uint32_t contains; /* node that n_contains items at least must fit, or NO_LIMIT */
-    uint32_t *both;    /* (n_prefix + 1) node of an item that fits its place and `contains`;
+    uint32_t *both; /* (n_prefix + 1) node of an item that fits its place and `contains`;
                           NO_LIMIT where there is none */
     uint32_t n_contains;
 };

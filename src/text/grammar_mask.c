@@ -641,8 +641,7 @@ bool grammar_is_active(const struct grammar_matcher *m)
     return m->zone.zone == ZONE_ON || m->zone.zone == ZONE_DONE;
 }
 
-/* Only one byte can follow, and so on; the token is the longest one on that way that is a whole step
- * of it. Anything that would need a mask to decide is not forced. */
+/* Two bytes that may follow are two tokens, mostly: only where there is one does the mask decide. */
 int32_t grammar_forced(struct grammar_matcher *m)
 {
     if (m->zone.zone != ZONE_ON || m->error)

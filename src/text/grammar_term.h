@@ -131,7 +131,7 @@ static inline uint32_t key_label(const struct grammar_matcher *m, const struct t
         }
     }
     uint32_t label = t->q ? tm->dfa->label[t->q] : 0;
-    return label && !other_seen(m, t) ? tm->names->n + label : 0;
+    return label && (tm->repeats || !other_seen(m, t)) ? tm->names->n + label : 0;
 }
 
 static inline bool term_step_utf8(const struct grammar_matcher *m, const struct term *tm,

@@ -167,7 +167,6 @@ static bool build_array(struct builder *b, const struct shape *x, uint32_t *out)
     a->n_prefix = prefix;
     a->min = x->min_items;
     a->max = x->max_items;
-    a->contains = NO_LIMIT;
     const struct contains *c = x->contains;
     if (c && c->next)
         return schema_fail(s, NULL, "two of \"contains\" for one array cannot be enforced");
@@ -606,11 +605,19 @@ static bool make_key(struct builder *b, struct names_of *info, const uint8_t *ok
         uint32_t none = RE_NONE;
         info->dfa = dfa_new(b->s->pool, &none, 1, NULL);
         if (!info->dfa)
-            return false;
+            return schema_fail(b->s, NULL, "%s", re_pool_error(b->s->pool));
     }
     o->key = grammar_add_term(b->g, TERM_KEY, info->dfa);
     struct term *t = &b->g->terms[o->key];
     t->plain = !o->n_others || info->dfa->finite;
+    t->repeats = o->n_others && info->dfa->finite;
+    uint32_t n_required = 0;
+    for (uint32_t i = 0; i < o->n_props; i++)
+        n_required += o->prop[i].required;
+    if (t->repeats && o->min > 1 && o->min > n_required) {
+        info->dfa = NULL;
+        return schema_fail(b->s, NULL, "minProperties with finitely many names cannot be enforced");
+    }
     info->dfa = NULL;
     t->names = mem_zalloc(1, sizeof *t->names);
     for (uint32_t i = 0; i < info->n; i++)
@@ -668,7 +675,7 @@ static bool build(struct builder *b)
     cut_dead(b->g, ok);
     cut_edges(b->g, ok);
     for (uint32_t i = 0; i < b->n_objects && fits; i++)
-        fits = make_key(b, b->objects[i], ok) || schema_fail(s, NULL, "out of terms");
+        fits = make_key(b, b->objects[i], ok);
     if (!ok[value])
         schema_fail(s, root, "no value fits this schema");
     mem_free(ok);
