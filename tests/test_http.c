@@ -217,12 +217,6 @@ static void test_params(void **state)
         {"{\"logprobs\":5}", "logprobs"},
         {"{\"top_logprobs\":2}", "top_logprobs"},
         {"{\"top_logprobs\":21,\"logprobs\":true}", "top_logprobs"},
-        {"{\"response_format\":{\"type\":\"json_object\"}}", "response_format"},
-        {"{\"response_format\":{\"type\":\"json_schema\"}}", "response_format"},
-        {"{\"response_format\":{\"type\":\"xml\"}}", "response_format"},
-        {"{\"response_format\":{\"type\":1}}", "type"},
-        {"{\"response_format\":1}", "response_format"},
-        {"{\"guided_json\":{}}", "guided_json"},
         {"{\"cache_salt\":1}", "cache_salt"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

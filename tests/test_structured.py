@@ -79,7 +79,7 @@ def test_thinking(s):
 
 
 def test_refused(s):
-    for kw, param in [({"response_format": 5}, "response_format"), ({"response_format": {}}, "response_format.type"),
+    for kw, param in [({"response_format": 5}, "response_format"), ({"response_format": {}}, "response_format.type"), ({"response_format": {"type": 1}}, "type"),
                       ({"response_format": {"type": "xml"}}, "response_format.type"),
                       ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
                       ({"guided_regex": "("}, "guided_regex"), ({"guided_regex": 5}, "guided_regex"),

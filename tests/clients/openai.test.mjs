@@ -125,7 +125,7 @@ test("errors are the SDK's own types, with param and message", async () => {
   await bad({ temperature: "hot" }, "temperature");
   await bad({ messages: "hello" }, "messages");
   await bad({ max_tokens: -2 }, "max_tokens");
-  await bad({ response_format: { type: "json_object" } }, "response_format");
+  await bad({ response_format: { type: "xml" } }, "response_format.type");
   await assert.rejects(client.chat.completions.create({ model, messages: [{ role: "user", content: "word ".repeat(20000) }] }), e => {
     assert.ok(e instanceof OpenAI.BadRequestError);
     assert.match(e.message, /\d{4,}.*\d{3,}/s, "both numbers are named");
