@@ -604,8 +604,9 @@ static int best_key(const float *keys, int n, const int *chosen, int n_chosen)
 /* Experts outside the best groups get a key that nothing is below. */
 static void keep_groups(const struct router *t, float *keys, int n)
 {
-    int each = n / t->n_groups, best[MAX_USED];
-    float score[MAX_USED];
+    int each = n / t->n_groups, best[MAX_USED] = {0};
+    float score[MAX_USED] = {0};
+    CHECK(each > 0, "%d experts in %d groups", n, t->n_groups);
     for (int g = 0; g < t->n_groups; g++) {
         int two[2] = {0};
         two[0] = best_key(keys + g * each, each, two, 0);

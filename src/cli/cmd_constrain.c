@@ -167,7 +167,8 @@ static void walk_line(struct walker *w, const char *line, size_t len)
         printf("null");
     else
         print_string(err.msg);
-    qsort(w->us, w->n_us, sizeof *w->us, double_cmp);
+    if (w->n_us)
+        qsort(w->us, w->n_us, sizeof *w->us, double_cmp);
     size_t slow = 0;
     for (size_t i = 0; i < w->n_us; i++) {
         sum += w->us[i];

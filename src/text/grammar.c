@@ -234,7 +234,7 @@ static struct grammar *cache_find(struct grammar_cache *c, const struct grammar_
     for (struct cached **at = &c->first; *at; at = &(*at)->next) {
         struct cached *e = *at;
         if (e->hash != hash || e->kind != src->kind || e->flags != src->flags ||
-            e->len != src->len || (src->len && memcmp(e->text, src->text, src->len)))
+            e->len != src->len || (src->text && src->len && memcmp(e->text, src->text, src->len)))
             continue;
         *at = e->next;
         e->next = c->first;
@@ -259,7 +259,7 @@ struct grammar *grammar_cache_get(struct grammar_cache *c, const struct grammar_
         return g;
     struct cached *e = mem_alloc(sizeof *e + src->len), *old = NULL;
     *e = (struct cached){.kind = src->kind, .flags = src->flags, .hash = hash, .len = src->len};
-    if (src->len)
+    if (src->text && src->len)
         memcpy(e->text, src->text, src->len);
     e->g = grammar_ref(g);
     pthread_mutex_lock(&c->lock);

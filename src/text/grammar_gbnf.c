@@ -222,7 +222,7 @@ static uint32_t atom_parse(struct gbnf *p)
         p->at++;
         bool ok = true;
         while (ok && p->at < p->end && *p->at != '"') {
-            uint32_t cp;
+            uint32_t cp = 0;
             char out[4];
             ok = char_parse(p, &cp);
             if (ok)
@@ -432,6 +432,7 @@ static bool tree_visit(struct gbnf *p, uint32_t t, uint32_t from)
 static bool rule_visit(struct gbnf *p, uint32_t r)
 {
     uint32_t bottom = p->n_stack;
+    CHECK(p->rules, "no rules");
     p->rules[r].state = 1;
     p->rules[r].low = p->rules[r].order = p->clock++;
     p->stack[p->n_stack++] = r;

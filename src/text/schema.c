@@ -275,12 +275,12 @@ bool schema_types(struct schema *s, const struct jvalue *v, uint32_t *types, boo
 bool schema_number_key(struct schema *s, const struct jvalue *parent, const struct jvalue *v,
                        uint32_t *term)
 {
-    struct decimal d;
+    struct decimal d = {0};
     bool is_min = jvalue_get(parent, "minimum") == v, is_max = jvalue_get(parent, "maximum") == v;
     if (!get_decimal(s, v, &d))
         return false;
     if (jvalue_get(parent, "multipleOf") == v) {
-        bool ok;
+        bool ok = false;
         if (!d.n || d.negative)
             return schema_fail(s, v, "is not greater than zero");
         *term = num_multiple(s, &d, &ok);
@@ -633,9 +633,9 @@ static bool contains_keyword(struct schema *s, const struct jvalue *v, struct sh
 static bool simple_keywords(struct schema *s, const struct jvalue *v, struct shape *x)
 {
     const struct jvalue *k;
-    uint32_t num = RE_ALL, term;
+    uint32_t num = RE_ALL, term = RE_ALL;
     if ((k = jvalue_get(v, "type"))) {
-        bool integer;
+        bool integer = false;
         if (!schema_types(s, k, &x->types, &integer))
             return false;
         if (integer)

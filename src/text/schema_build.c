@@ -607,6 +607,7 @@ static bool make_key(struct builder *b, struct names_of *info, const uint8_t *ok
         if (!info->dfa)
             return schema_fail(b->s, NULL, "%s", re_pool_error(b->s->pool));
     }
+    CHECK(info->dfa, "names without an automaton");
     o->key = grammar_add_term(b->g, TERM_KEY, info->dfa);
     struct term *t = &b->g->terms[o->key];
     t->plain = !o->n_others || info->dfa->finite;

@@ -178,6 +178,7 @@ uint32_t num_multiple(struct schema *s, const struct decimal *of, bool *ok)
                 NEXT(q, 11) = 1 + (uint32_t)M + r;
         }
     }
+    CHECK(M > 0, "a multiple of nothing");
     for (uint32_t c = 0; c < 10; c++)
         NEXT(0, c) = 1 + (uint32_t)(c % M);
     NEXT(0, 10) = 1;

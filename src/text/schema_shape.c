@@ -90,12 +90,22 @@ struct shape shape_none(void)
     return x;
 }
 
+/* The same parts, not merely equal ones. */
+static bool shape_same(const struct shape *a, const struct shape *b)
+{
+    return a->types == b->types && a->num == b->num && a->str == b->str && a->comps == b->comps &&
+           a->required == b->required && a->needs == b->needs && a->names == b->names &&
+           a->min_props == b->min_props && a->max_props == b->max_props &&
+           a->min_items == b->min_items && a->max_items == b->max_items && a->acomps == b->acomps &&
+           a->contains == b->contains;
+}
+
 bool shapes_add(struct schema *s, struct shapes *to, const struct shape *x)
 {
     if (!x->types || s->failed)
         return !s->failed;
     for (uint32_t i = 0; i < to->n; i++)
-        if (!memcmp(&to->v[i], x, sizeof *x))
+        if (shape_same(&to->v[i], x))
             return true;
     if (to->n >= LIST_MAX)
         return schema_fail(s, NULL, "over %d alternatives for one value", LIST_MAX);
@@ -266,7 +276,7 @@ bool shapes_and(struct schema *s, struct shapes *to, const struct shapes *with)
     struct shapes out = {0};
     if (with->n == 1 && with->v[0].types == TY_ANY) { /* often: nothing but annotations */
         struct shape any = shape_any();
-        if (!memcmp(&with->v[0], &any, sizeof any))
+        if (shape_same(&with->v[0], &any))
             return true;
     }
     for (uint32_t i = 0; i < to->n; i++)
