@@ -690,8 +690,8 @@ static void test_reference(void **state)
                               .ropes = &w.rope_of,
                               .n_ropes = 1};
         assert_true(be->ops->prepare(be, &net, &w.s, &err));
-        struct kv_layer kv[2] = {{be->ops->alloc(be, w.kv_bytes, "keys", &err),
-                                  be->ops->alloc(be, w.kv_bytes, "values", &err)}};
+        struct kv_layer kv[2] = {{.k = be->ops->alloc(be, w.kv_bytes, "keys", &err),
+                                  .v = be->ops->alloc(be, w.kv_bytes, "values", &err)}};
         int from[MAX_SEQS] = {0};
         struct step want;
         step_open(&want, &w, from, w.len);

@@ -1,5 +1,6 @@
 /* The memory behind the KV cache: taken page by page as it is written, given back when much of it is
- * free. What is stored in it belongs to test_scheduler and test_invariance. */
+ * free. Its parts by layer, and who has which state. What
+ * is stored in it belongs to test_scheduler and test_invariance. */
 #include "engine/kvcache.h"
 
 #include <setjmp.h>
@@ -13,7 +14,17 @@
 
 enum { PAGE_LEN = 16, PAGES = 1 << 14, LAYERS = 48, MB = 1 << 20 };
 
-static const struct config config = {.n_layers = LAYERS, .n_kv_heads = 4, .head_dim = 128};
+static struct layer layers[LAYERS];
+static const struct network net = {.n_layers = LAYERS, .layers = layers};
+
+static int plain_layers(void **state)
+{
+    (void)state;
+    for (int i = 0; i < LAYERS; i++)
+        layers[i].mixer =
+            (struct mixer){.attention = {.n_kv_heads = 4, .k_dim = 128, .v_dim = 128}};
+    return 0;
+}
 
 /* Bytes of the pool that take memory. */
 static long resident(const struct kvcache *kv)
@@ -33,12 +44,10 @@ static long resident(const struct kvcache *kv)
 /* Writes every byte of a sequence's pages, as a step would. */
 static void fill(struct kvcache *kv, const struct kv_seq *s)
 {
-    for (int l = 0; l < LAYERS; l++)
-        for (int i = 0; i < s->n_pages; i++) {
-            size_t at = (size_t)s->pages[i] * kv->page_bytes;
-            memset((char *)kv->layers[l].k + at, 1, kv->page_bytes);
-            memset((char *)kv->layers[l].v + at, 1, kv->page_bytes);
-        }
+    for (int p = 0; p < kv->n_planes; p++)
+        for (int i = 0; i < s->n_pages; i++)
+            memset(kv->planes[p].at + (size_t)s->pages[i] * kv->planes[p].page_bytes, 1,
+                   kv->planes[p].page_bytes);
 }
 
 static void test_memory_follows_use(void **state)
@@ -46,11 +55,11 @@ static void test_memory_follows_use(void **state)
     (void)state;
     struct backend *be = backend_open_ref();
     struct error err = {0};
-    struct kvcache *kv = kvcache_new(be, &config, DT_F16, PAGE_LEN, PAGES, &err);
+    struct kvcache *kv = kvcache_new(be, &net, DT_F16, PAGE_LEN, PAGES, 0, &err);
     assert_non_null(kv);
     assert_true(kv->pool_bytes > (size_t)20000 * MB);
     assert_int_equal(resident(kv), 0); /* 25 GB, and nothing of it is there */
-    long token = (long)kvcache_token_bytes(&config, DT_F16);
+    long token = (long)kvcache_token_bytes(&net, DT_F16);
 
     /* one page: no huge pages in each of 96 planes for it */
     struct kv_seq a = {0}, b = {0};
@@ -73,7 +82,7 @@ static void test_memory_follows_use(void **state)
     assert_int_equal(kvcache_trim(kv), 0); /* nothing more to give */
     kvcache_verify(kv);
     const char *k = kv->layers[0].k;
-    for (size_t i = 0; i < kv->page_bytes; i++)
+    for (size_t i = 0; i < kv->planes[0].page_bytes; i++)
         assert_int_equal(k[i], 1); /* a's page is as it was */
 
     /* the same pages serve again, lowest first; few of them are not worth the trouble */
@@ -94,8 +103,139 @@ static void test_memory_follows_use(void **state)
     be->ops->close(be);
 }
 
+/* Attention with keys and values of different sizes, one that reads another's, a latent, a delta net. */
+static struct layer mixed_layers[] = {
+    {.mixer.attention = {.n_kv_heads = 2, .k_dim = 24, .v_dim = 8}},
+    {.mixer.attention = {.n_kv_heads = 2, .k_dim = 24, .v_dim = 8, .shares_kv = true}},
+    {.mixer = {.kind = MIXER_LATENT, .latent = {.kv_rank = 512, .rope_dim = 64}}},
+    {.mixer =
+         {.kind = MIXER_DELTA_NET,
+          .delta_net = {.n_k_heads = 2, .n_v_heads = 4, .k_dim = 8, .v_dim = 4, .conv_len = 4}}},
+};
+static const struct network mixed = {.n_layers = 4, .layers = mixed_layers};
+
+enum { STATE_LEN = 4 * 8 * 4 + 3 * (2 * 2 * 8 + 4 * 4) };
+
+static void test_layers_store_what_they_need(void **state)
+{
+    (void)state;
+    struct backend *be = backend_open_ref();
+    struct error err = {0};
+    assert_int_equal(kvcache_token_bytes(&mixed, DT_F16), 2 * (2 * 24 + 2 * 8 + 576));
+    assert_int_equal(kvcache_state_bytes(&mixed), 4 * STATE_LEN);
+    struct kvcache *kv = kvcache_new(be, &mixed, DT_F16, PAGE_LEN, 10, 3, &err);
+    assert_non_null(kv);
+    const struct kv_layer *l = kv->layers;
+    assert_non_null(l[0].k);
+    assert_ptr_equal(l[0].v, (char *)l[0].k + 10 * PAGE_LEN * 2 * 2 * 24);
+    assert_null(l[0].state);
+    assert_null(l[1].k);
+    assert_null(l[1].v);
+    assert_ptr_equal(l[2].k, (char *)l[0].v + 10 * PAGE_LEN * 2 * 2 * 8);
+    assert_null(l[2].v);
+    assert_null(l[3].k);
+    assert_non_null(l[3].state);
+    assert_int_equal(kv->page_bytes, PAGE_LEN * kvcache_token_bytes(&mixed, DT_F16));
+    memset(l[3].state, 0xff, 3 * STATE_LEN * sizeof(float)); /* it is all there */
+    kvcache_free(kv);
+    be->ops->close(be);
+}
+
+/* A sequence of n more tokens, as a step would have it. */
+static bool advance(struct kvcache *kv, struct kv_seq *s, int n)
+{
+    if (!kvcache_grow(kv, s, s->n_tokens + n))
+        return false;
+    kvcache_advance(kv, s, n);
+    return true;
+}
+
+/* Sequences hold slots, ends of pages keep some, and who needs one takes the oldest of those. */
+static void test_states(void **state)
+{
+    (void)state;
+    struct backend *be = backend_open_ref();
+    struct error err = {0};
+    struct kvcache *kv = kvcache_new(be, &mixed, DT_F16, PAGE_LEN, 10, 3, &err);
+    assert_non_null(kv);
+    kv->prefix = prefix_new(10, PAGE_LEN, true);
+    int32_t tokens[2 * PAGE_LEN] = {0};
+    struct kv_seq a = {0}, b = {0}, c = {0}, d = {0};
+    assert_true(kvcache_can_grow(kv, &a));
+    assert_true(advance(kv, &a, 5));
+    assert_int_equal(a.state, a.from);
+    assert_int_equal(states_available(kv->states), 2);
+
+    /* its first page ends after 16: saved in passing, kept once the page has a name */
+    assert_true(kvcache_grow(kv, &a, 20));
+    assert_true(kvcache_save(kv, &a, 16) >= 0);
+    kvcache_advance(kv, &a, 15);
+    uint64_t serial = prefix_add(kv->prefix, 0, tokens, a.pages[0]);
+    kvcache_keep(kv, &a, 0);
+    assert_int_equal(a.saved, 0);
+    assert_int_equal(states_n_kept(kv->states), 1);
+    kvcache_verify(kv);
+
+    /* a fork reads that and writes its own; while it is about to, nobody takes it away */
+    kvcache_attach(kv, &b, a.pages[0], PAGE_LEN);
+    assert_false(kvcache_can_grow(kv, &b));
+    kvcache_resume(kv, &b);
+    assert_true(kvcache_can_grow(kv, &b));
+    int32_t kept = b.from;
+    assert_true(kvcache_grow(kv, &b, 17));
+    assert_int_not_equal(b.state, kept);
+    assert_int_equal(states_available(kv->states), 0);
+    assert_false(kvcache_grow(kv, &c, 1));
+    kvcache_advance(kv, &b, 1);
+    assert_int_equal(b.from, b.state);
+    assert_true(advance(kv, &c, 1)); /* the checkpoint has served: c has its slot */
+    assert_int_equal(c.state, kept);
+    assert_int_equal(states_n_kept(kv->states), 0);
+    assert_false(kvcache_grow(kv, &d, 1));
+    kvcache_verify(kv);
+
+    /* cut, a state is of no use, but from the beginning all is well */
+    kvcache_cut(kv, &c, 0);
+    assert_true(kvcache_can_grow(kv, &c));
+    kvcache_cut(kv, &b, 16);
+    assert_false(kvcache_can_grow(kv, &b));
+    kvcache_release(kv, &b);
+
+    /* what ended leaves its state to its last page; who goes on from a tail takes it over */
+    int32_t own = a.state, tail = a.pages[1];
+    prefix_add_tail(kv->prefix, serial, tokens, 4, tail);
+    kvcache_retire(kv, &a);
+    kvcache_release(kv, &a);
+    assert_int_equal(states_of(kv->states, tail) + 1, own);
+    kvcache_attach(kv, &d, prefix_find(kv->prefix, 0, tokens), PAGE_LEN);
+    kvcache_attach(kv, &d, tail, 4);
+    kvcache_resume(kv, &d);
+    assert_int_equal(d.state, own);
+    assert_true(advance(kv, &d, 1));
+    assert_int_equal(states_of(kv->states, tail), -1);
+    kvcache_verify(kv);
+
+    /* a page that is given away loses its checkpoint */
+    assert_true(kvcache_save(kv, &d, 16) >= 0);
+    kvcache_keep(kv, &d, 0);
+    assert_true(states_of(kv->states, d.pages[0]) >= 0);
+    kvcache_release(kv, &d);
+    assert_int_equal(states_n_kept(kv->states), 1);
+    assert_true(advance(kv, &c, 10 * PAGE_LEN));
+    assert_int_equal(states_n_kept(kv->states), 0);
+    kvcache_verify(kv);
+    kvcache_release(kv, &c);
+    assert_int_equal(states_available(kv->states), 3);
+    kvcache_free(kv);
+    be->ops->close(be);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_memory_follows_use)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_memory_follows_use, plain_layers),
+        cmocka_unit_test(test_layers_store_what_they_need),
+        cmocka_unit_test(test_states),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,10 +27,11 @@ struct world {
 
 static void world_open(struct world *w, int n_pages, double budget_ms, bool keep)
 {
-    struct config c = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 1};
+    struct layer layer = {.mixer.attention = {.n_kv_heads = 1, .k_dim = 1, .v_dim = 1}};
+    struct network net = {.n_layers = 1, .layers = &layer};
     struct error err = {0};
     *w = (struct world){.be = backend_open_ref(), .base_ns = 1e6, .decode_ns = 1e5, .read_ns = 1e5};
-    w->kv = kvcache_new(w->be, &c, DT_F32, PAGE, n_pages, &err);
+    w->kv = kvcache_new(w->be, &net, DT_F32, PAGE, n_pages, 0, &err);
     assert_non_null(w->kv);
     w->kv->prefix = prefix_new(n_pages, PAGE, keep);
     struct step_limits lim = {.max_tokens = MAX_ROWS, .max_seqs = MAX_SEQS, .max_out = MAX_SEQS};

@@ -33,7 +33,13 @@ struct batch {
     const int32_t *pages;    /* (n_seqs, max_pages) page numbers in order */
     const int32_t *out_rows; /* (n_out) rows that need logits, ascending */
     const int32_t *types;    /* (n_tokens) for embed.types; NULL = all 0 */
-    const struct kv_layer *kv;       /* (n_layers) */
+    /* Slots of recurrent states, (n_seqs) each; NULL where no layer has one. No slot is written by
+     * two sequences of a step, or read by one and written by another. */
+    const int32_t *state_in;   /* what the first row goes on from; -1 = zeros */
+    const int32_t *state_out;  /* where the last row leaves it; may be state_in */
+    const int32_t *save_rows;  /* after so many rows of the sequence it is also saved; 0 = never */
+    const int32_t *save_state; /* ... to this slot */
+    const struct kv_layer *kv; /* (n_layers) */
     struct sampler *const *samplers; /* (n_out) or NULL; an entry NULL = no token wanted */
 };
 
@@ -43,13 +49,17 @@ struct bounds {
     int page_len, n_pages;
     enum dtype kv_type; /* F32 F16 BF16 */
     int max_tokens, max_seqs, max_out, max_pages;
+    int n_states; /* slots of recurrent states */
 };
 
-/* One layer's part of the cache. Attention: keys (n_pages, K, page_len, Dk) and values
- * (n_pages, K, page_len, Dv), of bounds.kv_type. The order inside a (page, kv head) tile is the
- * backend's own; others move whole pages. NULL in layers that store none. */
+/* One layer's part of the cache; NULL where it has none.
+ * Attention: keys (n_pages, K, page_len, Dk) and values (n_pages, K, page_len, Dv), of
+ * bounds.kv_type. Latent attention: keys alone, (n_pages, page_len, C + Dr). The order inside a
+ * (page, kv head) tile is the backend's own; others move whole pages.
+ * Recurrent mixers: states (n_states, mixer_state_len) of floats, in the backend's own order. */
 struct kv_layer {
     void *k, *v;
+    float *state;
 };
 
 /* What a weight is for, so that a backend can choose its form. */

@@ -51,6 +51,19 @@ void mixer_cache_dims(const struct mixer *m, int *k, int *v)
     }
 }
 
+size_t mixer_state_len(const struct mixer *m)
+{
+    if (m->kind == MIXER_DELTA_NET) {
+        const struct delta_net *d = &m->delta_net;
+        size_t keys = (size_t)d->n_k_heads * (size_t)d->k_dim;
+        size_t values = (size_t)d->n_v_heads * (size_t)d->v_dim;
+        return values * (size_t)d->k_dim + (size_t)(d->conv_len - 1) * (2 * keys + values);
+    }
+    if (m->kind == MIXER_SHORT_CONV)
+        return (size_t)(m->short_conv.conv_len - 1) * (size_t)m->short_conv.w_in->n_in;
+    return 0;
+}
+
 bool network_refuse(struct error *err, int layer, const char *what, const char *backend)
 {
     return layer < 0 ? error_set(err, "%s not supported on %s", what, backend)

@@ -281,6 +281,8 @@ void network_measure(const struct network *net, struct network_max *out);
 
 /* Values of k and of v that a token's cache holds in this layer; 0, 0 where it stores none. */
 void mixer_cache_dims(const struct mixer *m, int *k, int *v);
+/* Floats of the state that a sequence has in this layer; 0 where it has none. */
+size_t mixer_state_len(const struct mixer *m);
 
 /* False, and an error "layer 3: <what> is not supported on <backend>"; layer < 0: not of a layer. */
 bool network_refuse(struct error *err, int layer, const char *what, const char *backend);

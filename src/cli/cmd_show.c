@@ -85,7 +85,8 @@ static void print_tensors(const struct tensorfile *f)
     }
 }
 
-static void print_summary(const struct tensorfile *f, const struct config *c, enum dtype kv_type)
+static void print_summary(const struct tensorfile *f, const struct config *c,
+                          const struct network *net, enum dtype kv_type)
 {
     struct model_size s;
     model_measure(f, c, &s);
@@ -102,9 +103,12 @@ static void print_summary(const struct tensorfile *f, const struct config *c, en
     printf("weights         %s, %.2f bits per weight, %s read per token\n",
            cli_bytes((double)s.bytes, a), 8.0 * (double)s.bytes / (double)s.n_params,
            cli_bytes((double)s.active_bytes, b));
-    size_t token = kvcache_token_bytes(c, kv_type);
+    size_t token = kvcache_token_bytes(net, kv_type), state = kvcache_state_bytes(net);
     printf("KV cache        %zu bytes per token (%s), %s for the whole context\n", token,
            dtype_name(kv_type), cli_bytes((double)token * c->context, d));
+    if (state)
+        printf("states          %s for each sequence, whatever its length\n",
+               cli_bytes((double)state, d));
 }
 
 int cmd_show(int argc, char **argv)
@@ -136,17 +140,19 @@ int cmd_show(int argc, char **argv)
     if (!f)
         return cli_fail(&err);
     struct config *c = &(struct config){0};
-    bool known = config_load(f, c, &err);
+    struct outline o = {0};
+    bool known = config_load(f, c, &err) && outline_load(f, c, &o, &err);
     printf("%s: %s, %zu tensors in %d file%s\n", f->path, f->is_gguf ? "GGUF" : "safetensors",
            f->n_tensors, f->n_shards, f->n_shards == 1 ? "" : "s");
     if (known)
-        print_summary(f, c, kv_type);
+        print_summary(f, c, &o.net, kv_type);
     if (!brief) {
         printf("\nmetadata\n");
         print_metadata(f);
         printf("\ntensors\n");
         print_tensors(f);
     }
+    outline_free(&o);
     tensorfile_close(f);
     return known ? EXIT_OK : cli_fail(&err);
 }

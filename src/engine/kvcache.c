@@ -10,44 +10,103 @@ enum {
     TRIM_BYTES = 64 << 20, /* unused memory below this is not worth giving back */
 };
 
-static size_t layer_bytes(const struct config *c, enum dtype type, size_t tokens)
+size_t kvcache_token_bytes(const struct network *net, enum dtype type)
 {
-    return tokens * (size_t)c->n_kv_heads * (size_t)c->head_dim * dtype_bytes(type, 1);
+    size_t n = 0;
+    for (int i = 0; i < net->n_layers; i++) {
+        int k, v;
+        mixer_cache_dims(&net->layers[i].mixer, &k, &v);
+        n += (size_t)k + (size_t)v;
+    }
+    return n * dtype_bytes(type, 1);
 }
 
-size_t kvcache_token_bytes(const struct config *c, enum dtype type)
+size_t kvcache_state_bytes(const struct network *net)
 {
-    return 2 * (size_t)c->n_layers * layer_bytes(c, type, 1);
+    size_t n = 0;
+    for (int i = 0; i < net->n_layers; i++)
+        n += mixer_state_len(&net->layers[i].mixer);
+    return n * sizeof(float);
 }
 
-struct kvcache *kvcache_new(struct backend *be, const struct config *c, enum dtype type,
-                            int page_len, int n_pages, struct error *err)
+static size_t round64(size_t n)
+{
+    return (n + 63) & ~(size_t)63;
+}
+
+/* The planes of the pool, one behind the other; with base NULL only counts. Returns the bytes. */
+static size_t lay_planes(struct kvcache *kv, const struct network *net, char *base)
+{
+    size_t at = 0, len = (size_t)kv->page_len, pages = (size_t)kv->n_pages;
+    kv->n_planes = 0;
+    kv->page_bytes = 0;
+    for (int i = 0; i < net->n_layers; i++) {
+        int dims[2];
+        mixer_cache_dims(&net->layers[i].mixer, &dims[0], &dims[1]);
+        for (int j = 0; j < 2; j++) {
+            size_t page = len * (size_t)dims[j] * dtype_bytes(kv->type, 1);
+            if (!page)
+                continue;
+            if (base) {
+                *(j ? &kv->layers[i].v : &kv->layers[i].k) = base + at;
+                kv->planes[kv->n_planes] = (struct kv_plane){base + at, page};
+            }
+            kv->n_planes++;
+            kv->page_bytes += page;
+            at += round64(page * pages);
+        }
+    }
+    return at;
+}
+
+static bool make_states(struct kvcache *kv, const struct network *net, int n_states,
+                        struct error *err)
+{
+    size_t slot = kvcache_state_bytes(net), at = 0;
+    if (!slot)
+        return true;
+    kv->n_states = n_states;
+    kv->state_pool_bytes = slot * (size_t)n_states + 64 * (size_t)net->n_layers;
+    kv->state_pool =
+        kv->be->ops->alloc(kv->be, kv->state_pool_bytes, "the states of sequences", err);
+    if (!kv->state_pool)
+        return false;
+    kv->states = states_new(n_states, kv->n_pages);
+    for (int i = 0; i < net->n_layers; i++) {
+        size_t len = mixer_state_len(&net->layers[i].mixer);
+        if (len)
+            kv->layers[i].state = (float *)((char *)kv->state_pool + at);
+        at += round64(len * (size_t)n_states * sizeof(float));
+    }
+    return true;
+}
+
+struct kvcache *kvcache_new(struct backend *be, const struct network *net, enum dtype type,
+                            int page_len, int n_pages, int n_states, struct error *err)
 {
     struct kvcache *kv = mem_zalloc(1, sizeof *kv);
-    *kv = (struct kvcache){
-        .be = be, .page_len = page_len, .n_pages = n_pages, .n_layers = c->n_layers, .type = type};
-    size_t plane = layer_bytes(c, type, (size_t)n_pages * (size_t)page_len);
-    plane = (plane + 63) & ~(size_t)63;
-    kv->pool_bytes = plane * 2 * (size_t)c->n_layers;
-    kv->pool = be->ops->alloc(be, kv->pool_bytes, "the KV cache", err);
-    if (!kv->pool) {
-        mem_free(kv);
+    *kv = (struct kvcache){.be = be,
+                           .page_len = page_len,
+                           .n_pages = n_pages,
+                           .n_layers = net->n_layers,
+                           .type = type};
+    kv->pool_bytes = lay_planes(kv, net, NULL);
+    kv->layers = mem_zalloc((size_t)net->n_layers, sizeof *kv->layers);
+    kv->planes = mem_zalloc((size_t)kv->n_planes, sizeof *kv->planes);
+    kv->pool = be->ops->alloc(be, kv->pool_bytes + 64, "the KV cache", err);
+    if (!kv->pool || !make_states(kv, net, n_states, err)) {
+        kvcache_free(kv);
         return NULL;
     }
-    kv->layers = mem_zalloc((size_t)c->n_layers, sizeof *kv->layers);
-    for (int i = 0; i < c->n_layers; i++) {
-        kv->layers[i].k = (char *)kv->pool + plane * 2 * (size_t)i;
-        kv->layers[i].v = (char *)kv->layers[i].k + plane;
-    }
+    lay_planes(kv, net, kv->pool);
     kv->ref = mem_zalloc((size_t)n_pages, sizeof *kv->ref);
     kv->free = mem_zalloc((size_t)n_pages, sizeof *kv->free);
     kv->n_free = kv->n_fresh = n_pages;
-    kv->plane_bytes = plane;
-    kv->page_bytes = layer_bytes(c, type, (size_t)page_len);
-    if (be->ops->forget && 2 * (size_t)c->n_layers * HUGE_PAGE > HUGE_WASTE)
-        for (int i = 0; i < 2 * c->n_layers; i++)
-            mem_small_pages((char *)kv->pool + plane * (size_t)i,
-                            plane < HUGE_PAGE ? plane : HUGE_PAGE);
+    if (be->ops->forget && (size_t)kv->n_planes * HUGE_PAGE > HUGE_WASTE)
+        for (int i = 0; i < kv->n_planes; i++) {
+            size_t bytes = kv->planes[i].page_bytes * (size_t)n_pages;
+            mem_small_pages(kv->planes[i].at, bytes < HUGE_PAGE ? bytes : HUGE_PAGE);
+        }
     return kv;
 }
 
@@ -56,7 +115,12 @@ void kvcache_free(struct kvcache *kv)
     if (!kv)
         return;
     prefix_free(kv->prefix);
-    kv->be->ops->free(kv->be, kv->pool, kv->pool_bytes);
+    states_free(kv->states);
+    if (kv->state_pool)
+        kv->be->ops->free(kv->be, kv->state_pool, kv->state_pool_bytes);
+    if (kv->pool)
+        kv->be->ops->free(kv->be, kv->pool, kv->pool_bytes + 64);
+    mem_free(kv->planes);
     mem_free(kv->layers);
     mem_free(kv->free);
     mem_free(kv->ref);
@@ -90,15 +154,22 @@ static void hold(struct kvcache *kv, int32_t page)
 
 static void let_go(struct kvcache *kv, int32_t page)
 {
-    if (--kv->ref[page] == 0 && !(kv->prefix && prefix_idle(kv->prefix, page)))
-        kv->free[kv->n_free++ - kv->n_fresh] = page;
+    if (--kv->ref[page] || (kv->prefix && prefix_idle(kv->prefix, page)))
+        return;
+    kv->free[kv->n_free++ - kv->n_fresh] = page;
+    if (kv->states)
+        states_drop(kv->states, page);
 }
 
 /* Low pages first, and used ones before fresh ones: the touched part of the pool stays small. */
 static int32_t take_page(struct kvcache *kv)
 {
-    if (!kv->n_free)
-        return prefix_evict(kv->prefix);
+    if (!kv->n_free) {
+        int32_t page = prefix_evict(kv->prefix);
+        if (kv->states)
+            states_drop(kv->states, page);
+        return page;
+    }
     int n_stack = kv->n_free-- - kv->n_fresh;
     if (!n_stack)
         return kv->n_pages - kv->n_fresh--;
@@ -110,7 +181,10 @@ static int32_t take_page(struct kvcache *kv)
 bool kvcache_grow(struct kvcache *kv, struct kv_seq *s, int n_tokens)
 {
     int want = pages_for(kv, n_tokens);
+    CHECK(kvcache_can_grow(kv, s), "a sequence of %d tokens has lost its state", s->n_tokens);
     if (want - s->n_pages > kvcache_available(kv))
+        return false;
+    if (kv->states && !s->state && !(s->state = states_take(kv->states) + 1))
         return false;
     reserve(s, want);
     while (s->n_pages < want) {
@@ -121,9 +195,91 @@ bool kvcache_grow(struct kvcache *kv, struct kv_seq *s, int n_tokens)
     return true;
 }
 
+bool kvcache_can_grow(const struct kvcache *kv, const struct kv_seq *s)
+{
+    return !kv->states || !s->n_tokens || s->from;
+}
+
+/* What the sequence was to go on from is not wanted any more. */
+static void drop_from(struct kvcache *kv, struct kv_seq *s)
+{
+    if (s->from && s->from != s->state)
+        states_unpin(kv->states, s->from - 1);
+    s->from = 0;
+}
+
+static void drop_state(struct kvcache *kv, struct kv_seq *s)
+{
+    drop_from(kv, s);
+    if (s->state)
+        states_give(kv->states, s->state - 1);
+    s->state = 0;
+}
+
+static void drop_saved(struct kvcache *kv, struct kv_seq *s)
+{
+    if (s->saved)
+        states_give(kv->states, s->saved - 1);
+    s->saved = 0;
+}
+
+void kvcache_advance(struct kvcache *kv, struct kv_seq *s, int n_tokens)
+{
+    s->n_tokens += n_tokens;
+    if (!kv->states)
+        return;
+    drop_from(kv, s);
+    s->from = s->state;
+}
+
+int32_t kvcache_save(struct kvcache *kv, struct kv_seq *s, int n_tokens)
+{
+    drop_saved(kv, s);
+    s->saved = states_take(kv->states) + 1;
+    s->saved_at = n_tokens;
+    return s->saved - 1;
+}
+
+void kvcache_keep(struct kvcache *kv, struct kv_seq *s, int i)
+{
+    if (!s->saved || s->saved_at != (i + 1) * kv->page_len)
+        return;
+    if (states_of(kv->states, s->pages[i]) < 0) {
+        states_keep(kv->states, s->saved - 1, s->pages[i]);
+        s->saved = 0;
+    }
+    drop_saved(kv, s);
+}
+
+void kvcache_retire(struct kvcache *kv, struct kv_seq *s)
+{
+    if (!kv->states || !s->n_tokens || !s->state || s->from != s->state ||
+        states_of(kv->states, s->pages[s->n_pages - 1]) >= 0)
+        return;
+    states_keep(kv->states, s->state - 1, s->pages[s->n_pages - 1]);
+    s->state = s->from = 0;
+}
+
+void kvcache_resume(struct kvcache *kv, struct kv_seq *s)
+{
+    int32_t page = s->pages[s->n_pages - 1], slot = states_of(kv->states, page);
+    CHECK(slot >= 0, "page %d has no state", page);
+    drop_state(kv, s);
+    if (s->n_tokens % kv->page_len) { /* a tail: nobody else can want it */
+        s->state = s->from = states_take_from(kv->states, page) + 1;
+        return;
+    }
+    states_pin(kv->states, slot);
+    s->from = slot + 1;
+}
+
 void kvcache_cut(struct kvcache *kv, struct kv_seq *s, int n_tokens)
 {
     CHECK(n_tokens <= s->n_tokens, "cut to %d of %d tokens", n_tokens, s->n_tokens);
+    if (n_tokens < s->n_tokens || !n_tokens)
+        drop_state(kv, s);
+    if (s->saved && s->saved_at > n_tokens)
+        drop_saved(kv, s);
     int keep = pages_for(kv, n_tokens);
     while (s->n_pages > keep) /* last page first: prefix.h, invariant 4 */
         let_go(kv, s->pages[--s->n_pages]);
@@ -132,6 +288,8 @@ void kvcache_cut(struct kvcache *kv, struct kv_seq *s, int n_tokens)
         int32_t last = s->pages[keep - 1];
         CHECK(kv->ref[last] == 1 || !prefix_serial(kv->prefix, last), "cut in a shared page");
         prefix_forget(kv->prefix, last);
+        if (kv->states)
+            states_drop(kv->states, last);
     }
 }
 
@@ -164,6 +322,11 @@ void kvcache_verify(const struct kvcache *kv)
     CHECK(kv->n_cold <= kv->n_free - kv->n_fresh, "%d cold pages", kv->n_cold);
     if (kv->prefix)
         prefix_verify(kv->prefix, kv->ref);
+    if (kv->states)
+        states_verify(kv->states);
+    for (int i = 0; kv->states && i < kv->n_free - kv->n_fresh; i++)
+        CHECK(states_of(kv->states, kv->free[i]) < 0, "page %d is free and has a state",
+              kv->free[i]);
 }
 
 static int descending(const void *a, const void *b)
@@ -175,18 +338,18 @@ static int descending(const void *a, const void *b)
 size_t kvcache_trim(struct kvcache *kv)
 {
     int n = kv->n_free - kv->n_fresh;
-    size_t page = kv->page_bytes, planes = 2 * (size_t)kv->n_layers;
-    size_t bytes = (size_t)(n - kv->n_cold) * page * planes;
+    size_t bytes = (size_t)(n - kv->n_cold) * kv->page_bytes;
     if (!kv->be->ops->forget || bytes < TRIM_BYTES)
         return 0;
     qsort(kv->free + kv->n_cold, (size_t)(n - kv->n_cold), sizeof *kv->free, descending);
     for (int at = kv->n_cold, end; at < n; at = end) { /* runs of neighbours */
         for (end = at + 1; end < n && kv->free[end] == kv->free[end - 1] - 1;)
             end++;
-        for (size_t i = 0; i < planes; i++)
-            kv->be->ops->forget(
-                kv->be, (char *)kv->pool + kv->plane_bytes * i + page * (size_t)kv->free[end - 1],
-                page * (size_t)(end - at));
+        for (int i = 0; i < kv->n_planes; i++) {
+            size_t page = kv->planes[i].page_bytes;
+            kv->be->ops->forget(kv->be, kv->planes[i].at + page * (size_t)kv->free[end - 1],
+                                page * (size_t)(end - at));
+        }
     }
     kv->n_cold = n;
     return bytes;

@@ -17,6 +17,9 @@ enum {
     HOST_SCRATCH = 64 << 20,
     LEAST_CONTEXT = 512, /* a model that has room for less than this is refused */
     TOKEN_EXTRA = 8,     /* bytes of bookkeeping for a token of the KV cache */
+    CHECKPOINTS = 2,     /* of states, for each sequence that may run */
+    LEAST_CHECKPOINTS = 8,
+    MOST_CHECKPOINTS = 1 << 16,
 };
 
 /* Of the host's free memory, what weights and cache together may take. */
@@ -52,20 +55,23 @@ static struct step_limits limits_of(const struct runtime_options *opt, bool gpu)
 
 /* Working memory of a step, on the safe side: rows of activations, experts' outputs apart, and
  * logits. */
-static size_t step_bytes(const struct config *c, const struct step_limits *lim)
+static size_t step_bytes(const struct network *net, const struct step_limits *lim)
 {
-    size_t embd = (size_t)c->n_embd, heads = (size_t)c->n_heads * (size_t)c->head_dim;
-    size_t used = (size_t)c->n_expert_used, ff = (size_t)c->n_ff;
-    size_t wide = used * (embd * 4 + (size_t)c->n_ff_exp * 4) + ff * 4 + embd * 20 + heads * 24;
-    return (size_t)lim->max_tokens * wide +
-           (size_t)lim->max_out * (size_t)c->n_vocab * sizeof(float);
+    struct network_max max;
+    network_measure(net, &max);
+    size_t embd = (size_t)net->n_embd, heads = (size_t)max.heads, ff = (size_t)max.n_ff;
+    size_t used = (size_t)max.n_expert_used, ff_exp = (size_t)max.n_ff_exp;
+    size_t wide = used * (embd + ff_exp) + ff + 5 * embd + 6 * heads + (size_t)max.qkv;
+    return ((size_t)lim->max_tokens * wide + (size_t)lim->max_out * (size_t)net->n_vocab) *
+           sizeof(float);
 }
 
 /* "auto" becomes a device: the GPU where there is one and the model fits. A GPU that was named and
  * cannot hold the model is an error before anything is loaded. */
 static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
-                          const struct config *c, const struct model_size *size,
-                          struct backend_options *out, struct error *err)
+                          const struct config *c, const struct network *net,
+                          const struct model_size *size, struct backend_options *out,
+                          struct error *err)
 {
     *out = opt->backend;
     const char *asked = out->device ? out->device : "cpu";
@@ -80,8 +86,9 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
     struct step_limits lim = limits_of(opt, true);
     f.n_params = size->n_params;
     f.weights = size->bytes;
-    f.kv = (size_t)or_default(opt->context, least) * kvcache_token_bytes(c, kv_type_of(opt));
-    f.scratch = GPU_SCRATCH / 2 + step_bytes(c, &lim);
+    f.kv = (size_t)or_default(opt->context, least) * kvcache_token_bytes(net, kv_type_of(opt)) +
+           (size_t)lim.max_seqs * kvcache_state_bytes(net);
+    f.scratch = GPU_SCRATCH / 2 + step_bytes(net, &lim);
     if (is_auto)
         out->device = NULL;
     if (is_auto && (f.isa_forced || f.weights < DEVICE_SMALL_MODEL || !backend_has_cuda()))
@@ -102,18 +109,24 @@ struct cache_room {
     bool on_gpu;
 };
 
+/* What it comes to. */
+struct cache_size {
+    int64_t tokens;
+    int n_states;
+};
+
 static double gb(double bytes)
 {
     return bytes * 1e-9;
 }
 
 /* On the CPU: before anything is loaded. Weights computed from the file's own pages come and go. */
-static struct cache_room host_room(const struct runtime_options *opt, const struct config *c,
+static struct cache_room host_room(const struct runtime_options *opt, const struct network *net,
                                    const struct model_size *size)
 {
     struct step_limits lim = limits_of(opt, false);
     struct cache_room r = {.free = sysmem_available(""),
-                           .beside = size->bytes + HOST_SCRATCH + step_bytes(c, &lim)};
+                           .beside = size->bytes + HOST_SCRATCH + step_bytes(net, &lim)};
     r.usable = (size_t)((double)r.free * HOST_SHARE);
     if (opt->backend.no_repack && r.beside > r.usable)
         r.beside -= size->bytes;
@@ -121,12 +134,33 @@ static struct cache_room host_room(const struct runtime_options *opt, const stru
 }
 
 /* On a GPU: once the weights are there. */
-static struct cache_room gpu_room(const struct runtime_options *opt, const struct config *c,
+static struct cache_room gpu_room(const struct runtime_options *opt, const struct network *net,
                                   const struct backend_options *device)
 {
     struct step_limits lim = limits_of(opt, true);
     size_t room = backend_cuda_room(device, gpu_share(opt));
-    return (struct cache_room){room, room, GPU_SCRATCH / 2 + step_bytes(c, &lim), true};
+    return (struct cache_room){room, room, GPU_SCRATCH / 2 + step_bytes(net, &lim), true};
+}
+
+/* Slots for recurrent states: one for each sequence that may run, and checkpoints as memory allows.
+ * They come out of the room that the keys and values would have. */
+static int size_states(const struct runtime_options *opt, const struct network *net,
+                       const struct step_limits *lim, struct cache_room *r)
+{
+    size_t slot = kvcache_state_bytes(net);
+    if (!slot)
+        return 0;
+    r->beside += slot * (size_t)lim->max_seqs;
+    size_t n = CHECKPOINTS * (size_t)lim->max_seqs, most = SIZE_MAX;
+    n = n < LEAST_CHECKPOINTS ? LEAST_CHECKPOINTS : n;
+    if (opt->state_bytes)
+        n = opt->state_bytes / slot;
+    else if (r->free)
+        most = r->usable > r->beside ? (r->usable - r->beside) / 4 / slot : 0;
+    n = n < most ? n : most;
+    n = n < MOST_CHECKPOINTS ? n : MOST_CHECKPOINTS;
+    r->beside += n * slot;
+    return lim->max_seqs + (int)n;
 }
 
 static bool refuse_cache(struct error *err, const char *what, int64_t tokens, double each,
@@ -143,10 +177,14 @@ static bool refuse_cache(struct error *err, const char *what, int64_t tokens, do
 /* The context and the size of the KV cache in tokens: as asked, or as many as could be of use and
  * fit. What was asked for and cannot fit is refused; less than the model's own context is said. */
 static bool size_cache(struct runtime *rt, const struct runtime_options *opt,
-                       const struct config *c, const struct step_limits *lim,
-                       const struct cache_room *r, int64_t *tokens, struct error *err)
+                       const struct config *c, const struct network *net,
+                       const struct step_limits *lim, struct cache_room room,
+                       struct cache_size *out, struct error *err)
 {
-    double each = (double)(kvcache_token_bytes(c, kv_type_of(opt)) + TOKEN_EXTRA);
+    struct cache_room *r = &room;
+    int64_t *tokens = &out->tokens;
+    out->n_states = size_states(opt, net, lim, r);
+    double each = (double)(kvcache_token_bytes(net, kv_type_of(opt)) + TOKEN_EXTRA);
     int least = c->context < LEAST_CONTEXT ? c->context : LEAST_CONTEXT;
     /* A bound nobody asked for is one of the host. */
     bool soft = !opt->kv_bytes || opt->kv_bytes_host;
@@ -189,30 +227,38 @@ static bool size_cache(struct runtime *rt, const struct runtime_options *opt,
     return true;
 }
 
+/* Before anything is loaded: the device, and on the CPU the size of the cache. */
+static bool plan(struct runtime *rt, const struct runtime_options *opt,
+                 struct backend_options *device, struct cache_size *cache, struct error *err)
+{
+    struct config c;
+    struct outline o = {0};
+    struct model_size size;
+    if (!config_load(rt->file, &c, err) || !outline_load(rt->file, &c, &o, err))
+        return false;
+    model_measure(rt->file, &c, &size);
+    bool ok = choose_device(rt, opt, &c, &o.net, &size, device, err);
+    if (ok && !backend_is_gpu(device->device)) {
+        struct step_limits lim = limits_of(opt, false);
+        ok = size_cache(rt, opt, &c, &o.net, &lim, host_room(opt, &o.net, &size), cache, err);
+    }
+    outline_free(&o);
+    return ok;
+}
+
 static bool start(struct runtime *rt, const char *path, const struct runtime_options *opt,
                   struct error *err)
 {
+    struct backend_options device;
+    struct cache_size cache = {0};
     rt->file = tensorfile_open(path, err);
     if (!rt->file)
         return false;
     rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
-    struct backend_options device;
-    struct config config;
-    struct model_size size;
-    if (!config_load(rt->file, &config, err))
-        return false;
-    model_measure(rt->file, &config, &size);
-    if (!choose_device(rt, opt, &config, &size, &device, err))
+    if (!plan(rt, opt, &device, &cache, err))
         return false;
     bool gpu = backend_is_gpu(device.device);
     struct step_limits lim = limits_of(opt, gpu);
-    struct cache_room room;
-    int64_t tokens = 0;
-    if (!gpu) {
-        room = host_room(opt, &config, &size);
-        if (!size_cache(rt, opt, &config, &lim, &room, &tokens, err))
-            return false;
-    }
     rt->be = backend_open(&device, err);
     if (!rt->be)
         return false;
@@ -223,16 +269,14 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     if (rt->tokenizer && tokenizer_n_vocab(rt->tokenizer) > c->n_vocab)
         return error_set(err, "%s: the tokenizer has %d tokens, the embedding %d rows",
                          rt->file->path, tokenizer_n_vocab(rt->tokenizer), c->n_vocab);
-    if (gpu) {
-        room = gpu_room(opt, c, &device);
-        if (!size_cache(rt, opt, c, &lim, &room, &tokens, err))
-            return false;
-    }
+    const struct network *net = &rt->model->net;
+    if (gpu && !size_cache(rt, opt, c, net, &lim, gpu_room(opt, net, &device), &cache, err))
+        return false;
     int page_len = or_default(opt->page_len, 16);
-    int64_t pages = (tokens + page_len - 1) / page_len + lim.max_seqs;
+    int64_t pages = (cache.tokens + page_len - 1) / page_len + lim.max_seqs;
     if (pages > INT32_MAX / page_len)
-        return error_set(err, "a KV cache of %lld tokens is too large", (long long)tokens);
-    rt->kv = kvcache_new(rt->be, c, kv_type_of(opt), page_len, (int)pages, err);
+        return error_set(err, "a KV cache of %lld tokens is too large", (long long)cache.tokens);
+    rt->kv = kvcache_new(rt->be, net, kv_type_of(opt), page_len, (int)pages, cache.n_states, err);
     if (!rt->kv)
         return false;
     rt->step = stepper_new(rt->model, rt->kv, rt->context, &lim, err);

@@ -14,6 +14,7 @@ struct runtime_options {
     int context;        /* tokens per sequence; 0 = what the model was trained for, or fits */
     int kv_tokens;      /* tokens in the whole pool; 0 = max_seqs x context */
     size_t kv_bytes;    /* ... but no more than this; 0 = no bound */
+    size_t state_bytes; /* for checkpoints of recurrent states; 0 = automatic */
     bool kv_bytes_host; /* that bound is about the host's memory: a GPU's own takes its place */
     float gpu_memory;   /* share of a GPU's memory that may be in use; 0 = 0.9 */
     enum dtype kv_type; /* DT_NONE = F16 */

@@ -16,6 +16,7 @@ struct stepper {
     int32_t *q_start, *kv_len;    /* (max_seqs + 1), (max_seqs) */
     int32_t *pages;               /* (max_seqs, max_pages) */
     int32_t *out_rows, *sampled;  /* (max_out) */
+    int32_t *states;              /* (4, max_seqs) read, written, rows before a save, saved to */
     struct sampler **samplers;    /* (max_out) */
     struct {
         struct step_item *items;
@@ -41,6 +42,7 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
     st->q_start = mem_zalloc(seqs + 1, sizeof(int32_t));
     st->kv_len = mem_zalloc(seqs, sizeof(int32_t));
     st->pages = mem_zalloc(seqs * (size_t)st->max_pages, sizeof(int32_t));
+    st->states = mem_zalloc(4 * seqs, sizeof(int32_t));
     st->out_rows = mem_zalloc((size_t)limits->max_out, sizeof(int32_t));
     st->sampled = mem_zalloc((size_t)limits->max_out, sizeof(int32_t));
     st->samplers = mem_zalloc((size_t)limits->max_out, sizeof *st->samplers);
@@ -52,6 +54,7 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
         .max_seqs = limits->max_seqs,
         .max_out = limits->max_out,
         .max_pages = st->max_pages,
+        .n_states = kv->n_states,
     };
     if (!m->be->ops->prepare(m->be, &m->net, &bounds, err)) {
         stepper_free(st);
@@ -64,8 +67,8 @@ void stepper_free(struct stepper *st)
 {
     if (!st)
         return;
-    void *owned[] = {st->tokens, st->pos,      st->slot,    st->q_start,  st->kv_len,
-                     st->pages,  st->out_rows, st->sampled, st->samplers, st};
+    void *owned[] = {st->tokens,   st->pos,     st->slot,     st->q_start, st->kv_len, st->pages,
+                     st->out_rows, st->sampled, st->samplers, st->states,  st};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -78,7 +81,7 @@ const struct step_limits *stepper_limits(const struct stepper *st)
 static bool check_room(struct stepper *st, const struct step_item *items, int n_items,
                        struct error *err)
 {
-    int tokens = 0, outs = 0, pages = 0;
+    int tokens = 0, outs = 0, pages = 0, states = 0;
     for (int i = 0; i < n_items; i++) {
         const struct step_item *it = &items[i];
         int total = it->seq->n_tokens + it->n_tokens;
@@ -87,6 +90,7 @@ static bool check_room(struct stepper *st, const struct step_item *items, int n_
         tokens += it->n_tokens;
         outs += it->want == LOGITS_ALL ? it->n_tokens : it->want == LOGITS_LAST;
         pages += (total + st->kv->page_len - 1) / st->kv->page_len - it->seq->n_pages;
+        states += st->kv->states && !it->seq->state;
     }
     CHECK(tokens <= st->limits.max_tokens && n_items <= st->limits.max_seqs &&
               outs <= st->limits.max_out,
@@ -94,7 +98,25 @@ static bool check_room(struct stepper *st, const struct step_item *items, int n_
     if (pages > kvcache_available(st->kv))
         return error_set(err, "the KV cache is full: %d pages wanted, %d of %d free", pages,
                          kvcache_available(st->kv), st->kv->n_pages);
+    if (states && states > states_available(st->kv->states))
+        return error_set(err, "no room for %d more sequences: %d at most", states,
+                         st->kv->n_states);
     return true;
+}
+
+/* The slots of sequence i of the batch. Saving one is no need: it is left where none is free. */
+static void add_states(struct stepper *st, struct step_item *it, int i)
+{
+    int32_t *to = st->states, n = st->limits.max_seqs, saved = -1;
+    struct kv_seq *seq = it->seq;
+    if (!st->kv->states)
+        return;
+    if (it->save_at)
+        saved = kvcache_save(st->kv, seq, seq->n_tokens + it->save_at);
+    to[i] = seq->n_tokens ? seq->from - 1 : -1;
+    to[n + i] = seq->state - 1;
+    to[2 * n + i] = saved < 0 ? 0 : it->save_at;
+    to[3 * n + i] = saved;
 }
 
 static void add_item(struct stepper *st, struct step_item *it)
@@ -119,6 +141,7 @@ static void add_item(struct stepper *st, struct step_item *it)
             st->out_rows[b->n_out++] = row;
         }
     }
+    add_states(st, it, b->n_seqs);
     memcpy(st->pages + (size_t)b->n_seqs * (size_t)st->max_pages, seq->pages,
            (size_t)seq->n_pages * sizeof *seq->pages);
     st->kv_len[b->n_seqs++] = first + it->n_tokens;
@@ -143,6 +166,12 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
         .kv = st->kv->layers,
         .samplers = st->samplers,
     };
+    if (st->kv->states) {
+        st->b.state_in = st->states;
+        st->b.state_out = st->states + st->limits.max_seqs;
+        st->b.save_rows = st->states + 2 * (ptrdiff_t)st->limits.max_seqs;
+        st->b.save_state = st->states + 3 * (ptrdiff_t)st->limits.max_seqs;
+    }
     for (int pass = 0; pass < 2; pass++) /* decodes first */
         for (int i = 0; i < n_items; i++)
             if ((items[i].n_tokens == 1) == (pass == 0))
@@ -154,7 +183,7 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     forward(st->m, &st->b, key);
     mem_guard_leave();
     for (int i = 0; i < n_items; i++)
-        items[i].seq->n_tokens += items[i].n_tokens;
+        kvcache_advance(st->kv, items[i].seq, items[i].n_tokens);
     st->flying[st->n_flying].items = items;
     st->flying[st->n_flying++].n_items = n_items;
     return true;

@@ -16,6 +16,7 @@ struct step_item {
     const int32_t *tokens; /* (n_tokens); -1-r: what row r (first_row) of the step before chose */
     int n_tokens;
     enum logits_want want;
+    int save_at;             /* recurrent states are saved after so many of the tokens; 0 = not */
     struct sampler *sampler; /* picks a token from the last logits; NULL = none wanted */
     /* results */
     int first_row; /* its first logits row: see step_logits; -1 if none */

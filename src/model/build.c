@@ -60,9 +60,11 @@ const struct weight *build_matrix(struct builder *b, enum weight_role role, int 
 struct norm build_rms(struct builder *b, int layer, const struct name *name, int width)
 {
     struct norm norm = {.kind = NORM_RMS, .eps = b->c->norm_eps};
+    static float nowhere;
     if (b->failed)
         return norm;
-    float *gain = b->be->ops->alloc(b->be, (size_t)width * sizeof *gain, "a norm", b->err);
+    float *gain =
+        b->be ? b->be->ops->alloc(b->be, (size_t)width * sizeof *gain, "a norm", b->err) : &nowhere;
     b->failed = !gain;
     if (!gain)
         return norm;
@@ -121,7 +123,7 @@ void build_free(struct backend *be, struct network *net, struct want *wants, int
         if (w->w && w->w->impl)
             be->ops->release(be, w->w);
         mem_free(w->w);
-        if (w->vector)
+        if (w->vector && be)
             be->ops->free(be, w->vector, (size_t)w->n_in * sizeof(float));
     }
     for (int i = 0; i < net->n_ropes; i++)

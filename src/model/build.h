@@ -35,7 +35,7 @@ struct want {
 struct builder {
     const struct tensorfile *f;
     const struct config *c;
-    struct backend *be;
+    struct backend *be; /* NULL: sizes alone are wanted, vectors point anywhere */
     struct network *net;
     struct want *wants; /* (n_wants) */
     int n_wants, cap;

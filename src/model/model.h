@@ -39,6 +39,17 @@ struct model_size {
 };
 void model_measure(const struct tensorfile *f, const struct config *c, struct model_size *out);
 
+/* The network that a file describes, without a backend and without weights: sizes alone, as
+ * backends' supports() sees it. */
+struct outline {
+    struct network net;
+    struct want *wants;
+    int n_wants;
+};
+bool outline_load(const struct tensorfile *f, const struct config *c, struct outline *out,
+                  struct error *err);
+void outline_free(struct outline *o);
+
 /* Begins and launches a step: reads the batch; the backend's end() waits for it, and its logits()
  * are then those of the out rows. key != 0: it may be recorded and replayed. */
 void forward(struct model *m, const struct batch *b, uint64_t key);

@@ -453,17 +453,38 @@ static bool load_weight(struct loader *l, const struct want *want)
     return finish(l, &w, want, ok);
 }
 
-/* The network as its family describes it; what its weights are made of goes to m->wants. */
+/* The network as its family describes it, for a backend or for none. */
+static bool describe(const struct tensorfile *f, const struct config *c, struct backend *be,
+                     struct network *net, struct want **wants, int *n_wants, struct error *err)
+{
+    *net = (struct network){.n_layers = c->n_layers, .n_embd = c->n_embd, .n_vocab = c->n_vocab};
+    net->layers = mem_zalloc((size_t)c->n_layers, sizeof *net->layers);
+    struct builder b = {.f = f, .c = c, .be = be, .net = net, .err = err};
+    c->family->build(&b);
+    *wants = b.wants;
+    *n_wants = b.n_wants;
+    return !b.failed;
+}
+
+bool outline_load(const struct tensorfile *f, const struct config *c, struct outline *out,
+                  struct error *err)
+{
+    if (describe(f, c, NULL, &out->net, &out->wants, &out->n_wants, err))
+        return true;
+    outline_free(out);
+    return false;
+}
+
+void outline_free(struct outline *o)
+{
+    build_free(NULL, &o->net, o->wants, o->n_wants);
+    *o = (struct outline){0};
+}
+
+/* What the weights of the network are made of goes to m->wants. */
 static bool build(struct model *m, const struct tensorfile *f, struct error *err)
 {
-    const struct config *c = &m->config;
-    m->net = (struct network){.n_layers = c->n_layers, .n_embd = c->n_embd, .n_vocab = c->n_vocab};
-    m->net.layers = mem_zalloc((size_t)c->n_layers, sizeof *m->net.layers);
-    struct builder b = {.f = f, .c = c, .be = m->be, .net = &m->net, .err = err};
-    c->family->build(&b);
-    m->wants = b.wants;
-    m->n_wants = b.n_wants;
-    if (b.failed)
+    if (!describe(f, &m->config, m->be, &m->net, &m->wants, &m->n_wants, err))
         return false;
     struct error why = {0};
     return m->be->ops->supports(m->be, &m->net, &why) || error_set(err, "%s: %s", f->path, why.msg);
