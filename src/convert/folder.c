@@ -217,8 +217,8 @@ static void add_rope_factors(struct plan *p)
     struct config plain = *p->c;
     plain.rope.kind = ROPE_PLAIN;
     float *a = mem_zalloc((size_t)half, sizeof *a), *b = mem_zalloc((size_t)half, sizeof *b), scale;
-    rope_frequencies(&plain, NULL, a, &scale);
-    rope_frequencies(p->c, NULL, b, &scale);
+    rope_frequencies(&plain.rope, plain.n_rot, NULL, a, &scale);
+    rope_frequencies(&p->c->rope, p->c->n_rot, NULL, b, &scale);
     struct out_tensor *o = transcode_add(p->t, "rope_freqs.weight", 1, &half);
     o->values = a;
     for (int64_t i = 0; i < half; i++)

@@ -279,6 +279,7 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     rt->kv = kvcache_new(rt->be, net, kv_type_of(opt), page_len, (int)pages, cache.n_states, err);
     if (!rt->kv)
         return false;
+    model_set_context(rt->model, rt->context);
     rt->step = stepper_new(rt->model, rt->kv, rt->context, &lim, err);
     return rt->step != NULL;
 }

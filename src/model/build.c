@@ -3,24 +3,51 @@
 #include "base/mem.h"
 
 #include <stdio.h>
+#include <string.h>
 
-void build_name(const struct tensorfile *f, const struct name *n, int layer, int expert,
-                const char *suffix, char *out, size_t size)
+void build_name(const struct tensorfile *f, const struct config *c, const struct name *n, int layer,
+                int expert, const char *suffix, char *out, size_t size)
 {
-    char base[128];
+    char base[160];
+    const char *name = f->is_gguf ? n->gguf : n->hf, *head = "";
+    bool whole = name[0] == '=';
+    name += whole;
+    if (!f->is_gguf && !strncmp(name, "model.", 6)) {
+        head = c->hf_model;
+        name += 6;
+    } else if (!f->is_gguf && !strncmp(name, "lm_head", 7)) {
+        head = c->hf_head;
+        name += 7;
+    }
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    snprintf(base, sizeof base, f->is_gguf ? n->gguf : n->hf, layer, expert);
+    snprintf(base, sizeof base, name, layer, expert);
 #pragma GCC diagnostic pop
-    snprintf(out, size, "%s.%s", base, suffix);
+    if (whole && !strcmp(suffix, "weight"))
+        snprintf(out, size, "%s%s", head, base);
+    else
+        snprintf(out, size, "%s%s%c%s", head, base, whole ? '_' : '.', suffix);
 }
 
-const struct tensor *build_find(const struct tensorfile *f, const struct name *n, int layer,
-                                int expert, const char *suffix)
+const struct tensor *build_find(const struct tensorfile *f, const struct config *c,
+                                const struct name *n, int layer, int expert, const char *suffix)
 {
     char name[192];
-    build_name(f, n, layer, expert, suffix, name, sizeof name);
+    build_name(f, c, n, layer, expert, suffix, name, sizeof name);
     return tensorfile_find(f, name);
+}
+
+bool build_stacked(const struct tensorfile *f, const struct name *n)
+{
+    if (f->is_gguf)
+        return true;
+    const char *layer = strstr(n->hf, "%d");
+    return !layer || !strstr(layer + 1, "%d");
+}
+
+bool build_has(const struct builder *b, const struct name *n, int layer)
+{
+    return build_find(b->f, b->c, n, layer, 0, "weight") != NULL;
 }
 
 static struct want *add_want(struct builder *b)
@@ -46,7 +73,7 @@ const struct weight *build_weight(struct builder *b, enum weight_role role, int 
     for (int i = 0; i < n_rows; i++) {
         want->rows[i] = rows[i];
         w->n_out += rows[i].n;
-        w->bias |= build_find(b->f, rows[i].name, layer, 0, "bias") != NULL;
+        w->bias |= build_find(b->f, b->c, rows[i].name, layer, 0, "bias") != NULL;
     }
     return w;
 }
@@ -54,66 +81,77 @@ const struct weight *build_weight(struct builder *b, enum weight_role role, int 
 const struct weight *build_matrix(struct builder *b, enum weight_role role, int layer,
                                   const struct name *name, int n_in, int n_out)
 {
-    return build_weight(b, role, layer, n_in, 1, 1, &(struct rows){name, n_out, 0});
+    return build_weight(b, role, layer, n_in, 1, 1, &(struct rows){.name = name, .n = n_out});
+}
+
+const float *build_vector(struct builder *b, int layer, const struct name *name, int width,
+                          struct adjust adjust)
+{
+    static float nowhere;
+    if (b->failed)
+        return NULL;
+    float *v =
+        b->be ? b->be->ops->alloc(b->be, (size_t)width * sizeof *v, "a vector", b->err) : &nowhere;
+    b->failed = !v;
+    if (!v)
+        return NULL;
+    struct want *want = add_want(b);
+    *want = (struct want){.vector = v,
+                          .layer = layer,
+                          .n_in = width,
+                          .n_rows = 1,
+                          .rows = {{.name = name, .n = width}},
+                          .adjust = adjust};
+    return v;
+}
+
+struct norm build_rms_adjusted(struct builder *b, int layer, const struct name *name, int width,
+                               struct adjust adjust)
+{
+    return (struct norm){.kind = NORM_RMS,
+                         .eps = b->c->norm_eps,
+                         .gain = build_vector(b, layer, name, width, adjust)};
 }
 
 struct norm build_rms(struct builder *b, int layer, const struct name *name, int width)
 {
-    struct norm norm = {.kind = NORM_RMS, .eps = b->c->norm_eps};
-    static float nowhere;
-    if (b->failed)
-        return norm;
-    float *gain =
-        b->be ? b->be->ops->alloc(b->be, (size_t)width * sizeof *gain, "a norm", b->err) : &nowhere;
-    b->failed = !gain;
-    if (!gain)
-        return norm;
-    struct want *want = add_want(b);
-    *want = (struct want){
-        .vector = gain, .layer = layer, .n_in = width, .n_rows = 1, .rows = {{name, width, 0}}};
-    norm.gain = gain;
-    return norm;
+    return build_rms_adjusted(b, layer, name, width, (struct adjust){0});
 }
 
-/* factors (half) of the rope_freqs tensor, where there is one. */
-static bool read_factors(struct builder *b, int half, float *factors, bool *there)
+float build_scalar(struct builder *b, int layer, const struct name *name)
 {
-    const struct tensor *t = b->f->is_gguf ? tensorfile_find(b->f, "rope_freqs.weight") : NULL;
-    *there = t != NULL;
-    if (!t)
-        return true;
-    if (t->dims[0] != half || t->dims[1] != 1 || t->dims[2] != 1 || t->dims[3] != 1)
-        return error_set(b->err, "%s: tensor %s: %lld entries, expected %d", b->f->path, t->name,
-                         (long long)t->dims[0], half);
-    if (t->type != DT_F32 && t->type != DT_F16 && t->type != DT_BF16)
-        return error_set(b->err, "%s: tensor %s: type %s where F32, F16 or BF16 is expected",
-                         b->f->path, t->name, t->type_name);
-    quant_dequantize(t->type, t->data, factors, (size_t)half);
-    for (int i = 0; i < half; i++)
-        if (!(factors[i] > 0))
-            return error_set(b->err, "%s: tensor %s: entry %d is not positive", b->f->path, t->name,
-                             i);
-    return true;
+    const struct tensor *t = build_find(b->f, b->c, name, layer, 0, "weight");
+    float v = 1;
+    if (b->failed || !t)
+        return v;
+    if (t->dims[0] != 1 || t->dims[1] != 1 || t->dims[2] != 1 || t->dims[3] != 1 ||
+        (t->type != DT_F32 && t->type != DT_F16 && t->type != DT_BF16))
+        b->failed = !error_set(b->err, "%s: tensor %s: not one number", b->f->path, t->name);
+    else
+        quant_dequantize(t->type, t->data, &v, 1);
+    return v;
+}
+
+const struct rope *build_ropes(struct builder *b, int n, const struct rope_config *const *configs,
+                               const int *n_rot)
+{
+    struct rope *ropes = mem_zalloc((size_t)n, sizeof *ropes);
+    for (int i = 0; i < n; i++) {
+        float *freq = mem_zalloc((size_t)n_rot[i] / 2 + 1, sizeof *freq);
+        ropes[i] = (struct rope){.n_rot = n_rot[i] / 2 * 2, .freq = freq};
+        rope_frequencies(configs[i], ropes[i].n_rot,
+                         i == 0 && configs[i]->factors ? b->c->rope_short : NULL, freq,
+                         &ropes[i].mscale);
+    }
+    b->net->ropes = ropes;
+    b->net->n_ropes = n;
+    return ropes;
 }
 
 const struct rope *build_rope(struct builder *b)
 {
-    int half = b->c->n_rot / 2;
-    bool there = false;
-    if (!half)
-        return NULL;
-    float *factors = mem_zalloc((size_t)half, sizeof *factors);
-    float *freq = mem_zalloc((size_t)half, sizeof *freq);
-    struct rope *rope = mem_zalloc(1, sizeof *rope);
-    *rope = (struct rope){.n_rot = b->c->n_rot, .freq = freq};
-    if (read_factors(b, half, factors, &there))
-        rope_frequencies(b->c, there ? factors : NULL, freq, &rope->mscale);
-    else
-        b->failed = true;
-    mem_free(factors);
-    b->net->ropes = rope;
-    b->net->n_ropes = 1;
-    return rope;
+    const struct rope_config *config = &b->c->rope;
+    return b->c->n_rot / 2 ? build_ropes(b, 1, &config, &b->c->n_rot) : NULL;
 }
 
 void build_free(struct backend *be, struct network *net, struct want *wants, int n_wants)

@@ -10,7 +10,9 @@
 #include "model/config.h"
 
 /* A tensor in both kinds of file, without ".weight"; %d: the layer, then the expert. GGUF keeps all
- * experts in one 3-D tensor. */
+ * experts in one 3-D tensor, and so does a folder whose name has no place for the expert. "=name":
+ * the whole name, to which nothing but "_bias" and the like is added. A folder's names begin with
+ * "model." or "lm_head", whatever that part of a larger model is called (config.hf_model). */
 struct name {
     const char *gguf, *hf;
 };
@@ -20,6 +22,16 @@ struct rows {
     const struct name *name;
     int n;
     int woven; /* rotary pairs of heads of this many rows lie side by side; 0 = no */
+    /* In a folder the tensor may have more: these are its rows first, first + step, ... of `of`;
+     * of 0: it has these alone. across: it is stored transposed, (n_in, of). */
+    int first, step, of;
+    bool across;
+};
+
+/* What is done to a vector's values: a folder's + add, then, from any file, * times. `convert` writes
+ * them times fold, so that readers who know no such number compute the same. 0 = nothing. */
+struct adjust {
+    float add, times, fold;
 };
 
 /* A weight or a vector of the network, and where it comes from. */
@@ -30,6 +42,7 @@ struct want {
     int layer, n_in, n_expert;
     int n_rows;
     struct rows rows[3];
+    struct adjust adjust; /* of a vector */
 };
 
 struct builder {
@@ -44,10 +57,14 @@ struct builder {
 };
 
 /* Writes the tensor's full name; suffix: "weight", "bias", ... */
-void build_name(const struct tensorfile *f, const struct name *n, int layer, int expert,
-                const char *suffix, char *out, size_t size);
-const struct tensor *build_find(const struct tensorfile *f, const struct name *n, int layer,
-                                int expert, const char *suffix);
+void build_name(const struct tensorfile *f, const struct config *c, const struct name *n, int layer,
+                int expert, const char *suffix, char *out, size_t size);
+const struct tensor *build_find(const struct tensorfile *f, const struct config *c,
+                                const struct name *n, int layer, int expert, const char *suffix);
+/* Whether the experts of such a name are one tensor of this file. */
+bool build_stacked(const struct tensorfile *f, const struct name *n);
+/* Whether the builder's file has the tensor. */
+bool build_has(const struct builder *b, const struct name *n, int layer);
 
 /* A matrix (or n_expert of them) of up to three runs of rows, with a bias if one of its tensors has
  * one. */
@@ -56,8 +73,18 @@ const struct weight *build_weight(struct builder *b, enum weight_role role, int 
 const struct weight *build_matrix(struct builder *b, enum weight_role role, int layer,
                                   const struct name *name, int n_in, int n_out);
 struct norm build_rms(struct builder *b, int layer, const struct name *name, int width);
-/* RoPE by the config, with the factors of a GGUF's rope_freqs where it has them. */
+struct norm build_rms_adjusted(struct builder *b, int layer, const struct name *name, int width,
+                               struct adjust adjust);
+/* Floats (width) in backend memory: sinks, biases, scales. NULL where building has failed. */
+const float *build_vector(struct builder *b, int layer, const struct name *name, int width,
+                          struct adjust adjust);
+/* One number out of a tensor of one, or 1 where the file has none. */
+float build_scalar(struct builder *b, int layer, const struct name *name);
+/* RoPE by the config, with the file's factors where it has them; NULL where nothing turns. */
 const struct rope *build_rope(struct builder *b);
+/* The same for several: rope i by configs[i], n_rot[i] dims, the first one with the file's factors. */
+const struct rope *build_ropes(struct builder *b, int n, const struct rope_config *const *configs,
+                               const int *n_rot);
 
 /* Frees what the build made: weights, vectors, layers and RoPE tables. */
 void build_free(struct backend *be, struct network *net, struct want *wants, int n_wants);

@@ -39,19 +39,52 @@ static bool find_gguf(const struct reader *in)
     return in->c->family != NULL;
 }
 
-static bool find_hf(const struct reader *in)
+/* Where the text model's tensors are: alone, or beside an image or sound model. */
+static void find_names(const struct reader *in)
 {
-    const json_t *o = in->f->config;
+    static const char *const roots[] = {"model.", "model.language_model.", "language_model.model."};
+    struct config *c = in->c;
+    c->hf_model = roots[0];
+    c->hf_head = "lm_head";
+    for (size_t i = 0; i < sizeof roots / sizeof *roots; i++) {
+        char name[96];
+        snprintf(name, sizeof name, "%sembed_tokens.weight", roots[i]);
+        if (!tensorfile_find(in->f, name))
+            continue;
+        c->hf_model = roots[i];
+        c->hf_head = i == 2 ? "language_model.lm_head" : "lm_head";
+        return;
+    }
+}
+
+bool config_is_text(const struct config *c, const char *tensor)
+{
+    if (!c->hf_model || !strcmp(c->hf_model, "model."))
+        return true;
+    return !strncmp(tensor, c->hf_model, strlen(c->hf_model)) ||
+           !strncmp(tensor, c->hf_head, strlen(c->hf_head));
+}
+
+static bool find_hf(struct reader *in)
+{
+    const json_t *o = in->f->config, *text = json_object_get(o, "text_config");
+    const char *inner = json_string_value(json_object_get(text, "model_type"));
     const char *type = json_string_value(json_object_get(o, "model_type"));
     const char *class = json_string_value(json_array_get(json_object_get(o, "architectures"), 0));
     if (!type && !class)
         return error_set(in->err, "%s: config.json: model_type: missing", in->f->path);
-    for (int i = 0; families[i]; i++)
+    for (int i = 0; families[i] && !in->c->family; i++)
+        if (inner && !strcmp(inner, families[i]->hf))
+            in->c->family = families[i];
+    for (int i = 0; families[i] && !in->c->family; i++)
         if (type ? !strcmp(type, families[i]->hf) : !strcmp(class, families[i]->hf_class))
             in->c->family = families[i];
     if (!in->c->family)
         return unknown(in, class ? class : type);
     snprintf(in->c->arch_name, sizeof in->c->arch_name, "%s", in->c->family->hf);
+    if (json_is_object(text))
+        in->hf = text;
+    find_names(in);
     return true;
 }
 
@@ -125,7 +158,7 @@ static bool check(const struct reader *in)
 bool config_load(const struct tensorfile *f, struct config *c, struct error *err)
 {
     *c = (struct config){0};
-    struct reader in = {f, c, err};
+    struct reader in = {f, c, err, f->config};
     return (f->is_gguf ? find_gguf(&in) : find_hf(&in)) && c->family->read(&in) &&
            (f->is_gguf || hf_packing(&in)) && check(&in);
 }

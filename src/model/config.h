@@ -5,21 +5,32 @@
 #ifndef STEEL_MODEL_CONFIG_H
 #define STEEL_MODEL_CONFIG_H
 
+#include "backend/layer.h"
 #include "file/tensorfile.h"
 
-enum { CONFIG_MAX_LAYERS = 1024, CONFIG_MAX_EXPERTS_USED = 256 };
+enum { CONFIG_MAX_LAYERS = 1024, CONFIG_MAX_EXPERTS_USED = 256, ROPE_MAX_FACTORS = 256 };
 
 struct family; /* model/families/family.h */
 struct reader; /* model/reader.h */
 
-enum rope_kind { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
+enum rope_kind {
+    ROPE_PLAIN,
+    ROPE_LINEAR,
+    ROPE_LLAMA3,
+    ROPE_YARN,
+    ROPE_LONG,         /* factors for contexts up to the original one, others for longer ones */
+    ROPE_PROPORTIONAL, /* all dims count for the frequencies, only the first `partial` turn */
+};
 
 struct rope_config {
     enum rope_kind kind;
     double theta, factor;
     double low_freq_factor, high_freq_factor; /* llama3 */
     double beta_fast, beta_slow, attn_factor; /* yarn; attn_factor 0 = 0.1 ln(factor) + 1 */
+    double log_mul;                           /* yarn, as a GGUF says it; attn_factor has it */
+    double partial;                           /* of a head's dims that turn */
     bool no_truncate;                         /* yarn: keep fractional correction bounds */
+    bool factors; /* config.rope_short divides the frequencies; ROPE_LONG: or rope_long */
     int original_context;
 };
 
@@ -29,14 +40,23 @@ enum packing { PACK_NONE, PACK_GPTQ, PACK_FP8 };
 struct config {
     const struct family *family;
     char arch_name[32]; /* as the file spells it */
+    /* What names of a folder's tensors begin with where others have "model." and "lm_head": a text
+     * model may be part of a larger one. */
+    const char *hf_model, *hf_head;
     int n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_vocab;
     int n_ff, n_expert, n_expert_used, n_ff_exp;
     bool norm_topk, tied;
     bool is_moe[CONFIG_MAX_LAYERS];
     int window[CONFIG_MAX_LAYERS]; /* 0 = full attention */
     float norm_eps, expert_scale;
+    enum router_kind router;
+    int n_ff_shared;             /* hidden units of the shared experts; 0 = none */
+    int n_groups, n_groups_used; /* of experts; 0 = no groups */
+    float temp_beta;             /* attention temperature (layer.h); 0 = none */
+    int temp_len;
     int n_rot, context;
     struct rope_config rope;
+    float rope_short[ROPE_MAX_FACTORS], rope_long[ROPE_MAX_FACTORS]; /* (n_rot/2) */
     enum packing packing;
     int gptq_group;      /* -1 = whole row */
     bool gptq_zero_plus; /* v1 files store zero - 1 */
@@ -44,11 +64,17 @@ struct config {
 
 bool config_load(const struct tensorfile *f, struct config *c, struct error *err);
 
-/* c->rope, from either kind of file; c->context is known. */
+/* Whether a tensor of a folder belongs to the text model: others are left alone. */
+bool config_is_text(const struct config *c, const char *tensor);
+
+/* c->rope and its factors, from either kind of file; c->context and c->head_dim are known. From a
+ * folder also c->n_rot. */
 bool rope_read_gguf(const struct reader *in);
 bool rope_read_hf(const struct reader *in);
-/* freq[n_rot/2] and the factor on cos and sin. `factors` (n_rot/2) divide the frequencies: the
- * rope_freqs tensor of a GGUF, or NULL. */
-void rope_frequencies(const struct config *c, const float *factors, float *freq, float *mscale);
+/* One object of rope_parameters or rope_scaling; *r has the defaults. */
+bool rope_read_hf_object(const struct reader *in, const json_t *o, struct rope_config *r);
+/* freq[n_rot/2] and the factor on cos and sin. `factors` (n_rot/2) divide the frequencies, or NULL. */
+void rope_frequencies(const struct rope_config *r, int n_rot, const float *factors, float *freq,
+                      float *mscale);
 
 #endif

@@ -31,6 +31,9 @@ struct progress {
 struct model *model_load(const struct tensorfile *f, struct backend *be,
                          const struct progress *progress, struct error *err);
 void model_free(struct model *m);
+/* How many positions will be used at most: long RoPE has factors for short and for long contexts.
+ * Before the backend's prepare(); unsaid, contexts are short. */
+void model_set_context(struct model *m, int context);
 
 /* Counts parameters and bytes from the directory alone: what `show` prints. */
 struct model_size {

@@ -44,6 +44,42 @@ bool reader_gguf_float(const struct reader *r, const char *suffix, double lo, do
     return true;
 }
 
+bool reader_gguf_bool(const struct reader *r, const char *suffix, bool *out)
+{
+    char key[128];
+    snprintf(key, sizeof key, "%s.%s", r->c->arch_name, suffix);
+    if (!tensorfile_meta(r->f, key) || meta_get_bool(r->f, key, out))
+        return true;
+    return error_set(r->err, "%s: %s: not true or false", r->f->path, key);
+}
+
+bool reader_gguf_layers(const struct reader *r, const char *suffix, int lo, int hi, bool need,
+                        int *out)
+{
+    char key[128];
+    int n = r->c->n_layers, one = 0;
+    snprintf(key, sizeof key, "%s.%s", r->c->arch_name, suffix);
+    const struct meta *m = tensorfile_meta(r->f, key);
+    if (!m || m->type != META_ARRAY) {
+        if (!reader_gguf_int(r, suffix, lo, hi, need, &one))
+            return false;
+        for (int i = 0; m && i < n; i++)
+            out[i] = one;
+        return true;
+    }
+    if (m->v.a.n < (size_t)n)
+        return error_set(r->err, "%s: %s: %zu entries for %d layers", r->f->path, key, m->v.a.n, n);
+    for (int i = 0; i < n; i++) {
+        double v;
+        if (!meta_array_number(&m->v.a, (size_t)i, &v))
+            return error_set(r->err, "%s: %s: not numbers", r->f->path, key);
+        if (!reader_range(r, key, v, lo, hi))
+            return false;
+        out[i] = (int)v;
+    }
+    return true;
+}
+
 const json_t *reader_get(const json_t *o, const char *a, const char *b)
 {
     const json_t *v = json_object_get(o, a);
@@ -55,7 +91,7 @@ const json_t *reader_get(const json_t *o, const char *a, const char *b)
 bool reader_int(const struct reader *r, const char *a, const char *b, int lo, int hi, bool need,
                 int *out)
 {
-    const json_t *v = reader_get(r->f->config, a, b);
+    const json_t *v = reader_get(r->hf, a, b);
     if (!v)
         return need ? error_set(r->err, "%s: config.json: %s: missing", r->f->path, a) : true;
     if (!json_is_integer(v))
@@ -82,7 +118,7 @@ bool reader_number(const struct reader *r, const json_t *o, const char *key, dou
 
 bool reader_bool(const struct reader *r, const char *key, bool *out)
 {
-    const json_t *v = reader_get(r->f->config, key, NULL);
+    const json_t *v = reader_get(r->hf, key, NULL);
     if (!v)
         return true;
     if (!json_is_boolean(v))

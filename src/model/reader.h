@@ -14,6 +14,8 @@ struct reader {
     const struct tensorfile *f;
     struct config *c;
     struct error *err;
+    const json_t
+        *hf; /* of a folder: config.json, or the part of it that describes the text model */
 };
 
 /* A missing key leaves *out as it is, unless it is needed. GGUF keys are given without the
@@ -23,6 +25,10 @@ bool reader_gguf_int(const struct reader *r, const char *suffix, int lo, int hi,
                      int *out);
 bool reader_gguf_float(const struct reader *r, const char *suffix, double lo, double hi, bool need,
                        double *out);
+bool reader_gguf_bool(const struct reader *r, const char *suffix, bool *out);
+/* One number for all layers, or one for each: out (c->n_layers). */
+bool reader_gguf_layers(const struct reader *r, const char *suffix, int lo, int hi, bool need,
+                        int *out);
 /* a, or else b (may be NULL), of config.json, if it is there and not null. */
 const json_t *reader_get(const json_t *o, const char *a, const char *b);
 bool reader_int(const struct reader *r, const char *a, const char *b, int lo, int hi, bool need,

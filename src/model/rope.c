@@ -7,6 +7,51 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Factors (half) of a tensor; *there: whether the file has it. */
+static bool read_tensor(const struct reader *in, const char *name, int half, float *out,
+                        bool *there)
+{
+    const struct tensor *t = tensorfile_find(in->f, name);
+    *there = t != NULL;
+    if (!t)
+        return true;
+    if (t->dims[0] != half || t->dims[1] != 1 || t->dims[2] != 1 || t->dims[3] != 1)
+        return error_set(in->err, "%s: tensor %s: %lld entries, expected %d", in->f->path, name,
+                         (long long)t->dims[0], half);
+    if (t->type != DT_F32 && t->type != DT_F16 && t->type != DT_BF16)
+        return error_set(in->err, "%s: tensor %s: type %s where F32, F16 or BF16 is expected",
+                         in->f->path, name, t->type_name);
+    quant_dequantize(t->type, t->data, out, (size_t)half);
+    for (int i = 0; i < half; i++)
+        if (!(out[i] > 0))
+            return error_set(in->err, "%s: tensor %s: entry %d is not positive", in->f->path, name,
+                             i);
+    return true;
+}
+
+/* Factors in tensors of their own: one list, or a long and a short one. */
+static bool read_gguf_factors(const struct reader *in)
+{
+    struct rope_config *r = &in->c->rope;
+    int half = in->c->n_rot / 2;
+    bool one = false, lasting = false, brief = false;
+    if (half > ROPE_MAX_FACTORS || !half)
+        return !tensorfile_find(in->f, "rope_freqs.weight") ||
+               error_set(in->err, "%s: rope_freqs.weight: %d entries are too many", in->f->path,
+                         half);
+    if (!read_tensor(in, "rope_freqs.weight", half, in->c->rope_short, &one) ||
+        (!one && !read_tensor(in, "rope_factors_short.weight", half, in->c->rope_short, &brief)) ||
+        !read_tensor(in, "rope_factors_long.weight", half, in->c->rope_long, &lasting))
+        return false;
+    if (brief != lasting)
+        return error_set(in->err, "%s: rope_factors_%s.weight: missing", in->f->path,
+                         brief ? "long" : "short");
+    r->factors = one || brief;
+    if (lasting)
+        r->kind = ROPE_LONG;
+    return true;
+}
+
 bool rope_read_gguf(const struct reader *in)
 {
     struct rope_config *r = &in->c->rope;
@@ -17,10 +62,10 @@ bool rope_read_gguf(const struct reader *in)
     snprintf(key, sizeof key, "%s.rope.scaling.type", in->c->arch_name);
     char *kind = meta_get_string(in->f, key);
     bool linear = kind && !strcmp(kind, "linear"), yarn = kind && !strcmp(kind, "yarn");
-    bool known = !kind || linear || yarn || !strcmp(kind, "none");
+    bool known = !kind || linear || yarn || !strcmp(kind, "none") || !strcmp(kind, "longrope");
     if (!known)
-        error_set(in->err, "%s: %s: \"%s\" is not supported (none, linear, yarn are)", in->f->path,
-                  key, kind);
+        error_set(in->err, "%s: %s: \"%s\" is not supported (none, linear, yarn and longrope are)",
+                  in->f->path, key, kind);
     mem_free(kind);
     if (!known)
         return false;
@@ -29,106 +74,161 @@ bool rope_read_gguf(const struct reader *in)
     r->original_context = in->c->context;
     r->beta_fast = 32;
     r->beta_slow = 1;
-    double attn = 1;
+    double attn = 1, log_mul = 0;
     if (!reader_gguf_float(in, "rope.scaling.factor", 1e-3, 1e6, r->kind != ROPE_PLAIN,
                            &r->factor) ||
         !reader_gguf_int(in, "rope.scaling.original_context_length", 1, 1 << 30, false,
                          &r->original_context) ||
         !reader_gguf_float(in, "rope.scaling.yarn_beta_fast", 1e-3, 1e6, false, &r->beta_fast) ||
         !reader_gguf_float(in, "rope.scaling.yarn_beta_slow", 1e-3, 1e6, false, &r->beta_slow) ||
+        !reader_gguf_float(in, "rope.scaling.yarn_log_multiplier", 0, 1e3, false, &log_mul) ||
         !reader_gguf_float(in, "rope.scaling.attn_factor", 1e-3, 1e3, false, &attn))
         return false;
-    if (r->kind == ROPE_YARN)
-        r->attn_factor = attn * (0.1 * log(r->factor > 1 ? r->factor : 1) + 1);
+    r->attn_factor = attn;
+    if (r->kind == ROPE_YARN) {
+        double l = 0.1 * log(r->factor > 1 ? r->factor : 1);
+        r->log_mul = log_mul;
+        r->attn_factor = attn * (l + 1) / (log_mul * l + 1);
+    }
+    return read_gguf_factors(in);
+}
+
+static bool read_list(const struct reader *in, const json_t *o, const char *key, int half,
+                      float *out)
+{
+    const json_t *list = reader_get(o, key, NULL);
+    if (json_array_size(list) != (size_t)half)
+        return error_set(in->err, "%s: config.json: %s: %zu entries, expected %d", in->f->path, key,
+                         json_array_size(list), half);
+    for (int i = 0; i < half; i++) {
+        double v = json_number_value(json_array_get(list, (size_t)i));
+        if (!(v > 1e-6 && v < 1e9))
+            return error_set(in->err, "%s: config.json: %s: entry %d is not a positive number",
+                             in->f->path, key, i);
+        out[i] = (float)v;
+    }
     return true;
 }
 
-bool rope_read_hf(const struct reader *in)
+/* Long RoPE: two lists of factors; which one counts hangs on the context in use. */
+static bool read_long(const struct reader *in, const json_t *o, struct rope_config *r)
 {
-    struct rope_config *r = &in->c->rope;
-    const json_t *config = in->f->config;
-    const json_t *params = reader_get(config, "rope_parameters", NULL); /* transformers 5 */
-    const json_t *scaling = params ? params : reader_get(config, "rope_scaling", NULL);
-    r->theta = 10000;
-    r->factor = 1;
-    r->original_context = in->c->context;
-    if (!reader_number(in, config, "rope_theta", 1, 1e12, false, &r->theta))
+    struct config *c = in->c;
+    int half = c->n_rot / 2;
+    if (half > ROPE_MAX_FACTORS)
+        return error_set(in->err, "%s: config.json: long RoPE of %d dimensions is not supported",
+                         in->f->path, c->n_rot);
+    int original = r->original_context;
+    if (!reader_int(in, "original_max_position_embeddings", NULL, 1, 1 << 30, false, &original) ||
+        !read_list(in, o, "short_factor", half, c->rope_short) ||
+        !read_list(in, o, "long_factor", half, c->rope_long))
         return false;
-    if (!scaling)
-        return true;
-    if (!json_is_object(scaling))
+    r->original_context = original;
+    r->factors = true;
+    double factor = r->factor != 1 ? r->factor : (double)c->context / original;
+    if (r->attn_factor == 0 && factor > 1 && original > 1)
+        r->attn_factor = sqrt(1 + log(factor) / log(original));
+    return true;
+}
+
+bool rope_read_hf_object(const struct reader *in, const json_t *o, struct rope_config *r)
+{
+    if (!json_is_object(o))
         return error_set(in->err, "%s: config.json: rope_scaling: not an object", in->f->path);
-    const json_t *kind = reader_get(scaling, "rope_type", "type");
+    const json_t *kind = reader_get(o, "rope_type", "type");
     if (kind && !json_is_string(kind))
         return error_set(in->err, "%s: config.json: rope_type: not a string", in->f->path);
     const char *name = kind ? json_string_value(kind) : "default";
-    static const char *const names[] = {"default", "linear", "llama3", "yarn"};
+    static const char *const names[] = {"default",  "linear",       "llama3", "yarn",
+                                        "longrope", "proportional", "su",     "mrope"};
+    static const enum rope_kind kinds[] = {ROPE_PLAIN, ROPE_LINEAR,       ROPE_LLAMA3, ROPE_YARN,
+                                           ROPE_LONG,  ROPE_PROPORTIONAL, ROPE_LONG,   ROPE_PLAIN};
     int found = -1;
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
         if (!strcmp(name, names[i]))
             found = i;
     if (found < 0)
         return error_set(in->err,
                          "%s: config.json: rope_type \"%.40s\" is not supported (default, linear, "
-                         "llama3, yarn are)",
+                         "llama3, yarn, longrope and proportional are)",
                          in->f->path, name);
-    r->kind = (enum rope_kind)found;
+    r->kind = kinds[found];
     r->beta_fast = 32;
     r->beta_slow = 1;
     double original = r->original_context, mscale = 0, mscale_all = 0;
-    const json_t *truncate = reader_get(scaling, "truncate", NULL);
+    const json_t *truncate = reader_get(o, "truncate", NULL);
     r->no_truncate = truncate && json_is_false(truncate);
     bool llama3 = r->kind == ROPE_LLAMA3;
-    if (!reader_number(in, scaling, "rope_theta", 1, 1e12, false, &r->theta) ||
-        !reader_number(in, scaling, "factor", 1e-3, 1e6, r->kind != ROPE_PLAIN, &r->factor) ||
-        !reader_number(in, scaling, "original_max_position_embeddings", 1, 1 << 30, llama3,
-                       &original) ||
-        !reader_number(in, scaling, "low_freq_factor", 1e-6, 1e6, llama3, &r->low_freq_factor) ||
-        !reader_number(in, scaling, "high_freq_factor", 1e-6, 1e6, llama3, &r->high_freq_factor) ||
-        !reader_number(in, scaling, "beta_fast", 1e-3, 1e6, false, &r->beta_fast) ||
-        !reader_number(in, scaling, "beta_slow", 1e-3, 1e6, false, &r->beta_slow) ||
-        !reader_number(in, scaling, "attention_factor", 1e-3, 1e3, false, &r->attn_factor) ||
-        !reader_number(in, scaling, "mscale", 0, 1e3, false, &mscale) ||
-        !reader_number(in, scaling, "mscale_all_dim", 0, 1e3, false, &mscale_all))
+    bool scaled = r->kind == ROPE_LINEAR || r->kind == ROPE_YARN || llama3;
+    if (!reader_number(in, o, "rope_theta", 1, 1e12, false, &r->theta) ||
+        !reader_number(in, o, "factor", 1e-3, 1e6, scaled, &r->factor) ||
+        !reader_number(in, o, "original_max_position_embeddings", 1, 1 << 30, llama3, &original) ||
+        !reader_number(in, o, "low_freq_factor", 1e-6, 1e6, llama3, &r->low_freq_factor) ||
+        !reader_number(in, o, "high_freq_factor", 1e-6, 1e6, llama3, &r->high_freq_factor) ||
+        !reader_number(in, o, "beta_fast", 1e-3, 1e6, false, &r->beta_fast) ||
+        !reader_number(in, o, "beta_slow", 1e-3, 1e6, false, &r->beta_slow) ||
+        !reader_number(in, o, "attention_factor", 1e-3, 1e3, false, &r->attn_factor) ||
+        !reader_number(in, o, "partial_rotary_factor", 0, 1, false, &r->partial) ||
+        !reader_number(in, o, "mscale", 0, 1e3, false, &mscale) ||
+        !reader_number(in, o, "mscale_all_dim", 0, 1e3, false, &mscale_all))
         return false;
     r->original_context = (int)original;
     if (r->kind == ROPE_YARN && r->attn_factor == 0 && mscale > 0 && mscale_all > 0) {
         double l = log(r->factor > 1 ? r->factor : 1);
         r->attn_factor = (0.1 * mscale * l + 1) / (0.1 * mscale_all * l + 1);
     }
+    if (r->kind != ROPE_YARN && r->kind != ROPE_LONG)
+        r->attn_factor = 0;
     return true;
 }
 
-/* Dimension at which a wave turns `rotations` times over the original context (YaRN). */
-static double yarn_dim(const struct config *c, double rotations)
+bool rope_read_hf(const struct reader *in)
 {
-    const double two_pi = 6.283185307179586;
-    return c->n_rot * log(c->rope.original_context / (rotations * two_pi)) /
-           (2 * log(c->rope.theta));
+    struct config *c = in->c;
+    struct rope_config *r = &c->rope;
+    const json_t *params = reader_get(in->hf, "rope_parameters", NULL); /* transformers 5 */
+    const json_t *scaling = params ? params : reader_get(in->hf, "rope_scaling", NULL);
+    r->theta = 10000;
+    r->factor = r->partial = 1;
+    r->original_context = c->context;
+    if (!reader_number(in, in->hf, "rope_theta", 1, 1e12, false, &r->theta) ||
+        !reader_number(in, in->hf, "partial_rotary_factor", 0, 1, false, &r->partial) ||
+        (scaling && !rope_read_hf_object(in, scaling, r)))
+        return false;
+    if (r->kind != ROPE_PROPORTIONAL)
+        c->n_rot = (int)(c->head_dim * r->partial);
+    return r->kind != ROPE_LONG || read_long(in, scaling, r);
 }
 
-void rope_frequencies(const struct config *c, const float *factors, float *freq, float *mscale)
+/* Dimension at which a wave turns `rotations` times over the original context (YaRN). */
+static double yarn_dim(const struct rope_config *r, int n_rot, double rotations)
 {
-    const struct rope_config *r = &c->rope;
+    const double two_pi = 6.283185307179586;
+    return n_rot * log(r->original_context / (rotations * two_pi)) / (2 * log(r->theta));
+}
+
+void rope_frequencies(const struct rope_config *r, int n_rot, const float *factors, float *freq,
+                      float *mscale)
+{
     const double two_pi = 6.283185307179586;
     double low = 0, high = 1;
-    *mscale = 1;
+    *mscale = r->attn_factor > 0 ? (float)r->attn_factor : 1;
     if (r->kind == ROPE_YARN) {
-        low = yarn_dim(c, r->beta_fast);
-        high = yarn_dim(c, r->beta_slow);
+        low = yarn_dim(r, n_rot, r->beta_fast);
+        high = yarn_dim(r, n_rot, r->beta_slow);
         if (!r->no_truncate) {
             low = floor(low);
             high = ceil(high);
         }
         low = low < 0 ? 0 : low;
-        high = high > c->n_rot - 1 ? c->n_rot - 1 : high;
+        high = high > n_rot - 1 ? n_rot - 1 : high;
         if (high == low)
             high += 0.001;
         double lf = log(r->factor > 1 ? r->factor : 1);
         *mscale = (float)(r->attn_factor > 0 ? r->attn_factor : 0.1 * lf + 1);
     }
-    for (int i = 0; i < c->n_rot / 2; i++) {
-        double f = (double)(float)pow(r->theta, -2.0 * i / c->n_rot);
+    for (int i = 0; i < n_rot / 2; i++) {
+        double f = (double)(float)pow(r->theta, -2.0 * i / n_rot);
         if (r->kind == ROPE_LINEAR) {
             f /= r->factor;
         } else if (r->kind == ROPE_YARN) {
@@ -143,6 +243,8 @@ void rope_frequencies(const struct config *c, const float *factors, float *freq,
                 f /= r->factor;
             else if (wavelen >= context / r->high_freq_factor)
                 f = (1 - smooth) * f / r->factor + smooth * f;
+        } else if (r->kind == ROPE_PROPORTIONAL && i >= (int)(n_rot * r->partial / 2)) {
+            f = 0;
         }
         freq[i] = (float)(factors ? f / (double)factors[i] : f);
     }

@@ -29,7 +29,7 @@ struct loader {
 static const struct tensor *lookup(struct loader *l, const struct name *n, int layer, int expert,
                                    const char *suffix)
 {
-    return build_find(l->f, n, layer, expert, suffix);
+    return build_find(l->f, &l->m->config, n, layer, expert, suffix);
 }
 
 static const struct tensor *need(struct loader *l, const struct name *n, int layer, int expert,
@@ -38,7 +38,7 @@ static const struct tensor *need(struct loader *l, const struct name *n, int lay
     const struct tensor *t = lookup(l, n, layer, expert, suffix);
     if (!t) {
         char name[192];
-        build_name(l->f, n, layer, expert, suffix, name, sizeof name);
+        build_name(l->f, &l->m->config, n, layer, expert, suffix, name, sizeof name);
         error_set(l->err, "%s: tensor %s: missing", l->f->path, name);
     }
     return t;
@@ -112,6 +112,10 @@ static bool load_vector(struct loader *l, const struct want *want)
     size_t n = (size_t)want->n_in;
     float *host = mem_zalloc(n, sizeof(float));
     bool ok = read_vector(l, t, want->n_in, host);
+    float add = l->f->is_gguf ? 0 : want->adjust.add;
+    float times = want->adjust.times == 0 ? 1 : want->adjust.times;
+    for (size_t i = 0; i < n; i++)
+        host[i] = (host[i] + add) * times;
     if (ok)
         l->m->be->ops->copy_in(l->m->be, want->vector, host, n * sizeof(float));
     mem_free(host);
@@ -326,6 +330,29 @@ static void unpermute(struct loader *l, struct raw_seg *s, int n_in, int head_di
     s->data = table;
 }
 
+/* Rows out of a tensor that has more, or is stored transposed: copied in the order of the weight. */
+static void take_rows(struct loader *l, struct raw_seg *s, const struct tensor *t,
+                      const struct rows *rows, int n_in, int n_expert)
+{
+    size_t row = raw_seg_row_bytes(s, n_in), each = dtype_bytes(t->type, 1), n = (size_t)rows->n;
+    size_t of = (size_t)rows->of, step = rows->step ? (size_t)rows->step : 1;
+    uint8_t *copy = block(l, (size_t)n_expert * n, row);
+    const uint8_t **table = block(l, (size_t)n_expert, sizeof *table);
+    for (size_t e = 0; e < (size_t)n_expert; e++) {
+        uint8_t *to = copy + e * n * row;
+        const uint8_t *from = t->data + e * of * row;
+        table[e] = to;
+        for (size_t r = 0; r < n; r++, to += row) {
+            size_t at = (size_t)rows->first + step * r;
+            if (!rows->across)
+                memcpy(to, from + at * row, row);
+            for (size_t c = 0; rows->across && c < (size_t)n_in; c++)
+                memcpy(to + c * each, from + (c * of + at) * each, each);
+        }
+    }
+    s->data = table;
+}
+
 static bool aligned(const uint8_t *p)
 {
     return (uintptr_t)p % 4 == 0;
@@ -344,12 +371,17 @@ static bool add_segment(struct loader *l, struct raw_weight *w, const struct row
         return gptq_unpack(l, n, layer, n_in, n_out, n_expert, s);
     }
     const uint8_t **data = block(l, (size_t)n_expert, sizeof *data);
-    bool stacked = l->f->is_gguf; /* experts in one tensor */
+    bool stacked = build_stacked(l->f, n); /* experts in one tensor */
+    /* a folder's tensor may have more rows, which lie as they like */
+    bool folder = !l->f->is_gguf, part = folder && rows->of, across = folder && rows->across;
+    int64_t height = part ? rows->of : n_out;
     const struct tensor *t = NULL;
     for (int e = 0; e < n_expert; e++) {
         if (e == 0 || !stacked) {
             t = need(l, n, layer, e, "weight");
-            if (!t || !check_type(l, t) || !check_shape(l, t, n_in, n_out, stacked ? n_expert : 1))
+            if (!t || !check_type(l, t) || (across && !check_floats(l, t)) ||
+                !check_shape(l, t, across ? height : n_in, across ? n_in : height,
+                             stacked ? n_expert : 1))
                 return false;
             mark_used(l, t);
             if (e == 0)
@@ -370,6 +402,10 @@ static bool add_segment(struct loader *l, struct raw_weight *w, const struct row
         if (!fp8_scales(l, n, layer, n_in, n_out, n_expert, s))
             return false;
     }
+    if (part) {
+        take_rows(l, s, t, rows, n_in, n_expert);
+        w->transient = true;
+    }
     if (rows->woven) {
         unpermute(l, s, n_in, rows->woven);
         w->transient = true;
@@ -383,20 +419,27 @@ static bool add_bias(struct loader *l, const struct want *want, const struct row
                      float *bias)
 {
     const struct tensor *t = NULL;
-    bool stacked = l->f->is_gguf;
-    int D = rows->woven;
+    bool stacked = build_stacked(l->f, rows->name), part = !l->f->is_gguf && rows->of;
+    int D = rows->woven, width = part ? rows->of : rows->n;
     for (int e = 0; e < want->n_expert; e++, bias += stride) {
         if (e == 0 || !stacked) {
             t = lookup(l, rows->name, want->layer, e, "bias");
-            if (t && (!check_shape(l, t, rows->n, stacked ? want->n_expert : 1, 1) ||
-                      !check_floats(l, t)))
+            if (t &&
+                (!check_shape(l, t, width, stacked ? want->n_expert : 1, 1) || !check_floats(l, t)))
                 return false;
             l->done += t ? t->bytes : 0;
         }
         if (!t)
             continue;
         size_t skip = stacked ? (size_t)e * (t->bytes / (size_t)want->n_expert) : 0;
-        quant_dequantize(t->type, t->data + skip, bias, (size_t)rows->n);
+        if (part) {
+            size_t each = dtype_bytes(t->type, 1), step = rows->step ? (size_t)rows->step : 1;
+            for (size_t r = 0; r < (size_t)rows->n; r++)
+                quant_dequantize(t->type, t->data + skip + ((size_t)rows->first + step * r) * each,
+                                 bias + r, 1);
+        } else {
+            quant_dequantize(t->type, t->data + skip, bias, (size_t)rows->n);
+        }
         if (!D)
             continue;
         float *copy = block(l, (size_t)rows->n, sizeof *copy);
@@ -514,6 +557,16 @@ struct model *model_load(const struct tensorfile *f, struct backend *be,
     return m;
 }
 
+void model_set_context(struct model *m, int context)
+{
+    const struct config *c = &m->config;
+    struct rope *rope = (struct rope *)(uintptr_t)m->net.ropes; /* ours, from the build */
+    if (c->rope.kind != ROPE_LONG || !rope)
+        return;
+    const float *factors = context > c->rope.original_context ? c->rope_long : c->rope_short;
+    rope_frequencies(&c->rope, rope->n_rot, factors, (float *)(uintptr_t)rope->freq, &rope->mscale);
+}
+
 void model_free(struct model *m)
 {
     if (!m)
@@ -531,7 +584,7 @@ static int64_t tensor_params(const struct tensor *t)
     if (!strcmp(suffix, "qweight"))
         return n * 8;
     if (!strcmp(suffix, "qzeros") || !strcmp(suffix, "scales") || !strcmp(suffix, "g_idx") ||
-        !strcmp(suffix, "weight_scale_inv") || !strcmp(t->name, "rope_freqs.weight"))
+        !strcmp(suffix, "weight_scale_inv") || !strncmp(t->name, "rope_f", 6))
         return 0;
     return n;
 }
@@ -543,6 +596,8 @@ void model_measure(const struct tensorfile *f, const struct config *c, struct mo
     double active = 0, active_bytes = 0;
     for (size_t i = 0; i < f->n_tensors; i++) {
         const struct tensor *t = &f->tensors[i];
+        if (!config_is_text(c, t->name))
+            continue;
         int64_t n = tensor_params(t);
         bool expert = strstr(t->name, "_exps.") || strstr(t->name, ".experts.");
         /* A token reads one row of the embedding, unless it is the head as well. */

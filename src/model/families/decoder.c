@@ -10,7 +10,26 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool read_gguf(const struct reader *in)
+/* How experts are chosen, where the file says. */
+static bool read_gguf_experts(const struct reader *in, const struct decoder *d)
+{
+    static const enum router_kind kinds[] = {ROUTER_SOFTMAX, ROUTER_SIGMOID, ROUTER_SOFTMAX_TOP};
+    struct config *c = in->c;
+    int kind = 0, shared = 0, wide = 0;
+    c->router = d->router;
+    if (!reader_gguf_int(in, "expert_gating_func", 0, 3, false, &kind) ||
+        !reader_gguf_int(in, "expert_shared_count", 0, 64, false, &shared) ||
+        !reader_gguf_int(in, "expert_shared_feed_forward_length", 0, 1 << 24, false, &wide) ||
+        !reader_gguf_int(in, "expert_group_count", 0, 256, false, &c->n_groups) ||
+        !reader_gguf_int(in, "expert_group_used_count", 0, 256, false, &c->n_groups_used))
+        return false;
+    if (kind)
+        c->router = kinds[kind - 1];
+    c->n_ff_shared = wide ? wide : shared * c->n_ff_exp;
+    return true;
+}
+
+static bool read_gguf(const struct reader *in, const struct decoder *d)
 {
     struct config *c = in->c;
     double eps = 1e-6, scale = 1;
@@ -60,32 +79,37 @@ static bool read_gguf(const struct reader *in)
     for (int i = 0; i < c->n_layers; i++) {
         snprintf(key, sizeof key, "blk.%d.ffn_gate_inp.weight", i);
         c->is_moe[i] = c->n_expert > 0 && tensorfile_find(in->f, key);
-        c->window[i] = window;
+        bool slides = !d->window_period || i % d->window_period < d->window_period - 1;
+        c->window[i] = slides ? window : 0;
     }
-    return rope_read_gguf(in);
+    return read_gguf_experts(in, d) && rope_read_gguf(in);
 }
 
 static bool read_layers(const struct reader *in, const struct decoder *d)
 {
     struct config *c = in->c;
-    int step = 1, window = 0, full_layers = 0;
+    int step = 1, window = 0, full_layers = 0, period = d->window_period;
     bool use_window = d->windows_unasked;
     if (!reader_int(in, "decoder_sparse_step", NULL, 1, 1 << 20, false, &step) ||
         !reader_int(in, "sliding_window", NULL, 0, 1 << 30, false, &window) ||
         !reader_int(in, "max_window_layers", NULL, 0, 1 << 20, false, &full_layers) ||
+        !reader_int(in, "sliding_window_pattern", "_sliding_window_pattern", 0, 1 << 20, false,
+                    &period) ||
         !reader_bool(in, "use_sliding_window", &use_window))
         return false;
     use_window &= d->windows;
     if (d->windows_all)
         full_layers = 0;
-    const json_t *types = reader_get(in->f->config, "layer_types", NULL);
+    const json_t *types = reader_get(in->hf, "layer_types", NULL);
     if (types && json_array_size(types) != (size_t)c->n_layers)
         return error_set(in->err, "%s: config.json: layer_types: %zu entries for %d layers",
                          in->f->path, json_array_size(types), c->n_layers);
-    const json_t *dense = reader_get(in->f->config, "mlp_only_layers", NULL);
+    const json_t *dense = reader_get(in->hf, "mlp_only_layers", NULL);
     for (int i = 0; i < c->n_layers; i++) {
         const char *type = types ? json_string_value(json_array_get(types, (size_t)i)) : NULL;
-        bool slides = type ? !strcmp(type, "sliding_attention") : i >= full_layers;
+        bool slides = i >= full_layers && (!period || i % period < period - 1);
+        if (type)
+            slides = !strcmp(type, "sliding_attention");
         c->window[i] = use_window && slides ? window : 0;
         c->is_moe[i] = c->n_expert > 0 && (i + 1) % step == 0;
         for (size_t j = 0; j < json_array_size(dense); j++)
@@ -98,7 +122,7 @@ static bool read_layers(const struct reader *in, const struct decoder *d)
 static bool read_hf(const struct reader *in, const struct decoder *d)
 {
     struct config *c = in->c;
-    const char *act = json_string_value(json_object_get(in->f->config, "hidden_act"));
+    const char *act = json_string_value(json_object_get(in->hf, "hidden_act"));
     if (act && strcmp(act, "silu"))
         return error_set(in->err,
                          "%s: config.json: hidden_act \"%.40s\" is not supported (silu is)",
@@ -114,62 +138,59 @@ static bool read_hf(const struct reader *in, const struct decoder *d)
     c->context = 2048;
     double eps = 1e-6;
     c->tied = false;
+    c->norm_topk = d->experts_wide;
+    c->router = d->router;
     if (!reader_int(in, "num_key_value_heads", NULL, 1, 1 << 14, false, &c->n_kv_heads) ||
         !reader_int(in, "head_dim", NULL, 1, 1 << 14, false, &c->head_dim) ||
         !reader_int(in, "intermediate_size", NULL, 0, 1 << 24, false, &c->n_ff) ||
         !reader_int(in, "max_position_embeddings", NULL, 1, 1 << 30, false, &c->context) ||
-        !reader_number(in, in->f->config, "rms_norm_eps", 0, 1, false, &eps) ||
+        !reader_number(in, in->hf, "rms_norm_eps", 0, 1, false, &eps) ||
         !reader_bool(in, "tie_word_embeddings", &c->tied) ||
         !reader_int(in, "num_experts", "num_local_experts", 1, 4096, d->experts, &c->n_expert) ||
         !reader_int(in, "num_experts_per_tok", NULL, 1, CONFIG_MAX_EXPERTS_USED, d->experts,
                     &c->n_expert_used) ||
-        !reader_int(in, "moe_intermediate_size", NULL, 1, 1 << 24, d->experts, &c->n_ff_exp) ||
+        !reader_int(in, d->experts_wide ? "intermediate_size" : "moe_intermediate_size", NULL, 1,
+                    1 << 24, d->experts, &c->n_ff_exp) ||
         !reader_bool(in, "norm_topk_prob", &c->norm_topk))
         return false;
     if (!d->experts)
         c->n_expert = c->n_expert_used = c->n_ff_exp = 0;
     c->norm_eps = (float)eps;
     c->expert_scale = 1;
-    c->n_rot = c->head_dim;
-    if (!tensorfile_find(in->f, "lm_head.weight"))
+    char head[64];
+    snprintf(head, sizeof head, "%s.weight", c->hf_head);
+    if (!tensorfile_find(in->f, head))
         c->tied = true;
     return read_layers(in, d) && rope_read_hf(in);
 }
 
 bool decoder_read(const struct reader *in, const struct decoder *d)
 {
-    return in->f->is_gguf ? read_gguf(in) : read_hf(in, d);
+    return in->f->is_gguf ? read_gguf(in, d) : read_hf(in, d);
 }
 
-static const struct name emb = {"token_embd", "model.embed_tokens"}, head = {"output", "lm_head"},
-                         norm = {"output_norm", "model.norm"};
-static const struct name attn_norm = {"blk.%d.attn_norm", "model.layers.%d.input_layernorm"},
-                         q = {"blk.%d.attn_q", "model.layers.%d.self_attn.q_proj"},
-                         k = {"blk.%d.attn_k", "model.layers.%d.self_attn.k_proj"},
-                         v = {"blk.%d.attn_v", "model.layers.%d.self_attn.v_proj"},
-                         o = {"blk.%d.attn_output", "model.layers.%d.self_attn.o_proj"},
-                         q_norm = {"blk.%d.attn_q_norm", "model.layers.%d.self_attn.q_norm"},
-                         k_norm = {"blk.%d.attn_k_norm", "model.layers.%d.self_attn.k_norm"};
-static const struct name ffn_norm = {"blk.%d.ffn_norm", "model.layers.%d.post_attention_layernorm"},
-                         gate = {"blk.%d.ffn_gate", "model.layers.%d.mlp.gate_proj"},
-                         up = {"blk.%d.ffn_up", "model.layers.%d.mlp.up_proj"},
-                         down = {"blk.%d.ffn_down", "model.layers.%d.mlp.down_proj"};
-static const struct name router = {"blk.%d.ffn_gate_inp", "model.layers.%d.mlp.gate"},
-                         gate_exp = {"blk.%d.ffn_gate_exps",
-                                     "model.layers.%d.mlp.experts.%d.gate_proj"},
-                         up_exp = {"blk.%d.ffn_up_exps", "model.layers.%d.mlp.experts.%d.up_proj"},
-                         down_exp = {"blk.%d.ffn_down_exps",
-                                     "model.layers.%d.mlp.experts.%d.down_proj"};
+const struct decoder_names decoder_names = {DECODER_ENDS, DECODER_ATTENTION, DECODER_MLP,
+                                            DECODER_EXPERTS};
 
-static void build_mixer(struct builder *b, const struct decoder *d, int i, const struct rope *rope,
-                        struct mixer *m)
+static const struct decoder_names *names_of(const struct decoder *d)
+{
+    return d->names ? d->names : &decoder_names;
+}
+
+void decoder_mixer(struct builder *b, const struct decoder *d, int i, const struct rope *rope,
+                   struct mixer *m)
 {
     const struct config *c = b->c;
+    const struct decoder_names *n = names_of(d);
     int D = c->head_dim, woven = b->f->is_gguf && c->family->weaves_qk && D % 2 == 0 ? D : 0;
     int n_q = c->n_heads * D, n_kv = c->n_kv_heads * D;
-    const struct rows qkv[] = {{&q, n_q, woven}, {&k, n_kv, woven}, {&v, n_kv, 0}};
+    const struct rows apart[] = {{.name = &n->q, .n = n_q, .woven = woven},
+                                 {.name = &n->k, .n = n_kv, .woven = woven},
+                                 {.name = &n->v, .n = n_kv}};
+    const struct rows fused = {.name = &n->qkv, .n = n_q + 2 * n_kv};
+    bool is_fused = n->qkv.gguf != NULL;
     *m = (struct mixer){.kind = MIXER_ATTENTION};
-    m->block.in = build_rms(b, i, &attn_norm, c->n_embd);
+    m->block.in = build_rms(b, i, &n->attn_norm, c->n_embd);
     m->attention = (struct attention){
         .n_heads = c->n_heads,
         .n_kv_heads = c->n_kv_heads,
@@ -178,50 +199,86 @@ static void build_mixer(struct builder *b, const struct decoder *d, int i, const
         .rope = rope,
         .scale = 1.0f / sqrtf((float)D),
         .window = c->window[i],
-        .wqkv = build_weight(b, WEIGHT_LINEAR, i, c->n_embd, 1, 3, qkv),
-        .wo = build_matrix(b, WEIGHT_LINEAR, i, &o, n_q, c->n_embd),
+        .temp_beta = c->temp_beta,
+        .temp_len = c->temp_len,
+        .norm_whole = d->norm_whole,
+        .wqkv = build_weight(b, WEIGHT_LINEAR, i, c->n_embd, 1, is_fused ? 1 : 3,
+                             is_fused ? &fused : apart),
     };
     if (d->qk_norm) {
-        m->attention.q_norm = build_rms(b, i, &q_norm, D);
-        m->attention.k_norm = build_rms(b, i, &k_norm, D);
+        m->attention.q_norm = build_rms(b, i, &n->q_norm, d->norm_whole ? n_q : D);
+        m->attention.k_norm = build_rms(b, i, &n->k_norm, d->norm_whole ? n_kv : D);
     }
+    m->attention.wo = build_matrix(b, WEIGHT_LINEAR, i, &n->o, n_q, c->n_embd);
 }
 
-static void build_mlp(struct builder *b, int i, struct mlp *m)
+/* gate and up of width F, as two tensors. */
+static const struct weight *gate_up(struct builder *b, int i, const struct name *gate,
+                                    const struct name *up, int F)
+{
+    return build_weight(b, WEIGHT_LINEAR, i, b->c->n_embd, 1, 2,
+                        (const struct rows[]){{.name = gate, .n = F}, {.name = up, .n = F}});
+}
+
+static void build_experts(struct builder *b, const struct decoder_names *n, int i, struct mlp *m)
 {
     const struct config *c = b->c;
-    int F = c->n_ff, Fe = c->n_ff_exp;
-    *m = (struct mlp){.block.in = build_rms(b, i, &ffn_norm, c->n_embd)};
-    if (!c->is_moe[i]) {
-        m->dense.gate_up = build_weight(b, WEIGHT_LINEAR, i, c->n_embd, 1, 2,
-                                        (const struct rows[]){{&gate, F, 0}, {&up, F, 0}});
-        m->dense.down = build_matrix(b, WEIGHT_LINEAR, i, &down, F, c->n_embd);
-        return;
-    }
+    int F = c->n_ff_exp;
     m->router =
-        (struct router){.kind = ROUTER_SOFTMAX,
-                        .w = build_matrix(b, WEIGHT_ROUTER, i, &router, c->n_embd, c->n_expert),
+        (struct router){.kind = c->router,
+                        .w = build_matrix(b, WEIGHT_ROUTER, i, &n->router, c->n_embd, c->n_expert),
                         .n_used = c->n_expert_used,
+                        .n_groups = c->n_groups,
+                        .n_groups_used = c->n_groups_used,
                         .renorm = c->norm_topk,
                         .scale = c->expert_scale};
-    m->experts.gate_up = build_weight(b, WEIGHT_EXPERTS, i, c->n_embd, c->n_expert, 2,
-                                      (const struct rows[]){{&gate_exp, Fe, 0}, {&up_exp, Fe, 0}});
-    m->experts.down = build_weight(b, WEIGHT_EXPERTS, i, Fe, c->n_expert, 1,
-                                   (const struct rows[]){{&down_exp, c->n_embd, 0}});
+    if (n->choice_bias.gguf)
+        m->router.choice_bias =
+            build_vector(b, i, &n->choice_bias, c->n_expert, (struct adjust){0});
+    m->experts.gate_up = build_weight(
+        b, WEIGHT_EXPERTS, i, c->n_embd, c->n_expert, 2,
+        (const struct rows[]){{.name = &n->gate_exp, .n = F}, {.name = &n->up_exp, .n = F}});
+    m->experts.down = build_weight(b, WEIGHT_EXPERTS, i, F, c->n_expert, 1,
+                                   (const struct rows[]){{.name = &n->down_exp, .n = c->n_embd}});
+    if (!c->n_ff_shared || !n->gate_shared.gguf)
+        return;
+    m->dense.gate_up = gate_up(b, i, &n->gate_shared, &n->up_shared, c->n_ff_shared);
+    m->dense.down = build_matrix(b, WEIGHT_LINEAR, i, &n->down_shared, c->n_ff_shared, c->n_embd);
+}
+
+void decoder_mlp(struct builder *b, const struct decoder *d, int i, struct mlp *m)
+{
+    const struct config *c = b->c;
+    const struct decoder_names *n = names_of(d);
+    *m = (struct mlp){.block.in = build_rms(b, i, &n->ffn_norm, c->n_embd)};
+    if (c->is_moe[i]) {
+        build_experts(b, n, i, m);
+        return;
+    }
+    m->dense.gate_up = n->gate_up.gguf
+                           ? build_matrix(b, WEIGHT_LINEAR, i, &n->gate_up, c->n_embd, 2 * c->n_ff)
+                           : gate_up(b, i, &n->gate, &n->up, c->n_ff);
+    m->dense.down = build_matrix(b, WEIGHT_LINEAR, i, &n->down, c->n_ff, c->n_embd);
+}
+
+void decoder_ends(struct builder *b, const struct decoder *d)
+{
+    const struct config *c = b->c;
+    const struct decoder_names *n = names_of(d);
+    struct network *net = b->net;
+    net->embed.tokens =
+        build_matrix(b, c->tied ? WEIGHT_HEAD : WEIGHT_EMBED, 0, &n->emb, c->n_embd, c->n_vocab);
+    net->head.norm = build_rms(b, 0, &n->norm, c->n_embd);
+    net->head.w = c->tied ? net->embed.tokens
+                          : build_matrix(b, WEIGHT_HEAD, 0, &n->head, c->n_embd, c->n_vocab);
 }
 
 void decoder_build(struct builder *b, const struct decoder *d)
 {
-    const struct config *c = b->c;
-    struct network *net = b->net;
     const struct rope *rope = build_rope(b);
-    net->embed.tokens =
-        build_matrix(b, c->tied ? WEIGHT_HEAD : WEIGHT_EMBED, 0, &emb, c->n_embd, c->n_vocab);
-    for (int i = 0; i < c->n_layers; i++) {
-        build_mixer(b, d, i, rope, &net->layers[i].mixer);
-        build_mlp(b, i, &net->layers[i].mlp);
+    decoder_ends(b, d);
+    for (int i = 0; i < b->c->n_layers; i++) {
+        decoder_mixer(b, d, i, rope, &b->net->layers[i].mixer);
+        decoder_mlp(b, d, i, &b->net->layers[i].mlp);
     }
-    net->head.norm = build_rms(b, 0, &norm, c->n_embd);
-    net->head.w =
-        c->tied ? net->embed.tokens : build_matrix(b, WEIGHT_HEAD, 0, &head, c->n_embd, c->n_vocab);
 }

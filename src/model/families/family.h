@@ -7,6 +7,7 @@
 #ifndef STEEL_MODEL_FAMILIES_FAMILY_H
 #define STEEL_MODEL_FAMILIES_FAMILY_H
 
+#include "file/gguf_write.h"
 #include "model/build.h"
 #include "model/config.h"
 #include "model/reader.h"
@@ -18,22 +19,78 @@ struct family {
     bool weaves_qk;            /* its GGUF files hold rotary pairs of q and k side by side */
     bool (*read)(const struct reader *in); /* metadata to in->c */
     void (*build)(struct builder *b);      /* b->c to b->net */
+    /* What its GGUF says beside the usual keys, for `convert`; NULL: nothing. */
+    void (*write)(const struct config *c, struct gguf_writer *w);
+    bool own_windows; /* ... and which layers slide: no place is needed for it */
 };
 
 extern const struct family *const families[]; /* ends with NULL */
-extern const struct family family_llama, family_mistral, family_qwen2, family_qwen3,
-    family_qwen3moe;
+extern const struct family family_llama, family_minimax_m2, family_ministral3, family_mistral,
+    family_mixtral, family_phi3, family_qwen2, family_qwen3, family_qwen3moe;
+
+/* Names of a decoder's tensors. What a family has not is NULL. */
+struct decoder_names {
+    struct name emb, norm, head;
+    struct name attn_norm, q, k, v, o, q_norm, k_norm;
+    struct name qkv; /* instead of q, k and v */
+    struct name ffn_norm, gate, up, down;
+    struct name gate_up; /* instead of gate and up */
+    struct name router, choice_bias, gate_exp, up_exp, down_exp;
+    struct name gate_shared, up_shared, down_shared;
+};
+
+/* The usual ones. */
+#define DECODER_ENDS                                                                               \
+    .emb = {"token_embd", "model.embed_tokens"}, .norm = {"output_norm", "model.norm"},            \
+    .head = {"output", "lm_head"}
+#define DECODER_ATTENTION                                                                          \
+    .attn_norm = {"blk.%d.attn_norm", "model.layers.%d.input_layernorm"},                          \
+    .q = {"blk.%d.attn_q", "model.layers.%d.self_attn.q_proj"},                                    \
+    .k = {"blk.%d.attn_k", "model.layers.%d.self_attn.k_proj"},                                    \
+    .v = {"blk.%d.attn_v", "model.layers.%d.self_attn.v_proj"},                                    \
+    .o = {"blk.%d.attn_output", "model.layers.%d.self_attn.o_proj"},                               \
+    .q_norm = {"blk.%d.attn_q_norm", "model.layers.%d.self_attn.q_norm"},                          \
+    .k_norm = {"blk.%d.attn_k_norm", "model.layers.%d.self_attn.k_norm"}
+#define DECODER_MLP                                                                                \
+    .ffn_norm = {"blk.%d.ffn_norm", "model.layers.%d.post_attention_layernorm"},                   \
+    .gate = {"blk.%d.ffn_gate", "model.layers.%d.mlp.gate_proj"},                                  \
+    .up = {"blk.%d.ffn_up", "model.layers.%d.mlp.up_proj"},                                        \
+    .down = {"blk.%d.ffn_down", "model.layers.%d.mlp.down_proj"}
+#define DECODER_EXPERTS                                                                            \
+    .router = {"blk.%d.ffn_gate_inp", "model.layers.%d.mlp.gate"},                                 \
+    .gate_exp = {"blk.%d.ffn_gate_exps", "model.layers.%d.mlp.experts.%d.gate_proj"},              \
+    .up_exp = {"blk.%d.ffn_up_exps", "model.layers.%d.mlp.experts.%d.up_proj"},                    \
+    .down_exp = {"blk.%d.ffn_down_exps", "model.layers.%d.mlp.experts.%d.down_proj"}
+/* Experts as Mixtral calls them. */
+#define DECODER_EXPERTS_W                                                                          \
+    .router = {"blk.%d.ffn_gate_inp", "model.layers.%d.block_sparse_moe.gate"},                    \
+    .gate_exp = {"blk.%d.ffn_gate_exps", "model.layers.%d.block_sparse_moe.experts.%d.w1"},        \
+    .up_exp = {"blk.%d.ffn_up_exps", "model.layers.%d.block_sparse_moe.experts.%d.w3"},            \
+    .down_exp = {"blk.%d.ffn_down_exps", "model.layers.%d.block_sparse_moe.experts.%d.w2"}
+
+extern const struct decoder_names decoder_names; /* all of the usual ones */
 
 /* What is said of a plain decoder beside its numbers. */
 struct decoder {
-    bool qk_norm; /* RMS norms of q and k, per head */
-    bool experts; /* config.json describes experts */
+    const struct decoder_names *names; /* NULL: decoder_names */
+    bool qk_norm;                      /* RMS norms of q and k, per head */
+    bool norm_whole;                   /* ... or of the whole projections */
+    bool experts;                      /* config.json describes experts */
+    bool experts_wide;                 /* ... whose width is intermediate_size */
+    enum router_kind router;           /* unless a GGUF says another */
     bool windows; /* sliding_window of config.json counts, where use_sliding_window is set */
     bool windows_unasked; /* ... or is not said to be false */
     bool windows_all;     /* max_window_layers does not count */
+    int window_period; /* every so many layers one does not slide, unless the file says; 0 = all do */
 };
 
 bool decoder_read(const struct reader *in, const struct decoder *d);
 void decoder_build(struct builder *b, const struct decoder *d);
+
+/* The parts of decoder_build, for families that change some of them afterwards. */
+void decoder_ends(struct builder *b, const struct decoder *d); /* embedding and head */
+void decoder_mixer(struct builder *b, const struct decoder *d, int layer, const struct rope *rope,
+                   struct mixer *m);
+void decoder_mlp(struct builder *b, const struct decoder *d, int layer, struct mlp *m);
 
 #endif
