@@ -11,7 +11,7 @@ OPT     ?= -O3
 B       ?= build
 Q       := $(if $(V),,@)
 WARN    := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wpointer-arith
-CFLAGS  += -std=gnu17 $(OPT) -g $(WARN) -fno-math-errno -ffp-contract=off -pthread
+CFLAGS  += -std=gnu17 $(OPT) -g $(WARN) -fno-math-errno -ffp-contract=off -pthread -fPIC -fvisibility=hidden
 CPPFLAGS += -Isrc -Iinclude -D_GNU_SOURCE $(DEFS)
 comma   := ,
 # A list of libraries; with STATIC=1 their archives, and what those need.
@@ -76,7 +76,9 @@ help:
 	@echo 'make test-amx   ops and golden models through AMX kernels, tiles emulated in C'
 	@echo 'make bench      kernel and model benchmarks'
 	@echo 'make format     clang-format in place;  make format-check, make tidy: as CI runs them'
-	@echo 'make install    into PREFIX (default /usr/local)'
+	@echo 'make install    into PREFIX (default /usr/local);  make uninstall'
+	@echo 'make dist       dist/steel: one binary for other machines;  make deb: a Debian package'
+	@echo 'make deps       install the Debian packages the build needs (try and test do so, too)'
 
 # Files for one instruction set carry its flags in their names; run-time dispatch picks among them.
 $(B)/src/backend/cpu/%_avx2.o $(B)/src/quant/%_avx2.o:   CFLAGS += -mavx2 -mfma -mf16c -mbmi2
@@ -99,6 +101,17 @@ $(B)/src/file/builtin.o: CPPFLAGS += -DSTEEL_BUILTIN='"$(BUILTIN)"'
 $(B)/src/file/builtin.o: $(BUILTIN)
 endif
 
+# The version stands in the file VERSION, the commit in git: one file is compiled again when they change.
+VERSION := $(shell cat VERSION)
+COMMIT  := $(shell git describe --always --dirty=+changes --exclude='*' 2>/dev/null)
+BUILT   := $(VERSION) $(COMMIT) $(if $(CUDA_OBJ),CUDA)
+ifneq ($(shell cat $(B)/version 2>/dev/null),$(strip $(BUILT)))
+$(shell mkdir -p $(B) && echo '$(strip $(BUILT))' > $(B)/version)
+endif
+CUDA_VERSION = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+$(B)/src/base/version.o: CPPFLAGS += -DSTEEL_VERSION='"$(VERSION)"' -DSTEEL_COMMIT='"$(COMMIT)"' $(if $(CUDA_OBJ),-DSTEEL_BUILD='"$(comma) CUDA $(CUDA_VERSION)"')
+$(B)/src/base/version.o: $(B)/version
+
 # With or without CUDA: the one file that knows is compiled again when that changes.
 CUDA_STAMP := $(B)/with$(if $(CUDA_OBJ),,out)-cuda
 $(CUDA_STAMP):
@@ -111,12 +124,12 @@ $(B)/src/backend/cpu/gemm_int8_%.o $(B)/src/backend/cpu/gemm_float_%.o: CFLAGS +
 # The tile kernels with their tiles emulated.
 $(B)/tests/test_gemm_int8_amx.o $(B)/tests/test_gemm_bf16_amx.o: CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16
 
-$(B)/%.o: %.c | deps
+$(B)/%.o: %.c | deps-check
 	@mkdir -p $(@D)
 	$(if $(Q),@echo '  CC $<')
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 
-$(B)/%.o: %.cu | deps
+$(B)/%.o: %.cu | deps-check
 	@mkdir -p $(@D)
 	$(if $(Q),@echo '  NVCC $<')
 	$(Q)$(NVCC) -Isrc -Iinclude -D_GNU_SOURCE $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
@@ -176,8 +189,11 @@ $(B)/examples/%: examples/%.c include/steel.h $(B)/lib/libsteel.a
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) -Iinclude $(LDFLAGS) -o $@ $< $(B)/lib/libsteel.a $(LDLIBS)
 
+# Only who asks for it (deps, try, test) gets packages installed; plain `make` says what is missing.
 deps:
 	@sh tools/deps.sh
+deps-check: $(if $(filter try test deps,$(MAKECMDGOALS)),deps)
+	@sh tools/deps.sh check
 
 try: $(B)/steel
 	@sh tools/try.sh $(B)/steel
@@ -255,15 +271,67 @@ format-check:
 tidy:
 	@printf "%s\n" $(filter-out %_avx2.c %_avx512.c %_vnni.c %_amx.c,$(LIB_SRC) $(CLI_SRC)) | xargs -P 2 -n 4 sh -c 'clang-tidy --quiet "$$@" -- -std=gnu17 -D_GNU_SOURCE -Isrc -Iinclude 2>/dev/null' tidy
 
-PREFIX ?= /usr/local
-install: $(B)/steel $(B)/lib/libsteel.a
-	install -D -m 755 $(B)/steel $(DESTDIR)$(PREFIX)/bin/steel
-	install -D -m 644 $(B)/lib/libsteel.a $(DESTDIR)$(PREFIX)/lib/libsteel.a
-	install -D -m 644 include/steel.h $(DESTDIR)$(PREFIX)/include/steel.h
+# What is installed. DESTDIR stands before everything, for packages.
+PREFIX   ?= /usr/local
+LIBDIR   ?= $(PREFIX)/lib
+SONAME   := libsteel.so.$(firstword $(subst ., ,$(VERSION)))
+SHARED   := libsteel.so.$(VERSION)
+PAGES     = $(shell $(B)/steel help --pages)
+INSTALL_D = $(DESTDIR)$(PREFIX)
+INSTALL_L = $(DESTDIR)$(LIBDIR)
+
+# The library with its interface alone, and versions on its names.
+$(B)/lib/$(SHARED): $(LIB_OBJ) $(CUDA_OBJ) packaging/steel.map
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=packaging/steel.map -Wl,-z,defs $(LDFLAGS) \
+	  -o $@ $(LIB_OBJ) $(CUDA_OBJ) $(LDLIBS)
+
+# Man pages and completions come from the tables of options.
+docs-build: $(B)/steel
+	@mkdir -p $(B)/man $(B)/completions
+	@for p in $(PAGES); do STEEL_CONFIG= $(B)/steel help --man $$(echo $$p | sed 's/^steel//; s/-/ /g') > $(B)/man/$$p.1 || exit 1; done
+	@for s in bash zsh fish; do STEEL_CONFIG= $(B)/steel completion $$s > $(B)/completions/$$s || exit 1; done
+
+install: install-program install-library
+install-program: $(B)/steel docs-build
+	install -D -m 755 $(B)/steel $(INSTALL_D)/bin/steel
+	$(if $(STRIP),strip $(INSTALL_D)/bin/steel)
+	install -D -m 644 -t $(INSTALL_D)/share/man/man1 $(patsubst %,$(B)/man/%.1,$(PAGES))
+	install -D -m 644 $(B)/completions/bash $(INSTALL_D)/share/bash-completion/completions/steel
+	install -D -m 644 $(B)/completions/zsh $(INSTALL_D)/share/zsh/site-functions/_steel
+	install -D -m 644 $(B)/completions/fish $(INSTALL_D)/share/fish/vendor_completions.d/steel.fish
+	@mkdir -p $(INSTALL_L)/systemd/system
+	sed 's|@BINDIR@|$(PREFIX)/bin|' packaging/steel.service.in > $(INSTALL_L)/systemd/system/steel.service
+install-library: $(B)/lib/libsteel.a $(B)/lib/$(SHARED)
+	install -D -m 644 $(B)/lib/libsteel.a $(INSTALL_L)/libsteel.a
+	install -D -m 755 $(B)/lib/$(SHARED) $(INSTALL_L)/$(SHARED)
+	ln -sf $(SHARED) $(INSTALL_L)/$(SONAME)
+	ln -sf $(SONAME) $(INSTALL_L)/libsteel.so
+	install -D -m 644 include/steel.h $(INSTALL_D)/include/steel.h
+	@mkdir -p $(INSTALL_L)/pkgconfig
+	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|; s|@PRIVATE@|$(LDLIBS) -pthread|' packaging/steel.pc.in > $(INSTALL_L)/pkgconfig/steel.pc
+	$(if $(DESTDIR),,$(if $(filter /usr/lib /usr/local/lib,$(LIBDIR)),-ldconfig))
+
+uninstall:
+	rm -f $(INSTALL_D)/bin/steel $(INSTALL_D)/include/steel.h $(INSTALL_L)/libsteel.a $(INSTALL_L)/libsteel.so* \
+	  $(INSTALL_L)/pkgconfig/steel.pc $(INSTALL_L)/systemd/system/steel.service \
+	  $(INSTALL_D)/share/man/man1/steel.1* $(INSTALL_D)/share/man/man1/steel-*.1* \
+	  $(INSTALL_D)/share/bash-completion/completions/steel $(INSTALL_D)/share/zsh/site-functions/_steel \
+	  $(INSTALL_D)/share/fish/vendor_completions.d/steel.fish
+
+# For other machines: the binary with its libraries inside (libc and the GPU's driver excepted).
+dist:
+	$(Q)$(MAKE) --no-print-directory B=build-dist STATIC=1 build-dist/steel
+	@mkdir -p dist && cp build-dist/steel dist/steel && strip dist/steel
+	@size=$$(stat -c %s dist/steel); echo "dist/steel: $$((size / 1000000)) MB, version $(VERSION)"; [ $$size -lt 40000000 ]
+deb:
+	$(Q)rm -rf build-dist/deb
+	$(Q)$(MAKE) --no-print-directory B=build-dist STATIC=1 STRIP=1 DESTDIR=build-dist/deb PREFIX=/usr install-program
+	@mkdir -p dist && sh packaging/deb.sh build-dist/deb $(VERSION) dist/steel-llm_$(VERSION)_$$(dpkg --print-architecture).deb
 
 clean:
-	rm -rf build build-*
+	rm -rf build build-* dist
 
-.PHONY: test-build test-faults gpu-tools test-gpu bench-gpu test-sim all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install clean test-amx amx-run
+.PHONY: test-build test-faults gpu-tools test-gpu bench-gpu test-sim all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install install-program install-library uninstall docs-build dist deb deps-check clean test-amx amx-run
 .SECONDARY:
--include $(shell find $(B) -name '*.d' 2>/dev/null)
+-include $(shell find $(B) -type f -name '*.d' 2>/dev/null)

@@ -22,6 +22,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 struct steel_engine;
 struct steel_request;
@@ -41,6 +42,8 @@ struct steel_error {
     enum steel_error_kind kind;
     char message[1024];
 };
+
+const char *steel_version(void); /* "0.2.0" */
 
 /* Engines */
 
@@ -269,6 +272,7 @@ int steel_answer_fd(const struct steel_answer *answer);
  * is new in it. Harmless at any time, and never waits. */
 void steel_chat_settle(struct steel_chat *chat);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -5,7 +5,7 @@
 # Closes with the slowest tests and one line: tests passed, failed, skipped. Cases of a program count one each.
 B=${1:-build}
 passed=0 failed=0 skipped=0 bad= times=
-export STEEL="$B/steel"
+export STEEL="$B/steel" STEEL_CONFIG= # not the config of whoever runs this
 
 # Numbers of a log: "passed failed skipped". Programs: cmocka's closing lines. Scripts: themselves, and their parts
 # that were skipped.

@@ -7,6 +7,7 @@ steel=$B/steel
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 failures=0
+export STEEL_CONFIG= # not the config of whoever runs this
 
 # expect CODE PATTERN COMMAND...: the exit code, and a grep pattern over stdout+stderr
 expect() {
@@ -35,7 +36,27 @@ mkdir "$tmp/empty"
 expect 0 'usage: steel' "$steel" --help
 expect 2 'usage: steel' "$steel"
 expect 2 "unknown command 'frobnicate'" "$steel" frobnicate
-expect 0 'steel 0' "$steel" --version
+expect 0 "^steel $(cat VERSION) (" "$steel" --version
+expect 2 "did you mean 'serve'" "$steel" serv
+expect 2 'did you mean --temp?' "$steel" run --tmep 1
+expect 0 'usage: steel run' "$steel" help run
+expect 0 'usage: steel bench serve' "$steel" help bench serve
+expect 2 "no command 'frob'" "$steel" help frob
+expect 0 'kernels' "$steel" doctor
+
+# options from the environment and from the config file; the command line goes first
+printf '# mine\nkv-type q3\n[serve]\nport 81\n' >"$tmp/config"
+expect 2 'kv-type q3' env STEEL_CONFIG="$tmp/config" "$steel" run "$tmp/tiny.gguf" -p x
+expect 0 'usage: steel run' env STEEL_CONFIG="$tmp/config" "$steel" run --help
+expect 0 '' env STEEL_CONFIG="$tmp/config" "$steel" run "$tmp/tiny.gguf" --raw -p x -n 1 --kv-type f16
+expect 0 '' env STEEL_CONFIG="$tmp/config" STEEL_KV_TYPE=bf16 "$steel" run "$tmp/tiny.gguf" --raw -p x -n 1
+printf 'temp warm\n' >"$tmp/config"
+expect 2 "config:1: temp: 'warm' is not a number" env STEEL_CONFIG="$tmp/config" "$steel" run "$tmp/tiny.gguf" -p x
+printf '[run]\n\nfrob = 1\n' >"$tmp/config"
+expect 2 "config:3: unknown option 'frob'" env STEEL_CONFIG="$tmp/config" "$steel" run "$tmp/tiny.gguf" -p x
+expect 0 '' env STEEL_CONFIG="$tmp/config" "$steel" show "$tmp/tiny.gguf"
+expect 2 "STEEL_THREADS='many'" env STEEL_THREADS=many "$steel" run "$tmp/tiny.gguf" -p x
+expect 2 "STEEL_QUIET='perhaps'" env STEEL_QUIET=perhaps "$steel" run "$tmp/tiny.gguf" -p x
 for c in run show bench logits perplexity tokenize detokenize; do
     expect 0 "usage: steel $c" "$steel" $c --help
     [ -s "$tmp/err" ] && echo "FAIL: $c --help wrote to stderr" && failures=$((failures + 1))

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs the Debian packages the build needs and does not find. Says what it does; quiet when
-# there is nothing to do. `deps.sh dev` adds what only tests and CI use.
+# there is nothing to do. `deps.sh dev` adds what only tests and CI use; `deps.sh check` installs nothing, and
+# fails where something is missing.
 missing=
 need() { # header-or-program package
     case $1 in
@@ -25,8 +26,17 @@ if [ "$1" = dev ]; then
     need xz xz-utils
     need tmux tmux
     need chromium chromium
+    need pkg-config pkgconf
+    need man man-db
+    need zsh zsh
+    need fish fish
 fi
 [ -z "$missing" ] && exit 0
+if [ "$1" = check ]; then
+    echo "steel: missing:$missing" >&2
+    echo "steel: \`make deps\` installs them (apt-get), or install them your own way" >&2
+    exit 1
+fi
 if ! command -v apt-get >/dev/null 2>&1; then
     echo "steel: please install:$missing (no apt-get here)" >&2
     exit 1

@@ -1,7 +1,9 @@
 /* The option parser. Knows no option by name. */
 #include "cli/args.h"
+#include "cli/config_file.h"
 #include "base/mem.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -31,8 +33,66 @@ static void print_help(const struct usage *u)
         printf("  %-28s %s\n", left, o->help);
     }
     printf("  %-28s %s\n", "-h, --help", "this text");
+    if (u->n_opts)
+        printf("\nAny option may also stand in %s, one a line without dashes, or in the\n"
+               "environment, as STEEL_ and its name: STEEL_CTX_SIZE=8192.\n",
+               CONFIG_FILE_PLACE);
     if (u->examples)
         printf("\nexamples:\n%s", u->examples);
+}
+
+static struct {
+    void (*take)(const struct usage *u, void *ctx);
+    void *ctx;
+} on_help;
+
+void args_on_help(void (*take)(const struct usage *u, void *ctx), void *ctx)
+{
+    on_help.take = take;
+    on_help.ctx = ctx;
+}
+
+/* Edits (a letter more, less, other) between two words, up to 3; words of other lengths are far. */
+static int distance(const char *a, const char *b)
+{
+    enum { MAX = 40 };
+    size_t na = strlen(a), nb = strlen(b);
+    if (na > MAX || nb > MAX || na > nb + 2 || nb > na + 2)
+        return 3;
+    int row[MAX + 1];
+    for (size_t j = 0; j <= nb; j++)
+        row[j] = (int)j;
+    for (size_t i = 1; i <= na; i++) {
+        int diagonal = row[0];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= nb; j++) {
+            int d = diagonal + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < d)
+                d = row[j] + 1;
+            if (row[j - 1] + 1 < d)
+                d = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = d;
+        }
+    }
+    return row[nb];
+}
+
+const char *args_nearest(const char *word, const char *const *words, int n)
+{
+    const char *best = NULL;
+    int nearest = 3;
+    size_t len = strlen(word);
+    for (int i = 0; i < n; i++) {
+        int d = distance(word, words[i]);
+        if (len >= 3 && !strncmp(words[i], word, len)) /* the beginning of a word means it */
+            d = 1;
+        if (d < nearest && d < (int)len) {
+            nearest = d;
+            best = words[i];
+        }
+    }
+    return best;
 }
 
 int args_usage_error(const struct usage *u, const char *fmt, ...)
@@ -104,10 +164,100 @@ static bool store(const struct opt *o, const char *v)
     }
 }
 
+static int bad_value(const struct usage *u, const char *where, const struct opt *o, const char *v)
+{
+    if (o->kind == OPT_INT || o->kind == OPT_FLOAT)
+        return args_usage_error(u, "%s%s: '%s' is not a number in %g..%g", where, o->name, v, o->lo,
+                                o->hi);
+    return args_usage_error(u, "%s%s: '%s' is not a number", where, o->name, v);
+}
+
+/* A flag outside the command line has a value. */
+static bool store_word(const struct opt *o, const char *v)
+{
+    if (o->kind != OPT_FLAG)
+        return store(o, v);
+    bool on = !*v || !strcmp(v, "1") || !strcmp(v, "true") || !strcmp(v, "yes") || !strcmp(v, "on");
+    bool off = !strcmp(v, "0") || !strcmp(v, "false") || !strcmp(v, "no") || !strcmp(v, "off");
+    if (on || off)
+        *(bool *)o->out = on;
+    return on || off;
+}
+
+static bool from_config(const struct usage *u)
+{
+    const struct config_file *f = config_file_get();
+    if (f->error)
+        return args_usage_error(u, "%s", f->error), false;
+    for (int i = 0; i < f->n; i++) {
+        const struct config_line *l = &f->lines[i];
+        if (l->section && strcmp(l->section, u->command))
+            continue;
+        char dashed[80];
+        snprintf(dashed, sizeof dashed, "--%s", l->name);
+        const struct opt *o = find(u, dashed, strlen(dashed));
+        if (!o && l->section) /* without a section it may be another command's */
+            return args_usage_error(u, "%s:%d: unknown option '%s'", f->path, l->line, l->name),
+                   false;
+        if (o && !store_word(o, l->value)) {
+            char where[300];
+            snprintf(where, sizeof where, "%s:%d: ", f->path, l->line);
+            return bad_value(u, where, o, l->value), false;
+        }
+    }
+    return true;
+}
+
+static bool from_environment(const struct usage *u)
+{
+    for (int i = 0; i < u->n_opts; i++) {
+        const struct opt *o = &u->opts[i];
+        if (o->kind == OPT_HEADING || !o->help)
+            continue;
+        char name[80] = "STEEL_";
+        size_t n = strlen(name);
+        for (const char *c = o->name; *c && n + 1 < sizeof name; c++)
+            name[n++] = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
+        name[n] = 0;
+        const char *v = getenv(name);
+        if (v && !store_word(o, v)) {
+            name[n] = 0;
+            fprintf(stderr, "steel %s: %s='%s' is no value of --%s\n", u->command, name, v,
+                    o->name);
+            return false;
+        }
+    }
+    return true;
+}
+
+static int unknown_option(const struct usage *u, const char *arg)
+{
+    const char *words[256];
+    int n = 0;
+    for (int i = 0; i < u->n_opts && n < 256; i++)
+        if (u->opts[i].kind != OPT_HEADING && u->opts[i].help)
+            words[n++] = u->opts[i].name;
+    const char *near = arg[1] == '-' ? args_nearest(arg + 2, words, n) : NULL;
+    if (near)
+        return args_usage_error(u, "unknown option '%s'; did you mean --%s?", arg, near);
+    return args_usage_error(u, "unknown option '%s'", arg);
+}
+
+static bool asks_for_help(int argc, char **argv)
+{
+    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
+            return true;
+    return false;
+}
+
 int args_parse(const struct usage *u, int argc, char **argv, const char **positional)
 {
     int n = 0;
     bool options = true;
+    /* A bad config file does not stand between a user and the help. */
+    if (!asks_for_help(argc, argv) && (!from_config(u) || !from_environment(u)))
+        return ARGS_BAD;
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i];
         if (options && !strcmp(a, "--")) {
@@ -121,13 +271,16 @@ int args_parse(const struct usage *u, int argc, char **argv, const char **positi
             continue;
         }
         if (!strcmp(a, "--help") || !strcmp(a, "-h")) {
-            print_help(u);
+            if (on_help.take)
+                on_help.take(u, on_help.ctx);
+            else
+                print_help(u);
             return ARGS_HELP;
         }
         const char *eq = a[1] == '-' ? strchr(a, '=') : NULL;
         const struct opt *o = find(u, a, eq ? (size_t)(eq - a) : strlen(a));
         if (!o)
-            return args_usage_error(u, "unknown option '%s'", a);
+            return unknown_option(u, a);
         if (o->kind == OPT_FLAG) {
             if (eq)
                 return args_usage_error(u, "--%s takes no value", o->name);
@@ -137,12 +290,8 @@ int args_parse(const struct usage *u, int argc, char **argv, const char **positi
         if (!eq && i + 1 == argc)
             return args_usage_error(u, "%s needs a value (%s)", a, o->arg);
         const char *v = eq ? eq + 1 : argv[++i];
-        if (store(o, v))
-            continue;
-        if (o->kind == OPT_INT || o->kind == OPT_FLOAT)
-            return args_usage_error(u, "--%s: '%s' is not a number in %g..%g", o->name, v, o->lo,
-                                    o->hi);
-        return args_usage_error(u, "--%s: '%s' is not a number", o->name, v);
+        if (!store(o, v))
+            return bad_value(u, "--", o, v);
     }
     if (n < u->min_args)
         return args_usage_error(u, "missing argument; usage: steel %s %s", u->command, u->synopsis);

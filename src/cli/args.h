@@ -1,4 +1,9 @@
-/* Command-line options as a table: parsing, range checks and --help come from the same rows. */
+/*
+ * Options as a table: parsing, range checks, --help, man pages and completions come from the same
+ * rows. An option's value is, in this order: what the command line says, what the environment says
+ * (STEEL_CTX_SIZE for --ctx-size), what the config file says ("ctx-size 8192", one a line; under
+ * "[serve]" for that command alone), the default.
+ */
 #ifndef STEEL_CLI_ARGS_H
 #define STEEL_CLI_ARGS_H
 
@@ -40,6 +45,10 @@ enum { ARGS_HELP = -1, ARGS_BAD = -2 };
 int args_parse(const struct usage *u, int argc, char **argv, const char **positional);
 int args_usage_error(const struct usage *u, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
+/* Whoever wants a command's table instead of its help: while set, --help gives it away. */
+void args_on_help(void (*take)(const struct usage *u, void *ctx), void *ctx);
+/* The one of `words` that was likely meant by `word`; NULL if none is near. */
+const char *args_nearest(const char *word, const char *const *words, int n);
 /* Comma-separated positive integers; false if malformed or more than max. */
 bool args_int_list(const char *s, int *out, int max, int *n);
 

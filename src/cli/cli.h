@@ -8,8 +8,19 @@
 enum { EXIT_OK = 0, EXIT_FAIL = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
 
 /* One per file src/cli/cmd_NAME.c; main.c has the table. argv[0] is the command's name. */
+struct command {
+    const char *name, *args, *about;
+    int (*run)(int argc, char **argv);
+};
+extern const struct command cli_commands[]; /* ends with a name of NULL */
+/* Gives every command's table to `take`, those of `steel bench serve` and its like too. */
+void cli_walk(void (*take)(const struct usage *u, void *ctx), void *ctx);
+
 int cmd_bench(int argc, char **argv);
 int cmd_bench_serve(int argc, char **argv); /* steel bench serve */
+int cmd_completion(int argc, char **argv);
+int cmd_doctor(int argc, char **argv);
+int cmd_help(int argc, char **argv);
 int cmd_detokenize(int argc, char **argv);
 int cmd_logits(int argc, char **argv);
 int cmd_run(int argc, char **argv);

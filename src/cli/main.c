@@ -1,15 +1,11 @@
 /* steel: finds the command and runs it. Commands live in cmd_NAME.c. */
 #include "cli/cli.h"
+#include "base/version.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define STEEL_VERSION "0.1"
-
-static const struct {
-    const char *name, *args, *about;
-    int (*run)(int argc, char **argv);
-} commands[] = {
+const struct command cli_commands[] = {
     {"run", "[MODEL] [-p PROMPT]", "chat, or answer one prompt", cmd_run},
     {"serve", "[MODEL]", "an OpenAI-compatible server and a web page", cmd_serve},
     {"show", "[MODEL]", "what is in a model file", cmd_show},
@@ -23,16 +19,33 @@ static const struct {
     {"quantize", "IN.gguf OUT.gguf TYPE", "make a smaller GGUF", cmd_quantize},
     {"logits", "[MODEL] --ids IN --out OUT", "logits of given token ids, for comparisons",
      cmd_logits},
+    {"doctor", "", "what this machine has, and what is missing", cmd_doctor},
+    {"completion", "bash|zsh|fish", "completions for your shell", cmd_completion},
+    {"help", "[COMMAND]", "this text, or a command's", cmd_help},
+    {NULL, NULL, NULL, NULL},
 };
+
+void cli_walk(void (*take)(const struct usage *u, void *ctx), void *ctx)
+{
+    args_on_help(take, ctx);
+    for (const struct command *c = cli_commands; c->name; c++) {
+        char name[32], serve[] = "serve", help[] = "--help";
+        snprintf(name, sizeof name, "%s", c->name);
+        c->run(2, (char *[]){name, help, NULL});
+        if (c->run == cmd_bench)
+            c->run(3, (char *[]){name, serve, help, NULL});
+    }
+    args_on_help(NULL, NULL);
+}
 
 static void help(FILE *out)
 {
     fprintf(out, "steel: runs large language models (GGUF files, Hugging Face folders)\n\n"
                  "usage: steel COMMAND [options]\n\n");
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+    for (const struct command *c = cli_commands; c->name; c++) {
         char left[64];
-        snprintf(left, sizeof left, "%s %s", commands[i].name, commands[i].args);
-        fprintf(out, "  %-34s %s\n", left, commands[i].about);
+        snprintf(left, sizeof left, "%s %s", c->name, c->args);
+        fprintf(out, "  %-34s %s\n", left, c->about);
     }
     fprintf(out,
             "\nMODEL is a GGUF file or a Hugging Face folder; where it may be left out, the "
@@ -57,17 +70,26 @@ int main(int argc, char **argv)
         help(stderr);
         return EXIT_USAGE;
     }
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") ||
+        (!strcmp(argv[1], "help") && argc == 2)) {
         help(stdout);
         return finish(EXIT_OK);
     }
-    if (!strcmp(argv[1], "--version")) {
-        printf("steel %s\n", STEEL_VERSION);
+    if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) {
+        const char *commit = version_commit();
+        printf("steel %s (%s%s%s)\n", version_number(), commit, *commit ? ", " : "",
+               version_build());
         return finish(EXIT_OK);
     }
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-        if (!strcmp(argv[1], commands[i].name))
-            return finish(commands[i].run(argc - 1, argv + 1));
-    fprintf(stderr, "steel: unknown command '%s'; 'steel --help' lists them\n", argv[1]);
+    const char *words[64];
+    int n = 0;
+    for (const struct command *c = cli_commands; c->name; c++) {
+        if (!strcmp(argv[1], c->name))
+            return finish(c->run(argc - 1, argv + 1));
+        words[n++] = c->name;
+    }
+    const char *near = args_nearest(argv[1], words, n);
+    fprintf(stderr, "steel: unknown command '%s'; %s%s%s'steel --help' lists them\n", argv[1],
+            near ? "did you mean '" : "", near ? near : "", near ? "'? " : "");
     return EXIT_USAGE;
 }

@@ -3,6 +3,7 @@
  * Chats are in api_chat.c.
  */
 #include "engine/api_int.h"
+#include "base/version.h"
 #include "base/mem.h"
 #include "sample/sample_advice.h"
 
@@ -411,4 +412,9 @@ void steel_queue_free(struct steel_queue *queue)
         return;
     events_free(queue->q);
     mem_free(queue);
+}
+
+const char *steel_version(void)
+{
+    return version_number();
 }

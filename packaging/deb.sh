@@ -1,0 +1,27 @@
+#!/bin/sh
+# Makes OUT.deb of what `make install` puts into a root: packaging/deb.sh ROOT VERSION OUT.deb
+# The binary holds its libraries, so the package needs no other than libc.
+set -eu
+root=$1 version=$2 out=$3
+mkdir -p "$root/DEBIAN" "$root/etc/default" "$root/usr/share/doc/steel"
+cp packaging/steel.default "$root/etc/default/steel"
+cp LICENSE "$root/usr/share/doc/steel/copyright"
+gzip -9nc CHANGELOG.md >"$root/usr/share/doc/steel/changelog.gz"
+gzip -9nf "$root"/usr/share/man/man1/*.1
+echo /etc/default/steel >"$root/DEBIAN/conffiles"
+libc=$(objdump -T "$root/usr/bin/steel" | sed -n 's/.*GLIBC_\([0-9.]*\).*/\1/p' | sort -V | tail -1)
+cat >"$root/DEBIAN/control" <<-END
+	Package: steel-llm
+	Version: $version
+	Section: science
+	Priority: optional
+	Architecture: $(dpkg --print-architecture)
+	Installed-Size: $(du -sk "$root" | cut -f1)
+	Depends: libc6 (>= $libc), libgcc-s1
+	Maintainer: The Steel authors <steel@localhost>
+	Description: runs large language models
+	 One binary that takes a model file (GGUF, or a Hugging Face folder) and runs it: in a
+	 terminal, behind the APIs of OpenAI, Anthropic and Ollama, or as a C library.
+	END
+dpkg-deb --build --root-owner-group "$root" "$out" >/dev/null
+echo "$out: $(du -h "$out" | cut -f1)"

@@ -1,0 +1,178 @@
+/*
+ * steel doctor: what this machine has for running models, and what keeps it from running them
+ * faster. Exit 1 where something is wrong that somebody should mend; advice alone is no failure.
+ */
+#include "backend/backend.h"
+#include "base/cpu.h"
+#include "base/sysmem.h"
+#include "base/version.h"
+#include "cli/cli.h"
+#include "cli/config_file.h"
+#include "file/builtin.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+static int problems;
+
+static void good(const char *what, const char *text)
+{
+    printf("  ok    %-10s %s\n", what, text);
+}
+
+static void advise(const char *what, const char *text)
+{
+    printf("  note  %-10s %s\n", what, text);
+}
+
+static void wrong(const char *what, const char *text)
+{
+    printf("  BAD   %-10s %s\n", what, text);
+    problems++;
+}
+
+static void cpu_model(char *out, size_t size)
+{
+    snprintf(out, size, "unknown");
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    if (!f)
+        return;
+    char line[256];
+    while (fgets(line, sizeof line, f)) {
+        const char *colon = strchr(line, ':');
+        if (!strncmp(line, "model name", 10) && colon) {
+            snprintf(out, size, "%s", colon + 2);
+            out[strcspn(out, "\n")] = 0;
+            break;
+        }
+    }
+    fclose(f);
+}
+
+static void check_cpu(void)
+{
+    char model[200], text[600];
+    cpu_model(model, sizeof model);
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    int quota = cpu_quota("");
+    snprintf(text, sizeof text, "%s; %d CPUs%s", model, n, quota ? " allowed" : "");
+    good("CPU", text);
+    if (quota && quota < n) {
+        snprintf(text, sizeof text, "the control group pays for %d of them: so many threads run",
+                 quota);
+        advise("CPU", text);
+    }
+    struct error err = {0};
+    enum isa isa;
+    if (!isa_choose(&isa, &err))
+        wrong("kernels", err.msg);
+    else if (isa == ISA_REF)
+        wrong("kernels",
+              "plain C only: this CPU lacks AVX2, FMA or F16C, expect a tenth of the speed");
+    else {
+        snprintf(text, sizeof text, "%s%s", isa_name(isa),
+                 isa < isa_best() ? " (STEEL_ISA asks for it; the CPU has more)" : "");
+        good("kernels", text);
+    }
+}
+
+static void check_memory(void)
+{
+    char a[16], text[600];
+    size_t room = sysmem_available("");
+    snprintf(text, sizeof text, "%s free for models and their caches", cli_bytes((double)room, a));
+    if (!room)
+        advise("memory", "how much is free is not known here");
+    else if (room < 1000u * 1000 * 1000)
+        advise("memory", text);
+    else
+        good("memory", text);
+    struct rlimit files;
+    if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur < 256) {
+        snprintf(text, sizeof text,
+                 "%ld files and sockets may be open: a server wants more (ulimit -n)",
+                 (long)files.rlim_cur);
+        advise("limits", text);
+    }
+}
+
+static void check_gpu(void)
+{
+    char a[16], b[16], text[700];
+    bool driver = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
+    if (!backend_has_cuda()) {
+        if (!driver)
+            advise("GPU", "none that Steel can use; models run on the CPU");
+        else if (strstr(version_build(), "CUDA"))
+            wrong("GPU", "an NVIDIA driver is here, but no GPU answers (nvidia-smi says why)");
+        else
+            wrong("GPU",
+                  "an NVIDIA GPU is here, but this binary was built without CUDA: install nvcc "
+                  "and build again");
+        return;
+    }
+    struct backend_options opt = {.device = "cuda"};
+    struct error err = {0};
+    struct backend *be = backend_open(&opt, &err);
+    if (!be) {
+        wrong("GPU", err.msg);
+        return;
+    }
+    struct gpu_facts g;
+    if (backend_gpu_facts(be, &g)) {
+        snprintf(text, sizeof text,
+                 "%s, sm_%d, driver %s; %s, of which %s are free; reads %.0f GB/s", g.name, g.sm,
+                 *g.driver ? g.driver : "unknown", cli_bytes((double)g.memory_bytes, a),
+                 cli_bytes((double)backend_cuda_room(&opt, 1.0), b), g.read_bytes_s * 1e-9);
+        good("GPU", text);
+        if (g.sm < 80)
+            wrong("GPU", "older than Ampere (sm_80): its kernels do not run there");
+    }
+    be->ops->close(be);
+}
+
+static void check_files(void)
+{
+    size_t n = 0;
+    char a[16], text[700];
+    if (builtin_bytes(&n)) {
+        snprintf(text, sizeof text, "built in, %s: `steel run` answers without a file",
+                 cli_bytes((double)n, a));
+        good("model", text);
+    } else
+        advise("model", "none built in: commands need the name of a file");
+    const struct config_file *c = config_file_get();
+    if (c->error)
+        wrong("config", c->error);
+    else {
+        snprintf(text, sizeof text, "%s: %d options", *c->path ? c->path : CONFIG_FILE_PLACE, c->n);
+        good("config", text);
+    }
+}
+
+int cmd_doctor(int argc, char **argv)
+{
+    struct usage u = {
+        .command = "doctor",
+        .synopsis = "",
+        .about = "Looks at this machine: CPU, memory, GPU, driver, config; says what is missing.",
+        .examples = "  steel doctor\n",
+    };
+    int n = args_parse(&u, argc, argv, NULL);
+    if (n < 0)
+        return cli_args_exit(n);
+    const char *commit = version_commit();
+    printf("steel %s (%s%s%s)\n", version_number(), commit, *commit ? ", " : "", version_build());
+    problems = 0;
+    check_cpu();
+    check_memory();
+    check_gpu();
+    check_files();
+    if (problems)
+        printf("%d problem%s\n", problems, problems == 1 ? "" : "s");
+    return problems ? EXIT_FAIL : EXIT_OK;
+}
