@@ -1,3 +1,4 @@
+/* Reads the config file; see config_file.h. */
 #include "cli/config_file.h"
 #include "base/buf.h"
 #include "base/mem.h"
