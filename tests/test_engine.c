@@ -460,6 +460,119 @@ static void test_text(void **state)
     engine_close(e);
 }
 
+/* Stop strings count in the answer, wherever the pieces are cut: not in thinking, whether the prompt
+ * or the answer opens it. */
+static void test_stop_outside_thinking(void **state)
+{
+    (void)state;
+    struct engine_options opt = {.runtime = {.max_seqs = 1, .context = 64}};
+    struct engine *e = open_engine(&opt);
+    const struct tokenizer *t = engine_runtime(e)->tokenizer;
+    static const struct {
+        const char *text, *shown;
+        enum output_zone zone;
+        int stop;
+    } cases[] = {
+        {"a STOP b</think>c STOP d", "a STOP b</think>c ", OUTPUT_THINKING, 0},
+        {" \n<think>a STOP b</think>c STOP d", " \n<think>a STOP b</think>c ", OUTPUT_START, 0},
+        {"c STOP <think>", "c ", OUTPUT_START, 0},
+        {"STOP", "", OUTPUT_START, 0},
+        {" STOP", " ", OUTPUT_START, 0},
+        {"c <think>a STOP b</think>", "c <think>a ", OUTPUT_START, 0},
+        {"a STOP b</think>c STO", "a STOP b</think>c STO", OUTPUT_THINKING, -1},
+        {"a STOP b</thin", "a STOP b</thin", OUTPUT_THINKING, -1},
+        {" <thi", " <thi", OUTPUT_START, -1},
+        {"  ", "  ", OUTPUT_START, -1},
+        {"<thi STOP", "<thi ", OUTPUT_START, 0},
+        {"a STOP", "a ", OUTPUT_ANSWER, 0},
+        {"", "", OUTPUT_START, -1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *const stops[] = {"STOP"};
+        struct output o = {.stop = stops,
+                           .n_stop = 1,
+                           .think_open = "<think>",
+                           .think_close = "</think>",
+                           .zone = cases[i].zone};
+        struct buf out = {0};
+        int stop = -1;
+        for (const char *c = cases[i].text; *c && stop < 0; c++) /* a token is a byte */
+            stop = output_push(&o, t, (unsigned char)*c, &out);
+        if (stop < 0)
+            stop = output_finish(&o, &out);
+        assert_int_equal(stop, cases[i].stop);
+        assert_string_equal(out.p ? out.p : "", cases[i].shown);
+        buf_clear(&out);
+        output_clear(&o);
+    }
+    engine_close(e);
+}
+
+/* Log-probabilities of a prompt: told once for every token, in order, whatever the company. */
+static void test_prompt_logprobs(void **state)
+{
+    (void)state;
+    struct engine_options opt = {
+        .runtime = {.max_seqs = 3, .context = 512, .backend.deterministic = true}};
+    struct engine *e = open_engine(&opt);
+    int32_t prompt[200];
+    prompt_of(9, prompt, 200);
+    float want[200];
+    for (int company = 0; company < 3; company++) {
+        struct events *q = events_new();
+        static struct answer a[3];
+        struct request_spec s = spec_of(prompt, 200, 5, 1), other = spec_of(prompt, 150, 40, 2);
+        s.logprobs = s.prompt_logprobs = true;
+        s.n_top = 2;
+        submit(e, &s, q, &a[0], NULL);
+        for (int i = 0; i < company; i++)
+            submit(e, &other, q, &a[1 + i], NULL);
+        struct engine_event ev;
+        int n = 0;
+        for (int open = 1 + company; open;) {
+            assert_true(events_next(q, &ev, -1));
+            open -= take(&ev);
+            if (ev.kind != EVENT_PROMPT)
+                continue;
+            assert_ptr_equal(ev.user, &a[0]);
+            assert_int_equal(a[0].n, 0); /* before the answer */
+            assert_int_equal(ev.token, prompt[n]);
+            assert_int_equal(ev.n_top, n ? 2 : 0);
+            assert_true(n ? ev.logprob <= ev.top[0].logprob : isnan(ev.logprob));
+            if (company && n)
+                assert_true(want[n] == ev.logprob);
+            want[n++] = ev.logprob;
+        }
+        assert_int_equal(n, 200);
+        assert_int_equal(a[0].n, 5);
+        assert_int_equal(a[0].usage.n_cached, 0);
+        events_free(q);
+    }
+    /* what is generated scores as it was generated */
+    static struct answer made, scored;
+    struct request_spec s = spec_of(prompt, 50, 30, 4);
+    s.logprobs = true;
+    run(e, &s, &made);
+    int32_t all[80];
+    memcpy(all, prompt, 50 * sizeof *all);
+    memcpy(all + 50, made.tokens, 30 * sizeof *all);
+    struct events *q = events_new();
+    s = spec_of(all, 80, 0, 4);
+    s.logprobs = s.prompt_logprobs = s.read_only = true;
+    submit(e, &s, q, &scored, NULL);
+    struct engine_event ev;
+    for (int n = 0, done = 0; !done;) {
+        assert_true(events_next(q, &ev, -1));
+        done = take(&ev);
+        if (ev.kind == EVENT_PROMPT && ++n > 50)
+            assert_true(ev.logprob == made.logprobs[n - 51]);
+    }
+    assert_int_equal(scored.n, 0);
+    assert_int_equal(scored.finish, FINISH_LENGTH);
+    events_free(q);
+    engine_close(e);
+}
+
 static void test_parameters(void **state)
 {
     (void)state;
@@ -757,11 +870,18 @@ int main(void)
         return 1;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),    cmocka_unit_test(test_company),
-        cmocka_unit_test(test_choices), cmocka_unit_test(test_second_turn),
-        cmocka_unit_test(test_cancel),  cmocka_unit_test(test_queue),
-        cmocka_unit_test(test_text),    cmocka_unit_test(test_parameters),
-        cmocka_unit_test(test_threads), cmocka_unit_test(test_ahead),
+        cmocka_unit_test(test_open),
+        cmocka_unit_test(test_company),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_second_turn),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_queue),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_stop_outside_thinking),
+        cmocka_unit_test(test_prompt_logprobs),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_ahead),
     };
     /* Some again where steps overlap; the reference is too slow for all. */
     const struct CMUnitTest overlapping[] = {

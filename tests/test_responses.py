@@ -157,6 +157,30 @@ def test_bounded(_):
     s.stop()
 
 
+def test_kept_costs(_):
+    """What is brought back is counted before it is parsed, all of it together, as a body is."""
+    s = Server(BUILD, "-c", "8192")
+    parts = [{"role": "user", "content": [{"type": "input_text", "text": ""}] * 60000}]
+    last, n = {}, 0
+    while n < 8:
+        status, _, text = s.post(RESP, dict(HI, input=parts, **last))
+        if status != 200:
+            break
+        last, n = {"previous_response_id": json.loads(text)["id"]}, n + 1
+    e = json.loads(text)["error"]
+    assert status == 413 and n == 4 and e["param"] == "previous_response_id" and "1000000 JSON values" in e["message"], (n, text)
+    # references: several items of one response are one parse, many large responses are too much
+    ids = []
+    for _ in range(8):
+        r = s.json(RESP, dict(HI, input=[{"role": "user", "content": "x", "junk": "y" * 5000000}]))
+        ids.append(json.loads(s.get(f"{RESP}/{r['id']}/input_items")[2])["first_id"])
+    refer = lambda *names: dict(HI, input=[{"type": "item_reference", "id": i} for i in names])
+    assert s.json(RESP, refer(*[ids[0]] * 50))["status"]
+    e = s.json(RESP, refer(*ids), 400)["error"]
+    assert e["param"] == "input[6]" and "32 MB" in e["message"], e
+    assert s.json(RESP, refer(ids[0]))["status"] and s.stop() == 0
+
+
 def test_built_in(_):
     """Tools and thinking, with a model that has both."""
     s = Server(BUILD, model="demo/steel-demo.gguf")
@@ -247,7 +271,7 @@ def ollama_built_in(s):
 
 server = Server(BUILD, "-np", "8", "-c", "8192")
 try:
-    run_tests([test_whole, test_stream, test_kept, test_refused, test_truncation, test_ollama, test_keys, test_bounded,
+    run_tests([test_whole, test_stream, test_kept, test_refused, test_truncation, test_ollama, test_keys, test_bounded, test_kept_costs,
                test_built_in], server)
 finally:
     server.stop()

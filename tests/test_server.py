@@ -51,7 +51,7 @@ def test_error_shape(s):
             ({"messages": [{"role": "user"}]}, "messages[0].content"),
             ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
             ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content"),
-            ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+            ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content[0]"),
             ({"messages": [{"role": "assistant", "content": None, "tool_calls": 3}]}, "messages[0].tool_calls"),
             ({"messages": msg, "temperature": "warm"}, "temperature"), ({"messages": msg, "n": 0}, "n"),
             ({"messages": msg, "max_tokens": -2}, "max_tokens"), ({"messages": msg, "stop": [1]}, "stop"),
@@ -518,11 +518,12 @@ def test_demo_model(_):
     assert r2["usage"]["prompt_tokens_details"]["cached_tokens"] >= r["usage"]["prompt_tokens"] - 32 > 32
     # Anthropic's way
     tools = [{"name": "get_weather", "description": "Weather of a city", "input_schema": TOOL["function"]["parameters"]}]
-    m = s.json("/v1/messages", {"model": "x", "max_tokens": 200, "temperature": 0, "tools": tools, "messages": ask["messages"]})
+    think = {"model": "x", "max_tokens": 200, "temperature": 0, "tools": tools, "messages": ask["messages"], "thinking": {"type": "enabled", "budget_tokens": 100}}
+    m = s.json("/v1/messages", think)
     use = [b for b in m["content"] if b["type"] == "tool_use"][0]
     assert m["stop_reason"] == "tool_use" and use["name"] == "get_weather" and use["input"] == {"city": "Paris"}
     assert m["content"][0]["type"] == "thinking"
-    _, _, text = s.post("/v1/messages", {"model": "x", "max_tokens": 200, "temperature": 0, "tools": tools, "messages": ask["messages"], "stream": True})
+    _, _, text = s.post("/v1/messages", dict(think, stream=True))
     events = [json.loads(l[6:]) for l in text.splitlines() if l.startswith("data: ")]
     starts = [e["content_block"]["type"] for e in events if e["type"] == "content_block_start"]
     assert starts == [b["type"] for b in m["content"]]

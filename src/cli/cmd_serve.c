@@ -162,7 +162,7 @@ int cmd_serve(int argc, char **argv)
         {OPT_STRING, 0, "ssl-key-file", "ssl-keyfile", &h->key_file, 0, 0, "FILE",
          "TLS private key, PEM"},
         {OPT_LIST, 0, "cors-origin", "allowed-origins", &f.origins, 0, 0, "ORIGIN",
-         "let pages of this origin call; * = any (repeatable)"},
+         "let pages of this origin call (default: localhost's); * = any (repeatable)"},
         {OPT_LIST, 0, "allowed-hosts", "allowed-host", &f.hosts, 0, 0, "NAME",
          "another name of this server in Host headers; * = any (repeatable)"},
         {OPT_STRING, 0, "max-body", 0, &f.max_body, 0, 0, "SIZE",
@@ -175,6 +175,8 @@ int cmd_serve(int argc, char **argv)
         {OPT_INT, 0, "store-mb", 0, &f.store_mb, 0, 65536, "N",
          "MB of responses kept for previous_response_id (default 64; 0 = none)"},
         {OPT_INT, 0, "max-connections", 0, &h->max_conns, 1, 65536, "N", "at once (default 1024)"},
+        {OPT_INT, 0, "max-connections-per-address", 0, &h->max_conns_each, 1, 65536, "N",
+         "of one address (default 7/8 of all; a proxy is one address)"},
         {OPT_INT, 0, "timeout", 0, &h->write_s, 1, 86400, "S",
          "drop a client that takes no data for so long (default 30)"},
         {OPT_INT, 0, "read-timeout", 0, &h->read_s, 1, 86400, "S",
@@ -242,8 +244,8 @@ int cmd_serve(int argc, char **argv)
         .command = "serve",
         .synopsis = "[MODEL] [options]",
         .about =
-            "Serves a model over HTTP: OpenAI's chat and completions API, Anthropic's messages\n"
-            "API, /tokenize, /metrics, /health, and a chat page at /.",
+            "Serves a model over HTTP: OpenAI's chat, completions and Responses APIs, Anthropic's\n"
+            "messages API, Ollama's API, /tokenize, /metrics, /health, and a chat page at /.",
         .examples = "  steel serve model.gguf\n"
                     "  steel serve model.gguf --host 0.0.0.0 --port 8000 --api-key secret -np 32\n"
                     "  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\":\n"

@@ -5,6 +5,7 @@
 #include "text/grammar.h"
 #include "engine/scheduler.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -24,6 +25,7 @@ struct choice {
     int64_t entered_ns, first_ns, last_ns;
     int at[2];    /* where it is in the steps under way, plus 1; 0 = not in that one */
     bool guessed; /* its last token stands for one that a step under way will choose */
+    int n_told;   /* tokens of the prompt whose log-probabilities were told */
 };
 
 struct request {
@@ -111,6 +113,8 @@ static void request_unref(struct request *r)
     mem_free((void *)r->spec.sample.bias);
     mem_free((char *)r->spec.salt);
     mem_free((char *)r->spec.grammar_after);
+    mem_free((char *)r->spec.think_open);
+    mem_free((char *)r->spec.think_close);
     grammar_free(r->spec.grammar);
     mem_free(r->choices);
     mem_free(r);
@@ -155,6 +159,8 @@ static void request_new(void *arg)
     r->spec.stop = stop;
     r->spec.salt = spec->salt ? mem_strdup(spec->salt) : NULL;
     r->spec.grammar_after = spec->grammar_after ? mem_strdup(spec->grammar_after) : NULL;
+    r->spec.think_open = spec->think_open ? mem_strdup(spec->think_open) : NULL;
+    r->spec.think_close = spec->think_close ? mem_strdup(spec->think_close) : NULL;
     r->spec.grammar = spec->grammar ? grammar_ref(spec->grammar) : NULL;
     /* The bans of min_tokens stand behind the caller's biases: sampler_keep_bias drops them. */
     int n_bias = spec->sample.n_bias, bans = spec->min_tokens > 0 ? e->n_ends : 0;
@@ -177,7 +183,14 @@ static void request_new(void *arg)
         c->index = i;
         c->out = (struct output){.stop = stop, .n_stop = spec->n_stop, .special = spec->special};
         c->seq.n_tokens = c->seq.cap = c->seq.n_prompt = spec->n_prompt;
-        c->seq.no_cache = spec->no_cache;
+        c->out.think_open = r->spec.think_open;
+        c->out.think_close = r->spec.think_close;
+        if (r->spec.think_close)
+            c->out.zone = spec->in_thinking    ? OUTPUT_THINKING
+                          : r->spec.think_open ? OUTPUT_START
+                                               : OUTPUT_ANSWER;
+        c->seq.no_cache = spec->no_cache || spec->prompt_logprobs;
+        c->seq.all_rows = spec->prompt_logprobs;
         c->seq.client = spec->client;
         c->seq.tokens = mem_alloc((size_t)spec->n_prompt * sizeof *c->seq.tokens);
         memcpy(c->seq.tokens, spec->prompt, (size_t)spec->n_prompt * sizeof *c->seq.tokens);
@@ -208,6 +221,8 @@ static enum submit_result check_spec(struct engine *e, const struct request_spec
     bool ok = true;
     if (s->grammar && !e->rt->tokenizer)
         ok = error_set(err, "this model has no vocabulary: nothing can be constrained");
+    else if (s->prompt_logprobs && !s->logprobs)
+        ok = error_set(err, "log-probabilities of the prompt without those of the answer");
     else if (s->grammar && (s->ignore_eos || s->min_tokens > 0))
         ok = error_set(err, "a constraint decides where the answer ends: ignore_eos and min_tokens "
                             "do not go with it");
@@ -501,6 +516,20 @@ static void make_sampler(void *arg)
     }
 }
 
+/* A token of the prompt, and what the model thought of it. */
+static void tell_prompt(struct engine *e, struct choice *c, int at, float logprob,
+                        const struct token_prob *top, int n_top)
+{
+    struct engine_event ev = {.kind = EVENT_PROMPT,
+                              .token = c->seq.tokens[at],
+                              .stop = -1,
+                              .logprob = logprob,
+                              .top = top,
+                              .n_top = n_top};
+    emit(e, c, &ev);
+    c->n_told = at + 1;
+}
+
 /* Before the first step of a choice. Without memory for its sampler it fails at the step's end. */
 static void start_choice(struct engine *e, struct choice *c)
 {
@@ -523,6 +552,8 @@ static void start_choice(struct engine *e, struct choice *c)
     struct engine_event ev = {
         .kind = EVENT_START, .token = -1, .stop = -1, .usage = count_usage(c, c->entered_ns)};
     emit(e, c, &ev);
+    if (spec->prompt_logprobs)
+        tell_prompt(e, c, 0, NAN, NULL, 0);
 }
 
 /* What is cancelled leaves; when the engine closes or has failed, all leave. */
@@ -549,13 +580,31 @@ static void pick_with_logprobs(struct engine *e, struct choice *c, const struct 
     int n_vocab = e->rt->model->config.n_vocab;
     struct token_prob top[ENGINE_MAX_LOGPROBS];
     float *copy = e->logits + n_vocab;
-    step_logits(e->rt->step, it->first_row, e->logits);
+    int row = it->first_row + (it->want == LOGITS_ALL ? it->n_tokens - 1 : 0);
+    step_logits(e->rt->step, row, e->logits);
     memcpy(copy, e->logits, (size_t)n_vocab * sizeof *copy);
     int32_t token = sampler_pick(c->sampler, copy);
     struct engine_event ev = {
         .stop = -1, .top = top, .n_top = spec->n_top < n_vocab ? spec->n_top : n_vocab};
     ev.logprob = output_logprobs(e->logits, n_vocab, token, top, ev.n_top);
     take_token(e, c, token, &ev);
+}
+
+/* The rows of an item are those before the tokens they tell of. What was told before the sequence
+ * lost its pages is not told again. */
+static void score_prompt(struct engine *e, struct choice *c, const struct step_item *it)
+{
+    int n_vocab = e->rt->model->config.n_vocab, from = c->seq.kv.n_tokens - it->n_tokens;
+    int n_top = c->req->spec.n_top < n_vocab ? c->req->spec.n_top : n_vocab;
+    struct token_prob top[ENGINE_MAX_LOGPROBS];
+    for (int i = 0; i < it->n_tokens && from + i + 1 < c->seq.n_prompt; i++) {
+        int at = from + i + 1;
+        if (at < c->n_told)
+            continue;
+        step_logits(e->rt->step, it->first_row + i, e->logits);
+        float p = output_logprobs(e->logits, n_vocab, c->seq.tokens[at], top, n_top);
+        tell_prompt(e, c, at, p, top, n_top);
+    }
 }
 
 enum started { STARTED, NOTHING_TO_DO, NOT_STARTED };
@@ -683,11 +732,14 @@ static void finish_step(struct engine *e)
             continue;
         if (!ok)
             continue;
+        if (c->sampler && it->want == LOGITS_ALL)
+            score_prompt(e, c, it);
+        bool last = it->want == LOGITS_LAST || (it->want == LOGITS_ALL && !seq_unread(&c->seq));
         if (!c->sampler)
             finish(e, c, FINISH_ERROR, -1, "there is no memory for the answer; try again later");
-        else if (it->want == LOGITS_LAST && c->req->spec.logprobs)
+        else if (last && c->req->spec.logprobs)
             pick_with_logprobs(e, c, it);
-        else if (it->want == LOGITS_LAST)
+        else if (last)
             take_token(e, c, it->token, &(struct engine_event){.stop = -1});
     }
     if (!ok)

@@ -49,8 +49,13 @@ struct request_spec {
     bool read_only;          /* no answer: the prompt is read into the cache, then DONE */
     bool logprobs;           /* with n_top best tokens each */
     int n_top;               /* 0..ENGINE_MAX_LOGPROBS */
+    bool prompt_logprobs;    /* of the prompt's tokens too: EVENT_PROMPT. All of it is computed */
     const char *const *stop; /* (n_stop) */
     int n_stop;
+    /* Stop strings do not count inside thinking: between these marks, of which the first may only
+     * begin the answer. NULL = there is none. */
+    const char *think_open, *think_close;
+    bool in_thinking;          /* the prompt has opened it */
     struct grammar *grammar;   /* what the answer must fit (text/grammar.h); NULL = anything */
     const char *grammar_after; /* ... from the end of this text on ("</think>"); NULL = all of it */
     uint64_t client;           /* whose it is: clients take turns; 0 is one like the others */

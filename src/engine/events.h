@@ -16,6 +16,7 @@ enum event_kind {
     EVENT_START, /* left the queue for the first time */
     EVENT_TOKEN,
     EVENT_DONE, /* the last one of a choice, always, whatever happened */
+    EVENT_PROMPT, /* a token of the prompt, in order, between START and the answer; logprob NaN: the first */
 };
 
 enum finish { FINISH_STOP, FINISH_LENGTH, FINISH_CANCEL, FINISH_ERROR, N_FINISHES };

@@ -4,24 +4,78 @@
 #include <math.h>
 #include <string.h>
 
-/* How many bytes at the end of held might be the start of a stop string. */
+/* How many bytes at the end of held might be the start of `s`. */
+static size_t begun(const struct output *o, const char *s)
+{
+    size_t n = strlen(s) - 1;
+    for (size_t k = n < o->held.len ? n : o->held.len; k > 0; k--)
+        if (!memcmp(o->held.p + o->held.len - k, s, k))
+            return k;
+    return 0;
+}
+
+/* ... of a stop string. */
 static size_t undecided(const struct output *o)
 {
     size_t most = 0;
     for (int i = 0; i < o->n_stop; i++) {
-        size_t n = strlen(o->stop[i]) - 1;
-        for (size_t k = n < o->held.len ? n : o->held.len; k > most; k--)
-            if (!memcmp(o->held.p + o->held.len - k, o->stop[i], k))
-                most = k;
+        size_t n = begun(o, o->stop[i]);
+        most = n > most ? n : most;
     }
     return most;
+}
+
+static void release(struct output *o, size_t n, struct buf *out)
+{
+    if (!n)
+        return;
+    buf_add(out, o->held.p, n);
+    o->held.len -= n;
+    memmove(o->held.p, o->held.p + n, o->held.len);
+}
+
+/* Shows what stands before the answer. False: it has not begun. */
+static bool skip_thinking(struct output *o, struct buf *out)
+{
+    if (o->zone == OUTPUT_START) {
+        size_t n = strlen(o->think_open), i = 0;
+        while (i < o->held.len && strchr(" \t\r\n", o->held.p[i]) && o->held.p[i])
+            i++;
+        size_t have = o->held.len - i < n ? o->held.len - i : n;
+        bool same = !memcmp(o->held.p + i, o->think_open, have);
+        if (same && have < n)
+            return false;
+        o->zone = same ? OUTPUT_THINKING : OUTPUT_ANSWER;
+        if (same)
+            release(o, i + n, out);
+    }
+    if (o->zone == OUTPUT_THINKING) {
+        const char *at =
+            o->held.len ? memmem(o->held.p, o->held.len, o->think_close, strlen(o->think_close))
+                        : NULL;
+        if (!at) {
+            release(o, o->held.len - begun(o, o->think_close), out);
+            return false;
+        }
+        release(o, (size_t)(at - o->held.p) + strlen(o->think_close), out);
+        o->zone = OUTPUT_ANSWER;
+    }
+    return true;
 }
 
 /* Shows what is decided. The stop string that begins first ends the answer. */
 static int show(struct output *o, bool final, struct buf *out)
 {
-    size_t cut = o->held.len;
     int hit = -1;
+    if (!o->held.len)
+        return hit;
+    if (o->zone != OUTPUT_ANSWER && !skip_thinking(o, out) &&
+        (!final || o->zone == OUTPUT_THINKING)) {
+        if (final)
+            release(o, o->held.len, out);
+        return hit;
+    }
+    size_t cut = o->held.len;
     if (!cut)
         return hit;
     for (int i = 0; i < o->n_stop; i++) {

@@ -50,6 +50,7 @@ static struct step_limits limits_of(const struct runtime_options *opt, bool gpu)
         lim.max_tokens = lim.max_seqs + opt->read_rows;
     lim.read_chunk = gpu ? 256 : 16;
     lim.max_out = or_default(opt->max_out, lim.max_seqs);
+    lim.max_out = lim.max_out > opt->min_out ? lim.max_out : opt->min_out;
     return lim;
 }
 

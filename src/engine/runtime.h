@@ -24,6 +24,7 @@ struct runtime_options {
     int max_tokens;     /* rows of one step; 0 = 512, on a GPU 2048 */
     int read_rows; /* of which so many, at least, are left for prompts beside max_seqs decodes */
     int max_out;   /* logits rows of one step; 0 = max_seqs */
+    int min_out;   /* ... but at least so many */
     bool profile;
     const struct progress *progress;
 };

@@ -313,12 +313,15 @@ static void let_in(struct scheduler *s)
 
 static void plan_item(struct scheduler *s, struct step_item *items, struct seq *q, int n)
 {
-    bool last = n == seq_unread(q);
+    bool last = n == seq_unread(q), all = q->all_rows && q->kv.n_tokens + 1 < q->n_prompt;
+    s->n_spare -= all ? n - 1 : 0;
     s->planned[s->n_planned] = q;
     items[s->n_planned++] = (struct step_item){.seq = &q->kv,
                                                .tokens = q->tokens + q->kv.n_tokens,
                                                .n_tokens = n,
-                                               .want = last ? LOGITS_LAST : LOGITS_NONE,
+                                               .want = all    ? LOGITS_ALL
+                                                       : last ? LOGITS_LAST
+                                                              : LOGITS_NONE,
                                                .token = -1};
 }
 
@@ -453,10 +456,12 @@ static void share_among_clients(struct scheduler *s, int n_readers, int budget)
     }
 }
 
-/* Tokens of q that fit the pages left when `taken` are spoken for. */
+/* Tokens of q that fit the pages left when `taken` are spoken for, and the logits rows left. */
 static int room_for(const struct scheduler *s, const struct seq *q, int taken)
 {
-    return (q->kv.n_pages + kvcache_available(s->kv) - taken) * s->kv->page_len - q->kv.n_tokens;
+    int room =
+        (q->kv.n_pages + kvcache_available(s->kv) - taken) * s->kv->page_len - q->kv.n_tokens;
+    return q->all_rows && room > s->n_spare + 1 ? s->n_spare + 1 : room;
 }
 
 static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
@@ -502,6 +507,7 @@ int scheduler_plan(struct scheduler *s, struct step_item *items)
             attach_cached(s, q);
         count_cached(s, q, before);
     }
+    s->n_spare = s->limits.max_out - s->running.n;
     int taken = plan_decodes(s, items);
     plan_reads(s, items, taken);
     return s->n_planned;

@@ -37,6 +37,7 @@ struct seq {
     uint64_t root;     /* prefix_root: where its chain of pages starts */
     bool no_cache;     /* takes no page from the index (it still shares its own) */
     uint64_t client;   /* whose it is: clients share the machine evenly; 0 is one like the others */
+    bool all_rows;     /* logits after every token of the prompt are wanted; no_cache is set too */
     /* kept by the scheduler */
     struct seq *prev, *next;
     struct seq *ahead, *behind; /* the client's neighbours in the waiting list */
@@ -95,6 +96,7 @@ struct scheduler {
     struct seq **sorted;  /* (max_seqs) scratch: readers by client */
     int *shares;          /* (max_seqs) scratch */
     int n_planned, n_decode, n_read;
+    int n_spare; /* logits rows of the step beyond one for each that runs */
     /* a blocked head of the queue is looked at again only when this changed */
     uint64_t freed, blocked_at;
     const struct seq *blocked;

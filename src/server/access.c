@@ -18,7 +18,8 @@ static const char *bearer(struct http_exchange *x)
     const char *v = http_header(http_request(x), "Authorization");
     if (v && !strncasecmp(v, "Bearer ", 7))
         return v + 7 + strspn(v + 7, " ");
-    return http_header(http_request(x), "X-Api-Key"); /* Anthropic's clients */
+    v = http_header(http_request(x), "X-Api-Key");          /* Anthropic's clients */
+    return v ? v : http_header(http_request(x), "Api-Key"); /* Azure's */
 }
 
 char *server_key_of(struct http_exchange *x)
@@ -107,9 +108,22 @@ bool access_host(const struct server *s, struct http_exchange *x)
     return is_localhost(name) || !strcasecmp(name, s->opt.http.host) || !strcasecmp(name, own);
 }
 
+/* A page that this machine serves: http or https, one of the names it has for itself, any port. */
+static bool is_local_origin(const char *origin)
+{
+    char name[256];
+    const char *at = !strncasecmp(origin, "http://", 7)    ? origin + 7
+                     : !strncasecmp(origin, "https://", 8) ? origin + 8
+                                                           : NULL;
+    return at && host_name(at, name, sizeof name) &&
+           (is_localhost(name) || !strcmp(name, "127.0.0.1") || !strcmp(name, "::1"));
+}
+
 bool access_origin_listed(const struct server *s, const char *origin, bool *any)
 {
     *any = false;
+    if (!s->opt.n_origins)
+        return is_local_origin(origin);
     for (int i = 0; i < s->opt.n_origins; i++) {
         *any = !strcmp(s->opt.origins[i], "*");
         if (*any || !strcmp(s->opt.origins[i], origin))
@@ -131,6 +145,13 @@ bool access_origin(const struct server *s, struct http_exchange *x)
         return !site || strcmp(site, "cross-site") != 0;
     const char *name = strstr(origin, "://");
     return access_origin_listed(s, origin, &any) || (name && host && !strcasecmp(name + 3, host));
+}
+
+/* Bodies come as they are: what they would be once unpacked is not known before it is paid for. */
+bool access_encoding(struct http_exchange *x)
+{
+    const char *v = http_header(http_request(x), "Content-Encoding");
+    return !v || !*v || !strcasecmp(v, "identity");
 }
 
 /* What a form or a page may send anywhere without the browser asking first. Forms' own type is not

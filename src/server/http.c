@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -35,6 +36,8 @@ struct http_exchange {
     struct event *timer;
     enum conn_state state;
     char address[48], peer[64];
+    uint64_t from; /* the address, as connections are counted by it */
+    char id[132];
     struct http_head head;
     struct http_chunks chunks;
     struct buf body;
@@ -58,6 +61,7 @@ struct http {
     SSL_CTX *tls;
     struct http_exchange *conns;
     int n_conns;
+    uint64_t n_requests, id_secret;
     size_t buffered;
     bool draining;
 };
@@ -158,6 +162,7 @@ static void next_request(struct http_exchange *x)
     evbuffer_drain(x->headers, SIZE_MAX);
     x->chunks = (struct http_chunks){0};
     x->started = x->streaming = x->choked = false;
+    x->id[0] = 0;
     if (!x->keep_alive || x->http->draining) {
         x->state = CONN_FLUSH;
         set_timer(x, x->http->opt.write_s);
@@ -305,6 +310,21 @@ static void begin_body(struct http_exchange *x)
         read_body(x);
 }
 
+/* The client's own id where it can be repeated safely, in a header and in the log. */
+static void set_id(struct http_exchange *x)
+{
+    static const char word[] =
+        "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_.:/+=@";
+    const char *own = http_header(&x->head, "X-Request-Id");
+    size_t n = own ? strlen(own) : 0;
+    if (n && n <= 128 && strspn(own, word) == n)
+        memcpy(x->id, own, n + 1);
+    else
+        snprintf(x->id, sizeof x->id, "req_%08llx%012llx",
+                 (unsigned long long)(x->http->id_secret & 0xffffffff),
+                 (unsigned long long)++x->http->n_requests);
+}
+
 static void read_head(struct http_exchange *x)
 {
     struct evbuffer *in = bufferevent_get_input(x->bev);
@@ -337,6 +357,7 @@ static void read_head(struct http_exchange *x)
     x->started = false;
     x->keep_alive = status == 0 && x->head.keep_alive;
     x->head_only = status == 0 && !strcmp(x->head.method, "HEAD");
+    set_id(x);
     if (status)
         refuse(x, status, why);
     else
@@ -459,12 +480,41 @@ static struct http_exchange *conn_new(struct http *h, evutil_socket_t fd)
     return x;
 }
 
+/* An address as a number; who has one address of an IPv6 network has them all. */
+static uint64_t address_key(const struct sockaddr *addr)
+{
+    uint64_t key = 0;
+    if (addr->sa_family == AF_INET) {
+        key = ((const struct sockaddr_in *)addr)->sin_addr.s_addr;
+    } else if (addr->sa_family == AF_INET6) {
+        const struct in6_addr *a = &((const struct sockaddr_in6 *)addr)->sin6_addr;
+        if (IN6_IS_ADDR_V4MAPPED(a))
+            memcpy(&key, a->s6_addr + 12, 4);
+        else
+            memcpy(&key, a->s6_addr, 8);
+    }
+    return key;
+}
+
+/* Whether one more of this address would leave too few for the others. */
+static bool has_too_many(const struct http *h, uint64_t from)
+{
+    int most = h->opt.max_conns_each, n = 0;
+    most = most ? most : h->opt.max_conns - h->opt.max_conns / 8;
+    if (h->n_conns < most)
+        return false;
+    for (const struct http_exchange *x = h->conns; x; x = x->next)
+        n += x->from == from;
+    return n >= most;
+}
+
 static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *addr, int len,
                       void *arg)
 {
     (void)l;
     struct http *h = arg;
-    if (h->n_conns >= h->opt.max_conns) {
+    uint64_t from = address_key(addr);
+    if (h->n_conns >= h->opt.max_conns || has_too_many(h, from)) {
         static const char busy[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n"
                                    "Retry-After: 1\r\nConnection: close\r\n\r\n";
         if (!h->tls) {
@@ -480,6 +530,7 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
         evutil_closesocket(fd);
         return;
     }
+    x->from = from;
     char port[8] = "?";
     if (getnameinfo(addr, (socklen_t)len, x->address, sizeof x->address, port, sizeof port,
                     NI_NUMERICHOST | NI_NUMERICSERV))
@@ -557,6 +608,8 @@ struct http *http_open(struct event_base *base, const struct http_options *opt, 
     struct http *h = mem_zalloc(1, sizeof *h);
     h->base = base;
     h->opt = *opt;
+    if (getrandom(&h->id_secret, sizeof h->id_secret, 0) != (ssize_t)sizeof h->id_secret)
+        h->id_secret = (uint64_t)clock_ns();
     if (!open_tls(h, err) || !open_listener(h, err)) {
         http_close(h);
         return NULL;
@@ -635,6 +688,11 @@ const char *http_address(const struct http_exchange *x)
     return x->address;
 }
 
+const char *http_id(const struct http_exchange *x)
+{
+    return x->id;
+}
+
 void http_watch(struct http_exchange *x, void *user, void (*closed)(void *user),
                 void (*drained)(void *user))
 {
@@ -657,9 +715,11 @@ static void put(struct http_exchange *x, const void *p, size_t n)
 
 static void send_head(struct http_exchange *x, int status, const char *type, int64_t length)
 {
-    char text[512], date[40];
+    char text[800], date[40];
     time_t now = time(NULL);
     struct tm tm;
+    if (!x->id[0]) /* no head came */
+        set_id(x);
     strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &tm));
     if (x->http->draining)
         x->keep_alive = false;
@@ -672,8 +732,10 @@ static void send_head(struct http_exchange *x, int status, const char *type, int
                       (long long)length);
     else if (x->chunked)
         n += snprintf(text + n, sizeof text - (size_t)n, "Transfer-Encoding: chunked\r\n");
-    n += snprintf(text + n, sizeof text - (size_t)n, "Connection: %s\r\n",
-                  x->keep_alive ? "keep-alive" : "close");
+    /* OpenAI's clients look for the one, Anthropic's for the other. */
+    n += snprintf(text + n, sizeof text - (size_t)n,
+                  "Connection: %s\r\nX-Request-Id: %s\r\nRequest-Id: %s\r\n",
+                  x->keep_alive ? "keep-alive" : "close", x->id, x->id);
     put(x, text, (size_t)n);
     if (!x->failed && evbuffer_add_buffer(bufferevent_get_output(x->bev), x->headers))
         reset(x);

@@ -32,6 +32,7 @@ struct http_options {
     size_t max_body;                  /* of one request */
     size_t max_buffered; /* of all requests together; the first 64 kB of each are not counted */
     int max_conns;
+    int max_conns_each; /* of one address (of one network of 2^64 in IPv6); 0 = 7/8 of max_conns */
     int idle_s, read_s, write_s; /* keep-alive; head, or body at HTTP_MIN_RATE; output stuck */
     /* The head has come. True: read the body, then call handler. False: it has replied. */
     bool (*admit)(void *arg, struct http_exchange *x);
@@ -59,6 +60,9 @@ char *http_take_body(struct http_exchange *x, size_t *n);
 void http_body_done(struct http_exchange *x);
 const char *http_peer(const struct http_exchange *x);    /* address and port */
 const char *http_address(const struct http_exchange *x); /* without the port */
+/* What the reply names the exchange by, in X-Request-Id and Request-Id: the client's own
+ * X-Request-Id, where it is a word of up to 128 characters, or one made here. */
+const char *http_id(const struct http_exchange *x);
 /* closed: the peer left, or was cut off, before the reply was complete; the exchange is gone.
  * drained: little is unsent now. */
 void http_watch(struct http_exchange *x, void *user, void (*closed)(void *user),

@@ -5,6 +5,8 @@
 #include "server/server_int.h"
 #include "base/mem.h"
 
+#include <math.h>
+
 void logprobs_add(struct logprobs *l, const struct engine_event *ev, int n_top)
 {
     l->stride = n_top + 1;
@@ -75,6 +77,10 @@ static void add_object(struct buf *b, const struct tokenizer *t, const struct to
 static void add_tops(struct buf *b, const struct tokenizer *t, const struct token_prob *row,
                      int stride)
 {
+    if (isnan(row->logprob)) { /* a prompt's first token: nothing came before it */
+        buf_adds(b, "null");
+        return;
+    }
     buf_addc(b, '{');
     for (int i = 1; i < stride && row[i].token >= 0; i++) {
         size_t n = 0;
@@ -109,6 +115,8 @@ static void add_entry(struct logprobs *l, enum logprobs_field field, int i,
         break;
     case LOGPROBS_OFFSETS:
         buf_addf(b, "%zu", l->at);
+        if (t && tokenizer_kind(t, row->token) == TOKEN_CONTROL)
+            n = 0; /* not in the text */
         for (size_t k = 0; k < n; k++)
             l->at += (piece[k] & 0xc0) != 0x80; /* characters, as Python counts */
         break;

@@ -54,25 +54,23 @@ void get_response(struct server *s, struct http_exchange *x)
 void get_response_items(struct server *s, struct http_exchange *x)
 {
     char id[64];
-    struct buf items = {0}, b = {0};
+    struct buf items = {0}, b = {0}, first = {0}, last = {0};
     path_id(x, id);
-    if (look_up(s, x, id, STORE_INPUT, &items)) {
+    if (look_up(s, x, id, STORE_INPUT, &items) && look_up(s, x, id, STORE_FIRST_ID, &first) &&
+        look_up(s, x, id, STORE_LAST_ID, &last)) {
         buf_addf(&b, "{\"object\":\"list\",\"data\":[%s]", items.p ? items.p : "");
-        json_t *list = json_loads(strchr(b.p, '['), JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL, NULL);
-        size_t n = json_array_size(list);
-        const json_t *first = json_object_get(json_array_get(list, 0), "id");
-        const json_t *last = n ? json_object_get(json_array_get(list, n - 1), "id") : NULL;
         buf_adds(&b, ",\"first_id\":");
-        jsonout_text(&b, json_string_value(first));
+        jsonout_text(&b, first.len ? first.p : NULL);
         buf_adds(&b, ",\"last_id\":");
-        jsonout_text(&b, json_string_value(last));
+        jsonout_text(&b, last.len ? last.p : NULL);
         buf_adds(&b, ",\"has_more\":false}");
-        json_decref(list);
         reply_json(x, s, 200, &b);
     } else {
         reply_missing(s, x, id);
     }
     buf_clear(&items);
+    buf_clear(&first);
+    buf_clear(&last);
     buf_clear(&b);
 }
 

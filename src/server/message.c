@@ -93,7 +93,7 @@ static void on_chat_event(void *arg, const struct chat_event *e)
 
 void choice_token(struct call *c, struct choice_out *o, const struct engine_event *ev)
 {
-    if (ev->kind == EVENT_TOKEN && c->p.logprobs)
+    if ((ev->kind == EVENT_TOKEN || ev->kind == EVENT_PROMPT) && c->p.logprobs)
         logprobs_add(&o->logprobs, ev, c->p.n_top);
     if (ev->kind == EVENT_TOKEN)
         o->usage.n_generated++;

@@ -357,13 +357,17 @@ static bool read_stream(const json_t *body, struct gen_params *p, struct api_err
 }
 
 /* -1, as llama.cpp and its front ends send it, is no limit. */
-static bool read_max(const json_t *body, const char *name, struct gen_params *p,
+static bool read_max(const json_t *body, const char *name, int least, struct gen_params *p,
                      struct api_error *err)
 {
     const json_t *v = api_member(body, name);
-    if (json_is_integer(v) && json_integer_value(v) == -1)
+    if (!v || (json_is_integer(v) && json_integer_value(v) == -1))
         return true;
-    return api_int(body, name, 1, INT_MAX, &p->max_tokens, err);
+    p->no_answer = false;
+    if (!api_int(body, name, least, INT_MAX, &p->max_tokens, err))
+        return false;
+    p->no_answer = p->max_tokens == 0;
+    return true;
 }
 
 bool gen_params_read(const json_t *body, enum params_api api, const struct sample_params *defaults,
@@ -372,14 +376,15 @@ bool gen_params_read(const json_t *body, enum params_api api, const struct sampl
     *p = (struct gen_params){.n = 1, .sample = *defaults};
     p->sample.bias = NULL;
     p->sample.n_bias = 0;
+    int least = api == PARAMS_COMPLETIONS ? 0 : 1;
     if (!read_sampling(body, p, err) || !read_stream(body, p, err) ||
-        !read_max(body, "max_tokens", p, err))
+        !read_max(body, "max_tokens", least, p, err))
         return false;
     const char *salt = NULL;
     if (api == PARAMS_MESSAGES)
         return read_stop(body, "stop_sequences", p, err);
     bool cache = true;
-    if (!read_seed(body, p, err) || !read_max(body, "max_completion_tokens", p, err) ||
+    if (!read_seed(body, p, err) || !read_max(body, "max_completion_tokens", least, p, err) ||
         !api_int(body, "min_tokens", 0, INT_MAX, &p->min_tokens, err) ||
         !api_int(body, "n", 1, ENGINE_MAX_CHOICES, &p->n, err) ||
         !api_bool(body, "ignore_eos", &p->ignore_eos, err) ||
@@ -400,8 +405,6 @@ bool gen_params_read(const json_t *body, enum params_api api, const struct sampl
             return api_invalid(err, "best_of", "best_of other than n is not supported");
         if (*suffix)
             return api_invalid(err, "suffix", "suffix is not supported");
-        if (p->echo && p->logprobs)
-            return api_invalid(err, "echo", "echo with logprobs is not supported");
     }
     return true;
 }

@@ -29,6 +29,7 @@ struct gen_params {
     bool has_seed;
     int n, max_tokens, min_tokens; /* max_tokens 0 = to the end of the context */
     bool stream, include_usage, logprobs, ignore_eos, no_cache, echo;
+    bool no_answer; /* max_tokens 0, of completions: the prompt is all that is wanted */
     int n_top;
     char **stop; /* (n_stop) owned */
     int n_stop;

@@ -101,7 +101,7 @@ bool prepare_completions(struct call *c, const json_t *body)
     if (!gen_params_read(body, PARAMS_COMPLETIONS, &c->server->opt.sample, call_n_vocab(c), &c->p,
                          &c->err))
         return false;
-    if (!c->p.max_tokens)
+    if (!c->p.max_tokens && !c->p.no_answer)
         c->p.max_tokens = 16; /* OpenAI's default for this endpoint */
     if (!read_prompts(c, body))
         return false;
@@ -183,7 +183,9 @@ static bool prepare_template(struct call *c, const json_t *body)
 {
     struct buf prompt = {0};
     struct token_list *ids = call_add_prompt(c);
-    bool ok = prepare_conversation(c, body, &prompt) &&
+    bool legacy;
+    json_t *chat = functions_translate(body, &legacy, &c->err);
+    bool ok = chat && prepare_conversation(c, chat, &prompt) &&
               call_encode(c, prompt.p, prompt.len, TOKENIZE_SPECIAL, ids) &&
               reply_fits(c, prompt.len * 2 + ids->n * 8);
     if (ok) {
@@ -195,6 +197,7 @@ static bool prepare_template(struct call *c, const json_t *body)
                  chat_format_name(c->chat->format), c->chat->in_reasoning ? "true" : "false");
     }
     buf_clear(&prompt);
+    json_decref(chat);
     return ok;
 }
 

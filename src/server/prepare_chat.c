@@ -8,13 +8,39 @@
 #include "server/responses.h"
 #include "text/chat_check.h"
 
+#include <stdio.h>
 #include <string.h>
+
+/* Parts of messages that hold something else than text are refused by their place. */
+static bool check_parts(const json_t *messages, struct api_error *err)
+{
+    size_t i, k;
+    const json_t *m, *part;
+    json_array_foreach((json_t *)messages, i, m)
+    {
+        json_array_foreach(json_object_get(m, "content"), k, part)
+        {
+            const char *type = json_string_value(json_object_get(part, "type"));
+            char where[64];
+            if (json_is_string(json_object_get(part, strcmp(type, "refusal") ? "text" : type)))
+                continue;
+            snprintf(where, sizeof where, "messages[%zu].content[%zu]", i, k);
+            return api_invalid(
+                err, where,
+                "%s: a part of type '%.40s' holds no text, and text is all that this "
+                "model reads",
+                where, type);
+        }
+    }
+    return true;
+}
 
 bool check_messages(const json_t *v, struct api_error *err)
 {
     char where[CHAT_WHERE];
     struct error e = {0};
-    return chat_check_messages(v, where, &e) || api_invalid(err, where, "%s", e.msg);
+    return (chat_check_messages(v, where, &e) || api_invalid(err, where, "%s", e.msg)) &&
+           check_parts(v, err);
 }
 
 bool check_tools(const json_t *v, struct api_error *err)
@@ -144,6 +170,14 @@ static bool split_prefill(json_t *messages, struct buf *prefill, struct api_erro
     return true;
 }
 
+/* Thinking ends where the answer begins: in gpt-oss that is a channel of its own. */
+static void set_marks(struct chat_prompt *chat)
+{
+    bool oss = chat->format == CHAT_GPT_OSS, mistral = chat->format == CHAT_MISTRAL;
+    chat->think_open = oss ? "<|channel|>analysis" : mistral ? "[THINK]" : "<think>";
+    chat->think_close = oss ? "<|channel|>final<|message|>" : mistral ? "[/THINK]" : "</think>";
+}
+
 static bool render(struct call *c, const json_t *messages, const json_t *tools,
                    const json_t *kwargs, bool no_generation, struct buf *prompt)
 {
@@ -194,6 +228,7 @@ bool prepare_conversation(struct call *c, const json_t *body, struct buf *prompt
     chat->format = c->server->opt.chat_format ? c->server->format
                                               : chat_answer_format(c->server->chat, chat->tools);
     chat->in_reasoning = chat_opens_reasoning(prompt->p, prompt->len);
+    set_marks(chat);
     chat->schema = tools ? json_incref((json_t *)tools) : NULL;
     chat->one_call = !parallel || name;
     if (mode == TOOLS_REQUIRED) {
@@ -228,21 +263,49 @@ void chat_prompt_free(struct chat_prompt *p)
     mem_free(p);
 }
 
+/* Text in, text out: what asks for more is told so by name. */
+static bool check_modalities(const json_t *body, struct api_error *err)
+{
+    const json_t *v = api_member(body, "modalities"), *word;
+    size_t i;
+    if (v && !json_is_array(v))
+        return api_invalid(err, "modalities", "modalities must be an array of strings");
+    json_array_foreach((json_t *)v, i, word)
+    {
+        const char *name = json_string_value(word);
+        if (!name || strcmp(name, "text") != 0)
+            return api_invalid(err, "modalities",
+                               "modalities[%zu]: '%.40s' is not supported: this model writes text",
+                               i, name ? name : "?");
+    }
+    if (api_member(body, "audio"))
+        return api_invalid(err, "audio", "audio is not supported: this model writes text");
+    return true;
+}
+
 bool prepare_chat(struct call *c, const json_t *body)
 {
     struct buf prompt = {0};
     enum params_api api = c->kind == CALL_CHAT ? PARAMS_CHAT : PARAMS_MESSAGES;
     bool ok = gen_params_read(body, api, &c->server->opt.sample, call_n_vocab(c), &c->p, &c->err);
     json_t *translated = NULL;
-    if (ok && api == PARAMS_MESSAGES) {
-        translated = messages_translate(body, c->kind == CALL_MESSAGES, &c->err);
+    const char *thinking = json_string_value(json_object_get(api_member(body, "thinking"), "type"));
+    bool legacy = false, shown = thinking && strcmp(thinking, "disabled") != 0;
+    if (ok) {
+        translated = api == PARAMS_MESSAGES
+                         ? messages_translate(body, c->kind == CALL_MESSAGES, &c->err)
+                         : functions_translate(body, &legacy, &c->err);
         body = translated;
-        ok = translated != NULL;
+        ok = translated && (api == PARAMS_MESSAGES || check_modalities(body, &c->err));
     }
     ok = ok && prepare_conversation(c, body, &prompt) &&
          call_encode(c, prompt.p, prompt.len, TOKENIZE_SPECIAL, call_add_prompt(c)) &&
          call_constrain(c, body);
     c->special = true; /* the parser looks for the format's control tokens */
+    if (c->chat) {
+        c->chat->legacy = legacy;
+        c->chat->hide_thinking = api == PARAMS_MESSAGES && !shown;
+    }
     buf_clear(&prompt);
     json_decref(translated);
     return ok;

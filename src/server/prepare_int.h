@@ -28,4 +28,8 @@ bool check_tools(const json_t *tools, struct api_error *err);
  * reference. max_tokens is needed where an answer is wanted. */
 json_t *messages_translate(const json_t *body, bool answer, struct api_error *err);
 
+/* functions.c: a chat body without `functions` and allowed_tools, told as tools and tool_choice; NULL
+ * with an error. A new reference. *legacy: the answer is to speak of a function_call. */
+json_t *functions_translate(const json_t *body, bool *legacy, struct api_error *err);
+
 #endif

@@ -90,6 +90,12 @@ static void close_block(const struct call *c, struct buf *b)
     end_event(b);
 }
 
+/* Thinking nobody asked for: the model did it, the client does not hear of it. */
+static bool is_hidden(const struct call *c, const struct segment *g)
+{
+    return g->kind == SEGMENT_REASONING && c->chat->hide_thinking;
+}
+
 static bool stream_flush(struct call *c, int i, struct buf *b, size_t room)
 {
     static const char *const deltas[] = {
@@ -100,11 +106,14 @@ static bool stream_flush(struct call *c, int i, struct buf *b, size_t room)
     while (o->flushed < o->n_segments) {
         struct segment *g = &o->segments[o->flushed];
         size_t n = segment_next(g);
+        bool hidden = is_hidden(c, g);
         if (b->len >= room)
             return false;
-        if (!g->opened)
+        if (!g->opened && !hidden)
             open_block(c, g, b);
-        if (n) {
+        if (n && hidden) {
+            choice_sent(o, g, n);
+        } else if (n) {
             event(b, "content_block_delta");
             buf_addf(b, ",\"index\":%d,\"delta\":{\"type\":%s", c->block, deltas[g->kind]);
             jsonout_string(b, g->text.p + g->sent, n);
@@ -114,7 +123,8 @@ static bool stream_flush(struct call *c, int i, struct buf *b, size_t room)
         } else if (o->flushed == o->n_segments - 1) {
             break; /* it may grow */
         } else {
-            close_block(c, b);
+            if (!hidden)
+                close_block(c, b);
             o->flushed++;
         }
     }
@@ -124,7 +134,7 @@ static bool stream_flush(struct call *c, int i, struct buf *b, size_t room)
 static void stream_finish(struct call *c, int i, struct buf *b)
 {
     struct choice_out *o = &c->choices[i];
-    if (o->n_segments)
+    if (o->n_segments && !is_hidden(c, &o->segments[o->n_segments - 1]))
         close_block(c, b);
     event(b, "message_delta");
     buf_adds(b, ",\"delta\":{");
@@ -157,9 +167,11 @@ static bool whole(struct call *c, struct buf *b, size_t room)
     if (!o->done)
         return false;
     open_message(c, b);
-    for (int i = 0; i < o->n_segments; i++) {
+    for (int i = 0, n = 0; i < o->n_segments; i++) {
         const struct segment *g = &o->segments[i];
-        if (i)
+        if (is_hidden(c, g))
+            continue;
+        if (n++)
             buf_addc(b, ',');
         if (g->kind == SEGMENT_TOOL) {
             buf_addf(b, "{\"type\":\"tool_use\",\"id\":\"%s\",\"name\":", g->id);

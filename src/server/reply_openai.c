@@ -1,6 +1,7 @@
 /* Replies of the chat and completions endpoints, whole and streamed, as OpenAI's clients expect them. */
 #include "server/server_int.h"
 
+#include <stdio.h>
 #include <string.h>
 
 void api_error_json(struct buf *b, const struct api_error *err, enum dialect dialect)
@@ -19,8 +20,13 @@ void api_error_json(struct buf *b, const struct api_error *err, enum dialect dia
                            : err->status == 503 ? "overloaded_error"
                            : err->status >= 500 ? "api_error"
                                                 : "invalid_request_error";
+        char text[sizeof err->msg];
+        snprintf(text, sizeof text, "%s", err->msg);
+        if (err->n_ctx) /* agents look for these words, and shorten the conversation */
+            snprintf(text, sizeof text, "prompt is too long: %d tokens > %d maximum", err->n_prompt,
+                     err->n_ctx);
         buf_addf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", type);
-        jsonout_text(b, err->msg);
+        jsonout_text(b, text);
         buf_adds(b, "}}");
         return;
     }
@@ -133,6 +139,31 @@ static void stream_open(struct call *c, struct buf *b)
     }
 }
 
+static bool is_legacy(const struct call *c)
+{
+    return c->chat && c->chat->legacy;
+}
+
+static const char *finish_reason(const struct call *c, const struct choice_out *o)
+{
+    const char *r = choice_finish_reason(c, o);
+    return is_legacy(c) && !strcmp(r, "tool_calls") ? "function_call" : r;
+}
+
+/* "function_call":{...}: what a call was before there were tools. */
+static void add_function_delta(struct segment *g, size_t n, struct buf *b)
+{
+    buf_adds(b, "\"function_call\":{");
+    if (!g->opened) {
+        buf_adds(b, "\"name\":");
+        jsonout_text(b, g->name);
+        buf_addc(b, ',');
+    }
+    buf_adds(b, "\"arguments\":");
+    jsonout_string(b, n ? g->text.p + g->sent : "", n);
+    buf_addc(b, '}');
+}
+
 static void add_tool_delta(struct segment *g, size_t n, struct buf *b)
 {
     buf_addf(b, "\"tool_calls\":[{\"index\":%d,", g->tool);
@@ -155,7 +186,7 @@ static void add_piece(struct call *c, int i, struct segment *g, size_t n, struct
         buf_adds(b, "\"text\":");
         jsonout_string(b, text, n);
     } else if (g->kind == SEGMENT_TOOL) {
-        add_tool_delta(g, n, b);
+        is_legacy(c) ? add_function_delta(g, n, b) : add_tool_delta(g, n, b);
     } else if (g->kind == SEGMENT_REASONING) {
         buf_adds(b, "\"reasoning_content\":");
         jsonout_string(b, text, n);
@@ -203,7 +234,7 @@ static void stream_finish(struct call *c, int i, struct buf *b)
     begin_event(c, b);
     buf_addf(b, "{\"index\":%d,%s", i, is_chat(c) ? "\"delta\":{}" : "\"text\":\"\"");
     add_logprobs(c, o, b);
-    buf_addf(b, ",\"finish_reason\":\"%s\"", choice_finish_reason(c, o));
+    buf_addf(b, ",\"finish_reason\":\"%s\"", finish_reason(c, o));
     if (o->stop >= 0 && o->stop < c->p.n_stop) {
         buf_adds(b, ",\"stop_reason\":");
         jsonout_text(b, c->p.stop[o->stop]);
@@ -247,7 +278,29 @@ static bool add_text(const struct choice_out *o, enum segment_kind kind, struct 
     return any;
 }
 
-static void add_message(const struct choice_out *o, struct buf *b)
+static void add_calls(const struct choice_out *o, bool legacy, struct buf *b)
+{
+    for (int i = 0, n = 0; i < o->n_segments; i++) {
+        const struct segment *g = &o->segments[i];
+        if (g->kind != SEGMENT_TOOL)
+            continue;
+        if (legacy)
+            buf_adds(b, ",\"function_call\":{\"name\":");
+        else
+            buf_addf(b, "%s{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":",
+                     n++ ? "," : ",\"tool_calls\":[", g->id);
+        jsonout_text(b, g->name);
+        buf_adds(b, ",\"arguments\":");
+        jsonout_string(b, g->text.p ? g->text.p : "", g->text.len);
+        buf_adds(b, legacy ? "}" : "}}");
+        if (legacy)
+            return; /* there is no room for another */
+    }
+    if (o->n_tools)
+        buf_addc(b, ']');
+}
+
+static void add_message(const struct choice_out *o, bool legacy, struct buf *b)
 {
     buf_adds(b, "\"message\":{\"role\":\"assistant\",\"content\":");
     bool has_text = false, thinks = false;
@@ -266,18 +319,8 @@ static void add_message(const struct choice_out *o, struct buf *b)
         buf_adds(b, ",\"reasoning\":");
         add_text(o, SEGMENT_REASONING, b);
     }
-    for (int i = 0, n = 0; i < o->n_segments; i++) {
-        const struct segment *g = &o->segments[i];
-        if (g->kind != SEGMENT_TOOL)
-            continue;
-        buf_adds(b, n++ ? "," : ",\"tool_calls\":[");
-        buf_addf(b, "{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", g->id);
-        jsonout_text(b, g->name);
-        buf_adds(b, ",\"arguments\":");
-        jsonout_string(b, g->text.p ? g->text.p : "", g->text.len);
-        buf_adds(b, "}}");
-    }
-    buf_adds(b, o->n_tools ? "]}" : "}");
+    add_calls(o, legacy, b);
+    buf_addc(b, '}');
 }
 
 static void open_choice(struct call *c, int i, struct buf *b)
@@ -285,12 +328,12 @@ static void open_choice(struct call *c, int i, struct buf *b)
     const struct choice_out *o = &c->choices[i];
     buf_addf(b, "%s{\"index\":%d,", i ? "," : "", i);
     if (is_chat(c)) {
-        add_message(o, b);
+        add_message(o, is_legacy(c), b);
     } else {
         buf_adds(b, "\"text\":");
         add_text(o, SEGMENT_TEXT, b);
     }
-    buf_addf(b, ",\"finish_reason\":\"%s\"", choice_finish_reason(c, o));
+    buf_addf(b, ",\"finish_reason\":\"%s\"", finish_reason(c, o));
     if (o->stop >= 0 && o->stop < c->p.n_stop) {
         buf_adds(b, ",\"stop_reason\":");
         jsonout_text(b, c->p.stop[o->stop]);

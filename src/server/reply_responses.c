@@ -143,7 +143,9 @@ static void finish(struct call *c, struct buf *b)
                            .previous = c->responses->previous,
                            .reply = b->p + at,
                            .input = c->responses->input.p ? c->responses->input.p : "",
-                           .output = output.p ? output.p : ""};
+                           .output = output.p ? output.p : "",
+                           .first = c->responses->first.p ? c->responses->first.p : "",
+                           .last = c->responses->last.p ? c->responses->last.p : ""};
         store_put(c->server->store, &r);
     }
     buf_clear(&output);

@@ -4,6 +4,7 @@
  * JSON to JSON; the only state it reads is the store. What cannot be done is refused by name.
  */
 #include "server/responses.h"
+#include "base/json_guard.h"
 #include "base/mem.h"
 #include "server/jsonout.h"
 #include "server/store.h"
@@ -20,6 +21,8 @@ void responses_call_free(struct responses_call *r)
         return;
     buf_clear(&r->echo);
     buf_clear(&r->input);
+    buf_clear(&r->first);
+    buf_clear(&r->last);
     mem_free(r->previous);
     mem_free(r);
 }
@@ -32,6 +35,10 @@ struct reader {
     struct store *store;
     const char *owner;
     int n_references;
+    size_t n_read;             /* bytes of kept items that were parsed */
+    struct json_counts counts; /* values in them */
+    json_t *beside;            /* items of the response `beside_id`; owned */
+    char beside_id[64];
     struct api_error *err;
 };
 
@@ -163,6 +170,57 @@ static bool add_reasoning(struct reader *r, const json_t *item, const char *wher
     return !json_array_size(summary) || content_text(summary, where, &r->thinking, r->err);
 }
 
+/* Items that were kept, as JSON again: within the limits of a body, all that a request brings back
+ * together. NULL with an error. */
+static json_t *parse_kept(struct reader *r, const struct buf *items, const char *where)
+{
+    struct buf list = {0};
+    struct error why = {0};
+    json_t *v = NULL;
+    r->n_read += items->len;
+    buf_addf(&list, "[%s]", items->p ? items->p : "");
+    if (r->n_read > HISTORY_MAX)
+        api_invalid(r->err, where, "%s: over %d MB of earlier items", where, HISTORY_MAX >> 20);
+    else if (!json_guard(list.p, list.len, &json_limits_request, &r->counts, &why))
+        api_fail(r->err, 413, "invalid_request_error", "%s: the items before have %s", where,
+                 why.msg);
+    else if (!(v = json_loadb(list.p, list.len, JSON_ALLOW_NUL, NULL)))
+        api_fail(r->err, 500, "server_error", "%s: what was kept cannot be read", where);
+    if (!v)
+        snprintf(r->err->param, sizeof r->err->param, "%s", where);
+    buf_clear(&list);
+    return v;
+}
+
+/* The item that a reference means: a new reference. Several of one response cost one parse. */
+static bool find_item(struct reader *r, const char *id, const char *where, json_t **out)
+{
+    struct buf text = {0};
+    char response[64] = "";
+    size_t i;
+    json_t *v;
+    *out = NULL;
+    if (store_items_beside(r->store, id, r->owner, HISTORY_MAX, &text, response) &&
+        strcmp(response, r->beside_id) != 0) {
+        json_decref(r->beside);
+        r->beside = parse_kept(r, &text, where);
+        snprintf(r->beside_id, sizeof r->beside_id, "%s", r->beside ? response : "");
+    }
+    bool found = text.len > 0, ok = !found || r->beside;
+    buf_clear(&text);
+    json_array_foreach(found ? r->beside : NULL, i, v)
+    {
+        const char *name = json_string_value(json_object_get(v, "id"));
+        if (name && !strcmp(name, id) && !*out)
+            *out = json_incref(v);
+    }
+    if (ok && !*out) {
+        api_fail(r->err, 404, "invalid_request_error", "item '%.64s' was not found", id);
+        snprintf(r->err->param, sizeof r->err->param, "%s", where);
+    }
+    return *out != NULL;
+}
+
 static bool add_item(struct reader *r, const json_t *item, const char *where, bool referred)
 {
     const char *type = json_string_value(json_object_get(item, "type"));
@@ -178,19 +236,13 @@ static bool add_item(struct reader *r, const json_t *item, const char *where, bo
         return add_reasoning(r, item, where);
     if (!strcmp(type, "item_reference") && !referred) {
         const char *id = json_string_value(json_object_get(item, "id"));
-        struct buf text = {0};
         if (++r->n_references > MAX_REFERENCES)
             return api_invalid(r->err, where, "more than %d item references", MAX_REFERENCES);
-        if (!id || !store_item(r->store, id, r->owner, &text)) {
-            api_fail(r->err, 404, "invalid_request_error", "item '%.64s' was not found",
-                     id ? id : "?");
-            snprintf(r->err->param, sizeof r->err->param, "%s", where);
+        json_t *v = NULL;
+        if (!find_item(r, id ? id : "", where, &v))
             return false;
-        }
-        json_t *v = json_loadb(text.p, text.len, JSON_ALLOW_NUL, NULL);
         bool ok = add_item(r, v, where, true);
         json_decref(v);
-        buf_clear(&text);
         return ok;
     }
     return api_invalid(r->err, where, "%s: an item of type '%.40s' is not supported", where, type);
@@ -213,7 +265,7 @@ static bool add_items(struct reader *r, const json_t *items, const char *name)
 /* The items of the responses this one goes on from. */
 static bool add_history(struct reader *r, const char *id, size_t *bytes)
 {
-    struct buf text = {0}, list = {0};
+    struct buf text = {0};
     char missing[64];
     bool ok = store_history(r->store, id, r->owner, HISTORY_MAX, &text, missing);
     if (!ok && missing[0]) {
@@ -226,13 +278,11 @@ static bool add_history(struct reader *r, const char *id, size_t *bytes)
                     "the conversation before this response is over %d MB", HISTORY_MAX >> 20);
     } else {
         *bytes = text.len;
-        buf_addf(&list, "[%s]", text.p ? text.p : "");
-        json_t *items = json_loadb(list.p, list.len, JSON_ALLOW_NUL, NULL);
-        ok = add_items(r, items, "previous_response_id");
+        json_t *items = parse_kept(r, &text, "previous_response_id");
+        ok = items && add_items(r, items, "previous_response_id");
         json_decref(items);
     }
     buf_clear(&text);
-    buf_clear(&list);
     return ok;
 }
 
@@ -261,6 +311,11 @@ static void keep_input(struct responses_call *r, const json_t *input, const char
         }
         if (!type)
             json_object_set_new(copy, "type", json_string("message"));
+        const char *id = json_string_value(json_object_get(copy, "id"));
+        if (i == 0)
+            buf_adds(&r->first, id);
+        buf_reset(&r->last);
+        buf_adds(&r->last, id);
         if (i)
             buf_addc(&r->input, ',');
         jsonout_value(&r->input, copy);
@@ -517,6 +572,7 @@ json_t *responses_translate(const json_t *body, struct store *store, const char 
     json_object_set_new(out, "messages", rd.messages);
     bool ok = translate(body, out, &rd, hex, r);
     buf_clear(&rd.thinking);
+    json_decref(rd.beside);
     if (ok) {
         make_echo(body, &r->echo);
         return out;

@@ -11,15 +11,16 @@
 struct store;
 
 struct responses_call {
-    struct buf echo;  /* ,"instructions":...,"tools":... : fields of the request, as JSON */
-    struct buf input; /* items of this request, separated by commas */
-    char *previous;   /* owned; NULL = none */
-    bool keep;        /* store */
-    bool summary;     /* thinking goes out as a summary, since one was asked for */
-    bool truncate;    /* the oldest turns are left out where the context is full */
-    size_t n_history; /* bytes of the items before this request's */
-    int sequence;     /* of the next stream event */
-    int n_probs;      /* log-probabilities that were sent */
+    struct buf echo;        /* ,"instructions":...,"tools":... : fields of the request, as JSON */
+    struct buf input;       /* items of this request, separated by commas */
+    struct buf first, last; /* ids of the first and the last of them */
+    char *previous;         /* owned; NULL = none */
+    bool keep;              /* store */
+    bool summary;           /* thinking goes out as a summary, since one was asked for */
+    bool truncate;          /* the oldest turns are left out where the context is full */
+    size_t n_history;       /* bytes of the items before this request's */
+    int sequence;           /* of the next stream event */
+    int n_probs;            /* log-probabilities that were sent */
 };
 void responses_call_free(struct responses_call *r);
 

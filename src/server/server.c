@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 enum { GRAMMARS_KEPT = 64 };
+enum { SCORED_ROWS = 64 };       /* of prompts whose log-probabilities are wanted, in a step */
 enum { STORE_AGE_S = 6 * 3600 }; /* a response nobody used for so long is forgotten */
 
 const struct runtime *server_runtime(const struct server *s)
@@ -38,6 +39,7 @@ static void add_cors(const struct server *s, struct http_exchange *x)
     if (!origin || !access_origin_listed(s, origin, &any))
         return;
     http_add_header(x, "Access-Control-Allow-Origin", any ? "*" : origin);
+    http_add_header(x, "Access-Control-Expose-Headers", "X-Request-Id, Request-Id, Retry-After");
     if (!any)
         http_add_header(x, "Vary", "Origin");
 }
@@ -55,6 +57,18 @@ static void preflight(struct server *s, struct http_exchange *x)
 
 /* Small replies */
 
+/* Whose client this is, by what it asks for and how; the path is NULL where no head could be read. */
+static enum dialect dialect_of(struct http_exchange *x)
+{
+    const char *path = http_request(x)->path;
+    if (path && !strncmp(path, "/api/", 5))
+        return DIALECT_OLLAMA;
+    if (path &&
+        (!strncmp(path, "/v1/messages", 12) || http_header(http_request(x), "anthropic-version")))
+        return DIALECT_ANTHROPIC;
+    return DIALECT_OPENAI;
+}
+
 static void fail(struct server *s, struct http_exchange *x, int status, const char *type,
                  const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 static void fail(struct server *s, struct http_exchange *x, int status, const char *type,
@@ -69,11 +83,7 @@ static void fail(struct server *s, struct http_exchange *x, int status, const ch
     api_fail(&err, status, type, "%s", msg);
     if (status == 401)
         err.code = "invalid_api_key";
-    const char *path = http_request(x)->path; /* none where the head could not be read */
-    reply_error(x, s, &err,
-                path && !strncmp(path, "/v1/messages", 12) ? DIALECT_ANTHROPIC
-                : path && !strncmp(path, "/api/", 5)       ? DIALECT_OLLAMA
-                                                           : DIALECT_OPENAI);
+    reply_error(x, s, &err, dialect_of(x));
 }
 
 /* http.c's own refusals: a broken request, or one over a limit. */
@@ -143,8 +153,16 @@ static void get_metrics(struct server *s, struct http_exchange *x)
 static void add_model(struct server *s, struct buf *b)
 {
     const struct runtime *rt = server_runtime(s);
+    char date[32];
+    struct tm tm;
+    time_t t = (time_t)s->started;
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&t, &tm));
     buf_adds(b, "{\"id\":");
     jsonout_text(b, s->name);
+    /* Anthropic's clients read these. */
+    buf_adds(b, ",\"type\":\"model\",\"display_name\":");
+    jsonout_text(b, s->name);
+    buf_addf(b, ",\"created_at\":\"%s\"", date);
     buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"steel\",\"root\":",
              (long long)s->started);
     jsonout_text(b, s->opt.model);
@@ -163,7 +181,11 @@ static void get_models(struct server *s, struct http_exchange *x)
         return;
     buf_adds(&b, "{\"object\":\"list\",\"data\":[");
     add_model(s, &b);
-    buf_adds(&b, "]}");
+    buf_adds(&b, "],\"has_more\":false,\"first_id\":");
+    jsonout_text(&b, s->name);
+    buf_adds(&b, ",\"last_id\":");
+    jsonout_text(&b, s->name);
+    buf_addc(&b, '}');
     reply_json(x, s, 200, &b);
     buf_clear(&b);
 }
@@ -180,12 +202,18 @@ static void get_model(struct server *s, struct http_exchange *x)
         api_fail(&err, 404, "not_found_error", "the model '%.100s' does not exist", full);
         err.code = "model_not_found";
         snprintf(err.param, sizeof err.param, "model");
-        reply_error(x, s, &err, DIALECT_OPENAI);
+        reply_error(x, s, &err, dialect_of(x));
         return;
     }
     add_model(s, &b);
     reply_json(x, s, 200, &b);
     buf_clear(&b);
+}
+
+/* Known, and not there: a client is told so rather than that there is nothing. */
+static void refuse_embeddings(struct server *s, struct http_exchange *x)
+{
+    fail(s, x, 501, "not_supported_error", "this server makes no embeddings");
 }
 
 /* Routes */
@@ -208,6 +236,7 @@ static const struct route routes[] = {
     {"GET", "/v1/models/*", get_model, 0, false},
     {"POST", "/v1/chat/completions", NULL, CALL_CHAT, false},
     {"POST", "/chat/completions", NULL, CALL_CHAT, false},
+    {"POST", "/openai/deployments/*/chat/completions", NULL, CALL_CHAT, false}, /* Azure's */
     {"POST", "/v1/completions", NULL, CALL_COMPLETIONS, false},
     {"POST", "/completions", NULL, CALL_COMPLETIONS, false},
     {"POST", "/v1/messages", NULL, CALL_MESSAGES, false},
@@ -220,6 +249,9 @@ static const struct route routes[] = {
     {"POST", "/api/chat", NULL, CALL_OLLAMA_CHAT, false},
     {"POST", "/api/generate", NULL, CALL_OLLAMA_GENERATE, false},
     {"POST", "/api/show", NULL, CALL_OLLAMA_SHOW, false},
+    {"POST", "/api/embed", refuse_embeddings, 0, false},
+    {"POST", "/api/embeddings", refuse_embeddings, 0, false},
+    {"POST", "/v1/embeddings", refuse_embeddings, 0, false},
     {"GET", "/api/tags", get_ollama_tags, 0, false},
     {"GET", "/api/ps", get_ollama_ps, 0, false},
     {"GET", "/api/version", get_ollama_version, 0, true},
@@ -265,8 +297,8 @@ static bool on_head(void *arg, struct http_exchange *x)
     char allow[64];
     const struct route *route = find_route(h, allow);
     bool known = route || allow[0];
-    log_line(LOG_DEBUG, "request", LOG_TEXT("method", h->method), LOG_TEXT("path", h->path),
-             LOG_TEXT("peer", http_peer(x)));
+    log_line(LOG_DEBUG, "request", LOG_TEXT("id", http_id(x)), LOG_TEXT("method", h->method),
+             LOG_TEXT("path", h->path), LOG_TEXT("peer", http_peer(x)));
     if (!access_host(s, x)) {
         fail(
             s, x, 403, "permission_error",
@@ -296,7 +328,12 @@ static bool on_head(void *arg, struct http_exchange *x)
     else if (!access_type(x))
         fail(s, x, 415, "invalid_request_error", "send the body as application/json, not as %.60s",
              http_header(h, "Content-Type"));
-    else if (s->draining)
+    else if (!access_encoding(x)) {
+        http_add_header(x, "Accept-Encoding", "identity");
+        fail(s, x, 415, "invalid_request_error",
+             "a body with Content-Encoding %.40s is not read: send it as it is",
+             http_header(h, "Content-Encoding"));
+    } else if (s->draining)
         fail(s, x, 503, "unavailable_error", "the server is shutting down");
     else
         return !reply_if_not_ready(s, x);
@@ -545,6 +582,7 @@ int server_run(const struct server_options *opt, struct error *err)
     s->opt.http.handler = on_request;
     s->opt.http.refuse = on_refuse;
     s->opt.http.arg = s;
+    s->opt.engine.runtime.min_out = SCORED_ROWS;
     s->jobs_fd = -1;
     s->started = time(NULL);
     if (getrandom(&s->id_secret, sizeof s->id_secret, 0) != (ssize_t)sizeof s->id_secret)
@@ -576,7 +614,7 @@ int server_run(const struct server_options *opt, struct error *err)
     if (ok && !(s->events = events_new()))
         ok = error_set(err, "no file descriptor is left");
     if (ok) {
-        s->engine = engine_open(opt->model, &opt->engine);
+        s->engine = engine_open(opt->model, &s->opt.engine);
         loop(s);
         rc = s->exit_code;
         if (s->failed)

@@ -16,7 +16,7 @@ struct server_options {
     const char *const *keys;     /* (n_keys) API keys; none = open to all */
     int n_keys;
     bool share_prefix_cache;    /* cached prompts are shared by all, not by those of one key only */
-    const char *const *origins; /* (n_origins) allowed by CORS; "*" = all */
+    const char *const *origins; /* (n_origins) allowed by CORS; "*" = all; none = this machine's */
     int n_origins;
     const char *const *hosts; /* (n_hosts) names in Host headers beside our own; "*" = all */
     int n_hosts;

@@ -103,9 +103,12 @@ struct choice_out {
 struct chat_prompt {
     enum chat_format format;
     bool tools, in_reasoning;
-    bool one_call;    /* the answer ends with its first call */
-    struct buf begun; /* the answer's beginning, written for the model: a forced call */
-    json_t *schema;   /* the tools; owned */
+    const char *think_open, *think_close; /* marks around thinking */
+    bool one_call;                        /* the answer ends with its first call */
+    bool legacy;        /* a call is a function_call, as before there were tools */
+    bool hide_thinking; /* nobody asked for it */
+    struct buf begun;   /* the answer's beginning, written for the model: a forced call */
+    json_t *schema;     /* the tools; owned */
 };
 
 struct call;
@@ -277,8 +280,9 @@ bool access_key(const struct server *s, struct http_exchange *x);
 uint64_t access_client(const struct server *s, struct http_exchange *x);
 bool access_host(const struct server *s, struct http_exchange *x);   /* the Host header is ours */
 bool access_origin(const struct server *s, struct http_exchange *x); /* no other site's page */
-bool access_type(struct http_exchange *x); /* not a type that pages may post unasked */
-/* In --cors-origin; *any: by "*". */
+bool access_type(struct http_exchange *x);     /* not a type that pages may post unasked */
+bool access_encoding(struct http_exchange *x); /* the body is not packed */
+/* In --cors-origin, or this machine's where there is none; *any: by "*". */
 bool access_origin_listed(const struct server *s, const char *origin, bool *any);
 
 #endif

@@ -3,11 +3,9 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-#include <jansson.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { STORE_BUCKETS = 4096 };
@@ -17,7 +15,7 @@ struct entry {
     struct entry *chain;         /* of the bucket */
     size_t bytes;
     int64_t used_ns;
-    char *id, *owner, *previous, *reply, *input, *output; /* into text */
+    char *id, *owner, *previous, *reply, *input, *output, *first, *last; /* into text */
     char text[];
 };
 
@@ -105,17 +103,20 @@ static struct entry *find(struct store *s, const char *id, const char *owner)
 bool store_put(struct store *s, const struct stored *r)
 {
     const char *parts[] = {r->id,    r->owner, r->previous ? r->previous : "",
-                           r->reply, r->input, r->output};
-    size_t sizes[6], total = sizeof(struct entry);
-    for (int i = 0; i < 6; i++)
+                           r->reply, r->input, r->output,
+                           r->first, r->last};
+    enum { N = sizeof parts / sizeof *parts };
+    size_t sizes[N], total = sizeof(struct entry);
+    for (int i = 0; i < N; i++)
         total += sizes[i] = strlen(parts[i]) + 1;
     if (total > s->max_bytes)
         return false;
     struct entry *e = mem_alloc(total);
     *e = (struct entry){.bytes = total};
-    char **to[] = {&e->id, &e->owner, &e->previous, &e->reply, &e->input, &e->output};
+    char **to[] = {&e->id,    &e->owner,  &e->previous, &e->reply,
+                   &e->input, &e->output, &e->first,    &e->last};
     char *at = e->text;
-    for (int i = 0; i < 6; at += sizes[i++])
+    for (int i = 0; i < N; at += sizes[i++])
         *to[i] = memcpy(at, parts[i], sizes[i]);
     pthread_mutex_lock(&s->lock);
     struct entry **bucket = bucket_of(s, e->id);
@@ -146,7 +147,10 @@ bool store_get(struct store *s, const char *id, const char *owner, enum store_pa
     forget_old(s);
     struct entry *e = find(s, id, owner);
     if (e)
-        buf_adds(out, part == STORE_REPLY ? e->reply : e->input);
+        buf_adds(out, part == STORE_REPLY      ? e->reply
+                      : part == STORE_INPUT    ? e->input
+                      : part == STORE_FIRST_ID ? e->first
+                                               : e->last);
     pthread_mutex_unlock(&s->lock);
     return e != NULL;
 }
@@ -193,40 +197,22 @@ bool store_history(struct store *s, const char *id, const char *owner, size_t ma
     return ok;
 }
 
-bool store_item(struct store *s, const char *item, const char *owner, struct buf *out)
+bool store_items_beside(struct store *s, const char *item, const char *owner, size_t max,
+                        struct buf *out, char id[64])
 {
     const char *from = strchr(item, '_'), *to = from ? strchr(from + 1, '_') : NULL;
-    char id[64];
-    struct buf text = {0};
-    bool found = false;
-    if (!to ||
-        (size_t)snprintf(id, sizeof id, "resp_%.*s", (int)(to - from - 1), from + 1) >= sizeof id)
+    if (!to || snprintf(id, 64, "resp_%.*s", (int)(to - from - 1), from + 1) >= 64)
         return false;
     pthread_mutex_lock(&s->lock);
     forget_old(s);
     struct entry *e = find(s, id, owner);
-    if (e) {
-        add_items(&text, e->input);
-        add_items(&text, e->output);
+    bool fits = e && strlen(e->input) + strlen(e->output) + 1 <= max;
+    if (fits) {
+        add_items(out, e->input);
+        add_items(out, e->output);
     }
     pthread_mutex_unlock(&s->lock);
-    struct buf list = {0};
-    buf_addf(&list, "[%s]", text.p ? text.p : "");
-    json_t *items = json_loadb(list.p, list.len, JSON_ALLOW_NUL, NULL), *v;
-    size_t k;
-    json_array_foreach(items, k, v)
-    {
-        const char *name = json_string_value(json_object_get(v, "id"));
-        char *one = name && !strcmp(name, item) ? json_dumps(v, JSON_COMPACT) : NULL;
-        if (one && !found)
-            buf_adds(out, one);
-        found |= one != NULL;
-        free(one);
-    }
-    json_decref(items);
-    buf_clear(&list);
-    buf_clear(&text);
-    return found;
+    return fits;
 }
 
 size_t store_bytes(struct store *s)

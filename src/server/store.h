@@ -25,11 +25,12 @@ struct stored {
     const char *id, *owner, *previous; /* owner "" = nobody's; previous NULL = none */
     const char *reply;                 /* the response object */
     const char *input, *output;        /* items, separated by commas; "" = none */
+    const char *first, *last;          /* ids of the input's first and last item; "" = none */
 };
 bool store_put(struct store *s, const struct stored *r);
 bool store_delete(struct store *s, const char *id, const char *owner);
 
-enum store_part { STORE_REPLY, STORE_INPUT };
+enum store_part { STORE_REPLY, STORE_INPUT, STORE_FIRST_ID, STORE_LAST_ID };
 bool store_get(struct store *s, const char *id, const char *owner, enum store_part part,
                struct buf *out);
 
@@ -37,8 +38,10 @@ bool store_get(struct store *s, const char *id, const char *owner, enum store_pa
  * of them is not there (any more); `missing` names it. More than `max` bytes: false, missing "". */
 bool store_history(struct store *s, const char *id, const char *owner, size_t max, struct buf *out,
                    char missing[64]);
-/* One item by its id (PREFIX_xxx_n is an item of response resp_xxx): what an item_reference means. */
-bool store_item(struct store *s, const char *item, const char *owner, struct buf *out);
+/* The items of the response that has this item (PREFIX_xxx_n is one of resp_xxx), separated by
+ * commas, if they have no more than `max` bytes. `id` is the response's. */
+bool store_items_beside(struct store *s, const char *item, const char *owner, size_t max,
+                        struct buf *out, char id[64]);
 
 size_t store_bytes(struct store *s);
 
