@@ -168,15 +168,21 @@ static void test_errors(void **state)
     o.text = "abc";
     o.ignore_eos = true;
     o.choices = 3;
-    struct steel_request *r = steel_request_submit(e, &o, &err);
-    struct steel_event ev;
-    assert_true(steel_request_next(r, &ev, -1));
-    assert_false(steel_request_done(r));
-    steel_request_free(r);
-    struct steel_stats st;
-    steel_engine_stats(e, &st);
-    assert_int_equal(st.running + st.waiting + st.kv_pages_held, 0);
-    assert_int_equal(st.cancellations, 3);
+    struct steel_stats st = {0};
+    uint64_t before;
+    int tries = 0;
+    do { /* again where this thread slept until they had ended by themselves */
+        assert_true(tries++ < 100);
+        before = st.cancellations;
+        struct steel_request *r = steel_request_submit(e, &o, &err);
+        struct steel_event ev;
+        assert_true(steel_request_next(r, &ev, -1));
+        assert_false(steel_request_done(r));
+        steel_request_free(r);
+        steel_engine_stats(e, &st);
+        assert_int_equal(st.running + st.waiting + st.kv_pages_held, 0);
+    } while (st.cancellations < before + 3);
+    assert_int_equal(st.cancellations, before + 3);
     /* five places at most: four wait */
     o.choices = 4;
     struct steel_request *many[64];
@@ -431,21 +437,27 @@ static void test_answers(void **state)
     hear(steel_chat_answer(c, &o, &err), &h);
     /* "And then?", its end, the header of the answer and the empty thoughts, byte by byte */
     assert_int_equal(h.end.n_prompt - h.end.n_cached, 9 + 2 + 11 + 6);
-    /* cancelled: it ends, and what was said stays in the conversation */
+    /* cancelled: it ends, and what was said stays in the conversation. Where this thread sleeps for
+     * long the answer may have come to its own end before: then once more. */
     say(c, "user", "More!");
     o.max_tokens = 0;
-    int n = steel_chat_n_messages(c);
-    a = steel_chat_answer(c, &o, &err);
-    struct steel_chat_event ev = {0};
-    while (ev.kind != STEEL_CHAT_TEXT)
-        assert_true(steel_answer_next(a, &ev, 60000));
-    steel_answer_cancel(a);
-    while (steel_answer_next(a, &ev, 60000))
-        ;
-    assert_int_equal(ev.kind, STEEL_CHAT_DONE);
+    int n = steel_chat_n_messages(c), tries = 0;
+    struct steel_chat_event ev;
+    do {
+        assert_true(tries++ < 100);
+        steel_chat_cut(c, n);
+        a = steel_chat_answer(c, &o, &err);
+        ev = (struct steel_chat_event){0};
+        while (ev.kind != STEEL_CHAT_TEXT)
+            assert_true(steel_answer_next(a, &ev, 60000));
+        steel_answer_cancel(a);
+        while (steel_answer_next(a, &ev, 60000))
+            ;
+        assert_int_equal(ev.kind, STEEL_CHAT_DONE);
+        steel_answer_free(a);
+        assert_int_equal(steel_chat_n_messages(c), n + 1);
+    } while (ev.end.finish == STEEL_LENGTH);
     assert_int_equal(ev.end.finish, STEEL_CANCELLED);
-    steel_answer_free(a);
-    assert_int_equal(steel_chat_n_messages(c), n + 1);
     /* freed in the middle: it is as if it had not been asked for */
     steel_chat_cut(c, 1);
     a = steel_chat_answer(c, &o, &err);

@@ -196,19 +196,19 @@ static json_t *parse_kept(struct reader *r, const struct buf *items, const char 
 static bool find_item(struct reader *r, const char *id, const char *where, json_t **out)
 {
     struct buf text = {0};
-    char response[64] = "";
     size_t i;
     json_t *v;
     *out = NULL;
-    if (store_items_beside(r->store, id, r->owner, HISTORY_MAX, &text, response) &&
-        strcmp(response, r->beside_id) != 0) {
+    bool found = store_items_beside(r->store, id, r->owner, HISTORY_MAX, &text, r->beside_id);
+    if (!found || text.len) {
         json_decref(r->beside);
-        r->beside = parse_kept(r, &text, where);
-        snprintf(r->beside_id, sizeof r->beside_id, "%s", r->beside ? response : "");
+        r->beside = found ? parse_kept(r, &text, where) : NULL;
     }
-    bool found = text.len > 0, ok = !found || r->beside;
+    bool ok = !found || r->beside;
+    if (!r->beside)
+        r->beside_id[0] = 0;
     buf_clear(&text);
-    json_array_foreach(found ? r->beside : NULL, i, v)
+    json_array_foreach(r->beside, i, v)
     {
         const char *name = json_string_value(json_object_get(v, "id"));
         if (name && !strcmp(name, id) && !*out)

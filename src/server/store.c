@@ -201,8 +201,12 @@ bool store_items_beside(struct store *s, const char *item, const char *owner, si
                         struct buf *out, char id[64])
 {
     const char *from = strchr(item, '_'), *to = from ? strchr(from + 1, '_') : NULL;
-    if (!to || snprintf(id, 64, "resp_%.*s", (int)(to - from - 1), from + 1) >= 64)
+    char own[64];
+    if (!to || snprintf(own, 64, "resp_%.*s", (int)(to - from - 1), from + 1) >= 64)
         return false;
+    if (!strcmp(own, id))
+        return true;
+    memcpy(id, own, 64);
     pthread_mutex_lock(&s->lock);
     forget_old(s);
     struct entry *e = find(s, id, owner);

@@ -39,7 +39,8 @@ bool store_get(struct store *s, const char *id, const char *owner, enum store_pa
 bool store_history(struct store *s, const char *id, const char *owner, size_t max, struct buf *out,
                    char missing[64]);
 /* The items of the response that has this item (PREFIX_xxx_n is one of resp_xxx), separated by
- * commas, if they have no more than `max` bytes. `id` is the response's. */
+ * commas, if they have no more than `max` bytes. `id` is the response's; where it is the same as
+ * before, nothing is copied. */
 bool store_items_beside(struct store *s, const char *item, const char *owner, size_t max,
                         struct buf *out, char id[64]);
 
