@@ -1,5 +1,5 @@
 #!/bin/sh
-# Drives `steel serve` with real clients: the OpenAI, Agents, Vercel AI, LangChain, Anthropic and ollama
+# Drives `steel serve` with real clients: the OpenAI, Agents, Vercel AI, LangChain, Instructor, Anthropic and ollama
 # SDKs, and the web page in Chromium. Needs node 20 and npm; the packages are pinned in tests/clients/package-lock.json.
 B=${1:-build}
 command -v node >/dev/null && command -v npm >/dev/null || { echo "no node and npm here"; exit 77; }

@@ -7,7 +7,7 @@
 
 const struct command cli_commands[] = {
     {"run", "[MODEL] [-p PROMPT]", "chat, or answer one prompt", cmd_run},
-    {"serve", "[MODEL]", "an OpenAI-compatible server and a web page", cmd_serve},
+    {"serve", "[MODEL]", "OpenAI's, Anthropic's and Ollama's APIs and a web page", cmd_serve},
     {"show", "[MODEL]", "what is in a model file", cmd_show},
     {"bench", "[MODEL] | serve", "measure the engine, or a running server", cmd_bench},
     {"perplexity", "[MODEL] FILE", "how well a model predicts a text", cmd_perplexity},
