@@ -9,6 +9,7 @@
 #include "convert/vocab.h"
 #include "model/config.h"
 #include "model/families/family.h"
+#include "model/model.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -111,144 +112,204 @@ static bool matrix_source(struct plan *p, const char *base, int64_t n, int64_t r
            check_type(p, s->scale, false);
 }
 
-/* GGUF `to`.weight from `from`.weight; heads > 0 weaves the rows. */
-static bool add_matrix(struct plan *p, const char *to, const char *from, int64_t n, int64_t rows,
-                       int heads)
+/* The name of a tensor in both kinds of file, with suffix; in GGUF the name of all experts. */
+static void names_of(const struct plan *p, const struct name *n, int layer, int expert,
+                     const char *suffix, char to[128], char from[192])
 {
-    char name[128];
-    snprintf(name, sizeof name, "%s.weight", to);
-    struct out_tensor *o = transcode_add(p->t, name, 2, (int64_t[]){n, rows});
-    o->rows = rows;
-    o->heads = heads;
-    o->mats = mem_zalloc(1, sizeof *o->mats);
-    return matrix_source(p, from, n, rows, &o->mats[0]);
+    static const struct tensorfile gguf = {.is_gguf = true};
+    build_name(&gguf, p->c, n, layer, 0, suffix, to, 128);
+    build_name(p->f, p->c, n, layer, expert, suffix, from, 192);
 }
 
-/* A vector of n values as F32: norms and biases. A bias is woven like its weight's rows. */
-static bool add_vector(struct plan *p, const char *to, const char *from, const char *suffix,
-                       int64_t n, int heads, bool optional)
+static const struct tensor *find_full(struct plan *p, const char *name)
 {
-    const struct tensor *t = find(p, from, suffix);
+    const struct tensor *t = tensorfile_find(p->f, name);
+    if (t)
+        p->used[t - p->f->tensors] = true;
+    return t;
+}
+
+/* The whole of a tensor as floats; NULL with an error if it is not of that shape. */
+static float *read_floats(struct plan *p, const struct tensor *t, int64_t n, int64_t rows)
+{
+    if (!check_shape(p, t, n, rows) || !check_type(p, t, false))
+        return NULL;
+    float *v = mem_zalloc((size_t)(n * rows), sizeof *v);
+    quant_dequantize(t->type, t->data, v, (size_t)(n * rows));
+    return v;
+}
+
+/* A vector as F32: norms, sinks, scales. */
+static bool add_vector(struct plan *p, const struct want *want)
+{
+    const struct adjust *adjust = &want->adjust;
+    char to[128], from[192];
+    int64_t n = want->n_in;
+    names_of(p, want->rows[0].name, want->layer, 0, "weight", to, from);
+    const struct tensor *t = find_full(p, from);
     if (!t)
-        return optional ? true : missing(p, from, suffix);
-    if (!check_shape(p, t, n, 1) || !check_type(p, t, false))
+        return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
+    float *v = read_floats(p, t, n, 1);
+    if (!v)
         return false;
-    char name[128];
-    snprintf(name, sizeof name, "%s.%s", to, suffix);
-    struct out_tensor *o = transcode_add(p->t, name, 1, &n);
-    o->values = mem_zalloc((size_t)n, sizeof *o->values);
-    float *v = mem_zalloc((size_t)n, sizeof *v);
-    quant_dequantize(t->type, t->data, v, (size_t)n);
-    int64_t head_dim = heads ? n / heads : n;
-    for (int64_t i = 0; i < n; i++) {
-        int64_t h = i / head_dim, j = i % head_dim;
-        o->values[i] = v[heads ? h * head_dim + j % 2 * (head_dim / 2) + j / 2 : i];
-    }
-    mem_free(v);
+    for (int64_t i = 0; i < n; i++)
+        v[i] = (v[i] + adjust->add) * (adjust->fold == 0 ? 1 : adjust->fold);
+    transcode_add(p->t, to, 1, &n)->values = v;
     return true;
 }
 
-/* All experts of one projection, stacked. */
-static bool add_experts(struct plan *p, int layer, const char *to, const char *from, int64_t n,
-                        int64_t rows)
+/* The bias of `rows`, where there is one, as F32: (n_expert, n). Woven like the rows. */
+static bool add_bias(struct plan *p, const struct want *want, const struct rows *rows)
 {
-    char name[128], base[128];
-    int count = p->c->n_expert;
-    snprintf(name, sizeof name, "blk.%d.%s.weight", layer, to);
-    struct out_tensor *o = transcode_add(p->t, name, 3, (int64_t[]){n, rows, count});
-    o->rows = rows;
-    o->n_mats = count;
-    o->mats = mem_zalloc((size_t)count, sizeof *o->mats);
-    for (int e = 0; e < count; e++) {
-        snprintf(base, sizeof base, "model.layers.%d.mlp.experts.%d.%s", layer, e, from);
-        if (!matrix_source(p, base, n, rows, &o->mats[e]))
+    char to[128], from[192];
+    int64_t n = rows->n, of = rows->of ? rows->of : n, experts = want->n_expert;
+    bool stacked = build_stacked(p->f, rows->name);
+    names_of(p, rows->name, want->layer, 0, "bias", to, from);
+    if (!tensorfile_find(p->f, from))
+        return true;
+    struct out_tensor *o =
+        transcode_add(p->t, to, experts > 1 ? 2 : 1, (const int64_t[]){n, experts});
+    o->rows = experts;
+    o->values = mem_zalloc((size_t)(n * experts), sizeof *o->values);
+    for (int64_t e = 0; e < experts; e += stacked ? experts : 1) {
+        names_of(p, rows->name, want->layer, (int)e, "bias", to, from);
+        const struct tensor *t = find_full(p, from);
+        if (!t)
+            return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
+        int64_t count = stacked ? experts : 1, step = rows->step ? rows->step : 1;
+        float *v = read_floats(p, t, of, count);
+        if (!v)
+            return false;
+        for (int64_t i = 0; i < n * count; i++) {
+            int64_t r = i % n, D = rows->woven ? rows->woven : n, j = r % D;
+            int64_t at = rows->woven ? r - j + j % 2 * (D / 2) + j / 2 : r;
+            o->values[e * n + i] = v[i / n * of + rows->first + step * at];
+        }
+        mem_free(v);
+    }
+    return true;
+}
+
+/* A stacked tensor of all experts, or part of a tensor: plain values alone. */
+static bool whole_source(struct plan *p, const struct want *want, const struct rows *rows,
+                         struct source *s)
+{
+    char to[128], from[192];
+    int64_t n = want->n_in, of = rows->of ? rows->of : rows->n;
+    names_of(p, rows->name, want->layer, 0, "weight", to, from);
+    s->data = find_full(p, from);
+    if (!s->data)
+        return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
+    const struct tensor *t = s->data;
+    int64_t d0 = rows->across ? of : n, d1 = rows->across ? n : of;
+    if (t->dims[0] != d0 || t->dims[1] != d1 || t->dims[2] != want->n_expert || t->dims[3] != 1)
+        return error_set(p->err,
+                         "%s: tensor %s: shape [%" PRId64 ", %" PRId64 ", %" PRId64
+                         "], expected [%d, %" PRId64 ", %" PRId64 "]",
+                         p->f->path, t->name, t->dims[2], t->dims[1], t->dims[0], want->n_expert,
+                         d1, d0);
+    s->first = rows->first;
+    s->step = rows->step ? rows->step : 1;
+    s->of = rows->of;
+    s->across = rows->across;
+    return check_type(p, t, false);
+}
+
+/* Rows of a weight, of all experts, as one GGUF tensor. */
+static bool add_rows(struct plan *p, const struct want *want, const struct rows *rows)
+{
+    char to[128], from[192];
+    int experts = want->n_expert;
+    bool one = rows->of || (experts > 1 && build_stacked(p->f, rows->name));
+    names_of(p, rows->name, want->layer, 0, "weight", to, from);
+    struct out_tensor *o = transcode_add(p->t, to, experts > 1 ? 3 : 2,
+                                         (const int64_t[]){want->n_in, rows->n, experts});
+    o->rows = rows->n;
+    o->n_mats = experts;
+    o->heads = rows->woven ? rows->n / rows->woven : 0;
+    o->mats = mem_zalloc((size_t)experts, sizeof *o->mats);
+    if (one)
+        return whole_source(p, want, rows, &o->mats[0]);
+    for (int e = 0; e < experts; e++) {
+        build_name(p->f, p->c, rows->name, want->layer, e, "weight", from, sizeof from);
+        char *dot = strrchr(from, '.'); /* packed tensors have other suffixes */
+        CHECK(dot, "a name without a suffix");
+        *dot = 0;
+        if (!matrix_source(p, from, want->n_in, rows->n, &o->mats[e]))
             return false;
     }
     return true;
 }
 
-static bool add_layer(struct plan *p, int i)
+static void add_values(struct plan *p, const char *name, int64_t n, float *values)
 {
-    const struct config *c = p->c;
-    int64_t embd = c->n_embd, q = (int64_t)c->n_heads * c->head_dim,
-            kv = (int64_t)c->n_kv_heads * c->head_dim;
-    bool weave = c->family->weaves_qk;
-    char to[64], from[96];
-#define TO(s)   (snprintf(to, sizeof to, "blk.%d.%s", i, s), to)
-#define FROM(s) (snprintf(from, sizeof from, "model.layers.%d.%s", i, s), from)
-    static const struct {
-        const char *to, *from;
-    } projections[] = {{"attn_q", "self_attn.q_proj"},
-                       {"attn_k", "self_attn.k_proj"},
-                       {"attn_v", "self_attn.v_proj"}};
-    if (!add_vector(p, TO("attn_norm"), FROM("input_layernorm"), "weight", embd, 0, false))
-        return false;
-    for (int k = 0; k < 3; k++) {
-        int64_t rows = k == 0 ? q : kv;
-        int heads = weave && k < 2 ? (k == 0 ? c->n_heads : c->n_kv_heads) : 0;
-        if (!add_matrix(p, TO(projections[k].to), FROM(projections[k].from), embd, rows, heads) ||
-            !add_vector(p, TO(projections[k].to), FROM(projections[k].from), "bias", rows, heads,
-                        true))
-            return false;
-    }
-    if (!add_vector(p, TO("attn_q_norm"), FROM("self_attn.q_norm"), "weight", c->head_dim, 0,
-                    true) ||
-        !add_vector(p, TO("attn_k_norm"), FROM("self_attn.k_norm"), "weight", c->head_dim, 0,
-                    true) ||
-        !add_matrix(p, TO("attn_output"), FROM("self_attn.o_proj"), q, embd, 0) ||
-        !add_vector(p, TO("ffn_norm"), FROM("post_attention_layernorm"), "weight", embd, 0, false))
-        return false;
-    if (c->is_moe[i])
-        return add_matrix(p, TO("ffn_gate_inp"), FROM("mlp.gate"), embd, c->n_expert, 0) &&
-               add_experts(p, i, "ffn_gate_exps", "gate_proj", embd, c->n_ff_exp) &&
-               add_experts(p, i, "ffn_up_exps", "up_proj", embd, c->n_ff_exp) &&
-               add_experts(p, i, "ffn_down_exps", "down_proj", c->n_ff_exp, embd);
-    return add_matrix(p, TO("ffn_gate"), FROM("mlp.gate_proj"), embd, c->n_ff, 0) &&
-           add_matrix(p, TO("ffn_up"), FROM("mlp.up_proj"), embd, c->n_ff, 0) &&
-           add_matrix(p, TO("ffn_down"), FROM("mlp.down_proj"), c->n_ff, embd, 0);
-#undef TO
-#undef FROM
+    transcode_add(p->t, name, 1, &n)->values = values;
 }
 
-/* Llama 3's stretched frequencies, as GGUF has them: factors that divide the plain ones. */
+/* Stretched frequencies as GGUF has them: factors that divide the plain ones. */
 static void add_rope_factors(struct plan *p)
 {
     int64_t half = p->c->n_rot / 2;
+    if (p->c->rope.kind == ROPE_LONG) {
+        float *brief = mem_zalloc((size_t)half, sizeof *brief);
+        float *lasting = mem_zalloc((size_t)half, sizeof *lasting);
+        memcpy(brief, p->c->rope_short, (size_t)half * sizeof *brief);
+        memcpy(lasting, p->c->rope_long, (size_t)half * sizeof *lasting);
+        add_values(p, "rope_factors_short.weight", half, brief);
+        add_values(p, "rope_factors_long.weight", half, lasting);
+        return;
+    }
     struct config plain = *p->c;
     plain.rope.kind = ROPE_PLAIN;
     float *a = mem_zalloc((size_t)half, sizeof *a), *b = mem_zalloc((size_t)half, sizeof *b), scale;
     rope_frequencies(&plain.rope, plain.n_rot, NULL, a, &scale);
     rope_frequencies(&p->c->rope, p->c->n_rot, NULL, b, &scale);
-    struct out_tensor *o = transcode_add(p->t, "rope_freqs.weight", 1, &half);
-    o->values = a;
-    for (int64_t i = 0; i < half; i++)
-        a[i] = (float)((double)a[i] / (double)b[i]);
+    for (int64_t i = 0; i < half;
+         i++) /* what does not turn: divided by what readers know as such */
+        a[i] = b[i] == 0 ? 1e30f : (float)((double)a[i] / (double)b[i]);
     mem_free(b);
+    add_values(p, "rope_freqs.weight", half, a);
+}
+
+/* A tensor that GGUF has no place for and the model no use: of other models beside the text model,
+ * of layers behind the last (they guess further tokens), computed ones. */
+static bool is_spare(const struct plan *p, const char *name)
+{
+    const struct config *c = p->c;
+    size_t head = strlen(c->hf_model);
+    if (!config_is_text(c, name) || strstr(name, "rotary_emb.inv_freq"))
+        return true;
+    if (c->tied && !strncmp(name, c->hf_head, strlen(c->hf_head)))
+        return true; /* some folders hold it all the same */
+    if (!strncmp(name, c->hf_model, head) && !strncmp(name + head, "layers.", 7) &&
+        atoi(name + head + 7) >= c->n_layers)
+        return true;
+    return c->family->spare && c->family->spare(c, name);
 }
 
 static bool plan_tensors(struct plan *p)
 {
     const struct config *c = p->c;
-    if (!add_matrix(p, "token_embd", "model.embed_tokens", c->n_embd, c->n_vocab, 0))
+    struct outline o = {0};
+    if (!outline_load(p->f, c, &o, p->err))
         return false;
-    if (c->rope.kind == ROPE_LLAMA3)
+    bool ok = true;
+    if (c->rope.kind == ROPE_LLAMA3 || c->rope.kind == ROPE_LONG ||
+        c->rope.kind == ROPE_PROPORTIONAL)
         add_rope_factors(p);
-    for (int i = 0; i < c->n_layers; i++)
-        if (!add_layer(p, i))
-            return false;
-    if (!add_vector(p, "output_norm", "model.norm", "weight", c->n_embd, 0, false))
-        return false;
-    if (c->tied)
-        find(p, "lm_head", "weight"); /* some folders hold it all the same */
-    else if (!add_matrix(p, "output", "lm_head", c->n_embd, c->n_vocab, 0))
-        return false;
-    for (size_t i = 0; i < p->f->n_tensors; i++) {
-        const char *name = p->f->tensors[i].name;
-        if (!p->used[i] && !strstr(name, "rotary_emb.inv_freq"))
-            return error_set(p->err, "%s: tensor %s: no place for it in a %s GGUF", p->f->path,
-                             name, c->family->name);
+    for (int i = 0; ok && i < o.n_wants; i++) {
+        const struct want *want = &o.wants[i];
+        if (!want->w)
+            ok = add_vector(p, want);
+        for (int k = 0; ok && want->w && k < want->n_rows; k++)
+            ok = add_rows(p, want, &want->rows[k]) && add_bias(p, want, &want->rows[k]);
     }
-    return true;
+    outline_free(&o);
+    for (size_t i = 0; ok && i < p->f->n_tensors; i++)
+        if (!p->used[i] && !is_spare(p, p->f->tensors[i].name))
+            ok = error_set(p->err, "%s: tensor %s: no place for it in a %s GGUF", p->f->path,
+                           p->f->tensors[i].name, c->family->name);
+    return ok;
 }
 
 /* Metadata. */
@@ -272,6 +333,10 @@ static void set_rope(struct gguf_writer *w, const char *arch, const struct confi
     const struct rope_config *r = &c->rope;
     set_f32(w, arch, "rope.freq_base", r->theta);
     set_u32(w, arch, "rope.dimension_count", c->n_rot);
+    if (r->kind == ROPE_LONG) {
+        set_u32(w, arch, "rope.scaling.original_context_length", r->original_context);
+        set_f32(w, arch, "rope.scaling.attn_factor", r->attn_factor > 0 ? r->attn_factor : 1);
+    }
     if (r->kind != ROPE_LINEAR && r->kind != ROPE_YARN)
         return;
     char key[96];
@@ -308,17 +373,39 @@ static void set_sampling(struct gguf_writer *w, const json_t *generation)
         gguf_set_u32(w, "general.sampling.top_k", (uint32_t)json_integer_value(k));
 }
 
+static void set_experts(struct gguf_writer *w, const char *arch, const struct config *c)
+{
+    char key[96];
+    set_u32(w, arch, "expert_count", c->n_expert);
+    set_u32(w, arch, "expert_used_count", c->n_expert_used);
+    set_u32(w, arch, "expert_feed_forward_length", c->n_ff_exp);
+    snprintf(key, sizeof key, "%s.expert_weights_norm", arch);
+    gguf_set_bool(w, key, c->norm_topk);
+    if (c->router != ROUTER_SOFTMAX)
+        set_u32(w, arch, "expert_gating_func", c->router == ROUTER_SIGMOID ? 2 : 3);
+    if (c->expert_scale != 1)
+        set_f32(w, arch, "expert_weights_scale", (double)c->expert_scale);
+    if (c->n_ff_shared)
+        set_u32(w, arch, "expert_shared_count", c->n_ff_shared / c->n_ff_exp);
+    if (c->n_groups > 1) {
+        set_u32(w, arch, "expert_group_count", c->n_groups);
+        set_u32(w, arch, "expert_group_used_count", c->n_groups_used);
+    }
+}
+
 static bool set_metadata(struct gguf_writer *w, const struct plan *p, const struct mix *mix)
 {
     const struct config *c = p->c;
     const char *arch = c->family->gguf_as ? c->family->gguf_as : c->family->name;
     int window = c->window[0];
-    for (int i = 1; i < c->n_layers; i++)
-        if (c->window[i] != window)
+    for (int i = 1; i < c->n_layers; i++) {
+        if (c->window[i] != window && !c->family->own_windows)
             return error_set(p->err,
                              "%s: config.json: sliding_window in some layers only has no place in "
                              "GGUF",
                              p->f->path);
+        window = c->window[i] > window ? c->window[i] : window;
+    }
     char *dir = convert_dir(p->f);
     char *slash = strrchr(dir, '/');
     const char *name = slash && slash[1] ? slash + 1 : dir;
@@ -342,14 +429,10 @@ static bool set_metadata(struct gguf_writer *w, const struct plan *p, const stru
     if (window)
         set_u32(w, arch, "attention.sliding_window", window);
     set_rope(w, arch, c);
-    if (c->n_expert) {
-        set_u32(w, arch, "expert_count", c->n_expert);
-        set_u32(w, arch, "expert_used_count", c->n_expert_used);
-        set_u32(w, arch, "expert_feed_forward_length", c->n_ff_exp);
-        char key[96];
-        snprintf(key, sizeof key, "%s.expert_weights_norm", arch);
-        gguf_set_bool(w, key, c->norm_topk);
-    }
+    if (c->n_expert)
+        set_experts(w, arch, c);
+    if (c->family->write)
+        c->family->write(c, w);
     return true;
 }
 
@@ -370,7 +453,9 @@ char *convert_dir(const struct tensorfile *f)
 /* The folder's own type, told by the embedding. Packed weights are finer than BF16 can hold. */
 static const struct mix *source_mix(const struct tensorfile *f, const struct config *c)
 {
-    const struct tensor *t = tensorfile_find(f, "model.embed_tokens.weight");
+    char name[96];
+    snprintf(name, sizeof name, "%sembed_tokens.weight", c->hf_model);
+    const struct tensor *t = tensorfile_find(f, name);
     enum dtype type = t ? t->type : DT_BF16;
     if (c->packing != PACK_NONE && type == DT_BF16)
         type = DT_F16;

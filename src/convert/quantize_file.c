@@ -27,7 +27,7 @@ void convert_mix_model(const struct config *c, bool importance, struct mix_model
 /* The type a source has where it is plain; DT_NONE for packed and computed ones. */
 static enum dtype plain_type(const struct out_tensor *o)
 {
-    return o->mats && !o->mats[0].scale ? o->mats[0].data->type : DT_NONE;
+    return o->mats && !o->mats[0].scale ? o->mats[0].data->type : DT_NONE; /* also of a part */
 }
 
 static bool is_float(enum dtype t)

@@ -70,13 +70,14 @@ static const struct source *chunk_source(const struct out_tensor *o, const struc
                                          int64_t *row)
 {
     bool stacked = o->n_mats > 1 && o->mats[0].data->dims[2] == o->n_mats;
-    *row = stacked ? c->mat * o->rows + c->row : c->row;
+    int64_t height = o->mats[0].of ? o->mats[0].of : o->rows;
+    *row = stacked ? c->mat * height + c->row : c->row;
     return &o->mats[stacked ? 0 : c->mat];
 }
 
 static bool is_plain(const struct source *s)
 {
-    return !s->scale;
+    return !s->scale && !s->of;
 }
 
 /* Row of the input that becomes row r of the output. */
@@ -130,12 +131,28 @@ static void read_gptq(const struct source *s, int64_t row, size_t n, size_t n_ou
     }
 }
 
+/* Row r of the part of a tensor that s is; `base` rows of the tensor are before the matrix. */
+static void read_part(const struct source *s, int64_t base, int64_t r, size_t n, float *out)
+{
+    enum dtype type = s->data->type;
+    size_t row = (size_t)(s->first + s->step * r), of = (size_t)s->of;
+    if (!s->across) {
+        size_t bytes = dtype_bytes(type, n);
+        quantize_load(type, s->data->data + ((size_t)base + row) * bytes, out, n);
+        return;
+    }
+    size_t each = dtype_bytes(type, 1);
+    const uint8_t *from = s->data->data + (size_t)base * n * each;
+    for (size_t j = 0; j < n; j++)
+        quant_dequantize(type, from + (j * of + row) * each, out + j, 1);
+}
+
 /* Rows [row, row + rows) of one matrix of the output as floats. */
 static void read_rows(const struct out_tensor *o, const struct chunk *c, float *out)
 {
     size_t n = (size_t)o->dims[0];
     if (!o->mats) {
-        memcpy(out, o->values, n * sizeof *out);
+        memcpy(out, o->values + (size_t)c->row * n, n * (size_t)c->rows * sizeof *out);
         return;
     }
     int64_t base;
@@ -149,7 +166,9 @@ static void read_rows(const struct out_tensor *o, const struct chunk *c, float *
     }
     for (int32_t i = 0; i < c->rows; i++, out += n) {
         int64_t row = base + woven_row(o, c->row + i);
-        if (s->zeros)
+        if (s->of)
+            read_part(s, base, c->row + i, n, out);
+        else if (s->zeros)
             read_gptq(s, row, n, (size_t)o->rows, out);
         else if (s->scale)
             read_fp8(s, row, n, out);
@@ -167,7 +186,8 @@ static void forget_chunk(const struct run *r, const struct out_tensor *o, const 
     int64_t row;
     const struct source *s = chunk_source(o, c, &row);
     if (!is_plain(s) || o->heads) {
-        if (c->row + c->rows == o->rows) /* read across: drop the whole at its end */
+        bool last = c->row + c->rows == o->rows && (!s->of || c->mat == o->n_mats - 1);
+        if (last) /* read across: drop the whole at its end */
             tensorfile_forget(r->t->in, s->data);
         return;
     }

@@ -18,6 +18,10 @@ struct source {
     const struct tensor *order; /* GPTQ: g_idx (n) or NULL */
     int group_len;              /* GPTQ */
     bool zero_plus;             /* GPTQ: zeros are stored less one */
+    /* A plain tensor of which these are rows first, first + step, ... of `of` in each matrix; of 0:
+     * all of them. across: it is stored transposed. */
+    int first, step, of;
+    bool across;
 };
 
 /* One output tensor: n_mats matrices of `rows` rows of dims[0] values, one after the other. */
@@ -29,7 +33,7 @@ struct out_tensor {
     int64_t rows; /* of each matrix */
     int n_mats;
     struct source *mats; /* (n_mats), or (1) holding all of them; NULL: `values` */
-    float *values;       /* (dims[0]) computed here, n_mats = rows = 1 */
+    float *values;       /* (rows, dims[0]) computed here, n_mats = 1 */
     /* > 0: rows of each of so many heads are woven, first half with second half: the order GGUF
      * wants of the llama architecture's q and k */
     int heads;

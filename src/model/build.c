@@ -129,6 +129,8 @@ float build_scalar(struct builder *b, int layer, const struct name *name)
         b->failed = !error_set(b->err, "%s: tensor %s: not one number", b->f->path, t->name);
     else
         quant_dequantize(t->type, t->data, &v, 1);
+    if (!b->be) /* `convert` wants to know of it */
+        build_vector(b, layer, name, 1, (struct adjust){0});
     return v;
 }
 

@@ -21,7 +21,7 @@ struct name {
 struct rows {
     const struct name *name;
     int n;
-    int woven; /* rotary pairs of heads of this many rows lie side by side; 0 = no */
+    int woven; /* in a GGUF, rotary pairs of heads of this many rows lie side by side; 0 = no */
     /* In a folder the tensor may have more: these are its rows first, first + step, ... of `of`;
      * of 0: it has these alone. across: it is stored transposed, (n_in, of). */
     int first, step, of;

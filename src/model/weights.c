@@ -406,7 +406,7 @@ static bool add_segment(struct loader *l, struct raw_weight *w, const struct row
         take_rows(l, s, t, rows, n_in, n_expert);
         w->transient = true;
     }
-    if (rows->woven) {
+    if (rows->woven && l->f->is_gguf) {
         unpermute(l, s, n_in, rows->woven);
         w->transient = true;
     }
@@ -420,7 +420,7 @@ static bool add_bias(struct loader *l, const struct want *want, const struct row
 {
     const struct tensor *t = NULL;
     bool stacked = build_stacked(l->f, rows->name), part = !l->f->is_gguf && rows->of;
-    int D = rows->woven, width = part ? rows->of : rows->n;
+    int D = l->f->is_gguf ? rows->woven : 0, width = part ? rows->of : rows->n;
     for (int e = 0; e < want->n_expert; e++, bias += stride) {
         if (e == 0 || !stacked) {
             t = lookup(l, rows->name, want->layer, e, "bias");

@@ -132,7 +132,8 @@ void mlp_case(const struct dims *s, int n_expert, int n_ff, enum dtype up, enum 
 void test_forward(void); /* steps.c */
 void test_routed(void);
 void routed_case(const struct dims *s, const enum dtype *types, float size, int layers, bool look);
-void test_ties(void); /* picks.c */
+void test_parts(void); /* parts.c */
+void test_ties(void);  /* picks.c */
 void test_picks(int part, int parts);
 
 #endif

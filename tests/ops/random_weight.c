@@ -195,8 +195,9 @@ void random_weight_make(struct random_weight *w, const struct random_spec *sp, u
         }
     }
     if (sp->bias) {
-        float *bias = block(w, (size_t)w->raw.n_out * sizeof *bias);
-        for (int i = 0; i < w->raw.n_out; i++)
+        int n = w->raw.n_expert * w->raw.n_out;
+        float *bias = block(w, (size_t)n * sizeof *bias);
+        for (int i = 0; i < n; i++)
             bias[i] = 0.1f * random_float(s);
         w->raw.bias = bias;
     }

@@ -277,7 +277,8 @@ static int load_tiles(const struct job *j, const struct unit *u, const struct ar
                                 .l = a->l + first * kn->width,
                                 .o = o + (size_t)first * dim,
                                 .s = kn->block == ATTN_BLOCK ? a->s + first * ATTN_BLOCK : a->s,
-                                .scale = a->scale + n * ATTN_MAX_ROWS};
+                                .scale = a->scale + n * ATTN_MAX_ROWS,
+                                .cap = j->l->softcap * LOG2_E};
         for (int i = 0; i < t->rows; i++) {
             int r = first + i, token = u->token + r / u->heads, head = u->head + r % u->heads;
             from[i] = j->q + ((size_t)token * (size_t)j->l->n_heads + (size_t)head) * dim;
@@ -434,9 +435,15 @@ static struct partial partial_of(const struct job *j, const struct unit *u, cons
                             .o = t->o + (size_t)r * (size_t)j->l->k_dim};
 }
 
-/* Output of row r: o / l, or zeros where it saw no key (l = 0; o is not read). */
-static void write_row(const struct job *j, const struct unit *u, int r, float l, const float *o)
+/* Output of row r: o / l, or zeros where it saw no key (l = 0; o is not read). A sink is one more key,
+ * without a value. */
+static void write_row(const struct job *j, const struct unit *u, int r, float m, float l,
+                      const float *o)
 {
+    if (j->l->sinks && l != 0) {
+        float more = j->l->sinks[u->head + r % u->heads] * LOG2_E - m;
+        l += u->kernels->exp2(more < 126.0f ? more : 126.0f);
+    }
     size_t dim = (size_t)j->l->k_dim, row = (size_t)u->token + (size_t)(r / u->heads);
     row = row * (size_t)j->l->n_heads + (size_t)u->head + (size_t)(r % u->heads);
     u->kernels->finish(l, o, j->a + row * dim, j->l->k_dim);
@@ -469,7 +476,7 @@ static void run_unit(const struct job *j, const struct unit *u, const struct are
         for (int r = 0; r < rows; r++) {
             struct partial p = partial_of(j, u, a, r);
             if (c == u->chunks - 1 && a->total_l[r] == 0)
-                write_row(j, u, r, p.l, p.o);
+                write_row(j, u, r, p.m, p.l, p.o);
             else
                 fold(j, u, &a->total_m[r], &a->total_l[r], a->total_o + (size_t)r * dim, p);
         }
@@ -477,7 +484,7 @@ static void run_unit(const struct job *j, const struct unit *u, const struct are
     if (u->chunks != 1)
         for (int r = 0; r < rows; r++)
             if (u->chunks == 0 || a->total_l[r] != 0)
-                write_row(j, u, r, a->total_l[r], a->total_o + (size_t)r * dim);
+                write_row(j, u, r, a->total_m[r], a->total_l[r], a->total_o + (size_t)r * dim);
 }
 
 static void run_split(const struct job *j, struct unit *u, const struct task *task,
@@ -505,7 +512,7 @@ static void run_split(const struct job *j, struct unit *u, const struct task *ta
             struct partial p = {j->part_m[row], j->part_l[row], j->part_o + row * dim};
             fold(j, u, &m, &l, a->total_o, p);
         }
-        write_row(j, u, (int)r, l, a->total_o);
+        write_row(j, u, (int)r, m, l, a->total_o);
     }
 }
 

@@ -48,6 +48,7 @@ struct attn_tile {
     float *o;                   /* (rows, D) running weighted sums of values */
     float *s;     /* (kernels.rows, kernels.block) scores, then weights, of the block */
     float *scale; /* (ATTN_MAX_ROWS) what the block multiplies o and l by */
+    float cap;    /* of scores, in log2 units; 0 = none */
 };
 
 struct attn_kernels {
@@ -75,6 +76,8 @@ struct attn_kernels {
     void (*merge)(float *tm, float *tl, float *to, float m, float l, const float *o, int dim);
     /* out = to / tl, or zeros where tl is 0: no key was seen and `to` is not read */
     void (*finish)(float tl, const float *to, float *out, int dim);
+    /* 2^x */
+    float (*exp2)(float x);
 };
 
 static inline int attn_type(enum dtype t)

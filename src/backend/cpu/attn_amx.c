@@ -220,10 +220,12 @@ static void soften(const struct attn_tile *t, int first, int i0, int i1, uint16_
         __m512 max = _mm512_set1_ps(ATTN_START);
         for (int i = i0; i <= i1; i++) {
             __m512 x = _mm512_loadu_ps(row + i * 16);
-            if (cut) {
+            if (t->cap != 0)
+                x = vec_softcap(x, t->cap, 1.0f / t->cap);
+            if (cut)
                 x = vec_within(x, first + i * 16, lo, hi, ATTN_MASKED);
+            if (cut || t->cap != 0)
                 _mm512_storeu_ps(row + i * 16, x);
-            }
             max = _mm512_max_ps(max, x);
         }
         float high = _mm512_reduce_max_ps(max);
@@ -308,6 +310,11 @@ static void finish(float tl, const float *to, float *out, int dim)
     attn_kernels_avx512.finish(tl, to, out, dim);
 }
 
+static float exp2_one(float x)
+{
+    return attn_kernels_avx512.exp2(x);
+}
+
 const struct attn_kernels attn_kernels_amx = {
     .unit = D_STEP,
     .half_only = true,
@@ -321,4 +328,5 @@ const struct attn_kernels attn_kernels_amx = {
     .sum = sum,
     .merge = merge,
     .finish = finish,
+    .exp2 = exp2_one,
 };

@@ -143,10 +143,12 @@ static void soften(const struct attn_tile *t, const struct attn_block *b)
         VEC max = vec_set(ATTN_MASKED);
         for (int i = i0; i <= i1; i++) {
             VEC x = vec_load(row + i * VW);
-            if (cut) {
+            if (t->cap != 0)
+                x = vec_softcap(x, t->cap, 1.0f / t->cap);
+            if (cut)
                 x = vec_within(x, first + i * VW, t->row_lo[r], t->row_hi[r], ATTN_MASKED);
+            if (cut || t->cap != 0)
                 vec_store(row + i * VW, x);
-            }
             max = vec_max(max, x);
         }
         float high = vec_hmax(max);
@@ -331,6 +333,13 @@ static float sum(const float *l)
     return vec_sum(vec_load(l));
 }
 
+static float exp2_one(float x)
+{
+    float y[VW];
+    vec_store(y, vec_exp2(vec_set(x)));
+    return y[0];
+}
+
 static void merge(float *tm, float *tl, float *to, float m, float l, const float *o, int dim)
 {
     float max = m > *tm ? m : *tm;
@@ -368,4 +377,5 @@ const struct attn_kernels KERNELS = {
     .sum = sum,
     .merge = merge,
     .finish = finish,
+    .exp2 = exp2_one,
 };

@@ -8,6 +8,7 @@
 #include "backend/cpu/rowops.h"
 
 #include <math.h>
+#include <string.h>
 
 enum {
     TOKEN_RUN = 16
@@ -52,33 +53,59 @@ struct post_job {
     const struct attention *l;
     const struct kv_layer *kv;
     const float *rope; /* (n_tokens, n_rot) */
-    float *qkv, *q;    /* (n_tokens, (H + 2K) * D), (n_tokens, H * D) */
+    float *qkv, *q;    /* (n_tokens, width of the projection), (n_tokens, H * D) */
     const struct row_kernels *kernels;
     int run; /* tokens of a piece */
 };
+
+/* Norm and rotation of n heads of D side by side; to may be from. */
+static void finish_heads(const struct post_job *j, const struct norm *norm, const float *rope,
+                         float *from, int n, int D, float *to)
+{
+    static const struct norm none = {NORM_NONE, NULL, NULL, 0};
+    const struct attention *l = j->l;
+    int n_rot = rope ? l->rope->n_rot : 0;
+    if (l->norm_whole && norm->kind != NORM_NONE) {
+        j->kernels->add_norm(from, NULL, norm->gain, from, n * D, norm->eps);
+        norm = &none;
+    }
+    for (int h = 0; h < n; h++)
+        j->kernels->head(from + (size_t)h * (size_t)D, norm, rope, n_rot, D,
+                         to + (size_t)h * (size_t)D);
+}
 
 static void post_token(const struct post_job *j, int t)
 {
     const struct bounds *s = j->s;
     const struct attention *l = j->l;
-    const struct row_kernels *kn = j->kernels;
     int D = l->k_dim, H = l->n_heads, K = l->n_kv_heads, n_rot = l->rope ? l->rope->n_rot : 0;
+    int width = H + (l->shares_kv ? 0 : l->k_is_v ? K : 2 * K);
     size_t dim = (size_t)D, page_len = (size_t)s->page_len;
     const float *rope = n_rot ? j->rope + (size_t)t * (size_t)n_rot : NULL;
-    float *qkv = j->qkv + (size_t)t * (size_t)(H + 2 * K) * dim;
-    for (int h = 0; h < H; h++)
-        kn->head(qkv + (size_t)h * dim, l->q_norm.gain, l->q_norm.eps, rope, n_rot, D,
-                 j->q + (size_t)(t * H + h) * dim);
+    float *qkv = j->qkv + (size_t)t * (size_t)width * dim;
+    float *q = j->q + (size_t)(t * H) * dim, *key = qkv + (size_t)H * dim;
+    finish_heads(j, &l->q_norm, rope, qkv, H, D, q);
+    if (l->temp_beta != 0) {
+        float warm = 1 + l->temp_beta * (float)log(1.0 + floor((double)j->b->pos[t] / l->temp_len));
+        for (size_t i = 0; i < (size_t)H * dim; i++)
+            q[i] *= warm;
+    }
     int slot = j->b->slot[t];
-    if (slot < 0)
+    if (slot < 0 || l->shares_kv)
         return;
+    float *value = key + (size_t)K * dim;
+    if (l->k_is_v) { /* the queries have been taken out of their place */
+        value = qkv;
+        memcpy(value, key, (size_t)K * dim * sizeof(float));
+    }
+    finish_heads(j, &l->k_norm, rope, key, K, D, key); /* in place: scratch of the mixer */
+    if (l->v_norm.kind != NORM_NONE)
+        finish_heads(j, &l->v_norm, NULL, value, K, D, value);
     size_t page = (size_t)slot / page_len, off = (size_t)slot % page_len;
-    for (int h = 0; h < K; h++) {
-        float *key = qkv + (size_t)(H + h) * dim; /* in place: scratch of the mixer */
-        kn->head(key, l->k_norm.gain, l->k_norm.eps, rope, n_rot, D, key);
+    for (int h = 0; h < K; h++, key += dim, value += dim) {
         size_t tile = (page * (size_t)K + (size_t)h) * page_len * dim;
-        kn->store(s->kv_type, key, D, j->kv->k, tile + off, page_len);
-        kn->store(s->kv_type, qkv + (size_t)(H + K + h) * dim, D, j->kv->v, tile + off * dim, 1);
+        j->kernels->store(s->kv_type, key, D, j->kv->k, tile + off, page_len);
+        j->kernels->store(s->kv_type, value, D, j->kv->v, tile + off * dim, 1);
     }
 }
 

@@ -9,7 +9,10 @@
 #include "base/mem.h"
 #include "sample/sampler.h"
 
+#include <math.h>
 #include <string.h>
+
+enum { CPU_MAX_LAYER_EMBEDS = 4 * GEMM_TILE }; /* a thread's scratch holds them */
 
 static const struct gemm_weight *impl(const struct weight *w)
 {
@@ -48,7 +51,6 @@ static void cpu_copy(struct backend *be, void *dst, const void *src, size_t byte
 static bool cpu_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
                        struct weight *w, struct error *err)
 {
-    CHECK(!src->bias || src->n_expert == 1, "a bias of experts");
     struct cpu_backend *cb = cpu_self(be);
     struct gemm_weight *own = gemm_weight_new(src, !cb->no_repack, cb->pool, err);
     if (!own || (role != WEIGHT_EMBED && !pick_check_weight(&cb->pick, own, err))) {
@@ -75,7 +77,22 @@ static void cpu_release(struct backend *be, struct weight *w)
 static bool cpu_supports(struct backend *be, const struct network *net, struct error *err)
 {
     (void)be;
-    return network_check(net, PART_LAYER_HEADS, "cpu", err);
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mlp *m = &net->layers[i].mlp;
+        if ((m->dense.gate_up && m->dense.act == ACT_PLAIN_GELU) ||
+            (m->router.w && m->experts.act == ACT_PLAIN_GELU))
+            return network_refuse(err, i, "an mlp without a gate is", "cpu");
+        if (m->router.n_groups > MOE_MAX_GROUPS)
+            return network_refuse(err, i, "more than 256 groups of experts are", "cpu");
+    }
+    if (net->embed.layers.width > CPU_MAX_LAYER_EMBEDS / net->n_layers)
+        return network_refuse(err, -1, "more than 65536 values of layer embeddings are", "cpu");
+    return network_check(net,
+                         PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED |
+                             PART_SINKS | PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE |
+                             PART_SHARED_KV | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH |
+                             PART_EXPERT_BIAS,
+                         "cpu", err);
 }
 
 /* Scratch. Everything is freed by clear(), so a second prepare() starts from nothing. */
@@ -109,6 +126,27 @@ static float *rows_of(struct cpu_backend *cb, int rows, int width, const char *w
                       struct error *err)
 {
     return block(cb, ((size_t)rows * (size_t)width + 1) * sizeof(float), what, err);
+}
+
+/* Scratch of parts that few networks have. */
+static bool prepare_parts(struct cpu_backend *cb, const struct network *net, int T,
+                          struct error *err)
+{
+    int E = net->n_embd, P = net->embed.layers.width;
+    bool both = false, own_in = false, own_router = false;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mlp *m = &net->layers[i].mlp;
+        both |= m->router.w && m->dense.gate_up;
+        own_in |= m->experts_in.kind != NORM_NONE;
+        own_router |= m->router.norm.kind != NORM_NONE;
+    }
+    return (!own_in || (cb->n2 = rows_of(cb, T, E, "inputs of experts", err))) &&
+           (!own_router || (cb->n3 = rows_of(cb, T, E, "inputs of routers", err))) &&
+           (!both || ((cb->dense = rows_of(cb, T, E, "dense outputs", err)) &&
+                      (cb->gate = rows_of(cb, T, 1, "gates", err)))) &&
+           (!P ||
+            ((cb->layer_embeds = rows_of(cb, T, P * net->n_layers, "layer embeddings", err)) &&
+             (cb->layer_gate = rows_of(cb, T, P, "layer embeddings", err))));
 }
 
 static bool cpu_prepare(struct backend *be, const struct network *net, const struct bounds *s,
@@ -145,7 +183,8 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
            (cb->a = rows_of(cb, T, heads, "attention outputs", err)) &&
            (cb->a_out = rows_of(cb, s->max_out, heads, "output rows", err)) &&
            (cb->logits = rows_of(cb, s->max_out, net->n_vocab, "logits", err)) &&
-           (cb->attn_scratch = block(cb, attn, "attention scratch", err)) && gemm_init(cb, err);
+           (cb->attn_scratch = block(cb, attn, "attention scratch", err)) &&
+           prepare_parts(cb, net, T, err) && gemm_init(cb, err);
 }
 
 static void cpu_close(struct backend *be)
@@ -211,6 +250,7 @@ struct embed_job {
     const struct gemm_weight *w;
     const int32_t *tokens;
     int n;
+    float scale; /* 0 = 1 */
     float *x;
 };
 
@@ -218,8 +258,45 @@ static void embed_rows(void *arg, int ith, int first, int last)
 {
     (void)ith;
     const struct embed_job *j = arg;
-    for (int t = first; t < last; t++)
-        gemm_weight_row(j->w, j->tokens[t], j->x + (size_t)t * (size_t)j->w->n_in);
+    for (int t = first; t < last; t++) {
+        float *x = j->x + (size_t)t * (size_t)j->w->n_in;
+        gemm_weight_row(j->w, j->tokens[t], x);
+        for (int i = 0; j->scale != 0 && i < j->w->n_in; i++)
+            x[i] *= j->scale;
+    }
+}
+
+/* The values that layers add later: project (n_tokens, n_layers * P) is there. */
+struct layers_job {
+    const struct cpu_backend *cb;
+    const struct embed_layers *e;
+};
+
+static void layers_rows(void *arg, int ith, int first, int last)
+{
+    const struct layers_job *j = arg;
+    const struct cpu_backend *cb = j->cb;
+    const struct embed_layers *e = j->e;
+    int n = e->width * cb->net->n_layers;
+    float *row = gemm_tile(cb, ith, 0);
+    for (int t = first; t < last; t++) {
+        float *to = cb->layer_embeds + (size_t)t * (size_t)n;
+        for (int i = 0; i < n; i++)
+            to[i] *= e->project_scale;
+        cpu_norm_alone(&e->norm, to, cb->net->n_layers, e->width, cb->isa);
+        gemm_weight_row(impl(e->table), cb->batch.tokens[t], row);
+        for (int i = 0; i < n; i++)
+            to[i] = (to[i] + e->table_scale * row[i]) * e->scale;
+    }
+}
+
+static void embed_layers(struct cpu_backend *cb, const struct embed_layers *e)
+{
+    struct layers_job j = {cb, e};
+    if (!e->width)
+        return;
+    gemm_linear(cb, impl(e->project), cb->stream.x, cb->layer_embeds, cb->stream.rows);
+    pool_each(cb->pool, cb->stream.rows, POOL_EVEN, layers_rows, &j);
 }
 
 static void cpu_embed(struct backend *be, const struct embed *e)
@@ -230,20 +307,46 @@ static void cpu_embed(struct backend *be, const struct embed *e)
     x->x = x->all;
     x->rows = cb->batch.n_tokens;
     x->pending = x->narrow = false;
-    struct embed_job j = {impl(e->tokens), cb->batch.tokens, cb->batch.n_tokens, x->x};
+    struct embed_job j = {impl(e->tokens), cb->batch.tokens, cb->batch.n_tokens, e->scale, x->x};
     if (pick_alone(SMALL_EMBED, (size_t)j.n))
         embed_rows(&j, 0, 0, j.n);
     else
         pool_each(cb->pool, j.n, POOL_EVEN, embed_rows, &j);
+    embed_layers(cb, &e->layers);
     cpu_stage_end(cb, STAGE_EMBED);
 }
 
 /* Adds what the last block gave, where no norm does it on the way. */
-static void settle(struct cpu_stream *x, int width)
+static void settle(struct cpu_backend *cb)
 {
-    for (size_t i = 0; x->pending && i < (size_t)x->rows * (size_t)width; i++)
-        x->x[i] += x->d[i];
+    struct cpu_stream *x = &cb->stream;
+    if (x->pending)
+        cpu_add_scale(x->x, x->d, 1, x->rows, cb->net->n_embd, cb->pool);
     x->pending = false;
+}
+
+/* norm(from) in `to` (rows of the stream, E), which may be from. */
+static void norm_rows(struct cpu_backend *cb, const struct norm *norm, float *from, float *to)
+{
+    if (norm->kind != NORM_NONE)
+        cpu_add_norm(from, NULL, norm->gain, to, cb->stream.rows, cb->net->n_embd, norm->eps,
+                     cb->pool, cb->isa);
+}
+
+/* d holds what the block gives: it is normed, scaled and waits to be added. */
+static void finish_block(struct cpu_backend *cb, const struct block *b)
+{
+    struct cpu_stream *x = &cb->stream;
+    cpu_stage_begin(cb);
+    norm_rows(cb, &b->out, x->d, x->d);
+    if (b->scale != 0 && b->scale != 1)
+        cpu_add_scale(x->d, NULL, b->scale, x->rows, cb->net->n_embd, cb->pool);
+    x->pending = true;
+    if (b->sum.kind != NORM_NONE) {
+        settle(cb);
+        norm_rows(cb, &b->sum, x->x, x->x);
+    }
+    cpu_stage_end(cb, STAGE_NORM);
 }
 
 /* The rows a block reads: (rows, E) */
@@ -253,7 +356,7 @@ static const float *norm_stream(struct cpu_backend *cb, const struct norm *norm)
     int E = cb->net->n_embd;
     cpu_stage_begin(cb);
     if (norm->kind == NORM_NONE)
-        settle(x, E);
+        settle(cb);
     else
         cpu_add_norm(x->x, x->pending ? x->d : NULL, norm->gain, cb->n, x->rows, E, norm->eps,
                      cb->pool, cb->isa);
@@ -269,7 +372,7 @@ static void narrow(struct cpu_backend *cb)
     const struct batch *b = &cb->batch;
     if (x->narrow)
         return;
-    settle(x, cb->net->n_embd);
+    settle(cb);
     cpu_gather(x->x, b->out_rows, b->n_out, cb->net->n_embd, x->out, cb->pool);
     x->x = x->out;
     x->rows = b->n_out;
@@ -289,7 +392,7 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     struct cpu_backend *cb = cpu_self(be);
     const struct attention *l = &m->attention;
     const struct batch *b = &cb->batch;
-    const struct kv_layer *kv = &b->kv[layer];
+    const struct kv_layer *kv = &b->kv[l->shares_kv ? l->kv_layer : layer];
     const float *n = norm_stream(cb, &m->block.in), *a = cb->a;
     cpu_stage_begin(cb);
     gemm_linear(cb, impl(l->wqkv), n, cb->qkv, b->n_tokens);
@@ -305,23 +408,122 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
         a = cb->a_out;
     }
     linear(cb, l->wo, a, cb->stream.d, cb->stream.rows, STAGE_OUTPUT);
-    cb->stream.pending = true;
+    finish_block(cb, &m->block);
+}
+
+static void dense_gate(struct cpu_backend *cb, const struct weight *w, const float *n, float *y,
+                       int rows)
+{
+    gemm_linear(cb, impl(w), n, cb->gate, rows);
+    for (int t = 0; t < rows; t++)
+        cpu_add_scale(y + (size_t)t * (size_t)cb->net->n_embd, NULL,
+                      1.0f / (1.0f + expf(-cb->gate[t])), 1, cb->net->n_embd, cb->pool);
+}
+
+/* Experts, with a dense mlp beside them where there is one: into d. */
+static void experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
+{
+    struct cpu_stream *x = &cb->stream;
+    const float *asked = n, *in = n;
+    cpu_stage_begin(cb);
+    if (m->experts_in.kind != NORM_NONE) {
+        norm_rows(cb, &m->experts_in, x->x, cb->n2);
+        asked = in = cb->n2;
+    }
+    if (m->router.norm.kind != NORM_NONE) {
+        norm_rows(cb, &m->router.norm, x->x, cb->n3);
+        asked = cb->n3;
+    }
+    cpu_stage_end(cb, STAGE_NORM);
+    moe_run(cb, m, asked, in, x->d, x->rows); /* keeps its own times */
+    norm_rows(cb, &m->experts_out, x->d, x->d);
+    if (!m->dense.gate_up)
+        return;
+    cpu_stage_begin(cb);
+    gemm_ffn(cb, &m->dense, n, cb->dense, x->rows);
+    if (m->dense_gate)
+        dense_gate(cb, m->dense_gate, n, cb->dense, x->rows);
+    norm_rows(cb, &m->dense_out, cb->dense, cb->dense);
+    cpu_add_scale(x->d, cb->dense, 1, x->rows, cb->net->n_embd, cb->pool);
+    cpu_stage_end(cb, STAGE_FFN);
+}
+
+struct gate_job {
+    const struct cpu_backend *cb;
+    const struct ffn act;
+    int layer, width;
+};
+
+/* gate = act(gate) * e, of each row */
+static void gate_rows(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct gate_job *j = arg;
+    const struct cpu_backend *cb = j->cb;
+    size_t P = (size_t)j->width, all = P * (size_t)cb->net->n_layers;
+    for (int i = first; i < last; i++) {
+        size_t row = cb->stream.narrow ? (size_t)cb->batch.out_rows[i] : (size_t)i;
+        gemm_activate(cb, &j->act, cb->layer_gate + (size_t)i * P,
+                      cb->layer_embeds + row * all + (size_t)j->layer * P, j->width);
+    }
+}
+
+/* The layer's part of the embedding: into d, once the mlp is added. */
+static void layer_embed(struct cpu_backend *cb, const struct layer_embed *l, int layer)
+{
+    struct cpu_stream *x = &cb->stream;
+    struct gate_job j = {cb, {.act = l->act}, layer, l->gate->n_out};
+    cpu_stage_begin(cb);
+    settle(cb);
+    gemm_linear(cb, impl(l->gate), x->x, cb->layer_gate, x->rows);
+    pool_each(cb->pool, x->rows, POOL_EVEN, gate_rows, &j);
+    gemm_linear(cb, impl(l->project), cb->layer_gate, x->d, x->rows);
+    norm_rows(cb, &l->norm, x->d, x->d);
+    x->pending = true;
+    cpu_stage_end(cb, STAGE_FFN);
 }
 
 static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
 {
-    (void)layer;
     struct cpu_backend *cb = cpu_self(be);
     struct cpu_stream *x = &cb->stream;
     const float *n = norm_stream(cb, &m->block.in);
     if (m->router.w) {
-        moe_run(cb, m, n, x->d, x->rows); /* keeps its own times */
+        experts(cb, m, n);
     } else {
         cpu_stage_begin(cb);
-        gemm_ffn(cb, impl(m->dense.gate_up), impl(m->dense.down), n, x->d, x->rows);
+        gemm_ffn(cb, &m->dense, n, x->d, x->rows);
+        norm_rows(cb, &m->dense_out, x->d, x->d);
         cpu_stage_end(cb, STAGE_FFN);
     }
-    x->pending = true;
+    finish_block(cb, &m->block);
+    if (m->embed.gate)
+        layer_embed(cb, &m->embed, layer);
+    if (m->stream_scale != 0 && m->stream_scale != 1) {
+        cpu_stage_begin(cb);
+        cpu_add_scale(x->x, x->pending ? x->d : NULL, m->stream_scale, x->rows, cb->net->n_embd,
+                      cb->pool);
+        x->pending = false;
+        cpu_stage_end(cb, STAGE_NORM);
+    }
+}
+
+struct cap_job {
+    const struct head *h;
+    float *l; /* (rows, width) */
+    int width;
+};
+
+static void cap_rows(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct cap_job *j = arg;
+    size_t at = (size_t)first * (size_t)j->width, end = (size_t)last * (size_t)j->width;
+    float scale = j->h->scale == 0 ? 1 : j->h->scale, cap = j->h->softcap;
+    for (; at < end; at++) {
+        float l = j->l[at] * scale;
+        j->l[at] = cap != 0 ? cap * tanhf(l / cap) : l;
+    }
 }
 
 static void cpu_head(struct backend *be, const struct head *h)
@@ -330,6 +532,16 @@ static void cpu_head(struct backend *be, const struct head *h)
     narrow(cb);
     const float *n = norm_stream(cb, &h->norm);
     linear(cb, h->w, n, cb->logits, cb->stream.rows, STAGE_HEAD);
+    if (h->softcap != 0 || (h->scale != 0 && h->scale != 1)) {
+        /* pieces of a row, so that one token spreads */
+        struct cap_job j = {h, cb->logits, 64};
+        size_t n_logits = (size_t)cb->stream.rows * (size_t)h->w->n_out;
+        cpu_stage_begin(cb);
+        pool_each(cb->pool, (int)(n_logits / 64), POOL_EVEN, cap_rows, &j);
+        j = (struct cap_job){h, cb->logits + n_logits / 64 * 64, (int)(n_logits % 64)};
+        cap_rows(&j, 0, 0, 1);
+        cpu_stage_end(cb, STAGE_HEAD);
+    }
 }
 
 static void cpu_logits(struct backend *be, int row, float *host)
@@ -353,7 +565,7 @@ static void cpu_stream_put(struct backend *be, const float *host, int rows)
 static void cpu_stream_get(struct backend *be, float *host, int rows)
 {
     struct cpu_backend *cb = cpu_self(be);
-    settle(&cb->stream, cb->net->n_embd);
+    settle(cb);
     memcpy(host, cb->stream.x, (size_t)rows * (size_t)cb->net->n_embd * sizeof(float));
 }
 

@@ -43,6 +43,11 @@ struct cpu_backend {
     int n_ropes;
     float **rope;        /* (n_ropes) -> (max_tokens, n_rot): this step's angles */
     float *n;            /* (max_tokens, E) normed rows */
+    float *n2, *n3;      /* the same, as experts and routers read them where they have own norms */
+    float *dense;        /* (max_tokens, E) of a dense mlp beside experts */
+    float *gate;         /* (max_tokens) its gate */
+    float *layer_embeds; /* (max_tokens, n_layers, P), and one layer's: */
+    float *layer_gate;   /* (max_tokens, P) */
     float *qkv;          /* (max_tokens, widest wqkv) projections before norm and RoPE */
     float *q, *a;        /* (max_tokens, widest H*D) queries, and what heads give */
     float *a_out;        /* (max_out, widest H*D) out rows of a */

@@ -62,8 +62,9 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
 #endif
     const struct bounds *s = &cb->bounds;
     const struct network_max *max = &cb->max;
-    int n_embd = cb->net->n_embd, widest = n_embd, dims[] = {max->n_ff, max->n_ff_exp, max->heads};
-    for (int i = 0; i < 3; i++)
+    int n_embd = cb->net->n_embd, widest = n_embd;
+    int dims[] = {max->n_ff, max->n_ff_exp, max->heads, cb->net->embed.layers.width};
+    for (int i = 0; i < 4; i++)
         widest = dims[i] > widest ? dims[i] : widest;
     struct gemm *m = mem_aligned(sizeof *m);
     if (!m)
@@ -159,6 +160,7 @@ void gemm_block(const struct cpu_backend *cb, int ith, const struct gemm_weight 
                 int r1, const struct gemm_x *x, const int32_t *rows, int n, float *y, size_t stride)
 {
     CHECK(!x->h || !rows, "halves are in the order they are used in");
+    const float *bias = w->bias ? w->bias + (size_t)e * (size_t)w->n_out : NULL;
     for (int i = 0; i < w->n_seg; i++) {
         const struct gemm_seg *seg = &w->seg[i];
         int a = r0 > seg->first_row ? r0 : seg->first_row;
@@ -175,7 +177,7 @@ void gemm_block(const struct cpu_backend *cb, int ith, const struct gemm_weight 
                               .n = n,
                               .y = y + (a - r0),
                               .stride = stride,
-                              .bias = w->bias ? w->bias + a : NULL,
+                              .bias = bias ? bias + a : NULL,
                               .scratch = kernel_scratch(cb, ith)};
         void (*gemm)(const struct gemm_call *c) =
             pick_gemm_for(&cb->pick, w, seg, n, x->h != NULL)->gemm;
@@ -183,9 +185,9 @@ void gemm_block(const struct cpu_backend *cb, int ith, const struct gemm_weight 
             gemm(&c);
         } else {
             call_offset(cb, ith, &c, gemm);
-            for (int t = 0; w->bias && t < n; t++)
+            for (int t = 0; bias && t < n; t++)
                 for (int j = 0; j < b - a; j++)
-                    y[(size_t)t * stride + (size_t)(a - r0 + j)] += w->bias[a + j];
+                    y[(size_t)t * stride + (size_t)(a - r0 + j)] += bias[a + j];
         }
     }
 }
@@ -351,10 +353,20 @@ void gemm_linear(struct cpu_backend *cb, const struct gemm_weight *w, const floa
 
 /* ffn: units of hidden dimensions, gate and up together; then the down projection. */
 
-void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct gemm_weight *gate_up,
-                    const struct gemm_weight *down, const struct gemm_x *hidden, int e, int h0,
-                    int h1, const struct gemm_x *x, const int32_t *rows, int n, int slot)
+void gemm_activate(const struct cpu_backend *cb, const struct ffn *f, float *g, const float *u,
+                   int n)
 {
+    if (cb->isa >= ISA_AVX512)
+        input_glu_avx512(f, g, u, n);
+    else
+        input_glu_avx2(f, g, u, n);
+}
+
+void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct ffn *f,
+                    const struct gemm_x *hidden, int e, int h0, int h1, const struct gemm_x *x,
+                    const int32_t *rows, int n, int slot)
+{
+    const struct gemm_weight *gate_up = f->gate_up->impl, *down = f->down->impl;
     int n_ff = gate_up->n_out / 2, width = h1 - h0;
     float *g = gemm_tile(cb, ith, 0), *u = gemm_tile(cb, ith, 1);
     gemm_block(cb, ith, gate_up, e, h0, h1, x, rows, n, g, (size_t)width);
@@ -363,10 +375,7 @@ void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct gemm_wei
     for (int i = 0; i < n; i++) {
         float *out = g + (size_t)i * (size_t)width;
         const float *up = u + (size_t)i * (size_t)width;
-        if (cb->isa >= ISA_AVX512)
-            input_glu_avx512(out, up, width);
-        else
-            input_glu_avx2(out, up, width);
+        gemm_activate(cb, f, out, up, width);
         if (hidden->h)
             input_halves_amx(
                 out, width,
@@ -381,7 +390,8 @@ void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct gemm_wei
 
 struct ffn_job {
     struct cpu_backend *cb;
-    const struct gemm_weight *gate_up, *down;
+    const struct ffn *f;
+    const struct gemm_weight *gate_up, *down; /* of f */
     struct gemm_source in;
     struct gemm_x hidden;
     float *y;
@@ -418,8 +428,8 @@ static void ffn_glu(void *arg, int ith, int first, int last)
         struct gemm_x part = gemm_x_at(*x, t);
         int n = j->rows - t < most ? j->rows - t : most;
         for (int h0 = first * GEMM_UNIT; h0 < end; h0 += step)
-            gemm_glu_block(j->cb, ith, j->gate_up, j->down, &j->hidden, 0, h0,
-                           h0 + step < end ? h0 + step : end, &part, NULL, n, t);
+            gemm_glu_block(j->cb, ith, j->f, &j->hidden, 0, h0, h0 + step < end ? h0 + step : end,
+                           &part, NULL, n, t);
     }
 }
 
@@ -435,15 +445,16 @@ static void ffn_down(void *arg, int ith, int first, int last)
     linear_units(j->cb, ith, first, last, j->down, &j->hidden, j->y, j->rows);
 }
 
-void gemm_ffn(struct cpu_backend *cb, const struct gemm_weight *gate_up,
-              const struct gemm_weight *down, const float *x, float *y, int rows)
+void gemm_ffn(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y, int rows)
 {
     static const struct pool_phase phases[] = {
         {ffn_input, ffn_convert}, {ffn_hidden, ffn_glu}, {ffn_output, ffn_down}};
     if (rows == 0)
         return;
+    const struct gemm_weight *gate_up = f->gate_up->impl, *down = f->down->impl;
     gemm_start(cb->gemm);
     struct ffn_job j = {.cb = cb,
+                        .f = f,
                         .gate_up = gate_up,
                         .down = down,
                         .in = gemm_source(cb, gate_up, x, rows, gemm_halves(cb, gate_up, rows)),

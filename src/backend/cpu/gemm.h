@@ -40,7 +40,7 @@ struct gemm_weight {
     bool wants_q, wants_x;  /* packed segments read quantised input, the others floats */
     bool wants_fine;        /* and some the fine part of it */
     struct raw_weight *raw; /* view or copy, for segments that are not packed; NULL if none */
-    float *bias;            /* (n_out) or NULL */
+    float *bias;            /* (n_expert, n_out) or NULL */
     uint8_t *mem;           /* (mem_bytes) packed panels of all segments, then perms */
     size_t mem_bytes;
 };
@@ -67,6 +67,8 @@ struct gemm_call {
     const float *bias; /* (n_rows) or NULL */
     void *scratch;     /* this thread's, gemm_scratch_bytes */
 };
+
+enum { MOE_MAX_GROUPS = 256 };
 
 struct moe_state;
 struct cpu_backend;
@@ -95,16 +97,19 @@ void gemm_weight_row(const struct gemm_weight *w, int row, float *dst); /* exper
 bool gemm_init(struct cpu_backend *cb, struct error *err);
 void gemm_clear(struct cpu_backend *cb);
 
-/* y[i*stride + j] = x[rows[i]] . W_e[r0 + j] + bias[r0 + j], i < n, j < r1 - r0. n <= gemm_most(x);
+/* y[i*stride + j] = x[rows[i]] . W_e[r0 + j] + bias_e[r0 + j], i < n, j < r1 - r0. n <= gemm_most(x);
  * rows is NULL with halves. Runs on the calling thread, number ith of the team. */
 void gemm_block(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e, int r0,
                 int r1, const struct gemm_x *x, const int32_t *rows, int n, float *y,
                 size_t stride);
-/* hidden[slot + i][h0..h1) = silu(gate) * up of input rows rows[i] (NULL: i), in the forms of
- * `hidden`, which `down` reads; h0 a multiple of GEMM_UNIT; n * (h1 - h0) <= GEMM_TILE */
-void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct gemm_weight *gate_up,
-                    const struct gemm_weight *down, const struct gemm_x *hidden, int e, int h0,
-                    int h1, const struct gemm_x *x, const int32_t *rows, int n, int slot);
+/* hidden[slot + i][h0..h1) = act(gate, up) of input rows rows[i] (NULL: i), in the forms of
+ * `hidden`, which f's down reads; h0 a multiple of GEMM_UNIT; n * (h1 - h0) <= GEMM_TILE */
+void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct ffn *f,
+                    const struct gemm_x *hidden, int e, int h0, int h1, const struct gemm_x *x,
+                    const int32_t *rows, int n, int slot);
+/* g[i] = act(g[i], u[i]) of layer.h, i < n. */
+void gemm_activate(const struct cpu_backend *cb, const struct ffn *f, float *g, const float *u,
+                   int n);
 /* Whether w is best multiplied as bf16 where each of its rows meets `load` input rows. */
 bool gemm_halves(const struct cpu_backend *cb, const struct gemm_weight *w, int load);
 /* Input rows one call of gemm_block may take. */
@@ -149,12 +154,12 @@ static inline enum pool_cut gemm_cut(const struct cpu_backend *cb, const struct 
 void gemm_start(struct gemm *m); /* of an op: a new stamp */
 void gemm_linear(struct cpu_backend *cb, const struct gemm_weight *w, const float *x, float *y,
                  int rows);
-void gemm_ffn(struct cpu_backend *cb, const struct gemm_weight *gate_up,
-              const struct gemm_weight *down, const float *x, float *y, int rows);
+void gemm_ffn(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y, int rows);
 
 bool moe_init(struct cpu_backend *cb, struct error *err);
 void moe_clear(struct cpu_backend *cb);
-/* The experts of l, chosen by its router from rows of x, and added up. */
-void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *x, float *y, int rows);
+/* The experts of l, chosen by its router from rows of `asked`, applied to rows of x, and added up. */
+void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *asked, const float *x,
+             float *y, int rows);
 
 #endif

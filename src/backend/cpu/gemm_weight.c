@@ -155,8 +155,9 @@ struct gemm_weight *gemm_weight_new(const struct raw_weight *src, bool repack, s
         return NULL;
     }
     if (src->bias) {
-        w->bias = mem_zalloc((size_t)src->n_out, sizeof(float));
-        memcpy(w->bias, src->bias, (size_t)src->n_out * sizeof(float));
+        size_t n = (size_t)src->n_expert * (size_t)src->n_out;
+        w->bias = mem_zalloc(n, sizeof(float));
+        memcpy(w->bias, src->bias, n * sizeof(float));
     }
     return w;
 }

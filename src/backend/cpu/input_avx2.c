@@ -47,7 +47,6 @@ static inline void fine32(const float *x, float inv, int8_t *q, int32_t sum[2])
     store_codes(n, q, sum);
 }
 
-#define vec_div(a, b) _mm256_div_ps(a, b)
 #include "backend/cpu/input_kernel.h"
 
 void input_quantize_avx2(const float *x, int n_in, int first, int len, bool fine, uint8_t *record)
@@ -55,7 +54,7 @@ void input_quantize_avx2(const float *x, int n_in, int first, int len, bool fine
     quantize(x, n_in, first, len, fine, record);
 }
 
-void input_glu_avx2(float *g, const float *u, int n)
+void input_glu_avx2(const struct ffn *f, float *g, const float *u, int n)
 {
-    glu(g, u, n);
+    glu(f, g, u, n);
 }

@@ -1,9 +1,10 @@
 /*
- * Quantising input rows into the records of panel.h, and SiLU, included once per instruction set with
- * these defined: max32, the largest magnitude of 32 values; codes32, which rounds 32 values times inv
- * to codes and gives the sums of both halves; fine32, the same for what rounding lost; and vec_div.
+ * Quantising input rows into the records of panel.h, and activations, included once per instruction
+ * set with these defined: max32, the largest magnitude of 32 values; codes32, which rounds 32 values
+ * times inv to codes and gives the sums of both halves; fine32, the same for what rounding lost.
  */
 #include "backend/cpu/panel.h"
+#include "backend/layer.h"
 #include "backend/cpu/vec.h"
 
 #include <math.h>
@@ -38,25 +39,57 @@ static inline void quantize(const float *x, int n_in, int first, int len, bool f
     }
 }
 
-/* g / (1 + e^-g) * u */
-static inline VEC glu_vec(VEC g, VEC u)
+/* x / (1 + e^-(y ln 2)) */
+INLINE VEC gate_vec(VEC x, VEC y)
 {
-    VEC y = vec_max(vec_set(-126.0f), vec_mul(g, vec_set(0x1.715476p+0f))); /* NaN stays */
-    VEC e = vec_exp2(vec_sub(vec_set(0.0f), y));
-    return vec_mul(vec_div(g, vec_add(vec_set(1.0f), e)), u);
+    y = vec_max(vec_set(-126.0f), y); /* NaN stays */
+    return vec_div(x, vec_add(vec_set(1.0f), vec_exp2(vec_sub(vec_set(0.0f), y))));
 }
 
-static inline void glu(float *g, const float *u, int n)
+/* act(g, u) of layer.h; kind is a constant where this is inlined. GELU by tanh is a sigmoid too:
+ * (1 + tanh z) / 2 = 1 / (1 + e^-2z). */
+INLINE VEC glu_vec(enum activation kind, const struct ffn *f, VEC g, VEC u)
+{
+    const float log2_e = 0x1.715476p+0f;
+    if (kind == ACT_SWIGLU_CLAMP) {
+        VEC limit = vec_set(f->limit);
+        g = vec_min(g, limit);
+        u = vec_max(vec_min(u, limit), vec_set(-f->limit));
+        return vec_mul(gate_vec(g, vec_mul(g, vec_set(log2_e * f->alpha))),
+                       vec_add(u, vec_set(1.0f)));
+    }
+    if (kind == ACT_GELU_TANH) {
+        VEC cube = vec_mul(vec_mul(g, g), g);
+        VEC z = vec_fma(cube, vec_set(0.044715f), g);
+        return vec_mul(gate_vec(g, vec_mul(z, vec_set(2 * 0.7978845608f * log2_e))), u);
+    }
+    return vec_mul(gate_vec(g, vec_mul(g, vec_set(log2_e))), u);
+}
+
+INLINE void glu_row(enum activation kind, const struct ffn *f, float *g, const float *u, int n)
 {
     int i = 0;
     for (; i + VW <= n; i += VW)
-        vec_store(g + i, glu_vec(vec_load(g + i), vec_load(u + i)));
+        vec_store(g + i, glu_vec(kind, f, vec_load(g + i), vec_load(u + i)));
     if (i < n) {
         float a[VW] = {0}, b[VW] = {0};
         size_t rest = (size_t)(n - i) * sizeof(float);
         memcpy(a, g + i, rest);
         memcpy(b, u + i, rest);
-        vec_store(a, glu_vec(vec_load(a), vec_load(b)));
+        vec_store(a, glu_vec(kind, f, vec_load(a), vec_load(b)));
         memcpy(g + i, a, rest);
     }
+}
+
+static inline void glu(const struct ffn *f, float *g, const float *u, int n)
+{
+    if (f->act == ACT_SILU)
+        glu_row(ACT_SILU, f, g, u, n);
+    else if (f->act == ACT_GELU_TANH)
+        glu_row(ACT_GELU_TANH, f, g, u, n);
+    else if (f->act == ACT_SWIGLU_CLAMP)
+        glu_row(ACT_SWIGLU_CLAMP, f, g, u, n);
+    else
+        for (int i = 0; i < n; i++)
+            g[i] = 0.5f * g[i] * (1.0f + erff(g[i] * 0.7071067812f)) * u[i];
 }

@@ -13,6 +13,7 @@
 
 struct moe_state {
     float *logits;       /* (max_tokens, n_expert) */
+    float *keys;         /* (max_tokens, n_expert) what the choice is made by */
     int32_t *chosen;     /* (max_tokens, n_used) experts of a token, ascending */
     float *weights;      /* (max_tokens, n_used) */
     int32_t *start;      /* (n_expert + 1) first slot of each expert */
@@ -31,6 +32,7 @@ bool moe_init(struct cpu_backend *cb, struct error *err)
     struct moe_state *m = mem_zalloc(1, sizeof *m);
     size_t tokens = (size_t)cb->bounds.max_tokens, slots = tokens * (size_t)max->n_expert_used;
     m->logits = mem_zalloc(tokens * (size_t)max->n_expert, sizeof(float));
+    m->keys = mem_zalloc(tokens * (size_t)max->n_expert, sizeof(float));
     m->chosen = mem_zalloc(slots, sizeof(int32_t));
     m->weights = mem_zalloc(slots, sizeof(float));
     m->start = mem_zalloc((size_t)max->n_expert + 1, sizeof(int32_t));
@@ -46,8 +48,8 @@ void moe_clear(struct cpu_backend *cb)
     struct moe_state *m = cb->gemm->moe;
     if (!m)
         return;
-    void *owned[] = {m->logits,     m->chosen,      m->weights, m->start,
-                     m->slot_token, m->slot_weight, m->active,  m};
+    void *owned[] = {m->logits,     m->keys,        m->chosen, m->weights, m->start,
+                     m->slot_token, m->slot_weight, m->active, m};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -55,6 +57,7 @@ void moe_clear(struct cpu_backend *cb)
 struct moe_job {
     struct cpu_backend *cb;
     const struct router *rule;
+    const struct ffn *experts;
     int n_expert, used; /* of this layer */
     const struct gemm_weight *router, *gate_up, *down;
     struct gemm_source to_router;
@@ -65,35 +68,89 @@ struct moe_job {
     int64_t routed; /* clock when the experts began, for the profile */
 };
 
-/* Softmax over all experts, the best n_used of them (ties: lower index), in ascending order. */
-static void choose(const struct moe_job *j, float *p, int32_t *chosen, float *weights)
+static int best_of(const float *keys, int n)
 {
-    int n = j->n_expert, used = j->used;
+    int best = 0;
+    for (int e = 1; e < n; e++)
+        if (keys[e] > keys[best])
+            best = e;
+    return best;
+}
+
+/* Experts outside the best groups get a key that nothing is below. A group counts by the sum of its
+ * two largest keys. */
+static void keep_groups(const struct router *r, float *keys, int n)
+{
+    float score[MOE_MAX_GROUPS];
+    int each = n / r->n_groups;
+    for (int g = 0; g < r->n_groups; g++) {
+        float *k = keys + g * each;
+        int first = best_of(k, each);
+        float high = k[first], second = -INFINITY;
+        for (int e = 0; e < each; e++)
+            if (e != first && k[e] > second)
+                second = k[e];
+        score[g] = each > 1 ? high + second : high;
+    }
+    bool kept[MOE_MAX_GROUPS] = {false};
+    for (int i = 0; i < r->n_groups_used; i++) {
+        int best = best_of(score, r->n_groups);
+        kept[best] = true;
+        score[best] = -INFINITY;
+    }
+    for (int e = 0; e < n; e++)
+        if (!kept[e / each])
+            keys[e] = -INFINITY;
+}
+
+/* What the choice is made by, from the router's logits l, which become p of layer.h but for the sum
+ * that divides it: that is returned. */
+static float rate(const struct router *r, float *l, float *keys, int n)
+{
     float max = -INFINITY, total = 0.0f;
+    if (r->kind == ROUTER_SIGMOID)
+        for (int e = 0; e < n; e++)
+            l[e] = 1.0f / (1.0f + expf(-l[e]));
     for (int e = 0; e < n; e++)
-        max = p[e] > max ? p[e] : max;
-    for (int e = 0; e < n; e++)
-        total += p[e] = expf(p[e] - max);
+        max = l[e] > max ? l[e] : max;
+    for (int e = 0; r->kind == ROUTER_SOFTMAX && e < n; e++)
+        total += l[e] = expf(l[e] - max);
+    for (int e = 0; e < n; e++) /* a bias is one of p itself */
+        keys[e] = r->choice_bias ? (total > 0 ? l[e] / total : l[e]) + r->choice_bias[e] : l[e];
+    if (r->n_groups > 1)
+        keep_groups(r, keys, n);
+    return total > 0 ? total : 1;
+}
+
+/* The best n_used experts of a token (ties: lower index), in ascending order, and their weights. */
+static void choose(const struct moe_job *j, float *p, float *keys, int32_t *chosen, float *weights)
+{
+    const struct router *r = j->rule;
+    int n = j->n_expert, used = j->used;
+    float total = rate(r, p, keys, n), kept = 0.0f, top = -INFINITY;
     for (int k = 0; k < used; k++) {
-        int best = 0;
-        for (int e = 1; e < n; e++)
-            if (p[e] > p[best])
-                best = e;
-        /* Insert in ascending order of expert; a taken one can not be the best again. */
-        int at = k;
+        int best = best_of(keys, n), at = k;
+        /* A taken one can not be the best again, unless nothing else is left. */
         for (; at > 0 && chosen[at - 1] > best; at--) {
             chosen[at] = chosen[at - 1];
             weights[at] = weights[at - 1];
         }
         chosen[at] = best;
         weights[at] = p[best];
-        p[best] = -1.0f;
+        top = p[best] > top ? p[best] : top;
+        keys[best] = -INFINITY;
     }
-    float kept = 0.0f, scale = j->rule->scale == 0 ? 1.0f : j->rule->scale;
+    for (int k = 0; r->kind == ROUTER_SOFTMAX_TOP && k < used; k++)
+        weights[k] = expf(weights[k] - top);
     for (int k = 0; k < used; k++)
         kept += weights[k];
-    for (int k = 0; k < used; k++)
-        weights[k] = weights[k] / (j->rule->renorm ? kept : total) * scale;
+    float scale = r->scale == 0 ? 1.0f : r->scale;
+    bool renorm = r->renorm || r->kind == ROUTER_SOFTMAX_TOP;
+    for (int k = 0; k < used; k++) {
+        weights[k] = weights[k] / (renorm ? kept : total) * scale;
+        if (r->expert_scale)
+            weights[k] *= r->expert_scale[chosen[k]];
+    }
 }
 
 /* Counting sort of (token, expert) pairs by expert; tokens stay in order within one. */
@@ -177,7 +234,8 @@ static void choice_make(void *arg, int ith, int first, int last)
     const struct moe_state *m = j->cb->gemm->moe;
     for (int t = first; t < last && t < j->rows; t++)
         choose(j, m->logits + (size_t)t * (size_t)j->n_expert,
-               m->chosen + (size_t)t * (size_t)j->used, m->weights + (size_t)t * (size_t)j->used);
+               m->keys + (size_t)t * (size_t)j->n_expert, m->chosen + (size_t)t * (size_t)j->used,
+               m->weights + (size_t)t * (size_t)j->used);
     first = first > j->rows ? first - j->rows : 0;
     if (first < last - j->rows)
         gemm_convert(j->cb, &j->in, first, last - j->rows);
@@ -245,7 +303,7 @@ static void glu_range(const struct moe_job *j, int ith, int e, int h0, int end)
     for (int s = s0; s < s1; s += most) {
         struct gemm_x slots = gemm_x_at(*x, s);
         for (int h = h0; h < end; h += step)
-            gemm_glu_block(j->cb, ith, j->gate_up, j->down, &j->hidden, e, h,
+            gemm_glu_block(j->cb, ith, j->experts, &j->hidden, e, h,
                            h + step < end ? h + step : end, x->h ? &slots : x,
                            x->h ? NULL : m->slot_token + s, s1 - s < most ? s1 - s : most, s);
     }
@@ -292,7 +350,8 @@ static void expert_down(void *arg, int ith, int first, int last)
     down_range(j, ith, first * GEMM_UNIT, last * GEMM_UNIT < n_out ? last * GEMM_UNIT : n_out);
 }
 
-void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *x, float *y, int rows)
+void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *asked, const float *x,
+             float *y, int rows)
 {
     static const struct pool_phase phases[] = {
         {router_input, router_convert}, {router_product, router_multiply},
@@ -307,13 +366,14 @@ void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *x, float 
     gemm_start(cb->gemm);
     struct moe_job j = {.cb = cb,
                         .rule = &l->router,
+                        .experts = &l->experts,
                         .n_expert = router->n_out,
                         .used = used,
                         .router = router,
                         .gate_up = gate_up,
                         .down = down,
                         /* not as halves: the choice hangs on last bits */
-                        .to_router = gemm_source(cb, router, x, rows, false),
+                        .to_router = gemm_source(cb, router, asked, rows, false),
                         .in = gemm_halves(cb, gate_up, load)
                                   ? gemm_source_ordered(cb, gate_up, x, m->slot_token, rows * used)
                                   : gemm_source(cb, gate_up, x, rows, false),

@@ -26,9 +26,10 @@ struct pick;
 void cpu_rope_table(const struct rope *rope, const struct batch *b, float *table,
                     struct pool *pool);
 
-/* After the projection: qkv (n_tokens, H*D + 2*K*D), bias already added -> q (n_tokens, H*D) normed
- * and rotated, k and v appended to kv at b->slot (-1: not stored). q must not overlap qkv, whose k
- * rows are changed. Heads of l have k_dim = v_dim = D; its weights are not read. */
+/* After the projection: qkv (n_tokens, H*D + 2*K*D; without v, or k and v, where l says so), bias
+ * already added -> q (n_tokens, H*D) normed, rotated and warmed, k and v appended to kv at b->slot
+ * (-1: not stored). q must not overlap qkv, which is changed. Heads of l have k_dim = v_dim = D; its
+ * weights are not read. */
 void cpu_attn_post(const struct bounds *s, const struct batch *b, const struct attention *l,
                    const struct kv_layer *kv, const float *rope, float *qkv, float *q,
                    struct pool *pool, enum isa isa);
@@ -40,9 +41,14 @@ void cpu_attention(const struct bounds *s, const struct batch *b, const struct a
                    const struct kv_layer *kv, const float *q, float *a, void *scratch,
                    struct pool *pool, struct pick *pick);
 
-/* x += d (d may be NULL); n = x / sqrt(mean(x^2) + eps) * gain. x, d, n: (rows, width). */
+/* x += d (d may be NULL); n = x / sqrt(mean(x^2) + eps) * gain (NULL: ones). x, d, n: (rows, width);
+ * n may be x. */
 void cpu_add_norm(float *x, const float *d, const float *gain, float *n, int rows, int width,
                   float eps, struct pool *pool, enum isa isa);
+/* x = norm(x), rows of `width` floats each, on the calling thread. */
+void cpu_norm_alone(const struct norm *norm, float *x, int rows, int width, enum isa isa);
+/* x = (x + d) * scale; d may be NULL. x, d: (rows, width). */
+void cpu_add_scale(float *x, const float *d, float scale, int rows, int width, struct pool *pool);
 /* dst[i,:] = src[index[i],:] for i < n, rows of `width` floats. */
 void cpu_gather(const float *src, const int32_t *index, int n, int width, float *dst,
                 struct pool *pool);

@@ -97,9 +97,10 @@ static inline size_t half_stride(int n_in)
 void input_quantize_avx2(const float *x, int n_in, int first, int len, bool fine, uint8_t *record);
 void input_quantize_avx512(const float *x, int n_in, int first, int len, bool fine,
                            uint8_t *record);
-/* g = silu(g) * u; g, u: (n) */
-void input_glu_avx2(float *g, const float *u, int n);
-void input_glu_avx512(float *g, const float *u, int n);
+/* g = act(g, u) of f (layer.h); g, u: (n) */
+struct ffn;
+void input_glu_avx2(const struct ffn *f, float *g, const float *u, int n);
+void input_glu_avx512(const struct ffn *f, float *g, const float *u, int n);
 /* x (n) to bf16 */
 void input_halves_amx(const float *x, int n, uint16_t *out);
 

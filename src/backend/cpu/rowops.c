@@ -38,6 +38,40 @@ void cpu_add_norm(float *x, const float *d, const float *gain, float *n, int row
         pool_each(pool, rows, POOL_EVEN, norm_rows, &j);
 }
 
+void cpu_norm_alone(const struct norm *norm, float *x, int rows, int width, enum isa isa)
+{
+    const struct row_kernels *kn = row_kernels(isa);
+    for (int r = 0; norm->kind != NORM_NONE && r < rows; r++, x += width)
+        kn->add_norm(x, NULL, norm->gain, x, width, norm->eps);
+}
+
+struct scale_job {
+    float *x;       /* (rows, width) */
+    const float *d; /* (rows, width) or NULL */
+    float scale;
+    int width;
+};
+
+static void scale_rows(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct scale_job *j = arg;
+    size_t at = (size_t)first * (size_t)j->width, end = (size_t)last * (size_t)j->width;
+    for (; j->d && at < end; at++)
+        j->x[at] = (j->x[at] + j->d[at]) * j->scale;
+    for (; at < end; at++)
+        j->x[at] *= j->scale;
+}
+
+void cpu_add_scale(float *x, const float *d, float scale, int rows, int width, struct pool *pool)
+{
+    struct scale_job j = {x, d, scale, width};
+    if (rows < 2 || pick_alone(SMALL_NORM, (size_t)rows * (size_t)width))
+        scale_rows(&j, 0, 0, rows);
+    else
+        pool_each(pool, rows, POOL_EVEN, scale_rows, &j);
+}
+
 struct gather_job {
     const float *src;
     const int32_t *index;

@@ -10,11 +10,12 @@
 
 struct row_kernels {
     enum isa isa;
-    /* x += d (or NULL); n = x / sqrt(mean(x^2) + eps) * gain; one row of width floats */
+    /* x += d (or NULL); n = x / sqrt(mean(x^2) + eps) * gain (NULL: ones); one row of width floats;
+     * n may be x */
     void (*add_norm)(float *x, const float *d, const float *gain, float *n, int width, float eps);
-    /* One head: to = rotated(gain ? rmsnorm(from) * gain : from); rope: n_rot/2 cosines, then sines */
-    void (*head)(const float *from, const float *gain, float eps, const float *rope, int n_rot,
-                 int dim, float *to);
+    /* One head: to = rotated(norm(from)); rope: n_rot/2 cosines, then sines */
+    void (*head)(const float *from, const struct norm *norm, const float *rope, int n_rot, int dim,
+                 float *to);
     /* dst[i] = from[i], stored as type, stride elements apart (V: 1, K: page_len) */
     void (*store)(enum dtype type, const float *from, int dim, void *dst, size_t at, size_t stride);
 };

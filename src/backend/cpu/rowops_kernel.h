@@ -37,10 +37,17 @@ INLINE float sum_squares(const float *x, const float *d, float *sum, int width)
     return total;
 }
 
-/* to = from * scale * gain; from and to may be the same */
+/* to = from * scale * gain (NULL: ones); from and to may be the same */
 INLINE void scale_gain(const float *from, float scale, const float *gain, int width, float *to)
 {
     int i = 0;
+    if (!gain) {
+        for (; i + VW <= width; i += VW)
+            vec_store(to + i, vec_mul(vec_load(from + i), vec_set(scale)));
+        for (; i < width; i++)
+            to[i] = from[i] * scale;
+        return;
+    }
     for (; i + VW <= width; i += VW)
         vec_store(to + i, vec_mul(vec_mul(vec_load(from + i), vec_set(scale)), vec_load(gain + i)));
     for (; i < width; i++)
@@ -53,12 +60,13 @@ static void add_norm(float *x, const float *d, const float *gain, float *n, int 
     scale_gain(x, inverse_rms(squares, width, eps), gain, width, n);
 }
 
-static void head(const float *from, const float *gain, float eps, const float *rope, int n_rot,
-                 int dim, float *to)
+static void head(const float *from, const struct norm *norm, const float *rope, int n_rot, int dim,
+                 float *to)
 {
-    if (gain)
-        scale_gain(from, inverse_rms(sum_squares(from, NULL, NULL, dim), dim, eps), gain, dim, to);
-    else
+    if (norm->kind != NORM_NONE)
+        scale_gain(from, inverse_rms(sum_squares(from, NULL, NULL, dim), dim, norm->eps),
+                   norm->gain, dim, to);
+    else if (to != from)
         memcpy(to, from, (size_t)dim * sizeof(float));
     int half = n_rot / 2, i = 0;
     const float *cosine = rope, *sine = rope + half;

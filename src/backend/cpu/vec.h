@@ -79,6 +79,14 @@ INLINE VEC vec_mul(VEC a, VEC b)
 {
     return _mm512_mul_ps(a, b);
 }
+INLINE VEC vec_div(VEC a, VEC b)
+{
+    return _mm512_div_ps(a, b);
+}
+INLINE VEC vec_min(VEC a, VEC b)
+{
+    return _mm512_min_ps(a, b);
+}
 INLINE VEC vec_fma(VEC a, VEC b, VEC c) /* a * b + c */
 {
     return _mm512_fmadd_ps(a, b, c);
@@ -170,6 +178,14 @@ INLINE VEC vec_mul(VEC a, VEC b)
 {
     return _mm256_mul_ps(a, b);
 }
+INLINE VEC vec_div(VEC a, VEC b)
+{
+    return _mm256_div_ps(a, b);
+}
+INLINE VEC vec_min(VEC a, VEC b)
+{
+    return _mm256_min_ps(a, b);
+}
 INLINE VEC vec_fma(VEC a, VEC b, VEC c)
 {
     return _mm256_fmadd_ps(a, b, c);
@@ -258,6 +274,14 @@ INLINE VEC vec_mul(VEC a, VEC b)
 {
     return a * b;
 }
+INLINE VEC vec_div(VEC a, VEC b)
+{
+    return a / b;
+}
+INLINE VEC vec_min(VEC a, VEC b)
+{
+    return a < b ? a : b;
+}
 INLINE VEC vec_fma(VEC a, VEC b, VEC c)
 {
     return a * b + c;
@@ -283,6 +307,15 @@ INLINE VEC vec_exp2(VEC x)
     return x < EXP2_MIN ? 0.0f : exp2f(x);
 }
 #endif
+
+/* cap * tanh(x / cap), inverse = 1 / cap. Far from 0 it is cap with the sign of x. */
+INLINE VEC vec_softcap(VEC x, float cap, float inverse)
+{
+    VEC z = vec_mul(x, vec_set(inverse * 2 * 1.44269504f)); /* e^2x/cap as a power of 2 */
+    z = vec_min(vec_max(z, vec_set(-60.0f)), vec_set(60.0f));
+    VEC e = vec_exp2(z);
+    return vec_mul(vec_set(cap), vec_div(vec_sub(e, vec_set(1.0f)), vec_add(e, vec_set(1.0f))));
+}
 
 /* VW elements of a KV tile; `type` is a constant wherever speed matters. */
 INLINE VEC vec_load_as(enum dtype type, const void *p, size_t at)

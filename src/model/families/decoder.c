@@ -182,7 +182,7 @@ void decoder_mixer(struct builder *b, const struct decoder *d, int i, const stru
 {
     const struct config *c = b->c;
     const struct decoder_names *n = names_of(d);
-    int D = c->head_dim, woven = b->f->is_gguf && c->family->weaves_qk && D % 2 == 0 ? D : 0;
+    int D = c->head_dim, woven = c->family->weaves_qk && D % 2 == 0 ? D : 0;
     int n_q = c->n_heads * D, n_kv = c->n_kv_heads * D;
     const struct rows apart[] = {{.name = &n->q, .n = n_q, .woven = woven},
                                  {.name = &n->k, .n = n_kv, .woven = woven},

@@ -21,7 +21,9 @@ struct family {
     void (*build)(struct builder *b);      /* b->c to b->net */
     /* What its GGUF says beside the usual keys, for `convert`; NULL: nothing. */
     void (*write)(const struct config *c, struct gguf_writer *w);
-    bool own_windows; /* ... and which layers slide: no place is needed for it */
+    bool own_windows; /* readers of its GGUF know which layers slide */
+    /* Whether a folder's tensor of the text model is of no use to it; NULL: none is. */
+    bool (*spare)(const struct config *c, const char *tensor);
 };
 
 extern const struct family *const families[]; /* ends with NULL */

@@ -22,10 +22,17 @@ static void build(struct builder *b)
     decoder_build(b, &decoder);
 }
 
+static void write(const struct config *c, struct gguf_writer *w)
+{
+    if (!c->window[0]) /* readers take its absence for the window of the first Phi-3 */
+        gguf_set_u32(w, "phi3.attention.sliding_window", 0);
+}
+
 const struct family family_phi3 = {
     .name = "phi3",
     .hf = "phi3",
     .hf_class = "Phi3ForCausalLM",
     .read = read,
     .build = build,
+    .write = write,
 };

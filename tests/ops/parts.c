@@ -1,0 +1,359 @@
+/*
+ * Parts of layers beyond the plain decoder, one by one and together: a network of two layers, from the
+ * tokens to the logits, over a mix of prompts and decodes. A backend that refuses a part is right to,
+ * as long as it says so: that is counted as a check of its own.
+ */
+#include "duo.h"
+
+#include "base/mem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    SINKS = 1 << 0,
+    SOFTCAP = 1 << 1,
+    WHOLE = 1 << 2,    /* QK-norm over the projections */
+    TEMP = 1 << 3,     /* attention temperature */
+    V_NORM = 1 << 4,   /* of values, without a gain */
+    K_IS_V = 1 << 5,   /* one projection for both */
+    SHARED = 1 << 6,   /* the second layer reads the first one's cache */
+    NORM_OUT = 1 << 7, /* after blocks */
+    SCALES = 1 << 8,   /* of residuals, layers, embeddings and logits, and a softcap of those */
+    GELU_TANH = 1 << 9,
+    GELU = 1 << 10,
+    CLAMP = 1 << 11, /* clamped SwiGLU */
+    EXPERTS = 1 << 12,
+    BIAS = 1 << 13, /* of projections, experts and routers */
+    SIGMOID = 1 << 14,
+    TOP = 1 << 15, /* softmax after the choice */
+    GROUPS = 1 << 16,
+    CHOICE = 1 << 17,    /* a bias of the choice, a scale per expert */
+    DENSE = 1 << 18,     /* beside experts, with a gate */
+    OWN_NORMS = 1 << 19, /* of experts, their router, and what they and the dense part give */
+    LAYER_EMBED = 1 << 20,
+    WINDOW = 1 << 21, /* in the first layer alone */
+};
+
+static const struct {
+    const char *name;
+    unsigned parts;
+    int head_dim;
+} cases[] = {
+    {"plain", 0, 64},
+    {"sinks", SINKS, 64},
+    {"sinks and windows", SINKS | WINDOW, 64},
+    {"softcap", SOFTCAP, 64},
+    {"QK-norm of projections", WHOLE, 64},
+    {"temperature", TEMP, 64},
+    {"norm of values", V_NORM, 64},
+    {"k is v", K_IS_V | V_NORM, 64},
+    {"shared keys", SHARED, 64},
+    {"heads of 256", SINKS | WINDOW, 256},
+    {"heads of 512", V_NORM | K_IS_V, 512},
+    {"norms after", NORM_OUT, 64},
+    {"scales", SCALES, 64},
+    {"gelu by tanh", GELU_TANH, 64},
+    {"gelu", GELU, 64},
+    {"clamped swiglu", CLAMP, 64},
+    {"biases", BIAS, 64},
+    {"experts with biases", EXPERTS | BIAS, 64},
+    {"sigmoid routing", EXPERTS | SIGMOID, 64},
+    {"sigmoid, choice, groups", EXPERTS | SIGMOID | CHOICE | GROUPS, 64},
+    {"softmax with a choice bias", EXPERTS | CHOICE, 64},
+    {"softmax after the choice", EXPERTS | TOP | BIAS, 64},
+    {"dense beside experts", EXPERTS | DENSE, 64},
+    {"norms of experts", EXPERTS | DENSE | OWN_NORMS, 64},
+    {"layer embeddings", LAYER_EMBED, 64},
+    {"as gpt-oss", SINKS | WINDOW | BIAS | EXPERTS | TOP | CLAMP, 64},
+    {"as gemma",
+     WINDOW | V_NORM | K_IS_V | NORM_OUT | SCALES | GELU_TANH | EXPERTS | DENSE | OWN_NORMS |
+         LAYER_EMBED | CHOICE,
+     256},
+};
+enum { N_CASES = sizeof cases / sizeof *cases, MAX_OWNED = 64, P = 32 };
+
+/* What a case allocated in both memories. */
+struct stock {
+    struct duo *d;
+    struct duo_weight w[MAX_OWNED];
+    struct array a[MAX_OWNED];
+    int n_w, n_a;
+};
+
+static struct duo_weight *matrix(struct stock *k, enum weight_role role, int n_in, int n_out,
+                                 int n_expert, enum dtype type, bool bias)
+{
+    fail_if(k->n_w == MAX_OWNED, "too many weights");
+    struct random_spec spec = {.n_in = n_in,
+                               .n_expert = n_expert,
+                               .n_seg = 1,
+                               .rows = {n_out},
+                               .type = {type},
+                               .bias = bias};
+    weight_new(k->d, &k->w[k->n_w], role, &spec);
+    return &k->w[k->n_w++];
+}
+
+static struct array *vector(struct stock *k, int n, float scale)
+{
+    fail_if(k->n_a == MAX_OWNED, "too many arrays");
+    k->a[k->n_a] = array_random(k->d, (size_t)n, scale);
+    return &k->a[k->n_a++];
+}
+
+static void set_norm(struct stock *k, struct norm *const on[SIDES], int width, bool gain)
+{
+    struct array *g = gain ? vector(k, width, 1.0f) : NULL;
+    EACH(side)
+    *on[side] = (struct norm){NORM_RMS, g ? g->on[side] : NULL, NULL, 1e-6f};
+}
+
+/* The same norm of layer i on both sides. */
+#define NORM(field, width, gain)                                                                   \
+    set_norm(k, (struct norm *const[]){&k->d->layers[REF][i].field, &k->d->layers[DEV][i].field},  \
+             width, gain)
+
+static void make_mixer(struct stock *k, unsigned parts, int i, enum dtype type)
+{
+    struct duo *d = k->d;
+    const struct dims *s = &d->s;
+    int H = s->n_heads, K = s->n_kv_heads, D = s->head_dim, E = s->n_embd;
+    bool shares = (parts & SHARED) && i == 1;
+    int rows = H * D + (shares ? 0 : parts & K_IS_V ? K * D : 2 * K * D);
+    const struct duo_weight *wqkv = matrix(k, WEIGHT_LINEAR, E, rows, 1, type, (parts & BIAS) != 0);
+    const struct duo_weight *wo = matrix(k, WEIGHT_LINEAR, H * D, E, 1, type, (parts & BIAS) != 0);
+    struct array *sinks = parts & SINKS ? vector(k, H, 2.0f) : NULL;
+    EACH(side)
+    {
+        struct mixer *m = &d->layers[side][i].mixer;
+        struct attention *a = &m->attention;
+        a->wqkv = &wqkv->on[side];
+        a->wo = &wo->on[side];
+        a->sinks = sinks ? sinks->on[side] : NULL;
+        a->softcap = parts & SOFTCAP ? 0.5f : 0;
+        a->norm_whole = parts & WHOLE;
+        a->k_is_v = parts & K_IS_V;
+        a->shares_kv = shares;
+        a->window = parts & WINDOW && i == 0 ? 9 : 0;
+        a->temp_beta = parts & TEMP ? 0.3f : 0;
+        a->temp_len = 4;
+        m->block.scale = parts & SCALES ? 0.7f : 0;
+    }
+    NORM(mixer.block.in, E, true);
+    if (parts & (WHOLE | V_NORM)) {
+        NORM(mixer.attention.q_norm, parts & WHOLE ? H * D : D, true);
+        NORM(mixer.attention.k_norm, parts & WHOLE ? K * D : D, true);
+    }
+    if (parts & V_NORM)
+        NORM(mixer.attention.v_norm, D, false);
+    if (parts & NORM_OUT)
+        NORM(mixer.block.out, E, true);
+}
+
+static void make_experts(struct stock *k, unsigned parts, int i, enum dtype type)
+{
+    struct duo *d = k->d;
+    const struct dims *s = &d->s;
+    int E = s->n_embd, n = s->n_expert, F = s->n_ff_exp;
+    bool bias = parts & BIAS;
+    const struct duo_weight *router = matrix(k, WEIGHT_ROUTER, E, n, 1, DT_F32, bias);
+    const struct duo_weight *up = matrix(k, WEIGHT_EXPERTS, E, 2 * F, n, type, bias);
+    const struct duo_weight *down = matrix(k, WEIGHT_EXPERTS, F, E, n, type, bias);
+    const struct array *choice = parts & CHOICE ? vector(k, n, 0.2f) : NULL;
+    const struct array *scale = parts & CHOICE ? vector(k, n, 1.0f) : NULL;
+    EACH(side)
+    {
+        struct mlp *m = &d->layers[side][i].mlp;
+        m->router = (struct router){.kind = parts & SIGMOID ? ROUTER_SIGMOID
+                                            : parts & TOP   ? ROUTER_SOFTMAX_TOP
+                                                            : ROUTER_SOFTMAX,
+                                    .w = &router->on[side],
+                                    .n_used = s->n_expert_used,
+                                    .n_groups = parts & GROUPS ? 4 : 0,
+                                    .n_groups_used = parts & GROUPS ? 2 : 0,
+                                    .renorm = i == 0,
+                                    .scale = parts & SIGMOID ? 2.5f : 0,
+                                    .choice_bias = choice ? choice->on[side] : NULL,
+                                    .expert_scale = scale ? scale->on[side] : NULL};
+        m->experts = (struct ffn){.gate_up = &up->on[side], .down = &down->on[side]};
+    }
+    if (!(parts & OWN_NORMS))
+        return;
+    NORM(mlp.router.norm, E, true);
+    NORM(mlp.experts_in, E, true);
+    NORM(mlp.experts_out, E, true);
+    NORM(mlp.dense_out, E, true);
+}
+
+static void make_mlp(struct stock *k, unsigned parts, int i, enum dtype type)
+{
+    struct duo *d = k->d;
+    int E = d->s.n_embd, F = d->s.n_ff;
+    const struct duo_weight *up = NULL, *down = NULL, *gate = NULL, *in = NULL, *back = NULL;
+    if (!(parts & EXPERTS) || parts & DENSE) {
+        up = matrix(k, WEIGHT_LINEAR, E, 2 * F, 1, type, (parts & BIAS) != 0);
+        down = matrix(k, WEIGHT_LINEAR, F, E, 1, type, (parts & BIAS) != 0);
+    }
+    if (parts & DENSE)
+        gate = matrix(k, WEIGHT_LINEAR, E, 1, 1, DT_F32, false);
+    if (parts & EXPERTS)
+        make_experts(k, parts, i, type);
+    if (parts & LAYER_EMBED) {
+        in = matrix(k, WEIGHT_LINEAR, E, P, 1, type, false);
+        back = matrix(k, WEIGHT_LINEAR, P, E, 1, DT_F16, false);
+        NORM(mlp.embed.norm, E, true);
+    }
+    enum activation act = parts & GELU_TANH ? ACT_GELU_TANH
+                          : parts & GELU    ? ACT_GELU
+                          : parts & CLAMP   ? ACT_SWIGLU_CLAMP
+                                            : ACT_SILU;
+    EACH(side)
+    {
+        struct mlp *m = &d->layers[side][i].mlp;
+        if (up)
+            m->dense = (struct ffn){.gate_up = &up->on[side], .down = &down->on[side]};
+        m->dense.act = m->experts.act = act;
+        m->dense.alpha = m->experts.alpha = 1.702f;
+        m->dense.limit = m->experts.limit = 0.4f;
+        m->dense_gate = gate ? &gate->on[side] : NULL;
+        if (in) {
+            m->embed.gate = &in->on[side];
+            m->embed.project = &back->on[side];
+            m->embed.act = ACT_GELU_TANH;
+        }
+        m->block.scale = parts & SCALES ? 1.3f : 0;
+        m->stream_scale = parts & SCALES ? 0.8f : 0;
+    }
+    NORM(mlp.block.in, E, true);
+    if (parts & NORM_OUT)
+        NORM(mlp.block.out, E, true);
+}
+
+static void make_ends(struct stock *k, unsigned parts, enum dtype type)
+{
+    struct duo *d = k->d;
+    int E = d->s.n_embd, V = d->s.n_vocab;
+    const struct duo_weight *tokens = matrix(k, WEIGHT_EMBED, E, V, 1, DT_F16, false);
+    const struct duo_weight *head = matrix(k, WEIGHT_HEAD, E, V, 1, type, false);
+    const struct duo_weight *table = NULL, *project = NULL;
+    if (parts & LAYER_EMBED) {
+        table = matrix(k, WEIGHT_EMBED, 2 * P, V, 1, DT_F16, false);
+        project = matrix(k, WEIGHT_LINEAR, E, 2 * P, 1, type, false);
+        set_norm(
+            k,
+            (struct norm *const[]){&d->net[REF].embed.layers.norm, &d->net[DEV].embed.layers.norm},
+            P, true);
+    }
+    set_norm(k, (struct norm *const[]){&d->net[REF].head.norm, &d->net[DEV].head.norm}, E, true);
+    EACH(side)
+    {
+        struct network *net = &d->net[side];
+        net->embed.tokens = &tokens->on[side];
+        net->head.w = &head->on[side];
+        if (parts & SCALES) {
+            net->embed.scale = 16;
+            net->head.scale = 0.5f;
+            net->head.softcap = 0.7f;
+        }
+        if (!table)
+            continue;
+        struct embed_layers *e = &net->embed.layers;
+        e->width = P;
+        e->table = &table->on[side];
+        e->project = &project->on[side];
+        e->table_scale = 4;
+        e->project_scale = 0.2f;
+        e->scale = 0.7f;
+    }
+}
+
+/* Rows whose experts the backends may not agree on count for nothing: they are drawn again. */
+static bool is_sure(struct duo *d, const struct plan *p, double tol)
+{
+    for (int i = 0; i < p->b.n_tokens; i++)
+        if (backend_ref_gap(d->be[REF], i) < (float)tol)
+            return false;
+    return true;
+}
+
+static void part_case(int c, enum dtype type, enum dtype kv, double tol)
+{
+    unsigned parts = cases[c].parts;
+    /* few rows where all must be sure of their experts */
+    int seqs[][2] = {{0, parts & EXPERTS ? 9 : 70}, {21, 1}, {40, 1}, {3, 4}};
+    struct dims s = base_dims();
+    struct duo d;
+    s.n_heads = cases[c].head_dim > 64 ? 4 : 8;
+    s.n_kv_heads = 2;
+    s.head_dim = s.n_rot = cases[c].head_dim;
+    s.n_vocab = 300;
+    s.n_ff = 256;
+    s.b.kv_type = kv;
+    duo_open(&d, &s, 2);
+    struct stock k = {.d = &d};
+    for (int i = 0; i < 2; i++) {
+        make_mixer(&k, parts, i, type);
+        make_mlp(&k, parts, i, type);
+        kv_new(&d, i);
+    }
+    make_ends(&k, parts, type);
+    struct error err = {0};
+    if (!d.be[DEV]->ops->supports(d.be[DEV], &d.net[DEV], &err)) {
+        n_checks++;
+        if (!strstr(err.msg, "supported on")) {
+            n_failed++;
+            printf("FAIL  %s: \"%s\"\n", cases[c].name, err.msg);
+        }
+    } else {
+        duo_prepare(&d);
+        struct plan p;
+        char what[120];
+        snprintf(what, sizeof what, "%s, %s", cases[c].name, dtype_name(type));
+        plan_make(&p, &s, (const int(*)[2])seqs, 4, false);
+        for (int draw = 0; draw < 300; draw++) {
+            for (int i = 0; i < p.b.n_tokens; i++)
+                p.tokens[i] = (int32_t)(random_u64(&rng) % (uint64_t)s.n_vocab);
+            begin(&d, &p);
+            EACH(side)
+            {
+                const struct backend_ops *ops = d.be[side]->ops;
+                ops->embed(d.be[side], &d.net[side].embed);
+                for (int i = 0; i < 2; i++) {
+                    ops->mixer(d.be[side], &d.layers[side][i].mixer, i);
+                    ops->mlp(d.be[side], &d.layers[side][i].mlp, i);
+                }
+                ops->head(d.be[side], &d.net[side].head);
+            }
+            end(&d, NULL, NULL);
+            for (int i = 0; i < 2; i++)
+                kv_copy_back(&d, i);
+            if (!(parts & EXPERTS) || is_sure(&d, &p, tol / 10))
+                break;
+            fail_if(draw == 299, "no rows that are sure of their experts");
+        }
+        logits_check(&d, what, p.b.n_out, tol);
+        mem_free(p.pages);
+    }
+    for (int i = 0; i < 2; i++)
+        kv_free(&d, i);
+    for (int i = 0; i < k.n_w; i++)
+        weight_free(&d, &k.w[i]);
+    for (int i = 0; i < k.n_a; i++)
+        array_free(&d, &k.a[i]);
+    duo_close(&d);
+}
+
+void test_parts(void)
+{
+    int before = n_checks;
+    if (!wanted("parts"))
+        return;
+    for (int c = 0; c < N_CASES; c++) {
+        part_case(c, DT_F16, DT_F32, 2e-3);
+        if (!light || c % 3 == 0 || cases[c].parts & EXPERTS)
+            part_case(c, DT_Q8_0, DT_F16, product_tol);
+    }
+    report("parts", before);
+}
