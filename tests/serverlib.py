@@ -13,6 +13,12 @@ import threading
 import time
 
 
+def sanitized(build):
+    """Whether the binary has a sanitizer, which keeps what is freed: its memory says nothing."""
+    with open(os.path.join(build, "steel"), "rb") as f:
+        return bool(re.search(rb"__[at]san_init", f.read()))
+
+
 class Server:
     def __init__(self, build, *flags, model=None, env=None, wait=True):
         self.dir = tempfile.TemporaryDirectory(prefix="steel-test-")

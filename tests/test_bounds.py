@@ -10,12 +10,11 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serverlib import Server, http_request, run_tests
+from serverlib import Server, http_request, run_tests, sanitized
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 CHAT, COMP = "/v1/chat/completions", "/v1/completions"
-with open(BUILD + "/steel", "rb") as f:
-    SANITIZED = re.search(rb"__[at]san_init", f.read())  # these keep what is freed: memory says nothing
+SANITIZED = sanitized(BUILD)
 HANG = 300 if SANITIZED else 60  # seconds after which something that should have happened is taken to be stuck
 
 

@@ -6,9 +6,10 @@ import re
 import sys
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serverlib import Server, run_tests
+from serverlib import Server, run_tests, sanitized
 
 BUILD = sys.argv[1]
+SANITIZED = sanitized(BUILD)
 CHAT, COMP = "/v1/chat/completions", "/v1/completions"
 
 
@@ -25,7 +26,7 @@ def test_json(s):
         status, _, text = s.post(COMP, body)
         assert status == 413 and "JSON" in json.loads(text)["error"]["message"], (status, text)
         # what arrived, and its copy for the worker
-        assert peak_kb(s) - before < 4 * len(body) // 1024 + 20000, (item, before, peak_kb(s))
+        assert SANITIZED or peak_kb(s) - before < 4 * len(body) // 1024 + 20000, (item, before, peak_kb(s))
     status, _, text = s.post(COMP, b'{"prompt":' + b"[" * 5000)
     assert status == 413 and "levels" in text, text
 
