@@ -36,7 +36,7 @@ struct batch {
     /* Slots of recurrent states, (n_seqs) each; NULL where no layer has one. No slot is written by
      * two sequences of a step, or read by one and written by another. */
     const int32_t *state_in;   /* what the first row goes on from; -1 = zeros */
-    const int32_t *state_out;  /* where the last row leaves it; may be state_in */
+    const int32_t *state_out;  /* where the last row leaves it; may be state_in; -1 = padding */
     const int32_t *save_rows;  /* after so many rows of the sequence it is also saved; 0 = never */
     const int32_t *save_state; /* ... to this slot */
     const struct kv_layer *kv; /* (n_layers) */

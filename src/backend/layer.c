@@ -20,6 +20,23 @@ static void measure_attention(const struct attention *a, struct network_max *out
     widen(&out->group, (a->n_heads + a->n_kv_heads - 1) / a->n_kv_heads);
 }
 
+static void measure_latent(const struct latent *l, struct network_max *out)
+{
+    int q = l->n_heads * (l->nope_dim + l->rope_dim), v = l->n_heads * l->v_dim;
+    widen(&out->qkv, q);
+    widen(&out->heads, q > v ? q : v);
+    widen(&out->n_heads, l->n_heads);
+    widen(&out->latent, l->kv_rank + l->rope_dim > l->q_rank ? l->kv_rank + l->rope_dim : l->q_rank);
+}
+
+static void measure_delta_net(const struct delta_net *d, struct network_max *out)
+{
+    int values = d->n_v_heads * d->v_dim;
+    widen(&out->qkv, 2 * d->n_k_heads * d->k_dim + values);
+    widen(&out->heads, values);
+    widen(&out->state_heads, d->n_v_heads);
+}
+
 void network_measure(const struct network *net, struct network_max *out)
 {
     *out = (struct network_max){0};
@@ -29,6 +46,10 @@ void network_measure(const struct network *net, struct network_max *out)
         const struct mlp *m = &net->layers[i].mlp;
         if (net->layers[i].mixer.kind == MIXER_ATTENTION)
             measure_attention(&net->layers[i].mixer.attention, out);
+        if (net->layers[i].mixer.kind == MIXER_LATENT)
+            measure_latent(&net->layers[i].mixer.latent, out);
+        if (net->layers[i].mixer.kind == MIXER_DELTA_NET)
+            measure_delta_net(&net->layers[i].mixer.delta_net, out);
         if (m->dense.down)
             widen(&out->n_ff, m->dense.down->n_in);
         if (!m->router.w)

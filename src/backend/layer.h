@@ -271,6 +271,8 @@ struct network {
 struct network_max {
     int qkv;                                  /* rows of a mixer's first product */
     int heads;                                /* width of q or of a mixer's output */
+    int latent;                               /* q_rank or C + Dr */
+    int state_heads;                          /* of a recurrent mixer */
     int n_heads, n_kv_heads, head_dim, group; /* group: H/K */
     int n_rot;
     int n_ff;                              /* dense hidden units */

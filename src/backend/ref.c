@@ -33,6 +33,7 @@ struct ref {
     float *part, *sum;   /* (E) one expert of that, and the sum of all */
     float *row;          /* one dequantised weight row */
     float *hidden;       /* one row of gate and up */
+    float *latent;       /* (4, widest latent) */
     float *scores;       /* (longest context) */
     float *probs, *keys; /* (n_expert) */
     float *gap;          /* (max_tokens) of the batch's rows: backend_ref_gap */
@@ -119,7 +120,7 @@ static void ref_release(struct backend *be, struct weight *w)
     *w = (struct weight){0};
 }
 
-/* Everything but the mixers that no reference exists of yet. */
+/* Everything but the mixer that no reference exists of yet. */
 static bool ref_supports(struct backend *be, const struct network *net, struct error *err)
 {
     (void)be;
@@ -129,8 +130,7 @@ static bool ref_supports(struct backend *be, const struct network *net, struct e
             return network_refuse(err, i, "more than 256 experts of a token, or groups, are",
                                   "ref");
     }
-    return network_check(net, ~(unsigned)(PART_LATENT | PART_DELTA_NET | PART_SHORT_CONV), "ref",
-                         err);
+    return network_check(net, ~(unsigned)PART_SHORT_CONV, "ref", err);
 }
 
 static float *floats(size_t n)
@@ -144,7 +144,7 @@ static void clear(struct ref *r)
                      r->gate,  r->a,          r->qkv,          r->n,      r->y,
                      r->part,  r->row,        r->keys,         r->hidden, r->scores,
                      r->probs, r->sampled[0], r->sampled[1],   r->tokens, r->sum,
-                     r->gap};
+                     r->gap,   r->latent};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -163,6 +163,8 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     size_t per_layer = (size_t)net->embed.layers.width;
     size_t ff = (size_t)(max->n_ff > max->n_ff_exp ? max->n_ff : max->n_ff_exp);
     size_t wide = embd > heads ? embd : heads;
+    wide = (size_t)max->latent > wide ? (size_t)max->latent : wide;
+    wide = (size_t)max->state_heads > wide ? (size_t)max->state_heads : wide;
     wide = ff > wide ? ff : wide;
     wide = per_layer * (size_t)net->n_layers > wide ? per_layer * (size_t)net->n_layers : wide;
     r->x = floats(tokens * embd);
@@ -179,6 +181,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->sum = floats(embd);
     r->row = floats(wide);
     r->hidden = floats(2 * wide);
+    r->latent = floats(4 * (size_t)max->latent);
     r->scores = floats((size_t)s->max_pages * (size_t)s->page_len);
     r->probs = floats((size_t)max->n_expert);
     r->keys = floats((size_t)max->n_expert);
@@ -526,11 +529,9 @@ static void attend_rows(struct ref *r, const struct attention *a, const struct k
             }
 }
 
-static void ref_mixer(struct backend *be, const struct mixer *m, int layer)
+static void mix_attention(struct ref *r, const struct mixer *m, int layer)
 {
-    struct ref *r = self(be);
     const struct attention *a = &m->attention;
-    CHECK(m->kind == MIXER_ATTENTION, "a mixer of kind %d", (int)m->kind);
     const struct kv_layer *kv = &r->batch.kv[a->shares_kv ? a->kv_layer : layer];
     stage_begin(r);
     for (int t = 0; t < r->rows; t++) {
@@ -541,12 +542,198 @@ static void ref_mixer(struct backend *be, const struct mixer *m, int layer)
     stage_begin(r);
     attend_rows(r, a, kv);
     stage_end(r, STAGE_ATTENTION);
+}
+
+/* q of row t; its latent and rotated part go to the cache. */
+static void latent_row(struct ref *r, const struct latent *l, const struct kv_layer *kv, int t)
+{
+    int Dn = l->nope_dim, Dr = l->rope_dim, C = l->kv_rank, pos = r->batch.pos[t];
+    float *q = r->q + (size_t)t * (size_t)(l->n_heads * (Dn + Dr)), *low = r->latent;
+    if (l->wqa) {
+        matvec(r, l->wqa, 0, r->n, low);
+        norm_row(&l->q_norm, low, low, l->q_rank);
+    }
+    matvec(r, l->wqb, 0, l->wqa ? low : r->n, q);
+    for (int h = 0; h < l->n_heads; h++)
+        rotate(l->rope, q + h * (Dn + Dr) + Dn, pos);
+    if (r->batch.slot[t] < 0)
+        return;
+    matvec(r, l->wkva, 0, r->n, low);
+    norm_row(&l->kv_norm, low, low, C);
+    rotate(l->rope, low + C, pos);
+    store_heads(r, kv->k, r->batch.slot[t], low, 1, C + Dr);
+}
+
+/* out (Dv): what head h of row t, with query q, makes of the latents it sees */
+static void attend_latent(struct ref *r, const struct latent *l, const struct kv_layer *kv, int seq,
+                          int t, int h, const float *q, float *out)
+{
+    const struct bounds *s = &r->bounds;
+    const int32_t *pages = r->batch.pages + (size_t)seq * (size_t)r->batch.max_pages;
+    int C = l->kv_rank, Dr = l->rope_dim, width = C + Dr, last = r->batch.pos[t];
+    float *query = r->latent, *row = query + width, *sum = row + width, max = -INFINITY;
+    double total = 0;
+    matvec(r, l->wkb, h, q, query);
+    memcpy(query + C, q + l->nope_dim, (size_t)Dr * sizeof(float));
+    for (int p = 0; p <= last; p++) {
+        int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
+        size_t at = kv_at(s, slot, 1, 0, width);
+        for (int i = 0; i < width; i++)
+            row[i] = kv_load(kv->k, s->kv_type, at + (size_t)i);
+        r->scores[p] = dot(query, row, width) * l->scale;
+        max = r->scores[p] > max ? r->scores[p] : max;
+    }
+    for (int p = 0; p <= last; p++)
+        total += r->scores[p] = expf(r->scores[p] - max);
+    for (int i = 0; i < C; i++) {
+        double mean = 0;
+        for (int p = 0; p <= last; p++) {
+            int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
+            mean += (double)r->scores[p] *
+                    kv_load(kv->k, s->kv_type, kv_at(s, slot, 1, 0, width) + (size_t)i);
+        }
+        sum[i] = (float)(mean / total);
+    }
+    matvec(r, l->wvb, h, sum, out);
+}
+
+static void mix_latent(struct ref *r, const struct mixer *m, int layer)
+{
+    const struct latent *l = &m->latent;
+    const struct kv_layer *kv = &r->batch.kv[layer];
+    int H = l->n_heads, D = l->nope_dim + l->rope_dim;
+    stage_begin(r);
+    for (int t = 0; t < r->rows; t++) {
+        norm_row(&m->block.in, stream_row(r, t), r->n, r->net->n_embd);
+        latent_row(r, l, kv, t);
+    }
+    stage_end(r, STAGE_QKV);
+    stage_begin(r);
+    for (int seq = 0; seq < r->batch.n_seqs; seq++)
+        for (int t = r->batch.q_start[seq]; t < r->batch.q_start[seq + 1]; t++)
+            for (int h = 0; h < H; h++) {
+                float *out = r->a + (size_t)(t * H + h) * (size_t)l->v_dim;
+                memset(out, 0, (size_t)l->v_dim * sizeof(float));
+                if (r->batch.slot[t] >= 0) /* else padding */
+                    attend_latent(r, l, kv, seq, t, h, r->q + (size_t)(t * H + h) * (size_t)D, out);
+            }
+    stage_end(r, STAGE_ATTENTION);
+}
+
+/* One step of a v head: S (Dk, Dv) decays, is corrected by what it gets wrong about k, and read. */
+static void delta_head(float *S, const float *q, const float *k, const float *v, float decay,
+                       float beta, int Dk, int Dv, float *out)
+{
+    for (int j = 0; j < Dv; j++) {
+        double seen = 0, sum = 0;
+        for (int i = 0; i < Dk; i++) {
+            S[i * Dv + j] *= decay;
+            seen += (double)S[i * Dv + j] * k[i];
+        }
+        float wrong = beta * (v[j] - (float)seen);
+        for (int i = 0; i < Dk; i++) {
+            S[i * Dv + j] += k[i] * wrong;
+            sum += (double)S[i * Dv + j] * q[i];
+        }
+        out[j] = (float)sum;
+    }
+}
+
+/* x = x / |x| * scale */
+static void l2_norm(float *x, int n, float scale)
+{
+    scale /= sqrtf(dot(x, x, n) + 1e-6f);
+    for (int i = 0; i < n; i++)
+        x[i] *= scale;
+}
+
+/* Row t, r->n after its norm, through the net: out (Hv*Dv). state: W-1 rows before the convolution,
+ * the oldest first, then S of each head. */
+static void delta_row(struct ref *r, const struct delta_net *d, float *state, float *out)
+{
+    int Hk = d->n_k_heads, Hv = d->n_v_heads, Dk = d->k_dim, Dv = d->v_dim, W = d->conv_len;
+    int width = 2 * Hk * Dk + Hv * Dv;
+    float *u = r->qkv, *ba = r->hidden, *k = u + Hk * Dk, *v = k + Hk * Dk;
+    float *S = state + (size_t)(W - 1) * (size_t)width;
+    matvec(r, d->wqkv, 0, r->n, u);
+    matvec(r, d->wba, 0, r->n, ba);
+    for (int c = 0; c < width; c++) {
+        float *past = state + c, now = u[c];
+        double sum = (double)d->conv[c * W + W - 1] * now;
+        for (int i = 0; i < W - 1; i++)
+            sum += (double)d->conv[c * W + i] * past[i * width];
+        for (int i = 0; i + 1 < W - 1; i++)
+            past[i * width] = past[(i + 1) * width];
+        if (W > 1)
+            past[(W - 2) * width] = now;
+        u[c] = (float)sum * sigmoid((float)sum);
+    }
+    for (int h = 0; h < Hk; h++) {
+        l2_norm(u + h * Dk, Dk, 1.0f / sqrtf((float)Dk));
+        l2_norm(k + h * Dk, Dk, 1.0f);
+    }
+    for (int h = 0; h < Hv; h++) {
+        float a = ba[Hv + h] + d->dt_bias[h];
+        float soft = a > 20.0f ? a : log1pf(expf(a)); /* ln(1 + exp(a)) */
+        int of = h * Hk / Hv;
+        delta_head(S + (size_t)h * (size_t)(Dk * Dv), u + of * Dk, k + of * Dk, v + h * Dv,
+                   expf(-d->decay[h] * soft), sigmoid(ba[h]), Dk, Dv, out + h * Dv);
+        norm_row(&d->norm, out + h * Dv, out + h * Dv, Dv);
+    }
+    matvec(r, d->wz, 0, r->n, r->gate);
+    for (int i = 0; i < Hv * Dv; i++)
+        out[i] *= r->gate[i] * sigmoid(r->gate[i]);
+}
+
+static void mix_delta_net(struct ref *r, const struct mixer *m, int layer)
+{
+    const struct delta_net *d = &m->delta_net;
+    const struct batch *b = &r->batch;
+    size_t len = mixer_state_len(m), values = (size_t)d->n_v_heads * (size_t)d->v_dim;
+    float *states = b->kv[layer].state;
+    stage_begin(r);
+    for (int seq = 0; seq < b->n_seqs; seq++) {
+        int first = b->q_start[seq];
+        float *state = states + (size_t)b->state_out[seq] * len;
+        if (b->state_out[seq] < 0) { /* padding */
+            memset(r->a + (size_t)first * values, 0,
+                   (size_t)(b->q_start[seq + 1] - first) * values * sizeof(float));
+            continue;
+        }
+        if (b->state_in[seq] < 0)
+            memset(state, 0, len * sizeof(float));
+        else if (b->state_in[seq] != b->state_out[seq])
+            memcpy(state, states + (size_t)b->state_in[seq] * len, len * sizeof(float));
+        for (int t = first; t < b->q_start[seq + 1]; t++) {
+            norm_row(&m->block.in, stream_row(r, t), r->n, r->net->n_embd);
+            delta_row(r, d, state, r->a + (size_t)t * values);
+            if (b->save_rows[seq] == t - first + 1)
+                memcpy(states + (size_t)b->save_state[seq] * len, state, len * sizeof(float));
+        }
+    }
+    stage_end(r, STAGE_ATTENTION);
+}
+
+static void ref_mixer(struct backend *be, const struct mixer *m, int layer)
+{
+    struct ref *r = self(be);
+    const struct weight *wo = NULL;
+    if (m->kind == MIXER_ATTENTION) {
+        mix_attention(r, m, layer);
+        wo = m->attention.wo;
+    } else if (m->kind == MIXER_LATENT) {
+        mix_latent(r, m, layer);
+        wo = m->latent.wo;
+    } else if (m->kind == MIXER_DELTA_NET) {
+        mix_delta_net(r, m, layer);
+        wo = m->delta_net.wo;
+    }
+    CHECK(wo, "a mixer of kind %d", (int)m->kind);
     stage_begin(r);
     if (layer == r->net->n_layers - 1)
         narrow(r);
     for (int i = 0; i < r->rows; i++) {
-        const float *row = r->a + (size_t)r->row_of[i] * (size_t)(a->n_heads * a->v_dim);
-        matvec(r, a->wo, 0, row, r->y);
+        matvec(r, wo, 0, r->a + (size_t)r->row_of[i] * (size_t)wo->n_in, r->y);
         block_add(r, &m->block, r->y, stream_row(r, i));
     }
     stage_end(r, STAGE_OUTPUT);
