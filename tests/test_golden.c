@@ -18,9 +18,9 @@
 #define MODELS GOLDEN "models/"
 
 /* Families that run: a refusal of these is a failure, not a skip. */
-static const char *const running[] = {"llama3-rope",    "minimax_m2", "ministral3",
-                                      "mistral-window", "mixtral",    "phi3",
-                                      "qwen2",          "qwen3",      "qwen3moe"};
+static const char *const running[] = {"llama3-rope", "minimax_m2", "ministral3",  "mistral-window",
+                                      "mixtral",     "phi3",       "qwen2",       "qwen3",
+                                      "qwen3moe",    "qwen3_5",    "qwen3_5_moe", "qwen3_next"};
 
 static const struct {
     const char *model, *golden;

@@ -772,9 +772,9 @@ static void test_supports(void **state)
     net.head.softcap = 30;
     refused(cpu, &net, "a softcap of logits is not supported on cpu");
     net.head.softcap = 0;
-    layers[1].mixer.kind = MIXER_DELTA_NET;
-    refused(ref, &net, "layer 1: a gated delta net is not supported on ref");
-    refused(cpu, &net, "layer 1: a gated delta net is not supported on cpu");
+    layers[1].mixer.kind = MIXER_SHORT_CONV;
+    refused(ref, &net, "layer 1: a short convolution is not supported on ref");
+    refused(cpu, &net, "layer 1: a short convolution is not supported on cpu");
     cpu->ops->close(cpu);
     ref->ops->close(ref);
 }

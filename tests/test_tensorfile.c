@@ -291,9 +291,9 @@ static void test_folder(void **state)
                      "{\"c\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1);
     expect_error("hf", "tensor 'b' is not in 2.safetensors");
     save_safetensors("hf/2.safetensors",
-                     "{\"b\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[1,2]},"
-                     "\"c\":{\"dtype\":\"I8\",\"shape\":[1,1],\"data_offsets\":[0,1]}}",
-                     2);
+                     "{\"b\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[12,13]},"
+                     "\"c\":{\"dtype\":\"I8\",\"shape\":[2,3,1,1,2],\"data_offsets\":[0,12]}}",
+                     13);
     const char *spelt[] = {"hf", "hf/", "hf/config.json"};
     for (int i = 0; i < 3; i++) {
         struct tensorfile *f = must_open(path_of(spelt[i]));
@@ -301,7 +301,10 @@ static void test_folder(void **state)
         assert_true(!f->is_gguf && f->n_shards == 2 && f->n_tensors == 3);
         assert_true(a->type == DT_BF16 && a->n_dims == 2 && a->dims[0] == 3 && a->dims[1] == 2);
         const struct tensor *b = tensorfile_find(f, "b");
-        assert_true(b->type == DT_NONE && !strcmp(b->type_name, "U8") && b->data[0] == 1);
+        assert_true(b->type == DT_NONE && !strcmp(b->type_name, "U8") && b->data[0] == 12);
+        const struct tensor *c =
+            tensorfile_find(f, "c"); /* five dimensions: the outer ones as one */
+        assert_true(c->n_dims == 4 && c->dims[0] == 2 && c->dims[1] == 1 && c->dims[3] == 6);
         assert_true(f->config && !f->tokenizer_config && !f->generation_config);
         tensorfile_close(f);
     }
@@ -328,7 +331,8 @@ static void test_safetensors_errors(void **state)
          "shape[1]"},
         {"{\"a\":{\"dtype\":\"F64\",\"shape\":[4611686018427387904],\"data_offsets\":[0,1]}}", 1,
          "size overflows"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1],\"data_offsets\":[0,1]}}", 1, "shape"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,1]}}", 1,
+         "shape"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "data_offsets is no pair"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,0]}}", 1, "data_offsets"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 1, "past the end"},

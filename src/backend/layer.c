@@ -26,7 +26,8 @@ static void measure_latent(const struct latent *l, struct network_max *out)
     widen(&out->qkv, q);
     widen(&out->heads, q > v ? q : v);
     widen(&out->n_heads, l->n_heads);
-    widen(&out->latent, l->kv_rank + l->rope_dim > l->q_rank ? l->kv_rank + l->rope_dim : l->q_rank);
+    widen(&out->latent,
+          l->kv_rank + l->rope_dim > l->q_rank ? l->kv_rank + l->rope_dim : l->q_rank);
 }
 
 static void measure_delta_net(const struct delta_net *d, struct network_max *out)

@@ -112,8 +112,8 @@ struct latent {
 };
 
 /*
- * Gated delta net: Hk heads of keys, Hv of values (v head h uses k head h*Hk/Hv), and per v head a
- * state S (Dk, Dv) that is decayed, corrected and read once per token.
+ * Gated delta net: Hk heads of keys, Hv of values (v head h uses k head h*Hk/Hv; tiled: h % Hk), and
+ * per v head a state S (Dk, Dv) that is decayed, corrected and read once per token.
  *   u = n Wqkv^T; u = silu(conv(u)): channel c at t is sum_i conv[c][i] * u[t - W + 1 + i][c]
  *   [q k v] = u; q = q/|q| / sqrt(Dk); k = k/|k|; [z b a] = n Wz^T, n Wba^T
  *   beta = sigmoid(b); g = -decay * ln(1 + exp(a + dt_bias))
@@ -131,7 +131,14 @@ struct delta_net {
     const float *conv;                      /* (2*Hk*Dk + Hv*Dv, W) */
     const float *decay, *dt_bias;           /* (Hv); decay = exp(A_log) */
     struct norm norm;                       /* (Dv) per head */
+    bool tiled;
 };
+
+/* The k head that v head h uses. */
+static inline int delta_net_k_head(const struct delta_net *d, int h)
+{
+    return d->tiled ? h % d->n_k_heads : h * d->n_k_heads / d->n_v_heads;
+}
 
 /*
  * Short convolution: [b c x] = n Win^T; u = b * x; v = conv(u) as above; y = (c * v) Wout^T.

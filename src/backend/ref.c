@@ -675,7 +675,7 @@ static void delta_row(struct ref *r, const struct delta_net *d, float *state, fl
     for (int h = 0; h < Hv; h++) {
         float a = ba[Hv + h] + d->dt_bias[h];
         float soft = a > 20.0f ? a : log1pf(expf(a)); /* ln(1 + exp(a)) */
-        int of = h * Hk / Hv;
+        int of = delta_net_k_head(d, h);
         delta_head(S + (size_t)h * (size_t)(Dk * Dv), u + of * Dk, k + of * Dk, v + h * Dv,
                    expf(-d->decay[h] * soft), sigmoid(ba[h]), Dk, Dv, out + h * Dv);
         norm_row(&d->norm, out + h * Dv, out + h * Dv, Dv);

@@ -26,13 +26,16 @@ static const struct {
     {"F64", DT_F64, 8},         {"C64", DT_NONE, 8},
 };
 
+enum { MAX_SHAPE = 8 };
+
+/* More dimensions than a tensor has here (images) are taken together, the outer ones. */
 static bool parse_shape(const char *path, const char *name, json_t *shape, struct tensor *t,
                         size_t *count, struct error *err)
 {
     size_t n = json_array_size(shape);
-    if (!json_is_array(shape) || n > TENSOR_MAX_DIMS)
+    if (!json_is_array(shape) || n > MAX_SHAPE)
         return error_set(err, "%s: tensor '%.100s': shape is no list of at most %d numbers", path,
-                         name, TENSOR_MAX_DIMS);
+                         name, MAX_SHAPE);
     *count = 1;
     for (int d = 0; d < TENSOR_MAX_DIMS; d++)
         t->dims[d] = 1;
@@ -42,9 +45,10 @@ static bool parse_shape(const char *path, const char *name, json_t *shape, struc
         if (!json_is_integer(v) || dim < 0 || !mul_size(*count, (size_t)dim, count) ||
             *count > INT64_MAX)
             return error_set(err, "%s: tensor '%.100s': shape[%zu] is out of range", path, name, i);
-        t->dims[n - 1 - i] = (int64_t)dim;
+        size_t at = n - 1 - i < TENSOR_MAX_DIMS ? n - 1 - i : TENSOR_MAX_DIMS - 1;
+        t->dims[at] *= (int64_t)dim; /* no more than *count */
     }
-    t->n_dims = n ? (int)n : 1;
+    t->n_dims = n > TENSOR_MAX_DIMS ? TENSOR_MAX_DIMS : n ? (int)n : 1;
     return true;
 }
 

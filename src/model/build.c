@@ -105,6 +105,14 @@ const float *build_vector(struct builder *b, int layer, const struct name *name,
     return v;
 }
 
+const float *build_table(struct builder *b, int layer, const struct name *name, int rows, int width)
+{
+    const float *v = build_vector(b, layer, name, rows * width, (struct adjust){0});
+    if (v)
+        b->wants[b->n_wants - 1].width = width;
+    return v;
+}
+
 struct norm build_rms_adjusted(struct builder *b, int layer, const struct name *name, int width,
                                struct adjust adjust)
 {

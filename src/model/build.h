@@ -23,15 +23,18 @@ struct rows {
     int n;
     int woven; /* in a GGUF, rotary pairs of heads of this many rows lie side by side; 0 = no */
     /* In a folder the tensor may have more: these are its rows first, first + step, ... of `of`;
-     * of 0: it has these alone. across: it is stored transposed, (n_in, of). */
+     * of 0: it has these alone. across: it is stored transposed, (n_in, of). run: so many rows at
+     * each step; 0 = 1. gguf_too: so it is in a GGUF. */
     int first, step, of;
-    bool across;
+    bool across, gguf_too;
+    int run;
 };
 
 /* What is done to a vector's values: a folder's + add, then, from any file, * times. `convert` writes
  * them times fold, so that readers who know no such number compute the same. 0 = nothing. */
 struct adjust {
     float add, times, fold;
+    bool decay; /* a folder has its logarithm, a GGUF its negative */
 };
 
 /* A weight or a vector of the network, and where it comes from. */
@@ -43,6 +46,7 @@ struct want {
     int n_rows;
     struct rows rows[3];
     struct adjust adjust; /* of a vector */
+    int width;            /* of a vector that is a table of such rows; 0 = it is none */
 };
 
 struct builder {
@@ -78,6 +82,9 @@ struct norm build_rms_adjusted(struct builder *b, int layer, const struct name *
 /* Floats (width) in backend memory: sinks, biases, scales. NULL where building has failed. */
 const float *build_vector(struct builder *b, int layer, const struct name *name, int width,
                           struct adjust adjust);
+/* The same of a table: (rows, width). */
+const float *build_table(struct builder *b, int layer, const struct name *name, int rows,
+                         int width);
 /* One number out of a tensor of one, or 1 where the file has none. */
 float build_scalar(struct builder *b, int layer, const struct name *name);
 /* RoPE by the config, with the file's factors where it has them; NULL where nothing turns. */

@@ -59,6 +59,8 @@ static void find_names(const struct reader *in)
 
 bool config_is_text(const struct config *c, const char *tensor)
 {
+    if (!strncmp(tensor, "mtp.", 4)) /* guesses tokens ahead */
+        return false;
     if (!c->hf_model || !strcmp(c->hf_model, "model."))
         return true;
     return !strncmp(tensor, c->hf_model, strlen(c->hf_model)) ||

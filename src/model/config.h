@@ -54,6 +54,8 @@ struct config {
     int n_groups, n_groups_used; /* of experts; 0 = no groups */
     float temp_beta;             /* attention temperature (layer.h); 0 = none */
     int temp_len;
+    bool is_linear[CONFIG_MAX_LAYERS]; /* a gated delta net instead of attention */
+    int linear_k_heads, linear_v_heads, linear_k_dim, linear_v_dim, conv_len;
     int n_rot, context;
     struct rope_config rope;
     float rope_short[ROPE_MAX_FACTORS], rope_long[ROPE_MAX_FACTORS]; /* (n_rot/2) */

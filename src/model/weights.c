@@ -9,6 +9,7 @@
 #include "model/model.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -95,10 +96,14 @@ static bool check_floats(struct loader *l, const struct tensor *t)
                      l->f->path, t->name, t->type_name);
 }
 
-/* Reads a vector as floats: norms, biases, rope factors. */
-static bool read_vector(struct loader *l, const struct tensor *t, int n, float *out)
+/* Reads a vector as floats: norms, biases, rope factors. width: it is a table of such rows, between
+ * which a folder may have a dimension of 1. */
+static bool read_vector(struct loader *l, const struct tensor *t, int n, int width, float *out)
 {
-    if (!check_shape(l, t, n, 1, 1) || !check_floats(l, t))
+    bool apart = width && t->dims[1] == 1;
+    int64_t rows = width ? n / width : 1;
+    if (!check_shape(l, t, width ? width : n, apart ? 1 : rows, apart ? rows : 1) ||
+        !check_floats(l, t))
         return false;
     quant_dequantize(t->type, t->data, out, (size_t)n);
     return true;
@@ -111,11 +116,13 @@ static bool load_vector(struct loader *l, const struct want *want)
         return false;
     size_t n = (size_t)want->n_in;
     float *host = mem_zalloc(n, sizeof(float));
-    bool ok = read_vector(l, t, want->n_in, host);
+    bool ok = read_vector(l, t, want->n_in, want->width, host);
     float add = l->f->is_gguf ? 0 : want->adjust.add;
     float times = want->adjust.times == 0 ? 1 : want->adjust.times;
     for (size_t i = 0; i < n; i++)
         host[i] = (host[i] + add) * times;
+    for (size_t i = 0; want->adjust.decay && i < n; i++)
+        host[i] = l->f->is_gguf ? -host[i] : expf(host[i]);
     if (ok)
         l->m->be->ops->copy_in(l->m->be, want->vector, host, n * sizeof(float));
     mem_free(host);
@@ -336,6 +343,7 @@ static void take_rows(struct loader *l, struct raw_seg *s, const struct tensor *
 {
     size_t row = raw_seg_row_bytes(s, n_in), each = dtype_bytes(t->type, 1), n = (size_t)rows->n;
     size_t of = (size_t)rows->of, step = rows->step ? (size_t)rows->step : 1;
+    size_t run = rows->run ? (size_t)rows->run : 1;
     uint8_t *copy = block(l, (size_t)n_expert * n, row);
     const uint8_t **table = block(l, (size_t)n_expert, sizeof *table);
     for (size_t e = 0; e < (size_t)n_expert; e++) {
@@ -343,7 +351,7 @@ static void take_rows(struct loader *l, struct raw_seg *s, const struct tensor *
         const uint8_t *from = t->data + e * of * row;
         table[e] = to;
         for (size_t r = 0; r < n; r++, to += row) {
-            size_t at = (size_t)rows->first + step * r;
+            size_t at = (size_t)rows->first + step * (r / run) + r % run;
             if (!rows->across)
                 memcpy(to, from + at * row, row);
             for (size_t c = 0; rows->across && c < (size_t)n_in; c++)
@@ -373,7 +381,8 @@ static bool add_segment(struct loader *l, struct raw_weight *w, const struct row
     const uint8_t **data = block(l, (size_t)n_expert, sizeof *data);
     bool stacked = build_stacked(l->f, n); /* experts in one tensor */
     /* a folder's tensor may have more rows, which lie as they like */
-    bool folder = !l->f->is_gguf, part = folder && rows->of, across = folder && rows->across;
+    bool folder = !l->f->is_gguf, part = (folder || rows->gguf_too) && rows->of;
+    bool across = folder && rows->across;
     int64_t height = part ? rows->of : n_out;
     const struct tensor *t = NULL;
     for (int e = 0; e < n_expert; e++) {

@@ -58,9 +58,10 @@ struct post_job {
     int run; /* tokens of a piece */
 };
 
-/* Norm and rotation of n heads of D side by side; to may be from. */
+/* Norm and rotation of n heads of D, `stride` apart (norm_whole: side by side), to heads side by side;
+ * to may be from. */
 static void finish_heads(const struct post_job *j, const struct norm *norm, const float *rope,
-                         float *from, int n, int D, float *to)
+                         float *from, int n, int D, size_t stride, float *to)
 {
     static const struct norm none = {NORM_NONE, NULL, NULL, 0};
     const struct attention *l = j->l;
@@ -70,7 +71,7 @@ static void finish_heads(const struct post_job *j, const struct norm *norm, cons
         norm = &none;
     }
     for (int h = 0; h < n; h++)
-        j->kernels->head(from + (size_t)h * (size_t)D, norm, rope, n_rot, D,
+        j->kernels->head(from + (size_t)h * stride, norm, rope, n_rot, D,
                          to + (size_t)h * (size_t)D);
 }
 
@@ -79,12 +80,13 @@ static void post_token(const struct post_job *j, int t)
     const struct bounds *s = j->s;
     const struct attention *l = j->l;
     int D = l->k_dim, H = l->n_heads, K = l->n_kv_heads, n_rot = l->rope ? l->rope->n_rot : 0;
-    int width = H + (l->shares_kv ? 0 : l->k_is_v ? K : 2 * K);
+    int width = H * (l->gated ? 2 : 1) + (l->shares_kv ? 0 : l->k_is_v ? K : 2 * K);
     size_t dim = (size_t)D, page_len = (size_t)s->page_len;
     const float *rope = n_rot ? j->rope + (size_t)t * (size_t)n_rot : NULL;
+    size_t each = l->gated ? 2 : 1; /* a gate lies behind every head */
     float *qkv = j->qkv + (size_t)t * (size_t)width * dim;
-    float *q = j->q + (size_t)(t * H) * dim, *key = qkv + (size_t)H * dim;
-    finish_heads(j, &l->q_norm, rope, qkv, H, D, q);
+    float *q = j->q + (size_t)(t * H) * dim, *key = qkv + (size_t)H * each * dim;
+    finish_heads(j, &l->q_norm, rope, qkv, H, D, each * dim, q);
     if (l->temp_beta != 0) {
         float warm = 1 + l->temp_beta * (float)log(1.0 + floor((double)j->b->pos[t] / l->temp_len));
         for (size_t i = 0; i < (size_t)H * dim; i++)
@@ -98,9 +100,9 @@ static void post_token(const struct post_job *j, int t)
         value = qkv;
         memcpy(value, key, (size_t)K * dim * sizeof(float));
     }
-    finish_heads(j, &l->k_norm, rope, key, K, D, key); /* in place: scratch of the mixer */
+    finish_heads(j, &l->k_norm, rope, key, K, D, dim, key); /* in place: scratch of the mixer */
     if (l->v_norm.kind != NORM_NONE)
-        finish_heads(j, &l->v_norm, NULL, value, K, D, value);
+        finish_heads(j, &l->v_norm, NULL, value, K, D, dim, value);
     size_t page = (size_t)slot / page_len, off = (size_t)slot % page_len;
     for (int h = 0; h < K; h++, key += dim, value += dim) {
         size_t tile = (page * (size_t)K + (size_t)h) * page_len * dim;

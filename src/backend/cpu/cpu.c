@@ -79,6 +79,13 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
     (void)be;
     for (int i = 0; i < net->n_layers; i++) {
         const struct mlp *m = &net->layers[i].mlp;
+        const struct mixer *x = &net->layers[i].mixer;
+        if (x->kind == MIXER_ATTENTION && x->attention.gated &&
+            (x->attention.norm_whole || x->attention.k_is_v))
+            return network_refuse(err, i, "a gate beside whole norms or shared projections is",
+                                  "cpu");
+        if (x->kind == MIXER_DELTA_NET && x->delta_net.conv_len > CPU_MAX_TAPS)
+            return network_refuse(err, i, "a convolution of more than 64 rows is", "cpu");
         if ((m->dense.gate_up && m->dense.act == ACT_PLAIN_GELU) ||
             (m->router.w && m->experts.act == ACT_PLAIN_GELU))
             return network_refuse(err, i, "an mlp without a gate is", "cpu");
@@ -91,7 +98,7 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
                          PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED |
                              PART_SINKS | PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE |
                              PART_SHARED_KV | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH |
-                             PART_EXPERT_BIAS,
+                             PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET,
                          "cpu", err);
 }
 
@@ -104,6 +111,11 @@ static void clear(struct cpu_backend *cb)
     cb->n_blocks = 0;
     for (int i = 0; i < cb->n_ropes; i++) /* the network may be gone by now */
         mem_free(cb->rope[i]);
+    for (int i = 0; i < cb->n_taps; i++)
+        mem_free(cb->taps[i]);
+    mem_free(cb->taps);
+    cb->taps = NULL;
+    cb->n_taps = 0;
     mem_free(cb->rope);
     mem_free(cb->sampled);
     cb->rope = NULL;
@@ -149,6 +161,31 @@ static bool prepare_parts(struct cpu_backend *cb, const struct network *net, int
              (cb->layer_gate = rows_of(cb, T, P, "layer embeddings", err))));
 }
 
+/* What delta nets need. */
+static bool prepare_delta_net(struct cpu_backend *cb, const struct network *net, int T,
+                              struct error *err)
+{
+    cb->taps = mem_zalloc((size_t)net->n_layers, sizeof *cb->taps);
+    cb->n_taps = net->n_layers;
+    cb->delta_len = 0;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct delta_net *d = &net->layers[i].mixer.delta_net;
+        if (net->layers[i].mixer.kind != MIXER_DELTA_NET)
+            continue;
+        size_t scratch = cpu_delta_scratch(d);
+        cb->delta_len = scratch > cb->delta_len ? scratch : cb->delta_len;
+        cb->taps[i] = mem_zalloc((size_t)(2 * d->n_k_heads * d->k_dim + d->n_v_heads * d->v_dim),
+                                 (size_t)d->conv_len * sizeof(float));
+        cpu_delta_taps(d, cb->taps[i]);
+    }
+    if (!cb->delta_len)
+        return true;
+    size_t old = cb->delta_len * (size_t)pool_size(cb->pool) * sizeof(float);
+    return (cb->z = rows_of(cb, T, cb->max.heads, "gates", err)) &&
+           (cb->ba = rows_of(cb, T, 2 * cb->max.state_heads, "gates", err)) &&
+           (cb->delta_old = block(cb, old, "convolutions", err));
+}
+
 static bool cpu_prepare(struct backend *be, const struct network *net, const struct bounds *s,
                         struct error *err)
 {
@@ -169,6 +206,8 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
     size_t attn = 1;
     for (int i = 0; i < net->n_layers; i++) {
         const struct attention *a = &net->layers[i].mixer.attention;
+        if (net->layers[i].mixer.kind != MIXER_ATTENTION)
+            continue;
         size_t bytes = cpu_attention_scratch(s, a, pool_size(cb->pool));
         attn = bytes > attn ? bytes : attn;
     }
@@ -184,7 +223,8 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
            (cb->a_out = rows_of(cb, s->max_out, heads, "output rows", err)) &&
            (cb->logits = rows_of(cb, s->max_out, net->n_vocab, "logits", err)) &&
            (cb->attn_scratch = block(cb, attn, "attention scratch", err)) &&
-           prepare_parts(cb, net, T, err) && gemm_init(cb, err);
+           prepare_parts(cb, net, T, err) && prepare_delta_net(cb, net, T, err) &&
+           gemm_init(cb, err);
 }
 
 static void cpu_close(struct backend *be)
@@ -387,13 +427,12 @@ static void linear(struct cpu_backend *cb, const struct weight *w, const float *
     cpu_stage_end(cb, stage);
 }
 
-static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
+/* Attention before wo: into a */
+static void mix_attention(struct cpu_backend *cb, const struct attention *l, int layer,
+                          const float *n)
 {
-    struct cpu_backend *cb = cpu_self(be);
-    const struct attention *l = &m->attention;
     const struct batch *b = &cb->batch;
     const struct kv_layer *kv = &b->kv[l->shares_kv ? l->kv_layer : layer];
-    const float *n = norm_stream(cb, &m->block.in), *a = cb->a;
     cpu_stage_begin(cb);
     gemm_linear(cb, impl(l->wqkv), n, cb->qkv, b->n_tokens);
     cpu_attn_post(&cb->bounds, b, l, kv, l->rope ? cb->rope[l->rope - cb->net->ropes] : NULL,
@@ -401,13 +440,42 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     cpu_stage_end(cb, STAGE_QKV);
     cpu_stage_begin(cb);
     cpu_attention(&cb->bounds, b, l, kv, cb->q, cb->a, cb->attn_scratch, cb->pool, &cb->pick);
+    if (l->gated)
+        cpu_attn_gate(b, l, cb->qkv, l->wqkv->n_out, cb->a, cb->pool, cb->isa);
     cpu_stage_end(cb, STAGE_ATTENTION);
+}
+
+static void mix_delta_net(struct cpu_backend *cb, const struct mixer *m, int layer, const float *n)
+{
+    const struct delta_net *d = &m->delta_net;
+    const struct batch *b = &cb->batch;
+    linear(cb, d->wqkv, n, cb->qkv, b->n_tokens, STAGE_QKV);
+    linear(cb, d->wz, n, cb->z, b->n_tokens, STAGE_QKV);
+    linear(cb, d->wba, n, cb->ba, b->n_tokens, STAGE_QKV);
+    cpu_stage_begin(cb);
+    cpu_delta_net(b, m, b->kv[layer].state, cb->taps[layer], cb->qkv, cb->z, cb->ba, cb->a,
+                  cb->delta_old, cb->delta_len, cb->pool, cb->isa);
+    cpu_stage_end(cb, STAGE_ATTENTION);
+}
+
+static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
+{
+    struct cpu_backend *cb = cpu_self(be);
+    const struct batch *b = &cb->batch;
+    const float *n = norm_stream(cb, &m->block.in), *a = cb->a;
+    const struct weight *wo = m->attention.wo;
+    if (m->kind == MIXER_DELTA_NET) {
+        mix_delta_net(cb, m, layer, n);
+        wo = m->delta_net.wo;
+    } else {
+        mix_attention(cb, &m->attention, layer, n);
+    }
     if (layer == cb->net->n_layers - 1) {
         narrow(cb);
-        cpu_gather(cb->a, b->out_rows, b->n_out, l->n_heads * l->v_dim, cb->a_out, cb->pool);
+        cpu_gather(cb->a, b->out_rows, b->n_out, wo->n_in, cb->a_out, cb->pool);
         a = cb->a_out;
     }
-    linear(cb, l->wo, a, cb->stream.d, cb->stream.rows, STAGE_OUTPUT);
+    linear(cb, wo, a, cb->stream.d, cb->stream.rows, STAGE_OUTPUT);
     finish_block(cb, &m->block);
 }
 

@@ -38,7 +38,7 @@ struct cpu_backend {
     struct cpu_block {
         void *p;
         size_t bytes;
-    } blocks[16]; /* (n_blocks) scratch that prepare made */
+    } blocks[32]; /* (n_blocks) scratch that prepare made */
     int n_blocks;
     int n_ropes;
     float **rope;        /* (n_ropes) -> (max_tokens, n_rot): this step's angles */
@@ -53,6 +53,11 @@ struct cpu_backend {
     float *a_out;        /* (max_out, widest H*D) out rows of a */
     float *logits;       /* (max_out, n_vocab) */
     void *attn_scratch;  /* cpu_attention_scratch bytes */
+    float *z, *ba;       /* (max_tokens, Hv*Dv), (max_tokens, 2*Hv) of a delta net */
+    float *delta_old;    /* (threads, delta_len) its scratch */
+    size_t delta_len;
+    float **taps; /* (n_layers) -> (W, C) convolutions as the kernels read them; NULL = none */
+    int n_taps;
     int32_t *sampled;    /* (max_out) */
     struct gemm *gemm;   /* scratch and settings of linear, ffn and moe */
     int64_t stage_start; /* profile clock */

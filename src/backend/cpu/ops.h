@@ -41,6 +41,23 @@ void cpu_attention(const struct bounds *s, const struct batch *b, const struct a
                    const struct kv_layer *kv, const float *q, float *a, void *scratch,
                    struct pool *pool, struct pick *pick);
 
+/* a (n_tokens, H*D) *= sigmoid of the gates that lie behind each head's q in qkv (n_tokens, width). */
+void cpu_attn_gate(const struct batch *b, const struct attention *l, const float *qkv, int width,
+                   float *a, struct pool *pool, enum isa isa);
+
+/*
+ * The gated delta net m after its projections: u (n_tokens, C = 2*Hk*Dk + Hv*Dv), z (n_tokens, Hv*Dv),
+ * ba (n_tokens, 2*Hv) -> o (n_tokens, Hv*Dv), what wo multiplies; states (n_states, mixer_state_len)
+ * as the batch says. u and ba are changed. taps (W, C): m's convolution, by cpu_delta_taps. scratch:
+ * scratch_len floats for each thread, at least cpu_delta_scratch.
+ */
+void cpu_delta_net(const struct batch *b, const struct mixer *m, float *states, const float *taps,
+                   float *u, const float *z, float *ba, float *o, float *scratch,
+                   size_t scratch_len, struct pool *pool, enum isa isa);
+enum { CPU_MAX_TAPS = 64 }; /* W at most */
+size_t cpu_delta_scratch(const struct delta_net *d);
+void cpu_delta_taps(const struct delta_net *d, float *taps);
+
 /* x += d (d may be NULL); n = x / sqrt(mean(x^2) + eps) * gain (NULL: ones). x, d, n: (rows, width);
  * n may be x. */
 void cpu_add_norm(float *x, const float *d, const float *gain, float *n, int rows, int width,

@@ -236,8 +236,9 @@ bool pick_alone(enum pick_small what, size_t work)
         [SMALL_EMBED] = 5,    /* rows */
         [SMALL_ROPE] = 512,   /* angles */
         [SMALL_POST] = 65536, /* of q, k and v */
-        [SMALL_NORM] = 16384,   [SMALL_GATHER] = 65536,
-        [SMALL_ATTN] = 1 << 17, /* products of scores */
+        [SMALL_NORM] = 16384,    [SMALL_GATHER] = 65536,
+        [SMALL_ATTN] = 1 << 17,  /* products of scores */
+        [SMALL_DELTA] = 1 << 15, /* values of states */
     };
     return work < least[what];
 }

@@ -93,7 +93,15 @@ const struct pick_row *pick_attn(const struct pick *p, enum dtype kv_type, int h
                                  int page_len, int rows);
 
 /* Whether work is too small to be worth waking the team: floats, but for attention. */
-enum pick_small { SMALL_EMBED, SMALL_ROPE, SMALL_POST, SMALL_NORM, SMALL_GATHER, SMALL_ATTN };
+enum pick_small {
+    SMALL_EMBED,
+    SMALL_ROPE,
+    SMALL_POST,
+    SMALL_NORM,
+    SMALL_GATHER,
+    SMALL_ATTN,
+    SMALL_DELTA
+};
 bool pick_alone(enum pick_small what, size_t work);
 
 /* Prints what the tables give the network's shapes for some numbers of rows. */

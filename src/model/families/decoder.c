@@ -177,6 +177,12 @@ static const struct decoder_names *names_of(const struct decoder *d)
     return d->names ? d->names : &decoder_names;
 }
 
+static struct norm rms(struct builder *b, const struct decoder *d, int layer,
+                       const struct name *name, int width)
+{
+    return build_rms_adjusted(b, layer, name, width, (struct adjust){.add = d->norm_add});
+}
+
 void decoder_mixer(struct builder *b, const struct decoder *d, int i, const struct rope *rope,
                    struct mixer *m)
 {
@@ -190,7 +196,7 @@ void decoder_mixer(struct builder *b, const struct decoder *d, int i, const stru
     const struct rows fused = {.name = &n->qkv, .n = n_q + 2 * n_kv};
     bool is_fused = n->qkv.gguf != NULL;
     *m = (struct mixer){.kind = MIXER_ATTENTION};
-    m->block.in = build_rms(b, i, &n->attn_norm, c->n_embd);
+    m->block.in = rms(b, d, i, &n->attn_norm, c->n_embd);
     m->attention = (struct attention){
         .n_heads = c->n_heads,
         .n_kv_heads = c->n_kv_heads,
@@ -206,8 +212,8 @@ void decoder_mixer(struct builder *b, const struct decoder *d, int i, const stru
                              is_fused ? &fused : apart),
     };
     if (d->qk_norm) {
-        m->attention.q_norm = build_rms(b, i, &n->q_norm, d->norm_whole ? n_q : D);
-        m->attention.k_norm = build_rms(b, i, &n->k_norm, d->norm_whole ? n_kv : D);
+        m->attention.q_norm = rms(b, d, i, &n->q_norm, d->norm_whole ? n_q : D);
+        m->attention.k_norm = rms(b, d, i, &n->k_norm, d->norm_whole ? n_kv : D);
     }
     m->attention.wo = build_matrix(b, WEIGHT_LINEAR, i, &n->o, n_q, c->n_embd);
 }
@@ -244,13 +250,15 @@ static void build_experts(struct builder *b, const struct decoder_names *n, int 
         return;
     m->dense.gate_up = gate_up(b, i, &n->gate_shared, &n->up_shared, c->n_ff_shared);
     m->dense.down = build_matrix(b, WEIGHT_LINEAR, i, &n->down_shared, c->n_ff_shared, c->n_embd);
+    if (n->shared_gate.gguf)
+        m->dense_gate = build_matrix(b, WEIGHT_LINEAR, i, &n->shared_gate, c->n_embd, 1);
 }
 
 void decoder_mlp(struct builder *b, const struct decoder *d, int i, struct mlp *m)
 {
     const struct config *c = b->c;
     const struct decoder_names *n = names_of(d);
-    *m = (struct mlp){.block.in = build_rms(b, i, &n->ffn_norm, c->n_embd)};
+    *m = (struct mlp){.block.in = rms(b, d, i, &n->ffn_norm, c->n_embd)};
     if (c->is_moe[i]) {
         build_experts(b, n, i, m);
         return;
@@ -268,7 +276,7 @@ void decoder_ends(struct builder *b, const struct decoder *d)
     struct network *net = b->net;
     net->embed.tokens =
         build_matrix(b, c->tied ? WEIGHT_HEAD : WEIGHT_EMBED, 0, &n->emb, c->n_embd, c->n_vocab);
-    net->head.norm = build_rms(b, 0, &n->norm, c->n_embd);
+    net->head.norm = rms(b, d, 0, &n->norm, c->n_embd);
     net->head.w = c->tied ? net->embed.tokens
                           : build_matrix(b, WEIGHT_HEAD, 0, &n->head, c->n_embd, c->n_vocab);
 }

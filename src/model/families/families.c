@@ -2,6 +2,17 @@
 #include "model/families/family.h"
 
 const struct family *const families[] = {
-    &family_llama, &family_mistral, &family_mixtral, &family_ministral3, &family_minimax_m2,
-    &family_phi3,  &family_qwen2,   &family_qwen3,   &family_qwen3moe,   NULL,
+    &family_llama,
+    &family_mistral,
+    &family_mixtral,
+    &family_ministral3,
+    &family_minimax_m2,
+    &family_phi3,
+    &family_qwen2,
+    &family_qwen3,
+    &family_qwen3moe,
+    &family_qwen3next,
+    &family_qwen35,
+    &family_qwen35moe,
+    NULL,
 };

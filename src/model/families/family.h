@@ -28,7 +28,8 @@ struct family {
 
 extern const struct family *const families[]; /* ends with NULL */
 extern const struct family family_llama, family_minimax_m2, family_ministral3, family_mistral,
-    family_mixtral, family_phi3, family_qwen2, family_qwen3, family_qwen3moe;
+    family_mixtral, family_phi3, family_qwen2, family_qwen3, family_qwen3moe, family_qwen3next,
+    family_qwen35, family_qwen35moe;
 
 /* Names of a decoder's tensors. What a family has not is NULL. */
 struct decoder_names {
@@ -38,7 +39,7 @@ struct decoder_names {
     struct name ffn_norm, gate, up, down;
     struct name gate_up; /* instead of gate and up */
     struct name router, choice_bias, gate_exp, up_exp, down_exp;
-    struct name gate_shared, up_shared, down_shared;
+    struct name gate_shared, up_shared, down_shared, shared_gate;
 };
 
 /* The usual ones. */
@@ -77,6 +78,7 @@ struct decoder {
     const struct decoder_names *names; /* NULL: decoder_names */
     bool qk_norm;                      /* RMS norms of q and k, per head */
     bool norm_whole;                   /* ... or of the whole projections */
+    float norm_add;                    /* a folder's norms are stored without so much */
     bool experts;                      /* config.json describes experts */
     bool experts_wide;                 /* ... whose width is intermediate_size */
     enum router_kind router;           /* unless a GGUF says another */

@@ -1,0 +1,160 @@
+/*
+ * Mixers beside plain attention, against the reference: the gated delta net over several steps, with
+ * prompts cut anywhere, decodes beside them, states that are saved on the way and gone on from.
+ * Skipped, by name, on a backend that does not run them.
+ */
+#include "duo.h"
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { SLOTS = 8, STEPS = 5 };
+
+/* Whether the backend under test runs the network; says so if not. */
+static bool runs(struct duo *d, const char *group)
+{
+    struct error err = {0};
+    if (d->be[DEV]->ops->supports(d->be[DEV], &d->net[DEV], &err))
+        return true;
+    printf("skipped: %s: %s\n", group, err.msg);
+    return false;
+}
+
+static struct duo_weight plain_weight(struct duo *d, int n_in, int rows)
+{
+    struct duo_weight w;
+    struct random_spec spec = {
+        .n_in = n_in, .n_expert = 1, .n_seg = 1, .rows = {rows}, .type = {DT_F16}};
+    weight_new(d, &w, WEIGHT_LINEAR, &spec);
+    return w;
+}
+
+/* One step of the recurrent test: per sequence rows, slots read and written, and a save. */
+struct turn {
+    int n;
+    struct {
+        int rows, in, out, save_rows, save;
+    } seq[4];
+};
+
+static const struct turn turns[STEPS] = {
+    /* a prompt alone, saved in the middle; one from zeros beside it */
+    {2, {{1, -1, 1, 0, -1}, {70, -1, 0, 33, 5}}},
+    /* decodes in place */
+    {2, {{1, 0, 0, 0, -1}, {1, 1, 1, 0, -1}}},
+    /* a decode that forks, and prompts that go on, one from what was saved, one saved at its end */
+    {4, {{1, 0, 2, 0, -1}, {1, 1, 1, 1, 6}, {19, 5, 3, 0, -1}, {2, -1, 4, 2, 7}}},
+    /* rows fewer than the convolution is long */
+    {3, {{1, 6, 0, 0, -1}, {2, 3, 3, 0, -1}, {3, 4, 4, 1, 5}}},
+    {4, {{1, 7, 1, 0, -1}, {1, 5, 0, 0, -1}, {1, 2, 2, 0, -1}, {65, 3, 3, 64, 6}}},
+};
+
+static void turn_plan(struct plan *p, const struct dims *s, const struct turn *t, int32_t *states)
+{
+    int seqs[4][2];
+    for (int i = 0; i < t->n; i++) {
+        seqs[i][0] = 0;
+        seqs[i][1] = t->seq[i].rows;
+        states[i] = t->seq[i].in;
+        states[4 + i] = t->seq[i].out;
+        states[8 + i] = t->seq[i].save_rows;
+        states[12 + i] = t->seq[i].save;
+    }
+    plan_make(p, s, (const int(*)[2])seqs, t->n, false);
+    p->b.state_in = states;
+    p->b.state_out = states + 4;
+    p->b.save_rows = states + 8;
+    p->b.save_state = states + 12;
+}
+
+static void delta_case(int Hk, int Hv, int Dk, int Dv, int W, bool tiled)
+{
+    struct dims s = base_dims();
+    s.b.n_states = SLOTS;
+    struct duo d;
+    duo_open(&d, &s, 1);
+    int C = 2 * Hk * Dk + Hv * Dv, E = s.n_embd;
+    struct duo_weight wqkv = plain_weight(&d, E, C), wz = plain_weight(&d, E, Hv * Dv);
+    struct duo_weight wba = plain_weight(&d, E, 2 * Hv), wo = plain_weight(&d, Hv * Dv, E);
+    struct array conv = array_random(&d, (size_t)(C * W), 0.5f),
+                 dt = array_random(&d, (size_t)Hv, 1.0f), norm = array_random(&d, (size_t)Dv, 1.0f),
+                 gain = array_random(&d, (size_t)E, 1.0f);
+    float decay[64];
+    struct array slow = array_random(&d, (size_t)Hv, 1.0f);
+    for (int h = 0; h < Hv; h++)
+        decay[h] = 0.02f * (float)(1 + h);
+    EACH(side)
+    {
+        struct backend *be = d.be[side];
+        be->ops->copy_in(be, slow.on[side], decay, (size_t)Hv * sizeof *decay);
+        struct mixer *m = &d.layers[side][0].mixer;
+        *m = (struct mixer){.kind = MIXER_DELTA_NET,
+                            .block.in = {NORM_RMS, gain.on[side], NULL, 1e-6f}};
+        m->delta_net = (struct delta_net){.n_k_heads = Hk,
+                                          .n_v_heads = Hv,
+                                          .k_dim = Dk,
+                                          .v_dim = Dv,
+                                          .conv_len = W,
+                                          .wqkv = &wqkv.on[side],
+                                          .wz = &wz.on[side],
+                                          .wba = &wba.on[side],
+                                          .wo = &wo.on[side],
+                                          .conv = conv.on[side],
+                                          .decay = slow.on[side],
+                                          .dt_bias = dt.on[side],
+                                          .norm = {NORM_RMS, norm.on[side], NULL, 1e-6f},
+                                          .tiled = tiled};
+    }
+    if (runs(&d, "delta net")) {
+        size_t bytes = mixer_state_len(&d.layers[0][0].mixer) * SLOTS * sizeof(float);
+        struct error err = {0};
+        EACH(side)
+        {
+            d.kv[side][0].state = d.be[side]->ops->alloc(d.be[side], bytes, "states", &err);
+            fail_if(!d.kv[side][0].state, err.msg);
+        }
+        duo_prepare(&d);
+        for (int i = 0; i < STEPS; i++) {
+            struct plan p;
+            int32_t states[16];
+            char what[100];
+            turn_plan(&p, &s, &turns[i], states);
+            p.b.n_out = p.b.n_tokens; /* the layer is the last */
+            for (int r = 0; r < p.b.n_tokens; r++)
+                p.out_rows[r] = r;
+            float *x = random_floats((size_t)(p.b.n_tokens * E), 1.0f);
+            snprintf(what, sizeof what, "heads %d/%d of %dx%d, conv %d, step %d", Hk, Hv, Dk, Dv, W,
+                     i);
+            begin(&d, &p);
+            stream_put(&d, x, p.b.n_tokens);
+            EACH(side)
+            d.be[side]->ops->mixer(d.be[side], &d.layers[side][0].mixer, 0);
+            stream_check(&d, what, x, p.b.n_tokens, product_tol);
+            end(&d, NULL, NULL);
+            mem_free(x);
+            mem_free(p.pages);
+        }
+        EACH(side)
+        d.be[side]->ops->free(d.be[side], d.kv[side][0].state, bytes);
+    }
+    struct array *arrays[] = {&conv, &dt, &norm, &gain, &slow};
+    struct duo_weight *weights[] = {&wqkv, &wz, &wba, &wo};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        array_free(&d, arrays[i]);
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
+        weight_free(&d, weights[i]);
+    duo_close(&d);
+}
+
+void test_delta_net(void)
+{
+    int before = n_checks;
+    if (!wanted("delta net"))
+        return;
+    delta_case(2, 4, 128, 128, 4, false);
+    delta_case(2, 6, 32, 48, 4, true);
+    delta_case(1, 3, 20, 24, 3, false); /* no whole vectors, no whole panels */
+    delta_case(3, 3, 16, 7, 1, true);   /* no convolution to speak of */
+    report("delta net", before);
+}
