@@ -34,8 +34,10 @@ static float uniform(float lo, float hi)
 }
 
 static const enum dtype all_types[] = {
-    DT_F32,  DT_F16,  DT_BF16, DT_Q4_0, DT_Q4_1,   DT_Q5_0,   DT_Q5_1,  DT_Q8_0,    DT_Q2_K,
-    DT_Q3_K, DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_IQ4_NL, DT_IQ4_XS, DT_MXFP4, DT_F8_E4M3, DT_GPTQ4,
+    DT_F32,    DT_F16,   DT_BF16,    DT_Q4_0,  DT_Q4_1,  DT_Q5_0,  DT_Q5_1,
+    DT_Q8_0,   DT_Q2_K,  DT_Q3_K,    DT_Q4_K,  DT_Q5_K,  DT_Q6_K,  DT_IQ4_NL,
+    DT_IQ4_XS, DT_MXFP4, DT_F8_E4M3, DT_GPTQ4, DT_IQ1_S, DT_IQ1_M, DT_IQ2_XXS,
+    DT_IQ2_XS, DT_IQ2_S, DT_IQ3_XXS, DT_IQ3_S, DT_TQ1_0, DT_TQ2_0, DT_NVFP4,
 };
 enum { N_TYPES = sizeof all_types / sizeof *all_types };
 
@@ -67,7 +69,27 @@ static void random_block(enum dtype t, uint8_t *p)
     case DT_Q8_0:
     case DT_IQ4_NL:
     case DT_IQ4_XS:
+    case DT_IQ1_S:
+    case DT_IQ2_XXS:
+    case DT_IQ2_XS:
+    case DT_IQ2_S:
+    case DT_IQ3_XXS:
+    case DT_IQ3_S:
         memcpy(p, &d, 2);
+        break;
+    case DT_IQ1_M: /* a nibble of d at the top of each 16 bits of scales */
+        for (int i = 0; i < 4; i++)
+            p[49 + 2 * i] = (uint8_t)((p[49 + 2 * i] & 15) | (d >> 4 * i & 15) << 4);
+        break;
+    case DT_TQ1_0:
+        memcpy(p + offsetof(struct block_tq1_0, d), &d, 2);
+        break;
+    case DT_TQ2_0:
+        memcpy(p + offsetof(struct block_tq2_0, d), &d, 2);
+        break;
+    case DT_NVFP4:
+        for (int i = 0; i < 4; i++)
+            p[i] = (uint8_t)(8 + rnd() % 24);
         break;
     case DT_Q4_1:
     case DT_Q5_1:
@@ -134,10 +156,14 @@ static void add_seg(struct made *m, enum dtype t, int rows, bool act_order)
             random_block(t, p + i * (size_t)dtype_table[t].block_bytes);
         data[e] = p;
         if (t == DT_F8_E4M3) {
-            size_t n = (size_t)((rows + 127) / 128) * (size_t)((w->n_in + 127) / 128);
+            size_t n = (size_t)rows * (size_t)((w->n_in + 127) / 128);
             float *f = own(m, n * sizeof *f);
             for (size_t i = 0; i < n; i++)
                 f[i] = uniform(0.001f, 0.01f);
+            scale[e] = f;
+        } else if (t == DT_NVFP4) {
+            float *f = own(m, sizeof *f);
+            *f = uniform(0.01f, 0.1f);
             scale[e] = f;
         } else if (t == DT_GPTQ4) {
             s->group_len = w->n_in % 128 == 0 ? 128 : 32;
@@ -162,7 +188,7 @@ static void add_seg(struct made *m, enum dtype t, int rows, bool act_order)
         }
     }
     s->data = data;
-    if (t == DT_F8_E4M3 || t == DT_GPTQ4)
+    if (t == DT_F8_E4M3 || t == DT_GPTQ4 || t == DT_NVFP4)
         s->scale = scale;
     if (t == DT_GPTQ4) {
         s->zero = zero;

@@ -48,7 +48,7 @@ static void setup(struct fixture *f, enum dtype t, int n_in, int rows, int group
     struct raw_seg *s = &f->raw.seg[0];
     *s = (struct raw_seg){.type = t, .rows = rows, .group_len = group_len};
     size_t groups = t == DT_GPTQ4 ? (size_t)((n_in + group_len - 1) / group_len) * (size_t)rows : 1;
-    size_t blocks = (size_t)((n_in + 127) / 128) * (size_t)((rows + 127) / 128);
+    size_t blocks = (size_t)((n_in + 127) / 128) * (size_t)rows;
     for (int e = 0; e < EXPERTS; e++) {
         size_t bytes = raw_seg_row_bytes(s, n_in) * (size_t)rows;
         f->data[e] = mem_alloc(bytes); /* exactly: reading past the end shows under ASan */

@@ -1,5 +1,5 @@
 /*
- * Number formats: every TYPE of ../shared/golden/quants must dequantise to the given floats within
+ * Number formats: every TYPE of tests/data/quants and ../shared/golden/quants(-more) must dequantise to the given floats within
  * one ulp; conversions are checked over all 65,536 halves, bfloat16s and all FP8 codes.
  */
 #include "quant/quant.h"
@@ -13,8 +13,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <cmocka.h>
-
-#define GOLDEN "../shared/golden/quants"
 
 static uint8_t *read_all(const char *path, size_t *n)
 {
@@ -40,12 +38,12 @@ static int64_t ulps(float a, float b)
     return u > v ? u - v : v - u;
 }
 
-static void test_golden(void **state)
+/* Every TYPE.blocks of a folder against its TYPE.f32; at least `least` of them. */
+static void check_folder(const char *folder, int least)
 {
-    (void)state;
-    DIR *d = opendir(GOLDEN);
+    DIR *d = opendir(folder);
     if (!d) {
-        print_message("skipped: no %s here\n", GOLDEN);
+        print_message("skipped: no %s here\n", folder);
         skip();
     }
     int n_types = 0;
@@ -53,15 +51,15 @@ static void test_golden(void **state)
         char *dot = strstr(e->d_name, ".blocks");
         if (!dot)
             continue;
-        char name[32], path[512];
+        char name[32], path[600];
         snprintf(name, sizeof name, "%.*s", (int)(dot - e->d_name), e->d_name);
         enum dtype t = dtype_from_name(name);
         if (t == DT_NONE)
             fail_msg("%s is no known type", name);
         size_t nb, nf;
-        snprintf(path, sizeof path, GOLDEN "/%s.blocks", name);
+        snprintf(path, sizeof path, "%s/%s.blocks", folder, name);
         uint8_t *blocks = read_all(path, &nb);
-        snprintf(path, sizeof path, GOLDEN "/%s.f32", name);
+        snprintf(path, sizeof path, "%s/%s.f32", folder, name);
         uint8_t *want = read_all(path, &nf);
         size_t n = nf / 4;
         assert_int_equal(dtype_bytes(t, n), nb);
@@ -91,7 +89,52 @@ static void test_golden(void **state)
         n_types++;
     }
     closedir(d);
-    assert_true(n_types >= 13);
+    assert_true(n_types >= least);
+}
+
+/* A few blocks of every type, in the repository; then the large files. */
+static void test_golden_few(void **state)
+{
+    (void)state;
+    check_folder("tests/data/quants", 23);
+}
+
+static void test_golden(void **state)
+{
+    (void)state;
+    check_folder("../shared/golden/quants", 13);
+}
+
+static void test_golden_more(void **state)
+{
+    (void)state;
+    check_folder("../shared/golden/quants-more", 9);
+}
+
+/* Grids are sets in ascending order, and every format that has codes has all of them in range. */
+static void test_codes(void **state)
+{
+    (void)state;
+    static const struct {
+        enum dtype type;
+        int points, digits, bits, base;
+    } grids[] = {{DT_IQ3_S, 512, 4, 3, 8},  {DT_IQ3_XXS, 256, 4, 3, 8}, {DT_IQ2_XXS, 256, 8, 2, 3},
+                 {DT_IQ2_XS, 512, 8, 2, 3}, {DT_IQ2_S, 1024, 8, 2, 3},  {DT_IQ1_S, 2048, 8, 2, 3}};
+    for (size_t i = 0; i < sizeof grids / sizeof *grids; i++) {
+        const uint16_t *g = quant_grid(grids[i].type);
+        for (int k = 0; k < grids[i].points; k++) {
+            assert_true(k == 0 || g[k] > g[k - 1]);
+            for (int j = 0; j < grids[i].digits; j++)
+                assert_true((g[k] >> grids[i].bits * j & ((1 << grids[i].bits) - 1)) <
+                            grids[i].base);
+        }
+    }
+    assert_ptr_equal(quant_grid(DT_IQ1_M), quant_grid(DT_IQ1_S));
+    assert_null(quant_grid(DT_Q4_K));
+    struct quant_codes c;
+    uint8_t block[128] = {0};
+    assert_false(quant_read_codes(DT_NVFP4, block, &c));
+    assert_false(quant_read_codes(DT_Q3_K, block, &c));
 }
 
 static void test_f16(void **state)
@@ -176,10 +219,10 @@ static void test_table(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),
-        cmocka_unit_test(test_f16),
-        cmocka_unit_test(test_bf16_fp8),
-        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_table),    cmocka_unit_test(test_f16),
+        cmocka_unit_test(test_bf16_fp8), cmocka_unit_test(test_golden_few),
+        cmocka_unit_test(test_golden),   cmocka_unit_test(test_golden_more),
+        cmocka_unit_test(test_codes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

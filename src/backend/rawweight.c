@@ -24,7 +24,9 @@ static struct plane_bytes plane_bytes(const struct raw_seg *s, int n_in)
 {
     struct plane_bytes b = {.data = raw_seg_row_bytes(s, n_in) * (size_t)s->rows};
     if (s->type == DT_F8_E4M3 && s->scale)
-        b.scale = sizeof(float) * (size_t)ceil_div(s->rows, 128) * (size_t)ceil_div(n_in, 128);
+        b.scale = sizeof(float) * (size_t)s->rows * (size_t)ceil_div(n_in, 128);
+    if (s->type == DT_NVFP4 && s->scale)
+        b.scale = sizeof(float);
     if (s->type == DT_GPTQ4) {
         size_t groups = (size_t)s->rows * (size_t)ceil_div(n_in, s->group_len);
         b.scale = groups * sizeof(uint16_t);
@@ -49,7 +51,7 @@ static void row_f8(const struct raw_weight *w, const struct raw_seg *s, int e, i
     const uint8_t *codes = s->data[e] + (size_t)row * (size_t)w->n_in;
     const float *scale = s->scale ? s->scale[e] : NULL;
     if (scale)
-        scale += (size_t)(row / 128) * (size_t)ceil_div(w->n_in, 128);
+        scale += (size_t)row * (size_t)ceil_div(w->n_in, 128);
     for (int j = 0; j < w->n_in; j++)
         dst[j] = f8e4m3_to_f32(codes[j]) * (scale ? scale[j / 128] : 1.0f);
 }
@@ -82,6 +84,9 @@ void raw_weight_row(const struct raw_weight *w, int e, int row, float *dst)
     else
         quant_dequantize(s->type, s->data[e] + (size_t)row * raw_seg_row_bytes(s, w->n_in), dst,
                          (size_t)w->n_in);
+    if (s->type == DT_NVFP4 && s->scale)
+        for (int j = 0; j < w->n_in; j++)
+            dst[j] *= *(const float *)s->scale[e];
 }
 
 /* Lays out [struct][pointer tables][planes, 64-byte aligned][bias] in one block. */

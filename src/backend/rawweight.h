@@ -14,7 +14,8 @@ struct raw_seg {
     int rows;
     const uint8_t *const *data; /* (n_expert) -> (rows, n_in) blocks, rows contiguous */
     /* Planes of planar types, else NULL:
-     *   DT_F8_E4M3  scale: float (ceil(rows/128), ceil(n_in/128)): value = code * scale; NULL: scale 1
+     *   DT_F8_E4M3  scale: float (rows, ceil(n_in/128)): value = code * scale; NULL: scale 1
+     *   DT_NVFP4    scale: one float, that multiplies every value; NULL: 1
      *   DT_GPTQ4    data: (rows, n_in/2), low nibble first; scale: half (rows, n_groups);
      *               zero: u8 (rows, n_groups); value = (code - zero) * scale, column j in
      *               group j / group_len */

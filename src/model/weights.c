@@ -302,7 +302,7 @@ static bool fp8_scales(struct loader *l, const struct name *n, int layer, int n_
                        int n_expert, struct raw_seg *s)
 {
     size_t cols = (size_t)(n_in + 127) / 128, rows = (size_t)(n_out + 127) / 128;
-    float *scales = block(l, (size_t)n_expert * rows * cols, sizeof *scales);
+    float *scales = block(l, (size_t)n_expert * (size_t)n_out * cols, sizeof *scales);
     const void **table = block(l, (size_t)n_expert, sizeof *table);
     for (int e = 0; e < n_expert; e++) {
         const struct tensor *t = need(l, n, layer, e, "weight_scale_inv");
@@ -312,8 +312,10 @@ static bool fp8_scales(struct loader *l, const struct name *n, int layer, int n_
             return false;
         if (dtype_table[t->type].block_len != 1)
             return error_set(l->err, "%s: tensor %s: type %s", l->f->path, t->name, t->type_name);
-        float *out = scales + (size_t)e * rows * cols;
-        quant_dequantize(t->type, t->data, out, rows * cols);
+        float *out = scales + (size_t)e * (size_t)n_out * cols;
+        size_t width = dtype_bytes(t->type, cols);
+        for (size_t r = 0; r < (size_t)n_out; r++)
+            quant_dequantize(t->type, t->data + r / 128 * width, out + r * cols, cols);
         table[e] = out;
         mark_used(l, t);
     }

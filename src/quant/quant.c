@@ -7,7 +7,6 @@
 #include "quant/quant.h"
 #include "base/error.h"
 
-#include <pthread.h>
 #include <string.h>
 #include <strings.h>
 
@@ -30,6 +29,15 @@ const struct dtype_info dtype_table[DT_COUNT] = {
     [DT_IQ4_XS] = {"IQ4_XS", QK_K, sizeof(struct block_iq4_xs)},
     [DT_MXFP4] = {"MXFP4", QK_32, sizeof(struct block_mxfp4)},
     [DT_IQ3_S] = {"IQ3_S", QK_K, sizeof(struct block_iq3_s)},
+    [DT_IQ1_S] = {"IQ1_S", QK_K, sizeof(struct block_iq1_s)},
+    [DT_IQ1_M] = {"IQ1_M", QK_K, sizeof(struct block_iq1_m)},
+    [DT_IQ2_XXS] = {"IQ2_XXS", QK_K, sizeof(struct block_iq2_xxs)},
+    [DT_IQ2_XS] = {"IQ2_XS", QK_K, sizeof(struct block_iq2_xs)},
+    [DT_IQ2_S] = {"IQ2_S", QK_K, sizeof(struct block_iq2_s)},
+    [DT_IQ3_XXS] = {"IQ3_XXS", QK_K, sizeof(struct block_iq3_xxs)},
+    [DT_TQ1_0] = {"TQ1_0", QK_K, sizeof(struct block_tq1_0)},
+    [DT_TQ2_0] = {"TQ2_0", QK_K, sizeof(struct block_tq2_0)},
+    [DT_NVFP4] = {"NVFP4", QK_NVFP4, sizeof(struct block_nvfp4)},
     [DT_F8_E4M3] = {"F8_E4M3", 1, 1},
     [DT_GPTQ4] = {"GPTQ4", 2, 1},
     [DT_I8] = {"I8", 1, 1},
@@ -47,15 +55,23 @@ _Static_assert(sizeof(struct block_q2_k) == 84 && sizeof(struct block_q3_k) == 1
 _Static_assert(sizeof(struct block_q4_k) == 144 && sizeof(struct block_q5_k) == 176, "layout");
 _Static_assert(sizeof(struct block_q6_k) == 210 && sizeof(struct block_iq4_nl) == 18, "layout");
 _Static_assert(sizeof(struct block_iq4_xs) == 136 && sizeof(struct block_iq3_s) == 110, "layout");
+_Static_assert(sizeof(struct block_iq1_s) == 50 && sizeof(struct block_iq1_m) == 56, "layout");
+_Static_assert(sizeof(struct block_iq2_xxs) == 66 && sizeof(struct block_iq2_xs) == 74, "layout");
+_Static_assert(sizeof(struct block_iq2_s) == 82 && sizeof(struct block_iq3_xxs) == 98, "layout");
+_Static_assert(sizeof(struct block_tq1_0) == 54 && sizeof(struct block_tq2_0) == 66, "layout");
+_Static_assert(sizeof(struct block_nvfp4) == 36, "layout");
 
 static const struct {
     uint8_t id;
     enum dtype type;
 } ggml_ids[] = {
-    {0, DT_F32},    {1, DT_F16},     {2, DT_Q4_0},    {3, DT_Q4_1},   {6, DT_Q5_0},  {7, DT_Q5_1},
-    {8, DT_Q8_0},   {10, DT_Q2_K},   {11, DT_Q3_K},   {12, DT_Q4_K},  {13, DT_Q5_K}, {14, DT_Q6_K},
-    {21, DT_IQ3_S}, {20, DT_IQ4_NL}, {23, DT_IQ4_XS}, {24, DT_I8},    {25, DT_I16},  {26, DT_I32},
-    {27, DT_I64},   {28, DT_F64},    {30, DT_BF16},   {39, DT_MXFP4},
+    {0, DT_F32},    {1, DT_F16},    {2, DT_Q4_0},     {3, DT_Q4_1},    {6, DT_Q5_0},
+    {7, DT_Q5_1},   {8, DT_Q8_0},   {10, DT_Q2_K},    {11, DT_Q3_K},   {12, DT_Q4_K},
+    {13, DT_Q5_K},  {14, DT_Q6_K},  {21, DT_IQ3_S},   {20, DT_IQ4_NL}, {23, DT_IQ4_XS},
+    {24, DT_I8},    {25, DT_I16},   {26, DT_I32},     {27, DT_I64},    {28, DT_F64},
+    {30, DT_BF16},  {39, DT_MXFP4}, {16, DT_IQ2_XXS}, {17, DT_IQ2_XS}, {18, DT_IQ3_XXS},
+    {19, DT_IQ1_S}, {22, DT_IQ2_S}, {29, DT_IQ1_M},   {34, DT_TQ1_0},  {35, DT_TQ2_0},
+    {40, DT_NVFP4},
 };
 
 enum dtype dtype_from_name(const char *name)
@@ -153,48 +169,6 @@ const int8_t quant_mxfp4_levels[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -
 float quant_mxfp4_scale(uint8_t e)
 {
     return float_from_bits(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
-}
-
-/*
- * The IQ3_S grid is part of the format: 512 of the 4096 points with four digits 0..7. It is in
- * ascending order, so a set of 4096 bits says it all: bit i of the set is the point whose digits
- * are those of i in base 8, lowest first.
- */
-static const uint64_t iq3s_set[64] = {
-    0x92050aa5082357a7, 0x0422001022892317, 0x09000aa4112249a3, 0x228005104a052208,
-    0x0100020904128801, 0x084000a208450014, 0x0200040002000a40, 0x0000110008450015,
-    0x040250005205ab17, 0x410005020902114b, 0x040120090411a401, 0x0104000211820992,
-    0x000011440a001428, 0x0000020005020902, 0x0000005000910000, 0x010400022002050a,
-    0x2980052a058a55ab, 0x0000020412248905, 0x12008802810a0092, 0x004001040a140225,
-    0x2400000224090082, 0x0100080180040210, 0x0002200000020085, 0x0000010801400220,
-    0x020802942a04aa04, 0x44010001000a102a, 0x0000010014010401, 0x0800208a018a1102,
-    0x0011040002044208, 0x0800401004200502, 0x0000000200004000, 0x000000002005000a,
-    0x0100010204910411, 0x0000220821040a84, 0x010480010802210a, 0x0000000022050a10,
-    0x0200000180100005, 0x00040000000200a0, 0x0001000010000800, 0x0000020801002100,
-    0x1040049100041104, 0x040000000402042a, 0x0000080041080201, 0x0820021000800184,
-    0x0000004004010012, 0x00000a0000400400, 0x0000000400000000, 0x0000000000040014,
-    0x000100000a002a00, 0x0010000000810001, 0x0104200410000400, 0x0000000100021001,
-    0x0004000800200000, 0x0001000010000009, 0x0000000100000020, 0x0000000000000a00,
-    0x0004100140050091, 0x0000002800100204, 0x0000020001024112, 0x0000080024000004,
-    0x0000010000010822, 0x0000000400040000, 0x0000000002000004, 0x0000000000000001,
-};
-
-static uint16_t iq3s_grid[512];
-static pthread_once_t iq3s_once = PTHREAD_ONCE_INIT;
-
-static void iq3s_expand(void)
-{
-    int n = 0;
-    for (unsigned i = 0; i < 4096; i++)
-        if (iq3s_set[i / 64] >> i % 64 & 1)
-            iq3s_grid[n++] = (uint16_t)i;
-    CHECK(n == 512, "IQ3_S grid has %d points", n);
-}
-
-const uint16_t *quant_iq3s_grid(void)
-{
-    pthread_once(&iq3s_once, iq3s_expand);
-    return iq3s_grid;
 }
 
 static void dequant_q4_0(const struct block_q4_0 *b, float *y)
@@ -341,15 +315,238 @@ static void dequant_mxfp4(const struct block_mxfp4 *b, float *y)
     }
 }
 
-static void dequant_iq3_s(const struct block_iq3_s *b, float *y)
+/* The 8 signs that 7 bits stand for: the number of set ones is even. */
+static unsigned even_signs(unsigned bits)
 {
-    const uint16_t *grid = quant_iq3s_grid();
-    float d = f16_to_f32(b->d);
-    for (int i = 0; i < QK_K; i++) {
-        float ds = d * (float)(1 + 2 * (b->scales[i / 64] >> (i % 64 / 32 * 4) & 15));
-        int index = b->qs[i / 4] | (b->qh[i / 32] >> (i % 32 / 4) & 1) << 8;
-        int v = 2 * (grid[index] >> (3 * (i % 4)) & 7) + 1;
-        y[i] = ds * (float)(b->signs[i / 8] >> i % 8 & 1 ? -v : v);
+    return bits | (unsigned)__builtin_parity(bits) << 7;
+}
+
+static const uint8_t iq2_levels[4] = {8, 25, 43, 0}, /* the last: no such digit */
+    iq3xxs_levels[8] = {4, 12, 20, 28, 36, 44, 52, 62};
+
+static unsigned load16(const uint8_t *p)
+{
+    return p[0] | (unsigned)p[1] << 8;
+}
+
+static uint32_t load32(const uint8_t *p)
+{
+    return load16(p) | (uint32_t)load16(p + 2) << 16;
+}
+
+/* 8 codes from a point of 8 digits, with 8 signs. */
+static void iq2_codes(unsigned point, unsigned signs, int8_t *out)
+{
+    for (int i = 0; i < 8; i++) {
+        int v = iq2_levels[point >> 2 * i & 3];
+        out[i] = (int8_t)(signs >> i & 1 ? -v : v);
+    }
+}
+
+/* 8 codes of IQ1: eight times (digit - 1), and one more or less. */
+static void iq1_codes(unsigned point, int shift, int8_t *out)
+{
+    for (int i = 0; i < 8; i++)
+        out[i] = (int8_t)(8 * ((int)(point >> 2 * i & 3) - 1) + shift);
+}
+
+/* 8 codes from two points of 4 digits. */
+static void iq3_codes(unsigned p0, unsigned p1, unsigned signs, bool s, int8_t *out)
+{
+    unsigned point = p0 | p1 << 12;
+    for (int i = 0; i < 8; i++) {
+        int digit = (int)(point >> 3 * i & 7), v = s ? 2 * digit + 1 : iq3xxs_levels[digit];
+        out[i] = (int8_t)(signs >> i & 1 ? -v : v);
+    }
+}
+
+static void codes_iq2_xxs(const struct block_iq2_xxs *b, struct quant_codes *c)
+{
+    const uint16_t *grid = quant_grid(DT_IQ2_XXS);
+    c->d = f16_to_f32(b->d) * 0.125f;
+    for (int j = 0; j < 8; j++) {
+        const uint8_t *q = b->qs + 8 * j;
+        uint32_t s = load32(q + 4);
+        c->scale[2 * j] = c->scale[2 * j + 1] = (int8_t)(2 * (s >> 28) + 1);
+        for (int i = 0; i < 4; i++)
+            iq2_codes(grid[q[i]], even_signs(s >> 7 * i & 127), c->code + 32 * j + 8 * i);
+    }
+}
+
+static void codes_iq2_xs(const struct block_iq2_xs *b, struct quant_codes *c)
+{
+    const uint16_t *grid = quant_grid(DT_IQ2_XS);
+    c->d = f16_to_f32(b->d) * 0.125f;
+    for (int i = 0; i < 32; i++) {
+        unsigned q = load16(b->qs + 2 * i);
+        iq2_codes(grid[q & 511], even_signs(q >> 9), c->code + 8 * i);
+    }
+    for (int i = 0; i < 16; i++)
+        c->scale[i] = (int8_t)(2 * (b->scales[i / 2] >> 4 * (i & 1) & 15) + 1);
+}
+
+static void codes_iq2_s(const struct block_iq2_s *b, struct quant_codes *c)
+{
+    const uint16_t *grid = quant_grid(DT_IQ2_S);
+    c->d = f16_to_f32(b->d) * 0.125f;
+    for (int i = 0; i < 32; i++) {
+        unsigned index = b->qs[i] | (b->qh[i / 4] >> 2 * (i % 4) & 3u) << 8;
+        iq2_codes(grid[index], b->signs[i], c->code + 8 * i);
+    }
+    for (int i = 0; i < 16; i++)
+        c->scale[i] = (int8_t)(2 * (b->scales[i / 2] >> 4 * (i & 1) & 15) + 1);
+}
+
+static void codes_iq3_xxs(const struct block_iq3_xxs *b, struct quant_codes *c)
+{
+    const uint16_t *grid = quant_grid(DT_IQ3_XXS);
+    c->d = f16_to_f32(b->d) * 0.25f;
+    for (int j = 0; j < 8; j++) {
+        uint32_t s = load32(b->signs + 4 * j);
+        c->scale[2 * j] = c->scale[2 * j + 1] = (int8_t)(2 * (s >> 28) + 1);
+        for (int i = 0; i < 4; i++) {
+            const uint8_t *q = b->qs + 8 * j + 2 * i;
+            iq3_codes(grid[q[0]], grid[q[1]], even_signs(s >> 7 * i & 127), false,
+                      c->code + 32 * j + 8 * i);
+        }
+    }
+}
+
+static void codes_iq3_s(const struct block_iq3_s *b, struct quant_codes *c)
+{
+    const uint16_t *grid = quant_grid(DT_IQ3_S);
+    c->d = f16_to_f32(b->d);
+    for (int i = 0; i < 32; i++) {
+        unsigned high = (unsigned)b->qh[i / 4] >> 2 * (i % 4);
+        iq3_codes(grid[b->qs[2 * i] | (high & 1) << 8], grid[b->qs[2 * i + 1] | (high & 2) << 7],
+                  b->signs[i], true, c->code + 8 * i);
+    }
+    for (int i = 0; i < 16; i++)
+        c->scale[i] = (int8_t)(2 * (b->scales[i / 4] >> (i & 2) * 2 & 15) + 1);
+}
+
+static void codes_iq1_s(const struct block_iq1_s *b, struct quant_codes *c)
+{
+    const uint16_t *grid = quant_grid(DT_IQ1_S);
+    c->d = f16_to_f32(b->d) * 0.125f;
+    for (int j = 0; j < 8; j++) {
+        unsigned h = load16(b->qh + 2 * j);
+        c->scale[2 * j] = c->scale[2 * j + 1] = (int8_t)(2 * (h >> 12 & 7) + 1);
+        for (int i = 0; i < 4; i++)
+            iq1_codes(grid[b->qs[4 * j + i] | (h >> 3 * i & 7) << 8], h & 0x8000 ? -1 : 1,
+                      c->code + 32 * j + 8 * i);
+    }
+}
+
+static void codes_iq1_m(const struct block_iq1_m *b, struct quant_codes *c)
+{
+    const uint16_t *grid = quant_grid(DT_IQ1_M);
+    unsigned d = 0;
+    for (int i = 0; i < 4; i++) /* a nibble of d at the top of each 16 bits of scales */
+        d |= load16(b->scales + 2 * i) >> 12 << 4 * i;
+    c->d = f16_to_f32((uint16_t)d) * 0.125f;
+    for (int i = 0; i < 16; i++)
+        c->scale[i] = (int8_t)(2 * (load16(b->scales + i / 4 * 2) >> 3 * (i % 4) & 7) + 1);
+    for (int i = 0; i < 32; i++) {
+        unsigned h = (unsigned)b->qh[i / 2] >> 4 * (i & 1);
+        iq1_codes(grid[b->qs[i] | (h & 7) << 8], h & 8 ? -1 : 1, c->code + 8 * i);
+    }
+}
+
+/* Digit n of a byte that holds five base-3 digits as a fraction of 256. */
+static int8_t trit(uint8_t q, int n)
+{
+    static const uint8_t pow3[5] = {1, 3, 9, 27, 81};
+    return (int8_t)(((uint8_t)(q * pow3[n]) * 3u >> 8) - 1);
+}
+
+static void codes_tq1_0(const struct block_tq1_0 *b, struct quant_codes *c)
+{
+    c->d = f16_to_f32(b->d);
+    memset(c->scale, 1, sizeof c->scale);
+    for (int i = 0; i < 160; i++)
+        c->code[i] = trit(b->qs[i % 32], i / 32);
+    for (int i = 0; i < 80; i++)
+        c->code[160 + i] = trit(b->qs[32 + i % 16], i / 16);
+    for (int i = 0; i < 16; i++)
+        c->code[240 + i] = trit(b->qh[i % 4], i / 4);
+}
+
+static void codes_tq2_0(const struct block_tq2_0 *b, struct quant_codes *c)
+{
+    c->d = f16_to_f32(b->d);
+    memset(c->scale, 1, sizeof c->scale);
+    for (int i = 0; i < QK_K; i++)
+        c->code[i] = (int8_t)((b->qs[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3) - 1);
+}
+
+bool quant_read_codes(enum dtype t, const void *block, struct quant_codes *c)
+{
+    union {
+        struct block_iq1_s iq1_s;
+        struct block_iq1_m iq1_m;
+        struct block_iq2_xxs iq2_xxs;
+        struct block_iq2_xs iq2_xs;
+        struct block_iq2_s iq2_s;
+        struct block_iq3_xxs iq3_xxs;
+        struct block_iq3_s iq3_s;
+        struct block_tq1_0 tq1_0;
+        struct block_tq2_0 tq2_0;
+    } b;
+    if (!quant_has_codes(t))
+        return false;
+    memcpy(&b, block, (size_t)dtype_table[t].block_bytes); /* files promise no alignment */
+    switch (t) {
+    case DT_IQ1_S:
+        codes_iq1_s(&b.iq1_s, c);
+        return true;
+    case DT_IQ1_M:
+        codes_iq1_m(&b.iq1_m, c);
+        return true;
+    case DT_IQ2_XXS:
+        codes_iq2_xxs(&b.iq2_xxs, c);
+        return true;
+    case DT_IQ2_XS:
+        codes_iq2_xs(&b.iq2_xs, c);
+        return true;
+    case DT_IQ2_S:
+        codes_iq2_s(&b.iq2_s, c);
+        return true;
+    case DT_IQ3_XXS:
+        codes_iq3_xxs(&b.iq3_xxs, c);
+        return true;
+    case DT_IQ3_S:
+        codes_iq3_s(&b.iq3_s, c);
+        return true;
+    case DT_TQ1_0:
+        codes_tq1_0(&b.tq1_0, c);
+        return true;
+    default:
+        codes_tq2_0(&b.tq2_0, c);
+        return true;
+    }
+}
+
+static void dequant_codes(enum dtype t, const uint8_t *block, float *y)
+{
+    struct quant_codes c;
+    CHECK(quant_read_codes(t, block, &c), "%s has no codes", dtype_name(t));
+    for (int i = 0; i < QK_K; i++)
+        y[i] = c.d * (float)c.scale[i / 16] * (float)c.code[i];
+}
+
+float quant_ue4m3_half(uint8_t b)
+{
+    if (b == 0x7f)
+        return 0;
+    return b == 0xff ? 240 : 0.5f * f8e4m3_to_f32(b & 0x7f); /* the sign is not looked at */
+}
+
+static void dequant_nvfp4(const struct block_nvfp4 *b, float *y)
+{
+    for (int i = 0; i < QK_NVFP4; i++) {
+        int code = b->qs[i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15;
+        y[i] = quant_ue4m3_half(b->d[i / 16]) * (float)quant_mxfp4_levels[code];
     }
 }
 
@@ -415,8 +612,20 @@ void quant_dequantize(enum dtype t, const void *src, float *dst, size_t n)
         BLOCKS(QK_K, block_iq4_xs, dequant_iq4_xs);
     case DT_MXFP4:
         BLOCKS(QK_32, block_mxfp4, dequant_mxfp4);
+    case DT_NVFP4:
+        BLOCKS(QK_NVFP4, block_nvfp4, dequant_nvfp4);
+    case DT_IQ1_S:
+    case DT_IQ1_M:
+    case DT_IQ2_XXS:
+    case DT_IQ2_XS:
+    case DT_IQ2_S:
+    case DT_IQ3_XXS:
     case DT_IQ3_S:
-        BLOCKS(QK_K, block_iq3_s, dequant_iq3_s);
+    case DT_TQ1_0:
+    case DT_TQ2_0:
+        for (size_t i = 0; i < n; i += QK_K, p += dtype_table[t].block_bytes)
+            dequant_codes(t, p, dst + i);
+        return;
     case DT_NONE:
     case DT_GPTQ4:
     case DT_I8:

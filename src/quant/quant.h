@@ -29,7 +29,16 @@ enum dtype {
     DT_IQ4_XS,
     DT_MXFP4,
     DT_IQ3_S,
-    DT_F8_E4M3, /* values one byte each; scales[row/128][col/128] in a plane of their own */
+    DT_IQ1_S,
+    DT_IQ1_M,
+    DT_IQ2_XXS,
+    DT_IQ2_XS,
+    DT_IQ2_S,
+    DT_IQ3_XXS,
+    DT_TQ1_0,
+    DT_TQ2_0,
+    DT_NVFP4,   /* blocks; a whole tensor's scale in a plane of its own, where it has one */
+    DT_F8_E4M3, /* values one byte each; scales[row][col/128] in a plane of their own */
     DT_GPTQ4,   /* 4-bit codes, scale and zero per (group, row) in planes of their own */
     DT_I8,      /* plain integers: only found in files, never weights */
     DT_I16,
@@ -39,7 +48,7 @@ enum dtype {
     DT_COUNT
 };
 
-enum { QK_K = 256, QK_32 = 32 };
+enum { QK_K = 256, QK_32 = 32, QK_NVFP4 = 64 };
 
 /* All fields little-endian; d, m: IEEE half. q: codes, low nibble = first half of the block. */
 struct block_q4_0 {
@@ -112,6 +121,54 @@ struct block_iq3_s {
     uint8_t signs[32]; /* one bit per value, set = negative */
     uint8_t scales[4]; /* one nibble per 32 values */
 };
+/* The other grid formats (grids.c). "Even signs": 7 bits, the eighth makes their number even. */
+struct block_iq2_xxs {
+    uint16_t d;
+    uint8_t qs[64]; /* per 32 values: 4 grid indices; 4 x 7 even signs, and the scale on top */
+};
+struct block_iq2_xs {
+    uint16_t d;
+    uint8_t qs[64];    /* per 8 values, 16 bits: grid index 9, even signs 7 */
+    uint8_t scales[8]; /* one nibble per 16 values */
+};
+struct block_iq2_s {
+    uint16_t d;
+    uint8_t qs[32];    /* low 8 bits of the grid index of each 8 values */
+    uint8_t signs[32]; /* one bit per value */
+    uint8_t qh[8];     /* two more bits of each index */
+    uint8_t scales[8]; /* one nibble per 16 values */
+};
+struct block_iq3_xxs {
+    uint16_t d;
+    uint8_t qs[64];    /* the grid index of each 4 values */
+    uint8_t signs[32]; /* per 32 values: 4 x 7 even signs, and the scale on top */
+};
+struct block_iq1_s {
+    uint16_t d;
+    uint8_t qs[32]; /* low 8 bits of the grid index of each 8 values */
+    uint8_t qh[16]; /* per 32 values, 16 bits: 4 x 3 bits of indices, scale 3, shift down 1 */
+};
+struct block_iq1_m {
+    uint8_t qs[32];
+    uint8_t qh[16];    /* per 8 values a nibble: 3 bits of the index, shift down 1 */
+    uint8_t scales[8]; /* per 64 values, 16 bits: 4 x 3 bits of scales, and a nibble of d on top */
+};
+/* Ternary: d times -1, 0 or 1. */
+struct block_tq1_0 {
+    uint8_t qs[48]; /* five base-3 digits each, as a fraction of 256 */
+    uint8_t qh[4];  /* four digits */
+    uint16_t d;
+};
+struct block_tq2_0 {
+    uint8_t qs[64];
+    uint16_t d;
+};
+struct block_nvfp4 {
+    uint8_t d[4];   /* scale of 16 values each, FP8 E4M3 without sign */
+    uint8_t qs[32]; /* 8 bytes per 16 values, low nibble = first half of them */
+};
+
+enum { QUANT_GRID_POINTS = 512 + 256 + 256 + 512 + 1024 + 2048 }; /* of all grids */
 
 struct dtype_info {
     const char *name; /* as GGUF tools print it: "Q4_K" */
@@ -140,8 +197,24 @@ void quant_dequantize(enum dtype t, const void *src, float *dst, size_t n);
 /* The 16 levels of IQ4_NL and IQ4_XS; the 16 levels of MXFP4, doubled. */
 extern const int8_t quant_iq4_levels[16];
 extern const int8_t quant_mxfp4_levels[16];
-/* (512) IQ3_S grid: four 3-bit digits each, the first value in the low bits; value = 2 digit + 1. */
-const uint16_t *quant_iq3s_grid(void);
+/* The grid of an IQ1, IQ2 or IQ3 format: points of 8 digits of 2 bits or (IQ3) 4 of 3, the first
+ * value's in the low bits. NULL for other types. quant_grids: all of them, one after another. */
+const uint16_t *quant_grid(enum dtype t);
+const uint16_t *quant_grids(void);
+
+/* A block of 256 values of a grid or ternary format as integers: value i = d * scale[i / 16] *
+ * code[i]. d is exact, and so are the products. */
+struct quant_codes {
+    float d;
+    int8_t scale[16]; /* odd, 1 to 31 */
+    int8_t code[256];
+};
+static inline bool quant_has_codes(enum dtype t)
+{
+    return t >= DT_IQ3_S && t <= DT_TQ2_0;
+}
+bool quant_read_codes(enum dtype t, const void *block, struct quant_codes *c); /* false: has none */
+
 /* Scale and minimum of sub-block j (0..7) in the 12 packed bytes of Q4_K and Q5_K, 6 bits each. */
 static inline void quant_k4_scale_min(const uint8_t *s, int j, int *scale, int *min)
 {
@@ -160,6 +233,9 @@ static inline int quant_q3k_scale(const uint8_t *s, int j)
     return (low | (s[8 + j % 4] >> 2 * (j / 4) & 3) << 4) - 32;
 }
 float quant_mxfp4_scale(uint8_t e); /* half of 2^(e-127), since the levels are doubled */
+float quant_ue4m3_half(
+    uint8_t
+        b); /* half of an FP8 scale of NVFP4, likewise; the sign is not looked at, 0x7f counts as 0 */
 
 float f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f); /* round to nearest even */

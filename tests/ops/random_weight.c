@@ -86,6 +86,35 @@ static void fix_block(enum dtype t, uint8_t *b, uint64_t *s)
     case DT_IQ3_S:
         put_half(b, u * 2e-4f);
         break;
+    case DT_IQ3_XXS:
+        put_half(b, u * 2e-4f);
+        break;
+    case DT_IQ2_XXS:
+    case DT_IQ2_XS:
+    case DT_IQ2_S:
+        put_half(b, u * 3e-4f);
+        break;
+    case DT_IQ1_S:
+        put_half(b, u * 2.5e-3f);
+        break;
+    case DT_IQ1_M: { /* a nibble of d at the top of each 16 bits of scales */
+        uint16_t d = f32_to_f16(u * 2.5e-3f);
+        for (int i = 0; i < 4; i++)
+            b[49 + 2 * i] = (uint8_t)((b[49 + 2 * i] & 15) | (d >> 4 * i & 15) << 4);
+        break;
+    }
+    case DT_TQ1_0:
+        put_half(b + 52, u * 0.02f);
+        break;
+    case DT_TQ2_0:
+        for (int i = 0; i < 64; i++)
+            b[i] &= (uint8_t) ~(b[i] >> 1 & 0x55); /* 3 is no digit */
+        put_half(b + 64, u * 0.02f);
+        break;
+    case DT_NVFP4:
+        for (int i = 0; i < 4; i++)
+            b[i] = (uint8_t)(4 + random_u64(s) % 8);
+        break;
     case DT_MXFP4:
         b[0] = (uint8_t)(118 + random_u64(s) % 4);
         break;
@@ -150,13 +179,22 @@ void random_weight_make(struct random_weight *w, const struct random_spec *sp, u
             table[e] = data + (sp->same_experts ? 0 : e * bytes);
         g->data = table;
         if (g->type == DT_F8_E4M3) {
-            size_t n = (size_t)(ceil_to(sp->rows[i], 128) * ceil_to(sp->n_in, 128));
+            size_t n = rows * (size_t)ceil_to(sp->n_in, 128);
             float *scale = block(w, experts * n * sizeof *scale);
             const void **st = block(w, experts * sizeof *st);
             for (size_t j = 0; j < experts * n; j++)
                 scale[j] = 0.01f * (0.5f + uniform(s));
             for (size_t e = 0; e < experts; e++)
                 st[e] = scale + e * n;
+            g->scale = st;
+        }
+        if (g->type == DT_NVFP4) {
+            float *scale = block(w, experts * sizeof *scale);
+            const void **st = block(w, experts * sizeof *st);
+            for (size_t e = 0; e < experts; e++) {
+                scale[e] = 0.5f + uniform(s);
+                st[e] = &scale[e];
+            }
             g->scale = st;
         }
         if (g->type == DT_GPTQ4) {

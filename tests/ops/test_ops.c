@@ -19,10 +19,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const enum dtype all_types[] = {DT_F32,   DT_F16,   DT_BF16,    DT_Q4_0,   DT_Q4_1,
-                                       DT_Q5_0,  DT_Q5_1,  DT_Q8_0,    DT_Q2_K,   DT_Q3_K,
-                                       DT_Q4_K,  DT_Q5_K,  DT_Q6_K,    DT_IQ4_NL, DT_IQ4_XS,
-                                       DT_MXFP4, DT_IQ3_S, DT_F8_E4M3, DT_GPTQ4};
+static const enum dtype all_types[] = {
+    DT_F32,     DT_F16,    DT_BF16,  DT_Q4_0,    DT_Q4_1,  DT_Q5_0,  DT_Q5_1,
+    DT_Q8_0,    DT_Q2_K,   DT_Q3_K,  DT_Q4_K,    DT_Q5_K,  DT_Q6_K,  DT_IQ4_NL,
+    DT_IQ4_XS,  DT_MXFP4,  DT_IQ3_S, DT_F8_E4M3, DT_GPTQ4, DT_IQ1_S, DT_IQ1_M,
+    DT_IQ2_XXS, DT_IQ2_XS, DT_IQ2_S, DT_IQ3_XXS, DT_TQ1_0, DT_TQ2_0, DT_NVFP4};
 enum { N_TYPES = (int)(sizeof all_types / sizeof *all_types) };
 
 /* A network of a head alone, of n_in columns and n_out rows, for up to 400 rows. */
@@ -74,12 +75,14 @@ static void test_linear(void)
                              {1280, 4400, 300}, {256, 1040, 400}, {256, 16900, 300}};
     for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++)
         for (int ragged = 0; ragged < 2; ragged++) { /* a row that does not fill its tile */
-            int n_in = shapes[j][0] - 32 * ragged, n_out = shapes[j][1], rows = shapes[j][2];
+            int n_in = shapes[j][0] - (j % 4 ? 64 : 32) * ragged, n_out = shapes[j][1],
+                rows = shapes[j][2];
             struct duo d;
             bool open = false;
             for (int i = 0; i < N_TYPES; i++) {
                 enum dtype t = all_types[i];
-                if (ragged != (dtype_table[t].block_len < 256 && j % 2 == 0))
+                if (ragged != (dtype_table[t].block_len < 256 && j % 2 == 0) ||
+                    n_in % dtype_table[t].block_len)
                     continue;
                 if (light && j > 4 && t != DT_Q4_K && t != DT_Q6_K && t != DT_F16 && t != DT_Q5_0)
                     continue;

@@ -94,7 +94,7 @@ INLINE void run_pass(const enum dtype type, const struct gemm_call *c, const uin
     UNROLL
     for (int t = 0; t < T; t++)
         x[t] = c->x->x + (size_t)(c->rows ? c->rows[i0 + t] : i0 + t) * (size_t)n_in;
-    /* F8: a scale per 128 columns first; the codes come as 1/256 of their value. */
+    /* F8: a scale per row and 128 columns first; the codes come as 1/256 of their value. */
     const float *scales = (const float *)panel;
     if (type == DT_F8_E4M3)
         panel += panel_f8_head(n_in);
@@ -107,7 +107,9 @@ INLINE void run_pass(const enum dtype type, const struct gemm_call *c, const uin
         if (type == DT_F8_E4M3)
             for (int k = 0; k < n_in; k += 128)
                 add_columns(panel, at, k, k + 128 < n_in ? k + 128 : n_in, x, acc,
-                            vf_set1(scales[k / 128] * 256.0f), type, T);
+                            vf_mul(vf_load(scales + k / 128 * GEMM_PANEL + part * V_LANES),
+                                   vf_set1(256.0f)),
+                            type, T);
         else
             add_columns(panel, at, 0, n_in, x, acc, vf_set1(1.0f), type, T);
         store(c, acc, col + part * V_LANES, i0, T);

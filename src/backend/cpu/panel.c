@@ -378,11 +378,14 @@ static void pack_block(enum dtype t, const uint8_t *src, uint8_t *unit, int i, i
 static void pack_planes(const struct raw_seg *s, int n_in, int e, int first, int n, uint8_t *dst)
 {
     if (s->type == DT_F8_E4M3) {
-        /* 128 is a multiple of 16: all rows of a panel share the scales. */
         float *scale = (float *)dst;
         int n_scales = groups(n_in, 128);
         for (int i = 0; i < n_scales; i++)
-            scale[i] = s->scale ? ((const float *)s->scale[e])[first / 128 * n_scales + i] : 1.0f;
+            for (int r = 0; r < n; r++)
+                scale[GEMM_PANEL * i + r] =
+                    s->scale ? ((const float *)
+                                    s->scale[e])[(size_t)(first + r) * (size_t)n_scales + (size_t)i]
+                             : 1.0f;
     }
     if (s->type == DT_GPTQ4) {
         int n_groups = groups(n_in, s->group_len);
@@ -477,8 +480,8 @@ static bool row_planar(const struct gemm_seg *s, const int32_t *perm, const uint
             dst[k] = bf16_to_f32(half);
             break;
         case DT_F8_E4M3:
-            dst[k] =
-                f8e4m3_to_f32(panel[panel_f8_head(n_in) + 16 * (size_t)k + r]) * f8_scale[k / 128];
+            dst[k] = f8e4m3_to_f32(panel[panel_f8_head(n_in) + 16 * (size_t)k + r]) *
+                     f8_scale[GEMM_PANEL * (k / 128) + lane];
             break;
         case DT_GPTQ4: {
             int g = k / s->group_len, in = k % s->group_len, group = in % 32 / 4;

@@ -21,8 +21,7 @@
  *   MXFP4   4 blocks, 1088: exponent bytes of each 16; blocks of 256
  *   GPTQ4   a group: scales 32 (halves), zeros 16 (bytes), unused 16; blocks of 256
  * Float weights are multiplied as floats: columns of 16 values, BF16 in pairs of columns (one row's
- * two values adjacent), F8_E4M3 after a float scale per 128 columns,
- * padded to 64 bytes.
+ * two values adjacent), F8_E4M3 after its scales, 16 floats per 128 columns.
  */
 #ifndef STEEL_BACKEND_CPU_PANEL_H
 #define STEEL_BACKEND_CPU_PANEL_H
@@ -42,7 +41,7 @@ enum {
 /* Bytes of an F8_E4M3 panel's scales. */
 static inline size_t panel_f8_head(int n_in)
 {
-    return ((size_t)((n_in + 127) / 128) * sizeof(float) + 63) & ~(size_t)63;
+    return (size_t)((n_in + 127) / 128) * GEMM_PANEL * sizeof(float);
 }
 
 /* Bytes of one panel, a multiple of 64; 0 if this segment has no packed layout. */

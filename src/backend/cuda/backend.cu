@@ -15,7 +15,7 @@
 extern "C" {
 #include "base/mem.h"
 #include "sample/sampler.h"
-const uint16_t *quant_iq3s_grid(void);
+const uint16_t *quant_grids(void);
 }
 
 #include <stdio.h>
@@ -1188,14 +1188,14 @@ static bool open_device(struct cuda_backend *cu, int device, struct error *err)
     cudaMalloc(&cu->trace, sizeof(struct trace));
     cudaMemset(cu->trace, 0, sizeof(struct trace));
 #endif
-    struct want grid = {(void **)&cu->iq3s_grid, 512 * sizeof(uint16_t)};
+    struct want grid = {(void **)&cu->grids, QUANT_GRID_POINTS * sizeof(uint16_t)};
     if (!allocate(cu, &grid, 1, err))
         return false;
-    cu->wgmma = gemm_wgmma_there(cu, (int *)cu->iq3s_grid);
+    cu->wgmma = gemm_wgmma_there(cu, (int *)cu->grids);
     cu->clusters = attn_clusters(cu);
     gemm_cluster_prepare(cu);
     cu->may_wait = cuda_blocks_meet() && take_waits(device);
-    cuda_copy_in(&cu->be, cu->iq3s_grid, quant_iq3s_grid(), 512 * sizeof(uint16_t));
+    cuda_copy_in(&cu->be, cu->grids, quant_grids(), QUANT_GRID_POINTS * sizeof(uint16_t));
     if (cu->failed && err)
         *err = cu->error;
     return !cu->failed;

@@ -48,7 +48,7 @@ enum tile_set {
 
 struct seg {
     const uint8_t *base; /* (n_expert, n_tiles, n_kt, tile_bytes) */
-    const void *aux;     /* IQ3_S: its grid */
+    const void *aux;     /* IQ1, IQ2, IQ3: the format's grid */
     size_t expert_bytes; /* n_tiles * n_kt * tile_bytes */
     int kind, dtype, tile_bytes;
     int row0, rows;     /* output rows [row0, row0 + rows) */
@@ -327,13 +327,13 @@ struct cuda_backend {
         int next;
         struct pool *pool;
     } ring;
-    uint16_t *iq3s_grid; /* device (512) */
-    void *trace;         /* struct trace on the device, in builds with STEEL_CUDA_TRACE */
-    bool wgmma;          /* gemm_wgmma.cu can be used */
-    int clusters_of[8];  /* how many clusters of n + 1 blocks run at a time, a block to an SM */
-    bool clusters;       /* attention may join blocks through their shared memory */
-    FILE *launches;      /* launch.cu: their log, or NULL */
-    char *forced;        /* pick.cu: names of rows, or NULL */
+    uint16_t *grids;    /* device (QUANT_GRID_POINTS) */
+    void *trace;        /* struct trace on the device, in builds with STEEL_CUDA_TRACE */
+    bool wgmma;         /* gemm_wgmma.cu can be used */
+    int clusters_of[8]; /* how many clusters of n + 1 blocks run at a time, a block to an SM */
+    bool clusters;      /* attention may join blocks through their shared memory */
+    FILE *launches;     /* launch.cu: their log, or NULL */
+    char *forced;       /* pick.cu: names of rows, or NULL */
     uint64_t picked[MAX_PICKS]; /* how often each has been chosen */
     bool may_wait;              /* kernels whose blocks wait for each other may be launched */
     float *wide_part;           /* its sums where k is cut */

@@ -46,7 +46,10 @@ enum {
     F16_BYTES = 8192,
     F32_BYTES = 16384,
     F8_SCALES = 4096,
-    F8_BYTES = 4096 + 128
+    F8_BYTES = 4096 + 128,
+    NVFP4_SCALE = 144, /* a row: four blocks, then the tensor's scale */
+    NVFP4_ROW = 148,
+    RAW_ROW_LEAST = 64 /* bytes of a raw row, so that a tile has 1024 */
 };
 
 /* Pairs of halves */
@@ -381,6 +384,81 @@ DEVICE float f8_to_float(uint32_t b)
     return float_of(sign | man << 20) * 0x1p120f;
 }
 
+DEVICE uint32_t raw_word(const uint8_t *b)
+{
+    return b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
+}
+
+/* Sign i of the eight that 7 bits stand for: the number of set ones is even. */
+DEVICE bool even_sign(uint32_t bits, int i)
+{
+    bits &= 127;
+    for (int j = 0; i == 7 && j < 7; j++)
+        bits ^= (bits >> j & 1) << 7;
+    return bits >> i & 1;
+}
+
+/* Value k of a block of the grid formats: see quant.h. grid: the format's. */
+DEVICE float grid_value(int dtype, const uint8_t *b, int k, const uint16_t *grid)
+{
+    int blk = k >> 5, i = k & 7, g = k >> 3, in = g & 3; /* g: of 32 groups of eight */
+    uint32_t point, scale, shift = 2 * i;
+    bool sign;
+    float d = raw_half(b);
+    switch (dtype) {
+    case DT_IQ1_S: {
+        uint32_t h = b[34 + 2 * blk] | (uint32_t)b[35 + 2 * blk] << 8;
+        point = grid[b[2 + g] | (h >> 3 * in & 7) << 8];
+        return d * (float)(2 * (h >> 12 & 7) + 1) * 0.125f *
+               (float)(8 * ((int)(point >> shift & 3) - 1) + (h & 0x8000 ? -1 : 1));
+    }
+    case DT_IQ1_M: {
+        uint8_t parts[2] = {(uint8_t)(b[49] >> 4 | (b[51] & 0xf0)),
+                            (uint8_t)(b[53] >> 4 | (b[55] & 0xf0))};
+        uint32_t h = b[32 + g / 2] >> 4 * (g & 1),
+                 s = b[48 + k / 64 * 2] | (uint32_t)b[49 + k / 64 * 2] << 8;
+        point = grid[b[g] | (h & 7) << 8];
+        return raw_half(parts) * (float)(2 * (s >> 3 * (k / 16 % 4) & 7) + 1) * 0.125f *
+               (float)(8 * ((int)(point >> shift & 3) - 1) + (h & 8 ? -1 : 1));
+    }
+    case DT_IQ2_XXS: {
+        uint32_t s = raw_word(b + 2 + 8 * blk + 4);
+        point = grid[b[2 + 8 * blk + in]];
+        scale = s >> 28;
+        sign = even_sign(s >> 7 * in, i);
+        break;
+    }
+    case DT_IQ2_XS: {
+        uint32_t q = b[2 + 2 * g] | (uint32_t)b[3 + 2 * g] << 8;
+        point = grid[q & 511];
+        scale = b[66 + k / 32] >> 4 * (k / 16 & 1) & 15;
+        sign = even_sign(q >> 9, i);
+        break;
+    }
+    case DT_IQ2_S:
+        point = grid[b[2 + g] | (b[66 + g / 4] >> 2 * in & 3u) << 8];
+        scale = b[74 + k / 32] >> 4 * (k / 16 & 1) & 15;
+        sign = b[34 + g] >> i & 1;
+        break;
+    case DT_IQ3_XXS: {
+        const uint8_t levels[8] = {4, 12, 20, 28, 36, 44, 52, 62};
+        uint32_t s = raw_word(b + 66 + 4 * blk);
+        float v = d * (float)(2 * (s >> 28) + 1) * 0.25f *
+                  (float)levels[grid[b[2 + k / 4]] >> 3 * (k % 4) & 7];
+        return even_sign(s >> 7 * in, i) ? -v : v;
+    }
+    default: { /* IQ3_S */
+        float s = d * (float)(1 + 2 * (b[106 + k / 64] >> (k % 64 / 32 * 4) & 15));
+        int index = b[2 + k / 4] | (b[66 + blk] >> (k % 32 / 4) & 1) << 8;
+        float v = s * (float)(2 * (grid[index] >> 3 * (k % 4) & 7) + 1);
+        return b[74 + g] >> i & 1 ? -v : v;
+    }
+    }
+    uint32_t digit = point >> shift & 3, level = digit == 0 ? 8 : digit == 1 ? 25 : 43;
+    float v = d * (float)(2 * scale + 1) * 0.125f * (float)level;
+    return sign ? -v : v;
+}
+
 DEVICE float raw_value(int dtype, const uint8_t *b, int k, const void *aux)
 {
     int j = k & 31, hi = j >> 4, i = j & 15, blk = k >> 5;
@@ -444,12 +522,30 @@ DEVICE float raw_value(int dtype, const uint8_t *b, int k, const void *aux)
         return raw_half(b) * (float)(sc - 32) *
                (float)iq4_level(b[8 + 16 * blk + i] >> 4 * hi & 15);
     }
-    case DT_IQ3_S: {
-        float d = raw_half(b) * (float)(1 + 2 * (b[106 + k / 64] >> (k % 64 / 32 * 4) & 15));
-        int index = b[2 + k / 4] | (b[66 + blk] >> (j / 4) & 1) << 8;
-        int v = 2 * (((const uint16_t *)aux)[index] >> 3 * (k % 4) & 7) + 1;
-        return b[74 + k / 8] >> k % 8 & 1 ? -d * (float)v : d * (float)v;
+    case DT_NVFP4: {
+        b += k / 64 * 36;
+        int group = k % 64 / 16, code = b[4 + 8 * group + k % 8] >> (k % 16 / 8 * 4) & 15;
+        uint8_t e = b[group];
+        float scale = e == 0x7f ? 0.0f : e == 0xff ? 240.0f : 0.5f * f8_to_float(e & 0x7f);
+        return scale * (float)fp4_level(code);
     }
+    case DT_IQ1_S:
+    case DT_IQ1_M:
+    case DT_IQ2_XXS:
+    case DT_IQ2_XS:
+    case DT_IQ2_S:
+    case DT_IQ3_XXS:
+    case DT_IQ3_S:
+        return grid_value(dtype, b, k, (const uint16_t *)aux);
+    case DT_TQ1_0: {
+        int digit = k < 160 ? k / 32 : k < 240 ? (k - 160) / 16 : (k - 240) / 4;
+        uint32_t q = b[k < 160 ? k % 32 : k < 240 ? 32 + k % 16 : 48 + k % 4];
+        for (int i = 0; i < digit; i++)
+            q = q * 3 & 255;
+        return raw_half(b + 52) * (float)((int)(q * 3 >> 8) - 1);
+    }
+    case DT_TQ2_0:
+        return raw_half(b + 64) * (float)((int)(b[k / 128 * 32 + j] >> (k % 128 / 32 * 2) & 3) - 1);
     case DT_F8_E4M3:
         return f8_to_float(b[k]);
     case DT_F16:
@@ -507,7 +603,9 @@ DEVICE float tile_value(const struct seg *s, const uint8_t *tile, int r, int k)
     if (s->dtype == DT_F8_E4M3)
         return f8_to_float(tile[r * TILE_K + k]) *
                *(const float *)(tile + F8_SCALES + (r * 2 + (k >> 7)) * 4);
-    return raw_value(s->dtype, tile + r * row_bytes, k, s->aux);
+    tile += r * row_bytes;
+    float v = raw_value(s->dtype, tile, k, s->aux);
+    return s->dtype == DT_NVFP4 ? v * *(const float *)(tile + NVFP4_SCALE) : v;
 }
 
 /* Kinds without a fast path: element by element, with a second fragment for what rounding to half

@@ -9,7 +9,8 @@
 extern "C" {
 #include "base/mem.h"
 #include "base/pool.h"
-const uint16_t *quant_iq3s_grid(void);
+const uint16_t *quant_grid(enum dtype t);
+const uint16_t *quant_grids(void);
 }
 
 #include <string.h>
@@ -19,12 +20,12 @@ struct repack {
     int kind, dtype, n_in, n_kt, rows, tile_bytes;
     size_t row_bytes;
     const uint8_t *data; /* (rows, row_bytes) */
-    /* GPTQ: half (rows, n_groups); FP8: float (all row blocks, n_groups) of the whole segment */
+    /* GPTQ: half (rows, n_groups); FP8: float (rows, n_groups); NVFP4: one float */
     const uint8_t *scale;
     const uint8_t *zero;    /* GPTQ: (rows, n_groups) */
     const int32_t *inverse; /* GPTQ act-order: stored column of input column k */
     int n_groups, group_len;
-    int first_row; /* of the piece in its segment */
+    int raw_bytes; /* of 256 columns of a row in the file */
     const void *aux;
     uint8_t *out; /* (tiles, n_kt, tile_bytes) */
 };
@@ -66,7 +67,7 @@ DEVICE float repack_value(const struct repack &p, int row, int col)
     }
     if (p.dtype == DT_F8_E4M3) {
         float v = f8_to_float(r[col]);
-        size_t g = (size_t)((p.first_row + row) / 128) * (size_t)p.n_groups + (size_t)(col / 128);
+        size_t g = (size_t)row * (size_t)p.n_groups + (size_t)(col / 128);
         return p.scale ? v * ((const float *)p.scale)[g] : v;
     }
     if (p.dtype == DT_F32)
@@ -74,7 +75,8 @@ DEVICE float repack_value(const struct repack &p, int row, int col)
     if (p.dtype == DT_F16 || p.dtype == DT_BF16)
         return raw_value(p.dtype, r + (size_t)col * 2, 0, p.aux);
     size_t chunk = p.row_bytes * TILE_K / (size_t)p.n_in; /* bytes of 256 columns */
-    return raw_value(p.dtype, r + (size_t)(col >> 8) * chunk, col & 255, p.aux);
+    float v = raw_value(p.dtype, r + (size_t)(col >> 8) * chunk, col & 255, p.aux);
+    return p.dtype == DT_NVFP4 && p.scale ? v * *(const float *)p.scale : v;
 }
 
 DEVICE uint32_t q4k_word(const struct repack &p, int row0, int kt, int w)
@@ -220,17 +222,19 @@ DEVICE uint32_t repack_word(const struct repack &p, int tile, int kt, int w)
         int s = w - (F8_SCALES >> 2), row = row0 + (s >> 1), col = kt * 256 + 128 * (s & 1);
         if (row >= p.rows || col >= p.n_in)
             return 0;
-        size_t g = (size_t)((p.first_row + row) / 128) * (size_t)p.n_groups + (size_t)(col / 128);
+        size_t g = (size_t)row * (size_t)p.n_groups + (size_t)(col / 128);
         return bits_of(p.scale ? ((const float *)p.scale)[g] : 1.0f);
     }
     /* The file's own bytes, 256 columns of each row; past the row's end zeros, which every format
      * reads as zero. */
     int chunk = p.dtype == DT_F8_E4M3 ? TILE_K : p.tile_bytes / TILE_ROWS;
+    if (p.dtype == DT_NVFP4 && 4 * w % chunk == NVFP4_SCALE)
+        return bits_of(p.scale ? *(const float *)p.scale : 1.0f);
     uint32_t v = 0;
     for (int b = 0; b < 4; b++) {
-        int at = 4 * w + b, row = row0 + at / chunk;
-        size_t off = (size_t)kt * (size_t)chunk + (size_t)(at % chunk);
-        if (row < p.rows && off < p.row_bytes)
+        int at = 4 * w + b, row = row0 + at / chunk, in = at % chunk;
+        size_t off = (size_t)kt * (size_t)p.raw_bytes + (size_t)in;
+        if (row < p.rows && in < p.raw_bytes && off < p.row_bytes)
             v |= (uint32_t)p.data[(size_t)row * p.row_bytes + off] << 8 * b;
     }
     return v;
@@ -355,7 +359,6 @@ static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int exp
     CUDA_TRY(cu, cudaEventSynchronize(cu->ring.done[slot]));
     struct slot_fill f = {cu, slot, 0};
     p.rows = rows;
-    p.first_row = first;
     p.out = out;
     p.data =
         slot_add(&f, s->data[expert] + (size_t)first * p.row_bytes, (size_t)rows * p.row_bytes);
@@ -366,11 +369,10 @@ static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int exp
         if (inverse)
             p.inverse = (const int32_t *)slot_add(&f, inverse, (size_t)p.n_in * sizeof(int32_t));
     } else if (s->type == DT_F8_E4M3 && s->scale) {
-        int first_block = first / 128, blocks = ceil_div(first + rows, 128) - first_block;
-        p.scale =
-            slot_add(&f, (const float *)s->scale[expert] + (size_t)first_block * (size_t)p.n_groups,
-                     sizeof(float) * (size_t)blocks * (size_t)p.n_groups);
-        p.first_row = first - first_block * 128;
+        p.scale = slot_add(&f, (const float *)s->scale[expert] + (size_t)first * (size_t)p.n_groups,
+                           sizeof(float) * (size_t)rows * (size_t)p.n_groups);
+    } else if (s->type == DT_NVFP4 && s->scale) {
+        p.scale = slot_add(&f, s->scale[expert], sizeof(float));
     }
     CUDA_TRY(cu, cudaMemcpyAsync(cu->ring.dev + (size_t)slot * cu->ring.piece, cu->ring.host[slot],
                                  f.used, cudaMemcpyHostToDevice, cu->stream));
@@ -380,11 +382,12 @@ static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int exp
         struct repack part = p;
         int skip = t / p.n_kt * TILE_ROWS;
         part.rows = rows - skip;
-        part.first_row += skip;
         part.data += (size_t)skip * p.row_bytes;
         if (s->type == DT_GPTQ4) {
             part.scale += 2 * (size_t)skip * (size_t)p.n_groups;
             part.zero += (size_t)skip * (size_t)p.n_groups;
+        } else if (s->type == DT_F8_E4M3 && p.scale) {
+            part.scale += sizeof(float) * (size_t)skip * (size_t)p.n_groups;
         }
         part.out += (size_t)t * (size_t)p.tile_bytes;
         cuda_launch(
@@ -397,12 +400,18 @@ static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int exp
 
 static bool contiguous_experts(const struct raw_weight *w, const struct raw_seg *s, size_t bytes)
 {
-    if (s->rows % TILE_ROWS || s->type == DT_GPTQ4 || s->type == DT_F8_E4M3)
+    if (s->rows % TILE_ROWS || s->type == DT_GPTQ4 || s->scale)
         return false;
     for (int e = 1; e < w->n_expert; e++)
         if (s->data[e] != s->data[e - 1] + bytes)
             return false;
     return true;
+}
+
+/* Bytes of 256 columns in the file. */
+static int raw_bytes(enum dtype t)
+{
+    return TILE_K / dtype_table[t].block_len * dtype_table[t].block_bytes;
 }
 
 static void send_segment(struct cuda_backend *cu, const struct raw_weight *w,
@@ -417,6 +426,7 @@ static void send_segment(struct cuda_backend *cu, const struct raw_weight *w,
     p.row_bytes = (size_t)(w->n_in / dtype_table[s->type].block_len) *
                   (size_t)dtype_table[s->type].block_bytes;
     p.aux = to->aux;
+    p.raw_bytes = raw_bytes(s->type);
     p.group_len = s->group_len;
     p.n_groups = s->type == DT_GPTQ4 ? ceil_div(w->n_in, s->group_len) : ceil_div(w->n_in, 128);
     int experts = w->n_expert, rows = s->rows;
@@ -425,7 +435,7 @@ static void send_segment(struct cuda_backend *cu, const struct raw_weight *w,
         experts = 1;
     }
     size_t per_row = p.row_bytes + (size_t)p.n_groups * 4, fixed = (size_t)w->n_in * 4 + 4096;
-    int most = (int)((cu->ring.piece - fixed) / per_row) / 128 * 128; /* whole FP8 blocks */
+    int most = (int)((cu->ring.piece - fixed) / per_row) / 128 * 128; /* whole tiles */
     int32_t *inverse = (int32_t *)mem_zalloc((size_t)w->n_in, sizeof *inverse);
     for (int e = 0; e < experts; e++) {
         const int32_t *perm = s->type == DT_GPTQ4 && s->perm ? s->perm[e] : NULL;
@@ -447,8 +457,8 @@ static void choose_kind(const struct raw_seg *s, bool router, struct seg *to)
 {
     to->dtype = s->type;
     to->kind = TILE_RAW;
-    to->tile_bytes =
-        TILE_ROWS * TILE_K / dtype_table[s->type].block_len * dtype_table[s->type].block_bytes;
+    int row = s->type == DT_NVFP4 ? NVFP4_ROW : raw_bytes(s->type);
+    to->tile_bytes = TILE_ROWS * (row > RAW_ROW_LEAST ? row : RAW_ROW_LEAST);
     if (router || s->type == DT_F32) {
         to->kind = TILE_F32;
         to->tile_bytes = F32_BYTES;
@@ -527,7 +537,8 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
         to->tile0 = m->n_tiles;
         to->n_tiles = ceil_div(s->rows, TILE_ROWS);
         to->expert_bytes = (size_t)to->n_tiles * (size_t)m->n_kt * (size_t)to->tile_bytes;
-        to->aux = cu->iq3s_grid;
+        const uint16_t *grid = quant_grid(s->type);
+        to->aux = grid ? cu->grids + (grid - quant_grids()) : NULL;
         offset[i] = total;
         total += align_up(to->expert_bytes * (size_t)src->n_expert, 256);
         row0 += s->rows;
