@@ -48,14 +48,16 @@ const char *steel_version(void); /* "0.2.0" */
 /* Engines */
 
 struct steel_engine_options {
-    const char *device;   /* "cpu", "cuda", "cuda:1"; NULL = a GPU the model fits, or the CPU */
-    int threads;          /* 0 = all cores */
-    int context;          /* tokens a request may have; 0 = the model's own, or what fits */
-    int max_requests;     /* answers generated at once; 0 = 16 */
-    int max_queue;        /* requests that may wait beyond those; 0 = 512 */
-    int max_per_client;   /* answers of one client generated at once; 0 = no bound but its share */
-    size_t kv_bytes;      /* most memory for the KV cache; 0 = what context x max_requests needs */
-    double step_ms;       /* how long a step may keep running answers waiting; 0 = automatic */
+    const char *device; /* "cpu", "cuda", "cuda:1"; NULL = a GPU the model fits, or the CPU */
+    int threads;        /* 0 = all cores */
+    int context;        /* tokens a request may have; 0 = the model's own, or what fits */
+    int max_requests;   /* answers generated at once; 0 = 16 */
+    int max_queue;      /* requests that may wait beyond those; 0 = 512 */
+    int max_per_client; /* answers of one client generated at once; 0 = no bound but its share */
+    size_t kv_bytes;    /* most memory for the KV cache; 0 = what context x max_requests needs */
+    size_t
+        state_bytes; /* for checkpoints of recurrent states; 0 = two for each request, or fewer */
+    double step_ms;  /* how long a step may keep running answers waiting; 0 = automatic */
     bool deterministic;   /* the same request gives the same bytes in any company */
     bool no_prefix_cache; /* do not keep prompts for requests that begin alike */
     bool no_repack;       /* compute from the mapped file: starts at once, runs slower */

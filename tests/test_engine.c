@@ -861,6 +861,145 @@ static void test_device_failure(void **state)
     events_free(q);
 }
 
+/* Where sequences with states start: behind a prompt whose answer is told differently, where two
+ * prompts part, all choices of a request behind one reading. */
+static void test_states(void **state)
+{
+    (void)state;
+    struct engine_options opt = {.runtime = {.max_seqs = 4, .context = 4096}};
+    struct engine *e = open_engine(&opt);
+    static int32_t prompt[2400];
+    static struct answer a, b, c, four[4];
+    prompt_of(1, prompt, 2000);
+    struct request_spec s = spec_of(prompt, 2000, 40, 1);
+    run(e, &s, &a);
+    prompt_of(7, prompt + 2000, 40); /* not what was answered */
+    s = spec_of(prompt, 2040, 20, 1);
+    run(e, &s, &b);
+    assert_true(b.usage.n_cached > 2040 - 64);
+    s.no_cache = true;
+    run(e, &s, &c);
+    assert_same(&b, &c);
+
+    /* the third that begins alike finds a state where the first two parted */
+    for (int i = 0; i < 3; i++) {
+        prompt_of(50, prompt, 1000);
+        prompt_of(60 + i, prompt + 1000, 200);
+        s = spec_of(prompt, 1200, 10, 1);
+        run(e, &s, &b);
+        s.no_cache = true;
+        run(e, &s, &c);
+        assert_same(&b, &c);
+    }
+    assert_int_equal(b.usage.n_cached, 992);
+
+    struct engine_stats before, after;
+    engine_stats(e, &before);
+    prompt_of(90, prompt, 500);
+    s = spec_of(prompt, 500, 20, 5);
+    s.n = 4;
+    run(e, &s, four);
+    engine_stats(e, &after);
+    assert_true(after.read_tokens - before.read_tokens <= 500 + 3 * 16);
+    s.n = 1;
+    s.no_cache = true;
+    for (int i = 0; i < 4; i++) {
+        s.sample.seed = 5 + (uint64_t)i;
+        run(e, &s, &c);
+        assert_same(&four[i], &c);
+    }
+    engine_close(e);
+}
+
+/* No room for checkpoints but those that are handed over: slower, never wrong. */
+static void test_few_states(void **state)
+{
+    (void)state;
+    static struct answer a, b, c;
+    static int32_t prompt[400];
+    struct engine_options opt = {.runtime = {.max_seqs = 2, .context = 1024, .state_bytes = 1}};
+    struct engine *e = open_engine(&opt);
+    prompt_of(3, prompt, 300);
+    struct request_spec s = spec_of(prompt, 300, 20, 1);
+    run(e, &s, &a);
+    run(e, &s, &b);
+    assert_same(&a, &b);
+    memcpy(prompt + 300, a.tokens, 20 * sizeof *prompt);
+    s = spec_of(prompt, 320, 20, 1);
+    run(e, &s, &b);
+    s.no_cache = true;
+    run(e, &s, &c);
+    assert_same(&b, &c);
+    engine_close(e);
+}
+
+/* 64 clients at once, more than may run, in a cache that is too small for those, with common
+ * beginnings, several choices and cancels: everybody who stays gets what it would get alone. */
+static void test_rough_load(void **state)
+{
+    (void)state;
+    enum { N = 64, MOST = 60 };
+    static struct answer got[N][2], alone;
+    static int32_t prompts[N][200];
+    struct request_spec s[N];
+    struct request *r[N];
+    struct engine_options opt = {
+        .runtime = {.max_seqs = 8, .context = 256, .kv_tokens = 640, .state_bytes = 1 << 17}};
+    struct engine *e = open_engine(&opt);
+    struct events *q = events_new();
+    for (int round = 0; round < 2; round++) {
+        int n = 0;
+        for (int i = 0; i < N; i++) {
+            int len = 30 + i * 29 % 150;
+            prompt_of(i % 5, prompts[i], len);
+            if (i % 3)
+                prompt_of(100 + i, prompts[i] + len / 2, len - len / 2);
+            s[i] = spec_of(prompts[i], len, 30 + i * 7 % MOST, (uint64_t)i);
+            s[i].client = (uint64_t)i;
+            s[i].n = 1 + i % 2;
+            submit(e, &s[i], q, got[i], &r[i]);
+            n += s[i].n;
+            if (i % 7 == 6)
+                request_cancel(r[i - 3]);
+        }
+        wait_done(q, n);
+        for (int i = 0; i < N; i++)
+            request_free(r[i]);
+    }
+    struct engine_stats st;
+    engine_stats(e, &st);
+    assert_true(st.n_preempted > 0 && st.cache_hits > 0);
+    assert_int_equal(st.n_running + st.n_waiting, 0);
+    for (int i = 0; i < N; i += 3) {
+        s[i].n = 1;
+        s[i].no_cache = true;
+        run(e, &s[i], &alone);
+        if (got[i][0].finish != FINISH_CANCEL)
+            assert_same(&got[i][0], &alone);
+    }
+    engine_close(e);
+    events_free(q);
+}
+
+/* What depends on the cache again, with recurrent states in it. */
+static int run_hybrid(void)
+{
+    struct error err = {0};
+    if (!toy_write_hybrid(path, &err)) {
+        fprintf(stderr, "%s\n", err.msg);
+        return 1;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_company),     cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_second_turn), cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_queue),       cmocka_unit_test(test_prompt_logprobs),
+        cmocka_unit_test(test_threads),     cmocka_unit_test(test_ahead),
+        cmocka_unit_test(test_states),      cmocka_unit_test(test_few_states),
+        cmocka_unit_test(test_rough_load),
+    };
+    return cmocka_run_group_tests_name("hybrid", tests, NULL, NULL);
+}
+
 int main(void)
 {
     struct error err = {0};
@@ -893,6 +1032,8 @@ int main(void)
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     setenv("STEEL_ISA", "ref", 1);
     rc |= cmocka_run_group_tests(overlapping, NULL, NULL);
+    unsetenv("STEEL_ISA");
+    rc |= run_hybrid();
     unlink(path);
     return rc;
 }

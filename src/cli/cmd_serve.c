@@ -13,7 +13,7 @@
 struct serve_flags {
     struct model_flags model;
     struct server_options srv;
-    const char *model_path, *key_file, *log_format, *log_level, *metrics, *kv_memory;
+    const char *model_path, *key_file, *log_format, *log_level, *metrics, *kv_memory, *state_memory;
     const char *max_body, *max_buffered, *max_unsent;
     struct opt_list keys, origins, hosts;
     float step_ms;
@@ -103,6 +103,11 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
     e->runtime.kv_bytes_host = !f->kv_memory;
     if (f->kv_memory && !parse_bytes(f->kv_memory, &e->runtime.kv_bytes)) {
         args_usage_error(u, "--kv-memory %s: use a size such as 8G or 512M", f->kv_memory);
+        return false;
+    }
+    if (f->state_memory &&
+        (!parse_bytes(f->state_memory, &e->runtime.state_bytes) || !e->runtime.state_bytes)) {
+        args_usage_error(u, "--state-memory %s: use a size such as 2G or 512M", f->state_memory);
         return false;
     }
     if (!finish_limits(u, f))
@@ -206,6 +211,8 @@ int cmd_serve(int argc, char **argv)
          "N", "most tokens in a step (default 512, on a GPU 2048)"},
         {OPT_STRING, 0, "kv-memory", 0, &f.kv_memory, 0, 0, "SIZE",
          "most memory for the KV cache (default: a quarter of what is free)"},
+        {OPT_STRING, 0, "state-memory", 0, &f.state_memory, 0, 0, "SIZE",
+         "memory for checkpoints of recurrent states (default: 2 a request, at most a quarter)"},
         {OPT_INT, 0, "kv-tokens", 0, &f.kv_tokens, 1, 1 << 30, "N",
          "size of the KV cache in tokens (default: as memory allows)"},
         {OPT_FLAG, 0, "no-prefix-cache", "no-enable-prefix-caching", &f.no_prefix_cache, 0, 0, 0,

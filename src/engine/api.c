@@ -75,6 +75,7 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
                     .context = o.context,
                     .max_seqs = o.max_requests,
                     .kv_bytes = o.kv_bytes,
+                    .state_bytes = o.state_bytes,
                     .kv_type = kv_type,
                     .page_len = o.page_len,
                     .gpu_memory = o.gpu_memory,

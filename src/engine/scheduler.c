@@ -166,6 +166,8 @@ static void drop_pages(struct scheduler *s, struct seq *q)
     if (s->kv->prefix && rest && q->n_indexed == q->kv.n_pages - 1 && !q->no_cache)
         prefix_add_tail(s->kv->prefix, q->chain, q->tokens + q->kv.n_tokens - rest, rest,
                         q->kv.pages[q->kv.n_pages - 1]);
+    if (s->kv->prefix) /* pages that are not indexed take it along when they go */
+        kvcache_retire(s->kv, &q->kv);
     kvcache_cut(s->kv, &q->kv, 0);
     q->chain = q->root;
     q->n_indexed = 0;
@@ -183,6 +185,49 @@ void scheduler_remove(struct scheduler *s, struct seq *q)
     q->of = NULL;
 }
 
+static void attach_page(struct scheduler *s, struct seq *q, int32_t page)
+{
+    kvcache_attach(s->kv, &q->kv, page, s->kv->page_len);
+    q->chain = prefix_serial(s->kv->prefix, page);
+    q->n_indexed++;
+}
+
+/* The same where layers have states: up to the furthest page, or tail, whose state was kept. */
+static void attach_states(struct scheduler *s, struct seq *q)
+{
+    const struct prefix *p = s->kv->prefix;
+    const struct states *states = s->kv->states;
+    int len = s->kv->page_len, at = q->kv.n_tokens, best = at, n;
+    uint64_t chain = q->chain;
+    int32_t tail = -1;
+    /* Every sequence that runs must find a slot beside those that are about to be read. */
+    bool pin = states_n_pinned(states) < s->kv->n_states - s->limits.max_seqs;
+    for (;; at += len) {
+        const int32_t *tokens = q->tokens + at;
+        int32_t end = prefix_find_tail(p, chain, tokens, q->n_tokens - 1 - at, &n);
+        if (end >= 0 && states_of(states, end) >= 0) {
+            best = at + n;
+            tail = end;
+        }
+        int32_t page = at + len < q->n_tokens ? prefix_find(p, chain, tokens) : -1;
+        if (page < 0)
+            break;
+        chain = prefix_serial(p, page);
+        if (pin && states_of(states, page) >= 0) {
+            best = at + len;
+            tail = -1;
+        }
+    }
+    q->branch = at;
+    if (best == q->kv.n_tokens)
+        return;
+    while (q->kv.n_tokens + len <= best)
+        attach_page(s, q, prefix_find(p, q->chain, q->tokens + q->kv.n_tokens));
+    if (tail >= 0)
+        kvcache_attach(s->kv, &q->kv, tail, best - q->kv.n_tokens);
+    kvcache_resume(s->kv, &q->kv);
+}
+
 /* Takes every page the index has for the tokens not read yet; the last token is always computed. */
 static void attach_cached(struct scheduler *s, struct seq *q)
 {
@@ -190,13 +235,15 @@ static void attach_cached(struct scheduler *s, struct seq *q)
     int len = s->kv->page_len, before = q->kv.n_tokens;
     if (!p || q->no_cache || before % len || q->n_indexed != q->kv.n_pages)
         return;
+    if (s->kv->states) {
+        attach_states(s, q);
+        return;
+    }
     while (q->kv.n_tokens + len < q->n_tokens) {
         int32_t page = prefix_find(p, q->chain, q->tokens + q->kv.n_tokens);
         if (page < 0)
             break;
-        kvcache_attach(s->kv, &q->kv, page, len);
-        q->chain = prefix_serial(p, page);
-        q->n_indexed++;
+        attach_page(s, q, page);
     }
     int n, left = q->n_tokens - 1 - q->kv.n_tokens;
     int32_t tail = prefix_find_tail(p, q->chain, q->tokens + q->kv.n_tokens, left, &n);
@@ -311,6 +358,30 @@ static void let_in(struct scheduler *s)
     }
 }
 
+/* Where the state of q is to be saved next, as a number of tokens; 0 = nowhere. */
+static int next_save(const struct scheduler *s, const struct seq *q)
+{
+    int len = s->kv->page_len, at = q->kv.n_tokens, last = (q->n_prompt - 1) / len * len;
+    if (!s->kv->states || !s->kv->prefix)
+        return 0;
+    if (q->branch > at && q->branch < last)
+        return q->branch;
+    return last > at ? last : 0;
+}
+
+/* Where in the next n tokens of q its state is saved, as plan_item has it. At the end of a step it is
+ * if slots are left over: others may begin like it and go on differently. */
+static int save_in(const struct scheduler *s, const struct seq *q, int n)
+{
+    int len = s->kv->page_len, at = q->kv.n_tokens, save = next_save(s, q);
+    if (save && save <= at + n)
+        return save - at;
+    int end = (at + n) / len * len;
+    if (save && end > at && states_n_free(s->kv->states) > s->limits.max_seqs)
+        return end - at;
+    return 0;
+}
+
 static void plan_item(struct scheduler *s, struct step_item *items, struct seq *q, int n)
 {
     bool last = n == seq_unread(q), all = q->all_rows && q->kv.n_tokens + 1 < q->n_prompt;
@@ -322,6 +393,7 @@ static void plan_item(struct scheduler *s, struct step_item *items, struct seq *
                                                .want = all    ? LOGITS_ALL
                                                        : last ? LOGITS_LAST
                                                               : LOGITS_NONE,
+                                               .save_at = save_in(s, q, n),
                                                .token = -1};
 }
 
@@ -348,10 +420,25 @@ static int plan_decodes(struct scheduler *s, struct step_item *items)
     return taken;
 }
 
+/* Somebody in `readers` will save the state after tokens that q begins with, too. */
+static bool is_being_saved(const struct scheduler *s, const struct seq *q, int n_readers)
+{
+    for (int i = 0; i < n_readers; i++) {
+        const struct seq *r = s->readers[i];
+        int save = next_save(s, r);
+        if (save > q->kv.n_tokens && save < q->n_tokens && r->root == q->root &&
+            !memcmp(r->tokens, q->tokens, (size_t)save * sizeof *q->tokens))
+            return true;
+    }
+    return false;
+}
+
 /* Somebody in `readers` computes the very page q would begin with. */
 static bool is_being_read(const struct scheduler *s, const struct seq *q, int n_readers)
 {
     int len = s->kv->page_len;
+    if (s->kv->states && !q->no_cache)
+        return is_being_saved(s, q, n_readers);
     if (!s->kv->prefix || q->no_cache || q->kv.n_tokens % len || seq_unread(q) <= len)
         return false;
     for (int i = 0; i < n_readers; i++) {
@@ -480,6 +567,10 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
         int room = room_for(s, q, taken), want = s->shares[i] < room ? s->shares[i] : room;
         if (want <= 0)
             continue;
+        /* one save a step: the prompt's end waits for the next */
+        if (next_save(s, q) == q->branch && q->branch > q->kv.n_tokens &&
+            q->kv.n_tokens + want >= (q->n_prompt - 1) / s->kv->page_len * s->kv->page_len)
+            want = q->branch - q->kv.n_tokens;
         taken += pages_for(s, q->kv.n_tokens + want) - q->kv.n_pages;
         plan_item(s, items, q, want);
         s->n_read += want;
@@ -530,6 +621,8 @@ static void index_pages(struct scheduler *s, struct seq *q)
         } else {
             q->chain = prefix_add(p, q->chain, tokens, q->kv.pages[i]);
         }
+        if (s->kv->states)
+            kvcache_keep(s->kv, &q->kv, i);
     }
 }
 

@@ -22,6 +22,10 @@
  *     for the whole of somebody else's answers
  *  6. every full page of a running sequence is indexed (scheduler_commit), and a sequence that would
  *     compute a page another one is computing in the same step waits and takes that page instead
+ *  7. where layers have states (states.h): a sequence starts behind cached pages only where a state was
+ *     kept, so states are saved where others will want to start: at the last whole page of a prompt,
+ *     where it stops being like another one that is cached, at the ends of steps while slots are
+ *     free; and what ends or is preempted leaves its own
  */
 #ifndef STEEL_ENGINE_SCHEDULER_H
 #define STEEL_ENGINE_SCHEDULER_H
@@ -46,6 +50,7 @@ struct seq {
     struct kv_seq kv;
     uint64_t chain; /* serial of the last indexed page */
     int n_indexed;  /* pages indexed */
+    int branch;     /* tokens up to which cached pages are like its own, where no state was kept */
     bool running;
     bool entered; /* was admitted before */
     int n_cached; /* prompt tokens not computed when it first ran */

@@ -51,6 +51,19 @@ int states_n_kept(const struct states *s)
     return s->n_kept;
 }
 
+int states_n_free(const struct states *s)
+{
+    return s->n_free;
+}
+
+int states_n_pinned(const struct states *s)
+{
+    int n = 0;
+    for (int i = 0; i < s->n_slots; i++)
+        n += s->slots[i].pins > 0;
+    return n;
+}
+
 /* Low slots first: the touched part of their memory stays small. */
 int32_t states_take(struct states *s)
 {

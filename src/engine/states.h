@@ -24,6 +24,8 @@ void states_free(struct states *s);
 /* Slots that states_take could give. */
 int states_available(const struct states *s);
 int states_n_kept(const struct states *s);
+int states_n_free(const struct states *s);
+int states_n_pinned(const struct states *s);
 /* A slot to be held; -1 if there is none. */
 int32_t states_take(struct states *s);
 /* A held slot is free again. */

@@ -24,6 +24,7 @@ struct stepper {
     } flying[2]; /* started, not finished; the oldest first */
     int n_flying;
     unsigned turn; /* counts steps */
+    int owed;      /* sequences of the step that have no slot for their state yet */
 };
 
 struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
@@ -101,6 +102,7 @@ static bool check_room(struct stepper *st, const struct step_item *items, int n_
     if (states && states > states_available(st->kv->states))
         return error_set(err, "no room for %d more sequences: %d at most", states,
                          st->kv->n_states);
+    st->owed = states;
     return true;
 }
 
@@ -111,7 +113,7 @@ static void add_states(struct stepper *st, struct step_item *it, int i)
     struct kv_seq *seq = it->seq;
     if (!st->kv->states)
         return;
-    if (it->save_at)
+    if (it->save_at && states_available(st->kv->states) > st->owed)
         saved = kvcache_save(st->kv, seq, seq->n_tokens + it->save_at);
     to[i] = seq->n_tokens ? seq->from - 1 : -1;
     to[n + i] = seq->state - 1;
@@ -124,6 +126,7 @@ static void add_item(struct stepper *st, struct step_item *it)
     struct batch *b = &st->b;
     struct kv_seq *seq = it->seq;
     int first = seq->n_tokens, len = st->kv->page_len;
+    st->owed -= st->kv->states && !seq->state;
     bool grown = kvcache_grow(st->kv, seq, first + it->n_tokens);
     CHECK(grown, "pages were counted");
     it->first_row = it->want == LOGITS_NONE ? -1 : b->n_out;
