@@ -328,6 +328,24 @@ static void set_f32(struct gguf_writer *w, const char *arch, const char *key, do
     gguf_set_f32(w, full, (float)v);
 }
 
+/* One number, or where layers differ one for each. */
+static void set_layers(struct gguf_writer *w, const char *arch, const char *key, int one,
+                       const int *each, int n)
+{
+    char full[96];
+    int32_t list[CONFIG_MAX_LAYERS];
+    bool differ = false;
+    for (int i = 0; i < n; i++) {
+        list[i] = each[i] ? each[i] : one;
+        differ |= list[i] != list[0];
+    }
+    snprintf(full, sizeof full, "%s.%s", arch, key);
+    if (differ)
+        gguf_set_array(w, full, META_I32, list, (size_t)n);
+    else
+        gguf_set_u32(w, full, (uint32_t)list[0]);
+}
+
 static void set_rope(struct gguf_writer *w, const char *arch, const struct config *c)
 {
     const struct rope_config *r = &c->rope;
@@ -419,9 +437,10 @@ static bool set_metadata(struct gguf_writer *w, const struct plan *p, const stru
     set_u32(w, arch, "block_count", c->n_layers);
     set_u32(w, arch, "context_length", c->context);
     set_u32(w, arch, "embedding_length", c->n_embd);
-    set_u32(w, arch, "feed_forward_length", c->n_ff ? c->n_ff : c->n_ff_exp);
+    set_layers(w, arch, "feed_forward_length", c->n_ff ? c->n_ff : c->n_ff_exp, c->layer_ff,
+               c->n_layers);
     set_u32(w, arch, "attention.head_count", c->n_heads);
-    set_u32(w, arch, "attention.head_count_kv", c->n_kv_heads);
+    set_layers(w, arch, "attention.head_count_kv", c->n_kv_heads, c->layer_kv_heads, c->n_layers);
     set_u32(w, arch, "attention.key_length", c->head_dim);
     set_u32(w, arch, "attention.value_length", c->head_dim);
     set_f32(w, arch, "attention.layer_norm_rms_epsilon", (double)c->norm_eps);

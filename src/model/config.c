@@ -145,6 +145,19 @@ static bool check(const struct reader *in)
                          c->head_dim);
     if ((int64_t)c->n_heads * c->head_dim > 1 << 24)
         return error_set(in->err, "%s: %d heads of %d are too many", path, c->n_heads, c->head_dim);
+    for (int i = 0; i < c->n_layers; i++) {
+        int dim = c->layer_head_dim[i], heads = c->layer_kv_heads[i];
+        if ((heads && c->n_heads % heads) || (int64_t)c->n_heads * dim > 1 << 24)
+            return error_set(in->err, "%s: layer %d: %d heads of %d with %d KV heads", path, i,
+                             c->n_heads, dim ? dim : c->head_dim, heads);
+    }
+    if (c->n_groups > 1 && (c->n_groups > c->n_expert || c->n_expert % c->n_groups ||
+                            c->n_groups_used < 1 || c->n_groups_used > c->n_groups ||
+                            c->n_expert / c->n_groups * c->n_groups_used < c->n_expert_used))
+        return error_set(in->err, "%s: %d experts of %d, from %d of %d groups", path,
+                         c->n_expert_used, c->n_expert, c->n_groups_used, c->n_groups);
+    if (c->n_rot_window % 2)
+        return error_set(in->err, "%s: %d rotary dimensions", path, c->n_rot_window);
     bool dense = false, sparse = false;
     for (int i = 0; i < c->n_layers; i++)
         *(c->is_moe[i] ? &sparse : &dense) = true;

@@ -48,16 +48,29 @@ struct config {
     bool norm_topk, tied;
     bool is_moe[CONFIG_MAX_LAYERS];
     int window[CONFIG_MAX_LAYERS]; /* 0 = full attention */
+    /* Where a layer has its own: 0 = n_kv_heads, head_dim, n_ff. */
+    int layer_kv_heads[CONFIG_MAX_LAYERS], layer_head_dim[CONFIG_MAX_LAYERS],
+        layer_ff[CONFIG_MAX_LAYERS];
     float norm_eps, expert_scale;
     enum router_kind router;
     int n_ff_shared;             /* hidden units of the shared experts; 0 = none */
     int n_groups, n_groups_used; /* of experts; 0 = no groups */
-    float temp_beta;             /* attention temperature (layer.h); 0 = none */
+    float attn_scale;            /* of scores; 0 = 1 / sqrt(head_dim) */
+    float attn_fold;             /* what a GGUF's q norms are multiplied by, where its readers take
+                                    another scale; 0 = 1 */
+    float attn_softcap, head_softcap, embed_scale;
+    float act_limit;  /* of ACT_SWIGLU_CLAMP */
+    int n_shared_kv;  /* layers at the end that read the cache of earlier ones */
+    bool k_is_v;      /* in layers that do not slide */
+    int n_embd_layer; /* values of a layer's own embedding; 0 = none */
+    float temp_beta;  /* attention temperature (layer.h); 0 = none */
     int temp_len;
     bool is_linear[CONFIG_MAX_LAYERS]; /* a gated delta net instead of attention */
     int linear_k_heads, linear_v_heads, linear_k_dim, linear_v_dim, conv_len;
     int n_rot, context;
     struct rope_config rope;
+    struct rope_config rope_window; /* of layers that slide; theta 0: the same */
+    int n_rot_window;
     float rope_short[ROPE_MAX_FACTORS], rope_long[ROPE_MAX_FACTORS]; /* (n_rot/2) */
     enum packing packing;
     int gptq_group;      /* -1 = whole row */

@@ -188,6 +188,11 @@ bool rope_read_hf(const struct reader *in)
     struct rope_config *r = &c->rope;
     const json_t *params = reader_get(in->hf, "rope_parameters", NULL); /* transformers 5 */
     const json_t *scaling = params ? params : reader_get(in->hf, "rope_scaling", NULL);
+    const json_t *full =
+        reader_get(params, "full_attention", NULL); /* one for each sort of layer */
+    const json_t *sliding = reader_get(params, "sliding_attention", NULL);
+    if (full)
+        scaling = full;
     r->theta = 10000;
     r->factor = r->partial = 1;
     r->original_context = c->context;
@@ -195,8 +200,25 @@ bool rope_read_hf(const struct reader *in)
         !reader_number(in, in->hf, "partial_rotary_factor", 0, 1, false, &r->partial) ||
         (scaling && !rope_read_hf_object(in, scaling, r)))
         return false;
+    struct rope_config *local = &c->rope_window;
+    local->factor = local->partial = 1;
+    local->original_context = c->context;
+    if (!reader_number(in, in->hf, "rope_local_base_freq", 1, 1e12, false, &local->theta))
+        return false;
+    if (sliding) {
+        local->theta = 10000;
+        if (!rope_read_hf_object(in, sliding, local))
+            return false;
+        if (local->kind == ROPE_LONG)
+            return error_set(in->err,
+                             "%s: config.json: sliding_attention: long RoPE is not "
+                             "supported there",
+                             in->f->path);
+    }
     if (r->kind != ROPE_PROPORTIONAL)
         c->n_rot = (int)(c->head_dim * r->partial);
+    else
+        c->n_rot = c->head_dim;
     return r->kind != ROPE_LONG || read_long(in, scaling, r);
 }
 

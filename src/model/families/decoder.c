@@ -29,6 +29,27 @@ static bool read_gguf_experts(const struct reader *in, const struct decoder *d)
     return true;
 }
 
+/* Which layers slide: every so many one does not, or a list. */
+static bool read_gguf_windows(const struct reader *in, const struct decoder *d, int window)
+{
+    struct config *c = in->c;
+    char key[128];
+    int period = d->window_period, slides[CONFIG_MAX_LAYERS];
+    snprintf(key, sizeof key, "%s.attention.sliding_window_pattern", c->arch_name);
+    const struct meta *m = tensorfile_meta(in->f, key);
+    bool list = m && m->type == META_ARRAY;
+    if (list && !reader_gguf_layers(in, "attention.sliding_window_pattern", 0, 1, true, slides))
+        return false;
+    if (!list &&
+        !reader_gguf_int(in, "attention.sliding_window_pattern", 0, 1 << 20, false, &period))
+        return false;
+    for (int i = 0; i < c->n_layers; i++) {
+        bool slide = list ? slides[i] != 0 : !period || i % period < period - 1;
+        c->window[i] = slide ? window : 0;
+    }
+    return true;
+}
+
 static bool read_gguf(const struct reader *in, const struct decoder *d)
 {
     struct config *c = in->c;
@@ -41,9 +62,11 @@ static bool read_gguf(const struct reader *in, const struct decoder *d)
     c->n_kv_heads = c->n_heads;
     c->head_dim = c->n_embd / c->n_heads;
     c->context = 2048;
-    if (!reader_gguf_int(in, "attention.head_count_kv", 1, 1 << 14, false, &c->n_kv_heads) ||
-        !reader_gguf_int(in, "attention.key_length", 1, 1 << 14, false, &c->head_dim) ||
-        !reader_gguf_int(in, "feed_forward_length", 0, 1 << 24, false, &c->n_ff) ||
+    if (!reader_gguf_layers(in, "attention.head_count_kv", 1, 1 << 14, false, c->layer_kv_heads))
+        return false;
+    c->n_kv_heads = c->layer_kv_heads[0] ? c->layer_kv_heads[0] : c->n_heads;
+    if (!reader_gguf_int(in, "attention.key_length", 1, 1 << 14, false, &c->head_dim) ||
+        !reader_gguf_layers(in, "feed_forward_length", 0, 1 << 24, false, c->layer_ff) ||
         !reader_gguf_int(in, "context_length", 1, 1 << 30, false, &c->context) ||
         !reader_gguf_float(in, "attention.layer_norm_rms_epsilon", 0, 1, true, &eps) ||
         !reader_gguf_int(in, "expert_count", 0, 4096, false, &c->n_expert) ||
@@ -57,6 +80,7 @@ static bool read_gguf(const struct reader *in, const struct decoder *d)
     if (v_dim != c->head_dim)
         return error_set(in->err, "%s: %s.attention.value_length: %d differs from key_length %d",
                          in->f->path, c->arch_name, v_dim, c->head_dim);
+    c->n_ff = c->layer_ff[0];
     c->n_ff_exp = c->n_ff;
     c->n_rot = c->head_dim;
     if (!reader_gguf_int(in, "expert_feed_forward_length", 1, 1 << 24, false, &c->n_ff_exp) ||
@@ -79,10 +103,8 @@ static bool read_gguf(const struct reader *in, const struct decoder *d)
     for (int i = 0; i < c->n_layers; i++) {
         snprintf(key, sizeof key, "blk.%d.ffn_gate_inp.weight", i);
         c->is_moe[i] = c->n_expert > 0 && tensorfile_find(in->f, key);
-        bool slides = !d->window_period || i % d->window_period < d->window_period - 1;
-        c->window[i] = slides ? window : 0;
     }
-    return read_gguf_experts(in, d) && rope_read_gguf(in);
+    return read_gguf_windows(in, d, window) && read_gguf_experts(in, d) && rope_read_gguf(in);
 }
 
 static bool read_layers(const struct reader *in, const struct decoder *d)
@@ -122,11 +144,11 @@ static bool read_layers(const struct reader *in, const struct decoder *d)
 static bool read_hf(const struct reader *in, const struct decoder *d)
 {
     struct config *c = in->c;
-    const char *act = json_string_value(json_object_get(in->hf, "hidden_act"));
-    if (act && strcmp(act, "silu"))
-        return error_set(in->err,
-                         "%s: config.json: hidden_act \"%.40s\" is not supported (silu is)",
-                         in->f->path, act);
+    const char *act = json_string_value(reader_get(in->hf, "hidden_activation", "hidden_act"));
+    const char *known = d->act_name ? d->act_name : "silu";
+    if (act && strcmp(act, known))
+        return error_set(in->err, "%s: config.json: hidden_act \"%.40s\" is not supported (%s is)",
+                         in->f->path, act, known);
 
     if (!reader_int(in, "num_hidden_layers", NULL, 1, CONFIG_MAX_LAYERS, true, &c->n_layers) ||
         !reader_int(in, "hidden_size", NULL, 1, 1 << 20, true, &c->n_embd) ||
@@ -188,8 +210,9 @@ void decoder_mixer(struct builder *b, const struct decoder *d, int i, const stru
 {
     const struct config *c = b->c;
     const struct decoder_names *n = names_of(d);
-    int D = c->head_dim, woven = c->family->weaves_qk && D % 2 == 0 ? D : 0;
-    int n_q = c->n_heads * D, n_kv = c->n_kv_heads * D;
+    int D = c->layer_head_dim[i] ? c->layer_head_dim[i] : c->head_dim;
+    int K = c->layer_kv_heads[i] ? c->layer_kv_heads[i] : c->n_kv_heads;
+    int woven = c->family->weaves_qk && D % 2 == 0 ? D : 0, n_q = c->n_heads * D, n_kv = K * D;
     const struct rows apart[] = {{.name = &n->q, .n = n_q, .woven = woven},
                                  {.name = &n->k, .n = n_kv, .woven = woven},
                                  {.name = &n->v, .n = n_kv}};
@@ -199,11 +222,12 @@ void decoder_mixer(struct builder *b, const struct decoder *d, int i, const stru
     m->block.in = rms(b, d, i, &n->attn_norm, c->n_embd);
     m->attention = (struct attention){
         .n_heads = c->n_heads,
-        .n_kv_heads = c->n_kv_heads,
+        .n_kv_heads = K,
         .k_dim = D,
         .v_dim = D,
         .rope = rope,
-        .scale = 1.0f / sqrtf((float)D),
+        .scale = c->attn_scale != 0 ? c->attn_scale : 1.0f / sqrtf((float)D),
+        .softcap = c->attn_softcap,
         .window = c->window[i],
         .temp_beta = c->temp_beta,
         .temp_len = c->temp_len,
@@ -212,10 +236,16 @@ void decoder_mixer(struct builder *b, const struct decoder *d, int i, const stru
                              is_fused ? &fused : apart),
     };
     if (d->qk_norm) {
-        m->attention.q_norm = rms(b, d, i, &n->q_norm, d->norm_whole ? n_q : D);
+        m->attention.q_norm =
+            build_rms_adjusted(b, i, &n->q_norm, d->norm_whole ? n_q : D,
+                               (struct adjust){.add = d->norm_add, .fold = c->attn_fold});
         m->attention.k_norm = rms(b, d, i, &n->k_norm, d->norm_whole ? n_kv : D);
     }
+    if (n->sinks.gguf)
+        m->attention.sinks = build_vector(b, i, &n->sinks, c->n_heads, (struct adjust){0});
     m->attention.wo = build_matrix(b, WEIGHT_LINEAR, i, &n->o, n_q, c->n_embd);
+    if (n->attn_post.gguf)
+        m->block.out = rms(b, d, i, &n->attn_post, c->n_embd);
 }
 
 /* gate and up of width F, as two tensors. */
@@ -241,6 +271,8 @@ static void build_experts(struct builder *b, const struct decoder_names *n, int 
     if (n->choice_bias.gguf)
         m->router.choice_bias =
             build_vector(b, i, &n->choice_bias, c->n_expert, (struct adjust){0});
+    if (!n->gate_exp.gguf)
+        return; /* the family does it */
     m->experts.gate_up = build_weight(
         b, WEIGHT_EXPERTS, i, c->n_embd, c->n_expert, 2,
         (const struct rows[]){{.name = &n->gate_exp, .n = F}, {.name = &n->up_exp, .n = F}});
@@ -258,15 +290,19 @@ void decoder_mlp(struct builder *b, const struct decoder *d, int i, struct mlp *
 {
     const struct config *c = b->c;
     const struct decoder_names *n = names_of(d);
+    int F = c->layer_ff[i] ? c->layer_ff[i] : c->n_ff;
     *m = (struct mlp){.block.in = rms(b, d, i, &n->ffn_norm, c->n_embd)};
+    m->dense.act = m->experts.act = d->act;
+    if (n->ffn_post.gguf)
+        m->block.out = rms(b, d, i, &n->ffn_post, c->n_embd);
     if (c->is_moe[i]) {
         build_experts(b, n, i, m);
         return;
     }
     m->dense.gate_up = n->gate_up.gguf
-                           ? build_matrix(b, WEIGHT_LINEAR, i, &n->gate_up, c->n_embd, 2 * c->n_ff)
-                           : gate_up(b, i, &n->gate, &n->up, c->n_ff);
-    m->dense.down = build_matrix(b, WEIGHT_LINEAR, i, &n->down, c->n_ff, c->n_embd);
+                           ? build_matrix(b, WEIGHT_LINEAR, i, &n->gate_up, c->n_embd, 2 * F)
+                           : gate_up(b, i, &n->gate, &n->up, F);
+    m->dense.down = build_matrix(b, WEIGHT_LINEAR, i, &n->down, F, c->n_embd);
 }
 
 void decoder_ends(struct builder *b, const struct decoder *d)
@@ -276,6 +312,8 @@ void decoder_ends(struct builder *b, const struct decoder *d)
     struct network *net = b->net;
     net->embed.tokens =
         build_matrix(b, c->tied ? WEIGHT_HEAD : WEIGHT_EMBED, 0, &n->emb, c->n_embd, c->n_vocab);
+    net->embed.scale = c->embed_scale;
+    net->head.softcap = c->head_softcap;
     net->head.norm = rms(b, d, 0, &n->norm, c->n_embd);
     net->head.w = c->tied ? net->embed.tokens
                           : build_matrix(b, WEIGHT_HEAD, 0, &n->head, c->n_embd, c->n_vocab);

@@ -21,22 +21,23 @@ struct family {
     void (*build)(struct builder *b);      /* b->c to b->net */
     /* What its GGUF says beside the usual keys, for `convert`; NULL: nothing. */
     void (*write)(const struct config *c, struct gguf_writer *w);
-    bool own_windows; /* readers of its GGUF know which layers slide */
+    bool own_windows; /* its GGUF says which layers slide */
     /* Whether a folder's tensor of the text model is of no use to it; NULL: none is. */
     bool (*spare)(const struct config *c, const char *tensor);
 };
 
 extern const struct family *const families[]; /* ends with NULL */
-extern const struct family family_llama, family_minimax_m2, family_ministral3, family_mistral,
-    family_mixtral, family_phi3, family_qwen2, family_qwen3, family_qwen3moe, family_qwen3next,
-    family_qwen35, family_qwen35moe;
+extern const struct family family_gemma3, family_gemma4, family_glm4_moe, family_gpt_oss,
+    family_llama, family_minimax_m2, family_ministral3, family_mistral, family_mixtral, family_phi3,
+    family_qwen2, family_qwen3, family_qwen3moe, family_qwen3next, family_qwen35, family_qwen35moe;
 
 /* Names of a decoder's tensors. What a family has not is NULL. */
 struct decoder_names {
     struct name emb, norm, head;
     struct name attn_norm, q, k, v, o, q_norm, k_norm;
-    struct name qkv; /* instead of q, k and v */
-    struct name ffn_norm, gate, up, down;
+    struct name sinks, attn_post; /* attn_post: a norm after the block */
+    struct name qkv;              /* instead of q, k and v */
+    struct name ffn_norm, gate, up, down, ffn_post;
     struct name gate_up; /* instead of gate and up */
     struct name router, choice_bias, gate_exp, up_exp, down_exp;
     struct name gate_shared, up_shared, down_shared, shared_gate;
@@ -85,6 +86,8 @@ struct decoder {
     bool windows; /* sliding_window of config.json counts, where use_sliding_window is set */
     bool windows_unasked; /* ... or is not said to be false */
     bool windows_all;     /* max_window_layers does not count */
+    enum activation act;
+    const char *act_name; /* as config.json spells it; NULL: "silu" */
     int window_period; /* every so many layers one does not slide, unless the file says; 0 = all do */
 };
 

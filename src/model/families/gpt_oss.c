@@ -1,0 +1,70 @@
+/*
+ * gpt-oss: sinks, a window in every other layer, biases everywhere, experts with clamped SwiGLU, chosen
+ * before the softmax, YaRN whose bounds are not rounded. Folders hold experts transposed, with gate
+ * and up rows in turn.
+ */
+#include "model/families/family.h"
+
+static const struct decoder_names names = {
+    DECODER_ENDS, DECODER_ATTENTION,
+    .sinks = {"blk.%d.attn_sinks", "=model.layers.%d.self_attn.sinks"},
+    .ffn_norm = {"blk.%d.post_attention_norm", "model.layers.%d.post_attention_layernorm"},
+    .router = {"blk.%d.ffn_gate_inp", "model.layers.%d.mlp.router"}};
+static const struct name gate = {"blk.%d.ffn_gate_exps",
+                                 "=model.layers.%d.mlp.experts.gate_up_proj"},
+                         up = {"blk.%d.ffn_up_exps", "=model.layers.%d.mlp.experts.gate_up_proj"},
+                         down = {"blk.%d.ffn_down_exps", "=model.layers.%d.mlp.experts.down_proj"};
+
+static const struct decoder decoder = {.names = &names,
+                                       .experts = true,
+                                       .experts_wide = true,
+                                       .router = ROUTER_SOFTMAX_TOP,
+                                       .act = ACT_SWIGLU_CLAMP,
+                                       .windows = true,
+                                       .windows_unasked = true,
+                                       .windows_all = true,
+                                       .window_period = 2};
+
+static bool read(const struct reader *in)
+{
+    struct config *c = in->c;
+    double limit = 7;
+    if (!decoder_read(in, &decoder) ||
+        (!in->f->is_gguf && !reader_number(in, in->hf, "swiglu_limit", 1e-3, 1e6, false, &limit)))
+        return false;
+    if (in->f->is_gguf)
+        c->rope.no_truncate = true; /* as the models were trained; no key says it */
+    c->act_limit = (float)limit;
+    return true;
+}
+
+static void build(struct builder *b)
+{
+    const struct config *c = b->c;
+    const struct rope *rope = build_rope(b);
+    int F = c->n_ff_exp, E = c->n_embd;
+    decoder_ends(b, &decoder);
+    for (int i = 0; i < c->n_layers; i++) {
+        struct mlp *m = &b->net->layers[i].mlp;
+        decoder_mixer(b, &decoder, i, rope, &b->net->layers[i].mixer);
+        decoder_mlp(b, &decoder, i, m);
+        m->experts.alpha = 1.702f;
+        m->experts.limit = c->act_limit;
+        const struct rows both[] = {
+            {.name = &gate, .n = F, .first = 0, .step = 2, .of = 2 * F, .across = true},
+            {.name = &up, .n = F, .first = 1, .step = 2, .of = 2 * F, .across = true}};
+        m->experts.gate_up = build_weight(b, WEIGHT_EXPERTS, i, E, c->n_expert, 2, both);
+        m->experts.down =
+            build_weight(b, WEIGHT_EXPERTS, i, F, c->n_expert, 1,
+                         &(struct rows){.name = &down, .n = E, .of = E, .across = true});
+    }
+}
+
+const struct family family_gpt_oss = {
+    .name = "gpt-oss",
+    .hf = "gpt_oss",
+    .hf_class = "GptOssForCausalLM",
+    .own_windows = true,
+    .read = read,
+    .build = build,
+};
