@@ -333,7 +333,7 @@ static void set_layers(struct gguf_writer *w, const char *arch, const char *key,
                        const int *each, int n)
 {
     char full[96];
-    int32_t list[CONFIG_MAX_LAYERS];
+    int32_t list[CONFIG_MAX_LAYERS] = {one};
     bool differ = false;
     for (int i = 0; i < n; i++) {
         list[i] = each[i] ? each[i] : one;

@@ -168,7 +168,7 @@ void build_free(struct backend *be, struct network *net, struct want *wants, int
 {
     for (int i = 0; i < n_wants; i++) {
         struct want *w = &wants[i];
-        if (w->w && w->w->impl)
+        if (be && w->w && w->w->impl)
             be->ops->release(be, w->w);
         mem_free(w->w);
         if (w->vector && be)
