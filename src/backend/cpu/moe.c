@@ -81,8 +81,9 @@ static int best_of(const float *keys, int n)
  * two largest keys. */
 static void keep_groups(const struct router *r, float *keys, int n)
 {
-    float score[MOE_MAX_GROUPS];
+    float score[MOE_MAX_GROUPS] = {0};
     int each = n / r->n_groups;
+    CHECK(each > 0, "%d experts in %d groups", n, r->n_groups);
     for (int g = 0; g < r->n_groups; g++) {
         float *k = keys + g * each;
         int first = best_of(k, each);
