@@ -18,6 +18,7 @@ need cmocka.h libcmocka-dev
 need event2/event.h libevent-dev
 need openssl/ssl.h libssl-dev
 need histedit.h libedit-dev
+need curl/curl.h libcurl4-openssl-dev
 if [ "$1" = dev ]; then
     need clang clang
     need clang-format clang-format

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "cli/bench_stages.h"
+#include "cli/hub.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -434,7 +435,8 @@ int cmd_bench(int argc, char **argv)
         return EXIT_USAGE;
     struct error err = {0};
     cli_catch_interrupt();
-    if (bench(n ? pos[0] : NULL, &f, &opt, tests, n_tests, &err))
+    const char *model = n ? pos[0] : NULL;
+    if (hub_resolve(&model, &err) && bench(model, &f, &opt, tests, n_tests, &err))
         return EXIT_OK;
     return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
 }

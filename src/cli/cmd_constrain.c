@@ -5,6 +5,7 @@
  */
 #include "base/mem.h"
 #include "cli/cli.h"
+#include "cli/hub.h"
 #include "text/grammar.h"
 #include "text/schema_json.h"
 
@@ -222,7 +223,7 @@ int cmd_constrain(int argc, char **argv)
         error_set(&err, "%s: %s", pos[1], strerror(errno));
         return cli_fail(&err);
     }
-    struct tokenizer *t = tokenizer_open(pos[0], &err);
+    struct tokenizer *t = hub_resolve(&pos[0], &err) ? tokenizer_open(pos[0], &err) : NULL;
     if (!t) {
         if (in != stdin)
             fclose(in);

@@ -7,6 +7,7 @@
  * window: the format of `steel logits`.
  */
 #include "cli/cli.h"
+#include "cli/hub.h"
 #include "base/mem.h"
 
 #include <errno.h>
@@ -271,7 +272,8 @@ int cmd_perplexity(int argc, char **argv)
         return EXIT_USAGE;
     struct error err = {0};
     cli_catch_interrupt();
-    if (perplexity(n == 2 ? pos[0] : NULL, pos[n - 1], &f, &opt, &err))
+    const char *model = n == 2 ? pos[0] : NULL;
+    if (hub_resolve(&model, &err) && perplexity(model, pos[n - 1], &f, &opt, &err))
         return EXIT_OK;
     return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
 }

@@ -3,6 +3,7 @@
  * (terminal.c). Flags become options of the library (steel.h), which does the rest.
  */
 #include "cli/terminal.h"
+#include "cli/hub.h"
 #include "base/clock.h"
 #include "base/mem.h"
 
@@ -259,8 +260,13 @@ int cmd_run(int argc, char **argv)
         f.o.seed &= 0xffffffffu;
     int rc = EXIT_USAGE;
     if (usable) {
+        const char *model = n ? pos[0] : NULL;
+        struct error err = {0};
         cli_catch_interrupt();
-        rc = run(n ? pos[0] : NULL, &f, &chat, &opt);
+        if (hub_resolve(&model, &err))
+            rc = run(model, &f, &chat, &opt);
+        else
+            rc = cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
     }
     mem_free(bias);
     mem_free(f.stop.items);

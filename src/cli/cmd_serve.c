@@ -1,5 +1,6 @@
 /* steel serve: flags for the server. Keeps the names llama-server's and vLLM's users know. */
 #include "cli/cli.h"
+#include "cli/hub.h"
 #include "base/mem.h"
 #include "base/sysmem.h"
 #include "sample/sample_advice.h"
@@ -273,8 +274,12 @@ int cmd_serve(int argc, char **argv)
     struct error err = {0};
     struct buf keys = {0};
     int rc = EXIT_FAIL;
-    if (!f.key_file || read_keys(f.key_file, &keys, &f.keys, &err)) {
-        f.srv.model = n == 1 ? pos[0] : f.model_path;
+    f.srv.model = n == 1 ? pos[0] : f.model_path;
+    const char *asked = f.srv.model;
+    if ((!f.key_file || read_keys(f.key_file, &keys, &f.keys, &err)) &&
+        hub_resolve(&f.srv.model, &err)) {
+        if (f.srv.model != asked && !f.srv.alias)
+            f.srv.alias = asked; /* the name that was asked for, not the file's */
         f.srv.keys = f.keys.items;
         f.srv.n_keys = f.keys.n;
         f.srv.origins = f.origins.items;

@@ -1,5 +1,6 @@
 /* steel show: what is in a model file, without loading it. */
 #include "cli/cli.h"
+#include "cli/hub.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -136,7 +137,8 @@ int cmd_show(int argc, char **argv)
     if (kv_type != DT_F16 && kv_type != DT_BF16 && kv_type != DT_F32)
         return cli_args_exit(args_usage_error(&u, "--kv-type %s: use f16, bf16 or f32", kv));
     struct error err = {0};
-    struct tensorfile *f = tensorfile_open(n ? pos[0] : NULL, &err);
+    const char *model = n ? pos[0] : NULL;
+    struct tensorfile *f = hub_resolve(&model, &err) ? tensorfile_open(model, &err) : NULL;
     if (!f)
         return cli_fail(&err);
     struct config *c = &(struct config){0};

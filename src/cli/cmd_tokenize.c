@@ -1,6 +1,7 @@
 /* steel tokenize, steel detokenize: text to token ids and back, one text or a line of JSON each. */
 #include "base/mem.h"
 #include "cli/cli.h"
+#include "cli/hub.h"
 #include "text/tokenizer.h"
 
 #include <errno.h>
@@ -183,7 +184,7 @@ int cmd_tokenize(int argc, char **argv)
     if (jsonl && n > 1)
         return cli_args_exit(args_usage_error(&u, "--jsonl reads standard input, not TEXT"));
     struct error err = {0};
-    struct tokenizer *t = tokenizer_open(pos[0], &err);
+    struct tokenizer *t = hub_resolve(&pos[0], &err) ? tokenizer_open(pos[0], &err) : NULL;
     if (!t)
         return cli_fail(&err);
     int flags = (no_special ? 0 : TOKENIZE_SPECIAL) | (bos ? TOKENIZE_BOS : 0);
@@ -261,7 +262,7 @@ int cmd_detokenize(int argc, char **argv)
         code = cli_args_exit(n);
     else if (jsonl && n > 1)
         code = cli_args_exit(args_usage_error(&u, "--jsonl reads standard input, not IDS"));
-    else if (!(t = tokenizer_open(pos[0], &err)))
+    else if (!hub_resolve(&pos[0], &err) || !(t = tokenizer_open(pos[0], &err)))
         code = cli_fail(&err);
     if (t) {
         bool ok = true;

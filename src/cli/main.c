@@ -8,6 +8,9 @@
 const struct command cli_commands[] = {
     {"run", "[MODEL] [-p PROMPT]", "chat, or answer one prompt", cmd_run},
     {"serve", "[MODEL]", "OpenAI's, Anthropic's and Ollama's APIs and a web page", cmd_serve},
+    {"pull", "NAME", "download a model: owner/name[:quant]", cmd_pull},
+    {"list", "", "the models that are here", cmd_list},
+    {"rm", "NAME", "remove one", cmd_rm},
     {"show", "[MODEL]", "what is in a model file", cmd_show},
     {"bench", "[MODEL] | serve", "measure the engine, or a running server", cmd_bench},
     {"perplexity", "[MODEL] FILE", "how well a model predicts a text", cmd_perplexity},
@@ -48,9 +51,9 @@ static void help(FILE *out)
         fprintf(out, "  %-34s %s\n", left, c->about);
     }
     fprintf(out,
-            "\nMODEL is a GGUF file or a Hugging Face folder; where it may be left out, the "
-            "built-in one\n"
-            "answers. 'steel COMMAND --help' teaches each command; 'steel --version' tells the "
+            "\nMODEL is a GGUF file, a Hugging Face folder or a name (owner/name:quant); where it "
+            "may be\nleft out, the built-in one answers. 'steel COMMAND --help' teaches each "
+            "command; 'steel --version' tells the "
             "version.\n");
 }
 
