@@ -88,12 +88,16 @@ static void force_attention(void)
     static const int decode[][2] = {{0, 1}, {15, 1}, {300, 1}, {64, 1}};
     static const int mixed[][2] = {{20, 1}, {0, 70}, {33, 17}};
     static const int wide[][2] = {{7, 1}, {0, 200}, {40, 90}};
+    static const int twelve[][2] = {{1, 1}, {2, 1}, {3, 1},  {40, 1}, {50, 1}, {60, 1},
+                                    {7, 1}, {8, 1}, {90, 1}, {10, 1}, {11, 1}, {12, 1}};
     struct dims s = base_dims();
     s.head_dim = s.n_rot = 128;
     s.n_heads = 8;
     s.n_kv_heads = 2;
     attention_case(&s, true, 0, decode, 4, false, forced);
     attention_case(&s, true, 24, mixed, 3, false, forced);
+    s.n_heads = 16; /* eight heads to a block: rows may be left as records */
+    attention_case(&s, true, 0, twelve, 12, false, forced);
     if (!light)
         attention_case(&s, true, 0, wide, 3, false, forced);
 }
@@ -195,7 +199,7 @@ void test_picks(int part, int parts)
             force_linear(p->formats);
         else if (!strcmp(p->op, "ffn"))
             force_mlp(false);
-        else if (!strcmp(p->op, "moe") || !strcmp(p->op, "router"))
+        else if (!strcmp(p->op, "moe") || !strcmp(p->op, "router") || !strcmp(p->op, "output"))
             force_mlp(true);
         else
             force_attention();

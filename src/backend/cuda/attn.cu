@@ -196,30 +196,24 @@ void attn_rotate(struct cuda_backend *cu, const struct attn_layer *l, const stru
                 128, (size_t)(4 * p.kv.head_dim) * 4, LAUNCH_EARLY, p, qkv, q);
 }
 
-void attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                 const float *q, bool raw, float *a)
+struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                        bool raw)
 {
     struct attn_args p = attn_args_of(cu, l, s);
-    p.q = q;
-    p.a = a;
-    struct attn_out out = {};
+    struct rows a = rows_of(cu->a, s->n_tokens, p.n_heads * p.kv.head_dim);
+    p.q = raw ? cu->qkv : cu->q;
+    p.a = a.floats;
     struct pick_case c = {};
-    c.x = q;
-    c.y = a;
     c.raw = raw;
     c.layer = l;
     c.step = s;
     c.attn = &p;
-    c.out = &out;
+    c.out = &a;
     if ((c.rows = s->n_tokens - s->n_decode))
-        pick_run(cu, PICK_PROMPT, &c);
+        pick_run(cu, PICK_PROMPT, &c, N_STAGES);
     if ((c.rows = s->n_decode))
-        pick_run(cu, PICK_DECODE, &c);
-    if (out.halves)
-        resid_halves(cu, a, p.n_heads * p.kv.head_dim, s->n_decode, s->n_tokens);
-    if (out.owed) {
-        cu->owed = a;
-        cu->owed_from = s->n_decode;
-        cu->owed_width = p.n_heads * p.kv.head_dim;
-    }
+        pick_run(cu, PICK_DECODE, &c, N_STAGES);
+    if (a.halves && s->n_decode)
+        rows_join_halves(cu, &a, s->n_decode);
+    return a;
 }

@@ -139,18 +139,16 @@ void attn_prefill_mma(struct cuda_backend *cu, const struct attn_args &p, const 
 
 /* attn_decode_batch.cu, attn_decode_split.cu: raw projections */
 bool attn_decode_batch_fits(const struct cuda_backend *cu);
+bool attn_decode_batch_records_fit(const struct cuda_backend *cu, int rows); /* args.row_records */
+bool attn_decode_batch_panels_fit(const struct cuda_backend *cu, int rows);  /* args.panels */
 void attn_decode_batch(struct cuda_backend *cu, const struct attn_args &p);
 bool attn_decode_split_fits(const struct cuda_backend *cu);
 void attn_decode_split(struct cuda_backend *cu, struct attn_args p);
 
-/* attn_prefill.cu: prompts of a step, where the shape suits it. True: the prompts' rows of a are in
- * half_in, too; owed: only there. */
+/* attn_prefill.cu: prompts of a step, where the shape suits it. halves: their rows go to half_in and
+ * nowhere else. */
 bool attn_prefill_suits(const struct cuda_backend *cu);
-bool attn_prefill(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                  const float *q, float *a, bool *owed);
-struct attn_out {
-    bool halves, owed;
-};
+void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool halves);
 
 /* attn.cu: rows from `first` on */
 void attn_any(struct cuda_backend *cu, const struct attn_args &p, int first, int rows);

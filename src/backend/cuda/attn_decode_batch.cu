@@ -396,6 +396,20 @@ bool attn_decode_batch_fits(const struct cuda_backend *cu)
     return attn_decode_batch_shared<128>(8, 3) <= cu->shared_limit;
 }
 
+bool attn_decode_batch_records_fit(const struct cuda_backend *cu, int rows)
+{
+    const struct shape *s = &cu->shape;
+    return s->kv_type == DT_F16 && s->n_heads / s->n_kv_heads % 8 == 0 &&
+           rows * (s->n_heads * s->head_dim / TILE_K) <= cu->n_records;
+}
+
+bool attn_decode_batch_panels_fit(const struct cuda_backend *cu, int rows)
+{
+    const struct shape *s = &cu->shape;
+    int width = s->n_heads * s->head_dim;
+    return s->kv_type == DT_F16 && width % TILE_K == 0 && gemm_cluster_fits(cu, rows, width);
+}
+
 template <int D, bool BF16, int WARPS, int ROUNDS>
 static void attn_decode_batch_launch(struct cuda_backend *cu, const struct attn_args &p, dim3 grid)
 {
@@ -406,26 +420,8 @@ static void attn_decode_batch_launch(struct cuda_backend *cu, const struct attn_
 /* One block to an SM: eight warps; of more, three share it, or five where three would not do in
  * one go. */
 template <int D, bool BF16>
-static void attn_decode_batch_pick(struct cuda_backend *cu, struct attn_args p)
+static void attn_decode_batch_pick(struct cuda_backend *cu, const struct attn_args &p)
 {
-    int rows = p.step.n_decode, width = p.n_heads * D;
-    if (!BF16 && rows > FEW_ROWS && rows <= 16 && p.n_heads / p.kv.n_kv % 8 == 0 &&
-        rows * (width / TILE_K) <= cu->n_records) {
-        p.row_records = cu->records;
-        p.scale_of = cu->half_scale;
-        cu->half_of = cu->panels_of = NULL;
-        cu->records_of = p.a;
-        cu->panels_rows = rows;
-    } else if (!BF16 && rows > FEW_ROWS && width % TILE_K == 0 &&
-               gemm_cluster_fits(cu, rows, width)) {
-        p.panels = cu->panels;
-        p.panel_rows = gemm_cluster_width(rows);
-        p.scale_of = cu->half_scale;
-        cu->half_of = NULL;
-        cu->panels_of = p.a;
-        cu->records_of = NULL;
-        cu->panels_rows = rows;
-    }
     dim3 grid((unsigned)(p.kv.n_kv * ceil_div(p.n_heads / p.kv.n_kv, 8)),
               (unsigned)p.step.n_decode);
     int units = (int)(grid.x * grid.y);

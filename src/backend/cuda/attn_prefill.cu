@@ -5,6 +5,7 @@
  * round before multiply their values, and works out its own probabilities while that still runs.
  * Everything else is attn_decode.cu's prefill.
  */
+#include "backend/cuda/attn.cuh"
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/wgmma.cuh"
 
@@ -316,37 +317,29 @@ bool attn_prefill_suits(const struct cuda_backend *cu)
            s->n_heads / s->n_kv_heads % PREFILL_HEADS == 0 && PREFILL_SHARED <= cu->shared_limit;
 }
 
-bool attn_prefill(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                  const float *q, float *a, bool *owed)
+void attn_prefill(struct cuda_backend *cu, const struct attn_args &from, bool halves)
 {
-    const struct shape *sh = &cu->shape;
     struct attn_prefill_args p = {};
-    p.k = (const uint8_t *)l->kv.k;
-    p.v = (const uint8_t *)l->kv.v;
-    p.step = *s;
-    p.q = q;
-    p.a = a;
+    p.k = from.kv.k;
+    p.v = from.kv.v;
+    p.step = from.step;
+    p.q = from.q;
+    p.a = halves ? NULL : from.a;
     p.tiles = (const int2 *)(cu->step_dev + cu->layout.q_tiles);
     p.n_tiles = cu->layout.n_q_tiles;
-    p.n_heads = sh->n_heads;
-    p.n_kv = sh->n_kv_heads;
-    p.page_len = sh->page_len;
-    while (2 << p.page_shift <= sh->page_len)
-        p.page_shift++;
-    p.window = l->window;
-    p.scale = sh->attn_scale;
-    if (sh->kv_type == DT_F16) {
-        p.halves = cu->half_in;
-        p.half_scale = cu->half_scale;
-        *owed = s->n_tokens > PANEL_ROWS; /* all that follow read halves */
-        p.a = *owed ? NULL : a;
-    }
+    p.n_heads = from.n_heads;
+    p.n_kv = from.kv.n_kv;
+    p.page_len = from.kv.page_len;
+    p.page_shift = from.kv.page_shift;
+    p.window = from.window;
+    p.scale = from.scale;
+    p.halves = halves ? cu->half_in : NULL;
+    p.half_scale = cu->half_scale;
     dim3 grid((unsigned)(p.n_heads / PREFILL_HEADS), (unsigned)p.n_tiles);
-    if (sh->kv_type == DT_F16)
+    if (from.kv.type == DT_F16)
         cuda_launch(cu, attn_prefill_kernel<false>, grid, PREFILL_THREADS, PREFILL_SHARED,
                     LAUNCH_EARLY, p);
     else
         cuda_launch(cu, attn_prefill_kernel<true>, grid, PREFILL_THREADS, PREFILL_SHARED,
                     LAUNCH_EARLY, p);
-    return p.halves;
 }

@@ -116,36 +116,56 @@ struct step {
     int n_tokens, n_seqs, n_decode, n_out;
 };
 
-/* add_norm, put off until the op that reads n shows up: small steps do both in one kernel. */
-struct pending_norm {
-    bool set;
-    float *x, *n;
-    const float *d, *gain;
-    int rows;
-};
-
-/* A product of one row, put off until the experts that read it (through a norm) show up: it then
- * adds up their router's logits on the way. */
-struct pending_linear {
-    bool set;
-    const struct matrix *w;
-    const float *x;
-    float *y;
+/* Rows of activations, and the forms they are in. Forms other than floats lie in the backend's one
+ * place for each, so they are good until other rows are put there: nobody keeps them past the
+ * product they were made for. */
+struct rows {
+    float *floats; /* (n, width) */
+    int n, width;
+    int n_floats; /* those from here on are halves only */
+    bool halves;  /* half_in, and what undoes their scale in half_scale */
+    bool records; /* also in records */
+    bool panels;  /* also in panels */
 };
 
 /* What the experts of many rows came to, not yet added up. */
 struct expert_sum {
-    const uint16_t *out; /* (rows, used, width) halves, see pick.cu */
+    const uint16_t *out; /* (rows, used, width) halves, see pick.cu; NULL = there is none */
     const float *weight; /* (rows, used) */
-    float *y;            /* (rows, width) where the sum goes; NULL: nothing is put off */
+    float *y;            /* (rows, width) where a sum by itself goes */
     int rows, used, width;
+};
+
+enum resid_add {
+    ADD_NONE,
+    ADD_ROWS,    /* d */
+    ADD_EXPERTS, /* the weighted sum of what a row's experts came to */
+    ADD_PRODUCT  /* a W^T, of one row */
+};
+
+/*
+ * The residual stream: x, and what is still to be added to it. Blocks leave it in the form that was
+ * cheapest for them (mixer: ADD_ROWS or, as pick.cu's table of outputs says, ADD_PRODUCT; mlp:
+ * ADD_ROWS or ADD_EXPERTS); the next one's kernel takes what it can along, and residual.cu does the
+ * rest. Between two ops there is nothing else to know about it, and a recorded step stores it.
+ */
+struct resid {
+    float *x;     /* (rows, n_embd) */
+    float *other; /* (NORM_ROWS, n_embd) the sum goes there while other blocks still read x */
+    int rows;
+    bool narrow; /* the rows are the out rows */
+    enum resid_add add;
+    const float *d;            /* ROWS: (rows, n_embd) */
+    struct expert_sum experts; /* EXPERTS */
+    const struct matrix *w;    /* PRODUCT */
+    struct rows a;             /* PRODUCT: (1, w->n_in) */
 };
 
 enum { MAX_KERNELS = 256, MAX_PICKS = 64 };
 /* What the kernels for any shape have room for: others are refused at load. */
 enum { MAX_HEAD_DIM = 1024, MAX_EXPERTS = 512, MAX_USED = 16, MAX_GRID = 65535 };
 enum { DEEP_KEYS = 512 };
-enum { MAX_GRAPHS = 512, MAX_ALIASES = 4, MAX_MARKS = 1024 };
+enum { MAX_GRAPHS = 512, MAX_MARKS = 1024 };
 /* Rows that kernels and buffers have room for. (What is worth it: pick.cu.) */
 enum {
     HIDDEN_ROWS = 8,  /* hidden units as floats */
@@ -157,12 +177,6 @@ enum {
     ARGMAX_BLOCKS = 32
 };
 enum { SUM_WORDS = 512, SUM_BLOCKS = 128 }; /* route.cuh: a router's sums, and who adds to them */
-
-/* A buffer whose contents live elsewhere for now. */
-struct alias {
-    const void *named;
-    void *real;
-};
 
 /* What the kernels are made for: one set of heads, one RoPE table, one router for all layers of a
  * network (others are refused: cuda_supports), the widest mlp, and the engine's bounds. */
@@ -188,22 +202,12 @@ struct attn_layer {
     int window;
 };
 
-/* The residual stream: x + d, rows of n_embd. What a block adds waits in d for the next norm. */
-struct stream {
-    float *x; /* all or out of cuda_backend */
-    int rows;
-    bool pending; /* d is not yet added */
-    bool narrow;  /* the rows are the out rows */
-};
-
 /* A recorded step, and the state it leaves behind. */
 struct graph {
     uint64_t key;
     struct step_layout layout;
     cudaGraphExec_t exec;
-    struct alias alias[MAX_ALIASES];
-    int n_aliases;
-    struct stream x;
+    struct resid resid;
     float *logits;
 };
 
@@ -229,14 +233,14 @@ struct cuda_backend {
     const struct network *net;
     struct shape shape;
     bool prepared;
-    struct stream x;
+    struct resid resid;
     const struct kv_layer *kv; /* the step's: (n_layers) */
-    float *all, *out;          /* (max_tokens, n_embd), (max_out, n_embd): where x lies */
+    float *all, *out;          /* (max_tokens, n_embd), (max_out, n_embd): where it lies, */
+    float *shadow;             /* or (NORM_ROWS, n_embd): see struct resid.other */
     float *n, *d;              /* (max_tokens, n_embd) normed rows, block outputs */
     float *q, *a;              /* (max_tokens, n_heads * head_dim) */
     float *a_out;              /* (max_out, n_heads * head_dim) */
     float *logits_all;         /* (max_out, n_vocab) */
-    float *ones;               /* (n_embd) a gain that changes nothing */
     float *rope_freq;          /* device (n_rot/2) */
     float2 *rope;              /* device (max_tokens, n_rot/2) */
 
@@ -259,20 +263,6 @@ struct cuda_backend {
     int n_graphs;
     uint64_t recording; /* key, 0 = not */
 
-    struct pending_norm pending;
-    struct pending_linear linear;
-    struct expert_sum sum;
-    /* The residual stream alternates between the caller's buffer and a shadow, so that a fused norm
-     * can write it while other blocks still read. */
-    struct alias alias[MAX_ALIASES];
-    int n_aliases;
-    float *shadow; /* (NORM_ROWS, n_embd) */
-    struct {       /* projections in qkv, not yet rotated nor stored */
-        bool set;
-        struct attn_layer layer;
-        float *q;
-    } raw_qkv;
-
     /* Scratch, sized by prepare */
     float *qkv;           /* (max_tokens, (H + 2K) * D) raw projections */
     float *split_acc;     /* (split units, 8, D) */
@@ -289,15 +279,7 @@ struct cuda_backend {
     void *moe_quad_meeting;  /* struct moe_quad_meeting, see moe_quad.cu */
     uint8_t
         *panels; /* half_in of at most PANEL_ROWS rows in yet another: gemm_cluster.cu; or NULL */
-    uint16_t *half_in;    /* (max_tokens, widest n_in) activations of the large path */
-    const float *half_of; /* the buffer whose first half_rows rows they are; NULL = none */
-    int half_rows;
-    const float
-        *panels_of; /* the buffer whose panels_rows rows are in panels, if they are not half_in's */
-    const float *records_of; /* or in records */
-    int panels_rows;
-    const float *owed; /* half_of, where rows from owed_from on have not been written as floats */
-    int owed_from, owed_width;
+    uint16_t *half_in;     /* (max_tokens, widest n_in) activations of the large path */
     float *half_scale;     /* (max_tokens) what undoes a row's scale */
     uint16_t *half_hidden; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
     float *expert_out;     /* (max_tokens * used, n_embd) */
@@ -353,6 +335,22 @@ void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what);
         if (e_ != cudaSuccess)                                                                     \
             cuda_fail(cu, e_, #call);                                                              \
     } while (0)
+
+/* device.cu */
+bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err);
+int cuda_device_number(const char *device); /* of "cuda:N", "cuda" or NULL */
+void cuda_close(struct backend *be);
+void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct error *err);
+void cuda_free(struct backend *be, void *p, size_t bytes);
+void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t bytes);
+void cuda_copy_out(struct backend *be, void *host, const void *src, size_t bytes);
+struct want {
+    void **p;
+    size_t bytes;
+};
+/* Device memory that lives as long as the backend; pinned host memory, and as the device sees it. */
+bool cuda_own(struct cuda_backend *cu, const struct want *list, int n, struct error *err);
+bool cuda_pin(void **host, void **mapped, size_t bytes, struct error *err);
 
 enum {
     LAUNCH_PLAIN,
@@ -430,22 +428,39 @@ struct norm_in { /* add + norm in front of a product; gain NULL: x is taken as i
     float eps;
 };
 
+/* prepare.cu */
+bool cuda_supports(struct backend *be, const struct network *net, struct error *err);
+bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,
+                  struct error *err);
+
 /* step.cu */
-void step_load(struct cuda_backend *cu, int n_ints);
+void cuda_begin(struct backend *be, const struct batch *b);
+bool cuda_replay(struct backend *be, uint64_t key);
+void cuda_record(struct backend *be, uint64_t key);
+void cuda_launch_step(struct backend *be);
+bool cuda_end(struct backend *be, int32_t *tokens, struct error *err);
 void step_gather(struct cuda_backend *cu, const struct step *s, const float *src, float *dst,
                  int width);
 struct step cuda_step(const struct cuda_backend *cu);
+/* --profile: what is enqueued between the two is of this stage. They do not nest. */
+void step_mark(struct cuda_backend *cu);
+void step_mark_end(struct cuda_backend *cu, enum stage stage);
 
-/* residual.cu. resid_norm: x += d; n = norm(x) * gain, as the halves a product of n will want, and
- * as floats unless there are many rows and nobody is to read those. */
-void resid_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
-                int rows, bool floats);
-/* The halves of x (rows, width) into half_in, unless they are there. */
-void resid_to_halves(struct cuda_backend *cu, const float *x, int rows, int width);
-/* half_in is that of x (rows, width) once rows before `first` are put there. */
-void resid_halves(struct cuda_backend *cu, const float *x, int width, int first, int rows);
-void resid_floats(struct cuda_backend *cu, const float *x); /* writes what rows of x are owed */
-void resid_sum(struct cuda_backend *cu);                    /* adds up what was put off */
+/* residual.cu: the stream. resid_norm: x += what is to be added; the norm of x, as what a product of
+ * it will want, and as floats unless there are many rows and nobody is to read those. */
+struct rows resid_norm(struct cuda_backend *cu, struct resid *r, const float *gain, bool floats);
+/* The same for a kernel that does it on the way: the stream is x + d from there on. At most
+ * NORM_ROWS rows. */
+struct norm_in resid_norm_in(struct cuda_backend *cu, struct resid *r, const float *gain);
+/* x itself: nothing is left to be added. */
+struct rows resid_plain(struct cuda_backend *cu, struct resid *r);
+
+/* And rows in general. */
+struct rows rows_of(float *floats, int n, int width);
+void rows_to_halves(struct cuda_backend *cu, struct rows *x); /* unless they are there */
+void rows_to_floats(struct cuda_backend *cu, struct rows *x); /* those that are not there */
+/* The first n, which are not there, where the others are. */
+void rows_join_halves(struct cuda_backend *cu, const struct rows *x, int n);
 /* y (rows, width) = the weighted sum of cu->expert_out, floats */
 void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width);
 
@@ -453,6 +468,7 @@ void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int
 enum pick_op {
     PICK_LINEAR, /* y = x W^T + bias */
     PICK_QKV,    /* the projection in front of attention */
+    PICK_OUTPUT, /* and the one behind it */
     PICK_FFN,
     PICK_MOE,
     PICK_ROUTER, /* of experts that walk a work list */
@@ -461,32 +477,32 @@ enum pick_op {
     PICK_OPS
 };
 
-/* What is to be done. */
+/* What is to be done. The rows it reads are x; or the stream's, and then x becomes them when the
+ * row is known (pick_input). */
 struct pick_case {
     int rows;
-    const struct matrix *w;              /* LINEAR, QKV, ROUTER; gate and up of FFN, MOE */
-    const struct matrix *down, *router;  /* FFN, MOE; MOE */
-    const float *x;                      /* (rows, n_in); attention: q */
-    float *y;                            /* (rows, n_out); QKV: q */
-    bool norm_waits;                     /* a norm of x, that a row may take along */
-    const struct norm_in *in;            /* rows that do: x, and the norm */
-    float *n;                            /* MOE: where a router may leave the normed rows */
-    const struct pending_linear *before; /* MOE: the product in front, which waits; or NULL */
-    float *stream;                       /* what it adds to */
-    struct moe_route_args *route;        /* ROUTER */
-    bool listed;                         /* ROUTER: the list is moe_grouped.cu's */
-    bool raw;                            /* QKV, DECODE: decodes, turned by their attention */
-    const struct attn_layer *layer;      /* QKV, PROMPT */
+    const struct matrix *w;             /* LINEAR, QKV, OUTPUT, ROUTER; gate and up of FFN, MOE */
+    const struct matrix *down, *router; /* FFN, MOE; MOE */
+    struct rows *x;                     /* (rows, n_in) */
+    struct resid *stream;               /* what x is made of, or NULL; OUTPUT, FFN, MOE add to it */
+    const float *gain;                  /* of the norm between the two, or NULL */
+    struct norm_in in;                  /* rows that take the norm: x, and the norm */
+    float *y;                           /* (rows, n_out); QKV: q */
+    const struct mlp *next;             /* OUTPUT: what reads the sum */
+    struct moe_route_args *route;       /* ROUTER */
+    bool listed;                        /* ROUTER: the list is moe_grouped.cu's */
+    bool raw;                           /* QKV, DECODE: decodes, turned by their attention */
+    const struct attn_layer *layer;     /* QKV, PROMPT */
     const struct step *step;
     const struct attn_args *attn; /* DECODE, PROMPT */
-    struct attn_out *out;         /* PROMPT */
+    struct rows *out;             /* DECODE, PROMPT: where their rows go, and in what form */
     bool forced;                  /* set by pick_find */
 };
 
 enum pick_takes {
     TAKES_ROWS,
     TAKES_NORM,   /* the kernel makes the norm in front: pick_case.in */
-    TAKES_PRODUCT /* and the product in front of that: pick_case.before */
+    TAKES_PRODUCT /* and the product in front of that: ADD_PRODUCT */
 };
 
 enum pick_needs {
@@ -508,8 +524,11 @@ struct pick {
     void (*run)(struct cuda_backend *cu, const struct pick_case *c); /* NULL: the caller knows */
 };
 const struct pick *pick_find(const struct cuda_backend *cu, enum pick_op op, struct pick_case *c);
+/* Makes x what the row reads. */
+void pick_input(struct cuda_backend *cu, const struct pick *p, struct pick_case *c);
 void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_case *c);
-void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c);
+/* All three, timed as `stage`; N_STAGES: as part of what is being timed. */
+void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enum stage stage);
 bool pick_info(struct backend *be, int i, struct pick_info *out);
 void pick_force(struct backend *be, const char *names);
 
@@ -605,8 +624,8 @@ bool attn_tensor(const struct cuda_backend *cu); /* the cache suits the fast ker
 void attn_rotate(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                  const float *qkv, float *q);
 /* raw: the step is decodes only and q, k, v are still raw projections in cu->qkv. */
-void attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                 const float *q, bool raw, float *a);
+struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                        bool raw);
 
 /* attn_decode.cu. attn_clusters: its kernels were compiled for a GPU that has clusters, and this is
  * one. */

@@ -66,7 +66,7 @@ static bool linear_quad_fits(const struct cuda_backend *cu, const struct pick_ca
 }
 static void linear_quad(struct cuda_backend *cu, const struct pick_case *c)
 {
-    gemm_quad(cu, c->w, c->in, c->y, c->rows);
+    gemm_quad(cu, c->w, &c->in, c->y, c->rows);
 }
 
 static bool linear_few_fits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -76,11 +76,11 @@ static bool linear_few_fits(const struct cuda_backend *cu, const struct pick_cas
 static bool linear_few_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
-    return !c->norm_waits || is_long(c->w);
+    return !c->gain || is_long(c->w);
 }
 static void linear_few(struct cuda_backend *cu, const struct pick_case *c)
 {
-    gemm_few(cu, c->w, c->in, c->y, c->rows);
+    gemm_few(cu, c->w, &c->in, c->y, c->rows);
 }
 
 static bool linear_gemv_fits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -95,7 +95,7 @@ static bool linear_gemv_pays(const struct cuda_backend *cu, const struct pick_ca
 }
 static void linear_gemv(struct cuda_backend *cu, const struct pick_case *c)
 {
-    gemv_linear(cu, c->w, c->in, c->y, c->rows);
+    gemv_linear(cu, c->w, &c->in, c->y, c->rows);
 }
 
 static bool linear_cluster_fits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -109,12 +109,12 @@ static bool linear_cluster_pays(const struct cuda_backend *cu, const struct pick
 }
 static bool linear_panels_pay(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return !is_long(c->w) && cu->panels_of == c->x && cu->panels_rows == c->rows;
+    return !is_long(c->w) && c->x->panels && !c->x->halves;
 }
 static void linear_cluster(struct cuda_backend *cu, const struct pick_case *c)
 {
-    if (cu->panels_of != c->x || cu->panels_rows != c->rows)
-        resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    if (!c->x->panels)
+        rows_to_halves(cu, c->x);
     gemm_cluster(cu, c->w, c->y, c->rows);
 }
 
@@ -124,14 +124,14 @@ static bool linear_records_fit(const struct cuda_backend *cu, const struct pick_
 }
 static void linear_records(struct cuda_backend *cu, const struct pick_case *c)
 {
-    if (cu->records_of != c->x || cu->panels_rows != c->rows)
-        resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    if (!c->x->records)
+        rows_to_halves(cu, c->x);
     gemm_few_records(cu, c->w, c->y, c->rows);
 }
 
 static struct gemm_args linear_args(struct cuda_backend *cu, const struct pick_case *c)
 {
-    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    rows_to_halves(cu, c->x);
     struct gemm_args p = args_in(cu, c->w, c->rows);
     p.y = c->y;
     p.ldy = c->w->n_out;
@@ -218,7 +218,7 @@ static bool ffn_gemv_pays(const struct cuda_backend *cu, const struct pick_case 
 }
 static void ffn_gemv(struct cuda_backend *cu, const struct pick_case *c)
 {
-    gemv_ffn(cu, c->w, c->down, c->in, c->y, c->rows);
+    gemv_ffn(cu, c->w, c->down, &c->in, c->y, c->rows);
 }
 
 /* Gate and up (i = 0), then down. */
@@ -250,7 +250,7 @@ static bool ffn_persistent_fits(const struct cuda_backend *cu, const struct pick
 }
 static void ffn_persistent(struct cuda_backend *cu, const struct pick_case *c)
 {
-    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    rows_to_halves(cu, c->x);
     for (int i = 0; i < 2; i++) {
         if (ffn_one_persistent(cu, c, i))
             gemm_persistent(cu, ffn_args(cu, c, i));
@@ -260,7 +260,7 @@ static void ffn_persistent(struct cuda_backend *cu, const struct pick_case *c)
 }
 static void ffn_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
-    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    rows_to_halves(cu, c->x);
     for (int i = 0; i < 2; i++)
         gemm_wgmma(cu, ffn_args(cu, c, i), !i, ceil_div(c->rows, WGMMA_ROWS));
 }
@@ -271,7 +271,7 @@ static bool pair_mma_fits(const struct cuda_backend *cu, const struct pick_case 
 }
 static void ffn_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
-    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    rows_to_halves(cu, c->x);
     for (int i = 0; i < 2; i++) {
         int width = tile_width(i ? c->down : c->w, c->rows, true);
         gemm_mma(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
@@ -290,7 +290,7 @@ static bool ffn_stream_fits(const struct cuda_backend *cu, const struct pick_cas
 }
 static void ffn_stream(struct cuda_backend *cu, const struct pick_case *c)
 {
-    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    rows_to_halves(cu, c->x);
     for (int i = 0; i < 2; i++) {
         int width = tile_width(i ? c->down : c->w, c->rows, false);
         if (ffn_one_stream(cu, c, i))
@@ -301,7 +301,7 @@ static void ffn_stream(struct cuda_backend *cu, const struct pick_case *c)
 }
 static void ffn_splitk(struct cuda_backend *cu, const struct pick_case *c)
 {
-    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    rows_to_halves(cu, c->x);
     for (int i = 0; i < 2; i++) {
         int width = tile_width(i ? c->down : c->w, c->rows, false);
         gemm_splitk(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
@@ -313,13 +313,13 @@ static void ffn_splitk(struct cuda_backend *cu, const struct pick_case *c)
  */
 static bool moe_product_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->before && c->down->n_in % 8 == 0 &&
-           moe_gemv_routed_fits(cu, c->before->w, c->router, c->w, c->down);
+    (void)cu;
+    return c->stream->add == ADD_PRODUCT; /* as output_experts left it */
 }
 static void moe_product(struct cuda_backend *cu, const struct pick_case *c)
 {
-    moe_gemv_routed(cu, c->before->w, c->before->x, c->router, c->w, c->down, c->in, c->stream,
-                    c->y);
+    const struct resid *r = c->stream;
+    moe_gemv_routed(cu, r->w, r->a.floats, c->router, c->w, c->down, &c->in, r->x, c->y);
 }
 
 static bool moe_quad_norm_fits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -328,7 +328,7 @@ static bool moe_quad_norm_fits(const struct cuda_backend *cu, const struct pick_
 }
 static void moe_quad_norm(struct cuda_backend *cu, const struct pick_case *c)
 {
-    moe_quad_routed(cu, c->router, c->w, c->down, c->in, c->y, c->rows);
+    moe_quad_routed(cu, c->router, c->w, c->down, &c->in, c->y, c->rows);
 }
 
 static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
@@ -338,7 +338,7 @@ static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pic
 }
 static void moe_quad_records(struct cuda_backend *cu, const struct pick_case *c)
 {
-    router_records(cu, c->router, c->in, c->rows);
+    router_records(cu, c->router, &c->in, c->rows);
     moe_quad(cu, c->w, c->down, c->y, c->router->n_out, c->rows);
 }
 
@@ -349,7 +349,7 @@ static bool moe_few_suits(const struct cuda_backend *cu, const struct pick_case 
 }
 static void moe_few_run(struct cuda_backend *cu, const struct pick_case *c)
 {
-    router_records(cu, c->router, c->in, c->rows);
+    router_records(cu, c->router, &c->in, c->rows);
     moe_few(cu, c->w, c->down, c->y, c->router->n_out, c->rows);
 }
 
@@ -359,7 +359,7 @@ static bool moe_gemv_suits(const struct cuda_backend *cu, const struct pick_case
 }
 static void moe_gemv_run(struct cuda_backend *cu, const struct pick_case *c)
 {
-    moe_gemv(cu, c->router, c->w, c->down, c->in, c->in->gain ? c->n : NULL, c->y, c->rows);
+    moe_gemv(cu, c->router, c->w, c->down, &c->in, c->in.gain ? cu->n : NULL, c->y, c->rows);
 }
 
 static bool moe_quad_suits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -369,9 +369,9 @@ static bool moe_quad_suits(const struct cuda_backend *cu, const struct pick_case
 static void moe_quad_run(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct norm_in plain = {};
-    plain.x = c->x;
+    plain.x = c->x->floats;
     router_logits(cu, c->router, &plain, NULL, c->rows);
-    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    rows_to_halves(cu, c->x);
     moe_quad(cu, c->w, c->down, c->y, c->router->n_out, c->rows);
 }
 
@@ -400,21 +400,23 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
     route.x = c->x;
     route.route = &r;
     route.listed = listed;
-    pick_run(cu, PICK_ROUTER, &route);
-    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    pick_run(cu, PICK_ROUTER, &route, N_STAGES);
+    rows_to_halves(cu, c->x);
     return r.t;
 }
 
-/* Narrow sums wait for the norm that follows, or for resid_sum. */
+/* Narrow sums are left to the norm that reads the stream. */
 static void moe_sum(struct cuda_backend *cu, const struct pick_case *c, bool narrow)
 {
     int used = cu->shape.n_expert_used;
     struct expert_sum sum = {
         (const uint16_t *)cu->expert_out, cu->route_weight, c->y, c->rows, used, c->down->n_out};
-    if (narrow)
-        cu->sum = sum;
-    else
+    if (narrow) {
+        c->stream->add = ADD_EXPERTS;
+        c->stream->experts = sum;
+    } else {
         resid_sum_floats(cu, c->y, c->rows, used, c->down->n_out);
+    }
 }
 
 static int moe_tiles(const struct cuda_backend *cu, const struct pick_case *c, int width)
@@ -546,13 +548,13 @@ static bool router_choose_suits(const struct cuda_backend *cu, const struct pick
 }
 static void router_choose_run(struct cuda_backend *cu, const struct pick_case *c)
 {
-    router_choose(cu, c->w, &c->route->t, c->x, c->rows);
+    router_choose(cu, c->w, &c->route->t, c->x->floats, c->rows);
     moe_grouped_route(cu, &c->route->t, 0, c->w->n_out, c->rows, c->route->width);
 }
 static void router_logits_of(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct norm_in plain = {};
-    plain.x = c->x;
+    plain.x = c->x->floats;
     router_logits(cu, c->w, &plain, NULL, c->rows);
 }
 static bool router_list_fits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -568,7 +570,7 @@ static void router_list(struct cuda_backend *cu, const struct pick_case *c)
 static void router_tensor(struct cuda_backend *cu, const struct pick_case *c)
 {
     c->route->parts = c->w->n_kt;
-    router_rows(cu, c->w, c->x, c->rows);
+    router_rows(cu, c->w, c->x->floats, c->rows);
     moe_route(cu, *c->route);
 }
 static bool router_sort_fits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -610,7 +612,7 @@ static bool qkv_heads_pay(const struct cuda_backend *cu, const struct pick_case 
 static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
 {
     const struct shape *s = &cu->shape;
-    resid_to_halves(cu, c->x, c->rows, c->w->n_in);
+    rows_to_halves(cu, c->x);
     struct gemm_args p = args_in(cu, c->w, c->rows);
     p.ldy = c->w->n_out;
     p.heads.set = true;
@@ -630,11 +632,49 @@ static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
 }
 
 /*
+ * output: x += a Wo^T. One row in front of experts is left to them: their kernel adds up the router's
+ * logits on the way.
+ */
+static const struct matrix *matrix_of(const struct weight *w)
+{
+    return &((const struct cuda_weight *)w->impl)->m;
+}
+static bool output_experts_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    const struct mlp *m = c->next;
+    return c->rows == 1 && m->router.w && c->w->n_in % 8 == 0 && m->experts.down->n_in % 8 == 0 &&
+           moe_gemv_routed_fits(cu, c->w, matrix_of(m->router.w), matrix_of(m->experts.gate_up),
+                                matrix_of(m->experts.down));
+}
+static bool output_experts_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)c;
+    /* Behind attn_decode_split.cu, which lets the next kernel start late, a router of its own was
+     * faster. And a profile is to tell the two apart. */
+    return !cu->layout.deep && !cu->be.profile;
+}
+static void output_experts(struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    c->stream->add = ADD_PRODUCT;
+    c->stream->w = c->w;
+    c->stream->a = *c->x;
+}
+
+/*
  * decode, prompt: attention of rows that are their sequence's last, and of the others
  */
 static bool decode_batch_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return c->raw && attn_decode_batch_fits(cu);
+}
+static bool decode_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return decode_batch_fits(cu, c) && attn_decode_batch_records_fit(cu, c->rows);
+}
+static bool decode_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return decode_batch_fits(cu, c) && attn_decode_batch_panels_fit(cu, c->rows);
 }
 static int decode_units(const struct cuda_backend *cu, int rows)
 {
@@ -649,6 +689,23 @@ static bool decode_batch_pays(const struct cuda_backend *cu, const struct pick_c
 static void decode_batch(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_decode_batch(cu, *c->attn);
+}
+static void decode_records(struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct attn_args p = *c->attn;
+    p.row_records = cu->records;
+    p.scale_of = cu->half_scale;
+    c->out->records = true;
+    attn_decode_batch(cu, p);
+}
+static void decode_panels(struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct attn_args p = *c->attn;
+    p.panels = cu->panels;
+    p.panel_rows = gemm_cluster_width(c->rows);
+    p.scale_of = cu->half_scale;
+    c->out->panels = true;
+    attn_decode_batch(cu, p);
 }
 static bool decode_split_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -688,7 +745,19 @@ static bool prompt_wgmma_fits(const struct cuda_backend *cu, const struct pick_c
 }
 static void prompt_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
-    c->out->halves = attn_prefill(cu, c->layer, c->step, c->x, c->y, &c->out->owed);
+    attn_prefill(cu, *c->attn, false);
+}
+/* All products of so many rows read halves, and none of them panels or records. */
+static bool prompt_halves_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->step->n_tokens > PANEL_ROWS && cu->shape.kv_type == DT_F16 &&
+           prompt_wgmma_fits(cu, c);
+}
+static void prompt_halves(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_prefill(cu, *c->attn, true);
+    c->out->halves = true;
+    c->out->n_floats = c->step->n_decode;
 }
 static void prompt_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -733,6 +802,11 @@ static const struct pick picks[] = {
     {"qkv_linear", PICK_QKV, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      NULL}, /* linear, then attn_rotate */
 
+    {"output_experts", PICK_OUTPUT, ANY, 1, 1, NEEDS_NOTHING, TAKES_ROWS, output_experts_pays,
+     output_experts_fits, output_experts},
+    {"output_linear", PICK_OUTPUT, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     NULL}, /* linear */
+
     {"ffn_gemv", PICK_FFN, ANY, 1, 4, NEEDS_NOTHING, TAKES_NORM, ffn_gemv_pays, ffn_gemv_fits,
      ffn_gemv},
     {"ffn_persistent", PICK_FFN, ANY, 257, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ffn_persistent_fits,
@@ -773,6 +847,10 @@ static const struct pick picks[] = {
      router_sort},
     {"router_plain", PICK_ROUTER, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, router_plain},
 
+    {"attn_decode_batch_records", PICK_DECODE, 0, 9, 16, NEEDS_NOTHING, TAKES_ROWS,
+     decode_batch_pays, decode_records_fit, decode_records}, /* for gemm_few_records */
+    {"attn_decode_batch_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS,
+     decode_batch_pays, decode_panels_fit, decode_panels}, /* for gemm_cluster */
     {"attn_decode_batch", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, decode_batch_pays,
      decode_batch_fits, decode_batch},
     {"attn_decode_split", PICK_DECODE, 0, 1, 0, NEEDS_WAITS, TAKES_ROWS, decode_split_pays,
@@ -782,6 +860,8 @@ static const struct pick picks[] = {
     {"attn_any", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_any_fits,
      decode_any},
 
+    {"attn_prefill_halves", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_halves_fit,
+     prompt_halves},
     {"attn_prefill", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_wgmma_fits,
      prompt_wgmma},
     {"attn_prefill_mma", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, tensor_fits,
@@ -839,14 +919,43 @@ void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_ca
         p->run(cu, c);
 }
 
-void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c)
+void pick_input(struct cuda_backend *cu, const struct pick *p, struct pick_case *c)
 {
-    pick_go(cu, pick_find(cu, op, c), c);
+    struct resid *r = c->stream;
+    if (r && c->gain && p->takes == TAKES_PRODUCT) {
+        c->in.gain = c->gain;
+        c->in.eps = cu->shape.norm_eps;
+        return;
+    }
+    if (r && c->gain && p->takes == TAKES_NORM && c->rows <= NORM_ROWS) {
+        c->in = resid_norm_in(cu, r, c->gain);
+        return;
+    }
+    if (r && c->gain)
+        *c->x = resid_norm(cu, r, c->gain, p->op == PICK_MOE); /* whose router reads floats */
+    else if (r)
+        *c->x = resid_plain(cu, r);
+    if (p->takes == TAKES_NORM) {
+        rows_to_floats(cu, c->x);
+        c->in.x = c->x->floats;
+    }
+}
+
+void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enum stage stage)
+{
+    const struct pick *p = pick_find(cu, op, c);
+    pick_input(cu, p, c);
+    if (stage != N_STAGES)
+        step_mark(cu);
+    pick_go(cu, p, c);
+    if (stage != N_STAGES)
+        step_mark_end(cu, stage);
 }
 
 bool pick_info(struct backend *be, int i, struct pick_info *out)
 {
-    static const char *const ops[] = {"linear", "qkv", "ffn", "moe", "router", "decode", "prompt"};
+    static const char *const ops[] = {"linear", "qkv",    "output", "ffn",
+                                      "moe",    "router", "decode", "prompt"};
     const struct cuda_backend *cu = cuda_self(be);
     if (i >= N_PICKS)
         return false;

@@ -1,6 +1,7 @@
 /*
- * The residual stream: adding to it, its norm in the forms that products take (floats, halves,
- * records, panels), and the sum of what a row's experts came to.
+ * The residual stream (struct resid): adding to it, its norm in the forms that products take (floats,
+ * halves, records, panels), the sum of what a row's experts came to; and rows of activations from one
+ * form to another (struct rows). Knows what is to be added, not what comes next.
  */
 #include "backend/cuda/rows.cuh"
 
@@ -149,8 +150,11 @@ static __global__ void __launch_bounds__(512)
         p.scale[blockIdx.x] = float_of((e - 10) << 23);
 }
 
-static void resid_launch(struct cuda_backend *cu, struct resid_args p, int rows)
+/* Every form that there is room for. */
+static void resid_launch(struct cuda_backend *cu, struct resid_args p, struct rows *to)
 {
+    int rows = to->n;
+    p.width = to->width;
     p.padded = ceil_div(p.width, TILE_K) * TILE_K;
     p.out = cu->half_in;
     p.records = rows * (p.padded / TILE_K) <= cu->n_records ? cu->records : NULL;
@@ -158,7 +162,9 @@ static void resid_launch(struct cuda_backend *cu, struct resid_args p, int rows)
     p.panel_rows = gemm_cluster_width(rows);
     p.scale = cu->half_scale;
     p.eps = cu->shape.norm_eps;
-    cu->panels_of = cu->records_of = NULL;
+    to->halves = true;
+    to->records = p.records != NULL;
+    to->panels = p.panels != NULL;
     int threads = p.width >= 2048 ? 512 : 256;
     size_t shared = (size_t)(64 + p.padded) * 4;
     if (p.sum.out)
@@ -184,58 +190,33 @@ static __global__ void __launch_bounds__(256)
         x[row * (size_t)width + (size_t)k] = half_to_float(from[half_slot(k)]) * scale[row];
 }
 
-void resid_floats(struct cuda_backend *cu, const float *x)
+struct rows rows_of(float *floats, int n, int width)
 {
-    if (!x || cu->owed != x || cu->half_of != x)
-        return;
-    cu->owed = NULL;
-    cuda_launch(cu, resid_floats_kernel, dim3((unsigned)(cu->half_rows - cu->owed_from)), 256, 0,
-                LAUNCH_EARLY, (const uint16_t *)cu->half_in, (const float *)cu->half_scale,
-                cu->owed_from, cu->owed_width, (float *)x);
+    struct rows x = {floats, n, width, n, false, false, false};
+    return x;
 }
 
-void resid_to_halves(struct cuda_backend *cu, const float *x, int rows, int width)
+void rows_to_floats(struct cuda_backend *cu, struct rows *x)
 {
-    if (cu->half_of == x && cu->half_rows >= rows)
-        return;
-    struct resid_args p = {};
-    p.x = (float *)x;
-    p.width = width;
-    resid_launch(cu, p, rows);
-    cu->half_of = NULL; /* nobody says when x changes */
+    if (x->n_floats < x->n)
+        cuda_launch(cu, resid_floats_kernel, dim3((unsigned)(x->n - x->n_floats)), 256, 0,
+                    LAUNCH_EARLY, (const uint16_t *)cu->half_in, (const float *)cu->half_scale,
+                    x->n_floats, x->width, x->floats);
+    x->n_floats = x->n;
 }
 
-void resid_halves(struct cuda_backend *cu, const float *x, int width, int first, int rows)
-{
-    cu->half_of = cu->owed = NULL;
-    if (rows <= PANEL_ROWS) /* these are wanted in other orders, too */
-        return;
-    if (first)
-        resid_to_halves(cu, x, first, width);
-    cu->half_of = x;
-    cu->half_rows = rows;
-}
-
-void resid_norm(struct cuda_backend *cu, float *x, const float *d, const float *gain, float *n,
-                int rows, bool floats)
+void rows_to_halves(struct cuda_backend *cu, struct rows *x)
 {
     struct resid_args p = {};
-    floats = floats || rows <= PANEL_ROWS || cu->shape.n_embd % 4;
-    p.x = x;
-    p.d = d;
-    p.gain = gain;
-    p.n = floats ? n : NULL;
-    p.width = cu->shape.n_embd;
-    if (d && cu->sum.y == d) {
-        p.sum = cu->sum;
-        cu->sum.y = NULL;
-    }
-    resid_launch(cu, p, rows);
-    cu->half_of = n;
-    cu->half_rows = rows;
-    cu->owed = floats ? NULL : n;
-    cu->owed_from = 0;
-    cu->owed_width = p.width;
+    p.x = x->floats;
+    if (!x->halves)
+        resid_launch(cu, p, x);
+}
+
+void rows_join_halves(struct cuda_backend *cu, const struct rows *x, int n)
+{
+    struct rows first = rows_of(x->floats, n, x->width);
+    rows_to_halves(cu, &first);
 }
 
 /* y[t,:] = sum_k weight[t,k] * out[t,k,:]; a thread per column. */
@@ -265,18 +246,89 @@ static __global__ void __launch_bounds__(256)
         *(float4 *)(s.y + (size_t)t * (size_t)s.width + (size_t)k) = expert_columns(s, t, k);
 }
 
-void resid_sum(struct cuda_backend *cu)
-{
-    const struct expert_sum &s = cu->sum;
-    if (s.y)
-        cuda_launch(cu, resid_sum_halves_kernel,
-                    dim3((unsigned)ceil_div(s.width, 1024), (unsigned)s.rows), 256, 0, LAUNCH_EARLY,
-                    s);
-    cu->sum.y = NULL;
-}
-
 void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width)
 {
     cuda_launch(cu, resid_sum_kernel, dim3((unsigned)ceil_div(width, 256), (unsigned)rows), 256, 0,
                 LAUNCH_EARLY, cu->expert_out, cu->route_weight, used, width, y);
+}
+
+/* x += d, n floats. */
+static __global__ void __launch_bounds__(256) resid_add_kernel(float *x, const float *d, size_t n)
+{
+    dependency_wait();
+    dependency_trigger();
+    size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    if (i < n)
+        x[i] += d[i];
+}
+
+/* What is to be added as rows, if it is anything. */
+static void resid_add_rows(struct cuda_backend *cu, struct resid *r)
+{
+    if (r->add == ADD_PRODUCT) {
+        struct pick_case c = {};
+        c.rows = r->rows;
+        c.w = r->w;
+        c.x = &r->a;
+        c.y = cu->d;
+        pick_run(cu, PICK_LINEAR, &c, STAGE_OUTPUT);
+    } else if (r->add == ADD_EXPERTS) {
+        const struct expert_sum &s = r->experts;
+        cuda_launch(cu, resid_sum_halves_kernel,
+                    dim3((unsigned)ceil_div(s.width, 1024), (unsigned)s.rows), 256, 0, LAUNCH_EARLY,
+                    s);
+    } else {
+        return;
+    }
+    r->add = ADD_ROWS;
+    r->d = cu->d;
+}
+
+struct rows resid_norm(struct cuda_backend *cu, struct resid *r, const float *gain, bool floats)
+{
+    struct rows n = rows_of(cu->n, r->rows, cu->shape.n_embd);
+    struct resid_args p = {};
+    floats = floats || r->rows <= PANEL_ROWS || n.width % 4;
+    if (r->add == ADD_PRODUCT)
+        resid_add_rows(cu, r);
+    p.x = r->x;
+    p.d = r->add == ADD_ROWS ? r->d : NULL;
+    p.gain = gain;
+    p.n = floats ? n.floats : NULL;
+    if (r->add == ADD_EXPERTS)
+        p.sum = r->experts;
+    n.n_floats = floats ? n.n : 0;
+    step_mark(cu);
+    resid_launch(cu, p, &n);
+    step_mark_end(cu, STAGE_NORM);
+    r->add = ADD_NONE;
+    return n;
+}
+
+struct norm_in resid_norm_in(struct cuda_backend *cu, struct resid *r, const float *gain)
+{
+    struct norm_in in = {};
+    resid_add_rows(cu, r);
+    in.x = r->x;
+    in.gain = gain;
+    in.eps = cu->shape.norm_eps;
+    if (r->add == ADD_NONE) /* x itself does not change */
+        return in;
+    in.d = r->d;
+    in.x_out = r->other;
+    r->other = r->x;
+    r->x = in.x_out;
+    r->add = ADD_NONE;
+    return in;
+}
+
+struct rows resid_plain(struct cuda_backend *cu, struct resid *r)
+{
+    size_t n = (size_t)r->rows * (size_t)cu->shape.n_embd;
+    resid_add_rows(cu, r);
+    if (r->add == ADD_ROWS)
+        cuda_launch(cu, resid_add_kernel, dim3((unsigned)((n + 255) / 256)), 256, 0, LAUNCH_EARLY,
+                    r->x, r->d, n);
+    r->add = ADD_NONE;
+    return rows_of(r->x, r->rows, cu->shape.n_embd);
 }

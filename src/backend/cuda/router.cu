@@ -398,8 +398,6 @@ void router_records(struct cuda_backend *cu, const struct matrix *w, const struc
 {
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
     struct router_records_args p = {*w, *in, cu->router, cu->records, cu->half_scale};
-    cu->half_of = cu->panels_of = cu->records_of =
-        NULL; /* half_scale is no longer that of half_in */
     cuda_launch(cu, router_records_kernel, dim3((unsigned)ceil_div(w->n_out, 8), (unsigned)rows),
                 256, router_records_shared(w), LAUNCH_EARLY, p);
 }

@@ -1,10 +1,18 @@
 /*
- * Taking over a step: its tables to the device, tokens that the step before chose, the turns of its
- * positions; and gathering the rows whose logits are wanted.
+ * The life of a step around its ops: begin lays its tables out in one block and brings them to the
+ * device, replay and record keep decode steps as graphs, end waits and hands out tokens. Owns the step
+ * block, the recorded graphs and the marks of a profile. Also the kernels of it: taking over the block
+ * with the turns of its positions, and gathering the rows whose logits are wanted.
  */
 #include "backend/cuda/cuda.h"
 
+extern "C" {
+#include "base/mem.h"
+#include "sample/sampler.h"
+}
+
 #include <math.h>
+#include <string.h>
 
 /* Copies the step's ints out of pinned host memory and makes the table of rotations: cos and sin of
  * every row's position, once per step instead of once per layer. Sums of a router begin at zero. */
@@ -29,7 +37,7 @@ static __global__ void step_load_kernel(const int32_t *host, int32_t *dev, int n
         sums[j] = 0;
 }
 
-void step_load(struct cuda_backend *cu, int n_ints)
+static void step_load(struct cuda_backend *cu, int n_ints)
 {
     const struct step_layout *l = &cu->layout;
     int half = cu->shape.n_rot / 2, work = l->n_tokens * half;
@@ -59,4 +67,296 @@ void step_gather(struct cuda_backend *cu, const struct step *s, const float *src
         cuda_launch(cu, step_gather_kernel,
                     dim3((unsigned)ceil_div(width, 256), (unsigned)s->n_out), 256, 0, LAUNCH_EARLY,
                     src, s->out_rows, dst, width);
+}
+
+struct step cuda_step(const struct cuda_backend *cu)
+{
+    const struct step_layout *l = &cu->layout;
+    const int32_t *d = cu->step_dev;
+    struct step s = {d,
+                     d + l->tokens,
+                     d + l->pos,
+                     d + l->slot,
+                     d + l->q_start,
+                     d + l->kv_len,
+                     d + l->seq_of,
+                     d + l->out_rows,
+                     d + l->pages,
+                     cu->rope,
+                     l->n_tokens,
+                     l->n_seqs,
+                     l->n_decode,
+                     l->n_out};
+    return s;
+}
+
+static int put_ints(struct cuda_backend *cu, int *used, const int32_t *src, int n)
+{
+    int at = *used;
+    CHECK((size_t)(at + n) <= cu->step_cap, "the step block is full");
+    memcpy(cu->step_host + at, src, (size_t)n * 4);
+    *used = (at + n + 3) & ~3;
+    return at;
+}
+
+/* Says how each out row's token is chosen. What bias and penalties change goes to the end of the
+ * block; a row for whose changes there is no room is left to the host. */
+static int put_samplers(struct cuda_backend *cu, struct flight *f, const struct batch *b, int used)
+{
+    struct row_sampler *rows = (struct row_sampler *)(cu->step_host + cu->layout.row_samplers);
+    struct row_edit *edits = (struct row_edit *)(cu->step_host + used);
+    int n_edits = 0;
+    for (int i = 0; i < b->n_out; i++) {
+        struct sampler *s = b->samplers ? b->samplers[i] : NULL;
+        struct row_sampler r = {};
+        f->samplers[i] = s;
+        f->by_host[i] = false;
+        if (s) {
+            const struct sample_params *p = sampler_params(s);
+            int n = sampler_edits(s, cu->edits, cu->max_edits - n_edits);
+            f->by_host[i] = n < 0;
+            for (int k = 0; k < n; k++) {
+                const struct logit_edit *e = &cu->edits[k];
+                struct row_edit to = {i, e->token, e->bias, e->repeat, e->less};
+                edits[n_edits++] = to;
+            }
+            r.draws = n >= 0 && p->temp > 0;
+            r.top_k = p->top_k;
+            r.temp = p->temp;
+            r.top_p = p->top_p;
+            r.min_p = p->min_p;
+            r.uniform = sampler_uniform(p->seed, sampler_counter(s));
+        }
+        rows[i] = r;
+    }
+    cu->step_host[STEP_EDITS] = n_edits;
+    cu->step_host[STEP_EDITS_AT] = used;
+    return used + n_edits * (int)(sizeof(struct row_edit) / 4);
+}
+
+/* Tables of rows: the sequence of each, and tiles of 64 of a prompt's. */
+static int put_rows(struct cuda_backend *cu, const struct batch *b, int used)
+{
+    struct step_layout *l = &cu->layout;
+    l->seq_of = used;
+    for (int i = 0; i < b->n_seqs; i++)
+        for (int t = b->q_start[i]; t < b->q_start[i + 1]; t++)
+            cu->step_host[l->seq_of + t] = i;
+    l->q_tiles = used = (used + b->n_tokens + 3) & ~3;
+    for (int i = b->n_decode; i < b->n_seqs; i++)
+        for (int t = b->q_start[i]; t < b->q_start[i + 1]; t += 64) {
+            cu->step_host[used++] = i;
+            cu->step_host[used++] = t;
+            l->n_q_tiles++;
+        }
+    return (used + 3) & ~3;
+}
+
+/* The page table, as wide as the longest sequence. */
+static int put_pages(struct cuda_backend *cu, const struct batch *b, int used)
+{
+    struct step_layout *l = &cu->layout;
+    int stride = 1;
+    l->pages = used;
+    for (int i = 0; i < b->n_seqs; i++) {
+        l->deep |= i < b->n_decode && b->kv_len[i] > DEEP_KEYS;
+        int n = ceil_div(b->kv_len[i], cu->shape.page_len);
+        stride = n > stride ? n : stride;
+    }
+    stride = stride < b->max_pages ? stride : b->max_pages;
+    for (int i = 0; i < b->n_seqs; i++)
+        memcpy(cu->step_host + used + (size_t)i * (size_t)stride,
+               b->pages + (size_t)i * (size_t)b->max_pages, (size_t)stride * 4);
+    cu->step_host[STEP_PAGE_STRIDE] = stride;
+    return used + b->n_seqs * stride;
+}
+
+/* Lays the batch out in the step block; returns how many ints are in use. */
+static int put_batch(struct cuda_backend *cu, struct flight *f, const struct batch *b)
+{
+    struct step_layout *l = &cu->layout;
+    int used = STEP_HEAD;
+    memset(l, 0, sizeof *l);
+    l->n_tokens = b->n_tokens;
+    l->n_seqs = b->n_seqs;
+    l->n_decode = b->n_decode;
+    l->n_out = b->n_out;
+    l->out_is_all = b->n_out == b->n_tokens; /* ascending, so they are all of them */
+    l->tokens = put_ints(cu, &used, b->tokens, b->n_tokens);
+    l->pos = put_ints(cu, &used, b->pos, b->n_tokens);
+    l->slot = put_ints(cu, &used, b->slot, b->n_tokens);
+    l->q_start = put_ints(cu, &used, b->q_start, b->n_seqs + 1);
+    l->kv_len = put_ints(cu, &used, b->kv_len, b->n_seqs);
+    l->out_rows = put_ints(cu, &used, b->out_rows, b->n_out);
+    l->row_samplers = used;
+    used += b->n_out * (int)(sizeof(struct row_sampler) / 4);
+    used = put_rows(cu, b, (used + 3) & ~3);
+    used = put_samplers(cu, f, b, put_pages(cu, b, used));
+    CHECK((size_t)used <= cu->step_cap, "the step block is full");
+    cu->step_host[STEP_INTS] = used;
+    return used;
+}
+
+void cuda_begin(struct backend *be, const struct batch *b)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    CHECK(b->n_tokens <= cu->shape.max_tokens && b->n_seqs <= cu->shape.max_seqs &&
+              b->n_out <= cu->shape.max_out,
+          "a step of %d rows, %d sequences, %d outputs", b->n_tokens, b->n_seqs, b->n_out);
+    CHECK(cu->n_begun - cu->n_ended < 2, "two steps are under way");
+    int turn = (int)(cu->n_begun++ % 2);
+    struct flight *f = &cu->flights[turn];
+    f->n_out = b->n_out;
+    f->launched = false;
+    cu->step_host = cu->step_hosts[turn];
+    cu->step_mapped = cu->step_mappeds[turn];
+    cu->step_host[STEP_TOKENS_TO] = turn * (cu->shape.max_out + 1);
+    cu->kv = b->kv;
+    memset(&cu->resid, 0, sizeof cu->resid);
+    cu->n_routed = 0;
+    cu->logits = NULL;
+    cu->n_marks = 0;
+    step_load(cu, put_batch(cu, f, b));
+    if (be->profile) {
+        be->profile->phase = b->n_decode == b->n_seqs;
+        be->profile->steps[be->profile->phase]++;
+        be->profile->tokens[be->profile->phase] += b->n_tokens;
+    }
+}
+
+static bool same_layout(const struct step_layout *a, const struct step_layout *b)
+{
+    return a->n_tokens == b->n_tokens && a->n_seqs == b->n_seqs && a->n_decode == b->n_decode &&
+           a->n_out == b->n_out && a->n_q_tiles == b->n_q_tiles && a->deep == b->deep;
+}
+
+bool cuda_replay(struct backend *be, uint64_t key)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    if (be->profile) /* stages are timed op by op */
+        return false;
+    for (int i = 0; i < cu->n_graphs; i++) {
+        struct graph *g = &cu->graphs[i];
+        if (g->key != key || !same_layout(&g->layout, &cu->layout))
+            continue;
+        cu->resid = g->resid;
+        cu->logits = g->logits;
+        CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
+        return true;
+    }
+    return false;
+}
+
+void cuda_record(struct backend *be, uint64_t key)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    /* Work that only prompts have is launched with sizes of its own: not recorded. */
+    if (be->profile || cu->n_graphs == MAX_GRAPHS || cu->layout.n_decode != cu->layout.n_seqs)
+        return;
+    cudaError_t e = cudaStreamBeginCapture(cu->stream, cudaStreamCaptureModeThreadLocal);
+    if (e != cudaSuccess)
+        cuda_fail(cu, e, "the start of a recording");
+    else
+        cu->recording = key;
+}
+
+static void finish_recording(struct cuda_backend *cu)
+{
+    cudaGraph_t graph = NULL;
+    struct graph *g = &cu->graphs[cu->n_graphs];
+    g->key = cu->recording;
+    g->layout = cu->layout;
+    g->logits = cu->logits;
+    g->resid = cu->resid;
+    cu->recording = 0;
+    cudaError_t e = cudaStreamEndCapture(cu->stream, &graph);
+    if (e == cudaSuccess)
+        e = cudaGraphInstantiate(&g->exec, graph, 0);
+    if (e != cudaSuccess) {
+        cuda_fail(cu, e, "the end of a recording");
+    } else {
+        cu->n_graphs++;
+        CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
+    }
+    if (graph)
+        cudaGraphDestroy(graph);
+}
+
+/* Profile: a pair of events around each op, read at the end of the step. */
+
+void step_mark(struct cuda_backend *cu)
+{
+    if (!cu->be.profile || cu->n_marks == MAX_MARKS)
+        return;
+    if (cu->n_marks == cu->n_marks_made) {
+        CUDA_TRY(cu, cudaEventCreateWithFlags(&cu->marks[cu->n_marks].a, cudaEventDefault));
+        CUDA_TRY(cu, cudaEventCreateWithFlags(&cu->marks[cu->n_marks].b, cudaEventDefault));
+        cu->n_marks_made++;
+    }
+    CUDA_TRY(cu, cudaEventRecord(cu->marks[cu->n_marks].a, cu->stream));
+}
+
+void step_mark_end(struct cuda_backend *cu, enum stage stage)
+{
+    if (!cu->be.profile || cu->n_marks == MAX_MARKS)
+        return;
+    cu->marks[cu->n_marks].stage = stage;
+    CUDA_TRY(cu, cudaEventRecord(cu->marks[cu->n_marks].b, cu->stream));
+    cu->n_marks++;
+}
+
+static void read_marks(struct cuda_backend *cu)
+{
+    struct profile *p = cu->be.profile;
+    for (int i = 0; p && i < cu->n_marks; i++) {
+        float ms = 0;
+        CUDA_TRY(cu, cudaEventElapsedTime(&ms, cu->marks[i].a, cu->marks[i].b));
+        p->ns[p->phase][cu->marks[i].stage] += (double)ms * 1e6;
+    }
+    cu->n_marks = 0;
+}
+
+void cuda_launch_step(struct backend *be)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct flight *f = &cu->flights[(cu->n_begun + 1) % 2]; /* the one begun last */
+    if (f->launched)
+        return;
+    if (cu->recording)
+        finish_recording(cu);
+    CUDA_TRY(cu, cudaEventRecord(f->done, cu->stream));
+    f->launched = true;
+}
+
+bool cuda_end(struct backend *be, int32_t *tokens, struct error *err)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    int turn = (int)(cu->n_ended % 2);
+    struct flight *f = &cu->flights[turn];
+    if (cu->n_ended + 1 == cu->n_begun)
+        cuda_launch_step(be);
+    cu->n_ended++;
+    CUDA_TRY(cu, cudaEventSynchronize(f->done));
+    CUDA_TRY(cu, cudaGetLastError());
+    read_marks(cu);
+    const int32_t *chosen = cu->tokens_host + turn * (cu->shape.max_out + 1);
+    for (int i = 0; i < f->n_out && tokens; i++) {
+        struct sampler *s = f->samplers[i];
+        tokens[i] = -1;
+        if (!s || !cu->logits || cu->failed)
+            continue;
+        if (!f->by_host[i]) {
+            tokens[i] = chosen[i];
+            continue;
+        }
+        CHECK(cu->n_begun == cu->n_ended, "the logits are gone");
+        size_t n = (size_t)cu->shape.n_vocab;
+        cuda_copy_out(be, cu->logits_row, cu->logits + (size_t)i * n, n * sizeof(float));
+        tokens[i] = sampler_pick(s, cu->logits_row);
+    }
+    if (!cu->failed)
+        return true;
+    if (err)
+        *err = cu->error;
+    return false;
 }

@@ -1,0 +1,233 @@
+/*
+ * What happens to a network before its first step: whether the kernels can run it, the one shape they
+ * are given, and the memory that steps need. Everything an op writes to is allocated here, once.
+ */
+#include "backend/cuda/cuda.h"
+
+extern "C" {
+#include "base/mem.h"
+#include "sample/sampler.h"
+}
+
+#include <string.h>
+
+static size_t max_split_units(const struct cuda_backend *cu)
+{
+    const struct shape *s = &cu->shape;
+    size_t most = 0;
+    for (int n = 1; n <= s->max_seqs; n++) {
+        size_t u = (size_t)n * (size_t)s->n_kv_heads *
+                   (size_t)ceil_div(s->n_heads / s->n_kv_heads, 8) * (size_t)attn_splits(cu, n);
+        most = u > most ? u : most;
+    }
+    return most;
+}
+
+/* A network the kernels can run has one set of heads, one router and one eps, which stand in
+ * cu->shape; experts that differ between layers, or are too many, are refused. */
+static bool mlp_supported(const struct network *net, int i, const struct mlp **first,
+                          struct error *err)
+{
+    const struct mlp *m = &net->layers[i].mlp;
+    if (!m->router.w)
+        return true;
+    if (!*first)
+        *first = m;
+    const struct router *r = &m->router, *f = &(*first)->router;
+    if (r->w->n_out > MAX_EXPERTS || r->n_used > MAX_USED)
+        return error_set(err,
+                         "layer %d: %d of %d experts are not supported on cuda (%d of %d at most)",
+                         i, r->n_used, r->w->n_out, MAX_USED, MAX_EXPERTS);
+    if (net->n_embd % 8 || m->experts.gate_up->n_in % 8)
+        return network_refuse(err, i, "experts of a width that is no multiple of 8 are", "cuda");
+    if (r->w->n_out != f->w->n_out || r->n_used != f->n_used || r->renorm != f->renorm ||
+        r->scale != f->scale || m->experts.down->n_in != (*first)->experts.down->n_in)
+        return network_refuse(err, i, "experts unlike those of the layers before are", "cuda");
+    return true;
+}
+
+bool cuda_supports(struct backend *be, const struct network *net, struct error *err)
+{
+    const struct mlp *first = NULL;
+    float eps = net->head.norm.eps;
+    struct network_max max;
+    network_measure(net, &max);
+    /* A row passes through a block's shared memory on its way to halves. */
+    int widest = max.heads > net->n_embd ? max.heads : net->n_embd;
+    if ((align_up((size_t)widest, TILE_K) + 64) * sizeof(float) > cuda_self(be)->shared_limit)
+        return error_set(err, "rows of %d are not supported on cuda", widest);
+    if (!network_check(net, 0, "cuda", err))
+        return false;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mixer *m = &net->layers[i].mixer;
+        const struct attention *l = &m->attention;
+        const struct norm *norms[] = {&m->block.in, &net->layers[i].mlp.block.in, &l->q_norm,
+                                      &l->k_norm};
+        if (l->k_dim > MAX_HEAD_DIM)
+            return error_set(err, "layer %d: heads of %d are not supported on cuda (%d at most)", i,
+                             l->k_dim, MAX_HEAD_DIM);
+        for (int j = 0; j < 4; j++) {
+            if (norms[j]->kind && eps == 0)
+                eps = norms[j]->eps;
+            if (norms[j]->kind && norms[j]->eps != eps)
+                return network_refuse(err, i, "norms of several eps are", "cuda");
+        }
+        if (!mlp_supported(net, i, &first, err))
+            return false;
+    }
+    return true;
+}
+
+/* What cuda_supports has made sure of, in one place. */
+static struct shape shape_of(const struct network *net, const struct bounds *b)
+{
+    struct network_max max;
+    network_measure(net, &max);
+    struct shape s = {};
+    s.n_layers = net->n_layers;
+    s.n_embd = net->n_embd;
+    s.n_vocab = net->n_vocab;
+    s.n_heads = s.n_kv_heads = s.head_dim = 1; /* a network of no layers: tests */
+    s.n_ff = max.n_ff;
+    s.n_expert = max.n_expert;
+    s.n_expert_used = max.n_expert_used;
+    s.n_ff_exp = max.n_ff_exp;
+    s.expert_scale = s.rope_mscale = 1;
+    s.norm_eps = net->head.norm.eps;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mixer *m = &net->layers[i].mixer;
+        const struct attention *l = &m->attention;
+        const struct router *r = &net->layers[i].mlp.router;
+        s.n_heads = l->n_heads;
+        s.n_kv_heads = l->n_kv_heads;
+        s.head_dim = l->k_dim;
+        s.attn_scale = l->scale;
+        s.n_rot = l->rope ? l->rope->n_rot : 0;
+        s.rope_mscale = l->rope ? l->rope->mscale : 1;
+        if (r->w) {
+            s.norm_topk = r->renorm;
+            s.expert_scale = r->scale == 0 ? 1 : r->scale;
+        }
+        const struct norm *norms[] = {&m->block.in, &net->layers[i].mlp.block.in, &l->q_norm,
+                                      &l->k_norm};
+        for (int j = 0; j < 4; j++)
+            s.norm_eps = norms[j]->kind ? norms[j]->eps : s.norm_eps;
+    }
+    s.page_len = b->page_len;
+    s.n_pages = b->n_pages;
+    s.kv_type = b->kv_type;
+    s.max_tokens = b->max_tokens;
+    s.max_seqs = b->max_seqs;
+    s.max_out = b->max_out;
+    s.max_pages = b->max_pages;
+    return s;
+}
+
+/* What begin and end need of every step under way. */
+static bool own_steps(struct cuda_backend *cu, struct error *err)
+{
+    const struct shape *s = &cu->shape;
+    size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
+    cu->max_edits = AHEAD_MAX_BIAS + 64 * s->max_out;
+    cu->step_cap = STEP_HEAD + 64 + 4 * tokens + 2 * seqs + out + 16 +
+                   2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages +
+                   out * sizeof(struct row_sampler) / 4 +
+                   (size_t)cu->max_edits * sizeof(struct row_edit) / 4;
+    cu->edits = (struct logit_edit *)mem_zalloc((size_t)cu->max_edits, sizeof *cu->edits);
+    for (int i = 0; i < 2; i++) {
+        struct flight *f = &cu->flights[i];
+        f->by_host = (bool *)mem_zalloc(out + 1, sizeof *f->by_host);
+        f->samplers = (struct sampler **)mem_zalloc(out + 1, sizeof *f->samplers);
+        cudaError_t e = cudaEventCreateWithFlags(&f->done, cudaEventDisableTiming);
+        if (e != cudaSuccess)
+            return error_set(err, "CUDA: %s", cudaGetErrorString(e));
+        if (!cuda_pin((void **)&cu->step_hosts[i], (void **)&cu->step_mappeds[i], cu->step_cap * 4,
+                      err))
+            return false;
+    }
+    return cuda_pin((void **)&cu->tokens_host, (void **)&cu->tokens_mapped, 2 * (out + 1) * 4,
+                    err) &&
+           cuda_pin((void **)&cu->logits_row, NULL, (size_t)s->n_vocab * 4, err);
+}
+
+/* What ops write to. */
+static bool own_scratch(struct cuda_backend *cu, struct error *err)
+{
+    const struct shape *s = &cu->shape;
+    size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
+    size_t embd = (size_t)s->n_embd, heads = (size_t)(s->n_heads * s->head_dim);
+    size_t kv = (size_t)(s->n_kv_heads * s->head_dim), used = (size_t)s->n_expert_used;
+    size_t ff = align_up((size_t)s->n_ff, TILE_K), ffe = align_up((size_t)s->n_ff_exp, TILE_K);
+    size_t widest = embd > heads ? embd : heads;
+    size_t hidden = used * ffe > ff ? used * ffe : ff;
+    size_t groups = (size_t)(s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8));
+    size_t units = max_split_units(cu);
+    cu->n_records = moe_grouped_records(s);
+    struct want list[] = {
+        {(void **)&cu->all, tokens * embd * 4},
+        {(void **)&cu->out, (out + 1) * embd * 4},
+        {(void **)&cu->n, tokens * embd * 4},
+        {(void **)&cu->d, tokens * embd * 4},
+        {(void **)&cu->q, tokens * heads * 4},
+        {(void **)&cu->a, tokens * heads * 4},
+        {(void **)&cu->a_out, (out + 1) * heads * 4},
+        {(void **)&cu->logits_all, (out + 1) * (size_t)s->n_vocab * 4},
+        {(void **)&cu->rope_freq, (size_t)(s->n_rot / 2 + 1) * 4},
+        {(void **)&cu->rope, tokens * (size_t)(s->n_rot / 2 + 1) * sizeof(float2)},
+        {(void **)&cu->step_dev, cu->step_cap * 4},
+        {(void **)&cu->shadow, NORM_ROWS * embd * 4},
+        {(void **)&cu->qkv, tokens * (heads + 2 * kv) * 4},
+        {(void **)&cu->split_acc, units * 8 * (size_t)s->head_dim * 4},
+        {(void **)&cu->split_ml, units * 16 * 4},
+        {(void **)&cu->split_count, seqs * groups * 8 * 4},
+        {(void **)&cu->split_records, attn_decode_split_record_bytes(cu)},
+        {(void **)&cu->router,
+         tokens * (size_t)(s->n_expert + 1) * 4 * (align_up(embd, TILE_K) / TILE_K)},
+        {(void **)&cu->route_sums, 2 * SUM_WORDS * 8},
+        {(void **)&cu->route_squares, SUM_BLOCKS * 4},
+        {(void **)&cu->hidden, HIDDEN_ROWS * (hidden + 1) * 4},
+        {(void **)&cu->records, (size_t)moe_grouped_records(s) * RECORD},
+        {(void **)&cu->hidden_records, (size_t)moe_grouped_hidden_records(s) * RECORD},
+        {(void **)&cu->panels, gemm_cluster_bytes(cu)},
+        {(void **)&cu->moe_quad_meeting, moe_quad_meeting_bytes()},
+        {(void **)&cu->half_in, tokens * align_up(widest, TILE_K) * 2},
+        {(void **)&cu->half_scale, tokens * 4},
+        {(void **)&cu->half_hidden, tokens * (hidden + 1) * 2},
+        {(void **)&cu->expert_out, tokens * (used * embd + 1) * 4},
+        {(void **)&cu->wide_part, gemm_wgmma_part_bytes(cu)},
+        {(void **)&cu->route, moe_route_ints(s) * 4},
+        {(void **)&cu->route_weight, tokens * (used + 1) * 4},
+        {(void **)&cu->argmax_value, (out + 1) * ARGMAX_BLOCKS * 4},
+        {(void **)&cu->argmax_index, (out + 1) * ARGMAX_BLOCKS * 4},
+        {(void **)&cu->argmax_count, (out + 1) * 4},
+        {(void **)&cu->chosen, (out + 1) * 4},
+    };
+    return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
+}
+
+bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,
+                  struct error *err)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    CHECK(!cu->prepared, "prepare is called once");
+    if (bounds->max_tokens > MAX_GRID)
+        return error_set(err, "steps of %d rows are not supported on cuda (%d at most)",
+                         bounds->max_tokens, MAX_GRID);
+    cuda_ring_free(cu);
+    cu->net = net;
+    cu->shape = shape_of(net, bounds);
+    const struct shape *s = &cu->shape;
+    if (!own_steps(cu, err) || !own_scratch(cu, err))
+        return false;
+    CUDA_TRY(cu, cudaMemsetAsync(cu->split_records, 0xff, attn_decode_split_record_bytes(cu),
+                                 cu->stream));
+    moe_quad_prepare(cu);
+    if (s->n_rot)
+        cuda_copy_in(be, cu->rope_freq, net->layers[0].mixer.attention.rope->freq,
+                     (size_t)(s->n_rot / 2) * 4);
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+    cu->prepared = true;
+    if (cu->failed && err)
+        *err = cu->error;
+    return !cu->failed;
+}
