@@ -199,7 +199,8 @@ void test_picks(int part, int parts)
             force_linear(p->formats);
         else if (!strcmp(p->op, "ffn"))
             force_mlp(false);
-        else if (!strcmp(p->op, "moe") || !strcmp(p->op, "router") || !strcmp(p->op, "output"))
+        else if (!strcmp(p->op, "moe") || !strcmp(p->op, "router") || !strcmp(p->op, "logits") ||
+                 !strcmp(p->op, "output"))
             force_mlp(true);
         else
             force_attention();

@@ -141,7 +141,7 @@ void attn_prefill_mma(struct cuda_backend *cu, const struct attn_args &p, const 
 bool attn_decode_batch_fits(const struct cuda_backend *cu);
 bool attn_decode_batch_records_fit(const struct cuda_backend *cu, int rows); /* args.row_records */
 bool attn_decode_batch_panels_fit(const struct cuda_backend *cu, int rows);  /* args.panels */
-void attn_decode_batch(struct cuda_backend *cu, const struct attn_args &p);
+void attn_decode_batch(struct cuda_backend *cu, const struct attn_args &p, int warps); /* 8, 4, 2 */
 bool attn_decode_split_fits(const struct cuda_backend *cu);
 void attn_decode_split(struct cuda_backend *cu, struct attn_args p);
 

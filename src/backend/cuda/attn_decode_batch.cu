@@ -10,10 +10,8 @@
  * apart than in the cache, and which key is which column is chosen so that reads of 16 bytes meet
  * few banks twice.
  */
-#include "backend/cuda/attn.cuh"
+#include "backend/cuda/attn_decode.cuh"
 #include "backend/cuda/rows.cuh"
-
-#include <math.h>
 
 enum { BATCH_KEYS = 16 };
 
@@ -110,6 +108,68 @@ template <int PER> DEVICE void record_put(const struct attn_args &p, int t, int 
     }
 }
 
+/* A padding row: zeros, in every form that is asked for. */
+template <int D>
+DEVICE void attn_decode_batch_pad(const struct attn_args &p, const struct decode_unit &u)
+{
+    float *to = decode_result<D>(p, u);
+    int threads = (int)blockDim.x;
+    for (int i = (int)threadIdx.x * 2; i < u.heads * D; i += threads * 2) {
+        to[i] = to[i + 1] = 0.0f;
+        if (p.panels)
+            panel_put(p, u.t, u.h0 * D + i, 0.0f, 0.0f);
+    }
+    if (p.row_records)
+        for (int i = (int)threadIdx.x * 4; i < u.heads * D / TILE_K * RECORD; i += threads * 4)
+            *(uint32_t *)(record_of(p, u.t, u.h0 * D) + i) = 0;
+    if ((p.panels || p.row_records) && blockIdx.x == 0 && threadIdx.x == 0)
+        p.scale_of[u.t] = 1.0f;
+}
+
+/* A tile with the last key: this step's key and value; behind them, values of zeros. */
+template <int D> DEVICE void attn_decode_batch_fresh(uint8_t *keys, const uint16_t *fresh, int at)
+{
+    typedef attn_decode_batch_tile<D> tile;
+    int lane = lane_id();
+#pragma unroll 1
+    for (int key = at; key < BATCH_KEYS; key++)
+        if (lane < D / 8) {
+            bool mine = key == at;
+            if (mine)
+                *(uint4 *)(keys + tile::k_row(key) + lane * 16) = ((const uint4 *)fresh)[lane];
+            *(uint4 *)(keys + tile::v_row(key) + lane * 16) =
+                mine ? ((const uint4 *)(fresh + D))[lane] : make_uint4(0, 0, 0, 0);
+        }
+    __syncwarp();
+}
+
+/* q K^T of a tile, in two chains. Column g of n tile i is key 8 (g & 1) + 2 (g >> 1) + i. */
+template <int D, bool BF16>
+DEVICE void attn_decode_batch_scores(const uint8_t *keys, const uint16_t *q_hi,
+                                     const uint16_t *q_lo, float (&s)[2][4], float (&s2)[2][4])
+{
+    typedef attn_decode_batch_tile<D> tile;
+    int g = lane_id() >> 2, c = lane_id() & 3;
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) {
+        uint32_t a[2][4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) { /* a0 a2: numbers of the cache's type; a1 a3: the rest */
+            int e = g * (D + 4) + (j * 4 + c) * 8 + i * 4;
+            uint2 hi = load_shared8(q_hi + e), lo = load_shared8(q_lo + e);
+            a[i][0] = hi.x, a[i][2] = hi.y;
+            a[i][1] = lo.x, a[i][3] = lo.y;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint4 k = *(const uint4 *)(keys + tile::k_row(8 * (g & 1) + 2 * (g >> 1) + i) +
+                                       (4 * j + c) * 16);
+            mma_kv<BF16>(s[i], a[0], k.x, k.y);
+            mma_kv<BF16>(s2[i], a[1], k.z, k.w);
+        }
+    }
+}
+
 /* Grid: (kv heads x groups of 8 heads, sequences). p.q are raw projections. */
 template <int D, bool BF16, int WARPS, int ROUNDS>
 static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
@@ -118,8 +178,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
     attn_decode_batch_kernel(const __grid_constant__ struct attn_args p)
 {
     typedef attn_decode_batch_tile<D> tile;
-    enum { PIECES = D / 32, VP = D / 64, TILES = D / 8, STEP = WARPS * BATCH_KEYS, PER = D / 32 };
-    enum { PART_ROW = D + 8, Q_ROW = D + 4, JOBS = 8 / WARPS + 1 };
+    enum { VP = D / 64, TILES = D / 8, STEP = WARPS * BATCH_KEYS, PER = D / 32, Q_ROW = D + 4 };
     SHARED_BYTES(shared);
     int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3;
     uint8_t *ring = shared + w * ROUNDS * tile::BYTES;
@@ -128,49 +187,30 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
     uint16_t *q_lo = q_hi + 8 * Q_ROW, *fresh = q_lo + 8 * Q_ROW; /* (8, Q_ROW); (2, D) */
     float *head = (float *)(fresh + 2 * D) + w * D;
     float *ml = (float *)(fresh + 2 * D) + WARPS * D; /* (warps, 8, 2): maximum, sum */
-    float *part = (float *)shared;                    /* (warps, 8, PART_ROW) */
+    float *part = (float *)shared;                    /* (warps, 8, D + 8) */
 
-    int H = p.n_heads, K = p.kv.n_kv, G = H / K, t = (int)blockIdx.y; /* decodes: row = sequence */
-    int kv_head = (int)blockIdx.x, h0 = kv_head * G, heads = G;
-    if (G > 8) {
-        int groups = (G + 7) >> 3, group = (int)blockIdx.x % groups;
-        kv_head = (int)blockIdx.x / groups;
-        h0 = kv_head * G + group * 8;
-        heads = min(8, G - group * 8);
-    }
-    int slot = p.step.slot[t], last = p.step.pos[t];
-    const int32_t *pages = p.step.pages + (size_t)t * (size_t)p.step.head[STEP_PAGE_STRIDE];
-    int from = p.window && last - p.window + 1 > 0 ? last - p.window + 1 : 0;
-    int first = (from & ~(BATCH_KEYS - 1)) + w * BATCH_KEYS;
-    float *to = p.a + ((size_t)t * (size_t)H + (size_t)h0) * D;
+    struct decode_unit u = decode_unit_of(p, (int)blockIdx.x, (int)blockIdx.y);
+    int first = (u.from & ~(BATCH_KEYS - 1)) + w * BATCH_KEYS;
+    float *to = decode_result<D>(p, u);
     dependency_trigger();
-    if (slot < 0) { /* a padding row */
+    if (u.slot < 0) {
         dependency_wait();
-        for (int i = (int)threadIdx.x * 2; i < heads * D; i += WARPS * 64) {
-            to[i] = to[i + 1] = 0.0f;
-            if (p.panels)
-                panel_put(p, t, h0 * D + i, 0.0f, 0.0f);
-        }
-        if (p.row_records)
-            for (int i = (int)threadIdx.x * 4; i < heads * D / TILE_K * RECORD; i += WARPS * 128)
-                *(uint32_t *)(record_of(p, t, h0 * D) + i) = 0;
-        if ((p.panels || p.row_records) && blockIdx.x == 0 && threadIdx.x == 0)
-            p.scale_of[t] = 1.0f;
+        attn_decode_batch_pad<D>(p, u);
         return;
     }
     /* The pages of 32 rounds: lane i has round i's. Past the last key the page table may end. */
-    int asked = 0, n_rounds = first <= last ? (last - first) / STEP + 1 : 0;
+    int asked = 0, n_rounds = first <= u.last ? (u.last - first) / STEP + 1 : 0;
     int32_t page_of = 0;
     auto fetch = [&]() {
         if (asked >= n_rounds)
             return;
         if (!(asked & 31))
-            page_of = pages[min(first + (asked + lane) * STEP, last) >> p.kv.page_shift];
+            page_of = u.pages[min(first + (asked + lane) * STEP, u.last) >> p.kv.page_shift];
         int32_t page = __shfl_sync(FULL_WARP, page_of, asked & 31);
         int off = (first + asked * STEP) & (p.kv.page_len - 1);
-        size_t at =
-            ((((size_t)page * (size_t)K + (size_t)kv_head) << p.kv.page_shift) + (size_t)off) *
-            tile::ROW;
+        size_t at = ((((size_t)page * (size_t)p.kv.n_kv + (size_t)u.kv_head) << p.kv.page_shift) +
+                     (size_t)off) *
+                    tile::ROW;
         int i = asked % ROUNDS;
         attn_decode_batch_fetch<D>(ring + i * tile::BYTES, p.kv.k + at, p.kv.v + at, bars + i);
         asked++;
@@ -186,61 +226,20 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
     for (int i = 0; i < ROUNDS; i++)
         fetch();
 
-    /* A warp prepares a head or two; the first two, this step's key and value besides. */
-    const float *gain[2] = {p.q_norm, p.k_norm};
-    int half = p.n_rot >> 1, jobs = w < 2 ? JOBS : JOBS - 1;
-    float gains[2][PER], x[JOBS][PER];
-    float2 turns[D / 64];
-    head_load<D>(p, t, gain, half, gains, turns);
+    struct decode_heads<D, WARPS> heads;
+    decode_heads_begin(p, u.t, true, heads);
     dependency_wait();
-    const float *row = p.q + (size_t)t * (size_t)(H + 2 * K) * D;
-#pragma unroll
-    for (int j = 0; j < JOBS; j++) {
-        int from_head = j < JOBS - 1 ? h0 + min(w + j * WARPS, heads - 1) : H + w * K + kv_head;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            x[j][i] = j < jobs ? row[from_head * D + lane + 32 * i] : 0.0f;
-    }
-#pragma unroll
-    for (int j = 0; j < JOBS; j++) {
-        bool is_fresh = j == JOBS - 1, is_value = is_fresh && w == 1;
-        if (j >= jobs)
-            break;
-        float sum = 0.0f, rms = 1.0f;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            sum += x[j][i] * x[j][i];
-        if (gain[is_fresh] && !is_value)
-            rms = rsqrtf(warp_sum(sum) / (float)D + p.eps);
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            head[lane + 32 * i] = x[j][i] * rms * gains[is_fresh][i];
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < D / 64; i++) {
-            int at = lane + 32 * i;
-            if (at < half && !is_value) {
-                float a = head[at], b = head[at + half];
-                head[at] = a * turns[i].x - b * turns[i].y;
-                head[at + half] = b * turns[i].x + a * turns[i].y;
-            }
-        }
-        __syncwarp();
-        if (!is_fresh) { /* as the cache's numbers, and what those lost */
-            const float to_log2 = 1.4426950408889634f * p.scale;
-            int h = (w + j * WARPS) * Q_ROW;
-#pragma unroll
-            for (int i = 0; i < D / 64; i++) {
-                int at = 2 * lane + 64 * i;
-                float2 e = *(const float2 *)(head + at);
-                split_pair<BF16>(e.x * to_log2, e.y * to_log2, (uint32_t *)(q_hi + h + at),
-                                 (uint32_t *)(q_lo + h + at));
-            }
-        } else {
-            fresh_put<D, BF16>(p, slot, K, kv_head, w, head, fresh, h0, G);
-        }
-    }
+    decode_heads_load(p, u, true, true, heads);
+    decode_heads_turn<D, BF16>(
+        p, u, heads, fresh,
+        [&](int) {
+            __syncwarp(); /* one place for all of a warp's heads */
+            return head;
+        },
+        [&](int j, const float *from) {
+            int at = (w + j * WARPS) * Q_ROW;
+            decode_query_put<D, BF16>(from, p.scale, q_hi + at, q_lo + at);
+        });
     __syncthreads();
 
     float out[TILES][4] = {}, top = -INFINITY, total = 0.0f;
@@ -258,69 +257,14 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
         copy_async_wait<0>();
         __syncwarp();
 #endif
-        if (base + BATCH_KEYS >
-            last) { /* this step's key and value; behind them, values of zeros */
-#pragma unroll 1
-            for (int key = last - base; key < BATCH_KEYS; key++)
-                if (lane < D / 8) {
-                    bool mine = key == last - base;
-                    if (mine)
-                        *(uint4 *)(keys + tile::k_row(key) + lane * 16) =
-                            ((const uint4 *)fresh)[lane];
-                    *(uint4 *)(keys + tile::v_row(key) + lane * 16) =
-                        mine ? ((const uint4 *)(fresh + D))[lane] : make_uint4(0, 0, 0, 0);
-                }
-            __syncwarp();
-        }
-        /* Column g of n tile i is key 8 (g & 1) + 2 (g >> 1) + i. */
-        float s[2][4] = {}, s2[2][4] = {}; /* two chains each */
-#pragma unroll
-        for (int j = 0; j < PIECES; j++) {
-            uint32_t a[2][4];
-#pragma unroll
-            for (int i = 0; i < 2; i++) { /* a0 a2: numbers of the cache's type; a1 a3: the rest */
-                int e = g * Q_ROW + (j * 4 + c) * 8 + i * 4;
-                uint2 hi = load_shared8(q_hi + e), lo = load_shared8(q_lo + e);
-                a[i][0] = hi.x, a[i][2] = hi.y;
-                a[i][1] = lo.x, a[i][3] = lo.y;
-            }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                uint4 k = *(const uint4 *)(keys + tile::k_row(8 * (g & 1) + 2 * (g >> 1) + i) +
-                                           (4 * j + c) * 16);
-                mma_kv<BF16>(s[i], a[0], k.x, k.y);
-                mma_kv<BF16>(s2[i], a[1], k.z, k.w);
-            }
-        }
-        float m = top, sc[4]; /* [i, e]: key 8e + 2c + i of head g, in powers of two */
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int key = base + 8 * (i & 1) + 2 * c + (i >> 1), e = i & 1;
-            sc[i] = (s[i >> 1][e] + s[i >> 1][2 + e]) + (s2[i >> 1][e] + s2[i >> 1][2 + e]);
-            if (key < from || key > last)
-                sc[i] = -INFINITY;
-            m = fmaxf(m, sc[i]);
-        }
-        m = fmaxf(m, __shfl_xor_sync(FULL_WARP, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(FULL_WARP, m, 2));
-        float anchor = m == -INFINITY ? 0.0f : m; /* nothing visible yet */
-        float shrink = fast_exp2(top - anchor);
-        top = m;
-        total *= shrink;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            sc[i] = fast_exp2(sc[i] - anchor);
-            total += sc[i];
-        }
+        if (base + BATCH_KEYS > u.last)
+            attn_decode_batch_fresh<D>(keys, fresh, u.last - base);
+        float sa[2][4] = {}, sb[2][4] = {};
+        attn_decode_batch_scores<D, BF16>(keys, q_hi, q_lo, sa, sb);
         uint32_t pf[4];
-        split_pair<BF16>(sc[0], sc[1], &pf[0], &pf[1]);
-        split_pair<BF16>(sc[2], sc[3], &pf[2], &pf[3]);
-        if (__any_sync(FULL_WARP, shrink != 1.0f))
-#pragma unroll
-            for (int j = 0; j < TILES; j++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    out[j][i] *= shrink;
+        decode_softmax<BF16>(
+            sa, sb, u, [&](int i) { return base + 8 * (i & 1) + 2 * c + (i >> 1); }, top, total,
+            out, pf);
 #pragma unroll
         for (int v = 0; v < VP; v++) {
             uint4 vf[4]; /* keys 2c, 2c + 8, 2c + 1, 2c + 9; elements VP 8 g + 8 v.. */
@@ -328,13 +272,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
             for (int i = 0; i < 4; i++)
                 vf[i] = *(const uint4 *)(keys + tile::v_row(8 * (i & 1) + 2 * c + (i >> 1)) +
                                          (VP * g + v) * 16);
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                uint32_t sel = j & 1 ? 0x7632 : 0x5410;
-                uint32_t b0 = byte_perm(word_of(vf[0], j >> 1), word_of(vf[1], j >> 1), sel);
-                uint32_t b1 = byte_perm(word_of(vf[2], j >> 1), word_of(vf[3], j >> 1), sel);
-                mma_kv<BF16>(out[8 * v + j], pf, b0, b1);
-            }
+            decode_values<BF16>(out + 8 * v, pf, vf[0], vf[1], vf[2], vf[3]);
         }
         __syncwarp(); /* every lane is done with the tile that is fetched over */
         fetch();
@@ -342,49 +280,34 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
     total += __shfl_xor_sync(FULL_WARP, total, 1);
     total += __shfl_xor_sync(FULL_WARP, total, 2);
     __syncthreads(); /* nobody reads keys any more */
-    {
-        float *mine = part + (w * 8 + g) * PART_ROW + 2 * c;
-#pragma unroll
-        for (int j = 0; j < TILES; j++)
-            *(float2 *)(mine + 8 * j) = make_float2(out[j][0] + out[j][2], out[j][1] + out[j][3]);
-        if (c == 0) {
-            ml[(w * 8 + g) * 2] = top;
-            ml[(w * 8 + g) * 2 + 1] = total;
-        }
-    }
+    decode_part_put<D>(out, top, total, part, ml);
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < 8 / WARPS; k++) { /* a warp joins the parts of a head or two */
         int h = w + k * WARPS;
-        if (h >= heads)
+        if (h >= u.heads)
             break;
-        float most = -INFINITY, l = 0.0f, v[PER] = {};
-#pragma unroll
-        for (int j = 0; j < WARPS; j++)
-            most = fmaxf(most, ml[(j * 8 + h) * 2]);
-#pragma unroll
-        for (int j = 0; j < WARPS; j++) {
-            float f = fast_exp2(ml[(j * 8 + h) * 2] - most);
-            l += f * ml[(j * 8 + h) * 2 + 1];
-#pragma unroll
-            for (int i = 0; i < PER; i++) { /* entry 8j + n is element n * TILES + j */
+        float most, l, v[PER];
+        decode_parts_join<D, WARPS>(
+            part, ml, h,
+            [&](int i) {
                 int e = lane * PER + i;
-                v[i] += f * part[(j * 8 + h) * PART_ROW + e % TILES * 8 + e / TILES];
-            }
-        }
+                return e % TILES * 8 + e / TILES;
+            },
+            &most, &l, v);
 #pragma unroll
         for (int i = 0; i < PER; i += 2) {
             int at = h * D + lane * PER + i;
             float x = v[i] = fast_divide(v[i], l), y = v[i + 1] = fast_divide(v[i + 1], l);
             *(float2 *)(to + at) = make_float2(x, y);
             if (p.panels) /* no larger than the largest value, which is a half too */
-                panel_put(p, t, h0 * D + at, x, y);
+                panel_put(p, u.t, u.h0 * D + at, x, y);
         }
         if (p.row_records)
-            record_put<PER>(p, t, (h0 + h) * D + lane * PER, v);
+            record_put<PER>(p, u.t, (u.h0 + h) * D + lane * PER, v);
     }
     if ((p.panels || p.row_records) && blockIdx.x == 0 && threadIdx.x == 0)
-        p.scale_of[t] = 1.0f;
+        p.scale_of[u.t] = 1.0f;
 }
 
 bool attn_decode_batch_fits(const struct cuda_backend *cu)
@@ -417,27 +340,26 @@ static void attn_decode_batch_launch(struct cuda_backend *cu, const struct attn_
                 attn_decode_batch_shared<D>(WARPS, ROUNDS), LAUNCH_EARLY, p);
 }
 
-/* One block to an SM: eight warps; of more, three share it, or five where three would not do in
- * one go. */
 template <int D, bool BF16>
-static void attn_decode_batch_pick(struct cuda_backend *cu, const struct attn_args &p)
+static void attn_decode_batch_warps(struct cuda_backend *cu, const struct attn_args &p, int warps)
 {
     dim3 grid((unsigned)(p.kv.n_kv * ceil_div(p.n_heads / p.kv.n_kv, 8)),
               (unsigned)p.step.n_decode);
-    int units = (int)(grid.x * grid.y);
-    if (units <= cu->n_sm)
+    if (warps == 8)
         attn_decode_batch_launch<D, BF16, 8, 3>(cu, p, grid);
-    else if (units <= 3 * cu->n_sm)
+    else if (warps == 4)
         attn_decode_batch_launch<D, BF16, 4, 2>(cu, p, grid);
     else
         attn_decode_batch_launch<D, BF16, 2, 2>(cu, p, grid);
 }
 
-void attn_decode_batch(struct cuda_backend *cu, const struct attn_args &p)
+void attn_decode_batch(struct cuda_backend *cu, const struct attn_args &p, int warps)
 {
     bool half = p.kv.type == DT_F16;
     if (p.kv.head_dim == 64)
-        half ? attn_decode_batch_pick<64, false>(cu, p) : attn_decode_batch_pick<64, true>(cu, p);
+        half ? attn_decode_batch_warps<64, false>(cu, p, warps)
+             : attn_decode_batch_warps<64, true>(cu, p, warps);
     else
-        half ? attn_decode_batch_pick<128, false>(cu, p) : attn_decode_batch_pick<128, true>(cu, p);
+        half ? attn_decode_batch_warps<128, false>(cu, p, warps)
+             : attn_decode_batch_warps<128, true>(cu, p, warps);
 }

@@ -146,17 +146,72 @@ DEVICE void attn_prefill_bring(const struct attn_prefill_args &p, const struct a
     copy_async_wait<0>();
 }
 
+/* Queries of rows g and g+8 of this warp, already in units of log2. */
+template <bool BF16>
+DEVICE void attn_prefill_queries(const struct attn_prefill_args &p, int h, int row0, int rows,
+                                 uint32_t (&qf)[PREFILL_D / 16][4])
+{
+    int w = warp_id() & 3, g = lane_id() >> 2, c = lane_id() & 3, H = p.n_heads;
+    const float to_log2 = 1.4426950408889634f * p.scale;
+#pragma unroll
+    for (int i = 0; i < PREFILL_D / 16; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int r = min(w * 16 + g + 8 * (j & 1), rows - 1), d = i * 16 + 2 * c + 8 * (j >> 1);
+            float2 e =
+                *(const float2 *)(p.q + ((size_t)(row0 + r) * (size_t)H + (size_t)h) * PREFILL_D +
+                                  (size_t)d);
+            qf[i][j] = pack_pair<BF16>(e.x * to_log2, e.y * to_log2);
+        }
+}
+
+/* The result of a warpgroup's 64 rows, of which `rows` are real: as floats, or as halves. */
+DEVICE void attn_prefill_write(const struct attn_prefill_args &p,
+                               const struct attn_prefill_state &st,
+                               const float (&out)[PREFILL_D / 2], int h, int row0, int rows)
+{
+    int w = warp_id() & 3, g = lane_id() >> 2, c = lane_id() & 3, H = p.n_heads;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float total = st.total[r];
+        total += __shfl_xor_sync(FULL_WARP, total, 1);
+        total += __shfl_xor_sync(FULL_WARP, total, 2);
+        int row = w * 16 + g + 8 * r;
+        bool mine = row < rows, hidden = !mine || p.step.slot[row0 + row] < 0;
+        float inv = hidden ? 0.0f : 1.0f / total;
+        size_t at = ((size_t)(row0 + row) * (size_t)H + (size_t)h) * PREFILL_D;
+#pragma unroll
+        for (int j = 0; j < PREFILL_D / 8; j += 2) {
+            float v[4] = {};
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] = hidden ? 0.0f : out[4 * (j + i / 2) + 2 * r + i % 2] * inv;
+            if (mine && p.a) {
+                *(float2 *)(p.a + at + j * 8 + 2 * c) = make_float2(v[0], v[1]);
+                *(float2 *)(p.a + at + j * 8 + 2 * c + 8) = make_float2(v[2], v[3]);
+            }
+            if (!p.halves)
+                continue;
+            /* No larger than the largest value, which is a half too. Two lanes share 8 of the 16
+             * columns, as half_slot has them, and each takes four next to each other. */
+            uint32_t lo = pack_half2(v[0], v[1]), hi = pack_half2(v[2], v[3]);
+            uint32_t other = __shfl_xor_sync(FULL_WARP, c < 2 ? hi : lo, 2);
+            if (mine)
+                *(uint2 *)(p.halves + at + j * 8 + (c & 1) * 8 + (c >> 1) * 4) =
+                    c < 2 ? make_uint2(lo, other) : make_uint2(other, hi);
+        }
+        if (p.halves && mine && h == 0 && c == 0)
+            p.half_scale[row0 + row] = 1.0f;
+    }
+}
+
 /* Grid: (pairs of heads, tiles of 64 rows, the last first: they have the most keys). */
 template <bool BF16>
 static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     attn_prefill_kernel(const __grid_constant__ struct attn_prefill_args p)
 {
     SHARED_BYTES(raw);
-#ifdef STEEL_CUDA_SIM
-    uint8_t *shared = raw;
-#else
-    uint8_t *shared = raw + (-(int)__cvta_generic_to_shared(raw) & 1023);
-#endif
+    uint8_t *shared = shared_align(raw, 1024);
     struct attn_prefill_bars *bars =
         (struct attn_prefill_bars *)(shared + PREFILL_STAGES * PREFILL_STAGE);
     if (threadIdx.x == 0) {
@@ -171,7 +226,7 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     dependency_wait();
     dependency_trigger();
     __syncthreads();
-    int lane = lane_id(), w = warp_id() & 3, g = lane >> 2, c = lane & 3, wg = warp_id() >> 2;
+    int lane = lane_id(), w = warp_id() & 3, g = lane >> 2, wg = warp_id() >> 2;
     int h = (int)blockIdx.x * PREFILL_HEADS + min(wg, PREFILL_HEADS - 1), H = p.n_heads;
     int2 tile = p.tiles[p.n_tiles - 1 - (int)blockIdx.y];
     int seq = tile.x, row0 = tile.y, rows = min((int)PREFILL_ROWS, p.step.q_start[seq + 1] - row0);
@@ -192,19 +247,8 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     registers_more<PREFILL_REGS>();
     int rounds = f.rounds;
 
-    /* Queries of rows g and g+8 of this warp, already in units of log2. */
     uint32_t qf[PREFILL_D / 16][4];
-    const float to_log2 = 1.4426950408889634f * p.scale;
-#pragma unroll
-    for (int i = 0; i < PREFILL_D / 16; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int r = min(w * 16 + g + 8 * (j & 1), rows - 1), d = i * 16 + 2 * c + 8 * (j >> 1);
-            float2 e =
-                *(const float2 *)(p.q + ((size_t)(row0 + r) * (size_t)H + (size_t)h) * PREFILL_D +
-                                  (size_t)d);
-            qf[i][j] = pack_pair<BF16>(e.x * to_log2, e.y * to_log2);
-        }
+    attn_prefill_queries<BF16>(p, h, row0, rows, qf);
     struct attn_prefill_state st;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -276,38 +320,7 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     values(rounds - 1);
     wgmma_wait<0>();
     wgmma_use(out);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float total = st.total[r];
-        total += __shfl_xor_sync(FULL_WARP, total, 1);
-        total += __shfl_xor_sync(FULL_WARP, total, 2);
-        int row = w * 16 + g + 8 * r;
-        bool mine = row < rows, hidden = !mine || p.step.slot[row0 + row] < 0;
-        float inv = hidden ? 0.0f : 1.0f / total;
-        size_t at = ((size_t)(row0 + row) * (size_t)H + (size_t)h) * PREFILL_D;
-#pragma unroll
-        for (int j = 0; j < PREFILL_D / 8; j += 2) {
-            float v[4] = {};
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                v[i] = hidden ? 0.0f : out[4 * (j + i / 2) + 2 * r + i % 2] * inv;
-            if (mine && p.a) {
-                *(float2 *)(p.a + at + j * 8 + 2 * c) = make_float2(v[0], v[1]);
-                *(float2 *)(p.a + at + j * 8 + 2 * c + 8) = make_float2(v[2], v[3]);
-            }
-            if (!p.halves)
-                continue;
-            /* No larger than the largest value, which is a half too. Two lanes share 8 of the 16
-             * columns, as half_slot has them, and each takes four next to each other. */
-            uint32_t lo = pack_half2(v[0], v[1]), hi = pack_half2(v[2], v[3]);
-            uint32_t other = __shfl_xor_sync(FULL_WARP, c < 2 ? hi : lo, 2);
-            if (mine)
-                *(uint2 *)(p.halves + at + j * 8 + (c & 1) * 8 + (c >> 1) * 4) =
-                    c < 2 ? make_uint2(lo, other) : make_uint2(other, hi);
-        }
-        if (p.halves && mine && h == 0 && c == 0)
-            p.half_scale[row0 + row] = 1.0f;
-    }
+    attn_prefill_write(p, st, out, h, row0, rows);
 }
 
 bool attn_prefill_suits(const struct cuda_backend *cu)

@@ -84,7 +84,7 @@ static void narrow(struct cuda_backend *cu, struct rows *a)
     if (r->narrow)
         return;
     r->narrow = true;
-    if (cu->layout.out_is_all && s.n_tokens <= 4)
+    if (cu->layout.out_is_all)
         return;
     struct rows x = resid_plain(cu, r);
     step_gather(cu, &s, x.floats, cu->out, x.width);

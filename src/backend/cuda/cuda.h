@@ -77,7 +77,7 @@ struct cuda_weight {
 struct step_layout {
     int n_tokens, n_seqs, n_decode, n_out;
     bool out_is_all; /* out_rows is 0..n_tokens-1 */
-    bool deep;       /* a decode has more than DEEP_KEYS keys: another kernel for it */
+    bool deep;       /* a decode has many keys (pick_deep): other kernels for it */
     int n_q_tiles;   /* tiles of 64 prompt rows */
     int tokens, pos, slot, q_start, kv_len, out_rows, seq_of, q_tiles, pages; /* offsets */
     int row_samplers;
@@ -164,7 +164,6 @@ struct resid {
 enum { MAX_KERNELS = 256, MAX_PICKS = 64 };
 /* What the kernels for any shape have room for: others are refused at load. */
 enum { MAX_HEAD_DIM = 1024, MAX_EXPERTS = 512, MAX_USED = 16, MAX_GRID = 65535 };
-enum { DEEP_KEYS = 512 };
 enum { MAX_GRAPHS = 512, MAX_MARKS = 1024 };
 /* Rows that kernels and buffers have room for. (What is worth it: pick.cu.) */
 enum {
@@ -472,6 +471,7 @@ enum pick_op {
     PICK_FFN,
     PICK_MOE,
     PICK_ROUTER, /* of experts that walk a work list */
+    PICK_LOGITS, /* of a router, maybe with the norm in front: pick_case.in, y */
     PICK_DECODE, /* attention */
     PICK_PROMPT,
     PICK_OPS
@@ -529,6 +529,8 @@ void pick_input(struct cuda_backend *cu, const struct pick *p, struct pick_case 
 void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_case *c);
 /* All three, timed as `stage`; N_STAGES: as part of what is being timed. */
 void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enum stage stage);
+bool pick_deep(int keys);        /* so many that the step counts as deep */
+bool pick_halves_only(int rows); /* products of so many rows read them as halves alone */
 bool pick_info(struct backend *be, int i, struct pick_info *out);
 void pick_force(struct backend *be, const char *names);
 
@@ -568,8 +570,10 @@ bool gemm_wgmma_suits(const struct cuda_backend *cu, const struct matrix *w, boo
 
 /* router.cu. Logits (rows, n_expert) go to cu->router; with a norm in front, n gets the normed
  * rows. */
-void router_logits(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                   float *n, int rows);
+void router_row(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *n,
+                int rows);
+void router_block(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                  float *n, int rows);
 /* The same, and the normed rows go to cu->records. */
 size_t router_records_shared(const struct matrix *w);
 void router_records(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
@@ -577,11 +581,11 @@ void router_records(struct cuda_backend *cu, const struct matrix *w, const struc
 /* Logits as n_kt sums of which each is (rows, n_expert). */
 void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows);
 
-/* moe_gemv.cu: experts of one row, or a few */
+/* moe_gemv.cu: experts of one row, or a few, whose logits are in cu->router */
 bool moe_gemv_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                    const struct matrix *down);
-void moe_gemv(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-              const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows);
+void moe_gemv(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+              const float *x, float *y, int n_expert, int rows);
 /* One row with the product in front: x += a W^T; y = experts of norm(x), with in's gain. */
 bool moe_gemv_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
                           const struct matrix *router, const struct matrix *gate_up,

@@ -118,13 +118,47 @@ DEVICE bool gemm_rows_load(const struct gemm_args &p, struct gemm_rows &r, int t
     return true;
 }
 
+/* An output of mma.sync's kernels: row `row` of segment s for the tile's row `col`. */
+DEVICE void gemm_put(const struct gemm_args &p, const struct gemm_rows &rows, const struct seg *s,
+                     int col, int row, float v)
+{
+    if (row < s->rows)
+        p.y[(size_t)rows.out[col] * (size_t)p.ldy + (size_t)(s->row0 + row)] =
+            v * rows.scale[col] + (p.w.bias ? p.w.bias[s->row0 + row] : 0.0f);
+}
+/* A hidden unit, of gate and up. Those that pad a tile are zeros. */
+DEVICE void gemm_put_pair(const struct gemm_args &p, const struct gemm_rows &rows,
+                          const struct seg *s, int col, int row, float gate, float up)
+{
+    gate *= rows.scale[col];
+    up *= rows.scale[col];
+    if (row >= s->rows)
+        gate = up = 0.0f;
+    else if (p.w.bias) {
+        gate += p.w.bias[row];
+        up += p.w.bias[p.w.n_out / 2 + row];
+    }
+    p.y_half[(size_t)rows.out[col] * (size_t)p.ldy + (size_t)half_slot(row)] =
+        float_to_half(clamp_half(silu(gate) * up * HIDDEN_SCALE));
+}
+/* Hidden units past the last of `tiles`, up to whole k tiles, are zeros. */
+DEVICE void gemm_zero_tail(const struct gemm_args &p, const struct gemm_rows &rows, int tiles)
+{
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < rows.count * TILE_K; i += (int)blockDim.x) {
+        int col = tiles * TILE_ROWS + (i & (TILE_K - 1));
+        if (col < p.ldy)
+            p.y_half[(size_t)rows.out[i / TILE_K] * (size_t)p.ldy + (size_t)col] = 0;
+    }
+}
+
 /* acc += tiles x B for 64 columns; bs: a k tile of the activations in shared memory, 512-byte
  * rows whose 16-byte pieces are swizzled by the row. ALL: do not skip what lies past n_active
  * (columns of anything, which nobody reads): without branches in between, loads run ahead of
  * products. */
-template <int NT, bool ALL = false>
-DEVICE void chunk_mma(const uint32_t (&a)[2][4][4], const uint8_t *bs, int q, int n_active,
-                      float (&acc)[2][NT][4])
+template <int NT, bool ALL = false, int TILES>
+DEVICE void chunk_mma(const uint32_t (&a)[TILES][4][4], const uint8_t *bs, int q, int n_active,
+                      float (&acc)[TILES][NT][4])
 {
     int lane = lane_id();
     if constexpr (NT == 1) {
@@ -134,7 +168,7 @@ DEVICE void chunk_mma(const uint32_t (&a)[2][4][4], const uint8_t *bs, int q, in
             uint32_t b[4];
             ldmatrix4(b, bs + row * (TILE_K * 2) + ((piece ^ row) << 4));
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
+            for (int i = 0; i < TILES; i++) {
                 mma_f16(acc[i][0], a[i][j], b[0], b[1]);
                 mma_f16(acc[i][0], a[i][j + 1], b[2], b[3]);
             }
@@ -150,7 +184,7 @@ DEVICE void chunk_mma(const uint32_t (&a)[2][4][4], const uint8_t *bs, int q, in
                     uint32_t b[4];
                     ldmatrix4(b, bs + row * (TILE_K * 2) + ((piece ^ (row & 7)) << 4));
 #pragma unroll
-                    for (int i = 0; i < 2; i++) {
+                    for (int i = 0; i < TILES; i++) {
                         mma_f16(acc[i][2 * n], a[i][j], b[0], b[1]);
                         mma_f16(acc[i][2 * n + 1], a[i][j], b[2], b[3]);
                     }
@@ -307,10 +341,10 @@ void moe_grouped_route(struct cuda_backend *cu, const struct route_tables *route
 bool router_choose_fits(const struct cuda_backend *cu, const struct matrix *w);
 void router_choose(struct cuda_backend *cu, const struct matrix *w,
                    const struct route_tables *route, const float *x, int rows);
-/* gemm_stream.cu; fills: there are tiles enough for all SMs */
+/* gemm_stream.cu; blocks: of a launch */
 bool gemm_stream_fits(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
                       int width);
-bool gemm_stream_fills(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
+int gemm_stream_blocks(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
                        int width);
 void gemm_stream(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y);
 /* gemm_splitk.cu */

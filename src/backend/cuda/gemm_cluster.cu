@@ -73,11 +73,7 @@ static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
     gemm_cluster_kernel(const __grid_constant__ struct gemm_cluster_args p)
 {
     SHARED_BYTES(raw);
-#ifdef STEEL_CUDA_SIM
-    uint8_t *shared = raw;
-#else
-    uint8_t *shared = raw + (-(int)__cvta_generic_to_shared(raw) & (PANEL_ALIGN - 1));
-#endif
+    uint8_t *shared = shared_align(raw, PANEL_ALIGN);
     int tid = (int)threadIdx.x, threads = (int)blockDim.x, w = warp_id(), warps = threads >> 5;
     int block = (int)blockIdx.x / p.pieces, piece = (int)blockIdx.x - block * p.pieces;
     int kt0 = piece * p.kt_per, n_kt = min(p.kt_per, p.w.n_kt - kt0);

@@ -130,31 +130,12 @@ static __global__ void __launch_bounds__(MMA_WARPS * 32)
             int col = n * 8 + 2 * c + (e & 1), r = g + 8 * (e >> 1);
             if (col >= count)
                 continue;
-            int out = rows.out[col];
-            float scale = rows.scale[col];
-            if (PAIR) {
-                int row = unit * TILE_ROWS + r;
-                float gate = acc[0][n][e] * scale, up = acc[1][n][e] * scale;
-                if (row >= s[0]->rows) /* padding: columns of zeros */
-                    gate = up = 0.0f;
-                if (p.w.bias && row < s[0]->rows) {
-                    gate += p.w.bias[row];
-                    up += p.w.bias[p.w.n_out / 2 + row];
-                }
-                float v = clamp_half(silu(gate) * up * HIDDEN_SCALE);
-                p.y_half[(size_t)out * (size_t)p.ldy + (size_t)half_slot(row)] = float_to_half(v);
-            } else {
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    int row = (tile[i] - s[i]->tile0) * TILE_ROWS + r;
-                    if (row >= s[i]->rows || (i == 1 && tile[1] == tile[0]))
-                        continue;
-                    float v = acc[i][n][e] * scale;
-                    if (p.w.bias)
-                        v += p.w.bias[s[i]->row0 + row];
-                    p.y[(size_t)out * (size_t)p.ldy + (size_t)(s[i]->row0 + row)] = v;
-                }
-            }
+            if (PAIR)
+                gemm_put_pair(p, rows, s[0], col, unit * TILE_ROWS + r, acc[0][n][e], acc[1][n][e]);
+            else
+                gemm_put(p, rows, s[0], col, (tile[0] - s[0]->tile0) * TILE_ROWS + r, acc[0][n][e]);
+            if (!PAIR && tile[1] != tile[0])
+                gemm_put(p, rows, s[1], col, (tile[1] - s[1]->tile0) * TILE_ROWS + r, acc[1][n][e]);
         }
 }
 

@@ -401,11 +401,7 @@ static __global__ void __launch_bounds__(PERSISTENT_THREADS, 1)
     gemm_persistent_kernel(const __grid_constant__ struct gemm_persistent_args a)
 {
     SHARED_BYTES(raw);
-#ifdef STEEL_CUDA_SIM
-    uint8_t *shared = raw;
-#else
-    uint8_t *shared = raw + (-(int)__cvta_generic_to_shared(raw) & (PERSISTENT_ALIGN - 1));
-#endif
+    uint8_t *shared = shared_align(raw, PERSISTENT_ALIGN);
     struct gemm_persistent_block k;
     k.slots = shared;
     k.ring = shared + a.n_slots * MOST * 128;

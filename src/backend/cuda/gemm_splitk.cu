@@ -24,6 +24,91 @@ DEVICE void fetch_rows(uint8_t *to, const struct gemm_args &p, const int *rows_i
     }
 }
 
+/* The tiles of a unit. An odd last tile is taken twice and counted once. */
+template <bool PAIR> DEVICE int gemm_splitk_tile(const struct matrix &w, int unit, int i)
+{
+    return PAIR ? unit + i * (w.n_tiles / 2) : min(2 * unit + i, w.n_tiles - 1);
+}
+
+/* Adds up what the warps left of the units from `round` on, and writes it. A thread per output; rows
+ * fastest. */
+template <int NT, bool PAIR>
+DEVICE void gemm_splitk_write(const struct gemm_args &p, const struct gemm_rows &rows,
+                              const float *sums, int sum_stride, int round, int end)
+{
+    const int BN = NT * 8;
+    int per_group = (PAIR ? 1 : 2) * rows.count * TILE_ROWS;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < p.groups * per_group; i += (int)blockDim.x) {
+        int in_group = i / per_group, j = i - in_group * per_group;
+        int r = j & 15, col = j >> 4, tile = 0;
+        if (!PAIR) {
+            tile = col >= rows.count;
+            col -= tile ? rows.count : 0;
+        }
+        int u = round + in_group, t = gemm_splitk_tile<PAIR>(p.w, u, tile);
+        if (u >= end || (!PAIR && 2 * u + tile >= p.w.n_tiles))
+            continue;
+        const struct seg *s = seg_of(p.w, t);
+        const float *from =
+            sums + in_group * p.k_warps * sum_stride + (tile * BN + col) * SUM_ROW + r;
+        float v = 0.0f, up = 0.0f;
+#pragma unroll 4
+        for (int k = 0; k < p.k_warps; k++) {
+            v += from[k * sum_stride];
+            if (PAIR)
+                up += from[k * sum_stride + BN * SUM_ROW];
+        }
+        int row = (t - s->tile0) * TILE_ROWS + r;
+        if (PAIR)
+            gemm_put_pair(p, rows, s, col, row, v, up);
+        else
+            gemm_put(p, rows, s, col, row, v);
+    }
+}
+
+/* A slice of k of two tiles, in the ring, times the rows at b. */
+template <int SET, int NT>
+DEVICE void gemm_splitk_slice(const struct gemm_args &p, const struct seg *s0, const struct seg *s1,
+                              int tile0, int tile1, int slice, int expert, const uint8_t *tiles,
+                              const uint8_t *b, int n_active, float (&acc)[2][NT][4])
+{
+    if constexpr (SET == SET_K && NT <= 2) {
+#pragma unroll 1
+        for (int i = 0; i < 2; i++) {
+            float part[NT][4] = {};
+            if ((i ? s1 : s0)->kind == TILE_Q4_K)
+                tile_q4_k<NT>(tiles + i * p.slot, b, part);
+            else
+                tile_q6_k<NT>(tiles + i * p.slot, b, part);
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    acc[0][n][e] += i == 0 ? part[n][e] : 0.0f;
+                    acc[1][n][e] += i == 1 ? part[n][e] : 0.0f;
+                }
+        }
+    } else {
+#pragma unroll 1
+        for (int q = 0; q < 4; q++) {
+            uint32_t a[2][4][4];
+            if (SET == SET_ALL) { /* rare kinds are read where they are */
+                uint32_t rest[2][4][4];
+                chunk_slow(s0, tile_address(p.w, s0, expert, tile0, slice), q, lane_id(), a[0],
+                           rest[0]);
+                chunk_slow(s1, tile_address(p.w, s1, expert, tile1, slice), q, lane_id(), a[1],
+                           rest[1]);
+                chunk_mma<NT>(rest, b, q, n_active, acc);
+            } else {
+                chunk_decode<SET>(s0, tiles, q, a[0]);
+                chunk_decode<SET>(s1, tiles + p.slot, q, a[1]);
+            }
+            chunk_mma<NT>(a, b, q, n_active, acc);
+        }
+    }
+}
+
 template <int SET, int NT, bool PAIR>
 static __global__ void __launch_bounds__(MID_WARPS * 32)
     gemm_splitk_kernel(const __grid_constant__ struct gemm_args p)
@@ -50,10 +135,7 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
     rows.expert = 0;
     int first = (int)blockIdx.x * p.units_per_block;
     int end = min(first + p.units_per_block, p.n_units), half = p.w.n_tiles / 2;
-    auto tile_of = [&](int unit, int i) { /* an odd last tile is taken twice and counted once */
-                                          return PAIR ? unit + i * half
-                                                      : min(2 * unit + i, p.w.n_tiles - 1);
-    };
+    auto tile_of = [&](int unit, int i) { return gemm_splitk_tile<PAIR>(p.w, unit, i); };
 
     int f_unit = first + group, f_slice = kw, f_at = 0;
     auto fetch = [&]() {
@@ -119,42 +201,8 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
                 __syncwarp();
                 const uint8_t *tiles = ring + at * entry;
                 const uint8_t *b = p.b_in_ring ? tiles + 2 * p.slot : resident;
-                if constexpr (SET == SET_K && NT <= 2) {
-#pragma unroll 1
-                    for (int i = 0; i < 2; i++) {
-                        float part[NT][4] = {};
-                        if ((i ? s1 : s0)->kind == TILE_Q4_K)
-                            tile_q4_k<NT>(tiles + i * p.slot, b, part);
-                        else
-                            tile_q6_k<NT>(tiles + i * p.slot, b, part);
-#pragma unroll
-                        for (int n = 0; n < NT; n++)
-#pragma unroll
-                            for (int e = 0; e < 4; e++) {
-                                acc[0][n][e] += i == 0 ? part[n][e] : 0.0f;
-                                acc[1][n][e] += i == 1 ? part[n][e] : 0.0f;
-                            }
-                    }
-                } else {
-#pragma unroll 1
-                    for (int q = 0; q < 4; q++) {
-                        uint32_t a[2][4][4];
-                        if (SET == SET_ALL) { /* rare kinds are read where they are */
-                            uint32_t rest[2][4][4];
-                            chunk_slow(s0,
-                                       tile_address(p.w, s0, rows.expert, tile_of(unit, 0), slice),
-                                       q, lane, a[0], rest[0]);
-                            chunk_slow(s1,
-                                       tile_address(p.w, s1, rows.expert, tile_of(unit, 1), slice),
-                                       q, lane, a[1], rest[1]);
-                            chunk_mma<NT>(rest, b, q, n_active, acc);
-                        } else {
-                            chunk_decode<SET>(s0, tiles, q, a[0]);
-                            chunk_decode<SET>(s1, tiles + p.slot, q, a[1]);
-                        }
-                        chunk_mma<NT>(a, b, q, n_active, acc);
-                    }
-                }
+                gemm_splitk_slice<SET, NT>(p, s0, s1, tile_of(unit, 0), tile_of(unit, 1), slice,
+                                           rows.expert, tiles, b, n_active, acc);
                 at = at + 1 == p.stages ? 0 : at + 1;
                 __syncwarp(); /* every lane is done with the entry that is fetched over */
                 fetch();
@@ -170,56 +218,12 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
                     mine[(i * BN + n * 8 + 2 * c + (e & 1)) * SUM_ROW + g + 8 * (e >> 1)] =
                         acc[i][n][e];
         __syncthreads();
-        /* A thread per output; rows fastest. */
-        int per_group = (PAIR ? 1 : 2) * rows.count * TILE_ROWS;
-#pragma unroll 1
-        for (int i = (int)threadIdx.x; i < p.groups * per_group; i += (int)blockDim.x) {
-            int in_group = i / per_group, j = i - in_group * per_group;
-            int r = j & 15, col = j >> 4, tile = 0;
-            if (!PAIR) {
-                tile = col >= rows.count;
-                col -= tile ? rows.count : 0;
-            }
-            int u = round + in_group, t = tile_of(u, tile);
-            if (u >= end || (!PAIR && 2 * u + tile >= p.w.n_tiles))
-                continue;
-            const struct seg *s = seg_of(p.w, t);
-            const float *from =
-                sums + in_group * p.k_warps * sum_stride + (tile * BN + col) * SUM_ROW + r;
-            float v = 0.0f, up = 0.0f;
-#pragma unroll 4
-            for (int k = 0; k < p.k_warps; k++) {
-                v += from[k * sum_stride];
-                if (PAIR)
-                    up += from[k * sum_stride + BN * SUM_ROW];
-            }
-            int row = (t - s->tile0) * TILE_ROWS + r;
-            size_t out = (size_t)rows.out[col] * (size_t)p.ldy;
-            v *= rows.scale[col];
-            if (PAIR) {
-                up *= rows.scale[col];
-                if (row >= s->rows) /* padding: columns of zeros */
-                    v = up = 0.0f;
-                else if (p.w.bias) {
-                    v += p.w.bias[row];
-                    up += p.w.bias[p.w.n_out / 2 + row];
-                }
-                p.y_half[out + (size_t)half_slot(row)] =
-                    float_to_half(clamp_half(silu(v) * up * HIDDEN_SCALE));
-            } else if (row < s->rows)
-                p.y[out + (size_t)(s->row0 + row)] =
-                    v + (p.w.bias ? p.w.bias[s->row0 + row] : 0.0f);
-        }
+        gemm_splitk_write<NT, PAIR>(p, rows, sums, sum_stride, round, end);
         __syncthreads();
     }
     copy_async_wait<0>();
-    if (PAIR && blockIdx.x == 0) /* columns past the last tile, up to whole k tiles, are zero */
-#pragma unroll 1
-        for (int i = (int)threadIdx.x; i < rows.count * TILE_K; i += (int)blockDim.x) {
-            int col = half * TILE_ROWS + (i & (TILE_K - 1));
-            if (col < p.ldy)
-                p.y_half[(size_t)rows.out[i / TILE_K] * (size_t)p.ldy + (size_t)col] = 0;
-        }
+    if (PAIR && blockIdx.x == 0)
+        gemm_zero_tail(p, rows, half);
 }
 
 static size_t gemm_splitk_shared(const struct gemm_args &p, int nt)

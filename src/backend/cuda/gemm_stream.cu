@@ -10,55 +10,22 @@
 
 enum { STREAM_WARPS = 16 };
 
-/* acc += one tile's chunk x B; as chunk_mma. */
-template <int NT>
-DEVICE void tile_mma(const uint32_t (&a)[4][4], const uint8_t *bs, int q, int n_active,
-                     float (&acc)[NT][4])
-{
-    int lane = lane_id();
-    if constexpr (NT == 1) {
-#pragma unroll
-        for (int j = 0; j < 4; j += 2) {
-            int row = lane & 7, piece = q * 8 + j * 2 + (lane >> 3);
-            uint32_t b[4];
-            ldmatrix4(b, bs + row * (TILE_K * 2) + ((piece ^ row) << 4));
-            mma_f16(acc[0], a[j], b[0], b[1]);
-            mma_f16(acc[0], a[j + 1], b[2], b[3]);
-        }
-    } else {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int piece = q * 8 + j * 2 + (lane >> 3 & 1);
-#pragma unroll
-            for (int n = 0; n < NT / 2; n++) {
-                if (n * 2 < n_active) {
-                    int row = n * 16 + (lane >> 4) * 8 + (lane & 7);
-                    uint32_t b[4];
-                    ldmatrix4(b, bs + row * (TILE_K * 2) + ((piece ^ (row & 7)) << 4));
-                    mma_f16(acc[2 * n], a[j], b[0], b[1]);
-                    mma_f16(acc[2 * n + 1], a[j], b[2], b[3]);
-                }
-            }
-        }
-    }
-}
-
 /* acc += tile x B */
 template <int SET, int NT>
 DEVICE void tile_rows(const struct seg *s, const uint8_t *tile, const uint8_t *bs, int n_active,
-                      float (&acc)[NT][4])
+                      float (&acc)[1][NT][4])
 {
     if constexpr (SET == SET_K && NT <= 2) {
         if (s->kind == TILE_Q4_K)
-            tile_q4_k<NT>(tile, bs, acc);
+            tile_q4_k<NT>(tile, bs, acc[0]);
         else
-            tile_q6_k<NT>(tile, bs, acc);
+            tile_q6_k<NT>(tile, bs, acc[0]);
     } else {
 #pragma unroll 1
         for (int q = 0; q < 4; q++) {
-            uint32_t a[4][4];
-            chunk_decode<SET>(s, tile, q, a);
-            tile_mma<NT>(a, bs, q, n_active, acc);
+            uint32_t a[1][4][4];
+            chunk_decode<SET>(s, tile, q, a[0]);
+            chunk_mma<NT>(a, bs, q, n_active, acc);
         }
     }
 }
@@ -145,7 +112,7 @@ static __global__ void __launch_bounds__(STREAM_WARPS * 32, 1)
 #pragma unroll 1
     for (int n = 0; n < mine; n++) {
         const struct seg *s = seg_of(p.w, tile_of(n));
-        float acc[NT][4] = {};
+        float acc[1][NT][4] = {};
 #pragma unroll 1
         for (int kt = 0; kt < n_kt; kt++) {
             gemm_stream_wait(stages);
@@ -159,7 +126,7 @@ static __global__ void __launch_bounds__(STREAM_WARPS * 32, 1)
             for (int i = 0; i < NT; i++)
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    gate[i][e] = acc[i][e];
+                    gate[i][e] = acc[0][i][e];
             continue;
         }
         int tile_row = (tile_of(n) - s->tile0) * TILE_ROWS;
@@ -170,32 +137,16 @@ static __global__ void __launch_bounds__(STREAM_WARPS * 32, 1)
                 int col = i * 8 + 2 * c + (e & 1), row = tile_row + g + 8 * (e >> 1);
                 if (col >= rows.count)
                     continue;
-                size_t out = (size_t)rows.out[col] * (size_t)p.ldy;
-                float v = acc[i][e] * rows.scale[col];
-                if (PAIR) {
-                    float up = v;
-                    v = gate[i][e] * rows.scale[col];
-                    if (row >= s->rows) /* padding: columns of zeros */
-                        v = up = 0.0f;
-                    else if (p.w.bias) {
-                        v += p.w.bias[row];
-                        up += p.w.bias[p.w.n_out / 2 + row];
-                    }
-                    p.y_half[out + (size_t)half_slot(row)] =
-                        float_to_half(clamp_half(silu(v) * up * HIDDEN_SCALE));
-                } else if (row < s->rows)
-                    p.y[out + (size_t)(s->row0 + row)] =
-                        v + (p.w.bias ? p.w.bias[s->row0 + row] : 0.0f);
+                float v = acc[0][i][e];
+                if (PAIR)
+                    gemm_put_pair(p, rows, s, col, row, gate[i][e], v);
+                else
+                    gemm_put(p, rows, s, col, row, v);
             }
     }
     copy_async_wait<0>();
-    if (PAIR && blockIdx.x == 0) /* columns past the last tile, up to whole k tiles, are zero */
-#pragma unroll 1
-        for (int i = (int)threadIdx.x; i < rows.count * TILE_K; i += (int)blockDim.x) {
-            int col = half * TILE_ROWS + (i & (TILE_K - 1));
-            if (col < p.ldy)
-                p.y_half[(size_t)rows.out[i / TILE_K] * (size_t)p.ldy + (size_t)col] = 0;
-        }
+    if (PAIR && blockIdx.x == 0)
+        gemm_zero_tail(p, rows, half);
 }
 
 static size_t gemm_stream_shared(const struct gemm_args &p, int nt, int warps)
@@ -273,10 +224,10 @@ bool gemm_stream_fits(const struct cuda_backend *cu, const struct gemm_args &p, 
            gemm_stream_plan_of(cu, p, pair, gemm_stream_nt(p, width)).blocks > 0;
 }
 
-bool gemm_stream_fills(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
+int gemm_stream_blocks(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
                        int width)
 {
-    return gemm_stream_plan_of(cu, p, pair, gemm_stream_nt(p, width)).blocks >= cu->n_sm * 3 / 4;
+    return gemm_stream_plan_of(cu, p, pair, gemm_stream_nt(p, width)).blocks;
 }
 
 void gemm_stream(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y)

@@ -359,11 +359,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     gemm_wgmma_kernel(const __grid_constant__ struct gemm_args p)
 {
     SHARED_BYTES(raw);
-#ifdef STEEL_CUDA_SIM
-    uint8_t *shared = raw;
-#else
-    uint8_t *shared = raw + (-(int)__cvta_generic_to_shared(raw) & (WGMMA_ALIGN - 1));
-#endif
+    uint8_t *shared = shared_align(raw, WGMMA_ALIGN);
     struct gemm_rows rows;
     struct gemm_wgmma_block k;
     /* behind the slots and the rings, which depend on the kind of weights */

@@ -31,11 +31,6 @@ enum {
     FIRST_BYTES = 60 << 10
 };
 
-struct gemv_shape {
-    int warps, stages, slot; /* slot: bytes of a ring entry */
-    int batch, sums; /* tiles between two meetings; sets of sums: 2, or 1 if there is one batch */
-};
-
 static size_t gemv_shared(const struct gemv_shape &s)
 {
     return (size_t)s.warps *
@@ -137,6 +132,69 @@ struct gemv_args {
     float inv_n; /* 1 / n_in */
 };
 
+/* What a warp fetches. In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp,
+ * tiles of the batch; so what is made of a slice of the row serves a whole batch. Lane n knows where
+ * the n-th of 32 tiles lies that are fetched one after the other, and how large it is (0: there is
+ * none). */
+struct gemv_walk {
+    const uint8_t *from;
+    int bytes, base, next, each; /* each: slices of this warp */
+};
+
+template <bool PAIR>
+DEVICE void gemv_look_up(struct gemv_walk &f, const struct gemv_args &p, const struct gemv_span &s)
+{
+    int n = f.base + lane_id(), k = quotient(n, f.each * s.most), first = s.first + k * s.most;
+    int batch = min(s.most, s.end - first), rest = n - k * f.each * s.most;
+    f.bytes = 0;
+    if (batch <= 0)
+        return;
+    int turn = quotient(rest, batch), slice = warp_id() + turn * p.s.warps;
+    if (turn >= f.each)
+        return;
+    int tile = gemv_tile<PAIR>(s, first + rest - turn * batch);
+    const struct seg *g = seg_of(p.w, tile);
+    f.bytes = g->tile_bytes;
+    f.from = tile_address(p.w, g, 0, tile, slice);
+}
+
+template <bool PAIR>
+DEVICE void gemv_fetch(struct gemv_walk &f, struct ring &ring, const struct gemv_args &p,
+                       const struct gemv_span &s)
+{
+    if (f.next == 32) {
+        f.base += 32;
+        f.next = 0;
+        gemv_look_up<PAIR>(f, p, s);
+    }
+    ring_put(ring, f.from, f.bytes, f.next++);
+}
+
+/* A thread adds up the warps' shares of its row, and writes it. */
+template <bool PAIR, bool NORM>
+DEVICE void gemv_write(const struct gemv_output<PAIR> &o, const struct gemv_args &p,
+                       const struct gemv_smem &m, const float *sums, int stride)
+{
+    enum { TILES = PAIR ? 2 : 1 };
+    const float *from = sums + (int)(threadIdx.x >> 4) * TILES * SHARES;
+    int row = (int)(threadIdx.x & 15);
+    float squares = 0.0f, r[TILES] = {}, scale = 1.0f;
+#pragma unroll 8
+    for (int w = 0; w < p.s.warps; w++) {
+        if (NORM)
+            squares += m.squares[w];
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+            r[i] += from[w * stride + i * SHARES + row];
+    }
+    if (NORM)
+        scale = rsqrtf(squares * p.inv_n + p.in.eps);
+#pragma unroll
+    for (int i = 0; i < TILES; i++)
+        r[i] = r[i] * scale + o.bias[i];
+    *o.to = PAIR ? silu(r[0]) * r[TILES - 1] : r[0];
+}
+
 /* The bound on threads is one on registers (without a norm: 80), so that other kernels find room
  * beside it. */
 template <int SET, bool PAIR, bool NORM>
@@ -154,67 +212,14 @@ static __global__ void __launch_bounds__(NORM           ? 512
     float *y = p.y + (size_t)blockIdx.y * (size_t)(p.w.n_out / TILES);
     struct gemv_smem m = gemv_carve(shared, p.s);
     int warp = warp_id(), lane = lane_id();
-    int first = (int)blockIdx.x * p.units_per_block * TILES;
-    int end = min(first + p.units_per_block * TILES, p.n_units * TILES);
-    int most = p.s.batch; /* a thread for every row of a batch */
-
-    /* In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp, tiles of the
-     * batch; so what is made of a slice of the row serves a whole batch. */
-    auto tile_of = [&](int n) { return PAIR ? (n >> 1) + (n & 1) * p.n_units : n; };
-    int each = quotient(p.w.n_kt - warp + warps - 1, warps); /* slices of this warp */
-    /* Lane n knows where the n-th of 32 tiles lies that are fetched one after the other, and how
-     * large it is (0: there is none). */
-    const uint8_t *from = NULL;
-    int bytes = 0, f_base = 0, f_next = stages;
-    auto look_up = [&]() {
-        int n = f_base + lane, k = quotient(n, each * most), f_first = first + k * most;
-        int batch = min(most, end - f_first), rest = n - k * each * most;
-        bytes = 0;
-        if (batch <= 0)
-            return;
-        int turn = quotient(rest, batch), f_slice = warp + turn * warps;
-        if (turn >= each)
-            return;
-        int tile = tile_of(f_first + rest - turn * batch);
-        const struct seg *s = seg_of(p.w, tile);
-        bytes = s->tile_bytes;
-        from = tile_address(p.w, s, 0, tile, f_slice);
-    };
-    look_up();
-    auto fetch = [&]() {
-        if (f_next == 32) {
-            f_base += 32;
-            f_next = 0;
-            look_up();
-        }
-        ring_put(m.ring, from, bytes, f_next++);
-    };
-    /* Where this thread's row of the batch from `tile` on goes, and its biases; known a batch
-     * ahead. */
-    float *to = NULL, bias[TILES] = {};
-    uint32_t six = 0; /* SET_K: which tiles of the batch are Q6_K */
-    auto locate = [&](int tile) {
-        if (SET == SET_K)
-            six =
-                __ballot_sync(FULL_WARP, lane < min(most, end - tile) &&
-                                             seg_of(p.w, tile_of(tile + lane))->kind == TILE_Q6_K);
-        int unit = (int)(threadIdx.x >> 4) * TILES;
-        to = NULL;
-        if (unit >= min(most, end - tile))
-            return;
-        int t = tile_of(tile + unit);
-        const struct seg *s = seg_of(p.w, t);
-        int row = (t - s->tile0) * TILE_ROWS + (int)(threadIdx.x & 15);
-        if (row >= s->rows)
-            return;
-        to = y + s->row0 + row;
-        if (p.w.bias)
-#pragma unroll
-            for (int i = 0; i < TILES; i++)
-                bias[i] = p.w.bias[s->row0 + row + i * (p.w.n_out / 2)];
+    struct gemv_span span = gemv_span_of<PAIR>(p.n_units, p.units_per_block, p.s.batch);
+    int first = span.first, end = span.end, most = span.most;
+    struct gemv_walk f = {NULL, 0, 0, stages, quotient(p.w.n_kt - warp + warps - 1, warps)};
+    gemv_look_up<PAIR>(f, p, span);
+    struct gemv_output<PAIR> out = {
     };
     float v[8];
-    ring_fill(m.ring, from, bytes, 0, p.first);
+    ring_fill(m.ring, f.from, f.bytes, 0, p.first);
     dependency_trigger();
     /* The row, a slice ahead of its products. NORM: x + d, whose squares count the first time,
      * times the gain; what it takes of two slices is asked for in one trip at the start. */
@@ -249,7 +254,7 @@ static __global__ void __launch_bounds__(NORM           ? 512
         load_lane(in.gain, warp, n_in, gain[0]);
         load_lane(in.gain, second, n_in, gain[1]);
     }
-    locate(first);
+    gemv_locate<SET>(out, p.w, span, first, y);
     mark(mk, 2);
     (dependency_wait)();
     mark(mk, 3);
@@ -261,7 +266,7 @@ static __global__ void __launch_bounds__(NORM           ? 512
         load_lane(in.d, warp, n_in, d[0]);
         load_lane(in.d, second, n_in, d[1]);
     }
-    ring_fill(m.ring, from, bytes, p.first, stages);
+    ring_fill(m.ring, f.from, f.bytes, p.first, stages);
     typename slice_of<SET, NORM>::type x;
     if (NORM)
         norm(v, d[0], gain[0], warp, true);
@@ -298,15 +303,16 @@ static __global__ void __launch_bounds__(NORM           ? 512
                 if (tile + b == first && slice == warp)
                     mark(mk, 5);
                 if constexpr (SET == SET_K)
-                    tile_dot(six >> b & 1, there, x, 1.0f, sum);
+                    tile_dot(out.six >> b & 1, there, x, 1.0f, sum);
                 else
-                    tile_dot<SET>(seg_of(p.w, tile_of(tile + b)), there, x, 1.0f, sum);
+                    tile_dot<SET>(seg_of(p.w, gemv_tile<PAIR>(span, tile + b)), there, x, 1.0f,
+                                  sum);
                 if (slice != warp)
                     add_sums(shares, sum);
                 else
                     put_sums(shares, sum);
                 ring_drop(m.ring);
-                fetch();
+                gemv_fetch<PAIR>(f, m.ring, p, span);
             }
         }
         mark(mk, 6);
@@ -318,28 +324,11 @@ static __global__ void __launch_bounds__(NORM           ? 512
         odd ^= 1;
         __syncthreads();
         mark(mk, 7);
-        if (to) {
-            const float *from = sums + (int)(threadIdx.x >> 4) * TILES * SHARES;
-            int row = (int)(threadIdx.x & 15);
-            float squares_of_all = 0.0f, r[TILES] = {}, scale = 1.0f;
-#pragma unroll 8
-            for (int w = 0; w < warps; w++) {
-                if (NORM)
-                    squares_of_all += m.squares[w];
-#pragma unroll
-                for (int i = 0; i < TILES; i++)
-                    r[i] += from[w * stride + i * SHARES + row];
-            }
-            if (NORM)
-                scale = rsqrtf(squares_of_all * p.inv_n + in.eps);
-#pragma unroll
-            for (int i = 0; i < TILES; i++)
-                r[i] = r[i] * scale + bias[i];
-            *to = PAIR ? silu(r[0]) * r[TILES - 1] : r[0];
-        }
+        if (out.to)
+            gemv_write<PAIR, NORM>(out, p, m, sums, stride);
         tile += batch;
         if (tile < end)
-            locate(tile);
+            gemv_locate<SET>(out, p.w, span, tile, y);
     }
     copy_async_wait<0>();
     marks_end(mk, PAIR ? 2 : NORM ? 1 : 3);

@@ -30,6 +30,17 @@ DEVICE int warp_id()
     return (int)(threadIdx.x >> 5);
 }
 
+/* The first multiple of `to` (a power of two) in dynamic shared memory. */
+DEVICE uint8_t *shared_align(uint8_t *base, int to)
+{
+#ifdef STEEL_CUDA_SIM
+    (void)to;
+    return base;
+#else
+    return base + (-(int)__cvta_generic_to_shared(base) & (to - 1));
+#endif
+}
+
 /* Bits */
 DEVICE float float_of(uint32_t u)
 {

@@ -28,12 +28,7 @@ enum {
     SHARES = 64            /* floats of a tile's sums in one warp */
 };
 
-struct moe_gemv_shape {
-    int warps, stages, slot; /* slot: bytes of a ring entry */
-    int batch, sums; /* tiles between two meetings; sets of sums: 2, or 1 if there is one batch */
-};
-
-static size_t moe_gemv_shared(const struct moe_gemv_shape &s)
+static size_t moe_gemv_shared(const struct gemv_shape &s)
 {
     return (size_t)s.warps *
            (size_t)(s.stages * s.slot + BARRIERS * 8 + (s.sums * s.batch * SHARES + 4) * 4);
@@ -46,7 +41,7 @@ struct moe_gemv_smem {
     float *squares; /* (warps, 4) */
 };
 
-DEVICE struct moe_gemv_smem moe_gemv_carve(uint8_t *base, const struct moe_gemv_shape &s)
+DEVICE struct moe_gemv_smem moe_gemv_carve(uint8_t *base, const struct gemv_shape &s)
 {
     struct moe_gemv_smem m;
     m.ring.base = base + warp_id() * s.slot;
@@ -144,7 +139,7 @@ struct moe_gemv_args {
     struct norm_in in;
     float *y;
     int n_units, units_per_block; /* units: tiles, or pairs */
-    struct moe_gemv_shape s;
+    struct gemv_shape s;
     float inv_n;         /* 1 / n_in */
     const float *logits; /* EXPERT: (rows, n_expert) */
     struct route_rule rule;
@@ -211,11 +206,139 @@ static constexpr int moe_gemv_registers(int set, int mode)
     return mode == ROUTE ? 72 : set != SET_K ? 128 : mode == CHOSEN ? 112 : 120;
 }
 
+/* What a warp fetches. In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp,
+ * tiles of the batch; so what is made of a slice of the row serves a whole batch. */
+struct moe_gemv_walk {
+    int first, slice, b, expert;
+};
+
+DEVICE void moe_gemv_go_to(struct moe_gemv_walk &f, const struct moe_gemv_args &p,
+                           const struct gemv_span &s, int n)
+{
+    int warp = warp_id(), warps = p.s.warps;
+    int each = (p.w.n_kt - warp + warps - 1) / warps, k = n / (each * s.most);
+    f.first = min(s.first + k * s.most, s.end);
+    int batch = max(min(s.most, s.end - f.first), 1), rest = n - k * each * s.most;
+    f.slice = warp + rest / batch * warps;
+    f.b = rest % batch;
+    if (f.slice >= p.w.n_kt)
+        f.first = s.end;
+}
+
+template <bool PAIR>
+DEVICE const uint8_t *moe_gemv_next(const struct moe_gemv_walk &f, const struct moe_gemv_args &p,
+                                    const struct gemv_span &s, int *bytes, size_t *expert_bytes)
+{
+    int tile = gemv_tile<PAIR>(s, f.first + f.b);
+    const struct seg *g = seg_of(p.w, tile);
+    *bytes = g->tile_bytes;
+    *expert_bytes = g->expert_bytes;
+    return tile_address(p.w, g, f.expert, tile, f.slice);
+}
+
+template <bool PAIR>
+DEVICE void moe_gemv_fetch(struct moe_gemv_walk &f, struct ring &ring,
+                           const struct moe_gemv_args &p, const struct gemv_span &s)
+{
+    const uint8_t *from = NULL;
+    int bytes = 0;
+    size_t unused;
+    if (f.first < s.end) {
+        from = moe_gemv_next<PAIR>(f, p, s, &bytes, &unused);
+        if (++f.b == min(s.most, s.end - f.first)) {
+            f.b = 0;
+            f.slice += p.s.warps;
+            if (f.slice >= p.w.n_kt) {
+                f.slice = warp_id();
+                f.first += s.most;
+            }
+        }
+    }
+    ring_put(ring, from, bytes);
+}
+
+/* The expert of this block: its row's choice number `pick`. */
+template <int MODE>
+DEVICE int moe_gemv_choose(const struct moe_gemv_args &p, const struct moe_gemv_smem &m, int row_in)
+{
+    int pick = (int)blockIdx.y - row_in * p.rule.used;
+    if (MODE == CHOSEN) {
+        int *found = (int *)(m.extra + p.w.n_kt * TILE_K);
+        if (warp_id() == 0) {
+            int mine = route_choose_first(p.sums, p.rule, pick + 1);
+            if (lane_id() == pick)
+                *found = mine;
+        }
+        __syncthreads();
+        return *found;
+    }
+    int mine = route_choose_first(p.logits + row_in * p.rule.n_expert, p.rule, pick + 1);
+    return __shfl_sync(FULL_WARP, mine, pick);
+}
+
+/* CHOSEN: the gains of this warp's slices, on their way to shared memory. */
+DEVICE void moe_gemv_ask_gains(const struct moe_gemv_args &p, const struct moe_gemv_smem &m)
+{
+#if BULK_COPIES
+    int n_in = p.w.n_in, step = p.s.warps * TILE_K, total = 0;
+    uint64_t *bar = m.ring.bar + STAGES;
+    if (lane_id())
+        return;
+    for (int k = warp_id() * TILE_K; k < n_in; k += step)
+        total += min((int)TILE_K, n_in - k) * 4;
+    bulk_expect(bar, total);
+    for (int k = warp_id() * TILE_K; k < n_in; k += step)
+        bulk_piece(m.extra + k, p.in.gain + k, min((int)TILE_K, n_in - k) * 4, bar);
+#else
+    (void)p, (void)m;
+#endif
+}
+
+/* CHOSEN: v times the gains of its slice; its squares count once. */
+DEVICE void moe_gemv_norm(const struct moe_gemv_args &p, const struct moe_gemv_smem &m, int slice,
+                          bool count, float (&v)[8], float &squares)
+{
+    float gain[8];
+#if BULK_COPIES
+    bulk_wait(m.ring.bar + STAGES, 0);
+    load_lane(m.extra, slice, p.w.n_in, gain);
+#else
+    (void)m;
+    load_lane(p.in.gain, slice, p.w.n_in, gain);
+#endif
+    if (count) {
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            squares += v[j] * v[j];
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        v[j] *= gain[j];
+}
+
+/* A thread adds up the warps' shares of its row, and writes it. */
+template <bool PAIR, int MODE>
+DEVICE void moe_gemv_write(const struct gemv_output<PAIR> &o, const struct moe_gemv_args &p,
+                           const struct moe_gemv_smem &m, const float *sums, int stride, float old)
+{
+    enum { TILES = PAIR ? 2 : 1 };
+    const float *from = sums + (int)(threadIdx.x >> 4) * TILES * SHARES;
+    int row = (int)(threadIdx.x & 15), warps = p.s.warps;
+    float scale = 1.0f;
+    if (MODE == CHOSEN)
+        scale = rsqrtf(take_sum(m.squares, warps, 4, 0) * p.inv_n + p.in.eps);
+    float r = take_sum(from, warps, stride, row) * scale + o.bias[0];
+    if (PAIR)
+        r = silu(r) * (take_sum(from + SHARES, warps, stride, row) * scale + o.bias[TILES - 1]);
+    if (MODE == ROUTE)
+        ((struct route_tile *)m.extra)->y[row] = r += old;
+    *o.to = r;
+}
+
 template <int SET, bool PAIR, int MODE>
 static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_registers(SET, MODE))
     moe_gemv_kernel(const __grid_constant__ struct moe_gemv_args p)
 {
-    enum { TILES = PAIR ? 2 : 1 };
     const bool IS_EXPERT = MODE == EXPERT || MODE == CHOSEN;
     SHARED_BYTES(shared);
     struct marks mk;
@@ -223,98 +346,30 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     int warps = p.s.warps, stages = p.s.stages, n_in = p.w.n_in;
     int row_in = IS_EXPERT ? (int)blockIdx.y / p.rule.used : (int)blockIdx.y;
     const struct norm_in in = norm_row(p.in, row_in, n_in);
-    float *y = p.y + (size_t)blockIdx.y * (size_t)(p.w.n_out / TILES);
+    float *y = p.y + (size_t)blockIdx.y * (size_t)(p.w.n_out / (PAIR ? 2 : 1));
     struct moe_gemv_smem m = moe_gemv_carve(shared, p.s);
     int warp = warp_id(), lane = lane_id();
-    int first = (int)blockIdx.x * p.units_per_block * TILES;
-    int end = min(first + p.units_per_block * TILES, p.n_units * TILES);
-    int most = p.s.batch; /* a thread for every row of a batch */
-
-    /* In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp, tiles of the
-     * batch; so what is made of a slice of the row serves a whole batch. */
-    auto tile_of = [&](int n) { return PAIR ? (n >> 1) + (n & 1) * p.n_units : n; };
-    int f_first = first, f_slice = warp, f_b = 0, expert = 0; /* what is fetched next */
-    auto go_to = [&](int n) {
-        int each = (p.w.n_kt - warp + warps - 1) / warps, k = n / (each * most);
-        f_first = min(first + k * most, end);
-        int batch = max(min(most, end - f_first), 1), rest = n - k * each * most;
-        f_slice = warp + rest / batch * warps;
-        f_b = rest % batch;
-        if (f_slice >= p.w.n_kt)
-            f_first = end;
-    };
-    auto next = [&](int *bytes, size_t *expert_bytes) {
-        int tile = tile_of(f_first + f_b);
-        const struct seg *s = seg_of(p.w, tile);
-        *bytes = s->tile_bytes;
-        *expert_bytes = s->expert_bytes;
-        return tile_address(p.w, s, expert, tile, f_slice);
-    };
+    struct gemv_span span = gemv_span_of<PAIR>(p.n_units, p.units_per_block, p.s.batch);
+    int first = span.first, end = span.end, most = span.most;
+    struct moe_gemv_walk f = {first, warp, 0, 0};
     const uint8_t *from0 = NULL; /* the first ones, a lane each; expert 0's */
     int bytes0 = 0;
     size_t expert_bytes = 0;
-    go_to(lane);
-    if (f_first < end)
-        from0 = next(&bytes0, &expert_bytes);
-    go_to(stages);
-    auto fetch = [&]() {
-        const uint8_t *from = NULL;
-        int bytes = 0;
-        size_t unused;
-        if (f_first < end) {
-            from = next(&bytes, &unused);
-            if (++f_b == min(most, end - f_first)) {
-                f_b = 0;
-                f_slice += warps;
-                if (f_slice >= p.w.n_kt) {
-                    f_slice = warp;
-                    f_first += most;
-                }
-            }
-        }
-        ring_put(m.ring, from, bytes);
-    };
-    /* Where this thread's row of the batch from `tile` on goes, and its biases; known a batch
-     * ahead. */
-    float *to = NULL, bias[TILES] = {};
-    uint32_t six = 0; /* SET_K: which tiles of the batch are Q6_K */
-    auto locate = [&](int tile) {
-        if (SET == SET_K)
-            six =
-                __ballot_sync(FULL_WARP, lane < min(most, end - tile) &&
-                                             seg_of(p.w, tile_of(tile + lane))->kind == TILE_Q6_K);
-        int unit = (int)(threadIdx.x >> 4) * TILES;
-        to = NULL;
-        if (unit >= min(most, end - tile))
-            return;
-        int t = tile_of(tile + unit);
-        const struct seg *s = seg_of(p.w, t);
-        int row = (t - s->tile0) * TILE_ROWS + (int)(threadIdx.x & 15);
-        if (row >= s->rows)
-            return;
-        to = y + s->row0 + row;
-        if (p.w.bias)
-#pragma unroll
-            for (int i = 0; i < TILES; i++)
-                bias[i] = p.w.bias[s->row0 + row + i * (p.w.n_out / 2)];
+    moe_gemv_go_to(f, p, span, lane);
+    if (f.first < end)
+        from0 = moe_gemv_next<PAIR>(f, p, span, &bytes0, &expert_bytes);
+    moe_gemv_go_to(f, p, span, stages);
+    auto fetch = [&]() { moe_gemv_fetch<PAIR>(f, m.ring, p, span); };
+    struct gemv_output<PAIR> out = {
     };
     float v[8], old = 0.0f;
     if (!IS_EXPERT)
         ring_fill(m.ring, from0, bytes0);
     if (MODE == ROUTE)
         route_ask(p, (struct route_tile *)m.extra);
-    locate(first);
-#if BULK_COPIES
-    uint64_t *gain_bar = m.ring.bar + STAGES;
-    if (MODE == CHOSEN && lane == 0) {
-        int total = 0;
-        for (int k = warp * TILE_K; k < n_in; k += warps * TILE_K)
-            total += min((int)TILE_K, n_in - k) * 4;
-        bulk_expect(gain_bar, total);
-        for (int k = warp * TILE_K; k < n_in; k += warps * TILE_K)
-            bulk_piece(m.extra + k, in.gain + k, min((int)TILE_K, n_in - k) * 4, gain_bar);
-    }
-#endif
+    gemv_locate<SET>(out, p.w, span, first, y);
+    if (MODE == CHOSEN)
+        moe_gemv_ask_gains(p, m);
     mark(mk, 2);
     (dependency_wait)();
     mark(mk, 3);
@@ -322,26 +377,13 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     if (MODE == ROUTE) {
         /* Not before: the next kernel asks for nothing early, and takes issue slots. */
         dependency_trigger();
-        old = to ? *to : 0.0f;
+        old = out.to ? *out.to : 0.0f;
     }
     if (IS_EXPERT) {
         dependency_trigger(); /* after the wait: the next kernel may read the logits at once */
-        int pick = (int)blockIdx.y - row_in * p.rule.used;
-        if (MODE == CHOSEN) {
-            int *found = (int *)(m.extra + p.w.n_kt * TILE_K);
-            if (warp == 0) {
-                int mine = route_choose_first(p.sums, p.rule, pick + 1);
-                if (lane == pick)
-                    *found = mine;
-            }
-            __syncthreads();
-            expert = *found;
-        } else {
-            int mine = route_choose_first(p.logits + row_in * p.rule.n_expert, p.rule, pick + 1);
-            expert = __shfl_sync(FULL_WARP, mine, pick);
-        }
+        f.expert = moe_gemv_choose<MODE>(p, m, row_in);
         mark(mk, 4);
-        ring_fill(m.ring, from0 + (size_t)expert * expert_bytes, bytes0);
+        ring_fill(m.ring, from0 + (size_t)f.expert * expert_bytes, bytes0);
         mark(mk, 1);
         if (MODE == CHOSEN && blockIdx.x + blockIdx.y == 0)
 #pragma unroll 1
@@ -361,23 +403,8 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
             if (slice != staged) {
                 if (staged >= 0 && slice == warp)
                     load_lane(in.x, slice, n_in, v); /* else it is there, or on its way */
-                if (MODE == CHOSEN) {
-                    float gain[8];
-#if BULK_COPIES
-                    bulk_wait(gain_bar, 0);
-                    load_lane(m.extra, slice, n_in, gain);
-#else
-                    load_lane(in.gain, slice, n_in, gain);
-#endif
-                    if (tile == first) {
-#pragma unroll
-                        for (int j = 0; j < 8; j++)
-                            squares += v[j] * v[j];
-                    }
-#pragma unroll
-                    for (int j = 0; j < 8; j++)
-                        v[j] *= gain[j];
-                }
+                if (MODE == CHOSEN)
+                    moe_gemv_norm(p, m, slice, tile == first, v, squares);
                 staged = slice;
                 slice_make(x, v);
                 if (slice + warps < p.w.n_kt)
@@ -389,7 +416,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
             for (int b = 0; b < batch; b++) {
                 float sum[2] = {}, *shares = sums + warp * stride + b * SHARES;
                 if (SET == SET_K && MODE != ROUTE && b + 1 < batch && stages > 1 &&
-                    !(six >> b & 3)) {
+                    !(out.six >> b & 3)) {
                     if constexpr (SET == SET_K) { /* two at a time: neither waits for the other */
                         float sum2[2] = {};
                         const uint8_t *one = ring_get(m.ring), *two = ring_get_next(m.ring);
@@ -416,9 +443,10 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
                 if (tile + b == first && slice == warp)
                     mark(mk, 5);
                 if constexpr (SET == SET_K)
-                    tile_dot(six >> b & 1, there, x, 1.0f, sum);
+                    tile_dot(out.six >> b & 1, there, x, 1.0f, sum);
                 else
-                    tile_dot<SET>(seg_of(p.w, tile_of(tile + b)), there, x, 1.0f, sum);
+                    tile_dot<SET>(seg_of(p.w, gemv_tile<PAIR>(span, tile + b)), there, x, 1.0f,
+                                  sum);
                 if (slice != warp)
                     add_sums(shares, sum);
                 else
@@ -438,20 +466,8 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         odd ^= 1;
         __syncthreads();
         mark(mk, 7);
-        if (to) {
-            const float *from = sums + (int)(threadIdx.x >> 4) * TILES * SHARES;
-            int row = (int)(threadIdx.x & 15);
-            float scale = 1.0f;
-            if (MODE == CHOSEN)
-                scale = rsqrtf(take_sum(m.squares, warps, 4, 0) * p.inv_n + in.eps);
-            float r = take_sum(from, warps, stride, row) * scale + bias[0];
-            if (PAIR)
-                r = silu(r) *
-                    (take_sum(from + SHARES, warps, stride, row) * scale + bias[TILES - 1]);
-            if (MODE == ROUTE)
-                ((struct route_tile *)m.extra)->y[row] = r += old;
-            *to = r;
-        }
+        if (out.to)
+            moe_gemv_write<PAIR, MODE>(out, p, m, sums, stride, old);
         if (MODE == ROUTE) {
             copy_async_wait<0>();
             __syncthreads();
@@ -459,7 +475,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         }
         tile += batch;
         if (tile < end)
-            locate(tile);
+            gemv_locate<SET>(out, p.w, span, tile, y);
     }
     copy_async_wait<0>();
     marks_end(mk, IS_EXPERT ? 5 : 3);
@@ -468,10 +484,10 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
 /* tiles: of a block; per_warp: of a warp, all slices of them; extra: bytes the kernel wants
  * besides. What is in flight leaves room for another kernel, so that the next one's first tiles
  * are under way before this one ends. */
-static struct moe_gemv_shape moe_gemv_plan(const struct cuda_backend *cu, const struct matrix *w,
-                                           int warps, int tiles, int per_warp, size_t extra)
+static struct gemv_shape moe_gemv_plan(const struct cuda_backend *cu, const struct matrix *w,
+                                       int warps, int tiles, int per_warp, size_t extra)
 {
-    struct moe_gemv_shape s;
+    struct gemv_shape s;
     int most = 2 * warps < BATCH ? 2 * warps : BATCH;                  /* a thread for every row */
     int stages = cu->sm >= 90 ? STAGES : 4;                            /* see ring_get */
     s.batch = tiles <= most ? tiles : most >= 4 ? most / 4 * 2 : most; /* even: pairs */
@@ -504,7 +520,7 @@ static int moe_gemv_warps(const struct cuda_backend *cu, const struct matrix *w)
 {
     int warps = w->n_kt < MAX_WARPS ? w->n_kt : MAX_WARPS;
     for (;; warps = (warps + 1) / 2) { /* large tiles, little shared memory: fewer warps */
-        struct moe_gemv_shape least = {warps, 1, w->max_tile_bytes, BATCH, 2};
+        struct gemv_shape least = {warps, 1, w->max_tile_bytes, BATCH, 2};
         if (warps == 1 ||
             (moe_gemv_shared(least) + (size_t)w->n_kt * TILE_K * 4 <= cu->shared_limit &&
              (w->set != SET_ALL || warps <= 8)))
@@ -520,7 +536,7 @@ struct moe_gemv_down_args {
     const float *x;      /* hidden (rows, used, n_in) */
     float *y;            /* (rows, n_embd) */
     struct route_rule rule;
-    struct moe_gemv_shape s;
+    struct gemv_shape s;
     struct route_sums sums; /* in place of logits */
 };
 
@@ -644,8 +660,8 @@ static __global__ void __launch_bounds__(WARPS * 32)
 bool moe_gemv_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                    const struct matrix *down)
 {
-    struct moe_gemv_shape a = {EXPERT_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
-    struct moe_gemv_shape b = {DOWN_WARPS, 1, down->max_tile_bytes, 1, 1};
+    struct gemv_shape a = {EXPERT_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
+    struct gemv_shape b = {DOWN_WARPS, 1, down->max_tile_bytes, 1, 1};
     return moe_gemv_shared(a) <= cu->shared_limit && moe_gemv_shared(b) <= cu->shared_limit;
 }
 
@@ -696,22 +712,21 @@ static void launch_experts(struct cuda_backend *cu, const struct matrix *gate_up
         LAUNCH_DOWN(EXPERT_WARPS, false);
 }
 
-void moe_gemv(struct cuda_backend *cu, const struct matrix *router, const struct matrix *gate_up,
-              const struct matrix *down, const struct norm_in *in, float *n, float *y, int rows)
+void moe_gemv(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
+              const float *x, float *y, int n_expert, int rows)
 {
-    router_logits(cu, router, in, n, rows);
     struct norm_in made = {};
-    made.x = in->gain ? n : in->x;
-    launch_experts(cu, gate_up, down, &made, route_rule_of(&cu->shape, router->n_out), route_sums{},
-                   y, rows);
+    made.x = x;
+    launch_experts(cu, gate_up, down, &made, route_rule_of(&cu->shape, n_expert), route_sums{}, y,
+                   rows);
 }
 
 bool moe_gemv_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
                           const struct matrix *router, const struct matrix *gate_up,
                           const struct matrix *down)
 {
-    struct moe_gemv_shape a = {MAX_WARPS, 1, w->max_tile_bytes, 1, 1};
-    struct moe_gemv_shape b = {EXPERT_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
+    struct gemv_shape a = {MAX_WARPS, 1, w->max_tile_bytes, 1, 1};
+    struct gemv_shape b = {EXPERT_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
     return moe_gemv_shared(a) + route_shared(*router) <= cu->shared_limit &&
            moe_gemv_shared(b) + chosen_shared(*gate_up) <= cu->shared_limit && w->n_seg == 1 &&
            w->n_out % TILE_ROWS == 0 && w->n_tiles <= SUM_BLOCKS && w->n_in % 8 == 0 &&

@@ -179,16 +179,19 @@ static __global__ void __launch_bounds__(1024)
         count[i] = 0;
     __syncthreads();
     enum { AT_ONCE = 8 }; /* loads under way */
-    for (int i0 = tid; i0 < n; i0 += AT_ONCE * threads) {
-        int e[AT_ONCE];
+    auto each_pair = [&](auto use) {
+        for (int i0 = tid; i0 < n; i0 += AT_ONCE * threads) {
+            int e[AT_ONCE];
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            e[j] = i0 + j * threads < n ? p.t.chosen[i0 + j * threads] : -1;
+            for (int j = 0; j < AT_ONCE; j++)
+                e[j] = i0 + j * threads < n ? p.t.chosen[i0 + j * threads] : -1;
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            if (e[j] >= 0)
-                atomicAdd(&count[e[j]], 1);
-    }
+            for (int j = 0; j < AT_ONCE; j++)
+                if (e[j] >= 0)
+                    use(e[j], i0 + j * threads);
+        }
+    };
+    each_pair([&](int e, int) { atomicAdd(&count[e], 1); });
     __syncthreads();
     if (tid < 32)
         route_scan(p, count, start, tile0);
@@ -196,16 +199,7 @@ static __global__ void __launch_bounds__(1024)
     for (int e = tid; e < p.rule.n_expert; e += threads)
         list_tiles(p, e, count[e], start[e], tile0[e]);
     __syncthreads();
-    for (int i0 = tid; i0 < n; i0 += AT_ONCE * threads) {
-        int e[AT_ONCE];
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            e[j] = i0 + j * threads < n ? p.t.chosen[i0 + j * threads] : -1;
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            if (e[j] >= 0)
-                p.t.pairs[atomicAdd(&start[e[j]], 1)] = i0 + j * threads;
-    }
+    each_pair([&](int e, int i) { p.t.pairs[atomicAdd(&start[e], 1)] = i; });
 }
 
 void moe_route(struct cuda_backend *cu, const struct moe_route_args &p)

@@ -3,7 +3,8 @@
  * row whose formats, device, rows and `pays` suit the case, and whose kernel fits it, runs; the
  * last row of an op always fits. Rows and `pays` are what was measured (H200); `fits` is what a
  * kernel can do at all: shapes, shared memory. STEEL_PICK=name[,name] forces a row wherever its
- * kernel fits, whatever was measured, so that tests and benchmarks can run every row.
+ * kernel fits, whatever was measured, so that tests and benchmarks can run every row. How a kernel
+ * that was chosen cuts its work (tiles, warps, stages, parts of k) is its own file's.
  */
 #include "backend/cuda/attn.cuh"
 #include "backend/cuda/rows.cuh"
@@ -25,6 +26,17 @@ static bool is_long(const struct matrix *w)
 static bool stays_in_l2(const struct matrix *w)
 {
     return (size_t)w->n_tiles * (size_t)w->n_kt * (size_t)w->max_tile_bytes <= 24 << 20;
+}
+
+bool pick_deep(int keys)
+{
+    return keys > 512;
+}
+
+/* None of those kernels reads panels or records. */
+bool pick_halves_only(int rows)
+{
+    return rows > PANEL_ROWS;
 }
 
 /* Rows of the step a block of mma.sync takes when `rows` come its way. */
@@ -186,10 +198,16 @@ static bool linear_stream_fits(const struct cuda_backend *cu, const struct pick_
     struct gemm_args p = args_in(cu, c->w, c->rows);
     return gemm_stream_fits(cu, p, false, linear_width(c));
 }
+/* Enough blocks for the GPU. */
+static bool stream_fills(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
+                         int width)
+{
+    return gemm_stream_blocks(cu, p, pair, width) >= cu->n_sm * 3 / 4;
+}
 static bool linear_stream_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
     struct gemm_args p = args_in(cu, c->w, c->rows);
-    return gemm_stream_fills(cu, p, false, linear_width(c));
+    return stream_fills(cu, p, false, linear_width(c));
 }
 static void linear_stream(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -282,7 +300,7 @@ static bool ffn_one_stream(const struct cuda_backend *cu, const struct pick_case
 {
     struct gemm_args p = ffn_args(cu, c, i);
     int width = tile_width(&p.w, c->rows, false);
-    return gemm_stream_fits(cu, p, !i, width) && (c->forced || gemm_stream_fills(cu, p, !i, width));
+    return gemm_stream_fits(cu, p, !i, width) && (c->forced || stream_fills(cu, p, !i, width));
 }
 static bool ffn_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -353,13 +371,27 @@ static void moe_few_run(struct cuda_backend *cu, const struct pick_case *c)
     moe_few(cu, c->w, c->down, c->y, c->router->n_out, c->rows);
 }
 
+/* Logits to cu->router; with a norm in front, n gets the normed rows. */
+static void router_logits(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                          float *n, int rows)
+{
+    struct pick_case c = {};
+    c.rows = rows;
+    c.w = w;
+    c.in = *in;
+    c.y = n;
+    pick_run(cu, PICK_LOGITS, &c, N_STAGES);
+}
+
 static bool moe_gemv_suits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return c->rows <= HIDDEN_ROWS && c->down->n_in % 8 == 0 && moe_gemv_fits(cu, c->w, c->down);
 }
 static void moe_gemv_run(struct cuda_backend *cu, const struct pick_case *c)
 {
-    moe_gemv(cu, c->router, c->w, c->down, &c->in, c->in.gain ? cu->n : NULL, c->y, c->rows);
+    float *n = c->in.gain ? cu->n : NULL;
+    router_logits(cu, c->router, &c->in, n, c->rows);
+    moe_gemv(cu, c->w, c->down, n ? n : c->in.x, c->y, c->router->n_out, c->rows);
 }
 
 static bool moe_quad_suits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -551,6 +583,14 @@ static void router_choose_run(struct cuda_backend *cu, const struct pick_case *c
     router_choose(cu, c->w, &c->route->t, c->x->floats, c->rows);
     moe_grouped_route(cu, &c->route->t, 0, c->w->n_out, c->rows, c->route->width);
 }
+static void logits_row(struct cuda_backend *cu, const struct pick_case *c)
+{
+    router_row(cu, c->w, &c->in, c->y, c->rows);
+}
+static void logits_block(struct cuda_backend *cu, const struct pick_case *c)
+{
+    router_block(cu, c->w, &c->in, c->y, c->rows);
+}
 static void router_logits_of(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct norm_in plain = {};
@@ -686,9 +726,16 @@ static bool decode_batch_pays(const struct cuda_backend *cu, const struct pick_c
     /* Of short contexts a block reads one in less time than several need to join. */
     return decode_units(cu, c->rows) >= (cu->layout.deep ? cu->n_sm * 3 / 4 : cu->n_sm / 5);
 }
+/* One block to an SM: eight warps; of more, three share it, or five where three would not do in one
+ * go. */
+static int decode_batch_warps(const struct cuda_backend *cu, int rows)
+{
+    int units = decode_units(cu, rows);
+    return units <= cu->n_sm ? 8 : units <= 3 * cu->n_sm ? 4 : 2;
+}
 static void decode_batch(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_batch(cu, *c->attn);
+    attn_decode_batch(cu, *c->attn, decode_batch_warps(cu, c->rows));
 }
 static void decode_records(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -696,7 +743,7 @@ static void decode_records(struct cuda_backend *cu, const struct pick_case *c)
     p.row_records = cu->records;
     p.scale_of = cu->half_scale;
     c->out->records = true;
-    attn_decode_batch(cu, p);
+    attn_decode_batch(cu, p, decode_batch_warps(cu, c->rows));
 }
 static void decode_panels(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -705,7 +752,7 @@ static void decode_panels(struct cuda_backend *cu, const struct pick_case *c)
     p.panel_rows = gemm_cluster_width(c->rows);
     p.scale_of = cu->half_scale;
     c->out->panels = true;
-    attn_decode_batch(cu, p);
+    attn_decode_batch(cu, p, decode_batch_warps(cu, c->rows));
 }
 static bool decode_split_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -747,10 +794,9 @@ static void prompt_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_prefill(cu, *c->attn, false);
 }
-/* All products of so many rows read halves, and none of them panels or records. */
 static bool prompt_halves_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->step->n_tokens > PANEL_ROWS && cu->shape.kv_type == DT_F16 &&
+    return pick_halves_only(c->step->n_tokens) && cu->shape.kv_type == DT_F16 &&
            prompt_wgmma_fits(cu, c);
 }
 static void prompt_halves(struct cuda_backend *cu, const struct pick_case *c)
@@ -847,6 +893,9 @@ static const struct pick picks[] = {
      router_sort},
     {"router_plain", PICK_ROUTER, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, router_plain},
 
+    {"router_row", PICK_LOGITS, ANY, 1, 4, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, logits_row},
+    {"router_block", PICK_LOGITS, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, logits_block},
+
     {"attn_decode_batch_records", PICK_DECODE, 0, 9, 16, NEEDS_NOTHING, TAKES_ROWS,
      decode_batch_pays, decode_records_fit, decode_records}, /* for gemm_few_records */
     {"attn_decode_batch_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS,
@@ -888,7 +937,8 @@ static bool has_needs(const struct cuda_backend *cu, const struct pick *p)
 /* The kernel can do it. */
 static bool can_run(const struct cuda_backend *cu, const struct pick *p, const struct pick_case *c)
 {
-    const struct matrix *all[] = {p->op == PICK_ROUTER ? NULL : c->w, c->down};
+    bool router = p->op == PICK_ROUTER || p->op == PICK_LOGITS;
+    const struct matrix *all[] = {router ? NULL : c->w, c->down};
     for (int i = 0; i < 2; i++)
         if (all[i] && !(p->formats >> all[i]->set & 1))
             return false;
@@ -954,8 +1004,8 @@ void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enu
 
 bool pick_info(struct backend *be, int i, struct pick_info *out)
 {
-    static const char *const ops[] = {"linear", "qkv",    "output", "ffn",
-                                      "moe",    "router", "decode", "prompt"};
+    static const char *const ops[] = {"linear", "qkv",    "output", "ffn",   "moe",
+                                      "router", "logits", "decode", "prompt"};
     const struct cuda_backend *cu = cuda_self(be);
     if (i >= N_PICKS)
         return false;
@@ -963,7 +1013,7 @@ bool pick_info(struct backend *be, int i, struct pick_info *out)
     struct pick_info info = {};
     info.name = p->name;
     info.op = ops[p->op];
-    info.formats = p->op == PICK_ROUTER                           ? "F32"
+    info.formats = p->op == PICK_ROUTER || p->op == PICK_LOGITS   ? "F32"
                    : p->op == PICK_DECODE || p->op == PICK_PROMPT ? ""
                    : p->formats == ANY                            ? "any"
                    : p->formats == FAST                           ? "Q4_K Q6_K Q8_0 GPTQ F16"

@@ -288,7 +288,7 @@ struct rows resid_norm(struct cuda_backend *cu, struct resid *r, const float *ga
 {
     struct rows n = rows_of(cu->n, r->rows, cu->shape.n_embd);
     struct resid_args p = {};
-    floats = floats || r->rows <= PANEL_ROWS || n.width % 4;
+    floats = floats || !pick_halves_only(r->rows) || n.width % 4;
     if (r->add == ADD_PRODUCT)
         resid_add_rows(cu, r);
     p.x = r->x;

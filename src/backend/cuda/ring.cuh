@@ -1,7 +1,7 @@
 /*
- * What kernels of one row share: which columns of the row a lane has, and a warp's ring of weight
- * tiles in shared memory, as far as taking from it goes. How it is filled is the kernel's own
- * business: see moe_gemv.cu (experts) and gemv.cu (products).
+ * What kernels of one row share: which columns of the row a lane has, a warp's ring of weight tiles
+ * in shared memory, as far as taking from it goes, and which outputs a block has. How the ring is
+ * filled is the kernel's own business: see moe_gemv.cu (experts) and gemv.cu (products).
  */
 #ifndef STEEL_BACKEND_CUDA_RING_CUH
 #define STEEL_BACKEND_CUDA_RING_CUH
@@ -78,6 +78,64 @@ DEVICE struct norm_in norm_row(struct norm_in in, int row, int n)
     in.d += in.d ? at : 0;
     in.x_out += in.x_out ? at : 0;
     return in;
+}
+
+/* How a block is laid out. */
+struct gemv_shape {
+    int warps, stages, slot; /* slot: bytes of a ring entry */
+    int batch, sums; /* tiles between two meetings; sets of sums: 2, or 1 if there is one batch */
+};
+
+/* A block's tiles first .. end - 1, which it takes in batches of at most `most`. PAIR: gate and up of
+ * the same rows by turns, and there are n_units of each. */
+struct gemv_span {
+    int first, end, most, n_units;
+};
+template <bool PAIR>
+DEVICE struct gemv_span gemv_span_of(int n_units, int units_per_block, int most)
+{
+    enum { TILES = PAIR ? 2 : 1 };
+    struct gemv_span s;
+    s.first = (int)blockIdx.x * units_per_block * TILES;
+    s.end = min(s.first + units_per_block * TILES, n_units * TILES);
+    s.most = most; /* a thread for every row of a batch */
+    s.n_units = n_units;
+    return s;
+}
+template <bool PAIR> DEVICE int gemv_tile(const struct gemv_span &s, int n)
+{
+    return PAIR ? (n >> 1) + (n & 1) * s.n_units : n;
+}
+
+/* Where a thread's row of a batch goes, and its biases; known a batch ahead. */
+template <bool PAIR> struct gemv_output {
+    float *to, bias[PAIR ? 2 : 1];
+    uint32_t six; /* SET_K: which tiles of the batch are Q6_K */
+};
+template <int SET, bool PAIR>
+DEVICE void gemv_locate(struct gemv_output<PAIR> &o, const struct matrix &w,
+                        const struct gemv_span &s, int tile, float *y)
+{
+    enum { TILES = PAIR ? 2 : 1 };
+    int batch = min(s.most, s.end - tile);
+    if (SET == SET_K)
+        o.six = __ballot_sync(
+            FULL_WARP, lane_id() < batch &&
+                           seg_of(w, gemv_tile<PAIR>(s, tile + lane_id()))->kind == TILE_Q6_K);
+    int unit = (int)(threadIdx.x >> 4) * TILES;
+    o.to = NULL;
+    if (unit >= batch)
+        return;
+    int t = gemv_tile<PAIR>(s, tile + unit);
+    const struct seg *g = seg_of(w, t);
+    int row = (t - g->tile0) * TILE_ROWS + (int)(threadIdx.x & 15);
+    if (row >= g->rows)
+        return;
+    o.to = y + g->row0 + row;
+    if (w.bias)
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+            o.bias[i] = w.bias[g->row0 + row + i * (w.n_out / 2)];
 }
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * The router: logits of every expert in plain floats, since a choice between two close experts is
- * made of them. router_logits: few rows, maybe with the norm in front. router_records: the same,
- * and leaves the normed rows as records. router_rows: many rows, on the tensor cores, each number
+ * made of them. router_row, router_block: few rows, maybe with the norm in front; a block has two
+ * experts, or eight. router_records: the same, and leaves the normed rows as records. router_rows: many rows, on the tensor cores, each number
  * cut into two of 11 bits and three of the four products taken, which leaves about 22 bits; k is
  * cut into k tiles, whose sums are added up in order where the logits are read. router_choose: a
  * batch's logits the same way, and the choice.
@@ -33,6 +33,43 @@ DEVICE void store8f(float *p, const float (&v)[8])
     *(float4 *)(p + 4) = make_float4(v[4], v[5], v[6], v[7]);
 }
 
+/* An expert's row of the router, a warp's: the first k tiles in registers. */
+struct router_expert {
+    enum { KEPT = 8, TILE_FLOATS = F32_BYTES / 4 };
+    const float *row;
+    float w[KEPT][8];
+};
+DEVICE void router_expert_load(struct router_expert &r, const struct matrix &w, int e)
+{
+    r.row = (const float *)(w.seg[0].base + (size_t)(e / TILE_ROWS) * (size_t)w.n_kt * F32_BYTES) +
+            (e % TILE_ROWS) * TILE_K + lane_id() * 8;
+#pragma unroll
+    for (int i = 0; i < r.KEPT; i++)
+        if (e < w.n_out && i < w.n_kt)
+            load8f(r.row + i * r.TILE_FLOATS, r.w[i]);
+}
+/* A lane's share of its product with n, in shared memory. */
+DEVICE float router_expert_dot(const struct router_expert &r, const float *n, int n_kt)
+{
+    float dot = 0.0f;
+    n += lane_id() * 8;
+#pragma unroll
+    for (int i = 0; i < r.KEPT; i++)
+        if (i < n_kt) {
+            float v[8];
+            load8f(n + i * TILE_K, v);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                dot += r.w[i][j] * v[j];
+        }
+#pragma unroll 1
+    for (int i = r.KEPT; i < n_kt; i++)
+#pragma unroll 1
+        for (int j = 0; j < 8; j++)
+            dot += r.row[i * r.TILE_FLOATS + j] * n[i * TILE_K + j];
+    return dot;
+}
+
 /* Grid: (groups of 8 experts, groups of rows); 8 warps. */
 static __global__ void __launch_bounds__(256)
     router_kernel(const __grid_constant__ struct router_args p)
@@ -45,15 +82,8 @@ static __global__ void __launch_bounds__(256)
     int warp = warp_id(), lane = lane_id(), n_embd = p.w.n_in, n_kt = p.w.n_kt;
     int e = (int)blockIdx.x * 8 + warp;
     bool mine = e < p.w.n_out;
-    const float *row =
-        (const float *)(p.w.seg[0].base + (size_t)(e / TILE_ROWS) * (size_t)n_kt * F32_BYTES) +
-        (e % TILE_ROWS) * TILE_K + lane * 8;
-    enum { KEPT = 8, TILE_FLOATS = F32_BYTES / 4 }; /* k tiles a lane keeps in registers */
-    float w[KEPT][8];
-#pragma unroll
-    for (int i = 0; i < KEPT; i++)
-        if (mine && i < n_kt)
-            load8f(row + i * TILE_FLOATS, w[i]);
+    struct router_expert w;
+    router_expert_load(w, p.w, e);
     dependency_trigger();
     mark(mk, 2);
     (dependency_wait)();
@@ -101,23 +131,7 @@ static __global__ void __launch_bounds__(256)
                     p.inv_n +
                 p.in.eps);
         mark(mk, 4);
-        float dot = 0.0f;
-        if (mine) {
-#pragma unroll
-            for (int i = 0; i < KEPT; i++)
-                if (i < n_kt) {
-                    float v[8];
-                    load8f(n + i * TILE_K + lane * 8, v);
-#pragma unroll
-                    for (int j = 0; j < 8; j++)
-                        dot += w[i][j] * v[j];
-                }
-#pragma unroll 1
-            for (int i = KEPT; i < n_kt; i++)
-#pragma unroll 1
-                for (int j = 0; j < 8; j++)
-                    dot += row[i * TILE_FLOATS + j] * n[i * TILE_K + lane * 8 + j];
-        }
+        float dot = mine ? router_expert_dot(w, n, n_kt) : 0.0f;
         mark(mk, 6);
         dot = warp_sum(dot);
         if (mine && lane == 0)
@@ -244,17 +258,20 @@ static __global__ void __launch_bounds__(256)
     marks_end(mk, 4);
 }
 
-void router_logits(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                   float *n, int rows)
+void router_row(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *n,
+                int rows)
 {
-    if (rows <= 4) {
-        CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
-        struct router_args p = {*w, *in, n, cu->router, rows, 1, 1.0f / (float)w->n_in};
-        cuda_launch(cu, router_row_kernel, dim3((unsigned)ceil_div(w->n_out, 2), (unsigned)rows),
-                    256, 64, LAUNCH_EARLY, p);
-        return;
-    }
-    int per = rows <= 64 ? ceil_div(rows, 16) : 4; /* a block for every row while there are few */
+    CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
+    struct router_args p = {*w, *in, n, cu->router, rows, 1, 1.0f / (float)w->n_in};
+    cuda_launch(cu, router_row_kernel, dim3((unsigned)ceil_div(w->n_out, 2), (unsigned)rows), 256,
+                64, LAUNCH_EARLY, p);
+}
+
+void router_block(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                  float *n, int rows)
+{
+    int per = ceil_div(rows, 16); /* a block for every row while there are few */
+    per = per < 4 ? per : 4;
     struct router_args p = {*w, *in, n, cu->router, rows, per, 1.0f / (float)w->n_in};
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
     cuda_launch(cu, router_kernel,
@@ -303,15 +320,8 @@ static __global__ void __launch_bounds__(256)
     int warp = warp_id(), lane = lane_id(), row = (int)blockIdx.y, e = (int)blockIdx.x * 8 + warp;
     int n_embd = p.w.n_in, n_kt = p.w.n_kt, tid = (int)threadIdx.x;
     bool mine = e < p.w.n_out;
-    const float *from =
-        (const float *)(p.w.seg[0].base + (size_t)(e / TILE_ROWS) * (size_t)n_kt * F32_BYTES) +
-        (e % TILE_ROWS) * TILE_K + lane * 8;
-    enum { KEPT = 8, TILE_FLOATS = F32_BYTES / 4 }; /* k tiles a lane keeps in registers */
-    float w[KEPT][8];
-#pragma unroll
-    for (int i = 0; i < KEPT; i++)
-        if (mine && i < n_kt)
-            load8f(from + i * TILE_FLOATS, w[i]);
+    struct router_expert w;
+    router_expert_load(w, p.w, e);
     dependency_trigger();
     dependency_wait();
     size_t at = (size_t)row * (size_t)n_embd;
@@ -338,20 +348,8 @@ static __global__ void __launch_bounds__(256)
         part[8 + warp] = top;
     }
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < KEPT; i++)
-        if (mine && i < n_kt) {
-            float v[8];
-            load8f(n + i * TILE_K + lane * 8, v);
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                dot += w[i][j] * v[j];
-        }
-#pragma unroll 1
-    for (int i = KEPT; mine && i < n_kt; i++)
-#pragma unroll 1
-        for (int j = 0; j < 8; j++)
-            dot += from[i * TILE_FLOATS + j] * n[i * TILE_K + lane * 8 + j];
+    if (mine)
+        dot = router_expert_dot(w, n, n_kt);
     dot = warp_sum(dot);
     squares = warp_sum(lane < 8 ? part[lane] : 0.0f);
     float rms = p.in.gain ? rsqrtf(squares / (float)n_embd + p.in.eps) : 1.0f;

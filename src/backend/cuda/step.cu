@@ -159,7 +159,7 @@ static int put_pages(struct cuda_backend *cu, const struct batch *b, int used)
     int stride = 1;
     l->pages = used;
     for (int i = 0; i < b->n_seqs; i++) {
-        l->deep |= i < b->n_decode && b->kv_len[i] > DEEP_KEYS;
+        l->deep |= i < b->n_decode && pick_deep(b->kv_len[i]);
         int n = ceil_div(b->kv_len[i], cu->shape.page_len);
         stride = n > stride ? n : stride;
     }
