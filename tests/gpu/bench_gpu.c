@@ -141,7 +141,7 @@ static void build_layer(struct bench *m, int i, int alike)
         l->mlp.dense = ffn;
     }
     size_t kv = (size_t)m->bounds.n_pages * PAGE * (size_t)K * 2;
-    m->kv[i] = (struct kv_layer){device(m, kv), device(m, kv)};
+    m->kv[i] = (struct kv_layer){.k = device(m, kv), .v = device(m, kv)};
 }
 
 static void build(struct bench *m, bool moe, int n_layers, int alike)
