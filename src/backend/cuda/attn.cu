@@ -151,8 +151,8 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
 {
     const struct shape *sh = &cu->shape;
     struct attn_args p = {};
-    p.kv.k = (const uint8_t *)l->kv.k;
-    p.kv.v = (const uint8_t *)l->kv.v;
+    p.kv.k = (const uint8_t *)l->k;
+    p.kv.v = (const uint8_t *)l->v;
     p.kv.n_kv = sh->n_kv_heads;
     p.kv.page_len = sh->page_len;
     p.kv.head_dim = sh->head_dim;

@@ -4,15 +4,10 @@
  * op makes is local to it. Which kernels run is pick.cu's; device.cu, prepare.cu and step.cu have what
  * surrounds the ops.
  */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/host.h"
 
 extern "C" {
 #include "base/mem.h"
-}
-
-static const struct matrix *matrix_of(const struct weight *w)
-{
-    return &((const struct cuda_weight *)w->impl)->m;
 }
 
 static struct resid *start_stream(struct cuda_backend *cu, int rows)
@@ -42,7 +37,7 @@ static void op_embed(struct backend *be, const struct embed *e)
     struct step s = cuda_step(cu);
     struct resid *r = start_stream(cu, s.n_tokens);
     step_mark(cu);
-    cuda_embed(cu, matrix_of(e->tokens), &s, r->x);
+    cuda_embed(cu, cuda_matrix(e->tokens), &s, r->x);
     step_mark_end(cu, STAGE_EMBED);
 }
 
@@ -53,7 +48,7 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
     struct step s = cuda_step(cu);
     struct rows n = {};
     struct pick_case c = case_of(&cu->resid, norm, &n);
-    c.w = matrix_of(l->wqkv);
+    c.w = l->wqkv;
     c.y = cu->q;
     c.raw = s.n_decode == s.n_tokens && attn_tensor(cu);
     c.layer = l;
@@ -102,7 +97,8 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
 {
     struct cuda_backend *cu = cuda_self(be);
     const struct attention *l = &m->attention;
-    struct attn_layer al = {l->wqkv, l->q_norm.gain, l->k_norm.gain, cu->kv[layer], l->window};
+    struct attn_layer al = {cuda_matrix(l->wqkv), l->q_norm.gain,  l->k_norm.gain,
+                            cu->kv[layer].k,      cu->kv[layer].v, l->window};
     struct step s = cuda_step(cu);
     bool raw = project(cu, &al, &m->block.in);
     step_mark(cu);
@@ -113,7 +109,7 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     struct resid *r = &cu->resid;
     struct pick_case c = {};
     c.rows = r->rows;
-    c.w = matrix_of(l->wo);
+    c.w = cuda_matrix(l->wo);
     c.x = &a;
     c.y = cu->d;
     c.stream = r;
@@ -138,9 +134,9 @@ static void op_mlp(struct backend *be, const struct mlp *m, int layer)
     struct rows n = {};
     struct pick_case c = case_of(r, &m->block.in, &n);
     bool experts = m->router.w != NULL;
-    c.w = matrix_of(experts ? m->experts.gate_up : m->dense.gate_up);
-    c.down = matrix_of(experts ? m->experts.down : m->dense.down);
-    c.router = experts ? matrix_of(m->router.w) : NULL;
+    c.w = cuda_matrix(experts ? m->experts.gate_up : m->dense.gate_up);
+    c.down = cuda_matrix(experts ? m->experts.down : m->dense.down);
+    c.router = experts ? cuda_matrix(m->router.w) : NULL;
     c.y = cu->d;
     if (!c.rows)
         return;
@@ -159,7 +155,7 @@ static void op_head(struct backend *be, const struct head *h)
     narrow(cu, NULL);
     struct rows n = {};
     struct pick_case c = case_of(&cu->resid, &h->norm, &n);
-    c.w = matrix_of(h->w);
+    c.w = cuda_matrix(h->w);
     c.y = cu->logits_all;
     if (c.rows)
         pick_run(cu, PICK_LINEAR, &c, STAGE_HEAD);
@@ -237,12 +233,14 @@ extern "C" struct backend *backend_open_cuda(const struct backend_options *opt, 
 {
     static struct backend_ops ops;
     ops = make_ops();
-    struct cuda_backend *cu = (struct cuda_backend *)mem_zalloc(1, sizeof *cu);
-    cu->be.ops = &ops;
-    cu->be.ahead = true;
+    struct cuda_whole *whole = (struct cuda_whole *)mem_zalloc(1, sizeof *whole);
+    struct cuda_backend *cu = &whole->cu;
+    whole->be.ops = &ops;
+    whole->be.ahead = true;
+    cu->be = &whole->be;
     if (!cuda_open_device(cu, cuda_device_number(opt->device), err)) {
-        cuda_close(&cu->be);
+        cuda_close(cu->be);
         return NULL;
     }
-    return &cu->be;
+    return cu->be;
 }

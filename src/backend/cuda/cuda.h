@@ -1,7 +1,9 @@
 /*
  * What the files of the CUDA backend share: the device form of a weight, the per-step block, the
  * backend struct, and how kernels are launched. One stream carries everything; no op allocates,
- * synchronises or reads the device. Nothing outside src/backend/cuda includes this.
+ * synchronises or reads the device. Nothing outside src/backend/cuda includes this. It knows nothing
+ * of layers and op tables, which host.h adds for the files that run no kernels' code, so that kernels
+ * are not compiled again when those change.
  */
 #ifndef STEEL_BACKEND_CUDA_CUDA_H
 #define STEEL_BACKEND_CUDA_CUDA_H
@@ -14,10 +16,18 @@
 #define _Noreturn __attribute__((noreturn))
 #endif
 extern "C" {
-#include "backend/backend.h"
 #include "backend/profile.h"
+#include "base/error.h"
+#include "quant/quant.h"
 extern const struct dtype_info dtype_table[DT_COUNT]; /* quant.h hides it from nvcc */
 }
+
+struct backend;
+struct kv_layer;
+struct logit_edit;
+struct mlp;
+struct network;
+struct sampler;
 
 /*
  * Weights on the device are cut into tiles of 16 rows x 256 columns (both padded with zeros), since
@@ -195,9 +205,9 @@ struct shape {
 
 /* A mixer with its cache, as the attention kernels take it. */
 struct attn_layer {
-    const struct weight *wqkv;
+    const struct matrix *wqkv;
     const float *q_norm, *k_norm; /* (head_dim) or NULL */
-    struct kv_layer kv;
+    void *k, *v;                  /* the layer's part of the cache */
     int window;
 };
 
@@ -220,7 +230,7 @@ struct flight {
 };
 
 struct cuda_backend {
-    struct backend be;
+    struct backend *be;   /* host.h: the one this is part of */
     int device, sm, n_sm; /* sm: 90 = Hopper */
     size_t shared_limit;  /* bytes a block may have */
     size_t shared_per_sm;
@@ -321,11 +331,6 @@ struct cuda_backend {
     float *split_records;       /* attn_decode_split.cu: parts of a few decodes; all ones between */
 };
 
-static inline struct cuda_backend *cuda_self(struct backend *be)
-{
-    return (struct cuda_backend *)be;
-}
-
 /* Keeps the first error. */
 void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what);
 #define CUDA_TRY(cu, call)                                                                         \
@@ -334,22 +339,6 @@ void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what);
         if (e_ != cudaSuccess)                                                                     \
             cuda_fail(cu, e_, #call);                                                              \
     } while (0)
-
-/* device.cu */
-bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err);
-int cuda_device_number(const char *device); /* of "cuda:N", "cuda" or NULL */
-void cuda_close(struct backend *be);
-void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct error *err);
-void cuda_free(struct backend *be, void *p, size_t bytes);
-void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t bytes);
-void cuda_copy_out(struct backend *be, void *host, const void *src, size_t bytes);
-struct want {
-    void **p;
-    size_t bytes;
-};
-/* Device memory that lives as long as the backend; pinned host memory, and as the device sees it. */
-bool cuda_own(struct cuda_backend *cu, const struct want *list, int n, struct error *err);
-bool cuda_pin(void **host, void **mapped, size_t bytes, struct error *err);
 
 enum {
     LAUNCH_PLAIN,
@@ -415,9 +404,6 @@ static inline size_t align_up(size_t n, size_t to)
 }
 
 /* weights.cu */
-bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
-                 struct weight *w, struct error *err);
-void cuda_release(struct backend *be, struct weight *w);
 void cuda_ring_free(struct cuda_backend *cu);
 void cuda_embed(struct cuda_backend *cu, const struct matrix *w, const struct step *s, float *x);
 
@@ -427,17 +413,7 @@ struct norm_in { /* add + norm in front of a product; gain NULL: x is taken as i
     float eps;
 };
 
-/* prepare.cu */
-bool cuda_supports(struct backend *be, const struct network *net, struct error *err);
-bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,
-                  struct error *err);
-
 /* step.cu */
-void cuda_begin(struct backend *be, const struct batch *b);
-bool cuda_replay(struct backend *be, uint64_t key);
-void cuda_record(struct backend *be, uint64_t key);
-void cuda_launch_step(struct backend *be);
-bool cuda_end(struct backend *be, int32_t *tokens, struct error *err);
 void step_gather(struct cuda_backend *cu, const struct step *s, const float *src, float *dst,
                  int width);
 struct step cuda_step(const struct cuda_backend *cu);
@@ -531,9 +507,6 @@ void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_ca
 void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enum stage stage);
 bool pick_deep(int keys);        /* so many that the step counts as deep */
 bool pick_halves_only(int rows); /* products of so many rows read them as halves alone */
-bool pick_info(struct backend *be, int i, struct pick_info *out);
-void pick_force(struct backend *be, const char *names);
-
 /* gemv.cu: products of one row, or a few */
 void gemv_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                  float *y, int rows);

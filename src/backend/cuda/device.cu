@@ -2,7 +2,7 @@
  * The device behind the CUDA backend: opening and closing it, its memory, copies, its first error.
  * Owns the stream and every block that cuda_own hands out. Knows nothing of networks or steps.
  */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/host.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -77,7 +77,7 @@ bool cuda_own(struct cuda_backend *cu, const struct want *list, int n, struct er
 {
     for (int i = 0; i < n; i++) {
         CHECK(cu->n_owned < (int)(sizeof cu->owned / sizeof *cu->owned), "too many blocks");
-        *list[i].p = cuda_alloc(&cu->be, list[i].bytes, "working memory", err);
+        *list[i].p = cuda_alloc(cu->be, list[i].bytes, "working memory", err);
         if (!*list[i].p)
             return false;
         cu->owned[cu->n_owned].p = *list[i].p;
@@ -138,7 +138,7 @@ void cuda_close(struct backend *be)
     cuda_log_close(cu);
     mem_free(cu->forced);
     mem_free(cu->edits);
-    mem_free(cu);
+    mem_free(be);
 }
 
 /* Every one of "a,b" is a row of pick.cu. */
@@ -148,7 +148,7 @@ static bool picks_exist(struct cuda_backend *cu, const char *names, struct error
         int n = (int)strcspn(at, ",");
         struct pick_info p;
         bool found = !n;
-        for (int i = 0; !found && pick_info(&cu->be, i, &p); i++)
+        for (int i = 0; !found && pick_info(cu->be, i, &p); i++)
             found = (int)strlen(p.name) == n && !strncmp(p.name, at, (size_t)n);
         if (!found)
             return error_set(err, "STEEL_PICK: no kernel is called %.*s (steel bench --kernels)", n,
@@ -175,7 +175,7 @@ bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
     const char *names = getenv("STEEL_PICK");
     if (names && !picks_exist(cu, names, err))
         return false;
-    pick_force(&cu->be, names);
+    pick_force(cu->be, names);
     cu->device = device;
     cu->sm = prop.major * 10 + prop.minor;
     cu->n_sm = prop.multiProcessorCount;
@@ -197,7 +197,7 @@ bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
     cu->clusters = attn_clusters(cu);
     gemm_cluster_prepare(cu);
     cu->may_wait = cuda_blocks_meet() && take_waits(device);
-    cuda_copy_in(&cu->be, cu->grids, quant_grids(), QUANT_GRID_POINTS * sizeof(uint16_t));
+    cuda_copy_in(cu->be, cu->grids, quant_grids(), QUANT_GRID_POINTS * sizeof(uint16_t));
     if (cu->failed && err)
         *err = cu->error;
     return !cu->failed;

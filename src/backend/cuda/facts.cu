@@ -3,7 +3,7 @@
  * where the driver brings it), and how fast it really reads its memory, measured. Touches no
  * model.
  */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/host.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  * shared memory, how it is launched) and one for every step, so that two versions of the backend
  * can be compared by diff. A recorded step is logged when it is recorded, not when it is replayed.
  */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/host.h"
 
 extern "C" {
 #include "base/mem.h"

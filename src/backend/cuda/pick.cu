@@ -8,6 +8,7 @@
  */
 #include "backend/cuda/attn.cuh"
 #include "backend/cuda/rows.cuh"
+#include "backend/cuda/host.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -658,8 +659,8 @@ static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
     p.heads.set = true;
     p.heads.bf16 = s->kv_type == DT_BF16;
     p.heads.q = c->y;
-    p.heads.k = (uint16_t *)c->layer->kv.k;
-    p.heads.v = (uint16_t *)c->layer->kv.v;
+    p.heads.k = (uint16_t *)c->layer->k;
+    p.heads.v = (uint16_t *)c->layer->v;
     p.heads.q_norm = c->layer->q_norm;
     p.heads.k_norm = c->layer->k_norm;
     p.heads.rope = c->step->rope;
@@ -675,23 +676,19 @@ static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
  * output: x += a Wo^T. One row in front of experts is left to them: their kernel adds up the router's
  * logits on the way.
  */
-static const struct matrix *matrix_of(const struct weight *w)
-{
-    return &((const struct cuda_weight *)w->impl)->m;
-}
 static bool output_experts_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     const struct mlp *m = c->next;
     return c->rows == 1 && m->router.w && c->w->n_in % 8 == 0 && m->experts.down->n_in % 8 == 0 &&
-           moe_gemv_routed_fits(cu, c->w, matrix_of(m->router.w), matrix_of(m->experts.gate_up),
-                                matrix_of(m->experts.down));
+           moe_gemv_routed_fits(cu, c->w, cuda_matrix(m->router.w), cuda_matrix(m->experts.gate_up),
+                                cuda_matrix(m->experts.down));
 }
 static bool output_experts_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)c;
     /* Behind attn_decode_split.cu, which lets the next kernel start late, a router of its own was
      * faster. And a profile is to tell the two apart. */
-    return !cu->layout.deep && !cu->be.profile;
+    return !cu->layout.deep && !cu->be->profile;
 }
 static void output_experts(struct cuda_backend *cu, const struct pick_case *c)
 {

@@ -2,7 +2,7 @@
  * What happens to a network before its first step: whether the kernels can run it, the one shape they
  * are given, and the memory that steps need. Everything an op writes to is allocated here, once.
  */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/host.h"
 
 extern "C" {
 #include "base/mem.h"

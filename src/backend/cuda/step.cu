@@ -4,7 +4,7 @@
  * block, the recorded graphs and the marks of a profile. Also the kernels of it: taking over the block
  * with the turns of its positions, and gathering the rows whose logits are wanted.
  */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/host.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -286,7 +286,7 @@ static void finish_recording(struct cuda_backend *cu)
 
 void step_mark(struct cuda_backend *cu)
 {
-    if (!cu->be.profile || cu->n_marks == MAX_MARKS)
+    if (!cu->be->profile || cu->n_marks == MAX_MARKS)
         return;
     if (cu->n_marks == cu->n_marks_made) {
         CUDA_TRY(cu, cudaEventCreateWithFlags(&cu->marks[cu->n_marks].a, cudaEventDefault));
@@ -298,7 +298,7 @@ void step_mark(struct cuda_backend *cu)
 
 void step_mark_end(struct cuda_backend *cu, enum stage stage)
 {
-    if (!cu->be.profile || cu->n_marks == MAX_MARKS)
+    if (!cu->be->profile || cu->n_marks == MAX_MARKS)
         return;
     cu->marks[cu->n_marks].stage = stage;
     CUDA_TRY(cu, cudaEventRecord(cu->marks[cu->n_marks].b, cu->stream));
@@ -307,7 +307,7 @@ void step_mark_end(struct cuda_backend *cu, enum stage stage)
 
 static void read_marks(struct cuda_backend *cu)
 {
-    struct profile *p = cu->be.profile;
+    struct profile *p = cu->be->profile;
     for (int i = 0; p && i < cu->n_marks; i++) {
         float ms = 0;
         CUDA_TRY(cu, cudaEventElapsedTime(&ms, cu->marks[i].a, cu->marks[i].b));

@@ -5,6 +5,7 @@
  * here, since they need single elements of a tile: embedding rows.
  */
 #include "backend/cuda/format.cuh"
+#include "backend/cuda/host.h"
 
 extern "C" {
 #include "base/mem.h"

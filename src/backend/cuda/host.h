@@ -1,0 +1,66 @@
+/*
+ * The host's side of the CUDA backend: what backend.cu, device.cu, prepare.cu, step.cu, pick.cu and
+ * weights.cu know beside cuda.h: networks, batches, the op table and its functions.
+ */
+#ifndef STEEL_BACKEND_CUDA_HOST_H
+#define STEEL_BACKEND_CUDA_HOST_H
+
+#include "backend/cuda/cuda.h"
+
+extern "C" {
+#include "backend/backend.h"
+}
+
+/* What a struct backend of ours is. */
+struct cuda_whole {
+    struct backend be;
+    struct cuda_backend cu;
+};
+static inline struct cuda_backend *cuda_self(struct backend *be)
+{
+    return &((struct cuda_whole *)be)->cu;
+}
+
+static inline const struct matrix *cuda_matrix(const struct weight *w)
+{
+    return &((const struct cuda_weight *)w->impl)->m;
+}
+
+/* device.cu */
+bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err);
+int cuda_device_number(const char *device); /* of "cuda:N", "cuda" or NULL */
+void cuda_close(struct backend *be);
+void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct error *err);
+void cuda_free(struct backend *be, void *p, size_t bytes);
+void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t bytes);
+void cuda_copy_out(struct backend *be, void *host, const void *src, size_t bytes);
+struct want {
+    void **p;
+    size_t bytes;
+};
+/* Device memory that lives as long as the backend; pinned host memory, and as the device sees it. */
+bool cuda_own(struct cuda_backend *cu, const struct want *list, int n, struct error *err);
+bool cuda_pin(void **host, void **mapped, size_t bytes, struct error *err);
+
+/* weights.cu */
+bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
+                 struct weight *w, struct error *err);
+void cuda_release(struct backend *be, struct weight *w);
+
+/* prepare.cu */
+bool cuda_supports(struct backend *be, const struct network *net, struct error *err);
+bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,
+                  struct error *err);
+
+/* step.cu */
+void cuda_begin(struct backend *be, const struct batch *b);
+bool cuda_replay(struct backend *be, uint64_t key);
+void cuda_record(struct backend *be, uint64_t key);
+void cuda_launch_step(struct backend *be);
+bool cuda_end(struct backend *be, int32_t *tokens, struct error *err);
+
+/* pick.cu */
+bool pick_info(struct backend *be, int i, struct pick_info *out);
+void pick_force(struct backend *be, const char *names);
+
+#endif
