@@ -19,9 +19,9 @@
 
 /* Families that run: a refusal of these is a failure, not a skip. */
 static const char *const running[] = {
-    "gemma3",     "gemma4",     "gemma4_moe",     "glm4_moe",    "gpt_oss",   "llama3-rope",
-    "minimax_m2", "ministral3", "mistral-window", "mixtral",     "phi3",      "qwen2",
-    "qwen3",      "qwen3moe",   "qwen3_5",        "qwen3_5_moe", "qwen3_next"};
+    "gpt_oss_mxfp4", "gemma3",     "gemma4",     "gemma4_moe",     "glm4_moe",    "gpt_oss",
+    "llama3-rope",   "minimax_m2", "ministral3", "mistral-window", "mixtral",     "phi3",
+    "qwen2",         "qwen3",      "qwen3moe",   "qwen3_5",        "qwen3_5_moe", "qwen3_next"};
 
 static const struct {
     const char *model, *golden;
@@ -36,6 +36,12 @@ static const struct {
     {"llama3-rope", "llama3-rope/golden.bin"},
     {"llama3-rope/model-bf16.gguf", "llama3-rope/golden.bin"},
     {"mistral-window", "mistral-window/golden.bin"},
+    /* packed by other tools */
+    {"../families/qwen3moe-awq", "../families/qwen3moe-awq/golden.bin"},
+    {"../families/qwen3moe-ct-int4", "../families/qwen3moe-ct-int4/golden.bin"},
+    {"../families/qwen3moe-ct-fp8", "../families/qwen3moe-ct-fp8/golden.bin"},
+    {"../families/qwen3moe-ct-nvfp4", "../families/qwen3moe-ct-nvfp4/golden.bin"},
+    {"../families/qwen3moe-modelopt-nvfp4", "../families/qwen3moe-modelopt-nvfp4/golden.bin"},
 };
 
 static const char *const quants[] = {"Q8_0", "Q4_K_M", "IQ4_XS", "MXFP4_MOE"};

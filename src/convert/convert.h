@@ -11,6 +11,7 @@
 struct convert_options {
     const struct mix *mix;                /* NULL (convert only): the type of the source */
     int threads;                          /* 0 = all */
+    bool keep;                            /* what GGUF can hold stays bit for bit */
     bool pure;                            /* every matrix in the mix's base type */
     bool requantize;                      /* allow sources that are quantised already */
     bool dry_run;                         /* plan only: nothing is written */

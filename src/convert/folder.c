@@ -1,6 +1,6 @@
 /*
  * A Hugging Face folder to GGUF: which tensor goes where, in which order of rows, and the numbers of
- * config.json under GGUF's names. Packed sources (GPTQ, FP8) are unpacked on the way. Every tensor of
+ * config.json under GGUF's names. Packed sources (layout.h) are unpacked on the way. Every tensor of
  * the folder must find its place: one that does not is an error, never silently dropped. The
  * vocabulary is vocab.c's part.
  */
@@ -25,21 +25,6 @@ struct plan {
     struct error *err;
 };
 
-static const struct tensor *find(struct plan *p, const char *base, const char *suffix)
-{
-    char name[256];
-    snprintf(name, sizeof name, "%s.%s", base, suffix);
-    const struct tensor *t = tensorfile_find(p->f, name);
-    if (t)
-        p->used[t - p->f->tensors] = true;
-    return t;
-}
-
-static bool missing(struct plan *p, const char *base, const char *suffix)
-{
-    return error_set(p->err, "%s: tensor %s.%s: missing", p->f->path, base, suffix);
-}
-
 static bool check_shape(struct plan *p, const struct tensor *t, int64_t n, int64_t rows)
 {
     if (t->dims[0] == n && t->dims[1] == rows && t->dims[2] == 1 && t->dims[3] == 1)
@@ -50,66 +35,11 @@ static bool check_shape(struct plan *p, const struct tensor *t, int64_t n, int64
                      p->f->path, t->name, t->dims[1], t->dims[0], rows, n);
 }
 
-static bool check_type(struct plan *p, const struct tensor *t, bool integer)
+static bool check_type(struct plan *p, const struct tensor *t)
 {
-    bool is_float = t->type == DT_F32 || t->type == DT_F16 || t->type == DT_BF16;
-    if (integer ? t->type == DT_I32 : is_float)
-        return true;
-    return error_set(p->err, "%s: tensor %s: type %s where %s is expected", p->f->path, t->name,
-                     t->type_name, integer ? "I32" : "F32, F16 or BF16");
-}
-
-/* qweight, qzeros, scales, g_idx of one matrix. */
-static bool gptq_source(struct plan *p, const char *base, int64_t n, int64_t rows, struct source *s)
-{
-    s->data = find(p, base, "qweight");
-    s->zeros = find(p, base, "qzeros");
-    s->scale = find(p, base, "scales");
-    s->order = find(p, base, "g_idx");
-    if (!s->data || !s->zeros || !s->scale)
-        return missing(p, base, !s->data ? "weight" : !s->zeros ? "qzeros" : "scales");
-    int64_t len = p->c->gptq_group < 0 || p->c->gptq_group > n ? n : p->c->gptq_group;
-    int64_t groups = (n + len - 1) / len;
-    if (n % 8 || rows % 8)
-        return error_set(p->err, "%s: tensor %s: GPTQ wants multiples of 8", p->f->path,
-                         s->data->name);
-    if (!check_shape(p, s->data, rows, n / 8) || !check_shape(p, s->zeros, rows / 8, groups) ||
-        !check_shape(p, s->scale, rows, groups) || !check_type(p, s->data, true) ||
-        !check_type(p, s->zeros, true) || !check_type(p, s->scale, false))
-        return false;
-    if (s->order) {
-        if (!check_shape(p, s->order, n, 1) || !check_type(p, s->order, true))
-            return false;
-        for (int64_t j = 0; j < n; j++) {
-            uint32_t g;
-            memcpy(&g, s->order->data + 4 * j, 4);
-            if (g >= (uint64_t)groups)
-                return error_set(p->err, "%s: tensor %s: entry %" PRId64 ": group %u of %" PRId64,
-                                 p->f->path, s->order->name, j, g, groups);
-        }
-    }
-    s->group_len = (int)len;
-    s->zero_plus = p->c->gptq_zero_plus;
-    return true;
-}
-
-/* The weight of `base`, plain or packed, rows x n. */
-static bool matrix_source(struct plan *p, const char *base, int64_t n, int64_t rows,
-                          struct source *s)
-{
-    s->data = find(p, base, "weight");
-    if (!s->data)
-        return p->c->packing == PACK_GPTQ ? gptq_source(p, base, n, rows, s)
-                                          : missing(p, base, "weight");
-    if (!check_shape(p, s->data, n, rows))
-        return false;
-    if (s->data->type != DT_F8_E4M3)
-        return check_type(p, s->data, false);
-    s->scale = find(p, base, "weight_scale_inv");
-    if (!s->scale)
-        return missing(p, base, "weight_scale_inv");
-    return check_shape(p, s->scale, (n + 127) / 128, (rows + 127) / 128) &&
-           check_type(p, s->scale, false);
+    return t->type == DT_F32 || t->type == DT_F16 || t->type == DT_BF16 ||
+           error_set(p->err, "%s: tensor %s: type %s where F32, F16 or BF16 is expected",
+                     p->f->path, t->name, t->type_name);
 }
 
 /* The name of a tensor in both kinds of file, with suffix; in GGUF the name of all experts. */
@@ -132,7 +62,7 @@ static const struct tensor *find_full(struct plan *p, const char *name)
 /* The whole of a tensor as floats; NULL with an error if it is not of that shape. */
 static float *read_floats(struct plan *p, const struct tensor *t, int64_t n, int64_t rows)
 {
-    if (!check_shape(p, t, n, rows) || !check_type(p, t, false))
+    if (!check_shape(p, t, n, rows) || !check_type(p, t))
         return NULL;
     float *v = mem_zalloc((size_t)(n * rows), sizeof *v);
     quant_dequantize(t->type, t->data, v, (size_t)(n * rows));
@@ -190,29 +120,59 @@ static bool add_bias(struct plan *p, const struct want *want, const struct rows 
     return true;
 }
 
-/* A stacked tensor of all experts, or part of a tensor: plain values alone. */
-static bool whole_source(struct plan *p, const struct want *want, const struct rows *rows,
-                         struct source *s)
+/* One matrix of a folder, or a stack of them. */
+struct place {
+    struct plan *p;
+    const struct name *name;
+    int layer, expert;
+};
+
+static const struct tensor *find_beside(void *arg, const char *suffix)
+{
+    const struct place *at = arg;
+    char from[192];
+    build_name(at->p->f, at->p->c, at->name, at->layer, at->expert, suffix, from, sizeof from);
+    return find_full(at->p, from);
+}
+
+/* Expert e's rows, or all experts' where they are stacked: packed, or plain values. */
+static bool matrix_source(struct plan *p, const struct want *want, const struct rows *rows, int e,
+                          bool stacked, struct source *s)
 {
     char to[128], from[192];
     int64_t n = want->n_in, of = rows->of ? rows->of : rows->n;
-    names_of(p, rows->name, want->layer, 0, "weight", to, from);
+    int64_t experts = stacked ? want->n_expert : 1;
+    struct place place = {p, rows->name, want->layer, e};
+    struct layout_ask ask = {.path = p->f->path,
+                             .find = find_beside,
+                             .arg = &place,
+                             .config = &p->c->layout,
+                             .n_in = want->n_in,
+                             .n_out = (int)of,
+                             .n_stack = stacked ? want->n_expert : 0};
+    if (!layout_find(&ask, &s->layout, p->err))
+        return false;
+    s->first = rows->first;
+    s->step = rows->step ? rows->step : 1;
+    s->data = s->layout.data;
+    if (s->layout.kind != LAYOUT_PLAIN)
+        return true;
+    names_of(p, rows->name, want->layer, e, "weight", to, from);
     s->data = find_full(p, from);
     if (!s->data)
         return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
     const struct tensor *t = s->data;
     int64_t d0 = rows->across ? of : n, d1 = rows->across ? n : of;
-    if (t->dims[0] != d0 || t->dims[1] != d1 || t->dims[2] != want->n_expert || t->dims[3] != 1)
+    if (experts == 1 && !check_shape(p, t, d0, d1))
+        return false;
+    if (t->dims[0] != d0 || t->dims[1] != d1 || t->dims[2] != experts || t->dims[3] != 1)
         return error_set(p->err,
                          "%s: tensor %s: shape [%" PRId64 ", %" PRId64 ", %" PRId64
-                         "], expected [%d, %" PRId64 ", %" PRId64 "]",
-                         p->f->path, t->name, t->dims[2], t->dims[1], t->dims[0], want->n_expert,
-                         d1, d0);
-    s->first = rows->first;
-    s->step = rows->step ? rows->step : 1;
+                         "], expected [%" PRId64 ", %" PRId64 ", %" PRId64 "]",
+                         p->f->path, t->name, t->dims[2], t->dims[1], t->dims[0], experts, d1, d0);
     s->of = rows->of;
     s->across = rows->across;
-    return check_type(p, t, false);
+    return check_type(p, t);
 }
 
 /* Rows of a weight, of all experts, as one GGUF tensor. */
@@ -220,7 +180,7 @@ static bool add_rows(struct plan *p, const struct want *want, const struct rows 
 {
     char to[128], from[192];
     int experts = want->n_expert;
-    bool one = rows->of || (experts > 1 && build_stacked(p->f, rows->name));
+    bool stacked = experts > 1 && build_stacked(p->f, rows->name);
     names_of(p, rows->name, want->layer, 0, "weight", to, from);
     struct out_tensor *o = transcode_add(p->t, to, experts > 1 ? 3 : 2,
                                          (const int64_t[]){want->n_in, rows->n, experts});
@@ -228,16 +188,9 @@ static bool add_rows(struct plan *p, const struct want *want, const struct rows 
     o->n_mats = experts;
     o->heads = rows->woven ? rows->n / rows->woven : 0;
     o->mats = mem_zalloc((size_t)experts, sizeof *o->mats);
-    if (one)
-        return whole_source(p, want, rows, &o->mats[0]);
-    for (int e = 0; e < experts; e++) {
-        build_name(p->f, p->c, rows->name, want->layer, e, "weight", from, sizeof from);
-        char *dot = strrchr(from, '.'); /* packed tensors have other suffixes */
-        CHECK(dot, "a name without a suffix");
-        *dot = 0;
-        if (!matrix_source(p, from, want->n_in, rows->n, &o->mats[e]))
+    for (int e = 0; e < (stacked ? 1 : experts); e++)
+        if (!matrix_source(p, want, rows, e, stacked, &o->mats[e]))
             return false;
-    }
     return true;
 }
 
@@ -476,7 +429,7 @@ static const struct mix *source_mix(const struct tensorfile *f, const struct con
     snprintf(name, sizeof name, "%sembed_tokens.weight", c->hf_model);
     const struct tensor *t = tensorfile_find(f, name);
     enum dtype type = t ? t->type : DT_BF16;
-    if (c->packing != PACK_NONE && type == DT_BF16)
+    if (json_object_get(f->config, "quantization_config") && type == DT_BF16)
         type = DT_F16;
     return mix_find(type == DT_F32 ? "F32" : type == DT_F16 ? "F16" : "BF16");
 }
@@ -526,8 +479,10 @@ bool convert_folder(const char *in, const char *out, const struct convert_option
         ok = im != NULL;
     }
     if (ok) {
-        if (!opt.mix)
+        if (!opt.mix) {
             opt.mix = source_mix(f, c);
+            opt.keep = true;
+        }
         struct transcode t = {.in = f,
                               .importance = im,
                               .threads = opt.threads,

@@ -27,7 +27,8 @@ void convert_mix_model(const struct config *c, bool importance, struct mix_model
 /* The type a source has where it is plain; DT_NONE for packed and computed ones. */
 static enum dtype plain_type(const struct out_tensor *o)
 {
-    return o->mats && !o->mats[0].scale ? o->mats[0].data->type : DT_NONE; /* also of a part */
+    bool plain = o->mats && o->mats[0].layout.kind == LAYOUT_PLAIN;
+    return plain ? o->mats[0].data->type : DT_NONE; /* also of a part */
 }
 
 static bool is_float(enum dtype t)
@@ -52,6 +53,38 @@ static enum dtype choose_one(const struct out_tensor *o, const struct convert_op
     return type;
 }
 
+/* Packed sources whose codes GGUF cannot hold, by kind, for a line each. */
+static void tell_changes(const struct transcode *t, const struct convert_options *opt)
+{
+    static const char *const names[] = {
+        [LAYOUT_GPTQ] = "GPTQ", [LAYOUT_AWQ] = "AWQ",     [LAYOUT_INT4] = "Int4",
+        [LAYOUT_FP8] = "FP8",   [LAYOUT_NVFP4] = "NVFP4", [LAYOUT_MXFP4] = "MXFP4"};
+    for (size_t kind = LAYOUT_GPTQ; kind < sizeof names / sizeof *names; kind++) {
+        size_t changed = 0, kept = 0;
+        enum dtype to = DT_NONE;
+        for (size_t i = 0; i < t->n; i++) {
+            const struct out_tensor *o = &t->tensors[i];
+            if (!o->mats || o->mats[0].layout.kind != kind)
+                continue;
+            bool same = o->type == o->mats[0].layout.type;
+            kept += same;
+            changed += !same;
+            to = same ? to : o->type;
+        }
+        char text[160];
+        if (kept)
+            snprintf(text, sizeof text, "%zu tensors of %s stay as they are, bit for bit", kept,
+                     names[kind]);
+        if (kept && opt->note)
+            opt->note(opt->arg, text);
+        if (changed)
+            snprintf(text, sizeof text, "%zu tensors of %s change: to %s, as GGUF has it", changed,
+                     names[kind], dtype_name(to));
+        if (changed && opt->note)
+            opt->note(opt->arg, text);
+    }
+}
+
 bool convert_choose(struct transcode *t, const struct convert_options *opt,
                     const struct mix_model *model, struct error *err)
 {
@@ -60,6 +93,8 @@ bool convert_choose(struct transcode *t, const struct convert_options *opt,
         struct out_tensor *o = &t->tensors[i];
         enum dtype from = plain_type(o);
         o->type = choose_one(o, opt, model);
+        if (opt->keep && o->mats && o->mats[0].layout.type == DT_MXFP4)
+            o->type = DT_MXFP4;
         /* what is no matrix stays as it is, if it is a plain number */
         if (o->type == DT_F32 && opt->mix->base != DT_F32 && is_float(from) && t->in->is_gguf)
             o->type = from;
@@ -80,6 +115,7 @@ bool convert_choose(struct transcode *t, const struct convert_options *opt,
             return error_set(err, "%s: '%s': number of values does not fit the model", opt->imatrix,
                              o->name);
     }
+    tell_changes(t, opt);
     if (without && opt->note) {
         char text[160];
         snprintf(text, sizeof text, "%zu tensors have no entry in the importance matrix", without);

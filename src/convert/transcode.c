@@ -4,6 +4,7 @@
  * means what.
  */
 #include "convert/transcode.h"
+#include "backend/rawweight.h"
 #include "quant/quantize.h"
 #include "base/mem.h"
 #include "base/pool.h"
@@ -69,7 +70,10 @@ void transcode_clear(struct transcode *t)
 static const struct source *chunk_source(const struct out_tensor *o, const struct chunk *c,
                                          int64_t *row)
 {
-    bool stacked = o->n_mats > 1 && o->mats[0].data->dims[2] == o->n_mats;
+    const struct source *s = &o->mats[0];
+    bool stacked =
+        o->n_mats > 1 &&
+        (s->layout.kind != LAYOUT_PLAIN ? s->layout.n_stack > 0 : s->data->dims[2] == o->n_mats);
     int64_t height = o->mats[0].of ? o->mats[0].of : o->rows;
     *row = stacked ? c->mat * height + c->row : c->row;
     return &o->mats[stacked ? 0 : c->mat];
@@ -77,7 +81,7 @@ static const struct source *chunk_source(const struct out_tensor *o, const struc
 
 static bool is_plain(const struct source *s)
 {
-    return !s->scale && !s->of;
+    return s->layout.kind == LAYOUT_PLAIN && !s->of;
 }
 
 /* Row of the input that becomes row r of the output. */
@@ -89,46 +93,48 @@ static int64_t woven_row(const struct out_tensor *o, int64_t r)
     return head * head_dim + i % 2 * (head_dim / 2) + i / 2;
 }
 
-static void read_fp8(const struct source *s, int64_t row, size_t n, float *out)
+static bool is_packed(const struct source *s)
 {
-    const uint8_t *codes = s->data->data + (size_t)row * n;
-    size_t per_row = (n + 127) / 128;
-    float scale = 1;
-    for (size_t j = 0; j < n; j++) {
-        if (j % 128 == 0) {
-            size_t each = dtype_bytes(s->scale->type, 1);
-            size_t at = (size_t)(row / 128) * per_row + j / 128;
-            quant_dequantize(s->scale->type, s->scale->data + at * each, &scale, 1);
-        }
-        out[j] = f8e4m3_to_f32(codes[j]) * scale;
-    }
+    return s->layout.kind != LAYOUT_PLAIN;
 }
 
-static uint32_t word(const struct tensor *t, size_t i)
+/* Rows of a packed matrix, in the forms of struct raw_seg, then as floats. */
+static bool read_packed(const struct transcode *t, const struct source *s,
+                        const struct layout_rows *rows, float *out, struct error *err)
 {
-    uint32_t v;
-    memcpy(&v, t->data + 4 * i, 4);
-    return v;
+    const struct layout *l = &s->layout;
+    struct layout_bytes bytes = layout_bytes(l, rows->n);
+    uint8_t *mem = mem_alloc(bytes.data + bytes.scale + bytes.zero + bytes.order + 64);
+    struct layout_planes to = {.scale = mem};
+    to.order = (int32_t *)(mem + (bytes.scale + 3) / 4 * 4);
+    to.data = (uint8_t *)to.order + bytes.order;
+    to.zero = to.data + bytes.data;
+    bool permuted, ok = layout_read(l, t->in->path, rows, &to, &permuted, err);
+    const uint8_t *data = to.data, *zero = to.zero;
+    const void *scale = to.scale;
+    const int32_t *order = to.order;
+    struct raw_weight w = {.n_in = l->n_in, .n_out = rows->n, .n_expert = 1, .n_seg = 1};
+    w.seg[0] = (struct raw_seg){l->type,
+                                rows->n,
+                                &data,
+                                bytes.scale ? &scale : NULL,
+                                bytes.zero ? &zero : NULL,
+                                permuted ? &order : NULL,
+                                l->group_len};
+    for (int i = 0; ok && i < rows->n; i++)
+        raw_weight_row(&w, 0, i, out + (size_t)i * (size_t)l->n_in);
+    mem_free(mem);
+    return ok;
 }
 
-/* Eight 4-bit codes of neighbouring columns share a word; words of one column group lie row by row. */
-static void read_gptq(const struct source *s, int64_t row, size_t n, size_t n_out, float *out)
+/* n rows from output row r on (woven: one) of the packed matrix that chunk c is of. */
+static struct layout_rows packed_rows(const struct out_tensor *o, const struct source *s,
+                                      const struct chunk *c, int64_t r, int n)
 {
-    size_t each = dtype_bytes(s->scale->type, 1), r = (size_t)row;
-    size_t group = SIZE_MAX;
-    float scale = 0;
-    int zero = 0;
-    for (size_t j = 0; j < n; j++) {
-        size_t g = s->order ? word(s->order, j) : j / (size_t)s->group_len;
-        if (g != group) {
-            group = g;
-            quant_dequantize(s->scale->type, s->scale->data + (g * n_out + r) * each, &scale, 1);
-            zero =
-                (int)(word(s->zeros, g * (n_out / 8) + r / 8) >> 4 * (r % 8) & 15) + s->zero_plus;
-        }
-        int code = (int)(word(s->data, j / 8 * n_out + r) >> 4 * (j % 8) & 15);
-        out[j] = (float)(code - zero) * scale;
-    }
+    return (struct layout_rows){.index = s->layout.n_stack ? c->mat : 0,
+                                .first = s->first + s->step * (int)woven_row(o, r),
+                                .step = s->step,
+                                .n = n};
 }
 
 /* Row r of the part of a tensor that s is; `base` rows of the tensor are before the matrix. */
@@ -148,12 +154,13 @@ static void read_part(const struct source *s, int64_t base, int64_t r, size_t n,
 }
 
 /* Rows [row, row + rows) of one matrix of the output as floats. */
-static void read_rows(const struct out_tensor *o, const struct chunk *c, float *out)
+static bool read_rows(const struct transcode *t, const struct out_tensor *o, const struct chunk *c,
+                      float *out, struct error *err)
 {
     size_t n = (size_t)o->dims[0];
     if (!o->mats) {
         memcpy(out, o->values + (size_t)c->row * n, n * (size_t)c->rows * sizeof *out);
-        return;
+        return true;
     }
     int64_t base;
     const struct source *s = chunk_source(o, c, &base);
@@ -162,20 +169,26 @@ static void read_rows(const struct out_tensor *o, const struct chunk *c, float *
         size_t bytes = dtype_bytes(s->data->type, n);
         quantize_load(s->data->type, s->data->data + (size_t)(base + c->row) * bytes, out,
                       n * (size_t)c->rows);
-        return;
+        return true;
+    }
+    if (is_packed(s) && !o->heads) {
+        struct layout_rows rows = packed_rows(o, s, c, c->row, c->rows);
+        return read_packed(t, s, &rows, out, err);
     }
     for (int32_t i = 0; i < c->rows; i++, out += n) {
         int64_t row = base + woven_row(o, c->row + i);
-        if (s->of)
+        struct layout_rows one = packed_rows(o, s, c, c->row + i, 1);
+        if (is_packed(s)) {
+            if (!read_packed(t, s, &one, out, err))
+                return false;
+        } else if (s->of) {
             read_part(s, base, c->row + i, n, out);
-        else if (s->zeros)
-            read_gptq(s, row, n, (size_t)o->rows, out);
-        else if (s->scale)
-            read_fp8(s, row, n, out);
-        else
+        } else {
             quantize_load(s->data->type,
                           s->data->data + (size_t)row * dtype_bytes(s->data->type, n), out, n);
+        }
     }
+    return true;
 }
 
 /* Gives back the pages of a chunk's input. Neighbours may share the last one: they read it again. */
@@ -186,7 +199,8 @@ static void forget_chunk(const struct run *r, const struct out_tensor *o, const 
     int64_t row;
     const struct source *s = chunk_source(o, c, &row);
     if (!is_plain(s) || o->heads) {
-        bool last = c->row + c->rows == o->rows && (!s->of || c->mat == o->n_mats - 1);
+        bool one = s->of || s->layout.n_stack; /* of several matrices */
+        bool last = c->row + c->rows == o->rows && (!one || c->mat == o->n_mats - 1);
         if (last) /* read across: drop the whole at its end */
             tensorfile_forget(r->t->in, s->data);
         return;
@@ -249,9 +263,14 @@ static bool do_chunk(struct run *r, const struct chunk *c, struct buffers *b, st
     const void *data = b->blocks;
     if (s && is_plain(s) && !o->heads && s->data->type == o->type) {
         data = s->data->data + (size_t)row * row_bytes;
+    } else if (s && is_packed(s) && !o->heads && s->layout.type == o->type) { /* bit for bit */
+        struct layout_rows rows = packed_rows(o, s, c, c->row, c->rows);
+        struct layout_planes to = {.data = b->blocks};
+        bool permuted;
+        if (!layout_read(&s->layout, r->t->in->path, &rows, &to, &permuted, err))
+            return false;
     } else {
-        read_rows(o, c, b->values);
-        if (!check_range(o, c, b->values, n, err))
+        if (!read_rows(r->t, o, c, b->values, err) || !check_range(o, c, b->values, n, err))
             return false;
         bool weighted = o->weighted &&
                         imatrix_weights(r->t->importance, o->name, (size_t)c->mat, n, b->weights);

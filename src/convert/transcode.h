@@ -8,18 +8,14 @@
 
 #include "convert/imatrix.h"
 #include "file/gguf_write.h"
+#include "model/layout.h"
 
 /* One matrix of an input file. */
 struct source {
-    const struct tensor *data; /* plain values or blocks; FP8 codes; GPTQ qweight */
-    const struct tensor
-        *scale; /* FP8: (ceil(rows/128), ceil(n/128)); GPTQ: scales (groups, rows) */
-    const struct tensor *zeros; /* GPTQ: qzeros (groups, rows/8) */
-    const struct tensor *order; /* GPTQ: g_idx (n) or NULL */
-    int group_len;              /* GPTQ */
-    bool zero_plus;             /* GPTQ: zeros are stored less one */
-    /* A plain tensor of which these are rows first, first + step, ... of `of` in each matrix; of 0:
-     * all of them. across: it is stored transposed. */
+    const struct tensor *data; /* values or blocks; of a packed matrix, its codes */
+    struct layout layout;      /* LAYOUT_PLAIN: data is all there is */
+    /* These are rows first, first + step, ... of the tensor's, a plain one's of `of` in each matrix;
+     * of 0: all of them. across: it is stored transposed. */
     int first, step, of;
     bool across;
 };

@@ -90,46 +90,6 @@ static bool find_hf(struct reader *in)
     return true;
 }
 
-static bool hf_packing(const struct reader *in)
-{
-    struct config *c = in->c;
-    const json_t *q = reader_get(in->f->config, "quantization_config", NULL);
-    if (!q)
-        return true;
-    const char *method = json_string_value(json_object_get(q, "quant_method"));
-    if (!method)
-        return error_set(in->err, "%s: config.json: quantization_config.quant_method: missing",
-                         in->f->path);
-    if (!strcmp(method, "gptq")) {
-        double bits = 0, group = 0;
-        if (!reader_number(in, q, "bits", 1, 16, true, &bits) ||
-            !reader_number(in, q, "group_size", -1, 1 << 24, true, &group))
-            return false;
-        if (bits != 4)
-            return error_set(in->err, "%s: GPTQ with %g bits is not supported (4 is)", in->f->path,
-                             bits);
-        if (group == 0)
-            return error_set(in->err, "%s: config.json: group_size: 0", in->f->path);
-        const char *format = json_string_value(json_object_get(q, "checkpoint_format"));
-        c->packing = PACK_GPTQ;
-        c->gptq_group = (int)group;
-        c->gptq_zero_plus = !format || strcmp(format, "gptq_v2") != 0;
-        return true;
-    }
-    if (!strcmp(method, "fp8")) {
-        const json_t *block = json_object_get(q, "weight_block_size");
-        if (json_array_size(block) != 2 || json_integer_value(json_array_get(block, 0)) != 128 ||
-            json_integer_value(json_array_get(block, 1)) != 128)
-            return error_set(in->err,
-                             "%s: config.json: weight_block_size: only [128, 128] is supported",
-                             in->f->path);
-        c->packing = PACK_FP8;
-        return true;
-    }
-    return error_set(in->err, "%s: quantization \"%.40s\" is not supported (gptq and fp8 are)",
-                     in->f->path, method);
-}
-
 static bool check(const struct reader *in)
 {
     const struct config *c = in->c;
@@ -175,5 +135,5 @@ bool config_load(const struct tensorfile *f, struct config *c, struct error *err
     *c = (struct config){0};
     struct reader in = {f, c, err, f->config};
     return (f->is_gguf ? find_gguf(&in) : find_hf(&in)) && c->family->read(&in) &&
-           (f->is_gguf || hf_packing(&in)) && check(&in);
+           (f->is_gguf || layout_read_config(&in, &c->layout)) && check(&in);
 }

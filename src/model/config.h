@@ -7,6 +7,7 @@
 
 #include "backend/layer.h"
 #include "file/tensorfile.h"
+#include "model/layout.h"
 
 enum { CONFIG_MAX_LAYERS = 1024, CONFIG_MAX_EXPERTS_USED = 256, ROPE_MAX_FACTORS = 256 };
 
@@ -33,9 +34,6 @@ struct rope_config {
     bool factors; /* config.rope_short divides the frequencies; ROPE_LONG: or rope_long */
     int original_context;
 };
-
-/* Compressed safetensors: how q4 codes and FP8 blocks are stored. */
-enum packing { PACK_NONE, PACK_GPTQ, PACK_FP8 };
 
 struct config {
     const struct family *family;
@@ -72,9 +70,7 @@ struct config {
     struct rope_config rope_window; /* of layers that slide; theta 0: the same */
     int n_rot_window;
     float rope_short[ROPE_MAX_FACTORS], rope_long[ROPE_MAX_FACTORS]; /* (n_rot/2) */
-    enum packing packing;
-    int gptq_group;      /* -1 = whole row */
-    bool gptq_zero_plus; /* v1 files store zero - 1 */
+    struct layout_config layout;                                     /* of compressed folders */
 };
 
 bool config_load(const struct tensorfile *f, struct config *c, struct error *err);

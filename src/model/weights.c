@@ -130,194 +130,130 @@ static bool load_vector(struct loader *l, const struct want *want)
     return ok;
 }
 
-/* GPTQ: qweight (in/8, out) i32, qzeros (groups, out/8) i32, scales (groups, out) half, g_idx (in).
- * Becomes rows of codes with columns sorted by group, so that a group is contiguous. */
+/* What is compressed in a folder, in the forms of layout.h. */
 
-struct gptq_tensors {
-    const struct tensor *codes, *zeros, *scales, *g_idx;
+struct place {
+    struct loader *l;
+    const struct name *name;
+    int layer, expert;
 };
 
-static bool gptq_find(struct loader *l, const struct name *n, int layer, int expert, int n_in,
-                      int n_out, struct gptq_tensors *g, int *group_len, int *n_groups)
+static const struct tensor *find_part(void *arg, const char *suffix)
 {
-    g->codes = need(l, n, layer, expert, "qweight");
-    g->zeros = g->codes ? need(l, n, layer, expert, "qzeros") : NULL;
-    g->scales = g->zeros ? need(l, n, layer, expert, "scales") : NULL;
-    if (!g->scales)
+    const struct place *p = arg;
+    return lookup(p->l, p->name, p->layer, p->expert, suffix);
+}
+
+/* The layout of expert e's rows; of all experts' where they are stacked. */
+static bool find_layout(struct loader *l, const struct rows *rows, int layer, int e, int n_in,
+                        int n_stack, struct layout *out)
+{
+    struct place place = {l, rows->name, layer, e};
+    struct layout_ask ask = {.path = l->f->path,
+                             .find = find_part,
+                             .arg = &place,
+                             .config = &l->m->config.layout,
+                             .n_in = n_in,
+                             .n_out = rows->of ? rows->of : rows->n,
+                             .n_stack = n_stack};
+    if (!layout_find(&ask, out, l->err))
         return false;
-    g->g_idx = lookup(l, n, layer, expert, "g_idx");
-    const struct config *c = &l->m->config;
-    int len = c->gptq_group < 0 || c->gptq_group > n_in ? n_in : c->gptq_group;
-    int groups = (n_in + len - 1) / len;
-    if (n_in % 8 || n_out % 8)
-        return error_set(l->err, "%s: tensor %s: GPTQ needs multiples of 8, not %d x %d",
-                         l->f->path, g->codes->name, n_in, n_out);
-    if (!check_shape(l, g->codes, n_out, n_in / 8, 1) ||
-        !check_shape(l, g->zeros, n_out / 8, groups, 1) ||
-        !check_shape(l, g->scales, n_out, groups, 1) ||
-        (g->g_idx && !check_shape(l, g->g_idx, n_in, 1, 1)))
-        return false;
-    const struct tensor *ints[] = {g->codes, g->zeros, g->g_idx};
-    for (int i = 0; i < 3; i++)
-        if (ints[i] && ints[i]->type != DT_I32)
-            return error_set(l->err, "%s: tensor %s: type %s where I32 is expected", l->f->path,
-                             ints[i]->name, ints[i]->type_name);
-    if (g->scales->type != DT_F16 && g->scales->type != DT_BF16 && g->scales->type != DT_F32)
-        return error_set(l->err, "%s: tensor %s: type %s where F16 is expected", l->f->path,
-                         g->scales->name, g->scales->type_name);
-    *group_len = len;
-    *n_groups = groups;
+    const struct tensor *all[] = {out->data, out->scale, out->zero, out->order, out->global};
+    for (int i = 0; i < 5; i++)
+        if (all[i])
+            mark_used(l, all[i]);
     return true;
 }
 
-static uint32_t load_u32(const uint8_t *p, size_t i)
+/* The planes of n_expert matrices, and tables of them. */
+struct planes {
+    struct layout_bytes each;
+    uint8_t *data, *scale, *zero, *order;
+    const uint8_t **data_of, **zero_of;
+    const void **scale_of;
+    const int32_t **order_of;
+};
+
+static void planes_make(struct loader *l, const struct layout *lay, int n, int n_expert,
+                        bool direct, struct planes *p)
 {
-    uint32_t v;
-    memcpy(&v, p + 4 * i, 4);
-    return v;
+    size_t experts = (size_t)n_expert;
+    *p = (struct planes){.each = layout_bytes(lay, n)};
+    p->data = direct ? NULL : block(l, experts, p->each.data);
+    p->scale = p->each.scale ? block(l, experts, p->each.scale) : NULL;
+    p->zero = p->each.zero ? block(l, experts, p->each.zero) : NULL;
+    p->order = p->each.order ? block(l, experts, p->each.order) : NULL;
+    p->data_of = block(l, experts, sizeof *p->data_of);
+    p->scale_of = block(l, experts, sizeof *p->scale_of);
+    p->zero_of = block(l, experts, sizeof *p->zero_of);
+    p->order_of = block(l, experts, sizeof *p->order_of);
 }
 
-/* order[j] = input column stored at j: columns sorted by group, stable. True if that is not the
- * identity. Groups must come out full, or they would straddle. */
-static bool gptq_order(struct loader *l, const struct gptq_tensors *g, int n_in, int group_len,
-                       int n_groups, int32_t *order, bool *permuted)
+/* A segment from a compressed layout; leaves s->data NULL where there is none. */
+static bool add_packed(struct loader *l, struct raw_weight *w, const struct rows *rows, int layer,
+                       struct raw_seg *s)
 {
-    *permuted = false;
-    for (int j = 0; j < n_in; j++)
-        order[j] = j;
-    if (!g->g_idx)
-        return true;
-    int *at = mem_zalloc((size_t)n_groups, sizeof *at);
-    bool ok = true;
-    for (int j = 0; ok && j < n_in; j++) {
-        uint32_t group = load_u32(g->g_idx->data, (size_t)j);
-        if (group >= (uint32_t)n_groups || at[group] >= group_len) {
-            ok = error_set(l->err, "%s: tensor %s: entry %d: group %u is out of range or over-full",
-                           l->f->path, g->g_idx->name, j, group);
-            break;
-        }
-        int stored = (int)group * group_len + at[group]++;
-        if (stored >= n_in)
-            ok = error_set(l->err, "%s: tensor %s: group %u is over-full", l->f->path,
-                           g->g_idx->name, group);
-        else
-            order[stored] = j;
-        *permuted |= stored != j;
-    }
-    mem_free(at);
-    return ok;
-}
-
-/* Rows of codes from (n_in/8, n_out) words of 8 columns each: a word is 4 bytes of a row as it is,
- * where its columns stay together. In blocks that stay in the first cache both ways. */
-static void gptq_codes(const uint8_t *words, const int32_t *order, int n_in, int n_out,
-                       uint8_t *out)
-{
-    enum { ROWS = 64, WORDS = 16 };
-    uint32_t block[WORDS][ROWS];
-    int n_words = n_in / 8;
-    for (int o = 0; o < n_out; o += ROWS)
-        for (int j = 0; j < n_words; j += WORDS) {
-            int rows = n_out - o < ROWS ? n_out - o : ROWS;
-            int n = n_words - j < WORDS ? n_words - j : WORDS;
-            for (int i = 0; i < n; i++) {
-                const int32_t *from = order + 8 * (j + i);
-                bool together = from[0] % 8 == 0;
-                for (int k = 1; k < 8; k++)
-                    together &= from[k] == from[0] + k;
-                if (!together)
-                    memset(block[i], 0, sizeof block[i]);
-                for (int k = 0; k < (together ? 1 : 8); k++) {
-                    uint32_t in[ROWS];
-                    size_t at = (size_t)(from[k] / 8) * (size_t)n_out + (size_t)o;
-                    memcpy(together ? block[i] : in, words + 4 * at, (size_t)rows * sizeof *in);
-                    int right = from[k] % 8 * 4, left = 4 * k;
-                    for (int r = 0; r < rows && !together; r++)
-                        block[i][r] |= (in[r] >> right & 15) << left;
-                }
-            }
-            for (int r = 0; r < rows; r++) {
-                uint32_t row[WORDS];
-                for (int i = 0; i < n; i++)
-                    row[i] = block[i][r];
-                memcpy(out + (size_t)(o + r) * (size_t)(n_in / 2) + 4 * (size_t)j, row,
-                       (size_t)n * sizeof *row);
-            }
-        }
-}
-
-static bool gptq_unpack(struct loader *l, const struct name *n, int layer, int n_in, int n_out,
-                        int n_expert, struct raw_seg *s)
-{
-    struct gptq_tensors g;
-    int len = 0, groups = 0;
-    if (!gptq_find(l, n, layer, 0, n_in, n_out, &g, &len, &groups))
+    int n_in = w->n_in, n_expert = w->n_expert;
+    int n_stack = build_stacked(l->f, rows->name) && n_expert > 1 ? n_expert : 0;
+    struct layout first, lay;
+    if (!find_layout(l, rows, layer, 0, n_in, n_stack, &first))
         return false;
-    size_t code_bytes = (size_t)n_out * (size_t)(n_in / 2), planes = (size_t)n_out * (size_t)groups;
-    uint8_t *codes = block(l, (size_t)n_expert, code_bytes);
-    uint16_t *scales = block(l, (size_t)n_expert, planes * sizeof(uint16_t));
-    uint8_t *zeros = block(l, (size_t)n_expert, planes);
-    int32_t *orders = block(l, (size_t)n_expert, (size_t)n_in * sizeof(int32_t));
-    const uint8_t **data = block(l, (size_t)n_expert, sizeof *data);
-    const void **scale = block(l, (size_t)n_expert, sizeof *scale);
-    const uint8_t **zero = block(l, (size_t)n_expert, sizeof *zero);
-    const int32_t **perm = block(l, (size_t)n_expert, sizeof *perm);
-    bool any = false;
+    if (first.kind == LAYOUT_PLAIN)
+        return true;
+    struct layout_rows r = {
+        .first = rows->first, .step = rows->step ? rows->step : 1, .n = rows->n};
+    struct planes p;
+    bool any = false, permuted;
+    planes_make(l, &first, rows->n, n_expert, layout_direct(&first, &r) != NULL, &p);
+    lay = first;
     for (int e = 0; e < n_expert; e++) {
-        int32_t *order = orders + (size_t)e * (size_t)n_in;
-        bool permuted;
-        if (!gptq_find(l, n, layer, e, n_in, n_out, &g, &len, &groups) ||
-            !gptq_order(l, &g, n_in, len, groups, order, &permuted))
+        if (e > 0 && !n_stack && !find_layout(l, rows, layer, e, n_in, 0, &lay))
+            return false;
+        if (lay.kind != first.kind || lay.group_len != first.group_len)
+            return error_set(l->err, "%s: tensor %s: packed unlike expert 0's", l->f->path,
+                             lay.data ? lay.data->name : first.data->name);
+        size_t at = (size_t)e;
+        r.index = n_stack ? e : 0;
+        struct layout_planes to = {p.data ? p.data + at * p.each.data : NULL,
+                                   p.scale ? p.scale + at * p.each.scale : NULL,
+                                   p.zero ? p.zero + at * p.each.zero : NULL,
+                                   (int32_t *)(p.order ? p.order + at * p.each.order : NULL)};
+        if (!layout_read(&lay, l->f->path, &r, &to, &permuted, l->err))
             return false;
         any |= permuted;
-        uint8_t *out = codes + (size_t)e * code_bytes;
-        gptq_codes(g.codes->data, order, n_in, n_out, out);
-        for (int i = 0; i < groups; i++)
-            for (int o = 0; o < n_out; o++) {
-                size_t at = (size_t)e * planes + (size_t)o * (size_t)groups + (size_t)i;
-                size_t from = (size_t)i * (size_t)n_out + (size_t)o;
-                float value;
-                size_t width = dtype_bytes(g.scales->type, 1);
-                quant_dequantize(g.scales->type, g.scales->data + from * width, &value, 1);
-                scales[at] = f32_to_f16(value);
-                uint32_t word = load_u32(g.zeros->data, from / 8);
-                zeros[at] = (uint8_t)((word >> (from % 8 * 4) & 15) +
-                                      (l->m->config.gptq_zero_plus ? 1 : 0));
-            }
-        data[e] = out;
-        scale[e] = scales + (size_t)e * planes;
-        zero[e] = zeros + (size_t)e * planes;
-        perm[e] = order;
-        const struct tensor *all[] = {g.codes, g.zeros, g.scales, g.g_idx};
-        for (int i = 0; i < 4; i++)
-            if (all[i])
-                mark_used(l, all[i]);
+        p.data_of[e] = to.data ? to.data : layout_direct(&lay, &r);
+        p.scale_of[e] = to.scale;
+        p.zero_of[e] = to.zero;
+        p.order_of[e] = to.order;
     }
-    *s = (struct raw_seg){DT_GPTQ4, n_out, data, scale, zero, any ? perm : NULL, len};
+    *s = (struct raw_seg){first.type,
+                          rows->n,
+                          p.data_of,
+                          p.scale ? p.scale_of : NULL,
+                          p.zero ? p.zero_of : NULL,
+                          any ? p.order_of : NULL,
+                          first.group_len};
+    w->transient = true;
     return true;
 }
 
-/* FP8 block scales as aligned floats; the codes stay in the file. */
-static bool fp8_scales(struct loader *l, const struct name *n, int layer, int n_in, int n_out,
-                       int n_expert, struct raw_seg *s)
+/* A GGUF's NVFP4 weights have one more number each, where its maker wrote one: NAME.scale. */
+static bool tensor_scales(struct loader *l, const struct name *n, int layer, int n_expert,
+                          struct raw_seg *s)
 {
-    size_t cols = (size_t)(n_in + 127) / 128, rows = (size_t)(n_out + 127) / 128;
-    float *scales = block(l, (size_t)n_expert * (size_t)n_out * cols, sizeof *scales);
+    const struct tensor *t = lookup(l, n, layer, 0, "scale");
+    if (!t)
+        return true;
+    if (!check_shape(l, t, n_expert, 1, 1) || !check_floats(l, t))
+        return false;
+    float *scales = block(l, (size_t)n_expert, sizeof *scales);
     const void **table = block(l, (size_t)n_expert, sizeof *table);
+    quant_dequantize(t->type, t->data, scales, (size_t)n_expert);
     for (int e = 0; e < n_expert; e++) {
-        const struct tensor *t = need(l, n, layer, e, "weight_scale_inv");
-        if (!t)
-            return false;
-        if (!check_shape(l, t, (int64_t)cols, (int64_t)rows, 1) || !check_type(l, t))
-            return false;
-        if (dtype_table[t->type].block_len != 1)
-            return error_set(l->err, "%s: tensor %s: type %s", l->f->path, t->name, t->type_name);
-        float *out = scales + (size_t)e * (size_t)n_out * cols;
-        size_t width = dtype_bytes(t->type, cols);
-        for (size_t r = 0; r < (size_t)n_out; r++)
-            quant_dequantize(t->type, t->data + r / 128 * width, out + r * cols, cols);
-        table[e] = out;
-        mark_used(l, t);
+        if (!isfinite(scales[e]))
+            return error_set(l->err, "%s: tensor %s: entry %d: %g is no scale", l->f->path, t->name,
+                             e, (double)scales[e]);
+        table[e] = &scales[e];
     }
     s->scale = table;
     return true;
@@ -376,10 +312,8 @@ static bool add_segment(struct loader *l, struct raw_weight *w, const struct row
     struct raw_seg *s = &w->seg[w->n_seg++];
     int n_in = w->n_in, n_expert = w->n_expert;
     w->n_out += n_out;
-    if (!l->f->is_gguf && l->m->config.packing == PACK_GPTQ && lookup(l, n, layer, 0, "qweight")) {
-        w->transient = true;
-        return gptq_unpack(l, n, layer, n_in, n_out, n_expert, s);
-    }
+    if (!l->f->is_gguf && (!add_packed(l, w, rows, layer, s) || s->data))
+        return s->data != NULL;
     const uint8_t **data = block(l, (size_t)n_expert, sizeof *data);
     bool stacked = build_stacked(l->f, n); /* experts in one tensor */
     /* a folder's tensor may have more rows, which lie as they like */
@@ -408,11 +342,8 @@ static bool add_segment(struct loader *l, struct raw_weight *w, const struct row
     if (n_in % dtype_table[s->type].block_len)
         return error_set(l->err, "%s: tensor %s: row of %d is no multiple of %s's %d", l->f->path,
                          t->name, n_in, dtype_name(s->type), dtype_table[s->type].block_len);
-    if (s->type == DT_F8_E4M3 && lookup(l, n, layer, 0, "weight_scale_inv")) {
-        w->transient = true;
-        if (!fp8_scales(l, n, layer, n_in, n_out, n_expert, s))
-            return false;
-    }
+    if (s->type == DT_NVFP4 && !tensor_scales(l, n, layer, n_expert, s))
+        return false;
     if (part) {
         take_rows(l, s, t, rows, n_in, n_expert);
         w->transient = true;
@@ -586,20 +517,6 @@ void model_free(struct model *m)
     mem_free(m);
 }
 
-/* Parameters of a tensor: GPTQ codes hold eight each; its scales, zeros and order are none. */
-static int64_t tensor_params(const struct tensor *t)
-{
-    int64_t n = t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3];
-    const char *dot = strrchr(t->name, '.');
-    const char *suffix = dot ? dot + 1 : t->name;
-    if (!strcmp(suffix, "qweight"))
-        return n * 8;
-    if (!strcmp(suffix, "qzeros") || !strcmp(suffix, "scales") || !strcmp(suffix, "g_idx") ||
-        !strcmp(suffix, "weight_scale_inv") || !strncmp(t->name, "rope_f", 6))
-        return 0;
-    return n;
-}
-
 void model_measure(const struct tensorfile *f, const struct config *c, struct model_size *out)
 {
     *out = (struct model_size){0};
@@ -609,7 +526,7 @@ void model_measure(const struct tensorfile *f, const struct config *c, struct mo
         const struct tensor *t = &f->tensors[i];
         if (!config_is_text(c, t->name))
             continue;
-        int64_t n = tensor_params(t);
+        int64_t n = strncmp(t->name, "rope_f", 6) ? layout_params(t) : 0;
         bool expert = strstr(t->name, "_exps.") || strstr(t->name, ".experts.");
         /* A token reads one row of the embedding, unless it is the head as well. */
         bool lookup_only = !c->tied && (!strcmp(t->name, "token_embd.weight") ||

@@ -1,0 +1,714 @@
+/* Compressed layouts of folders: which tensors, what shapes, and the way to our forms. See layout.h. */
+#include "model/layout.h"
+#include "base/mem.h"
+#include "model/reader.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+static const struct tensor *find(const struct layout_ask *a, const char *suffix)
+{
+    return a->find(a->arg, suffix);
+}
+
+static bool is_type(const struct tensor *t, const char *name)
+{
+    return t && !strcmp(t->type_name, name);
+}
+
+static bool is_float(const struct tensor *t)
+{
+    return t->type == DT_F32 || t->type == DT_F16 || t->type == DT_BF16;
+}
+
+/* d0 is the contiguous dimension; d2 counts the stack. */
+static bool check_shape(const struct layout_ask *a, const struct tensor *t, int64_t d0, int64_t d1,
+                        struct error *err)
+{
+    int64_t d2 = a->n_stack ? a->n_stack : 1;
+    if (t->dims[0] == d0 && t->dims[1] == d1 && t->dims[2] == d2 && t->dims[3] == 1)
+        return true;
+    return error_set(err,
+                     "%s: tensor %s: shape [%" PRId64 ", %" PRId64 ", %" PRId64
+                     "], expected [%" PRId64 ", %" PRId64 ", %" PRId64 "]",
+                     a->path, t->name, t->dims[0], t->dims[1], t->dims[2], d0, d1, d2);
+}
+
+static bool bad_type(const struct layout_ask *a, const struct tensor *t, const char *want,
+                     struct error *err)
+{
+    return error_set(err, "%s: tensor %s: type %s where %s is expected", a->path, t->name,
+                     t->type_name, want);
+}
+
+/* `t` beside the codes: there, and of this type ("float": F32, F16 or BF16). */
+static bool check_beside(const struct layout_ask *a, const struct tensor *codes, const char *what,
+                         const struct tensor *t, const char *type, struct error *err)
+{
+    if (!t)
+        return error_set(err, "%s: tensor %s: its %s is missing", a->path, codes->name, what);
+    bool floats = !strcmp(type, "float");
+    return (floats ? is_float(t) : is_type(t, type)) ||
+           bad_type(a, t, floats ? "F32, F16 or BF16" : type, err);
+}
+
+/* Every value of a tensor is one number for all: the only entry it may have. */
+static bool check_one(const struct layout_ask *a, const struct tensor *t, struct error *err)
+{
+    if (t->bytes == dtype_bytes(t->type, 1))
+        return true;
+    return error_set(err, "%s: tensor %s: %zu bytes where one number is expected", a->path, t->name,
+                     t->bytes);
+}
+
+static bool no_stack(const struct layout_ask *a, const struct tensor *t, struct error *err)
+{
+    return !a->n_stack ||
+           error_set(err, "%s: tensor %s: this packing of stacked experts is not supported",
+                     a->path, t->name);
+}
+
+/* GPTQ: qweight (in/8, out) I32, qzeros (groups, out/8), scales (groups, out), g_idx (in).
+ * AWQ: qweight (in, out/8), the rest alike, nibbles in an order of their own. */
+static bool find_gptq(const struct layout_ask *a, struct layout *l, struct error *err)
+{
+    bool awq = a->config->awq;
+    l->kind = awq ? LAYOUT_AWQ : LAYOUT_GPTQ;
+    l->type = DT_GPTQ4;
+    l->zero = find(a, "qzeros");
+    l->scale = find(a, "scales");
+    l->order = awq ? NULL : find(a, "g_idx");
+    l->zero_plus = !awq && a->config->zero_plus;
+    int len = a->config->group_len;
+    if (!no_stack(a, l->data, err))
+        return false;
+    if (len == 0)
+        return error_set(err, "%s: tensor %s: config.json has no group_size for it", a->path,
+                         l->data->name);
+    l->group_len = len < 0 || len > a->n_in ? a->n_in : len;
+    l->n_groups = (a->n_in + l->group_len - 1) / l->group_len;
+    if (a->n_in % 8 || a->n_out % 8)
+        return error_set(err, "%s: tensor %s: packing needs multiples of 8, not %d x %d", a->path,
+                         l->data->name, a->n_in, a->n_out);
+    if (!check_beside(a, l->data, "qzeros", l->zero, "I32", err) ||
+        !check_beside(a, l->data, "scales", l->scale, "float", err))
+        return false;
+    if (l->data->type != DT_I32)
+        return bad_type(a, l->data, "I32", err);
+    if (l->order && l->order->type != DT_I32)
+        return bad_type(a, l->order, "I32", err);
+    return check_shape(a, l->data, awq ? a->n_out / 8 : a->n_out, awq ? a->n_in : a->n_in / 8,
+                       err) &&
+           check_shape(a, l->zero, a->n_out / 8, l->n_groups, err) &&
+           check_shape(a, l->scale, a->n_out, l->n_groups, err) &&
+           (!l->order || check_shape(a, l->order, a->n_in, 1, err));
+}
+
+/* Groups by the number of scales a row has. */
+static bool count_groups(const struct layout_ask *a, struct layout *l, struct error *err)
+{
+    int64_t groups = l->scale->dims[0];
+    if (groups < 1 || groups > a->n_in || a->n_in % groups)
+        return error_set(err, "%s: tensor %s: %" PRId64 " scales for rows of %d", a->path,
+                         l->scale->name, groups, a->n_in);
+    l->n_groups = (int)groups;
+    l->group_len = a->n_in / (int)groups;
+    return true;
+}
+
+/* compressed-tensors Int4: weight_packed (out, in/8) I32, weight_scale (out, groups),
+ * weight_zero_point (out/8, groups) I32 or (out, groups) I8, weight_g_idx (in). */
+static bool find_int4(const struct layout_ask *a, struct layout *l, struct error *err)
+{
+    l->kind = LAYOUT_INT4;
+    l->type = DT_GPTQ4;
+    l->scale = find(a, "weight_scale");
+    l->zero = find(a, "weight_zero_point");
+    l->order = find(a, "weight_g_idx");
+    find(a, "weight_shape");
+    if (l->data->type != DT_I32)
+        return bad_type(a, l->data, "I32 or U8", err);
+    if (!check_beside(a, l->data, "weight_scale", l->scale, "float", err) ||
+        !no_stack(a, l->data, err))
+        return false;
+    if (a->n_in % 8 || a->n_out % 8)
+        return error_set(err, "%s: tensor %s: packing needs multiples of 8, not %d x %d", a->path,
+                         l->data->name, a->n_in, a->n_out);
+    if (l->data->dims[0] == a->n_in / 4)
+        return error_set(err, "%s: tensor %s: 8 bits a value are not supported (4 are)", a->path,
+                         l->data->name);
+    if (!check_shape(a, l->data, a->n_in / 8, a->n_out, err) || !count_groups(a, l, err) ||
+        !check_shape(a, l->scale, l->n_groups, a->n_out, err))
+        return false;
+    if (l->zero && !is_type(l->zero, "I32") && !is_type(l->zero, "I8"))
+        return bad_type(a, l->zero, "I32 or I8", err);
+    if (l->zero && !check_shape(a, l->zero, l->n_groups,
+                                l->zero->type == DT_I8 ? a->n_out : a->n_out / 8, err))
+        return false;
+    if (l->order && l->order->type != DT_I32)
+        return bad_type(a, l->order, "I32", err);
+    return !l->order || check_shape(a, l->order, a->n_in, 1, err);
+}
+
+/* FP8: weight (out, in); weight_scale or weight_scale_inv of one number, (out) or (out, 1), or of
+ * blocks. */
+static bool find_fp8(const struct layout_ask *a, struct layout *l, const struct tensor *scale,
+                     struct error *err)
+{
+    l->kind = LAYOUT_FP8;
+    l->type = DT_F8_E4M3;
+    l->scale = scale;
+    find(a, "input_scale"); /* of activations: ours stay as they are */
+    if (!check_shape(a, l->data, a->n_in, a->n_out, err) ||
+        !check_beside(a, l->data, "weight_scale", scale, "float", err))
+        return false;
+    int64_t per = dtype_table[scale->type].block_bytes, n = (int64_t)scale->bytes / per;
+    int64_t stack = a->n_stack ? a->n_stack : 1;
+    l->block[0] = a->n_out;
+    l->block[1] = a->n_in;
+    if (n == stack)
+        return true;
+    l->block[0] = 1;
+    if (n == stack * a->n_out && (scale->dims[0] == 1 || scale->dims[0] == a->n_out))
+        return true;
+    int rows = a->config->block[0] ? a->config->block[0] : 128;
+    int cols = a->config->block[1] ? a->config->block[1] : 128;
+    if (cols % 128 && cols < a->n_in)
+        return error_set(err, "%s: tensor %s: blocks of %d columns are not supported", a->path,
+                         scale->name, cols);
+    l->block[0] = rows;
+    l->block[1] = cols;
+    return check_shape(a, scale, (a->n_in + cols - 1) / cols, (a->n_out + rows - 1) / rows, err);
+}
+
+/* NVFP4: codes (out, in/2) U8, scales (out, in/16) FP8, and one for the whole tensor. */
+static bool find_nvfp4(const struct layout_ask *a, struct layout *l, struct error *err)
+{
+    l->kind = LAYOUT_NVFP4;
+    l->type = DT_NVFP4;
+    l->scale = find(a, "weight_scale");
+    l->global = find(a, "weight_global_scale");
+    l->reciprocal = l->global != NULL;
+    if (!l->global)
+        l->global = find(a, "weight_scale_2");
+    find(a, "input_scale");
+    find(a, "input_global_scale");
+    if (!check_beside(a, l->data, "weight_scale", l->scale, "F8_E4M3", err) ||
+        !check_beside(a, l->data, "global scale", l->global, "float", err) ||
+        !no_stack(a, l->data, err))
+        return false;
+    if (a->n_in % QK_NVFP4)
+        return error_set(err, "%s: tensor %s: row of %d is no multiple of NVFP4's %d", a->path,
+                         l->data->name, a->n_in, QK_NVFP4);
+    return check_shape(a, l->data, a->n_in / 2, a->n_out, err) &&
+           check_shape(a, l->scale, a->n_in / 16, a->n_out, err) && check_one(a, l->global, err);
+}
+
+/* MXFP4: codes (out, in/2) U8, or (out, in/32, 16); exponents (out, in/32) U8. */
+static bool find_mxfp4(const struct layout_ask *a, struct layout *l, const char *scale,
+                       struct error *err)
+{
+    l->kind = LAYOUT_MXFP4;
+    l->type = DT_MXFP4;
+    l->scale = find(a, scale);
+    if (!check_beside(a, l->data, scale, l->scale, "U8", err))
+        return false;
+    if (!is_type(l->data, "U8"))
+        return bad_type(a, l->data, "U8", err);
+    if (a->n_in % QK_32)
+        return error_set(err, "%s: tensor %s: row of %d is no multiple of MXFP4's %d", a->path,
+                         l->data->name, a->n_in, QK_32);
+    int64_t stack = a->n_stack ? a->n_stack : 1;
+    const int64_t *d = l->data->dims;
+    bool flat = d[0] == a->n_in / 2 && d[1] == a->n_out && d[2] == stack && d[3] == 1;
+    bool cut = d[0] == 16 && d[1] == a->n_in / 32 && d[2] == a->n_out && d[3] == stack;
+    if (!flat && !cut)
+        return error_set(err,
+                         "%s: tensor %s: shape [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64
+                         "], expected [16, %d, %d, %" PRId64 "]",
+                         a->path, l->data->name, d[0], d[1], d[2], d[3], a->n_in / 32, a->n_out,
+                         stack);
+    return check_shape(a, l->scale, a->n_in / 32, a->n_out, err);
+}
+
+bool layout_find(const struct layout_ask *a, struct layout *l, struct error *err)
+{
+    *l = (struct layout){.n_in = a->n_in, .n_out = a->n_out, .n_stack = a->n_stack};
+    const struct tensor *t;
+    if ((l->data = find(a, "qweight")))
+        return find_gptq(a, l, err);
+    if ((l->data = find(a, "blocks")))
+        return find_mxfp4(a, l, "scales", err);
+    if ((l->data = find(a, "weight_packed"))) {
+        if (!is_type(l->data, "U8"))
+            return find_int4(a, l, err);
+        bool mx = is_type(find(a, "weight_scale"), "U8");
+        return mx ? find_mxfp4(a, l, "weight_scale", err) : find_nvfp4(a, l, err);
+    }
+    if (!(t = find(a, "weight")))
+        return true; /* whoever needs it says that it is missing */
+    l->data = t;
+    if (is_type(t, "U8"))
+        return find_nvfp4(a, l, err);
+    const struct tensor *scale = find(a, "weight_scale_inv");
+    scale = scale ? scale : find(a, "weight_scale");
+    if (t->type == DT_F8_E4M3 && scale)
+        return find_fp8(a, l, scale, err);
+    l->data = NULL;
+    return true;
+}
+
+/* Reading */
+
+static uint32_t load_u32(const uint8_t *p, size_t i)
+{
+    uint32_t v;
+    memcpy(&v, p + 4 * i, 4);
+    return v;
+}
+
+static float load_float(const struct tensor *t, size_t i)
+{
+    float v;
+    quant_dequantize(t->type, t->data + i * dtype_bytes(t->type, 1), &v, 1);
+    return v;
+}
+
+static bool bad_scale(const char *path, const struct tensor *t, size_t i, float v,
+                      struct error *err)
+{
+    return error_set(err, "%s: tensor %s: entry %zu: %g is no scale", path, t->name, i, (double)v);
+}
+
+struct layout_bytes layout_bytes(const struct layout *l, int n)
+{
+    size_t rows = (size_t)n, n_in = (size_t)l->n_in;
+    struct layout_bytes b = {.data = rows * dtype_bytes(l->type, n_in)};
+    if (l->type == DT_GPTQ4) {
+        b.scale = rows * (size_t)l->n_groups * sizeof(uint16_t);
+        b.zero = rows * (size_t)l->n_groups;
+        b.order = n_in * sizeof(int32_t);
+    } else if (l->type == DT_F8_E4M3) {
+        b.scale = rows * ((n_in + 127) / 128) * sizeof(float);
+    } else if (l->type == DT_NVFP4) {
+        b.scale = sizeof(float);
+    }
+    return b;
+}
+
+/* order[j] = input column stored at j: columns sorted by group, stable. Groups must come out full, or
+ * they would straddle. */
+static bool read_order(const struct layout *l, const char *path, int32_t *order, bool *permuted,
+                       struct error *err)
+{
+    *permuted = false;
+    for (int j = 0; j < l->n_in; j++)
+        order[j] = j;
+    bool unset = true; /* compressed-tensors: -1 throughout where columns are in order */
+    for (int j = 0; l->order && unset && j < l->n_in; j++)
+        unset = load_u32(l->order->data, (size_t)j) == ~0u;
+    if (!l->order || unset)
+        return true;
+    int *at = mem_zalloc((size_t)l->n_groups, sizeof *at);
+    bool ok = true;
+    for (int j = 0; ok && j < l->n_in; j++) {
+        uint32_t group = load_u32(l->order->data, (size_t)j);
+        int stored = 0;
+        ok = group < (uint32_t)l->n_groups && at[group] < l->group_len;
+        if (ok) {
+            stored = (int)group * l->group_len + at[group]++;
+            ok = stored < l->n_in;
+        }
+        if (!ok) {
+            error_set(err, "%s: tensor %s: entry %d: group %u is out of range or over-full", path,
+                      l->order->name, j, group);
+            break;
+        }
+        order[stored] = j;
+        *permuted |= stored != j;
+    }
+    mem_free(at);
+    return ok;
+}
+
+/* Rows of codes from (n_in/8, n_out) words of 8 columns each: a word is 4 bytes of a row as it is,
+ * where its columns stay together. In blocks that stay in the first cache both ways. */
+static void codes_gptq(const struct layout *l, const struct layout_rows *r, const int32_t *order,
+                       uint8_t *out)
+{
+    enum { ROWS = 64, WORDS = 16 };
+    const uint8_t *words = l->data->data;
+    uint32_t block[WORDS][ROWS];
+    int n_words = l->n_in / 8;
+    for (int o = 0; o < r->n; o += ROWS)
+        for (int j = 0; j < n_words; j += WORDS) {
+            int rows = r->n - o < ROWS ? r->n - o : ROWS;
+            int n = n_words - j < WORDS ? n_words - j : WORDS;
+            for (int i = 0; i < n; i++) {
+                const int32_t *from = order + 8 * (j + i);
+                bool together = from[0] % 8 == 0;
+                for (int k = 1; k < 8; k++)
+                    together &= from[k] == from[0] + k;
+                if (!together)
+                    memset(block[i], 0, sizeof block[i]);
+                for (int k = 0; k < (together ? 1 : 8); k++) {
+                    size_t at =
+                        (size_t)(from[k] / 8) * (size_t)l->n_out + (size_t)(r->first + r->step * o);
+                    int right = from[k] % 8 * 4, left = 4 * k;
+                    for (int row = 0; row < rows; row++) {
+                        uint32_t in = load_u32(words, at + (size_t)(r->step * row));
+                        if (together)
+                            block[i][row] = in;
+                        else
+                            block[i][row] |= (in >> right & 15) << left;
+                    }
+                }
+            }
+            for (int row = 0; row < rows; row++) {
+                uint32_t line[WORDS];
+                for (int i = 0; i < n; i++)
+                    line[i] = block[i][row];
+                memcpy(out + (size_t)(o + row) * (size_t)(l->n_in / 2) + 4 * (size_t)j, line,
+                       (size_t)n * sizeof *line);
+            }
+        }
+}
+
+/* Where output o of eight lies in a word of AWQ's. */
+static int awq_shift(int o)
+{
+    return 4 * (o % 8 / 2 + o % 2 * 4);
+}
+
+/* Rows of codes from (n_in, n_out/8) words of 8 rows each. Eight rows at a time: their words are read
+ * once. */
+static void codes_awq(const struct layout *l, const struct layout_rows *r, uint8_t *out)
+{
+    size_t width = (size_t)(l->n_out / 8), half = (size_t)(l->n_in / 2);
+    for (int o = 0; o < r->n;) {
+        int row = r->first + r->step * o, n = 1;
+        while (o + n < r->n && (row + r->step * n) / 8 == row / 8)
+            n++;
+        for (size_t j = 0; j < half; j++) {
+            uint32_t a = load_u32(l->data->data, 2 * j * width + (size_t)(row / 8));
+            uint32_t b = load_u32(l->data->data, (2 * j + 1) * width + (size_t)(row / 8));
+            for (int i = 0; i < n; i++) {
+                int shift = awq_shift(row + r->step * i);
+                out[(size_t)(o + i) * half + j] =
+                    (uint8_t)((a >> shift & 15) | (b >> shift & 15) << 4);
+            }
+        }
+        o += n;
+    }
+}
+
+/* Rows of codes that lie as ours do, in another order of columns where there is one. */
+static void codes_int4(const struct layout *l, const struct layout_rows *r, const int32_t *order,
+                       bool permuted, uint8_t *out)
+{
+    size_t half = (size_t)(l->n_in / 2);
+    for (int i = 0; i < r->n; i++, out += half) {
+        const uint8_t *row = l->data->data + (size_t)(r->first + r->step * i) * half;
+        if (!permuted) {
+            memcpy(out, row, half);
+            continue;
+        }
+        for (size_t j = 0; j < half; j++) {
+            int a = order[2 * j], b = order[2 * j + 1];
+            out[j] =
+                (uint8_t)((row[a / 2] >> a % 2 * 4 & 15) | (row[b / 2] >> b % 2 * 4 & 15) << 4);
+        }
+    }
+}
+
+/* The zero of (group g, row o) in the scale of codes. */
+static int zero_at(const struct layout *l, size_t g, size_t o)
+{
+    size_t groups = (size_t)l->n_groups;
+    switch (l->kind) {
+    case LAYOUT_GPTQ: {
+        uint32_t word = load_u32(l->zero->data, g * (size_t)(l->n_out / 8) + o / 8);
+        return (int)(word >> 4 * (o % 8) & 15) + l->zero_plus;
+    }
+    case LAYOUT_AWQ: {
+        uint32_t word = load_u32(l->zero->data, g * (size_t)(l->n_out / 8) + o / 8);
+        return (int)(word >> awq_shift((int)(o % 8)) & 15);
+    }
+    default:
+        if (!l->zero)
+            return 8;
+        if (l->zero->type == DT_I8)
+            return (int8_t)l->zero->data[o * groups + g] + 8;
+        return (int)(load_u32(l->zero->data, o / 8 * groups + g) >> 4 * (o % 8) & 15);
+    }
+}
+
+static bool read_int4(const struct layout *l, const char *path, const struct layout_rows *r,
+                      const struct layout_planes *to, bool *permuted, struct error *err)
+{
+    if (!read_order(l, path, to->order, permuted, err))
+        return false;
+    if (l->kind == LAYOUT_GPTQ)
+        codes_gptq(l, r, to->order, to->data);
+    else if (l->kind == LAYOUT_AWQ)
+        codes_awq(l, r, to->data);
+    else
+        codes_int4(l, r, to->order, *permuted, to->data);
+    size_t groups = (size_t)l->n_groups, across = (size_t)l->n_out;
+    uint16_t *scale = to->scale;
+    for (size_t i = 0; i < (size_t)r->n; i++) {
+        size_t o = (size_t)(r->first + r->step * (int)i);
+        for (size_t g = 0; g < groups; g++) {
+            size_t at = l->kind == LAYOUT_INT4 ? o * groups + g : g * across + o;
+            float v = load_float(l->scale, at);
+            uint16_t half = f32_to_f16(v);
+            if (!isfinite(f16_to_f32(half)))
+                return bad_scale(path, l->scale, at, v, err);
+            scale[i * groups + g] = half;
+            int zero = zero_at(l, g, o);
+            if (zero < 0 || zero > 16)
+                return error_set(err, "%s: tensor %s: row %zu, group %zu: zero point %d", path,
+                                 l->zero->name, o, g, zero - 8);
+            to->zero[i * groups + g] = (uint8_t)zero;
+        }
+    }
+    return true;
+}
+
+static bool read_fp8(const struct layout *l, const char *path, const struct layout_rows *r,
+                     const struct layout_planes *to, struct error *err)
+{
+    size_t n_in = (size_t)l->n_in, cols = (n_in + 127) / 128;
+    size_t across = (n_in + (size_t)l->block[1] - 1) / (size_t)l->block[1];
+    size_t down = ((size_t)l->n_out + (size_t)l->block[0] - 1) / (size_t)l->block[0];
+    float *scale = to->scale;
+    for (size_t i = 0; i < (size_t)r->n; i++) {
+        size_t o = (size_t)(r->first + r->step * (int)i);
+        size_t first = ((size_t)r->index * down + o / (size_t)l->block[0]) * across;
+        if (to->data)
+            memcpy(to->data + i * n_in,
+                   l->data->data + ((size_t)r->index * (size_t)l->n_out + o) * n_in, n_in);
+        for (size_t j = 0; j < cols; j++) {
+            size_t at = first + j * 128 / (size_t)l->block[1];
+            float v = load_float(l->scale, at);
+            if (!isfinite(v))
+                return bad_scale(path, l->scale, at, v, err);
+            scale[i * cols + j] = v;
+        }
+    }
+    return true;
+}
+
+static bool read_nvfp4(const struct layout *l, const char *path, const struct layout_rows *r,
+                       const struct layout_planes *to, struct error *err)
+{
+    float global = load_float(l->global, 0);
+    if (!isfinite(global) || global <= 0)
+        return bad_scale(path, l->global, 0, global, err);
+    *(float *)to->scale = l->reciprocal ? 1 / global : global;
+    struct block_nvfp4 *out = (struct block_nvfp4 *)to->data;
+    size_t blocks = (size_t)l->n_in / QK_NVFP4;
+    for (int i = 0; i < r->n; i++) {
+        size_t o = (size_t)(r->first + r->step * i);
+        const uint8_t *codes = l->data->data + o * blocks * 32;
+        const uint8_t *scales = l->scale->data + o * blocks * 4;
+        for (size_t b = 0; b < blocks; b++, out++)
+            for (size_t g = 0; g < 4; g++) {
+                uint8_t s = scales[4 * b + g];
+                if (s >= 0x7f)
+                    return bad_scale(path, l->scale, o * blocks * 4 + 4 * b + g, f8e4m3_to_f32(s),
+                                     err);
+                out->d[g] = s;
+                /* 16 values of a group: the first of each byte is the low nibble, ours has halves */
+                const uint8_t *in = codes + 32 * b + 8 * g;
+                for (int k = 0; k < 8; k++) {
+                    int lo = in[k / 2] >> k % 2 * 4 & 15, hi = in[4 + k / 2] >> k % 2 * 4 & 15;
+                    out->qs[8 * g + (size_t)k] = (uint8_t)(lo | hi << 4);
+                }
+            }
+    }
+    return true;
+}
+
+static bool read_mxfp4(const struct layout *l, const char *path, const struct layout_rows *r,
+                       const struct layout_planes *to, struct error *err)
+{
+    struct block_mxfp4 *out = (struct block_mxfp4 *)to->data;
+    size_t blocks = (size_t)l->n_in / QK_32;
+    for (int i = 0; i < r->n; i++) {
+        size_t o = (size_t)r->index * (size_t)l->n_out + (size_t)(r->first + r->step * i);
+        for (size_t b = 0; b < blocks; b++, out++) {
+            const uint8_t *in = l->data->data + (o * blocks + b) * 16;
+            out->e = l->scale->data[o * blocks + b];
+            if (out->e == 255)
+                return bad_scale(path, l->scale, o * blocks + b, NAN, err);
+            for (int k = 0; k < 16; k++) {
+                int lo = in[k / 2] >> k % 2 * 4 & 15, hi = in[8 + k / 2] >> k % 2 * 4 & 15;
+                out->qs[k] = (uint8_t)(lo | hi << 4);
+            }
+        }
+    }
+    return true;
+}
+
+bool layout_read(const struct layout *l, const char *path, const struct layout_rows *rows,
+                 const struct layout_planes *to, bool *permuted, struct error *err)
+{
+    *permuted = false;
+    switch (l->kind) {
+    case LAYOUT_GPTQ:
+    case LAYOUT_AWQ:
+    case LAYOUT_INT4:
+        return read_int4(l, path, rows, to, permuted, err);
+    case LAYOUT_FP8:
+        return read_fp8(l, path, rows, to, err);
+    case LAYOUT_NVFP4:
+        return read_nvfp4(l, path, rows, to, err);
+    case LAYOUT_MXFP4:
+        return read_mxfp4(l, path, rows, to, err);
+    case LAYOUT_PLAIN:
+        break;
+    }
+    CHECK(false, "%s: nothing to undo", path);
+}
+
+const uint8_t *layout_direct(const struct layout *l, const struct layout_rows *rows)
+{
+    if (l->kind != LAYOUT_FP8 || rows->step != 1)
+        return NULL;
+    size_t row = (size_t)rows->index * (size_t)l->n_out + (size_t)rows->first;
+    return l->data->data + row * (size_t)l->n_in;
+}
+
+int64_t layout_params(const struct tensor *t)
+{
+    static const char *const beside[] = {"qzeros",
+                                         "scales",
+                                         "g_idx",
+                                         "weight_scale_inv",
+                                         "weight_scale",
+                                         "weight_shape",
+                                         "weight_g_idx",
+                                         "input_scale",
+                                         "weight_global_scale",
+                                         "weight_scale_2",
+                                         "k_scale",
+                                         "v_scale",
+                                         "weight_zero_point",
+                                         "input_global_scale"};
+    int64_t n = t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3];
+    const char *dot = strrchr(t->name, '.'), *suffix = dot ? dot + 1 : t->name;
+    for (size_t i = 0; i < sizeof beside / sizeof *beside; i++)
+        if (!strcmp(suffix, beside[i]))
+            return 0;
+    size_t len = strlen(suffix);
+    if (len > 7 && !strcmp(suffix + len - 7, "_scales"))
+        return 0;
+    if (!strcmp(suffix, "qweight") || (!strcmp(suffix, "weight_packed") && t->type == DT_I32))
+        return n * 8;
+    bool blocks = len > 7 && !strcmp(suffix + len - 7, "_blocks");
+    return is_type(t, "U8") && (blocks || !strncmp(suffix, "weight", 6)) ? n * 2 : n;
+}
+
+/* quantization_config */
+
+static bool refuse(const struct reader *in, const char *what, const char *value)
+{
+    return error_set(in->err, "%s: config.json: quantization_config: %s \"%.40s\" is not supported",
+                     in->f->path, what, value);
+}
+
+/* One of a list that ends with NULL. */
+static bool is_one_of(const char *s, const char *const *list)
+{
+    for (; *list; list++)
+        if (!strcmp(s, *list))
+            return true;
+    return false;
+}
+
+static bool read_block(const struct reader *in, const json_t *o, const char *key,
+                       struct layout_config *out)
+{
+    const json_t *block = reader_get(o, key, NULL);
+    if (!block)
+        return true;
+    for (int i = 0; i < 2; i++) {
+        json_int_t v = json_integer_value(json_array_get(block, (size_t)i));
+        if (json_array_size(block) != 2 || v < 1 || v > 1 << 20)
+            return error_set(in->err, "%s: config.json: %s: two numbers are expected", in->f->path,
+                             key);
+        out->block[i] = (int)v;
+    }
+    return true;
+}
+
+/* GPTQ and AWQ */
+static bool read_groups(const struct reader *in, const json_t *q, const char *method,
+                        struct layout_config *out)
+{
+    double bits = 0, group = 0;
+    out->awq = !strcmp(method, "awq");
+    if (!reader_number(in, q, "bits", 1, 16, true, &bits) ||
+        !reader_number(in, q, "group_size", -1, 1 << 24, true, &group))
+        return false;
+    if (bits != 4)
+        return error_set(in->err, "%s: %s with %g bits is not supported (4 is)", in->f->path,
+                         out->awq ? "AWQ" : "GPTQ", bits);
+    if (group == 0)
+        return error_set(in->err, "%s: config.json: group_size: 0", in->f->path);
+    const char *version = json_string_value(json_object_get(q, "version"));
+    if (out->awq && version && strcmp(version, "gemm") && strcmp(version, "GEMM"))
+        return refuse(in, "version", version);
+    const char *format = json_string_value(json_object_get(q, "checkpoint_format"));
+    out->group_len = (int)group;
+    out->zero_plus = !format || strcmp(format, "gptq_v2") != 0;
+    return true;
+}
+
+static bool read_compressed(const struct reader *in, const json_t *q, struct layout_config *out)
+{
+    static const char *const formats[] = {
+        "pack-quantized",       "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
+        "mxfp4-pack-quantized", "mixed-precision", "dense",           NULL};
+    const char *format = json_string_value(json_object_get(q, "format"));
+    if (format && !is_one_of(format, formats))
+        return refuse(in, "format", format);
+    const char *key;
+    json_t *group;
+    json_object_foreach(json_object_get(q, "config_groups"), key, group)
+    {
+        const json_t *weights = json_object_get(group, "weights");
+        const char *own = json_string_value(json_object_get(group, "format"));
+        if (own && !is_one_of(own, formats))
+            return refuse(in, "format", own);
+        if (!read_block(in, weights, "block_structure", out))
+            return false;
+    }
+    return true;
+}
+
+bool layout_read_config(const struct reader *in, struct layout_config *out)
+{
+    /* what tensors say by themselves */
+    static const char *const plain[] = {"modelopt", "modelopt_fp4", "mxfp4", "fbgemm_fp8", NULL};
+    const json_t *q = reader_get(in->f->config, "quantization_config", "compression_config");
+    if (!q)
+        return true;
+    const char *method = json_string_value(json_object_get(q, "quant_method"));
+    if (!method)
+        return error_set(in->err, "%s: config.json: quantization_config.quant_method: missing",
+                         in->f->path);
+    if (!strcmp(method, "gptq") || !strcmp(method, "awq"))
+        return read_groups(in, q, method, out);
+    if (!strcmp(method, "fp8"))
+        return read_block(in, q, "weight_block_size", out);
+    if (!strcmp(method, "compressed-tensors"))
+        return read_compressed(in, q, out);
+    return is_one_of(method, plain) ||
+           error_set(in->err,
+                     "%s: quantization \"%.40s\" is not supported (awq, compressed-tensors, fp8, "
+                     "gptq, modelopt and mxfp4 are)",
+                     in->f->path, method);
+}
