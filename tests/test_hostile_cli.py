@@ -74,6 +74,42 @@ def torment(file, model, header):
     print(f"{os.path.basename(file)}: {N_CUTS} cuts, {N_MUTATIONS} mutations, {survived} of them harmless")
 
 
+def hostile_configs(tmp):
+    """Every family, with one number of its config.json that cannot be: it still runs, or one line names the
+    folder. A crash, a hang or a second line is a failure."""
+    draw = random.Random(7)
+    values = [-1, 0, 1, 3, 7, 1 << 31, 1 << 40, 1e300, -0.5, "x", [], {}, True, None]
+    refused = ran = 0
+    for family in sorted(os.listdir("tests/golden")):
+        source = f"tests/golden/{family}"
+        if not os.path.exists(source + "/model.safetensors") or subprocess.run(
+                [STEEL, "show", source, "--brief"], capture_output=True).returncode:
+            continue
+        folder = f"{tmp}/{family}"
+        os.makedirs(folder)
+        os.symlink(os.path.abspath(source + "/model.safetensors"), folder + "/model.safetensors")
+        good = json.load(open(source + "/config.json"))
+        places = [good, good.get("text_config", {})]
+        for o in places[:]:
+            places += [v for v in o.values() if isinstance(v, dict)]
+            places += [w for v in o.values() if isinstance(v, dict) for w in v.values() if isinstance(w, dict)]
+        fields = [(o, k) for o in places for k in o if not k.startswith("vision")]
+        for _ in range(30):
+            o, key = draw.choice(fields)
+            before, o[key] = o[key], draw.choice(values)
+            json.dump(good, open(folder + "/config.json", "w"))
+            r = subprocess.run([STEEL, "logits", folder, "--ids", source + "/golden.bin", "--out", "/dev/null", "-t", "1"],
+                               capture_output=True, timeout=60)
+            lines = r.stderr.decode(errors="replace").splitlines()
+            assert r.returncode in (0, 1), (family, key, o[key], r.returncode, lines[:5])
+            if r.returncode:
+                assert len(lines) == 1 and folder in lines[0], (family, key, o[key], lines[:5])
+            refused += r.returncode
+            ran += 1
+            o[key] = before
+    print(f"configs of every family: {ran} changed, {refused} refused")
+
+
 def main():
     # in memory where possible: rewriting a file over and over waits for the disk
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -86,6 +122,7 @@ def main():
         torment(folder + "/model.safetensors", folder, 8 + n)
         torment(folder + "/config.json", folder, os.path.getsize(folder + "/config.json"))
         torment(folder + "/tokenizer.json", folder, os.path.getsize(folder + "/tokenizer.json"))
+        hostile_configs(tmp)
 
 
 main()

@@ -3,6 +3,7 @@
 #include "cli/hub.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -86,6 +87,105 @@ static void print_tensors(const struct tensorfile *f)
     }
 }
 
+/* A list "a, b" on its line, started by the first entry. */
+static void part(int *n, const char *format, ...)
+{
+    va_list ap;
+    va_start(ap, format);
+    printf("%s", (*n)++ ? ", " : "parts           ");
+    vprintf(format, ap);
+    va_end(ap);
+}
+
+static void print_attention_parts(const struct network *net, int *n)
+{
+    const struct attention *first = NULL;
+    int slide = 0, window = 0, share = 0, same = 0, dims[2] = {0, 0}, attend = 0;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct attention *a = &net->layers[i].mixer.attention;
+        if (net->layers[i].mixer.kind != MIXER_ATTENTION)
+            continue;
+        first = first ? first : a;
+        attend++;
+        slide += a->window != 0;
+        window = a->window > window ? a->window : window;
+        share += a->shares_kv;
+        same += a->k_is_v;
+        dims[0] = !dims[0] || a->k_dim < dims[0] ? a->k_dim : dims[0];
+        dims[1] = a->k_dim > dims[1] ? a->k_dim : dims[1];
+    }
+    if (!first)
+        return;
+    if (slide)
+        part(n, "window of %d in %d of %d layers", window, slide, net->n_layers);
+    if (dims[0] != dims[1])
+        part(n, "heads of %d and %d", dims[0], dims[1]);
+    if (first->sinks)
+        part(n, "sinks");
+    if (first->softcap != 0)
+        part(n, "softcap of scores %g", (double)first->softcap);
+    if (first->q_norm.kind)
+        part(n, "QK-norm%s", first->norm_whole ? " over the projection" : "");
+    if (first->wqkv->bias)
+        part(n, "biases");
+    if (first->rope && first->rope->n_rot < first->k_dim)
+        part(n, "RoPE of %d dims", first->rope->n_rot);
+    if (first->gated)
+        part(n, "gated attention");
+    if (first->temp_beta != 0)
+        part(n, "temperature by position");
+    if (share)
+        part(n, "keys shared in %d layers", share);
+    if (same)
+        part(n, "values from keys in %d layers", same);
+}
+
+static void print_mlp_parts(const struct network *net, int *n)
+{
+    static const char *const acts[] = {"", "GeGLU", "GeGLU", "clamped SwiGLU", "GELU"};
+    static const char *const routers[] = {"", "sigmoid routing", "softmax after the choice"};
+    const struct mlp *last = &net->layers[net->n_layers - 1].mlp;
+    int dense = 0;
+    for (int i = 0; i < net->n_layers; i++)
+        dense += !net->layers[i].mlp.router.w;
+    enum activation act = last->router.w ? last->experts.act : last->dense.act;
+    if (acts[act][0])
+        part(n, "%s", acts[act]);
+    if (last->block.out.kind)
+        part(n, "norms after blocks");
+    if (net->embed.layers.width)
+        part(n, "%d values of embedding per layer", net->embed.layers.width);
+    if (net->head.softcap != 0)
+        part(n, "softcap of logits %g", (double)net->head.softcap);
+    if (!last->router.w)
+        return;
+    if (routers[last->router.kind][0])
+        part(n, "%s", routers[last->router.kind]);
+    if (last->router.n_groups > 1)
+        part(n, "%d of %d expert groups", last->router.n_groups_used, last->router.n_groups);
+    if (last->dense.gate_up)
+        part(n, "dense beside experts");
+    if (dense)
+        part(n, "%d dense layer%s", dense, dense == 1 ? "" : "s");
+}
+
+/* What the layers have beyond a plain decoder. */
+static void print_parts(const struct network *net)
+{
+    static const char *const kinds[] = {"attention", "latent attention", "gated delta net",
+                                        "short convolution"};
+    int n = 0, count[4] = {0};
+    for (int i = 0; i < net->n_layers; i++)
+        count[net->layers[i].mixer.kind]++;
+    for (int k = 0; k < 4; k++)
+        if (count[k] && (k || count[k] < net->n_layers))
+            part(&n, "%s in %d of %d layers", kinds[k], count[k], net->n_layers);
+    print_attention_parts(net, &n);
+    print_mlp_parts(net, &n);
+    if (n)
+        putchar('\n');
+}
+
 static void print_summary(const struct tensorfile *f, const struct config *c,
                           const struct network *net, enum dtype kv_type)
 {
@@ -97,6 +197,7 @@ static void print_summary(const struct tensorfile *f, const struct config *c,
     if (c->n_expert)
         printf("experts         %d, %d used per token, %d wide\n", c->n_expert, c->n_expert_used,
                c->n_ff_exp);
+    print_parts(net);
     printf("vocabulary      %d%s\n", c->n_vocab, c->tied ? ", tied to the output head" : "");
     printf("context         %d tokens\n", c->context);
     printf("parameters      %.3f B total, %.3f B active per token\n", (double)s.n_params * 1e-9,
