@@ -544,6 +544,51 @@ static void test_clients_pages(void **state)
 }
 
 /* Fifteen long prompts of one client and one of another: each client's prompts are read alike. */
+/* A large prompt that must wait for pages does not hold up other clients' small ones, and is not
+ * overtaken for ever. */
+static void test_clients_pass(void **state)
+{
+    (void)state;
+    struct world w;
+    world_open(&w, 100, 20, true);
+    struct seq *holder = seq_new_for(&w, 1, 60 * PAGE, 1000);
+    for (int i = 0; i < 20; i++)
+        step(&w, 1);
+    struct seq *large = seq_new_for(&w, 2, 70 * PAGE, 5000);
+    step(&w, 1);
+    assert_true(holder->running && !large->running);
+    /* one small one after another, of many clients: max_seqs of them, then it is the large one's turn */
+    int passed = 0;
+    for (int i = 0; i < 4 * MAX_SEQS; i++) {
+        struct seq *small = seq_new_for(&w, (uint64_t)(10 + i), 2 * PAGE, 20000 + 100 * i);
+        step(&w, 1);
+        passed += small->running;
+        assert_int_equal(small->running, i < MAX_SEQS);
+        assert_false(large->running);
+        seq_end(&w, small);
+    }
+    assert_int_equal(passed, MAX_SEQS);
+    struct seq *small = seq_new_for(&w, 9, 2 * PAGE, 90000);
+    step(&w, 1);
+    assert_false(small->running);
+    seq_end(&w, holder);
+    step(&w, 1);
+    assert_true(large->running && small->running);
+    /* the next one that lacks pages may be passed again */
+    struct seq *again = seq_new_for(&w, 3, 60 * PAGE, 50000);
+    struct seq *third = seq_new_for(&w, 4, 2 * PAGE, 95000);
+    step(&w, 1);
+    assert_true(!again->running && third->running);
+    /* its own client's sequences stay behind it */
+    struct seq *own = seq_new_for(&w, 3, PAGE, 97000);
+    step(&w, 1);
+    assert_false(own->running);
+    struct seq *all[] = {large, small, again, third, own};
+    for (int i = 0; i < 5; i++)
+        seq_end(&w, all[i]);
+    world_close(&w);
+}
+
 static void test_clients_read(void **state)
 {
     (void)state;
@@ -604,7 +649,7 @@ int main(void)
         cmocka_unit_test(test_auto_budget),   cmocka_unit_test(test_fairness),
         cmocka_unit_test(test_random),        cmocka_unit_test(test_clients),
         cmocka_unit_test(test_clients_pages), cmocka_unit_test(test_clients_read),
-        cmocka_unit_test(test_clients_bound),
+        cmocka_unit_test(test_clients_bound), cmocka_unit_test(test_clients_pass),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

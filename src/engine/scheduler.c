@@ -176,6 +176,7 @@ static void drop_pages(struct scheduler *s, struct seq *q)
 
 void scheduler_remove(struct scheduler *s, struct seq *q)
 {
+    s->passed = s->passed == q ? NULL : s->passed;
     if (q->running)
         stop_running(s, q);
     else
@@ -277,9 +278,9 @@ static bool admit(struct scheduler *s, struct seq *q, int *lacking)
     int need = pages_for(s, q->n_tokens) - q->kv.n_pages;
     *lacking = need + pages_promised(s) + s->running.n - kvcache_available(s->kv);
     if (*lacking > 0) {
+        uint64_t freed = s->freed;
         drop_pages(s, q);
-        s->blocked_at = s->freed;
-        s->blocked = q;
+        s->freed = freed; /* those it had just taken are nobody's gain */
         return false;
     }
     if (!q->entered) {
@@ -317,7 +318,8 @@ static struct seq_client *next_client(const struct scheduler *s)
 {
     struct seq_client *best = NULL;
     for (struct seq_client *c = s->clients; c; c = c->next)
-        if (c->n_waiting && (!s->max_per_client || c->n_running < s->max_per_client) &&
+        if (c->n_waiting && c->round != s->round &&
+            (!s->max_per_client || c->n_running < s->max_per_client) &&
             (!best || comes_first(c, best)))
             best = c;
     return best;
@@ -343,18 +345,38 @@ static bool take_place(struct scheduler *s, const struct seq_client *c, int page
     return true;
 }
 
+/* The head of c's queue lacks pages: it waits for them, and others may go past it for a while. */
+static void hold_back(struct scheduler *s, struct seq_client *c)
+{
+    c->blocked = c->first;
+    c->blocked_at = s->freed;
+    c->round = s->round;
+    if (!s->passed) {
+        s->passed = c->first;
+        s->n_passes = 0;
+    }
+}
+
 static void let_in(struct scheduler *s)
 {
+    s->round++;
     for (struct seq_client *c; (c = next_client(s));) {
         struct seq *q = c->first;
         int lacking = 0;
-        bool full = s->running.n == s->limits.max_seqs;
-        if (!full && s->blocked_at == s->freed && s->blocked == q)
-            return;
-        if (!full && admit(s, q, &lacking))
+        if (s->running.n == s->limits.max_seqs) {
+            if (!take_place(s, c, 0))
+                return;
             continue;
-        if (!take_place(s, c, lacking))
-            return;
+        }
+        bool known = c->blocked == q && c->blocked_at == s->freed;
+        if (!known && admit(s, q, &lacking)) {
+            s->n_passes += s->passed && s->passed != q;
+            s->passed = s->passed == q ? NULL : s->passed;
+        } else if (known || !take_place(s, c, lacking)) {
+            hold_back(s, c);
+            if (s->n_passes >= s->limits.max_seqs)
+                return; /* nobody else before the one they all went past */
+        }
     }
 }
 

@@ -19,7 +19,8 @@
  *     equals the one that was let in longest ago; a client's own sequences enter strictly by age.
  *     Where nothing is free, a client takes a place from one that runs at least two more than it
  *     does, down to one less: nobody is overtaken for ever, and nobody's company is kept waiting
- *     for the whole of somebody else's answers
+ *     for the whole of somebody else's answers. A client whose next sequence lacks pages does not
+ *     hold up the others: up to max_seqs of theirs go past it, then none before it is in
  *  6. every full page of a running sequence is indexed (scheduler_commit), and a sequence that would
  *     compute a page another one is computing in the same step waits and takes that page instead
  *  7. where layers have states (states.h): a sequence starts behind cached pages only where a state was
@@ -73,6 +74,10 @@ struct seq_client {
     int turn;                 /* rotates among its prompts */
     int n_readers, at, share; /* of the current step: prompts, place in readers, tokens */
     int64_t need;             /* tokens its prompts still want */
+    const struct seq
+        *blocked;        /* its first, if it lacked pages; looked at again when freed changes */
+    uint64_t blocked_at; /* freed, then */
+    uint64_t round;      /* in which it lacked them */
 };
 
 enum { COST_BUCKETS = 12 };
@@ -101,10 +106,11 @@ struct scheduler {
     struct seq **sorted;  /* (max_seqs) scratch: readers by client */
     int *shares;          /* (max_seqs) scratch */
     int n_planned, n_decode, n_read;
-    int n_spare; /* logits rows of the step beyond one for each that runs */
-    /* a blocked head of the queue is looked at again only when this changed */
-    uint64_t freed, blocked_at;
-    const struct seq *blocked;
+    int n_spare;        /* logits rows of the step beyond one for each that runs */
+    uint64_t freed;     /* counts what gives pages back */
+    uint64_t round;     /* counts plans */
+    struct seq *passed; /* the first that lacked pages, and waits while others go in; NULL = none */
+    int n_passes;       /* how many did */
     /* totals */
     int64_t n_preempted;
     int64_t cache_queries, cache_hits; /* prompt tokens looked up, found */
