@@ -1,6 +1,7 @@
 /* Kept responses: a list in order of use under one lock. See store.h. */
 #include "server/store.h"
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/mem.h"
 
 #include <pthread.h>
