@@ -265,6 +265,56 @@ static void test_gpt_oss(void **state)
           "f {}");
 }
 
+static void test_tags(void **state)
+{
+    (void)state;
+    /* as the templates of each family write them */
+    check(CHAT_GLM, true,
+          "hm</think>\nLook.<tool_call>f<arg_key>text</arg_key><arg_value>5 < 6\n</arg_value>"
+          "<arg_key>n</arg_key><arg_value>7</arg_value></tool_call><tool_call>g</tool_call>",
+          "Look.", "hm", "f {\"text\": \"5 < 6\\n\", \"n\": 7}|g {}");
+    check(CHAT_GLM, false,
+          "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>[1, \"x\"]</arg_value>\n"
+          "<arg_key>b</arg_key>\n<arg_value>text</arg_value>\n</tool_call>",
+          "", NULL, "f {\"a\": [1, \"x\"], \"b\": \"text\"}");
+    check(CHAT_GLM, false, "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>x", "x",
+          NULL, "f {}");
+    check(CHAT_GLM, false, "<tool_call>no call</tool_call>", "<tool_call>no call</tool_call>", NULL,
+          NULL);
+    check(CHAT_GLM, false, "<tool_call><b>", "<tool_call><b>", NULL, NULL);
+    check(CHAT_GLM, false, "<tool_call>f<arg_key>n</arg_key>12", "12", NULL, "f {}");
+    check(CHAT_GLM, false, "<tool_call>f<arg_key>text</arg_key><arg_value>cut", "", NULL,
+          "f {\"text\": \"cut\"}");
+    check(CHAT_MINIMAX, false,
+          "<think>\nhm\n</think>\n\nSee:\n<minimax:tool_call>\n<invoke name=\"f\">\n<parameter "
+          "name=\"text\">a \"b\"</parameter>\n<parameter name=\"n\">3</parameter>\n</invoke>\n"
+          "<invoke name=\"g\">\n</invoke>\n</minimax:tool_call>",
+          "See:", "hm", "f {\"text\": \"a \\\"b\\\"\", \"n\": 3}|g {}");
+    check(CHAT_MINIMAX, false, "<minimax:tool_call>\nnothing</minimax:tool_call>",
+          "<minimax:tool_call>\nnothing</minimax:tool_call>", NULL, NULL);
+    check(CHAT_MINIMAX, false, "<minimax:tool_call><invoke name=\"f g\">",
+          "<minimax:tool_call><invoke name=\"f g\">", NULL, NULL);
+    check(CHAT_KIMI, false,
+          "Ok.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_"
+          "begin|>"
+          "{\"a\": \"}\"}<|tool_call_end|><|tool_call_begin|>functions.my.g:12"
+          "<|tool_call_argument_begin|> {}<|tool_call_end|><|tool_calls_section_end|>",
+          "Ok.", NULL, "f {\"a\": \"}\"}|my.g {}");
+    check(CHAT_KIMI, false, "<|tool_calls_section_begin|>what", "<|tool_calls_section_begin|>what",
+          NULL, NULL);
+    check(CHAT_KIMI, false, "<|tool_calls_section_begin|><|tool_call_begin|>f<|tool_call_end|>",
+          "<|tool_calls_section_begin|><|tool_call_begin|>f<|tool_call_end|>", NULL, NULL);
+    check(CHAT_GEMMA, false,
+          "<|channel>thought\nhm\n<channel|>Look.<|tool_call>call:f{n:5,text:<|\"|>say "
+          "\"{hi}\"<|\"|>,o:{<|\"|>k<|\"|>:[1,true,<|\"|>x<|\"|>]}}<tool_call|><|tool_call>call:g{}"
+          "<tool_call|>",
+          "Look.", "hm",
+          "f {\"n\":5,\"text\":\"say \\\"{hi}\\\"\",\"o\":{\"k\":[1,true,\"x\"]}}|g {}");
+    check(CHAT_GEMMA, false, "<|channel>thought\n<channel|>Hello", "Hello", NULL, NULL);
+    check(CHAT_GEMMA, false, "<|tool_call>fall:f{}", "<|tool_call>fall:f{}", NULL, NULL);
+    check(CHAT_GEMMA, false, "<|tool_call>call:a b{}", "<|tool_call>call:a b{}", NULL, NULL);
+}
+
 /* ------------------------------------------------------------------ what is shown while it streams */
 
 struct trace {
@@ -328,6 +378,11 @@ static void test_detect(void **state)
                  {"mistralai-Mistral-Nemo-Instruct-2407", CHAT_MISTRAL},
                  {"unsloth-mistral-Devstral-Small-2507", CHAT_MISTRAL},
                  {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B", CHAT_DEEPSEEK_R1},
+                 {"GLM-4.7-Flash", CHAT_GLM},
+                 {"MiniMax-M2", CHAT_MINIMAX},
+                 {"Kimi-K2-Instruct", CHAT_KIMI},
+                 {"google-gemma-4-31B-it-interleaved", CHAT_GEMMA},
+                 {"Qwen3.5-4B", CHAT_QWEN_XML},
                  {"google-gemma-2-2b-it", CHAT_PLAIN}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char path[256], text[65536];
@@ -393,6 +448,27 @@ static void random_text(enum chat_format f, struct buf *b)
         "<parameter=text>",
         "<parameter=n>",
         "</parameter>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        "<invoke name=\"f\">",
+        "</invoke>",
+        "<parameter name=\"text\">",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        "<|tool_call_begin|>",
+        "functions.f:0",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_call>",
+        "call:f{",
+        "<|\"|>",
+        "<tool_call|>",
+        "<|channel>thought",
+        "<channel|>",
         "[TOOL_CALLS]",
         "[ARGS]",
         "[CALL_ID]",
@@ -453,6 +529,13 @@ static void random_text(enum chat_format f, struct buf *b)
         "<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "<|channel|>analysis<|message|>A <b> c<|end|><|start|>assistant<|channel|>commentary "
         "to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+        "<think>t</think><tool_call>f<arg_key>text</arg_key><arg_value>x</arg_value>"
+        "<arg_key>n</arg_key><arg_value>1</arg_value></tool_call>",
+        "<minimax:tool_call><invoke name=\"f\"><parameter name=\"text\">x</parameter></invoke>"
+        "<invoke name=\"g\"></invoke></minimax:tool_call>",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+        "{\"a\": 1}<|tool_call_end|><|tool_calls_section_end|>",
+        "<|channel>thought\nt<channel|><|tool_call>call:f{n:1,text:<|\"|>x<|\"|>}<tool_call|>",
     };
     uint32_t kind = rnd(10);
     if (kind < 4) { /* valid, perhaps damaged */
@@ -515,11 +598,12 @@ static void test_splits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),    cmocka_unit_test(test_hermes),
-        cmocka_unit_test(test_xml),      cmocka_unit_test(test_llama),
-        cmocka_unit_test(test_mistral),  cmocka_unit_test(test_gpt_oss),
-        cmocka_unit_test(test_deepseek), cmocka_unit_test(test_streaming),
-        cmocka_unit_test(test_detect),   cmocka_unit_test(test_splits),
+        cmocka_unit_test(test_plain),     cmocka_unit_test(test_hermes),
+        cmocka_unit_test(test_xml),       cmocka_unit_test(test_llama),
+        cmocka_unit_test(test_mistral),   cmocka_unit_test(test_gpt_oss),
+        cmocka_unit_test(test_deepseek),  cmocka_unit_test(test_tags),
+        cmocka_unit_test(test_streaming), cmocka_unit_test(test_detect),
+        cmocka_unit_test(test_splits),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     json_decref(schema);

@@ -174,8 +174,15 @@ static bool split_prefill(json_t *messages, struct buf *prefill, struct api_erro
 static void set_marks(struct chat_prompt *chat)
 {
     bool oss = chat->format == CHAT_GPT_OSS, mistral = chat->format == CHAT_MISTRAL;
-    chat->think_open = oss ? "<|channel|>analysis" : mistral ? "[THINK]" : "<think>";
-    chat->think_close = oss ? "<|channel|>final<|message|>" : mistral ? "[/THINK]" : "</think>";
+    bool gemma = chat->format == CHAT_GEMMA;
+    chat->think_open = oss       ? "<|channel|>analysis"
+                       : mistral ? "[THINK]"
+                       : gemma   ? "<|channel>thought"
+                                 : "<think>";
+    chat->think_close = oss       ? "<|channel|>final<|message|>"
+                        : mistral ? "[/THINK]"
+                        : gemma   ? "<channel|>"
+                                  : "</think>";
 }
 
 static bool render(struct call *c, const json_t *messages, const json_t *tools,

@@ -15,7 +15,11 @@ static const char *const names[CHAT_N_FORMATS] = {[CHAT_PLAIN] = "none",
                                                   [CHAT_PYTHONIC] = "pythonic",
                                                   [CHAT_MISTRAL] = "mistral",
                                                   [CHAT_DEEPSEEK_R1] = "deepseek_r1",
-                                                  [CHAT_GPT_OSS] = "gpt_oss"};
+                                                  [CHAT_GPT_OSS] = "gpt_oss",
+                                                  [CHAT_GLM] = "glm45",
+                                                  [CHAT_MINIMAX] = "minimax_m2",
+                                                  [CHAT_KIMI] = "kimi_k2",
+                                                  [CHAT_GEMMA] = "gemma4"};
 
 const char *chat_format_name(enum chat_format f)
 {
@@ -37,6 +41,14 @@ enum chat_format chat_format_detect(const char *t, size_t len)
 #define HAS(s) (memmem(t, len, s, strlen(s)) != NULL)
     if (HAS("<|channel|>"))
         return CHAT_GPT_OSS;
+    if (HAS("<minimax:tool_call>"))
+        return CHAT_MINIMAX;
+    if (HAS("<|tool_calls_section_begin|>"))
+        return CHAT_KIMI;
+    if (HAS("<|tool_call>call:"))
+        return CHAT_GEMMA;
+    if (HAS("<arg_key>") && HAS("<arg_value>"))
+        return CHAT_GLM;
     if (HAS("<function=") && HAS("<parameter="))
         return CHAT_QWEN_XML;
     if (HAS("[TOOL_CALLS]"))

@@ -11,7 +11,7 @@
 
 /* Variants inside S_CALL. */
 enum {
-    C_JSON,
+    C_JSON = CHAT_MODE_JSON,
     X_OPEN,
     X_FUNCTION,
     X_BODY,
@@ -130,47 +130,13 @@ void chat_call_end(struct chat_parser *p)
 
 /* ------------------------------------------------------------------ input */
 
-/* 1: the tag stands at offset `at` from here; 0: it does not; -1: it may, more text will tell. */
-static int match_at(const struct chat_parser *p, size_t at, const char *tag)
-{
-    size_t left = p->in.len - p->pos - at, n = strlen(tag);
-    if (memcmp(p->in.p + p->pos + at, tag, left < n ? left : n))
-        return 0;
-    return left >= n ? 1 : p->final ? 0 : -1;
-}
-
-static int match(const struct chat_parser *p, const char *tag)
-{
-    return match_at(p, 0, tag);
-}
-
-/* Consumes tag if it is here. The result is match()'s. */
-static int accept(struct chat_parser *p, const char *tag)
-{
-    int m = match(p, tag);
-    if (m > 0)
-        p->pos += strlen(tag);
-    return m;
-}
-
-static char here(const struct chat_parser *p)
-{
-    return p->in.p[p->pos];
-}
-
-static bool space_here(const struct chat_parser *p)
-{
-    char c = here(p);
-    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
 static void content(struct chat_parser *p)
 {
     p->state = S_CONTENT;
 }
 
 /* The call turned out to be none: its text is content, read on from here. */
-static void not_a_call(struct chat_parser *p)
+void chat_not_a_call(struct chat_parser *p)
 {
     chat_put(p, CHAT_CONTENT, p->raw.p, p->raw.len);
     buf_reset(&p->raw);
@@ -178,7 +144,7 @@ static void not_a_call(struct chat_parser *p)
 }
 
 /* The next call, after text that is still undecided (raw) or after another call. */
-static void next_call(struct chat_parser *p, int mode)
+void chat_next_call(struct chat_parser *p, int mode)
 {
     p->state = S_CALL;
     p->mode = mode;
@@ -187,37 +153,42 @@ static void next_call(struct chat_parser *p, int mode)
     py_scan_reset(&p->py);
 }
 
-static void start_call(struct chat_parser *p, int mode, const char *raw)
+void chat_start_call(struct chat_parser *p, int mode, const char *raw)
 {
     buf_reset(&p->raw);
     buf_adds(&p->raw, raw);
-    next_call(p, mode);
+    chat_next_call(p, mode);
 }
 
 /* ------------------------------------------------------------------ start, content, reasoning */
 
 static const char *think_open(const struct chat_parser *p)
 {
-    return p->format == CHAT_MISTRAL ? "[THINK]" : "<think>";
+    return p->format == CHAT_MISTRAL ? "[THINK]"
+           : p->format == CHAT_GEMMA ? "<|channel>thought"
+                                     : "<think>";
 }
 
 static const char *think_close(const struct chat_parser *p)
 {
-    return p->format == CHAT_MISTRAL ? "[/THINK]" : "</think>";
+    return p->format == CHAT_MISTRAL ? "[/THINK]"
+           : p->format == CHAT_GEMMA ? "<channel|>"
+                                     : "</think>";
 }
 
 /* What may only stand before any content. False: wait. */
 static bool step_start(struct chat_parser *p)
 {
     int m;
-    if (space_here(p)) {
+    if (chat_space_here(p)) {
         if (!p->trim)
-            buf_addc(&p->space, here(p));
+            buf_addc(&p->space, chat_here(p));
         p->pos++;
         return true;
     }
     if (p->format == CHAT_GPT_OSS) {
-        int c = match(p, "<|channel|>"), s = match(p, "<|start|>"), t = match(p, "to=");
+        int c = chat_match(p, "<|channel|>"), s = chat_match(p, "<|start|>"),
+            t = chat_match(p, "to=");
         if (c < 0 || s < 0 || t < 0)
             return false;
         if (c || s || t)
@@ -226,7 +197,7 @@ static bool step_start(struct chat_parser *p)
         return true;
     }
     if (p->opt.reasoning) {
-        m = accept(p, think_open(p));
+        m = chat_accept(p, think_open(p));
         if (m < 0)
             return false;
         if (m) {
@@ -237,18 +208,18 @@ static bool step_start(struct chat_parser *p)
     }
     if (p->opt.tools && (p->format == CHAT_LLAMA_JSON || p->format == CHAT_PYTHONIC)) {
         const char *tag = p->format == CHAT_LLAMA_JSON ? "<|python_tag|>" : "<|python_start|>";
-        m = accept(p, tag);
+        m = chat_accept(p, tag);
         if (m < 0)
             return false;
         if (m)
             return true;
-        if (p->format == CHAT_LLAMA_JSON && here(p) == '{') {
-            start_call(p, C_JSON, "");
+        if (p->format == CHAT_LLAMA_JSON && chat_here(p) == '{') {
+            chat_start_call(p, C_JSON, "");
             return true;
         }
-        if (p->format == CHAT_PYTHONIC && here(p) == '[') {
+        if (p->format == CHAT_PYTHONIC && chat_here(p) == '[') {
             p->pos++;
-            start_call(p, C_JSON, "[");
+            chat_start_call(p, C_JSON, "[");
             return true;
         }
     }
@@ -260,11 +231,11 @@ static bool step_content(struct chat_parser *p)
 {
     static const char *const gpt[] = {"<|channel|>", "<|start|>", "<|end|>",
                                       "<|return|>",  "<|call|>",  NULL};
-    char c = here(p);
+    char c = chat_here(p);
     int m = 0;
     if (p->format == CHAT_GPT_OSS && c == '<') {
         for (int i = 0; gpt[i]; i++) {
-            m = match(p, gpt[i]);
+            m = chat_match(p, gpt[i]);
             if (m < 0)
                 return false;
             if (!m)
@@ -280,31 +251,38 @@ static bool step_content(struct chat_parser *p)
     if (p->opt.tools && (c == '<' || c == '[')) {
         switch (p->format) {
         case CHAT_HERMES:
-            if ((m = accept(p, "<tool_call>")) > 0)
-                start_call(p, C_JSON, "<tool_call>");
+            if ((m = chat_accept(p, "<tool_call>")) > 0)
+                chat_start_call(p, C_JSON, "<tool_call>");
             break;
         case CHAT_QWEN_XML:
-            if ((m = accept(p, "<tool_call>")) > 0)
-                start_call(p, X_OPEN, "<tool_call>");
-            else if (m == 0 && (m = match(p, "<function=")) > 0)
-                start_call(p, X_OPEN, "");
+            if ((m = chat_accept(p, "<tool_call>")) > 0)
+                chat_start_call(p, X_OPEN, "<tool_call>");
+            else if (m == 0 && (m = chat_match(p, "<function=")) > 0)
+                chat_start_call(p, X_OPEN, "");
             break;
         case CHAT_MISTRAL:
-            if ((m = accept(p, "[TOOL_CALLS]")) > 0)
-                start_call(p, M_START, "[TOOL_CALLS]");
+            if ((m = chat_accept(p, "[TOOL_CALLS]")) > 0)
+                chat_start_call(p, M_START, "[TOOL_CALLS]");
             break;
         case CHAT_DEEPSEEK_R1:
-            if ((m = accept(p, D_CALLS_BEGIN)) > 0)
-                start_call(p, D_NEXT, D_CALLS_BEGIN);
-            else if (m == 0 && (m = match(p, D_CALL_BEGIN)) > 0)
-                start_call(p, D_NEXT, "");
+            if ((m = chat_accept(p, D_CALLS_BEGIN)) > 0)
+                chat_start_call(p, D_NEXT, D_CALLS_BEGIN);
+            else if (m == 0 && (m = chat_match(p, D_CALL_BEGIN)) > 0)
+                chat_start_call(p, D_NEXT, "");
             break;
         case CHAT_LLAMA_JSON:
-            if ((m = accept(p, "<|python_tag|>")) > 0) {
+            if ((m = chat_accept(p, "<|python_tag|>")) > 0) {
                 trim(p);
                 p->opt.reasoning = false;
                 p->state = S_START;
             }
+            break;
+        case CHAT_GLM:
+        case CHAT_MINIMAX:
+        case CHAT_KIMI:
+        case CHAT_GEMMA:
+            if ((m = chat_accept(p, chat_tags_frame(p->format))) > 0)
+                chat_tags_start(p);
             break;
         default:
             break;
@@ -320,9 +298,9 @@ static bool step_content(struct chat_parser *p)
 static bool step_reasoning(struct chat_parser *p)
 {
     int m = 0;
-    char c = here(p);
+    char c = chat_here(p);
     if (c == think_close(p)[0]) {
-        m = accept(p, think_close(p));
+        m = chat_accept(p, think_close(p));
         if (m > 0) {
             trim(p);
             p->opt.reasoning = false; /* one block of thoughts, at the beginning */
@@ -330,7 +308,7 @@ static bool step_reasoning(struct chat_parser *p)
         }
     }
     if (m == 0 && p->trim && c == think_open(p)[0]) {
-        m = accept(p, think_open(p)); /* said again although the prompt opened it */
+        m = chat_accept(p, think_open(p)); /* said again although the prompt opened it */
     }
     if (m)
         return m > 0;
@@ -343,7 +321,8 @@ static bool step_reasoning(struct chat_parser *p)
 
 static const char *call_close(const struct chat_parser *p)
 {
-    return p->format == CHAT_HERMES || p->format == CHAT_QWEN_XML ? "</tool_call>" : "";
+    bool tag = p->format == CHAT_HERMES || p->format == CHAT_QWEN_XML || p->format == CHAT_GLM;
+    return tag ? "</tool_call>" : "";
 }
 
 /* After a scanner's answer for the byte here. */
@@ -353,12 +332,12 @@ static bool scanned(struct chat_parser *p, enum scan_result r, enum state done)
         if (r == SCAN_DONE)
             p->state = done;
         else if (!p->call_open)
-            buf_addc(&p->raw, here(p));
+            buf_addc(&p->raw, chat_here(p));
         p->pos++;
         return true;
     }
     if (!p->call_open) {
-        not_a_call(p);
+        chat_not_a_call(p);
         return true;
     }
     chat_call_end(p);
@@ -388,7 +367,7 @@ static void xml_param_end(struct chat_parser *p)
 /* Reads a name up to '>' into tag. 1: complete, 0: more, -1: it is none. */
 static int xml_name(struct chat_parser *p, struct buf *name)
 {
-    char c = here(p);
+    char c = chat_here(p);
     if (c == '<' || c == '\n' || name->len > MAX_NAME || (c == '>' && !name->len))
         return -1;
     p->pos++;
@@ -402,27 +381,27 @@ static int xml_name(struct chat_parser *p, struct buf *name)
 static bool step_xml(struct chat_parser *p)
 {
     int m;
-    char c = here(p);
+    char c = chat_here(p);
     switch (p->mode) {
     case X_OPEN:
-        if ((m = accept(p, "<function=")) < 0)
+        if ((m = chat_accept(p, "<function=")) < 0)
             return false;
         if (m) {
             buf_adds(&p->raw, "<function=");
             p->mode = X_FUNCTION;
-        } else if (space_here(p)) {
+        } else if (chat_space_here(p)) {
             buf_addc(&p->raw, c);
             p->pos++;
         } else if (c == '{') {
             p->mode = C_JSON; /* the other way to write it, which such models also use */
         } else {
-            not_a_call(p);
+            chat_not_a_call(p);
         }
         return true;
     case X_FUNCTION:
         m = xml_name(p, &p->tag);
         if (m < 0)
-            not_a_call(p);
+            chat_not_a_call(p);
         if (m > 0) {
             chat_call_begin(p, p->tag.p, p->tag.len);
             p->xml_any = false;
@@ -431,8 +410,8 @@ static bool step_xml(struct chat_parser *p)
         return true;
     case X_BODY:
         if (c == '<') {
-            int a = match(p, "<parameter="), b = match(p, "</function>"),
-                d = match(p, "</tool_call>");
+            int a = chat_match(p, "<parameter="), b = chat_match(p, "</function>"),
+                d = chat_match(p, "</tool_call>");
             if (a < 0 || b < 0 || d < 0)
                 return false;
             if (a) {
@@ -478,8 +457,8 @@ static bool step_xml(struct chat_parser *p)
     }
     /* X_VALUE. A closing tag that was forgotten is noticed where the next one starts a line. */
     if (c == '<' || c == '\n') {
-        int a = match(p, "</parameter>"), b = match(p, "\n</parameter>"),
-            f = match(p, "\n</function>"), d = match(p, "\n<parameter=");
+        int a = chat_match(p, "</parameter>"), b = chat_match(p, "\n</parameter>"),
+            f = chat_match(p, "\n</function>"), d = chat_match(p, "\n<parameter=");
         if (a < 0 || b < 0 || f < 0 || d < 0)
             return false;
         if (a || b || f || d) {
@@ -507,10 +486,10 @@ static bool mistral_name_char(char c)
 }
 
 /* Arguments as a bare JSON object: out as they come, up to the closing bracket. */
-static bool step_args(struct chat_parser *p)
+bool chat_step_args(struct chat_parser *p)
 {
     struct json_scan *s = &p->js;
-    char c = here(p);
+    char c = chat_here(p);
     p->pos++;
     chat_call_args(p, &c, 1);
     if (s->in_string) {
@@ -533,10 +512,10 @@ static bool step_args(struct chat_parser *p)
 
 static bool step_mistral(struct chat_parser *p)
 {
-    char c = here(p);
+    char c = chat_here(p);
     switch (p->mode) {
     case M_START:
-        if (space_here(p)) {
+        if (chat_space_here(p)) {
             buf_addc(&p->raw, c);
             p->pos++;
         } else if (c == '[') {
@@ -547,12 +526,12 @@ static bool step_mistral(struct chat_parser *p)
         } else if (mistral_name_char(c)) {
             p->mode = M_NAME;
         } else {
-            not_a_call(p);
+            chat_not_a_call(p);
         }
         return true;
     case M_NAME:
     case M_ID: {
-        int a = match(p, "[ARGS]"), i = p->mode == M_NAME ? match(p, "[CALL_ID]") : 0;
+        int a = chat_match(p, "[ARGS]"), i = p->mode == M_NAME ? chat_match(p, "[CALL_ID]") : 0;
         if (a < 0 || i < 0)
             return false;
         if (a || i) {
@@ -567,7 +546,7 @@ static bool step_mistral(struct chat_parser *p)
                 buf_addc(&p->tag, c);
             p->pos++;
         } else {
-            not_a_call(p);
+            chat_not_a_call(p);
         }
         return true;
     }
@@ -575,15 +554,15 @@ static bool step_mistral(struct chat_parser *p)
         if (c == '{') {
             chat_call_begin(p, p->tag.p, p->tag.len);
             p->mode = M_ARGS;
-        } else if (space_here(p)) {
+        } else if (chat_space_here(p)) {
             buf_addc(&p->raw, c);
             p->pos++;
         } else {
-            not_a_call(p);
+            chat_not_a_call(p);
         }
         return true;
     case M_ARGS:
-        return step_args(p);
+        return chat_step_args(p);
     default: /* C_JSON, an object of the list */
         return scanned(p, json_scan_feed(p, c, true), S_BETWEEN);
     }
@@ -593,16 +572,16 @@ static bool step_mistral(struct chat_parser *p)
  * distillations write it, or `name SEP arguments`. */
 static bool step_deepseek(struct chat_parser *p)
 {
-    char c = here(p);
+    char c = chat_here(p);
     int m;
     if (p->mode == D_ARGS) {
-        step_args(p);
+        chat_step_args(p);
         if (!p->call_open)
-            next_call(p, D_END);
+            chat_next_call(p, D_END);
         return true;
     }
     if (p->mode == D_NAME) {
-        if ((m = accept(p, D_SEP)) < 0)
+        if ((m = chat_accept(p, D_SEP)) < 0)
             return false;
         if (m) {
             buf_adds(&p->raw, D_SEP);
@@ -614,7 +593,7 @@ static bool step_deepseek(struct chat_parser *p)
         if (p->mode == D_TITLE && (c == '\n' || c == '{')) {
             p->mode = D_OPEN;
         } else if (c == '\n' || c == '<' || p->tag.len > MAX_NAME) {
-            not_a_call(p);
+            chat_not_a_call(p);
         } else {
             buf_addc(&p->tag, c);
             buf_addc(&p->raw, c);
@@ -622,14 +601,14 @@ static bool step_deepseek(struct chat_parser *p)
         }
         return true;
     }
-    if (space_here(p)) {
+    if (chat_space_here(p)) {
         if (p->raw.len)
             buf_addc(&p->raw, c);
         p->pos++;
         return true;
     }
     if (p->mode == D_AFTER || p->mode == D_OPEN) {
-        if ((m = p->mode == D_OPEN ? match(p, "```json") : 0) < 0)
+        if ((m = p->mode == D_OPEN ? chat_match(p, "```json") : 0) < 0)
             return false;
         const char *fence = m > 0 ? "```json" : "```";
         if (c == '{' && p->tag.len) {
@@ -638,30 +617,30 @@ static bool step_deepseek(struct chat_parser *p)
         } else if (p->mode == D_AFTER) {
             buf_reset(&p->tag);
             p->mode = D_TITLE;
-        } else if ((m = accept(p, fence)) > 0) {
+        } else if ((m = chat_accept(p, fence)) > 0) {
             buf_adds(&p->raw, fence);
         } else if (m < 0) {
             return false;
         } else {
-            not_a_call(p);
+            chat_not_a_call(p);
         }
         return true;
     }
     /* D_NEXT, D_END */
-    int begin = match(p, D_CALL_BEGIN), all = match(p, D_CALLS_END),
-        end = p->mode == D_END ? match(p, D_CALL_END) : 0,
-        fence = p->mode == D_END ? match(p, "```") : 0;
+    int begin = chat_match(p, D_CALL_BEGIN), all = chat_match(p, D_CALLS_END),
+        end = p->mode == D_END ? chat_match(p, D_CALL_END) : 0,
+        fence = p->mode == D_END ? chat_match(p, "```") : 0;
     if (begin < 0 || all < 0 || end < 0 || fence < 0)
         return false;
     if (begin) {
-        next_call(p, D_NAME);
+        chat_next_call(p, D_NAME);
         buf_adds(&p->raw, D_CALL_BEGIN);
         p->pos += strlen(D_CALL_BEGIN);
     } else if (end || fence) {
         p->pos += strlen(end ? D_CALL_END : "```");
         p->mode = end ? D_NEXT : D_END;
     } else if (p->raw.len) {
-        not_a_call(p);
+        chat_not_a_call(p);
     } else {
         if (all)
             p->pos += strlen(D_CALLS_END);
@@ -675,35 +654,43 @@ static bool step_call(struct chat_parser *p)
     switch (p->format) {
     case CHAT_DEEPSEEK_R1:
         return step_deepseek(p);
+    case CHAT_GLM:
+        if (p->mode == C_JSON)
+            return scanned(p, json_scan_feed(p, chat_here(p), true), S_CLOSE);
+        /* fall through */
+    case CHAT_MINIMAX:
+    case CHAT_KIMI:
+    case CHAT_GEMMA:
+        return chat_tags_step(p);
     case CHAT_QWEN_XML:
         if (p->mode != C_JSON)
             return step_xml(p);
         /* fall through */
     case CHAT_HERMES:
-        return scanned(p, json_scan_feed(p, here(p), true), S_CLOSE);
+        return scanned(p, json_scan_feed(p, chat_here(p), true), S_CLOSE);
     case CHAT_MISTRAL:
         return step_mistral(p);
     case CHAT_PYTHONIC:
-        return scanned(p, py_scan_feed(p, here(p)), S_BETWEEN);
+        return scanned(p, py_scan_feed(p, chat_here(p)), S_BETWEEN);
     default:
-        return scanned(p, json_scan_feed(p, here(p), false), S_BETWEEN);
+        return scanned(p, json_scan_feed(p, chat_here(p), false), S_BETWEEN);
     }
 }
 
 /* Between the calls of a list. */
 static bool step_between(struct chat_parser *p)
 {
-    char c = here(p);
+    char c = chat_here(p);
     bool list = p->format == CHAT_MISTRAL || p->format == CHAT_PYTHONIC;
-    if (space_here(p) || c == ',' || (c == ';' && !list)) {
+    if (chat_space_here(p) || c == ',' || (c == ';' && !list)) {
         if (p->raw.len)
             buf_addc(&p->raw, c);
         p->pos++;
     } else if (p->format == CHAT_PYTHONIC ? ((c | 32) >= 'a' && (c | 32) <= 'z') || c == '_'
                                           : c == '{') {
-        next_call(p, C_JSON);
+        chat_next_call(p, C_JSON);
     } else if (p->raw.len) {
-        not_a_call(p);
+        chat_not_a_call(p);
     } else {
         if (list && c == ']')
             p->pos++;
@@ -715,17 +702,17 @@ static bool step_between(struct chat_parser *p)
 /* After a whole call: its closing tag, or another call in the same frame. */
 static bool step_close(struct chat_parser *p)
 {
-    if (space_here(p)) {
+    if (chat_space_here(p)) {
         p->pos++;
         return true;
     }
-    int m = accept(p, call_close(p));
+    int m = chat_accept(p, call_close(p));
     if (m < 0)
         return false;
     if (m)
         content(p);
-    else if (here(p) == '{')
-        next_call(p, C_JSON);
+    else if (chat_here(p) == '{')
+        chat_next_call(p, C_JSON);
     else
         content(p);
     return true;
@@ -733,7 +720,7 @@ static bool step_close(struct chat_parser *p)
 
 static bool step_skip(struct chat_parser *p)
 {
-    int m = accept(p, call_close(p));
+    int m = chat_accept(p, call_close(p));
     if (m < 0)
         return false;
     if (m)
@@ -780,7 +767,7 @@ static void open_message(struct chat_parser *p)
 
 static bool step_header(struct chat_parser *p)
 {
-    int m = accept(p, "<|message|>");
+    int m = chat_accept(p, "<|message|>");
     if (m < 0)
         return false;
     if (m) {
@@ -789,7 +776,7 @@ static bool step_header(struct chat_parser *p)
         return true;
     }
     if (p->tag.len < 1024) /* longer headers lose their tail */
-        buf_addc(&p->tag, here(p));
+        buf_addc(&p->tag, chat_here(p));
     p->pos++;
     return true;
 }
@@ -798,9 +785,9 @@ static bool step_body(struct chat_parser *p)
 {
     static const char *const ends[] = {"<|end|>",   "<|return|>",  "<|call|>",
                                        "<|start|>", "<|channel|>", NULL};
-    char c = here(p);
+    char c = chat_here(p);
     for (int i = 0; c == '<' && ends[i]; i++) {
-        int m = match(p, ends[i]);
+        int m = chat_match(p, ends[i]);
         if (m < 0)
             return false;
         if (!m)
@@ -817,7 +804,7 @@ static bool step_body(struct chat_parser *p)
         p->state = i < 3 ? S_CONTENT : S_HEADER;
         return true;
     }
-    if (p->mode == G_TOOL && !space_here(p))
+    if (p->mode == G_TOOL && !chat_space_here(p))
         p->wrote_args = true;
     chat_put(p,
              p->mode == G_TOOL        ? CHAT_TOOL_ARGS
@@ -905,10 +892,12 @@ void chat_parser_finish(struct chat_parser *p)
                 chat_call_args(p, p->xml_any ? "}" : "{}", p->xml_any ? 1 : 2);
             } else if (p->format == CHAT_PYTHONIC) {
                 py_scan_cut(p);
+            } else if (p->mode != C_JSON) {
+                chat_tags_cut(p);
             }
             chat_call_end(p);
         } else if (p->state != S_BODY && p->raw.len) {
-            not_a_call(p);
+            chat_not_a_call(p);
         }
     }
     if (p->state == S_CONTENT || p->state == S_START)

@@ -27,6 +27,10 @@ enum chat_format {
     CHAT_MISTRAL,    /* [TOOL_CALLS][{...}] and [TOOL_CALLS]name[ARGS]{...} */
     CHAT_DEEPSEEK_R1, /* <think> reasoning, often opened by the prompt; <｜tool▁calls▁begin｜>... */
     CHAT_GPT_OSS, /* <|channel|>analysis|commentary|final */
+    CHAT_GLM,     /* <tool_call>F<arg_key>K</arg_key><arg_value>V</arg_value></tool_call> */
+    CHAT_MINIMAX, /* <minimax:tool_call><invoke name="F"><parameter name="P">V</parameter>... */
+    CHAT_KIMI,    /* <|tool_call_begin|>functions.F:0<|tool_call_argument_begin|>{...} */
+    CHAT_GEMMA,   /* <|tool_call>call:F{k:<|"|>v<|"|>}<tool_call|>, <|channel>thought */
     CHAT_N_FORMATS
 };
 

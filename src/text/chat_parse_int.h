@@ -4,6 +4,8 @@
 
 #include "text/chat_parse.h"
 
+#include <string.h>
+
 enum scan_result { SCAN_MORE, SCAN_DONE, SCAN_BAD };
 
 /* One call as a JSON object, byte by byte. */
@@ -60,11 +62,60 @@ struct chat_parser {
     bool xml_string, xml_any; /* the parameter is known to be a string; one was written */
 };
 
+/* 1: the tag stands at offset `at` from here; 0: it does not; -1: it may, more text will tell. */
+static inline int chat_match_at(const struct chat_parser *p, size_t at, const char *tag)
+{
+    size_t left = p->in.len - p->pos - at, n = strlen(tag);
+    if (memcmp(p->in.p + p->pos + at, tag, left < n ? left : n))
+        return 0;
+    return left >= n ? 1 : p->final ? 0 : -1;
+}
+
+static inline int chat_match(const struct chat_parser *p, const char *tag)
+{
+    return chat_match_at(p, 0, tag);
+}
+
+/* Consumes tag if it is here. The result is chat_match()'s. */
+static inline int chat_accept(struct chat_parser *p, const char *tag)
+{
+    int m = chat_match(p, tag);
+    if (m > 0)
+        p->pos += strlen(tag);
+    return m;
+}
+
+static inline char chat_here(const struct chat_parser *p)
+{
+    return p->in.p[p->pos];
+}
+
+static inline bool chat_space_here(const struct chat_parser *p)
+{
+    char c = chat_here(p);
+    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
 /* chat_parse.c */
+enum { CHAT_MODE_JSON }; /* a call's mode: one JSON object, whatever the format */
+/* The call turned out to be none: its text (raw) is content, read on from here. */
+void chat_not_a_call(struct chat_parser *p);
+/* A call that begins with the text raw; the next one of a frame. */
+void chat_start_call(struct chat_parser *p, int mode, const char *raw);
+void chat_next_call(struct chat_parser *p, int mode);
+/* Arguments as a bare JSON object: out as they come, up to the closing bracket. */
+bool chat_step_args(struct chat_parser *p);
 void chat_call_begin(struct chat_parser *p, const char *name, size_t len);
 void chat_call_args(struct chat_parser *p, const char *s, size_t n);
 void chat_call_end(struct chat_parser *p);
 void chat_put(struct chat_parser *p, enum chat_event_type kind, const char *s, size_t n);
+
+/* chat_tags.c: GLM, MiniMax, Kimi, Gemma */
+const char *chat_tags_frame(enum chat_format f); /* what their calls begin with */
+void chat_tags_start(struct chat_parser *p);     /* after that */
+bool chat_tags_step(struct chat_parser *p);      /* false: wait */
+void chat_tags_cut(struct chat_parser *p); /* closes the arguments of a call that breaks off */
+void chat_tags_value_end(struct chat_parser *p);
 
 /* chat_calls.c */
 void json_scan_reset(struct json_scan *s);
