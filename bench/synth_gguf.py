@@ -14,14 +14,19 @@ import random
 import struct
 import sys
 
-F32, F16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_XS, BF16, MXFP4 = 0, 1, 2, 8, 12, 13, 14, 23, 30, 39
+F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 = 0, 1, 2, 3, 6, 7, 8
+Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ3_S, IQ4_XS, BF16, MXFP4 = 10, 11, 12, 13, 14, 20, 21, 23, 30, 39
 # values of a block, its bytes
-BLOCK = {F32: (1, 4), F16: (1, 2), BF16: (1, 2), Q4_0: (32, 18), Q8_0: (32, 34), Q4_K: (256, 144), Q5_K: (256, 176),
-         Q6_K: (256, 210), IQ4_XS: (256, 136), MXFP4: (32, 17)}
-# --quant: the type of most tensors, of those that keep more bits, general.file_type
-QUANTS = {"q4_k_m": (Q4_K, Q6_K, 15), "q5_k_m": (Q5_K, Q6_K, 17), "q8_0": (Q8_0, Q8_0, 7), "q4_0": (Q4_0, Q6_K, 2),
-          "iq4_xs": (IQ4_XS, Q6_K, 30), "mxfp4": (MXFP4, Q8_0, 38), "f16": (F16, F16, 1), "bf16": (BF16, BF16, 32),
-          "f32": (F32, F32, 0)}
+BLOCK = {F32: (1, 4), F16: (1, 2), BF16: (1, 2), Q4_0: (32, 18), Q4_1: (32, 20), Q5_0: (32, 22), Q5_1: (32, 24),
+         Q8_0: (32, 34), Q2_K: (256, 84), Q3_K: (256, 110), Q4_K: (256, 144), Q5_K: (256, 176), Q6_K: (256, 210),
+         IQ4_NL: (32, 18), IQ4_XS: (256, 136), IQ3_S: (256, 110), MXFP4: (32, 17)}
+# --quant: the type of most tensors, of those that keep more bits, of the head, general.file_type
+QUANTS = {"q2_k": (Q2_K, Q3_K, Q6_K, 10), "q3_k_m": (Q3_K, Q4_K, Q6_K, 12), "q4_k_m": (Q4_K, Q6_K, Q6_K, 15),
+          "q5_k_m": (Q5_K, Q6_K, Q6_K, 17), "q4_0": (Q4_0, Q6_K, Q6_K, 2), "q4_1": (Q4_1, Q6_K, Q6_K, 3),
+          "q5_0": (Q5_0, Q6_K, Q6_K, 8), "q5_1": (Q5_1, Q6_K, Q6_K, 9), "q8_0": (Q8_0, Q8_0, Q8_0, 7),
+          "iq4_nl": (IQ4_NL, Q6_K, Q6_K, 25), "iq4_xs": (IQ4_XS, Q6_K, Q6_K, 30), "iq3_s": (IQ3_S, Q4_K, Q6_K, 26),
+          "mxfp4": (MXFP4, Q8_0, Q8_0, 38), "f16": (F16, F16, F16, 1), "bf16": (BF16, BF16, BF16, 32),
+          "f32": (F32, F32, F32, 0)}
 
 # Families whose layers are all alike:
 # arch, layers, embd, heads, kv heads, head dim, ff, vocab, experts, used, expert ff, rope base, eps
@@ -55,6 +60,9 @@ class Model:
 
     def add(self, name, dims, kind):
         self.tensors.append((name, dims, kind))
+
+    def retype(self, name, kind):
+        self.tensors = [(n, dims, kind if n == name else k) for n, dims, k in self.tensors]
 
     def layer(self, i, *tensors):
         for name, dims, kind in tensors:
@@ -197,6 +205,20 @@ def block(kind, rnd):
         return struct.pack("<f", rnd.gauss(0, 0.02))[2:]
     if kind == Q4_0:
         return half(4e-3) + rnd.randbytes(16)
+    if kind == Q4_1:
+        return half(4e-3) + half(-30e-3) + rnd.randbytes(16)
+    if kind == Q5_0:
+        return half(2e-3) + rnd.randbytes(4 + 16)
+    if kind == Q5_1:
+        return half(2e-3) + half(-31e-3) + rnd.randbytes(4 + 16)
+    if kind == IQ4_NL:
+        return half(3e-4) + rnd.randbytes(16)
+    if kind == Q2_K:
+        return rnd.randbytes(16 + 64) + half(2e-3) + half(3e-3)
+    if kind == Q3_K:
+        return rnd.randbytes(32 + 64 + 12) + half(5e-4)
+    if kind == IQ3_S:
+        return half(1.2e-4) + rnd.randbytes(64 + 8 + 32 + 4)
     if kind == MXFP4:
         return bytes([rnd.choice((119, 120))]) + rnd.randbytes(16)
     if kind == IQ4_XS:
@@ -282,11 +304,13 @@ def main():
     ap.add_argument("--seed", type=int, default=1)
     a = ap.parse_args()
     rnd = random.Random(a.seed)
-    main_type, high_type, file_type = QUANTS[a.quant]
+    main_type, high_type, head_type, file_type = QUANTS[a.quant]
     rest = (a.layers, a.vocab, main_type, high_type)
     m = OTHERS[a.shape](*rest) if a.shape in OTHERS else usual(a.shape, *rest)
     meta = [("general.architecture", m.arch), ("general.name", f"synthetic {a.shape}"),
             ("general.file_type", file_type), *m.meta, ("tokenizer.ggml.model", "no_vocab")]
+    if a.shape != "gpt-oss-20b":
+        m.retype("output.weight", head_type)
     head, total = header(meta, m.tensors)
     # The bank of floats is larger than any router, so that no two experts of a layer are alike.
     experts = any("exps" in name for name, _, _ in m.tensors)

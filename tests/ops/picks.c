@@ -45,37 +45,62 @@ void test_ties(void)
     report("ties", before);
 }
 
+/* Whether a row's formats, names with blanks between them, hold a type. "codes": what is repacked
+ * as codes. */
+static bool takes(const char *formats, enum dtype t)
+{
+    const char *name = dtype_name(t), *at = formats;
+    size_t n = strlen(name);
+    if (!strcmp(formats, "any"))
+        return true;
+    if (!strncmp(formats, "codes", 5) && ((t >= DT_Q4_0 && t <= DT_IQ3_S) || t == DT_GPTQ4))
+        return true;
+    for (; (at = strstr(at, name)); at += n)
+        if ((at == formats || at[-1] == ' ') && (at[n] == ' ' || !at[n]))
+            return true;
+    return false;
+}
+
+/* Every format a row takes, the usual ones at every number of rows, others at some. */
 static void force_linear(const char *formats)
 {
     static const int rows_of[] = {1, 2, 4, 8, 16, 24, 40, 100, 260};
     struct duo d;
     head_open(&d, 512, 560);
-    for (size_t i = 0; i < sizeof rows_of / sizeof *rows_of; i++)
-        for (int other = 0; other < 2; other++) {
-            if (light && (i % 2 != 0) == other && i > 1)
+    for (enum dtype t = DT_F32; t <= DT_GPTQ4; t++)
+        for (size_t i = 0; takes(formats, t) && i < sizeof rows_of / sizeof *rows_of; i++) {
+            bool usual = t == DT_Q4_K || t == DT_Q6_K || t == DT_Q8_0;
+            if ((light || !usual) && i != t % 5 && i != 5 + t % 4)
                 continue;
-            struct random_spec spec = {.n_in = 512, .n_expert = 1, .n_seg = 1, .rows = {560}};
-            bool k = !strcmp(formats, "Q4_K Q6_K");
-            spec.type[0] = !other ? DT_Q4_K : k ? DT_Q6_K : DT_Q8_0;
-            spec.bias = i % 2;
+            if (light && i > 6 && t != DT_Q4_K)
+                continue;
+            struct random_spec spec = {.n_in = 512,
+                                       .n_expert = 1,
+                                       .n_seg = 1,
+                                       .rows = {560},
+                                       .type = {t},
+                                       .bias = i % 2,
+                                       .group_len = 64};
             check_linear(&d, &spec, rows_of[i], forced);
         }
     duo_close(&d);
 }
 
-static void force_mlp(bool experts)
+/* The same for experts and dense mlps; down has the format of gate and up, or another the row takes. */
+static void force_mlp(bool experts, const char *formats)
 {
     static const int rows_of[] = {1, 2, 4, 8, 16, 24, 70, 100, 260};
-    static const enum dtype types[][2] = {
-        {DT_Q4_K, DT_Q6_K}, {DT_Q4_K, DT_Q4_K}, {DT_Q8_0, DT_Q8_0}};
-    for (size_t i = 0; i < sizeof rows_of / sizeof *rows_of; i++) {
-        struct dims s = base_dims();
-        if (light && (i % 2 || i > 6))
-            continue;
-        s.n_ff = s.n_ff_exp = 256;
-        mlp_case(&s, experts ? s.n_expert : 1, 256, types[i % 3][0], types[i % 3][1], DT_F32,
-                 rows_of[i], 3.0f);
-    }
+    enum dtype other = DT_Q6_K;
+    for (enum dtype t = DT_F32; t <= DT_GPTQ4; t++)
+        for (size_t i = 0; takes(formats, t) && i < sizeof rows_of / sizeof *rows_of; i++) {
+            struct dims s = base_dims();
+            if (t == DT_Q4_K ? light && (i % 2 || i > 6) : i != t % 7)
+                continue;
+            s.n_ff = s.n_ff_exp = 256;
+            mlp_case(&s, experts ? s.n_expert : 1, 256, t, i % 2 ? t : other, DT_F32, rows_of[i],
+                     3.0f);
+            other = t;
+        }
     struct dims s = base_dims();
     s.n_embd = 512;
     s.n_heads = 16;
@@ -100,19 +125,6 @@ static void force_attention(void)
     attention_case(&s, true, 0, twelve, 12, false, forced);
     if (!light || !strcmp(forced, "attn_prefill_halves")) /* slow where it is simulated */
         attention_case(&s, true, 0, wide, 3, false, forced);
-}
-
-/* Whether a row's formats, names with blanks between them, hold a type. */
-static bool takes(const char *formats, enum dtype t)
-{
-    const char *name = dtype_name(t), *at = formats;
-    size_t n = strlen(name);
-    if (!strcmp(formats, "any"))
-        return true;
-    for (; (at = strstr(at, name)); at += n)
-        if ((at == formats || at[-1] == ' ') && (at[n] == ' ' || !at[n]))
-            return true;
-    return false;
 }
 
 /* A row that serves every product: each of its formats, alone and in an mlp, and beside others in one
@@ -198,10 +210,11 @@ void test_picks(int part, int parts)
         else if (!strcmp(p->op, "linear"))
             force_linear(p->formats);
         else if (!strcmp(p->op, "ffn"))
-            force_mlp(false);
-        else if (!strcmp(p->op, "moe") || !strcmp(p->op, "router") || !strcmp(p->op, "logits") ||
-                 !strcmp(p->op, "output"))
-            force_mlp(true);
+            force_mlp(false, p->formats);
+        else if (!strcmp(p->op, "moe"))
+            force_mlp(true, p->formats);
+        else if (!strcmp(p->op, "router") || !strcmp(p->op, "logits") || !strcmp(p->op, "output"))
+            force_mlp(true, "Q4_K Q6_K Q8_0");
         else
             force_attention();
         forced = NULL;

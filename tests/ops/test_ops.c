@@ -152,11 +152,11 @@ static void test_segments(void)
         return;
     struct duo d;
     head_open(&d, 512, 368);
-    const enum dtype mixes[][3] = {{DT_Q4_K, DT_Q4_K, DT_Q6_K},
-                                   {DT_Q6_K, DT_Q4_K, DT_Q8_0},
-                                   {DT_Q8_0, DT_F16, DT_GPTQ4},
-                                   {DT_Q4_K, DT_F32, DT_Q5_K}};
-    for (int i = 0; i < 4; i++)
+    const enum dtype mixes[][3] = {{DT_Q4_K, DT_Q4_K, DT_Q6_K}, {DT_Q6_K, DT_Q4_K, DT_Q8_0},
+                                   {DT_Q8_0, DT_F16, DT_GPTQ4}, {DT_Q4_K, DT_F32, DT_Q5_K},
+                                   {DT_Q2_K, DT_Q3_K, DT_Q4_K}, {DT_IQ3_S, DT_IQ4_XS, DT_Q5_K},
+                                   {DT_MXFP4, DT_BF16, DT_Q4_1}};
+    for (int i = 0; i < 7; i++)
         for (int rows = 1; rows <= 40; rows += rows < 5 ? 1 : 12) {
             struct random_spec spec = {.n_in = 512,
                                        .n_expert = 1,
@@ -552,13 +552,11 @@ static void test_ffn(void)
     int before = n_checks;
     if (!wanted("ffn"))
         return;
-    const enum dtype types[][2] = {{DT_Q4_K, DT_Q6_K},
-                                   {DT_Q8_0, DT_Q8_0},
-                                   {DT_F32, DT_Q5_1},
-                                   {DT_GPTQ4, DT_GPTQ4},
-                                   {DT_BF16, DT_F8_E4M3}};
+    const enum dtype types[][2] = {{DT_Q4_K, DT_Q6_K},   {DT_Q8_0, DT_Q8_0},    {DT_F32, DT_Q5_1},
+                                   {DT_GPTQ4, DT_GPTQ4}, {DT_BF16, DT_F8_E4M3}, {DT_Q4_0, DT_Q5_0},
+                                   {DT_IQ4_NL, DT_MXFP4}};
     const int rows_of[] = {1, 3, 8, 9, 70, 300};
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 7; i++)
         for (int j = 0; j < 6; j++) {
             if (light && j > 3 && i > 1)
                 continue;
@@ -596,18 +594,20 @@ static void test_moe(void)
     report("moe", before);
 }
 
-/* K-quants over several slices of k, at the numbers of rows that change how few rows are shared
+/* Codes over several slices of k, at the numbers of rows that change how few rows are shared
  * out; in the last ones experts have more rows than fit one entry of the list. */
 static void test_few_experts(void)
 {
     int before = n_checks;
     if (!wanted("few experts"))
         return;
-    const enum dtype types[][2] = {{DT_Q4_K, DT_Q6_K}, {DT_Q4_K, DT_Q4_K}, {DT_Q6_K, DT_Q4_K}};
+    const enum dtype types[][2] = {{DT_Q4_K, DT_Q6_K}, {DT_Q4_K, DT_Q4_K}, {DT_Q6_K, DT_Q4_K},
+                                   {DT_Q5_K, DT_Q6_K}, {DT_Q4_0, DT_Q4_1}, {DT_IQ4_XS, DT_IQ4_NL},
+                                   {DT_MXFP4, DT_Q8_0}};
     const int rows_of[] = {2, 3, 4, 5, 8, 12, 20, 32};
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 7; i++)
         for (int j = 0; j < 8; j++) {
-            if (light && (i + j) % 3 == 1)
+            if (light && ((i + j) % 3 == 1 || (i > 2 && (i + j) % 3)))
                 continue;
             struct dims s = base_dims();
             s.n_embd = 768;

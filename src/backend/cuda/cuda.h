@@ -40,7 +40,17 @@ enum { TILE_ROWS = 16, TILE_K = 256 };
 enum tile_kind {
     TILE_Q4_K,
     TILE_Q6_K,
-    TILE_Q8_0,
+    TILE_Q8_0, /* from here to GPTQ4: other kinds of codes */
+    TILE_Q4_0,
+    TILE_Q4_1,
+    TILE_Q5_1, /* also Q5_0 */
+    TILE_Q5_K,
+    TILE_Q3_K,
+    TILE_Q2_K,
+    TILE_IQ4_NL,
+    TILE_IQ4_XS,
+    TILE_MXFP4,
+    TILE_IQ3_S,
     TILE_GPTQ4,
     TILE_F16, /* also BF16: every bf16 that matters is an exact half */
     TILE_F32,
@@ -50,11 +60,15 @@ enum tile_kind {
 
 /* Which kinds a kernel was compiled for: fewer kinds, fewer registers. */
 enum tile_set {
-    SET_K,    /* Q4_K, Q6_K */
-    SET_FAST, /* and Q8_0, GPTQ4, F16 */
+    SET_K,     /* Q4_K, Q6_K */
+    SET_CODES, /* and all others of codes */
+    SET_FAST,  /* and F16 */
     SET_ALL,
     N_SETS
 };
+/* As a kernel's template argument in place of a kind: the kinds of one of these sets, as they come.
+ */
+enum { ANY_K = -1, ANY_CODES = -2 };
 
 struct seg {
     const uint8_t *base; /* (n_expert, n_tiles, n_kt, tile_bytes) */

@@ -2,19 +2,12 @@
  * Tile times one row of activations, in as few instructions as it takes: at one row a step is short
  * of issue slots and latency before it is short of bandwidth.
  *
- * The tensor core's B fragment has 8 columns and there is only one row, so the columns are put to
- * another use: column n has the activations of column group n (32 of the slice's 256). Of the
- * product of a group's weights with all eight, the lanes that hold the group's own column keep
- * theirs; so products wait for nothing, every lane ends up with the sums of two groups, and
- * scales are applied once per tile. Lane (g, c) holds just the 8 activations that column g wants
- * of it: columns 32g+4c.. and 32g+16+4c..; nothing is staged in shared memory.
- *
- * Codes go in as the halves 1024 + code that one OR makes of them (registers 1 and 3, whose
- * nibbles sit four bits up, as 1024 + 16 code: rows g+8 come out 16 times too large, which their
- * scale takes back). What the 1024s add is -1024 * (sum of the group's activations), known in
- * advance: a fragment of ones makes those sums. So every weight is exact; only activations are
- * rounded, to halves, after scaling by a power of two that takes the slice's largest to about
- * 1024.
+ * Halves (F16, and what is spelled out as halves): the tensor core's B fragment has 8 columns and
+ * there is only one row, so the columns are put to another use: column n has the activations of
+ * column group n (32 of the slice's 256), and against a group's weights the others are zeros. Lane
+ * (g, c) holds just the 8 activations that column g wants of it: columns 32g+4c.. and 32g+16+4c..;
+ * nothing is staged in shared memory. Activations are rounded to halves, after scaling by a power of
+ * two that takes the slice's largest to about 1024. Codes go another way: see code_slice.
  */
 #ifndef STEEL_BACKEND_CUDA_DOT_CUH
 #define STEEL_BACKEND_CUDA_DOT_CUH
@@ -23,9 +16,8 @@
 
 /* 256 columns of the row, as this lane has them. */
 struct row_slice {
-    uint32_t b[4];         /* pairs: 32g+4c, +2; 32g+16+4c, +2 */
-    float even[2], odd[2]; /* -1024 * (sum over the first, second 16 columns of groups 2c, 2c+1) */
-    float undo;            /* takes the scale back */
+    uint32_t b[4]; /* pairs: 32g+4c, +2; 32g+16+4c, +2 */
+    float undo;    /* takes the scale back */
 };
 
 /* v: columns 32g+4c.. (4) and 32g+16+4c.. (4). */
@@ -41,26 +33,7 @@ DEVICE void slice_make(struct row_slice &s, const float (&v)[8])
 #pragma unroll
     for (int i = 0; i < 4; i++)
         s.b[i] = pack_half2(v[2 * i] * scale, v[2 * i + 1] * scale);
-    const uint32_t minus_1024[4] = {H2_M1024, H2_M1024, H2_M1024, H2_M1024};
-    float a[4] = {}, b[4] = {};
-    mma_f16(a, minus_1024, s.b[0], s.b[1]);
-    mma_f16(b, minus_1024, s.b[2], s.b[3]);
-    s.even[0] = a[0], s.even[1] = a[1];
-    s.odd[0] = b[0], s.odd[1] = b[1];
     s.undo = float_of((e - 10) << 23);
-}
-
-/* keep[h], keep[2 + h] = rows g, g+8 of 32 columns, the first 16 of them in a, the rest in b; of
- * group 2q+h, if `mine` (this lane's columns are those of groups 2q, 2q+1). */
-DEVICE void group_keep(float (&keep)[4], int h, bool mine, const uint32_t (&a)[4],
-                       const uint32_t (&b)[4], const struct row_slice &x)
-{
-    const float zero[4] = {};
-    float c[4];
-    mma_f16_from(c, a, x.b[0], x.b[1], zero);
-    mma_f16(c, b, x.b[2], x.b[3]);
-    keep[h] = mine ? c[h] : keep[h];
-    keep[2 + h] = mine ? c[2 + h] : keep[2 + h];
 }
 
 /* c += fragment of column group `group`'s first (half 0) or second 16 columns; the sums of all
@@ -72,13 +45,8 @@ DEVICE void group_mma(float (&c)[4], const uint32_t (&a)[4], const struct row_sl
     mma_f16(c, a, on ? x.b[2 * half] : 0, on ? x.b[2 * half + 1] : 0);
 }
 
-DEVICE float byte_float(uint32_t w, int i)
-{
-    return (float)(w >> 8 * i & 255);
-}
-
 /*
- * Codes as bytes. Of four- and six-bit codes integers are the shorter way: the nibbles of a word
+ * Codes as bytes: integers are the shorter way. Of Q4_K: the nibbles of a word
  * that belong to row g are its bytes' lower halves, those of row g+8 (16 times too large) the
  * upper, so one AND makes a register of a fragment, and the word as it is the other: both rows,
  * of which the first is taken away from the sums. The row goes in as 16-bit integers, one scale
@@ -194,7 +162,7 @@ template <class SLICE> DEVICE void code_dot_q6_k(const uint8_t *tile, const SLIC
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             uint32_t a[2];
-            format<TILE_Q6_K>::bytes(w[j], j < 2 ? high.x : high.y, j, a);
+            codes_six::bytes_of(w[j], j < 2 ? high.x : high.y, j, a);
             mma_u8_half(n[j], a[0], a[1], slice_b(x, q, j));
         }
     }
@@ -212,133 +180,69 @@ template <class SLICE> DEVICE void code_dot_q6_k(const uint8_t *tile, const SLIC
     r[1] = half_to_float(d >> 16) * s1;
 }
 
-/* r[0], r[1] += this lane's share of rows g and g+8 of the tile times the slice, still scaled; the
- * lanes of a quad add up to the row. */
-DEVICE void dot_q4_k(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
+/* The same for any kind of codes. */
+template <int KIND, class SLICE>
+DEVICE void code_dot(const uint8_t *tile, const SLICE &x, float (&r)[2])
 {
-    int lane = lane_id();
-    float c[4] = {};
+    typedef format<KIND> F;
+    const int N = TILE_K / 4 / F::GROUP;
+    int lane = lane_id(), n[N][4] = {};
 #pragma unroll 2
     for (int q = 0; q < 4; q++) {
-        uint4 w4 = load16(tile + q * 512 + lane * 16);
-        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4], b[4];
-        bool mine = (lane & 3) == q;
+        typename F::codes w;
+        w.fetch(tile, q, lane);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            format<TILE_Q4_K>::frag_offset(w[2 * h], a);
-            format<TILE_Q4_K>::frag_offset(w[2 * h + 1], b);
-            group_keep(c, h, mine, a, b, x);
-        }
-    }
-    uint32_t sc = load4(tile + Q4K_SCALES + lane * 4), mn = load4(tile + Q4K_MINS + lane * 4);
-    uint2 d = load8(tile + Q4K_D + (lane >> 2) * 8);
-    float t0 = x.even[0] + x.odd[0], t1 = x.even[1] + x.odd[1];
-    float s0 = (c[0] + t0) * byte_float(sc, 0) + (c[1] + t1) * byte_float(sc, 1);
-    float s1 = (c[2] + t0) * byte_float(sc, 2) + (c[3] + t1) * byte_float(sc, 3);
-    float m0 = t0 * byte_float(mn, 0) + t1 * byte_float(mn, 1);
-    float m1 = t0 * byte_float(mn, 2) + t1 * byte_float(mn, 3);
-    r[0] += half_to_float(d.x & 0xffff) * s0 + half_to_float(d.y & 0xffff) * 0x1p-10f * m0;
-    r[1] += half_to_float(d.x >> 16) * 0.0625f * s1 + half_to_float(d.y >> 16) * 0x1p-10f * m1;
-}
-
-DEVICE void dot_q6_k(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
-{
-    int lane = lane_id(), g = lane >> 2, c = lane & 3;
-    const float zero[4] = {};
-    float c0[4] = {}, c1[4] = {}; /* the first, the second 16 columns of groups 2c, 2c+1 */
-#pragma unroll 1
-    for (int q = 0; q < 4; q++) {
-        uint4 w4 = load16(tile + q * 512 + lane * 16);
-        uint2 high = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
-        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4];
-        bool mine = c == q;
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t top = h ? high.y : high.x;
-            float t[4], u[4];
-            format<TILE_Q6_K>::frag_offset(w[2 * h], top, 0, a);
-            mma_f16_from(t, a, x.b[0], x.b[1], zero);
-            format<TILE_Q6_K>::frag_offset(w[2 * h + 1], top, 1, a);
-            mma_f16_from(u, a, x.b[2], x.b[3], zero);
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                c0[2 * i + h] = mine ? t[2 * i + h] : c0[2 * i + h];
-                c1[2 * i + h] = mine ? u[2 * i + h] : c1[2 * i + h];
+            uint32_t a[2], b[2];
+            w.bytes(2 * h, a);
+            w.bytes(2 * h + 1, b);
+            if constexpr (F::GROUP == 32) {
+                const uint32_t all[4] = {a[0], a[1], b[0], b[1]};
+                mma_u8(n[h], all, slice_b(x, q, 2 * h), slice_b(x, q, 2 * h + 1));
+            } else {
+                mma_u8_half(n[2 * h], a[0], a[1], slice_b(x, q, 2 * h));
+                mma_u8_half(n[2 * h + 1], b[0], b[1], slice_b(x, q, 2 * h + 1));
             }
         }
     }
-    /* scales of 16 columns: this lane's four are 4c..4c+3. Codes are 32 too large: 1024 + 32, and
-     * 1024 + 16 * 32 for rows g+8. */
-    uint2 sc = load8(tile + Q6K_SCALES + c * 64 + g * 8);
-    uint32_t d = load4(tile + Q6K_D + g * 4);
-    float s0 = (c0[0] + x.even[0] * 1.03125f) * (byte_float(sc.x, 0) - 128.0f) +
-               (c1[0] + x.odd[0] * 1.03125f) * (byte_float(sc.x, 1) - 128.0f) +
-               (c0[1] + x.even[1] * 1.03125f) * (byte_float(sc.x, 2) - 128.0f) +
-               (c1[1] + x.odd[1] * 1.03125f) * (byte_float(sc.x, 3) - 128.0f);
-    float s1 = (c0[2] + x.even[0] * 1.5f) * (byte_float(sc.y, 0) - 128.0f) +
-               (c1[2] + x.odd[0] * 1.5f) * (byte_float(sc.y, 1) - 128.0f) +
-               (c0[3] + x.even[1] * 1.5f) * (byte_float(sc.y, 2) - 128.0f) +
-               (c1[3] + x.odd[1] * 1.5f) * (byte_float(sc.y, 3) - 128.0f);
-    r[0] += half_to_float(d & 0xffff) * s0;
-    r[1] += half_to_float(d >> 16) * 0.0625f * s1;
-}
-
-/* Scales of GPTQ4 and Q8_0: halves {g:2c, g:2c+1} and {g+8:2c, g+8:2c+1} */
-DEVICE uint2 half_scales(const uint8_t *scales)
-{
-    return load8(scales + (lane_id() & 3) * 64 + (lane_id() >> 2) * 8);
-}
-
-DEVICE void dot_gptq4(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
-{
-    int lane = lane_id();
-    float c[4] = {};
-#pragma unroll 2
-    for (int q = 0; q < 4; q++) {
-        uint4 w4 = load16(tile + q * 512 + lane * 16);
-        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w}, a[4], b[4];
-        bool mine = (lane & 3) == q;
+    typename F::scales sc;
+    sc.fetch(tile + F::SCALES_AT, lane & 3, lane >> 2);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            format<TILE_Q4_K>::frag_offset(w[2 * h], a);
-            format<TILE_Q4_K>::frag_offset(w[2 * h + 1], b);
-            group_keep(c, h, mine, a, b, x);
+    for (int h = 0; h < 2; h++) {
+        float s = 0.0f, m = 0.0f;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float total = F::GROUP == 16 ? x.total[i] : x.total[2 * i] + x.total[2 * i + 1];
+            float v = (float)(n[i][2 * h] * 256 + n[i][2 * h + 1]);
+            if (F::codes::BYTE_ZERO != 0)
+                v -= (float)F::codes::BYTE_ZERO * total;
+            s += sc.scale(h, i) * v;
+            if constexpr (F::MINS != 0)
+                m += sc.least(h, i) * total;
         }
+        r[h] = sc.row(h) * s;
+        if constexpr (F::MINS != 0)
+            r[h] += sc.row_least(h) * m;
     }
-    uint2 sc = half_scales(tile + GPTQ_SCALES);
-    uint32_t z = load4(tile + GPTQ_ZEROS + (lane & 3) * 32 + (lane >> 2) * 4);
-    float t0 = x.even[0] + x.odd[0], t1 = x.even[1] + x.odd[1];
-    float s0 = (c[0] + t0 * (1.0f + byte_float(z, 0) * 0x1p-10f)) * half_to_float(sc.x & 0xffff) +
-               (c[1] + t1 * (1.0f + byte_float(z, 1) * 0x1p-10f)) * half_to_float(sc.x >> 16);
-    float s1 = (c[2] + t0 * (1.0f + byte_float(z, 2) * 0x1p-6f)) * half_to_float(sc.y & 0xffff) +
-               (c[3] + t1 * (1.0f + byte_float(z, 3) * 0x1p-6f)) * half_to_float(sc.y >> 16);
-    r[0] += s0;
-    r[1] += 0.0625f * s1;
 }
 
-DEVICE void dot_q8_0(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
+/* r[0], r[1] += this lane's share of rows g and g+8 of the tile times the slice, still scaled; the
+ * lanes of a quad add up to the row. Codes beside halves in one weight are rare: they are spelled
+ * out. */
+static __device__ __noinline__ void dot_spelled(const struct seg *s, const uint8_t *tile,
+                                                const struct row_slice &x, float (&r)[2])
 {
-    int lane = lane_id();
     float c[4] = {};
 #pragma unroll 1
     for (int q = 0; q < 4; q++) {
-        bool mine = (lane & 3) == q;
+        uint32_t a[4][4];
+        chunk_decode<SET_CODES>(s, tile, q, a);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint4 w = load16(tile + (2 * q + h) * 512 + lane * 16);
-            uint32_t a[4] = {
-                byte_perm(w.x, 0x64646464u, 0x4140), byte_perm(w.y, 0x64646464u, 0x4140),
-                byte_perm(w.x, 0x64646464u, 0x4342), byte_perm(w.y, 0x64646464u, 0x4342)};
-            uint32_t b[4] = {
-                byte_perm(w.z, 0x64646464u, 0x4140), byte_perm(w.w, 0x64646464u, 0x4140),
-                byte_perm(w.z, 0x64646464u, 0x4342), byte_perm(w.w, 0x64646464u, 0x4342)};
-            group_keep(c, h, mine, a, b, x);
-        }
+        for (int j = 0; j < 4; j++)
+            group_mma(c, a[j], x, 2 * q + (j >> 1), j & 1);
     }
-    uint2 sc = half_scales(tile + Q80_SCALES); /* codes are 128 too large: 1152 = 1024 * 1.125 */
-    float t0 = (x.even[0] + x.odd[0]) * 1.125f, t1 = (x.even[1] + x.odd[1]) * 1.125f;
-    r[0] += (c[0] + t0) * half_to_float(sc.x & 0xffff) + (c[1] + t1) * half_to_float(sc.x >> 16);
-    r[1] += (c[2] + t0) * half_to_float(sc.y & 0xffff) + (c[3] + t1) * half_to_float(sc.y >> 16);
+    r[0] += c[0] + c[1];
+    r[1] += c[2] + c[3];
 }
 
 DEVICE void dot_f16(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
@@ -392,6 +296,9 @@ template <> struct slice_of<SET_K, false> {
 template <> struct slice_of<SET_K, true> {
     typedef struct chunk_slice type;
 };
+template <bool WIDE> struct slice_of<SET_CODES, WIDE> {
+    typedef struct code_slice type;
+};
 
 /* sum += factor * (tile x slice), this lane's share */
 template <int SET>
@@ -401,19 +308,24 @@ DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct row_
     float r[2] = {};
     if constexpr (SET == SET_ALL) {
         dot_slow(s, tile, x, r);
-    } else if (s->kind == TILE_Q4_K) {
-        dot_q4_k(tile, x, r);
-    } else if (s->kind == TILE_Q6_K) {
-        dot_q6_k(tile, x, r);
-    } else if (s->kind == TILE_Q8_0) {
-        dot_q8_0(tile, x, r);
-    } else if (s->kind == TILE_GPTQ4) {
-        dot_gptq4(tile, x, r);
+    } else if (s->kind != TILE_F16) {
+        dot_spelled(s, tile, x, r);
     } else {
         dot_f16(tile, x, r);
     }
     sum[0] += factor * x.undo * r[0];
     sum[1] += factor * x.undo * r[1];
+}
+template <int SET>
+DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct code_slice &x,
+                     float factor, float (&sum)[2])
+{
+    coded_kind(s->kind, [&](auto kind) {
+        float r[2];
+        code_dot<kind.VALUE>(tile, x, r);
+        sum[0] += factor * x.undo * r[0];
+        sum[1] += factor * x.undo * r[1];
+    });
 }
 template <class SLICE>
 DEVICE void tile_dot(bool q6_k, const uint8_t *tile, const SLICE &x, float factor, float (&sum)[2])

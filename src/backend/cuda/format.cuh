@@ -1,33 +1,23 @@
 /*
  * Formats of weights: how the bytes of a tile (16 rows x 256 columns) are laid out, and how they
  * become what products take. One struct per kind (format<KIND>): kernels are templates over it. A
- * new kind is one struct here and one function that packs it (weights.cu).
+ * new kind of codes is one struct here, made of parts of coded.cuh, a line in coded_kind, and what
+ * packs it (pack.cuh).
  *
  * Fragments of halves for the tensor cores: lane (g = lane/4, c = lane%4) of a warp holds rows g
  * and g+8; of every 16 columns it holds 4c..4c+3 (the order inside 16 columns is free as long as
  * both operands use it), in the registers a0: row g, 4c 4c+1; a1: row g+8, the same; a2: row g,
  * 4c+2 4c+3; a3: row g+8.
  *
- * Four-bit codes: 64 columns ("a chunk") are 512 bytes, 16 for each lane; word j has columns
- * 16j..16j+15; register i sits in nibbles i and i+4 of it. So (word >> 4i) & 0x000f000f are the two
- * codes of register i, one OR away from halves 1024 + code.
- *   Q4_K  2368 bytes: codes 4x512 | scales [g][chunk]{g:2q, g:2q+1, g+8:2q, g+8:2q+1} 128 | minima,
- *         the same 128 | [g]{d g, d g+8, dmin g, dmin g+8} 64
- *   Q6_K  3360: low nibbles 4x512 | high pairs [chunk][lane] 8 bytes, word j/2 has register i of
- *         column group j at bits 8(j%2) + {0, 4, 2, 6}[i] and 16 above, 4x256 | scale+128
- *         [chunk][g][row half][j] 256 | [g]{d g, d g+8} 32
- *   GPTQ4 2432: codes | half scales [chunk][g]{g:2q, g:2q+1, g+8:2q, g+8:2q+1} 256 | zeros,
- *         bytes in the same order 128
- *   Q8_0  4352: code+128, two column groups to 16 bytes: {row g, row g+8} x 2, 8x512 | half scales
- *         as GPTQ4's
- *   F16   8192: [column group][lane]{a0 of row g: 4c..4c+3 | row g+8}
- *   F32   16384: row-major
- *   RAW   16 rows of the file's own blocks; FP8: 16x256 codes, then float scales [row][column/128]
+ *   codes  as coded.cuh says: first all codes, then all scales
+ *   F16    8192: [column group][lane]{a0 of row g: 4c..4c+3 | row g+8}
+ *   F32    16384: row-major
+ *   RAW    16 rows of the file's own blocks; FP8: 16x256 codes, then float scales [row][column/128]
  */
 #ifndef STEEL_BACKEND_CUDA_FORMAT_CUH
 #define STEEL_BACKEND_CUDA_FORMAT_CUH
 
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/coded.cuh"
 
 enum {
     Q4K_SCALES = 2048,
@@ -38,10 +28,6 @@ enum {
     Q6K_SCALES = 3072,
     Q6K_D = 3328,
     Q6K_BYTES = 3360,
-    GPTQ_SCALES = 2048,
-    GPTQ_ZEROS = 2304,
-    GPTQ_BYTES = 2432,
-    Q80_SCALES = 4096,
     Q80_BYTES = 4352,
     F16_BYTES = 8192,
     F32_BYTES = 16384,
@@ -52,105 +38,9 @@ enum {
     RAW_ROW_LEAST = 64 /* bytes of a raw row, so that a tile has 1024 */
 };
 
-/* Pairs of halves */
-#define H2_1024  0x64006400u
-#define H2_M1024 0xe400e400u /* -1024 */
-#define H2_M1056 0xe420e420u
-#define H2_M1536 0xe600e600u
-#define H2_M1152 0xe480e480u
-#define H2_M64   0xd400d400u
-#define H2_M96   0xd600d600u
-#define H2_R16   0x2c002c00u /* 1/16 */
-#define H2_SIGN  0x80008000u
-
-DEVICE uint2 load8(const uint8_t *p)
-{
-    return *(const uint2 *)p;
-}
-DEVICE uint4 load16(const uint8_t *p)
-{
-    return *(const uint4 *)p;
-}
-DEVICE uint32_t load4(const uint8_t *p)
-{
-    return *(const uint32_t *)p;
-}
-/* {h, h} of the low or the high half of a word */
-DEVICE uint32_t dup_lo(uint32_t w)
-{
-    return byte_perm(w, 0, 0x1010);
-}
-DEVICE uint32_t dup_hi(uint32_t w)
-{
-    return byte_perm(w, 0, 0x3232);
-}
-/* {1024 + b, 1024 + b} of byte i */
-DEVICE uint32_t byte_1024(uint32_t w, int i)
-{
-    return byte_perm(w, 0x64646464u, 0x4040u + 0x0101u * (uint32_t)i);
-}
-
-/* The codes of a word of nibbles as exact halves: register i holds code, 16 code + ... removed. */
-DEVICE void nibble_codes(uint32_t w, uint32_t (&r)[4])
-{
-    uint32_t h = w >> 8;
-    r[0] = half2_add(and_or(w, 0x000f000fu, H2_1024), H2_M1024);
-    r[1] = half2_fma(and_or(w, 0x00f000f0u, H2_1024), H2_R16, H2_M64);
-    r[2] = half2_add(and_or(h, 0x000f000fu, H2_1024), H2_M1024);
-    r[3] = half2_fma(and_or(h, 0x00f000f0u, H2_1024), H2_R16, H2_M64);
-}
-
-/* {h, h} of either half of a word, in a form that becomes part of the instruction that reads it. */
-DEVICE uint32_t both_lo(uint32_t w)
-{
-#ifdef STEEL_CUDA_SIM
-    return dup_lo(w);
-#else
-    uint32_t r;
-    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(r) : "r"(w));
-    return r;
-#endif
-}
-DEVICE uint32_t both_hi(uint32_t w)
-{
-#ifdef STEEL_CUDA_SIM
-    return dup_hi(w);
-#else
-    uint32_t r;
-    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(r) : "r"(w));
-    return r;
-#endif
-}
-/* {1024 + byte i, 1024 + byte i + 1} */
-DEVICE uint32_t bytes_1024(uint32_t w, int i)
-{
-    return byte_perm(w, 0x64646464u, 0x4140u + 0x0101u * (uint32_t)i);
-}
-
-/* The last step of what makes a fragment: plainly, or (wgmma.cuh) where products run on that may
- * still read the registers. */
-struct op_plain {
-    static __device__ __forceinline__ uint32_t fma(uint32_t x, uint32_t y, uint32_t z)
-    {
-        return half2_fma(x, y, z);
-    }
-    static __device__ __forceinline__ uint32_t mul(uint32_t x, uint32_t y)
-    {
-        return half2_mul(x, y);
-    }
-    static __device__ __forceinline__ uint32_t move(uint32_t x, uint32_t zero)
-    {
-        (void)zero;
-        return x;
-    }
-};
-
-/* 64 columns of a tile ("a chunk"): fetch them to registers, make their scales ready, then the
- * fragment of each 16 columns, as halves that are exact but for the product with the scale. */
 template <int KIND> struct format;
 
-template <> struct format<TILE_Q4_K> {
-    enum { BYTES = Q4K_BYTES };
+template <> struct format<TILE_Q4_K> : coded<codes_nibble<0>, scales_k32_min> {
     /* A word of codes as they are: 1024 + code in rows g, 1024 + 16 code in rows g+8. */
     static __device__ __forceinline__ void frag_offset(uint32_t w, uint32_t (&a)[4])
     {
@@ -177,59 +67,9 @@ template <> struct format<TILE_Q4_K> {
             am[i] = half2_add(byte_1024(minima, byte), H2_M1024);
         }
     }
-    uint32_t word[4], sc, mn, s[2], m[2]; /* [row half]: a pair for the two groups of 32 */
-    uint2 d;
-    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
-    {
-        int g = lane >> 2;
-        uint4 w = load16(tile + q * 512 + lane * 16);
-        sc = load4(tile + Q4K_SCALES + g * 16 + q * 4);
-        mn = load4(tile + Q4K_MINS + g * 16 + q * 4);
-        d = load8(tile + Q4K_D + g * 8);
-        word[0] = w.x, word[1] = w.y, word[2] = w.z, word[3] = w.w;
-    }
-    __device__ __forceinline__ void ready()
-    {
-        uint32_t minus = d.y ^ H2_SIGN;
-        s[0] = half2_mul(half2_add(bytes_1024(sc, 0), H2_M1024), both_lo(d.x));
-        s[1] = half2_mul(half2_add(bytes_1024(sc, 2), H2_M1024), both_hi(d.x));
-        m[0] = half2_mul(half2_add(bytes_1024(mn, 0), H2_M1024), both_lo(minus));
-        m[1] = half2_mul(half2_add(bytes_1024(mn, 2), H2_M1024), both_hi(minus));
-    }
-    template <class OP> __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
-    {
-        nibble_codes(word[j], a);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            a[i] = j < 2 ? OP::fma(a[i], both_lo(s[i & 1]), both_lo(m[i & 1]))
-                         : OP::fma(a[i], both_hi(s[i & 1]), both_hi(m[i & 1]));
-    }
 };
 
-template <> struct format<TILE_Q6_K> {
-    enum { BYTES = Q6K_BYTES };
-    /* Word j of a chunk and its high bits as they are: 1024 + code + 32 in rows g, 1024 + 16
-     * (code + 32) in rows g+8. Registers 0 and 2 want their pair of high bits at bit 4, 1 and 3
-     * at bit 8: one shift serves two. */
-    static __device__ __forceinline__ void frag_offset(uint32_t w, uint32_t high, int j,
-                                                       uint32_t (&a)[4])
-    {
-        uint32_t up = w >> 8, t0 = j & 1 ? high >> 4 : high << 4;
-        uint32_t t2 = j & 1 ? high >> 6 : high << 2;
-        a[0] = and_or(t0, 0x00300030u, and_or(w, 0x000f000fu, H2_1024));
-        a[1] = and_or(t0, 0x03000300u, and_or(w, 0x00f000f0u, H2_1024));
-        a[2] = and_or(t2, 0x00300030u, and_or(up, 0x000f000fu, H2_1024));
-        a[3] = and_or(t2, 0x03000300u, and_or(up, 0x00f000f0u, H2_1024));
-    }
-    /* The same as bytes, code + 32: rows g, rows g+8. Pairs of high bits go to bits 4 and 5 of
-     * their bytes: two lie in a nibble, the upper six bits further up after a product. */
-    static __device__ __forceinline__ void bytes(uint32_t w, uint32_t high, int j, uint32_t (&a)[2])
-    {
-        uint32_t lo = j & 1 ? high >> 8 & 0x000f000fu : high & 0x000f000fu;
-        uint32_t hi = j & 1 ? high >> 12 & 0x000f000fu : high >> 4 & 0x000f000fu;
-        a[0] = and_or(lo * 1040, 0x30303030u, w & 0x0f0f0f0fu);
-        a[1] = and_or(hi * 1040, 0x30303030u, w >> 4 & 0x0f0f0f0fu);
-    }
+template <> struct format<TILE_Q6_K> : coded<codes_six, scales_k16> {
     /* All scales of a tile as a fragment: this lane's columns are 4c..4c+3. */
     static __device__ __forceinline__ void scale_frag(const uint2 &scales, uint32_t (&as)[4])
     {
@@ -239,96 +79,71 @@ template <> struct format<TILE_Q6_K> {
                 byte_perm(i & 1 ? scales.y : scales.x, 0x64646464u, i & 2 ? 0x4342u : 0x4140u),
                 H2_M1152);
     }
-    uint32_t word[4], high[2], sc[2], d, s[2][2]; /* s: [row half][two of 16 columns] */
-    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
-    {
-        int g = lane >> 2;
-        uint4 w = load16(tile + q * 512 + lane * 16);
-        uint2 h = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
-        uint2 e = load8(tile + Q6K_SCALES + q * 64 + g * 8);
-        d = load4(tile + Q6K_D + g * 4);
-        word[0] = w.x, word[1] = w.y, word[2] = w.z, word[3] = w.w;
-        high[0] = h.x, high[1] = h.y;
-        sc[0] = e.x, sc[1] = e.y;
-    }
-    __device__ __forceinline__ void ready()
-    {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            s[0][i] = half2_mul(half2_add(bytes_1024(sc[0], 2 * i), H2_M1152), both_lo(d));
-            s[1][i] = half2_mul(half2_add(bytes_1024(sc[1], 2 * i), H2_M1152), both_hi(d));
-        }
-    }
-    template <class OP> __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
-    {
-        uint32_t t[4];
-        frag_offset(word[j], high[j >> 1], j, t);
-        uint32_t s0 = j & 1 ? both_hi(s[0][j >> 1]) : both_lo(s[0][j >> 1]);
-        uint32_t s1 = j & 1 ? both_hi(s[1][j >> 1]) : both_lo(s[1][j >> 1]);
-        a[0] = OP::mul(half2_add(t[0], H2_M1056), s0);
-        a[1] = OP::mul(half2_fma(t[1], H2_R16, H2_M96), s1);
-        a[2] = OP::mul(half2_add(t[2], H2_M1056), s0);
-        a[3] = OP::mul(half2_fma(t[3], H2_R16, H2_M96), s1);
-    }
 };
 
-template <> struct format<TILE_GPTQ4> {
-    enum { BYTES = GPTQ_BYTES };
-    uint32_t word[4], z, zero[2]; /* [row half]: a pair for the two groups of 32 */
-    uint2 s;
-    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
-    {
-        int g = lane >> 2;
-        uint4 w = load16(tile + q * 512 + lane * 16);
-        s = load8(tile + GPTQ_SCALES + q * 64 + g * 8);
-        z = load4(tile + GPTQ_ZEROS + q * 32 + g * 4);
-        word[0] = w.x, word[1] = w.y, word[2] = w.z, word[3] = w.w;
-    }
-    __device__ __forceinline__ void ready()
-    {
-        zero[0] = half2_add(bytes_1024(z, 0) ^ H2_SIGN, H2_1024);
-        zero[1] = half2_add(bytes_1024(z, 2) ^ H2_SIGN, H2_1024);
-    }
-    template <class OP> __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
-    {
-        nibble_codes(word[j], a);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t f = i & 1 ? s.y : s.x;
-            a[i] = j < 2 ? OP::mul(half2_add(a[i], both_lo(zero[i & 1])), both_lo(f))
-                         : OP::mul(half2_add(a[i], both_hi(zero[i & 1])), both_hi(f));
-        }
-    }
+template <> struct format<TILE_Q8_0> : coded<codes_byte, scales_half<MINS_NONE>> {
+};
+template <> struct format<TILE_Q4_0> : coded<codes_nibble<8>, scales_half<MINS_NONE>> {
+};
+template <> struct format<TILE_Q4_1> : coded<codes_nibble<0>, scales_half<MINS_HALF>> {
+};
+template <> struct format<TILE_Q5_1> : coded<codes_five<0>, scales_half<MINS_HALF>> {
+};
+template <> struct format<TILE_Q5_K> : coded<codes_five<0>, scales_k32_min> {
+};
+template <> struct format<TILE_Q3_K> : coded<codes_pair<4, true>, scales_k16> {
+};
+template <> struct format<TILE_Q2_K> : coded<codes_pair<0, false>, scales_k16_min> {
+};
+template <> struct format<TILE_IQ4_NL> : coded<codes_level<levels_iq4>, scales_half<MINS_NONE>> {
+};
+template <> struct format<TILE_IQ4_XS> : coded<codes_level<levels_iq4>, scales_k32> {
+};
+template <> struct format<TILE_MXFP4> : coded<codes_level<levels_fp4>, scales_power> {
+};
+/* Its values are odd numbers up to 15 with a sign: 2 code - 15. */
+template <> struct format<TILE_IQ3_S> : coded<codes_nibble<15, true>, scales_k32> {
+};
+template <> struct format<TILE_GPTQ4> : coded<codes_nibble<0>, scales_half<MINS_ZERO>> {
 };
 
-template <> struct format<TILE_Q8_0> {
-    enum { BYTES = Q80_BYTES };
-    uint32_t word[2][4]; /* [two column groups][column group of the pair, row half] */
-    uint2 s;
-    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
-    {
-        s = load8(tile + Q80_SCALES + q * 64 + (lane >> 2) * 8);
-#pragma unroll
-        for (int p = 0; p < 2; p++) {
-            uint4 w = load16(tile + (2 * q + p) * 512 + lane * 16);
-            word[p][0] = w.x, word[p][1] = w.y, word[p][2] = w.z, word[p][3] = w.w;
-        }
-    }
-    __device__ __forceinline__ void ready()
-    {
-    }
-    template <class OP> __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
-    {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t w = word[j >> 1][2 * (j & 1) + h], f = h ? s.y : s.x;
-            uint32_t lo = byte_perm(w, 0x64646464u, 0x4140), hi = byte_perm(w, 0x64646464u, 0x4342);
-            uint32_t scale = j < 2 ? both_lo(f) : both_hi(f);
-            a[h] = OP::mul(half2_add(lo, H2_M1152), scale);
-            a[h + 2] = OP::mul(half2_add(hi, H2_M1152), scale);
-        }
-    }
+/* f(kind_is<KIND>()) for the kind of codes that `kind` is. */
+template <int KIND> struct kind_is {
+    enum { VALUE = KIND };
 };
+template <class F> DEVICE void coded_kind(int kind, F f)
+{
+    switch (kind) {
+    case TILE_Q4_K:
+        return f(kind_is<TILE_Q4_K>());
+    case TILE_Q6_K:
+        return f(kind_is<TILE_Q6_K>());
+    case TILE_Q8_0:
+        return f(kind_is<TILE_Q8_0>());
+    case TILE_Q4_0:
+        return f(kind_is<TILE_Q4_0>());
+    case TILE_Q4_1:
+        return f(kind_is<TILE_Q4_1>());
+    case TILE_Q5_1:
+        return f(kind_is<TILE_Q5_1>());
+    case TILE_Q5_K:
+        return f(kind_is<TILE_Q5_K>());
+    case TILE_Q3_K:
+        return f(kind_is<TILE_Q3_K>());
+    case TILE_Q2_K:
+        return f(kind_is<TILE_Q2_K>());
+    case TILE_IQ4_NL:
+        return f(kind_is<TILE_IQ4_NL>());
+    case TILE_IQ4_XS:
+        return f(kind_is<TILE_IQ4_XS>());
+    case TILE_MXFP4:
+        return f(kind_is<TILE_MXFP4>());
+    case TILE_IQ3_S:
+        return f(kind_is<TILE_IQ3_S>());
+    default:
+        return f(kind_is<TILE_GPTQ4>());
+    }
+}
 
 template <> struct format<TILE_F16> {
     enum { BYTES = F16_BYTES };
@@ -355,10 +170,6 @@ template <> struct format<TILE_F16> {
 
 /* Scalar meaning of every file format: element k of 256 columns whose blocks start at b. */
 
-DEVICE float raw_half(const uint8_t *p)
-{
-    return half_to_float((uint32_t)p[0] | (uint32_t)p[1] << 8);
-}
 DEVICE int iq4_level(int code)
 {
     /* -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113, each plus 128, a byte each */
@@ -559,52 +370,26 @@ DEVICE float raw_value(int dtype, const uint8_t *b, int k, const void *aux)
     return 0.0f;
 }
 
-DEVICE int q6k_high_bit(int reg)
-{
-    return (reg & 1) * 4 + (reg >> 1) * 2;
-}
-
 /* Value (row r, column k) of a tile in its own layout, exact in float. Slow: one element. */
 DEVICE float tile_value(const struct seg *s, const uint8_t *tile, int r, int k)
 {
-    int q = k >> 6, j = k >> 4 & 3, c = k >> 2 & 3, e = k & 3, g = r & 7, h = r >> 3;
-    int lane = g * 4 + c, grp = k >> 5 & 1, reg = (e >> 1) * 2 + h;
-    switch (s->kind) {
-    case TILE_Q4_K:
-    case TILE_GPTQ4:
-    case TILE_Q6_K: {
-        uint32_t w = load4(tile + q * 512 + lane * 16 + j * 4);
-        int code = (int)(w >> (4 * reg + 16 * (e & 1)) & 15);
-        if (s->kind == TILE_Q4_K) {
-            float sc = (float)tile[Q4K_SCALES + g * 16 + q * 4 + h * 2 + grp];
-            float mn = (float)tile[Q4K_MINS + g * 16 + q * 4 + h * 2 + grp];
-            return raw_half(tile + Q4K_D + g * 8 + h * 2) * sc * (float)code -
-                   raw_half(tile + Q4K_D + g * 8 + 4 + h * 2) * mn;
-        }
-        if (s->kind == TILE_GPTQ4) {
-            int zero = tile[GPTQ_ZEROS + q * 32 + g * 4 + h * 2 + grp];
-            return (float)(code - zero) *
-                   raw_half(tile + GPTQ_SCALES + q * 64 + g * 8 + h * 4 + grp * 2);
-        }
-        uint32_t top = load4(tile + Q6K_HIGH + q * 256 + lane * 8 + (j >> 1) * 4);
-        code |= (int)(top >> (8 * (j & 1) + q6k_high_bit(reg) + 16 * (e & 1)) & 3) << 4;
-        float sc = (float)(tile[Q6K_SCALES + q * 64 + g * 8 + h * 4 + j] - 128);
-        return raw_half(tile + Q6K_D + g * 4 + h * 2) * sc * (float)(code - 32);
-    }
-    case TILE_Q8_0:
-        return raw_half(tile + Q80_SCALES + q * 64 + g * 8 + h * 4 + grp * 2) *
-               (float)(tile[(k >> 5) * 512 + lane * 16 + (j & 1) * 8 + h * 4 + e] - 128);
-    case TILE_F16:
-        return raw_half(tile + (k >> 4) * 512 + lane * 16 + h * 8 + e * 2);
-    case TILE_F32:
+    float v = 0.0f;
+    if (s->kind == TILE_F32)
         return *(const float *)(tile + (r * TILE_K + k) * 4);
+    if (s->kind == TILE_F16) {
+        struct tile_place p = tile_place_of(r, k);
+        return raw_half(tile + (k >> 4) * 512 + p.lane * 16 + p.h * 8 + p.e * 2);
+    }
+    if (s->kind != TILE_RAW) {
+        coded_kind(s->kind, [&](auto kind) { v = format<kind.VALUE>::value(tile, r, k); });
+        return v;
     }
     int row_bytes = s->tile_bytes / TILE_ROWS;
     if (s->dtype == DT_F8_E4M3)
         return f8_to_float(tile[r * TILE_K + k]) *
                *(const float *)(tile + F8_SCALES + (r * 2 + (k >> 7)) * 4);
     tile += r * row_bytes;
-    float v = raw_value(s->dtype, tile, k, s->aux);
+    v = raw_value(s->dtype, tile, k, s->aux);
     return s->dtype == DT_NVFP4 ? v * *(const float *)(tile + NVFP4_SCALE) : v;
 }
 
@@ -649,12 +434,10 @@ DEVICE void chunk_decode(const struct seg *s, const uint8_t *tile, int q, uint32
         chunk_frags<TILE_Q4_K>(tile, q, a);
     else if (SET == SET_K || s->kind == TILE_Q6_K)
         chunk_frags<TILE_Q6_K>(tile, q, a);
-    else if (s->kind == TILE_Q8_0)
-        chunk_frags<TILE_Q8_0>(tile, q, a);
-    else if (s->kind == TILE_GPTQ4)
-        chunk_frags<TILE_GPTQ4>(tile, q, a);
-    else
+    else if (s->kind == TILE_F16)
         chunk_frags<TILE_F16>(tile, q, a);
+    else
+        coded_kind(s->kind, [&](auto kind) { chunk_frags<kind.VALUE>(tile, q, a); });
 }
 
 /* The segment a row tile belongs to. */

@@ -289,7 +289,7 @@ template <int NT> DEVICE void tile_q6_k(const uint8_t *tile, const uint8_t *bs, 
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 uint32_t a[4];
-                format<TILE_Q6_K>::frag_offset(w[2 * h + i], top, i, a);
+                codes_six::raw_of(w[2 * h + i], top, i, a);
                 float s0 = byte_minus_128(sc.x, 2 * h + i), s1 = byte_minus_128(sc.y, 2 * h + i);
 #pragma unroll
                 for (int n = 0; n < NT; n++) {

@@ -1,5 +1,5 @@
 /*
- * Dense products of up to 32 rows of K-quants. The tensor core has eight columns, so eight rows
+ * Dense products of up to 32 rows of codes. The tensor core has eight columns, so eight rows
  * cost what one does: every weight is read once for all rows. As in gemv.cu the warps of a block
  * cut k between them, a slice of 256 columns each; a warp turns its slice of all rows into
  * fragments (rows.cuh), keeps them in registers, and streams its weight tiles through a ring of its
@@ -105,7 +105,7 @@ struct gemm_few_args {
     int rows, tiles_per_block, batch, slot; /* batch: tiles between two meetings */
 };
 
-template <int NT, bool FLOATS>
+template <int KIND, int NT, bool FLOATS>
 static __global__ void __launch_bounds__(FEW_WARPS * 32)
     gemm_few_kernel(const __grid_constant__ struct gemm_few_args p)
 {
@@ -154,7 +154,7 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
         for (int b = team; b < n; b += teams) {
             float acc[NT][4] = {};
             int kind = seg_of(p.w, tile + b)->kind;
-            frag_tile<NT>(kind, ring_take(ring), x, acc);
+            frag_tile<KIND>(kind, ring_take(ring), x, acc);
             ring_give(ring);
             fetch();
 #pragma unroll
@@ -202,7 +202,7 @@ static size_t gemm_few_shared(int slices, int teams, int nt, int batch, int slot
 
 static bool gemm_few_suits(const struct cuda_backend *cu, const struct matrix *w, int nt)
 {
-    return w->set == SET_K && w->n_in % 8 == 0 && w->n_kt <= FEW_WARPS &&
+    return w->set <= SET_CODES && w->n_in % 8 == 0 && w->n_kt <= FEW_WARPS &&
            gemm_few_shared(w->n_kt, 1, nt, 1, w->max_tile_bytes) <= cu->shared_limit;
 }
 
@@ -227,7 +227,9 @@ static void gemm_few_launch(struct cuda_backend *cu, struct gemm_few_args p)
         p.batch -= p.batch % teams;
     if (gemm_few_shared(slices, teams, NT, p.batch, p.slot) > cu->shared_limit)
         teams = p.batch = 1;
-    cuda_launch(cu, gemm_few_kernel<NT, FLOATS>,
+    cuda_launch(cu,
+                p.w.set == SET_K ? gemm_few_kernel<ANY_K, NT, FLOATS>
+                                 : gemm_few_kernel<ANY_CODES, NT, FLOATS>,
                 dim3((unsigned)ceil_div(p.w.n_tiles, per), (unsigned)groups), teams * slices * 32,
                 gemm_few_shared(slices, teams, NT, p.batch, p.slot), LAUNCH_EARLY, p);
 }

@@ -175,7 +175,7 @@ static void gemm_mma_pick(struct cuda_backend *cu, struct gemm_args p, int width
     p.slot = p.w.set == SET_ALL ? 0 : p.w.max_tile_bytes;
     if (p.w.set == SET_ALL)
         gemm_mma_launch<SET_ALL, 8, PAIR>(cu, p, grid);
-    else if (p.w.set == SET_FAST)
+    else if (p.w.set != SET_K)
         gemm_mma_launch<SET_FAST, 8, PAIR>(cu, p, grid);
     else if (width == 64)
         gemm_mma_launch<SET_K, 8, PAIR>(cu, p, grid);

@@ -1,5 +1,5 @@
 /*
- * Products of 2 to 4 rows of K-quants. As in moe_gemv.cu the warps of a block cut k, a norm in
+ * Products of 2 to 4 rows of codes. As in moe_gemv.cu the warps of a block cut k, a norm in
  * front is folded in, and the weights are on their way before the wait; tiles go to the tensor core
  * with four rows at a time (quad.cuh).
  */
@@ -16,7 +16,7 @@ struct gemm_quad_args {
     int rows, tiles_per_block, batch, slot; /* batch: tiles between two meetings */
 };
 
-template <bool NORM>
+template <int KIND, bool NORM>
 static __global__ void __launch_bounds__(LINEAR_WARPS * 32)
     gemm_quad_kernel(const __grid_constant__ struct gemm_quad_args p)
 {
@@ -122,7 +122,10 @@ static __global__ void __launch_bounds__(LINEAR_WARPS * 32)
             const uint8_t *there = ring_take(ring);
             if (tile + b == first)
                 mark(mk, 5);
-            quad_tile<-1>(six >> b & 1 ? TILE_Q6_K : TILE_Q4_K, there, x, acc);
+            if constexpr (KIND == ANY_K)
+                quad_tile<KIND>(six >> b & 1 ? TILE_Q6_K : TILE_Q4_K, there, x, acc);
+            else
+                quad_tile<KIND>(seg_of(p.w, tile + b)->kind, there, x, acc);
             ring_give(ring);
             fetch();
             mine[0] = acc[0] * undo;
@@ -167,7 +170,7 @@ static size_t gemm_quad_shared(const struct matrix *w, int batch)
 
 bool gemm_quad_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
-    return rows >= 2 && rows <= 4 && w->set == SET_K && w->n_in % 8 == 0 &&
+    return rows >= 2 && rows <= 4 && w->set <= SET_CODES && w->n_in % 8 == 0 &&
            w->n_kt <= LINEAR_WARPS && gemm_quad_shared(w, LINEAR_BATCH) <= cu->shared_limit;
 }
 
@@ -178,6 +181,9 @@ void gemm_quad(struct cuda_backend *cu, const struct matrix *w, const struct nor
     int batch = per < LINEAR_BATCH ? per : LINEAR_BATCH;
     struct gemm_quad_args p = {*w, *in, y, rows, per, batch, w->max_tile_bytes};
     dim3 grid((unsigned)ceil_div(w->n_tiles, per));
-    cuda_launch(cu, in->gain ? gemm_quad_kernel<true> : gemm_quad_kernel<false>, grid, w->n_kt * 32,
-                gemm_quad_shared(w, batch), LAUNCH_EARLY, p);
+    auto kernel =
+        w->set == SET_K
+            ? (in->gain ? gemm_quad_kernel<ANY_K, true> : gemm_quad_kernel<ANY_K, false>)
+            : (in->gain ? gemm_quad_kernel<ANY_CODES, true> : gemm_quad_kernel<ANY_CODES, false>);
+    cuda_launch(cu, kernel, grid, w->n_kt * 32, gemm_quad_shared(w, batch), LAUNCH_EARLY, p);
 }

@@ -272,7 +272,7 @@ static void gemm_splitk_pick(struct cuda_backend *cu, struct gemm_args p, int wi
 {
     if (p.w.set == SET_ALL)
         gemm_splitk_launch<SET_ALL, 2, PAIR>(cu, p, y);
-    else if (p.w.set == SET_FAST)
+    else if (p.w.set != SET_K)
         gemm_splitk_launch<SET_FAST, 2, PAIR>(cu, p, y);
     else if (width == 8)
         gemm_splitk_launch<SET_K, 1, PAIR>(cu, p, y);

@@ -190,7 +190,7 @@ static struct gemm_stream_plan gemm_stream_plan_of(const struct cuda_backend *cu
 /* Tensor-core tiles of rows a block takes. */
 static int gemm_stream_nt(const struct gemm_args &p, int width)
 {
-    return p.w.set == SET_FAST || width == 16 ? 2 : width == 8 ? 1 : 4;
+    return p.w.set != SET_K || width == 16 ? 2 : width == 8 ? 1 : 4;
 }
 
 template <int SET, int NT, bool PAIR>
@@ -207,7 +207,7 @@ static void gemm_stream_launch(struct cuda_backend *cu, struct gemm_args p, int 
 template <bool PAIR>
 static void gemm_stream_run(struct cuda_backend *cu, const struct gemm_args &p, int width, int y)
 {
-    if (p.w.set == SET_FAST)
+    if (p.w.set != SET_K)
         gemm_stream_launch<SET_FAST, 2, PAIR>(cu, p, y);
     else if (width == 8)
         gemm_stream_launch<SET_K, 1, PAIR>(cu, p, y);

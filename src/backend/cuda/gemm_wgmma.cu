@@ -402,12 +402,12 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     else if (SET == SET_K || s->kind == TILE_Q6_K)
         gemm_wgmma_width<TILE_Q6_K, FEW>(k, w, rows.count, acc);
     else if constexpr (SET != SET_K) {
-        if (s->kind == TILE_Q8_0)
-            gemm_wgmma_width<TILE_Q8_0, FEW>(k, w, rows.count, acc);
-        else if (s->kind == TILE_GPTQ4)
-            gemm_wgmma_width<TILE_GPTQ4, FEW>(k, w, rows.count, acc);
-        else
+        if (s->kind == TILE_F16)
             gemm_wgmma_width<TILE_F16, FEW>(k, w, rows.count, acc);
+        else
+            coded_kind(s->kind, [&](auto kind) {
+                gemm_wgmma_width<kind.VALUE, FEW>(k, w, rows.count, acc);
+            });
     }
     wgmma_use(acc);
     part_sync(1, WGMMA_USERS);     /* nobody reads slots or rings any more */

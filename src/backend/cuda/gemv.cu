@@ -198,9 +198,9 @@ DEVICE void gemv_write(const struct gemv_output<PAIR> &o, const struct gemv_args
 /* The bound on threads is one on registers (without a norm: 80), so that other kernels find room
  * beside it. */
 template <int SET, bool PAIR, bool NORM>
-static __global__ void __launch_bounds__(NORM           ? 512
-                                         : SET == SET_K ? 768
-                                                        : 640)
+static __global__ void __launch_bounds__(NORM               ? 512
+                                         : SET <= SET_CODES ? 768
+                                                            : 640)
     gemv_kernel(const __grid_constant__ struct gemv_args p)
 {
     enum { TILES = PAIR ? 2 : 1 };
@@ -354,20 +354,12 @@ static struct gemv_shape gemv_plan(const struct cuda_backend *cu, const struct m
     return s;
 }
 
-#define LAUNCH_DENSE(...)                                                                          \
-    do {                                                                                           \
-        int threads = p.s.warps * 32;                                                              \
-        size_t shared = gemv_shared(p.s);                                                          \
-        if (p.w.set == SET_ALL)                                                                    \
-            cuda_launch(cu, gemv_kernel<SET_ALL, __VA_ARGS__>, grid, threads, shared,              \
-                        LAUNCH_EARLY, p);                                                          \
-        else if (p.w.set == SET_FAST)                                                              \
-            cuda_launch(cu, gemv_kernel<SET_FAST, __VA_ARGS__>, grid, threads, shared,             \
-                        LAUNCH_EARLY, p);                                                          \
-        else                                                                                       \
-            cuda_launch(cu, gemv_kernel<SET_K, __VA_ARGS__>, grid, threads, shared, LAUNCH_EARLY,  \
-                        p);                                                                        \
-    } while (0)
+template <int SET, bool PAIR>
+static void gemv_launch_set(struct cuda_backend *cu, const struct gemv_args &p, dim3 grid)
+{
+    cuda_launch(cu, p.in.gain ? gemv_kernel<SET, PAIR, true> : gemv_kernel<SET, PAIR, false>, grid,
+                p.s.warps * 32, gemv_shared(p.s), LAUNCH_EARLY, p);
+}
 
 template <bool PAIR>
 static void gemv_launch(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
@@ -396,10 +388,14 @@ static void gemv_launch(struct cuda_backend *cu, const struct matrix *w, const s
     p.first = all <= SHORT_BYTES ? p.s.stages : FIRST_BYTES / each;
     p.first = p.first < 1 ? 1 : p.first < p.s.stages ? p.first : p.s.stages;
     dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)rows);
-    if (in->gain)
-        LAUNCH_DENSE(PAIR, true);
+    if (w->set == SET_K)
+        gemv_launch_set<SET_K, PAIR>(cu, p, grid);
+    else if (w->set == SET_CODES)
+        gemv_launch_set<SET_CODES, PAIR>(cu, p, grid);
+    else if (w->set == SET_FAST)
+        gemv_launch_set<SET_FAST, PAIR>(cu, p, grid);
     else
-        LAUNCH_DENSE(PAIR, false);
+        gemv_launch_set<SET_ALL, PAIR>(cu, p, grid);
 }
 
 void gemv_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,

@@ -1,5 +1,5 @@
 /*
- * Experts of 3 to 8 rows of K-quants, where moe_quad.cu does not take them (more than 128 experts):
+ * Experts of 3 to 8 rows of codes, where moe_quad.cu does not take them (more than 128 experts):
  * the tensor core's eight columns are the rows, and the distinct experts chosen are walked, each
  * read once. A norm and the router are in front (router.cu).
  */
@@ -100,6 +100,7 @@ DEVICE int moe_few_choose(struct moe_few_choice *ch, const struct moe_few_args &
 /* hidden = silu(x Wg^T) * (x Wu^T) for every distinct expert. A unit is 16 hidden units of an
  * expert: a warp owns it, all of k; units are dealt out SM by SM, so that all read as much. The
  * rows lie in shared memory, (n_kt, 8) records. One block to an SM, which stays. */
+template <int KIND>
 static __global__ void __launch_bounds__(FEW_WARPS * 32, 1)
     moe_few_up_kernel(const __grid_constant__ struct moe_few_args p)
 {
@@ -147,7 +148,7 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32, 1)
 #pragma unroll 1
         for (int kt = 0; kt < n_kt; kt++) {
             frag_load(x[0], rows + (kt * 8 + g) * RECORD);
-            pair_slice<1, -1>(walk, x, acc, next);
+            pair_slice<1, KIND>(walk, x, acc, next);
         }
         int pick = unit / half;
         uint32_t chose = ch->rows[ch->expert[pick]];
@@ -164,6 +165,7 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32, 1)
 
 /* y = sum over the chosen of weight * hidden Wd^T. A block owns 16 outputs; its warps share out the
  * (distinct expert, slice) pairs, and add up rows that chose the expert. */
+template <int KIND>
 static __global__ void __launch_bounds__(FEW_WARPS * 32)
     moe_few_down_kernel(const __grid_constant__ struct moe_few_args p)
 {
@@ -206,7 +208,7 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
                                       : p.zeros);
         float w0 = rows >> 2 * c & 1 ? ch->weight[pick][2 * c] : 0.0f;
         float w1 = rows >> (2 * c + 1) & 1 ? ch->weight[pick][2 * c + 1] : 0.0f;
-        frag_tile<1>(plane.kind, ring_take(ring), x, part);
+        frag_tile<KIND>(plane.kind, ring_take(ring), x, part);
         ring_give(ring);
         fetch();
 #pragma unroll
@@ -241,7 +243,7 @@ static size_t moe_few_up_shared(const struct matrix *w, int warps)
 bool moe_few_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                   const struct matrix *down, int rows)
 {
-    return gemm_few_fits(cu, gate_up, rows) && down->set == SET_K && gate_up->n_seg <= 2 &&
+    return gemm_few_fits(cu, gate_up, rows) && down->set <= SET_CODES && gate_up->n_seg <= 2 &&
            down->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
            moe_few_up_shared(gate_up, 4) <= cu->shared_limit &&
            moe_few_shared(8, DOWN_STAGES, 1, down->max_tile_bytes) <= cu->shared_limit;
@@ -265,8 +267,9 @@ void moe_few(struct cuda_backend *cu, const struct matrix *gate_up, const struct
     int warps = FEW_WARPS;
     while (warps > 4 && moe_few_up_shared(gate_up, warps) > cu->shared_limit)
         warps /= 2;
-    cuda_launch(cu, moe_few_up_kernel, dim3((unsigned)cu->n_sm), warps * 32,
-                moe_few_up_shared(gate_up, warps), LAUNCH_EARLY, p);
+    cuda_launch(cu, gate_up->set == SET_K ? moe_few_up_kernel<ANY_K> : moe_few_up_kernel<ANY_CODES>,
+                dim3((unsigned)cu->n_sm), warps * 32, moe_few_up_shared(gate_up, warps),
+                LAUNCH_EARLY, p);
     p.w = *down;
     p.per_kt = 65535u / (uint32_t)down->n_kt + 1;
     p.slot = down->max_tile_bytes;
@@ -274,6 +277,8 @@ void moe_few(struct cuda_backend *cu, const struct matrix *gate_up, const struct
     warps = FEW_WARPS;
     while (warps > 8 && moe_few_shared(warps, DOWN_STAGES, 1, p.slot) > cu->shared_limit)
         warps /= 2;
-    cuda_launch(cu, moe_few_down_kernel, dim3((unsigned)down->n_tiles), warps * 32,
+    cuda_launch(cu,
+                down->set == SET_K ? moe_few_down_kernel<ANY_K> : moe_few_down_kernel<ANY_CODES>,
+                dim3((unsigned)down->n_tiles), warps * 32,
                 moe_few_shared(warps, DOWN_STAGES, 1, p.slot), LAUNCH_EARLY, p);
 }

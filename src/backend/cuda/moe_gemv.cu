@@ -203,7 +203,7 @@ DEVICE void route_add(const struct moe_gemv_args &p, const struct route_tile *t)
  * take all. */
 static constexpr int moe_gemv_registers(int set, int mode)
 {
-    return mode == ROUTE ? 72 : set != SET_K ? 128 : mode == CHOSEN ? 112 : 120;
+    return mode == ROUTE ? 72 : set > SET_CODES ? 128 : mode == CHOSEN ? 112 : 120;
 }
 
 /* What a warp fetches. In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp,
@@ -501,20 +501,16 @@ static struct gemv_shape moe_gemv_plan(const struct cuda_backend *cu, const stru
     return s;
 }
 
-#define LAUNCH_UP(...)                                                                             \
-    do {                                                                                           \
-        int threads = p.s.warps * 32;                                                              \
-        size_t shared = moe_gemv_shared(p.s) + extra;                                              \
-        if (p.w.set == SET_ALL)                                                                    \
-            cuda_launch(cu, moe_gemv_kernel<SET_ALL, __VA_ARGS__>, grid, threads, shared,          \
-                        LAUNCH_EARLY, p);                                                          \
-        else if (p.w.set == SET_FAST)                                                              \
-            cuda_launch(cu, moe_gemv_kernel<SET_FAST, __VA_ARGS__>, grid, threads, shared,         \
-                        LAUNCH_EARLY, p);                                                          \
-        else                                                                                       \
-            cuda_launch(cu, moe_gemv_kernel<SET_K, __VA_ARGS__>, grid, threads, shared,            \
-                        LAUNCH_EARLY, p);                                                          \
-    } while (0)
+template <bool PAIR, int MODE>
+static void moe_gemv_launch(struct cuda_backend *cu, const struct moe_gemv_args &p, dim3 grid,
+                            size_t extra)
+{
+    auto kernel = p.w.set == SET_K       ? moe_gemv_kernel<SET_K, PAIR, MODE>
+                  : p.w.set == SET_CODES ? moe_gemv_kernel<SET_CODES, PAIR, MODE>
+                  : p.w.set == SET_FAST  ? moe_gemv_kernel<SET_FAST, PAIR, MODE>
+                                         : moe_gemv_kernel<SET_ALL, PAIR, MODE>;
+    cuda_launch(cu, kernel, grid, p.s.warps * 32, moe_gemv_shared(p.s) + extra, LAUNCH_EARLY, p);
+}
 
 static int moe_gemv_warps(const struct cuda_backend *cu, const struct matrix *w)
 {
@@ -644,18 +640,16 @@ static __global__ void __launch_bounds__(WARPS * 32)
     marks_end(mk, 6);
 }
 
-#define LAUNCH_DOWN(...)                                                                           \
-    do {                                                                                           \
-        if (q.w.set == SET_ALL)                                                                    \
-            cuda_launch(cu, moe_gemv_down_kernel<SET_ALL, __VA_ARGS__>, grid, q.s.warps * 32,      \
-                        shared, LAUNCH_EARLY, q);                                                  \
-        else if (q.w.set == SET_FAST)                                                              \
-            cuda_launch(cu, moe_gemv_down_kernel<SET_FAST, __VA_ARGS__>, grid, q.s.warps * 32,     \
-                        shared, LAUNCH_EARLY, q);                                                  \
-        else                                                                                       \
-            cuda_launch(cu, moe_gemv_down_kernel<SET_K, __VA_ARGS__>, grid, q.s.warps * 32,        \
-                        shared, LAUNCH_EARLY, q);                                                  \
-    } while (0)
+template <int WARPS, bool SUMS>
+static void moe_gemv_launch_down(struct cuda_backend *cu, const struct moe_gemv_down_args &q,
+                                 dim3 grid)
+{
+    auto kernel = q.w.set == SET_K       ? moe_gemv_down_kernel<SET_K, WARPS, SUMS>
+                  : q.w.set == SET_CODES ? moe_gemv_down_kernel<SET_CODES, WARPS, SUMS>
+                  : q.w.set == SET_FAST  ? moe_gemv_down_kernel<SET_FAST, WARPS, SUMS>
+                                         : moe_gemv_down_kernel<SET_ALL, WARPS, SUMS>;
+    cuda_launch(cu, kernel, grid, q.s.warps * 32, moe_gemv_shared(q.s), LAUNCH_EARLY, q);
+}
 
 bool moe_gemv_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                    const struct matrix *down)
@@ -695,21 +689,20 @@ static void launch_experts(struct cuda_backend *cu, const struct matrix *gate_up
     p.inv_n = 1.0f / (float)gate_up->n_in;
     dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)(rule.used * rows));
     if (sums.sums)
-        LAUNCH_UP(true, CHOSEN);
+        moe_gemv_launch<true, CHOSEN>(cu, p, grid, extra);
     else
-        LAUNCH_UP(true, EXPERT);
+        moe_gemv_launch<true, EXPERT>(cu, p, grid, extra);
 
     int down_warps = sums.sums ? DOWN_WARPS : EXPERT_WARPS;
     int per_warp = ceil_div(rule.used * down->n_kt, down_warps);
     struct moe_gemv_down_args q = {
         *down, cu->router, cu->hidden, y, rule, moe_gemv_plan(cu, down, down_warps, 1, per_warp, 0),
         sums};
-    size_t shared = moe_gemv_shared(q.s);
     grid = dim3((unsigned)down->n_tiles, (unsigned)rows);
     if (sums.sums)
-        LAUNCH_DOWN(DOWN_WARPS, true);
+        moe_gemv_launch_down<DOWN_WARPS, true>(cu, q, grid);
     else
-        LAUNCH_DOWN(EXPERT_WARPS, false);
+        moe_gemv_launch_down<EXPERT_WARPS, false>(cu, q, grid);
 }
 
 void moe_gemv(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
@@ -759,7 +752,7 @@ void moe_gemv_routed(struct cuda_backend *cu, const struct matrix *w, const floa
     int warps = moe_gemv_warps(cu, w);
     p.s = moe_gemv_plan(cu, w, warps, 1, ceil_div(w->n_kt, warps), extra);
     dim3 grid((unsigned)w->n_tiles);
-    LAUNCH_UP(false, ROUTE);
+    moe_gemv_launch<false, ROUTE>(cu, p, grid, extra);
     struct norm_in made = {};
     made.x = x;
     made.gain = in->gain;

@@ -1,5 +1,5 @@
 /*
- * Experts of a batched decode, 9 to LIST_ROWS rows of K-quants. Routing sorts the rows by expert
+ * Experts of a batched decode, 9 to LIST_ROWS rows of codes. Routing sorts the rows by expert
  * into a list of which rows go to which expert, up to sixteen at a time (eight, where shared
  * memory is short). Blocks stay, one to an SM: the list times the tiles of an expert is cut
  * between them by what each costs, so that all of them end at about the same time, and the rings
@@ -249,7 +249,7 @@ DEVICE void unit_slices(struct tile_ring<LIST_SLOTS> &ring, int gate, int up, in
             x[i] = frag_at(row[i] + kt * RECORD);
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            frag_tile<NT>(KIND < 0 ? (j ? up : gate) : KIND, ring_take(ring), x, sum[j]);
+            frag_tile<KIND>(j ? up : gate, ring_take(ring), x, sum[j]);
             ring_give(ring);
             fetch();
         }
@@ -384,7 +384,7 @@ static __global__ void __launch_bounds__(UNIT_WARPS * 32, 1)
 }
 
 /* y[pair] = hidden Wd^T: items are (entry of the list, 16 outputs); a warp takes every eighth. */
-template <int NT>
+template <int KIND, int NT>
 static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
     moe_grouped_down_kernel(const __grid_constant__ struct moe_grouped_args p)
 {
@@ -468,11 +468,11 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
 #pragma unroll
                     for (int i = 0; i < NT; i++)
                         x[i] = frag_at(from_row + i * 8 * RECORD);
-                    frag_tile<NT>(plane.kind, taken, x, acc);
+                    frag_tile<KIND>(plane.kind, taken, x, acc);
                 } else { /* one tensor-core tile of rows will do */
                     struct row_at x[1] = {frag_at(from_row)};
                     float sum[1][4] = {};
-                    frag_tile<1>(plane.kind, taken, x, sum);
+                    frag_tile<KIND>(plane.kind, taken, x, sum);
 #pragma unroll
                     for (int e = 0; e < 4; e++)
                         acc[0][e] += sum[0][e];
@@ -534,7 +534,10 @@ template <int NT> static void unit_launch(struct cuda_backend *cu, struct moe_gr
     size_t shared;
     int warps = unit_warps(cu, &p, 8 * NT, &shared);
     bool same = p.w.seg[0].kind == TILE_Q4_K && p.w.seg[p.w.n_seg - 1].kind == TILE_Q4_K;
-    cuda_launch(cu, same ? moe_grouped_up_kernel<TILE_Q4_K, NT> : moe_grouped_up_kernel<-1, NT>,
+    cuda_launch(cu,
+                same               ? moe_grouped_up_kernel<TILE_Q4_K, NT>
+                : p.w.set == SET_K ? moe_grouped_up_kernel<ANY_K, NT>
+                                   : moe_grouped_up_kernel<ANY_CODES, NT>,
                 dim3((unsigned)cu->n_sm), warps * 32, shared, LAUNCH_EARLY, p);
 }
 
@@ -551,8 +554,12 @@ static void moe_grouped_down(struct cuda_backend *cu, const struct moe_grouped_a
     int warps = DOWN_WARPS;
     while (warps > 1 && down_shared(p, width / 8, warps) > cu->shared_limit)
         warps--;
-    cuda_launch(cu, width == 8 ? moe_grouped_down_kernel<1> : moe_grouped_down_kernel<2>,
-                dim3((unsigned)cu->n_sm), warps * 32, down_shared(p, width / 8, warps),
+    auto kernel =
+        p.w.set == SET_K
+            ? (width == 8 ? moe_grouped_down_kernel<ANY_K, 1> : moe_grouped_down_kernel<ANY_K, 2>)
+            : (width == 8 ? moe_grouped_down_kernel<ANY_CODES, 1>
+                          : moe_grouped_down_kernel<ANY_CODES, 2>);
+    cuda_launch(cu, kernel, dim3((unsigned)cu->n_sm), warps * 32, down_shared(p, width / 8, warps),
                 LAUNCH_EARLY, p);
 }
 
@@ -586,8 +593,9 @@ bool moe_grouped_fits(const struct cuda_backend *cu, const struct matrix *gate_u
 {
     struct moe_grouped_args up = moe_grouped_args_of(gate_up, n_pairs, most);
     size_t shared;
-    return gate_up->set == SET_K && down->set == SET_K && gate_up->n_seg <= 2 && down->n_seg == 1 &&
-           down->n_tiles >= DOWN_WARPS && unit_warps(cu, &up, width, &shared) > 0 &&
+    return gate_up->set <= SET_CODES && down->set <= SET_CODES && gate_up->n_seg <= 2 &&
+           down->n_seg == 1 && down->n_tiles >= DOWN_WARPS &&
+           unit_warps(cu, &up, width, &shared) > 0 &&
            down_shared(moe_grouped_args_of(down, n_pairs, most), width / 8, 4) <= cu->shared_limit;
 }
 

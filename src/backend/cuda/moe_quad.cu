@@ -1,5 +1,5 @@
 /*
- * Experts of a batched decode, up to QUAD_ROWS rows of K-quants: so few rows rarely choose the
+ * Experts of a batched decode, up to QUAD_ROWS rows of codes: so few rows rarely choose the
  * same expert (of 24 rows over 128 experts, eight each, two do), so work is a list of (expert, up
  * to four of the rows that chose it), which every block makes for itself from the router's
  * logits.
@@ -595,7 +595,7 @@ bool moe_quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                    const struct matrix *down, int rows)
 {
     return gate_up->n_expert <= QUAD_EXPERTS && cu->shape.n_expert_used <= MAX_USED && rows >= 1 &&
-           rows <= QUAD_ROWS && gate_up->set == SET_K && down->set == SET_K &&
+           rows <= QUAD_ROWS && gate_up->set <= SET_CODES && down->set <= SET_CODES &&
            gate_up->n_seg <= 2 && gate_up->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
            moe_quad_plan_of(cu, gate_up, down, rows).shared;
 }
@@ -642,10 +642,14 @@ static void moe_quad_launch_any(struct cuda_backend *cu, struct moe_quad_args p,
         moe_quad_launch<TILE_Q4_K, TILE_Q4_K, 2, 4, OWN>(cu, p, threads, plan.shared);
     else if (q4 && kind == TILE_Q6_K && plan.parts == 2)
         moe_quad_launch<TILE_Q4_K, TILE_Q6_K, 2, 3, OWN>(cu, p, threads, plan.shared);
+    else if (p.up.set == SET_K && p.down.set == SET_K && plan.parts == 2)
+        moe_quad_launch<ANY_K, ANY_K, 2, 3, OWN>(cu, p, threads, plan.shared);
+    else if (p.up.set == SET_K && p.down.set == SET_K)
+        moe_quad_launch<ANY_K, ANY_K, 1, 3, OWN>(cu, p, threads, plan.shared);
     else if (plan.parts == 2)
-        moe_quad_launch<-1, -1, 2, 3, OWN>(cu, p, threads, plan.shared);
+        moe_quad_launch<ANY_CODES, ANY_CODES, 2, 3, OWN>(cu, p, threads, plan.shared);
     else
-        moe_quad_launch<-1, -1, 1, 3, OWN>(cu, p, threads, plan.shared);
+        moe_quad_launch<ANY_CODES, ANY_CODES, 1, 3, OWN>(cu, p, threads, plan.shared);
 }
 
 void moe_quad(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,

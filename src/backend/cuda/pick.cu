@@ -812,23 +812,28 @@ static void prompt_any(struct cuda_backend *cu, const struct pick_case *c)
     attn_any(cu, *c->attn, c->step->n_decode, c->rows);
 }
 
-enum { K = 1 << SET_K, FAST = K | 1 << SET_FAST, ANY = FAST | 1 << SET_ALL };
+enum {
+    K = 1 << SET_K,
+    CODES = K | 1 << SET_CODES,
+    FAST = CODES | 1 << SET_FAST,
+    ANY = FAST | 1 << SET_ALL
+};
 
 /* name, op, formats, rows from, to (0: no end), needs, takes, pays, fits, run */
 static const struct pick picks[] = {
-    {"gemm_quad", PICK_LINEAR, K, 2, 4, NEEDS_NOTHING, TAKES_NORM, NULL, linear_quad_fits,
+    {"gemm_quad", PICK_LINEAR, CODES, 2, 4, NEEDS_NOTHING, TAKES_NORM, NULL, linear_quad_fits,
      linear_quad},
-    {"gemm_few", PICK_LINEAR, K, 3, 8, NEEDS_NOTHING, TAKES_NORM, linear_few_pays, linear_few_fits,
-     linear_few},
+    {"gemm_few", PICK_LINEAR, CODES, 3, 8, NEEDS_NOTHING, TAKES_NORM, linear_few_pays,
+     linear_few_fits, linear_few},
     {"gemv", PICK_LINEAR, ANY, 1, 4, NEEDS_NOTHING, TAKES_NORM, linear_gemv_pays, linear_gemv_fits,
      linear_gemv},
     {"gemm_cluster", PICK_LINEAR, K, 9, 256, NEEDS_WGMMA, TAKES_ROWS, linear_panels_pay,
      linear_cluster_fits, linear_cluster}, /* attention has left its rows as panels */
-    {"gemm_few_records", PICK_LINEAR, K, 1, 16, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
+    {"gemm_few_records", PICK_LINEAR, CODES, 1, 16, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
      linear_records_fit, linear_records},
     {"gemm_cluster", PICK_LINEAR, K, 9, 256, NEEDS_WGMMA, TAKES_ROWS, linear_cluster_pays,
      linear_cluster_fits, linear_cluster},
-    {"gemm_few_records", PICK_LINEAR, K, 1, 32, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
+    {"gemm_few_records", PICK_LINEAR, CODES, 1, 32, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
      linear_records_fit, linear_records},
     {"gemm_persistent", PICK_LINEAR, K, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_persistent_pays,
      linear_persistent_fits, linear_persistent},
@@ -862,15 +867,16 @@ static const struct pick picks[] = {
 
     {"moe_gemv_product", PICK_MOE, ANY, 1, 1, NEEDS_NOTHING, TAKES_PRODUCT, NULL, moe_product_fits,
      moe_product},
-    {"moe_quad_norm", PICK_MOE, K, 3, 4, NEEDS_NOTHING, TAKES_NORM, NULL, moe_quad_norm_fits,
+    {"moe_quad_norm", PICK_MOE, CODES, 3, 4, NEEDS_NOTHING, TAKES_NORM, NULL, moe_quad_norm_fits,
      moe_quad_norm},
-    {"moe_quad_records", PICK_MOE, K, 3, 16, NEEDS_NOTHING, TAKES_NORM, NULL, moe_quad_records_fit,
-     moe_quad_records},
-    {"moe_few", PICK_MOE, K, 3, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_few_suits, moe_few_run},
+    {"moe_quad_records", PICK_MOE, CODES, 3, 16, NEEDS_NOTHING, TAKES_NORM, NULL,
+     moe_quad_records_fit, moe_quad_records},
+    {"moe_few", PICK_MOE, CODES, 3, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_few_suits, moe_few_run},
     {"moe_gemv", PICK_MOE, ANY, 1, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_gemv_suits,
      moe_gemv_run},
-    {"moe_quad", PICK_MOE, K, 1, 24, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_quad_suits, moe_quad_run},
-    {"moe_grouped", PICK_MOE, K, 1, 256, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_grouped_suits,
+    {"moe_quad", PICK_MOE, CODES, 1, 24, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_quad_suits,
+     moe_quad_run},
+    {"moe_grouped", PICK_MOE, CODES, 1, 256, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_grouped_suits,
      moe_grouped_run},
     {"moe_persistent", PICK_MOE, K, 257, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, moe_persistent_fits,
      moe_persistent},
@@ -1013,7 +1019,8 @@ bool pick_info(struct backend *be, int i, struct pick_info *out)
     info.formats = p->op == PICK_ROUTER || p->op == PICK_LOGITS   ? "F32"
                    : p->op == PICK_DECODE || p->op == PICK_PROMPT ? ""
                    : p->formats == ANY                            ? "any"
-                   : p->formats == FAST                           ? "Q4_K Q6_K Q8_0 GPTQ F16"
+                   : p->formats == FAST                           ? "codes F16"
+                   : p->formats == CODES                          ? "codes"
                                                                   : "Q4_K Q6_K";
     info.device = p->needs == NEEDS_WGMMA ? "wgmma" : p->needs == NEEDS_WAITS ? "alone" : "";
     info.rows_from = p->from;

@@ -84,7 +84,7 @@ DEVICE void quad_q6_k(const uint8_t *tile, const struct row_frag &x, float (&acc
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t a[4];
-            format<TILE_Q6_K>::frag_offset(w[i], i & 2 ? high.y : high.x, i, a);
+            codes_six::raw_of(w[i], i & 2 ? high.y : high.x, i, a);
             mma_f16_from(c[i], a, x.b[4 * q + i][0], x.b[4 * q + i][1], zero);
         }
         if (q == 0)
@@ -99,11 +99,71 @@ DEVICE void quad_q6_k(const uint8_t *tile, const struct row_frag &x, float (&acc
     acc[1] += half_to_float(d >> 16) * 0.0625f * (sum[1] - 1536.0f * ts[2]);
 }
 
-/* KIND: of the tile; -1: as it comes. */
+/* The same for any kind of codes. */
+template <int KIND>
+DEVICE void quad_codes(const uint8_t *tile, const struct row_frag &x, float (&acc)[2])
+{
+    typedef format<KIND> F;
+    int lane = lane_id();
+    const float zero[4] = {};
+    float sum[2] = {}, ts[4] = {}, tm[4] = {};
+    /* What offsets and minima add: see frag_codes. */
+    typename F::scales all;
+    all.fetch(tile + F::SCALES_AT, lane & 3, lane >> 2);
+    uint32_t a[4];
+    if constexpr (F::codes::HAS_LESS) {
+        scale_frags<F::GROUP>(a, [&](int h, int i) { return all.pair(h, i); });
+        mma_f16(ts, a, x.t[0], x.t[1]);
+        mma_f16(ts, a, x.t[2], x.t[3]);
+    }
+    if constexpr (F::MINS != 0) {
+        scale_frags<F::GROUP>(a, [&](int h, int i) { return all.least_pair(h, i); });
+        mma_f16(tm, a, x.t[0], x.t[1]);
+        mma_f16(tm, a, x.t[2], x.t[3]);
+    }
+    if constexpr (F::MINS == 2) {
+        scale_frags<F::GROUP>(a, [&](int h, int i) { return all.least_rest(h, i); });
+        mma_f16(tm, a, x.t[0], x.t[1]);
+        mma_f16(tm, a, x.t[2], x.t[3]);
+    }
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        typename F::codes w;
+        typename F::scales sc;
+        float c[4][4];
+        w.fetch(tile, q, lane);
+        sc.fetch(tile + F::SCALES_AT, q, lane >> 2);
+#pragma unroll
+        for (int j = 0; j < 4; j += F::GROUP / 16) {
+            w.raw(j, a);
+            mma_f16_from(c[j], a, x.b[4 * q + j][0], x.b[4 * q + j][1], zero);
+        }
+#pragma unroll
+        for (int j = 1; j < 4 && F::GROUP == 32; j += 2) {
+            w.raw(j, a);
+            mma_f16(c[j - 1], a, x.b[4 * q + j][0], x.b[4 * q + j][1]);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j += F::GROUP / 16) {
+            sum[0] += sc.scale(0, j * 16 / F::GROUP) * c[j][0];
+            sum[1] += sc.scale(1, j * 16 / F::GROUP) * c[j][2];
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        acc[h] += all.row(h) * F::codes::unit(h) * (sum[h] - F::codes::less(h) * ts[2 * h]);
+        if constexpr (F::MINS != 0)
+            acc[h] += all.row_least(h) * tm[2 * h];
+    }
+}
+
+/* KIND: of the tile, or ANY_K, ANY_CODES. */
 template <int KIND>
 DEVICE void quad_tile(int kind, const uint8_t *tile, const struct row_frag &x, float (&acc)[2])
 {
-    if ((KIND < 0 ? kind : KIND) == TILE_Q4_K)
+    if constexpr (KIND == ANY_CODES)
+        coded_kind(kind, [&](auto k) { quad_codes<k.VALUE>(tile, x, acc); });
+    else if ((KIND < 0 ? kind : KIND) == TILE_Q4_K)
         quad_q4_k(tile, x, acc);
     else
         quad_q6_k(tile, x, acc);

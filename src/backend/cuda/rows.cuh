@@ -187,7 +187,7 @@ DEVICE void frag_q6_k(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4]
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t a[4];
-            format<TILE_Q6_K>::frag_offset(w[i], i & 2 ? high.y : high.x, i, a);
+            codes_six::raw_of(w[i], i & 2 ? high.y : high.x, i, a);
             float s0 = signed_byte_float(sc.x, i), s1 = signed_byte_float(sc.y, i);
 #pragma unroll
             for (int n = 0; n < NT; n++) {
@@ -218,10 +218,102 @@ DEVICE void frag_q6_k(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4]
     }
 }
 
-template <int NT, class X>
+/* All scales of a tile as a fragment, and minima: this lane's columns are the 16-column pieces
+ * 4c..4c+3 of the tile. f(h, i): the pair i of row half h. */
+template <int GROUP, class F> DEVICE void scale_frags(uint32_t (&a)[4], F f)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        a[i] = GROUP == 16 ? f(i & 1, i >> 1) : both_of(f(i & 1, 0), i >> 1);
+}
+
+/* Rows in registers have no index that is not known when compiling; those in shared memory save
+ * code. */
+template <class X> struct frag_unroll {
+    enum { STEPS = 4 };
+};
+template <> struct frag_unroll<struct row_at> {
+    enum { STEPS = 2 };
+};
+
+/* The same for any kind of codes. */
+template <int KIND, int NT, class X>
+DEVICE void frag_codes(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
+{
+    typedef format<KIND> F;
+    int lane = lane_id();
+    const float zero[4] = {};
+    float sum[NT][4] = {};
+#pragma unroll(frag_unroll <X>::STEPS)
+    for (int q = 0; q < 4; q++) {
+        typename F::codes w;
+        typename F::scales sc;
+        w.fetch(tile, q, lane);
+        sc.fetch(tile + F::SCALES_AT, q, lane >> 2);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t a0[4], a1[4];
+            w.raw(2 * h, a0);
+            w.raw(2 * h + 1, a1);
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                uint4 b = frag_pair(x[n], 2 * q + h);
+                float c[4];
+                mma_f16_from(c, a0, b.x, b.y, zero);
+                if constexpr (F::GROUP == 32) {
+                    mma_f16(c, a1, b.z, b.w);
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        sum[n][e] += sc.scale(e >> 1, h) * c[e];
+                } else {
+                    float d[4];
+                    mma_f16_from(d, a1, b.z, b.w, zero);
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        sum[n][e] +=
+                            sc.scale(e >> 1, 2 * h) * c[e] + sc.scale(e >> 1, 2 * h + 1) * d[e];
+                }
+            }
+        }
+    }
+    typename F::scales all;
+    all.fetch(tile + F::SCALES_AT, lane & 3, lane >> 2);
+    uint32_t as[4], am[4], rest[4];
+    if constexpr (F::codes::HAS_LESS)
+        scale_frags<F::GROUP>(as, [&](int h, int i) { return all.pair(h, i); });
+    if constexpr (F::MINS != 0)
+        scale_frags<F::GROUP>(am, [&](int h, int i) { return all.least_pair(h, i); });
+    if constexpr (F::MINS == 2)
+        scale_frags<F::GROUP>(rest, [&](int h, int i) { return all.least_rest(h, i); });
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        uint4 t = frag_totals(x[n]);
+        float ts[4] = {}, tm[4] = {};
+        if constexpr (F::codes::HAS_LESS)
+            sums_mma(ts, as, t);
+        if constexpr (F::MINS != 0)
+            sums_mma(tm, am, t);
+        if constexpr (F::MINS == 2) {
+            mma_f16(tm, rest, t.x, t.y);
+            mma_f16(tm, rest, t.z, t.w);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int h = e >> 1;
+            acc[n][e] += all.row(h) * F::codes::unit(h) * (sum[n][e] - F::codes::less(h) * ts[e]);
+            if constexpr (F::MINS != 0)
+                acc[n][e] += all.row_least(h) * tm[e];
+        }
+    }
+}
+
+/* KIND: of the tile, or ANY_K, ANY_CODES. */
+template <int KIND, int NT, class X>
 DEVICE void frag_tile(int kind, const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
 {
-    if (kind == TILE_Q4_K)
+    if constexpr (KIND == ANY_CODES)
+        coded_kind(kind, [&](auto k) { frag_codes<k.VALUE, NT>(tile, x, acc); });
+    else if ((KIND < 0 ? kind : KIND) == TILE_Q4_K)
         frag_q4_k<NT>(tile, x, acc);
     else
         frag_q6_k<NT>(tile, x, acc);
@@ -406,14 +498,14 @@ template <int SLOTS, class F> DEVICE void pair_start(struct pair_walk<SLOTS> &p,
             pair_next(p, next);
     }
 }
-/* acc[0], acc[1] += gate and up tile of one slice x rows. KIND: of both; -1: as it comes. */
+/* acc[0], acc[1] += gate and up tile of one slice x rows. */
 template <int NT, int KIND, int SLOTS, class X, class F>
 DEVICE void pair_slice(struct pair_walk<SLOTS> &p, const X (&x)[NT], float (&acc)[2][NT][4], F next)
 {
-    frag_tile<NT>(KIND < 0 ? p.gate.kind : KIND, ring_take(p.ring), x, acc[0]);
+    frag_tile<KIND>(p.gate.kind, ring_take(p.ring), x, acc[0]);
     ring_give(p.ring);
     ring_fetch(p.ring, p.gate_at, p.gate.bytes, p.real);
-    frag_tile<NT>(KIND < 0 ? p.up.kind : KIND, ring_take(p.ring), x, acc[1]);
+    frag_tile<KIND>(p.up.kind, ring_take(p.ring), x, acc[1]);
     ring_give(p.ring);
     ring_fetch(p.ring, p.up_at, p.up.bytes, p.real);
     p.gate_at += p.gate.bytes;

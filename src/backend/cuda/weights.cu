@@ -4,8 +4,8 @@
  * rearranging, a thread per 32-bit word of output. No second copy of a weight ever exists. Also
  * here, since they need single elements of a tile: embedding rows.
  */
-#include "backend/cuda/format.cuh"
 #include "backend/cuda/host.h"
+#include "backend/cuda/pack.cuh"
 
 extern "C" {
 #include "base/mem.h"
@@ -15,231 +15,6 @@ const uint16_t *quant_grids(void);
 }
 
 #include <string.h>
-
-/* One piece of a segment on its way: `rows` rows of the file's blocks, and where they go. */
-struct repack {
-    int kind, dtype, n_in, n_kt, rows, tile_bytes;
-    size_t row_bytes;
-    const uint8_t *data; /* (rows, row_bytes) */
-    /* GPTQ: half (rows, n_groups); FP8: float (rows, n_groups); NVFP4: one float */
-    const uint8_t *scale;
-    const uint8_t *zero;    /* GPTQ: (rows, n_groups) */
-    const int32_t *inverse; /* GPTQ act-order: stored column of input column k */
-    int n_groups, group_len;
-    int raw_bytes; /* of 256 columns of a row in the file */
-    const void *aux;
-    uint8_t *out; /* (tiles, n_kt, tile_bytes) */
-};
-
-/* The code of (row, column) in formats that repack codes; padding is 0. */
-DEVICE uint32_t repack_code(const struct repack &p, int row, int col)
-{
-    if (row >= p.rows || col >= p.n_in)
-        return p.kind == TILE_Q8_0 ? 128 : 0;
-    const uint8_t *r = p.data + (size_t)row * p.row_bytes;
-    int k = col & 255, j = k & 31, blk = k >> 5;
-    switch (p.kind) {
-    case TILE_Q4_K:
-        return r[(size_t)(col >> 8) * 144 + 16 + blk / 2 * 32 + j] >> (blk & 1) * 4 & 15;
-    case TILE_Q6_K: {
-        const uint8_t *b = r + (size_t)(col >> 8) * 210;
-        int half = k / 128, part = k % 128 / 32;
-        uint32_t low = b[64 * half + part % 2 * 32 + j] >> (part / 2 * 4) & 15;
-        uint32_t top = b[128 + 32 * half + j] >> (2 * part) & 3;
-        return low | top << 4;
-    }
-    case TILE_Q8_0:
-        return r[(size_t)(col >> 5) * 34 + 2 + (col & 31)] ^ 0x80u;
-    default: /* GPTQ4 */
-        return r[col >> 1] >> (col & 1) * 4 & 15;
-    }
-}
-
-DEVICE float repack_value(const struct repack &p, int row, int col)
-{
-    if (row >= p.rows || col >= p.n_in)
-        return 0.0f;
-    const uint8_t *r = p.data + (size_t)row * p.row_bytes;
-    if (p.dtype == DT_GPTQ4) {
-        int at = p.inverse ? p.inverse[col] : col;
-        size_t g = (size_t)row * (size_t)p.n_groups + (size_t)(at / p.group_len);
-        int code = r[at >> 1] >> (at & 1) * 4 & 15;
-        return (float)(code - p.zero[g]) * raw_half(p.scale + 2 * g);
-    }
-    if (p.dtype == DT_F8_E4M3) {
-        float v = f8_to_float(r[col]);
-        size_t g = (size_t)row * (size_t)p.n_groups + (size_t)(col / 128);
-        return p.scale ? v * ((const float *)p.scale)[g] : v;
-    }
-    if (p.dtype == DT_F32)
-        return raw_value(DT_F32, r + (size_t)col * 4, 0, p.aux);
-    if (p.dtype == DT_F16 || p.dtype == DT_BF16)
-        return raw_value(p.dtype, r + (size_t)col * 2, 0, p.aux);
-    size_t chunk = p.row_bytes * TILE_K / (size_t)p.n_in; /* bytes of 256 columns */
-    float v = raw_value(p.dtype, r + (size_t)(col >> 8) * chunk, col & 255, p.aux);
-    return p.dtype == DT_NVFP4 && p.scale ? v * *(const float *)p.scale : v;
-}
-
-DEVICE uint32_t q4k_word(const struct repack &p, int row0, int kt, int w)
-{
-    if (w >= (Q4K_D >> 2)) {
-        int g = (w - (Q4K_D >> 2)) >> 1, off = (w & 1) * 2;
-        uint32_t v = 0;
-        for (int h = 0; h < 2; h++)
-            if (row0 + g + 8 * h < p.rows) {
-                const uint8_t *b =
-                    p.data + (size_t)(row0 + g + 8 * h) * p.row_bytes + (size_t)kt * 144;
-                v |= (uint32_t)(b[off] | b[off + 1] << 8) << 16 * h;
-            }
-        return v;
-    }
-    bool mins = w >= (Q4K_MINS >> 2);
-    int s = w - ((mins ? Q4K_MINS : Q4K_SCALES) >> 2), g = s >> 2, q = s & 3;
-    uint32_t v = 0;
-    for (int b = 0; b < 4; b++) {
-        int row = row0 + g + 8 * (b >> 1), sc = 0, mn = 0;
-        if (row < p.rows)
-            k4_scale_min(p.data + (size_t)row * p.row_bytes + (size_t)kt * 144 + 4, 2 * q + (b & 1),
-                         &sc, &mn);
-        v |= (uint32_t)(mins ? mn : sc) << 8 * b;
-    }
-    return v;
-}
-
-DEVICE uint32_t q6k_word(const struct repack &p, int row0, int kt, int w)
-{
-    if (w >= (Q6K_D >> 2)) {
-        int g = w - (Q6K_D >> 2);
-        uint32_t v = 0;
-        for (int h = 0; h < 2; h++)
-            if (row0 + g + 8 * h < p.rows) {
-                const uint8_t *b =
-                    p.data + (size_t)(row0 + g + 8 * h) * p.row_bytes + (size_t)kt * 210 + 208;
-                v |= (uint32_t)(b[0] | b[1] << 8) << 16 * h;
-            }
-        return v;
-    }
-    if (w >= (Q6K_SCALES >> 2)) {
-        int s = w - (Q6K_SCALES >> 2), q = s >> 4, g = s >> 1 & 7, h = s & 1;
-        int row = row0 + g + 8 * h;
-        uint32_t v = 0;
-        for (int j = 0; j < 4; j++) {
-            int sc = 0;
-            if (row < p.rows)
-                sc = (int8_t)p.data[(size_t)row * p.row_bytes + (size_t)kt * 210 + 192 +
-                                    (size_t)(4 * q + j)];
-            v |= (uint32_t)(sc + 128) << 8 * j;
-        }
-        return v;
-    }
-    int s = w - (Q6K_HIGH >> 2), q = s >> 6, lane = s >> 1 & 31, pair = s & 1;
-    int g = lane >> 2, c = lane & 3;
-    uint32_t v = 0;
-    for (int jj = 0; jj < 2; jj++)
-        for (int i = 0; i < 4; i++)
-            for (int e = 0; e < 2; e++) {
-                int col = kt * 256 + 64 * q + 16 * (2 * pair + jj) + 4 * c + 2 * (i >> 1) + e;
-                uint32_t code = repack_code(p, row0 + g + 8 * (i & 1), col);
-                v |= (code >> 4) << (8 * jj + q6k_high_bit(i) + 16 * e);
-            }
-    return v;
-}
-
-/* Half scales and byte zeros of GPTQ4 and Q8_0, a group of 32 columns each. */
-DEVICE uint32_t half_scale(const struct repack &p, int row, int col)
-{
-    if (row >= p.rows || col >= p.n_in)
-        return 0;
-    const uint8_t *b;
-    if (p.kind == TILE_Q8_0)
-        b = p.data + (size_t)row * p.row_bytes + (size_t)(col >> 5) * 34;
-    else
-        b = p.scale + 2 * ((size_t)row * (size_t)p.n_groups + (size_t)(col / p.group_len));
-    return (uint32_t)(b[0] | b[1] << 8);
-}
-
-DEVICE uint32_t repack_word(const struct repack &p, int tile, int kt, int w)
-{
-    int row0 = tile * TILE_ROWS;
-    bool nibbles = p.kind == TILE_Q4_K || p.kind == TILE_Q6_K || p.kind == TILE_GPTQ4;
-    if (nibbles && w < 512) {
-        int q = w >> 7, lane = w >> 2 & 31, j = w & 3, g = lane >> 2, c = lane & 3;
-        uint32_t v = 0;
-        for (int i = 0; i < 4; i++)
-            for (int e = 0; e < 2; e++) {
-                int col = kt * 256 + 64 * q + 16 * j + 4 * c + 2 * (i >> 1) + e;
-                v |= (repack_code(p, row0 + g + 8 * (i & 1), col) & 15) << (4 * i + 16 * e);
-            }
-        return v;
-    }
-    switch (p.kind) {
-    case TILE_Q4_K:
-        return q4k_word(p, row0, kt, w);
-    case TILE_Q6_K:
-        return q6k_word(p, row0, kt, w);
-    case TILE_GPTQ4:
-        if (w >= (GPTQ_ZEROS >> 2)) {
-            int s = w - (GPTQ_ZEROS >> 2), q = s >> 3, g = s & 7;
-            uint32_t v = 0;
-            for (int b = 0; b < 4; b++) {
-                int row = row0 + g + 8 * (b >> 1), col = kt * 256 + 64 * q + 32 * (b & 1);
-                if (row < p.rows && col < p.n_in)
-                    v |= (uint32_t)
-                             p.zero[(size_t)row * (size_t)p.n_groups + (size_t)(col / p.group_len)]
-                         << 8 * b;
-            }
-            return v;
-        } else {
-            int s = w - (GPTQ_SCALES >> 2), q = s >> 4, g = s >> 1 & 7, h = s & 1;
-            int col = kt * 256 + 64 * q;
-            return half_scale(p, row0 + g + 8 * h, col) | half_scale(p, row0 + g + 8 * h, col + 32)
-                                                              << 16;
-        }
-    case TILE_Q8_0:
-        if (w >= (Q80_SCALES >> 2)) {
-            int s = w - (Q80_SCALES >> 2), q = s >> 4, g = s >> 1 & 7, h = s & 1;
-            int col = kt * 256 + 64 * q;
-            return half_scale(p, row0 + g + 8 * h, col) | half_scale(p, row0 + g + 8 * h, col + 32)
-                                                              << 16;
-        } else {
-            int pair = w >> 7, lane = w >> 2 & 31, i = w >> 1 & 1, h = w & 1;
-            int col = kt * 256 + 32 * pair + 16 * i + 4 * (lane & 3);
-            uint32_t v = 0;
-            for (int e = 0; e < 4; e++)
-                v |= repack_code(p, row0 + (lane >> 2) + 8 * h, col + e) << 8 * e;
-            return v;
-        }
-    case TILE_F16: {
-        int grp = w >> 7, lane = w >> 2 & 31, h = w >> 1 & 1, pair = w & 1;
-        int row = row0 + (lane >> 2) + 8 * h, col = kt * 256 + 16 * grp + 4 * (lane & 3) + 2 * pair;
-        float x = repack_value(p, row, col), y = repack_value(p, row, col + 1);
-        return pack_half2(fminf(fmaxf(x, -65504.0f), 65504.0f),
-                          fminf(fmaxf(y, -65504.0f), 65504.0f));
-    }
-    case TILE_F32:
-        return bits_of(repack_value(p, row0 + (w >> 8), kt * 256 + (w & 255)));
-    }
-    if (p.dtype == DT_F8_E4M3 && w >= (F8_SCALES >> 2)) {
-        int s = w - (F8_SCALES >> 2), row = row0 + (s >> 1), col = kt * 256 + 128 * (s & 1);
-        if (row >= p.rows || col >= p.n_in)
-            return 0;
-        size_t g = (size_t)row * (size_t)p.n_groups + (size_t)(col / 128);
-        return bits_of(p.scale ? ((const float *)p.scale)[g] : 1.0f);
-    }
-    /* The file's own bytes, 256 columns of each row; past the row's end zeros, which every format
-     * reads as zero. */
-    int chunk = p.dtype == DT_F8_E4M3 ? TILE_K : p.tile_bytes / TILE_ROWS;
-    if (p.dtype == DT_NVFP4 && 4 * w % chunk == NVFP4_SCALE)
-        return bits_of(p.scale ? *(const float *)p.scale : 1.0f);
-    uint32_t v = 0;
-    for (int b = 0; b < 4; b++) {
-        int at = 4 * w + b, row = row0 + at / chunk, in = at % chunk;
-        size_t off = (size_t)kt * (size_t)p.raw_bytes + (size_t)in;
-        if (row < p.rows && in < p.raw_bytes && off < p.row_bytes)
-            v |= (uint32_t)p.data[(size_t)row * p.row_bytes + off] << 8 * b;
-    }
-    return v;
-}
 
 /* Blocks: x along the words of a tile, y over (tile, kt). */
 static __global__ void repack_kernel(const struct repack p)
@@ -424,8 +199,9 @@ static void send_segment(struct cuda_backend *cu, const struct raw_weight *w,
     p.n_in = w->n_in;
     p.n_kt = n_kt;
     p.tile_bytes = to->tile_bytes;
-    p.row_bytes = (size_t)(w->n_in / dtype_table[s->type].block_len) *
-                  (size_t)dtype_table[s->type].block_bytes;
+    p.block_len = dtype_table[s->type].block_len;
+    p.block_bytes = dtype_table[s->type].block_bytes;
+    p.row_bytes = (size_t)(w->n_in / p.block_len) * (size_t)p.block_bytes;
     p.aux = to->aux;
     p.raw_bytes = raw_bytes(s->type);
     p.group_len = s->group_len;
@@ -452,53 +228,46 @@ static void send_segment(struct cuda_backend *cu, const struct raw_weight *w,
     mem_free(inverse);
 }
 
+/* Kinds of types that always get the same. */
+static const struct {
+    enum dtype dtype;
+    int kind, bytes;
+} tile_kinds[] = {
+#define KIND(dtype, kind)                                                                          \
+    {                                                                                              \
+        dtype, kind, format<kind>::BYTES                                                           \
+    }
+    KIND(DT_Q4_K, TILE_Q4_K),   KIND(DT_Q6_K, TILE_Q6_K),      KIND(DT_Q8_0, TILE_Q8_0),
+    KIND(DT_Q4_0, TILE_Q4_0),   KIND(DT_Q4_1, TILE_Q4_1),      KIND(DT_Q5_0, TILE_Q5_1),
+    KIND(DT_Q5_1, TILE_Q5_1),   KIND(DT_Q5_K, TILE_Q5_K),      KIND(DT_Q3_K, TILE_Q3_K),
+    KIND(DT_Q2_K, TILE_Q2_K),   KIND(DT_IQ4_NL, TILE_IQ4_NL),  KIND(DT_IQ4_XS, TILE_IQ4_XS),
+    KIND(DT_MXFP4, TILE_MXFP4), KIND(DT_IQ3_S, TILE_IQ3_S),    KIND(DT_F16, TILE_F16),
+    KIND(DT_BF16, TILE_F16),    {DT_F32, TILE_F32, F32_BYTES},
+#undef KIND
+};
+
 /* The tile kind a segment gets and its size. A router is kept in floats, since choices hang on its
  * last bits. */
 static void choose_kind(const struct raw_seg *s, bool router, struct seg *to)
 {
+    enum dtype type = router ? DT_F32 : s->type;
     to->dtype = s->type;
     to->kind = TILE_RAW;
-    int row = s->type == DT_NVFP4 ? NVFP4_ROW : raw_bytes(s->type);
+    int row = type == DT_NVFP4 ? NVFP4_ROW : raw_bytes(type);
     to->tile_bytes = TILE_ROWS * (row > RAW_ROW_LEAST ? row : RAW_ROW_LEAST);
-    if (router || s->type == DT_F32) {
-        to->kind = TILE_F32;
-        to->tile_bytes = F32_BYTES;
-        return;
-    }
-    switch (s->type) {
-    case DT_Q4_K:
-        to->kind = TILE_Q4_K;
-        to->tile_bytes = Q4K_BYTES;
-        break;
-    case DT_Q6_K:
-        to->kind = TILE_Q6_K;
-        to->tile_bytes = Q6K_BYTES;
-        break;
-    case DT_Q8_0:
-        to->kind = TILE_Q8_0;
-        to->tile_bytes = Q80_BYTES;
-        break;
-    case DT_GPTQ4:
-        /* A group of 32 columns must have one scale; act-order is undone by spelling values out. */
-        if (!s->perm && s->group_len % 32 == 0) {
-            to->kind = TILE_GPTQ4;
-            to->tile_bytes = GPTQ_BYTES;
-            break;
-        }
-        to->kind = TILE_F16;
-        to->tile_bytes = F16_BYTES;
-        break;
-    case DT_F16:
-    case DT_BF16:
-        to->kind = TILE_F16;
-        to->tile_bytes = F16_BYTES;
-        break;
-    case DT_F8_E4M3:
+    if (type == DT_F8_E4M3)
         to->tile_bytes = F8_BYTES;
-        break;
-    default:
-        break;
+    /* A group of 32 columns must have one scale; act-order is undone by spelling values out. */
+    bool grouped = type == DT_GPTQ4 && !s->perm && s->group_len % 32 == 0;
+    if (type == DT_GPTQ4) {
+        to->kind = grouped ? TILE_GPTQ4 : TILE_F16;
+        to->tile_bytes = grouped ? (int)format<TILE_GPTQ4>::BYTES : (int)F16_BYTES;
     }
+    for (size_t i = 0; i < sizeof tile_kinds / sizeof *tile_kinds; i++)
+        if (tile_kinds[i].dtype == type) {
+            to->kind = tile_kinds[i].kind;
+            to->tile_bytes = tile_kinds[i].bytes;
+        }
 }
 
 static bool any_perm(const struct raw_weight *w, const struct raw_seg *s)
@@ -545,7 +314,10 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
         row0 += s->rows;
         m->n_tiles += to->n_tiles;
         m->max_tile_bytes = to->tile_bytes > m->max_tile_bytes ? to->tile_bytes : m->max_tile_bytes;
-        int set = to->kind <= TILE_Q6_K ? SET_K : to->kind <= TILE_F16 ? SET_FAST : SET_ALL;
+        int set = to->kind <= TILE_Q6_K    ? SET_K
+                  : to->kind <= TILE_GPTQ4 ? SET_CODES
+                  : to->kind <= TILE_F16   ? SET_FAST
+                                           : SET_ALL;
         m->set = set > m->set ? set : m->set;
     }
     size_t bias_at = total;
