@@ -120,6 +120,45 @@ def golden_quantized():
     assert "output.weight" in r.stdout and "Q6_K" in r.stdout and not os.path.exists(path("dry.gguf"))
 
 
+def golden_overrides():
+    """--tensor: by pattern, the last one that fits; nothing else changes."""
+    source, plain, other = path("qwen3moe.gguf"), path("o1.gguf"), path("o2.gguf")
+    ok("quantize", source, plain, "Q4_K_M")
+    ok("quantize", source, other, "Q4_K_M", "--tensor", "ffn_down_exps=Q6_K", "--tensor",
+       r"blk\.0\.(attn_q|attn_k)\.=Q8_0", "--tensor", r"blk\.0\.attn_k\.=F16")
+    a, b = Gguf(plain).tensors, Gguf(other).tensors
+    types = {k: (a[k], b[k]) for k in a if a[k][:2] != b[k][:2]}
+    assert types and all("ffn_down_exps" in k or "blk.0.attn_" in k for k in types), types
+    r = ok("quantize", source, path("o3.gguf"), "Q4_K_M", "--dry-run", "--tensor", "ffn_down_exps=Q6_K")
+    assert all("Q6_K" in l for l in r.stdout.splitlines() if "ffn_down_exps" in l)
+    for bad in ("ffn", "=Q6_K", "ffn=Q9", "f(=Q6_K", "ffn=IQ2_S"):
+        r = steel("quantize", source, path("o4.gguf"), "Q4_K_M", "--tensor", bad)
+        assert r.returncode == 2 and "--tensor " in r.stderr, (bad, r.stderr)
+        assert not os.path.exists(path("o4.gguf"))
+
+
+def golden_packed():
+    """Folders packed by other tools become GGUFs of the same logits; what changes is said."""
+    for name, says in (("awq", "AWQ change"), ("ct-int4", "Int4 change"), ("ct-fp8", "FP8 change"),
+                       ("ct-nvfp4", "NVFP4 change"), ("modelopt-nvfp4", "NVFP4 change")):
+        folder, out = f"{GOLDEN}/families/qwen3moe-{name}", path(f"packed-{name}.gguf")
+        r = ok("convert", folder, out, "--type", "f32")
+        assert says in r.stderr, r.stderr
+        kl = mean_kl(read_logits(folder + "/golden.bin"), logits(out, folder + "/golden.bin"))
+        print(f"  {name}: KL {kl:.2e}")
+        assert kl < 2e-4, (name, kl)
+
+
+def kept_mxfp4():
+    """gpt-oss's experts stay bit for bit."""
+    folder, out = "tests/golden/gpt_oss_mxfp4", path("oss.gguf")
+    r = ok("convert", folder, out)
+    assert "MXFP4 stay as they are" in r.stderr, r.stderr
+    kl = mean_kl(read_logits(folder + "/golden.bin"), logits(out, folder + "/golden.bin"))
+    print(f"  MXFP4: KL {kl:.2e}")
+    assert kl < 2e-4, kl
+
+
 def golden_vocabulary():
     """Qwen's tokenizer.json gives the lists of the GGUF vocabulary; a SentencePiece file likewise."""
     want = Gguf(f"{GOLDEN}/tokenizers/ggml-vocab-qwen2.gguf").meta
@@ -438,8 +477,9 @@ def nothing_left_behind():
 
 
 def main():
-    parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind, micro_models]
-    more = [golden_models, golden_quantized, golden_vocabulary]
+    parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind, micro_models,
+             kept_mxfp4]
+    more = [golden_models, golden_quantized, golden_overrides, golden_packed, golden_vocabulary]
     if HAVE_GOLDEN:
         parts += more
     else:

@@ -6,6 +6,7 @@
 int cmd_convert(int argc, char **argv)
 {
     struct convert_options opt = {0};
+    struct opt_list tensors = {0};
     const char *type = NULL, *head = NULL, *embedding = NULL;
     const struct opt opts[] = {
         {OPT_STRING, 0, "type", "outtype", &type, 0, 0, "TYPE",
@@ -18,6 +19,8 @@ int cmd_convert(int argc, char **argv)
         {OPT_STRING, 0, "output-tensor-type", 0, &head, 0, 0, "TYPE", "type of the output head"},
         {OPT_STRING, 0, "token-embedding-type", 0, &embedding, 0, 0, "TYPE",
          "type of the token embedding"},
+        {OPT_LIST, 0, "tensor", "tensor-type", &tensors, 0, 0, "PATTERN=TYPE",
+         "type of the tensors whose names have the pattern; may be given again"},
         {OPT_FLAG, 0, "dry-run", 0, &opt.dry_run, 0, 0, 0,
          "print each tensor's type and size, write nothing"},
     };
@@ -25,7 +28,8 @@ int cmd_convert(int argc, char **argv)
         .command = "convert",
         .synopsis = "DIR OUT.gguf [options]",
         .about = "Makes a GGUF of a Hugging Face folder (config.json, safetensors, tokenizer):\n"
-                 "Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE, also packed as GPTQ or FP8. The\n"
+                 "Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE, also packed (GPTQ, AWQ, FP8, NVFP4, "
+                 "...). The\n"
                  "output appears under its name only when complete.",
         .examples = "  steel convert ~/models/Qwen3-0.6B qwen3-0.6b.gguf\n"
                     "  steel convert ~/models/Qwen3-30B-A3B qwen3-30b-q4.gguf --type q4_k_m\n",
@@ -43,8 +47,11 @@ int cmd_convert(int argc, char **argv)
         return cli_args_exit(
             args_usage_error(&u, "unknown type '%s'; there are %s", type, mix_names()));
     if (!convert_ui_type(&u, "output-tensor-type", head, &opt.head_type) ||
-        !convert_ui_type(&u, "token-embedding-type", embedding, &opt.embedding_type))
+        !convert_ui_type(&u, "token-embedding-type", embedding, &opt.embedding_type) ||
+        !convert_ui_overrides(&u, &tensors, &opt)) {
+        convert_ui_free(&opt);
         return EXIT_USAGE;
+    }
     struct convert_ui ui;
     convert_ui_init(&ui, "converting");
     opt.progress = convert_ui_progress;
@@ -53,7 +60,9 @@ int cmd_convert(int argc, char **argv)
     opt.arg = &ui;
     struct error err = {0};
     struct convert_result result;
-    if (!convert_folder(pos[0], pos[1], &opt, &result, &err))
+    bool ok = convert_folder(pos[0], pos[1], &opt, &result, &err);
+    convert_ui_free(&opt);
+    if (!ok)
         return cli_fail(&err);
     convert_ui_done(&ui, pos[1], &opt, &result);
     return EXIT_OK;

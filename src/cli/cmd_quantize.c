@@ -6,6 +6,7 @@
 int cmd_quantize(int argc, char **argv)
 {
     struct convert_options opt = {0};
+    struct opt_list tensors = {0};
     const char *head = NULL, *embedding = NULL;
     const struct opt opts[] = {
         {OPT_STRING, 0, "imatrix", 0, &opt.imatrix, 0, 0, "FILE",
@@ -17,6 +18,8 @@ int cmd_quantize(int argc, char **argv)
         {OPT_STRING, 0, "output-tensor-type", 0, &head, 0, 0, "TYPE", "type of the output head"},
         {OPT_STRING, 0, "token-embedding-type", 0, &embedding, 0, 0, "TYPE",
          "type of the token embedding"},
+        {OPT_LIST, 0, "tensor", "tensor-type", &tensors, 0, 0, "PATTERN=TYPE",
+         "type of the tensors whose names have the pattern; may be given again"},
         {OPT_FLAG, 0, "dry-run", 0, &opt.dry_run, 0, 0, 0,
          "print each tensor's type and size, write nothing"},
     };
@@ -28,7 +31,9 @@ int cmd_quantize(int argc, char **argv)
             "Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL, IQ4_XS, MXFP4, Q3_K_L, Q3_K_M, Q3_K_S, Q2_K,\n"
             "or F32, F16, BF16. The output appears under its name only when complete.",
         .examples = "  steel quantize model-f16.gguf model-q4.gguf Q4_K_M\n"
-                    "  steel quantize model-f16.gguf model-q3.gguf Q3_K_M --imatrix imatrix.gguf\n",
+                    "  steel quantize model-f16.gguf model-q3.gguf Q3_K_M --imatrix imatrix.gguf\n"
+                    "  steel quantize model-f16.gguf model-q4.gguf Q4_K_M --tensor "
+                    "'ffn_down_exps=Q6_K'\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
         .min_args = 3,
@@ -43,8 +48,11 @@ int cmd_quantize(int argc, char **argv)
         return cli_args_exit(
             args_usage_error(&u, "unknown type '%s'; there are %s", pos[2], mix_names()));
     if (!convert_ui_type(&u, "output-tensor-type", head, &opt.head_type) ||
-        !convert_ui_type(&u, "token-embedding-type", embedding, &opt.embedding_type))
+        !convert_ui_type(&u, "token-embedding-type", embedding, &opt.embedding_type) ||
+        !convert_ui_overrides(&u, &tensors, &opt)) {
+        convert_ui_free(&opt);
         return EXIT_USAGE;
+    }
     struct convert_ui ui;
     convert_ui_init(&ui, "quantising");
     opt.progress = convert_ui_progress;
@@ -53,7 +61,9 @@ int cmd_quantize(int argc, char **argv)
     opt.arg = &ui;
     struct error err = {0};
     struct convert_result result;
-    if (!quantize_file(pos[0], pos[1], &opt, &result, &err))
+    bool ok = quantize_file(pos[0], pos[1], &opt, &result, &err);
+    convert_ui_free(&opt);
+    if (!ok)
         return cli_fail(&err);
     convert_ui_done(&ui, pos[1], &opt, &result);
     return EXIT_OK;

@@ -2,6 +2,7 @@
 #include "cli/convert_ui.h"
 #include "quant/quantize.h"
 #include "base/clock.h"
+#include "base/mem.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -73,6 +74,42 @@ void convert_ui_done(const struct convert_ui *ui, const char *out,
     if (!opt->dry_run)
         fprintf(stderr, " in %.1f s, %.0f MB/s", s, (double)r->bytes_in / 1e6 / s);
     fprintf(stderr, "\n");
+}
+
+bool convert_ui_overrides(const struct usage *u, const struct opt_list *list,
+                          struct convert_options *opt)
+{
+    struct convert_override *all = mem_zalloc((size_t)list->n + 1, sizeof *all);
+    opt->overrides = all;
+    for (int i = 0; i < list->n; i++) {
+        const char *equals = strrchr(list->items[i], '=');
+        if (!equals || equals == list->items[i]) {
+            args_usage_error(u, "--tensor %s: PATTERN=TYPE is expected", list->items[i]);
+            return false;
+        }
+        if (!convert_ui_type(u, "tensor", equals + 1, &all[i].type))
+            return false;
+        char *pattern = mem_strndup(list->items[i], (size_t)(equals - list->items[i]));
+        int rc = regcomp(&all[i].pattern, pattern, REG_EXTENDED | REG_NOSUB);
+        char why[128];
+        regerror(rc, &all[i].pattern, why, sizeof why);
+        mem_free(pattern);
+        if (rc) {
+            args_usage_error(u, "--tensor %s: %s", list->items[i], why);
+            return false;
+        }
+        opt->n_overrides++;
+    }
+    return true;
+}
+
+void convert_ui_free(struct convert_options *opt)
+{
+    for (int i = 0; i < opt->n_overrides; i++)
+        regfree((regex_t *)(uintptr_t)&opt->overrides[i].pattern);
+    mem_free((void *)(uintptr_t)opt->overrides);
+    opt->overrides = NULL;
+    opt->n_overrides = 0;
 }
 
 bool convert_ui_type(const struct usage *u, const char *flag, const char *name, enum dtype *out)

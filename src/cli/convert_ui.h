@@ -20,5 +20,9 @@ void convert_ui_done(const struct convert_ui *ui, const char *out,
                      const struct convert_options *opt, const struct convert_result *r);
 /* A type name given to an option; false after a usage message. */
 bool convert_ui_type(const struct usage *u, const char *flag, const char *name, enum dtype *out);
+/* --tensor PATTERN=TYPE, each; false after a usage message. convert_ui_free undoes it. */
+bool convert_ui_overrides(const struct usage *u, const struct opt_list *list,
+                          struct convert_options *opt);
+void convert_ui_free(struct convert_options *opt);
 
 #endif

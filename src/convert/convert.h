@@ -8,16 +8,26 @@
 #include "convert/mix.h"
 #include "convert/transcode.h"
 
+#include <regex.h>
+
+/* Tensors whose name has the pattern (POSIX, extended) become this type. */
+struct convert_override {
+    regex_t pattern;
+    enum dtype type;
+};
+
 struct convert_options {
-    const struct mix *mix;                /* NULL (convert only): the type of the source */
-    int threads;                          /* 0 = all */
-    bool keep;                            /* what GGUF can hold stays bit for bit */
-    bool pure;                            /* every matrix in the mix's base type */
-    bool requantize;                      /* allow sources that are quantised already */
-    bool dry_run;                         /* plan only: nothing is written */
-    enum dtype head_type, embedding_type; /* DT_NONE = as the mix says */
-    const char *imatrix;                  /* path or NULL */
-    const char *pre; /* convert: pre-tokenizer name, where the folder's cannot be told */
+    const struct mix *mix;                    /* NULL (convert only): the type of the source */
+    int threads;                              /* 0 = all */
+    bool keep;                                /* what GGUF can hold stays bit for bit */
+    bool pure;                                /* every matrix in the mix's base type */
+    bool requantize;                          /* allow sources that are quantised already */
+    bool dry_run;                             /* plan only: nothing is written */
+    enum dtype head_type, embedding_type;     /* DT_NONE = as the mix says */
+    const struct convert_override *overrides; /* (n_overrides) the last that fits counts */
+    int n_overrides;
+    const char *imatrix; /* path or NULL */
+    const char *pre;     /* convert: pre-tokenizer name, where the folder's cannot be told */
     void (*progress)(void *arg, size_t done, size_t total);
     void (*note)(void *arg, const char *message);          /* a line worth telling; may be NULL */
     void (*planned)(void *arg, const struct transcode *t); /* types are chosen; may be NULL */

@@ -48,6 +48,9 @@ static enum dtype choose_one(const struct out_tensor *o, const struct convert_op
         forced = opt->head_type;
     if (matrix && !strcmp(o->name, "token_embd.weight"))
         forced = opt->embedding_type;
+    for (int i = 0; matrix && i < opt->n_overrides; i++)
+        if (!regexec(&opt->overrides[i].pattern, o->name, 0, NULL, 0))
+            forced = opt->overrides[i].type;
     if (forced != DT_NONE && o->dims[0] % dtype_table[forced].block_len == 0)
         type = forced;
     return type;
@@ -164,7 +167,7 @@ static bool add_tensors(struct transcode *t, struct error *err)
 {
     for (size_t i = 0; i < t->in->n_tensors; i++) {
         const struct tensor *s = &t->in->tensors[i];
-        bool readable = s->type == DT_IQ3_S || quantize_supported(s->type);
+        bool readable = quant_has_codes(s->type) || quantize_supported(s->type);
         if (!readable)
             return error_set(err, "%s: tensor '%s': cannot read type %s", t->in->path, s->name,
                              s->type_name);
