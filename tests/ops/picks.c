@@ -189,7 +189,8 @@ void test_picks(int part, int parts)
 {
     int before = n_checks;
     struct pick_info list[128];
-    if (!wanted("picks"))
+    const char *only = filter && !strncmp(filter, "picks=", 6) ? filter + 6 : NULL;
+    if (!only && !wanted("picks"))
         return;
     int n = read_picks(list, 128);
     for (int i = part; i < n; i += parts) {
@@ -197,7 +198,7 @@ void test_picks(int part, int parts)
         int row = 0; /* the first of this op and name: several differ in their rows alone */
         while (strcmp(list[row].name, p->name) || strcmp(list[row].op, p->op))
             row++;
-        if (row < i)
+        if (row < i || (only && strcmp(only, p->name)))
             continue;
         if (!p->here) {
             printf("skipped: %s %s needs a device that is %s\n", p->op, p->name, p->device);

@@ -6,7 +6,7 @@
  * (smaller shapes); for the CPU it is part of make test. Logits are poisoned with NaNs before each
  * step. Errors are ||out - ref|| / ||ref||.
  *   test_ops [--backend NAME] [--jobs N] [filter [seed]]: groups side by side; only those whose name
- *   contains the filter; other numbers
+ *   contains the filter (picks=NAME: only that row of the tables of kernels); other numbers
  */
 #include "base/mem.h"
 #include "duo.h"

@@ -285,7 +285,6 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
     if (!ring_open(cu, err))
         return false;
     struct raw_weight raw = *src;
-    CHECK(!src->bias || src->n_expert == 1, "a bias of experts");
     struct cuda_weight *cw = (struct cuda_weight *)mem_zalloc(1, sizeof *cw);
     struct matrix *m = &cw->m;
     m->n_in = src->n_in;
@@ -320,9 +319,10 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
                                            : SET_ALL;
         m->set = set > m->set ? set : m->set;
     }
-    size_t bias_at = total;
+    /* Of experts no kernel reads it: cuda_supports refuses them. */
+    size_t bias_at = total, bias_bytes = (size_t)src->n_out * (size_t)src->n_expert * sizeof(float);
     if (src->bias)
-        total += align_up((size_t)src->n_out * sizeof(float), 256);
+        total += align_up(bias_bytes, 256);
     uint8_t *data = (uint8_t *)be->ops->alloc(be, total, "a weight", err);
     if (!data) {
         mem_free(cw);
@@ -336,7 +336,7 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
     }
     if (src->bias) {
         m->bias = (const float *)(data + bias_at);
-        be->ops->copy_in(be, data + bias_at, src->bias, (size_t)src->n_out * sizeof(float));
+        be->ops->copy_in(be, data + bias_at, src->bias, bias_bytes);
     }
     *w = (struct weight){src->n_in, src->n_out, src->n_expert, src->bias != NULL, total, cw, true};
     if (cu->failed) {
