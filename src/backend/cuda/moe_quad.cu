@@ -328,105 +328,14 @@ DEVICE void moe_quad_hidden(const struct moe_quad_args &p, const struct moe_quad
     }
 }
 
-/* What a warp fetches next: tiles of gate and up (PARTS 1: by turns), then those of down. */
-template <int PARTS, int STAGES> struct moe_quad_walk {
-    struct tile_ring<STAGES> &ring;
-    const struct moe_quad_list *list;
-    struct tile_plane plane[2], below;
-    int left, entry, unit, half; /* items of gate and up; where the next one is */
-    const uint8_t *at[2];
-    bool up;
-    int pairs, n_kt, d_entry, d_kt, step_entry, step_kt; /* (entry, slice) pairs of down */
-
-    __device__ __forceinline__ void find(int expert)
-    {
-        at[0] = plane_tile(plane[0], expert, unit);
-        if (PARTS == 1)
-            at[1] = plane_tile(plane[1], expert, unit);
-    }
-    /* The pair after this one. */
-    __device__ __forceinline__ void advance(int &e, int &kt) const
-    {
-        e += step_entry;
-        kt += step_kt;
-        if (kt >= n_kt) {
-            kt -= n_kt;
-            e++;
-        }
-    }
-    __device__ __forceinline__ void fetch_down()
-    {
-        bool real = d_entry < pairs;
-        ring_fetch<STAGES, true>(
-            ring, plane_tile(below, list->expert[real ? d_entry : 0], 0) + d_kt * below.bytes,
-            below.bytes, real);
-        advance(d_entry, d_kt);
-    }
-    __device__ __forceinline__ void fetch()
-    {
-        if (left <= 0) {
-            fetch_down();
-            return;
-        }
-        int i = PARTS == 1 && up;
-        ring_fetch<STAGES, true>(ring, at[i], plane[i].bytes, true);
-        at[i] += plane[i].row;
-        up = PARTS == 1 && !up;
-        if (up)
-            return;
-        left--;
-        if (++unit == half) {
-            unit = 0;
-            entry++;
-            if (left > 0)
-                find(list->expert[entry]);
-        }
-    }
-};
-
-/* A warp's (entry, slice) pairs of down, from (entry, kt) on: adds to its sums of every row. */
-template <int DOWN, int PARTS, int STAGES>
-DEVICE void moe_quad_down(const struct moe_quad_args &p, struct moe_quad_walk<PARTS, STAGES> &f,
-                          int entry, int kt, struct row_frag &x, float *mine)
-{
-    int lane = lane_id(), g = lane >> 2, c = lane & 3, l_entry = entry, l_kt = kt;
-    struct row_frag ahead;
-    auto load_hidden =
-        [&]() { /* of an entry's row that is not there: of some other */
-                if (l_entry < f.pairs) {
-                    uint32_t rows = f.list->rows[l_entry];
-                    int at = lane >> 3;
-                    at = (rows >> 8 * at & 255) < 255 ? at : (__ffs((int)(~rows)) - 1) >> 3;
-                    frag_load(ahead, p.hidden + (size_t)((l_entry * 4 + at) * f.n_kt + l_kt) *
-                                                    (size_t)RECORD);
-                }
-                f.advance(l_entry, l_kt);
-        };
-    load_hidden();
-#pragma unroll 1
-    for (; entry < f.pairs; f.advance(entry, kt)) {
-        float acc[2] = {};
-        x = ahead;
-        load_hidden();
-        quad_tile<DOWN>(f.below.kind, ring_take(f.ring), x, acc);
-        ring_give(f.ring);
-        f.fetch_down();
-        int row = (int)(f.list->rows[entry] >> 8 * c & 255);
-        if (row < p.rows) {
-            float weight = f.list->weight[entry][c];
-            mine[row * SUM_ROW + g] += weight * acc[0];
-            mine[row * SUM_ROW + g + 8] += weight * acc[1];
-        }
-    }
-}
-
 /*
  * hidden = silu(x Wg^T) * (x Wu^T), then y = sum over the chosen of weight * hidden Wd^T. Gate
  * and up: items are (entry, 16 hidden units), cut evenly between blocks; PARTS 2: half of the
  * warps have gate tiles, the others up. Down: a block owns 16 outputs; its warps share out the
  * (entry, slice) pairs, and have sums of their own for every row. The rings run on from one into
  * the other: down's first tiles are on their way while blocks wait for each other. UP, DOWN:
- * kinds of tiles. OWN: up to four rows, with norm and router.
+ * kinds of tiles. OWN: up to four rows, with norm and router. (Longer than others: taken further
+ * apart, it spilled registers, and 16 rows were 2 % slower.)
  */
 template <int UP, int DOWN, int PARTS, int STAGES, bool OWN>
 static __global__ void __launch_bounds__(512)
@@ -437,7 +346,7 @@ static __global__ void __launch_bounds__(512)
     struct marks mk;
     marks_begin(mk);
     int slices = p.up.n_kt, lane = lane_id(), half = p.up.n_tiles / 2, n_kt = p.down.n_kt;
-    int warps = (int)blockDim.x >> 5, tile = (int)blockIdx.x;
+    int warps = (int)blockDim.x >> 5, g = lane >> 2, c = lane & 3, tile = (int)blockIdx.x;
     int part0 = PARTS == 2 ? warp_id() / slices : 0, w = warp_id() - part0 * slices;
     int one_ring = ring_bytes(STAGES, p.slot);
     uint8_t *rings = shared + sizeof *list;
@@ -481,26 +390,63 @@ static __global__ void __launch_bounds__(512)
     uint32_t n = ups ? (uint32_t)(entries * half) : 0; /* times the blocks: far from 2^32 */
     int first = (int)(n * blockIdx.x / gridDim.x), end = (int)(n * (blockIdx.x + 1) / gridDim.x);
     int entry = first / half, unit = first - entry * half, odd = 0;
-    struct moe_quad_walk<PARTS, STAGES> f = {
-        ring, list, {plane[0], plane[1]}, below
+    int f_left = end - first, f_entry = entry, f_unit = unit;
+    const uint8_t *f_at[2] = {};
+    auto find = [&](int e) {
+        f_at[0] = plane_tile(plane[0], e, f_unit);
+        if (PARTS == 1)
+            f_at[1] = plane_tile(plane[1], e, f_unit);
     };
-    f.left = end - first, f.entry = entry, f.unit = unit, f.half = half;
     /* Down: this warp's (entry, slice) pairs. */
-    f.pairs = downs ? entries : 0, f.n_kt = n_kt;
-    f.step_entry = warps / n_kt, f.step_kt = warps - f.step_entry * n_kt;
+    int pairs = downs ? entries : 0, step_entry = warps / n_kt, step_kt = warps - step_entry * n_kt;
     int d_entry = warp_id() / n_kt, d_kt = warp_id() - d_entry * n_kt;
-    f.d_entry = d_entry, f.d_kt = d_kt;
+    int fd_entry = d_entry, fd_kt = d_kt;
+    auto advance = [&](int &at, int &kt) {
+        at += step_entry;
+        kt += step_kt;
+        if (kt >= n_kt) {
+            kt -= n_kt;
+            at++;
+        }
+    };
+    auto fetch_down = [&]() {
+        bool real = fd_entry < pairs;
+        ring_fetch<STAGES, true>(
+            ring, plane_tile(below, list->expert[real ? fd_entry : 0], 0) + fd_kt * below.bytes,
+            below.bytes, real);
+        advance(fd_entry, fd_kt);
+    };
+    bool f_up = false; /* PARTS 1: gate, up, gate, up */
+    auto fetch = [&]() {
+        if (f_left <= 0) {
+            fetch_down();
+            return;
+        }
+        int i = PARTS == 1 && f_up;
+        ring_fetch<STAGES, true>(ring, f_at[i], plane[i].bytes, true);
+        f_at[i] += plane[i].row;
+        f_up = PARTS == 1 && !f_up;
+        if (f_up)
+            return;
+        f_left--;
+        if (++f_unit == half) {
+            f_unit = 0;
+            f_entry++;
+            if (f_left > 0)
+                find(list->expert[f_entry]);
+        }
+    };
     /* The first tiles before the list is there, but for those of the next expert. */
-    int asked = max(min(min(STAGES - 1, f.left - 1), half - f.unit - 1), 0);
-    if (f.left > 0)
-        f.find(moe_quad_expert(found, entry));
+    int asked = max(min(min(STAGES - 1, f_left - 1), half - f_unit - 1), 0);
+    if (f_left > 0)
+        find(moe_quad_expert(found, entry));
 #pragma unroll 1
     for (int i = 0; i < STAGES; i++) {
         if (i == asked) {
             moe_quad_write<OWN>(list, found);
             __syncthreads();
         }
-        f.fetch();
+        fetch();
     }
     mark(mk, 1);
     moe_quad_weigh<OWN>(list, p);
@@ -521,7 +467,7 @@ static __global__ void __launch_bounds__(512)
                     mark(mk, 5);
                 quad_tile<UP>(plane[i].kind, there, x, acc);
                 ring_give(ring);
-                f.fetch();
+                fetch();
                 mine[i * 64] = acc[0] * undo;
                 mine[i * 64 + 32] = acc[1] * undo;
             }
@@ -550,7 +496,35 @@ static __global__ void __launch_bounds__(512)
         tile < p.rule.n_expert) /* all have read them */
         ((uint32_t *)p.logits)[(int)threadIdx.x * p.rule.n_expert + tile] = NOT_YET;
     mark(mk, 7);
-    moe_quad_down<DOWN>(p, f, d_entry, d_kt, x, mine);
+    struct row_frag ahead;
+    int l_entry = d_entry, l_kt = d_kt;
+    auto load_hidden =
+        [&]() { /* of an entry's row that is not there: of some other */
+                if (l_entry < pairs) {
+                    uint32_t rows = list->rows[l_entry];
+                    int at = lane >> 3;
+                    at = (rows >> 8 * at & 255) < 255 ? at : (__ffs((int)(~rows)) - 1) >> 3;
+                    frag_load(ahead, p.hidden + (size_t)((l_entry * 4 + at) * n_kt + l_kt) *
+                                                    (size_t)RECORD);
+                }
+                advance(l_entry, l_kt);
+        };
+    load_hidden();
+#pragma unroll 1
+    for (; d_entry < pairs; advance(d_entry, d_kt)) {
+        float acc[2] = {};
+        x = ahead;
+        load_hidden();
+        quad_tile<DOWN>(below.kind, ring_take(ring), x, acc);
+        ring_give(ring);
+        fetch_down();
+        int row = (int)(list->rows[d_entry] >> 8 * c & 255);
+        if (row < p.rows) {
+            float weight = list->weight[d_entry][c];
+            mine[row * SUM_ROW + g] += weight * acc[0];
+            mine[row * SUM_ROW + g + 8] += weight * acc[1];
+        }
+    }
     copy_async_wait<0>();
     mark(mk, 8);
     __syncthreads();
