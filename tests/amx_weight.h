@@ -41,9 +41,26 @@ static inline struct amx_weight amx_weight_new(enum dtype type, int n_in, int n_
     const uint8_t *data[1] = {a.blocks};
     struct raw_weight raw = {.n_in = n_in, .n_out = n_rows, .n_expert = 1, .n_seg = 1};
     raw.seg[0] = (struct raw_seg){.type = type, .rows = n_rows, .data = data};
+    /* GPTQ4: groups of 96, the last cut short */
+    size_t groups = (size_t)((n_in + 95) / 96) * (size_t)n_rows;
+    uint16_t *scales = mem_alloc(groups * sizeof *scales);
+    uint8_t *zeros = mem_alloc(groups);
+    for (size_t k = 0; k < groups; k++) {
+        scales[k] = (uint16_t)(rnd() & 0x3bff);
+        zeros[k] = (uint8_t)(rnd() % 17);
+    }
+    const void *scale[1] = {scales};
+    const uint8_t *zero[1] = {zeros};
+    if (type == DT_GPTQ4) {
+        raw.seg[0].scale = scale;
+        raw.seg[0].zero = zero;
+        raw.seg[0].group_len = 96;
+    }
     struct error err = {{0}};
     a.w = gemm_weight_new(&raw, true, a.pool, &err);
     assert_non_null(a.w);
+    mem_free(scales);
+    mem_free(zeros);
     return a;
 }
 

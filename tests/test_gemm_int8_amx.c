@@ -7,8 +7,8 @@
 
 #include "amx_weight.h"
 
-static const enum dtype types[] = {DT_Q4_K, DT_Q5_K, DT_Q6_K,   DT_IQ4_XS,
-                                   DT_Q8_0, DT_Q4_0, DT_IQ4_NL, DT_MXFP4};
+static const enum dtype types[] = {DT_Q4_K, DT_Q5_K,   DT_Q6_K,  DT_IQ4_XS, DT_Q8_0,
+                                   DT_Q4_0, DT_IQ4_NL, DT_MXFP4, DT_GPTQ4};
 
 static void check(enum dtype type, int n_in, int n_rows, int n, bool gather, bool bias)
 {
@@ -68,7 +68,7 @@ static void tiles_give_the_same_bytes(void **state)
     (void)state;
     static const int inputs[] = {1, 6, 15, 16, 17, 40, GEMM_CHUNK};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        int unit = dtype_table[types[i]].block_len;
+        int unit = types[i] == DT_GPTQ4 ? 32 : dtype_table[types[i]].block_len;
         for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++) {
             check(types[i], 512, 64, inputs[k], false, k % 2);
             check(types[i], 768, 37, inputs[k], true, false);

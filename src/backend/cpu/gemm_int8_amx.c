@@ -8,7 +8,7 @@
  *
  *   C (16 inputs, 16 weight rows) += A (16 inputs, 32 columns) * B (32 columns, 16 weight rows), all
  *   signed: B's rows are the column groups of an unpacked panel.
- * tmm0-3: C of (block, panel); tmm4, 6: A; tmm5, 7: B. Q6_K has its scales per 16 columns: half of that.
+ * tmm0-3: C of (block, panel); tmm4, 6: A; tmm5, 7: B. Q6_K has its scales per 16 columns: half of that. Inputs in two parts: Q8_0, GPTQ4.
  *
  * The limit is the float part: 3 to 5 vector operations for 16 x 32 products. Tiles are configured and
  * released in each call: nothing is left to switch between threads.
@@ -25,6 +25,7 @@ enum kind {
     KIND_PLAIN, /* scale per 32: Q4_0 IQ4_NL IQ4_XS MXFP4 */
     KIND_SIX,   /* scale per 16: Q6_K */
     KIND_FINE,  /* scale per 32, inputs in two parts: Q8_0 */
+    KIND_ZERO,  /* the same, and a min: GPTQ4 */
 };
 
 /* What one thread works on. Inputs are packed once and kept for all weight rows they meet. */
@@ -33,6 +34,7 @@ struct scratch {
         unsigned stamp;
         const void *q, *rows;
         int n, n_in;
+        bool zero;
     } key; /* whose inputs are packed; first, so that any other use of the memory destroys it */
     struct chunk chunk[2];                             /* of two panels */
     _Alignas(64) float acc[GEMM_CHUNK][GEMM_UNIT];     /* sums of all input rows */
@@ -116,7 +118,7 @@ INLINE void tiles(struct scratch *s, int which, const uint8_t *const *codes,
                   const struct inputs *in, int k, int b, int n, const enum kind kind)
 {
     int at = 32 * b;
-    if (kind == KIND_FINE)
+    if (kind == KIND_FINE || kind == KIND_ZERO)
         tile_step(s->dots[which], codes, in->codes, in->fine, k, at, at);
     else if (kind == KIND_SIX)
         tile_step(s->dots[which], codes, in->codes, in->codes, k, at, at + 16);
@@ -156,7 +158,8 @@ INLINE void add_blocks(struct scratch *s, float (*acc)[GEMM_UNIT], int which,
     }
 }
 
-/* One block of Q6_K, whose halves have scales of their own, or of Q8_0: codes, then fine parts. */
+/* One block of Q6_K, whose halves have scales of their own, or of Q8_0 and GPTQ4: codes, then fine
+ * parts. */
 INLINE void add_halves(struct scratch *s, float (*acc)[GEMM_UNIT], int which,
                        const struct inputs *in, int b, int blk, const enum kind kind)
 {
@@ -167,7 +170,7 @@ INLINE void add_halves(struct scratch *s, float (*acc)[GEMM_UNIT], int which,
         UNROLL
     for (int p = 0; p < 2; p++)
         w[i][p] = vf_load(s->chunk[p].scale[kind == KIND_SIX ? 2 * b + i : b]);
-    const float *scale = in->scale + ROWS * blk;
+    const float *scale = in->scale + ROWS * blk, *sum = in->sum + ROWS * blk;
     for (int t = 0; t < in->rows; t++) {
         VF xs = vf_set1(scale[t]);
         UNROLL
@@ -179,6 +182,8 @@ INLINE void add_halves(struct scratch *s, float (*acc)[GEMM_UNIT], int which,
                 a = vf_fma(vf_fma(u, w[1][p], vf_mul(v, w[0][p])), xs, a);
             else
                 a = vf_fma(vf_fma(u, unit, v), vf_mul(w[0][p], xs), a);
+            if (kind == KIND_ZERO)
+                a = vf_fnma(vf_load(s->chunk[p].min[b]), vf_set1(sum[t]), a);
             vf_store(acc[t] + GEMM_PANEL * p, a);
         }
     }
@@ -221,15 +226,17 @@ INLINE void pack_inputs(const struct gemm_call *c, struct scratch *s, const stru
     const struct gemm_x *x = c->x;
     int n_in = c->w->n_in;
     if (x->stamp && s->key.stamp == x->stamp && s->key.q == x->q && s->key.rows == c->rows &&
-        s->key.n == c->n && s->key.n_in == n_in)
+        s->key.n == c->n && s->key.n_in == n_in && s->key.zero == (kind == KIND_ZERO))
         return;
     s->key.stamp = x->stamp;
     s->key.q = x->q;
     s->key.rows = c->rows;
     s->key.n = c->n;
     s->key.n_in = n_in;
+    s->key.zero = kind == KIND_ZERO;
     struct input_layout l = input_layout(n_in);
-    bool fine = kind == KIND_FINE || c->w->wants_fine;
+    bool fine = kind == KIND_FINE || kind == KIND_ZERO || c->w->wants_fine;
+    size_t sums = kind == KIND_ZERO ? l.fine_sum : l.sum;
     for (int i = 0; i < c->n; i++) {
         const uint8_t *from = x->q + (size_t)(c->rows ? c->rows[i] : i) * l.bytes;
         uint8_t *to = s->packed + (size_t)(i / ROWS) * g->bytes;
@@ -243,7 +250,7 @@ INLINE void pack_inputs(const struct gemm_call *c, struct scratch *s, const stru
               *sum = (float *)(to + g->sum) + i % ROWS;
         for (int b = 0; b < n_in / 32; b++) {
             scale[ROWS * b] = ((const float *)(from + l.scale))[b];
-            sum[ROWS * b] = ((const float *)(from + l.sum))[b];
+            sum[ROWS * b] = ((const float *)(from + sums))[b];
         }
     }
 }
@@ -272,6 +279,7 @@ INLINE void gemm(const struct gemm_call *c, const enum kind kind,
     int n_in = c->w->n_in, depth = kind == KIND_SIX ? 16 : 32;
     struct group_layout g = group_layout(n_in);
     pack_inputs(c, s, &g, kind);
+    s->chunk[0].group_len = s->chunk[1].group_len = seg->group_len;
     struct amx_config config = {.palette = 1};
     for (int i = 0; i < 8; i++) {
         bool input = i == 4 || i == 6, weight = i == 5 || i == 7;
@@ -319,13 +327,14 @@ GEMM(q4_0, KIND_PLAIN)
 GEMM(iq4nl, KIND_PLAIN)
 GEMM(mxfp4, KIND_PLAIN)
 GEMM(q8_0, KIND_FINE)
+GEMM(gptq4, KIND_ZERO)
 
 void gemm_int8_amx(const struct gemm_call *c)
 {
     static void (*const by_type[DT_COUNT])(const struct gemm_call *c) = {
         [DT_Q4_K] = gemm_q4k,     [DT_Q5_K] = gemm_q5k,  [DT_Q6_K] = gemm_q6k,
         [DT_IQ4_XS] = gemm_iq4xs, [DT_Q4_0] = gemm_q4_0, [DT_IQ4_NL] = gemm_iq4nl,
-        [DT_MXFP4] = gemm_mxfp4,  [DT_Q8_0] = gemm_q8_0,
+        [DT_MXFP4] = gemm_mxfp4,  [DT_Q8_0] = gemm_q8_0, [DT_GPTQ4] = gemm_gptq4,
     };
     by_type[c->seg->type](c);
 }

@@ -17,6 +17,7 @@ struct chunk {
     _Alignas(64) uint8_t unpacked[CHUNK_COLUMNS * GEMM_PANEL];
     float scale[CHUNK_COLUMNS / 16][GEMM_PANEL];
     float min[CHUNK_COLUMNS / 32][GEMM_PANEL];
+    int group_len; /* of GPTQ4, set before */
 };
 
 /* Columns [k, k + n) of a panel, both multiples of the format's unit; returns the codes. */
@@ -161,6 +162,26 @@ static inline const uint8_t *unpack_iq4xs(const uint8_t *panel, int k, int n, st
             vf_store(c->scale[b], vf_mul(vi_to_f(sc), d));
             sl = vi_srl32(sl, 4);
             sh = vi_srl32(sh, 2);
+        }
+    }
+    return c->unpacked;
+}
+
+/* The scales of a block are its group's; its zeros are mins. */
+static inline const uint8_t *unpack_gptq4(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    const VI nib = vi_set1_8(15);
+    for (int i = 0; i < n / 32; i++) {
+        int col = k + 32 * i, len = c->group_len;
+        const uint8_t *group = panel + (size_t)(col / len) * (UNIT_SCALES + 8 * (size_t)len);
+        const uint8_t *q = group + UNIT_SCALES + 8 * (size_t)(col % len);
+        VF scale = vf_load_half(group);
+        vf_store(c->scale[i], scale);
+        vf_store(c->min[i], vf_mul(scale, vi_to_f(vi_load_u8(group + 32))));
+        for (int j = 0; j < 4; j++) {
+            VI v = vi_load(q + 64 * j);
+            vi_store(c->unpacked + 512 * i + 128 * j, vi_and(v, nib));
+            vi_store(c->unpacked + 512 * i + 128 * j + 64, vi_and(vi_srl16(v, 4), nib));
         }
     }
     return c->unpacked;

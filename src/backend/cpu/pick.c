@@ -22,7 +22,7 @@ enum { ATTN_TILES_FROM = 32, ATTN_PACK_FROM = 64 };
 
 #define BIT(t) ((uint64_t)1 << (t))
 static const struct pick_formats
-    /* what tiles have code for */
+    /* what is converted to bf16 */
     tiled = {BIT(DT_Q4_K) | BIT(DT_Q5_K) | BIT(DT_Q6_K) | BIT(DT_IQ4_XS) | BIT(DT_Q8_0) |
                  BIT(DT_Q4_0) | BIT(DT_IQ4_NL) | BIT(DT_MXFP4),
              "Q4_0 Q8_0 Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"},
@@ -35,6 +35,12 @@ static const struct pick_formats
 static bool is_packed(const struct pick_ask *a)
 {
     return a->seg->packed;
+}
+
+/* Inputs in the order of the columns: tiles share what they pack of them. */
+static bool is_ordered(const struct pick_ask *a)
+{
+    return a->seg->packed && !a->seg->perm;
 }
 
 /* Inputs have one form for all segments. Rounds more than the others, and not in their order. */
@@ -68,7 +74,7 @@ static bool always(const struct pick_ask *a)
 
 static const struct pick_row gemm_rows[] = {
     GEMM(BF16_TILES_FROM, MANY, ISA_AMX, is_tiled, tiled, INPUT_HALVES, gemm_bf16_amx),
-    GEMM(INT8_TILES_FROM, MANY, ISA_AMX, is_packed, tiled, INPUT_CODES, gemm_int8_amx),
+    GEMM(INT8_TILES_FROM, MANY, ISA_AMX, is_ordered, coded, INPUT_CODES, gemm_int8_amx),
     GEMV(ISA_VNNI, is_packed, coded, INPUT_CODES, int8_vnni),
     GEMM(1, MANY, ISA_VNNI, is_packed, coded, INPUT_CODES, gemm_int8_vnni),
     GEMV(ISA_AVX512, is_packed, coded, INPUT_CODES, int8_avx512),
