@@ -80,7 +80,7 @@ def converted_models(root, models):
 def micro_models():
     converted_models(MICRO, [(m, None) for m in (
         "qwen3moe", "qwen3", "qwen2", "llama3-rope", "mistral-window", "mixtral", "phi3", "ministral3", "minimax_m2",
-        "gpt_oss", "gemma3", "gemma4", "gemma4_moe", "glm4_moe")])
+        "gpt_oss", "gpt_oss_mxfp4", "gemma3", "gemma4", "gemma4_moe", "glm4_moe")])
     fails("BertModel", path("bert.gguf"), "convert", f"{MICRO}/bert", path("bert.gguf"))
 
 

@@ -12,11 +12,11 @@
 
 #include "golden.h"
 
-static const char *const micro[] = {MICRO "qwen3moe",   MICRO "mistral-window", MICRO "qwen2",
-                                    MICRO "mixtral",    MICRO "phi3",           MICRO "ministral3",
-                                    MICRO "minimax_m2", MICRO "gpt_oss",        MICRO "gemma3",
-                                    MICRO "gemma4",     MICRO "gemma4_moe",     MICRO "glm4_moe",
-                                    MICRO "qwen3_5",    MICRO "qwen3_5_moe",    MICRO "qwen3_next"};
+static const char *const micro[] = {
+    MICRO "qwen3moe",      MICRO "mistral-window", MICRO "qwen2",       MICRO "mixtral",
+    MICRO "phi3",          MICRO "ministral3",     MICRO "minimax_m2",  MICRO "gpt_oss",
+    MICRO "gpt_oss_mxfp4", MICRO "gemma3",         MICRO "gemma4",      MICRO "gemma4_moe",
+    MICRO "glm4_moe",      MICRO "qwen3_5",        MICRO "qwen3_5_moe", MICRO "qwen3_next"};
 
 static const char *const larger[] = {
     GOLDEN "models/qwen3moe",
