@@ -8,6 +8,7 @@ import lzma
 import os
 import random
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -313,6 +314,27 @@ def bad_folders():
     ok("convert", folder, out, "--pre", "gpt-2")
     assert Gguf(out).meta["tokenizer.ggml.pre"] == "gpt-2"
     os.remove(out)
+    # pre-tokenizers as the families spell them
+    shape = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]%s[\p{Ll}\p{Lm}\p{Lo}\p{M}]%s(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    o200k = (shape % ("*", "+") + shape % ("+", "*") +
+             r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    cl100k = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+              r"\s*[\r\n]+|\s+(?!\S)|\s+")
+    for pattern, kind, want in ((o200k, "llama", "gpt-4o"), (cl100k, "llama", "llama-bpe"), (cl100k, "glm4_moe", "glm4")):
+        if kind == "llama":
+            tiny_folder(folder, "llama", 48)
+        else:
+            for f in ("config.json", "model.safetensors"):
+                shutil.copy(f"{MICRO}/{kind}/{f}", f"{folder}/{f}")
+        json.dump({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}, "pre_tokenizer": {
+            "type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False}]}},
+                  open(folder + "/tokenizer.json", "w"))
+        ok("convert", folder, out)
+        assert Gguf(out).meta["tokenizer.ggml.pre"] == want, want
+        os.remove(out)
+    tiny_folder(folder, "llama", 48)
     fails("a GGUF already", out, "convert", make_gguf(path("one.gguf")), out)
     fails("`steel convert` makes a GGUF of it", out, "quantize", folder, out, "Q8_0")
 

@@ -530,6 +530,38 @@ static void test_gguf(void **state)
     check_tokens(t, "a<tool>b<|endoftext|>", TOKENIZE_SPECIAL, "a|<tool>|b|<|endoftext|>");
     check_decode(t, (int32_t[]){5, 6, 9, 7}, 4, false, "abc a");
     tokenizer_free(t);
+    /* Gemma 4: merges, spaces as U+2581, no words, bytes to fall back on */
+    struct gguf g = {0};
+    meta_string(&g, "general.architecture", "gemma4");
+    meta_string(&g, K("model"), "gemma4");
+    meta_strings(&g, K("tokens"), "<pad> <eos> <bos> <0x41> a b ab ▁ ▁ab c ▁ab▁c <turn|> abc", ' ');
+    meta_i32s(&g, K("token_type"), 13, (int[]){3, 3, 3, 6, 1, 1, 1, 1, 1, 1, 1, 3, 1});
+    meta_strings(&g, K("merges"), "a b,▁ ab,▁ c,▁ab ▁c", ',');
+    meta_u32(&g, K("bos_token_id"), 2);
+    meta_u32(&g, K("eos_token_id"), 1);
+    buf_reset(&b);
+    gguf_finish(&g, &b);
+    t = load_gguf(&b, &err);
+    assert_null(t); /* ▁c is no token */
+    assert_non_null(strstr(err.msg, "merges[2]"));
+    g = (struct gguf){0};
+    meta_string(&g, "general.architecture", "gemma4");
+    meta_string(&g, K("model"), "gemma4");
+    meta_strings(&g, K("tokens"), "<pad> <eos> <bos> <0x41> a b ab ▁ ▁ab c ▁c <turn|> ▁ab▁c", ' ');
+    meta_i32s(&g, K("token_type"), 13, (int[]){3, 3, 3, 6, 1, 1, 1, 1, 1, 1, 1, 3, 1});
+    meta_strings(&g, K("merges"), "a b,▁ ab,▁ c,▁ab ▁c", ',');
+    meta_u32(&g, K("bos_token_id"), 2);
+    meta_u32(&g, K("eos_token_id"), 1);
+    buf_reset(&b);
+    gguf_finish(&g, &b);
+    t = load_gguf(&b, &err);
+    if (!t)
+        fail_msg("%s", err.msg);
+    check_tokens(t, "ab ab c", 0, "ab|▁ab▁c"); /* merges go over spaces */
+    check_tokens(t, "aA", 0, "a|<0x41>");
+    check_ids(t, "ab", TOKENIZE_BOS, "2 6");
+    check_decode(t, (int32_t[]){2, 6, 12, 3}, 4, false, "ab ab cA");
+    tokenizer_free(t);
     /* without merges: tiktoken's rule, the lowest id first */
     buf_reset(&b);
     bpe_gguf(&b, "kimi-k2", NULL);

@@ -45,6 +45,7 @@ struct vocab {
 /* Pre-tokenizers GGUF has names for, by the pattern tokenizer.json spells out. */
 #define ENGLISH "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
 #define SPACES  "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define TAIL    "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 #define CASED   "\\p{Lm}\\p{Lo}\\p{M}]"
 static const struct {
     const char *pattern, *name;
@@ -55,6 +56,13 @@ static const struct {
      "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}" CASED "+[\\p{Ll}" CASED "*|"
      "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" SPACES,
      "tekken"},
+    {"[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}" CASED "*[\\p{Ll}" CASED "+" TAIL "|"
+     "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}" CASED "+[\\p{Ll}" CASED "*" TAIL "|"
+     "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" SPACES,
+     "gpt-4o"},
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}|"
+     " ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" SPACES,
+     "qwen35"},
 };
 
 static bool fail(struct vocab *v, const char *file, const char *what)
@@ -339,8 +347,13 @@ static const char *find_pre(struct vocab *v)
     for (size_t i = 0; !other && !digits && !gpt2 && pattern &&
                        i < sizeof pre_tokenizers / sizeof *pre_tokenizers;
          i++)
-        if (!strcmp(pattern, pre_tokenizers[i].pattern))
-            return pre_tokenizers[i].name;
+        if (!strcmp(pattern, pre_tokenizers[i].pattern)) {
+            /* the same words, but readers know more of a vocabulary by its name */
+            const char *type = json_string_value(json_object_get(v->f->config, "model_type"));
+            bool glm =
+                type && !strncmp(type, "glm4", 4) && !strcmp(pre_tokenizers[i].name, "llama-bpe");
+            return glm ? "glm4" : pre_tokenizers[i].name;
+        }
     error_set(v->err,
               "%s/tokenizer.json: pre_tokenizer: GGUF has no name for this one (pattern %.200s); "
               "--pre NAME chooses one",

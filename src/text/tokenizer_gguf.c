@@ -127,10 +127,15 @@ static bool load_merges(struct loader *l)
         const char *space = ok && n > 1 ? memchr(p + 1, ' ', n - 1) : NULL;
         buf_reset(&left);
         buf_reset(&right);
-        if (!space)
+        if (!space) {
             ok = error_set(l->err, "not two tokens with a space between");
-        else if (!bytelevel_decode(p, (size_t)(space - p), &left) ||
-                 !bytelevel_decode(space + 1, n - (size_t)(space - p) - 1, &right))
+        } else if (!t->bpe.byte_level) {
+            buf_add(&left, p, (size_t)(space - p));
+            buf_add(&right, space + 1, n - (size_t)(space - p) - 1);
+            ok = bpe_add_merge(&t->bpe, left.p, left.len, right.p ? right.p : "", right.len,
+                               (uint32_t)i, l->err);
+        } else if (!bytelevel_decode(p, (size_t)(space - p), &left) ||
+                   !bytelevel_decode(space + 1, n - (size_t)(space - p) - 1, &right))
             ok = error_set(l->err, "characters outside the byte alphabet");
         else
             ok = bpe_add_merge(&t->bpe, left.p, left.len, right.p, right.len, (uint32_t)i, l->err);
@@ -217,6 +222,27 @@ static bool load_spm(struct loader *l)
     if (ok)
         bpe_finish(&t->bpe);
     return ok;
+}
+
+/* Gemma 4: merges over whole texts, in which spaces are U+2581, with bytes to fall back on. */
+static bool load_gemma(struct loader *l)
+{
+    struct tokenizer *t = l->t;
+    bool prefix = false;
+    meta_get_bool(l->f, KEY("add_space_prefix"), &prefix);
+    add_spaces(l, prefix);
+    t->model = MODEL_BPE;
+    if (!tensorfile_meta(l->f, KEY("merges")))
+        return error_set(l->err, "%s: missing", KEY("merges"));
+    if (!tokenizer_set_vocab(t, l->raw, l->n, KEY("tokens"), l->err))
+        return false;
+    t->bpe.byte_fallback = true;
+    t->bpe.unk = t->unk;
+    bpe_init(&t->bpe, &t->vocab);
+    if (!load_merges(l))
+        return false;
+    bpe_finish(&t->bpe);
+    return true;
 }
 
 static bool load_unigram(struct loader *l)
@@ -381,6 +407,9 @@ static bool load_all(struct loader *l, const char *model)
         t->bos = usual(l, 1);
         t->eos = usual(l, 2);
         t->unk = usual(l, 0);
+        t->add_bos = true;
+    } else if (!strcmp(model, "gemma4")) {
+        load = load_gemma;
         t->add_bos = true;
     } else if (!strcmp(model, "t5")) {
         load = load_unigram;
