@@ -81,7 +81,8 @@ def converted_models(root, models):
 def micro_models():
     converted_models(MICRO, [(m, None) for m in (
         "qwen3moe", "qwen3", "qwen2", "llama3-rope", "mistral-window", "mixtral", "phi3", "ministral3", "minimax_m2",
-        "gpt_oss", "gpt_oss_mxfp4", "gemma3", "gemma4", "gemma4_moe", "glm4_moe")])
+        "gpt_oss", "gpt_oss_mxfp4", "gemma3", "gemma4", "gemma4_moe", "glm4_moe",
+        "qwen3_5", "qwen3_5_moe", "qwen3_next", "deepseek_v3", "glm4_moe_lite")])
     fails("BertModel", path("bert.gguf"), "convert", f"{MICRO}/bert", path("bert.gguf"))
 
 

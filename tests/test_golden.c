@@ -19,9 +19,10 @@
 
 /* Families that run: a refusal of these is a failure, not a skip. */
 static const char *const running[] = {
-    "gpt_oss_mxfp4", "gemma3",     "gemma4",     "gemma4_moe",     "glm4_moe",    "gpt_oss",
-    "llama3-rope",   "minimax_m2", "ministral3", "mistral-window", "mixtral",     "phi3",
-    "qwen2",         "qwen3",      "qwen3moe",   "qwen3_5",        "qwen3_5_moe", "qwen3_next"};
+    "gpt_oss_mxfp4", "gemma3",      "gemma4",     "gemma4_moe",  "glm4_moe",
+    "gpt_oss",       "llama3-rope", "minimax_m2", "ministral3",  "mistral-window",
+    "mixtral",       "phi3",        "qwen2",      "qwen3",       "qwen3moe",
+    "qwen3_5",       "qwen3_5_moe", "qwen3_next", "deepseek_v3", "glm4_moe_lite"};
 
 static const struct {
     const char *model, *golden;

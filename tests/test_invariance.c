@@ -16,7 +16,8 @@ static const char *const micro[] = {
     MICRO "qwen3moe",      MICRO "mistral-window", MICRO "qwen2",       MICRO "mixtral",
     MICRO "phi3",          MICRO "ministral3",     MICRO "minimax_m2",  MICRO "gpt_oss",
     MICRO "gpt_oss_mxfp4", MICRO "gemma3",         MICRO "gemma4",      MICRO "gemma4_moe",
-    MICRO "glm4_moe",      MICRO "qwen3_5",        MICRO "qwen3_5_moe", MICRO "qwen3_next"};
+    MICRO "glm4_moe",      MICRO "qwen3_5",        MICRO "qwen3_5_moe", MICRO "qwen3_next",
+    MICRO "deepseek_v3",   MICRO "glm4_moe_lite"};
 
 static const char *const larger[] = {
     GOLDEN "models/qwen3moe",

@@ -68,6 +68,7 @@ enum weight_role {
     WEIGHT_EXPERTS,
     WEIGHT_ROUTER,
     WEIGHT_EMBED, /* rows are looked up */
+    WEIGHT_HEADS, /* n_expert matrices, one for each head, all of them used */
     WEIGHT_HEAD,  /* and maybe looked up, too: tied embeddings */
 };
 

@@ -108,7 +108,9 @@ struct latent {
     const struct weight *wo;        /* (E, H*Dv) */
     struct norm q_norm, kv_norm;    /* (q_rank), (C) */
     const struct rope *rope;        /* n_rot = Dr */
-    float scale;                    /* YaRN's mscale^2 is in it */
+    bool
+        woven; /* pairs of the rotated part lie side by side: (2i, 2i + 1) turn into (i, Dr/2 + i) */
+    float scale; /* YaRN's mscale^2 is in it */
 };
 
 /*

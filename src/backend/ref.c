@@ -544,6 +544,14 @@ static void mix_attention(struct ref *r, const struct mixer *m, int layer)
     stage_end(r, STAGE_ATTENTION);
 }
 
+/* Pairs that lie side by side come apart. */
+static void unweave(struct ref *r, float *x, int n)
+{
+    for (int i = 0; i < n; i++)
+        r->hidden[i] = x[i % (n / 2) * 2 + i / (n / 2)];
+    memcpy(x, r->hidden, (size_t)n * sizeof(float));
+}
+
 /* q of row t; its latent and rotated part go to the cache. */
 static void latent_row(struct ref *r, const struct latent *l, const struct kv_layer *kv, int t)
 {
@@ -554,12 +562,17 @@ static void latent_row(struct ref *r, const struct latent *l, const struct kv_la
         norm_row(&l->q_norm, low, low, l->q_rank);
     }
     matvec(r, l->wqb, 0, l->wqa ? low : r->n, q);
-    for (int h = 0; h < l->n_heads; h++)
+    for (int h = 0; h < l->n_heads; h++) {
+        if (l->woven)
+            unweave(r, q + h * (Dn + Dr) + Dn, Dr);
         rotate(l->rope, q + h * (Dn + Dr) + Dn, pos);
+    }
     if (r->batch.slot[t] < 0)
         return;
     matvec(r, l->wkva, 0, r->n, low);
     norm_row(&l->kv_norm, low, low, C);
+    if (l->woven)
+        unweave(r, low + C, Dr);
     rotate(l->rope, low + C, pos);
     store_heads(r, kv->k, r->batch.slot[t], low, 1, C + Dr);
 }

@@ -69,6 +69,42 @@ static float *read_floats(struct plan *p, const struct tensor *t, int64_t n, int
     return v;
 }
 
+/* Which row (or column) of the folder's comes at place i of a GGUF's. */
+static int64_t tiled(const struct tiles *t, int64_t i)
+{
+    if (!t->groups || i < t->plain)
+        return i;
+    int64_t head = (i - t->plain) / t->len, in = (i - t->plain) % t->len;
+    return t->plain + (head % t->groups * t->each + head / t->groups) * t->len + in;
+}
+
+/* A table of values, or a vector whose entries lie in another order. */
+static bool add_table(struct plan *p, const struct want *want, const struct tensor *t,
+                      const char *to)
+{
+    int64_t width = want->width ? want->width : 1, n = want->n_in, rows = n / width;
+    bool apart = want->width && t->dims[1] == 1; /* convolutions have a dimension between */
+    struct tensor flat = *t;
+    if (apart) {
+        flat.dims[1] = t->dims[2];
+        flat.dims[2] = t->dims[1];
+    }
+    float *v = read_floats(p, &flat, want->width ? width : n, want->width ? rows : 1);
+    if (!v)
+        return false;
+    float *out = mem_zalloc((size_t)n, sizeof *out);
+    for (int64_t i = 0; i < n; i++) {
+        float x = v[tiled(&want->rows[0].tiles, i / width) * width + i % width];
+        out[i] = want->adjust.decay ? -expf(x) : x;
+    }
+    mem_free(v);
+    struct out_tensor *o = transcode_add(p->t, to, want->width ? 2 : 1,
+                                         (const int64_t[]){want->width ? width : n, rows});
+    o->values = out;
+    o->rows = want->width ? rows : 1;
+    return true;
+}
+
 /* A vector as F32: norms, sinks, scales. */
 static bool add_vector(struct plan *p, const struct want *want)
 {
@@ -79,6 +115,8 @@ static bool add_vector(struct plan *p, const struct want *want)
     const struct tensor *t = find_full(p, from);
     if (!t)
         return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
+    if (want->width || want->adjust.decay || want->rows[0].tiles.groups)
+        return add_table(p, want, t, to);
     float *v = read_floats(p, t, n, 1);
     if (!v)
         return false;
@@ -175,6 +213,78 @@ static bool matrix_source(struct plan *p, const struct want *want, const struct 
     return check_type(p, t);
 }
 
+/* Rows and columns change places one by one: packed ones do not. */
+static bool in_order(struct plan *p, const struct source *s)
+{
+    return s->layout.kind == LAYOUT_PLAIN ||
+           error_set(p->err, "%s: tensor %s: packed, and GGUF wants its heads in another order",
+                     p->f->path, s->data->name);
+}
+
+/* All rows of a weight that are parts of one tensor, as another one; or that tensor as it is. */
+static bool add_as(struct plan *p, const struct want *want)
+{
+    char to[128], from[192];
+    const struct rows *first = &want->rows[0];
+    int64_t n_out = want->w->n_out;
+    names_of(p, want->as, want->layer, 0, "weight", to, from);
+    struct out_tensor *o = transcode_add(p->t, to, 2, (const int64_t[]){want->n_in, n_out});
+    o->rows = n_out;
+    o->n_mats = 1;
+    o->mats = mem_zalloc(1, sizeof *o->mats);
+    o->order = mem_zalloc((size_t)n_out, sizeof *o->order);
+    int64_t at = 0;
+    for (int k = 0; k < want->n_rows; k++)
+        for (int r = 0, run = want->rows[k].run; r < want->rows[k].n; r++, at++)
+            o->order[at] = want->as_is
+                               ? (int32_t)at
+                               : want->rows[k].first + want->rows[k].step * (r / run) + r % run;
+    return matrix_source(p, want, first, 0, false, &o->mats[0]) && in_order(p, &o->mats[0]);
+}
+
+/* A matrix for each head out of a tensor of all. */
+static bool add_heads(struct plan *p, const struct want *want, const struct name *name)
+{
+    char to[128], from[192];
+    const struct rows *rows = &want->rows[0];
+    int H = want->n_expert, n = want->n_in;
+    names_of(p, name, want->layer, 0, "weight", to, from);
+    struct out_tensor *o = transcode_add(p->t, to, 3, (const int64_t[]){n, rows->n, H});
+    names_of(p, rows->name, want->layer, 0, "weight", to, from);
+    const struct tensor *t = find_full(p, from);
+    if (!t)
+        return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
+    if (!check_shape(p, t, rows->across ? rows->n : n, (int64_t)H * rows->pitch) ||
+        !check_type(p, t))
+        return false;
+    o->rows = rows->n;
+    o->n_mats = H;
+    o->mats = mem_zalloc((size_t)H, sizeof *o->mats);
+    for (int h = 0; h < H; h++)
+        o->mats[h] = (struct source){.data = t,
+                                     .step = 1,
+                                     .of = rows->across ? rows->n : H * rows->pitch,
+                                     .across = rows->across,
+                                     .offset = (int64_t)h * rows->pitch + rows->skip};
+    return true;
+}
+
+/* The order in which a GGUF has the rows, or columns, of a plain tensor. */
+static bool reorder(struct plan *p, const struct want *want, const struct rows *rows,
+                    struct out_tensor *o)
+{
+    const struct tiles *t = &rows->tiles;
+    struct source *s = &o->mats[0];
+    int n = t->columns ? want->n_in : rows->n;
+    int32_t *order = mem_zalloc((size_t)n, sizeof *order);
+    for (int i = 0; i < n; i++)
+        order[i] = (int32_t)tiled(t, i);
+    *(t->columns ? &o->columns : &o->order) = order;
+    s->of = rows->n;
+    s->step = 1;
+    return in_order(p, s);
+}
+
 /* Rows of a weight, of all experts, as one GGUF tensor. */
 static bool add_rows(struct plan *p, const struct want *want, const struct rows *rows)
 {
@@ -190,6 +300,18 @@ static bool add_rows(struct plan *p, const struct want *want, const struct rows 
     o->mats = mem_zalloc((size_t)experts, sizeof *o->mats);
     for (int e = 0; e < (stacked ? 1 : experts); e++)
         if (!matrix_source(p, want, rows, e, stacked, &o->mats[e]))
+            return false;
+    return !rows->tiles.groups || reorder(p, want, rows, o);
+}
+
+static bool add_weight(struct plan *p, const struct want *want)
+{
+    if (want->as && want->rows[0].pitch)
+        return add_heads(p, want, want->as);
+    if (want->as)
+        return add_as(p, want);
+    for (int k = 0; k < want->n_rows; k++)
+        if (!add_rows(p, want, &want->rows[k]) || !add_bias(p, want, &want->rows[k]))
             return false;
     return true;
 }
@@ -252,10 +374,7 @@ static bool plan_tensors(struct plan *p)
         add_rope_factors(p);
     for (int i = 0; ok && i < o.n_wants; i++) {
         const struct want *want = &o.wants[i];
-        if (!want->w)
-            ok = add_vector(p, want);
-        for (int k = 0; ok && want->w && k < want->n_rows; k++)
-            ok = add_rows(p, want, &want->rows[k]) && add_bias(p, want, &want->rows[k]);
+        ok = want->w ? add_weight(p, want) : add_vector(p, want);
     }
     outline_free(&o);
     for (size_t i = 0; ok && i < p->f->n_tensors; i++)
@@ -393,9 +512,12 @@ static bool set_metadata(struct gguf_writer *w, const struct plan *p, const stru
     set_layers(w, arch, "feed_forward_length", c->n_ff ? c->n_ff : c->n_ff_exp, c->layer_ff,
                c->n_layers);
     set_u32(w, arch, "attention.head_count", c->n_heads);
-    set_layers(w, arch, "attention.head_count_kv", c->n_kv_heads, c->layer_kv_heads, c->n_layers);
-    set_u32(w, arch, "attention.key_length", c->head_dim);
-    set_u32(w, arch, "attention.value_length", c->head_dim);
+    /* a latent is one key and value of all heads, the turning part in the key alone */
+    bool latent = c->kv_rank > 0;
+    set_layers(w, arch, "attention.head_count_kv", latent ? 1 : c->n_kv_heads, c->layer_kv_heads,
+               c->n_layers);
+    set_u32(w, arch, "attention.key_length", latent ? c->kv_rank + c->rope_dim : c->head_dim);
+    set_u32(w, arch, "attention.value_length", latent ? c->kv_rank : c->head_dim);
     set_f32(w, arch, "attention.layer_norm_rms_epsilon", (double)c->norm_eps);
     set_u32(w, arch, "vocab_size", c->n_vocab);
     if (window)

@@ -61,6 +61,8 @@ void transcode_clear(struct transcode *t)
     for (size_t i = 0; i < t->n; i++) {
         mem_free(t->tensors[i].mats);
         mem_free(t->tensors[i].values);
+        mem_free(t->tensors[i].order);
+        mem_free(t->tensors[i].columns);
     }
     mem_free(t->tensors);
     *t = (struct transcode){0};
@@ -138,17 +140,21 @@ static struct layout_rows packed_rows(const struct out_tensor *o, const struct s
 }
 
 /* Row r of the part of a tensor that s is; `base` rows of the tensor are before the matrix. */
-static void read_part(const struct source *s, int64_t base, int64_t r, size_t n, float *out)
+static void read_part(const struct out_tensor *o, const struct source *s, int64_t base, int64_t r,
+                      size_t n, float *out)
 {
     enum dtype type = s->data->type;
-    size_t row = (size_t)(s->first + s->step * r), of = (size_t)s->of;
+    size_t row = o->order ? (size_t)o->order[r] : (size_t)(s->first + s->step * r);
+    size_t of = (size_t)s->of, each = dtype_bytes(type, 1), skip = (size_t)s->offset;
     if (!s->across) {
-        size_t bytes = dtype_bytes(type, n);
-        quantize_load(type, s->data->data + ((size_t)base + row) * bytes, out, n);
+        const uint8_t *from = s->data->data + ((size_t)base + skip + row) * n * each;
+        if (!o->columns)
+            quantize_load(type, from, out, n);
+        for (size_t j = 0; o->columns && j < n; j++)
+            quant_dequantize(type, from + (size_t)o->columns[j] * each, out + j, 1);
         return;
     }
-    size_t each = dtype_bytes(type, 1);
-    const uint8_t *from = s->data->data + (size_t)base * n * each;
+    const uint8_t *from = s->data->data + ((size_t)base * n + skip * of) * each;
     for (size_t j = 0; j < n; j++)
         quant_dequantize(type, from + (j * of + row) * each, out + j, 1);
 }
@@ -182,7 +188,7 @@ static bool read_rows(const struct transcode *t, const struct out_tensor *o, con
             if (!read_packed(t, s, &one, out, err))
                 return false;
         } else if (s->of) {
-            read_part(s, base, c->row + i, n, out);
+            read_part(o, s, base, c->row + i, n, out);
         } else {
             quantize_load(s->data->type,
                           s->data->data + (size_t)row * dtype_bytes(s->data->type, n), out, n);

@@ -18,6 +18,7 @@ struct source {
      * of 0: all of them. across: it is stored transposed. */
     int first, step, of;
     bool across;
+    int64_t offset; /* rows of the tensor before the matrix; of is set */
 };
 
 /* One output tensor: n_mats matrices of `rows` rows of dims[0] values, one after the other. */
@@ -33,6 +34,9 @@ struct out_tensor {
     /* > 0: rows of each of so many heads are woven, first half with second half: the order GGUF
      * wants of the llama architecture's q and k */
     int heads;
+    /* Where the parts of a tensor (source.of) lie in another order: source rows, and columns, of those
+     * of the output. (rows), (dims[0]), owned; NULL = as they are */
+    int32_t *order, *columns;
     bool weighted; /* importance is known under this name */
 };
 

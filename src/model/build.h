@@ -28,6 +28,15 @@ struct rows {
     int first, step, of;
     bool across, gguf_too;
     int run;
+    /* pitch: one matrix of all heads, whose rows (across: columns) begin at skip of each pitch of the
+     * tensor's; 0 = no. In a GGUF, too. */
+    int pitch, skip;
+    /* In a GGUF the heads of `len` rows (columns) behind the first `plain` lie tiled: the j-th of group
+     * g at j * groups + g. For `convert`; readers know by delta_net.tiled. */
+    struct tiles {
+        int plain, groups, each, len;
+        bool columns;
+    } tiles;
 };
 
 /* What is done to a vector's values: a folder's + add, then, from any file, * times. `convert` writes
@@ -47,6 +56,9 @@ struct want {
     struct rows rows[3];
     struct adjust adjust; /* of a vector */
     int width;            /* of a vector that is a table of such rows; 0 = it is none */
+    /* For `convert`: all rows go into one tensor of this name; as_is: in the folder's order. */
+    const struct name *as;
+    bool as_is;
 };
 
 struct builder {

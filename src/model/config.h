@@ -63,6 +63,9 @@ struct config {
     int n_embd_layer; /* values of a layer's own embedding; 0 = none */
     float temp_beta;  /* attention temperature (layer.h); 0 = none */
     int temp_len;
+    /* latent attention (layer.h); kv_rank 0 = none. attn_mscale multiplies the scores */
+    int q_rank, kv_rank, nope_dim, rope_dim, v_dim;
+    float attn_mscale;
     bool is_linear[CONFIG_MAX_LAYERS]; /* a gated delta net instead of attention */
     int linear_k_heads, linear_v_heads, linear_k_dim, linear_v_dim, conv_len;
     int n_rot, context;

@@ -200,6 +200,9 @@ static bool add_packed(struct loader *l, struct raw_weight *w, const struct rows
         return false;
     if (first.kind == LAYOUT_PLAIN)
         return true;
+    if (rows->run > 1)
+        return error_set(l->err, "%s: tensor %s: packed rows that lie by head are not supported",
+                         l->f->path, first.data->name);
     struct layout_rows r = {
         .first = rows->first, .step = rows->step ? rows->step : 1, .n = rows->n};
     struct planes p;
@@ -304,6 +307,44 @@ static bool aligned(const uint8_t *p)
     return (uintptr_t)p % 4 == 0;
 }
 
+static bool add_segment(struct loader *l, struct raw_weight *w, const struct rows *rows, int layer);
+
+/* A matrix for each head out of one tensor that has more of each (rows.pitch): turned where they lie
+ * across, which no block of a quantised row survives, so that those become F16. */
+static bool add_heads(struct loader *l, struct raw_weight *w, const struct rows *rows, int layer,
+                      struct raw_seg *s)
+{
+    int n_in = w->n_in, n = rows->n, heads = w->n_expert, wide = rows->across ? n : n_in;
+    int n_rows = rows->across ? n_in : n;
+    struct raw_weight whole = {.n_in = wide, .n_expert = 1};
+    struct rows all = {.name = rows->name, .n = heads * rows->pitch};
+    if (!add_segment(l, &whole, &all, layer))
+        return false;
+    enum dtype type = whole.seg[0].type;
+    type = type == DT_F32 || type == DT_BF16 ? type : DT_F16;
+    size_t each = dtype_bytes(type, 1), values = (size_t)n * (size_t)n_in;
+    uint8_t *copy = block(l, (size_t)heads, values * each);
+    const uint8_t **table = block(l, (size_t)heads, sizeof *table);
+    float *row = block(l, (size_t)wide, sizeof *row), *one = block(l, values, sizeof *one);
+    for (int h = 0; h < heads; h++) {
+        uint8_t *to = copy + (size_t)h * values * each;
+        table[h] = to;
+        for (int r = 0; r < n_rows; r++) {
+            raw_weight_row(&whole, 0, h * rows->pitch + rows->skip + r, row);
+            for (int c = 0; c < wide; c++)
+                one[rows->across ? (size_t)c * (size_t)n_in + (size_t)r
+                                 : (size_t)r * (size_t)n_in + (size_t)c] = row[c];
+        }
+        for (size_t i = 0; i < values; i++) {
+            uint16_t half = type == DT_F16 ? f32_to_f16(one[i]) : f32_to_bf16(one[i]);
+            memcpy(to + i * each, type == DT_F32 ? (const void *)&one[i] : &half, each);
+        }
+    }
+    *s = (struct raw_seg){.type = type, .rows = n, .data = table};
+    w->transient = true;
+    return true;
+}
+
 /* One tensor (or n_expert of them) as a segment of the weight under construction. */
 static bool add_segment(struct loader *l, struct raw_weight *w, const struct rows *rows, int layer)
 {
@@ -312,6 +353,8 @@ static bool add_segment(struct loader *l, struct raw_weight *w, const struct row
     struct raw_seg *s = &w->seg[w->n_seg++];
     int n_in = w->n_in, n_expert = w->n_expert;
     w->n_out += n_out;
+    if (rows->pitch)
+        return add_heads(l, w, rows, layer, s);
     if (!l->f->is_gguf && (!add_packed(l, w, rows, layer, s) || s->data))
         return s->data != NULL;
     const uint8_t **data = block(l, (size_t)n_expert, sizeof *data);

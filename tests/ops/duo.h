@@ -130,7 +130,8 @@ void mlp_case(const struct dims *s, int n_expert, int n_ff, enum dtype up, enum 
               enum dtype router, int rows, float scale);
 
 void test_delta_net(void); /* mixers.c */
-void test_forward(void);   /* steps.c */
+void test_latent(void);
+void test_forward(void); /* steps.c */
 void test_routed(void);
 void routed_case(const struct dims *s, const enum dtype *types, float size, int layers, bool look);
 void test_parts(void); /* parts.c */

@@ -1,6 +1,7 @@
 /*
  * Mixers beside plain attention, against the reference: the gated delta net over several steps, with
- * prompts cut anywhere, decodes beside them, states that are saved on the way and gone on from.
+ * prompts cut anywhere, decodes beside them, states that are saved on the way and gone on from; latent
+ * attention over decodes, prompts and mixes of them.
  * Skipped, by name, on a backend that does not run them.
  */
 #include "duo.h"
@@ -157,4 +158,118 @@ void test_delta_net(void)
     delta_case(1, 3, 20, 24, 3, false); /* no whole vectors, no whole panels */
     delta_case(3, 3, 16, 7, 1, true);   /* no convolution to speak of */
     report("delta net", before);
+}
+
+static struct duo_weight heads_weight(struct duo *d, int heads, int n_in, int rows, enum dtype type)
+{
+    struct duo_weight w;
+    struct random_spec spec = {
+        .n_in = n_in, .n_expert = heads, .n_seg = 1, .rows = {rows}, .type = {type}};
+    weight_new(d, &w, WEIGHT_HEADS, &spec);
+    return w;
+}
+
+/* A cache of random latents, the same in both memories. */
+static void latents_new(struct duo *d, int width)
+{
+    struct error err = {0};
+    size_t n = (size_t)d->s.b.n_pages * (size_t)d->s.b.page_len * (size_t)width;
+    uint16_t *host = mem_alloc(n * sizeof *host);
+    for (size_t i = 0; i < n; i++)
+        host[i] = f32_to_f16(random_float(&rng));
+    EACH(side)
+    {
+        struct backend *be = d->be[side];
+        d->kv[side][0].k = be->ops->alloc(be, n * sizeof *host, "latents", &err);
+        fail_if(!d->kv[side][0].k, err.msg);
+        be->ops->copy_in(be, d->kv[side][0].k, host, n * sizeof *host);
+    }
+    mem_free(host);
+}
+
+static void latent_case(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum dtype type)
+{
+    static const int decode[][2] = {{0, 1}, {15, 1}, {16, 1}, {300, 1}, {63, 1}};
+    static const int mixed[][2] = {{20, 1}, {0, 70}, {33, 17}, {5, 1}, {100, 2}};
+    const struct {
+        const int (*seqs)[2];
+        int n;
+    } plans[] = {{decode, 5}, {mixed, 5}};
+    struct dims s = base_dims();
+    struct duo d;
+    s.n_rot = Dr;
+    duo_open(&d, &s, 1);
+    int E = s.n_embd, in = q_rank ? q_rank : E;
+    struct duo_weight wqa = plain_weight(&d, E, q_rank ? q_rank : 16);
+    struct duo_weight wqb = plain_weight(&d, in, H * (Dn + Dr)), wkva = plain_weight(&d, E, C + Dr),
+                      wo = plain_weight(&d, H * Dv, E);
+    struct duo_weight wkb = heads_weight(&d, H, Dn, C, type),
+                      wvb = heads_weight(&d, H, C, Dv, type);
+    struct array qn = array_random(&d, (size_t)in, 1.0f), kn = array_random(&d, (size_t)C, 1.0f);
+    EACH(side)
+    {
+        struct mixer *m = &d.layers[side][0].mixer;
+        *m = (struct mixer){.kind = MIXER_LATENT};
+        m->latent = (struct latent){.n_heads = H,
+                                    .nope_dim = Dn,
+                                    .rope_dim = Dr,
+                                    .v_dim = Dv,
+                                    .q_rank = q_rank,
+                                    .kv_rank = C,
+                                    .wqa = q_rank ? &wqa.on[side] : NULL,
+                                    .wqb = &wqb.on[side],
+                                    .wkva = &wkva.on[side],
+                                    .wkb = &wkb.on[side],
+                                    .wvb = &wvb.on[side],
+                                    .wo = &wo.on[side],
+                                    .q_norm = {NORM_RMS, qn.on[side], NULL, 1e-6f},
+                                    .kv_norm = {NORM_RMS, kn.on[side], NULL, 1e-6f},
+                                    .rope = &d.rope,
+                                    .woven = q_rank != 0,
+                                    .scale = 0.1f};
+    }
+    if (runs(&d, "latent attention")) {
+        size_t bytes = (size_t)s.b.n_pages * (size_t)s.b.page_len * (size_t)(C + Dr) * 2;
+        latents_new(&d, C + Dr);
+        duo_prepare(&d);
+        for (int i = 0; i < 2; i++) {
+            struct plan p;
+            char what[100];
+            plan_make(&p, &s, plans[i].seqs, plans[i].n, i == 0);
+            p.b.n_out = p.b.n_tokens; /* the layer is the last */
+            for (int r = 0; r < p.b.n_tokens; r++)
+                p.out_rows[r] = r;
+            float *x = random_floats((size_t)(p.b.n_tokens * E), 1.0f);
+            snprintf(what, sizeof what, "%d heads of %d+%d/%d over %d, step %d", H, Dn, Dr, Dv, C,
+                     i);
+            begin(&d, &p);
+            stream_put(&d, x, p.b.n_tokens);
+            EACH(side)
+            d.be[side]->ops->mixer(d.be[side], &d.layers[side][0].mixer, 0);
+            stream_check(&d, what, x, p.b.n_tokens, product_tol > 2e-3 ? product_tol : 2e-3);
+            end(&d, NULL, NULL);
+            mem_free(x);
+            mem_free(p.pages);
+        }
+        EACH(side)
+        d.be[side]->ops->free(d.be[side], d.kv[side][0].k, bytes);
+    }
+    struct array *arrays[] = {&qn, &kn};
+    struct duo_weight *weights[] = {&wqa, &wqb, &wkva, &wkb, &wvb, &wo};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        array_free(&d, arrays[i]);
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
+        weight_free(&d, weights[i]);
+    duo_close(&d);
+}
+
+void test_latent(void)
+{
+    int before = n_checks;
+    if (!wanted("latent attention"))
+        return;
+    latent_case(5, 128, 64, 128, 512, 192, DT_BF16);
+    latent_case(8, 32, 16, 32, 96, 0, DT_Q8_0);
+    latent_case(3, 20, 10, 12, 36, 24, DT_F16); /* no whole vectors */
+    report("latent attention", before);
 }

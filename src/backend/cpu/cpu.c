@@ -52,7 +52,9 @@ static bool cpu_upload(struct backend *be, const struct raw_weight *src, enum we
                        struct weight *w, struct error *err)
 {
     struct cpu_backend *cb = cpu_self(be);
-    struct gemm_weight *own = gemm_weight_new(src, !cb->no_repack, cb->pool, err);
+    /* heads' matrices multiply floats that come few at a time: they stay as they are */
+    bool repack = !cb->no_repack && role != WEIGHT_HEADS;
+    struct gemm_weight *own = gemm_weight_new(src, repack, cb->pool, err);
     if (!own || (role != WEIGHT_EMBED && !pick_check_weight(&cb->pick, own, err))) {
         gemm_weight_free(own);
         return false;
@@ -84,6 +86,8 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
             (x->attention.norm_whole || x->attention.k_is_v))
             return network_refuse(err, i, "a gate beside whole norms or shared projections is",
                                   "cpu");
+        if (x->kind == MIXER_LATENT && x->latent.kv_rank + x->latent.rope_dim > CPU_MAX_LATENT)
+            return network_refuse(err, i, "a latent of more than 1024 values is", "cpu");
         if (x->kind == MIXER_DELTA_NET && x->delta_net.conv_len > CPU_MAX_TAPS)
             return network_refuse(err, i, "a convolution of more than 64 rows is", "cpu");
         if ((m->dense.gate_up && m->dense.act == ACT_PLAIN_GELU) ||
@@ -98,7 +102,7 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
                          PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED |
                              PART_SINKS | PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE |
                              PART_SHARED_KV | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH |
-                             PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET,
+                             PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT,
                          "cpu", err);
 }
 
@@ -186,6 +190,20 @@ static bool prepare_delta_net(struct cpu_backend *cb, const struct network *net,
            (cb->delta_old = block(cb, old, "convolutions", err));
 }
 
+static bool prepare_latent(struct cpu_backend *cb, const struct network *net, int T,
+                           struct error *err)
+{
+    int wide = 0;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct latent *l = &net->layers[i].mixer.latent;
+        if (net->layers[i].mixer.kind == MIXER_LATENT &&
+            l->n_heads * (l->kv_rank + l->rope_dim) > wide)
+            wide = l->n_heads * (l->kv_rank + l->rope_dim);
+    }
+    return !wide || ((cb->low = rows_of(cb, T, cb->max.latent, "latents", err)) &&
+                     (cb->wide = rows_of(cb, T, wide, "queries of latents", err)));
+}
+
 static bool cpu_prepare(struct backend *be, const struct network *net, const struct bounds *s,
                         struct error *err)
 {
@@ -224,7 +242,7 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
            (cb->logits = rows_of(cb, s->max_out, net->n_vocab, "logits", err)) &&
            (cb->attn_scratch = block(cb, attn, "attention scratch", err)) &&
            prepare_parts(cb, net, T, err) && prepare_delta_net(cb, net, T, err) &&
-           gemm_init(cb, err);
+           prepare_latent(cb, net, T, err) && gemm_init(cb, err);
 }
 
 static void cpu_close(struct backend *be)
@@ -458,6 +476,26 @@ static void mix_delta_net(struct cpu_backend *cb, const struct mixer *m, int lay
     cpu_stage_end(cb, STAGE_ATTENTION);
 }
 
+static void mix_latent(struct cpu_backend *cb, const struct latent *l, int layer, const float *n)
+{
+    const struct batch *b = &cb->batch;
+    const float *in = n;
+    if (l->wqa) {
+        linear(cb, l->wqa, n, cb->low, b->n_tokens, STAGE_QKV);
+        cpu_stage_begin(cb);
+        cpu_add_norm(cb->low, NULL, l->q_norm.gain, cb->low, b->n_tokens, l->q_rank, l->q_norm.eps,
+                     cb->pool, cb->isa);
+        cpu_stage_end(cb, STAGE_NORM);
+        in = cb->low;
+    }
+    linear(cb, l->wqb, in, cb->q, b->n_tokens, STAGE_QKV);
+    linear(cb, l->wkva, n, cb->low, b->n_tokens, STAGE_QKV);
+    cpu_stage_begin(cb);
+    cpu_latent(cb, l, &b->kv[layer], cb->rope[l->rope - cb->net->ropes], cb->q, cb->low, cb->wide,
+               cb->a);
+    cpu_stage_end(cb, STAGE_ATTENTION);
+}
+
 static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
 {
     struct cpu_backend *cb = cpu_self(be);
@@ -467,6 +505,9 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     if (m->kind == MIXER_DELTA_NET) {
         mix_delta_net(cb, m, layer, n);
         wo = m->delta_net.wo;
+    } else if (m->kind == MIXER_LATENT) {
+        mix_latent(cb, &m->latent, layer, n);
+        wo = m->latent.wo;
     } else {
         mix_attention(cb, &m->attention, layer, n);
     }

@@ -54,7 +54,8 @@ struct cpu_backend {
     float *logits;       /* (max_out, n_vocab) */
     void *attn_scratch;  /* cpu_attention_scratch bytes */
     float *z, *ba;       /* (max_tokens, Hv*Dv), (max_tokens, 2*Hv) of a delta net */
-    float *delta_old;    /* (threads, delta_len) its scratch */
+    float *low, *wide; /* (max_tokens, widest latent), (max_tokens, H, C+Dr) of latent attention */
+    float *delta_old;  /* (threads, delta_len) its scratch */
     size_t delta_len;
     float **taps; /* (n_layers) -> (W, C) convolutions as the kernels read them; NULL = none */
     int n_taps;

@@ -63,8 +63,8 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
     const struct bounds *s = &cb->bounds;
     const struct network_max *max = &cb->max;
     int n_embd = cb->net->n_embd, widest = n_embd;
-    int dims[] = {max->n_ff, max->n_ff_exp, max->heads, cb->net->embed.layers.width};
-    for (int i = 0; i < 4; i++)
+    int dims[] = {max->n_ff, max->n_ff_exp, max->heads, cb->net->embed.layers.width, max->latent};
+    for (int i = 0; i < 5; i++)
         widest = dims[i] > widest ? dims[i] : widest;
     struct gemm *m = mem_aligned(sizeof *m);
     if (!m)

@@ -58,6 +58,17 @@ enum { CPU_MAX_TAPS = 64 }; /* W at most */
 size_t cpu_delta_scratch(const struct delta_net *d);
 void cpu_delta_taps(const struct delta_net *d, float *taps);
 
+/*
+ * Latent attention l after its projections: q (n_tokens, H*(Dn+Dr)), low (n_tokens, C+Dr) before its
+ * norm -> a (n_tokens, H*Dv), what wo multiplies; rows of low, normed and rotated, go to kv->k,
+ * (n_pages, page_len, C+Dr). q and low are changed. wide: (n_tokens, H, C+Dr) scratch. rope: by
+ * cpu_rope_table.
+ */
+enum { CPU_MAX_LATENT = 1024 }; /* C + Dr at most */
+struct cpu_backend;
+void cpu_latent(struct cpu_backend *cb, const struct latent *l, const struct kv_layer *kv,
+                const float *rope, float *q, float *low, float *wide, float *a);
+
 /* x += d (d may be NULL); n = x / sqrt(mean(x^2) + eps) * gain (NULL: ones). x, d, n: (rows, width);
  * n may be x. */
 void cpu_add_norm(float *x, const float *d, const float *gain, float *n, int rows, int width,

@@ -77,7 +77,7 @@ static bool read_gguf(const struct reader *in, const struct decoder *d)
     int v_dim = c->head_dim;
     if (!reader_gguf_int(in, "attention.value_length", 1, 1 << 14, false, &v_dim))
         return false;
-    if (v_dim != c->head_dim)
+    if (v_dim != c->head_dim && !d->latent)
         return error_set(in->err, "%s: %s.attention.value_length: %d differs from key_length %d",
                          in->f->path, c->arch_name, v_dim, c->head_dim);
     c->n_ff = c->layer_ff[0];

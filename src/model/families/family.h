@@ -29,7 +29,8 @@ struct family {
 extern const struct family *const families[]; /* ends with NULL */
 extern const struct family family_gemma3, family_gemma4, family_glm4_moe, family_gpt_oss,
     family_llama, family_minimax_m2, family_ministral3, family_mistral, family_mixtral, family_phi3,
-    family_qwen2, family_qwen3, family_qwen3moe, family_qwen3next, family_qwen35, family_qwen35moe;
+    family_qwen2, family_qwen3, family_qwen3moe, family_qwen3next, family_qwen35, family_qwen35moe,
+    family_deepseek2, family_kimi_k2, family_glm4_moe_lite;
 
 /* Names of a decoder's tensors. What a family has not is NULL. */
 struct decoder_names {
@@ -79,6 +80,7 @@ struct decoder {
     const struct decoder_names *names; /* NULL: decoder_names */
     bool qk_norm;                      /* RMS norms of q and k, per head */
     bool norm_whole;                   /* ... or of the whole projections */
+    bool latent;                       /* keys and values have other lengths, which it reads */
     float norm_add;                    /* a folder's norms are stored without so much */
     bool experts;                      /* config.json describes experts */
     bool experts_wide;                 /* ... whose width is intermediate_size */

@@ -137,10 +137,12 @@ static void by_head(struct builder *b, int i, struct delta_net *d)
         d->wz = build_matrix(b, WEIGHT_LINEAR, i, &z, E, Hk * values);
     } else {
         d->wqkv = build_weight(b, WEIGHT_LINEAR, i, E, 1, 3, r);
+        b->wants[b->n_wants - 1].as = &qkv;
         part.first = at;
         part.run = values;
         part.n = Hk * values;
         d->wz = build_weight(b, WEIGHT_LINEAR, i, E, 1, 1, &part);
+        b->wants[b->n_wants - 1].as = &z;
     }
     for (int k = 0; k < 2; k++)
         two[k] = (struct rows){.name = &ba,
@@ -151,12 +153,28 @@ static void by_head(struct builder *b, int i, struct delta_net *d)
                                .of = 2 * d->n_v_heads,
                                .gguf_too = true};
     d->wba = build_weight(b, WEIGHT_LINEAR, i, E, 1, 2, two);
+    b->wants[b->n_wants - 1].as = &ba;
+    b->wants[b->n_wants - 1].as_is = true;
+}
+
+/* The rows, columns or entries of the last want that belong to value heads of `len`, behind the first
+ * `plain`, lie tiled in a GGUF of Qwen3.5. */
+static void tile(struct builder *b, bool next, int plain, int len, bool columns)
+{
+    const struct config *c = b->c;
+    struct want *want = &b->wants[b->n_wants - 1];
+    for (int k = 0; !next && !b->failed && k < want->n_rows; k++)
+        want->rows[k].tiles = (struct tiles){.plain = plain,
+                                             .groups = c->linear_k_heads,
+                                             .each = c->linear_v_heads / c->linear_k_heads,
+                                             .len = len,
+                                             .columns = columns};
 }
 
 static void build_net(struct builder *b, bool next, int i, struct mixer *m)
 {
     const struct config *c = b->c;
-    int E = c->n_embd, Hv = c->linear_v_heads, values = Hv * c->linear_v_dim;
+    int E = c->n_embd, Hv = c->linear_v_heads, Dv = c->linear_v_dim, values = Hv * Dv;
     int width = 2 * c->linear_k_heads * c->linear_k_dim + values;
     *m = (struct mixer){.kind = MIXER_DELTA_NET};
     m->block.in = build_rms_adjusted(b, i, &names.attn_norm, E, (struct adjust){.add = 1});
@@ -171,16 +189,23 @@ static void build_net(struct builder *b, bool next, int i, struct mixer *m)
         by_head(b, i, d);
     } else {
         d->wqkv = build_matrix(b, WEIGHT_LINEAR, i, &qkv, E, width);
+        tile(b, next, width - values, Dv, false);
         d->wz = build_matrix(b, WEIGHT_LINEAR, i, &z, E, values);
+        tile(b, next, 0, Dv, false);
         d->wba = build_weight(
             b, WEIGHT_LINEAR, i, E, 1, 2,
             (const struct rows[]){{.name = &beta, .n = Hv}, {.name = &alpha, .n = Hv}});
+        tile(b, next, 0, 1, false);
     }
     d->conv = build_table(b, i, &conv, width, c->conv_len);
+    tile(b, next, width - values, Dv, false);
     d->decay = build_vector(b, i, &decay, Hv, (struct adjust){.decay = true});
+    tile(b, next, 0, 1, false);
     d->dt_bias = build_vector(b, i, &dt, Hv, (struct adjust){0});
-    d->norm = build_rms(b, i, &o_norm, c->linear_v_dim);
+    tile(b, next, 0, 1, false);
+    d->norm = build_rms(b, i, &o_norm, Dv);
     d->wo = build_matrix(b, WEIGHT_LINEAR, i, &out, values, E);
+    tile(b, next, 0, Dv, true);
 }
 
 static struct want *want_of(struct builder *b, const struct weight *w)
@@ -230,6 +255,38 @@ static void build(struct builder *b, const struct decoder *d, bool next)
     }
 }
 
+static void write(const struct config *c, struct gguf_writer *w)
+{
+    const char *arch = c->family->name;
+    char key[96];
+    int interval = 1, half = c->n_rot / 2;
+    while (interval < c->n_layers && c->is_linear[interval - 1])
+        interval++;
+    const struct {
+        const char *key;
+        int v;
+    } numbers[] = {
+        {"ssm.conv_kernel", c->conv_len},
+        {"ssm.state_size", c->linear_k_dim},
+        {"ssm.group_count", c->linear_k_heads},
+        {"ssm.time_step_rank", c->linear_v_heads},
+        {"ssm.inner_size", c->linear_v_heads * c->linear_v_dim},
+        {"full_attention_interval", interval},
+        {"expert_shared_feed_forward_length", c->n_ff_shared},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        snprintf(key, sizeof key, "%s.%s", arch, numbers[i].key);
+        if (numbers[i].v)
+            gguf_set_u32(w, key, (uint32_t)numbers[i].v);
+    }
+    if (c->family == &family_qwen3next)
+        return;
+    /* time, height and width of images; readers want it */
+    int32_t sections[4] = {(half + 2) / 3, (half + 1) / 3, half / 3, 0};
+    snprintf(key, sizeof key, "%s.rope.dimension_sections", arch);
+    gguf_set_array(w, key, META_I32, sections, 4);
+}
+
 static bool read_next(const struct reader *in)
 {
     return read(in, &sparse);
@@ -246,6 +303,7 @@ const struct family family_qwen3next = {
     .hf_class = "Qwen3NextForCausalLM",
     .read = read_next,
     .build = build_next,
+    .write = write,
 };
 
 static bool read_dense(const struct reader *in)
@@ -264,6 +322,7 @@ const struct family family_qwen35 = {
     .hf_class = "Qwen3_5ForConditionalGeneration",
     .read = read_dense,
     .build = build_dense,
+    .write = write,
 };
 
 static bool read_sparse(const struct reader *in)
@@ -285,4 +344,5 @@ const struct family family_qwen35moe = {
     .hf_class = "Qwen3_5MoeForConditionalGeneration",
     .read = read_sparse,
     .build = build_sparse,
+    .write = write,
 };

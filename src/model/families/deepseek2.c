@@ -1,0 +1,255 @@
+/*
+ * DeepSeek V3, V3.1, R1 and Kimi K2, and GLM-4.7-Flash, which is built like them: latent attention,
+ * experts chosen by sigmoid and a bias out of the best groups, shared experts, dense first layers.
+ * GGUF knows all as deepseek2, in two forms: kv_b split by heads and turned, or, in older files, as
+ * folders have it. What guesses tokens ahead (the layer behind the last) is left out.
+ */
+#include "model/families/family.h"
+
+#include <math.h>
+#include <string.h>
+
+#define LATENT_NAMES                                                                               \
+    DECODER_ENDS, DECODER_MLP, DECODER_EXPERTS,                                                    \
+        .attn_norm = {"blk.%d.attn_norm", "model.layers.%d.input_layernorm"},                      \
+        .gate_shared = {"blk.%d.ffn_gate_shexp", "model.layers.%d.mlp.shared_experts.gate_proj"},  \
+        .up_shared = {"blk.%d.ffn_up_shexp", "model.layers.%d.mlp.shared_experts.up_proj"},        \
+        .down_shared = {"blk.%d.ffn_down_shexp", "model.layers.%d.mlp.shared_experts.down_proj"}
+
+static const struct decoder_names plain = {LATENT_NAMES};
+static const struct decoder_names biased = {
+    LATENT_NAMES, .choice_bias = {"=blk.%d.exp_probs_b.bias",
+                                  "=model.layers.%d.mlp.gate.e_score_correction_bias"}};
+
+static const struct name q = {"blk.%d.attn_q", "model.layers.%d.self_attn.q_proj"},
+                         q_a = {"blk.%d.attn_q_a", "model.layers.%d.self_attn.q_a_proj"},
+                         q_b = {"blk.%d.attn_q_b", "model.layers.%d.self_attn.q_b_proj"},
+                         q_norm = {"blk.%d.attn_q_a_norm",
+                                   "model.layers.%d.self_attn.q_a_layernorm"},
+                         kv_a = {"blk.%d.attn_kv_a_mqa",
+                                 "model.layers.%d.self_attn.kv_a_proj_with_mqa"},
+                         kv_norm = {"blk.%d.attn_kv_a_norm",
+                                    "model.layers.%d.self_attn.kv_a_layernorm"},
+                         kv_b = {"blk.%d.attn_kv_b", "model.layers.%d.self_attn.kv_b_proj"},
+                         k_b = {"blk.%d.attn_k_b", "model.layers.%d.self_attn.k_b_proj"},
+                         v_b = {"blk.%d.attn_v_b", "model.layers.%d.self_attn.v_b_proj"},
+                         o = {"blk.%d.attn_output", "model.layers.%d.self_attn.o_proj"};
+
+static const struct decoder decoder = {.names = &plain, .latent = true};
+static const struct decoder routed = {.names = &biased, .latent = true};
+
+static bool read_gguf(const struct reader *in)
+{
+    struct config *c = in->c;
+    int D = c->head_dim, extra = 0;
+    c->v_dim = D;
+    if (!reader_gguf_int(in, "nextn_predict_layers", 0, c->n_layers - 1, false, &extra) ||
+        !reader_gguf_int(in, "attention.kv_lora_rank", 1, 1 << 14, true, &c->kv_rank) ||
+        !reader_gguf_int(in, "attention.q_lora_rank", 0, 1 << 14, false, &c->q_rank) ||
+        !reader_gguf_int(in, "rope.dimension_count", 2, 1 << 14, true, &c->rope_dim) ||
+        !reader_gguf_int(in, "attention.value_length", 1, 1 << 14, false, &c->v_dim) ||
+        !reader_gguf_int(in, "attention.key_length_mla", 1, 1 << 14, false, &D) ||
+        !reader_gguf_int(in, "attention.value_length_mla", 1, 1 << 14, false, &c->v_dim))
+        return false;
+    if (D <= c->rope_dim)
+        return error_set(in->err, "%s: %s: heads of %d have no room beside %d rotary dimensions",
+                         in->f->path, c->arch_name, D, c->rope_dim);
+    c->nope_dim = D - c->rope_dim;
+    c->n_layers -= extra;
+    c->norm_topk = false;
+    int kind = 0;
+    if (!reader_gguf_bool(in, "expert_weights_norm", &c->norm_topk) ||
+        !reader_gguf_int(in, "expert_gating_func", 0, 3, false, &kind))
+        return false;
+    if (!kind && c->n_expert) /* older files do not say: a bias goes with sigmoid */
+        c->router = build_find(in->f, c, &biased.choice_bias, c->n_layers - 1, 0, "weight")
+                        ? ROUTER_SIGMOID
+                        : ROUTER_SOFTMAX;
+    double l = log(c->rope.factor > 1 ? c->rope.factor : 1);
+    if (c->rope.kind == ROPE_YARN && c->rope.log_mul > 0) {
+        c->attn_mscale = (float)(1 + c->rope.log_mul * l); /* a tenth of mscale_all_dim */
+        c->rope.attn_factor = 1;
+    }
+    return true;
+}
+
+static bool read_layers(const struct reader *in)
+{
+    struct config *c = in->c;
+    int dense = 0;
+    if (!reader_int(in, "first_k_dense_replace", NULL, 0, 1 << 20, false, &dense))
+        return false;
+    const json_t *types = reader_get(in->hf, "mlp_layer_types", NULL);
+    if (types && json_array_size(types) != (size_t)c->n_layers)
+        return error_set(in->err, "%s: config.json: mlp_layer_types: %zu entries for %d layers",
+                         in->f->path, json_array_size(types), c->n_layers);
+    for (int i = 0; i < c->n_layers; i++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)i));
+        c->is_moe[i] = c->n_expert && (type ? !strcmp(type, "sparse") : i >= dense);
+    }
+    return true;
+}
+
+static bool read_hf(const struct reader *in)
+{
+    struct config *c = in->c;
+    int shared = 0;
+    double scale = 1, mscale = 0;
+    const json_t *params = reader_get(in->hf, "rope_parameters", "rope_scaling");
+    c->norm_topk = true;
+    c->router = ROUTER_SIGMOID;
+    if (!reader_int(in, "q_lora_rank", NULL, 1, 1 << 14, false, &c->q_rank) ||
+        !reader_int(in, "kv_lora_rank", NULL, 1, 1 << 14, true, &c->kv_rank) ||
+        !reader_int(in, "qk_nope_head_dim", NULL, 1, 1 << 12, true, &c->nope_dim) ||
+        !reader_int(in, "qk_rope_head_dim", NULL, 2, 1 << 12, true, &c->rope_dim) ||
+        !reader_int(in, "v_head_dim", NULL, 1, 1 << 12, true, &c->v_dim) ||
+        !reader_int(in, "n_routed_experts", NULL, 1, 4096, true, &c->n_expert) ||
+        !reader_int(in, "num_experts_per_tok", NULL, 1, CONFIG_MAX_EXPERTS_USED, true,
+                    &c->n_expert_used) ||
+        !reader_int(in, "moe_intermediate_size", NULL, 1, 1 << 24, true, &c->n_ff_exp) ||
+        !reader_int(in, "n_shared_experts", NULL, 0, 64, false, &shared) ||
+        !reader_int(in, "n_group", NULL, 1, 256, false, &c->n_groups) ||
+        !reader_int(in, "topk_group", NULL, 1, 256, false, &c->n_groups_used) ||
+        !reader_number(in, in->hf, "routed_scaling_factor", 0, 1e6, false, &scale) ||
+        !reader_bool(in, "norm_topk_prob", &c->norm_topk) ||
+        !reader_number(in, params, "mscale_all_dim", 0, 1e3, false, &mscale))
+        return false;
+    const char *score = json_string_value(reader_get(in->hf, "scoring_func", NULL));
+    if (score && strcmp(score, "sigmoid") != 0)
+        return error_set(in->err,
+                         "%s: config.json: scoring_func \"%.40s\" is not supported (sigmoid is)",
+                         in->f->path, score);
+    c->expert_scale = (float)scale;
+    c->n_ff_shared = shared * c->n_ff_exp;
+    if (c->rope.kind == ROPE_YARN && mscale > 0) {
+        double l = log(c->rope.factor > 1 ? c->rope.factor : 1);
+        c->rope.log_mul = 0.1 * mscale;
+        c->attn_mscale = (float)(1 + 0.1 * mscale * l);
+    }
+    return read_layers(in);
+}
+
+static bool read(const struct reader *in)
+{
+    struct config *c = in->c;
+    c->attn_mscale = 1;
+    if (!decoder_read(in, &decoder) || !(in->f->is_gguf ? read_gguf(in) : read_hf(in)))
+        return false;
+    c->head_dim = c->nope_dim + c->rope_dim;
+    c->n_kv_heads = c->n_heads;
+    c->n_rot = c->rope_dim;
+    if (c->n_groups > 1 && (c->n_expert % c->n_groups || c->n_groups_used > c->n_groups))
+        return error_set(in->err, "%s: %d experts in %d groups, of which %d are used", in->f->path,
+                         c->n_expert, c->n_groups, c->n_groups_used);
+    if (c->n_groups > 1 && c->n_expert_used > c->n_expert / c->n_groups * c->n_groups_used)
+        return error_set(in->err, "%s: %d experts used of %d groups of %d", in->f->path,
+                         c->n_expert_used, c->n_groups_used, c->n_expert / c->n_groups);
+    if ((int64_t)c->n_heads * (c->kv_rank + c->rope_dim) > 1 << 24)
+        return error_set(in->err, "%s: %d heads over a latent of %d are too many", in->f->path,
+                         c->n_heads, c->kv_rank);
+    return true;
+}
+
+static void build_mixer(struct builder *b, int i, const struct rope *rope, struct mixer *m)
+{
+    const struct config *c = b->c;
+    int H = c->n_heads, C = c->kv_rank, Dn = c->nope_dim, Dr = c->rope_dim, Dv = c->v_dim;
+    *m = (struct mixer){.kind = MIXER_LATENT};
+    m->block.in = build_rms(b, i, &plain.attn_norm, c->n_embd);
+    m->latent = (struct latent){.n_heads = H,
+                                .nope_dim = Dn,
+                                .rope_dim = Dr,
+                                .v_dim = Dv,
+                                .q_rank = c->q_rank,
+                                .kv_rank = C,
+                                .rope = rope,
+                                .woven = true,
+                                .scale = c->attn_mscale * c->attn_mscale / sqrtf((float)(Dn + Dr))};
+    struct latent *l = &m->latent;
+    const float eps = 1e-6f; /* of the latents' norms, whatever the others have */
+    if (c->q_rank) {
+        l->wqa = build_matrix(b, WEIGHT_LINEAR, i, &q_a, c->n_embd, c->q_rank);
+        l->q_norm = build_rms(b, i, &q_norm, c->q_rank);
+        l->q_norm.eps = eps;
+        l->wqb = build_matrix(b, WEIGHT_LINEAR, i, &q_b, c->q_rank, H * (Dn + Dr));
+    } else {
+        l->wqb = build_matrix(b, WEIGHT_LINEAR, i, &q, c->n_embd, H * (Dn + Dr));
+    }
+    l->wkva = build_matrix(b, WEIGHT_LINEAR, i, &kv_a, c->n_embd, C + Dr);
+    l->kv_norm = build_rms(b, i, &kv_norm, C);
+    l->kv_norm.eps = eps;
+    struct rows k = {.name = &k_b, .n = C}, v = {.name = &v_b, .n = Dv};
+    if (!b->f->is_gguf || !build_has(b, &k_b, i)) {
+        k = (struct rows){.name = &kv_b, .n = C, .pitch = Dn + Dv, .across = true};
+        v = (struct rows){.name = &kv_b, .n = Dv, .pitch = Dn + Dv, .skip = Dn};
+    }
+    l->wkb = build_weight(b, WEIGHT_HEADS, i, Dn, H, 1, &k);
+    b->wants[b->n_wants - 1].as = &k_b;
+    l->wvb = build_weight(b, WEIGHT_HEADS, i, C, H, 1, &v);
+    b->wants[b->n_wants - 1].as = &v_b;
+    l->wo = build_matrix(b, WEIGHT_LINEAR, i, &o, H * Dv, c->n_embd);
+}
+
+static void build(struct builder *b)
+{
+    const struct config *c = b->c;
+    const struct rope *rope = build_rope(b);
+    bool bias = c->n_expert && build_has(b, &biased.choice_bias, c->n_layers - 1);
+    decoder_ends(b, &decoder);
+    for (int i = 0; i < c->n_layers; i++) {
+        build_mixer(b, i, rope, &b->net->layers[i].mixer);
+        decoder_mlp(b, bias ? &routed : &decoder, i, &b->net->layers[i].mlp);
+    }
+}
+
+static void write(const struct config *c, struct gguf_writer *w)
+{
+    int dense = 0;
+    while (dense < c->n_layers && !c->is_moe[dense])
+        dense++;
+    const struct {
+        const char *key;
+        int v;
+    } numbers[] = {
+        {"deepseek2.attention.key_length_mla", c->nope_dim + c->rope_dim},
+        {"deepseek2.attention.value_length_mla", c->v_dim},
+        {"deepseek2.attention.kv_lora_rank", c->kv_rank},
+        {"deepseek2.attention.q_lora_rank", c->q_rank},
+        {"deepseek2.leading_dense_block_count", dense},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (numbers[i].v) /* a rank of 0: no such product */
+            gguf_set_u32(w, numbers[i].key, (uint32_t)numbers[i].v);
+    if (c->rope.log_mul > 0)
+        gguf_set_f32(w, "deepseek2.rope.scaling.yarn_log_multiplier", (float)c->rope.log_mul);
+}
+
+const struct family family_deepseek2 = {
+    .name = "deepseek2",
+    .hf = "deepseek_v3",
+    .hf_class = "DeepseekV3ForCausalLM",
+    .read = read,
+    .build = build,
+    .write = write,
+};
+
+/* Kimi K2: the same under another name. */
+const struct family family_kimi_k2 = {
+    .name = "kimi_k2",
+    .hf = "kimi_k2",
+    .hf_class = "DeepseekV3ForCausalLM",
+    .gguf_as = "deepseek2",
+    .read = read,
+    .build = build,
+    .write = write,
+};
+
+const struct family family_glm4_moe_lite = {
+    .name = "glm4_moe_lite",
+    .hf = "glm4_moe_lite",
+    .hf_class = "Glm4MoeLiteForCausalLM",
+    .gguf_as = "deepseek2",
+    .read = read,
+    .build = build,
+    .write = write,
+};
