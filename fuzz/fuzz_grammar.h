@@ -55,7 +55,7 @@ static int fuzz_source(enum grammar_kind kind, const uint8_t *data, size_t n)
             abort();
         return 0;
     }
-    struct grammar_matcher *m = grammar_matcher_new(g, vocab, NULL);
+    struct grammar_matcher *m = grammar_matcher_new(g, vocab);
     uint32_t bits[32], again[32];
     int n_vocab = tokenizer_n_vocab(tok);
     size_t words = grammar_mask_words(n_vocab);

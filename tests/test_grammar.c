@@ -1,7 +1,7 @@
 /*
  * Constraints: what regular expressions, grammars, choices and each schema keyword accept and refuse,
  * what is refused at compile time and by which path, masks against single tokens for whole
- * vocabularies, going back, forced tokens, zones, the cache, threads.
+ * vocabularies, going back, forced tokens, the cache, threads.
  */
 #include "base/mem.h"
 #include "text/grammar.h"
@@ -47,7 +47,7 @@ static bool fits(struct grammar *g, const char *text)
     struct error err = {0};
     uint32_t *bits = mem_zalloc(words, sizeof *bits);
     assert_true(tokenizer_encode(tok, text, strlen(text), 0, &ids, &err));
-    struct grammar_matcher *m = grammar_matcher_new(g, vocab, NULL);
+    struct grammar_matcher *m = grammar_matcher_new(g, vocab);
     bool ok = true;
     for (size_t i = 0; ok && i < ids.n; i++) {
         assert_true(grammar_mask(m, bits, &err));
@@ -423,7 +423,7 @@ static void test_masks(void **state)
     uint32_t *bits = mem_zalloc(words, sizeof *bits);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct grammar *g = compile(rows[i].kind, rows[i].source);
-        struct grammar_matcher *m = grammar_matcher_new(g, vocab, NULL);
+        struct grammar_matcher *m = grammar_matcher_new(g, vocab);
         struct token_list ids = {0};
         struct error err = {0};
         assert_true(tokenizer_encode(tok, rows[i].text, strlen(rows[i].text), 0, &ids, &err));
@@ -458,7 +458,7 @@ static void test_rollback(void **state)
     (void)state;
     struct grammar *g = compile(
         GRAMMAR_SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\"}}}");
-    struct grammar_matcher *m = grammar_matcher_new(g, vocab, NULL);
+    struct grammar_matcher *m = grammar_matcher_new(g, vocab);
     const char *text = "{\"a\": [{\"b\": [1, 2, {\"c\": \"dd\"}]}, null], \"e\": true}";
     struct token_list ids = {0};
     struct error err = {0};
@@ -503,7 +503,7 @@ static void test_forced(void **state)
     struct error err = {0};
     struct grammar *g =
         compile_flags(GRAMMAR_SCHEMA, "{\"const\":{\"only\":[null]}}", GRAMMAR_COMPACT, &err);
-    struct grammar_matcher *m = grammar_matcher_new(g, vocab, NULL);
+    struct grammar_matcher *m = grammar_matcher_new(g, vocab);
     uint32_t *bits = mem_zalloc(words, 4);
     struct buf out = {0};
     int forced = 0;
@@ -537,7 +537,7 @@ static void test_special(void **state)
 {
     (void)state;
     struct grammar *g = compile(GRAMMAR_SCHEMA, "{\"type\":\"string\"}");
-    struct grammar_matcher *m = grammar_matcher_new(g, vocab, NULL);
+    struct grammar_matcher *m = grammar_matcher_new(g, vocab);
     struct error err = {0};
     uint32_t *bits = mem_zalloc(words, 4);
     const char *text = "\"a <|im_end|> b\"";
@@ -559,76 +559,6 @@ static void test_special(void **state)
     assert_false(grammar_accept(m, ids.ids[0], &err)); /* nothing follows the end */
     token_list_clear(&ids);
     mem_free(bits);
-    grammar_matcher_free(m);
-    grammar_free(g);
-}
-
-/* Accepts a text's tokens; how many of them were taken. */
-static size_t feed(struct grammar_matcher *m, const char *text, bool check_mask)
-{
-    struct token_list ids = {0};
-    struct error err = {0};
-    uint32_t *bits = mem_zalloc(words, 4);
-    assert_true(tokenizer_encode(tok, text, strlen(text), 0, &ids, &err));
-    size_t i = 0;
-    for (bool ok = true; ok && i < ids.n; i += ok) {
-        assert_true(grammar_mask(m, bits, &err));
-        ok = has(bits, ids.ids[i]);
-        if (check_mask || ok)
-            assert_int_equal(ok, grammar_accept(m, ids.ids[i], &err));
-    }
-    bool all = i == ids.n;
-    token_list_clear(&ids);
-    mem_free(bits);
-    return all;
-}
-
-static void test_zones(void **state)
-{
-    (void)state;
-    struct grammar *g = compile(
-        GRAMMAR_SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}},"
-                        "\"required\":[\"a\"],\"additionalProperties\":false}");
-    struct error err = {0};
-    struct grammar_zones think = {.free_until = "</think>"};
-    struct grammar_matcher *m = grammar_matcher_new(g, vocab, &think);
-    assert_false(grammar_is_active(m));
-    assert_false(grammar_accept(m, tokenizer_eos(tok), &err)); /* not before the answer */
-    assert_true(feed(m, "anything {\"goes\"} </thi </think", true));
-    assert_false(grammar_is_active(m));
-    assert_true(feed(m, ">", true));
-    assert_true(grammar_is_active(m));
-    assert_false(feed(m, "no", true));
-    assert_true(feed(m, "\n{\"a\": 5}", true));
-    assert_true(grammar_is_accepting(m));
-    grammar_rollback(m, 3);
-    assert_false(grammar_is_accepting(m));
-    grammar_matcher_free(m);
-
-    struct grammar_zones call = {.trigger = "<call>", .required = true};
-    m = grammar_matcher_new(g, vocab, &call);
-    assert_true(feed(m, "Let me see. ", true));
-    assert_false(grammar_is_accepting(m)); /* a call is required */
-    assert_true(feed(m, "<call>", true));
-    assert_true(grammar_is_active(m));
-    assert_false(grammar_is_accepting(m));
-    assert_true(feed(m, "{\"a\":1}", true));
-    assert_true(grammar_is_accepting(m));
-    assert_false(grammar_is_active(m));
-    assert_true(feed(m, " and <call>{\"a\":", true)); /* a second one */
-    assert_false(feed(m, "\"x\"", true));
-    assert_true(feed(m, "2}", true));
-    assert_true(grammar_accept(m, tokenizer_eos(tok), &err));
-    grammar_rollback(m, 1);
-    assert_true(feed(m, "more", true));
-    grammar_matcher_free(m);
-
-    struct grammar_zones once = {.trigger = "<call>", .once = true};
-    m = grammar_matcher_new(g, vocab, &once);
-    assert_true(grammar_is_accepting(m));
-    assert_true(feed(m, "<call>{\"a\":1}", true));
-    assert_true(grammar_is_accepting(m));
-    assert_false(feed(m, " more", true));
     grammar_matcher_free(m);
     grammar_free(g);
 }
@@ -702,8 +632,8 @@ int main(void)
         cmocka_unit_test(test_whitespace), cmocka_unit_test(test_order),
         cmocka_unit_test(test_refused),    cmocka_unit_test(test_masks),
         cmocka_unit_test(test_rollback),   cmocka_unit_test(test_forced),
-        cmocka_unit_test(test_special),    cmocka_unit_test(test_zones),
-        cmocka_unit_test(test_cache),      cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_special),    cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_threads),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     grammar_vocab_free(vocab);

@@ -54,7 +54,7 @@ static bool walk_text(struct walker *w, struct grammar *g, const char *text, siz
     struct token_list ids = {0};
     if (!tokenizer_encode(w->tok, text, len, 0, &ids, err))
         return false;
-    struct grammar_matcher *m = grammar_matcher_new(g, w->vocab, NULL);
+    struct grammar_matcher *m = grammar_matcher_new(g, w->vocab);
     bool ok = true;
     *fits = true;
     for (size_t i = 0; ok && *fits && i <= ids.n; i++) {

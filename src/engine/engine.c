@@ -112,7 +112,6 @@ static void request_unref(struct request *r)
     mem_free((void *)r->spec.stop);
     mem_free((void *)r->spec.sample.bias);
     mem_free((char *)r->spec.salt);
-    mem_free((char *)r->spec.grammar_after);
     mem_free((char *)r->spec.think_open);
     mem_free((char *)r->spec.think_close);
     grammar_free(r->spec.grammar);
@@ -158,7 +157,6 @@ static void request_new(void *arg)
         stop[i] = mem_strdup(spec->stop[i]);
     r->spec.stop = stop;
     r->spec.salt = spec->salt ? mem_strdup(spec->salt) : NULL;
-    r->spec.grammar_after = spec->grammar_after ? mem_strdup(spec->grammar_after) : NULL;
     r->spec.think_open = spec->think_open ? mem_strdup(spec->think_open) : NULL;
     r->spec.think_close = spec->think_close ? mem_strdup(spec->think_close) : NULL;
     r->spec.grammar = spec->grammar ? grammar_ref(spec->grammar) : NULL;
@@ -507,11 +505,10 @@ static void make_sampler(void *arg)
     struct new_sampler *job = arg;
     job->sampler = sampler_new(&job->p, job->n_vocab);
     if (job->spec->grammar) {
-        struct grammar_zones zones = {.free_until = job->spec->grammar_after};
         struct sample_constraint fit = {
             .mask = fit_mask, .accept = fit_accept, .free = fit_free, .n_tokens = job->n_tokens};
-        fit.state =
-            grammar_matcher_new(job->spec->grammar, job->vocab, zones.free_until ? &zones : NULL);
+        fit.state = grammar_matcher_new(job->spec->grammar, job->vocab);
+        grammar_set_budget(fit.state, job->spec->max_tokens);
         sampler_constrain(job->sampler, &fit);
     }
 }

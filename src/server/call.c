@@ -284,14 +284,12 @@ static bool submit(struct call *c)
             .n_stop = c->p.n_stop,
             .think_open = c->chat ? c->chat->think_open : NULL,
             .think_close = c->chat ? c->chat->think_close : NULL,
-            .in_thinking = c->chat && c->chat->in_reasoning && !c->chat->begun.len,
+            .in_thinking = c->chat && c->chat->in_reasoning,
             .client = c->job.client,
             .salt = salt.p,
             .queue = s->events,
             .user = part,
             .grammar = c->grammar,
-            /* Thinking is free. */
-            .grammar_after = c->chat && c->chat->in_reasoning ? "</think>" : NULL,
         };
         struct error e = {0};
         enum submit_result res = engine_submit(s->engine, &spec, &part->request, &e);

@@ -1,10 +1,12 @@
 /*
  * What an answer must fit, as a request says it: OpenAI's response_format, vLLM's guided_* and
- * structured_outputs, llama.cpp's grammar and json_schema. One constraint a request. Compiled on the
- * worker that prepares the call, or taken from the cache; what cannot be enforced is refused.
+ * structured_outputs, llama.cpp's grammar and json_schema, and the tools that may or must be called.
+ * Compiled on the worker that prepares the call, or taken from the cache; what cannot be enforced is
+ * refused.
  */
+#include "base/mem.h"
 #include "server/prepare_int.h"
-#include "text/grammar.h"
+#include "text/chat_grammar.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -101,25 +103,49 @@ static bool read_fields(const json_t *body, struct found *f, struct api_error *e
     return !object || set(f, "structured_outputs", GRAMMAR_JSON_OBJECT, NULL, err);
 }
 
+/* One answer is a whole: thinking, calls and what the text must fit are one grammar. */
+static struct grammar *compile_answer(struct call *c, const struct grammar_source *response,
+                                      struct error *why)
+{
+    struct chat_prompt *chat = c->chat;
+    struct chat_constraint fit = {.format = chat->format,
+                                  .thinking = chat->thinking,
+                                  .tools = chat->schema,
+                                  .only = chat->only,
+                                  .required = chat->required,
+                                  .one_call = chat->one_call,
+                                  .response = response};
+    if (!chat_format_calls(chat->format))
+        fit.tools = NULL;
+    char *text = chat_constraint_text(&fit);
+    struct grammar_source src = {.kind = GRAMMAR_ANSWER,
+                                 .flags = response ? response->flags : 0,
+                                 .text = text,
+                                 .len = strlen(text)};
+    struct grammar *g = grammar_cache_get(c->server->grammars, &src, NULL, why);
+    mem_free(text);
+    return g;
+}
+
 bool call_constrain(struct call *c, const json_t *body)
 {
     struct found f = {0};
     struct error why = {0};
     bool ok = read_format(body, &f, &c->err) && read_fields(body, &f, &c->err);
-    if (ok && f.field && c->chat && c->chat->tools)
-        ok =
-            api_invalid(&c->err, f.field,
-                        "%s together with tools is not supported: send tool_choice \"none\", or no "
-                        "tools",
-                        f.field);
-    if (ok && f.field) {
-        struct grammar_source src = {.kind = f.kind,
-                                     .flags = GRAMMAR_SCHEMA_ORDER,
-                                     .text = f.text ? f.text : "",
-                                     .len = f.text ? strlen(f.text) : 0};
+    bool tools = c->chat && c->chat->tools && chat_format_calls(c->chat->format);
+    if (!f.field && tools && !c->chat->required && (c->p.ignore_eos || c->p.min_tokens > 0))
+        tools = false; /* where the answer ends was decided otherwise */
+    struct grammar_source src = {.kind = f.kind,
+                                 .flags = GRAMMAR_SCHEMA_ORDER,
+                                 .text = f.text ? f.text : "",
+                                 .len = f.text ? strlen(f.text) : 0};
+    if (ok && c->chat && (f.field || tools))
+        c->grammar = compile_answer(c, f.field ? &src : NULL, &why);
+    else if (ok && f.field)
         c->grammar = grammar_cache_get(c->server->grammars, &src, NULL, &why);
-        ok = c->grammar || api_invalid(&c->err, f.field, "%s: %s", f.field, why.msg);
-    }
+    const char *field = f.field ? f.field : "tools";
+    ok = ok && (c->grammar || !(f.field || tools) ||
+                api_invalid(&c->err, field, "%s: %s", field, why.msg));
     free(f.text);
     return ok;
 }

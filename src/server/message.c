@@ -131,8 +131,6 @@ void choice_init(struct call *c, struct choice_out *o)
                                      .arg = o};
     o->one_call = c->chat->one_call;
     o->parser = chat_parser_new(c->chat->format, &opt);
-    if (c->chat->begun.len)
-        chat_parser_push(o->parser, c->chat->begun.p, c->chat->begun.len);
 }
 
 void choice_clear(struct choice_out *o)

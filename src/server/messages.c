@@ -144,6 +144,8 @@ static bool add_tools(json_t *out, const json_t *tools, struct api_error *err)
         json_t *about = json_object_get(t, "description");
         if (json_is_string(about))
             json_object_set(f, "description", about);
+        if (json_is_true(json_object_get(t, "strict")))
+            json_object_set_new(f, "strict", json_true());
         json_array_append_new(list, json_pack("{s:s,s:o}", "type", "function", "function", f));
     }
     return true;

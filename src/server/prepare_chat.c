@@ -96,36 +96,6 @@ static bool read_tool_choice(const json_t *body, const json_t *tools, enum tool_
     return true;
 }
 
-/* A call is forced by writing its beginning for the model. False: the format has no calls. It ends
- * before the space that tokens of the next text begin with. */
-static bool forced_beginning(enum chat_format format, const char *name, struct buf *out)
-{
-    const char *n = name ? name : "";
-    switch (format) {
-    case CHAT_HERMES:
-        buf_addf(out, "<tool_call>\n{\"name\": \"%s%s", n, name ? "\", \"arguments\":" : "");
-        return true;
-    case CHAT_QWEN_XML:
-        buf_addf(out, "<tool_call>\n<function=%s%s", n, name ? ">\n" : "");
-        return true;
-    case CHAT_LLAMA_JSON:
-        buf_addf(out, "{\"name\": \"%s%s", n, name ? "\", \"parameters\":" : "");
-        return true;
-    case CHAT_PYTHONIC:
-        buf_addf(out, "[%s%s", n, name ? "(" : "");
-        return true;
-    case CHAT_MISTRAL:
-        buf_addf(out, "[TOOL_CALLS][{\"name\": \"%s%s", n, name ? "\", \"arguments\":" : "");
-        return true;
-    case CHAT_GPT_OSS:
-        buf_addf(out, "<|channel|>commentary to=functions.%s%s", n,
-                 name ? " <|constrain|>json<|message|>" : "");
-        return true;
-    default:
-        return false;
-    }
-}
-
 /* chat_template_kwargs, with the shorthands other servers take at the top level. */
 static bool read_kwargs(const json_t *body, json_t **out, struct api_error *err)
 {
@@ -238,18 +208,13 @@ bool prepare_conversation(struct call *c, const json_t *body, struct buf *prompt
     set_marks(chat);
     chat->schema = tools ? json_incref((json_t *)tools) : NULL;
     chat->one_call = !parallel || name;
-    if (mode == TOOLS_REQUIRED) {
-        if (json_array_size(tools) == 1)
-            name = json_string_value(
-                json_object_get(json_object_get(json_array_get(tools, 0), "function"), "name"));
-        if (chat->in_reasoning)
-            buf_adds(&chat->begun, "\n</think>\n\n");
-        if (!forced_beginning(chat->format, name, &chat->begun)) {
-            api_invalid(&c->err, "tool_choice",
-                        "this model's template knows no tool calls; none can be required");
-            goto out;
-        }
-        buf_add(prompt, chat->begun.p, chat->begun.len);
+    chat->thinking = chat_thinking_of(prompt->p, prompt->len);
+    chat->required = mode == TOOLS_REQUIRED;
+    chat->only = name ? mem_strdup(name) : NULL;
+    if (chat->required && !chat_format_calls(chat->format)) {
+        api_invalid(&c->err, "tool_choice",
+                    "this model's template knows no tool calls; none can be required");
+        goto out;
     }
     if (prefill.len)
         buf_add(prompt, prefill.p, prefill.len);
@@ -266,7 +231,7 @@ void chat_prompt_free(struct chat_prompt *p)
     if (!p)
         return;
     json_decref(p->schema);
-    buf_clear(&p->begun);
+    mem_free(p->only);
     mem_free(p);
 }
 

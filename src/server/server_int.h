@@ -23,6 +23,7 @@
 #include "server/params.h"
 #include "server/server.h"
 #include "text/chat.h"
+#include "text/chat_grammar.h"
 
 #include <stdatomic.h>
 
@@ -104,11 +105,12 @@ struct chat_prompt {
     enum chat_format format;
     bool tools, in_reasoning;
     const char *think_open, *think_close; /* marks around thinking */
-    bool one_call;                        /* the answer ends with its first call */
-    bool legacy;        /* a call is a function_call, as before there were tools */
-    bool hide_thinking; /* nobody asked for it */
-    struct buf begun;   /* the answer's beginning, written for the model: a forced call */
-    json_t *schema;     /* the tools; owned */
+    enum chat_thinking thinking;
+    bool required, one_call; /* a call is asked for; the answer ends with its first */
+    char *only;              /* the tool that is to be called; owned; NULL = any */
+    bool legacy;             /* a call is a function_call, as before there were tools */
+    bool hide_thinking;      /* nobody asked for it */
+    json_t *schema;          /* the tools; owned */
 };
 
 struct call;

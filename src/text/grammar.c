@@ -57,6 +57,73 @@ void grammar_add_edge(struct grammar *g, bool call, uint32_t target, uint32_t to
     g->edges[g->n_edges++] = (struct edge){call, target, to};
 }
 
+uint32_t grammar_add_tag(struct grammar *g, struct dfa *dfa, const char *text, bool token_only)
+{
+    uint32_t id = grammar_add_term(g, TERM_RAW, dfa);
+    g->terms[id].tag = mem_strdup(text);
+    g->terms[id].token_only = token_only;
+    g->tags = true;
+    return id;
+}
+
+/* Nodes of what was imported, by their new numbers. */
+static void shift(uint32_t *v, uint32_t n, uint32_t by)
+{
+    for (uint32_t i = 0; v && i < n; i++)
+        if (v[i] != NO_LIMIT)
+            v[i] += by;
+}
+
+uint32_t grammar_import(struct grammar *g, struct grammar *sub)
+{
+    uint32_t shared = sub->json ? T_JSON_COUNT : 0, node = g->n_nodes, state = g->n_states;
+    uint32_t term = g->n_terms - shared;
+    CHECK(sub->refs == 1 && (g->json || !sub->json), "what is imported");
+    for (uint32_t i = shared; i < sub->n_terms; i++) {
+        uint32_t id = grammar_add_term(g, sub->terms[i].kind, NULL);
+        g->terms[id] = sub->terms[i];
+        sub->terms[i] = (struct term){0};
+    }
+    g->tags |= sub->tags;
+    for (uint32_t i = 0; i < sub->n_nodes; i++) {
+        uint32_t id = grammar_add_node(g, sub->nodes[i].kind);
+        struct gnode *n = &g->nodes[id];
+        *n = sub->nodes[i];
+        n->start += state;
+        struct array_node *a = n->array;
+        struct object_node *o = n->object;
+        if (a) {
+            shift(a->prefix, a->n_prefix, node);
+            shift(a->both, a->n_prefix + 1, node);
+            a->items += node;
+        }
+        for (uint32_t k = 0; o && k < o->n_props; k++)
+            shift(&o->prop[k].node, 1, node);
+        if (o) {
+            shift(o->others, o->n_others, node);
+            o->key += term;
+            for (int k = 0; k < OBJECT_MARKS; k++)
+                if (o->mark[k] != NO_LIMIT && o->mark[k] >= shared)
+                    o->mark[k] += term;
+        }
+        sub->nodes[i] = (struct gnode){0};
+    }
+    for (uint32_t i = 0; i < sub->n_states; i++) {
+        grammar_add_state(g, sub->state_final[i]);
+        for (uint32_t e = sub->state_at[i]; e < sub->state_at[i + 1]; e++) {
+            const struct edge *x = &sub->edges[e];
+            bool punctuation = !x->call && x->target < shared;
+            grammar_add_edge(g, x->call,
+                             x->target + (x->call       ? node
+                                          : punctuation ? 0
+                                                        : term),
+                             x->to + state);
+        }
+    }
+    grammar_free(sub);
+    return node;
+}
+
 void grammar_finish(struct grammar *g)
 {
     if (!g->n_states) /* so that state_at exists */
@@ -88,9 +155,19 @@ void grammar_free(struct grammar *g)
         return;
     for (uint32_t i = 0; i < g->n_terms; i++) {
         dfa_free(g->terms[i].dfa);
-        if (g->terms[i].names)
+        if (g->terms[i].names) {
             mem_free(g->terms[i].names->nodes);
+            mem_free(g->terms[i].names->spelled);
+        }
+        mem_free(g->terms[i].left);
         mem_free(g->terms[i].names);
+        mem_free(g->terms[i].tag);
+        struct free_text *f = g->terms[i].free;
+        for (uint32_t k = 0; f && k < f->n; k++)
+            mem_free(f->again[k]);
+        if (f)
+            mem_free(f->again);
+        mem_free(f);
     }
     for (uint32_t i = 0; i < g->n_nodes; i++) {
         struct array_node *a = g->nodes[i].array;
@@ -112,6 +189,8 @@ void grammar_free(struct grammar *g)
     mem_free(g->edges);
     mem_free(g->state_at);
     mem_free(g->state_final);
+    mem_free(g->state_cost);
+    mem_free(g->node_cost);
     mem_free(g);
 }
 
@@ -146,7 +225,7 @@ static struct grammar *regex_compile(const char *text, size_t len, struct error 
     return g;
 }
 
-struct grammar *grammar_compile(const struct grammar_source *src, struct error *err)
+static struct grammar *compile(const struct grammar_source *src, struct error *err)
 {
     if (src->len > GRAMMAR_TEXT_MAX) {
         error_set(err, "a grammar of %zu bytes; the limit is %d", src->len, GRAMMAR_TEXT_MAX);
@@ -156,16 +235,26 @@ struct grammar *grammar_compile(const struct grammar_source *src, struct error *
     const char *text = src->text ? src->text : "";
     switch (src->kind) {
     case GRAMMAR_SCHEMA:
-        return schema_compile(text, src->len, src->flags, err);
+        return schema_compile(text, src->len, src->flags & 3, err);
     case GRAMMAR_JSON_OBJECT:
-        return schema_compile(any_object, sizeof any_object - 1, src->flags, err);
+        return schema_compile(any_object, sizeof any_object - 1, src->flags & 3, err);
     case GRAMMAR_REGEX:
         return regex_compile(text, src->len, err);
     case GRAMMAR_GBNF:
         return gbnf_compile(text, src->len, err);
+    case GRAMMAR_ANSWER:
+        return answer_compile(text, src->len, src->flags & 3, err);
     default:
         return choice_compile(text, src->len, err);
     }
+}
+
+struct grammar *grammar_compile(const struct grammar_source *src, struct error *err)
+{
+    struct grammar *g = compile(src, err);
+    if (g)
+        grammar_costs(g);
+    return g;
 }
 
 /* ---- the cache: a short list, newest first ---- */

@@ -14,7 +14,7 @@
  *
  * Promises. A text is accepted only if it fits the source: what cannot be enforced is refused when
  * compiling, with the path of the keyword. Every allowed prefix can be completed. Control tokens are
- * never allowed inside the constraint; ending tokens exactly where the text is complete. Everything a
+ * never allowed inside the constraint, but where a tag of a tool call is asked for; ending tokens exactly where the text is complete. Everything a
  * stranger can make expensive is counted and bounded: see the limits below and in grammar_re.h.
  *
  * Must not know the sampler, the engine or any API.
@@ -38,6 +38,7 @@ enum grammar_kind {
     GRAMMAR_REGEX,       /* text: a regular expression that the whole answer matches */
     GRAMMAR_GBNF,        /* text: a grammar as llama.cpp has them; it begins at `root` */
     GRAMMAR_CHOICE,      /* text: a JSON list of strings, one of which is the answer */
+    GRAMMAR_ANSWER,      /* text: a whole answer with thinking and tool calls: see chat_grammar.h */
 };
 
 enum {
@@ -79,22 +80,12 @@ static inline size_t grammar_mask_words(int n_vocab)
     return ((size_t)n_vocab + 31) / 32;
 }
 
-/*
- * Free text around the constraint. All texts may be NULL. They are copied.
- * `free_until`: everything is free up to the end of this text ("</think>"), then the constraint holds.
- * `trigger`: everything is free; whenever this text has been written, the constraint holds until it is
- * complete, and everything is free again. With both, triggers count from `free_until` on.
- * `required`: with a trigger, ending is not allowed before the constraint has held once.
- * `once`: with a trigger, the answer ends after the constraint (no second call).
- */
-struct grammar_zones {
-    const char *free_until, *trigger;
-    bool required, once;
-};
-
-/* References g; v must outlive the matcher. zones may be NULL: the constraint holds from the start. */
-struct grammar_matcher *grammar_matcher_new(struct grammar *g, const struct grammar_vocab *v,
-                                            const struct grammar_zones *zones);
+/* References g; v must outlive the matcher. */
+struct grammar_matcher *grammar_matcher_new(struct grammar *g, const struct grammar_vocab *v);
+/* The whole answer may have so many tokens, the ending one included (0 = any number). When they run
+ * low, only what ends it soonest is allowed; so it ends, if that many are enough for any answer. Free
+ * text in which the answer may end is never hurried. Before the first token. */
+void grammar_set_budget(struct grammar_matcher *m, int tokens);
 void grammar_matcher_free(struct grammar_matcher *m);
 /* Bit i of bits (grammar_mask_words of them): token i may come next. False: this sequence went over
  * a limit, and cannot go on. */

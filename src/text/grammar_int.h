@@ -16,18 +16,40 @@
 #define NO_LIMIT UINT32_MAX
 
 enum term_kind {
-    TERM_RAW, /* the automaton's characters as they are, in UTF-8 */
-    TERM_STR, /* a JSON string, with its quotes: the automaton reads what it means */
-    TERM_KEY, /* the same for an object's property: names first, then the automaton */
+    TERM_RAW,  /* the automaton's characters as they are, in UTF-8 */
+    TERM_STR,  /* a JSON string, with its quotes: the automaton reads what it means */
+    TERM_KEY,  /* the same for an object's property: names first, then the automaton */
+    TERM_FREE, /* any tokens, up to a text that stops it */
+};
+
+/*
+ * Free text around what is constrained. The automaton of its terminal reads bytes as if they were
+ * characters and never dies; bit i of a label says that stop i has just been written. The stop's text
+ * is not a part of the free text: what follows reads it, as `again` spells it (which is the same for
+ * stops that may be written with more or less white space). A free terminal is the only one that is
+ * under way where it is. Every stop begins with one of VOCAB_MARKS, white space aside.
+ */
+struct free_text {
+    char **again;     /* (n) */
+    uint32_t n, idle; /* idle: the automaton's state where nothing of a stop has been written */
+    bool may_end;     /* the answer may end inside it */
 };
 
 struct term {
     enum term_kind kind;
     bool plain; /* characters are escaped only where JSON asks for it */
+    bool bare;  /* TERM_KEY: not a JSON string: `open`, the name as it is, `shut` */
+    char shut;
+    const char *open;
     struct dfa *dfa;
     struct names *names; /* TERM_KEY */
     bool repeats;        /* TERM_KEY: others have finitely many names, which may come twice: with
                             those taken out, a name that was begun could be a dead end */
+    char *tag; /* TERM_RAW: a special token of this spelling, where the vocabulary has one, and
+                  nothing else then; or NULL */
+    bool token_only;        /* ... and nothing at all where it has none */
+    struct free_text *free; /* TERM_FREE */
+    uint32_t *left;         /* (states) bytes that end it at least: see grammar_end.c */
 };
 
 /* The declared properties of an object by name: a trie of code points, in sorted order. */
@@ -35,13 +57,15 @@ struct name_node {
     uint32_t cp, child, sibling; /* 0 = none; node 0 is the root */
     uint32_t lo, hi;             /* names below: positions lo .. hi - 1 */
     uint32_t name;               /* position + 1 of the name that ends here, or 0 */
+    uint32_t spelled;            /* bytes that lead here */
 };
 
 struct names {
     struct name_node *nodes; /* (n_nodes) */
     uint32_t n_nodes;
-    uint32_t n;   /* names */
-    bool escapes; /* some name has characters that JSON escapes */
+    uint32_t n;        /* names */
+    bool escapes;      /* some name has characters that JSON escapes */
+    uint32_t *spelled; /* (n) bytes of each name */
 };
 
 enum node_kind { NODE_GRAPH, NODE_ARRAY, NODE_OBJECT };
@@ -68,6 +92,7 @@ struct object_prop {
     uint32_t needs, n_needs; /* dependentRequired: object_node.needs[needs ..] are positions */
 };
 
+enum { MARK_OPEN, MARK_EMPTY, MARK_CLOSE, MARK_COMMA, MARK_COLON, OBJECT_MARKS };
 struct object_node {
     uint32_t key;             /* terminal */
     struct object_prop *prop; /* (n_props) sorted by name, as the names' positions are */
@@ -77,6 +102,7 @@ struct object_node {
     uint32_t n_others;
     uint32_t min, max;
     bool in_order;
+    uint32_t mark[OBJECT_MARKS]; /* terminals; NO_LIMIT: nothing is written there */
 };
 
 struct gnode {
@@ -109,6 +135,9 @@ struct grammar {
     uint32_t *state_at; /* (n_states + 1) */
     bool *state_final;  /* (n_states) */
     uint32_t n_states;
+    uint32_t *state_cost, *node_cost; /* (n_states), (n_nodes) bytes to the end: grammar_end.c */
+    uint32_t detour; /* bytes that what need not be begun takes at most */
+    bool json, tags;                  /* its first terminals are JSON's; some terminal is a tag */
     uint32_t n_edges, cap_edges, cap_states, cap_terms, cap_nodes;
     size_t bytes;
 };
@@ -120,10 +149,24 @@ uint32_t grammar_add_node(struct grammar *g, enum node_kind kind);
 uint32_t grammar_add_state(struct grammar *g, bool final);
 void grammar_add_edge(struct grammar *g, bool call, uint32_t target, uint32_t to);
 void grammar_finish(struct grammar *g);
+uint32_t grammar_add_tag(struct grammar *g, struct dfa *dfa, const char *text, bool token_only);
+/* Moves all of sub, which is freed, into g; the node that was its root. Where sub has JSON's terminals,
+ * g has them too. */
+uint32_t grammar_import(struct grammar *g, struct grammar *sub);
 
 struct grammar *gbnf_compile(const char *text, size_t len, struct error *err);
+/* What tool calls ask for, beside the flags of grammar.h. */
+enum {
+    SCHEMA_OBJECT = 1 << 8, /* an object, whatever else the schema allows */
+    SCHEMA_PYTHON = 1 << 9, /* the object is "(a=1, b=True)", True, False and None everywhere */
+    SCHEMA_XML = 1 << 10,   /* the object is ">", its "<parameter=a>..." and "</function>" */
+};
 struct grammar *schema_compile(const char *text, size_t len, int flags, struct error *err);
 struct grammar *choice_compile(const char *text, size_t len, struct error *err);
+/* The terminals that JSON is made of, into an empty grammar. */
+void schema_add_json(struct grammar *g, int flags);
+/* chat_grammar.c: see chat_grammar.h. */
+struct grammar *answer_compile(const char *text, size_t len, int flags, struct error *err);
 
 /* ---- the vocabulary (grammar_vocab.c) ---- */
 
@@ -157,8 +200,13 @@ struct grammar_vocab {
     uint32_t *exit_at;       /* (n_exits + 1) */
     int32_t *exit_token;
     uint32_t n_exits;
+    int32_t *marked; /* (n_marked) tokens of any kind that hold one of VOCAB_MARKS */
+    uint32_t n_marked;
 };
+#define VOCAB_MARKS "<[{"
 enum { VOCAB_TOKEN_MAX = 255 }; /* longer tokens are never allowed */
+/* May the token be a part of constrained text? Special ones may not. */
+bool vocab_usable(const struct tokenizer *t, int32_t id);
 
 /* ---- the matcher (grammar_match.c) ---- */
 
@@ -174,6 +222,7 @@ struct thread {
 
 struct waiter {
     uint32_t callee;
+    uint32_t cost; /* to the end of the answer once it is complete: see grammar_end.c */
     struct item then;
 };
 
@@ -184,18 +233,8 @@ struct point {
     bool accepts;
 };
 
-enum zone { ZONE_FREE, ZONE_TRIGGER, ZONE_ON, ZONE_DONE };
-
-struct zone_state {
-    enum zone zone;
-    uint32_t matched;  /* bytes of the awaited text */
-    bool held;         /* the constraint has been complete once */
-    uint32_t root_row; /* where the root began */
-};
-
 struct record { /* one accepted token: how things stood before it */
     struct point point;
-    struct zone_state zone;
     uint32_t n_threads_all;
 };
 
@@ -223,14 +262,18 @@ struct grammar_matcher {
     uint32_t *chain; /* scratch of threads_unique */
     uint32_t cap_chain;
     size_t work, work_max;
-    const char *error; /* a limit that was met */
-    /* zones */
-    struct zone_state zone;
-    char *until, *trigger;
-    int32_t *inner[2]; /* tokens that hold the awaited text past their start; -1 ends the list */
-    bool required, once;
-    uint32_t *scratch;    /* (n_words) a mask in the making, or NULL */
-    struct point *levels; /* (VOCAB_TOKEN_MAX + 2) of a walk */
+    const char *error;  /* a limit that was met */
+    int32_t *tag_token; /* (n_terms) of terminals that are tags: their token or -1; NULL: no tags */
+    /* Free text with nothing of a stop written: the tokens that hold a whole one. */
+    int32_t *hits;              /* (n_hits) */
+    uint32_t n_hits, hits_term; /* of this terminal + 1; 0 = not made */
+    /* the way to the end: grammar_end.c */
+    uint32_t n_costed;      /* rows whose waiters have their cost */
+    uint32_t budget, slack; /* tokens of the whole answer, 0 = any; kept in hand */
+    bool frugal;            /* nothing is begun that need not be */
+    size_t next_look;       /* before so many tokens there is no hurry */
+    uint32_t *scratch;      /* (n_words) a mask in the making, or NULL */
+    struct point *levels;   /* (VOCAB_TOKEN_MAX + 2) of a walk */
 };
 
 /* Steps the threads of `from` over one byte; the new point's threads are put on the stack.
@@ -243,8 +286,17 @@ void match_pop(struct grammar_matcher *m, const struct point *p, uint32_t n_thre
 bool match_end_term(struct grammar_matcher *m, const struct thread *t, struct point *to);
 /* Puts one more thread to point p, whose threads are the last ones. */
 bool match_add_thread(struct grammar_matcher *m, const struct thread *t, struct point *p);
-void match_restart(struct grammar_matcher *m); /* the constraint begins anew */
+void match_begin(struct grammar_matcher *m); /* at the root, once */
 bool match_bytes(struct grammar_matcher *m, const char *p, size_t n);
+bool match_tag(struct grammar_matcher *m, int32_t token); /* a special token */
+/* The thread of the free text at p, or NULL. */
+const struct thread *match_free(const struct grammar_matcher *m, const struct point *p);
 bool match_over(struct grammar_matcher *m, const char *what);
+
+/* grammar_end.c: costs of a finished grammar; is it time to end, and with which token (-1: an ending
+ * one)? */
+void grammar_costs(struct grammar *g);
+uint32_t grammar_edge_cost(const struct grammar *g, const struct edge *e);
+bool match_hurry(struct grammar_matcher *m, int32_t *token);
 
 #endif

@@ -12,8 +12,21 @@
 
 #include <string.h>
 
-struct grammar_matcher *grammar_matcher_new(struct grammar *g, const struct grammar_vocab *v,
-                                            const struct grammar_zones *zones)
+/* The tokens of the grammar's tags. */
+static void find_tags(struct grammar_matcher *m)
+{
+    const struct tokenizer *tok = m->v->tok;
+    m->tag_token = mem_alloc(m->g->n_terms * sizeof *m->tag_token);
+    for (uint32_t i = 0; i < m->g->n_terms; i++) {
+        const char *tag = m->g->terms[i].tag;
+        int32_t id = tag ? tokenizer_find(tok, tag, strlen(tag)) : -1;
+        enum token_kind kind = id >= 0 ? tokenizer_kind(tok, id) : TOKEN_UNKNOWN;
+        bool is_tag = (kind == TOKEN_CONTROL || kind == TOKEN_USER) && !tokenizer_is_end(tok, id);
+        m->tag_token[i] = is_tag ? id : -1;
+    }
+}
+
+struct grammar_matcher *grammar_matcher_new(struct grammar *g, const struct grammar_vocab *v)
 {
     struct grammar_matcher *m = mem_zalloc(1, sizeof *m);
     m->g = grammar_ref(g);
@@ -32,19 +45,9 @@ struct grammar_matcher *grammar_matcher_new(struct grammar *g, const struct gram
     m->nulls = mem_alloc(m->cap_nulls * sizeof *m->nulls);
     m->levels = mem_alloc((VOCAB_TOKEN_MAX + 2) * sizeof *m->levels);
     m->work_max = GRAMMAR_MASK_WORK;
-    m->zone.zone = ZONE_ON;
-    if (zones) {
-        m->until = zones->free_until && *zones->free_until ? mem_strdup(zones->free_until) : NULL;
-        m->trigger = zones->trigger && *zones->trigger ? mem_strdup(zones->trigger) : NULL;
-        m->required = zones->required;
-        m->once = zones->once;
-        if (m->until)
-            m->zone.zone = ZONE_FREE;
-        else if (m->trigger)
-            m->zone.zone = ZONE_TRIGGER;
-    }
-    if (m->zone.zone == ZONE_ON)
-        match_restart(m);
+    if (g->tags)
+        find_tags(m);
+    match_begin(m);
     return m;
 }
 
@@ -64,10 +67,8 @@ void grammar_matcher_free(struct grammar_matcher *m)
     mem_free(m->levels);
     mem_free(m->scratch);
     mem_free(m->history);
-    mem_free(m->until);
-    mem_free(m->trigger);
-    mem_free(m->inner[0]);
-    mem_free(m->inner[1]);
+    mem_free(m->tag_token);
+    mem_free(m->hits);
     mem_free(m);
 }
 
@@ -337,7 +338,7 @@ static void mask_any_string(struct grammar_matcher *m, const struct thread *at, 
 static bool in_any_string(const struct grammar_matcher *m, const struct thread *t)
 {
     const struct term *tm = &m->g->terms[t->term];
-    if (t->sub || tm->kind == TERM_RAW || !t->q || !tm->dfa->any)
+    if (t->sub || tm->kind == TERM_RAW || tm->bare || !t->q || !tm->dfa->any)
         return false;
     if (tm->kind == TERM_STR)
         return true;
@@ -407,54 +408,7 @@ static void mask_constraint(struct grammar_matcher *m, uint32_t *bits)
     m->n_threads = base;
 }
 
-/* ---- zones ---- */
-
-static const char *zone_text(const struct grammar_matcher *m, enum zone z)
-{
-    return z == ZONE_FREE ? m->until : z == ZONE_TRIGGER ? m->trigger : NULL;
-}
-
-/* How much of `text` is matched after one more byte (Knuth, Morris and Pratt without a table: the
- * texts are short). */
-static uint32_t text_step(const char *text, uint32_t matched, char byte)
-{
-    for (;;) {
-        if (text[matched] == byte)
-            return matched + 1;
-        if (!matched)
-            return 0;
-        uint32_t k = matched - 1;
-        while (k && memcmp(text, text + matched - k, k))
-            k--;
-        matched = k;
-    }
-}
-
-/* Free bytes; those after the awaited text belong to the next zone. False: they do not fit it. */
-static bool zone_bytes(struct grammar_matcher *m, const char *s, size_t n)
-{
-    size_t i = 0;
-    while (i < n && (m->zone.zone == ZONE_FREE || m->zone.zone == ZONE_TRIGGER)) {
-        const char *text = zone_text(m, m->zone.zone);
-        m->zone.matched = text_step(text, m->zone.matched, s[i++]);
-        if (text[m->zone.matched])
-            continue;
-        m->zone.matched = 0;
-        if (m->zone.zone == ZONE_FREE && m->trigger) {
-            m->zone.zone = ZONE_TRIGGER;
-        } else {
-            m->zone.zone = ZONE_ON;
-            match_restart(m);
-        }
-    }
-    if (m->zone.zone == ZONE_ON && i < n && !match_bytes(m, s + i, n - i))
-        return false;
-    if (m->zone.zone == ZONE_ON && m->trigger && m->now.accepts) {
-        m->zone.held = true;
-        m->zone.zone = m->once ? ZONE_DONE : ZONE_TRIGGER;
-    }
-    return true;
-}
+/* ---- free text ---- */
 
 static void all_set(const struct grammar_vocab *v, uint32_t *bits)
 {
@@ -463,97 +417,94 @@ static void all_set(const struct grammar_vocab *v, uint32_t *bits)
         bits[v->n_words - 1] = (1u << v->n_vocab % 32) - 1;
 }
 
-static bool may_end(const struct grammar_matcher *m)
-{
-    switch (m->zone.zone) {
-    case ZONE_FREE:
-        return false;
-    case ZONE_TRIGGER:
-        return !m->required || m->zone.held;
-    case ZONE_ON:
-        return m->now.accepts;
-    default:
-        return true;
-    }
-}
-
-/* Tokens that hold the whole awaited text somewhere past their first byte, found once. */
-static const int32_t *inner_tokens(struct grammar_matcher *m, const char *text)
-{
-    int32_t **list = &m->inner[text == m->trigger];
-    if (*list)
-        return *list;
-    size_t n = 0, len = strlen(text);
-    *list = mem_alloc(sizeof **list);
-    for (int32_t id = 0; id < m->v->n_vocab; id++) {
-        size_t k;
-        const char *p = tokenizer_piece(m->v->tok, id, &k);
-        if (k > len && memmem(p + 1, k - 1, text, len)) {
-            *list = mem_realloc(*list, n + 2, sizeof **list);
-            (*list)[n++] = id;
-        }
-    }
-    (*list)[n] = -1;
-    return *list;
-}
-
-/* Does the constraint allow what this token writes after the awaited text? Tried on the real state. */
+/* Does what follows free text allow what this token writes after a stop? Tried on the real state. */
 static bool free_token_fits(struct grammar_matcher *m, int32_t id)
 {
     size_t n;
     const char *p = tokenizer_piece(m->v->tok, id, &n);
-    struct zone_state zone = m->zone;
     struct point now = m->now;
     uint32_t n_threads = m->n_threads;
     struct point heights = {.n_rows = m->n_rows, .n_waiters = m->n_waiters, .n_data = m->n_data};
-    bool ok = zone_bytes(m, p, n);
-    m->zone = zone;
+    bool ok = match_bytes(m, p, n);
     m->now = now;
     match_pop(m, &heights, n_threads);
     return ok;
 }
 
-/* All tokens, but those that end the free text and go on in a way the constraint does not allow. */
-static void mask_free(struct grammar_matcher *m, uint32_t *bits)
+/* Does the token write a whole stop, from state q on? */
+static bool free_token_stops(const struct grammar_matcher *m, const struct dfa *d, uint32_t q,
+                             int32_t id)
 {
-    const struct grammar_vocab *v = m->v;
-    const char *text = zone_text(m, m->zone.zone);
-    all_set(v, bits);
-    if (!may_end(m))
-        for (size_t i = 0; i < v->n_words; i++)
-            bits[i] &= ~v->ends[i];
-    size_t len = strlen(text);
-    for (const int32_t *id = inner_tokens(m, text); *id >= 0; id++)
-        if (!free_token_fits(m, *id))
-            bits[*id / 32] &= ~(1u << *id % 32);
-    /* Tokens that begin with the rest of the awaited text, for every part of it that may be matched
-     * by now: the full part, and its borders. */
-    for (uint32_t k = m->zone.matched;; k--) {
-        if (k && memcmp(text, text + m->zone.matched - k, k))
-            continue;
-        for (int g = 0; g <= DFA_GROUPS; g++) {
-            const struct vocab_trie *trie = &v->trie[g];
-            uint32_t lo = 0, hi = trie->n;
-            size_t at = k;
-            for (uint32_t i = lo; at < len && i < hi;) {
-                if (trie->nodes[i].byte != (uint8_t)text[at]) {
-                    i = trie->nodes[i].skip;
-                    continue;
-                }
-                hi = trie->nodes[i].skip;
-                lo = ++i;
-                at++;
-            }
-            if (at < len)
-                continue;
-            for (uint32_t i = lo; i < hi; i++)
-                if (trie->nodes[i].token >= 0 && !free_token_fits(m, trie->nodes[i].token))
-                    for (int32_t id = trie->nodes[i].token; id >= 0; id = v->twin[id])
-                        bits[id / 32] &= ~(1u << id % 32);
-        }
-        if (!k)
-            break;
+    size_t n;
+    const char *p = tokenizer_piece(m->v->tok, id, &n);
+    for (size_t i = 0; i < n; i++) {
+        q = dfa_step(d, q, (uint8_t)p[i]);
+        if (d->label[q])
+            return true;
     }
+    return false;
+}
+
+static void find_hits(struct grammar_matcher *m, uint32_t term)
+{
+    const struct dfa *d = m->g->terms[term].dfa;
+    m->hits = mem_realloc(m->hits, m->v->n_marked + 1, sizeof *m->hits);
+    m->n_hits = 0;
+    m->hits_term = term + 1;
+    for (uint32_t i = 0; i < m->v->n_marked; i++)
+        if (free_token_stops(m, d, m->g->terms[term].free->idle, m->v->marked[i]))
+            m->hits[m->n_hits++] = m->v->marked[i];
+}
+
+static void free_judge(struct grammar_matcher *m, uint32_t *bits, int32_t id)
+{
+    if (!free_token_fits(m, id))
+        bits[id / 32] &= ~(1u << id % 32);
+}
+
+/* A part of a stop is written: the tokens that write the rest of it. */
+static void mask_begun_stop(struct grammar_matcher *m, const struct thread *t, uint32_t *bits)
+{
+    const struct dfa *d = m->g->terms[t->term].dfa;
+    uint32_t idle = m->g->terms[t->term].free->idle, q[VOCAB_TOKEN_MAX + 2];
+    q[0] = t->q;
+    for (int g = 0; g <= DFA_GROUPS; g++) {
+        const struct vocab_trie *trie = &m->v->trie[g];
+        for (uint32_t i = 0; i < trie->n;) {
+            const struct trie_node *n = &trie->nodes[i];
+            q[n->depth] = dfa_step(d, q[n->depth - 1], n->byte);
+            m->work++;
+            if (!d->label[q[n->depth]]) {
+                i = q[n->depth] == idle ? n->skip : i + 1;
+                continue;
+            }
+            for (; i < n->skip; i++)
+                for (int32_t id = trie->nodes[i].token; id >= 0; id = m->v->twin[id])
+                    free_judge(m, bits, id);
+        }
+    }
+}
+
+/* All tokens, but those that end the free text and go on in a way the constraint does not allow. */
+static void mask_free(struct grammar_matcher *m, const struct thread *now, uint32_t *bits)
+{
+    const struct thread t = *now;
+    const struct term *tm = &m->g->terms[t.term];
+    all_set(m->v, bits);
+    if (!m->now.accepts)
+        for (size_t i = 0; i < m->v->n_words; i++)
+            bits[i] &= ~m->v->ends[i];
+    if (t.q == tm->free->idle) {
+        if (m->hits_term != t.term + 1)
+            find_hits(m, t.term);
+        for (uint32_t i = 0; i < m->n_hits; i++)
+            free_judge(m, bits, m->hits[i]);
+        return;
+    }
+    for (uint32_t i = 0; i < m->v->n_marked; i++)
+        if (free_token_stops(m, tm->dfa, t.q, m->v->marked[i]))
+            free_judge(m, bits, m->v->marked[i]);
+    mask_begun_stop(m, &t, bits);
 }
 
 /* ---- the public face ---- */
@@ -564,13 +515,26 @@ bool grammar_mask(struct grammar_matcher *m, uint32_t *bits, struct error *err)
     m->work = 0;
     if (m->error)
         return error_set(err, "%s", m->error);
-    if (m->zone.zone == ZONE_FREE || m->zone.zone == ZONE_TRIGGER) {
-        mask_free(m, bits);
+    int32_t only;
+    bool hurry = match_hurry(m, &only);
+    const struct thread *free_text = match_free(m, &m->now);
+    if (hurry) {
+        memset(bits, 0, v->n_words * sizeof *bits);
+        if (only < 0)
+            bits_or(bits, v->ends, v->n_words);
+        for (; only >= 0; only = v->twin[only])
+            bits[only / 32] |= 1u << only % 32;
+    } else if (free_text) {
+        mask_free(m, free_text, bits);
     } else {
         memset(bits, 0, v->n_words * sizeof *bits);
-        if (m->zone.zone == ZONE_ON)
-            mask_constraint(m, bits);
-        if (may_end(m))
+        mask_constraint(m, bits);
+        for (uint32_t i = 0; m->tag_token && i < m->now.n_threads; i++) {
+            const struct thread *t = &m->threads[m->now.threads + i];
+            if (!t->q && m->g->terms[t->term].tag)
+                bits[m->tag_token[t->term] / 32] |= 1u << m->tag_token[t->term] % 32;
+        }
+        if (m->now.accepts)
             bits_or(bits, v->ends, v->n_words);
     }
     if (m->error)
@@ -588,26 +552,25 @@ bool grammar_accept(struct grammar_matcher *m, int32_t token, struct error *err)
         m->cap_history = m->cap_history ? 2 * m->cap_history : 64;
         m->history = mem_realloc(m->history, m->cap_history, sizeof *m->history);
     }
-    struct record r = {.point = m->now, .zone = m->zone, .n_threads_all = m->n_threads};
+    struct record r = {.point = m->now, .n_threads_all = m->n_threads};
     r.point.n_rows = m->n_rows;
     r.point.n_waiters = m->n_waiters;
     r.point.n_data = m->n_data;
     m->work = 0;
-    bool free_zone = m->zone.zone == ZONE_FREE || m->zone.zone == ZONE_TRIGGER, ok;
+    bool ok;
     size_t n;
     const char *p = tokenizer_piece(m->v->tok, token, &n);
     if (tokenizer_is_end(m->v->tok, token)) {
-        ok = may_end(m);
-        m->zone.zone = ok ? ZONE_DONE : m->zone.zone;
-    } else if (free_zone) {
-        ok = zone_bytes(m, p, n);
+        ok = m->now.accepts;
+        m->now = (struct point){.threads = m->n_threads, .accepts = true}; /* nothing follows */
+    } else if (match_free(m, &m->now)) {
+        ok = match_bytes(m, p, n);
+    } else if (vocab_usable(m->v->tok, token)) {
+        ok = match_bytes(m, p, n);
     } else {
-        enum token_kind kind = tokenizer_kind(m->v->tok, token);
-        ok = m->zone.zone == ZONE_ON && n && n <= VOCAB_TOKEN_MAX && kind != TOKEN_CONTROL &&
-             kind != TOKEN_UNKNOWN && kind != TOKEN_UNUSED && zone_bytes(m, p, n);
+        ok = match_tag(m, token);
     }
     if (!ok) {
-        m->zone = r.zone;
         m->now = r.point;
         match_pop(m, &r.point, r.n_threads_all);
         return m->error ? error_set(err, "%s", m->error)
@@ -625,29 +588,32 @@ void grammar_rollback(struct grammar_matcher *m, size_t n)
         return;
     m->n_history -= n;
     const struct record *r = &m->history[m->n_history];
-    m->zone = r->zone;
     m->now = r->point;
     match_pop(m, &r->point, r->n_threads_all);
     m->error = NULL; /* what went over a limit is undone */
+    m->next_look = 0;
+    m->frugal = false;
 }
 
 bool grammar_is_accepting(const struct grammar_matcher *m)
 {
-    return may_end(m);
+    return m->now.accepts;
 }
 
 bool grammar_is_active(const struct grammar_matcher *m)
 {
-    return m->zone.zone == ZONE_ON || m->zone.zone == ZONE_DONE;
+    return !match_free(m, &m->now);
 }
 
 /* Two bytes that may follow are two tokens, mostly: only where there is one does the mask decide. */
 int32_t grammar_forced(struct grammar_matcher *m)
 {
-    if (m->zone.zone != ZONE_ON || m->error)
+    if (match_free(m, &m->now) || m->error)
         return -1;
     uint32_t base = m->n_threads;
     int choices = m->now.accepts ? 2 : 0;
+    for (uint32_t i = 0; m->tag_token && i < m->now.n_threads; i++)
+        choices += m->g->terms[m->threads[m->now.threads + i].term].tag ? 1 : 0;
     struct point to;
     m->work = 0;
     for (uint32_t b = 0; b < 256 && choices < 2; b++) {

@@ -70,7 +70,7 @@ static bool order_fits(const struct object_node *o, const uint32_t *set,
 
 /* Which properties may come next, from which were seen. An object of n properties costs n here; that
  * is once a property. */
-static void set_allow(const struct object_node *o, uint32_t *set)
+static void set_allow(const struct object_node *o, uint32_t *set, bool frugal)
 {
     uint32_t words = set_words(o), *seen = set + SET_BITS, *allowed = seen + words;
     uint32_t missing = 0, last = 0, barrier = NO_LIMIT;
@@ -107,7 +107,7 @@ static void set_allow(const struct object_node *o, uint32_t *set)
             continue;
         if (o->in_order && (p->order < last || p->order > barrier || !order_fits(o, set, p)))
             continue;
-        if (!must && !room)
+        if (!must && (!room || (frugal && missing)))
             continue;
         if (!must && p->n_needs && o->max != NO_LIMIT) {
             /* What it asks for must fit too. */
@@ -122,7 +122,7 @@ static void set_allow(const struct object_node *o, uint32_t *set)
         *to |= bit;
     }
     /* In schema order, others come last: then every property may be left out from here on. */
-    set[SET_OTHERS] = o->n_others && room && (!o->in_order || !missing);
+    set[SET_OTHERS] = o->n_others && room && (!missing || (!o->in_order && !frugal));
 }
 
 /* May the object close? */
@@ -180,7 +180,7 @@ static uint32_t set_make(struct grammar_matcher *m, const struct object_node *o,
             m->n_data += 2;
         }
     }
-    set_allow(o, set);
+    set_allow(o, set, m->frugal);
     m->work += 1 + o->n_props / 8;
     return at;
 }
@@ -210,11 +210,16 @@ static void todo_add(struct grammar_matcher *m, struct item it)
 static void start_term(struct grammar_matcher *m, uint32_t term, struct item then)
 {
     const struct term *tm = &m->g->terms[term];
+    bool is_token = tm->tag && m->tag_token[term] >= 0;
+    if (tm->token_only && !is_token)
+        return;
     struct thread *t = thread_push(m);
     if (!t)
         return;
     *t = (struct thread){.term = term, .q = 1, .then = then};
-    if (tm->kind != TERM_RAW)
+    if (is_token)
+        t->q = 0; /* no byte leads on: match_tag does */
+    if (tm->bare ? *tm->open : tm->kind == TERM_STR || tm->kind == TERM_KEY)
         t->sub = SUB(SUB_OPEN, 0, 0);
     if (tm->kind == TERM_KEY) {
         t->name = tm->names->n ? 1 : 0;
@@ -234,7 +239,7 @@ static void call_node(struct grammar_matcher *m, uint32_t callee, struct item th
         m->cap_waiters *= 2;
         m->waiters = mem_realloc(m->waiters, m->cap_waiters, sizeof *m->waiters);
     }
-    m->waiters[m->n_waiters++] = (struct waiter){callee, then};
+    m->waiters[m->n_waiters++] = (struct waiter){.callee = callee, .then = then};
     const struct gnode *n = &m->g->nodes[callee];
     todo_add(m, (struct item){callee, n->kind == NODE_GRAPH ? n->start : 0, 0, row});
     for (uint32_t i = 0; i < m->n_nulls; i++)
@@ -246,7 +251,7 @@ static void call_node(struct grammar_matcher *m, uint32_t callee, struct item th
 static void complete(struct grammar_matcher *m, uint32_t node, uint32_t origin, uint32_t row_start,
                      bool *accepts)
 {
-    if (node == 0 && origin == m->zone.root_row)
+    if (node == 0 && origin == 0)
         *accepts = true;
     uint32_t from, to;
     if (origin == m->n_rows) { /* the row under construction: more may be added to it later */
@@ -301,6 +306,8 @@ static void expand_array(struct grammar_matcher *m, const struct item *it)
         if (it->pos == 1 && a->min == 0 && fit >= a->n_contains) {
             to.pos = 3;
             start_term(m, T_RBRACK0, to);
+            if (m->frugal)
+                return;
         }
         if (n >= a->max)
             return;
@@ -320,11 +327,12 @@ static void expand_array(struct grammar_matcher *m, const struct item *it)
         }
         return;
     }
-    if (n < a->max) {
+    bool complete = n >= a->min && fit >= a->n_contains;
+    if (n < a->max && !(complete && m->frugal)) {
         to.pos = 4;
         start_term(m, T_COMMA, to);
     }
-    if (n >= a->min && fit >= a->n_contains) {
+    if (complete) {
         to.pos = 3;
         start_term(m, T_RBRACK, to);
     }
@@ -339,7 +347,7 @@ static void expand_object(struct grammar_matcher *m, const struct item *it)
     struct item to = *it;
     if (it->pos == 0) {
         to.pos = 1;
-        start_term(m, T_LBRACE, to);
+        start_term(m, o->mark[MARK_OPEN], to);
     } else if (it->pos <= 2) {
         if (it->pos == 1) {
             to.data = set_make(m, o, 0, true, 0, 0);
@@ -347,26 +355,29 @@ static void expand_object(struct grammar_matcher *m, const struct item *it)
                 return;
             if (set_complete(o, m->data + to.data)) {
                 to.pos = 4;
-                start_term(m, T_RBRACE0, to);
+                start_term(m, o->mark[MARK_EMPTY], to);
+                if (m->frugal)
+                    return;
             }
         }
         to.pos = 2; /* the label is added when the key ends: see end_term */
         if (set_open(o, m->data + to.data))
             start_term(m, o->key, to);
     } else if (it->pos == 3) {
-        if (set_open(o, m->data + it->data)) {
+        bool done = set_complete(o, m->data + it->data);
+        if (set_open(o, m->data + it->data) && !(done && m->frugal)) {
             to.pos = 2;
-            start_term(m, T_COMMA, to);
+            start_term(m, o->mark[MARK_COMMA] == NO_LIMIT ? o->key : o->mark[MARK_COMMA], to);
         }
-        if (set_complete(o, m->data + it->data)) {
+        if (done) {
             to.pos = 4;
-            start_term(m, T_RBRACE, to);
+            start_term(m, o->mark[MARK_CLOSE], to);
         }
-    } else if (it->pos < 5 + labels) {
+    } else if (it->pos < 5 + labels && o->mark[MARK_COLON] != NO_LIMIT) {
         to.pos += labels;
-        start_term(m, T_COLON, to);
+        start_term(m, o->mark[MARK_COLON], to);
     } else {
-        uint32_t k = it->pos - 5 - labels;
+        uint32_t k = it->pos - 5 - (it->pos < 5 + labels ? 0 : labels);
         to.pos = 3;
         call_node(m, k < o->n_props ? o->prop[k].node : o->others[k - o->n_props], to);
     }
@@ -384,6 +395,12 @@ static struct item end_item(struct grammar_matcher *m, const struct thread *t)
         it.pos = 5 + label - 1;
     }
     return it;
+}
+
+/* Is this way about as short as the shortest from that state? A rule that may end does. */
+static bool edge_frugal(const struct grammar *g, uint32_t state, const struct edge *e)
+{
+    return grammar_edge_cost(g, e) <= g->state_cost[state] + 16;
 }
 
 /* Runs the items of the list until nothing is new. Threads of new terminals go on the stack. */
@@ -411,6 +428,8 @@ static void closure(struct grammar_matcher *m, struct point *to, bool first)
                 complete(m, it.node, it.origin, row_start, &to->accepts);
             for (uint32_t e = g->state_at[it.pos]; e < g->state_at[it.pos + 1]; e++) {
                 struct item then = it;
+                if (m->frugal && !edge_frugal(g, it.pos, &g->edges[e]))
+                    continue;
                 then.pos = g->edges[e].to;
                 if (g->edges[e].call)
                     call_node(m, g->edges[e].target, then);
@@ -434,18 +453,28 @@ static void todo_clear(struct grammar_matcher *m)
     memset(m->todo_head, 0, sizeof m->todo_head);
 }
 
+const struct thread *match_free(const struct grammar_matcher *m, const struct point *p)
+{
+    const struct thread *t = &m->threads[p->threads];
+    return p->n_threads && m->g->terms[t->term].kind == TERM_FREE ? t : NULL;
+}
+
 static void point_end(struct grammar_matcher *m, struct point *p)
 {
     p->n_threads = m->n_threads - p->threads;
     p->n_rows = m->n_rows;
     p->n_waiters = m->n_waiters;
     p->n_data = m->n_data;
+    const struct thread *t = match_free(m, p);
+    p->accepts |= t && m->g->terms[t->term].free->may_end;
 }
 
 void match_pop(struct grammar_matcher *m, const struct point *p, uint32_t n_threads)
 {
     m->n_threads = n_threads;
     m->n_rows = p->n_rows;
+    if (m->n_costed > p->n_rows)
+        m->n_costed = p->n_rows;
     m->n_waiters = p->n_waiters;
     m->n_data = p->n_data;
 }
@@ -499,10 +528,78 @@ static void threads_unique(struct grammar_matcher *m, const struct point *p)
     m->n_threads = p->threads + k;
 }
 
+/* Ends the tags of `from` whose token it is, or (token < 0) that `text` begins with; *n: bytes of it.
+ * False: there are none, or nothing follows. */
+static bool end_tags(struct grammar_matcher *m, const struct point *from, int32_t token,
+                     const char *text, size_t *n, struct point *to)
+{
+    *n = 0;
+    *to = (struct point){.threads = m->n_threads};
+    for (uint32_t i = 0; m->tag_token && i < from->n_threads; i++) {
+        const struct thread *t = &m->threads[from->threads + i];
+        const char *tag = m->g->terms[t->term].tag;
+        if (!tag || t->q || (token >= 0 && m->tag_token[t->term] != token))
+            continue;
+        size_t len = strlen(tag);
+        if ((text && strncmp(tag, text, len) != 0) || (*n && *n != len))
+            continue;
+        if (!*n)
+            todo_clear(m);
+        *n = len;
+        todo_add(m, t->then);
+    }
+    if (!*n)
+        return false;
+    closure(m, to, false);
+    point_end(m, to);
+    return !m->error && (to->n_threads || to->accepts);
+}
+
+/* Threads of p go down to `base`: what lies between is not needed any more. */
+static void point_lower(struct grammar_matcher *m, struct point *p, uint32_t base)
+{
+    memmove(m->threads + base, m->threads + p->threads, p->n_threads * sizeof *m->threads);
+    p->threads = base;
+    m->n_threads = base + p->n_threads;
+}
+
+/* One byte of free text. A stop that is complete is read again by what follows. */
+static bool step_free(struct grammar_matcher *m, const struct point *from, uint8_t byte,
+                      struct point *to)
+{
+    struct thread t = m->threads[from->threads];
+    const struct term *tm = &m->g->terms[t.term];
+    CHECK(from->n_threads == 1, "free text beside something else");
+    t.q = dfa_step(tm->dfa, t.q, byte);
+    uint32_t label = tm->dfa->label[t.q];
+    m->work++;
+    if (!label) {
+        *to = (struct point){.threads = m->n_threads};
+        return match_add_thread(m, &t, to) && (point_end(m, to), true);
+    }
+    const char *text = tm->free->again[__builtin_ctz(label)];
+    uint32_t base = m->n_threads;
+    bool ok = match_end_term(m, &t, to);
+    while (ok && *text) {
+        struct point next;
+        size_t n;
+        ok = end_tags(m, to, -1, text, &n, &next);
+        if (!n)
+            ok = match_step(m, to, (uint8_t)*text, &next);
+        text += n ? n : 1;
+        if (ok)
+            point_lower(m, &next, base);
+        *to = next;
+    }
+    return ok;
+}
+
 bool match_step(struct grammar_matcher *m, const struct point *from, uint8_t byte, struct point *to)
 {
     uint32_t n = from->n_threads;
     bool ended = false;
+    if (match_free(m, from))
+        return step_free(m, from, byte, to);
     *to = (struct point){.threads = m->n_threads};
     m->work += n;
     for (uint32_t i = 0; i < n; i++) {
@@ -532,16 +629,28 @@ bool match_step(struct grammar_matcher *m, const struct point *from, uint8_t byt
     return !m->error && (to->n_threads || to->accepts);
 }
 
-void match_restart(struct grammar_matcher *m)
+void match_begin(struct grammar_matcher *m)
 {
-    struct point p = {.threads = m->n_threads};
+    struct point p = {0};
     const struct gnode *root = &m->g->nodes[0];
-    m->zone.root_row = m->n_rows;
     todo_clear(m);
-    todo_add(m, (struct item){0, root->kind == NODE_GRAPH ? root->start : 0, 0, m->n_rows});
+    todo_add(m, (struct item){0, root->kind == NODE_GRAPH ? root->start : 0, 0, 0});
     closure(m, &p, true); /* its row is the root's alone, even if nothing is called */
     point_end(m, &p);
     m->now = p;
+}
+
+bool match_tag(struct grammar_matcher *m, int32_t token)
+{
+    struct point to;
+    size_t n;
+    uint32_t base = m->n_threads;
+    if (!end_tags(m, &m->now, token, NULL, &n, &to)) {
+        match_pop(m, &m->now, base);
+        return false;
+    }
+    m->now = to;
+    return true;
 }
 
 /* The bytes of a token. On success the new point's threads lie right after the old one's. */
@@ -554,10 +663,7 @@ bool match_bytes(struct grammar_matcher *m, const char *s, size_t n)
             match_pop(m, &m->now, base);
             return false;
         }
-        /* What lies between the old point and the new one is not needed any more. */
-        memmove(m->threads + base, m->threads + to.threads, to.n_threads * sizeof *m->threads);
-        to.threads = base;
-        m->n_threads = base + to.n_threads;
+        point_lower(m, &to, base);
         from = to;
     }
     m->now = from;

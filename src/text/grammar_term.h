@@ -292,13 +292,13 @@ static inline bool term_step(const struct grammar_matcher *m, struct thread *t, 
     if (kind == SUB_IN) {
         if (b >= 128)
             return term_step_utf8(m, tm, t, b);
-        if (b == '"') {
+        if (b == (tm->bare ? (uint8_t)tm->shut : '"')) {
             if (tm->kind == TERM_KEY ? !key_label(m, tm, t) : !tm->dfa->label[t->q])
                 return false;
             t->sub = SUB(SUB_DONE, 0, 0);
             return true;
         }
-        if (b == '\\') {
+        if (b == '\\' && !tm->bare) {
             t->sub = SUB(SUB_ESC, 0, 0);
             return term_esc_alive(m, tm, t);
         }
@@ -306,6 +306,11 @@ static inline bool term_step(const struct grammar_matcher *m, struct thread *t, 
     }
     if (kind == SUB_UTF8)
         return term_step_utf8(m, tm, t, b);
+    if (kind == SUB_OPEN && tm->bare) {
+        uint32_t at = t->sub & 0xffffff;
+        t->sub = tm->open[at + 1] ? SUB(SUB_OPEN, 0, at + 1) : 0;
+        return b == (uint8_t)tm->open[at];
+    }
     if (kind == SUB_OPEN) {
         t->sub = 0;
         return b == '"';

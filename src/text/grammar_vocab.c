@@ -98,8 +98,10 @@ static int group_of(const char *p, size_t n, size_t *n_chars)
     return __builtin_ctz(in);
 }
 
-static bool token_usable(const struct tokenizer *t, int32_t id, const char *p, size_t n)
+bool vocab_usable(const struct tokenizer *t, int32_t id)
 {
+    size_t n;
+    const char *p = tokenizer_piece(t, id, &n);
     enum token_kind k = tokenizer_kind(t, id);
     if (!n || n > VOCAB_TOKEN_MAX || tokenizer_is_end(t, id))
         return false;
@@ -236,6 +238,7 @@ struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t)
     v->ends = mem_zalloc(v->n_words + 1, sizeof *v->ends);
     v->twin = mem_alloc(((size_t)v->n_vocab + 1) * sizeof *v->twin);
     memset(v->twin, -1, ((size_t)v->n_vocab + 1) * sizeof *v->twin);
+    v->marked = mem_alloc(((size_t)v->n_vocab + 1) * sizeof *v->marked);
     struct entry *all = mem_alloc(((size_t)v->n_vocab + 1) * sizeof *all), *part;
     part = mem_alloc(((size_t)v->n_vocab + 1) * sizeof *part);
     uint8_t *group = mem_zalloc((size_t)v->n_vocab + 1, 1);
@@ -246,7 +249,13 @@ struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t)
         const char *p = tokenizer_piece(t, id, &len);
         if (tokenizer_is_end(t, id))
             mask_set(v->ends, id);
-        if (!token_usable(t, id, p, len))
+        else
+            for (size_t i = 0; i < len; i++)
+                if (p[i] && strchr(VOCAB_MARKS, p[i])) {
+                    v->marked[v->n_marked++] = id;
+                    break;
+                }
+        if (!vocab_usable(t, id))
             continue;
         all[n++] = (struct entry){p, (uint32_t)len, id};
         size_t chars = 0;
@@ -268,6 +277,7 @@ struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t)
         if (g == DFA_GROUPS)
             vocab_scan_rest(v, part, k);
     }
+    v->marked = mem_realloc(v->marked, v->n_marked + 1, sizeof *v->marked);
     mem_free(all);
     mem_free(part);
     mem_free(group);
@@ -290,5 +300,6 @@ void grammar_vocab_free(struct grammar_vocab *v)
     mem_free(v->after.nodes);
     mem_free(v->exit_at);
     mem_free(v->exit_token);
+    mem_free(v->marked);
     mem_free(v);
 }

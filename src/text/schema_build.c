@@ -21,6 +21,13 @@ struct builder {
     uint32_t n_sets, cap_sets;
     uint32_t *slots, n_slots;
     uint32_t words[3]; /* terminals of null, true and false, or NO_LIMIT */
+    uint32_t no_tag;   /* SCHEMA_XML: term of the texts that do not end a parameter */
+    struct {
+        struct lits lits;
+        uint32_t node;
+        bool text;
+    } * params; /* (n_params) SCHEMA_XML: to be built */
+    uint32_t n_params, cap_params;
     struct {
         uint32_t term, id;
         bool str;
@@ -33,6 +40,7 @@ struct builder {
 /* What an object node needs until its key's terminal is made. */
 struct names_of {
     uint32_t node;
+    bool call;         /* the arguments of a call that are not JSON */
     const char **name; /* (n) sorted */
     uint32_t *len;
     uint32_t n;
@@ -129,23 +137,25 @@ static bool term_regex(struct builder *b, const char *pattern, uint32_t *id)
     return *id != NO_LIMIT;
 }
 
-/* The punctuation of JSON, in the order of the T_ names. White space is bounded: some blanks, and two
- * lines with their indentation. */
-static bool add_punctuation(struct builder *b)
+/* The punctuation of JSON, in the order of the T_ names. White space is bounded: one blank, and one
+ * line end with the indentation of the next. */
+void schema_add_json(struct grammar *g, int flags)
 {
-#define WS "[ \\t]{0,8}(\\r?\\n[ \\t]{0,80}){0,2}"
+#define WS "[ \\t]?(\\r?\\n[ \\t]{0,64})?"
     static const char *const loose[T_JSON_COUNT] = {"\\{" WS, "\\}",    WS "\\}",  "\\[" WS,
                                                     "\\]",    WS "\\]", WS "," WS, WS ":" WS};
     static const char *const tight[T_JSON_COUNT] = {"\\{", "\\}",     "(?:\\})", "\\[",
                                                     "\\]", "(?:\\])", ",",       ":"};
-    const char *const *list = b->s->flags & GRAMMAR_COMPACT ? tight : loose;
+    const char *const *list = flags & GRAMMAR_COMPACT ? tight : loose;
+    struct re_pool *pool = re_pool_new();
     for (uint32_t i = 0; i < T_JSON_COUNT; i++) {
-        uint32_t t = re_parse(b->s->pool, list[i], strlen(list[i]), false, NULL);
-        struct dfa *d = dfa_new(b->s->pool, &t, 1, NULL);
-        CHECK(d && b->g->n_terms == i, "the terminals of JSON");
-        grammar_add_term(b->g, TERM_RAW, d);
+        uint32_t t = re_parse(pool, list[i], strlen(list[i]), false, NULL);
+        struct dfa *d = dfa_new(pool, &t, 1, NULL);
+        CHECK(d && g->n_terms == i, "the terminals of JSON");
+        grammar_add_term(g, TERM_RAW, d);
     }
-    return true;
+    g->json = true;
+    re_pool_free(pool);
 #undef WS
 }
 
@@ -255,6 +265,60 @@ static uint32_t find_name(const struct name *v, uint32_t n, const char *p, uint3
     return NO_LIMIT;
 }
 
+/* ---- the arguments of calls that are not JSON ---- */
+
+/* A term that matches the texts without this one. */
+static uint32_t without(struct re_pool *p, const char *text)
+{
+    uint32_t t = re_cat(p, RE_ALL, re_cat(p, re_literal(p, text, strlen(text)), RE_ALL));
+    return re_not(p, t);
+}
+
+/* Names that can be written without quotes. */
+#define CALL_WORD "[A-Za-z_][A-Za-z0-9_.-]{0,62}"
+static bool is_word(const char *p, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (!((p[i] | 32) >= 'a' && (p[i] | 32) <= 'z') && p[i] != '_' &&
+            !(i && ((p[i] >= '0' && p[i] <= '9') || p[i] == '.' || p[i] == '-')))
+            return false;
+    return n > 0;
+}
+
+/* The node of an argument. In XML it is not only JSON: it is built when the object is done. */
+static uint32_t param_of(struct builder *b, struct lits l, const char *name, uint32_t len)
+{
+    if (!(b->s->flags & SCHEMA_XML))
+        return node_of(b, l);
+    const struct jvalue *root = jdoc_root(b->s->doc), *type = NULL;
+    if (name)
+        type = jvalue_get(jvalue_get_n(jvalue_get(root, "properties"), name, len), "type");
+    if (b->n_params == b->cap_params) {
+        b->cap_params = b->cap_params ? 2 * b->cap_params : 16;
+        b->params = mem_realloc(b->params, b->cap_params, sizeof *b->params);
+    }
+    b->params[b->n_params].lits = l;
+    b->params[b->n_params].text = type && jvalue_is(type, "string");
+    uint32_t node = grammar_add_node(b->g, NODE_GRAPH);
+    b->params[b->n_params++].node = node;
+    return node;
+}
+
+/* What stands around the arguments. */
+static bool call_marks(struct builder *b, struct object_node *o)
+{
+    static const char *const xml[OBJECT_MARKS] = {">\\n", "</function>", "</function>", NULL,
+                                                  "\\n"};
+    static const char *const py[OBJECT_MARKS] = {"\\(", "\\)", "\\)", ", ?", NULL};
+    const char *const *list = b->s->flags & SCHEMA_XML ? xml : py;
+    for (int i = 0; i < OBJECT_MARKS; i++) {
+        o->mark[i] = NO_LIMIT;
+        if (list[i] && !term_regex(b, list[i], &o->mark[i]))
+            return false;
+    }
+    return true;
+}
+
 /* The names that are not declared: which patterns they match decides what their values must fit. */
 static bool build_others(struct builder *b, const struct shape *x, struct object_node *o,
                          struct names_of *info)
@@ -268,7 +332,10 @@ static bool build_others(struct builder *b, const struct shape *x, struct object
         for (uint32_t i = 0; i < c->n_pats; i++)
             terms[n++] = c->pats[i].re;
     }
-    terms[n] = x->names;
+    terms[n] = b->no_tag ? re_and(s->pool, x->names, b->no_tag) : x->names;
+    if (info->call)
+        terms[n] =
+            re_and(s->pool, terms[n], re_parse(s->pool, CALL_WORD, strlen(CALL_WORD), false, NULL));
     bool closed = false;
     for (const struct comp *c = x->comps; c; c = c->next)
         closed |= !c->n_pats && lits_false(c->extra);
@@ -304,7 +371,9 @@ static bool build_others(struct builder *b, const struct shape *x, struct object
             if (!hit)
                 l = lits_join(s, l, c->extra);
         }
-        o->others[k] = lits_false(l) ? NO_LIMIT : node_of(b, l);
+        o->others[k] = lits_false(l) ? NO_LIMIT
+                       : info->call  ? param_of(b, l, NULL, 0)
+                                     : node_of(b, l);
     }
     o->n_others = info->n_labels;
     return !s->failed;
@@ -339,7 +408,7 @@ static void build_needs(const struct shape *x, const struct name *names, uint32_
     mem_free(m);
 }
 
-static bool build_object(struct builder *b, const struct shape *x, uint32_t *out)
+static bool build_object(struct builder *b, const struct shape *x, bool root, uint32_t *out)
 {
     struct schema *s = b->s;
     struct name *names;
@@ -356,8 +425,12 @@ static bool build_object(struct builder *b, const struct shape *x, uint32_t *out
     o->min = x->min_props;
     o->max = x->max_props;
     o->in_order = s->flags & GRAMMAR_SCHEMA_ORDER;
+    static const uint32_t json[OBJECT_MARKS] = {T_LBRACE, T_RBRACE0, T_RBRACE, T_COMMA, T_COLON};
+    memcpy(o->mark, json, sizeof json);
+    bool call = root && s->flags & (SCHEMA_XML | SCHEMA_PYTHON);
     struct names_of *info = schema_alloc(s, sizeof *info);
     info->node = node;
+    info->call = call;
     info->n = n;
     info->name = schema_alloc(s, (n + 1) * sizeof *info->name);
     info->len = schema_alloc(s, (n + 1) * sizeof *info->len);
@@ -377,11 +450,16 @@ static bool build_object(struct builder *b, const struct shape *x, uint32_t *out
             allowed = !term_empty(
                 s, re_and(s->pool, x->names, re_literal(s->pool, names[i].p, names[i].len)));
         o->prop[i].order = names[i].order;
-        o->prop[i].node = allowed ? node_of(b, l) : NO_LIMIT;
+        allowed = allowed && (!call || is_word(names[i].p, names[i].len));
+        o->prop[i].node = !allowed ? NO_LIMIT
+                          : call   ? param_of(b, l, names[i].p, names[i].len)
+                                   : node_of(b, l);
     }
     for (const struct name_list *r = x->required; r; r = r->next)
         o->prop[find_name(names, n, r->name, r->len)].required = true;
     build_needs(x, names, n, o);
+    if (call && !call_marks(b, o))
+        return false;
     *out = node;
     return !s->failed;
 }
@@ -390,34 +468,63 @@ static bool build_object(struct builder *b, const struct shape *x, uint32_t *out
 
 static bool word_term(struct builder *b, int k, uint32_t *id)
 {
-    static const char *const words[3] = {"null", "true", "false"};
-    if (b->words[k] == NO_LIMIT && !term_regex(b, words[k], &b->words[k]))
+    static const char *const words[2][3] = {{"null", "true", "false"}, {"None", "True", "False"}};
+    const char *word = words[!!(b->s->flags & SCHEMA_PYTHON)][k];
+    if (b->words[k] == NO_LIMIT && !term_regex(b, word, &b->words[k]))
         return false;
     *id = b->words[k];
     return true;
 }
 
-static bool build_node(struct builder *b, uint32_t i)
+/* The value of an XML parameter is followed by this; a text is written as it is. What looks like JSON
+ * is taken for it, so a text begins with a letter where it may be something else. */
+#define XML_END "\n</parameter>\n"
+static uint32_t xml_text(struct builder *b, uint32_t str, bool always)
+{
+    struct re_pool *p = b->s->pool;
+    static const char letters[] =
+        "(?!(true|false|null|True|False|None|NaN|Infinity)$)[A-Za-z_](.|\\n)*";
+    if (str != RE_NONE && !always)
+        str = re_and(p, str, re_parse(p, letters, strlen(letters), false, NULL));
+    if (str == RE_NONE)
+        return NO_LIMIT;
+    return term_of(b, re_cat(p, str, re_literal(p, XML_END, strlen(XML_END))), false);
+}
+
+enum value_kind { VALUE_JSON, VALUE_XML, VALUE_XML_TEXT };
+
+/* All that a node may be, from the shapes of its set of literals. */
+static bool build_value(struct builder *b, struct lits lits, uint32_t node, bool root,
+                        enum value_kind kind)
 {
     struct schema *s = b->s;
     struct shapes all = {0};
-    uint32_t node = b->node_of[i], types = 0, num = RE_NONE, str = RE_NONE;
-    if (!schema_expand_all(s, b->sets[i], &all))
+    uint32_t types = 0, num = RE_NONE, str = RE_NONE;
+    if (!schema_expand_all(s, lits, &all))
         return false;
     uint32_t *calls = schema_alloc(s, (2 * all.n + 1) * sizeof *calls), n_calls = 0;
     for (uint32_t k = 0; k < all.n; k++) {
-        const struct shape *x = &all.v[k];
-        types |= x->types;
-        if (x->types & TY_NUM)
-            num = re_or(s->pool, num, x->num == RE_ALL ? num_any(s) : x->num);
-        if (x->types & TY_STR)
-            str = re_or(s->pool, str, x->str);
-        if (x->types & TY_ARR && !build_array(b, x, &calls[n_calls++]))
+        struct shape x = all.v[k];
+        if (root && s->flags & SCHEMA_OBJECT)
+            x.types &= TY_OBJ;
+        types |= x.types;
+        if (x.types & TY_NUM)
+            num = re_or(s->pool, num, x.num == RE_ALL ? num_any(s) : x.num);
+        if (x.types & TY_STR)
+            str = re_or(s->pool, str, x.str);
+        if (x.types & TY_ARR && !build_array(b, &x, &calls[n_calls++]))
             return false;
-        if (x->types & TY_OBJ && !build_object(b, x, &calls[n_calls++]))
+        if (x.types & TY_OBJ && !build_object(b, &x, root, &calls[n_calls++]))
             return false;
     }
-    uint32_t terms[5], n_terms = 0;
+    uint32_t terms[5], n_terms = 0, text = NO_LIMIT, end = NO_LIMIT;
+    if (b->no_tag && str != RE_NONE)
+        str = re_and(s->pool, str, b->no_tag);
+    if (kind != VALUE_JSON) {
+        text = xml_text(b, str, kind == VALUE_XML_TEXT);
+        end = term_of(b, re_literal(s->pool, XML_END, strlen(XML_END)), false);
+        str = RE_NONE;
+    }
     for (int k = 0; k < 3; k++)
         if (types & (k == 0 ? TY_NULL : k == 1 ? TY_TRUE : TY_FALSE)) {
             if (!word_term(b, k, &terms[n_terms]))
@@ -436,8 +543,25 @@ static bool build_node(struct builder *b, uint32_t i)
         grammar_add_edge(b->g, false, terms[k], first + 1);
     for (uint32_t k = 0; k < n_calls; k++)
         grammar_add_edge(b->g, true, calls[k], first + 1);
-    grammar_add_state(b->g, true);
+    if (text != NO_LIMIT)
+        grammar_add_edge(b->g, false, text, first + 2);
+    grammar_add_state(b->g, kind == VALUE_JSON);
+    if (kind != VALUE_JSON) {
+        grammar_add_edge(b->g, false, end, first + 2);
+        grammar_add_state(b->g, true);
+    }
     return true;
+}
+
+static bool build_params(struct builder *b)
+{
+    bool ok = true;
+    for (; ok && b->n_params; b->n_params--) {
+        uint32_t i = b->n_params - 1;
+        ok = build_value(b, b->params[i].lits, b->params[i].node, false,
+                         b->params[i].text ? VALUE_XML_TEXT : VALUE_XML);
+    }
+    return ok;
 }
 
 /* ---- what nothing fits ---- */
@@ -612,6 +736,11 @@ static bool make_key(struct builder *b, struct names_of *info, const uint8_t *ok
     struct term *t = &b->g->terms[o->key];
     t->plain = !o->n_others || info->dfa->finite;
     t->repeats = o->n_others && info->dfa->finite;
+    if (info->call) {
+        t->bare = true;
+        t->open = b->s->flags & SCHEMA_XML ? "<parameter=" : "";
+        t->shut = b->s->flags & SCHEMA_XML ? '>' : '=';
+    }
     uint32_t n_required = 0;
     for (uint32_t i = 0; i < o->n_props; i++)
         n_required += o->prop[i].required;
@@ -641,31 +770,43 @@ static void builder_clear(struct builder *b)
     mem_free(b->slots);
     mem_free(b->terms);
     mem_free(b->objects);
+    mem_free(b->params);
+}
+
+/* Node 0: white space before the value, then the value. */
+static bool build_root(struct builder *b, const struct jvalue *root, uint32_t *value)
+{
+    uint32_t top = grammar_add_node(b->g, NODE_GRAPH), ws;
+    b->g->nodes[top].start = grammar_add_state(b->g, false);
+    if (!term_regex(b, "[ \\t]{1,4}|[ \\t]{0,2}(\\r?\\n){1,2}", &ws))
+        return false;
+    *value = node_of(b, schema_lits(b->s, root, false));
+    if (!(b->s->flags & (GRAMMAR_COMPACT | SCHEMA_XML | SCHEMA_PYTHON)))
+        grammar_add_edge(b->g, false, ws, 1);
+    grammar_add_edge(b->g, true, *value, 2);
+    grammar_add_state(b->g, false);
+    grammar_add_edge(b->g, true, *value, 2);
+    grammar_add_state(b->g, true);
+    return true;
 }
 
 static bool build(struct builder *b)
 {
     struct schema *s = b->s;
     const struct jvalue *root = jdoc_root(s->doc);
+    uint32_t value;
     if (!schema_is(root))
         return schema_fail(s, root, "a schema is an object, true or false");
-    if (!add_punctuation(b))
-        return false;
+    schema_add_json(b->g, s->flags);
     b->words[0] = b->words[1] = b->words[2] = NO_LIMIT;
-    /* Node 0: white space before the value, then the value. */
-    uint32_t top = grammar_add_node(b->g, NODE_GRAPH), ws, value;
-    b->g->nodes[top].start = grammar_add_state(b->g, false);
-    if (!term_regex(b, "[ \\t]{1,4}|[ \\t]{0,2}(\\r?\\n){1,2}", &ws))
+    if (s->flags & SCHEMA_XML)
+        b->no_tag = re_and(
+            s->pool, without(s->pool, "</parameter>"),
+            re_and(s->pool, without(s->pool, "\n</function>"), without(s->pool, "\n<parameter=")));
+    if (!build_root(b, root, &value))
         return false;
-    value = node_of(b, schema_lits(s, root, false));
-    if (!(s->flags & GRAMMAR_COMPACT))
-        grammar_add_edge(b->g, false, ws, 1);
-    grammar_add_edge(b->g, true, value, 2);
-    grammar_add_state(b->g, false);
-    grammar_add_edge(b->g, true, value, 2);
-    grammar_add_state(b->g, true);
     for (uint32_t i = 0; i < b->n_sets && !s->failed; i++)
-        if (!build_node(b, i))
+        if (!build_value(b, b->sets[i], b->node_of[i], i == 0, VALUE_JSON) || !build_params(b))
             return false;
     if (s->failed)
         return false;
@@ -677,7 +818,7 @@ static bool build(struct builder *b)
     cut_edges(b->g, ok);
     for (uint32_t i = 0; i < b->n_objects && fits; i++)
         fits = make_key(b, b->objects[i], ok);
-    if (!ok[value])
+    if (!fits && !s->failed)
         schema_fail(s, root, "no value fits this schema");
     mem_free(ok);
     grammar_finish(b->g);

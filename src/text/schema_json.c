@@ -297,7 +297,7 @@ const struct jvalue *jdoc_at(const struct jdoc *d, uint32_t id)
 const struct jvalue *jvalue_get_n(const struct jvalue *v, const char *name, size_t len)
 {
     const struct jvalue *hit = NULL;
-    if (v->kind == J_OBJECT)
+    if (v && v->kind == J_OBJECT)
         for (const struct jvalue *c = v->first; c; c = c->next)
             if (c->key_len == len && !memcmp(c->key, name, len))
                 hit = c;

@@ -32,7 +32,7 @@ const struct jvalue *jdoc_root(const struct jdoc *d);
 uint32_t jdoc_count(const struct jdoc *d);
 const struct jvalue *jdoc_at(const struct jdoc *d, uint32_t id);
 
-/* The member of this name (the last one, where there are several), or NULL. */
+/* The member of this name (the last one, where there are several), or NULL; v may be NULL. */
 const struct jvalue *jvalue_get(const struct jvalue *v, const char *name);
 const struct jvalue *jvalue_get_n(const struct jvalue *v, const char *name, size_t len);
 bool jvalue_is(const struct jvalue *v, const char *string);

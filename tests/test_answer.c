@@ -1,0 +1,507 @@
+/*
+ * Whole answers under constraint (text/chat_grammar.h): what each form of tool calls takes and refuses,
+ * free thinking before it, text beside calls, tags as special tokens or spelled out; and that whatever
+ * comes through is read back by the chat parser as calls with valid arguments.
+ */
+#include "base/mem.h"
+#include "text/chat_grammar.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <cmocka.h>
+
+static struct tokenizer *tok;
+static struct grammar_vocab *vocab;
+static size_t words;
+static json_t *tools;
+
+static const char TOOLS[] =
+    "[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"strict\":true,\"parameters\":"
+    "{"
+    "\"type\":\"object\",\"properties\":{\"town\":{\"type\":\"string\",\"maxLength\":12},\"days\":{"
+    "\"type\":\"integer\",\"minimum\":1,\"maximum\":9},\"unit\":{\"enum\":[\"C\",\"F\",null]}},"
+    "\"required\":[\"town\",\"days\"],\"additionalProperties\":false}}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"ping\"}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"send\",\"strict\":true,\"parameters\":{"
+    "\"type\":\"object\",\"properties\":{\"to\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}"
+    ","
+    "\"minItems\":1},\"loud\":{\"type\":\"boolean\"}},\"required\":[\"to\"],"
+    "\"additionalProperties\":false}}}]";
+
+static struct grammar *compile(struct chat_constraint c)
+{
+    struct error err = {0};
+    if (!c.tools && !c.response)
+        c.tools = tools;
+    char *text = chat_constraint_text(&c);
+    struct grammar_source src = {GRAMMAR_ANSWER, GRAMMAR_SCHEMA_ORDER, text, strlen(text)};
+    struct grammar *g = grammar_compile(&src, &err);
+    if (!g)
+        fail_msg("%.300s: %s", text, err.msg);
+    mem_free(text);
+    return g;
+}
+
+/* How much of a text's tokens is taken, as in generation; *ends: it may end there. */
+static size_t walk(struct grammar *g, const char *text, bool *ends)
+{
+    struct token_list ids = {0};
+    struct error err = {0};
+    uint32_t *bits = mem_zalloc(words, sizeof *bits);
+    assert_true(tokenizer_encode(tok, text, strlen(text), TOKENIZE_SPECIAL, &ids, &err));
+    struct grammar_matcher *m = grammar_matcher_new(g, vocab);
+    size_t done = 0;
+    for (size_t i = 0; i < ids.n; i++) {
+        int32_t id = ids.ids[i];
+        assert_true(grammar_mask(m, bits, &err));
+        bool ok = bits[id / 32] >> id % 32 & 1;
+        assert_int_equal(ok, grammar_accept(m, id, &err));
+        if (!ok)
+            break;
+        size_t n;
+        tokenizer_piece(tok, id, &n);
+        done += n;
+        if (i % 3 == 1) { /* there and back again */
+            grammar_rollback(m, 2);
+            assert_true(grammar_accept(m, ids.ids[i - 1], &err) && grammar_accept(m, id, &err));
+        }
+    }
+    *ends = grammar_is_accepting(m);
+    if (*ends) {
+        assert_true(grammar_mask(m, bits, &err));
+        assert_true(bits[tokenizer_eos(tok) / 32] >> tokenizer_eos(tok) % 32 & 1);
+        assert_true(grammar_accept(m, tokenizer_eos(tok), &err));
+    }
+    grammar_matcher_free(m);
+    token_list_clear(&ids);
+    mem_free(bits);
+    return done;
+}
+
+static void takes(struct grammar *g, const char *text)
+{
+    bool ends;
+    size_t n = walk(g, text, &ends);
+    if (n < strlen(text) || !ends)
+        fail_msg("stops at %zu of %zu, ends %d: %s", n, strlen(text), ends, text);
+}
+
+/* The text is not taken whole, or cannot end there. */
+static void refuses(struct grammar *g, const char *text)
+{
+    bool ends;
+    if (walk(g, text, &ends) == strlen(text) && ends)
+        fail_msg("takes %s", text);
+}
+
+static json_t *parse(enum chat_format f, const char *text, size_t len, bool in_reasoning)
+{
+    struct chat_message m = {0};
+    struct chat_parse_options opt = {.tools = true,
+                                     .reasoning = true,
+                                     .in_reasoning = in_reasoning,
+                                     .schema = tools,
+                                     .event = chat_message_event,
+                                     .arg = &m};
+    struct chat_parser *p = chat_parser_new(f, &opt);
+    chat_parser_push(p, text, len);
+    chat_parser_finish(p);
+    json_t *j = chat_message_json(&m);
+    chat_parser_free(p);
+    chat_message_clear(&m);
+    return j;
+}
+
+/* The calls that the parser reads: "name{arguments} ...". */
+static void calls_are(enum chat_format f, const char *text, const char *want)
+{
+    json_t *m = parse(f, text, strlen(text), false), *call;
+    struct buf got = {0};
+    size_t i;
+    buf_adds(&got, "");
+    json_array_foreach(json_object_get(m, "tool_calls"), i, call)
+    {
+        json_t *fn = json_object_get(call, "function");
+        json_t *args = json_loads(json_string_value(json_object_get(fn, "arguments")), 0, NULL);
+        char *s = args ? json_dumps(args, JSON_COMPACT) : NULL;
+        buf_addf(&got, "%s%s%s", i ? " " : "", json_string_value(json_object_get(fn, "name")),
+                 s ? s : "?");
+        free(s);
+        json_decref(args);
+    }
+    assert_string_equal(got.p, want);
+    buf_clear(&got);
+    json_decref(m);
+}
+
+#define D_FRAME(inner) "<｜tool▁calls▁begin｜>" inner "<｜tool▁calls▁end｜>"
+#define D_CALL(inner)  "<｜tool▁call▁begin｜>" inner "<｜tool▁call▁end｜>"
+#define D_SEP          "<｜tool▁sep｜>"
+#define PING           "ping{}"
+#define PRAGUE         "get_weather{\"town\":\"Prague\",\"days\":3}"
+
+/* Every form: calls as the family writes them, and what must not come through. */
+static const struct form_case {
+    enum chat_format format;
+    const char *one, *calls; /* one call of get_weather, as the parser reads it */
+    const char *two, *both;  /* two calls; NULL = the form has one only */
+    const char *wrong[8];    /* not names, not arguments */
+    const char *text[4];     /* free text that is no call */
+} cases[] = {
+    {CHAT_HERMES,
+     "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"town\": \"Prague\", \"days\": "
+     "3}}\n"
+     "</tool_call>",
+     PRAGUE,
+     "<tool_call>\n{\"name\": \"ping\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": "
+     "\"send\", \"arguments\": {\"to\": [\"a\"], \"loud\": true}}\n</tool_call>",
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {"<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>",
+      "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"town\": "
+      "\"Prague\"}}\n</tool_call>",
+      "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"town\": 5, \"days\": 3}}\n"
+      "</tool_call>",
+      "<tool_call>\n{\"name\": \"ping\", \"arguments\": []}\n</tool_call>",
+      "<tool_call>\n{\"name\": \"ping\"}\n</tool_call>", "<tool_call>Hello</tool_call>",
+      "<tool_call>\n{\"name\": \"ping\", \"arguments\": {}}\n"},
+     {"Hello <tool> {\"name\": \"x\"} </tool_call", "<", "a < b <tool_cal"}},
+    {CHAT_QWEN_XML,
+     "<tool_call>\n<function=get_weather>\n<parameter=town>\nPrague\n</parameter>\n<parameter=days>"
+     "\n3\n</parameter>\n</function>\n</tool_call>",
+     PRAGUE,
+     "<tool_call>\n<function=ping>\n</function>\n</tool_call>\n<tool_call>\n<function=send>\n"
+     "<parameter=to>\n[\"a\"]\n</parameter>\n<parameter=loud>\ntrue\n</parameter>\n</function>\n"
+     "</tool_call>",
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {"<tool_call>\n<function=weather>\n</function>\n</tool_call>",
+      "<tool_call>\n<function=get_weather>\n</function>\n</tool_call>",
+      "<tool_call>\n<function=get_weather>\n<parameter=town>\nPrague\n</parameter>\n</function>\n"
+      "</tool_call>",
+      "<tool_call>\n<function=get_weather>\n<parameter=town>\nPrague\n</"
+      "parameter>\n<parameter=days>"
+      "\n12\n</parameter>\n</function>\n</tool_call>",
+      "<tool_call>\n<function=get_weather>\n<parameter=town>\nPrague Prague Prague\n</parameter>\n"
+      "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+      "<tool_call>\n<function=send>\n<parameter=what>\n3\n</parameter>\n</function>\n</tool_call>",
+      "<tool_call>\n<function=ping>\n</function>"},
+     {"Hello <function", "if (a<b)"}},
+    {CHAT_LLAMA_JSON,
+     "{\"name\": \"get_weather\", \"parameters\": {\"town\": \"Prague\", \"days\": 3}}",
+     PRAGUE,
+     "{\"name\": \"ping\", \"parameters\": {}}; {\"name\": \"send\", \"parameters\": {\"to\": "
+     "[\"a\"], \"loud\": true}}",
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {"{\"name\": \"weather\", \"parameters\": {}}",
+      "{\"name\": \"get_weather\", \"parameters\": {\"town\": \"Prague\"}}",
+      "\n{\"type\": \"function\", \"name\": \"get_weather\", \"parameters\": {}}",
+      "{\"name\": \"ping\", \"parameters\": \"\"}",
+      "<|python_tag|>{\"name\": \"pong\", \"parameters\": {}}", "<|python_tag|>print(5)",
+      "{\"name\": \"ping\", \"parameters\": {}"},
+     {"{\"answer\": 5}", "{\"name\": 5}", "Hello {\"name\": \"x\"}"}},
+    {CHAT_PYTHONIC,
+     "[get_weather(town=\"Prague\", days=3)]",
+     PRAGUE,
+     "[ping(), send(to=[\"a\"], loud=True)]",
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {"[get_weather(town=\"Prague\")]", "[get_weather(town=Prague, days=3)]",
+      "[get_weather(days=\"3\")]", "[send(to=[\"a\"], loud=true)]", "[send(to=[\"a\"], other=1)]",
+      "[ping(), pong()]", "[ping()"},
+     {"[1, 2]", "[not a call]", "see [ping()]", "[pong()]"}},
+    {CHAT_MISTRAL,
+     "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"town\": \"Prague\", \"days\": "
+     "3}}]",
+     PRAGUE,
+     "[TOOL_CALLS] [{\"name\": \"ping\", \"arguments\": {}, \"id\": \"abcDEF123\"}, {\"name\": "
+     "\"send\", \"arguments\": {\"to\": [\"a\"], \"loud\": true}}]",
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {"[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": {}}]",
+      "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"days\": 3}}]",
+      "[TOOL_CALLS]weather[ARGS]{}", "[TOOL_CALLS]get_weather[ARGS]{}", "[TOOL_CALLS]Hello",
+      "[TOOL_CALLS][{\"name\": \"ping\", \"arguments\": {}}"},
+     {"[TOOL_CAL", "a[0]"}},
+    {CHAT_MISTRAL,
+     "[TOOL_CALLS]get_weather[ARGS]{\"town\": \"Prague\", \"days\": 3}",
+     PRAGUE,
+     "[TOOL_CALLS]ping[ARGS]{}[TOOL_CALLS]send[ARGS]{\"to\": [\"a\"], \"loud\": true}",
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {"[TOOL_CALLS]ping{}"},
+     {"Hello"}},
+    {CHAT_DEEPSEEK_R1,
+     D_FRAME(
+         D_CALL("function" D_SEP "get_weather\n```json\n{\"town\": \"Prague\", \"days\": 3}\n```")),
+     PRAGUE,
+     D_FRAME(D_CALL("function" D_SEP "ping\n```json\n{}\n```") "\n" D_CALL(
+         "function" D_SEP "send\n```json\n{\"to\": [\"a\"], \"loud\": true}\n```")),
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {D_FRAME(D_CALL("function" D_SEP "weather\n```json\n{}\n```")),
+      D_FRAME(D_CALL("function" D_SEP "get_weather\n```json\n{}\n```")), D_FRAME(""),
+      D_FRAME(D_CALL("code" D_SEP "ping\n```json\n{}\n```"))},
+     {"<｜tool", "Hello"}},
+    {CHAT_DEEPSEEK_R1,
+     D_FRAME(D_CALL("get_weather" D_SEP "{\"town\": \"Prague\", \"days\": 3}")),
+     PRAGUE,
+     NULL,
+     NULL,
+     {D_FRAME(D_CALL("get_weather" D_SEP "{}"))},
+     {"<｜tool▁calls▁begi"}},
+    {CHAT_GPT_OSS,
+     "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"town\": "
+     "\"Prague\", \"days\": 3}",
+     PRAGUE,
+     NULL,
+     NULL,
+     {"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{}",
+      "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{}",
+      "<|channel|>commentary to=browser.search<|message|>{}",
+      "<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{}"},
+     {"<|channel|>final<|message|>Hello", "<|channel|>analysis<|message|>to=functions.x"}},
+};
+
+static void test_forms(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct form_case *c = &cases[i];
+        calls_are(c->format, c->one, c->calls);
+        struct grammar *any = compile((struct chat_constraint){.format = c->format});
+        struct grammar *must =
+            compile((struct chat_constraint){.format = c->format, .required = true});
+        struct grammar *once = compile(
+            (struct chat_constraint){.format = c->format, .required = true, .one_call = true});
+        struct grammar *named = compile(
+            (struct chat_constraint){.format = c->format, .required = true, .only = "get_weather"});
+        takes(any, c->one);
+        takes(must, c->one);
+        takes(once, c->one);
+        takes(named, c->one);
+        if (c->two) {
+            calls_are(c->format, c->two, c->both);
+            takes(any, c->two);
+            takes(must, c->two);
+            refuses(once, c->two);
+            refuses(named, c->two);
+        }
+        for (int k = 0; k < 8 && c->wrong[k]; k++) {
+            refuses(any, c->wrong[k]);
+            refuses(must, c->wrong[k]);
+        }
+        for (int k = 0; k < 4 && c->text[k]; k++) {
+            takes(any, c->text[k]);
+            refuses(must, c->text[k]);
+        }
+        refuses(must, "");
+        takes(any, "");
+        grammar_free(any);
+        grammar_free(must);
+        grammar_free(once);
+        grammar_free(named);
+    }
+}
+
+#define CALL "<tool_call>\n{\"name\": \"ping\", \"arguments\": {}}\n</tool_call>"
+static void test_thinking(void **state)
+{
+    (void)state;
+    struct grammar_source age = {GRAMMAR_REGEX, 0, "[0-9]{2}", 8};
+    struct chat_constraint c = {.format = CHAT_HERMES, .response = &age};
+    struct grammar *g = compile(c); /* the prompt has closed the thinking */
+    takes(g, "42");
+    refuses(g, "<think>Hm.</think>42");
+    grammar_free(g);
+    c.thinking = CHAT_THINKS_FIRST;
+    g = compile(c);
+    takes(g, "Hm. {5} 7 <tool_call> </thin </think>\n\n42");
+    takes(g, "</think>42");
+    refuses(g, "42");
+    refuses(g, "Hm.</think>\n\nNo");
+    grammar_free(g);
+    c.thinking = CHAT_THINKS_MAYBE;
+    g = compile(c);
+    takes(g, "<think>\nHm. Let me see.</think>\n\n42");
+    takes(g, "42");
+    refuses(g, "Hm.</think>42");
+    refuses(g, "<think>42");
+    refuses(g, "<think>Hm.</think><think>Hm.</think>42");
+    grammar_free(g);
+
+    /* Calls: thoughts may mention them, text may surround them. */
+    c = (struct chat_constraint){
+        .format = CHAT_HERMES, .thinking = CHAT_THINKS_FIRST, .required = true};
+    g = compile(c);
+    takes(g, "I could <tool_call>\n nothing.</think>\n\n" CALL);
+    refuses(g, "Hm.</think>\n\nHello");
+    refuses(g, "Hm.");
+    grammar_free(g);
+    c.required = false;
+    g = compile(c);
+    takes(g, "I could <tool_call>\n nothing.</think>\n\nHello " CALL " and " CALL);
+    refuses(g, "Hm.</think>\n\nHello <tool_call>\n no");
+    takes(g, "cut off in the middle");
+    grammar_free(g);
+    c.thinking = CHAT_THINKS_MAYBE;
+    g = compile(c);
+    takes(g, "<think>I could <tool_call>\n nothing.</think>\n\nHello " CALL);
+    takes(g, "\n<think>Hm.</think>" CALL);
+    takes(g, CALL);
+    refuses(g, "<tool_call>\n no");
+    refuses(g, "Hello <think> <tool_call>\n no"); /* too late for thinking */
+    grammar_free(g);
+
+    c = (struct chat_constraint){.format = CHAT_GPT_OSS, .response = &age};
+    g = compile(c);
+    takes(
+        g,
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>42");
+    takes(g, "<|channel|>final<|message|>42");
+    refuses(g, "<|channel|>final<|message|>4");
+    refuses(g, "42");
+    grammar_free(g);
+    c = (struct chat_constraint){.format = CHAT_GPT_OSS, .required = true};
+    g = compile(c);
+    takes(g, "<|channel|>analysis<|message|>to=functions.x <|end|><|start|>assistant<|channel|>"
+             "commentary to=functions.ping <|constrain|>json<|message|>{}");
+    takes(g,
+          "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.ping<|channel|>"
+          "commentary json<|message|>{}");
+    refuses(g, "<|channel|>final<|message|>42");
+    grammar_free(g);
+}
+
+/* A response beside tools: either, not both. */
+static void test_either(void **state)
+{
+    (void)state;
+    static const char schema[] =
+        "{\"type\":\"object\",\"properties\":{\"n\":{\"type\":\"integer\"}},"
+        "\"required\":[\"n\"],\"additionalProperties\":false}";
+    struct grammar_source src = {GRAMMAR_SCHEMA, GRAMMAR_SCHEMA_ORDER, schema, strlen(schema)};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct grammar *g = compile(
+            (struct chat_constraint){.format = cases[i].format, .tools = tools, .response = &src});
+        const char *text = cases[i].format == CHAT_GPT_OSS ? "<|channel|>final<|message|>{\"n\": 5}"
+                                                           : "{\"n\": 5}";
+        takes(g, cases[i].one);
+        if (cases[i].two)
+            takes(g, cases[i].two);
+        takes(g, text);
+        refuses(g, "Hello");
+        refuses(g, "{\"n\": \"x\"}");
+        char both[1024];
+        snprintf(both, sizeof both, "%s%s", text, cases[i].one);
+        refuses(g, both);
+        grammar_free(g);
+    }
+}
+
+/* Tags are their special tokens, where there are any: neither is spelled out, and neither can be
+ * written from inside a string. */
+static void test_tags(void **state)
+{
+    (void)state;
+    int32_t open = tokenizer_find(tok, "<tool_call>", 11), close, lt = tokenizer_find(tok, "<", 1);
+    close = tokenizer_find(tok, "</tool_call>", 12);
+    assert_true(open >= 0 && close >= 0 && lt >= 0);
+    struct grammar *g = compile((struct chat_constraint){.format = CHAT_HERMES, .required = true});
+    struct grammar_matcher *m = grammar_matcher_new(g, vocab);
+    uint32_t *bits = mem_zalloc(words, 4);
+    struct error err = {0};
+    assert_true(grammar_mask(m, bits, &err));
+    assert_true(bits[open / 32] >> open % 32 & 1);
+    assert_false(bits[lt / 32] >> lt % 32 & 1);
+    assert_int_equal(grammar_forced(m), open);
+    struct token_list ids = {0};
+    static const char begin[] = "<tool_call>\n{\"name\": \"send\", \"arguments\": {\"to\": [\"a";
+    assert_true(tokenizer_encode(tok, begin, strlen(begin), TOKENIZE_SPECIAL, &ids, &err));
+    for (size_t i = 0; i < ids.n; i++)
+        assert_true(grammar_accept(m, ids.ids[i], &err));
+    assert_true(grammar_mask(m, bits, &err));
+    for (int32_t id = 0; id < tokenizer_n_vocab(tok); id++)
+        if (tokenizer_kind(tok, id) == TOKEN_CONTROL || id == open || id == close)
+            assert_false(bits[id / 32] >> id % 32 & 1);
+    token_list_clear(&ids);
+    mem_free(bits);
+    grammar_matcher_free(m);
+    grammar_free(g);
+}
+
+static void refused(struct chat_constraint c, const char *why)
+{
+    struct error err = {0};
+    char *text = chat_constraint_text(&c);
+    struct grammar_source src = {GRAMMAR_ANSWER, 0, text, strlen(text)};
+    assert_null(grammar_compile(&src, &err));
+    if (!strstr(err.msg, why))
+        fail_msg("%s, not %s", err.msg, why);
+    mem_free(text);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    json_t *odd = json_loads(
+        "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":{"
+        "\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"uniqueItems\":true}},"
+        "\"required\":[\"a\"]}}}]",
+        0, NULL);
+    refused((struct chat_constraint){.format = CHAT_HERMES, .tools = odd},
+            "the parameters of the tool 'f': #/properties/a/uniqueItems");
+    refused((struct chat_constraint){.format = CHAT_PLAIN, .tools = tools}, "no tool calls");
+    refused((struct chat_constraint){.format = CHAT_HERMES}, "nothing to constrain");
+    refused((struct chat_constraint){.format = CHAT_HERMES, .tools = tools, .only = "x"},
+            "nothing to constrain");
+    struct grammar_source bad = {GRAMMAR_REGEX, 0, "(", 1};
+    refused((struct chat_constraint){.format = CHAT_HERMES, .response = &bad}, "( without )");
+    /* Not strict: loosened to names, types and which are required. */
+    json_object_del(json_object_get(json_array_get(odd, 0), "function"), "strict");
+    struct grammar *g = compile(
+        (struct chat_constraint){.format = CHAT_LLAMA_JSON, .tools = odd, .required = true});
+    takes(g, "{\"name\": \"f\", \"parameters\": {\"a\": [1, 1]}}");
+    refuses(g, "{\"name\": \"f\", \"parameters\": {}}");
+    refuses(g, "{\"name\": \"f\", \"parameters\": {\"a\": 5}}");
+    grammar_free(g);
+    json_decref(odd);
+    for (enum chat_format f = 0; f < CHAT_N_FORMATS; f++)
+        assert_int_equal(chat_format_calls(f), f != CHAT_PLAIN);
+}
+
+static void test_prompts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *prompt;
+        enum chat_thinking want;
+    } rows[] = {{"<|im_start|>assistant\n", CHAT_THINKS_MAYBE},
+                {"<|im_start|>assistant\n<think>\n", CHAT_THINKS_FIRST},
+                {"<|im_start|>assistant\n<think>\n\n</think>\n\n", CHAT_THINKS_NOT},
+                {"[THINK]", CHAT_THINKS_FIRST},
+                {"", CHAT_THINKS_MAYBE}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        assert_int_equal(chat_thinking_of(rows[i].prompt, strlen(rows[i].prompt)), rows[i].want);
+}
+
+int main(void)
+{
+    struct error err = {0};
+    tok = tokenizer_open(NULL, &err); /* the built-in model's */
+    if (!tok) {
+        printf("skipped: %s\n", err.msg);
+        return 77;
+    }
+    vocab = grammar_vocab_new(tok);
+    words = grammar_mask_words(tokenizer_n_vocab(tok));
+    tools = json_loads(TOOLS, 0, NULL);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forms),   cmocka_unit_test(test_thinking),
+        cmocka_unit_test(test_either),  cmocka_unit_test(test_tags),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_prompts),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    json_decref(tools);
+    grammar_vocab_free(vocab);
+    tokenizer_free(tok);
+    return failed;
+}
