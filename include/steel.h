@@ -137,6 +137,17 @@ struct steel_request_options {
     const struct steel_bias *bias; /* (n_bias) */
     int n_bias;
     int top_logprobs; /* -1 = none; 0..20 = that many alternatives with every token */
+    /* What the answer fits, to the last byte; at most one of these, NULL = anything. It then ends where
+     * it is complete; when max_tokens runs low, it ends as soon as it can. */
+    const char *json_schema; /* a JSON Schema */
+    bool json;               /* any JSON object */
+    const char *regex;       /* a regular expression that all of it matches */
+    const char *grammar;     /* a GBNF grammar that begins at `root` */
+    const char *one_of;      /* a JSON array of strings */
+    /* Of chats with tools: "none", "required", or the name of the tool to call; NULL = as the model
+     * likes. Arguments follow a tool's schema where it is "strict" or a call is required. */
+    const char *tool_choice;
+    bool one_call; /* at most one call */
     bool ignore_eos;
     bool show_special;         /* control tokens appear in the text */
     bool read_only;            /* reads the prompt into the cache and generates nothing */

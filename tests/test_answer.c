@@ -302,6 +302,36 @@ static void test_forms(void **state)
     }
 }
 
+/* A tool without a schema takes any object, in any form. */
+static void test_open_arguments(void **state)
+{
+    (void)state;
+    static const char want[] =
+        "ping{\"a\":\"b c\",\"d\":[1,{\"e\":\"f\"},null],\"g\":{\"h\":true}}";
+    static const struct {
+        enum chat_format format;
+        const char *text;
+    } rows[] = {
+        {CHAT_HERMES,
+         "<tool_call>\n{\"name\": \"ping\", \"arguments\": {\"a\": \"b c\", \"d\": [1, "
+         "{\"e\": \"f\"}, null], \"g\": {\"h\": true}}}\n</tool_call>"},
+        {CHAT_QWEN_XML,
+         "<tool_call>\n<function=ping>\n<parameter=a>\nb c\n</parameter>\n<parameter=d>\n[1, "
+         "{\"e\": \"f\"}, null]\n</parameter>\n<parameter=g>\n{\"h\": true}\n</parameter>\n"
+         "</function>\n</tool_call>"},
+        {CHAT_PYTHONIC, "[ping(a=\"b c\", d=[1, {\"e\": \"f\"}, None], g={\"h\": True})]"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        calls_are(rows[i].format, rows[i].text, want);
+        for (int must = 0; must < 2; must++) {
+            struct grammar *g =
+                compile((struct chat_constraint){.format = rows[i].format, .required = must});
+            takes(g, rows[i].text);
+            grammar_free(g);
+        }
+    }
+}
+
 #define CALL "<tool_call>\n{\"name\": \"ping\", \"arguments\": {}}\n</tool_call>"
 static void test_thinking(void **state)
 {
@@ -495,9 +525,10 @@ int main(void)
     words = grammar_mask_words(tokenizer_n_vocab(tok));
     tools = json_loads(TOOLS, 0, NULL);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forms),   cmocka_unit_test(test_thinking),
-        cmocka_unit_test(test_either),  cmocka_unit_test(test_tags),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_forms),    cmocka_unit_test(test_open_arguments),
+        cmocka_unit_test(test_thinking), cmocka_unit_test(test_either),
+        cmocka_unit_test(test_tags),     cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_prompts),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     json_decref(tools);

@@ -20,6 +20,7 @@ struct run_flags {
     const char *prompt, *file, *system, *think;
     int n_predict;
     struct opt_list stop, bias;
+    const char *schema, *grammar; /* files */
     bool quiet, raw, verbose;
 };
 
@@ -110,9 +111,16 @@ static int run(const char *model, struct run_flags *f, struct terminal_options *
 {
     struct steel_error err = {0};
     struct error e = {0};
-    struct buf text = {0};
-    if (f->file && !cli_read_file(f->file, (size_t)256 << 20, &text, &e))
+    struct buf text = {0}, fit = {0};
+    const char *fit_file = f->schema ? f->schema : f->grammar;
+    if ((f->file && !cli_read_file(f->file, (size_t)256 << 20, &text, &e)) ||
+        (fit_file && !cli_read_file(fit_file, (size_t)1 << 20, &fit, &e))) {
+        buf_clear(&text);
+        buf_clear(&fit);
         return cli_fail(&e);
+    }
+    if (fit_file)
+        *(f->schema ? &f->o.json_schema : &f->o.grammar) = fit.p ? fit.p : "";
     if (f->prompt)
         buf_adds(&text, f->prompt);
     int64_t t0 = clock_ns();
@@ -131,6 +139,7 @@ static int run(const char *model, struct run_flags *f, struct terminal_options *
         ok = answer(engine, f, chat, &text, load_ns, &err);
     }
     buf_clear(&text);
+    buf_clear(&fit);
     steel_engine_close(engine);
     if (cli_interrupted())
         return EXIT_INTERRUPTED;
@@ -188,6 +197,14 @@ int cmd_run(int argc, char **argv)
         {OPT_FLAG, 0, "ignore-eos", 0, &f.o.ignore_eos, 0, 0, 0, "go on past the end token"},
         {OPT_FLAG, 0, "raw", 0, &f.raw, 0, 0, 0, "the prompt as it is, without the chat template"},
         {OPT_FLAG, 'q', "quiet", 0, &f.quiet, 0, 0, 0, "no timings"},
+        {OPT_HEADING, 0, "what the answer fits", 0, 0, 0, 0, 0, 0},
+        {OPT_STRING, 0, "schema", "json-schema-file", &f.schema, 0, 0, "FILE",
+         "JSON that fits a JSON Schema; - is stdin"},
+        {OPT_FLAG, 0, "json", 0, &f.o.json, 0, 0, 0, "any JSON object"},
+        {OPT_STRING, 0, "regex", 0, &f.o.regex, 0, 0, "RE",
+         "a text that the regular expression matches"},
+        {OPT_STRING, 0, "grammar", "grammar-file", &f.grammar, 0, 0, "FILE",
+         "a text of the GBNF grammar; - is stdin"},
         {OPT_HEADING, 0, "chat", 0, 0, 0, 0, 0, 0},
         {OPT_STRING, 0, "system", 0, &f.system, 0, 0, "TEXT", "the system prompt"},
         {OPT_STRING, 0, "think", 0, &f.think, 0, 0, "MODE", "on, off or hide (default on)"},
@@ -223,7 +240,8 @@ int cmd_run(int argc, char **argv)
         .examples = "  steel run\n"
                     "  steel run model.gguf -p 'Why is the sky blue?'\n"
                     "  steel run model.gguf --raw -p 'Once upon a time' -n 100\n"
-                    "  echo 'The capital of France is' | steel run model.gguf -f - --temp 0\n",
+                    "  echo 'The capital of France is' | steel run model.gguf -f - --temp 0\n"
+                    "  steel run model.gguf -p 'Name three rivers.' --schema list.json\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
         .min_args = 0,
@@ -242,6 +260,13 @@ int cmd_run(int argc, char **argv)
         return cli_args_exit(args_usage_error(&u, "unexpected argument '%s'", pos[1]));
     if (f.prompt && f.file)
         return cli_args_exit(args_usage_error(&u, "give the prompt with -p or with -f, not both"));
+    if (!!f.schema + !!f.grammar + !!f.o.regex + f.o.json > 1)
+        return cli_args_exit(
+            args_usage_error(&u, "an answer fits one of --schema, --json, --regex and --grammar"));
+    const char *fit_file = f.schema ? f.schema : f.grammar;
+    if (fit_file && f.file && !strcmp(fit_file, "-") && !strcmp(f.file, "-"))
+        return cli_args_exit(args_usage_error(&u, "stdin is read once: as the prompt or as %s",
+                                              f.schema ? "--schema" : "--grammar"));
     for (int i = 0; i < f.stop.n; i++)
         if (!*f.stop.items[i])
             return cli_args_exit(args_usage_error(&u, "--stop: empty text"));

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { GRAMMARS_KEPT = 64 };
+
 struct steel_queue {
     struct events *q;
 };
@@ -94,6 +96,7 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
     }
     struct steel_engine *engine = mem_zalloc(1, sizeof *engine);
     engine->e = e;
+    engine->grammars = grammar_cache_new(GRAMMARS_KEPT);
     return engine;
 }
 
@@ -102,6 +105,7 @@ void steel_engine_close(struct steel_engine *engine)
     if (!engine)
         return;
     engine_close(engine->e);
+    grammar_cache_free(engine->grammars);
     mem_free(engine);
 }
 
@@ -253,28 +257,79 @@ _Static_assert(sizeof(struct steel_logprob) == sizeof(struct token_prob) &&
                    offsetof(struct steel_logprob, logprob) == offsetof(struct token_prob, logprob),
                "the public log-probability is the engine's");
 
+int lib_constraint(const struct steel_request_options *o, struct grammar_source *src,
+                   struct steel_error *error)
+{
+    const struct {
+        const char *name, *text;
+        enum grammar_kind kind;
+    } rows[] = {{"json_schema", o->json_schema, GRAMMAR_SCHEMA},
+                {"json", o->json ? "" : NULL, GRAMMAR_JSON_OBJECT},
+                {"regex", o->regex, GRAMMAR_REGEX},
+                {"grammar", o->grammar, GRAMMAR_GBNF},
+                {"one_of", o->one_of, GRAMMAR_CHOICE}};
+    const char *first = NULL;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct error err = {0};
+        if (!rows[i].text)
+            continue;
+        if (first) {
+            error_set(&err, "%s and %s: an answer has one constraint", first, rows[i].name);
+            lib_fail(error, STEEL_INVALID, err.msg);
+            return -1;
+        }
+        first = rows[i].name;
+        *src = (struct grammar_source){.kind = rows[i].kind,
+                                       .flags = GRAMMAR_SCHEMA_ORDER,
+                                       .text = rows[i].text,
+                                       .len = strlen(rows[i].text)};
+    }
+    return first != NULL;
+}
+
 struct steel_request *steel_request_submit(struct steel_engine *engine,
                                            const struct steel_request_options *o,
                                            struct steel_error *error)
 {
+    struct grammar_source src;
+    struct error err = {0};
+    int fits = lib_constraint(o, &src, error);
+    struct grammar *g = fits > 0 ? grammar_cache_get(engine->grammars, &src, NULL, &err) : NULL;
+    if (fits > 0 && !g)
+        lib_fail(error, STEEL_INVALID, err.msg);
+    return fits < 0 || (fits && !g) ? NULL : lib_submit(engine, o, g, error);
+}
+
+/* The prompt's tokens, where it is a text. */
+static bool encode_prompt(struct steel_engine *engine, const struct steel_request_options *o,
+                          struct token_list *out, struct steel_error *error)
+{
+    struct error err = {0};
+    if (!o->text)
+        return true;
+    const struct tokenizer *t = lib_tokenizer(engine, error);
+    if (!t)
+        return false;
+    size_t len = o->n_text ? o->n_text : strlen(o->text);
+    if (!tokenizer_encode(t, o->text, len, TOKENIZE_SPECIAL | TOKENIZE_BOS, out, &err))
+        return lib_fail(error, STEEL_INVALID, err.msg);
+    if (out->n == 0 && tokenizer_bos(t) >= 0) /* from nothing a text can begin too */
+        token_list_add(out, tokenizer_bos(t));
+    return true;
+}
+
+struct steel_request *lib_submit(struct steel_engine *engine, const struct steel_request_options *o,
+                                 struct grammar *fit, struct steel_error *error)
+{
     struct token_list prompt = {0};
     struct error err = {0};
-    if (o->text) {
-        const struct tokenizer *t = lib_tokenizer(engine, error);
-        if (!t)
-            return NULL;
-        size_t len = o->n_text ? o->n_text : strlen(o->text);
-        if (!tokenizer_encode(t, o->text, len, TOKENIZE_SPECIAL | TOKENIZE_BOS, &prompt, &err)) {
-            lib_fail(error, STEEL_INVALID, err.msg);
-            return NULL;
-        }
-        if (prompt.n == 0 && tokenizer_bos(t) >= 0) /* from nothing a text can begin too */
-            token_list_add(&prompt, tokenizer_bos(t));
-    }
-    struct steel_queue *own = o->queue ? NULL : steel_queue_new();
-    if (!o->queue && !own) {
-        lib_fail(error, STEEL_NOT_READY, "no file descriptor is left for a queue");
+    bool ok = encode_prompt(engine, o, &prompt, error);
+    struct steel_queue *own = o->queue || !ok ? NULL : steel_queue_new();
+    if (ok && !o->queue && !own)
+        ok = lib_fail(error, STEEL_NOT_READY, "no file descriptor is left for a queue");
+    if (!ok) {
         token_list_clear(&prompt);
+        grammar_free(fit);
         return NULL;
     }
     struct steel_request *r = mem_zalloc(1, sizeof *r);
@@ -307,9 +362,11 @@ struct steel_request *steel_request_submit(struct steel_engine *engine,
         .salt = o->cache_salt,
         .queue = o->queue ? o->queue->q : r->own->q,
         .user = o->user,
+        .grammar = fit,
     };
     enum submit_result res = engine_submit(engine->e, &spec, &r->r, &err);
     token_list_clear(&prompt);
+    grammar_free(fit);
     r->n_open = o->choices > 0 ? o->choices : 1;
     if (res == SUBMIT_OK)
         return r;

@@ -9,6 +9,7 @@
 #include "engine/api_int.h"
 #include "text/chat.h"
 #include "text/chat_check.h"
+#include "text/chat_grammar.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -271,8 +272,8 @@ int steel_chat_json(const struct steel_chat *chat, int first, char *text, int ca
 }
 
 /* The prompt, with one more user message where `extra` is given. */
-static bool render(const struct steel_chat *c, const char *extra, struct buf *out,
-                   struct error *err)
+static bool render(const struct steel_chat *c, const json_t *tools, const char *extra,
+                   struct buf *out, struct error *err)
 {
     json_t *all = json_array();
     if (c->system)
@@ -284,7 +285,7 @@ static bool render(const struct steel_chat *c, const char *extra, struct buf *ou
     if (c->thinking != STEEL_THINK_AUTO)
         json_object_set_new(kwargs, "enable_thinking", json_boolean(c->thinking == STEEL_THINK_ON));
     struct chat_request req = {
-        .messages = all, .tools = json_array_size(c->tools) ? c->tools : NULL, .kwargs = kwargs};
+        .messages = all, .tools = json_array_size(tools) ? tools : NULL, .kwargs = kwargs};
     bool ok = json_array_size(all) ? chat_render(c->chat, &req, out, err)
                                    : error_set(err, "the conversation is empty");
     json_decref(kwargs);
@@ -297,7 +298,7 @@ int steel_chat_render(const struct steel_chat *chat, char *text, int cap, struct
     struct buf prompt = {0};
     struct error err = {0};
     int n = -1;
-    if (render(chat, NULL, &prompt, &err))
+    if (render(chat, chat->tools, NULL, &prompt, &err))
         n = lib_put(prompt.p, prompt.len, text, cap);
     else
         lib_fail(error, STEEL_INVALID, err.msg);
@@ -336,6 +337,71 @@ static void on_event(void *arg, const struct chat_event *e)
         buf_add(&a->text, e->id, strlen(e->id) + 1);
 }
 
+static bool has_tool(const json_t *tools, const char *name)
+{
+    for (size_t i = 0; i < json_array_size(tools); i++) {
+        const json_t *f = json_object_get(json_array_get(tools, i), "function");
+        const char *n = json_string_value(json_object_get(f, "name"));
+        if (n && !strcmp(n, name))
+            return true;
+    }
+    return false;
+}
+
+/* Which tools an answer may call: *choice is NULL, "required" or a name. */
+static bool read_choice(const struct steel_chat *c, const struct steel_request_options *o,
+                        const json_t **tools, const char **choice, struct steel_error *error)
+{
+    struct error err = {0};
+    const char *word = o->tool_choice;
+    *tools = json_array_size(c->tools) ? c->tools : NULL;
+    *choice = NULL;
+    if (!word || !strcmp(word, "auto"))
+        return true;
+    if (!strcmp(word, "none")) {
+        *tools = NULL;
+        return true;
+    }
+    *choice = word;
+    if (*tools && (!strcmp(word, "required") || has_tool(*tools, word)))
+        return true;
+    error_set(&err, "tool_choice: '%.100s' is not among the chat's tools", word);
+    return lib_fail(error, STEEL_INVALID, err.msg);
+}
+
+/* What the answer must fit: thinking first, then calls or a text. 0: nothing, -1: an error. */
+static int answer_grammar(struct steel_chat *c, const struct steel_request_options *o,
+                          const struct buf *prompt, const json_t *tools, const char *choice,
+                          enum chat_format format, struct grammar **out, struct steel_error *error)
+{
+    struct grammar_source response, src;
+    struct error err = {0};
+    int fits = lib_constraint(o, &response, error);
+    bool calls =
+        tools && chat_format_calls(format) && (choice || (!o->ignore_eos && o->min_tokens <= 0));
+    *out = NULL;
+    if (fits < 0 || (!fits && !calls && !choice))
+        return fits;
+    if (choice && !calls) {
+        lib_fail(error, STEEL_INVALID, "tool_choice: the model's template knows no tool calls");
+        return -1;
+    }
+    struct chat_constraint fit = {.format = format,
+                                  .thinking = chat_thinking_of(prompt->p, prompt->len),
+                                  .tools = calls ? tools : NULL,
+                                  .only = choice && strcmp(choice, "required") ? choice : NULL,
+                                  .required = choice != NULL,
+                                  .one_call = o->one_call,
+                                  .response = fits ? &response : NULL};
+    char *text = chat_constraint_text(&fit);
+    src = (struct grammar_source){GRAMMAR_ANSWER, GRAMMAR_SCHEMA_ORDER, text, strlen(text)};
+    *out = grammar_cache_get(c->engine->grammars, &src, NULL, &err);
+    mem_free(text);
+    if (!*out)
+        lib_fail(error, STEEL_INVALID, err.msg);
+    return *out ? 1 : -1;
+}
+
 struct steel_answer *steel_chat_answer(struct steel_chat *chat,
                                        const struct steel_request_options *options,
                                        struct steel_error *error)
@@ -349,13 +415,20 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
         lib_fail(error, STEEL_INVALID, "the chat's last answer is still under way");
         return NULL;
     }
+    const json_t *tools;
+    const char *choice;
+    struct grammar *fit = NULL;
+    if (!read_choice(chat, &o, &tools, &choice, error))
+        return NULL;
     struct steel_answer *a = mem_zalloc(1, sizeof *a);
     a->chat = chat;
     const struct tokenizer *t = lib_tokenizer(chat->engine, error);
-    if (!render(chat, NULL, &prompt, &err) ||
+    enum chat_format format =
+        chat->has_format ? chat->format : chat_answer_format(chat->chat, tools != NULL);
+    if (!render(chat, tools, NULL, &prompt, &err) ||
         !tokenizer_encode(t, prompt.p ? prompt.p : "", prompt.len, TOKENIZE_SPECIAL, &ids, &err)) {
         lib_fail(error, STEEL_INVALID, err.msg);
-    } else {
+    } else if (answer_grammar(chat, &o, &prompt, tools, choice, format, &fit, error) >= 0) {
         settle_or_not(chat, &ids);
         o.text = NULL;
         o.tokens = ids.ids;
@@ -363,12 +436,11 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
         o.choices = 1;
         o.queue = NULL;
         o.show_special = true; /* the parser looks for the format's control tokens */
-        a->request = steel_request_submit(chat->engine, &o, error);
+        a->request = lib_submit(chat->engine, &o, fit, error);
     }
     if (a->request) {
-        bool tools = json_array_size(chat->tools) > 0;
-        a->tools = json_incref(chat->tools);
-        struct chat_parse_options parse = {.tools = tools,
+        a->tools = tools ? json_incref((json_t *)tools) : NULL;
+        struct chat_parse_options parse = {.tools = tools != NULL,
                                            .reasoning = true,
                                            .in_reasoning =
                                                chat_opens_reasoning(prompt.p, prompt.len),
@@ -376,8 +448,7 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
                                            .schema = a->tools,
                                            .event = on_event,
                                            .arg = a};
-        a->parser = chat_parser_new(
-            chat->has_format ? chat->format : chat_answer_format(chat->chat, tools), &parse);
+        a->parser = chat_parser_new(format, &parse);
         chat->answer = a;
     }
     token_list_clear(&ids);
@@ -463,7 +534,8 @@ void steel_chat_settle(struct steel_chat *chat)
     struct buf a = {0}, b = {0};
     struct error ignored = {0};
     end_settling(chat);
-    if (render(chat, "a", &a, &ignored) && render(chat, "b", &b, &ignored)) {
+    if (render(chat, chat->tools, "a", &a, &ignored) &&
+        render(chat, chat->tools, "b", &b, &ignored)) {
         size_t same = 0;
         while (same < a.len && same < b.len && a.p[same] == b.p[same])
             same++;

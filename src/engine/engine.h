@@ -55,10 +55,10 @@ struct request_spec {
     /* Stop strings do not count inside thinking: between these marks, of which the first may only
      * begin the answer. NULL = there is none. */
     const char *think_open, *think_close;
-    bool in_thinking;          /* the prompt has opened it */
+    bool in_thinking;        /* the prompt has opened it */
     struct grammar *grammar; /* what the answer must fit (text/grammar.h); NULL = anything */
-    uint64_t client;           /* whose it is: clients take turns; 0 is one like the others */
-    const char *salt; /* keeps cached pages among requests of the same salt; NULL = common */
+    uint64_t client;         /* whose it is: clients take turns; 0 is one like the others */
+    const char *salt;        /* keeps cached pages among requests of the same salt; NULL = common */
     struct events *queue;
     void *user;
 };

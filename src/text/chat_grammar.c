@@ -261,7 +261,7 @@ static void add_free(struct answer *a, struct graph *gr, uint32_t from, const st
 
 /* ------------------------------------------------------------------ the forms of calls */
 
-#define WS    "[ \\t]?(\\r?\\n[ \\t]{0,64})?"
+#define WS    "[ \\t]?(\\r?\\n[ \\t]{0,24})?"
 #define COLON WS ":" WS
 #define COMMA WS "," WS
 /* DeepSeek's tags. */

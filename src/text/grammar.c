@@ -160,6 +160,7 @@ void grammar_free(struct grammar *g)
             mem_free(g->terms[i].names->spelled);
         }
         mem_free(g->terms[i].left);
+        mem_free(g->terms[i].total);
         mem_free(g->terms[i].names);
         mem_free(g->terms[i].tag);
         struct free_text *f = g->terms[i].free;

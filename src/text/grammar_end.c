@@ -55,7 +55,9 @@ static uint32_t char_cost(const struct term *tm, uint32_t cp)
     return cp == '"' || cp == '\\' ? 2 : 1;
 }
 
-static void term_costs(struct term *tm, size_t *work)
+/* Bytes from each state to one that accepts, plus what that one costs: of_label (by label - 1) or 0. */
+static void state_costs(const struct term *tm, const uint32_t *of_label, uint32_t *left,
+                        size_t *work)
 {
     const struct dfa *d = tm->dfa;
     uint32_t of_class[256];
@@ -66,23 +68,31 @@ static void term_costs(struct term *tm, size_t *work)
         uint32_t *c = &of_class[d->range_class[i]];
         *c = least(*c, char_cost(tm, d->range_lo[i]));
     }
-    tm->left = mem_alloc(d->n_states * sizeof *tm->left);
-    for (uint32_t q = 0; q < d->n_states; q++)
-        tm->left[q] = q && d->label[q] ? 0 : COST_MAX;
+    left[0] = COST_MAX;
+    for (uint32_t q = 1; q < d->n_states; q++)
+        left[q] = !d->label[q] ? COST_MAX : of_label ? of_label[d->label[q] - 1] : 0;
     /* Successors mostly have higher numbers: backwards, a few rounds are enough. */
-    for (bool changed = true; changed && *work < COST_WORK;) {
+    size_t done = 0;
+    for (bool changed = true; changed && (!done || *work < COST_WORK);) {
         changed = false;
         for (uint32_t q = d->n_states; q-- > 1;) {
-            uint32_t best = tm->left[q];
+            uint32_t best = left[q];
             const uint32_t *next = d->next + (size_t)q * d->n_classes;
             for (uint32_t c = 0; best && c < d->n_classes; c++)
                 if (next[c])
-                    best = least(best, add(of_class[c], tm->left[next[c]]));
-            changed |= best != tm->left[q];
-            tm->left[q] = best;
+                    best = least(best, add(of_class[c], left[next[c]]));
+            changed |= best != left[q];
+            left[q] = best;
         }
-        *work += (size_t)d->n_states * d->n_classes;
+        done = (size_t)d->n_states * d->n_classes;
+        *work += done;
     }
+}
+
+static void term_costs(struct term *tm, size_t *work)
+{
+    tm->left = mem_alloc(tm->dfa->n_states * sizeof *tm->left);
+    state_costs(tm, NULL, tm->left, work);
 }
 
 /* Bytes of the declared names as they are written. */
@@ -137,6 +147,7 @@ static uint32_t array_rest(const struct grammar *g, const struct array_node *a, 
  * only minProperties asks for. */
 struct object_rest {
     uint32_t total, extra;
+    bool any; /* some property is to come; each is reckoned with a comma before it */
 };
 
 /* Comma, name, colon and value of declared property i. */
@@ -150,12 +161,17 @@ static uint32_t prop_cost(const struct grammar *g, const struct object_node *o, 
                add(g->node_cost[o->prop[i].node], term_cost(g, o->mark[MARK_COMMA])));
 }
 
-static uint32_t others_value(const struct grammar *g, const struct object_node *o)
+/* Another property than the declared ones: from the state of its name's automaton to the end of its
+ * value, without what stands between the two. */
+static uint32_t other_rest(const struct grammar *g, const struct object_node *o, uint32_t q)
 {
+    const struct term *key = &g->terms[o->key];
     uint32_t best = COST_MAX;
-    for (uint32_t i = 0; i < o->n_others; i++)
+    if (key->total)
+        return key->total[q];
+    for (uint32_t i = 0; i < o->n_others; i++) /* while the nodes' costs are being made */
         best = least(best, g->node_cost[o->others[i]]);
-    return best;
+    return add(key->left[q], best);
 }
 
 static uint32_t other_cost(const struct grammar *g, const struct object_node *o)
@@ -164,8 +180,8 @@ static uint32_t other_cost(const struct grammar *g, const struct object_node *o)
     if (!o->n_others)
         return COST_MAX;
     uint32_t quotes = key->bare ? (uint32_t)strlen(key->open) + 1 : 2;
-    return add(add(add(key->left[1], quotes + 1), term_cost(g, o->mark[MARK_COLON])),
-               add(others_value(g, o), term_cost(g, o->mark[MARK_COMMA])));
+    return add(add(other_rest(g, o, 1), quotes + 1),
+               add(term_cost(g, o->mark[MARK_COLON]), term_cost(g, o->mark[MARK_COMMA])));
 }
 
 /* Is property i asked for, by the schema or by one that was seen? */
@@ -207,9 +223,17 @@ static struct object_rest object_rest(const struct grammar *g, const struct obje
     if (want)
         extra = add(extra, times(want, other_cost(g, o)));
     r.extra = more ? extra / more : 0;
+    r.any = n + more > count;
     r.total = add(r.total, extra);
     r.total = add(r.total, term_cost(g, o->mark[n + more ? MARK_CLOSE : MARK_EMPTY]));
     return r;
+}
+
+/* The same where the next property needs no comma. */
+static uint32_t object_rest_first(const struct grammar *g, const struct object_node *o,
+                                  const struct object_rest *r)
+{
+    return r->any && r->total < COST_MAX ? r->total - term_cost(g, o->mark[MARK_COMMA]) : r->total;
 }
 
 /* ---- a grammar's costs ---- */
@@ -219,8 +243,10 @@ static uint32_t node_cost(const struct grammar *g, uint32_t node)
     const struct gnode *n = &g->nodes[node];
     if (n->kind == NODE_ARRAY)
         return add(term_cost(g, T_LBRACK), array_rest(g, n->array, 0, 0));
-    if (n->kind == NODE_OBJECT)
-        return add(term_cost(g, n->object->mark[MARK_OPEN]), object_rest(g, n->object, NULL).total);
+    if (n->kind == NODE_OBJECT) {
+        struct object_rest r = object_rest(g, n->object, NULL);
+        return add(term_cost(g, n->object->mark[MARK_OPEN]), object_rest_first(g, n->object, &r));
+    }
     return g->state_cost[n->start];
 }
 
@@ -241,7 +267,8 @@ static uint32_t longest_detour(const struct grammar *g)
             most = c;                                                                              \
     } while (0)
     for (uint32_t s = 0; s < g->n_states; s++)
-        for (uint32_t e = g->state_at[s]; e < g->state_at[s + 1] && g->state_cost[s] < COST_MAX; e++)
+        for (uint32_t e = g->state_at[s]; e < g->state_at[s + 1] && g->state_cost[s] < COST_MAX;
+             e++)
             MORE(grammar_edge_cost(g, &g->edges[e]) - g->state_cost[s]);
     for (uint32_t n = 0; n < g->n_nodes; n++) {
         const struct array_node *a = g->nodes[n].array;
@@ -253,11 +280,48 @@ static uint32_t longest_detour(const struct grammar *g)
         for (uint32_t i = 0; o && i < o->n_props; i++)
             if (!o->prop[i].required)
                 MORE(prop_cost(g, o, i));
-        if (o && o->n_others)
-            MORE(other_cost(g, o));
+        for (uint32_t i = 0; o && i < o->n_others; i++)
+            MORE(add(other_cost(g, o), g->node_cost[o->others[i]]));
     }
 #undef MORE
     return most;
+}
+
+static void node_costs(struct grammar *g, size_t *work)
+{
+    size_t most = *work + COST_WORK;
+    for (uint32_t i = 0; i < g->n_states; i++)
+        g->state_cost[i] = g->state_final[i] ? 0 : COST_MAX;
+    for (uint32_t i = 0; i < g->n_nodes; i++)
+        g->node_cost[i] = COST_MAX;
+    for (bool changed = true; changed && *work < most;) {
+        changed = false;
+        for (uint32_t s = g->n_states; s-- > 0;) {
+            uint32_t best = g->state_cost[s];
+            for (uint32_t e = g->state_at[s]; e < g->state_at[s + 1]; e++)
+                best = least(best, grammar_edge_cost(g, &g->edges[e]));
+            changed |= best != g->state_cost[s];
+            g->state_cost[s] = best;
+            *work += 1 + g->state_at[s + 1] - g->state_at[s];
+        }
+        for (uint32_t n = g->n_nodes; n-- > 0;) {
+            uint32_t c = node_cost(g, n);
+            changed |= c < g->node_cost[n];
+            g->node_cost[n] = least(c, g->node_cost[n]);
+            *work += 1 + (g->nodes[n].object ? g->nodes[n].object->n_props : 0);
+        }
+    }
+}
+
+static void key_totals(struct grammar *g, const struct object_node *o, size_t *work)
+{
+    struct term *key = &g->terms[o->key];
+    uint32_t *values = mem_alloc(o->n_others * sizeof *values);
+    for (uint32_t i = 0; i < o->n_others; i++)
+        values[i] = g->node_cost[o->others[i]];
+    key->total = mem_realloc(key->total, key->dfa->n_states, sizeof *key->total);
+    state_costs(key, values, key->total, work);
+    mem_free(values);
 }
 
 void grammar_costs(struct grammar *g)
@@ -271,27 +335,14 @@ void grammar_costs(struct grammar *g)
     }
     g->state_cost = mem_realloc(g->state_cost, g->n_states + 1, sizeof *g->state_cost);
     g->node_cost = mem_realloc(g->node_cost, g->n_nodes + 1, sizeof *g->node_cost);
-    for (uint32_t i = 0; i < g->n_states; i++)
-        g->state_cost[i] = g->state_final[i] ? 0 : COST_MAX;
-    for (uint32_t i = 0; i < g->n_nodes; i++)
-        g->node_cost[i] = COST_MAX;
-    for (bool changed = true; changed && work < 2 * COST_WORK;) {
-        changed = false;
-        for (uint32_t s = g->n_states; s-- > 0;) {
-            uint32_t best = g->state_cost[s];
-            for (uint32_t e = g->state_at[s]; e < g->state_at[s + 1]; e++)
-                best = least(best, grammar_edge_cost(g, &g->edges[e]));
-            changed |= best != g->state_cost[s];
-            g->state_cost[s] = best;
-            work += 1 + g->state_at[s + 1] - g->state_at[s];
-        }
-        for (uint32_t n = g->n_nodes; n-- > 0;) {
-            uint32_t c = node_cost(g, n);
-            changed |= c < g->node_cost[n];
-            g->node_cost[n] = least(c, g->node_cost[n]);
-            work += 1 + (g->nodes[n].object ? g->nodes[n].object->n_props : 0);
-        }
+    /* Once with the cheapest value for names of any kind, then with each kind's own. */
+    node_costs(g, &work);
+    for (uint32_t n = 0; n < g->n_nodes; n++) {
+        const struct object_node *o = g->nodes[n].object;
+        if (o && o->n_others > 1)
+            key_totals(g, o, &work);
     }
+    node_costs(g, &work);
     g->detour = longest_detour(g);
 }
 
@@ -327,17 +378,17 @@ static uint32_t item_rest(const struct grammar_matcher *m, const struct item *it
         /* After a comma there is one more: one that is asked for, or any. */
         const uint32_t *set = m->data + it->data, *seen = set + SET_BITS;
         uint32_t best = COST_MAX;
-        if (it->pos != 2 || r.extra)
+        if (it->pos == 3)
             return r.total;
+        if (it->pos == 1 || r.any)
+            return object_rest_first(g, o, &r);
         for (uint32_t i = 0; i < o->n_props; i++) {
-            if (prop_missing(o, seen, i))
-                return r.total;
             if (seen[set_words(o) + i / 32] >> i % 32 & 1)
                 best = least(best, prop_cost(g, o, i));
         }
         if (set[SET_OTHERS])
             best = least(best, other_cost(g, o));
-        return add(r.total, best);
+        return add(r.total, best - least(best, term_cost(g, o->mark[MARK_COMMA])));
     }
     bool colon = it->pos < 5 + labels;
     uint32_t k = it->pos - 5 - (colon ? 0 : labels);
@@ -409,8 +460,7 @@ static uint32_t key_rest(const struct grammar_matcher *m, const struct term *tm,
         }
     }
     if (t->q && others_alive(m, t) && tm->left[t->q] < COST_MAX) {
-        uint32_t c =
-            add(add(tm->left[t->q], 1 + term_cost(g, o->mark[MARK_COLON])), others_value(g, o));
+        uint32_t c = add(other_rest(g, o, t->q), 1 + term_cost(g, o->mark[MARK_COLON]));
         bool declared = t->name && tm->names->nodes[t->name - 1].name;
         /* What ends here is a name that may not come (again): one more character. */
         if (!tm->left[t->q] && (declared || (!tm->repeats && other_seen(m, t))))
@@ -496,7 +546,9 @@ static uint32_t more_rest(const struct term *tm, uint32_t q)
     return best;
 }
 
-static uint32_t thread_rest(const struct grammar_matcher *m, const struct thread *t)
+/* known: what the object of a property's name still needs, or NULL. */
+static uint32_t thread_rest(const struct grammar_matcher *m, const struct thread *t,
+                            const struct object_rest *known)
 {
     const struct term *tm = &m->g->terms[t->term];
     uint32_t kind = t->sub >> 28;
@@ -513,7 +565,7 @@ static uint32_t thread_rest(const struct grammar_matcher *m, const struct thread
         return own < COST_MAX ? add(own, after_item(m, &t->then)) : COST_MAX;
     }
     const struct object_node *o = m->g->nodes[t->then.node].object;
-    struct object_rest r = object_rest(m->g, o, m->data + t->then.data);
+    struct object_rest r = known ? *known : object_rest(m->g, o, m->data + t->then.data);
     uint32_t up = waiting_rest(m, t->then.node, t->then.origin), own;
     if (kind == SUB_OPEN) {
         struct thread in = *t;
@@ -533,8 +585,8 @@ static uint32_t point_rest(struct grammar_matcher *m, const struct point *p, uin
     *best = NO_LIMIT;
     cost_rows(m);
     for (uint32_t i = 0; i < p->n_threads; i++) {
-        uint32_t c = thread_rest(m, &m->threads[p->threads + i]);
-        if (c < least_cost) {
+        uint32_t c = thread_rest(m, &m->threads[p->threads + i], NULL);
+        if (c <= least_cost && c < COST_MAX) { /* what has just begun rather than what goes on */
             least_cost = c;
             *best = i;
         }
@@ -545,7 +597,8 @@ static uint32_t point_rest(struct grammar_matcher *m, const struct point *p, uin
 /* ---- the way ---- */
 
 /* After this byte the thread's terminal ends, or goes on: what it costs then. */
-static uint32_t step_rest(struct grammar_matcher *m, const struct thread *t)
+static uint32_t step_rest(struct grammar_matcher *m, const struct thread *t,
+                          const struct object_rest *known)
 {
     const struct term *tm = &m->g->terms[t->term];
     uint32_t cost = COST_MAX;
@@ -556,7 +609,7 @@ static uint32_t step_rest(struct grammar_matcher *m, const struct thread *t)
         uint32_t label = key_label(m, tm, t), k = label - 1;
         if (!label)
             return COST_MAX;
-        struct object_rest r = object_rest(m->g, o, m->data + t->then.data);
+        struct object_rest r = *known;
         const uint32_t *seen = m->data + t->then.data + SET_BITS;
         uint32_t share =
             k < o->n_props && prop_missing(o, seen, k) ? prop_cost(m->g, o, k) : r.extra;
@@ -566,7 +619,7 @@ static uint32_t step_rest(struct grammar_matcher *m, const struct thread *t)
             add(value, add(term_cost(m->g, o->mark[MARK_COLON]), r.total - least(share, r.total)));
         return add(cost, waiting_rest(m, t->then.node, t->then.origin));
     }
-    return thread_rest(m, t);
+    return thread_rest(m, t, known);
 }
 
 /* The next byte of the shortest way, or -1. */
@@ -574,15 +627,18 @@ static int best_byte(struct grammar_matcher *m, const struct thread *t, uint32_t
 {
     uint32_t best = COST_MAX;
     int byte = -1;
+    const struct term *tm = &m->g->terms[t->term];
+    struct object_rest r = {0};
+    if (tm->kind == TERM_KEY)
+        r = object_rest(m->g, m->g->nodes[t->then.node].object, m->data + t->then.data);
     for (int b = 0x20; b < 0x120; b++) { /* control characters last */
         struct thread x = *t;
-        const struct term *tm = &m->g->terms[t->term];
         uint32_t c = COST_MAX;
         if (tm->kind == TERM_FREE) {
             x.q = dfa_step(tm->dfa, x.q, (uint8_t)b);
             c = tm->left[x.q];
         } else if (term_step(m, &x, (uint8_t)b)) {
-            c = step_rest(m, &x);
+            c = step_rest(m, &x, &r);
         }
         if (c < best) {
             best = c;

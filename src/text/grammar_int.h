@@ -50,6 +50,9 @@ struct term {
     bool token_only;        /* ... and nothing at all where it has none */
     struct free_text *free; /* TERM_FREE */
     uint32_t *left;         /* (states) bytes that end it at least: see grammar_end.c */
+    uint32_t
+        *total; /* (states) TERM_KEY of an object with several kinds of names: ... and the value
+                        that follows */
 };
 
 /* The declared properties of an object by name: a trie of code points, in sorted order. */
@@ -136,7 +139,7 @@ struct grammar {
     bool *state_final;  /* (n_states) */
     uint32_t n_states;
     uint32_t *state_cost, *node_cost; /* (n_states), (n_nodes) bytes to the end: grammar_end.c */
-    uint32_t detour; /* bytes that what need not be begun takes at most */
+    uint32_t detour;                  /* bytes that what need not be begun takes at most */
     bool json, tags;                  /* its first terminals are JSON's; some terminal is a tag */
     uint32_t n_edges, cap_edges, cap_states, cap_terms, cap_nodes;
     size_t bytes;

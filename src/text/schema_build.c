@@ -141,7 +141,7 @@ static bool term_regex(struct builder *b, const char *pattern, uint32_t *id)
  * line end with the indentation of the next. */
 void schema_add_json(struct grammar *g, int flags)
 {
-#define WS "[ \\t]?(\\r?\\n[ \\t]{0,64})?"
+#define WS "[ \\t]?(\\r?\\n[ \\t]{0,24})?"
     static const char *const loose[T_JSON_COUNT] = {"\\{" WS, "\\}",    WS "\\}",  "\\[" WS,
                                                     "\\]",    WS "\\]", WS "," WS, WS ":" WS};
     static const char *const tight[T_JSON_COUNT] = {"\\{", "\\}",     "(?:\\})", "\\[",
@@ -780,14 +780,17 @@ static bool build_root(struct builder *b, const struct jvalue *root, uint32_t *v
     b->g->nodes[top].start = grammar_add_state(b->g, false);
     if (!term_regex(b, "[ \\t]{1,4}|[ \\t]{0,2}(\\r?\\n){1,2}", &ws))
         return false;
-    *value = node_of(b, schema_lits(b->s, root, false));
+    /* An object's node is apart: what is inside it may be the same set without being one. */
+    struct lits lits = schema_lits(b->s, root, false);
+    bool apart = b->s->flags & SCHEMA_OBJECT;
+    *value = apart ? grammar_add_node(b->g, NODE_GRAPH) : node_of(b, lits);
     if (!(b->s->flags & (GRAMMAR_COMPACT | SCHEMA_XML | SCHEMA_PYTHON)))
         grammar_add_edge(b->g, false, ws, 1);
     grammar_add_edge(b->g, true, *value, 2);
     grammar_add_state(b->g, false);
     grammar_add_edge(b->g, true, *value, 2);
     grammar_add_state(b->g, true);
-    return true;
+    return !apart || (build_value(b, lits, *value, true, VALUE_JSON) && build_params(b));
 }
 
 static bool build(struct builder *b)
@@ -806,7 +809,7 @@ static bool build(struct builder *b)
     if (!build_root(b, root, &value))
         return false;
     for (uint32_t i = 0; i < b->n_sets && !s->failed; i++)
-        if (!build_value(b, b->sets[i], b->node_of[i], i == 0, VALUE_JSON) || !build_params(b))
+        if (!build_value(b, b->sets[i], b->node_of[i], false, VALUE_JSON))
             return false;
     if (s->failed)
         return false;
