@@ -56,6 +56,7 @@ static int fuzz_source(enum grammar_kind kind, const uint8_t *data, size_t n)
         return 0;
     }
     struct grammar_matcher *m = grammar_matcher_new(g, vocab);
+    grammar_set_budget(m, n > 1 ? data[1] / 2 : 0); /* some are in a hurry */
     uint32_t bits[32], again[32];
     int n_vocab = tokenizer_n_vocab(tok);
     size_t words = grammar_mask_words(n_vocab);
@@ -84,9 +85,9 @@ static int fuzz_source(enum grammar_kind kind, const uint8_t *data, size_t n)
         }
         if (i % 8 == 3) { /* there and back again */
             grammar_rollback(m, 1);
-            if (!grammar_mask(m, again, &err) || memcmp(bits, again, words * 4) ||
-                !grammar_accept(m, id, &err))
-                abort();
+            bool same = grammar_mask(m, again, &err) && !memcmp(bits, again, words * 4);
+            if ((!same && !(n > 1 && data[1] / 2)) || !grammar_accept(m, id, &err))
+                abort(); /* (what is begun frugally stays so until the tokens are taken back) */
         }
         if (tokenizer_is_end(tok, id))
             break;

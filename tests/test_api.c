@@ -556,6 +556,126 @@ static void test_tools(void **state)
     steel_engine_close(e);
 }
 
+/* Answers that fit, from a model that wants nonsense; and what cannot be is refused by name. */
+static void test_constraints(void **state)
+{
+    (void)state;
+    struct steel_engine *e = open_toy();
+    struct steel_error err = {0};
+    struct steel_request_options plain = steel_request_options(), o;
+    char text[4096];
+    plain.text = "x";
+    plain.temperature = 3;
+    plain.max_tokens = 100;
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        o = plain;
+        o.seed = seed;
+        o.json_schema = "{\"type\":\"object\",\"properties\":{\"n\":{\"type\":\"integer\"}},"
+                        "\"required\":[\"n\"],\"additionalProperties\":false}";
+        struct steel_request *r = steel_request_submit(e, &o, &err);
+        assert_int_equal(finish(r, text, sizeof text).finish, STEEL_STOP);
+        json_t *v = json_loads(text, JSON_DECODE_INT_AS_REAL, NULL);
+        if (json_object_size(v) != 1 || !json_is_number(json_object_get(v, "n")))
+            fail_msg("%s", text);
+        json_decref(v);
+        steel_request_free(r);
+        o = plain;
+        o.seed = seed;
+        o.json = true;
+        r = steel_request_submit(e, &o, &err);
+        assert_int_equal(finish(r, text, sizeof text).finish, STEEL_STOP);
+        v = json_loads(text, JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, NULL);
+        if (!json_is_object(v) && !strstr(text, "e")) /* numbers may be too large for the reader */
+            fail_msg("%s", text);
+        json_decref(v);
+        steel_request_free(r);
+    }
+    o = plain;
+    o.regex = "a+b";
+    struct steel_request *r = steel_request_submit(e, &o, &err);
+    assert_int_equal(finish(r, text, sizeof text).finish, STEEL_STOP);
+    assert_true(text[0] == 'a' && text[strlen(text) - 1] == 'b');
+    steel_request_free(r);
+    o = plain;
+    o.grammar = "root ::= \"x\" [0-9]";
+    r = steel_request_submit(e, &o, &err);
+    finish(r, text, sizeof text);
+    assert_true(strlen(text) == 2 && text[0] == 'x' && text[1] >= '0' && text[1] <= '9');
+    steel_request_free(r);
+    o = plain;
+    o.one_of = "[\"left\", \"right\"]";
+    r = steel_request_submit(e, &o, &err);
+    finish(r, text, sizeof text);
+    assert_true(!strcmp(text, "left") || !strcmp(text, "right"));
+    steel_request_free(r);
+    o.regex = "a";
+    assert_null(steel_request_submit(e, &o, &err));
+    assert_string_equal(err.message, "regex and one_of: an answer has one constraint");
+    o = plain;
+    o.json_schema = "{\"type\":\"array\",\"uniqueItems\":true}";
+    assert_null(steel_request_submit(e, &o, &err));
+    assert_non_null(strstr(err.message, "#/uniqueItems"));
+    /* cut where the client's own limit is too small */
+    o.json_schema = "{\"enum\":[\"a long text that three tokens do not hold\"]}";
+    o.max_tokens = 3;
+    r = steel_request_submit(e, &o, &err);
+    assert_int_equal(finish(r, text, sizeof text).finish, STEEL_LENGTH);
+    steel_request_free(r);
+    steel_engine_close(e);
+}
+
+/* Chats: a call that is asked for comes, and a text that fits, thinking aside. */
+static void test_tool_choice(void **state)
+{
+    (void)state;
+    struct steel_error err = {0};
+    struct steel_engine *e = steel_engine_open("demo/steel-demo.gguf", NULL, &err);
+    assert_non_null(e);
+    struct steel_chat *c = new_chat(e);
+    assert_true(steel_chat_set_tools(
+        c,
+        "[{\"type\":\"function\",\"function\":{\"name\":\"send\",\"parameters\":{\"type\":"
+        "\"object\",\"properties\":{\"to\":{\"enum\":[\"Jana\",\"Emil\"]}},\"required\":[\"to\"],"
+        "\"additionalProperties\":false}}},{\"type\":\"function\",\"function\":{\"name\":\"ping\"}}"
+        "]",
+        &err));
+    struct steel_request_options o = steel_engine_request_options(e);
+    struct heard h;
+    o.max_tokens = 120;
+    o.one_call = true;
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        steel_chat_cut(c, 0);
+        say(c, "user", "Hello!");
+        o.seed = seed;
+        o.tool_choice = "send";
+        o.temperature = 2;
+        hear(steel_chat_answer(c, &o, &err), &h);
+        assert_int_equal(h.end.finish, STEEL_STOP);
+        assert_int_equal(h.n_calls, 1);
+        assert_string_equal(h.name, "send");
+        assert_true(strstr(h.arguments, "\"Jana\"") || strstr(h.arguments, "\"Emil\""));
+    }
+    steel_chat_cut(c, 0);
+    say(c, "user", "Hello!");
+    o.tool_choice = "required";
+    hear(steel_chat_answer(c, &o, &err), &h);
+    assert_int_equal(h.n_calls, 1);
+    steel_chat_cut(c, 0);
+    say(c, "user", "Hello!");
+    o.tool_choice = "none";
+    o.regex = "[0-9]{2}";
+    hear(steel_chat_answer(c, &o, &err), &h);
+    assert_int_equal(h.n_calls, 0);
+    assert_int_equal(strlen(h.text), 2);
+    steel_chat_cut(c, 0);
+    say(c, "user", "Hello!");
+    o.tool_choice = "sing";
+    assert_null(steel_chat_answer(c, &o, &err));
+    assert_string_equal(err.message, "tool_choice: 'sing' is not among the chat's tools");
+    steel_chat_free(c);
+    steel_engine_close(e);
+}
+
 static void test_read_only(void **state)
 {
     (void)state;
@@ -596,6 +716,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one),          cmocka_unit_test(test_many),
         cmocka_unit_test(test_errors),       cmocka_unit_test(test_read_only),
+        cmocka_unit_test(test_constraints),  cmocka_unit_test(test_tool_choice),
         cmocka_unit_test(test_conversation), cmocka_unit_test(test_chat_refuses),
         cmocka_unit_test(test_answers),      cmocka_unit_test(test_settle_in_turn),
         cmocka_unit_test(test_tools),

@@ -64,6 +64,18 @@ done
 expect 2 "unknown option '--frob'" "$steel" run --frob
 expect 2 'is not a number' "$steel" run "$tmp/tiny.gguf" -p x --temp hot
 expect 2 'kv-type' "$steel" run "$tmp/tiny.gguf" -p x --kv-type q4
+# answers that fit: a model of random weights writes them all the same
+printf '{"type":"object","properties":{"n":{"type":"integer","maximum":99}},"required":["n"],"additionalProperties":false}' >"$tmp/s.json"
+printf 'root ::= "x" [0-9]+ "y"' >"$tmp/g.gbnf"
+expect 0 '"n"' "$steel" run "$tmp/tiny.gguf" -p x -q -n 60 --raw --schema "$tmp/s.json"
+expect 0 '^x[0-9]*y$' "$steel" run "$tmp/tiny.gguf" -p x -q -n 60 --raw --grammar "$tmp/g.gbnf"
+expect 0 '^ab\{3\}$' "$steel" run "$tmp/tiny.gguf" -p x -q -n 60 --raw --regex 'ab{3}'
+expect 0 '^ *{' "$steel" run "$tmp/tiny.gguf" -p x -q -n 60 --raw --json
+expect 0 '^ab$' sh -c "printf 'root ::= \"ab\"' | $steel run $tmp/tiny.gguf -p x -q --raw --grammar -"
+expect 2 'one of --schema' "$steel" run "$tmp/tiny.gguf" -p x --json --regex a
+expect 2 'stdin is read once' "$steel" run "$tmp/tiny.gguf" -f - --schema -
+expect 1 'without )' "$steel" run "$tmp/tiny.gguf" -p x --raw --regex '('
+expect 1 'nothere' "$steel" run "$tmp/tiny.gguf" -p x --raw --schema "$tmp/nothere"
 expect 2 'logit-bias' "$steel" run "$tmp/tiny.gguf" -p x --logit-bias foo
 
 # output that does not arrive is a failure

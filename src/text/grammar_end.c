@@ -785,8 +785,9 @@ bool match_hurry(struct grammar_matcher *m, int32_t *token)
             return true;
         m->frugal |= n + m->slack >= left;
     }
-    /* The end does not go further away than by eight bytes a token, but for detours. */
-    uint32_t hand = m->frugal ? TOKENS_IN_HAND : m->slack;
-    m->next_look = m->n_history + (left - n - hand) / 8;
+    /* Far from it, it is enough to look now and then: the end does not go further away than by eight
+     * bytes a token, but for a detour. */
+    if (n + 2 * m->slack < left)
+        m->next_look = m->n_history + (left - n - 2 * m->slack) / 8;
     return false;
 }

@@ -134,6 +134,18 @@ static inline uint32_t key_label(const struct grammar_matcher *m, const struct t
     return label && (tm->repeats || !other_seen(m, t)) ? tm->names->n + label : 0;
 }
 
+/* May the name end here? When tokens run low, not as one of a kind whose values are much longer than
+ * those of names that it could still become. */
+static inline bool key_ends(const struct grammar_matcher *m, const struct term *tm,
+                            const struct thread *t)
+{
+    uint32_t label = key_label(m, tm, t);
+    if (!m->frugal || !tm->total || label <= tm->names->n)
+        return label;
+    const struct object_node *o = m->g->nodes[t->then.node].object;
+    return m->g->node_cost[o->others[label - 1 - tm->names->n]] <= tm->total[t->q] + 16;
+}
+
 static inline bool term_step_utf8(const struct grammar_matcher *m, const struct term *tm,
                                   struct thread *t, uint8_t b)
 {
@@ -293,7 +305,7 @@ static inline bool term_step(const struct grammar_matcher *m, struct thread *t, 
         if (b >= 128)
             return term_step_utf8(m, tm, t, b);
         if (b == (tm->bare ? (uint8_t)tm->shut : '"')) {
-            if (tm->kind == TERM_KEY ? !key_label(m, tm, t) : !tm->dfa->label[t->q])
+            if (tm->kind == TERM_KEY ? !key_ends(m, tm, t) : !tm->dfa->label[t->q])
                 return false;
             t->sub = SUB(SUB_DONE, 0, 0);
             return true;
