@@ -3,6 +3,7 @@
 
     bench/constrain.py maskbench [-v]     one table: right, refused, wrong; compile and mask times
     bench/constrain.py suite [-v]         a table by keyword file of the official test suite
+    bench/constrain.py eval               the built-in model's tool calls and JSON answers, with and without
 
 Reads ../shared/golden (STEEL=build/steel names the binary, MODEL the vocabulary). -v lists every
 schema that is not wholly right.
@@ -102,9 +103,46 @@ def suite(verbose, flags):
         print(f"{k:4} {why}")
 
 
+def evaluate(verbose, flags):
+    """demo/eval.jsonl asked as a client does: tools as they are and strict, JSON with and without its schema."""
+    import concurrent.futures
+    root = pathlib.Path(__file__).resolve().parent.parent
+    sys.path[:0] = [str(root / "demo"), str(root / "tests")]
+    import score
+    from serverlib import Server
+    cases = [json.loads(line) for line in open(root / "demo" / "eval.jsonl", encoding="utf-8")]
+    server = Server(str(pathlib.Path(STEEL).resolve().parent), "-np", "16", model=str(root / "demo" / "steel-demo.gguf"))
+
+    def ask(case, how):
+        body = {"messages": case["messages"], "temperature": 0, "max_tokens": 260, "enable_thinking": case["enable_thinking"]}
+        if case.get("tools"):
+            body["tools"] = [dict(t, function=dict(t["function"], strict=how == "strict")) for t in case["tools"]]
+        if how == "free":
+            body["ignore_eos"] = False
+            if case.get("tools"):
+                body["min_tokens"] = 1  # leaves calls unconstrained
+        elif case["check"].get("schema"):
+            body["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": case["check"]["schema"]}}
+        m = server.json("/v1/chat/completions", body)["choices"][0]["message"]
+        calls = [{"name": c["function"]["name"], "arguments": json.loads(c["function"]["arguments"])} for c in m.get("tool_calls", [])]
+        return (m["content"] or "") + "".join(f"<tool_call>{json.dumps(c)}</tool_call>" for c in calls)
+    try:
+        for category, how in [("tools", "free"), ("tools", "plain"), ("tools", "strict"), ("schema", "free"), ("schema", "plain")]:
+            mine = [c for c in cases if c["category"] == category]
+            with concurrent.futures.ThreadPoolExecutor(16) as pool:
+                answers = list(pool.map(lambda c: ask(c, how), mine))
+            right = [score.judge(c["check"], a) for c, a in zip(mine, answers)]
+            print(f"{category:8} {how:8} {sum(right)} of {len(right)}")
+            for c, a, ok in zip(mine, answers, right):
+                if verbose and not ok:
+                    print("    ", c["check"], a)
+    finally:
+        server.stop()
+
+
 if __name__ == "__main__":
     args = [a for a in sys.argv[1:] if not a.startswith("-")]
     flags = [a for a in sys.argv[1:] if a.startswith("--")]
-    if not args or args[0] not in ("maskbench", "suite"):
+    if not args or args[0] not in ("maskbench", "suite", "eval"):
         sys.exit(__doc__)
-    {"maskbench": maskbench, "suite": suite}[args[0]]("-v" in sys.argv, flags)
+    {"maskbench": maskbench, "suite": suite, "eval": evaluate}[args[0]]("-v" in sys.argv, flags)

@@ -47,12 +47,46 @@ static void keep_time(struct walker *w, double us)
     w->us[w->n_us++] = us;
 }
 
+/* The text's tokens. Where the tokenizer would change the text (to NFC), they are its single bytes:
+ * what is judged is the text as it stands. */
+static bool text_tokens(struct walker *w, const char *text, size_t len, struct token_list *ids,
+                        struct error *err)
+{
+    struct buf back = {0};
+    if (!tokenizer_encode(w->tok, text, len, 0, ids, err))
+        return false;
+    for (size_t i = 0; i < ids->n; i++) {
+        size_t n;
+        const char *p = tokenizer_piece(w->tok, ids->ids[i], &n);
+        buf_add(&back, p, n);
+    }
+    bool same = back.len == len && (!len || !memcmp(back.p, text, len)), bytes = true;
+    int32_t of_byte[256];
+    memset(of_byte, -1, sizeof of_byte);
+    for (int32_t id = 0; !same && id < tokenizer_n_vocab(w->tok); id++) {
+        size_t n;
+        const char *p = tokenizer_piece(w->tok, id, &n);
+        enum token_kind kind = tokenizer_kind(w->tok, id);
+        if (n == 1 && (kind == TOKEN_NORMAL || kind == TOKEN_BYTE))
+            of_byte[(unsigned char)*p] = id;
+    }
+    for (size_t i = 0; i < len; i++)
+        bytes &= of_byte[(unsigned char)text[i]] >= 0;
+    if (!same && bytes) {
+        ids->n = 0;
+        for (size_t i = 0; i < len; i++)
+            token_list_add(ids, of_byte[(unsigned char)text[i]]);
+    }
+    buf_clear(&back);
+    return true;
+}
+
 /* Is this text a whole answer? A token counts only if the mask before it has it. */
 static bool walk_text(struct walker *w, struct grammar *g, const char *text, size_t len, bool *fits,
                       struct error *err)
 {
     struct token_list ids = {0};
-    if (!tokenizer_encode(w->tok, text, len, 0, &ids, err))
+    if (!text_tokens(w, text, len, &ids, err))
         return false;
     struct grammar_matcher *m = grammar_matcher_new(g, w->vocab);
     bool ok = true;
