@@ -133,7 +133,7 @@ static void graph_emit(struct answer *a, struct graph *gr, uint32_t node)
         qsort(gr->edges, gr->n_edges, sizeof *gr->edges, edge_cmp);
     for (uint32_t s = 0; s < gr->n_states; s++) {
         grammar_add_state(a->g, s == gr->final || (s && s == gr->also));
-        for (; e < gr->n_edges && gr->edges[e].from == s; e++)
+        for (; gr->edges && e < gr->n_edges && gr->edges[e].from == s; e++)
             grammar_add_edge(a->g, gr->edges[e].call, gr->edges[e].target, first + gr->edges[e].to);
     }
     a->g->nodes[node].start = first;

@@ -72,7 +72,7 @@ static uint32_t node_of(struct builder *b, struct lits l)
         }
     }
     uint32_t h = set_hash(l) & (b->n_slots - 1);
-    for (; b->slots[h]; h = (h + 1) & (b->n_slots - 1)) {
+    for (; b->sets && b->slots[h]; h = (h + 1) & (b->n_slots - 1)) {
         const struct lits *x = &b->sets[b->slots[h] - 1];
         if (x->n == l.n && (!l.n || !memcmp(x->v, l.v, l.n * sizeof *l.v)))
             return b->node_of[b->slots[h] - 1];
