@@ -125,7 +125,7 @@ test("LangChain: withStructuredOutput in every mode, over both APIs", async () =
 
 test("Agents: a tool, then an agent with an output type", async () => {
   let asked = null;
-  const get_weather = agentTool({ name: "get_weather", description: weather.description, parameters: Town, execute: async i => { asked = i; return sunny; } });
+  const get_weather = agentTool({ name: "get_weather", description: weather.description, parameters: Town, execute: async i => { asked ??= i; return sunny; } });
   const responses = new OpenAIResponsesModel(client, model);
   const writer = new Agent({ name: "Writer", model: responses, outputType: Person });
   const agent = new Agent({ name: "Steel", instructions: "You are helpful.", model: responses, tools: [get_weather], modelSettings: { temperature: 0 } });
@@ -137,4 +137,9 @@ test("Agents: a tool, then an agent with an output type", async () => {
   assert.match(asked.town, /Emberton/);
   assert.match(text, /sunny|21/);
   Person.parse((await runner.run(writer, content)).finalOutput);
+  // both at once: calls while they are wanted, then an object
+  const both = new Agent({ name: "Both", instructions: "You are helpful.", model: responses, tools: [get_weather], outputType: Person, modelSettings: { temperature: 0 } });
+  asked = null;
+  Person.parse((await runner.run(both, weatherQuestion)).finalOutput);
+  assert.match(asked.town, /Emberton/);
 });
