@@ -401,6 +401,27 @@ static void form_deepseek(struct answer *a, struct graph *gr)
     add_tag(a, gr, next, D_CALLS_END, false, gr->final);
 }
 
+/* <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>, all calls in one
+ * section. */
+static void form_kimi(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), first = add_state(gr), name = add_state(gr);
+    uint32_t end = add_state(gr), next = add_state(gr);
+    gr->final = add_state(gr);
+    add_tag(a, gr, begin, "<|tool_calls_section_begin|>", false, first);
+    add_tag(a, gr, first, "<|tool_call_begin|>", false, name);
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t mark = add_state(gr), args = add_state(gr);
+        add_name(a, gr, name, "functions\\.", &a->tools[i], ":[0-9]{1,3}", mark);
+        add_tag(a, gr, mark, "<|tool_call_argument_begin|>", false, args);
+        add_edge(gr, args, true, a->tools[i].args, end);
+    }
+    add_tag(a, gr, end, "<|tool_call_end|>", false, next);
+    if (!a->one)
+        add_tag(a, gr, next, "<|tool_call_begin|>", false, name);
+    add_tag(a, gr, next, "<|tool_calls_section_end|>", false, gr->final);
+}
+
 /* From the channel to the end: <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}
  * and <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{...}. */
 static void form_gpt_oss(struct answer *a, struct graph *gr)
@@ -450,6 +471,7 @@ static const struct form {
     {CHAT_PYTHONIC, SCHEMA_PYTHON, form_python, {{.text = "<|python_start|>"}}, .last = true},
     {CHAT_MISTRAL, 0, form_mistral, {{.text = "[TOOL_CALLS]"}}, .repeats = true},
     {CHAT_DEEPSEEK_R1, 0, form_deepseek, {{.text = D_CALLS_BEGIN}}, .repeats = false},
+    {CHAT_KIMI, 0, form_kimi, {{.text = "<|tool_calls_section_begin|>"}}, .repeats = false},
     {CHAT_GPT_OSS,
      0,
      form_gpt_oss,
