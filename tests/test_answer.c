@@ -512,6 +512,42 @@ static void test_refused(void **state)
                          f != CHAT_PLAIN && f != CHAT_GLM && f != CHAT_MINIMAX && f != CHAT_GEMMA);
 }
 
+/* Many tools with expensive schemas end in an error that names the limit, or are loosened. */
+static void test_hostile(void **state)
+{
+    (void)state;
+    json_t *list = json_array();
+    for (int i = 0; i < 500; i++) {
+        char name[16], pattern[64];
+        snprintf(name, sizeof name, "f%d", i);
+        snprintf(pattern, sizeof pattern, "^(a|b)*a(a|b){9}x{%d}$", i % 7 + 1);
+        json_t *p = json_pack("{s:s,s:{s:{s:s,s:s}}}", "type", "object", "properties", "a", "type",
+                              "string", "pattern", pattern);
+        json_array_append_new(list,
+                              json_pack("{s:s,s:{s:s,s:b,s:o}}", "type", "function", "function",
+                                        "name", name, "strict", 1, "parameters", p));
+    }
+    refused((struct chat_constraint){.format = CHAT_HERMES, .tools = list, .required = true},
+            "over 1500000 steps");
+    json_t *t;
+    size_t i;
+    json_array_foreach(list, i, t)
+    {
+        json_t *f = json_object_get(t, "function");
+        json_object_del(f, "strict");
+        json_object_set_new(json_object_get(f, "parameters"), "uniqueItems", json_true());
+        json_object_set_new(
+            json_object_get(json_object_get(json_object_get(f, "parameters"), "properties"), "a"),
+            "pattern", json_string("(x{1000}){1000}"));
+    }
+    struct grammar *g =
+        compile((struct chat_constraint){.format = CHAT_HERMES, .tools = list, .required = true});
+    takes(g, "<tool_call>\n{\"name\": \"f499\", \"arguments\": {\"a\": \"x\"}}\n</tool_call>");
+    assert_true(grammar_bytes(g) < 32 << 20);
+    grammar_free(g);
+    json_decref(list);
+}
+
 static void test_prompts(void **state)
 {
     (void)state;
@@ -542,7 +578,7 @@ int main(void)
         cmocka_unit_test(test_forms),    cmocka_unit_test(test_open_arguments),
         cmocka_unit_test(test_thinking), cmocka_unit_test(test_either),
         cmocka_unit_test(test_tags),     cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_prompts),  cmocka_unit_test(test_hostile),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     json_decref(tools);

@@ -83,6 +83,9 @@ struct answer {
     bool required, one;
     struct tool *tools; /* (n_tools) */
     uint32_t n_tools;
+    uint32_t any_args; /* node of any object as arguments; 0 = not made */
+    size_t work;       /* of the schemas so far */
+    int n_loose;       /* schemas that could not be enforced */
     /* terminals made so far, by term */
     uint32_t *terms; /* (2 * n_terms) term, terminal */
     uint32_t n_terms, cap_terms;
@@ -210,10 +213,13 @@ static void add_name(struct answer *a, struct graph *gr, uint32_t from, const ch
         else
             buf_addc(&name, (char)c);
     }
-    uint32_t term =
-        re_cat(a->pool, pattern_term(a, before),
-               re_cat(a->pool, re_literal(a->pool, name.p, name.len), pattern_term(a, after)));
-    add_edge(gr, from, false, terminal(a, term), to);
+    /* What follows is a terminal of all names: theirs are short. */
+    uint32_t term = re_cat(a->pool, pattern_term(a, before),
+                           re_literal(a->pool, name.p ? name.p : "", name.len));
+    uint32_t end = *after ? add_state(gr) : to;
+    add_edge(gr, from, false, terminal(a, term), end);
+    if (*after)
+        add_pattern(a, gr, end, after, to);
     buf_clear(&name);
 }
 
@@ -525,6 +531,8 @@ static void loosen(const struct jvalue *p, struct buf *out)
     buf_adds(out, "}");
 }
 
+enum { ARGS_WORK = 1500000, LOOSE_TRIED = 3 };
+
 static bool compile_args(struct answer *a, struct tool *t, int flags)
 {
     const struct jvalue *p = t->parameters;
@@ -532,8 +540,16 @@ static bool compile_args(struct answer *a, struct tool *t, int flags)
     static const char any[] = "{}";
     bool whole = p && (t->strict || a->required);
     flags |= SCHEMA_OBJECT;
-    struct grammar *g = schema_compile(whole ? p->raw : any, whole ? p->raw_len : 2, flags, &why);
+    if (!whole && a->any_args) {
+        t->args = a->any_args;
+        return true;
+    }
+    /* Trying costs: of many that cannot be enforced, a few are tried. */
+    struct grammar *g = NULL;
+    if (t->strict || a->n_loose < LOOSE_TRIED)
+        g = schema_compile(whole ? p->raw : any, whole ? p->raw_len : 2, flags, &why);
     if (!g && !t->strict) {
+        a->n_loose++;
         struct buf text = {0};
         loosen(p, &text);
         why = (struct error){0};
@@ -546,11 +562,14 @@ static bool compile_args(struct answer *a, struct tool *t, int flags)
                   t->name->text, why.msg);
         return answer_fail(a, named.msg);
     }
-    if (a->g->n_nodes + g->n_nodes > 200000) {
+    a->work += g->work + g->n_nodes;
+    if (a->work > ARGS_WORK) {
         grammar_free(g);
-        return answer_fail(a, "the tools have over 200000 values to describe");
+        return answer_fail(a, "the tools' schemas take over 1500000 steps");
     }
     t->args = grammar_import(a->g, g);
+    if (!whole)
+        a->any_args = t->args;
     return true;
 }
 

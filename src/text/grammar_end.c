@@ -19,8 +19,9 @@
 enum {
     COST_MAX = 1 << 28,
     COST_WORK =
-        4 << 20,       /* steps to make a grammar's costs; what is not known then stays COST_MAX */
-    END_MAX = 1 << 16, /* bytes of a way to the end */
+        4 << 20, /* steps to make a grammar's costs; what is not known then stays COST_MAX */
+    NODE_WORK = 1 << 19, /* the same for its nodes, each of the two times */
+    END_MAX = 1 << 16,   /* bytes of a way to the end */
 };
 
 static uint32_t add(uint32_t a, uint32_t b)
@@ -289,7 +290,7 @@ static uint32_t longest_detour(const struct grammar *g)
 
 static void node_costs(struct grammar *g, size_t *work)
 {
-    size_t most = *work + COST_WORK;
+    size_t most = *work + NODE_WORK;
     for (uint32_t i = 0; i < g->n_states; i++)
         g->state_cost[i] = g->state_final[i] ? 0 : COST_MAX;
     for (uint32_t i = 0; i < g->n_nodes; i++)

@@ -142,7 +142,7 @@ struct grammar {
     uint32_t detour;                  /* bytes that what need not be begun takes at most */
     bool json, tags;                  /* its first terminals are JSON's; some terminal is a tag */
     uint32_t n_edges, cap_edges, cap_states, cap_terms, cap_nodes;
-    size_t bytes;
+    size_t bytes, work; /* work: steps that compiling took */
 };
 
 /* For compilers. Terminals take over the automaton. Edges of a state are added before the next one. */

@@ -842,6 +842,7 @@ struct grammar *schema_compile(const char *text, size_t len, int flags, struct e
         s.old_ref = memmem(draft->text, draft->len, "draft-0", 7) != NULL;
     struct builder b = {.s = &s, .g = grammar_new()};
     bool ok = build(&b);
+    b.g->work = re_pool_work(s.pool) + s.n_shapes;
     builder_clear(&b);
     schema_clear(&s);
     if (ok)
