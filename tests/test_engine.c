@@ -828,7 +828,7 @@ static void test_device_failure(void **state)
     true_ops = be->ops;
     failing_ops = *be->ops;
     failing_ops.end = failing_end;
-    atomic_store(&steps_left, 8);
+    atomic_store(&steps_left, 1 << 20); /* until all have been accepted */
     be->ops = &failing_ops;
     struct events *q = events_new();
     for (int i = 0; i < N; i++) {
@@ -836,6 +836,7 @@ static void test_device_failure(void **state)
         struct request_spec s = spec_of(prompts[i], 20, 200, (uint64_t)i);
         submit(e, &s, q, &a[i], NULL);
     }
+    atomic_store(&steps_left, 8);
     wait_done(q, N);
     int n = 0;
     for (int i = 0; i < N; i++) {

@@ -48,13 +48,56 @@ static void cpu_copy(struct backend *be, void *dst, const void *src, size_t byte
     memcpy(dst, src, bytes);
 }
 
+/* Heads' matrices multiply floats, a few rows at a time, in pieces that quantise no input: as F16 they
+ * are read as fast as memory gives them. They are a hundredth of a model's weights. */
+static struct gemm_weight *heads_new(struct cpu_backend *cb, const struct raw_weight *src,
+                                     struct error *err)
+{
+    bool floats = true;
+    for (int i = 0; i < src->n_seg; i++)
+        floats &=
+            src->seg[i].type == DT_F32 || src->seg[i].type == DT_F16 || src->seg[i].type == DT_BF16;
+    if (floats)
+        return gemm_weight_new(src, true, cb->pool, err);
+    size_t n_in = (size_t)src->n_in, each = (size_t)src->n_out * n_in;
+    size_t bytes = each * (size_t)src->n_expert * sizeof(uint16_t);
+    uint16_t *halves = mem_aligned(bytes);
+    if (!halves) {
+        error_set(err, "out of memory: %zu bytes for heads' matrices", bytes);
+        return NULL;
+    }
+    const uint8_t **data = mem_zalloc((size_t)src->n_expert, sizeof *data);
+    float *row = mem_zalloc(n_in, sizeof *row);
+    for (int e = 0; e < src->n_expert; e++) {
+        uint16_t *to = halves + (size_t)e * each;
+        data[e] = (const uint8_t *)to;
+        for (int r = 0; r < src->n_out; r++) {
+            raw_weight_row(src, e, r, row);
+            for (size_t i = 0; i < n_in; i++)
+                *to++ = f32_to_f16(row[i]);
+        }
+    }
+    struct raw_weight as = {.n_in = src->n_in,
+                            .n_out = src->n_out,
+                            .n_expert = src->n_expert,
+                            .n_seg = 1,
+                            .bias = src->bias,
+                            .transient = true};
+    as.seg[0] = (struct raw_seg){.type = DT_F16, .rows = src->n_out, .data = data};
+    struct gemm_weight *own = gemm_weight_new(&as, true, cb->pool, err);
+    mem_free(row);
+    mem_free(data);
+    mem_aligned_free(halves, bytes);
+    return own;
+}
+
 static bool cpu_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
                        struct weight *w, struct error *err)
 {
     struct cpu_backend *cb = cpu_self(be);
-    /* heads' matrices multiply floats that come few at a time: they stay as they are */
-    bool repack = !cb->no_repack && role != WEIGHT_HEADS;
-    struct gemm_weight *own = gemm_weight_new(src, repack, cb->pool, err);
+    struct gemm_weight *own = role == WEIGHT_HEADS && !cb->no_repack
+                                  ? heads_new(cb, src, err)
+                                  : gemm_weight_new(src, !cb->no_repack, cb->pool, err);
     if (!own || (role != WEIGHT_EMBED && !pick_check_weight(&cb->pick, own, err))) {
         gemm_weight_free(own);
         return false;
