@@ -173,13 +173,18 @@ static const struct {
     enum dtype type;
     int base, n_digits, bits, n; /* bits: that a digit takes in our table */
     const uint64_t *set;
+    int8_t levels[8]; /* what digits stand for; IQ1 adds or takes one off */
 } grids[] = {
-    {DT_IQ3_S, 8, 4, 3, 512, iq3s_set},     {DT_IQ3_XXS, 8, 4, 3, 256, iq3xxs_set},
-    {DT_IQ2_XXS, 3, 8, 2, 256, iq2xxs_set}, {DT_IQ2_XS, 3, 8, 2, 512, iq2xs_set},
-    {DT_IQ2_S, 3, 8, 2, 1024, iq2s_set},    {DT_IQ1_S, 3, 8, 2, 2048, iq1s_set},
+    {DT_IQ3_S, 8, 4, 3, 512, iq3s_set, {1, 3, 5, 7, 9, 11, 13, 15}},
+    {DT_IQ3_XXS, 8, 4, 3, 256, iq3xxs_set, {4, 12, 20, 28, 36, 44, 52, 62}},
+    {DT_IQ2_XXS, 3, 8, 2, 256, iq2xxs_set, {8, 25, 43}},
+    {DT_IQ2_XS, 3, 8, 2, 512, iq2xs_set, {8, 25, 43}},
+    {DT_IQ2_S, 3, 8, 2, 1024, iq2s_set, {8, 25, 43}},
+    {DT_IQ1_S, 3, 8, 2, 2048, iq1s_set, {-8, 0, 8}},
 };
 
 static uint16_t points[QUANT_GRID_POINTS];
+static uint64_t values[QUANT_GRID_POINTS];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void expand(void)
@@ -194,9 +199,14 @@ static void expand(void)
             if (!(grids[g].set[i / 64] >> i % 64 & 1))
                 continue;
             unsigned point = 0, left = i;
-            for (int j = 0; j < grids[g].n_digits; j++, left /= (unsigned)grids[g].base)
-                point |= left % (unsigned)grids[g].base << grids[g].bits * j;
+            uint64_t bytes = 0;
+            for (int j = 0; j < grids[g].n_digits; j++, left /= (unsigned)grids[g].base) {
+                unsigned digit = left % (unsigned)grids[g].base;
+                point |= digit << grids[g].bits * j;
+                bytes |= (uint64_t)(uint8_t)grids[g].levels[digit] << 8 * j;
+            }
             CHECK(n < grids[g].n, "too many points");
+            values[at + n] = bytes;
             points[at + n++] = (uint16_t)point;
         }
         CHECK(n == grids[g].n, "%d of %d points", n, grids[g].n);
@@ -209,6 +219,12 @@ const uint16_t *quant_grids(void)
 {
     pthread_once(&once, expand);
     return points;
+}
+
+const uint64_t *quant_grid_values(enum dtype t)
+{
+    const uint16_t *grid = quant_grid(t);
+    return grid ? values + (grid - points) : NULL;
 }
 
 const uint16_t *quant_grid(enum dtype t)

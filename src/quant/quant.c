@@ -321,9 +321,6 @@ static unsigned even_signs(unsigned bits)
     return bits | (unsigned)__builtin_parity(bits) << 7;
 }
 
-static const uint8_t iq2_levels[4] = {8, 25, 43, 0}, /* the last: no such digit */
-    iq3xxs_levels[8] = {4, 12, 20, 28, 36, 44, 52, 62};
-
 static unsigned load16(const uint8_t *p)
 {
     return p[0] | (unsigned)p[1] << 8;
@@ -334,52 +331,44 @@ static uint32_t load32(const uint8_t *p)
     return load16(p) | (uint32_t)load16(p + 2) << 16;
 }
 
-/* 8 codes from a point of 8 digits, with 8 signs. */
-static void iq2_codes(unsigned point, unsigned signs, int8_t *out)
+/* 8 codes from the bytes of a grid (never 0) and a bit each: set, the byte's negative. */
+static void signed_codes(uint64_t bytes, unsigned signs, int8_t *out)
 {
-    for (int i = 0; i < 8; i++) {
-        int v = iq2_levels[point >> 2 * i & 3];
-        out[i] = (int8_t)(signs >> i & 1 ? -v : v);
-    }
+    const uint64_t low = UINT64_C(0x0101010101010101);
+    uint64_t bits = signs * low & UINT64_C(0x8040201008040201); /* byte i: bit i */
+    uint64_t ones = (bits + 0x7f * low) >> 7 & low;
+    bytes = (bytes ^ ones * 255) + ones; /* no carry: only 0 would make one */
+    memcpy(out, &bytes, 8);
 }
 
-/* 8 codes of IQ1: eight times (digit - 1), and one more or less. */
-static void iq1_codes(unsigned point, int shift, int8_t *out)
+/* 8 codes of IQ1: one more or less than the grid's. */
+static void iq1_codes(uint64_t bytes, int shift, int8_t *out)
 {
+    memcpy(out, &bytes, 8);
     for (int i = 0; i < 8; i++)
-        out[i] = (int8_t)(8 * ((int)(point >> 2 * i & 3) - 1) + shift);
-}
-
-/* 8 codes from two points of 4 digits. */
-static void iq3_codes(unsigned p0, unsigned p1, unsigned signs, bool s, int8_t *out)
-{
-    unsigned point = p0 | p1 << 12;
-    for (int i = 0; i < 8; i++) {
-        int digit = (int)(point >> 3 * i & 7), v = s ? 2 * digit + 1 : iq3xxs_levels[digit];
-        out[i] = (int8_t)(signs >> i & 1 ? -v : v);
-    }
+        out[i] = (int8_t)(out[i] + shift);
 }
 
 static void codes_iq2_xxs(const struct block_iq2_xxs *b, struct quant_codes *c)
 {
-    const uint16_t *grid = quant_grid(DT_IQ2_XXS);
+    const uint64_t *grid = quant_grid_values(DT_IQ2_XXS);
     c->d = f16_to_f32(b->d) * 0.125f;
     for (int j = 0; j < 8; j++) {
         const uint8_t *q = b->qs + 8 * j;
         uint32_t s = load32(q + 4);
         c->scale[2 * j] = c->scale[2 * j + 1] = (int8_t)(2 * (s >> 28) + 1);
         for (int i = 0; i < 4; i++)
-            iq2_codes(grid[q[i]], even_signs(s >> 7 * i & 127), c->code + 32 * j + 8 * i);
+            signed_codes(grid[q[i]], even_signs(s >> 7 * i & 127), c->code + 32 * j + 8 * i);
     }
 }
 
 static void codes_iq2_xs(const struct block_iq2_xs *b, struct quant_codes *c)
 {
-    const uint16_t *grid = quant_grid(DT_IQ2_XS);
+    const uint64_t *grid = quant_grid_values(DT_IQ2_XS);
     c->d = f16_to_f32(b->d) * 0.125f;
     for (int i = 0; i < 32; i++) {
         unsigned q = load16(b->qs + 2 * i);
-        iq2_codes(grid[q & 511], even_signs(q >> 9), c->code + 8 * i);
+        signed_codes(grid[q & 511], even_signs(q >> 9), c->code + 8 * i);
     }
     for (int i = 0; i < 16; i++)
         c->scale[i] = (int8_t)(2 * (b->scales[i / 2] >> 4 * (i & 1) & 15) + 1);
@@ -387,11 +376,11 @@ static void codes_iq2_xs(const struct block_iq2_xs *b, struct quant_codes *c)
 
 static void codes_iq2_s(const struct block_iq2_s *b, struct quant_codes *c)
 {
-    const uint16_t *grid = quant_grid(DT_IQ2_S);
+    const uint64_t *grid = quant_grid_values(DT_IQ2_S);
     c->d = f16_to_f32(b->d) * 0.125f;
     for (int i = 0; i < 32; i++) {
         unsigned index = b->qs[i] | (b->qh[i / 4] >> 2 * (i % 4) & 3u) << 8;
-        iq2_codes(grid[index], b->signs[i], c->code + 8 * i);
+        signed_codes(grid[index], b->signs[i], c->code + 8 * i);
     }
     for (int i = 0; i < 16; i++)
         c->scale[i] = (int8_t)(2 * (b->scales[i / 2] >> 4 * (i & 1) & 15) + 1);
@@ -399,27 +388,28 @@ static void codes_iq2_s(const struct block_iq2_s *b, struct quant_codes *c)
 
 static void codes_iq3_xxs(const struct block_iq3_xxs *b, struct quant_codes *c)
 {
-    const uint16_t *grid = quant_grid(DT_IQ3_XXS);
+    const uint64_t *grid = quant_grid_values(DT_IQ3_XXS);
     c->d = f16_to_f32(b->d) * 0.25f;
     for (int j = 0; j < 8; j++) {
         uint32_t s = load32(b->signs + 4 * j);
         c->scale[2 * j] = c->scale[2 * j + 1] = (int8_t)(2 * (s >> 28) + 1);
         for (int i = 0; i < 4; i++) {
             const uint8_t *q = b->qs + 8 * j + 2 * i;
-            iq3_codes(grid[q[0]], grid[q[1]], even_signs(s >> 7 * i & 127), false,
-                      c->code + 32 * j + 8 * i);
+            signed_codes(grid[q[0]] | grid[q[1]] << 32, even_signs(s >> 7 * i & 127),
+                         c->code + 32 * j + 8 * i);
         }
     }
 }
 
 static void codes_iq3_s(const struct block_iq3_s *b, struct quant_codes *c)
 {
-    const uint16_t *grid = quant_grid(DT_IQ3_S);
+    const uint64_t *grid = quant_grid_values(DT_IQ3_S);
     c->d = f16_to_f32(b->d);
     for (int i = 0; i < 32; i++) {
         unsigned high = (unsigned)b->qh[i / 4] >> 2 * (i % 4);
-        iq3_codes(grid[b->qs[2 * i] | (high & 1) << 8], grid[b->qs[2 * i + 1] | (high & 2) << 7],
-                  b->signs[i], true, c->code + 8 * i);
+        uint64_t first = grid[b->qs[2 * i] | (high & 1) << 8],
+                 second = grid[b->qs[2 * i + 1] | (high & 2) << 7];
+        signed_codes(first | second << 32, b->signs[i], c->code + 8 * i);
     }
     for (int i = 0; i < 16; i++)
         c->scale[i] = (int8_t)(2 * (b->scales[i / 4] >> (i & 2) * 2 & 15) + 1);
@@ -427,7 +417,7 @@ static void codes_iq3_s(const struct block_iq3_s *b, struct quant_codes *c)
 
 static void codes_iq1_s(const struct block_iq1_s *b, struct quant_codes *c)
 {
-    const uint16_t *grid = quant_grid(DT_IQ1_S);
+    const uint64_t *grid = quant_grid_values(DT_IQ1_S);
     c->d = f16_to_f32(b->d) * 0.125f;
     for (int j = 0; j < 8; j++) {
         unsigned h = load16(b->qh + 2 * j);
@@ -440,7 +430,7 @@ static void codes_iq1_s(const struct block_iq1_s *b, struct quant_codes *c)
 
 static void codes_iq1_m(const struct block_iq1_m *b, struct quant_codes *c)
 {
-    const uint16_t *grid = quant_grid(DT_IQ1_M);
+    const uint64_t *grid = quant_grid_values(DT_IQ1_M);
     unsigned d = 0;
     for (int i = 0; i < 4; i++) /* a nibble of d at the top of each 16 bits of scales */
         d |= load16(b->scales + 2 * i) >> 12 << 4 * i;
@@ -531,8 +521,11 @@ static void dequant_codes(enum dtype t, const uint8_t *block, float *y)
 {
     struct quant_codes c;
     CHECK(quant_read_codes(t, block, &c), "%s has no codes", dtype_name(t));
-    for (int i = 0; i < QK_K; i++)
-        y[i] = c.d * (float)c.scale[i / 16] * (float)c.code[i];
+    for (int j = 0; j < 16; j++) {
+        float scale = c.d * (float)c.scale[j];
+        for (int i = 0; i < 16; i++)
+            y[16 * j + i] = scale * (float)c.code[16 * j + i];
+    }
 }
 
 float quant_ue4m3_half(uint8_t b)

@@ -201,6 +201,8 @@ extern const int8_t quant_mxfp4_levels[16];
  * value's in the low bits. NULL for other types. quant_grids: all of them, one after another. */
 const uint16_t *quant_grid(enum dtype t);
 const uint16_t *quant_grids(void);
+/* The same points as bytes, the first value in the lowest: IQ2 8, 25, 43; IQ3 its 8 levels; IQ1 -8, 0, 8. */
+const uint64_t *quant_grid_values(enum dtype t);
 
 /* A block of 256 values of a grid or ternary format as integers: value i = d * scale[i / 16] *
  * code[i]. d is exact, and so are the products. */
