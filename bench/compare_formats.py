@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Steel and llama.cpp by weight format, side by side in one run. Standard library only.
+
+  compare_formats.py --steel build/steel [--llama LLAMA_BIN_DIR] [--device cuda | cpu] [--formats q4_0,q5_k_m,...]
+                     [--layers 12] [--rounds 2] [--seconds 300] [--dir /dev/shm/formats] -o results.jsonl
+
+For each format bench/synth_gguf.py writes a file with a real model's shapes, both engines are measured on it by turns, the
+order changing from round to round, and the file is removed. On a GPU: tg128, pp2048, and 32 sequences behind prompts of 256; on
+a CPU: tg32 and pp256. llama.cpp gets what is best for it (all layers on the GPU, flash attention, micro-batches of 2,048).
+Prints a table of medians; writes JSON lines as it goes.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+FORMATS = "q2_k,q3_k_m,iq3_s,iq4_xs,mxfp4,q4_0,q4_k_m,q5_k_m,q8_0,bf16"
+
+
+def run(cmd):
+    """Lines of JSON a command printed; a failure is shown and gives none."""
+    r = subprocess.run(cmd, capture_output=True, text=True)
+    if r.returncode:
+        print(f"{cmd[0]}: {r.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        return []
+    return [json.loads(l) for l in r.stdout.splitlines() if l.startswith("{")]
+
+
+class Formats:
+    def __init__(self, args):
+        self.a, self.gpu = args, args.device != "cpu"
+        self.prompt, self.gen = (2048, 128) if self.gpu else (256, 32)
+        self.start, self.seen = time.monotonic(), {}
+
+    def steel(self, path):
+        flags = ["--device", self.a.device, "--json", "--skip-cost", "-r", "2"]
+        flags += [] if self.gpu else ["-t", str(self.a.threads)]
+        rows = run([self.a.steel, "bench", path, "-p", str(self.prompt), "-n", str(self.gen), *flags])
+        if self.gpu:
+            rows += run([self.a.steel, "bench", path, "-p", "0", "-n", "128", "-d", "256", "--batch", "32", *flags])
+        return [(r["test"], r["tok_s"], r.get("logits_hash")) for r in rows]
+
+    def llama(self, path):
+        if self.gpu:
+            common = ["-m", path, "-ngl", "99", "-ub", "2048", "-b", "2048"]
+        else:
+            common = ["-m", path, "-t", str(self.a.threads)]
+        rows = run([os.path.join(self.a.llama, "llama-bench"), *common, "-fa", "1", "-p", str(self.prompt), "-n", str(self.gen),
+                    "-r", "2", "-o", "jsonl"])
+        out = [((f"pp{r['n_prompt']}" if r["n_prompt"] else f"tg{r['n_gen']}"), r["avg_ts"], None) for r in rows]
+        if self.gpu:  # the first line warms up
+            rows = run([os.path.join(self.a.llama, "llama-batched-bench"), *common, "-fa", "on", "-npp", "256", "-ntg", "128",
+                        "-npl", "32,32", "-c", str(32 * 384), "--output-format", "jsonl"])
+            out += [(f"tg{r['tg']} x{r['pl']} @{r['pp']}", r["speed_tg"], None) for r in rows[1:]]
+        return out
+
+    def measure(self, name):
+        path = os.path.join(self.a.dir, f"{name}.gguf")
+        subprocess.run([sys.executable, os.path.join(HERE, "synth_gguf.py"), path, "--layers", str(self.a.layers), "--quant",
+                        name], check=True, stdout=subprocess.DEVNULL)
+        engines = [("Steel", self.steel)] + ([("llama.cpp", self.llama)] if self.a.llama else [])
+        try:
+            for number in range(self.a.rounds):
+                for engine, measure in engines if number % 2 == 0 else engines[::-1]:
+                    for test, rate, digest in measure(path):
+                        self.seen.setdefault((name, test), {}).setdefault(engine, []).append(rate)
+                        with open(self.a.output, "a") as f:
+                            print(json.dumps({"kind": "format", "format": name, "engine": engine, "round": number, "test": test,
+                                              "tok_s": round(rate, 2), "logits_hash": digest}), file=f)
+        finally:
+            os.remove(path)
+
+    def table(self):
+        tests = sorted({t for _, t in self.seen}, key=lambda t: (t[:2] == "pp", len(t)))
+        print("| format | " + " | ".join(f"{t}: Steel | llama.cpp | |" for t in tests))
+        print("|---" * (1 + 3 * len(tests)) + "|")
+        for name in self.a.formats.split(","):
+            cells = []
+            for t in tests:
+                got = {e: statistics.median(v) for e, v in self.seen.get((name, t), {}).items()}
+                s, l = got.get("Steel"), got.get("llama.cpp")
+                cells += [f"{s:,.0f}" if s else "-", f"{l:,.0f}" if l else "-", f"{s / l:.1f}x" if s and l else "-"]
+            print(f"| {name.upper()} | " + " | ".join(cells) + " |")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--steel", required=True)
+    p.add_argument("--llama", help="folder of llama-bench and llama-batched-bench")
+    p.add_argument("--device", default="cuda")
+    p.add_argument("--threads", type=int, default=2, help="on a CPU (default 2)")
+    p.add_argument("--formats", default=FORMATS)
+    p.add_argument("--layers", type=int, default=12)
+    p.add_argument("--rounds", type=int, default=2)
+    p.add_argument("--seconds", type=float, default=0, help="begin no format after this many (default: no limit)")
+    p.add_argument("--dir", default="/dev/shm/formats")
+    p.add_argument("-o", "--output", default="formats.jsonl")
+    f = Formats(p.parse_args())
+    os.makedirs(f.a.dir, exist_ok=True)
+    for name in f.a.formats.split(","):
+        if f.a.seconds and time.monotonic() - f.start > f.a.seconds:
+            print(f"{name}: no time left", file=sys.stderr)
+            continue
+        f.measure(name)
+        print(f"{time.monotonic() - f.start:6.1f} s  {name}", file=sys.stderr, flush=True)
+    f.table()
+
+
+if __name__ == "__main__":
+    main()
