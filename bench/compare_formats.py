@@ -76,7 +76,7 @@ class Formats:
 
     def table(self):
         tests = sorted({t for _, t in self.seen}, key=lambda t: (t[:2] == "pp", len(t)))
-        print("| format | " + " | ".join(f"{t}: Steel | llama.cpp | |" for t in tests))
+        print("| format | " + " | ".join(f"{t}: Steel | llama.cpp | " for t in tests) + "|")
         print("|---" * (1 + 3 * len(tests)) + "|")
         for name in self.a.formats.split(","):
             cells = []
