@@ -130,6 +130,8 @@ static uint32_t array_rest(const struct grammar *g, const struct array_node *a, 
     while ((n < a->min || need) && n < a->max && cost < COST_MAX) {
         uint32_t place = n < a->n_prefix ? n : a->n_prefix;
         bool both = need && a->both[place] != NO_LIMIT;
+        if (need && !both && n >= a->n_prefix && n >= a->min)
+            return COST_MAX; /* no place is left for it */
         uint32_t item = both              ? g->node_cost[a->both[place]]
                         : n < a->n_prefix ? g->node_cost[a->prefix[n]]
                                           : g->node_cost[a->items];
