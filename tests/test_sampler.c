@@ -49,7 +49,7 @@ static void edits_are_what_pick_does(void **state)
             float own[VOCAB], listed[VOCAB];
             for (int i = 0; i < VOCAB; i++)
                 own[i] = listed[i] = (float)(int)(next(&random) % 2001 - 1000) / 100;
-            int32_t token = sampler_pick(s, own);
+            int32_t token = sampler_pick(s, own, NULL);
             struct logit_edit e[MAX];
             int n = sampler_edits(s, e, MAX);
             assert_in_range(n, 0, MAX);
@@ -87,7 +87,7 @@ static void penalties_follow_the_window(void **state)
     float l[VOCAB];
     for (int i = 0; i < VOCAB; i++)
         l[i] = 8;
-    sampler_pick(s, l);
+    sampler_pick(s, l, NULL);
     assert_true(l[0] == 8 && l[1] == 8); /* never seen; out of the window and of the prompt */
     assert_true(l[2] == 2 && l[3] == 3); /* 8 / 2 - 2; 8 / 2 - 1 */
     sampler_free(s);

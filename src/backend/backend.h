@@ -18,6 +18,7 @@
 #include <stdio.h>
 
 struct sampler; /* sample/sampler.h */
+struct sample_probs;
 struct profile; /* backend/profile.h */
 
 /* One step's input. Prefill, decode, and any mix of them differ only in data. Host memory. */
@@ -40,7 +41,6 @@ struct batch {
     const int32_t *save_rows;  /* after so many rows of the sequence it is also saved; 0 = never */
     const int32_t *save_state; /* ... to this slot */
     const struct kv_layer *kv; /* (n_layers) */
-    struct sampler *const *samplers; /* (n_out) or NULL; an entry NULL = no token wanted */
 };
 
 /* What the engine's steps and its cache keep to, given once: with the network's own sizes, ops size
@@ -90,9 +90,6 @@ struct backend {
     bool ahead;
 };
 
-/* Logit biases of all rows together that a step begun while another runs may have at most. */
-enum { AHEAD_MAX_BIAS = 1024 };
-
 struct backend_ops {
     const char *name;
     void (*close)(struct backend *be);
@@ -120,8 +117,8 @@ struct backend_ops {
 
     /* The step. replay(key) runs a step recorded under key and returns true, or returns false and
      * the caller issues the ops, after record(key) where key != 0. Backends without recording
-     * return false. launch(): all ops are issued. end() waits for the oldest step under way; writes
-     * the sampled token of each of its out rows (-1 without sampler). */
+     * return false. launch(): all ops up to head are issued. end() waits for the oldest step under
+     * way; writes the sampled token of each of its out rows (-1 without sampler). */
     void (*begin)(struct backend *be, const struct batch *b);
     bool (*replay)(struct backend *be, uint64_t key);
     void (*record)(struct backend *be, uint64_t key);
@@ -134,9 +131,14 @@ struct backend_ops {
     void (*mixer)(struct backend *be, const struct mixer *m, int layer);
     void (*mlp)(struct backend *be, const struct mlp *m, int layer);
     void (*head)(struct backend *be, const struct head *h);
-    /* One token per out row by its sampler, from head's logits; see end(). */
-    void (*sample)(struct backend *be);
+    /* One token per out row of the step begun last, from head's logits: samplers (n_out), NULL = no
+     * token wanted; see end(). What they say is read here, so it may come after launch(), when the
+     * step before has ended and its tokens are known: where a choice depends on them, the network
+     * computes meanwhile. Masks must be there (sampler_prepare). */
+    void (*sample)(struct backend *be, struct sampler *const *samplers);
 
+    /* Log-probabilities of out row `row` of the step that ended last, where its sampler wants them. */
+    void (*probs)(struct backend *be, int row, struct sample_probs *out);
     /* Row `row` of what the last step's head made, after end(): (n_vocab), or (n_embd) without
      * head.w. Samplers may have changed it. */
     void (*logits)(struct backend *be, int row, float *host);

@@ -38,7 +38,8 @@ struct ref {
     float *probs, *keys; /* (n_expert) */
     float *gap;          /* (max_tokens) of the batch's rows: backend_ref_gap */
     int32_t *sampled[2]; /* (max_out) each, of the steps under way */
-    int32_t *tokens;     /* (max_tokens) of the step, all known */
+    struct sample_probs *told[2];
+    int32_t *tokens; /* (max_tokens) of the step, all known */
     int n_out[2], now;
     unsigned n_begun, n_ended;
     int64_t stage_start; /* profile clock */
@@ -144,7 +145,7 @@ static void clear(struct ref *r)
                      r->gate,  r->a,          r->qkv,          r->n,      r->y,
                      r->part,  r->row,        r->keys,         r->hidden, r->scores,
                      r->probs, r->sampled[0], r->sampled[1],   r->tokens, r->sum,
-                     r->gap,   r->latent};
+                     r->gap,   r->latent,     r->told[0],      r->told[1]};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -186,8 +187,10 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->probs = floats((size_t)max->n_expert);
     r->keys = floats((size_t)max->n_expert);
     r->gap = floats(tokens);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         r->sampled[i] = mem_zalloc((size_t)s->max_out + 1, sizeof(int32_t));
+        r->told[i] = mem_zalloc((size_t)s->max_out + 1, sizeof *r->told[i]);
+    }
     r->tokens = mem_zalloc(tokens + 1, sizeof(int32_t));
     return true;
 }
@@ -975,15 +978,21 @@ static void ref_head(struct backend *be, const struct head *h)
     stage_end(r, STAGE_HEAD);
 }
 
-static void ref_sample(struct backend *be)
+static void ref_sample(struct backend *be, struct sampler *const *samplers)
 {
     struct ref *r = self(be);
     stage_begin(r);
-    for (int i = 0; r->batch.samplers && i < r->batch.n_out; i++)
-        if (r->batch.samplers[i])
-            r->sampled[r->now][i] =
-                sampler_pick(r->batch.samplers[i], r->logits + (size_t)i * (size_t)r->net->n_vocab);
+    for (int i = 0; i < r->batch.n_out; i++)
+        if (samplers[i])
+            r->sampled[r->now][i] = sampler_pick(
+                samplers[i], r->logits + (size_t)i * (size_t)r->net->n_vocab, &r->told[r->now][i]);
     stage_end(r, STAGE_SAMPLING);
+}
+
+static void ref_probs(struct backend *be, int row, struct sample_probs *out)
+{
+    const struct ref *r = self(be);
+    *out = r->told[(r->n_ended + 1) % 2][row];
 }
 
 static void ref_logits(struct backend *be, int row, float *host)
@@ -1038,6 +1047,7 @@ static const struct backend_ops ref_ops = {
     .mlp = ref_mlp,
     .head = ref_head,
     .sample = ref_sample,
+    .probs = ref_probs,
     .logits = ref_logits,
     .stream_put = ref_stream_put,
     .stream_get = ref_stream_get,

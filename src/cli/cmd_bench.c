@@ -102,6 +102,8 @@ static bool decode(struct runtime *rt, struct kv_seq *seqs, int n_seqs, int n, s
         }
         if (started < n) {
             ok = step_start(rt->step, now, n_seqs, err);
+            if (ok)
+                step_sample(rt->step);
             started += ok;
         }
         if (ok && cli_interrupted())

@@ -44,6 +44,7 @@ struct flight {
     struct step_item *items; /* (max_seqs) */
     struct seq **seqs;       /* (max_seqs) as planned; NULL: left since */
     int slot;                /* its place in struct choice.at */
+    bool sampled;            /* its tokens are being chosen; false: their samplers wait */
     int n, n_decode, n_read; /* n 0 = none */
     int64_t start_ns;
 };
@@ -77,8 +78,9 @@ struct engine {
     struct events **touched;               /* (max_seqs) queues with staged events */
     int n_touched, touched_cap;
     struct buf text;
-    float *logits;           /* (n_vocab) */
-    struct logit_bias *ends; /* (n_ends) bans of every end token */
+    float *logits;                /* (n_vocab) */
+    struct sampler **constrained; /* (max_seqs) scratch */
+    struct logit_bias *ends;      /* (n_ends) bans of every end token */
     int n_ends;
     struct engine_stats stats;
     void (*on_step)(void *arg, int n_items);
@@ -429,15 +431,15 @@ static void finish(struct engine *e, struct choice *c, enum finish how, int stop
         request_unref(r);
 }
 
-/* A token was chosen for c. */
-static void take_token(struct engine *e, struct choice *c, int32_t token, struct engine_event *ev)
+/* A token was chosen for c. False: it has ended, and may be gone. */
+static bool take_token(struct engine *e, struct choice *c, int32_t token, struct engine_event *ev)
 {
     const struct request_spec *spec = &c->req->spec;
     struct runtime *rt = e->rt;
     int64_t now = clock_ns();
     if (spec->read_only) {
         finish(e, c, FINISH_LENGTH, -1, NULL);
-        return;
+        return false;
     }
     if (!c->first_ns) {
         c->first_ns = now;
@@ -453,7 +455,7 @@ static void take_token(struct engine *e, struct choice *c, int32_t token, struct
     sampler_accept(c->sampler, token, true);
     if (!sampler_ok(c->sampler, &why)) {
         finish(e, c, FINISH_ERROR, -1, why.msg);
-        return;
+        return false;
     }
     if (c->guessed)
         c->guessed = false; /* it stands there already */
@@ -464,7 +466,7 @@ static void take_token(struct engine *e, struct choice *c, int32_t token, struct
         sampler_keep_bias(c->sampler, spec->sample.n_bias - e->n_ends);
     if (!spec->ignore_eos && rt->tokenizer && tokenizer_is_end(rt->tokenizer, token)) {
         finish(e, c, FINISH_STOP, -1, NULL);
-        return;
+        return false;
     }
     int stop = output_push(&c->out, rt->tokenizer, token, &e->text);
     bool full = n >= spec->max_tokens || c->seq.n_tokens >= e->context;
@@ -476,6 +478,7 @@ static void take_token(struct engine *e, struct choice *c, int32_t token, struct
     buf_reset(&e->text);
     if (stop >= 0 || full)
         finish(e, c, stop >= 0 ? FINISH_STOP : FINISH_LENGTH, stop, NULL);
+    return stop < 0 && !full;
 }
 
 struct new_sampler {
@@ -538,6 +541,8 @@ static void start_choice(struct engine *e, struct choice *c)
         job.n_tokens = tokenizer_n_vocab(e->rt->tokenizer);
     }
     job.p.seed += (uint64_t)c->index;
+    job.p.logprobs = spec->logprobs;
+    job.p.n_top = spec->n_top;
     if (mem_try(make_sampler, &job))
         c->sampler = job.sampler;
     for (int i = 0; c->sampler && i < c->seq.n_prompt; i++)
@@ -569,22 +574,34 @@ static void drop_cancelled(struct engine *e, bool all)
         }
 }
 
-/* Raw log-probabilities, then the choice: the sampler may change the logits, so this is done on a
- * copy, beside the backend. */
-static void pick_with_logprobs(struct engine *e, struct choice *c, const struct step_item *it)
+/* Makes the masks that the next choices of a step's sequences need. Where a mask leaves one choice, the
+ * token is taken as if it had been chosen: the rows of steps under way that would choose it need not,
+ * and the next step reads what has come together like a piece of a prompt. */
+static void feed_forced(struct engine *e, const struct flight *f)
 {
-    const struct request_spec *spec = &c->req->spec;
-    int n_vocab = e->rt->model->config.n_vocab;
-    struct token_prob top[ENGINE_MAX_LOGPROBS];
-    float *copy = e->logits + n_vocab;
-    int row = it->first_row + (it->want == LOGITS_ALL ? it->n_tokens - 1 : 0);
-    step_logits(e->rt->step, row, e->logits);
-    memcpy(copy, e->logits, (size_t)n_vocab * sizeof *copy);
-    int32_t token = sampler_pick(c->sampler, copy);
-    struct engine_event ev = {
-        .stop = -1, .top = top, .n_top = spec->n_top < n_vocab ? spec->n_top : n_vocab};
-    ev.logprob = output_logprobs(e->logits, n_vocab, token, top, ev.n_top);
-    take_token(e, c, token, &ev);
+    int n = 0;
+    for (int i = 0; i < f->n; i++) {
+        const struct choice *c = (const struct choice *)f->seqs[i];
+        if (c && c->req->spec.grammar && c->sampler && f->items[i].want != LOGITS_NONE)
+            e->constrained[n++] = c->sampler;
+    }
+    if (!n)
+        return;
+    step_prepare(e->rt->step, e->constrained, n);
+    for (int i = 0; i < f->n; i++) {
+        struct choice *c = (struct choice *)f->seqs[i];
+        if (!c || !c->req->spec.grammar || !c->sampler || f->items[i].want == LOGITS_NONE)
+            continue;
+        for (int32_t token; (token = sampler_forced(c->sampler)) >= 0;) {
+            for (int k = 0; k < 2; k++)
+                if (c->at[k])
+                    e->flights[k].items[c->at[k] - 1].sampler = NULL;
+            e->stats.n_forced++;
+            if (!take_token(e, c, token, &(struct engine_event){.stop = -1}))
+                break;
+            sampler_prepare(c->sampler);
+        }
+    }
 }
 
 /* The rows of an item are those before the tokens they tell of. What was told before the sequence
@@ -599,7 +616,7 @@ static void score_prompt(struct engine *e, struct choice *c, const struct step_i
         if (at < c->n_told)
             continue;
         step_logits(e->rt->step, it->first_row + i, e->logits);
-        float p = output_logprobs(e->logits, n_vocab, c->seq.tokens[at], top, n_top);
+        float p = sample_logprobs(e->logits, n_vocab, c->seq.tokens[at], top, n_top);
         tell_prompt(e, c, at, p, top, n_top);
     }
 }
@@ -618,7 +635,7 @@ static enum started start_step(struct engine *e, struct flight *f)
         struct choice *c = (struct choice *)s->planned[i];
         if (!c->entered_ns)
             start_choice(e, c);
-        if (f->items[i].want == LOGITS_LAST && !c->req->spec.logprobs)
+        if (f->items[i].want != LOGITS_NONE && f->items[i].n_tokens == seq_unread(&c->seq))
             f->items[i].sampler = c->sampler;
         f->seqs[i] = &c->seq;
         c->at[f->slot] = i + 1;
@@ -630,6 +647,7 @@ static enum started start_step(struct engine *e, struct flight *f)
     f->n = n;
     f->n_decode = s->n_decode;
     f->n_read = s->n_read;
+    f->sampled = false;
     f->start_ns = clock_ns();
     struct error err = {0};
     if (step_start(e->rt->step, f->items, n, &err))
@@ -648,29 +666,37 @@ static bool has_inbox(struct engine *e)
     return any;
 }
 
+/* The tokens of the step started last: masks are made while it computes. */
+static void sample_step(struct engine *e, struct flight *f)
+{
+    feed_forced(e, f);
+    step_sample(e->rt->step);
+    f->sampled = true;
+}
+
 /* Starts the step after the one under way, with the tokens that one will choose, so that the device
- * never waits for the host. Only where both are decodes and the choices depend on nothing the host
- * has to see first. A sequence that then turns out to have ended wasted a row. */
+ * never waits for the host. Only where all of them will be chosen. A sequence that then turns out to
+ * have ended wasted a row. Where choices depend on tokens that the host has to see first (a constraint,
+ * penalties), the network computes meanwhile, and the choosing waits: see loop(). */
 static void start_ahead(struct engine *e)
 {
     const struct scheduler *s = &e->sched;
     const struct flight *f = e->now;
-    if (!e->rt->be->ahead || e->rt->be->profile || f->n_read || s->waiting.n ||
-        s->running.n != f->n || kvcache_available(s->kv) < s->running.n || has_inbox(e))
+    if (!e->rt->be->ahead || e->rt->be->profile || s->waiting.n || s->running.n != f->n ||
+        kvcache_available(s->kv) < s->running.n || has_inbox(e))
         return;
-    int n_bias = 0;
+    bool wait = false;
     for (int i = 0; i < f->n; i++) {
         const struct choice *c = (const struct choice *)f->seqs[i];
-        int n = c->seq.n_tokens + 1 - c->seq.n_prompt; /* answer tokens when `now` ends */
-        n_bias += c->req->spec.sample.n_bias;
-        if (!c->sampler || c->req->spec.logprobs || sampler_has_memory(c->sampler) ||
-            (n == c->req->spec.min_tokens && n < c->req->spec.max_tokens))
+        if (!c || !c->sampler || f->items[i].want != LOGITS_LAST)
             return;
+        int n = c->seq.n_tokens + 1 - c->seq.n_prompt; /* answer tokens when `now` ends */
+        wait |= sampler_has_memory(c->sampler) || n == c->req->spec.min_tokens;
     }
-    if (n_bias > AHEAD_MAX_BIAS)
-        return;
     for (int i = 0; i < f->n; i++) {
         struct choice *c = (struct choice *)f->seqs[i];
+        if (seq_unread(&c->seq) > 0) /* forced: what comes next is known */
+            continue;
         if (c->seq.n_tokens + 1 - c->seq.n_prompt >= c->req->spec.max_tokens ||
             c->seq.n_tokens + 1 >= e->context)
             continue; /* ends with `now` */
@@ -678,7 +704,11 @@ static void start_ahead(struct engine *e)
         sampler_expect(c->sampler);
         c->guessed = true;
     }
-    e->stats.n_ahead += start_step(e, e->next) == STARTED;
+    if (start_step(e, e->next) != STARTED)
+        return;
+    e->stats.n_ahead++;
+    if (!wait)
+        sample_step(e, e->next);
 }
 
 static void set_state(struct engine *e, enum engine_state state, const struct error *err)
@@ -731,15 +761,26 @@ static void finish_step(struct engine *e)
             continue;
         if (c->sampler && it->want == LOGITS_ALL)
             score_prompt(e, c, it);
-        bool last = it->want == LOGITS_LAST || (it->want == LOGITS_ALL && !seq_unread(&c->seq));
-        if (!c->sampler)
+        if (!c->sampler) {
             finish(e, c, FINISH_ERROR, -1, "there is no memory for the answer; try again later");
-        else if (last && c->req->spec.logprobs)
-            pick_with_logprobs(e, c, it);
-        else if (last)
-            take_token(e, c, it->token, &(struct engine_event){.stop = -1});
+            f->seqs[i] = NULL;
+        } else if (it->sampler) {
+            struct engine_event ev = {.stop = -1};
+            struct sample_probs probs;
+            if (c->req->spec.logprobs) {
+                int row = it->first_row + (it->want == LOGITS_ALL ? it->n_tokens - 1 : 0);
+                step_probs(e->rt->step, row, &probs);
+                ev.logprob = probs.logprob;
+                ev.top = probs.top;
+                ev.n_top = probs.n_top;
+            }
+            if (!take_token(e, c, it->token, &ev))
+                f->seqs[i] = NULL;
+        }
     }
-    if (!ok)
+    if (ok)
+        feed_forced(e, f);
+    else
         fail_engine(e, &err);
     f->n = 0;
     e->now = e->next;
@@ -770,7 +811,8 @@ static bool take_inbox(struct engine *e, bool idle)
     return !quit;
 }
 
-/* On a device events of a step are told while the next one runs. */
+/* On a device events of a step are told while the next one runs. A step that was started ahead and
+ * waits for tokens chooses its own as soon as they are there. */
 static void loop(struct engine *e)
 {
     bool idle = false;
@@ -781,6 +823,8 @@ static void loop(struct engine *e)
                 how = start_step(e, e->now);
             while (how == NOT_STARTED);
         idle = how == NOTHING_TO_DO;
+        if (e->now->n && !e->now->sampled)
+            sample_step(e, e->now);
         CHECK(!idle || e->sched.running.n + e->sched.waiting.n == 0,
               "%d sequences wait and nothing runs", e->sched.waiting.n);
         if (idle)
@@ -843,7 +887,8 @@ static bool start(struct engine *e)
     }
     e->now = &e->flights[0];
     e->next = &e->flights[1];
-    e->logits = mem_zalloc(2 * (size_t)e->rt->model->config.n_vocab, sizeof *e->logits);
+    e->logits = mem_zalloc((size_t)e->rt->model->config.n_vocab, sizeof *e->logits);
+    e->constrained = mem_zalloc((size_t)lim->max_seqs, sizeof(struct sampler *));
     find_ends(e);
     return true;
 }
@@ -943,6 +988,7 @@ void engine_close(struct engine *e)
     mem_free(e->shares);
     mem_free(e->touched);
     mem_free(e->logits);
+    mem_free(e->constrained);
     mem_free(e->ends);
     buf_clear(&e->text);
     pthread_mutex_destroy(&e->lock);

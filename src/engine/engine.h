@@ -20,7 +20,7 @@
 #include "engine/events.h"
 #include "engine/runtime.h"
 
-enum { ENGINE_MAX_LOGPROBS = 20, ENGINE_MAX_CHOICES = 128, ENGINE_MAX_STOPS = 64 };
+enum { ENGINE_MAX_LOGPROBS = SAMPLE_MAX_TOP, ENGINE_MAX_CHOICES = 128, ENGINE_MAX_STOPS = 64 };
 
 struct engine_options {
     struct runtime_options
@@ -83,6 +83,7 @@ struct engine_stats {
     int pages_total, pages_held, pages_idle;
     uint64_t n_steps, n_requests;
     uint64_t n_ahead;       /* steps started before the one before them ended */
+    uint64_t n_forced;      /* tokens that a constraint left no choice about: fed unchosen */
     uint64_t prompt_tokens; /* of requests that started */
     uint64_t read_tokens;   /* prompt tokens computed, again after preemption included */
     uint64_t generated_tokens;

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "engine/output.h"
+#include "sample/sampler.h"
 
 #include <stdint.h>
 

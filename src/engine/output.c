@@ -1,7 +1,6 @@
-/* Text of an answer, stop strings, log-probabilities. */
+/* Text of an answer, stop strings. */
 #include "engine/output.h"
 
-#include <math.h>
 #include <string.h>
 
 /* How many bytes at the end of held might be the start of `s`. */
@@ -115,28 +114,4 @@ int output_finish(struct output *o, struct buf *out)
 void output_clear(struct output *o)
 {
     buf_clear(&o->held);
-}
-
-float output_logprobs(const float *logits, int n_vocab, int32_t token, struct token_prob *top,
-                      int n)
-{
-    float max = -INFINITY;
-    for (int i = 0; i < n_vocab; i++)
-        max = logits[i] > max ? logits[i] : max;
-    double sum = 0;
-    for (int i = 0; i < n_vocab; i++)
-        sum += (double)expf(logits[i] - max);
-    float norm = max + (float)log(sum);
-    int have = 0;
-    for (int i = 0; n > 0 && i < n_vocab; i++) {
-        if (have == n && !(logits[i] > top[n - 1].logprob))
-            continue;
-        int at = have < n ? have++ : n - 1;
-        for (; at > 0 && logits[i] > top[at - 1].logprob; at--)
-            top[at] = top[at - 1];
-        top[at] = (struct token_prob){i, logits[i]};
-    }
-    for (int i = 0; i < have; i++)
-        top[i].logprob -= norm;
-    return logits[token] - norm;
 }

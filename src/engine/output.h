@@ -28,12 +28,4 @@ int output_push(struct output *o, const struct tokenizer *t, int32_t token, stru
 int output_finish(struct output *o, struct buf *out);
 void output_clear(struct output *o);
 
-struct token_prob {
-    int32_t token;
-    float logprob;
-};
-/* Log-probability of `token` under logits (n_vocab), and the n best tokens, best first. */
-float output_logprobs(const float *logits, int n_vocab, int32_t token, struct token_prob *top,
-                      int n);
-
 #endif

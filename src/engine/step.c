@@ -1,9 +1,13 @@
-/* Lays out a step: decodes first, then prompt chunks, rows of one sequence adjacent. */
+/* Lays out a step: decodes first, then prompt chunks, rows of one sequence adjacent. Then masks, and the
+ * choice of tokens. */
 #include "engine/step.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include "file/tensorfile.h"
 
 #include <string.h>
+
+enum { MASK_THREADS = 4 }; /* a mask takes some 40 us: enough for hundreds of rows beside a step */
 
 struct stepper {
     struct model *m;
@@ -23,8 +27,9 @@ struct stepper {
         int n_items;
     } flying[2]; /* started, not finished; the oldest first */
     int n_flying;
-    unsigned turn; /* counts steps */
-    int owed;      /* sequences of the step that have no slot for their state yet */
+    unsigned turn;     /* counts steps */
+    int owed;          /* sequences of the step that have no slot for their state yet */
+    struct pool *pool; /* for masks; NULL until there is one to make */
 };
 
 struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
@@ -68,6 +73,7 @@ void stepper_free(struct stepper *st)
 {
     if (!st)
         return;
+    pool_free(st->pool);
     void *owned[] = {st->tokens,   st->pos,     st->slot,     st->q_start, st->kv_len, st->pages,
                      st->out_rows, st->sampled, st->samplers, st->states,  st};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
@@ -140,7 +146,6 @@ static void add_item(struct stepper *st, struct step_item *it)
         st->pos[row] = p;
         st->slot[row] = seq->pages[p / len] * len + p % len;
         if (it->want == LOGITS_ALL || (it->want == LOGITS_LAST && last)) {
-            st->samplers[b->n_out] = last ? it->sampler : NULL;
             st->out_rows[b->n_out++] = row;
         }
     }
@@ -167,7 +172,6 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
         .pages = st->pages,
         .out_rows = st->out_rows,
         .kv = st->kv->layers,
-        .samplers = st->samplers,
     };
     if (st->kv->states) {
         st->b.state_in = st->states;
@@ -190,6 +194,48 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     st->flying[st->n_flying].items = items;
     st->flying[st->n_flying++].n_items = n_items;
     return true;
+}
+
+static void prepare_rows(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    struct sampler **samplers = arg;
+    for (int i = first; i < last; i++)
+        sampler_prepare(samplers[i]);
+}
+
+void step_prepare(struct stepper *st, struct sampler **samplers, int n)
+{
+    if (n > 1 && !st->pool) {
+        int most = pool_cpu_count();
+        st->pool = pool_new(most < MASK_THREADS ? most : MASK_THREADS);
+    }
+    if (n > 1)
+        pool_each(st->pool, n, POOL_SINGLE, prepare_rows, samplers);
+    else
+        prepare_rows(samplers, 0, 0, n);
+}
+
+void step_sample(struct stepper *st)
+{
+    CHECK(st->n_flying > 0, "no step is under way");
+    const struct step_item *items = st->flying[st->n_flying - 1].items;
+    int n_items = st->flying[st->n_flying - 1].n_items;
+    memset(st->samplers, 0, (size_t)st->b.n_out * sizeof(struct sampler *));
+    for (int i = 0; i < n_items; i++) {
+        const struct step_item *it = &items[i];
+        int last = it->first_row + (it->want == LOGITS_ALL ? it->n_tokens - 1 : 0);
+        if (it->seq && it->want != LOGITS_NONE)
+            st->samplers[last] = it->sampler;
+    }
+    mem_guard_enter();
+    st->m->be->ops->sample(st->m->be, st->samplers);
+    mem_guard_leave();
+}
+
+void step_probs(struct stepper *st, int row, struct sample_probs *out)
+{
+    st->m->be->ops->probs(st->m->be, row, out);
 }
 
 bool step_finish(struct stepper *st, struct error *err)
@@ -219,7 +265,10 @@ bool step_finish(struct stepper *st, struct error *err)
 
 bool step_run(struct stepper *st, struct step_item *items, int n_items, struct error *err)
 {
-    return step_start(st, items, n_items, err) && step_finish(st, err);
+    if (!step_start(st, items, n_items, err))
+        return false;
+    step_sample(st);
+    return step_finish(st, err);
 }
 
 void step_logits(struct stepper *st, int row, float *out)

@@ -1,6 +1,7 @@
 /*
  * One step of the engine: any mix of prompt chunks and decodes, laid out as a batch and run through
- * the forward pass. Owns the batch arrays, allocated once.
+ * the forward pass; then tokens are chosen. Owns the batch arrays, allocated once, and the few
+ * threads that make the masks of constrained rows while the device computes.
  */
 #ifndef STEEL_ENGINE_STEP_H
 #define STEEL_ENGINE_STEP_H
@@ -17,7 +18,7 @@ struct step_item {
     int n_tokens;
     enum logits_want want;
     int save_at;             /* recurrent states are saved after so many of the tokens; 0 = not */
-    struct sampler *sampler; /* picks a token from the last logits; NULL = none wanted */
+    struct sampler *sampler; /* picks a token from the last logits (step_sample); NULL = none */
     /* results */
     int first_row; /* its first logits row: see step_logits; -1 if none */
     int32_t token; /* sampled; -1 without sampler */
@@ -40,13 +41,21 @@ const struct step_limits *stepper_limits(const struct stepper *st);
  */
 bool step_run(struct stepper *st, struct step_item *items, int n_items, struct error *err);
 /*
- * The same in two parts. Items must stay where they are until step_finish, which waits for the oldest
+ * The same in three parts. Items must stay where they are until step_finish, which waits for the oldest
  * step under way; sequences have grown from step_start on. On backends that run ahead (backend.h) a
  * second step may be started before the first is finished. An item whose seq is set to NULL meanwhile
  * belongs to nobody any more.
+ * step_sample chooses the tokens of the step started last. It reads what samplers say when it is called:
+ * at once, or when the step before has finished and its tokens were accepted. It comes before the next
+ * step_start; without it there are no tokens.
  */
 bool step_start(struct stepper *st, struct step_item *items, int n_items, struct error *err);
+void step_sample(struct stepper *st);
+/* sampler_prepare for many at once, on several threads. Samplers with a mask are done already. */
+void step_prepare(struct stepper *st, struct sampler **samplers, int n);
 bool step_finish(struct stepper *st, struct error *err);
+/* Log-probabilities that the sampler of the step finished last wanted, of row `row`. */
+void step_probs(struct stepper *st, int row, struct sample_probs *out);
 /* Copies logits row `row` (n_vocab) of the last step to the host. */
 void step_logits(struct stepper *st, int row, float *out);
 

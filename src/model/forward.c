@@ -1,6 +1,7 @@
 /*
  * THE forward pass, of every family; prefill, decode and every mix of them. Families differ by the
  * layers they are made of (layer.h). The residual stream is the backend's: no op takes or returns it.
+ * Tokens are chosen afterwards (ops->sample): their samplers may still wait for the step before.
  */
 #include "model/model.h"
 
@@ -14,7 +15,6 @@ static void run_ops(struct model *m)
         be->ops->mlp(be, &net->layers[i].mlp, i);     /* what each position does alone */
     }
     be->ops->head(be, &net->head);
-    be->ops->sample(be);
 }
 
 void forward(struct model *m, const struct batch *b, uint64_t key)

@@ -1,4 +1,5 @@
-/* The host sampler. Owns its token counts and candidate buffer; allocates nothing after sampler_new. */
+/* The host sampler. Owns its token counts and candidate buffer; allocates nothing after sampler_new, but
+ * its constraint may. */
 #include "sample/sampler.h"
 #include "base/error.h"
 #include "base/mem.h"
@@ -28,10 +29,13 @@ struct sampler {
     uint8_t *is_marked;  /* (n_vocab) */
     int n_marked;
     struct candidate *cand; /* (n_vocab) */
+    float *edited;          /* (n_vocab) where the raw logits are wanted too; else NULL */
     uint64_t counter;
     uint64_t expected;            /* tokens chosen and not accepted yet */
     struct sample_constraint fit; /* state NULL: any text */
     uint32_t *mask;               /* bits of what may come next */
+    bool masked;                  /* mask is that of the next choice */
+    int32_t only;                 /* the one token it allows, or -1 */
     struct error failed;          /* of the constraint; empty = none */
 };
 
@@ -115,6 +119,8 @@ struct sampler *sampler_new(const struct sample_params *p, int n_vocab)
     }
     if (p->temp > 0)
         s->cand = mem_zalloc(n, sizeof *s->cand);
+    if (p->logprobs)
+        s->edited = mem_zalloc(n, sizeof *s->edited);
     return s;
 }
 
@@ -131,16 +137,11 @@ void sampler_free(struct sampler *s)
     mem_free(s->marked);
     mem_free(s->is_marked);
     mem_free(s->cand);
+    mem_free(s->edited);
     if (s->fit.state)
         s->fit.free(s->fit.state);
     mem_free(s->mask);
     mem_free(s);
-}
-
-static void make_mask(struct sampler *s)
-{
-    if (!s->fit.mask(s->fit.state, s->mask, &s->failed) && !s->failed.msg[0])
-        error_set(&s->failed, "the constraint cannot go on");
 }
 
 void sampler_constrain(struct sampler *s, const struct sample_constraint *c)
@@ -149,7 +150,49 @@ void sampler_constrain(struct sampler *s, const struct sample_constraint *c)
     s->fit = *c;
     size_t most = (size_t)(c->n_tokens > s->n_vocab ? c->n_tokens : s->n_vocab);
     s->mask = mem_zalloc((most + 31) / 32, sizeof *s->mask);
-    make_mask(s);
+}
+
+/* The one token that a mask allows, or -1. */
+static int32_t only_token(const uint32_t *mask, int n_vocab)
+{
+    int32_t only = -1;
+    for (int i = 0; i < n_vocab; i += 32) {
+        uint32_t bits = mask[i / 32];
+        if (!bits)
+            continue;
+        if (only >= 0 || bits & (bits - 1))
+            return -1;
+        only = i + __builtin_ctz(bits);
+    }
+    return only < n_vocab ? only : -1;
+}
+
+void sampler_prepare(struct sampler *s)
+{
+    if (!s->fit.state || s->masked)
+        return;
+    s->masked = true;
+    s->only = -1;
+    if (s->failed.msg[0]) /* whatever is chosen now is not taken */
+        return;
+    if (s->fit.mask(s->fit.state, s->mask, &s->failed))
+        s->only = only_token(s->mask, s->n_vocab);
+    else if (!s->failed.msg[0])
+        error_set(&s->failed, "the constraint cannot go on");
+}
+
+const uint32_t *sampler_mask(const struct sampler *s)
+{
+    CHECK(!s->fit.state || s->masked, "sampler_prepare makes the mask");
+    return s->fit.state ? s->mask : NULL;
+}
+
+int32_t sampler_forced(const struct sampler *s)
+{
+    if (!s->fit.state || !s->masked || s->failed.msg[0] || s->p.logprobs || s->only < 0)
+        return -1;
+    /* A ban leaves nothing to choose: that is for the choice to find out. */
+    return bias_of(s, s->only) > -INFINITY ? s->only : -1;
 }
 
 bool sampler_ok(const struct sampler *s, struct error *err)
@@ -175,6 +218,51 @@ void sampler_keep_bias(struct sampler *s, int n_bias)
 uint64_t sampler_counter(const struct sampler *s)
 {
     return s->counter + s->expected;
+}
+
+/* No default: a field without a case does not compile. */
+static bool is_used(const struct sampler *s, enum sample_field f)
+{
+    const struct sample_params *p = &s->p;
+    bool draws = p->temp > 0;
+    switch (f) {
+    case SAMPLE_TEMP:
+    case SAMPLE_SEED:
+        return draws;
+    case SAMPLE_TOP_K:
+        return draws && p->top_k > 0;
+    case SAMPLE_TOP_P:
+        return draws && p->top_p < 1;
+    case SAMPLE_MIN_P:
+        return draws && p->min_p > 0;
+    case SAMPLE_REPEAT_PENALTY:
+    case SAMPLE_REPEAT_LAST_N:
+        return s->seen != NULL;
+    case SAMPLE_PRESENCE_PENALTY:
+        return p->presence_penalty != 0;
+    case SAMPLE_FREQUENCY_PENALTY:
+        return p->frequency_penalty != 0;
+    case SAMPLE_BIAS:
+    case SAMPLE_N_BIAS:
+        return s->n_sums > 0;
+    case SAMPLE_LOGPROBS:
+        return p->logprobs;
+    case SAMPLE_N_TOP:
+        return p->logprobs && p->n_top > 0;
+    case SAMPLE_CONSTRAINT:
+        return s->fit.state != NULL;
+    case N_SAMPLE_FIELDS:
+        break;
+    }
+    return false;
+}
+
+uint32_t sampler_uses(const struct sampler *s)
+{
+    uint32_t bits = 0;
+    for (int f = 0; f < N_SAMPLE_FIELDS; f++)
+        bits |= (uint32_t)is_used(s, (enum sample_field)f) << f;
+    return bits;
 }
 
 bool sampler_has_memory(const struct sampler *s)
@@ -212,9 +300,8 @@ void sampler_accept(struct sampler *s, int32_t token, bool generated)
         s->expected -= s->expected > 0;
     }
     if (s->fit.state && generated && !s->failed.msg[0]) {
-        if (s->fit.accept(s->fit.state, token, &s->failed))
-            make_mask(s);
-        else if (!s->failed.msg[0])
+        s->masked = false;
+        if (!s->fit.accept(s->fit.state, token, &s->failed) && !s->failed.msg[0])
             error_set(&s->failed,
                       "no token fits the constraint: a bias or the vocabulary forbids it");
     }
@@ -287,10 +374,8 @@ static float less_of(const struct sampler *s, int32_t token)
 
 static void apply_penalties(struct sampler *s, float *logits)
 {
-    const struct sample_params *p = &s->p;
-    for (int i = 0; i < p->n_bias; i++)
-        if (s->bias[i].token >= 0 && s->bias[i].token < s->n_vocab)
-            logits[s->bias[i].token] += s->bias[i].bias;
+    for (int i = 0; i < s->n_sums; i++)
+        logits[s->sums[i].token] += s->sums[i].bias;
     for (int i = 0; i < s->n_marked; i++) {
         float *l = &logits[s->marked[i]], by = repeat_of(s, s->marked[i]);
         *l = (*l > 0 ? *l / by : *l * by) - less_of(s, s->marked[i]);
@@ -301,8 +386,6 @@ static void apply_penalties(struct sampler *s, float *logits)
 int sampler_edits(const struct sampler *s, struct logit_edit *out, int max)
 {
     int n = 0;
-    if (s->fit.state)
-        return -1;
     for (int i = 0; i < s->n_marked; i++) {
         struct logit_edit e = {.token = s->marked[i]};
         e.repeat = repeat_of(s, e.token);
@@ -356,12 +439,21 @@ static int nucleus(struct candidate *c, int n, float max, float temp, float top_
     }
 }
 
-int32_t sampler_pick(struct sampler *s, float *logits)
+static void apply_mask(const struct sampler *s, float *logits)
+{
+    for (int at = 0; at < s->n_vocab; at += 32) {
+        uint32_t bits = s->mask[at / 32];
+        int n = s->n_vocab - at < 32 ? s->n_vocab - at : 32;
+        for (int i = 0; bits != UINT32_MAX && i < n; i++)
+            logits[at + i] = bits >> i & 1 ? logits[at + i] : -INFINITY;
+    }
+}
+
+static int32_t choose(struct sampler *s, float *logits)
 {
     const struct sample_params *p = &s->p;
-    for (int i = 0; s->fit.state && i < s->n_vocab; i++)
-        if (!(s->mask[i / 32] >> i % 32 & 1))
-            logits[i] = -INFINITY;
+    if (s->fit.state)
+        apply_mask(s, logits);
     apply_penalties(s, logits);
     int32_t best = argmax(logits, s->n_vocab);
     float max = logits[best];
@@ -392,4 +484,88 @@ int32_t sampler_pick(struct sampler *s, float *logits)
             return s->cand[i].id;
     }
     return s->cand[n - 1].id;
+}
+
+/* exp(x), x <= 0, to a float's precision; without calls or branches, so that loops of it are vectors. */
+static float exp_negative(float x)
+{
+    x = x > -87.0f ? x : -87.0f;
+    float n = x * 1.44269504f + 12582912.0f; /* the nearest whole number, in the low bits */
+    int32_t bits;
+    memcpy(&bits, &n, sizeof bits);
+    n -= 12582912.0f;
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float y = 1.9875691500e-4f;
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    int32_t scale = (int32_t)((uint32_t)(bits + 127) << 23); /* 2^n */
+    float two_n;
+    memcpy(&two_n, &scale, sizeof two_n);
+    return y * two_n;
+}
+
+/* log(sum(exp(logits))). NaN takes no part in the largest, but in the sum. */
+static float log_sum(const float *logits, int n)
+{
+    enum { LANES = 8, STRETCH = 256 }; /* few enough for a float to add up */
+    float most[LANES], max = -INFINITY;
+    for (int k = 0; k < LANES; k++)
+        most[k] = -INFINITY;
+    int whole = n / LANES * LANES;
+    for (int i = 0; i < whole; i += LANES)
+        for (int k = 0; k < LANES; k++)
+            most[k] = logits[i + k] > most[k] ? logits[i + k] : most[k];
+    for (int k = 0; k < LANES; k++)
+        max = most[k] > max ? most[k] : max;
+    for (int i = whole; i < n; i++)
+        max = logits[i] > max ? logits[i] : max;
+    double sum = 0;
+    for (int at = 0; at < n; at += STRETCH) {
+        float part[LANES] = {0};
+        int end = at + STRETCH < n ? at + STRETCH : n, i = at;
+        for (; i + LANES <= end; i += LANES)
+            for (int k = 0; k < LANES; k++)
+                part[k] += exp_negative(logits[i + k] - max);
+        for (; i < end; i++)
+            part[0] += exp_negative(logits[i] - max);
+        for (int k = 0; k < LANES; k++)
+            sum += (double)part[k];
+    }
+    return max + (float)log(sum);
+}
+
+float sample_logprobs(const float *logits, int n_vocab, int32_t token, struct token_prob *top,
+                      int n)
+{
+    float norm = log_sum(logits, n_vocab);
+    int have = 0;
+    for (int i = 0; n > 0 && i < n_vocab; i++) {
+        if (have == n && !(logits[i] > top[n - 1].logprob))
+            continue;
+        int at = have < n ? have++ : n - 1;
+        for (; at > 0 && logits[i] > top[at - 1].logprob; at--)
+            top[at] = top[at - 1];
+        top[at] = (struct token_prob){i, logits[i]};
+    }
+    for (int i = 0; i < have; i++)
+        top[i].logprob -= norm;
+    return logits[token] - norm;
+}
+
+int32_t sampler_pick(struct sampler *s, float *logits, struct sample_probs *probs)
+{
+    sampler_prepare(s);
+    if (!s->p.logprobs)
+        return choose(s, logits);
+    CHECK(probs, "a place for log-probabilities");
+    memcpy(s->edited, logits, (size_t)s->n_vocab * sizeof *logits);
+    int32_t token = choose(s, s->edited);
+    int n = s->p.n_top < SAMPLE_MAX_TOP ? s->p.n_top : SAMPLE_MAX_TOP;
+    probs->n_top = n < s->n_vocab ? n : s->n_vocab;
+    probs->logprob = sample_logprobs(logits, s->n_vocab, token, probs->top, probs->n_top);
+    return token;
 }

@@ -225,7 +225,6 @@ static void lay_out(struct bench *m, int n, int depth, int fresh)
     b->kv_len = m->kv_len;
     b->pages = m->pages;
     b->out_rows = m->out_rows;
-    b->samplers = m->samplers;
     b->kv = m->kv;
 }
 
@@ -242,10 +241,8 @@ static void run_ops(struct bench *m, enum bench_part part)
         if (all || part == P_MLP)
             op->mlp(be, &m->layers[i].mlp, i);
     }
-    if (all || part == P_HEAD) {
+    if (all || part == P_HEAD)
         op->head(be, &m->net.head);
-        op->sample(be);
-    }
 }
 
 /* Median milliseconds of a step. */
@@ -273,6 +270,8 @@ static double time_step(struct bench *m, enum bench_part part, bool recorded, in
                 m->be->ops->record(m->be, key);
             run_ops(m, part);
         }
+        if (part == P_ALL || part == P_HEAD)
+            m->be->ops->sample(m->be, m->samplers);
         if (!m->be->ops->end(m->be, out, &err))
             die(&err);
         if (i >= 0)

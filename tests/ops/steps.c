@@ -110,11 +110,20 @@ static void mini_ops(struct mini *m, int side)
     be->ops->embed(be, &m->d.net[side].embed);
     mini_layers(m, side, m->n_layers);
     be->ops->head(be, &m->d.net[side].head);
-    be->ops->sample(be);
 }
 
-/* The step recorded under its number of sequences, launched and not waited for. */
-static void launch_step(struct mini *m, struct batch *b)
+/* ... and the choice of tokens, which is never recorded. */
+static void mini_step(struct mini *m, int side, struct sampler *const *samplers)
+{
+    struct backend *be = m->d.be[side];
+    mini_ops(m, side);
+    if (samplers)
+        be->ops->sample(be, samplers);
+}
+
+/* The step recorded under its number of sequences, launched and not waited for. samplers NULL: tokens
+ * are chosen later. */
+static void launch_step(struct mini *m, struct batch *b, struct sampler *const *samplers)
 {
     struct backend *be = m->d.be[DEV];
     b->kv = m->d.kv[DEV];
@@ -124,11 +133,14 @@ static void launch_step(struct mini *m, struct batch *b)
         mini_ops(m, DEV);
     }
     be->ops->launch(be);
+    if (samplers)
+        be->ops->sample(be, samplers);
 }
 
 /* A step begun while the one before it runs, with the tokens that one will choose, computes what it
- * does when it is given those tokens. */
-static void check_ahead(struct mini *m, struct plan *p, const char *name, float *fed, float *told)
+ * does when it is given those tokens. late: its own are chosen when the one before it has ended. */
+static void check_ahead(struct mini *m, struct plan *p, const char *name, struct sampler *greedy,
+                        bool late, float *fed, float *told)
 {
     struct backend *be = m->d.be[DEV];
     struct error err = {0};
@@ -142,22 +154,23 @@ static void check_ahead(struct mini *m, struct plan *p, const char *name, float 
         slot[i] = p->slot[i] + grows;
         kv_len[i] = p->kv_len[i] + grows;
         next[i] = -1 - i;
-        samplers[i] = p->b.samplers[0];
+        samplers[i] = greedy;
     }
-    p->b.samplers = b.samplers = samplers;
     b.tokens = next;
     b.pos = pos;
     b.slot = slot;
     b.kv_len = kv_len;
     logits_poison(&m->d, b.n_out);
-    launch_step(m, &p->b);
-    launch_step(m, &b);
+    launch_step(m, &p->b, samplers);
+    launch_step(m, &b, late ? NULL : samplers);
     fail_if(!be->ops->end(be, first, &err), err.msg);
+    if (late)
+        be->ops->sample(be, samplers);
     fail_if(!be->ops->end(be, second, &err), err.msg);
     logits_get(&m->d, DEV, b.n_out, fed);
     b.tokens = first;
     logits_poison(&m->d, b.n_out);
-    launch_step(m, &b);
+    launch_step(m, &b, samplers);
     fail_if(!be->ops->end(be, again, &err), err.msg);
     logits_get(&m->d, DEV, b.n_out, told);
     n_checks++;
@@ -199,7 +212,8 @@ static void check_step(struct mini *m, const struct plan *p, const char *name,
 
 /* The same step recorded, replayed, and replayed with longer sequences, against op by op: bytes. */
 static void check_replays(struct mini *m, struct plan *p, const char *name,
-                          const struct sampler *greedy, float *eager, float *again)
+                          struct sampler *const *samplers, const struct sampler *greedy,
+                          float *eager, float *again)
 {
     struct backend *be = m->d.be[DEV];
     const struct dims *s = &m->d.s;
@@ -218,7 +232,7 @@ static void check_replays(struct mini *m, struct plan *p, const char *name,
         }
         if (round != 1) {
             be->ops->begin(be, &p->b);
-            mini_ops(m, DEV);
+            mini_step(m, DEV, samplers);
             fail_if(!be->ops->end(be, before, &err), err.msg);
             logits_get(&m->d, DEV, p->b.n_out, eager);
         }
@@ -229,6 +243,7 @@ static void check_replays(struct mini *m, struct plan *p, const char *name,
             be->ops->record(be, (uint64_t)p->b.n_seqs);
             mini_ops(m, DEV);
         }
+        be->ops->sample(be, samplers);
         fail_if(!be->ops->end(be, now, &err), err.msg);
         logits_get(&m->d, DEV, p->b.n_out, again);
         n_checks += 3;
@@ -243,7 +258,7 @@ static void check_replays(struct mini *m, struct plan *p, const char *name,
             check_close(what, again, eager, n, 0);
         }
         for (int i = 0; i < p->b.n_out; i++)
-            if (p->b.samplers[i] == greedy && now[i] != before[i]) {
+            if (samplers[i] == greedy && now[i] != before[i]) {
                 n_failed++;
                 printf("FAIL  %s round %d: token %d is %d, not %d\n", name, round, i, now[i],
                        before[i]);
@@ -321,18 +336,18 @@ void test_forward(void)
         logits_poison(d, p.b.n_out);
         EACH(side)
         {
-            p.b.samplers = side == DEV ? samplers : NULL; /* the reference's are not looked at */
             p.b.kv = d->kv[side];
             d->be[side]->ops->begin(d->be[side], &p.b);
-            mini_ops(m, side);
+            mini_step(m, side, side == DEV ? samplers : NULL); /* the reference's: not looked at */
         }
         end(d, NULL, tokens);
         logits_get(d, DEV, p.b.n_out, eager);
         check_step(m, &p, runs[r].name, samplers, sg, tokens, eager);
         /* The CPU does not record, nor begin a step while another runs. */
         if (p.b.n_decode == p.b.n_seqs && d->be[DEV]->ahead) {
-            check_replays(m, &p, runs[r].name, sg, eager, again);
-            check_ahead(m, &p, runs[r].name, eager, again);
+            check_replays(m, &p, runs[r].name, samplers, sg, eager, again);
+            check_ahead(m, &p, runs[r].name, sg, false, eager, again);
+            check_ahead(m, &p, runs[r].name, sg, true, eager, again);
             for (int i = 0; i < 2; i++) /* rounds the reference did not take part in */
                 kv_copy_back(d, i);
         }

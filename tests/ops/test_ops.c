@@ -759,10 +759,9 @@ static void test_sampling(void)
         int32_t rt[ROWS], gt[ROWS];
         EACH(side)
         {
-            p.b.samplers = samplers[side];
             d.be[side]->ops->begin(d.be[side], &p.b);
             d.be[side]->ops->logits_put(d.be[side], logits, ROWS);
-            d.be[side]->ops->sample(d.be[side]);
+            d.be[side]->ops->sample(d.be[side], samplers[side]);
         }
         end(&d, rt, gt);
         for (int i = 0; i < ROWS; i++) {

@@ -165,9 +165,11 @@ static void clear(struct cpu_backend *cb)
     cb->n_taps = 0;
     mem_free(cb->rope);
     mem_free(cb->sampled);
+    mem_free(cb->probs);
     cb->rope = NULL;
     cb->n_ropes = 0;
     cb->sampled = NULL;
+    cb->probs = NULL;
 }
 
 static void *block(struct cpu_backend *cb, size_t bytes, const char *what, struct error *err)
@@ -260,6 +262,7 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
     network_measure(net, &cb->max);
     int T = s->max_tokens, E = net->n_embd, heads = cb->max.heads;
     cb->sampled = mem_zalloc((size_t)s->max_out + 1, sizeof *cb->sampled);
+    cb->probs = mem_zalloc((size_t)s->max_out + 1, sizeof *cb->probs);
     cb->n_ropes = net->n_ropes;
     cb->rope = mem_zalloc((size_t)net->n_ropes + 1, sizeof *cb->rope);
     for (int i = 0; i < net->n_ropes; i++)
@@ -727,25 +730,34 @@ static void cpu_logits_put(struct backend *be, const float *host, int rows)
     memcpy(cb->logits, host, (size_t)rows * (size_t)cb->net->n_vocab * sizeof(float));
 }
 
+struct sample_job {
+    struct cpu_backend *cb;
+    struct sampler *const *samplers;
+};
+
 static void sample_rows(void *arg, int ith, int first, int last)
 {
     (void)ith;
-    struct cpu_backend *cb = arg;
-    const struct batch *b = &cb->batch;
+    const struct sample_job *j = arg;
+    struct cpu_backend *cb = j->cb;
     for (int i = first; i < last; i++)
-        if (b->samplers[i])
-            cb->sampled[i] =
-                sampler_pick(b->samplers[i], cb->logits + (size_t)i * (size_t)cb->net->n_vocab);
+        if (j->samplers[i])
+            cb->sampled[i] = sampler_pick(
+                j->samplers[i], cb->logits + (size_t)i * (size_t)cb->net->n_vocab, &cb->probs[i]);
 }
 
-static void cpu_sample(struct backend *be)
+static void cpu_sample(struct backend *be, struct sampler *const *samplers)
 {
     struct cpu_backend *cb = cpu_self(be);
-    if (!cb->batch.samplers)
-        return;
+    struct sample_job job = {cb, samplers};
     cpu_stage_begin(cb);
-    pool_each(cb->pool, cb->batch.n_out, POOL_SINGLE, sample_rows, cb);
+    pool_each(cb->pool, cb->batch.n_out, POOL_SINGLE, sample_rows, &job);
     cpu_stage_end(cb, STAGE_SAMPLING);
+}
+
+static void cpu_probs(struct backend *be, int row, struct sample_probs *out)
+{
+    *out = cpu_self(be)->probs[row];
 }
 
 static bool cpu_pick(struct backend *be, int i, struct pick_info *out)
@@ -786,6 +798,7 @@ static const struct backend_ops cpu_ops = {
     .mlp = cpu_mlp,
     .head = cpu_head,
     .sample = cpu_sample,
+    .probs = cpu_probs,
     .logits = cpu_logits,
     .stream_put = cpu_stream_put,
     .stream_get = cpu_stream_get,

@@ -60,8 +60,9 @@ struct cpu_backend {
     float **taps; /* (n_layers) -> (W, C) convolutions as the kernels read them; NULL = none */
     int n_taps;
     int32_t *sampled;    /* (max_out) */
-    struct gemm *gemm;   /* scratch and settings of linear, ffn and moe */
-    int64_t stage_start; /* profile clock */
+    struct sample_probs *probs; /* (max_out) */
+    struct gemm *gemm;          /* scratch and settings of linear, ffn and moe */
+    int64_t stage_start;        /* profile clock */
 };
 
 static inline struct cpu_backend *cpu_self(struct backend *be)

@@ -8,6 +8,7 @@
 
 extern "C" {
 #include "base/mem.h"
+#include "sample/sampler.h"
 }
 
 static struct resid *start_stream(struct cuda_backend *cu, int rows)
@@ -161,13 +162,23 @@ static void op_head(struct backend *be, const struct head *h)
         pick_run(cu, PICK_LINEAR, &c, STAGE_HEAD);
 }
 
-static void op_sample(struct backend *be)
+static void op_sample(struct backend *be, struct sampler *const *samplers)
 {
     struct cuda_backend *cu = cuda_self(be);
+    struct flight *f = &cu->flights[(cu->n_begun + 1) % 2]; /* the one begun last */
+    cuda_launch_step(be); /* what is recorded ends with the head */
     step_mark(cu);
-    cu->logits = cu->logits_all;
-    sample_tokens(cu, cu->logits, cu->layout.n_out);
+    for (int i = 0; i < f->n_out; i++)
+        f->chosen[i] = samplers[i] != NULL;
+    sample_tokens(cu, samplers, f->n_out);
     step_mark_end(cu, STAGE_SAMPLING);
+    CUDA_TRY(cu, cudaEventRecord(f->done, cu->stream));
+}
+
+static void op_probs(struct backend *be, int row, struct sample_probs *out)
+{
+    const struct cuda_backend *cu = cuda_self(be);
+    *out = sample_probs_of(cu, (int)((cu->n_ended + 1) % 2))[row];
 }
 
 static void op_logits(struct backend *be, int row, float *host)
@@ -220,6 +231,7 @@ static struct backend_ops make_ops(void)
     o.mlp = op_mlp;
     o.head = op_head;
     o.sample = op_sample;
+    o.probs = op_probs;
     o.logits = op_logits;
     o.stream_put = op_stream_put;
     o.stream_get = op_stream_get;

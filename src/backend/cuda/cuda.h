@@ -104,28 +104,35 @@ struct step_layout {
     bool deep;       /* a decode has many keys (pick_deep): other kernels for it */
     int n_q_tiles;   /* tiles of 64 prompt rows */
     int tokens, pos, slot, q_start, kv_len, out_rows, seq_of, q_tiles, pages; /* offsets */
-    int row_samplers;
 };
 
 /* Head of the block. */
 enum {
     STEP_PAGE_STRIDE, /* ints per sequence in the page table */
     STEP_INTS,        /* ints in use */
-    STEP_EDITS,       /* struct row_edit's, and where they begin */
-    STEP_EDITS_AT,
-    STEP_TOKENS_TO, /* where in tokens_host the step's tokens go */
     STEP_HEAD = 16
 };
 
-/* How an out row's token is chosen, and what is done to its logits before: parts of the block. */
+/* How an out row's token is chosen: what a sampler says, in pinned memory, with the edits of its
+ * logits and its mask beside it. Written when the tokens before are known, so behind the step's block. */
 struct row_sampler {
     int32_t draws; /* 0: the largest logit */
     int32_t top_k;
     float temp, top_p, min_p, uniform;
+    int32_t n_edits, edits_at; /* struct logit_edit's */
+    int32_t masked;            /* only tokens whose bits are set in its mask */
+    int32_t n_top;             /* log-probabilities of the token and so many best; -1 = none */
+    int32_t by_host;           /* the host chooses */
 };
-struct row_edit {
-    int32_t row, token;
-    float bias, repeat, less; /* struct logit_edit */
+
+/* Choosing tokens (sample.cu). The pinned blocks are of the steps under way, by turns. */
+struct sampling {
+    uint8_t *host[2], *mapped[2];
+    size_t edits_at, masks_at, tokens_at, probs_at; /* bytes; rows are at 0 */
+    int max_edits, mask_words;
+    float *raw;        /* device (max_edits) logits before their edits */
+    float *norm;       /* device (max_out) log of the sum of exp(logits), where it is wanted */
+    float *logits_row; /* pinned (n_vocab), for rows that the host chooses */
 };
 
 /* A step as kernels see it. */
@@ -231,14 +238,12 @@ struct graph {
     struct step_layout layout;
     cudaGraphExec_t exec;
     struct resid resid;
-    float *logits;
 };
 
 /* A step begun and not ended. */
 struct flight {
     int n_out;
-    struct sampler **samplers; /* (max_out) */
-    bool *by_host;             /* (max_out) rows whose token the host's sampler picks */
+    bool *chosen; /* (max_out) rows that get a token */
     bool launched;
     cudaEvent_t done;
 };
@@ -273,14 +278,10 @@ struct cuda_backend {
     int32_t *step_dev;
     size_t step_cap; /* ints */
     struct step_layout layout;
-    int32_t *tokens_host, *tokens_mapped; /* (2, max_out) chosen on the device */
     int32_t *chosen; /* device (max_out): the last step's tokens, for the one begun ahead */
-    struct logit_edit *edits; /* (max_edits) host scratch */
-    int max_edits;
+    struct sampling sampling;
     struct flight flights[2]; /* by turns */
     unsigned n_begun, n_ended;
-    float *logits;     /* what sample() was given, for the host samplers */
-    float *logits_row; /* pinned (n_vocab) */
 
     struct graph graphs[MAX_GRAPHS];
     int n_graphs;
@@ -626,7 +627,12 @@ int attn_splits(const struct cuda_backend *cu, int n_seqs);
 /* attn_decode_split.cu: a few decodes */
 size_t attn_decode_split_record_bytes(const struct cuda_backend *cu);
 
-/* sample.cu: a token for each row, by the step's row_samplers */
-void sample_tokens(struct cuda_backend *cu, float *logits, int rows);
+/* sample.cu: a token for each of the rows of the step begun last; samplers (rows). */
+bool sample_prepare(struct cuda_backend *cu, struct error *err);
+void sample_close(struct cuda_backend *cu);
+void sample_tokens(struct cuda_backend *cu, struct sampler *const *samplers, int rows);
+/* What came of it, after the step has ended. turn: of its flight. */
+const int32_t *sample_tokens_of(const struct cuda_backend *cu, int turn); /* (max_out) */
+const struct sample_probs *sample_probs_of(const struct cuda_backend *cu, int turn);
 
 #endif

@@ -121,15 +121,15 @@ void cuda_close(struct backend *be)
     }
     for (int i = 0; i < cu->n_owned; i++)
         cuda_free(be, cu->owned[i].p, cu->owned[i].bytes);
-    void *host[] = {cu->step_hosts[0], cu->step_hosts[1], cu->tokens_host, cu->logits_row};
-    for (int i = 0; i < 4; i++)
+    sample_close(cu);
+    void *host[] = {cu->step_hosts[0], cu->step_hosts[1]};
+    for (int i = 0; i < 2; i++)
         if (host[i])
             cudaFreeHost(host[i]);
     for (int i = 0; i < 2; i++) {
         if (cu->flights[i].done)
             cudaEventDestroy(cu->flights[i].done);
-        mem_free(cu->flights[i].samplers);
-        mem_free(cu->flights[i].by_host);
+        mem_free(cu->flights[i].chosen);
     }
     if (cu->stream)
         cudaStreamDestroy(cu->stream);
@@ -137,7 +137,6 @@ void cuda_close(struct backend *be)
         __atomic_store_n(&waits_taken[cu->device], false, __ATOMIC_RELEASE);
     cuda_log_close(cu);
     mem_free(cu->forced);
-    mem_free(cu->edits);
     mem_free(be);
 }
 

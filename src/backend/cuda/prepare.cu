@@ -128,16 +128,11 @@ static bool own_steps(struct cuda_backend *cu, struct error *err)
 {
     const struct shape *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
-    cu->max_edits = AHEAD_MAX_BIAS + 64 * s->max_out;
     cu->step_cap = STEP_HEAD + 64 + 4 * tokens + 2 * seqs + out + 16 +
-                   2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages +
-                   out * sizeof(struct row_sampler) / 4 +
-                   (size_t)cu->max_edits * sizeof(struct row_edit) / 4;
-    cu->edits = (struct logit_edit *)mem_zalloc((size_t)cu->max_edits, sizeof *cu->edits);
+                   2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages;
     for (int i = 0; i < 2; i++) {
         struct flight *f = &cu->flights[i];
-        f->by_host = (bool *)mem_zalloc(out + 1, sizeof *f->by_host);
-        f->samplers = (struct sampler **)mem_zalloc(out + 1, sizeof *f->samplers);
+        f->chosen = (bool *)mem_zalloc(out + 1, sizeof *f->chosen);
         cudaError_t e = cudaEventCreateWithFlags(&f->done, cudaEventDisableTiming);
         if (e != cudaSuccess)
             return error_set(err, "CUDA: %s", cudaGetErrorString(e));
@@ -145,9 +140,7 @@ static bool own_steps(struct cuda_backend *cu, struct error *err)
                       err))
             return false;
     }
-    return cuda_pin((void **)&cu->tokens_host, (void **)&cu->tokens_mapped, 2 * (out + 1) * 4,
-                    err) &&
-           cuda_pin((void **)&cu->logits_row, NULL, (size_t)s->n_vocab * 4, err);
+    return sample_prepare(cu, err);
 }
 
 /* What ops write to. */

@@ -1,7 +1,15 @@
 /*
- * Choosing tokens on the device: edits of logits, then the largest, or a draw.
+ * Choosing tokens on the device: log-probabilities of the raw logits, masks and edits, then the
+ * largest, or a draw; with the arithmetic of sample/sampler.c. What samplers say lies in pinned memory
+ * and is read from there, once. None of it is recorded: it may be written when the step's network
+ * already computes. A row that uses something no kernel here knows is chosen by the host.
  */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/host.h"
+
+extern "C" {
+#include "base/mem.h"
+#include "sample/sampler.h"
+}
 
 #include <math.h>
 
@@ -312,30 +320,110 @@ DEVICE int draw_token(const float *l, int n, struct best top, const struct row_s
     return draw_walking(&d, key, r->uniform);
 }
 
+/* Log-probabilities of rows that want them: a block a row. Every thread knows the best of its own
+ * tokens; when one is taken, the block looks for its owner's next. */
+enum { ROW_THREADS = 1024, EDITS_A_ROW = 1024 /* on average */ };
+
+DEVICE double block_sum(double v, double *part)
+{
+    for (int i = 16; i; i >>= 1)
+        v += __shfl_xor_sync(FULL_WARP, v, i);
+    __syncthreads();
+    if (lane_id() == 0)
+        part[warp_id()] = v;
+    __syncthreads();
+    double sum = 0;
+    for (int w = 0; w < (int)(blockDim.x >> 5); w++)
+        sum += part[w];
+    return sum;
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS)
+    sample_probs_kernel(const float *logits, int n_vocab, const struct row_sampler *rows,
+                        float *norms, struct sample_probs *probs)
+{
+    SHARED_BYTES(shared);
+    int row = (int)blockIdx.x, threads = (int)blockDim.x, n_top = rows[row].n_top, have = 0;
+    if (n_top < 0)
+        return;
+    const float *l = logits + (size_t)row * (size_t)n_vocab;
+    struct best mine = {-INFINITY, n_vocab};
+    for (int i = (int)threadIdx.x; i < n_vocab; i += threads) {
+        struct best o = {load_float_l2(l + i), i};
+        mine = better(mine, o);
+    }
+    struct best top = block_best(mine, shared);
+    double sum = 0;
+    for (int i = (int)threadIdx.x; i < n_vocab; i += threads)
+        sum += (double)expf(load_float_l2(l + i) - top.value);
+    float norm = top.value + (float)log(block_sum(sum, (double *)(shared + 256)));
+    for (; have < n_top && top.index < n_vocab; have++) {
+        if (threadIdx.x == 0) {
+            probs[row].top[have].token = top.index;
+            probs[row].top[have].logprob = top.value - norm;
+        }
+        int owner = top.index % threads;
+        struct best next = {-INFINITY, n_vocab};
+        for (int i = owner + threads * (int)threadIdx.x; i < n_vocab; i += threads * threads) {
+            struct best o = {load_float_l2(l + i), i};
+            if (o.value < top.value || (o.value == top.value && i > top.index))
+                next = better(next, o);
+        }
+        next = block_best(next, shared);
+        if ((int)threadIdx.x == owner)
+            mine = next;
+        top = block_best(mine, shared);
+    }
+    if (threadIdx.x == 0) {
+        norms[row] = norm;
+        probs[row].n_top = have;
+    }
+}
+
+/* What is not in a row's mask is out of the question; then its edits. A block a row. */
+static __global__ void __launch_bounds__(ROW_THREADS)
+    sample_edit_kernel(float *logits, int n_vocab, const struct row_sampler *rows,
+                       const struct logit_edit *all_edits, const uint32_t *masks, int mask_words,
+                       float *all_raw)
+{
+    SHARED_BYTES(shared);
+    uint32_t *words = (uint32_t *)shared; /* (blockDim.x) */
+    int row = (int)blockIdx.x, threads = (int)blockDim.x;
+    struct row_sampler r = rows[row];
+    float *l = logits + (size_t)row * (size_t)n_vocab, *raw = all_raw + r.edits_at;
+    const struct logit_edit *edits = all_edits + r.edits_at;
+    for (int i = (int)threadIdx.x; i < r.n_edits; i += threads)
+        raw[i] = l[edits[i].token];
+    const uint32_t *mask = masks + (size_t)row * (size_t)mask_words;
+    for (int at = 0; r.masked && at < mask_words; at += threads) {
+        int mine = at + (int)threadIdx.x;
+        __syncthreads();
+        words[threadIdx.x] = mine < mask_words ? mask[mine] : 0;
+        __syncthreads();
+        int first = at * 32, last = first + threads * 32 < n_vocab ? first + threads * 32 : n_vocab;
+        for (int i = first + (int)threadIdx.x; i < last; i += threads)
+            if (!(words[(i - first) / 32] >> (i & 31) & 1))
+                l[i] = -INFINITY;
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < r.n_edits; i += threads) {
+        struct logit_edit e = edits[i];
+        float v = l[e.token] + e.bias;
+        l[e.token] = (v > 0 ? v / e.repeat : v * e.repeat) - e.less;
+    }
+}
+
 /* Blocks: x over stretches of a row, y over rows; the last one of a row joins, and draws. */
 static __global__ void __launch_bounds__(DRAW_THREADS)
-    sample_kernel(float *logits, int n_vocab, float *value, int32_t *index, int32_t *count,
-                  int32_t *tokens, int32_t *chosen, const int32_t *step,
-                  const struct row_sampler *samplers)
+    sample_kernel(const float *logits, int n_vocab, float *value, int32_t *index, int32_t *count,
+                  int32_t *tokens, int32_t *chosen, const struct row_sampler *samplers,
+                  const struct logit_edit *edits, const float *raw, const float *norms,
+                  struct sample_probs *probs)
 {
     SHARED_BYTES(shared);
     int *is_last = (int *)(shared + 128);
-    dependency_wait();
-    dependency_trigger();
     int row = (int)blockIdx.y, blocks = (int)gridDim.x;
-    float *l = logits + (size_t)row * (size_t)n_vocab;
-    int n_edits = step[STEP_EDITS];
-    if (n_edits) {
-        const struct row_edit *edits = (const struct row_edit *)(step + step[STEP_EDITS_AT]);
-        for (int i = (int)threadIdx.x; i < n_edits; i += (int)blockDim.x) {
-            struct row_edit e = edits[i];
-            if (e.row != row || e.token / DRAW_THREADS % blocks != (int)blockIdx.x)
-                continue; /* each block edits what it will look at */
-            float v = l[e.token] + e.bias;
-            l[e.token] = (v > 0 ? v / e.repeat : v * e.repeat) - e.less;
-        }
-        __syncthreads();
-    }
+    const float *l = logits + (size_t)row * (size_t)n_vocab;
     struct best b = {-INFINITY, n_vocab};
     for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n_vocab;
          i += blocks * (int)blockDim.x) {
@@ -370,15 +458,169 @@ static __global__ void __launch_bounds__(DRAW_THREADS)
         token = draw_token(l, n_vocab, b, &r, (struct draw_shared *)(shared + 256));
     }
     if (threadIdx.x == 0)
-        tokens[step[STEP_TOKENS_TO] + row] = chosen[row] = token;
+        tokens[row] = chosen[row] = token;
+    if (r.n_top < 0)
+        return;
+    float *found = (float *)(shared + 256); /* its logit as the head made it */
+    __syncthreads();
+    if (threadIdx.x == 0)
+        *found = load_float_l2(l + token);
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < r.n_edits; i += (int)blockDim.x)
+        if (edits[r.edits_at + i].token == token)
+            *found = raw[r.edits_at + i];
+    __syncthreads();
+    if (threadIdx.x == 0)
+        probs[row].logprob = *found - norms[row];
 }
 
-void sample_tokens(struct cuda_backend *cu, float *logits, int rows)
+/* Whether the kernels above know a field of a sampler: all of them, in the order of SAMPLE_FIELDS. */
+static const bool device_knows[] = {
+    true, /* temp */
+    true, /* top_k */
+    true, /* top_p */
+    true, /* min_p */
+    true, /* repeat_penalty: sampler_edits, as the next three */
+    true, /* presence_penalty */
+    true, /* frequency_penalty */
+    true, /* repeat_last_n */
+    true, /* seed: sampler_uniform */
+    true, /* bias: sampler_edits */
+    true, /* n_bias */
+    true, /* logprobs */
+    true, /* n_top */
+    true, /* the constraint: sampler_mask */
+};
+static_assert(sizeof device_knows / sizeof *device_knows == N_SAMPLE_FIELDS,
+              "every field of a sampler has an answer");
+
+static bool device_can(const struct sampler *s)
 {
-    if (rows)
-        cuda_launch(cu, sample_kernel, dim3(ARGMAX_BLOCKS, (unsigned)rows), DRAW_THREADS,
-                    256 + sizeof(struct draw_shared), LAUNCH_EARLY, logits, cu->shape.n_vocab,
-                    cu->argmax_value, cu->argmax_index, cu->argmax_count, cu->tokens_mapped,
-                    cu->chosen, cu->step_dev,
-                    (const struct row_sampler *)(cu->step_dev + cu->layout.row_samplers));
+    uint32_t uses = sampler_uses(s);
+    for (int f = 0; f < N_SAMPLE_FIELDS; f++)
+        if ((uses >> f & 1) && !device_knows[f])
+            return false;
+    return true;
+}
+
+bool sample_prepare(struct cuda_backend *cu, struct error *err)
+{
+    struct sampling *sm = &cu->sampling;
+    size_t out = (size_t)cu->shape.max_out + 1, vocab = (size_t)cu->shape.n_vocab;
+    sm->mask_words = ceil_div(cu->shape.n_vocab, 32);
+    sm->max_edits = EDITS_A_ROW * cu->shape.max_out + cu->shape.n_vocab;
+    sm->edits_at = align_up(out * sizeof(struct row_sampler), 64);
+    sm->masks_at = align_up(sm->edits_at + (size_t)sm->max_edits * sizeof(struct logit_edit), 64);
+    sm->tokens_at = align_up(sm->masks_at + out * (size_t)sm->mask_words * 4, 64);
+    sm->probs_at = align_up(sm->tokens_at + out * 4, 64);
+    size_t bytes = sm->probs_at + out * sizeof(struct sample_probs);
+    for (int i = 0; i < 2; i++)
+        if (!cuda_pin((void **)&sm->host[i], (void **)&sm->mapped[i], bytes, err))
+            return false;
+    struct want list[] = {{(void **)&sm->raw, (size_t)sm->max_edits * sizeof(float)},
+                          {(void **)&sm->norm, out * sizeof(float)}};
+    return cuda_own(cu, list, 2, err) &&
+           cuda_pin((void **)&sm->logits_row, NULL, vocab * sizeof(float), err);
+}
+
+void sample_close(struct cuda_backend *cu)
+{
+    struct sampling *sm = &cu->sampling;
+    void *host[] = {sm->host[0], sm->host[1], sm->logits_row};
+    for (int i = 0; i < 3; i++)
+        if (host[i])
+            cudaFreeHost(host[i]);
+}
+
+const int32_t *sample_tokens_of(const struct cuda_backend *cu, int turn)
+{
+    return (const int32_t *)(cu->sampling.host[turn] + cu->sampling.tokens_at);
+}
+
+const struct sample_probs *sample_probs_of(const struct cuda_backend *cu, int turn)
+{
+    return (const struct sample_probs *)(cu->sampling.host[turn] + cu->sampling.probs_at);
+}
+
+/* What row i's sampler says, for the device. */
+static void put_row(struct cuda_backend *cu, uint8_t *host, struct sampler *s, int i, int *n_edits)
+{
+    const struct sampling *sm = &cu->sampling;
+    struct row_sampler r = {};
+    r.n_top = -1;
+    r.edits_at = *n_edits;
+    struct row_sampler *row = (struct row_sampler *)host + i;
+    *row = r;
+    if (!s)
+        return;
+    struct logit_edit *edits = (struct logit_edit *)(host + sm->edits_at) + *n_edits;
+    const struct sample_params *p = sampler_params(s);
+    r.n_edits = device_can(s) ? sampler_edits(s, edits, sm->max_edits - *n_edits) : -1;
+    row->by_host = r.n_edits < 0;
+    if (row->by_host)
+        return;
+    const uint32_t *mask = sampler_mask(s);
+    if (mask)
+        memcpy((uint32_t *)(host + sm->masks_at) + (size_t)i * (size_t)sm->mask_words, mask,
+               (size_t)sm->mask_words * 4);
+    *n_edits += r.n_edits;
+    r.masked = mask != NULL;
+    r.draws = p->temp > 0;
+    r.top_k = p->top_k;
+    r.temp = p->temp;
+    r.top_p = p->top_p;
+    r.min_p = p->min_p;
+    r.uniform = sampler_uniform(p->seed, sampler_counter(s));
+    int n_top = p->n_top < SAMPLE_MAX_TOP ? p->n_top : SAMPLE_MAX_TOP;
+    r.n_top = !p->logprobs ? -1 : n_top < cu->shape.n_vocab ? n_top : cu->shape.n_vocab;
+    *row = r;
+}
+
+/* Waits for the step, and tells the device what came of it. */
+static void choose_here(struct cuda_backend *cu, uint8_t *host, struct sampler *s, int i)
+{
+    const struct sampling *sm = &cu->sampling;
+    size_t n = (size_t)cu->shape.n_vocab;
+    int32_t *token = (int32_t *)(host + sm->tokens_at) + i;
+    CUDA_TRY(cu, cudaMemcpyAsync(sm->logits_row, cu->logits_all + (size_t)i * n, n * sizeof(float),
+                                 cudaMemcpyDeviceToHost, cu->stream));
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+    *token = sampler_pick(s, sm->logits_row, (struct sample_probs *)(host + sm->probs_at) + i);
+    CUDA_TRY(cu, cudaMemcpyAsync(cu->chosen + i, token, sizeof *token, cudaMemcpyHostToDevice,
+                                 cu->stream));
+}
+
+void sample_tokens(struct cuda_backend *cu, struct sampler *const *samplers, int rows)
+{
+    const struct sampling *sm = &cu->sampling;
+    int turn = (int)((cu->n_begun + 1) % 2), n_vocab = cu->shape.n_vocab;
+    uint8_t *host = sm->host[turn], *mapped = sm->mapped[turn];
+    int n_edits = 0;
+    bool edited = false, told = false;
+    if (!rows)
+        return;
+    for (int i = 0; i < rows; i++) {
+        put_row(cu, host, samplers[i], i, &n_edits);
+        const struct row_sampler *r = (const struct row_sampler *)host + i;
+        edited |= r->n_edits > 0 || r->masked;
+        told |= r->n_top >= 0;
+    }
+    const struct row_sampler *samples = (const struct row_sampler *)mapped;
+    const struct logit_edit *edits = (const struct logit_edit *)(mapped + sm->edits_at);
+    struct sample_probs *probs = (struct sample_probs *)(mapped + sm->probs_at);
+    if (told)
+        cuda_launch(cu, sample_probs_kernel, dim3((unsigned)rows), ROW_THREADS, 512, LAUNCH_PLAIN,
+                    (const float *)cu->logits_all, n_vocab, samples, sm->norm, probs);
+    if (edited)
+        cuda_launch(cu, sample_edit_kernel, dim3((unsigned)rows), ROW_THREADS, ROW_THREADS * 4,
+                    LAUNCH_PLAIN, cu->logits_all, n_vocab, samples, edits,
+                    (const uint32_t *)(mapped + sm->masks_at), sm->mask_words, sm->raw);
+    cuda_launch(cu, sample_kernel, dim3(ARGMAX_BLOCKS, (unsigned)rows), DRAW_THREADS,
+                256 + sizeof(struct draw_shared), LAUNCH_PLAIN, (const float *)cu->logits_all,
+                n_vocab, cu->argmax_value, cu->argmax_index, cu->argmax_count,
+                (int32_t *)(mapped + sm->tokens_at), cu->chosen, samples, edits,
+                (const float *)sm->raw, (const float *)sm->norm, probs);
+    for (int i = 0; i < rows; i++)
+        if (((const struct row_sampler *)host)[i].by_host)
+            choose_here(cu, host, samplers[i], i);
 }

@@ -8,7 +8,6 @@
 
 extern "C" {
 #include "base/mem.h"
-#include "sample/sampler.h"
 }
 
 #include <math.h>
@@ -99,41 +98,6 @@ static int put_ints(struct cuda_backend *cu, int *used, const int32_t *src, int 
     return at;
 }
 
-/* Says how each out row's token is chosen. What bias and penalties change goes to the end of the
- * block; a row for whose changes there is no room is left to the host. */
-static int put_samplers(struct cuda_backend *cu, struct flight *f, const struct batch *b, int used)
-{
-    struct row_sampler *rows = (struct row_sampler *)(cu->step_host + cu->layout.row_samplers);
-    struct row_edit *edits = (struct row_edit *)(cu->step_host + used);
-    int n_edits = 0;
-    for (int i = 0; i < b->n_out; i++) {
-        struct sampler *s = b->samplers ? b->samplers[i] : NULL;
-        struct row_sampler r = {};
-        f->samplers[i] = s;
-        f->by_host[i] = false;
-        if (s) {
-            const struct sample_params *p = sampler_params(s);
-            int n = sampler_edits(s, cu->edits, cu->max_edits - n_edits);
-            f->by_host[i] = n < 0;
-            for (int k = 0; k < n; k++) {
-                const struct logit_edit *e = &cu->edits[k];
-                struct row_edit to = {i, e->token, e->bias, e->repeat, e->less};
-                edits[n_edits++] = to;
-            }
-            r.draws = n >= 0 && p->temp > 0;
-            r.top_k = p->top_k;
-            r.temp = p->temp;
-            r.top_p = p->top_p;
-            r.min_p = p->min_p;
-            r.uniform = sampler_uniform(p->seed, sampler_counter(s));
-        }
-        rows[i] = r;
-    }
-    cu->step_host[STEP_EDITS] = n_edits;
-    cu->step_host[STEP_EDITS_AT] = used;
-    return used + n_edits * (int)(sizeof(struct row_edit) / 4);
-}
-
 /* Tables of rows: the sequence of each, and tiles of 64 of a prompt's. */
 static int put_rows(struct cuda_backend *cu, const struct batch *b, int used)
 {
@@ -172,7 +136,7 @@ static int put_pages(struct cuda_backend *cu, const struct batch *b, int used)
 }
 
 /* Lays the batch out in the step block; returns how many ints are in use. */
-static int put_batch(struct cuda_backend *cu, struct flight *f, const struct batch *b)
+static int put_batch(struct cuda_backend *cu, const struct batch *b)
 {
     struct step_layout *l = &cu->layout;
     int used = STEP_HEAD;
@@ -188,10 +152,7 @@ static int put_batch(struct cuda_backend *cu, struct flight *f, const struct bat
     l->q_start = put_ints(cu, &used, b->q_start, b->n_seqs + 1);
     l->kv_len = put_ints(cu, &used, b->kv_len, b->n_seqs);
     l->out_rows = put_ints(cu, &used, b->out_rows, b->n_out);
-    l->row_samplers = used;
-    used += b->n_out * (int)(sizeof(struct row_sampler) / 4);
-    used = put_rows(cu, b, (used + 3) & ~3);
-    used = put_samplers(cu, f, b, put_pages(cu, b, used));
+    used = put_pages(cu, b, put_rows(cu, b, used));
     CHECK((size_t)used <= cu->step_cap, "the step block is full");
     cu->step_host[STEP_INTS] = used;
     return used;
@@ -207,16 +168,15 @@ void cuda_begin(struct backend *be, const struct batch *b)
     int turn = (int)(cu->n_begun++ % 2);
     struct flight *f = &cu->flights[turn];
     f->n_out = b->n_out;
+    memset(f->chosen, 0, (size_t)b->n_out * sizeof *f->chosen);
     f->launched = false;
     cu->step_host = cu->step_hosts[turn];
     cu->step_mapped = cu->step_mappeds[turn];
-    cu->step_host[STEP_TOKENS_TO] = turn * (cu->shape.max_out + 1);
     cu->kv = b->kv;
     memset(&cu->resid, 0, sizeof cu->resid);
     cu->n_routed = 0;
-    cu->logits = NULL;
     cu->n_marks = 0;
-    step_load(cu, put_batch(cu, f, b));
+    step_load(cu, put_batch(cu, b));
     if (be->profile) {
         be->profile->phase = b->n_decode == b->n_seqs;
         be->profile->steps[be->profile->phase]++;
@@ -240,7 +200,6 @@ bool cuda_replay(struct backend *be, uint64_t key)
         if (g->key != key || !same_layout(&g->layout, &cu->layout))
             continue;
         cu->resid = g->resid;
-        cu->logits = g->logits;
         CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
         return true;
     }
@@ -266,7 +225,6 @@ static void finish_recording(struct cuda_backend *cu)
     struct graph *g = &cu->graphs[cu->n_graphs];
     g->key = cu->recording;
     g->layout = cu->layout;
-    g->logits = cu->logits;
     g->resid = cu->resid;
     cu->recording = 0;
     cudaError_t e = cudaStreamEndCapture(cu->stream, &graph);
@@ -339,21 +297,9 @@ bool cuda_end(struct backend *be, int32_t *tokens, struct error *err)
     CUDA_TRY(cu, cudaEventSynchronize(f->done));
     CUDA_TRY(cu, cudaGetLastError());
     read_marks(cu);
-    const int32_t *chosen = cu->tokens_host + turn * (cu->shape.max_out + 1);
-    for (int i = 0; i < f->n_out && tokens; i++) {
-        struct sampler *s = f->samplers[i];
-        tokens[i] = -1;
-        if (!s || !cu->logits || cu->failed)
-            continue;
-        if (!f->by_host[i]) {
-            tokens[i] = chosen[i];
-            continue;
-        }
-        CHECK(cu->n_begun == cu->n_ended, "the logits are gone");
-        size_t n = (size_t)cu->shape.n_vocab;
-        cuda_copy_out(be, cu->logits_row, cu->logits + (size_t)i * n, n * sizeof(float));
-        tokens[i] = sampler_pick(s, cu->logits_row);
-    }
+    const int32_t *chosen = sample_tokens_of(cu, turn);
+    for (int i = 0; i < f->n_out && tokens; i++)
+        tokens[i] = f->chosen[i] && !cu->failed ? chosen[i] : -1;
     if (!cu->failed)
         return true;
     if (err)
