@@ -1,5 +1,7 @@
-"""Gives a GGUF without a vocabulary a made-up one (all bytes, then filler tokens), so that servers that
-insist on text can run it: python3 bench/add_vocab.py IN.gguf OUT.gguf"""
+"""Gives a GGUF without a vocabulary one, so that servers that insist on text can run it: a made-up one (all bytes, then
+filler tokens), or that of another GGUF, which must have as many tokens:
+
+    python3 bench/add_vocab.py IN.gguf OUT.gguf [VOCAB.gguf]"""
 import struct
 import sys
 
@@ -40,7 +42,42 @@ def byte_name(b):
     return chr(b if b in plain else 256 + [x for x in range(256) if x not in plain].index(b)).encode()
 
 
-def main(src, dst):
+def tokenizer_of(path):
+    """The metadata of a GGUF that make its vocabulary, as bytes; how many tokens it has."""
+    found, n = [], 0
+    with open(path, "rb") as f:
+        r = Reader(f)
+        magic, version, n_tensors, n_kv = f.read(4), r.u32(), r.u64(), r.u64()
+        for _ in range(n_kv):
+            start = f.tell()
+            key, kind = f.read(r.u64()), r.u32()
+            value = f.tell()
+            r.skip(kind)
+            end = f.tell()
+            if key == b"tokenizer.ggml.tokens":
+                f.seek(value + 4)
+                n = r.u64()
+            f.seek(start)
+            raw = f.read(end - start)
+            if key.startswith(b"tokenizer."):
+                found.append(raw)
+    return found, n
+
+
+def made_up(vocab):
+    names = [byte_name(b) for b in range(256)] + [b"ab"] + [b"w%d" % i for i in range(257, vocab - 1)] + [b"<|end|>"]
+    kinds = [1] * (vocab - 1) + [3]
+
+    def text(key, v):
+        return string(key) + struct.pack("<I", 8) + string(v)
+    return [text(b"tokenizer.ggml.model", b"gpt2"), text(b"tokenizer.ggml.pre", b"qwen2"),
+            string(b"tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, vocab) + b"".join(map(string, names)),
+            string(b"tokenizer.ggml.token_type") + struct.pack("<IIQ", 9, 5, vocab) + struct.pack(f"<{vocab}i", *kinds),
+            string(b"tokenizer.ggml.merges") + struct.pack("<IIQ", 9, 8, 1) + string(b"a b"),
+            string(b"tokenizer.ggml.eos_token_id") + struct.pack("<II", 4, vocab - 1)]
+
+
+def main(src, dst, other=None):
     with open(src, "rb") as f, open(dst, "wb") as out:
         r = Reader(f)
         magic, version, n_tensors, n_kv = f.read(4), r.u32(), r.u64(), r.u64()
@@ -69,17 +106,13 @@ def main(src, dst):
         end = f.tell()
         f.seek(start)
         infos = f.read(end - start)
-        names = [byte_name(b) for b in range(256)] + [b"ab"] + [b"w%d" % i for i in range(257, vocab - 1)] + [b"<|end|>"]
-        kinds = [1] * (vocab - 1) + [3]
-
-        def text(key, v):
-            kept.append(string(key) + struct.pack("<I", 8) + string(v))
-        text(b"tokenizer.ggml.model", b"gpt2")
-        text(b"tokenizer.ggml.pre", b"qwen2")
-        kept.append(string(b"tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, vocab) + b"".join(map(string, names)))
-        kept.append(string(b"tokenizer.ggml.token_type") + struct.pack("<IIQ", 9, 5, vocab) + struct.pack(f"<{vocab}i", *kinds))
-        kept.append(string(b"tokenizer.ggml.merges") + struct.pack("<IIQ", 9, 8, 1) + string(b"a b"))
-        kept.append(string(b"tokenizer.ggml.eos_token_id") + struct.pack("<II", 4, vocab - 1))
+        if other:
+            more, n = tokenizer_of(other)
+            if n > vocab:
+                sys.exit(f"{other} has {n} tokens, {src} room for {vocab}")
+            kept += more
+        else:
+            kept += made_up(vocab)
         out.write(magic + struct.pack("<IQQ", version, n_tensors, len(kept)) + b"".join(kept) + infos)
         out.write(b"\0" * (-out.tell() % align))
         f.seek(end + (-end % align))

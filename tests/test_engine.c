@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "engine/engine.h"
+#include "text/grammar.h"
 #include "toy_model.h"
 
 static char path[64];
@@ -736,8 +737,69 @@ static void test_threads(void **state)
     engine_close(e);
 }
 
+static struct grammar *grammar_of(enum grammar_kind kind, const char *text)
+{
+    struct grammar_source src = {.kind = kind, .text = text, .len = strlen(text)};
+    struct error err = {0};
+    struct grammar *g = grammar_compile(&src, &err);
+    if (!g)
+        fail_msg("%s", err.msg);
+    return g;
+}
+
+/* What a constraint leaves no choice about is fed without being chosen, several tokens in a step: the
+ * answer is the one that choosing gives (which log-probabilities ask for), in fewer steps. Ends of the
+ * answer are found in the middle of it too. */
+static void test_forced(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int max_tokens;
+        const char *stop;
+        enum finish finish;
+    } cases[] = {
+        {"(the quick brown fox|jumps over the lazy dog)[0-9]{3} and so on", 200, NULL, FINISH_STOP},
+        {"(the quick brown fox|jumps over the lazy dog)[0-9]{3} and so on", 9, NULL, FINISH_LENGTH},
+        {"(the quick brown fox|jumps over the lazy dog)[0-9]{3} and so on", 200, " and",
+         FINISH_STOP},
+        {"always the same answer", 200, NULL, FINISH_STOP},
+    };
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        struct engine_options opt = {.runtime = {.max_seqs = 4, .context = 512}};
+        struct engine *e = open_engine(&opt);
+        struct grammar *g = grammar_of(GRAMMAR_REGEX, cases[k].text);
+        static struct answer a[2];
+        static int32_t prompt[20];
+        uint64_t steps[2], forced[2];
+        prompt_of(3, prompt, 20);
+        for (int chosen = 0; chosen < 2; chosen++) {
+            struct engine_stats before, after;
+            struct request_spec s = spec_of(prompt, 20, cases[k].max_tokens, 11);
+            s.ignore_eos = false;
+            s.grammar = g;
+            s.logprobs = chosen;
+            s.stop = &cases[k].stop;
+            s.n_stop = cases[k].stop != NULL;
+            engine_stats(e, &before);
+            run(e, &s, &a[chosen]);
+            engine_stats(e, &after);
+            steps[chosen] = after.n_steps - before.n_steps;
+            forced[chosen] = after.n_forced - before.n_forced;
+        }
+        assert_same(&a[0], &a[1]);
+        assert_int_equal(a[0].finish, cases[k].finish);
+        assert_int_equal(a[0].usage.n_generated, a[1].usage.n_generated);
+        assert_true(forced[0] > 4 && forced[1] == 0);
+        assert_true(steps[0] + 4 <= steps[1]);
+        engine_close(e);
+        grammar_free(g);
+    }
+}
+
 /* The reference backend lets steps overlap as a device does; with a profile they do not. The answers
- * are the same, whatever ends them: length, a stop string, a cancel of others. */
+ * are the same, whatever ends them: length, a stop string, a cancel of others; and however tokens are
+ * chosen: by constraints and penalties, whose next choice waits for the last one, too. */
 static void test_ahead(void **state)
 {
     (void)state;
@@ -755,16 +817,21 @@ static void test_ahead(void **state)
         static struct answer leaver;
         struct request *r;
         static const char *const stops[] = {"a", "e", "zq"};
+        struct grammar *g = grammar_of(GRAMMAR_REGEX, "(xyz[a-k]{4} literally ){4,9}");
         /* Some in one go; the last ones when the others decode already. */
         for (int i = 0; i < CROWD; i++) {
             struct request_spec s = crowd_spec(i, prompts[i]);
             s.logprobs = i == 7;
             s.n_top = 0;
-            s.sample.repeat_penalty = 1;
+            s.sample.repeat_penalty = i == 11 ? 1.2f : 1;
             s.sample.presence_penalty = i == 5 ? 0.5f : 0;
-            s.max_tokens = i == 5 || i == 7 ? 8 : 20 + 4 * i; /* these two keep steps apart */
+            s.max_tokens = 20 + 4 * i;
             s.min_tokens = i == 2 ? 9 : 0;
             s.ignore_eos = i != 2;
+            if (i == 3 || i == 10) {
+                s.grammar = g;
+                s.ignore_eos = false;
+            }
             if (i % 4 == 0) {
                 s.stop = stops;
                 s.n_stop = 3;
@@ -793,11 +860,15 @@ static void test_ahead(void **state)
         overlapped = st.n_ahead;
         if (round == 0)
             assert_int_equal(overlapped, 0);
+        if (round == 1) {
+            assert_true(st.n_forced > 20);
+            assert_true(overlapped > st.n_steps / 2);
+        }
         engine_close(e);
         events_free(q);
+        grammar_free(g);
     }
     unsetenv("STEEL_ISA");
-    assert_true(overlapped > 20);
     for (int i = 0; i < CROWD; i++) {
         assert_same(&apart[i], &ahead[i]);
         assert_int_equal(ahead[i].usage.n_generated, ahead[i].n);
@@ -1022,13 +1093,13 @@ int main(void)
         cmocka_unit_test(test_prompt_logprobs),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_ahead),
+        cmocka_unit_test(test_forced),
     };
     /* Some again where steps overlap; the reference is too slow for all. */
     const struct CMUnitTest overlapping[] = {
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_queue),
-        cmocka_unit_test(test_device_failure),
-        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_choices),        cmocka_unit_test(test_queue),
+        cmocka_unit_test(test_device_failure), cmocka_unit_test(test_text),
+        cmocka_unit_test(test_forced),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     setenv("STEEL_ISA", "ref", 1);

@@ -32,7 +32,8 @@ struct target {
 };
 
 struct bench_flags {
-    const char *url, *levels, *model, *key, *endpoint;
+    const char *url, *levels, *model, *key, *endpoint, *extra;
+    char *fields; /* of extra, without the braces; NULL = none */
     int n_prompts, n_in, n_out, shared;
     float rate, words_per_token, temp;
     uint64_t seed;
@@ -137,6 +138,8 @@ static void add_body(struct run *r, int n_in, int n_out, struct buf *b)
              (double)f->temp);
     if (!f->keep_eos)
         buf_addf(b, "\"ignore_eos\":true,\"min_tokens\":%d,", n_out);
+    if (f->fields)
+        buf_addf(b, "%s,", f->fields);
     buf_adds(b, "\"stream_options\":{\"include_usage\":true}}");
     buf_clear(&prompt);
 }
@@ -484,6 +487,20 @@ static void print_json(const struct run *r)
     fflush(stdout);
 }
 
+/* --extra: an object's members, as they go into a body. */
+static bool read_extra(struct bench_flags *f)
+{
+    json_t *v = f->extra ? json_loads(f->extra, 0, NULL) : NULL;
+    bool ok = !f->extra || json_is_object(v);
+    if (json_object_size(v)) {
+        char *text = json_dumps(v, JSON_COMPACT);
+        f->fields = mem_strndup(text + 1, strlen(text) - 2);
+        free(text);
+    }
+    json_decref(v);
+    return ok;
+}
+
 static int measure(const struct bench_flags *f, struct target *t, int concurrency,
                    double words_per_token)
 {
@@ -544,6 +561,8 @@ int cmd_bench_serve(int argc, char **argv)
         {OPT_FLOAT, 0, "rate", "request-rate", &f.rate, 0, 1e6, "R",
          "start R requests a second at random (default: as streams end)"},
         {OPT_FLOAT, 0, "temperature", "temp", &f.temp, 0, 100, "T", "of the answers (default 0)"},
+        {OPT_STRING, 0, "extra", 0, &f.extra, 0, 0, "JSON",
+         "an object whose members go into every request ('{\"n\": 4}')"},
         {OPT_STRING, 0, "endpoint", 0, &f.endpoint, 0, 0, "NAME",
          "completions or chat (default completions)"},
         {OPT_STRING, 0, "model", 0, &f.model, 0, 0, "NAME", "the model's name there"},
@@ -572,6 +591,8 @@ int cmd_bench_serve(int argc, char **argv)
     if (strcmp(f.endpoint, "chat") && strcmp(f.endpoint, "completions"))
         return cli_args_exit(
             args_usage_error(&u, "--endpoint %s: completions or chat", f.endpoint));
+    if (!read_extra(&f))
+        return cli_args_exit(args_usage_error(&u, "--extra %s: not a JSON object", f.extra));
     struct error err = {0};
     struct target t = {0};
     double words_per_token;
@@ -590,5 +611,6 @@ int cmd_bench_serve(int argc, char **argv)
         failed += measure(&f, &t, levels[i] > 0 ? levels[i] : 1, words_per_token);
     freeaddrinfo(t.addr);
     SSL_CTX_free(t.ctx);
+    mem_free(f.fields);
     return cli_interrupted() ? EXIT_INTERRUPTED : failed ? EXIT_FAIL : EXIT_OK;
 }

@@ -701,7 +701,57 @@ static bool may_draw(const float *l, int n, int32_t token, const struct sample_p
            above <= ((double)p->top_p + 1e-5) * total;
 }
 
-/* Tokens drawn by the backend against the reference's sampler, on the same logits. */
+/* A constraint of the test's own: state is its mask. */
+struct fixed_mask {
+    uint32_t bits[320];
+    int n_words;
+};
+
+static bool fixed_bits(void *state, uint32_t *bits, struct error *err)
+{
+    (void)err;
+    const struct fixed_mask *m = state;
+    memcpy(bits, m->bits, (size_t)m->n_words * sizeof *bits);
+    return true;
+}
+
+static bool fixed_accept(void *state, int32_t token, struct error *err)
+{
+    (void)state, (void)token, (void)err;
+    return true;
+}
+
+static void fixed_free(void *state)
+{
+    (void)state; /* the test's */
+}
+
+/* The log-probabilities of a row as the backend and the reference tell them. */
+static void check_probs(struct duo *d, int row, const struct sample_params *p, bool same_token,
+                        const char *what)
+{
+    struct sample_probs a, b;
+    d->be[REF]->ops->probs(d->be[REF], row, &a);
+    d->be[DEV]->ops->probs(d->be[DEV], row, &b);
+    float want[1 + SAMPLE_MAX_TOP] = {a.logprob}, got[1 + SAMPLE_MAX_TOP] = {b.logprob};
+    want[0] = same_token ? want[0] : got[0];
+    bool same = a.n_top == b.n_top && a.n_top == p->n_top;
+    for (int i = 0; same && i < a.n_top; i++) {
+        same = a.top[i].token == b.top[i].token;
+        want[1 + i] = a.top[i].logprob;
+        got[1 + i] = b.top[i].logprob;
+    }
+    n_checks++;
+    if (!same) {
+        n_failed++;
+        printf("FAIL  %s: not the same best tokens\n", what);
+    } else {
+        check_close(what, got, want, (size_t)(1 + a.n_top), 1e-5);
+    }
+}
+
+/* Tokens drawn by the backend against the reference's sampler, on the same logits; with masks and
+ * log-probabilities too. */
 static void test_sampling(void)
 {
     int before = n_checks;
@@ -731,12 +781,18 @@ static void test_sampling(void)
         struct dims s = base_dims();
         struct duo d;
         s.n_vocab = vocabs[c / 2];
+        s.b.max_out = ROWS;
+        /* In the last case there are so many biases that some rows are left to the host. */
+        enum { MANY = 2000 };
+        static struct logit_bias many[MANY];
+        int n_many = c == 7 ? MANY : 0;
         duo_open(&d, &s, 1);
         duo_prepare(&d);
         size_t n = (size_t)s.n_vocab;
         float *logits = random_floats(ROWS * n, scales[c % 2]);
         float *row[SIDES] = {mem_alloc(n * sizeof(float)), mem_alloc(n * sizeof(float))};
         struct sampler *samplers[SIDES][ROWS];
+        static struct fixed_mask masks[ROWS];
         int seqs[ROWS][2];
         for (int i = 0; i < ROWS; i++) {
             struct sample_params p = kinds[i % KINDS];
@@ -744,13 +800,37 @@ static void test_sampling(void)
             p.seed = random_u64(&rng);
             p.bias = bias;
             p.n_bias = i % 5 == 4 ? 5 : 0;
+            for (int k = 0; k < n_many; k++)
+                many[k] = (struct logit_bias){4 * k + i, (float)(k % 9 - 4) / 2};
+            if (n_many) {
+                p.bias = many;
+                p.n_bias = n_many;
+            }
+            p.logprobs = i % 4 == 2;
+            p.n_top = i % 8 == 2 ? 5 : 20;
+            masks[i].n_words = (s.n_vocab + 31) / 32;
+            for (int w = 0; w < masks[i].n_words; w++) /* of few tokens, of many, of whole words */
+                masks[i].bits[w] = i % 7 == 1   ? (uint32_t)random_u64(&rng)
+                                   : i % 7 == 2 ? (w == i % 18 ? 1u << i % 32 : 0)
+                                                : (w % 3 ? 0 : UINT32_MAX);
+            struct sample_constraint fit = {.mask = fixed_bits,
+                                            .accept = fixed_accept,
+                                            .free = fixed_free,
+                                            .state = &masks[i],
+                                            .n_tokens = s.n_vocab};
             EACH(side)
-            samplers[side][i] = sampler_new(&p, s.n_vocab);
+            {
+                samplers[side][i] = sampler_new(&p, s.n_vocab);
+                if (i % 7 < 4 && i % 7 > 0)
+                    sampler_constrain(samplers[side][i], &fit);
+            }
             for (int k = 0; k < 40; k++) {
                 int32_t token = (int32_t)(random_u64(&rng) % (uint64_t)(k % 2 ? 600 : 90));
                 EACH(side)
                 sampler_accept(samplers[side][i], token, k > 10);
             }
+            EACH(side)
+            sampler_prepare(samplers[side][i]);
             seqs[i][0] = 3;
             seqs[i][1] = 1;
         }
@@ -769,19 +849,21 @@ static void test_sampling(void)
             char what[120];
             snprintf(what, sizeof what, "edited logits, kind %d, %d tokens", i % KINDS, s.n_vocab);
             EACH(side)
-            {
-                d.be[side]->ops->logits(d.be[side], i, row[side]);
-                if (i % 5 == 4) /* -INFINITY takes part in no distance */
-                    row[side][i] = 0;
-            }
-            check_close(what, row[DEV], row[REF], n, 1e-6);
-            if (i % 5 == 4)
-                row[DEV][i] = -INFINITY;
+            d.be[side]->ops->logits(d.be[side], i, row[side]);
+            /* Logits whose raw values are told are kept by hosts, and edited by devices. */
+            bool kept = k->logprobs || n_many;
+            for (size_t v = 0; v < n; v++) /* -INFINITY takes part in no distance */
+                if (row[DEV][v] == -INFINITY && (kept || row[REF][v] == -INFINITY))
+                    row[REF][v] = row[DEV][v] = -1e9f;
+            if (!kept)
+                check_close(what, row[DEV], row[REF], n, 1e-6);
+            if (k->logprobs)
+                check_probs(&d, i, k, gt[i] == rt[i], what);
             /* With more candidates than its list holds a device goes in another order. */
             bool listed = s.n_vocab <= 1024 || k->temp <= 0 || (k->top_k && k->top_k <= 1024) ||
                           k->top_p >= 1;
             n_checks++;
-            if (listed ? gt[i] != rt[i] : !may_draw(row[DEV], s.n_vocab, gt[i], k)) {
+            if (gt[i] != rt[i] && (listed || !may_draw(row[DEV], s.n_vocab, gt[i], k))) {
                 n_failed++;
                 printf("FAIL  sampling kind %d, %d tokens, scale %g: %d, not %d\n", i % KINDS,
                        s.n_vocab, (double)scales[c % 2], gt[i], rt[i]);
