@@ -574,24 +574,29 @@ static void drop_cancelled(struct engine *e, bool all)
         }
 }
 
+/* Whether item i of a step chooses under a constraint. */
+static bool is_constrained(const struct flight *f, int i)
+{
+    const struct choice *c = (const struct choice *)f->seqs[i];
+    return c && c->sampler && f->items[i].want != LOGITS_NONE && sampler_is_constrained(c->sampler);
+}
+
 /* Makes the masks that the next choices of a step's sequences need. Where a mask leaves one choice, the
  * token is taken as if it had been chosen: the rows of steps under way that would choose it need not,
  * and the next step reads what has come together like a piece of a prompt. */
 static void feed_forced(struct engine *e, const struct flight *f)
 {
     int n = 0;
-    for (int i = 0; i < f->n; i++) {
-        const struct choice *c = (const struct choice *)f->seqs[i];
-        if (c && c->req->spec.grammar && c->sampler && f->items[i].want != LOGITS_NONE)
-            e->constrained[n++] = c->sampler;
-    }
+    for (int i = 0; i < f->n; i++)
+        if (is_constrained(f, i))
+            e->constrained[n++] = ((const struct choice *)f->seqs[i])->sampler;
     if (!n)
         return;
     step_prepare(e->rt->step, e->constrained, n);
     for (int i = 0; i < f->n; i++) {
-        struct choice *c = (struct choice *)f->seqs[i];
-        if (!c || !c->req->spec.grammar || !c->sampler || f->items[i].want == LOGITS_NONE)
+        if (!is_constrained(f, i))
             continue;
+        struct choice *c = (struct choice *)f->seqs[i];
         for (int32_t token; (token = sampler_forced(c->sampler)) >= 0;) {
             for (int k = 0; k < 2; k++)
                 if (c->at[k])

@@ -152,6 +152,11 @@ void sampler_constrain(struct sampler *s, const struct sample_constraint *c)
     s->mask = mem_zalloc((most + 31) / 32, sizeof *s->mask);
 }
 
+bool sampler_is_constrained(const struct sampler *s)
+{
+    return s->fit.state != NULL;
+}
+
 /* The one token that a mask allows, or -1. */
 static int32_t only_token(const uint32_t *mask, int n_vocab)
 {

@@ -79,6 +79,7 @@ struct sample_constraint {
 };
 /* From now on only tokens that fit may be chosen. */
 void sampler_constrain(struct sampler *s, const struct sample_constraint *c);
+bool sampler_is_constrained(const struct sampler *s);
 /* Makes the mask of the next choice, if it is not there. Takes a while and may allocate: so not
  * inside a step, and beside others on any thread. */
 void sampler_prepare(struct sampler *s);

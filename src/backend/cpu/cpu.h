@@ -59,7 +59,7 @@ struct cpu_backend {
     size_t delta_len;
     float **taps; /* (n_layers) -> (W, C) convolutions as the kernels read them; NULL = none */
     int n_taps;
-    int32_t *sampled;    /* (max_out) */
+    int32_t *sampled;           /* (max_out) */
     struct sample_probs *probs; /* (max_out) */
     struct gemm *gemm;          /* scratch and settings of linear, ffn and moe */
     int64_t stage_start;        /* profile clock */
