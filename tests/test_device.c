@@ -16,36 +16,39 @@ static void every_case(void **state)
     const size_t GB = 1000000000;
     const struct {
         struct device_facts f;
-        const char *device, *notice; /* notice: a part of it, or NULL = none */
+        enum device_kind device;
+        const char *notice; /* a part of it, or NULL = none */
     } cases[] = {
-        {{.asked = NULL, .room = 80 * GB, .weights = GB}, "cpu", NULL},
-        {{.asked = "cpu", .room = 80 * GB, .weights = GB}, "cpu", NULL},
-        {{.asked = "cuda:1", .room = 0, .weights = GB}, "cuda:1", NULL},
-        {{.asked = "cuda", .deterministic = true, .room = 80 * GB}, "cuda", NULL},
-        {{.asked = "auto", .weights = GB}, "cpu", NULL},
-        {{.asked = "auto", .deterministic = true, .weights = GB}, "cpu", NULL},
-        {{.asked = "auto", .room = 80 * GB, .weights = 18 * GB, .kv = GB, .scratch = GB},
-         "cuda",
+        {{.asked = DEVICE_CPU, .room = 80 * GB, .weights = GB}, DEVICE_CPU, NULL},
+        {{.asked = DEVICE_OTHER, .room = 80 * GB, .weights = GB}, DEVICE_OTHER, NULL},
+        {{.asked = DEVICE_GPU, .room = 0, .weights = GB}, DEVICE_GPU, NULL},
+        {{.asked = DEVICE_GPU, .deterministic = true, .room = 80 * GB}, DEVICE_GPU, NULL},
+        {{.asked = DEVICE_AUTO, .weights = GB}, DEVICE_CPU, NULL},
+        {{.asked = DEVICE_AUTO, .deterministic = true, .weights = GB}, DEVICE_CPU, NULL},
+        {{.asked = DEVICE_AUTO, .room = 80 * GB, .weights = 18 * GB, .kv = GB, .scratch = GB},
+         DEVICE_GPU,
          NULL},
-        {{.asked = "auto", .room = 20 * GB, .weights = 18 * GB, .kv = GB, .scratch = GB},
-         "cuda",
+        {{.asked = DEVICE_AUTO, .room = 20 * GB, .weights = 18 * GB, .kv = GB, .scratch = GB},
+         DEVICE_GPU,
          NULL},
-        {{.asked = "auto", .room = 20 * GB - 1, .weights = 18 * GB, .kv = GB, .scratch = GB},
-         "cpu",
+        {{.asked = DEVICE_AUTO, .room = 20 * GB - 1, .weights = 18 * GB, .kv = GB, .scratch = GB},
+         DEVICE_CPU,
          "needs 20.0 GB"},
-        {{.asked = "auto", .room = 80 * GB, .weights = GB, .deterministic = true},
-         "cpu",
+        {{.asked = DEVICE_AUTO, .room = 80 * GB, .weights = GB, .deterministic = true},
+         DEVICE_CPU,
          "--deterministic"},
-        {{.asked = "auto", .room = 80 * GB, .weights = GB, .no_repack = true},
-         "cpu",
+        {{.asked = DEVICE_AUTO, .room = 80 * GB, .weights = GB, .no_repack = true},
+         DEVICE_CPU,
          "--no-repack"},
-        {{.asked = "auto", .room = 80 * GB, .weights = GB, .isa_forced = true}, "cpu", NULL},
-        {{.asked = "auto", .room = 80 * GB, .weights = 7000000}, "cpu", NULL},
-        {{.asked = "cuda", .room = 80 * GB, .weights = 7000000}, "cuda", NULL},
+        {{.asked = DEVICE_AUTO, .room = 80 * GB, .weights = GB, .isa_forced = true},
+         DEVICE_CPU,
+         NULL},
+        {{.asked = DEVICE_AUTO, .room = 80 * GB, .weights = 7000000}, DEVICE_CPU, NULL},
+        {{.asked = DEVICE_GPU, .room = 80 * GB, .weights = 7000000}, DEVICE_GPU, NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct error notice;
-        assert_string_equal(device_choose(&cases[i].f, &notice), cases[i].device);
+        assert_int_equal(device_choose(&cases[i].f, &notice), cases[i].device);
         if (cases[i].notice)
             assert_non_null(strstr(notice.msg, cases[i].notice));
         else
@@ -53,12 +56,28 @@ static void every_case(void **state)
     }
 }
 
+static void names(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        enum device_kind kind;
+    } cases[] = {{NULL, DEVICE_CPU},      {"cpu", DEVICE_CPU},    {"auto", DEVICE_AUTO},
+                 {"cuda", DEVICE_GPU},    {"cuda:1", DEVICE_GPU}, {"cudax", DEVICE_OTHER},
+                 {"cpu:1", DEVICE_OTHER}, {"", DEVICE_OTHER}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(backend_device_kind(cases[i].name), cases[i].kind);
+    assert_int_equal(backend_device_kind(backend_device_name(DEVICE_CPU)), DEVICE_CPU);
+    assert_int_equal(backend_device_kind(backend_device_name(DEVICE_GPU)), DEVICE_GPU);
+}
+
 static void what_would_fit(void **state)
 {
     (void)state;
     const size_t GB = 1000000000;
     struct error err = {0};
-    struct device_facts f = {.asked = "cuda",
+    struct device_facts f = {.asked = DEVICE_GPU,
+                             .name = "cuda",
                              .room = 12 * GB,
                              .weights = 18 * GB,
                              .kv = GB,
@@ -100,6 +119,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_case),
+        cmocka_unit_test(names),
         cmocka_unit_test(what_would_fit),
         cmocka_unit_test(auto_opens),
     };

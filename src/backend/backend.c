@@ -66,15 +66,26 @@ bool backend_print_picks(struct backend *be, FILE *out)
     return true;
 }
 
-bool backend_is_gpu(const char *device)
+enum device_kind backend_device_kind(const char *device)
 {
-    return device && !strncmp(device, "cuda", 4) && (!device[4] || device[4] == ':');
+    if (!device || !strcmp(device, "cpu"))
+        return DEVICE_CPU;
+    if (!strcmp(device, "auto"))
+        return DEVICE_AUTO;
+    return !strncmp(device, "cuda", 4) && (!device[4] || device[4] == ':') ? DEVICE_GPU
+                                                                           : DEVICE_OTHER;
+}
+
+const char *backend_device_name(enum device_kind kind)
+{
+    return kind == DEVICE_GPU ? "cuda" : "cpu";
 }
 
 struct backend *backend_open(const struct backend_options *opt, struct error *err)
 {
     const char *device = opt->device;
-    bool cuda = backend_is_gpu(device);
+    enum device_kind kind = backend_device_kind(device);
+    bool cuda = kind == DEVICE_GPU;
     if (cuda && (opt->deterministic || opt->no_repack)) {
         error_set(err, "--device %s: %s is for the CPU alone", device,
                   opt->deterministic ? "--deterministic" : "--no-repack");
@@ -96,7 +107,7 @@ struct backend *backend_open(const struct backend_options *opt, struct error *er
     }
     const char *built = "cpu";
 #endif
-    if (device && strcmp(device, "cpu")) {
+    if (kind != DEVICE_CPU) {
         error_set(err, "--device %s: unknown device (this build has: auto, %s)", device, built);
         return NULL;
     }

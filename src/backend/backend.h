@@ -184,8 +184,16 @@ struct backend_options {
  * STEEL_PICK=NAME[,NAME], rows of the pick tables, where a model has something for a row that its kernel
  * cannot run, or nothing. */
 struct backend *backend_open(const struct backend_options *opt, struct error *err);
-/* Whether such a device is a GPU: "cuda" or "cuda:N". Opens none. */
-bool backend_is_gpu(const char *device);
+/* What the name of a device asks for; NULL is "cpu". Opens none. */
+enum device_kind {
+    DEVICE_CPU,
+    DEVICE_GPU,
+    DEVICE_AUTO,  /* a GPU, or the CPU: engine/device.h decides */
+    DEVICE_OTHER, /* no such thing: backend_open says so */
+};
+enum device_kind backend_device_kind(const char *device);
+/* The name to open where a device of this kind (CPU or GPU) was chosen unasked. */
+const char *backend_device_name(enum device_kind kind);
 struct backend *backend_open_ref(void); /* the scalar specification, ref.c */
 /* For tests, of the reference: how close row `row` of the last step came to other experts, the
  * closest of its layers: how far the last chosen one's key is above the next, of itself. */

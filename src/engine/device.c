@@ -1,24 +1,22 @@
 /* The choice of a device. See device.h. */
 #include "engine/device.h"
 
-#include <string.h>
-
 static double gb(size_t bytes)
 {
     return (double)bytes * 1e-9;
 }
 
-const char *device_choose(const struct device_facts *f, struct error *notice)
+enum device_kind device_choose(const struct device_facts *f, struct error *notice)
 {
     *notice = (struct error){0};
-    if (!f->asked || strcmp(f->asked, "auto"))
-        return f->asked ? f->asked : "cpu";
+    if (f->asked != DEVICE_AUTO)
+        return f->asked;
     if (!f->room || f->isa_forced || f->weights < DEVICE_SMALL_MODEL)
-        return "cpu";
+        return DEVICE_CPU;
     if (f->deterministic || f->no_repack) {
         error_set(notice, "%s: running on the CPU, not on the GPU",
                   f->deterministic ? "--deterministic" : "--no-repack");
-        return "cpu";
+        return DEVICE_CPU;
     }
     size_t need = f->weights + f->kv + f->scratch;
     if (need > f->room) {
@@ -26,9 +24,9 @@ const char *device_choose(const struct device_facts *f, struct error *notice)
                   "the model needs %.1f GB of GPU memory (weights %.1f, KV cache %.1f, working "
                   "memory %.1f), %.1f are free: running on the CPU",
                   gb(need), gb(f->weights), gb(f->kv), gb(f->scratch), gb(f->room));
-        return "cpu";
+        return DEVICE_CPU;
     }
-    return "cuda";
+    return DEVICE_GPU;
 }
 
 bool device_fits(const struct device_facts *f, struct error *err)
@@ -44,6 +42,6 @@ bool device_fits(const struct device_facts *f, struct error *err)
         "--device %s: the model needs %.1f GB of GPU memory (weights %.1f, KV cache at "
         "least %.1f, working memory %.1f), %.1f may be used; weights of %.1f bits or "
         "less would fit (it has %.1f), or --device cpu",
-        f->asked, gb(need), gb(f->weights), gb(f->kv), gb(f->scratch), gb(f->room), bits,
+        f->name, gb(need), gb(f->weights), gb(f->kv), gb(f->scratch), gb(f->room), bits,
         f->n_params > 0 ? (double)f->weights * 8 / (double)f->n_params : 0);
 }

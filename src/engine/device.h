@@ -5,6 +5,7 @@
 #ifndef STEEL_ENGINE_DEVICE_H
 #define STEEL_ENGINE_DEVICE_H
 
+#include "backend/backend.h"
 #include "base/error.h"
 
 #include <stdbool.h>
@@ -12,7 +13,8 @@
 #include <stdint.h>
 
 struct device_facts {
-    const char *asked;             /* "auto", or what the user named; NULL = "cpu" */
+    enum device_kind asked;
+    const char *name;              /* as the user gave it */
     bool deterministic, no_repack; /* flags only the CPU has */
     bool isa_forced;               /* STEEL_ISA names the CPU's kernels */
     size_t room;                   /* bytes a GPU has to give; 0 = no GPU */
@@ -24,7 +26,7 @@ struct device_facts {
 enum { DEVICE_SMALL_MODEL = 64 << 20 };
 
 /* The device to open. `notice` is left empty, or says why a GPU that is there is not used. */
-const char *device_choose(const struct device_facts *f, struct error *notice);
+enum device_kind device_choose(const struct device_facts *f, struct error *notice);
 /* For a GPU that was named: an error that says what would fit, where the model does not. True where
  * there is no such GPU: opening it will say so. */
 bool device_fits(const struct device_facts *f, struct error *err);

@@ -75,11 +75,12 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
                           struct error *err)
 {
     *out = opt->backend;
-    const char *asked = out->device ? out->device : "cpu";
-    bool is_auto = !strcmp(asked, "auto");
-    if (!is_auto && !backend_is_gpu(asked))
+    enum device_kind asked = backend_device_kind(out->device);
+    bool is_auto = asked == DEVICE_AUTO;
+    if (!is_auto && asked != DEVICE_GPU)
         return true;
     struct device_facts f = {.asked = asked,
+                             .name = out->device,
                              .deterministic = out->deterministic,
                              .no_repack = out->no_repack,
                              .isa_forced = getenv("STEEL_ISA") != NULL};
@@ -98,7 +99,9 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
         f.room = 1; /* there is one, and it will not be used: no need to wake it */
     else
         f.room = backend_cuda_room(out, gpu_share(opt));
-    out->device = device_choose(&f, &rt->notice);
+    enum device_kind chosen = device_choose(&f, &rt->notice);
+    if (is_auto)
+        out->device = backend_device_name(chosen);
     return is_auto || device_fits(&f, err);
 }
 
@@ -239,7 +242,7 @@ static bool plan(struct runtime *rt, const struct runtime_options *opt,
         return false;
     model_measure(rt->file, &c, &size);
     bool ok = choose_device(rt, opt, &c, &o.net, &size, device, err);
-    if (ok && !backend_is_gpu(device->device)) {
+    if (ok && backend_device_kind(device->device) != DEVICE_GPU) {
         struct step_limits lim = limits_of(opt, false);
         ok = size_cache(rt, opt, &c, &o.net, &lim, host_room(opt, &o.net, &size), cache, err);
     }
@@ -258,7 +261,7 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
     if (!plan(rt, opt, &device, &cache, err))
         return false;
-    bool gpu = backend_is_gpu(device.device);
+    bool gpu = backend_device_kind(device.device) == DEVICE_GPU;
     struct step_limits lim = limits_of(opt, gpu);
     rt->be = backend_open(&device, err);
     if (!rt->be)
