@@ -19,8 +19,9 @@ import tempfile
 import time
 import urllib.request
 
-# It cannot be complete before an answer is cut off, so all answers have the same length.
-SCHEMA = {"type": "array", "minItems": 5000, "items": {
+# Answers can end before --output: one that cannot would be in a hurry from its first token, which is another thing to
+# measure.
+SCHEMA = {"type": "array", "minItems": 2, "items": {
     "type": "object", "additionalProperties": False, "required": ["name", "id", "tags", "state", "price"],
     "properties": {"name": {"type": "string", "maxLength": 40}, "id": {"type": "integer", "minimum": 0, "maximum": 999999},
                    "tags": {"type": "array", "maxItems": 3, "items": {"type": "string", "maxLength": 12}},
