@@ -21,7 +21,8 @@ enum {
     COST_WORK =
         4 << 20, /* steps to make a grammar's costs; what is not known then stays COST_MAX */
     NODE_WORK = 1 << 19, /* the same for its nodes, each of the two times */
-    END_MAX = 1 << 16,   /* bytes of a way to the end */
+    END_MAX = 1 << 13,   /* bytes of a way to the end: it is walked for every token of a hurry */
+    LOOK_LATER = 64,     /* tokens until a way that was not found is looked for again */
 };
 
 static uint32_t add(uint32_t a, uint32_t b)
@@ -781,9 +782,13 @@ bool match_hurry(struct grammar_matcher *m, int32_t *token)
     uint32_t cost = point_rest(m, &m->now, &best);
     uint32_t n = cost;
     if (cost + m->slack >= left) {
-        n = way_tokens(m, token);
-        if (!n || n > left)
-            return false; /* it will be cut: then rather as the model wants it */
+        n = cost < COST_MAX && cost > 2 * END_MAX ? 0 : way_tokens(m, token);
+        if (!n || n > left) {
+            /* It will be cut: then rather as the model wants it. A way that is too long is not
+             * walked again for every token: it grows shorter by some tokens of its own a token. */
+            m->next_look = m->n_history + (n ? 1 + (n - left) / 8 : LOOK_LATER);
+            return false;
+        }
         if (n + TOKENS_IN_HAND >= left)
             return true;
         m->frugal |= n + m->slack >= left;
