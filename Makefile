@@ -42,7 +42,7 @@ CUDA_LIBS := $(CUDA_DIRS) -lcudart_static -ldl -lrt
 CUDA_ARCHS ?= 90a ptx80
 cuda_gencode = $(if $(filter ptx%,$1),-gencode=arch=compute_$(1:ptx%=%)$(comma)code=compute_$(1:ptx%=%),-gencode=arch=compute_$1$(comma)code=sm_$1)
 CUDA_GEN  := $(foreach a,$(if $(filter all,$(CUDA_ARCHS)),80 86 89 90a 100 120,$(CUDA_ARCHS)),$(call cuda_gencode,$a))
-NVCCFLAGS += -std=c++17 -O3 -lineinfo -Xfatbin -compress-all $(CUDA_GEN) -Xcompiler -Wall,-Werror,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
+NVCCFLAGS += -std=c++17 -O3 -lineinfo -Xfatbin -compress-all $(CUDA_GEN) -Xcompiler -Wall,-Werror,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-fPIC,-fvisibility=hidden
 NVCCFLAGS += $(if $(TRACE),-DSTEEL_CUDA_TRACE)
 CPPFLAGS  += $(if $(TRACE),-DSTEEL_CUDA_TRACE)
 LDLIBS    += $(CUDA_LIBS)

@@ -52,6 +52,8 @@ static void translations(const json_t *body)
         struct stored r = {.id = "resp_a",
                            .owner = "",
                            .reply = "{}",
+                           .first = "",
+                           .last = "",
                            .input = "",
                            .output = "{\"id\":\"msg_a_0\",\"type\":\"message\",\"role\":"
                                      "\"assistant\",\"content\":\"x\"}"};

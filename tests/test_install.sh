@@ -26,7 +26,7 @@ if command -v pkg-config >/dev/null; then
     cc=${CC:-gcc}
     (cd "$tmp/app" && $cc -o shared complete.c $(pkg-config --cflags --libs steel)) || fail "does not link"
     (cd "$tmp/app" && $cc -o static complete.c $(pkg-config --cflags steel) "$tmp/usr/lib/libsteel.a" \
-        $(pkg-config --static --libs-only-l steel | sed 's/-lsteel//')) || fail "does not link statically"
+        $(pkg-config --static --libs steel | sed 's/-lsteel//')) || fail "does not link statically"
     for kind in shared static; do
         LD_LIBRARY_PATH=$tmp/usr/lib "$tmp/app/$kind" builtin "Hello" >"$tmp/out" 2>&1 || fail "$kind program: $(tail -1 "$tmp/out")"
         [ -s "$tmp/out" ] || fail "$kind program says nothing"
