@@ -231,6 +231,25 @@ static bool size_cache(struct runtime *rt, const struct runtime_options *opt,
     return true;
 }
 
+/* Opens the GPU. If nobody asked for it and it lacks a part of this network, the CPU runs it, and that
+ * is said. */
+static bool open_gpu(struct runtime *rt, const struct runtime_options *opt,
+                     const struct network *net, struct backend_options *device, struct error *err)
+{
+    struct error why = {0};
+    rt->be = backend_open(device, err);
+    if (!rt->be)
+        return false;
+    if (backend_device_kind(opt->backend.device) != DEVICE_AUTO ||
+        rt->be->ops->supports(rt->be, net, &why))
+        return true;
+    rt->be->ops->close(rt->be);
+    rt->be = NULL;
+    device->device = backend_device_name(DEVICE_CPU);
+    error_set(&rt->notice, "running on the CPU: %s", why.msg);
+    return true;
+}
+
 /* Before anything is loaded: the device, and on the CPU the size of the cache. */
 static bool plan(struct runtime *rt, const struct runtime_options *opt,
                  struct backend_options *device, struct cache_size *cache, struct error *err)
@@ -242,6 +261,8 @@ static bool plan(struct runtime *rt, const struct runtime_options *opt,
         return false;
     model_measure(rt->file, &c, &size);
     bool ok = choose_device(rt, opt, &c, &o.net, &size, device, err);
+    if (ok && backend_device_kind(device->device) == DEVICE_GPU)
+        ok = open_gpu(rt, opt, &o.net, device, err);
     if (ok && backend_device_kind(device->device) != DEVICE_GPU) {
         struct step_limits lim = limits_of(opt, false);
         ok = size_cache(rt, opt, &c, &o.net, &lim, host_room(opt, &o.net, &size), cache, err);
@@ -263,7 +284,8 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
         return false;
     bool gpu = backend_device_kind(device.device) == DEVICE_GPU;
     struct step_limits lim = limits_of(opt, gpu);
-    rt->be = backend_open(&device, err);
+    if (!rt->be)
+        rt->be = backend_open(&device, err);
     if (!rt->be)
         return false;
     rt->model = model_load(rt->file, rt->be, opt->progress, err);
