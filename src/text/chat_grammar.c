@@ -24,10 +24,11 @@ char *chat_constraint_text(const struct chat_constraint *c)
     size_t i;
     json_array_foreach((json_t *)c->tools, i, tool)
     {
-        json_t *f = json_object_get(tool, "function"), *entry = json_object();
+        json_t *f = json_object_get(tool, "function");
         const char *name = json_string_value(json_object_get(f, "name"));
         if (!name || (c->only && strcmp(name, c->only) != 0))
             continue;
+        json_t *entry = json_object();
         json_object_set(entry, "name", json_object_get(f, "name"));
         bool strict = json_is_true(json_object_get(f, "strict"));
         json_object_set_new(entry, "strict", json_boolean(strict));
