@@ -114,8 +114,9 @@ $(B)/src/base/version.o: $(B)/version
 
 # With or without CUDA: the one file that knows is compiled again when that changes.
 CUDA_STAMP := $(B)/with$(if $(CUDA_OBJ),,out)-cuda
-$(CUDA_STAMP):
-	@mkdir -p $(@D) && rm -f $(B)/with-cuda $(B)/without-cuda && touch $@
+ifeq ($(wildcard $(CUDA_STAMP)),)
+$(shell mkdir -p $(B) && rm -f $(B)/with-cuda $(B)/without-cuda && touch $(CUDA_STAMP))
+endif
 $(B)/src/backend/backend.o $(B)/tests/ops/duo.o $(B)/tests/ops/test_ops.o: CPPFLAGS += $(if $(CUDA_OBJ),-DSTEEL_CUDA)
 $(B)/src/backend/backend.o: $(CUDA_STAMP)
 
