@@ -383,7 +383,8 @@ static int answer_grammar(struct steel_chat *c, const struct steel_request_optio
     if (fits < 0 || (!fits && !calls && !choice))
         return fits;
     if (choice && !calls) {
-        lib_fail(error, STEEL_INVALID, "tool_choice: the model's template knows no tool calls");
+        lib_fail(error, STEEL_INVALID,
+                 "tool_choice: calls in this model's form, if it has one, cannot be enforced");
         return -1;
     }
     struct chat_constraint fit = {.format = format,

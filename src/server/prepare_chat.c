@@ -212,8 +212,9 @@ bool prepare_conversation(struct call *c, const json_t *body, struct buf *prompt
     chat->required = mode == TOOLS_REQUIRED;
     chat->only = name ? mem_strdup(name) : NULL;
     if (chat->required && !chat_format_calls(chat->format)) {
-        api_invalid(&c->err, "tool_choice",
-                    "this model's template knows no tool calls; none can be required");
+        api_invalid(
+            &c->err, "tool_choice",
+            "calls in this model's form, if it has one, cannot be enforced: none can be required");
         goto out;
     }
     if (prefill.len)

@@ -119,6 +119,18 @@ void chat_call_args(struct chat_parser *p, const char *s, size_t n)
     put(p, CHAT_TOOL_ARGS, s, n);
 }
 
+void chat_value_char(struct chat_parser *p, char c)
+{
+    if (p->xml_string) {
+        struct buf b = {0};
+        json_escape(&b, &c, 1);
+        chat_call_args(p, b.p, b.len);
+        buf_clear(&b);
+    } else {
+        buf_addc(&p->js.args, c);
+    }
+}
+
 void chat_call_end(struct chat_parser *p)
 {
     flush(p);
@@ -468,14 +480,7 @@ static bool step_xml(struct chat_parser *p)
         }
     }
     p->pos++;
-    if (p->xml_string) {
-        struct buf b = {0};
-        json_escape(&b, &c, 1);
-        chat_call_args(p, b.p, b.len);
-        buf_clear(&b);
-    } else {
-        buf_addc(&p->js.args, c);
-    }
+    chat_value_char(p, c);
     return true;
 }
 

@@ -107,6 +107,8 @@ void chat_next_call(struct chat_parser *p, int mode);
 bool chat_step_args(struct chat_parser *p);
 void chat_call_begin(struct chat_parser *p, const char *name, size_t len);
 void chat_call_args(struct chat_parser *p, const char *s, size_t n);
+/* A character of a value between tags: of a text, escaped; of other JSON, kept until it is whole. */
+void chat_value_char(struct chat_parser *p, char c);
 void chat_call_end(struct chat_parser *p);
 void chat_put(struct chat_parser *p, enum chat_event_type kind, const char *s, size_t n);
 

@@ -310,14 +310,7 @@ static bool step_value(struct chat_parser *p, const struct tags *t)
         return true;
     }
     p->pos++;
-    if (p->xml_string) {
-        struct buf b = {0};
-        json_escape(&b, &c, 1);
-        chat_call_args(p, b.p, b.len);
-        buf_clear(&b);
-    } else {
-        buf_addc(&p->js.args, c);
-    }
+    chat_value_char(p, c);
     return true;
 }
 
