@@ -6,8 +6,10 @@ log-probabilities and several choices, beside plain ones. All in one run on one 
 
 The model needs a real vocabulary for the schema (bench/add_vocab.py MODEL OUT ggml-vocab-qwen2.gguf gives a synthetic
 one Qwen's). Prints a table: median tok/s of the rounds, how much of the plain speed of the same round that is, and the
-server's processor time a token, which on a CPU says the same and does not mind neighbours. Exits 1 where a variant is
-below its share (--check): 95 % with a schema, 85 % otherwise.
+server's processor time a token, which on a CPU says the same and does not mind neighbours. Then what the steps were:
+those that read several tokens of a sequence (prompts, forced tokens) are not recorded on a GPU. Every run is told on
+stderr; --seconds ends it after the round under way. Exits 1 where a variant is below its share (--check): 95 % with a
+schema, 85 % otherwise.
 """
 import argparse
 import json
@@ -55,9 +57,17 @@ def serve(args, log):
     sys.exit("the server did not start:\n" + open(log).read())
 
 
-def stat(port, name):
+STATS = {"tokens": "steel_generation_tokens_total", "forced": "steel_forced_tokens_total", "steps": "steel_steps_total",
+         "ahead": "steel_steps_ahead_total", "reads": "steel_steps_read_total",
+         "read_s": "steel_step_seconds_total read", "decode_s": "steel_step_seconds_total decode"}  # a label's value
+
+
+def stats(port, pid):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as r:
-        return sum(float(l.split()[-1]) for l in r.read().decode().splitlines() if l.startswith(name))
+        lines = r.read().decode().splitlines()
+    found = {k: sum(float(l.split()[-1]) for l in lines if all(w in l for w in v.split()) and l[0] != "#")
+             for k, v in STATS.items()}
+    return {**found, "cpu_s": cpu_seconds(pid)}
 
 
 def cpu_seconds(pid):
@@ -65,10 +75,10 @@ def cpu_seconds(pid):
         return sum(map(int, f.read().rsplit(")", 1)[1].split()[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
-def run(args, port, fields, n, seed, prompts):
+def run(args, port, fields, n, seed, prompts, output):
     constrained = "response_format" in fields
     cmd = [args.steel, "bench", "serve", "--url", f"http://127.0.0.1:{port}", "--concurrency", str(args.streams // n),
-           "--num-prompts", str(max(prompts // n, 1)), "--input-len", str(args.input), "--output-len", str(args.output),
+           "--num-prompts", str(max(prompts // n, 1)), "--input-len", str(args.input), "--output-len", str(output),
            "--temperature", str(args.temperature), "--seed", str(seed), "--words-per-token", "1", "--json",
            "--endpoint", "completions", *(["--keep-eos"] if constrained else [])]
     cmd += ["--extra", json.dumps(fields)] if fields else []
@@ -90,37 +100,55 @@ def main():
     p.add_argument("--output", type=int, default=256)
     p.add_argument("--requests", type=int, help="a run (default: one a stream)")
     p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--seconds", type=float, help="no further round after so many")
     p.add_argument("--temperature", type=float, default=0.8)
     p.add_argument("--only", help="variants whose names contain this, beside plain")
     p.add_argument("--check", action="store_true")
     args = p.parse_args()
     variants = [v for v in VARIANTS if not args.only or v[0] == "plain" or args.only in v[0]]
     rates = {v[0]: [] for v in variants}
-    costs = {v[0]: [] for v in variants}
+    sums = {v[0]: dict.fromkeys([*STATS, "cpu_s"], 0.0) for v in variants}
+    began = time.monotonic()
+
+    def tell(text):
+        print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr, flush=True)
+
     with tempfile.TemporaryDirectory() as d:
         server, port = serve(args, os.path.join(d, "log"))
         try:
+            tell("ready")
             for v in variants:  # warm: grammars compiled, steps recorded
-                run(args, port, v[1], v[2], 99, args.streams)
+                run(args, port, v[1], v[2], 99, args.streams, min(args.output, 32))
             for r in range(args.rounds):
                 for v in variants if r % 2 == 0 else variants[::-1]:
-                    t0, n0 = cpu_seconds(server.pid), stat(port, "steel_generation_tokens_total")
-                    rates[v[0]].append(run(args, port, v[1], v[2], r, args.requests or args.streams))
-                    n = stat(port, "steel_generation_tokens_total") - n0
-                    costs[v[0]].append((cpu_seconds(server.pid) - t0) / n * 1e3)
-            forced, tokens = stat(port, "steel_forced_tokens_total"), stat(port, "steel_generation_tokens_total")
+                    before = stats(port, server.pid)
+                    rates[v[0]].append(run(args, port, v[1], v[2], r, args.requests or args.streams, args.output))
+                    for k, x in stats(port, server.pid).items():
+                        sums[v[0]][k] += x - before[k]
+                    tell(f"{v[0]}: {rates[v[0]][-1]:,.0f} tok/s")
+                if args.seconds and time.monotonic() - began > args.seconds:
+                    break
         finally:
             server.terminate()
             server.wait()
     bad = 0
-    print(f"{args.streams} streams, {args.input} tokens in, {args.output} out, temperature {args.temperature}; "
-          f"{forced:.0f} of {tokens:.0f} tokens were forced\n")
+    print(f"{args.streams} streams, {args.input} tokens in, {args.output} out, temperature {args.temperature}, "
+          f"{len(rates['plain'])} rounds\n")
     print("| choosing | tok/s | of plain | least | CPU ms a token |\n|---|---|---|---|---|")
     for name, _, _, share in variants:
         of = statistics.median(a / b for a, b in zip(rates[name], rates["plain"]))
         bad += of < share
         least = "" if name == "plain" else f"{share:.0%}"
-        print(f"| {name} | {statistics.median(rates[name]):,.0f} | {of:.1%} | {least} | {statistics.median(costs[name]):.2f} |")
+        cost = sums[name]["cpu_s"] / max(sums[name]["tokens"], 1) * 1e3
+        print(f"| {name} | {statistics.median(rates[name]):,.0f} | {of:.1%} | {least} | {cost:.2f} |")
+    print("\n| choosing | tokens | forced | steps | ahead | reading | ms of a step | ms of one that reads |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, *_ in variants:
+        s = sums[name]
+        decode = s["decode_s"] / max(s["steps"] - s["reads"], 1) * 1e3
+        read = s["read_s"] / max(s["reads"], 1) * 1e3
+        print(f"| {name} | {s['tokens']:.0f} | {s['forced']:.0f} | {s['steps']:.0f} | {s['ahead']:.0f} | "
+              f"{s['reads']:.0f} | {decode:.2f} | {read:.2f} |")
     sys.exit(1 if args.check and bad else 0)
 
 

@@ -95,6 +95,47 @@ static int step(struct world *w, int32_t token)
     return n;
 }
 
+/* Tokens that were forced on answers: where steps of decodes are recorded, few of them are read one a
+ * step, as if they had been chosen; many together. */
+static void test_forced(void **state)
+{
+    (void)state;
+    for (int records = 0; records < 2; records++) {
+        struct world w;
+        struct seq *q[8];
+        world_open(&w, 64, 0, true);
+        w.s.records = records;
+        for (int i = 0; i < 8; i++)
+            q[i] = seq_new(&w, 3, 100 * i);
+        for (int k = 0; k < 20 && w.s.n_decode < 8; k++)
+            step(&w, 7);
+        assert_int_equal(w.s.n_decode, 8);
+        seq_append(q[2], 8); /* one more than is read anyway */
+        int at = q[2]->kv.n_tokens;
+        assert_int_equal(scheduler_plan(&w.s, w.items), 8);
+        assert_int_equal(w.s.n_decode, records ? 8 : 7);
+        assert_int_equal(w.s.n_read, records ? 0 : 2);
+        for (int i = 0; i < 8; i++) { /* all have logits: the step is like one without */
+            assert_int_equal(w.items[i].want, LOGITS_LAST);
+            assert_int_equal(w.items[i].n_tokens, w.s.planned[i] == q[2] && !records ? 2 : 1);
+        }
+        assert_int_equal(q[2]->kv.n_tokens, at);
+        seq_append(q[5], 8); /* two of eight */
+        scheduler_plan(&w.s, w.items);
+        assert_int_equal(w.s.n_decode, 6);
+        assert_true(w.s.n_read == 2 || w.s.n_read == 4); /* the budget may put one off */
+        q[5]->n_tokens--;
+        struct seq *late = seq_new(&w, 9, 5000); /* a prompt is read: then they are, too */
+        scheduler_plan(&w.s, w.items);
+        assert_int_equal(w.s.n_decode, 7);
+        assert_true(w.s.n_read > 0);
+        seq_end(&w, late);
+        for (int i = 0; i < 8; i++)
+            seq_end(&w, q[i]);
+        world_close(&w);
+    }
+}
+
 static void test_index(void **state)
 {
     (void)state;
@@ -642,14 +683,15 @@ static void test_clients_bound(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_index),         cmocka_unit_test(test_reuse),
-        cmocka_unit_test(test_twins),         cmocka_unit_test(test_merge),
-        cmocka_unit_test(test_preemption),    cmocka_unit_test(test_remove),
-        cmocka_unit_test(test_budget),        cmocka_unit_test(test_idle_budget),
-        cmocka_unit_test(test_auto_budget),   cmocka_unit_test(test_fairness),
-        cmocka_unit_test(test_random),        cmocka_unit_test(test_clients),
-        cmocka_unit_test(test_clients_pages), cmocka_unit_test(test_clients_read),
-        cmocka_unit_test(test_clients_bound), cmocka_unit_test(test_clients_pass),
+        cmocka_unit_test(test_forced),       cmocka_unit_test(test_index),
+        cmocka_unit_test(test_reuse),        cmocka_unit_test(test_twins),
+        cmocka_unit_test(test_merge),        cmocka_unit_test(test_preemption),
+        cmocka_unit_test(test_remove),       cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_idle_budget),  cmocka_unit_test(test_auto_budget),
+        cmocka_unit_test(test_fairness),     cmocka_unit_test(test_random),
+        cmocka_unit_test(test_clients),      cmocka_unit_test(test_clients_pages),
+        cmocka_unit_test(test_clients_read), cmocka_unit_test(test_clients_bound),
+        cmocka_unit_test(test_clients_pass),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

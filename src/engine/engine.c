@@ -747,6 +747,7 @@ static void finish_step(struct engine *e)
     e->stats.busy_s += (double)ns * 1e-9;
     *(f->n_read ? &e->stats.read_s : &e->stats.decode_s) += (double)ns * 1e-9;
     e->stats.read_tokens += (uint64_t)f->n_read;
+    e->stats.n_read_steps += f->n_read > 0;
     for (int i = 0; i < f->n; i++) {
         struct choice *c = (struct choice *)f->seqs[i];
         if (!c)
@@ -884,6 +885,7 @@ static bool start(struct engine *e)
     kv->prefix = prefix_new(kv->n_pages, kv->page_len, !e->opt.no_prefix_cache);
     scheduler_init(&e->sched, kv, lim, e->context, e->opt.step_ms);
     e->sched.max_per_client = e->opt.max_per_client;
+    e->sched.records = e->rt->be->ahead;
     for (int i = 0; i < 2; i++) {
         struct flight *f = &e->flights[i];
         f->slot = i;

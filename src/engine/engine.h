@@ -83,6 +83,7 @@ struct engine_stats {
     int pages_total, pages_held, pages_idle;
     uint64_t n_steps, n_requests;
     uint64_t n_ahead;       /* steps started before the one before them ended */
+    uint64_t n_read_steps;  /* that read several tokens of a sequence: prompts, forced ones */
     uint64_t n_forced;      /* tokens that a constraint left no choice about: fed unchosen */
     uint64_t prompt_tokens; /* of requests that started */
     uint64_t read_tokens;   /* prompt tokens computed, again after preemption included */

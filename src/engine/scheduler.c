@@ -7,6 +7,8 @@
 enum {
     MIN_READ = 16,   /* tokens a step reads at least: a prompt always advances */
     FIRST_READ = 64, /* ... before anything is known of costs */
+    FORCED_SHARE =
+        4, /* forced tokens of a step, for one in so many sequences, pay to be read together */
     IDLE_FACTOR = 4, /* a step without decodes keeps nobody waiting: it may take longer */
 };
 
@@ -404,9 +406,30 @@ static int save_in(const struct scheduler *s, const struct seq *q, int n)
     return 0;
 }
 
+static bool is_forced(const struct scheduler *s, const struct seq *q)
+{
+    return s->singly && seq_unread(q) > 1 && q->kv.n_tokens >= q->n_prompt;
+}
+
+/* Whether tokens that were forced on answers are read one by one, like chosen ones. Read together they
+ * save steps; but a step with a sequence of several tokens cannot be a recorded one. So they are where
+ * the backend records nothing, where a prompt is read anyway, or where they are many. */
+static bool forced_singly(const struct scheduler *s)
+{
+    int more = 0;
+    for (const struct seq *q = s->running.first; q && s->records; q = q->next) {
+        if (seq_unread(q) > 1 && q->kv.n_tokens < q->n_prompt)
+            return false;
+        more += seq_unread(q) - 1;
+    }
+    return s->records && more < s->running.n / FORCED_SHARE;
+}
+
 static void plan_item(struct scheduler *s, struct step_item *items, struct seq *q, int n)
 {
-    bool last = n == seq_unread(q), all = q->all_rows && q->kv.n_tokens + 1 < q->n_prompt;
+    /* a forced token that others follow has logits nobody asks for: its step is like all of decodes */
+    bool last = n == seq_unread(q) || is_forced(s, q),
+         all = q->all_rows && q->kv.n_tokens + 1 < q->n_prompt;
     s->n_spare -= all ? n - 1 : 0;
     s->planned[s->n_planned] = q;
     items[s->n_planned++] = (struct step_item){.seq = &q->kv,
@@ -424,7 +447,7 @@ static int plan_decodes(struct scheduler *s, struct step_item *items)
 {
     int taken = 0;
     for (struct seq *q = s->running.first, *next; q; q = next) {
-        if (seq_unread(q) == 1) {
+        if (seq_unread(q) == 1 || is_forced(s, q)) {
             bool need = q->kv.n_tokens == q->kv.n_pages * s->kv->page_len;
             while (need && taken + 1 > kvcache_available(s->kv) && s->running.last != q)
                 preempt(s, s->running.last); /* younger than q: not planned yet */
@@ -577,7 +600,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
 {
     int n = 0;
     for (struct seq *q = s->running.first; q; q = q->next)
-        if (seq_unread(q) > 1 && !is_being_read(s, q, n))
+        if (seq_unread(q) > 1 && !is_forced(s, q) && !is_being_read(s, q, n))
             s->readers[n++] = q;
     if (n == 0)
         return;
@@ -620,6 +643,7 @@ int scheduler_plan(struct scheduler *s, struct step_item *items)
             attach_cached(s, q);
         count_cached(s, q, before);
     }
+    s->singly = forced_singly(s);
     s->n_spare = s->limits.max_out - s->running.n;
     int taken = plan_decodes(s, items);
     plan_reads(s, items, taken);

@@ -5,7 +5,8 @@
  *
  * A sequence wants all of its tokens in the KV cache; the last one's logits give the next token. With
  * one token outstanding it decodes, with more it reads (a prompt, or itself again after preemption).
- * Every decode goes into every step. Reading fills the rest of the step's time budget: the time a
+ * Every decode goes into every step. An answer has several outstanding where a constraint left no choice
+ * about them; see forced_singly() for when they are read. Reading fills the rest of the step's time budget: the time a
  * step takes is learned as it runs, so the budget is milliseconds, not tokens.
  *
  * Invariants:
@@ -98,6 +99,7 @@ struct scheduler {
     uint64_t next_age;
     struct seq_client *clients;  /* all that have sequences */
     int max_per_client;          /* of one client's running at once; 0 = no bound */
+    bool records;                /* steps of decodes alone are recorded: cheaper than others */
     uint64_t entries, reads;     /* turns of entering and of reading so far */
     struct seq_client **reading; /* (max_seqs) scratch: clients with prompts to read */
     struct step_cost cost;
@@ -106,6 +108,7 @@ struct scheduler {
     struct seq **sorted;  /* (max_seqs) scratch: readers by client */
     int *shares;          /* (max_seqs) scratch */
     int n_planned, n_decode, n_read;
+    bool singly;        /* forced tokens are read one a step: see forced_singly() */
     int n_spare;        /* logits rows of the step beyond one for each that runs */
     uint64_t freed;     /* counts what gives pages back */
     uint64_t round;     /* counts plans */
