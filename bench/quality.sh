@@ -19,6 +19,6 @@ echo '| type | size | perplexity | KL | same top token |'
 echo '|---|---|---|---|---|'
 measure source "$model" --save "$tmp/base.bin"
 for type; do
-    "$steel" quantize "$model" "$tmp/q.gguf" "$type" 2>/dev/null
+    "$steel" quantize "$model" "$tmp/q.gguf" "$type" --force 2>/dev/null
     measure "$type" "$tmp/q.gguf" --kl "$tmp/base.bin"
 done

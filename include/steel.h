@@ -51,8 +51,8 @@ struct steel_engine_options {
     const char *device; /* "cpu", "cuda", "cuda:1"; NULL = a GPU the model fits, or the CPU */
     int threads;        /* 0 = all cores */
     int context;        /* tokens a request may have; 0 = the model's own, or what fits */
-    int max_requests;   /* answers generated at once; 0 = 16 */
-    int max_queue;      /* requests that may wait beyond those; 0 = 512 */
+    int max_requests; /* answers generated at once; 0 = 16, on a GPU up to 256 as its cache holds */
+    int max_queue;    /* requests that may wait beyond those; 0 = 512 */
     int max_per_client; /* answers of one client generated at once; 0 = no bound but its share */
     size_t kv_bytes;    /* most memory for the KV cache; 0 = what context x max_requests needs */
     size_t

@@ -78,7 +78,72 @@ expect 1 'without )' "$steel" run "$tmp/tiny.gguf" -p x --raw --regex '('
 expect 1 'nothere' "$steel" run "$tmp/tiny.gguf" -p x --raw --schema "$tmp/nothere"
 expect 2 'logit-bias' "$steel" run "$tmp/tiny.gguf" -p x --logit-bias foo
 
-# output that does not arrive is a failure
+# a prompt: behind the model, with -p, from stdin, and piped text behind any of these
+fails() { echo "FAIL: $*"; failures=$((failures + 1)); }
+ask() { "$steel" run "$@" --temp 0 --think off -q 2>"$tmp/err"; }
+four='2 + 2 = 4.'
+[ "$(ask builtin 'What is 2 + 2?' </dev/null)" = "$four" ] || fails "run MODEL PROMPT: $(cat "$tmp/err")"
+[ "$(ask builtin What is 2 + '2?' </dev/null)" = "$four" ] || fails "run MODEL WORDS...: $(cat "$tmp/err")"
+[ "$(ask -m builtin 'What is 2 + 2?' </dev/null)" = "$four" ] || fails "run -m MODEL PROMPT: $(cat "$tmp/err")"
+[ "$(echo 'What is 2 + 2?' | ask -p -)" = "$four" ] || fails "-p -"
+[ "$(echo 'What is 2 + 2?' | ask -)" = "$four" ] || fails "run -"
+count() { "$steel" run "$tmp/tiny.gguf" --raw -n 0 "$@" 2>&1 | sed -n 's/.*prompt \([0-9]*\) tokens.*/\1/p'; }
+alone=$(count -p 'hello world' </dev/null)
+both=$(printf 'hello' | count -p 'hello world')
+whole=$(printf 'hello world\n\nhello' | count -p -)
+[ "$both" = "$whole" ] && [ "$both" -gt "$alone" ] || fails "stdin behind -p: $alone, $both, $whole tokens"
+[ "$(: | count -p 'hello world')" = "$alone" ] || fails "an empty pipe changes the prompt"
+(sleep 4 | "$steel" run "$tmp/tiny.gguf" --raw -n 0 -p hello) >"$tmp/out" 2>"$tmp/err" || fails "a pipe that says nothing"
+grep -q 'from stdin' "$tmp/err" || fails "nobody is told what is waited for"
+expect 2 "unexpected argument 'b': the prompt is given with -p" "$steel" run "$tmp/tiny.gguf" -p a b
+expect 2 'not both' "$steel" run "$tmp/tiny.gguf" -p a -f x
+expect 1 'steel run -p' "$steel" run 'What is this?'
+# -m wherever there is a model, and STEEL_MODEL; what stands on the command line goes first
+expect 0 'active per token' "$steel" show -m "$tmp/tiny.gguf"
+expect 0 'active per token' env STEEL_MODEL="$tmp/nowhere.gguf" "$steel" show "$tmp/tiny.gguf"
+expect 1 'nowhere.gguf' env STEEL_MODEL="$tmp/nowhere.gguf" "$steel" show
+expect 2 "unexpected argument 'x': -m names the model" "$steel" show -m "$tmp/tiny.gguf" x
+expect 2 "unexpected argument 'x': -m names the model" "$steel" serve -m "$tmp/tiny.gguf" x
+expect 0 '^[0-9 ]*$' "$steel" tokenize -m "$tmp/tiny.gguf" --ids hello
+expect 0 'hello' "$steel" detokenize -m "$tmp/tiny.gguf" $("$steel" tokenize "$tmp/tiny.gguf" --ids hello)
+expect 2 'Name a model' "$steel" tokenize
+expect 0 'tg2' "$steel" bench -m "$tmp/tiny.gguf" -p 0 -n 2 -r 1
+expect 0 'hello' "$steel" template -m builtin -p hello
+expect 0 accepted sh -c "echo '{\"schema\": {}, \"tests\": []}' | $steel constrain -m builtin --jsonl"
+for c in run serve show bench perplexity tokenize detokenize template constrain logits; do
+    "$steel" $c --help | grep -q -e '-m, --model' || fails "$c has no -m"
+done
+
+# nothing is overwritten: the source never, other files with --force alone
+cp demo/steel-demo.gguf "$tmp/in.gguf"
+cp "$tmp/in.gguf" "$tmp/other.gguf"
+ln -s in.gguf "$tmp/link.gguf"
+q="--allow-requantize -t 2"
+expect 1 'is what is read' "$steel" quantize "$tmp/in.gguf" "$tmp/in.gguf" Q8_0 $q --force && one_line_error
+expect 1 'is what is read' "$steel" quantize "$tmp/in.gguf" "$tmp/link.gguf" Q8_0 $q --force
+expect 1 'there already; --force' "$steel" quantize "$tmp/in.gguf" "$tmp/other.gguf" Q8_0 $q && one_line_error
+expect 1 'no regular file' "$steel" quantize "$tmp/in.gguf" "$tmp" Q8_0 $q --force
+expect 1 'no regular file' "$steel" quantize "$tmp/in.gguf" /dev/null Q8_0 $q --force
+cmp -s "$tmp/in.gguf" demo/steel-demo.gguf && cmp -s "$tmp/other.gguf" demo/steel-demo.gguf || fails "a file was overwritten"
+expect 0 'other.gguf' "$steel" quantize "$tmp/in.gguf" "$tmp/other.gguf" Q8_0 $q --force
+cmp -s "$tmp/other.gguf" demo/steel-demo.gguf && fails "--force does not replace"
+mkdir "$tmp/folder" && cp demo/steel-demo/* "$tmp/folder/"
+expect 1 'is what is read' "$steel" convert "$tmp/folder" "$tmp/folder/model.safetensors" --force
+expect 1 'there already; --force' "$steel" convert "$tmp/folder" "$tmp/other.gguf"
+expect 0 '' "$steel" convert "$tmp/folder" "$tmp/folder/model.gguf"
+cmp -s "$tmp/folder/model.safetensors" demo/steel-demo/model.safetensors || fails "a source was overwritten"
+
+# thinking does not mix with an answer that goes elsewhere
+printf 'What is 17 + 25?\n/bye\n' | "$steel" run --temp 0 >"$tmp/out" 2>"$tmp/err"
+[ "$(grep -c . "$tmp/out")" = 1 ] && grep -q '42' "$tmp/out" && grep -q 'carry' "$tmp/err" || fails "thinking in a piped chat is on stdout: $(cat "$tmp/out")"
+
+# output that does not arrive is a failure, whatever the command
+for c in '--help' '--version' 'help run' 'completion bash' 'doctor' 'pull --names' 'help --man run'; do
+    expect 1 'output could not be written' sh -c "$steel $c >/dev/full"
+done
+expect 1 'output could not be written' sh -c "$steel tokenize $tmp/tiny.gguf hello >/dev/full"
+expect 1 'output could not be written' sh -c "$steel bench $tmp/tiny.gguf -p 8 -n 2 -r 1 >/dev/full"
+expect 1 'output could not be written' sh -c "printf 'Hello\n' | $steel run >/dev/full"
 expect 1 'output could not be written' sh -c "$steel show $tmp/tiny.gguf >/dev/full" && one_line_error
 expect 1 'output could not be written' sh -c "$steel run $tmp/tiny.gguf -p x -n 2 --raw >/dev/full"
 

@@ -93,6 +93,22 @@ static void what_would_fit(void **state)
     assert_true(device_fits(&f, &err));
 }
 
+/* As many sequences as the cache holds of 1,024 tokens each; not under 16, not over what is asked. */
+static void sequences(void **state)
+{
+    (void)state;
+    const size_t GB = 1000000000, token = 98304 + 8; /* of Qwen3-30B-A3B */
+    assert_int_equal(device_sequences(100 * GB, token, 0, 40960, 256), 256);
+    assert_int_equal(device_sequences(10 * GB, token, 0, 40960, 256), 99);
+    assert_int_equal(device_sequences(2 * GB, token, 0, 40960, 256), 19);
+    assert_int_equal(device_sequences(GB / 2, token, 0, 40960, 256), 16);
+    assert_int_equal(device_sequences(0, token, 0, 40960, 256), 16);
+    assert_int_equal(device_sequences(10 * GB, token, 0, 256, 256), 256); /* short contexts */
+    assert_int_equal(device_sequences(10 * GB, token, 400000000, 40960, 256), 19); /* states */
+    assert_int_equal(device_sequences(10 * GB, token, 0, 40960, 8), 8);
+    assert_int_equal(device_sequences(10 * GB, 0, 0, 40960, 256), 256);
+}
+
 /* "auto" opens something everywhere; where the kernels of the CPU are named, the CPU, silently. */
 static void auto_opens(void **state)
 {
@@ -118,9 +134,8 @@ static void auto_opens(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_case),
-        cmocka_unit_test(names),
-        cmocka_unit_test(what_would_fit),
+        cmocka_unit_test(every_case),     cmocka_unit_test(names),
+        cmocka_unit_test(what_would_fit), cmocka_unit_test(sequences),
         cmocka_unit_test(auto_opens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -642,6 +642,17 @@ def test_start(_):
         s.stop()
 
 
+def test_open_bind(_):
+    """An address beyond this machine without a key is warned of; loopback, and one with a key, are not."""
+    for flags, warned in ((("--host", "0.0.0.0"), True), (("--host", "::"), True), (("--host", "0.0.0.0", "--api-key", "k"), False),
+                          (("--host", "localhost"), False), ((), False)):
+        if "::" in flags and not socket.has_ipv6:
+            continue
+        s = Server(BUILD, *flags)
+        assert ("anybody who reaches this address" in s.log()) == warned, (flags, s.log())
+        s.stop()
+
+
 def test_threads(s):
     """Many clients at once: each gets its own answer."""
     want, got, fails = {}, {}, []
@@ -690,7 +701,7 @@ server = Server(BUILD, "-np", "8", "-c", "8192", "--max-body-mb", "1", "--read-t
                 "--cors-origin", "http://ok.example", "--step-ms", "5")
 tests = [test_basics, test_error_shape, test_chat, test_completions, test_sampling, test_logprobs, test_tokens, test_messages,
          test_prefix_cache, test_bench_serve, test_http, test_timeouts, test_disconnect, test_slow_reader, test_threads, test_too_many, test_queue_full,
-         test_ping, test_loading, test_demo_model, test_keys, test_tls, test_shutdown, test_start]
+         test_ping, test_loading, test_demo_model, test_keys, test_tls, test_shutdown, test_start, test_open_bind]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]
 try:

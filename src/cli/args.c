@@ -251,10 +251,23 @@ static bool asks_for_help(int argc, char **argv)
     return false;
 }
 
+/* Outputs of the options on the command line; the first few are enough for who asks. */
+static const void *given[128];
+static int n_given;
+
+bool args_given(const void *out)
+{
+    for (int i = 0; i < n_given; i++)
+        if (given[i] == out)
+            return true;
+    return false;
+}
+
 int args_parse(const struct usage *u, int argc, char **argv, const char **positional)
 {
     int n = 0;
     bool options = true;
+    n_given = 0;
     /* A bad config file does not stand between a user and the help. */
     if (!asks_for_help(argc, argv) && (!from_config(u) || !from_environment(u)))
         return ARGS_BAD;
@@ -281,6 +294,8 @@ int args_parse(const struct usage *u, int argc, char **argv, const char **positi
         const struct opt *o = find(u, a, eq ? (size_t)(eq - a) : strlen(a));
         if (!o)
             return unknown_option(u, a);
+        if (!args_given(o->out) && n_given < (int)(sizeof given / sizeof *given))
+            given[n_given++] = o->out;
         if (o->kind == OPT_FLAG) {
             if (eq)
                 return args_usage_error(u, "--%s takes no value", o->name);

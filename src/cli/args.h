@@ -43,6 +43,8 @@ enum { ARGS_HELP = -1, ARGS_BAD = -2 };
  * ARGS_HELP (help went to stdout, exit 0) or ARGS_BAD (a message went to stderr, exit 2). "--" ends
  * options; "-" alone is positional. */
 int args_parse(const struct usage *u, int argc, char **argv, const char **positional);
+/* Whether the option with this output stood on the command line that was parsed last. */
+bool args_given(const void *out);
 int args_usage_error(const struct usage *u, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 /* Whoever wants a command's table instead of its help: while set, --help gives it away. */

@@ -39,6 +39,22 @@ void cli_clear_interrupt(void)
     interrupts = 0;
 }
 
+bool cli_take_model(const struct usage *u, const char **flag, const char **pos, int *n, int others)
+{
+    if (args_given(flag)) {
+        if (*n < u->max_args)
+            return true;
+        args_usage_error(u, "unexpected argument '%s': -m names the model", pos[*n - 1]);
+        return false;
+    }
+    if (*n <= others)
+        return true;
+    *flag = pos[0];
+    memmove(pos, pos + 1, (size_t)(*n - 1) * sizeof *pos);
+    pos[--*n] = NULL;
+    return true;
+}
+
 bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          struct runtime_options *opt)
 {

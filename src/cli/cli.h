@@ -49,6 +49,16 @@ void cli_catch_interrupt(void);
 bool cli_interrupted(void);
 void cli_clear_interrupt(void);
 
+/* -m, a row of every command that takes a model; `path` is a const char *. */
+#define MODEL_ROW(path)                                                                            \
+    {                                                                                              \
+        OPT_STRING, 'm', "model", 0, &(path), 0, 0, "MODEL", "the model, if not given first"       \
+    }
+/* The model of a command line: what -m says, else the first of the n positionals, which is then taken
+ * off them, else what the config says. `others`: positionals that must be left. False after a usage
+ * message: there are too many. NULL: none is named. */
+bool cli_take_model(const struct usage *u, const char **flag, const char **pos, int *n, int others);
+
 /* The flags of every command that opens a model, as rows of its option table. */
 struct model_flags {
     int threads, context, page_len;

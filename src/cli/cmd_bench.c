@@ -371,7 +371,9 @@ int cmd_bench(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], "serve"))
         return cmd_bench_serve(argc - 1, argv + 1);
     struct bench_flags f = {.prompt = "512", .gen = "128", .batch = "1", .depth = "0", .reps = 3};
+    const char *model = NULL;
     const struct opt opts[] = {
+        MODEL_ROW(model),
         {OPT_STRING, 'p', "prompt", "n-prompt", &f.prompt, 0, 0, "N,..",
          "prompt lengths to read (default 512; 0 = none)"},
         {OPT_STRING, 'n', "gen", "n-gen", &f.gen, 0, 0, "N,..",
@@ -408,6 +410,8 @@ int cmd_bench(int argc, char **argv)
     int n = args_parse(&u, argc, argv, pos);
     if (n < 0)
         return cli_args_exit(n);
+    if (!cli_take_model(&u, &model, pos, &n, 0))
+        return EXIT_USAGE;
     int pp[MAX_LIST], tg[MAX_LIST], batch[MAX_LIST], depth[MAX_LIST], n_pp, n_tg, n_batch, n_depth;
     if (!args_int_list(f.prompt, pp, MAX_LIST, &n_pp) ||
         !args_int_list(f.gen, tg, MAX_LIST, &n_tg) ||
@@ -437,7 +441,6 @@ int cmd_bench(int argc, char **argv)
         return EXIT_USAGE;
     struct error err = {0};
     cli_catch_interrupt();
-    const char *model = n ? pos[0] : NULL;
     if (hub_resolve(&model, &err) && bench(model, &f, &opt, tests, n_tests, &err))
         return EXIT_OK;
     return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);

@@ -222,7 +222,9 @@ static void walk_line(struct walker *w, const char *line, size_t len)
 int cmd_constrain(int argc, char **argv)
 {
     bool jsonl = false, schema_order = false;
+    const char *model = NULL;
     const struct opt opts[] = {
+        MODEL_ROW(model),
         {OPT_FLAG, 0, "jsonl", 0, &jsonl, 0, 0, 0,
          "lines of JSON in, lines of JSON out (the only way)"},
         {OPT_FLAG, 0, "schema-order", 0, &schema_order, 0, 0, 0,
@@ -247,17 +249,16 @@ int cmd_constrain(int argc, char **argv)
     if (n < 0)
         return cli_args_exit(n);
     size_t tail = n == 1 ? strlen(pos[0]) : 0;
-    if (tail > 6 && !strcmp(pos[0] + tail - 6, ".jsonl")) { /* no model, a file alone */
-        pos[1] = pos[0];
-        pos[0] = NULL;
-    }
+    int files = tail > 6 && !strcmp(pos[0] + tail - 6, ".jsonl"); /* no model, a file alone */
+    if (!cli_take_model(&u, &model, pos, &n, files))
+        return EXIT_USAGE;
     struct error err = {0};
     FILE *in = stdin;
-    if (pos[1] && strcmp(pos[1], "-") && !(in = fopen(pos[1], "r"))) {
-        error_set(&err, "%s: %s", pos[1], strerror(errno));
+    if (pos[0] && strcmp(pos[0], "-") && !(in = fopen(pos[0], "r"))) {
+        error_set(&err, "%s: %s", pos[0], strerror(errno));
         return cli_fail(&err);
     }
-    struct tokenizer *t = hub_resolve(&pos[0], &err) ? tokenizer_open(pos[0], &err) : NULL;
+    struct tokenizer *t = hub_resolve(&model, &err) ? tokenizer_open(model, &err) : NULL;
     if (!t) {
         if (in != stdin)
             fclose(in);

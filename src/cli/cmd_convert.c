@@ -7,6 +7,7 @@ int cmd_convert(int argc, char **argv)
 {
     struct convert_options opt = {0};
     struct opt_list tensors = {0};
+    bool force = false;
     const char *type = NULL, *head = NULL, *embedding = NULL;
     const struct opt opts[] = {
         {OPT_STRING, 0, "type", "outtype", &type, 0, 0, "TYPE",
@@ -21,6 +22,7 @@ int cmd_convert(int argc, char **argv)
          "type of the token embedding"},
         {OPT_LIST, 0, "tensor", "tensor-type", &tensors, 0, 0, "PATTERN=TYPE",
          "type of the tensors whose names have the pattern; may be given again"},
+        {OPT_FLAG, 0, "force", 0, &force, 0, 0, 0, "replace OUT.gguf if it is there"},
         {OPT_FLAG, 0, "dry-run", 0, &opt.dry_run, 0, 0, 0,
          "print each tensor's type and size, write nothing"},
     };
@@ -60,7 +62,8 @@ int cmd_convert(int argc, char **argv)
     opt.arg = &ui;
     struct error err = {0};
     struct convert_result result;
-    bool ok = convert_folder(pos[0], pos[1], &opt, &result, &err);
+    bool ok = convert_ui_target(pos[0], pos[1], &opt, force, &err) &&
+              convert_folder(pos[0], pos[1], &opt, &result, &err);
     convert_ui_free(&opt);
     if (!ok)
         return cli_fail(&err);

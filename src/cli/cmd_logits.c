@@ -3,6 +3,7 @@
  * i32 T, i32 V, i32 ids[T], f32 logits[T][V]); what other software computed is compared with this.
  */
 #include "cli/cli.h"
+#include "cli/hub.h"
 #include "base/mem.h"
 
 #include <errno.h>
@@ -130,9 +131,10 @@ static bool logits(const char *model, struct runtime_options *opt, const char *i
 int cmd_logits(int argc, char **argv)
 {
     struct model_flags f = {0};
-    const char *ids = NULL, *out = NULL;
+    const char *ids = NULL, *out = NULL, *model = NULL;
     int chunk = 0, copies = 1;
     const struct opt opts[] = {
+        MODEL_ROW(model),
         {OPT_STRING, 0, "ids", 0, &ids, 0, 0, "IN.bin", "token ids (logits in it are ignored)"},
         {OPT_STRING, 'o', "out", 0, &out, 0, 0, "OUT.bin", "where ids and logits go"},
         {OPT_INT, 0, "chunk", 0, &chunk, 1, 1 << 20, "N", "feed N tokens at a time (default 512)"},
@@ -155,6 +157,8 @@ int cmd_logits(int argc, char **argv)
     int n = args_parse(&u, argc, argv, pos);
     if (n < 0)
         return cli_args_exit(n);
+    if (!cli_take_model(&u, &model, pos, &n, 0))
+        return EXIT_USAGE;
     if (!ids || !out)
         return cli_args_exit(args_usage_error(&u, "--ids and --out are needed"));
     struct runtime_options opt;
@@ -162,7 +166,7 @@ int cmd_logits(int argc, char **argv)
         return EXIT_USAGE;
     struct error err = {0};
     cli_catch_interrupt();
-    if (logits(n ? pos[0] : NULL, &opt, ids, out, chunk, copies, &err))
+    if (hub_resolve(&model, &err) && logits(model, &opt, ids, out, chunk, copies, &err))
         return EXIT_OK;
     return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
 }

@@ -239,7 +239,9 @@ static bool perplexity(const char *model, const char *text_path, const struct pp
 int cmd_perplexity(int argc, char **argv)
 {
     struct ppl_flags f = {.window = 512};
+    const char *model = NULL;
     const struct opt opts[] = {
+        MODEL_ROW(model),
         {OPT_STRING, 0, "kl", 0, &f.kl, 0, 0, "BASE.bin",
          "also KL divergence and top-1 agreement with saved logits"},
         {OPT_STRING, 0, "save", 0, &f.save, 0, 0, "OUT.bin",
@@ -267,13 +269,14 @@ int cmd_perplexity(int argc, char **argv)
     int n = args_parse(&u, argc, argv, pos);
     if (n < 0)
         return cli_args_exit(n);
+    if (!cli_take_model(&u, &model, pos, &n, 1))
+        return EXIT_USAGE;
     struct runtime_options opt;
     if (!cli_runtime_options(&u, &f.model, &opt))
         return EXIT_USAGE;
     struct error err = {0};
     cli_catch_interrupt();
-    const char *model = n == 2 ? pos[0] : NULL;
-    if (hub_resolve(&model, &err) && perplexity(model, pos[n - 1], &f, &opt, &err))
+    if (hub_resolve(&model, &err) && perplexity(model, pos[0], &f, &opt, &err))
         return EXIT_OK;
     return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
 }

@@ -9,16 +9,21 @@
 
 #include <limits.h>
 #include <math.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 struct run_flags {
     struct model_flags model;
     struct steel_request_options o; /* NAN and INT_MIN: not set, so the model's author decides */
-    const char *prompt, *file, *system, *think;
+    const char *model_path, *prompt, *file, *system, *think;
+    const char *words; /* the prompt as positionals, joined; NULL = none */
     int n_predict;
+    uint64_t seed; /* UINT64_MAX: random */
     struct opt_list stop, bias;
     const char *schema, *grammar; /* files */
     bool quiet, raw, verbose;
@@ -106,6 +111,39 @@ static bool answer(struct steel_engine *engine, struct run_flags *f,
     return ok;
 }
 
+enum { PROMPT_MAX = 256 << 20, PATIENCE_MS = 2000 };
+
+static bool piped_stdin(void)
+{
+    struct stat st;
+    return fstat(STDIN_FILENO, &st) == 0 &&
+           (S_ISFIFO(st.st_mode) || S_ISREG(st.st_mode) || S_ISSOCK(st.st_mode));
+}
+
+/* The prompt: -p or the positionals, or a file; and what is piped in, behind it. */
+static bool read_prompt(const struct run_flags *f, struct buf *text, struct error *err)
+{
+    const char *given = f->prompt ? f->prompt : f->words;
+    const char *fit_file = f->schema ? f->schema : f->grammar;
+    if (f->file)
+        return cli_read_file(f->file, PROMPT_MAX, text, err);
+    if (given)
+        buf_adds(text, given);
+    if (!given || !piped_stdin() || (fit_file && !strcmp(fit_file, "-")))
+        return true;
+    struct buf more = {0};
+    struct pollfd in = {.fd = STDIN_FILENO, .events = POLLIN};
+    if (poll(&in, 1, PATIENCE_MS) == 0) /* somebody left a pipe open: say what is waited for */
+        fprintf(stderr, "steel: reading the rest of the prompt from stdin (</dev/null: none)\n");
+    bool ok = cli_read_file("-", PROMPT_MAX, &more, err);
+    if (ok && more.len) {
+        buf_adds(text, *given ? "\n\n" : "");
+        buf_add(text, more.p, more.len);
+    }
+    buf_clear(&more);
+    return ok;
+}
+
 static int run(const char *model, struct run_flags *f, struct terminal_options *chat,
                struct steel_engine_options *opt)
 {
@@ -113,7 +151,7 @@ static int run(const char *model, struct run_flags *f, struct terminal_options *
     struct error e = {0};
     struct buf text = {0}, fit = {0};
     const char *fit_file = f->schema ? f->schema : f->grammar;
-    if ((f->file && !cli_read_file(f->file, (size_t)256 << 20, &text, &e)) ||
+    if (!read_prompt(f, &text, &e) ||
         (fit_file && !cli_read_file(fit_file, (size_t)1 << 20, &fit, &e))) {
         buf_clear(&text);
         buf_clear(&fit);
@@ -121,8 +159,6 @@ static int run(const char *model, struct run_flags *f, struct terminal_options *
     }
     if (fit_file)
         *(f->schema ? &f->o.json_schema : &f->o.grammar) = fit.p ? fit.p : "";
-    if (f->prompt)
-        buf_adds(&text, f->prompt);
     int64_t t0 = clock_ns();
     struct steel_engine *engine = generate_open(model, opt, &err);
     int64_t load_ns = clock_ns() - t0;
@@ -132,7 +168,7 @@ static int run(const char *model, struct run_flags *f, struct terminal_options *
         generate_limit(&f->o, f->n_predict);
         chat->request = f->o;
     }
-    if (ok && !f->prompt && !f->file) {
+    if (ok && !f->prompt && !f->words && !f->file) {
         ok = terminal_chat(engine, chat, &err);
         cli_clear_interrupt();
     } else if (ok) {
@@ -181,14 +217,113 @@ static bool engine_options(const struct usage *u, const struct model_flags *f,
     return cli_runtime_options(u, f, &r);
 }
 
+/* Positionals behind the model are the prompt. */
+static char *join_words(const char **words, int n)
+{
+    struct buf b = {0};
+    for (int i = 0; i < n; i++)
+        buf_addf(&b, "%s%s", i ? " " : "", words[i]);
+    return n ? buf_take(&b) : NULL;
+}
+
+/* Where the prompt comes from; false after a usage message. */
+static bool check_prompt(const struct usage *u, struct run_flags *f)
+{
+    if (f->prompt && !strcmp(f->prompt, "-")) { /* all of it is on stdin */
+        f->prompt = NULL;
+        if (!f->file)
+            f->file = "-";
+        else
+            args_usage_error(u, "give the prompt with -p or with -f, not both");
+        return !strcmp(f->file, "-");
+    }
+    if (f->words && !strcmp(f->words, "-") && !f->file && !f->prompt) {
+        f->words = NULL;
+        f->file = "-";
+    }
+    if (f->words && (f->prompt || f->file)) {
+        args_usage_error(u, "unexpected argument '%s': the prompt is given with %s", f->words,
+                         f->prompt ? "-p" : "-f");
+        return false;
+    }
+    if (f->prompt && f->file) {
+        args_usage_error(u, "give the prompt with -p or with -f, not both");
+        return false;
+    }
+    const char *fit_file = f->schema ? f->schema : f->grammar;
+    if (!fit_file || !f->file || strcmp(fit_file, "-") || strcmp(f->file, "-"))
+        return true;
+    args_usage_error(u, "stdin is read once: as the prompt or as %s",
+                     f->schema ? "--schema" : "--grammar");
+    return false;
+}
+
+/* A prompt where the model should stand is told from a misspelt file. */
+static bool find_model(const char **model, struct error *err)
+{
+    if (*model && strchr(*model, ' ') && access(*model, F_OK) != 0)
+        return error_set(err,
+                         "'%.60s' is neither a file nor a name of a model; if it is meant for the "
+                         "built-in one: steel run -p '...'",
+                         *model);
+    return hub_resolve(model, err);
+}
+
+/* Flags that need more than their table says; false after a usage message. `bias` has room for all. */
+static bool check_flags(const struct usage *u, struct run_flags *f, struct steel_bias *bias,
+                        struct terminal_options *chat, struct steel_engine_options *opt)
+{
+    if (!!f->schema + !!f->grammar + !!f->o.regex + f->o.json > 1) {
+        args_usage_error(u, "an answer fits one of --schema, --json, --regex and --grammar");
+        return false;
+    }
+    for (int i = 0; i < f->stop.n; i++)
+        if (!*f->stop.items[i]) {
+            args_usage_error(u, "--stop: empty text");
+            return false;
+        }
+    return engine_options(u, &f->model, opt) && parse_bias(u, &f->bias, bias) &&
+           parse_think(u, f->think, &chat->think);
+}
+
+static int run_checked(const struct usage *u, struct run_flags *f)
+{
+    struct steel_engine_options opt;
+    struct steel_bias *bias = mem_zalloc((size_t)f->bias.n, sizeof *bias);
+    struct terminal_options chat = {
+        .system = f->system, .n_predict = f->n_predict, .verbose = f->verbose};
+    int rc = EXIT_USAGE;
+    if (check_flags(u, f, bias, &chat, &opt)) {
+        const char *model = f->model_path;
+        struct error err = {0};
+        f->o.bias = bias;
+        f->o.n_bias = f->bias.n;
+        f->o.stop = (const char *const *)f->stop.items;
+        f->o.n_stop = f->stop.n;
+        f->o.seed = f->seed;
+        if (f->seed == UINT64_MAX && getrandom(&f->o.seed, 4, 0) == 4)
+            f->o.seed &= 0xffffffffu;
+        cli_catch_interrupt();
+        if (find_model(&model, &err))
+            rc = run(model, f, &chat, &opt);
+        else
+            rc = cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
+    }
+    mem_free(bias);
+    mem_free(f->stop.items);
+    mem_free(f->bias.items);
+    return rc;
+}
+
 int cmd_run(int argc, char **argv)
 {
-    struct run_flags f = {.o = steel_request_options(), .n_predict = -1};
+    struct run_flags f = {.o = steel_request_options(), .n_predict = -1, .seed = UINT64_MAX};
     f.o.temperature = f.o.top_p = f.o.min_p = f.o.repeat_penalty = NAN;
     f.o.top_k = f.o.repeat_last_n = INT_MIN;
-    uint64_t seed = UINT64_MAX;
     const struct opt opts[] = {
-        {OPT_STRING, 'p', "prompt", 0, &f.prompt, 0, 0, "TEXT", "the prompt"},
+        MODEL_ROW(f.model_path),
+        {OPT_STRING, 'p', "prompt", 0, &f.prompt, 0, 0, "TEXT",
+         "the prompt; - is stdin, and what is piped in is added to any other"},
         {OPT_STRING, 'f', "file", 0, &f.file, 0, 0, "FILE",
          "read the prompt from a file; - is stdin"},
         {OPT_INT, 'n', "predict", "n-predict", &f.n_predict, -1, 1 << 28, "N",
@@ -226,75 +361,42 @@ int cmd_run(int argc, char **argv)
          "0 = off (default 0)"},
         {OPT_FLOAT, 0, "frequency-penalty", 0, &f.o.frequency_penalty, -100, 100, "X",
          "0 = off (default 0)"},
-        {OPT_U64, 's', "seed", 0, &seed, 0, 0, "N", "same seed, same text (default: random)"},
+        {OPT_U64, 's', "seed", 0, &f.seed, 0, 0, "N", "same seed, same text (default: random)"},
         {OPT_LIST, 0, "logit-bias", 0, &f.bias, 0, 0, "ID=X",
          "add X to a token's logit; ID=false bans it (repeatable)"},
         MODEL_FLAG_ROWS(f.model),
     };
     const struct usage u = {
         .command = "run",
-        .synopsis = "[MODEL] [-p PROMPT] [options]",
+        .synopsis = "[MODEL] [PROMPT] [options]",
         .about =
             "Without a prompt: a chat in the terminal. With one: streams the answer to stdout,\n"
             "timings to stderr. Without MODEL: the built-in model.",
         .examples = "  steel run\n"
-                    "  steel run model.gguf -p 'Why is the sky blue?'\n"
+                    "  steel run model.gguf 'Why is the sky blue?'\n"
+                    "  steel run -p 'What is 17 + 25?'\n"
+                    "  git diff | steel run model.gguf 'Write a commit message for this diff.'\n"
                     "  steel run model.gguf --raw -p 'Once upon a time' -n 100\n"
                     "  echo 'The capital of France is' | steel run model.gguf -f - --temp 0\n"
                     "  steel run model.gguf -p 'Name three rivers.' --schema list.json\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
         .min_args = 0,
-        .max_args = 2,
+        .max_args = argc + 1,
     };
-    const char *pos[2];
+    const char **pos = mem_zalloc((size_t)argc + 1, sizeof *pos);
     int n = args_parse(&u, argc, argv, pos);
-    if (n < 0)
-        return cli_args_exit(n);
-    /* A lone "-" in place of a prompt is stdin. */
-    if (n && !strcmp(pos[n - 1], "-") && !f.file) {
-        f.file = "-";
-        n--;
+    int others = n == 1 && !strcmp(pos[0], "-"); /* a lone "-" is stdin, not a model */
+    if (n >= 0)
+        cli_take_model(&u, &f.model_path, pos, &n, others);
+    char *words = n > 0 ? join_words(pos, n) : NULL;
+    mem_free(pos);
+    f.words = words;
+    if (n < 0 || !check_prompt(&u, &f)) {
+        mem_free(words);
+        return n < 0 ? cli_args_exit(n) : EXIT_USAGE;
     }
-    if (n == 2)
-        return cli_args_exit(args_usage_error(&u, "unexpected argument '%s'", pos[1]));
-    if (f.prompt && f.file)
-        return cli_args_exit(args_usage_error(&u, "give the prompt with -p or with -f, not both"));
-    if (!!f.schema + !!f.grammar + !!f.o.regex + f.o.json > 1)
-        return cli_args_exit(
-            args_usage_error(&u, "an answer fits one of --schema, --json, --regex and --grammar"));
-    const char *fit_file = f.schema ? f.schema : f.grammar;
-    if (fit_file && f.file && !strcmp(fit_file, "-") && !strcmp(f.file, "-"))
-        return cli_args_exit(args_usage_error(&u, "stdin is read once: as the prompt or as %s",
-                                              f.schema ? "--schema" : "--grammar"));
-    for (int i = 0; i < f.stop.n; i++)
-        if (!*f.stop.items[i])
-            return cli_args_exit(args_usage_error(&u, "--stop: empty text"));
-    struct steel_engine_options opt;
-    struct steel_bias *bias = mem_zalloc((size_t)f.bias.n, sizeof *bias);
-    struct terminal_options chat = {
-        .system = f.system, .n_predict = f.n_predict, .verbose = f.verbose};
-    bool usable = engine_options(&u, &f.model, &opt) && parse_bias(&u, &f.bias, bias) &&
-                  parse_think(&u, f.think, &chat.think);
-    f.o.bias = bias;
-    f.o.n_bias = f.bias.n;
-    f.o.stop = (const char *const *)f.stop.items;
-    f.o.n_stop = f.stop.n;
-    f.o.seed = seed;
-    if (seed == UINT64_MAX && getrandom(&f.o.seed, 4, 0) == 4)
-        f.o.seed &= 0xffffffffu;
-    int rc = EXIT_USAGE;
-    if (usable) {
-        const char *model = n ? pos[0] : NULL;
-        struct error err = {0};
-        cli_catch_interrupt();
-        if (hub_resolve(&model, &err))
-            rc = run(model, &f, &chat, &opt);
-        else
-            rc = cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
-    }
-    mem_free(bias);
-    mem_free(f.stop.items);
-    mem_free(f.bias.items);
+    int rc = run_checked(&u, &f);
+    mem_free(words);
     return rc;
 }

@@ -156,7 +156,7 @@ int cmd_serve(int argc, char **argv)
     struct engine_options *e = &f.srv.engine;
     struct sample_params *s = &f.srv.sample;
     const struct opt opts[] = {
-        {OPT_STRING, 'm', "model", 0, &f.model_path, 0, 0, "FILE", "the model, if not given first"},
+        MODEL_ROW(f.model_path),
         {OPT_STRING, 'a', "alias", "served-model-name", &f.srv.alias, 0, 0, "NAME",
          "the model's name in replies (default: from the file)"},
         {OPT_STRING, 0, "host", 0, &h->host, 0, 0, "ADDR", "address (default 127.0.0.1)"},
@@ -200,7 +200,7 @@ int cmd_serve(int argc, char **argv)
          "names in /metrics: steel, vllm or llamacpp"},
         {OPT_HEADING, 0, "batching", 0, 0, 0, 0, 0, 0},
         {OPT_INT, 0, "max-num-seqs", "-np", &e->runtime.max_seqs, 1, 4096, "N",
-         "answers generated at once (default 16, on a GPU 128; -np works too)"},
+         "answers generated at once (default 16; on a GPU as many as its cache holds, up to 256)"},
         {OPT_INT, 0, "parallel", 0, &e->runtime.max_seqs, 1, 4096, "N", NULL},
         {OPT_INT, 0, "max-queue", 0, &e->max_queue, 1, 1 << 20, "N",
          "requests that may wait before 429 (default 512)"},
@@ -267,14 +267,12 @@ int cmd_serve(int argc, char **argv)
     int n = args_parse(&u, argc, argv, pos);
     if (n < 0)
         return cli_args_exit(n);
-    if (n == 1 && f.model_path)
-        return cli_args_exit(args_usage_error(&u, "the model is named twice"));
-    if (!finish_options(&u, &f))
+    if (!cli_take_model(&u, &f.model_path, pos, &n, 0) || !finish_options(&u, &f))
         return EXIT_USAGE;
     struct error err = {0};
     struct buf keys = {0};
     int rc = EXIT_FAIL;
-    f.srv.model = n == 1 ? pos[0] : f.model_path;
+    f.srv.model = f.model_path;
     const char *asked = f.srv.model;
     if ((!f.key_file || read_keys(f.key_file, &keys, &f.keys, &err)) &&
         hub_resolve(&f.srv.model, &err)) {

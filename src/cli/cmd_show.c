@@ -216,8 +216,9 @@ static void print_summary(const struct tensorfile *f, const struct config *c,
 int cmd_show(int argc, char **argv)
 {
     bool brief = false;
-    const char *kv = NULL;
+    const char *kv = NULL, *model = NULL;
     const struct opt opts[] = {
+        MODEL_ROW(model),
         {OPT_FLAG, 0, "brief", 0, &brief, 0, 0, 0, "the summary alone"},
         {OPT_STRING, 0, "kv-type", 0, &kv, 0, 0, "TYPE", "count the KV cache as f16, bf16 or f32"},
     };
@@ -234,11 +235,12 @@ int cmd_show(int argc, char **argv)
     int n = args_parse(&u, argc, argv, pos);
     if (n < 0)
         return cli_args_exit(n);
+    if (!cli_take_model(&u, &model, pos, &n, 0))
+        return EXIT_USAGE;
     enum dtype kv_type = kv ? dtype_from_name(kv) : DT_F16;
     if (kv_type != DT_F16 && kv_type != DT_BF16 && kv_type != DT_F32)
         return cli_args_exit(args_usage_error(&u, "--kv-type %s: use f16, bf16 or f32", kv));
     struct error err = {0};
-    const char *model = n ? pos[0] : NULL;
     struct tensorfile *f = hub_resolve(&model, &err) ? tensorfile_open(model, &err) : NULL;
     if (!f)
         return cli_fail(&err);

@@ -3,6 +3,7 @@
  * a stream of {"template", "context"} lines answered by {"output"} or {"error"} lines.
  */
 #include "cli/cli.h"
+#include "cli/hub.h"
 #include "base/mem.h"
 #include "text/chat_source.h"
 #include "text/jinja.h"
@@ -208,8 +209,9 @@ static int run_print(const char *path)
 int cmd_template(int argc, char **argv)
 {
     bool jsonl = false, print = false;
-    const char *dir = NULL, *clock = NULL, *prompt = NULL;
+    const char *dir = NULL, *clock = NULL, *prompt = NULL, *model = NULL;
     const struct opt opts[] = {
+        MODEL_ROW(model),
         {OPT_STRING, 'p', "prompt", 0, &prompt, 0, 0, "TEXT", "render one user message"},
         {OPT_FLAG, 0, "print", 0, &print, 0, 0, 0, "print the template itself"},
         {OPT_FLAG, 0, "jsonl", 0, &jsonl, 0, 0, 0, "one request per line on stdin"},
@@ -233,16 +235,21 @@ int cmd_template(int argc, char **argv)
     int n = args_parse(&u, argc, argv, pos);
     if (n < 0)
         return cli_args_exit(n);
-    if (n == 0 && !jsonl)
+    if (!cli_take_model(&u, &model, pos, &n, 0))
+        return EXIT_USAGE;
+    if (!model && !jsonl)
         return cli_args_exit(args_usage_error(&u, "name a model or a template, or give --jsonl"));
     struct tm now;
     if (clock && !parse_now(clock, &now))
         return cli_args_exit(args_usage_error(&u, "--now %s: use YYYY-MM-DD HH:MM:SS", clock));
-    if (print && n)
-        return run_print(pos[0]);
+    struct error err = {0};
+    if (!hub_resolve(&model, &err))
+        return cli_fail(&err);
+    if (print && model)
+        return run_print(model);
     struct jinja_options opt = {.now = clock ? &now : NULL};
     struct templates ts = {.dir = dir};
-    int rc = jsonl ? run_jsonl(&ts, n ? pos[0] : NULL, &opt) : run_one(&ts, pos[0], prompt, &opt);
+    int rc = jsonl || !model ? run_jsonl(&ts, model, &opt) : run_one(&ts, model, prompt, &opt);
     for (size_t i = 0; i < ts.n; i++) {
         mem_free(ts.v[i].name);
         mem_free(ts.v[i].bos);

@@ -157,7 +157,9 @@ static bool line_decode(const struct tokenizer *t, const json_t *v, int special,
 int cmd_tokenize(int argc, char **argv)
 {
     bool jsonl = false, no_special = false, ids_only = false, bos = false;
+    const char *model = NULL;
     const struct opt opts[] = {
+        MODEL_ROW(model),
         {OPT_FLAG, 0, "ids", 0, &ids_only, 0, 0, 0, "print the ids alone, on one line"},
         {OPT_FLAG, 0, "bos", 0, &bos, 0, 0, 0, "add BOS and EOS the way the model wants them"},
         {OPT_FLAG, 0, "no-special", 0, &no_special, 0, 0, 0,
@@ -174,17 +176,20 @@ int cmd_tokenize(int argc, char **argv)
                     "  steel tokenize model.gguf --ids < book.txt | wc -w\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
-        .min_args = 1,
         .max_args = 2,
     };
     const char *pos[2];
     int n = args_parse(&u, argc, argv, pos);
     if (n < 0)
         return cli_args_exit(n);
-    if (jsonl && n > 1)
+    if (!cli_take_model(&u, &model, pos, &n, 0))
+        return EXIT_USAGE;
+    if (!model)
+        return cli_args_exit(args_usage_error(&u, "whose tokens? Name a model"));
+    if (jsonl && n)
         return cli_args_exit(args_usage_error(&u, "--jsonl reads standard input, not TEXT"));
     struct error err = {0};
-    struct tokenizer *t = hub_resolve(&pos[0], &err) ? tokenizer_open(pos[0], &err) : NULL;
+    struct tokenizer *t = hub_resolve(&model, &err) ? tokenizer_open(model, &err) : NULL;
     if (!t)
         return cli_fail(&err);
     int flags = (no_special ? 0 : TOKENIZE_SPECIAL) | (bos ? TOKENIZE_BOS : 0);
@@ -195,8 +200,8 @@ int cmd_tokenize(int argc, char **argv)
     } else {
         struct buf text = {0};
         struct token_list l = {0};
-        if (n > 1 && strcmp(pos[1], "-"))
-            buf_adds(&text, pos[1]);
+        if (n && strcmp(pos[0], "-"))
+            buf_adds(&text, pos[0]);
         else
             ok = cli_read_file("-", TEXT_MAX, &text, &err);
         ok = ok && tokenizer_encode(t, text.p ? text.p : "", text.len, flags, &l, &err);
@@ -236,7 +241,9 @@ static bool parse_ids(const struct tokenizer *t, const char *s, struct token_lis
 int cmd_detokenize(int argc, char **argv)
 {
     bool jsonl = false, no_special = false;
+    const char *model = NULL;
     const struct opt opts[] = {
+        MODEL_ROW(model),
         {OPT_FLAG, 0, "no-special", 0, &no_special, 0, 0, 0, "leave special tokens out"},
         {OPT_FLAG, 0, "jsonl", 0, &jsonl, 0, 0, 0,
          "read lines {\"ids\": [...]}, write lines {\"text\": ...}"},
@@ -250,7 +257,6 @@ int cmd_detokenize(int argc, char **argv)
                     "  steel tokenize model.gguf --ids < book.txt | steel detokenize model.gguf\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
-        .min_args = 1,
         .max_args = argc,
     };
     const char **pos = mem_zalloc((size_t)argc + 1, sizeof *pos);
@@ -260,9 +266,13 @@ int cmd_detokenize(int argc, char **argv)
     int code = EXIT_OK;
     if (n < 0)
         code = cli_args_exit(n);
-    else if (jsonl && n > 1)
+    else if (!cli_take_model(&u, &model, pos, &n, 0))
+        code = EXIT_USAGE;
+    else if (!model)
+        code = cli_args_exit(args_usage_error(&u, "whose tokens? Name a model"));
+    else if (jsonl && n)
         code = cli_args_exit(args_usage_error(&u, "--jsonl reads standard input, not IDS"));
-    else if (!hub_resolve(&pos[0], &err) || !(t = tokenizer_open(pos[0], &err)))
+    else if (!hub_resolve(&model, &err) || !(t = tokenizer_open(model, &err)))
         code = cli_fail(&err);
     if (t) {
         bool ok = true;
@@ -272,9 +282,9 @@ int cmd_detokenize(int argc, char **argv)
         } else {
             struct buf text = {0};
             struct token_list l = {0};
-            for (int i = 1; ok && i < n; i++)
+            for (int i = 0; ok && i < n; i++)
                 ok = parse_ids(t, pos[i], &l, &err);
-            if (n < 2)
+            if (!n)
                 ok = cli_read_file("-", TEXT_MAX, &text, &err) &&
                      (!text.p || parse_ids(t, text.p, &l, &err));
             buf_reset(&text);

@@ -7,6 +7,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 void convert_ui_init(struct convert_ui *ui, const char *verb)
@@ -119,4 +121,49 @@ bool convert_ui_type(const struct usage *u, const char *flag, const char *name, 
         return true;
     args_usage_error(u, "--%s %s: not a type that can be made", flag, name);
     return false;
+}
+
+static bool same_file(const struct stat *a, const char *path)
+{
+    struct stat b;
+    return path && stat(path, &b) == 0 && a->st_dev == b.st_dev && a->st_ino == b.st_ino;
+}
+
+/* "model-00002-of-00003.gguf" beside "model-00001-of-00003.gguf": parts of one model. */
+static bool same_split(const char *a, const char *b)
+{
+    const char *x = strrchr(a, '/'), *y = strrchr(b, '/');
+    x = x ? x + 1 : a;
+    y = y ? y + 1 : b;
+    size_t n = strlen(x);
+    return n == strlen(y) && n > 20 && !strncmp(x + n - 14, "-of-", 4) &&
+           !strcmp(x + n - 14, y + n - 14) && !strncmp(x, y, n - 19);
+}
+
+/* Of what is in a folder, anything but a GGUF may be a part of its model. */
+static bool part_of_folder(const char *in, const char *out)
+{
+    struct stat folder;
+    size_t n = strlen(out);
+    char *parent = mem_strdup(out), *slash = strrchr(parent, '/');
+    if (slash)
+        *slash = 0;
+    bool inside = stat(in, &folder) == 0 && S_ISDIR(folder.st_mode) &&
+                  same_file(&folder, slash ? *parent ? parent : "/" : ".");
+    mem_free(parent);
+    return inside && !(n > 5 && !strcasecmp(out + n - 5, ".gguf"));
+}
+
+bool convert_ui_target(const char *in, const char *out, const struct convert_options *opt,
+                       bool force, struct error *err)
+{
+    struct stat st;
+    if (opt->dry_run || stat(out, &st))
+        return true;
+    if (same_file(&st, in) || same_split(in, out) || part_of_folder(in, out) ||
+        same_file(&st, opt->imatrix))
+        return error_set(err, "%s is what is read: name another file", out);
+    if (!S_ISREG(st.st_mode))
+        return error_set(err, "%s: exists and is no regular file", out);
+    return force || error_set(err, "%s is there already; --force replaces it", out);
 }

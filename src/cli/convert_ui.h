@@ -25,4 +25,8 @@ bool convert_ui_overrides(const struct usage *u, const struct opt_list *list,
                           struct convert_options *opt);
 void convert_ui_free(struct convert_options *opt);
 
+/* Whether OUT may be written: not over a source, whatever is asked; over anything else with --force. */
+bool convert_ui_target(const char *in, const char *out, const struct convert_options *opt,
+                       bool force, struct error *err);
+
 #endif

@@ -6,7 +6,7 @@
 #include <string.h>
 
 const struct command cli_commands[] = {
-    {"run", "[MODEL] [-p PROMPT]", "chat, or answer one prompt", cmd_run},
+    {"run", "[MODEL] [PROMPT]", "chat, or answer one prompt", cmd_run},
     {"serve", "[MODEL]", "OpenAI's, Anthropic's and Ollama's APIs and a web page", cmd_serve},
     {"pull", "NAME", "download a model: owner/name[:quant]", cmd_pull},
     {"list", "", "the models that are here", cmd_list},

@@ -322,7 +322,7 @@ static void reply(struct terminal *t)
 {
     struct steel_error err = {0};
     cli_clear_interrupt();
-    bool ok = answer(t, stdout, &err);
+    bool ok = answer(t, isatty(STDOUT_FILENO) ? stdout : stderr, &err);
     style(t, PLAIN);
     printf("\n");
     if (cli_interrupted())

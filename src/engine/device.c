@@ -45,3 +45,12 @@ bool device_fits(const struct device_facts *f, struct error *err)
         f->name, gb(need), gb(f->weights), gb(f->kv), gb(f->scratch), gb(f->room), bits,
         f->n_params > 0 ? (double)f->weights * 8 / (double)f->n_params : 0);
 }
+
+int device_sequences(size_t room, size_t token, size_t state, int context, int most)
+{
+    int tokens = context > 0 && context < DEVICE_SEQ_TOKENS ? context : DEVICE_SEQ_TOKENS;
+    double each = (double)token * tokens + (double)state;
+    double n = each > 0 ? (double)room / each : most;
+    int least = most < DEVICE_LEAST_SEQS ? most : DEVICE_LEAST_SEQS;
+    return n >= most ? most : n <= least ? least : (int)n;
+}

@@ -27,6 +27,11 @@ enum { DEVICE_SMALL_MODEL = 64 << 20 };
 
 /* The device to open. `notice` is left empty, or says why a GPU that is there is not used. */
 enum device_kind device_choose(const struct device_facts *f, struct error *notice);
+/* Sequences that a cache is made for where nobody said how many: as many as it holds of the length
+ * most requests have, within bounds. room: bytes for keys, values and states; token: bytes of one;
+ * state: bytes that a sequence has whatever its length. */
+enum { DEVICE_SEQ_TOKENS = 1024, DEVICE_LEAST_SEQS = 16 };
+int device_sequences(size_t room, size_t token, size_t state, int context, int most);
 /* For a GPU that was named: an error that says what would fit, where the model does not. True where
  * there is no such GPU: opening it will say so. */
 bool device_fits(const struct device_facts *f, struct error *err);

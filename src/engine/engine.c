@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { DEFAULT_QUEUE = 512, DEFAULT_SEQS = 16, DEFAULT_SEQS_GPU = 128, MIN_ROWS_TO_READ = 64 };
+enum { DEFAULT_QUEUE = 512, DEFAULT_SEQS = 16, MOST_SEQS_GPU = 256, MIN_ROWS_TO_READ = 64 };
 
 const double histogram_bounds[HISTOGRAM_BUCKETS] = {
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
@@ -927,7 +927,7 @@ struct engine *engine_open(const char *path, const struct engine_options *opt)
         e->opt.max_queue = DEFAULT_QUEUE;
     if (r->max_seqs <= 0) {
         r->max_seqs = DEFAULT_SEQS;
-        r->max_seqs_gpu = DEFAULT_SEQS_GPU;
+        r->max_seqs_gpu = MOST_SEQS_GPU;
     }
     r->read_rows = MIN_ROWS_TO_READ; /* decodes must leave rows for prompts */
     e->inbox_end = &e->inbox;

@@ -24,7 +24,7 @@ enum { ENGINE_MAX_LOGPROBS = SAMPLE_MAX_TOP, ENGINE_MAX_CHOICES = 128, ENGINE_MA
 
 struct engine_options {
     struct runtime_options
-        runtime;          /* max_seqs 0 = 16, 128 on a GPU; progress is the engine's own */
+        runtime; /* max_seqs 0 = 16, on a GPU what its cache holds; progress is the engine's own */
     int max_queue;        /* choices that may wait; 0 = 512 */
     int max_per_client;   /* choices of one client that run at once; 0 = no bound but its share */
     double step_ms;       /* time budget of a step with decodes; 0 = automatic */

@@ -85,7 +85,10 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
                              .no_repack = out->no_repack,
                              .isa_forced = getenv("STEEL_ISA") != NULL};
     int least = c->context < GPU_LEAST_CONTEXT ? c->context : GPU_LEAST_CONTEXT;
-    struct step_limits lim = limits_of(opt, true);
+    struct runtime_options fewest = *opt; /* sequences that must fit; more where there is room */
+    if (fewest.max_seqs_gpu > DEVICE_LEAST_SEQS)
+        fewest.max_seqs_gpu = DEVICE_LEAST_SEQS;
+    struct step_limits lim = limits_of(&fewest, true);
     f.n_params = size->n_params;
     f.weights = size->bytes;
     f.kv = (size_t)or_default(opt->context, least) * kvcache_token_bytes(net, kv_type_of(opt)) +
@@ -144,6 +147,22 @@ static struct cache_room gpu_room(const struct runtime_options *opt, const struc
     struct step_limits lim = limits_of(opt, true);
     size_t room = backend_cuda_room(device, gpu_share(opt));
     return (struct cache_room){room, room, GPU_SCRATCH / 2 + step_bytes(net, &lim), true};
+}
+
+/* On a GPU whose user named no number of sequences: as many as its cache holds. */
+static int fit_sequences(const struct runtime_options *opt, const struct network *net, int context,
+                         const struct cache_room *r)
+{
+    if (opt->max_seqs_gpu <= 0)
+        return 0;
+    size_t token = kvcache_token_bytes(net, kv_type_of(opt)) + TOKEN_EXTRA;
+    size_t left = r->usable > r->beside ? r->usable - r->beside : 0;
+    if (opt->kv_tokens > 0)
+        left = (size_t)opt->kv_tokens * token;
+    else if (opt->kv_bytes && !opt->kv_bytes_host && opt->kv_bytes < left)
+        left = opt->kv_bytes;
+    return device_sequences(left, token, (1 + CHECKPOINTS) * kvcache_state_bytes(net),
+                            or_default(opt->context, context), opt->max_seqs_gpu);
 }
 
 /* Slots for recurrent states: one for each sequence that may run, and checkpoints as memory allows.
@@ -296,8 +315,14 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
         return error_set(err, "%s: the tokenizer has %d tokens, the embedding %d rows",
                          rt->file->path, tokenizer_n_vocab(rt->tokenizer), c->n_vocab);
     const struct network *net = &rt->model->net;
-    if (gpu && !size_cache(rt, opt, c, net, &lim, gpu_room(opt, net, &device), &cache, err))
-        return false;
+    if (gpu) {
+        struct runtime_options fit = *opt;
+        struct cache_room room = gpu_room(opt, net, &device);
+        fit.max_seqs_gpu = fit_sequences(opt, net, c->context, &room);
+        lim = limits_of(&fit, true);
+        if (!size_cache(rt, &fit, c, net, &lim, gpu_room(&fit, net, &device), &cache, err))
+            return false;
+    }
     int page_len = or_default(opt->page_len, 16);
     int64_t pages = (cache.tokens + page_len - 1) / page_len + lim.max_seqs;
     if (pages > INT32_MAX / page_len)

@@ -20,7 +20,7 @@ struct runtime_options {
     enum dtype kv_type; /* DT_NONE = F16 */
     int page_len;       /* 0 = 16 */
     int max_seqs;       /* 0 = 1 */
-    int max_seqs_gpu;   /* ... on a GPU; 0 = max_seqs */
+    int max_seqs_gpu;   /* ... on a GPU: as many as its cache holds, at most this; 0 = max_seqs */
     int max_tokens;     /* rows of one step; 0 = 512, on a GPU 2048 */
     int read_rows; /* of which so many, at least, are left for prompts beside max_seqs decodes */
     int max_out;   /* logits rows of one step; 0 = max_seqs */

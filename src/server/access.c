@@ -85,6 +85,20 @@ static bool is_localhost(const char *name)
     return !strcasecmp(name, "localhost") || (n > 10 && !strcasecmp(name + n - 10, ".localhost"));
 }
 
+bool access_is_loopback(const char *host)
+{
+    char name[256];
+    unsigned char four[4];
+    struct in6_addr six;
+    if (!host_name(host, name, sizeof name))
+        snprintf(name, sizeof name, "%s", host);
+    if (inet_pton(AF_INET, name, four) == 1)
+        return four[0] == 127;
+    if (inet_pton(AF_INET6, name, &six) == 1 || inet_pton(AF_INET6, host, &six) == 1)
+        return IN6_IS_ADDR_LOOPBACK(&six);
+    return is_localhost(name);
+}
+
 /* An address cannot be made to mean another machine; a name can, by whoever owns it. */
 bool access_host(const struct server *s, struct http_exchange *x)
 {

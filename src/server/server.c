@@ -557,6 +557,9 @@ static void loop(struct server *s)
     snprintf(url, sizeof url, "%s://%s:%d", h->cert_file ? "https" : "http", h->host,
              http_port(s->http));
     log_line(LOG_INFO, "listening", LOG_TEXT("url", url));
+    if (!s->opt.n_keys && !access_is_loopback(h->host))
+        log_line(LOG_WARN, "anybody who reaches this address may use the model",
+                 LOG_TEXT("why", "--host is not loopback and there is no --api-key"));
     event_base_dispatch(s->base);
     /* Whoever is still there is cut off; the engine answers for what it has. */
     limit_ending(s->exit_code);

@@ -282,6 +282,7 @@ bool access_key(const struct server *s, struct http_exchange *x);
 uint64_t access_client(const struct server *s, struct http_exchange *x);
 bool access_host(const struct server *s, struct http_exchange *x);   /* the Host header is ours */
 bool access_origin(const struct server *s, struct http_exchange *x); /* no other site's page */
+bool access_is_loopback(const char *host);     /* only this machine reaches it */
 bool access_type(struct http_exchange *x);     /* not a type that pages may post unasked */
 bool access_encoding(struct http_exchange *x); /* the body is not packed */
 /* In --cors-origin, or this machine's where there is none; *any: by "*". */
