@@ -1,10 +1,13 @@
 /*
  * Whole answers under constraint (text/chat_grammar.h): what each form of tool calls takes and refuses,
  * free thinking before it, text beside calls, tags as special tokens or spelled out; and that whatever
- * comes through is read back by the chat parser as calls with valid arguments.
+ * comes through is read back by the chat parser as calls with valid arguments. All of it twice: with the
+ * built-in model's vocabulary, and with one that has every family's tags as special tokens.
  */
 #include "base/mem.h"
+#include "schema_check.h"
 #include "text/chat_grammar.h"
+#include "text/tokenizer_impl.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -17,6 +20,7 @@
 static struct tokenizer *tok;
 static struct grammar_vocab *vocab;
 static size_t words;
+static bool tagged; /* the vocabulary has the tags */
 static json_t *tools;
 
 static const char TOOLS[] =
@@ -141,11 +145,19 @@ static void calls_are(enum chat_format f, const char *text, const char *want)
 #define K_FRAME(calls) "<|tool_calls_section_begin|>" calls "<|tool_calls_section_end|>"
 #define K_CALL(name, args)                                                                         \
     "<|tool_call_begin|>" name "<|tool_call_argument_begin|>" args "<|tool_call_end|>"
-#define D_FRAME(inner) "<｜tool▁calls▁begin｜>" inner "<｜tool▁calls▁end｜>"
-#define D_CALL(inner)  "<｜tool▁call▁begin｜>" inner "<｜tool▁call▁end｜>"
-#define D_SEP          "<｜tool▁sep｜>"
-#define PING           "ping{}"
-#define PRAGUE         "get_weather{\"town\":\"Prague\",\"days\":3}"
+#define D_FRAME(inner)     "<｜tool▁calls▁begin｜>" inner "<｜tool▁calls▁end｜>"
+#define D_CALL(inner)      "<｜tool▁call▁begin｜>" inner "<｜tool▁call▁end｜>"
+#define D_SEP              "<｜tool▁sep｜>"
+#define G_CALL(name, args) "<tool_call>" name args "</tool_call>"
+#define G_ARG(k, v)        "<arg_key>" k "</arg_key><arg_value>" v "</arg_value>"
+#define G_LINES(k, v)      "<arg_key>" k "</arg_key>\n<arg_value>" v "</arg_value>\n"
+#define M_FRAME(calls)     "<minimax:tool_call>\n" calls "</minimax:tool_call>"
+#define M_CALL(name, args) "<invoke name=\"" name "\">\n" args "</invoke>\n"
+#define M_ARG(k, v)        "<parameter name=\"" k "\">" v "</parameter>\n"
+#define E_CALL(name, args) "<|tool_call>call:" name "{" args "}<tool_call|>"
+#define E_TEXT(t)          "<|\"|>" t "<|\"|>"
+#define PING               "ping{}"
+#define PRAGUE             "get_weather{\"town\":\"Prague\",\"days\":3}"
 
 /* Every form: calls as the family writes them, and what must not come through. */
 static const struct form_case {
@@ -260,6 +272,47 @@ static const struct form_case {
      {K_FRAME(K_CALL("functions.weather:0", "{}")),
       K_FRAME(K_CALL("functions.get_weather:0", "{}")), K_FRAME(K_CALL("ping", "{}")), K_FRAME("")},
      {"<|tool_calls", "Hello"}},
+    {CHAT_GLM,
+     G_CALL("get_weather", G_ARG("town", "Prague") G_ARG("days", "3")),
+     PRAGUE,
+     G_CALL("ping", "") "\n" G_CALL("send", G_ARG("to", "[\"a\"]") G_ARG("loud", "true")),
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {G_CALL("weather", ""), G_CALL("get_weather", ""),
+      G_CALL("get_weather", G_ARG("town", "Prague") G_ARG("days", "12")),
+      G_CALL("get_weather", G_ARG("town", "Prague Prague Prague") G_ARG("days", "3")),
+      G_CALL("send", G_ARG("to", "a")), G_CALL("send", G_ARG("to", "[\"a\"]") G_ARG("other", "1")),
+      "<tool_call>ping", "<tool_call>Hello"},
+     {"Hello <arg_key", "if (a<b)"}},
+    {CHAT_GLM,
+     G_CALL("get_weather\n", G_LINES("town", "Prague") G_LINES("days", "3")),
+     PRAGUE,
+     G_CALL("ping\n", "") G_CALL("send\n", G_LINES("to", "[\"a\"]") G_LINES("loud", "true")),
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {G_CALL("get_weather", G_LINES("days", "3")),
+      G_CALL("get_weather", G_ARG("town", "Pra<arg_key>") G_ARG("days", "3"))},
+     {"<tool_cal"}},
+    {CHAT_MINIMAX,
+     M_FRAME(M_CALL("get_weather", M_ARG("town", "Prague") M_ARG("days", "3"))),
+     PRAGUE,
+     M_FRAME(M_CALL("ping", "") M_CALL("send", M_ARG("to", "[\"a\"]") M_ARG("loud", "true"))),
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {M_FRAME(M_CALL("weather", "")), M_FRAME(M_CALL("get_weather", "")),
+      M_FRAME(M_CALL("get_weather", M_ARG("town", "Prague") M_ARG("days", "three"))),
+      M_FRAME(M_CALL("get_weather", M_ARG("town", "Prague Prague Prague") M_ARG("days", "3"))),
+      M_FRAME(M_CALL("send", M_ARG("to", "[]"))), M_FRAME(""),
+      "<minimax:tool_call>\n" M_CALL("ping", ""), "<minimax:tool_call>Hello"},
+     {"<minimax:tool", "<invoke name=\"pong\">"}},
+    {CHAT_GEMMA,
+     E_CALL("get_weather", "town:" E_TEXT("Prague") ",days:3"),
+     PRAGUE,
+     E_CALL("ping", "") E_CALL("send", "to:[" E_TEXT("a") "],loud:true"),
+     PING " send{\"to\":[\"a\"],\"loud\":true}",
+     {E_CALL("weather", ""), E_CALL("get_weather", "town:" E_TEXT("Prague")),
+      E_CALL("get_weather", "town:Prague,days:3"), E_CALL("get_weather", "town:\"Prague\",days:3"),
+      E_CALL("get_weather", "town:" E_TEXT("Prague Prague Prague") ",days:3"),
+      E_CALL("send", "to:[]"), E_CALL("send", "to:[" E_TEXT("a") "],other:1"),
+      "<|tool_call>call:ping{}"},
+     {"<|tool", "call:ping{}"}},
     {CHAT_GPT_OSS,
      "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"town\": "
      "\"Prague\", \"days\": 3}",
@@ -332,6 +385,13 @@ static void test_open_arguments(void **state)
          "{\"e\": \"f\"}, null]\n</parameter>\n<parameter=g>\n{\"h\": true}\n</parameter>\n"
          "</function>\n</tool_call>"},
         {CHAT_PYTHONIC, "[ping(a=\"b c\", d=[1, {\"e\": \"f\"}, None], g={\"h\": True})]"},
+        {CHAT_GLM, G_CALL("ping", G_ARG("a", "b c") G_ARG("d", "[1, {\"e\": \"f\"}, null]")
+                                      G_ARG("g", "{\"h\": true}"))},
+        {CHAT_MINIMAX,
+         M_FRAME(M_CALL("ping", M_ARG("a", "b c") M_ARG("d", "[1, {\"e\": \"f\"}, null]")
+                                    M_ARG("g", "{\"h\": true}")))},
+        {CHAT_GEMMA,
+         E_CALL("ping", "a:" E_TEXT("b c") ",d:[1,{e:" E_TEXT("f") "},null],g:{h:true}")},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         calls_are(rows[i].format, rows[i].text, want);
@@ -391,6 +451,23 @@ static void test_thinking(void **state)
     takes(g, CALL);
     refuses(g, "<tool_call>\n no");
     refuses(g, "Hello <think> <tool_call>\n no"); /* too late for thinking */
+    grammar_free(g);
+
+    /* Gemma's tag opens thinking with a word; without the tag's token only a text may begin so. */
+    c = (struct chat_constraint){
+        .format = CHAT_GEMMA, .response = &age, .thinking = CHAT_THINKS_MAYBE};
+    g = compile(c);
+    (tagged ? takes : refuses)(g, "<|channel>thought\nHm. <|tool_call>call:<channel|>42");
+    takes(g, "42");
+    refuses(g, "<|channel>final\nHm.<channel|>42");
+    refuses(g, "<|channel>thought\nHm.");
+    grammar_free(g);
+    c = (struct chat_constraint){.format = CHAT_GEMMA, .thinking = CHAT_THINKS_MAYBE};
+    g = compile(c);
+    takes(g, "<|channel>thought\nI could <|tool_call>call:x<channel|>Hello" E_CALL("ping", ""));
+    takes(g, "Hello" E_CALL("ping", "") E_CALL("ping", ""));
+    refuses(g, "<|channel>thought\nHm.<channel|>" E_CALL("pong", ""));
+    refuses(g, E_CALL("pong", ""));
     grammar_free(g);
 
     c = (struct chat_constraint){.format = CHAT_GPT_OSS, .response = &age};
@@ -470,6 +547,140 @@ static void test_tags(void **state)
     grammar_free(g);
 }
 
+static bool in_mask(struct grammar_matcher *m, const char *token)
+{
+    struct error err = {0};
+    uint32_t *bits = mem_zalloc(words, 4);
+    int32_t id = tokenizer_find(tok, token, strlen(token));
+    assert_true(id >= 0 && grammar_mask(m, bits, &err));
+    bool in = bits[id / 32] >> id % 32 & 1;
+    mem_free(bits);
+    return in;
+}
+
+static void accept_all(struct grammar_matcher *m, const char *text)
+{
+    struct token_list ids = {0};
+    struct error err = {0};
+    assert_true(tokenizer_encode(tok, text, strlen(text), TOKENIZE_SPECIAL, &ids, &err));
+    for (size_t i = 0; i < ids.n; i++)
+        assert_true(grammar_accept(m, ids.ids[i], &err));
+    token_list_clear(&ids);
+}
+
+/* Tags that arguments are made of: tokens where they belong, and not inside of a text. */
+static void test_spelled(void **state)
+{
+    (void)state;
+    static const char schema[] = "{\"type\":\"string\"}";
+    struct grammar_source src = {GRAMMAR_SCHEMA, 0, schema, strlen(schema)};
+    static const struct {
+        enum chat_format format;
+        const char *text;   /* up to a text */
+        const char *end;    /* the token that ends it */
+        const char *wrong;  /* one that may not be in it */
+        const char *behind; /* what follows */
+    } rows[] = {
+        {CHAT_GLM, "<tool_call>get_weather<arg_key>town</arg_key><arg_value>Pra", "</arg_value>",
+         "<arg_key>", "<arg_key>"},
+        {CHAT_GEMMA, "<|tool_call>call:get_weather{town:<|\"|>Pra", "<|\"|>", "<tool_call|>", ","},
+    };
+    for (size_t i = 0; tagged && i < sizeof rows / sizeof *rows; i++) {
+        struct grammar *g = compile((struct chat_constraint){
+            .format = rows[i].format, .tools = tools, .required = i, .response = i ? NULL : &src});
+        struct grammar_matcher *m = grammar_matcher_new(g, vocab);
+        accept_all(m, rows[i].text);
+        assert_true(in_mask(m, rows[i].end));
+        assert_false(in_mask(m, rows[i].wrong));
+        accept_all(m, rows[i].end);
+        assert_true(in_mask(m, rows[i].behind));
+        grammar_matcher_free(m);
+        m = grammar_matcher_new(g, vocab); /* a JSON text beside calls has no tags in it */
+        if (!i) {
+            accept_all(m, "\"Pra");
+            assert_false(in_mask(m, rows[i].wrong));
+            assert_false(in_mask(m, rows[i].end));
+        }
+        grammar_matcher_free(m);
+        grammar_free(g);
+    }
+}
+
+/* Any token that is allowed, by chance: what comes is calls that fit their schemas, in every form. */
+static void random_answer(struct grammar *g, uint32_t *seed, struct buf *out)
+{
+    enum { BUDGET = 150 };
+    uint32_t *bits = mem_zalloc(words, 4);
+    struct grammar_matcher *m = grammar_matcher_new(g, vocab);
+    struct error err = {0};
+    bool done = false;
+    grammar_set_budget(m, BUDGET);
+    for (int i = 0; i < BUDGET && !done; i++) {
+        int32_t id = -1;
+        uint32_t ties = 0;
+        assert_true(grammar_mask(m, bits, &err));
+        for (int32_t k = 0; k < tokenizer_n_vocab(tok); k++)
+            if (bits[k / 32] >> k % 32 & 1) {
+                *seed = *seed * 1664525 + 1013904223;
+                id = (*seed >> 8) % ++ties ? id : k;
+            }
+        assert_true(id >= 0);
+        assert_true(grammar_accept(m, id, &err));
+        done = tokenizer_is_end(tok, id);
+        size_t n;
+        const char *p = tokenizer_piece(tok, id, &n);
+        if (!done)
+            buf_add(out, p, n);
+    }
+    if (!done)
+        fail_msg("no end: %.400s", out->p);
+    grammar_matcher_free(m);
+    mem_free(bits);
+}
+
+static void test_random(void **state)
+{
+    (void)state;
+    uint32_t seed = 7;
+    for (enum chat_format f = 0; f < CHAT_N_FORMATS; f++) {
+        if (f == CHAT_PLAIN)
+            continue;
+        for (int round = 0; round < 30; round++) {
+            struct buf out = {0};
+            struct grammar *g = compile((struct chat_constraint){
+                .format = f, .required = true, .one_call = round % 2, .tools = tools});
+            random_answer(g, &seed, &out);
+            json_t *m = parse(f, out.p, out.len, false), *call, *tool;
+            json_t *calls = json_object_get(m, "tool_calls");
+            size_t i, k;
+            if (!json_array_size(calls) || (round % 2 && json_array_size(calls) != 1))
+                fail_msg("%s: %zu calls: %s", chat_format_name(f), json_array_size(calls), out.p);
+            json_array_foreach(calls, i, call)
+            {
+                json_t *fn = json_object_get(call, "function");
+                const char *name = json_string_value(json_object_get(fn, "name"));
+                const char *text = json_string_value(json_object_get(fn, "arguments"));
+                json_t *args = json_loads(text, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL);
+                int valid = 0;
+                json_array_foreach(tools, k, tool)
+                {
+                    json_t *def = json_object_get(tool, "function");
+                    json_t *schema = json_object_get(def, "parameters");
+                    if (!strcmp(json_string_value(json_object_get(def, "name")), name))
+                        valid =
+                            !schema ? json_is_object(args) : check_value(schema, schema, args, 0);
+                }
+                if (valid != 1)
+                    fail_msg("%s: %s(%s) in %s", chat_format_name(f), name, text, out.p);
+                json_decref(args);
+            }
+            json_decref(m);
+            grammar_free(g);
+            buf_clear(&out);
+        }
+    }
+}
+
 static void refused(struct chat_constraint c, const char *why)
 {
     struct error err = {0};
@@ -506,10 +717,8 @@ static void test_refused(void **state)
     refuses(g, "{\"name\": \"f\", \"parameters\": {\"a\": 5}}");
     grammar_free(g);
     json_decref(odd);
-    /* Values between tags of GLM's, MiniMax's and Gemma's kinds are parsed, not yet enforced. */
     for (enum chat_format f = 0; f < CHAT_N_FORMATS; f++)
-        assert_int_equal(chat_format_calls(f),
-                         f != CHAT_PLAIN && f != CHAT_GLM && f != CHAT_MINIMAX && f != CHAT_GEMMA);
+        assert_int_equal(chat_format_calls(f), f != CHAT_PLAIN);
 }
 
 /* Many tools with expensive schemas end in an error that names the limit, or are loosened. */
@@ -558,31 +767,91 @@ static void test_prompts(void **state)
                 {"<|im_start|>assistant\n<think>\n", CHAT_THINKS_FIRST},
                 {"<|im_start|>assistant\n<think>\n\n</think>\n\n", CHAT_THINKS_NOT},
                 {"[THINK]", CHAT_THINKS_FIRST},
+                {"<|turn>model\n<|channel>thought\n<channel|>", CHAT_THINKS_NOT},
                 {"", CHAT_THINKS_MAYBE}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         assert_int_equal(chat_thinking_of(rows[i].prompt, strlen(rows[i].prompt)), rows[i].want);
 }
 
+/* The built-in model's vocabulary, and every tag of every family. */
+static struct tokenizer *load_tagged(void)
+{
+    static const char *const tags[] = {"<arg_key>",
+                                       "</arg_key>",
+                                       "<arg_value>",
+                                       "</arg_value>",
+                                       "<minimax:tool_call>",
+                                       "</minimax:tool_call>",
+                                       "<|tool_call>",
+                                       "<tool_call|>",
+                                       "<|\"|>",
+                                       "<|channel>",
+                                       "<channel|>",
+                                       "[TOOL_CALLS]",
+                                       "[ARGS]",
+                                       "<|tool_calls_section_begin|>",
+                                       "<|tool_calls_section_end|>",
+                                       "<|tool_call_begin|>",
+                                       "<|tool_call_end|>",
+                                       "<|tool_call_argument_begin|>",
+                                       "<|channel|>",
+                                       "<|message|>",
+                                       "<|constrain|>",
+                                       "<|start|>",
+                                       "<|python_tag|>",
+                                       "<｜tool▁calls▁begin｜>",
+                                       "<｜tool▁calls▁end｜>",
+                                       "<｜tool▁call▁begin｜>",
+                                       "<｜tool▁call▁end｜>",
+                                       "<｜tool▁sep｜>"};
+    json_t *root = json_load_file("demo/steel-demo/tokenizer.json", 0, NULL);
+    json_t *added = json_object_get(root, "added_tokens");
+    if (!added)
+        return NULL;
+    int id = (int)json_object_size(json_object_get(json_object_get(root, "model"), "vocab")) +
+             (int)json_array_size(added);
+    for (size_t i = 0; i < sizeof tags / sizeof *tags; i++)
+        json_array_append_new(added, json_pack("{s:i,s:s,s:b,s:b,s:b,s:b,s:b}", "id", id + (int)i,
+                                               "content", tags[i], "single_word", 0, "lstrip", 0,
+                                               "rstrip", 0, "normalized", 0, "special", i % 2));
+    char *text = json_dumps(root, 0);
+    json_t *config = json_load_file("demo/steel-demo/tokenizer_config.json", 0, NULL);
+    struct error err = {0};
+    struct tokenizer *t = tokenizer_load_json(text, strlen(text), "test", config, &err);
+    if (!t)
+        printf("%s\n", err.msg);
+    free(text);
+    json_decref(config);
+    json_decref(root);
+    return t;
+}
+
 int main(void)
 {
     struct error err = {0};
-    tok = tokenizer_open(NULL, &err); /* the built-in model's */
-    if (!tok) {
-        printf("skipped: %s\n", err.msg);
-        return 77;
-    }
-    vocab = grammar_vocab_new(tok);
-    words = grammar_mask_words(tokenizer_n_vocab(tok));
-    tools = json_loads(TOOLS, 0, NULL);
+    int failed = 0;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forms),    cmocka_unit_test(test_open_arguments),
         cmocka_unit_test(test_thinking), cmocka_unit_test(test_either),
-        cmocka_unit_test(test_tags),     cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_tags),     cmocka_unit_test(test_spelled),
+        cmocka_unit_test(test_random),   cmocka_unit_test(test_refused),
         cmocka_unit_test(test_prompts),  cmocka_unit_test(test_hostile),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    tools = json_loads(TOOLS, 0, NULL);
+    for (int round = 0; round < 2; round++) {
+        tagged = round;
+        tok = tagged ? load_tagged() : tokenizer_open(NULL, &err); /* the built-in model's */
+        if (!tok) {
+            printf("skipped: %s\n", tagged ? "demo/steel-demo/tokenizer.json" : err.msg);
+            return failed ? failed : 77;
+        }
+        vocab = grammar_vocab_new(tok);
+        words = grammar_mask_words(tokenizer_n_vocab(tok));
+        failed += cmocka_run_group_tests_name(tagged ? "tags are tokens" : "tags are text", tests,
+                                              NULL, NULL);
+        grammar_vocab_free(vocab);
+        tokenizer_free(tok);
+    }
     json_decref(tools);
-    grammar_vocab_free(vocab);
-    tokenizer_free(tok);
     return failed;
 }

@@ -384,7 +384,7 @@ static int answer_grammar(struct steel_chat *c, const struct steel_request_optio
         return fits;
     if (choice && !calls) {
         lib_fail(error, STEEL_INVALID,
-                 "tool_choice: calls in this model's form, if it has one, cannot be enforced");
+                 "tool_choice: this model's template has no form of tool calls that is known");
         return -1;
     }
     struct chat_constraint fit = {.format = format,

@@ -214,7 +214,7 @@ bool prepare_conversation(struct call *c, const json_t *body, struct buf *prompt
     if (chat->required && !chat_format_calls(chat->format)) {
         api_invalid(
             &c->err, "tool_choice",
-            "calls in this model's form, if it has one, cannot be enforced: none can be required");
+            "this model's template has no form of tool calls that is known: none can be required");
         goto out;
     }
     if (prefill.len)

@@ -52,7 +52,7 @@ char *chat_constraint_text(const struct chat_constraint *c)
 
 enum chat_thinking chat_thinking_of(const char *prompt, size_t len)
 {
-    static const char *const closed[] = {"</think>", "[/THINK]"};
+    static const char *const closed[] = {"</think>", "[/THINK]", "<channel|>"};
     if (chat_opens_reasoning(prompt, len))
         return CHAT_THINKS_FIRST;
     while (len && prompt[len - 1] && strchr(" \n\t\r", prompt[len - 1]))
@@ -459,6 +459,57 @@ static void form_gpt_oss(struct answer *a, struct graph *gr)
     }
 }
 
+/* <tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value></tool_call>, lines where the model likes. */
+static void form_glm(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), open = add_state(gr);
+    gr->final = add_state(gr);
+    add_tag(a, gr, begin, "<tool_call>", false, open);
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t named = add_state(gr), line = add_state(gr);
+        add_name(a, gr, open, "", &a->tools[i], "", named);
+        add_pattern(a, gr, named, "\\n", line);
+        add_edge(gr, named, true, a->tools[i].args, gr->final);
+        add_edge(gr, line, true, a->tools[i].args, gr->final);
+    }
+}
+
+/* <invoke name="NAME"><parameter name="K">V</parameter></invoke>, all calls in one frame. */
+static void form_minimax(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), first = add_state(gr), name = add_state(gr);
+    uint32_t next = add_state(gr), line = add_state(gr);
+    gr->final = add_state(gr);
+    add_tag(a, gr, begin, "<minimax:tool_call>", false, first);
+    add_pattern(a, gr, first, "\\n?<invoke name=\"", name);
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t args = add_state(gr);
+        add_name(a, gr, name, "", &a->tools[i], "", args);
+        add_edge(gr, args, true, a->tools[i].args, next);
+    }
+    if (!a->one)
+        add_pattern(a, gr, next, "\\n?<invoke name=\"", name);
+    add_pattern(a, gr, next, "\\n", line);
+    add_tag(a, gr, next, "</minimax:tool_call>", false, gr->final);
+    add_tag(a, gr, line, "</minimax:tool_call>", false, gr->final);
+}
+
+/* <|tool_call>call:NAME{k:<|"|>v<|"|>,n:3}<tool_call|> */
+static void form_gemma(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr);
+    uint32_t end = add_state(gr);
+    gr->final = add_state(gr);
+    add_tag(a, gr, begin, "<|tool_call>", false, open);
+    add_pattern(a, gr, open, "call:", name);
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t args = add_state(gr);
+        add_name(a, gr, name, "", &a->tools[i], "", args);
+        add_edge(gr, args, true, a->tools[i].args, end);
+    }
+    add_tag(a, gr, end, "<tool_call|>", false, gr->final);
+}
+
 #define LEAD "[ \\t\\r\\n]*"
 static const struct form {
     enum chat_format format;
@@ -479,6 +530,13 @@ static const struct form {
     {CHAT_MISTRAL, 0, form_mistral, {{.text = "[TOOL_CALLS]"}}, .repeats = true},
     {CHAT_DEEPSEEK_R1, 0, form_deepseek, {{.text = D_CALLS_BEGIN}}, .repeats = false},
     {CHAT_KIMI, 0, form_kimi, {{.text = "<|tool_calls_section_begin|>"}}, .repeats = false},
+    {CHAT_GLM, SCHEMA_GLM, form_glm, {{.text = "<tool_call>"}}, .repeats = true},
+    {CHAT_MINIMAX,
+     SCHEMA_MINIMAX,
+     form_minimax,
+     {{.text = "<minimax:tool_call>"}},
+     .repeats = false},
+    {CHAT_GEMMA, SCHEMA_GEMMA, form_gemma, {{.text = "<|tool_call>"}}, .repeats = true},
     {CHAT_GPT_OSS,
      0,
      form_gpt_oss,
@@ -576,14 +634,34 @@ static bool compile_args(struct answer *a, struct tool *t, int flags)
 
 /* ------------------------------------------------------------------ the whole answer */
 
-static const char *think_open(const struct answer *a)
+/* What opens thinking: a tag, and a word after it where the tag alone opens other things, too. */
+static const char *think_tag(const struct answer *a)
 {
-    return a->format == CHAT_MISTRAL ? "[THINK]" : "<think>";
+    return a->format == CHAT_MISTRAL ? "[THINK]"
+           : a->format == CHAT_GEMMA ? "<|channel>"
+                                     : "<think>";
+}
+
+static const char *think_word(const struct answer *a)
+{
+    return a->format == CHAT_GEMMA ? "thought" : "";
 }
 
 static const char *think_close(const struct answer *a)
 {
-    return a->format == CHAT_MISTRAL ? "[/THINK]" : "</think>";
+    return a->format == CHAT_MISTRAL ? "[/THINK]"
+           : a->format == CHAT_GEMMA ? "<channel|>"
+                                     : "</think>";
+}
+
+static void add_think_open(struct answer *a, struct graph *gr, uint32_t from, bool token_only,
+                           uint32_t to)
+{
+    bool word = think_word(a)[0];
+    uint32_t tagged = word ? add_state(gr) : to;
+    add_tag(a, gr, from, think_tag(a), token_only, tagged);
+    if (word)
+        add_pattern(a, gr, tagged, think_word(a), to);
 }
 
 /* Thinking that is open at `from`: to its closing tag. */
@@ -619,17 +697,19 @@ static void add_text(struct answer *a, struct graph *gr, uint32_t from, uint32_t
         buf_addf(&names[i], "[%.*s(", (int)name->len, name->text);
         stops[n++] = (struct stop){.at_start = names[i].p, .again = names[i].p + expression};
     }
-    struct buf lead = {0};
+    struct buf lead = {0}, open = {0};
     if (think) {
+        buf_addf(&open, "%s%s", think_tag(a), think_word(a));
         buf_adds(&lead, LEAD);
-        for (const char *p = think_open(a); *p; p++)
+        for (const char *p = open.p; *p; p++)
             buf_addf(&lead, "\\x%02x", (unsigned char)*p);
-        stops[n++] = (struct stop){.at_start = lead.p, .again = think_open(a)};
-        add_tag(a, gr, begun, think_open(a), false, think);
+        stops[n++] = (struct stop){.at_start = lead.p, .again = open.p};
+        add_think_open(a, gr, begun, false, think);
     }
     add_free(a, gr, from, stops, n, true, begun);
     add_edge(gr, begun, true, calls, to);
     buf_clear(&lead);
+    buf_clear(&open);
     for (int i = 0; i < 24; i++)
         buf_clear(&names[i]);
 }
@@ -731,7 +811,7 @@ static void answer_build(struct answer *a, uint32_t response)
         if (a->thinking != CHAT_THINKS_FIRST)
             add_edge(&gr, from, true, body, gr.final);
         if (a->thinking == CHAT_THINKS_MAYBE)
-            add_tag(a, &gr, from, think_open(a), true, think = add_state(&gr));
+            add_think_open(a, &gr, from, true, think = add_state(&gr));
         if (a->thinking != CHAT_THINKS_NOT) {
             uint32_t done = add_state(&gr), space = add_state(&gr);
             add_thoughts(a, &gr, think, false, done);

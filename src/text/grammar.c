@@ -85,6 +85,7 @@ uint32_t grammar_import(struct grammar *g, struct grammar *sub)
         sub->terms[i] = (struct term){0};
     }
     g->tags |= sub->tags;
+    g->spelled = sub->spelled ? sub->spelled : g->spelled;
     for (uint32_t i = 0; i < sub->n_nodes; i++) {
         uint32_t id = grammar_add_node(g, sub->nodes[i].kind);
         struct gnode *n = &g->nodes[id];

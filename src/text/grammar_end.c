@@ -693,10 +693,19 @@ static bool way_step(struct grammar_matcher *m, int *byte, int32_t *token)
 }
 
 /* The longest token that these bytes begin with; *n: its bytes. */
-static int32_t longest_token(const struct grammar_vocab *v, const char *p, size_t len, size_t *n)
+static int32_t longest_token(const struct grammar_matcher *m, const char *p, size_t len, size_t *n)
 {
+    const struct grammar_vocab *v = m->v;
     int32_t best = -1;
     *n = 0;
+    for (uint32_t i = 0; i < m->n_spelled; i++) {
+        size_t k;
+        const char *piece = tokenizer_piece(v->tok, m->spelled[i], &k);
+        if (k > *n && k <= len && !memcmp(piece, p, k)) {
+            best = m->spelled[i];
+            *n = k;
+        }
+    }
     for (int g = 0; g <= DFA_GROUPS; g++) {
         const struct vocab_trie *trie = &v->trie[g];
         uint32_t i = 0, end = trie->n;
@@ -739,7 +748,7 @@ static uint32_t way_tokens(struct grammar_matcher *m, int32_t *first)
             continue;
         /* A stretch of bytes ends here: what tokens it takes. */
         for (size_t at = 0, n; ok && at < text.len; at += n, count++) {
-            int32_t id = longest_token(m->v, text.p + at, text.len - at, &n);
+            int32_t id = longest_token(m, text.p + at, text.len - at, &n);
             ok = id >= 0;
             if (head)
                 *first = id;

@@ -48,6 +48,7 @@ struct term {
     char *tag; /* TERM_RAW: a special token of this spelling, where the vocabulary has one, and
                   nothing else then; or NULL */
     bool token_only;        /* ... and nothing at all where it has none */
+    bool spells;            /* the grammar's spelled tokens may be a part of its text */
     struct free_text *free; /* TERM_FREE */
     uint32_t *left;         /* (states) bytes that end it at least: see grammar_end.c */
     uint32_t
@@ -141,6 +142,8 @@ struct grammar {
     uint32_t *state_cost, *node_cost; /* (n_states), (n_nodes) bytes to the end: grammar_end.c */
     uint32_t detour;                  /* bytes that what need not be begun takes at most */
     bool json, tags;                  /* its first terminals are JSON's; some terminal is a tag */
+    const char *const
+        *spelled; /* special tokens that terminals spell out, NULL at the end; or NULL */
     uint32_t n_edges, cap_edges, cap_states, cap_terms, cap_nodes;
     size_t bytes, work; /* work: steps that compiling took */
 };
@@ -160,9 +163,12 @@ uint32_t grammar_import(struct grammar *g, struct grammar *sub);
 struct grammar *gbnf_compile(const char *text, size_t len, struct error *err);
 /* What tool calls ask for, beside the flags of grammar.h. */
 enum {
-    SCHEMA_OBJECT = 1 << 8, /* an object, whatever else the schema allows */
-    SCHEMA_PYTHON = 1 << 9, /* the object is "(a=1, b=True)", True, False and None everywhere */
-    SCHEMA_XML = 1 << 10,   /* the object is ">", its "<parameter=a>..." and "</function>" */
+    SCHEMA_OBJECT = 1 << 8,   /* an object, whatever else the schema allows */
+    SCHEMA_PYTHON = 1 << 9,   /* the object is "(a=1, b=True)", True, False and None everywhere */
+    SCHEMA_XML = 1 << 10,     /* the object is ">", its "<parameter=a>..." and "</function>" */
+    SCHEMA_MINIMAX = 1 << 11, /* '">', its '<parameter name="a">...</parameter>' and "</invoke>" */
+    SCHEMA_GLM = 1 << 12,     /* its "<arg_key>a</arg_key><arg_value>..." and "</tool_call>" */
+    SCHEMA_GEMMA = 1 << 13,   /* objects are {a:1}, texts are between two of <|"|>, everywhere */
 };
 struct grammar *schema_compile(const char *text, size_t len, int flags, struct error *err);
 struct grammar *choice_compile(const char *text, size_t len, struct error *err);
@@ -267,6 +273,8 @@ struct grammar_matcher {
     size_t work, work_max;
     const char *error;  /* a limit that was met */
     int32_t *tag_token; /* (n_terms) of terminals that are tags: their token or -1; NULL: no tags */
+    int32_t spelled[8]; /* (n_spelled) special tokens that terminals spell out */
+    uint32_t n_spelled;
     /* Free text with nothing of a stop written: the tokens that hold a whole one. */
     int32_t *hits;              /* (n_hits) */
     uint32_t n_hits, hits_term; /* of this terminal + 1; 0 = not made */

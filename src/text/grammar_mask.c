@@ -26,6 +26,35 @@ static void find_tags(struct grammar_matcher *m)
     }
 }
 
+/* Special tokens that stand for their spelling. Others than those are never a part of a text. */
+static void find_spelled(struct grammar_matcher *m)
+{
+    for (const char *const *p = m->g->spelled; p && *p; p++) {
+        int32_t id = tokenizer_find(m->v->tok, *p, strlen(*p));
+        if (id < 0 || vocab_usable(m->v->tok, id) || tokenizer_is_end(m->v->tok, id))
+            continue;
+        CHECK(m->n_spelled < sizeof m->spelled / sizeof *m->spelled, "spelled tokens");
+        m->spelled[m->n_spelled++] = id;
+    }
+}
+
+/* Is something under way that spells such tokens out? */
+static bool spells_here(const struct grammar_matcher *m)
+{
+    for (uint32_t i = 0; m->n_spelled && i < m->now.n_threads; i++)
+        if (m->g->terms[m->threads[m->now.threads + i].term].spells)
+            return true;
+    return false;
+}
+
+static bool is_spelled(const struct grammar_matcher *m, int32_t id)
+{
+    for (uint32_t i = 0; i < m->n_spelled; i++)
+        if (m->spelled[i] == id)
+            return spells_here(m);
+    return false;
+}
+
 struct grammar_matcher *grammar_matcher_new(struct grammar *g, const struct grammar_vocab *v)
 {
     struct grammar_matcher *m = mem_zalloc(1, sizeof *m);
@@ -47,6 +76,7 @@ struct grammar_matcher *grammar_matcher_new(struct grammar *g, const struct gram
     m->work_max = GRAMMAR_MASK_WORK;
     if (g->tags)
         find_tags(m);
+    find_spelled(m);
     match_begin(m);
     return m;
 }
@@ -417,8 +447,8 @@ static void all_set(const struct grammar_vocab *v, uint32_t *bits)
         bits[v->n_words - 1] = (1u << v->n_vocab % 32) - 1;
 }
 
-/* Does what follows free text allow what this token writes after a stop? Tried on the real state. */
-static bool free_token_fits(struct grammar_matcher *m, int32_t id)
+/* May these bytes come next? Tried on the real state. */
+static bool token_fits(struct grammar_matcher *m, int32_t id)
 {
     size_t n;
     const char *p = tokenizer_piece(m->v->tok, id, &n);
@@ -456,9 +486,10 @@ static void find_hits(struct grammar_matcher *m, uint32_t term)
             m->hits[m->n_hits++] = m->v->marked[i];
 }
 
+/* What a token writes after a stop must fit what follows the free text. */
 static void free_judge(struct grammar_matcher *m, uint32_t *bits, int32_t id)
 {
-    if (!free_token_fits(m, id))
+    if (!token_fits(m, id))
         bits[id / 32] &= ~(1u << id % 32);
 }
 
@@ -534,6 +565,9 @@ bool grammar_mask(struct grammar_matcher *m, uint32_t *bits, struct error *err)
             if (!t->q && m->g->terms[t->term].tag)
                 bits[m->tag_token[t->term] / 32] |= 1u << m->tag_token[t->term] % 32;
         }
+        for (uint32_t i = 0; i < m->n_spelled && spells_here(m); i++)
+            if (token_fits(m, m->spelled[i]))
+                bits[m->spelled[i] / 32] |= 1u << m->spelled[i] % 32;
         if (m->now.accepts)
             bits_or(bits, v->ends, v->n_words);
     }
@@ -568,7 +602,7 @@ bool grammar_accept(struct grammar_matcher *m, int32_t token, struct error *err)
     } else if (vocab_usable(m->v->tok, token)) {
         ok = match_bytes(m, p, n);
     } else {
-        ok = match_tag(m, token);
+        ok = match_tag(m, token) || (is_spelled(m, token) && match_bytes(m, p, n));
     }
     if (!ok) {
         m->now = r.point;

@@ -345,11 +345,11 @@ static void expand_object(struct grammar_matcher *m, const struct item *it)
     const struct object_node *o = m->g->nodes[it->node].object;
     uint32_t labels = o->n_props + o->n_others;
     struct item to = *it;
-    if (it->pos == 0) {
+    if (it->pos == 0 && o->mark[MARK_OPEN] != NO_LIMIT) {
         to.pos = 1;
         start_term(m, o->mark[MARK_OPEN], to);
     } else if (it->pos <= 2) {
-        if (it->pos == 1) {
+        if (it->pos <= 1) {
             to.data = set_make(m, o, 0, true, 0, 0);
             if (m->error)
                 return;

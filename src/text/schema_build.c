@@ -20,13 +20,14 @@ struct builder {
     uint32_t *node_of; /* (n_sets) the grammar's node */
     uint32_t n_sets, cap_sets;
     uint32_t *slots, n_slots;
-    uint32_t words[3]; /* terminals of null, true and false, or NO_LIMIT */
-    uint32_t no_tag;   /* SCHEMA_XML: term of the texts that do not end a parameter */
+    uint32_t words[3];              /* terminals of null, true and false, or NO_LIMIT */
+    const struct call_style *style; /* how a call's arguments are written; NULL: as JSON */
+    uint32_t no_tag;                /* term of the texts that have none of the style's tags */
     struct {
         struct lits lits;
         uint32_t node;
         bool text;
-    } * params; /* (n_params) SCHEMA_XML: to be built */
+    } * params; /* (n_params) values between tags: to be built */
     uint32_t n_params, cap_params;
     struct {
         uint32_t term, id;
@@ -267,6 +268,54 @@ static uint32_t find_name(const struct name *v, uint32_t n, const char *p, uint3
 
 /* ---- the arguments of calls that are not JSON ---- */
 
+/* How the arguments of calls that are not JSON are written. */
+static const struct call_style {
+    int flag;
+    const char *mark[OBJECT_MARKS]; /* expressions; NULL: nothing stands there */
+    const char *open;               /* before a name */
+    char shut;                      /* after it */
+    const char *end;     /* expression after a value that is not only JSON; NULL: it is */
+    const char *tags[8]; /* that no text may hold, NULL at the end */
+    bool spelled;        /* ... which may be special tokens */
+    bool deep;           /* objects inside them are written so, too */
+} styles[] = {
+    {SCHEMA_PYTHON, {"\\(", "\\)", "\\)", ", ?", NULL}, "", '=', NULL, {NULL}, false, false},
+    {SCHEMA_XML,
+     {">\\n", "</function>", "</function>", NULL, "\\n"},
+     "<parameter=",
+     '>',
+     "\\n</parameter>\\n",
+     {"</parameter>", "\n</function>", "\n<parameter=", NULL},
+     false,
+     false},
+    {SCHEMA_MINIMAX,
+     {"\">\\n?", "</invoke>", "</invoke>", NULL, ">"},
+     "<parameter name=\"",
+     '"',
+     "</parameter>\\n?",
+     {"</parameter>", NULL},
+     false,
+     false},
+    {SCHEMA_GLM,
+     {NULL, "</tool_call>", "</tool_call>", NULL, "/arg_key>\\n?<arg_value>"},
+     "<arg_key>",
+     '<',
+     "</arg_value>\\n?",
+     {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>", "</tool_call>",
+      NULL},
+     true,
+     false},
+    {SCHEMA_GEMMA, {"\\{", "\\}", "\\}", ",", NULL}, "", ':', NULL, {"<|\"|>", NULL}, true, true},
+};
+
+static const struct call_style *style_of(int flags)
+{
+    for (size_t i = 0; i < sizeof styles / sizeof *styles; i++)
+        if (flags & styles[i].flag)
+            return &styles[i];
+    return NULL;
+}
+
 /* A term that matches the texts without this one. */
 static uint32_t without(struct re_pool *p, const char *text)
 {
@@ -274,10 +323,17 @@ static uint32_t without(struct re_pool *p, const char *text)
     return re_not(p, t);
 }
 
-/* Names that can be written without quotes. */
+/* Names that can be written without quotes: those of others, and whether a declared one can. Only
+ * Python's are words; between tags all is one that has no characters of theirs. */
 #define CALL_WORD "[A-Za-z_][A-Za-z0-9_.-]{0,62}"
-static bool is_word(const char *p, uint32_t n)
+static bool is_word(const struct builder *b, const char *p, uint32_t n)
 {
+    if (b->style->flag != SCHEMA_PYTHON) {
+        for (uint32_t i = 0; i < n; i++)
+            if ((unsigned char)p[i] < ' ' || strchr("<>\"{}[],:|", p[i]))
+                return false;
+        return n > 0 && n <= 200 && p[0] != ' ' && p[n - 1] != ' ';
+    }
     for (uint32_t i = 0; i < n; i++)
         if (!((p[i] | 32) >= 'a' && (p[i] | 32) <= 'z') && p[i] != '_' &&
             !(i && ((p[i] >= '0' && p[i] <= '9') || p[i] == '.' || p[i] == '-')))
@@ -285,10 +341,19 @@ static bool is_word(const char *p, uint32_t n)
     return n > 0;
 }
 
-/* The node of an argument. In XML it is not only JSON: it is built when the object is done. */
+/* Does the name hold a tag that would end what it stands in? */
+static bool has_tag(const struct builder *b, const char *p, uint32_t n)
+{
+    for (int i = 0; b->style && b->style->tags[i]; i++)
+        if (memmem(p, n, b->style->tags[i], strlen(b->style->tags[i])))
+            return true;
+    return false;
+}
+
+/* The node of an argument. Between tags it is not only JSON: it is built when the object is done. */
 static uint32_t param_of(struct builder *b, struct lits l, const char *name, uint32_t len)
 {
-    if (!(b->s->flags & SCHEMA_XML))
+    if (!b->style->end)
         return node_of(b, l);
     const struct jvalue *root = jdoc_root(b->s->doc), *type = NULL;
     if (name)
@@ -307,13 +372,10 @@ static uint32_t param_of(struct builder *b, struct lits l, const char *name, uin
 /* What stands around the arguments. */
 static bool call_marks(struct builder *b, struct object_node *o)
 {
-    static const char *const xml[OBJECT_MARKS] = {">\\n", "</function>", "</function>", NULL,
-                                                  "\\n"};
-    static const char *const py[OBJECT_MARKS] = {"\\(", "\\)", "\\)", ", ?", NULL};
-    const char *const *list = b->s->flags & SCHEMA_XML ? xml : py;
     for (int i = 0; i < OBJECT_MARKS; i++) {
+        const char *mark = b->style->mark[i];
         o->mark[i] = NO_LIMIT;
-        if (list[i] && !term_regex(b, list[i], &o->mark[i]))
+        if (mark && !term_regex(b, mark, &o->mark[i]))
             return false;
     }
     return true;
@@ -427,7 +489,7 @@ static bool build_object(struct builder *b, const struct shape *x, bool root, ui
     o->in_order = s->flags & GRAMMAR_SCHEMA_ORDER;
     static const uint32_t json[OBJECT_MARKS] = {T_LBRACE, T_RBRACE0, T_RBRACE, T_COMMA, T_COLON};
     memcpy(o->mark, json, sizeof json);
-    bool call = root && s->flags & (SCHEMA_XML | SCHEMA_PYTHON);
+    bool call = b->style && (root || b->style->deep);
     struct names_of *info = schema_alloc(s, sizeof *info);
     info->node = node;
     info->call = call;
@@ -450,7 +512,8 @@ static bool build_object(struct builder *b, const struct shape *x, bool root, ui
             allowed = !term_empty(
                 s, re_and(s->pool, x->names, re_literal(s->pool, names[i].p, names[i].len)));
         o->prop[i].order = names[i].order;
-        allowed = allowed && (!call || is_word(names[i].p, names[i].len));
+        allowed = allowed && (!call || is_word(b, names[i].p, names[i].len)) &&
+                  !has_tag(b, names[i].p, names[i].len);
         o->prop[i].node = !allowed ? NO_LIMIT
                           : call   ? param_of(b, l, names[i].p, names[i].len)
                                    : node_of(b, l);
@@ -468,27 +531,43 @@ static bool build_object(struct builder *b, const struct shape *x, bool root, ui
 
 static bool word_term(struct builder *b, int k, uint32_t *id)
 {
-    static const char *const words[2][3] = {{"null", "true", "false"}, {"None", "True", "False"}};
-    const char *word = words[!!(b->s->flags & SCHEMA_PYTHON)][k];
+    static const char *const words[3][3] = {
+        {"null", "true", "false"}, {"None", "True", "False"}, {"null|None", "true", "false"}};
+    int way = b->s->flags & SCHEMA_PYTHON ? 1 : b->s->flags & SCHEMA_GEMMA ? 2 : 0;
+    const char *word = words[way][k];
     if (b->words[k] == NO_LIMIT && !term_regex(b, word, &b->words[k]))
         return false;
     *id = b->words[k];
     return true;
 }
 
-/* The value of an XML parameter is followed by this; a text is written as it is. What looks like JSON
- * is taken for it, so a text begins with a letter where it may be something else. */
-#define XML_END "\n</parameter>\n"
+static uint32_t pattern_term(struct builder *b, const char *re)
+{
+    return re_parse(b->s->pool, re, strlen(re), false, NULL);
+}
+
+/* The value of a parameter is followed by the style's end; a text is written as it is. What looks like
+ * JSON is taken for it, so a text begins with a letter where it may be something else. */
 static uint32_t xml_text(struct builder *b, uint32_t str, bool always)
 {
     struct re_pool *p = b->s->pool;
     static const char letters[] =
         "(?!(true|false|null|True|False|None|NaN|Infinity)$)[A-Za-z_](.|\\n)*";
     if (str != RE_NONE && !always)
-        str = re_and(p, str, re_parse(p, letters, strlen(letters), false, NULL));
+        str = re_and(p, str, pattern_term(b, letters));
     if (str == RE_NONE)
         return NO_LIMIT;
-    return term_of(b, re_cat(p, str, re_literal(p, XML_END, strlen(XML_END))), false);
+    return term_of(b, re_cat(p, str, pattern_term(b, b->style->end)), false);
+}
+
+/* A text as a value by itself: a JSON string, or between the marks of the style. */
+static uint32_t string_term(struct builder *b, uint32_t str)
+{
+    struct re_pool *p = b->s->pool;
+    if (!b->style || !b->style->deep)
+        return term_of(b, str, true);
+    uint32_t mark = re_literal(p, b->style->tags[0], strlen(b->style->tags[0]));
+    return term_of(b, re_cat(p, mark, re_cat(p, str, mark)), false);
 }
 
 enum value_kind { VALUE_JSON, VALUE_XML, VALUE_XML_TEXT };
@@ -522,7 +601,7 @@ static bool build_value(struct builder *b, struct lits lits, uint32_t node, bool
         str = re_and(s->pool, str, b->no_tag);
     if (kind != VALUE_JSON) {
         text = xml_text(b, str, kind == VALUE_XML_TEXT);
-        end = term_of(b, re_literal(s->pool, XML_END, strlen(XML_END)), false);
+        end = term_of(b, pattern_term(b, b->style->end), false);
         str = RE_NONE;
     }
     for (int k = 0; k < 3; k++)
@@ -533,7 +612,7 @@ static bool build_value(struct builder *b, struct lits lits, uint32_t node, bool
         }
     if (num != RE_NONE && (terms[n_terms] = term_of(b, num, false)) != NO_LIMIT)
         n_terms++;
-    if (str != RE_NONE && (terms[n_terms] = term_of(b, str, true)) != NO_LIMIT)
+    if (str != RE_NONE && (terms[n_terms] = string_term(b, str)) != NO_LIMIT)
         n_terms++;
     if (s->failed || re_pool_error(s->pool))
         return schema_fail(s, NULL, "%s", re_pool_error(s->pool));
@@ -738,8 +817,8 @@ static bool make_key(struct builder *b, struct names_of *info, const uint8_t *ok
     t->repeats = o->n_others && info->dfa->finite;
     if (info->call) {
         t->bare = true;
-        t->open = b->s->flags & SCHEMA_XML ? "<parameter=" : "";
-        t->shut = b->s->flags & SCHEMA_XML ? '>' : '=';
+        t->open = b->style->open;
+        t->shut = b->style->shut;
     }
     uint32_t n_required = 0;
     for (uint32_t i = 0; i < o->n_props; i++)
@@ -784,7 +863,7 @@ static bool build_root(struct builder *b, const struct jvalue *root, uint32_t *v
     struct lits lits = schema_lits(b->s, root, false);
     bool apart = b->s->flags & SCHEMA_OBJECT;
     *value = apart ? grammar_add_node(b->g, NODE_GRAPH) : node_of(b, lits);
-    if (!(b->s->flags & (GRAMMAR_COMPACT | SCHEMA_XML | SCHEMA_PYTHON)))
+    if (!(b->s->flags & GRAMMAR_COMPACT) && !b->style)
         grammar_add_edge(b->g, false, ws, 1);
     grammar_add_edge(b->g, true, *value, 2);
     grammar_add_state(b->g, false);
@@ -802,10 +881,11 @@ static bool build(struct builder *b)
         return schema_fail(s, root, "a schema is an object, true or false");
     schema_add_json(b->g, s->flags);
     b->words[0] = b->words[1] = b->words[2] = NO_LIMIT;
-    if (s->flags & SCHEMA_XML)
-        b->no_tag = re_and(
-            s->pool, without(s->pool, "</parameter>"),
-            re_and(s->pool, without(s->pool, "\n</function>"), without(s->pool, "\n<parameter=")));
+    b->style = style_of(s->flags);
+    for (int i = 0; b->style && b->style->tags[i]; i++) {
+        uint32_t t = without(s->pool, b->style->tags[i]);
+        b->no_tag = b->no_tag ? re_and(s->pool, b->no_tag, t) : t;
+    }
     if (!build_root(b, root, &value))
         return false;
     for (uint32_t i = 0; i < b->n_sets && !s->failed; i++)
@@ -824,6 +904,11 @@ static bool build(struct builder *b)
     if (!fits && !s->failed)
         schema_fail(s, root, "no value fits this schema");
     mem_free(ok);
+    if (b->style && b->style->spelled) {
+        b->g->spelled = b->style->tags;
+        for (uint32_t i = T_JSON_COUNT; i < b->g->n_terms; i++)
+            b->g->terms[i].spells = true;
+    }
     grammar_finish(b->g);
     return fits && !s->failed;
 }
