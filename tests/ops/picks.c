@@ -53,7 +53,7 @@ static bool takes(const char *formats, enum dtype t)
     size_t n = strlen(name);
     if (!strcmp(formats, "any"))
         return true;
-    if (!strncmp(formats, "codes", 5) && ((t >= DT_Q4_0 && t <= DT_IQ3_S) || t == DT_GPTQ4))
+    if (!strncmp(formats, "codes", 5) && t >= DT_Q4_0 && (t != DT_F8_E4M3 || strstr(formats, "F8")))
         return true;
     for (; (at = strstr(at, name)); at += n)
         if ((at == formats || at[-1] == ' ') && (at[n] == ' ' || !at[n]))

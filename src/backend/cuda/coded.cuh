@@ -417,6 +417,17 @@ struct levels_fp4 { /* 0 .5 1 1.5 2 3 4 6 and their negatives, doubled, plus 128
         return i == 0 ? 0x42403c00u : i == 1 ? 0x4a484644u : i == 2 ? 0xc2c0bc00u : 0xcac8c6c4u;
     }
 };
+struct levels_iq3_xxs { /* 4 12 20 28 36 44 52 62 and their negatives, plus 128 */
+    enum { HALVES = 0 };
+    static __device__ __forceinline__ uint32_t four(int i)
+    {
+        return i == 0 ? 0x9c948c84u : i == 1 ? 0xbeb4aca4u : i == 2 ? 0x646c747cu : 0x424c545cu;
+    }
+    static __device__ __forceinline__ uint32_t four_tops(int i)
+    {
+        return four(i);
+    }
+};
 template <class LEVELS> struct codes_level {
     enum { CODE_BYTES = 2048, HAS_LESS = !LEVELS::HALVES };
     enum { BYTE_ZERO = 128 };
@@ -479,6 +490,73 @@ template <class LEVELS> struct codes_level {
     }
 };
 
+/* Three bits that name one of eight levels: pairs of bits as in codes_pair, third bits as its tops,
+ * both in codes_level's order of nibbles. */
+struct levels_iq2 { /* 8 25 43, then their negatives, plus 128 */
+    static __device__ __forceinline__ uint32_t four(int i)
+    {
+        return i ? 0x80556778u : 0x80ab9988u;
+    }
+};
+struct levels_iq1 { /* -9 -1 7, -7 1 9, plus 128 */
+    static __device__ __forceinline__ uint32_t four(int i)
+    {
+        return i ? 0x80898179u : 0x80877f77u;
+    }
+};
+template <class LEVELS> struct codes_level3 {
+    enum { TOPS_AT = 1024, CODE_BYTES = 1536, HAS_LESS = 1, BYTE_ZERO = 128 };
+    static __device__ __forceinline__ float less(int h)
+    {
+        (void)h;
+        return 1152.0f;
+    }
+    static __device__ __forceinline__ float unit(int h)
+    {
+        (void)h;
+        return 1.0f;
+    }
+    static __device__ __forceinline__ void settle(uint32_t (&a)[4])
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = half2_add(a[i], H2_M1152);
+    }
+    uint32_t word[2], top;
+    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
+    {
+        uint2 w = load8(tile + q * 256 + lane * 8);
+        word[0] = w.x, word[1] = w.y;
+        top = load4(tile + TOPS_AT + q * 128 + lane * 4);
+    }
+    __device__ __forceinline__ void bytes(int j, uint32_t (&a)[2]) const
+    {
+        uint32_t low = move_up(word[j >> 1], -2 * (j & 1)) & 0x33333333u;
+        uint32_t at = and_or(move_up(top, 2 - j), 0x44444444u, low);
+        a[0] = byte_perm(LEVELS::four(0), LEVELS::four(1), at);
+        a[1] = byte_perm(LEVELS::four(0), LEVELS::four(1), at >> 16);
+    }
+    __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
+    {
+        uint32_t b[2];
+        bytes(j, b);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            a[h] = byte_perm(b[h], 0x64646464u, 0x4240);
+            a[h + 2] = byte_perm(b[h], 0x64646464u, 0x4341);
+        }
+    }
+    static __device__ __forceinline__ float at(const uint8_t *tile, const struct tile_place &p)
+    {
+        int nibble = 4 * p.h + (p.e & 1) * 2 + (p.e >> 1);
+        uint32_t w = load4(tile + p.q * 256 + p.lane * 8 + (p.j >> 1) * 4);
+        uint32_t t = load4(tile + TOPS_AT + p.q * 128 + p.lane * 4);
+        int code = (int)(w >> (4 * nibble + 2 * (p.j & 1)) & 3);
+        uint32_t four = LEVELS::four((int)(t >> (4 * nibble + p.j) & 1));
+        return (float)((int)(four >> 8 * code & 255) - 128);
+    }
+};
+
 /*
  * Scales. fetch: of chunk q for rows g and g+8 (h: which). Group i of a chunk; pair i: of groups 2i
  * and 2i+1, so with GROUP 32 there is one.
@@ -530,8 +608,15 @@ struct scales_k32_min {
     }
 };
 
-/* Bytes (plus 128) times a half of the row, as above: 128 | [g]{d g, d g+8} 32. */
-struct scales_k32 {
+/* A part of small whole numbers, exactly. */
+template <int PART> DEVICE uint32_t part_of(uint32_t pair)
+{
+    static_assert(PART == 1 || PART == 4 || PART == 8, "no such part");
+    return PART == 1 ? pair : half2_mul(pair, PART == 4 ? 0x34003400u : 0x30003000u);
+}
+
+/* Bytes (plus 128) times a half of the row (a PART of it), as above: 128 | [g]{d g, d g+8} 32. */
+template <int PART = 1> struct scales_k32 {
     enum { GROUP = 32, MINS = 0, SCALE_BYTES = 160 };
     uint32_t sc, d;
     __device__ __forceinline__ void fetch(const uint8_t *at, int q, int g)
@@ -558,7 +643,7 @@ struct scales_k32 {
 };
 
 /* The same for 16 columns: [chunk][g][row half]{4} 256 | [g]{d g, d g+8} 32. */
-struct scales_k16 {
+template <int PART = 1> struct scales_k16 {
     enum { GROUP = 16, MINS = 0, SCALE_BYTES = 288 };
     uint32_t sc[2], d;
     __device__ __forceinline__ void fetch(const uint8_t *at, int q, int g)
@@ -722,6 +807,38 @@ struct scales_power {
         /* no level times it becomes infinite */
         return pack_half2(fminf(scale(h, 0) * row(h), 4096.0f),
                           fminf(scale(h, 1) * row(h), 4096.0f));
+    }
+};
+
+/* FP8 (E4M3, without sign) for 16 columns: bytes as in scales_k16 256 | floats of the row [g]{g, g+8}
+ * 64. As halves they are 2^8 too small, which the row's take back. */
+struct scales_f8 {
+    enum { GROUP = 16, MINS = 0, SCALE_BYTES = 320 };
+    uint32_t sc[2];
+    uint2 d;
+    __device__ __forceinline__ void fetch(const uint8_t *at, int q, int g)
+    {
+        uint2 e = load8(at + q * 64 + g * 8);
+        sc[0] = e.x, sc[1] = e.y;
+        d = load8(at + 256 + g * 8);
+    }
+    __device__ __forceinline__ uint32_t pair(int h, int i) const
+    {
+        return byte_perm(sc[h], 0, i ? 0x3424 : 0x1404) >> 1;
+    }
+    __device__ __forceinline__ float scale(int h, int i) const
+    {
+        return half_to_float((sc[h] >> 8 * i & 127) << 7);
+    }
+    __device__ __forceinline__ float row(int h) const
+    {
+        return float_of(h ? d.y : d.x);
+    }
+    __device__ __forceinline__ uint32_t full(int h, int i) const
+    {
+        /* no level times it becomes infinite */
+        return pack_half2(fminf(scale(h, 2 * i) * row(h), 4096.0f),
+                          fminf(scale(h, 2 * i + 1) * row(h), 4096.0f));
     }
 };
 

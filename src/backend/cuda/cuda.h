@@ -46,15 +46,19 @@ enum tile_kind {
     TILE_Q5_1, /* also Q5_0 */
     TILE_Q5_K,
     TILE_Q3_K,
-    TILE_Q2_K,
+    TILE_Q2_K, /* also TQ1_0, TQ2_0 */
     TILE_IQ4_NL,
     TILE_IQ4_XS,
     TILE_MXFP4,
     TILE_IQ3_S,
+    TILE_IQ3_XXS,
+    TILE_IQ2, /* IQ2_XXS, IQ2_XS, IQ2_S */
+    TILE_IQ1, /* IQ1_S, IQ1_M */
+    TILE_NVFP4,
     TILE_GPTQ4,
     TILE_F16, /* also BF16: every bf16 that matters is an exact half */
+    TILE_F8,
     TILE_F32,
-    TILE_RAW, /* any other type: 16 rows of the file's own blocks */
     TILE_KINDS
 };
 
@@ -62,7 +66,7 @@ enum tile_kind {
 enum tile_set {
     SET_K,     /* Q4_K, Q6_K */
     SET_CODES, /* and all others of codes */
-    SET_FAST,  /* and F16 */
+    SET_FAST,  /* and F16, F8 */
     SET_ALL,
     N_SETS
 };
@@ -72,7 +76,6 @@ enum { ANY_K = -1, ANY_CODES = -2 };
 
 struct seg {
     const uint8_t *base; /* (n_expert, n_tiles, n_kt, tile_bytes) */
-    const void *aux;     /* IQ1, IQ2, IQ3: the format's grid */
     size_t expert_bytes; /* n_tiles * n_kt * tile_bytes */
     int kind, dtype, tile_bytes;
     int row0, rows;     /* output rows [row0, row0 + rows) */

@@ -2,7 +2,7 @@
  * Tile times one row of activations, in as few instructions as it takes: at one row a step is short
  * of issue slots and latency before it is short of bandwidth.
  *
- * Halves (F16, and what is spelled out as halves): the tensor core's B fragment has 8 columns and
+ * Halves (F16, F8, and what is spelled out as halves): the tensor core's B fragment has 8 columns and
  * there is only one row, so the columns are put to another use: column n has the activations of
  * column group n (32 of the slice's 256), and against a group's weights the others are zeros. Lane
  * (g, c) holds just the 8 activations that column g wants of it: columns 32g+4c.. and 32g+16+4c..;
@@ -187,7 +187,7 @@ DEVICE void code_dot(const uint8_t *tile, const SLICE &x, float (&r)[2])
     typedef format<KIND> F;
     const int N = TILE_K / 4 / F::GROUP;
     int lane = lane_id(), n[N][4] = {};
-#pragma unroll 2
+#pragma unroll
     for (int q = 0; q < 4; q++) {
         typename F::codes w;
         w.fetch(tile, q, lane);
@@ -261,6 +261,32 @@ DEVICE void dot_f16(const uint8_t *tile, const struct row_slice &x, float (&r)[2
     r[1] += c0[2] + c1[2] + c0[3] + c1[3];
 }
 
+DEVICE void dot_f8(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
+{
+    float c[2][4] = {}; /* [128 columns] */
+    int lane = lane_id();
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll 1
+        for (int q = 2 * half; q < 2 * half + 2; q++) {
+            struct format<TILE_F8> f;
+            f.w.fetch(tile, q, lane);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint32_t a[4];
+                f.raw(j, a);
+                group_mma(c[half], a, x, 2 * q + (j >> 1), j & 1);
+            }
+        }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float scale[2];
+        format<TILE_F8>::load_scales(tile, 2 * half, lane >> 2, scale);
+        r[0] += scale[0] * 256.0f * (c[half][0] + c[half][1]);
+        r[1] += scale[1] * 256.0f * (c[half][2] + c[half][3]);
+    }
+}
+
 /* Any other kind, element by element, with what rounding to half loses as a second fragment. */
 DEVICE void dot_slow(const struct seg *s, const uint8_t *tile, const struct row_slice &x,
                      float (&r)[2])
@@ -308,6 +334,8 @@ DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct row_
     float r[2] = {};
     if constexpr (SET == SET_ALL) {
         dot_slow(s, tile, x, r);
+    } else if (s->kind == TILE_F8) {
+        dot_f8(tile, x, r);
     } else if (s->kind != TILE_F16) {
         dot_spelled(s, tile, x, r);
     } else {
@@ -316,16 +344,30 @@ DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct row_
     sum[0] += factor * x.undo * r[0];
     sum[1] += factor * x.undo * r[1];
 }
-template <int SET>
-DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct code_slice &x,
-                     float factor, float (&sum)[2])
+/* The same for a tile of codes of some kind; and for two of one kind, where neither waits for the
+ * other. */
+DEVICE void tile_dot_codes(int kind, const uint8_t *tile, const struct code_slice &x, float factor,
+                           float (&sum)[2])
 {
-    coded_kind(s->kind, [&](auto kind) {
+    coded_kind(kind, [&](auto k) {
         float r[2];
-        code_dot<kind.VALUE>(tile, x, r);
+        code_dot<k.VALUE>(tile, x, r);
         sum[0] += factor * x.undo * r[0];
         sum[1] += factor * x.undo * r[1];
     });
+}
+DEVICE void tile_dot_codes(int kind, const uint8_t *one, const uint8_t *two,
+                           const struct code_slice &x, float (&sum)[2], float (&sum2)[2])
+{
+    coded_kind(kind, [&](auto k) {
+        code_dot<k.VALUE>(one, x, sum);
+        code_dot<k.VALUE>(two, x, sum2);
+    });
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        sum[i] *= x.undo;
+        sum2[i] *= x.undo;
+    }
 }
 template <class SLICE>
 DEVICE void tile_dot(bool q6_k, const uint8_t *tile, const SLICE &x, float factor, float (&sum)[2])

@@ -11,8 +11,8 @@
  *
  *   codes  as coded.cuh says: first all codes, then all scales
  *   F16    8192: [column group][lane]{a0 of row g: 4c..4c+3 | row g+8}
+ *   F8     4224: see there
  *   F32    16384: row-major
- *   RAW    16 rows of the file's own blocks; FP8: 16x256 codes, then float scales [row][column/128]
  */
 #ifndef STEEL_BACKEND_CUDA_FORMAT_CUH
 #define STEEL_BACKEND_CUDA_FORMAT_CUH
@@ -31,11 +31,7 @@ enum {
     Q80_BYTES = 4352,
     F16_BYTES = 8192,
     F32_BYTES = 16384,
-    F8_SCALES = 4096,
-    F8_BYTES = 4096 + 128,
-    NVFP4_SCALE = 144, /* a row: four blocks, then the tensor's scale */
-    NVFP4_ROW = 148,
-    RAW_ROW_LEAST = 64 /* bytes of a raw row, so that a tile has 1024 */
+    F8_BYTES = 4096 + 128
 };
 
 template <int KIND> struct format;
@@ -69,7 +65,7 @@ template <> struct format<TILE_Q4_K> : coded<codes_nibble<0>, scales_k32_min> {
     }
 };
 
-template <> struct format<TILE_Q6_K> : coded<codes_six, scales_k16> {
+template <> struct format<TILE_Q6_K> : coded<codes_six, scales_k16<>> {
     /* All scales of a tile as a fragment: this lane's columns are 4c..4c+3. */
     static __device__ __forceinline__ void scale_frag(const uint2 &scales, uint32_t (&as)[4])
     {
@@ -91,18 +87,26 @@ template <> struct format<TILE_Q5_1> : coded<codes_five<0>, scales_half<MINS_HAL
 };
 template <> struct format<TILE_Q5_K> : coded<codes_five<0>, scales_k32_min> {
 };
-template <> struct format<TILE_Q3_K> : coded<codes_pair<4, true>, scales_k16> {
+template <> struct format<TILE_Q3_K> : coded<codes_pair<4, true>, scales_k16<>> {
 };
 template <> struct format<TILE_Q2_K> : coded<codes_pair<0, false>, scales_k16_min> {
 };
 template <> struct format<TILE_IQ4_NL> : coded<codes_level<levels_iq4>, scales_half<MINS_NONE>> {
 };
-template <> struct format<TILE_IQ4_XS> : coded<codes_level<levels_iq4>, scales_k32> {
+template <> struct format<TILE_IQ4_XS> : coded<codes_level<levels_iq4>, scales_k32<>> {
 };
 template <> struct format<TILE_MXFP4> : coded<codes_level<levels_fp4>, scales_power> {
 };
 /* Its values are odd numbers up to 15 with a sign: 2 code - 15. */
-template <> struct format<TILE_IQ3_S> : coded<codes_nibble<15, true>, scales_k32> {
+template <> struct format<TILE_IQ3_S> : coded<codes_nibble<15, true>, scales_k32<>> {
+};
+template <> struct format<TILE_IQ3_XXS> : coded<codes_level<levels_iq3_xxs>, scales_k32<4>> {
+};
+template <> struct format<TILE_IQ2> : coded<codes_level3<levels_iq2>, scales_k16<8>> {
+};
+template <> struct format<TILE_IQ1> : coded<codes_level3<levels_iq1>, scales_k16<8>> {
+};
+template <> struct format<TILE_NVFP4> : coded<codes_level<levels_fp4>, scales_f8> {
 };
 template <> struct format<TILE_GPTQ4> : coded<codes_nibble<0>, scales_half<MINS_ZERO>> {
 };
@@ -140,6 +144,14 @@ template <class F> DEVICE void coded_kind(int kind, F f)
         return f(kind_is<TILE_MXFP4>());
     case TILE_IQ3_S:
         return f(kind_is<TILE_IQ3_S>());
+    case TILE_IQ3_XXS:
+        return f(kind_is<TILE_IQ3_XXS>());
+    case TILE_IQ2:
+        return f(kind_is<TILE_IQ2>());
+    case TILE_IQ1:
+        return f(kind_is<TILE_IQ1>());
+    case TILE_NVFP4:
+        return f(kind_is<TILE_NVFP4>());
     default:
         return f(kind_is<TILE_GPTQ4>());
     }
@@ -168,24 +180,6 @@ template <> struct format<TILE_F16> {
     }
 };
 
-/* Scalar meaning of every file format: element k of 256 columns whose blocks start at b. */
-
-DEVICE int iq4_level(int code)
-{
-    /* -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113, each plus 128, a byte each */
-    const uint64_t lo = 0x766a5d4f3f2d1801u, hi = 0xf1d9c5b5a6998d81u;
-    return (int)((code < 8 ? lo : hi) >> 8 * (code & 7) & 255) - 128;
-}
-DEVICE int fp4_level(int code) /* doubled */
-{
-    int v = (int)(0xc8643210u >> 4 * (code & 7) & 15);
-    return code & 8 ? -v : v;
-}
-DEVICE void k4_scale_min(const uint8_t *s, int j, int *scale, int *min)
-{
-    *scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
-    *min = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
-}
 DEVICE float f8_to_float(uint32_t b)
 {
     uint32_t man = b & 0x7f, sign = (b & 0x80) << 24;
@@ -195,180 +189,64 @@ DEVICE float f8_to_float(uint32_t b)
     return float_of(sign | man << 20) * 0x1p120f;
 }
 
-DEVICE uint32_t raw_word(const uint8_t *b)
-{
-    return b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
-}
-
-/* Sign i of the eight that 7 bits stand for: the number of set ones is even. */
-DEVICE bool even_sign(uint32_t bits, int i)
-{
-    bits &= 127;
-    for (int j = 0; i == 7 && j < 7; j++)
-        bits ^= (bits >> j & 1) << 7;
-    return bits >> i & 1;
-}
-
-/* Value k of a block of the grid formats: see quant.h. grid: the format's. */
-DEVICE float grid_value(int dtype, const uint8_t *b, int k, const uint16_t *grid)
-{
-    int blk = k >> 5, i = k & 7, g = k >> 3, in = g & 3; /* g: of 32 groups of eight */
-    uint32_t point, scale, shift = 2 * i;
-    bool sign;
-    float d = raw_half(b);
-    switch (dtype) {
-    case DT_IQ1_S: {
-        uint32_t h = b[34 + 2 * blk] | (uint32_t)b[35 + 2 * blk] << 8;
-        point = grid[b[2 + g] | (h >> 3 * in & 7) << 8];
-        return d * (float)(2 * (h >> 12 & 7) + 1) * 0.125f *
-               (float)(8 * ((int)(point >> shift & 3) - 1) + (h & 0x8000 ? -1 : 1));
+/* FP8 (E4M3): bytes in codes_byte's order, then floats {columns 0..127, 128..255} of each row. Moved
+ * into place, the bits of a byte are a half 2^8 too small. */
+template <> struct format<TILE_F8> {
+    enum { SCALES_AT = 4096, BYTES = F8_BYTES };
+    codes_byte w;
+    float scale[2]; /* [row half] */
+    uint32_t s[2];
+    static __device__ __forceinline__ void load_scales(const uint8_t *tile, int q, int g,
+                                                       float (&scale)[2])
+    {
+        const float *at = (const float *)(tile + SCALES_AT) + 2 * g + (q >> 1);
+        scale[0] = at[0];
+        scale[1] = at[16];
     }
-    case DT_IQ1_M: {
-        uint8_t parts[2] = {(uint8_t)(b[49] >> 4 | (b[51] & 0xf0)),
-                            (uint8_t)(b[53] >> 4 | (b[55] & 0xf0))};
-        uint32_t h = b[32 + g / 2] >> 4 * (g & 1),
-                 s = b[48 + k / 64 * 2] | (uint32_t)b[49 + k / 64 * 2] << 8;
-        point = grid[b[g] | (h & 7) << 8];
-        return raw_half(parts) * (float)(2 * (s >> 3 * (k / 16 % 4) & 7) + 1) * 0.125f *
-               (float)(8 * ((int)(point >> shift & 3) - 1) + (h & 8 ? -1 : 1));
+    __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
+    {
+        w.fetch(tile, q, lane);
+        load_scales(tile, q, lane >> 2, scale);
     }
-    case DT_IQ2_XXS: {
-        uint32_t s = raw_word(b + 2 + 8 * blk + 4);
-        point = grid[b[2 + 8 * blk + in]];
-        scale = s >> 28;
-        sign = even_sign(s >> 7 * in, i);
-        break;
+    __device__ __forceinline__ void ready()
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float f = fminf(scale[h] * 256.0f, 65504.0f);
+            s[h] = pack_half2(f, f);
+        }
     }
-    case DT_IQ2_XS: {
-        uint32_t q = b[2 + 2 * g] | (uint32_t)b[3 + 2 * g] << 8;
-        point = grid[q & 511];
-        scale = b[66 + k / 32] >> 4 * (k / 16 & 1) & 15;
-        sign = even_sign(q >> 9, i);
-        break;
+    static __device__ __forceinline__ uint32_t halves(uint32_t bytes, uint32_t which)
+    {
+        uint32_t t = byte_perm(bytes, 0, which);
+        return and_or(t, H2_SIGN, t >> 1 & 0x3f803f80u);
     }
-    case DT_IQ2_S:
-        point = grid[b[2 + g] | (b[66 + g / 4] >> 2 * in & 3u) << 8];
-        scale = b[74 + k / 32] >> 4 * (k / 16 & 1) & 15;
-        sign = b[34 + g] >> i & 1;
-        break;
-    case DT_IQ3_XXS: {
-        const uint8_t levels[8] = {4, 12, 20, 28, 36, 44, 52, 62};
-        uint32_t s = raw_word(b + 66 + 4 * blk);
-        float v = d * (float)(2 * (s >> 28) + 1) * 0.25f *
-                  (float)levels[grid[b[2 + k / 4]] >> 3 * (k % 4) & 7];
-        return even_sign(s >> 7 * in, i) ? -v : v;
+    __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
+    {
+        uint32_t b[2];
+        w.bytes(j, b);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            a[h] = halves(b[h], 0x2404);
+            a[h + 2] = halves(b[h], 0x3414);
+        }
     }
-    default: { /* IQ3_S */
-        float s = d * (float)(1 + 2 * (b[106 + k / 64] >> (k % 64 / 32 * 4) & 15));
-        int index = b[2 + k / 4] | (b[66 + blk] >> (k % 32 / 4) & 1) << 8;
-        float v = s * (float)(2 * (grid[index] >> 3 * (k % 4) & 7) + 1);
-        return b[74 + g] >> i & 1 ? -v : v;
+    template <class OP> __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
+    {
+        raw(j, a);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = OP::mul(a[i], s[i & 1]);
     }
+    static __device__ __forceinline__ float value(const uint8_t *tile, int r, int k)
+    {
+        struct tile_place p = tile_place_of(r, k);
+        const uint8_t *of =
+            tile + (2 * p.q + (p.j >> 1)) * 512 + p.lane * 16 + (p.j & 1) * 8 + p.h * 4;
+        return f8_to_float(of[(p.e & 1) * 2 + (p.e >> 1)]) *
+               ((const float *)(tile + SCALES_AT))[2 * r + (k >> 7)];
     }
-    uint32_t digit = point >> shift & 3, level = digit == 0 ? 8 : digit == 1 ? 25 : 43;
-    float v = d * (float)(2 * scale + 1) * 0.125f * (float)level;
-    return sign ? -v : v;
-}
-
-DEVICE float raw_value(int dtype, const uint8_t *b, int k, const void *aux)
-{
-    int j = k & 31, hi = j >> 4, i = j & 15, blk = k >> 5;
-    switch (dtype) {
-    case DT_Q4_0:
-        b += blk * 18;
-        return raw_half(b) * (float)((b[2 + i] >> 4 * hi & 15) - 8);
-    case DT_Q4_1:
-        b += blk * 20;
-        return raw_half(b) * (float)(b[4 + i] >> 4 * hi & 15) + raw_half(b + 2);
-    case DT_Q5_0: {
-        b += blk * 22;
-        int top = b[2 + j / 8] >> j % 8 & 1;
-        return raw_half(b) * (float)(((b[6 + i] >> 4 * hi & 15) | top << 4) - 16);
-    }
-    case DT_Q5_1: {
-        b += blk * 24;
-        int top = b[4 + j / 8] >> j % 8 & 1;
-        return raw_half(b) * (float)((b[8 + i] >> 4 * hi & 15) | top << 4) + raw_half(b + 2);
-    }
-    case DT_Q8_0:
-        b += blk * 34;
-        return raw_half(b) * (float)(int8_t)b[2 + j];
-    case DT_IQ4_NL:
-        b += blk * 18;
-        return raw_half(b) * (float)iq4_level(b[2 + i] >> 4 * hi & 15);
-    case DT_MXFP4: {
-        b += blk * 17;
-        uint32_t e = b[0];
-        float scale = float_of(e < 2 ? 0x00200000u << e : (e - 1) << 23);
-        return scale * (float)fp4_level(b[1 + i] >> 4 * hi & 15);
-    }
-    case DT_Q2_K: {
-        int q = b[16 + k / 128 * 32 + j] >> (k % 128 / 32 * 2) & 3, sc = b[k / 16];
-        return raw_half(b + 80) * (float)(sc & 15) * (float)q - raw_half(b + 82) * (float)(sc >> 4);
-    }
-    case DT_Q3_K: {
-        int q = b[32 + k / 128 * 32 + j] >> (k % 128 / 32 * 2) & 3, s = k / 16;
-        int low = s < 8 ? b[96 + s] & 15 : b[96 + s - 8] >> 4;
-        int sc = (low | (b[104 + s % 4] >> 2 * (s / 4) & 3) << 4) - 32;
-        return raw_half(b + 108) * (float)sc * (float)(q - (b[j] >> (k / 32) & 1 ? 0 : 4));
-    }
-    case DT_Q4_K:
-    case DT_Q5_K: {
-        int sc, m, shift = blk % 2 * 4;
-        k4_scale_min(b + 4, blk, &sc, &m);
-        const uint8_t *qs = b + (dtype == DT_Q4_K ? 16 : 48);
-        int q = qs[blk / 2 * 32 + j] >> shift & 15;
-        if (dtype == DT_Q5_K)
-            q |= (b[16 + j] >> blk & 1) << 4;
-        return raw_half(b) * (float)sc * (float)q - raw_half(b + 2) * (float)m;
-    }
-    case DT_Q6_K: {
-        int half = k / 128, part = k % 128 / 32;
-        int low = b[64 * half + part % 2 * 32 + j] >> (part / 2 * 4) & 15;
-        int top = b[128 + 32 * half + j] >> (2 * part) & 3;
-        return raw_half(b + 208) * (float)(int8_t)b[192 + k / 16] * (float)((low | top << 4) - 32);
-    }
-    case DT_IQ4_XS: {
-        int sc = (b[4 + blk / 2] >> (blk % 2 * 4) & 15) | ((b[2] | b[3] << 8) >> 2 * blk & 3) << 4;
-        return raw_half(b) * (float)(sc - 32) *
-               (float)iq4_level(b[8 + 16 * blk + i] >> 4 * hi & 15);
-    }
-    case DT_NVFP4: {
-        b += k / 64 * 36;
-        int group = k % 64 / 16, code = b[4 + 8 * group + k % 8] >> (k % 16 / 8 * 4) & 15;
-        uint8_t e = b[group];
-        float scale = e == 0x7f ? 0.0f : e == 0xff ? 240.0f : 0.5f * f8_to_float(e & 0x7f);
-        return scale * (float)fp4_level(code);
-    }
-    case DT_IQ1_S:
-    case DT_IQ1_M:
-    case DT_IQ2_XXS:
-    case DT_IQ2_XS:
-    case DT_IQ2_S:
-    case DT_IQ3_XXS:
-    case DT_IQ3_S:
-        return grid_value(dtype, b, k, (const uint16_t *)aux);
-    case DT_TQ1_0: {
-        int digit = k < 160 ? k / 32 : k < 240 ? (k - 160) / 16 : (k - 240) / 4;
-        uint32_t q = b[k < 160 ? k % 32 : k < 240 ? 32 + k % 16 : 48 + k % 4];
-        for (int i = 0; i < digit; i++)
-            q = q * 3 & 255;
-        return raw_half(b + 52) * (float)((int)(q * 3 >> 8) - 1);
-    }
-    case DT_TQ2_0:
-        return raw_half(b + 64) * (float)((int)(b[k / 128 * 32 + j] >> (k % 128 / 32 * 2) & 3) - 1);
-    case DT_F8_E4M3:
-        return f8_to_float(b[k]);
-    case DT_F16:
-        return raw_half(b + 2 * k);
-    case DT_BF16:
-        return bf16_to_float((uint32_t)b[2 * k] | (uint32_t)b[2 * k + 1] << 8);
-    case DT_F32:
-        return float_of(b[4 * k] | (uint32_t)b[4 * k + 1] << 8 | (uint32_t)b[4 * k + 2] << 16 |
-                        (uint32_t)b[4 * k + 3] << 24);
-    }
-    return 0.0f;
-}
+};
 
 /* Value (row r, column k) of a tile in its own layout, exact in float. Slow: one element. */
 DEVICE float tile_value(const struct seg *s, const uint8_t *tile, int r, int k)
@@ -376,25 +254,18 @@ DEVICE float tile_value(const struct seg *s, const uint8_t *tile, int r, int k)
     float v = 0.0f;
     if (s->kind == TILE_F32)
         return *(const float *)(tile + (r * TILE_K + k) * 4);
+    if (s->kind == TILE_F8)
+        return format<TILE_F8>::value(tile, r, k);
     if (s->kind == TILE_F16) {
         struct tile_place p = tile_place_of(r, k);
         return raw_half(tile + (k >> 4) * 512 + p.lane * 16 + p.h * 8 + p.e * 2);
     }
-    if (s->kind != TILE_RAW) {
-        coded_kind(s->kind, [&](auto kind) { v = format<kind.VALUE>::value(tile, r, k); });
-        return v;
-    }
-    int row_bytes = s->tile_bytes / TILE_ROWS;
-    if (s->dtype == DT_F8_E4M3)
-        return f8_to_float(tile[r * TILE_K + k]) *
-               *(const float *)(tile + F8_SCALES + (r * 2 + (k >> 7)) * 4);
-    tile += r * row_bytes;
-    v = raw_value(s->dtype, tile, k, s->aux);
-    return s->dtype == DT_NVFP4 ? v * *(const float *)(tile + NVFP4_SCALE) : v;
+    coded_kind(s->kind, [&](auto kind) { v = format<kind.VALUE>::value(tile, r, k); });
+    return v;
 }
 
-/* Kinds without a fast path: element by element, with a second fragment for what rounding to half
- * loses where the weights are floats. Called, not inlined: it is long, and compiled many times. */
+/* Floats, and what lies beside them in one weight: element by element, with a second fragment for
+ * what rounding to half loses. Called, not inlined: it is long, and compiled many times. */
 static __device__ __noinline__ float tile_value_call(const struct seg *s, const uint8_t *tile,
                                                      int r, int k)
 {
@@ -436,6 +307,8 @@ DEVICE void chunk_decode(const struct seg *s, const uint8_t *tile, int q, uint32
         chunk_frags<TILE_Q6_K>(tile, q, a);
     else if (s->kind == TILE_F16)
         chunk_frags<TILE_F16>(tile, q, a);
+    else if (s->kind == TILE_F8)
+        chunk_frags<TILE_F8>(tile, q, a);
     else
         coded_kind(s->kind, [&](auto kind) { chunk_frags<kind.VALUE>(tile, q, a); });
 }

@@ -404,6 +404,8 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     else if constexpr (SET != SET_K) {
         if (s->kind == TILE_F16)
             gemm_wgmma_width<TILE_F16, FEW>(k, w, rows.count, acc);
+        else if (s->kind == TILE_F8)
+            gemm_wgmma_width<TILE_F8, FEW>(k, w, rows.count, acc);
         else
             coded_kind(s->kind, [&](auto kind) {
                 gemm_wgmma_width<kind.VALUE, FEW>(k, w, rows.count, acc);

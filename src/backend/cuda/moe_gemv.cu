@@ -415,15 +415,23 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
 #pragma unroll 1
             for (int b = 0; b < batch; b++) {
                 float sum[2] = {}, *shares = sums + warp * stride + b * SHARES;
-                if (SET == SET_K && MODE != ROUTE && b + 1 < batch && stages > 1 &&
-                    !(out.six >> b & 3)) {
-                    if constexpr (SET == SET_K) { /* two at a time: neither waits for the other */
+                if constexpr (SET <= SET_CODES && MODE != ROUTE) {
+                    int kind = SET == SET_K ? (out.six >> b & 3 ? -1 : (int)TILE_Q4_K)
+                                            : (int)__shfl_sync(FULL_WARP, out.six, b);
+                    if (SET == SET_CODES && kind != (int)__shfl_sync(FULL_WARP, out.six, b + 1))
+                        kind = -1;
+                    if (b + 1 < batch && stages > 1 && kind >= 0) {
+                        /* two at a time: neither waits for the other */
                         float sum2[2] = {};
                         const uint8_t *one = ring_get(m.ring), *two = ring_get_next(m.ring);
                         if (tile + b == first && slice == warp)
                             mark(mk, 5);
-                        tile_dot(false, one, x, 1.0f, sum);
-                        tile_dot(false, two, x, 1.0f, sum2);
+                        if constexpr (SET == SET_K) {
+                            tile_dot(false, one, x, 1.0f, sum);
+                            tile_dot(false, two, x, 1.0f, sum2);
+                        } else {
+                            tile_dot_codes(kind, one, two, x, sum, sum2);
+                        }
                         if (slice != warp) {
                             add_sums(shares, sum);
                             add_sums(shares + SHARES, sum2);
@@ -444,6 +452,8 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
                     mark(mk, 5);
                 if constexpr (SET == SET_K)
                     tile_dot(out.six >> b & 1, there, x, 1.0f, sum);
+                else if constexpr (SET == SET_CODES)
+                    tile_dot_codes((int)__shfl_sync(FULL_WARP, out.six, b), there, x, 1.0f, sum);
                 else
                     tile_dot<SET>(seg_of(p.w, gemv_tile<PAIR>(span, tile + b)), there, x, 1.0f,
                                   sum);
@@ -576,7 +586,8 @@ static __global__ void __launch_bounds__(WARPS * 32)
         }
     };
     int bytes, next = stages;
-    bool six = s->kind == TILE_Q6_K;
+    int kind = s->kind;
+    bool six = kind == TILE_Q6_K;
     const uint8_t *from = address(lane_id(), &bytes);
     ring_fill(m.ring, from, bytes);
     float scale = SUMS ? sum_scale(p.sums) : 1.0f;
@@ -619,6 +630,8 @@ static __global__ void __launch_bounds__(WARPS * 32)
         slice_make(next_x, v[0]);
         if constexpr (SET == SET_K)
             tile_dot(six, there, x, weight, sum);
+        else if constexpr (SET == SET_CODES)
+            tile_dot_codes(kind, there, x, weight, sum);
         else
             tile_dot<SET>(s, there, x, weight, sum);
         x = next_x;

@@ -8,6 +8,269 @@
 
 #include "backend/cuda/format.cuh"
 
+/* Scalar meaning of every file format: element k of 256 columns whose blocks start at b. */
+
+DEVICE int iq4_level(int code)
+{
+    /* -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113, each plus 128, a byte each */
+    const uint64_t lo = 0x766a5d4f3f2d1801u, hi = 0xf1d9c5b5a6998d81u;
+    return (int)((code < 8 ? lo : hi) >> 8 * (code & 7) & 255) - 128;
+}
+DEVICE int fp4_level(int code) /* doubled */
+{
+    int v = (int)(0xc8643210u >> 4 * (code & 7) & 15);
+    return code & 8 ? -v : v;
+}
+DEVICE void k4_scale_min(const uint8_t *s, int j, int *scale, int *min)
+{
+    *scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+    *min = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
+}
+
+DEVICE uint32_t raw_word(const uint8_t *b)
+{
+    return b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
+}
+
+/* Sign i of the eight that 7 bits stand for: the number of set ones is even. */
+DEVICE bool even_sign(uint32_t bits, int i)
+{
+    bits &= 127;
+    for (int j = 0; i == 7 && j < 7; j++)
+        bits ^= (bits >> j & 1) << 7;
+    return bits >> i & 1;
+}
+
+/* What names value k of a block of a grid format among its levels: see coded.cuh, and quant.h. */
+DEVICE uint32_t grid_code(int dtype, const uint8_t *b, int k, const uint16_t *grid)
+{
+    int blk = k >> 5, i = k & 7, g = k >> 3, in = g & 3; /* g: of 32 groups of eight */
+    switch (dtype) {
+    case DT_IQ1_S: {
+        uint32_t h = b[34 + 2 * blk] | (uint32_t)b[35 + 2 * blk] << 8;
+        uint32_t point = grid[b[2 + g] | (h >> 3 * in & 7) << 8];
+        return (point >> 2 * i & 3) | (h & 0x8000 ? 0 : 4);
+    }
+    case DT_IQ1_M: {
+        uint32_t h = b[32 + g / 2] >> 4 * (g & 1), point = grid[b[g] | (h & 7) << 8];
+        return (point >> 2 * i & 3) | (h & 8 ? 0 : 4);
+    }
+    case DT_IQ2_XXS: {
+        uint32_t s = raw_word(b + 2 + 8 * blk + 4), point = grid[b[2 + 8 * blk + in]];
+        return (point >> 2 * i & 3) | (uint32_t)even_sign(s >> 7 * in, i) << 2;
+    }
+    case DT_IQ2_XS: {
+        uint32_t q = b[2 + 2 * g] | (uint32_t)b[3 + 2 * g] << 8;
+        return (uint32_t)(grid[q & 511] >> 2 * i & 3) | (uint32_t)even_sign(q >> 9, i) << 2;
+    }
+    case DT_IQ2_S: {
+        uint32_t point = grid[b[2 + g] | (b[66 + g / 4] >> 2 * in & 3u) << 8];
+        return (point >> 2 * i & 3) | (b[34 + g] >> i & 1u) << 2;
+    }
+    default: { /* IQ3_XXS */
+        uint32_t s = raw_word(b + 66 + 4 * blk), point = grid[b[2 + k / 4]];
+        return (point >> 3 * (k % 4) & 7) | (uint32_t)even_sign(s >> 7 * in, i) << 3;
+    }
+    }
+}
+
+/* The level itself. */
+DEVICE int grid_level(int dtype, uint32_t code)
+{
+    if (dtype == DT_IQ1_S || dtype == DT_IQ1_M)
+        return 8 * ((int)(code & 3) - 1) + (code & 4 ? 1 : -1);
+    if (dtype == DT_IQ3_XXS) {
+        int v = (int)(8 * (code & 7)) + ((code & 7) == 7 ? 6 : 4);
+        return code & 8 ? -v : v;
+    }
+    int v = (code & 3) == 0 ? 8 : (code & 3) == 1 ? 25 : 43;
+    return code & 4 ? -v : v;
+}
+
+DEVICE int tq1_digit(const uint8_t *b, int k)
+{
+    int digit = k < 160 ? k / 32 : k < 240 ? (k - 160) / 16 : (k - 240) / 4;
+    uint32_t q = b[k < 160 ? k % 32 : k < 240 ? 32 + k % 16 : 48 + k % 4];
+    for (int i = 0; i < digit; i++)
+        q = q * 3 & 255;
+    return (int)(q * 3 >> 8);
+}
+
+DEVICE uint32_t two_bytes(const uint8_t *b)
+{
+    return (uint32_t)(b[0] | b[1] << 8);
+}
+
+/* Halves of a row (scales_k*): what multiplies its scales (0), its minima (1). */
+DEVICE uint32_t row_half(int dtype, const uint8_t *b, int which)
+{
+    switch (dtype) {
+    case DT_Q2_K:
+        return two_bytes(b + 80 + 2 * which);
+    case DT_Q3_K:
+        return two_bytes(b + 108);
+    case DT_Q6_K:
+        return two_bytes(b + 208);
+    case DT_TQ1_0:
+        return two_bytes(b + 52);
+    case DT_TQ2_0:
+        return two_bytes(b + 64);
+    case DT_IQ1_M:
+        return b[49] >> 4 | (b[51] & 0xf0u) | (b[53] & 0xf0u) << 4 | (b[55] & 0xf0u) << 8;
+    default:
+        return two_bytes(b + 2 * which);
+    }
+}
+
+/* The byte of a group's scale, or minimum (scales_k*). */
+DEVICE uint32_t group_byte(int dtype, const uint8_t *b, int k, int which)
+{
+    int blk = k >> 5, s = k >> 4, scale, least;
+    switch (dtype) {
+    case DT_Q2_K: /* both in one */
+        return b[s];
+    case DT_Q3_K: {
+        int low = s < 8 ? b[96 + s] & 15 : b[96 + s - 8] >> 4;
+        return (uint32_t)((low | (b[104 + s % 4] >> 2 * (s / 4) & 3) << 4) + 96);
+    }
+    case DT_Q4_K:
+    case DT_Q5_K:
+        k4_scale_min(b + 4, blk, &scale, &least);
+        return (uint32_t)(which ? least : scale);
+    case DT_Q6_K:
+        return b[192 + s] ^ 0x80u;
+    case DT_IQ4_XS:
+        return (uint32_t)(((b[4 + blk / 2] >> (blk % 2 * 4) & 15) |
+                           (two_bytes(b + 2) >> 2 * blk & 3) << 4) +
+                          96);
+    case DT_IQ3_S:
+        return (uint32_t)(129 + 2 * (b[106 + k / 64] >> (k % 64 / 32 * 4) & 15));
+    case DT_IQ1_S:
+        return 129 + 2 * (two_bytes(b + 34 + 2 * blk) >> 12 & 7);
+    case DT_IQ1_M:
+        return 129 + 2 * (two_bytes(b + 48 + k / 64 * 2) >> 3 * (s % 4) & 7);
+    case DT_IQ2_XXS:
+        return 129 + 2 * (raw_word(b + 2 + 8 * blk + 4) >> 28);
+    case DT_IQ2_XS:
+        return 129 + 2 * (b[66 + blk] >> 4 * (s & 1) & 15);
+    case DT_IQ2_S:
+        return 129 + 2 * (b[74 + blk] >> 4 * (s & 1) & 15);
+    case DT_IQ3_XXS:
+        return 129 + 2 * (raw_word(b + 66 + 4 * blk) >> 28);
+    case DT_TQ1_0: /* as Q2_K: one code means zero */
+    case DT_TQ2_0:
+        return 0x11;
+    case DT_NVFP4: /* 0x7f counts as 0, and 0xff as what that would be */
+        return b[s % 4] == 0x7f ? 0 : b[s % 4] & 127u;
+    default:
+        return 0;
+    }
+}
+
+DEVICE float raw_value(int dtype, const uint8_t *b, int k, const void *aux)
+{
+    int j = k & 31, hi = j >> 4, i = j & 15, blk = k >> 5;
+    switch (dtype) {
+    case DT_Q4_0:
+        b += blk * 18;
+        return raw_half(b) * (float)((b[2 + i] >> 4 * hi & 15) - 8);
+    case DT_Q4_1:
+        b += blk * 20;
+        return raw_half(b) * (float)(b[4 + i] >> 4 * hi & 15) + raw_half(b + 2);
+    case DT_Q5_0: {
+        b += blk * 22;
+        int top = b[2 + j / 8] >> j % 8 & 1;
+        return raw_half(b) * (float)(((b[6 + i] >> 4 * hi & 15) | top << 4) - 16);
+    }
+    case DT_Q5_1: {
+        b += blk * 24;
+        int top = b[4 + j / 8] >> j % 8 & 1;
+        return raw_half(b) * (float)((b[8 + i] >> 4 * hi & 15) | top << 4) + raw_half(b + 2);
+    }
+    case DT_Q8_0:
+        b += blk * 34;
+        return raw_half(b) * (float)(int8_t)b[2 + j];
+    case DT_IQ4_NL:
+        b += blk * 18;
+        return raw_half(b) * (float)iq4_level(b[2 + i] >> 4 * hi & 15);
+    case DT_MXFP4: {
+        b += blk * 17;
+        uint32_t e = b[0];
+        float scale = float_of(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+        return scale * (float)fp4_level(b[1 + i] >> 4 * hi & 15);
+    }
+    case DT_Q2_K: {
+        int q = b[16 + k / 128 * 32 + j] >> (k % 128 / 32 * 2) & 3, sc = b[k / 16];
+        return raw_half(b + 80) * (float)(sc & 15) * (float)q - raw_half(b + 82) * (float)(sc >> 4);
+    }
+    case DT_Q3_K: {
+        int q = b[32 + k / 128 * 32 + j] >> (k % 128 / 32 * 2) & 3, s = k / 16;
+        int low = s < 8 ? b[96 + s] & 15 : b[96 + s - 8] >> 4;
+        int sc = (low | (b[104 + s % 4] >> 2 * (s / 4) & 3) << 4) - 32;
+        return raw_half(b + 108) * (float)sc * (float)(q - (b[j] >> (k / 32) & 1 ? 0 : 4));
+    }
+    case DT_Q4_K:
+    case DT_Q5_K: {
+        int sc, m, shift = blk % 2 * 4;
+        k4_scale_min(b + 4, blk, &sc, &m);
+        const uint8_t *qs = b + (dtype == DT_Q4_K ? 16 : 48);
+        int q = qs[blk / 2 * 32 + j] >> shift & 15;
+        if (dtype == DT_Q5_K)
+            q |= (b[16 + j] >> blk & 1) << 4;
+        return raw_half(b) * (float)sc * (float)q - raw_half(b + 2) * (float)m;
+    }
+    case DT_Q6_K: {
+        int half = k / 128, part = k % 128 / 32;
+        int low = b[64 * half + part % 2 * 32 + j] >> (part / 2 * 4) & 15;
+        int top = b[128 + 32 * half + j] >> (2 * part) & 3;
+        return raw_half(b + 208) * (float)(int8_t)b[192 + k / 16] * (float)((low | top << 4) - 32);
+    }
+    case DT_IQ4_XS: {
+        int sc = (b[4 + blk / 2] >> (blk % 2 * 4) & 15) | ((b[2] | b[3] << 8) >> 2 * blk & 3) << 4;
+        return raw_half(b) * (float)(sc - 32) *
+               (float)iq4_level(b[8 + 16 * blk + i] >> 4 * hi & 15);
+    }
+    case DT_NVFP4: {
+        b += k / 64 * 36;
+        int group = k % 64 / 16, code = b[4 + 8 * group + k % 8] >> (k % 16 / 8 * 4) & 15;
+        uint8_t e = b[group];
+        float scale = e == 0x7f ? 0.0f : e == 0xff ? 240.0f : 0.5f * f8_to_float(e & 0x7f);
+        return scale * (float)fp4_level(code);
+    }
+    case DT_IQ1_S:
+    case DT_IQ1_M:
+    case DT_IQ2_XXS:
+    case DT_IQ2_XS:
+    case DT_IQ2_S:
+    case DT_IQ3_XXS: {
+        float d = half_to_float(row_half(dtype, b, 0)) *
+                  ((float)group_byte(dtype, b, k, 0) - 128.0f) *
+                  (dtype == DT_IQ3_XXS ? 0.25f : 0.125f);
+        return d * (float)grid_level(dtype, grid_code(dtype, b, k, (const uint16_t *)aux));
+    }
+    case DT_IQ3_S: {
+        float d = raw_half(b) * ((float)group_byte(dtype, b, k, 0) - 128.0f);
+        int index = b[2 + k / 4] | (b[66 + blk] >> (j / 4) & 1) << 8;
+        int v = 2 * (((const uint16_t *)aux)[index] >> 3 * (k % 4) & 7) + 1;
+        return b[74 + k / 8] >> k % 8 & 1 ? -d * (float)v : d * (float)v;
+    }
+    case DT_TQ1_0:
+        return raw_half(b + 52) * (float)(tq1_digit(b, k) - 1);
+    case DT_TQ2_0:
+        return raw_half(b + 64) * (float)((int)(b[k / 128 * 32 + j] >> (k % 128 / 32 * 2) & 3) - 1);
+    case DT_F8_E4M3:
+        return f8_to_float(b[k]);
+    case DT_F16:
+        return raw_half(b + 2 * k);
+    case DT_BF16:
+        return bf16_to_float((uint32_t)b[2 * k] | (uint32_t)b[2 * k + 1] << 8);
+    case DT_F32:
+        return float_of(b[4 * k] | (uint32_t)b[4 * k + 1] << 8 | (uint32_t)b[4 * k + 2] << 16 |
+                        (uint32_t)b[4 * k + 3] << 24);
+    }
+    return 0.0f;
+}
+
 /* One piece of a segment on its way: `rows` rows of the file's blocks, and where they go. */
 struct repack {
     int kind, dtype, n_in, n_kt, rows, tile_bytes;
@@ -19,7 +282,6 @@ struct repack {
     const uint8_t *zero;    /* GPTQ: (rows, n_groups) */
     const int32_t *inverse; /* GPTQ act-order: stored column of input column k */
     int n_groups, group_len;
-    int raw_bytes; /* of 256 columns of a row in the file */
     const void *aux;
     uint8_t *out; /* (tiles, n_kt, tile_bytes) */
 };
@@ -73,51 +335,36 @@ DEVICE uint32_t code_of(const struct repack &p, int row, int col)
         uint32_t v = ((const uint16_t *)p.aux)[index] >> 3 * (k % 4) & 7;
         return b[74 + k / 8] >> k % 8 & 1 ? 7 - v : 8 + v;
     }
+    case DT_IQ1_S:
+    case DT_IQ1_M:
+    case DT_IQ2_XXS:
+    case DT_IQ2_XS:
+    case DT_IQ2_S:
+    case DT_IQ3_XXS:
+        return grid_code(p.dtype, b, k, (const uint16_t *)p.aux);
+    case DT_TQ1_0:
+        return (uint32_t)tq1_digit(b, k);
+    case DT_TQ2_0:
+        return b[k / 128 * 32 + j] >> (k % 128 / 32 * 2) & 3;
+    case DT_NVFP4:
+        return b[4 + 8 * (k % 64 / 16) + k % 8] >> (k % 16 / 8 * 4) & 15;
+    case DT_F8_E4M3:
+        return b[0];
     default: /* GPTQ4: two columns a byte */
         return b[0] >> (col & 1) * 4 & 15;
     }
 }
 
-DEVICE uint32_t two_bytes(const uint8_t *b)
-{
-    return (uint32_t)(b[0] | b[1] << 8);
-}
-
-/* Halves of a row (scales_k*): what multiplies its scales (0), its minima (1). */
+/* The same of a (row, column); 0 in padding. */
 DEVICE uint32_t row_half_of(const struct repack &p, int row, int col, int which)
 {
     const uint8_t *b = block_of(p, row, col);
-    int at = p.dtype == DT_Q6_K ? 208 : p.dtype == DT_Q3_K ? 108 : p.dtype == DT_Q2_K ? 80 : 0;
-    return b ? two_bytes(b + at + 2 * which) : 0;
+    return b ? row_half(p.dtype, b, which) : 0;
 }
-
-/* The byte of a group's scale, or minimum (scales_k*). */
 DEVICE uint32_t group_byte_of(const struct repack &p, int row, int col, int which)
 {
     const uint8_t *b = block_of(p, row, col);
-    int k = col & 255, blk = k >> 5, s = k >> 4, scale, least;
-    switch (b ? p.dtype : DT_NONE) {
-    case DT_Q2_K: /* both in one */
-        return b[s];
-    case DT_Q3_K: {
-        int low = s < 8 ? b[96 + s] & 15 : b[96 + s - 8] >> 4;
-        return (uint32_t)((low | (b[104 + s % 4] >> 2 * (s / 4) & 3) << 4) + 96);
-    }
-    case DT_Q4_K:
-    case DT_Q5_K:
-        k4_scale_min(b + 4, blk, &scale, &least);
-        return (uint32_t)(which ? least : scale);
-    case DT_Q6_K:
-        return b[192 + s] ^ 0x80u;
-    case DT_IQ4_XS:
-        return (uint32_t)(((b[4 + blk / 2] >> (blk % 2 * 4) & 15) |
-                           (two_bytes(b + 2) >> 2 * blk & 3) << 4) +
-                          96);
-    case DT_IQ3_S:
-        return (uint32_t)(129 + 2 * (b[106 + k / 64] >> (k % 64 / 32 * 4) & 15));
-    default:
-        return 0;
-    }
+    return b ? group_byte(p.dtype, b, col & 255, which) : 0;
 }
 
 /* The half of a group's scale, or of what is added to it (scales_half). */
@@ -220,12 +467,41 @@ template <class F> DEVICE uint32_t levels_word(int row0, int kt, int w, F f)
     return v;
 }
 
+/* codes_level3: f gives three bits; pairs, then the third. */
+template <class F> DEVICE uint32_t level_pairs_word(int row0, int kt, int w, F f)
+{
+    int lane = w >> 1 & 31, col = kt * TILE_K + 64 * (w >> 6) + 32 * (w & 1) + 4 * (lane & 3);
+    uint32_t v = 0;
+    for (int i = 0; i < 16; i++) { /* [16 columns][row half][column] */
+        int nibble = (i >> 2 & 1) * 4 + (i & 1) * 2 + (i >> 1 & 1);
+        v |= (f(row0 + (lane >> 2) + 8 * (i >> 2 & 1), col + 16 * (i >> 3) + (i & 3)) & 3)
+             << (4 * nibble + 2 * (i >> 3));
+    }
+    return v;
+}
+template <class F> DEVICE uint32_t level_tops_word(int row0, int kt, int w, F f)
+{
+    int lane = w & 31, col = kt * TILE_K + 64 * (w >> 5) + 4 * (lane & 3);
+    uint32_t v = 0;
+    for (int i = 0; i < 32; i++) {
+        int nibble = (i >> 2 & 1) * 4 + (i & 1) * 2 + (i >> 1 & 1);
+        v |= (f(row0 + (lane >> 2) + 8 * (i >> 2 & 1), col + 16 * (i >> 3) + (i & 3)) >> 2 & 1)
+             << (4 * nibble + (i >> 3));
+    }
+    return v;
+}
+
 DEVICE uint32_t codes_word(const struct repack &p, int row0, int kt, int w)
 {
     auto code = [&](int r, int c) { return code_of(p, r, c); };
     switch (p.kind) {
     case TILE_Q8_0:
+    case TILE_F8:
         return bytes_word(row0, kt, w, code);
+    case TILE_IQ1:
+    case TILE_IQ2:
+        return w < 256 ? level_pairs_word(row0, kt, w, code)
+                       : level_tops_word(row0, kt, w - 256, code);
     case TILE_Q2_K:
         return pairs_word(row0, kt, w, code);
     case TILE_Q3_K:
@@ -234,7 +510,9 @@ DEVICE uint32_t codes_word(const struct repack &p, int row0, int kt, int w)
                                    [&](int r, int c) { return code_of(p, r, c) >> 2; });
     case TILE_IQ4_NL:
     case TILE_IQ4_XS:
+    case TILE_IQ3_XXS:
     case TILE_MXFP4:
+    case TILE_NVFP4:
         return levels_word(row0, kt, w, code);
     case TILE_Q6_K:
         return w < 512 ? nibbles_word(row0, kt, w, code)
@@ -284,6 +562,7 @@ DEVICE uint32_t scales_word(const struct repack &p, int row0, int kt, int w)
                                 [&](int r, int c) { return group_byte_of(p, r, c, w >= 32); });
     case TILE_IQ4_XS:
     case TILE_IQ3_S:
+    case TILE_IQ3_XXS:
         if (w >= 32)
             return row_halves_word(p, row0, kt, w - 32, 0);
         return byte_scales_word(row0, kt, w,
@@ -294,7 +573,12 @@ DEVICE uint32_t scales_word(const struct repack &p, int row0, int kt, int w)
         return byte_scales_word(row0, kt, w, [&](int r, int c) { return power_of(p, r, c); });
     case TILE_Q6_K:
     case TILE_Q3_K:
-    case TILE_Q2_K: { /* 16 columns, [chunk][g][row half]{4} */
+    case TILE_Q2_K:
+    case TILE_IQ1:
+    case TILE_IQ2:
+    case TILE_NVFP4: {                       /* 16 columns, [chunk][g][row half]{4} */
+        if (w >= 64 && p.kind == TILE_NVFP4) /* levels are doubled */
+            return bits_of(128.0f * (p.scale ? *(const float *)p.scale : 1.0f));
         if (w >= 64)
             return p.kind == TILE_Q2_K ? row_halves_word(p, row0, kt, (w - 64) >> 1, w & 1)
                                        : row_halves_word(p, row0, kt, w - 64, 0);
@@ -356,31 +640,18 @@ DEVICE uint32_t repack_word(const struct repack &p, int tile, int kt, int w)
     }
     if (p.kind == TILE_F32)
         return bits_of(repack_value(p, row0 + (w >> 8), kt * 256 + (w & 255)));
-    if (p.kind != TILE_RAW) {
-        int codes = 0;
-        coded_kind(p.kind, [&](auto kind) { codes = format<kind.VALUE>::SCALES_AT / 4; });
-        return w < codes ? codes_word(p, row0, kt, w) : scales_word(p, row0, kt, w - codes);
-    }
-    if (p.dtype == DT_F8_E4M3 && w >= (F8_SCALES >> 2)) {
-        int s = w - (F8_SCALES >> 2), row = row0 + (s >> 1), col = kt * 256 + 128 * (s & 1);
+    if (p.kind == TILE_F8) {
+        int scale = w - 1024, row = row0 + (scale >> 1), col = kt * 256 + 128 * (scale & 1);
+        if (scale < 0)
+            return codes_word(p, row0, kt, w);
         if (row >= p.rows || col >= p.n_in)
             return 0;
         size_t g = (size_t)row * (size_t)p.n_groups + (size_t)(col / 128);
         return bits_of(p.scale ? ((const float *)p.scale)[g] : 1.0f);
     }
-    /* The file's own bytes, 256 columns of each row; past the row's end zeros, which every format
-     * reads as zero. */
-    int chunk = p.dtype == DT_F8_E4M3 ? TILE_K : p.tile_bytes / TILE_ROWS;
-    if (p.dtype == DT_NVFP4 && 4 * w % chunk == NVFP4_SCALE)
-        return bits_of(p.scale ? *(const float *)p.scale : 1.0f);
-    uint32_t v = 0;
-    for (int b = 0; b < 4; b++) {
-        int at = 4 * w + b, row = row0 + at / chunk, in = at % chunk;
-        size_t off = (size_t)kt * (size_t)p.raw_bytes + (size_t)in;
-        if (row < p.rows && in < p.raw_bytes && off < p.row_bytes)
-            v |= (uint32_t)p.data[(size_t)row * p.row_bytes + off] << 8 * b;
-    }
-    return v;
+    int codes = 0;
+    coded_kind(p.kind, [&](auto kind) { codes = format<kind.VALUE>::SCALES_AT / 4; });
+    return w < codes ? codes_word(p, row0, kt, w) : scales_word(p, row0, kt, w - codes);
 }
 
 #endif

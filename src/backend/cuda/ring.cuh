@@ -110,7 +110,8 @@ template <bool PAIR> DEVICE int gemv_tile(const struct gemv_span &s, int n)
 /* Where a thread's row of a batch goes, and its biases; known a batch ahead. */
 template <bool PAIR> struct gemv_output {
     float *to, bias[PAIR ? 2 : 1];
-    uint32_t six; /* SET_K: which tiles of the batch are Q6_K */
+    uint32_t
+        six; /* SET_K: which tiles of the batch are Q6_K; SET_CODES: lane n has tile n's kind */
 };
 template <int SET, bool PAIR>
 DEVICE void gemv_locate(struct gemv_output<PAIR> &o, const struct matrix &w,
@@ -122,6 +123,8 @@ DEVICE void gemv_locate(struct gemv_output<PAIR> &o, const struct matrix &w,
         o.six = __ballot_sync(
             FULL_WARP, lane_id() < batch &&
                            seg_of(w, gemv_tile<PAIR>(s, tile + lane_id()))->kind == TILE_Q6_K);
+    if (SET == SET_CODES && lane_id() < batch)
+        o.six = (uint32_t)seg_of(w, gemv_tile<PAIR>(s, tile + lane_id()))->kind;
     int unit = (int)(threadIdx.x >> 4) * TILES;
     o.to = NULL;
     if (unit >= batch)

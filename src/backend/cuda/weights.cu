@@ -184,12 +184,6 @@ static bool contiguous_experts(const struct raw_weight *w, const struct raw_seg 
     return true;
 }
 
-/* Bytes of 256 columns in the file. */
-static int raw_bytes(enum dtype t)
-{
-    return TILE_K / dtype_table[t].block_len * dtype_table[t].block_bytes;
-}
-
 static void send_segment(struct cuda_backend *cu, const struct raw_weight *w,
                          const struct raw_seg *s, const struct seg *to, int n_kt)
 {
@@ -202,8 +196,8 @@ static void send_segment(struct cuda_backend *cu, const struct raw_weight *w,
     p.block_len = dtype_table[s->type].block_len;
     p.block_bytes = dtype_table[s->type].block_bytes;
     p.row_bytes = (size_t)(w->n_in / p.block_len) * (size_t)p.block_bytes;
-    p.aux = to->aux;
-    p.raw_bytes = raw_bytes(s->type);
+    const uint16_t *grid = quant_grid(s->type);
+    p.aux = grid ? cu->grids + (grid - quant_grids()) : NULL;
     p.group_len = s->group_len;
     p.n_groups = s->type == DT_GPTQ4 ? ceil_div(w->n_in, s->group_len) : ceil_div(w->n_in, 128);
     int experts = w->n_expert, rows = s->rows;
@@ -237,12 +231,15 @@ static const struct {
     {                                                                                              \
         dtype, kind, format<kind>::BYTES                                                           \
     }
-    KIND(DT_Q4_K, TILE_Q4_K),   KIND(DT_Q6_K, TILE_Q6_K),      KIND(DT_Q8_0, TILE_Q8_0),
-    KIND(DT_Q4_0, TILE_Q4_0),   KIND(DT_Q4_1, TILE_Q4_1),      KIND(DT_Q5_0, TILE_Q5_1),
-    KIND(DT_Q5_1, TILE_Q5_1),   KIND(DT_Q5_K, TILE_Q5_K),      KIND(DT_Q3_K, TILE_Q3_K),
-    KIND(DT_Q2_K, TILE_Q2_K),   KIND(DT_IQ4_NL, TILE_IQ4_NL),  KIND(DT_IQ4_XS, TILE_IQ4_XS),
-    KIND(DT_MXFP4, TILE_MXFP4), KIND(DT_IQ3_S, TILE_IQ3_S),    KIND(DT_F16, TILE_F16),
-    KIND(DT_BF16, TILE_F16),    {DT_F32, TILE_F32, F32_BYTES},
+    KIND(DT_Q4_K, TILE_Q4_K),     KIND(DT_Q6_K, TILE_Q6_K),     KIND(DT_Q8_0, TILE_Q8_0),
+    KIND(DT_Q4_0, TILE_Q4_0),     KIND(DT_Q4_1, TILE_Q4_1),     KIND(DT_Q5_0, TILE_Q5_1),
+    KIND(DT_Q5_1, TILE_Q5_1),     KIND(DT_Q5_K, TILE_Q5_K),     KIND(DT_Q3_K, TILE_Q3_K),
+    KIND(DT_Q2_K, TILE_Q2_K),     KIND(DT_TQ1_0, TILE_Q2_K),    KIND(DT_TQ2_0, TILE_Q2_K),
+    KIND(DT_IQ4_NL, TILE_IQ4_NL), KIND(DT_IQ4_XS, TILE_IQ4_XS), KIND(DT_MXFP4, TILE_MXFP4),
+    KIND(DT_NVFP4, TILE_NVFP4),   KIND(DT_IQ3_S, TILE_IQ3_S),   KIND(DT_IQ3_XXS, TILE_IQ3_XXS),
+    KIND(DT_IQ2_XXS, TILE_IQ2),   KIND(DT_IQ2_XS, TILE_IQ2),    KIND(DT_IQ2_S, TILE_IQ2),
+    KIND(DT_IQ1_S, TILE_IQ1),     KIND(DT_IQ1_M, TILE_IQ1),     KIND(DT_F16, TILE_F16),
+    KIND(DT_BF16, TILE_F16),      KIND(DT_F8_E4M3, TILE_F8),    {DT_F32, TILE_F32, F32_BYTES},
 #undef KIND
 };
 
@@ -252,22 +249,20 @@ static void choose_kind(const struct raw_seg *s, bool router, struct seg *to)
 {
     enum dtype type = router ? DT_F32 : s->type;
     to->dtype = s->type;
-    to->kind = TILE_RAW;
-    int row = type == DT_NVFP4 ? NVFP4_ROW : raw_bytes(type);
-    to->tile_bytes = TILE_ROWS * (row > RAW_ROW_LEAST ? row : RAW_ROW_LEAST);
-    if (type == DT_F8_E4M3)
-        to->tile_bytes = F8_BYTES;
-    /* A group of 32 columns must have one scale; act-order is undone by spelling values out. */
-    bool grouped = type == DT_GPTQ4 && !s->perm && s->group_len % 32 == 0;
     if (type == DT_GPTQ4) {
+        /* A group of 32 columns must have one scale; act-order is undone by spelling values out. */
+        bool grouped = !s->perm && s->group_len % 32 == 0;
         to->kind = grouped ? TILE_GPTQ4 : TILE_F16;
         to->tile_bytes = grouped ? (int)format<TILE_GPTQ4>::BYTES : (int)F16_BYTES;
+        return;
     }
     for (size_t i = 0; i < sizeof tile_kinds / sizeof *tile_kinds; i++)
         if (tile_kinds[i].dtype == type) {
             to->kind = tile_kinds[i].kind;
             to->tile_bytes = tile_kinds[i].bytes;
+            return;
         }
+    CHECK(false, "no tile for %s", dtype_table[type].name);
 }
 
 static bool any_perm(const struct raw_weight *w, const struct raw_seg *s)
@@ -306,8 +301,6 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
         to->tile0 = m->n_tiles;
         to->n_tiles = ceil_div(s->rows, TILE_ROWS);
         to->expert_bytes = (size_t)to->n_tiles * (size_t)m->n_kt * (size_t)to->tile_bytes;
-        const uint16_t *grid = quant_grid(s->type);
-        to->aux = grid ? cu->grids + (grid - quant_grids()) : NULL;
         offset[i] = total;
         total += align_up(to->expert_bytes * (size_t)src->n_expert, 256);
         row0 += s->rows;
@@ -315,7 +308,7 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
         m->max_tile_bytes = to->tile_bytes > m->max_tile_bytes ? to->tile_bytes : m->max_tile_bytes;
         int set = to->kind <= TILE_Q6_K    ? SET_K
                   : to->kind <= TILE_GPTQ4 ? SET_CODES
-                  : to->kind <= TILE_F16   ? SET_FAST
+                  : to->kind <= TILE_F8    ? SET_FAST
                                            : SET_ALL;
         m->set = set > m->set ? set : m->set;
     }
