@@ -630,7 +630,7 @@ template <int PART = 1> struct scales_k32 {
     }
     __device__ __forceinline__ float row(int h) const
     {
-        return half_of(d, h);
+        return half_of(d, h) * (1.0f / PART);
     }
     __device__ __forceinline__ uint32_t pair(int h, int) const
     {
@@ -638,7 +638,7 @@ template <int PART = 1> struct scales_k32 {
     }
     __device__ __forceinline__ uint32_t full(int h, int) const
     {
-        return half2_mul(pair(h, 0), both_of(d, h));
+        return half2_mul(part_of<PART>(pair(h, 0)), both_of(d, h));
     }
 };
 
@@ -658,7 +658,7 @@ template <int PART = 1> struct scales_k16 {
     }
     __device__ __forceinline__ float row(int h) const
     {
-        return half_of(d, h);
+        return half_of(d, h) * (1.0f / PART);
     }
     __device__ __forceinline__ uint32_t pair(int h, int i) const
     {
@@ -666,7 +666,7 @@ template <int PART = 1> struct scales_k16 {
     }
     __device__ __forceinline__ uint32_t full(int h, int i) const
     {
-        return half2_mul(pair(h, i), both_of(d, h));
+        return half2_mul(part_of<PART>(pair(h, i)), both_of(d, h));
     }
 };
 
