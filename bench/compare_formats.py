@@ -4,14 +4,17 @@
   compare_formats.py --steel build/steel [--llama LLAMA_BIN_DIR] [--device cuda | cpu] [--formats q4_0,q5_k_m,...]
                      [--layers 12] [--rounds 2] [--seconds 300] [--dir /dev/shm/formats] -o results.jsonl
 
-For each format bench/synth_gguf.py writes a file with a real model's shapes, both engines are measured on it by turns, the
-order changing from round to round, and the file is removed. On a GPU: tg128, pp2048, and 32 sequences behind prompts of 256; on
-a CPU: tg32 and pp256. llama.cpp gets what is best for it (all layers on the GPU, flash attention, micro-batches of 2,048).
-Prints a table of medians; writes JSON lines as it goes.
+For each format bench/synth_gguf.py writes a file with a real model's shapes (formats of folders: bench/synth_folder.py, for
+Steel alone), both engines are measured on it by turns, the order changing from round to round, and the file is removed; the next
+is written meanwhile. On a GPU: tg128, pp2048, and 32 sequences behind prompts of 256; on a CPU: tg32 and pp256. llama.cpp gets
+what is best for it (all layers on the GPU, flash attention, micro-batches of 2,048). Prints a table of medians, and which share
+of what the memory's measured speed allows generation reached (experts counted as drawn evenly), also beside that of Q4_K_M
+(formats of 4 bits) or Q8_0 if those were measured; writes JSON lines as it goes.
 """
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -19,6 +22,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FORMATS = "q2_k,q3_k_m,iq3_s,iq4_xs,mxfp4,q4_0,q4_k_m,q5_k_m,q8_0,bf16"
+FOLDERS = {"gptq": "q4_k_m", "awq": "q4_k_m", "nvfp4": "q4_k_m", "fp8": "q8_0"}  # and whose share of bandwidth they should reach
 
 
 def run(cmd):
@@ -34,7 +38,7 @@ class Formats:
     def __init__(self, args):
         self.a, self.gpu = args, args.device != "cpu"
         self.prompt, self.gen = (2048, 128) if self.gpu else (256, 32)
-        self.start, self.seen = time.monotonic(), {}
+        self.start, self.seen, self.shares = time.monotonic(), {}, {}
 
     def steel(self, path):
         flags = ["--device", self.a.device, "--json", "--skip-cost", "-r", "2"]
@@ -42,6 +46,9 @@ class Formats:
         rows = run([self.a.steel, "bench", path, "-p", str(self.prompt), "-n", str(self.gen), *flags])
         if self.gpu:
             rows += run([self.a.steel, "bench", path, "-p", "0", "-n", "128", "-d", "256", "--batch", "32", *flags])
+        for r in rows:
+            if "percent_of_limit" in r:
+                self.shares.setdefault((os.path.basename(path), r["test"]), []).append(r["percent_of_limit"])
         return [(r["test"], r["tok_s"], r.get("logits_hash")) for r in rows]
 
     def llama(self, path):
@@ -58,11 +65,21 @@ class Formats:
             out += [(f"tg{r['tg']} x{r['pl']} @{r['pp']}", r["speed_tg"], None) for r in rows[1:]]
         return out
 
+    def path(self, name):
+        return os.path.join(self.a.dir, name)
+
+    def write(self, name):
+        """Starts what writes the model; somebody waits for it later."""
+        tool = "synth_folder.py" if name in FOLDERS else "synth_gguf.py"
+        return subprocess.Popen([sys.executable, os.path.join(HERE, tool), self.path(name), "--layers", str(self.a.layers),
+                                 "--quant", name], stderr=subprocess.DEVNULL)
+
+    def remove(self, name):
+        shutil.rmtree(self.path(name)) if name in FOLDERS else os.remove(self.path(name))
+
     def measure(self, name):
-        path = os.path.join(self.a.dir, f"{name}.gguf")
-        subprocess.run([sys.executable, os.path.join(HERE, "synth_gguf.py"), path, "--layers", str(self.a.layers), "--quant",
-                        name], check=True, stdout=subprocess.DEVNULL)
-        engines = [("Steel", self.steel)] + ([("llama.cpp", self.llama)] if self.a.llama else [])
+        path = self.path(name)
+        engines = [("Steel", self.steel)] + ([("llama.cpp", self.llama)] if self.a.llama and name not in FOLDERS else [])
         try:
             for number in range(self.a.rounds):
                 for engine, measure in engines if number % 2 == 0 else engines[::-1]:
@@ -72,7 +89,7 @@ class Formats:
                             print(json.dumps({"kind": "format", "format": name, "engine": engine, "round": number, "test": test,
                                               "tok_s": round(rate, 2), "logits_hash": digest}), file=f)
         finally:
-            os.remove(path)
+            self.remove(name)
 
     def table(self):
         tests = sorted({t for _, t in self.seen}, key=lambda t: (t[:2] == "pp", len(t)))
@@ -84,6 +101,21 @@ class Formats:
                 got = {e: statistics.median(v) for e, v in self.seen.get((name, t), {}).items()}
                 s, l = got.get("Steel"), got.get("llama.cpp")
                 cells += [f"{s:,.0f}" if s else "-", f"{l:,.0f}" if l else "-", f"{s / l:.1f}x" if s and l else "-"]
+            print(f"| {name.upper()} | " + " | ".join(cells) + " |")
+        self.shares_table()
+
+    def shares_table(self):
+        share = {key: statistics.median(v) for key, v in self.shares.items()}
+        tests = sorted({t for _, t in share}, key=len)
+        if not tests:
+            return
+        print("\n| format | " + " | ".join(f"{t}: % of memory's speed | against" for t in tests) + " |")
+        print("|---" * (1 + 2 * len(tests)) + "|")
+        for name in self.a.formats.split(","):
+            cells = []
+            for t in tests:
+                s, of = share.get((name, t)), share.get((FOLDERS.get(name), t))
+                cells += [f"{s:.1f}" if s else "-", f"{100 * s / of:.0f} % of {FOLDERS[name].upper()}'s" if s and of else ""]
             print(f"| {name.upper()} | " + " | ".join(cells) + " |")
 
 
@@ -101,10 +133,18 @@ def main():
     p.add_argument("-o", "--output", default="formats.jsonl")
     f = Formats(p.parse_args())
     os.makedirs(f.a.dir, exist_ok=True)
-    for name in f.a.formats.split(","):
+    names = f.a.formats.split(",")
+    writer = f.write(names[0])
+    for i, name in enumerate(names):
         if f.a.seconds and time.monotonic() - f.start > f.a.seconds:
-            print(f"{name}: no time left", file=sys.stderr)
-            continue
+            print(f"no time left: {' '.join(names[i:])}", file=sys.stderr)
+            writer.wait()
+            f.remove(name)
+            break
+        if writer.wait():
+            sys.exit(f"{name}: the model was not written")
+        if i + 1 < len(names):
+            writer = f.write(names[i + 1])
         f.measure(name)
         print(f"{time.monotonic() - f.start:6.1f} s  {name}", file=sys.stderr, flush=True)
     f.table()

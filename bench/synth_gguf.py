@@ -16,15 +16,19 @@ import sys
 
 F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 = 0, 1, 2, 3, 6, 7, 8
 Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ3_S, IQ4_XS, BF16, MXFP4 = 10, 11, 12, 13, 14, 20, 21, 23, 30, 39
+IQ2_XXS, IQ2_XS, IQ3_XXS, IQ1_S, IQ2_S, IQ1_M = 16, 17, 18, 19, 22, 29
 # values of a block, its bytes
 BLOCK = {F32: (1, 4), F16: (1, 2), BF16: (1, 2), Q4_0: (32, 18), Q4_1: (32, 20), Q5_0: (32, 22), Q5_1: (32, 24),
          Q8_0: (32, 34), Q2_K: (256, 84), Q3_K: (256, 110), Q4_K: (256, 144), Q5_K: (256, 176), Q6_K: (256, 210),
-         IQ4_NL: (32, 18), IQ4_XS: (256, 136), IQ3_S: (256, 110), MXFP4: (32, 17)}
+         IQ4_NL: (32, 18), IQ4_XS: (256, 136), IQ3_S: (256, 110), MXFP4: (32, 17), IQ2_XXS: (256, 66), IQ2_XS: (256, 74),
+         IQ3_XXS: (256, 98), IQ1_S: (256, 50), IQ2_S: (256, 82), IQ1_M: (256, 56)}
 # --quant: the type of most tensors, of those that keep more bits, of the head, general.file_type
 QUANTS = {"q2_k": (Q2_K, Q3_K, Q6_K, 10), "q3_k_m": (Q3_K, Q4_K, Q6_K, 12), "q4_k_m": (Q4_K, Q6_K, Q6_K, 15),
           "q5_k_m": (Q5_K, Q6_K, Q6_K, 17), "q4_0": (Q4_0, Q6_K, Q6_K, 2), "q4_1": (Q4_1, Q6_K, Q6_K, 3),
           "q5_0": (Q5_0, Q6_K, Q6_K, 8), "q5_1": (Q5_1, Q6_K, Q6_K, 9), "q8_0": (Q8_0, Q8_0, Q8_0, 7),
           "iq4_nl": (IQ4_NL, Q6_K, Q6_K, 25), "iq4_xs": (IQ4_XS, Q6_K, Q6_K, 30), "iq3_s": (IQ3_S, Q4_K, Q6_K, 26),
+          "iq3_xxs": (IQ3_XXS, IQ3_S, Q5_K, 23), "iq2_xxs": (IQ2_XXS, Q2_K, Q5_K, 19), "iq2_xs": (IQ2_XS, Q2_K, Q5_K, 20),
+          "iq2_s": (IQ2_S, IQ3_S, Q5_K, 28), "iq1_s": (IQ1_S, Q2_K, Q5_K, 24), "iq1_m": (IQ1_M, Q2_K, Q5_K, 31),
           "mxfp4": (MXFP4, Q8_0, Q8_0, 38), "f16": (F16, F16, F16, 1), "bf16": (BF16, BF16, BF16, 32),
           "f32": (F32, F32, F32, 0)}
 
@@ -219,6 +223,12 @@ def block(kind, rnd):
         return rnd.randbytes(32 + 64 + 12) + half(5e-4)
     if kind == IQ3_S:
         return half(1.2e-4) + rnd.randbytes(64 + 8 + 32 + 4)
+    if kind in (IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ1_S):
+        d = {IQ2_XXS: 2e-4, IQ2_XS: 2e-4, IQ2_S: 2e-4, IQ3_XXS: 1.2e-4, IQ1_S: 2e-3}[kind]
+        return half(d) + rnd.randbytes(BLOCK[kind][1] - 2)
+    if kind == IQ1_M:  # a nibble of d on top of each two bytes of scales
+        d = struct.unpack("<H", half(2e-3))[0]
+        return rnd.randbytes(48) + struct.pack("<4H", *(rnd.getrandbits(12) | (d >> 4 * i & 15) << 12 for i in range(4)))
     if kind == MXFP4:
         return bytes([rnd.choice((119, 120))]) + rnd.randbytes(16)
     if kind == IQ4_XS:

@@ -10,6 +10,7 @@
 
 const char *backend_name;
 int light;
+bool small;
 double product_tol;
 int n_checks, n_failed;
 double worst;

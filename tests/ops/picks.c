@@ -169,6 +169,95 @@ static void force_gemm(const char *formats)
     duo_close(&d);
 }
 
+/*
+ * Small: a few cases a row, for tools that make every access to memory slow (compute-sanitizer). A
+ * format of each set, the fewest rows the kernel was measured for and some more, and shapes that go
+ * round every ring where the device is played with 16 SMs (STEEL_SMS).
+ */
+static const enum dtype small_types[] = {DT_Q4_K, DT_Q8_0, DT_F16, DT_F32};
+enum { N_SMALL = sizeof small_types / sizeof *small_types };
+
+static int small_rows(const struct pick_info *p, int i)
+{
+    int more = p->rows_from + (i ? 0 : 3);             /* the first format: a ragged tile */
+    if (!strcmp(p->op, "router") && p->rows_from < 40) /* of experts that walk a list */
+        return 40;
+    return p->rows_to && more > p->rows_to ? p->rows_to : more;
+}
+
+static void small_linear(const struct pick_info *p)
+{
+    bool few = p->rows_from < 33;
+    int n_in = 1280, n_out = few ? 2320 : 400;
+    struct duo d;
+    head_open(&d, n_in, n_out);
+    for (int i = 0; i < N_SMALL; i++) {
+        struct random_spec spec = {.n_in = n_in,
+                                   .n_expert = 1,
+                                   .n_seg = 2,
+                                   .rows = {n_out - 40, 40},
+                                   .type = {small_types[i], small_types[i]},
+                                   .bias = i % 2};
+        if (takes(p->formats, small_types[i]))
+            check_linear(&d, &spec, small_rows(p, i), forced);
+    }
+    duo_close(&d);
+}
+
+static void small_mlp(bool experts, const struct pick_info *p, const char *formats)
+{
+    for (int i = 0; i < N_SMALL; i++) {
+        struct dims s = base_dims();
+        bool wide = i % 2 && p->rows_from < 33; /* else as many tiles of down as SMs: some wait */
+        s.n_embd = wide ? 768 : 256;
+        s.n_ff = s.n_ff_exp = wide ? 512 : 256;
+        if (takes(formats, small_types[i]))
+            mlp_case(&s, experts ? s.n_expert : 1, s.n_ff, small_types[i], small_types[i], DT_F32,
+                     small_rows(p, i), 3.0f);
+    }
+    struct dims s = base_dims();
+    s.n_embd = 512;
+    s.n_heads = 16;
+    if (experts && p->rows_from == 1)
+        routed_case(&s, (const enum dtype[]){DT_Q4_K, DT_Q4_K, DT_Q6_K}, 1.0f, 2, false);
+}
+
+static void small_attention(void)
+{
+    static const int decode[][2] = {{0, 1}, {600, 1}, {64, 1}};
+    static const int prompt[][2] = {{20, 1}, {250, 17}, {0, 70}}; /* round the ring */
+    static const int wide[][2] = {{7, 1}, {0, 200}, {40, 90}};    /* more than 256 rows */
+    static const int ten[][2] = {{1, 1},  {2, 1}, {3, 1}, {40, 1}, {50, 1},
+                                 {60, 1}, {7, 1}, {8, 1}, {90, 1}, {10, 1}};
+    struct dims s = base_dims();
+    s.head_dim = s.n_rot = 128;
+    s.n_heads = 8;
+    s.n_kv_heads = 2;
+    attention_case(&s, true, 0, decode, 3, false, forced);
+    attention_case(&s, true, 0, prompt, 3, false, forced);
+    s.n_heads = 16; /* eight heads to a block: rows may be left as records */
+    if (strstr(forced, "batch"))
+        attention_case(&s, true, 0, ten, 10, false, forced);
+    if (strstr(forced, "halves") || strstr(forced, "qkv_wgmma"))
+        attention_case(&s, true, 0, wide, 3, false, forced);
+}
+
+/* The cases of one row of the tables, which is forced. */
+static void force_row(const struct pick_info *p)
+{
+    bool routes = !strcmp(p->op, "router") || !strcmp(p->op, "logits") || !strcmp(p->op, "output");
+    bool experts = routes || !strcmp(p->op, "moe");
+    const char *formats = routes ? "Q4_K Q6_K Q8_0" : p->formats;
+    if (!strcmp(p->op, "gemm"))
+        force_gemm(p->formats);
+    else if (!strcmp(p->op, "linear"))
+        small ? small_linear(p) : force_linear(p->formats);
+    else if (experts || !strcmp(p->op, "ffn"))
+        small ? small_mlp(experts, p, formats) : force_mlp(experts, formats);
+    else
+        small ? small_attention() : force_attention();
+}
+
 /* The tables, read by a backend that is closed again: of those open at a time, only the first may run
  * kernels whose blocks wait for each other. */
 static int read_picks(struct pick_info *list, int most)
@@ -206,18 +295,7 @@ void test_picks(int part, int parts)
         }
         uint64_t runs = picked[i];
         forced = p->name;
-        if (!strcmp(p->op, "gemm"))
-            force_gemm(p->formats);
-        else if (!strcmp(p->op, "linear"))
-            force_linear(p->formats);
-        else if (!strcmp(p->op, "ffn"))
-            force_mlp(false, p->formats);
-        else if (!strcmp(p->op, "moe"))
-            force_mlp(true, p->formats);
-        else if (!strcmp(p->op, "router") || !strcmp(p->op, "logits") || !strcmp(p->op, "output"))
-            force_mlp(true, "Q4_K Q6_K Q8_0");
-        else
-            force_attention();
+        force_row(p);
         forced = NULL;
         n_checks++;
         if (picked[i] == runs) {

@@ -5,8 +5,9 @@
  * (steps.c). For CUDA it runs on a GPU (make test-gpu) and, linked with cudasim.cpp, on any CPU
  * (smaller shapes); for the CPU it is part of make test. Logits are poisoned with NaNs before each
  * step. Errors are ||out - ref|| / ||ref||.
- *   test_ops [--backend NAME] [--jobs N] [filter [seed]]: groups side by side; only those whose name
- *   contains the filter (picks=NAME: only that row of the tables of kernels); other numbers
+ *   test_ops [--backend NAME] [--jobs N] [--small] [filter [seed]]: groups side by side; a few cases of
+ *   each, for tools that slow kernels down a hundredfold; only those whose name contains the filter
+ *   (picks=NAME: only that row of the tables of kernels); other numbers
  */
 #include "base/mem.h"
 #include "duo.h"
@@ -965,8 +966,10 @@ int main(int argc, char **argv)
         jobs = atoi(argv[at + 1]);
         at += 2;
     }
+    small = argc > at && !strcmp(argv[at], "--small");
+    at += small;
     bool cpu = !strcmp(backend_name, "cpu");
-    light = cpu ? 2 : SIM;
+    light = cpu ? 2 : SIM || small;
     product_tol = cpu ? 1.5e-2 : 1e-3;
     filter = argc > at ? argv[at] : NULL;
     rng = argc > at + 1 ? strtoull(argv[at + 1], NULL, 10) : rng;

@@ -178,6 +178,9 @@ bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
     cu->device = device;
     cu->sm = prop.major * 10 + prop.minor;
     cu->n_sm = prop.multiProcessorCount;
+    const char *sms = getenv("STEEL_SMS"); /* a smaller GPU is played: for tests */
+    if (sms && atoi(sms) > 0 && atoi(sms) < cu->n_sm)
+        cu->n_sm = atoi(sms);
     cu->shared_limit = prop.sharedMemPerBlockOptin;
     cu->shared_per_sm = prop.sharedMemPerMultiprocessor;
     if (cu->sm < 80)
