@@ -160,6 +160,10 @@ SRV_TESTS := $(addprefix $(B)/tests/,test_http test_http_faults test_jobs)
 $(SRV_TESTS): $(B)/tests/%: $(B)/tests/%.o $(B)/libserver.a $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libserver.a $(B)/libsteel.a $(LDLIBS) $(SRV_LIBS) -lcmocka
 
+# What the terminal draws, without a terminal.
+$(B)/tests/test_markdown: $(B)/tests/test_markdown.o $(addprefix $(B)/src/cli/,markdown.o table.o flow.o) $(B)/libsteel.a
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+
 # Lets the server's allocations fail.
 $(B)/tests/test_http_faults: LDFLAGS += $(patsubst %,-Wl$(comma)--wrap=%,malloc calloc realloc)
 
@@ -203,6 +207,10 @@ TEST_TOOLS := $(B)/tests/toy_gguf $(B)/tests/faults.so $(B)/tests/ops/test_ops
 test-build: $(B)/steel $(TESTS) $(TEST_TOOLS) $(EXAMPLES)
 test: $(B)/steel $(TESTS) $(TEST_TOOLS) $(EXAMPLES)
 	@sh tests/run.sh $(B)
+
+# Screens for the docs, as the tests see them.
+pictures: $(B)/steel
+	@python3 tests/test_terminal.py $(B) picture && cp $(B)/terminal.svg $(B)/terminal-markdown.svg docs/img/
 
 # The whole walk of tests/test_faults.py, of which make test takes a sample.
 test-faults: $(B)/steel $(TEST_TOOLS)
@@ -334,6 +342,6 @@ deb:
 clean:
 	rm -rf build build-* dist
 
-.PHONY: test-build test-faults gpu-tools test-gpu bench-gpu test-sim all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install install-program install-library uninstall docs-build dist deb deps-check clean test-amx amx-run
+.PHONY: pictures test-build test-faults gpu-tools test-gpu bench-gpu test-sim all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install install-program install-library uninstall docs-build dist deb deps-check clean test-amx amx-run
 .SECONDARY:
 -include $(shell find $(B) -type f -name '*.d' 2>/dev/null)

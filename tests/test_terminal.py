@@ -1,7 +1,12 @@
 #!/usr/bin/env python3
 """The chat terminal as a person meets it, in a real terminal (tmux): an answer streams, Ctrl-C stops one and
-the chat goes on, history, several lines, commands, and ten turns that each read only their own new tokens."""
-import os, re, shutil, subprocess, sys, tempfile, time
+the chat goes on, history, several lines, pasted text, Tab, commands, markdown at any width, conversations that outgrow
+their context, and ten turns that each read only their own new tokens. Two screens are drawn as BUILD/terminal*.svg;
+`make pictures` puts them into docs/img."""
+import fcntl, json, os, pty, re, shutil, struct, subprocess, sys, tempfile, termios, time, unicodedata
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tools"))
+import term_svg
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 STEEL = os.path.abspath(os.path.join(BUILD, "steel"))
@@ -16,14 +21,19 @@ def tmux(*args):
 
 
 class Terminal:
-    def __init__(self, home, args="", env=""):
+    def __init__(self, home, args="", env="", columns=100, rows=50):
         servers.append(f"steel-{os.getpid()}-{len(servers)}")
-        tmux("new-session", "-d", "-x", "100", "-y", "50",
+        tmux("-u", "new-session", "-d", "-x", str(columns), "-y", str(rows),
              f"env HOME={home} TERM=screen {env} {STEEL} run {args} 2>{home}/stderr; echo EXIT $?; sleep 1000")
         self.wait(lambda s: s.rstrip().endswith(">>>") or "EXIT" in s, "a prompt")
 
-    def screen(self):
-        return tmux("capture-pane", "-p", "-S", "-500").stdout
+    def screen(self, *more):
+        return tmux("capture-pane", "-p", "-S", "-500", *more).stdout
+
+    def paste(self, text):
+        """As terminals paste: in one piece, marked (bracketed paste)."""
+        subprocess.run(["tmux", "-L", servers[-1], "load-buffer", "-"], input=text, text=True, check=True)
+        tmux("paste-buffer", "-p")
 
     def wait(self, ready, what):
         end = time.time() + HANG
@@ -62,6 +72,234 @@ def check(ok, what, detail=""):
         sys.exit(1)
 
 
+def saved(t, home):
+    """The conversation, as /save writes it."""
+    path = os.path.join(home, "saved.json")
+    if os.path.exists(path):
+        os.remove(path)
+    t.type(f"/save {path}")
+    t.keys("Enter")
+    t.wait(lambda s: os.path.exists(path) and s.rstrip().endswith(">>>"), "the saved conversation")
+    return json.load(open(path))
+
+
+def columns_of(line):
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in line)
+
+
+def paste_and_tab(home):
+    t = Terminal(home, "--temp 0 --think off", columns=60)
+    t.paste("one\n\ntwo äé 一二\n/three\\")
+    t.wait(lambda s: "/three\\" in s, "the pasted lines")
+    t.type(" more")
+    t.wait(lambda s: s.rstrip().endswith("more"), "typing behind what was pasted")
+    check("..." not in t.screen(), "newlines that are pasted send nothing", t.screen())
+    t.keys("Enter")
+    t.wait(lambda s: s.rstrip().endswith(">>>"), "an answer to pasted lines")
+    got = saved(t, home)["messages"]
+    check([m["role"] for m in got] == ["user", "assistant"] and got[0]["content"] == "one\n\ntwo äé 一二\n/three\\ more",
+          "what is pasted is one message", got)
+    t.paste("/clear")
+    t.keys("Enter")
+    t.wait(lambda s: "empty again" in s, "a pasted command")
+    t.paste("x\033[2Jy\n")  # tmux itself may drop the escape; nothing of it may act
+    t.wait(lambda s: "y" in s.split(">>>")[-1], "pasted text with an escape sequence")
+    check("empty again" in t.screen(), "pasted escape sequences do not act", t.screen())
+    t.keys("C-c")
+    time.sleep(0.2)
+
+    os.makedirs(os.path.join(home, "chats", "deep"), exist_ok=True)
+    open(os.path.join(home, "chats", "deep", "talk one.json"), "w").write('{"messages": [{"role": "user", "content": "x"}]}')
+    t.type("/cl")
+    t.keys("Tab")
+    t.wait(lambda s: s.rstrip().endswith(">>> /clear"), "/cl<Tab>")
+    t.keys("C-u")
+    t.type("/s")
+    t.keys("Tab")
+    s = t.wait(lambda s: "/system" in s and "/save" in s and s.rstrip().endswith(">>> /s"), "the choices of /s<Tab>")
+    t.keys("C-u")
+    t.type("/load ~/ch")
+    t.keys("Tab")
+    t.wait(lambda s: s.rstrip().endswith("/load ~/chats/"), "a folder by <Tab>")
+    t.type("d")
+    t.keys("Tab")
+    t.type("ta")
+    t.keys("Tab")
+    t.wait(lambda s: s.rstrip().endswith("/load ~/chats/deep/talk one.json"), "a file by <Tab>")
+    t.keys("Enter")
+    t.wait(lambda s: "1 messages loaded" in s, "the file that Tab has found")
+    t.type("/set over")
+    t.keys("Tab")
+    t.type("e")
+    t.keys("Tab")
+    t.wait(lambda s: s.rstrip().endswith("/set overflow error"), "settings and their values by <Tab>")
+    t.keys("Enter")
+    check("overflow = error" in t.wait(lambda s: "overflow = error" in s, "the setting"), "Tab completes commands, paths and settings")
+    check("not supported" in t.ask("/image cat.png"), "/image is refused with a reason")
+    check("did you mean /system" in t.ask("/sytem"), "a misspelt command is recognised")
+
+
+TALK = """# Rivers
+Some **bold words** here, *leaning ones*, `code` and 一二三四五六七八九十 wide ones that go on, é too, to the edge.
+
+- first item that is long enough to wrap on a narrow screen
+- second
+  1. nested
+
+```python
+def f(x):
+    return x ** 2
+```
+
+| name | length in km |
+|---|---:|
+| Nile | 6650 |
+| Amazon | **6400** |
+
+> quoted words
+done."""
+
+
+def markdown(home):
+    """The model is made to write TALK by a grammar; what the screen shows of it is checked at several widths."""
+    grammar = os.path.join(home, "talk.gbnf")
+    open(grammar, "w").write("root ::= " + json.dumps(TALK, ensure_ascii=False))
+    for columns in (100, 40, 24):
+        t = Terminal(home, f"--temp 0 --think off --grammar {grammar}", columns=columns, rows=60)
+        t.type("Go")
+        t.keys("Enter")
+        s = t.wait(lambda s: "done." in s and s.rstrip().endswith(">>>"), "the text")
+        raw, body = t.screen("-e"), s.partition("Go\n")[2]
+        lines = body.split("done.")[0].split("\n")
+        at = f" at {columns} columns"
+        check(all(columns_of(l) < columns for l in lines), "no line is too wide" + at, body)
+        check("**" not in body.replace("x ** 2", "") and "# Rivers" not in body and "`" not in body, "marks are gone" + at, body)
+        words = re.sub(r"[│─┼╭╰]", " ", body.split("done.")[0])
+        for word in ("bold words", "leaning ones", "first item that is long enough to wrap on a narrow screen", "quoted words", "nested"):
+            check(word in " ".join(words.split()), f"{word!r} in whole words" + at, body)
+        check(re.search(r"╭─ python ─+\ndef f\(x\):\n    return x \*\* 2\n╰─+\n", body), "code has a frame and can be copied" + at, body)
+        check("• first" in body and "  1. nested" in body, "lists" + at, body)
+        check(re.search(r"name +│ +length", body) and re.search(r"Nile +│ +6650", body) and "┼" in body, "a table" + at, body)
+        check(re.search(r"\033\[1mbold", raw) and re.search(r"\033\[3mleaning", raw) and re.search(r"\033\[36mcode", raw), "bold, italics, code" + at, raw)
+        check(re.search(r"[\d.]+ tok/s, \d+ tokens left", " ".join(body.split())), "a quiet line tells speed and room" + at, body)
+    t.ask("/set markdown off")
+    t.clear()
+    t.type("Go")
+    t.keys("Enter")
+    s = t.wait(lambda s: "done." in s and s.rstrip().endswith(">>>"), "the text")
+    check("**bold" in s and "```python" in s, "/set markdown off shows what the model writes", s)
+    t = Terminal(home, f"--temp 0 --think off --grammar {grammar}", "NO_COLOR=1", columns=40, rows=60)
+    t.type("Go")
+    t.keys("Enter")
+    s = t.wait(lambda s: "done." in s and s.rstrip().endswith(">>>"), "the text")
+    check("\033[" not in t.screen("-e").replace("\033[39m", "").replace("\033[49m", "") and "**bold" in s, "without colours marks stay", s)
+    out = subprocess.run([STEEL, "run", "-p", "Go", "-q", "--think", "off", "--grammar", grammar], capture_output=True, text=True,
+                         stdin=subprocess.DEVNULL)
+    check(out.stdout.rstrip("\n") == TALK, "a pipe gets what the model writes", out.stdout)
+
+
+def narrow(home):
+    """At 40 columns: the commands, typing over the edge, and another size of the window in the middle of it all."""
+    t = Terminal(home, "--temp 0 --think off", columns=40)
+    s = t.ask("/help")
+    check("system prompt" in " ".join(s.split()) and all(len(l) < 40 for l in s.split("\n")), "/help wraps at words", s)
+    t.type("What is the sum of these two numbers, please: 2 + 2?")
+    t.keys("Enter")
+    t.wait(lambda s: s.rstrip().endswith(">>>") and "tokens left" in s, "an answer to a line over the edge")
+    got = saved(t, home)["messages"][0]["content"]
+    check(got == "What is the sum of these two numbers, please: 2 + 2?", "a line over the edge is one message", got)
+    t.type("Tell me a sh")
+    tmux("resize-window", "-x", "62", "-y", "40")
+    time.sleep(0.3)
+    t.type("ort story.")
+    t.wait(lambda s: s.rstrip().endswith("short story."), "typing goes on after a change of size")
+    t.keys("Enter")
+    s = t.wait(lambda s: s.rstrip().endswith(">>>") and s.count("tokens left") == 2, "a story")
+    story = s.split("short story.")[-1].split("\n")
+    check(40 < max(map(len, story)) < 62, "an answer fills the new width", s)
+
+
+def long_chat(home):
+    """A context of 256 tokens: the chat outlives it."""
+    t = Terminal(home, "--temp 0 --think off -c 256 --system 'You are Rolf.'")
+    for i in range(12):
+        a = t.ask(f"What is {i + 2} + {i + 3}?")
+        check(str(2 * i + 5) in a and "steel:" not in a, f"turn {i + 1} is answered", a)
+        if "left out" in a:
+            break
+    check("left out" in a, "dropped turns are told of", t.screen())
+    all_of_it = saved(t, home)
+    check(len(all_of_it["messages"]) == 2 * (i + 1) and all_of_it["system"] == "You are Rolf.", "/save has the dropped turns too", all_of_it)
+    a = t.ask("/show")
+    check("You are Rolf." in a and "older ones left out" in a, "the system prompt stays", a)
+    t.paste(" ".join(map(str, range(300))))
+    t.keys("Enter")
+    t.wait(lambda s: "it is not kept" in " ".join(s.split()) and s.rstrip().endswith(">>>"), "the refusal")
+    check("299" not in json.dumps(saved(t, home)), "a message that can never fit is not kept", t.screen())
+    a = t.ask("What is 2 + 2?")
+    check("4" in a and "steel:" not in a, "and the chat goes on", a)
+
+    t = Terminal(home, "--temp 0 --think off -c 128 --context-overflow error")
+    for i in range(12):
+        a = t.ask(f"What is {i + 2} + {i + 3}?")
+        if "the conversation has" in a:
+            break
+    words = " ".join(a.split())
+    check("the conversation has" in words and "--context-overflow drop" in words, "--context-overflow error refuses, with the numbers", a)
+    check(len(saved(t, home)["messages"]) == 2 * i, "what is refused is not kept")
+    check("5" in (t.ask("/undo"), t.ask("/undo"), t.ask("What is 2 + 3?"))[-1], "after /undo there is room again")
+
+
+def other_model(home):
+    t = Terminal(home, "--temp 0 --think off")
+    t.ask("What is 2 + 2?")
+    check("No such file" in t.ask("/model nowhere.gguf") and "4" in t.ask("What is 1 + 3?"), "/model with no such file keeps the model")
+    open(os.path.join(home, "bad.gguf"), "w").write("GGUF no")
+    check("bad.gguf" in t.ask(f"/model {home}/bad.gguf") and "4" in t.ask("What is 1 + 3?"), "/model with a bad file keeps the model")
+    folder = os.path.abspath("demo/steel-demo")
+    a = t.ask(f"/model {folder}")
+    check("answers from here on" in a, "/model opens another", a)
+    check("6" in t.ask("What is 3 + 3?") and len(saved(t, home)["messages"]) == 8, "the conversation goes on with it")
+    t.ask("/system You are a pirate.")
+    check(saved(t, home)["system"] == "You are a pirate." and "pirate" in t.ask("/system"), "/system")
+
+
+def narrow_bar(home):
+    """The bar of a long job stays in one line of a narrow terminal."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+        os.execv(STEEL, [STEEL, "quantize", "demo/steel-demo.gguf", os.path.join(home, "q.gguf"), "Q8_0", "--allow-requantize"])
+    out = b""
+    try:
+        while more := os.read(fd, 65536):
+            out += more
+    except OSError:
+        pass
+    os.waitpid(pid, 0)
+    bars = [b for b in re.split(r"[\r\n]", out.decode()) if b.startswith("quantising")]
+    check(bars and max(map(len, bars)) < 40, "progress fits 40 columns", out)
+
+
+def picture(home):
+    t = Terminal(home, "--temp 0 --seed 3", columns=76, rows=34)
+    for text in ("What is 17 + 25?", "Tell me a short story.", "/set temp 0.7"):
+        t.ask(text)
+    t.type("/s")
+    t.keys("Tab")
+    t.wait(lambda s: s.rstrip().endswith(">>> /s"), "the choices")
+    with open(os.path.join(BUILD, "terminal.svg"), "w") as f:
+        f.write(term_svg.draw(tmux("capture-pane", "-p", "-e").stdout, "steel run"))
+    grammar = os.path.join(home, "talk.gbnf")
+    open(grammar, "w").write("root ::= " + json.dumps(TALK, ensure_ascii=False))
+    t = Terminal(home, f"--temp 0 --think off --grammar {grammar}", columns=64, rows=34)
+    t.ask("Write some markdown.")
+    with open(os.path.join(BUILD, "terminal-markdown.svg"), "w") as f:
+        f.write(term_svg.draw(tmux("capture-pane", "-p", "-e").stdout, "steel run --grammar talk.gbnf"))
+    svg = open(os.path.join(BUILD, "terminal.svg")).read()
+    check("17 + 25 = 42." in svg and svg.rstrip().endswith("</svg>"), "the screen is drawn")
+
+
 def main():
     if not shutil.which("tmux"):
         print("no tmux here")
@@ -69,6 +307,14 @@ def main():
     if subprocess.run([STEEL, "show", "builtin", "--brief"], capture_output=True).returncode:
         print("this build carries no model")
         sys.exit(77)
+    parts = [paste_and_tab, markdown, narrow, long_chat, other_model, narrow_bar, picture]
+    wanted = sys.argv[2:]
+    for part in parts:
+        if not wanted or part.__name__ in wanted:
+            with tempfile.TemporaryDirectory() as home:
+                part(home)
+    if wanted and "talk" not in wanted:
+        return
     with tempfile.TemporaryDirectory() as home:
         t = Terminal(home, "--temp 0 --think off", "STEEL_ISA=ref")  # slow enough to be interrupted
         a = t.ask("Hello! Who are you?")
@@ -84,6 +330,12 @@ def main():
         check("(stopped)" in s, "Ctrl-C stops the answer and gives the prompt back", s)
         a = t.ask("What is 2 + 2?")
         check("4" in a, "the chat goes on after Ctrl-C", a)
+        t.type("What is 9")
+        t.wait(lambda s: s.rstrip().endswith("What is 9"), "what is typed")
+        t.keys("C-c")
+        t.wait(lambda s: s.rstrip().endswith(">>>"), "a new prompt after Ctrl-C")
+        a = t.ask("What is 3 + 3?")
+        check("6" in a, "Ctrl-C drops a line that is being typed", a)
 
         a = t.ask("/clear")
         check("empty" in a, "/clear", a)

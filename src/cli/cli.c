@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 int cli_fail(const struct error *err)
@@ -16,16 +17,23 @@ int cli_fail(const struct error *err)
 
 static volatile sig_atomic_t interrupts;
 
+static bool on_terminal;
+
 static void on_interrupt(int sig)
 {
+    static const char plain[] = "\033[0m\n"; /* in the middle of a style, perhaps */
     (void)sig;
-    if (++interrupts > 1)
+    if (++interrupts > 1) {
+        if (on_terminal && write(STDOUT_FILENO, plain, sizeof plain - 1) < 0)
+            _exit(EXIT_INTERRUPTED);
         _exit(EXIT_INTERRUPTED);
+    }
 }
 
 void cli_catch_interrupt(void)
 {
     struct sigaction sa = {.sa_handler = on_interrupt};
+    on_terminal = isatty(STDOUT_FILENO);
     sigaction(SIGINT, &sa, NULL);
 }
 
@@ -78,14 +86,35 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
     return true;
 }
 
+int cli_columns(void)
+{
+    struct winsize ws;
+    const char *env = getenv("COLUMNS");
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (ioctl(fd, TIOCGWINSZ, &ws) == 0 && ws.ws_col)
+            return ws.ws_col;
+    int n = env ? (int)strtol(env, NULL, 10) : 0;
+    return n > 0 ? n : 80;
+}
+
+void cli_bar(const char *what, int percent, const char *tail)
+{
+    enum { MOST = 32 };
+    char bar[MOST + 1];
+    int rest = (int)(strlen(what) + strlen(tail)) + 11, width = cli_columns() - rest;
+    width = width > MOST ? MOST : width;
+    for (int i = 0; i < width; i++)
+        bar[i] = i * 100 < percent * width ? '=' : ' ';
+    bar[width > 0 ? width : 0] = 0;
+    if (width >= 4)
+        fprintf(stderr, "\r%s [%s] %3d %%%s", what, bar, percent, tail);
+    else
+        fprintf(stderr, "\r%s %d %%", what, percent);
+}
+
 void cli_progress_bar(int percent)
 {
-    enum { WIDTH = 32 };
-    char bar[WIDTH + 1];
-    for (int i = 0; i < WIDTH; i++)
-        bar[i] = i * 100 < percent * WIDTH ? '=' : ' ';
-    bar[WIDTH] = 0;
-    fprintf(stderr, "\rloading [%s] %3d%%", bar, percent);
+    cli_bar("loading", percent, "");
 }
 
 static bool show_progress(void *arg, size_t done, size_t total)

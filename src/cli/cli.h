@@ -108,7 +108,11 @@ struct model_flags {
         OPT_FLAG, 0, "profile", 0, &(f).profile, 0, 0, 0, "print where the time went, per stage"   \
     }
 
-/* Draws the loading bar on stderr, over the last one. */
+/* Columns of the terminal (COLUMNS where there is none to ask), 80 where nobody says. */
+int cli_columns(void);
+/* Draws "WHAT [====    ]  50 % TAIL" on stderr over the last one, as wide as the terminal allows. */
+void cli_bar(const char *what, int percent, const char *tail);
+/* The loading bar. */
 void cli_progress_bar(int percent);
 /* Options of the runtime from the flags; false after a usage message. */
 bool cli_runtime_options(const struct usage *u, const struct model_flags *f,

@@ -26,7 +26,8 @@ struct run_flags {
     uint64_t seed; /* UINT64_MAX: random */
     struct opt_list stop, bias;
     const char *schema, *grammar; /* files */
-    bool quiet, raw, verbose;
+    bool quiet, raw, verbose, plain;
+    const char *overflow;
 };
 
 /* "ID=BIAS", or llama.cpp's "ID+BIAS" and "ID-BIAS"; "ID=false" bans. */
@@ -69,27 +70,6 @@ static void print_timings(const struct steel_engine *engine, const struct run_fl
         fputs(table, stderr);
 }
 
-/* What no flag has set is as the model's author advises. */
-static void advise(struct steel_request_options *o, const struct steel_engine *engine)
-{
-    struct steel_request_options a = steel_engine_request_options(engine);
-    const struct {
-        float *set, advised;
-    } floats[] = {{&o->temperature, a.temperature},
-                  {&o->top_p, a.top_p},
-                  {&o->min_p, a.min_p},
-                  {&o->repeat_penalty, a.repeat_penalty}};
-    const struct {
-        int *set, advised;
-    } ints[] = {{&o->top_k, a.top_k}, {&o->repeat_last_n, a.repeat_last_n}};
-    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++)
-        if (isnan(*floats[i].set))
-            *floats[i].set = floats[i].advised;
-    for (size_t i = 0; i < sizeof ints / sizeof *ints; i++)
-        if (*ints[i].set == INT_MIN)
-            *ints[i].set = ints[i].advised;
-}
-
 /* One prompt, one answer: through the chat template where the model has one, else as it is. */
 static bool answer(struct steel_engine *engine, struct run_flags *f,
                    const struct terminal_options *chat, const struct buf *text, int64_t load_ns,
@@ -103,6 +83,8 @@ static bool answer(struct steel_engine *engine, struct run_flags *f,
     }
     if (raw) {
         struct steel_request_options o = chat->request;
+        generate_advise(&o, engine);
+        generate_limit(&o, f->n_predict);
         o.text = text->p ? text->p : "";
         o.n_text = text->len;
         ok = generate_text(engine, &o, &end, err);
@@ -163,13 +145,10 @@ static int run(const char *model, struct run_flags *f, struct terminal_options *
     struct steel_engine *engine = generate_open(model, opt, &err);
     int64_t load_ns = clock_ns() - t0;
     bool ok = engine != NULL;
-    if (ok) {
-        advise(&f->o, engine);
-        generate_limit(&f->o, f->n_predict);
-        chat->request = f->o;
-    }
+    chat->request = f->o;
+    chat->engine = *opt;
     if (ok && !f->prompt && !f->words && !f->file) {
-        ok = terminal_chat(engine, chat, &err);
+        ok = terminal_chat(&engine, chat, &err);
         cli_clear_interrupt();
     } else if (ok) {
         ok = answer(engine, f, chat, &text, load_ns, &err);
@@ -197,6 +176,17 @@ static bool parse_think(const struct usage *u, const char *s, enum think_mode *o
     if (s)
         args_usage_error(u, "--think %s: use on, off or hide", s);
     return !s;
+}
+
+static bool parse_overflow(const struct usage *u, const char *s, struct terminal_options *chat)
+{
+    bool error = s && !strcmp(s, "error");
+    if (s && !error && strcmp(s, "drop") != 0) {
+        args_usage_error(u, "--context-overflow %s: use drop or error", s);
+        return false;
+    }
+    chat->overflow = error ? OVERFLOW_ERROR : OVERFLOW_DROP;
+    return true;
 }
 
 /* Checked as for every command; false after a usage message. One answer at a time is generated. */
@@ -283,15 +273,18 @@ static bool check_flags(const struct usage *u, struct run_flags *f, struct steel
             return false;
         }
     return engine_options(u, &f->model, opt) && parse_bias(u, &f->bias, bias) &&
-           parse_think(u, f->think, &chat->think);
+           parse_think(u, f->think, &chat->think) && parse_overflow(u, f->overflow, chat);
 }
 
 static int run_checked(const struct usage *u, struct run_flags *f)
 {
     struct steel_engine_options opt;
     struct steel_bias *bias = mem_zalloc((size_t)f->bias.n, sizeof *bias);
-    struct terminal_options chat = {
-        .system = f->system, .n_predict = f->n_predict, .verbose = f->verbose};
+    struct terminal_options chat = {.system = f->system,
+                                    .n_predict = f->n_predict,
+                                    .verbose = f->verbose,
+                                    .quiet = f->quiet,
+                                    .plain = f->plain};
     int rc = EXIT_USAGE;
     if (check_flags(u, f, bias, &chat, &opt)) {
         const char *model = f->model_path;
@@ -317,9 +310,7 @@ static int run_checked(const struct usage *u, struct run_flags *f)
 
 int cmd_run(int argc, char **argv)
 {
-    struct run_flags f = {.o = steel_request_options(), .n_predict = -1, .seed = UINT64_MAX};
-    f.o.temperature = f.o.top_p = f.o.min_p = f.o.repeat_penalty = NAN;
-    f.o.top_k = f.o.repeat_last_n = INT_MIN;
+    struct run_flags f = {.o = generate_unset(), .n_predict = -1, .seed = UINT64_MAX};
     const struct opt opts[] = {
         MODEL_ROW(f.model_path),
         {OPT_STRING, 'p', "prompt", 0, &f.prompt, 0, 0, "TEXT",
@@ -331,7 +322,7 @@ int cmd_run(int argc, char **argv)
         {OPT_LIST, 0, "stop", 0, &f.stop, 0, 0, "TEXT", "stop at this text (repeatable)"},
         {OPT_FLAG, 0, "ignore-eos", 0, &f.o.ignore_eos, 0, 0, 0, "go on past the end token"},
         {OPT_FLAG, 0, "raw", 0, &f.raw, 0, 0, 0, "the prompt as it is, without the chat template"},
-        {OPT_FLAG, 'q', "quiet", 0, &f.quiet, 0, 0, 0, "no timings"},
+        {OPT_FLAG, 'q', "quiet", 0, &f.quiet, 0, 0, 0, "no timings, no speed after turns"},
         {OPT_HEADING, 0, "what the answer fits", 0, 0, 0, 0, 0, 0},
         {OPT_STRING, 0, "schema", "json-schema-file", &f.schema, 0, 0, "FILE",
          "JSON that fits a JSON Schema; - is stdin"},
@@ -343,7 +334,12 @@ int cmd_run(int argc, char **argv)
         {OPT_HEADING, 0, "chat", 0, 0, 0, 0, 0, 0},
         {OPT_STRING, 0, "system", 0, &f.system, 0, 0, "TEXT", "the system prompt"},
         {OPT_STRING, 0, "think", 0, &f.think, 0, 0, "MODE", "on, off or hide (default on)"},
-        {OPT_FLAG, 'v', "verbose", 0, &f.verbose, 0, 0, 0, "speed after every turn of a chat"},
+        {OPT_STRING, 0, "context-overflow", 0, &f.overflow, 0, 0, "MODE",
+         "when a chat outgrows its context: drop its oldest turns, or error (default drop)"},
+        {OPT_FLAG, 0, "plain", 0, &f.plain, 0, 0, 0,
+         "text as the model writes it: no markdown, no wrapping"},
+        {OPT_FLAG, 'v', "verbose", 0, &f.verbose, 0, 0, 0,
+         "all counters after every turn of a chat"},
         {OPT_HEADING, 0, "sampling", 0, 0, 0, 0, 0, 0},
         {OPT_FLOAT, 0, "temp", "temperature", &f.o.temperature, 0, 100, "T",
          "temperature; 0 = greedy (default: the model's, or 0.8)"},

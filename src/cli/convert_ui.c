@@ -22,14 +22,11 @@ void convert_ui_progress(void *arg, size_t done, size_t total)
     int percent = total ? (int)(100.0 * (double)done / (double)total) : 100;
     if (ui->shown < 0 || (percent == ui->shown && done < total))
         return;
-    enum { WIDTH = 32 };
-    char bar[WIDTH + 1];
-    for (int i = 0; i < WIDTH; i++)
-        bar[i] = i * 100 < percent * WIDTH ? '=' : ' ';
-    bar[WIDTH] = 0;
+    char tail[32];
     double spent = (double)(clock_ns() - ui->start) * 1e-9;
     double left = done ? spent * (double)(total - done) / (double)done : 0;
-    fprintf(stderr, "\r%s [%s] %3d%% %4.0f s left ", ui->verb, bar, percent, left);
+    snprintf(tail, sizeof tail, " %4.0f s left ", left);
+    cli_bar(ui->verb, percent, tail);
     if (done >= total)
         fprintf(stderr, "\r\033[K");
     ui->shown = percent;

@@ -443,13 +443,15 @@ static void show(struct meter *m, const struct slot *slots, int n, bool last)
     }
     m->shown_ns = now;
     double s = (double)(now - m->start_ns) * 1e-9, rate = s > 0 ? (double)(have - m->from) / s : 0;
-    char a[16], b[16], c[16];
-    fprintf(stderr, "\r\033[K%s of %s, %s/s", cli_bytes((double)have, a),
-            cli_bytes((double)total, b), cli_bytes(rate, c));
+    char a[16], b[16], c[16], line[128];
+    int n_line = snprintf(line, sizeof line, "%s of %s, %s/s", cli_bytes((double)have, a),
+                          cli_bytes((double)total, b), cli_bytes(rate, c));
     if (rate > 0 && total > have) {
         long left = (long)((double)(total - have) / rate);
-        fprintf(stderr, ", %ld:%02ld left", left / 60, left % 60);
+        snprintf(line + n_line, sizeof line - (size_t)n_line, ", %ld:%02ld left", left / 60,
+                 left % 60);
     }
+    fprintf(stderr, "\r\033[K%.*s", cli_columns() - 1, line);
     if (last)
         fputc('\n', stderr);
 }

@@ -1,6 +1,8 @@
 /* Opening, a plain completion, counters: see the header. */
 #include "cli/generate.h"
 
+#include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -35,6 +37,34 @@ void generate_limit(struct steel_request_options *o, int n_predict)
     o->read_only = n_predict == 0;
 }
 
+struct steel_request_options generate_unset(void)
+{
+    struct steel_request_options o = steel_request_options();
+    o.temperature = o.top_p = o.min_p = o.repeat_penalty = NAN;
+    o.top_k = o.repeat_last_n = INT_MIN;
+    return o;
+}
+
+void generate_advise(struct steel_request_options *o, const struct steel_engine *engine)
+{
+    struct steel_request_options a = steel_engine_request_options(engine);
+    const struct {
+        float *set, advised;
+    } floats[] = {{&o->temperature, a.temperature},
+                  {&o->top_p, a.top_p},
+                  {&o->min_p, a.min_p},
+                  {&o->repeat_penalty, a.repeat_penalty}};
+    const struct {
+        int *set, advised;
+    } ints[] = {{&o->top_k, a.top_k}, {&o->repeat_last_n, a.repeat_last_n}};
+    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++)
+        if (isnan(*floats[i].set))
+            *floats[i].set = floats[i].advised;
+    for (size_t i = 0; i < sizeof ints / sizeof *ints; i++)
+        if (*ints[i].set == INT_MIN)
+            *ints[i].set = ints[i].advised;
+}
+
 bool generate_text(struct steel_engine *engine, const struct steel_request_options *o,
                    struct steel_event *end, struct steel_error *err)
 {
@@ -44,7 +74,7 @@ bool generate_text(struct steel_engine *engine, const struct steel_request_optio
     if (!r)
         return false;
     while (!steel_request_done(r)) {
-        if (cli_interrupted() && !cancelled) {
+        if ((cli_interrupted() || ferror(stdout)) && !cancelled) {
             steel_request_cancel(r);
             cancelled = true;
         }
@@ -87,15 +117,23 @@ static double rate(int n, double s)
     return s > 0 ? n / s : 0;
 }
 
-void generation_print(const struct steel_event *end, FILE *out)
+void generation_describe(const struct steel_event *end, struct buf *out)
 {
     int n_read = end->n_prompt - end->n_cached;
     double first = end->n_generated ? end->first_token_s : end->total_s;
-    fprintf(out, "prompt %d tokens", end->n_prompt);
+    buf_addf(out, "prompt %d tokens", end->n_prompt);
     if (end->n_cached)
-        fprintf(out, " (%d read, %d cached)", n_read, end->n_cached);
-    fprintf(out, ", %.1f tok/s", rate(n_read, first - end->queue_s));
+        buf_addf(out, " (%d read, %d cached)", n_read, end->n_cached);
+    buf_addf(out, ", %.1f tok/s", rate(n_read, first - end->queue_s));
     if (end->n_generated)
-        fprintf(out, " | generated %d tokens, %.1f tok/s", end->n_generated,
-                rate(end->n_generated - 1, end->total_s - first));
+        buf_addf(out, " | generated %d tokens, %.1f tok/s", end->n_generated,
+                 rate(end->n_generated - 1, end->total_s - first));
+}
+
+void generation_print(const struct steel_event *end, FILE *out)
+{
+    struct buf b = {0};
+    generation_describe(end, &b);
+    fputs(b.p, out);
+    buf_clear(&b);
 }

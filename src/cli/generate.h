@@ -24,7 +24,12 @@ bool generate_ended(const struct steel_engine *engine, const struct steel_reques
 /* -n: -1 = until the end, 0 = the prompt is only read. */
 void generate_limit(struct steel_request_options *o, int n_predict);
 
+/* Sampling that nobody has set (NAN, INT_MIN) is as the model's author advises. */
+struct steel_request_options generate_unset(void);
+void generate_advise(struct steel_request_options *o, const struct steel_engine *engine);
+
 /* "prompt 12 tokens, 340.1 tok/s | generated 40 tokens, 88.0 tok/s" */
+void generation_describe(const struct steel_event *end, struct buf *out);
 void generation_print(const struct steel_event *end, FILE *out);
 
 #endif
