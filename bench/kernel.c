@@ -504,7 +504,8 @@ static void norm_once(void *arg, int run)
 {
     (void)run;
     struct norm_run *r = arg;
-    cpu_add_norm(r->x, r->d, r->gain, r->n, r->rows, r->width, 1e-6f, pool, r->isa);
+    const struct norm norm = {.kind = NORM_RMS, .gain = r->gain, .eps = 1e-6f};
+    cpu_add_norm(r->x, r->d, &norm, r->n, r->rows, r->width, pool, r->isa);
 }
 
 static void run_norm(const struct options *o)

@@ -736,38 +736,51 @@ static void test_add_norm(void **state)
     for (int wi = 0; wi < 7; wi++)
         for (int ri = 0; ri < 3; ri++)
             FOR_EACH_ISA(isa)
-    for (int with_d = 0; with_d < 2; with_d++) {
+    for (int mode = 0; mode < 4; mode++) {
+        bool with_d = mode & 1, layer = mode & 2;
         int width = widths[wi], n_rows = rows[ri];
         size_t n = (size_t)width * (size_t)n_rows;
         float *x = mem_zalloc(n, 4), *d = mem_zalloc(n, 4), *out = mem_zalloc(n, 4);
-        float *gain = mem_zalloc((size_t)width, 4);
+        float *gain = mem_zalloc((size_t)width, 4), *bias = mem_zalloc((size_t)width, 4);
+        const struct norm norm = {.kind = layer ? NORM_LAYER : NORM_RMS,
+                                  .gain = gain,
+                                  .bias = layer ? bias : NULL,
+                                  .eps = 1e-5f};
         for (size_t i = 0; i < n; i++) {
             x[i] = noise(1, 3, (uint32_t)i);
             d[i] = noise(1, 4, (uint32_t)i);
         }
         for (int i = 0; i < width; i++)
             gain[i] = noise(1, 5, (uint32_t)i);
-        cpu_add_norm(x, with_d ? d : NULL, gain, out, n_rows, width, 1e-5f, pool, isa);
+        for (int i = 0; i < width; i++)
+            bias[i] = noise(1, 6, (uint32_t)i);
+        cpu_add_norm(x, with_d ? d : NULL, &norm, out, n_rows, width, pool, isa);
         for (int r = 0; r < n_rows; r++) {
-            double sum = 0;
+            double sum = 0, mean = 0;
             for (int i = 0; i < width; i++) {
                 size_t at = (size_t)r * (size_t)width + (size_t)i;
                 float want = noise(1, 3, (uint32_t)at);
                 want += with_d ? noise(1, 4, (uint32_t)at) : 0;
                 assert_true(x[at] == want);
-                sum += (double)want * want;
+                mean += layer ? (double)want / width : 0;
+            }
+            for (int i = 0; i < width; i++) {
+                double v = x[(size_t)r * (size_t)width + (size_t)i] - mean;
+                sum += v * v;
             }
             double scale = 1 / sqrt(sum / width + (double)1e-5f);
             for (int i = 0; i < width; i++) {
                 size_t at = (size_t)r * (size_t)width + (size_t)i;
-                double want = x[at] * scale * gain[i];
-                assert_true(fabs(out[at] - want) <= 1e-6 * fabs(want) + 1e-12);
+                double want = (x[at] - mean) * scale * gain[i] + (layer ? bias[i] : 0);
+                double near = layer ? 1e-5 * scale : 1e-12;
+                assert_true(fabs(out[at] - want) <= 1e-6 * fabs(want) + near);
             }
         }
         mem_free(x);
         mem_free(d);
         mem_free(out);
         mem_free(gain);
+        mem_free(bias);
     }
     pool_free(pool);
 }

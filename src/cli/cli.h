@@ -19,6 +19,8 @@ void cli_walk(void (*take)(const struct usage *u, void *ctx), void *ctx);
 int cmd_bench(int argc, char **argv);
 int cmd_bench_serve(int argc, char **argv); /* steel bench serve */
 int cmd_completion(int argc, char **argv);
+int cmd_embed(int argc, char **argv);
+int cmd_rerank(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_help(int argc, char **argv);
 int cmd_detokenize(int argc, char **argv);

@@ -61,10 +61,10 @@ static size_t step_bytes(const struct network *net, const struct step_limits *li
     struct network_max max;
     network_measure(net, &max);
     size_t embd = (size_t)net->n_embd, heads = (size_t)max.heads, ff = (size_t)max.n_ff;
+    int width = net->head.w ? net->n_vocab : net->n_embd;
     size_t used = (size_t)max.n_expert_used, ff_exp = (size_t)max.n_ff_exp;
     size_t wide = used * (embd + ff_exp) + ff + 5 * embd + 6 * heads + (size_t)max.qkv;
-    return ((size_t)lim->max_tokens * wide + (size_t)lim->max_out * (size_t)net->n_vocab) *
-           sizeof(float);
+    return ((size_t)lim->max_tokens * wide + (size_t)lim->max_out * (size_t)width) * sizeof(float);
 }
 
 /* "auto" becomes a device: the GPU where there is one and the model fits. A GPU that was named and
@@ -276,7 +276,15 @@ static bool plan(struct runtime *rt, const struct runtime_options *opt,
     struct config c;
     struct outline o = {0};
     struct model_size size;
-    if (!config_load(rt->file, &c, err) || !outline_load(rt->file, &c, &o, err))
+    if (!config_load(rt->file, &c, err))
+        return false;
+    if (c.headless && !opt->embed)
+        return error_set(err,
+                         "%s: a %s model makes embeddings, not text: `steel embed`, or "
+                         "`steel serve --embedding`",
+                         rt->file->path, c.arch_name);
+    c.headless |= opt->embed;
+    if (!outline_load(rt->file, &c, &o, err))
         return false;
     model_measure(rt->file, &c, &size);
     bool ok = choose_device(rt, opt, &c, &o.net, &size, device, err);
@@ -307,7 +315,7 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
         rt->be = backend_open(&device, err);
     if (!rt->be)
         return false;
-    rt->model = model_load(rt->file, rt->be, opt->progress, err);
+    rt->model = model_load(rt->file, rt->be, opt->embed, opt->progress, err);
     if (!rt->model)
         return false;
     const struct config *c = &rt->model->config;

@@ -25,6 +25,7 @@ struct runtime_options {
     int read_rows; /* of which so many, at least, are left for prompts beside max_seqs decodes */
     int max_out;   /* logits rows of one step; 0 = max_seqs */
     int min_out;   /* ... but at least so many */
+    bool embed;    /* vectors are wanted, not text: the head stays on disk; encoders need it */
     bool profile;
     const struct progress *progress;
 };

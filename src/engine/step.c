@@ -17,6 +17,7 @@ struct stepper {
     int max_pages;
     struct batch b;
     int32_t *tokens, *pos, *slot; /* (max_tokens) */
+    int32_t *types;               /* (max_tokens), or NULL where the model knows none */
     int32_t *q_start, *kv_len;    /* (max_seqs + 1), (max_seqs) */
     int32_t *pages;               /* (max_seqs, max_pages) */
     int32_t *out_rows, *sampled;  /* (max_out) */
@@ -44,6 +45,7 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
     size_t tokens = (size_t)limits->max_tokens, seqs = (size_t)limits->max_seqs;
     st->tokens = mem_zalloc(tokens, sizeof(int32_t));
     st->pos = mem_zalloc(tokens, sizeof(int32_t));
+    st->types = m->net.embed.types ? mem_zalloc(tokens, sizeof(int32_t)) : NULL;
     st->slot = mem_zalloc(tokens, sizeof(int32_t));
     st->q_start = mem_zalloc(seqs + 1, sizeof(int32_t));
     st->kv_len = mem_zalloc(seqs, sizeof(int32_t));
@@ -74,8 +76,8 @@ void stepper_free(struct stepper *st)
     if (!st)
         return;
     pool_free(st->pool);
-    void *owned[] = {st->tokens,   st->pos,     st->slot,     st->q_start, st->kv_len, st->pages,
-                     st->out_rows, st->sampled, st->samplers, st->states,  st};
+    void *owned[] = {st->tokens, st->types,    st->pos,     st->slot,     st->q_start, st->kv_len,
+                     st->pages,  st->out_rows, st->sampled, st->samplers, st->states,  st};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -144,10 +146,12 @@ static void add_item(struct stepper *st, struct step_item *it)
               "token %d", it->tokens[i]);
         st->tokens[row] = it->tokens[i];
         st->pos[row] = p;
+        if (st->types)
+            st->types[row] = it->types ? it->types[i] : 0;
         st->slot[row] = seq->pages[p / len] * len + p % len;
-        if (it->want == LOGITS_ALL || (it->want == LOGITS_LAST && last)) {
+        if (it->want == LOGITS_ALL || (it->want == LOGITS_LAST && last) ||
+            (it->want == LOGITS_FIRST && i == 0))
             st->out_rows[b->n_out++] = row;
-        }
     }
     add_states(st, it, b->n_seqs);
     memcpy(st->pages + (size_t)b->n_seqs * (size_t)st->max_pages, seq->pages,
@@ -171,6 +175,7 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
         .kv_len = st->kv_len,
         .pages = st->pages,
         .out_rows = st->out_rows,
+        .types = st->types,
         .kv = st->kv->layers,
     };
     if (st->kv->states) {

@@ -10,12 +10,13 @@
 #include "sample/sampler.h"
 #include "model/model.h"
 
-enum logits_want { LOGITS_NONE, LOGITS_LAST, LOGITS_ALL };
+enum logits_want { LOGITS_NONE, LOGITS_LAST, LOGITS_ALL, LOGITS_FIRST };
 
 struct step_item {
     struct kv_seq *seq;    /* the tokens are appended to it */
     const int32_t *tokens; /* (n_tokens); -1-r: what row r (first_row) of the step before chose */
     int n_tokens;
+    const int32_t *types; /* (n_tokens) of tokens, for models that know them; NULL = all 0 */
     enum logits_want want;
     int save_at;             /* recurrent states are saved after so many of the tokens; 0 = not */
     struct sampler *sampler; /* picks a token from the last logits (step_sample); NULL = none */
@@ -56,7 +57,7 @@ void step_prepare(struct stepper *st, struct sampler **samplers, int n);
 bool step_finish(struct stepper *st, struct error *err);
 /* Log-probabilities that the sampler of the step finished last wanted, of row `row`. */
 void step_probs(struct stepper *st, int row, struct sample_probs *out);
-/* Copies logits row `row` (n_vocab) of the last step to the host. */
+/* Copies logits row `row` (model_row_width) of the last step to the host. */
 void step_logits(struct stepper *st, int row, float *out);
 
 #endif

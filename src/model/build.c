@@ -126,6 +126,16 @@ struct norm build_rms(struct builder *b, int layer, const struct name *name, int
     return build_rms_adjusted(b, layer, name, width, (struct adjust){0});
 }
 
+struct norm build_layer_norm(struct builder *b, int layer, const struct name *gain,
+                             const struct name *bias, int width)
+{
+    struct norm n = {.kind = NORM_LAYER, .eps = b->c->norm_eps};
+    n.gain = build_vector(b, layer, gain, width, (struct adjust){0});
+    if (build_has(b, bias, layer))
+        n.bias = build_vector(b, layer, bias, width, (struct adjust){0});
+    return n;
+}
+
 float build_scalar(struct builder *b, int layer, const struct name *name)
 {
     const struct tensor *t = build_find(b->f, b->c, name, layer, 0, "weight");

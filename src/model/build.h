@@ -91,6 +91,9 @@ const struct weight *build_matrix(struct builder *b, enum weight_role role, int 
 struct norm build_rms(struct builder *b, int layer, const struct name *name, int width);
 struct norm build_rms_adjusted(struct builder *b, int layer, const struct name *name, int width,
                                struct adjust adjust);
+/* LayerNorm; its bias is a tensor of its own name ("=..."), which a file may lack. */
+struct norm build_layer_norm(struct builder *b, int layer, const struct name *gain,
+                             const struct name *bias, int width);
 /* Floats (width) in backend memory: sinks, biases, scales. NULL where building has failed. */
 const float *build_vector(struct builder *b, int layer, const struct name *name, int width,
                           struct adjust adjust);

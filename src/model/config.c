@@ -39,16 +39,18 @@ static bool find_gguf(const struct reader *in)
     return in->c->family != NULL;
 }
 
-/* Where the text model's tensors are: alone, or beside an image or sound model. */
+/* Where the text model's tensors are: alone, without its head, or beside an image or sound model. */
 static void find_names(const struct reader *in)
 {
-    static const char *const roots[] = {"model.", "model.language_model.", "language_model.model."};
+    static const char *const roots[] = {
+        "model.", "model.language_model.", "language_model.model.", "", "bert.", "roberta."};
     struct config *c = in->c;
+    const char *embed = c->family->hf_embed ? c->family->hf_embed : "embed_tokens";
     c->hf_model = roots[0];
     c->hf_head = "lm_head";
     for (size_t i = 0; i < sizeof roots / sizeof *roots; i++) {
         char name[96];
-        snprintf(name, sizeof name, "%sembed_tokens.weight", roots[i]);
+        snprintf(name, sizeof name, "%s%s.weight", roots[i], embed);
         if (!tensorfile_find(in->f, name))
             continue;
         c->hf_model = roots[i];

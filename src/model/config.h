@@ -44,6 +44,9 @@ struct config {
     int n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_vocab;
     int n_ff, n_expert, n_expert_used, n_ff_exp;
     bool norm_topk, tied;
+    bool
+        headless; /* rows of the stream are wanted, not logits: weights of the head are not loaded */
+    int pos_offset; /* row of position 0 in a table of positions */
     bool is_moe[CONFIG_MAX_LAYERS];
     int window[CONFIG_MAX_LAYERS]; /* 0 = full attention */
     /* Where a layer has its own: 0 = n_kv_heads, head_dim, n_ff. */

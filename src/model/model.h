@@ -28,7 +28,8 @@ struct progress {
     void *arg;
 };
 
-struct model *model_load(const struct tensorfile *f, struct backend *be,
+/* headless: without its head, for embeddings; encoders have none anyway. */
+struct model *model_load(const struct tensorfile *f, struct backend *be, bool headless,
                          const struct progress *progress, struct error *err);
 void model_free(struct model *m);
 /* How many positions will be used at most: long RoPE has factors for short and for long contexts.
@@ -52,6 +53,9 @@ struct outline {
 bool outline_load(const struct tensorfile *f, const struct config *c, struct outline *out,
                   struct error *err);
 void outline_free(struct outline *o);
+
+/* Floats of a row that the head makes: logits, or what the network makes of a token. */
+int model_row_width(const struct model *m);
 
 /* Begins and launches a step: reads the batch; the backend's end() waits for it, and its logits()
  * are then those of the out rows. key != 0: it may be recorded and replayed. */

@@ -518,12 +518,19 @@ static bool build(struct model *m, const struct tensorfile *f, struct error *err
     return m->be->ops->supports(m->be, &m->net, &why) || error_set(err, "%s: %s", f->path, why.msg);
 }
 
-struct model *model_load(const struct tensorfile *f, struct backend *be,
+int model_row_width(const struct model *m)
+{
+    return m->net.head.w ? m->net.n_vocab : m->net.n_embd;
+}
+
+struct model *model_load(const struct tensorfile *f, struct backend *be, bool headless,
                          const struct progress *progress, struct error *err)
 {
     struct model *m = mem_zalloc(1, sizeof *m);
     m->be = be;
-    bool ok = config_load(f, &m->config, err) && build(m, f, err);
+    bool ok = config_load(f, &m->config, err);
+    m->config.headless |= headless;
+    ok = ok && build(m, f, err);
     struct loader l = {
         .f = f, .m = m, .progress = progress, .total = tensorfile_bytes(f), .err = err};
     for (int i = 0; ok && i < m->n_wants; i++)

@@ -174,12 +174,16 @@ size_t cpu_attention_scratch(const struct bounds *s, const struct attention *l, 
     return job_lay(&j, &x, l, n_threads, NULL);
 }
 
-/* Keys row t sees: [*lo, *hi]; none for padding. */
-static void row_range(const struct job *j, int t, int *lo, int *hi)
+/* Keys row t of a sequence sees: [*lo, *hi]; none for padding. */
+static void row_range(const struct job *j, int seq, int t, int *lo, int *hi)
 {
-    int pos = j->b->slot[t] < 0 ? -1 : j->b->pos[t];
+    int pos = j->b->slot[t] < 0 ? -1 : j->b->pos[t], window = j->l->window;
     *hi = pos;
-    *lo = j->l->window > 0 && pos - j->l->window + 1 > 0 ? pos - j->l->window + 1 : 0;
+    *lo = window > 0 && pos - window + 1 > 0 ? pos - window + 1 : 0;
+    if (!j->l->bidirectional || pos < 0)
+        return;
+    int last = j->b->kv_len[seq] - 1;
+    *hi = window > 0 && pos + window - 1 < last ? pos + window - 1 : last;
 }
 
 static void unit_add(struct job *j, int seq, int kv_head, int token, int tokens)
@@ -197,7 +201,7 @@ static void unit_add(struct job *j, int seq, int kv_head, int token, int tokens)
                        .hi = -1};
     for (int t = token; t < token + tokens; t++) {
         int lo, hi;
-        row_range(j, t, &lo, &hi);
+        row_range(j, seq, t, &lo, &hi);
         if (hi < lo)
             continue;
         u->lo = lo < u->lo ? lo : u->lo;
@@ -282,7 +286,7 @@ static int load_tiles(const struct job *j, const struct unit *u, const struct ar
         for (int i = 0; i < t->rows; i++) {
             int r = first + i, token = u->token + r / u->heads, head = u->head + r % u->heads;
             from[i] = j->q + ((size_t)token * (size_t)j->l->n_heads + (size_t)head) * dim;
-            row_range(j, token, &a->lo[r], &a->hi[r]);
+            row_range(j, u->seq, token, &a->lo[r], &a->hi[r]);
             if (a->hi[r] < a->lo[r])
                 continue;
             t->lo = a->lo[r] < t->lo ? a->lo[r] : t->lo;

@@ -67,7 +67,7 @@ static void finish_heads(const struct post_job *j, const struct norm *norm, cons
     const struct attention *l = j->l;
     int n_rot = rope ? l->rope->n_rot : 0;
     if (l->norm_whole && norm->kind != NORM_NONE) {
-        j->kernels->add_norm(from, NULL, norm->gain, from, n * D, norm->eps);
+        j->kernels->add_norm(from, NULL, norm, from, n * D);
         norm = &none;
     }
     for (int h = 0; h < n; h++)

@@ -19,6 +19,11 @@ static const struct gemm_weight *impl(const struct weight *w)
     return w->impl;
 }
 
+static int logits_width(const struct cpu_backend *cb)
+{
+    return cb->net->head.w ? cb->net->n_vocab : cb->net->n_embd;
+}
+
 /* Memory */
 
 static void *cpu_alloc(struct backend *be, size_t bytes, const char *what, struct error *err)
@@ -133,19 +138,21 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
             return network_refuse(err, i, "a latent of more than 1024 values is", "cpu");
         if (x->kind == MIXER_DELTA_NET && x->delta_net.conv_len > CPU_MAX_TAPS)
             return network_refuse(err, i, "a convolution of more than 64 rows is", "cpu");
-        if ((m->dense.gate_up && m->dense.act == ACT_PLAIN_GELU) ||
-            (m->router.w && m->experts.act == ACT_PLAIN_GELU))
-            return network_refuse(err, i, "an mlp without a gate is", "cpu");
+        if (m->router.w && m->experts.act == ACT_PLAIN_GELU)
+            return network_refuse(err, i, "an expert without a gate is", "cpu");
         if (m->router.n_groups > MOE_MAX_GROUPS)
             return network_refuse(err, i, "more than 256 groups of experts are", "cpu");
     }
+    if ((net->embed.positions || net->embed.types) && net->n_embd > CPU_MAX_LAYER_EMBEDS)
+        return network_refuse(err, -1, "embeddings of positions that are so wide are", "cpu");
     if (net->embed.layers.width > CPU_MAX_LAYER_EMBEDS / net->n_layers)
         return network_refuse(err, -1, "more than 65536 values of layer embeddings are", "cpu");
     return network_check(net,
                          PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED |
                              PART_SINKS | PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE |
                              PART_SHARED_KV | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH |
-                             PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT,
+                             PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
+                             PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL,
                          "cpu", err);
 }
 
@@ -285,7 +292,7 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
            (cb->q = rows_of(cb, T, heads, "queries", err)) &&
            (cb->a = rows_of(cb, T, heads, "attention outputs", err)) &&
            (cb->a_out = rows_of(cb, s->max_out, heads, "output rows", err)) &&
-           (cb->logits = rows_of(cb, s->max_out, net->n_vocab, "logits", err)) &&
+           (cb->logits = rows_of(cb, s->max_out, logits_width(cb), "logits", err)) &&
            (cb->attn_scratch = block(cb, attn, "attention scratch", err)) &&
            prepare_parts(cb, net, T, err) && prepare_delta_net(cb, net, T, err) &&
            prepare_latent(cb, net, T, err) && gemm_init(cb, err);
@@ -351,22 +358,37 @@ static bool cpu_end(struct backend *be, int32_t *tokens, struct error *err)
 /* Compute */
 
 struct embed_job {
-    const struct gemm_weight *w;
-    const int32_t *tokens;
-    int n;
-    float scale; /* 0 = 1 */
-    float *x;
+    const struct cpu_backend *cb;
+    const struct embed *e;
+    float *x; /* (n_tokens, E) */
 };
+
+/* x += a row of the table */
+static void add_row(const struct cpu_backend *cb, int ith, const struct weight *table, int row,
+                    float *x)
+{
+    float *from = gemm_tile(cb, ith, 0);
+    gemm_weight_row(impl(table), row, from);
+    for (int i = 0; i < table->n_in; i++)
+        x[i] += from[i];
+}
 
 static void embed_rows(void *arg, int ith, int first, int last)
 {
-    (void)ith;
     const struct embed_job *j = arg;
+    const struct embed *e = j->e;
+    const struct batch *b = &j->cb->batch;
+    int E = j->cb->net->n_embd;
     for (int t = first; t < last; t++) {
-        float *x = j->x + (size_t)t * (size_t)j->w->n_in;
-        gemm_weight_row(j->w, j->tokens[t], x);
-        for (int i = 0; j->scale != 0 && i < j->w->n_in; i++)
-            x[i] *= j->scale;
+        float *x = j->x + (size_t)t * (size_t)E;
+        gemm_weight_row(impl(e->tokens), b->tokens[t], x);
+        for (int i = 0; e->scale != 0 && i < E; i++)
+            x[i] *= e->scale;
+        if (e->positions)
+            add_row(j->cb, ith, e->positions, b->pos[t] + e->pos_offset, x);
+        if (e->types)
+            add_row(j->cb, ith, e->types, b->types ? b->types[t] : 0, x);
+        cpu_norm_alone(&e->norm, x, 1, E, j->cb->isa);
     }
 }
 
@@ -411,11 +433,11 @@ static void cpu_embed(struct backend *be, const struct embed *e)
     x->x = x->all;
     x->rows = cb->batch.n_tokens;
     x->pending = x->narrow = false;
-    struct embed_job j = {impl(e->tokens), cb->batch.tokens, cb->batch.n_tokens, e->scale, x->x};
-    if (pick_alone(SMALL_EMBED, (size_t)j.n))
-        embed_rows(&j, 0, 0, j.n);
+    struct embed_job j = {cb, e, x->x};
+    if (pick_alone(SMALL_EMBED, (size_t)x->rows))
+        embed_rows(&j, 0, 0, x->rows);
     else
-        pool_each(cb->pool, j.n, POOL_EVEN, embed_rows, &j);
+        pool_each(cb->pool, x->rows, POOL_EVEN, embed_rows, &j);
     embed_layers(cb, &e->layers);
     cpu_stage_end(cb, STAGE_EMBED);
 }
@@ -433,8 +455,7 @@ static void settle(struct cpu_backend *cb)
 static void norm_rows(struct cpu_backend *cb, const struct norm *norm, float *from, float *to)
 {
     if (norm->kind != NORM_NONE)
-        cpu_add_norm(from, NULL, norm->gain, to, cb->stream.rows, cb->net->n_embd, norm->eps,
-                     cb->pool, cb->isa);
+        cpu_add_norm(from, NULL, norm, to, cb->stream.rows, cb->net->n_embd, cb->pool, cb->isa);
 }
 
 /* d holds what the block gives: it is normed, scaled and waits to be added. */
@@ -462,8 +483,7 @@ static const float *norm_stream(struct cpu_backend *cb, const struct norm *norm)
     if (norm->kind == NORM_NONE)
         settle(cb);
     else
-        cpu_add_norm(x->x, x->pending ? x->d : NULL, norm->gain, cb->n, x->rows, E, norm->eps,
-                     cb->pool, cb->isa);
+        cpu_add_norm(x->x, x->pending ? x->d : NULL, norm, cb->n, x->rows, E, cb->pool, cb->isa);
     x->pending = false;
     cpu_stage_end(cb, STAGE_NORM);
     return norm->kind == NORM_NONE ? x->x : cb->n;
@@ -529,8 +549,7 @@ static void mix_latent(struct cpu_backend *cb, const struct latent *l, int layer
     if (l->wqa) {
         linear(cb, l->wqa, n, cb->low, b->n_tokens, STAGE_QKV);
         cpu_stage_begin(cb);
-        cpu_add_norm(cb->low, NULL, l->q_norm.gain, cb->low, b->n_tokens, l->q_rank, l->q_norm.eps,
-                     cb->pool, cb->isa);
+        cpu_add_norm(cb->low, NULL, &l->q_norm, cb->low, b->n_tokens, l->q_rank, cb->pool, cb->isa);
         cpu_stage_end(cb, STAGE_NORM);
         in = cb->low;
     }
@@ -686,6 +705,10 @@ static void cpu_head(struct backend *be, const struct head *h)
     struct cpu_backend *cb = cpu_self(be);
     narrow(cb);
     const float *n = norm_stream(cb, &h->norm);
+    if (!h->w) {
+        memcpy(cb->logits, n, (size_t)cb->stream.rows * (size_t)logits_width(cb) * sizeof(float));
+        return;
+    }
     linear(cb, h->w, n, cb->logits, cb->stream.rows, STAGE_HEAD);
     if (h->softcap != 0 || (h->scale != 0 && h->scale != 1)) {
         /* pieces of a row, so that one token spreads */
@@ -702,7 +725,7 @@ static void cpu_head(struct backend *be, const struct head *h)
 static void cpu_logits(struct backend *be, int row, float *host)
 {
     struct cpu_backend *cb = cpu_self(be);
-    size_t n = (size_t)cb->net->n_vocab;
+    size_t n = (size_t)logits_width(cb);
     memcpy(host, cb->logits + (size_t)row * n, n * sizeof(float));
 }
 

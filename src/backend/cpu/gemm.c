@@ -367,10 +367,11 @@ void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct ffn *f,
                     const int32_t *rows, int n, int slot)
 {
     const struct gemm_weight *gate_up = f->gate_up->impl, *down = f->down->impl;
-    int n_ff = gate_up->n_out / 2, width = h1 - h0;
+    int n_ff = down->n_in, width = h1 - h0;
     float *g = gemm_tile(cb, ith, 0), *u = gemm_tile(cb, ith, 1);
     gemm_block(cb, ith, gate_up, e, h0, h1, x, rows, n, g, (size_t)width);
-    gemm_block(cb, ith, gate_up, e, n_ff + h0, n_ff + h1, x, rows, n, u, (size_t)width);
+    if (gate_up->n_out > n_ff)
+        gemm_block(cb, ith, gate_up, e, n_ff + h0, n_ff + h1, x, rows, n, u, (size_t)width);
     size_t record = input_layout(n_ff).bytes;
     for (int i = 0; i < n; i++) {
         float *out = g + (size_t)i * (size_t)width;
@@ -414,15 +415,14 @@ static void ffn_convert(void *arg, int ith, int first, int last)
 static struct pool_work ffn_hidden(void *arg)
 {
     const struct ffn_job *j = arg;
-    return (struct pool_work){units_of(j->gate_up->n_out / 2),
-                              gemm_cut(j->cb, j->gate_up, j->rows)};
+    return (struct pool_work){units_of(j->down->n_in), gemm_cut(j->cb, j->gate_up, j->rows)};
 }
 
 static void ffn_glu(void *arg, int ith, int first, int last)
 {
     const struct ffn_job *j = arg;
     const struct gemm_x *x = &j->in.x;
-    int n_ff = j->gate_up->n_out / 2, step = gemm_width(j->cb, j->gate_up, j->rows, x->h != NULL);
+    int n_ff = j->down->n_in, step = gemm_width(j->cb, j->gate_up, j->rows, x->h != NULL);
     int end = last * GEMM_UNIT < n_ff ? last * GEMM_UNIT : n_ff;
     for (int t = 0, most = gemm_most(x); t < j->rows; t += most) {
         struct gemm_x part = gemm_x_at(*x, t);

@@ -55,7 +55,7 @@ static void store_token(const struct latent_job *j, int t)
                Dr, l->woven);
     if (slot < 0)
         return;
-    kn->add_norm(low, NULL, l->kv_norm.gain, low, C, l->kv_norm.eps);
+    kn->add_norm(low, NULL, &l->kv_norm, low, C);
     rotate(low + C, rope, Dr, l->woven);
     kn->store(cb->bounds.kv_type, low, C + Dr, j->kv->k, (size_t)slot * (size_t)(C + Dr), 1);
 }

@@ -69,10 +69,9 @@ struct cpu_backend;
 void cpu_latent(struct cpu_backend *cb, const struct latent *l, const struct kv_layer *kv,
                 const float *rope, float *q, float *low, float *wide, float *a);
 
-/* x += d (d may be NULL); n = x / sqrt(mean(x^2) + eps) * gain (NULL: ones). x, d, n: (rows, width);
- * n may be x. */
-void cpu_add_norm(float *x, const float *d, const float *gain, float *n, int rows, int width,
-                  float eps, struct pool *pool, enum isa isa);
+/* x += d (d may be NULL); n = norm(x), which is not NORM_NONE. x, d, n: (rows, width); n may be x. */
+void cpu_add_norm(float *x, const float *d, const struct norm *norm, float *n, int rows, int width,
+                  struct pool *pool, enum isa isa);
 /* x = norm(x), rows of `width` floats each, on the calling thread. */
 void cpu_norm_alone(const struct norm *norm, float *x, int rows, int width, enum isa isa);
 /* x = (x + d) * scale; d may be NULL. x, d: (rows, width). */

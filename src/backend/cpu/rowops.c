@@ -10,10 +10,10 @@
 #include "backend/cpu/pick.h"
 
 struct norm_job {
-    float *x, *n;          /* (rows, width) */
-    const float *d, *gain; /* (rows, width) or NULL, (width) */
+    float *x, *n;   /* (rows, width) */
+    const float *d; /* (rows, width) or NULL */
+    const struct norm *norm;
     int rows, width;
-    float eps;
     const struct row_kernels *kernels;
 };
 
@@ -23,15 +23,14 @@ static void norm_rows(void *arg, int ith, int first, int last)
     const struct norm_job *j = arg;
     for (int r = first; r < last; r++) {
         size_t at = (size_t)r * (size_t)j->width;
-        j->kernels->add_norm(j->x + at, j->d ? j->d + at : NULL, j->gain, j->n + at, j->width,
-                             j->eps);
+        j->kernels->add_norm(j->x + at, j->d ? j->d + at : NULL, j->norm, j->n + at, j->width);
     }
 }
 
-void cpu_add_norm(float *x, const float *d, const float *gain, float *n, int rows, int width,
-                  float eps, struct pool *pool, enum isa isa)
+void cpu_add_norm(float *x, const float *d, const struct norm *norm, float *n, int rows, int width,
+                  struct pool *pool, enum isa isa)
 {
-    struct norm_job j = {x, n, d, gain, rows, width, eps, row_kernels(isa)};
+    struct norm_job j = {x, n, d, norm, rows, width, row_kernels(isa)};
     if (rows < 2 || pick_alone(SMALL_NORM, (size_t)rows * (size_t)width))
         norm_rows(&j, 0, 0, rows);
     else
@@ -42,7 +41,7 @@ void cpu_norm_alone(const struct norm *norm, float *x, int rows, int width, enum
 {
     const struct row_kernels *kn = row_kernels(isa);
     for (int r = 0; norm->kind != NORM_NONE && r < rows; r++, x += width)
-        kn->add_norm(x, NULL, norm->gain, x, width, norm->eps);
+        kn->add_norm(x, NULL, norm, x, width);
 }
 
 struct scale_job {

@@ -10,9 +10,8 @@
 
 struct row_kernels {
     enum isa isa;
-    /* x += d (or NULL); n = x / sqrt(mean(x^2) + eps) * gain (NULL: ones); one row of width floats;
-     * n may be x */
-    void (*add_norm)(float *x, const float *d, const float *gain, float *n, int width, float eps);
+    /* x += d (or NULL); n = norm(x), which is one; one row of width floats; n may be x */
+    void (*add_norm)(float *x, const float *d, const struct norm *norm, float *n, int width);
     /* One head: to = rotated(norm(from)); rope: n_rot/2 cosines, then sines */
     void (*head)(const float *from, const struct norm *norm, const float *rope, int n_rot, int dim,
                  float *to);

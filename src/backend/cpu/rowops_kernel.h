@@ -54,10 +54,49 @@ INLINE void scale_gain(const float *from, float scale, const float *gain, int wi
         to[i] = from[i] * scale * gain[i];
 }
 
-static void add_norm(float *x, const float *d, const float *gain, float *n, int width, float eps)
+INLINE VEC or_vec(const float *p, int i, float none)
 {
+    return p ? vec_load(p + i) : vec_set(none);
+}
+
+/* LayerNorm: n = (x - mean) * scale * gain + bias. x holds the sum already. */
+static void layer_norm(const float *x, const struct norm *norm, float *n, int width)
+{
+    VEC sum = vec_set(0), squares = vec_set(0);
+    int i = 0, whole = width / VW * VW;
+    for (; i < whole; i += VW)
+        sum = vec_add(sum, vec_load(x + i));
+    float total = vec_sum(sum);
+    for (; i < width; i++)
+        total += x[i];
+    float mean = total / (float)width;
+    for (i = 0; i < whole; i += VW) {
+        VEC v = vec_sub(vec_load(x + i), vec_set(mean));
+        squares = vec_fma(v, v, squares);
+    }
+    total = vec_sum(squares);
+    for (; i < width; i++)
+        total += (x[i] - mean) * (x[i] - mean);
+    float scale = inverse_rms(total, width, norm->eps);
+    for (i = 0; i < whole; i += VW) {
+        VEC v = vec_mul(vec_sub(vec_load(x + i), vec_set(mean)), vec_set(scale));
+        vec_store(n + i, vec_fma(v, or_vec(norm->gain, i, 1), or_vec(norm->bias, i, 0)));
+    }
+    for (; i < width; i++)
+        n[i] = (x[i] - mean) * scale * (norm->gain ? norm->gain[i] : 1) +
+               (norm->bias ? norm->bias[i] : 0);
+}
+
+static void add_norm(float *x, const float *d, const struct norm *norm, float *n, int width)
+{
+    if (norm->kind == NORM_LAYER) {
+        for (int i = 0; d && i < width; i++)
+            x[i] += d[i];
+        layer_norm(x, norm, n, width);
+        return;
+    }
     float squares = d ? sum_squares(x, d, x, width) : sum_squares(x, NULL, NULL, width);
-    scale_gain(x, inverse_rms(squares, width, eps), gain, width, n);
+    scale_gain(x, inverse_rms(squares, width, norm->eps), norm->gain, width, n);
 }
 
 static void head(const float *from, const struct norm *norm, const float *rope, int n_rot, int dim,

@@ -310,11 +310,13 @@ void decoder_ends(struct builder *b, const struct decoder *d)
     const struct config *c = b->c;
     const struct decoder_names *n = names_of(d);
     struct network *net = b->net;
-    net->embed.tokens =
-        build_matrix(b, c->tied ? WEIGHT_HEAD : WEIGHT_EMBED, 0, &n->emb, c->n_embd, c->n_vocab);
+    net->embed.tokens = build_matrix(b, c->tied && !c->headless ? WEIGHT_HEAD : WEIGHT_EMBED, 0,
+                                     &n->emb, c->n_embd, c->n_vocab);
     net->embed.scale = c->embed_scale;
-    net->head.softcap = c->head_softcap;
     net->head.norm = rms(b, d, 0, &n->norm, c->n_embd);
+    if (c->headless)
+        return;
+    net->head.softcap = c->head_softcap;
     net->head.w = c->tied ? net->embed.tokens
                           : build_matrix(b, WEIGHT_HEAD, 0, &n->head, c->n_embd, c->n_vocab);
 }

@@ -16,6 +16,8 @@ struct family {
     const char *name;          /* general.architecture of its GGUF files */
     const char *hf, *hf_class; /* model_type and architectures[0] of its config.json */
     const char *gguf_as;       /* the architecture `convert` writes, if not name */
+    const char *hf_embed;      /* its token embedding in a folder; NULL: "embed_tokens" */
+    bool encoder;              /* it makes vectors, not text */
     bool weaves_qk;            /* its GGUF files hold rotary pairs of q and k side by side */
     bool (*read)(const struct reader *in); /* metadata to in->c */
     void (*build)(struct builder *b);      /* b->c to b->net */
@@ -30,7 +32,12 @@ extern const struct family *const families[]; /* ends with NULL */
 extern const struct family family_gemma3, family_gemma4, family_glm4_moe, family_gpt_oss,
     family_llama, family_minimax_m2, family_ministral3, family_mistral, family_mixtral, family_phi3,
     family_qwen2, family_qwen3, family_qwen3moe, family_qwen3next, family_qwen35, family_qwen35moe,
-    family_deepseek2, family_kimi_k2, family_glm4_moe_lite;
+    family_deepseek2, family_kimi_k2, family_glm4_moe_lite, family_bert, family_roberta,
+    family_xlm_roberta, family_nomic_bert, family_modern_bert;
+
+/* What encoders' files have in common. */
+bool encoder_read_gguf(const struct reader *in);
+bool encoder_finish(const struct reader *in); /* after reading */
 
 /* Names of a decoder's tensors. What a family has not is NULL. */
 struct decoder_names {

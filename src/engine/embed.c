@@ -1,0 +1,613 @@
+/* Vectors of texts. See embed.h. */
+#include "engine/embed.h"
+#include "base/mem.h"
+#include "model/families/family.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_SEQS = 256, STEP_TOKENS = 2048, MAX_CONTEXT = 8192, MAX_QUEUE = 16384 };
+
+/* Jobs of one client, in order; clients form a ring. */
+struct client {
+    uint64_t id;
+    struct embed_job *first, *last;
+    struct client *next;
+};
+
+struct embedder {
+    struct runtime *rt;
+    struct pooling pooling;
+    int max_queue;
+    /* the thread's own */
+    struct step_item *items; /* (max_seqs) */
+    struct kv_seq *seqs;     /* (max_seqs) */
+    struct embed_job **jobs; /* (max_seqs) whose text item i is */
+    struct embed_text **texts;
+    float *rows; /* (rows of the longest text, n_embd) */
+    void *tmp;   /* pooling's */
+    pthread_t thread;
+    bool started;
+    /* shared */
+    pthread_mutex_t lock;
+    pthread_cond_t work;
+    struct client *ring; /* whose turn it is; NULL = nothing waits */
+    bool closing, broken;
+    struct error why; /* broken: what the step said */
+    struct embed_stats stats;
+};
+
+const struct runtime *embedder_runtime(const struct embedder *e)
+{
+    return e->rt;
+}
+
+const struct pooling *embedder_pooling(const struct embedder *e)
+{
+    return &e->pooling;
+}
+
+int embedder_width(const struct embedder *e)
+{
+    return e->pooling.width;
+}
+
+int embedder_context(const struct embedder *e)
+{
+    return e->rt->context;
+}
+
+static bool is_encoder(const struct embedder *e)
+{
+    return e->rt->model->config.family->encoder;
+}
+
+/* The queue, under the lock. */
+
+static struct client *client_of(struct embedder *e, uint64_t id)
+{
+    struct client *c = e->ring;
+    if (c)
+        do
+            if (c->id == id)
+                return c;
+        while ((c = c->next) != e->ring);
+    c = mem_zalloc(1, sizeof *c);
+    c->id = id;
+    if (e->ring) { /* behind all others */
+        struct client *last = e->ring;
+        while (last->next != e->ring)
+            last = last->next;
+        last->next = c;
+        c->next = e->ring;
+    } else {
+        c->next = c;
+        e->ring = c;
+    }
+    return c;
+}
+
+/* Takes the client out whose turn it is. */
+static void drop_client(struct embedder *e)
+{
+    struct client *c = e->ring, *before = c;
+    while (before->next != c)
+        before = before->next;
+    before->next = c->next;
+    e->ring = c->next == c ? NULL : c->next;
+    mem_free(c);
+}
+
+/* The text whose turn it is, if it has at most `room` tokens; it stays where it is if not. */
+static struct embed_text *take_text(struct embedder *e, int room, struct embed_job **job)
+{
+    struct client *c = e->ring;
+    struct embed_job *j = c->first;
+    struct embed_text *t = &j->texts[j->next];
+    if (t->n > room)
+        return NULL;
+    *job = j;
+    e->stats.n_waiting--;
+    if (++j->next == j->n) {
+        c->first = j->link;
+        if (!c->first) {
+            drop_client(e);
+            return t;
+        }
+    }
+    e->ring = c->next;
+    return t;
+}
+
+/* Ends a job once nothing of it is under way. */
+static void job_end(struct embed_job *j, int n_texts)
+{
+    j->left -= n_texts;
+    if (j->left == 0) {
+        j->ok = !j->err.msg[0];
+        j->done(j);
+    }
+}
+
+/* Everything that waits ends with that error; called without the lock. */
+static void end_all(struct embedder *e, const struct error *why)
+{
+    for (;;) {
+        pthread_mutex_lock(&e->lock);
+        struct embed_job *j = NULL;
+        if (e->ring) {
+            j = e->ring->first;
+            e->ring->first = j->link;
+            e->stats.n_waiting -= j->n - j->next;
+            if (!e->ring->first)
+                drop_client(e);
+        }
+        pthread_mutex_unlock(&e->lock);
+        if (!j)
+            return;
+        j->err = *why;
+        job_end(j, j->n - j->next);
+    }
+}
+
+/* Steps */
+
+static enum logits_want want_of(const struct pooling *p)
+{
+    enum pooling_kind row = p->kind == POOLING_RANK ? p->row : p->kind;
+    return row == POOLING_CLS ? LOGITS_FIRST : row == POOLING_LAST ? LOGITS_LAST : LOGITS_ALL;
+}
+
+/* Fills a step with texts; those of cancelled jobs are passed over. Waits for the first. Returns how
+ * many; 0 = closing. */
+static int gather(struct embedder *e)
+{
+    const struct step_limits *lim = stepper_limits(e->rt->step);
+    int n = 0, room = lim->max_tokens;
+    pthread_mutex_lock(&e->lock);
+    while (!e->ring && !e->closing)
+        pthread_cond_wait(&e->work, &e->lock);
+    while (!e->closing && e->ring && n < lim->max_seqs) {
+        struct embed_job *job;
+        /* A text longer than a step has one to itself, and more. */
+        struct embed_text *t = take_text(e, n ? room : INT32_MAX, &job);
+        if (!t)
+            break;
+        e->jobs[n] = job;
+        e->texts[n++] = t;
+        room -= t->n;
+        if (room <= 0)
+            break;
+    }
+    pthread_mutex_unlock(&e->lock);
+    return n;
+}
+
+/* Text i's rows are computed: what is made of them. first_row: of its last step. */
+static void finish_text(struct embedder *e, int i)
+{
+    const struct pooling *p = &e->pooling;
+    const struct embed_text *t = e->texts[i];
+    size_t E = (size_t)p->n_embd;
+    int first, count;
+    pooling_rows(p, t->n, &first, &count);
+    float *to = p->kind == POOLING_NONE ? t->out : e->rows;
+    for (int r = 0; r < count; r++)
+        step_logits(e->rt->step, e->items[i].first_row + r, to + (size_t)r * E);
+    if (p->kind != POOLING_NONE)
+        pooling_apply(p, to, count, e->jobs[i]->dims, e->tmp, t->out);
+}
+
+/* A text longer than a step, of a model whose rows see only what came before: piece by piece. */
+static bool run_long(struct embedder *e, struct error *err)
+{
+    const struct step_limits *lim = stepper_limits(e->rt->step);
+    const struct pooling *p = &e->pooling;
+    const struct embed_text *t = e->texts[0];
+    size_t E = (size_t)p->n_embd;
+    enum logits_want want = want_of(p);
+    float *all = want == LOGITS_ALL ? mem_zalloc((size_t)t->n * E, sizeof *all) : e->rows;
+    float *to = p->kind == POOLING_NONE ? t->out : all;
+    bool ok = true;
+    for (int at = 0; ok && at < t->n; at += lim->max_tokens) {
+        int n = t->n - at < lim->max_tokens ? t->n - at : lim->max_tokens;
+        bool here = want == LOGITS_ALL || (want == LOGITS_FIRST ? at == 0 : at + n == t->n);
+        e->items[0] = (struct step_item){.seq = &e->seqs[0],
+                                         .tokens = t->ids + at,
+                                         .types = t->types ? t->types + at : NULL,
+                                         .n_tokens = n,
+                                         .want = here ? want : LOGITS_NONE};
+        ok = step_run(e->rt->step, e->items, 1, err);
+        for (int r = 0; ok && here && r < (want == LOGITS_ALL ? n : 1); r++)
+            step_logits(e->rt->step, e->items[0].first_row + r,
+                        to + (want == LOGITS_ALL ? (size_t)(at + r) * E : 0));
+    }
+    if (ok && p->kind != POOLING_NONE)
+        pooling_apply(p, to, want == LOGITS_ALL ? t->n : 1, e->jobs[0]->dims, e->tmp, t->out);
+    if (all != e->rows)
+        mem_free(all);
+    return ok;
+}
+
+static bool run_step(struct embedder *e, int n, struct error *err)
+{
+    enum logits_want want = want_of(&e->pooling);
+    if (n == 1 && e->texts[0]->n > stepper_limits(e->rt->step)->max_tokens)
+        return run_long(e, err);
+    for (int i = 0; i < n; i++)
+        e->items[i] = (struct step_item){.seq = &e->seqs[i],
+                                         .tokens = e->texts[i]->ids,
+                                         .types = e->texts[i]->types,
+                                         .n_tokens = e->texts[i]->n,
+                                         .want = want};
+    if (!step_run(e->rt->step, e->items, n, err))
+        return false;
+    for (int i = 0; i < n; i++)
+        finish_text(e, i);
+    return true;
+}
+
+static void *run_thread(void *arg)
+{
+    struct embedder *e = arg;
+    for (;;) {
+        int n = gather(e), kept = 0, tokens = 0;
+        if (!n)
+            break;
+        for (int i = 0; i < n; i++) { /* nobody waits for these any more */
+            if (atomic_load(&e->jobs[i]->cancel)) {
+                error_set(&e->jobs[i]->err, "cancelled");
+                job_end(e->jobs[i], 1);
+                continue;
+            }
+            tokens += e->texts[i]->n;
+            e->jobs[kept] = e->jobs[i];
+            e->texts[kept++] = e->texts[i];
+        }
+        struct error err = {0};
+        bool ok = !kept || run_step(e, kept, &err);
+        for (int i = 0; i < kept; i++)
+            kvcache_release(e->rt->kv, &e->seqs[i]);
+        pthread_mutex_lock(&e->lock);
+        e->stats.n_steps += kept > 0;
+        e->stats.n_texts += (uint64_t)kept;
+        e->stats.n_tokens += (uint64_t)tokens;
+        if (!ok) {
+            e->broken = true;
+            e->why = err;
+        }
+        pthread_mutex_unlock(&e->lock);
+        for (int i = 0; i < kept; i++) {
+            if (!ok)
+                e->jobs[i]->err = err;
+            job_end(e->jobs[i], 1);
+        }
+        if (!ok) {
+            end_all(e, &err);
+            break;
+        }
+    }
+    return NULL;
+}
+
+bool embedder_submit(struct embedder *e, struct embed_job *job, struct error *err)
+{
+    job->next = 0;
+    job->left = job->n;
+    job->link = NULL;
+    job->ok = false;
+    job->err = (struct error){0};
+    if (job->n == 0) {
+        job->ok = true;
+        job->done(job);
+        return true;
+    }
+    pthread_mutex_lock(&e->lock);
+    bool ok = !e->closing && !e->broken;
+    if (!ok)
+        error_set(err, "%s", e->broken ? e->why.msg : "closing");
+    /* One job may always wait, or none that is larger than the queue ever ran. */
+    if (ok && e->stats.n_waiting && e->stats.n_waiting + job->n > e->max_queue)
+        ok = error_set(err, "%d texts wait already: try again later", e->stats.n_waiting);
+    if (ok) {
+        struct client *c = client_of(e, job->client);
+        if (c->first)
+            c->last->link = job;
+        else
+            c->first = job;
+        c->last = job;
+        e->stats.n_waiting += job->n;
+        pthread_cond_signal(&e->work);
+    }
+    pthread_mutex_unlock(&e->lock);
+    return ok;
+}
+
+struct waiter {
+    pthread_mutex_t lock;
+    pthread_cond_t done;
+    bool over;
+};
+
+static void wake(struct embed_job *job)
+{
+    struct waiter *w = job->user;
+    pthread_mutex_lock(&w->lock);
+    w->over = true;
+    pthread_cond_signal(&w->done);
+    pthread_mutex_unlock(&w->lock);
+}
+
+bool embedder_run(struct embedder *e, struct embed_job *job, struct error *err)
+{
+    struct waiter w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
+    job->done = wake;
+    job->user = &w;
+    if (!embedder_submit(e, job, err))
+        return false;
+    pthread_mutex_lock(&w.lock);
+    while (!w.over)
+        pthread_cond_wait(&w.done, &w.lock);
+    pthread_mutex_unlock(&w.lock);
+    return job->ok || error_set(err, "%s", job->err.msg);
+}
+
+void embedder_stats(struct embedder *e, struct embed_stats *out)
+{
+    pthread_mutex_lock(&e->lock);
+    *out = e->stats;
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* Life */
+
+/* A decoder that was trained to answer yes or no: its score. */
+static bool load_yes_no(struct embedder *e, struct error *err)
+{
+    const struct tokenizer *t = e->rt->tokenizer;
+    if (!t)
+        return error_set(err, "%s: ranking needs its tokenizer: %s", e->rt->file->path,
+                         e->rt->tokenizer_error.msg);
+    return pooling_yes_no(e->rt->file, &e->rt->model->config, tokenizer_find(t, "yes", 3),
+                          tokenizer_find(t, "no", 2), &e->pooling, err);
+}
+
+static bool load_pooling(struct embedder *e, const struct embed_options *opt, struct error *err)
+{
+    const struct config *c = &e->rt->model->config;
+    int kind = opt->rank ? POOLING_RANK : opt->pooling;
+    struct error none = {0};
+    bool ok = pooling_load(e->rt->file, c, kind, &e->pooling, &none);
+    if (!ok && kind == POOLING_RANK && !c->family->encoder)
+        ok = load_yes_no(e, err);
+    else if (!ok)
+        *err = none;
+    if (ok && opt->normalize >= 0)
+        e->pooling.normalize = opt->normalize;
+    return ok;
+}
+
+/* A step must hold the longest text where positions see each other both ways. */
+static bool size_of(const char *path, const struct embed_options *opt, struct runtime_options *out,
+                    struct error *err)
+{
+    struct tensorfile *f = tensorfile_open(path, err);
+    struct config c;
+    bool ok = f && config_load(f, &c, err);
+    *out = opt->runtime;
+    out->embed = true;
+    if (ok) {
+        if (out->context <= 0)
+            out->context = c.context < MAX_CONTEXT ? c.context : MAX_CONTEXT;
+        if (out->context > c.context)
+            ok = error_set(err, "%s: a context of %d tokens: the model has %d", f->path,
+                           out->context, c.context);
+        out->max_seqs = out->max_seqs > 0 ? out->max_seqs : MAX_SEQS;
+        out->max_seqs_gpu = 0;
+        if (out->max_tokens <= 0)
+            out->max_tokens = STEP_TOKENS;
+        if (c.family->encoder && out->max_tokens < out->context)
+            out->max_tokens = out->context;
+        /* Every text's last page may be almost empty; the runtime adds a page for each. */
+        out->kv_tokens = out->max_tokens > out->context ? out->max_tokens : out->context;
+        out->max_out = out->max_tokens > out->max_seqs ? out->max_tokens : out->max_seqs;
+    }
+    tensorfile_close(f);
+    return ok;
+}
+
+struct embedder *embedder_open(const char *path, const struct embed_options *opt, struct error *err)
+{
+    struct runtime_options ro;
+    if (!size_of(path, opt, &ro, err))
+        return NULL;
+    struct embedder *e = mem_zalloc(1, sizeof *e);
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->work, NULL);
+    e->max_queue = opt->max_queue > 0 ? opt->max_queue : MAX_QUEUE;
+    e->rt = runtime_open(path, &ro, err);
+    if (!e->rt || !load_pooling(e, opt, err)) {
+        embedder_close(e);
+        return NULL;
+    }
+    size_t seqs = (size_t)ro.max_seqs, E = (size_t)e->pooling.n_embd;
+    e->items = mem_zalloc(seqs, sizeof *e->items);
+    e->seqs = mem_zalloc(seqs, sizeof *e->seqs);
+    e->jobs = mem_zalloc(seqs, sizeof *e->jobs);
+    e->texts = mem_zalloc(seqs, sizeof *e->texts);
+    e->rows = mem_zalloc((size_t)ro.max_tokens * E, sizeof *e->rows);
+    e->tmp = mem_zalloc(pooling_scratch(&e->pooling), 1);
+    e->started = pthread_create(&e->thread, NULL, run_thread, e) == 0;
+    if (!e->started) {
+        error_set(err, "no thread for the model");
+        embedder_close(e);
+        return NULL;
+    }
+    return e;
+}
+
+void embedder_close(struct embedder *e)
+{
+    if (!e)
+        return;
+    pthread_mutex_lock(&e->lock);
+    e->closing = true;
+    pthread_cond_signal(&e->work);
+    pthread_mutex_unlock(&e->lock);
+    if (e->started)
+        pthread_join(e->thread, NULL);
+    struct error why = {0};
+    error_set(&why, "closing");
+    end_all(e, &why);
+    runtime_close(e->rt);
+    pooling_clear(&e->pooling);
+    mem_free(e->items);
+    mem_free(e->seqs);
+    mem_free(e->jobs);
+    mem_free(e->texts);
+    mem_free(e->rows);
+    mem_free(e->tmp);
+    pthread_cond_destroy(&e->work);
+    pthread_mutex_destroy(&e->lock);
+    mem_free(e);
+}
+
+/* Texts */
+
+void embed_text_clear(struct embed_text *t)
+{
+    mem_free(t->ids);
+    mem_free(t->types);
+    t->ids = t->types = NULL;
+    t->n = 0;
+}
+
+static bool encode(const struct embedder *e, const char *text, size_t len, int flags,
+                   struct token_list *out, struct error *err)
+{
+    if (!e->rt->tokenizer)
+        return error_set(err, "%s: no tokenizer: %s", e->rt->file->path,
+                         e->rt->tokenizer_error.msg);
+    return tokenizer_encode(e->rt->tokenizer, text, len, flags, out, err);
+}
+
+/* How many tokens behind the text the tokenizer added: they stay when it is cut. */
+static size_t added_behind(const struct embedder *e, const struct token_list *l)
+{
+    return l->n > 1 && tokenizer_kind(e->rt->tokenizer, l->ids[l->n - 1]) == TOKEN_CONTROL;
+}
+
+static bool too_long(const struct embedder *e, size_t n, struct error *err)
+{
+    return error_set(err, "the text has %zu tokens, the model takes %d (truncate cuts it)", n,
+                     e->rt->context);
+}
+
+bool embed_encode(const struct embedder *e, const char *text, size_t len, bool truncate,
+                  struct embed_text *out, struct error *err)
+{
+    struct token_list l = {0};
+    size_t most = (size_t)e->rt->context;
+    bool ok = encode(e, text, len, TOKENIZE_BOS, &l, err);
+    if (ok && l.n == 0)
+        ok = error_set(err, "a text of no tokens has no embedding");
+    if (ok && l.n > most) {
+        ok = truncate || too_long(e, l.n, err);
+        size_t tail = added_behind(e, &l);
+        if (tail)
+            l.ids[most - 1] = l.ids[l.n - 1];
+        l.n = most;
+    }
+    if (!ok) {
+        token_list_clear(&l);
+        return false;
+    }
+    out->ids = l.ids;
+    out->types = NULL;
+    out->n = (int)l.n;
+    return true;
+}
+
+/* A decoder's question, as Qwen's rerankers know it. */
+static bool encode_question(const struct embedder *e, const char *query, size_t n_query,
+                            const char *doc, size_t n_doc, const char *instruct, bool truncate,
+                            struct embed_text *out, struct error *err)
+{
+    static const char head[] =
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query "
+        "and the Instruct provided. Note that the answer can only be \"yes\" or "
+        "\"no\".<|im_end|>\n<|im_start|>user\n";
+    static const char tail[] = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
+    struct token_list l = {0}, end = {0};
+    struct buf text = {0};
+    buf_addf(&text, "<Instruct>: %s\n<Query>: ",
+             instruct ? instruct
+                      : "Given a web search query, retrieve relevant passages that answer the "
+                        "query");
+    buf_add(&text, query, n_query);
+    buf_adds(&text, "\n<Document>: ");
+    buf_add(&text, doc, n_doc);
+    /* Only the frame may hold special tokens. */
+    bool ok = encode(e, head, sizeof head - 1, TOKENIZE_SPECIAL, &l, err) &&
+              encode(e, text.p, text.len, 0, &l, err) &&
+              encode(e, tail, sizeof tail - 1, TOKENIZE_SPECIAL, &end, err);
+    size_t most = (size_t)e->rt->context;
+    if (ok && l.n + end.n > most) {
+        ok = (truncate && end.n < most) || too_long(e, l.n + end.n, err);
+        l.n = ok ? most - end.n : l.n;
+    }
+    for (size_t i = 0; ok && i < end.n; i++)
+        token_list_add(&l, end.ids[i]);
+    token_list_clear(&end);
+    buf_clear(&text);
+    if (!ok) {
+        token_list_clear(&l);
+        return false;
+    }
+    out->ids = l.ids;
+    out->types = NULL;
+    out->n = (int)l.n;
+    return true;
+}
+
+/* [CLS] query [SEP] document [SEP]; RoBERTa's have two </s> between. */
+bool embed_encode_pair(const struct embedder *e, const char *query, size_t n_query, const char *doc,
+                       size_t n_doc, const char *instruct, bool truncate, struct embed_text *out,
+                       struct error *err)
+{
+    if (!is_encoder(e))
+        return encode_question(e, query, n_query, doc, n_doc, instruct, truncate, out, err);
+    struct token_list l = {0}, d = {0};
+    bool ok = encode(e, query, n_query, TOKENIZE_BOS, &l, err) &&
+              encode(e, doc, n_doc, TOKENIZE_BOS, &d, err);
+    size_t first = l.n, most = (size_t)e->rt->context;
+    if (ok) {
+        const struct tokenizer *t = e->rt->tokenizer;
+        int32_t end = l.n ? l.ids[l.n - 1] : -1;
+        size_t len = 0, skip = d.n && l.n && d.ids[0] == l.ids[0];
+        const char *begin = l.n ? tokenizer_piece(t, l.ids[0], &len) : "";
+        if (len == 3 && !memcmp(begin, "<s>", 3))
+            token_list_add(&l, end);
+        for (size_t i = skip; i < d.n; i++)
+            token_list_add(&l, d.ids[i]);
+        if (l.n > most) {
+            ok = (truncate && first < most) || too_long(e, l.n, err);
+            if (ok && added_behind(e, &l))
+                l.ids[most - 1] = l.ids[l.n - 1];
+            l.n = ok ? most : l.n;
+        }
+    }
+    token_list_clear(&d);
+    if (!ok) {
+        token_list_clear(&l);
+        return false;
+    }
+    out->ids = l.ids;
+    out->n = (int)l.n;
+    const struct weight *types = e->rt->model->net.embed.types;
+    out->types = types && types->n_out > 1 ? mem_zalloc(l.n, sizeof *out->types) : NULL;
+    for (size_t i = first; out->types && i < l.n; i++)
+        out->types[i] = 1;
+    return true;
+}
