@@ -1,5 +1,6 @@
 /* steel convert: a Hugging Face folder into a GGUF. */
 #include "cli/convert_ui.h"
+#include "base/mem.h"
 
 #include <stdio.h>
 
@@ -51,9 +52,11 @@ int cmd_convert(int argc, char **argv)
     if (!convert_ui_type(&u, "output-tensor-type", head, &opt.head_type) ||
         !convert_ui_type(&u, "token-embedding-type", embedding, &opt.embedding_type) ||
         !convert_ui_overrides(&u, &tensors, &opt)) {
+        mem_free(tensors.items);
         convert_ui_free(&opt);
         return EXIT_USAGE;
     }
+    mem_free(tensors.items);
     struct convert_ui ui;
     convert_ui_init(&ui, "converting");
     opt.progress = convert_ui_progress;
