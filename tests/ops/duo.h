@@ -132,6 +132,8 @@ void mlp_case(const struct dims *s, int n_expert, int n_ff, enum dtype up, enum 
 
 void test_delta_net(void); /* mixers.c */
 void test_latent(void);
+void force_delta_net(void);
+void force_latent(bool (*takes)(const char *formats, enum dtype t), const char *formats);
 void test_forward(void); /* steps.c */
 void test_routed(void);
 void routed_case(const struct dims *s, const enum dtype *types, float size, int layers, bool look);

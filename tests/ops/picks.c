@@ -254,6 +254,10 @@ static void force_row(const struct pick_info *p)
         small ? small_linear(p) : force_linear(p->formats);
     else if (experts || !strcmp(p->op, "ffn"))
         small ? small_mlp(experts, p, formats) : force_mlp(experts, formats);
+    else if (!strncmp(p->op, "delta", 5))
+        force_delta_net();
+    else if (!strcmp(p->op, "heads") || !strncmp(p->op, "latent", 6))
+        force_latent(takes, small ? "" : p->formats);
     else
         small ? small_attention() : force_attention();
 }

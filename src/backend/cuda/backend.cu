@@ -4,7 +4,7 @@
  * op makes is local to it. Which kernels run is pick.cu's; device.cu, prepare.cu and step.cu have what
  * surrounds the ops.
  */
-#include "backend/cuda/host.h"
+#include "backend/cuda/mixers.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -72,6 +72,22 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
     return false;
 }
 
+void mixer_products(struct cuda_backend *cu, const struct norm *norm,
+                    const struct mixer_product *list, int n)
+{
+    struct rows x = {}; /* made by the first product that does not make the norm itself */
+    for (int i = 0; i < n; i++) {
+        struct pick_case c = case_of(&cu->resid, norm, &x);
+        c.w = list[i].w;
+        c.y = list[i].y;
+        if (x.floats) {
+            c.stream = NULL;
+            c.gain = NULL;
+        }
+        pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
+    }
+}
+
 /* Rows that need no logits end here: the stream, and the rows that will be added to it. */
 static void narrow(struct cuda_backend *cu, struct rows *a)
 {
@@ -94,9 +110,8 @@ static void narrow(struct cuda_backend *cu, struct rows *a)
     *a = rows_of(cu->a_out, s.n_out, a->width);
 }
 
-static void op_mixer(struct backend *be, const struct mixer *m, int layer)
+static struct rows mix_attention(struct cuda_backend *cu, const struct mixer *m, int layer)
 {
-    struct cuda_backend *cu = cuda_self(be);
     const struct attention *l = &m->attention;
     struct attn_layer al = {cuda_matrix(l->wqkv), l->q_norm.gain,  l->k_norm.gain,
                             cu->kv[layer].k,      cu->kv[layer].v, l->window};
@@ -105,12 +120,24 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     step_mark(cu);
     struct rows a = attn_attend(cu, &al, &s, raw);
     step_mark_end(cu, STAGE_ATTENTION);
+    return a;
+}
+
+static void op_mixer(struct backend *be, const struct mixer *m, int layer)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct rows a = m->kind == MIXER_DELTA_NET ? delta_net_mix(cu, m, layer)
+                    : m->kind == MIXER_LATENT  ? latent_mix(cu, m, layer)
+                                               : mix_attention(cu, m, layer);
+    const struct weight *wo = m->kind == MIXER_DELTA_NET ? m->delta_net.wo
+                              : m->kind == MIXER_LATENT  ? m->latent.wo
+                                                         : m->attention.wo;
     if (layer == cu->shape.n_layers - 1)
         narrow(cu, &a);
     struct resid *r = &cu->resid;
     struct pick_case c = {};
     c.rows = r->rows;
-    c.w = cuda_matrix(l->wo);
+    c.w = cuda_matrix(wo);
     c.x = &a;
     c.y = cu->d;
     c.stream = r;

@@ -107,6 +107,7 @@ struct step_layout {
     bool deep;       /* a decode has many keys (pick_deep): other kernels for it */
     int n_q_tiles;   /* tiles of 64 prompt rows */
     int tokens, pos, slot, q_start, kv_len, out_rows, seq_of, q_tiles, pages; /* offsets */
+    int states;
 };
 
 /* Head of the block. */
@@ -148,6 +149,8 @@ struct step {
     const int32_t *pages;               /* (n_seqs, head[STEP_PAGE_STRIDE]) */
     const float2 *rope;                 /* (n_tokens, n_rot/2) cos, sin of each row's position */
     int n_tokens, n_seqs, n_decode, n_out;
+    /* (4, n_seqs) slots of recurrent states: read, written; rows until a save, and its slot */
+    const int32_t *states;
 };
 
 /* Rows of activations, and the forms they are in. Forms other than floats lie in the backend's one
@@ -195,7 +198,7 @@ struct resid {
     struct rows a;             /* PRODUCT: (1, w->n_in) */
 };
 
-enum { MAX_KERNELS = 256, MAX_PICKS = 64 };
+enum { MAX_KERNELS = 256, MAX_PICKS = 128 };
 /* What the kernels for any shape have room for: others are refused at load. */
 enum { MAX_HEAD_DIM = 1024, MAX_EXPERTS = 512, MAX_USED = 16, MAX_GRID = 65535 };
 enum { MAX_GRAPHS = 512, MAX_MARKS = 1024 };
@@ -347,6 +350,8 @@ struct cuda_backend {
     bool may_wait;              /* kernels whose blocks wait for each other may be launched */
     float *wide_part;           /* its sums where k is cut */
     float *split_records;       /* attn_decode_split.cu: parts of a few decodes; all ones between */
+    struct delta_scratch *delta; /* mixers.h: of networks that have such mixers, else NULL */
+    struct latent_scratch *latent;
 };
 
 /* Keeps the first error. */
@@ -468,6 +473,11 @@ enum pick_op {
     PICK_LOGITS, /* of a router, maybe with the norm in front: pick_case.in, y */
     PICK_DECODE, /* attention */
     PICK_PROMPT,
+    PICK_DELTA_DECODE, /* a delta net: sequences of one row, and the others */
+    PICK_DELTA_PROMPT,
+    PICK_HEADS,         /* a matrix for each head of latent attention */
+    PICK_LATENT_DECODE, /* attention over latents */
+    PICK_LATENT_PROMPT,
     PICK_OPS
 };
 
@@ -488,9 +498,12 @@ struct pick_case {
     bool raw;                           /* QKV, DECODE: decodes, turned by their attention */
     const struct attn_layer *layer;     /* QKV, PROMPT */
     const struct step *step;
-    const struct attn_args *attn; /* DECODE, PROMPT */
-    struct rows *out;             /* DECODE, PROMPT: where their rows go, and in what form */
-    bool forced;                  /* set by pick_find */
+    const struct attn_args *attn;     /* DECODE, PROMPT */
+    struct rows *out;                 /* DECODE, PROMPT: where their rows go, and in what form */
+    const struct delta_args *delta;   /* DELTA_*: delta_net.cuh */
+    const struct latent_args *latent; /* LATENT_*: latent.cuh */
+    struct latent_heads *heads;       /* HEADS: likewise */
+    bool forced;                      /* set by pick_find */
 };
 
 enum pick_takes {

@@ -2,7 +2,7 @@
  * The device behind the CUDA backend: opening and closing it, its memory, copies, its first error.
  * Owns the stream and every block that cuda_own hands out. Knows nothing of networks or steps.
  */
-#include "backend/cuda/host.h"
+#include "backend/cuda/mixers.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -122,6 +122,8 @@ void cuda_close(struct backend *be)
     for (int i = 0; i < cu->n_owned; i++)
         cuda_free(be, cu->owned[i].p, cu->owned[i].bytes);
     sample_close(cu);
+    delta_net_close(cu);
+    latent_close(cu);
     void *host[] = {cu->step_hosts[0], cu->step_hosts[1]};
     for (int i = 0; i < 2; i++)
         if (host[i])

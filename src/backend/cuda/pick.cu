@@ -7,6 +7,8 @@
  * that was chosen cuts its work (tiles, warps, stages, parts of k) is its own file's.
  */
 #include "backend/cuda/attn.cuh"
+#include "backend/cuda/delta_net.cuh"
+#include "backend/cuda/latent.cuh"
 #include "backend/cuda/rows.cuh"
 #include "backend/cuda/host.h"
 
@@ -812,6 +814,105 @@ static void prompt_any(struct cuda_backend *cu, const struct pick_case *c)
     attn_any(cu, *c->attn, c->step->n_decode, c->rows);
 }
 
+/*
+ * delta: the recurrence of a gated delta net
+ */
+static bool delta_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return delta_step_fits(*c->delta);
+}
+static void delta_decode(struct cuda_backend *cu, const struct pick_case *c)
+{
+    delta_step(cu, *c->delta, c->rows);
+}
+static void delta_prompt(struct cuda_backend *cu, const struct pick_case *c)
+{
+    delta_scan(cu, *c->delta, c->rows, c->step->n_seqs - c->step->n_decode);
+}
+static void delta_decode_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    delta_any(cu, *c->delta, c->rows, c->rows);
+}
+static void delta_prompt_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    delta_any(cu, *c->delta, c->rows, c->step->n_seqs - c->step->n_decode);
+}
+
+/*
+ * heads: y (rows, H, n_out) = x_h W_h^T, every head's rows with its own matrix. A head's rows are an
+ * expert's to the kernels.
+ */
+static struct gemm_args heads_args(struct cuda_backend *cu, const struct pick_case *c, int width)
+{
+    struct gemm_args p = args_in(cu, c->w, c->rows);
+    struct latent_heads *h = c->heads;
+    latent_heads_list(cu, h, c->rows, width);
+    p.x = h->x;
+    p.x_scale = NULL;
+    p.y = c->y;
+    p.ldy = c->w->n_out;
+    p.moe = p.sorted_in = true;
+    p.used = h->n_heads;
+    p.route = h->list;
+    return p;
+}
+static int heads_tiles(const struct pick_case *c, int width)
+{
+    return c->heads->n_heads * ceil_div(c->rows, width);
+}
+static bool heads_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_wgmma_suits(cu, c->w, false);
+}
+static void heads_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_wgmma(cu, heads_args(cu, c, WGMMA_ROWS), false, heads_tiles(c, WGMMA_ROWS));
+}
+static void heads_mma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_mma(cu, heads_args(cu, c, 64), false, 64, heads_tiles(c, 64));
+}
+static bool heads_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct gemm_args p = args_in(cu, c->w, c->rows);
+    p.moe = true;
+    return gemm_stream_fits(cu, p, false, 16);
+}
+static void heads_stream(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_stream(cu, heads_args(cu, c, 16), false, 16, heads_tiles(c, 16));
+}
+static void heads_splitk(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_splitk(cu, heads_args(cu, c, 16), false, 16, heads_tiles(c, 16));
+}
+
+/*
+ * latent: attention over latents
+ */
+static bool latent_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return latent_attn_fits(cu, *c->latent);
+}
+static void latent_decode(struct cuda_backend *cu, const struct pick_case *c)
+{
+    latent_attn_decode(cu, *c->latent, c->rows);
+}
+static void latent_prompt(struct cuda_backend *cu, const struct pick_case *c)
+{
+    latent_attn_prompt(cu, *c->latent, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
+                       cu->layout.n_q_tiles);
+}
+static void latent_decode_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    latent_attn_any(cu, *c->latent, 0, c->rows);
+}
+static void latent_prompt_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    latent_attn_any(cu, *c->latent, c->step->n_decode, c->rows);
+}
+
 enum {
     K = 1 << SET_K,
     CODES = K | 1 << SET_CODES,
@@ -919,6 +1020,32 @@ static const struct pick picks[] = {
     {"attn_prefill_mma", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, tensor_fits,
      prompt_mma},
     {"attn_any", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, prompt_any},
+
+    {"delta_step", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_fits,
+     delta_decode},
+    {"delta_any", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     delta_decode_any},
+    {"delta_scan", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_fits,
+     delta_prompt},
+    {"delta_any", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     delta_prompt_any},
+
+    {"heads_wgmma", PICK_HEADS, FAST, 65, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, heads_wgmma_fits,
+     heads_wgmma},
+    {"heads_mma", PICK_HEADS, ANY, 65, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, linear_mma_fits,
+     heads_mma},
+    {"heads_stream", PICK_HEADS, FAST, 9, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, heads_stream_fits,
+     heads_stream},
+    {"heads_splitk", PICK_HEADS, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, heads_splitk},
+
+    {"latent_decode", PICK_LATENT_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, latent_mma_fits,
+     latent_decode},
+    {"latent_any", PICK_LATENT_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     latent_decode_any},
+    {"latent_prefill", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
+     latent_mma_fits, latent_prompt},
+    {"latent_any", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     latent_prompt_any},
 };
 enum { N_PICKS = (int)(sizeof picks / sizeof *picks) };
 
@@ -1007,8 +1134,10 @@ void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enu
 
 bool pick_info(struct backend *be, int i, struct pick_info *out)
 {
-    static const char *const ops[] = {"linear", "qkv",    "output", "ffn",   "moe",
-                                      "router", "logits", "decode", "prompt"};
+    static const char *const ops[] = {"linear",        "qkv",          "output",       "ffn",
+                                      "moe",           "router",       "logits",       "decode",
+                                      "prompt",        "delta_decode", "delta_prompt", "heads",
+                                      "latent_decode", "latent_prompt"};
     const struct cuda_backend *cu = cuda_self(be);
     if (i >= N_PICKS)
         return false;
@@ -1016,12 +1145,12 @@ bool pick_info(struct backend *be, int i, struct pick_info *out)
     struct pick_info info = {};
     info.name = p->name;
     info.op = ops[p->op];
-    info.formats = p->op == PICK_ROUTER || p->op == PICK_LOGITS   ? "F32"
-                   : p->op == PICK_DECODE || p->op == PICK_PROMPT ? ""
-                   : p->formats == ANY                            ? "any"
-                   : p->formats == FAST                           ? "codes F16 F8"
-                   : p->formats == CODES                          ? "codes"
-                                                                  : "Q4_K Q6_K";
+    info.formats = p->op == PICK_ROUTER || p->op == PICK_LOGITS ? "F32"
+                   : !p->formats                                ? ""
+                   : p->formats == ANY                          ? "any"
+                   : p->formats == FAST                         ? "codes F16 F8"
+                   : p->formats == CODES                        ? "codes"
+                                                                : "Q4_K Q6_K";
     info.device = p->needs == NEEDS_WGMMA ? "wgmma" : p->needs == NEEDS_WAITS ? "alone" : "";
     info.rows_from = p->from;
     info.rows_to = p->to;

@@ -2,7 +2,7 @@
  * What happens to a network before its first step: whether the kernels can run it, the one shape they
  * are given, and the memory that steps need. Everything an op writes to is allocated here, once.
  */
-#include "backend/cuda/host.h"
+#include "backend/cuda/mixers.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -56,17 +56,22 @@ bool cuda_supports(struct backend *be, const struct network *net, struct error *
     int widest = max.heads > net->n_embd ? max.heads : net->n_embd;
     if ((align_up((size_t)widest, TILE_K) + 64) * sizeof(float) > cuda_self(be)->shared_limit)
         return error_set(err, "rows of %d are not supported on cuda", widest);
-    if (!network_check(net, 0, "cuda", err))
+    if (!network_check(net, PART_DELTA_NET | PART_LATENT, "cuda", err))
         return false;
     for (int i = 0; i < net->n_layers; i++) {
         const struct mixer *m = &net->layers[i].mixer;
         const struct attention *l = &m->attention;
+        bool heads = m->kind == MIXER_ATTENTION;
         const struct norm *norms[] = {&m->block.in, &net->layers[i].mlp.block.in, &l->q_norm,
                                       &l->k_norm};
-        if (l->k_dim > MAX_HEAD_DIM)
+        if ((m->kind == MIXER_DELTA_NET &&
+             !delta_net_supported(cuda_self(be), &m->delta_net, i, err)) ||
+            (m->kind == MIXER_LATENT && !latent_supported(cuda_self(be), &m->latent, i, err)))
+            return false;
+        if (heads && l->k_dim > MAX_HEAD_DIM)
             return error_set(err, "layer %d: heads of %d are not supported on cuda (%d at most)", i,
                              l->k_dim, MAX_HEAD_DIM);
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < (heads ? 4 : 2); j++) {
             if (norms[j]->kind && eps == 0)
                 eps = norms[j]->eps;
             if (norms[j]->kind && norms[j]->eps != eps)
@@ -98,19 +103,22 @@ static struct shape shape_of(const struct network *net, const struct bounds *b)
         const struct mixer *m = &net->layers[i].mixer;
         const struct attention *l = &m->attention;
         const struct router *r = &net->layers[i].mlp.router;
-        s.n_heads = l->n_heads;
-        s.n_kv_heads = l->n_kv_heads;
-        s.head_dim = l->k_dim;
-        s.attn_scale = l->scale;
-        s.n_rot = l->rope ? l->rope->n_rot : 0;
-        s.rope_mscale = l->rope ? l->rope->mscale : 1;
+        bool heads = m->kind == MIXER_ATTENTION;
+        if (heads) {
+            s.n_heads = l->n_heads;
+            s.n_kv_heads = l->n_kv_heads;
+            s.head_dim = l->k_dim;
+            s.attn_scale = l->scale;
+            s.n_rot = l->rope ? l->rope->n_rot : 0;
+            s.rope_mscale = l->rope ? l->rope->mscale : 1;
+        }
         if (r->w) {
             s.norm_topk = r->renorm;
             s.expert_scale = r->scale == 0 ? 1 : r->scale;
         }
         const struct norm *norms[] = {&m->block.in, &net->layers[i].mlp.block.in, &l->q_norm,
                                       &l->k_norm};
-        for (int j = 0; j < 4; j++)
+        for (int j = 0; j < (heads ? 4 : 2); j++)
             s.norm_eps = norms[j]->kind ? norms[j]->eps : s.norm_eps;
     }
     s.page_len = b->page_len;
@@ -128,7 +136,7 @@ static bool own_steps(struct cuda_backend *cu, struct error *err)
 {
     const struct shape *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
-    cu->step_cap = STEP_HEAD + 64 + 4 * tokens + 2 * seqs + out + 16 +
+    cu->step_cap = STEP_HEAD + 64 + 4 * tokens + 6 * seqs + out + 16 +
                    2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages;
     for (int i = 0; i < 2; i++) {
         struct flight *f = &cu->flights[i];
@@ -151,7 +159,11 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
     size_t embd = (size_t)s->n_embd, heads = (size_t)(s->n_heads * s->head_dim);
     size_t kv = (size_t)(s->n_kv_heads * s->head_dim), used = (size_t)s->n_expert_used;
     size_t ff = align_up((size_t)s->n_ff, TILE_K), ffe = align_up((size_t)s->n_ff_exp, TILE_K);
-    size_t widest = embd > heads ? embd : heads;
+    struct network_max max;
+    network_measure(cu->net, &max);
+    size_t out_heads = (size_t)max.heads, latent = (size_t)max.latent; /* of any mixer */
+    size_t widest = embd > out_heads ? embd : out_heads;
+    widest = widest > latent ? widest : latent;
     size_t hidden = used * ffe > ff ? used * ffe : ff;
     size_t groups = (size_t)(s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8));
     size_t units = max_split_units(cu);
@@ -163,7 +175,7 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
         {(void **)&cu->d, tokens * embd * 4},
         {(void **)&cu->q, tokens * heads * 4},
         {(void **)&cu->a, tokens * heads * 4},
-        {(void **)&cu->a_out, (out + 1) * heads * 4},
+        {(void **)&cu->a_out, (out + 1) * (out_heads + 1) * 4},
         {(void **)&cu->logits_all, (out + 1) * (size_t)s->n_vocab * 4},
         {(void **)&cu->rope_freq, (size_t)(s->n_rot / 2 + 1) * 4},
         {(void **)&cu->rope, tokens * (size_t)(s->n_rot / 2 + 1) * sizeof(float2)},
@@ -210,14 +222,16 @@ bool cuda_prepare(struct backend *be, const struct network *net, const struct bo
     cu->net = net;
     cu->shape = shape_of(net, bounds);
     const struct shape *s = &cu->shape;
-    if (!own_steps(cu, err) || !own_scratch(cu, err))
+    if (!own_steps(cu, err) || !own_scratch(cu, err) || !delta_net_prepare(cu, bounds, err) ||
+        !latent_prepare(cu, bounds, err))
         return false;
     CUDA_TRY(cu, cudaMemsetAsync(cu->split_records, 0xff, attn_decode_split_record_bytes(cu),
                                  cu->stream));
     moe_quad_prepare(cu);
-    if (s->n_rot)
-        cuda_copy_in(be, cu->rope_freq, net->layers[0].mixer.attention.rope->freq,
-                     (size_t)(s->n_rot / 2) * 4);
+    for (int i = 0; s->n_rot && i < net->n_layers; i++)
+        if (net->layers[i].mixer.kind == MIXER_ATTENTION)
+            cuda_copy_in(be, cu->rope_freq, net->layers[i].mixer.attention.rope->freq,
+                         (size_t)(s->n_rot / 2) * 4);
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
     cu->prepared = true;
     if (cu->failed && err)

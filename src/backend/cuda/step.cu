@@ -85,7 +85,8 @@ struct step cuda_step(const struct cuda_backend *cu)
                      l->n_tokens,
                      l->n_seqs,
                      l->n_decode,
-                     l->n_out};
+                     l->n_out,
+                     d + l->states};
     return s;
 }
 
@@ -135,6 +136,16 @@ static int put_pages(struct cuda_backend *cu, const struct batch *b, int used)
     return used + b->n_seqs * stride;
 }
 
+/* Slots of recurrent states, where a layer has one. */
+static int put_states(struct cuda_backend *cu, const struct batch *b, int used)
+{
+    const int32_t *list[] = {b->state_in, b->state_out, b->save_rows, b->save_state};
+    cu->layout.states = used;
+    for (int i = 0; i < 4 && b->state_in; i++, used += b->n_seqs)
+        memcpy(cu->step_host + used, list[i], (size_t)b->n_seqs * 4);
+    return (used + 3) & ~3;
+}
+
 /* Lays the batch out in the step block; returns how many ints are in use. */
 static int put_batch(struct cuda_backend *cu, const struct batch *b)
 {
@@ -152,6 +163,7 @@ static int put_batch(struct cuda_backend *cu, const struct batch *b)
     l->q_start = put_ints(cu, &used, b->q_start, b->n_seqs + 1);
     l->kv_len = put_ints(cu, &used, b->kv_len, b->n_seqs);
     l->out_rows = put_ints(cu, &used, b->out_rows, b->n_out);
+    used = put_states(cu, b, used);
     used = put_pages(cu, b, put_rows(cu, b, used));
     CHECK((size_t)used <= cu->step_cap, "the step block is full");
     cu->step_host[STEP_INTS] = used;

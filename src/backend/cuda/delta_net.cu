@@ -1,0 +1,682 @@
+/*
+ * The gated delta net: what lies between its projections. Decodes are one kernel (delta_step) that
+ * reads and writes a state once. Prompts are three: convolution, norms and gates by row (delta_conv);
+ * the recurrence by columns of a head's state, which stay in registers over all rows of a sequence
+ * (delta_scan; delta_any for heads of other sizes); norm and gate of what came out (delta_gate). Rows
+ * of a sequence come in order, so decodes, prompts and mixes differ only in how many there are.
+ * Owns the scratch of these layers and the layout of a state (delta_net.cuh).
+ */
+#include "backend/cuda/delta_net.cuh"
+#include "backend/cuda/mixers.h"
+
+extern "C" {
+#include "base/mem.h"
+}
+
+#include <math.h>
+
+/* The W-1 rows before the convolution as they are after n rows of the sequence: those of v head h, and
+ * of its k head where h is the first to use it. The slots read and written may be the same one. */
+DEVICE void delta_keep(const struct delta_args &p, int seq, int h, int rows, int slot)
+{
+    int in = p.step.states[seq], past = p.taps - 1, share = p.n_v / p.n_k;
+    int kh = delta_k_head(p, h), values = 2 * p.n_k * p.k_dim, first = p.step.q_start[seq];
+    bool keys = p.tiled ? h < p.n_k : h % share == 0;
+    float *out = delta_rows_of(p, slot);
+    const float *old = in < 0 ? NULL : delta_rows_of(p, in);
+    for (int i = (int)threadIdx.x; i < p.v_dim + (keys ? 2 * p.k_dim : 0); i += (int)blockDim.x) {
+        int j = i - p.v_dim;
+        int c = j < 0 ? values + h * p.v_dim + i
+                      : (j < p.k_dim ? 0 : p.n_k * p.k_dim) + kh * p.k_dim + j % p.k_dim;
+        float v[DELTA_MAX_TAPS];
+#pragma unroll
+        for (int k = 0; k < DELTA_MAX_TAPS - 1; k++) {
+            int at = rows - past + k;
+            if (k < past)
+                v[k] = at >= 0 ? p.u[(size_t)(first + at) * (size_t)p.channels + (size_t)c]
+                       : old   ? old[(size_t)(at + past) * (size_t)p.channels + (size_t)c]
+                               : 0.0f;
+        }
+#pragma unroll
+        for (int k = 0; k < DELTA_MAX_TAPS - 1; k++)
+            if (k < past)
+                out[(size_t)k * (size_t)p.channels + (size_t)c] = v[k];
+    }
+}
+
+/* Both slots that a sequence may leave them in; the copy first, since the other may be read from. */
+DEVICE void delta_keep_all(const struct delta_args &p, int seq, int h)
+{
+    int n = p.step.n_seqs, save = p.step.states[2 * n + seq];
+    if (save)
+        delta_keep(p, seq, h, save, p.step.states[3 * n + seq]);
+    delta_keep(p, seq, h, p.step.q_start[seq + 1] - p.step.q_start[seq], p.step.states[n + seq]);
+}
+
+/* A warp: channels c.. of row t after convolution and silu; lane l has l, l + 32, .. The sum of their
+ * squares comes back. */
+DEVICE float delta_convolve(const struct delta_args &p, int t, int first, const float *old, int c,
+                            int dim, float (&y)[DELTA_MAX_DIM / 32])
+{
+    float squares = 0.0f;
+    int past = p.taps - 1;
+#pragma unroll
+    for (int i = 0; i < DELTA_MAX_DIM / 32; i++) {
+        int at = lane_id() + 32 * i;
+        float sum = 0.0f;
+        if (at < dim) {
+            const float *taps = p.conv + (size_t)(c + at) * (size_t)p.taps;
+            for (int k = 0; k < p.taps; k++) {
+                int row = t - past + k;
+                float x =
+                    row >= first ? p.u[(size_t)row * (size_t)p.channels + (size_t)(c + at)]
+                    : old
+                        ? old[(size_t)(row - first + past) * (size_t)p.channels + (size_t)(c + at)]
+                        : 0.0f;
+                sum += taps[k] * x;
+            }
+        }
+        y[i] = sum * delta_sigmoid(sum);
+        squares += y[i] * y[i];
+    }
+    return warp_sum(squares);
+}
+
+DEVICE void delta_put(float *to, int dim, const float (&y)[DELTA_MAX_DIM / 32], float scale)
+{
+#pragma unroll
+    for (int i = 0; i < DELTA_MAX_DIM / 32; i++)
+        if (lane_id() + 32 * i < dim)
+            to[lane_id() + 32 * i] = y[i] * scale;
+}
+
+/* Grid: (heads / 4, rows). A warp has q and k of a head, normed; or a v head, with its gates. */
+static __global__ void __launch_bounds__(128)
+    delta_conv_kernel(const __grid_constant__ struct delta_args p)
+{
+    dependency_wait();
+    dependency_trigger();
+    int t = p.first_row + (int)blockIdx.y, head = (int)blockIdx.x * 4 + warp_id();
+    int seq = p.step.seq_of[t], in = p.step.states[seq], first = p.step.q_start[seq];
+    if (head >= p.n_k + p.n_v || p.step.states[p.step.n_seqs + seq] < 0)
+        return;
+    const float *old = in < 0 ? NULL : delta_rows_of(p, in);
+    float *uc = p.uc + (size_t)t * (size_t)p.channels;
+    int keys = p.n_k * p.k_dim;
+    float y[DELTA_MAX_DIM / 32];
+    if (head < p.n_k) {
+        float k[DELTA_MAX_DIM / 32], kq = 0.0f;
+        int c = head * p.k_dim;
+        float sq = delta_convolve(p, t, first, old, c, p.k_dim, y);
+        float sk = delta_convolve(p, t, first, old, keys + c, p.k_dim, k);
+        float rq = 1.0f / (sqrtf(sq + 1e-6f) * sqrtf((float)p.k_dim)),
+              rk = 1.0f / sqrtf(sk + 1e-6f);
+#pragma unroll
+        for (int i = 0; i < DELTA_MAX_DIM / 32; i++)
+            kq += k[i] * rk * (y[i] * rq);
+        kq = warp_sum(kq);
+        delta_put(uc + c, p.k_dim, y, rq);
+        delta_put(uc + keys + c, p.k_dim, k, rk);
+        if (lane_id() == 0)
+            p.kq[t * p.n_k + head] = kq;
+        return;
+    }
+    int h = head - p.n_k, c = 2 * keys + h * p.v_dim;
+    delta_convolve(p, t, first, old, c, p.v_dim, y);
+    delta_put(uc + c, p.v_dim, y, 1.0f);
+    if (lane_id() == 0) {
+        float *b = p.ba + (size_t)t * (size_t)(2 * p.n_v) + (size_t)h, *a = b + p.n_v;
+        *b = delta_sigmoid(*b);
+        *a = delta_decay(p, h, *a);
+    }
+}
+
+/* Grid: (v heads / 4, rows). A warp: o = norm(o) * silu(z). */
+static __global__ void __launch_bounds__(128)
+    delta_gate_kernel(const __grid_constant__ struct delta_args p)
+{
+    dependency_wait();
+    dependency_trigger();
+    int t = p.first_row + (int)blockIdx.y, h = (int)blockIdx.x * 4 + warp_id();
+    if (h >= p.n_v)
+        return;
+    size_t at = ((size_t)t * (size_t)p.n_v + (size_t)h) * (size_t)p.v_dim;
+    float y[DELTA_MAX_DIM / 32], sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < DELTA_MAX_DIM / 32; i++) {
+        int j = lane_id() + 32 * i;
+        y[i] = j < p.v_dim ? p.o[at + (size_t)j] : 0.0f;
+        sum += y[i] * y[i];
+    }
+    float rms = rsqrtf(warp_sum(sum) / (float)p.v_dim + p.eps);
+#pragma unroll
+    for (int i = 0; i < DELTA_MAX_DIM / 32; i++) {
+        int j = lane_id() + 32 * i;
+        if (j < p.v_dim)
+            p.o[at + (size_t)j] =
+                y[i] * rms * (p.gain ? p.gain[j] : 1.0f) * silu(p.z[at + (size_t)j]);
+    }
+}
+
+/* Heads of any size. Grid: (v heads, sequences); S lies in shared memory, a thread has columns. */
+static __global__ void __launch_bounds__(128)
+    delta_any_kernel(const __grid_constant__ struct delta_args p)
+{
+    SHARED_BYTES(shared);
+    dependency_wait();
+    dependency_trigger();
+    int h = (int)blockIdx.x, seq = p.first_seq + (int)blockIdx.y, n = p.step.n_seqs;
+    int Dk = p.k_dim, Dv = p.v_dim, kh = delta_k_head(p, h), tid = (int)threadIdx.x;
+    int in = p.step.states[seq], out = p.step.states[n + seq], save = p.step.states[2 * n + seq];
+    int first = p.step.q_start[seq], rows = p.step.q_start[seq + 1] - first;
+    float *S = (float *)shared, *q = S + Dk * Dv, *k = q + Dk, *v = k + Dk;
+    size_t values = (size_t)(p.n_v * Dv), keys = (size_t)(p.n_k * Dk);
+    for (int i = tid; out >= 0 && i < Dk * Dv; i += 128)
+        S[i] = in < 0 ? 0.0f : delta_state_of(p, in, h)[i];
+    for (int t = 0; t < rows; t++) {
+        size_t row = (size_t)(first + t);
+        const float *u = p.uc + row * (size_t)p.channels;
+        float *o = p.o + row * values + (size_t)(h * Dv);
+        float beta = p.ba[row * (size_t)(2 * p.n_v) + (size_t)h];
+        float decay = p.ba[row * (size_t)(2 * p.n_v) + (size_t)(p.n_v + h)];
+        if (out < 0) { /* padding */
+            for (int i = tid; i < Dv; i += 128)
+                o[i] = 0.0f;
+            continue;
+        }
+        __syncthreads();
+        for (int i = tid; i < Dk; i += 128) {
+            q[i] = u[kh * Dk + i];
+            k[i] = u[keys + (size_t)(kh * Dk + i)];
+        }
+        for (int i = tid; i < Dv; i += 128)
+            v[i] = u[2 * keys + (size_t)(h * Dv + i)];
+        __syncthreads();
+        for (int j = tid; j < Dv; j += 128) {
+            float seen = 0.0f, sum = 0.0f;
+            for (int i = 0; i < Dk; i++)
+                seen += S[i * Dv + j] * k[i];
+            float wrong = beta * (v[j] - decay * seen);
+            for (int i = 0; i < Dk; i++) {
+                float s = S[i * Dv + j] * decay + k[i] * wrong;
+                S[i * Dv + j] = s;
+                sum += s * q[i];
+            }
+            o[j] = sum;
+        }
+        if (save == t + 1) {
+            __syncthreads();
+            for (int i = tid; i < Dk * Dv; i += 128)
+                delta_state_of(p, p.step.states[3 * n + seq], h)[i] = S[i];
+        }
+    }
+    __syncthreads();
+    for (int i = tid; out >= 0 && i < Dk * Dv; i += 128)
+        delta_state_of(p, out, h)[i] = S[i];
+    if (out >= 0)
+        delta_keep_all(p, seq, h);
+}
+
+/*
+ * Prompts, heads of 128 x 128. Grid: (blocks of 32 columns, v heads, sequences). A warp has 8 columns:
+ * lane (r, c) rows 4r.. of every 32 and columns 2c, 2c + 1, in registers over all rows of the sequence.
+ * Keys and queries pass through shared memory, SCAN_ROWS at a time, the next on their way.
+ *
+ * S is kept as G S': decays multiply G alone, so that a row costs S' three products an element (with k,
+ * with q, and the correction). Where G gets small, S' takes it over.
+ */
+enum { SCAN_ROWS = 16, SCAN_COLS = 32, SCAN_WARPS = 4 };
+struct scan_stage {
+    float k[SCAN_ROWS][DELTA_DIM], q[SCAN_ROWS][DELTA_DIM], v[SCAN_ROWS][SCAN_COLS];
+    float decay[SCAN_ROWS], beta[SCAN_ROWS], kq[SCAN_ROWS], pad[SCAN_ROWS];
+};
+
+DEVICE void scan_fetch(const struct delta_args &p, struct scan_stage *to, int h, int kh, int row0,
+                       int rows, int col0)
+{
+    size_t keys = (size_t)(p.n_k * DELTA_DIM);
+    for (int i = (int)threadIdx.x; i < SCAN_ROWS * (2 * DELTA_DIM + SCAN_COLS) / 4;
+         i += SCAN_WARPS * 32) {
+        const int PER = (2 * DELTA_DIM + SCAN_COLS) / 4;
+        int r = i / PER, at = i % PER * 4;
+        if (r >= rows)
+            break;
+        const float *u = p.uc + (size_t)(row0 + r) * (size_t)p.channels;
+        if (at < DELTA_DIM)
+            copy_async16(&to->k[r][at], u + keys + (size_t)(kh * DELTA_DIM + at));
+        else if (at < 2 * DELTA_DIM)
+            copy_async16(&to->q[r][at - DELTA_DIM], u + kh * DELTA_DIM + at - DELTA_DIM);
+        else
+            copy_async16(&to->v[r][at - 2 * DELTA_DIM],
+                         u + 2 * keys + (size_t)(h * DELTA_DIM + col0 + at - 2 * DELTA_DIM));
+    }
+    copy_async_commit();
+    int r = (int)threadIdx.x;
+    if (r < rows && r < SCAN_ROWS) {
+        const float *ba = p.ba + (size_t)(row0 + r) * (size_t)(2 * p.n_v) + (size_t)h;
+        to->beta[r] = ba[0];
+        to->decay[r] = ba[p.n_v];
+        to->kq[r] = p.kq[(row0 + r) * p.n_k + kh];
+    }
+}
+
+/* S = scale * s, or s = S; lane (r, c)'s part of a warp's columns, which begin at `to`. */
+DEVICE void scan_store(float *to, const float (&s)[16][2], float scale)
+{
+    int r = lane_id() >> 2, c = lane_id() & 3;
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        *(float2 *)(to + ((i >> 2) * 32 + r * 4 + (i & 3)) * DELTA_DIM + 2 * c) =
+            make_float2(s[i][0] * scale, s[i][1] * scale);
+}
+DEVICE void scan_load(const float *from, float (&s)[16][2])
+{
+    int r = lane_id() >> 2, c = lane_id() & 3;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        float2 v = *(const float2 *)(from + ((i >> 2) * 32 + r * 4 + (i & 3)) * DELTA_DIM + 2 * c);
+        s[i][0] = v.x;
+        s[i][1] = v.y;
+    }
+}
+
+/* Row t of a stage: the two columns of o; G, S' go on. */
+DEVICE float2 scan_row(const struct scan_stage *st, int t, int col, float (&s)[16][2], float &G)
+{
+    int r = lane_id() >> 2;
+    G *= st->decay[t];
+    if (G < 0x1p-40f) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            s[i][0] *= G;
+            s[i][1] *= G;
+        }
+        G = 1.0f;
+    }
+    float k[16], sum[4] = {};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float4 kv = *(const float4 *)&st->k[t][j * 32 + r * 4];
+        float4 qv = *(const float4 *)&st->q[t][j * 32 + r * 4];
+        const float ks[4] = {kv.x, kv.y, kv.z, kv.w}, qs[4] = {qv.x, qv.y, qv.z, qv.w};
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            k[4 * j + e] = ks[e];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                sum[i] += s[4 * j + e][i] * ks[e];
+                sum[2 + i] += s[4 * j + e][i] * qs[e];
+            }
+        }
+    }
+#pragma unroll
+    for (int d = 4; d < 32; d <<= 1)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            sum[i] += __shfl_xor_sync(FULL_WARP, sum[i], d);
+    float2 v = *(const float2 *)&st->v[t][col];
+    float beta = st->beta[t], kq = st->kq[t], back = 1.0f / G;
+    float wrong[2] = {beta * (v.x - G * sum[0]), beta * (v.y - G * sum[1])};
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        s[i][0] += k[i] * (wrong[0] * back);
+        s[i][1] += k[i] * (wrong[1] * back);
+    }
+    return make_float2(G * sum[2] + wrong[0] * kq, G * sum[3] + wrong[1] * kq);
+}
+
+static __global__ void __launch_bounds__(SCAN_WARPS * 32)
+    delta_scan_kernel(const __grid_constant__ struct delta_args p)
+{
+    SHARED_BYTES(shared);
+    struct scan_stage *stages = (struct scan_stage *)shared;
+    int h = (int)blockIdx.y, seq = p.first_seq + (int)blockIdx.z, n = p.step.n_seqs;
+    int kh = delta_k_head(p, h), col0 = (int)blockIdx.x * SCAN_COLS, w = warp_id(),
+        lane = lane_id();
+    int in = p.step.states[seq], out = p.step.states[n + seq], save = p.step.states[2 * n + seq];
+    int first = p.step.q_start[seq], rows = p.step.q_start[seq + 1] - first;
+    size_t values = (size_t)(p.n_v * DELTA_DIM);
+    float *o = p.o + (size_t)first * values + (size_t)(h * DELTA_DIM + col0 + w * 8);
+    float s[16][2] = {}, G = 1.0f;
+    if (in >= 0 && out >= 0)
+        scan_load(delta_state_of(p, in, h) + col0 + w * 8, s);
+    dependency_wait();
+    dependency_trigger();
+    if (out < 0) { /* padding */
+        for (int t = 0; t < rows; t++)
+            if (lane < 8)
+                o[(size_t)t * values + (size_t)lane] = 0.0f;
+        return;
+    }
+    scan_fetch(p, &stages[0], h, kh, first, rows, col0);
+    for (int base = 0, turn = 0; base < rows; base += SCAN_ROWS, turn ^= 1) {
+        copy_async_wait<0>();
+        __syncthreads(); /* these are there; those before are done with */
+        if (base + SCAN_ROWS < rows)
+            scan_fetch(p, &stages[turn ^ 1], h, kh, first + base + SCAN_ROWS,
+                       rows - base - SCAN_ROWS, col0);
+        int end = min((int)SCAN_ROWS, rows - base);
+        for (int t = 0; t < end; t++) {
+            float2 v = scan_row(&stages[turn], t, w * 8 + 2 * (lane & 3), s, G);
+            if (lane < 4)
+                *(float2 *)(o + (size_t)(base + t) * values + (size_t)(2 * lane)) = v;
+            if (save == base + t + 1)
+                scan_store(delta_state_of(p, p.step.states[3 * n + seq], h) + col0 + w * 8, s, G);
+        }
+    }
+    scan_store(delta_state_of(p, out, h) + col0 + w * 8, s, G);
+    if (blockIdx.x == 0)
+        delta_keep_all(p, seq, h);
+}
+
+/*
+ * One row of each sequence, heads of 128 x 128, from the projections to the rows of the output
+ * projection. Grid: (v heads, sequences). The state is on its way to registers before the kernel in
+ * front has ended: warp w has rows 8w.., lane l columns 4l... What S makes of k and of q is added up
+ * over the warps in shared memory; o = S^T q of the corrected S follows from both.
+ * Blocks that share a k head all read its rows before the convolution; the last of them to have done so
+ * writes the new ones.
+ */
+enum { STEP_WARPS = 16, STEP_ROWS = DELTA_DIM / STEP_WARPS };
+struct step_shared {
+    float qkv[3][DELTA_DIM];
+    float part[STEP_WARPS][2][DELTA_DIM], sum[2][DELTA_DIM];
+    float squares[3][4];
+    int last;
+};
+
+/* A channel of q, k or v: convolved, with the rows to be kept. */
+struct step_channel {
+    int c;
+    float past[DELTA_MAX_TAPS - 1], now;
+};
+
+DEVICE void step_keep(const struct delta_args &p, const struct step_channel &x, int slot)
+{
+    float *to = delta_rows_of(p, slot) + x.c;
+#pragma unroll
+    for (int k = 0; k < DELTA_MAX_TAPS - 1; k++)
+        if (k < p.taps - 1)
+            to[(size_t)k * (size_t)p.channels] =
+                k + 1 < p.taps - 1 ? x.past[k + 1 < DELTA_MAX_TAPS - 1 ? k + 1 : k] : x.now;
+}
+
+static __global__ void __launch_bounds__(STEP_WARPS * 32)
+    delta_step_kernel(const __grid_constant__ struct delta_args p)
+{
+    SHARED_BYTES(shared);
+    struct step_shared *sh = (struct step_shared *)shared;
+    int tid = (int)threadIdx.x, w = warp_id(), lane = lane_id(), n = p.step.n_seqs;
+    int h = (int)blockIdx.x, seq = (int)blockIdx.y, kh = delta_k_head(p, h), which = tid >> 7;
+    int in = p.step.states[seq], out = p.step.states[n + seq];
+    int save = p.step.states[2 * n + seq] ? p.step.states[3 * n + seq] : -1;
+    size_t row = (size_t)p.step.q_start[seq], values = (size_t)(p.n_v * DELTA_DIM);
+    float *o = p.o + row * values + (size_t)(h * DELTA_DIM);
+    float4 s[STEP_ROWS];
+#pragma unroll
+    for (int i = 0; i < STEP_ROWS; i++)
+        s[i] = in < 0 || out < 0 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
+                                 : *(const float4 *)(delta_state_of(p, in, h) +
+                                                     (w * STEP_ROWS + i) * DELTA_DIM + lane * 4);
+    struct step_channel x = {};
+    float taps[DELTA_MAX_TAPS] = {};
+    if (which < 3) {
+        x.c = which * p.n_k * DELTA_DIM + (which < 2 ? kh : h) * DELTA_DIM + (tid & 127);
+#pragma unroll
+        for (int k = 0; k < DELTA_MAX_TAPS; k++) {
+            if (k < p.taps)
+                taps[k] = p.conv[(size_t)x.c * (size_t)p.taps + (size_t)k];
+            if (k < p.taps - 1 && in >= 0 && out >= 0)
+                x.past[k < DELTA_MAX_TAPS - 1 ? k : 0] =
+                    delta_rows_of(p, in)[(size_t)k * (size_t)p.channels + (size_t)x.c];
+        }
+    }
+    dependency_wait();
+    dependency_trigger();
+    if (out < 0) { /* padding */
+        if (tid < DELTA_DIM)
+            o[tid] = 0.0f;
+        return;
+    }
+    const float *ba = p.ba + row * (size_t)(2 * p.n_v) + (size_t)h;
+    float beta = delta_sigmoid(ba[0]), decay = delta_decay(p, h, ba[p.n_v]);
+    float z = tid < DELTA_DIM ? p.z[row * values + (size_t)(h * DELTA_DIM + tid)] : 0.0f;
+    if (which < 3) {
+        x.now = p.u[row * (size_t)p.channels + (size_t)x.c];
+        float sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < DELTA_MAX_TAPS; k++)
+            if (k < p.taps)
+                sum += taps[k] * (k < p.taps - 1 ? x.past[k < DELTA_MAX_TAPS - 1 ? k : 0] : x.now);
+        float y = sum * delta_sigmoid(sum), squares = warp_sum(y * y);
+        sh->qkv[which][tid & 127] = y;
+        if (lane == 0)
+            sh->squares[which][w & 3] = squares;
+    }
+    __threadfence(); /* what was read of the state's rows was read before others hear of it */
+    __syncthreads();
+    if (tid == 0) {
+        int32_t *count = p.count + seq * p.n_k + kh;
+        sh->last = atomicAdd(count, 1) == p.n_v / p.n_k - 1;
+        if (sh->last)
+            *count = 0;
+    }
+    const float *qs = sh->squares[0], *ks = sh->squares[1];
+    float rq = 1.0f / (sqrtf(qs[0] + qs[1] + qs[2] + qs[3] + 1e-6f) * sqrtf((float)DELTA_DIM));
+    float rk = 1.0f / sqrtf(ks[0] + ks[1] + ks[2] + ks[3] + 1e-6f), kq = 0.0f, k[STEP_ROWS];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        kq += sh->qkv[0][lane + 32 * i] * sh->qkv[1][lane + 32 * i];
+    kq = warp_sum(kq) * rq * rk;
+    float a[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < STEP_ROWS; i++) {
+        float q = sh->qkv[0][w * STEP_ROWS + i] * rq;
+        k[i] = sh->qkv[1][w * STEP_ROWS + i] * rk;
+        const float e[4] = {s[i].x, s[i].y, s[i].z, s[i].w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            a[0][j] += e[j] * k[i];
+            a[1][j] += e[j] * q;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        *(float4 *)&sh->part[w][i][lane * 4] = make_float4(a[i][0], a[i][1], a[i][2], a[i][3]);
+    __syncthreads();
+    if (tid < 2 * DELTA_DIM) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < STEP_WARPS; i++)
+            sum += sh->part[i][tid >> 7][tid & 127];
+        sh->sum[tid >> 7][tid & 127] = sum * decay;
+    }
+    __syncthreads();
+    float wrong[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        wrong[j] = beta * (sh->qkv[2][lane * 4 + j] - sh->sum[0][lane * 4 + j]);
+#pragma unroll
+    for (int i = 0; i < STEP_ROWS; i++) {
+        float4 v = make_float4(s[i].x * decay + k[i] * wrong[0], s[i].y * decay + k[i] * wrong[1],
+                               s[i].z * decay + k[i] * wrong[2], s[i].w * decay + k[i] * wrong[3]);
+        int at = (w * STEP_ROWS + i) * DELTA_DIM + lane * 4;
+        *(float4 *)(delta_state_of(p, out, h) + at) = v;
+        if (save >= 0)
+            *(float4 *)(delta_state_of(p, save, h) + at) = v;
+    }
+    if (which == 2 || (which < 2 && sh->last)) {
+        step_keep(p, x, out);
+        if (save >= 0)
+            step_keep(p, x, save);
+    }
+    float y = 0.0f;
+    if (tid < DELTA_DIM) {
+        y = sh->sum[1][tid] + kq * beta * (sh->qkv[2][tid] - sh->sum[0][tid]);
+        float squares = warp_sum(y * y);
+        if (lane == 0)
+            sh->squares[2][w] = squares;
+    }
+    __syncthreads();
+    if (tid < DELTA_DIM) {
+        const float *os = sh->squares[2];
+        float rms = rsqrtf((os[0] + os[1] + os[2] + os[3]) / (float)DELTA_DIM + p.eps);
+        o[tid] = y * rms * (p.gain ? p.gain[tid] : 1.0f) * silu(z);
+    }
+}
+
+/* Host */
+
+struct delta_scratch {
+    float *u, *uc, *z, *ba, *kq, *o;
+    int32_t *count;
+};
+
+static size_t delta_any_shared(const struct delta_net *d)
+{
+    return ((size_t)d->k_dim * (size_t)d->v_dim + 2 * (size_t)d->k_dim + (size_t)d->v_dim) * 4;
+}
+
+bool delta_net_supported(const struct cuda_backend *cu, const struct delta_net *d, int layer,
+                         struct error *err)
+{
+    if (d->k_dim > DELTA_MAX_DIM || d->v_dim > DELTA_MAX_DIM ||
+        delta_any_shared(d) > cu->shared_limit)
+        return error_set(err, "layer %d: a delta net of %d x %d is not supported on cuda", layer,
+                         d->k_dim, d->v_dim);
+    if (d->n_v_heads % d->n_k_heads)
+        return error_set(err, "layer %d: %d k heads for %d v heads are not supported on cuda",
+                         layer, d->n_k_heads, d->n_v_heads);
+    if (d->conv_len > DELTA_MAX_TAPS)
+        return error_set(err, "layer %d: a convolution of %d is not supported on cuda (%d at most)",
+                         layer, d->conv_len, DELTA_MAX_TAPS);
+    if (d->norm.kind != NORM_RMS)
+        return network_refuse(err, layer, "a delta net without its norm is", "cuda");
+    return true;
+}
+
+bool delta_net_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err)
+{
+    size_t channels = 0, values = 0, n_k = 0, n_v = 0, tokens = (size_t)b->max_tokens;
+    for (int i = 0; i < cu->net->n_layers; i++) {
+        const struct mixer *m = &cu->net->layers[i].mixer;
+        const struct delta_net *d = &m->delta_net;
+        if (m->kind != MIXER_DELTA_NET)
+            continue;
+        size_t c = (size_t)d->wqkv->n_out, v = (size_t)(d->n_v_heads * d->v_dim);
+        channels = c > channels ? c : channels;
+        values = v > values ? v : values;
+        n_k = (size_t)d->n_k_heads > n_k ? (size_t)d->n_k_heads : n_k;
+        n_v = (size_t)d->n_v_heads > n_v ? (size_t)d->n_v_heads : n_v;
+    }
+    if (!values)
+        return true;
+    struct delta_scratch *s = (struct delta_scratch *)mem_zalloc(1, sizeof *s);
+    cu->delta = s;
+    const struct want list[] = {{(void **)&s->u, tokens * channels * 4},
+                                {(void **)&s->uc, tokens * channels * 4},
+                                {(void **)&s->z, tokens * values * 4},
+                                {(void **)&s->ba, tokens * 2 * n_v * 4},
+                                {(void **)&s->kq, tokens * n_k * 4},
+                                {(void **)&s->o, tokens * values * 4},
+                                {(void **)&s->count, (size_t)b->max_seqs * n_k * 4}};
+    return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
+}
+
+void delta_net_close(struct cuda_backend *cu)
+{
+    mem_free(cu->delta);
+}
+
+bool delta_step_fits(const struct delta_args &p)
+{
+    return p.k_dim == DELTA_DIM && p.v_dim == DELTA_DIM;
+}
+
+void delta_step(struct cuda_backend *cu, const struct delta_args &p, int seqs)
+{
+    cuda_launch(cu, delta_step_kernel, dim3((unsigned)p.n_v, (unsigned)seqs), STEP_WARPS * 32,
+                sizeof(struct step_shared), LAUNCH_EARLY, p);
+}
+
+static void delta_conv(struct cuda_backend *cu, const struct delta_args &p, int rows)
+{
+    cuda_launch(cu, delta_conv_kernel, dim3((unsigned)ceil_div(p.n_k + p.n_v, 4), (unsigned)rows),
+                128, 0, LAUNCH_EARLY, p);
+}
+
+static void delta_gate(struct cuda_backend *cu, const struct delta_args &p, int rows)
+{
+    cuda_launch(cu, delta_gate_kernel, dim3((unsigned)ceil_div(p.n_v, 4), (unsigned)rows), 128, 0,
+                LAUNCH_EARLY, p);
+}
+
+void delta_scan(struct cuda_backend *cu, const struct delta_args &p, int rows, int seqs)
+{
+    delta_conv(cu, p, rows);
+    cuda_launch(cu, delta_scan_kernel, dim3(DELTA_DIM / SCAN_COLS, (unsigned)p.n_v, (unsigned)seqs),
+                SCAN_WARPS * 32, 2 * sizeof(struct scan_stage), LAUNCH_EARLY, p);
+    delta_gate(cu, p, rows);
+}
+
+void delta_any(struct cuda_backend *cu, const struct delta_args &p, int rows, int seqs)
+{
+    size_t shared = (size_t)(p.k_dim * p.v_dim + 2 * p.k_dim + p.v_dim) * 4;
+    delta_conv(cu, p, rows);
+    cuda_launch(cu, delta_any_kernel, dim3((unsigned)p.n_v, (unsigned)seqs), 128, shared,
+                LAUNCH_EARLY, p);
+    delta_gate(cu, p, rows);
+}
+
+static struct delta_args delta_args_of(struct cuda_backend *cu, const struct mixer *m, int layer,
+                                       const struct step *s)
+{
+    const struct delta_net *d = &m->delta_net;
+    const struct delta_scratch *b = cu->delta;
+    struct delta_args p = {};
+    p.step = *s;
+    p.u = b->u;
+    p.z = b->z;
+    p.ba = b->ba;
+    p.conv = d->conv;
+    p.decay = d->decay;
+    p.dt_bias = d->dt_bias;
+    p.gain = d->norm.gain;
+    p.eps = d->norm.eps;
+    p.states = cu->kv[layer].state;
+    p.len = mixer_state_len(m);
+    p.uc = b->uc;
+    p.kq = b->kq;
+    p.o = b->o;
+    p.count = b->count;
+    p.n_k = d->n_k_heads;
+    p.n_v = d->n_v_heads;
+    p.k_dim = d->k_dim;
+    p.v_dim = d->v_dim;
+    p.taps = d->conv_len;
+    p.channels = d->wqkv->n_out;
+    p.tiled = d->tiled;
+    return p;
+}
+
+struct rows delta_net_mix(struct cuda_backend *cu, const struct mixer *m, int layer)
+{
+    const struct delta_net *d = &m->delta_net;
+    const struct delta_scratch *b = cu->delta;
+    struct step s = cuda_step(cu);
+    const struct mixer_product products[] = {
+        {cuda_matrix(d->wqkv), b->u}, {cuda_matrix(d->wz), b->z}, {cuda_matrix(d->wba), b->ba}};
+    mixer_products(cu, &m->block.in, products, 3);
+    struct delta_args p = delta_args_of(cu, m, layer, &s);
+    struct pick_case c = {};
+    c.step = &s;
+    c.delta = &p;
+    step_mark(cu);
+    if ((c.rows = s.n_decode))
+        pick_run(cu, PICK_DELTA_DECODE, &c, N_STAGES);
+    p.first_row = p.first_seq = s.n_decode;
+    if ((c.rows = s.n_tokens - s.n_decode))
+        pick_run(cu, PICK_DELTA_PROMPT, &c, N_STAGES);
+    step_mark_end(cu, STAGE_ATTENTION);
+    return rows_of(b->o, s.n_tokens, d->n_v_heads * d->v_dim);
+}

@@ -1,0 +1,433 @@
+/*
+ * Latent attention (MLA), absorbed: the cache holds one row of C + Dr values a token, of which the
+ * first C are keys and values of all heads at once. Queries are taken into the latent's space (a matrix
+ * for each head), attend there (latent_attn.cu; here: the kernel for any sizes), and what they gather
+ * comes back through another matrix for each head. Also here: norms and rotation, new rows of the
+ * cache, the scratch of these layers, and the work list by which a product of experts becomes one of
+ * heads.
+ */
+#include "backend/cuda/latent.cuh"
+#include "backend/cuda/mixers.h"
+
+extern "C" {
+#include "base/mem.h"
+}
+
+#include <math.h>
+
+enum { LATENT_MAX_ROPE = 256 };
+
+/* How a head's last values turn: pairs (i, n/2 + i); woven: those that come as (2i, 2i + 1). */
+struct latent_rope {
+    const float *freq; /* (n / 2) */
+    float mscale;
+    int n;
+    bool woven;
+};
+
+/* A warp rotates r.n values for position pos, in place. */
+DEVICE void latent_rotate(const struct latent_rope &r, float *x, int pos)
+{
+    int half = r.n >> 1;
+    float a[LATENT_MAX_ROPE / 64], b[LATENT_MAX_ROPE / 64];
+#pragma unroll
+    for (int j = 0; j < LATENT_MAX_ROPE / 64; j++) {
+        int i = lane_id() + 32 * j;
+        if (i < half) {
+            float s, c, v = x[r.woven ? 2 * i : i], w = x[r.woven ? 2 * i + 1 : half + i];
+            sincosf((float)pos * r.freq[i], &s, &c);
+            a[j] = (v * c - w * s) * r.mscale;
+            b[j] = (w * c + v * s) * r.mscale;
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < LATENT_MAX_ROPE / 64; j++) {
+        int i = lane_id() + 32 * j;
+        if (i < half) {
+            x[i] = a[j];
+            x[half + i] = b[j];
+        }
+    }
+}
+
+struct latent_row_args {
+    struct step step;
+    float *low_q, *low; /* (n_tokens, q_rank) or NULL; (n_tokens, C + Dr) */
+    const float *q_gain, *kv_gain;
+    float q_eps, kv_eps;
+    int q_rank, rank;
+    struct latent_rope rope;
+    uint8_t *cache;
+    int type;
+};
+
+/* A block: the root mean square of n values and eps, inverted. */
+DEVICE float latent_rms(const float *x, int n, float eps, float *part)
+{
+    float sum = 0.0f;
+    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x)
+        sum += x[i] * x[i];
+    sum = warp_sum(sum);
+    if (lane_id() == 0)
+        part[warp_id()] = sum;
+    __syncthreads();
+    sum = warp_sum(lane_id() < (int)blockDim.x >> 5 ? part[lane_id()] : 0.0f);
+    __syncthreads();
+    return rsqrtf(sum / (float)n + eps);
+}
+
+DEVICE void latent_put(uint8_t *cache, int type, size_t at, float v)
+{
+    if (type == DT_F32)
+        ((float *)cache)[at] = v;
+    else
+        ((uint16_t *)cache)[at] = type == DT_F16 ? float_to_half(v) : float_to_bf16(v);
+}
+DEVICE float latent_get(const uint8_t *cache, int type, size_t at)
+{
+    if (type == DT_F32)
+        return ((const float *)cache)[at];
+    uint32_t h = ((const uint16_t *)cache)[at];
+    return type == DT_F16 ? half_to_float(h) : bf16_to_float(h);
+}
+
+/* Grid: (rows). Norm of the query's low rank, in place; norm of the latent, rotation of what carries
+ * the position, both to the cache. */
+static __global__ void __launch_bounds__(256)
+    latent_row_kernel(const __grid_constant__ struct latent_row_args p)
+{
+    SHARED_BYTES(shared);
+    float *part = (float *)shared;
+    dependency_wait();
+    dependency_trigger();
+    int t = (int)blockIdx.x, tid = (int)threadIdx.x, slot = p.step.slot[t];
+    if (p.low_q) {
+        float *x = p.low_q + (size_t)t * (size_t)p.q_rank;
+        float rms = latent_rms(x, p.q_rank, p.q_eps, part);
+        for (int i = tid; i < p.q_rank; i += 256)
+            x[i] = x[i] * rms * (p.q_gain ? p.q_gain[i] : 1.0f);
+    }
+    if (slot < 0)
+        return;
+    int width = p.rank + p.rope.n;
+    float *x = p.low + (size_t)t * (size_t)width;
+    size_t at = (size_t)slot * (size_t)width;
+    float rms = latent_rms(x, p.rank, p.kv_eps, part);
+    for (int i = tid; i < p.rank; i += 256)
+        latent_put(p.cache, p.type, at + (size_t)i, x[i] * rms * (p.kv_gain ? p.kv_gain[i] : 1.0f));
+    if (tid < 32) {
+        latent_rotate(p.rope, x + p.rank, p.step.pos[t]);
+        __syncwarp();
+        for (int i = tid; i < p.rope.n; i += 32)
+            latent_put(p.cache, p.type, at + (size_t)(p.rank + i), x[p.rank + i]);
+    }
+}
+
+/* Grid: (heads / 4, rows). A warp: a query's first Dn values to halves for its head's product, the
+ * rest rotated in place. */
+static __global__ void __launch_bounds__(128)
+    latent_query_kernel(const __grid_constant__ struct step s, float *q, uint16_t *x, int ldx,
+                        int n_heads, int nope, const struct latent_rope rope)
+{
+    dependency_wait();
+    dependency_trigger();
+    int t = (int)blockIdx.y, h = (int)blockIdx.x * 4 + warp_id();
+    if (h >= n_heads)
+        return;
+    float *from = q + ((size_t)t * (size_t)n_heads + (size_t)h) * (size_t)(nope + rope.n);
+    uint16_t *to = x + ((size_t)h * (size_t)s.n_tokens + (size_t)t) * (size_t)ldx;
+    for (int i = lane_id(); i < nope; i += 32)
+        to[half_slot(i)] = float_to_half(clamp_half(from[i]));
+    latent_rotate(rope, from + nope, s.pos[t]);
+}
+
+/* Rows of head h are those from h * rows on; results of row t, head h go to t * H + h. */
+static __global__ void __launch_bounds__(256)
+    latent_list_kernel(const struct route_tables list, int n_heads, int rows, int width)
+{
+    dependency_wait();
+    dependency_trigger();
+    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x), per = (rows + width - 1) / width;
+    if (i == 0)
+        *list.n_tiles = n_heads * per;
+    if (i < n_heads * per) {
+        int h = i / per, first = i % per * width;
+        list.tiles[3 * i] = h;
+        list.tiles[3 * i + 1] = h * rows + first;
+        list.tiles[3 * i + 2] = min(width, rows - first);
+    }
+    if (i < n_heads * rows)
+        list.pairs[i] = i % rows * n_heads + i / rows;
+}
+
+/* Attention over latents of any size. A warp has a (row, head); plain floats. */
+static __global__ void __launch_bounds__(128)
+    latent_any_kernel(const __grid_constant__ struct latent_args p, int first)
+{
+    SHARED_BYTES(shared);
+    dependency_wait();
+    dependency_trigger();
+    int C = p.rank, Dr = p.rope_dim, width = C + Dr, H = p.n_heads, lane = lane_id(), w = warp_id();
+    int h = (int)blockIdx.x * 4 + w, t = first + (int)blockIdx.y;
+    if (h >= H)
+        return;
+    float *q = (float *)shared + w * (2 * C + Dr + 32), *acc = q + width, *prob = acc + C;
+    size_t row = (size_t)t * (size_t)H + (size_t)h;
+    int last = p.step.slot[t] < 0 ? -1 : p.step.pos[t], seq = p.step.seq_of[t];
+    const int32_t *pages = p.step.pages + (size_t)seq * (size_t)p.step.head[STEP_PAGE_STRIDE];
+    for (int i = lane; i < width; i += 32)
+        q[i] = p.scale *
+               (i < C ? p.q[row * (size_t)C + (size_t)i]
+                      : p.qr[row * (size_t)(p.nope_dim + Dr) + (size_t)(p.nope_dim + i - C)]);
+    for (int i = lane; i < C; i += 32)
+        acc[i] = 0.0f;
+    __syncwarp();
+    float top = -INFINITY, total = 0.0f;
+    auto at = [&](int key) {
+        return ((size_t)pages[key / p.page_len] * (size_t)p.page_len + (size_t)(key % p.page_len)) *
+               (size_t)width;
+    };
+    for (int base = 0; base <= last; base += 32) {
+        float s = -INFINITY;
+        if (base + lane <= last) {
+            size_t k = at(base + lane);
+            s = 0.0f;
+            for (int i = 0; i < width; i++)
+                s += q[i] * latent_get(p.cache, p.type, k + (size_t)i);
+        }
+        float m = fmaxf(top, warp_max(s)), shrink = expf(top - m);
+        prob[lane] = expf(s - m);
+        total = total * shrink + warp_sum(prob[lane]);
+        top = m;
+        __syncwarp();
+        int n = min(32, last - base + 1);
+        for (int i = lane; i < C; i += 32) {
+            float v = acc[i] * shrink;
+            for (int j = 0; j < n; j++)
+                v += prob[j] * latent_get(p.cache, p.type, at(base + j) + (size_t)i);
+            acc[i] = v;
+        }
+        __syncwarp();
+    }
+    for (int i = lane; i < C; i += 32)
+        *latent_sum_at(p, t, h, i) =
+            float_to_half(clamp_half(total > 0.0f ? acc[i] / total : 0.0f));
+}
+
+/* Host */
+
+struct latent_scratch {
+    float *low_q, *low, *q, *wide, *a; /* of rows: q_rank, C + Dr, H*(Dn+Dr), H*C, H*Dv */
+    uint16_t *x, *sums;                /* (H, max_tokens, .) halves: queries, what they gathered */
+    int32_t *lists;                    /* (2, list_len) */
+    size_t list_len;
+    float *part, *ml;
+    float *freq; /* (n_ropes, LATENT_MAX_ROPE / 2) */
+    struct latent_heads heads[2];
+    int first; /* layer */
+};
+
+static size_t latent_any_shared(const struct latent *l)
+{
+    return 4 * (size_t)(2 * l->kv_rank + l->rope_dim + 32) * 4;
+}
+
+bool latent_supported(const struct cuda_backend *cu, const struct latent *l, int layer,
+                      struct error *err)
+{
+    if (latent_any_shared(l) > cu->shared_limit)
+        return error_set(err, "layer %d: latents of %d + %d are not supported on cuda", layer,
+                         l->kv_rank, l->rope_dim);
+    if (!l->rope || l->rope_dim > LATENT_MAX_ROPE || l->rope->n_rot != l->rope_dim)
+        return network_refuse(err, layer, "this rotation of latent attention is", "cuda");
+    if ((l->wqa && l->q_norm.kind != NORM_RMS) || l->kv_norm.kind != NORM_RMS)
+        return network_refuse(err, layer, "latent attention without its norms is", "cuda");
+    if (l->wkb->bias || l->wvb->bias)
+        return network_refuse(err, layer, "a bias of latent attention's heads is", "cuda");
+    return true;
+}
+
+static size_t padded(int n)
+{
+    return align_up((size_t)n, TILE_K);
+}
+
+bool latent_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err)
+{
+    const struct network *net = cu->net;
+    size_t low_q = 0, low = 0, q = 0, wide = 0, a = 0, x = 0, sums = 0, heads = 0, rank = 0,
+           units = 0;
+    size_t tokens = (size_t)b->max_tokens;
+    int first = -1;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct latent *l = &net->layers[i].mixer.latent;
+        if (net->layers[i].mixer.kind != MIXER_LATENT)
+            continue;
+        first = first < 0 ? i : first;
+        size_t H = (size_t)l->n_heads, C = (size_t)l->kv_rank, Dr = (size_t)l->rope_dim;
+        const size_t need[] = {(size_t)l->q_rank,
+                               C + Dr,
+                               H * ((size_t)l->nope_dim + Dr),
+                               H * C,
+                               H * (size_t)l->v_dim,
+                               H * padded(l->nope_dim),
+                               H * padded(l->kv_rank),
+                               H,
+                               C,
+                               latent_attn_units(cu, b->max_seqs, l->n_heads)};
+        size_t *const most[] = {&low_q, &low, &q, &wide, &a, &x, &sums, &heads, &rank, &units};
+        for (size_t j = 0; j < sizeof need / sizeof *need; j++)
+            *most[j] = need[j] > *most[j] ? need[j] : *most[j];
+    }
+    if (first < 0)
+        return true;
+    struct latent_scratch *s = (struct latent_scratch *)mem_zalloc(1, sizeof *s);
+    cu->latent = s;
+    s->first = first;
+    s->list_len = 16 + 3 * heads * (tokens / MOE_ROUTE_MIN_TILE + 1) + heads * tokens;
+    size_t freq = (size_t)net->n_ropes * (LATENT_MAX_ROPE / 2) * 4;
+    const struct want list[] = {{(void **)&s->low_q, tokens * low_q * 4},
+                                {(void **)&s->low, tokens * low * 4},
+                                {(void **)&s->q, tokens * q * 4},
+                                {(void **)&s->wide, tokens * wide * 4},
+                                {(void **)&s->a, tokens * a * 4},
+                                {(void **)&s->x, tokens * x * 2},
+                                {(void **)&s->sums, tokens * sums * 2},
+                                {(void **)&s->lists, 2 * s->list_len * 4},
+                                {(void **)&s->part, units * rank * 4},
+                                {(void **)&s->ml, units * 2 * 4},
+                                {(void **)&s->freq, freq}};
+    if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
+        return false;
+    for (int i = 0; i < net->n_ropes; i++)
+        if (net->ropes[i].n_rot <= LATENT_MAX_ROPE)
+            cuda_copy_in(cu->be, s->freq + i * (LATENT_MAX_ROPE / 2), net->ropes[i].freq,
+                         (size_t)(net->ropes[i].n_rot / 2) * 4);
+    for (int i = 0; i < 2; i++) {
+        int32_t *at = s->lists + (size_t)i * s->list_len;
+        s->heads[i].list.n_tiles = at;
+        s->heads[i].list.tiles = at + 16;
+        s->heads[i].list.pairs = at + 16 + 3 * heads * (tokens / MOE_ROUTE_MIN_TILE + 1);
+    }
+    return true;
+}
+
+void latent_close(struct cuda_backend *cu)
+{
+    mem_free(cu->latent);
+}
+
+void latent_heads_list(struct cuda_backend *cu, struct latent_heads *h, int rows, int width)
+{
+    if (h->width == width)
+        return;
+    h->width = width;
+    cuda_launch(cu, latent_list_kernel, dim3((unsigned)ceil_div(h->n_heads * rows, 256)), 256, 0,
+                LAUNCH_EARLY, h->list, h->n_heads, rows, width);
+}
+
+void latent_attn_any(struct cuda_backend *cu, const struct latent_args &p, int first, int rows)
+{
+    size_t shared = 4 * (size_t)(2 * p.rank + p.rope_dim + 32) * 4;
+    cuda_launch(cu, latent_any_kernel, dim3((unsigned)ceil_div(p.n_heads, 4), (unsigned)rows), 128,
+                shared, LAUNCH_EARLY, p, first);
+}
+
+/* y (rows, H, n_out): x of every head times its matrix. */
+static void latent_product(struct cuda_backend *cu, const struct weight *w, int i,
+                           const uint16_t *x, float *y, int rows, enum stage stage)
+{
+    struct pick_case c = {};
+    c.rows = rows;
+    c.w = cuda_matrix(w);
+    c.y = y;
+    c.heads = &cu->latent->heads[i];
+    c.heads->x = x;
+    pick_run(cu, PICK_HEADS, &c, stage);
+}
+
+/* Queries (rows, H*(Dn+Dr)) and latents of the step's rows; the latents go to the cache. */
+static void latent_project(struct cuda_backend *cu, const struct mixer *m, int layer,
+                           const struct latent_rope &rope, const struct step *s)
+{
+    const struct latent *l = &m->latent;
+    struct latent_scratch *b = cu->latent;
+    const struct mixer_product products[] = {
+        {cuda_matrix(l->wqa ? l->wqa : l->wqb), l->wqa ? b->low_q : b->q},
+        {cuda_matrix(l->wkva), b->low}};
+    mixer_products(cu, &m->block.in, products, 2);
+    struct latent_row_args p = {};
+    p.step = *s;
+    p.low_q = l->wqa ? b->low_q : NULL;
+    p.low = b->low;
+    p.q_gain = l->q_norm.gain;
+    p.kv_gain = l->kv_norm.gain;
+    p.q_eps = l->q_norm.eps;
+    p.kv_eps = l->kv_norm.eps;
+    p.q_rank = l->q_rank;
+    p.rank = l->kv_rank;
+    p.rope = rope;
+    p.cache = (uint8_t *)cu->kv[layer].k;
+    p.type = cu->shape.kv_type;
+    step_mark(cu);
+    cuda_launch(cu, latent_row_kernel, dim3((unsigned)s->n_tokens), 256, 32 * 4, LAUNCH_EARLY, p);
+    step_mark_end(cu, STAGE_QKV);
+    if (!l->wqa)
+        return;
+    struct rows x = rows_of(b->low_q, s->n_tokens, l->q_rank);
+    struct pick_case c = {};
+    c.rows = s->n_tokens;
+    c.w = cuda_matrix(l->wqb);
+    c.x = &x;
+    c.y = b->q;
+    pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
+}
+
+struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer)
+{
+    const struct latent *l = &m->latent;
+    struct latent_scratch *b = cu->latent;
+    struct step s = cuda_step(cu);
+    int T = s.n_tokens, H = l->n_heads;
+    struct latent_rope rope = {b->freq + (l->rope - cu->net->ropes) * (LATENT_MAX_ROPE / 2),
+                               l->rope->mscale, l->rope_dim, l->woven};
+    latent_project(cu, m, layer, rope, &s);
+    step_mark(cu);
+    cuda_launch(cu, latent_query_kernel, dim3((unsigned)ceil_div(H, 4), (unsigned)T), 128, 0,
+                LAUNCH_EARLY, s, b->q, b->x, (int)padded(l->nope_dim), H, l->nope_dim, rope);
+    for (int i = 0; i < 2; i++) { /* lists are of the step's rows, and serve all its layers */
+        if (layer == b->first || b->heads[i].n_heads != H)
+            b->heads[i].width = 0;
+        b->heads[i].n_heads = H;
+    }
+    step_mark_end(cu, STAGE_QKV);
+    latent_product(cu, l->wkb, 0, b->x, b->wide, T, STAGE_QKV);
+    struct latent_args p = {};
+    p.step = s;
+    p.cache = (const uint8_t *)cu->kv[layer].k;
+    p.page_len = cu->shape.page_len;
+    p.type = cu->shape.kv_type;
+    p.q = b->wide;
+    p.qr = b->q;
+    p.sums = b->sums;
+    p.ldx = (int)padded(l->kv_rank);
+    p.n_heads = H;
+    p.nope_dim = l->nope_dim;
+    p.rope_dim = l->rope_dim;
+    p.rank = l->kv_rank;
+    p.scale = l->scale;
+    p.part = b->part;
+    p.ml = b->ml;
+    struct pick_case c = {};
+    c.step = &s;
+    c.latent = &p;
+    step_mark(cu);
+    if ((c.rows = s.n_decode))
+        pick_run(cu, PICK_LATENT_DECODE, &c, N_STAGES);
+    if ((c.rows = T - s.n_decode))
+        pick_run(cu, PICK_LATENT_PROMPT, &c, N_STAGES);
+    step_mark_end(cu, STAGE_ATTENTION);
+    latent_product(cu, l->wvb, 1, b->sums, b->a, T, STAGE_ATTENTION);
+    return rows_of(b->a, T, H * l->v_dim);
+}

@@ -1,0 +1,34 @@
+/*
+ * Mixers beside attention: the gated delta net (delta_net.cu) and latent attention (latent.cu,
+ * latent_attn.cu), as backend.cu and prepare.cu see them. Each has scratch of its own, which exists
+ * where the network has such a layer. They read the stream through its norm and leave rows for the
+ * output projection.
+ */
+#ifndef STEEL_BACKEND_CUDA_MIXERS_H
+#define STEEL_BACKEND_CUDA_MIXERS_H
+
+#include "backend/cuda/host.h"
+
+/* y (rows, n_out) = norm(stream) W^T, for several weights of one norm. */
+struct mixer_product {
+    const struct matrix *w;
+    float *y;
+};
+void mixer_products(struct cuda_backend *cu, const struct norm *norm,
+                    const struct mixer_product *list, int n);
+
+/* delta_net.cu */
+bool delta_net_supported(const struct cuda_backend *cu, const struct delta_net *d, int layer,
+                         struct error *err);
+bool delta_net_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err);
+struct rows delta_net_mix(struct cuda_backend *cu, const struct mixer *m, int layer);
+void delta_net_close(struct cuda_backend *cu);
+
+/* latent.cu */
+bool latent_supported(const struct cuda_backend *cu, const struct latent *l, int layer,
+                      struct error *err);
+bool latent_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err);
+struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer);
+void latent_close(struct cuda_backend *cu);
+
+#endif
