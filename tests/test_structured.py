@@ -156,6 +156,21 @@ def test_random_model(_):
         toy.stop()
 
 
+def test_every_form(_):
+    """Calls in the form of every family, forced on random weights: whole, valid, as many as were asked for."""
+    for form in ("hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_r1", "gpt_oss", "glm45", "minimax_m2", "kimi_k2", "gemma4"):
+        toy = Server(BUILD, "--chat-format", form)
+        try:
+            for seed in range(3):
+                ask = dict(ASK, seed=seed, temperature=1 + seed, max_tokens=200, tools=[PING, SEND])
+                calls = calls_of(toy.json(CHAT, dict(ask, tool_choice="required", parallel_tool_calls=seed == 0)))
+                assert all(n == "ping" or is_send(n, a) for n, a in calls) and (seed == 0 or len(calls) == 1), (form, calls)
+                calls = calls_of(toy.json(CHAT, dict(ask, tools=[PING, STRICT], tool_choice={"type": "function", "function": {"name": "send"}})))
+                assert len(calls) == 1 and is_send(*calls[0]), (form, calls)
+        finally:
+            toy.stop()
+
+
 def test_refused(s):
     for kw, param in [({"response_format": 5}, "response_format"), ({"response_format": {}}, "response_format.type"), ({"response_format": {"type": 1}}, "type"),
                       ({"response_format": {"type": "xml"}}, "response_format.type"),
@@ -182,6 +197,6 @@ def test_refused(s):
 
 server = Server(BUILD, model="demo/steel-demo.gguf")
 try:
-    run_tests([test_schema, test_kinds, test_apis, test_thinking, test_forced_calls, test_free_calls, test_call_or_answer, test_random_model, test_refused], server)
+    run_tests([test_schema, test_kinds, test_apis, test_thinking, test_forced_calls, test_free_calls, test_call_or_answer, test_random_model, test_every_form, test_refused], server)
 finally:
     server.stop()
