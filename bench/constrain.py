@@ -116,7 +116,8 @@ def evaluate(verbose, flags):
     def ask(case, how):
         body = {"messages": case["messages"], "temperature": 0, "max_tokens": 260, "enable_thinking": case["enable_thinking"]}
         if case.get("tools"):
-            body["tools"] = [dict(t, function=dict(t["function"], strict=how == "strict")) for t in case["tools"]]
+            more = {"strict": True} if how == "strict" else {}
+            body["tools"] = [dict(t, function=dict(t["function"], **more)) for t in case["tools"]]
         if how == "free":
             body["ignore_eos"] = False
             if case.get("tools"):

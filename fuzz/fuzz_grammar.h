@@ -5,19 +5,26 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
-#include "text/grammar.h"
+#include "text/grammar_int.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* All bytes, some longer tokens, and an end. */
-static struct tokenizer *fuzz_tokenizer(void)
+/* All bytes, some longer tokens, and an end; tags of calls as special tokens where they are wanted. */
+static struct tokenizer *fuzz_tokenizer(bool tagged)
 {
+    static const char *const tags[] = {"<tool_call>",  "</tool_call>", "<arg_key>",    "</arg_key>",
+                                       "<arg_value>",  "</arg_value>", "<|tool_call>", "<tool_call|>",
+                                       "<|\\\"|>",     "<|channel>",   "<channel|>",   "[TOOL_CALLS]",
+                                       "<|channel|>",  "<|message|>",  "<think>",      "</think>"};
     static const char *const more[] = {"\\\":",  "{\\\"", "\\\",", "\\\"}", "\\\\n", "ab",   "true",
                                        "null", "12",   "abc",  "},",   "]]",   "\\\\u0"};
     struct buf b = {0};
-    buf_adds(&b, "{\"added_tokens\":[{\"id\":0,\"content\":\"<end>\",\"special\":true}],"
-                 "\"decoder\":{\"type\":\"ByteLevel\"},"
+    buf_adds(&b, "{\"added_tokens\":[{\"id\":0,\"content\":\"<end>\",\"special\":true}");
+    for (size_t i = 0; tagged && i < sizeof tags / sizeof *tags; i++)
+        buf_addf(&b, ",{\"id\":%zu,\"content\":\"%s\",\"special\":%s}",
+                 257 + sizeof more / sizeof *more + i, tags[i], i % 2 ? "true" : "false");
+    buf_adds(&b, "],\"decoder\":{\"type\":\"ByteLevel\"},"
                  "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
                  "\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{\"<end>\":0");
     int id = 1;
@@ -41,12 +48,14 @@ static struct tokenizer *fuzz_tokenizer(void)
 
 static int fuzz_source(enum grammar_kind kind, const uint8_t *data, size_t n)
 {
-    static struct tokenizer *tok;
-    static struct grammar_vocab *vocab;
-    if (!tok) {
-        tok = fuzz_tokenizer();
-        vocab = grammar_vocab_new(tok);
+    static struct tokenizer *toks[2];
+    static struct grammar_vocab *vocabs[2];
+    for (int i = 0; i < 2 && !toks[i]; i++) {
+        toks[i] = fuzz_tokenizer(i);
+        vocabs[i] = grammar_vocab_new(toks[i]);
     }
+    struct tokenizer *tok = toks[n % 2];
+    struct grammar_vocab *vocab = vocabs[n % 2];
     struct error err = {0};
     struct grammar_source src = {kind, n ? data[0] % 4 : 0, (const char *)data, n};
     struct grammar *g = grammar_compile(&src, &err);
@@ -57,6 +66,9 @@ static int fuzz_source(enum grammar_kind kind, const uint8_t *data, size_t n)
     }
     struct grammar_matcher *m = grammar_matcher_new(g, vocab);
     grammar_set_budget(m, n > 1 ? data[1] / 2 : 0); /* some are in a hurry */
+    struct grammar_matcher *fresh = grammar_matcher_new(g, vocab); /* without masks made before */
+    fresh->fresh = true;
+    grammar_set_budget(fresh, n > 1 ? data[1] / 2 : 0);
     uint32_t bits[32], again[32];
     int n_vocab = tokenizer_n_vocab(tok);
     size_t words = grammar_mask_words(n_vocab);
@@ -65,6 +77,8 @@ static int fuzz_source(enum grammar_kind kind, const uint8_t *data, size_t n)
     for (size_t i = 0; i < 64 && i < n; i++) {
         if (!grammar_mask(m, bits, &err))
             break; /* over a limit: said so */
+        if (!grammar_mask(fresh, again, &err) || memcmp(bits, again, words * 4) != 0)
+            abort(); /* a mask that is another state's */
         uint32_t some = 0, k = data[n - 1 - i] * 2u + (unsigned)i;
         for (size_t w = 0; w < words; w++)
             some += (uint32_t)__builtin_popcount(bits[w]);
@@ -88,10 +102,16 @@ static int fuzz_source(enum grammar_kind kind, const uint8_t *data, size_t n)
             bool same = grammar_mask(m, again, &err) && !memcmp(bits, again, words * 4);
             if ((!same && !(n > 1 && data[1] / 2)) || !grammar_accept(m, id, &err))
                 abort(); /* (what is begun frugally stays so until the tokens are taken back) */
+            grammar_accept(fresh, id, &err);
+            grammar_rollback(fresh, 1);
+            grammar_mask(fresh, again, &err);
         }
+        if (!grammar_accept(fresh, id, &err))
+            abort();
         if (tokenizer_is_end(tok, id))
             break;
     }
+    grammar_matcher_free(fresh);
     grammar_matcher_free(m);
     grammar_free(g);
     return 0;

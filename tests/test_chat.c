@@ -221,6 +221,25 @@ static void test_inline(void **state)
            "\"T\",\"content\":\"a\"}]",
            "qTa");
     chat_free(c);
+    /* What is said to the engine about a tool is not shown to the model, nor taken from the caller's. */
+    c = inline_chat("{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+                    "{{ m.content }}{% endfor %}");
+    json_t *tools = json("[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,"
+                         "\"parameters\":{\"strict\":{}}}}]"),
+           *m = json("[{\"role\":\"user\",\"content\":\"q\"}]");
+    struct chat_request r = {.messages = m, .tools = tools};
+    struct buf out = {0};
+    struct error err = {0};
+    assert_true(chat_render(c, &r, &out, &err));
+    buf_addc(&out, 0);
+    assert_string_equal(out.p, "[{\"type\": \"function\", \"function\": {\"name\": \"f\", "
+                               "\"parameters\": {\"strict\": {}}}}]q");
+    assert_true(json_is_true(
+        json_object_get(json_object_get(json_array_get(tools, 0), "function"), "strict")));
+    buf_clear(&out);
+    json_decref(tools);
+    json_decref(m);
+    chat_free(c);
 }
 
 static void refuse(const struct chat *c, const char *messages, const char *part)

@@ -1,10 +1,10 @@
 /*
  * Constraints: what regular expressions, grammars, choices and each schema keyword accept and refuse,
  * what is refused at compile time and by which path, masks against single tokens for whole
- * vocabularies, going back, forced tokens, the cache, threads.
+ * vocabularies, going back, forced tokens, the caches of grammars and of masks, threads.
  */
 #include "base/mem.h"
-#include "text/grammar.h"
+#include "text/grammar_int.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -532,6 +532,48 @@ static void test_forced(void **state)
     grammar_free(g);
 }
 
+/* A place where a sequence stood before has its mask: the next item of a list, another sequence; not
+ * where something else may follow. */
+static void test_kept(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "[{\"a\":12,\"b\":\"x y\"},{\"a\":12,\"b\":\"x y\"},{\"a\":12,\"b\":\"x y\"}]";
+    struct grammar *g =
+        compile(GRAMMAR_SCHEMA,
+                "{\"type\":\"array\",\"minItems\":2,\"items\":{\"type\":\"object\",\"required\":["
+                "\"a\",\"b\"],\"additionalProperties\":false,\"properties\":{\"a\":{\"type\":"
+                "\"integer\"},\"b\":{\"type\":\"string\"}}}}");
+    struct token_list ids = {0};
+    struct error err = {0};
+    uint32_t *bits = mem_zalloc(words, 4), *made = mem_zalloc(words, 4);
+    assert_true(tokenizer_encode(tok, text, strlen(text), 0, &ids, &err));
+    uint64_t hits[3] = {memo_hits(vocab->memo)};
+    for (int round = 0; round < 2; round++) {
+        struct grammar_matcher *m = grammar_matcher_new(g, vocab);
+        struct grammar_matcher *fresh = grammar_matcher_new(g, vocab);
+        fresh->fresh = true;
+        for (size_t i = 0; i < ids.n; i++) {
+            assert_true(grammar_mask(m, bits, &err) && grammar_mask(fresh, made, &err));
+            assert_memory_equal(bits, made, words * 4);
+            assert_true(grammar_accept(m, ids.ids[i], &err));
+            assert_true(grammar_accept(fresh, ids.ids[i], &err));
+        }
+        grammar_matcher_free(m);
+        grammar_matcher_free(fresh);
+        hits[round + 1] = memo_hits(vocab->memo);
+    }
+    /* the third item is like the second; the second sequence like the first */
+    assert_true(hits[1] - hits[0] > ids.n / 5);
+    assert_true(hits[2] - hits[1] > ids.n / 2);
+    print_message("%zu masks: %d were there, then %d\n", ids.n, (int)(hits[1] - hits[0]),
+                  (int)(hits[2] - hits[1]));
+    token_list_clear(&ids);
+    mem_free(bits);
+    mem_free(made);
+    grammar_free(g);
+}
+
 /* Tokens that end an answer where it is complete, control tokens never. */
 static void test_special(void **state)
 {
@@ -633,7 +675,7 @@ int main(void)
         cmocka_unit_test(test_refused),    cmocka_unit_test(test_masks),
         cmocka_unit_test(test_rollback),   cmocka_unit_test(test_forced),
         cmocka_unit_test(test_special),    cmocka_unit_test(test_cache),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_threads),    cmocka_unit_test(test_kept),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     grammar_vocab_free(vocab);

@@ -44,18 +44,27 @@ static bool generate(struct grammar *g, int budget, struct buf *out, const char 
 {
     int n_vocab = tokenizer_n_vocab(tok);
     uint32_t *bits = mem_zalloc(grammar_mask_words(n_vocab), 4);
+    size_t words = grammar_mask_words(n_vocab);
+    uint32_t *again = mem_zalloc(words, 4);
     struct grammar_matcher *m = grammar_matcher_new(g, vocab);
+    struct grammar_matcher *fresh = grammar_matcher_new(g, vocab);
     struct error err = {0};
     bool done = false;
+    fresh->fresh = true;
     grammar_set_budget(m, budget);
+    grammar_set_budget(fresh, budget);
     for (int i = 0; i < budget && !done; i++) {
         if (!grammar_mask(m, bits, &err))
             fail_msg("%s: %s", name, err.msg);
+        /* a mask that was kept is the one that is made */
+        if (!grammar_mask(fresh, again, &err) || memcmp(bits, again, words * 4) != 0)
+            fail_msg("%s: a mask of another place after %.300s", name, out->p ? out->p : "");
         int32_t id = pick(bits, n_vocab);
         if (id < 0)
             fail_msg("%s: no token is allowed after %.300s", name, out->p ? out->p : "");
         if (!grammar_accept(m, id, &err))
             fail_msg("%s: a token of the mask is not taken after %.300s", name, out->p);
+        assert_true(grammar_accept(fresh, id, &err));
         done = tokenizer_is_end(tok, id);
         size_t n;
         const char *p = tokenizer_piece(tok, id, &n);
@@ -63,7 +72,9 @@ static bool generate(struct grammar *g, int budget, struct buf *out, const char 
             buf_add(out, p, n);
     }
     grammar_matcher_free(m);
+    grammar_matcher_free(fresh);
     mem_free(bits);
+    mem_free(again);
     return done;
 }
 

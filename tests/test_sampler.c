@@ -93,11 +93,63 @@ static void penalties_follow_the_window(void **state)
     sampler_free(s);
 }
 
+/* A constraint whose mask is the bits at its state; it takes any token. */
+static bool own_mask(void *state, uint32_t *bits, struct error *err)
+{
+    (void)err;
+    memcpy(bits, state, 3 * sizeof *bits);
+    return true;
+}
+static bool own_accept(void *state, int32_t token, struct error *err)
+{
+    (void)state;
+    (void)token;
+    (void)err;
+    return true;
+}
+static void own_free(void *state)
+{
+    (void)state;
+}
+
+/* Where a constraint allows every token there is no mask, for devices neither; and with one missing there
+ * is. */
+static void free_text_has_no_mask(void **state)
+{
+    (void)state;
+    uint32_t bits[3] = {UINT32_MAX, UINT32_MAX, 0};
+    struct sample_params p = sample_params_default();
+    for (int n = 64; n < 80; n++) {
+        struct sampler *s = sampler_new(&p, n);
+        struct sample_constraint fit = {own_mask, own_accept, own_free, bits, n};
+        bits[1] = UINT32_MAX;
+        bits[2] = (1u << n % 32) - 1;
+        sampler_constrain(s, &fit);
+        sampler_prepare(s);
+        assert_null(sampler_mask(s));
+        assert_true(sampler_is_constrained(s) && sampler_has_memory(s));
+        bits[n == 64] &= ~(1u << 31); /* token 31 or 63 */
+        float logits[80] = {0};
+        int32_t banned = n == 64 ? 63 : 31;
+        logits[banned] = 50;
+        assert_int_equal(sampler_pick(s, logits, NULL), banned);
+        sampler_accept(s, banned, true);
+        sampler_prepare(s);
+        assert_non_null(sampler_mask(s));
+        memset(logits, 0, sizeof logits);
+        logits[banned] = 50;
+        assert_int_not_equal(sampler_pick(s, logits, NULL), banned);
+        bits[0] = UINT32_MAX;
+        sampler_free(s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(edits_are_what_pick_does),
         cmocka_unit_test(penalties_follow_the_window),
+        cmocka_unit_test(free_text_has_no_mask),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,6 +35,7 @@ struct sampler {
     struct sample_constraint fit; /* state NULL: any text */
     uint32_t *mask;               /* bits of what may come next */
     bool masked;                  /* mask is that of the next choice */
+    bool any;                     /* ... and allows every token: it is none */
     int32_t only;                 /* the one token it allows, or -1 */
     struct error failed;          /* of the constraint; empty = none */
 };
@@ -172,24 +173,37 @@ static int32_t only_token(const uint32_t *mask, int n_vocab)
     return only < n_vocab ? only : -1;
 }
 
+/* Does a mask allow every token? */
+static bool allows_all(const uint32_t *mask, int n_vocab)
+{
+    for (int i = 0; i < n_vocab / 32; i++)
+        if (mask[i] != UINT32_MAX)
+            return false;
+    uint32_t rest = (1u << n_vocab % 32) - 1;
+    return !rest || (mask[n_vocab / 32] & rest) == rest;
+}
+
 void sampler_prepare(struct sampler *s)
 {
     if (!s->fit.state || s->masked)
         return;
     s->masked = true;
+    s->any = false;
     s->only = -1;
     if (s->failed.msg[0]) /* whatever is chosen now is not taken */
         return;
-    if (s->fit.mask(s->fit.state, s->mask, &s->failed))
+    if (s->fit.mask(s->fit.state, s->mask, &s->failed)) {
         s->only = only_token(s->mask, s->n_vocab);
-    else if (!s->failed.msg[0])
+        s->any = s->only < 0 && allows_all(s->mask, s->n_vocab);
+    } else if (!s->failed.msg[0]) {
         error_set(&s->failed, "the constraint cannot go on");
+    }
 }
 
 const uint32_t *sampler_mask(const struct sampler *s)
 {
     CHECK(!s->fit.state || s->masked, "sampler_prepare makes the mask");
-    return s->fit.state ? s->mask : NULL;
+    return s->fit.state && !s->any ? s->mask : NULL;
 }
 
 int32_t sampler_forced(const struct sampler *s)
@@ -457,7 +471,7 @@ static void apply_mask(const struct sampler *s, float *logits)
 static int32_t choose(struct sampler *s, float *logits)
 {
     const struct sample_params *p = &s->p;
-    if (s->fit.state)
+    if (s->fit.state && !s->any)
         apply_mask(s, logits);
     apply_penalties(s, logits);
     int32_t best = argmax(logits, s->n_vocab);

@@ -83,7 +83,8 @@ bool sampler_is_constrained(const struct sampler *s);
 /* Makes the mask of the next choice, if it is not there. Takes a while and may allocate: so not
  * inside a step, and beside others on any thread. */
 void sampler_prepare(struct sampler *s);
-/* Bit i: token i may be chosen next. After sampler_prepare. NULL = no constraint. */
+/* Bit i: token i may be chosen next. After sampler_prepare. NULL = any may: there is no constraint, or it
+ * allows all of them here (free text). */
 const uint32_t *sampler_mask(const struct sampler *s);
 /* The token that the next choice must be, whatever the logits, or -1: it can be accepted unchosen.
  * After sampler_prepare. Never where log-probabilities are wanted, which need the logits. */

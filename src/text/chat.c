@@ -769,8 +769,29 @@ static json_t *normalize(const struct chat *c, const struct chat_request *r, boo
     return s.out;
 }
 
-bool chat_render(const struct chat *c, const struct chat_request *r, struct buf *out,
-                 struct error *err)
+/* The tools as the model is shown them: `strict` is said to the engine, and models that never saw it
+ * in a definition answer worse. NULL where there are none. */
+static json_t *shown_tools(const json_t *tools)
+{
+    if (!json_is_array(tools))
+        return json_incref((json_t *)tools);
+    json_t *out = json_array();
+    for (size_t i = 0; i < json_array_size(tools); i++) {
+        json_t *t = json_array_get(tools, i), *f = json_object_get(t, "function");
+        if (!json_object_get(f, "strict")) {
+            json_array_append(out, t);
+            continue;
+        }
+        json_t *tool = json_copy(t), *function = json_copy(f);
+        json_object_del(function, "strict");
+        json_object_set_new(tool, "function", function);
+        json_array_append_new(out, tool);
+    }
+    return out;
+}
+
+static bool render_request(const struct chat *c, const struct chat_request *r, struct buf *out,
+                           struct error *err)
 {
     if (!json_is_array(r->messages))
         return error_set(err, "messages: must be an array");
@@ -796,4 +817,15 @@ bool chat_render(const struct chat *c, const struct chat_request *r, struct buf 
     }
     *err = first;
     return error_prefix(err, "chat template");
+}
+
+bool chat_render(const struct chat *c, const struct chat_request *r, struct buf *out,
+                 struct error *err)
+{
+    struct chat_request shown = *r;
+    json_t *tools = shown_tools(r->tools);
+    shown.tools = tools;
+    bool ok = render_request(c, &shown, out, err);
+    json_decref(tools);
+    return ok;
 }

@@ -12,7 +12,9 @@
 struct grammar *grammar_new(void)
 {
     struct grammar *g = mem_zalloc(1, sizeof *g);
+    static uint64_t serial;
     g->refs = 1;
+    g->serial = __atomic_add_fetch(&serial, 1, __ATOMIC_RELAXED);
     return g;
 }
 

@@ -146,6 +146,7 @@ struct grammar {
         *spelled; /* special tokens that terminals spell out, NULL at the end; or NULL */
     uint32_t n_edges, cap_edges, cap_states, cap_terms, cap_nodes;
     size_t bytes, work; /* work: steps that compiling took */
+    uint64_t serial;    /* no two grammars of a process have the same */
 };
 
 /* For compilers. Terminals take over the automaton. Edges of a state are added before the next one. */
@@ -209,7 +210,8 @@ struct grammar_vocab {
     uint32_t *exit_at;       /* (n_exits + 1) */
     int32_t *exit_token;
     uint32_t n_exits;
-    int32_t *marked; /* (n_marked) tokens of any kind that hold one of VOCAB_MARKS */
+    struct mask_memo *memo; /* masks made before */
+    int32_t *marked;        /* (n_marked) tokens of any kind that hold one of VOCAB_MARKS */
     uint32_t n_marked;
 };
 #define VOCAB_MARKS "<[{"
@@ -285,6 +287,7 @@ struct grammar_matcher {
     size_t next_look;       /* before so many tokens there is no hurry */
     uint32_t *scratch;      /* (n_words) a mask in the making, or NULL */
     struct point *levels;   /* (VOCAB_TOKEN_MAX + 2) of a walk */
+    bool fresh;             /* masks are made anew always: for tests of the kept ones */
 };
 
 /* Steps the threads of `from` over one byte; the new point's threads are put on the stack.
@@ -303,6 +306,19 @@ bool match_tag(struct grammar_matcher *m, int32_t token); /* a special token */
 /* The thread of the free text at p, or NULL. */
 const struct thread *match_free(const struct grammar_matcher *m, const struct point *p);
 bool match_over(struct grammar_matcher *m, const char *what);
+
+/* grammar_memo.c: masks that were made before. memo_key: false where the state is too long to keep. */
+enum { MEMO_KEY_MAX = 1024 };
+struct memo_key {
+    uint64_t hash;
+    uint32_t n, v[MEMO_KEY_MAX];
+};
+struct mask_memo *memo_new(size_t n_words);
+void memo_free(struct mask_memo *t);
+bool memo_key(const struct grammar_matcher *m, struct memo_key *key);
+bool memo_find(struct mask_memo *t, const struct memo_key *key, uint32_t *bits);
+void memo_add(struct mask_memo *t, const struct memo_key *key, const uint32_t *bits);
+uint64_t memo_hits(struct mask_memo *t);
 
 /* grammar_end.c: costs of a finished grammar; is it time to end, and with which token (-1: an ending
  * one)? */

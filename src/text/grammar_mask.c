@@ -540,6 +540,37 @@ static void mask_free(struct grammar_matcher *m, const struct thread *now, uint3
 
 /* ---- the public face ---- */
 
+/* The mask of constrained text. */
+static void mask_make(struct grammar_matcher *m, uint32_t *bits)
+{
+    const struct grammar_vocab *v = m->v;
+    memset(bits, 0, v->n_words * sizeof *bits);
+    mask_constraint(m, bits);
+    for (uint32_t i = 0; m->tag_token && i < m->now.n_threads; i++) {
+        const struct thread *t = &m->threads[m->now.threads + i];
+        if (!t->q && m->g->terms[t->term].tag)
+            bits[m->tag_token[t->term] / 32] |= 1u << m->tag_token[t->term] % 32;
+    }
+    for (uint32_t i = 0; i < m->n_spelled && spells_here(m); i++)
+        if (token_fits(m, m->spelled[i]))
+            bits[m->spelled[i] / 32] |= 1u << m->spelled[i] % 32;
+    if (m->now.accepts)
+        bits_or(bits, v->ends, v->n_words);
+}
+
+/* ... or the one that was made when a sequence stood here before. */
+enum { KEPT_WORK = 256 }; /* steps from which on a mask is worth it */
+static void mask_kept(struct grammar_matcher *m, uint32_t *bits)
+{
+    struct memo_key key;
+    bool known = !m->fresh && memo_key(m, &key);
+    if (known && memo_find(m->v->memo, &key, bits))
+        return;
+    mask_make(m, bits);
+    if (known && !m->error && m->work >= KEPT_WORK)
+        memo_add(m->v->memo, &key, bits);
+}
+
 bool grammar_mask(struct grammar_matcher *m, uint32_t *bits, struct error *err)
 {
     const struct grammar_vocab *v = m->v;
@@ -558,18 +589,7 @@ bool grammar_mask(struct grammar_matcher *m, uint32_t *bits, struct error *err)
     } else if (free_text) {
         mask_free(m, free_text, bits);
     } else {
-        memset(bits, 0, v->n_words * sizeof *bits);
-        mask_constraint(m, bits);
-        for (uint32_t i = 0; m->tag_token && i < m->now.n_threads; i++) {
-            const struct thread *t = &m->threads[m->now.threads + i];
-            if (!t->q && m->g->terms[t->term].tag)
-                bits[m->tag_token[t->term] / 32] |= 1u << m->tag_token[t->term] % 32;
-        }
-        for (uint32_t i = 0; i < m->n_spelled && spells_here(m); i++)
-            if (token_fits(m, m->spelled[i]))
-                bits[m->spelled[i] / 32] |= 1u << m->spelled[i] % 32;
-        if (m->now.accepts)
-            bits_or(bits, v->ends, v->n_words);
+        mask_kept(m, bits);
     }
     if (m->error)
         return error_set(err, "%s", m->error);

@@ -282,6 +282,7 @@ struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t)
     mem_free(part);
     mem_free(group);
     mem_free(n_chars);
+    v->memo = memo_new(v->n_words);
     return v;
 }
 
@@ -301,5 +302,6 @@ void grammar_vocab_free(struct grammar_vocab *v)
     mem_free(v->exit_at);
     mem_free(v->exit_token);
     mem_free(v->marked);
+    memo_free(v->memo);
     mem_free(v);
 }
