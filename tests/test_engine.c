@@ -983,6 +983,57 @@ static void test_states(void **state)
     engine_close(e);
 }
 
+/* An answer that ended while the next step was under way: whoever goes on otherwise than that step did
+ * still finds the state behind all but the last token. A stop string, then a cancel. */
+static void test_end_state(void **state)
+{
+    (void)state;
+    static const char *const stops[] = {"a", "e", "s", "t"};
+    static int32_t prompt[400];
+    static struct answer a, b, c;
+    struct engine_stats st;
+    setenv("STEEL_ISA", "ref", 1);
+    struct engine_options opt = {.runtime = {.max_seqs = 2, .context = 512, .page_len = 16}};
+    struct engine *e = open_engine(&opt);
+    for (int round = 0; round < 2; round++) {
+        prompt_of(40 + round, prompt, 100);
+        struct request_spec s = spec_of(prompt, 100, 200, 3);
+        memset(&a, 0, sizeof a);
+        if (round) {
+            struct events *q = events_new();
+            struct engine_event ev;
+            struct request *r;
+            submit(e, &s, q, &a, &r);
+            while (a.n < 20) {
+                assert_true(events_next(q, &ev, -1));
+                take(&ev);
+            }
+            request_cancel(r);
+            wait_done(q, a.n_done == 0);
+            request_free(r);
+            events_free(q);
+        } else {
+            s.stop = stops;
+            s.n_stop = 4;
+            run(e, &s, &a);
+            assert_int_equal(a.finish, FINISH_STOP);
+        }
+        int n = 100 + a.n - !round; /* the token that ended it is replaced */
+        memcpy(prompt + 100, a.tokens, (size_t)(n - 100) * sizeof *prompt);
+        prompt_of(60 + round, prompt + n, 40);
+        s = spec_of(prompt, n + 40, 8, 3);
+        run(e, &s, &b);
+        assert_true(b.usage.n_cached >= n - 1);
+        s.no_cache = true;
+        run(e, &s, &c);
+        assert_same(&b, &c);
+    }
+    engine_stats(e, &st);
+    assert_true(st.n_ahead > 20);
+    engine_close(e);
+    unsetenv("STEEL_ISA");
+}
+
 /* No room for checkpoints but those that are handed over: slower, never wrong. */
 static void test_few_states(void **state)
 {
@@ -1067,7 +1118,7 @@ static int run_hybrid(void)
         cmocka_unit_test(test_queue),       cmocka_unit_test(test_prompt_logprobs),
         cmocka_unit_test(test_threads),     cmocka_unit_test(test_ahead),
         cmocka_unit_test(test_states),      cmocka_unit_test(test_few_states),
-        cmocka_unit_test(test_rough_load),
+        cmocka_unit_test(test_rough_load),  cmocka_unit_test(test_end_state),
     };
     return cmocka_run_group_tests_name("hybrid", tests, NULL, NULL);
 }

@@ -230,12 +230,69 @@ static void test_states(void **state)
     be->ops->close(be);
 }
 
+/* A step that may not count leaves the state elsewhere: cut, the sequence goes on from before it. */
+static void test_fork(void **state)
+{
+    (void)state;
+    struct backend *be = backend_open_ref();
+    struct error err = {0};
+    struct kvcache *kv = kvcache_new(be, &mixed, DT_F16, PAGE_LEN, 10, 3, &err);
+    assert_non_null(kv);
+    struct kv_seq a = {0}, b = {0};
+    assert_true(advance(kv, &a, PAGE_LEN));
+    int32_t first = a.state;
+    assert_true(kvcache_grow(kv, &a, PAGE_LEN + 1));
+    kvcache_fork(kv, &a);
+    assert_int_equal(a.from, first); /* read here, written there */
+    assert_int_not_equal(a.state, first);
+    assert_int_equal(states_available(kv->states), 1);
+    kvcache_advance(kv, &a, 1);
+    int32_t second = a.state;
+    assert_int_equal(a.from, second);
+    kvcache_cut(kv, &a, PAGE_LEN); /* it did not count */
+    assert_true(kvcache_can_grow(kv, &a));
+    assert_int_equal(a.state, first);
+    assert_int_equal(a.from, first);
+    assert_int_equal(states_available(kv->states), 2);
+
+    assert_true(kvcache_grow(kv, &a, PAGE_LEN + 1));
+    kvcache_fork(kv, &a);
+    kvcache_advance(kv, &a, 1);
+    kvcache_settle(kv, &a); /* it did */
+    assert_int_not_equal(a.state, first);
+    assert_int_equal(a.from, a.state);
+    assert_int_equal(states_available(kv->states), 2);
+    kvcache_cut(kv, &a, PAGE_LEN);
+    assert_false(kvcache_can_grow(kv, &a));
+    kvcache_release(kv, &a);
+
+    /* one that is cut elsewhere gives both back; without a slot the step writes where it reads */
+    assert_true(advance(kv, &a, 5));
+    kvcache_fork(kv, &a);
+    kvcache_advance(kv, &a, 1);
+    kvcache_cut(kv, &a, 3);
+    assert_int_equal(states_available(kv->states), 3);
+    kvcache_release(kv, &a);
+    assert_true(advance(kv, &a, 1) && advance(kv, &b, 1));
+    kvcache_fork(kv, &a);
+    kvcache_fork(kv, &b);
+    assert_int_equal(b.from, b.state);
+    assert_int_equal(b.back, 0);
+    kvcache_release(kv, &a);
+    kvcache_release(kv, &b);
+    assert_int_equal(states_available(kv->states), 3);
+    kvcache_verify(kv);
+    kvcache_free(kv);
+    be->ops->close(be);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_memory_follows_use, plain_layers),
         cmocka_unit_test(test_layers_store_what_they_need),
         cmocka_unit_test(test_states),
+        cmocka_unit_test(test_fork),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -400,6 +400,11 @@ static void finish(struct engine *e, struct choice *c, enum finish how, int stop
         c->seq.n_tokens--;
         c->guessed = false;
     }
+    /* A step under way has read the last token, which those who go on may not have: its state is the
+     * one before, unless that token filled a page. */
+    struct kv_seq *kv = &c->seq.kv;
+    if (kv->back && c->seq.n_indexed * e->rt->kv->page_len <= kv->back_at)
+        kvcache_cut(e->rt->kv, kv, kv->back_at);
     scheduler_remove(&e->sched, &c->seq);
     if (!c->entered_ns)
         leave_queue(e, c);
@@ -782,6 +787,8 @@ static void finish_step(struct engine *e)
             }
             if (!take_token(e, c, it->token, &ev))
                 f->seqs[i] = NULL;
+            else
+                kvcache_settle(e->rt->kv, &c->seq.kv);
         }
     }
     if (ok)

@@ -203,14 +203,32 @@ bool kvcache_can_grow(const struct kvcache *kv, const struct kv_seq *s)
 /* What the sequence was to go on from is not wanted any more. */
 static void drop_from(struct kvcache *kv, struct kv_seq *s)
 {
-    if (s->from && s->from != s->state)
+    if (s->from && s->from != s->state && s->from != s->back)
         states_unpin(kv->states, s->from - 1);
     s->from = 0;
+}
+
+void kvcache_settle(struct kvcache *kv, struct kv_seq *s)
+{
+    if (s->back)
+        states_give(kv->states, s->back - 1);
+    s->back = 0;
+}
+
+void kvcache_fork(struct kvcache *kv, struct kv_seq *s)
+{
+    int32_t slot;
+    if (s->back || !s->state || s->from != s->state || (slot = states_take(kv->states)) < 0)
+        return;
+    s->back = s->state;
+    s->back_at = s->n_tokens;
+    s->state = slot + 1;
 }
 
 static void drop_state(struct kvcache *kv, struct kv_seq *s)
 {
     drop_from(kv, s);
+    kvcache_settle(kv, s);
     if (s->state)
         states_give(kv->states, s->state - 1);
     s->state = 0;
@@ -276,8 +294,13 @@ void kvcache_resume(struct kvcache *kv, struct kv_seq *s)
 void kvcache_cut(struct kvcache *kv, struct kv_seq *s, int n_tokens)
 {
     CHECK(n_tokens <= s->n_tokens, "cut to %d of %d tokens", n_tokens, s->n_tokens);
-    if (n_tokens < s->n_tokens || !n_tokens)
+    if (s->back && n_tokens == s->back_at) {
+        states_give(kv->states, s->state - 1);
+        s->state = s->from = s->back;
+        s->back = 0;
+    } else if (n_tokens < s->n_tokens || !n_tokens) {
         drop_state(kv, s);
+    }
     if (s->saved && s->saved_at > n_tokens)
         drop_saved(kv, s);
     int keep = pages_for(kv, n_tokens);

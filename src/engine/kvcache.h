@@ -13,7 +13,7 @@
  *  3. only a page with ref 1 that is not indexed is written
  *  4. n_free + idle + (pages with ref > 0) == n_pages
  *  5. where there are states: a sequence with tokens has the state behind the last of them (`from`),
- *     or none at all, once it was cut: then it cannot go on. A page that is free has no checkpoint
+ *     or none at all, once it was cut to where it has none (`back`): then it cannot go on. A page that is free has no checkpoint
  */
 #ifndef STEEL_ENGINE_KVCACHE_H
 #define STEEL_ENGINE_KVCACHE_H
@@ -59,6 +59,8 @@ struct kv_seq {
     int32_t from;  /* what the next step goes on from: its own, or a pinned checkpoint */
     int32_t saved; /* a copy that is no checkpoint yet, of the state after saved_at tokens */
     int saved_at;
+    int32_t back; /* what its own was after back_at tokens, until the step behind them counts */
+    int back_at;
 };
 
 size_t kvcache_token_bytes(const struct network *net, enum dtype type); /* all layers, K and V */
@@ -92,6 +94,10 @@ int32_t kvcache_save(struct kvcache *kv, struct kv_seq *s, int n_tokens);
 void kvcache_keep(struct kvcache *kv, struct kv_seq *s, int i);
 void kvcache_retire(struct kvcache *kv, struct kv_seq *s);
 void kvcache_resume(struct kvcache *kv, struct kv_seq *s);
+/* A step that may turn out not to count: fork, where a slot is left, has it write elsewhere, so that
+ * cutting its tokens goes back to the state before it. settle: it counts. */
+void kvcache_fork(struct kvcache *kv, struct kv_seq *s);
+void kvcache_settle(struct kvcache *kv, struct kv_seq *s);
 /* Gives the memory of free pages back to the system if they are many; returns how much. */
 size_t kvcache_trim(struct kvcache *kv);
 void kvcache_verify(const struct kvcache *kv); /* CHECKs the invariants; for tests */

@@ -123,6 +123,8 @@ static void add_states(struct stepper *st, struct step_item *it, int i)
         return;
     if (it->save_at && states_available(st->kv->states) > st->owed)
         saved = kvcache_save(st->kv, seq, seq->n_tokens + it->save_at);
+    if (it->tokens[0] < 0 && states_available(st->kv->states) > st->owed)
+        kvcache_fork(st->kv, seq); /* its sequence may have ended with the token not known yet */
     to[i] = seq->n_tokens ? seq->from - 1 : -1;
     to[n + i] = seq->state - 1;
     to[2 * n + i] = saved < 0 ? 0 : it->save_at;
