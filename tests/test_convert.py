@@ -85,6 +85,11 @@ def micro_models():
         "qwen3moe", "qwen3", "qwen2", "llama3-rope", "mistral-window", "mixtral", "phi3", "ministral3", "minimax_m2",
         "gpt_oss", "gpt_oss_mxfp4", "gemma3", "gemma4", "gemma4_moe", "glm4_moe",
         "qwen3_5", "qwen3_5_moe", "qwen3_next", "deepseek_v3", "glm4_moe_lite")])
+    for m in ("qwen3_5", "qwen3_5_moe", "qwen3_next"):  # taps that other readers take as floats only
+        types = {t[1] for name, t in Gguf(path(m + ".gguf")).tensors.items() if "ssm_conv1d" in name}
+        assert types == {0}, (m, types)
+    meta = Gguf(path("deepseek_v3.gguf")).meta  # readers know the factor by the multiplier; both would count twice
+    assert "deepseek2.rope.scaling.yarn_log_multiplier" in meta and "deepseek2.rope.scaling.attn_factor" not in meta
     fails("BertModel", path("bert.gguf"), "convert", f"{MICRO}/bert", path("bert.gguf"))
 
 

@@ -439,8 +439,9 @@ static void set_rope(struct gguf_writer *w, const char *arch, const struct confi
     set_u32(w, arch, "rope.scaling.original_context_length", r->original_context);
     set_f32(w, arch, "rope.scaling.yarn_beta_fast", r->beta_fast);
     set_f32(w, arch, "rope.scaling.yarn_beta_slow", r->beta_slow);
-    /* readers multiply it by 0.1 ln(factor) + 1, which is the usual value by itself */
-    if (r->attn_factor > 0)
+    /* Readers multiply it by 0.1 ln(factor) + 1, which is the usual value by itself. With a multiplier
+     * of the logarithm (deepseek2) they know it without. */
+    if (r->attn_factor > 0 && !(r->log_mul > 0))
         set_f32(w, arch, "rope.scaling.attn_factor",
                 r->attn_factor / (0.1 * log(r->factor > 1 ? r->factor : 1) + 1));
 }

@@ -84,7 +84,8 @@ static bool is_matrix(const char *name, int n_dims, const int64_t *dims)
     while (n_dims > 1 && dims[n_dims - 1] == 1)
         n_dims--;
     return n_dims >= 2 && len > 7 && !strcmp(name + len - 7, ".weight") &&
-           !strstr(name, "_norm.weight") && !strstr(name, "ffn_gate_inp.weight");
+           !strstr(name, "_norm.weight") && !strstr(name, "ffn_gate_inp.weight") &&
+           !strstr(name, "conv1d.weight"); /* which other readers take as floats only */
 }
 
 /* Attention values are few and matter much, the more so the more heads share them. */
