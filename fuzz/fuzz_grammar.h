@@ -27,9 +27,8 @@ static struct tokenizer *fuzz_tokenizer(bool tagged)
     buf_adds(&b, "],\"decoder\":{\"type\":\"ByteLevel\"},"
                  "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
                  "\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{\"<end>\":0");
-    int id = 1;
+    int id = 1, next = 256;
     for (int c = 0; c < 256; c++) { /* GPT-2's alphabet */
-        static int next = 256;
         bool same = (c >= '!' && c <= '~') || (c >= 0xa1 && c <= 0xac) || c >= 0xae;
         buf_addf(&b, ",\"\\u%04x\":%d", same ? c : next++, id++);
     }

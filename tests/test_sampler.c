@@ -144,12 +144,62 @@ static void free_text_has_no_mask(void **state)
     }
 }
 
+/* Log-probabilities, the best tokens and the largest logit of vocabularies of all sizes, against plain
+ * loops in double; ties go to the lower token, NaN is never the best. */
+static void passes_find_what_loops_find(void **state)
+{
+    (void)state;
+    static const int sizes[] = {1, 5, 8, 63, 64, 65, 200, 1023, 4096, 131072 + 7, 200003};
+    uint32_t random = 9;
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++)
+        for (int odd = 0; odd < 3; odd++) {
+            int n = sizes[k], n_top = n < 5 ? n : 5;
+            float *l = malloc((size_t)n * sizeof *l);
+            for (int i = 0; i < n; i++) /* coarse: there are ties */
+                l[i] = (float)(int)(next(&random) % 4001 - 2000) / 100;
+            if (odd == 1 && n > 5)
+                l[n / 2] = l[n - 1] = NAN;
+            if (odd == 2)
+                for (int i = 1; i < n; i += 2)
+                    l[i] = -INFINITY;
+            int best = 0;
+            double sum = 0;
+            for (int i = 0; i < n; i++)
+                best = l[i] > l[best] ? i : best;
+            for (int i = 0; i < n; i++)
+                sum += isnan(l[i]) ? 0 : exp((double)l[i] - (double)l[best]);
+            struct sample_params p = {.top_p = 1, .repeat_penalty = 1, .logprobs = true};
+            p.n_top = n_top;
+            struct sampler *s = sampler_new(&p, n);
+            struct sample_probs probs;
+            assert_int_equal(sampler_pick(s, l, &probs), best);
+            assert_int_equal(probs.n_top, n_top);
+            double last = INFINITY;
+            for (int i = 0; i < n_top; i++) {
+                int at = probs.top[i].token, before = 0;
+                for (int j = 0; j < n; j++)
+                    before += l[j] > l[at] || (l[j] == l[at] && j < at);
+                assert_int_equal(before, i);
+                assert_true(!((double)probs.top[i].logprob > last));
+                last = (double)probs.top[i].logprob;
+            }
+            assert_int_equal(probs.top[0].token, best);
+            if (odd == 1 && n > 5)
+                assert_true(isnan(probs.logprob)); /* what is broken is not hidden */
+            else
+                assert_true(fabs((double)probs.logprob + log(sum)) < 1e-5 * (1 + log(sum)));
+            sampler_free(s);
+            free(l);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(edits_are_what_pick_does),
         cmocka_unit_test(penalties_follow_the_window),
         cmocka_unit_test(free_text_has_no_mask),
+        cmocka_unit_test(passes_find_what_loops_find),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

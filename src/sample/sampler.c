@@ -427,14 +427,166 @@ int sampler_edits(const struct sampler *s, struct logit_edit *out, int max)
     return n;
 }
 
-static int32_t argmax(const float *logits, int n)
+/* ---- passes over all logits ---- */
+
+/* Blocks of them with their largest: what looks for the best need not look into most. */
+enum { SCAN_BLOCKS = 2048, SCAN_LEAST = 64, LANES = 8 };
+struct scan {
+    float most[SCAN_BLOCKS]; /* (n_blocks) NaN takes no part in it */
+    int n_blocks, step, n;
+    float max;
+};
+
+static inline int scan_end(const struct scan *sc, int block)
 {
-    int best = 0;
-    for (int i = 1; i < n; i++)
-        if (logits[i] > logits[best])
-            best = i;
-    return best;
+    int end = (block + 1) * sc->step;
+    return end < sc->n ? end : sc->n;
 }
+
+/* Where the CPU has wider registers the same loops are compiled for those, too. The sums are those of
+ * LANES lanes, whatever the registers hold: no bit of a result depends on it. */
+#ifdef __x86_64__
+#define WIDE(type, name, params, args)                                                             \
+    __attribute__((target("avx2"))) static type name##_avx2 params                                 \
+    {                                                                                              \
+        return name##_loop args;                                                                   \
+    }                                                                                              \
+    static type name params                                                                        \
+    {                                                                                              \
+        return __builtin_cpu_supports("avx2") ? name##_avx2 args : name##_loop args;               \
+    }
+#else
+#define WIDE(type, name, params, args)                                                             \
+    static type name params                                                                        \
+    {                                                                                              \
+        return name##_loop args;                                                                   \
+    }
+#endif
+#define LOOP static inline __attribute__((always_inline))
+
+LOOP float largest_loop(const float *l, int n)
+{
+    float most[LANES], max = -INFINITY;
+    for (int k = 0; k < LANES; k++)
+        most[k] = -INFINITY;
+    int whole = n / LANES * LANES;
+    for (int i = 0; i < whole; i += LANES)
+        for (int k = 0; k < LANES; k++)
+            most[k] = l[i + k] > most[k] ? l[i + k] : most[k];
+    for (int k = 0; k < LANES; k++)
+        max = most[k] > max ? most[k] : max;
+    for (int i = whole; i < n; i++)
+        max = l[i] > max ? l[i] : max;
+    return max;
+}
+
+LOOP float blocks_loop(struct scan *sc, const float *logits)
+{
+    float max = -INFINITY;
+    for (int b = 0; b < sc->n_blocks; b++) {
+        int from = b * sc->step;
+        sc->most[b] = largest_loop(logits + from, scan_end(sc, b) - from);
+        max = sc->most[b] > max ? sc->most[b] : max;
+    }
+    return max;
+}
+WIDE(float, blocks, (struct scan * sc, const float *logits), (sc, logits))
+
+static void scan_logits(struct scan *sc, const float *logits, int n)
+{
+    sc->step = (n + SCAN_BLOCKS - 1) / SCAN_BLOCKS;
+    sc->step = sc->step > SCAN_LEAST ? (sc->step + LANES - 1) / LANES * LANES : SCAN_LEAST;
+    sc->n = n;
+    sc->n_blocks = (n + sc->step - 1) / sc->step;
+    sc->max = blocks(sc, logits);
+}
+
+/* The first of the largest. NaN is none, but as the very first. */
+static int32_t scan_first(const struct scan *sc, const float *logits)
+{
+    for (int b = 0; b < sc->n_blocks && !isnan(logits[0]); b++)
+        for (int i = b * sc->step; sc->most[b] == sc->max && i < scan_end(sc, b); i++)
+            if (logits[i] == sc->max)
+                return i;
+    return 0;
+}
+
+/* Vectors of LANES, in whatever registers there are. */
+typedef float floats __attribute__((vector_size(LANES * sizeof(float))));
+typedef int32_t ints __attribute__((vector_size(LANES * sizeof(int32_t))));
+typedef uint32_t uints __attribute__((vector_size(LANES * sizeof(uint32_t))));
+
+/* sum(exp(logits - max)), each to a float's precision. NaN stays one. */
+LOOP double weights_loop(const float *logits, int n, float max)
+{
+    enum { STRETCH = 256 }; /* few enough for a float to add up */
+    double sum = 0;
+    for (int at = 0; at < n; at += STRETCH) {
+        int end = at + STRETCH < n ? at + STRETCH : n;
+        floats part = {0};
+        for (int i = at; i < end; i += LANES) {
+            floats x, low = (floats){0} - 87.0f;
+            if (i + LANES <= n)
+                memcpy(&x, logits + i, sizeof x);
+            else
+                for (int k = 0; k < LANES; k++)
+                    x[k] = i + k < n ? logits[i + k] : -INFINITY;
+            x -= max;
+            ints in = x < low, tiny = (ints)low & in;
+            x = (floats)(((ints)x & ~in) | tiny);
+            floats near =
+                x * 1.44269504f + 12582912.0f; /* the nearest whole number, in its low bits */
+            uints whole = (uints)near;
+            near -= 12582912.0f;
+            floats r = x - near * 0.693359375f + near * 2.12194440e-4f;
+            floats y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+            y = y * r + 8.3334519073e-3f;
+            y = y * r + 4.1665795894e-2f;
+            y = y * r + 1.6666665459e-1f;
+            y = y * r + 5.0000001201e-1f;
+            y = y * r * r + r + 1.0f;
+            part += y * (floats)((whole + 127) << 23); /* 2^whole */
+        }
+        for (int k = 0; k < LANES; k++)
+            sum += (double)part[k];
+    }
+    return sum;
+}
+WIDE(double, weights, (const float *logits, int n, float max), (logits, n, max))
+
+/* The log-probability of a token, and of the n best. */
+static float scan_logprobs(const struct scan *sc, const float *logits, int32_t token,
+                           struct token_prob *top, int n)
+{
+    float norm = sc->max + (float)log(weights(logits, sc->n, sc->max));
+    int have = 0;
+    for (int b = 0; n > 0 && b < sc->n_blocks; b++) {
+        if (have == n && !(sc->most[b] > top[n - 1].logprob))
+            continue;
+        for (int i = b * sc->step; i < scan_end(sc, b); i++) {
+            if (isnan(logits[i]) || (have == n && !(logits[i] > top[n - 1].logprob)))
+                continue;
+            int at = have < n ? have++ : n - 1;
+            for (; at > 0 && logits[i] > top[at - 1].logprob; at--)
+                top[at] = top[at - 1];
+            top[at] = (struct token_prob){i, logits[i]};
+        }
+    }
+    for (int i = 0; i < n; i++) /* fewer than n are numbers: a place is left empty */
+        top[i] = i < have ? (struct token_prob){top[i].token, top[i].logprob - norm}
+                          : (struct token_prob){token, NAN};
+    return logits[token] - norm;
+}
+
+float sample_logprobs(const float *logits, int n_vocab, int32_t token, struct token_prob *top,
+                      int n)
+{
+    struct scan scan;
+    scan_logits(&scan, logits, n_vocab);
+    return scan_logprobs(&scan, logits, token, top, n);
+}
+
+/* ---- the choice ---- */
 
 /* The nucleus: how many of the sorted candidates hold top_p of the mass of all n. Sorts no more of
  * them than it needs. weight[] = exp((logit - max) / temp). */
@@ -468,13 +620,24 @@ static void apply_mask(const struct sampler *s, float *logits)
     }
 }
 
-static int32_t choose(struct sampler *s, float *logits)
+/* Whether mask, bias or penalties say anything about the logits. */
+static bool edits_any(const struct sampler *s)
 {
-    const struct sample_params *p = &s->p;
+    return (s->fit.state && !s->any) || s->n_sums || s->n_marked;
+}
+
+static void edit(struct sampler *s, float *logits)
+{
     if (s->fit.state && !s->any)
         apply_mask(s, logits);
     apply_penalties(s, logits);
-    int32_t best = argmax(logits, s->n_vocab);
+}
+
+/* The token, of logits that are edited already; scan is theirs. */
+static int32_t choose(struct sampler *s, const float *logits, const struct scan *scan)
+{
+    const struct sample_params *p = &s->p;
+    int32_t best = scan_first(scan, logits);
     float max = logits[best];
     if (p->temp <= 0 || !isfinite(max))
         return best;
@@ -482,9 +645,12 @@ static int32_t choose(struct sampler *s, float *logits)
     float floor_p = p->min_p > 1e-9f ? p->min_p : 1e-9f;
     float floor_logit = max + p->temp * logf(floor_p);
     int n = 0;
-    for (int i = 0; i < s->n_vocab; i++)
-        if (logits[i] >= floor_logit)
-            s->cand[n++] = (struct candidate){logits[i], i};
+    for (int b = 0; b < scan->n_blocks; b++) {
+        int from = b * scan->step, end = scan_end(scan, b);
+        for (int i = from; scan->most[b] >= floor_logit && i < end; i++)
+            if (logits[i] >= floor_logit)
+                s->cand[n++] = (struct candidate){logits[i], i};
+    }
     if (n == 0) /* NaN logits */
         return best;
     if (p->top_k > 0 && p->top_k < n) {
@@ -505,86 +671,26 @@ static int32_t choose(struct sampler *s, float *logits)
     return s->cand[n - 1].id;
 }
 
-/* exp(x), x <= 0, to a float's precision; without calls or branches, so that loops of it are vectors. */
-static float exp_negative(float x)
-{
-    x = x > -87.0f ? x : -87.0f;
-    float n = x * 1.44269504f + 12582912.0f; /* the nearest whole number, in the low bits */
-    int32_t bits;
-    memcpy(&bits, &n, sizeof bits);
-    n -= 12582912.0f;
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float y = 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    int32_t scale = (int32_t)((uint32_t)(bits + 127) << 23); /* 2^n */
-    float two_n;
-    memcpy(&two_n, &scale, sizeof two_n);
-    return y * two_n;
-}
-
-/* log(sum(exp(logits))). NaN takes no part in the largest, but in the sum. */
-static float log_sum(const float *logits, int n)
-{
-    enum { LANES = 8, STRETCH = 256 }; /* few enough for a float to add up */
-    float most[LANES], max = -INFINITY;
-    for (int k = 0; k < LANES; k++)
-        most[k] = -INFINITY;
-    int whole = n / LANES * LANES;
-    for (int i = 0; i < whole; i += LANES)
-        for (int k = 0; k < LANES; k++)
-            most[k] = logits[i + k] > most[k] ? logits[i + k] : most[k];
-    for (int k = 0; k < LANES; k++)
-        max = most[k] > max ? most[k] : max;
-    for (int i = whole; i < n; i++)
-        max = logits[i] > max ? logits[i] : max;
-    double sum = 0;
-    for (int at = 0; at < n; at += STRETCH) {
-        float part[LANES] = {0};
-        int end = at + STRETCH < n ? at + STRETCH : n, i = at;
-        for (; i + LANES <= end; i += LANES)
-            for (int k = 0; k < LANES; k++)
-                part[k] += exp_negative(logits[i + k] - max);
-        for (; i < end; i++)
-            part[0] += exp_negative(logits[i] - max);
-        for (int k = 0; k < LANES; k++)
-            sum += (double)part[k];
-    }
-    return max + (float)log(sum);
-}
-
-float sample_logprobs(const float *logits, int n_vocab, int32_t token, struct token_prob *top,
-                      int n)
-{
-    float norm = log_sum(logits, n_vocab);
-    int have = 0;
-    for (int i = 0; n > 0 && i < n_vocab; i++) {
-        if (have == n && !(logits[i] > top[n - 1].logprob))
-            continue;
-        int at = have < n ? have++ : n - 1;
-        for (; at > 0 && logits[i] > top[at - 1].logprob; at--)
-            top[at] = top[at - 1];
-        top[at] = (struct token_prob){i, logits[i]};
-    }
-    for (int i = 0; i < have; i++)
-        top[i].logprob -= norm;
-    return logits[token] - norm;
-}
-
 int32_t sampler_pick(struct sampler *s, float *logits, struct sample_probs *probs)
 {
+    struct scan raw, own;
     sampler_prepare(s);
-    if (!s->p.logprobs)
-        return choose(s, logits);
-    CHECK(probs, "a place for log-probabilities");
-    memcpy(s->edited, logits, (size_t)s->n_vocab * sizeof *logits);
-    int32_t token = choose(s, s->edited);
-    int n = s->p.n_top < SAMPLE_MAX_TOP ? s->p.n_top : SAMPLE_MAX_TOP;
-    probs->n_top = n < s->n_vocab ? n : s->n_vocab;
-    probs->logprob = sample_logprobs(logits, s->n_vocab, token, probs->top, probs->n_top);
+    bool edited = edits_any(s), wanted = s->p.logprobs;
+    float *l = logits;
+    CHECK(!wanted || probs, "a place for log-probabilities");
+    if (wanted || !edited)
+        scan_logits(&raw, logits, s->n_vocab);
+    if (edited) {
+        if (wanted) /* the raw ones are told of */
+            l = memcpy(s->edited, logits, (size_t)s->n_vocab * sizeof *logits);
+        edit(s, l);
+        scan_logits(&own, l, s->n_vocab);
+    }
+    int32_t token = choose(s, l, edited ? &own : &raw);
+    if (wanted) {
+        int n = s->p.n_top < SAMPLE_MAX_TOP ? s->p.n_top : SAMPLE_MAX_TOP;
+        probs->n_top = n < s->n_vocab ? n : s->n_vocab;
+        probs->logprob = scan_logprobs(&raw, logits, token, probs->top, probs->n_top);
+    }
     return token;
 }
