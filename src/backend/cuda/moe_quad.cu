@@ -328,14 +328,97 @@ DEVICE void moe_quad_hidden(const struct moe_quad_args &p, const struct moe_quad
     }
 }
 
+/* What a warp asks its ring for: its tiles of gate and up (PARTS 1: by turns), then those of down:
+ * (entry, slice) pairs, shared out between the warps. */
+template <int PARTS, int STAGES> struct moe_quad_walk {
+    struct tile_ring<STAGES> ring;
+    struct tile_plane plane[2], below;
+    const struct moe_quad_list *list;
+    const uint8_t *at[2];
+    int left, entry, unit, half; /* of gate and up; half: tiles of each */
+    bool is_up;
+    int pairs, n_kt, step_entry, step_kt, down_entry, down_kt;
+    __device__ __forceinline__ void find(int expert)
+    {
+        at[0] = plane_tile(plane[0], expert, unit);
+        if (PARTS == 1)
+            at[1] = plane_tile(plane[1], expert, unit);
+    }
+    __device__ __forceinline__ void advance(int &e, int &kt) const
+    {
+        e += step_entry;
+        kt += step_kt;
+        if (kt >= n_kt) {
+            kt -= n_kt;
+            e++;
+        }
+    }
+    __device__ __forceinline__ void fetch_down()
+    {
+        bool real = down_entry < pairs;
+        ring_fetch<STAGES, true>(
+            ring, plane_tile(below, list->expert[real ? down_entry : 0], 0) + down_kt * below.bytes,
+            below.bytes, real);
+        advance(down_entry, down_kt);
+    }
+    __device__ __forceinline__ void fetch()
+    {
+        if (left <= 0) {
+            fetch_down();
+            return;
+        }
+        int i = PARTS == 1 && is_up;
+        ring_fetch<STAGES, true>(ring, at[i], plane[i].bytes, true);
+        at[i] += plane[i].row;
+        is_up = PARTS == 1 && !is_up;
+        if (is_up)
+            return;
+        left--;
+        if (++unit == half) {
+            unit = 0;
+            entry++;
+            if (left > 0)
+                find(list->expert[entry]);
+        }
+    }
+};
+
+/* Slice w of an entry's rows, of which this lane has one; none: of some row. */
+DEVICE void moe_quad_load(const struct moe_quad_args &p, struct row_frag &x, uint32_t rows, int w)
+{
+    int row = (int)(rows >> 8 * (lane_id() >> 3) & 255);
+    row = row < p.rows ? row : 0;
+    frag_load(x, p.x + (size_t)(row * p.up.n_kt + w) * (size_t)RECORD);
+}
+/* The same of their hidden rows; of one that is not there: of some other. */
+DEVICE void moe_quad_load_hidden(const struct moe_quad_args &p, struct row_frag &x, uint32_t rows,
+                                 int entry, int kt)
+{
+    int at = lane_id() >> 3;
+    at = (rows >> 8 * at & 255) < 255 ? at : (__ffs((int)(~rows)) - 1) >> 3;
+    frag_load(x, p.hidden + (size_t)((entry * 4 + at) * p.down.n_kt + kt) * (size_t)RECORD);
+}
+
+/* y of this block's 16 outputs: the warps' sums together. */
+DEVICE void moe_quad_put(const struct moe_quad_args &p, const float *sums, int tile)
+{
+    const struct seg *s = seg_of(p.down, tile);
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < p.rows * TILE_ROWS; i += (int)blockDim.x) {
+        int row = (tile - s->tile0) * TILE_ROWS + (i & 15);
+        if (row < s->rows)
+            p.y[(size_t)(i >> 4) * (size_t)p.down.n_out + (size_t)(s->row0 + row)] =
+                take_tile(sums, (int)blockDim.x >> 5, p.rows * SUM_ROW, i >> 4, i & 15);
+    }
+}
+
 /*
  * hidden = silu(x Wg^T) * (x Wu^T), then y = sum over the chosen of weight * hidden Wd^T. Gate
  * and up: items are (entry, 16 hidden units), cut evenly between blocks; PARTS 2: half of the
  * warps have gate tiles, the others up. Down: a block owns 16 outputs; its warps share out the
  * (entry, slice) pairs, and have sums of their own for every row. The rings run on from one into
  * the other: down's first tiles are on their way while blocks wait for each other. UP, DOWN:
- * kinds of tiles. OWN: up to four rows, with norm and router. (Longer than others: taken further
- * apart, it spilled registers, and 16 rows were 2 % slower.)
+ * kinds of tiles. OWN: up to four rows, with norm and router.
  */
 template <int UP, int DOWN, int PARTS, int STAGES, bool OWN>
 static __global__ void __launch_bounds__(512)
@@ -355,19 +438,17 @@ static __global__ void __launch_bounds__(512)
         scales + QUAD_ROWS; /* up: (2, batch, slices, gate up, 64); down: (warps, rows, 20) */
     bool ups = p.phases & QUAD_UP, downs = p.phases & QUAD_DOWN && tile < p.down.n_tiles;
     bool together = ups && p.phases & QUAD_DOWN;
-    struct tile_plane plane[2] = {plane_of(p.up, part0 * half, w), plane_of(p.up, half, w)};
-    struct tile_plane below = plane_of(p.down, downs ? tile : 0, 0);
-    struct tile_ring<STAGES> ring;
+    struct moe_quad_walk<PARTS, STAGES> f;
+    f.plane[0] = plane_of(p.up, part0 * half, w);
+    f.plane[1] = plane_of(p.up, half, w);
+    f.below = plane_of(p.down, downs ? tile : 0, 0);
+    f.list = list;
+    f.half = half;
+    f.n_kt = n_kt;
+    f.is_up = false;
     struct row_frag x;
     float undo = 1.0f;
-    ring_init(ring, rings + warp_id() * one_ring, p.slot);
-    auto load_rows = [&](uint32_t rows) { /* none: of some row */
-                                          int row = (int)(rows >> 8 * (lane >> 3) & 255);
-                                          row = row < p.rows ? row : 0;
-                                          frag_load(x, p.x + (size_t)(row * slices + w) *
-                                                                 (size_t)RECORD);
-    };
-
+    ring_init(f.ring, rings + warp_id() * one_ring, p.slot);
     moe_quad_clear(list);
     mark(mk, 2);
     if (OWN) {
@@ -390,68 +471,32 @@ static __global__ void __launch_bounds__(512)
     uint32_t n = ups ? (uint32_t)(entries * half) : 0; /* times the blocks: far from 2^32 */
     int first = (int)(n * blockIdx.x / gridDim.x), end = (int)(n * (blockIdx.x + 1) / gridDim.x);
     int entry = first / half, unit = first - entry * half, odd = 0;
-    int f_left = end - first, f_entry = entry, f_unit = unit;
-    const uint8_t *f_at[2] = {};
-    auto find = [&](int e) {
-        f_at[0] = plane_tile(plane[0], e, f_unit);
-        if (PARTS == 1)
-            f_at[1] = plane_tile(plane[1], e, f_unit);
-    };
+    f.left = end - first;
+    f.entry = entry;
+    f.unit = unit;
     /* Down: this warp's (entry, slice) pairs. */
-    int pairs = downs ? entries : 0, step_entry = warps / n_kt, step_kt = warps - step_entry * n_kt;
-    int d_entry = warp_id() / n_kt, d_kt = warp_id() - d_entry * n_kt;
-    int fd_entry = d_entry, fd_kt = d_kt;
-    auto advance = [&](int &at, int &kt) {
-        at += step_entry;
-        kt += step_kt;
-        if (kt >= n_kt) {
-            kt -= n_kt;
-            at++;
-        }
-    };
-    auto fetch_down = [&]() {
-        bool real = fd_entry < pairs;
-        ring_fetch<STAGES, true>(
-            ring, plane_tile(below, list->expert[real ? fd_entry : 0], 0) + fd_kt * below.bytes,
-            below.bytes, real);
-        advance(fd_entry, fd_kt);
-    };
-    bool f_up = false; /* PARTS 1: gate, up, gate, up */
-    auto fetch = [&]() {
-        if (f_left <= 0) {
-            fetch_down();
-            return;
-        }
-        int i = PARTS == 1 && f_up;
-        ring_fetch<STAGES, true>(ring, f_at[i], plane[i].bytes, true);
-        f_at[i] += plane[i].row;
-        f_up = PARTS == 1 && !f_up;
-        if (f_up)
-            return;
-        f_left--;
-        if (++f_unit == half) {
-            f_unit = 0;
-            f_entry++;
-            if (f_left > 0)
-                find(list->expert[f_entry]);
-        }
-    };
+    int pairs = downs ? entries : 0, d_entry = warp_id() / n_kt, d_kt = warp_id() - d_entry * n_kt;
+    f.pairs = pairs;
+    f.step_entry = warps / n_kt;
+    f.step_kt = warps - f.step_entry * n_kt;
+    f.down_entry = d_entry;
+    f.down_kt = d_kt;
     /* The first tiles before the list is there, but for those of the next expert. */
-    int asked = max(min(min(STAGES - 1, f_left - 1), half - f_unit - 1), 0);
-    if (f_left > 0)
-        find(moe_quad_expert(found, entry));
+    int asked = max(min(min(STAGES - 1, f.left - 1), half - unit - 1), 0);
+    if (f.left > 0)
+        f.find(moe_quad_expert(found, entry));
 #pragma unroll 1
     for (int i = 0; i < STAGES; i++) {
         if (i == asked) {
             moe_quad_write<OWN>(list, found);
             __syncthreads();
         }
-        fetch();
+        f.fetch();
     }
     mark(mk, 1);
     moe_quad_weigh<OWN>(list, p);
     if (!OWN && first < end)
-        load_rows(list->rows[entry]);
+        moe_quad_load(p, x, list->rows[entry], w);
 #pragma unroll 1
     for (int item = first; item < end; item += UP_BATCH, odd ^= 1) {
         int batch = min((int)UP_BATCH, end - item);
@@ -462,12 +507,12 @@ static __global__ void __launch_bounds__(512)
 #pragma unroll
             for (int i = 0; i < 3 - PARTS; i++) {
                 float acc[2] = {};
-                const uint8_t *there = ring_take(ring);
+                const uint8_t *there = ring_take(f.ring);
                 if (item + b == first && i == 0)
                     mark(mk, 5);
-                quad_tile<UP>(plane[i].kind, there, x, acc);
-                ring_give(ring);
-                fetch();
+                quad_tile<UP>(f.plane[i].kind, there, x, acc);
+                ring_give(f.ring);
+                f.fetch();
                 mine[i * 64] = acc[0] * undo;
                 mine[i * 64 + 32] = acc[1] * undo;
             }
@@ -475,7 +520,7 @@ static __global__ void __launch_bounds__(512)
                 unit = 0;
                 entry++;
                 if (!OWN && item + b + 1 < end)
-                    load_rows(list->rows[entry]);
+                    moe_quad_load(p, x, list->rows[entry], w);
             }
         }
         __syncthreads();
@@ -498,26 +543,20 @@ static __global__ void __launch_bounds__(512)
     mark(mk, 7);
     struct row_frag ahead;
     int l_entry = d_entry, l_kt = d_kt;
-    auto load_hidden =
-        [&]() { /* of an entry's row that is not there: of some other */
-                if (l_entry < pairs) {
-                    uint32_t rows = list->rows[l_entry];
-                    int at = lane >> 3;
-                    at = (rows >> 8 * at & 255) < 255 ? at : (__ffs((int)(~rows)) - 1) >> 3;
-                    frag_load(ahead, p.hidden + (size_t)((l_entry * 4 + at) * n_kt + l_kt) *
-                                                    (size_t)RECORD);
-                }
-                advance(l_entry, l_kt);
-        };
+    auto load_hidden = [&]() {
+        if (l_entry < pairs)
+            moe_quad_load_hidden(p, ahead, list->rows[l_entry], l_entry, l_kt);
+        f.advance(l_entry, l_kt);
+    };
     load_hidden();
 #pragma unroll 1
-    for (; d_entry < pairs; advance(d_entry, d_kt)) {
+    for (; d_entry < pairs; f.advance(d_entry, d_kt)) {
         float acc[2] = {};
         x = ahead;
         load_hidden();
-        quad_tile<DOWN>(below.kind, ring_take(ring), x, acc);
-        ring_give(ring);
-        fetch_down();
+        quad_tile<DOWN>(f.below.kind, ring_take(f.ring), x, acc);
+        ring_give(f.ring);
+        f.fetch_down();
         int row = (int)(list->rows[d_entry] >> 8 * c & 255);
         if (row < p.rows) {
             float weight = list->weight[d_entry][c];
@@ -528,14 +567,8 @@ static __global__ void __launch_bounds__(512)
     copy_async_wait<0>();
     mark(mk, 8);
     __syncthreads();
-    const struct seg *s = seg_of(p.down, downs ? tile : 0);
-#pragma unroll 1
-    for (int i = (int)threadIdx.x; downs && i < p.rows * TILE_ROWS; i += (int)blockDim.x) {
-        int row = (tile - s->tile0) * TILE_ROWS + (i & 15);
-        if (row < s->rows)
-            p.y[(size_t)(i >> 4) * (size_t)p.down.n_out + (size_t)(s->row0 + row)] =
-                take_tile(sums, warps, p.rows * SUM_ROW, i >> 4, i & 15);
-    }
+    if (downs)
+        moe_quad_put(p, sums, tile);
     marks_end(mk, 9);
 }
 
