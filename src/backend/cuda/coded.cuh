@@ -8,7 +8,8 @@
  *   raw    halves as few instructions as possible make of them: LESS + code, in rows g+8 perhaps
  *          16 times the code; what is too much is taken away from sums (less, unit)
  *   exact  halves of their true value, for fragments that are scaled one by one
- *   bytes  code + ZERO, columns 0 2 1 3 of four, for integer products
+ *   bytes  code + ZERO, columns 0 2 1 3 of four, for integer products; JOINED: those of rows g+8
+ *          are 16 times that, and the byte of rows g on top
  *
  * Scales are one for GROUP columns (16 or 32) times one of the row (256 columns), as floats and as
  * halves without it, exact both; and MINS: the same for what is added to a group. value = row() *
@@ -66,6 +67,11 @@ DEVICE uint32_t byte_1024(uint32_t w, int i)
 DEVICE float byte_float(uint32_t w, int i)
 {
     return (float)(w >> 8 * i & 255);
+}
+/* The same of a byte that is 128 too large. */
+DEVICE float byte_less_128(uint32_t w, int i)
+{
+    return (float)(int8_t)((w ^ 0x80808080u) >> 8 * i & 255);
 }
 /* {h, h} of either half of a word, in a form that becomes part of the instruction that reads it. */
 DEVICE uint32_t both_lo(uint32_t w)
@@ -163,7 +169,7 @@ template <int ZERO> struct codes_apart {
 /* Four bits: 64 columns are 512 bytes, 16 for each lane; word j has columns 16j.., register i sits
  * in nibbles i and i+4 of it. DOUBLE: the code counts twice. */
 template <int ZERO, bool DOUBLE = false> struct codes_nibble : codes_apart<ZERO> {
-    enum { CODE_BYTES = 2048, HAS_LESS = 1 };
+    enum { CODE_BYTES = 2048, HAS_LESS = 1, JOINED = !DOUBLE };
     uint32_t word[4];
     __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
     {
@@ -183,7 +189,7 @@ template <int ZERO, bool DOUBLE = false> struct codes_nibble : codes_apart<ZERO>
     {
         const uint32_t mask = DOUBLE ? 0x1e1e1e1eu : 0x0f0f0f0fu;
         a[0] = (DOUBLE ? word[j] << 1 : word[j]) & mask;
-        a[1] = (DOUBLE ? word[j] >> 3 : word[j] >> 4) & mask;
+        a[1] = DOUBLE ? word[j] >> 3 & mask : word[j];
     }
     static __device__ __forceinline__ float at(const uint8_t *tile, const struct tile_place &p)
     {
@@ -207,7 +213,7 @@ DEVICE uint32_t move_up(uint32_t x, int by)
 }
 
 template <int ZERO> struct codes_five : codes_apart<ZERO> {
-    enum { TOPS = 2048, CODE_BYTES = 2560, HAS_LESS = 1 };
+    enum { TOPS = 2048, CODE_BYTES = 2560, HAS_LESS = 1, JOINED = 0 };
     uint32_t word[4], top;
     __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
     {
@@ -245,7 +251,7 @@ DEVICE int high_pair(int i)
     return (i & 1) * 4 + (i >> 1) * 2;
 }
 struct codes_six : codes_apart<32> {
-    enum { HIGH = 2048, CODE_BYTES = 3072, HAS_LESS = 1 };
+    enum { HIGH = 2048, CODE_BYTES = 3072, HAS_LESS = 1, JOINED = 0 };
     uint32_t word[4], high[2];
     __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
     {
@@ -264,22 +270,18 @@ struct codes_six : codes_apart<32> {
         a[2] = and_or(t2, 0x00300030u, and_or(up, 0x000f000fu, H2_1024));
         a[3] = and_or(t2, 0x03000300u, and_or(up, 0x00f000f0u, H2_1024));
     }
-    /* Two pairs lie in a nibble, the upper six bits further up after a product. */
-    static __device__ __forceinline__ void bytes_of(uint32_t w, uint32_t high, int j,
-                                                    uint32_t (&a)[2])
-    {
-        uint32_t lo = j & 1 ? high >> 8 & 0x000f000fu : high & 0x000f000fu;
-        uint32_t hi = j & 1 ? high >> 12 & 0x000f000fu : high >> 4 & 0x000f000fu;
-        a[0] = and_or(lo * 1040, 0x30303030u, w & 0x0f0f0f0fu);
-        a[1] = and_or(hi * 1040, 0x30303030u, w >> 4 & 0x0f0f0f0fu);
-    }
     __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
     {
         raw_of(word[j], high[j >> 1], j, a);
     }
+    /* Two pairs lie in a nibble, the upper six bits further up after a product. */
     __device__ __forceinline__ void bytes(int j, uint32_t (&a)[2]) const
     {
-        bytes_of(word[j], high[j >> 1], j, a);
+        uint32_t w = word[j], t = high[j >> 1];
+        uint32_t lo = j & 1 ? t >> 8 & 0x000f000fu : t & 0x000f000fu;
+        uint32_t hi = j & 1 ? t >> 12 & 0x000f000fu : t >> 4 & 0x000f000fu;
+        a[0] = and_or(lo * 1040, 0x30303030u, w & 0x0f0f0f0fu);
+        a[1] = and_or(hi * 1040, 0x30303030u, w >> 4 & 0x0f0f0f0fu);
     }
     static __device__ __forceinline__ float at(const uint8_t *tile, const struct tile_place &p)
     {
@@ -294,7 +296,7 @@ struct codes_six : codes_apart<32> {
 /* Two: 8 bytes a lane of a chunk; word j/2 has register i of 16 columns j at bits 2(j%2) + 4i and 16
  * above. TOPS: a third bit, as codes_five's fifth. */
 template <int ZERO, bool TOPS> struct codes_pair : codes_apart<ZERO> {
-    enum { TOPS_AT = 1024, CODE_BYTES = TOPS ? 1536 : 1024, HAS_LESS = 1 };
+    enum { TOPS_AT = 1024, CODE_BYTES = TOPS ? 1536 : 1024, HAS_LESS = 1, JOINED = 0 };
     uint32_t word[2], top;
     __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
     {
@@ -342,8 +344,7 @@ template <int ZERO, bool TOPS> struct codes_pair : codes_apart<ZERO> {
 /* Eight: code + 128; two times 16 columns to 16 bytes, {row g, row g+8} x 2, columns 0 2 1 3 of
  * four. */
 struct codes_byte {
-    enum { CODE_BYTES = 4096, HAS_LESS = 1 };
-    enum { BYTE_ZERO = 128 };
+    enum { CODE_BYTES = 4096, HAS_LESS = 1, BYTE_ZERO = 128, JOINED = 0 };
     static __device__ __forceinline__ float less(int h)
     {
         (void)h;
@@ -429,8 +430,7 @@ struct levels_iq3_xxs { /* 4 12 20 28 36 44 52 62 and their negatives, plus 128 
     }
 };
 template <class LEVELS> struct codes_level {
-    enum { CODE_BYTES = 2048, HAS_LESS = !LEVELS::HALVES };
-    enum { BYTE_ZERO = 128 };
+    enum { CODE_BYTES = 2048, HAS_LESS = !LEVELS::HALVES, BYTE_ZERO = 128, JOINED = 0 };
     static __device__ __forceinline__ float less(int h)
     {
         (void)h;
@@ -505,7 +505,7 @@ struct levels_iq1 { /* -9 -1 7, -7 1 9, plus 128 */
     }
 };
 template <class LEVELS> struct codes_level3 {
-    enum { TOPS_AT = 1024, CODE_BYTES = 1536, HAS_LESS = 1, BYTE_ZERO = 128 };
+    enum { TOPS_AT = 1024, CODE_BYTES = 1536, HAS_LESS = 1, BYTE_ZERO = 128, JOINED = 0 };
     static __device__ __forceinline__ float less(int h)
     {
         (void)h;
@@ -626,7 +626,7 @@ template <int PART = 1> struct scales_k32 {
     }
     __device__ __forceinline__ float scale(int h, int i) const
     {
-        return byte_float(sc, 2 * h + i) - 128.0f;
+        return byte_less_128(sc, 2 * h + i);
     }
     __device__ __forceinline__ float row(int h) const
     {
@@ -654,7 +654,7 @@ template <int PART = 1> struct scales_k16 {
     }
     __device__ __forceinline__ float scale(int h, int i) const
     {
-        return byte_float(sc[h], i) - 128.0f;
+        return byte_less_128(sc[h], i);
     }
     __device__ __forceinline__ float row(int h) const
     {

@@ -121,73 +121,16 @@ DEVICE void slice_make(struct chunk_slice &s, const float (&v)[8])
         s.apart[i / 4][i % 4] = slice_b((const struct code_slice &)s, i / 4, i % 4);
 }
 
-/* r = this lane's share of rows g and g+8. */
-template <class SLICE> DEVICE void code_dot_q4_k(const uint8_t *tile, const SLICE &x, float (&r)[2])
-{
-    int lane = lane_id();
-    int n[2][4] = {}; /* [group of 32] {row g upper, lower; 16 rows g+8 + row g upper, lower} */
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-        uint4 w4 = load16(tile + q * 512 + lane * 16);
-        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t a[4];
-            format<TILE_Q4_K>::bytes(w[2 * h], w[2 * h + 1], a);
-            mma_u8(n[h], a, slice_b(x, q, 2 * h), slice_b(x, q, 2 * h + 1));
-        }
-    }
-    uint32_t sc = load4(tile + Q4K_SCALES + lane * 4), mn = load4(tile + Q4K_MINS + lane * 4);
-    uint2 d = load8(tile + Q4K_D + (lane >> 2) * 8);
-    float t0 = x.total[0] + x.total[1], t1 = x.total[2] + x.total[3];
-    int low[2] = {n[0][0] * 256 + n[0][1], n[1][0] * 256 + n[1][1]};
-    int high[2] = {n[0][2] * 256 + n[0][3] - low[0], n[1][2] * 256 + n[1][3] - low[1]};
-    float s0 = (float)low[0] * byte_float(sc, 0) + (float)low[1] * byte_float(sc, 1);
-    float s1 = (float)high[0] * byte_float(sc, 2) + (float)high[1] * byte_float(sc, 3);
-    float m0 = t0 * byte_float(mn, 0) + t1 * byte_float(mn, 1);
-    float m1 = t0 * byte_float(mn, 2) + t1 * byte_float(mn, 3);
-    r[0] = half_to_float(d.x & 0xffff) * s0 - half_to_float(d.y & 0xffff) * m0;
-    r[1] = half_to_float(d.x >> 16) * 0.0625f * s1 - half_to_float(d.y >> 16) * m1;
-}
-
-template <class SLICE> DEVICE void code_dot_q6_k(const uint8_t *tile, const SLICE &x, float (&r)[2])
-{
-    int lane = lane_id(), g = lane >> 2, c = lane & 3;
-    int n[4][4] = {}; /* [16 columns] */
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-        uint4 w4 = load16(tile + q * 512 + lane * 16);
-        uint2 high = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
-        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            uint32_t a[2];
-            codes_six::bytes_of(w[j], j < 2 ? high.x : high.y, j, a);
-            mma_u8_half(n[j], a[0], a[1], slice_b(x, q, j));
-        }
-    }
-    /* Codes are 32 too large, scales 128. */
-    uint2 sc = load8(tile + Q6K_SCALES + c * 64 + g * 8);
-    uint32_t d = load4(tile + Q6K_D + g * 4);
-    float s0 = 0.0f, s1 = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        float less = 32.0f * x.total[j];
-        s0 += ((float)(n[j][0] * 256 + n[j][1]) - less) * (byte_float(sc.x, j) - 128.0f);
-        s1 += ((float)(n[j][2] * 256 + n[j][3]) - less) * (byte_float(sc.y, j) - 128.0f);
-    }
-    r[0] = half_to_float(d & 0xffff) * s0;
-    r[1] = half_to_float(d >> 16) * s1;
-}
-
-/* The same for any kind of codes. */
-template <int KIND, class SLICE>
+/* r = this lane's share of rows g and g+8. JOINED: the bytes of rows g+8 are 16 times their codes
+ * plus those of rows g, which are taken away from the sums. STEPS: chunks side by side, four where
+ * there are registers for them. */
+template <int KIND, int STEPS, class SLICE>
 DEVICE void code_dot(const uint8_t *tile, const SLICE &x, float (&r)[2])
 {
     typedef format<KIND> F;
     const int N = TILE_K / 4 / F::GROUP;
     int lane = lane_id(), n[N][4] = {};
-#pragma unroll
+#pragma unroll(STEPS)
     for (int q = 0; q < 4; q++) {
         typename F::codes w;
         w.fetch(tile, q, lane);
@@ -209,18 +152,22 @@ DEVICE void code_dot(const uint8_t *tile, const SLICE &x, float (&r)[2])
     sc.fetch(tile + F::SCALES_AT, lane & 3, lane >> 2);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
+        const int unit = F::codes::JOINED && h ? 16 : 1;
         float s = 0.0f, m = 0.0f;
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float total = F::GROUP == 16 ? x.total[i] : x.total[2 * i] + x.total[2 * i + 1];
-            float v = (float)(n[i][2 * h] * 256 + n[i][2 * h + 1]);
+            int whole = n[i][2 * h] * 256 + n[i][2 * h + 1];
+            if (unit > 1)
+                whole -= n[i][0] * 256 + n[i][1];
+            float v = (float)whole;
             if (F::codes::BYTE_ZERO != 0)
-                v -= (float)F::codes::BYTE_ZERO * total;
+                v -= (float)(unit * F::codes::BYTE_ZERO) * total;
             s += sc.scale(h, i) * v;
             if constexpr (F::MINS != 0)
                 m += sc.least(h, i) * total;
         }
-        r[h] = sc.row(h) * s;
+        r[h] = sc.row(h) * (1.0f / (float)unit) * s;
         if constexpr (F::MINS != 0)
             r[h] += sc.row_least(h) * m;
     }
@@ -346,12 +293,13 @@ DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct row_
 }
 /* The same for a tile of codes of some kind; and for two of one kind, where neither waits for the
  * other. */
+template <int STEPS>
 DEVICE void tile_dot_codes(int kind, const uint8_t *tile, const struct code_slice &x, float factor,
                            float (&sum)[2])
 {
     coded_kind(kind, [&](auto k) {
         float r[2];
-        code_dot<k.VALUE>(tile, x, r);
+        code_dot<k.VALUE, STEPS>(tile, x, r);
         sum[0] += factor * x.undo * r[0];
         sum[1] += factor * x.undo * r[1];
     });
@@ -360,8 +308,8 @@ DEVICE void tile_dot_codes(int kind, const uint8_t *one, const uint8_t *two,
                            const struct code_slice &x, float (&sum)[2], float (&sum2)[2])
 {
     coded_kind(kind, [&](auto k) {
-        code_dot<k.VALUE>(one, x, sum);
-        code_dot<k.VALUE>(two, x, sum2);
+        code_dot<k.VALUE, 2>(one, x, sum);
+        code_dot<k.VALUE, 2>(two, x, sum2);
     });
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -374,9 +322,9 @@ DEVICE void tile_dot(bool q6_k, const uint8_t *tile, const SLICE &x, float facto
 {
     float r[2];
     if (q6_k)
-        code_dot_q6_k(tile, x, r);
+        code_dot<TILE_Q6_K, 4>(tile, x, r);
     else
-        code_dot_q4_k(tile, x, r);
+        code_dot<TILE_Q4_K, 4>(tile, x, r);
     sum[0] += factor * x.undo * r[0];
     sum[1] += factor * x.undo * r[1];
 }

@@ -46,37 +46,10 @@ template <> struct format<TILE_Q4_K> : coded<codes_nibble<0>, scales_k32_min> {
         a[2] = and_or(h, 0x000f000fu, H2_1024);
         a[3] = and_or(h, 0x00f000f0u, H2_1024);
     }
-    /* Two words as bytes: rows g, and 16 times rows g+8 plus rows g. */
-    static __device__ __forceinline__ void bytes(uint32_t w0, uint32_t w1, uint32_t (&a)[4])
-    {
-        a[0] = w0 & 0x0f0f0f0fu, a[1] = w0, a[2] = w1 & 0x0f0f0f0fu, a[3] = w1;
-    }
-    /* All scales and minima of a tile as fragments: this lane's columns are groups 2c and 2c+1,
-     * each over two sums of 16 columns. */
-    static __device__ __forceinline__ void scale_frags(uint32_t scales, uint32_t minima,
-                                                       uint32_t (&as)[4], uint32_t (&am)[4])
-    {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int byte = (i & 1) * 2 + (i >> 1);
-            as[i] = half2_add(byte_1024(scales, byte), H2_M1024);
-            am[i] = half2_add(byte_1024(minima, byte), H2_M1024);
-        }
-    }
 };
 
 template <> struct format<TILE_Q6_K> : coded<codes_six, scales_k16<>> {
-    /* All scales of a tile as a fragment: this lane's columns are 4c..4c+3. */
-    static __device__ __forceinline__ void scale_frag(const uint2 &scales, uint32_t (&as)[4])
-    {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            as[i] = half2_add(
-                byte_perm(i & 1 ? scales.y : scales.x, 0x64646464u, i & 2 ? 0x4342u : 0x4140u),
-                H2_M1152);
-    }
 };
-
 template <> struct format<TILE_Q8_0> : coded<codes_byte, scales_half<MINS_NONE>> {
 };
 template <> struct format<TILE_Q4_0> : coded<codes_nibble<8>, scales_half<MINS_NONE>> {

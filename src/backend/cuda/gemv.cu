@@ -302,13 +302,7 @@ static __global__ void __launch_bounds__(NORM               ? 512
                 const uint8_t *there = ring_get(m.ring);
                 if (tile + b == first && slice == warp)
                     mark(mk, 5);
-                if constexpr (SET == SET_K)
-                    tile_dot(out.six >> b & 1, there, x, 1.0f, sum);
-                else if constexpr (SET == SET_CODES)
-                    tile_dot_codes((int)__shfl_sync(FULL_WARP, out.six, b), there, x, 1.0f, sum);
-                else
-                    tile_dot<SET>(seg_of(p.w, gemv_tile<PAIR>(span, tile + b)), there, x, 1.0f,
-                                  sum);
+                gemv_dot<SET, NORM ? 4 : 2>(out, p.w, span, tile, b, there, x, sum);
                 if (slice != warp)
                     add_sums(shares, sum);
                 else

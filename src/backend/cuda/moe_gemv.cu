@@ -416,9 +416,9 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
             for (int b = 0; b < batch; b++) {
                 float sum[2] = {}, *shares = sums + warp * stride + b * SHARES;
                 if constexpr (SET <= SET_CODES && MODE != ROUTE) {
-                    int kind = SET == SET_K ? (out.six >> b & 3 ? -1 : (int)TILE_Q4_K)
-                                            : (int)__shfl_sync(FULL_WARP, out.six, b);
-                    if (SET == SET_CODES && kind != (int)__shfl_sync(FULL_WARP, out.six, b + 1))
+                    int kind = SET == SET_K ? (out.kinds >> b & 3 ? -1 : (int)TILE_Q4_K)
+                                            : (int)__shfl_sync(FULL_WARP, out.kinds, b);
+                    if (SET == SET_CODES && kind != (int)__shfl_sync(FULL_WARP, out.kinds, b + 1))
                         kind = -1;
                     if (b + 1 < batch && stages > 1 && kind >= 0) {
                         /* two at a time: neither waits for the other */
@@ -450,13 +450,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
                 const uint8_t *there = ring_get(m.ring);
                 if (tile + b == first && slice == warp)
                     mark(mk, 5);
-                if constexpr (SET == SET_K)
-                    tile_dot(out.six >> b & 1, there, x, 1.0f, sum);
-                else if constexpr (SET == SET_CODES)
-                    tile_dot_codes((int)__shfl_sync(FULL_WARP, out.six, b), there, x, 1.0f, sum);
-                else
-                    tile_dot<SET>(seg_of(p.w, gemv_tile<PAIR>(span, tile + b)), there, x, 1.0f,
-                                  sum);
+                gemv_dot<SET, 2>(out, p.w, span, tile, b, there, x, sum);
                 if (slice != warp)
                     add_sums(shares, sum);
                 else
@@ -631,7 +625,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
         if constexpr (SET == SET_K)
             tile_dot(six, there, x, weight, sum);
         else if constexpr (SET == SET_CODES)
-            tile_dot_codes(kind, there, x, weight, sum);
+            tile_dot_codes<4>(kind, there, x, weight, sum);
         else
             tile_dot<SET>(s, there, x, weight, sum);
         x = next_x;

@@ -110,8 +110,9 @@ template <bool PAIR> DEVICE int gemv_tile(const struct gemv_span &s, int n)
 /* Where a thread's row of a batch goes, and its biases; known a batch ahead. */
 template <bool PAIR> struct gemv_output {
     float *to, bias[PAIR ? 2 : 1];
-    uint32_t
-        six; /* SET_K: which tiles of the batch are Q6_K; SET_CODES: lane n has tile n's kind */
+    /* SET_K: a bit for each tile of the batch, set if it is Q6_K; SET_CODES: lane n has tile n's
+     * kind. */
+    uint32_t kinds;
 };
 template <int SET, bool PAIR>
 DEVICE void gemv_locate(struct gemv_output<PAIR> &o, const struct matrix &w,
@@ -120,11 +121,11 @@ DEVICE void gemv_locate(struct gemv_output<PAIR> &o, const struct matrix &w,
     enum { TILES = PAIR ? 2 : 1 };
     int batch = min(s.most, s.end - tile);
     if (SET == SET_K)
-        o.six = __ballot_sync(
+        o.kinds = __ballot_sync(
             FULL_WARP, lane_id() < batch &&
                            seg_of(w, gemv_tile<PAIR>(s, tile + lane_id()))->kind == TILE_Q6_K);
     if (SET == SET_CODES && lane_id() < batch)
-        o.six = (uint32_t)seg_of(w, gemv_tile<PAIR>(s, tile + lane_id()))->kind;
+        o.kinds = (uint32_t)seg_of(w, gemv_tile<PAIR>(s, tile + lane_id()))->kind;
     int unit = (int)(threadIdx.x >> 4) * TILES;
     o.to = NULL;
     if (unit >= batch)
@@ -139,6 +140,20 @@ DEVICE void gemv_locate(struct gemv_output<PAIR> &o, const struct matrix &w,
 #pragma unroll
         for (int i = 0; i < TILES; i++)
             o.bias[i] = w.bias[g->row0 + row + i * (w.n_out / 2)];
+}
+
+/* sum += tile b of the batch that begins with `tile`, times the slice. STEPS: of SET_CODES. */
+template <int SET, int STEPS, bool PAIR, class SLICE>
+DEVICE void gemv_dot(const struct gemv_output<PAIR> &o, const struct matrix &w,
+                     const struct gemv_span &s, int tile, int b, const uint8_t *there,
+                     const SLICE &x, float (&sum)[2])
+{
+    if constexpr (SET == SET_K)
+        tile_dot(o.kinds >> b & 1, there, x, 1.0f, sum);
+    else if constexpr (SET == SET_CODES)
+        tile_dot_codes<STEPS>((int)__shfl_sync(FULL_WARP, o.kinds, b), there, x, 1.0f, sum);
+    else
+        tile_dot<SET>(seg_of(w, gemv_tile<PAIR>(s, tile + b)), there, x, 1.0f, sum);
 }
 
 #endif

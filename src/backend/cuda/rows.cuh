@@ -112,112 +112,6 @@ DEVICE void sums_mma(float (&c)[4], const uint32_t (&a)[4], const uint4 &t)
     mma_f16(c, a, t.z, t.w);
 }
 
-/* acc[n] += tile x rows of x[n] (row_frag or row_at). d0 d1: row g, columns 2c 2c+1; d2 d3: row
- * g+8. */
-template <int NT, class X>
-DEVICE void frag_q4_k(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
-{
-    int lane = lane_id(), g = lane >> 2;
-    const float zero[4] = {};
-    float sum[NT][4] = {};
-    uint4 s4 = load16(tile + Q4K_SCALES + g * 16);
-    uint32_t scales[4] = {s4.x, s4.y, s4.z, s4.w};
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-        uint4 w4 = load16(tile + q * 512 + lane * 16);
-        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t a0[4], a1[4];
-            format<TILE_Q4_K>::frag_offset(w[2 * h], a0);
-            format<TILE_Q4_K>::frag_offset(w[2 * h + 1], a1);
-            float s0 = byte_float(scales[q], h), s1 = byte_float(scales[q], 2 + h);
-#pragma unroll
-            for (int n = 0; n < NT; n++) {
-                float c[4];
-                uint4 b = frag_pair(x[n], 2 * q + h);
-                mma_f16_from(c, a0, b.x, b.y, zero);
-                mma_f16(c, a1, b.z, b.w);
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    sum[n][e] += (e < 2 ? s0 : s1) * c[e];
-            }
-        }
-    }
-    /* This lane's columns of scales and minima: groups 2c and 2c+1, each over two sums. */
-    uint32_t sc = load4(tile + Q4K_SCALES + lane * 4), mn = load4(tile + Q4K_MINS + lane * 4);
-    uint32_t as[4], am[4];
-    format<TILE_Q4_K>::scale_frags(sc, mn, as, am);
-    uint2 d = load8(tile + Q4K_D + g * 8);
-    float d0 = half_to_float(d.x & 0xffff), d1 = half_to_float(d.x >> 16) * 0.0625f;
-    float m0 = half_to_float(d.y & 0xffff), m1 = half_to_float(d.y >> 16);
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        float ts[4], tm[4];
-        uint4 t = frag_totals(x[n]);
-        sums_mma(ts, as, t);
-        sums_mma(tm, am, t);
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            acc[n][e] +=
-                (e < 2 ? d0 : d1) * (sum[n][e] - 1024.0f * ts[e]) - (e < 2 ? m0 : m1) * tm[e];
-    }
-}
-
-DEVICE float signed_byte_float(uint32_t w, int i)
-{
-    return (float)(int8_t)(w >> 8 * i & 255);
-}
-
-template <int NT, class X>
-DEVICE void frag_q6_k(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
-{
-    int lane = lane_id(), g = lane >> 2;
-    const float zero[4] = {};
-    float sum[NT][4] = {};
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-        uint4 w4 = load16(tile + q * 512 + lane * 16);
-        uint2 high = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
-        uint2 sc = load8(tile + Q6K_SCALES + q * 64 + g * 8);
-        sc.x ^= 0x80808080u; /* stored 128 too large */
-        sc.y ^= 0x80808080u;
-        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
-        uint4 b[NT];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t a[4];
-            codes_six::raw_of(w[i], i & 2 ? high.y : high.x, i, a);
-            float s0 = signed_byte_float(sc.x, i), s1 = signed_byte_float(sc.y, i);
-#pragma unroll
-            for (int n = 0; n < NT; n++) {
-                float c[4];
-                if (!(i & 1))
-                    b[n] = frag_pair(x[n], 2 * q + (i >> 1));
-                mma_f16_from(c, a, i & 1 ? b[n].z : b[n].x, i & 1 ? b[n].w : b[n].y, zero);
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    sum[n][e] += (e < 2 ? s0 : s1) * c[e];
-            }
-        }
-    }
-    /* This lane's columns of scales: 4c..4c+3. Codes are 1024 + 32 too large, 1024 + 16 * 32 in
-     * rows g+8. */
-    uint2 sc = load8(tile + Q6K_SCALES + (lane & 3) * 64 + g * 8);
-    uint32_t as[4];
-    format<TILE_Q6_K>::scale_frag(sc, as);
-    uint32_t d = load4(tile + Q6K_D + g * 4);
-    float d0 = half_to_float(d & 0xffff), d1 = half_to_float(d >> 16) * 0.0625f;
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        float ts[4];
-        sums_mma(ts, as, frag_totals(x[n]));
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            acc[n][e] += (e < 2 ? d0 : d1) * (sum[n][e] - (e < 2 ? 1056.0f : 1536.0f) * ts[e]);
-    }
-}
-
 /* All scales of a tile as a fragment, and minima: this lane's columns are the 16-column pieces
  * 4c..4c+3 of the tile. f(h, i): the pair i of row half h. */
 template <int GROUP, class F> DEVICE void scale_frags(uint32_t (&a)[4], F f)
@@ -227,16 +121,17 @@ template <int GROUP, class F> DEVICE void scale_frags(uint32_t (&a)[4], F f)
         a[i] = GROUP == 16 ? f(i & 1, i >> 1) : both_of(f(i & 1, 0), i >> 1);
 }
 
-/* Rows in registers have no index that is not known when compiling; those in shared memory save
- * code. */
-template <class X> struct frag_unroll {
+/* Rows in registers have no index that is not known when compiling; with those in shared memory, all
+ * formats but the most usual ones save code. */
+template <int KIND, class X> struct frag_unroll {
     enum { STEPS = 4 };
 };
-template <> struct frag_unroll<struct row_at> {
-    enum { STEPS = 2 };
+template <int KIND> struct frag_unroll<KIND, struct row_at> {
+    enum { STEPS = KIND <= TILE_Q6_K ? 4 : 2 };
 };
 
-/* The same for any kind of codes. */
+/* acc[n] += tile x rows of x[n] (row_frag or row_at). d0 d1: row g, columns 2c 2c+1; d2 d3: row
+ * g+8. */
 template <int KIND, int NT, class X>
 DEVICE void frag_codes(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
 {
@@ -244,7 +139,7 @@ DEVICE void frag_codes(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4
     int lane = lane_id();
     const float zero[4] = {};
     float sum[NT][4] = {};
-#pragma unroll(frag_unroll <X>::STEPS)
+#pragma unroll(frag_unroll <KIND, X>::STEPS)
     for (int q = 0; q < 4; q++) {
         typename F::codes w;
         typename F::scales sc;
@@ -314,9 +209,9 @@ DEVICE void frag_tile(int kind, const uint8_t *tile, const X (&x)[NT], float (&a
     if constexpr (KIND == ANY_CODES)
         coded_kind(kind, [&](auto k) { frag_codes<k.VALUE, NT>(tile, x, acc); });
     else if ((KIND < 0 ? kind : KIND) == TILE_Q4_K)
-        frag_q4_k<NT>(tile, x, acc);
+        frag_codes<TILE_Q4_K, NT>(tile, x, acc);
     else
-        frag_q6_k<NT>(tile, x, acc);
+        frag_codes<TILE_Q6_K, NT>(tile, x, acc);
 }
 
 /* A warp's ring of STAGES weight tiles in shared memory: tiles come out in the order they were
