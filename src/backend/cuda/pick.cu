@@ -3,8 +3,9 @@
  * row whose formats, device, rows and `pays` suit the case, and whose kernel fits it, runs; the
  * last row of an op always fits. Rows and `pays` are what was measured (H200); `fits` is what a
  * kernel can do at all: shapes, shared memory. STEEL_PICK=name[,name] forces a row wherever its
- * kernel fits, whatever was measured, so that tests and benchmarks can run every row. How a kernel
- * that was chosen cuts its work (tiles, warps, stages, parts of k) is its own file's.
+ * kernel fits, whatever was measured, so that tests and benchmarks can run every row; -name leaves a
+ * row out, so that a benchmark can say what it gains over the next. How a kernel that was chosen cuts
+ * its work (tiles, warps, stages, parts of k) is its own file's.
  */
 #include "backend/cuda/attn.cuh"
 #include "backend/cuda/delta_net.cuh"
@@ -1049,13 +1050,15 @@ static const struct pick picks[] = {
 };
 enum { N_PICKS = (int)(sizeof picks / sizeof *picks) };
 
-/* Whether `name` is one of "a,b,c". */
-static bool is_listed(const char *list, const char *name)
+/* Whether `name` is one of "a,b,c"; out: one of those with a minus in front. */
+static bool is_listed(const char *list, const char *name, bool out)
 {
     size_t n = strlen(name);
-    for (const char *p = list; p; p = strchr(p, ',') ? strchr(p, ',') + 1 : NULL)
-        if (!strncmp(p, name, n) && (p[n] == ',' || !p[n]))
+    for (const char *p = list; p; p = strchr(p, ',') ? strchr(p, ',') + 1 : NULL) {
+        const char *at = p + (out && *p == '-');
+        if (out == (at > p) && !strncmp(at, name, n) && (at[n] == ',' || !at[n]))
             return true;
+    }
     return false;
 }
 
@@ -1079,17 +1082,22 @@ const struct pick *pick_find(const struct cuda_backend *cu, enum pick_op op, str
 {
     c->forced = true;
     for (int i = 0; i < N_PICKS && cu->forced; i++)
-        if (picks[i].op == op && is_listed(cu->forced, picks[i].name) && can_run(cu, &picks[i], c))
+        if (picks[i].op == op && is_listed(cu->forced, picks[i].name, false) &&
+            can_run(cu, &picks[i], c))
             return &picks[i];
     c->forced = false;
+    const struct pick *left_out = NULL; /* runs where nothing else does */
     for (int i = 0; i < N_PICKS; i++) {
         const struct pick *p = &picks[i];
-        if (p->op == op && c->rows >= p->from && (!p->to || c->rows <= p->to) &&
-            (!p->pays || p->pays(cu, c)) && can_run(cu, p, c))
+        if (p->op != op || c->rows < p->from || (p->to && c->rows > p->to) ||
+            (p->pays && !p->pays(cu, c)) || !can_run(cu, p, c))
+            continue;
+        if (!is_listed(cu->forced, p->name, true))
             return p;
+        left_out = p;
     }
-    CHECK(false, "no kernel for %d rows", c->rows);
-    return NULL;
+    CHECK(left_out, "no kernel for %d rows", c->rows);
+    return left_out;
 }
 
 void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_case *c)
