@@ -52,7 +52,7 @@ endif
 
 # Everything but the commands and the server is the library; tests and fuzzers link it, src/cli makes
 # the binary. The server is a library of its own, so that only what serves needs libevent and OpenSSL.
-LIB_SRC := $(filter-out src/cli/% src/server/%,$(sort $(wildcard src/*/*.c src/backend/cpu/*.c src/model/families/*.c)))
+LIB_SRC := $(filter-out src/cli/% src/server/%,$(sort $(wildcard src/*/*.c src/backend/*/*.c src/model/families/*.c)))
 SRV_SRC := $(sort $(wildcard src/server/*.c))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)

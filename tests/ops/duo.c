@@ -55,17 +55,11 @@ struct dims base_dims(void)
 static struct backend *open_named(struct error *err)
 {
     struct backend_options opt = {.device = backend_name, .threads = 2};
-#if defined(STEEL_CUDA_SIM) || defined(STEEL_CUDA)
-    if (!strcmp(backend_name, "cuda"))
-        return backend_open_cuda(&opt, err);
+#ifdef STEEL_CUDA_SIM
+    return backend_open_cuda(&opt, err);
+#else
+    return backend_open(&opt, err);
 #endif
-#ifndef STEEL_CUDA_SIM
-    if (!strcmp(backend_name, "cpu"))
-        return backend_open_cpu(&opt, err);
-#endif
-    (void)opt;
-    error_set(err, "no backend %s in this build", backend_name);
-    return NULL;
 }
 
 void duo_open(struct duo *d, const struct dims *s, int n_layers)
