@@ -341,10 +341,9 @@ template <int ZERO, bool TOPS> struct codes_pair : codes_apart<ZERO> {
     }
 };
 
-/* Eight: code + 128; two times 16 columns to 16 bytes, {row g, row g+8} x 2, columns 0 2 1 3 of
- * four. */
-struct codes_byte {
-    enum { CODE_BYTES = 4096, HAS_LESS = 1, BYTE_ZERO = 128, JOINED = 0 };
+/* Codes that come as bytes plus 128: 1024 + 128 too much as halves. */
+struct codes_of_bytes {
+    enum { HAS_LESS = 1, BYTE_ZERO = 128, JOINED = 0 };
     static __device__ __forceinline__ float less(int h)
     {
         (void)h;
@@ -361,6 +360,20 @@ struct codes_byte {
         for (int i = 0; i < 4; i++)
             a[i] = half2_add(a[i], H2_M1152);
     }
+    static __device__ __forceinline__ void halves(const uint32_t (&b)[2], uint32_t (&a)[4])
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            a[h] = byte_perm(b[h], 0x64646464u, 0x4240);
+            a[h + 2] = byte_perm(b[h], 0x64646464u, 0x4341);
+        }
+    }
+};
+
+/* Eight: code + 128; two times 16 columns to 16 bytes, {row g, row g+8} x 2, columns 0 2 1 3 of
+ * four. */
+struct codes_byte : codes_of_bytes {
+    enum { CODE_BYTES = 4096 };
     uint32_t word[2][4]; /* [32 columns][16 of them, row half] */
     __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
     {
@@ -370,19 +383,16 @@ struct codes_byte {
             word[p][0] = w.x, word[p][1] = w.y, word[p][2] = w.z, word[p][3] = w.w;
         }
     }
-    __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
-    {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t w = word[j >> 1][2 * (j & 1) + h];
-            a[h] = byte_perm(w, 0x64646464u, 0x4240);
-            a[h + 2] = byte_perm(w, 0x64646464u, 0x4341);
-        }
-    }
     __device__ __forceinline__ void bytes(int j, uint32_t (&a)[2]) const
     {
         a[0] = word[j >> 1][2 * (j & 1)];
         a[1] = word[j >> 1][2 * (j & 1) + 1];
+    }
+    __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
+    {
+        uint32_t b[2];
+        bytes(j, b);
+        halves(b, a);
     }
     static __device__ __forceinline__ float at(const uint8_t *tile, const struct tile_place &p)
     {
@@ -429,23 +439,16 @@ struct levels_iq3_xxs { /* 4 12 20 28 36 44 52 62 and their negatives, plus 128 
         return four(i);
     }
 };
-template <class LEVELS> struct codes_level {
-    enum { CODE_BYTES = 2048, HAS_LESS = !LEVELS::HALVES, BYTE_ZERO = 128, JOINED = 0 };
+template <class LEVELS> struct codes_level : codes_of_bytes {
+    enum { CODE_BYTES = 2048, HAS_LESS = !LEVELS::HALVES };
     static __device__ __forceinline__ float less(int h)
     {
-        (void)h;
-        return LEVELS::HALVES ? 0.0f : 1152.0f;
-    }
-    static __device__ __forceinline__ float unit(int h)
-    {
-        (void)h;
-        return 1.0f;
+        return LEVELS::HALVES ? 0.0f : codes_of_bytes::less(h);
     }
     static __device__ __forceinline__ void settle(uint32_t (&a)[4])
     {
-#pragma unroll
-        for (int i = 0; i < 4 && !LEVELS::HALVES; i++)
-            a[i] = half2_add(a[i], H2_M1152);
+        if (!LEVELS::HALVES)
+            codes_of_bytes::settle(a);
     }
     uint32_t word[4];
     __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
@@ -470,12 +473,12 @@ template <class LEVELS> struct codes_level {
     {
         uint32_t b[2];
         find<LEVELS::HALVES>(word[j], b);
+        if (!LEVELS::HALVES)
+            halves(b, a);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            a[h] =
-                LEVELS::HALVES ? byte_perm(b[h], 0, 0x2404) : byte_perm(b[h], 0x64646464u, 0x4240);
-            a[h + 2] =
-                LEVELS::HALVES ? byte_perm(b[h], 0, 0x3414) : byte_perm(b[h], 0x64646464u, 0x4341);
+        for (int h = 0; h < 2 && LEVELS::HALVES; h++) {
+            a[h] = byte_perm(b[h], 0, 0x2404);
+            a[h + 2] = byte_perm(b[h], 0, 0x3414);
         }
     }
     __device__ __forceinline__ void bytes(int j, uint32_t (&a)[2]) const
@@ -504,24 +507,8 @@ struct levels_iq1 { /* -9 -1 7, -7 1 9, plus 128 */
         return i ? 0x80898179u : 0x80877f77u;
     }
 };
-template <class LEVELS> struct codes_level3 {
-    enum { TOPS_AT = 1024, CODE_BYTES = 1536, HAS_LESS = 1, BYTE_ZERO = 128, JOINED = 0 };
-    static __device__ __forceinline__ float less(int h)
-    {
-        (void)h;
-        return 1152.0f;
-    }
-    static __device__ __forceinline__ float unit(int h)
-    {
-        (void)h;
-        return 1.0f;
-    }
-    static __device__ __forceinline__ void settle(uint32_t (&a)[4])
-    {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            a[i] = half2_add(a[i], H2_M1152);
-    }
+template <class LEVELS> struct codes_level3 : codes_of_bytes {
+    enum { TOPS_AT = 1024, CODE_BYTES = 1536 };
     uint32_t word[2], top;
     __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
     {
@@ -540,11 +527,7 @@ template <class LEVELS> struct codes_level3 {
     {
         uint32_t b[2];
         bytes(j, b);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            a[h] = byte_perm(b[h], 0x64646464u, 0x4240);
-            a[h + 2] = byte_perm(b[h], 0x64646464u, 0x4341);
-        }
+        halves(b, a);
     }
     static __device__ __forceinline__ float at(const uint8_t *tile, const struct tile_place &p)
     {

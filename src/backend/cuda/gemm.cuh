@@ -312,6 +312,24 @@ template <int NT> DEVICE void tile_q6_k(const uint8_t *tile, const uint8_t *bs, 
             acc[n][e] += (e < 2 ? d0 : d1) * scaled[n][e];
 }
 
+/* f(SET, NT, PAIR), as kind_is of each: the variant of a kernel for tiles of `width` rows. Not every
+ * set has every width: compiling takes its time. */
+template <class F>
+static inline void gemm_variant(const struct matrix &w, bool pair, int width, F f)
+{
+    auto sized = [&](auto is_pair) {
+        if (w.set != SET_K)
+            f(kind_is<SET_FAST>(), kind_is<2>(), is_pair);
+        else if (width == 8)
+            f(kind_is<SET_K>(), kind_is<1>(), is_pair);
+        else if (width == 16)
+            f(kind_is<SET_K>(), kind_is<2>(), is_pair);
+        else
+            f(kind_is<SET_K>(), kind_is<4>(), is_pair);
+    };
+    pair ? sized(kind_is<true>()) : sized(kind_is<false>());
+}
+
 /* moe_route.cu: logits to tables and weights. How many entries a work list of `width` rows each may
  * have; the tables, in cu->route. */
 struct moe_route_args {

@@ -267,25 +267,14 @@ static void gemm_splitk_launch(struct cuda_backend *cu, struct gemm_args p, int 
                 p.k_warps * p.groups * 32, gemm_splitk_shared(p, NT), LAUNCH_EARLY, p);
 }
 
-template <bool PAIR>
-static void gemm_splitk_pick(struct cuda_backend *cu, struct gemm_args p, int width, int y)
-{
-    if (p.w.set == SET_ALL)
-        gemm_splitk_launch<SET_ALL, 2, PAIR>(cu, p, y);
-    else if (p.w.set != SET_K)
-        gemm_splitk_launch<SET_FAST, 2, PAIR>(cu, p, y);
-    else if (width == 8)
-        gemm_splitk_launch<SET_K, 1, PAIR>(cu, p, y);
-    else if (width == 16)
-        gemm_splitk_launch<SET_K, 2, PAIR>(cu, p, y);
-    else
-        gemm_splitk_launch<SET_K, 4, PAIR>(cu, p, y);
-}
-
 void gemm_splitk(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y)
 {
-    if (pair)
-        gemm_splitk_pick<true>(cu, p, width, y);
+    if (p.w.set == SET_ALL && pair)
+        gemm_splitk_launch<SET_ALL, 2, true>(cu, p, y);
+    else if (p.w.set == SET_ALL)
+        gemm_splitk_launch<SET_ALL, 2, false>(cu, p, y);
     else
-        gemm_splitk_pick<false>(cu, p, width, y);
+        gemm_variant(p.w, pair, width, [&](auto set, auto nt, auto two) {
+            gemm_splitk_launch<set.VALUE, nt.VALUE, two.VALUE>(cu, p, y);
+        });
 }

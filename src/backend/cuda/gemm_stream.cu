@@ -204,19 +204,6 @@ static void gemm_stream_launch(struct cuda_backend *cu, struct gemm_args p, int 
                 plan.warps * 32, gemm_stream_shared(p, NT, plan.warps), LAUNCH_EARLY, p);
 }
 
-template <bool PAIR>
-static void gemm_stream_run(struct cuda_backend *cu, const struct gemm_args &p, int width, int y)
-{
-    if (p.w.set != SET_K)
-        gemm_stream_launch<SET_FAST, 2, PAIR>(cu, p, y);
-    else if (width == 8)
-        gemm_stream_launch<SET_K, 1, PAIR>(cu, p, y);
-    else if (width == 16)
-        gemm_stream_launch<SET_K, 2, PAIR>(cu, p, y);
-    else
-        gemm_stream_launch<SET_K, 4, PAIR>(cu, p, y);
-}
-
 bool gemm_stream_fits(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
                       int width)
 {
@@ -232,8 +219,7 @@ int gemm_stream_blocks(const struct cuda_backend *cu, const struct gemm_args &p,
 
 void gemm_stream(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y)
 {
-    if (pair)
-        gemm_stream_run<true>(cu, p, width, y);
-    else
-        gemm_stream_run<false>(cu, p, width, y);
+    gemm_variant(p.w, pair, width, [&](auto set, auto nt, auto two) {
+        gemm_stream_launch<set.VALUE, nt.VALUE, two.VALUE>(cu, p, y);
+    });
 }
