@@ -78,7 +78,7 @@ help:
 	@echo 'make format     clang-format in place;  make format-check, make tidy: as CI runs them'
 	@echo 'make install    into PREFIX (default /usr/local);  make uninstall'
 	@echo 'make dist       dist/steel: one binary for other machines;  make deb: a Debian package'
-	@echo 'make deps       install the Debian packages the build needs (try and test do so, too)'
+	@echo 'make deps       install the Debian packages that build and tests need (test does so too; try: the build only)'
 
 # Files for one instruction set carry its flags in their names; run-time dispatch picks among them.
 $(B)/src/backend/cpu/%_avx2.o $(B)/src/quant/%_avx2.o:   CFLAGS += -mavx2 -mfma -mf16c -mbmi2
@@ -140,7 +140,17 @@ $(B)/libsteel.a: $(LIB_OBJ) $(CUDA_OBJ)
 
 $(B)/libserver.a: $(SRV_OBJ)
 	$(Q)rm -f $@ && ar rcs $@ $^
-$(B)/src/server/web.o: src/server/web/index.html
+
+# The web page and the libraries it renders with, where they are installed, are packed into the server.
+WEB_LIBS := $(wildcard /usr/share/javascript/marked/*.js /usr/share/nodejs/dompurify/dist/*.min.js \
+	/usr/share/javascript/katex/*.js /usr/share/javascript/highlight.js/*.js)
+ifneq ($(shell cat $(B)/web-libs 2>/dev/null),$(strip $(WEB_LIBS)))
+$(shell mkdir -p $(B) && echo '$(strip $(WEB_LIBS))' > $(B)/web-libs)
+endif
+$(B)/web/assets.inc: $(wildcard src/server/web/*) tools/web.sh $(B)/web-libs | deps-check
+	$(Q)sh tools/web.sh $(B)/web
+$(B)/src/server/web.o: CPPFLAGS += -iquote . -DWEB_ASSETS='"$(B)/web/assets.inc"'
+$(B)/src/server/web.o: $(B)/web/assets.inc
 
 # Archives with names that are ours too (map_init, utf8_encode): only their interface stays visible.
 $(B)/static/%.o:
@@ -196,7 +206,7 @@ $(B)/examples/%: examples/%.c include/steel.h $(B)/lib/libsteel.a
 
 # Only who asks for it (deps, try, test) gets packages installed; plain `make` says what is missing.
 deps:
-	@sh tools/deps.sh
+	@sh tools/deps.sh $(if $(filter deps test,$(MAKECMDGOALS)),test)
 deps-check: $(if $(filter try test deps,$(MAKECMDGOALS)),deps)
 	@sh tools/deps.sh check
 

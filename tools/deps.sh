@@ -1,15 +1,19 @@
 #!/bin/sh
 # Installs the Debian packages the build needs and does not find. Says what it does; quiet when
-# there is nothing to do. `deps.sh dev` adds what only tests and CI use; `deps.sh check` installs nothing, and
-# fails where something is missing.
-missing=
-need() { # header-or-program package
+# there is nothing to do. `deps.sh test` adds what only tests use (where that cannot be installed, they are skipped),
+# `deps.sh dev` what CI uses besides; `deps.sh check` installs nothing, and fails where something is missing that the
+# build cannot do without.
+missing= extra=
+have() { # header, file or program
     case $1 in
-    *.h) for d in /usr/include /usr/include/x86_64-linux-gnu /usr/local/include; do [ -e "$d/$1" ] && return; done ;;
-    *) command -v "$1" >/dev/null 2>&1 && return ;;
+    /*) [ -e "$1" ] ;;
+    *.h) for d in /usr/include /usr/include/x86_64-linux-gnu /usr/local/include; do [ -e "$d/$1" ] && return; done
+        return 1 ;;
+    *) command -v "$1" >/dev/null 2>&1 ;;
     esac
-    missing="$missing $2"
 }
+need() { have "$1" || missing="$missing $2"; } # WHAT PACKAGE
+want() { have "$1" || extra="$extra $2"; }     # goes without
 need gcc gcc
 need jansson.h libjansson-dev
 need pcre2.h libpcre2-dev
@@ -19,30 +23,51 @@ need event2/event.h libevent-dev
 need openssl/ssl.h libssl-dev
 need histedit.h libedit-dev
 need curl/curl.h libcurl4-openssl-dev
+# The web page renders with these; without them it shows plain text.
+want /usr/share/javascript/marked libjs-marked
+want /usr/share/nodejs/dompurify node-dompurify
+want /usr/share/javascript/katex libjs-katex
+want /usr/share/javascript/highlight.js libjs-highlight.js
 if [ "$1" = dev ]; then
-    need clang clang
-    need clang-format clang-format
-    need clang-tidy clang-tidy
-    need python3 python3
-    need xz xz-utils
-    need tmux tmux
-    need chromium chromium
-    need pkg-config pkgconf
-    need man man-db
-    need zsh zsh
-    need fish fish
+    want clang clang
+    want clang-format clang-format
+    want clang-tidy clang-tidy
 fi
-[ -z "$missing" ] && exit 0
+if [ "$1" = dev ] || [ "$1" = test ]; then
+    want python3 python3
+    want xz xz-utils
+    want tmux tmux
+    want chromium chromium
+    want node nodejs
+    want npm npm
+    want pkg-config pkgconf
+    want man man-db
+    want zsh zsh
+    want fish fish
+fi
 if [ "$1" = check ]; then
+    [ -z "$missing" ] && exit 0
     echo "steel: missing:$missing" >&2
     echo "steel: \`make deps\` installs them (apt-get), or install them your own way" >&2
     exit 1
 fi
+[ -z "$missing$extra" ] && exit 0
 if ! command -v apt-get >/dev/null 2>&1; then
-    echo "steel: please install:$missing (no apt-get here)" >&2
-    exit 1
+    echo "steel: please install:$missing$extra (no apt-get here)" >&2
+    [ -z "$missing" ]
+    exit
 fi
 sudo=
 [ "$(id -u)" = 0 ] || sudo=sudo
-echo "steel: installing missing packages with ${sudo:+$sudo }apt-get:$missing" >&2
-$sudo apt-get update -qq >&2 && DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq $missing >&2
+install() { DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq "$@" >&2; }
+echo "steel: installing missing packages with ${sudo:+$sudo }apt-get:$missing$extra" >&2
+$sudo apt-get update -qq >&2
+if [ -n "$missing" ]; then
+    install $missing || exit 1
+fi
+if [ -n "$extra" ]; then
+    install $extra || for p in $extra; do
+        install "$p" || echo "steel: $p could not be installed: going on without" >&2
+    done
+fi
+exit 0

@@ -16,7 +16,7 @@ struct serve_flags {
     struct server_options srv;
     const char *model_path, *key_file, *log_format, *log_level, *metrics, *kv_memory, *state_memory;
     const char *max_body, *max_buffered, *max_unsent;
-    struct opt_list keys, origins, hosts;
+    struct opt_list keys, origins, hosts, page_origins;
     float step_ms;
     int body_mb, kv_tokens, store_mb;
     bool no_prefix_cache;
@@ -121,6 +121,13 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
     for (int i = 0; i < 4; i++)
         level = !strcmp(f->log_level, levels[i]) ? i : level;
     bool json = !strcmp(f->log_format, "json");
+    for (int i = 0; i < f->page_origins.n; i++)
+        if (!web_origin_valid(f->page_origins.items[i])) {
+            args_usage_error(u,
+                             "--page-connect %s: use scheme://host:port, as http://localhost:3000",
+                             f->page_origins.items[i]);
+            return false;
+        }
     if (style < 0)
         args_usage_error(u, "--metrics-compat %s: use steel, vllm or llamacpp", f->metrics);
     else if (level < 0)
@@ -171,6 +178,8 @@ int cmd_serve(int argc, char **argv)
          "let pages of this origin call (default: localhost's); * = any (repeatable)"},
         {OPT_LIST, 0, "allowed-hosts", "allowed-host", &f.hosts, 0, 0, "NAME",
          "another name of this server in Host headers; * = any (repeatable)"},
+        {OPT_LIST, 0, "page-connect", 0, &f.page_origins, 0, 0, "ORIGIN",
+         "let tools of the web page call this origin, as http://localhost:3000 (repeatable)"},
         {OPT_STRING, 0, "max-body", 0, &f.max_body, 0, 0, "SIZE",
          "largest request (default 32M); larger ones get 413"},
         {OPT_INT, 0, "max-body-mb", 0, &f.body_mb, 1, 1024, "N", NULL},
@@ -284,6 +293,8 @@ int cmd_serve(int argc, char **argv)
         f.srv.n_origins = f.origins.n;
         f.srv.hosts = f.hosts.items;
         f.srv.n_hosts = f.hosts.n;
+        f.srv.page_origins = f.page_origins.items;
+        f.srv.n_page_origins = f.page_origins.n;
         rc = server_run(&f.srv, &err);
     }
     if (rc == EXIT_FAIL)
@@ -292,5 +303,6 @@ int cmd_serve(int argc, char **argv)
     mem_free(f.keys.items);
     mem_free(f.origins.items);
     mem_free(f.hosts.items);
+    mem_free(f.page_origins.items);
     return rc;
 }

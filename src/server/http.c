@@ -746,8 +746,9 @@ void http_reply(struct http_exchange *x, int status, const char *type, const voi
 {
     CHECK(!x->streaming, "a reply inside a stream");
     x->chunked = false;
-    send_head(x, status, type, status == 204 ? -1 : (int64_t)n);
-    if (!x->head_only && status != 204)
+    bool bare = status == 204 || status == 304; /* these never have a body */
+    send_head(x, status, type, bare ? -1 : (int64_t)n);
+    if (!x->head_only && !bare)
         put(x, body, n);
     next_request(x);
 }

@@ -193,6 +193,16 @@ void get_ollama_version(struct server *s, struct http_exchange *x)
     buf_clear(&b);
 }
 
+void add_capabilities(const struct server *s, struct buf *b)
+{
+    buf_adds(b, "[\"completion\"");
+    if (s->chat && chat_caps(s->chat)->tools)
+        buf_adds(b, ",\"tools\"");
+    if (s->chat && chat_caps(s->chat)->reasoning_key)
+        buf_adds(b, ",\"thinking\"");
+    buf_adds(b, "]");
+}
+
 void ollama_show(struct call *c)
 {
     struct server *s = c->server;
@@ -213,12 +223,8 @@ void ollama_show(struct call *c)
                  {"vocab_size", g->n_vocab}};
     for (size_t i = 0; i < sizeof facts / sizeof *facts; i++)
         buf_addf(b, ",\"%s.%s\":%d", g->arch_name, facts[i].name, facts[i].value);
-    buf_adds(b, "},\"capabilities\":[\"completion\"");
-    if (s->chat && chat_caps(s->chat)->tools)
-        buf_adds(b, ",\"tools\"");
-    if (s->chat && chat_caps(s->chat)->reasoning_key)
-        buf_adds(b, ",\"thinking\"");
-    buf_adds(b, "]");
+    buf_adds(b, "},\"capabilities\":");
+    add_capabilities(s, b);
     add_date(b, "modified_at", s->started);
     buf_addc(b, '}');
 }

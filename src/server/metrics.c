@@ -150,6 +150,7 @@ void metrics_write(struct server *s, struct buf *out)
         {COUNTER, "steel_log_lines_dropped_total", 0, 0, "Log lines nobody took from stderr.",
          N(log_dropped()), 0, 0},
         {COUNTER, http, 0, 0, http_help, N(s->n_http[2]), 0, "status=\"2xx\""},
+        {COUNTER, http, 0, 0, http_help, N(s->n_http[3]), 0, "status=\"3xx\""},
         {COUNTER, http, 0, 0, http_help, N(s->n_http[4]), 0, "status=\"4xx\""},
         {COUNTER, http, 0, 0, http_help, N(s->n_http[5]), 0, "status=\"5xx\""},
     };

@@ -4,7 +4,6 @@
 #include "base/mem.h"
 #include "sample/sample_advice.h"
 #include "server/store.h"
-#include "server/web.h"
 #include "text/grammar.h"
 
 #include <event2/event.h>
@@ -92,18 +91,6 @@ static void on_refuse(void *arg, struct http_exchange *x, int status, const char
     fail(arg, x, status, status == 503 ? "unavailable_error" : "invalid_request_error", "%s", why);
 }
 
-static void get_page(struct server *s, struct http_exchange *x)
-{
-    http_add_header(x, "Content-Security-Policy",
-                    "default-src 'none'; connect-src 'self'; img-src data:; "
-                    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; "
-                    "form-action 'none'; frame-ancestors 'none'");
-    http_add_header(x, "X-Content-Type-Options", "nosniff");
-    http_add_header(x, "Cache-Control", "no-cache");
-    s->n_http[2]++;
-    http_reply(x, 200, "text/html; charset=utf-8", web_page, (size_t)(web_page_end - web_page));
-}
-
 static bool reply_if_not_ready(struct server *s, struct http_exchange *x)
 {
     struct buf b = {0};
@@ -168,10 +155,20 @@ static void add_model(struct server *s, struct buf *b)
     jsonout_text(b, s->opt.model);
     buf_addf(b,
              ",\"parent\":null,\"max_model_len\":%d,\"meta\":{\"n_vocab\":%d,\"n_ctx\":%d,"
-             "\"n_ctx_train\":%d,\"n_embd\":%d,\"n_params\":%lld,\"size\":%zu}}",
+             "\"n_ctx_train\":%d,\"n_embd\":%d,\"n_params\":%lld,\"size\":%zu}",
              engine_context(s->engine), rt->model->config.n_vocab, engine_context(s->engine),
              rt->model->config.context, rt->model->config.n_embd, (long long)rt->model->n_params,
              rt->model->bytes);
+    /* What a request that says nothing is sampled with. */
+    const struct sample_params *p = &s->opt.sample;
+    buf_addf(b,
+             ",\"default_sampling\":{\"temperature\":%.6g,\"top_p\":%.6g,\"top_k\":%d,"
+             "\"min_p\":%.6g,\"repetition_penalty\":%.6g,\"presence_penalty\":%.6g,"
+             "\"frequency_penalty\":%.6g},\"capabilities\":",
+             (double)p->temp, (double)p->top_p, p->top_k, (double)p->min_p,
+             (double)p->repeat_penalty, (double)p->presence_penalty, (double)p->frequency_penalty);
+    add_capabilities(s, b);
+    buf_addc(b, '}');
 }
 
 static void get_models(struct server *s, struct http_exchange *x)
@@ -228,6 +225,7 @@ struct route {
 static const struct route routes[] = {
     {"GET", "/", get_page, 0, true},
     {"GET", "/index.html", get_page, 0, true},
+    {"GET", "/web/*", get_page_file, 0, true},
     {"GET", "/health", get_health, 0, true},
     {"GET", "/v1/health", get_health, 0, true},
     {"GET", "/metrics", get_metrics, 0, false},

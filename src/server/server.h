@@ -20,6 +20,8 @@ struct server_options {
     int n_origins;
     const char *const *hosts; /* (n_hosts) names in Host headers beside our own; "*" = all */
     int n_hosts;
+    const char *const *page_origins; /* (n_page_origins) that the web page's tools may call */
+    int n_page_origins;
     size_t store_bytes;        /* of responses kept for previous_response_id */
     size_t max_unsent;         /* bytes of answers kept for one client that does not take them */
     const char *chat_template; /* file; NULL = the model's own */
@@ -29,6 +31,8 @@ struct server_options {
     int grace_s; /* for running answers after SIGTERM */
 };
 
+/* Whether this may be one of page_origins: scheme://host[:port]. */
+bool web_origin_valid(const char *origin);
 /* Runs until SIGTERM, SIGINT or failure to start. Returns the program's exit code. */
 int server_run(const struct server_options *opt, struct error *err);
 

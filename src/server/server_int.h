@@ -269,7 +269,12 @@ void delete_response(struct server *s, struct http_exchange *x);
 void get_ollama_tags(struct server *s, struct http_exchange *x);
 void get_ollama_ps(struct server *s, struct http_exchange *x);
 void get_ollama_version(struct server *s, struct http_exchange *x);
-void ollama_show(struct call *c); /* fills c->reply */
+void ollama_show(struct call *c);                             /* fills c->reply */
+void add_capabilities(const struct server *s, struct buf *b); /* what the model's template can do */
+
+/* web.c: the web page and its files */
+void get_page(struct server *s, struct http_exchange *x);
+void get_page_file(struct server *s, struct http_exchange *x);
 
 /* server.c */
 const struct runtime *server_runtime(const struct server *s);

@@ -1,0 +1,131 @@
+/*
+ * Answers in the making. Each is one run: fit the conversation into the context, stream, keep what came so far, call
+ * tools, go on. Runs belong to their conversation, not to what is on the screen: one goes on while another conversation
+ * is read. What came before a stop, an error or a reload stays.
+ */
+import * as api from "./api.js";
+import * as chats from "./chats.js";
+import * as db from "./db.js";
+import * as tools from "./tools.js";
+import { fit, startOf, TooLong } from "./request.js";
+import { settings, requestFields } from "./settings.js";
+
+const SAVE_MS = 300, MAX_ROUNDS = 16;
+
+const runs = new Map(); // conversation id -> run
+export const runOf = id => runs.get(id);
+export const stop = id => runs.get(id)?.stop();
+db.onAsk(node => [...runs.values()].some(r => r.node?.id === node));
+addEventListener("pagehide", () => { for (const r of runs.values()) if (r.node) db.write([db.put("nodes", r.node)]); });
+
+/* view: { changed(conv, node), ended(conv, node), confirm(conv, node, call) -> Promise<bool>, dropped(conv, n) }.
+ * Throws TooLong where the path can never fit; every other failure stands in the answer. */
+export async function answer(conv, parent, model, view) {
+  if (runs.has(conv.id)) return;
+  const ctl = new AbortController();
+  const run = { node: null, stop: () => ctl.abort(), signal: ctl.signal, started: Date.now() };
+  runs.set(conv.id, run);
+  try {
+    await rounds(conv, parent, model, view, run);
+  } finally {
+    runs.delete(conv.id);
+    view.ended(conv, run.node);
+  }
+}
+
+async function rounds(conv, parent, model, view, run) {
+  const known = settings.tools.length && model.capabilities.includes("tools") ? await tools.available() : { found: [], failed: [] };
+  for (const why of known.failed) view.toolFailed(why);
+  for (let round = 0; round < MAX_ROUNDS; round++) {
+    const node = await stream(conv, parent, model, view, run, known.found);
+    if (node.status !== "done" || !node.calls?.length || !known.found.length) return;
+    parent = node.id;
+    for (const call of node.calls) {
+      const t = known.found.find(k => k.name === call.name);
+      const yes = !t || !t.tool.ask || await view.confirm(conv, node, call, run.signal);
+      if (run.signal.aborted) return;
+      const text = yes ? await tools.run(known.found, call) : "error: the user did not allow this call";
+      const result = chats.newNode(conv.id, parent, "tool", text, { callId: call.id, name: call.name });
+      await chats.add(conv, result);
+      view.changed(conv, result);
+      parent = result.id;
+    }
+    if (run.signal.aborted) return;
+  }
+}
+
+/* One request and its answer. */
+async function stream(conv, parent, model, view, run, known) {
+  const path = conv.path(parent);
+  const body = { stream: true, stream_options: { include_usage: true }, ...requestFields(),
+    ...(known.length ? { tools: known.map(tools.describe) } : {}) };
+  const node = chats.newNode(conv.id, parent, "assistant", "", { reasoning: "", status: "streaming", model: model.id });
+  let response, start = startOf(path);
+  const before = start;
+  try {
+    let sent = await fit(path, conv.record.system, body, model.context, { signal: run.signal });
+    try {
+      response = await api.call("v1/chat/completions", sent.body, run.signal);
+    } catch (e) {
+      if (e.kind !== "context") throw e;
+      sent = await fit(path, conv.record.system, body, model.context, { signal: run.signal, full: true });
+      response = await api.call("v1/chat/completions", sent.body, run.signal);
+    }
+    start = sent.start;
+    if (start) node.from = path[start].id;
+  } catch (e) {
+    if (e instanceof TooLong) throw e;
+    return end(conv, node, view, run, e, true);
+  }
+  if (start > before) view.dropped(conv, path.slice(before, start).filter(n => n.role === "user").length);
+  run.node = node;
+  await chats.add(conv, node);
+  view.changed(conv, node);
+  let saving = 0, failure = null;
+  const save = () => { saving = 0; db.write([db.put("nodes", node)]); };
+  try {
+    for await (const event of api.events(response)) {
+      take(node, event, run);
+      view.changed(conv, node);
+      saving ||= setTimeout(save, SAVE_MS);
+    }
+  } catch (e) { failure = e; }
+  clearTimeout(saving);
+  return end(conv, node, view, run, failure, false);
+}
+
+function take(node, event, run) {
+  if (event.usage) node.usage = { prompt: event.usage.prompt_tokens, answer: event.usage.completion_tokens };
+  if (event.timings) node.timings = event.timings;
+  const choice = event.choices?.[0], delta = choice?.delta;
+  if (choice?.finish_reason) node.finish = choice.finish_reason;
+  if (!delta) return;
+  const thought = delta.reasoning_content ?? delta.reasoning ?? "";
+  if (thought && !node.reasoning) run.thinking = performance.now();
+  node.reasoning += thought;
+  if ((delta.content || delta.tool_calls) && run.thinking) {
+    node.thoughtMs = Math.round(performance.now() - run.thinking);
+    run.thinking = 0;
+  }
+  node.content += delta.content ?? "";
+  for (const t of delta.tool_calls ?? []) {
+    const call = (node.calls ??= [])[t.index] ??= { id: t.id ?? chats.newId(), name: "", arguments: "" };
+    call.name += t.function?.name ?? "";
+    call.arguments += t.function?.arguments ?? "";
+  }
+}
+
+async function end(conv, node, view, run, failure, fresh) {
+  node.status = !failure ? "done" : failure.name === "AbortError" ? "stopped" : "failed";
+  if (node.status === "failed") {
+    node.error = failure instanceof api.ServerError ? failure.message : String(failure);
+    view.failed(conv, failure);
+  }
+  // nothing came and the user wanted no more: there is nothing to keep
+  if (fresh && node.status === "stopped") return node;
+  if (fresh) await chats.add(conv, node);
+  else await db.write([db.put("nodes", node)], { strict: true });
+  view.changed(conv, node);
+  run.node = node;
+  return node;
+}

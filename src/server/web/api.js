@@ -1,0 +1,69 @@
+/*
+ * The server, as the page sees it: requests with the user's key, streams of events, and errors that say what can be
+ * done about them. Knows neither conversations nor the page.
+ */
+let key = "";
+export const setKey = k => { key = k; };
+
+/* kind: gone (no answer at all), key, loading, context, busy, request (anything else the server said). */
+export class ServerError extends Error {
+  constructor(kind, message, more = {}) { super(message); this.kind = kind; Object.assign(this, more); }
+}
+
+export async function call(path, body, signal) {
+  const headers = key ? { Authorization: "Bearer " + key } : {};
+  if (body) headers["Content-Type"] = "application/json";
+  let r;
+  try {
+    r = await fetch(path, { method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body) });
+  } catch (e) {
+    if (e.name === "AbortError") throw e;
+    throw new ServerError("gone", "The server at " + location.host + " does not answer.");
+  }
+  if (r.ok) return r;
+  const reply = await r.json().catch(() => null), error = reply?.error ?? {};
+  const said = typeof error.message === "string" ? error.message : r.status + " " + r.statusText;
+  if (r.status === 401) throw new ServerError("key", "This server wants an API key" + (key ? ", and not the one it was given." : "."));
+  if (r.status === 503 && reply?.status === "loading") throw new ServerError("loading", said, { percent: reply.percent });
+  if (error.code === "context_length_exceeded") throw new ServerError("context", said, { tokens: error.n_prompt_tokens, context: error.n_ctx });
+  if (r.status === 429 || r.status === 503) {
+    const wait = Number(r.headers.get("Retry-After"));
+    throw new ServerError("busy", said + (wait ? " (try again in " + wait + " s)" : ""));
+  }
+  throw new ServerError("request", said);
+}
+
+/* The events of a stream, parsed. A connection that ends before its last event is an error, not an end. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    let part;
+    try {
+      part = await reader.read();
+    } catch (e) {
+      if (e.name === "AbortError") throw e;
+      part = { done: true };
+    }
+    if (part.done) throw new ServerError("gone", "The connection to the server was lost in the middle of the answer.");
+    rest += part.value;
+    for (let cut; (cut = rest.indexOf("\n\n")) >= 0; rest = rest.slice(cut + 2)) {
+      const line = rest.slice(0, cut);
+      if (line === "data: [DONE]") return;
+      if (!line.startsWith("data: ")) continue; // a comment that keeps the connection open
+      const event = JSON.parse(line.slice(6));
+      if (event.error) throw new ServerError("request", event.error.message ?? "the server failed");
+      yield event;
+    }
+  }
+}
+
+/* What the server runs: { id, context, sampling, capabilities }. */
+export async function model() {
+  const m = (await (await call("v1/models")).json()).data[0];
+  return { id: m.id, context: m.max_model_len, sampling: m.default_sampling ?? {}, capabilities: m.capabilities ?? [] };
+}
+
+export async function countTokens(body, signal) {
+  return (await (await call("apply-template", body, signal)).json()).count;
+}

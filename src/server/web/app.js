@@ -1,0 +1,338 @@
+/*
+ * Starts the page and holds it together: which conversation is open, what its buttons do, what other tabs changed, and
+ * what the user must be told (server gone, key missing, nothing can be saved).
+ */
+import { $, el, button, announce, notice, toast, saveFile, number, plural } from "./dom.js";
+import * as answers from "./answer.js";
+import * as api from "./api.js";
+import * as chats from "./chats.js";
+import * as composer from "./composer.js";
+import * as db from "./db.js";
+import * as dialog from "./dialog.js";
+import * as load from "./load.js";
+import * as log from "./log.js";
+import * as sidebar from "./sidebar.js";
+import * as transfer from "./transfer.js";
+import { TooLong } from "./request.js";
+import * as settings from "./settings.js";
+
+let conv = null;      // the conversation on the screen; not in the database before its first message
+let fresh = true;     // ... whether it is such
+let model = { id: "", context: 0, sampling: {}, capabilities: [] };
+
+/* The server: who it runs, whether it is there */
+
+let asking = null;
+async function greet() {
+  clearTimeout(asking);
+  try {
+    model = await api.model();
+    $("model").textContent = $("model").title = model.id;
+    notice("server", "");
+    if (fresh) redraw();
+    return true;
+  } catch (e) {
+    trouble(e);
+    return false;
+  }
+}
+/* Says what is wrong with the server, and looks again until it is not. */
+function trouble(e) {
+  if (e.kind === "key") {
+    dialog.open(model, e.message);
+    notice("server", e.message, button("Settings", () => dialog.open(model, e.message)));
+  } else if (e.kind === "gone" || e.kind === "loading") {
+    notice("server", e.kind === "gone" ? e.message + " Looking for it…" : `The model is loading: ${e.percent} %`);
+    clearTimeout(asking);
+    asking = setTimeout(greet, 1000);
+  } else if (e.kind) {
+    notice("server", e.message, button("Dismiss", () => notice("server", "")));
+  }
+}
+
+/* What is on the screen */
+
+const STARTERS = ["Hello! Who are you?", "What is 23 + 48?", "Tell me a short story."];
+function welcome() {
+  return el("div", { class: "welcome" }, el("p", { class: "mark", "aria-hidden": "true" }, "Steel"),
+    el("p", {}, model.id ? `${model.id}, ${number(model.context)} tokens of context` : "Ask something."),
+    ...STARTERS.map(s => button(s, () => send({ text: s, files: [], editing: null }))));
+}
+
+const busy = () => !!answers.runOf(conv?.id);
+function drawState() {
+  $("send").textContent = busy() ? "Stop" : "Send";
+  $("title").textContent = chats.title(conv.record);
+  document.title = fresh ? "Steel" : chats.title(conv.record) + " · Steel";
+  $("export-md").disabled = $("export-json").disabled = fresh;
+  const t = conv.path().findLast(n => n.usage)?.usage;
+  $("status").textContent = t && model.context ? `${number(t.prompt + t.answer)} of ${number(model.context)} tokens of context` : "";
+}
+function redraw(at) {
+  log.show(conv, model.context, welcome, at);
+  drawState();
+}
+
+async function show(conversation, isFresh, at) {
+  conv = conversation;
+  fresh = isFresh;
+  history.replaceState(null, "", fresh ? "#" : "#" + conv.id);
+  composer.openDraft(fresh ? "" : conv.id);
+  drawSystem();
+  redraw(at);
+  closeMenu();
+  sidebar.refresh();
+  for (const n of conv.nodes.values()) if (n.status === "streaming") settle(conv, n);
+}
+const newChat = () => { show(chats.create(settings.presetText()), true); $("input").focus(); };
+async function open(id, at) {
+  const found = await chats.load(id);
+  if (!found) { newChat(); return; }
+  if (at && !found.path().some(n => n.id === at)) await chats.show(found, found.latest(at));
+  await show(answers.runOf(id)?.conv ?? found, false, at);
+}
+
+/* An answer that nobody writes any more was cut off: its tab was closed or reloaded. What came of it is kept. */
+async function settle(c, n) {
+  if (answers.runOf(c.id)?.node?.id === n.id || await db.writtenElsewhere(n.id)) return;
+  const now = await db.get("nodes", n.id);
+  if (now?.status !== "streaming") return;
+  await db.write([db.put("nodes", { ...now, status: "cut" })]);
+  c.put({ ...now, status: "cut" });
+  log.update(c, c.nodes.get(n.id));
+}
+
+/* Messages */
+
+const view = {
+  changed(c, n) { log.update(c, n); if (c === conv && n.role === "tool") drawState(); },
+  toolFailed: why => toast(why),
+  dropped(c, n) { toast(`The conversation outgrew the context: the oldest ${plural(n, "turn")} no longer go to the model.`); },
+  failed(c, e) { if (e.kind) trouble(e); },
+  confirm: (c, node, call, signal) => log.confirm(c, node, `Run ${call.name}(${call.arguments.slice(0, 300)})?`, signal),
+  ended(c, n) {
+    if (c === conv) drawState();
+    sidebar.refresh();
+    if (n?.status === "done") announce("Answer: " + n.content.slice(0, 4000));
+    else if (n) announce(n.status === "stopped" ? "Answer stopped." : "The answer failed: " + n.error);
+  },
+};
+
+async function ask(c, parent) {
+  const pending = answers.answer(c, parent, model, view);
+  const run = answers.runOf(c.id);
+  if (run) run.conv = c;
+  drawState();
+  sidebar.refresh();
+  await pending;
+}
+
+async function send(message) {
+  if (busy()) return;
+  if (!model.id && !await greet()) { composer.restore(message); return; } // nothing is lost, and why stands above the input
+  const c = conv, edited = message.editing, was = c.leaf, first = fresh;
+  const node = chats.newNode(c.id, edited ? edited.parent : c.leaf, "user", message.text, message.files.length ? { files: message.files } : {});
+  if (!c.record.title) c.record.title = chats.nameAfter(message.text || message.files[0].name);
+  fresh = false;
+  notice("refused", "");
+  await chats.add(c, node);
+  history.replaceState(null, "", "#" + c.id);
+  if (first) navigator.storage?.persist?.().catch(() => {}); // so that the browser does not clear it by itself
+  if (edited) redraw(); else log.update(c, node);
+  announce("Answering.");
+  try {
+    await ask(c, node.id);
+  } catch (e) {
+    if (!(e instanceof TooLong)) throw e;
+    // never to be answered: it leaves the conversation as if it had not been sent
+    await db.write([db.del("nodes", node.id)]);
+    c.drop(node.id);
+    if (first) await db.remove([c.id]); else await chats.show(c, was);
+    if (c === conv) { fresh = first; if (first) c.record.title = ""; composer.restore(message); redraw(); }
+    notice("refused", `This message has ${number(e.tokens)} tokens with its system prompt; the context holds ${number(e.context)}, the answer included. It was not kept: shorten it.`,
+      button("Dismiss", () => notice("refused", "")));
+    sidebar.refresh();
+  }
+}
+
+async function retry(n) {
+  if (busy()) return;
+  const c = conv;
+  let parent = n.parent;
+  // an answer that failed before its first word leaves nothing to step back to
+  if (n.status === "failed" && !n.content && !n.reasoning && !c.children.get(n.id)?.length) {
+    await db.write([db.del("nodes", n.id)]);
+    c.drop(n.id);
+  }
+  c.leaf = parent;
+  redraw();
+  try { await ask(c, parent); } catch (e) {
+    if (!(e instanceof TooLong)) throw e;
+    notice("refused", `This no longer fits the context: ${number(e.tokens)} tokens of ${number(e.context)}.`, button("Dismiss", () => notice("refused", "")));
+    await chats.show(c, c.latest(parent));
+    redraw();
+  }
+}
+
+function step(n, by) {
+  if (busy()) return;
+  const all = conv.siblings(n), to = all[all.indexOf(n) + by];
+  if (!to) return;
+  chats.show(conv, conv.latest(to.id));
+  redraw();
+  const box = $("log").querySelector(`article[data-id="${to.id}"]`), steps = [...(box?.querySelectorAll(".steps button") ?? [])];
+  box?.scrollIntoView({ block: "nearest" });
+  ((by < 0 ? steps[0] : steps[1])?.disabled ? steps.find(b => !b.disabled) : by < 0 ? steps[0] : steps[1])?.focus(); // where the user pressed
+  announce(`Version ${all.indexOf(to) + 1} of ${all.length}`);
+}
+
+function editLast() {
+  const n = conv.path().findLast(x => x.role === "user");
+  if (n && !busy()) composer.edit(n);
+}
+
+/* The system prompt of this conversation */
+
+function drawSystem() {
+  $("system").value = conv.record.system ?? "";
+  $("system-preset").replaceChildren(el("option", { value: "" }, "choose…"),
+    ...settings.settings.presets.map(p => el("option", { value: p.id }, p.name)));
+  $("system-button").classList.toggle("set", !!conv.record.system);
+}
+function setSystem(text) {
+  $("system").value = text;
+  $("system-button").classList.toggle("set", !!text);
+  if (fresh) conv.record.system = text; else chats.change(conv, { system: text });
+}
+
+/* Other tabs */
+
+const follow = new Map(); // conversations whose records changed -> timer
+db.onChange(({ changes }) => {
+  if (changes.some(c => c.store === "chats")) sidebar.refresh();
+  if (changes.some(c => c.store === "kv")) settings.load();
+  if (fresh || !changes.some(c => c.key === conv.id || c.chat === conv.id)) return;
+  clearTimeout(follow.get(conv.id));
+  follow.set(conv.id, setTimeout(merge, 60, conv));
+});
+/* What another tab wrote into this conversation; the view follows it where it goes on from what is shown. */
+async function merge(c) {
+  const now = await chats.load(c.id);
+  if (c !== conv) return;
+  if (!now) {
+    if (!busy()) { newChat(); toast("This conversation was deleted in another tab."); }
+    return;
+  }
+  const shown = c.leaf;
+  c.merge(now);
+  if (!busy() && c.isBelow(now.record.leaf, shown)) c.leaf = now.record.leaf;
+  if (c.leaf !== shown) redraw();
+  else log.update(c, c.nodes.get(shown));
+  drawState();
+  if (document.activeElement !== $("system")) drawSystem();
+}
+
+/* Wiring */
+
+function closeMenu() {
+  document.body.classList.remove("menu");
+  $("menu").setAttribute("aria-expanded", "false");
+}
+
+const THEMES = ["system", "light", "dark"];
+function setTheme(theme) {
+  if (theme === "system") delete document.documentElement.dataset.theme; else document.documentElement.dataset.theme = theme;
+  try { localStorage.setItem("steel.theme", theme); } catch { /* for this visit, then */ }
+  $("theme").textContent = "Theme: " + theme;
+}
+
+function keys(e) {
+  if ($("settings").open) return;
+  const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(e.target.tagName);
+  if (e.key === "Escape") {
+    if (busy()) answers.stop(conv.id);
+    else if (!composer.cancelEdit()) closeMenu();
+  } else if (e.key === "/" && !typing && !e.ctrlKey && !e.metaKey && !e.altKey) {
+    e.preventDefault();
+    $("input").focus();
+  } else if (e.key === "k" && (e.ctrlKey || e.metaKey)) {
+    e.preventDefault();
+    document.body.classList.add("menu");
+    $("search").focus();
+  }
+}
+
+function wire() {
+  log.setup({ edit: n => { if (!busy()) composer.edit(n); }, retry, step, siblings: n => conv.siblings(n) });
+  sidebar.setup({ open, current: () => fresh ? null : conv.id, busy: id => !!answers.runOf(id), forget: newChat });
+  composer.setup({ send, busy, stop: () => answers.stop(conv.id), editLast });
+  dialog.setup({ keyChanged: greet, imported: open });
+  load.setup();
+  $("new").onclick = newChat;
+  $("menu").onclick = () => $("menu").setAttribute("aria-expanded", String(document.body.classList.toggle("menu")));
+  $("log").onclick = closeMenu;
+  $("open-settings").onclick = () => dialog.open(model);
+  $("settings").onclose = () => drawSystem();
+  $("theme").onclick = () => setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "system") + 1) % 3]);
+  setTheme(document.documentElement.dataset.theme ?? "system");
+  $("system-button").onclick = () => {
+    $("system-box").hidden = !$("system-box").hidden;
+    $("system-button").setAttribute("aria-expanded", String(!$("system-box").hidden));
+  };
+  $("system-preset").onchange = () => {
+    const p = settings.settings.presets.find(x => x.id === $("system-preset").value);
+    if (p) setSystem(p.text);
+  };
+  $("system").onchange = () => setSystem($("system").value);
+  $("export-md").onclick = () => saveFile(chats.title(conv.record) + ".md", "text/markdown", transfer.toMarkdown(conv));
+  $("export-json").onclick = () => saveFile(chats.title(conv.record) + ".json", "application/json", transfer.toJson([conv]));
+  addEventListener("keydown", keys);
+  addEventListener("hashchange", () => { if (location.hash.slice(1) !== (fresh ? "" : conv.id)) open(location.hash.slice(1)); });
+  addEventListener("beforeunload", e => { if (db.unsaved() && hasDatabase) e.preventDefault(); });
+}
+
+let hasDatabase = true;
+db.onTrouble(e => {
+  if (!e) { notice("storage", ""); return; }
+  const full = e.name === "QuotaExceededError";
+  notice("storage", full
+    ? `This browser's storage for this page is full: ${plural(db.unsaved(), "change")} not saved yet, kept in this tab only. Delete conversations, free disk space, or save this one as a file.`
+    : `Nothing can be saved in this browser (${e.message}): conversations are kept in this tab only.`,
+  button("Save as JSON", () => $("export-json").click()));
+});
+
+/* Conversations of the page as it was before it had a database. */
+async function migrate() {
+  let old;
+  try { old = JSON.parse(localStorage.getItem("steel.chats")); } catch { return; }
+  if (!Array.isArray(old)) return;
+  for (const c of old) {
+    if (!c?.messages?.length) continue;
+    const t = Date.now();
+    const [{ record, nodes }] = transfer.parse(JSON.stringify(c.messages.map(m => ({ ...m, content: m.content ?? "" }))), String(c.title ?? ""));
+    await db.write([db.put("chats", { ...record, created: t, updated: t }), ...nodes.map(n => db.put("nodes", n))], { keep: false });
+  }
+  localStorage.removeItem("steel.chats"); // they are in the database now
+}
+
+async function start() {
+  wire();
+  try {
+    await db.open();
+    await migrate();
+    await chats.purge();
+  } catch (e) {
+    hasDatabase = false;
+    notice("storage", `Nothing can be saved in this browser (${e.message}): conversations are kept in this tab only.`);
+  }
+  await settings.load();
+  const id = location.hash.slice(1), newest = id ? null : (await chats.list())[0];
+  if (id) await open(id); else if (newest && performance.getEntriesByType("navigation")[0]?.type === "reload") await open(newest.id); else newChat();
+  await sidebar.refresh();
+  greet();
+  document.documentElement.dataset.ready = "true";
+}
+
+/* For the tests: what was done, not how long it took. */
+window.steel = { work: log.work };
+start();

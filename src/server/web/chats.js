@@ -1,0 +1,141 @@
+/*
+ * Conversations. One is a tree of messages: an edited question or a retried answer is a further child of the same
+ * parent, and nothing is overwritten. What is shown is the path from the root to `leaf`. Knows the database, not the
+ * page.
+ */
+import * as db from "./db.js";
+
+let last = 0;
+/* Times order siblings, so this tab never uses one twice. */
+const now = () => (last = Math.max(Date.now(), last + 1));
+export const newId = () => [...crypto.getRandomValues(new Uint8Array(12))].map(b => b.toString(16).padStart(2, "0")).join("");
+
+/* Messages that this tab makes: what it has of them is newer than what the database has. */
+const own = new Set();
+export function newNode(chat, parent, role, content, more = {}) {
+  const node = { id: newId(), chat, parent, role, content, created: now(), ...more };
+  own.add(node.id);
+  return node;
+}
+
+export class Conversation {
+  constructor(record, nodes = []) {
+    this.record = record;
+    this.nodes = new Map();
+    this.children = new Map(); // id or null -> nodes, oldest first
+    nodes.sort((a, b) => a.created - b.created || (a.id < b.id ? -1 : 1));
+    for (const n of nodes) this.put(n);
+    this.leaf = this.nodes.has(record.leaf) ? record.leaf : this.latest(null);
+  }
+  get id() { return this.record.id; }
+  put(node) { // new, or newer than the one that is here
+    const old = this.nodes.get(node.id);
+    if (old) { Object.assign(old, node); return old; }
+    this.nodes.set(node.id, node);
+    const parent = node.parent ?? null;
+    if (!this.children.has(parent)) this.children.set(parent, []);
+    this.children.get(parent).push(node);
+    return node;
+  }
+  drop(id) {
+    const n = this.nodes.get(id);
+    if (!n) return;
+    this.nodes.delete(id);
+    const list = this.children.get(n.parent ?? null);
+    list.splice(list.indexOf(n), 1);
+    if (this.leaf === id) this.leaf = n.parent ?? this.latest(null);
+  }
+  /* What the database has by now, of other tabs. */
+  merge(now) {
+    for (const n of now.nodes.values()) if (!own.has(n.id)) this.put(n);
+    for (const id of [...this.nodes.keys()]) if (!now.nodes.has(id) && !own.has(id)) this.drop(id);
+    Object.assign(this.record, now.record);
+  }
+  siblings(node) { return this.children.get(node.parent ?? null) ?? []; }
+  /* The newest message below this one, following the newest at every fork. */
+  latest(id) {
+    for (let kids; (kids = this.children.get(id))?.length; ) id = kids.at(-1).id;
+    return id;
+  }
+  path(leaf = this.leaf) {
+    const out = [];
+    for (let n = this.nodes.get(leaf); n; n = this.nodes.get(n.parent)) out.push(n);
+    return out.reverse();
+  }
+  /* Whether `id` is the shown end or lies behind it. */
+  isBelow(id, ancestor) {
+    for (let n = this.nodes.get(id); n; n = this.nodes.get(n.parent)) if (n.id === ancestor) return true;
+    return ancestor === null;
+  }
+}
+
+export async function list() {
+  const chats = (await db.all("chats")).filter(c => !c.deleted);
+  return chats.sort((a, b) => b.updated - a.updated || (a.id < b.id ? -1 : 1));
+}
+
+export async function load(id) {
+  const record = await db.get("chats", id);
+  return record && !record.deleted ? new Conversation(record, await db.nodesOf(id)) : null;
+}
+
+export function create(system) {
+  const t = now();
+  return new Conversation({ id: newId(), title: "", system, created: t, updated: t, leaf: null });
+}
+
+/* What the conversation is called until somebody gives it a name. */
+export const title = record => record.title || "New chat";
+export function nameAfter(text) {
+  const line = text.trim().split("\n")[0];
+  return line.length > 60 ? line.slice(0, 57).trimEnd() + "…" : line;
+}
+
+/* A message joins the conversation, and is what the conversation shows from now on. */
+export function add(conv, node) {
+  conv.put(node);
+  conv.leaf = conv.record.leaf = node.id;
+  conv.record.updated = node.created;
+  // whoever writes into a conversation that another tab deleted wants it back
+  const fields = { leaf: node.id, updated: node.created, deleted: 0 };
+  return db.write([db.merge("chats", fields, conv.record), db.put("nodes", node)], { strict: true });
+}
+
+/* Changes of the conversation's own record, beside what other tabs changed of it. */
+export function change(conv, fields) {
+  Object.assign(conv.record, fields);
+  return db.change("chats", conv.id, fields);
+}
+export function show(conv, leaf) {
+  conv.leaf = leaf;
+  return change(conv, { leaf });
+}
+
+export async function rename(id, name) {
+  if (name.trim()) await db.change("chats", id, { title: name.trim().slice(0, 200) });
+}
+
+/* Deleted conversations stay until nobody can want them back. */
+const UNDO_MS = 60000;
+export const setDeleted = (id, yes) => db.change("chats", id, { deleted: yes ? Date.now() : 0 });
+export async function purge(age = UNDO_MS) {
+  const chats = await db.all("chats"), known = new Set(chats.map(c => c.id));
+  const dead = chats.filter(c => c.deleted && Date.now() - c.deleted >= age).map(c => c.id);
+  for (const id of await db.chatsOfNodes()) if (!known.has(id)) dead.push(id);
+  if (dead.length) await db.remove(dead);
+}
+
+/* Conversations with this text in title or messages, newest first: [{ chat, node, line }]. */
+const MAX_HITS = 100;
+export async function search(text) {
+  const want = text.toLowerCase(), found = new Map();
+  const chats = new Map((await list()).map(c => [c.id, c]));
+  for (const c of chats.values()) if (title(c).toLowerCase().includes(want)) found.set(c.id, { chat: c });
+  await db.eachNode(n => {
+    const at = chats.has(n.chat) && !found.get(n.chat)?.node && typeof n.content === "string" ? n.content.toLowerCase().indexOf(want) : -1;
+    if (at >= 0)
+      found.set(n.chat, { chat: chats.get(n.chat), node: n.id, line: (at > 20 ? "…" : "") + n.content.slice(Math.max(0, at - 20), at + 60).replace(/\s+/g, " ") });
+    return found.size >= MAX_HITS;
+  });
+  return [...found.values()].sort((a, b) => b.chat.updated - a.chat.updated);
+}

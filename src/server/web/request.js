@@ -1,0 +1,88 @@
+/*
+ * From a conversation to what is sent: messages, and which of them. When they outgrow the context the oldest turns stay
+ * behind, in one bite that leaves room for a while (every other beginning costs the server its prefix cache); the
+ * system prompt always goes. A last message that does not fit even alone can never be answered: TooLong.
+ */
+import * as api from "./api.js";
+
+export class TooLong extends Error {
+  constructor(tokens, context) { super(`${tokens} tokens`); this.tokens = tokens; this.context = context; }
+}
+
+/* A fence longer than any in the text, so that a file cannot end its own block. */
+function fenced(file) {
+  const longest = Math.max(2, ...[...file.text.matchAll(/`+/g)].map(m => m[0].length));
+  const fence = "`".repeat(longest + 1);
+  return `File ${file.name}:\n${fence}\n${file.text}\n${fence}`;
+}
+export const userText = n => [...(n.files ?? []).map(fenced), n.content].filter(Boolean).join("\n\n");
+
+/* Whether a message says anything to the model. */
+const spoken = n => n.role !== "assistant" || n.content || n.calls?.length;
+
+export function messages(path, system) {
+  const out = system ? [{ role: "system", content: system }] : [];
+  const lastUser = path.findLastIndex(n => n.role === "user");
+  path.forEach((n, i) => {
+    if (!spoken(n)) return;
+    if (n.role === "user") {
+      // two in a row, after an answer that failed: many templates take only turns
+      if (out.at(-1)?.role === "user") out.at(-1).content += "\n\n" + userText(n);
+      else out.push({ role: "user", content: userText(n) });
+    } else if (n.role === "tool") {
+      out.push({ role: "tool", tool_call_id: n.callId, content: n.content });
+    } else {
+      const m = { role: "assistant", content: n.content };
+      if (n.calls?.length) m.tool_calls = n.calls.map(c => ({ id: c.id, type: "function", function: { name: c.name, arguments: c.arguments } }));
+      if (n.reasoning && i > lastUser) m.reasoning_content = n.reasoning; // between calls of one turn
+      out.push(m);
+    }
+  });
+  return out;
+}
+
+/* Where the sent part of a path begins: what its newest message says of it. */
+export function startOf(path) {
+  const from = path.findLast(n => n.from)?.from, at = from ? path.findIndex(n => n.id === from) : 0;
+  return Math.max(0, at);
+}
+
+const bytes = s => new TextEncoder().encode(s ?? "").length;
+const BYTES_A_TURN = 64; // more than any template puts around a message
+
+/* At most how many tokens: what the server counted last, and a token for every byte since. */
+function atMost(path, start, extra) {
+  const known = path.findLastIndex((n, i) => i >= start && n.usage && startOf(path.slice(0, i + 1)) === start);
+  let n = known >= 0 ? path[known].usage.prompt + path[known].usage.answer : bytes(extra);
+  for (const m of path.slice(known >= 0 ? known + 1 : start))
+    n += bytes(userText(m)) + bytes(JSON.stringify(m.calls ?? "")) + BYTES_A_TURN;
+  return n;
+}
+
+/*
+ * The part of the path that is sent: { start, body }. `body` is the request without messages; `full`: the server has said
+ * that what atMost() let pass does not fit.
+ */
+export async function fit(path, system, body, context, { full = false, signal } = {}) {
+  const start = startOf(path), room = Math.min(body.max_tokens ?? Infinity, Math.ceil(context / 4));
+  const extra = system + JSON.stringify(body.tools ?? "");
+  const whole = at => ({ start: at, body: { ...body, messages: messages(path.slice(at), system) } });
+  if (!full && atMost(path, start, extra) + room <= context) return whole(start);
+  const count = async at => {
+    const { body: b } = whole(at);
+    return api.countTokens({ messages: b.messages, tools: b.tools, chat_template_kwargs: b.chat_template_kwargs }, signal);
+  };
+  const first = await count(start);
+  if (first + Math.min(room, 64) <= context) return whole(start); // it still fits, if the answer is short
+  // the turns it could begin with; the last of them is the message itself
+  const turns = path.map((n, i) => n.role === "user" && i > start ? i : -1).filter(i => i >= 0);
+  if (!turns.length) turns.push(start);
+  const alone = turns.at(-1) === start ? first : await count(turns.at(-1));
+  if (alone >= context) throw new TooLong(alone, context);
+  let lo = -1, hi = turns.length - 1; // hi is good enough, lo is not
+  while (hi - lo > 1) {
+    const mid = lo + Math.floor((hi - lo) / 2);
+    if (await count(turns[mid]) + room <= context) hi = mid; else lo = mid;
+  }
+  return whole(turns[hi]);
+}
