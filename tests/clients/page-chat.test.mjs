@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { once } from "node:events";
 import { startServer } from "./common.mjs";
-import { startWorld, openPage, reload, say, ask, settled, texts, answers, questions, TIMINGS } from "./page.mjs";
+import { startWorld, openPage, reload, say, ask, settled, texts, answers, questions, whole, TIMINGS } from "./page.mjs";
 
 let world;
 before(async () => { world = await startWorld(); });
@@ -307,6 +307,8 @@ test("when the context is full the oldest turns stay behind, the system prompt g
     const begins = sent.map(b => b.messages[1].content.slice(0, 12)), moved = begins.filter((b, i) => i && b !== begins[i - 1]).length;
     assert.ok(moved >= 1 && moved <= 6, `the beginning moved ${moved} times`);
     await reload(page);
+    assert.match(await page.textContent("#status"), /oldest messages no longer fit/);
+    await whole(page);
     assert.equal(await page.locator(".divider").count(), 1);
     // never to be answered: refused, back in the input, not in the conversation
     const long = "the red fox and the old bridge ".repeat(200);
@@ -314,8 +316,10 @@ test("when the context is full the oldest turns stay behind, the system prompt g
     await page.waitForSelector('.notice[data-kind="refused"]');
     assert.match(await page.textContent('.notice[data-kind="refused"]'), /[\d,]+ tokens .* holds 400.*not kept/);
     assert.equal(await page.inputValue("#input"), long.trim());
+    await whole(page);
     assert.equal(await page.locator(".msg.user").count(), 12);
     await reload(page);
+    await whole(page);
     assert.equal(await page.locator(".msg.user").count(), 12);
     await ask(page, "Still here?");
     assert.deepEqual(await page.locator(".msg.assistant .error:not(:empty)").allTextContents(), []);

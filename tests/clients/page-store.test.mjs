@@ -3,7 +3,7 @@
 import { test, before, after, beforeEach } from "node:test";
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
-import { startWorld, openPage, ready, reload, say, ask, settled, texts, answers, questions, seed } from "./page.mjs";
+import { startWorld, openPage, ready, reload, say, ask, settled, texts, answers, questions, seed, whole } from "./page.mjs";
 
 let world;
 before(async () => { world = await startWorld(); });
@@ -183,10 +183,8 @@ test("400 messages: the end is drawn, the rest comes on the way up; time to open
   assert.ok(nodes < built * 150, nodes + " nodes");
   assert.ok(await page.evaluate(() => { const l = document.querySelector("#log"); return l.scrollHeight - l.scrollTop - l.clientHeight < 50; }), "at its end");
   // all of it is there for who goes up, and the reader's place stays
-  await page.waitForFunction(() => {
-    document.querySelector("#log").scrollTop = 0;
-    return document.querySelectorAll(".msg").length === 400;
-  }, null, { polling: 50, timeout: 120000 });
+  await whole(page);
+  assert.equal(await page.locator(".msg").count(), 400);
   assert.match(await page.locator(".msg").first().innerText(), /^Message 0\./);
   // while an answer streams, its own element is all that is drawn
   await page.getByRole("button", { name: "Seeded 400", exact: true }).click();

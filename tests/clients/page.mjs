@@ -116,6 +116,12 @@ export const texts = (page, what = ".msg") => page.locator(what + " > .body").al
 export const answers = page => texts(page, ".msg.assistant");
 export const questions = page => texts(page, ".msg.user");
 
+// Goes up until all of the conversation is drawn.
+export const whole = page => page.waitForFunction(() => {
+  document.querySelector("#log").scrollTop = 0;
+  return !document.querySelector(".earlier");
+}, null, { polling: 50, timeout: 120000 });
+
 // A conversation of n messages, straight into the database.
 export async function seed(page, n, more = {}) {
   return page.evaluate(async ({ n, more }) => {

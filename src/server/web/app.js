@@ -13,7 +13,7 @@ import * as load from "./load.js";
 import * as log from "./log.js";
 import * as sidebar from "./sidebar.js";
 import * as transfer from "./transfer.js";
-import { TooLong } from "./request.js";
+import { startOf, TooLong } from "./request.js";
 import * as settings from "./settings.js";
 
 let conv = null;      // the conversation on the screen; not in the database before its first message
@@ -65,8 +65,9 @@ function drawState() {
   $("title").textContent = chats.title(conv.record);
   document.title = fresh ? "Steel" : chats.title(conv.record) + " · Steel";
   $("export-md").disabled = $("export-json").disabled = fresh;
-  const t = conv.path().findLast(n => n.usage)?.usage;
-  $("status").textContent = t && model.context ? `${number(t.prompt + t.answer)} of ${number(model.context)} tokens of context` : "";
+  const path = conv.path(), t = path.findLast(n => n.usage)?.usage;
+  $("status").textContent = (t && model.context ? `${number(t.prompt + t.answer)} of ${number(model.context)} tokens of context` : "")
+    + (startOf(path) ? " · the oldest messages no longer fit" : "");
 }
 function redraw(at) {
   log.show(conv, model.context, welcome, at);
