@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes OUT.deb of what `make install` puts into a root: packaging/deb.sh ROOT VERSION OUT.deb
-# The binary holds its libraries, so the package needs no other than libc.
+# The binary holds its libraries, so the package needs no other than libc; libcurl, which `steel pull` loads, is recommended.
 set -eu
 root=$1 version=$2 out=$3
 mkdir -p "$root/DEBIAN" "$root/etc/default" "$root/usr/share/doc/steel"
@@ -18,6 +18,7 @@ cat >"$root/DEBIAN/control" <<-END
 	Architecture: $(dpkg --print-architecture)
 	Installed-Size: $(du -sk "$root" | cut -f1)
 	Depends: libc6 (>= $libc), libgcc-s1
+	Recommends: libcurl4 | libcurl4t64, ca-certificates
 	Maintainer: The Steel authors <steel@localhost>
 	Description: runs large language models
 	 One binary that takes a model file (GGUF, or a Hugging Face folder) and runs it: in a

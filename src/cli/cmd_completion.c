@@ -139,7 +139,11 @@ static void zsh(void)
         "    fi\n    local cmd=${words[2]//-/_}\n    shift words; (( CURRENT-- ))\n"
         "    if [[ $cmd == bench && ${words[2]} == serve ]]; then\n"
         "        cmd=bench_serve; shift words; (( CURRENT-- ))\n    fi\n"
-        "    (( $+functions[_steel_$cmd] )) && _steel_$cmd\n}\n"
+        "    case $cmd in\n"
+        "    help) _describe command cmds ;;\n"
+        "    completion) compadd bash zsh fish ;;\n"
+        "    *) (( $+functions[_steel_$cmd] )) && _steel_$cmd ;;\n"
+        "    esac\n}\n"
         "if [ \"$funcstack[1]\" = _steel ]; then _steel \"$@\"; else compdef _steel steel; fi\n");
 }
 
@@ -173,7 +177,11 @@ static void fish(void)
         putchar('\n');
     }
     cli_walk(fish_command, NULL);
-    printf("complete -c steel -f -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'\n");
+    printf("complete -c steel -f -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'\n"
+           "complete -c steel -f -n '__fish_seen_subcommand_from help' -a '");
+    for (const struct command *c = cli_commands; c->name; c++)
+        printf("%s ", c->name);
+    printf("'\n");
 }
 
 int cmd_completion(int argc, char **argv)

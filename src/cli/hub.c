@@ -29,6 +29,12 @@ static const struct {
     {"llama3.2:1b", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"},
     {"llama3.2", "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M"},
     {"llama3.1", "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M"},
+    {"qwen3-coder", "unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:Q4_K_M"},
+    {"gpt-oss", "ggml-org/gpt-oss-20b-GGUF:MXFP4"},
+    {"gpt-oss:120b", "ggml-org/gpt-oss-120b-GGUF:MXFP4"},
+    {"gemma3", "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"},
+    {"gemma3:12b", "ggml-org/gemma-3-12b-it-GGUF:Q4_K_M"},
+    {"gemma3:27b", "ggml-org/gemma-3-27b-it-GGUF:Q4_K_M"},
     {"mistral", "bartowski/Mistral-7B-Instruct-v0.3-GGUF:Q4_K_M"},
 };
 
