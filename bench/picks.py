@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """What each row of the tables of kernels gains over the next: tok/s with it and with it left out (STEEL_PICK=-name).
 
-  picks.py --steel build/steel MODEL [--rows 1,2,4,8,16,32,64] [--prompts 300,2048] [--only name,...] [--seconds S]
-           [-o results.jsonl]
+  picks.py --steel build/steel MODEL [--rows 1,2,4,8,16,32,64] [--prompts 300,2048] [--only name,...] [--rounds 2]
+           [--seconds S] [-o results.jsonl]
 
 For each row that a model's steps picked, the tests whose rows are in its range, by turns with and without it; the figure is the
-geometric mean over two rounds. A row that gains less than 2 % everywhere is a candidate for deletion. Standard library only.
+geometric mean over the rounds. A row that gains less than 2 % everywhere is a candidate for deletion. Standard library only.
 """
 import argparse
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -58,6 +59,7 @@ def main():
     p.add_argument("--rows", default="1,2,4,8,16,32,64")
     p.add_argument("--prompts", default="300,2048")
     p.add_argument("--only")
+    p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--seconds", type=float, default=1e9, help="begin no row after this many")
     p.add_argument("-o", "--output", default="picks.jsonl")
     a = p.parse_args()
@@ -69,10 +71,10 @@ def main():
         if (a.only and name not in a.only.split(",")) or not mine or time.monotonic() - start > a.seconds:
             continue
         rates = {False: {}, True: {}}
-        for out in (False, True, True, False):
+        for out in ((False, True, True, False) * a.rounds)[:2 * a.rounds]:
             for t, v in bench(a, mine, name if out else None)[0].items():
                 rates[out].setdefault(t, []).append(v)
-        mean = lambda v: (v[0] * v[1]) ** 0.5
+        mean = statistics.geometric_mean
         gains = {t: mean(rates[False][t]) / mean(rates[True][t]) - 1 for t in mine}
         print(f"{name:26}", "  ".join(f"{t}: {100 * g:+.1f} %" for t, g in gains.items()), flush=True)
         with open(a.output, "a") as f:
