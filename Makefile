@@ -144,7 +144,7 @@ $(B)/libserver.a: $(SRV_OBJ)
 # The web page and the libraries it renders with, where they are installed, are packed into the server.
 WEB_LIBS := $(wildcard /usr/share/javascript/marked/*.js /usr/share/nodejs/dompurify/dist/*.min.js \
 	/usr/share/javascript/katex/*.js /usr/share/javascript/highlight.js/*.js)
-ifneq ($(shell cat $(B)/web-libs 2>/dev/null),$(strip $(WEB_LIBS)))
+ifneq ($(shell cat $(B)/web-libs 2>/dev/null || echo new),$(strip $(WEB_LIBS)))
 $(shell mkdir -p $(B) && echo '$(strip $(WEB_LIBS))' > $(B)/web-libs)
 endif
 $(B)/web/assets.inc: $(wildcard src/server/web/*) tools/web.sh $(B)/web-libs | deps-check

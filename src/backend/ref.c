@@ -857,12 +857,13 @@ static float route(struct ref *r, const struct router *t, const float *x, int *c
     if (t->n_groups > 1)
         keep_groups(t, keys, n);
     double kept = 0;
+    float last = 0, gap = INFINITY;
     for (int k = 0; k < t->n_used; k++) {
         chosen[k] = best_key(keys, n, chosen, k);
         weight[k] = p[chosen[k]];
+        last = keys[chosen[k]];
         kept += weight[k];
     }
-    float last = keys[chosen[t->n_used - 1]], gap = INFINITY;
     if (t->n_used < n)
         gap = (last - keys[best_key(keys, n, chosen, t->n_used)]) / fabsf(last);
     if (t->kind == ROUTER_SOFTMAX_TOP)

@@ -336,7 +336,7 @@ static bool rerank(struct embedder *e, const struct embed_flags *f, struct error
         docs[i].score = f->scores_raw ? s : 1.0f / (1.0f + expf(-s));
         embed_text_clear(&texts[i]);
     }
-    if (ok)
+    if (ok && n)
         qsort(docs, (size_t)n, sizeof *docs, by_score);
     for (int i = 0; ok && i < n && (!f->top || i < f->top); i++)
         printf("%.6f\t%d\t%s\n", (double)docs[i].score, docs[i].index, docs[i].text);

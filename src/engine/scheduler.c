@@ -580,7 +580,8 @@ static void share_among_clients(struct scheduler *s, int n_readers, int budget)
             hungry += left > give;
         }
     }
-    memset(s->shares, 0, (size_t)n_readers * sizeof *s->shares);
+    for (int i = 0; i < n_readers; i++)
+        s->shares[i] = 0;
     for (int i = 0; i < served; i++) {
         if (s->reading[i]->share)
             share(s, s->reading[i], s->reading[i]->share, chunk);
