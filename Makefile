@@ -248,6 +248,9 @@ fuzz-run: fuzz-build
 $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS)
 
+$(B)/fuzz/fuzz_markdown: $(B)/fuzz/fuzz_markdown.o $(addprefix $(B)/src/cli/,markdown.o table.o flow.o) $(B)/libsteel.a
+	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
 $(B)/fuzz/fuzz_http $(B)/fuzz/fuzz_request: $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libserver.a $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(B)/libserver.a $(B)/libsteel.a $(LDLIBS) $(SRV_LIBS)
 

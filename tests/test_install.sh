@@ -12,6 +12,15 @@ if nm -u "$B/steel" | grep -q '__asan_\|__tsan_'; then
     echo "skipped: install: a build with sanitizers is not installed"
     exit 77
 fi
+# Where something is missing, plain make says so and installs nothing.
+mkdir "$tmp/bare" && ln -s "$(command -v sh)" "$tmp/bare/sh"
+for p in sudo apt-get; do
+    printf '#!/bin/sh\ntouch %s/called\n' "$tmp" >"$tmp/bare/$p" && chmod +x "$tmp/bare/$p"
+done
+PATH=$tmp/bare sh tools/deps.sh check >"$tmp/out" 2>&1 && fail "deps.sh check finds gcc where there is none"
+grep -q 'missing:.* gcc' "$tmp/out" && grep -q 'make deps' "$tmp/out" || fail "deps.sh check: $(cat "$tmp/out")"
+[ -e "$tmp/called" ] && fail "deps.sh check installs packages"
+grep -n sudo Makefile | grep -v echo && fail "the Makefile runs sudo"
 opts="B=$B"
 [ -e "$B/without-cuda" ] && opts="$opts CUDA=0"
 make -s $opts PREFIX="$tmp/usr" LIBDIR="$tmp/usr/lib" install >"$tmp/log" 2>&1 || { cat "$tmp/log"; exit 1; }
