@@ -1,9 +1,11 @@
 /*
- * The ops of the CUDA backend: what embed, mixer, mlp, head and sample are made of, and the op table.
+ * The ops of the CUDA backend: what embed, mixer, head and sample are made of, and the op table (mlp:
+ * mlp.cu).
  * The residual stream is in cu->resid in whatever form the last op left it (struct resid); all else an
  * op makes is local to it. Which kernels run is pick.cu's; device.cu, prepare.cu and step.cu have what
  * surrounds the ops.
  */
+#include "backend/cuda/embed.cuh"
 #include "backend/cuda/mixers.h"
 
 extern "C" {
@@ -21,15 +23,37 @@ static struct resid *start_stream(struct cuda_backend *cu, int rows)
     return &cu->resid;
 }
 
-/* A case of rows that are norm(stream), not yet made; x: what they become. */
-static struct pick_case case_of(struct resid *r, const struct norm *norm, struct rows *x)
+struct pick_case cuda_case(struct cuda_backend *cu, const struct norm *norm, struct rows *x)
 {
     struct pick_case c = {};
-    c.rows = r->rows;
+    c.rows = cu->resid.rows;
     c.x = x;
-    c.stream = r;
-    c.gain = norm->kind == NORM_NONE ? NULL : norm->gain;
+    c.stream = &cu->resid;
+    c.gain = cuda_gain(cu, norm);
     return c;
+}
+
+/* The values of every row that layers add later. */
+static void embed_values(struct cuda_backend *cu, const struct embed_layers *e)
+{
+    struct step s = cuda_step(cu);
+    struct rows x = resid_plain(cu, &cu->resid);
+    struct pick_case c = {};
+    c.rows = s.n_tokens;
+    c.w = cuda_matrix(e->project);
+    c.x = &x;
+    c.y = cu->layer_embeds;
+    pick_run(cu, PICK_LINEAR, &c, N_STAGES);
+    struct embed_layers_args p = {};
+    p.table = *cuda_matrix(e->table);
+    p.tokens = s.tokens;
+    p.e = cu->layer_embeds;
+    p.norm = cuda_gain(cu, &e->norm);
+    p.width = e->width;
+    p.table_scale = e->table_scale;
+    p.project_scale = e->project_scale;
+    p.scale = e->scale;
+    embed_layers(cu, p, cu->shape.n_layers, s.n_tokens);
 }
 
 static void op_embed(struct backend *be, const struct embed *e)
@@ -38,7 +62,9 @@ static void op_embed(struct backend *be, const struct embed *e)
     struct step s = cuda_step(cu);
     struct resid *r = start_stream(cu, s.n_tokens);
     step_mark(cu);
-    cuda_embed(cu, cuda_matrix(e->tokens), &s, r->x);
+    embed_tokens(cu, cuda_matrix(e->tokens), &s, e->scale == 0 ? 1.0f : e->scale, r->x);
+    if (e->layers.width && s.n_tokens)
+        embed_values(cu, &e->layers);
     step_mark_end(cu, STAGE_EMBED);
 }
 
@@ -48,7 +74,7 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
 {
     struct step s = cuda_step(cu);
     struct rows n = {};
-    struct pick_case c = case_of(&cu->resid, norm, &n);
+    struct pick_case c = cuda_case(cu, norm, &n);
     c.w = l->wqkv;
     c.y = cu->q;
     c.raw = s.n_decode == s.n_tokens && attn_tensor(cu);
@@ -77,12 +103,12 @@ void mixer_products(struct cuda_backend *cu, const struct norm *norm,
 {
     struct rows x = {}; /* made by the first product that does not make the norm itself */
     for (int i = 0; i < n; i++) {
-        struct pick_case c = case_of(&cu->resid, norm, &x);
+        struct pick_case c = cuda_case(cu, norm, &x);
         c.w = list[i].w;
         c.y = list[i].y;
         if (x.floats) {
             c.stream = NULL;
-            c.gain = NULL;
+            c.gain = gain{};
         }
         pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
     }
@@ -141,7 +167,13 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     c.x = &a;
     c.y = cu->d;
     c.stream = r;
-    c.next = &cu->net->layers[layer].mlp;
+    struct closing close = cuda_closing(cu, &m->block);
+    const struct mlp *next = &cu->net->layers[layer].mlp;
+    struct experts experts = {};
+    if (next->router.w && cuda_is_plain(next) && !close.set) {
+        experts = cuda_experts(next);
+        c.experts = &experts;
+    }
     if (!c.rows)
         return;
     const struct pick *p = pick_find(cu, PICK_OUTPUT, &c);
@@ -152,29 +184,7 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     pick_run(cu, PICK_LINEAR, &c, STAGE_OUTPUT);
     r->add = ADD_ROWS;
     r->d = cu->d;
-}
-
-static void op_mlp(struct backend *be, const struct mlp *m, int layer)
-{
-    (void)layer;
-    struct cuda_backend *cu = cuda_self(be);
-    struct resid *r = &cu->resid;
-    struct rows n = {};
-    struct pick_case c = case_of(r, &m->block.in, &n);
-    bool experts = m->router.w != NULL;
-    c.w = cuda_matrix(experts ? m->experts.gate_up : m->dense.gate_up);
-    c.down = cuda_matrix(experts ? m->experts.down : m->dense.down);
-    c.router = experts ? cuda_matrix(m->router.w) : NULL;
-    c.y = cu->d;
-    if (!c.rows)
-        return;
-    const struct pick *p = pick_find(cu, experts ? PICK_MOE : PICK_FFN, &c);
-    pick_input(cu, p, &c);
-    r->add = ADD_ROWS; /* unless the row leaves something else */
-    r->d = cu->d;
-    step_mark(cu);
-    pick_go(cu, p, &c);
-    step_mark_end(cu, experts ? STAGE_EXPERTS : STAGE_FFN);
+    r->close = close;
 }
 
 static void op_head(struct backend *be, const struct head *h)
@@ -182,11 +192,15 @@ static void op_head(struct backend *be, const struct head *h)
     struct cuda_backend *cu = cuda_self(be);
     narrow(cu, NULL);
     struct rows n = {};
-    struct pick_case c = case_of(&cu->resid, &h->norm, &n);
+    struct pick_case c = cuda_case(cu, &h->norm, &n);
     c.w = cuda_matrix(h->w);
     c.y = cu->logits_all;
-    if (c.rows)
-        pick_run(cu, PICK_LINEAR, &c, STAGE_HEAD);
+    if (!c.rows)
+        return;
+    pick_run(cu, PICK_LINEAR, &c, STAGE_HEAD);
+    float scale = h->scale == 0 ? 1.0f : h->scale;
+    if (scale != 1.0f || h->softcap != 0)
+        embed_logits(cu, c.y, (size_t)c.rows * (size_t)c.w->n_out, scale, h->softcap);
 }
 
 static void op_sample(struct backend *be, struct sampler *const *samplers)
@@ -255,7 +269,7 @@ static struct backend_ops make_ops(void)
     o.end = cuda_end;
     o.embed = op_embed;
     o.mixer = op_mixer;
-    o.mlp = op_mlp;
+    o.mlp = cuda_mlp;
     o.head = op_head;
     o.sample = op_sample;
     o.probs = op_probs;

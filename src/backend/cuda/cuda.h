@@ -89,7 +89,35 @@ struct matrix {
     int n_kt, n_tiles; /* tiles along k; row tiles, all segments */
     int n_seg, set, max_tile_bytes;
     struct seg seg[MAX_SEGS];
-    const float *bias; /* (n_out) or NULL */
+    const float *bias; /* (n_expert, n_out) or NULL */
+};
+
+/* h = act(gate, up) of layer.h as numbers: g = min(gate, limit), u = up within +-limit;
+ * h = g / (1 + exp(-(linear g + cubic g^3))) * (u + offset). Plain: g / (1 + exp(-g)) * u. */
+struct gating {
+    bool plain;
+    bool erf; /* 0.5 gate (1 + erf(gate / sqrt(2))) * up */
+    float linear, cubic, limit, offset;
+};
+
+/* How a row's experts are chosen and weighed: struct router of layer.h, see route.cuh. */
+struct route_rule {
+    int n_expert, used;
+    bool renormalise;
+    bool given;   /* router_give was there: logits are weights of the chosen, -infinity of others */
+    bool sigmoid; /* of logits, in place of their softmax */
+    float scale;
+    const float *choice_bias, *expert_scale; /* (n_expert) or NULL */
+    int n_groups, n_groups_used;             /* router_give's; 0: no groups */
+};
+
+/* The experts of a layer. */
+struct experts {
+    const struct matrix *gate_up, *down, *router;
+    struct gating act;
+    struct route_rule rule;
+    bool give; /* rule is what router_give makes of `full` */
+    struct route_rule full;
 };
 
 /* The device form behind struct weight.impl. */
@@ -165,6 +193,22 @@ struct rows {
     bool panels;  /* also in panels */
 };
 
+/* A gain and the eps of its norm; gain NULL: there is no norm. */
+struct gain {
+    const float *gain; /* (width) */
+    float eps;
+};
+
+/* What is done to a block's rows beyond adding them to the stream (struct block, struct mlp of
+ * layer.h): x = (x + scale * out(norm(y) + beside_norm(beside))) * stream_scale. */
+struct closing {
+    bool set;
+    const float *beside;      /* (rows, n_embd) the dense part beside experts, or NULL */
+    const float *beside_gate; /* (rows) times the sigmoid of this, or NULL */
+    struct gain norm, beside_norm, out;
+    float scale, stream_scale;
+};
+
 /* What the experts of many rows came to, not yet added up. */
 struct expert_sum {
     const uint16_t *out; /* (rows, used, width) halves, see pick.cu; NULL = there is none */
@@ -196,11 +240,18 @@ struct resid {
     struct expert_sum experts; /* EXPERTS */
     const struct matrix *w;    /* PRODUCT */
     struct rows a;             /* PRODUCT: (1, w->n_in) */
+    struct closing close;      /* ROWS, EXPERTS */
 };
 
 enum { MAX_KERNELS = 256, MAX_PICKS = 128 };
 /* What the kernels for any shape have room for: others are refused at load. */
-enum { MAX_HEAD_DIM = 1024, MAX_EXPERTS = 512, MAX_USED = 16, MAX_GRID = 65535 };
+enum {
+    MAX_HEAD_DIM = 1024,
+    MAX_EXPERTS = 512,
+    MAX_USED = 16,
+    MAX_GROUPS = 32, /* of experts */
+    MAX_GRID = 65535
+};
 enum { MAX_GRAPHS = 512, MAX_MARKS = 1024 };
 /* Rows that kernels and buffers have room for. (What is worth it: pick.cu.) */
 enum {
@@ -214,14 +265,12 @@ enum {
 };
 enum { SUM_WORDS = 512, SUM_BLOCKS = 128 }; /* route.cuh: a router's sums, and who adds to them */
 
-/* What the kernels are made for: one set of heads, one RoPE table, one router for all layers of a
- * network (others are refused: cuda_supports), the widest mlp, and the engine's bounds. */
+/* What the kernels are made for: one set of heads and one RoPE table for all layers of a network
+ * (others are refused: cuda_supports), the largest mlp of any, and the engine's bounds. */
 struct shape {
     int n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_vocab;
     int n_ff;                              /* dense layers; 0 if none */
     int n_expert, n_expert_used, n_ff_exp; /* 0 if no MoE layers */
-    bool norm_topk;                        /* renormalise the chosen experts' weights to sum 1 */
-    float expert_scale;                    /* multiplies the expert weights (1 for most) */
     float norm_eps, attn_scale;
     int n_rot;         /* rotated dims per head (even) */
     float rope_mscale; /* multiplies cos and sin (YaRN) */
@@ -272,6 +321,12 @@ struct cuda_backend {
     float *all, *out;          /* (max_tokens, n_embd), (max_out, n_embd): where it lies, */
     float *shadow;             /* or (NORM_ROWS, n_embd): see struct resid.other */
     float *n, *d;              /* (max_tokens, n_embd) normed rows, block outputs */
+    float *beside;             /* (max_tokens, n_embd) of a dense mlp beside experts, or NULL */
+    float *beside_gate;        /* (max_tokens) its gate */
+    float *route_in;           /* (max_tokens, n_embd) of a router with its own norm, or NULL */
+    float *layer_embeds;       /* (max_tokens, n_layers, P) or NULL */
+    float *layer_gate;         /* (max_tokens, P) */
+    float *ones;               /* (n_embd) gains of norms without one */
     float *q, *a;              /* (max_tokens, n_heads * head_dim) */
     float *a_out;              /* (max_out, n_heads * head_dim) */
     float *logits_all;         /* (max_out, n_vocab) */
@@ -428,7 +483,6 @@ static inline size_t align_up(size_t n, size_t to)
 
 /* weights.cu */
 void cuda_ring_free(struct cuda_backend *cu);
-void cuda_embed(struct cuda_backend *cu, const struct matrix *w, const struct step *s, float *x);
 
 struct norm_in { /* add + norm in front of a product; gain NULL: x is taken as it is */
     const float *x, *d, *gain;
@@ -446,15 +500,18 @@ void step_mark_end(struct cuda_backend *cu, enum stage stage);
 
 /* residual.cu: the stream. resid_norm: x += what is to be added; the norm of x, as what a product of
  * it will want, and as floats unless there are many rows and nobody is to read those. */
-struct rows resid_norm(struct cuda_backend *cu, struct resid *r, const float *gain, bool floats);
+struct rows resid_norm(struct cuda_backend *cu, struct resid *r, struct gain gain, bool floats);
 /* The same for a kernel that does it on the way: the stream is x + d from there on. At most
- * NORM_ROWS rows. */
-struct norm_in resid_norm_in(struct cuda_backend *cu, struct resid *r, const float *gain);
+ * NORM_ROWS rows, and nothing but adding to be done (resid_adds). */
+bool resid_adds(const struct resid *r);
+struct norm_in resid_norm_in(struct cuda_backend *cu, struct resid *r, struct gain gain);
 /* x itself: nothing is left to be added. */
 struct rows resid_plain(struct cuda_backend *cu, struct resid *r);
 
 /* And rows in general. */
 struct rows rows_of(float *floats, int n, int width);
+void rows_norm(struct cuda_backend *cu, const float *x, struct gain gain, float *y, int rows,
+               int width);
 void rows_to_halves(struct cuda_backend *cu, struct rows *x); /* unless they are there */
 void rows_to_floats(struct cuda_backend *cu, struct rows *x); /* those that are not there */
 /* The first n, which are not there, where the others are. */
@@ -489,10 +546,13 @@ struct pick_case {
     const struct matrix *down, *router; /* FFN, MOE; MOE */
     struct rows *x;                     /* (rows, n_in) */
     struct resid *stream;               /* what x is made of, or NULL; OUTPUT, FFN, MOE add to it */
-    const float *gain;                  /* of the norm between the two, or NULL */
+    struct gain gain;                   /* of the norm between the two, or NULL */
+    bool made;                          /* x is there already: the stream is only added to */
+    struct gating act;                  /* FFN */
+    const struct experts *experts;      /* MOE, ROUTER; OUTPUT: of one that may take it, or NULL */
+    struct rows *route_x;               /* MOE: what the router reads, where it is not x */
     struct norm_in in;                  /* rows that take the norm: x, and the norm */
     float *y;                           /* (rows, n_out); QKV: q */
-    const struct mlp *next;             /* OUTPUT: what reads the sum */
     struct moe_route_args *route;       /* ROUTER */
     bool listed;                        /* ROUTER: the list is moe_grouped.cu's */
     bool raw;                           /* QKV, DECODE: decodes, turned by their attention */
@@ -542,7 +602,7 @@ bool pick_halves_only(int rows); /* products of so many rows read them as halves
 void gemv_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                  float *y, int rows);
 void gemv_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-              const struct norm_in *in, float *y, int rows);
+              const struct gating &act, const struct norm_in *in, float *y, int rows);
 
 /* gemm_quad.cu: 2 to 4 rows of K-quants, of floats */
 bool gemm_quad_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
@@ -582,42 +642,38 @@ void router_block(struct cuda_backend *cu, const struct matrix *w, const struct 
 size_t router_records_shared(const struct matrix *w);
 void router_records(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                     int rows);
+/* Choices that need all logits of a row at once (struct experts.give): logits (parts, rows,
+ * n_expert) become weights of the chosen, and -infinity of the others. */
+void router_give(struct cuda_backend *cu, const struct route_rule &rule, int parts, int rows);
 /* Logits as n_kt sums of which each is (rows, n_expert). */
 void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows);
 
 /* moe_gemv.cu: experts of one row, or a few, whose logits are in cu->router */
 bool moe_gemv_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                    const struct matrix *down);
-void moe_gemv(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-              const float *x, float *y, int n_expert, int rows);
+void moe_gemv(struct cuda_backend *cu, const struct experts *e, const float *x, float *y, int rows);
 /* One row with the product in front: x += a W^T; y = experts of norm(x), with in's gain. */
 bool moe_gemv_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
-                          const struct matrix *router, const struct matrix *gate_up,
-                          const struct matrix *down);
+                          const struct experts *e);
 void moe_gemv_routed(struct cuda_backend *cu, const struct matrix *w, const float *a,
-                     const struct matrix *router, const struct matrix *gate_up,
-                     const struct matrix *down, const struct norm_in *in, float *x, float *y);
+                     const struct experts *e, const struct norm_in *in, float *x, float *y);
 
 /* moe_few.cu: experts of up to FEW_ROWS rows of K-quants. The rows are those of cu->records, their
  * logits in cu->router. */
 bool moe_few_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                   const struct matrix *down, int rows);
-void moe_few(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-             float *y, int n_expert, int rows);
+void moe_few(struct cuda_backend *cu, const struct experts *e, float *y, int rows);
 
 /* moe_quad.cu: experts of up to QUAD_ROWS rows of K-quants, as moe_few.cu. */
 bool moe_quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                    const struct matrix *down, int rows);
 size_t moe_quad_meeting_bytes(void);
 void moe_quad_prepare(struct cuda_backend *cu);
-void moe_quad(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-              float *y, int n_expert, int rows);
+void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int rows);
 /* The same with norm and router, up to four rows. */
-bool moe_quad_routed_fits(const struct cuda_backend *cu, const struct matrix *router,
-                          const struct matrix *gate_up, const struct matrix *down, int rows);
-void moe_quad_routed(struct cuda_backend *cu, const struct matrix *router,
-                     const struct matrix *gate_up, const struct matrix *down,
-                     const struct norm_in *in, float *y, int rows);
+bool moe_quad_routed_fits(const struct cuda_backend *cu, const struct experts *e, int rows);
+void moe_quad_routed(struct cuda_backend *cu, const struct experts *e, const struct norm_in *in,
+                     float *y, int rows);
 
 /* moe_grouped.cu: experts of up to LIST_ROWS rows of K-quants */
 int moe_grouped_records(const struct shape *s);        /* of cu->records */

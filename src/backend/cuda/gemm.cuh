@@ -5,6 +5,7 @@
 #ifndef STEEL_BACKEND_CUDA_GEMM_CUH
 #define STEEL_BACKEND_CUDA_GEMM_CUH
 
+#include "backend/cuda/act.cuh"
 #include "backend/cuda/dot.cuh"
 #include "backend/cuda/route.cuh"
 
@@ -55,6 +56,7 @@ struct gemm_args {
     const float *x_scale; /* (.) what undoes a row's scale; NULL = 1 */
     float *y;             /* (., ldy), or NULL */
     uint16_t *y_half;     /* PAIR: hidden units (., ldy) */
+    struct gating act;    /* PAIR */
     int ldx, rows, ldy;
     float unscale;    /* multiplies the result */
     int stages, slot; /* ring entries per warp; bytes of one tile in it */
@@ -124,7 +126,8 @@ DEVICE void gemm_put(const struct gemm_args &p, const struct gemm_rows &rows, co
 {
     if (row < s->rows)
         p.y[(size_t)rows.out[col] * (size_t)p.ldy + (size_t)(s->row0 + row)] =
-            v * rows.scale[col] + (p.w.bias ? p.w.bias[s->row0 + row] : 0.0f);
+            v * rows.scale[col] +
+            (p.w.bias ? p.w.bias[rows.expert * p.w.n_out + s->row0 + row] : 0.0f);
 }
 /* A hidden unit, of gate and up. Those that pad a tile are zeros. */
 DEVICE void gemm_put_pair(const struct gemm_args &p, const struct gemm_rows &rows,
@@ -135,11 +138,12 @@ DEVICE void gemm_put_pair(const struct gemm_args &p, const struct gemm_rows &row
     if (row >= s->rows)
         gate = up = 0.0f;
     else if (p.w.bias) {
-        gate += p.w.bias[row];
-        up += p.w.bias[p.w.n_out / 2 + row];
+        const float *bias = p.w.bias + rows.expert * p.w.n_out;
+        gate += bias[row];
+        up += bias[p.w.n_out / 2 + row];
     }
     p.y_half[(size_t)rows.out[col] * (size_t)p.ldy + (size_t)half_slot(row)] =
-        float_to_half(clamp_half(silu(gate) * up * HIDDEN_SCALE));
+        float_to_half(clamp_half(gated(p.act, gate, up) * HIDDEN_SCALE));
 }
 /* Hidden units past the last of `tiles`, up to whole k tiles, are zeros. */
 DEVICE void gemm_zero_tail(const struct gemm_args &p, const struct gemm_rows &rows, int tiles)
@@ -349,15 +353,15 @@ void moe_route(struct cuda_backend *cu, const struct moe_route_args &p);
  * cu->records to cu->expert_out; narrow: as halves over 16 */
 bool moe_grouped_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                       const struct matrix *down, int n_pairs, int most, int width);
-void moe_grouped(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-                 const struct route_tables *route, int n_pairs, int most, int width, bool narrow);
+void moe_grouped(struct cuda_backend *cu, const struct experts *e, const struct route_tables *route,
+                 int n_pairs, int most, int width, bool narrow);
 /* Logits of `parts` sums of (rows, n_expert) each to tables and weights; parts 0: the experts
  * have been chosen and weighed. */
 void moe_grouped_route(struct cuda_backend *cu, const struct route_tables *route, int parts,
-                       int n_expert, int rows, int width);
+                       const struct route_rule &rule, int rows, int width);
 /* router.cu: a batch's logits, experts and weights in one kernel */
 bool router_choose_fits(const struct cuda_backend *cu, const struct matrix *w);
-void router_choose(struct cuda_backend *cu, const struct matrix *w,
+void router_choose(struct cuda_backend *cu, const struct matrix *w, const struct route_rule &rule,
                    const struct route_tables *route, const float *x, int rows);
 /* gemm_stream.cu; blocks: of a launch */
 bool gemm_stream_fits(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,

@@ -338,7 +338,7 @@ DEVICE void gemm_persistent_pair(const struct gemm_args &p, const struct gemm_pe
         for (int i = 0; i < 4; i++) {
             float scale = t.scale[col + 2 * c + (i & 1)];
             v[i] = (i >> 1) * 8 < left
-                       ? clamp_half(silu(gate[i] * scale) * (up[i] * scale) * HIDDEN_SCALE)
+                       ? clamp_half(gated(p.act, gate[i] * scale, up[i] * scale) * HIDDEN_SCALE)
                        : 0.0f;
         }
         uint2 h = gemm_persistent_turn<2>(v);

@@ -188,10 +188,11 @@ struct gemm_wgmma_lane {
     bool norm;
 };
 
-DEVICE struct gemm_wgmma_lane gemm_wgmma_lane_of(const struct gemm_args &p, int block)
+DEVICE struct gemm_wgmma_lane gemm_wgmma_lane_of(const struct gemm_args &p, int block, int expert)
 {
     struct gemm_wgmma_lane l = {};
     int lane = lane_id();
+    const float *bias = p.w.bias + (p.w.bias ? expert * p.w.n_out : 0);
     if (p.y_half) {
         int row = block * 64 + 2 * lane;
         l.at = row < p.ldy ? half_slot(row) : -1;
@@ -199,7 +200,7 @@ DEVICE struct gemm_wgmma_lane gemm_wgmma_lane_of(const struct gemm_args &p, int 
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (p.w.bias && (i & 1) < l.left)
-                l.bias[i] = p.w.bias[(i >> 1) * (p.w.n_out / 2) + row + (i & 1)];
+                l.bias[i] = bias[(i >> 1) * (p.w.n_out / 2) + row + (i & 1)];
         return l;
     }
     int tile = block * 8 + (lane >> 2);
@@ -210,7 +211,7 @@ DEVICE struct gemm_wgmma_lane gemm_wgmma_lane_of(const struct gemm_args &p, int 
 #pragma unroll
     for (int i = 0; i < 4; i++)
         if (p.w.bias && i < l.left)
-            l.bias[i] = p.w.bias[l.at + i];
+            l.bias[i] = bias[l.at + i];
     const struct gemm_heads &h = p.heads;
     const float *gain = block < h.n_heads ? h.q_norm : h.k_norm;
     l.norm = h.set && gain && block < h.n_heads + h.n_kv;
@@ -320,7 +321,7 @@ DEVICE void gemm_wgmma_store(const struct gemm_args &p, const struct gemm_wgmma_
             return;
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            v[i] = i < l.left ? clamp_half(silu(v[i]) * v[i + 2] * HIDDEN_SCALE) : 0.0f;
+            v[i] = i < l.left ? clamp_half(gated(p.act, v[i], v[i + 2]) * HIDDEN_SCALE) : 0.0f;
         *(uint32_t *)(p.y_half + at) = pack_half2(v[0], v[1]);
     } else if (p.narrow) { /* rows are multiples of four */
         if (l.left > 0) {
@@ -426,7 +427,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
         }
     }
     part_sync(1, WGMMA_USERS);
-    struct gemm_wgmma_lane l = gemm_wgmma_lane_of(p, block);
+    struct gemm_wgmma_lane l = gemm_wgmma_lane_of(p, block, rows.expert);
     if (p.heads.set && !p.part) {
         enum { AT_ONCE = 4 };
 #pragma unroll 1
@@ -470,7 +471,7 @@ static __global__ void __launch_bounds__(WGMMA_SUMMERS)
     gemm_wgmma_tables(rows, shared);
     if (!gemm_rows_load(p, rows, (int)blockIdx.y, p.width, WGMMA_N))
         return;
-    struct gemm_wgmma_lane l = gemm_wgmma_lane_of(p, (int)blockIdx.x);
+    struct gemm_wgmma_lane l = gemm_wgmma_lane_of(p, (int)blockIdx.x, rows.expert);
     int first = (int)blockIdx.z * 8 + warp_id();
 #pragma unroll
     for (int col = first; col < first + 8; col += 4) {

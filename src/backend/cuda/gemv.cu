@@ -13,6 +13,7 @@
  * Registers are bounded without spilling: a spilled value is a trip to memory of its own, which
  * costs more than the product of a tile.
  */
+#include "backend/cuda/act.cuh"
 #include "backend/cuda/ring.cuh"
 
 #include <math.h>
@@ -121,7 +122,7 @@ DEVICE int quotient(int a, int b)
 }
 
 /* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH at most
- * (PAIR: gate and up of the same rows by turns, and y = silu(gate) up). */
+ * (PAIR: gate and up of the same rows by turns, and y = act(gate, up)). */
 struct gemv_args {
     struct matrix w;
     struct norm_in in;
@@ -129,7 +130,8 @@ struct gemv_args {
     int n_units, units_per_block; /* units: tiles, or pairs */
     int first;                    /* tiles of a warp that are asked for before the wait */
     struct gemv_shape s;
-    float inv_n; /* 1 / n_in */
+    float inv_n;       /* 1 / n_in */
+    struct gating act; /* PAIR */
 };
 
 /* What a warp fetches. In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp,
@@ -192,7 +194,7 @@ DEVICE void gemv_write(const struct gemv_output<PAIR> &o, const struct gemv_args
 #pragma unroll
     for (int i = 0; i < TILES; i++)
         r[i] = r[i] * scale + o.bias[i];
-    *o.to = PAIR ? silu(r[0]) * r[TILES - 1] : r[0];
+    *o.to = PAIR ? gated(p.act, r[0], r[TILES - 1]) : r[0];
 }
 
 /* The bound on threads is one on registers (without a norm: 80), so that other kernels find room
@@ -359,7 +361,7 @@ static void gemv_launch_set(struct cuda_backend *cu, const struct gemv_args &p, 
 
 template <bool PAIR>
 static void gemv_launch(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                        float *y, int rows)
+                        float *y, int rows, const struct gating &act)
 {
     int warps = w->n_kt < MAX_WARPS ? w->n_kt : MAX_WARPS, units = w->n_tiles / (PAIR ? 2 : 1);
     for (;; warps = (warps + 1) / 2) { /* large tiles, little shared memory: fewer warps */
@@ -374,6 +376,7 @@ static void gemv_launch(struct cuda_backend *cu, const struct matrix *w, const s
     struct gemv_args p = {};
     p.w = *w;
     p.in = *in;
+    p.act = act;
     p.y = y;
     p.n_units = units;
     p.units_per_block = per_block;
@@ -397,14 +400,14 @@ static void gemv_launch(struct cuda_backend *cu, const struct matrix *w, const s
 void gemv_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                  float *y, int rows)
 {
-    gemv_launch<false>(cu, w, in, y, rows);
+    gemv_launch<false>(cu, w, in, y, rows, gating{});
 }
 
 void gemv_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-              const struct norm_in *in, float *y, int rows)
+              const struct gating &act, const struct norm_in *in, float *y, int rows)
 {
-    gemv_launch<true>(cu, gate_up, in, cu->hidden, rows);
+    gemv_launch<true>(cu, gate_up, in, cu->hidden, rows, act);
     struct norm_in plain = {};
     plain.x = cu->hidden;
-    gemv_launch<false>(cu, down, &plain, y, rows);
+    gemv_launch<false>(cu, down, &plain, y, rows, gating{});
 }

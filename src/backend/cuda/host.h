@@ -1,6 +1,6 @@
 /*
- * The host's side of the CUDA backend: what backend.cu, device.cu, prepare.cu, step.cu, pick.cu and
- * weights.cu know beside cuda.h: networks, batches, the op table and its functions.
+ * The host's side of the CUDA backend: what backend.cu, device.cu, mlp.cu, prepare.cu, step.cu, pick.cu
+ * and weights.cu know beside cuda.h: networks, batches, the op table and its functions.
  */
 #ifndef STEEL_BACKEND_CUDA_HOST_H
 #define STEEL_BACKEND_CUDA_HOST_H
@@ -46,6 +46,17 @@ bool cuda_pin(void **host, void **mapped, size_t bytes, struct error *err);
 bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
                  struct weight *w, struct error *err);
 void cuda_release(struct backend *be, struct weight *w);
+
+/* backend.cu: a case of rows that are norm(stream), not yet made; x: what they become. */
+struct pick_case cuda_case(struct cuda_backend *cu, const struct norm *norm, struct rows *x);
+
+/* mlp.cu: the op, and what kernels take in place of parts of layer.h */
+void cuda_mlp(struct backend *be, const struct mlp *m, int layer);
+struct gain cuda_gain(const struct cuda_backend *cu, const struct norm *n);
+struct closing cuda_closing(const struct cuda_backend *cu, const struct block *b);
+struct gating cuda_gating(const struct ffn *f);
+struct experts cuda_experts(const struct mlp *m); /* of one that has a router */
+bool cuda_is_plain(const struct mlp *m);          /* one table's pick does it */
 
 /* prepare.cu */
 bool cuda_supports(struct backend *be, const struct network *net, struct error *err);

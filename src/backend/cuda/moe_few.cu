@@ -18,6 +18,7 @@ struct moe_few_args {
     const uint8_t *zeros; /* a record */
     float *y;             /* down: (rows, n_embd) */
     int rows, slot, hidden_kt;
+    struct gating act; /* up */
     uint32_t per_kt; /* 65536 / n_kt of down, rounded up: i * per_kt >> 16 is i / n_kt */
     struct route_rule rule;
 };
@@ -97,7 +98,7 @@ DEVICE int moe_few_choose(struct moe_few_choice *ch, const struct moe_few_args &
     return n;
 }
 
-/* hidden = silu(x Wg^T) * (x Wu^T) for every distinct expert. A unit is 16 hidden units of an
+/* hidden = act(x Wg^T, x Wu^T) for every distinct expert. A unit is 16 hidden units of an
  * expert: a warp owns it, all of k; units are dealt out SM by SM, so that all read as much. The
  * rows lie in shared memory, (n_kt, 8) records. One block to an SM, which stays. */
 template <int KIND>
@@ -150,10 +151,11 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32, 1)
             frag_load(x[0], rows + (kt * 8 + g) * RECORD);
             pair_slice<1, KIND>(walk, x, acc, next);
         }
-        int pick = unit / half;
-        uint32_t chose = ch->rows[ch->expert[pick]];
+        int pick = unit / half, expert = ch->expert[pick];
+        uint32_t chose = ch->rows[expert];
         put_hidden_tile(
-            acc[0][0], acc[1][0], undo, p.w, unit - pick * half, p.hidden_kt, [&](int col) {
+            acc[0][0], acc[1][0], undo, p.w, p.act, expert, unit - pick * half, p.hidden_kt,
+            [&](int col) {
                 return chose >> col & 1
                            ? p.hidden +
                                  (size_t)((pick * FEW_ROWS + col) * p.hidden_kt) * (size_t)RECORD
@@ -222,9 +224,15 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < p.rows * TILE_ROWS; i += (int)blockDim.x) {
         int row = (tile - s->tile0) * TILE_ROWS + (i & 15);
-        if (row < s->rows)
-            p.y[(size_t)(i >> 4) * (size_t)p.w.n_out + (size_t)(s->row0 + row)] =
-                take_tile(sums, warps, SUM_TILE, i >> 4, i & 15);
+        if (row >= s->rows)
+            continue;
+        float v = take_tile(sums, warps, SUM_TILE, i >> 4, i & 15);
+        if (p.w.bias)
+#pragma unroll 1
+            for (int k = 0; k < p.rule.used; k++)
+                v += ch->chosen_weight[i >> 4][k] *
+                     p.w.bias[ch->chosen[i >> 4][k] * p.w.n_out + s->row0 + row];
+        p.y[(size_t)(i >> 4) * (size_t)p.w.n_out + (size_t)(s->row0 + row)] = v;
     }
 }
 
@@ -249,19 +257,19 @@ bool moe_few_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
            moe_few_shared(8, DOWN_STAGES, 1, down->max_tile_bytes) <= cu->shared_limit;
 }
 
-void moe_few(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-             float *y, int n_expert, int rows)
+void moe_few(struct cuda_backend *cu, const struct experts *e, float *y, int rows)
 {
-    const struct shape *s = &cu->shape;
+    const struct matrix *gate_up = e->gate_up, *down = e->down;
     struct moe_few_args p = {};
     p.w = *gate_up;
     p.logits = cu->router;
     p.x = cu->records;
     p.x_scale = cu->half_scale;
     p.hidden = cu->hidden_records;
-    p.zeros = cu->hidden_records + (size_t)(moe_grouped_hidden_records(s) - 1) * RECORD;
+    p.zeros = cu->hidden_records + (size_t)(moe_grouped_hidden_records(&cu->shape) - 1) * RECORD;
     p.rows = rows;
-    p.rule = route_rule_of(s, n_expert);
+    p.act = e->act;
+    p.rule = e->rule;
     p.slot = gate_up->max_tile_bytes;
     p.hidden_kt = down->n_kt;
     int warps = FEW_WARPS;

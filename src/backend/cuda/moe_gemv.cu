@@ -13,6 +13,7 @@
  * Registers are bounded without spilling: a spilled value is a trip to memory of its own, which
  * costs more than the product of a tile.
  */
+#include "backend/cuda/act.cuh"
 #include "backend/cuda/route.cuh"
 #include "backend/cuda/ring.cuh"
 
@@ -132,7 +133,7 @@ DEVICE float take_sum(const float *sums, int warps, int stride, int i)
 }
 
 /* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH at most
- * (PAIR: gate and up of the same rows by turns, and y = silu(gate) up). EXPERT: W is the expert
+ * (PAIR: gate and up of the same rows by turns, and y = act(gate, up)). EXPERT: W is the expert
  * that the row chose; blockIdx.y is (row, number of the choice), and so are y's rows. */
 struct moe_gemv_args {
     struct matrix w;
@@ -141,6 +142,7 @@ struct moe_gemv_args {
     int n_units, units_per_block; /* units: tiles, or pairs */
     struct gemv_shape s;
     float inv_n;         /* 1 / n_in */
+    struct gating act;   /* PAIR */
     const float *logits; /* EXPERT: (rows, n_expert) */
     struct route_rule rule;
     struct route_sums sums; /* ROUTE: written; CHOSEN: in place of logits */
@@ -329,7 +331,7 @@ DEVICE void moe_gemv_write(const struct gemv_output<PAIR> &o, const struct moe_g
         scale = rsqrtf(take_sum(m.squares, warps, 4, 0) * p.inv_n + p.in.eps);
     float r = take_sum(from, warps, stride, row) * scale + o.bias[0];
     if (PAIR)
-        r = silu(r) * (take_sum(from + SHARES, warps, stride, row) * scale + o.bias[TILES - 1]);
+        r = gated(p.act, r, take_sum(from + SHARES, warps, stride, row) * scale + o.bias[TILES - 1]);
     if (MODE == ROUTE)
         ((struct route_tile *)m.extra)->y[row] = r += old;
     *o.to = r;
@@ -385,6 +387,8 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         mark(mk, 4);
         ring_fill(m.ring, from0 + (size_t)f.expert * expert_bytes, bytes0);
         mark(mk, 1);
+        if (p.w.bias) /* this expert's */
+            gemv_locate<SET>(out, p.w, span, first, y, f.expert);
         if (MODE == CHOSEN && blockIdx.x + blockIdx.y == 0)
 #pragma unroll 1
             for (int i = (int)threadIdx.x; i < SUM_EXPERTS; i += (int)blockDim.x)
@@ -479,7 +483,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         }
         tile += batch;
         if (tile < end)
-            gemv_locate<SET>(out, p.w, span, tile, y);
+            gemv_locate<SET>(out, p.w, span, tile, y, f.expert);
     }
     copy_async_wait<0>();
     marks_end(mk, IS_EXPERT ? 5 : 3);
@@ -641,9 +645,18 @@ static __global__ void __launch_bounds__(WARPS * 32)
     __syncthreads();
     mark(mk, 7);
     int r = (int)threadIdx.x, row = (tile - s->tile0) * TILE_ROWS + r;
+    float bias = 0.0f; /* the chosen ones', weighted */
+    if (p.w.bias && warp == 0)
+#pragma unroll 1
+        for (int i = 0; i < used; i++) {
+            int e = __shfl_sync(FULL_WARP, all, i);
+            float weight = __shfl_sync(FULL_WARP, weights, i);
+            if (r < TILE_ROWS && row < s->rows)
+                bias += weight * p.w.bias[e * p.w.n_out + s->row0 + row];
+        }
     if (r < TILE_ROWS && row < s->rows)
         p.y[(size_t)row_in * (size_t)p.w.n_out + (size_t)(s->row0 + row)] =
-            take_sum(m.sums, WARPS, SHARES, r);
+            take_sum(m.sums, WARPS, SHARES, r) + bias;
     marks_end(mk, 6);
 }
 
@@ -673,16 +686,18 @@ static size_t chosen_shared(const struct matrix &w)
 }
 
 /* The experts, once there are logits, or sums to be; in: what they read. */
-static void launch_experts(struct cuda_backend *cu, const struct matrix *gate_up,
-                           const struct matrix *down, const struct norm_in *in,
-                           const struct route_rule &rule, const struct route_sums &sums, float *y,
+static void launch_experts(struct cuda_backend *cu, const struct experts *e,
+                           const struct norm_in *in, const struct route_sums &sums, float *y,
                            int rows)
 {
+    const struct matrix *gate_up = e->gate_up, *down = e->down;
+    const struct route_rule &rule = e->rule;
     int units = gate_up->n_tiles / 2, per_block = ceil_div(units * rule.used * rows, cu->n_sm);
     per_block = per_block < units ? per_block : units;
     struct moe_gemv_args p = {};
     p.w = *gate_up;
     p.in = *in;
+    p.act = e->act;
     p.y = cu->hidden;
     p.n_units = units;
     p.units_per_block = per_block;
@@ -712,19 +727,20 @@ static void launch_experts(struct cuda_backend *cu, const struct matrix *gate_up
         moe_gemv_launch_down<EXPERT_WARPS, false>(cu, q, grid);
 }
 
-void moe_gemv(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-              const float *x, float *y, int n_expert, int rows)
+void moe_gemv(struct cuda_backend *cu, const struct experts *e, const float *x, float *y, int rows)
 {
     struct norm_in made = {};
     made.x = x;
-    launch_experts(cu, gate_up, down, &made, route_rule_of(&cu->shape, n_expert), route_sums{}, y,
-                   rows);
+    launch_experts(cu, e, &made, route_sums{}, y, rows);
 }
 
 bool moe_gemv_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
-                          const struct matrix *router, const struct matrix *gate_up,
-                          const struct matrix *down)
+                          const struct experts *e)
 {
+    const struct matrix *router = e->router, *gate_up = e->gate_up, *down = e->down;
+    /* Sums are logits but for a factor, which no other choice can do without. */
+    if (e->rule.given || e->rule.sigmoid || e->rule.choice_bias)
+        return false;
     struct gemv_shape a = {MAX_WARPS, 1, w->max_tile_bytes, 1, 1};
     struct gemv_shape b = {EXPERT_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
     return moe_gemv_shared(a) + route_shared(*router) <= cu->shared_limit &&
@@ -736,9 +752,9 @@ bool moe_gemv_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
 }
 
 void moe_gemv_routed(struct cuda_backend *cu, const struct matrix *w, const float *a,
-                     const struct matrix *router, const struct matrix *gate_up,
-                     const struct matrix *down, const struct norm_in *in, float *x, float *y)
+                     const struct experts *e, const struct norm_in *in, float *x, float *y)
 {
+    const struct matrix *router = e->router;
     int turn = cu->n_routed++ & 1;
     struct route_sums sums = {cu->route_sums + turn * SUM_WORDS,
                               cu->route_sums + (turn ^ 1) * SUM_WORDS,
@@ -764,5 +780,5 @@ void moe_gemv_routed(struct cuda_backend *cu, const struct matrix *w, const floa
     made.x = x;
     made.gain = in->gain;
     made.eps = in->eps;
-    launch_experts(cu, gate_up, down, &made, route_rule_of(&cu->shape, router->n_out), sums, y, 1);
+    launch_experts(cu, e, &made, sums, y, 1);
 }

@@ -28,6 +28,7 @@ struct moe_grouped_args {
     float *y;             /* down: (pairs, n_out), floats or, narrow, halves over 16 */
     int used, slot, hidden_kt, n_pairs, most; /* most: entries the list may have */
     int pool;                                 /* up: rows there is room for */
+    struct gating act;                        /* up */
     bool narrow;
 };
 
@@ -135,19 +136,18 @@ static __global__ void __launch_bounds__(1024)
 }
 
 void moe_grouped_route(struct cuda_backend *cu, const struct route_tables *route, int parts,
-                       int n_expert, int rows, int width)
+                       const struct route_rule &rule, int rows, int width)
 {
-    const struct shape *s = &cu->shape;
     struct moe_grouped_route_args p = {};
-    CHECK(s->n_expert_used <= MAX_USED && n_expert <= MAX_EXPERTS && rows <= LIST_ROWS,
-          "%d of %d experts for %d rows", s->n_expert_used, n_expert, rows);
+    CHECK(rule.used <= MAX_USED && rule.n_expert <= MAX_EXPERTS && rows <= LIST_ROWS,
+          "%d of %d experts for %d rows", rule.used, rule.n_expert, rows);
     p.logits = parts ? cu->router : NULL;
     p.route = *route;
     p.weight = cu->route_weight;
     p.parts = parts;
     p.rows = rows;
     p.width = width;
-    p.rule = route_rule_of(s, n_expert);
+    p.rule = rule;
     cuda_launch(cu, moe_grouped_route_kernel, dim3(1), 1024,
                 sizeof(struct moe_grouped_route_shared), LAUNCH_EARLY, p);
 }
@@ -232,7 +232,7 @@ static __host__ __device__ int unit_stride(int n_kt)
     return n_kt * RECORD + (n_kt & 1 ? 0 : 64);
 }
 
-/* hidden = silu(x Wg^T) * (x Wu^T): a block takes a stretch of the list's units (16 hidden units
+/* hidden = act(x Wg^T, x Wu^T): a block takes a stretch of the list's units (16 hidden units
  * of an entry), which its warps share, a unit each, outright. The rows of the entries it meets,
  * as many as fit, lie in shared memory (mostly: all of them, since there are about as many
  * experts as SMs). */
@@ -371,11 +371,12 @@ static __global__ void __launch_bounds__(UNIT_WARPS * 32, 1)
                     break;
                 uint8_t *to = p.hidden + (size_t)((from + 8 * i) * p.hidden_kt) * (size_t)RECORD;
                 to_columns(scale[i], undo);
-                put_hidden_tile(
-                    gates[i], ups[i], undo, p.w, unit - at * half, p.hidden_kt, [&](int col) {
-                        return col < left ? to + (size_t)(col * p.hidden_kt) * (size_t)RECORD
-                                          : NULL;
-                    });
+                put_hidden_tile(gates[i], ups[i], undo, p.w, p.act, list.tiles[3 * at],
+                                unit - at * half, p.hidden_kt, [&](int col) {
+                                    return col < left
+                                               ? to + (size_t)(col * p.hidden_kt) * (size_t)RECORD
+                                               : NULL;
+                                });
             }
         }
         __syncthreads(); /* nobody reads these rows any more */
@@ -489,10 +490,13 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
                     if (col >= count || r >= p.w.n_out)
                         continue;
                     size_t at = (size_t)list.pairs[from + col] * (size_t)p.w.n_out + (size_t)r;
+                    float v = acc[i][e];
+                    if (p.w.bias)
+                        v += HIDDEN_SCALE * p.w.bias[list.tiles[3 * entry] * p.w.n_out + r];
                     if (p.narrow)
-                        ((uint16_t *)p.y)[at] = (uint16_t)float_to_half(clamp_half(acc[i][e]));
+                        ((uint16_t *)p.y)[at] = (uint16_t)float_to_half(clamp_half(v));
                     else
-                        p.y[at] = acc[i][e] * (1.0f / HIDDEN_SCALE);
+                        p.y[at] = v * (1.0f / HIDDEN_SCALE);
                 }
         }
         copy_async_wait<
@@ -599,12 +603,14 @@ bool moe_grouped_fits(const struct cuda_backend *cu, const struct matrix *gate_u
            down_shared(moe_grouped_args_of(down, n_pairs, most), width / 8, 4) <= cu->shared_limit;
 }
 
-void moe_grouped(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-                 const struct route_tables *route, int n_pairs, int most, int width, bool narrow)
+void moe_grouped(struct cuda_backend *cu, const struct experts *e, const struct route_tables *route,
+                 int n_pairs, int most, int width, bool narrow)
 {
+    const struct matrix *gate_up = e->gate_up, *down = e->down;
     struct moe_grouped_args p = moe_grouped_args_of(gate_up, n_pairs, most);
     p.route = *route;
-    p.used = cu->shape.n_expert_used;
+    p.used = e->rule.used;
+    p.act = e->act;
     p.hidden_kt = down->n_kt;
     p.x = cu->records;
     p.x_scale = cu->half_scale;

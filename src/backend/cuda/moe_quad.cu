@@ -37,6 +37,7 @@ struct moe_quad_args {
     float *y;             /* (rows, n_out) */
     struct moe_quad_meeting *meeting;
     int rows, slot, phases;
+    struct gating act;
     struct route_rule rule;
 };
 
@@ -189,6 +190,20 @@ DEVICE void moe_quad_weigh(struct moe_quad_list *l, const struct moe_quad_args &
     }
 }
 
+/* The biases of a row's experts, weighted, of output `at`. */
+template <bool OWN>
+DEVICE float moe_quad_bias(const struct moe_quad_list *l, const struct moe_quad_args &p, int row,
+                           int at)
+{
+    float v = 0.0f;
+#pragma unroll 1
+    for (int k = 0; k < p.rule.used; k++) {
+        int e = l->chosen[row][k], rank = OWN ? row : __popc(l->chose[e] & ((1u << row) - 1));
+        v += l->weight[l->first[e] + rank / 4][rank % 4] * p.down.bias[e * p.down.n_out + at];
+    }
+    return v * HIDDEN_SCALE;
+}
+
 /* All blocks of the launch: what each wrote before is there for all after. */
 DEVICE void meeting_arrive(struct moe_quad_meeting *m, uint32_t turn) /* one thread */
 {
@@ -318,10 +333,11 @@ DEVICE void moe_quad_hidden(const struct moe_quad_args &p, const struct moe_quad
             gate *= scales[row];
             h *= scales[row];
             if (p.up.bias) {
-                gate += p.up.bias[k];
-                h += p.up.bias[p.up.n_out / 2 + k];
+                const float *bias = p.up.bias + list->expert[e] * p.up.n_out + k;
+                gate += bias[0];
+                h += bias[p.up.n_out / 2];
             }
-            v = clamp_half(silu(gate) * h * HIDDEN_SCALE);
+            v = clamp_half(gated(p.act, gate, h) * HIDDEN_SCALE);
         }
         put_hidden(p.hidden + (size_t)((e * 4 + s) * n_kt) * (size_t)RECORD, k, v, row < p.rows,
                    u == half - 1, n_kt);
@@ -400,7 +416,9 @@ DEVICE void moe_quad_load_hidden(const struct moe_quad_args &p, struct row_frag 
 }
 
 /* y of this block's 16 outputs: the warps' sums together. */
-DEVICE void moe_quad_put(const struct moe_quad_args &p, const float *sums, int tile)
+template <bool OWN>
+DEVICE void moe_quad_put(const struct moe_quad_args &p, const struct moe_quad_list *list,
+                         const float *sums, int tile)
 {
     const struct seg *s = seg_of(p.down, tile);
 #pragma unroll 1
@@ -408,12 +426,13 @@ DEVICE void moe_quad_put(const struct moe_quad_args &p, const float *sums, int t
         int row = (tile - s->tile0) * TILE_ROWS + (i & 15);
         if (row < s->rows)
             p.y[(size_t)(i >> 4) * (size_t)p.down.n_out + (size_t)(s->row0 + row)] =
-                take_tile(sums, (int)blockDim.x >> 5, p.rows * SUM_ROW, i >> 4, i & 15);
+                take_tile(sums, (int)blockDim.x >> 5, p.rows * SUM_ROW, i >> 4, i & 15) +
+                (p.down.bias ? moe_quad_bias<OWN>(list, p, i >> 4, s->row0 + row) : 0.0f);
     }
 }
 
 /*
- * hidden = silu(x Wg^T) * (x Wu^T), then y = sum over the chosen of weight * hidden Wd^T. Gate
+ * hidden = act(x Wg^T, x Wu^T), then y = sum over the chosen of weight * hidden Wd^T. Gate
  * and up: items are (entry, 16 hidden units), cut evenly between blocks; PARTS 2: half of the
  * warps have gate tiles, the others up. Down: a block owns 16 outputs; its warps share out the
  * (entry, slice) pairs, and have sums of their own for every row. The rings run on from one into
@@ -568,7 +587,7 @@ static __global__ void __launch_bounds__(512)
     mark(mk, 8);
     __syncthreads();
     if (downs)
-        moe_quad_put(p, sums, tile);
+        moe_quad_put<OWN>(p, list, sums, tile);
     marks_end(mk, 9);
 }
 
@@ -601,8 +620,7 @@ static struct moe_quad_plan moe_quad_plan_of(const struct cuda_backend *cu,
 bool moe_quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                    const struct matrix *down, int rows)
 {
-    return gate_up->n_expert <= QUAD_EXPERTS && cu->shape.n_expert_used <= MAX_USED && rows >= 1 &&
-           rows <= QUAD_ROWS && gate_up->set <= SET_CODES && down->set <= SET_CODES &&
+    return gate_up->n_expert <= QUAD_EXPERTS && rows >= 1 && rows <= QUAD_ROWS && gate_up->set <= SET_CODES && down->set <= SET_CODES &&
            gate_up->n_seg <= 2 && gate_up->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
            moe_quad_plan_of(cu, gate_up, down, rows).shared;
 }
@@ -632,10 +650,9 @@ static void moe_quad_launch(struct cuda_backend *cu, struct moe_quad_args p, int
 template <bool OWN>
 static void moe_quad_launch_any(struct cuda_backend *cu, struct moe_quad_args p, int rows)
 {
-    const struct shape *s = &cu->shape;
     struct moe_quad_plan plan = moe_quad_plan_of(cu, &p.up, &p.down, rows);
-    CHECK(s->n_expert_used <= MAX_USED && p.rule.n_expert <= QUAD_EXPERTS && plan.shared,
-          "%d of %d experts", s->n_expert_used, p.rule.n_expert);
+    CHECK(p.rule.used <= MAX_USED && p.rule.n_expert <= QUAD_EXPERTS && plan.shared,
+          "%d of %d experts", p.rule.used, p.rule.n_expert);
     p.logits = cu->router;
     p.x = cu->records;
     p.x_scale = cu->half_scale;
@@ -659,35 +676,35 @@ static void moe_quad_launch_any(struct cuda_backend *cu, struct moe_quad_args p,
         moe_quad_launch<ANY_CODES, ANY_CODES, 1, 3, OWN>(cu, p, threads, plan.shared);
 }
 
-void moe_quad(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
-              float *y, int n_expert, int rows)
+static struct moe_quad_args moe_quad_args_of(const struct experts *e, float *y)
 {
     struct moe_quad_args p = {};
-    p.up = *gate_up;
-    p.down = *down;
+    p.up = *e->gate_up;
+    p.down = *e->down;
     p.y = y;
-    p.rule = route_rule_of(&cu->shape, n_expert);
-    moe_quad_launch_any<false>(cu, p, rows);
+    p.act = e->act;
+    p.rule = e->rule;
+    return p;
 }
 
-bool moe_quad_routed_fits(const struct cuda_backend *cu, const struct matrix *router,
-                          const struct matrix *gate_up, const struct matrix *down, int rows)
+void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int rows)
 {
-    return rows <= 4 && gate_up->n_in % 8 == 0 && router->n_in == gate_up->n_in &&
-           moe_quad_fits(cu, gate_up, down, rows);
+    moe_quad_launch_any<false>(cu, moe_quad_args_of(e, y), rows);
 }
 
-void moe_quad_routed(struct cuda_backend *cu, const struct matrix *router,
-                     const struct matrix *gate_up, const struct matrix *down,
-                     const struct norm_in *in, float *y, int rows)
+bool moe_quad_routed_fits(const struct cuda_backend *cu, const struct experts *e, int rows)
 {
+    return rows <= 4 && !e->give && e->gate_up->n_in % 8 == 0 &&
+           e->router->n_in == e->gate_up->n_in && moe_quad_fits(cu, e->gate_up, e->down, rows);
+}
+
+void moe_quad_routed(struct cuda_backend *cu, const struct experts *e, const struct norm_in *in,
+                     float *y, int rows)
+{
+    const struct matrix *router = e->router;
     CHECK(router->n_seg == 1 && router->seg[0].kind == TILE_F32, "a router that is not in floats");
-    struct moe_quad_args p = {};
+    struct moe_quad_args p = moe_quad_args_of(e, y);
     p.router = *router;
-    p.up = *gate_up;
-    p.down = *down;
     p.in = *in;
-    p.y = y;
-    p.rule = route_rule_of(&cu->shape, router->n_out);
     moe_quad_launch_any<true>(cu, p, rows);
 }

@@ -92,7 +92,7 @@ static bool linear_few_fits(const struct cuda_backend *cu, const struct pick_cas
 static bool linear_few_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
-    return !c->gain || is_long(c->w);
+    return !c->gain.gain || is_long(c->w);
 }
 static void linear_few(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -225,7 +225,7 @@ static void linear_splitk(struct cuda_backend *cu, const struct pick_case *c)
 }
 
 /*
- * ffn: y = (silu(x Wg^T) * x Wu^T) Wd^T. Each of the two products may take another way than the
+ * ffn: y = act(x Wg^T, x Wu^T) Wd^T. Each of the two products may take another way than the
  * row's where that is not worth it; forced, it does not.
  */
 static bool ffn_gemv_fits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -240,7 +240,7 @@ static bool ffn_gemv_pays(const struct cuda_backend *cu, const struct pick_case 
 }
 static void ffn_gemv(struct cuda_backend *cu, const struct pick_case *c)
 {
-    gemv_ffn(cu, c->w, c->down, &c->in, c->y, c->rows);
+    gemv_ffn(cu, c->w, c->down, c->act, &c->in, c->y, c->rows);
 }
 
 /* Gate and up (i = 0), then down. */
@@ -252,6 +252,7 @@ static struct gemm_args ffn_args(const struct cuda_backend *cu, const struct pic
         p.ldy = c->down->n_out;
     } else {
         p.y_half = cu->half_hidden;
+        p.act = c->act;
         p.ldy = c->down->n_kt * TILE_K;
     }
     return p;
@@ -341,50 +342,68 @@ static bool moe_product_fits(const struct cuda_backend *cu, const struct pick_ca
 static void moe_product(struct cuda_backend *cu, const struct pick_case *c)
 {
     const struct resid *r = c->stream;
-    moe_gemv_routed(cu, r->w, r->a.floats, c->router, c->w, c->down, &c->in, r->x, c->y);
+    moe_gemv_routed(cu, r->w, r->a.floats, c->experts, &c->in, r->x, c->y);
+}
+
+/* Logits that are there become what the rule wants. */
+static void give(struct cuda_backend *cu, const struct experts *e, int parts, int rows)
+{
+    if (e->give)
+        router_give(cu, e->full, parts, rows);
 }
 
 static bool moe_quad_norm_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return moe_quad_routed_fits(cu, c->router, c->w, c->down, c->rows);
+    return !c->route_x && moe_quad_routed_fits(cu, c->experts, c->rows);
 }
 static void moe_quad_norm(struct cuda_backend *cu, const struct pick_case *c)
 {
-    moe_quad_routed(cu, c->router, c->w, c->down, &c->in, c->y, c->rows);
+    moe_quad_routed(cu, c->experts, &c->in, c->y, c->rows);
 }
 
 static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->rows <= NORM_ROWS && router_records_shared(c->router) <= cu->shared_limit &&
+    return !c->route_x && c->rows <= NORM_ROWS &&
+           router_records_shared(c->router) <= cu->shared_limit &&
            moe_quad_fits(cu, c->w, c->down, c->rows);
 }
 static void moe_quad_records(struct cuda_backend *cu, const struct pick_case *c)
 {
     router_records(cu, c->router, &c->in, c->rows);
-    moe_quad(cu, c->w, c->down, c->y, c->router->n_out, c->rows);
+    give(cu, c->experts, 1, c->rows);
+    moe_quad(cu, c->experts, c->y, c->rows);
 }
 
 static bool moe_few_suits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return router_records_shared(c->router) <= cu->shared_limit &&
+    return !c->route_x && router_records_shared(c->router) <= cu->shared_limit &&
            moe_few_fits(cu, c->w, c->down, c->rows);
 }
 static void moe_few_run(struct cuda_backend *cu, const struct pick_case *c)
 {
     router_records(cu, c->router, &c->in, c->rows);
-    moe_few(cu, c->w, c->down, c->y, c->router->n_out, c->rows);
+    give(cu, c->experts, 1, c->rows);
+    moe_few(cu, c->experts, c->y, c->rows);
 }
 
 /* Logits to cu->router; with a norm in front, n gets the normed rows. */
-static void router_logits(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
-                          float *n, int rows)
+static void router_logits(struct cuda_backend *cu, const struct experts *e,
+                          const struct norm_in *in, float *n, int rows)
 {
     struct pick_case c = {};
     c.rows = rows;
-    c.w = w;
+    c.w = e->router;
     c.in = *in;
     c.y = n;
     pick_run(cu, PICK_LOGITS, &c, N_STAGES);
+    give(cu, e, 1, rows);
+}
+/* The same of rows as they are. */
+static void router_logits_of(struct cuda_backend *cu, const struct experts *e, const struct rows *x)
+{
+    struct norm_in plain = {};
+    plain.x = x->floats;
+    router_logits(cu, e, &plain, NULL, x->n);
 }
 
 static bool moe_gemv_suits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -394,8 +413,11 @@ static bool moe_gemv_suits(const struct cuda_backend *cu, const struct pick_case
 static void moe_gemv_run(struct cuda_backend *cu, const struct pick_case *c)
 {
     float *n = c->in.gain ? cu->n : NULL;
-    router_logits(cu, c->router, &c->in, n, c->rows);
-    moe_gemv(cu, c->w, c->down, n ? n : c->in.x, c->y, c->router->n_out, c->rows);
+    if (c->route_x)
+        router_logits_of(cu, c->experts, c->route_x);
+    else
+        router_logits(cu, c->experts, &c->in, n, c->rows);
+    moe_gemv(cu, c->experts, n ? n : c->in.x, c->y, c->rows);
 }
 
 static bool moe_quad_suits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -404,11 +426,9 @@ static bool moe_quad_suits(const struct cuda_backend *cu, const struct pick_case
 }
 static void moe_quad_run(struct cuda_backend *cu, const struct pick_case *c)
 {
-    struct norm_in plain = {};
-    plain.x = c->x->floats;
-    router_logits(cu, c->router, &plain, NULL, c->rows);
+    router_logits_of(cu, c->experts, c->route_x ? c->route_x : c->x);
     rows_to_halves(cu, c->x);
-    moe_quad(cu, c->w, c->down, c->y, c->router->n_out, c->rows);
+    moe_quad(cu, c->experts, c->y, c->rows);
 }
 
 /* Routes, with tiles of `width` rows in the work list. */
@@ -420,7 +440,7 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
     r.logits = cu->router;
     r.rows = c->rows;
     r.parts = 1;
-    r.rule = route_rule_of(s, c->router->n_out);
+    r.rule = c->experts->rule;
     r.width = width;
     r.even = even;
     r.t = moe_route_tables(cu);
@@ -433,7 +453,8 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
     struct pick_case route = {};
     route.rows = c->rows;
     route.w = c->router;
-    route.x = c->x;
+    route.x = c->route_x ? c->route_x : c->x;
+    route.experts = c->experts;
     route.route = &r;
     route.listed = listed;
     pick_run(cu, PICK_ROUTER, &route, N_STAGES);
@@ -444,7 +465,7 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
 /* Narrow sums are left to the norm that reads the stream. */
 static void moe_sum(struct cuda_backend *cu, const struct pick_case *c, bool narrow)
 {
-    int used = cu->shape.n_expert_used;
+    int used = c->experts->rule.used;
     struct expert_sum sum = {
         (const uint16_t *)cu->expert_out, cu->route_weight, c->y, c->rows, used, c->down->n_out};
     if (narrow) {
@@ -457,12 +478,13 @@ static void moe_sum(struct cuda_backend *cu, const struct pick_case *c, bool nar
 
 static int moe_tiles(const struct cuda_backend *cu, const struct pick_case *c, int width)
 {
-    return moe_route_tiles(c->rows, cu->shape.n_expert_used, c->router->n_out, width);
+    (void)cu;
+    return moe_route_tiles(c->rows, c->experts->rule.used, c->router->n_out, width);
 }
 /* Rows of an entry: sixteen where there is shared memory for them, else eight; 0: neither. */
 static int moe_grouped_width(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    int pairs = c->rows * cu->shape.n_expert_used;
+    int pairs = c->rows * c->experts->rule.used;
     for (int width = 16; width >= 8 && c->rows <= LIST_ROWS; width /= 2)
         if (moe_grouped_fits(cu, c->w, c->down, pairs, moe_tiles(cu, c, width), width))
             return width;
@@ -477,8 +499,8 @@ static void moe_grouped_run(struct cuda_backend *cu, const struct pick_case *c)
     int width = moe_grouped_width(cu, c);
     bool narrow = c->down->n_out % 4 == 0;
     struct route_tables t = moe_lists(cu, c, width, true, false);
-    moe_grouped(cu, c->w, c->down, &t, c->rows * cu->shape.n_expert_used, moe_tiles(cu, c, width),
-                width, narrow);
+    moe_grouped(cu, c->experts, &t, c->rows * c->experts->rule.used, moe_tiles(cu, c, width), width,
+                narrow);
     moe_sum(cu, c, narrow);
 }
 
@@ -489,7 +511,7 @@ static struct gemm_args moe_args(const struct cuda_backend *cu, const struct pic
     struct gemm_args p = ffn_args(cu, c, i);
     p.route = t;
     p.moe = true;
-    p.used = cu->shape.n_expert_used;
+    p.used = c->experts->rule.used;
     if (i) {
         p.y = cu->expert_out;
         p.sorted_in = true;
@@ -509,7 +531,7 @@ static bool moe_persistent_fits(const struct cuda_backend *cu, const struct pick
 }
 static void moe_persistent(struct cuda_backend *cu, const struct pick_case *c)
 {
-    int pairs = c->rows * cu->shape.n_expert_used;
+    int pairs = c->rows * c->experts->rule.used;
     int width = gemm_persistent_expert_rows(pairs, c->router->n_out);
     struct route_tables t = moe_lists(cu, c, width, false, true);
     gemm_persistent_experts(cu, moe_args(cu, c, t, 0, false), moe_args(cu, c, t, 1, true), width);
@@ -528,7 +550,8 @@ static void moe_wgmma(struct cuda_backend *cu, const struct pick_case *c)
  * walk one work list. */
 static int moe_width(const struct cuda_backend *cu, const struct pick_case *c, bool mma)
 {
-    int spread = 2 * ceil_div(c->rows * cu->shape.n_expert_used, c->router->n_out);
+    (void)cu;
+    int spread = 2 * ceil_div(c->rows * c->experts->rule.used, c->router->n_out);
     spread = c->rows <= 8 || spread > c->rows ? c->rows : spread;
     if (c->w->set != SET_K || c->down->set != SET_K)
         return mma ? 64 : 16;
@@ -580,12 +603,12 @@ static void moe_splitk(struct cuda_backend *cu, const struct pick_case *c)
  */
 static bool router_choose_suits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->listed && router_choose_fits(cu, c->w);
+    return c->listed && !c->experts->give && router_choose_fits(cu, c->w);
 }
 static void router_choose_run(struct cuda_backend *cu, const struct pick_case *c)
 {
-    router_choose(cu, c->w, &c->route->t, c->x->floats, c->rows);
-    moe_grouped_route(cu, &c->route->t, 0, c->w->n_out, c->rows, c->route->width);
+    router_choose(cu, c->w, c->route->rule, &c->route->t, c->x->floats, c->rows);
+    moe_grouped_route(cu, &c->route->t, 0, c->route->rule, c->rows, c->route->width);
 }
 static void logits_row(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -595,12 +618,6 @@ static void logits_block(struct cuda_backend *cu, const struct pick_case *c)
 {
     router_block(cu, c->w, &c->in, c->y, c->rows);
 }
-static void router_logits_of(struct cuda_backend *cu, const struct pick_case *c)
-{
-    struct norm_in plain = {};
-    plain.x = c->x->floats;
-    router_logits(cu, c->w, &plain, NULL, c->rows);
-}
 static bool router_list_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
@@ -608,13 +625,16 @@ static bool router_list_fits(const struct cuda_backend *cu, const struct pick_ca
 }
 static void router_list(struct cuda_backend *cu, const struct pick_case *c)
 {
-    router_logits_of(cu, c);
-    moe_grouped_route(cu, &c->route->t, 1, c->w->n_out, c->rows, c->route->width);
+    router_logits_of(cu, c->experts, c->x);
+    moe_grouped_route(cu, &c->route->t, 1, c->route->rule, c->rows, c->route->width);
 }
 static void router_tensor(struct cuda_backend *cu, const struct pick_case *c)
 {
     c->route->parts = c->w->n_kt;
     router_rows(cu, c->w, c->x->floats, c->rows);
+    give(cu, c->experts, c->w->n_kt, c->rows);
+    if (c->experts->give)
+        c->route->parts = 1;
     moe_route(cu, *c->route);
 }
 static bool router_sort_fits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -625,12 +645,12 @@ static bool router_sort_fits(const struct cuda_backend *cu, const struct pick_ca
 static void router_sort(struct cuda_backend *cu, const struct pick_case *c)
 {
     c->route->route_here = true;
-    router_logits_of(cu, c);
+    router_logits_of(cu, c->experts, c->x);
     moe_route(cu, *c->route);
 }
 static void router_plain(struct cuda_backend *cu, const struct pick_case *c)
 {
-    router_logits_of(cu, c);
+    router_logits_of(cu, c->experts, c->x);
     moe_route(cu, *c->route);
 }
 
@@ -681,10 +701,9 @@ static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
  */
 static bool output_experts_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    const struct mlp *m = c->next;
-    return c->rows == 1 && m->router.w && c->w->n_in % 8 == 0 && m->experts.down->n_in % 8 == 0 &&
-           moe_gemv_routed_fits(cu, c->w, cuda_matrix(m->router.w), cuda_matrix(m->experts.gate_up),
-                                cuda_matrix(m->experts.down));
+    const struct experts *e = c->experts;
+    return e && c->rows == 1 && c->w->n_in % 8 == 0 && e->down->n_in % 8 == 0 &&
+           moe_gemv_routed_fits(cu, c->w, e);
 }
 static bool output_experts_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -1109,18 +1128,20 @@ void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_ca
 
 void pick_input(struct cuda_backend *cu, const struct pick *p, struct pick_case *c)
 {
-    struct resid *r = c->stream;
-    if (r && c->gain && p->takes == TAKES_PRODUCT) {
-        c->in.gain = c->gain;
-        c->in.eps = cu->shape.norm_eps;
+    struct resid *r = c->made ? NULL : c->stream;
+    bool norm = r && c->gain.gain;
+    if (norm && p->takes == TAKES_PRODUCT) {
+        c->in.gain = c->gain.gain;
+        c->in.eps = c->gain.eps;
         return;
     }
-    if (r && c->gain && p->takes == TAKES_NORM && c->rows <= NORM_ROWS) {
+    if (norm && p->takes == TAKES_NORM && c->rows <= NORM_ROWS && resid_adds(r)) {
         c->in = resid_norm_in(cu, r, c->gain);
         return;
     }
-    if (r && c->gain)
-        *c->x = resid_norm(cu, r, c->gain, p->op == PICK_MOE); /* whose router reads floats */
+    if (norm)
+        *c->x = resid_norm(cu, r, c->gain,
+                           p->op == PICK_MOE || p->takes == TAKES_NORM); /* a router reads floats */
     else if (r)
         *c->x = resid_plain(cu, r);
     if (p->takes == TAKES_NORM) {

@@ -23,63 +23,97 @@ static size_t max_split_units(const struct cuda_backend *cu)
     return most;
 }
 
-/* A network the kernels can run has one set of heads, one router and one eps, which stand in
- * cu->shape; experts that differ between layers, or are too many, are refused. */
-static bool mlp_supported(const struct network *net, int i, const struct mlp **first,
-                          struct error *err)
+/* What the kernels have beyond a plain decoder. */
+enum {
+    PARTS = PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_ACTIVATIONS | PART_ROUTERS |
+            PART_BOTH | PART_EXPERT_BIAS | PART_DELTA_NET | PART_LATENT
+};
+
+/* Rows whose sum is more than an addition pass through a block's shared memory twice, four columns at
+ * a time. */
+static bool block_supported(const struct cuda_backend *cu, const struct network *net, int i,
+                            const struct block *b, bool closes, struct error *err)
+{
+    size_t shared = (2 * align_up((size_t)net->n_embd, TILE_K) + 64) * sizeof(float);
+    if (b->sum.kind)
+        return network_refuse(err, i, "a norm of a block's sum is", "cuda");
+    if (!closes && !b->out.kind && (b->scale == 0 || b->scale == 1))
+        return true;
+    if (net->n_embd % 4 || shared > cu->shared_limit)
+        return error_set(err, "layer %d: norms and scales of blocks over rows of %d are not "
+                         "supported on cuda", i, net->n_embd);
+    return true;
+}
+
+static bool experts_supported(const struct network *net, int i, struct error *err)
 {
     const struct mlp *m = &net->layers[i].mlp;
-    if (!m->router.w)
-        return true;
-    if (!*first)
-        *first = m;
-    const struct router *r = &m->router, *f = &(*first)->router;
+    const struct router *r = &m->router;
     if (r->w->n_out > MAX_EXPERTS || r->n_used > MAX_USED)
         return error_set(err,
                          "layer %d: %d of %d experts are not supported on cuda (%d of %d at most)",
                          i, r->n_used, r->w->n_out, MAX_USED, MAX_EXPERTS);
     if (net->n_embd % 8 || m->experts.gate_up->n_in % 8)
         return network_refuse(err, i, "experts of a width that is no multiple of 8 are", "cuda");
-    if (r->w->n_out != f->w->n_out || r->n_used != f->n_used || r->renorm != f->renorm ||
-        r->scale != f->scale || m->experts.down->n_in != (*first)->experts.down->n_in)
-        return network_refuse(err, i, "experts unlike those of the layers before are", "cuda");
+    if (r->n_groups > MAX_GROUPS || (r->n_groups > 1 && r->kind == ROUTER_SOFTMAX_TOP))
+        return network_refuse(err, i, "such a choice of expert groups is", "cuda");
+    return true;
+}
+
+static bool mlp_supported(const struct cuda_backend *cu, const struct network *net, int i,
+                          struct error *err)
+{
+    const struct mlp *m = &net->layers[i].mlp;
+    bool closes = (m->dense.gate_up && m->router.w) || m->dense_out.kind || m->experts_out.kind ||
+                  m->embed.gate || (m->stream_scale != 0 && m->stream_scale != 1);
+    if (m->dense.act == ACT_PLAIN_GELU || m->experts.act == ACT_PLAIN_GELU)
+        return network_refuse(err, i, "an mlp without a gate is", "cuda");
+    return block_supported(cu, net, i, &m->block, closes, err) &&
+           (!m->router.w || experts_supported(net, i, err));
+}
+
+/* One set of heads and one eps of their norms, which stand in cu->shape. */
+static bool mixer_supported(const struct cuda_backend *cu, const struct network *net, int i,
+                            float *eps, struct error *err)
+{
+    const struct mixer *m = &net->layers[i].mixer;
+    const struct attention *l = &m->attention;
+    const struct norm *norms[] = {&l->q_norm, &l->k_norm};
+    if (!block_supported(cu, net, i, &m->block, false, err))
+        return false;
+    if (m->kind == MIXER_DELTA_NET)
+        return delta_net_supported(cu, &m->delta_net, i, err);
+    if (m->kind == MIXER_LATENT)
+        return latent_supported(cu, &m->latent, i, err);
+    if (l->k_dim > MAX_HEAD_DIM)
+        return error_set(err, "layer %d: heads of %d are not supported on cuda (%d at most)", i,
+                         l->k_dim, MAX_HEAD_DIM);
+    for (int j = 0; j < 2; j++) {
+        if (norms[j]->kind && !norms[j]->gain)
+            return network_refuse(err, i, "a norm of heads without a gain is", "cuda");
+        if (norms[j]->kind && *eps == 0)
+            *eps = norms[j]->eps;
+        if (norms[j]->kind && norms[j]->eps != *eps)
+            return network_refuse(err, i, "norms of several eps are", "cuda");
+    }
     return true;
 }
 
 bool cuda_supports(struct backend *be, const struct network *net, struct error *err)
 {
-    const struct mlp *first = NULL;
-    float eps = net->head.norm.eps;
+    const struct cuda_backend *cu = cuda_self(be);
+    float eps = 0;
     struct network_max max;
     network_measure(net, &max);
     /* A row passes through a block's shared memory on its way to halves. */
     int widest = max.heads > net->n_embd ? max.heads : net->n_embd;
-    if ((align_up((size_t)widest, TILE_K) + 64) * sizeof(float) > cuda_self(be)->shared_limit)
+    if ((align_up((size_t)widest, TILE_K) + 64) * sizeof(float) > cu->shared_limit)
         return error_set(err, "rows of %d are not supported on cuda", widest);
-    if (!network_check(net, PART_DELTA_NET | PART_LATENT, "cuda", err))
+    if (!network_check(net, PARTS, "cuda", err))
         return false;
-    for (int i = 0; i < net->n_layers; i++) {
-        const struct mixer *m = &net->layers[i].mixer;
-        const struct attention *l = &m->attention;
-        bool heads = m->kind == MIXER_ATTENTION;
-        const struct norm *norms[] = {&m->block.in, &net->layers[i].mlp.block.in, &l->q_norm,
-                                      &l->k_norm};
-        if ((m->kind == MIXER_DELTA_NET &&
-             !delta_net_supported(cuda_self(be), &m->delta_net, i, err)) ||
-            (m->kind == MIXER_LATENT && !latent_supported(cuda_self(be), &m->latent, i, err)))
+    for (int i = 0; i < net->n_layers; i++)
+        if (!mixer_supported(cu, net, i, &eps, err) || !mlp_supported(cu, net, i, err))
             return false;
-        if (heads && l->k_dim > MAX_HEAD_DIM)
-            return error_set(err, "layer %d: heads of %d are not supported on cuda (%d at most)", i,
-                             l->k_dim, MAX_HEAD_DIM);
-        for (int j = 0; j < (heads ? 4 : 2); j++) {
-            if (norms[j]->kind && eps == 0)
-                eps = norms[j]->eps;
-            if (norms[j]->kind && norms[j]->eps != eps)
-                return network_refuse(err, i, "norms of several eps are", "cuda");
-        }
-        if (!mlp_supported(net, i, &first, err))
-            return false;
-    }
     return true;
 }
 
@@ -97,29 +131,19 @@ static struct shape shape_of(const struct network *net, const struct bounds *b)
     s.n_expert = max.n_expert;
     s.n_expert_used = max.n_expert_used;
     s.n_ff_exp = max.n_ff_exp;
-    s.expert_scale = s.rope_mscale = 1;
-    s.norm_eps = net->head.norm.eps;
+    s.rope_mscale = 1;
     for (int i = 0; i < net->n_layers; i++) {
         const struct mixer *m = &net->layers[i].mixer;
         const struct attention *l = &m->attention;
-        const struct router *r = &net->layers[i].mlp.router;
-        bool heads = m->kind == MIXER_ATTENTION;
-        if (heads) {
-            s.n_heads = l->n_heads;
-            s.n_kv_heads = l->n_kv_heads;
-            s.head_dim = l->k_dim;
-            s.attn_scale = l->scale;
-            s.n_rot = l->rope ? l->rope->n_rot : 0;
-            s.rope_mscale = l->rope ? l->rope->mscale : 1;
-        }
-        if (r->w) {
-            s.norm_topk = r->renorm;
-            s.expert_scale = r->scale == 0 ? 1 : r->scale;
-        }
-        const struct norm *norms[] = {&m->block.in, &net->layers[i].mlp.block.in, &l->q_norm,
-                                      &l->k_norm};
-        for (int j = 0; j < (heads ? 4 : 2); j++)
-            s.norm_eps = norms[j]->kind ? norms[j]->eps : s.norm_eps;
+        if (m->kind != MIXER_ATTENTION)
+            continue;
+        s.n_heads = l->n_heads;
+        s.n_kv_heads = l->n_kv_heads;
+        s.head_dim = l->k_dim;
+        s.attn_scale = l->scale;
+        s.n_rot = l->rope ? l->rope->n_rot : 0;
+        s.rope_mscale = l->rope ? l->rope->mscale : 1;
+        s.norm_eps = l->q_norm.kind ? l->q_norm.eps : l->k_norm.kind ? l->k_norm.eps : s.norm_eps;
     }
     s.page_len = b->page_len;
     s.n_pages = b->n_pages;
@@ -151,6 +175,36 @@ static bool own_steps(struct cuda_backend *cu, struct error *err)
     return sample_prepare(cu, err);
 }
 
+/* What only some networks need: a dense part beside experts, a router's own norm, embeddings per
+ * layer, gains of norms that have none. */
+static bool own_parts(struct cuda_backend *cu, const struct network *net, struct error *err)
+{
+    size_t tokens = (size_t)cu->shape.max_tokens, embd = (size_t)cu->shape.n_embd;
+    bool beside = false, routes = false;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mlp *m = &net->layers[i].mlp;
+        beside = beside || (m->dense.gate_up && m->router.w);
+        routes = routes || m->router.norm.kind;
+    }
+    size_t values = (size_t)net->embed.layers.width;
+    struct want list[] = {
+        {(void **)&cu->beside, beside ? tokens * embd * 4 : 0},
+        {(void **)&cu->beside_gate, beside ? tokens * 4 : 0},
+        {(void **)&cu->route_in, routes ? tokens * embd * 4 : 0},
+        {(void **)&cu->layer_embeds, tokens * values * (size_t)net->n_layers * 4},
+        {(void **)&cu->layer_gate, tokens * values * 4},
+        {(void **)&cu->ones, embd * 4},
+    };
+    if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
+        return false;
+    float *ones = (float *)mem_zalloc(embd, sizeof *ones);
+    for (size_t i = 0; i < embd; i++)
+        ones[i] = 1.0f;
+    cuda_copy_in(cu->be, cu->ones, ones, embd * sizeof *ones);
+    mem_free(ones);
+    return true;
+}
+
 /* What ops write to. */
 static bool own_scratch(struct cuda_backend *cu, struct error *err)
 {
@@ -162,8 +216,10 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
     struct network_max max;
     network_measure(cu->net, &max);
     size_t out_heads = (size_t)max.heads, latent = (size_t)max.latent; /* of any mixer */
+    size_t values = (size_t)cu->net->embed.layers.width;
     size_t widest = embd > out_heads ? embd : out_heads;
     widest = widest > latent ? widest : latent;
+    widest = widest > values ? widest : values;
     size_t hidden = used * ffe > ff ? used * ffe : ff;
     size_t groups = (size_t)(s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8));
     size_t units = max_split_units(cu);
@@ -222,8 +278,8 @@ bool cuda_prepare(struct backend *be, const struct network *net, const struct bo
     cu->net = net;
     cu->shape = shape_of(net, bounds);
     const struct shape *s = &cu->shape;
-    if (!own_steps(cu, err) || !own_scratch(cu, err) || !delta_net_prepare(cu, bounds, err) ||
-        !latent_prepare(cu, bounds, err))
+    if (!own_steps(cu, err) || !own_scratch(cu, err) || !own_parts(cu, net, err) ||
+        !delta_net_prepare(cu, bounds, err) || !latent_prepare(cu, bounds, err))
         return false;
     CUDA_TRY(cu, cudaMemsetAsync(cu->split_records, 0xff, attn_decode_split_record_bytes(cu),
                                  cu->stream));

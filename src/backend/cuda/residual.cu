@@ -19,6 +19,7 @@ struct resid_args {
     int width, padded;
     float eps;
     struct expert_sum sum; /* SUM: in place of d */
+    struct closing close;  /* CLOSE */
 };
 
 /* Columns k..k+3 of row t: the weighted sum of what its experts came to. */
@@ -39,11 +40,99 @@ DEVICE float4 expert_columns(const struct expert_sum &s, int t, int k)
     return make_float4(v[0], v[1], v[2], v[3]);
 }
 
+/* The sums over a block of two numbers a thread has, in every thread. part: (2, 32) */
+DEVICE float2 block_sums(float a, float b, float *part)
+{
+    int warps = (int)blockDim.x >> 5;
+    a = warp_sum(a);
+    b = warp_sum(b);
+    __syncthreads(); /* whoever used part before is done */
+    if (lane_id() == 0) {
+        part[warp_id()] = a;
+        part[32 + warp_id()] = b;
+    }
+    __syncthreads();
+    return make_float2(warp_sum(lane_id() < warps ? part[lane_id()] : 0.0f),
+                       warp_sum(lane_id() < warps ? part[32 + lane_id()] : 0.0f));
+}
+
+DEVICE float4 four(const float *p, int k)
+{
+    return *(const float4 *)(p + k);
+}
+DEVICE float squares_of(const float4 &v)
+{
+    return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+}
+/* v * s * gain, or v where there is no gain */
+DEVICE float4 normed(const float4 &v, float s, const struct gain &g, int k)
+{
+    if (!g.gain)
+        return v;
+    float4 f = four(g.gain, k);
+    return make_float4(v.x * s * f.x, v.y * s * f.y, v.z * s * f.z, v.w * s * f.w);
+}
+
+/* CLOSE: x of struct closing, which goes to the stream, and to `row` times the gain; a thread's share
+ * of its squares and the largest product. row, aside: (width) of the block's shared memory. */
+template <bool SUM>
+DEVICE void resid_close(const struct resid_args &p, float *part, float *row, float *aside,
+                        float *squares, float *top)
+{
+    const struct closing &c = p.close;
+    int t = (int)blockIdx.x, first = (int)threadIdx.x * 4, step = (int)blockDim.x * 4;
+    size_t at = (size_t)t * (size_t)p.width;
+    float gate = 1.0f, a = 0.0f, b = 0.0f, inv = 1.0f / (float)p.width;
+    if (c.beside_gate)
+        gate = fast_divide(1.0f, 1.0f + fast_exp(-c.beside_gate[t]));
+    for (int k = first; k < p.width; k += step) {
+        float4 y = SUM ? expert_columns(p.sum, t, k) : four(p.d + at, k);
+        a += squares_of(y);
+        *(float4 *)(row + k) = y;
+        if (c.beside) {
+            float4 z = four(c.beside + at, k);
+            z = make_float4(z.x * gate, z.y * gate, z.z * gate, z.w * gate);
+            b += squares_of(z);
+            *(float4 *)(aside + k) = z;
+        }
+    }
+    float2 sums = make_float2(0.0f, 0.0f);
+    if (c.norm.gain || c.beside_norm.gain)
+        sums = block_sums(a, b, part);
+    float ra = rsqrtf(sums.x * inv + c.norm.eps), rb = rsqrtf(sums.y * inv + c.beside_norm.eps);
+    a = 0.0f;
+    for (int k = first; k < p.width; k += step) { /* a thread's own columns */
+        float4 y = normed(four(row, k), ra, c.norm, k);
+        if (c.beside) {
+            float4 z = normed(four(aside, k), rb, c.beside_norm, k);
+            y = make_float4(y.x + z.x, y.y + z.y, y.z + z.z, y.w + z.w);
+        }
+        a += squares_of(y);
+        *(float4 *)(row + k) = y;
+    }
+    if (c.out.gain)
+        sums = block_sums(a, 0.0f, part);
+    float ro = rsqrtf(sums.x * inv + c.out.eps), m = c.stream_scale;
+    for (int k = first; k < p.width; k += step) {
+        float4 y = normed(four(row, k), ro, c.out, k), x = four(p.x + at, k);
+        x = make_float4((x.x + c.scale * y.x) * m, (x.y + c.scale * y.y) * m,
+                        (x.z + c.scale * y.z) * m, (x.w + c.scale * y.w) * m);
+        *(float4 *)(p.x + at + (size_t)k) = x;
+        *squares += squares_of(x);
+        struct gain g = {p.gain, 0.0f};
+        float4 v = normed(x, 1.0f, g, k);
+        *top = fmaxf(fmaxf(*top, fmaxf(fabsf(v.x), fabsf(v.y))), fmaxf(fabsf(v.z), fabsf(v.w)));
+        *(float4 *)(row + k) = v;
+    }
+    __syncthreads(); /* part is used again */
+}
+
 /* Rows to halves, zeros past width, each scaled by a power of two that takes its largest to about
  * 1024; scale[row] undoes it. With a gain: x += d, and it is the norm of x that goes on. A block
  * per row, which passes through shared memory. VEC: width is a multiple of four. SUM: d are the
- * rows of the experts, still to be weighted and added up. */
-template <bool VEC, bool SUM = false>
+ * rows of the experts, still to be weighted and added up. CLOSE: what struct closing says is done to
+ * them first; VEC then; without `out` that is all. */
+template <bool VEC, bool SUM = false, bool CLOSE = false>
 static __global__ void __launch_bounds__(512)
     resid_halves_kernel(const __grid_constant__ struct resid_args p)
 {
@@ -55,8 +144,13 @@ static __global__ void __launch_bounds__(512)
     dependency_trigger();
     dependency_wait();
     float sum = 0.0f, top = 0.0f;
+    if (CLOSE) {
+        resid_close<SUM>(p, part, row, row + p.padded, &sum, &top);
+        if (!p.out)
+            return;
+    }
 #pragma unroll 2
-    for (int k = tid * V; k < p.width; k += threads * V) {
+    for (int k = tid * V; k < p.width && !CLOSE; k += threads * V) {
         float v[V], d[V] = {}, g[V];
         if (VEC) {
             float4 a = *(const float4 *)(p.x + at + (size_t)k);
@@ -150,6 +244,19 @@ static __global__ void __launch_bounds__(512)
         p.scale[blockIdx.x] = float_of((e - 10) << 23);
 }
 
+static int resid_threads(int width)
+{
+    return width >= 2048 ? 512 : 256;
+}
+
+static void resid_launch_close(struct cuda_backend *cu, const struct resid_args &p, int rows)
+{
+    auto kernel = p.sum.out ? resid_halves_kernel<true, true, true>
+                            : resid_halves_kernel<true, false, true>;
+    cuda_launch(cu, kernel, dim3((unsigned)rows), resid_threads(p.width),
+                (size_t)(64 + 2 * p.padded) * 4, LAUNCH_EARLY, p);
+}
+
 /* Every form that there is room for. */
 static void resid_launch(struct cuda_backend *cu, struct resid_args p, struct rows *to)
 {
@@ -161,13 +268,14 @@ static void resid_launch(struct cuda_backend *cu, struct resid_args p, struct ro
     p.panels = gemm_cluster_fits(cu, rows, p.padded) ? cu->panels : NULL;
     p.panel_rows = gemm_cluster_width(rows);
     p.scale = cu->half_scale;
-    p.eps = cu->shape.norm_eps;
     to->halves = true;
     to->records = p.records != NULL;
     to->panels = p.panels != NULL;
-    int threads = p.width >= 2048 ? 512 : 256;
+    int threads = resid_threads(p.width);
     size_t shared = (size_t)(64 + p.padded) * 4;
-    if (p.sum.out)
+    if (p.close.set)
+        resid_launch_close(cu, p, rows);
+    else if (p.sum.out)
         cuda_launch(cu, resid_halves_kernel<true, true>, dim3((unsigned)rows), threads, shared,
                     LAUNCH_EARLY, p);
     else if (p.width % 4 == 0)
@@ -217,6 +325,29 @@ void rows_join_halves(struct cuda_backend *cu, const struct rows *x, int n)
 {
     struct rows first = rows_of(x->floats, n, x->width);
     rows_to_halves(cu, &first);
+}
+
+/* y = norm(x) * gain; a block per row. */
+static __global__ void __launch_bounds__(256)
+    rows_norm_kernel(const float *x, struct gain gain, int width, float *y)
+{
+    SHARED_BYTES(shared);
+    size_t at = (size_t)blockIdx.x * (size_t)width;
+    float squares = 0.0f;
+    dependency_wait();
+    dependency_trigger();
+    for (int k = (int)threadIdx.x; k < width; k += 256)
+        squares += x[at + (size_t)k] * x[at + (size_t)k];
+    float s = rsqrtf(block_sums(squares, 0.0f, (float *)shared).x / (float)width + gain.eps);
+    for (int k = (int)threadIdx.x; k < width; k += 256)
+        y[at + (size_t)k] = x[at + (size_t)k] * s * gain.gain[k];
+}
+
+void rows_norm(struct cuda_backend *cu, const float *x, struct gain gain, float *y, int rows,
+               int width)
+{
+    cuda_launch(cu, rows_norm_kernel, dim3((unsigned)rows), 256, 256, LAUNCH_EARLY, x, gain, width,
+                y);
 }
 
 /* y[t,:] = sum_k weight[t,k] * out[t,k,:]; a thread per column. */
@@ -284,34 +415,49 @@ static void resid_add_rows(struct cuda_backend *cu, struct resid *r)
     r->d = cu->d;
 }
 
-struct rows resid_norm(struct cuda_backend *cu, struct resid *r, const float *gain, bool floats)
+bool resid_adds(const struct resid *r)
+{
+    return r->add == ADD_NONE || !r->close.set;
+}
+
+/* Of ROWS or EXPERTS; what becomes of it is the kernel's. */
+static void resid_take(struct resid *r, struct resid_args *p)
+{
+    p->x = r->x;
+    p->d = r->add == ADD_ROWS ? r->d : NULL;
+    if (r->add == ADD_EXPERTS)
+        p->sum = r->experts;
+    if (!resid_adds(r))
+        p->close = r->close;
+    r->add = ADD_NONE;
+    r->close = closing{};
+}
+
+struct rows resid_norm(struct cuda_backend *cu, struct resid *r, struct gain gain, bool floats)
 {
     struct rows n = rows_of(cu->n, r->rows, cu->shape.n_embd);
     struct resid_args p = {};
     floats = floats || !pick_halves_only(r->rows) || n.width % 4;
     if (r->add == ADD_PRODUCT)
         resid_add_rows(cu, r);
-    p.x = r->x;
-    p.d = r->add == ADD_ROWS ? r->d : NULL;
-    p.gain = gain;
+    resid_take(r, &p);
+    p.gain = gain.gain;
+    p.eps = gain.eps;
     p.n = floats ? n.floats : NULL;
-    if (r->add == ADD_EXPERTS)
-        p.sum = r->experts;
     n.n_floats = floats ? n.n : 0;
     step_mark(cu);
     resid_launch(cu, p, &n);
     step_mark_end(cu, STAGE_NORM);
-    r->add = ADD_NONE;
     return n;
 }
 
-struct norm_in resid_norm_in(struct cuda_backend *cu, struct resid *r, const float *gain)
+struct norm_in resid_norm_in(struct cuda_backend *cu, struct resid *r, struct gain gain)
 {
     struct norm_in in = {};
     resid_add_rows(cu, r);
     in.x = r->x;
-    in.gain = gain;
-    in.eps = cu->shape.norm_eps;
+    in.gain = gain.gain;
+    in.eps = gain.eps;
     if (r->add == ADD_NONE) /* x itself does not change */
         return in;
     in.d = r->d;
@@ -325,6 +471,14 @@ struct norm_in resid_norm_in(struct cuda_backend *cu, struct resid *r, const flo
 struct rows resid_plain(struct cuda_backend *cu, struct resid *r)
 {
     size_t n = (size_t)r->rows * (size_t)cu->shape.n_embd;
+    if (!resid_adds(r)) {
+        struct resid_args p = {};
+        resid_take(r, &p);
+        p.width = cu->shape.n_embd;
+        p.padded = ceil_div(p.width, TILE_K) * TILE_K;
+        resid_launch_close(cu, p, r->rows);
+        return rows_of(r->x, r->rows, p.width);
+    }
     resid_add_rows(cu, r);
     if (r->add == ADD_ROWS)
         cuda_launch(cu, resid_add_kernel, dim3((unsigned)((n + 255) / 256)), 256, 0, LAUNCH_EARLY,

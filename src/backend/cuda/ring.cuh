@@ -116,7 +116,7 @@ template <bool PAIR> struct gemv_output {
 };
 template <int SET, bool PAIR>
 DEVICE void gemv_locate(struct gemv_output<PAIR> &o, const struct matrix &w,
-                        const struct gemv_span &s, int tile, float *y)
+                        const struct gemv_span &s, int tile, float *y, int expert = 0)
 {
     enum { TILES = PAIR ? 2 : 1 };
     int batch = min(s.most, s.end - tile);
@@ -139,7 +139,7 @@ DEVICE void gemv_locate(struct gemv_output<PAIR> &o, const struct matrix &w,
     if (w.bias)
 #pragma unroll
         for (int i = 0; i < TILES; i++)
-            o.bias[i] = w.bias[g->row0 + row + i * (w.n_out / 2)];
+            o.bias[i] = w.bias[expert * w.n_out + g->row0 + row + i * (w.n_out / 2)];
 }
 
 /* sum += tile b of the batch that begins with `tile`, times the slice. STEPS: of SET_CODES. */

@@ -1,7 +1,7 @@
 /*
  * Which experts a row takes, and what they weigh, found by a warp. One rule for every path: the
- * largest logits, compared as whole floats, and of equal ones the lower index first (0 and -0 are
- * equal). So two paths that come to the same logits choose the same experts; where they add up in
+ * largest logits (or sigmoids of them, and a bias: struct route_rule), compared as whole floats, and
+ * of equal ones the lower index first (0 and -0 are equal). So two paths that come to the same logits choose the same experts; where they add up in
  * another order, logits that differ by less than that rounding may still change places. Logits come
  * from a router's kernel (router.cu), or from sums that the blocks of the product in front of a
  * router left in its place.
@@ -12,21 +12,6 @@
 #include "backend/cuda/cuda.h"
 
 #include <math.h>
-
-/* How a row's experts are chosen and weighed. */
-struct route_rule {
-    int n_expert, used;
-    bool renormalise;
-    float scale;
-};
-
-static inline struct route_rule route_rule_of(const struct shape *s, int n_expert)
-{
-    CHECK(s->n_expert_used <= MAX_USED && n_expert <= MAX_EXPERTS, "%d of %d experts",
-          s->n_expert_used, n_expert);
-    struct route_rule r = {n_expert, s->n_expert_used, s->norm_topk, s->expert_scale};
-    return r;
-}
 
 /*
  * Logits of a router that has no kernel of its own. They are linear in the residual but for the
@@ -70,6 +55,21 @@ DEVICE float sum_scale(const struct route_sums &r)
     for (int i = 0; i < 4; i++)
         s += v[i];
     return rsqrtf(warp_sum(s) * r.inv_n + r.eps);
+}
+
+/* What an expert is chosen by, beyond its logit. */
+DEVICE bool route_by_logit(const struct route_rule &rule)
+{
+    return !rule.sigmoid && !rule.choice_bias;
+}
+DEVICE float route_sigmoid(float logit)
+{
+    return fast_divide(1.0f, 1.0f + fast_exp(-logit));
+}
+DEVICE float route_key(const struct route_rule &rule, int e, float logit)
+{
+    float p = rule.sigmoid ? route_sigmoid(logit) : logit;
+    return p + (rule.choice_bias && e < rule.n_expert ? rule.choice_bias[e] : 0.0f);
 }
 
 /* Logits as integers of the same order, PER to a lane; 0: no expert. A lane's four are sorted, the
@@ -151,9 +151,16 @@ template <int PER> DEVICE int route_take(struct route_keys<PER> &r, int n, int n
 template <int PER> DEVICE int route_choose(const float (&v)[PER], const struct route_rule &rule)
 {
     struct route_keys<PER> r;
+    if (route_by_logit(rule)) {
 #pragma unroll
-    for (int i = 0; i < PER; i++)
-        route_set(r, i, i * 32 + lane_id(), v[i], rule.n_expert);
+        for (int i = 0; i < PER; i++)
+            route_set(r, i, i * 32 + lane_id(), v[i], rule.n_expert);
+    } else {
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            route_set(r, i, i * 32 + lane_id(), route_key(rule, i * 32 + lane_id(), v[i]),
+                      rule.n_expert);
+    }
     return route_take(r, rule.used, rule.n_expert);
 }
 
@@ -167,6 +174,10 @@ DEVICE int route_choose_from(const float *logits, const struct route_rule &rule,
     for (int i = 0; i < PER; i++)
         v[i] =
             i * 32 + lane_id() < rule.n_expert ? load_float_l2(logits + i * 32 + lane_id()) : 0.0f;
+    if (!route_by_logit(rule))
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            v[i] = route_key(rule, i * 32 + lane_id(), v[i]);
 #pragma unroll
     for (int i = 0; i < PER; i++)
         route_set(r, i, i * 32 + lane_id(), v[i], rule.n_expert);
@@ -190,10 +201,22 @@ DEVICE int route_choose_first(const struct route_sums &sums, const struct route_
     return route_take(r, n, rule.n_expert);
 }
 
+/* Weights that are no softmax over logits. v: the logit of lane k's expert. */
+DEVICE float route_weigh_other(const struct route_rule &rule, int expert, float v)
+{
+    bool mine = lane_id() < rule.used;
+    if (rule.given)
+        return mine ? v : 0.0f;
+    float w = mine ? route_sigmoid(v) : 0.0f, total = rule.renormalise ? warp_sum(w) : 1.0f;
+    return w / total * rule.scale * (rule.expert_scale && mine ? rule.expert_scale[expert] : 1.0f);
+}
+
 /* The weight of the expert lane k knows to be number k. logit(e): that of expert e. */
 template <class F> DEVICE float route_weigh(const struct route_rule &rule, int expert, F logit)
 {
     float v = logit(expert), top = __shfl_sync(FULL_WARP, v, 0);
+    if (rule.given || rule.sigmoid)
+        return route_weigh_other(rule, expert, v);
     float w = lane_id() < rule.used ? fast_exp(v - top) : 0.0f, total = w;
     if (!rule.renormalise) {
         total = 0.0f;
@@ -201,7 +224,8 @@ template <class F> DEVICE float route_weigh(const struct route_rule &rule, int e
         for (int e = lane_id(); e < rule.n_expert; e += 32)
             total += fast_exp(logit(e) - top);
     }
-    return w / warp_sum(total) * rule.scale;
+    w = w / warp_sum(total) * rule.scale;
+    return rule.expert_scale && lane_id() < rule.used ? w * rule.expert_scale[expert] : w;
 }
 
 /* The same from logits in registers; those of nobody are -infinity. */
@@ -214,6 +238,8 @@ DEVICE float route_weigh(const struct route_rule &rule, int expert, const float 
         float u = __shfl_sync(FULL_WARP, v[i], expert & 31);
         mine = expert >> 5 == i ? u : mine;
     }
+    if (rule.given || rule.sigmoid)
+        return route_weigh_other(rule, expert, mine);
     float top = __shfl_sync(FULL_WARP, mine, 0);
     float w = lane_id() < rule.used ? fast_exp(mine - top) : 0.0f;
     if (rule.renormalise)
@@ -222,7 +248,8 @@ DEVICE float route_weigh(const struct route_rule &rule, int expert, const float 
 #pragma unroll
         for (int i = 0; i < PER; i++)
             total += fast_exp(v[i] - top);
-    return w / warp_sum(total) * rule.scale;
+    w = w / warp_sum(total) * rule.scale;
+    return rule.expert_scale && lane_id() < rule.used ? w * rule.expert_scale[expert] : w;
 }
 
 #endif

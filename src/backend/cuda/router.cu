@@ -4,7 +4,7 @@
  * experts, or eight. router_records: the same, and leaves the normed rows as records. router_rows: many rows, on the tensor cores, each number
  * cut into two of 11 bits and three of the four products taken, which leaves about 22 bits; k is
  * cut into k tiles, whose sums are added up in order where the logits are read. router_choose: a
- * batch's logits the same way, and the choice.
+ * batch's logits the same way, and the choice. router_give: choices that need all logits of a row.
  */
 #include "backend/cuda/rows.cuh"
 
@@ -400,6 +400,117 @@ void router_records(struct cuda_backend *cu, const struct matrix *w, const struc
                 256, router_records_shared(w), LAUNCH_EARLY, p);
 }
 
+/*
+ * Choices by groups of experts, or by probabilities plus a bias. A warp has a row; logits become what
+ * route.cuh calls given.
+ */
+struct router_give_args {
+    float *logits; /* (parts, rows, n_expert) */
+    int parts, rows;
+    struct route_rule rule;
+};
+enum { GIVE_PER = MAX_EXPERTS / 32, GIVE_ROWS = 4 };
+
+/* The value of expert e, of which lane e % 32 has number e / 32; e may differ between lanes. */
+DEVICE float give_value(const float (&v)[GIVE_PER], int e)
+{
+    float mine = 0.0f;
+#pragma unroll
+    for (int i = 0; i < GIVE_PER; i++) {
+        float u = __shfl_sync(FULL_WARP, v[i], e & 31);
+        mine = e >> 5 == i ? u : mine;
+    }
+    return mine;
+}
+
+/* Keys of experts outside the best groups become -infinity. A group counts by its two largest. */
+DEVICE void give_groups(const struct route_rule &rule, float (&keys)[GIVE_PER])
+{
+    int each = rule.n_expert / rule.n_groups, lane = lane_id();
+    float score = 0.0f;
+#pragma unroll 1
+    for (int g = 0; g < rule.n_groups; g++) {
+        struct route_keys<GIVE_PER> r;
+#pragma unroll
+        for (int i = 0; i < GIVE_PER; i++) {
+            int e = i * 32 + lane;
+            bool here = e >= g * each && e < (g + 1) * each;
+            route_set(r, i, e, keys[i], here ? rule.n_expert : 0);
+        }
+        float sum = give_value(keys, min(route_next(r), rule.n_expert - 1));
+        if (each > 1)
+            sum += give_value(keys, min(route_next(r), rule.n_expert - 1));
+        score = g == lane ? sum : score;
+    }
+    struct route_keys<1> groups;
+    route_set(groups, 0, lane, score, rule.n_groups);
+    uint32_t kept = 0;
+#pragma unroll 1
+    for (int k = 0; k < rule.n_groups_used; k++)
+        kept |= 1u << min(route_next(groups), rule.n_groups - 1);
+#pragma unroll
+    for (int i = 0; i < GIVE_PER; i++)
+        keys[i] = kept >> min((i * 32 + lane) / each, 31) & 1 ? keys[i] : -INFINITY;
+}
+
+static __global__ void __launch_bounds__(32 * GIVE_ROWS)
+    router_give_kernel(const __grid_constant__ struct router_give_args p)
+{
+    int t = (int)blockIdx.x * GIVE_ROWS + warp_id(), lane = lane_id(), n = p.rule.n_expert;
+    float *row = p.logits + (size_t)t * (size_t)n;
+    float v[GIVE_PER], keys[GIVE_PER], top = -INFINITY, total = 0.0f;
+    dependency_wait();
+    dependency_trigger();
+    if (t >= p.rows)
+        return;
+#pragma unroll
+    for (int i = 0; i < GIVE_PER; i++) {
+        int e = i * 32 + lane;
+        v[i] = e < n ? row[e] : -INFINITY;
+        for (int j = 1; j < p.parts && e < n; j++)
+            v[i] += row[(size_t)j * (size_t)p.rows * (size_t)n + (size_t)e];
+        top = fmaxf(top, v[i]);
+    }
+    top = warp_max(top);
+#pragma unroll
+    for (int i = 0; i < GIVE_PER; i++) {
+        v[i] = p.rule.sigmoid ? route_sigmoid(v[i]) : fast_exp(v[i] - top);
+        total += v[i];
+    }
+    total = p.rule.sigmoid ? 1.0f : warp_sum(total);
+#pragma unroll
+    for (int i = 0; i < GIVE_PER; i++) {
+        int e = i * 32 + lane;
+        v[i] /= total;
+        keys[i] = v[i] + (p.rule.choice_bias && e < n ? p.rule.choice_bias[e] : 0.0f);
+    }
+    if (p.rule.n_groups > 1)
+        give_groups(p.rule, keys);
+    struct route_rule plain = {};
+    plain.n_expert = n;
+    plain.used = p.rule.used;
+    int mine = route_choose(keys, plain);
+    bool on = lane < p.rule.used;
+    float w = give_value(v, mine);
+    total = p.rule.renormalise ? warp_sum(on ? w : 0.0f) : 1.0f;
+    w = w / total * p.rule.scale * (on && p.rule.expert_scale ? p.rule.expert_scale[mine] : 1.0f);
+#pragma unroll
+    for (int i = 0; i < GIVE_PER; i++)
+        if (i * 32 + lane < n)
+            row[i * 32 + lane] = -INFINITY;
+    __syncwarp();
+    if (on)
+        row[mine] = w;
+}
+
+void router_give(struct cuda_backend *cu, const struct route_rule &rule, int parts, int rows)
+{
+    CHECK(rule.n_groups <= MAX_GROUPS, "%d groups of experts", rule.n_groups);
+    struct router_give_args p = {cu->router, parts, rows, rule};
+    cuda_launch(cu, router_give_kernel, dim3((unsigned)ceil_div(rows, GIVE_ROWS)), 32 * GIVE_ROWS,
+                0, LAUNCH_EARLY, p);
+}
+
 enum { ROUTER_ROWS = 64, ROUTER_EXPERTS = 128, ROUTER_STRIDE = TILE_K + 16 };
 
 struct router_rows_args {
@@ -671,7 +782,7 @@ bool router_choose_fits(const struct cuda_backend *cu, const struct matrix *w)
     return w->n_out <= CHOOSE_EXPERTS && w->n_kt <= 2 * router_pieces(cu, w);
 }
 
-void router_choose(struct cuda_backend *cu, const struct matrix *w,
+void router_choose(struct cuda_backend *cu, const struct matrix *w, const struct route_rule &rule,
                    const struct route_tables *route, const float *x, int rows)
 {
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
@@ -682,7 +793,7 @@ void router_choose(struct cuda_backend *cu, const struct matrix *w,
     p.chosen = route->chosen;
     p.weight = cu->route_weight;
     p.rows = rows;
-    p.rule = route_rule_of(&cu->shape, w->n_out);
+    p.rule = rule;
     cuda_launch(cu, router_choose_kernel, dim3((unsigned)(ceil_div(rows, CHOOSE_ROWS) * p.pieces)),
                 256, (size_t)(CHOOSE_ROWS * (CHOOSE_STRIDE + w->n_out)) * 4,
                 LAUNCH_EARLY + p.pieces * LAUNCH_CLUSTER, p);

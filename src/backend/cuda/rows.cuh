@@ -409,12 +409,13 @@ DEVICE void pair_slice(struct pair_walk<SLOTS> &p, const X (&x)[NT], float (&acc
         pair_next(p, next);
 }
 
-/* Hidden units of one gate tile and its up tile, from a warp's accumulators: silu(gate) * up,
- * over 16, to the records of up to eight rows. record(col): where that of column col goes, or
- * NULL. */
+/* Hidden units of one gate tile and its up tile of an expert, from a warp's accumulators:
+ * act(gate, up), over 16, to the records of up to eight rows. record(col): where that of column col
+ * goes, or NULL. */
 template <class F>
 DEVICE void put_hidden_tile(const float (&gate)[4], const float (&up)[4], const float (&undo)[2],
-                            const struct matrix &w, int unit, int n_kt, F record)
+                            const struct matrix &w, const struct gating &act, int expert, int unit,
+                            int n_kt, F record)
 {
     int g = lane_id() >> 2, c = lane_id() & 3, half = w.n_tiles / 2;
     uint32_t h[4];
@@ -423,10 +424,10 @@ DEVICE void put_hidden_tile(const float (&gate)[4], const float (&up)[4], const 
         int row = unit * TILE_ROWS + g + 8 * (e >> 1);
         float v = gate[e] * undo[e & 1], u = up[e] * undo[e & 1];
         if (w.bias && row < w.seg[0].rows) {
-            v += w.bias[row];
-            u += w.bias[w.n_out / 2 + row];
+            v += w.bias[expert * w.n_out + row];
+            u += w.bias[expert * w.n_out + w.n_out / 2 + row];
         }
-        v = clamp_half(silu(v) * u * HIDDEN_SCALE);
+        v = clamp_half(gated(act, v, u) * HIDDEN_SCALE);
         h[e] = row < w.seg[0].rows ? float_to_half(v) : 0;
     }
 #pragma unroll

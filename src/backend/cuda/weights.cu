@@ -1,8 +1,7 @@
 /*
  * Weights: from the file's blocks in host memory to tiles on the device. Bytes go through a ring
  * of pinned buffers, filled by several threads while earlier pieces travel; the GPU does the
- * rearranging, a thread per 32-bit word of output. No second copy of a weight ever exists. Also
- * here, since they need single elements of a tile: embedding rows.
+ * rearranging, a thread per 32-bit word of output. No second copy of a weight ever exists.
  */
 #include "backend/cuda/host.h"
 #include "backend/cuda/pack.cuh"
@@ -25,29 +24,6 @@ static __global__ void repack_kernel(const struct repack p)
     int tile = (int)blockIdx.y / p.n_kt, kt = (int)blockIdx.y % p.n_kt;
     uint32_t *out = (uint32_t *)(p.out + (size_t)blockIdx.y * (size_t)p.tile_bytes);
     out[w] = repack_word(p, tile, kt, w);
-}
-
-/* x[t,:] = row tokens[t] of the table; blocks: x over 256 columns, y over rows. */
-static __global__ void embed_kernel(const struct matrix w, const int32_t *tokens, float *x)
-{
-    dependency_wait();
-    dependency_trigger();
-    int t = (int)blockIdx.y, kt = (int)blockIdx.x, k = (int)threadIdx.x, row = tokens[t];
-    int i = 0;
-    while (i + 1 < w.n_seg && row >= w.seg[i + 1].row0)
-        i++;
-    const struct seg *s = &w.seg[i];
-    int r = row - s->row0, tile = s->tile0 + r / TILE_ROWS;
-    const uint8_t *p = tile_address(w, s, 0, tile, kt);
-    if (kt * TILE_K + k < w.n_in)
-        x[(size_t)t * (size_t)w.n_in + (size_t)(kt * TILE_K + k)] =
-            tile_value(s, p, r % TILE_ROWS, k);
-}
-
-void cuda_embed(struct cuda_backend *cu, const struct matrix *w, const struct step *s, float *x)
-{
-    cuda_launch(cu, embed_kernel, dim3((unsigned)w->n_kt, (unsigned)s->n_tokens), TILE_K, 0,
-                LAUNCH_EARLY, *w, s->tokens, x);
 }
 
 /* Host side */
@@ -312,7 +288,6 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
                                            : SET_ALL;
         m->set = set > m->set ? set : m->set;
     }
-    /* Of experts no kernel reads it: cuda_supports refuses them. */
     size_t bias_at = total, bias_bytes = (size_t)src->n_out * (size_t)src->n_expert * sizeof(float);
     if (src->bias)
         total += align_up(bias_bytes, 256);
