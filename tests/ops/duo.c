@@ -219,7 +219,13 @@ void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff
                                .rows = {s->n_embd},
                                .type = {down_type},
                                .group_len = 32};
+    router.bias = up.bias = down.bias = s->other;
     m->experts = n_expert > 1;
+    m->other = s->other;
+    if (m->other) {
+        m->choice = array_random(d, (size_t)n_expert, 0.2f);
+        m->scale = array_random(d, (size_t)n_expert, 1.0f);
+    }
     if (m->experts)
         weight_new(d, &m->router, WEIGHT_ROUTER, &router);
     weight_new(d, &m->gate_up, role, &up);
@@ -233,7 +239,16 @@ void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff
                                         .renorm = s->norm_topk,
                                         .scale = s->expert_scale};
         *(m->experts ? &l->experts : &l->dense) =
-            (struct ffn){.gate_up = &m->gate_up.on[side], .down = &m->down.on[side]};
+            (struct ffn){.gate_up = &m->gate_up.on[side],
+                         .down = &m->down.on[side],
+                         .act = s->other ? ACT_SWIGLU_CLAMP : ACT_SILU,
+                         .alpha = 1.702f,
+                         .limit = 0.6f};
+        if (!m->other || !m->experts)
+            continue;
+        l->router.kind = ROUTER_SIGMOID;
+        l->router.choice_bias = m->choice.on[side];
+        l->router.expert_scale = m->scale.on[side];
     }
 }
 
@@ -243,6 +258,10 @@ void mlp_free(struct duo *d, struct duo_mlp *m)
         weight_free(d, &m->router);
     weight_free(d, &m->gate_up);
     weight_free(d, &m->down);
+    if (m->other) {
+        array_free(d, &m->choice);
+        array_free(d, &m->scale);
+    }
 }
 
 void plan_make(struct plan *p, const struct dims *s, const int (*seqs)[2], int n, bool pad)

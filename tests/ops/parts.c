@@ -58,6 +58,7 @@ static const struct {
     {"gelu", GELU, 64},
     {"clamped swiglu", CLAMP, 64},
     {"biases", BIAS, 64},
+    {"experts", EXPERTS, 64},
     {"experts with biases", EXPERTS | BIAS, 64},
     {"sigmoid routing", EXPERTS | SIGMOID, 64},
     {"sigmoid, choice, groups", EXPERTS | SIGMOID | CHOICE | GROUPS, 64},

@@ -97,8 +97,11 @@ static void force_mlp(bool experts, const char *formats)
             if (t == DT_Q4_K ? light && (i % 2 || i > 6) : i != t % 7)
                 continue;
             s.n_ff = s.n_ff_exp = 256;
-            mlp_case(&s, experts ? s.n_expert : 1, 256, t, i % 2 ? t : other, DT_F32, rows_of[i],
-                     3.0f);
+            for (int more = 0; more < (t == DT_Q4_K || t == DT_MXFP4 ? 2 : 1); more++) {
+                s.other = more;
+                mlp_case(&s, experts ? s.n_expert : 1, 256, t, i % 2 ? t : other, DT_F32,
+                         rows_of[i], 3.0f);
+            }
             other = t;
         }
     struct dims s = base_dims();

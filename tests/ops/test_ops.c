@@ -517,8 +517,9 @@ void mlp_case(const struct dims *s, int n_expert, int n_ff, enum dtype up, enum 
     }
     duo_prepare(&d);
     char what[120];
-    snprintf(what, sizeof what, "%s %s/%s, %d of %d, %d rows", n_expert > 1 ? "moe" : "ffn",
-             dtype_name(up), dtype_name(down), n_expert > 1 ? s->n_expert_used : 1, n_expert, rows);
+    snprintf(what, sizeof what, "%s%s %s/%s, %d of %d, %d rows", s->other ? "other " : "",
+             n_expert > 1 ? "moe" : "ffn", dtype_name(up), dtype_name(down),
+             n_expert > 1 ? s->n_expert_used : 1, n_expert, rows);
     struct plan p;
     plan_rows(&p, s, rows);
     float *x = random_floats((size_t)(s->n_embd * rows), scale);

@@ -31,8 +31,8 @@ static __global__ void embed_kernel(const struct matrix w, const int32_t *tokens
         x[(size_t)t * (size_t)w.n_in + (size_t)k] = scale * matrix_value(w, tokens[t], k);
 }
 
-void embed_tokens(struct cuda_backend *cu, const struct matrix *w, const struct step *s, float scale,
-                  float *x)
+void embed_tokens(struct cuda_backend *cu, const struct matrix *w, const struct step *s,
+                  float scale, float *x)
 {
     cuda_launch(cu, embed_kernel, dim3((unsigned)w->n_kt, (unsigned)s->n_tokens), TILE_K, 0,
                 LAUNCH_EARLY, *w, s->tokens, scale, x);
@@ -66,7 +66,8 @@ static __global__ void __launch_bounds__(EMBED_THREADS)
     }
 }
 
-void embed_layers(struct cuda_backend *cu, const struct embed_layers_args &p, int n_layers, int rows)
+void embed_layers(struct cuda_backend *cu, const struct embed_layers_args &p, int n_layers,
+                  int rows)
 {
     cuda_launch(cu, embed_layers_kernel, dim3((unsigned)n_layers, (unsigned)rows), EMBED_THREADS,
                 128, LAUNCH_EARLY, p);
@@ -83,9 +84,9 @@ static __global__ void __launch_bounds__(EMBED_THREADS)
         return;
     int row = p.row_of ? p.row_of[t] : t;
     float *h = p.h + (size_t)t * (size_t)p.width + (size_t)i;
-    *h = gated(p.act, *h, p.e[((size_t)row * (size_t)p.n_layers + (size_t)p.layer) *
-                                  (size_t)p.width +
-                              (size_t)i]);
+    *h = gated(
+        p.act, *h,
+        p.e[((size_t)row * (size_t)p.n_layers + (size_t)p.layer) * (size_t)p.width + (size_t)i]);
 }
 
 void embed_gate(struct cuda_backend *cu, const struct embed_gate_args &p, int rows)
@@ -108,7 +109,6 @@ static __global__ void __launch_bounds__(EMBED_THREADS)
 
 void embed_logits(struct cuda_backend *cu, float *logits, size_t n, float scale, float cap)
 {
-    cuda_launch(cu, embed_logits_kernel,
-                dim3((unsigned)((n + EMBED_THREADS - 1) / EMBED_THREADS)), EMBED_THREADS, 0,
-                LAUNCH_EARLY, logits, n, scale, cap);
+    cuda_launch(cu, embed_logits_kernel, dim3((unsigned)((n + EMBED_THREADS - 1) / EMBED_THREADS)),
+                EMBED_THREADS, 0, LAUNCH_EARLY, logits, n, scale, cap);
 }

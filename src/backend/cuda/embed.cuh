@@ -9,8 +9,8 @@
 enum { EMBED_THREADS = 256 };
 
 /* x (n_tokens, n_embd) = scale * the tokens' rows */
-void embed_tokens(struct cuda_backend *cu, const struct matrix *w, const struct step *s, float scale,
-                  float *x);
+void embed_tokens(struct cuda_backend *cu, const struct matrix *w, const struct step *s,
+                  float scale, float *x);
 
 /* struct embed_layers of layer.h, behind its product */
 struct embed_layers_args {

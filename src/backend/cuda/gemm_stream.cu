@@ -129,7 +129,7 @@ static __global__ void __launch_bounds__(STREAM_WARPS * 32, 1)
                     gate[i][e] = acc[0][i][e];
             continue;
         }
-        int tile_row = (tile_of(n) - s->tile0) * TILE_ROWS;
+        int tile_row = (PAIR ? first : tile_of(n) - s->tile0) * TILE_ROWS;
 #pragma unroll
         for (int i = 0; i < NT; i++)
 #pragma unroll

@@ -19,7 +19,7 @@ struct moe_few_args {
     float *y;             /* down: (rows, n_embd) */
     int rows, slot, hidden_kt;
     struct gating act; /* up */
-    uint32_t per_kt; /* 65536 / n_kt of down, rounded up: i * per_kt >> 16 is i / n_kt */
+    uint32_t per_kt;   /* 65536 / n_kt of down, rounded up: i * per_kt >> 16 is i / n_kt */
     struct route_rule rule;
 };
 
@@ -153,14 +153,13 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32, 1)
         }
         int pick = unit / half, expert = ch->expert[pick];
         uint32_t chose = ch->rows[expert];
-        put_hidden_tile(
-            acc[0][0], acc[1][0], undo, p.w, p.act, expert, unit - pick * half, p.hidden_kt,
-            [&](int col) {
-                return chose >> col & 1
-                           ? p.hidden +
-                                 (size_t)((pick * FEW_ROWS + col) * p.hidden_kt) * (size_t)RECORD
-                           : NULL;
-            });
+        put_hidden_tile(acc[0][0], acc[1][0], undo, p.w, p.act, expert, unit - pick * half,
+                        p.hidden_kt, [&](int col) {
+                            return chose >> col & 1 ? p.hidden + (size_t)((pick * FEW_ROWS + col) *
+                                                                          p.hidden_kt) *
+                                                                     (size_t)RECORD
+                                                    : NULL;
+                        });
     }
     copy_async_wait<0>();
 }

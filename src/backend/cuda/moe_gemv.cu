@@ -331,7 +331,8 @@ DEVICE void moe_gemv_write(const struct gemv_output<PAIR> &o, const struct moe_g
         scale = rsqrtf(take_sum(m.squares, warps, 4, 0) * p.inv_n + p.in.eps);
     float r = take_sum(from, warps, stride, row) * scale + o.bias[0];
     if (PAIR)
-        r = gated(p.act, r, take_sum(from + SHARES, warps, stride, row) * scale + o.bias[TILES - 1]);
+        r = gated(p.act, r,
+                  take_sum(from + SHARES, warps, stride, row) * scale + o.bias[TILES - 1]);
     if (MODE == ROUTE)
         ((struct route_tile *)m.extra)->y[row] = r += old;
     *o.to = r;

@@ -620,8 +620,9 @@ static struct moe_quad_plan moe_quad_plan_of(const struct cuda_backend *cu,
 bool moe_quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                    const struct matrix *down, int rows)
 {
-    return gate_up->n_expert <= QUAD_EXPERTS && rows >= 1 && rows <= QUAD_ROWS && gate_up->set <= SET_CODES && down->set <= SET_CODES &&
-           gate_up->n_seg <= 2 && gate_up->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
+    return gate_up->n_expert <= QUAD_EXPERTS && rows >= 1 && rows <= QUAD_ROWS &&
+           gate_up->set <= SET_CODES && down->set <= SET_CODES && gate_up->n_seg <= 2 &&
+           gate_up->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
            moe_quad_plan_of(cu, gate_up, down, rows).shared;
 }
 

@@ -40,8 +40,10 @@ static bool block_supported(const struct cuda_backend *cu, const struct network 
     if (!closes && !b->out.kind && (b->scale == 0 || b->scale == 1))
         return true;
     if (net->n_embd % 4 || shared > cu->shared_limit)
-        return error_set(err, "layer %d: norms and scales of blocks over rows of %d are not "
-                         "supported on cuda", i, net->n_embd);
+        return error_set(err,
+                         "layer %d: norms and scales of blocks over rows of %d are not "
+                         "supported on cuda",
+                         i, net->n_embd);
     return true;
 }
 
@@ -266,6 +268,21 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
     return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
 }
 
+/* Kernels take gate and up in tiles of 16 rows: one tensor of both must be cut between two. */
+static bool pairs_fit(const struct network *net, struct error *err)
+{
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mlp *m = &net->layers[i].mlp;
+        const struct weight *w[] = {m->dense.gate_up, m->router.w ? m->experts.gate_up : NULL};
+        for (int j = 0; j < 2; j++)
+            if (w[j] && cuda_matrix(w[j])->n_seg == 1 && w[j]->n_out % (2 * TILE_ROWS))
+                return network_refuse(
+                    err, i, "gate and up in one tensor, of a width that is no multiple of 16, are",
+                    "cuda");
+    }
+    return true;
+}
+
 bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,
                   struct error *err)
 {
@@ -274,6 +291,8 @@ bool cuda_prepare(struct backend *be, const struct network *net, const struct bo
     if (bounds->max_tokens > MAX_GRID)
         return error_set(err, "steps of %d rows are not supported on cuda (%d at most)",
                          bounds->max_tokens, MAX_GRID);
+    if (!pairs_fit(net, err))
+        return false;
     cuda_ring_free(cu);
     cu->net = net;
     cu->shape = shape_of(net, bounds);

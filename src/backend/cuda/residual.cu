@@ -251,8 +251,8 @@ static int resid_threads(int width)
 
 static void resid_launch_close(struct cuda_backend *cu, const struct resid_args &p, int rows)
 {
-    auto kernel = p.sum.out ? resid_halves_kernel<true, true, true>
-                            : resid_halves_kernel<true, false, true>;
+    auto kernel =
+        p.sum.out ? resid_halves_kernel<true, true, true> : resid_halves_kernel<true, false, true>;
     cuda_launch(cu, kernel, dim3((unsigned)rows), resid_threads(p.width),
                 (size_t)(64 + 2 * p.padded) * 4, LAUNCH_EARLY, p);
 }
