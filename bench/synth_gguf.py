@@ -192,7 +192,41 @@ def glm_47_flash(layers, vocab, main, high):
     return m
 
 
-OTHERS = {"gpt-oss-20b": gpt_oss_20b, "qwen3.5-35b-a3b": qwen35_35b_a3b, "glm-4.7-flash": glm_47_flash}
+def gemma_4_26b_a4b(layers, vocab, main, high):
+    E, H, X, F, dense = 2816, 16, 128, 704, 2112
+    m = Model("gemma4", layers or 30, vocab or 262144, main, high)
+    slides = [(i + 1) % 6 != 0 for i in range(m.layers)]
+    m.set(context_length=262144, embedding_length=E, block_count=m.layers, feed_forward_length=dense,
+          attention__head_count=H, attention__head_count_kv=[8 if s else 2 for s in slides], attention__key_length=512,
+          attention__value_length=512, attention__key_length_swa=256, attention__value_length_swa=256,
+          attention__layer_norm_rms_epsilon=1e-6, attention__sliding_window=1024, attention__sliding_window_pattern=slides,
+          attention__shared_kv_layers=0, embedding_length_per_layer_input=0, rope__freq_base=1e6,
+          rope__freq_base_swa=1e4, rope__dimension_count=512, rope__dimension_count_swa=256, expert_count=X,
+          expert_used_count=8, expert_feed_forward_length=F, final_logit_softcapping=30.0, vocab_size=m.vocab)
+    m.add("token_embd.weight", [E, m.vocab], high)
+    m.add("output_norm.weight", [E], F32)
+    m.add("rope_freqs.weight", [256], F32)
+    short = lambda kind: {Q4_K: Q5_0, Q6_K: Q8_0}.get(kind, kind)  # of rows that are no whole blocks of 256
+    for i in range(m.layers):
+        more, D, K = m.more_bits(i), 256 if slides[i] else 512, 8 if slides[i] else 2
+        m.layer(i, ("attn_norm.weight", [E], F32), ("attn_q.weight", [E, H * D], main),
+                ("attn_k.weight", [E, K * D], main), ("attn_output.weight", [H * D, E], main),
+                ("attn_q_norm.weight", [D], F32), ("attn_k_norm.weight", [D], F32),
+                ("post_attention_norm.weight", [E], F32), ("ffn_norm.weight", [E], F32),
+                ("ffn_gate.weight", [E, dense], main), ("ffn_up.weight", [E, dense], main),
+                ("ffn_down.weight", [dense, E], short(more)), ("ffn_gate_inp.weight", [E, X], F32),
+                ("ffn_gate_inp.scale", [E], F32), ("ffn_down_exps.scale", [X], F32),
+                ("ffn_gate_up_exps.weight", [E, 2 * F, X], main), ("ffn_down_exps.weight", [F, E, X], short(more)),
+                ("post_ffw_norm_1.weight", [E], F32), ("pre_ffw_norm_2.weight", [E], F32),
+                ("post_ffw_norm_2.weight", [E], F32), ("post_ffw_norm.weight", [E], F32),
+                ("layer_output_scale.weight", [1], F32))
+        if slides[i]:
+            m.layer(i, ("attn_v.weight", [E, K * D], more))
+    return m
+
+
+OTHERS = {"gpt-oss-20b": gpt_oss_20b, "qwen3.5-35b-a3b": qwen35_35b_a3b, "glm-4.7-flash": glm_47_flash,
+          "gemma-4-26b-a4b": gemma_4_26b_a4b}
 
 
 def half(x):
@@ -256,6 +290,8 @@ def gguf_kv(key, value):
         return k + struct.pack("<I", 8) + gguf_str(value)
     if isinstance(value, bool):
         return k + struct.pack("<I?", 7, value)
+    if isinstance(value, list) and isinstance(value[0], bool):
+        return k + struct.pack(f"<IIQ{len(value)}?", 9, 7, len(value), *value)
     if isinstance(value, list):
         return k + struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
     if isinstance(value, float):
