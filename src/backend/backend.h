@@ -66,6 +66,7 @@ struct kv_layer {
 enum weight_role {
     WEIGHT_LINEAR,
     WEIGHT_EXPERTS,
+    WEIGHT_EXPERTS_SHARED, /* with a shared one of the same shape beside them */
     WEIGHT_ROUTER,
     WEIGHT_EMBED, /* rows are looked up */
     WEIGHT_HEADS, /* n_expert matrices, one for each head, all of them used */

@@ -34,6 +34,7 @@ enum {
     OWN_NORMS = 1 << 19, /* of experts, their router, and what they and the dense part give */
     LAYER_EMBED = 1 << 20,
     WINDOW = 1 << 21, /* in the first layer alone */
+    APART = 1 << 22,  /* the dense part is not of the experts' shape as far as a backend is told */
 };
 
 static const struct {
@@ -64,7 +65,10 @@ static const struct {
     {"sigmoid, choice, groups", EXPERTS | SIGMOID | CHOICE | GROUPS, 64},
     {"softmax with a choice bias", EXPERTS | CHOICE, 64},
     {"softmax after the choice", EXPERTS | TOP | BIAS, 64},
-    {"dense beside experts", EXPERTS | DENSE, 64},
+    {"dense beside experts", EXPERTS | DENSE | APART, 64},
+    {"a shared expert", EXPERTS | DENSE | SIGMOID | CHOICE | BIAS, 64},
+    {"a shared expert and groups", EXPERTS | DENSE | SIGMOID | GROUPS, 64},
+    {"a shared expert and softmax", EXPERTS | DENSE | CLAMP, 64},
     {"norms of experts", EXPERTS | DENSE | OWN_NORMS, 64},
     {"layer embeddings", LAYER_EMBED, 64},
     {"as gpt-oss", SINKS | WINDOW | BIAS | EXPERTS | TOP | CLAMP, 64},
@@ -160,8 +164,10 @@ static void make_experts(struct stock *k, unsigned parts, int i, enum dtype type
     int E = s->n_embd, n = s->n_expert, F = s->n_ff_exp;
     bool bias = parts & BIAS;
     const struct duo_weight *router = matrix(k, WEIGHT_ROUTER, E, n, 1, DT_F32, bias);
-    const struct duo_weight *up = matrix(k, WEIGHT_EXPERTS, E, 2 * F, n, type, bias);
-    const struct duo_weight *down = matrix(k, WEIGHT_EXPERTS, F, E, n, type, bias);
+    enum weight_role role =
+        parts & DENSE && !(parts & APART) ? WEIGHT_EXPERTS_SHARED : WEIGHT_EXPERTS;
+    const struct duo_weight *up = matrix(k, role, E, 2 * F, n, type, bias);
+    const struct duo_weight *down = matrix(k, role, F, E, n, type, bias);
     const struct array *choice = parts & CHOICE ? vector(k, n, 0.2f) : NULL;
     const struct array *scale = parts & CHOICE ? vector(k, n, 1.0f) : NULL;
     EACH(side)

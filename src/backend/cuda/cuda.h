@@ -103,6 +103,8 @@ struct gating {
 /* How a row's experts are chosen and weighed: struct router of layer.h, see route.cuh. */
 struct route_rule {
     int n_expert, used;
+    bool shared; /* the last expert is used by every row, and counts in both numbers */
+    bool gated;  /* it weighs the sigmoid of its logit, not 1 */
     bool renormalise;
     bool given;   /* router_give was there: logits are weights of the chosen, -infinity of others */
     bool sigmoid; /* of logits, in place of their softmax */
@@ -125,6 +127,8 @@ struct cuda_weight {
     struct matrix m;
     void *data;
     size_t bytes;
+    bool room;   /* experts: behind the last there is room for one more */
+    bool joined; /* a router: the last of its experts is the shared one (join.cu) */
 };
 
 /* Where the step's arrays lie in the block, in ints. Set by begin, baked into recorded steps: it

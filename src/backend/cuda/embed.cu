@@ -38,6 +38,20 @@ void embed_tokens(struct cuda_backend *cu, const struct matrix *w, const struct 
                 LAUNCH_EARLY, *w, s->tokens, scale, x);
 }
 
+/* Grid: (pieces of TILE_K columns). */
+static __global__ void embed_row_kernel(const struct matrix w, int row, float *y, int stride)
+{
+    int k = (int)(blockIdx.x * TILE_K + threadIdx.x);
+    if (k < w.n_in)
+        y[(size_t)blockIdx.x * (size_t)stride + threadIdx.x] = matrix_value(w, row, k);
+}
+
+void embed_row(struct cuda_backend *cu, const struct matrix *w, int row, float *y, int stride)
+{
+    cuda_launch(cu, embed_row_kernel, dim3((unsigned)w->n_kt), TILE_K, 0, LAUNCH_PLAIN, *w, row, y,
+                stride);
+}
+
 /* In place, from x Wp^T: e = (norm(project_scale * e) + table_scale * T[token]) * scale, of P
  * values each. Blocks: x over layers, y over rows. */
 static __global__ void __launch_bounds__(EMBED_THREADS)

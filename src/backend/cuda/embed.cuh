@@ -12,6 +12,9 @@ enum { EMBED_THREADS = 256 };
 void embed_tokens(struct cuda_backend *cu, const struct matrix *w, const struct step *s,
                   float scale, float *x);
 
+/* Row `row` of a matrix as floats, TILE_K of them every `stride` */
+void embed_row(struct cuda_backend *cu, const struct matrix *w, int row, float *y, int stride);
+
 /* struct embed_layers of layer.h, behind its product */
 struct embed_layers_args {
     struct matrix table;   /* (n_vocab, n_layers*P) */

@@ -58,6 +58,10 @@ struct gating cuda_gating(const struct ffn *f);
 struct experts cuda_experts(const struct mlp *m); /* of one that has a router */
 bool cuda_is_plain(const struct mlp *m);          /* one table's pick does it */
 
+/* join.cu: a shared expert becomes one of the experts, where their shapes allow it. */
+bool join_experts(struct cuda_backend *cu, const struct mlp *m, struct error *err);
+bool join_is_done(const struct mlp *m);
+
 /* prepare.cu */
 bool cuda_supports(struct backend *be, const struct network *net, struct error *err);
 bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,

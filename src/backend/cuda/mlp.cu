@@ -2,7 +2,8 @@
  * The mlp op: a layer's dense part, its experts or both, and what is done to their sum (struct mlp of
  * layer.h). A plain mlp is one pick of a table, with the norm in front left to the kernel; where dense
  * and experts stand side by side the norm is made once, and struct closing says how the two are added
- * to the stream. Also here: what kernels take in place of layer.h's norms, activations and routers.
+ * to the stream (unless the dense part is one of the experts: join.cu). Also here: what kernels take in
+ * place of layer.h's norms, activations and routers.
  */
 #include "backend/cuda/embed.cuh"
 #include "backend/cuda/host.h"
@@ -52,11 +53,14 @@ struct gating cuda_gating(const struct ffn *f)
     return g;
 }
 
-static struct route_rule rule_of(const struct router *r)
+static struct route_rule rule_of(const struct mlp *m)
 {
+    const struct router *r = &m->router;
     struct route_rule rule = {};
-    rule.n_expert = r->w->n_out;
-    rule.used = r->n_used;
+    rule.shared = join_is_done(m);
+    rule.gated = m->dense_gate != NULL;
+    rule.n_expert = r->w->n_out + rule.shared;
+    rule.used = r->n_used + rule.shared;
     /* A softmax over the chosen is what renormalising a softmax over all comes to. */
     rule.renormalise = r->renorm || r->kind == ROUTER_SOFTMAX_TOP;
     rule.sigmoid = r->kind == ROUTER_SIGMOID;
@@ -75,7 +79,7 @@ struct experts cuda_experts(const struct mlp *m)
     e.down = cuda_matrix(m->experts.down);
     e.router = cuda_matrix(m->router.w);
     e.act = cuda_gating(&m->experts);
-    e.rule = e.full = rule_of(&m->router);
+    e.rule = e.full = rule_of(m);
     e.give = e.full.n_groups || (m->router.kind == ROUTER_SOFTMAX && m->router.choice_bias);
     if (e.give) {
         e.rule = route_rule{};
@@ -88,7 +92,8 @@ struct experts cuda_experts(const struct mlp *m)
 
 bool cuda_is_plain(const struct mlp *m)
 {
-    return !(m->router.w && m->dense.gate_up) && !m->router.norm.kind && !m->experts_in.kind;
+    return join_is_done(m) ||
+           (!(m->router.w && m->dense.gate_up) && !m->router.norm.kind && !m->experts_in.kind);
 }
 
 /* The rows of the case go through its kernel, to c->y or what the stream is to add. */

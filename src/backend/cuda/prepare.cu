@@ -137,6 +137,10 @@ static struct shape shape_of(const struct network *net, const struct bounds *b)
     for (int i = 0; i < net->n_layers; i++) {
         const struct mixer *m = &net->layers[i].mixer;
         const struct attention *l = &m->attention;
+        if (join_is_done(&net->layers[i].mlp)) { /* one more than layer.h knows */
+            s.n_expert = max.n_expert + 1;
+            s.n_expert_used = max.n_expert_used + 1;
+        }
         if (m->kind != MIXER_ATTENTION)
             continue;
         s.n_heads = l->n_heads;
@@ -185,7 +189,7 @@ static bool own_parts(struct cuda_backend *cu, const struct network *net, struct
     bool beside = false, routes = false;
     for (int i = 0; i < net->n_layers; i++) {
         const struct mlp *m = &net->layers[i].mlp;
-        beside = beside || (m->dense.gate_up && m->router.w);
+        beside = beside || (m->dense.gate_up && m->router.w && !join_is_done(m));
         routes = routes || m->router.norm.kind;
     }
     size_t values = (size_t)net->embed.layers.width;
@@ -293,6 +297,9 @@ bool cuda_prepare(struct backend *be, const struct network *net, const struct bo
                          bounds->max_tokens, MAX_GRID);
     if (!pairs_fit(net, err))
         return false;
+    for (int i = 0; i < net->n_layers; i++)
+        if (!join_experts(cu, &net->layers[i].mlp, err))
+            return false;
     cuda_ring_free(cu);
     cu->net = net;
     cu->shape = shape_of(net, bounds);

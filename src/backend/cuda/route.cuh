@@ -57,6 +57,16 @@ DEVICE float sum_scale(const struct route_sums &r)
     return rsqrtf(warp_sum(s) * r.inv_n + r.eps);
 }
 
+/* Experts to choose from, and how many are. */
+DEVICE int route_choices(const struct route_rule &rule)
+{
+    return rule.n_expert - (rule.shared ? 1 : 0);
+}
+DEVICE int route_chosen(const struct route_rule &rule)
+{
+    return rule.used - (rule.shared ? 1 : 0);
+}
+
 /* What an expert is chosen by, beyond its logit. */
 DEVICE bool route_by_logit(const struct route_rule &rule)
 {
@@ -69,7 +79,7 @@ DEVICE float route_sigmoid(float logit)
 DEVICE float route_key(const struct route_rule &rule, int e, float logit)
 {
     float p = rule.sigmoid ? route_sigmoid(logit) : logit;
-    return p + (rule.choice_bias && e < rule.n_expert ? rule.choice_bias[e] : 0.0f);
+    return p + (rule.choice_bias && e < route_choices(rule) ? rule.choice_bias[e] : 0.0f);
 }
 
 /* Logits as integers of the same order, PER to a lane; 0: no expert. A lane's four are sorted, the
@@ -135,16 +145,18 @@ template <int PER> DEVICE int route_next(struct route_keys<PER> &r)
 }
 
 /* Lane k gets the k-th expert, of the first n. */
-template <int PER> DEVICE int route_take(struct route_keys<PER> &r, int n, int n_expert)
+template <int PER>
+DEVICE int route_take(struct route_keys<PER> &r, int n, const struct route_rule &rule)
 {
     int mine = 0;
     route_sort(r);
 #pragma unroll 1
-    for (int k = 0; k < n; k++) {
+    for (int k = 0; k < min(n, route_chosen(rule)); k++) {
         int e = route_next(r);
         mine = k == lane_id() ? e : mine;
     }
-    return min(mine, n_expert - 1); /* logits that are no numbers may have chosen nobody */
+    mine = rule.shared && lane_id() == rule.used - 1 ? rule.n_expert - 1 : mine;
+    return min(mine, rule.n_expert - 1); /* logits that are no numbers may have chosen nobody */
 }
 
 /* The same from a row's logits in registers: lane l has expert 32 i + l's as v[i]. */
@@ -154,14 +166,14 @@ template <int PER> DEVICE int route_choose(const float (&v)[PER], const struct r
     if (route_by_logit(rule)) {
 #pragma unroll
         for (int i = 0; i < PER; i++)
-            route_set(r, i, i * 32 + lane_id(), v[i], rule.n_expert);
+            route_set(r, i, i * 32 + lane_id(), v[i], route_choices(rule));
     } else {
 #pragma unroll
         for (int i = 0; i < PER; i++)
             route_set(r, i, i * 32 + lane_id(), route_key(rule, i * 32 + lane_id(), v[i]),
-                      rule.n_expert);
+                      route_choices(rule));
     }
-    return route_take(r, rule.used, rule.n_expert);
+    return route_take(r, rule.used, rule);
 }
 
 /* The first n from a row's logits in memory, or from sums. */
@@ -180,13 +192,15 @@ DEVICE int route_choose_from(const float *logits, const struct route_rule &rule,
             v[i] = route_key(rule, i * 32 + lane_id(), v[i]);
 #pragma unroll
     for (int i = 0; i < PER; i++)
-        route_set(r, i, i * 32 + lane_id(), v[i], rule.n_expert);
-    return route_take(r, n, rule.n_expert);
+        route_set(r, i, i * 32 + lane_id(), v[i], route_choices(rule));
+    return route_take(r, n, rule);
 }
 DEVICE int route_choose_first(const float *logits, const struct route_rule &rule, int n)
 {
-    return rule.n_expert <= 128 ? route_choose_from<4>(logits, rule, n)
-                                : route_choose_from<MAX_EXPERTS / 32>(logits, rule, n);
+    int from = route_choices(rule);
+    return from <= 128   ? route_choose_from<4>(logits, rule, n)
+           : from <= 256 ? route_choose_from<8>(logits, rule, n)
+                         : route_choose_from<MAX_EXPERTS / 32>(logits, rule, n);
 }
 DEVICE int route_choose_first(const struct route_sums &sums, const struct route_rule &rule, int n)
 {
@@ -198,17 +212,27 @@ DEVICE int route_choose_first(const struct route_sums &sums, const struct route_
 #pragma unroll
     for (int i = 0; i < 4; i++)
         route_set(r, i, 4 * lane_id() + i, sum_value(sum[i]), rule.n_expert);
-    return route_take(r, n, rule.n_expert);
+    return route_take(r, n, rule);
 }
 
-/* Weights that are no softmax over logits. v: the logit of lane k's expert. */
+/* A weight w over the sum of all, with its scales; v: the logit of lane k's expert. */
+DEVICE float route_scaled(const struct route_rule &rule, int expert, float v, float w, float total)
+{
+    w = w / total * rule.scale;
+    if (rule.expert_scale && lane_id() < route_chosen(rule))
+        w *= rule.expert_scale[expert];
+    if (rule.shared && lane_id() == rule.used - 1)
+        w = rule.gated ? route_sigmoid(v) : 1.0f;
+    return w;
+}
+
+/* Weights that are no softmax over logits. */
 DEVICE float route_weigh_other(const struct route_rule &rule, int expert, float v)
 {
-    bool mine = lane_id() < rule.used;
     if (rule.given)
-        return mine ? v : 0.0f;
-    float w = mine ? route_sigmoid(v) : 0.0f, total = rule.renormalise ? warp_sum(w) : 1.0f;
-    return w / total * rule.scale * (rule.expert_scale && mine ? rule.expert_scale[expert] : 1.0f);
+        return lane_id() < rule.used ? v : 0.0f;
+    float w = lane_id() < route_chosen(rule) ? route_sigmoid(v) : 0.0f;
+    return route_scaled(rule, expert, v, w, rule.renormalise ? warp_sum(w) : 1.0f);
 }
 
 /* The weight of the expert lane k knows to be number k. logit(e): that of expert e. */
@@ -217,15 +241,14 @@ template <class F> DEVICE float route_weigh(const struct route_rule &rule, int e
     float v = logit(expert), top = __shfl_sync(FULL_WARP, v, 0);
     if (rule.given || rule.sigmoid)
         return route_weigh_other(rule, expert, v);
-    float w = lane_id() < rule.used ? fast_exp(v - top) : 0.0f, total = w;
+    float w = lane_id() < route_chosen(rule) ? fast_exp(v - top) : 0.0f, total = w;
     if (!rule.renormalise) {
         total = 0.0f;
 #pragma unroll 1
-        for (int e = lane_id(); e < rule.n_expert; e += 32)
+        for (int e = lane_id(); e < route_choices(rule); e += 32)
             total += fast_exp(logit(e) - top);
     }
-    w = w / warp_sum(total) * rule.scale;
-    return rule.expert_scale && lane_id() < rule.used ? w * rule.expert_scale[expert] : w;
+    return route_scaled(rule, expert, v, w, warp_sum(total));
 }
 
 /* The same from logits in registers; those of nobody are -infinity. */
@@ -241,15 +264,14 @@ DEVICE float route_weigh(const struct route_rule &rule, int expert, const float 
     if (rule.given || rule.sigmoid)
         return route_weigh_other(rule, expert, mine);
     float top = __shfl_sync(FULL_WARP, mine, 0);
-    float w = lane_id() < rule.used ? fast_exp(mine - top) : 0.0f;
+    float w = lane_id() < route_chosen(rule) ? fast_exp(mine - top) : 0.0f;
     if (rule.renormalise)
         total = w;
     else
 #pragma unroll
         for (int i = 0; i < PER; i++)
-            total += fast_exp(v[i] - top);
-    w = w / warp_sum(total) * rule.scale;
-    return rule.expert_scale && lane_id() < rule.used ? w * rule.expert_scale[expert] : w;
+            total += i * 32 + lane_id() < route_choices(rule) ? fast_exp(v[i] - top) : 0.0f;
+    return route_scaled(rule, expert, mine, w, warp_sum(total));
 }
 
 #endif

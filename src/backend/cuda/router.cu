@@ -426,7 +426,7 @@ DEVICE float give_value(const float (&v)[GIVE_PER], int e)
 /* Keys of experts outside the best groups become -infinity. A group counts by its two largest. */
 DEVICE void give_groups(const struct route_rule &rule, float (&keys)[GIVE_PER])
 {
-    int each = rule.n_expert / rule.n_groups, lane = lane_id();
+    int n = route_choices(rule), each = n / rule.n_groups, lane = lane_id();
     float score = 0.0f;
 #pragma unroll 1
     for (int g = 0; g < rule.n_groups; g++) {
@@ -435,11 +435,11 @@ DEVICE void give_groups(const struct route_rule &rule, float (&keys)[GIVE_PER])
         for (int i = 0; i < GIVE_PER; i++) {
             int e = i * 32 + lane;
             bool here = e >= g * each && e < (g + 1) * each;
-            route_set(r, i, e, keys[i], here ? rule.n_expert : 0);
+            route_set(r, i, e, keys[i], here ? n : 0);
         }
-        float sum = give_value(keys, min(route_next(r), rule.n_expert - 1));
+        float sum = give_value(keys, min(route_next(r), n - 1));
         if (each > 1)
-            sum += give_value(keys, min(route_next(r), rule.n_expert - 1));
+            sum += give_value(keys, min(route_next(r), n - 1));
         score = g == lane ? sum : score;
     }
     struct route_keys<1> groups;
@@ -457,8 +457,9 @@ static __global__ void __launch_bounds__(32 * GIVE_ROWS)
     router_give_kernel(const __grid_constant__ struct router_give_args p)
 {
     int t = (int)blockIdx.x * GIVE_ROWS + warp_id(), lane = lane_id(), n = p.rule.n_expert;
+    int choices = route_choices(p.rule);
     float *row = p.logits + (size_t)t * (size_t)n;
-    float v[GIVE_PER], keys[GIVE_PER], top = -INFINITY, total = 0.0f;
+    float v[GIVE_PER], keys[GIVE_PER], top = -INFINITY, total = 0.0f, common = 0.0f;
     dependency_wait();
     dependency_trigger();
     if (t >= p.rows)
@@ -469,9 +470,14 @@ static __global__ void __launch_bounds__(32 * GIVE_ROWS)
         v[i] = e < n ? row[e] : -INFINITY;
         for (int j = 1; j < p.parts && e < n; j++)
             v[i] += row[(size_t)j * (size_t)p.rows * (size_t)n + (size_t)e];
+        if (p.rule.shared && e == n - 1) { /* no choice */
+            common = v[i];
+            v[i] = -INFINITY;
+        }
         top = fmaxf(top, v[i]);
     }
     top = warp_max(top);
+    common = __shfl_sync(FULL_WARP, common, (n - 1) & 31);
 #pragma unroll
     for (int i = 0; i < GIVE_PER; i++) {
         v[i] = p.rule.sigmoid ? route_sigmoid(v[i]) : fast_exp(v[i] - top);
@@ -482,15 +488,15 @@ static __global__ void __launch_bounds__(32 * GIVE_ROWS)
     for (int i = 0; i < GIVE_PER; i++) {
         int e = i * 32 + lane;
         v[i] /= total;
-        keys[i] = v[i] + (p.rule.choice_bias && e < n ? p.rule.choice_bias[e] : 0.0f);
+        keys[i] = v[i] + (p.rule.choice_bias && e < choices ? p.rule.choice_bias[e] : 0.0f);
     }
     if (p.rule.n_groups > 1)
         give_groups(p.rule, keys);
     struct route_rule plain = {};
-    plain.n_expert = n;
-    plain.used = p.rule.used;
+    plain.n_expert = choices;
+    plain.used = route_chosen(p.rule);
     int mine = route_choose(keys, plain);
-    bool on = lane < p.rule.used;
+    bool on = lane < plain.used;
     float w = give_value(v, mine);
     total = p.rule.renormalise ? warp_sum(on ? w : 0.0f) : 1.0f;
     w = w / total * p.rule.scale * (on && p.rule.expert_scale ? p.rule.expert_scale[mine] : 1.0f);
@@ -501,6 +507,8 @@ static __global__ void __launch_bounds__(32 * GIVE_ROWS)
     __syncwarp();
     if (on)
         row[mine] = w;
+    if (p.rule.shared && lane == 0)
+        row[n - 1] = p.rule.gated ? route_sigmoid(common) : 1.0f;
 }
 
 void router_give(struct cuda_backend *cu, const struct route_rule &rule, int parts, int rows)

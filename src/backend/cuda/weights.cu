@@ -264,7 +264,8 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
     m->n_kt = ceil_div(src->n_in, TILE_K);
     m->n_seg = src->n_seg;
     m->set = SET_K;
-    size_t total = 0, offset[MAX_SEGS] = {0};
+    cw->room = role == WEIGHT_EXPERTS_SHARED;
+    size_t total = 0, offset[MAX_SEGS] = {0}, places = (size_t)src->n_expert + cw->room;
     int row0 = 0;
     for (int i = 0; i < src->n_seg; i++) {
         struct raw_seg *s = &raw.seg[i];
@@ -278,7 +279,7 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
         to->n_tiles = ceil_div(s->rows, TILE_ROWS);
         to->expert_bytes = (size_t)to->n_tiles * (size_t)m->n_kt * (size_t)to->tile_bytes;
         offset[i] = total;
-        total += align_up(to->expert_bytes * (size_t)src->n_expert, 256);
+        total += align_up(to->expert_bytes * places, 256);
         row0 += s->rows;
         m->n_tiles += to->n_tiles;
         m->max_tile_bytes = to->tile_bytes > m->max_tile_bytes ? to->tile_bytes : m->max_tile_bytes;
@@ -290,7 +291,7 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
     }
     size_t bias_at = total, bias_bytes = (size_t)src->n_out * (size_t)src->n_expert * sizeof(float);
     if (src->bias)
-        total += align_up(bias_bytes, 256);
+        total += align_up((size_t)src->n_out * places * sizeof(float), 256);
     uint8_t *data = (uint8_t *)be->ops->alloc(be, total, "a weight", err);
     if (!data) {
         mem_free(cw);

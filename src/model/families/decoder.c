@@ -273,10 +273,12 @@ static void build_experts(struct builder *b, const struct decoder_names *n, int 
             build_vector(b, i, &n->choice_bias, c->n_expert, (struct adjust){0});
     if (!n->gate_exp.gguf)
         return; /* the family does it */
+    bool alike = n->gate_shared.gguf && c->n_ff_shared == F;
+    enum weight_role role = alike ? WEIGHT_EXPERTS_SHARED : WEIGHT_EXPERTS;
     m->experts.gate_up = build_weight(
-        b, WEIGHT_EXPERTS, i, c->n_embd, c->n_expert, 2,
+        b, role, i, c->n_embd, c->n_expert, 2,
         (const struct rows[]){{.name = &n->gate_exp, .n = F}, {.name = &n->up_exp, .n = F}});
-    m->experts.down = build_weight(b, WEIGHT_EXPERTS, i, F, c->n_expert, 1,
+    m->experts.down = build_weight(b, role, i, F, c->n_expert, 1,
                                    (const struct rows[]){{.name = &n->down_exp, .n = c->n_embd}});
     if (!c->n_ff_shared || !n->gate_shared.gguf)
         return;
