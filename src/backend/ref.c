@@ -804,8 +804,9 @@ static int best_key(const float *keys, int n, const int *chosen, int n_chosen)
     return best;
 }
 
-/* Experts outside the best groups get a key that nothing is below. */
-static void keep_groups(const struct router *t, float *keys, int n)
+/* Experts outside the best groups get a key that nothing is below. Returns by how much of itself the
+ * last of those groups is above the best of the others. */
+static float keep_groups(const struct router *t, float *keys, int n)
 {
     int each = n / t->n_groups, best[MAX_USED] = {0};
     float score[MAX_USED] = {0};
@@ -819,12 +820,16 @@ static void keep_groups(const struct router *t, float *keys, int n)
     }
     for (int k = 0; k < t->n_groups_used; k++)
         best[k] = best_key(score, t->n_groups, best, k);
+    float last = score[best[t->n_groups_used - 1]], gap = INFINITY;
+    if (t->n_groups_used < t->n_groups)
+        gap = (last - score[best_key(score, t->n_groups, best, t->n_groups_used)]) / fabsf(last);
     for (int e = 0; e < n; e++) {
         bool kept = false;
         for (int k = 0; k < t->n_groups_used; k++)
             kept |= e / each == best[k];
         keys[e] = kept ? keys[e] : -INFINITY;
     }
+    return gap;
 }
 
 static void softmax(float *p, int n)
@@ -840,7 +845,7 @@ static void softmax(float *p, int n)
 }
 
 /* Experts and weights (n_used) of one row, from what the router reads. Returns by how much of
- * itself the last one's key is above the best of those not chosen. */
+ * itself the last one's key (or group) is above the best of those not chosen. */
 static float route(struct ref *r, const struct router *t, const float *x, int *chosen,
                    float *weight)
 {
@@ -854,8 +859,7 @@ static float route(struct ref *r, const struct router *t, const float *x, int *c
             p[e] = sigmoid(p[e]);
         keys[e] = p[e] + (t->choice_bias ? t->choice_bias[e] : 0.0f);
     }
-    if (t->n_groups > 1)
-        keep_groups(t, keys, n);
+    float groups = t->n_groups > 1 ? keep_groups(t, keys, n) : INFINITY;
     double kept = 0;
     float last = 0, gap = INFINITY;
     for (int k = 0; k < t->n_used; k++) {
@@ -866,6 +870,7 @@ static float route(struct ref *r, const struct router *t, const float *x, int *c
     }
     if (t->n_used < n)
         gap = (last - keys[best_key(keys, n, chosen, t->n_used)]) / fabsf(last);
+    gap = groups < gap ? groups : gap;
     if (t->kind == ROUTER_SOFTMAX_TOP)
         softmax(weight, t->n_used);
     for (int k = 0; k < t->n_used; k++) {
