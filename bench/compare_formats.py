@@ -35,6 +35,8 @@ def run(cmd):
 
 
 class Formats:
+    kind = "format"
+
     def __init__(self, args):
         self.a, self.gpu = args, args.device != "cpu"
         self.prompt, self.gen = (2048, 128) if self.gpu else (256, 32)
@@ -86,7 +88,7 @@ class Formats:
                     for test, rate, digest in measure(path):
                         self.seen.setdefault((name, test), {}).setdefault(engine, []).append(rate)
                         with open(self.a.output, "a") as f:
-                            print(json.dumps({"kind": "format", "format": name, "engine": engine, "round": number, "test": test,
+                            print(json.dumps({"kind": self.kind, self.kind: name, "engine": engine, "round": number, "test": test,
                                               "tok_s": round(rate, 2), "logits_hash": digest}), file=f)
         finally:
             self.remove(name)
