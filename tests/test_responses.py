@@ -131,6 +131,13 @@ def test_truncation(s):
     assert s.json(RESP, body, 400)["error"]["code"] == "context_length_exceeded"
     r = s.json(RESP, dict(body, truncation="auto"))
     assert 7000 < r["usage"]["input_tokens"] <= 8192 - 12, r["usage"]
+    # chat completions take it too, and say 400 without it
+    chat = {"messages": [{"role": "system", "content": "Keep this."}, *turns, {"role": "user", "content": "last"}], "max_tokens": 12}
+    for other in ({}, {"truncation": "disabled"}):
+        assert s.json("/v1/chat/completions", dict(chat, **other), 400)["error"]["code"] == "context_length_exceeded"
+    r = s.json("/v1/chat/completions", dict(chat, truncation="auto"))
+    assert 7000 < r["usage"]["prompt_tokens"] <= 8192 - 12, r["usage"]
+    assert s.json("/v1/chat/completions", dict(chat, truncation="some"), 400)["error"]["param"] == "truncation"
     # one message that can never fit is refused all the same
     assert s.json(RESP, dict(HI, input="x" * 9000, truncation="auto"), 400)["error"]["code"] == "context_length_exceeded"
 

@@ -256,34 +256,6 @@ static bool check_modalities(const json_t *body, struct api_error *err)
     return true;
 }
 
-bool prepare_chat(struct call *c, const json_t *body)
-{
-    struct buf prompt = {0};
-    enum params_api api = c->kind == CALL_CHAT ? PARAMS_CHAT : PARAMS_MESSAGES;
-    bool ok = gen_params_read(body, api, &c->server->opt.sample, call_n_vocab(c), &c->p, &c->err);
-    json_t *translated = NULL;
-    const char *thinking = json_string_value(json_object_get(api_member(body, "thinking"), "type"));
-    bool legacy = false, shown = thinking && strcmp(thinking, "disabled") != 0;
-    if (ok) {
-        translated = api == PARAMS_MESSAGES
-                         ? messages_translate(body, c->kind == CALL_MESSAGES, &c->err)
-                         : functions_translate(body, &legacy, &c->err);
-        body = translated;
-        ok = translated && (api == PARAMS_MESSAGES || check_modalities(body, &c->err));
-    }
-    ok = ok && prepare_conversation(c, body, &prompt) &&
-         call_encode(c, prompt.p, prompt.len, TOKENIZE_SPECIAL, call_add_prompt(c)) &&
-         call_constrain(c, body);
-    c->special = true; /* the parser looks for the format's control tokens */
-    if (c->chat) {
-        c->chat->legacy = legacy;
-        c->chat->hide_thinking = api == PARAMS_MESSAGES && !shown;
-    }
-    buf_clear(&prompt);
-    json_decref(translated);
-    return ok;
-}
-
 /* A chat body that was made of another API's. */
 static bool prepare_translated(struct call *c, const json_t *body)
 {
@@ -330,6 +302,36 @@ static bool truncate_turns(struct call *c, json_t *body)
     }
     ok = ok && (hi <= 0 || prepare_shorter(c, body, messages, hi));
     json_decref(messages);
+    return ok;
+}
+
+bool prepare_chat(struct call *c, const json_t *body)
+{
+    struct buf prompt = {0};
+    enum params_api api = c->kind == CALL_CHAT ? PARAMS_CHAT : PARAMS_MESSAGES;
+    bool ok = gen_params_read(body, api, &c->server->opt.sample, call_n_vocab(c), &c->p, &c->err);
+    json_t *translated = NULL;
+    const char *thinking = json_string_value(json_object_get(api_member(body, "thinking"), "type"));
+    bool truncate = false, legacy = false, shown = thinking && strcmp(thinking, "disabled") != 0;
+    if (ok) {
+        translated = api == PARAMS_MESSAGES
+                         ? messages_translate(body, c->kind == CALL_MESSAGES, &c->err)
+                         : functions_translate(body, &legacy, &c->err);
+        body = translated;
+        ok = translated &&
+             (api == PARAMS_MESSAGES ||
+              (check_modalities(body, &c->err) && responses_truncation(body, &truncate, &c->err)));
+    }
+    ok = ok && prepare_conversation(c, body, &prompt) &&
+         call_encode(c, prompt.p, prompt.len, TOKENIZE_SPECIAL, call_add_prompt(c)) &&
+         (!truncate || fits(c) || truncate_turns(c, translated)) && call_constrain(c, body);
+    c->special = true; /* the parser looks for the format's control tokens */
+    if (c->chat) {
+        c->chat->legacy = legacy;
+        c->chat->hide_thinking = api == PARAMS_MESSAGES && !shown;
+    }
+    buf_clear(&prompt);
+    json_decref(translated);
     return ok;
 }
 

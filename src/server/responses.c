@@ -476,7 +476,7 @@ static bool refuse_unsupported(const json_t *body, struct api_error *err)
     return true;
 }
 
-static bool read_truncation(const json_t *body, bool *on, struct api_error *err)
+bool responses_truncation(const json_t *body, bool *on, struct api_error *err)
 {
     const char *word = "disabled";
     if (!api_string(body, "truncation", &word, err))
@@ -517,7 +517,7 @@ static bool translate(const json_t *body, json_t *out, struct reader *rd, const 
     r->keep = true;
     if (!refuse_unsupported(body, err) ||
         !api_string(body, "previous_response_id", &previous, err) ||
-        !api_bool(body, "store", &r->keep, err) || !read_truncation(body, &r->truncate, err) ||
+        !api_bool(body, "store", &r->keep, err) || !responses_truncation(body, &r->truncate, err) ||
         !read_include(body, out, err))
         return false;
     if (instructions && !json_is_string(instructions))

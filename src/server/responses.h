@@ -32,6 +32,8 @@ json_t *responses_translate(const json_t *body, struct store *store, const char 
 /* How many messages may go for the rest to be a conversation still: the start of the k-th turn
  * after the leading system messages; 0 where there is none. */
 json_t *responses_drop_turns(const json_t *messages, int k);
+/* "truncation": "auto", or "disabled" as where nothing is said. */
+bool responses_truncation(const json_t *body, bool *on, struct api_error *err);
 int responses_n_turns(const json_t *messages);
 
 #endif
