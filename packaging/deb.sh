@@ -5,7 +5,7 @@ set -eu
 root=$1 version=$2 out=$3
 mkdir -p "$root/DEBIAN" "$root/etc/default" "$root/usr/share/doc/steel"
 cp packaging/steel.default "$root/etc/default/steel"
-cp LICENSE "$root/usr/share/doc/steel/copyright"
+cp "$root/../web/licences.txt" "$root/usr/share/doc/steel/copyright" # ours, and those of the web page's libraries
 gzip -9nc CHANGELOG.md >"$root/usr/share/doc/steel/changelog.gz"
 gzip -9nf "$root"/usr/share/man/man1/*.1
 echo /etc/default/steel >"$root/DEBIAN/conffiles"

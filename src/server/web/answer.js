@@ -18,7 +18,8 @@ export const stop = id => runs.get(id)?.stop();
 db.onAsk(node => [...runs.values()].some(r => r.node?.id === node));
 addEventListener("pagehide", () => { for (const r of runs.values()) if (r.node) db.write([db.put("nodes", r.node)]); });
 
-/* view: { changed(conv, node), ended(conv, node), confirm(conv, node, call) -> Promise<bool>, dropped(conv, n) }.
+/* view: { changed(conv, node), ended(conv, node), failed(conv, error), dropped(conv, turns), toolFailed(why),
+ * confirm(conv, call, signal) -> Promise of whether it may run }.
  * Throws TooLong where the path can never fit; every other failure stands in the answer. */
 export async function answer(conv, parent, model, view) {
   if (runs.has(conv.id)) return;
@@ -42,9 +43,9 @@ async function rounds(conv, parent, model, view, run) {
     parent = node.id;
     for (const call of node.calls) {
       const t = known.found.find(k => k.name === call.name);
-      const yes = !t || !t.tool.ask || await view.confirm(conv, node, call, run.signal);
+      const yes = !t || !t.tool.ask || await view.confirm(conv, call, run.signal);
       if (run.signal.aborted) return;
-      const text = yes ? await tools.run(known.found, call) : "error: the user did not allow this call";
+      const text = yes ? await tools.run(known.found, call, run.signal) : "error: the user did not allow this call";
       const result = chats.newNode(conv.id, parent, "tool", text, { callId: call.id, name: call.name });
       await chats.add(conv, result);
       view.changed(conv, result);

@@ -110,7 +110,7 @@ const view = {
   toolFailed: why => toast(why),
   dropped(c, n) { toast(`The conversation outgrew the context: the oldest ${plural(n, "turn")} no longer go to the model.`); },
   failed(c, e) { if (e.kind) trouble(e); },
-  confirm: (c, node, call, signal) => log.confirm(c, node, `Run ${call.name}(${call.arguments.slice(0, 300)})?`, signal),
+  confirm: (c, call, signal) => log.confirm(c, `Run ${call.name}(${call.arguments.slice(0, 300)})?`, signal),
   ended(c, n) {
     if (c === conv) drawState();
     sidebar.refresh();

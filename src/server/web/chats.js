@@ -119,9 +119,10 @@ export async function rename(id, name) {
 const UNDO_MS = 60000;
 export const setDeleted = (id, yes) => db.change("chats", id, { deleted: yes ? Date.now() : 0 });
 export async function purge(age = UNDO_MS) {
+  const written = await db.chatsOfNodes(); // first: what another tab begins after this is no orphan
   const chats = await db.all("chats"), known = new Set(chats.map(c => c.id));
   const dead = chats.filter(c => c.deleted && Date.now() - c.deleted >= age).map(c => c.id);
-  for (const id of await db.chatsOfNodes()) if (!known.has(id)) dead.push(id);
+  for (const id of written) if (!known.has(id)) dead.push(id);
   if (dead.length) await db.remove(dead);
 }
 

@@ -72,6 +72,7 @@ export function show(conversation, contextSize, welcome, at) {
   const where = at ? path.findIndex(n => n.id === at) : -1;
   drawn = Math.min(path.length, Math.max(FIRST, where < 0 ? 0 : path.length - where + 5));
   log().append(...path.slice(path.length - drawn).map(drawOne));
+  if (asks.has(conv.id)) log().append(asks.get(conv.id));
   earlierButton();
   divider();
   const box = where >= 0 && elementOf(at);
@@ -94,35 +95,38 @@ function flush() {
   for (const n of queued.values()) {
     const box = elementOf(n.id);
     if (box) redraw(box, n, act);
-    else if (conv.leaf === n.id || conv.isBelow(conv.leaf, n.id)) append(n);
+    else if (conv.isBelow(conv.leaf, n.id) && !path.includes(n)) extend();
   }
   queued = new Map();
   if (follow) toEnd();
   last = performance.now() - start;
 }
 
-function append(n) {
+/* The path that is shown goes on with further messages; any other change of it is shown anew. */
+function extend() {
   const now = conv.path();
-  // a further message of the path that is shown; any other change is shown anew
-  if (now.at(-1) === n && now.length === path.length + 1 && (path.at(-1)?.id ?? null) === (n.parent ?? null)) {
-    path = now;
-    drawn++;
-    log().querySelector(".welcome")?.remove();
-    log().append(drawOne(n));
-    divider();
-  } else {
-    show(conv, context, () => el("div"));
-  }
+  if (path.length && now[path.length - 1] !== path.at(-1)) { show(conv, context, () => el("div")); return; }
+  log().querySelector(".welcome")?.remove();
+  const fresh = now.slice(path.length).map(drawOne), question = asks.get(conv.id);
+  if (question?.isConnected) question.before(...fresh); else log().append(...fresh);
+  drawn += now.length - path.length;
+  path = now;
+  divider();
 }
 
-/* Asks, below the message, whether a call may run. */
-export function confirm(conversation, node, text, signal) {
+/* Asks, below the last message, whether a call may run. The question waits where its conversation is not on the screen. */
+const asks = new Map(); // conversation id -> element
+export function confirm(conversation, text, signal) {
   return new Promise(resolve => {
-    const done = yes => { box.remove(); resolve(yes); };
+    const done = yes => { box.remove(); asks.delete(conversation.id); resolve(yes); };
     const box = el("div", { class: "ask", role: "group", "aria-label": "Tool call" }, el("span", {}, text),
       button("Run", () => done(true), { class: "main" }), button("Do not run", () => done(false)));
     signal.addEventListener("abort", () => done(false));
-    if (conversation === conv) { log().append(box); toEnd(); box.querySelector("button").focus(); }
-    else done(false);
+    asks.set(conversation.id, box);
+    if (conversation !== conv) return;
+    flush(); // the call itself stands above the question
+    log().append(box);
+    toEnd();
+    box.querySelector("button").focus();
   });
 }

@@ -16,15 +16,17 @@ document.addEventListener("securitypolicyviolation", e => {
   if (e.effectiveDirective === "connect-src") try { forbidden.add(new URL(e.blockedURI).origin); } catch { /* no URL */ }
 });
 
-async function request(tool, body, headers = {}) {
+async function request(tool, body, headers = {}, signal = null) {
   const origin = new URL(tool.url, location.href).origin;
   if (tool.auth) headers.Authorization = tool.auth;
   try {
-    return await fetch(tool.url, { method: "POST", body: JSON.stringify(body), signal: AbortSignal.timeout(WAIT_MS), credentials: "omit",
+    const signals = [AbortSignal.timeout(WAIT_MS), ...(signal ? [signal] : [])];
+    return await fetch(tool.url, { method: "POST", body: JSON.stringify(body), signal: AbortSignal.any(signals), credentials: "omit",
       headers: { "Content-Type": "application/json", ...headers } });
   } catch (e) {
     await new Promise(r => setTimeout(r, 50)); // the event comes after the failure
     if (forbidden.has(origin)) throw new Error(`this page may not call ${origin}: start the server with --page-connect ${origin}`);
+    if (signal?.aborted) throw new Error("stopped");
     if (e.name === "TimeoutError") throw new Error(`${origin} did not answer within ${WAIT_MS / 1000} s`);
     throw new Error(`${origin} does not answer, or does not let this page call it (CORS)`);
   }
@@ -51,10 +53,10 @@ async function reply(response, id) {
 }
 
 let lastId = 0;
-async function rpc(tool, session, method, params) {
+async function rpc(tool, session, method, params, signal) {
   const id = ++lastId;
   const r = await request(tool, { jsonrpc: "2.0", id, method, params },
-    { Accept: "application/json, text/event-stream", ...(session ? { "Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-06-18" } : {}) });
+    { Accept: "application/json, text/event-stream", ...(session ? { "Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-06-18" } : {}) }, signal);
   return { result: await reply(r, id), session: r.headers.get("Mcp-Session-Id") ?? session };
 }
 
@@ -92,7 +94,7 @@ export async function available() {
 export const describe = t => ({ type: "function", function: { name: t.name, description: t.description, parameters: t.parameters } });
 
 /* Runs one call; the text goes back to the model. An error is a result, too: the model may do better. */
-export async function run(known, call) {
+export async function run(known, call, signal) {
   let args;
   try { args = JSON.parse(call.arguments || "{}"); } catch { return "error: the arguments are no JSON"; }
   const t = known.find(k => k.name === call.name);
@@ -100,12 +102,12 @@ export async function run(known, call) {
   let text;
   try {
     if (t.tool.kind === "http") {
-      const r = await request(t.tool, args);
+      const r = await request(t.tool, args, {}, signal);
       text = await r.text();
       if (!r.ok) text = `error: ${r.status} ${r.statusText}\n${text}`;
     } else {
       const { session } = await sessions.get(t.tool.id);
-      const { result } = await rpc(t.tool, session, "tools/call", { name: t.name, arguments: args });
+      const { result } = await rpc(t.tool, session, "tools/call", { name: t.name, arguments: args }, signal);
       text = (result.content ?? []).map(c => c.type === "text" ? c.text : `[${c.type}]`).join("\n");
       if (result.isError) text = "error: " + text;
     }
