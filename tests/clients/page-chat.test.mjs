@@ -396,7 +396,7 @@ test("user-defined HTTP tools and MCP servers are called, asked for first, and o
     // the question waits for who looks at another conversation meanwhile
     await page.click("#new");
     await page.waitForSelector(".welcome");
-    await page.getByRole("button", { name: "Weather and sum?", exact: true }).click();
+    await page.click("#chats li.busy .name");
     await page.waitForSelector(".ask");
     assert.equal(tools.seen.filter(x => x.url === "/weather").length, 0);
     await page.getByRole("button", { name: "Run", exact: true }).click();
