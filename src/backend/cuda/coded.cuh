@@ -23,11 +23,8 @@
 /* Pairs of halves */
 #define H2_1024  0x64006400u
 #define H2_M1024 0xe400e400u /* -1024 */
-#define H2_M1056 0xe420e420u
-#define H2_M1536 0xe600e600u
 #define H2_M1152 0xe480e480u
 #define H2_M64   0xd400d400u
-#define H2_M96   0xd600d600u
 #define H2_R16   0x2c002c00u /* 1/16 */
 #define H2_SIGN  0x80008000u
 /* -(1024 + n), -(64 + n): n below 1024, 64 */
@@ -260,19 +257,14 @@ struct codes_six : codes_apart<32> {
         word[0] = w.x, word[1] = w.y, word[2] = w.z, word[3] = w.w;
         high[0] = t.x, high[1] = t.y;
     }
-    static __device__ __forceinline__ void raw_of(uint32_t w, uint32_t high, int j,
-                                                  uint32_t (&a)[4])
+    __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
     {
-        uint32_t up = w >> 8, t0 = j & 1 ? high >> 4 : high << 4;
-        uint32_t t2 = j & 1 ? high >> 6 : high << 2;
+        uint32_t w = word[j], up = w >> 8, t = high[j >> 1];
+        uint32_t t0 = j & 1 ? t >> 4 : t << 4, t2 = j & 1 ? t >> 6 : t << 2;
         a[0] = and_or(t0, 0x00300030u, and_or(w, 0x000f000fu, H2_1024));
         a[1] = and_or(t0, 0x03000300u, and_or(w, 0x00f000f0u, H2_1024));
         a[2] = and_or(t2, 0x00300030u, and_or(up, 0x000f000fu, H2_1024));
         a[3] = and_or(t2, 0x03000300u, and_or(up, 0x00f000f0u, H2_1024));
-    }
-    __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
-    {
-        raw_of(word[j], high[j >> 1], j, a);
     }
     /* Two pairs lie in a nibble, the upper six bits further up after a product. */
     __device__ __forceinline__ void bytes(int j, uint32_t (&a)[2]) const

@@ -19,35 +19,12 @@
 
 #include "backend/cuda/coded.cuh"
 
-enum {
-    Q4K_SCALES = 2048,
-    Q4K_MINS = 2176,
-    Q4K_D = 2304,
-    Q4K_BYTES = 2368,
-    Q6K_HIGH = 2048,
-    Q6K_SCALES = 3072,
-    Q6K_D = 3328,
-    Q6K_BYTES = 3360,
-    Q80_BYTES = 4352,
-    F16_BYTES = 8192,
-    F32_BYTES = 16384,
-    F8_BYTES = 4096 + 128
-};
+enum { F16_BYTES = 8192, F32_BYTES = 16384, F8_BYTES = 4096 + 128 };
 
 template <int KIND> struct format;
 
 template <> struct format<TILE_Q4_K> : coded<codes_nibble<0>, scales_k32_min> {
-    /* A word of codes as they are: 1024 + code in rows g, 1024 + 16 code in rows g+8. */
-    static __device__ __forceinline__ void frag_offset(uint32_t w, uint32_t (&a)[4])
-    {
-        uint32_t h = w >> 8;
-        a[0] = and_or(w, 0x000f000fu, H2_1024);
-        a[1] = and_or(w, 0x00f000f0u, H2_1024);
-        a[2] = and_or(h, 0x000f000fu, H2_1024);
-        a[3] = and_or(h, 0x00f000f0u, H2_1024);
-    }
 };
-
 template <> struct format<TILE_Q6_K> : coded<codes_six, scales_k16<>> {
 };
 template <> struct format<TILE_Q8_0> : coded<codes_byte, scales_half<MINS_NONE>> {

@@ -222,98 +222,68 @@ template <int NT> DEVICE void group_rows(const uint8_t *bs, int group, uint32_t 
 
 /* A whole tile for few rows, in fewer instructions than spelling its weights out as halves takes:
  * codes go in as in dot.cuh, a fragment of constants first lays down what their offsets will add,
- * with the sign turned, and scales multiply the sums of a group in floats. */
-template <int NT> DEVICE void tile_q4_k(const uint8_t *tile, const uint8_t *bs, float (&acc)[NT][4])
+ * with the sign turned (and, of codes without a zero, what minima multiply), and scales multiply the
+ * sums of a group in floats. */
+template <int KIND, int NT>
+DEVICE void tile_few(const uint8_t *tile, const uint8_t *bs, float (&acc)[NT][4])
 {
-    int lane = lane_id(), g = lane >> 2;
-    const uint32_t minus_1024[4] = {H2_M1024, H2_M1024, H2_M1024, H2_M1024};
+    typedef format<KIND> F;
+    typedef typename F::codes C;
+    static_assert(F::MINS == 0 || (F::MINS == 1 && C::BYTE_ZERO == 0), "what minima multiply");
+    int lane = lane_id();
+    const uint32_t low = H2_LESS_1024(C::less(0) - 1024.0f),
+                   high = H2_LESS_1024(C::less(1) - 1024.0f);
+    const uint32_t less[4] = {low, high, low, high};
     const float zero[4] = {};
     float scaled[NT][4] = {}, minima[NT][4] = {};
+    typename F::scales sc;
 #pragma unroll 1
     for (int q = 0; q < 4; q++) {
-        uint4 w4 = load16(tile + q * 512 + lane * 16);
-        uint32_t sc = load4(tile + Q4K_SCALES + g * 16 + q * 4);
-        uint32_t mn = load4(tile + Q4K_MINS + g * 16 + q * 4);
-        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
+        C w;
+        w.fetch(tile, q, lane);
+        sc.fetch(tile + F::SCALES_AT, q, lane >> 2);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            uint32_t a0[4], a1[4], b[NT][4];
-            format<TILE_Q4_K>::frag_offset(w[2 * h], a0);
-            format<TILE_Q4_K>::frag_offset(w[2 * h + 1], a1);
+            uint32_t a[2][4], b[NT][4];
+            w.raw(2 * h, a[0]);
+            w.raw(2 * h + 1, a[1]);
             group_rows<NT>(bs, 2 * q + h, b);
-            float s0 = byte_float(sc, h), s1 = byte_float(sc, 2 + h);
-            float m0 = byte_float(mn, h), m1 = byte_float(mn, 2 + h);
 #pragma unroll
             for (int n = 0; n < NT; n++) {
-                float t[4], c[4];
-                mma_f16_from(t, minus_1024, b[n][0], b[n][1], zero);
-                mma_f16(t, minus_1024, b[n][2], b[n][3]);
-                mma_f16_from(c, a0, b[n][0], b[n][1], t);
-                mma_f16(c, a1, b[n][2], b[n][3]);
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    scaled[n][e] += (e < 2 ? s0 : s1) * c[e];
-                    minima[n][e] += (e < 2 ? m0 : m1) * t[e];
-                }
-            }
-        }
-    }
-    uint2 d = load8(tile + Q4K_D + g * 8);
-    float d0 = half_to_float(d.x & 0xffff), d1 = half_to_float(d.x >> 16) * 0.0625f;
-    float m0 = half_to_float(d.y & 0xffff) * 0x1p-10f, m1 = half_to_float(d.y >> 16) * 0x1p-10f;
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            acc[n][e] += (e < 2 ? d0 : d1) * scaled[n][e] + (e < 2 ? m0 : m1) * minima[n][e];
-}
-
-/* {byte i of w} - 128 */
-DEVICE float byte_minus_128(uint32_t w, int i)
-{
-    return float_of(byte_perm(w, 0x4b000000u, 0x7650u + (uint32_t)i)) - 8388736.0f;
-}
-
-template <int NT> DEVICE void tile_q6_k(const uint8_t *tile, const uint8_t *bs, float (&acc)[NT][4])
-{
-    int lane = lane_id(), g = lane >> 2;
-    const uint32_t offsets[4] = {H2_M1056, H2_M1536, H2_M1056, H2_M1536};
-    const float zero[4] = {};
-    float scaled[NT][4] = {};
-#pragma unroll 1
-    for (int q = 0; q < 4; q++) {
-        uint4 w4 = load16(tile + q * 512 + lane * 16);
-        uint2 high = load8(tile + Q6K_HIGH + q * 256 + lane * 8);
-        uint2 sc = load8(tile + Q6K_SCALES + q * 64 + g * 8);
-        uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t b[NT][4], top = h ? high.y : high.x;
-            group_rows<NT>(bs, 2 * q + h, b);
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                uint32_t a[4];
-                codes_six::raw_of(w[2 * h + i], top, i, a);
-                float s0 = byte_minus_128(sc.x, 2 * h + i), s1 = byte_minus_128(sc.y, 2 * h + i);
-#pragma unroll
-                for (int n = 0; n < NT; n++) {
+                float t[2][4];
+                mma_f16_from(t[0], less, b[n][0], b[n][1], zero);
+                if constexpr (F::GROUP == 32) {
                     float c[4];
-                    mma_f16_from(c, offsets, b[n][2 * i], b[n][2 * i + 1], zero);
-                    mma_f16(c, a, b[n][2 * i], b[n][2 * i + 1]);
+                    mma_f16_from(t[1], less, b[n][2], b[n][3], t[0]);
+                    mma_f16_from(c, a[0], b[n][0], b[n][1], t[1]);
+                    mma_f16(c, a[1], b[n][2], b[n][3]);
 #pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        scaled[n][e] += (e < 2 ? s0 : s1) * c[e];
+                    for (int e = 0; e < 4; e++) {
+                        scaled[n][e] += sc.scale(e >> 1, h) * c[e];
+                        if constexpr (F::MINS != 0)
+                            minima[n][e] += sc.least(e >> 1, h) * t[1][e];
+                    }
+                } else {
+                    mma_f16_from(t[1], less, b[n][2], b[n][3], zero);
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        mma_f16(t[i], a[i], b[n][2 * i], b[n][2 * i + 1]);
+#pragma unroll
+                        for (int e = 0; e < 4; e++)
+                            scaled[n][e] += sc.scale(e >> 1, 2 * h + i) * t[i][e];
+                    }
                 }
             }
         }
     }
-    uint32_t d = load4(tile + Q6K_D + g * 4);
-    float d0 = half_to_float(d & 0xffff), d1 = half_to_float(d >> 16) * 0.0625f;
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            acc[n][e] += (e < 2 ? d0 : d1) * scaled[n][e];
+        for (int e = 0; e < 4; e++) {
+            acc[n][e] += sc.row(e >> 1) * C::unit(e >> 1) * scaled[n][e];
+            if constexpr (F::MINS != 0)
+                acc[n][e] -= sc.row_least(e >> 1) * 0x1p-10f * minima[n][e];
+        }
 }
 
 /* f(SET, NT, PAIR), as kind_is of each: the variant of a kernel for tiles of `width` rows. Not every

@@ -78,9 +78,9 @@ DEVICE void gemm_splitk_slice(const struct gemm_args &p, const struct seg *s0, c
         for (int i = 0; i < 2; i++) {
             float part[NT][4] = {};
             if ((i ? s1 : s0)->kind == TILE_Q4_K)
-                tile_q4_k<NT>(tiles + i * p.slot, b, part);
+                tile_few<TILE_Q4_K, NT>(tiles + i * p.slot, b, part);
             else
-                tile_q6_k<NT>(tiles + i * p.slot, b, part);
+                tile_few<TILE_Q6_K, NT>(tiles + i * p.slot, b, part);
 #pragma unroll
             for (int n = 0; n < NT; n++)
 #pragma unroll

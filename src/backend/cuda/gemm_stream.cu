@@ -17,9 +17,9 @@ DEVICE void tile_rows(const struct seg *s, const uint8_t *tile, const uint8_t *b
 {
     if constexpr (SET == SET_K && NT <= 2) {
         if (s->kind == TILE_Q4_K)
-            tile_q4_k<NT>(tile, bs, acc[0]);
+            tile_few<TILE_Q4_K, NT>(tile, bs, acc[0]);
         else
-            tile_q6_k<NT>(tile, bs, acc[0]);
+            tile_few<TILE_Q6_K, NT>(tile, bs, acc[0]);
     } else {
 #pragma unroll 1
         for (int q = 0; q < 4; q++) {

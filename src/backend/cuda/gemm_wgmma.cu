@@ -22,12 +22,12 @@ enum { WGMMA_MOST_SLOTS = 6, WGMMA_TILES = 8 * WGMMA_UNITS };
 /* Chunks of activations a block has room for: what the ring of codes leaves. */
 static __host__ __device__ constexpr int gemm_wgmma_slots(int tile_bytes)
 {
-    return tile_bytes <= Q6K_BYTES ? WGMMA_MOST_SLOTS : 4;
+    return tile_bytes <= format<TILE_Q6_K>::BYTES ? WGMMA_MOST_SLOTS : 4;
 }
 /* Chunks of codes that come together: a k tile, or less of it where that would be too much. */
 static __host__ __device__ constexpr int gemm_wgmma_step(int tile_bytes)
 {
-    return tile_bytes <= Q80_BYTES ? 4 : 1;
+    return tile_bytes <= format<TILE_Q8_0>::BYTES ? 4 : 1;
 }
 
 /* Who waits for whom: a chunk of activations, a k tile of codes; there, and done with. */

@@ -606,7 +606,7 @@ static struct moe_quad_plan moe_quad_plan_of(const struct cuda_backend *cu,
     for (; plan.parts; plan.parts--) {
         int warps = plan.parts * gate_up->n_kt;
         int sums = 2 * UP_BATCH * 128 * gate_up->n_kt, below = warps * rows * SUM_ROW;
-        plan.stages = plan.slot <= Q4K_BYTES && plan.parts == 2 ? 4 : 3;
+        plan.stages = plan.slot <= format<TILE_Q4_K>::BYTES && plan.parts == 2 ? 4 : 3;
         plan.shared = sizeof(struct moe_quad_list) +
                       (size_t)(QUAD_ROWS + (sums > below ? sums : below)) * sizeof(float) +
                       (size_t)(warps * ring_bytes(plan.stages, plan.slot));
