@@ -381,25 +381,29 @@ static int awq_shift(int o)
     return 4 * (o % 8 / 2 + o % 2 * 4);
 }
 
-/* Rows of codes from (n_in, n_out/8) words of 8 rows each. Eight rows at a time: their words are read
- * once. */
+/* Rows of codes from (n_in, n_out/8) words of 8 rows each: of some columns at a time, whose lines stay
+ * in the first cache while all rows are taken out of them. */
 static void codes_awq(const struct layout *l, const struct layout_rows *r, uint8_t *out)
 {
+    enum { PAIRS = 64 };
     size_t width = (size_t)(l->n_out / 8), half = (size_t)(l->n_in / 2);
-    for (int o = 0; o < r->n;) {
-        int row = r->first + r->step * o, n = 1;
-        while (o + n < r->n && (row + r->step * n) / 8 == row / 8)
-            n++;
-        for (size_t j = 0; j < half; j++) {
-            uint32_t a = load_u32(l->data->data, 2 * j * width + (size_t)(row / 8));
-            uint32_t b = load_u32(l->data->data, (2 * j + 1) * width + (size_t)(row / 8));
-            for (int i = 0; i < n; i++) {
-                int shift = awq_shift(row + r->step * i);
-                out[(size_t)(o + i) * half + j] =
-                    (uint8_t)((a >> shift & 15) | (b >> shift & 15) << 4);
+    uint32_t a[PAIRS], b[PAIRS]; /* even and odd columns */
+    for (size_t j = 0; j < half; j += PAIRS) {
+        size_t n = half - j < PAIRS ? half - j : PAIRS;
+        for (int o = 0, word = -1; o < r->n; o++) {
+            int row = r->first + r->step * o;
+            if (row / 8 != word) {
+                word = row / 8;
+                for (size_t k = 0; k < n; k++) {
+                    a[k] = load_u32(l->data->data, 2 * (j + k) * width + (size_t)word);
+                    b[k] = load_u32(l->data->data, (2 * (j + k) + 1) * width + (size_t)word);
+                }
             }
+            int shift = awq_shift(row);
+            uint8_t *to = out + (size_t)o * half + j;
+            for (size_t k = 0; k < n; k++)
+                to[k] = (uint8_t)((a[k] >> shift & 15) | (b[k] >> shift & 15) << 4);
         }
-        o += n;
     }
 }
 
