@@ -126,7 +126,7 @@ def test_embeddings(s):
     for path in ("/api/embed", "/api/embeddings", "/v1/embeddings"):
         got, _, text = s.post(path, {"model": "toy", "input": "x"})
         e = json.loads(text)["error"]
-        assert got == 501 and "embeddings" in (e if path.startswith("/api") else e["message"]), text
+        assert got == 501 and "--embedding" in (e if path.startswith("/api") else e["message"]), text
     assert s.get("/v1/embeddings")[0] == 405
 
 

@@ -87,7 +87,7 @@ static bool add_text(struct window *w, const char *text, size_t len, struct erro
 {
     struct error why = {0};
     struct embed_text *t = &w->texts[w->n];
-    if (!embed_encode(w->e, text, len, !w->f->no_truncate, t, &why))
+    if (!embed_encode(w->e, text, len, !w->f->no_truncate, NULL, t, &why))
         return error_set(err, "text %lld: %s", (long long)(w->first + w->n), why.msg);
     t->out = w->vectors + (size_t)w->n * (size_t)w->width;
     return ++w->n < AT_ONCE || flush(w, err);
@@ -327,7 +327,7 @@ static bool rerank(struct embedder *e, const struct embed_flags *f, struct error
     for (int i = 0; ok && i < n; i++) {
         texts[i].out = scores + (size_t)i * (size_t)width;
         ok = embed_encode_pair(e, f->query, strlen(f->query), docs[i].text, strlen(docs[i].text),
-                               f->instruct, !f->no_truncate, &texts[i], err);
+                               f->instruct, !f->no_truncate, NULL, &texts[i], err);
     }
     struct embed_job job = {.texts = texts, .n = n};
     ok = ok && embedder_run(e, &job, err);

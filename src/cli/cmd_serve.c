@@ -166,6 +166,9 @@ int cmd_serve(int argc, char **argv)
         MODEL_ROW(f.model_path),
         {OPT_STRING, 'a', "alias", "served-model-name", &f.srv.alias, 0, 0, "NAME",
          "the model's name in replies (default: from the file)"},
+        {OPT_STRING, 0, "embedding", 0, &f.srv.embedding, 0, 0, "MODEL",
+         "a model for /v1/embeddings beside the one that answers"},
+        {OPT_STRING, 0, "rerank", 0, &f.srv.rerank, 0, 0, "MODEL", "one for /v1/rerank"},
         {OPT_STRING, 0, "host", 0, &h->host, 0, 0, "ADDR", "address (default 127.0.0.1)"},
         {OPT_INT, 0, "port", 0, &h->port, 0, 65535, "N", "port (default 8080; 0 = any free one)"},
         {OPT_LIST, 0, "api-key", 0, &f.keys, 0, 0, "KEY", "allow only with this key (repeatable)"},
@@ -284,7 +287,9 @@ int cmd_serve(int argc, char **argv)
     f.srv.model = f.model_path;
     const char *asked = f.srv.model;
     if ((!f.key_file || read_keys(f.key_file, &keys, &f.keys, &err)) &&
-        hub_resolve(&f.srv.model, &err)) {
+        hub_resolve(&f.srv.model, &err) &&
+        (!f.srv.embedding || hub_resolve(&f.srv.embedding, &err)) &&
+        (!f.srv.rerank || hub_resolve(&f.srv.rerank, &err))) {
         if (f.srv.model != asked && !f.srv.alias)
             f.srv.alias = asked; /* the name that was asked for, not the file's */
         f.srv.keys = f.keys.items;

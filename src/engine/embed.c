@@ -484,12 +484,12 @@ void embed_text_clear(struct embed_text *t)
 }
 
 static bool encode(const struct embedder *e, const char *text, size_t len, int flags,
-                   struct token_list *out, struct error *err)
+                   struct budget *budget, struct token_list *out, struct error *err)
 {
     if (!e->rt->tokenizer)
         return error_set(err, "%s: no tokenizer: %s", e->rt->file->path,
                          e->rt->tokenizer_error.msg);
-    return tokenizer_encode(e->rt->tokenizer, text, len, flags, out, err);
+    return tokenizer_encode_within(e->rt->tokenizer, text, len, flags, budget, out, err);
 }
 
 /* How many tokens behind the text the tokenizer added: they stay when it is cut. */
@@ -505,11 +505,11 @@ static bool too_long(const struct embedder *e, size_t n, struct error *err)
 }
 
 bool embed_encode(const struct embedder *e, const char *text, size_t len, bool truncate,
-                  struct embed_text *out, struct error *err)
+                  struct budget *budget, struct embed_text *out, struct error *err)
 {
     struct token_list l = {0};
     size_t most = (size_t)e->rt->context;
-    bool ok = encode(e, text, len, TOKENIZE_BOS, &l, err);
+    bool ok = encode(e, text, len, TOKENIZE_BOS, budget, &l, err);
     if (ok && l.n == 0)
         ok = error_set(err, "a text of no tokens has no embedding");
     if (ok && l.n > most) {
@@ -532,7 +532,7 @@ bool embed_encode(const struct embedder *e, const char *text, size_t len, bool t
 /* A decoder's question, as Qwen's rerankers know it. */
 static bool encode_question(const struct embedder *e, const char *query, size_t n_query,
                             const char *doc, size_t n_doc, const char *instruct, bool truncate,
-                            struct embed_text *out, struct error *err)
+                            struct budget *budget, struct embed_text *out, struct error *err)
 {
     static const char head[] =
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query "
@@ -549,9 +549,9 @@ static bool encode_question(const struct embedder *e, const char *query, size_t 
     buf_adds(&text, "\n<Document>: ");
     buf_add(&text, doc, n_doc);
     /* Only the frame may hold special tokens. */
-    bool ok = encode(e, head, sizeof head - 1, TOKENIZE_SPECIAL, &l, err) &&
-              encode(e, text.p, text.len, 0, &l, err) &&
-              encode(e, tail, sizeof tail - 1, TOKENIZE_SPECIAL, &end, err);
+    bool ok = encode(e, head, sizeof head - 1, TOKENIZE_SPECIAL, budget, &l, err) &&
+              encode(e, text.p, text.len, 0, budget, &l, err) &&
+              encode(e, tail, sizeof tail - 1, TOKENIZE_SPECIAL, budget, &end, err);
     size_t most = (size_t)e->rt->context;
     if (ok && l.n + end.n > most) {
         ok = (truncate && end.n < most) || too_long(e, l.n + end.n, err);
@@ -573,14 +573,14 @@ static bool encode_question(const struct embedder *e, const char *query, size_t 
 
 /* [CLS] query [SEP] document [SEP]; RoBERTa's have two </s> between. */
 bool embed_encode_pair(const struct embedder *e, const char *query, size_t n_query, const char *doc,
-                       size_t n_doc, const char *instruct, bool truncate, struct embed_text *out,
-                       struct error *err)
+                       size_t n_doc, const char *instruct, bool truncate, struct budget *budget,
+                       struct embed_text *out, struct error *err)
 {
     if (!is_encoder(e))
-        return encode_question(e, query, n_query, doc, n_doc, instruct, truncate, out, err);
+        return encode_question(e, query, n_query, doc, n_doc, instruct, truncate, budget, out, err);
     struct token_list l = {0}, d = {0};
-    bool ok = encode(e, query, n_query, TOKENIZE_BOS, &l, err) &&
-              encode(e, doc, n_doc, TOKENIZE_BOS, &d, err);
+    bool ok = encode(e, query, n_query, TOKENIZE_BOS, budget, &l, err) &&
+              encode(e, doc, n_doc, TOKENIZE_BOS, budget, &d, err);
     size_t first = l.n, most = (size_t)e->rt->context;
     if (ok) {
         const struct tokenizer *t = e->rt->tokenizer;

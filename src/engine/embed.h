@@ -9,6 +9,7 @@
 #ifndef STEEL_ENGINE_EMBED_H
 #define STEEL_ENGINE_EMBED_H
 
+#include "base/budget.h"
 #include "engine/runtime.h"
 #include "model/pooling.h"
 
@@ -69,14 +70,15 @@ struct embed_stats {
 void embedder_stats(struct embedder *e, struct embed_stats *out);
 
 /* A text as the model wants it, with what its tokenizer adds. Longer than the context: cut where
- * `truncate`, else an error with both numbers. out->ids is the caller's to free. */
+ * `truncate`, else an error with both numbers. out->ids is the caller's to free.
+ * budget: of work, or NULL. */
 bool embed_encode(const struct embedder *e, const char *text, size_t len, bool truncate,
-                  struct embed_text *out, struct error *err);
+                  struct budget *budget, struct embed_text *out, struct error *err);
 /* A query and a document, as a reranker reads them. The document is cut. instruct: of models that take
  * one; NULL = the usual. */
 bool embed_encode_pair(const struct embedder *e, const char *query, size_t n_query, const char *doc,
-                       size_t n_doc, const char *instruct, bool truncate, struct embed_text *out,
-                       struct error *err);
+                       size_t n_doc, const char *instruct, bool truncate, struct budget *budget,
+                       struct embed_text *out, struct error *err);
 void embed_text_clear(struct embed_text *t); /* ids and types */
 
 #endif

@@ -3,6 +3,7 @@
  * See the invariants in server_int.h.
  */
 #include "server/server_int.h"
+#include "server/embeddings.h"
 #include "server/responses.h"
 #include "text/grammar.h"
 #include "base/clock.h"
@@ -30,6 +31,10 @@ static const struct {
     [CALL_OLLAMA_CHAT] = {"ollama chat", "", "messages", DIALECT_OLLAMA, &reply_ollama},
     [CALL_OLLAMA_GENERATE] = {"ollama generate", "", "prompt", DIALECT_OLLAMA, &reply_ollama},
     [CALL_OLLAMA_SHOW] = {"ollama show", "", "", DIALECT_OLLAMA, NULL},
+    [CALL_EMBEDDINGS] = {"embeddings", "", "input", DIALECT_OPENAI, NULL},
+    [CALL_RERANK] = {"rerank", "rerank-", "documents", DIALECT_OPENAI, NULL},
+    [CALL_OLLAMA_EMBED] = {"ollama embed", "", "input", DIALECT_OLLAMA, NULL},
+    [CALL_OLLAMA_EMBEDDINGS] = {"ollama embeddings", "", "prompt", DIALECT_OLLAMA, NULL},
     [CALL_COUNT_TOKENS] = {"count_tokens", "", "messages", DIALECT_ANTHROPIC, NULL},
     [CALL_TOKENIZE] = {"tokenize", "", "", DIALECT_OPENAI, NULL},
     [CALL_DETOKENIZE] = {"detokenize", "", "", DIALECT_OPENAI, NULL},
@@ -88,6 +93,7 @@ static void call_free(struct call *c)
     chat_prompt_free(c->chat);
     responses_call_free(c->responses);
     grammar_free(c->grammar);
+    embed_call_free(c->embed);
     gen_params_clear(&c->p);
     buf_clear(&c->reply);
     mem_free(c->body);
@@ -108,6 +114,8 @@ static void cancel(struct call *c)
     atomic_store(&c->cancelled, true);
     if (c->with_worker && jobs_remove(c->server->jobs, &c->job))
         c->with_worker = false;
+    if (c->embed)
+        embed_cancel(c->embed);
     for (int i = 0; c->parts && i < c->n_prompts; i++)
         if (c->parts[i].request)
             request_cancel(c->parts[i].request);
@@ -210,6 +218,8 @@ void call_run(struct job *job)
     c->echo = NULL;
     c->n_prompts = 0;
     c->chat = NULL;
+    if (c->embed && !embed_call_done(c->embed))
+        c->embed = NULL;
     c->reply = (struct buf){0};
     api_fail(&c->err, 503, "unavailable_error", "there is no memory for this request now");
 }
@@ -331,16 +341,32 @@ static void prepared(struct call *c)
         call_release(c);
         return;
     }
-    http_body_done(c->x);
+    if (!c->embed || !embed_call_done(c->embed))
+        http_body_done(c->x);
     if (c->err.status) {
         fail(c, &c->err);
     } else if (c->reply.len) {
         keep(c, 0, c->reply.len);
         call_pump(c);
-    } else if (!submit(c)) {
+    } else if (!(c->embed ? embed_submit(c) : submit(c))) {
         fail(c, &c->err);
-    } else {
+    } else if (!c->embed) {
         begin_reply(c);
+    }
+    call_release(c);
+}
+
+/* Its vectors are there: a worker writes the reply. */
+static void embedded(struct call *c)
+{
+    struct server *s = c->server;
+    if (c->x && c->err.status) {
+        fail(c, &c->err);
+    } else if (c->x) {
+        c->with_worker = true;
+        jobs_add(s->jobs, &c->job, clock_ns());
+        if (!event_pending(s->job_tick, EV_TIMEOUT, NULL))
+            event_add(s->job_tick, &(struct timeval){0, JOB_SHORT_MS * 500});
     }
     call_release(c);
 }
@@ -352,6 +378,8 @@ void calls_prepared(struct server *s)
         next = job->next;
         prepared((struct call *)job);
     }
+    for (struct call *c; (c = embed_next_done(s));)
+        embedded(c);
 }
 
 /* To the client */

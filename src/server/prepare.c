@@ -3,6 +3,7 @@
  * tokens. Reads only what is constant while the server runs (runtime, chat template).
  */
 #include "server/prepare_int.h"
+#include "server/embeddings.h"
 #include "base/mem.h"
 
 #include <string.h>
@@ -240,6 +241,10 @@ static bool prepare_detokenize(struct call *c, const json_t *body)
 
 void call_prepare(struct call *c)
 {
+    if (c->embed) { /* it comes back with its vectors */
+        embed_write(c);
+        return;
+    }
     c->budget = budget_for(c->n_body, &c->cancelled);
     json_t *body = api_parse(c->body, c->n_body, &c->err);
     mem_free(c->body);
@@ -273,6 +278,14 @@ void call_prepare(struct call *c)
     case CALL_OLLAMA_CHAT:
     case CALL_OLLAMA_GENERATE:
         ok = prepare_ollama(c, body);
+        break;
+    case CALL_EMBEDDINGS:
+    case CALL_OLLAMA_EMBED:
+    case CALL_OLLAMA_EMBEDDINGS:
+        ok = prepare_embeddings(c, body);
+        break;
+    case CALL_RERANK:
+        ok = prepare_rerank(c, body);
         break;
     case CALL_OLLAMA_SHOW:
         ollama_show(c);

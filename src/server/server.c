@@ -1,5 +1,6 @@
 /* The server: routes, keys, CORS, loading, signals, shutdown. Runs the loop. */
 #include "server/server_int.h"
+#include "server/embeddings.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "sample/sample_advice.h"
@@ -171,6 +172,25 @@ static void add_model(struct server *s, struct buf *b)
     buf_addc(b, '}');
 }
 
+/* A model beside the one that answers. */
+static void add_helper(const struct server *s, const struct embedder *e, const char *name,
+                       const char *path, const char *can, struct buf *b)
+{
+    if (!e)
+        return;
+    const struct model *m = embedder_runtime(e)->model;
+    buf_adds(b, ",{\"id\":");
+    jsonout_text(b, name);
+    buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"steel\",\"root\":",
+             (long long)s->started);
+    jsonout_text(b, path);
+    buf_addf(b,
+             ",\"parent\":null,\"max_model_len\":%d,\"meta\":{\"n_vocab\":%d,\"n_embd\":%d,"
+             "\"n_params\":%lld,\"size\":%zu},\"capabilities\":[\"%s\"]}",
+             embedder_context(e), m->config.n_vocab, m->config.n_embd, (long long)m->n_params,
+             m->bytes, can);
+}
+
 static void get_models(struct server *s, struct http_exchange *x)
 {
     struct buf b = {0};
@@ -178,6 +198,8 @@ static void get_models(struct server *s, struct http_exchange *x)
         return;
     buf_adds(&b, "{\"object\":\"list\",\"data\":[");
     add_model(s, &b);
+    add_helper(s, s->embedder, s->embed_name, s->opt.embedding, "embedding", &b);
+    add_helper(s, s->reranker, s->rerank_name, s->opt.rerank, "rerank", &b);
     buf_adds(&b, "],\"has_more\":false,\"first_id\":");
     jsonout_text(&b, s->name);
     buf_adds(&b, ",\"last_id\":");
@@ -205,12 +227,6 @@ static void get_model(struct server *s, struct http_exchange *x)
     add_model(s, &b);
     reply_json(x, s, 200, &b);
     buf_clear(&b);
-}
-
-/* Known, and not there: a client is told so rather than that there is nothing. */
-static void refuse_embeddings(struct server *s, struct http_exchange *x)
-{
-    fail(s, x, 501, "not_supported_error", "this server makes no embeddings");
 }
 
 /* Routes */
@@ -247,9 +263,14 @@ static const struct route routes[] = {
     {"POST", "/api/chat", NULL, CALL_OLLAMA_CHAT, false},
     {"POST", "/api/generate", NULL, CALL_OLLAMA_GENERATE, false},
     {"POST", "/api/show", NULL, CALL_OLLAMA_SHOW, false},
-    {"POST", "/api/embed", refuse_embeddings, 0, false},
-    {"POST", "/api/embeddings", refuse_embeddings, 0, false},
-    {"POST", "/v1/embeddings", refuse_embeddings, 0, false},
+    {"POST", "/api/embed", NULL, CALL_OLLAMA_EMBED, false},
+    {"POST", "/api/embeddings", NULL, CALL_OLLAMA_EMBEDDINGS, false},
+    {"POST", "/v1/embeddings", NULL, CALL_EMBEDDINGS, false},
+    {"POST", "/embeddings", NULL, CALL_EMBEDDINGS, false},
+    {"POST", "/openai/deployments/*/embeddings", NULL, CALL_EMBEDDINGS, false},
+    {"POST", "/v1/rerank", NULL, CALL_RERANK, false},
+    {"POST", "/v2/rerank", NULL, CALL_RERANK, false},
+    {"POST", "/rerank", NULL, CALL_RERANK, false},
     {"GET", "/api/tags", get_ollama_tags, 0, false},
     {"GET", "/api/ps", get_ollama_ps, 0, false},
     {"GET", "/api/version", get_ollama_version, 0, true},
@@ -484,22 +505,26 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
         event_base_loopbreak(s->base);
 }
 
-static void name_model(struct server *s)
+void server_name_of(const char *path, char *name, size_t size)
 {
-    const char *path = s->opt.model ? s->opt.model : "steel-demo", *base;
+    const char *base;
     size_t n = strlen(path);
-    if (s->opt.alias) {
-        snprintf(s->name, sizeof s->name, "%s", s->opt.alias);
-        return;
-    }
     while (n && path[n - 1] == '/')
         n--;
     for (base = path + n; base > path && base[-1] != '/'; base--)
         ;
-    snprintf(s->name, sizeof s->name, "%.*s", (int)(path + n - base), base);
-    char *dot = strrchr(s->name, '.');
+    snprintf(name, size, "%.*s", (int)(path + n - base), base);
+    char *dot = strrchr(name, '.');
     if (dot && !strcasecmp(dot, ".gguf"))
         *dot = 0;
+}
+
+static void name_model(struct server *s)
+{
+    if (s->opt.alias)
+        snprintf(s->name, sizeof s->name, "%s", s->opt.alias);
+    else
+        server_name_of(s->opt.model ? s->opt.model : "steel-demo", s->name, sizeof s->name);
 }
 
 static bool start_workers(struct server *s, struct error *err)
@@ -564,6 +589,8 @@ static void loop(struct server *s)
     http_close(s->http);
     jobs_stop(s->jobs);
     calls_prepared(s);
+    embeddings_close(s);
+    calls_prepared(s);
     engine_close(s->engine);
     struct engine_event ev;
     while (events_next(s->events, &ev, 0))
@@ -614,6 +641,11 @@ int server_run(const struct server_options *opt, struct error *err)
     bool ok = s->http && start_workers(s, err);
     if (ok && !(s->events = events_new()))
         ok = error_set(err, "no file descriptor is left");
+    if (ok && !embeddings_open(s, err)) {
+        embeddings_close(s);
+        events_free(s->events);
+        ok = false;
+    }
     if (ok) {
         s->engine = engine_open(opt->model, &s->opt.engine);
         loop(s);

@@ -17,6 +17,7 @@
 #define STEEL_SERVER_SERVER_INT_H
 
 #include "base/budget.h"
+#include "engine/embed.h"
 #include "server/jobs.h"
 #include "server/jsonout.h"
 #include "server/log.h"
@@ -25,6 +26,7 @@
 #include "text/chat.h"
 #include "text/chat_grammar.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 enum {
@@ -44,6 +46,10 @@ enum call_kind {
     CALL_OLLAMA_CHAT,
     CALL_OLLAMA_GENERATE,
     CALL_OLLAMA_SHOW,
+    CALL_EMBEDDINGS,
+    CALL_RERANK,
+    CALL_OLLAMA_EMBED,
+    CALL_OLLAMA_EMBEDDINGS, /* the older form */
     CALL_COUNT_TOKENS,
     CALL_TOKENIZE,
     CALL_DETOKENIZE,
@@ -148,6 +154,7 @@ struct call {
     struct chat_prompt *chat;         /* how to parse the answer; NULL = plain text */
     struct responses_call *responses; /* CALL_RESPONSES */
     struct grammar *grammar;          /* what the answer must fit; NULL = anything; a reference */
+    struct embed_call *embed;         /* vectors are wanted: embeddings.h */
     struct buf reply;                 /* JSON to send as it is; empty = generate */
     size_t n_reply_sent;
     /* running */
@@ -192,6 +199,10 @@ struct server {
     uint64_t next_id, id_secret;
     struct store *store; /* kept responses */
     struct grammar_cache *grammars;
+    struct embedder *embedder, *reranker; /* or NULL */
+    char embed_name[128], rerank_name[128];
+    pthread_mutex_t embed_lock;
+    struct embed_call *embedded; /* done, not yet seen by the loop; under embed_lock */
     struct jobs *jobs;
     int jobs_fd; /* eventfd */
     /* What Retry-After is reckoned from. */
@@ -200,6 +211,9 @@ struct server {
     double rate;        /* tokens a second of late */
     double mean_tokens; /* of an answer */
 };
+
+/* server.c: what a model is called, by its path */
+void server_name_of(const char *path, char *name, size_t size);
 
 /* call.c */
 void call_run(struct job *job); /* a worker's: prepares the call */

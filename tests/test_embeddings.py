@@ -1,0 +1,215 @@
+"""Embeddings and reranking: the commands, /v1/embeddings, /v1/rerank and Ollama's /api/embed, over a small BERT whose words are letters."""
+import base64
+import json
+import math
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+
+sys.path.insert(0, os.path.dirname(__file__))
+from serverlib import Server, run_tests
+
+BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
+STEEL = os.path.join(BUILD, "steel")
+WORK = tempfile.mkdtemp(prefix="steel-embeddings-")
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,?!"
+
+
+def folder(name, model):
+    """A small model of tests/golden with a tokenizer of WordPiece."""
+    path = os.path.join(WORK, name)
+    os.mkdir(path)
+    for f in ("config.json", "model.safetensors"):
+        shutil.copy(os.path.join("tests/golden", model, f), path)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + list(LETTERS) + ["##" + c for c in LETTERS] + ["what", "is", "panda"]
+    vocab = {w: i for i, w in enumerate(words)}
+    special = [{"id": i, "content": words[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True} for i in range(5)]
+    one = lambda t, i: {t: {"id": i, "type_id": 0}}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {"type": "TemplateProcessing",
+                           "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "[SEP]", "type_id": 0}}],
+                           "pair": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
+                                    {"Sequence": {"id": "B", "type_id": 1}}, {"SpecialToken": {"id": "[SEP]", "type_id": 1}}],
+                           "special_tokens": {t: {"id": t, "ids": [vocab[t]], "tokens": [t]} for t in ("[CLS]", "[SEP]")}},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": vocab}}
+    json.dump(tokenizer, open(os.path.join(path, "tokenizer.json"), "w"))
+    json.dump({"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}, open(os.path.join(path, "tokenizer_config.json"), "w"))
+    return path
+
+
+BERT, RANK = folder("tiny-bert", "bert"), folder("tiny-rank", "bert_rerank")
+TEXTS = ["what is a panda?", "a", "the panda is a bear", "x" * 20 + " y"]
+
+
+def steel(*args, text="", code=0):
+    r = subprocess.run([STEEL, *args], input=text, capture_output=True, text=True, timeout=60)
+    assert r.returncode == code, (args, r.stdout[-300:], r.stderr[-500:])
+    return r.stdout if code == 0 else r.stderr
+
+
+def close(a, b, eps=2e-3):
+    return len(a) == len(b) and max(abs(x - y) for x, y in zip(a, b)) <= eps
+
+
+def length(v):
+    return math.sqrt(sum(x * x for x in v))
+
+
+def test_commands(_):
+    """Texts as arguments, lines, JSON lines: the same vectors; .npy holds them; wrong use is said."""
+    lines = [json.loads(l) for l in steel("embed", BERT, *TEXTS).splitlines()]
+    assert [l["index"] for l in lines] == [0, 1, 2, 3] and lines[1]["tokens"] == 3
+    assert all(abs(length(l["embedding"]) - 1) < 1e-5 for l in lines)
+    assert not close(lines[0]["embedding"], lines[2]["embedding"])
+    vectors = [l["embedding"] for l in lines]
+    again = [json.loads(l)["embedding"] for l in steel("embed", BERT, text="\n".join(TEXTS) + "\n").splitlines()]
+    assert all(close(a, b) for a, b in zip(vectors, again))
+    jsonl = "\n".join([json.dumps(TEXTS[0]), json.dumps({"text": TEXTS[1]}), json.dumps({"input": TEXTS[2]}), json.dumps({"content": TEXTS[3]})])
+    again = [json.loads(l)["embedding"] for l in steel("embed", BERT, "--jsonl", text=jsonl).splitlines()]
+    assert all(close(a, b) for a, b in zip(vectors, again))
+    npy = os.path.join(WORK, "v.npy")
+    steel("embed", BERT, "--out", npy, *TEXTS)
+    raw = open(npy, "rb").read()
+    assert raw[:8] == b"\x93NUMPY\x01\x00" and b"'shape': (4, %d)" % len(vectors[0]) in raw[:128] and (len(raw) - 128) == 16 * len(vectors[0])
+    assert close(struct.unpack("<%df" % len(vectors[0]), raw[128:128 + 4 * len(vectors[0])]), vectors[0])
+    short = json.loads(steel("embed", BERT, "--dims", "8", TEXTS[0]))["embedding"]
+    scale = length(vectors[0][:8])
+    assert close(short, [x / scale for x in vectors[0][:8]])
+    cls = json.loads(steel("embed", BERT, "--pooling", "cls", "--no-normalize", TEXTS[0]))["embedding"]
+    assert length(cls) > 2
+    ranked = [l.split("\t") for l in steel("rerank", RANK, "-q", "what is a panda?", text="\n".join(TEXTS)).splitlines()]
+    assert sorted(int(r[1]) for r in ranked) == [0, 1, 2, 3] and [float(r[0]) for r in ranked] == sorted((float(r[0]) for r in ranked), reverse=True)
+    assert all(0 <= float(r[0]) <= 1 for r in ranked)
+    assert len(steel("rerank", RANK, "-q", "x", "--top", "2", text="a\nb\nc\n").splitlines()) == 2
+    assert "line 2" in steel("embed", BERT, "--jsonl", text='"a"\n{"b": 1}\n', code=1)
+    long = "a " * 300
+    assert json.loads(steel("embed", BERT, long))["tokens"] == 128
+    err = steel("embed", BERT, "--no-truncate", long, code=1)
+    assert "302 tokens" in err and "128" in err
+    assert "makes embeddings" in steel("run", BERT, "-p", "hi", code=1)
+    assert "--pooling" in steel("embed", BERT, "--pooling", "max", "a", code=2)
+    assert "no tokenizer" in steel("embed", "tests/golden/bert", "a", code=1)
+
+
+def test_openai(s):
+    """Texts, one text, token ids; floats and base64; dimensions; usage; the same as the command's."""
+    r = s.json("/v1/embeddings", {"model": "tiny-bert", "input": TEXTS})
+    assert r["object"] == "list" and r["model"] == "tiny-bert" and [d["index"] for d in r["data"]] == [0, 1, 2, 3]
+    assert r["usage"]["prompt_tokens"] == r["usage"]["total_tokens"] > 20
+    want = [json.loads(l) for l in steel("embed", BERT, *TEXTS).splitlines()]
+    assert r["usage"]["total_tokens"] == sum(w["tokens"] for w in want)
+    assert all(close(d["embedding"], w["embedding"]) for d, w in zip(r["data"], want))
+    coded = s.json("/v1/embeddings", {"input": TEXTS, "encoding_format": "base64"})["data"]
+    for d, c in zip(r["data"], coded):
+        raw = base64.b64decode(c["embedding"], validate=True)
+        assert close(struct.unpack("<%df" % len(d["embedding"]), raw), d["embedding"])
+    one = s.json("/v1/embeddings", {"input": TEXTS[1]})["data"]
+    assert len(one) == 1 and close(one[0]["embedding"], want[1]["embedding"])
+    ids = [2, 5 + LETTERS.index("a"), 3]
+    for form in (ids, [ids]):
+        assert close(s.json("/v1/embeddings", {"input": form})["data"][0]["embedding"], want[1]["embedding"])
+    short = s.json("/v1/embeddings", {"input": TEXTS[0], "dimensions": 8})["data"][0]["embedding"]
+    assert len(short) == 8 and abs(length(short) - 1) < 1e-5
+    models = {m["id"]: m for m in json.loads(s.get("/v1/models")[2])["data"]}
+    assert models["tiny-bert"]["capabilities"] == ["embedding"] and models["tiny-rank"]["capabilities"] == ["rerank"]
+
+
+def test_refusals(s):
+    """What cannot be is a 400 that names the field."""
+    for body, param, word in [({}, "input", "missing"), ({"input": []}, "input", "empty"), ({"input": 5}, "input", "must be"), ({"input": ["a", 5]}, "input[1]", "neither"),
+                              ({"input": [["x"]]}, "input[0]", ""), ({"input": [[99999]]}, "input[0]", ""), ({"input": "a", "dimensions": 0}, "dimensions", "from 1"),
+                              ({"input": "a", "dimensions": 9999}, "dimensions", "from 1"), ({"input": "a", "encoding_format": "hex"}, "encoding_format", "base64"),
+                              ({"input": "a " * 300}, "input[0]", "302 tokens"), ({"input": ["a"] * 5000}, "input", "4096"), ({"input": "a", "truncate": 1}, "truncate", "true or false"),
+                              ({"input": [[1] * 300]}, "input[0]", "300 tokens"), ({"input": [[]]}, "input[0]", "no tokens")]:
+        e = s.json("/v1/embeddings", body, 400)["error"]
+        assert e["param"] == param and word in e["message"], (body, e)
+    cut = s.json("/v1/embeddings", {"input": "a " * 300, "truncate": True})
+    assert cut["usage"]["total_tokens"] == 128
+    for body, param in [({"documents": ["a"]}, "query"), ({"query": "a"}, "documents"), ({"query": "a", "documents": []}, "documents"), ({"query": "a", "documents": [1]}, "documents[0]"),
+                        ({"query": "a", "documents": ["b"], "top_n": 0}, "top_n"), ({"query": "a", "documents": ["b"], "return_documents": "yes"}, "return_documents"),
+                        ({"query": "a " * 300, "documents": ["b"]}, "documents[0]")]:
+        assert s.json("/v1/rerank", body, 400)["error"]["param"] == param, body
+    plain = Server(BUILD)
+    for path in ("/v1/embeddings", "/v1/rerank"):
+        got, _, text = plain.post(path, {"input": "a", "query": "a", "documents": ["b"]})
+        assert got == 501 and ("--embedding" if path == "/v1/embeddings" else "--rerank") in text
+    plain.stop()
+
+
+def test_rerank(s):
+    """Jina's and Cohere's shape: sorted, cut, with documents; the command gives the same scores."""
+    docs = TEXTS + [{"text": "pandas eat bamboo"}]
+    r = s.json("/v1/rerank", {"model": "tiny-rank", "query": "what is a panda?", "documents": docs, "return_documents": True})
+    scores = [x["relevance_score"] for x in r["results"]]
+    assert sorted(x["index"] for x in r["results"]) == list(range(5)) and scores == sorted(scores, reverse=True) and all(0 <= x <= 1 for x in scores)
+    assert all(x["document"]["text"] == (docs[x["index"]] if x["index"] < 4 else "pandas eat bamboo") for x in r["results"])
+    assert r["usage"]["total_tokens"] > 50
+    top = s.json("/rerank", {"query": "what is a panda?", "documents": docs, "top_n": 2})
+    assert [x["index"] for x in top["results"]] == [x["index"] for x in r["results"]][:2] and "document" not in top["results"][0]
+    raw = s.json("/v2/rerank", {"query": "what is a panda?", "documents": docs, "raw_scores": True})["results"]
+    assert all(abs(1 / (1 + math.exp(-x["relevance_score"])) - scores[i]) < 1e-5 for i, x in enumerate(raw))
+    cli = {int(l.split("\t")[1]): float(l.split("\t")[0]) for l in steel("rerank", RANK, "-q", "what is a panda?", text="\n".join(TEXTS)).splitlines()}
+    assert all(abs(cli[x["index"]] - x["relevance_score"]) < 1e-3 for x in r["results"] if x["index"] < 4)
+
+
+def test_ollama(s):
+    """Both forms; long texts are cut unless that is forbidden."""
+    want = s.json("/v1/embeddings", {"input": TEXTS})["data"]
+    r = s.json("/api/embed", {"model": "tiny-bert", "input": TEXTS})
+    assert all(close(a, b["embedding"]) for a, b in zip(r["embeddings"], want)) and r["prompt_eval_count"] > 20 and r["total_duration"] > 0
+    assert close(s.json("/api/embed", {"model": "x", "input": TEXTS[0]})["embeddings"][0], want[0]["embedding"])
+    assert close(s.json("/api/embeddings", {"model": "x", "prompt": TEXTS[0]})["embedding"], want[0]["embedding"])
+    assert s.json("/api/embed", {"input": "a " * 300})["prompt_eval_count"] == 128
+    assert "302 tokens" in s.json("/api/embed", {"input": "a " * 300, "truncate": False}, 400)["error"]
+
+
+def test_company(s):
+    """Many clients at once beside one that leaves early; every answer is its own; texts share steps."""
+    alone = [d["embedding"] for d in s.json("/v1/embeddings", {"input": TEXTS})["data"]]
+    wrong = []
+
+    def client(k):
+        for i in range(6):
+            pick = [TEXTS[(k + i + j) % 4] for j in range(1 + (k + i) % 5)]
+            got = [d["embedding"] for d in s.json("/v1/embeddings", {"input": pick})["data"]]
+            if not all(close(g, alone[TEXTS.index(t)]) for g, t in zip(got, pick)) or len(got) != len(pick):
+                wrong.append((k, i))
+
+    threads = [threading.Thread(target=client, args=(k,)) for k in range(12)]
+    for t in threads:
+        t.start()
+    for _ in range(5):
+        leave(s, "/v1/embeddings", {"input": [x * 3 for x in TEXTS] * 500})
+    for t in threads:
+        t.join()
+    assert not wrong, wrong
+    assert s.json("/v1/embeddings", {"input": "a"})["data"]
+
+
+def leave(s, path, body):
+    """Sends a request and is gone."""
+    text = json.dumps(body)
+    c = s.socket()
+    c.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+    c.close()
+
+
+tests = [test_commands, test_openai, test_refusals, test_rerank, test_ollama, test_company]
+server = Server(BUILD, "--embedding", BERT, "--rerank", RANK)
+try:
+    run_tests(tests, server)
+finally:
+    shutil.rmtree(WORK, ignore_errors=True)
+    rc = server.stop()
+    if rc != 0:
+        print(server.log()[-4000:])
+        print("the server exited with", rc)
+        os._exit(1)
