@@ -131,6 +131,111 @@ static __global__ void __launch_bounds__(128)
     }
 }
 
+/*
+ * The same for heads of 128 and four taps, which stay in registers: a warp has a head in CONV_ROWS
+ * neighbouring rows, a lane four channels and the rows before. Grid: (heads / 4, strips of rows).
+ */
+enum { CONV_ROWS = 8, CONV_TAPS = 4 };
+
+/* Four channels of one head of q, k or v: their taps, and the rows that the next one needs. */
+struct conv_lane {
+    float4 taps[CONV_TAPS]; /* by channel */
+    float4 past[CONV_TAPS - 1];
+};
+
+DEVICE float four_get(const float4 &a, int i)
+{
+    return i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
+}
+
+DEVICE float4 conv_at(const struct delta_args &p, int row, int first, const float *old, int c)
+{
+    if (row >= first)
+        return *(const float4 *)(p.u + (size_t)row * (size_t)p.channels + (size_t)c);
+    if (old)
+        return *(const float4 *)(old + (size_t)(row - first + CONV_TAPS - 1) * (size_t)p.channels +
+                                 (size_t)c);
+    return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+
+/* Row t of channels c..: after convolution and silu. fresh: the rows before are not those of t - 1. */
+DEVICE float4 conv_row(const struct delta_args &p, struct conv_lane &l, int t, int first,
+                       const float *old, int c, bool fresh)
+{
+    if (fresh)
+#pragma unroll
+        for (int k = 0; k < CONV_TAPS - 1; k++)
+            l.past[k] = conv_at(p, t - CONV_TAPS + 1 + k, first, old, c);
+    float4 now = conv_at(p, t, first, old, c);
+    float y[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float4 &w = l.taps[i];
+        y[i] = silu(w.x * four_get(l.past[0], i) + w.y * four_get(l.past[1], i) +
+                    w.z * four_get(l.past[2], i) + w.w * four_get(now, i));
+    }
+    l.past[0] = l.past[1], l.past[1] = l.past[2], l.past[2] = now;
+    return make_float4(y[0], y[1], y[2], y[3]);
+}
+
+DEVICE float four_dot(const float4 &a, const float4 &b)
+{
+    return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+}
+DEVICE float4 four_scaled(const float4 &a, float f)
+{
+    return make_float4(a.x * f, a.y * f, a.z * f, a.w * f);
+}
+
+static __global__ void __launch_bounds__(128)
+    delta_strip_kernel(const __grid_constant__ struct delta_args p, int rows)
+{
+    int head = (int)blockIdx.x * 4 + warp_id(), lane = lane_id();
+    if (head >= p.n_k + p.n_v)
+        return;
+    bool keys = head < p.n_k;
+    int at = (int)blockIdx.y * CONV_ROWS, end = min(at + (int)CONV_ROWS, rows), before = -1;
+    int n = p.n_k * DELTA_DIM, h = head - p.n_k;
+    int c0 = (keys ? head * DELTA_DIM : 2 * n + h * DELTA_DIM) + lane * 4;
+    struct conv_lane a, b; /* q or v; k */
+#pragma unroll
+    for (int i = 0; i < CONV_TAPS; i++) {
+        a.taps[i] = *(const float4 *)(p.conv + (size_t)(c0 + i) * CONV_TAPS);
+        b.taps[i] = *(const float4 *)(p.conv + (size_t)(c0 + (keys ? n : 0) + i) * CONV_TAPS);
+    }
+    dependency_wait();
+    dependency_trigger();
+#pragma unroll 1
+    for (; at < end; at++) {
+        int t = p.first_row + at, seq = p.step.seq_of[t], in = p.step.states[seq];
+        bool fresh = seq != before;
+        int first = p.step.q_start[seq];
+        const float *old = in < 0 ? NULL : delta_rows_of(p, in);
+        before = seq;
+        if (p.step.states[p.step.n_seqs + seq] < 0) /* padding */
+            continue;
+        float *to = p.uc + (size_t)t * (size_t)p.channels + (size_t)c0;
+        float4 x = conv_row(p, a, t, first, old, c0, fresh);
+        if (keys) {
+            float4 y = conv_row(p, b, t, first, old, c0 + n, fresh);
+            float sq = warp_sum(four_dot(x, x)), sk = warp_sum(four_dot(y, y));
+            float rq = rsqrtf(sq + 1e-6f) * rsqrtf((float)DELTA_DIM), rk = rsqrtf(sk + 1e-6f);
+            float kq = warp_sum(four_dot(x, y)) * rq * rk;
+            *(float4 *)to = four_scaled(x, rq);
+            *(float4 *)(to + n) = four_scaled(y, rk);
+            if (lane == 0)
+                p.kq[t * p.n_k + head] = kq;
+        } else {
+            *(float4 *)to = x;
+            if (lane == 0) {
+                float *beta = p.ba + (size_t)t * (size_t)(2 * p.n_v) + (size_t)h;
+                beta[0] = delta_sigmoid(beta[0]);
+                beta[p.n_v] = delta_decay(p, h, beta[p.n_v]);
+            }
+        }
+    }
+}
+
 /* Grid: (v heads / 4, rows). A warp: o = norm(o) * silu(z). */
 static __global__ void __launch_bounds__(128)
     delta_gate_kernel(const __grid_constant__ struct delta_args p)
@@ -141,6 +246,16 @@ static __global__ void __launch_bounds__(128)
     if (h >= p.n_v)
         return;
     size_t at = ((size_t)t * (size_t)p.n_v + (size_t)h) * (size_t)p.v_dim;
+    if (p.v_dim == DELTA_DIM) {
+        size_t mine = at + (size_t)(lane_id() * 4);
+        float4 v = *(const float4 *)(p.o + mine), z = *(const float4 *)(p.z + mine);
+        float4 g = p.gain ? *(const float4 *)(p.gain + lane_id() * 4)
+                          : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+        float f = rsqrtf(warp_sum(four_dot(v, v)) / (float)DELTA_DIM + p.eps);
+        *(float4 *)(p.o + mine) = make_float4(v.x * f * g.x * silu(z.x), v.y * f * g.y * silu(z.y),
+                                              v.z * f * g.z * silu(z.z), v.w * f * g.w * silu(z.w));
+        return;
+    }
     float y[DELTA_MAX_DIM / 32], sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < DELTA_MAX_DIM / 32; i++) {
@@ -601,6 +716,12 @@ void delta_step(struct cuda_backend *cu, const struct delta_args &p, int seqs)
 
 static void delta_conv(struct cuda_backend *cu, const struct delta_args &p, int rows)
 {
+    if (delta_step_fits(p) && p.taps == CONV_TAPS) {
+        cuda_launch(cu, delta_strip_kernel,
+                    dim3((unsigned)ceil_div(p.n_k + p.n_v, 4), (unsigned)ceil_div(rows, CONV_ROWS)),
+                    128, 0, LAUNCH_EARLY, p, rows);
+        return;
+    }
     cuda_launch(cu, delta_conv_kernel, dim3((unsigned)ceil_div(p.n_k + p.n_v, 4), (unsigned)rows),
                 128, 0, LAUNCH_EARLY, p);
 }
