@@ -6,6 +6,7 @@
  *   event    a piece of news about a request: it started, it got a token, it is done
  *   queue    where events arrive; a request has its own unless it shares one
  *   chat     a conversation, rendered by the model's own template
+ *   embedder a model that makes vectors of texts, or scores of documents
  *   answer   the next message of a chat on its way: thinking, text and tool calls, told apart
  *
  * Functions that can fail return NULL, false or a negative count and fill the caller's steel_error
@@ -284,6 +285,39 @@ int steel_answer_fd(const struct steel_answer *answer);
  * into the cache, in the background, while nobody asks anything. The next answer then reads only what
  * is new in it. Harmless at any time, and never waits. */
 void steel_chat_settle(struct steel_chat *chat);
+
+/* Embeddings: vectors of texts, by an encoder (BERT, XLM-RoBERTa, ModernBERT) or any decoder, and scores
+ * of documents by a reranker. Any number of threads may ask at once: their texts share steps. */
+
+struct steel_embedder;
+struct steel_embedder_options {
+    const char *device;  /* as an engine's */
+    int threads;         /* 0 = all cores */
+    int context;         /* tokens a text may have; 0 = the model's own, 8192 at most */
+    const char *pooling; /* "none", "cls", "mean", "last", "rank"; NULL = the model's own */
+    bool unnormalized;   /* vectors as they come, not of length 1 */
+    bool rank;           /* for steel_rerank */
+    bool deterministic;  /* the same text gives the same bytes in any company */
+    float gpu_memory;    /* share of a GPU's memory that may be in use; 0 = 0.9 */
+};
+struct steel_embedder *steel_embedder_open(const char *path,
+                                           const struct steel_embedder_options *options,
+                                           struct steel_error *error);
+void steel_embedder_close(struct steel_embedder *embedder);
+int steel_embedder_width(const struct steel_embedder *embedder); /* floats of a vector */
+int steel_embedder_context(const struct steel_embedder *embedder);
+
+enum { STEEL_TRUNCATE = 1 }; /* texts that are too long are cut rather than refused */
+/* vectors: (n, width). All texts, or none. */
+bool steel_embed(struct steel_embedder *embedder, const char *const *texts, int n, int flags,
+                 float *vectors, struct steel_error *error);
+/* One text as token ids; out: (width), or, with pooling "none", the last hidden state of every token:
+ * (n, width). */
+bool steel_embed_tokens(struct steel_embedder *embedder, const int32_t *tokens, int n, float *out,
+                        struct steel_error *error);
+/* scores: (n), larger is better; a sigmoid makes them 0 to 1. */
+bool steel_rerank(struct steel_embedder *embedder, const char *query, const char *const *documents,
+                  int n, int flags, float *scores, struct steel_error *error);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -11,6 +11,7 @@
 
 #include "engine/embed.h"
 #include "golden.h"
+#include "steel.h"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -434,13 +435,50 @@ static void what_cannot_be_is_said(void **state)
     assert_non_null(strstr(err.msg, "steel embed"));
 }
 
+/* The same through the library. */
+static void the_library(void **state)
+{
+    (void)state;
+    struct steel_error err = {0};
+    struct logits g = logits_read(MICRO "xlm_roberta/golden.bin");
+    struct steel_embedder_options o = {.pooling = "none", .device = "cpu", .threads = 2};
+    struct steel_embedder *e = steel_embedder_open(MICRO "xlm_roberta", &o, &err);
+    assert_non_null(e);
+    int width = steel_embedder_width(e);
+    assert_true(width == g.n_vocab && steel_embedder_context(e) == 128);
+    float *rows = mem_zalloc((size_t)g.n_tokens * (size_t)width, sizeof *rows);
+    assert_true(steel_embed_tokens(e, g.ids, g.n_tokens, rows, &err));
+    assert_true(relative(g.rows, rows, (size_t)g.n_tokens * (size_t)width) < 1e-2);
+    assert_false(steel_embed_tokens(e, g.ids, 0, rows, &err));
+    assert_int_equal(err.kind, STEEL_TOO_LONG);
+    assert_false(steel_embed_tokens(e, (const int32_t[]){1 << 20}, 1, rows, &err));
+    assert_non_null(strstr(err.message, "vocabulary"));
+    assert_false(steel_embed(e, (const char *const[]){"a"}, 1, 0, rows, &err));
+    assert_false(steel_rerank(e, "a", (const char *const[]){"a"}, 1, 0, rows, &err));
+    steel_embedder_close(e);
+
+    o = (struct steel_embedder_options){.rank = true, .device = "cpu"};
+    e = steel_embedder_open(MICRO "xlm_roberta_rerank", &o, &err);
+    assert_non_null(e);
+    assert_int_equal(steel_embedder_width(e), 1);
+    /* The golden model has no tokenizer: said, and nothing else happens. */
+    assert_false(steel_rerank(e, "a", (const char *const[]){"b", "c"}, 2, 0, rows, &err));
+    assert_non_null(strstr(err.message, "no tokenizer"));
+    steel_embedder_close(e);
+    o.pooling = "max";
+    assert_null(steel_embedder_open(MICRO "xlm_roberta", &o, &err));
+    assert_non_null(strstr(err.message, "pooling"));
+    mem_free(rows);
+    logits_free(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_models),           cmocka_unit_test(larger_models),
         cmocka_unit_test(together_is_alone),      cmocka_unit_test(long_texts),
         cmocka_unit_test(clients_take_turns),     cmocka_unit_test(modules_are_obeyed),
-        cmocka_unit_test(what_cannot_be_is_said),
+        cmocka_unit_test(what_cannot_be_is_said), cmocka_unit_test(the_library),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
