@@ -269,8 +269,7 @@ template <> struct slice_of<SET_K, false> {
 template <> struct slice_of<SET_K, true> {
     typedef struct chunk_slice type;
 };
-template <bool WIDE> struct slice_of<SET_CODES, WIDE> {
-    typedef struct code_slice type;
+template <bool WIDE> struct slice_of<SET_CODES, WIDE> : slice_of<SET_K, WIDE> {
 };
 
 /* sum += factor * (tile x slice), this lane's share */
@@ -293,8 +292,8 @@ DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct row_
 }
 /* The same for a tile of codes of some kind; and for two of one kind, where neither waits for the
  * other. */
-template <int STEPS>
-DEVICE void tile_dot_codes(int kind, const uint8_t *tile, const struct code_slice &x, float factor,
+template <int STEPS, class SLICE>
+DEVICE void tile_dot_codes(int kind, const uint8_t *tile, const SLICE &x, float factor,
                            float (&sum)[2])
 {
     coded_kind(kind, [&](auto k) {
