@@ -35,6 +35,19 @@ test("speeds are those of the server's timings", async () => {
   await context.close();
 });
 
+test("an answer that was cut says by what", async () => {
+  const { page, context } = await world.open();
+  world.fake.script = (body, s) => { s.text("and so on"); s.end("length", { prompt_tokens: 2000, completion_tokens: 48 }); };
+  await ask(page, "Go on");
+  assert.match(await page.textContent(".msg.assistant .figures"), /cut: the context is full/);
+  world.fake.script = (body, s) => { s.text("and so on"); s.end("length", { prompt_tokens: 20, completion_tokens: 48 }); };
+  await page.click("#new");
+  await page.waitForSelector(".welcome");
+  await ask(page, "Go on");
+  assert.match(await page.textContent(".msg.assistant .figures"), /cut: it reached the longest answer/);
+  await context.close();
+});
+
 test("Stop and Esc end an answer, keep what came, and free the request", async () => {
   for (const how of ["button", "key"]) {
     const { page, context } = await world.open();

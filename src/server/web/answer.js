@@ -10,13 +10,16 @@ import * as tools from "./tools.js";
 import { fit, startOf, TooLong } from "./request.js";
 import { settings, requestFields } from "./settings.js";
 
-const SAVE_MS = 300, MAX_ROUNDS = 16;
+const SAVE_MS = 300,
+  MAX_ROUNDS = 16;
 
 const runs = new Map(); // conversation id -> run
 export const runOf = id => runs.get(id);
 export const stop = id => runs.get(id)?.stop();
 db.onAsk(node => [...runs.values()].some(r => r.node?.id === node));
-addEventListener("pagehide", () => { for (const r of runs.values()) if (r.node) db.write([db.put("nodes", r.node)]); });
+addEventListener("pagehide", () => {
+  for (const r of runs.values()) if (r.node) db.write([db.put("nodes", r.node)]);
+});
 
 /* view: { changed(conv, node), ended(conv, node), failed(conv, error), dropped(conv, turns), toolFailed(why),
  * confirm(conv, call, signal) -> Promise of whether it may run }.
@@ -35,7 +38,10 @@ export async function answer(conv, parent, model, view) {
 }
 
 async function rounds(conv, parent, model, view, run) {
-  const known = settings.tools.length && model.capabilities.includes("tools") ? await tools.available() : { found: [], failed: [] };
+  const known =
+    settings.tools.length && model.capabilities.includes("tools")
+      ? await tools.available()
+      : { found: [], failed: [] };
   for (const why of known.failed) view.toolFailed(why);
   for (let round = 0; round < MAX_ROUNDS; round++) {
     const node = await stream(conv, parent, model, view, run, known.found);
@@ -43,9 +49,11 @@ async function rounds(conv, parent, model, view, run) {
     parent = node.id;
     for (const call of node.calls) {
       const t = known.found.find(k => k.name === call.name);
-      const yes = !t || !t.tool.ask || await view.confirm(conv, call, run.signal);
+      const yes = !t || !t.tool.ask || (await view.confirm(conv, call, run.signal));
       if (run.signal.aborted) return;
-      const text = yes ? await tools.run(known.found, call, run.signal) : "error: the user did not allow this call";
+      const text = yes
+        ? await tools.run(known.found, call, run.signal)
+        : "error: the user did not allow this call";
       const result = chats.newNode(conv.id, parent, "tool", text, { callId: call.id, name: call.name });
       await chats.add(conv, result);
       view.changed(conv, result);
@@ -58,10 +66,19 @@ async function rounds(conv, parent, model, view, run) {
 /* One request and its answer. */
 async function stream(conv, parent, model, view, run, known) {
   const path = conv.path(parent);
-  const body = { stream: true, stream_options: { include_usage: true }, ...requestFields(),
-    ...(known.length ? { tools: known.map(tools.describe) } : {}) };
-  const node = chats.newNode(conv.id, parent, "assistant", "", { reasoning: "", status: "streaming", model: model.id });
-  let response, start = startOf(path);
+  const body = {
+    stream: true,
+    stream_options: { include_usage: true },
+    ...requestFields(),
+    ...(known.length ? { tools: known.map(tools.describe) } : {}),
+  };
+  const node = chats.newNode(conv.id, parent, "assistant", "", {
+    reasoning: "",
+    status: "streaming",
+    model: model.id,
+  });
+  let response,
+    start = startOf(path);
   const before = start;
   try {
     let sent = await fit(path, conv.record.system, body, model.context, { signal: run.signal });
@@ -82,23 +99,32 @@ async function stream(conv, parent, model, view, run, known) {
   run.node = node;
   await chats.add(conv, node);
   view.changed(conv, node);
-  let saving = 0, failure = null;
-  const save = () => { saving = 0; db.write([db.put("nodes", node)]); };
+  let saving = 0,
+    failure = null;
+  const save = () => {
+    saving = 0;
+    db.write([db.put("nodes", node)]);
+  };
   try {
     for await (const event of api.events(response)) {
       take(node, event, run);
       view.changed(conv, node);
       saving ||= setTimeout(save, SAVE_MS);
     }
-  } catch (e) { failure = e; }
+  } catch (e) {
+    failure = e;
+  }
   clearTimeout(saving);
+  if (node.finish === "length" && node.usage)
+    node.full = node.usage.prompt + node.usage.answer >= model.context;
   return end(conv, node, view, run, failure, false);
 }
 
 function take(node, event, run) {
   if (event.usage) node.usage = { prompt: event.usage.prompt_tokens, answer: event.usage.completion_tokens };
   if (event.timings) node.timings = event.timings;
-  const choice = event.choices?.[0], delta = choice?.delta;
+  const choice = event.choices?.[0],
+    delta = choice?.delta;
   if (choice?.finish_reason) node.finish = choice.finish_reason;
   if (!delta) return;
   const thought = delta.reasoning_content ?? delta.reasoning ?? "";
@@ -110,7 +136,7 @@ function take(node, event, run) {
   }
   node.content += delta.content ?? "";
   for (const t of delta.tool_calls ?? []) {
-    const call = (node.calls ??= [])[t.index] ??= { id: t.id ?? chats.newId(), name: "", arguments: "" };
+    const call = ((node.calls ??= [])[t.index] ??= { id: t.id ?? chats.newId(), name: "", arguments: "" });
     call.name += t.function?.name ?? "";
     call.arguments += t.function?.arguments ?? "";
   }

@@ -3,11 +3,17 @@
  * done about them. Knows neither conversations nor the page.
  */
 let key = "";
-export const setKey = k => { key = k; };
+export const setKey = k => {
+  key = k;
+};
 
 /* kind: gone (no answer at all), key, loading, context, busy, request (anything else the server said). */
 export class ServerError extends Error {
-  constructor(kind, message, more = {}) { super(message); this.kind = kind; Object.assign(this, more); }
+  constructor(kind, message, more = {}) {
+    super(message);
+    this.kind = kind;
+    Object.assign(this, more);
+  }
 }
 
 export async function call(path, body, signal) {
@@ -15,17 +21,29 @@ export async function call(path, body, signal) {
   if (body) headers["Content-Type"] = "application/json";
   let r;
   try {
-    r = await fetch(path, { method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body) });
+    r = await fetch(path, {
+      method: body ? "POST" : "GET",
+      headers,
+      signal,
+      body: body && JSON.stringify(body),
+    });
   } catch (e) {
     if (e.name === "AbortError") throw e;
     throw new ServerError("gone", "The server at " + location.host + " does not answer.");
   }
   if (r.ok) return r;
-  const reply = await r.json().catch(() => null), error = reply?.error ?? {};
+  const reply = await r.json().catch(() => null),
+    error = reply?.error ?? {};
   const said = typeof error.message === "string" ? error.message : r.status + " " + r.statusText;
-  if (r.status === 401) throw new ServerError("key", "This server wants an API key" + (key ? ", and not the one it was given." : "."));
-  if (r.status === 503 && reply?.status === "loading") throw new ServerError("loading", said, { percent: reply.percent });
-  if (error.code === "context_length_exceeded") throw new ServerError("context", said, { tokens: error.n_prompt_tokens, context: error.n_ctx });
+  if (r.status === 401)
+    throw new ServerError(
+      "key",
+      "This server wants an API key" + (key ? ", and not the one it was given." : "."),
+    );
+  if (r.status === 503 && reply?.status === "loading")
+    throw new ServerError("loading", said, { percent: reply.percent });
+  if (error.code === "context_length_exceeded")
+    throw new ServerError("context", said, { tokens: error.n_prompt_tokens, context: error.n_ctx });
   if (r.status === 429 || r.status === 503) {
     const wait = Number(r.headers.get("Retry-After"));
     throw new ServerError("busy", said + (wait ? " (try again in " + wait + " s)" : ""));
@@ -45,7 +63,8 @@ export async function* events(response) {
       if (e.name === "AbortError") throw e;
       part = { done: true };
     }
-    if (part.done) throw new ServerError("gone", "The connection to the server was lost in the middle of the answer.");
+    if (part.done)
+      throw new ServerError("gone", "The connection to the server was lost in the middle of the answer.");
     rest += part.value;
     for (let cut; (cut = rest.indexOf("\n\n")) >= 0; rest = rest.slice(cut + 2)) {
       const line = rest.slice(0, cut);
@@ -61,7 +80,12 @@ export async function* events(response) {
 /* What the server runs: { id, context, sampling, capabilities }. */
 export async function model() {
   const m = (await (await call("v1/models")).json()).data[0];
-  return { id: m.id, context: m.max_model_len, sampling: m.default_sampling ?? {}, capabilities: m.capabilities ?? [] };
+  return {
+    id: m.id,
+    context: m.max_model_len,
+    sampling: m.default_sampling ?? {},
+    capabilities: m.capabilities ?? [],
+  };
 }
 
 export async function countTokens(body, signal) {

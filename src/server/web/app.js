@@ -16,8 +16,8 @@ import * as transfer from "./transfer.js";
 import { startOf, TooLong } from "./request.js";
 import * as settings from "./settings.js";
 
-let conv = null;      // the conversation on the screen; not in the database before its first message
-let fresh = true;     // ... whether it is such
+let conv = null; // the conversation on the screen; not in the database before its first message
+let fresh = true; // ... whether it is such
 let model = { id: "", context: 0, sampling: {}, capabilities: [] };
 
 /* The server: who it runs, whether it is there */
@@ -40,13 +40,24 @@ async function greet() {
 function trouble(e) {
   if (e.kind === "key") {
     dialog.open(model, e.message);
-    notice("server", e.message, button("Settings", () => dialog.open(model, e.message)));
+    notice(
+      "server",
+      e.message,
+      button("Settings", () => dialog.open(model, e.message)),
+    );
   } else if (e.kind === "gone" || e.kind === "loading") {
-    notice("server", e.kind === "gone" ? e.message + " Looking for it…" : `The model is loading: ${e.percent} %`);
+    notice(
+      "server",
+      e.kind === "gone" ? e.message + " Looking for it…" : `The model is loading: ${e.percent} %`,
+    );
     clearTimeout(asking);
     asking = setTimeout(greet, 1000);
   } else if (e.kind) {
-    notice("server", e.message, button("Dismiss", () => notice("server", "")));
+    notice(
+      "server",
+      e.message,
+      button("Dismiss", () => notice("server", "")),
+    );
   }
 }
 
@@ -54,9 +65,13 @@ function trouble(e) {
 
 const STARTERS = ["Hello! Who are you?", "What is 23 + 48?", "Tell me a short story."];
 function welcome() {
-  return el("div", { class: "welcome" }, el("p", { class: "mark", "aria-hidden": "true" }, "Steel"),
+  return el(
+    "div",
+    { class: "welcome" },
+    el("p", { class: "mark", "aria-hidden": "true" }, "Steel"),
     el("p", {}, model.id ? `${model.id}, ${number(model.context)} tokens of context` : "Ask something."),
-    ...STARTERS.map(s => button(s, () => send({ text: s, files: [], editing: null }))));
+    ...STARTERS.map(s => button(s, () => send({ text: s, files: [], editing: null }))),
+  );
 }
 
 const busy = () => !!answers.runOf(conv?.id);
@@ -65,9 +80,12 @@ function drawState() {
   $("title").textContent = chats.title(conv.record);
   document.title = fresh ? "Steel" : chats.title(conv.record) + " · Steel";
   $("export-md").disabled = $("export-json").disabled = fresh;
-  const path = conv.path(), t = path.findLast(n => n.usage)?.usage;
-  $("status").textContent = (t && model.context ? `${number(t.prompt + t.answer)} of ${number(model.context)} tokens of context` : "")
-    + (startOf(path) ? " · the oldest messages no longer fit" : "");
+  const path = conv.path(),
+    t = path.findLast(n => n.usage)?.usage;
+  $("status").textContent =
+    (t && model.context
+      ? `${number(t.prompt + t.answer)} of ${number(model.context)} tokens of context`
+      : "") + (startOf(path) ? " · the oldest messages no longer fit" : "");
 }
 function redraw(at) {
   log.show(conv, model.context, welcome, at);
@@ -85,17 +103,23 @@ async function show(conversation, isFresh, at) {
   sidebar.refresh();
   for (const n of conv.nodes.values()) if (n.status === "streaming") settle(conv, n);
 }
-const newChat = () => { show(chats.create(settings.presetText()), true); $("input").focus(); };
+const newChat = () => {
+  show(chats.create(settings.presetText()), true);
+  $("input").focus();
+};
 async function open(id, at) {
   const found = await chats.load(id);
-  if (!found) { newChat(); return; }
+  if (!found) {
+    newChat();
+    return;
+  }
   if (at && !found.path().some(n => n.id === at)) await chats.show(found, found.latest(at));
   await show(answers.runOf(id)?.conv ?? found, false, at);
 }
 
 /* An answer that nobody writes any more was cut off: its tab was closed or reloaded. What came of it is kept. */
 async function settle(c, n) {
-  if (answers.runOf(c.id)?.node?.id === n.id || await db.writtenElsewhere(n.id)) return;
+  if (answers.runOf(c.id)?.node?.id === n.id || (await db.writtenElsewhere(n.id))) return;
   const now = await db.get("nodes", n.id);
   if (now?.status !== "streaming") return;
   await db.write([db.put("nodes", { ...now, status: "cut" })]);
@@ -106,10 +130,17 @@ async function settle(c, n) {
 /* Messages */
 
 const view = {
-  changed(c, n) { log.update(c, n); if (c === conv && n.role === "tool") drawState(); },
+  changed(c, n) {
+    log.update(c, n);
+    if (c === conv && n.role === "tool") drawState();
+  },
   toolFailed: why => toast(why),
-  dropped(c, n) { toast(`The conversation outgrew the context: the oldest ${plural(n, "turn")} no longer go to the model.`); },
-  failed(c, e) { if (e.kind) trouble(e); },
+  dropped(c, n) {
+    toast(`The conversation outgrew the context: the oldest ${plural(n, "turn")} no longer go to the model.`);
+  },
+  failed(c, e) {
+    if (e.kind) trouble(e);
+  },
   confirm: (c, call, signal) => log.confirm(c, `Run ${call.name}(${call.arguments.slice(0, 300)})?`, signal),
   ended(c, n) {
     if (c === conv) drawState();
@@ -130,16 +161,29 @@ async function ask(c, parent) {
 
 async function send(message) {
   if (busy()) return;
-  if (!model.id && !await greet()) { composer.restore(message); return; } // nothing is lost, and why stands above the input
-  const c = conv, edited = message.editing, was = c.leaf, first = fresh;
-  const node = chats.newNode(c.id, edited ? edited.parent : c.leaf, "user", message.text, message.files.length ? { files: message.files } : {});
+  if (!model.id && !(await greet())) {
+    composer.restore(message);
+    return;
+  } // nothing is lost, and why stands above the input
+  const c = conv,
+    edited = message.editing,
+    was = c.leaf,
+    first = fresh;
+  const node = chats.newNode(
+    c.id,
+    edited ? edited.parent : c.leaf,
+    "user",
+    message.text,
+    message.files.length ? { files: message.files } : {},
+  );
   if (!c.record.title) c.record.title = chats.nameAfter(message.text || message.files[0].name);
   fresh = false;
   notice("refused", "");
   await chats.add(c, node);
   history.replaceState(null, "", "#" + c.id);
   if (first) navigator.storage?.persist?.().catch(() => {}); // so that the browser does not clear it by itself
-  if (edited) redraw(); else log.update(c, node);
+  if (edited) redraw();
+  else log.update(c, node);
   announce("Answering.");
   try {
     await ask(c, node.id);
@@ -148,10 +192,19 @@ async function send(message) {
     // never to be answered: it leaves the conversation as if it had not been sent
     await db.write([db.del("nodes", node.id)]);
     c.drop(node.id);
-    if (first) await db.remove([c.id]); else await chats.show(c, was);
-    if (c === conv) { fresh = first; if (first) c.record.title = ""; composer.restore(message); redraw(); }
-    notice("refused", `This message has ${number(e.tokens)} tokens with its system prompt; the context holds ${number(e.context)}, the answer included. It was not kept: shorten it.`,
-      button("Dismiss", () => notice("refused", "")));
+    if (first) await db.remove([c.id]);
+    else await chats.show(c, was);
+    if (c === conv) {
+      fresh = first;
+      if (first) c.record.title = "";
+      composer.restore(message);
+      redraw();
+    }
+    notice(
+      "refused",
+      `This message has ${number(e.tokens)} tokens with its system prompt; the context holds ${number(e.context)}, the answer included. It was not kept: shorten it.`,
+      button("Dismiss", () => notice("refused", "")),
+    );
     sidebar.refresh();
   }
 }
@@ -167,9 +220,15 @@ async function retry(n) {
   }
   c.leaf = parent;
   redraw();
-  try { await ask(c, parent); } catch (e) {
+  try {
+    await ask(c, parent);
+  } catch (e) {
     if (!(e instanceof TooLong)) throw e;
-    notice("refused", `This no longer fits the context: ${number(e.tokens)} tokens of ${number(e.context)}.`, button("Dismiss", () => notice("refused", "")));
+    notice(
+      "refused",
+      `This no longer fits the context: ${number(e.tokens)} tokens of ${number(e.context)}.`,
+      button("Dismiss", () => notice("refused", "")),
+    );
     await chats.show(c, c.latest(parent));
     redraw();
   }
@@ -177,13 +236,20 @@ async function retry(n) {
 
 function step(n, by) {
   if (busy()) return;
-  const all = conv.siblings(n), to = all[all.indexOf(n) + by];
+  const all = conv.siblings(n),
+    to = all[all.indexOf(n) + by];
   if (!to) return;
   chats.show(conv, conv.latest(to.id));
   redraw();
-  const box = $("log").querySelector(`article[data-id="${to.id}"]`), steps = [...(box?.querySelectorAll(".steps button") ?? [])];
+  const box = $("log").querySelector(`article[data-id="${to.id}"]`),
+    steps = [...(box?.querySelectorAll(".steps button") ?? [])];
   box?.scrollIntoView({ block: "nearest" });
-  ((by < 0 ? steps[0] : steps[1])?.disabled ? steps.find(b => !b.disabled) : by < 0 ? steps[0] : steps[1])?.focus(); // where the user pressed
+  ((by < 0 ? steps[0] : steps[1])?.disabled
+    ? steps.find(b => !b.disabled)
+    : by < 0
+      ? steps[0]
+      : steps[1]
+  )?.focus(); // where the user pressed
   announce(`Version ${all.indexOf(to) + 1} of ${all.length}`);
 }
 
@@ -196,14 +262,17 @@ function editLast() {
 
 function drawSystem() {
   $("system").value = conv.record.system ?? "";
-  $("system-preset").replaceChildren(el("option", { value: "" }, "choose…"),
-    ...settings.settings.presets.map(p => el("option", { value: p.id }, p.name)));
+  $("system-preset").replaceChildren(
+    el("option", { value: "" }, "choose…"),
+    ...settings.settings.presets.map(p => el("option", { value: p.id }, p.name)),
+  );
   $("system-button").classList.toggle("set", !!conv.record.system);
 }
 function setSystem(text) {
   $("system").value = text;
   $("system-button").classList.toggle("set", !!text);
-  if (fresh) conv.record.system = text; else chats.change(conv, { system: text });
+  if (fresh) conv.record.system = text;
+  else chats.change(conv, { system: text });
 }
 
 /* Other tabs */
@@ -221,7 +290,10 @@ async function merge(c) {
   const now = await chats.load(c.id);
   if (c !== conv) return;
   if (!now) {
-    if (!busy()) { newChat(); toast("This conversation was deleted in another tab."); }
+    if (!busy()) {
+      newChat();
+      toast("This conversation was deleted in another tab.");
+    }
     return;
   }
   const shown = c.leaf;
@@ -242,8 +314,13 @@ function closeMenu() {
 
 const THEMES = ["system", "light", "dark"];
 function setTheme(theme) {
-  if (theme === "system") delete document.documentElement.dataset.theme; else document.documentElement.dataset.theme = theme;
-  try { localStorage.setItem("steel.theme", theme); } catch { /* for this visit, then */ }
+  if (theme === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  try {
+    localStorage.setItem("steel.theme", theme);
+  } catch {
+    /* for this visit, then */
+  }
   $("theme").textContent = "Theme: " + theme;
 }
 
@@ -264,17 +341,31 @@ function keys(e) {
 }
 
 function wire() {
-  log.setup({ edit: n => { if (!busy()) composer.edit(n); }, retry, step, siblings: n => conv.siblings(n) });
-  sidebar.setup({ open, current: () => fresh ? null : conv.id, busy: id => !!answers.runOf(id), forget: newChat });
+  log.setup({
+    edit: n => {
+      if (!busy()) composer.edit(n);
+    },
+    retry,
+    step,
+    siblings: n => conv.siblings(n),
+  });
+  sidebar.setup({
+    open,
+    current: () => (fresh ? null : conv.id),
+    busy: id => !!answers.runOf(id),
+    forget: newChat,
+  });
   composer.setup({ send, busy, stop: () => answers.stop(conv.id), editLast });
   dialog.setup({ keyChanged: greet, imported: open });
   load.setup();
   $("new").onclick = newChat;
-  $("menu").onclick = () => $("menu").setAttribute("aria-expanded", String(document.body.classList.toggle("menu")));
+  $("menu").onclick = () =>
+    $("menu").setAttribute("aria-expanded", String(document.body.classList.toggle("menu")));
   $("log").onclick = closeMenu;
   $("open-settings").onclick = () => dialog.open(model);
   $("settings").onclose = () => drawSystem();
-  $("theme").onclick = () => setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "system") + 1) % 3]);
+  $("theme").onclick = () =>
+    setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "system") + 1) % 3]);
   setTheme(document.documentElement.dataset.theme ?? "system");
   $("system-button").onclick = () => {
     $("system-box").hidden = !$("system-box").hidden;
@@ -285,33 +376,55 @@ function wire() {
     if (p) setSystem(p.text);
   };
   $("system").onchange = () => setSystem($("system").value);
-  $("export-md").onclick = () => saveFile(chats.title(conv.record) + ".md", "text/markdown", transfer.toMarkdown(conv));
-  $("export-json").onclick = () => saveFile(chats.title(conv.record) + ".json", "application/json", transfer.toJson([conv]));
+  $("export-md").onclick = () =>
+    saveFile(chats.title(conv.record) + ".md", "text/markdown", transfer.toMarkdown(conv));
+  $("export-json").onclick = () =>
+    saveFile(chats.title(conv.record) + ".json", "application/json", transfer.toJson([conv]));
   addEventListener("keydown", keys);
-  addEventListener("hashchange", () => { if (location.hash.slice(1) !== (fresh ? "" : conv.id)) open(location.hash.slice(1)); });
-  addEventListener("beforeunload", e => { if (db.unsaved() && hasDatabase) e.preventDefault(); });
+  addEventListener("hashchange", () => {
+    if (location.hash.slice(1) !== (fresh ? "" : conv.id)) open(location.hash.slice(1));
+  });
+  addEventListener("beforeunload", e => {
+    if (db.unsaved() && hasDatabase) e.preventDefault();
+  });
 }
 
 let hasDatabase = true;
 db.onTrouble(e => {
-  if (!e) { notice("storage", ""); return; }
+  if (!e) {
+    notice("storage", "");
+    return;
+  }
   const full = e.name === "QuotaExceededError";
-  notice("storage", full
-    ? `This browser's storage for this page is full: ${plural(db.unsaved(), "change")} not saved yet, kept in this tab only. Delete conversations, free disk space, or save this one as a file.`
-    : `Nothing can be saved in this browser (${e.message}): conversations are kept in this tab only.`,
-  button("Save as JSON", () => $("export-json").click()));
+  notice(
+    "storage",
+    full
+      ? `This browser's storage for this page is full: ${plural(db.unsaved(), "change")} not saved yet, kept in this tab only. Delete conversations, free disk space, or save this one as a file.`
+      : `Nothing can be saved in this browser (${e.message}): conversations are kept in this tab only.`,
+    button("Save as JSON", () => $("export-json").click()),
+  );
 });
 
 /* Conversations of the page as it was before it had a database. */
 async function migrate() {
   let old;
-  try { old = JSON.parse(localStorage.getItem("steel.chats")); } catch { return; }
+  try {
+    old = JSON.parse(localStorage.getItem("steel.chats"));
+  } catch {
+    return;
+  }
   if (!Array.isArray(old)) return;
   for (const c of old) {
     if (!c?.messages?.length) continue;
     const t = Date.now();
-    const [{ record, nodes }] = transfer.parse(JSON.stringify(c.messages.map(m => ({ ...m, content: m.content ?? "" }))), String(c.title ?? ""));
-    await db.write([db.put("chats", { ...record, created: t, updated: t }), ...nodes.map(n => db.put("nodes", n))], { keep: false });
+    const [{ record, nodes }] = transfer.parse(
+      JSON.stringify(c.messages.map(m => ({ ...m, content: m.content ?? "" }))),
+      String(c.title ?? ""),
+    );
+    await db.write(
+      [db.put("chats", { ...record, created: t, updated: t }), ...nodes.map(n => db.put("nodes", n))],
+      { keep: false },
+    );
   }
   localStorage.removeItem("steel.chats"); // they are in the database now
 }
@@ -324,11 +437,17 @@ async function start() {
     await chats.purge();
   } catch (e) {
     hasDatabase = false;
-    notice("storage", `Nothing can be saved in this browser (${e.message}): conversations are kept in this tab only.`);
+    notice(
+      "storage",
+      `Nothing can be saved in this browser (${e.message}): conversations are kept in this tab only.`,
+    );
   }
   await settings.load();
-  const id = location.hash.slice(1), newest = id ? null : (await chats.list())[0];
-  if (id) await open(id); else if (newest && performance.getEntriesByType("navigation")[0]?.type === "reload") await open(newest.id); else newChat();
+  const id = location.hash.slice(1),
+    newest = id ? null : (await chats.list())[0];
+  if (id) await open(id);
+  else if (newest && performance.getEntriesByType("navigation")[0]?.type === "reload") await open(newest.id);
+  else newChat();
   await sidebar.refresh();
   greet();
   document.documentElement.dataset.ready = "true";

@@ -8,7 +8,8 @@ import * as db from "./db.js";
 let last = 0;
 /* Times order siblings, so this tab never uses one twice. */
 const now = () => (last = Math.max(Date.now(), last + 1));
-export const newId = () => [...crypto.getRandomValues(new Uint8Array(12))].map(b => b.toString(16).padStart(2, "0")).join("");
+export const newId = () =>
+  [...crypto.getRandomValues(new Uint8Array(12))].map(b => b.toString(16).padStart(2, "0")).join("");
 
 /* Messages that this tab makes: what it has of them is newer than what the database has. */
 const own = new Set();
@@ -27,10 +28,16 @@ export class Conversation {
     for (const n of nodes) this.put(n);
     this.leaf = this.nodes.has(record.leaf) ? record.leaf : this.latest(null);
   }
-  get id() { return this.record.id; }
-  put(node) { // new, or newer than the one that is here
+  get id() {
+    return this.record.id;
+  }
+  put(node) {
+    // new, or newer than the one that is here
     const old = this.nodes.get(node.id);
-    if (old) { Object.assign(old, node); return old; }
+    if (old) {
+      Object.assign(old, node);
+      return old;
+    }
     this.nodes.set(node.id, node);
     const parent = node.parent ?? null;
     if (!this.children.has(parent)) this.children.set(parent, []);
@@ -51,10 +58,12 @@ export class Conversation {
     for (const id of [...this.nodes.keys()]) if (!now.nodes.has(id) && !own.has(id)) this.drop(id);
     Object.assign(this.record, now.record);
   }
-  siblings(node) { return this.children.get(node.parent ?? null) ?? []; }
+  siblings(node) {
+    return this.children.get(node.parent ?? null) ?? [];
+  }
   /* The newest message below this one, following the newest at every fork. */
   latest(id) {
-    for (let kids; (kids = this.children.get(id))?.length; ) id = kids.at(-1).id;
+    for (let kids; (kids = this.children.get(id))?.length;) id = kids.at(-1).id;
     return id;
   }
   path(leaf = this.leaf) {
@@ -120,7 +129,8 @@ const UNDO_MS = 60000;
 export const setDeleted = (id, yes) => db.change("chats", id, { deleted: yes ? Date.now() : 0 });
 export async function purge(age = UNDO_MS) {
   const written = await db.chatsOfNodes(); // first: what another tab begins after this is no orphan
-  const chats = await db.all("chats"), known = new Set(chats.map(c => c.id));
+  const chats = await db.all("chats"),
+    known = new Set(chats.map(c => c.id));
   const dead = chats.filter(c => c.deleted && Date.now() - c.deleted >= age).map(c => c.id);
   for (const id of written) if (!known.has(id)) dead.push(id);
   if (dead.length) await db.remove(dead);
@@ -129,13 +139,21 @@ export async function purge(age = UNDO_MS) {
 /* Conversations with this text in title or messages, newest first: [{ chat, node, line }]. */
 const MAX_HITS = 100;
 export async function search(text) {
-  const want = text.toLowerCase(), found = new Map();
+  const want = text.toLowerCase(),
+    found = new Map();
   const chats = new Map((await list()).map(c => [c.id, c]));
   for (const c of chats.values()) if (title(c).toLowerCase().includes(want)) found.set(c.id, { chat: c });
   await db.eachNode(n => {
-    const at = chats.has(n.chat) && !found.get(n.chat)?.node && typeof n.content === "string" ? n.content.toLowerCase().indexOf(want) : -1;
+    const at =
+      chats.has(n.chat) && !found.get(n.chat)?.node && typeof n.content === "string"
+        ? n.content.toLowerCase().indexOf(want)
+        : -1;
     if (at >= 0)
-      found.set(n.chat, { chat: chats.get(n.chat), node: n.id, line: (at > 20 ? "…" : "") + n.content.slice(Math.max(0, at - 20), at + 60).replace(/\s+/g, " ") });
+      found.set(n.chat, {
+        chat: chats.get(n.chat),
+        node: n.id,
+        line: (at > 20 ? "…" : "") + n.content.slice(Math.max(0, at - 20), at + 60).replace(/\s+/g, " "),
+      });
     return found.size >= MAX_HITS;
   });
   return [...found.values()].sort((a, b) => b.chat.updated - a.chat.updated);

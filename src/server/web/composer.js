@@ -5,23 +5,49 @@ import { $, el, button, toast, pickFile, number } from "./dom.js";
 
 const LARGEST = 2 << 20; // bytes of a file
 
-let act = null, files = [], editing = null, where = "";
+let act = null,
+  files = [],
+  editing = null,
+  where = "";
 
 export function setup(actions) {
   act = actions;
   const input = $("input");
-  input.oninput = () => { fit(); keepDraft(); };
-  input.onkeydown = e => {
-    if (e.key === "Enter" && !e.shiftKey && !e.isComposing) { e.preventDefault(); submit(); }
-    if (e.key === "ArrowUp" && !input.value && !files.length) { e.preventDefault(); act.editLast(); }
-    if (e.key === "ArrowDown" && editing && input.selectionStart === input.value.length) { e.preventDefault(); cancelEdit(); }
+  input.oninput = () => {
+    fit();
+    keepDraft();
   };
-  input.onpaste = e => { if (e.clipboardData.files.length) { e.preventDefault(); attach([...e.clipboardData.files]); } };
-  $("form").onsubmit = e => { e.preventDefault(); submit(); };
+  input.onkeydown = e => {
+    if (e.key === "Enter" && !e.shiftKey && !e.isComposing) {
+      e.preventDefault();
+      submit();
+    }
+    if (e.key === "ArrowUp" && !input.value && !files.length) {
+      e.preventDefault();
+      act.editLast();
+    }
+    if (e.key === "ArrowDown" && editing && input.selectionStart === input.value.length) {
+      e.preventDefault();
+      cancelEdit();
+    }
+  };
+  input.onpaste = e => {
+    if (e.clipboardData.files.length) {
+      e.preventDefault();
+      attach([...e.clipboardData.files]);
+    }
+  };
+  $("form").onsubmit = e => {
+    e.preventDefault();
+    submit();
+  };
   $("attach").onclick = async () => attach(await pickFile("", true));
   $("cancel-edit").onclick = cancelEdit;
   addEventListener("dragover", e => e.preventDefault());
-  addEventListener("drop", e => { e.preventDefault(); attach([...e.dataTransfer.files]); });
+  addEventListener("drop", e => {
+    e.preventDefault();
+    attach([...e.dataTransfer.files]);
+  });
 }
 
 const fit = () => {
@@ -29,7 +55,13 @@ const fit = () => {
   t.style.height = "auto";
   t.style.height = Math.min(t.scrollHeight + 2, innerHeight * 0.4) + "px";
 };
-const keepDraft = () => { try { sessionStorage.setItem("steel.draft." + where, $("input").value); } catch { /* only a draft */ } };
+const keepDraft = () => {
+  try {
+    sessionStorage.setItem("steel.draft." + where, $("input").value);
+  } catch {
+    /* only a draft */
+  }
+};
 
 /* The draft of this conversation ("" = a new one). */
 export function openDraft(id) {
@@ -37,12 +69,19 @@ export function openDraft(id) {
   cancelEdit();
   files = [];
   drawFiles();
-  try { $("input").value = sessionStorage.getItem("steel.draft." + where) ?? ""; } catch { $("input").value = ""; }
+  try {
+    $("input").value = sessionStorage.getItem("steel.draft." + where) ?? "";
+  } catch {
+    $("input").value = "";
+  }
   fit();
 }
 
 function submit() {
-  if (act.busy()) { act.stop(); return; }
+  if (act.busy()) {
+    act.stop();
+    return;
+  }
   const text = $("input").value.trim();
   if (!text && !files.length) return;
   const message = { text, files, editing };
@@ -97,12 +136,31 @@ async function attach(list) {
 async function read(f) {
   if (f.size > LARGEST) return `${number(f.size)} bytes are too many, ${number(LARGEST)} at most`;
   let text;
-  try { text = new TextDecoder("utf-8", { fatal: true }).decode(await f.arrayBuffer()); } catch { text = "\0"; }
+  try {
+    text = new TextDecoder("utf-8", { fatal: true }).decode(await f.arrayBuffer());
+  } catch {
+    text = "\0";
+  }
   if (text.includes("\0")) return "is not a text file; images and other files cannot be read";
   files.push({ name: f.name.slice(0, 200), text });
   return null;
 }
 function drawFiles() {
-  $("attached").replaceChildren(...files.map(f => el("span", { class: "chip" }, f.name,
-    button("×", () => { files = files.filter(x => x !== f); drawFiles(); }, { "aria-label": "Remove " + f.name }))));
+  $("attached").replaceChildren(
+    ...files.map(f =>
+      el(
+        "span",
+        { class: "chip" },
+        f.name,
+        button(
+          "×",
+          () => {
+            files = files.filter(x => x !== f);
+            drawFiles();
+          },
+          { "aria-label": "Remove " + f.name },
+        ),
+      ),
+    ),
+  );
 }

@@ -13,36 +13,52 @@ const RETRY_MS = 3000;
 
 let db = null;
 const waiting = new Map(); // "store/key" -> change
-let troubled = () => {}, changed = () => {};
+let troubled = () => {},
+  changed = () => {};
 const channel = "BroadcastChannel" in window ? new BroadcastChannel("steel") : null;
 
-export const onTrouble = f => { troubled = f; };
-export const onChange = f => { changed = f; };
+export const onTrouble = f => {
+  troubled = f;
+};
+export const onChange = f => {
+  changed = f;
+};
 export const unsaved = () => waiting.size;
 
 const asked = new Map(); // node -> resolve: whether some other tab writes it
 let writes = () => false;
 /* f(node): whether this tab is writing that answer now. */
-export const onAsk = f => { writes = f; };
+export const onAsk = f => {
+  writes = f;
+};
 /* Whether another tab that is still open writes this answer. */
 export function writtenElsewhere(node) {
   if (!channel) return Promise.resolve(false);
   return new Promise(resolve => {
     asked.set(node, resolve);
     channel.postMessage({ ask: node });
-    setTimeout(() => { asked.delete(node); resolve(false); }, 700);
+    setTimeout(() => {
+      asked.delete(node);
+      resolve(false);
+    }, 700);
   });
 }
 if (channel) {
   channel.onmessage = ({ data }) => {
-    if (data.ask) { if (writes(data.ask)) channel.postMessage({ mine: data.ask }); }
-    else if (data.mine) { asked.get(data.mine)?.(true); asked.delete(data.mine); }
-    else changed(data);
+    if (data.ask) {
+      if (writes(data.ask)) channel.postMessage({ mine: data.ask });
+    } else if (data.mine) {
+      asked.get(data.mine)?.(true);
+      asked.delete(data.mine);
+    } else changed(data);
   };
 }
 
 function request(r) {
-  return new Promise((resolve, reject) => { r.onsuccess = () => resolve(r.result); r.onerror = () => reject(r.error); });
+  return new Promise((resolve, reject) => {
+    r.onsuccess = () => resolve(r.result);
+    r.onerror = () => reject(r.error);
+  });
 }
 
 /* One transaction; resolves when it is complete. */
@@ -54,7 +70,13 @@ function transact(stores, mode, body, durability = "default") {
     tx.onabort = () => reject(tx.error || new Error("the browser gave up the transaction"));
     try {
       result = body(tx);
-      if (result instanceof Promise) result.then(r => { result = r; }, () => {});
+      if (result instanceof Promise)
+        result.then(
+          r => {
+            result = r;
+          },
+          () => {},
+        );
     } catch (e) {
       tx.abort();
       reject(e);
@@ -71,7 +93,10 @@ export async function open() {
   };
   db = await request(r);
   db.onversionchange = () => db.close();
-  db.onclose = () => { db = null; open().catch(e => troubled(e)); }; // the user cleared the site's data
+  db.onclose = () => {
+    db = null;
+    open().catch(e => troubled(e));
+  }; // the user cleared the site's data
 }
 
 /* Changes of records, for write(). merge: `fields` over what is there, or over `base` where there is nothing. */
@@ -80,7 +105,7 @@ export const del = (store, key) => ({ store, key });
 export const merge = (store, fields, base) => ({ store, key: base[STORES[store]], fields, base });
 
 const idOf = c => c.store + "/" + c.key;
-const valueOf = (c, old) => c.fields ? { ...(old ?? c.base), ...c.fields } : c.value;
+const valueOf = (c, old) => (c.fields ? { ...(old ?? c.base), ...c.fields } : c.value);
 function apply(tx, c) {
   const store = tx.objectStore(c.store);
   if (c.fields) store.get(c.key).onsuccess = e => store.put(valueOf(c, e.target.result));
@@ -99,8 +124,14 @@ export async function write(changes, { strict = false, keep = true } = {}) {
   const list = changes.map(after);
   try {
     if (!db) throw new Error("this browser keeps no data for this page");
-    await transact([...new Set(list.map(c => c.store))], "readwrite", tx => { for (const c of list) apply(tx, c); },
-                   strict ? "strict" : "default");
+    await transact(
+      [...new Set(list.map(c => c.store))],
+      "readwrite",
+      tx => {
+        for (const c of list) apply(tx, c);
+      },
+      strict ? "strict" : "default",
+    );
     for (const c of list) waiting.delete(idOf(c));
     if (!waiting.size) troubled(null);
     tell(list);
@@ -112,7 +143,8 @@ export async function write(changes, { strict = false, keep = true } = {}) {
     return false;
   }
 }
-const tell = list => channel?.postMessage({ changes: list.map(c => ({ store: c.store, key: c.key, chat: c.value?.chat })) });
+const tell = list =>
+  channel?.postMessage({ changes: list.map(c => ({ store: c.store, key: c.key, chat: c.value?.chat })) });
 
 /* What could not be written is tried again, one by one: small ones may fit where large ones do not. */
 async function retry() {
@@ -122,7 +154,10 @@ async function retry() {
       await transact([c.store], "readwrite", tx => apply(tx, c));
       if (waiting.get(id) === c) waiting.delete(id);
       tell([c]);
-    } catch (e) { troubled(e); return; }
+    } catch (e) {
+      troubled(e);
+      return;
+    }
   }
   troubled(null);
 }
@@ -137,7 +172,9 @@ export async function change(store, key, fields) {
 export async function get(store, key) {
   const w = waiting.get(store + "/" + key);
   if (w && !w.fields) return w.value;
-  const old = db ? await transact([store], "readonly", tx => request(tx.objectStore(store).get(key))) : undefined;
+  const old = db
+    ? await transact([store], "readonly", tx => request(tx.objectStore(store).get(key)))
+    : undefined;
   return w ? valueOf(w, old) : old;
 }
 
@@ -154,11 +191,16 @@ function overlay(store, records, fits = () => true) {
 }
 
 export async function all(store) {
-  return overlay(store, db ? await transact([store], "readonly", tx => request(tx.objectStore(store).getAll())) : []);
+  return overlay(
+    store,
+    db ? await transact([store], "readonly", tx => request(tx.objectStore(store).getAll())) : [],
+  );
 }
 
 export async function nodesOf(chat) {
-  const found = db ? await transact(["nodes"], "readonly", tx => request(tx.objectStore("nodes").index("chat").getAll(chat))) : [];
+  const found = db
+    ? await transact(["nodes"], "readonly", tx => request(tx.objectStore("nodes").index("chat").getAll(chat)))
+    : [];
   return overlay("nodes", found, n => n.chat === chat);
 }
 
@@ -166,11 +208,19 @@ export async function nodesOf(chat) {
 export async function eachNode(f) {
   for (const c of waiting.values()) if (c.store === "nodes" && c.value && f(c.value)) return;
   if (!db) return;
-  await transact(["nodes"], "readonly", tx => new Promise((resolve, reject) => {
-    const r = tx.objectStore("nodes").openCursor();
-    r.onerror = () => reject(r.error);
-    r.onsuccess = () => { if (!r.result || f(r.result.value)) resolve(); else r.result.continue(); };
-  }));
+  await transact(
+    ["nodes"],
+    "readonly",
+    tx =>
+      new Promise((resolve, reject) => {
+        const r = tx.objectStore("nodes").openCursor();
+        r.onerror = () => reject(r.error);
+        r.onsuccess = () => {
+          if (!r.result || f(r.result.value)) resolve();
+          else r.result.continue();
+        };
+      }),
+  );
 }
 
 /* Conversations, and their messages with them. */
@@ -182,7 +232,12 @@ export async function remove(chats) {
     for (const id of chats) {
       tx.objectStore("chats").delete(id);
       const r = tx.objectStore("nodes").index("chat").openKeyCursor(IDBKeyRange.only(id));
-      r.onsuccess = () => { if (r.result) { tx.objectStore("nodes").delete(r.result.primaryKey); r.result.continue(); } };
+      r.onsuccess = () => {
+        if (r.result) {
+          tx.objectStore("nodes").delete(r.result.primaryKey);
+          r.result.continue();
+        }
+      };
     }
   });
   tell(chats.map(key => ({ store: "chats", key })));
@@ -193,10 +248,20 @@ export async function remove(chats) {
 export async function chatsOfNodes() {
   const found = [];
   if (!db) return found;
-  await transact(["nodes"], "readonly", tx => new Promise((resolve, reject) => {
-    const r = tx.objectStore("nodes").index("chat").openKeyCursor(null, "nextunique");
-    r.onerror = () => reject(r.error);
-    r.onsuccess = () => { if (r.result) { found.push(r.result.key); r.result.continue(); } else resolve(); };
-  }));
+  await transact(
+    ["nodes"],
+    "readonly",
+    tx =>
+      new Promise((resolve, reject) => {
+        const r = tx.objectStore("nodes").index("chat").openKeyCursor(null, "nextunique");
+        r.onerror = () => reject(r.error);
+        r.onsuccess = () => {
+          if (r.result) {
+            found.push(r.result.key);
+            r.result.continue();
+          } else resolve();
+        };
+      }),
+  );
   return found;
 }

@@ -9,8 +9,11 @@ import * as tools from "./tools.js";
 import * as transfer from "./transfer.js";
 import { settings, set, SAMPLING } from "./settings.js";
 
-let act = null, model = null;
-export const setup = actions => { act = actions; };
+let act = null,
+  model = null;
+export const setup = actions => {
+  act = actions;
+};
 
 const field = (label, input, tall) => el("label", { class: tall ? "tall" : null }, label + " ", input);
 const input = (value, oninput, props = {}) => {
@@ -32,73 +35,227 @@ function sampling() {
   const rows = SAMPLING.map(([name, label, range]) => {
     const own = model?.sampling[name];
     const hint = own !== undefined ? "model: " + own : name === "seed" ? "random" : "no limit";
-    return field(label, input(settings.sampling[name], v => set("sampling", { ...settings.sampling, [name]: v }),
-      { type: "number", inputmode: "decimal", placeholder: hint, id: "set-" + name, ...range }));
+    return field(
+      label,
+      input(settings.sampling[name], v => set("sampling", { ...settings.sampling, [name]: v }), {
+        type: "number",
+        inputmode: "decimal",
+        placeholder: hint,
+        id: "set-" + name,
+        ...range,
+      }),
+    );
   });
-  const think = el("select", { id: "set-think", onchange: () => set("think", think.value) },
-    ...[["", "the model's own way"], ["on", "on"], ["off", "off"]].map(([v, t]) => el("option", { value: v }, t)));
+  const think = el(
+    "select",
+    { id: "set-think", onchange: () => set("think", think.value) },
+    ...[
+      ["", "the model's own way"],
+      ["on", "on"],
+      ["off", "off"],
+    ].map(([v, t]) => el("option", { value: v }, t)),
+  );
   think.value = settings.think;
   const thinks = model?.capabilities.includes("thinking");
-  return section("Sampling", el("p", {}, "Empty fields are left to the model: what its author advises, or the server was started with."),
+  return section(
+    "Sampling",
+    el(
+      "p",
+      {},
+      "Empty fields are left to the model: what its author advises, or the server was started with.",
+    ),
     el("div", { class: "grid" }, ...(thinks ? [field("Thinking", think)] : []), ...rows),
-    button("Back to the model's own", () => { set("sampling", {}); set("think", ""); redraw(); }));
+    button("Back to the model's own", () => {
+      set("sampling", {});
+      set("think", "");
+      redraw();
+    }),
+  );
 }
 
 function presets() {
   const save = () => set("presets", settings.presets);
-  const rows = settings.presets.map((p, i) => el("fieldset", {}, el("legend", {}, p.name || "Unnamed"),
-    field("Name", input(p.name, v => { p.name = v.slice(0, 100); save(); })),
-    field("Text", area(p.text, v => { p.text = v; save(); }, { rows: 2 }), true),
-    el("label", { class: "check" }, el("input", { type: "radio", name: "preset", checked: settings.preset === p.id, onchange: () => set("preset", p.id) }), " new conversations start with it"),
-    settings.presets.length > 1 ? button("Remove", () => {
-      settings.presets.splice(i, 1);
-      if (settings.preset === p.id) set("preset", settings.presets[0].id);
-      save();
-      redraw();
-    }) : null));
-  return section("System prompts", ...rows, button("Add a system prompt", () => {
-    settings.presets.push({ id: chats.newId(), name: "New prompt", text: "" });
-    save();
-    redraw();
-  }, { id: "add-preset" }));
+  const rows = settings.presets.map((p, i) =>
+    el(
+      "fieldset",
+      {},
+      el("legend", {}, p.name || "Unnamed"),
+      field(
+        "Name",
+        input(p.name, v => {
+          p.name = v.slice(0, 100);
+          save();
+        }),
+      ),
+      field(
+        "Text",
+        area(
+          p.text,
+          v => {
+            p.text = v;
+            save();
+          },
+          { rows: 2 },
+        ),
+        true,
+      ),
+      el(
+        "label",
+        { class: "check" },
+        el("input", {
+          type: "radio",
+          name: "preset",
+          checked: settings.preset === p.id,
+          onchange: () => set("preset", p.id),
+        }),
+        " new conversations start with it",
+      ),
+      settings.presets.length > 1
+        ? button("Remove", () => {
+            settings.presets.splice(i, 1);
+            if (settings.preset === p.id) set("preset", settings.presets[0].id);
+            save();
+            redraw();
+          })
+        : null,
+    ),
+  );
+  return section(
+    "System prompts",
+    ...rows,
+    button(
+      "Add a system prompt",
+      () => {
+        settings.presets.push({ id: chats.newId(), name: "New prompt", text: "" });
+        save();
+        redraw();
+      },
+      { id: "add-preset" },
+    ),
+  );
 }
 
 const EXAMPLE = { type: "object", properties: { town: { type: "string" } }, required: ["town"] };
 
 function toolRow(t, i) {
-  const save = () => set("tools", settings.tools), said = el("p", { class: "said", role: "note" });
-  const url = input(t.url, v => { t.url = v; save(); }, { type: "url", placeholder: "http://localhost:3000/" + (t.kind === "mcp" ? "mcp" : "weather") });
-  const schema = area(JSON.stringify(t.parameters, null, 1), (v, e) => {
-    try { t.parameters = JSON.parse(v); e.setCustomValidity(""); said.textContent = ""; save(); }
-    catch (x) { e.setCustomValidity("no JSON"); said.textContent = "The schema is no JSON yet: " + x.message; }
-  }, { rows: 4, spellcheck: "false" });
+  const save = () => set("tools", settings.tools),
+    said = el("p", { class: "said", role: "note" });
+  const url = input(
+    t.url,
+    v => {
+      t.url = v;
+      save();
+    },
+    { type: "url", placeholder: "http://localhost:3000/" + (t.kind === "mcp" ? "mcp" : "weather") },
+  );
+  const schema = area(
+    JSON.stringify(t.parameters, null, 1),
+    (v, e) => {
+      try {
+        t.parameters = JSON.parse(v);
+        e.setCustomValidity("");
+        said.textContent = "";
+        save();
+      } catch (x) {
+        e.setCustomValidity("no JSON");
+        said.textContent = "The schema is no JSON yet: " + x.message;
+      }
+    },
+    { rows: 4, spellcheck: "false" },
+  );
   const test = async () => {
     said.textContent = "Asking…";
-    try { said.textContent = "Has: " + ((await tools.mcpTools(t)).map(x => x.name).join(", ") || "no tools"); }
-    catch (e) { said.textContent = e.message; }
+    try {
+      said.textContent = "Has: " + ((await tools.mcpTools(t)).map(x => x.name).join(", ") || "no tools");
+    } catch (e) {
+      said.textContent = e.message;
+    }
   };
-  return el("fieldset", { class: "tool-row" }, el("legend", {}, t.kind === "mcp" ? "MCP server" : "HTTP tool"),
-    field("Name", input(t.name, v => { t.name = v.replace(/[^\w-]/g, "_").slice(0, 64); save(); })),
+  return el(
+    "fieldset",
+    { class: "tool-row" },
+    el("legend", {}, t.kind === "mcp" ? "MCP server" : "HTTP tool"),
+    field(
+      "Name",
+      input(t.name, v => {
+        t.name = v.replace(/[^\w-]/g, "_").slice(0, 64);
+        save();
+      }),
+    ),
     field("URL", url),
-    field("Authorization", input(t.auth, v => { t.auth = v; save(); }, { type: "password", placeholder: "none", autocomplete: "off" })),
-    ...(t.kind === "mcp" ? [button("Connect", test)] : [
-      field("Description", input(t.description, v => { t.description = v; save(); })),
-      field("Parameters (JSON schema)", schema, true)]),
+    field(
+      "Authorization",
+      input(
+        t.auth,
+        v => {
+          t.auth = v;
+          save();
+        },
+        { type: "password", placeholder: "none", autocomplete: "off" },
+      ),
+    ),
+    ...(t.kind === "mcp"
+      ? [button("Connect", test)]
+      : [
+          field(
+            "Description",
+            input(t.description, v => {
+              t.description = v;
+              save();
+            }),
+          ),
+          field("Parameters (JSON schema)", schema, true),
+        ]),
     said,
-    el("label", { class: "check" }, el("input", { type: "checkbox", checked: t.ask, onchange: e => { t.ask = e.target.checked; save(); } }), " ask before each call"),
-    button("Remove", () => { settings.tools.splice(i, 1); save(); redraw(); }));
+    el(
+      "label",
+      { class: "check" },
+      el("input", {
+        type: "checkbox",
+        checked: t.ask,
+        onchange: e => {
+          t.ask = e.target.checked;
+          save();
+        },
+      }),
+      " ask before each call",
+    ),
+    button("Remove", () => {
+      settings.tools.splice(i, 1);
+      save();
+      redraw();
+    }),
+  );
 }
 
 function toolList() {
   const add = kind => () => {
-    settings.tools.push({ id: chats.newId(), kind, name: kind === "mcp" ? "server" : "get_weather", url: "", auth: "", ask: true,
-      ...(kind === "http" ? { description: "", parameters: EXAMPLE } : {}) });
+    settings.tools.push({
+      id: chats.newId(),
+      kind,
+      name: kind === "mcp" ? "server" : "get_weather",
+      url: "",
+      auth: "",
+      ask: true,
+      ...(kind === "http" ? { description: "", parameters: EXAMPLE } : {}),
+    });
     set("tools", settings.tools);
     redraw();
   };
-  return section("Tools", el("p", {}, "Your browser calls them, with a POST of the arguments as JSON. This page may call only this server and the origins it was started with (--page-connect)."),
-    model && !model.capabilities.includes("tools") ? el("p", { class: "said" }, "This model's chat template has no tools: they are not offered to it.") : null,
-    ...settings.tools.map(toolRow), button("Add an HTTP tool", add("http"), { id: "add-http" }), button("Add an MCP server", add("mcp"), { id: "add-mcp" }));
+  return section(
+    "Tools",
+    el(
+      "p",
+      {},
+      "Your browser calls them, with a POST of the arguments as JSON. This page may call only this server and the origins it was started with (--page-connect).",
+    ),
+    model && !model.capabilities.includes("tools")
+      ? el("p", { class: "said" }, "This model's chat template has no tools: they are not offered to it.")
+      : null,
+    ...settings.tools.map(toolRow),
+    button("Add an HTTP tool", add("http"), { id: "add-http" }),
+    button("Add an MCP server", add("mcp"), { id: "add-mcp" }),
+  );
 }
 
 /* Files */
@@ -108,8 +265,9 @@ async function exportAll() {
   saveFile("steel-chats.json", "application/json", transfer.toJson(all.filter(Boolean)));
 }
 
-export async function importFiles(files) {
-  let done = 0, last = null;
+async function importFiles(files) {
+  let done = 0,
+    last = null;
   for (const f of files) {
     try {
       for (const { record, nodes } of transfer.parse(await f.text(), f.name.replace(/\.\w+$/, ""))) {
@@ -118,7 +276,9 @@ export async function importFiles(files) {
         last = record.id;
       }
     } catch (e) {
-      toast(`${f.name} was not imported: ${e.name === "QuotaExceededError" ? "this browser's storage is full" : e.message}`);
+      toast(
+        `${f.name} was not imported: ${e.name === "QuotaExceededError" ? "this browser's storage is full" : e.message}`,
+      );
     }
   }
   if (!last) return;
@@ -129,19 +289,48 @@ export async function importFiles(files) {
 
 function data() {
   const space = el("p");
-  navigator.storage?.estimate?.().then(({ usage, quota }) => {
-    space.textContent = `Kept in this browser alone: ${number(Math.round(usage / 1e3))} kB of ${number(Math.round(quota / 1e6))} MB.`;
-  }, () => {});
-  return section("Conversations", space,
+  navigator.storage?.estimate?.().then(
+    ({ usage, quota }) => {
+      space.textContent = `Kept in this browser alone: ${number(Math.round(usage / 1e3))} kB of ${number(Math.round(quota / 1e6))} MB.`;
+    },
+    () => {},
+  );
+  return section(
+    "Conversations",
+    space,
     button("Export all (JSON)", exportAll, { id: "export-all" }),
-    button("Import…", async () => importFiles(await pickFile(".json,.md,.markdown,application/json,text/markdown", true)), { id: "import" }));
+    button(
+      "Import…",
+      async () => importFiles(await pickFile(".json,.md,.markdown,application/json,text/markdown", true)),
+      { id: "import" },
+    ),
+  );
 }
 
-const KEYS = [["Enter", "send"], ["Shift Enter", "new line"], ["Esc", "stop the answer, cancel an edit"], ["/", "to the message"], ["↑", "edit the last message"], ["↓", "leave the edit"],
-  ["Ctrl K", "search"], ["F2, Delete", "rename, delete the conversation in the list"]];
+const KEYS = [
+  ["Enter", "send"],
+  ["Shift Enter", "new line"],
+  ["Esc", "stop the answer, cancel an edit"],
+  ["/", "to the message"],
+  ["↑", "edit the last message"],
+  ["↓", "leave the edit"],
+  ["Ctrl K", "search"],
+  ["F2, Delete", "rename, delete the conversation in the list"],
+];
 function about() {
-  return section("Keys", el("dl", { class: "keys" }, ...KEYS.flatMap(([k, v]) => [el("dt", {}, el("kbd", {}, k)), el("dd", {}, v)])),
-    el("p", {}, el("a", { href: "web/licences.txt", target: "_blank" }, "Licences of this page and its libraries")));
+  return section(
+    "Keys",
+    el(
+      "dl",
+      { class: "keys" },
+      ...KEYS.flatMap(([k, v]) => [el("dt", {}, el("kbd", {}, k)), el("dd", {}, v)]),
+    ),
+    el(
+      "p",
+      {},
+      el("a", { href: "web/licences.txt", target: "_blank" }, "Licences of this page and its libraries"),
+    ),
+  );
 }
 
 function key(why) {
@@ -151,10 +340,22 @@ function key(why) {
 }
 
 function redraw(why) {
-  const box = $("settings"), top = box.scrollTop;
-  box.replaceChildren(el("div", { class: "dialog-head" }, el("h2", { id: "settings-title" }, "Settings"),
-    button("Close", () => box.close(), { id: "close-settings" })),
-    key(why), sampling(), presets(), toolList(), data(), about());
+  const box = $("settings"),
+    top = box.scrollTop;
+  box.replaceChildren(
+    el(
+      "div",
+      { class: "dialog-head" },
+      el("h2", { id: "settings-title" }, "Settings"),
+      button("Close", () => box.close(), { id: "close-settings" }),
+    ),
+    key(why),
+    sampling(),
+    presets(),
+    toolList(),
+    data(),
+    about(),
+  );
   box.scrollTop = top;
 }
 

@@ -17,13 +17,16 @@ export function el(tag, props = {}, ...children) {
   return e;
 }
 
-export const button = (text, onclick, props = {}) => el("button", { type: "button", onclick, ...props }, text);
+export const button = (text, onclick, props = {}) =>
+  el("button", { type: "button", onclick, ...props }, text);
 
 /* Read out by screen readers, seen by nobody. Set again even when the text is the same. */
 export function announce(text) {
   const live = $("live");
   live.textContent = "";
-  setTimeout(() => { live.textContent = text; }, 50);
+  setTimeout(() => {
+    live.textContent = text;
+  }, 50);
 }
 
 const TOAST_MS = 12000;
@@ -31,10 +34,23 @@ const TOAST_MS = 12000;
 export function toast(text, action, done) {
   let timer;
   const box = el("div", { class: "toast" }, el("span", {}, text));
-  const close = used => { clearTimeout(timer); box.remove(); if (!used && done) done(); };
-  const start = () => { clearTimeout(timer); timer = setTimeout(close, TOAST_MS, false); };
+  const close = used => {
+    clearTimeout(timer);
+    box.remove();
+    if (!used && done) done();
+  };
+  const start = () => {
+    clearTimeout(timer);
+    timer = setTimeout(close, TOAST_MS, false);
+  };
   const hold = () => clearTimeout(timer);
-  if (action) box.append(button(action.text, () => { close(true); action.run(); }));
+  if (action)
+    box.append(
+      button(action.text, () => {
+        close(true);
+        action.run();
+      }),
+    );
   box.append(button("×", () => close(false), { "aria-label": "Dismiss" }));
   box.onmouseenter = box.onfocus = hold;
   box.onmouseleave = start;
@@ -48,10 +64,14 @@ export function toast(text, action, done) {
 /* A line above the input that stays until what it says is over: one for each kind. */
 export function notice(kind, text, ...actions) {
   const old = $("notices").querySelector(`[data-kind="${kind}"]`);
-  if (!text) { old?.remove(); return; }
+  if (!text) {
+    old?.remove();
+    return;
+  }
   const said = old?.querySelector("span").textContent;
   const box = el("div", { class: "notice", "data-kind": kind }, el("span", {}, text), ...actions);
-  if (old) old.replaceWith(box); else $("notices").append(box);
+  if (old) old.replaceWith(box);
+  else $("notices").append(box);
   if (said !== text) announce(text);
 }
 
@@ -59,20 +79,29 @@ export function notice(kind, text, ...actions) {
 export async function copyText(text, from) {
   let ok = false;
   if (navigator.clipboard) {
-    ok = await navigator.clipboard.writeText(text).then(() => true, () => false);
+    ok = await navigator.clipboard.writeText(text).then(
+      () => true,
+      () => false,
+    );
   } else {
     const t = el("textarea", { class: "hidden", "aria-hidden": "true" });
     t.value = text;
     document.body.append(t);
     t.select();
-    try { ok = document.execCommand("copy"); } catch { /* then not */ }
+    try {
+      ok = document.execCommand("copy");
+    } catch {
+      /* then not */
+    }
     t.remove();
     from.focus();
   }
   const was = from.textContent;
   from.textContent = ok ? "Copied" : "Not copied";
   announce(from.textContent);
-  setTimeout(() => { from.textContent = was; }, 1500);
+  setTimeout(() => {
+    from.textContent = was;
+  }, 1500);
 }
 
 export function saveFile(name, type, text) {
@@ -85,8 +114,14 @@ export function saveFile(name, type, text) {
 export function pickFile(accept, multiple = false) {
   return new Promise(resolve => {
     const input = el("input", { type: "file", accept, multiple, class: "hidden" });
-    input.onchange = () => { resolve([...input.files]); input.remove(); };
-    input.oncancel = () => { resolve([]); input.remove(); };
+    input.onchange = () => {
+      resolve([...input.files]);
+      input.remove();
+    };
+    input.oncancel = () => {
+      resolve([]);
+      input.remove();
+    };
     document.body.append(input);
     input.click();
   });

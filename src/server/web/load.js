@@ -4,11 +4,17 @@ import * as api from "./api.js";
 
 const KEPT = 120;
 const series = { load: [], rate: [], kv: [] };
-let lastTokens = null, lastTime = 0;
+let lastTokens = null,
+  lastTime = 0;
 
 function plot(canvas, values, top, unit) {
-  const g = canvas.getContext("2d"), w = canvas.width, h = canvas.height, max = Math.max(top, ...values, 1e-9);
-  const css = getComputedStyle(canvas), x = i => (i + KEPT - values.length) / (KEPT - 1) * w, y = v => h - 4 - v / max * (h - 12);
+  const g = canvas.getContext("2d"),
+    w = canvas.width,
+    h = canvas.height,
+    max = Math.max(top, ...values, 1e-9);
+  const css = getComputedStyle(canvas),
+    x = i => ((i + KEPT - values.length) / (KEPT - 1)) * w,
+    y = v => h - 4 - (v / max) * (h - 12);
   g.clearRect(0, 0, w, h);
   g.strokeStyle = css.color; // the accent
   g.lineWidth = 3;
@@ -31,22 +37,34 @@ function plot(canvas, values, top, unit) {
 async function sample() {
   if (!$("load").open || document.hidden) return;
   let text;
-  try { text = await (await api.call("metrics")).text(); } catch { return; } // the server is away; the next sample tells
+  try {
+    text = await (await api.call("metrics")).text();
+  } catch {
+    return;
+  } // the server is away; the next sample tells
   /* Whichever names --metrics-compat chose. */
   const get = (...names) => {
     let sum = 0;
-    const line = new RegExp("^(?:steel_|vllm:|llamacpp:)(?:" + names.join("|") + ")(?:\\{[^}]*\\})? ([0-9.eE+-]+)$", "gm");
+    const line = new RegExp(
+      "^(?:steel_|vllm:|llamacpp:)(?:" + names.join("|") + ")(?:\\{[^}]*\\})? ([0-9.eE+-]+)$",
+      "gm",
+    );
     for (const m of text.matchAll(line)) sum += Number(m[1]);
     return sum;
   };
-  const now = performance.now(), tokens = get("generation_tokens_total", "tokens_predicted_total");
+  const now = performance.now(),
+    tokens = get("generation_tokens_total", "tokens_predicted_total");
   const running = get("requests_running", "num_requests_running", "requests_processing");
   const waiting = get("requests_waiting", "num_requests_waiting", "requests_deferred");
   const rate = lastTokens === null ? 0 : Math.max(0, (tokens - lastTokens) / ((now - lastTime) / 1000));
   const kv = get("kv_cache_usage_ratio", "kv_cache_usage_perc");
   lastTokens = tokens;
   lastTime = now;
-  for (const [k, v] of [["load", running + waiting], ["rate", rate], ["kv", kv]]) {
+  for (const [k, v] of [
+    ["load", running + waiting],
+    ["rate", rate],
+    ["kv", kv],
+  ]) {
     series[k].push(v);
     if (series[k].length > KEPT) series[k].shift();
   }

@@ -7,9 +7,16 @@ import { $, el, button, number } from "./dom.js";
 import { draw, redraw } from "./message.js";
 import { startOf } from "./request.js";
 
-const FIRST = 8, MORE = 8, NEAR = 80, AHEAD = 600; // messages; pixels
+const FIRST = 8,
+  MORE = 8,
+  NEAR = 80,
+  AHEAD = 600; // messages; pixels
 
-let conv = null, path = [], drawn = 0, act = null, context = 0;
+let conv = null,
+  path = [],
+  drawn = 0,
+  act = null,
+  context = 0;
 /* What was built for the conversation on the screen: the tests count work, not time. */
 export const work = { messages: 0 };
 
@@ -25,7 +32,11 @@ export function setup(actions) {
 let filling = 0;
 function ahead() {
   if (filling || drawn >= path.length || log().scrollTop >= AHEAD) return;
-  filling = setTimeout(() => { filling = 0; earlier(); ahead(); });
+  filling = setTimeout(() => {
+    filling = 0;
+    earlier();
+    ahead();
+  });
 }
 
 function drawOne(n) {
@@ -36,20 +47,29 @@ function drawOne(n) {
 /* What the model no longer sees is said where it begins. */
 function divider() {
   log().querySelector(".divider")?.remove();
-  const start = startOf(path), box = start > 0 && elementOf(path[start].id);
+  const start = startOf(path),
+    box = start > 0 && elementOf(path[start].id);
   if (box)
-    box.before(el("div", { class: "divider", role: "note" },
-      `The messages above no longer fit the context of ${number(context)} tokens: the model does not see them. The system prompt still goes with every message.`));
+    box.before(
+      el(
+        "div",
+        { class: "divider", role: "note" },
+        `The messages above no longer fit the context of ${number(context)} tokens: the model does not see them. The system prompt still goes with every message.`,
+      ),
+    );
 }
 
 function earlierButton() {
   log().querySelector(".earlier")?.remove();
-  if (drawn < path.length) log().prepend(button(`Earlier messages (${path.length - drawn})`, earlier, { class: "earlier" }));
+  if (drawn < path.length)
+    log().prepend(button(`Earlier messages (${path.length - drawn})`, earlier, { class: "earlier" }));
 }
 
 function earlier() {
   if (!conv || drawn >= path.length) return;
-  const from = Math.max(0, path.length - drawn - MORE), box = log(), bottom = box.scrollHeight - box.scrollTop;
+  const from = Math.max(0, path.length - drawn - MORE),
+    box = log(),
+    bottom = box.scrollHeight - box.scrollTop;
   box.querySelector(".earlier").after(...path.slice(from, path.length - drawn).map(drawOne));
   drawn = path.length - from;
   earlierButton();
@@ -57,7 +77,9 @@ function earlier() {
   box.scrollTop = box.scrollHeight - bottom; // the reader's place stays
 }
 
-export const toEnd = () => { log().scrollTop = log().scrollHeight; };
+const toEnd = () => {
+  log().scrollTop = log().scrollHeight;
+};
 const atEnd = () => log().scrollHeight - log().scrollTop - log().clientHeight < NEAR;
 
 /* Shows a conversation, at its end or at one message. */
@@ -68,7 +90,10 @@ export function show(conversation, contextSize, welcome, at) {
   work.messages = 0;
   drawn = 0;
   log().replaceChildren();
-  if (!path.length) { log().append(welcome()); return; }
+  if (!path.length) {
+    log().append(welcome());
+    return;
+  }
   const where = at ? path.findIndex(n => n.id === at) : -1;
   drawn = Math.min(path.length, Math.max(FIRST, where < 0 ? 0 : path.length - where + 5));
   log().append(...path.slice(path.length - drawn).map(drawOne));
@@ -76,11 +101,16 @@ export function show(conversation, contextSize, welcome, at) {
   earlierButton();
   divider();
   const box = where >= 0 && elementOf(at);
-  if (box) { box.scrollIntoView({ block: "start" }); box.classList.add("found"); } else toEnd();
+  if (box) {
+    box.scrollIntoView({ block: "start" });
+    box.classList.add("found");
+  } else toEnd();
   ahead();
 }
 
-let queued = new Map(), waiting = false, last = 0;
+let queued = new Map(),
+  waiting = false,
+  last = 0;
 /* A message is new or has changed. Elements that are there change in place. */
 export function update(conversation, node) {
   if (conversation !== conv) return;
@@ -90,7 +120,8 @@ export function update(conversation, node) {
   setTimeout(() => requestAnimationFrame(flush), last * 2);
 }
 function flush() {
-  const start = performance.now(), follow = atEnd();
+  const start = performance.now(),
+    follow = atEnd();
   waiting = false;
   for (const n of queued.values()) {
     const box = elementOf(n.id);
@@ -105,10 +136,15 @@ function flush() {
 /* The path that is shown goes on with further messages; any other change of it is shown anew. */
 function extend() {
   const now = conv.path();
-  if (path.length && now[path.length - 1] !== path.at(-1)) { show(conv, context, () => el("div")); return; }
+  if (path.length && now[path.length - 1] !== path.at(-1)) {
+    show(conv, context, () => el("div"));
+    return;
+  }
   log().querySelector(".welcome")?.remove();
-  const fresh = now.slice(path.length).map(drawOne), question = asks.get(conv.id);
-  if (question?.isConnected) question.before(...fresh); else log().append(...fresh);
+  const fresh = now.slice(path.length).map(drawOne),
+    question = asks.get(conv.id);
+  if (question?.isConnected) question.before(...fresh);
+  else log().append(...fresh);
   drawn += now.length - path.length;
   path = now;
   divider();
@@ -118,9 +154,18 @@ function extend() {
 const asks = new Map(); // conversation id -> element
 export function confirm(conversation, text, signal) {
   return new Promise(resolve => {
-    const done = yes => { box.remove(); asks.delete(conversation.id); resolve(yes); };
-    const box = el("div", { class: "ask", role: "group", "aria-label": "Tool call" }, el("span", {}, text),
-      button("Run", () => done(true), { class: "main" }), button("Do not run", () => done(false)));
+    const done = yes => {
+      box.remove();
+      asks.delete(conversation.id);
+      resolve(yes);
+    };
+    const box = el(
+      "div",
+      { class: "ask", role: "group", "aria-label": "Tool call" },
+      el("span", {}, text),
+      button("Run", () => done(true), { class: "main" }),
+      button("Do not run", () => done(false)),
+    );
     signal.addEventListener("abort", () => done(false));
     asks.set(conversation.id, box);
     if (conversation !== conv) return;

@@ -4,14 +4,22 @@
  */
 const LONGEST = 4000; // a formula; also bounds the search for an end that never comes
 
-const PAIRS = [["$$", "$$", "display"], ["\\[", "\\]", "display"], ["\\(", "\\)", "inline"]];
+const PAIRS = [
+  ["$$", "$$", "display"],
+  ["\\[", "\\]", "display"],
+  ["\\(", "\\)", "inline"],
+];
 
 function between(src) {
   for (const [open, close, kind] of PAIRS) {
     if (!src.startsWith(open)) continue;
     const end = src.slice(open.length, LONGEST).indexOf(close);
     if (end <= 0) return null;
-    return { raw: src.slice(0, open.length + end + close.length), tex: src.slice(open.length, open.length + end), kind };
+    return {
+      raw: src.slice(0, open.length + end + close.length),
+      tex: src.slice(open.length, open.length + end),
+      kind,
+    };
   }
   return null;
 }
@@ -22,12 +30,19 @@ function dollars(src) {
 }
 
 const escape = s => s.replace(/[&<>"']/g, c => "&#" + c.charCodeAt(0) + ";");
-const renderer = t => t.kind === "display" ? `<div data-math="display">${escape(t.tex)}</div>` : `<span data-math="${t.kind}">${escape(t.tex)}</span>`;
+const renderer = t =>
+  t.kind === "display"
+    ? `<div data-math="display">${escape(t.tex)}</div>`
+    : `<span data-math="${t.kind}">${escape(t.tex)}</span>`;
 
 export const math = [
   {
-    name: "mathBlock", level: "block",
-    start: src => { const m = /(?:^|\n)(?=\$\$|\\\[)/.exec(src); return m ? m.index + m[0].length : undefined; },
+    name: "mathBlock",
+    level: "block",
+    start: src => {
+      const m = /(?:^|\n)(?=\$\$|\\\[)/.exec(src);
+      return m ? m.index + m[0].length : undefined;
+    },
     tokenizer(src) {
       const t = between(src);
       if (!t || t.kind !== "display") return undefined;
@@ -37,11 +52,17 @@ export const math = [
     renderer,
   },
   {
-    name: "mathInline", level: "inline",
-    start: src => { const at = src.search(/\$|\\[([]/); return at < 0 ? undefined : at; },
+    name: "mathInline",
+    level: "inline",
+    start: src => {
+      const at = src.search(/\$|\\[([]/);
+      return at < 0 ? undefined : at;
+    },
     tokenizer(src) {
       const t = between(src) ?? dollars(src);
-      return t ? { type: "mathInline", raw: t.raw, tex: t.tex, kind: t.kind === "display" ? "wide" : "inline" } : undefined;
+      return t
+        ? { type: "mathInline", raw: t.raw, tex: t.tex, kind: t.kind === "display" ? "wide" : "inline" }
+        : undefined;
     },
     renderer,
   },

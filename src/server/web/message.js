@@ -4,35 +4,53 @@
  */
 import { el, button, copyText, number } from "./dom.js";
 import { render } from "./render.js";
-import { userText } from "./request.js";
 
 const WHO = { user: "You", assistant: "Assistant", tool: "Tool" };
 
-export function figures(n) {
-  const t = n.timings, out = [];
+function figures(n) {
+  const t = n.timings,
+    out = [];
   if (t) {
-    if (t.predicted_per_second > 0) out.push(`${number(t.predicted_n)} tokens, ${t.predicted_per_second.toFixed(1)} tok/s`);
+    if (t.predicted_per_second > 0)
+      out.push(`${number(t.predicted_n)} tokens, ${t.predicted_per_second.toFixed(1)} tok/s`);
     else out.push(`${number(t.predicted_n)} tokens`);
-    const read = t.prompt_n, rate = t.prompt_ms > 0 ? read / t.prompt_ms * 1000 : 0;
-    out.push(`prompt ${number(read)}${t.cache_n ? " + " + number(t.cache_n) + " cached" : ""}${rate && read > 1 ? `, ${number(Math.round(rate))} tok/s` : ""}`);
+    const read = t.prompt_n,
+      rate = t.prompt_ms > 0 ? (read / t.prompt_ms) * 1000 : 0;
+    out.push(
+      `prompt ${number(read)}${t.cache_n ? " + " + number(t.cache_n) + " cached" : ""}${rate && read > 1 ? `, ${number(Math.round(rate))} tok/s` : ""}`,
+    );
   }
   if (n.status === "stopped") out.push("stopped");
   if (n.status === "cut") out.push("interrupted: the page was closed or reloaded");
-  if (n.status === "done" && n.finish === "length") out.push("cut: the longest answer allowed here, or the context is full");
+  if (n.status === "done" && n.finish === "length")
+    out.push(n.full ? "cut: the context is full" : "cut: it reached the longest answer allowed");
   return out.join(" · ");
 }
 
 function pretty(json) {
-  try { return JSON.stringify(JSON.parse(json), null, 2); } catch { return json; }
+  try {
+    return JSON.stringify(JSON.parse(json), null, 2);
+  } catch {
+    return json;
+  }
 }
 
 function drawCall(c) {
-  return el("details", { class: "tool" }, el("summary", {}, "Calls ", el("b", {}, c.name)), el("pre", { tabindex: "0" }, pretty(c.arguments)));
+  return el(
+    "details",
+    { class: "tool" },
+    el("summary", {}, "Calls ", el("b", {}, c.name)),
+    el("pre", { tabindex: "0" }, pretty(c.arguments)),
+  );
 }
 
 function drawThinking(box, n) {
   const over = n.content || n.calls?.length || n.status !== "streaming";
-  const label = !over ? "Thinking…" : n.thoughtMs ? `Thought for ${(n.thoughtMs / 1000).toFixed(1)} s` : "Thought about it";
+  const label = !over
+    ? "Thinking…"
+    : n.thoughtMs
+      ? `Thought for ${(n.thoughtMs / 1000).toFixed(1)} s`
+      : "Thought about it";
   let d = box.querySelector(":scope > .think");
   if (!d) {
     d = el("details", { class: "think" }, el("summary"), el("div"));
@@ -45,12 +63,22 @@ function drawThinking(box, n) {
 /* act: { edit(n), retry(n), step(n, by), siblings(n) } */
 function drawMeta(n, act, live) {
   const meta = el("div", { class: "meta" });
-  const all = act.siblings(n), at = all.indexOf(n);
+  const all = act.siblings(n),
+    at = all.indexOf(n);
   if (all.length > 1 && !live)
-    meta.append(el("span", { class: "steps" },
-      button("‹", () => act.step(n, -1), { "aria-label": "Previous version", disabled: at === 0 }),
-      el("span", { "aria-label": `Version ${at + 1} of ${all.length}`, role: "img" }, `${at + 1}/${all.length}`),
-      button("›", () => act.step(n, 1), { "aria-label": "Next version", disabled: at === all.length - 1 })));
+    meta.append(
+      el(
+        "span",
+        { class: "steps" },
+        button("‹", () => act.step(n, -1), { "aria-label": "Previous version", disabled: at === 0 }),
+        el(
+          "span",
+          { "aria-label": `Version ${at + 1} of ${all.length}`, role: "img" },
+          `${at + 1}/${all.length}`,
+        ),
+        button("›", () => act.step(n, 1), { "aria-label": "Next version", disabled: at === all.length - 1 }),
+      ),
+    );
   if (n.role === "assistant" && figures(n)) meta.append(el("span", { class: "figures" }, figures(n)));
   if (live) return meta;
   if (n.role === "user") meta.append(button("Edit", () => act.edit(n)));
@@ -63,13 +91,31 @@ function drawMeta(n, act, live) {
 export function draw(n, act) {
   const box = el("article", { class: "msg " + n.role, "data-id": n.id, "aria-label": WHO[n.role] });
   if (n.role === "tool") {
-    box.append(el("details", { class: "tool" }, el("summary", {}, "Result of ", el("b", {}, n.name || "the tool")),
-      el("pre", { tabindex: "0" }, n.content)));
+    box.append(
+      el(
+        "details",
+        { class: "tool" },
+        el("summary", {}, "Result of ", el("b", {}, n.name || "the tool")),
+        el("pre", { tabindex: "0" }, n.content),
+      ),
+    );
     return box;
   }
   for (const f of n.files ?? [])
-    box.append(el("details", { class: "file" }, el("summary", {}, f.name + ", " + number(f.text.length) + " characters"), el("pre", { tabindex: "0" }, f.text)));
-  box.append(el("div", { class: "body" }), el("div", { class: "calls" }), el("div", { class: "error", role: "note" }), el("div", { class: "meta" }));
+    box.append(
+      el(
+        "details",
+        { class: "file" },
+        el("summary", {}, f.name + ", " + number(f.text.length) + " characters"),
+        el("pre", { tabindex: "0" }, f.text),
+      ),
+    );
+  box.append(
+    el("div", { class: "body" }),
+    el("div", { class: "calls" }),
+    el("div", { class: "error", role: "note" }),
+    el("div", { class: "meta" }),
+  );
   redraw(box, n, act);
   return box;
 }
@@ -77,13 +123,15 @@ export function draw(n, act) {
 /* The message has changed: more of it has come, or it has ended. */
 export function redraw(box, n, act) {
   if (n.role === "tool") return;
-  const live = n.status === "streaming", part = name => box.querySelector(":scope > ." + name);
+  const live = n.status === "streaming",
+    part = name => box.querySelector(":scope > ." + name);
   box.classList.toggle("live", live);
   if (n.reasoning) drawThinking(box, n);
-  if (n.role === "user") part("body").textContent = n.content; // people's own text is shown as they wrote it
+  if (n.role === "user")
+    part("body").textContent = n.content; // people's own text is shown as they wrote it
   else render(part("body"), n.content);
-  if (part("calls").children.length !== (n.calls?.length ?? 0) || live) part("calls").replaceChildren(...(n.calls ?? []).filter(Boolean).map(drawCall));
+  if (part("calls").children.length !== (n.calls?.length ?? 0) || live)
+    part("calls").replaceChildren(...(n.calls ?? []).filter(Boolean).map(drawCall));
   part("error").textContent = n.error ?? "";
   part("meta").replaceWith(drawMeta(n, act, live));
 }
-export const plainText = n => n.role === "user" ? userText(n) : n.content;

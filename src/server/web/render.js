@@ -9,28 +9,73 @@ import { el, button, copyText } from "./dom.js";
 import { math } from "./math.js";
 
 const { marked, DOMPurify, katex, hljs } = window;
-const LONGEST = 1 << 20, LONGEST_CODE = 100000;
+const LONGEST = 1 << 20,
+  LONGEST_CODE = 100000;
 
 const CLEAN = {
-  ALLOWED_TAGS: ["a", "b", "blockquote", "br", "code", "del", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i",
-    "kbd", "li", "mark", "ol", "p", "pre", "s", "span", "strong", "sub", "sup", "table", "tbody", "td", "th", "thead", "tr",
-    "u", "ul"],
+  ALLOWED_TAGS: [
+    "a",
+    "b",
+    "blockquote",
+    "br",
+    "code",
+    "del",
+    "div",
+    "em",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "hr",
+    "i",
+    "kbd",
+    "li",
+    "mark",
+    "ol",
+    "p",
+    "pre",
+    "s",
+    "span",
+    "strong",
+    "sub",
+    "sup",
+    "table",
+    "tbody",
+    "td",
+    "th",
+    "thead",
+    "tr",
+    "u",
+    "ul",
+  ],
   ALLOWED_ATTR: ["href", "title", "start", "align", "class", "data-math"],
   ADD_URI_SAFE_ATTR: ["start", "align", "data-math"],
   ALLOW_DATA_ATTR: false,
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   RETURN_DOM_FRAGMENT: true,
 };
-const CLEAN_CODE = { ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], ALLOW_DATA_ATTR: false, RETURN_DOM_FRAGMENT: true };
+const CLEAN_CODE = {
+  ALLOWED_TAGS: ["span"],
+  ALLOWED_ATTR: ["class"],
+  ALLOW_DATA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
 /* Tags a model may use itself; any other it writes is shown as it stands (vector<int>, <think>). */
 const OWN_TAGS = /^\s*<\/?(?:b|br|i|kbd|mark|s|sub|sup|u)\s*\/?>\s*$/i;
 
 /* The DOMPurify that was built in must do its work here, or there is only text. */
 function purifies() {
   try {
-    const f = DOMPurify.sanitize('<p><b title="t">x</b><img src="data:,"></p><a href="javascript:x">y</a>', CLEAN);
+    const f = DOMPurify.sanitize(
+      '<p><b title="t">x</b><img src="data:,"></p><a href="javascript:x">y</a>',
+      CLEAN,
+    );
     return f.textContent === "xy" && !f.querySelector("img, [href]") && f.querySelector("b").title === "t";
-  } catch { return false; }
+  } catch {
+    return false;
+  }
 }
 let rich = !!marked && !!DOMPurify?.isSupported && purifies();
 if (!rich && marked && DOMPurify?.isSupported && !("shadowNode" in window)) {
@@ -39,15 +84,24 @@ if (!rich && marked && DOMPurify?.isSupported && !("shadowNode" in window)) {
   rich = purifies();
 }
 
-if (rich) marked.use({ gfm: true, breaks: true, mangle: false, headerIds: false, ...(katex ? { extensions: math } : {}) });
+if (rich)
+  marked.use({
+    gfm: true,
+    breaks: true,
+    mangle: false,
+    headerIds: false,
+    ...(katex ? { extensions: math } : {}),
+  });
 
 const escape = s => s.replace(/[&<>"']/g, c => "&#" + c.charCodeAt(0) + ";");
-const asText = (token, text) => Object.assign(token, { type: "text", text: escape(text), escaped: true, tokens: undefined });
+const asText = (token, text) =>
+  Object.assign(token, { type: "text", text: escape(text), escaped: true, tokens: undefined });
 
 function tame(token) {
   if (token.type === "html" && !OWN_TAGS.test(token.raw)) {
     const text = token.raw.replace(/\n+$/, "");
-    if (token.block || /\n/.test(token.raw)) Object.assign(token, { type: "paragraph", tokens: [asText({ raw: token.raw }, text)] });
+    if (token.block || /\n/.test(token.raw))
+      Object.assign(token, { type: "paragraph", tokens: [asText({ raw: token.raw }, text)] });
     else asText(token, text);
   } else if (token.type === "text" && !token.tokens && /[<>]/.test(token.text)) {
     token.text = token.text.replace(/[<>]/g, escape); // marked leaves what stands in <kbd> or <script> as it is
@@ -55,7 +109,8 @@ function tame(token) {
     const text = "image: " + (token.text || token.href);
     Object.assign(token, { type: "link", text, tokens: [asText({ raw: text }, text)] });
   } else if (token.type === "list") {
-    for (const item of token.items) { // a box in the text, not a form
+    for (const item of token.items) {
+      // a box in the text, not a form
       if (item.task) item.tokens.unshift(asText({ raw: "" }, item.checked ? "☑ " : "☐ "));
       item.task = false;
     }
@@ -70,11 +125,18 @@ export function render(root, text) {
       tokens = marked.lexer(text);
       marked.walkTokens(tokens, tame);
       tokens = tokens.filter(t => t.type !== "space" && t.type !== "def");
-    } catch { tokens = null; } // nested too deeply, say
+    } catch {
+      tokens = null;
+    } // nested too deeply, say
   }
   root.classList.toggle("plain", !tokens);
-  if (!tokens) { root.textContent = text; root.blocks = null; return; }
-  const old = root.blocks ?? [], blocks = tokens.map(t => t.raw);
+  if (!tokens) {
+    root.textContent = text;
+    root.blocks = null;
+    return;
+  }
+  const old = root.blocks ?? [],
+    blocks = tokens.map(t => t.raw);
   if (!root.blocks) root.replaceChildren();
   let same = 0;
   while (same < blocks.length && blocks[same] === old[same]) same++;
@@ -114,7 +176,13 @@ function finish(box) {
 function setMath(m) {
   const tex = m.textContent;
   try {
-    katex.render(tex, m, { displayMode: m.dataset.math !== "inline", trust: false, strict: "ignore", maxSize: 50, maxExpand: 300 });
+    katex.render(tex, m, {
+      displayMode: m.dataset.math !== "inline",
+      trust: false,
+      strict: "ignore",
+      maxSize: 50,
+      maxExpand: 300,
+    });
   } catch (e) {
     m.textContent = tex;
     m.classList.add("tex");
@@ -123,8 +191,10 @@ function setMath(m) {
 }
 
 function dressCode(code) {
-  const name = /language-([\w+#.-]+)/.exec(code.className)?.[1] ?? "", text = code.textContent;
-  const pre = code.parentNode, frame = el("div", { class: "code" });
+  const name = /language-([\w+#.-]+)/.exec(code.className)?.[1] ?? "",
+    text = code.textContent;
+  const pre = code.parentNode,
+    frame = el("div", { class: "code" });
   code.className = "hljs";
   if (hljs && text.length <= LONGEST_CODE && hljs.getLanguage(name))
     code.replaceChildren(DOMPurify.sanitize(hljs.highlight(name, text, true).value, CLEAN_CODE));

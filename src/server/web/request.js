@@ -6,7 +6,11 @@
 import * as api from "./api.js";
 
 export class TooLong extends Error {
-  constructor(tokens, context) { super(`${tokens} tokens`); this.tokens = tokens; this.context = context; }
+  constructor(tokens, context) {
+    super(`${tokens} tokens`);
+    this.tokens = tokens;
+    this.context = context;
+  }
 }
 
 /* A fence longer than any in the text, so that a file cannot end its own block. */
@@ -33,7 +37,12 @@ export function messages(path, system) {
       out.push({ role: "tool", tool_call_id: n.callId, content: n.content });
     } else {
       const m = { role: "assistant", content: n.content };
-      if (n.calls?.length) m.tool_calls = n.calls.map(c => ({ id: c.id, type: "function", function: { name: c.name, arguments: c.arguments } }));
+      if (n.calls?.length)
+        m.tool_calls = n.calls.map(c => ({
+          id: c.id,
+          type: "function",
+          function: { name: c.name, arguments: c.arguments },
+        }));
       if (n.reasoning && i > lastUser) m.reasoning_content = n.reasoning; // between calls of one turn
       out.push(m);
     }
@@ -43,7 +52,8 @@ export function messages(path, system) {
 
 /* Where the sent part of a path begins: what its newest message says of it. */
 export function startOf(path) {
-  const from = path.findLast(n => n.from)?.from, at = from ? path.findIndex(n => n.id === from) : 0;
+  const from = path.findLast(n => n.from)?.from,
+    at = from ? path.findIndex(n => n.id === from) : 0;
   return Math.max(0, at);
 }
 
@@ -52,7 +62,9 @@ const BYTES_A_TURN = 64; // more than any template puts around a message
 
 /* At most how many tokens: what the server counted last, and a token for every byte since. */
 function atMost(path, start, extra) {
-  const known = path.findLastIndex((n, i) => i >= start && n.usage && startOf(path.slice(0, i + 1)) === start);
+  const known = path.findLastIndex(
+    (n, i) => i >= start && n.usage && startOf(path.slice(0, i + 1)) === start,
+  );
   let n = known >= 0 ? path[known].usage.prompt + path[known].usage.answer : bytes(extra);
   for (const m of path.slice(known >= 0 ? known + 1 : start))
     n += bytes(userText(m)) + bytes(JSON.stringify(m.calls ?? "")) + BYTES_A_TURN;
@@ -64,25 +76,31 @@ function atMost(path, start, extra) {
  * that what atMost() let pass does not fit.
  */
 export async function fit(path, system, body, context, { full = false, signal } = {}) {
-  const start = startOf(path), room = Math.min(body.max_tokens ?? Infinity, Math.ceil(context / 4));
+  const start = startOf(path),
+    room = Math.min(body.max_tokens ?? Infinity, Math.ceil(context / 4));
   const extra = system + JSON.stringify(body.tools ?? "");
   const whole = at => ({ start: at, body: { ...body, messages: messages(path.slice(at), system) } });
   if (!full && atMost(path, start, extra) + room <= context) return whole(start);
   const count = async at => {
     const { body: b } = whole(at);
-    return api.countTokens({ messages: b.messages, tools: b.tools, chat_template_kwargs: b.chat_template_kwargs }, signal);
+    return api.countTokens(
+      { messages: b.messages, tools: b.tools, chat_template_kwargs: b.chat_template_kwargs },
+      signal,
+    );
   };
   const first = await count(start);
   if (first + Math.min(room, 64) <= context) return whole(start); // it still fits, if the answer is short
   // the turns it could begin with; the last of them is the message itself
-  const turns = path.map((n, i) => n.role === "user" && i > start ? i : -1).filter(i => i >= 0);
+  const turns = path.map((n, i) => (n.role === "user" && i > start ? i : -1)).filter(i => i >= 0);
   if (!turns.length) turns.push(start);
   const alone = turns.at(-1) === start ? first : await count(turns.at(-1));
   if (alone >= context) throw new TooLong(alone, context);
-  let lo = -1, hi = turns.length - 1; // hi is good enough, lo is not
+  let lo = -1,
+    hi = turns.length - 1; // hi is good enough, lo is not
   while (hi - lo > 1) {
     const mid = lo + Math.floor((hi - lo) / 2);
-    if (await count(turns[mid]) + room <= context) hi = mid; else lo = mid;
+    if ((await count(turns[mid])) + room <= context) hi = mid;
+    else lo = mid;
   }
   return whole(turns[hi]);
 }

@@ -22,16 +22,23 @@ const DEFAULTS = {
   key: "",
   think: "", // "" = the model's own way, "on", "off"
   sampling: {},
-  presets: [{ id: "none", name: "No system prompt", text: "" },
-            { id: "short", name: "Short answers", text: "Answer in one or two sentences." },
-            { id: "code", name: "Programming", text: "You help with programming. Show code first, then explain what is not obvious." }],
+  presets: [
+    { id: "none", name: "No system prompt", text: "" },
+    { id: "short", name: "Short answers", text: "Answer in one or two sentences." },
+    {
+      id: "code",
+      name: "Programming",
+      text: "You help with programming. Show code first, then explain what is not obvious.",
+    },
+  ],
   preset: "none", // new conversations start with it
   tools: [], // see tools.js
 };
 export const settings = structuredClone(DEFAULTS);
 
 export async function load() {
-  for (const { key, value } of await db.all("kv")) if (key in DEFAULTS && typeof value === typeof DEFAULTS[key]) settings[key] = value;
+  for (const { key, value } of await db.all("kv"))
+    if (key in DEFAULTS && typeof value === typeof DEFAULTS[key]) settings[key] = value;
   api.setKey(settings.key);
 }
 

@@ -3,4 +3,6 @@
 try {
   const theme = localStorage.getItem("steel.theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
-} catch { /* no storage: the system's theme */ }
+} catch {
+  /* no storage: the system's theme */
+}

@@ -8,12 +8,18 @@
  */
 import { settings } from "./settings.js";
 
-const LONGEST_RESULT = 200000, WAIT_MS = 60000;
+const LONGEST_RESULT = 200000,
+  WAIT_MS = 60000;
 
 /* A request the policy forbids fails like one to a server that is down; the policy's own event tells them apart. */
 const forbidden = new Set();
 document.addEventListener("securitypolicyviolation", e => {
-  if (e.effectiveDirective === "connect-src") try { forbidden.add(new URL(e.blockedURI).origin); } catch { /* no URL */ }
+  if (e.effectiveDirective === "connect-src")
+    try {
+      forbidden.add(new URL(e.blockedURI).origin);
+    } catch {
+      /* no URL */
+    }
 });
 
 async function request(tool, body, headers = {}, signal = null) {
@@ -21,11 +27,17 @@ async function request(tool, body, headers = {}, signal = null) {
   if (tool.auth) headers.Authorization = tool.auth;
   try {
     const signals = [AbortSignal.timeout(WAIT_MS), ...(signal ? [signal] : [])];
-    return await fetch(tool.url, { method: "POST", body: JSON.stringify(body), signal: AbortSignal.any(signals), credentials: "omit",
-      headers: { "Content-Type": "application/json", ...headers } });
+    return await fetch(tool.url, {
+      method: "POST",
+      body: JSON.stringify(body),
+      signal: AbortSignal.any(signals),
+      credentials: "omit",
+      headers: { "Content-Type": "application/json", ...headers },
+    });
   } catch (e) {
     await new Promise(r => setTimeout(r, 50)); // the event comes after the failure
-    if (forbidden.has(origin)) throw new Error(`this page may not call ${origin}: start the server with --page-connect ${origin}`);
+    if (forbidden.has(origin))
+      throw new Error(`this page may not call ${origin}: start the server with --page-connect ${origin}`);
     if (signal?.aborted) throw new Error("stopped");
     if (e.name === "TimeoutError") throw new Error(`${origin} did not answer within ${WAIT_MS / 1000} s`);
     throw new Error(`${origin} does not answer, or does not let this page call it (CORS)`);
@@ -41,7 +53,16 @@ async function reply(response, id) {
   if (!response.ok) throw new Error("the MCP server said " + response.status + " " + response.statusText);
   const text = await response.text();
   const messages = (response.headers.get("Content-Type") ?? "").startsWith("text/event-stream")
-    ? text.split(/\r?\n\r?\n/).map(e => e.split(/\r?\n/).filter(l => l.startsWith("data:")).map(l => l.slice(5)).join("\n")).filter(Boolean)
+    ? text
+        .split(/\r?\n\r?\n/)
+        .map(e =>
+          e
+            .split(/\r?\n/)
+            .filter(l => l.startsWith("data:"))
+            .map(l => l.slice(5))
+            .join("\n"),
+        )
+        .filter(Boolean)
     : [text];
   for (const m of messages) {
     const d = JSON.parse(m);
@@ -55,16 +76,29 @@ async function reply(response, id) {
 let lastId = 0;
 async function rpc(tool, session, method, params, signal) {
   const id = ++lastId;
-  const r = await request(tool, { jsonrpc: "2.0", id, method, params },
-    { Accept: "application/json, text/event-stream", ...(session ? { "Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-06-18" } : {}) }, signal);
+  const r = await request(
+    tool,
+    { jsonrpc: "2.0", id, method, params },
+    {
+      Accept: "application/json, text/event-stream",
+      ...(session ? { "Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-06-18" } : {}),
+    },
+    signal,
+  );
   return { result: await reply(r, id), session: r.headers.get("Mcp-Session-Id") ?? session };
 }
 
 async function connect(tool) {
-  const { session } = await rpc(tool, null, "initialize",
-    { protocolVersion: "2025-06-18", capabilities: {}, clientInfo: { name: "steel", version: "1" } });
-  await request(tool, { jsonrpc: "2.0", method: "notifications/initialized" },
-    { Accept: "application/json, text/event-stream", ...(session ? { "Mcp-Session-Id": session } : {}) });
+  const { session } = await rpc(tool, null, "initialize", {
+    protocolVersion: "2025-06-18",
+    capabilities: {},
+    clientInfo: { name: "steel", version: "1" },
+  });
+  await request(
+    tool,
+    { jsonrpc: "2.0", method: "notifications/initialized" },
+    { Accept: "application/json, text/event-stream", ...(session ? { "Mcp-Session-Id": session } : {}) },
+  );
   const { result } = await rpc(tool, session, "tools/list", {});
   return { url: tool.url, session, tools: Array.isArray(result?.tools) ? result.tools : [] };
 }
@@ -77,12 +111,22 @@ export async function mcpTools(tool) {
 
 /* What a conversation has: [{ name, description, parameters, tool }], and what could not be reached. */
 export async function available() {
-  const found = [], failed = [];
+  const found = [],
+    failed = [];
   for (const tool of settings.tools) {
-    if (tool.kind === "http") { found.push({ name: tool.name, description: tool.description, parameters: tool.parameters, tool }); continue; }
+    if (tool.kind === "http") {
+      found.push({ name: tool.name, description: tool.description, parameters: tool.parameters, tool });
+      continue;
+    }
     try {
       for (const t of await mcpTools(tool))
-        if (typeof t.name === "string") found.push({ name: t.name, description: String(t.description ?? ""), parameters: t.inputSchema ?? {}, tool });
+        if (typeof t.name === "string")
+          found.push({
+            name: t.name,
+            description: String(t.description ?? ""),
+            parameters: t.inputSchema ?? {},
+            tool,
+          });
     } catch (e) {
       sessions.delete(tool.id);
       failed.push(`${tool.name}: ${e.message}`);
@@ -91,12 +135,19 @@ export async function available() {
   return { found, failed };
 }
 
-export const describe = t => ({ type: "function", function: { name: t.name, description: t.description, parameters: t.parameters } });
+export const describe = t => ({
+  type: "function",
+  function: { name: t.name, description: t.description, parameters: t.parameters },
+});
 
 /* Runs one call; the text goes back to the model. An error is a result, too: the model may do better. */
 export async function run(known, call, signal) {
   let args;
-  try { args = JSON.parse(call.arguments || "{}"); } catch { return "error: the arguments are no JSON"; }
+  try {
+    args = JSON.parse(call.arguments || "{}");
+  } catch {
+    return "error: the arguments are no JSON";
+  }
   const t = known.find(k => k.name === call.name);
   if (!t) return `error: there is no tool ${call.name}`;
   let text;
@@ -108,9 +159,13 @@ export async function run(known, call, signal) {
     } else {
       const { session } = await sessions.get(t.tool.id);
       const { result } = await rpc(t.tool, session, "tools/call", { name: t.name, arguments: args }, signal);
-      text = (result.content ?? []).map(c => c.type === "text" ? c.text : `[${c.type}]`).join("\n");
+      text = (result.content ?? []).map(c => (c.type === "text" ? c.text : `[${c.type}]`)).join("\n");
       if (result.isError) text = "error: " + text;
     }
-  } catch (e) { text = "error: " + e.message; }
-  return text.length > LONGEST_RESULT ? text.slice(0, LONGEST_RESULT) + "\n[cut: " + text.length + " characters]" : text;
+  } catch (e) {
+    text = "error: " + e.message;
+  }
+  return text.length > LONGEST_RESULT
+    ? text.slice(0, LONGEST_RESULT) + "\n[cut: " + text.length + " characters]"
+    : text;
 }

@@ -5,10 +5,21 @@
 import { Conversation, newId, title } from "./chats.js";
 import { userText } from "./request.js";
 
-const FORMAT = "steel-chats", LARGEST = 100e6, MAX_CHATS = 10000, MAX_NODES = 100000;
+const FORMAT = "steel-chats",
+  LARGEST = 100e6,
+  MAX_CHATS = 10000,
+  MAX_NODES = 100000;
 
 export function toJson(conversations) {
-  return JSON.stringify({ format: FORMAT, version: 1, chats: conversations.map(c => ({ ...c.record, nodes: [...c.nodes.values()] })) }, null, 1);
+  return JSON.stringify(
+    {
+      format: FORMAT,
+      version: 1,
+      chats: conversations.map(c => ({ ...c.record, nodes: [...c.nodes.values()] })),
+    },
+    null,
+    1,
+  );
 }
 
 /* Marks before each message let it be read back, whatever its text; a mark in the text is not one. */
@@ -22,16 +33,17 @@ export function toMarkdown(conv) {
   for (const n of conv.path()) {
     const who = n.role === "user" ? "You" : n.role === "tool" ? "Tool " + (n.name ?? "") : "Assistant";
     out.push(`<!-- steel:${n.role} -->\n**${who}**\n`, hide(n.role === "user" ? userText(n) : n.content));
-    for (const c of n.calls ?? []) out.push("```json\n" + JSON.stringify({ call: c.name, arguments: c.arguments }) + "\n```");
+    for (const c of n.calls ?? [])
+      out.push("```json\n" + JSON.stringify({ call: c.name, arguments: c.arguments }) + "\n```");
   }
   return out.join("\n\n") + "\n";
 }
 
 /* Reading: every function takes what it knows and drops the rest. */
 
-const text = (v, most = 10e6) => typeof v === "string" ? v.slice(0, most) : "";
-const count = v => Number.isFinite(v) && v >= 0 ? v : 0;
-const time = v => Number.isFinite(v) && v > 0 && v < 1e14 ? v : Date.now();
+const text = (v, most = 10e6) => (typeof v === "string" ? v.slice(0, most) : "");
+const count = v => (Number.isFinite(v) && v >= 0 ? v : 0);
+const time = v => (Number.isFinite(v) && v > 0 && v < 1e14 ? v : Date.now());
 
 function readCall(c) {
   return { id: text(c?.id, 100) || newId(), name: text(c?.name, 200), arguments: text(c?.arguments) };
@@ -39,27 +51,49 @@ function readCall(c) {
 
 function readNode(n, ids, chat) {
   if (!["user", "assistant", "tool"].includes(n?.role) || typeof n.content !== "string") return null;
-  const out = { id: ids.get(n.id), chat, parent: ids.get(n.parent) ?? null, role: n.role, content: text(n.content), created: time(n.created) };
-  if (Array.isArray(n.files)) out.files = n.files.slice(0, 100).map(f => ({ name: text(f?.name, 200), text: text(f?.text) }));
+  const out = {
+    id: ids.get(n.id),
+    chat,
+    parent: ids.get(n.parent) ?? null,
+    role: n.role,
+    content: text(n.content),
+    created: time(n.created),
+  };
+  if (Array.isArray(n.files))
+    out.files = n.files.slice(0, 100).map(f => ({ name: text(f?.name, 200), text: text(f?.text) }));
   if (Array.isArray(n.calls)) out.calls = n.calls.slice(0, 100).map(readCall);
   if (n.role === "tool") Object.assign(out, { callId: text(n.callId, 100), name: text(n.name, 200) });
   if (n.role === "assistant") {
-    Object.assign(out, { reasoning: text(n.reasoning), model: text(n.model, 200), status: ["done", "stopped", "failed", "cut"].includes(n.status) ? n.status : "done" });
+    Object.assign(out, {
+      reasoning: text(n.reasoning),
+      model: text(n.model, 200),
+      status: ["done", "stopped", "failed", "cut"].includes(n.status) ? n.status : "done",
+    });
     if (n.error) out.error = text(n.error, 2000);
-    if (n.usage && typeof n.usage === "object") out.usage = { prompt: count(n.usage.prompt), answer: count(n.usage.answer) };
+    if (n.usage && typeof n.usage === "object")
+      out.usage = { prompt: count(n.usage.prompt), answer: count(n.usage.answer) };
     if (n.timings && typeof n.timings === "object")
-      out.timings = Object.fromEntries(["prompt_n", "cache_n", "prompt_ms", "predicted_n", "predicted_ms", "predicted_per_second"].map(k => [k, count(n.timings[k])]));
+      out.timings = Object.fromEntries(
+        ["prompt_n", "cache_n", "prompt_ms", "predicted_n", "predicted_ms", "predicted_per_second"].map(k => [
+          k,
+          count(n.timings[k]),
+        ]),
+      );
   }
   return out;
 }
 
 /* A parent that is missing, or its own descendant, becomes the root. */
 function breakCycles(nodes) {
-  const by = new Map(nodes.map(n => [n.id, n])), good = new Set();
+  const by = new Map(nodes.map(n => [n.id, n])),
+    good = new Set();
   for (const n of nodes) {
     const way = new Set();
     for (let x = n; x && !good.has(x.id); x = by.get(x.parent)) {
-      if (way.has(x.id)) { x.parent = null; break; }
+      if (way.has(x.id)) {
+        x.parent = null;
+        break;
+      }
       way.add(x.id);
       if (!by.has(x.parent)) x.parent = null;
     }
@@ -68,18 +102,33 @@ function breakCycles(nodes) {
 }
 
 function readChat(c) {
-  if (!c || typeof c !== "object" || !Array.isArray(c.nodes)) throw new Error("a conversation has no messages");
+  if (!c || typeof c !== "object" || !Array.isArray(c.nodes))
+    throw new Error("a conversation has no messages");
   if (c.nodes.length > MAX_NODES) throw new Error("a conversation has more than " + MAX_NODES + " messages");
-  const id = newId(), ids = new Map();
+  const id = newId(),
+    ids = new Map();
   for (const n of c.nodes) if (typeof n?.id === "string") ids.set(n.id, newId());
-  for (const n of c.nodes) if (n && typeof n === "object" && typeof n.id !== "string") { n.id = newId(); ids.set(n.id, n.id); }
-  const nodes = c.nodes.map(n => readNode(n, ids, id)).filter(Boolean), seen = new Set();
-  for (const n of nodes) { // two messages of one id are two messages
+  for (const n of c.nodes)
+    if (n && typeof n === "object" && typeof n.id !== "string") {
+      n.id = newId();
+      ids.set(n.id, n.id);
+    }
+  const nodes = c.nodes.map(n => readNode(n, ids, id)).filter(Boolean),
+    seen = new Set();
+  for (const n of nodes) {
+    // two messages of one id are two messages
     if (seen.has(n.id)) n.id = newId();
     seen.add(n.id);
   }
   breakCycles(nodes);
-  const record = { id, title: text(c.title, 200), system: text(c.system), created: time(c.created), updated: time(c.updated), leaf: ids.get(c.leaf) ?? null };
+  const record = {
+    id,
+    title: text(c.title, 200),
+    system: text(c.system),
+    created: time(c.created),
+    updated: time(c.updated),
+    leaf: ids.get(c.leaf) ?? null,
+  };
   const conv = new Conversation(record, nodes);
   record.leaf = conv.leaf;
   return { record, nodes };
@@ -87,22 +136,36 @@ function readChat(c) {
 
 function linear(name, system, list) {
   const t = Date.now();
-  return readChat({ title: name, system, created: t, updated: t, leaf: String(list.length - 1),
-    nodes: list.map((m, i) => ({ ...m, id: String(i), parent: i ? String(i - 1) : null, created: t + i })) });
+  return readChat({
+    title: name,
+    system,
+    created: t,
+    updated: t,
+    leaf: String(list.length - 1),
+    nodes: list.map((m, i) => ({ ...m, id: String(i), parent: i ? String(i - 1) : null, created: t + i })),
+  });
 }
 
 function fromMarkdown(source, name) {
   const list = [];
-  let system = "", head = "", now = null;
+  let system = "",
+    head = "",
+    now = null;
   const close = () => {
     if (!now) return;
-    const said = unhide(now.lines.join("\n")).replace(/^\s*\*\*[^*\n]*\*\*\n/, "").trim();
-    if (now.role === "system") system = said; else list.push({ role: now.role, content: said });
+    const said = unhide(now.lines.join("\n"))
+      .replace(/^\s*\*\*[^*\n]*\*\*\n/, "")
+      .trim();
+    if (now.role === "system") system = said;
+    else list.push({ role: now.role, content: said });
   };
   for (const line of source.split(/\r?\n/)) {
-    const m = MARK.exec(line), sys = line === "<!-- steel:system -->";
-    if (m || sys) { close(); now = { role: sys ? "system" : m[1], lines: [] }; }
-    else if (now) now.lines.push(line);
+    const m = MARK.exec(line),
+      sys = line === "<!-- steel:system -->";
+    if (m || sys) {
+      close();
+      now = { role: sys ? "system" : m[1], lines: [] };
+    } else if (now) now.lines.push(line);
     else if (!head && line.startsWith("# ")) head = line.slice(2).trim();
   }
   close();
@@ -115,13 +178,22 @@ export function parse(source, name) {
   if (source.length > LARGEST) throw new Error("it is larger than 100 MB");
   if (!/^\s*[[{]/.test(source)) return fromMarkdown(source, name);
   let d;
-  try { d = JSON.parse(source); } catch { throw new Error("it is no JSON, and no Markdown that this page wrote"); }
+  try {
+    d = JSON.parse(source);
+  } catch {
+    throw new Error("it is no JSON, and no Markdown that this page wrote");
+  }
   // a list of messages, as in a request to the API
   const plain = Array.isArray(d) ? d : Array.isArray(d.messages) ? d.messages : null;
   if (plain) {
     const said = plain.filter(m => typeof m?.content === "string");
-    const system = said.filter(m => m.role === "system").map(m => m.content).join("\n\n");
-    const list = said.filter(m => ["user", "assistant", "tool"].includes(m.role)).map(({ role, content }) => ({ role, content }));
+    const system = said
+      .filter(m => m.role === "system")
+      .map(m => m.content)
+      .join("\n\n");
+    const list = said
+      .filter(m => ["user", "assistant", "tool"].includes(m.role))
+      .map(({ role, content }) => ({ role, content }));
     if (!list.length) throw new Error("it has no messages");
     return [linear(name, system, list)];
   }
