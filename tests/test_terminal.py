@@ -50,11 +50,6 @@ class Terminal:
     def type(self, text):
         tmux("send-keys", "-l", text)
 
-    def clear(self):
-        tmux("send-keys", "C-l")
-        time.sleep(0.1)
-        tmux("clear-history")
-
     def ask(self, text):
         """Sends a line; returns what was printed until the next prompt."""
         prompts = lambda s: len(re.findall(r"^>>>", s, re.M))
@@ -106,7 +101,7 @@ def paste_and_tab(home):
     t.wait(lambda s: "y" in s.split(">>>")[-1], "pasted text with an escape sequence")
     check("empty again" in t.screen(), "pasted escape sequences do not act", t.screen())
     t.keys("C-c")
-    time.sleep(0.2)
+    t.wait(lambda s: s.rstrip().endswith(">>>"), "a new prompt")
 
     os.makedirs(os.path.join(home, "chats", "deep"), exist_ok=True)
     open(os.path.join(home, "chats", "deep", "talk one.json"), "w").write('{"messages": [{"role": "user", "content": "x"}]}')
@@ -183,10 +178,7 @@ def markdown(home):
         check(re.search(r"\033\[1mbold", raw) and re.search(r"\033\[3mleaning", raw) and re.search(r"\033\[36mcode", raw), "bold, italics, code" + at, raw)
         check(re.search(r"[\d.]+ tok/s, \d+ tokens left", " ".join(body.split())), "a quiet line tells speed and room" + at, body)
     t.ask("/set markdown off")
-    t.clear()
-    t.type("Go")
-    t.keys("Enter")
-    s = t.wait(lambda s: "done." in s and s.rstrip().endswith(">>>"), "the text")
+    s = t.ask("Go")
     check("**bold" in s and "```python" in s, "/set markdown off shows what the model writes", s)
     t = Terminal(home, f"--temp 0 --think off --grammar {grammar}", "NO_COLOR=1", columns=40, rows=60)
     t.type("Go")
@@ -347,9 +339,9 @@ def main():
 
         t.keys("Up")
         t.keys("Up")
-        time.sleep(0.3)
-        check(t.screen().rstrip().endswith(">>> /nonsense"), "Up recalls earlier lines", t.screen())
+        t.wait(lambda s: s.rstrip().endswith(">>> /nonsense"), "an earlier line by Up")
         t.keys("C-u")
+        t.wait(lambda s: s.rstrip().endswith(">>>"), "an empty line")
 
         t.type('"""first line')
         t.keys("Enter")
