@@ -419,7 +419,7 @@ static void fail_answer(struct call *c, const struct api_error *err)
 
 static const char *first_error(const struct call *c)
 {
-    for (int i = 0; i < c->n_choices; i++)
+    for (int i = 0; c->choices && i < c->n_choices; i++)
         if (c->choices[i].done && c->choices[i].finish == FINISH_ERROR)
             return c->choices[i].error;
         else if (c->choices[i].done && c->choices[i].finish == FINISH_CANCEL &&
@@ -496,7 +496,7 @@ static bool next_piece(struct call *c, struct buf *out, size_t room)
 static void pump_whole(struct call *c)
 {
     struct http_exchange *x = c->x;
-    bool early = c->n_open && c->kept >= WHOLE_EARLY && c->choices[0].done;
+    bool early = c->n_open && c->kept >= WHOLE_EARLY && c->choices && c->choices[0].done;
     if (!c->whole.sending && c->n_open && !early)
         return;
     size_t room = c->whole.sending ? room_of(c) : WHOLE_ONCE;
