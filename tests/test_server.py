@@ -650,6 +650,7 @@ def test_open_bind(_):
             continue
         s = Server(BUILD, *flags)
         assert ("anybody who reaches this address" in s.log()) == warned, (flags, s.log())
+        assert "sequences=16" in s.wait_line("ready"), s.log()
         s.stop()
 
 

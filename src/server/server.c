@@ -412,6 +412,7 @@ static void become_ready(struct server *s)
     s->ready = true;
     log_line(LOG_INFO, "ready", LOG_TEXT("model", s->name), LOG_TEXT("device", rt->be->ops->name),
              LOG_NUM("load_s", rt->load_ns * 1e-9), LOG_NUM("context", engine_context(s->engine)),
+             LOG_NUM("sequences", stepper_limits(rt->step)->max_seqs),
              LOG_NUM("kv_pages", rt->kv->n_pages), LOG_NUM("kv_mb", rt->kv->pool_bytes / 1e6),
              LOG_NUM("weights_mb", rt->model->bytes / 1e6));
     if (rt->notice.msg[0])
