@@ -1,42 +1,18 @@
 /*
- * Attention: rotation and storage of new keys, the choice of a kernel for softmax(q K^T) V over the
- * paged cache, and the kernel for what no other takes (float caches, odd head sizes): a warp per
- * (row, head), plain floats.
+ * Attention: queries, keys and values of raw projections, the choice of a kernel for softmax(q K^T) V
+ * over the paged cache, and the kernel for what no other takes (float caches, odd head sizes): a warp
+ * per (row, head), plain floats, every part a layer may have.
  */
 #include "backend/cuda/attn.cuh"
 
 #include <math.h>
 
-/* One warp: norm (gain may be NULL) and rotation of a head of D floats, in place in shared memory.
- */
-DEVICE void prepare_head(float *head, int D, const float *gain, float eps, const float2 *rope,
-                         int n_rot)
+/* Element 0 of (slot, kv head) in a pool of (n_pages, n_kv, page_len, dim). */
+DEVICE size_t kv_index(int slot, int page_len, int n_kv, int head, int dim)
 {
-    int lane = lane_id(), half = n_rot >> 1;
-    __syncwarp();
-    if (gain) {
-        float sum = 0.0f;
-        for (int i = lane; i < D; i += 32)
-            sum += head[i] * head[i];
-        float rms = rsqrtf(warp_sum(sum) / (float)D + eps);
-        for (int i = lane; i < D; i += 32)
-            head[i] = head[i] * rms * gain[i];
-        __syncwarp();
-    }
-    for (int i = lane; i < half; i += 32) {
-        float2 cs = rope[i];
-        float a = head[i], b = head[i + half];
-        head[i] = a * cs.x - b * cs.y;
-        head[i + half] = b * cs.x + a * cs.y;
-    }
-    __syncwarp();
-}
-
-DEVICE size_t kv_index(const struct kv_view &kv, int slot, int head)
-{
-    int page = slot / kv.page_len, off = slot - page * kv.page_len;
-    return (((size_t)page * (size_t)kv.n_kv + (size_t)head) * (size_t)kv.page_len + (size_t)off) *
-           (size_t)kv.head_dim;
+    int page = slot / page_len, off = slot - page * page_len;
+    return (((size_t)page * (size_t)n_kv + (size_t)head) * (size_t)page_len + (size_t)off) *
+           (size_t)dim;
 }
 
 DEVICE void kv_put(const uint8_t *base, int type, size_t at, float v)
@@ -55,35 +31,120 @@ DEVICE float kv_get(const uint8_t *base, int type, size_t at)
     return type == DT_F16 ? half_to_float(h) : bf16_to_float(h);
 }
 
-/* q, k, v of every row from their raw projections. Blocks: x over heads, 4 a block; y over rows. */
-static __global__ void __launch_bounds__(128)
-    attn_rotate_kernel(const __grid_constant__ struct attn_args p, const float *raw, float *q)
+/* What happens to a layer's raw projections. */
+struct attn_heads_args {
+    const float *raw; /* (n_tokens, width) */
+    float *q;         /* (n_tokens, H, Dk) */
+    uint8_t *k, *v;   /* the cache */
+    struct step step;
+    int width, n_heads, n_kv, k_dim, v_dim, n_rot, page_len, type;
+    int each; /* floats of a query and its gate */
+    struct attn_norm norm[ATTN_PARTS];
+    bool whole, k_is_v, shares_kv;
+    float temp_beta;
+    int temp_len;
+};
+
+/* Where a row's heads of one part begin, how many and how far apart they are. */
+struct attn_heads_run {
+    int at, n, dim, stride;
+};
+
+DEVICE struct attn_heads_run attn_heads_run_of(const struct attn_heads_args &p, int part)
+{
+    int keys = p.n_heads * p.each, values = keys + (p.k_is_v ? 0 : p.n_kv * p.k_dim);
+    struct attn_heads_run r;
+    r.at = part == ATTN_Q ? 0 : part == ATTN_K ? keys : values;
+    r.n = part == ATTN_Q ? p.n_heads : p.n_kv;
+    r.dim = part == ATTN_V ? p.v_dim : p.k_dim;
+    r.stride = part == ATTN_Q ? p.each : r.dim;
+    return r;
+}
+
+/* A block: what a norm over all heads of a part multiplies by, for each part that has one. */
+DEVICE void attn_heads_whole(const struct attn_heads_args &p, const float *row, float *sums,
+                             float (&rms)[ATTN_PARTS])
+{
+    int tid = (int)threadIdx.x, threads = (int)blockDim.x;
+#pragma unroll
+    for (int part = 0; part < ATTN_PARTS; part++) {
+        struct attn_heads_run r = attn_heads_run_of(p, part);
+        float sum = 0.0f;
+        if (!p.norm[part].on || (part != ATTN_Q && p.shares_kv))
+            continue;
+        for (int i = tid; i < r.n * r.dim; i += threads) {
+            float x = row[r.at + i / r.dim * r.stride + i % r.dim];
+            sum += x * x;
+        }
+        sum = warp_sum(sum);
+        __syncthreads(); /* sums are read before they are written again */
+        if (lane_id() == 0)
+            sums[warp_id()] = sum;
+        __syncthreads();
+        sum = 0.0f;
+        for (int i = 0; i < threads >> 5; i++)
+            sum += sums[i];
+        rms[part] = rsqrtf(sum / (float)(r.n * r.dim) + p.norm[part].eps);
+    }
+}
+
+/*
+ * q, k, v of every row from their raw projections: norms, rotation, temperature; k and v go to the
+ * cache. A warp for each head. Blocks: x over heads, y over rows; one block has all heads of a row
+ * where norms are of all of them.
+ */
+static __global__ void __launch_bounds__(512)
+    attn_heads_kernel(const __grid_constant__ struct attn_heads_args p)
 {
     SHARED_BYTES(shared);
     dependency_wait();
     dependency_trigger();
-    int D = p.kv.head_dim, H = p.n_heads, K = p.kv.n_kv, t = (int)blockIdx.y;
-    int h = (int)blockIdx.x * 4 + warp_id();
-    if (h >= H + 2 * K)
-        return;
-    float *head = (float *)shared + warp_id() * D;
-    const float *from = raw + ((size_t)t * (size_t)(H + 2 * K) + (size_t)h) * (size_t)D;
-    for (int i = lane_id(); i < D; i += 32)
-        head[i] = from[i];
-    if (h < H + K)
-        prepare_head(head, D, h < H ? p.q_norm : p.k_norm, p.eps,
-                     p.step.rope + (size_t)t * (size_t)(p.n_rot >> 1), p.n_rot);
-    else
+    int lane = lane_id(), warps = (int)blockDim.x >> 5, t = (int)blockIdx.y, half = p.n_rot >> 1;
+    int H = p.n_heads, K = p.n_kv, widest = max(p.k_dim, p.v_dim);
+    const float *row = p.raw + (size_t)t * (size_t)p.width;
+    float *head = (float *)shared + 16 + warp_id() * widest, rms[ATTN_PARTS] = {};
+    if (p.whole)
+        attn_heads_whole(p, row, (float *)shared, rms);
+    int slot = p.step.slot[t], pos = p.step.pos[t], n = p.shares_kv ? H : H + 2 * K;
+    const float2 *rope = p.step.rope + (size_t)t * (size_t)half;
+    for (int h = (int)blockIdx.x * warps + warp_id(); h < n; h += (int)gridDim.x * warps) {
+        int part = h < H ? ATTN_Q : h < H + K ? ATTN_K : ATTN_V;
+        int i = part == ATTN_Q ? h : part == ATTN_K ? h - H : h - H - K;
+        struct attn_heads_run r = attn_heads_run_of(p, part);
+        const struct attn_norm norm = p.norm[part];
+        const float *from = row + r.at + i * r.stride;
+        float sum = 0.0f, by = 1.0f;
+        for (int e = lane; e < r.dim; e += 32) {
+            float x = from[e];
+            head[e] = x;
+            sum += x * x;
+        }
+        if (norm.on)
+            by = p.whole ? rms[part] : rsqrtf(warp_sum(sum) / (float)r.dim + norm.eps);
+        const float *gain = norm.on && norm.gain ? norm.gain + (p.whole ? i * r.dim : 0) : NULL;
+        for (int e = lane; e < r.dim; e += 32)
+            head[e] = head[e] * by * (gain ? gain[e] : 1.0f);
         __syncwarp();
-    int slot = p.step.slot[t];
-    if (h < H) {
-        for (int i = lane_id(); i < D; i += 32)
-            q[((size_t)t * (size_t)H + (size_t)h) * (size_t)D + (size_t)i] = head[i];
-    } else if (slot >= 0) {
-        bool is_k = h < H + K;
-        size_t at = kv_index(p.kv, slot, h - H - (is_k ? 0 : K));
-        for (int i = lane_id(); i < D; i += 32)
-            kv_put(is_k ? p.kv.k : p.kv.v, p.kv.type, at + (size_t)i, head[i]);
+        for (int e = lane; e < half && part != ATTN_V; e += 32) {
+            float2 cs = rope[e];
+            float a = head[e], b = head[e + half];
+            head[e] = a * cs.x - b * cs.y;
+            head[e + half] = b * cs.x + a * cs.y;
+        }
+        __syncwarp();
+        if (part == ATTN_Q) {
+            float warm = 1.0f;
+            if (p.temp_beta != 0.0f)
+                warm += p.temp_beta * logf(1.0f + (float)(pos / p.temp_len));
+            float *to = p.q + ((size_t)t * (size_t)H + (size_t)i) * (size_t)r.dim;
+            for (int e = lane; e < r.dim; e += 32)
+                to[e] = head[e] * warm;
+        } else if (slot >= 0) {
+            size_t at = kv_index(slot, p.page_len, K, i, r.dim);
+            for (int e = lane; e < r.dim; e += 32)
+                kv_put(part == ATTN_K ? p.k : p.v, p.type, at + (size_t)e, head[e]);
+        }
+        __syncwarp();
     }
 }
 
@@ -94,20 +155,24 @@ static __global__ void __launch_bounds__(128)
     SHARED_BYTES(shared);
     dependency_wait();
     dependency_trigger();
-    int D = p.kv.head_dim, H = p.n_heads, lane = lane_id(), w = warp_id();
+    int Dk = p.kv.head_dim, Dv = p.v_dim, H = p.n_heads, lane = lane_id(), w = warp_id();
     int h = (int)blockIdx.x * 4 + w, t = first + (int)blockIdx.y;
     if (h >= H)
         return;
-    float *q = (float *)shared + w * (2 * D + 32), *acc = q + D, *prob = acc + D;
-    size_t at = ((size_t)t * (size_t)H + (size_t)h) * (size_t)D;
+    float *q = (float *)shared + w * (Dk + Dv + 32), *acc = q + Dk, *prob = acc + Dv;
+    size_t row = (size_t)t * (size_t)H + (size_t)h;
     int seq = p.step.seq_of[t], last = p.step.pos[t], kv_head = h * p.kv.n_kv / H;
     const int32_t *pages = p.step.pages + (size_t)seq * (size_t)p.step.head[STEP_PAGE_STRIDE];
-    for (int i = lane; i < D; i += 32) {
-        q[i] = p.q[at + (size_t)i] * p.scale;
+    auto key_at = [&](int key, int dim) {
+        int slot = pages[key / p.kv.page_len] * p.kv.page_len + key % p.kv.page_len;
+        return kv_index(slot, p.kv.page_len, p.kv.n_kv, kv_head, dim);
+    };
+    for (int i = lane; i < Dk; i += 32)
+        q[i] = p.q[row * (size_t)Dk + (size_t)i] * p.scale;
+    for (int i = lane; i < Dv; i += 32)
         acc[i] = 0.0f;
-    }
     __syncwarp();
-    float top = -INFINITY, total = 0.0f;
+    float top = p.sinks ? p.sinks[h] : -INFINITY, total = p.sinks ? 1.0f : 0.0f;
     int from = p.window && last - p.window + 1 > 0 ? last - p.window + 1 : 0;
     if (p.step.slot[t] < 0)
         from = last + 1;
@@ -115,11 +180,12 @@ static __global__ void __launch_bounds__(128)
         int key = base + lane;
         float s = -INFINITY;
         if (key <= last) {
-            size_t k = kv_index(
-                p.kv, pages[key / p.kv.page_len] * p.kv.page_len + key % p.kv.page_len, kv_head);
+            size_t k = key_at(key, Dk);
             s = 0.0f;
-            for (int i = 0; i < D; i++)
+            for (int i = 0; i < Dk; i++)
                 s += q[i] * kv_get(p.kv.k, p.kv.type, k + (size_t)i);
+            if (p.softcap != 0.0f)
+                s = score_capped(s, p.softcap);
         }
         float m = fmaxf(top, warp_max(s)), shrink = expf(top - m);
         prob[lane] = expf(s - m);
@@ -127,21 +193,19 @@ static __global__ void __launch_bounds__(128)
         top = m;
         __syncwarp();
         int n = min(32, last - base + 1);
-        for (int i = lane; i < D; i += 32) {
+        for (int i = lane; i < Dv; i += 32) {
             float v = acc[i] * shrink;
-            for (int j = 0; j < n; j++) {
-                int key2 = base + j;
-                size_t k = kv_index(
-                    p.kv, pages[key2 / p.kv.page_len] * p.kv.page_len + key2 % p.kv.page_len,
-                    kv_head);
-                v += prob[j] * kv_get(p.kv.v, p.kv.type, k + (size_t)i);
-            }
+            for (int j = 0; j < n; j++)
+                v += prob[j] * kv_get(p.kv.v, p.kv.type, key_at(base + j, Dv) + (size_t)i);
             acc[i] = v;
         }
         __syncwarp();
     }
-    for (int i = lane; i < D; i += 32)
-        p.a[at + (size_t)i] = total > 0.0f ? acc[i] / total : 0.0f;
+    const float *gate = attn_gate(p, t, h);
+    for (int i = lane; i < Dv; i += 32) {
+        float v = total > 0.0f ? acc[i] / total : 0.0f;
+        p.a[row * (size_t)Dv + (size_t)i] = gate ? v * sigmoid(gate[i]) : v;
+    }
 }
 
 /* Host */
@@ -153,54 +217,106 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
     struct attn_args p = {};
     p.kv.k = (const uint8_t *)l->k;
     p.kv.v = (const uint8_t *)l->v;
-    p.kv.n_kv = sh->n_kv_heads;
+    p.kv.n_kv = l->n_kv;
     p.kv.page_len = sh->page_len;
-    p.kv.head_dim = sh->head_dim;
+    p.kv.head_dim = l->k_dim;
     p.kv.type = sh->kv_type;
     while (2 << p.kv.page_shift <= sh->page_len)
         p.kv.page_shift++;
     p.step = *s;
-    p.q_norm = l->q_norm;
-    p.k_norm = l->k_norm;
-    p.n_heads = sh->n_heads;
-    p.n_rot = sh->n_rot;
+    p.step.rope = l->rope;
+    p.q_norm = l->norm[ATTN_Q].gain;
+    p.k_norm = l->norm[ATTN_K].gain;
+    p.n_heads = l->n_heads;
+    p.n_rot = l->n_rot;
     p.window = l->window;
-    p.eps = sh->norm_eps;
-    p.scale = sh->attn_scale;
+    p.eps = l->norm[l->norm[ATTN_Q].on ? ATTN_Q : ATTN_K].eps;
+    p.scale = l->scale;
     p.split_acc = cu->split_acc;
     p.split_ml = cu->split_ml;
     p.split_count = cu->split_count;
+    p.v_dim = l->v_dim;
+    p.sinks = l->sinks;
+    p.softcap = l->softcap;
+    if (l->gated) {
+        p.gate = cu->qkv + l->k_dim;
+        p.gate_row = l->wqkv->n_out;
+        p.gate_head = l->k_dim + l->v_dim;
+    }
     return p;
 }
 
 void attn_any(struct cuda_backend *cu, const struct attn_args &p, int first, int rows)
 {
-    size_t shared = (size_t)(4 * (2 * p.kv.head_dim + 32)) * 4;
+    size_t shared = (size_t)(4 * (p.kv.head_dim + p.v_dim + 32)) * 4;
     cuda_launch(cu, attn_any_kernel, dim3((unsigned)ceil_div(p.n_heads, 4), (unsigned)rows), 128,
                 shared, LAUNCH_EARLY, p, first);
 }
 
-bool attn_tensor(const struct cuda_backend *cu)
+/* The cache is one that tensor cores read. */
+static bool cache_suits(const struct cuda_backend *cu)
 {
     const struct shape *s = &cu->shape;
-    return s->kv_type != DT_F32 && (s->head_dim == 64 || s->head_dim == 128) && s->page_len >= 16 &&
-           (s->page_len & (s->page_len - 1)) == 0 && s->n_heads % s->n_kv_heads == 0;
+    return s->kv_type != DT_F32 && s->page_len >= 16 && (s->page_len & (s->page_len - 1)) == 0;
 }
 
-void attn_rotate(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                 const float *qkv, float *q)
+bool attn_tensor(const struct cuda_backend *cu, const struct attn_layer *l)
 {
-    struct attn_args p = attn_args_of(cu, l, s);
-    int heads = p.n_heads + 2 * p.kv.n_kv;
-    cuda_launch(cu, attn_rotate_kernel, dim3((unsigned)ceil_div(heads, 4), (unsigned)s->n_tokens),
-                128, (size_t)(4 * p.kv.head_dim) * 4, LAUNCH_EARLY, p, qkv, q);
+    return cache_suits(cu) && (l->k_dim == 64 || l->k_dim == 128) && l->v_dim == l->k_dim &&
+           l->n_heads % l->n_kv == 0 && !l->sinks && l->softcap == 0 && !l->gated;
+}
+
+bool attn_heads_plain(const struct attn_layer *l)
+{
+    const struct attn_norm *q = &l->norm[ATTN_Q], *k = &l->norm[ATTN_K];
+    return !l->gated && !l->k_is_v && !l->shares_kv && !l->norm_whole && l->temp_beta == 0 &&
+           !l->norm[ATTN_V].on && (!q->on || q->gain) && (!k->on || k->gain) &&
+           (!q->on || !k->on || q->eps == k->eps);
+}
+
+bool attn_raw(const struct cuda_backend *cu, const struct attn_layer *l)
+{
+    return attn_tensor(cu, l) && attn_heads_plain(l);
+}
+
+void attn_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                const float *qkv, float *q)
+{
+    struct attn_heads_args p = {};
+    p.raw = qkv;
+    p.q = q;
+    p.k = (uint8_t *)l->k;
+    p.v = (uint8_t *)l->v;
+    p.step = *s;
+    p.step.rope = l->rope;
+    p.width = l->wqkv->n_out;
+    p.n_heads = l->n_heads;
+    p.n_kv = l->n_kv;
+    p.k_dim = l->k_dim;
+    p.v_dim = l->v_dim;
+    p.n_rot = l->n_rot;
+    p.page_len = cu->shape.page_len;
+    p.type = cu->shape.kv_type;
+    p.each = l->k_dim + attn_gate_dim(l);
+    for (int i = 0; i < ATTN_PARTS; i++)
+        p.norm[i] = l->norm[i];
+    p.whole = l->norm_whole;
+    p.k_is_v = l->k_is_v;
+    p.shares_kv = l->shares_kv;
+    p.temp_beta = l->temp_beta;
+    p.temp_len = l->temp_len;
+    int heads = l->shares_kv ? l->n_heads : l->n_heads + 2 * l->n_kv;
+    int warps = l->norm_whole ? 16 : 4, widest = l->k_dim > l->v_dim ? l->k_dim : l->v_dim;
+    dim3 grid((unsigned)(l->norm_whole ? 1 : ceil_div(heads, warps)), (unsigned)s->n_tokens);
+    cuda_launch(cu, attn_heads_kernel, grid, warps * 32, (size_t)(16 + warps * widest) * 4,
+                LAUNCH_EARLY, p);
 }
 
 struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                         bool raw)
 {
     struct attn_args p = attn_args_of(cu, l, s);
-    struct rows a = rows_of(cu->a, s->n_tokens, p.n_heads * p.kv.head_dim);
+    struct rows a = rows_of(cu->a, s->n_tokens, p.n_heads * p.v_dim);
     p.q = raw ? cu->qkv : cu->q;
     p.a = a.floats;
     struct pick_case c = {};

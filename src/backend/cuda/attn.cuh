@@ -5,7 +5,7 @@
 #ifndef STEEL_BACKEND_CUDA_ATTN_CUH
 #define STEEL_BACKEND_CUDA_ATTN_CUH
 
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/attn_layer.h"
 
 struct kv_view {
     const uint8_t *k, *v; /* (n_pages, K, page_len, D) */
@@ -27,7 +27,29 @@ struct attn_args {
     float *scale_of; /* (n_tokens) what undoes their scale: one */
     int panel_rows;
     uint8_t *row_records; /* or in that of rows.cuh; or NULL */
+    /* What only the kernels for any layer know (attn_any, attn_decode_wide, attn_prefill_wide). */
+    int v_dim;
+    const float *sinks; /* (H) or NULL */
+    float softcap;      /* 0 = none */
+    const float
+        *gate; /* of row t and head h: gate + t * gate_row + h * gate_head, (v_dim); or NULL */
+    int gate_row, gate_head;
 };
+
+DEVICE float score_capped(float s, float cap)
+{
+    return cap * tanhf(s / cap);
+}
+DEVICE float sigmoid(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+/* The gate of a row's head, or NULL. */
+DEVICE const float *attn_gate(const struct attn_args &p, int t, int h)
+{
+    return p.gate ? p.gate + (size_t)t * (size_t)p.gate_row + (size_t)h * (size_t)p.gate_head
+                  : NULL;
+}
 
 DEVICE uint32_t word_of(const uint4 &v, int i)
 {
@@ -139,15 +161,17 @@ void attn_prefill_mma(struct cuda_backend *cu, const struct attn_args &p, const 
 
 /* attn_decode_batch.cu, attn_decode_split.cu: raw projections */
 bool attn_decode_batch_fits(const struct cuda_backend *cu);
-bool attn_decode_batch_records_fit(const struct cuda_backend *cu, int rows); /* args.row_records */
-bool attn_decode_batch_panels_fit(const struct cuda_backend *cu, int rows);  /* args.panels */
+bool attn_decode_batch_records_fit(const struct cuda_backend *cu, const struct attn_layer *l,
+                                   int rows); /* args.row_records */
+bool attn_decode_batch_panels_fit(const struct cuda_backend *cu, const struct attn_layer *l,
+                                  int rows); /* args.panels */
 void attn_decode_batch(struct cuda_backend *cu, const struct attn_args &p, int warps); /* 8, 4, 2 */
-bool attn_decode_split_fits(const struct cuda_backend *cu);
+bool attn_decode_split_fits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_decode_split(struct cuda_backend *cu, struct attn_args p);
 
 /* attn_prefill.cu: prompts of a step, where the shape suits it. halves: their rows go to half_in and
  * nowhere else. */
-bool attn_prefill_suits(const struct cuda_backend *cu);
+bool attn_prefill_suits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool halves);
 
 /* attn.cu: rows from `first` on */

@@ -408,10 +408,9 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
     marks_end(mk, 7);
 }
 
-int attn_splits(const struct cuda_backend *cu, int n_seqs)
+int attn_splits(const struct cuda_backend *cu, int n_seqs, int n_heads, int n_kv)
 {
-    const struct shape *s = &cu->shape;
-    int units = n_seqs * s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8);
+    int units = n_seqs * n_kv * ceil_div(n_heads / n_kv, 8);
     int n = 2 * cu->n_sm / units; /* two blocks to an SM */
     return n < 1 ? 1 : n > DECODE_PARTS ? DECODE_PARTS : n;
 }
@@ -432,7 +431,7 @@ template <int D, bool BF16>
 static void attn_decode_launch(struct cuda_backend *cu, struct attn_args p, bool raw)
 {
     int groups = ceil_div(p.n_heads / p.kv.n_kv, 8);
-    p.n_split = attn_splits(cu, p.step.n_decode);
+    p.n_split = attn_splits(cu, p.step.n_decode, p.n_heads, p.kv.n_kv);
     p.cluster = 1;
     while (cu->clusters && p.cluster < 8 && 2 * p.cluster <= p.n_split)
         p.cluster *= 2;

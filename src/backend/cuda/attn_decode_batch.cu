@@ -319,18 +319,18 @@ bool attn_decode_batch_fits(const struct cuda_backend *cu)
     return attn_decode_batch_shared<128>(8, 3) <= cu->shared_limit;
 }
 
-bool attn_decode_batch_records_fit(const struct cuda_backend *cu, int rows)
+bool attn_decode_batch_records_fit(const struct cuda_backend *cu, const struct attn_layer *l,
+                                   int rows)
 {
-    const struct shape *s = &cu->shape;
-    return s->kv_type == DT_F16 && s->n_heads / s->n_kv_heads % 8 == 0 &&
-           rows * (s->n_heads * s->head_dim / TILE_K) <= cu->n_records;
+    return cu->shape.kv_type == DT_F16 && l->n_heads / l->n_kv % 8 == 0 &&
+           rows * (l->n_heads * l->k_dim / TILE_K) <= cu->n_records;
 }
 
-bool attn_decode_batch_panels_fit(const struct cuda_backend *cu, int rows)
+bool attn_decode_batch_panels_fit(const struct cuda_backend *cu, const struct attn_layer *l,
+                                  int rows)
 {
-    const struct shape *s = &cu->shape;
-    int width = s->n_heads * s->head_dim;
-    return s->kv_type == DT_F16 && width % TILE_K == 0 && gemm_cluster_fits(cu, rows, width);
+    int width = l->n_heads * l->k_dim;
+    return cu->shape.kv_type == DT_F16 && width % TILE_K == 0 && gemm_cluster_fits(cu, rows, width);
 }
 
 template <int D, bool BF16, int WARPS, int ROUNDS>

@@ -554,19 +554,18 @@ static __global__ void __launch_bounds__(640)
 
 size_t attn_decode_split_record_bytes(const struct cuda_backend *cu)
 {
-    return (size_t)cu->n_sm * 8 * (size_t)(cu->shape.head_dim / 4) * SPLIT_RECORD * 4;
+    return (size_t)cu->n_sm * 8 * (128 / 4) * SPLIT_RECORD * 4;
 }
 
-bool attn_decode_split_fits(const struct cuda_backend *cu)
+bool attn_decode_split_fits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
-    const struct shape *s = &cu->shape;
 #ifndef STEEL_CUDA_SIM
     if (!cu->clusters) /* nor a copy engine */
         return false;
 #endif
-    return cu->may_wait && attn_tensor(cu) &&
-           (s->head_dim == 64 ? sizeof(struct attn_decode_split_shared<64>)
-                              : sizeof(struct attn_decode_split_shared<128>)) <= cu->shared_limit;
+    return cu->may_wait && attn_tensor(cu, l) &&
+           (l->k_dim == 64 ? sizeof(struct attn_decode_split_shared<64>)
+                           : sizeof(struct attn_decode_split_shared<128>)) <= cu->shared_limit;
 }
 
 template <int D> static void attn_decode_split_launch(struct cuda_backend *cu, struct attn_args p)

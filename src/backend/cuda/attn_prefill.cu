@@ -323,11 +323,10 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     attn_prefill_write(p, st, out, h, row0, rows);
 }
 
-bool attn_prefill_suits(const struct cuda_backend *cu)
+bool attn_prefill_suits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
-    const struct shape *s = &cu->shape;
-    return cu->wgmma && s->head_dim == PREFILL_D &&
-           s->n_heads / s->n_kv_heads % PREFILL_HEADS == 0 && PREFILL_SHARED <= cu->shared_limit;
+    return cu->wgmma && l->k_dim == PREFILL_D && l->n_heads / l->n_kv % PREFILL_HEADS == 0 &&
+           PREFILL_SHARED <= cu->shared_limit;
 }
 
 void attn_prefill(struct cuda_backend *cu, const struct attn_args &from, bool halves)

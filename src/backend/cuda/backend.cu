@@ -5,6 +5,7 @@
  * op makes is local to it. Which kernels run is pick.cu's; device.cu, prepare.cu and step.cu have what
  * surrounds the ops.
  */
+#include "backend/cuda/attn_layer.h"
 #include "backend/cuda/embed.cuh"
 #include "backend/cuda/mixers.h"
 
@@ -77,7 +78,7 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
     struct pick_case c = cuda_case(cu, norm, &n);
     c.w = l->wqkv;
     c.y = cu->q;
-    c.raw = s.n_decode == s.n_tokens && attn_tensor(cu);
+    c.raw = s.n_decode == s.n_tokens && attn_raw(cu, l);
     c.layer = l;
     c.step = &s;
     const struct pick *p = pick_find(cu, PICK_QKV, &c);
@@ -93,7 +94,7 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
     if (c.raw)
         return true;
     step_mark(cu);
-    attn_rotate(cu, l, &s, cu->qkv, cu->q);
+    attn_heads(cu, l, &s, cu->qkv, cu->q);
     step_mark_end(cu, STAGE_QKV);
     return false;
 }
@@ -136,11 +137,46 @@ static void narrow(struct cuda_backend *cu, struct rows *a)
     *a = rows_of(cu->a_out, s.n_out, a->width);
 }
 
+static struct attn_norm norm_of(const struct norm *n)
+{
+    struct attn_norm r = {n->kind != NORM_NONE, n->kind != NORM_NONE ? n->gain : NULL, n->eps};
+    return r;
+}
+
+static struct attn_layer layer_of(const struct cuda_backend *cu, const struct attention *a,
+                                  int layer)
+{
+    const struct kv_layer *kv = &cu->kv[a->shares_kv ? a->kv_layer : layer];
+    struct attn_layer l = {};
+    l.wqkv = cuda_matrix(a->wqkv);
+    l.k = kv->k;
+    l.v = kv->v;
+    l.n_heads = a->n_heads;
+    l.n_kv = a->n_kv_heads;
+    l.k_dim = a->k_dim;
+    l.v_dim = a->v_dim;
+    l.norm[ATTN_Q] = norm_of(&a->q_norm);
+    l.norm[ATTN_K] = norm_of(&a->k_norm);
+    l.norm[ATTN_V] = norm_of(&a->v_norm);
+    l.norm_whole = a->norm_whole;
+    l.rope = step_rope(cu, a->rope);
+    l.n_rot = a->rope ? a->rope->n_rot : 0;
+    l.scale = a->scale;
+    l.softcap = a->softcap;
+    l.window = a->window;
+    l.sinks = a->sinks;
+    l.gated = a->gated;
+    l.k_is_v = a->k_is_v;
+    l.shares_kv = a->shares_kv;
+    l.temp_beta = a->temp_beta;
+    l.temp_len = a->temp_len;
+    return l;
+}
+
 static struct rows mix_attention(struct cuda_backend *cu, const struct mixer *m, int layer)
 {
     const struct attention *l = &m->attention;
-    struct attn_layer al = {cuda_matrix(l->wqkv), l->q_norm.gain,  l->k_norm.gain,
-                            cu->kv[layer].k,      cu->kv[layer].v, l->window};
+    struct attn_layer al = layer_of(cu, l, layer);
     struct step s = cuda_step(cu);
     bool raw = project(cu, &al, &m->block.in);
     step_mark(cu);

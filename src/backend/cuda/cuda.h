@@ -22,11 +22,13 @@ extern "C" {
 extern const struct dtype_info dtype_table[DT_COUNT]; /* quant.h hides it from nvcc */
 }
 
+struct attn_layer;
 struct backend;
 struct kv_layer;
 struct logit_edit;
 struct mlp;
 struct network;
+struct rope;
 struct sampler;
 
 /*
@@ -179,7 +181,7 @@ struct step {
     const int32_t *seq_of;              /* (n_tokens) */
     const int32_t *out_rows;            /* (n_out) */
     const int32_t *pages;               /* (n_seqs, head[STEP_PAGE_STRIDE]) */
-    const float2 *rope;                 /* (n_tokens, n_rot/2) cos, sin of each row's position */
+    const float2 *rope; /* (n_tokens, n_rot/2) cos, sin of each row's position: the layer's */
     int n_tokens, n_seqs, n_decode, n_out;
     /* (4, n_seqs) slots of recurrent states: read, written; rows until a save, and its slot */
     const int32_t *states;
@@ -269,26 +271,27 @@ enum {
 };
 enum { SUM_WORDS = 512, SUM_BLOCKS = 128 }; /* route.cuh: a router's sums, and who adds to them */
 
-/* What the kernels are made for: one set of heads and one RoPE table for all layers of a network
- * (others are refused: cuda_supports), the largest mlp of any, and the engine's bounds. */
+/* What the kernels are made for: the widest heads and the largest mlp of any layer, and the engine's
+ * bounds. A layer's own heads: attn_layer.h. */
 struct shape {
-    int n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_vocab;
+    int n_layers, n_embd, n_vocab;
+    int heads;                             /* widest row of queries, or of a mixer's output */
     int n_ff;                              /* dense layers; 0 if none */
     int n_expert, n_expert_used, n_ff_exp; /* 0 if no MoE layers */
-    float norm_eps, attn_scale;
-    int n_rot;         /* rotated dims per head (even) */
-    float rope_mscale; /* multiplies cos and sin (YaRN) */
     int page_len, n_pages;
     enum dtype kv_type; /* F32 F16 BF16 */
     int max_tokens, max_seqs, max_out, max_pages;
 };
 
-/* A mixer with its cache, as the attention kernels take it. */
-struct attn_layer {
-    const struct matrix *wqkv;
-    const float *q_norm, *k_norm; /* (head_dim) or NULL */
-    void *k, *v;                  /* the layer's part of the cache */
-    int window;
+/* The RoPE tables of a network: their frequencies, and where a step has the turns of its rows. */
+enum { MAX_ROPES = 8 };
+struct rope_tables {
+    int n, pairs; /* pairs: of all of them */
+    struct {
+        int half; /* pairs that turn */
+        int at;   /* the first of its frequencies; its turns begin at max_tokens * at */
+        float mscale;
+    } of[MAX_ROPES];
 };
 
 /* A recorded step, and the state it leaves behind. */
@@ -331,11 +334,12 @@ struct cuda_backend {
     float *layer_embeds;       /* (max_tokens, n_layers, P) or NULL */
     float *layer_gate;         /* (max_tokens, P) */
     float *ones;               /* (n_embd) gains of norms without one */
-    float *q, *a;              /* (max_tokens, n_heads * head_dim) */
-    float *a_out;              /* (max_out, n_heads * head_dim) */
+    float *q, *a;              /* (max_tokens, heads) */
+    float *a_out;              /* (max_out, heads) */
     float *logits_all;         /* (max_out, n_vocab) */
-    float *rope_freq;          /* device (n_rot/2) */
-    float2 *rope;              /* device (max_tokens, n_rot/2) */
+    struct rope_tables ropes;
+    float *rope_freq; /* device (ropes.pairs) */
+    float2 *rope;     /* device (ropes.pairs, max_tokens), table after table */
 
     /* Of the steps under way, by turns: the block in pinned memory and as the device sees it. */
     int32_t *step_host, *step_mapped; /* the present one's */
@@ -353,8 +357,8 @@ struct cuda_backend {
     uint64_t recording; /* key, 0 = not */
 
     /* Scratch, sized by prepare */
-    float *qkv;           /* (max_tokens, (H + 2K) * D) raw projections */
-    float *split_acc;     /* (split units, 8, D) */
+    float *qkv;           /* (max_tokens, widest wqkv) raw projections */
+    float *split_acc;     /* (split units, 8, D) of the layer that has most */
     float *split_ml;      /* (split units, 8, 2) */
     int32_t *split_count; /* (max_seqs, K * groups, 8) arrivals, zero between launches */
     float *router;        /* (k tiles of n_embd, max_tokens, n_expert) logits, see router.cu */
@@ -498,6 +502,8 @@ struct norm_in { /* add + norm in front of a product; gain NULL: x is taken as i
 void step_gather(struct cuda_backend *cu, const struct step *s, const float *src, float *dst,
                  int width);
 struct step cuda_step(const struct cuda_backend *cu);
+/* The step's turns by a table of the network; NULL: none. */
+const float2 *step_rope(const struct cuda_backend *cu, const struct rope *rope);
 /* --profile: what is enqueued between the two is of this stage. They do not nest. */
 void step_mark(struct cuda_backend *cu);
 void step_mark_end(struct cuda_backend *cu, enum stage stage);
@@ -560,7 +566,7 @@ struct pick_case {
     struct moe_route_args *route;       /* ROUTER */
     bool listed;                        /* ROUTER: the list is moe_grouped.cu's */
     bool raw;                           /* QKV, DECODE: decodes, turned by their attention */
-    const struct attn_layer *layer;     /* QKV, PROMPT */
+    const struct attn_layer *layer;     /* QKV, DECODE, PROMPT */
     const struct step *step;
     const struct attn_args *attn;     /* DECODE, PROMPT */
     struct rows *out;                 /* DECODE, PROMPT: where their rows go, and in what form */
@@ -686,22 +692,6 @@ enum { RECORD = 576 };                                 /* bytes of one: see rows
 
 /* moe_route.cu */
 size_t moe_route_ints(const struct shape *s); /* ints in cu->route */
-
-/* attn.cu */
-bool attn_tensor(const struct cuda_backend *cu); /* the cache suits the fast kernels */
-void attn_rotate(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                 const float *qkv, float *q);
-/* raw: the step is decodes only and q, k, v are still raw projections in cu->qkv. */
-struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                        bool raw);
-
-/* attn_decode.cu. attn_clusters: its kernels were compiled for a GPU that has clusters, and this is
- * one. */
-bool attn_clusters(const struct cuda_backend *cu);
-int attn_splits(const struct cuda_backend *cu, int n_seqs);
-
-/* attn_decode_split.cu: a few decodes */
-size_t attn_decode_split_record_bytes(const struct cuda_backend *cu);
 
 /* sample.cu: a token for each of the rows of the step begun last; samplers (rows). */
 bool sample_prepare(struct cuda_backend *cu, struct error *err);

@@ -2,6 +2,7 @@
  * The device behind the CUDA backend: opening and closing it, its memory, copies, its first error.
  * Owns the stream and every block that cuda_own hands out. Knows nothing of networks or steps.
  */
+#include "backend/cuda/attn_layer.h"
 #include "backend/cuda/mixers.h"
 
 extern "C" {

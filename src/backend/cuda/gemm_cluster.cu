@@ -256,7 +256,7 @@ size_t gemm_cluster_bytes(const struct cuda_backend *cu)
 {
     const struct shape *s = &cu->shape;
     int rows = s->max_tokens < PANEL_ROWS ? s->max_tokens : PANEL_ROWS;
-    int width = s->n_heads * s->head_dim > s->n_embd ? s->n_heads * s->head_dim : s->n_embd;
+    int width = s->heads > s->n_embd ? s->heads : s->n_embd;
     return cu->wgmma ? align_up((size_t)rows, 128) * align_up((size_t)width, TILE_K) * 2 : 0;
 }
 

@@ -580,8 +580,7 @@ static struct moe_grouped_args moe_grouped_args_of(const struct matrix *w, int n
 int moe_grouped_records(const struct shape *s)
 {
     int rows = s->max_tokens < LIST_ROWS ? s->max_tokens : LIST_ROWS;
-    int width = s->n_heads * s->head_dim;
-    width = width > s->n_embd ? width : s->n_embd;
+    int width = s->heads > s->n_embd ? s->heads : s->n_embd;
     return rows * ceil_div(width, TILE_K);
 }
 int moe_grouped_hidden_records(const struct shape *s)

@@ -660,10 +660,10 @@ static void router_plain(struct cuda_backend *cu, const struct pick_case *c)
 static bool qkv_heads_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
     /* A block of gemm_wgmma.cu has whole heads, each of one kind: see struct gemm_heads. */
-    const struct shape *s = &cu->shape;
     const struct matrix *w = c->w;
-    bool fits = gemm_wgmma_suits(cu, w, false) && s->head_dim == 128 && s->n_rot == 128 &&
-                s->kv_type != DT_F32;
+    const struct attn_layer *l = c->layer;
+    bool fits = gemm_wgmma_suits(cu, w, false) && l->k_dim == 128 && l->v_dim == 128 &&
+                l->n_rot == 128 && attn_heads_plain(l) && cu->shape.kv_type != DT_F32;
     for (int i = 0; i < w->n_seg; i++)
         fits = fits && w->seg[i].tile0 % 8 == 0 && w->seg[i].rows % 128 == 0;
     return fits;
@@ -676,22 +676,23 @@ static bool qkv_heads_pay(const struct cuda_backend *cu, const struct pick_case 
 static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
 {
     const struct shape *s = &cu->shape;
+    const struct attn_layer *l = c->layer;
     rows_to_halves(cu, c->x);
     struct gemm_args p = args_in(cu, c->w, c->rows);
     p.ldy = c->w->n_out;
     p.heads.set = true;
     p.heads.bf16 = s->kv_type == DT_BF16;
     p.heads.q = c->y;
-    p.heads.k = (uint16_t *)c->layer->k;
-    p.heads.v = (uint16_t *)c->layer->v;
-    p.heads.q_norm = c->layer->q_norm;
-    p.heads.k_norm = c->layer->k_norm;
-    p.heads.rope = c->step->rope;
+    p.heads.k = (uint16_t *)l->k;
+    p.heads.v = (uint16_t *)l->v;
+    p.heads.q_norm = l->norm[ATTN_Q].gain;
+    p.heads.k_norm = l->norm[ATTN_K].gain;
+    p.heads.rope = l->rope;
     p.heads.slot = c->step->slot;
-    p.heads.n_heads = s->n_heads;
-    p.heads.n_kv = s->n_kv_heads;
+    p.heads.n_heads = l->n_heads;
+    p.heads.n_kv = l->n_kv;
     p.heads.page_len = s->page_len;
-    p.heads.eps = s->norm_eps;
+    p.heads.eps = l->norm[l->norm[ATTN_Q].on ? ATTN_Q : ATTN_K].eps;
     gemm_wgmma(cu, p, false, ceil_div(c->rows, WGMMA_ROWS));
 }
 
@@ -729,32 +730,37 @@ static bool decode_batch_fits(const struct cuda_backend *cu, const struct pick_c
 }
 static bool decode_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return decode_batch_fits(cu, c) && attn_decode_batch_records_fit(cu, c->rows);
+    return decode_batch_fits(cu, c) && attn_decode_batch_records_fit(cu, c->layer, c->rows);
 }
 static bool decode_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return decode_batch_fits(cu, c) && attn_decode_batch_panels_fit(cu, c->rows);
+    return decode_batch_fits(cu, c) && attn_decode_batch_panels_fit(cu, c->layer, c->rows);
 }
-static int decode_units(const struct cuda_backend *cu, int rows)
+static int decode_units(const struct pick_case *c)
 {
-    const struct shape *s = &cu->shape;
-    return rows * s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8);
+    const struct attn_layer *l = c->layer;
+    return c->rows * l->n_kv * ceil_div(l->n_heads / l->n_kv, 8);
+}
+/* A decode sees many keys. */
+static bool decode_deep(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return cu->layout.deep && (!c->layer->window || pick_deep(c->layer->window));
 }
 static bool decode_batch_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
     /* Of short contexts a block reads one in less time than several need to join. */
-    return decode_units(cu, c->rows) >= (cu->layout.deep ? cu->n_sm * 3 / 4 : cu->n_sm / 5);
+    return decode_units(c) >= (decode_deep(cu, c) ? cu->n_sm * 3 / 4 : cu->n_sm / 5);
 }
 /* One block to an SM: eight warps; of more, three share it, or five where three would not do in one
  * go. */
-static int decode_batch_warps(const struct cuda_backend *cu, int rows)
+static int decode_batch_warps(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    int units = decode_units(cu, rows);
+    int units = decode_units(c);
     return units <= cu->n_sm ? 8 : units <= 3 * cu->n_sm ? 4 : 2;
 }
 static void decode_batch(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_batch(cu, *c->attn, decode_batch_warps(cu, c->rows));
+    attn_decode_batch(cu, *c->attn, decode_batch_warps(cu, c));
 }
 static void decode_records(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -762,7 +768,7 @@ static void decode_records(struct cuda_backend *cu, const struct pick_case *c)
     p.row_records = cu->records;
     p.scale_of = cu->half_scale;
     c->out->records = true;
-    attn_decode_batch(cu, p, decode_batch_warps(cu, c->rows));
+    attn_decode_batch(cu, p, decode_batch_warps(cu, c));
 }
 static void decode_panels(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -771,16 +777,15 @@ static void decode_panels(struct cuda_backend *cu, const struct pick_case *c)
     p.panel_rows = gemm_cluster_width(c->rows);
     p.scale_of = cu->half_scale;
     c->out->panels = true;
-    attn_decode_batch(cu, p, decode_batch_warps(cu, c->rows));
+    attn_decode_batch(cu, p, decode_batch_warps(cu, c));
 }
 static bool decode_split_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->raw && decode_units(cu, c->rows) <= cu->n_sm && attn_decode_split_fits(cu);
+    return c->raw && decode_units(c) <= cu->n_sm && attn_decode_split_fits(cu, c->layer);
 }
 static bool decode_split_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    (void)c;
-    return cu->layout.deep;
+    return decode_deep(cu, c);
 }
 static void decode_split(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -788,8 +793,7 @@ static void decode_split(struct cuda_backend *cu, const struct pick_case *c)
 }
 static bool tensor_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    (void)c;
-    return attn_tensor(cu);
+    return attn_tensor(cu, c->layer);
 }
 static void decode_plain(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -806,8 +810,7 @@ static void decode_any(struct cuda_backend *cu, const struct pick_case *c)
 }
 static bool prompt_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    (void)c;
-    return attn_tensor(cu) && attn_prefill_suits(cu);
+    return attn_tensor(cu, c->layer) && attn_prefill_suits(cu, c->layer);
 }
 static void prompt_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -969,7 +972,7 @@ static const struct pick picks[] = {
     {"qkv_wgmma", PICK_QKV, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, qkv_heads_pay, qkv_heads_fit,
      qkv_heads},
     {"qkv_linear", PICK_QKV, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     NULL}, /* linear, then attn_rotate */
+     NULL}, /* linear, then attn_heads */
 
     {"output_experts", PICK_OUTPUT, ANY, 1, 1, NEEDS_NOTHING, TAKES_ROWS, output_experts_pays,
      output_experts_fits, output_experts},

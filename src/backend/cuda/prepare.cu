@@ -2,6 +2,7 @@
  * What happens to a network before its first step: whether the kernels can run it, the one shape they
  * are given, and the memory that steps need. Everything an op writes to is allocated here, once.
  */
+#include "backend/cuda/attn_layer.h"
 #include "backend/cuda/mixers.h"
 
 extern "C" {
@@ -11,22 +12,41 @@ extern "C" {
 
 #include <string.h>
 
-static size_t max_split_units(const struct cuda_backend *cu)
+/* What attention of decodes leaves for its blocks to join: the most that any layer and any number of
+ * sequences needs. */
+struct split_room {
+    size_t floats, units, counts; /* counts: of a sequence */
+};
+
+static void widen(size_t *to, size_t n)
 {
-    const struct shape *s = &cu->shape;
-    size_t most = 0;
-    for (int n = 1; n <= s->max_seqs; n++) {
-        size_t u = (size_t)n * (size_t)s->n_kv_heads *
-                   (size_t)ceil_div(s->n_heads / s->n_kv_heads, 8) * (size_t)attn_splits(cu, n);
-        most = u > most ? u : most;
+    *to = n > *to ? n : *to;
+}
+
+static struct split_room split_room_of(const struct cuda_backend *cu, const struct network *net)
+{
+    struct split_room r = {1, 1, 1};
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct attention *a = &net->layers[i].mixer.attention;
+        if (net->layers[i].mixer.kind != MIXER_ATTENTION)
+            continue;
+        size_t groups = (size_t)a->n_kv_heads * (size_t)ceil_div(a->n_heads / a->n_kv_heads, 8);
+        widen(&r.counts, groups * 8);
+        for (int n = 1; n <= cu->shape.max_seqs; n++) {
+            size_t u = (size_t)n * groups * (size_t)attn_splits(cu, n, a->n_heads, a->n_kv_heads);
+            widen(&r.units, u);
+            widen(&r.floats, u * 8 * (size_t)a->k_dim);
+        }
     }
-    return most;
+    return r;
 }
 
 /* What the kernels have beyond a plain decoder. */
 enum {
-    PARTS = PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_ACTIVATIONS | PART_ROUTERS |
-            PART_BOTH | PART_EXPERT_BIAS | PART_DELTA_NET | PART_LATENT
+    PARTS = PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_SINKS | PART_SOFTCAP | PART_GATE |
+            PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_HEAD_DIMS |
+            PART_LAYER_HEADS | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS |
+            PART_DELTA_NET | PART_LATENT
 };
 
 /* Rows whose sum is more than an addition pass through a block's shared memory twice, four columns at
@@ -74,37 +94,34 @@ static bool mlp_supported(const struct cuda_backend *cu, const struct network *n
            (!m->router.w || experts_supported(net, i, err));
 }
 
-/* One set of heads and one eps of their norms, which stand in cu->shape. */
+static bool attention_supported(const struct attention *a, int i, struct error *err)
+{
+    int dim = a->k_dim > a->v_dim ? a->k_dim : a->v_dim;
+    if (dim > MAX_HEAD_DIM)
+        return error_set(err, "layer %d: heads of %d are not supported on cuda (%d at most)", i,
+                         dim, MAX_HEAD_DIM);
+    if (a->q_norm.kind == NORM_LAYER || a->k_norm.kind == NORM_LAYER ||
+        a->v_norm.kind == NORM_LAYER)
+        return network_refuse(err, i, "LayerNorm of queries, keys or values is", "cuda");
+    return true;
+}
+
 static bool mixer_supported(const struct cuda_backend *cu, const struct network *net, int i,
-                            float *eps, struct error *err)
+                            struct error *err)
 {
     const struct mixer *m = &net->layers[i].mixer;
-    const struct attention *l = &m->attention;
-    const struct norm *norms[] = {&l->q_norm, &l->k_norm};
     if (!block_supported(cu, net, i, &m->block, false, err))
         return false;
     if (m->kind == MIXER_DELTA_NET)
         return delta_net_supported(cu, &m->delta_net, i, err);
     if (m->kind == MIXER_LATENT)
         return latent_supported(cu, &m->latent, i, err);
-    if (l->k_dim > MAX_HEAD_DIM)
-        return error_set(err, "layer %d: heads of %d are not supported on cuda (%d at most)", i,
-                         l->k_dim, MAX_HEAD_DIM);
-    for (int j = 0; j < 2; j++) {
-        if (norms[j]->kind && !norms[j]->gain)
-            return network_refuse(err, i, "a norm of heads without a gain is", "cuda");
-        if (norms[j]->kind && *eps == 0)
-            *eps = norms[j]->eps;
-        if (norms[j]->kind && norms[j]->eps != *eps)
-            return network_refuse(err, i, "norms of several eps are", "cuda");
-    }
-    return true;
+    return attention_supported(&m->attention, i, err);
 }
 
 bool cuda_supports(struct backend *be, const struct network *net, struct error *err)
 {
     const struct cuda_backend *cu = cuda_self(be);
-    float eps = 0;
     struct network_max max;
     network_measure(net, &max);
     /* A row passes through a block's shared memory on its way to halves. */
@@ -113,8 +130,11 @@ bool cuda_supports(struct backend *be, const struct network *net, struct error *
         return error_set(err, "rows of %d are not supported on cuda", widest);
     if (!network_check(net, PARTS, "cuda", err))
         return false;
+    if (net->n_ropes > MAX_ROPES)
+        return error_set(err, "%d RoPE tables are not supported on cuda (%d at most)", net->n_ropes,
+                         MAX_ROPES);
     for (int i = 0; i < net->n_layers; i++)
-        if (!mixer_supported(cu, net, i, &eps, err) || !mlp_supported(cu, net, i, err))
+        if (!mixer_supported(cu, net, i, err) || !mlp_supported(cu, net, i, err))
             return false;
     return true;
 }
@@ -128,29 +148,16 @@ static struct shape shape_of(const struct network *net, const struct bounds *b)
     s.n_layers = net->n_layers;
     s.n_embd = net->n_embd;
     s.n_vocab = net->n_vocab;
-    s.n_heads = s.n_kv_heads = s.head_dim = 1; /* a network of no layers: tests */
+    s.heads = max.heads ? max.heads : 1; /* a network of no layers: tests */
     s.n_ff = max.n_ff;
     s.n_expert = max.n_expert;
     s.n_expert_used = max.n_expert_used;
     s.n_ff_exp = max.n_ff_exp;
-    s.rope_mscale = 1;
-    for (int i = 0; i < net->n_layers; i++) {
-        const struct mixer *m = &net->layers[i].mixer;
-        const struct attention *l = &m->attention;
+    for (int i = 0; i < net->n_layers; i++)
         if (join_is_done(&net->layers[i].mlp)) { /* one more than layer.h knows */
             s.n_expert = max.n_expert + 1;
             s.n_expert_used = max.n_expert_used + 1;
         }
-        if (m->kind != MIXER_ATTENTION)
-            continue;
-        s.n_heads = l->n_heads;
-        s.n_kv_heads = l->n_kv_heads;
-        s.head_dim = l->k_dim;
-        s.attn_scale = l->scale;
-        s.n_rot = l->rope ? l->rope->n_rot : 0;
-        s.rope_mscale = l->rope ? l->rope->mscale : 1;
-        s.norm_eps = l->q_norm.kind ? l->q_norm.eps : l->k_norm.kind ? l->k_norm.eps : s.norm_eps;
-    }
     s.page_len = b->page_len;
     s.n_pages = b->n_pages;
     s.kv_type = b->kv_type;
@@ -159,6 +166,19 @@ static struct shape shape_of(const struct network *net, const struct bounds *b)
     s.max_out = b->max_out;
     s.max_pages = b->max_pages;
     return s;
+}
+
+static struct rope_tables ropes_of(const struct network *net)
+{
+    struct rope_tables t = {};
+    for (; t.n < net->n_ropes; t.n++) {
+        const struct rope *r = &net->ropes[t.n];
+        t.of[t.n].half = r->n_rot / 2;
+        t.of[t.n].at = t.pairs;
+        t.of[t.n].mscale = r->mscale;
+        t.pairs += r->n_rot / 2;
+    }
+    return t;
 }
 
 /* What begin and end need of every step under way. */
@@ -216,19 +236,18 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
 {
     const struct shape *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
-    size_t embd = (size_t)s->n_embd, heads = (size_t)(s->n_heads * s->head_dim);
-    size_t kv = (size_t)(s->n_kv_heads * s->head_dim), used = (size_t)s->n_expert_used;
+    size_t embd = (size_t)s->n_embd, heads = (size_t)s->heads, used = (size_t)s->n_expert_used;
     size_t ff = align_up((size_t)s->n_ff, TILE_K), ffe = align_up((size_t)s->n_ff_exp, TILE_K);
     struct network_max max;
     network_measure(cu->net, &max);
-    size_t out_heads = (size_t)max.heads, latent = (size_t)max.latent; /* of any mixer */
+    size_t latent = (size_t)max.latent;
     size_t values = (size_t)cu->net->embed.layers.width;
-    size_t widest = embd > out_heads ? embd : out_heads;
+    size_t widest = embd > heads ? embd : heads;
     widest = widest > latent ? widest : latent;
     widest = widest > values ? widest : values;
     size_t hidden = used * ffe > ff ? used * ffe : ff;
-    size_t groups = (size_t)(s->n_kv_heads * ceil_div(s->n_heads / s->n_kv_heads, 8));
-    size_t units = max_split_units(cu);
+    size_t pairs = (size_t)cu->ropes.pairs;
+    struct split_room split = split_room_of(cu, cu->net);
     cu->n_records = moe_grouped_records(s);
     struct want list[] = {
         {(void **)&cu->all, tokens * embd * 4},
@@ -237,16 +256,16 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
         {(void **)&cu->d, tokens * embd * 4},
         {(void **)&cu->q, tokens * heads * 4},
         {(void **)&cu->a, tokens * heads * 4},
-        {(void **)&cu->a_out, (out + 1) * (out_heads + 1) * 4},
+        {(void **)&cu->a_out, (out + 1) * heads * 4},
         {(void **)&cu->logits_all, (out + 1) * (size_t)s->n_vocab * 4},
-        {(void **)&cu->rope_freq, (size_t)(s->n_rot / 2 + 1) * 4},
-        {(void **)&cu->rope, tokens * (size_t)(s->n_rot / 2 + 1) * sizeof(float2)},
+        {(void **)&cu->rope_freq, (pairs + 1) * 4},
+        {(void **)&cu->rope, tokens * (pairs + 1) * sizeof(float2)},
         {(void **)&cu->step_dev, cu->step_cap * 4},
         {(void **)&cu->shadow, NORM_ROWS * embd * 4},
-        {(void **)&cu->qkv, tokens * (heads + 2 * kv) * 4},
-        {(void **)&cu->split_acc, units * 8 * (size_t)s->head_dim * 4},
-        {(void **)&cu->split_ml, units * 16 * 4},
-        {(void **)&cu->split_count, seqs * groups * 8 * 4},
+        {(void **)&cu->qkv, tokens * (size_t)(max.qkv + 1) * 4},
+        {(void **)&cu->split_acc, split.floats * 4},
+        {(void **)&cu->split_ml, split.units * 16 * 4},
+        {(void **)&cu->split_count, seqs * split.counts * 4},
         {(void **)&cu->split_records, attn_decode_split_record_bytes(cu)},
         {(void **)&cu->router,
          tokens * (size_t)(s->n_expert + 1) * 4 * (align_up(embd, TILE_K) / TILE_K)},
@@ -303,17 +322,17 @@ bool cuda_prepare(struct backend *be, const struct network *net, const struct bo
     cuda_ring_free(cu);
     cu->net = net;
     cu->shape = shape_of(net, bounds);
-    const struct shape *s = &cu->shape;
+    cu->ropes = ropes_of(net);
     if (!own_steps(cu, err) || !own_scratch(cu, err) || !own_parts(cu, net, err) ||
         !delta_net_prepare(cu, bounds, err) || !latent_prepare(cu, bounds, err))
         return false;
     CUDA_TRY(cu, cudaMemsetAsync(cu->split_records, 0xff, attn_decode_split_record_bytes(cu),
                                  cu->stream));
     moe_quad_prepare(cu);
-    for (int i = 0; s->n_rot && i < net->n_layers; i++)
-        if (net->layers[i].mixer.kind == MIXER_ATTENTION)
-            cuda_copy_in(be, cu->rope_freq, net->layers[i].mixer.attention.rope->freq,
-                         (size_t)(s->n_rot / 2) * 4);
+    for (int i = 0; i < net->n_ropes; i++)
+        if (cu->ropes.of[i].half)
+            cuda_copy_in(be, cu->rope_freq + cu->ropes.of[i].at, net->ropes[i].freq,
+                         (size_t)cu->ropes.of[i].half * 4);
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
     cu->prepared = true;
     if (cu->failed && err)

@@ -17,8 +17,10 @@ extern "C" {
  * every row's position, once per step instead of once per layer. Sums of a router begin at zero. */
 static __global__ void step_load_kernel(const int32_t *host, int32_t *dev, int n_ints,
                                         int tokens_at, const int32_t *chosen, int pos_at,
-                                        int n_tokens, const float *freq, int half, float mscale,
-                                        float2 *rope, uint64_t *sums)
+                                        int n_tokens,
+                                        const __grid_constant__ struct rope_tables ropes,
+                                        int max_tokens, const float *freq, float2 *rope,
+                                        uint64_t *sums)
 {
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x), stride = (int)(gridDim.x * blockDim.x);
     for (int j = i; j < n_ints; j += stride) {
@@ -27,10 +29,15 @@ static __global__ void step_load_kernel(const int32_t *host, int32_t *dev, int n
             v = chosen[-1 - v]; /* not known to the host when the step was begun */
         dev[j] = v;
     }
-    for (int j = i; j < n_tokens * half; j += stride) {
-        float angle = (float)host[pos_at + j / half] * freq[j % half], s, c;
-        sincosf(angle, &s, &c);
-        rope[j] = make_float2(c * mscale, s * mscale);
+    for (int r = 0; r < ropes.n; r++) {
+        int half = ropes.of[r].half, at = ropes.of[r].at;
+        float mscale = ropes.of[r].mscale;
+        float2 *to = rope + (size_t)max_tokens * (size_t)at;
+        for (int j = i; j < n_tokens * half; j += stride) {
+            float angle = (float)host[pos_at + j / half] * freq[at + j % half], s, c;
+            sincosf(angle, &s, &c);
+            to[j] = make_float2(c * mscale, s * mscale);
+        }
     }
     for (int j = i; j < SUM_WORDS; j += stride)
         sums[j] = 0;
@@ -39,13 +46,14 @@ static __global__ void step_load_kernel(const int32_t *host, int32_t *dev, int n
 static void step_load(struct cuda_backend *cu, int n_ints)
 {
     const struct step_layout *l = &cu->layout;
-    int half = cu->shape.n_rot / 2, work = l->n_tokens * half;
+    int work = l->n_tokens * cu->ropes.pairs;
     work = work > n_ints ? work : n_ints;
     int blocks = ceil_div(work, 256);
     cuda_log_step(cu);
     cuda_launch(cu, step_load_kernel, dim3((unsigned)(blocks < 256 ? blocks : 256)), 256, 0,
                 LAUNCH_PLAIN, cu->step_mapped, cu->step_dev, n_ints, l->tokens, cu->chosen, l->pos,
-                l->n_tokens, cu->rope_freq, half, cu->shape.rope_mscale, cu->rope, cu->route_sums);
+                l->n_tokens, cu->ropes, cu->shape.max_tokens, cu->rope_freq, cu->rope,
+                cu->route_sums);
 }
 
 static __global__ void step_gather_kernel(const float *src, const int32_t *rows, float *dst,
@@ -81,13 +89,21 @@ struct step cuda_step(const struct cuda_backend *cu)
                      d + l->seq_of,
                      d + l->out_rows,
                      d + l->pages,
-                     cu->rope,
+                     NULL,
                      l->n_tokens,
                      l->n_seqs,
                      l->n_decode,
                      l->n_out,
                      d + l->states};
     return s;
+}
+
+const float2 *step_rope(const struct cuda_backend *cu, const struct rope *rope)
+{
+    if (!rope)
+        return NULL;
+    int at = cu->ropes.of[rope - cu->net->ropes].at;
+    return cu->rope + (size_t)cu->shape.max_tokens * (size_t)at;
 }
 
 static int put_ints(struct cuda_backend *cu, int *used, const int32_t *src, int n)
