@@ -114,6 +114,13 @@ static bool norm_ok(const struct check *c, const struct norm *n)
            has(c, n->kind == NORM_RMS && !n->gain, PART_NORM_OUT, "a norm without a gain is");
 }
 
+/* Of queries, keys or values. */
+static bool head_norm_ok(const struct check *c, const struct norm *n)
+{
+    return has(c, n->kind == NORM_LAYER, PART_NORM_LAYER, "LayerNorm is") &&
+           has(c, n->kind == NORM_RMS && !n->gain, PART_NORM_WHOLE, "a norm without a gain is");
+}
+
 static bool block_ok(const struct check *c, const struct block *b)
 {
     return norm_ok(c, &b->in) && norm_ok(c, &b->out) && norm_ok(c, &b->sum) &&
@@ -123,8 +130,8 @@ static bool block_ok(const struct check *c, const struct block *b)
 
 static bool attention_ok(const struct check *c, const struct attention *a)
 {
-    return norm_ok(c, &a->q_norm) && norm_ok(c, &a->k_norm) && norm_ok(c, &a->v_norm) &&
-           has(c, a->sinks, PART_SINKS, "attention sinks are") &&
+    return head_norm_ok(c, &a->q_norm) && head_norm_ok(c, &a->k_norm) &&
+           head_norm_ok(c, &a->v_norm) && has(c, a->sinks, PART_SINKS, "attention sinks are") &&
            has(c, a->softcap != 0, PART_SOFTCAP, "a softcap of attention scores is") &&
            has(c, a->gated, PART_GATE, "an output gate of attention is") &&
            has(c, a->norm_whole, PART_NORM_WHOLE, "QK-norm over a whole projection is") &&

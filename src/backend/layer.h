@@ -312,7 +312,8 @@ enum part {
     PART_SINKS = 1 << 5,
     PART_SOFTCAP = 1 << 6, /* of attention scores */
     PART_GATE = 1 << 7,
-    PART_NORM_WHOLE = 1 << 8, /* QK-norm over the projection, v norm */
+    PART_NORM_WHOLE =
+        1 << 8, /* QK-norm over the projection, v norm, norms of heads without a gain */
     PART_TEMPERATURE = 1 << 9,
     PART_SHARED_KV = 1 << 10, /* and k = v */
     PART_BIDIRECTIONAL = 1 << 11,

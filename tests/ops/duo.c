@@ -74,7 +74,8 @@ void duo_open(struct duo *d, const struct dims *s, int n_layers)
         d->be[DEV]->ops->pick_force(d->be[DEV], forced);
     for (int i = 0; i < s->n_rot / 2; i++)
         d->freq[i] = powf(10000.0f, -2.0f * (float)i / (float)s->n_rot);
-    d->rope = (struct rope){s->n_rot, d->freq, 1.0f};
+    d->ropes[0] = (struct rope){s->n_rot, d->freq, 1.0f};
+    d->ropes[1] = (struct rope){s->n_rot / 4 * 2, d->freq, 0.8f};
     d->no_head = (struct weight){.n_in = s->n_embd, .n_out = s->n_vocab, .n_expert = 1};
     EACH(side)
     {
@@ -83,15 +84,15 @@ void duo_open(struct duo *d, const struct dims *s, int n_layers)
                                         .n_vocab = s->n_vocab,
                                         .layers = d->layers[side],
                                         .head.w = &d->no_head,
-                                        .ropes = &d->rope,
-                                        .n_ropes = 1};
+                                        .ropes = d->ropes,
+                                        .n_ropes = 2};
         for (int i = 0; i < n_layers; i++)
             d->layers[side][i].mixer.attention =
                 (struct attention){.n_heads = s->n_heads,
                                    .n_kv_heads = s->n_kv_heads,
                                    .k_dim = s->head_dim,
                                    .v_dim = s->head_dim,
-                                   .rope = s->n_rot ? &d->rope : NULL,
+                                   .rope = s->n_rot ? &d->ropes[0] : NULL,
                                    .scale = 1.0f / sqrtf((float)s->head_dim)};
     }
 }
@@ -417,9 +418,11 @@ static size_t kv_bytes(const struct dims *s)
 
 /* The order inside a tile is a backend's own: the CPU's keys are (D, page_len), all others
  * (page_len, D). Turns a plane of the one into the other. */
-static void turn_keys(const struct dims *s, const uint8_t *from, uint8_t *to, bool to_cpu)
+static void turn_keys(const struct duo *d, int layer, const uint8_t *from, uint8_t *to, bool to_cpu)
 {
-    size_t size = s->b.kv_type == DT_F32 ? 4 : 2, D = (size_t)s->head_dim;
+    const struct dims *s = &d->s;
+    size_t size = s->b.kv_type == DT_F32 ? 4 : 2;
+    size_t D = (size_t)d->layers[REF][layer].mixer.attention.k_dim;
     size_t len = (size_t)s->b.page_len, tiles = kv_values(s) / (D * len);
     for (size_t t = 0; t < tiles; t++)
         for (size_t i = 0; i < len; i++)
@@ -458,7 +461,7 @@ void kv_new(struct duo *d, int layer)
         }
         memcpy(host, plane[REF], bytes);
         if (turned(is_k))
-            turn_keys(&d->s, plane[REF], host, true);
+            turn_keys(d, layer, plane[REF], host, true);
         d->be[DEV]->ops->copy_in(d->be[DEV], plane[DEV], host, bytes);
     }
     mem_free(host);
@@ -483,7 +486,7 @@ static void read_plane(struct duo *d, int layer, bool is_k, uint8_t *out)
     d->be[DEV]->ops->copy_out(d->be[DEV], got, is_k ? kv->k : kv->v, bytes);
     memcpy(out, got, bytes);
     if (turned(is_k))
-        turn_keys(&d->s, got, out, false);
+        turn_keys(d, layer, got, out, false);
     mem_free(got);
 }
 

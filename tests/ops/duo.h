@@ -39,7 +39,18 @@ struct dims {
     bool norm_topk;
     float expert_scale;
     bool other; /* mlps with biases, a clamped SwiGLU, sigmoid routing, and biases of the choice */
+    unsigned heads; /* what attention_case adds to plain heads: HEADS_ */
     struct bounds b;
+};
+
+enum {
+    HEADS_SINKS = 1 << 0,
+    HEADS_SOFTCAP = 1 << 1,
+    HEADS_GATE = 1 << 2,
+    HEADS_WHOLE = 1 << 3,  /* QK-norm over the projection */
+    HEADS_V_NORM = 1 << 4, /* without a gain */
+    HEADS_K_IS_V = 1 << 5,
+    HEADS_TEMP = 1 << 6, /* attention temperature */
 };
 
 enum { MAX_LAYERS = 4 };
@@ -51,7 +62,7 @@ struct duo {
     struct network net[SIDES];
     struct layer layers[SIDES][MAX_LAYERS];
     struct kv_layer kv[SIDES][MAX_LAYERS];
-    struct rope rope;
+    struct rope ropes[2]; /* of n_rot, and of half of it with another scale */
     float freq[256];
     struct weight no_head; /* sizes only */
 };
@@ -132,6 +143,7 @@ void attention_case(const struct dims *s, bool norms, int window, const int (*se
 void mlp_case(const struct dims *s, int n_expert, int n_ff, enum dtype up, enum dtype down,
               enum dtype router, int rows, float scale);
 
+void test_heads(void);     /* heads.c */
 void test_delta_net(void); /* mixers.c */
 void test_latent(void);
 void force_delta_net(void);

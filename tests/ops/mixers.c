@@ -242,7 +242,7 @@ static void latent_case(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum d
                                     .wo = &wo.on[side],
                                     .q_norm = {NORM_RMS, qn.on[side], NULL, 1e-6f},
                                     .kv_norm = {NORM_RMS, kn.on[side], NULL, 1e-6f},
-                                    .rope = &d.rope,
+                                    .rope = &d.ropes[0],
                                     .woven = q_rank != 0,
                                     .scale = 0.1f};
     }

@@ -35,6 +35,8 @@ enum {
     LAYER_EMBED = 1 << 20,
     WINDOW = 1 << 21, /* in the first layer alone */
     APART = 1 << 22,  /* the dense part is not of the experts' shape as far as a backend is told */
+    GATE = 1 << 23,   /* of attention's output */
+    LAYERS = 1 << 24, /* the second layer has other heads, scale and RoPE than the first */
 };
 
 static const struct {
@@ -51,6 +53,10 @@ static const struct {
     {"norm of values", V_NORM, 64},
     {"k is v", K_IS_V | V_NORM, 64},
     {"shared keys", SHARED, 64},
+    {"gate", GATE, 64},
+    {"heads by layer", LAYERS, 128},
+    {"heads by layer, all of them wide", LAYERS | V_NORM | SINKS | SOFTCAP, 512},
+    {"heads of 256, gated", GATE | WINDOW, 256},
     {"heads of 256", SINKS | WINDOW, 256},
     {"heads of 512", V_NORM | K_IS_V, 512},
     {"norms after", NORM_OUT, 64},
@@ -125,8 +131,10 @@ static void make_mixer(struct stock *k, unsigned parts, int i, enum dtype type)
     struct duo *d = k->d;
     const struct dims *s = &d->s;
     int H = s->n_heads, K = s->n_kv_heads, D = s->head_dim, E = s->n_embd;
-    bool shares = (parts & SHARED) && i == 1;
-    int rows = H * D + (shares ? 0 : parts & K_IS_V ? K * D : 2 * K * D);
+    bool shares = (parts & SHARED) && i == 1, other = (parts & LAYERS) && i == 1;
+    if (other)
+        H *= 4, K *= 2, D /= 2; /* of the same cache */
+    int rows = (parts & GATE ? 2 : 1) * H * D + (shares ? 0 : parts & K_IS_V ? K * D : 2 * K * D);
     const struct duo_weight *wqkv = matrix(k, WEIGHT_LINEAR, E, rows, 1, type, (parts & BIAS) != 0);
     const struct duo_weight *wo = matrix(k, WEIGHT_LINEAR, H * D, E, 1, type, (parts & BIAS) != 0);
     struct array *sinks = parts & SINKS ? vector(k, H, 2.0f) : NULL;
@@ -136,6 +144,14 @@ static void make_mixer(struct stock *k, unsigned parts, int i, enum dtype type)
         struct attention *a = &m->attention;
         a->wqkv = &wqkv->on[side];
         a->wo = &wo->on[side];
+        a->n_heads = H;
+        a->n_kv_heads = K;
+        a->k_dim = a->v_dim = D;
+        if (other) {
+            a->rope = &d->ropes[1];
+            a->scale = 0.3f;
+        }
+        a->gated = parts & GATE;
         a->sinks = sinks ? sinks->on[side] : NULL;
         a->softcap = parts & SOFTCAP ? 0.5f : 0;
         a->norm_whole = parts & WHOLE;

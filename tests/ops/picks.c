@@ -124,6 +124,14 @@ static void force_attention(void)
     s.n_kv_heads = 2;
     attention_case(&s, true, 0, decode, 4, false, forced);
     attention_case(&s, true, 24, mixed, 3, false, forced);
+    if (strstr(forced, "wide") || strstr(forced, "any")) { /* rows for every part */
+        s.head_dim = 256;
+        s.n_heads = 4;
+        s.heads = HEADS_SINKS | HEADS_SOFTCAP | HEADS_GATE;
+        attention_case(&s, true, 24, mixed, 3, false, forced);
+        s.head_dim = 128;
+        s.heads = 0;
+    }
     s.n_heads = 16; /* eight heads to a block: rows may be left as records */
     attention_case(&s, true, 0, twelve, 12, false, forced);
     if (!light || !strcmp(forced, "attn_prefill_halves")) /* slow where it is simulated */

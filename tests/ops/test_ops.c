@@ -314,81 +314,6 @@ static void test_norm(void)
     report("norm, out rows", before);
 }
 
-/* One mixer, first without a norm and as any layer, then with one and as the last, whose stream is
- * narrowed to the out rows. */
-void attention_case(const struct dims *s, bool norms, int window, const int (*seqs)[2], int n_seqs,
-                    bool pad, const char *what)
-{
-    struct duo d;
-    duo_open(&d, s, 2);
-    int H = s->n_heads, K = s->n_kv_heads, D = s->head_dim;
-    struct random_spec qkv = {.n_in = s->n_embd,
-                              .n_expert = 1,
-                              .n_seg = 3,
-                              .rows = {H * D, K * D, K * D},
-                              .type = {DT_Q4_K, DT_Q4_K, DT_Q6_K},
-                              .bias = !norms};
-    struct random_spec out = {.n_in = H * D,
-                              .n_expert = 1,
-                              .n_seg = 2,
-                              .rows = {s->n_embd - 64, 64},
-                              .type = {DT_F16, DT_F16}};
-    struct duo_weight wqkv, wo;
-    if (H * D % 256 == 0)
-        out.type[0] = out.type[1] = DT_Q4_K;
-    weight_new(&d, &wqkv, WEIGHT_LINEAR, &qkv);
-    weight_new(&d, &wo, WEIGHT_LINEAR, &out);
-    struct array qn = array_random(&d, (size_t)D, 1.0f), kn = array_random(&d, (size_t)D, 1.0f);
-    struct array gain = array_random(&d, (size_t)s->n_embd, 1.0f);
-    kv_new(&d, 0);
-    EACH(side)
-    {
-        struct layer *l = d.layers[side];
-        struct attention *a = &l[0].mixer.attention;
-        a->wqkv = &wqkv.on[side];
-        a->wo = &wo.on[side];
-        a->window = window;
-        if (norms) {
-            a->q_norm = (struct norm){NORM_RMS, qn.on[side], NULL, 1e-6f};
-            a->k_norm = (struct norm){NORM_RMS, kn.on[side], NULL, 1e-6f};
-        }
-        l[1] = l[0];
-        l[1].mixer.block.in = (struct norm){NORM_RMS, gain.on[side], NULL, 1e-6f};
-        d.kv[side][1] = d.kv[side][0];
-    }
-    duo_prepare(&d);
-    struct plan p;
-    plan_make(&p, s, seqs, n_seqs, pad);
-    float *x = random_floats((size_t)(p.b.n_tokens * s->n_embd), 1.0f);
-    float *x_out = mem_alloc((size_t)(p.b.n_out * s->n_embd) * sizeof *x_out);
-    for (int i = 0; i < p.b.n_out; i++)
-        memcpy(x_out + (size_t)i * (size_t)s->n_embd, x + (size_t)p.out_rows[i] * (size_t)s->n_embd,
-               (size_t)s->n_embd * sizeof *x);
-    for (int layer = 0; layer < 2; layer++) {
-        begin(&d, &p);
-        stream_put(&d, x, p.b.n_tokens);
-        EACH(side)
-        d.be[side]->ops->mixer(d.be[side], &d.layers[side][layer].mixer, layer);
-        char text[200];
-        double tol = s->b.kv_type == DT_BF16 ? 6e-3 : 2e-3;
-        tol = product_tol * 2 > tol ? product_tol * 2 : tol;
-        snprintf(text, sizeof text, "layer %d, %s", layer, what);
-        stream_check(&d, text, layer ? x_out : x, layer ? p.b.n_out : p.b.n_tokens, tol);
-        end(&d, NULL, NULL);
-        kv_check(&d, 0, text);
-    }
-    kv_free(&d, 0);
-    array_free(&d, &qn);
-    array_free(&d, &kn);
-    array_free(&d, &gain);
-    weight_free(&d, &wqkv);
-    weight_free(&d, &wo);
-    mem_free(p.pages);
-    mem_free(x);
-    mem_free(x_out);
-    duo_close(&d);
-}
-
 /* prompts: steps with some, otherwise without. */
 static void test_attention(bool prompts)
 {
@@ -909,10 +834,10 @@ static void test_picks_3(void)
 
 /* The longest first. */
 static void (*const groups[])(void) = {
-    test_decodes,     test_picks_0,   test_picks_1,  test_picks_2,  test_picks_3, test_prompts,
-    test_forward,     test_linear,    test_shapes,   test_segments, test_moe,     test_ffn,
-    test_parts,       test_delta_net, test_latent,   test_batches,  test_routed,  test_ties,
-    test_few_experts, test_norm,      test_sampling, test_embed,    test_supports};
+    test_decodes, test_picks_0,     test_picks_1,   test_picks_2,  test_picks_3, test_prompts,
+    test_forward, test_linear,      test_shapes,    test_segments, test_moe,     test_ffn,
+    test_parts,   test_heads,       test_delta_net, test_latent,   test_batches, test_routed,
+    test_ties,    test_few_experts, test_norm,      test_sampling, test_embed,   test_supports};
 enum { N_GROUPS = sizeof groups / sizeof *groups };
 
 /* A process of its own for each group, `jobs` of them at a time: the reference takes most of the time,

@@ -266,6 +266,13 @@ bool attn_tensor(const struct cuda_backend *cu, const struct attn_layer *l)
            l->n_heads % l->n_kv == 0 && !l->sinks && l->softcap == 0 && !l->gated;
 }
 
+bool attn_wide(const struct cuda_backend *cu, const struct attn_layer *l)
+{
+    int D = l->k_dim;
+    return cache_suits(cu) && (D == 64 || D == 96 || D == 128 || D == 256 || D == 512) &&
+           l->v_dim == D && l->n_heads % l->n_kv == 0;
+}
+
 bool attn_heads_plain(const struct attn_layer *l)
 {
     const struct attn_norm *q = &l->norm[ATTN_Q], *k = &l->norm[ATTN_K];

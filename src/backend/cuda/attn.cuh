@@ -44,6 +44,11 @@ DEVICE float sigmoid(float x)
 {
     return 1.0f / (1.0f + expf(-x));
 }
+/* What a head's sink adds to a sum of probabilities whose largest score, of powers of two, is top. */
+DEVICE float attn_sink(const struct attn_args &p, int h, float top)
+{
+    return p.sinks ? fast_exp2(p.sinks[h] * 1.4426950408889634f - top) : 0.0f;
+}
 /* The gate of a row's head, or NULL. */
 DEVICE const float *attn_gate(const struct attn_args &p, int t, int h)
 {
@@ -173,6 +178,12 @@ void attn_decode_split(struct cuda_backend *cu, struct attn_args p);
  * nowhere else. */
 bool attn_prefill_suits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool halves);
+
+/* attn_decode_wide.cu, attn_prefill_wide.cu: every part a layer may have, of rotated q */
+bool attn_decode_wide_fits(const struct cuda_backend *cu, const struct attn_layer *l);
+void attn_decode_wide(struct cuda_backend *cu, const struct attn_args &p);
+bool attn_prefill_wide_fits(const struct cuda_backend *cu, const struct attn_layer *l);
+void attn_prefill_wide(struct cuda_backend *cu, const struct attn_args &p);
 
 /* attn.cu: rows from `first` on */
 void attn_any(struct cuda_backend *cu, const struct attn_args &p, int first, int rows);

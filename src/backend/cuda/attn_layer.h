@@ -42,7 +42,9 @@ static inline int attn_gate_dim(const struct attn_layer *l)
 /* attn.cu. The kernels for 64 and 128 suit the layer: halves or bf16 in the cache, pages of a power
  * of two, nothing but a window beyond softmax(q K^T) V. */
 bool attn_tensor(const struct cuda_backend *cu, const struct attn_layer *l);
-/* ... and decodes may make q, k and v of raw projections by themselves: norms per head with gains and
+/* The kernels for every part suit it: heads of 64, 96, 128, 256 or 512. */
+bool attn_wide(const struct cuda_backend *cu, const struct attn_layer *l);
+/* attn_tensor, and decodes may make q, k and v of raw projections by themselves: norms per head with gains and
  * one eps, RoPE, and nothing else. */
 bool attn_raw(const struct cuda_backend *cu, const struct attn_layer *l);
 /* The same of q, k, v alone. */

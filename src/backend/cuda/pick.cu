@@ -799,6 +799,14 @@ static void decode_plain(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_decode(cu, *c->attn, c->raw);
 }
+static bool decode_wide_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return !c->raw && attn_decode_wide_fits(cu, c->layer);
+}
+static void decode_wide(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_wide(cu, *c->attn);
+}
 static bool decode_any_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
@@ -831,6 +839,14 @@ static void prompt_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_prefill_mma(cu, *c->attn, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
                      cu->layout.n_q_tiles);
+}
+static bool prompt_wide_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return attn_prefill_wide_fits(cu, c->layer);
+}
+static void prompt_wide(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_prefill_wide(cu, *c->attn);
 }
 static void prompt_any(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -1033,6 +1049,8 @@ static const struct pick picks[] = {
      decode_split_fits, decode_split},
     {"attn_decode", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, tensor_fits,
      decode_plain},
+    {"attn_decode_wide", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_wide_fits,
+     decode_wide},
     {"attn_any", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_any_fits,
      decode_any},
 
@@ -1042,6 +1060,8 @@ static const struct pick picks[] = {
      prompt_wgmma},
     {"attn_prefill_mma", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, tensor_fits,
      prompt_mma},
+    {"attn_prefill_wide", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_wide_fits,
+     prompt_wide},
     {"attn_any", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, prompt_any},
 
     {"delta_step", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_fits,
