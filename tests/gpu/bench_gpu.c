@@ -3,7 +3,9 @@
  * sizes and depths, prompts, and the time of each op alone (the same op of every layer in one
  * recorded step, so that launches do not count and the weights come from memory, not from cache).
  *   bench_gpu [--model 30b|8b] [--layers N] [--what tg,pp,ops] [--reps N] [--rows 1,8,...]
- *             [--part mixer,mlp,head] [--eager] [--alike N]
+ *             [--part mixer,mlp,head] [--eager] [--alike N] [--heads H,K,D,ROT,WINDOW[,PARTS]]
+ * --heads: attention of other heads, PARTS letters of s (sinks), g (gate), n (normed values); with
+ * --what heads the mixer alone at several depths, and what attention takes of prompts.
  * --rows: batch sizes of tg and ops; --part: only these ops; --eager: ops unrecorded, for profilers;
  * --alike: a router's rows repeat after N experts, so that rows of a step crowd into fewer of them.
  */
@@ -21,6 +23,12 @@
 
 enum { MAX_LAYERS = 64, MAX_ROWS = 2048, MAX_SEQS = 256, PAGE = 16 };
 
+/* What attention has in every layer. */
+struct bench_heads {
+    int n_heads, n_kv, dim, n_rot, window;
+    bool sinks, gate, v_norm;
+};
+
 struct bench_layer {
     struct weight wqkv, wo, router, gate_up, down;
 };
@@ -33,12 +41,13 @@ struct bench {
     struct network net;
     struct bounds bounds;
     bool moe;
+    struct bench_heads heads;
     struct weight emb, head;
     struct bench_layer weights[MAX_LAYERS];
     struct layer layers[MAX_LAYERS];
     struct kv_layer kv[MAX_LAYERS];
     struct rope rope;
-    float freq[64];
+    float freq[256];
     int32_t *tokens, *pos, *slot, *q_start, *kv_len, *pages, *out_rows;
     struct batch b;
     struct sampler *sampler, *samplers[MAX_ROWS];
@@ -92,14 +101,19 @@ static struct norm random_norm(struct bench *m, int width)
 /* Layer i, of Q4_K and Q6_K as Q4_K_M mixes them. */
 static void build_layer(struct bench *m, int i, int alike)
 {
-    int E = m->net.n_embd, H = 4096, K = (m->moe ? 4 : 8) * 128, F = m->moe ? 768 : 14336;
+    const struct bench_heads *a = &m->heads;
+    int E = m->net.n_embd, D = a->dim, H = a->n_heads * D, K = a->n_kv * D;
+    int F = m->moe ? 768 : 14336;
     int n_layers = m->net.n_layers, n_expert = m->moe ? 128 : 1, eighth = n_layers / 8;
     bool more = i < eighth || i >= 7 * eighth || (i - eighth) % 3 == 2;
     enum dtype up = more ? DT_Q6_K : DT_Q4_K;
     enum weight_role role = m->moe ? WEIGHT_EXPERTS : WEIGHT_LINEAR;
     struct bench_layer *w = &m->weights[i];
-    struct random_spec qkv = {
-        .n_in = E, .n_expert = 1, .n_seg = 3, .rows = {H, K, K}, .type = {DT_Q4_K, DT_Q4_K, up}};
+    struct random_spec qkv = {.n_in = E,
+                              .n_expert = 1,
+                              .n_seg = 3,
+                              .rows = {a->gate ? 2 * H : H, K, K},
+                              .type = {DT_Q4_K, DT_Q4_K, up}};
     struct random_spec wo = {.n_in = H, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {DT_Q4_K}};
     struct random_spec router = {
         .n_in = E, .n_expert = 1, .n_seg = 1, .rows = {128}, .type = {DT_F32}, .alike = alike};
@@ -122,16 +136,22 @@ static void build_layer(struct bench *m, int i, int alike)
         w->router.bytes + (w->gate_up.bytes + w->down.bytes) * (m->moe ? 8 : 128) / 128;
     struct layer *l = &m->layers[i];
     l->mixer.block.in = random_norm(m, E);
-    l->mixer.attention = (struct attention){.n_heads = 32,
-                                            .n_kv_heads = K / 128,
-                                            .k_dim = 128,
-                                            .v_dim = 128,
+    l->mixer.attention = (struct attention){.n_heads = a->n_heads,
+                                            .n_kv_heads = a->n_kv,
+                                            .k_dim = D,
+                                            .v_dim = D,
                                             .wqkv = &w->wqkv,
                                             .wo = &w->wo,
-                                            .q_norm = random_norm(m, 128),
-                                            .k_norm = random_norm(m, 128),
+                                            .q_norm = random_norm(m, D),
+                                            .k_norm = random_norm(m, D),
                                             .rope = &m->rope,
-                                            .scale = 0.08838835f};
+                                            .scale = 1.0f / sqrtf((float)D),
+                                            .window = a->window,
+                                            .gated = a->gate};
+    if (a->sinks)
+        l->mixer.attention.sinks = device_random(m, (size_t)a->n_heads, 0, 1);
+    if (a->v_norm)
+        l->mixer.attention.v_norm = (struct norm){NORM_RMS, NULL, NULL, 1e-6f};
     l->mlp.block.in = random_norm(m, E);
     struct ffn ffn = {.gate_up = &w->gate_up, .down = &w->down};
     if (m->moe) {
@@ -160,9 +180,9 @@ static void build(struct bench *m, bool moe, int n_layers, int alike)
                                 .max_seqs = MAX_SEQS,
                                 .max_out = MAX_SEQS,
                                 .max_pages = 4096};
-    for (int i = 0; i < 64; i++)
-        m->freq[i] = powf(1e6f, -(float)i / 64);
-    m->rope = (struct rope){128, m->freq, 1};
+    for (int i = 0; i < m->heads.n_rot / 2; i++)
+        m->freq[i] = powf(1e6f, -2 * (float)i / (float)m->heads.n_rot);
+    m->rope = (struct rope){m->heads.n_rot, m->freq, 1};
     int64_t t0 = clock_ns();
     struct random_spec emb = {.n_in = m->net.n_embd,
                               .n_expert = 1,
@@ -324,13 +344,49 @@ static int read_rows(const char *s, int *rows, int most)
     return n;
 }
 
+static bool read_heads(const char *s, struct bench_heads *h)
+{
+    char parts[8] = "";
+    *h = (struct bench_heads){0};
+    int n = sscanf(s, "%d,%d,%d,%d,%d,%7s", &h->n_heads, &h->n_kv, &h->dim, &h->n_rot, &h->window,
+                   parts);
+    h->sinks = strchr(parts, 's') != NULL;
+    h->gate = strchr(parts, 'g') != NULL;
+    h->v_norm = strchr(parts, 'n') != NULL;
+    return n >= 5 && h->n_kv > 0 && h->n_rot <= 512 && h->n_rot <= h->dim;
+}
+
+/* Mixers alone: decodes recorded, and prompts with what their stages take. */
+static void bench_mixers(struct bench *m)
+{
+    static const int cases[][2] = {{1, 256},   {1, 2048}, {1, 8192},
+                                   {1, 32768}, {32, 256}, {32, 2048}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        lay_out(m, cases[i][0], cases[i][1], 1);
+        double ms = time_step(m, P_MIXER, true, 20);
+        printf("mixer, %2d sequences at %5d: %8.2f us a layer\n", cases[i][0], cases[i][1],
+               ms * 1e3 / m->net.n_layers);
+        fflush(stdout);
+    }
+    struct profile prof = {0};
+    lay_out(m, 1, 0, 2048);
+    time_step(m, P_MIXER, false, 2);
+    m->be->profile = &prof;
+    time_step(m, P_MIXER, false, 5);
+    m->be->profile = NULL;
+    double calls = (double)prof.steps[0] * m->net.n_layers * 1e3;
+    printf("prompt of 2048: qkv %.1f, attention %.1f, output %.1f us a layer\n",
+           prof.ns[0][STAGE_QKV] / calls, prof.ns[0][STAGE_ATTENTION] / calls,
+           prof.ns[0][STAGE_OUTPUT] / calls);
+}
+
 int main(int argc, char **argv)
 {
     bool moe = true;
     int layers = 0, reps = 100, rows[16] = {1, 2, 4, 8, 16, 32, 64, 128}, n_rows = 8;
     bool recorded = true;
     int alike = 0;
-    const char *what = NULL, *parts = NULL;
+    const char *what = NULL, *parts = NULL, *heads = NULL;
     for (int i = 1; i < argc; i++) {
         const char *v = i + 1 < argc ? argv[i + 1] : "";
         if (!strcmp(argv[i], "--model"))
@@ -347,6 +403,8 @@ int main(int argc, char **argv)
             recorded = false;
         else if (!strcmp(argv[i], "--alike"))
             alike = atoi(v), i++;
+        else if (!strcmp(argv[i], "--heads"))
+            heads = v, i++;
         else if (!strcmp(argv[i], "--what"))
             what = v, i++;
         else {
@@ -357,6 +415,11 @@ int main(int argc, char **argv)
     struct bench *m = mem_zalloc(1, sizeof *m);
     struct error err = {0};
     struct backend_options opt = {.device = "cuda"};
+    m->heads = (struct bench_heads){.n_heads = 32, .n_kv = moe ? 4 : 8, .dim = 128, .n_rot = 128};
+    if (heads && !read_heads(heads, &m->heads)) {
+        fprintf(stderr, "bench_gpu: --heads %s\n", heads);
+        return 2;
+    }
     m->be = backend_open_cuda(&opt, &err);
     if (!m->be)
         die(&err);
@@ -368,6 +431,8 @@ int main(int argc, char **argv)
         trace_step(m, 1, 8192);
     return 0;
 #endif
+    if (what && asked(what, "heads"))
+        bench_mixers(m);
     if (asked(what, "ops"))
         for (int i = 0; i < n_rows; i++)
             for (int part = 1; part < N_PARTS; part++) {

@@ -263,7 +263,8 @@ static bool cache_suits(const struct cuda_backend *cu)
 bool attn_tensor(const struct cuda_backend *cu, const struct attn_layer *l)
 {
     return cache_suits(cu) && (l->k_dim == 64 || l->k_dim == 128) && l->v_dim == l->k_dim &&
-           l->n_heads % l->n_kv == 0 && !l->sinks && l->softcap == 0 && !l->gated;
+           l->n_heads % l->n_kv == 0 && (!l->sinks || l->k_dim == 64) && l->softcap == 0 &&
+           !l->gated;
 }
 
 bool attn_wide(const struct cuda_backend *cu, const struct attn_layer *l)

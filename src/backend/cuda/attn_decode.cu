@@ -175,7 +175,7 @@ template <int D> DEVICE int decode_element(int at)
 
 /* Parts of the blocks of a cluster, in this one's inbox, to the heads it joins: those are the result,
  * or, of a long context, parts again. */
-template <int D>
+template <int D, bool SINK>
 DEVICE void decode_join_cluster(const struct attn_args &p, const struct decode_unit &u,
                                 const struct decode_stretch &s, const struct decode_shared<D> &sh,
                                 int n_clusters, float *to, float *acc, float *sml)
@@ -204,7 +204,7 @@ DEVICE void decode_join_cluster(const struct attn_args &p, const struct decode_u
             v += f * from_block[j];
         }
         if (n_clusters == 1) {
-            to[h * D + decode_element<D>(at)] = fast_divide(v, l);
+            to[h * D + decode_element<D>(at)] = fast_divide(v, decode_sum<SINK>(p, u.h0 + h, m, l));
         } else {
             acc[(s.lead / cluster * 8 + h) * D + at] = v;
             if (at < 2)
@@ -214,7 +214,7 @@ DEVICE void decode_join_cluster(const struct attn_args &p, const struct decode_u
 }
 
 /* The last cluster of a unit to finish joins the parts of all. */
-template <int D>
+template <int D, bool SINK>
 DEVICE void decode_join_all(const struct attn_args &p, const struct decode_unit &u,
                             const struct decode_stretch &s, int n_clusters, float *to,
                             const float *acc, const float *sml)
@@ -252,7 +252,7 @@ DEVICE void decode_join_all(const struct attn_args &p, const struct decode_unit 
                 v += f * from_part[j];
             }
         }
-        to[h * D + decode_element<D>(at)] = fast_divide(v, l);
+        to[h * D + decode_element<D>(at)] = fast_divide(v, decode_sum<SINK>(p, u.h0 + h, m, l));
     }
 }
 
@@ -262,7 +262,7 @@ DEVICE void decode_join_all(const struct attn_args &p, const struct decode_unit 
  *   groups 2j and 2j+1 of k.
  *   V as B of P V: columns 2c 2c+1 (+8) of k are keys; tile j's column g is element g*D/8 + j.
  */
-template <int D, bool BF16, bool RAW, int PER_SM>
+template <int D, bool BF16, bool RAW, int PER_SM, bool SINK>
 static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
     attn_decode_kernel(const __grid_constant__ struct attn_args p)
 {
@@ -362,6 +362,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
         decode_parts_join<D, DECODE_WARPS>(
             sh.part, sh.ml, h, [&](int e) { return lane + 32 * e; }, &m, &l, v);
         if (s.used == 1) { /* one stretch: nobody to join with */
+            l = decode_sum<SINK>(p, u.h0 + h, m, l);
 #pragma unroll
             for (int e = 0; e < PER; e++)
                 to[h * D + decode_element<D>(lane + 32 * e)] = fast_divide(v[e], l);
@@ -384,7 +385,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
     mark(mk, 8);
     size_t unit = ((size_t)u.t * gridDim.y + blockIdx.y) * (size_t)p.n_split;
     float *acc = p.split_acc + unit * 8 * D, *sml = p.split_ml + unit * 16;
-    decode_join_cluster<D>(p, u, s, sh, n_clusters, to, acc, sml);
+    decode_join_cluster<D, SINK>(p, u, s, sh, n_clusters, to, acc, sml);
     if (n_clusters == 1) {
         marks_end(mk, 7);
         return;
@@ -404,7 +405,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
         return;
     }
     __threadfence();
-    decode_join_all<D>(p, u, s, n_clusters, to, acc, sml);
+    decode_join_all<D, SINK>(p, u, s, n_clusters, to, acc, sml);
     marks_end(mk, 7);
 }
 
@@ -422,12 +423,13 @@ bool attn_clusters(const struct cuda_backend *cu)
 #else
     cudaFuncAttributes a = {};
     return cu->sm >= 90 &&
-           cudaFuncGetAttributes(&a, attn_decode_kernel<128, false, true, 2>) == cudaSuccess &&
+           cudaFuncGetAttributes(&a, attn_decode_kernel<128, false, true, 2, false>) ==
+               cudaSuccess &&
            a.ptxVersion >= 90;
 #endif
 }
 
-template <int D, bool BF16>
+template <int D, bool BF16, bool SINK>
 static void attn_decode_launch(struct cuda_backend *cu, struct attn_args p, bool raw)
 {
     int groups = ceil_div(p.n_heads / p.kv.n_kv, 8);
@@ -440,18 +442,22 @@ static void attn_decode_launch(struct cuda_backend *cu, struct attn_args p, bool
     dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
     /* Few blocks take the registers of half an SM each; of many, three share one. */
     bool many = (int)(grid.x * grid.y * grid.z) > 2 * cu->n_sm;
-    auto kernel = !raw   ? attn_decode_kernel<D, BF16, false, 3>
-                  : many ? attn_decode_kernel<D, BF16, true, 3>
-                         : attn_decode_kernel<D, BF16, true, 2>;
+    auto kernel = !raw   ? attn_decode_kernel<D, BF16, false, 3, SINK>
+                  : many ? attn_decode_kernel<D, BF16, true, 3, SINK>
+                         : attn_decode_kernel<D, BF16, true, 2, SINK>;
     cuda_launch(cu, kernel, grid, DECODE_THREADS, sizeof(struct decode_shared<D>), mode, p);
 }
 
 void attn_decode(struct cuda_backend *cu, const struct attn_args &p, bool raw)
 {
     bool f16 = p.kv.type == DT_F16;
-    if (p.kv.head_dim == 64)
-        f16 ? attn_decode_launch<64, false>(cu, p, raw) : attn_decode_launch<64, true>(cu, p, raw);
+    if (p.sinks) /* heads of 64: attn_tensor */
+        f16 ? attn_decode_launch<64, false, true>(cu, p, raw)
+            : attn_decode_launch<64, true, true>(cu, p, raw);
+    else if (p.kv.head_dim == 64)
+        f16 ? attn_decode_launch<64, false, false>(cu, p, raw)
+            : attn_decode_launch<64, true, false>(cu, p, raw);
     else
-        f16 ? attn_decode_launch<128, false>(cu, p, raw)
-            : attn_decode_launch<128, true>(cu, p, raw);
+        f16 ? attn_decode_launch<128, false, false>(cu, p, raw)
+            : attn_decode_launch<128, true, false>(cu, p, raw);
 }

@@ -180,6 +180,13 @@ DEVICE void decode_values(float (*out)[4], const uint32_t (&pf)[4], const uint4 
     }
 }
 
+/* The sum that head h's result is divided by: of probabilities whose largest score is m, and of its
+ * sink. Kernels without sinks do not ask. */
+template <bool SINK> DEVICE float decode_sum(const struct attn_args &p, int h, float m, float l)
+{
+    return SINK ? l + attn_sink(p, h, m) : l;
+}
+
 /* A warp leaves its part, (8, D + 8) in the order of the tiles: entry 8j + n is element n * TILES + j;
  * and maximum and sum of each head. */
 template <int D>

@@ -171,7 +171,7 @@ DEVICE void attn_decode_batch_scores(const uint8_t *keys, const uint16_t *q_hi,
 }
 
 /* Grid: (kv heads x groups of 8 heads, sequences). p.q are raw projections. */
-template <int D, bool BF16, int WARPS, int ROUNDS>
+template <int D, bool BF16, int WARPS, int ROUNDS, bool SINK>
 static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
                                                      : WARPS == 4 ? 3
                                                                   : 5)
@@ -295,6 +295,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
                 return e % TILES * 8 + e / TILES;
             },
             &most, &l, v);
+        l = decode_sum<SINK>(p, u.h0 + h, most, l);
 #pragma unroll
         for (int i = 0; i < PER; i += 2) {
             int at = h * D + lane * PER + i;
@@ -333,33 +334,36 @@ bool attn_decode_batch_panels_fit(const struct cuda_backend *cu, const struct at
     return cu->shape.kv_type == DT_F16 && width % TILE_K == 0 && gemm_cluster_fits(cu, rows, width);
 }
 
-template <int D, bool BF16, int WARPS, int ROUNDS>
+template <int D, bool BF16, int WARPS, int ROUNDS, bool SINK>
 static void attn_decode_batch_launch(struct cuda_backend *cu, const struct attn_args &p, dim3 grid)
 {
-    cuda_launch(cu, attn_decode_batch_kernel<D, BF16, WARPS, ROUNDS>, grid, WARPS * 32,
+    cuda_launch(cu, attn_decode_batch_kernel<D, BF16, WARPS, ROUNDS, SINK>, grid, WARPS * 32,
                 attn_decode_batch_shared<D>(WARPS, ROUNDS), LAUNCH_EARLY, p);
 }
 
-template <int D, bool BF16>
+template <int D, bool BF16, bool SINK>
 static void attn_decode_batch_warps(struct cuda_backend *cu, const struct attn_args &p, int warps)
 {
     dim3 grid((unsigned)(p.kv.n_kv * ceil_div(p.n_heads / p.kv.n_kv, 8)),
               (unsigned)p.step.n_decode);
     if (warps == 8)
-        attn_decode_batch_launch<D, BF16, 8, 3>(cu, p, grid);
+        attn_decode_batch_launch<D, BF16, 8, 3, SINK>(cu, p, grid);
     else if (warps == 4)
-        attn_decode_batch_launch<D, BF16, 4, 2>(cu, p, grid);
+        attn_decode_batch_launch<D, BF16, 4, 2, SINK>(cu, p, grid);
     else
-        attn_decode_batch_launch<D, BF16, 2, 2>(cu, p, grid);
+        attn_decode_batch_launch<D, BF16, 2, 2, SINK>(cu, p, grid);
 }
 
 void attn_decode_batch(struct cuda_backend *cu, const struct attn_args &p, int warps)
 {
     bool half = p.kv.type == DT_F16;
-    if (p.kv.head_dim == 64)
-        half ? attn_decode_batch_warps<64, false>(cu, p, warps)
-             : attn_decode_batch_warps<64, true>(cu, p, warps);
+    if (p.sinks) /* heads of 64: attn_tensor */
+        half ? attn_decode_batch_warps<64, false, true>(cu, p, warps)
+             : attn_decode_batch_warps<64, true, true>(cu, p, warps);
+    else if (p.kv.head_dim == 64)
+        half ? attn_decode_batch_warps<64, false, false>(cu, p, warps)
+             : attn_decode_batch_warps<64, true, false>(cu, p, warps);
     else
-        half ? attn_decode_batch_warps<128, false>(cu, p, warps)
-             : attn_decode_batch_warps<128, true>(cu, p, warps);
+        half ? attn_decode_batch_warps<128, false, false>(cu, p, warps)
+             : attn_decode_batch_warps<128, true, false>(cu, p, warps);
 }

@@ -337,8 +337,9 @@ DEVICE void attn_decode_split_part(const struct attn_decode_split_sums<D> &r, ui
 
 /* Joins the warps' parts of a group of four elements, a thread for each: the result where there is
  * one stretch, else a record for the others. */
-template <int D>
-DEVICE void attn_decode_split_join(const struct attn_decode_split_shared<D> &sh, bool alone,
+template <int D, bool SINK>
+DEVICE void attn_decode_split_join(const struct attn_args &p, const struct decode_unit &u,
+                                   const struct attn_decode_split_shared<D> &sh, bool alone,
                                    float *to, float *record)
 {
     typedef attn_decode_split_tile<D> T;
@@ -358,6 +359,7 @@ DEVICE void attn_decode_split_join(const struct attn_decode_split_shared<D> &sh,
         v.x += f * e.x, v.y += f * e.y, v.z += f * e.z, v.w += f * e.w;
     }
     if (alone) {
+        l = decode_sum<SINK>(p, u.h0 + h, m, l);
         *(float4 *)(to + h * D + at) = make_float4(fast_divide(v.x, l), fast_divide(v.y, l),
                                                    fast_divide(v.z, l), fast_divide(v.w, l));
     } else {
@@ -367,9 +369,11 @@ DEVICE void attn_decode_split_join(const struct attn_decode_split_shared<D> &sh,
     }
 }
 
-/* A group of four elements of which this lane has the record of one part: all `used` lanes of the
- * group add up. The record is waited for, and left as it was before. */
-DEVICE void attn_decode_split_add(float *record, bool real, int used, bool writes, float *to)
+/* A group of four elements of head h, of which this lane has the record of one part: all `used` lanes
+ * of the group add up. The record is waited for, and left as it was before. */
+template <bool SINK>
+DEVICE void attn_decode_split_add(const struct attn_args &p, int h, float *record, bool real,
+                                  int used, bool writes, float *to)
 {
     uint4 v = make_uint4(0, 0, 0, 0);
     uint4 e = make_uint4(bits_of(-INFINITY), 0, 0, 0);
@@ -396,13 +400,15 @@ DEVICE void attn_decode_split_add(float *record, bool real, int used, bool write
 #pragma unroll
         for (int j = 0; j < 5; j++)
             sum[j] += __shfl_xor_sync(FULL_WARP, sum[j], d);
+    if (SINK && real)
+        sum[4] = decode_sum<SINK>(p, h, m, sum[4]);
     if (real && writes)
         *(float4 *)to = make_float4(fast_divide(sum[0], sum[4]), fast_divide(sum[1], sum[4]),
                                     fast_divide(sum[2], sum[4]), fast_divide(sum[3], sum[4]));
 }
 
 /* Grid: (stretches, kv heads x groups of 8 heads, sequences). */
-template <int D, bool BF16>
+template <int D, bool BF16, bool SINK>
 static __global__ void __launch_bounds__(640)
     attn_decode_split_kernel(const __grid_constant__ struct attn_args p)
 {
@@ -516,7 +522,7 @@ static __global__ void __launch_bounds__(640)
     __syncthreads();
     mark(mk, 7);
     if (tid < groups)
-        attn_decode_split_join<D>(sh, s.used == 1, to, record_of(s.split, tid));
+        attn_decode_split_join<D, SINK>(p, u, sh, s.used == 1, to, record_of(s.split, tid));
     mark(mk, 8);
     dependency_trigger(); /* not before: the next kernel's start takes issue slots */
     if (s.used == 1) {
@@ -543,8 +549,9 @@ static __global__ void __launch_bounds__(640)
 #pragma unroll 1
     for (int owner = mine; owner < mine + owners; owner++) {
         int group = owner * each + share;
-        attn_decode_split_add(record_of(part, group), share < each && group < groups, s.used,
-                              part == 0, to + 4 * group);
+        attn_decode_split_add<SINK>(p, u.h0 + group / GROUPS, record_of(part, group),
+                                    share < each && group < groups, s.used, part == 0,
+                                    to + 4 * group);
     }
     mark(mk, 1);
     marks_end(mk, 8);
@@ -568,7 +575,8 @@ bool attn_decode_split_fits(const struct cuda_backend *cu, const struct attn_lay
                            : sizeof(struct attn_decode_split_shared<128>)) <= cu->shared_limit;
 }
 
-template <int D> static void attn_decode_split_launch(struct cuda_backend *cu, struct attn_args p)
+template <int D, bool SINK>
+static void attn_decode_split_launch(struct cuda_backend *cu, struct attn_args p)
 {
     int groups = ceil_div(p.n_heads / p.kv.n_kv, 8), units = p.kv.n_kv * groups * p.step.n_decode;
     p.n_split = 1;
@@ -576,16 +584,18 @@ template <int D> static void attn_decode_split_launch(struct cuda_backend *cu, s
         p.n_split *= 2;
     p.records = cu->split_records;
     dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
-    auto kernel = p.kv.type == DT_F16 ? attn_decode_split_kernel<D, false>
-                                      : attn_decode_split_kernel<D, true>;
+    auto kernel = p.kv.type == DT_F16 ? attn_decode_split_kernel<D, false, SINK>
+                                      : attn_decode_split_kernel<D, true, SINK>;
     cuda_launch(cu, kernel, grid, SPLIT_THREADS, sizeof(struct attn_decode_split_shared<D>),
                 LAUNCH_EARLY, p);
 }
 
 void attn_decode_split(struct cuda_backend *cu, struct attn_args p)
 {
-    if (p.kv.head_dim == 64)
-        attn_decode_split_launch<64>(cu, p);
+    if (p.sinks) /* heads of 64: attn_tensor */
+        attn_decode_split_launch<64, true>(cu, p);
+    else if (p.kv.head_dim == 64)
+        attn_decode_split_launch<64, false>(cu, p);
     else
-        attn_decode_split_launch<128>(cu, p);
+        attn_decode_split_launch<128, false>(cu, p);
 }

@@ -39,8 +39,8 @@ static inline int attn_gate_dim(const struct attn_layer *l)
     return l->gated ? l->v_dim : 0;
 }
 
-/* attn.cu. The kernels for 64 and 128 suit the layer: halves or bf16 in the cache, pages of a power
- * of two, nothing but a window beyond softmax(q K^T) V. */
+/* attn.cu. The kernels of decodes for heads of 64 and 128 suit the layer: halves or bf16 in the cache,
+ * pages of a power of two, nothing beyond softmax(q K^T) V but a window and, of 64, sinks. */
 bool attn_tensor(const struct cuda_backend *cu, const struct attn_layer *l);
 /* The kernels for every part suit it: heads of 64, 96, 128, 256 or 512. */
 bool attn_wide(const struct cuda_backend *cu, const struct attn_layer *l);

@@ -816,9 +816,13 @@ static void decode_any(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_any(cu, *c->attn, 0, c->rows);
 }
+static bool prompt_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return attn_tensor(cu, c->layer) && !c->layer->sinks;
+}
 static bool prompt_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return attn_tensor(cu, c->layer) && attn_prefill_suits(cu, c->layer);
+    return prompt_mma_fits(cu, c) && attn_prefill_suits(cu, c->layer);
 }
 static void prompt_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -1058,7 +1062,7 @@ static const struct pick picks[] = {
      prompt_halves},
     {"attn_prefill", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_wgmma_fits,
      prompt_wgmma},
-    {"attn_prefill_mma", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, tensor_fits,
+    {"attn_prefill_mma", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_mma_fits,
      prompt_mma},
     {"attn_prefill_wide", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_wide_fits,
      prompt_wide},
