@@ -31,38 +31,8 @@ DEVICE float kv_get(const uint8_t *base, int type, size_t at)
     return type == DT_F16 ? half_to_float(h) : bf16_to_float(h);
 }
 
-/* What happens to a layer's raw projections. */
-struct attn_heads_args {
-    const float *raw; /* (n_tokens, width) */
-    float *q;         /* (n_tokens, H, Dk) */
-    uint8_t *k, *v;   /* the cache */
-    struct step step;
-    int width, n_heads, n_kv, k_dim, v_dim, n_rot, page_len, type;
-    int each; /* floats of a query and its gate */
-    struct attn_norm norm[ATTN_PARTS];
-    bool whole, k_is_v, shares_kv;
-    float temp_beta;
-    int temp_len;
-};
-
-/* Where a row's heads of one part begin, how many and how far apart they are. */
-struct attn_heads_run {
-    int at, n, dim, stride;
-};
-
-DEVICE struct attn_heads_run attn_heads_run_of(const struct attn_heads_args &p, int part)
-{
-    int keys = p.n_heads * p.each, values = keys + (p.k_is_v ? 0 : p.n_kv * p.k_dim);
-    struct attn_heads_run r;
-    r.at = part == ATTN_Q ? 0 : part == ATTN_K ? keys : values;
-    r.n = part == ATTN_Q ? p.n_heads : p.n_kv;
-    r.dim = part == ATTN_V ? p.v_dim : p.k_dim;
-    r.stride = part == ATTN_Q ? p.each : r.dim;
-    return r;
-}
-
 /* A block: what a norm over all heads of a part multiplies by, for each part that has one. */
-DEVICE void attn_heads_whole(const struct attn_heads_args &p, const float *row, float *sums,
+DEVICE void attn_heads_whole(const struct attn_args &p, const float *row, float *sums,
                              float (&rms)[ATTN_PARTS])
 {
     int tid = (int)threadIdx.x, threads = (int)blockDim.x;
@@ -70,7 +40,7 @@ DEVICE void attn_heads_whole(const struct attn_heads_args &p, const float *row, 
     for (int part = 0; part < ATTN_PARTS; part++) {
         struct attn_heads_run r = attn_heads_run_of(p, part);
         float sum = 0.0f;
-        if (!p.norm[part].on || (part != ATTN_Q && p.shares_kv))
+        if (!p.heads.norm[part].on || (part != ATTN_Q && p.heads.shares_kv))
             continue;
         for (int i = tid; i < r.n * r.dim; i += threads) {
             float x = row[r.at + i / r.dim * r.stride + i % r.dim];
@@ -84,65 +54,41 @@ DEVICE void attn_heads_whole(const struct attn_heads_args &p, const float *row, 
         sum = 0.0f;
         for (int i = 0; i < threads >> 5; i++)
             sum += sums[i];
-        rms[part] = rsqrtf(sum / (float)(r.n * r.dim) + p.norm[part].eps);
+        rms[part] = rsqrtf(sum / (float)(r.n * r.dim) + p.heads.norm[part].eps);
     }
 }
 
 /*
- * q, k, v of every row from their raw projections: norms, rotation, temperature; k and v go to the
- * cache. A warp for each head. Blocks: x over heads, y over rows; one block has all heads of a row
- * where norms are of all of them.
+ * q, k, v of every row from their raw projections p.q: norms, rotation, temperature; q to (n_tokens, H,
+ * Dk), k and v to the cache. A warp for each head. Blocks: x over heads, y over rows; one block has all
+ * heads of a row where norms are of all of them.
  */
 static __global__ void __launch_bounds__(512)
-    attn_heads_kernel(const __grid_constant__ struct attn_heads_args p)
+    attn_heads_kernel(const __grid_constant__ struct attn_args p, float *q)
 {
     SHARED_BYTES(shared);
     dependency_wait();
     dependency_trigger();
-    int lane = lane_id(), warps = (int)blockDim.x >> 5, t = (int)blockIdx.y, half = p.n_rot >> 1;
-    int H = p.n_heads, K = p.n_kv, widest = max(p.k_dim, p.v_dim);
-    const float *row = p.raw + (size_t)t * (size_t)p.width;
+    int lane = lane_id(), warps = (int)blockDim.x >> 5, t = (int)blockIdx.y;
+    int H = p.n_heads, K = p.kv.n_kv, widest = max(p.kv.head_dim, p.v_dim);
     float *head = (float *)shared + 16 + warp_id() * widest, rms[ATTN_PARTS] = {};
-    if (p.whole)
-        attn_heads_whole(p, row, (float *)shared, rms);
-    int slot = p.step.slot[t], pos = p.step.pos[t], n = p.shares_kv ? H : H + 2 * K;
-    const float2 *rope = p.step.rope + (size_t)t * (size_t)half;
+    if (p.heads.whole)
+        attn_heads_whole(p, p.q + (size_t)t * (size_t)p.heads.width, (float *)shared, rms);
+    int slot = p.step.slot[t], n = p.heads.shares_kv ? H : H + 2 * K;
     for (int h = (int)blockIdx.x * warps + warp_id(); h < n; h += (int)gridDim.x * warps) {
         int part = h < H ? ATTN_Q : h < H + K ? ATTN_K : ATTN_V;
         int i = part == ATTN_Q ? h : part == ATTN_K ? h - H : h - H - K;
-        struct attn_heads_run r = attn_heads_run_of(p, part);
-        const struct attn_norm norm = p.norm[part];
-        const float *from = row + r.at + i * r.stride;
-        float sum = 0.0f, by = 1.0f;
-        for (int e = lane; e < r.dim; e += 32) {
-            float x = from[e];
-            head[e] = x;
-            sum += x * x;
-        }
-        if (norm.on)
-            by = p.whole ? rms[part] : rsqrtf(warp_sum(sum) / (float)r.dim + norm.eps);
-        const float *gain = norm.on && norm.gain ? norm.gain + (p.whole ? i * r.dim : 0) : NULL;
-        for (int e = lane; e < r.dim; e += 32)
-            head[e] = head[e] * by * (gain ? gain[e] : 1.0f);
-        __syncwarp();
-        for (int e = lane; e < half && part != ATTN_V; e += 32) {
-            float2 cs = rope[e];
-            float a = head[e], b = head[e + half];
-            head[e] = a * cs.x - b * cs.y;
-            head[e + half] = b * cs.x + a * cs.y;
-        }
-        __syncwarp();
+        int dim = part == ATTN_V ? p.v_dim : p.kv.head_dim;
+        attn_head_make(p, t, part, i, rms[part], head);
         if (part == ATTN_Q) {
-            float warm = 1.0f;
-            if (p.temp_beta != 0.0f)
-                warm += p.temp_beta * logf(1.0f + (float)(pos / p.temp_len));
-            float *to = p.q + ((size_t)t * (size_t)H + (size_t)i) * (size_t)r.dim;
-            for (int e = lane; e < r.dim; e += 32)
+            float warm = attn_temperature(p, t);
+            float *to = q + ((size_t)t * (size_t)H + (size_t)i) * (size_t)dim;
+            for (int e = lane; e < dim; e += 32)
                 to[e] = head[e] * warm;
         } else if (slot >= 0) {
-            size_t at = kv_index(slot, p.page_len, K, i, r.dim);
-            for (int e = lane; e < r.dim; e += 32)
-                kv_put(part == ATTN_K ? p.k : p.v, p.type, at + (size_t)e, head[e]);
+            size_t at = kv_index(slot, p.kv.page_len, K, i, dim);
+            for (int e = lane; e < dim; e += 32)
+                kv_put(part == ATTN_K ? p.kv.k : p.kv.v, p.kv.type, at + (size_t)e, head[e]);
         }
         __syncwarp();
     }
@@ -243,6 +189,15 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
         p.gate_row = l->wqkv->n_out;
         p.gate_head = l->k_dim + l->v_dim;
     }
+    p.heads.width = l->wqkv->n_out;
+    p.heads.each = l->k_dim + (l->gated ? l->v_dim : 0);
+    for (int i = 0; i < ATTN_PARTS; i++)
+        p.heads.norm[i] = l->norm[i];
+    p.heads.whole = l->norm_whole;
+    p.heads.k_is_v = l->k_is_v;
+    p.heads.shares_kv = l->shares_kv;
+    p.heads.temp_beta = l->temp_beta;
+    p.heads.temp_len = l->temp_len;
     return p;
 }
 
@@ -284,40 +239,20 @@ bool attn_heads_plain(const struct attn_layer *l)
 
 bool attn_raw(const struct cuda_backend *cu, const struct attn_layer *l)
 {
-    return attn_tensor(cu, l) && attn_heads_plain(l);
+    return (attn_tensor(cu, l) && attn_heads_plain(l)) ||
+           (attn_decode_wide_fits(cu, l) && !l->norm_whole);
 }
 
 void attn_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                 const float *qkv, float *q)
 {
-    struct attn_heads_args p = {};
-    p.raw = qkv;
-    p.q = q;
-    p.k = (uint8_t *)l->k;
-    p.v = (uint8_t *)l->v;
-    p.step = *s;
-    p.step.rope = l->rope;
-    p.width = l->wqkv->n_out;
-    p.n_heads = l->n_heads;
-    p.n_kv = l->n_kv;
-    p.k_dim = l->k_dim;
-    p.v_dim = l->v_dim;
-    p.n_rot = l->n_rot;
-    p.page_len = cu->shape.page_len;
-    p.type = cu->shape.kv_type;
-    p.each = l->k_dim + attn_gate_dim(l);
-    for (int i = 0; i < ATTN_PARTS; i++)
-        p.norm[i] = l->norm[i];
-    p.whole = l->norm_whole;
-    p.k_is_v = l->k_is_v;
-    p.shares_kv = l->shares_kv;
-    p.temp_beta = l->temp_beta;
-    p.temp_len = l->temp_len;
+    struct attn_args p = attn_args_of(cu, l, s);
+    p.q = qkv;
     int heads = l->shares_kv ? l->n_heads : l->n_heads + 2 * l->n_kv;
     int warps = l->norm_whole ? 16 : 4, widest = l->k_dim > l->v_dim ? l->k_dim : l->v_dim;
     dim3 grid((unsigned)(l->norm_whole ? 1 : ceil_div(heads, warps)), (unsigned)s->n_tokens);
     cuda_launch(cu, attn_heads_kernel, grid, warps * 32, (size_t)(16 + warps * widest) * 4,
-                LAUNCH_EARLY, p);
+                LAUNCH_EARLY, p, q);
 }
 
 struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
@@ -325,6 +260,7 @@ struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, con
 {
     struct attn_args p = attn_args_of(cu, l, s);
     struct rows a = rows_of(cu->a, s->n_tokens, p.n_heads * p.v_dim);
+    p.raw = raw;
     p.q = raw ? cu->qkv : cu->q;
     p.a = a.floats;
     struct pick_case c = {};

@@ -12,6 +12,15 @@ struct kv_view {
     int n_kv, page_len, page_shift, head_dim, type;
 };
 
+/* How q, k and v come of raw projections: see struct attn_layer. */
+struct attn_heads_rule {
+    int width, each; /* floats of a row; of a query and its gate */
+    struct attn_norm norm[ATTN_PARTS];
+    bool whole, k_is_v, shares_kv;
+    float temp_beta;
+    int temp_len;
+};
+
 struct attn_args {
     struct kv_view kv;
     struct step step;
@@ -34,6 +43,8 @@ struct attn_args {
     const float
         *gate; /* of row t and head h: gate + t * gate_row + h * gate_head, (v_dim); or NULL */
     int gate_row, gate_head;
+    bool raw; /* q is raw projections */
+    struct attn_heads_rule heads;
 };
 
 DEVICE float score_capped(float s, float cap)
@@ -151,6 +162,62 @@ DEVICE void fresh_put(const struct attn_args &p, int slot, int K, int kv_head, i
     }
 }
 
+/* Where a row's heads of one part begin, how many and how far apart they are. */
+struct attn_heads_run {
+    int at, n, dim, stride;
+};
+
+DEVICE struct attn_heads_run attn_heads_run_of(const struct attn_args &p, int part)
+{
+    int Dk = p.kv.head_dim, keys = p.n_heads * p.heads.each;
+    int values = keys + (p.heads.k_is_v ? 0 : p.kv.n_kv * Dk);
+    struct attn_heads_run r;
+    r.at = part == ATTN_Q ? 0 : part == ATTN_K ? keys : values;
+    r.n = part == ATTN_Q ? p.n_heads : p.kv.n_kv;
+    r.dim = part == ATTN_V ? p.v_dim : Dk;
+    r.stride = part == ATTN_Q ? p.heads.each : r.dim;
+    return r;
+}
+
+/* What row t's queries are multiplied by. */
+DEVICE float attn_temperature(const struct attn_args &p, int t)
+{
+    if (p.heads.temp_beta == 0.0f)
+        return 1.0f;
+    return 1.0f + p.heads.temp_beta * logf(1.0f + (float)(p.step.pos[t] / p.heads.temp_len));
+}
+
+/* A warp: head i of a part of row t's raw projections, normed and rotated, to `head` in shared memory.
+ * rms: what a norm of all heads multiplies by. */
+DEVICE void attn_head_make(const struct attn_args &p, int t, int part, int i, float rms,
+                           float *head)
+{
+    int lane = lane_id(), half = p.n_rot >> 1;
+    struct attn_heads_run r = attn_heads_run_of(p, part);
+    const struct attn_norm norm = p.heads.norm[part];
+    const float *from = p.q + (size_t)t * (size_t)p.heads.width + (size_t)(r.at + i * r.stride);
+    float sum = 0.0f, by = 1.0f;
+    for (int e = lane; e < r.dim; e += 32) {
+        float x = from[e];
+        head[e] = x;
+        sum += x * x;
+    }
+    if (norm.on)
+        by = p.heads.whole ? rms : rsqrtf(warp_sum(sum) / (float)r.dim + norm.eps);
+    const float *gain = norm.on && norm.gain ? norm.gain + (p.heads.whole ? i * r.dim : 0) : NULL;
+    for (int e = lane; norm.on && e < r.dim; e += 32)
+        head[e] = head[e] * by * (gain ? gain[e] : 1.0f);
+    __syncwarp();
+    const float2 *rope = p.step.rope + (size_t)t * (size_t)half;
+    for (int e = lane; e < half && part != ATTN_V; e += 32) {
+        float2 cs = rope[e];
+        float a = head[e], b = head[e + half];
+        head[e] = a * cs.x - b * cs.y;
+        head[e + half] = b * cs.x + a * cs.y;
+    }
+    __syncwarp();
+}
+
 DEVICE size_t key_offset(const struct kv_view &kv, const int32_t *pages, int key, int kv_head,
                          int D)
 {
@@ -179,7 +246,8 @@ void attn_decode_split(struct cuda_backend *cu, struct attn_args p);
 bool attn_prefill_suits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool halves);
 
-/* attn_decode_wide.cu, attn_prefill_wide.cu: every part a layer may have, of rotated q */
+/* attn_decode_wide.cu, attn_prefill_wide.cu: every part a layer may have. Decodes take raw projections
+ * too, unless norms are of all heads. */
 bool attn_decode_wide_fits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_decode_wide(struct cuda_backend *cu, const struct attn_args &p);
 bool attn_prefill_wide_fits(const struct cuda_backend *cu, const struct attn_layer *l);

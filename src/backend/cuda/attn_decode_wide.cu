@@ -29,6 +29,7 @@ template <int D> struct attn_decode_wide_shared {
     uint8_t k[WIDE_KEYS * ROW];
     uint8_t v[2][WIDE_KEYS * ROW];
     uint16_t q[16 * Q_ROW];     /* (16, Q_ROW) */
+    uint16_t fresh[2][D];       /* this step's key and value, of raw projections */
     float s[2][8 * WIDE_S_ROW]; /* (8, S_ROW) scores, by turns */
 };
 
@@ -71,24 +72,65 @@ DEVICE void attn_decode_wide_fetch(const struct attn_args &p, const struct decod
     }
 }
 
-/* The unit's queries as two numbers of the cache's type; rows of heads that are not there are zeros.
- * With a softcap they are scaled by it afterwards. */
+/* A query as two numbers of the cache's type, in powers of two unless a softcap comes between. */
 template <int D, bool BF16>
-DEVICE void attn_decode_wide_queries(const struct attn_args &p, const struct decode_unit &u,
-                                     uint16_t *to)
+DEVICE void attn_decode_wide_query(const struct attn_args &p, const float *from, float by,
+                                   uint16_t *to)
 {
     enum { Q_ROW = attn_decode_wide_shared<D>::Q_ROW };
-    const float by = p.softcap != 0.0f ? p.scale : 1.4426950408889634f * p.scale;
-    int h = warp_id();
-    const float *from =
-        p.q + ((size_t)u.t * (size_t)p.n_heads + (size_t)(u.h0 + min(h, u.heads - 1))) * D;
+    by *= p.softcap != 0.0f ? p.scale : 1.4426950408889634f * p.scale;
 #pragma unroll
     for (int i = 2 * lane_id(); i < D; i += 64) {
         float2 e = *(const float2 *)(from + i);
-        float x = h < u.heads ? e.x * by : 0.0f, y = h < u.heads ? e.y * by : 0.0f;
-        split_pair<BF16>(x, y, (uint32_t *)(to + h * Q_ROW + i),
-                         (uint32_t *)(to + (h + 8) * Q_ROW + i));
+        split_pair<BF16>(e.x * by, e.y * by, (uint32_t *)(to + i),
+                         (uint32_t *)(to + 8 * Q_ROW + i));
     }
+}
+
+/* The unit's queries, a warp for each head, and, of raw projections, this step's key and value, by the
+ * block whose stretch ends with them. The second place for values is free until the first round. Rows
+ * of heads that are not there hold anything. */
+template <int D, bool BF16>
+DEVICE void attn_decode_wide_heads(const struct attn_args &p, const struct decode_unit &u,
+                                   bool owns_fresh, struct attn_decode_wide_shared<D> &sh)
+{
+    enum { Q_ROW = attn_decode_wide_shared<D>::Q_ROW };
+    int w = warp_id(), jobs = u.heads + (owns_fresh ? 2 : 0);
+    if (!p.raw) {
+        if (w < u.heads)
+            attn_decode_wide_query<D, BF16>(
+                p, p.q + ((size_t)u.t * (size_t)p.n_heads + (size_t)(u.h0 + w)) * D, 1.0f,
+                sh.q + w * Q_ROW);
+        return;
+    }
+    float *head = (float *)sh.v[1] + w * D;
+#pragma unroll 1
+    for (int j = w; j < jobs; j += WIDE_WARPS) {
+        int part = j < u.heads ? ATTN_Q : j == u.heads ? ATTN_K : ATTN_V;
+        attn_head_make(p, u.t, part, part == ATTN_Q ? u.h0 + j : u.kv_head, 1.0f, head);
+        if (part == ATTN_Q)
+            attn_decode_wide_query<D, BF16>(p, head, attn_temperature(p, u.t), sh.q + j * Q_ROW);
+        else
+            fresh_put<D, BF16>(p, u.slot, p.kv.n_kv, u.kv_head, part - ATTN_K, head, sh.fresh[0],
+                               u.h0, p.n_heads / p.kv.n_kv);
+        __syncwarp();
+    }
+}
+
+/* The warp that brought the last key, or value, puts this step's in its place. */
+template <int D>
+DEVICE void attn_decode_wide_patch(const struct decode_unit &u, int base, const uint16_t *fresh,
+                                   uint8_t *rows)
+{
+    int at = u.last - base;
+    if (at / WIDE_OWN != warp_id()) /* of another warp, or another round */
+        return;
+    __syncwarp(); /* all of its copies have come */
+#pragma unroll
+    for (int i = lane_id(); i < D / 8; i += 32)
+        *(uint4 *)(rows + at * attn_decode_wide_shared<D>::ROW + i * 16) =
+            ((const uint4 *)fresh)[i];
+    __syncwarp();
 }
 
 /* A warp: scores of its own 8 keys, to (8, S_ROW), in powers of two. */
@@ -149,8 +191,8 @@ DEVICE float attn_decode_wide_softmax(const float *scores, float &top, float &to
     return shrink;
 }
 
-/* Grid: (splits, kv heads x groups of 8 heads, sequences). p.q are rotated queries, this step's key
- * and value are in the cache. */
+/* Grid: (splits, kv heads x groups of 8 heads, sequences). Unless p.q are raw projections, this step's
+ * key and value are in the cache. */
 template <int D, bool BF16>
 static __global__ void __launch_bounds__(WIDE_THREADS, D > 256   ? 1
                                                        : D > 128 ? 2
@@ -173,8 +215,9 @@ static __global__ void __launch_bounds__(WIDE_THREADS, D > 256   ? 1
             to[i] = 0.0f;
         return;
     }
-    /* Of earlier steps, so nothing that the kernel in front makes. */
-    bool early = s.base + WIDE_KEYS <= u.last;
+    /* Of earlier steps, so nothing that the kernel in front makes; or of this one, and put in later. */
+    bool owns_fresh = p.raw && !p.heads.shares_kv && s.split == s.used - 1;
+    bool early = s.base + WIDE_KEYS <= u.last || owns_fresh;
     if (!early)
         dependency_wait();
     attn_decode_wide_fetch<D>(p, u, s.base, p.kv.k, sh.k);
@@ -183,7 +226,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS, D > 256   ? 1
     copy_async_commit();
     if (early)
         dependency_wait();
-    attn_decode_wide_queries<D, BF16>(p, u, sh.q);
+    attn_decode_wide_heads<D, BF16>(p, u, owns_fresh, sh);
     __syncthreads();
     uint32_t qf[D / 16][4];
 #pragma unroll
@@ -196,12 +239,16 @@ static __global__ void __launch_bounds__(WIDE_THREADS, D > 256   ? 1
         bool more = base + WIDE_KEYS < s.end;
         copy_async_wait<1>(); /* keys; values are under way */
         __syncwarp();
+        if (owns_fresh)
+            attn_decode_wide_patch<D>(u, base, sh.fresh[0], sh.k);
         attn_decode_wide_scores<D, BF16>(p, u, qf, sh.k, base, sh.s[round]);
         __syncwarp();
         if (more)
             attn_decode_wide_fetch<D>(p, u, base + WIDE_KEYS, p.kv.k, sh.k);
         copy_async_commit();
         copy_async_wait<1>(); /* values */
+        if (owns_fresh)
+            attn_decode_wide_patch<D>(u, base, sh.fresh[1], sh.v[round]);
         __syncthreads();
         if (more)
             attn_decode_wide_fetch<D>(p, u, base + WIDE_KEYS, p.kv.v, sh.v[round ^ 1]);

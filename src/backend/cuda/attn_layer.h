@@ -33,22 +33,16 @@ struct attn_layer {
     int temp_len;
 };
 
-/* Width of a row of raw projections: queries, each with its gate, keys, values. */
-static inline int attn_gate_dim(const struct attn_layer *l)
-{
-    return l->gated ? l->v_dim : 0;
-}
-
 /* attn.cu. The kernels of decodes for heads of 64 and 128 suit the layer: halves or bf16 in the cache,
  * pages of a power of two, nothing beyond softmax(q K^T) V but a window and, of 64, sinks. */
 bool attn_tensor(const struct cuda_backend *cu, const struct attn_layer *l);
 /* The kernels for every part suit it: heads of 64, 96, 128, 256 or 512. */
 bool attn_wide(const struct cuda_backend *cu, const struct attn_layer *l);
-/* attn_tensor, and decodes may make q, k and v of raw projections by themselves: norms per head with gains and
- * one eps, RoPE, and nothing else. */
-bool attn_raw(const struct cuda_backend *cu, const struct attn_layer *l);
-/* The same of q, k, v alone. */
+/* q, k and v come of raw projections by norms per head with gains and one eps, RoPE, and nothing
+ * else. */
 bool attn_heads_plain(const struct attn_layer *l);
+/* Decodes make q, k and v of raw projections by themselves. */
+bool attn_raw(const struct cuda_backend *cu, const struct attn_layer *l);
 /* q, k, v of the raw projections qkv: q (n_tokens, H, Dk), k and v to the cache. */
 void attn_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                 const float *qkv, float *q);

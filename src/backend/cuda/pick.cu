@@ -724,9 +724,13 @@ static void output_experts(struct cuda_backend *cu, const struct pick_case *c)
 /*
  * decode, prompt: attention of rows that are their sequence's last, and of the others
  */
+static bool tensor_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return attn_tensor(cu, c->layer) && (!c->raw || attn_heads_plain(c->layer));
+}
 static bool decode_batch_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->raw && attn_decode_batch_fits(cu);
+    return c->raw && tensor_fits(cu, c) && attn_decode_batch_fits(cu);
 }
 static bool decode_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -781,7 +785,8 @@ static void decode_panels(struct cuda_backend *cu, const struct pick_case *c)
 }
 static bool decode_split_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->raw && decode_units(c) <= cu->n_sm && attn_decode_split_fits(cu, c->layer);
+    return c->raw && tensor_fits(cu, c) && decode_units(c) <= cu->n_sm &&
+           attn_decode_split_fits(cu, c->layer);
 }
 static bool decode_split_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -791,17 +796,13 @@ static void decode_split(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_decode_split(cu, *c->attn);
 }
-static bool tensor_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return attn_tensor(cu, c->layer);
-}
 static void decode_plain(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_decode(cu, *c->attn, c->raw);
 }
 static bool decode_wide_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return !c->raw && attn_decode_wide_fits(cu, c->layer);
+    return attn_decode_wide_fits(cu, c->layer) && !(c->raw && c->layer->norm_whole);
 }
 static void decode_wide(struct cuda_backend *cu, const struct pick_case *c)
 {
