@@ -194,9 +194,9 @@ DEVICE float attn_decode_wide_softmax(const float *scores, float &top, float &to
 /* Grid: (splits, kv heads x groups of 8 heads, sequences). Unless p.q are raw projections, this step's
  * key and value are in the cache. */
 template <int D, bool BF16>
-static __global__ void __launch_bounds__(WIDE_THREADS, D > 256   ? 1
-                                                       : D > 128 ? 2
-                                                                 : 3)
+static __global__ void __launch_bounds__(WIDE_THREADS, D > 256  ? 1
+                                                       : D > 96 ? 2
+                                                                : 3)
     attn_decode_wide_kernel(const __grid_constant__ struct attn_args p)
 {
     typedef attn_decode_wide_shared<D> place;
