@@ -4,10 +4,11 @@ import { test, before, after, beforeEach } from "node:test";
 import assert from "node:assert/strict";
 import { execFileSync, spawnSync } from "node:child_process";
 import { mkdtempSync, readFileSync, readdirSync, rmSync, statSync, existsSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { tmpdir, networkInterfaces } from "node:os";
 import { createRequire } from "node:module";
 import path from "node:path";
-import { startWorld, openPage, reload, ask, say, settled, answers, seed } from "./page.mjs";
+import { startServer } from "./common.mjs";
+import { startWorld, reload, ask, say, settled, answers, seed } from "./page.mjs";
 
 const root = path.resolve(import.meta.dirname, "../.."), axeSource = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const LIBRARIES = { marked: "/usr/share/javascript/marked", purify: "/usr/share/nodejs/dompurify", katex: "/usr/share/javascript/katex", highlight: "/usr/share/javascript/highlight.js" };
@@ -208,6 +209,37 @@ test("built without the libraries the page is plain text, and asks for nothing t
     await context.close();
   } finally {
     rmSync(out, { recursive: true });
+  }
+});
+
+// Browsers keep some of what they can do (clipboard, storage estimates) to pages of this machine and of https.
+const address = Object.values(networkInterfaces()).flat().find(a => a.family === "IPv4" && !a.internal)?.address;
+const skipAddress = skipRich || (address ? false : "this machine has no address but its own");
+if (!address) console.log("skipped: page-look, from another machine: no network address here");
+
+test("over plain HTTP, as from another machine, it renders, copies and keeps all the same", { skip: skipAddress }, async () => {
+  const far = await startServer("--host", "0.0.0.0", "--api-key", "k");
+  try {
+    const origin = `http://${address}:${far.port}`;
+    const { page, context } = await world.open({}, origin);
+    assert.equal(await page.evaluate(() => window.isSecureContext), false);
+    await page.fill("#key", "k");
+    await page.evaluate(() => document.querySelector("#key").blur());
+    await page.click("#close-settings");
+    await page.waitForFunction(() => document.querySelector("#model").textContent);
+    await page.route("**/v1/chat/completions", r => r.fulfill({ contentType: "text/event-stream", body: `data: ${JSON.stringify({ choices: [{ delta: { content: RICH }, finish_reason: "stop" }] })}\n\ndata: [DONE]\n\n` }));
+    await ask(page, "Show me");
+    assert.equal(await page.locator(".body strong").count(), 1);
+    assert.ok(await page.locator(".body .katex").count() > 0);
+    await page.getByRole("button", { name: "Copy code" }).click();
+    await page.waitForFunction(() => [...document.querySelectorAll("button")].some(b => b.textContent === "Copied"));
+    await page.unroute("**/v1/chat/completions");
+    await ask(page, "Hello! Who are you?"); // the real server takes it
+    await reload(page);
+    assert.equal((await answers(page)).length, 2);
+    await context.close();
+  } finally {
+    await far.stop();
   }
 });
 

@@ -107,6 +107,20 @@ test("an answer goes on while another conversation is read", async () => {
   await context.close();
 });
 
+test("a conversation that is deleted while it is answered stops, and stays deleted", async () => {
+  const { page, context } = await world.open();
+  let gone;
+  world.fake.script = (body, s) => { s.text("on and on"); gone = s.gone; };
+  await say(page, "Endless");
+  await page.waitForSelector(".msg.live .body:not(:empty)");
+  await page.getByRole("button", { name: "Delete Endless" }).click();
+  await page.waitForSelector(".welcome");
+  await gone;
+  await reload(page);
+  assert.equal(await page.locator("#chats li").count(), 0);
+  await context.close();
+});
+
 test("a full disk is told, nothing is lost while it is full, and it is saved when there is room", async () => {
   const context = await world.browser.newContext(), origin = world.fake.origin;
   const cdp = await context.newCDPSession(await context.newPage());

@@ -354,6 +354,7 @@ function wire() {
     current: () => (fresh ? null : conv.id),
     busy: id => !!answers.runOf(id),
     forget: newChat,
+    stop: answers.stop,
   });
   composer.setup({ send, busy, stop: () => answers.stop(conv.id), editLast });
   dialog.setup({ keyChanged: greet, imported: open });

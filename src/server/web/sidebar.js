@@ -9,12 +9,13 @@ const SHOWN = 200;
 let open = () => {},
   current = () => null,
   busy = () => false,
-  forget = () => {};
+  forget = () => {},
+  stop = () => {};
 let limit = SHOWN,
   renaming = null;
 
 export function setup(actions) {
-  ({ open, current, busy, forget } = actions);
+  ({ open, current, busy, forget, stop } = actions);
   let timer;
   $("search").oninput = () => {
     clearTimeout(timer);
@@ -107,6 +108,7 @@ function edit(li, chat) {
 }
 
 async function remove(chat) {
+  stop(chat.id);
   await chats.setDeleted(chat.id, true);
   await refresh();
   if (chat.id === current()) forget();
