@@ -128,7 +128,8 @@ void test_heads(void)
         {4, 2, 256, 256, 16, 24, ALL, DT_BF16},
         {8, 1, 512, 128, 16, 0, HEADS_V_NORM | HEADS_K_IS_V, DT_F16},
         {3, 1, 512, 512, 16, 40, ALL, DT_BF16},
-        {4, 2, 32, 16, 16, 24, ALL | HEADS_K_IS_V, DT_F16},
+        {4, 2, 32, 16, 16, 24, ALL, DT_F16},
+        {4, 2, 32, 16, 16, 0, (ALL & ~HEADS_GATE) | HEADS_K_IS_V, DT_F16},
         {4, 2, 64, 64, 5, 24, ALL, DT_F16},
         {4, 2, 128, 128, 16, 0, ALL, DT_F32},
     };
