@@ -66,6 +66,32 @@ test("Stop and Esc end an answer, keep what came, and free the request", async (
   }
 });
 
+test("who types ahead neither stops the answer nor loses the text; another model is noticed", async () => {
+  const { page, context } = await world.open();
+  let stream;
+  world.fake.script = (body, s) => { stream = s; s.text("slowly"); };
+  await say(page, "Slow");
+  await page.waitForSelector(".msg.live .body:not(:empty)");
+  await page.fill("#input", "next");
+  await page.press("#input", "Enter");
+  assert.equal(await page.inputValue("#input"), "next");
+  assert.equal(await page.textContent("#send"), "Stop");
+  world.fake.every = (req, res) => {
+    if (req.url !== "/v1/models") return false;
+    res.writeHead(200, { "Content-Type": "application/json" }).end(JSON.stringify({ data: [{ id: "another", max_model_len: 4096 }] }));
+    return true;
+  };
+  stream.event({ model: "another", choices: [{ index: 0, delta: { content: " done" } }] });
+  stream.end();
+  await settled(page, 1);
+  assert.deepEqual(await answers(page), ["slowly done"]);
+  await page.waitForFunction(() => document.querySelector("#model").textContent === "another");
+  await page.press("#input", "Enter");
+  await page.waitForFunction(() => document.querySelectorAll(".msg.user").length === 2);
+  stream.end();
+  await context.close();
+});
+
 test("the real server's request ends with a stop", async () => {
   const { page, context } = await world.open({}, world.server.origin);
   await say(page, "Tell me a short story.");

@@ -3,7 +3,7 @@
 import { test, before, after, beforeEach } from "node:test";
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
-import { startWorld, openPage, ready, reload, say, ask, settled, texts, answers, questions, seed, whole } from "./page.mjs";
+import { startWorld, openPage, reload, say, ask, settled, texts, answers, questions, seed, whole } from "./page.mjs";
 
 let world;
 before(async () => { world = await startWorld(); });
@@ -355,12 +355,14 @@ test("conversations of the page's first version move into the database", async (
   await context.close();
 });
 
-test("a draft outlives a reload", async () => {
+test("a draft outlives a reload, and so does a conversation that has not begun", async () => {
   const { page, context } = await world.open();
+  world.fake.says("ok");
+  await ask(page, "An older one");
+  await page.click("#new");
   await page.fill("#input", "not yet sent");
   await reload(page);
   assert.equal(await page.inputValue("#input"), "not yet sent");
   assert.deepEqual(await questions(page), []);
-  await ready(page);
   await context.close();
 });

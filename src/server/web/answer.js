@@ -123,6 +123,7 @@ async function stream(conv, parent, model, view, run, known) {
 function take(node, event, run) {
   if (event.usage) node.usage = { prompt: event.usage.prompt_tokens, answer: event.usage.completion_tokens };
   if (event.timings) node.timings = event.timings;
+  if (event.model) node.model = event.model;
   const choice = event.choices?.[0],
     delta = choice?.delta;
   if (choice?.finish_reason) node.finish = choice.finish_reason;

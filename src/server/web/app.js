@@ -145,6 +145,7 @@ const view = {
   ended(c, n) {
     if (c === conv) drawState();
     sidebar.refresh();
+    if (n?.model && n.model !== model.id) greet(); // the server came back with another one
     if (n?.status === "done") announce("Answer: " + n.content.slice(0, 4000));
     else if (n) announce(n.status === "stopped" ? "Answer stopped." : "The answer failed: " + n.error);
   },
@@ -444,10 +445,8 @@ async function start() {
     );
   }
   await settings.load();
-  const id = location.hash.slice(1),
-    newest = id ? null : (await chats.list())[0];
+  const id = location.hash.slice(1);
   if (id) await open(id);
-  else if (newest && performance.getEntriesByType("navigation")[0]?.type === "reload") await open(newest.id);
   else newChat();
   await sidebar.refresh();
   greet();

@@ -1,7 +1,7 @@
 /*
  * The input: text, files, editing of an earlier message, and the draft, which outlives a reload. Sends through act.send.
  */
-import { $, el, button, toast, pickFile, number } from "./dom.js";
+import { $, el, announce, button, toast, pickFile, number } from "./dom.js";
 
 const LARGEST = 2 << 20; // bytes of a file
 
@@ -20,7 +20,9 @@ export function setup(actions) {
   input.onkeydown = e => {
     if (e.key === "Enter" && !e.shiftKey && !e.isComposing) {
       e.preventDefault();
-      submit();
+      // who types ahead does not want the answer to stop
+      if (act.busy()) announce("The answer is still coming; Escape stops it.");
+      else submit();
     }
     if (e.key === "ArrowUp" && !input.value && !files.length) {
       e.preventDefault();
