@@ -121,55 +121,60 @@ DEVICE void slice_make(struct chunk_slice &s, const float (&v)[8])
         s.apart[i / 4][i % 4] = slice_b((const struct code_slice &)s, i / 4, i % 4);
 }
 
-/* r = this lane's share of rows g and g+8. JOINED: the bytes of rows g+8 are 16 times their codes
- * plus those of rows g, which are taken away from the sums. STEPS: chunks side by side, four where
- * there are registers for them. */
-template <int KIND, int STEPS, class SLICE>
-DEVICE void code_dot(const uint8_t *tile, const SLICE &x, float (&r)[2])
+/* r = this lane's share of rows g and g+8, of T tiles side by side, so that none waits for another.
+ * JOINED: the bytes of rows g+8 are 16 times their codes plus those of rows g, which are taken away
+ * from the sums. STEPS: chunks side by side, as many as there are registers for. */
+template <int KIND, int STEPS, int T, class SLICE>
+DEVICE void code_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r)[T][2])
 {
     typedef format<KIND> F;
     const int N = TILE_K / 4 / F::GROUP;
-    int lane = lane_id(), n[N][4] = {};
+    int lane = lane_id(), n[T][N][4] = {};
 #pragma unroll(STEPS)
-    for (int q = 0; q < 4; q++) {
-        typename F::codes w;
-        w.fetch(tile, q, lane);
+    for (int q = 0; q < 4; q++)
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t a[2], b[2];
-            w.bytes(2 * h, a);
-            w.bytes(2 * h + 1, b);
-            if constexpr (F::GROUP == 32) {
-                const uint32_t all[4] = {a[0], a[1], b[0], b[1]};
-                mma_u8(n[h], all, slice_b(x, q, 2 * h), slice_b(x, q, 2 * h + 1));
-            } else {
-                mma_u8_half(n[2 * h], a[0], a[1], slice_b(x, q, 2 * h));
-                mma_u8_half(n[2 * h + 1], b[0], b[1], slice_b(x, q, 2 * h + 1));
+        for (int t = 0; t < T; t++) {
+            typename F::codes w;
+            w.fetch(tile[t], q, lane);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                uint32_t a[2], b[2];
+                w.bytes(2 * h, a);
+                w.bytes(2 * h + 1, b);
+                if constexpr (F::GROUP == 32) {
+                    const uint32_t all[4] = {a[0], a[1], b[0], b[1]};
+                    mma_u8(n[t][h], all, slice_b(x, q, 2 * h), slice_b(x, q, 2 * h + 1));
+                } else {
+                    mma_u8_half(n[t][2 * h], a[0], a[1], slice_b(x, q, 2 * h));
+                    mma_u8_half(n[t][2 * h + 1], b[0], b[1], slice_b(x, q, 2 * h + 1));
+                }
             }
         }
-    }
-    typename F::scales sc;
-    sc.fetch(tile + F::SCALES_AT, lane & 3, lane >> 2);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int unit = F::codes::JOINED && h ? 16 : 1;
-        float s = 0.0f, m = 0.0f;
+    for (int t = 0; t < T; t++) {
+        typename F::scales sc;
+        sc.fetch(tile[t] + F::SCALES_AT, lane & 3, lane >> 2);
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            float total = F::GROUP == 16 ? x.total[i] : x.total[2 * i] + x.total[2 * i + 1];
-            int whole = n[i][2 * h] * 256 + n[i][2 * h + 1];
-            if (unit > 1)
-                whole -= n[i][0] * 256 + n[i][1];
-            float v = (float)whole;
-            if (F::codes::BYTE_ZERO != 0)
-                v -= (float)(unit * F::codes::BYTE_ZERO) * total;
-            s += sc.scale(h, i) * v;
+        for (int h = 0; h < 2; h++) {
+            const int unit = F::codes::JOINED && h ? 16 : 1;
+            float s = 0.0f, m = 0.0f;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                float total = F::GROUP == 16 ? x.total[i] : x.total[2 * i] + x.total[2 * i + 1];
+                int whole = n[t][i][2 * h] * 256 + n[t][i][2 * h + 1];
+                if (unit > 1)
+                    whole -= n[t][i][0] * 256 + n[t][i][1];
+                float v = (float)whole;
+                if (F::codes::BYTE_ZERO != 0)
+                    v -= (float)(unit * F::codes::BYTE_ZERO) * total;
+                s += sc.scale(h, i) * v;
+                if constexpr (F::MINS != 0)
+                    m += sc.least(h, i) * total;
+            }
+            r[t][h] = sc.row(h) * (1.0f / (float)unit) * s;
             if constexpr (F::MINS != 0)
-                m += sc.least(h, i) * total;
+                r[t][h] += sc.row_least(h) * m;
         }
-        r[h] = sc.row(h) * (1.0f / (float)unit) * s;
-        if constexpr (F::MINS != 0)
-            r[h] += sc.row_least(h) * m;
     }
 }
 
@@ -290,42 +295,54 @@ DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct row_
     sum[0] += factor * x.undo * r[0];
     sum[1] += factor * x.undo * r[1];
 }
-/* The same for a tile of codes of some kind; and for two of one kind, where neither waits for the
- * other. */
+/* The same for a tile of codes of some kind; of Q4_K or Q6_K; and for two of one kind. */
+template <int KIND, int STEPS, class SLICE>
+DEVICE void tile_dot_kind(const uint8_t *tile, const SLICE &x, float factor, float (&sum)[2])
+{
+    const uint8_t *const one[1] = {tile};
+    float r[1][2];
+    code_dot<KIND, STEPS>(one, x, r);
+    sum[0] += factor * x.undo * r[0][0];
+    sum[1] += factor * x.undo * r[0][1];
+}
 template <int STEPS, class SLICE>
 DEVICE void tile_dot_codes(int kind, const uint8_t *tile, const SLICE &x, float factor,
                            float (&sum)[2])
 {
-    coded_kind(kind, [&](auto k) {
-        float r[2];
-        code_dot<k.VALUE, STEPS>(tile, x, r);
-        sum[0] += factor * x.undo * r[0];
-        sum[1] += factor * x.undo * r[1];
-    });
-}
-DEVICE void tile_dot_codes(int kind, const uint8_t *one, const uint8_t *two,
-                           const struct code_slice &x, float (&sum)[2], float (&sum2)[2])
-{
-    coded_kind(kind, [&](auto k) {
-        code_dot<k.VALUE, 2>(one, x, sum);
-        code_dot<k.VALUE, 2>(two, x, sum2);
-    });
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        sum[i] *= x.undo;
-        sum2[i] *= x.undo;
-    }
+    coded_kind(kind, [&](auto k) { tile_dot_kind<k.VALUE, STEPS>(tile, x, factor, sum); });
 }
 template <class SLICE>
 DEVICE void tile_dot(bool q6_k, const uint8_t *tile, const SLICE &x, float factor, float (&sum)[2])
 {
-    float r[2];
     if (q6_k)
-        code_dot<TILE_Q6_K, 4>(tile, x, r);
+        tile_dot_kind<TILE_Q6_K, 4>(tile, x, factor, sum);
     else
-        code_dot<TILE_Q4_K, 4>(tile, x, r);
-    sum[0] += factor * x.undo * r[0];
-    sum[1] += factor * x.undo * r[1];
+        tile_dot_kind<TILE_Q4_K, 4>(tile, x, factor, sum);
+}
+template <int SET>
+DEVICE void tile_dot_two(int kind, const uint8_t *const (&tile)[2], const struct code_slice &x,
+                         float (&sum)[2][2])
+{
+    if constexpr (SET == SET_K) {
+        code_dot<TILE_Q4_K, 4>(tile, x, sum);
+    } else {
+        coded_kind(kind, [&](auto k) {
+            if constexpr (format<k.VALUE>::GROUP == 32) {
+                code_dot<k.VALUE, 2>(tile, x, sum);
+            } else { /* twice the sums: there are no registers for two */
+                const uint8_t *const one[1] = {tile[0]}, *const two[1] = {tile[1]};
+                float r[2][1][2];
+                code_dot<k.VALUE, 2>(one, x, r[0]);
+                code_dot<k.VALUE, 2>(two, x, r[1]);
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    sum[i / 2][i % 2] = r[i / 2][0][i % 2];
+            }
+        });
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        sum[i / 2][i % 2] *= x.undo;
 }
 
 #endif

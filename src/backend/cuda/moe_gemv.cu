@@ -427,22 +427,17 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
                         kind = -1;
                     if (b + 1 < batch && stages > 1 && kind >= 0) {
                         /* two at a time: neither waits for the other */
-                        float sum2[2] = {};
-                        const uint8_t *one = ring_get(m.ring), *two = ring_get_next(m.ring);
+                        float both[2][2];
+                        const uint8_t *const two[2] = {ring_get(m.ring), ring_get_next(m.ring)};
                         if (tile + b == first && slice == warp)
                             mark(mk, 5);
-                        if constexpr (SET == SET_K) {
-                            tile_dot(false, one, x, 1.0f, sum);
-                            tile_dot(false, two, x, 1.0f, sum2);
-                        } else {
-                            tile_dot_codes(kind, one, two, x, sum, sum2);
-                        }
-                        if (slice != warp) {
-                            add_sums(shares, sum);
-                            add_sums(shares + SHARES, sum2);
-                        } else {
-                            put_sums(shares, sum);
-                            put_sums(shares + SHARES, sum2);
+                        tile_dot_two<SET>(kind, two, x, both);
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            if (slice != warp)
+                                add_sums(shares + i * SHARES, both[i]);
+                            else
+                                put_sums(shares + i * SHARES, both[i]);
                         }
                         ring_drop(m.ring);
                         ring_drop(m.ring);
