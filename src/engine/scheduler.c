@@ -9,7 +9,8 @@ enum {
     FIRST_READ = 64, /* ... before anything is known of costs */
     FORCED_SHARE =
         4, /* forced tokens of a step, for one in so many sequences, pay to be read together */
-    IDLE_FACTOR = 4, /* a step without decodes keeps nobody waiting: it may take longer */
+    FORCED_MOST = 64, /* tokens that wait behind an answer and are no prompt's worth of work */
+    IDLE_FACTOR = 4,  /* a step without decodes keeps nobody waiting: it may take longer */
 };
 
 /* The automatic budget: much less, and a mixture of experts is read for few tokens at a time, at half
@@ -597,15 +598,30 @@ static int room_for(const struct scheduler *s, const struct seq *q, int taken)
     return q->all_rows && room > s->n_spare + 1 ? s->n_spare + 1 : room;
 }
 
+/* A few tokens that were forced on an answer are read at once, as decodes are: they are cheap, and the
+ * answer waits for them. Prompts share what is left. */
+static bool plan_forced(struct scheduler *s, struct step_item *items, struct seq *q, int *taken)
+{
+    int n = seq_unread(q);
+    if (q->kv.n_tokens < q->n_prompt || n > FORCED_MOST || n > room_for(s, q, *taken) ||
+        n > s->limits.max_tokens - s->running.n - s->n_read)
+        return false;
+    *taken += pages_for(s, q->kv.n_tokens + n) - q->kv.n_pages;
+    plan_item(s, items, q, n);
+    s->n_read += n;
+    return true;
+}
+
 static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
 {
     int n = 0;
     for (struct seq *q = s->running.first; q; q = q->next)
-        if (seq_unread(q) > 1 && !is_forced(s, q) && !is_being_read(s, q, n))
+        if (seq_unread(q) > 1 && !is_forced(s, q) && !plan_forced(s, items, q, &taken) &&
+            !is_being_read(s, q, n))
             s->readers[n++] = q;
     if (n == 0)
         return;
-    int rows = s->limits.max_tokens - s->n_planned;
+    int rows = s->limits.max_tokens - s->n_decode - s->n_read;
     int budget = scheduler_read_tokens(s, s->n_decode);
     share_among_clients(s, n, budget < rows ? budget : rows);
     for (int i = 0; i < n; i++) {
