@@ -387,7 +387,7 @@ static void codes_awq(const struct layout *l, const struct layout_rows *r, uint8
 {
     enum { PAIRS = 64 };
     size_t width = (size_t)(l->n_out / 8), half = (size_t)(l->n_in / 2);
-    uint32_t a[PAIRS], b[PAIRS]; /* even and odd columns */
+    uint32_t a[PAIRS] = {0}, b[PAIRS] = {0}; /* even and odd columns */
     for (size_t j = 0; j < half; j += PAIRS) {
         size_t n = half - j < PAIRS ? half - j : PAIRS;
         for (int o = 0, word = -1; o < r->n; o++) {
