@@ -7,6 +7,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/ops.h"
+#include "backend/cpu/rowops.h"
 #include "backend/cpu/gemm.h"
 #include "quant/quantize.h"
 #include "base/mem.h"
@@ -155,7 +156,8 @@ static void attention_case(const struct options *o, const struct attention_case 
     int n = c->seqs * c->tokens, width = (o->heads + 2 * o->kv_heads) * o->dim;
     struct attention_run r = {.s = {.page_len = page_len,
                                     .n_pages = pages * c->seqs,
-                                    .kv_type = kv,
+                                    .k_type = kv,
+                                    .v_type = kv,
                                     .max_tokens = n,
                                     .max_seqs = c->seqs,
                                     .max_pages = pages}};
@@ -183,15 +185,17 @@ static void attention_case(const struct options *o, const struct attention_case 
             fprintf(stderr, "kernel: no memory for %zu bytes of KV\n", kv_bytes);
             exit(1);
         }
-        for (size_t j = 0; j < n_kv; j++)
-            for (int v = 0; v < 2; v++) {
-                float x = (float)(int32_t)random_next(&seed) * 0x1p-31f;
-                void *p = v ? r.layers[i].v : r.layers[i].k;
-                if (kv == DT_F32)
-                    ((float *)p)[j] = x;
-                else
-                    ((uint16_t *)p)[j] = kv == DT_F16 ? f32_to_f16(x) : f32_to_bf16(x);
-            }
+        /* a tile, over and over */
+        float *head = floats((size_t)o->dim, &seed);
+        size_t tile = dtype_bytes(kv, (size_t)(page_len * o->dim));
+        for (int v = 0; v < 2; v++) {
+            char *p = v ? r.layers[i].v : r.layers[i].k;
+            for (int t = 0; t < page_len; t++)
+                row_kernels(ISA_REF)->store_head(kv, head, o->dim, p, !v, page_len, t);
+            for (size_t at = tile; at < kv_bytes; at += tile)
+                memcpy(p + at, p, tile);
+        }
+        mem_aligned_free(head, (size_t)o->dim * 4 + 64);
     }
     int32_t *pos = mem_zalloc((size_t)n, sizeof *pos), *slot = mem_zalloc((size_t)n, sizeof *slot);
     int32_t *q_start = mem_zalloc((size_t)c->seqs + 1, sizeof *q_start);
@@ -233,7 +237,8 @@ static void attention_case(const struct options *o, const struct attention_case 
     for (enum isa isa = ISA_REF; isa <= isa_best(); isa++) {
         if ((int)o->isa >= 0 && isa != o->isa)
             continue;
-        if ((isa == ISA_VNNI || isa == ISA_REF) && isa != o->isa)
+        if (((isa == ISA_VNNI && kv != DT_Q8_0 && kv != DT_Q4_0) || isa == ISA_REF) &&
+            isa != o->isa)
             continue; /* no kernels of its own; plain C is no contender */
         if (isa == ISA_AMX && (post || kv == DT_F32 || c->tokens * o->heads / o->kv_heads < 32))
             continue; /* falls to AVX-512 */
@@ -273,20 +278,25 @@ static void attention_case(const struct options *o, const struct attention_case 
 static void run_attention(const struct options *o)
 {
     static const struct attention_case cases[] = {
-        {"decode at 512", 1, 1, 512},     {"decode at 4096", 1, 1, 4096},
-        {"decode at 16384", 1, 1, 16384}, {"decode 16 at 1024", 16, 1, 1024},
-        {"verify 4 at 2048", 1, 4, 2048}, {"prefill 128", 1, 128, 0},
-        {"prefill 512", 1, 512, 0},       {"prefill 512 at 4096", 1, 512, 4096},
+        {"decode at 512", 1, 1, 512},
+        {"decode at 8192", 1, 1, 8192},
+        {"decode at 32768", 1, 1, 32768},
+        {"decode 16 at 1024", 16, 1, 1024},
+        {"decode 128 at 512", 128, 1, 512},
+        {"verify 4 at 2048", 1, 4, 2048},
+        {"prefill 128", 1, 128, 0},
+        {"prefill 512", 1, 512, 0},
+        {"prefill 512 at 4096", 1, 512, 4096},
         {"prefill 4 x 256", 4, 256, 0},
     };
     printf("\nattention, %d heads, %d kv heads, dim %d, one layer\n", o->heads, o->kv_heads,
            o->dim);
     printf("%-18s %-5s %-7s %9s %9s  %8s %5s  %8s %5s\n", "case", "kv", "isa", "best us",
            "median us", "KV GB/s", "", "GFLOP/s", "");
-    static const enum dtype types[] = {DT_F16, DT_BF16, DT_F32};
+    static const enum dtype types[] = {DT_F16, DT_Q8_0, DT_F8_E4M3, DT_Q4_0, DT_BF16, DT_F32};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int t = 0; t < 3; t++)
-            if (o->dtype == types[t] || (o->dtype == DT_NONE && t == 0))
+        for (int t = 0; t < 6; t++)
+            if (o->dtype == types[t] || (o->dtype == DT_NONE && t < 4))
                 attention_case(o, &cases[i], types[t], false);
 }
 
@@ -330,7 +340,7 @@ static void moe_once(void *arg, int run)
     struct matmul_run *r = arg;
     /* Other rows each time, or the experts they choose would be found in the cache. */
     const float *x = r->x + (size_t)(run * 61 % (MAX_TOKENS + 1 - r->rows)) * MATMUL_IN;
-    moe_run(cpu_self(r->be), &r->moe, x, r->y, r->rows);
+    moe_run(cpu_self(r->be), &r->moe, x, x, r->y, r->rows);
 }
 
 /* A matrix (n_expert times) of values about normal. One band of rows is quantised and repeated. */
@@ -416,7 +426,8 @@ static void matmul_case(const struct options *o, bool moe, enum dtype type, enum
     struct network net = {.n_layers = 1, .n_embd = MATMUL_IN, .n_vocab = 1, .layers = &layer};
     struct bounds bounds = {.page_len = 16,
                             .n_pages = 1,
-                            .kv_type = DT_F16,
+                            .k_type = DT_F16,
+                            .v_type = DT_F16,
                             .max_tokens = MAX_TOKENS,
                             .max_seqs = 1,
                             .max_out = 1,

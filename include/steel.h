@@ -63,12 +63,13 @@ struct steel_engine_options {
     bool no_prefix_cache; /* do not keep prompts for requests that begin alike */
     bool no_repack;       /* compute from the mapped file: starts at once, runs slower */
     bool profile;         /* measure where the time goes: steel_engine_profile */
-    const char *kv_type;  /* "f16", "bf16", "f32"; NULL = f16 */
+    const char *kv_type;  /* "f16", "bf16", "f32", "q8_0", "fp8", "q4_0"; NULL = f16 */
     int page_len;         /* tokens a page of the KV cache; 0 = 16 */
     float gpu_memory;     /* share of a GPU's memory that may be in use; 0 = 0.9 */
     /* Called while the model loads; false gives up. */
     bool (*progress)(void *arg, int percent);
     void *progress_arg;
+    const char *k_type, *v_type; /* of keys and of values apart; NULL = kv_type */
 };
 
 /* Loads a GGUF file or a Hugging Face folder; NULL options and zero fields are defaults; NULL path:

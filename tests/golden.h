@@ -105,8 +105,11 @@ static inline struct logits logits_compute(const char *model, const struct logit
 {
     if (chunk <= 0)
         chunk = ids->n_tokens;
-    struct runtime_options opt = {
-        .context = ids->n_tokens, .kv_type = kv_type, .max_tokens = chunk, .max_out = chunk};
+    struct runtime_options opt = {.context = ids->n_tokens,
+                                  .k_type = kv_type,
+                                  .v_type = kv_type,
+                                  .max_tokens = chunk,
+                                  .max_out = chunk};
     opt.backend.threads = 2;
     /* STEEL_TEST_DEVICE=cuda: the same test on a GPU. STEEL_ISA asks for kernels of the CPU. */
     opt.backend.device = getenv("STEEL_ISA") ? NULL : getenv("STEEL_TEST_DEVICE");

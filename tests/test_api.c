@@ -378,6 +378,12 @@ static void test_chat_refuses(void **state)
     struct steel_engine_options o = {.kv_type = "q3"};
     assert_null(steel_engine_open(path, &o, &err));
     assert_non_null(strstr(err.message, "kv_type"));
+    o = (struct steel_engine_options){.kv_type = "q8_0", .v_type = "q3"};
+    assert_null(steel_engine_open(path, &o, &err));
+    assert_non_null(strstr(err.message, "v_type must be f16, bf16, f32, q8_0, fp8 or q4_0"));
+    o.v_type = "f16"; /* keys of 16 values */
+    assert_null(steel_engine_open(path, &o, &err));
+    assert_non_null(strstr(err.message, "no multiple of 32: a cache of q8_0"));
 }
 
 static void test_answers(void **state)

@@ -8,6 +8,7 @@
  * that any step over any part of any of them can be computed from scratch.
  */
 #include "backend/backend.h"
+#include "backend/cpu/kvtile.h"
 #include "backend/cpu/ops.h"
 #include "backend/cpu/pick.h"
 #include "base/mem.h"
@@ -38,9 +39,9 @@ static float noise(uint32_t a, uint32_t b, uint32_t c)
 }
 
 /* The instruction sets of this machine that have kernels of their own here. */
-static const enum isa isas[] = {ISA_REF, ISA_AVX2, ISA_AVX512, ISA_AMX};
+static const enum isa isas[] = {ISA_REF, ISA_AVX2, ISA_AVX512, ISA_VNNI, ISA_AMX};
 #define FOR_EACH_ISA(isa)                                                                          \
-    for (int isa##_i = 0; isa##_i < 4; isa##_i++)                                                  \
+    for (int isa##_i = 0; isa##_i < 5; isa##_i++)                                                  \
         for (enum isa isa = isas[isa##_i], isa##_once = isa_best() >= isa; isa##_once;             \
              isa##_once = 0)
 
@@ -55,7 +56,7 @@ struct world {
     int n_seqs, len[MAX_SEQS];
     int32_t *pages; /* (n_seqs, max_pages) */
     float *q_norm, *k_norm, *freq, *rope;
-    size_t kv_bytes, scratch_bytes;
+    size_t k_bytes, v_bytes, scratch_bytes;
     char *scratch;
     struct pool *pool;
     enum isa isa;
@@ -63,8 +64,8 @@ struct world {
 };
 
 static void world_open(struct world *w, int heads, int kv_heads, int dim, int n_rot, int page_len,
-                       enum dtype kv, int window, const int *len, int n_seqs, int threads,
-                       enum isa isa, uint32_t page_seed)
+                       enum dtype k_type, enum dtype v_type, int window, const int *len, int n_seqs,
+                       int threads, enum isa isa, uint32_t page_seed)
 {
     *w = (struct world){.n_seqs = n_seqs, .isa = isa, .pick = {.isa = isa}};
     struct bounds *s = &w->s;
@@ -77,7 +78,8 @@ static void world_open(struct world *w, int heads, int kv_heads, int dim, int n_
     }
     *s = (struct bounds){.page_len = page_len,
                          .n_pages = pages + 3,
-                         .kv_type = kv,
+                         .k_type = k_type,
+                         .v_type = v_type,
                          .max_tokens = total,
                          .max_seqs = n_seqs,
                          .max_out = n_seqs,
@@ -115,12 +117,14 @@ static void world_open(struct world *w, int heads, int kv_heads, int dim, int n_
                                   .rope = n_rot ? &w->rope_of : NULL,
                                   .scale = 1.0f / sqrtf((float)dim),
                                   .window = window};
-    w->kv_bytes = dtype_bytes(kv, (size_t)s->n_pages * (size_t)(kv_heads * page_len * dim));
-    w->kv.k = mem_aligned(w->kv_bytes);
-    w->kv.v = mem_aligned(w->kv_bytes);
-    /* NaN in every format: what was never written must never count. */
-    memset(w->kv.k, 0xff, w->kv_bytes);
-    memset(w->kv.v, 0xff, w->kv_bytes);
+    size_t values = (size_t)s->n_pages * (size_t)(kv_heads * page_len * dim);
+    w->k_bytes = dtype_bytes(k_type, values);
+    w->v_bytes = dtype_bytes(v_type, values);
+    w->kv.k = mem_aligned(w->k_bytes);
+    w->kv.v = mem_aligned(w->v_bytes);
+    /* NaN in every format but FP8 (480 there): what was never written must never count. */
+    memset(w->kv.k, 0xff, w->k_bytes);
+    memset(w->kv.v, 0xff, w->v_bytes);
     w->rope = mem_zalloc((size_t)(total * n_rot) + 1, sizeof(float));
     w->pool = pool_new(threads);
     /* malloc, of the exact size: ASan then sees a byte too far. */
@@ -131,8 +135,8 @@ static void world_open(struct world *w, int heads, int kv_heads, int dim, int n_
 
 static void world_close(struct world *w)
 {
-    mem_aligned_free(w->kv.k, w->kv_bytes);
-    mem_aligned_free(w->kv.v, w->kv_bytes);
+    mem_aligned_free(w->kv.k, w->k_bytes);
+    mem_aligned_free(w->kv.v, w->v_bytes);
     mem_free(w->pages);
     mem_free(w->q_norm);
     mem_free(w->k_norm);
@@ -278,11 +282,53 @@ static void oracle_head(const struct world *w, const float *from, const float *g
 static double stored(enum dtype type, double x)
 {
     float f = (float)x;
-    return type == DT_F32   ? f
-           : type == DT_F16 ? f16_to_f32(f32_to_f16(f))
-                            : bf16_to_f32(f32_to_bf16(f));
+    return type == DT_F32 || kv_coded(type) ? f
+           : type == DT_F16                 ? f16_to_f32(f32_to_f16(f))
+                                            : bf16_to_f32(f32_to_bf16(f));
 }
 
+/* A head of keys or values as the pool has it, turned back. */
+static void pool_head(const struct world *w, int seq, int pos, int head, bool keys, double *out)
+{
+    const struct bounds *s = &w->s;
+    size_t dim = (size_t)w->layer.k_dim, len = (size_t)s->page_len;
+    enum dtype type = keys ? s->k_type : s->v_type;
+    size_t page = (size_t)w->pages[seq * s->max_pages + pos / s->page_len];
+    size_t tile = page * (size_t)w->layer.n_kv_heads + (size_t)head;
+    const char *p = (const char *)(keys ? w->kv.k : w->kv.v) + tile * kv_tile_bytes(type, len, dim);
+    float x[256];
+    for (size_t d = 0; d < dim; d++)
+        x[d] = kv_tile_get(type, p, keys, len, dim, (size_t)(pos % s->page_len), d);
+    if (kv_turned(type))
+        kv_turn(x, (int)dim);
+    for (size_t d = 0; d < dim; d++)
+        out[d] = x[d];
+}
+
+/* How far a coded type may be from what was stored, as a part of the block's largest value; a turn
+ * spreads that over the head. */
+static double step_of(enum dtype t)
+{
+    return t == DT_Q8_0 ? 0.01 : t == DT_Q4_0 ? 0.2 : 0.0625;
+}
+
+/* What the pool has instead of `want` (D), of a coded type: near to it, and that is what counts. */
+static void from_pool(const struct world *w, int seq, int pos, int head, bool keys, double *want)
+{
+    double got[256], size = 0, off = 0;
+    int dim = w->layer.k_dim;
+    pool_head(w, seq, pos, head, keys, got);
+    for (int d = 0; d < dim; d++) {
+        size += want[d] * want[d];
+        off += (want[d] - got[d]) * (want[d] - got[d]);
+        want[d] = got[d];
+    }
+    double allowed = step_of(keys ? w->s.k_type : w->s.v_type);
+    if (!(off <= allowed * allowed * size))
+        fail_msg("%s at %d: %g of %g", keys ? "key" : "value", pos, sqrt(off), sqrt(size));
+}
+
+/* For a coded cache the world has run: what it stored is looked at, and taken. */
 static void oracle(const struct world *w, float *out)
 {
     const struct bounds *s = &w->s;
@@ -305,11 +351,15 @@ static void oracle(const struct world *w, float *out)
             for (int h = 0; h < K; h++) {
                 double *key = k + (size_t)(t * K + h) * dim;
                 oracle_head(w, row + (H + h) * D, w->layer.k_norm.gain, t, key);
+                double *value = v + (size_t)(t * K + h) * dim;
                 for (int d = 0; d < D; d++) {
-                    key[d] = stored(s->kv_type, key[d]);
-                    v[(size_t)(t * K + h) * dim + (size_t)d] =
-                        stored(s->kv_type, row[(H + K + h) * D + d]);
+                    key[d] = stored(s->k_type, key[d]);
+                    value[d] = stored(s->v_type, row[(H + K + h) * D + d]);
                 }
+                if (kv_coded(s->k_type))
+                    from_pool(w, i, t, h, true, key);
+                if (kv_coded(s->v_type))
+                    from_pool(w, i, t, h, false, value);
             }
         }
         for (int t = 0; t < w->len[i]; t++)
@@ -355,7 +405,8 @@ static double max_diff(const float *a, const float *b, size_t n)
 }
 
 /* AMX takes steps of many rows, at 16 bits of mantissa, and AVX-512 the rest: close, not equal. */
-#define AMX_ALLOWED 1e-4
+#define AMX_ALLOWED   1e-4
+#define CODED_ALLOWED 5e-4 /* the rest then has queries of 16 bits */
 
 struct config {
     int heads, kv_heads, dim, n_rot, page_len, window, n_seqs, len[MAX_SEQS];
@@ -376,11 +427,17 @@ static const struct config configs[] = {
 enum { N_CONFIGS = sizeof configs / sizeof *configs };
 static const enum dtype kv_types[] = {DT_F32, DT_F16, DT_BF16};
 
+static void open_typed(struct world *w, const struct config *c, enum dtype k_type,
+                       enum dtype v_type, int threads, enum isa isa, uint32_t page_seed)
+{
+    world_open(w, c->heads, c->kv_heads, c->dim, c->n_rot, c->page_len, k_type, v_type, c->window,
+               c->len, c->n_seqs, threads, isa, page_seed);
+}
+
 static void open_config(struct world *w, const struct config *c, enum dtype kv, int threads,
                         enum isa isa, uint32_t page_seed)
 {
-    world_open(w, c->heads, c->kv_heads, c->dim, c->n_rot, c->page_len, kv, c->window, c->len,
-               c->n_seqs, threads, isa, page_seed);
+    open_typed(w, c, kv, kv, threads, isa, page_seed);
 }
 
 /* Runs steps of `cut` tokens of every sequence side by side (0: all at once). */
@@ -473,49 +530,145 @@ static void test_exact_storage(void **state)
             }
 }
 
+static void check_invariance(const struct config *c, enum dtype k_type, enum dtype v_type,
+                             enum isa isa)
+{
+    struct world w;
+    char what[128];
+    snprintf(what, sizeof what, "heads of %d, %s and %s, %s", c->dim, dtype_name(k_type),
+             dtype_name(v_type), isa_name(isa));
+    open_typed(&w, c, k_type, v_type, 1, isa, 1);
+    size_t bytes;
+    float *want = out_new(&w, &bytes), *got = out_new(&w, &bytes);
+    for (int i = 0; i < w.n_seqs; i++)
+        for (int p = 0; p < w.len[i]; p++) {
+            int from[MAX_SEQS] = {0}, to[MAX_SEQS] = {0};
+            from[i] = p;
+            to[i] = p + 1;
+            struct step st;
+            step_open(&st, &w, from, to);
+            step_run(&st, &w);
+            scatter(&st, &w, from, to, want);
+            step_close(&st);
+        }
+    world_close(&w);
+    static const int cuts[] = {0, 1, 7, 64}, threads[] = {7, 1, 2, 3};
+    for (int i = 0; i < 4; i++) {
+        open_typed(&w, c, k_type, v_type, threads[i], isa, 2 + (uint32_t)i);
+        memset(got, 0, bytes);
+        run_cut(&w, cuts[i], got);
+        world_close(&w);
+        double diff = max_diff(got, want, bytes / sizeof(float));
+        if (!(diff <= (kv_coded(k_type) ? CODED_ALLOWED : AMX_ALLOWED)))
+            fail_msg("%s, cut %d, %d threads: off by %g", what, cuts[i], threads[i], diff);
+        for (size_t j = 0; j < bytes / sizeof(float) && isa < ISA_AMX; j++)
+            if (memcmp(&got[j], &want[j], sizeof(float)))
+                fail_msg("%s, cut %d, %d threads: float %zu is %.9g, not %.9g", what, cuts[i],
+                         threads[i], j, (double)got[j], (double)want[j]);
+    }
+    mem_free(want);
+    mem_free(got);
+}
+
 /* All cuts, thread counts and page orders give the bytes of one token at a time, alone. */
 static void test_invariance(void **state)
 {
     (void)state;
     for (int c = 0; c < N_CONFIGS; c++)
         FOR_EACH_ISA(isa)
-        {
-            enum dtype kv = kv_types[(c + 1) % 3];
-            struct world w;
-            open_config(&w, &configs[c], kv, 1, isa, 1);
-            size_t bytes;
-            float *want = out_new(&w, &bytes), *got = out_new(&w, &bytes);
-            for (int i = 0; i < w.n_seqs; i++)
-                for (int p = 0; p < w.len[i]; p++) {
-                    int from[MAX_SEQS] = {0}, to[MAX_SEQS] = {0};
-                    from[i] = p;
-                    to[i] = p + 1;
-                    struct step st;
-                    step_open(&st, &w, from, to);
-                    step_run(&st, &w);
-                    scatter(&st, &w, from, to, want);
-                    step_close(&st);
-                }
-            world_close(&w);
-            static const int cuts[] = {0, 1, 7, 64}, threads[] = {7, 1, 2, 3};
-            for (int i = 0; i < 4; i++) {
-                open_config(&w, &configs[c], kv, threads[i], isa, 2 + (uint32_t)i);
-                memset(got, 0, bytes);
-                run_cut(&w, cuts[i], got);
+    check_invariance(&configs[c], kv_types[(c + 1) % 3], kv_types[(c + 1) % 3], isa);
+}
+
+/* Caches of codes, and keys and values of different types: heads of whole blocks. */
+static const struct {
+    enum dtype k, v;
+} coded[] = {{DT_Q8_0, DT_Q8_0}, {DT_Q4_0, DT_Q4_0}, {DT_F8_E4M3, DT_F8_E4M3}, {DT_Q8_0, DT_Q4_0},
+             {DT_F16, DT_Q8_0},  {DT_Q4_0, DT_F32},  {DT_F8_E4M3, DT_BF16}};
+enum { N_CODED = sizeof coded / sizeof *coded };
+
+static void test_coded(void **state)
+{
+    (void)state;
+    for (int c = 0; c < N_CONFIGS; c++)
+        for (int k = 0; k < N_CODED && configs[c].dim % 32 == 0; k++)
+            FOR_EACH_ISA(isa)
+            {
+                struct world w;
+                open_typed(&w, &configs[c], coded[k].k, coded[k].v, 2, isa, 1);
+                size_t bytes;
+                float *got = out_new(&w, &bytes), *want = out_new(&w, &bytes);
+                run_cut(&w, 0, got);
+                oracle(&w, want);
+                double diff = max_diff(want, got, bytes / sizeof(float));
+                /* F16 and BF16 may round the other way than the oracle */
+                double allowed = coded[k].v == DT_BF16  ? 2e-2
+                                 : coded[k].k == DT_F16 ? 3e-3
+                                 : isa >= ISA_VNNI      ? 5e-4 /* queries of 16 bits */
+                                                        : 1e-4;
+                if (!(diff <= allowed))
+                    fail_msg("config %d, %s and %s, %s: off by %g", c, dtype_name(coded[k].k),
+                             dtype_name(coded[k].v), isa_name(isa), diff);
+                mem_free(got);
+                mem_free(want);
                 world_close(&w);
-                double diff = max_diff(got, want, bytes / sizeof(float));
-                if (!(diff <= AMX_ALLOWED))
-                    fail_msg("config %d, %s, cut %d, %d threads: off by %g", c, isa_name(isa),
-                             cuts[i], threads[i], diff);
-                for (size_t j = 0; j < bytes / sizeof(float) && isa < ISA_AMX; j++)
-                    if (memcmp(&got[j], &want[j], sizeof(float)))
-                        fail_msg("config %d, %s, cut %d, %d threads: float %zu is %.9g, not %.9g",
-                                 c, isa_name(isa), cuts[i], threads[i], j, (double)got[j],
-                                 (double)want[j]);
             }
-            mem_free(want);
-            mem_free(got);
+}
+
+static void test_coded_invariance(void **state)
+{
+    (void)state;
+    static const int few[] = {0, 1, 4, 6};
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < N_CODED; k++)
+            if (k < 3 || k % 4 == i)
+                FOR_EACH_ISA(isa)
+    check_invariance(&configs[few[i]], coded[k].k, coded[k].v, isa);
+}
+
+/* The largest values a type can hold, zeros, and what is too large for it. */
+static void test_coded_edges(void **state)
+{
+    (void)state;
+    float x[64], y[64];
+    static const enum dtype types[] = {DT_Q8_0, DT_Q4_0, DT_F8_E4M3};
+    for (int k = 0; k < 3; k++) {
+        uint8_t row[128];
+        for (int i = 0; i < 64; i++)
+            x[i] = i < 32 ? 0.0f : i % 2 ? -1e30f : 1e-30f;
+        kv_row_put(types[k], x, 64, row);
+        kv_row_get(types[k], row, 64, y);
+        for (int i = 0; i < 64; i++) {
+            assert_true(isfinite(y[i]));
+            assert_true(i < 32 || i % 2 == 0 ? y[i] == 0 : y[i] <= -448);
         }
+    }
+    for (int b = 0; b < 256; b++) /* every FP8 number comes back, and the nearest of others */
+        if (b % 128 != 127) {
+            assert_int_equal(kv_put_fp8(f8e4m3_to_f32((uint8_t)b)), b);
+            assert_true(kv_get_fp8((uint8_t)b) == f8e4m3_to_f32((uint8_t)b));
+            if (b % 128 < 126) {
+                float low = f8e4m3_to_f32((uint8_t)b), high = f8e4m3_to_f32((uint8_t)(b + 1));
+                assert_int_equal(kv_put_fp8(low + (high - low) * 0.49f), b);
+                assert_int_equal(kv_put_fp8(low + (high - low) * 0.51f), b + 1);
+                assert_int_equal(kv_put_fp8((low + high) / 2), b % 2 ? b + 1 : b);
+            }
+        }
+    assert_int_equal(kv_put_fp8(NAN), 0);
+    for (int n = 32; n <= 96; n += 64) { /* its own inverse, and lengths stay */
+        double before = 0, after = 0;
+        float z[96];
+        for (int i = 0; i < n; i++) {
+            z[i] = noise(3, 3, (uint32_t)i);
+            before += (double)z[i] * z[i];
+        }
+        kv_turn(z, n);
+        for (int i = 0; i < n; i++)
+            after += (double)z[i] * z[i];
+        assert_true(fabs(before - after) < 1e-4 * before);
+        kv_turn(z, n);
+        for (int i = 0; i < n; i++)
+            assert_float_equal(z[i], noise(3, 3, (uint32_t)i), 1e-5);
+    }
 }
 
 /* One sequence decodes at length while others are read: every row as if alone. Also what a team of
@@ -530,7 +683,7 @@ static void test_mixed(void **state)
         size_t bytes = 0;
         for (int run = 0; run < 3; run++) {
             struct world w;
-            world_open(&w, 16, 2, 64, 64, 16, DT_F16, 0, len, 4,
+            world_open(&w, 16, 2, 64, 64, 16, DT_F16, DT_F16, 0, len, 4,
                        run == 0   ? 1
                        : run == 1 ? 2
                                   : 6,
@@ -583,13 +736,13 @@ static void test_padding(void **state)
     FOR_EACH_ISA(isa)
     {
         struct world w;
-        world_open(&w, 8, 2, 32, 32, 16, DT_F16, 0, len, 2, 2, isa, 9);
+        world_open(&w, 8, 2, 32, 32, 16, DT_F16, DT_F16, 0, len, 2, 2, isa, 9);
         int from[MAX_SEQS] = {0};
         size_t bytes;
         float *want = out_new(&w, &bytes), *got = out_new(&w, &bytes);
         run_cut(&w, 0, want);
-        memset(w.kv.k, 0xff, w.kv_bytes);
-        memset(w.kv.v, 0xff, w.kv_bytes);
+        memset(w.kv.k, 0xff, w.k_bytes);
+        memset(w.kv.v, 0xff, w.v_bytes);
         struct step st;
         step_open(&st, &w, from, w.len);
         st.slot[48] = -1; /* the last row of the last sequence */
@@ -617,7 +770,7 @@ static void test_extremes(void **state)
     FOR_EACH_ISA(isa)
     for (int kind = 0; kind < 3; kind++) {
         struct world w;
-        world_open(&w, 8, 1, 32, 0, 16, DT_F32, 0, len, 1, 2, isa, 9);
+        world_open(&w, 8, 1, 32, 0, 16, DT_F32, DT_F32, 0, len, 1, 2, isa, 9);
         w.layer.q_norm = w.layer.k_norm = (struct norm){0};
         int from[MAX_SEQS] = {0};
         struct step st;
@@ -690,8 +843,8 @@ static void test_reference(void **state)
                               .ropes = &w.rope_of,
                               .n_ropes = 1};
         assert_true(be->ops->prepare(be, &net, &w.s, &err));
-        struct kv_layer kv[2] = {{.k = be->ops->alloc(be, w.kv_bytes, "keys", &err),
-                                  .v = be->ops->alloc(be, w.kv_bytes, "values", &err)}};
+        struct kv_layer kv[2] = {{.k = be->ops->alloc(be, w.k_bytes, "keys", &err),
+                                  .v = be->ops->alloc(be, w.v_bytes, "values", &err)}};
         int from[MAX_SEQS] = {0};
         struct step want;
         step_open(&want, &w, from, w.len);
@@ -718,8 +871,8 @@ static void test_reference(void **state)
             step_close(&got);
         }
         step_close(&want);
-        be->ops->free(be, kv[0].k, w.kv_bytes);
-        be->ops->free(be, kv[0].v, w.kv_bytes);
+        be->ops->free(be, kv[0].k, w.k_bytes);
+        be->ops->free(be, kv[0].v, w.v_bytes);
         be->ops->release(be, &wqkv);
         be->ops->release(be, &wo);
         be->ops->close(be);
@@ -811,9 +964,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_oracle),        cmocka_unit_test(test_reference),
         cmocka_unit_test(test_exact_storage), cmocka_unit_test(test_invariance),
-        cmocka_unit_test(test_mixed),         cmocka_unit_test(test_padding),
-        cmocka_unit_test(test_extremes),      cmocka_unit_test(test_add_norm),
-        cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_coded),         cmocka_unit_test(test_coded_invariance),
+        cmocka_unit_test(test_coded_edges),   cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_padding),       cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_add_norm),      cmocka_unit_test(test_gather),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -33,7 +33,7 @@ static struct embedder *open_with(const char *path, int kind, enum dtype kv, boo
 {
     struct error err = {0};
     struct embed_options opt = {.pooling = kind, .normalize = kind != POOLING_RANK};
-    opt.runtime.kv_type = kv;
+    opt.runtime.k_type = opt.runtime.v_type = kv;
     opt.runtime.backend.threads = 2;
     opt.runtime.backend.deterministic = deterministic;
     struct embedder *e = embedder_open(path, &opt, &err);
@@ -224,7 +224,7 @@ static void long_texts(void **state)
         for (int small = 0; small < 2; small++) {
             struct error err = {0};
             struct embed_options opt = {.pooling = (int)kinds[k], .normalize = 1};
-            opt.runtime.kv_type = DT_F32;
+            opt.runtime.k_type = opt.runtime.v_type = DT_F32;
             opt.runtime.backend.deterministic = true;
             opt.runtime.max_tokens = small ? 64 : 0;
             opt.runtime.max_seqs = 16;

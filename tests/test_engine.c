@@ -146,13 +146,15 @@ static struct request_spec crowd_spec(int i, int32_t *prompt)
     return s;
 }
 
-static void test_company(void **state)
+/* Company, a lack of pages and the prefix cache change nothing, whatever the cache is of. Keys that are
+ * multiplied as codes have pages of whole vectors. */
+static void company(enum dtype k_type, enum dtype v_type)
 {
-    (void)state;
     static struct answer alone[CROWD], crowd[CROWD];
     static int32_t prompts[CROWD][256];
-    struct engine_options opt = {.runtime = {.context = 512, .max_seqs = 16},
-                                 .no_prefix_cache = true};
+    struct engine_options opt = {
+        .runtime = {.context = 512, .max_seqs = 16, .k_type = k_type, .v_type = v_type},
+        .no_prefix_cache = true};
     struct engine *e = open_engine(&opt);
     struct request_spec s[CROWD];
     for (int i = 0; i < CROWD; i++) {
@@ -171,11 +173,14 @@ static void test_company(void **state)
         double step_ms;
     } ways[] = {{0, 16, 1, 0.01}, {352, 16, 1, 0}, {0, 16, 2, 0}, {400, 8, 2, 0.01}};
     for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
-        opt = (struct engine_options){.runtime = {.context = 300,
-                                                  .max_seqs = CROWD,
-                                                  .kv_tokens = ways[w].kv_tokens,
-                                                  .page_len = ways[w].page_len},
-                                      .step_ms = ways[w].step_ms};
+        opt = (struct engine_options){
+            .runtime = {.context = 300,
+                        .max_seqs = CROWD,
+                        .kv_tokens = ways[w].kv_tokens,
+                        .k_type = k_type,
+                        .v_type = v_type,
+                        .page_len = k_type == DT_F16 ? ways[w].page_len : 16},
+            .step_ms = ways[w].step_ms};
         e = open_engine(&opt);
         struct events *q = events_new();
         for (int round = 0; round < ways[w].rounds; round++) {
@@ -200,6 +205,27 @@ static void test_company(void **state)
         events_free(q);
         engine_close(e);
     }
+}
+
+static void test_company(void **state)
+{
+    (void)state;
+    company(DT_F16, DT_F16);
+}
+
+static void test_company_coded(void **state)
+{
+    (void)state;
+    char toy[sizeof path];
+    memcpy(toy, path, sizeof path);
+    snprintf(path, sizeof path, "tests/golden/qwen3moe"); /* heads of 32 */
+    company(DT_Q8_0, DT_Q8_0);
+    company(DT_F8_E4M3, DT_F8_E4M3);
+    company(DT_Q4_0, DT_Q4_0);
+    company(DT_Q8_0, DT_F16);
+    snprintf(path, sizeof path, "tests/golden/qwen3_next"); /* states beside */
+    company(DT_Q8_0, DT_Q4_0);
+    memcpy(path, toy, sizeof path);
 }
 
 /* Turn two of a conversation reads only what is new. */
@@ -1133,6 +1159,7 @@ int main(void)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open),
+        cmocka_unit_test(test_company_coded),
         cmocka_unit_test(test_company),
         cmocka_unit_test(test_choices),
         cmocka_unit_test(test_second_turn),

@@ -30,8 +30,12 @@ enum { LEN = 45 };
 
 static struct runtime *open_model(const char *path)
 {
-    struct runtime_options opt = {
-        .context = 64, .kv_type = DT_F32, .max_seqs = 8, .max_tokens = 128, .max_out = 128};
+    struct runtime_options opt = {.context = 64,
+                                  .k_type = DT_F32,
+                                  .v_type = DT_F32,
+                                  .max_seqs = 8,
+                                  .max_tokens = 128,
+                                  .max_out = 128};
     opt.backend.threads = 2;
     opt.backend.deterministic = true; /* changes nothing but on AMX */
     struct error err = {0};

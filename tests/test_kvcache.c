@@ -55,11 +55,14 @@ static void test_memory_follows_use(void **state)
     (void)state;
     struct backend *be = backend_open_ref();
     struct error err = {0};
-    struct kvcache *kv = kvcache_new(be, &net, DT_F16, PAGE_LEN, PAGES, 0, &err);
+    struct kvcache *kv = kvcache_new(be, &net, DT_F16, DT_F16, PAGE_LEN, PAGES, 0, &err);
     assert_non_null(kv);
     assert_true(kv->pool_bytes > (size_t)20000 * MB);
     assert_int_equal(resident(kv), 0); /* 25 GB, and nothing of it is there */
-    long token = (long)kvcache_token_bytes(&net, DT_F16);
+    long token = (long)kvcache_token_bytes(&net, DT_F16, DT_F16);
+    /* of codes: 34 or 18 bytes for 32 values, or one for one; keys and values apart */
+    assert_int_equal(kvcache_token_bytes(&net, DT_Q8_0, DT_Q8_0), token * 34 / 64);
+    assert_int_equal(kvcache_token_bytes(&net, DT_F8_E4M3, DT_Q4_0), token / 4 + token * 9 / 64);
 
     /* one page: no huge pages in each of 96 planes for it */
     struct kv_seq a = {0}, b = {0};
@@ -121,9 +124,9 @@ static void test_layers_store_what_they_need(void **state)
     (void)state;
     struct backend *be = backend_open_ref();
     struct error err = {0};
-    assert_int_equal(kvcache_token_bytes(&mixed, DT_F16), 2 * (2 * 24 + 2 * 8 + 576));
+    assert_int_equal(kvcache_token_bytes(&mixed, DT_F16, DT_F16), 2 * (2 * 24 + 2 * 8 + 576));
     assert_int_equal(kvcache_state_bytes(&mixed), 4 * STATE_LEN);
-    struct kvcache *kv = kvcache_new(be, &mixed, DT_F16, PAGE_LEN, 10, 3, &err);
+    struct kvcache *kv = kvcache_new(be, &mixed, DT_F16, DT_F16, PAGE_LEN, 10, 3, &err);
     assert_non_null(kv);
     const struct kv_layer *l = kv->layers;
     assert_non_null(l[0].k);
@@ -135,7 +138,7 @@ static void test_layers_store_what_they_need(void **state)
     assert_null(l[2].v);
     assert_null(l[3].k);
     assert_non_null(l[3].state);
-    assert_int_equal(kv->page_bytes, PAGE_LEN * kvcache_token_bytes(&mixed, DT_F16));
+    assert_int_equal(kv->page_bytes, PAGE_LEN * kvcache_token_bytes(&mixed, DT_F16, DT_F16));
     memset(l[3].state, 0xff, 3 * STATE_LEN * sizeof(float)); /* it is all there */
     kvcache_free(kv);
     be->ops->close(be);
@@ -156,7 +159,7 @@ static void test_states(void **state)
     (void)state;
     struct backend *be = backend_open_ref();
     struct error err = {0};
-    struct kvcache *kv = kvcache_new(be, &mixed, DT_F16, PAGE_LEN, 10, 3, &err);
+    struct kvcache *kv = kvcache_new(be, &mixed, DT_F16, DT_F16, PAGE_LEN, 10, 3, &err);
     assert_non_null(kv);
     kv->prefix = prefix_new(10, PAGE_LEN, true);
     int32_t tokens[2 * PAGE_LEN] = {0};
@@ -236,7 +239,7 @@ static void test_fork(void **state)
     (void)state;
     struct backend *be = backend_open_ref();
     struct error err = {0};
-    struct kvcache *kv = kvcache_new(be, &mixed, DT_F16, PAGE_LEN, 10, 3, &err);
+    struct kvcache *kv = kvcache_new(be, &mixed, DT_F16, DT_F16, PAGE_LEN, 10, 3, &err);
     assert_non_null(kv);
     struct kv_seq a = {0}, b = {0};
     assert_true(advance(kv, &a, PAGE_LEN));

@@ -103,7 +103,8 @@ static bool open_and_upload(const char *pick, enum dtype type, bool no_repack, b
         struct network net = {.n_layers = 1, .n_embd = 256, .n_vocab = 48, .layers = &layer};
         struct bounds b = {.page_len = 16,
                            .n_pages = 1,
-                           .kv_type = DT_F32,
+                           .k_type = DT_F32,
+                           .v_type = DT_F32,
                            .max_tokens = 8,
                            .max_seqs = 1,
                            .max_out = 1,

@@ -114,7 +114,8 @@ static void rig_prepare(struct rig *r)
 {
     struct bounds b = {.page_len = PAGE,
                        .n_pages = 3,
-                       .kv_type = DT_F32,
+                       .k_type = DT_F32,
+                       .v_type = DT_F32,
                        .max_tokens = ROWS,
                        .max_seqs = 1,
                        .max_out = ROWS,

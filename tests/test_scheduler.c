@@ -31,7 +31,7 @@ static void world_open(struct world *w, int n_pages, double budget_ms, bool keep
     struct network net = {.n_layers = 1, .layers = &layer};
     struct error err = {0};
     *w = (struct world){.be = backend_open_ref(), .base_ns = 1e6, .decode_ns = 1e5, .read_ns = 1e5};
-    w->kv = kvcache_new(w->be, &net, DT_F32, PAGE, n_pages, 0, &err);
+    w->kv = kvcache_new(w->be, &net, DT_F32, DT_F32, PAGE, n_pages, 0, &err);
     assert_non_null(w->kv);
     w->kv->prefix = prefix_new(n_pages, PAGE, keep);
     struct step_limits lim = {.max_tokens = MAX_ROWS, .max_seqs = MAX_SEQS, .max_out = MAX_SEQS};

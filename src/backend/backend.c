@@ -1,9 +1,11 @@
 /* Opens the backend a user asked for: the CPU, with the best kernels it has, or on request CUDA. */
 #include "backend/backend.h"
 #include "base/cpu.h"
+#include "quant/kvblock.h"
 
 #include <stdbool.h>
 #include <string.h>
+#include <strings.h>
 
 #ifdef STEEL_CUDA
 size_t cuda_room(const char *device, double fraction); /* cuda/backend.cu */
@@ -40,6 +42,61 @@ bool backend_gpu_facts(struct backend *be, struct gpu_facts *out)
     (void)out;
     return false;
 #endif
+}
+
+/* The cache's types, by the names of command lines. */
+static const struct {
+    const char *name;
+    enum dtype type;
+} kv_names[] = {{"f16", DT_F16},   {"bf16", DT_BF16},   {"f32", DT_F32},         {"q8_0", DT_Q8_0},
+                {"q4_0", DT_Q4_0}, {"fp8", DT_F8_E4M3}, {"fp8_e4m3", DT_F8_E4M3}};
+
+enum dtype kv_type_from_name(const char *name)
+{
+    for (size_t i = 0; i < sizeof kv_names / sizeof *kv_names; i++)
+        if (!strcasecmp(name, kv_names[i].name))
+            return kv_names[i].type;
+    return DT_NONE;
+}
+
+const char *kv_type_name(enum dtype t)
+{
+    for (size_t i = 0; i < sizeof kv_names / sizeof *kv_names; i++)
+        if (kv_names[i].type == t)
+            return kv_names[i].name;
+    return dtype_name(t);
+}
+
+/* Codes come in blocks along a head. */
+static bool dim_fits(int layer, const char *what, int dim, enum dtype t, struct error *err)
+{
+    if (!kv_coded(t) || dim % KV_BLOCK == 0)
+        return true;
+    return error_set(err,
+                     "layer %d: %s of %d values, no multiple of %d: a cache of %s cannot hold "
+                     "them, one of f16 or bf16 can",
+                     layer, what, dim, KV_BLOCK, kv_type_name(t));
+}
+
+bool kv_types_check(const struct backend *be, const struct network *net, enum dtype k_type,
+                    enum dtype v_type, struct error *err)
+{
+    if (!be->coded_cache && (kv_coded(k_type) || kv_coded(v_type)))
+        return error_set(err, "a KV cache of %s runs on the CPU only, not on %s",
+                         kv_type_name(kv_coded(k_type) ? k_type : v_type), be->ops->name);
+    if (!be->coded_cache && k_type != v_type)
+        return error_set(err, "keys of %s and values of %s: on %s they have one type",
+                         kv_type_name(k_type), kv_type_name(v_type), be->ops->name);
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mixer *m = &net->layers[i].mixer;
+        if (m->kind == MIXER_ATTENTION && (!dim_fits(i, "keys", m->attention.k_dim, k_type, err) ||
+                                           !dim_fits(i, "values", m->attention.v_dim, v_type, err)))
+            return false;
+        if (m->kind == MIXER_LATENT &&
+            !dim_fits(i, "latents", m->latent.kv_rank + m->latent.rope_dim, k_type, err))
+            return false;
+    }
+    return true;
 }
 
 bool backend_print_picks(struct backend *be, FILE *out)

@@ -47,14 +47,16 @@ struct batch {
  * their scratch by it. */
 struct bounds {
     int page_len, n_pages;
-    enum dtype kv_type; /* F32 F16 BF16 */
+    /* Of keys and of values: F32 F16 BF16, and with backend.coded_cache Q8_0 Q4_0 F8_E4M3
+     * (quant/kvblock.h), for which kv_types_check holds. */
+    enum dtype k_type, v_type;
     int max_tokens, max_seqs, max_out, max_pages;
     int n_states; /* slots of recurrent states */
 };
 
 /* One layer's part of the cache; NULL where it has none.
- * Attention: keys (n_pages, K, page_len, Dk) and values (n_pages, K, page_len, Dv), of
- * bounds.kv_type. Latent attention: keys alone, (n_pages, page_len, C + Dr). The order inside a
+ * Attention: keys (n_pages, K, page_len, Dk) of bounds.k_type and values (n_pages, K, page_len, Dv) of
+ * bounds.v_type. Latent attention: keys alone, (n_pages, page_len, C + Dr). The order inside a
  * (page, kv head) tile is the backend's own; others move whole pages.
  * Recurrent mixers: states (n_states, mixer_state_len) of floats, in the backend's own order. */
 struct kv_layer {
@@ -89,7 +91,16 @@ struct backend {
     /* A step runs beside the host from launch() on, and the next one may be begun meanwhile, with
      * tokens the host does not know yet; two at most are under way. */
     bool ahead;
+    bool coded_cache; /* keys and values may be of different types, and of Q8_0 Q4_0 F8_E4M3 */
 };
+
+/* Whether the backend has a cache of these types for this network: an error names layer and type. */
+bool kv_types_check(const struct backend *be, const struct network *net, enum dtype k_type,
+                    enum dtype v_type, struct error *err);
+/* A type of the cache by its name on command lines, as "q8_0"; DT_NONE if there is no such. */
+enum dtype kv_type_from_name(const char *name);
+const char *kv_type_name(enum dtype t);
+#define KV_TYPE_NAMES "f16, bf16, f32, q8_0, fp8 or q4_0"
 
 struct backend_ops {
     const char *name;

@@ -7,6 +7,7 @@
 #include "backend/profile.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "quant/kvblock.h"
 #include "sample/sampler.h"
 
 #include <math.h>
@@ -386,18 +387,29 @@ static void ref_embed(struct backend *be, const struct embed *e)
     stage_end(r, STAGE_EMBED);
 }
 
-static void kv_store(void *base, enum dtype type, size_t at, float value)
+/* n values of a head, from element `at` on */
+static void kv_store(void *base, enum dtype type, size_t at, const float *from, int n)
 {
-    if (type == DT_F32)
-        ((float *)base)[at] = value;
-    else
-        ((uint16_t *)base)[at] = type == DT_F16 ? f32_to_f16(value) : f32_to_bf16(value);
+    if (kv_coded(type))
+        kv_row_put(type, from, n, (char *)base + dtype_bytes(type, at));
+    for (int i = 0; i < n && !kv_coded(type); i++)
+        if (type == DT_F32)
+            ((float *)base)[at + (size_t)i] = from[i];
+        else
+            ((uint16_t *)base)[at + (size_t)i] =
+                type == DT_F16 ? f32_to_f16(from[i]) : f32_to_bf16(from[i]);
 }
 
 static float kv_load(const void *base, enum dtype type, size_t at)
 {
     if (type == DT_F32)
         return ((const float *)base)[at];
+    if (kv_coded(type)) {
+        float block[KV_BLOCK];
+        size_t first = at / KV_BLOCK * KV_BLOCK;
+        kv_row_get(type, (const char *)base + dtype_bytes(type, first), KV_BLOCK, block);
+        return block[at - first];
+    }
     uint16_t bits = ((const uint16_t *)base)[at];
     return type == DT_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
@@ -437,13 +449,17 @@ static void finish_heads(const struct norm *norm, bool whole, const struct rope 
     }
 }
 
-static void store_heads(struct ref *r, void *pool, int slot, const float *heads, int n, int dim)
+static void turn_heads(enum dtype type, float *heads, int n, int dim)
 {
-    for (int h = 0; h < n; h++) {
-        size_t at = kv_at(&r->bounds, slot, n, h, dim);
-        for (int i = 0; i < dim; i++)
-            kv_store(pool, r->bounds.kv_type, at + (size_t)i, heads[h * dim + i]);
-    }
+    for (int h = 0; h < n && kv_turned(type); h++)
+        kv_turn(heads + h * dim, dim);
+}
+
+static void store_heads(struct ref *r, void *pool, enum dtype type, int slot, const float *heads,
+                        int n, int dim)
+{
+    for (int h = 0; h < n; h++)
+        kv_store(pool, type, kv_at(&r->bounds, slot, n, h, dim), heads + h * dim, dim);
 }
 
 /* q of row t, and its gate; its k and v go to the cache. */
@@ -465,14 +481,17 @@ static void project_row(struct ref *r, const struct attention *a, const struct k
         warm += a->temp_beta * (float)log(1.0 + floor((double)pos / a->temp_len));
     for (int i = 0; i < H * Dk; i++)
         q[i] *= warm;
+    turn_heads(r->bounds.k_type, q, H, Dk);
     if (a->shares_kv || r->batch.slot[t] < 0)
         return;
     if (a->k_is_v)
         memcpy(v, k, (size_t)(K * Dv) * sizeof(float));
     finish_heads(&a->k_norm, a->norm_whole, a->rope, pos, k, K, Dk);
     finish_heads(&a->v_norm, a->norm_whole, NULL, pos, v, K, Dv);
-    store_heads(r, kv->k, r->batch.slot[t], k, K, Dk);
-    store_heads(r, kv->v, r->batch.slot[t], v, K, Dv);
+    turn_heads(r->bounds.k_type, k, K, Dk);
+    turn_heads(r->bounds.v_type, v, K, Dv);
+    store_heads(r, kv->k, r->bounds.k_type, r->batch.slot[t], k, K, Dk);
+    store_heads(r, kv->v, r->bounds.v_type, r->batch.slot[t], v, K, Dv);
 }
 
 /* out (Dv) = the values head h of row t sees, weighted */
@@ -493,7 +512,7 @@ static void attend(struct ref *r, const struct attention *a, const struct kv_lay
         size_t at = kv_at(s, slot, K, kv_head, a->k_dim);
         double sum = 0;
         for (int i = 0; i < a->k_dim; i++)
-            sum += (double)q[i] * kv_load(kv->k, s->kv_type, at + (size_t)i);
+            sum += (double)q[i] * kv_load(kv->k, s->k_type, at + (size_t)i);
         float score = (float)sum * a->scale;
         if (a->softcap != 0)
             score = a->softcap * tanhf(score / a->softcap);
@@ -510,10 +529,11 @@ static void attend(struct ref *r, const struct attention *a, const struct kv_lay
         for (int p = first; p <= last; p++) {
             int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
             size_t at = kv_at(s, slot, K, kv_head, a->v_dim);
-            sum += (double)r->scores[p] * kv_load(kv->v, s->kv_type, at + (size_t)i);
+            sum += (double)r->scores[p] * kv_load(kv->v, s->v_type, at + (size_t)i);
         }
         out[i] = (float)(sum / total);
     }
+    turn_heads(s->v_type, out, 1, a->v_dim);
 }
 
 static void attend_rows(struct ref *r, const struct attention *a, const struct kv_layer *kv)
@@ -577,7 +597,7 @@ static void latent_row(struct ref *r, const struct latent *l, const struct kv_la
     if (l->woven)
         unweave(r, low + C, Dr);
     rotate(l->rope, low + C, pos);
-    store_heads(r, kv->k, r->batch.slot[t], low, 1, C + Dr);
+    store_heads(r, kv->k, r->bounds.k_type, r->batch.slot[t], low, 1, C + Dr);
 }
 
 /* out (Dv): what head h of row t, with query q, makes of the latents it sees */
@@ -595,7 +615,7 @@ static void attend_latent(struct ref *r, const struct latent *l, const struct kv
         int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
         size_t at = kv_at(s, slot, 1, 0, width);
         for (int i = 0; i < width; i++)
-            row[i] = kv_load(kv->k, s->kv_type, at + (size_t)i);
+            row[i] = kv_load(kv->k, s->k_type, at + (size_t)i);
         r->scores[p] = dot(query, row, width) * l->scale;
         max = r->scores[p] > max ? r->scores[p] : max;
     }
@@ -606,7 +626,7 @@ static void attend_latent(struct ref *r, const struct latent *l, const struct kv
         for (int p = 0; p <= last; p++) {
             int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
             mean += (double)r->scores[p] *
-                    kv_load(kv->k, s->kv_type, kv_at(s, slot, 1, 0, width) + (size_t)i);
+                    kv_load(kv->k, s->k_type, kv_at(s, slot, 1, 0, width) + (size_t)i);
         }
         sum[i] = (float)(mean / total);
     }
@@ -1065,6 +1085,7 @@ struct backend *backend_open_ref(void)
     struct ref *r = mem_zalloc(1, sizeof *r);
     r->be.ops = &ref_ops;
     r->be.invariance = INVARIANCE_ALWAYS;
+    r->be.coded_cache = true;
     r->be.ahead = true; /* nothing runs beside the host, but steps may overlap as on a device */
     return &r->be;
 }

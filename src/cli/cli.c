@@ -63,6 +63,16 @@ bool cli_take_model(const struct usage *u, const char **flag, const char **pos, 
     return true;
 }
 
+bool cli_kv_type(const struct usage *u, const char *flag, const char *name, enum dtype *out)
+{
+    if (!name)
+        return true;
+    *out = kv_type_from_name(name);
+    if (*out == DT_NONE)
+        args_usage_error(u, "--%s %s: use " KV_TYPE_NAMES, flag, name);
+    return *out != DT_NONE;
+}
+
 bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          struct runtime_options *opt)
 {
@@ -76,14 +86,10 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
         .gpu_memory = f->gpu_memory,
         .profile = f->profile,
     };
-    if (f->kv_type) {
-        opt->kv_type = dtype_from_name(f->kv_type);
-        if (opt->kv_type != DT_F32 && opt->kv_type != DT_F16 && opt->kv_type != DT_BF16) {
-            args_usage_error(u, "--kv-type %s: use f16, bf16 or f32", f->kv_type);
-            return false;
-        }
-    }
-    return true;
+    return cli_kv_type(u, "kv-type", f->kv_type, &opt->k_type) &&
+           cli_kv_type(u, "kv-type", f->kv_type, &opt->v_type) &&
+           cli_kv_type(u, "cache-type-k", f->k_type, &opt->k_type) &&
+           cli_kv_type(u, "cache-type-v", f->v_type, &opt->v_type);
 }
 
 int cli_columns(void)

@@ -64,7 +64,7 @@ bool cli_take_model(const struct usage *u, const char **flag, const char **pos, 
 /* The flags of every command that opens a model, as rows of its option table. */
 struct model_flags {
     int threads, context, page_len;
-    const char *device, *kv_type;
+    const char *device, *kv_type, *k_type, *v_type;
     float gpu_memory;
     bool deterministic, no_repack, profile;
 };
@@ -94,7 +94,9 @@ struct model_flags {
          0,                                                                                        \
          0,                                                                                        \
          "TYPE",                                                                                   \
-         "f16, bf16 or f32 (default f16)"},                                                        \
+         "KV cache: " KV_TYPE_NAMES " (default f16)"},                                             \
+        {OPT_STRING, 0, "cache-type-k", "-ctk", &(f).k_type, 0, 0, "TYPE", "keys alone"},          \
+        {OPT_STRING, 0, "cache-type-v", "-ctv", &(f).v_type, 0, 0, "TYPE", "values alone"},        \
         {OPT_INT, 0, "page-len", 0, &(f).page_len, 1, 1024, "N", "tokens a KV page (default 16)"}, \
         {OPT_FLAG,                                                                                 \
          0,                                                                                        \
@@ -116,6 +118,8 @@ int cli_columns(void);
 void cli_bar(const char *what, int percent, const char *tail);
 /* The loading bar. */
 void cli_progress_bar(int percent);
+/* A cache's type by its name, where there is one; false after a usage message. */
+bool cli_kv_type(const struct usage *u, const char *flag, const char *name, enum dtype *out);
 /* Options of the runtime from the flags; false after a usage message. */
 bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          struct runtime_options *opt);

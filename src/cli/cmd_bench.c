@@ -228,7 +228,8 @@ static bool run_test(struct runtime *rt, const struct test *t, const struct benc
         mean_dev(rate[m], reps, &r[m].mean, &r[m].dev);
         r[m].bytes = step_bytes(rt->model, rows) / rows;
         r[m].ops = token_ops(rt->model, t);
-        r[m].kv_bytes = seen * (double)kvcache_token_bytes(&rt->model->net, rt->kv->type);
+        r[m].kv_bytes =
+            seen * (double)kvcache_token_bytes(&rt->model->net, rt->kv->k_type, rt->kv->v_type);
         r[m].gb_s = r[m].bytes * r[m].mean * 1e-9;
     }
     if (n_modes > 1)
@@ -266,8 +267,9 @@ static void print_stages(const struct runtime *rt, const struct test *t, const s
         s.seen += t->n_prompt / 2.0;
     s.kv_rows = t->n_gen ? depth * t->n_seqs : depth + t->n_prompt / 2.0;
     printf("\"stages\": ");
-    bench_stages_json(rt->model, kvcache_token_bytes(&rt->model->net, rt->kv->type), &s, &r->before,
-                      &r->after, t->n_gen != 0, stdout);
+    bench_stages_json(rt->model,
+                      kvcache_token_bytes(&rt->model->net, rt->kv->k_type, rt->kv->v_type), &s,
+                      &r->before, &r->after, t->n_gen != 0, stdout);
     printf(", ");
 }
 

@@ -202,6 +202,8 @@ static bool engine_options(const struct usage *u, const struct model_flags *f,
                                          .no_repack = f->no_repack,
                                          .profile = f->profile,
                                          .kv_type = f->kv_type,
+                                         .k_type = f->k_type,
+                                         .v_type = f->v_type,
                                          .page_len = f->page_len,
                                          .gpu_memory = f->gpu_memory};
     return cli_runtime_options(u, f, &r);

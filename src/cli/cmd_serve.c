@@ -245,8 +245,6 @@ int cmd_serve(int argc, char **argv)
         {OPT_STRING, 0, "flash-attn", "-fa", &f.ignored_text, 0, 0, "X", NULL},
         {OPT_STRING, 0, "reasoning-parser", "reasoning-format", &f.ignored_text, 0, 0, "X", NULL},
         {OPT_INT, 0, "ubatch-size", "-ub", &e->runtime.max_tokens, 1, 1 << 20, "N", NULL},
-        {OPT_STRING, 0, "cache-type-k", "-ctk", &f.model.kv_type, 0, 0, "TYPE", NULL},
-        {OPT_STRING, 0, "cache-type-v", "-ctv", &f.model.kv_type, 0, 0, "TYPE", NULL},
         {OPT_FLAG, 0, "enable-auto-tool-choice", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_FLAG, 0, "metrics", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_HEADING, 0, "sampling, where a request does not say", 0, 0, 0, 0, 0, 0},

@@ -187,7 +187,7 @@ static void print_parts(const struct network *net)
 }
 
 static void print_summary(const struct tensorfile *f, const struct config *c,
-                          const struct network *net, enum dtype kv_type)
+                          const struct network *net, enum dtype k_type, enum dtype v_type)
 {
     struct model_size s;
     model_measure(f, c, &s);
@@ -205,9 +205,10 @@ static void print_summary(const struct tensorfile *f, const struct config *c,
     printf("weights         %s, %.2f bits per weight, %s read per token\n",
            cli_bytes((double)s.bytes, a), 8.0 * (double)s.bytes / (double)s.n_params,
            cli_bytes((double)s.active_bytes, b));
-    size_t token = kvcache_token_bytes(net, kv_type), state = kvcache_state_bytes(net);
-    printf("KV cache        %zu bytes per token (%s), %s for the whole context\n", token,
-           dtype_name(kv_type), cli_bytes((double)token * c->context, d));
+    size_t token = kvcache_token_bytes(net, k_type, v_type), state = kvcache_state_bytes(net);
+    printf("KV cache        %zu bytes per token (%s%s%s), %s for the whole context\n", token,
+           kv_type_name(k_type), k_type == v_type ? "" : ", values ",
+           k_type == v_type ? "" : kv_type_name(v_type), cli_bytes((double)token * c->context, d));
     if (state)
         printf("states          %s for each sequence, whatever its length\n",
                cli_bytes((double)state, d));
@@ -216,11 +217,13 @@ static void print_summary(const struct tensorfile *f, const struct config *c,
 int cmd_show(int argc, char **argv)
 {
     bool brief = false;
-    const char *kv = NULL, *model = NULL;
+    const char *kv = NULL, *k = NULL, *v = NULL, *model = NULL;
     const struct opt opts[] = {
         MODEL_ROW(model),
         {OPT_FLAG, 0, "brief", 0, &brief, 0, 0, 0, "the summary alone"},
-        {OPT_STRING, 0, "kv-type", 0, &kv, 0, 0, "TYPE", "count the KV cache as f16, bf16 or f32"},
+        {OPT_STRING, 0, "kv-type", 0, &kv, 0, 0, "TYPE", "count the KV cache as " KV_TYPE_NAMES},
+        {OPT_STRING, 0, "cache-type-k", "-ctk", &k, 0, 0, "TYPE", "keys alone"},
+        {OPT_STRING, 0, "cache-type-v", "-ctv", &v, 0, 0, "TYPE", "values alone"},
     };
     const struct usage u = {
         .command = "show",
@@ -237,9 +240,11 @@ int cmd_show(int argc, char **argv)
         return cli_args_exit(n);
     if (!cli_take_model(&u, &model, pos, &n, 0))
         return EXIT_USAGE;
-    enum dtype kv_type = kv ? dtype_from_name(kv) : DT_F16;
-    if (kv_type != DT_F16 && kv_type != DT_BF16 && kv_type != DT_F32)
-        return cli_args_exit(args_usage_error(&u, "--kv-type %s: use f16, bf16 or f32", kv));
+    enum dtype k_type = DT_F16, v_type = DT_F16;
+    if (!cli_kv_type(&u, "kv-type", kv, &k_type) || !cli_kv_type(&u, "kv-type", kv, &v_type) ||
+        !cli_kv_type(&u, "cache-type-k", k, &k_type) ||
+        !cli_kv_type(&u, "cache-type-v", v, &v_type))
+        return EXIT_USAGE;
     struct error err = {0};
     struct tensorfile *f = hub_resolve(&model, &err) ? tensorfile_open(model, &err) : NULL;
     if (!f)
@@ -250,7 +255,7 @@ int cmd_show(int argc, char **argv)
     printf("%s: %s, %zu tensors in %d file%s\n", f->path, f->is_gguf ? "GGUF" : "safetensors",
            f->n_tensors, f->n_shards, f->n_shards == 1 ? "" : "s");
     if (known)
-        print_summary(f, c, &o.net, kv_type);
+        print_summary(f, c, &o.net, k_type, v_type);
     if (!brief) {
         printf("\nmetadata\n");
         print_metadata(f);

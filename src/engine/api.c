@@ -64,9 +64,15 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
     struct steel_engine_options o = {0};
     if (options)
         o = *options;
-    enum dtype kv_type = o.kv_type ? dtype_from_name(o.kv_type) : DT_F16;
-    if (kv_type != DT_F16 && kv_type != DT_BF16 && kv_type != DT_F32) {
-        lib_fail(error, STEEL_INVALID, "kv_type must be f16, bf16 or f32");
+    const char *k = o.k_type ? o.k_type : o.kv_type, *v = o.v_type ? o.v_type : o.kv_type;
+    enum dtype k_type = kv_type_from_name(k ? k : "f16"), v_type = kv_type_from_name(v ? v : "f16");
+    if (k_type == DT_NONE || v_type == DT_NONE) {
+        const char *field = k_type == DT_NONE ? (o.k_type ? "k_type" : "kv_type")
+                            : o.v_type        ? "v_type"
+                                              : "kv_type";
+        char text[128];
+        snprintf(text, sizeof text, "%s must be " KV_TYPE_NAMES, field);
+        lib_fail(error, STEEL_INVALID, text);
         return NULL;
     }
     struct engine_options opt = {
@@ -78,7 +84,8 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
                     .max_seqs = o.max_requests,
                     .kv_bytes = o.kv_bytes,
                     .state_bytes = o.state_bytes,
-                    .kv_type = kv_type,
+                    .k_type = k_type,
+                    .v_type = v_type,
                     .page_len = o.page_len,
                     .gpu_memory = o.gpu_memory,
                     .profile = o.profile},

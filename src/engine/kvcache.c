@@ -10,15 +10,15 @@ enum {
     TRIM_BYTES = 64 << 20, /* unused memory below this is not worth giving back */
 };
 
-size_t kvcache_token_bytes(const struct network *net, enum dtype type)
+size_t kvcache_token_bytes(const struct network *net, enum dtype k_type, enum dtype v_type)
 {
     size_t n = 0;
     for (int i = 0; i < net->n_layers; i++) {
         int k, v;
         mixer_cache_dims(&net->layers[i].mixer, &k, &v);
-        n += (size_t)k + (size_t)v;
+        n += dtype_bytes(k_type, (size_t)k) + dtype_bytes(v_type, (size_t)v);
     }
-    return n * dtype_bytes(type, 1);
+    return n;
 }
 
 size_t kvcache_state_bytes(const struct network *net)
@@ -44,7 +44,7 @@ static size_t lay_planes(struct kvcache *kv, const struct network *net, char *ba
         int dims[2];
         mixer_cache_dims(&net->layers[i].mixer, &dims[0], &dims[1]);
         for (int j = 0; j < 2; j++) {
-            size_t page = len * (size_t)dims[j] * dtype_bytes(kv->type, 1);
+            size_t page = dtype_bytes(j ? kv->v_type : kv->k_type, len * (size_t)dims[j]);
             if (!page)
                 continue;
             if (base) {
@@ -81,15 +81,17 @@ static bool make_states(struct kvcache *kv, const struct network *net, int n_sta
     return true;
 }
 
-struct kvcache *kvcache_new(struct backend *be, const struct network *net, enum dtype type,
-                            int page_len, int n_pages, int n_states, struct error *err)
+struct kvcache *kvcache_new(struct backend *be, const struct network *net, enum dtype k_type,
+                            enum dtype v_type, int page_len, int n_pages, int n_states,
+                            struct error *err)
 {
     struct kvcache *kv = mem_zalloc(1, sizeof *kv);
     *kv = (struct kvcache){.be = be,
                            .page_len = page_len,
                            .n_pages = n_pages,
                            .n_layers = net->n_layers,
-                           .type = type};
+                           .k_type = k_type,
+                           .v_type = v_type};
     kv->pool_bytes = lay_planes(kv, net, NULL);
     kv->layers = mem_zalloc((size_t)net->n_layers, sizeof *kv->layers);
     kv->planes = mem_zalloc((size_t)kv->n_planes, sizeof *kv->planes);

@@ -31,7 +31,7 @@ struct kv_plane {
 struct kvcache {
     struct backend *be;
     int page_len, n_pages, n_layers;
-    enum dtype type;
+    enum dtype k_type, v_type;
     struct kv_layer *layers; /* (n_layers) into pool and state_pool */
     void *pool;              /* backend memory */
     size_t pool_bytes;
@@ -63,11 +63,13 @@ struct kv_seq {
     int back_at;
 };
 
-size_t kvcache_token_bytes(const struct network *net, enum dtype type); /* all layers, K and V */
+/* Of all layers, K and V. */
+size_t kvcache_token_bytes(const struct network *net, enum dtype k_type, enum dtype v_type);
 size_t kvcache_state_bytes(const struct network *net); /* of a slot; 0 = no layer has a state */
-/* n_states: sequences that run at once, and checkpoints. */
-struct kvcache *kvcache_new(struct backend *be, const struct network *net, enum dtype type,
-                            int page_len, int n_pages, int n_states, struct error *err);
+/* n_states: sequences that run at once, and checkpoints. kv_types_check holds. */
+struct kvcache *kvcache_new(struct backend *be, const struct network *net, enum dtype k_type,
+                            enum dtype v_type, int page_len, int n_pages, int n_states,
+                            struct error *err);
 void kvcache_free(struct kvcache *kv);
 
 int kvcache_available(const struct kvcache *kv); /* free pages and idle ones */

@@ -35,9 +35,21 @@ static double gpu_share(const struct runtime_options *opt)
     return opt->gpu_memory > 0 ? (double)opt->gpu_memory : 0.9;
 }
 
-static enum dtype kv_type_of(const struct runtime_options *opt)
+static enum dtype or_f16(enum dtype t)
 {
-    return opt->kv_type == DT_NONE ? DT_F16 : opt->kv_type;
+    return t == DT_NONE ? DT_F16 : t;
+}
+
+static size_t token_bytes(const struct runtime_options *opt, const struct network *net)
+{
+    return kvcache_token_bytes(net, or_f16(opt->k_type), or_f16(opt->v_type));
+}
+
+/* Whether the backend can run the network with the cache that was asked for. */
+static bool check_cache(const struct runtime_options *opt, const struct backend *be,
+                        const struct network *net, struct error *err)
+{
+    return kv_types_check(be, net, or_f16(opt->k_type), or_f16(opt->v_type), err);
 }
 
 static struct step_limits limits_of(const struct runtime_options *opt, bool gpu)
@@ -91,7 +103,7 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
     struct step_limits lim = limits_of(&fewest, true);
     f.n_params = size->n_params;
     f.weights = size->bytes;
-    f.kv = (size_t)or_default(opt->context, least) * kvcache_token_bytes(net, kv_type_of(opt)) +
+    f.kv = (size_t)or_default(opt->context, least) * token_bytes(opt, net) +
            (size_t)lim.max_seqs * kvcache_state_bytes(net);
     f.scratch = GPU_SCRATCH / 2 + step_bytes(net, &lim);
     if (is_auto)
@@ -155,7 +167,7 @@ static int fit_sequences(const struct runtime_options *opt, const struct network
 {
     if (opt->max_seqs_gpu <= 0)
         return 0;
-    size_t token = kvcache_token_bytes(net, kv_type_of(opt)) + TOKEN_EXTRA;
+    size_t token = token_bytes(opt, net) + TOKEN_EXTRA;
     size_t left = r->usable > r->beside ? r->usable - r->beside : 0;
     if (opt->kv_tokens > 0)
         left = (size_t)opt->kv_tokens * token;
@@ -207,7 +219,7 @@ static bool size_cache(struct runtime *rt, const struct runtime_options *opt,
     struct cache_room *r = &room;
     int64_t *tokens = &out->tokens;
     out->n_states = size_states(opt, net, lim, r);
-    double each = (double)(kvcache_token_bytes(net, kv_type_of(opt)) + TOKEN_EXTRA);
+    double each = (double)(token_bytes(opt, net) + TOKEN_EXTRA);
     int least = c->context < LEAST_CONTEXT ? c->context : LEAST_CONTEXT;
     /* A bound nobody asked for is one of the host. */
     bool soft = !opt->kv_bytes || opt->kv_bytes_host;
@@ -259,8 +271,9 @@ static bool open_gpu(struct runtime *rt, const struct runtime_options *opt,
     rt->be = backend_open(device, err);
     if (!rt->be)
         return false;
-    if (backend_device_kind(opt->backend.device) != DEVICE_AUTO ||
-        rt->be->ops->supports(rt->be, net, &why))
+    if (backend_device_kind(opt->backend.device) != DEVICE_AUTO)
+        return check_cache(opt, rt->be, net, err);
+    if (rt->be->ops->supports(rt->be, net, &why) && check_cache(opt, rt->be, net, &why))
         return true;
     rt->be->ops->close(rt->be);
     rt->be = NULL;
@@ -269,7 +282,7 @@ static bool open_gpu(struct runtime *rt, const struct runtime_options *opt,
     return true;
 }
 
-/* Before anything is loaded: the device, and on the CPU the size of the cache. */
+/* Before anything is loaded: the device, opened, and on the CPU the size of the cache. */
 static bool plan(struct runtime *rt, const struct runtime_options *opt,
                  struct backend_options *device, struct cache_size *cache, struct error *err)
 {
@@ -292,7 +305,9 @@ static bool plan(struct runtime *rt, const struct runtime_options *opt,
         ok = open_gpu(rt, opt, &o.net, device, err);
     if (ok && backend_device_kind(device->device) != DEVICE_GPU) {
         struct step_limits lim = limits_of(opt, false);
-        ok = size_cache(rt, opt, &c, &o.net, &lim, host_room(opt, &o.net, &size), cache, err);
+        rt->be = backend_open(device, err);
+        ok = rt->be && check_cache(opt, rt->be, &o.net, err) &&
+             size_cache(rt, opt, &c, &o.net, &lim, host_room(opt, &o.net, &size), cache, err);
     }
     outline_free(&o);
     return ok;
@@ -311,10 +326,6 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
         return false;
     bool gpu = backend_device_kind(device.device) == DEVICE_GPU;
     struct step_limits lim = limits_of(opt, gpu);
-    if (!rt->be)
-        rt->be = backend_open(&device, err);
-    if (!rt->be)
-        return false;
     rt->model = model_load(rt->file, rt->be, opt->embed, opt->progress, err);
     if (!rt->model)
         return false;
@@ -335,7 +346,8 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     int64_t pages = (cache.tokens + page_len - 1) / page_len + lim.max_seqs;
     if (pages > INT32_MAX / page_len)
         return error_set(err, "a KV cache of %lld tokens is too large", (long long)cache.tokens);
-    rt->kv = kvcache_new(rt->be, net, kv_type_of(opt), page_len, (int)pages, cache.n_states, err);
+    rt->kv = kvcache_new(rt->be, net, or_f16(opt->k_type), or_f16(opt->v_type), page_len,
+                         (int)pages, cache.n_states, err);
     if (!rt->kv)
         return false;
     model_set_context(rt->model, rt->context);

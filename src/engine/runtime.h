@@ -17,15 +17,15 @@ struct runtime_options {
     size_t state_bytes; /* for checkpoints of recurrent states; 0 = automatic */
     bool kv_bytes_host; /* that bound is about the host's memory: a GPU's own takes its place */
     float gpu_memory;   /* share of a GPU's memory that may be in use; 0 = 0.9 */
-    enum dtype kv_type; /* DT_NONE = F16 */
-    int page_len;       /* 0 = 16 */
-    int max_seqs;       /* 0 = 1 */
-    int max_seqs_gpu;   /* ... on a GPU: as many as its cache holds, at most this; 0 = max_seqs */
-    int max_tokens;     /* rows of one step; 0 = 512, on a GPU 2048 */
-    int read_rows; /* of which so many, at least, are left for prompts beside max_seqs decodes */
-    int max_out;   /* logits rows of one step; 0 = max_seqs */
-    int min_out;   /* ... but at least so many */
-    bool embed;    /* vectors are wanted, not text: the head stays on disk; encoders need it */
+    enum dtype k_type, v_type; /* of the cache; DT_NONE = F16 */
+    int page_len;              /* 0 = 16 */
+    int max_seqs;              /* 0 = 1 */
+    int max_seqs_gpu; /* ... on a GPU: as many as its cache holds, at most this; 0 = max_seqs */
+    int max_tokens;   /* rows of one step; 0 = 512, on a GPU 2048 */
+    int read_rows;    /* of which so many, at least, are left for prompts beside max_seqs decodes */
+    int max_out;      /* logits rows of one step; 0 = max_seqs */
+    int min_out;      /* ... but at least so many */
+    bool embed;       /* vectors are wanted, not text: the head stays on disk; encoders need it */
     bool profile;
     const struct progress *progress;
 };

@@ -175,7 +175,8 @@ static void build(struct bench *m, bool moe, int n_layers, int alike)
                               .n_ropes = 1};
     m->bounds = (struct bounds){.page_len = PAGE,
                                 .n_pages = 8192,
-                                .kv_type = DT_F16,
+                                .k_type = DT_F16,
+                                .v_type = DT_F16,
                                 .max_tokens = MAX_ROWS,
                                 .max_seqs = MAX_SEQS,
                                 .max_out = MAX_SEQS,

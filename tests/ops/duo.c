@@ -1,6 +1,7 @@
 /* The reference and the backend under test side by side. See duo.h. */
 #include "duo.h"
 
+#include "backend/cpu/kvtile.h"
 #include "base/mem.h"
 
 #include <math.h>
@@ -44,7 +45,8 @@ struct dims base_dims(void)
         .expert_scale = 1.0f,
         .b = {.page_len = 16,
               .n_pages = 64,
-              .kv_type = DT_F16,
+              .k_type = DT_F16,
+              .v_type = DT_F16,
               .max_tokens = 320,
               .max_seqs = 80,
               .max_out = 320,
@@ -413,7 +415,7 @@ static size_t kv_values(const struct dims *s)
 
 static size_t kv_bytes(const struct dims *s)
 {
-    return kv_values(s) * (s->b.kv_type == DT_F32 ? 4 : 2);
+    return dtype_bytes(s->b.k_type, kv_values(s));
 }
 
 /* The order inside a tile is a backend's own: the CPU's keys are (D, page_len), all others
@@ -421,7 +423,7 @@ static size_t kv_bytes(const struct dims *s)
 static void turn_keys(const struct duo *d, int layer, const uint8_t *from, uint8_t *to, bool to_cpu)
 {
     const struct dims *s = &d->s;
-    size_t size = s->b.kv_type == DT_F32 ? 4 : 2;
+    size_t size = s->b.k_type == DT_F32 ? 4 : 2;
     size_t D = (size_t)d->layers[REF][layer].mixer.attention.k_dim;
     size_t len = (size_t)s->b.page_len, tiles = kv_values(s) / (D * len);
     for (size_t t = 0; t < tiles; t++)
@@ -431,6 +433,20 @@ static void turn_keys(const struct duo *d, int layer, const uint8_t *from, uint8
                 memcpy(to + size * (to_cpu ? turned : plain),
                        from + size * (to_cpu ? plain : turned), size);
             }
+}
+
+/* Coded types have orders of their own on the CPU: a head at a time, from or to floats. */
+static void coded_heads(const struct dims *s, bool is_k, uint8_t *plane, float *values, bool put)
+{
+    size_t D = (size_t)s->head_dim, len = (size_t)s->b.page_len;
+    size_t tile = kv_tile_bytes(s->b.k_type, len, D), tiles = kv_values(s) / (D * len);
+    for (size_t t = 0; t < tiles; t++)
+        for (size_t i = 0; i < len; i++, values += D) {
+            if (put)
+                kv_tile_put(s->b.k_type, values, plane + t * tile, is_k, len, D, i);
+            for (size_t j = 0; !put && j < D; j++)
+                values[j] = kv_tile_get(s->b.k_type, plane + t * tile, is_k, len, D, i, j);
+        }
 }
 
 static bool turned(bool is_k)
@@ -451,18 +467,23 @@ void kv_new(struct duo *d, int layer)
             fail_if(!plane[side], err.msg);
             *(is_k ? &d->kv[side][layer].k : &d->kv[side][layer].v) = plane[side];
         }
-        for (size_t j = 0; j < n; j++) {
-            float v = random_float(&rng);
-            if (d->s.b.kv_type == DT_F32)
-                ((float *)plane[REF])[j] = v;
+        float *values = random_floats(n, 1.0f);
+        enum dtype type = d->s.b.k_type;
+        if (kv_coded(type))
+            kv_row_put(type, values, (int)n, plane[REF]);
+        for (size_t j = 0; j < n && !kv_coded(type); j++)
+            if (type == DT_F32)
+                ((float *)plane[REF])[j] = values[j];
             else
                 ((uint16_t *)plane[REF])[j] =
-                    d->s.b.kv_type == DT_F16 ? f32_to_f16(v) : f32_to_bf16(v);
-        }
+                    type == DT_F16 ? f32_to_f16(values[j]) : f32_to_bf16(values[j]);
         memcpy(host, plane[REF], bytes);
-        if (turned(is_k))
+        if (kv_coded(type))
+            coded_heads(&d->s, is_k, host, values, true);
+        else if (turned(is_k))
             turn_keys(d, layer, plane[REF], host, true);
         d->be[DEV]->ops->copy_in(d->be[DEV], plane[DEV], host, bytes);
+        mem_free(values);
     }
     mem_free(host);
 }
@@ -485,7 +506,7 @@ static void read_plane(struct duo *d, int layer, bool is_k, uint8_t *out)
     uint8_t *got = mem_alloc(bytes);
     d->be[DEV]->ops->copy_out(d->be[DEV], got, is_k ? kv->k : kv->v, bytes);
     memcpy(out, got, bytes);
-    if (turned(is_k))
+    if (turned(is_k) && !kv_coded(d->s.b.k_type))
         turn_keys(d, layer, got, out, false);
     mem_free(got);
 }
@@ -500,9 +521,16 @@ void kv_check(struct duo *d, int layer, const char *what)
         const struct kv_layer *kv = &d->kv[REF][layer];
         snprintf(text, sizeof text, "%s of %s", is_k ? "k" : "v", what);
         read_plane(d, layer, is_k, got);
-        quant_dequantize(d->s.b.kv_type, got, a, n);
-        quant_dequantize(d->s.b.kv_type, is_k ? kv->k : kv->v, b, n);
-        double rounding = d->s.b.kv_type == DT_BF16 ? 2e-3 : 1e-3;
+        enum dtype type = d->s.b.k_type;
+        if (kv_coded(type)) {
+            coded_heads(&d->s, is_k, got, a, false);
+            kv_row_get(type, is_k ? kv->k : kv->v, (int)n, b);
+        } else {
+            quant_dequantize(type, got, a, n);
+            quant_dequantize(type, is_k ? kv->k : kv->v, b, n);
+        }
+        /* some values fall on the other side of a step */
+        double rounding = kv_coded(type) ? 4e-3 : type == DT_BF16 ? 2e-3 : 1e-3;
         check_close(text, a, b, n, rounding > product_tol ? rounding : product_tol);
     }
     mem_free(got);

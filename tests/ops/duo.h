@@ -7,6 +7,7 @@
 #define STEEL_TESTS_OPS_DUO_H
 
 #include "backend/backend.h"
+#include "quant/kvblock.h"
 #include "random_weight.h"
 
 #ifdef STEEL_CUDA_SIM

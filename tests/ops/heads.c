@@ -83,7 +83,7 @@ void attention_case(const struct dims *s, bool norms, int window, const int (*se
         EACH(side)
         d.be[side]->ops->mixer(d.be[side], &d.layers[side][layer].mixer, layer);
         char text[200];
-        double tol = s->b.kv_type == DT_BF16 ? 6e-3 : 2e-3;
+        double tol = s->b.k_type == DT_BF16 ? 6e-3 : s->b.k_type == DT_Q4_0 ? 2e-2 : 2e-3;
         tol = product_tol * 2 > tol ? product_tol * 2 : tol;
         snprintf(text, sizeof text, "layer %d, %s", layer, what);
         stream_check(&d, text, layer ? x_out : x, layer ? p.b.n_out : p.b.n_tokens, tol);
@@ -158,12 +158,12 @@ void test_heads(void)
             s.n_rot = shapes[i].rot;
             s.heads = shapes[i].parts;
             s.b.page_len = shapes[i].page;
-            s.b.kv_type = shapes[i].kv;
+            s.b.k_type = s.b.v_type = shapes[i].kv;
             s.b.n_pages = 3600 / s.b.page_len;
             s.b.max_pages = 2700 / s.b.page_len;
             snprintf(what, sizeof what, "%s, H %d K %d D %d, page %d, %s, window %d, parts %x",
                      runs[j].name, s.n_heads, s.n_kv_heads, s.head_dim, s.b.page_len,
-                     dtype_name(s.b.kv_type), shapes[i].window, s.heads);
+                     dtype_name(s.b.k_type), shapes[i].window, s.heads);
             attention_case(&s, (i + j) % 3 != 0 || s.heads & HEADS_WHOLE, shapes[i].window,
                            runs[j].seqs, runs[j].n, runs[j].pad, what);
         }

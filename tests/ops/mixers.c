@@ -186,12 +186,18 @@ static struct duo_weight heads_weight(struct duo *d, int heads, int n_in, int ro
 static void latents_new(struct duo *d, int width)
 {
     struct error err = {0};
-    enum dtype type = d->s.b.kv_type;
+    enum dtype type = d->s.b.k_type;
     size_t n = (size_t)d->s.b.n_pages * (size_t)d->s.b.page_len * (size_t)width;
-    size_t bytes = n * (type == DT_F32 ? 4 : 2);
+    size_t bytes = dtype_bytes(type, n);
     float *host = random_floats(n, 1.0f);
     uint16_t *halves = (uint16_t *)host; /* each is written behind where it is read */
-    for (size_t i = 0; i < n && type != DT_F32; i++)
+    if (kv_coded(type)) {                /* rows of whole blocks, on the CPU too */
+        float *values = host;
+        host = mem_alloc(bytes);
+        kv_row_put(type, values, (int)n, host);
+        mem_free(values);
+    }
+    for (size_t i = 0; i < n && type != DT_F32 && !kv_coded(type); i++)
         halves[i] = type == DT_F16 ? f32_to_f16(host[i]) : f32_to_bf16(host[i]);
     EACH(side)
     {
@@ -215,7 +221,7 @@ static void latent_case(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum d
     struct dims s = base_dims();
     struct duo d;
     s.n_rot = Dr;
-    s.b.kv_type = kv_type;
+    s.b.k_type = s.b.v_type = kv_type;
     duo_open(&d, &s, 1);
     int E = s.n_embd, in = q_rank ? q_rank : E;
     struct duo_weight wqa = plain_weight(&d, E, q_rank ? q_rank : 16);
@@ -246,9 +252,9 @@ static void latent_case(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum d
                                     .woven = q_rank != 0,
                                     .scale = 0.1f};
     }
-    if (runs(&d, "latent attention")) {
-        size_t bytes = (size_t)s.b.n_pages * (size_t)s.b.page_len * (size_t)(C + Dr) *
-                       (kv_type == DT_F32 ? 4 : 2);
+    if ((d.be[DEV]->coded_cache || !kv_coded(kv_type)) && runs(&d, "latent attention")) {
+        size_t bytes =
+            dtype_bytes(kv_type, (size_t)s.b.n_pages * (size_t)s.b.page_len * (size_t)(C + Dr));
         latents_new(&d, C + Dr);
         duo_prepare(&d);
         for (int i = 0; i < 2; i++) {
@@ -291,6 +297,9 @@ void test_latent(void)
     latent_case(20, 192, 64, 256, 512, 0, DT_Q8_0, DT_BF16);
     latent_case(8, 32, 16, 32, 96, 0, DT_Q8_0, DT_F32);
     latent_case(3, 20, 10, 12, 36, 24, DT_F16, DT_F16); /* no whole vectors */
+    latent_case(5, 128, 64, 128, 512, 192, DT_F16, DT_Q8_0);
+    latent_case(5, 128, 64, 128, 512, 0, DT_F16, DT_F8_E4M3);
+    latent_case(4, 32, 32, 32, 96, 0, DT_F16, DT_Q4_0);
     if (!light)
         latent_case(70, 128, 64, 128, 512, 192, DT_F16, DT_F16); /* heads for two blocks */
     report("latent attention", before);

@@ -313,7 +313,7 @@ static void part_case(int c, enum dtype type, enum dtype kv, double tol)
     s.head_dim = s.n_rot = cases[c].head_dim;
     s.n_vocab = 300;
     s.n_ff = 256;
-    s.b.kv_type = kv;
+    s.b.k_type = s.b.v_type = kv;
     duo_open(&d, &s, 2);
     struct stock k = {.d = &d};
     for (int i = 0; i < 2; i++) {

@@ -324,10 +324,16 @@ static void test_attention(bool prompts)
     const struct {
         int H, K, D, rot, page;
         enum dtype kv;
-    } shapes[] = {{8, 1, 128, 128, 16, DT_F16}, {8, 2, 64, 64, 32, DT_F16},
-                  {8, 1, 128, 64, 16, DT_BF16}, {12, 1, 64, 32, 16, DT_BF16},
-                  {6, 6, 128, 128, 16, DT_F16}, {4, 2, 32, 32, 16, DT_F16},
-                  {4, 2, 64, 64, 5, DT_F16},    {4, 2, 64, 64, 16, DT_F32}};
+    } shapes[] = {
+        {8, 1, 128, 128, 16, DT_F16}, {8, 2, 64, 64, 32, DT_F16},     {8, 1, 128, 64, 16, DT_BF16},
+        {12, 1, 64, 32, 16, DT_BF16}, {6, 6, 128, 128, 16, DT_F16},   {4, 2, 32, 32, 16, DT_F16},
+        {4, 2, 64, 64, 5, DT_F16},    {4, 2, 64, 64, 16, DT_F32},     {8, 1, 128, 128, 16, DT_Q8_0},
+        {4, 2, 64, 64, 32, DT_Q4_0},  {12, 1, 64, 32, 16, DT_F8_E4M3}};
+    struct dims plain = base_dims();
+    struct duo probe;
+    duo_open(&probe, &plain, 1);
+    bool codes = probe.be[DEV]->coded_cache;
+    duo_close(&probe);
     static const int decode[][2] = {{0, 1}, {15, 1}, {16, 1}, {300, 1}, {63, 1}, {64, 1}};
     static const int mixed[][2] = {{20, 1}, {0, 70}, {33, 17}, {5, 1}, {100, 2}, {0, 64}};
     static const int one[][2] = {{200, 1}};
@@ -342,14 +348,14 @@ static void test_attention(bool prompts)
         many[i][1] = 1;
     }
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int window = 0; window < 2; window++) {
+        for (int window = 0; window < 2 && (codes || !kv_coded(shapes[i].kv)); window++) {
             struct dims s = base_dims();
             s.n_heads = shapes[i].H;
             s.n_kv_heads = shapes[i].K;
             s.head_dim = shapes[i].D;
             s.n_rot = shapes[i].rot;
             s.b.page_len = shapes[i].page;
-            s.b.kv_type = shapes[i].kv;
+            s.b.k_type = s.b.v_type = shapes[i].kv;
             s.b.n_pages = 3600 / s.b.page_len;
             s.b.max_pages = 2700 / s.b.page_len;
             int win = window ? 24 : 0;
@@ -381,7 +387,7 @@ static void test_attention(bool prompts)
                     continue;
                 snprintf(what, sizeof what, "%s, H %d K %d D %d, page %d, %s, window %d",
                          runs[j].name, s.n_heads, s.n_kv_heads, s.head_dim, s.b.page_len,
-                         dtype_name(s.b.kv_type), win);
+                         dtype_name(s.b.k_type), win);
                 attention_case(&s, (i + (size_t)j) % 3 != 0, win, runs[j].seqs, runs[j].n,
                                runs[j].pad, what);
             }

@@ -209,8 +209,8 @@ static void unit_add(struct job *j, int seq, int kv_head, int token, int tokens)
         u->cost += hi - lo + 1;
     }
     u->cost *= u->heads;
-    const struct pick_row *row =
-        pick_attn(j->pick, j->s->kv_type, j->l->k_dim, j->s->page_len, tokens * u->heads);
+    const struct pick_row *row = pick_attn(j->pick, j->s->k_type, j->s->v_type, j->l->k_dim,
+                                           j->s->page_len, tokens * u->heads);
     pick_count(j->pick, PICK_ATTN, row);
     u->kernels = row->attn;
     u->pack = row->pack;
@@ -297,25 +297,20 @@ static int load_tiles(const struct job *j, const struct unit *u, const struct ar
     return n;
 }
 
-/* Element of key `key`'s place in the pool, as V lays a tile out; K: see key_of. */
-static size_t find_key(const struct job *j, const int32_t *pages, int kv_head, int key)
+/* The tiles of keys and of values that a key lies in, and which token of them it is. */
+struct place {
+    const char *k, *v;
+    size_t off;
+};
+
+static struct place find_key(const struct job *j, const int32_t *pages, int kv_head, int key)
 {
     const struct bounds *s = j->s;
-    size_t page = (size_t)pages[key / s->page_len], off = (size_t)(key % s->page_len);
-    size_t tile = (page * (size_t)j->l->n_kv_heads + (size_t)kv_head) * (size_t)s->page_len;
-    return (tile + off) * (size_t)j->l->k_dim;
-}
-
-/* Element 0 of a key in a K tile, whose elements are page_len apart, from its place by find_key. */
-static size_t key_of(const struct job *j, size_t at, int key)
-{
-    size_t off = (size_t)(key % j->s->page_len);
-    return at - off * (size_t)j->l->k_dim + off;
-}
-
-static const char *element(const struct job *j, const void *base, size_t at)
-{
-    return (const char *)base + at * (j->s->kv_type == DT_F32 ? 4 : 2);
+    size_t page = (size_t)pages[key / s->page_len], len = (size_t)s->page_len;
+    size_t tile = page * (size_t)j->l->n_kv_heads + (size_t)kv_head, dim = (size_t)j->l->k_dim;
+    return (struct place){.k = (const char *)j->k + tile * kv_tile_bytes(s->k_type, len, dim),
+                          .v = (const char *)j->v + tile * kv_tile_bytes(s->v_type, len, dim),
+                          .off = (size_t)key % len};
 }
 
 /* Packs keys [k0, k1] of the block one by one: pages that no whole vector of keys fits into. */
@@ -329,27 +324,29 @@ static void pack_keys(const struct job *j, const struct unit *u, int first, int 
     b->ahead = b;
     const struct attn_kernels *kn = u->kernels;
     int dim = j->l->k_dim, panel = kn->panel;
-    enum dtype type = j->s->kv_type;
+    size_t len = (size_t)j->s->page_len;
     for (int key = k0; key <= k1; key++) {
-        size_t place = find_key(j, pages, u->kv_head, key), k = key_of(j, place, key);
+        struct place at = find_key(j, pages, u->kv_head, key);
         int i = key - b->first;
         float *kp = a->k_pack + (size_t)(i / panel) * (size_t)(dim * panel) + i % panel;
         float *vp = a->v_pack + (size_t)(i * panel);
         for (int d = 0; d < dim; d++) {
-            float x, y;
-            quant_dequantize(type, element(j, j->k, k + (size_t)(d * j->s->page_len)), &x, 1);
-            quant_dequantize(type, element(j, j->v, place + (size_t)d), &y, 1);
-            kp[(size_t)d * (size_t)panel] = x;
-            vp[(size_t)(d / panel) * (size_t)(ATTN_BLOCK * panel) + (size_t)(d % panel)] = y;
+            size_t D = (size_t)dim;
+            kp[(size_t)d * (size_t)panel] =
+                kv_tile_get(j->s->k_type, at.k, true, len, D, at.off, (size_t)d);
+            vp[(size_t)(d / panel) * (size_t)(ATTN_BLOCK * panel) + (size_t)(d % panel)] =
+                kv_tile_get(j->s->v_type, at.v, false, len, D, at.off, (size_t)d);
         }
     }
     b->k_stride = b->v_stride = (size_t)panel;
     b->v_panel = (size_t)ATTN_BLOCK * (size_t)panel;
+    b->k_step = b->v_step = (size_t)kn->width * sizeof(float);
     for (int i = 0; i < ATTN_BLOCK / kn->width; i++) {
         int at = i * kn->width;
         b->k[i] = a->k_pack + (size_t)(at / panel) * (size_t)(dim * panel) + at % panel;
         b->v[i] = a->v_pack + (size_t)(at * panel);
         b->k_tile[i] = b->k[i];
+        b->v_tile[i] = b->v[i];
     }
 }
 
@@ -362,17 +359,26 @@ static void find_block(const struct job *j, const struct unit *u, int first, int
     int width = u->kernels->width, last = u->kernels->block / width - 1;
     int i0 = k0 > first ? (k0 - first) / width : 0;
     int i1 = (k1 - first) / width < last ? (k1 - first) / width : last;
+    size_t dim = (size_t)j->l->k_dim, len = (size_t)s->page_len, w = (size_t)width;
+    size_t k_step = kv_key_step(s->k_type), v_step = kv_value_step(s->v_type, dim);
     b->first = first;
-    b->k_stride = (size_t)s->page_len;
-    b->v_stride = (size_t)j->l->k_dim;
+    b->k_stride = b->scale_stride = len;
+    b->v_stride = kv_coded(s->v_type) ? v_step : dim;
     b->v_panel = (size_t)u->kernels->panel;
     b->ahead = b;
+    b->k_step = (kv_tile_bytes(s->k_type, w, dim) + dim - 1) / dim;
+    b->v_step = (kv_tile_bytes(s->v_type, w, dim) + dim - 1) / dim;
     for (int i = 0; i <= last; i++) {
         int key = first + (i < i0 ? i0 : i > i1 ? i1 : i) * width;
-        size_t place = find_key(j, pages, u->kv_head, key);
-        b->k[i] = element(j, j->k, key_of(j, place, key));
-        b->v[i] = element(j, j->v, place);
-        b->k_tile[i] = element(j, j->k, place);
+        struct place at = find_key(j, pages, u->kv_head, key);
+        b->k[i] = at.k + at.off * k_step;
+        b->v[i] = at.v + at.off * v_step;
+        if (kv_scaled(s->k_type))
+            b->k_scale[i] = kv_tile_scales(s->k_type, at.k, len, dim) + at.off;
+        if (kv_scaled(s->v_type))
+            b->v_scale[i] = kv_tile_scales(s->v_type, at.v, len, dim) + at.off;
+        b->k_tile[i] = at.k + kv_tile_bytes(s->k_type, at.off, dim);
+        b->v_tile[i] = at.v + kv_tile_bytes(s->v_type, at.off, dim);
     }
 }
 
@@ -409,7 +415,8 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, int 
             if (packed) {
                 int k0 = begin > first ? begin - first : 0;
                 int k1 = end < next ? end - first : kn->block - 1;
-                kn->pack(j->s->kv_type, b, k0, k1, j->l->k_dim, a->k_pack, a->v_pack, &pack);
+                kn->pack(j->s->k_type, j->s->v_type, b, k0, k1, j->l->k_dim, a->k_pack, a->v_pack,
+                         &pack);
                 b = &pack;
             }
             at = 1 - at;
@@ -417,8 +424,9 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, int 
         for (int i = 0; i < n; i++)
             if (a->tiles[i].lo < next && a->tiles[i].hi >= first)
                 a->seen[n_seen++] = &a->tiles[i];
-        enum dtype type = (packed && !kn->half_only) || !whole ? DT_F32 : j->s->kv_type;
-        kn->attend(type, a->seen, n_seen, b, j->l->k_dim);
+        bool plain = (packed && !kn->packs_own) || !whole; /* floats by now */
+        kn->attend(plain ? DT_F32 : j->s->k_type, plain ? DT_F32 : j->s->v_type, a->seen, n_seen, b,
+                   j->l->k_dim);
     }
 }
 
@@ -451,6 +459,8 @@ static void write_row(const struct job *j, const struct unit *u, int r, float m,
     size_t dim = (size_t)j->l->k_dim, row = (size_t)u->token + (size_t)(r / u->heads);
     row = row * (size_t)j->l->n_heads + (size_t)u->head + (size_t)(r % u->heads);
     u->kernels->finish(l, o, j->a + row * dim, j->l->k_dim);
+    if (kv_turned(j->s->v_type))
+        u->kernels->turn(j->a + row * dim, j->l->k_dim);
 }
 
 /* Folds a chunk's partial result into a row's total, whose o is `to`; *l is 0 before the first. */

@@ -24,16 +24,20 @@ enum {
 
 /* kernels.block keys of one kv head. Vector i holds keys first + i*VW .. +VW-1: component d of them at
  * k[i] + d*k_stride; component d of key i*VW+j at v[i] + d/panel*v_panel + d%panel + j*v_stride, where
- * panel is the kernel's panel width. Strides count elements. Vectors that hold no key visible to some
- * row point anywhere in the pool. */
+ * panel is the kernel's panel width. Strides count elements. Codes lie as kvtile.h says: k_stride
+ * counts keys from one component, or group of them, to the next, v_stride bytes from key to key, and
+ * scales of 32 components are scale_stride from those of the next 32. Vectors that hold no key visible
+ * to some row point anywhere in the pool. */
 struct attn_block {
     int first;
-    size_t k_stride, v_stride, v_panel;
+    size_t k_stride, v_stride, v_panel, scale_stride;
     const void *k[ATTN_BLOCK], *v[ATTN_BLOCK];
-    /* For prefetching: the block after this one (never NULL; itself if there is none), and where the
-     * VW * D values of K begin that a vector's share of its page holds. */
+    const uint16_t *k_scale[ATTN_BLOCK], *v_scale[ATTN_BLOCK];
+    /* For prefetching: the block after this one (never NULL; itself if there is none), where the
+     * VW * D values begin that a vector's share of its page holds, and bytes of one of D such steps. */
     const struct attn_block *ahead;
-    const void *k_tile[ATTN_BLOCK];
+    const void *k_tile[ATTN_BLOCK], *v_tile[ATTN_BLOCK];
+    size_t k_step, v_step;
 };
 
 /* Up to kernels.rows query rows of one kv head, and what they gathered since the chunk began. */
@@ -52,24 +56,23 @@ struct attn_tile {
 };
 
 struct attn_kernels {
-    int unit; /* head_dim must be a multiple */
-    bool
-        half_only; /* needs K and V of 16 bits, in pages of whole vectors, and packs them as such */
-    int rows;      /* query rows per tile */
-    int width;     /* VW */
-    int block;     /* keys per block: ATTN_BLOCK or ATTN_CHUNK */
-    int panel;     /* columns of V, and keys of K, per packed panel */
+    int unit;       /* head_dim must be a multiple */
+    bool packs_own; /* needs whole vectors of keys a page, and packs them in a form of its own */
+    int rows;       /* query rows per tile */
+    int width;      /* VW */
+    int block;      /* keys per block: ATTN_BLOCK or ATTN_CHUNK */
+    int panel;      /* columns of V, and keys of K, per packed panel */
     /* The queries of a tile, from[r] (D) times scale, in the order the kernel wants: for those of
      * attn_kernel.h (D, kernels.rows). */
     void (*load)(const float *const *from, int rows, int dim, float scale, float *q);
-    /* One block of keys, of the type, for n tiles, each of which sees a key of it. */
-    void (*attend)(enum dtype type, struct attn_tile *const *tiles, int n,
+    /* One block of keys for n tiles, each of which sees a key of it. */
+    void (*attend)(enum dtype k_type, enum dtype v_type, struct attn_tile *const *tiles, int n,
                    const struct attn_block *b, int dim);
     /* Keys [k0, k1] of a block, counted from its first, into the kernel's own order, while b->ahead
      * is prefetched; fills `to`. attn_kernel.h: floats, k_out (block/panel, D, panel),
      * v_out (D/panel, block, panel). */
-    void (*pack)(enum dtype type, const struct attn_block *b, int k0, int k1, int dim, float *k_out,
-                 float *v_out, struct attn_block *to);
+    void (*pack)(enum dtype k_type, enum dtype v_type, const struct attn_block *b, int k0, int k1,
+                 int dim, float *k_out, float *v_out, struct attn_block *to);
     /* The sum of the VW lanes of l */
     float (*sum)(const float *l);
     /* Folds the partial (m, l, o) of one chunk into the total (tm, tl, to) of one row. */
@@ -78,14 +81,11 @@ struct attn_kernels {
     void (*finish)(float tl, const float *to, float *out, int dim);
     /* 2^x */
     float (*exp2)(float x);
+    void (*turn)(float *out, int dim); /* kv_turn */
 };
 
-static inline int attn_type(enum dtype t)
-{
-    return t == DT_F32 ? 0 : t == DT_F16 ? 1 : 2;
-}
-
+/* vnni: keys of Q8_0 or Q4_0 alone, by 8-bit dot products with queries of 16 bits. */
 extern const struct attn_kernels attn_kernels_c, attn_kernels_avx2, attn_kernels_avx512,
-    attn_kernels_amx;
+    attn_kernels_vnni, attn_kernels_amx;
 
 #endif

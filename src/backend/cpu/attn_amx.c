@@ -1,7 +1,7 @@
 /*
  * Attention kernels for AMX: prefill on bf16 tiles at nearly float precision. Every factor is split
- * into two bf16 numbers, x = hi + lo (exact for f16 and bf16 keys and values; 16 bits of the mantissa
- * for queries and weights), and a product becomes hi*hi + hi*lo + lo*hi: three tile products, still
+ * into two bf16 numbers, x = hi + lo (exact for f16, bf16 and fp8 keys and values; 16 bits of the
+ * mantissa for others, queries and weights), and a product becomes hi*hi + hi*lo + lo*hi: three tile products, still
  * five times the rate of float FMA. What is dropped is below 2^-16 of a term.
  *
  * One call takes a whole chunk of 256 keys, so the softmax needs no rescaling. A query tile is 32
@@ -14,6 +14,7 @@
  * attn_avx512.c differ in the last bits: see ops.h on determinism.
  */
 #include "backend/cpu/attn.h"
+#include "backend/cpu/attn_load.h"
 #include "backend/cpu/vec.h"
 #include "base/error.h"
 
@@ -62,23 +63,29 @@ static inline void split(__m512 even, __m512 odd, void *hi_out, void *lo_out)
     _mm512_storeu_si512(lo_out, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
 }
 
-/* Pairs (even[i], odd[i]) of 16-bit values: hi and lo parts of a row of a B tile. */
-static inline void pair(enum dtype type, __m256i even, __m256i odd, uint16_t *hi_out,
-                        uint16_t *lo_out)
+/* Whether a type's values are bf16 numbers: there is no lo part. */
+static inline bool is_bf16(enum dtype type)
 {
-    if (type == DT_BF16) {
-        __m512i low = _mm512_cvtepu16_epi32(even), high = _mm512_cvtepu16_epi32(odd);
-        _mm512_storeu_si512(hi_out, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+    return type == DT_BF16 || type == DT_F8_E4M3;
+}
+
+/* Pairs (even[i], odd[i]) of values: hi and lo parts of a row of a B tile. */
+INLINE void pair(enum dtype type, __m512 a, __m512 b, uint16_t *hi_out, uint16_t *lo_out)
+{
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000), half = _mm512_set1_epi32(0x8000);
+    if (is_bf16(type)) {
+        __m512i low = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
+        _mm512_storeu_si512(hi_out,
+                            _mm512_or_si512(low, _mm512_and_si512(_mm512_castps_si512(b), upper)));
         return;
     }
     /* hi: rounded to the upper half of a float; what is left of an f16 value fits in another. */
-    const __m512i upper = _mm512_set1_epi32((int)0xffff0000), half = _mm512_set1_epi32(0x8000);
-    __m512 a = _mm512_cvtph_ps(even), b = _mm512_cvtph_ps(odd);
     __m512i a_hi = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(a), half), upper);
     __m512i b_hi = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(b), half), upper);
     __m512i a_lo = _mm512_castps_si512(_mm512_sub_ps(a, _mm512_castsi512_ps(a_hi)));
     __m512i b_lo = _mm512_castps_si512(_mm512_sub_ps(b, _mm512_castsi512_ps(b_hi)));
     _mm512_storeu_si512(hi_out, _mm512_or_si512(_mm512_srli_epi32(a_hi, 16), b_hi));
+    b_lo = _mm512_and_si512(b_lo, upper); /* f16 has nothing below; codes times scales do */
     _mm512_storeu_si512(lo_out, _mm512_or_si512(_mm512_srli_epi32(a_lo, 16), b_lo));
 }
 
@@ -105,32 +112,60 @@ static inline void fetch(const void *p, int bytes)
 
 /* k_out: per 16 keys, dim/32 tiles of hi, then dim/32 of lo. v_out: per 32 keys and 16 columns, a tile
  * of hi and one of lo; keys outside [k0, k1] are zeros there, since 0 times garbage may not be 0. */
-static void pack(enum dtype type, const struct attn_block *b, int k0, int k1, int dim, float *k_out,
-                 float *v_out, struct attn_block *to)
+INLINE void pack_as(enum dtype k_type, enum dtype v_type, const struct attn_block *b, int k0,
+                    int k1, int dim, float *k_out, float *v_out)
 {
     size_t part = (size_t)dim * 16; /* values of 16 keys */
     for (int i = k0 / 16; i <= k1 / 16; i++) {
         uint16_t *hi = (uint16_t *)k_out + (size_t)i * 2 * part;
-        const uint16_t *k = b->k[i];
-        for (int d = 0; d < dim; d += 2, k += 2 * b->k_stride, hi += 32)
-            pair(type, _mm256_loadu_si256((const __m256i *)k),
-                 _mm256_loadu_si256((const __m256i *)(k + b->k_stride)), hi, hi + part);
-        fetch(b->ahead->k_tile[i], dim * 32);
+        for (int block = 0; block < dim; block += KV_BLOCK) {
+            VEC scale = key_scale(k_type, b, i, block / KV_BLOCK);
+            for (int d = block; d < block + KV_BLOCK; d += 4) {
+                UNROLL
+                for (int e = 0; e < 4; e += 2, hi += 32) {
+                    VEC even = key_code(k_type, b, i, d, e), odd = key_code(k_type, b, i, d, e + 1);
+                    if (kv_coded(k_type)) {
+                        even = vec_mul(even, scale);
+                        odd = vec_mul(odd, scale);
+                    }
+                    pair(k_type, even, odd, hi, hi + part);
+                }
+            }
+        }
+        fetch(b->ahead->k_tile[i], dim * (int)b->k_step);
     }
     for (int key = k0 / 32 * 32; key <= k1; key += 2) {
         /* rows of two keys, or zeros */
-        const uint16_t *row[2];
+        const char *row[2];
+        float scale[2] = {FP8_SCALE, FP8_SCALE};
+        int at = key % 16;
+        size_t step = kv_value_step(v_type, (size_t)dim);
         for (int j = 0; j < 2; j++)
-            row[j] = key + j >= k0 && key + j <= k1 ? (const uint16_t *)b->v[(key + j) / 16] +
-                                                          (size_t)((key + j) % 16) * b->v_stride
-                                                    : NULL;
+            row[j] = key + j >= k0 && key + j <= k1
+                         ? (const char *)b->v[key / 16] + (size_t)(at + j) * step
+                         : NULL;
         uint16_t *hi = (uint16_t *)v_out + (size_t)(key / 32 * 2) * 2 * part + key % 32 / 2 * 32;
-        for (int c = 0; c < dim; c += 16, hi += 2 * TILE) {
-            __m256i zero = _mm256_setzero_si256();
-            pair(type, row[0] ? _mm256_loadu_si256((const __m256i *)(row[0] + c)) : zero,
-                 row[1] ? _mm256_loadu_si256((const __m256i *)(row[1] + c)) : zero, hi, hi + TILE);
+        for (int block = 0; block < dim; block += KV_BLOCK) {
+            const uint16_t *scales =
+                b->v_scale[key / 16] + (size_t)(block / KV_BLOCK) * b->scale_stride + at;
+            for (int j = 0; j < 2 && kv_scaled(v_type); j++)
+                scale[j] = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(scales[j])));
+            UNROLL
+            for (int e = 0; e < KV_BLOCK; e += 16, hi += 2 * TILE) {
+                VEC x[2];
+                UNROLL
+                for (int j = 0; j < 2; j++) {
+                    x[j] = vec_set(0.0f);
+                    if (row[j])
+                        x[j] = kv_coded(v_type) ? vec_mul(value_code(v_type, row[j], block, e),
+                                                          vec_set(scale[j]))
+                                                : vec_load_as(v_type, row[j], (size_t)(block + e));
+                }
+                pair(v_type, x[0], x[1], hi, hi + TILE);
+            }
         }
-        fetch((const char *)b->ahead->v[key / 16] + key % 16 * dim * 2, dim * 4);
+        fetch((const char *)b->ahead->v_tile[key / 16] + (size_t)(at * dim) * b->v_step / 16,
+              dim * (int)b->v_step / 8);
     }
     /* pairs up to the end of the last 32 keys */
     for (int key = (k1 / 2 + 1) * 2; key % 32; key += 2)
@@ -140,6 +175,37 @@ static void pack(enum dtype type, const struct attn_block *b, int k0, int k1, in
             memset(hi, 0, 64);
             memset(hi + TILE, 0, 64);
         }
+}
+
+#define PACK(k_type, v_type)                                                                       \
+    case v_type:                                                                                   \
+        pack_as(k_type, v_type, b, k0, k1, dim, k_out, v_out);                                     \
+        break
+#define PACK_KEYS(k_type)                                                                          \
+    case k_type:                                                                                   \
+        switch (v) {                                                                               \
+            PACK(k_type, DT_F16);                                                                  \
+            PACK(k_type, DT_BF16);                                                                 \
+            PACK(k_type, DT_Q8_0);                                                                 \
+            PACK(k_type, DT_Q4_0);                                                                 \
+            PACK(k_type, DT_F8_E4M3);                                                              \
+        default:                                                                                   \
+            CHECK(false, "values of %s", dtype_name(v));                                           \
+        }                                                                                          \
+        break
+
+static void pack(enum dtype k, enum dtype v, const struct attn_block *b, int k0, int k1, int dim,
+                 float *k_out, float *v_out, struct attn_block *to)
+{
+    switch (k) {
+        PACK_KEYS(DT_F16);
+        PACK_KEYS(DT_BF16);
+        PACK_KEYS(DT_Q8_0);
+        PACK_KEYS(DT_Q4_0);
+        PACK_KEYS(DT_F8_E4M3);
+    default:
+        CHECK(false, "keys of %s", dtype_name(k));
+    }
     *to = (struct attn_block){.first = b->first, .ahead = to, .k = {k_out}, .v = {v_out}};
 }
 
@@ -271,11 +337,11 @@ static void values(const struct attn_tile *t, bool lo, int j0, int j1, int dim, 
 }
 
 /* The tiles share one s: (ROWS, KEYS) scores, then the weights as (2, KEYS/32) pairs of tiles. */
-static void attend(enum dtype type, struct attn_tile *const *tiles, int n,
+static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const *tiles, int n,
                    const struct attn_block *b, int dim)
 {
     int rows = 0;
-    bool lo = type != DT_BF16;
+    bool k_lo = !is_bf16(k_type), v_lo = !is_bf16(v_type);
     for (int i = 0; i < n; i++) {
         struct attn_tile *t = tiles[i];
         CHECK(t->fresh, "a second block in a chunk");
@@ -285,10 +351,10 @@ static void attend(enum dtype type, struct attn_tile *const *tiles, int n,
             configure(rows = t->rows);
         uint16_t *p = (uint16_t *)(t->s + ROWS * KEYS);
         settle();
-        scores(t, lo, k0 / 16, k1 / 16, dim, b->k[0]);
+        scores(t, k_lo, k0 / 16, k1 / 16, dim, b->k[0]);
         soften(t, b->first, k0 / 16, k1 / 16, p);
         settle();
-        values(t, lo, k0 / 32, k1 / 32, dim, p, b->v[0]);
+        values(t, v_lo, k0 / 32, k1 / 32, dim, p, b->v[0]);
         t->fresh = false;
     }
     _tile_release();
@@ -315,9 +381,14 @@ static float exp2_one(float x)
     return attn_kernels_avx512.exp2(x);
 }
 
+static void turn(float *out, int dim)
+{
+    attn_kernels_avx512.turn(out, dim);
+}
+
 const struct attn_kernels attn_kernels_amx = {
     .unit = D_STEP,
-    .half_only = true,
+    .packs_own = true,
     .rows = ROWS,
     .width = 16,
     .block = KEYS,
@@ -329,4 +400,5 @@ const struct attn_kernels attn_kernels_amx = {
     .merge = merge,
     .finish = finish,
     .exp2 = exp2_one,
+    .turn = turn,
 };

@@ -1,7 +1,8 @@
 /*
  * Attention kernels, written once over vec.h and compiled per instruction set by attn.c (plain
- * C), attn_avx2.c and attn_avx512.c. The includer defines KERNELS (the table's name), ROWS
- * (query rows per tile) and NV (vectors per row of the register tile).
+ * C), attn_avx2.c, attn_avx512.c and attn_vnni.c. The includer defines KERNELS (the table's name),
+ * ROWS (query rows per tile) and NV (vectors per row of the register tile), and INT8_SCORES where
+ * keys are coded and multiplied as such.
  *
  * The register tile of both products is ROWS x NV vectors. Scores: one vector is VW keys, each step
  * of d multiplies NV loads of K by ROWS broadcasts of q. Values: one vector is VW columns of V, each
@@ -13,21 +14,20 @@
  * not change a row's bytes.
  */
 #include "backend/cpu/attn.h"
+#include "backend/cpu/attn_load.h"
 #include "backend/cpu/vec.h"
+#include "base/error.h"
 
 enum { VECS = ATTN_BLOCK / VW, PANEL = NV * VW };
 
-#define SIZE(type) ((type) == DT_F32 ? 4 : 2)
-
-/* Prefetches the cache lines that begin in [at, at + bytes) of a tile, to the second level: the first
- * is full of the block at hand. Called step by step, it covers a tile in the time of a block. */
-INLINE void ahead(const void *tile, size_t at, int bytes)
+/* Prefetches a tile's bytes [at, at + step), step <= 128, to the second level: the first is full of
+ * the block at hand. Called step by step, it covers a tile in the time of a block. */
+INLINE void ahead(const void *tile, size_t at, size_t step)
 {
-    if (bytes < 64 && at % 64)
-        return;
-    UNROLL
-    for (int i = 0; i < bytes; i += 64)
-        __builtin_prefetch((const char *)tile + at + i, 0, 2);
+    if (at % 64 < step)
+        __builtin_prefetch((const char *)tile + at, 0, 2);
+    if (step > 64)
+        __builtin_prefetch((const char *)tile + at + 64, 0, 2);
 }
 
 /* The keys of the block that some row of the tile sees: [*k0, *k1), counted from its first. */
@@ -37,6 +37,7 @@ INLINE void span(const struct attn_tile *t, const struct attn_block *b, int *k0,
     *k1 = t->hi - b->first < ATTN_BLOCK - 1 ? t->hi - b->first + 1 : ATTN_BLOCK;
 }
 
+#ifndef INT8_SCORES
 /* s[r, i*VW ..] = q[r] . K for `nv` vectors of keys from vector i */
 INLINE void scores(enum dtype type, int rows, int nv, const struct attn_tile *t,
                    const struct attn_block *b, int i, int dim)
@@ -50,20 +51,36 @@ INLINE void scores(enum dtype type, int rows, int nv, const struct attn_tile *t,
             acc[r][j] = vec_set(0.0f);
     }
     const float *q = t->q;
-    size_t at = 0;
-    for (int d = 0; d < dim; d++, at += b->k_stride, q += ROWS) {
-        VEC k[NV];
-        UNROLL
-        for (int j = 0; j < nv; j++) {
-            k[j] = vec_load_as(type, b->k[i + j], at);
-            ahead(b->ahead->v[i + j], (size_t)d * VW * SIZE(type), VW * SIZE(type));
-        }
-        UNROLL
-        for (int r = 0; r < rows; r++) {
-            VEC x = vec_set(q[r]);
+    size_t fetch = 0;
+    /* codes: four components, which share a load, of a block of 32, which share a scale */
+    int unit = kv_coded(type) ? 4 : 1;
+    VEC scale[NV];
+    UNROLL
+    for (int j = 0; j < nv; j++)
+        scale[j] = vec_set(1.0f);
+    for (int d = 0; d < dim; d += unit) {
+        if (kv_coded(type) && d % KV_BLOCK == 0) {
             UNROLL
             for (int j = 0; j < nv; j++)
-                acc[r][j] = vec_fma(x, k[j], acc[r][j]);
+                scale[j] = key_scale(type, b, i + j, d / KV_BLOCK);
+        }
+        UNROLL
+        for (int e = 0; e < unit; e++, q += ROWS, fetch += b->v_step) {
+            VEC k[NV];
+            UNROLL
+            for (int j = 0; j < nv; j++) {
+                k[j] = key_code(type, b, i + j, d, e);
+                if (kv_coded(type))
+                    k[j] = vec_mul(k[j], scale[j]);
+                ahead(b->ahead->v_tile[i + j], fetch, b->v_step);
+            }
+            UNROLL
+            for (int r = 0; r < rows; r++) {
+                VEC x = vec_set(q[r]);
+                UNROLL
+                for (int j = 0; j < nv; j++)
+                    acc[r][j] = vec_fma(x, k[j], acc[r][j]);
+            }
         }
     }
     UNROLL
@@ -71,6 +88,22 @@ INLINE void scores(enum dtype type, int rows, int nv, const struct attn_tile *t,
         UNROLL
         for (int j = 0; j < nv; j++)
             vec_store(s + r * ATTN_BLOCK + (i + j) * VW, acc[r][j]);
+    }
+}
+#endif
+
+/* The weights of keys [k0, k1) times the scales of their values' columns from 32 * c on: cheaper than
+ * scaling the values, since a weight serves 32 of them. */
+INLINE void weigh(enum dtype type, int rows, const struct attn_tile *t, const struct attn_block *b,
+                  int k0, int k1, int c, float *weights)
+{
+    for (int i = k0 / VW; i <= (k1 - 1) / VW; i++) {
+        VEC scale = value_scale(type, b, i, c);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            int at = r * ATTN_BLOCK + i * VW;
+            vec_store(weights + at, vec_mul(vec_load(t->s + at), scale));
+        }
     }
 }
 
@@ -100,17 +133,25 @@ INLINE void values(enum dtype type, int rows, int nv, const struct attn_tile *t,
     }
     int k0, k1;
     span(t, b, &k0, &k1);
+    float weights[ROWS * ATTN_BLOCK];
+    if (kv_coded(type)) {
+        weigh(type, rows, t, b, k0, k1, c / KV_BLOCK, weights);
+        p = weights;
+    }
+    size_t step = (size_t)nv * b->ahead->k_step;
     for (int key = k0; key < k1;) {
         int end = key / VW * VW + VW;
-        size_t at = column + (size_t)(key % VW) * b->v_stride;
+        size_t at = (kv_coded(type) ? 0 : column) + (size_t)(key % VW) * b->v_stride;
         const void *v = b->v[key / VW];
-        const char *next = (const char *)b->ahead->k_tile[key / VW] + c * VW * SIZE(type);
-        for (end = end < k1 ? end : k1; key < end; key++, at += b->v_stride) {
+        const char *next = (const char *)b->ahead->k_tile[key / VW] + (size_t)c * b->ahead->k_step;
+        size_t fetch = (size_t)(key % VW) * step;
+        for (end = end < k1 ? end : k1; key < end; key++, at += b->v_stride, fetch += step) {
             VEC x[NV];
             UNROLL
             for (int j = 0; j < nv; j++)
-                x[j] = vec_load_as(type, v, at + (size_t)(j * VW));
-            ahead(next, (size_t)(key % VW * nv * VW * SIZE(type)), nv * VW * SIZE(type));
+                x[j] = kv_coded(type) ? value_code(type, (const char *)v + at, c, j * VW)
+                                      : vec_load_as(type, v, at + (size_t)(j * VW));
+            ahead(next, fetch, step);
             UNROLL
             for (int r = 0; r < rows; r++) {
                 VEC w = vec_set(p[r * ATTN_BLOCK + key]);
@@ -173,6 +214,21 @@ static void soften(const struct attn_tile *t, const struct attn_block *b)
     }
 }
 
+#ifdef INT8_SCORES
+#include "backend/cpu/attn_int8.h"
+#endif
+
+INLINE void scores_of(enum dtype type, int rows, int nv, const struct attn_tile *t,
+                      const struct attn_block *b, int i, int dim)
+{
+#ifdef INT8_SCORES
+    for (int j = 0; j < nv && kv_scaled(type); j++)
+        scores_int8(type, rows, t, b, i + j, dim);
+#else
+    scores(type, rows, nv, t, b, i, dim);
+#endif
+}
+
 /* The register tiles for every type and number of rows: NV vectors, or the last one alone. Functions
  * of their own, since in a larger body compilers run out of registers and spill the operands. */
 struct tile_fns {
@@ -184,20 +240,23 @@ struct tile_fns {
     static __attribute__((noinline)) void scores_##name(                                           \
         const struct attn_tile *t, const struct attn_block *b, int i, int dim)                     \
     {                                                                                              \
-        scores(type, rows, nv, t, b, i, dim);                                                      \
+        scores_of(type, rows, nv, t, b, i, dim);                                                   \
     }                                                                                              \
     static __attribute__((noinline)) void values_##name(                                           \
         const struct attn_tile *t, const struct attn_block *b, int c, size_t column, int dim)      \
     {                                                                                              \
         values(type, rows, nv, t, b, c, column, dim);                                              \
     }
+#define BOTH(type, rows, name)                                                                     \
+    TILE(type, rows, 1, name##_one_##rows)                                                         \
+    TILE(type, rows, NV, name##_all_##rows)
 #define TILES(rows)                                                                                \
-    TILE(DT_F32, rows, 1, f32_one_##rows)                                                          \
-    TILE(DT_F32, rows, NV, f32_all_##rows)                                                         \
-    TILE(DT_F16, rows, 1, f16_one_##rows)                                                          \
-    TILE(DT_F16, rows, NV, f16_all_##rows)                                                         \
-    TILE(DT_BF16, rows, 1, bf16_one_##rows)                                                        \
-    TILE(DT_BF16, rows, NV, bf16_all_##rows)
+    BOTH(DT_F32, rows, f32)                                                                        \
+    BOTH(DT_F16, rows, f16)                                                                        \
+    BOTH(DT_BF16, rows, bf16)                                                                      \
+    BOTH(DT_Q8_0, rows, q8)                                                                        \
+    BOTH(DT_Q4_0, rows, q4)                                                                        \
+    BOTH(DT_F8_E4M3, rows, fp8)
 TILES(1)
 TILES(2)
 TILES(3)
@@ -228,16 +287,27 @@ TILES(8)
 #error "ROWS must be 4 or 8"
 #endif
 /* by type, by whole panel or single vector, by rows - 1 */
-static const struct tile_fns tile_table[3][2][ROWS] = {{UP_TO(f32_all), UP_TO(f32_one)},
-                                                       {UP_TO(f16_all), UP_TO(f16_one)},
-                                                       {UP_TO(bf16_all), UP_TO(bf16_one)}};
+static const struct tile_fns tile_table[][2][ROWS] = {
+    {UP_TO(f32_all), UP_TO(f32_one)},   {UP_TO(f16_all), UP_TO(f16_one)},
+    {UP_TO(bf16_all), UP_TO(bf16_one)}, {UP_TO(q8_all), UP_TO(q8_one)},
+    {UP_TO(q4_all), UP_TO(q4_one)},     {UP_TO(fp8_all), UP_TO(fp8_one)},
+};
+static int tile_type(enum dtype t)
+{
+    return t == DT_F32    ? 0
+           : t == DT_F16  ? 1
+           : t == DT_BF16 ? 2
+           : t == DT_Q8_0 ? 3
+           : t == DT_Q4_0 ? 4
+                          : 5;
+}
 
 /* Panel by panel of K, then of V, each for all tiles: a panel stays in the first-level cache. */
-static void attend(enum dtype type, struct attn_tile *const *list, int n,
+static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const *list, int n,
                    const struct attn_block *b, int dim)
 {
-    const struct tile_fns *all = tile_table[attn_type(type)][0],
-                          *one = tile_table[attn_type(type)][1];
+    const struct tile_fns *all = tile_table[tile_type(k_type)][0],
+                          *one = tile_table[tile_type(k_type)][1];
     for (int i = 0; i < VECS; i += NV)
         for (int j = 0; j < n; j++) {
             int k0, k1;
@@ -251,6 +321,8 @@ static void attend(enum dtype type, struct attn_tile *const *list, int n,
         }
     for (int j = 0; j < n; j++)
         soften(list[j], b);
+    all = tile_table[tile_type(v_type)][0];
+    one = tile_table[tile_type(v_type)][1];
     int c = 0;
     size_t panel = 0;
     for (; c + PANEL <= dim; c += PANEL, panel += b->v_panel)
@@ -263,6 +335,10 @@ static void attend(enum dtype type, struct attn_tile *const *list, int n,
         list[j]->fresh = false;
 }
 
+#ifdef INT8_SCORES
+#define LOAD load_int8
+#else
+#define LOAD load
 static void load(const float *const *from, int rows, int dim, float scale, float *q)
 {
     int r = 0;
@@ -285,6 +361,7 @@ static void load(const float *const *from, int rows, int dim, float scale, float
         for (int d = 0; d < dim; d++)
             q[(size_t)d * ROWS + r] = from[r][d] * scale;
 }
+#endif
 
 INLINE void pack_as(enum dtype type, const struct attn_block *b, int first, int last, int dim,
                     float *k_out, float *v_out)
@@ -293,7 +370,7 @@ INLINE void pack_as(enum dtype type, const struct attn_block *b, int first, int 
         float *k = k_out + (size_t)(i / NV) * (size_t)dim * PANEL + i % NV * VW;
         for (int d = 0; d < dim; d++) {
             vec_store(k + (size_t)d * PANEL, vec_load_as(type, b->k[i], (size_t)d * b->k_stride));
-            ahead(b->ahead->k_tile[i], (size_t)d * VW * SIZE(type), VW * SIZE(type));
+            ahead(b->ahead->k_tile[i], (size_t)d * b->k_step, b->k_step);
         }
         for (int j = 0; j < VW; j++) {
             float *v = v_out + (size_t)(i * VW + j) * PANEL;
@@ -301,16 +378,17 @@ INLINE void pack_as(enum dtype type, const struct attn_block *b, int first, int 
                 size_t at = (size_t)j * (size_t)dim + (size_t)c;
                 vec_store(v + (size_t)(c / PANEL) * ATTN_BLOCK * PANEL + c % PANEL,
                           vec_load_as(type, b->v[i], (size_t)j * b->v_stride + (size_t)c));
-                ahead(b->ahead->v[i], at * SIZE(type), VW * SIZE(type));
+                ahead(b->ahead->v_tile[i], at / VW * b->v_step, b->v_step);
             }
         }
     }
 }
 
-static void pack(enum dtype type, const struct attn_block *b, int k0, int k1, int dim, float *k_out,
-                 float *v_out, struct attn_block *to)
+static void pack(enum dtype type, enum dtype v_type, const struct attn_block *b, int k0, int k1,
+                 int dim, float *k_out, float *v_out, struct attn_block *to)
 {
     int first = k0 / VW, last = k1 / VW;
+    CHECK(type == v_type && !kv_coded(type), "nothing is gained by packing other types");
     if (type == DT_F32)
         pack_as(DT_F32, b, first, last, dim, k_out, v_out);
     else if (type == DT_F16)
@@ -321,10 +399,12 @@ static void pack(enum dtype type, const struct attn_block *b, int k0, int k1, in
     to->ahead = to;
     to->k_stride = to->v_stride = PANEL;
     to->v_panel = ATTN_BLOCK * PANEL;
+    to->k_step = to->v_step = VW * sizeof(float);
     for (int i = first; i <= last; i++) {
         to->k[i] = k_out + (size_t)(i / NV) * (size_t)dim * PANEL + i % NV * VW;
         to->v[i] = v_out + (size_t)(i * VW) * PANEL;
         to->k_tile[i] = to->k[i];
+        to->v_tile[i] = to->v[i];
     }
 }
 
@@ -365,17 +445,23 @@ static void finish(float tl, const float *to, float *out, int dim)
         vec_store(out + c, vec_add(vec_mul(vec_load(to + c), vec_set(1.0f / tl)), vec_set(0.0f)));
 }
 
+static void turn(float *out, int dim)
+{
+    kv_turn(out, dim);
+}
+
 const struct attn_kernels KERNELS = {
     .unit = VW,
     .rows = ROWS,
     .width = VW,
     .block = ATTN_BLOCK,
     .panel = PANEL,
-    .load = load,
+    .load = LOAD,
     .attend = attend,
     .pack = pack,
     .sum = sum,
     .merge = merge,
     .finish = finish,
     .exp2 = exp2_one,
+    .turn = turn,
 };

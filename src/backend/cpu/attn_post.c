@@ -3,6 +3,7 @@
  * sines (made once in begin, shared by all layers), and the append of k and v to the paged pool. Owns
  * the layout of a pool tile (ops.h). Split by token: every output belongs to one token.
  */
+#include "backend/cpu/kvtile.h"
 #include "backend/cpu/ops.h"
 #include "backend/cpu/pick.h"
 #include "backend/cpu/rowops.h"
@@ -92,6 +93,8 @@ static void post_token(const struct post_job *j, int t)
         for (size_t i = 0; i < (size_t)H * dim; i++)
             q[i] *= warm;
     }
+    for (int h = 0; h < H && kv_turned(s->k_type); h++)
+        j->kernels->turn(q + (size_t)h * dim, D);
     int slot = j->b->slot[t];
     if (slot < 0 || l->shares_kv)
         return;
@@ -105,9 +108,15 @@ static void post_token(const struct post_job *j, int t)
         finish_heads(j, &l->v_norm, NULL, value, K, D, dim, value);
     size_t page = (size_t)slot / page_len, off = (size_t)slot % page_len;
     for (int h = 0; h < K; h++, key += dim, value += dim) {
-        size_t tile = (page * (size_t)K + (size_t)h) * page_len * dim;
-        j->kernels->store(s->kv_type, key, D, j->kv->k, tile + off, page_len);
-        j->kernels->store(s->kv_type, value, D, j->kv->v, tile + off * dim, 1);
+        size_t tile = page * (size_t)K + (size_t)h;
+        char *k = (char *)j->kv->k + tile * kv_tile_bytes(s->k_type, page_len, dim);
+        char *v = (char *)j->kv->v + tile * kv_tile_bytes(s->v_type, page_len, dim);
+        if (kv_turned(s->k_type))
+            j->kernels->turn(key, D);
+        if (kv_turned(s->v_type))
+            j->kernels->turn(value, D);
+        j->kernels->store_head(s->k_type, key, D, k, true, s->page_len, (int)off);
+        j->kernels->store_head(s->v_type, value, D, v, false, s->page_len, (int)off);
     }
 }
 

@@ -57,7 +57,7 @@ static void store_token(const struct latent_job *j, int t)
         return;
     kn->add_norm(low, NULL, &l->kv_norm, low, C);
     rotate(low + C, rope, Dr, l->woven);
-    kn->store(cb->bounds.kv_type, low, C + Dr, j->kv->k, (size_t)slot * (size_t)(C + Dr), 1);
+    kn->store(cb->bounds.k_type, low, C + Dr, j->kv->k, (size_t)slot * (size_t)(C + Dr), 1);
 }
 
 static struct pool_work tokens_work(void *arg)
@@ -188,7 +188,7 @@ static void run_tile(const struct latent_job *j, int ith, int seq, struct tile *
             if (at > last)
                 memset(k + (size_t)i * (size_t)width, 0, (size_t)width * sizeof(float));
             else
-                kn->load(cb->bounds.kv_type, j->kv->k, slot * (size_t)width, width,
+                kn->load(cb->bounds.k_type, j->kv->k, slot * (size_t)width, width,
                          k + (size_t)i * (size_t)width);
         }
         kn->scores((const float *const *)t->q, t->rows, k, width, s);

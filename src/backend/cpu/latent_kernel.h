@@ -6,6 +6,7 @@
  */
 #include "backend/cpu/latent.h"
 #include "backend/cpu/vec.h"
+#include "quant/kvblock.h"
 
 INLINE void load_as(enum dtype type, const void *from, size_t at, int n, float *to)
 {
@@ -19,7 +20,9 @@ INLINE void load_as(enum dtype type, const void *from, size_t at, int n, float *
 
 static void load(enum dtype type, const void *from, size_t at, int n, float *to)
 {
-    if (type == DT_F32)
+    if (kv_coded(type))
+        kv_row_get(type, (const char *)from + dtype_bytes(type, at), n, to);
+    else if (type == DT_F32)
         load_as(DT_F32, from, at, n, to);
     else if (type == DT_F16)
         load_as(DT_F16, from, at, n, to);

@@ -7,10 +7,10 @@
  * rows that come many at a time on tiles, the others on AVX-512, equal but for the last bits: unless
  * pick is deterministic.
  *
- * The KV pool of one layer: per (page, kv head) one tile of page_len * D values, of bounds.kv_type.
- * V tiles are (page_len, D). K tiles are (D, page_len): a vector load then holds the same component
- * of adjacent keys, so scores need neither a transpose nor a horizontal sum. Only the functions here
- * read or write tiles; everybody else moves whole pages.
+ * The KV pool of one layer: per (page, kv head) one tile of page_len * D values, of bounds.k_type or
+ * v_type. V tiles are (page_len, D). K tiles are (D, page_len): a vector load then holds the same
+ * component of adjacent keys, so scores need neither a transpose nor a horizontal sum; codes: see
+ * kvtile.h. Only the functions here read or write tiles; everybody else moves whole pages.
  */
 #ifndef STEEL_BACKEND_CPU_OPS_H
 #define STEEL_BACKEND_CPU_OPS_H
@@ -36,7 +36,8 @@ void cpu_attn_post(const struct bounds *s, const struct batch *b, const struct a
 
 /* Bytes of 64-byte aligned scratch for cpu_attention with a team of n_threads. */
 size_t cpu_attention_scratch(const struct bounds *s, const struct attention *l, int n_threads);
-/* Scores, softmax and weighted values. q, a: (n_tokens, H*D). Rows without keys give zeros. */
+/* Scores, softmax and weighted values. q, a: (n_tokens, H*D). Rows without keys give zeros. Where the
+ * cache's type turns heads (kvblock.h), q comes turned, and values are turned back here. */
 void cpu_attention(const struct bounds *s, const struct batch *b, const struct attention *l,
                    const struct kv_layer *kv, const float *q, float *a, void *scratch,
                    struct pool *pool, struct pick *pick);

@@ -30,7 +30,11 @@ static const struct pick_formats
                  BIT(DT_Q4_0) | BIT(DT_IQ4_NL) | BIT(DT_MXFP4) | BIT(DT_GPTQ4),
              "Q4_0 Q8_0 Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 GPTQ4"},
     floats = {BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_F8_E4M3), "F32 F16 BF16 F8_E4M3"},
-    half = {BIT(DT_F16) | BIT(DT_BF16), "F16 BF16"}, any = {~(uint64_t)0, "any"};
+    half = {BIT(DT_F16) | BIT(DT_BF16), "F16 BF16"},
+    small = {BIT(DT_Q8_0) | BIT(DT_Q4_0), "Q8_0 Q4_0"},
+    short_ = {BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_Q8_0) | BIT(DT_Q4_0) | BIT(DT_F8_E4M3),
+              "F16 BF16 Q8_0 Q4_0 F8_E4M3"},
+    any = {~(uint64_t)0, "any"};
 
 static bool is_packed(const struct pick_ask *a)
 {
@@ -100,46 +104,52 @@ static const struct pick_row gemm_rows[] = {
     static bool pages_##isa(const struct pick_ask *a)                                              \
     {                                                                                              \
         return heads_##isa(a) && a->page_len % attn_kernels_##isa.width == 0;                      \
+    }                                                                                              \
+    static inline bool alike_##isa(const struct pick_ask *a)                                       \
+    {                                                                                              \
+        return pages_##isa(a) && a->v_type == a->type;                                             \
     }
 FITS(c)
 #ifdef __x86_64__
 FITS(avx2)
 FITS(avx512)
+FITS(vnni)
 #ifndef AMX_EMULATE
 FITS(amx)
 
 /* A row's bytes depend on how many come with it. */
 static bool tiles_amx(const struct pick_ask *a)
 {
-    return pages_amx(a) && !a->deterministic;
+    return pages_amx(a) && a->v_type != DT_F32 && !a->deterministic;
 }
 #endif
 #endif
 
 /* Packs K and V of a block first, or reads them in their pages. */
-#define PREFILL(from, isa, fits, kernels)                                                          \
+#define PREFILL(from, isa, fits, formats, kernels)                                                 \
     {                                                                                              \
-        "attn_prefill_" #kernels, &half, from, MANY, isa, fits, NULL, &attn_kernels_##kernels,     \
+        "attn_prefill_" #kernels, &formats, from, MANY, isa, fits, NULL, &attn_kernels_##kernels,  \
             INPUT_FLOATS, false, true                                                              \
     }
-#define DECODE(isa, fits, kernels)                                                                 \
+#define DECODE(isa, fits, formats, kernels)                                                        \
     {                                                                                              \
-        "attn_decode_" #kernels, &any, 1, MANY, isa, fits, NULL, &attn_kernels_##kernels,          \
+        "attn_decode_" #kernels, &formats, 1, MANY, isa, fits, NULL, &attn_kernels_##kernels,      \
             INPUT_FLOATS, false, false                                                             \
     }
 
 static const struct pick_row attn_rows[] = {
 #ifdef __x86_64__
 #ifndef AMX_EMULATE
-    PREFILL(ATTN_TILES_FROM, ISA_AMX, tiles_amx, amx),
+    PREFILL(ATTN_TILES_FROM, ISA_AMX, tiles_amx, short_, amx),
 #endif
-    PREFILL(ATTN_PACK_FROM, ISA_AVX512, pages_avx512, avx512),
-    DECODE(ISA_AVX512, heads_avx512, avx512),
-    PREFILL(ATTN_PACK_FROM, ISA_AVX2, pages_avx2, avx2),
-    DECODE(ISA_AVX2, heads_avx2, avx2),
+    DECODE(ISA_VNNI, pages_vnni, small, vnni),
+    PREFILL(ATTN_PACK_FROM, ISA_AVX512, alike_avx512, half, avx512),
+    DECODE(ISA_AVX512, heads_avx512, any, avx512),
+    PREFILL(ATTN_PACK_FROM, ISA_AVX2, alike_avx2, half, avx2),
+    DECODE(ISA_AVX2, heads_avx2, any, avx2),
 #endif
-    PREFILL(ATTN_PACK_FROM, ISA_REF, pages_c, c),
-    DECODE(ISA_REF, always, c),
+    PREFILL(ATTN_PACK_FROM, ISA_REF, alike_c, half, c),
+    DECODE(ISA_REF, always, any, c),
 };
 
 static const struct {
@@ -227,10 +237,11 @@ const struct pick_row *pick_gemm_for(const struct pick *p, const struct gemm_wei
     return r;
 }
 
-const struct pick_row *pick_attn(const struct pick *p, enum dtype kv_type, int head_dim,
-                                 int page_len, int rows)
+const struct pick_row *pick_attn(const struct pick *p, enum dtype k_type, enum dtype v_type,
+                                 int head_dim, int page_len, int rows)
 {
-    struct pick_ask a = {.type = kv_type, .rows = rows, .head_dim = head_dim, .page_len = page_len};
+    struct pick_ask a = {
+        .type = k_type, .v_type = v_type, .rows = rows, .head_dim = head_dim, .page_len = page_len};
     const struct pick_row *r = find(p, PICK_ATTN, &a, ANY_INPUT);
     CHECK(r, "no attention for heads of %d", head_dim);
     return r;
@@ -339,7 +350,8 @@ bool pick_check_network(const struct pick *p, const struct network *net, const s
         if (net->layers[i].mixer.kind != MIXER_ATTENTION)
             continue;
         const struct attention *l = &net->layers[i].mixer.attention;
-        struct pick_ask a = {.type = b->kv_type,
+        struct pick_ask a = {.type = b->k_type,
+                             .v_type = b->v_type,
                              .deterministic = p->deterministic,
                              .head_dim = l->k_dim,
                              .page_len = b->page_len};
@@ -347,7 +359,7 @@ bool pick_check_network(const struct pick *p, const struct network *net, const s
             return error_set(err,
                              "STEEL_PICK=%s cannot run layer %d: heads of %d, a cache of %s in "
                              "pages of %d%s",
-                             r->name, i, l->k_dim, dtype_name(b->kv_type), b->page_len,
+                             r->name, i, l->k_dim, dtype_name(b->k_type), b->page_len,
                              p->deterministic ? " (--deterministic)" : "");
     }
     return true;
@@ -436,7 +448,7 @@ void pick_print_shapes(const struct pick *p, const struct network *net, const st
         fprintf(out, "%-32s", "attention, query rows together");
         for (int k = 0; k < N_SHOWN; k++)
             fprintf(out, " %-19s",
-                    pick_attn(p, b->kv_type, l->k_dim, b->page_len, shown_rows[k])->name);
+                    pick_attn(p, b->k_type, b->v_type, l->k_dim, b->page_len, shown_rows[k])->name);
         fputc('\n', out);
         break;
     }

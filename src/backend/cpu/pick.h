@@ -29,8 +29,9 @@ enum pick_input { INPUT_FLOATS, INPUT_CODES, INPUT_HALVES };
 
 /* What is asked for. */
 struct pick_ask {
-    enum dtype type; /* of the weight's segment, or of the cache */
-    int rows;        /* input rows that meet a weight row, or query rows of a unit */
+    enum dtype type;   /* of the weight's segment, or of keys in the cache */
+    enum dtype v_type; /* ... and of values */
+    int rows;          /* input rows that meet a weight row, or query rows of a unit */
     bool deterministic;
     const struct gemm_weight *w; /* products */
     const struct gemm_seg *seg;
@@ -89,8 +90,8 @@ const struct pick_row *pick_gemm(const struct pick *p, const struct gemm_weight 
 /* The same where the input's form is settled: halves, or not halves. */
 const struct pick_row *pick_gemm_for(const struct pick *p, const struct gemm_weight *w,
                                      const struct gemm_seg *seg, int rows, bool halves);
-const struct pick_row *pick_attn(const struct pick *p, enum dtype kv_type, int head_dim,
-                                 int page_len, int rows);
+const struct pick_row *pick_attn(const struct pick *p, enum dtype k_type, enum dtype v_type,
+                                 int head_dim, int page_len, int rows);
 
 /* Whether work is too small to be worth waking the team: floats, but for attention. */
 enum pick_small {

@@ -15,8 +15,12 @@ struct row_kernels {
     /* One head: to = rotated(norm(from)); rope: n_rot/2 cosines, then sines */
     void (*head)(const float *from, const struct norm *norm, const float *rope, int n_rot, int dim,
                  float *to);
-    /* dst[i] = from[i], stored as type, stride elements apart (V: 1, K: page_len) */
+    /* dst[i] = from[i], stored as type, stride elements apart (V: 1, K: page_len; whole blocks: 1) */
     void (*store)(enum dtype type, const float *from, int dim, void *dst, size_t at, size_t stride);
+    /* A head (dim) becomes token `off` of a tile of keys or values (kvtile.h). */
+    void (*store_head)(enum dtype type, const float *from, int dim, void *tile, bool keys,
+                       int page_len, int off);
+    void (*turn)(float *x, int dim); /* kv_turn */
 };
 
 extern const struct row_kernels row_kernels_c, row_kernels_avx2, row_kernels_avx512;

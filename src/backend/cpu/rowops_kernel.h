@@ -3,6 +3,7 @@
  * rowops_avx512.c. The includer defines KERNELS and KERNELS_ISA. Any width: whole vectors, then single
  * floats; the order of additions depends on the width alone.
  */
+#include "backend/cpu/kvtile.h"
 #include "backend/cpu/rowops.h"
 #include "backend/cpu/vec.h"
 
@@ -134,6 +135,10 @@ static void store_one(enum dtype type, float x, void *dst, size_t at)
 static void store(enum dtype type, const float *from, int dim, void *dst, size_t at, size_t stride)
 {
     int i = 0;
+    if (kv_coded(type)) {
+        kv_row_put(type, from, dim, (char *)dst + dtype_bytes(type, at));
+        return;
+    }
     if (stride == 1)
         for (; i + VW <= dim; i += VW)
             vec_store_as(type, dst, at + (size_t)i, vec_load(from + i));
@@ -148,9 +153,26 @@ static void store(enum dtype type, const float *from, int dim, void *dst, size_t
         store_one(type, from[i], dst, at + (size_t)i * stride);
 }
 
+static void store_head(enum dtype type, const float *from, int dim, void *tile, bool keys,
+                       int page_len, int off)
+{
+    size_t at = (size_t)off, len = (size_t)page_len;
+    if (kv_coded(type))
+        kv_tile_put(type, from, tile, keys, len, (size_t)dim, at);
+    else
+        store(type, from, dim, tile, keys ? at : at * (size_t)dim, keys ? len : 1);
+}
+
+static void turn(float *x, int dim)
+{
+    kv_turn(x, dim);
+}
+
 const struct row_kernels KERNELS = {
     .isa = KERNELS_ISA,
     .add_norm = add_norm,
     .head = head,
     .store = store,
+    .store_head = store_head,
+    .turn = turn,
 };

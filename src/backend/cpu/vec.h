@@ -125,6 +125,36 @@ INLINE VEC vec_exp2(VEC x) /* 2^x, x <= 127; 0 below EXP2_MIN; NaN stays NaN */
     return _mm512_maskz_scalef_ps(keep, p, n);
 }
 
+/* Codes of the KV cache (kvtile.h). Byte j of VW groups of four; a nibble of them, at bit `shift`, less
+ * 8; VW bytes; a nibble of each, less 8; VW FP8 values, 256 times too small. */
+INLINE VEC vec_byte_of4(const void *p, int j)
+{
+    __m512i x = _mm512_slli_epi32(_mm512_loadu_si512(p), (unsigned)(24 - 8 * j));
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(x, 24));
+}
+INLINE VEC vec_nibble_of8(const void *p, int shift)
+{
+    __m512i x = _mm512_srli_epi32(_mm512_loadu_si512(p), (unsigned)shift);
+    x = _mm512_and_si512(x, _mm512_set1_epi32(15));
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(x, _mm512_set1_epi32(8)));
+}
+INLINE VEC vec_bytes(const void *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+INLINE VEC vec_nibbles(const void *p, int shift)
+{
+    __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+    x = _mm512_and_si512(_mm512_srli_epi32(x, (unsigned)shift), _mm512_set1_epi32(15));
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(x, _mm512_set1_epi32(8)));
+}
+INLINE VEC vec_fp8(const void *p)
+{
+    __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+    x = _mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16((short)0xbfff));
+    return _mm512_cvtph_ps(x);
+}
+
 #elif defined __AVX2__
 #include <immintrin.h>
 
@@ -230,6 +260,34 @@ INLINE VEC vec_exp2(VEC x)
     return _mm256_and_ps(_mm256_mul_ps(p, scale), keep);
 }
 
+INLINE VEC vec_byte_of4(const void *p, int j)
+{
+    __m256i x = _mm256_slli_epi32(_mm256_loadu_si256((const __m256i *)p), 24 - 8 * j);
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(x, 24));
+}
+INLINE VEC vec_nibble_of8(const void *p, int shift)
+{
+    __m256i x = _mm256_srli_epi32(_mm256_loadu_si256((const __m256i *)p), shift);
+    x = _mm256_and_si256(x, _mm256_set1_epi32(15));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(x, _mm256_set1_epi32(8)));
+}
+INLINE VEC vec_bytes(const void *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE VEC vec_nibbles(const void *p, int shift)
+{
+    __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+    x = _mm256_and_si256(_mm256_srli_epi32(x, shift), _mm256_set1_epi32(15));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(x, _mm256_set1_epi32(8)));
+}
+INLINE VEC vec_fp8(const void *p)
+{
+    __m128i x = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p));
+    x = _mm_and_si128(_mm_slli_epi16(x, 7), _mm_set1_epi16((short)0xbfff));
+    return _mm256_cvtph_ps(x);
+}
+
 #else
 
 enum { VW = 1 };
@@ -305,6 +363,27 @@ INLINE VEC vec_within(VEC x, int first, int lo, int hi, float other)
 INLINE VEC vec_exp2(VEC x)
 {
     return x < EXP2_MIN ? 0.0f : exp2f(x);
+}
+INLINE VEC vec_byte_of4(const void *p, int j)
+{
+    return (float)((const int8_t *)p)[j];
+}
+INLINE VEC vec_nibble_of8(const void *p, int shift)
+{
+    return (float)((((const uint8_t *)p)[shift / 8] >> shift % 8 & 15) - 8);
+}
+INLINE VEC vec_bytes(const void *p)
+{
+    return (float)*(const int8_t *)p;
+}
+INLINE VEC vec_nibbles(const void *p, int shift)
+{
+    return (float)((*(const uint8_t *)p >> shift & 15) - 8);
+}
+INLINE VEC vec_fp8(const void *p)
+{
+    uint8_t b = *(const uint8_t *)p;
+    return f16_to_f32((uint16_t)((b & 0x80) << 8 | (b & 0x7f) << 7));
 }
 #endif
 

@@ -160,7 +160,7 @@ static struct shape shape_of(const struct network *net, const struct bounds *b)
         }
     s.page_len = b->page_len;
     s.n_pages = b->n_pages;
-    s.kv_type = b->kv_type;
+    s.kv_type = b->k_type; /* and of the values: coded_cache is not set */
     s.max_tokens = b->max_tokens;
     s.max_seqs = b->max_seqs;
     s.max_out = b->max_out;

@@ -1,0 +1,115 @@
+/*
+ * Scores of keys that are 8-bit or 4-bit codes, by 8-bit dot products: part of attn_kernel.h for
+ * attn_vnni.c. A query is rounded to 16 bits by block of 32 components, with a scale each, so that next
+ * to nothing is lost beside the keys' own rounding, and is multiplied as two bytes, 256 * high + low.
+ * Bytes of keys count as unsigned: what that is too much, 128 or 8 times the sum of the query, is taken
+ * off at the start. Everything up to the scales is exact.
+ */
+#ifndef STEEL_BACKEND_CPU_ATTN_INT8_H
+#define STEEL_BACKEND_CPU_ATTN_INT8_H
+
+/* What a tile's q holds: codes (D/4, ROWS), and per block and row a scale and the sum of the codes. */
+struct int8_queries {
+    int32_t *high, *low; /* four codes each */
+    float *scale;        /* (D/32, ROWS) */
+    int32_t *sum;
+};
+
+INLINE struct int8_queries int8_queries(const float *q, int dim)
+{
+    int32_t *p = (int32_t *)q;
+    size_t codes = (size_t)dim / 4 * ROWS, blocks = (size_t)dim / KV_BLOCK * ROWS;
+    return (struct int8_queries){.high = p,
+                                 .low = p + codes,
+                                 .scale = (float *)(p + 2 * codes),
+                                 .sum = p + 2 * codes + blocks};
+}
+
+enum { INT8_MOST = 127 * 256 + 127 }; /* of a query's code */
+
+static void load_int8(const float *const *from, int rows, int dim, float factor, float *q)
+{
+    struct int8_queries to = int8_queries(q, dim);
+    for (int r = 0; r < rows; r++)
+        for (int b = 0; b < dim / KV_BLOCK; b++) {
+            const float *x = from[r] + b * KV_BLOCK;
+            __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
+            float max = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x0), _mm512_abs_ps(x1)));
+            float inverse = max > 0 ? (float)INT8_MOST / max : 0.0f;
+            __m512i c0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, _mm512_set1_ps(inverse)));
+            __m512i c1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, _mm512_set1_ps(inverse)));
+            const __m512i most = _mm512_set1_epi32(INT8_MOST), round = _mm512_set1_epi32(128);
+            c0 = _mm512_min_epi32(c0, most); /* a product of two roundings */
+            c1 = _mm512_min_epi32(c1, most);
+            int32_t high[8], low[8];
+            _mm_storeu_si128((__m128i *)low, _mm512_cvtepi32_epi8(c0)); /* the low byte, signed */
+            _mm_storeu_si128((__m128i *)low + 1, _mm512_cvtepi32_epi8(c1));
+            _mm_storeu_si128((__m128i *)high, _mm512_cvtepi32_epi8(_mm512_srai_epi32(
+                                                  _mm512_add_epi32(c0, round), 8)));
+            _mm_storeu_si128((__m128i *)high + 1, _mm512_cvtepi32_epi8(_mm512_srai_epi32(
+                                                      _mm512_add_epi32(c1, round), 8)));
+            for (int g = 0; g < 8; g++) {
+                to.high[(b * 8 + g) * ROWS + r] = high[g];
+                to.low[(b * 8 + g) * ROWS + r] = low[g];
+            }
+            to.scale[b * ROWS + r] = inverse > 0 ? factor / inverse : 0.0f;
+            to.sum[b * ROWS + r] = _mm512_reduce_add_epi32(_mm512_add_epi32(c0, c1));
+        }
+}
+
+/* Four components of 16 keys, as unsigned bytes. */
+INLINE __m512i int8_keys(enum dtype type, const struct attn_block *b, int i, int block, int g)
+{
+    const char *k = b->k[i];
+    if (type == DT_Q8_0)
+        return _mm512_xor_si512(_mm512_loadu_si512(k + (size_t)(block * 8 + g) * b->k_stride * 4),
+                                _mm512_set1_epi8((char)0x80));
+    __m512i x = _mm512_loadu_si512(k + (size_t)(block * 4 + g % 4) * b->k_stride * 4);
+    return _mm512_and_si512(g >= 4 ? _mm512_srli_epi16(x, 4) : x, _mm512_set1_epi8(15));
+}
+
+/* s[r, i*VW ..] = q[r] . K for vector i of keys */
+INLINE void scores_int8(enum dtype type, int rows, const struct attn_tile *t,
+                        const struct attn_block *b, int i, int dim)
+{
+    struct int8_queries q = int8_queries(t->q, dim);
+    const int zero = type == DT_Q8_0 ? 128 : 8;
+    VEC acc[ROWS];
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        acc[r] = vec_set(0.0f);
+    for (int block = 0; block < dim / KV_BLOCK; block++) {
+        __m512i high[ROWS], low[ROWS];
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            high[r] = _mm512_setzero_si512();
+            low[r] = _mm512_set1_epi32(-zero * q.sum[block * ROWS + r]);
+        }
+        UNROLL
+        for (int g = 0; g < 8; g++) {
+            __m512i k = int8_keys(type, b, i, block, g);
+            const int32_t *h = q.high + (block * 8 + g) * ROWS, *l = q.low + (block * 8 + g) * ROWS;
+            UNROLL
+            for (int r = 0; r < rows; r++) {
+                high[r] = _mm512_dpbusd_epi32(high[r], k, _mm512_set1_epi32(h[r]));
+                low[r] = _mm512_dpbusd_epi32(low[r], k, _mm512_set1_epi32(l[r]));
+            }
+        }
+        for (size_t at = 0; at < KV_BLOCK * b->v_step; at += 64)
+            __builtin_prefetch((const char *)b->ahead->v_tile[i] +
+                                   (size_t)block * KV_BLOCK * b->v_step + at,
+                               0, 2);
+        VEC scale = key_scale(type, b, i, block);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]);
+            VEC x = vec_mul(_mm512_cvtepi32_ps(sum), vec_set(q.scale[block * ROWS + r]));
+            acc[r] = vec_fma(x, scale, acc[r]);
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        vec_store(t->s + r * ATTN_BLOCK + i * VW, acc[r]);
+}
+
+#endif

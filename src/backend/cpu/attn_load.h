@@ -1,0 +1,55 @@
+/*
+ * Keys and values of a block (attn.h) as vectors of floats, whatever their type: for attn_kernel.h and
+ * attn_amx.c. `type` is a constant wherever speed matters.
+ */
+#ifndef STEEL_BACKEND_CPU_ATTN_LOAD_H
+#define STEEL_BACKEND_CPU_ATTN_LOAD_H
+
+#include "backend/cpu/attn.h"
+#include "backend/cpu/kvtile.h"
+#include "backend/cpu/vec.h"
+
+/* What an FP8 value as vec_fp8 gives it is short of. */
+#define FP8_SCALE 256.0f
+
+/* Component d + e of vector i of keys, before its scale. Codes: d a multiple of 4, e below it. */
+INLINE VEC key_code(enum dtype type, const struct attn_block *b, int i, int d, int e)
+{
+    const char *k = b->k[i];
+    size_t at = (size_t)d;
+    if (type == DT_Q8_0)
+        return vec_byte_of4(k + at * b->k_stride, e);
+    if (type == DT_Q4_0)
+        return vec_nibble_of8(k + (at / 32 * 4 + at % 16 / 4) * b->k_stride * 4,
+                              8 * e + (d % 32 >= 16 ? 4 : 0));
+    at = (at + (size_t)e) * b->k_stride;
+    return type == DT_F8_E4M3 ? vec_fp8(k + at) : vec_load_as(type, k, at);
+}
+
+/* The scales of vector i of keys for components from 32 * c on. */
+INLINE VEC key_scale(enum dtype type, const struct attn_block *b, int i, int c)
+{
+    return kv_scaled(type) ? vec_load_f16(b->k_scale[i] + (size_t)c * b->scale_stride)
+                           : vec_set(type == DT_F8_E4M3 ? FP8_SCALE : 1.0f);
+}
+
+/* VW columns of a value of a coded type, before their scale, from column c + e on; v: column 0. c is a
+ * multiple of the 16 columns that have one half of Q4_0's bytes, or of as many as e goes over. */
+INLINE VEC value_code(enum dtype type, const char *v, int c, int e)
+{
+    if (type == DT_Q8_0)
+        return vec_bytes(v + c + e);
+    if (type == DT_F8_E4M3)
+        return vec_fp8(v + c + e);
+    int shift = e >= 16 || c % 32 >= 16 ? 4 : 0;
+    return vec_nibbles(v + c / 32 * 16 + (c + e) % 16, shift);
+}
+
+/* The scales of vector i of values for columns from 32 * c on. */
+INLINE VEC value_scale(enum dtype type, const struct attn_block *b, int i, int c)
+{
+    return kv_scaled(type) ? vec_load_f16(b->v_scale[i] + (size_t)c * b->scale_stride)
+                           : vec_set(FP8_SCALE);
+}
+
+#endif
