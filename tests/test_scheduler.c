@@ -114,7 +114,8 @@ static void test_forced(void **state)
         int at = q[2]->kv.n_tokens;
         assert_int_equal(scheduler_plan(&w.s, w.items), 8);
         assert_int_equal(w.s.n_decode, records ? 8 : 7);
-        assert_int_equal(w.s.n_read, records ? 0 : 2);
+        assert_int_equal(w.s.n_forced, records ? 0 : 2);
+        assert_int_equal(w.s.n_read, 0);
         for (int i = 0; i < 8; i++) { /* all have logits: the step is like one without */
             assert_int_equal(w.items[i].want, LOGITS_LAST);
             assert_int_equal(w.items[i].n_tokens, w.s.planned[i] == q[2] && !records ? 2 : 1);
@@ -123,7 +124,7 @@ static void test_forced(void **state)
         seq_append(q[5], 8); /* two of eight */
         scheduler_plan(&w.s, w.items);
         assert_int_equal(w.s.n_decode, 6);
-        assert_int_equal(w.s.n_read, 4);
+        assert_int_equal(w.s.n_forced, 4);
         q[5]->n_tokens--;
         /* However little of prompts a step would read: nobody's answer waits for another's. */
         int chunk = w.s.limits.read_chunk;
@@ -132,7 +133,10 @@ static void test_forced(void **state)
             seq_append(q[i], 8);
         assert_int_equal(scheduler_plan(&w.s, w.items), 8);
         assert_int_equal(w.s.n_decode, 0);
-        assert_int_equal(w.s.n_read, 17);
+        assert_int_equal(w.s.n_forced, 17);
+        double learned = w.s.cost.read_ns; /* a few forced tokens say nothing of prompts */
+        scheduler_commit(&w.s, (int64_t)1e12);
+        assert_true(w.s.cost.read_ns == learned);
         for (int i = 0; i < 8; i++)
             q[i]->n_tokens--;
         w.s.limits.read_chunk = chunk;

@@ -41,11 +41,11 @@ struct request {
 
 /* A step under way. */
 struct flight {
-    struct step_item *items; /* (max_seqs) */
-    struct seq **seqs;       /* (max_seqs) as planned; NULL: left since */
-    int slot;                /* its place in struct choice.at */
-    bool sampled;            /* its tokens are being chosen; false: their samplers wait */
-    int n, n_decode, n_read; /* n 0 = none */
+    struct step_item *items;           /* (max_seqs) */
+    struct seq **seqs;                 /* (max_seqs) as planned; NULL: left since */
+    int slot;                          /* its place in struct choice.at */
+    bool sampled;                      /* its tokens are being chosen; false: their samplers wait */
+    int n, n_decode, n_read, n_forced; /* n 0 = none */
     int64_t start_ns;
 };
 
@@ -657,6 +657,7 @@ static enum started start_step(struct engine *e, struct flight *f)
     f->n = n;
     f->n_decode = s->n_decode;
     f->n_read = s->n_read;
+    f->n_forced = s->n_forced;
     f->sampled = false;
     f->start_ns = clock_ns();
     struct error err = {0};
@@ -750,9 +751,10 @@ static void finish_step(struct engine *e)
     e->end_ns = end;
     e->stats.n_steps++;
     e->stats.busy_s += (double)ns * 1e-9;
-    *(f->n_read ? &e->stats.read_s : &e->stats.decode_s) += (double)ns * 1e-9;
+    bool reads = f->n_read || f->n_forced;
+    *(reads ? &e->stats.read_s : &e->stats.decode_s) += (double)ns * 1e-9;
     e->stats.read_tokens += (uint64_t)f->n_read;
-    e->stats.n_read_steps += f->n_read > 0;
+    e->stats.n_read_steps += reads;
     for (int i = 0; i < f->n; i++) {
         struct choice *c = (struct choice *)f->seqs[i];
         if (!c)
@@ -762,7 +764,8 @@ static void finish_step(struct engine *e)
             c->seq.tokens[c->seq.n_tokens - 1] = f->items[i].token;
     }
     if (ok)
-        scheduler_commit_step(&e->sched, f->seqs, f->n, f->n_decode, f->n_read, ns);
+        scheduler_commit_step(&e->sched, f->seqs, f->n, f->n_forced ? 0 : f->n_decode,
+                              f->n_forced ? 0 : f->n_read, ns);
     for (int i = 0; i < f->n; i++) {
         const struct step_item *it = &f->items[i];
         struct choice *c = (struct choice *)f->seqs[i];

@@ -604,11 +604,11 @@ static bool plan_forced(struct scheduler *s, struct step_item *items, struct seq
 {
     int n = seq_unread(q);
     if (q->kv.n_tokens < q->n_prompt || n > FORCED_MOST || n > room_for(s, q, *taken) ||
-        n > s->limits.max_tokens - s->running.n - s->n_read)
+        n > s->limits.max_tokens - s->running.n - s->n_forced)
         return false;
     *taken += pages_for(s, q->kv.n_tokens + n) - q->kv.n_pages;
     plan_item(s, items, q, n);
-    s->n_read += n;
+    s->n_forced += n;
     return true;
 }
 
@@ -621,7 +621,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
             s->readers[n++] = q;
     if (n == 0)
         return;
-    int rows = s->limits.max_tokens - s->n_decode - s->n_read;
+    int rows = s->limits.max_tokens - s->n_decode - s->n_forced;
     int budget = scheduler_read_tokens(s, s->n_decode);
     share_among_clients(s, n, budget < rows ? budget : rows);
     for (int i = 0; i < n; i++) {
@@ -652,7 +652,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
 
 int scheduler_plan(struct scheduler *s, struct step_item *items)
 {
-    s->n_planned = s->n_decode = s->n_read = 0;
+    s->n_planned = s->n_decode = s->n_forced = s->n_read = 0;
     let_in(s);
     for (struct seq *q = s->running.first; q; q = q->next) {
         int before = q->kv.n_tokens;
@@ -742,7 +742,9 @@ static void learn(double *mean, double seen)
 
 void scheduler_commit(struct scheduler *s, int64_t ns)
 {
-    scheduler_commit_step(s, s->planned, s->n_planned, s->n_decode, s->n_read, ns);
+    bool forced = s->n_forced > 0;
+    scheduler_commit_step(s, s->planned, s->n_planned, forced ? 0 : s->n_decode,
+                          forced ? 0 : s->n_read, ns);
 }
 
 void scheduler_commit_step(struct scheduler *s, struct seq *const *seqs, int n, int n_decode,

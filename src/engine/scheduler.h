@@ -108,10 +108,11 @@ struct scheduler {
     struct seq **sorted;  /* (max_seqs) scratch: readers by client */
     int *shares;          /* (max_seqs) scratch */
     int n_planned, n_decode, n_read;
-    bool singly;        /* forced tokens are read one a step: see forced_singly() */
-    int n_spare;        /* logits rows of the step beyond one for each that runs */
-    uint64_t freed;     /* counts what gives pages back */
-    uint64_t round;     /* counts plans */
+    int n_forced;   /* tokens of answers that are read together; steps with some teach no costs */
+    bool singly;    /* forced tokens are read one a step: see forced_singly() */
+    int n_spare;    /* logits rows of the step beyond one for each that runs */
+    uint64_t freed; /* counts what gives pages back */
+    uint64_t round; /* counts plans */
     struct seq *passed; /* the first that lacked pages, and waits while others go in; NULL = none */
     int n_passes;       /* how many did */
     /* totals */
@@ -141,7 +142,8 @@ int scheduler_plan(struct scheduler *s, struct step_item *items);
 /* The planned step ran, in so many ns: indexes new pages, learns. To be called before tokens are
  * appended. Not called when the step failed. */
 void scheduler_commit(struct scheduler *s, int64_t ns);
-/* The same for a step planned before the current one: seqs (n), NULL where a sequence left since. */
+/* The same for a step planned before the current one: seqs (n), NULL where a sequence left since. With
+ * n_decode and n_read 0 nothing is learned. */
 void scheduler_commit_step(struct scheduler *s, struct seq *const *seqs, int n, int n_decode,
                            int n_read, int64_t ns);
 
