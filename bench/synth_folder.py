@@ -38,6 +38,7 @@ DRAWS = {  # of one item: bytes of it, draw
     "weight": (2, lambda r: bf16(r.gauss(0, 0.02))),
     "norm": (2, lambda r: bf16(1 + r.gauss(0, 0.02))),
     "codes": (4, lambda r: r.randbytes(4)),
+    "int4": (4, lambda r: bytes(r.randrange(1, 16) | r.randrange(1, 16) << 4 for _ in range(4))),  # zero is 8: no mean
     "zeros_gptq": (4, lambda r: b"\x77" * 4),
     "zeros_awq": (4, lambda r: b"\x88" * 4),
     "scale_half": (2, lambda r: struct.pack("<e", r.uniform(3e-3, 5e-3))),
@@ -65,11 +66,11 @@ def matrix(quant, name, n_in, n_out):
     """The tensors of one compressed matrix: name, type, shape, bank."""
     groups, blocks = n_in // 128, ((n_out + 127) // 128, (n_in + 127) // 128)
     if quant == "gptq":
-        return [(f"{name}.qweight", "I32", (n_in // 8, n_out), "codes"),
+        return [(f"{name}.qweight", "I32", (n_in // 8, n_out), "int4"),
                 (f"{name}.qzeros", "I32", (groups, n_out // 8), "zeros_gptq"),
                 (f"{name}.scales", "F16", (groups, n_out), "scale_half")]
     if quant == "awq":
-        return [(f"{name}.qweight", "I32", (n_in, n_out // 8), "codes"),
+        return [(f"{name}.qweight", "I32", (n_in, n_out // 8), "int4"),
                 (f"{name}.qzeros", "I32", (groups, n_out // 8), "zeros_awq"),
                 (f"{name}.scales", "F16", (groups, n_out), "scale_half")]
     if quant == "fp8":

@@ -241,12 +241,16 @@ def block(kind, rnd):
         return half(rnd.gauss(0, 0.02))
     if kind == BF16:
         return struct.pack("<f", rnd.gauss(0, 0.02))[2:]
+    # Where the middle code means zero, the lowest is left out: a mean other than zero would be the same direction for all
+    # rows, and all sequences would choose the same experts.
     if kind == Q4_0:
-        return half(4e-3) + rnd.randbytes(16)
+        return half(4e-3) + bytes(rnd.randrange(1, 16) | rnd.randrange(1, 16) << 4 for _ in range(16))
     if kind == Q4_1:
         return half(4e-3) + half(-30e-3) + rnd.randbytes(16)
     if kind == Q5_0:
-        return half(2e-3) + rnd.randbytes(4 + 16)
+        q = [rnd.randrange(1, 32) for _ in range(32)]
+        high = sum(c >> 4 << i for i, c in enumerate(q))
+        return half(2e-3) + struct.pack("<I", high) + bytes(q[i] & 15 | (q[i + 16] & 15) << 4 for i in range(16))
     if kind == Q5_1:
         return half(2e-3) + half(-31e-3) + rnd.randbytes(4 + 16)
     if kind == IQ4_NL:
