@@ -366,12 +366,24 @@ DEVICE void scan_fetch(const struct delta_args &p, struct scan_stage *to, int h,
                          u + 2 * keys + (size_t)(h * DELTA_DIM + col0 + at - 2 * DELTA_DIM));
     }
     copy_async_commit();
+}
+
+/* The gates of those rows, a thread to a row: on their way, and there. */
+DEVICE float4 scan_gates(const struct delta_args &p, int h, int kh, int row0, int rows)
+{
     int r = (int)threadIdx.x;
-    if (r < rows && r < SCAN_ROWS) {
-        const float *ba = p.ba + (size_t)(row0 + r) * (size_t)(2 * p.n_v) + (size_t)h;
-        to->beta[r] = ba[0];
-        to->decay[r] = ba[p.n_v];
-        to->kq[r] = p.kq[(row0 + r) * p.n_k + kh];
+    if (r >= rows || r >= SCAN_ROWS)
+        return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const float *ba = p.ba + (size_t)(row0 + r) * (size_t)(2 * p.n_v) + (size_t)h;
+    return make_float4(ba[0], ba[p.n_v], p.kq[(row0 + r) * p.n_k + kh], 0.0f);
+}
+DEVICE void scan_put_gates(struct scan_stage *to, const float4 &g)
+{
+    int r = (int)threadIdx.x;
+    if (r < SCAN_ROWS) {
+        to->beta[r] = g.x;
+        to->decay[r] = g.y;
+        to->kq[r] = g.z;
     }
 }
 
@@ -395,11 +407,30 @@ DEVICE void scan_load(const float *from, float (&s)[16][2])
     }
 }
 
-/* Row t of a stage: the two columns of o; G, S' go on. */
-DEVICE float2 scan_row(const struct scan_stage *st, int t, int col, float (&s)[16][2], float &G)
+/* What a lane needs of row t of a stage; col: its first column. Read one row ahead. */
+struct scan_in {
+    float4 k[4], q[4];
+    float2 v;
+    float decay, beta, kq;
+};
+DEVICE void scan_read(const struct scan_stage *st, int t, int col, struct scan_in &in)
 {
     int r = lane_id() >> 2;
-    G *= st->decay[t];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        in.k[j] = *(const float4 *)&st->k[t][j * 32 + r * 4];
+        in.q[j] = *(const float4 *)&st->q[t][j * 32 + r * 4];
+    }
+    in.v = *(const float2 *)&st->v[t][col];
+    in.decay = st->decay[t];
+    in.beta = st->beta[t];
+    in.kq = st->kq[t];
+}
+
+/* One row: the two columns of o; G, S' go on. */
+DEVICE float2 scan_row(const struct scan_in &in, float (&s)[16][2], float &G)
+{
+    G *= in.decay;
     if (G < 0x1p-40f) {
 #pragma unroll
         for (int i = 0; i < 16; i++) {
@@ -408,36 +439,33 @@ DEVICE float2 scan_row(const struct scan_stage *st, int t, int col, float (&s)[1
         }
         G = 1.0f;
     }
-    float k[16], sum[4] = {};
+    float back = fast_divide(1.0f, G), sum[2][4] = {}; /* two halves: shorter chains */
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        float4 kv = *(const float4 *)&st->k[t][j * 32 + r * 4];
-        float4 qv = *(const float4 *)&st->q[t][j * 32 + r * 4];
-        const float ks[4] = {kv.x, kv.y, kv.z, kv.w}, qs[4] = {qv.x, qv.y, qv.z, qv.w};
+    for (int i = 0; i < 16; i++) {
+        float k = four_get(in.k[i >> 2], i & 3), q = four_get(in.q[i >> 2], i & 3);
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            k[4 * j + e] = ks[e];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                sum[i] += s[4 * j + e][i] * ks[e];
-                sum[2 + i] += s[4 * j + e][i] * qs[e];
-            }
+        for (int j = 0; j < 2; j++) {
+            sum[i & 1][j] += s[i][j] * k;
+            sum[i & 1][2 + j] += s[i][j] * q;
         }
     }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        sum[0][i] += sum[1][i];
 #pragma unroll
     for (int d = 4; d < 32; d <<= 1)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            sum[i] += __shfl_xor_sync(FULL_WARP, sum[i], d);
-    float2 v = *(const float2 *)&st->v[t][col];
-    float beta = st->beta[t], kq = st->kq[t], back = 1.0f / G;
-    float wrong[2] = {beta * (v.x - G * sum[0]), beta * (v.y - G * sum[1])};
+            sum[0][i] += __shfl_xor_sync(FULL_WARP, sum[0][i], d);
+    float wrong[2] = {in.beta * (in.v.x - G * sum[0][0]), in.beta * (in.v.y - G * sum[0][1])};
+    float add[2] = {wrong[0] * back, wrong[1] * back};
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        s[i][0] += k[i] * (wrong[0] * back);
-        s[i][1] += k[i] * (wrong[1] * back);
+        float k = four_get(in.k[i >> 2], i & 3);
+        s[i][0] += k * add[0];
+        s[i][1] += k * add[1];
     }
-    return make_float2(G * sum[2] + wrong[0] * kq, G * sum[3] + wrong[1] * kq);
+    return make_float2(G * sum[0][2] + wrong[0] * in.kq, G * sum[0][3] + wrong[1] * in.kq);
 }
 
 static __global__ void __launch_bounds__(SCAN_WARPS * 32)
@@ -464,20 +492,33 @@ static __global__ void __launch_bounds__(SCAN_WARPS * 32)
         return;
     }
     scan_fetch(p, &stages[0], h, kh, first, rows, col0);
+    scan_put_gates(&stages[0], scan_gates(p, h, kh, first, rows));
+    int col = w * 8 + 2 * (lane & 3);
     for (int base = 0, turn = 0; base < rows; base += SCAN_ROWS, turn ^= 1) {
         copy_async_wait<0>();
         __syncthreads(); /* these are there; those before are done with */
-        if (base + SCAN_ROWS < rows)
-            scan_fetch(p, &stages[turn ^ 1], h, kh, first + base + SCAN_ROWS,
-                       rows - base - SCAN_ROWS, col0);
-        int end = min((int)SCAN_ROWS, rows - base);
-        for (int t = 0; t < end; t++) {
-            float2 v = scan_row(&stages[turn], t, w * 8 + 2 * (lane & 3), s, G);
-            if (lane < 4)
-                *(float2 *)(o + (size_t)(base + t) * values + (size_t)(2 * lane)) = v;
-            if (save == base + t + 1)
-                scan_store(delta_state_of(p, p.step.states[3 * n + seq], h) + col0 + w * 8, s, G);
-        }
+        int next = base + SCAN_ROWS, end = min((int)SCAN_ROWS, rows - base);
+        if (next < rows)
+            scan_fetch(p, &stages[turn ^ 1], h, kh, first + next, rows - next, col0);
+        float4 gates = scan_gates(p, h, kh, first + next, rows - next);
+        struct scan_in in[2];
+        scan_read(&stages[turn], 0, col, in[0]);
+#pragma unroll 1
+        for (int t0 = 0; t0 < end; t0 += 2)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int t = t0 + i;
+                if (t >= end)
+                    break;
+                scan_read(&stages[turn], min(t + 1, SCAN_ROWS - 1), col, in[i ^ 1]);
+                float2 v = scan_row(in[i], s, G);
+                if (lane < 4)
+                    *(float2 *)(o + (size_t)(base + t) * values + (size_t)(2 * lane)) = v;
+                if (save == base + t + 1)
+                    scan_store(delta_state_of(p, p.step.states[3 * n + seq], h) + col0 + w * 8, s,
+                               G);
+            }
+        scan_put_gates(&stages[turn ^ 1], gates);
     }
     scan_store(delta_state_of(p, out, h) + col0 + w * 8, s, G);
     if (blockIdx.x == 0)
