@@ -87,15 +87,78 @@ DEVICE void attn_decode_wide_query(const struct attn_args &p, const float *from,
     }
 }
 
-/* The unit's queries, a warp for each head, and, of raw projections, this step's key and value, by the
- * block whose stretch ends with them. The second place for values is free until the first round. Rows
- * of heads that are not there hold anything. */
+/* What a warp makes of raw projections: a head of the unit's, and of the block whose stretch ends with
+ * this step's key, maybe that key or its value too. */
+template <int D> struct attn_decode_wide_jobs {
+    enum { PER = D / 32, TURNS = (D + 63) / 64, NONE = -1 };
+    int part[2];
+    float gain[2][PER], x[2][PER];
+    float2 turns[TURNS];
+};
+
+/* Gains and turns are known before the projections are. */
+template <int D>
+DEVICE void attn_decode_wide_begin(const struct attn_args &p, const struct decode_unit &u,
+                                   bool owns_fresh, struct attn_decode_wide_jobs<D> &k)
+{
+    typedef attn_decode_wide_jobs<D> jobs;
+    int lane = lane_id(), half = p.n_rot >> 1;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        int at = warp_id() + j * WIDE_WARPS - u.heads;
+        k.part[j] = at < 0                 ? (int)ATTN_Q
+                    : owns_fresh && at < 2 ? (int)ATTN_K + at
+                                           : (int)jobs::NONE;
+        const float *gain = k.part[j] < 0 ? NULL : p.heads.norm[k.part[j]].gain;
+#pragma unroll
+        for (int i = 0; i < jobs::PER; i++)
+            k.gain[j][i] = gain ? gain[lane + 32 * i] : 1.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < jobs::TURNS; i++)
+        if (lane + 32 * i < half)
+            k.turns[i] = p.step.rope[(size_t)u.t * (size_t)half + (size_t)(lane + 32 * i)];
+}
+
+/* Norm and rotation of job j, to `head` in shared memory. */
+template <int D>
+DEVICE void attn_decode_wide_turn(const struct attn_args &p,
+                                  const struct attn_decode_wide_jobs<D> &k, int j, float *head)
+{
+    typedef attn_decode_wide_jobs<D> jobs;
+    int lane = lane_id(), half = p.n_rot >> 1;
+    float sum = 0.0f, by = 1.0f;
+#pragma unroll
+    for (int i = 0; i < jobs::PER; i++)
+        sum += k.x[j][i] * k.x[j][i];
+    if (p.heads.norm[k.part[j]].on)
+        by = rsqrtf(warp_sum(sum) / (float)D + p.heads.norm[k.part[j]].eps);
+#pragma unroll
+    for (int i = 0; i < jobs::PER; i++)
+        head[lane + 32 * i] = k.x[j][i] * by * k.gain[j][i];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < jobs::TURNS; i++) {
+        int at = lane + 32 * i;
+        if (at < half && k.part[j] != ATTN_V) {
+            float a = head[at], b = head[at + half];
+            head[at] = a * k.turns[i].x - b * k.turns[i].y;
+            head[at + half] = b * k.turns[i].x + a * k.turns[i].y;
+        }
+    }
+    __syncwarp();
+}
+
+/* The unit's queries, a warp for each head, and, of raw projections, this step's key and value. The
+ * second place for values is free until the first round. Rows of heads that are not there hold
+ * anything. */
 template <int D, bool BF16>
 DEVICE void attn_decode_wide_heads(const struct attn_args &p, const struct decode_unit &u,
-                                   bool owns_fresh, struct attn_decode_wide_shared<D> &sh)
+                                   struct attn_decode_wide_jobs<D> &k,
+                                   struct attn_decode_wide_shared<D> &sh)
 {
     enum { Q_ROW = attn_decode_wide_shared<D>::Q_ROW };
-    int w = warp_id(), jobs = u.heads + (owns_fresh ? 2 : 0);
+    int lane = lane_id(), w = warp_id();
     if (!p.raw) {
         if (w < u.heads)
             attn_decode_wide_query<D, BF16>(
@@ -103,16 +166,26 @@ DEVICE void attn_decode_wide_heads(const struct attn_args &p, const struct decod
                 sh.q + w * Q_ROW);
         return;
     }
+    const float *row = p.q + (size_t)u.t * (size_t)p.heads.width;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        struct attn_heads_run r = attn_heads_run_of(p, k.part[j]);
+        const float *from = row + r.at + (k.part[j] == ATTN_Q ? u.h0 + w : u.kv_head) * r.stride;
+#pragma unroll
+        for (int i = 0; i < D / 32; i++)
+            k.x[j][i] = k.part[j] < 0 ? 0.0f : from[lane + 32 * i];
+    }
     float *head = (float *)sh.v[1] + w * D;
-#pragma unroll 1
-    for (int j = w; j < jobs; j += WIDE_WARPS) {
-        int part = j < u.heads ? ATTN_Q : j == u.heads ? ATTN_K : ATTN_V;
-        attn_head_make(p, u.t, part, part == ATTN_Q ? u.h0 + j : u.kv_head, 1.0f, head);
-        if (part == ATTN_Q)
-            attn_decode_wide_query<D, BF16>(p, head, attn_temperature(p, u.t), sh.q + j * Q_ROW);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        if (k.part[j] < 0)
+            break;
+        attn_decode_wide_turn<D>(p, k, j, head);
+        if (k.part[j] == ATTN_Q)
+            attn_decode_wide_query<D, BF16>(p, head, attn_temperature(p, u.t), sh.q + w * Q_ROW);
         else
-            fresh_put<D, BF16>(p, u.slot, p.kv.n_kv, u.kv_head, part - ATTN_K, head, sh.fresh[0],
-                               u.h0, p.n_heads / p.kv.n_kv);
+            fresh_put<D, BF16>(p, u.slot, p.kv.n_kv, u.kv_head, k.part[j] - ATTN_K, head,
+                               sh.fresh[0], u.h0, p.n_heads / p.kv.n_kv);
         __syncwarp();
     }
 }
@@ -224,9 +297,12 @@ static __global__ void __launch_bounds__(WIDE_THREADS, D > 256  ? 1
     copy_async_commit();
     attn_decode_wide_fetch<D>(p, u, s.base, p.kv.v, sh.v[0]);
     copy_async_commit();
+    struct attn_decode_wide_jobs<D> jobs;
+    if (p.raw)
+        attn_decode_wide_begin<D>(p, u, owns_fresh, jobs);
     if (early)
         dependency_wait();
-    attn_decode_wide_heads<D, BF16>(p, u, owns_fresh, sh);
+    attn_decode_wide_heads<D, BF16>(p, u, jobs, sh);
     __syncthreads();
     uint32_t qf[D / 16][4];
 #pragma unroll
