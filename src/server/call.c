@@ -441,7 +441,7 @@ static void pump_stream(struct call *c)
     struct buf out = {0};
     size_t room = room_of(c);
     int n_finished = 0, full = -1;
-    for (int k = 0; k < c->n_choices; k++) {
+    for (int k = 0; c->choices && k < c->n_choices; k++) {
         int i = (c->turn + k) % c->n_choices;
         struct choice_out *o = &c->choices[i];
         n_finished += o->finish_sent;
