@@ -156,11 +156,16 @@ static void round_trip(enum dtype t, int n_in, int rows, int group_len)
 static void test_round_trip(void **state)
 {
     (void)state;
+    static const enum dtype low[] = {DT_Q4_1, DT_Q5_0, DT_Q5_1, DT_Q2_K, DT_Q3_K};
     static const enum dtype all[] = {DT_Q4_K,   DT_Q5_K,  DT_Q6_K, DT_IQ4_XS, DT_Q8_0, DT_Q4_0,
                                      DT_IQ4_NL, DT_MXFP4, DT_F32,  DT_F16,    DT_BF16, DT_F8_E4M3};
     for (int i = 0; i < (int)(sizeof all / sizeof *all); i++)
         round_trip(all[i], 512, 83, 0);
     round_trip(DT_GPTQ4, 512, 83, 128);
+    for (int i = 0; i < (int)(sizeof low / sizeof *low); i++)
+        round_trip(low[i], 512, 83, 0);
+    for (int i = 0; i < 3; i++) /* units cut short */
+        round_trip(low[i], 96, 35, 0);
 }
 
 /* A source that cannot be read ends in an error, not in a weight. */

@@ -19,6 +19,7 @@ enum kind {
     KIND_PLAIN, /* signed codes, a scale per 32 */
     KIND_MIN,   /* small unsigned codes, scale and min per 32 */
     KIND_SIX,   /* signed codes, a scale per 16 */
+    KIND_TWO,   /* small unsigned codes, scale and min per 16 */
 };
 
 enum { TILE = 1024 }; /* bytes: 32 columns of a panel */
@@ -51,21 +52,25 @@ INLINE void tile_of(const uint8_t *codes, const struct chunk *chunk, int b, uint
                     const enum kind kind)
 {
     const VI byte = vi_set1_32(0xff);
-    VF scale = vf_load(chunk->scale[kind == KIND_SIX ? 2 * b : b]);
-    VF min = kind == KIND_MIN ? vf_load(chunk->min[b]) : vf_zero();
+    const bool by16 = kind == KIND_SIX || kind == KIND_TWO;
+    const bool mins = kind == KIND_MIN || kind == KIND_TWO;
+    int at = by16 ? 2 * b : b;
+    VF scale = vf_load(chunk->scale[at]);
+    VF min = mins ? vf_load(chunk->min[at]) : vf_zero();
     for (int g = 0; g < 8; g++, codes += 64, out += 128) {
-        if (kind == KIND_SIX && g == 4)
-            scale = vf_load(chunk->scale[2 * b + 1]);
+        if (by16 && g == 4) {
+            scale = vf_load(chunk->scale[at + 1]);
+            min = mins ? vf_load(chunk->min[at + 1]) : vf_zero();
+        }
         VI v = vi_load(codes), q[4];
         VF f[4];
         for (int i = 0; i < 4; i++)
-            if (kind == KIND_MIN)
+            if (mins)
                 q[i] = i == 3 ? vi_srl32(v, 24) : vi_and(vi_srl32(v, 8 * i), byte);
             else
                 q[i] = vi_sra32(i == 3 ? v : vi_sll32(v, 24 - 8 * i), 24);
         for (int i = 0; i < 4; i++)
-            f[i] = kind == KIND_MIN ? _mm512_fmsub_ps(vi_to_f(q[i]), scale, min)
-                                    : vf_mul(vi_to_f(q[i]), scale);
+            f[i] = mins ? _mm512_fmsub_ps(vi_to_f(q[i]), scale, min) : vf_mul(vi_to_f(q[i]), scale);
         vi_store(out, pair(f[0], f[1]));
         vi_store(out + 64, pair(f[2], f[3]));
     }
@@ -185,13 +190,20 @@ GEMM(q4_0, KIND_PLAIN)
 GEMM(iq4nl, KIND_PLAIN)
 GEMM(mxfp4, KIND_PLAIN)
 GEMM(q8_0, KIND_PLAIN)
+GEMM(q2k, KIND_TWO)
+GEMM(q3k, KIND_SIX)
+GEMM(q4_1, KIND_MIN)
+GEMM(q5_0, KIND_PLAIN)
+GEMM(q5_1, KIND_MIN)
 
 void gemm_bf16_amx(const struct gemm_call *c)
 {
     static void (*const by_type[DT_COUNT])(const struct gemm_call *c) = {
         [DT_Q4_K] = gemm_q4k,     [DT_Q5_K] = gemm_q5k,  [DT_Q6_K] = gemm_q6k,
         [DT_IQ4_XS] = gemm_iq4xs, [DT_Q4_0] = gemm_q4_0, [DT_IQ4_NL] = gemm_iq4nl,
-        [DT_MXFP4] = gemm_mxfp4,  [DT_Q8_0] = gemm_q8_0,
+        [DT_MXFP4] = gemm_mxfp4,  [DT_Q8_0] = gemm_q8_0, [DT_Q2_K] = gemm_q2k,
+        [DT_Q3_K] = gemm_q3k,     [DT_Q4_1] = gemm_q4_1, [DT_Q5_0] = gemm_q5_0,
+        [DT_Q5_1] = gemm_q5_1,
     };
     by_type[c->seg->type](c);
 }

@@ -337,6 +337,181 @@ INLINE void pass_gptq4(const struct pass *p, VF *acc, const int T)
     }
 }
 
+/* The scales of sub-blocks 2b and 2b + 1, from a dword of four in which they come first. */
+INLINE VF scale_first(VI sc)
+{
+    return vi_to_f(vi_sra32(vi_sll32(sc, 24), 24));
+}
+
+INLINE VF scale_second(VI sc)
+{
+    return vi_to_f(vi_sra32(vi_sll32(sc, 16), 24));
+}
+
+/* dot[t] = 16 columns of 2-bit codes, a vector of them, `start` to begin with */
+INLINE void dot_twos(VI *dot, VI v, const struct pass *p, size_t col, const int T)
+{
+    const VI two = vi_set1_8(3);
+    dot_group(dot, vi_and(v, two), p, col, T);
+    dot_group(dot, vi_and(vi_srl16(v, 2), two), p, col + 4, T);
+    dot_group(dot, vi_and(vi_srl16(v, 4), two), p, col + 8, T);
+    dot_group(dot, vi_and(vi_srl16(v, 6), two), p, col + 12, T);
+}
+
+/* A half of a block of Q2_K: sum[t] += scale * dot - min * sum of the inputs; min is times 1/32, since
+ * init16 is -32 times that sum. */
+INLINE void add_twos(VF *sum, const uint8_t *q, VF scale, VF min, const struct pass *p, size_t col,
+                     const int T)
+{
+    VI dot[MAX_T];
+    UNROLL
+    for (int t = 0; t < T; t++)
+        dot[t] = vi_zero();
+    dot_twos(dot, vi_load(q), p, col, T);
+    UNROLL
+    for (int t = 0; t < T; t++) {
+        sum[t] = vf_fma(vi_to_f(dot[t]), scale, sum[t]);
+        sum[t] = vf_fma(vi_to_f(vi_bcast(p->x[t] + p->l.init16 + col / 4)), min, sum[t]);
+    }
+}
+
+/* acc[t] += sum[t] * scale of the inputs at column col */
+INLINE void add_sums(VF *acc, const VF *sum, const struct pass *p, size_t col, const int T)
+{
+    UNROLL
+    for (int t = 0; t < T; t++)
+        acc[t] = vf_fma(sum[t], vf_bcast(p->x[t] + p->l.scale + col / 8), acc[t]);
+}
+
+INLINE void pass_q2k(const struct pass *p, VF *acc, const int T)
+{
+    const VI nib = vi_set1_32(15);
+    const uint8_t *q = p->panel + p->lane4;
+    for (int k = 0; k < p->n_in; k += 256) {
+        fetch_ahead(p, q, LOW_SCALES, T);
+        const uint8_t *s = q;
+        VF d = vf_load_half(q + 256 - p->lane4 / 2);
+        VF dmin = vf_mul(vf_load_half(q + 288 - p->lane4 / 2), vf_set1(1.0f / 32));
+        VI sc = vi_zero();
+        q += LOW_SCALES;
+        for (int b = 0; b < 8; b++, q += Q2K_BLOCK) {
+            fetch_ahead(p, q, Q2K_BLOCK, T);
+            if (b % 2 == 0)
+                sc = vi_load(s + 32 * b);
+            size_t col = (size_t)(k + 32 * b);
+            VF sum[MAX_T];
+            UNROLL
+            for (int t = 0; t < T; t++)
+                sum[t] = vf_zero();
+            add_twos(sum, q, vf_mul(vi_to_f(vi_and(sc, nib)), d),
+                     vf_mul(vi_to_f(vi_and(vi_srl32(sc, 4), nib)), dmin), p, col, T);
+            add_twos(sum, q + 64, vf_mul(vi_to_f(vi_and(vi_srl32(sc, 8), nib)), d),
+                     vf_mul(vi_to_f(vi_and(vi_srl32(sc, 12), nib)), dmin), p, col + 16, T);
+            sc = vi_srl32(sc, 16);
+            add_sums(acc, sum, p, col, T);
+        }
+    }
+}
+
+/* 16 columns of Q3_K, codes + 4: the low bits v, and the third ones at bits 2, 3, 4 and 5 of h. */
+INLINE void add_threes(VF *sum, VI v, VI h, VF scale, const struct pass *p, size_t col, const int T)
+{
+    const VI two = vi_set1_8(3), third = vi_set1_8(4);
+    VI dot[MAX_T];
+    UNROLL
+    for (int t = 0; t < T; t++) /* -4 times the sum of the inputs */
+        dot[t] = vi_sra32(vi_bcast(p->x[t] + p->l.init16 + col / 4), 3);
+    dot_group(dot, vi_or_and(vi_and(v, two), h, third), p, col, T);
+    dot_group(dot, vi_or_and(vi_and(vi_srl16(v, 2), two), vi_srl16(h, 1), third), p, col + 4, T);
+    dot_group(dot, vi_or_and(vi_and(vi_srl16(v, 4), two), vi_srl16(h, 2), third), p, col + 8, T);
+    dot_group(dot, vi_or_and(vi_and(vi_srl16(v, 6), two), vi_srl16(h, 3), third), p, col + 12, T);
+    UNROLL
+    for (int t = 0; t < T; t++)
+        sum[t] = vf_fma(vi_to_f(dot[t]), scale, sum[t]);
+}
+
+INLINE void pass_q3k(const struct pass *p, VF *acc, const int T)
+{
+    const uint8_t *q = p->panel + p->lane4;
+    for (int k = 0; k < p->n_in; k += 256) {
+        fetch_ahead(p, q, LOW_SCALES, T);
+        const uint8_t *s = q;
+        VF d = vf_load_half(q + 256 - p->lane4 / 2);
+        VI sc = vi_zero();
+        q += LOW_SCALES;
+        for (int b = 0; b < 8; b++, q += Q3K_BLOCK) {
+            fetch_ahead(p, q, Q3K_BLOCK, T);
+            if (b % 2 == 0)
+                sc = vi_load(s + 32 * b);
+            size_t col = (size_t)(k + 32 * b);
+            VI h = vi_load(q);
+            VF sum[MAX_T];
+            UNROLL
+            for (int t = 0; t < T; t++)
+                sum[t] = vf_zero();
+            add_threes(sum, vi_load(q + 64), vi_sll16(h, 2), vf_mul(scale_first(sc), d), p, col, T);
+            add_threes(sum, vi_load(q + 128), vi_srl16(h, 2), vf_mul(scale_second(sc), d), p,
+                       col + 16, T);
+            sc = vi_srl32(sc, 16);
+            add_sums(acc, sum, p, col, T);
+        }
+    }
+}
+
+/* Q4_1, Q5_0 and Q5_1: codes of 4 or 5 bits, and m, or for Q5_0 -16 * d, times the sum of the inputs */
+INLINE void pass_offset(const struct pass *p, VF *acc, const int five, const int mins, const int T)
+{
+    const VI nib = vi_set1_8(15), fifth = vi_set1_8(16);
+    const size_t at = p->lane4, bytes = five ? Q5K_BLOCK : 256;
+    const uint8_t *q = p->panel, *s = NULL;
+    for (int k = 0; k < p->n_in; k += 32, q += bytes, s += 32) {
+        if (k % 64 == 0) {
+            fetch_ahead(p, q, mins ? 2 * UNIT_SCALES : UNIT_SCALES, T);
+            s = q + at / 2;
+            q += mins ? 2 * UNIT_SCALES : UNIT_SCALES;
+        }
+        fetch_ahead(p, q, (int)bytes, T);
+        VI dot[MAX_T], high = five ? vi_load(q + at) : vi_zero();
+        const uint8_t *nibbles = q + at + (five ? 64 : 0);
+        UNROLL
+        for (int t = 0; t < T; t++)
+            dot[t] = vi_zero();
+        size_t col = (size_t)k;
+        for (int i = 0; i < 4; i++, col += 8) {
+            VI v = vi_load(nibbles + 64 * i);
+            VI lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
+            if (five) {
+                lo = vi_or_and(lo, vi_sll16(high, 4), fifth);
+                hi = vi_or_and(hi, vi_sll16(high, 3), fifth);
+                high = vi_srl16(high, 2);
+            }
+            dot_group(dot, lo, p, col, T);
+            dot_group(dot, hi, p, col + 4, T);
+        }
+        VF d = vf_load_half(s);
+        VF m = mins ? vf_load_half(s + UNIT_SCALES) : vf_mul(d, vf_set1(-16.0f));
+        add_block(acc, dot, d, p, k / 32, T);
+        UNROLL
+        for (int t = 0; t < T; t++)
+            acc[t] = vf_fma(m, vf_bcast(p->x[t] + p->l.sum + 4 * (size_t)(k / 32)), acc[t]);
+    }
+}
+
+INLINE void pass_q4_1(const struct pass *p, VF *acc, const int T)
+{
+    pass_offset(p, acc, 0, 1, T);
+}
+
+INLINE void pass_q5_0(const struct pass *p, VF *acc, const int T)
+{
+    pass_offset(p, acc, 1, 0, T);
+}
+
+INLINE void pass_q5_1(const struct pass *p, VF *acc, const int T)
+{
+    pass_offset(p, acc, 1, 1, T);
+}
+
 /* Stores a pass's result: rows of the panel that exist, for T input rows. */
 /* n sums of V_LANES rows, from `col` on, to y. Not inline: there are many passes. */
 static __attribute__((noinline)) void store(const struct gemm_call *c, float (*sum)[V_LANES],
@@ -454,13 +629,19 @@ KERNEL(iq4nl)
 KERNEL(mxfp4)
 KERNEL(iq4xs)
 KERNEL(gptq4)
+KERNEL(q2k)
+KERNEL(q3k)
+KERNEL(q4_1)
+KERNEL(q5_0)
+KERNEL(q5_1)
 
 void NAME(gemm_int8)(const struct gemm_call *c)
 {
     static void (*const by_type[DT_COUNT])(const struct gemm_call *c) = {
-        [DT_Q4_K] = q4k,    [DT_Q5_K] = q5k,     [DT_Q6_K] = q6k,
-        [DT_Q8_0] = q8_0,   [DT_Q4_0] = q4_0,    [DT_IQ4_NL] = iq4nl,
-        [DT_MXFP4] = mxfp4, [DT_IQ4_XS] = iq4xs, [DT_GPTQ4] = gptq4,
+        [DT_Q4_K] = q4k,    [DT_Q5_K] = q5k,     [DT_Q6_K] = q6k,    [DT_Q8_0] = q8_0,
+        [DT_Q4_0] = q4_0,   [DT_IQ4_NL] = iq4nl, [DT_MXFP4] = mxfp4, [DT_IQ4_XS] = iq4xs,
+        [DT_GPTQ4] = gptq4, [DT_Q2_K] = q2k,     [DT_Q3_K] = q3k,    [DT_Q4_1] = q4_1,
+        [DT_Q5_0] = q5_0,   [DT_Q5_1] = q5_1,
     };
     by_type[c->seg->type](c);
 }

@@ -6,6 +6,7 @@
  */
 #include "backend/cpu/panel_pack.h"
 #include "backend/cpu/panel.h"
+#include "backend/cpu/panel_low.h"
 #include "base/error.h"
 
 #include <string.h>
@@ -292,7 +293,7 @@ static bool unit_of(enum dtype t, int *blocks, size_t *scales, size_t *bytes)
         *blocks = 4, *scales = UNIT_SCALES, *bytes = 256;
         return true;
     default:
-        return false;
+        return panel_low_unit(t, blocks, scales, bytes);
     }
 }
 
@@ -370,7 +371,7 @@ static void pack_block(enum dtype t, const uint8_t *src, uint8_t *unit, int i, i
         pack_split16(src + 1, unit + UNIT_SCALES + 256 * i, lane);
         break;
     default:
-        CHECK(false, "%s has no packed layout", dtype_name(t));
+        panel_low_pack(t, src, unit, i, lane);
     }
 }
 
@@ -437,7 +438,7 @@ void panel_pack(const struct raw_weight *w, int seg, int e, int panel, const uin
     if (n < GEMM_PANEL || w->n_in % 256) /* lanes or columns that only pad */
         memset(dst, 0, panel_bytes(s, w->n_in));
     pack_planes(s, w->n_in, e, first, n, dst);
-    if (n == GEMM_PANEL && isa >= ISA_AVX2) {
+    if (n == GEMM_PANEL && isa >= ISA_AVX2 && !panel_is_low(s->type)) {
         const struct pack_rows p = {s->type, src, row_bytes, w->n_in, s->group_len};
         uint8_t *codes = dst + (s->type == DT_F8_E4M3 ? panel_f8_head(w->n_in) : 0);
         if (isa >= ISA_AVX512)
@@ -523,6 +524,10 @@ void panel_row(const struct gemm_seg *s, int n_in, int e, int row, float *dst)
     for (int i = 0; i < n_in / len; i++, dst += len) {
         const uint8_t *unit = panel + (size_t)(i / blocks) * (scales + (size_t)blocks * bytes);
         const uint8_t *q = unit + scales + (size_t)(i % blocks) * bytes;
+        if (panel_is_low(t)) {
+            panel_low_row(t, unit, i % blocks, lane, dst);
+            continue;
+        }
         switch (t) {
         case DT_Q4_K:
             unpack_q4k(unit, lane, &b.q4k);

@@ -19,6 +19,13 @@
  *   Q8_0    2 blocks, 1088: d of both 64; blocks of 512
  *   Q4_0    2 blocks, 576: d of both 64; blocks of 256. IQ4_NL the same
  *   MXFP4   4 blocks, 1088: exponent bytes of each 16; blocks of 256
+ *   Q4_1    2 blocks, 640: d of both 64, m of both 64; blocks of 256
+ *   Q5_0    2 blocks, 704: d of both 64; blocks of 64 (bit g: bit 4 of group g) + 256. Q5_1: 768, m
+ *           of both behind d
+ *   Q2_K    8 blocks, 1344: scales 256 (as Q6_K; low nibble scale, high one min), d 32, dmin 32; 16
+ *           times 16 columns of 64 (bits 2g: group g)
+ *   Q3_K    8 blocks, 1856: scales 256 (as Q6_K), d 32, unused 32; blocks of 64 (bit g: bit 2 of
+ *           group g) and twice 64 as Q2_K
  *   GPTQ4   a group: scales 32 (halves), zeros 16 (bytes), unused 16; blocks of 256
  * Float weights are multiplied as floats: columns of 16 values, BF16 in pairs of columns (one row's
  * two values adjacent), F8_E4M3 after its scales, 16 floats per 128 columns.
@@ -35,6 +42,9 @@ enum {
     Q6K_SCALES = 320,
     Q6K_BLOCK = 384,
     IQ4XS_SCALES = 128,
+    LOW_SCALES = 320, /* Q2_K and Q3_K */
+    Q2K_BLOCK = 128,
+    Q3K_BLOCK = 192,
     UNIT_SCALES = 64, /* bytes of the others' */
 };
 

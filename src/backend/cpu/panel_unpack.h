@@ -12,11 +12,12 @@
 
 enum { CHUNK_COLUMNS = 256 };
 
-/* CHUNK_COLUMNS of a panel; scale: a vector per 32 columns, Q6_K per 16. */
+/* CHUNK_COLUMNS of a panel; scale and min: a vector per 32 columns, Q2_K, Q3_K and Q6_K
+ * per 16. */
 struct chunk {
     _Alignas(64) uint8_t unpacked[CHUNK_COLUMNS * GEMM_PANEL];
     float scale[CHUNK_COLUMNS / 16][GEMM_PANEL];
-    float min[CHUNK_COLUMNS / 32][GEMM_PANEL];
+    float min[CHUNK_COLUMNS / 16][GEMM_PANEL];
     int group_len; /* of GPTQ4, set before */
 };
 
@@ -185,6 +186,113 @@ static inline const uint8_t *unpack_gptq4(const uint8_t *panel, int k, int n, st
         }
     }
     return c->unpacked;
+}
+
+/* Scale j of 16 in four vectors of bytes. */
+static inline VI unpack_scale(const uint8_t *scales, int j)
+{
+    return vi_srln32(vi_load(scales + 64 * (j / 4)), 8 * (j % 4));
+}
+
+static inline const uint8_t *unpack_q2k(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    const VI two = vi_set1_8(3), nib = vi_set1_32(15);
+    const uint8_t *q = panel + (size_t)(k / 256) * (LOW_SCALES + 8 * Q2K_BLOCK);
+    uint8_t *out = c->unpacked;
+    for (int i = 0; i < n / 16; i++, q += 64, out += 256) {
+        if (i % 16 == 0) {
+            VF d = vf_load_half(q + 256), dmin = vf_load_half(q + 288);
+            for (int j = 0; j < 16; j++) {
+                VI sc = unpack_scale(q, j);
+                vf_store(c->scale[i + j], vf_mul(vi_to_f(vi_and(sc, nib)), d));
+                vf_store(c->min[i + j], vf_mul(vi_to_f(vi_and(vi_srl32(sc, 4), nib)), dmin));
+            }
+            q += LOW_SCALES;
+        }
+        VI v = vi_load(q);
+        vi_store(out, vi_and(v, two));
+        vi_store(out + 64, vi_and(vi_srl16(v, 2), two));
+        vi_store(out + 128, vi_and(vi_srl16(v, 4), two));
+        vi_store(out + 192, vi_and(vi_srl16(v, 6), two));
+    }
+    return c->unpacked;
+}
+
+/* 16 scales, signed bytes, times d */
+static inline void unpack_scales16(const uint8_t *scales, VF d, float (*out)[GEMM_PANEL])
+{
+    for (int j = 0; j < 16; j++)
+        vf_store(out[j], vf_mul(vi_to_f(vi_sra32(vi_sll32(unpack_scale(scales, j), 24), 24)), d));
+}
+
+static inline const uint8_t *unpack_q3k(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    const VI two = vi_set1_8(3), third = vi_set1_8(4);
+    const uint8_t *q = panel + (size_t)(k / 256) * (LOW_SCALES + 8 * Q3K_BLOCK);
+    uint8_t *out = c->unpacked;
+    for (int i = 0; i < n / 32; i++, q += Q3K_BLOCK) {
+        if (i % 8 == 0) {
+            unpack_scales16(q, vf_load_half(q + 256), c->scale + 2 * i);
+            q += LOW_SCALES;
+        }
+        VI h = vi_sll16(vi_load(q), 2);
+        for (int j = 0; j < 2; j++) {
+            VI v = vi_load(q + 64 + 64 * j);
+            for (int g = 0; g < 4; g++, out += 64) {
+                vi_store(out, vi_sub8(vi_or_and(vi_and(v, two), h, third), third));
+                v = vi_srl16(v, 2);
+                h = vi_srl16(h, 1);
+            }
+            h = vi_srl16(vi_load(q), 2);
+        }
+    }
+    return c->unpacked;
+}
+
+/* Q5_0: codes less 16; the others: min is -m */
+static inline const uint8_t *unpack_offset(const uint8_t *panel, int k, int n, struct chunk *c,
+                                           const int five, const int mins)
+{
+    const VI nib = vi_set1_8(15), fifth = vi_set1_8(16);
+    const size_t scales = mins ? 2 * UNIT_SCALES : UNIT_SCALES, bytes = five ? Q5K_BLOCK : 256;
+    const uint8_t *unit = panel + (size_t)(k / 64) * (scales + 2 * bytes);
+    uint8_t *out = c->unpacked;
+    for (int i = 0; i < n / 32; i++) {
+        int in = i % 2;
+        const uint8_t *q = unit + scales + (size_t)in * bytes;
+        vf_store(c->scale[i], vf_load_half(unit + 32 * in));
+        if (mins)
+            vf_store(c->min[i], vf_mul(vf_load_half(unit + UNIT_SCALES + 32 * in), vf_set1(-1.0f)));
+        VI high = five ? vi_load(q) : vi_zero();
+        for (int j = 0; j < 4; j++, out += 128) {
+            VI v = vi_load(q + (five ? 64 : 0) + 64 * j);
+            VI lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
+            if (five) {
+                lo = vi_or_and(lo, vi_sll16(high, 4), fifth);
+                hi = vi_or_and(hi, vi_sll16(high, 3), fifth);
+                high = vi_srl16(high, 2);
+            }
+            vi_store(out, mins ? lo : vi_sub8(lo, fifth));
+            vi_store(out + 64, mins ? hi : vi_sub8(hi, fifth));
+        }
+        unit += in ? scales + 2 * bytes : 0;
+    }
+    return c->unpacked;
+}
+
+static inline const uint8_t *unpack_q4_1(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    return unpack_offset(panel, k, n, c, 0, 1);
+}
+
+static inline const uint8_t *unpack_q5_0(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    return unpack_offset(panel, k, n, c, 1, 0);
+}
+
+static inline const uint8_t *unpack_q5_1(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    return unpack_offset(panel, k, n, c, 1, 1);
 }
 
 static inline const uint8_t *unpack_q8_0(const uint8_t *panel, int k, int n, struct chunk *c)

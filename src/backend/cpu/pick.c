@@ -21,14 +21,18 @@ enum { INT8_TILES_FROM = 32, BF16_TILES_FROM = 24 };
 enum { ATTN_TILES_FROM = 32, ATTN_PACK_FROM = 64 };
 
 #define BIT(t) ((uint64_t)1 << (t))
+/* Formats that have 8-bit tiles of their own, and those that do without: panel_low.c. */
+#define TILE_BITS                                                                                  \
+    (BIT(DT_Q4_K) | BIT(DT_Q5_K) | BIT(DT_Q6_K) | BIT(DT_IQ4_XS) | BIT(DT_Q8_0) | BIT(DT_Q4_0) |   \
+     BIT(DT_IQ4_NL) | BIT(DT_MXFP4))
+#define TILE_NAMES "Q4_0 Q8_0 Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"
+#define LOW_BITS   (BIT(DT_Q2_K) | BIT(DT_Q3_K) | BIT(DT_Q4_1) | BIT(DT_Q5_0) | BIT(DT_Q5_1))
+#define LOW_NAMES  "Q2_K Q3_K Q4_1 Q5_0 Q5_1"
 static const struct pick_formats
     /* what is converted to bf16 */
-    tiled = {BIT(DT_Q4_K) | BIT(DT_Q5_K) | BIT(DT_Q6_K) | BIT(DT_IQ4_XS) | BIT(DT_Q8_0) |
-                 BIT(DT_Q4_0) | BIT(DT_IQ4_NL) | BIT(DT_MXFP4),
-             "Q4_0 Q8_0 Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"},
-    coded = {BIT(DT_Q4_K) | BIT(DT_Q5_K) | BIT(DT_Q6_K) | BIT(DT_IQ4_XS) | BIT(DT_Q8_0) |
-                 BIT(DT_Q4_0) | BIT(DT_IQ4_NL) | BIT(DT_MXFP4) | BIT(DT_GPTQ4),
-             "Q4_0 Q8_0 Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 GPTQ4"},
+    tiled = {TILE_BITS | LOW_BITS, TILE_NAMES " " LOW_NAMES},
+    tiles8 = {TILE_BITS | BIT(DT_GPTQ4), TILE_NAMES " GPTQ4"},
+    coded = {TILE_BITS | LOW_BITS | BIT(DT_GPTQ4), TILE_NAMES " GPTQ4 " LOW_NAMES},
     floats = {BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_F8_E4M3), "F32 F16 BF16 F8_E4M3"},
     half = {BIT(DT_F16) | BIT(DT_BF16), "F16 BF16"},
     small = {BIT(DT_Q8_0) | BIT(DT_Q4_0), "Q8_0 Q4_0"},
@@ -78,7 +82,7 @@ static bool always(const struct pick_ask *a)
 
 static const struct pick_row gemm_rows[] = {
     GEMM(BF16_TILES_FROM, MANY, ISA_AMX, is_tiled, tiled, INPUT_HALVES, gemm_bf16_amx),
-    GEMM(INT8_TILES_FROM, MANY, ISA_AMX, is_ordered, coded, INPUT_CODES, gemm_int8_amx),
+    GEMM(INT8_TILES_FROM, MANY, ISA_AMX, is_ordered, tiles8, INPUT_CODES, gemm_int8_amx),
     GEMV(ISA_VNNI, is_packed, coded, INPUT_CODES, int8_vnni),
     GEMM(1, MANY, ISA_VNNI, is_packed, coded, INPUT_CODES, gemm_int8_vnni),
     GEMV(ISA_AVX512, is_packed, coded, INPUT_CODES, int8_avx512),
