@@ -205,7 +205,9 @@ void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff
              enum dtype up_type, enum dtype down_type, enum dtype router_type)
 {
     const struct dims *s = &d->s;
-    enum weight_role role = n_expert > 1 ? WEIGHT_EXPERTS : WEIGHT_LINEAR;
+    enum weight_role role = n_expert <= 1 ? WEIGHT_LINEAR
+                            : s->other    ? WEIGHT_EXPERTS_SHARED
+                                          : WEIGHT_EXPERTS;
     struct random_spec router = {
         .n_in = s->n_embd, .n_expert = 1, .n_seg = 1, .rows = {n_expert}, .type = {router_type}};
     router.alike = s->alike;
@@ -233,6 +235,15 @@ void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff
         weight_new(d, &m->router, WEIGHT_ROUTER, &router);
     weight_new(d, &m->gate_up, role, &up);
     weight_new(d, &m->down, role, &down);
+    bool shared = m->experts && m->other;
+    if (shared) {
+        struct random_spec gate = {
+            .n_in = s->n_embd, .n_expert = 1, .n_seg = 1, .rows = {1}, .type = {DT_F32}};
+        up.n_expert = down.n_expert = 1;
+        weight_new(d, &m->shared_up, WEIGHT_LINEAR, &up);
+        weight_new(d, &m->shared_down, WEIGHT_LINEAR, &down);
+        weight_new(d, &m->gate, WEIGHT_LINEAR, &gate);
+    }
     EACH(side)
     {
         struct mlp *l = &d->layers[side][layer].mlp;
@@ -247,11 +258,15 @@ void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff
                          .act = s->other ? ACT_SWIGLU_CLAMP : ACT_SILU,
                          .alpha = 1.702f,
                          .limit = 0.6f};
-        if (!m->other || !m->experts)
+        if (!shared)
             continue;
         l->router.kind = ROUTER_SIGMOID;
         l->router.choice_bias = m->choice.on[side];
         l->router.expert_scale = m->scale.on[side];
+        l->dense = l->experts;
+        l->dense.gate_up = &m->shared_up.on[side];
+        l->dense.down = &m->shared_down.on[side];
+        l->dense_gate = &m->gate.on[side];
     }
 }
 
@@ -261,6 +276,11 @@ void mlp_free(struct duo *d, struct duo_mlp *m)
         weight_free(d, &m->router);
     weight_free(d, &m->gate_up);
     weight_free(d, &m->down);
+    if (m->other && m->experts) {
+        weight_free(d, &m->shared_up);
+        weight_free(d, &m->shared_down);
+        weight_free(d, &m->gate);
+    }
     if (m->other) {
         array_free(d, &m->choice);
         array_free(d, &m->scale);

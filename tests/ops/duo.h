@@ -39,7 +39,8 @@ struct dims {
     float nudge; /* each repeat by how much larger than the one before */
     bool norm_topk;
     float expert_scale;
-    bool other; /* mlps with biases, a clamped SwiGLU, sigmoid routing, and biases of the choice */
+    bool other; /* mlps with biases, a clamped SwiGLU, sigmoid routing, biases of the choice, and a
+                   shared expert with a gate */
     unsigned heads; /* what attention_case adds to plain heads: HEADS_ */
     struct bounds b;
 };
@@ -102,7 +103,8 @@ float *random_floats(size_t n, float scale); /* host; mem_free */
 /* Gate, up and down of a dense mlp (n_expert 1), or of experts with their router, as layer's mlp. */
 struct duo_mlp {
     struct duo_weight router, gate_up, down;
-    struct array choice, scale; /* (n_expert) where dims.other */
+    struct duo_weight shared_up, shared_down, gate; /* where dims.other, beside experts */
+    struct array choice, scale;                     /* (n_expert) where dims.other */
     bool experts, other;
 };
 void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff,

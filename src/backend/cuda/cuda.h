@@ -256,6 +256,7 @@ enum {
     MAX_EXPERTS = 512,
     MAX_USED = 16,
     MAX_GROUPS = 32, /* of experts */
+    MORE_NORMS = 2,  /* of one row */
     MAX_GRID = 65535
 };
 enum { MAX_GRAPHS = 512, MAX_MARKS = 1024 };
@@ -331,6 +332,7 @@ struct cuda_backend {
     float *beside;             /* (max_tokens, n_embd) of a dense mlp beside experts, or NULL */
     float *beside_gate;        /* (max_tokens) its gate */
     float *route_in;           /* (max_tokens, n_embd) of a router with its own norm, or NULL */
+    float *experts_in;         /* (NORM_ROWS, n_embd) of experts with their own, or NULL */
     float *layer_embeds;       /* (max_tokens, n_layers, P) or NULL */
     float *layer_gate;         /* (max_tokens, P) */
     float *ones;               /* (n_embd) gains of norms without one */
@@ -384,7 +386,7 @@ struct cuda_backend {
     struct {
         void *p;
         size_t bytes;
-    } owned[64]; /* device blocks to free at close */
+    } owned[96]; /* device blocks to free at close */
     int n_owned;
 
     /* --profile: events around each op */
@@ -511,6 +513,13 @@ void step_mark_end(struct cuda_backend *cu, enum stage stage);
 /* residual.cu: the stream. resid_norm: x += what is to be added; the norm of x, as what a product of
  * it will want, and as floats unless there are many rows and nobody is to read those. */
 struct rows resid_norm(struct cuda_backend *cu, struct resid *r, struct gain gain, bool floats);
+/* The same, and other norms of x as floats: more (n, at most MORE_NORMS). */
+struct norm_more {
+    struct gain gain;
+    float *y; /* (rows, n_embd) */
+};
+struct rows resid_norms(struct cuda_backend *cu, struct resid *r, struct gain gain, bool floats,
+                        const struct norm_more *more, int n);
 /* The same for a kernel that does it on the way: the stream is x + d from there on. At most
  * NORM_ROWS rows, and nothing but adding to be done (resid_adds). */
 bool resid_adds(const struct resid *r);

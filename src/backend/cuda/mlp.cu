@@ -126,40 +126,53 @@ static void set_experts(struct pick_case *c, const struct experts *e)
     c->experts = e;
 }
 
-/* Dense beside experts, or experts whose rows or router have a norm of their own. */
+/* Dense beside experts, or experts whose rows or router have a norm of their own. All norms are of
+ * one row: they are made at once, but for that of experts which want more than floats. */
 static void run_both(struct cuda_backend *cu, const struct mlp *m, struct closing *close)
 {
     struct resid *r = &cu->resid;
-    struct rows n = {}, route = {};
+    struct rows n = {}, route = {}, own = {};
     struct gain in = cuda_gain(cu, &m->block.in);
-    n = in.gain ? resid_norm(cu, r, in, true) : resid_plain(cu, r);
-    struct pick_case c = {};
+    struct experts e = cuda_experts(m);
+    struct pick_case c = {}, d = {};
+    struct norm_more more[MORE_NORMS];
+    int n_more = 0, width = cu->shape.n_embd;
     c.rows = r->rows;
     c.x = &n;
     c.stream = r;
     c.made = true;
+    d = c;
+    set_experts(&c, &e);
+    c.y = cu->d;
+    if (m->router.norm.kind) {
+        more[n_more++] = norm_more{cuda_gain(cu, &m->router.norm), cu->route_in};
+        route = rows_of(cu->route_in, r->rows, width);
+        c.route_x = &route;
+    }
+    bool floats = m->experts_in.kind && r->rows <= NORM_ROWS &&
+                  pick_find(cu, PICK_MOE, &c)->takes == TAKES_NORM;
+    if (floats) {
+        more[n_more++] = norm_more{cuda_gain(cu, &m->experts_in), cu->experts_in};
+        own = rows_of(cu->experts_in, r->rows, width);
+        c.x = &own;
+    }
+    struct gain any = {cu->ones, 1.0f}; /* nobody reads it */
+    n = resid_norms(cu, r, in.gain ? in : any, true, more, n_more);
+    if (!in.gain)
+        n = resid_plain(cu, r);
     if (m->dense.gate_up) {
-        set_dense(&c, m);
-        close->beside = c.y = cu->beside;
-        run(cu, PICK_FFN, &c);
+        set_dense(&d, m);
+        close->beside = d.y = cu->beside;
+        run(cu, PICK_FFN, &d);
         if (m->dense_gate) {
-            c.w = cuda_matrix(m->dense_gate);
-            c.y = cu->beside_gate;
-            close->beside_gate = c.y;
-            pick_run(cu, PICK_LINEAR, &c, STAGE_FFN);
+            d.w = cuda_matrix(m->dense_gate);
+            close->beside_gate = d.y = cu->beside_gate;
+            pick_run(cu, PICK_LINEAR, &d, STAGE_FFN);
         }
         close->beside_norm = cuda_gain(cu, &m->dense_out);
     }
-    if (m->router.norm.kind) {
-        rows_norm(cu, r->x, cuda_gain(cu, &m->router.norm), cu->route_in, r->rows, n.width);
-        route = rows_of(cu->route_in, r->rows, n.width);
-        c.route_x = &route;
-    }
-    if (m->experts_in.kind) /* nothing is left to be added: the norm alone */
+    if (m->experts_in.kind && !floats) /* nothing is left to be added: the norm alone */
         n = resid_norm(cu, r, cuda_gain(cu, &m->experts_in), true);
-    struct experts e = cuda_experts(m);
-    set_experts(&c, &e);
-    c.y = cu->d;
     run(cu, PICK_MOE, &c);
     close->norm = cuda_gain(cu, &m->experts_out);
 }

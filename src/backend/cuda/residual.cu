@@ -18,8 +18,9 @@ struct resid_args {
     float *scale; /* (rows) */
     int width, padded;
     float eps;
-    struct expert_sum sum; /* SUM: in place of d */
-    struct closing close;  /* CLOSE */
+    struct expert_sum sum;             /* SUM: in place of d */
+    struct closing close;              /* CLOSE */
+    struct norm_more more[MORE_NORMS]; /* CLOSE: y NULL: none */
 };
 
 /* Columns k..k+3 of row t: the weighted sum of what its experts came to. */
@@ -215,6 +216,13 @@ static __global__ void __launch_bounds__(512)
         }
         if (VEC && p.gain && p.n && k < p.width)
             *(float4 *)(p.n + at + (size_t)k) = make_float4(v[0], v[1], v[2], v[3]);
+        if (CLOSE && k < p.width)
+#pragma unroll
+            for (int i = 0; i < MORE_NORMS; i++) /* x of these columns is this thread's own */
+                if (p.more[i].y)
+                    *(float4 *)(p.more[i].y + at + (size_t)k) =
+                        normed(four(p.x + at, k), rsqrtf(sum / (float)p.width + p.more[i].gain.eps),
+                               p.more[i].gain, k);
         uint2 h = make_uint2(pack_half2(v[0] * f, v[1] * f), pack_half2(v[2] * f, v[3] * f));
         *(uint32_t *)(out + half_slot(k)) = h.x;
         *(uint32_t *)(out + half_slot(k + 2)) = h.y;
@@ -435,6 +443,12 @@ static void resid_take(struct resid *r, struct resid_args *p)
 
 struct rows resid_norm(struct cuda_backend *cu, struct resid *r, struct gain gain, bool floats)
 {
+    return resid_norms(cu, r, gain, floats, NULL, 0);
+}
+
+struct rows resid_norms(struct cuda_backend *cu, struct resid *r, struct gain gain, bool floats,
+                        const struct norm_more *more, int count)
+{
     struct rows n = rows_of(cu->n, r->rows, cu->shape.n_embd);
     struct resid_args p = {};
     floats = floats || !pick_halves_only(r->rows) || n.width % 4;
@@ -445,8 +459,12 @@ struct rows resid_norm(struct cuda_backend *cu, struct resid *r, struct gain gai
     p.eps = gain.eps;
     p.n = floats ? n.floats : NULL;
     n.n_floats = floats ? n.n : 0;
+    for (int i = 0; i < count && p.close.set; i++)
+        p.more[i] = more[i];
     step_mark(cu);
     resid_launch(cu, p, &n);
+    for (int i = 0; i < count && !p.close.set; i++)
+        rows_norm(cu, r->x, more[i].gain, more[i].y, r->rows, n.width);
     step_mark_end(cu, STAGE_NORM);
     return n;
 }
