@@ -98,9 +98,11 @@ static void force_mlp(bool experts, const char *formats)
                 continue;
             s.n_ff = s.n_ff_exp = 256;
             for (int more = 0; more < (t == DT_Q4_K || t == DT_MXFP4 ? 2 : 1); more++) {
+                bool ragged = more && t == DT_MXFP4; /* no whole tiles along down's k */
                 s.other = more;
-                mlp_case(&s, experts ? s.n_expert : 1, 256, t, i % 2 ? t : other, DT_F32,
-                         rows_of[i], 3.0f);
+                s.n_ff = s.n_ff_exp = ragged ? 224 : 256;
+                mlp_case(&s, experts ? s.n_expert : 1, s.n_ff, t, ragged || i % 2 ? t : other,
+                         DT_F32, rows_of[i], 3.0f);
             }
             other = t;
         }

@@ -584,6 +584,13 @@ static void test_supports(void)
     struct weight down = {.n_in = 256, .n_out = s.n_embd, .n_expert = 4096};
     struct error err = {0};
     fail_if(!d.be[DEV]->ops->supports(d.be[DEV], &d.net[DEV], &err), err.msg);
+    l->mlp.block.sum = (struct norm){.kind = NORM_RMS, .eps = 1e-6f};
+    if (cuda)
+        check_refused(&d, "layer 1: a norm of a block's sum is not supported on");
+    l->mlp.block.sum.kind = NORM_LAYER;
+    if (cuda)
+        check_refused(&d, "layer 1: LayerNorm is not supported on");
+    *l = plain;
     l->mixer.attention.bidirectional = true;
     if (cuda)
         check_refused(&d, "layer 1: attention to later positions is not supported on");
@@ -595,6 +602,11 @@ static void test_supports(void)
     router.n_out = up.n_expert = down.n_expert = 512;
     l->mlp.router.n_used = 16;
     fail_if(!d.be[DEV]->ops->supports(d.be[DEV], &d.net[DEV], &err), err.msg);
+    l->mlp.router.n_groups = 64;
+    l->mlp.router.n_groups_used = 4;
+    if (cuda)
+        check_refused(&d, "layer 1: such a choice of expert groups is not supported on");
+    l->mlp.router.n_groups = 0;
     l->mlp.experts.act = ACT_PLAIN_GELU;
     check_refused(&d, cuda ? "layer 1: an mlp without a gate is not supported on"
                            : "layer 1: an expert without a gate is not supported on");

@@ -325,7 +325,7 @@ DEVICE void gemm_persistent_pair(const struct gemm_args &p, const struct gemm_pe
 {
     int g = lane_id() >> 2, c = lane_id() & 3, w = warp_id();
     int row = (t.block * 8 + (w >> 2) * 2 + (w & 1)) * TILE_ROWS;
-    int left = p.w.seg[0].rows - row - g;
+    int left = p.w.n_out / 2 - row - g;
     uint16_t *y = p.y_half + row + gemm_persistent_row();
 #pragma unroll
     for (int n = 0; n < MOST / 16; n++) {

@@ -196,7 +196,7 @@ DEVICE struct gemm_wgmma_lane gemm_wgmma_lane_of(const struct gemm_args &p, int 
     if (p.y_half) {
         int row = block * 64 + 2 * lane;
         l.at = row < p.ldy ? half_slot(row) : -1;
-        l.left = p.w.seg[0].rows - row; /* zeros from there up to whole k tiles */
+        l.left = p.w.n_out / 2 - row; /* zeros from there up to whole k tiles */
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (p.w.bias && (i & 1) < l.left)
@@ -523,7 +523,7 @@ bool gemm_wgmma_suits(const struct cuda_backend *cu, const struct matrix *w, boo
     for (int i = 1; i < w->n_seg; i++)
         if (w->seg[i].kind != w->seg[0].kind && (pair || w->seg[i].tile0 % WGMMA_TILES))
             return false;
-    return !pair || (w->n_seg == 2 && w->seg[0].n_tiles == w->seg[1].n_tiles);
+    return !pair || w->n_seg == 1 || (w->n_seg == 2 && w->seg[0].n_tiles == w->seg[1].n_tiles);
 }
 
 /* Rows of a tile, so that the last round of blocks is not an almost empty one: decoding, start

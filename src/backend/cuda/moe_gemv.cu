@@ -697,8 +697,13 @@ static void launch_experts(struct cuda_backend *cu, const struct experts *e,
     p.y = cu->hidden;
     p.n_units = units;
     p.units_per_block = per_block;
-    int warps = gate_up->n_kt < EXPERT_WARPS ? gate_up->n_kt : EXPERT_WARPS;
+    /* A slice to a warp, or rows of 12 slices would keep half of eight warps waiting. */
     size_t extra = in->gain ? chosen_shared(*gate_up) : 0;
+    struct gemv_shape least = {DOWN_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
+    bool wide = !sums.sums && gate_up->set <= SET_CODES && gate_up->n_kt <= DOWN_WARPS &&
+                moe_gemv_shared(least) + extra <= cu->shared_limit;
+    int most = wide ? (int)DOWN_WARPS : (int)EXPERT_WARPS;
+    int warps = gate_up->n_kt < most ? gate_up->n_kt : most;
     p.s = moe_gemv_plan(cu, gate_up, warps, 2 * per_block,
                         2 * per_block * ceil_div(gate_up->n_kt, warps), extra);
     p.logits = cu->router;
