@@ -65,10 +65,10 @@ expect 2 "unknown option '--frob'" "$steel" run --frob
 expect 2 'is not a number' "$steel" run "$tmp/tiny.gguf" -p x --temp hot
 expect 2 'kv-type q4: use f16, bf16, f32, q8_0, fp8 or q4_0' "$steel" run "$tmp/tiny.gguf" -p x --kv-type q4
 expect 2 'cache-type-v q9' "$steel" bench "$tmp/tiny.gguf" -ctk q8_0 -ctv q9
-expect 1 'layer 0: keys of 8 values, no multiple of 32: a cache of q8_0' "$steel" run "$tmp/tiny.gguf" -p x -ctk q8_0
-expect 1 'layer 0: values of 8 values, no multiple of 32: a cache of fp8' "$steel" run "$tmp/tiny.gguf" -p x -ctv fp8
+expect 1 'layer 0: keys of 16 values, no multiple of 32: a cache of q8_0' "$steel" run "$tmp/tiny.gguf" -p x -ctk q8_0
+expect 1 'layer 0: values of 16 values, no multiple of 32: a cache of fp8' "$steel" run "$tmp/tiny.gguf" -p x -ctv fp8
 for t in q8_0 fp8 q4_0; do
-    expect 0 '' "$steel" run tests/golden/qwen3moe --raw -p x -n 4 --kv-type $t
+    expect 0 '' "$steel" run demo/steel-demo.gguf --raw -p x -n 4 --kv-type $t
     expect 0 "(f16, values $t)" "$steel" show tests/golden/qwen3moe --brief -ctv $t
 done
 # answers that fit: a model of random weights writes them all the same
