@@ -225,7 +225,7 @@ void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff
                                .type = {down_type},
                                .group_len = 32};
     router.bias = up.bias = down.bias = s->other;
-    if (s->other) {
+    if (s->fused) {
         up.n_seg = 1;
         up.rows[0] = 2 * n_ff;
     }

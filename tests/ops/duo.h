@@ -40,7 +40,8 @@ struct dims {
     bool norm_topk;
     float expert_scale;
     bool other; /* mlps with biases, a clamped SwiGLU, sigmoid routing, biases of the choice, and a
-                   shared expert with a gate; gate and up are one segment */
+                   shared expert with a gate */
+    bool fused; /* gate and up of mlps are one segment */
     unsigned heads; /* what attention_case adds to plain heads: HEADS_ */
     struct bounds b;
 };

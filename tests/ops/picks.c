@@ -97,9 +97,10 @@ static void force_mlp(bool experts, const char *formats)
             if (t == DT_Q4_K ? light && (i % 2 || i > 6) : i != t % 7)
                 continue;
             s.n_ff = s.n_ff_exp = 256;
-            for (int more = 0; more < (t == DT_Q4_K || t == DT_MXFP4 ? 2 : 1); more++) {
-                bool ragged = more && t == DT_MXFP4; /* no whole tiles along down's k */
-                s.other = more;
+            for (int more = 0; more < (t == DT_Q4_K || t == DT_MXFP4 ? 3 : 1); more++) {
+                bool ragged = more == 1 && t == DT_MXFP4; /* no whole tiles along down's k */
+                s.other = more == 1;
+                s.fused = more;
                 s.n_ff = s.n_ff_exp = ragged ? 224 : 256;
                 mlp_case(&s, experts ? s.n_expert : 1, s.n_ff, t, ragged || i % 2 ? t : other,
                          DT_F32, rows_of[i], 3.0f);
