@@ -763,20 +763,22 @@ static void test_supports(void **state)
             "layer 3: a gate beside whole norms or shared projections is not supported on cpu");
     layers[3] = plain_layer;
     layers[3].mixer.attention.bidirectional = true;
-    refused(cpu, &net, "layer 3: attention to later positions is not supported on cpu");
-    layers[3] = plain_layer;
     layers[2].mlp.dense.act = ACT_PLAIN_GELU;
-    refused(cpu, &net, "layer 2: an mlp without a gate is not supported on cpu");
-    layers[2] = plain_layer;
     layers[1].mixer.block.in.kind = NORM_LAYER;
-    refused(cpu, &net, "layer 1: LayerNorm is not supported on cpu");
-    layers[1] = plain_layer;
+    net.embed.positions = &w;
+    assert_true(cpu->ops->supports(cpu, &net, &err));
+    assert_true(ref->ops->supports(ref, &net, &err));
+    net.embed.positions = NULL;
+    layers[1] = layers[2] = layers[3] = plain_layer;
     layers[0].mixer.attention.v_dim = 16;
     refused(cpu, &net, "layer 0: a value dimension of its own is not supported on cpu");
     layers[0] = plain_layer;
     layers[0].mlp.router = (struct router){.w = &w, .n_used = 2, .kind = ROUTER_SIGMOID};
     layers[0].mlp.router.n_groups = 300;
     layers[0].mlp.experts = (struct ffn){.gate_up = &many, .down = &many};
+    layers[0].mlp.experts.act = ACT_PLAIN_GELU;
+    refused(cpu, &net, "layer 0: an expert without a gate is not supported on cpu");
+    layers[0].mlp.experts.act = ACT_SILU;
     refused(cpu, &net, "layer 0: more than 256 groups of experts are not supported on cpu");
     layers[0] = plain_layer;
     layers[2].mixer =
@@ -787,9 +789,6 @@ static void test_supports(void **state)
     assert_true(ref->ops->supports(ref, &net, &err));
     refused(cpu, &net, "layer 2: a convolution of more than 64 rows is not supported on cpu");
     layers[2] = plain_layer;
-    net.embed.positions = &w;
-    refused(cpu, &net, "an embedding of positions or types is not supported on cpu");
-    net.embed.positions = NULL;
     layers[1].mixer.kind = MIXER_SHORT_CONV;
     refused(ref, &net, "layer 1: a short convolution is not supported on ref");
     refused(cpu, &net, "layer 1: a short convolution is not supported on cpu");

@@ -597,6 +597,9 @@ bool convert_folder(const char *in, const char *out, const struct convert_option
     if (!ok)
         error_set(err, "%s: a GGUF already: `steel quantize` changes its type", in);
     ok = ok && config_load(f, c, err);
+    if (ok && c->family->encoder)
+        ok = error_set(err, "%s: a %s model is not converted; `steel embed` reads the folder",
+                       f->path, c->arch_name);
     if (ok && opt.imatrix) {
         im = imatrix_open(opt.imatrix, err);
         ok = im != NULL;

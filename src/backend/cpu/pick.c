@@ -109,7 +109,7 @@ static const struct pick_row gemm_rows[] = {
     {                                                                                              \
         return heads_##isa(a) && a->page_len % attn_kernels_##isa.width == 0;                      \
     }                                                                                              \
-    static inline bool alike_##isa(const struct pick_ask *a)                                       \
+    __attribute__((unused)) static bool alike_##isa(const struct pick_ask *a)                      \
     {                                                                                              \
         return pages_##isa(a) && a->v_type == a->type;                                             \
     }
