@@ -83,7 +83,8 @@ void attention_case(const struct dims *s, bool norms, int window, const int (*se
         EACH(side)
         d.be[side]->ops->mixer(d.be[side], &d.layers[side][layer].mixer, layer);
         char text[200];
-        double tol = s->b.k_type == DT_BF16 ? 6e-3 : s->b.k_type == DT_Q4_0 ? 2e-2 : 2e-3;
+        /* Q4_0: a value near the border of two of its sixteen steps may get the other */
+        double tol = s->b.k_type == DT_BF16 ? 6e-3 : s->b.k_type == DT_Q4_0 ? 5e-2 : 2e-3;
         tol = product_tol * 2 > tol ? product_tol * 2 : tol;
         snprintf(text, sizeof text, "layer %d, %s", layer, what);
         stream_check(&d, text, layer ? x_out : x, layer ? p.b.n_out : p.b.n_tokens, tol);

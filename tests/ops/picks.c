@@ -127,6 +127,12 @@ static void force_attention(void)
     s.n_kv_heads = 2;
     attention_case(&s, true, 0, decode, 4, false, forced);
     attention_case(&s, true, 24, mixed, 3, false, forced);
+    if (strstr(forced, "vnni")) { /* it reads codes */
+        s.b.k_type = s.b.v_type = DT_Q8_0;
+        attention_case(&s, true, 0, decode, 4, false, forced);
+        attention_case(&s, true, 24, mixed, 3, false, forced);
+        s.b.k_type = s.b.v_type = DT_F16;
+    }
     if (strstr(forced, "wide") || strstr(forced, "any")) { /* rows for every part */
         s.head_dim = 256;
         s.n_heads = 4;
