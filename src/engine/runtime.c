@@ -316,7 +316,7 @@ static bool plan(struct runtime *rt, const struct runtime_options *opt,
 static bool start(struct runtime *rt, const char *path, const struct runtime_options *opt,
                   struct error *err)
 {
-    struct backend_options device;
+    struct backend_options device = {0};
     struct cache_size cache = {0};
     rt->file = tensorfile_open(path, err);
     if (!rt->file)
