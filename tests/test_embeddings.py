@@ -99,6 +99,48 @@ def test_commands(_):
     assert "no tokenizer" in steel("embed", "tests/golden/bert", "a", code=1)
 
 
+def tensors(path):
+    """Header (a dict) and data of a safetensors file."""
+    raw = open(path, "rb").read()
+    n = struct.unpack("<Q", raw[:8])[0]
+    return json.loads(raw[8:8 + n]), raw[8 + n:]
+
+
+def broken(name, change):
+    """A copy of the reranker whose tensors were changed."""
+    path = os.path.join(WORK, name)
+    shutil.copytree(RANK, path)
+    head, data = tensors(os.path.join(path, "model.safetensors"))
+    data = change(head, bytearray(data))
+    text = json.dumps(head).encode()
+    open(os.path.join(path, "model.safetensors"), "wb").write(struct.pack("<Q", len(text)) + text + bytes(data))
+    return path
+
+
+def test_broken_heads(_):
+    """A classification head of another type or shape is named, none is made up; numbers that are not finite are an error."""
+    def integers(head, data):
+        head["classifier.weight"].update(dtype="I16")
+        return data
+
+    def narrow(head, data):
+        head["classifier.weight"]["shape"] = [2, head["classifier.weight"]["shape"][1] // 2]
+        return data
+
+    def gone(head, data):
+        head["else.weight"] = head.pop("classifier.weight")
+        return data
+
+    def nan(head, data):
+        a, b = head["classifier.bias"]["data_offsets"]
+        data[a:b] = b"\xc0\x7f" * ((b - a) // 2) if head["classifier.bias"]["dtype"] == "BF16" else b"\x00\x00\xc0\x7f" * ((b - a) // 4)
+        return data
+
+    for name, change, word in (("r1", integers, "classifier.weight: type I16"), ("r2", narrow, "classifier.weight: shape"), ("r3", gone, "classifier.weight: missing"),
+                               ("r4", nan, "not finite")):
+        assert word in steel("rerank", broken(name, change), "-q", "a", text="b\n", code=1), name
+
+
 def test_openai(s):
     """Texts, one text, token ids; floats and base64; dimensions; usage; the same as the command's."""
     r = s.json("/v1/embeddings", {"model": "tiny-bert", "input": TEXTS})
@@ -134,7 +176,7 @@ def test_refusals(s):
     cut = s.json("/v1/embeddings", {"input": "a " * 300, "truncate": True})
     assert cut["usage"]["total_tokens"] == 128
     for body, param in [({"documents": ["a"]}, "query"), ({"query": "a"}, "documents"), ({"query": "a", "documents": []}, "documents"), ({"query": "a", "documents": [1]}, "documents[0]"),
-                        ({"query": "a", "documents": ["b"], "top_n": 0}, "top_n"), ({"query": "a", "documents": ["b"], "return_documents": "yes"}, "return_documents"),
+                        ({"query": "a", "documents": ["b"], "top_n": 0}, "top_n"), ({"query": "a", "documents": ["b"], "instruction": 5}, "instruction"), ({"query": "a", "documents": ["b"], "return_documents": "yes"}, "return_documents"),
                         ({"query": "a " * 300, "documents": ["b"]}, "documents[0]")]:
         assert s.json("/v1/rerank", body, 400)["error"]["param"] == param, body
     plain = Server(BUILD)
@@ -202,7 +244,7 @@ def leave(s, path, body):
     c.close()
 
 
-tests = [test_commands, test_openai, test_refusals, test_rerank, test_ollama, test_company]
+tests = [test_commands, test_broken_heads, test_openai, test_refusals, test_rerank, test_ollama, test_company]
 server = Server(BUILD, "--embedding", BERT, "--rerank", RANK)
 try:
     run_tests(tests, server)

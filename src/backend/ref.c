@@ -390,17 +390,7 @@ static void ref_embed(struct backend *be, const struct embed *e)
 /* n values of a head, from element `at` on */
 static void kv_store(void *base, enum dtype type, size_t at, const float *from, int n)
 {
-    uint16_t *halves = (uint16_t *)base + at;
-    if (kv_coded(type))
-        kv_row_put(type, from, n, (char *)base + dtype_bytes(type, at));
-    else if (type == DT_F32)
-        memcpy((float *)base + at, from, (size_t)n * sizeof(float));
-    else if (type == DT_F16)
-        for (int i = 0; i < n; i++)
-            halves[i] = f32_to_f16(from[i]);
-    else
-        for (int i = 0; i < n; i++)
-            halves[i] = f32_to_bf16(from[i]);
+    kv_row_put(type, from, n, (char *)base + dtype_bytes(type, at));
 }
 
 static float kv_load(const void *base, enum dtype type, size_t at)

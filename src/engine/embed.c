@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "model/families/family.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -184,6 +185,20 @@ static int gather(struct embedder *e)
     return n;
 }
 
+/* Text i's result is there. Numbers that are none are told, not passed on. */
+static void check_text(struct embedder *e, int i)
+{
+    const struct pooling *p = &e->pooling;
+    const struct embed_text *t = e->texts[i];
+    int dims = e->jobs[i]->dims, width = dims > 0 && dims < p->width ? dims : p->width;
+    size_t n = p->kind == POOLING_NONE ? (size_t)t->n * (size_t)p->n_embd : (size_t)width;
+    for (size_t k = 0; k < n; k++)
+        if (!isfinite(t->out[k])) {
+            error_set(&e->jobs[i]->err, "the model gives numbers that are not finite");
+            return;
+        }
+}
+
 /* Text i's rows are computed: what is made of them. first_row: of its last step. */
 static void finish_text(struct embedder *e, int i)
 {
@@ -197,6 +212,7 @@ static void finish_text(struct embedder *e, int i)
         step_logits(e->rt->step, e->items[i].first_row + r, to + (size_t)r * E);
     if (p->kind != POOLING_NONE)
         pooling_apply(p, to, count, e->jobs[i]->dims, e->tmp, t->out);
+    check_text(e, i);
 }
 
 /* A text longer than a step, of a model whose rows see only what came before: piece by piece. */
@@ -225,6 +241,8 @@ static bool run_long(struct embedder *e, struct error *err)
     }
     if (ok && p->kind != POOLING_NONE)
         pooling_apply(p, to, want == LOGITS_ALL ? t->n : 1, e->jobs[0]->dims, e->tmp, t->out);
+    if (ok)
+        check_text(e, 0);
     if (all != e->rows)
         mem_free(all);
     return ok;
@@ -369,6 +387,11 @@ static bool load_yes_no(struct embedder *e, struct error *err)
     if (!t)
         return error_set(err, "%s: ranking needs its tokenizer: %s", e->rt->file->path,
                          e->rt->tokenizer_error.msg);
+    if (tokenizer_find(t, "<|im_start|>", 12) < 0)
+        return error_set(err,
+                         "%s: no classification head to rank by, and no reranker that answers yes "
+                         "or no",
+                         e->rt->file->path);
     return pooling_yes_no(e->rt->file, &e->rt->model->config, tokenizer_find(t, "yes", 3),
                           tokenizer_find(t, "no", 2), &e->pooling, err);
 }
@@ -377,12 +400,8 @@ static bool load_pooling(struct embedder *e, const struct embed_options *opt, st
 {
     const struct config *c = &e->rt->model->config;
     int kind = opt->rank ? POOLING_RANK : opt->pooling;
-    struct error none = {0};
-    bool ok = pooling_load(e->rt->file, c, kind, &e->pooling, &none);
-    if (!ok && kind == POOLING_RANK && !c->family->encoder)
-        ok = load_yes_no(e, err);
-    else if (!ok)
-        *err = none;
+    bool asks = kind == POOLING_RANK && !c->family->encoder && !pooling_has_head(e->rt->file);
+    bool ok = asks ? load_yes_no(e, err) : pooling_load(e->rt->file, c, kind, &e->pooling, err);
     if (ok && opt->normalize >= 0)
         e->pooling.normalize = opt->normalize;
     return ok;

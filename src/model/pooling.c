@@ -45,8 +45,7 @@ static float *floats(const struct tensorfile *f, const struct tensor *t, int64_t
                   (long long)t->dims[0], (long long)t->dims[1], (long long)d0, (long long)d1);
         return NULL;
     }
-    if (!dtype_table[t->type].block_len || t->type == DT_NONE ||
-        d0 % dtype_table[t->type].block_len) {
+    if (!dtype_is_weight(t->type) || d0 % dtype_table[t->type].block_len) {
         error_set(err, "%s: tensor %s: type %s is not supported", f->path, t->name, t->type_name);
         return NULL;
     }
@@ -268,6 +267,17 @@ bool pooling_load(const struct tensorfile *f, const struct config *c, int kind, 
     return ok;
 }
 
+bool pooling_has_head(const struct tensorfile *f)
+{
+    static const char *const heads[] = {"score.weight", "classifier.weight",
+                                        "classifier.out_proj.weight", "cls.weight",
+                                        "cls.output.weight"};
+    bool any = false;
+    for (int i = 0; i < 5; i++)
+        any |= tensorfile_find(f, heads[i]) != NULL;
+    return any;
+}
+
 bool pooling_yes_no(const struct tensorfile *f, const struct config *c, int32_t yes, int32_t no,
                     struct pooling *p, struct error *err)
 {
@@ -277,8 +287,8 @@ bool pooling_yes_no(const struct tensorfile *f, const struct config *c, int32_t 
     for (int i = 0; i < 5 && !t; i++)
         t = tensorfile_find(f, heads[i]);
     if (!t || t->dims[0] != c->n_embd || t->dims[1] != c->n_vocab || yes < 0 || no < 0 ||
-        yes >= c->n_vocab || no >= c->n_vocab || t->type == DT_NONE ||
-        !dtype_table[t->type].block_len || c->n_embd % dtype_table[t->type].block_len)
+        yes >= c->n_vocab || no >= c->n_vocab || !dtype_is_weight(t->type) ||
+        c->n_embd % dtype_table[t->type].block_len)
         return error_set(err, "%s: no output head whose rows of yes and no could be read", f->path);
     *p = (struct pooling){
         .kind = POOLING_RANK, .row = POOLING_LAST, .n_embd = c->n_embd, .width = 1, .n_dense = 1};

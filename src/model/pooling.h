@@ -42,6 +42,8 @@ struct pooling {
 /* kind: -1 as the files say. False: they ask for something that is not known, or are broken. */
 bool pooling_load(const struct tensorfile *f, const struct config *c, int kind, struct pooling *p,
                   struct error *err);
+/* Whether the file has a classification head, of whatever form. */
+bool pooling_has_head(const struct tensorfile *f);
 /* A reranker that answers yes or no: the score is how much likelier yes is. Ids of the two tokens. */
 bool pooling_yes_no(const struct tensorfile *f, const struct config *c, int32_t yes, int32_t no,
                     struct pooling *p, struct error *err);

@@ -58,19 +58,8 @@ static bool check_shape(struct loader *l, const struct tensor *t, int64_t d0, in
 
 static bool check_type(struct loader *l, const struct tensor *t)
 {
-    switch (t->type) {
-    case DT_NONE:
-    case DT_I8:
-    case DT_I16:
-    case DT_I32:
-    case DT_I64:
-    case DT_F64:
-    case DT_GPTQ4:
-        return error_set(l->err, "%s: tensor %s: type %s is not supported", l->f->path, t->name,
-                         t->type_name);
-    default:
-        return true;
-    }
+    return dtype_is_weight(t->type) || error_set(l->err, "%s: tensor %s: type %s is not supported",
+                                                 l->f->path, t->name, t->type_name);
 }
 
 /* Heap memory that lives until the weight is uploaded. */

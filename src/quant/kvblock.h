@@ -119,9 +119,20 @@ static inline float kv_get_fp8(uint8_t b)
     return f16_to_f32(kv_fp8_half(b)) * 256.0f;
 }
 
-/* n values, whole blocks, one after another as quant.h has them (FP8: bytes). */
+/* n values of a cache's type (of codes: whole blocks), one after another as quant.h has them (FP8:
+ * bytes). */
 static inline void kv_row_put(enum dtype t, const float *from, int n, void *to)
 {
+    if (t == DT_F32) {
+        memcpy(to, from, (size_t)n * sizeof *from);
+        return;
+    }
+    if (t == DT_F16 || t == DT_BF16) {
+        uint16_t *halves = (uint16_t *)to;
+        for (int i = 0; i < n; i++)
+            halves[i] = t == DT_F16 ? f32_to_f16(from[i]) : f32_to_bf16(from[i]);
+        return;
+    }
     if (t == DT_F8_E4M3) {
         for (int i = 0; i < n; i++)
             ((uint8_t *)to)[i] = kv_put_fp8(from[i]);
@@ -143,6 +154,10 @@ static inline void kv_row_put(enum dtype t, const float *from, int n, void *to)
 
 static inline void kv_row_get(enum dtype t, const void *from, int n, float *to)
 {
+    if (!kv_coded(t)) {
+        quant_dequantize(t, from, to, (size_t)n);
+        return;
+    }
     if (t == DT_F8_E4M3) {
         for (int i = 0; i < n; i++)
             to[i] = kv_get_fp8(((const uint8_t *)from)[i]);

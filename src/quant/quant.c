@@ -552,6 +552,22 @@ static void dequant_nvfp4(const struct block_nvfp4 *b, float *y)
     }                                                                                              \
     return
 
+bool dtype_is_weight(enum dtype t)
+{
+    switch (t) {
+    case DT_NONE:
+    case DT_I8:
+    case DT_I16:
+    case DT_I32:
+    case DT_I64:
+    case DT_F64:
+    case DT_GPTQ4:
+        return false;
+    default:
+        return true;
+    }
+}
+
 void quant_dequantize(enum dtype t, const void *src, float *dst, size_t n)
 {
     const uint8_t *p = src;

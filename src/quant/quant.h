@@ -191,6 +191,9 @@ enum dtype dtype_from_name(const char *name); /* case-insensitive; DT_NONE if un
 enum dtype dtype_from_ggml(uint32_t id);      /* GGUF tensor type number; DT_NONE if unsupported */
 int dtype_to_ggml(enum dtype t);              /* -1 where GGUF has no such type */
 
+/* Whether weights may be of this type: integers, doubles and what lies in planes are not. */
+bool dtype_is_weight(enum dtype t);
+
 /* dst[0..n) = values of n/block_len blocks; exact in float. Not for planar formats. */
 void quant_dequantize(enum dtype t, const void *src, float *dst, size_t n);
 

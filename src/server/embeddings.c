@@ -186,13 +186,16 @@ bool prepare_embeddings(struct call *c, const json_t *body)
 bool prepare_rerank(struct call *c, const json_t *body)
 {
     const json_t *query = api_member(body, "query"), *docs = api_member(body, "documents");
-    const char *instruct = json_string_value(api_member(body, "instruction"));
+    const json_t *task = api_member(body, "instruction");
+    const char *instruct = json_string_value(task);
     bool truncate = true;
     if (!begin(c, c->server->reranker, "--rerank"))
         return false;
     struct embed_call *x = c->embed;
     if (!json_is_string(query))
         return api_invalid(&c->err, "query", "query must be a text");
+    if (task && !instruct)
+        return api_invalid(&c->err, "instruction", "instruction must be a text");
     if (!json_is_array(docs) || !json_array_size(docs))
         return api_invalid(&c->err, "documents", "documents must be an array of texts");
     size_t n = json_array_size(docs);
@@ -248,7 +251,7 @@ static void add_base64(struct buf *b, const float *v, int n)
 static void add_floats(struct buf *b, const float *v, int n)
 {
     for (int i = 0; i < n; i++)
-        buf_addf(b, "%c%.9g", i ? ',' : '[', isfinite(v[i]) ? (double)v[i] : 0.0);
+        buf_addf(b, "%c%.9g", i ? ',' : '[', (double)v[i]);
     buf_addc(b, ']');
 }
 

@@ -493,14 +493,7 @@ void kv_new(struct duo *d, int layer)
         }
         float *values = random_floats(n, 1.0f);
         enum dtype type = d->s.b.k_type;
-        if (kv_coded(type))
-            kv_row_put(type, values, (int)n, plane[REF]);
-        for (size_t j = 0; j < n && !kv_coded(type); j++)
-            if (type == DT_F32)
-                ((float *)plane[REF])[j] = values[j];
-            else
-                ((uint16_t *)plane[REF])[j] =
-                    type == DT_F16 ? f32_to_f16(values[j]) : f32_to_bf16(values[j]);
+        kv_row_put(type, values, (int)n, plane[REF]);
         memcpy(host, plane[REF], bytes);
         if (kv_coded(type))
             coded_heads(&d->s, is_k, host, values, true);
@@ -546,13 +539,11 @@ void kv_check(struct duo *d, int layer, const char *what)
         snprintf(text, sizeof text, "%s of %s", is_k ? "k" : "v", what);
         read_plane(d, layer, is_k, got);
         enum dtype type = d->s.b.k_type;
-        if (kv_coded(type)) {
+        if (kv_coded(type))
             coded_heads(&d->s, is_k, got, a, false);
-            kv_row_get(type, is_k ? kv->k : kv->v, (int)n, b);
-        } else {
-            quant_dequantize(type, got, a, n);
-            quant_dequantize(type, is_k ? kv->k : kv->v, b, n);
-        }
+        else
+            kv_row_get(type, got, (int)n, a);
+        kv_row_get(type, is_k ? kv->k : kv->v, (int)n, b);
         /* some values fall on the other side of a step */
         double rounding = kv_coded(type) ? 4e-3 : type == DT_BF16 ? 2e-3 : 1e-3;
         check_close(text, a, b, n, rounding > product_tol ? rounding : product_tol);
