@@ -632,7 +632,7 @@ static void test_coded_edges(void **state)
     float x[64], y[64];
     static const enum dtype types[] = {DT_Q8_0, DT_Q4_0, DT_F8_E4M3};
     for (int k = 0; k < 3; k++) {
-        uint8_t row[128];
+        uint8_t row[64 * sizeof(float)];
         for (int i = 0; i < 64; i++)
             x[i] = i < 32 ? 0.0f : i % 2 ? -1e30f : 1e-30f;
         kv_row_put(types[k], x, 64, row);
