@@ -12,6 +12,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Arrays of all lists. A command has few. */
+static const char **arrays[16];
+
+void args_list_add(struct opt_list *list, const char *item)
+{
+    int slot = 0, last = (int)(sizeof arrays / sizeof *arrays) - 1;
+    while (slot < last && arrays[slot] != list->items)
+        slot++;
+    list->items = mem_realloc(list->items, (size_t)list->n + 1, sizeof *list->items);
+    list->items[list->n++] = item;
+    arrays[slot] = list->items;
+}
+
+void args_release(void)
+{
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        mem_free(arrays[i]);
+        arrays[i] = NULL;
+    }
+}
+
 static void print_help(const struct usage *u)
 {
     printf("usage: steel %s %s\n\n%s\n", u->command, u->synopsis, u->about);
@@ -152,12 +173,9 @@ static bool store(const struct opt *o, const char *v)
         *(float *)o->out = (float)f;
         return true;
     }
-    case OPT_LIST: {
-        struct opt_list *l = o->out;
-        l->items = mem_realloc(l->items, (size_t)l->n + 1, sizeof *l->items);
-        l->items[l->n++] = v;
+    case OPT_LIST:
+        args_list_add(o->out, v);
         return true;
-    }
     default:
         *(const char **)o->out = v;
         return true;

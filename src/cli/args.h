@@ -12,6 +12,7 @@
 
 enum opt_kind { OPT_HEADING, OPT_FLAG, OPT_INT, OPT_U64, OPT_FLOAT, OPT_STRING, OPT_LIST };
 
+/* The array is the parser's: args_release() frees it, whatever way the command ended. */
 struct opt_list {
     const char **items; /* (n) views into argv */
     int n;
@@ -45,6 +46,11 @@ enum { ARGS_HELP = -1, ARGS_BAD = -2 };
 int args_parse(const struct usage *u, int argc, char **argv, const char **positional);
 /* Whether the option with this output stood on the command line that was parsed last. */
 bool args_given(const void *out);
+
+/* One more item, as if the command line had it. */
+void args_list_add(struct opt_list *list, const char *item);
+
+void args_release(void);
 int args_usage_error(const struct usage *u, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 /* Whoever wants a command's table instead of its help: while set, --help gives it away. */

@@ -53,11 +53,9 @@ int cmd_quantize(int argc, char **argv)
     if (!convert_ui_type(&u, "output-tensor-type", head, &opt.head_type) ||
         !convert_ui_type(&u, "token-embedding-type", embedding, &opt.embedding_type) ||
         !convert_ui_overrides(&u, &tensors, &opt)) {
-        mem_free(tensors.items);
         convert_ui_free(&opt);
         return EXIT_USAGE;
     }
-    mem_free(tensors.items);
     struct convert_ui ui;
     convert_ui_init(&ui, "quantising");
     opt.progress = convert_ui_progress;

@@ -305,8 +305,6 @@ static int run_checked(const struct usage *u, struct run_flags *f)
             rc = cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
     }
     mem_free(bias);
-    mem_free(f->stop.items);
-    mem_free(f->bias.items);
     return rc;
 }
 

@@ -51,10 +51,8 @@ static bool read_keys(const char *path, struct buf *text, struct opt_list *keys,
         if (next)
             *next++ = 0;
         line[strcspn(line, "\r \t")] = 0;
-        if (*line && *line != '#') {
-            keys->items = mem_realloc(keys->items, (size_t)keys->n + 1, sizeof *keys->items);
-            keys->items[keys->n++] = line;
-        }
+        if (*line && *line != '#')
+            args_list_add(keys, line);
     }
     return keys->n > 0 || error_set(err, "%s: no key in it", path);
 }
@@ -303,9 +301,5 @@ int cmd_serve(int argc, char **argv)
     if (rc == EXIT_FAIL)
         cli_fail(&err);
     buf_clear(&keys);
-    mem_free(f.keys.items);
-    mem_free(f.origins.items);
-    mem_free(f.hosts.items);
-    mem_free(f.page_origins.items);
     return rc;
 }

@@ -62,6 +62,7 @@ static void help(FILE *out)
 /* Output that did not arrive is a failure, also of a command that went well. */
 static int finish(int rc)
 {
+    args_release();
     if (fflush(stdout) == 0 && !ferror(stdout))
         return rc;
     if (rc == EXIT_OK)
