@@ -123,7 +123,7 @@ $(B)/src/backend/backend.o: $(CUDA_STAMP)
 # -O3 makes these kernels no faster, and six times slower to compile.
 $(B)/src/backend/cpu/gemm_int8_%.o $(B)/src/backend/cpu/gemm_float_%.o: CFLAGS += -O2
 # The tile kernels with their tiles emulated.
-$(B)/tests/test_gemm_int8_amx.o $(B)/tests/test_gemm_bf16_amx.o: CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16
+$(B)/tests/test_gemm_int8_amx.o $(B)/tests/test_gemm_bf16_amx.o $(B)/tests/test_gemm_split_amx.o: CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16
 
 $(B)/%.o: %.c | deps-check
 	@mkdir -p $(@D)

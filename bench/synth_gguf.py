@@ -7,9 +7,11 @@ types and sizes of the real one. The same arguments give the same bytes. Standar
   synth_gguf.py OUT.gguf --shape qwen3-30b-a3b [--layers N] [--quant q4_k_m|q8_0|mxfp4|...] [--seed S]
 
 Every engine that reads GGUF can load the result. The vocabulary is declared absent (tokenizer.ggml.model =
-"no_vocab"): drive it with token ids, or add one with bench/add_vocab.py.
+"no_vocab"): drive it with token ids, or add one with bench/add_vocab.py. Encoders (bge-base, bge-m3) have one of made-up
+words, w0 w1 w2 and so on, a token each.
 """
 import argparse
+import functools
 import random
 import struct
 import sys
@@ -51,6 +53,7 @@ class Model:
     def __init__(self, arch, layers, vocab, main, high):
         self.arch, self.layers, self.vocab, self.main, self.high = arch, layers, vocab, main, high
         self.meta, self.tensors = [], []
+        self.vocabulary = [("tokenizer.ggml.model", "no_vocab")]
 
     def set(self, **values):
         """Keys under the architecture's name; __ stands for a dot."""
@@ -225,8 +228,51 @@ def gemma_4_26b_a4b(layers, vocab, main, high):
     return m
 
 
+# layers, embd, heads, ff, vocab, positions, kinds of tokens, pooling (1 mean, 2 cls), eps
+ENCODERS = {
+    "bge-base": (12, 768, 12, 3072, 30522, 512, 2, 2, 1e-12),
+    "bge-m3":   (24, 1024, 16, 4096, 250002, 8192, 1, 2, 1e-5),
+}
+
+
+def encoder(shape, layers, vocab, main, high):
+    n, E, H, F, n_vocab, positions, types, pooling, eps = ENCODERS[shape]
+    m = Model("bert", layers or n, vocab or n_vocab, main, high)
+    m.set(context_length=positions, embedding_length=E, block_count=m.layers, feed_forward_length=F,
+          attention__head_count=H, attention__layer_norm_epsilon=eps, attention__causal=False, pooling_type=pooling)
+    both = lambda name, width: ((f"{name}.weight", [width], F32), (f"{name}.bias", [width], F32))
+    product = lambda name, n_in, n_out: ((f"{name}.weight", [n_in, n_out], main), (f"{name}.bias", [n_out], F32))
+    m.add("token_embd.weight", [E, m.vocab], main)
+    m.add("position_embd.weight", [E, positions], F32)
+    m.add("token_types.weight", [E, types], F32)
+    for t in both("token_embd_norm", E):
+        m.add(*t)
+    for i in range(m.layers):
+        m.layer(i, *product("attn_q", E, E), *product("attn_k", E, E), *product("attn_v", E, E),
+                *product("attn_output", E, E), *both("attn_output_norm", E), *product("ffn_up", E, F),
+                *product("ffn_down", F, E), *both("layer_output_norm", E))
+    m.vocabulary = words(m.vocab, types, types == 1)
+    return m
+
+
+def words(n, types, unigram):
+    """The metadata of a vocabulary of special tokens, then words: WordPiece, or, unigram, as XLM-RoBERTa has it."""
+    special = ["<s>", "<pad>", "</s>", "<unk>"] if unigram else ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    ids = dict(bos=0, eos=2, unknown=3, seperator=2, padding=1, cls=0) if unigram else \
+        dict(bos=2, eos=3, unknown=1, seperator=3, padding=0, cls=2, mask=4)
+    names = special + [f"\u2581w{i}" for i in range(n - len(special))]
+    kinds = [2 if name in ("<unk>", "[UNK]") else 3 if i < len(special) else 1 for i, name in enumerate(names)]
+    meta = [("model", "t5" if unigram else "bert"), ("pre", "default"), ("tokens", names), ("token_type", kinds),
+            ("token_type_count", types), *((f"{key}_token_id", i) for key, i in ids.items()),
+            ("add_bos_token", True), ("add_eos_token", True)]
+    if unigram:
+        meta += [("scores", [-10.0] * n), ("add_space_prefix", True), ("remove_extra_whitespaces", True)]
+    return [(f"tokenizer.ggml.{key}", value) for key, value in meta]
+
+
 OTHERS = {"gpt-oss-20b": gpt_oss_20b, "qwen3.5-35b-a3b": qwen35_35b_a3b, "glm-4.7-flash": glm_47_flash,
-          "gemma-4-26b-a4b": gemma_4_26b_a4b}
+          "gemma-4-26b-a4b": gemma_4_26b_a4b,
+          **{name: functools.partial(encoder, name) for name in ENCODERS}}
 
 
 def half(x):
@@ -296,6 +342,10 @@ def gguf_kv(key, value):
         return k + struct.pack("<I?", 7, value)
     if isinstance(value, list) and isinstance(value[0], bool):
         return k + struct.pack(f"<IIQ{len(value)}?", 9, 7, len(value), *value)
+    if isinstance(value, list) and isinstance(value[0], str):
+        return k + struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(gguf_str, value))
+    if isinstance(value, list) and isinstance(value[0], float):
+        return k + struct.pack(f"<IIQ{len(value)}f", 9, 6, len(value), *value)
     if isinstance(value, list):
         return k + struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
     if isinstance(value, float):
@@ -358,7 +408,7 @@ def main():
     rest = (a.layers, a.vocab, main_type, high_type)
     m = OTHERS[a.shape](*rest) if a.shape in OTHERS else usual(a.shape, *rest)
     meta = [("general.architecture", m.arch), ("general.name", f"synthetic {a.shape}"),
-            ("general.file_type", file_type), *m.meta, ("tokenizer.ggml.model", "no_vocab")]
+            ("general.file_type", file_type), *m.meta, *m.vocabulary]
     if a.shape != "gpt-oss-20b":
         m.retype("output.weight", head_type)
     head, total = header(meta, m.tensors)

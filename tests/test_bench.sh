@@ -36,6 +36,16 @@ grep -q '2.00x, 50 % of the limit' "$tmp/img/here-m.svg" || { echo "FAIL: the pi
 grep -q '"test": "pp8+tg4 x2", "tok_s": [0-9.]*[1-9]' "$tmp/pg" || { echo "FAIL: --pg"; cat "$tmp/pg"; exit 1; }
 "$B/steel" bench "$tmp/tiny.gguf" --pg 8 >/dev/null 2>&1
 [ $? = 2 ] || { echo "FAIL: --pg with one number is a usage error"; exit 1; }
+# Embeddings: an encoder has no other figure, a decoder has them when asked; and their script, without a peer.
+python3 bench/synth_gguf.py "$tmp/encoder.gguf" --shape bge-base --layers 1 --vocab 200 --quant q8_0 2>/dev/null || exit 1
+"$B/steel" bench "$tmp/encoder.gguf" -r 1 --json >"$tmp/embed" || exit 1
+grep -q '"test": "embed x512", "tok_s": [0-9.]*[1-9]' "$tmp/embed" || { echo "FAIL: an encoder"; cat "$tmp/embed"; exit 1; }
+"$B/steel" bench "$tmp/tiny.gguf" --texts 3 -r 1 >"$tmp/embed" || exit 1
+grep -q '^| embed x3 ' "$tmp/embed" || { echo "FAIL: a decoder's embeddings"; cat "$tmp/embed"; exit 1; }
+mv "$tmp/encoder.gguf" "$tmp/bge-base-q8_0.gguf"
+python3 bench/compare_embed.py --steel "$B/steel" --shapes bge-base --quants q8_0 --texts 4 --rounds 2 --dir "$tmp" -o "$tmp/e.jsonl" \
+    >"$tmp/text" 2>"$tmp/err" || { cat "$tmp/err"; exit 1; }
+grep -q '^| bge-base q8_0 | [0-9,]* | - | - | - |$' "$tmp/text" || { echo "FAIL: compare_embed.py"; cat "$tmp/text"; exit 1; }
 # The GPU's script, on the CPU: every test has a figure; and its report from made-up lines of a peer and of a server.
 python3 bench/compare_gpu.py --quick --steel "$B/steel" --device cpu --moe "$tmp/tiny.gguf" --rounds 1 -o "$tmp/g.jsonl" >"$tmp/text" 2>"$tmp/err" ||
     { cat "$tmp/err"; exit 1; }

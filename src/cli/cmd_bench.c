@@ -7,6 +7,7 @@
 #include "cli/cli.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "cli/bench_embed.h"
 #include "cli/bench_stages.h"
 #include "cli/hub.h"
 
@@ -19,7 +20,7 @@ enum { MAX_LIST = 32, MAX_REPS = 1000 };
 struct bench_flags {
     struct model_flags model;
     const char *prompt, *gen, *batch, *depth, *both;
-    int reps, ubatch;
+    int reps, ubatch, texts;
     bool json, kernels, no_warmup, skip_cost;
 };
 
@@ -389,6 +390,8 @@ int cmd_bench(int argc, char **argv)
         {OPT_INT, 'r', "reps", "repetitions", &f.reps, 1, MAX_REPS, "N", "repetitions (default 3)"},
         {OPT_INT, 0, "ubatch", "ubatch-size", &f.ubatch, 1, 1 << 20, "N",
          "most rows of one step (default 512, on a GPU 2048)"},
+        {OPT_INT, 0, "texts", 0, &f.texts, 1, 1 << 20, "N",
+         "embed N texts of 20 to 200 tokens instead (an encoder: 512)"},
         {OPT_FLAG, 0, "no-warmup", 0, &f.no_warmup, 0, 0, 0, "no run before the measured ones"},
         {OPT_FLAG, 0, "skip-cost", 0, &f.skip_cost, 0, 0, 0,
          "do not measure what --deterministic costs"},
@@ -443,7 +446,14 @@ int cmd_bench(int argc, char **argv)
         return EXIT_USAGE;
     struct error err = {0};
     cli_catch_interrupt();
-    if (hub_resolve(&model, &err) && bench(model, &f, &opt, tests, n_tests, &err))
+    bool ok = hub_resolve(&model, &err);
+    if (ok && !f.texts && bench_embed_only(model))
+        f.texts = 512;
+    if (ok && f.texts)
+        ok = bench_embed(model, &opt, f.texts, f.reps, f.json, &err);
+    else
+        ok = ok && bench(model, &f, &opt, tests, n_tests, &err);
+    if (ok)
         return EXIT_OK;
     return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
 }

@@ -466,11 +466,9 @@ static void finish_block(struct cpu_backend *cb, const struct block *b)
     norm_rows(cb, &b->out, x->d, x->d);
     if (b->scale != 0 && b->scale != 1)
         cpu_add_scale(x->d, NULL, b->scale, x->rows, cb->net->n_embd, cb->pool);
-    x->pending = true;
-    if (b->sum.kind != NORM_NONE) {
-        settle(cb);
-        norm_rows(cb, &b->sum, x->x, x->x);
-    }
+    x->pending = b->sum.kind == NORM_NONE;
+    if (!x->pending)
+        cpu_add_norm(x->x, x->d, &b->sum, x->x, x->rows, cb->net->n_embd, cb->pool, cb->isa);
     cpu_stage_end(cb, STAGE_NORM);
 }
 

@@ -79,6 +79,8 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
         kernel = gemm_int8_scratch_amx(widest);
     if (cb->isa >= ISA_AMX && gemm_bf16_scratch(widest) > kernel)
         kernel = gemm_bf16_scratch(widest);
+    if (cb->isa >= ISA_AMX && gemm_split_scratch(widest) > kernel)
+        kernel = gemm_split_scratch(widest);
     kernel = round64(kernel);
     m->thread_bytes = round64((size_t)N_TILES * GEMM_TILE * sizeof(float) + kernel);
     size_t n_threads = (size_t)pool_size(cb->pool);
@@ -98,9 +100,11 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
     if (cb->isa >= ISA_AMX) {
         size_t tokens = (size_t)s->max_tokens + GEMM_PAD;
         size_t slots = (size_t)s->max_tokens * (size_t)max->n_expert_used + GEMM_PAD;
-        size_t linear = tokens * half_stride(widest), gathered = slots * half_stride(n_embd);
-        size_t dense = tokens * half_stride(max->n_ff),
-               experts = slots * half_stride(max->n_ff_exp);
+        /* Twice as long as most models need: memory that is not touched is not taken. */
+        size_t linear = tokens * half_stride(2 * widest),
+               gathered = slots * half_stride(2 * n_embd);
+        size_t dense = tokens * half_stride(2 * max->n_ff),
+               experts = slots * half_stride(2 * max->n_ff_exp);
         m->xh_bytes = max->n_expert && gathered > linear ? gathered : linear;
         m->hidden_h_bytes = max->n_expert && experts > dense ? experts : dense;
         m->xh = mem_aligned(m->xh_bytes);
@@ -222,8 +226,19 @@ struct gemm_x gemm_x_at(struct gemm_x x, int row)
     if (x.q)
         x.q += (size_t)row * input_layout(x.n_in).bytes;
     if (x.h)
-        x.h += (size_t)row * half_stride(x.n_in);
+        x.h += (size_t)row * gemm_half_stride(&x);
     return x;
+}
+
+/* Columns [first, first + len) of row `row` of x, whose memory is `to`, as bf16. */
+static void to_halves(const struct gemm_x *x, uint8_t *to, int row, int first, int len,
+                      const float *from)
+{
+    uint16_t *out = (uint16_t *)(to + (size_t)row * gemm_half_stride(x)) + first;
+    if (x->split)
+        input_split_amx(from, len, out, out + x->n_in);
+    else
+        input_halves_amx(from, len, out);
 }
 
 /* Columns of a piece of quantising, so that one row spreads over the threads too. */
@@ -235,6 +250,7 @@ struct gemm_source gemm_source(const struct cpu_backend *cb, const struct gemm_w
     struct gemm_source s = {.x = {.n_in = w->n_in, .x = x}, .w = w, .from = x};
     if (halves) {
         s.x.h = cb->gemm->xh;
+        s.x.split = panel_reads_floats(w->seg[0].type);
         s.n_pieces = rows;
         return s;
     }
@@ -259,8 +275,8 @@ void gemm_convert(const struct cpu_backend *cb, const struct gemm_source *s, int
     int n_in = s->w->n_in, per_row = (n_in + CODE_COLUMNS - 1) / CODE_COLUMNS;
     if (s->x.h) {
         for (int i = first; i < last; i++)
-            input_halves_amx(s->from + (size_t)(s->order ? s->order[i] : i) * (size_t)n_in, n_in,
-                             (uint16_t *)(cb->gemm->xh + (size_t)i * half_stride(n_in)));
+            to_halves(&s->x, cb->gemm->xh, i, 0, n_in,
+                      s->from + (size_t)(s->order ? s->order[i] : i) * (size_t)n_in);
         return;
     }
     size_t bytes = input_layout(n_in).bytes;
@@ -275,10 +291,13 @@ void gemm_convert(const struct cpu_backend *cb, const struct gemm_source *s, int
 struct gemm_x gemm_hidden(const struct cpu_backend *cb, const struct gemm_weight *down, bool halves)
 {
     const struct pick_row *forced = cb->pick.forced[PICK_GEMM];
-    bool floats = down->wants_x || (forced && forced->input == INPUT_FLOATS);
-    return (struct gemm_x){down->n_in, floats ? cb->gemm->hidden : NULL,
-                           down->wants_q && !halves ? cb->gemm->hidden_q : NULL,
-                           halves ? cb->gemm->hidden_h : NULL, cb->gemm->stamp};
+    bool floats = (down->wants_x && !halves) || (forced && forced->input == INPUT_FLOATS);
+    return (struct gemm_x){.n_in = down->n_in,
+                           .x = floats ? cb->gemm->hidden : NULL,
+                           .q = down->wants_q && !halves ? cb->gemm->hidden_q : NULL,
+                           .h = halves ? cb->gemm->hidden_h : NULL,
+                           .split = halves && panel_reads_floats(down->seg[0].type),
+                           .stamp = cb->gemm->stamp};
 }
 
 /* Linear */
@@ -378,9 +397,7 @@ void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct ffn *f,
         const float *up = u + (size_t)i * (size_t)width;
         gemm_activate(cb, f, out, up, width);
         if (hidden->h)
-            input_halves_amx(
-                out, width,
-                (uint16_t *)(cb->gemm->hidden_h + (size_t)(slot + i) * half_stride(n_ff)) + h0);
+            to_halves(hidden, cb->gemm->hidden_h, slot + i, h0, width, out);
         if (hidden->q)
             quantize(cb, down, out, h0, width, cb->gemm->hidden_q + (size_t)(slot + i) * record);
         if (hidden->x)

@@ -50,7 +50,8 @@ struct gemm_x {
     int n_in;
     const float *x;   /* (rows, n_in) or NULL where nobody reads it */
     const uint8_t *q; /* (rows) records of panel.h, or NULL */
-    const uint8_t *h; /* (rows + GEMM_PAD) rows of bf16, half_stride() bytes apart, or NULL */
+    const uint8_t *h; /* (rows + GEMM_PAD) rows of bf16, gemm_half_stride() bytes apart, or NULL */
+    bool split;       /* h: each row's n_in values are followed by what rounding them lost */
     unsigned stamp;   /* equal stamp and pointers: equal contents; 0: nothing is known */
 };
 
@@ -81,7 +82,8 @@ struct gemm {
     float *hidden;     /* (max_tokens * experts per token, n_ff): input of the down projection */
     uint8_t *hidden_q; /* the same as records */
     uint8_t *xq;       /* (max_tokens) records of the op's input */
-    uint8_t *xh, *hidden_h; /* input and hidden as rows of bf16, in the order of experts' slots for
+    uint8_t *xh,
+        *hidden_h; /* input and hidden as rows of bf16, or of two, in the order of experts' slots for
                                moe; NULL without AMX */
     size_t hidden_bytes, hidden_q_bytes, xq_bytes, xh_bytes, hidden_h_bytes;
     struct moe_state *moe; /* NULL without experts */

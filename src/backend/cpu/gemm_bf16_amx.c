@@ -126,6 +126,27 @@ INLINE void multiply(struct scratch *s, const struct source *src, struct source 
     }
 }
 
+/* The sums of input rows [i0, i0 + n) and weight rows from col on, with the bias. */
+INLINE void put_sums(const struct scratch *s, const struct gemm_call *c, int i0, int n, int col)
+{
+    int width = c->n_rows - col < GEMM_UNIT ? c->n_rows - col : GEMM_UNIT;
+    VF low = vf_zero(), high = vf_zero();
+    if (c->bias && width == GEMM_UNIT) {
+        low = vf_load(c->bias + col);
+        high = vf_load(c->bias + col + GEMM_PANEL);
+    }
+    for (int i = 0; i < n; i++) {
+        float *y = c->y + (size_t)(i0 + i) * c->stride + col;
+        if (width == GEMM_UNIT) {
+            vf_store(y, vf_add(vf_load(s->out[i]), low));
+            vf_store(y + GEMM_PANEL, vf_add(vf_load(s->out[i] + GEMM_PANEL), high));
+            continue;
+        }
+        for (int j = 0; j < width; j++)
+            y[j] = s->out[i][j] + (c->bias ? c->bias[col + j] : 0.0f);
+    }
+}
+
 INLINE void gemm(const struct gemm_call *c, const enum kind kind, unpack_fn *unpack)
 {
     struct scratch *s = c->scratch;
@@ -165,11 +186,7 @@ INLINE void gemm(const struct gemm_call *c, const enum kind kind, unpack_fn *unp
                 multiply(s, &now, &next[1], n_in, a, stride, ahead, fetch, n > 16, kind, unpack);
             else
                 multiply(s, &now, NULL, n_in, a, stride, ahead, fetch, n > 16, kind, unpack);
-            for (int i = 0; i < n; i++) {
-                float *y = c->y + (size_t)(i0 + i) * c->stride + col;
-                for (int j = 0; j < GEMM_UNIT && j < c->n_rows - col; j++)
-                    y[j] = s->out[i][j] + (c->bias ? c->bias[col + j] : 0.0f);
-            }
+            put_sums(s, c, i0, n, col);
         }
         now = together ? next[1] : (struct source){0};
     }

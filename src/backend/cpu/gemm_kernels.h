@@ -3,6 +3,7 @@
  * every format that its row of the pick table names (pick.c), and looks the format up itself.
  *   gemm_int8     packed panels times inputs of 8 bits, by dot products of bytes (on AMX: tiles)
  *   gemm_bf16     packed panels converted to bf16, times inputs of bf16, on AMX tiles
+ *   gemm_split    packed float weights and inputs, each as two bf16 that add up to it, on AMX tiles
  *   gemm_float    packed float weights times float inputs
  *   gemm_dequant  any weight, from the file's blocks or from panels: a few rows become floats, exactly,
  *                 and are multiplied with float inputs. Slow, right, and always there
@@ -17,6 +18,7 @@ void gemm_int8_avx512(const struct gemm_call *c);
 void gemm_int8_vnni(const struct gemm_call *c);
 void gemm_int8_amx(const struct gemm_call *c);
 void gemm_bf16_amx(const struct gemm_call *c);
+void gemm_split_amx(const struct gemm_call *c);
 void gemm_float_avx2(const struct gemm_call *c);
 void gemm_float_avx512(const struct gemm_call *c);
 void gemm_dequant_avx2(const struct gemm_call *c);
@@ -29,6 +31,12 @@ size_t gemm_int8_scratch_amx(int n_in); /* zeroed before the first call */
 static inline size_t gemm_bf16_scratch(int n_in)
 {
     return (size_t)(32 << 10) + (size_t)n_in * 4 * GEMM_PANEL * 2;
+}
+
+/* sums, and two panels as pairs of bf16 */
+static inline size_t gemm_split_scratch(int n_in)
+{
+    return (size_t)(8 << 10) + (size_t)n_in * 4 * GEMM_PANEL * 2;
 }
 
 enum { DEQUANT_ROWS = 4 }; /* weight rows that become floats at a time */

@@ -101,6 +101,11 @@ static inline size_t half_stride(int n_in)
     return (size_t)n_in * 2 + 64;
 }
 
+static inline size_t gemm_half_stride(const struct gemm_x *x)
+{
+    return half_stride(x->split ? 2 * x->n_in : x->n_in);
+}
+
 /* Columns [first, first + len) of a row of n_in, both multiples of 32; x: (len). The fine part only
  * where somebody reads it. */
 void input_quantize_avx2(const float *x, int n_in, int first, int len, bool fine, uint8_t *record);
@@ -110,7 +115,8 @@ void input_quantize_avx512(const float *x, int n_in, int first, int len, bool fi
 struct ffn;
 void input_glu_avx2(const struct ffn *f, float *g, const float *u, int n);
 void input_glu_avx512(const struct ffn *f, float *g, const float *u, int n);
-/* x (n) to bf16 */
+/* x (n) to bf16; split: and what that rounds away, as bf16 too */
 void input_halves_amx(const float *x, int n, uint16_t *out);
+void input_split_amx(const float *x, int n, uint16_t *out, uint16_t *rest);
 
 #endif

@@ -1,0 +1,194 @@
+/*
+ * Packed float weights times many input rows on AMX's bf16 tiles, without bf16's loss: a float is two
+ * bf16, the nearest and the nearest to what is left, good for 16 bits of mantissa. The product of
+ * two such numbers is three tile products (what is left times what is left is too small to count), two
+ * for BF16 weights, which are one bf16 each: still several times as many products a second as
+ * vectors of floats have. Sums are floats and stay in the tiles to the end; their order is the
+ * tile's own, so --deterministic goes through gemm_float instead.
+ *
+ *   C (16 inputs, 16 weight rows) += A (16 inputs, 32 columns) * B (32 columns, 16 weight rows)
+ * A: rows of halves, then of their rests (gemm_x); B: 16 rows of column pairs, as BF16's panels are
+ * and others become, two panels at a time. tmm0-3: C of (inputs, panel); tmm4, 6: A; tmm5, 7: B. The
+ * last tiles of inputs read rows behind the last one and drop what comes of them.
+ */
+#include "backend/cpu/amx.h"
+#include "backend/cpu/gemm_kernels.h"
+#include "backend/cpu/gemm_vec_avx512.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { TILE = 1024 }; /* bytes: 32 columns of a panel */
+
+struct scratch {
+    _Alignas(64) float out[32][GEMM_UNIT];
+    uint8_t tiles[]; /* (2 panels, n_in/32) tiles, each followed by that of what is left */
+};
+
+/* Floats to bf16, rounded half up, as floats. */
+INLINE VF round_bf16(VF v)
+{
+    VI bits = _mm512_add_epi32(_mm512_castps_si512(v), vi_set1_32(0x8000));
+    return _mm512_castsi512_ps(vi_and(bits, vi_set1_32((int)0xffff0000)));
+}
+
+/* Floats a, b that are bf16 to pairs (a low, b high). */
+INLINE VI pair(VF a, VF b)
+{
+    return vi_or_and(vi_srl32(_mm512_castps_si512(a), 16), _mm512_castps_si512(b),
+                     vi_set1_32((int)0xffff0000));
+}
+
+/* Column k of a panel */
+INLINE VF column(const enum dtype type, const uint8_t *panel, int k)
+{
+    return type == DT_F16 ? vf_load_half(panel + (size_t)k * 32) : vf_load(panel + (size_t)k * 64);
+}
+
+INLINE void convert(const enum dtype type, const uint8_t *panel, int n_in, uint8_t *out)
+{
+    for (int k = 0; k < n_in; k += 32, out += 2 * TILE)
+        for (int i = 0; i < 16; i++) {
+            VF a = column(type, panel, k + 2 * i), b = column(type, panel, k + 2 * i + 1);
+            VF a0 = round_bf16(a), b0 = round_bf16(b);
+            vi_store(out + 64 * i, pair(a0, b0));
+            vi_store(out + TILE + 64 * i,
+                     pair(round_bf16(_mm512_sub_ps(a, a0)), round_bf16(_mm512_sub_ps(b, b0))));
+        }
+}
+
+/* Tiles 4 and, for `two`, 6 times tiles at b0 and b1. */
+#define DOTS(b0, b1)                                                                               \
+    do {                                                                                           \
+        amx_load(5, b0, 64);                                                                       \
+        amx_dot_bf16(0, 4, 5);                                                                     \
+        amx_load(7, b1, 64);                                                                       \
+        amx_dot_bf16(1, 4, 7);                                                                     \
+        if (two) {                                                                                 \
+            amx_dot_bf16(2, 6, 5);                                                                 \
+            amx_dot_bf16(3, 6, 7);                                                                 \
+        }                                                                                          \
+    } while (0)
+
+/* One or two tiles of inputs at a times the panels b[2], all columns; sums to s->out. */
+INLINE void multiply(struct scratch *s, const enum dtype type, const uint8_t *const b[2], int n_in,
+                     const uint8_t *a, size_t stride, const int two)
+{
+    const bool exact = type == DT_BF16; /* nothing is left of weights */
+    const size_t step = exact ? TILE : 2 * TILE;
+    amx_zero(0);
+    amx_zero(1);
+    amx_zero(2);
+    amx_zero(3);
+    for (int i = 0; i < n_in / 32; i++) {
+        const uint8_t *b0 = b[0] + (size_t)i * step, *b1 = b[1] + (size_t)i * step;
+        const uint8_t *x = a + 64 * (size_t)i, *rest = x + 2 * (size_t)n_in;
+        amx_load(4, x, stride);
+        if (two)
+            amx_load(6, x + 16 * stride, stride);
+        if (!exact)
+            DOTS(b0 + TILE, b1 + TILE);
+        DOTS(b0, b1);
+        amx_load(4, rest, stride);
+        amx_dot_bf16(0, 4, 5);
+        amx_dot_bf16(1, 4, 7);
+        if (two) {
+            amx_load(6, rest + 16 * stride, stride);
+            amx_dot_bf16(2, 6, 5);
+            amx_dot_bf16(3, 6, 7);
+        }
+    }
+    amx_store(0, s->out[0], sizeof s->out[0]);
+    amx_store(1, s->out[0] + GEMM_PANEL, sizeof s->out[0]);
+    if (two) {
+        amx_store(2, s->out[16], sizeof s->out[0]);
+        amx_store(3, s->out[16] + GEMM_PANEL, sizeof s->out[0]);
+    }
+}
+
+/* The sums of input rows [i0, i0 + n) and weight rows from col on, with the bias. */
+INLINE void put_sums(const struct scratch *s, const struct gemm_call *c, int i0, int n, int col)
+{
+    int width = c->n_rows - col < GEMM_UNIT ? c->n_rows - col : GEMM_UNIT;
+    VF low = vf_zero(), high = vf_zero();
+    if (c->bias && width == GEMM_UNIT) {
+        low = vf_load(c->bias + col);
+        high = vf_load(c->bias + col + GEMM_PANEL);
+    }
+    for (int i = 0; i < n; i++) {
+        float *y = c->y + (size_t)(i0 + i) * c->stride + col;
+        if (width == GEMM_UNIT) {
+            vf_store(y, vf_add(vf_load(s->out[i]), low));
+            vf_store(y + GEMM_PANEL, vf_add(vf_load(s->out[i] + GEMM_PANEL), high));
+            continue;
+        }
+        for (int j = 0; j < width; j++)
+            y[j] = s->out[i][j] + (c->bias ? c->bias[col + j] : 0.0f);
+    }
+}
+
+INLINE void gemm(const struct gemm_call *c, const enum dtype type)
+{
+    struct scratch *s = c->scratch;
+    const struct gemm_seg *seg = c->seg;
+    int n_in = c->w->n_in;
+    size_t stride = gemm_half_stride(c->x), bytes = seg->panel_bytes;
+    size_t first = (size_t)c->expert * (size_t)seg->n_panels + (size_t)(c->row / GEMM_PANEL);
+    const uint8_t *panel = seg->data + first * bytes;
+    struct amx_config config = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        config.rows[i] = 16;
+        config.row_bytes[i] = 64;
+    }
+    amx_configure(&config);
+    for (int col = 0; col < c->n_rows; col += GEMM_UNIT, panel += 2 * bytes) {
+        const uint8_t *b[2] = {panel, col + GEMM_PANEL < c->n_rows ? panel + bytes : panel};
+        for (int p = 0; type != DT_BF16 && p < 2; p++) {
+            uint8_t *tiles = s->tiles + (size_t)p * (size_t)(n_in / 32) * 2 * TILE;
+            convert(type, b[p], n_in, tiles);
+            b[p] = tiles;
+        }
+        for (int i0 = 0; i0 < c->n; i0 += 32) {
+            int n = c->n - i0 < 32 ? c->n - i0 : 32;
+            const uint8_t *a = c->x->h + (size_t)i0 * stride;
+            if (n > 16)
+                multiply(s, type, b, n_in, a, stride, 1);
+            else
+                multiply(s, type, b, n_in, a, stride, 0);
+            put_sums(s, c, i0, n, col);
+        }
+    }
+    amx_release();
+}
+
+void gemm_split_amx(const struct gemm_call *c)
+{
+    if (c->seg->type == DT_F32)
+        gemm(c, DT_F32);
+    else if (c->seg->type == DT_F16)
+        gemm(c, DT_F16);
+    else
+        gemm(c, DT_BF16);
+}
+
+void input_split_amx(const float *x, int n, uint16_t *out, uint16_t *rest)
+{
+    int i = 0;
+    for (; i + 16 <= n; i += 16) {
+        VF v = vf_load(x + i), near = round_bf16(v), left = round_bf16(_mm512_sub_ps(v, near));
+        _mm256_storeu_si256((__m256i *)(out + i),
+                            _mm512_cvtepi32_epi16(vi_srl32(_mm512_castps_si512(near), 16)));
+        _mm256_storeu_si256((__m256i *)(rest + i),
+                            _mm512_cvtepi32_epi16(vi_srl32(_mm512_castps_si512(left), 16)));
+    }
+    for (; i < n; i++) {
+        uint32_t u;
+        float near;
+        memcpy(&u, x + i, 4);
+        u = (u + 0x8000) & 0xffff0000u;
+        memcpy(&near, &u, 4);
+        out[i] = (uint16_t)(u >> 16);
+        float left = x[i] - near;
+        memcpy(&u, &left, 4);
+        rest[i] = (uint16_t)((u + 0x8000) >> 16);
+    }
+}
