@@ -114,7 +114,7 @@ static void cancel(struct call *c)
     atomic_store(&c->cancelled, true);
     if (c->with_worker && jobs_remove(c->server->jobs, &c->job))
         c->with_worker = false;
-    if (c->embed)
+    if (!c->with_worker && c->embed) /* a worker that has it is making it, or writing the reply */
         embed_cancel(c->embed);
     for (int i = 0; c->parts && i < c->n_prompts; i++)
         if (c->parts[i].request)
