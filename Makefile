@@ -166,7 +166,7 @@ $(B)/steel: $(CLI_OBJ) $(B)/libserver.a $(B)/libsteel.a $(filter $(B)/static/%,$
 $(B)/tests/%: $(B)/tests/%.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS) -lcmocka
 
-SRV_TESTS := $(addprefix $(B)/tests/,test_http test_http_faults test_jobs)
+SRV_TESTS := $(addprefix $(B)/tests/,test_http test_http_faults test_jobs test_route)
 $(SRV_TESTS): $(B)/tests/%: $(B)/tests/%.o $(B)/libserver.a $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libserver.a $(B)/libsteel.a $(LDLIBS) $(SRV_LIBS) -lcmocka
 
@@ -251,7 +251,7 @@ $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libsteel.a
 $(B)/fuzz/fuzz_markdown: $(B)/fuzz/fuzz_markdown.o $(addprefix $(B)/src/cli/,markdown.o table.o flow.o) $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
-$(B)/fuzz/fuzz_http $(B)/fuzz/fuzz_request: $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libserver.a $(B)/libsteel.a
+$(B)/fuzz/fuzz_http $(B)/fuzz/fuzz_marks $(B)/fuzz/fuzz_request $(B)/fuzz/fuzz_upstream: $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libserver.a $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(B)/libserver.a $(B)/libsteel.a $(LDLIBS) $(SRV_LIBS)
 
 # The GPU's tests and benchmark, on a machine that has one; and the same kernels on the CPU, simulated.

@@ -262,4 +262,5 @@ def main():
     assert s.stop() == 0, s.log()[-3000:]
 
 
-main()
+if __name__ == "__main__":
+    main()

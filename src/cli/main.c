@@ -8,6 +8,7 @@
 const struct command cli_commands[] = {
     {"run", "[MODEL] [PROMPT]", "chat, or answer one prompt", cmd_run},
     {"serve", "[MODEL]", "OpenAI's, Anthropic's and Ollama's APIs and a web page", cmd_serve},
+    {"route", "--upstream URL...", "one address in front of several servers", cmd_route},
     {"embed", "MODEL [TEXT...]", "vectors of texts", cmd_embed},
     {"rerank", "MODEL -q QUERY", "sort documents by how well they answer", cmd_rerank},
     {"pull", "NAME", "download a model: owner/name[:quant]", cmd_pull},

@@ -1,10 +1,5 @@
-/*
- * Who may ask: API keys, the Host header (a page of somebody else whose name suddenly means this
- * machine), pages of other sites that post without asking first, and who a client is. Looks at heads
- * only; knows neither bodies nor models.
- */
-#include "server/server_int.h"
-#include "base/mem.h"
+/* Who may ask. See access.h. */
+#include "server/access.h"
 
 #include <arpa/inet.h>
 #include <openssl/crypto.h>
@@ -13,7 +8,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-static const char *bearer(struct http_exchange *x)
+const char *access_bearer(struct http_exchange *x)
 {
     const char *v = http_header(http_request(x), "Authorization");
     if (v && !strncasecmp(v, "Bearer ", 7))
@@ -22,29 +17,23 @@ static const char *bearer(struct http_exchange *x)
     return v ? v : http_header(http_request(x), "Api-Key"); /* Azure's */
 }
 
-char *server_key_of(struct http_exchange *x)
-{
-    const char *key = bearer(x);
-    return key ? mem_strdup(key) : NULL;
-}
-
 /* Takes the same time whatever the key's content. */
-bool access_key(const struct server *s, struct http_exchange *x)
+bool access_key(const struct access_rules *a, struct http_exchange *x)
 {
-    const char *key = bearer(x);
-    bool found = s->opt.n_keys == 0;
-    for (int i = 0; key && i < s->opt.n_keys; i++) {
-        size_t n = strlen(s->opt.keys[i]);
-        if (strlen(key) == n && !CRYPTO_memcmp(key, s->opt.keys[i], n))
+    const char *key = access_bearer(x);
+    bool found = a->n_keys == 0;
+    for (int i = 0; key && i < a->n_keys; i++) {
+        size_t n = strlen(a->keys[i]);
+        if (strlen(key) == n && !CRYPTO_memcmp(key, a->keys[i], n))
             found = true;
     }
     return found;
 }
 
-uint64_t access_client(const struct server *s, struct http_exchange *x)
+uint64_t access_client(const struct access_rules *a, uint64_t secret, struct http_exchange *x)
 {
     const char *key =
-        s->opt.n_keys ? bearer(x) : NULL; /* without keys, anybody could make up many */
+        a->n_keys ? access_bearer(x) : NULL; /* without keys, anybody could make up many */
     const char *address = http_address(x), *name = key ? key : address;
     size_t n = strlen(name);
     struct in6_addr v6;
@@ -52,7 +41,7 @@ uint64_t access_client(const struct server *s, struct http_exchange *x)
         name = (const char *)&v6;
         n = 8; /* who has one address of a network has them all */
     }
-    uint64_t h = s->id_secret ^ 0xcbf29ce484222325u;
+    uint64_t h = secret ^ 0xcbf29ce484222325u;
     for (size_t i = 0; i < n; i++)
         h = (h ^ (unsigned char)name[i]) * 0x100000001b3u;
     return h;
@@ -100,13 +89,13 @@ bool access_is_loopback(const char *host)
 }
 
 /* An address cannot be made to mean another machine; a name can, by whoever owns it. */
-bool access_host(const struct server *s, struct http_exchange *x)
+bool access_host(const struct access_rules *a, struct http_exchange *x)
 {
     const char *v = http_header(http_request(x), "Host");
     char name[256], own[256] = "";
     unsigned char address[16];
-    for (int i = 0; i < s->opt.n_hosts; i++)
-        if (!strcmp(s->opt.hosts[i], "*"))
+    for (int i = 0; i < a->n_hosts; i++)
+        if (!strcmp(a->hosts[i], "*"))
             return true;
     if (!v) /* HTTP/1.0: no browser */
         return true;
@@ -114,12 +103,12 @@ bool access_host(const struct server *s, struct http_exchange *x)
         return false;
     if (inet_pton(AF_INET, name, address) == 1 || inet_pton(AF_INET6, name, address) == 1)
         return true;
-    for (int i = 0; i < s->opt.n_hosts; i++)
-        if (!strcasecmp(s->opt.hosts[i], name))
+    for (int i = 0; i < a->n_hosts; i++)
+        if (!strcasecmp(a->hosts[i], name))
             return true;
     if (gethostname(own, sizeof own - 1))
         own[0] = 0;
-    return is_localhost(name) || !strcasecmp(name, s->opt.http.host) || !strcasecmp(name, own);
+    return is_localhost(name) || !strcasecmp(name, a->host) || !strcasecmp(name, own);
 }
 
 /* A page that this machine serves: http or https, one of the names it has for itself, any port. */
@@ -133,21 +122,22 @@ static bool is_local_origin(const char *origin)
            (is_localhost(name) || !strcmp(name, "127.0.0.1") || !strcmp(name, "::1"));
 }
 
-bool access_origin_listed(const struct server *s, const char *origin, bool *any)
+/* In --cors-origin, or this machine's where there is none; *any: by "*". */
+static bool origin_listed(const struct access_rules *a, const char *origin, bool *any)
 {
     *any = false;
-    if (!s->opt.n_origins)
+    if (!a->n_origins)
         return is_local_origin(origin);
-    for (int i = 0; i < s->opt.n_origins; i++) {
-        *any = !strcmp(s->opt.origins[i], "*");
-        if (*any || !strcmp(s->opt.origins[i], origin))
+    for (int i = 0; i < a->n_origins; i++) {
+        *any = !strcmp(a->origins[i], "*");
+        if (*any || !strcmp(a->origins[i], origin))
             return true;
     }
     return false;
 }
 
 /* Browsers say on whose behalf they post, and a page cannot make them say otherwise. */
-bool access_origin(const struct server *s, struct http_exchange *x)
+bool access_origin(const struct access_rules *a, struct http_exchange *x)
 {
     const struct http_head *h = http_request(x);
     const char *origin = http_header(h, "Origin"), *host = http_header(h, "Host");
@@ -158,7 +148,7 @@ bool access_origin(const struct server *s, struct http_exchange *x)
     if (!origin)
         return !site || strcmp(site, "cross-site") != 0;
     const char *name = strstr(origin, "://");
-    return access_origin_listed(s, origin, &any) || (name && host && !strcasecmp(name + 3, host));
+    return origin_listed(a, origin, &any) || (name && host && !strcasecmp(name + 3, host));
 }
 
 /* Bodies come as they are: what they would be once unpacked is not known before it is paid for. */
@@ -176,4 +166,26 @@ bool access_type(struct http_exchange *x)
     size_t n = v ? strcspn(v, "; \t") : 0;
     return !(n == 10 && !strncasecmp(v, "text/plain", n)) &&
            !(n == 19 && !strncasecmp(v, "multipart/form-data", n));
+}
+
+void access_add_cors(const struct access_rules *a, struct http_exchange *x)
+{
+    const char *origin = http_header(http_request(x), "Origin");
+    bool any;
+    if (!origin || !origin_listed(a, origin, &any))
+        return;
+    http_add_header(x, "Access-Control-Allow-Origin", any ? "*" : origin);
+    http_add_header(x, "Access-Control-Expose-Headers", "X-Request-Id, Request-Id, Retry-After");
+    if (!any)
+        http_add_header(x, "Vary", "Origin");
+}
+
+void access_preflight(struct http_exchange *x)
+{
+    const char *want = http_header(http_request(x), "Access-Control-Request-Headers");
+    http_add_header(x, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
+    http_add_header(x, "Access-Control-Allow-Headers",
+                    want ? want : "Authorization, Content-Type, X-Api-Key");
+    http_add_header(x, "Access-Control-Max-Age", "86400");
+    http_reply(x, 204, NULL, "", 0);
 }

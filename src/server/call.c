@@ -186,8 +186,9 @@ void call_dispatch(struct server *s, struct http_exchange *x, enum call_kind kin
     snprintf(c->id, sizeof c->id, "%s%08llx%012llx", kinds[kind].prefix,
              (unsigned long long)(s->id_secret & 0xffffffff), (unsigned long long)++s->next_id);
     c->body = http_take_body(x, &c->n_body);
-    c->key = s->opt.share_prefix_cache ? NULL : server_key_of(x);
-    c->owner = server_key_of(x);
+    const char *key = access_bearer(x);
+    c->key = key && !s->opt.share_prefix_cache ? mem_strdup(key) : NULL;
+    c->owner = key ? mem_strdup(key) : NULL;
     c->next = s->calls;
     if (c->next)
         c->next->prev = c;
@@ -195,7 +196,7 @@ void call_dispatch(struct server *s, struct http_exchange *x, enum call_kind kin
     s->n_calls++;
     http_watch(x, c, on_closed, on_drained);
     c->with_worker = true;
-    c->job.client = access_client(s, x);
+    c->job.client = access_client(&s->opt.access, s->id_secret, x);
     c->job.bytes = c->n_body;
     jobs_add(s->jobs, &c->job, c->start_ns);
     if (!event_pending(s->job_tick, EV_TIMEOUT, NULL))

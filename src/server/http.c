@@ -762,6 +762,13 @@ void http_stream_start(struct http_exchange *x, int status, const char *type)
     x->streaming = true;
 }
 
+void http_stream_start_sized(struct http_exchange *x, int status, const char *type, int64_t n)
+{
+    x->chunked = false;
+    send_head(x, status, type, n);
+    x->streaming = true;
+}
+
 void http_stream(struct http_exchange *x, const void *data, size_t n)
 {
     if (!n || x->head_only)

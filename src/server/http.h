@@ -72,6 +72,8 @@ void http_watch(struct http_exchange *x, void *user, void (*closed)(void *user),
 void http_add_header(struct http_exchange *x, const char *name, const char *value);
 void http_reply(struct http_exchange *x, int status, const char *type, const void *body, size_t n);
 void http_stream_start(struct http_exchange *x, int status, const char *type);
+/* The same for a body whose length is known: http_stream has to bring exactly that. */
+void http_stream_start_sized(struct http_exchange *x, int status, const char *type, int64_t n);
 void http_stream(struct http_exchange *x, const void *data, size_t n);
 void http_stream_end(struct http_exchange *x);
 /* The reply cannot be completed: the peer is told by a reset. */

@@ -1,4 +1,4 @@
-/* The HTTP/1.1 request parser. */
+/* The HTTP/1.1 parser. */
 #include "server/http_parse.h"
 #include "base/mem.h"
 
@@ -79,6 +79,7 @@ static const char *parse_request_line(char *line, struct http_head *h)
     }
     if (*target != '/' && strcmp(target, "*"))
         return "malformed request target";
+    memcpy((char *)h->target, target, strlen(target) + 1);
     char *query = strchr(target, '?');
     if (query)
         *query++ = 0;
@@ -123,27 +124,33 @@ static const char *parse_header(char *line, struct http_head *h)
     return NULL;
 }
 
-/* Length, transfer coding, persistence. */
+static bool parse_length(const char *value, int64_t *out)
+{
+    int64_t v = 0;
+    if (!*value || strlen(value) > 15)
+        return false;
+    for (const char *c = value; *c; c++) {
+        if (*c < '0' || *c > '9')
+            return false;
+        v = v * 10 + (*c - '0');
+    }
+    *out = v;
+    return true;
+}
+
+/* Length, transfer coding, persistence; length is -1 where there is none. 0, or the status. */
 static int parse_framing(struct http_head *h, const char **why)
 {
-    bool have_length = false, have_host = false;
     h->keep_alive = h->minor >= 1;
+    h->length = -1;
     for (int i = 0; i < h->n_headers; i++) {
         const char *name = h->headers[i].name, *value = h->headers[i].value;
         if (!strcasecmp(name, "Content-Length")) {
-            int64_t v = 0;
+            int64_t v;
             *why = "malformed Content-Length";
-            if (!*value || strlen(value) > 15)
-                return 400;
-            for (const char *c = value; *c; c++) {
-                if (*c < '0' || *c > '9')
-                    return 400;
-                v = v * 10 + (*c - '0');
-            }
-            if (have_length && v != h->length)
+            if (!parse_length(value, &v) || (h->length >= 0 && v != h->length))
                 return 400;
             h->length = v;
-            have_length = true;
         } else if (!strcasecmp(name, "Transfer-Encoding")) {
             *why = "Transfer-Encoding in HTTP/1.0"; /* proxies disagree where such a body ends */
             if (h->minor == 0)
@@ -157,7 +164,22 @@ static int parse_framing(struct http_head *h, const char **why)
                 h->keep_alive = false;
             else if (has_word(value, "keep-alive"))
                 h->keep_alive = true;
-        } else if (!strcasecmp(name, "Expect")) {
+        }
+    }
+    *why = "Content-Length beside Transfer-Encoding";
+    if (h->length >= 0 && h->chunked)
+        return 400;
+    *why = NULL;
+    return 0;
+}
+
+/* What only requests have. */
+static int parse_request_headers(struct http_head *h, const char **why)
+{
+    bool have_host = false;
+    for (int i = 0; i < h->n_headers; i++) {
+        const char *name = h->headers[i].name, *value = h->headers[i].value;
+        if (!strcasecmp(name, "Expect")) {
             *why = "unknown expectation";
             if (strcasecmp(value, "100-continue"))
                 return 417;
@@ -169,9 +191,6 @@ static int parse_framing(struct http_head *h, const char **why)
             have_host = true;
         }
     }
-    *why = "Content-Length beside Transfer-Encoding";
-    if (have_length && h->chunked)
-        return 400;
     *why = "the Host header is missing";
     if (h->minor >= 1 && !have_host)
         return 400;
@@ -179,23 +198,41 @@ static int parse_framing(struct http_head *h, const char **why)
     return 0;
 }
 
-int http_head_parse(const char *p, size_t n, struct http_head *h, const char **why)
+static const char *parse_status_line(char *line, struct http_head *h)
+{
+    if (strncmp(line, "HTTP/1.", 7) || (line[7] != '0' && line[7] != '1') || line[8] != ' ')
+        return "not HTTP/1.0 or HTTP/1.1";
+    for (int i = 9; i < 12; i++) {
+        if (line[i] < '0' || line[i] > '9')
+            return "malformed status";
+        h->status = h->status * 10 + (line[i] - '0');
+    }
+    if ((line[12] && line[12] != ' ') || h->status < 100 || h->status > 599)
+        return "malformed status";
+    h->minor = line[7] - '0';
+    return NULL;
+}
+
+/* A complete head, line by line; `first` reads the first. */
+static int parse_lines(const char *p, size_t n, struct http_head *h,
+                       const char *(*first)(char *line, struct http_head *h), const char **why)
 {
     memset(h, 0, sizeof *h);
-    *why = "NUL in the request head";
+    *why = "NUL in the head";
     if (memchr(p, 0, n))
         return 400;
+    const char *eol = memchr(p, '\n', n);
+    size_t n_first = eol ? (size_t)(eol - p) : n;
     *why = "there is no memory for the request; try again later";
-    h->block = mem_ask(n + 1);
+    h->block = mem_ask(n + 1 + n_first + 1);
     if (!h->block)
         return 503;
     memcpy(h->block, p, n);
     h->block[n] = 0;
-    char *line = h->block;
-    for (int i = 0;; i++) {
-        char *end = strchr(line, '\n');
-        if (!end)
-            break;
+    h->block[n + 1] = 0;
+    h->target = h->block + n + 1;
+    bool any = false;
+    for (char *line = h->block, *end; (end = strchr(line, '\n')); line = end + 1) {
         *end = 0;
         if (end > line && end[-1] == '\r')
             end[-1] = 0;
@@ -205,16 +242,30 @@ int http_head_parse(const char *p, size_t n, struct http_head *h, const char **w
         if (h->n_headers == HTTP_MAX_HEADERS)
             return 431;
         *why = strchr(line, '\r') ? "bare carriage return"
-               : i == 0           ? parse_request_line(line, h)
-                                  : parse_header(line, h);
+               : any              ? parse_header(line, h)
+                                  : first(line, h);
         if (*why)
             return 400;
-        line = end + 1;
+        any = true;
     }
-    *why = "empty request";
-    if (!h->method)
-        return 400;
-    return parse_framing(h, why);
+    *why = any ? NULL : "empty head";
+    return any ? 0 : 400;
+}
+
+bool http_answer_parse(const char *p, size_t n, struct http_head *h, const char **why)
+{
+    bool ok = parse_lines(p, n, h, parse_status_line, why) == 0 && parse_framing(h, why) == 0;
+    h->target = NULL;
+    return ok;
+}
+
+int http_head_parse(const char *p, size_t n, struct http_head *h, const char **why)
+{
+    int status = parse_lines(p, n, h, parse_request_line, why);
+    status = status ? status : parse_framing(h, why);
+    status = status ? status : parse_request_headers(h, why);
+    h->length = h->length < 0 ? 0 : h->length;
+    return status;
 }
 
 void http_head_clear(struct http_head *h)
@@ -338,6 +389,10 @@ const char *http_status_text(int status)
     switch (status) {
     case 200:
         return "OK";
+    case 201:
+        return "Created";
+    case 202:
+        return "Accepted";
     case 204:
         return "No Content";
     case 304:
@@ -352,14 +407,20 @@ const char *http_status_text(int status)
         return "Not Found";
     case 405:
         return "Method Not Allowed";
+    case 406:
+        return "Not Acceptable";
     case 408:
         return "Request Timeout";
+    case 409:
+        return "Conflict";
     case 413:
         return "Content Too Large";
     case 415:
         return "Unsupported Media Type";
     case 417:
         return "Expectation Failed";
+    case 422:
+        return "Unprocessable Content";
     case 429:
         return "Too Many Requests";
     case 431:
@@ -368,8 +429,12 @@ const char *http_status_text(int status)
         return "Internal Server Error";
     case 501:
         return "Not Implemented";
+    case 502:
+        return "Bad Gateway";
     case 503:
         return "Service Unavailable";
+    case 504:
+        return "Gateway Timeout";
     default:
         return "Status";
     }

@@ -1,5 +1,5 @@
 /*
- * HTTP/1.1 requests as bytes: the head (request line and headers) and chunked bodies. Strict where
+ * HTTP/1.1 as bytes: heads (of requests and of answers) and chunked bodies. Strict where
  * leniency has been exploited: two lengths, a length beside chunks, folded headers, spaces before a
  * colon and bare control characters are refused. No I/O, no allocation beyond the head's own block.
  */
@@ -23,17 +23,21 @@ struct http_head {
     const char *method; /* as sent */
     const char *path;   /* percent-decoded, without the query */
     const char *query;  /* "" = none; not decoded */
+    const char *target; /* path and query as sent, for whoever passes them on */
+    int status;         /* of an answer; method, path, query and target are NULL there */
     int minor;          /* HTTP/1.minor */
     struct http_header headers[HTTP_MAX_HEADERS];
     int n_headers;
     bool keep_alive, chunked, expect_continue;
-    int64_t length; /* Content-Length; 0 where there is none */
+    int64_t length; /* Content-Length; where there is none 0, in an answer -1 */
 };
 
 /* Bytes of the head at the start of p (the empty line included), or 0: not complete yet. */
 size_t http_head_end(const char *p, size_t n);
 /* Parses a complete head. Returns 0, or the status to answer with; *why says it in words. */
 int http_head_parse(const char *p, size_t n, struct http_head *h, const char **why);
+/* The same for the head of an answer. */
+bool http_answer_parse(const char *p, size_t n, struct http_head *h, const char **why);
 void http_head_clear(struct http_head *h);
 /* Value of a header (any case), or NULL. */
 const char *http_header(const struct http_head *h, const char *name);

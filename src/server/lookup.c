@@ -33,10 +33,8 @@ static void reply_missing(struct server *s, struct http_exchange *x, const char 
 static bool look_up(struct server *s, struct http_exchange *x, const char *id, enum store_part part,
                     struct buf *out)
 {
-    char *owner = server_key_of(x);
-    bool ok = store_get(s->store, id, owner ? owner : "", part, out);
-    mem_free(owner);
-    return ok;
+    const char *owner = access_bearer(x);
+    return store_get(s->store, id, owner ? owner : "", part, out);
 }
 
 void get_response(struct server *s, struct http_exchange *x)
@@ -76,7 +74,8 @@ void get_response_items(struct server *s, struct http_exchange *x)
 
 void delete_response(struct server *s, struct http_exchange *x)
 {
-    char id[64], *owner = server_key_of(x);
+    const char *owner = access_bearer(x);
+    char id[64];
     struct buf b = {0};
     path_id(x, id);
     if (store_delete(s->store, id, owner ? owner : "")) {
@@ -87,7 +86,6 @@ void delete_response(struct server *s, struct http_exchange *x)
     } else {
         reply_missing(s, x, id);
     }
-    mem_free(owner);
     buf_clear(&b);
 }
 

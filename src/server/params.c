@@ -11,33 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void set_error(struct api_error *err, int status, const char *type, const char *param,
-                      const char *fmt, va_list ap)
-{
-    *err = (struct api_error){.status = status, .type = type};
-    if (param)
-        snprintf(err->param, sizeof err->param, "%s", param);
-    vsnprintf(err->msg, sizeof err->msg, fmt, ap);
-}
-
-bool api_invalid(struct api_error *err, const char *param, const char *fmt, ...)
-{
-    va_list ap;
-    va_start(ap, fmt);
-    set_error(err, 400, "invalid_request_error", param, fmt, ap);
-    va_end(ap);
-    return false;
-}
-
-bool api_fail(struct api_error *err, int status, const char *type, const char *fmt, ...)
-{
-    va_list ap;
-    va_start(ap, fmt);
-    set_error(err, status, type, NULL, fmt, ap);
-    va_end(ap);
-    return false;
-}
-
 /* Fields whose text may hold any character; everywhere else a NUL would end a name early. */
 static bool may_hold_nul(const char *key)
 {

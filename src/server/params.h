@@ -7,22 +7,9 @@
 #define STEEL_SERVER_PARAMS_H
 
 #include "engine/engine.h"
+#include "server/api_error.h"
 
 #include <jansson.h>
-
-/* An error as OpenAI's API shows it. */
-struct api_error {
-    int status; /* 0 = none */
-    const char *type, *code;
-    char param[64]; /* "" = null */
-    char msg[512];
-    int n_prompt, n_ctx; /* of a prompt that is too long; 0 = not that */
-};
-/* Sets status 400, invalid_request_error; returns false. param may be NULL. */
-bool api_invalid(struct api_error *err, const char *param, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
-bool api_fail(struct api_error *err, int status, const char *type, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
 
 struct gen_params {
     struct sample_params sample; /* bias is owned */

@@ -30,44 +30,7 @@ const struct runtime *server_runtime(const struct server *s)
     return engine_runtime(s->engine);
 }
 
-/* Access */
-
-static void add_cors(const struct server *s, struct http_exchange *x)
-{
-    const char *origin = http_header(http_request(x), "Origin");
-    bool any;
-    if (!origin || !access_origin_listed(s, origin, &any))
-        return;
-    http_add_header(x, "Access-Control-Allow-Origin", any ? "*" : origin);
-    http_add_header(x, "Access-Control-Expose-Headers", "X-Request-Id, Request-Id, Retry-After");
-    if (!any)
-        http_add_header(x, "Vary", "Origin");
-}
-
-static void preflight(struct server *s, struct http_exchange *x)
-{
-    const char *want = http_header(http_request(x), "Access-Control-Request-Headers");
-    http_add_header(x, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
-    http_add_header(x, "Access-Control-Allow-Headers",
-                    want ? want : "Authorization, Content-Type, X-Api-Key");
-    http_add_header(x, "Access-Control-Max-Age", "86400");
-    s->n_http[2]++;
-    http_reply(x, 204, NULL, "", 0);
-}
-
 /* Small replies */
-
-/* Whose client this is, by what it asks for and how; the path is NULL where no head could be read. */
-static enum dialect dialect_of(struct http_exchange *x)
-{
-    const char *path = http_request(x)->path;
-    if (path && !strncmp(path, "/api/", 5))
-        return DIALECT_OLLAMA;
-    if (path &&
-        (!strncmp(path, "/v1/messages", 12) || http_header(http_request(x), "anthropic-version")))
-        return DIALECT_ANTHROPIC;
-    return DIALECT_OPENAI;
-}
 
 static void fail(struct server *s, struct http_exchange *x, int status, const char *type,
                  const char *fmt, ...) __attribute__((format(printf, 5, 6)));
@@ -83,7 +46,7 @@ static void fail(struct server *s, struct http_exchange *x, int status, const ch
     api_fail(&err, status, type, "%s", msg);
     if (status == 401)
         err.code = "invalid_api_key";
-    reply_error(x, s, &err, dialect_of(x));
+    reply_error(x, s, &err, api_dialect(http_request(x)));
 }
 
 /* http.c's own refusals: a broken request, or one over a limit. */
@@ -221,7 +184,7 @@ static void get_model(struct server *s, struct http_exchange *x)
         api_fail(&err, 404, "not_found_error", "the model '%.100s' does not exist", full);
         err.code = "model_not_found";
         snprintf(err.param, sizeof err.param, "model");
-        reply_error(x, s, &err, dialect_of(x));
+        reply_error(x, s, &err, api_dialect(http_request(x)));
         return;
     }
     add_model(s, &b);
@@ -318,7 +281,7 @@ static bool on_head(void *arg, struct http_exchange *x)
     bool known = route || allow[0];
     log_line(LOG_DEBUG, "request", LOG_TEXT("id", http_id(x)), LOG_TEXT("method", h->method),
              LOG_TEXT("path", h->path), LOG_TEXT("peer", http_peer(x)));
-    if (!access_host(s, x)) {
+    if (!access_host(&s->opt.access, x)) {
         fail(
             s, x, 403, "permission_error",
             "the Host header '%.100s' is not a name of this server; if it should be, start it with "
@@ -326,20 +289,21 @@ static bool on_head(void *arg, struct http_exchange *x)
             http_header(h, "Host"));
         return false;
     }
-    add_cors(s, x);
-    if (!strcmp(h->method, "OPTIONS") && (known || !strcmp(h->path, "*")))
-        preflight(s, x);
-    else if (!known)
+    access_add_cors(&s->opt.access, x);
+    if (!strcmp(h->method, "OPTIONS") && (known || !strcmp(h->path, "*"))) {
+        s->n_http[2]++;
+        access_preflight(x);
+    } else if (!known)
         fail(s, x, 404, "not_found_error", "there is nothing at %.8s %.200s", h->method, h->path);
     else if (!route) {
         snprintf(allow + strlen(allow), sizeof allow - strlen(allow), ", OPTIONS");
         http_add_header(x, "Allow", allow);
         fail(s, x, 405, "invalid_request_error", "%.200s does not take %.8s", h->path, h->method);
-    } else if (!route->open && !access_key(s, x))
+    } else if (!route->open && !access_key(&s->opt.access, x))
         fail(s, x, 401, "authentication_error", "missing or wrong API key");
     else if (route->get)
         route->get(s, x);
-    else if (!access_origin(s, x))
+    else if (!access_origin(&s->opt.access, x))
         fail(s, x, 403, "permission_error",
              "a page of another site may not post here; to allow it, start the server with "
              "--cors-origin %.100s",
@@ -581,7 +545,7 @@ static void loop(struct server *s)
     snprintf(url, sizeof url, "%s://%s:%d", h->cert_file ? "https" : "http", h->host,
              http_port(s->http));
     log_line(LOG_INFO, "listening", LOG_TEXT("url", url));
-    if (!s->opt.n_keys && !access_is_loopback(h->host))
+    if (!s->opt.access.n_keys && !access_is_loopback(h->host))
         log_line(LOG_WARN, "anybody who reaches this address may use the model",
                  LOG_TEXT("why", "--host is not loopback and there is no --api-key"));
     event_base_dispatch(s->base);
@@ -611,6 +575,7 @@ int server_run(const struct server_options *opt, struct error *err)
     s->opt.http.handler = on_request;
     s->opt.http.refuse = on_refuse;
     s->opt.http.arg = s;
+    s->opt.access.host = opt->http.host;
     s->opt.engine.runtime.min_out = SCORED_ROWS;
     s->jobs_fd = -1;
     s->started = time(NULL);

@@ -3,7 +3,7 @@
 #define STEEL_SERVER_SERVER_H
 
 #include "engine/engine.h"
-#include "server/http.h"
+#include "server/access.h"
 
 enum metrics_style { METRICS_OWN, METRICS_VLLM, METRICS_LLAMACPP };
 
@@ -12,15 +12,10 @@ struct server_options {
     const char *embedding, *rerank; /* paths of models for vectors and for scores, or NULL */
     const char *alias;              /* name in replies; NULL = from the path */
     struct engine_options engine;
-    struct sample_params sample; /* where a request does not say */
-    struct http_options http;    /* handler and arg are the server's own */
-    const char *const *keys;     /* (n_keys) API keys; none = open to all */
-    int n_keys;
-    bool share_prefix_cache;    /* cached prompts are shared by all, not by those of one key only */
-    const char *const *origins; /* (n_origins) allowed by CORS; "*" = all; none = this machine's */
-    int n_origins;
-    const char *const *hosts; /* (n_hosts) names in Host headers beside our own; "*" = all */
-    int n_hosts;
+    struct sample_params sample;     /* where a request does not say */
+    struct http_options http;        /* handler and arg are the server's own */
+    struct access_rules access;      /* host is the server's own */
+    bool share_prefix_cache;         /* cached prompts are shared by all, not by those of one key */
     const char *const *page_origins; /* (n_page_origins) that the web page's tools may call */
     int n_page_origins;
     size_t store_bytes;        /* of responses kept for previous_response_id */

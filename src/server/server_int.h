@@ -56,9 +56,6 @@ enum call_kind {
     CALL_TEMPLATE
 };
 
-/* Whose manners errors have. */
-enum dialect { DIALECT_OPENAI, DIALECT_ANTHROPIC, DIALECT_OLLAMA };
-
 /* A stretch of an answer: what a client sees as one block. */
 enum segment_kind { SEGMENT_TEXT, SEGMENT_REASONING, SEGMENT_TOOL };
 struct segment {
@@ -270,7 +267,6 @@ struct reply_style {
     const char *type; /* of a stream; NULL = text/event-stream */
 };
 extern const struct reply_style reply_openai, reply_messages, reply_responses, reply_ollama;
-void api_error_json(struct buf *b, const struct api_error *err, enum dialect dialect);
 struct usage_count call_usage(const struct call *c, int *n_reasoning); /* of all choices */
 
 /* metrics.c */
@@ -294,17 +290,5 @@ void get_page_file(struct server *s, struct http_exchange *x);
 const struct runtime *server_runtime(const struct server *s);
 void server_load_chat(struct server *s); /* prepare_chat.c; sets chat or chat_error */
 void server_unload_chat(struct server *s);
-
-/* access.c */
-char *server_key_of(struct http_exchange *x); /* the API key a request carries; NULL = none */
-bool access_key(const struct server *s, struct http_exchange *x);
-uint64_t access_client(const struct server *s, struct http_exchange *x);
-bool access_host(const struct server *s, struct http_exchange *x);   /* the Host header is ours */
-bool access_origin(const struct server *s, struct http_exchange *x); /* no other site's page */
-bool access_is_loopback(const char *host);     /* only this machine reaches it */
-bool access_type(struct http_exchange *x);     /* not a type that pages may post unasked */
-bool access_encoding(struct http_exchange *x); /* the body is not packed */
-/* In --cors-origin, or this machine's where there is none; *any: by "*". */
-bool access_origin_listed(const struct server *s, const char *origin, bool *any);
 
 #endif

@@ -1,0 +1,124 @@
+/* steel route: flags for the router. */
+#include "cli/listen.h"
+#include "server/route.h"
+#include "server/router.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* What goes into a header must be one line of it. */
+static bool is_header_text(const char *s)
+{
+    for (; *s; s++)
+        if ((unsigned char)*s < 33 || *s == 127)
+            return false;
+    return true;
+}
+
+static bool finish_options(const struct usage *u, const struct opt_list *upstreams,
+                           float interval_s, struct router_options *o)
+{
+    o->upstreams = upstreams->items;
+    o->n_upstreams = upstreams->n;
+    o->health_ms = (int)(interval_s * 1000);
+    if (!upstreams->n)
+        args_usage_error(u, "no --upstream: where should requests go?");
+    else if (upstreams->n > ROUTE_MAX_REPLICAS)
+        args_usage_error(u, "%d times --upstream: at most %d", upstreams->n, ROUTE_MAX_REPLICAS);
+    else if (o->upstream_key && (!*o->upstream_key || !is_header_text(o->upstream_key)))
+        args_usage_error(u, "--upstream-api-key: blanks and control characters are no key");
+    else if (*o->health_path != '/' || !is_header_text(o->health_path))
+        args_usage_error(u, "--health-path %s: use a path such as /health", o->health_path);
+    else
+        return true;
+    return false;
+}
+
+int cmd_route(int argc, char **argv)
+{
+    struct listen_flags listen = listen_flags_default();
+    struct opt_list upstreams = {0};
+    float interval_s = 2;
+    struct router_options o = {.health_path = "/health",
+                               .connect_s = 5,
+                               .answer_s = 600,
+                               .idle_s = 120,
+                               .health_timeout_s = 5,
+                               .fails = 2,
+                               .rises = 2,
+                               .slow_start_s = 10,
+                               .retries = 3,
+                               .max_per_upstream = 1024,
+                               .n_prefixes = 1 << 18};
+    const struct opt opts[] = {
+        {OPT_LIST, 'u', "upstream", 0, &upstreams, 0, 0, "URL",
+         "a server, as http://host:8080 (repeatable, up to 64)"},
+        {OPT_STRING, 0, "upstream-api-key", 0, &o.upstream_key, 0, 0, "KEY",
+         "sent to them instead of the client's own key"},
+        {OPT_STRING, 0, "upstream-ca-file", 0, &o.ca_file, 0, 0, "FILE",
+         "certificates that https upstreams are checked by, PEM (default: the system's)"},
+        {OPT_FLAG, 0, "upstream-insecure", 0, &o.insecure, 0, 0, 0,
+         "do not check certificates of https upstreams"},
+        {OPT_INT, 0, "max-per-upstream", 0, &o.max_per_upstream, 1, 65536, "N",
+         "requests one server has at once (default 1024); 503 when all have as many"},
+        {OPT_INT, 0, "retries", 0, &o.retries, 0, 64, "N",
+         "other servers to try with what has not begun (default 3)"},
+        {OPT_INT, 0, "prefixes", 0, &o.n_prefixes, 8, 1 << 24, "N",
+         "beginnings of prompts to remember, 24 bytes each (default 262144)"},
+        {OPT_HEADING, 0, "health", 0, 0, 0, 0, 0, 0},
+        {OPT_STRING, 0, "health-path", 0, &o.health_path, 0, 0, "PATH",
+         "what is asked for; 2xx is well (default /health)"},
+        {OPT_FLOAT, 0, "health-interval", 0, &interval_s, 0.01, 3600, "S",
+         "between questions (default 2)"},
+        {OPT_INT, 0, "health-timeout", 0, &o.health_timeout_s, 1, 3600, "S",
+         "for an answer (default 5)"},
+        {OPT_INT, 0, "health-fails", 0, &o.fails, 1, 100, "N",
+         "failures in a row that take a server out (default 2)"},
+        {OPT_INT, 0, "health-rises", 0, &o.rises, 1, 100, "N",
+         "good answers in a row that bring it back (default 2)"},
+        {OPT_INT, 0, "slow-start", 0, &o.slow_start_s, 0, 86400, "S",
+         "time in which its share then grows to a whole one (default 10)"},
+        {OPT_HEADING, 0, "waiting for servers", 0, 0, 0, 0, 0, 0},
+        {OPT_INT, 0, "connect-timeout", 0, &o.connect_s, 1, 3600, "S",
+         "for a connection (default 5)"},
+        {OPT_INT, 0, "answer-timeout", 0, &o.answer_s, 1, 86400, "S",
+         "for an answer to begin; then 504 (default 600)"},
+        {OPT_INT, 0, "idle-timeout", 0, &o.idle_s, 1, 86400, "S",
+         "for it to go on; then it is cut (default 120)"},
+        {OPT_HEADING, 0, "clients", 0, 0, 0, 0, 0, 0},
+        LISTEN_ROWS(listen),
+    };
+    const struct usage u = {
+        .command = "route",
+        .synopsis = "--upstream URL --upstream URL ... [options]",
+        .about = "One address in front of several servers. A request goes to the one whose cache "
+                 "likely\n"
+                 "holds its beginning, else to the one with least to do. Sick servers are left "
+                 "out, and\n"
+                 "what has not begun is tried on another. /health, /v1/models and /metrics speak "
+                 "for all.",
+        .examples = "  steel serve model.gguf --port 8081 &\n"
+                    "  steel serve model.gguf --port 8082 &\n"
+                    "  steel route --upstream http://127.0.0.1:8081 --upstream "
+                    "http://127.0.0.1:8082\n",
+        .opts = opts,
+        .n_opts = sizeof opts / sizeof *opts,
+        .min_args = 0,
+        .max_args = 0,
+    };
+    int n = args_parse(&u, argc, argv, NULL);
+    if (n < 0)
+        return cli_args_exit(n);
+    if (!finish_options(&u, &upstreams, interval_s, &o) || !listen_flags_finish(&u, &listen))
+        return EXIT_USAGE;
+    struct error err = {0};
+    int rc = EXIT_FAIL;
+    o.http = listen.http;
+    o.grace_s = listen.grace_s;
+    if (listen_access(&listen, &o.access, &err))
+        rc = router_run(&o, &err);
+    if (rc == EXIT_FAIL)
+        cli_fail(&err);
+    listen_flags_clear(&listen);
+    return rc;
+}

@@ -1,0 +1,48 @@
+/*
+ * What a request says, as far as its place is chosen by it: hashes of beginnings of its prompt, and
+ * the few fields that name things (model, previous_response_id). One pass over the JSON text without
+ * building it; text that is no JSON simply says nothing. Knows neither replicas nor connections.
+ *
+ * A mark is the hash of everything up to a place: API key, model, tools, system text, then the prompt
+ * or the messages, blanks between JSON's tokens left out. Places are MARK_STEP bytes apart, deep in a
+ * long prompt up to a sixteenth of what is before them, and at the ends of messages. Two prompts with
+ * the same beginning have the same marks there, which is where a replica's pages are the same.
+ */
+#ifndef STEEL_SERVER_ROUTE_MARKS_H
+#define STEEL_SERVER_ROUTE_MARKS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    MARK_STEP = 64,      /* about a page of 16 tokens */
+    MARKS_MOST = 640,    /* of a request */
+    MARKS_READ = 1 << 20 /* bytes of a prompt that are looked at */
+};
+
+/* A field's text within the body, quotes included where it is a string. */
+struct body_span {
+    const char *p; /* NULL = absent */
+    size_t n;
+};
+
+struct body_fields {
+    struct body_span model, tools, functions, system, instructions, prompt, messages, input,
+        previous, background;
+};
+/* The top-level fields of a JSON object; none where it is not one. The last of its name counts. */
+void body_fields_find(const char *body, size_t n, struct body_fields *out);
+/* A string's text without quotes, if it is one without escapes and fits. */
+bool body_span_text(const struct body_span *s, char *out, size_t size);
+
+struct route_marks {
+    uint64_t hash[MARKS_MOST];
+    uint32_t at[MARKS_MOST]; /* bytes of the prompt before it; ascending */
+    int n;
+    uint32_t length; /* of the whole prompt */
+};
+void route_marks_make(const struct body_fields *f, uint64_t seed, struct route_marks *out);
+uint64_t route_hash(uint64_t seed, const void *p, size_t n);
+
+#endif
