@@ -30,7 +30,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     /* The same list with a member more begins with the same marks. */
     struct body_span m = f.messages;
     if (m.p && m.n > 2 && m.p[0] == '[' && m.p[m.n - 1] == ']') {
-        static const char more[] = ",{\"role\":\"user\",\"content\":\"and then there was one more\"}]";
+        static const char more[] =
+            ",{\"role\":\"user\",\"content\":\"and then there was one more\"}]";
         char *longer = malloc(m.n + sizeof more);
         if (longer) {
             memcpy(longer, m.p, m.n - 1);

@@ -29,6 +29,9 @@ class Server:
         device = os.environ.get("STEEL_TEST_DEVICE")
         cmd = [os.path.join(build, "steel"), "serve", model, "--port", "0", "-t", "1",
                *(["--device", device] if device else ["--deterministic"]), *flags]
+        self._start(cmd, env, wait)
+
+    def _start(self, cmd, env, wait):
         self.proc = subprocess.Popen(cmd, stderr=subprocess.PIPE, text=True, env=env)
         atexit.register(self.proc.kill)  # a test that failed leaves it running
         self.lines, self.cond = [], threading.Condition()
@@ -140,6 +143,18 @@ class Server:
         rc = self.proc.wait()
         self.dir.cleanup()
         return rc
+
+
+class Router(Server):
+    """A running `steel route` in front of servers (or ports)."""
+
+    def __init__(self, build, upstreams, *flags, env=None, wait=True):
+        self.dir = tempfile.TemporaryDirectory(prefix="steel-test-")
+        urls = [u if isinstance(u, str) else f"http://127.0.0.1:{getattr(u, 'port', u)}" for u in upstreams]
+        cmd = [os.path.join(build, "steel"), "route", "--port", "0"]
+        for url in urls:
+            cmd += ["--upstream", url]
+        self._start(cmd + list(flags), env, wait)
 
 
 def http_request(path, body, extra=""):

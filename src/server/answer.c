@@ -7,7 +7,7 @@ enum { MAX_INTERIM = 8 };
 
 static enum answer_result bad(struct answer *a, const char **why, const char *text)
 {
-    *why = text;
+    *why = a->why = text;
     a->state = ANSWER_BROKEN;
     return ANSWER_BAD;
 }
@@ -71,8 +71,16 @@ static enum answer_result feed_chunks(struct answer *a, const char *p, size_t n,
 {
     size_t before = out->len;
     enum http_chunks_result res = http_chunks_feed(&a->chunks, p, n, SIZE_MAX, out, used);
-    if (res == CHUNKS_BAD || res == CHUNKS_TOO_LARGE)
-        return bad(a, why, "malformed chunks");
+    if (res == CHUNKS_BAD || res == CHUNKS_TOO_LARGE) {
+        const char *text;
+        bad(a, &text, "malformed chunks");
+        if (out->len > before) { /* what was sent well comes first */
+            *used = n;
+            return ANSWER_DATA;
+        }
+        *why = text;
+        return ANSWER_BAD;
+    }
     if (res == CHUNKS_DONE)
         a->state = ANSWER_OVER; /* the end is told when the data has been */
     if (out->len > before)
@@ -85,7 +93,7 @@ enum answer_result answer_feed(struct answer *a, const char *p, size_t n, struct
 {
     *used = 0;
     if (a->state == ANSWER_BROKEN)
-        return bad(a, why, "it is broken");
+        return bad(a, why, a->why);
     if (a->state == ANSWER_IN_HEAD)
         return feed_head(a, p, n, used, why);
     if (a->state == ANSWER_OVER)
@@ -114,7 +122,7 @@ enum answer_result answer_close(struct answer *a, const char **why)
     if (state == ANSWER_OVER)
         return ANSWER_END;
     if (state == ANSWER_BROKEN)
-        return bad(a, why, "it is broken");
+        return bad(a, why, a->why);
     if (state == ANSWER_TO_CLOSE) {
         a->state = ANSWER_OVER;
         return ANSWER_END;

@@ -30,6 +30,7 @@ struct answer {
     struct http_chunks chunks;
     int64_t left; /* bytes, of a body with a length */
     int n_interim;
+    const char *why; /* it is broken */
 };
 
 enum answer_result { ANSWER_MORE, ANSWER_HEAD, ANSWER_DATA, ANSWER_END, ANSWER_BAD };

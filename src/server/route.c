@@ -8,9 +8,9 @@
 enum { WAYS = 8 };
 
 struct entry {
-    uint64_t what; /* a hash; 0 = empty */
-    uint64_t who;  /* bit per replica; of a pin, its number */
-    uint64_t used;
+    uint64_t what;                /* a hash; 0 = empty */
+    uint64_t who;                 /* bit per replica; of a pin, its number */
+    uint64_t used : 63, leaf : 1; /* leaf: prompts ended here, none went on from here */
 };
 
 /* Sets of WAYS entries; the least recently used of a set gives way. */
@@ -25,6 +25,7 @@ struct route {
     struct table prefixes, pins;
     uint64_t clock; /* of uses */
     int n_in;
+    double given; /* by all replicas */
 };
 
 static void table_init(struct table *t, size_t n)
@@ -101,16 +102,28 @@ static double burden(const struct route *r, const struct route_replica *p, int64
     return (p->load + 1) / share;
 }
 
-/* How much of the prompt each replica has likely read: 0 to 1. */
-static void match(const struct route *r, const struct route_marks *m, double out[])
+/* How much of the prompt each replica has likely read, 0 to 1; and those that read a whole prompt which
+ * this one goes on from. */
+static uint64_t match(const struct route *r, const struct route_marks *m, double out[])
 {
-    uint64_t seen = 0;
+    uint64_t seen = 0, going_on = 0;
     for (int j = m ? m->n - 1 : -1; j >= 0; j--) {
         const struct entry *e = table_find(&r->prefixes, m->hash[j]);
         for (uint64_t left = e ? e->who & ~seen : 0; left; left &= left - 1)
             out[__builtin_ctzll(left)] = m->at[j] / (double)m->length;
+        going_on |= e && e->leaf ? e->who & ~seen : 0;
         seen |= e ? e->who : 0;
     }
+    return going_on;
+}
+
+/* How much more than its part it has been given to remember: -2, nothing yet, to 4. */
+static double surfeit(const struct route *r, const struct route_replica *p)
+{
+    if (!(r->given > 0))
+        return 0;
+    double over = 2 * (p->given * r->opt.n / r->given - 1);
+    return over < 4 ? over : 4;
 }
 
 int route_choose(struct route *r, const struct route_marks *marks, uint64_t among, int64_t now_ns,
@@ -132,14 +145,18 @@ int route_choose(struct route *r, const struct route_marks *marks, uint64_t amon
         least = any && least < b ? least : b;
         any = true;
     }
-    match(r, marks, matched);
+    uint64_t going_on = match(r, marks, matched);
     /* What a whole prompt in the cache is worth in requests waiting longer. */
     double worth = 8 + least / 2;
     for (int i = 0; i < r->opt.n; i++) {
         const struct route_replica *p = &r->replicas[i];
         if (!(can >> i & 1))
             continue;
-        double score = burden(r, p, now_ns) - worth * matched[i];
+        double score = burden(r, p, now_ns);
+        if (going_on >> i & 1)
+            score -= worth * (matched[i] > 0.5 ? matched[i] : 0.5);
+        else if (marks && marks->n)
+            score += surfeit(r, p) - worth * matched[i];
         if (best < 0 || score < best_score ||
             (score <= best_score && p->chosen < r->replicas[best].chosen)) {
             best = i;
@@ -155,10 +172,26 @@ int route_choose(struct route *r, const struct route_marks *marks, uint64_t amon
 
 void route_begin(struct route *r, int i, const struct route_marks *marks)
 {
-    r->replicas[i].load++;
-    r->replicas[i].chosen = ++r->clock;
-    for (int j = 0; marks && j < marks->n; j++)
-        table_put(&r->prefixes, marks->hash[j], r->clock)->who |= (uint64_t)1 << i;
+    enum { OF_LATE = 64 << 20 };
+    struct route_replica *p = &r->replicas[i];
+    uint32_t known = 0;
+    p->load++;
+    p->chosen = ++r->clock;
+    for (int j = 0; marks && j < marks->n; j++) {
+        struct entry *e = table_put(&r->prefixes, marks->hash[j], r->clock);
+        if (e->who >> i & 1)
+            known = marks->at[j];
+        e->leaf = (e->leaf || !e->who) && j == marks->n - 1;
+        e->who |= (uint64_t)1 << i;
+    }
+    double new_bytes = marks && marks->n ? marks->length - known : 0;
+    p->given += new_bytes;
+    r->given += new_bytes;
+    if (r->given > OF_LATE) {
+        r->given /= 2;
+        for (int j = 0; j < r->opt.n; j++)
+            r->replicas[j].given /= 2;
+    }
 }
 
 void route_end(struct route *r, int i)
@@ -171,6 +204,8 @@ void route_forget(struct route *r, int i)
 {
     for (size_t j = 0; j < r->prefixes.n; j++)
         r->prefixes.e[j].who &= ~((uint64_t)1 << i);
+    r->given -= r->replicas[i].given;
+    r->replicas[i].given = 0;
 }
 
 void route_pin(struct route *r, uint64_t what, int i)

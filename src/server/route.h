@@ -5,11 +5,14 @@
  *
  * Invariants:
  *  1. both tables have a fixed size; what was used least recently gives way
- *  2. a replica that is out, full, or not among those asked for is never chosen
- *  3. a replica goes out after `fails` bad probes or bad answers in a row, at once where it says that
+ *  2. the choice is the least of: requests there, less what the cached part of the prompt is worth.
+ *     Where that part is not the end of an earlier prompt (a conversation that goes on), but something
+ *     that many begin with, replicas that were given less to remember go before: all caches fill
+ *  3. a replica that is out, full, or not among those asked for is never chosen
+ *  4. a replica goes out after `fails` bad probes or bad answers in a row, at once where it says that
  *     it is not well or nothing listens; bad answers are forgiven by good answers only, and keep it out for a
  *     time that doubles
- *  4. it comes in after `rises` good probes in a row, the first time after one, and then gets a share
+ *  5. it comes in after `rises` good probes in a row, the first time after one, and then gets a share
  *     that grows from a tenth to all within slow_start_ns
  */
 #ifndef STEEL_SERVER_ROUTE_H
@@ -34,6 +37,7 @@ struct route_replica {
     int n_bad_probes, n_good_probes, n_bad_answers;
     int64_t in_since_ns; /* 0 = from the start: it gets its whole share */
     int64_t out_until_ns, penalty_ns;
+    double given;    /* bytes of prompts that were new to it, of late */
     uint64_t chosen; /* when it was chosen last, counted */
 };
 
