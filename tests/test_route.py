@@ -124,7 +124,7 @@ def name_of(server):
 
 def test_one_roof():
     a, b = replica("--alias", "left"), replica("--alias", "right")
-    r = Router(BUILD, [a, f"http://127.0.0.1:{b.port}/v1"], *QUICK)
+    r = Router(BUILD, [a, f"http://localhost:{b.port}/v1"], *QUICK)
     r.wait_count("replica is in", 2)
     assert json.loads(r.get("/health")[2]) == {"status": "ok", "replicas": 2, "available": 2}
     models = json.loads(r.get("/v1/models")[2])
@@ -149,10 +149,10 @@ def test_one_roof():
             seen.add(now)
         elif not line.startswith("#"):
             assert line.startswith(now), (now, line)
-    for s in (a, b):
-        assert value(r, "steel_route_up", upstream=name_of(s)) == 1
-        assert value(r, "steel_generation_tokens_total", upstream=name_of(s)) == s.metrics()["steel_generation_tokens_total"]
-        assert value(r, "steel_time_to_first_token_seconds_count", upstream=name_of(s)) > 0
+    for s, name in ((a, name_of(a)), (b, f"localhost:{b.port}")):
+        assert value(r, "steel_route_up", upstream=name) == 1
+        assert value(r, "steel_generation_tokens_total", upstream=name) == s.metrics()["steel_generation_tokens_total"]
+        assert value(r, "steel_time_to_first_token_seconds_count", upstream=name) > 0
     # What else replicas answer comes through as it is: errors, the page, HEAD, streams of other dialects.
     assert r.get("/nowhere")[0] == 404 and "nothing at GET /nowhere" in r.get("/nowhere")[2]
     assert r.json(COMP, {"prompt": 7.5}, status=400)["error"]["param"] == "prompt"
@@ -384,43 +384,66 @@ def test_client_leaves():
 
 # The choice
 
-def converse(server, n, turns, key=None):
-    """n conversations of some turns, a turn of each at a time; prompt tokens, and those from the cache."""
-    asked = cached = 0
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    rng = random.Random(11)
-    talks = [[{"role": "system", "content": "You answer questions about the island."}] for _ in range(n)]
-    for turn in range(turns):
-        for i, t in enumerate(talks):
-            t.append({"role": "user", "content": f"{i}: " + "".join(rng.choice("abcdefgh ") for _ in range(80))})
-            got = server.json(CHAT, {"messages": t, "max_tokens": 12, "temperature": 0, "ignore_eos": True}, headers=headers)
-            usage = got["usage"]
-            asked += usage["prompt_tokens"]
-            cached += usage["prompt_tokens_details"]["cached_tokens"]
-            t.append({"role": "assistant", "content": got["choices"][0]["message"]["content"] or ""})
-    return asked, cached
+def converse(server, n, turns, at_once):
+    """n conversations of some turns, some of them at once; prompt tokens, and those from the cache."""
+    count, lock, todo = [0, 0], threading.Lock(), list(range(n))
+
+    def talk(i):
+        rng = random.Random(i)
+        said = [{"role": "system", "content": "You answer questions about the island."}]
+        for turn in range(turns):
+            said.append({"role": "user", "content": f"{i}: " + "".join(rng.choice("abcdefgh ") for _ in range(rng.randrange(20, 200)))})
+            got = server.json(CHAT, {"messages": said, "max_tokens": 12, "temperature": 0, "ignore_eos": True})
+            with lock:
+                count[0] += got["usage"]["prompt_tokens"]
+                count[1] += got["usage"]["prompt_tokens_details"]["cached_tokens"]
+            said.append({"role": "assistant", "content": got["choices"][0]["message"]["content"] or ""})
+            if at_once == 1:
+                yield
+
+    def client():
+        while True:
+            with lock:
+                if not todo:
+                    return
+                i = todo.pop()
+            for _ in talk(i):
+                pass
+
+    if at_once == 1:  # a turn of each in turn
+        talks = [talk(i) for i in range(n)]
+        while talks:
+            talks = [t for t in talks if next(t, talks) is None]
+    else:
+        clients = [threading.Thread(target=client) for _ in range(at_once)]
+        for c in clients:
+            c.start()
+        for c in clients:
+            c.join()
+    return count
 
 
 def test_hit_rate():
     """Multi-turn conversations find their cache: at least 90 % of what one replica alone would have."""
-    one = replica("-c", "4096", "--kv-tokens", "60000")
-    asked, cached = converse(one, 12, 6)
-    alone = cached / asked
-    one.stop()
-    three = [replica("-c", "4096", "--kv-tokens", "60000") for _ in range(3)]
-    r = Router(BUILD, three, *QUICK)
-    r.wait_count("replica is in", 3)
-    asked, cached = converse(r, 12, 6)
-    rate = cached / asked
-    shares = [value(r, "steel_route_requests_total", upstream=name_of(s)) for s in three]
-    print(f"      hit rate alone {alone:.3f}, behind the router {rate:.3f}; requests {shares}")
-    assert alone > 0.5 and rate >= 0.9 * alone, (alone, rate)
-    assert min(shares) >= 10, shares  # not all on one
-    counted = sum(s.metrics()["steel_prefix_cache_hits_total"] for s in three)
-    assert counted == cached, (counted, cached)
-    r.stop()
-    for s in three:
-        s.stop()
+    for at_once, n, turns in ((1, 12, 6), (1, 1, 12), (6, 18, 6)):
+        one = replica("-c", "8192", "--kv-tokens", "60000")
+        asked, cached = converse(one, n, turns, at_once)
+        alone = cached / asked
+        one.stop()
+        three = [replica("-c", "8192", "--kv-tokens", "60000") for _ in range(3)]
+        r = Router(BUILD, three, *QUICK)
+        r.wait_count("replica is in", 3)
+        asked, cached = converse(r, n, turns, at_once)
+        rate = cached / asked
+        shares = [value(r, "steel_route_requests_total", upstream=name_of(s)) for s in three]
+        print(f"      {n} conversations, {at_once} at once: hit rate alone {alone:.3f}, behind the router {rate:.3f}; requests {shares}")
+        assert alone > 0.5 and rate >= 0.9 * alone, (alone, rate)
+        assert n == 1 or min(shares) >= n * turns / 10, shares  # not all on one
+        counted = sum(s.metrics()["steel_prefix_cache_hits_total"] for s in three)
+        assert counted == cached, (counted, cached)
+        r.stop()
+        for s in three:
+            s.stop()
 
 
 def test_keys_apart():

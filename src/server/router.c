@@ -15,12 +15,13 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 
 enum {
-    KEEP_S = 30,    /* an unused connection to a replica; less than servers usually wait */
-    KEPT_MOST = 64, /* of them, for each replica */
-    PINS = 1 << 16, /* kept responses whose replica is remembered */
-    LAST_MS = 700,  /* for clients to hear that the grace time is over */
+    KEEP_S = 30,     /* an unused connection to a replica; less than servers usually wait */
+    KEPT_MOST = 256, /* of them, for each replica */
+    PINS = 1 << 16,  /* kept responses whose replica is remembered */
+    LAST_MS = 700,   /* for clients to hear that the grace time is over */
 };
 
 /* Replies of our own */
@@ -272,6 +273,16 @@ static struct event *event_of(struct router *r, int fd, short what,
     return e;
 }
 
+/* A request takes two connections; many systems allow 1,024 files unless asked for more. */
+static void raise_file_limit(void)
+{
+    struct rlimit lim;
+    if (getrlimit(RLIMIT_NOFILE, &lim) == 0 && lim.rlim_cur < lim.rlim_max) {
+        lim.rlim_cur = lim.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &lim);
+    }
+}
+
 static void loop(struct router *r)
 {
     const struct http_options *h = &r->opt.http;
@@ -330,6 +341,7 @@ int router_run(const struct router_options *opt, struct error *err)
     if (getrandom(&r->secret, sizeof r->secret, 0) != (ssize_t)sizeof r->secret)
         r->secret = (uint64_t)clock_ns();
     signal(SIGPIPE, SIG_IGN);
+    raise_file_limit();
 #ifdef __GLIBC__
     mallopt(M_MMAP_THRESHOLD, 256 << 10); /* large bodies go back to the system at once */
 #endif

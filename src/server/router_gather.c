@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PART_MOST = 4 << 20, FAMILIES_MOST = 4096 };
+enum { PART_MOST = 4 << 20, FAMILIES_MOST = 4096, AT_ONCE = 64 };
 
 struct gathering;
 struct part {
@@ -54,6 +54,7 @@ static void gathering_free(struct gathering *g)
         upstream_cancel(g->parts[i].call);
         buf_clear(&g->parts[i].text);
     }
+    g->router->n_gatherings--;
     mem_free(g);
 }
 
@@ -357,6 +358,10 @@ bool gather_start(struct router *r, struct http_exchange *x)
             kind = &kinds[i];
     if (!kind || (strcmp(h->method, "GET") && strcmp(h->method, "HEAD")))
         return false;
+    if (r->n_gatherings == AT_ONCE) { /* each is a connection to every replica */
+        router_fail(r, x, 503, "unavailable_error", "too many ask this at once; try again later");
+        return true;
+    }
     struct gathering *g = mem_zalloc(1, sizeof *g + (size_t)r->n * sizeof *g->parts);
     g->router = r;
     g->x = x;
@@ -365,6 +370,7 @@ bool gather_start(struct router *r, struct http_exchange *x)
     if (g->next)
         g->next->prev = g;
     r->gatherings = g;
+    r->n_gatherings++;
     http_watch(x, g, on_left, NULL);
     g->n_left = 1; /* until all are asked */
     for (int i = 0; i < r->n; i++) {

@@ -33,6 +33,7 @@ struct replica {
     struct upstream_call *probe; /* NULL = none on its way */
     bool of_models;              /* what the probe asks for */
     int probe_status;
+    bool hung;         /* why it is out: what waits there waits in vain */
     int64_t models_ns; /* when it was last asked for them */
     struct buf text;   /* of the probe's answer */
     char **models;     /* (n_models) owned; none = not known */
@@ -54,7 +55,7 @@ struct router {
     int n;
     struct pass *passes;
     struct gathering *gatherings;
-    int n_passes;
+    int n_passes, n_gatherings;
     struct event *tick, *grace, *last;
     bool draining, was_ready;
     int n_signals, exit_code;
@@ -79,7 +80,7 @@ bool router_answer_header_passes(const struct http_head *h, const char *name);
 
 /* router_pass.c */
 void pass_start(struct router *r, struct http_exchange *x);
-void passes_leave(struct router *r, int replica); /* it is out: what has not begun goes elsewhere */
+void passes_leave(struct router *r, int replica); /* what has not begun there goes elsewhere */
 void passes_cut(struct router *r);                /* the grace time is over: everybody is told */
 
 /* router_probe.c */

@@ -28,6 +28,7 @@ struct pass {
     struct pass *prev, *next;
     struct router *router;
     struct http_exchange *x;
+    char id[132];
     struct upstream_call *up; /* NULL: no replica has it now */
     int replica;              /* of up */
     enum pass_kind kind;
@@ -95,7 +96,7 @@ static void log_pass(const struct pass *p, int status, const char *how)
 {
     const struct router *r = p->router;
     double ms = (double)(clock_ns() - p->start_ns) * 1e-6;
-    log_line(LOG_INFO, "passed", LOG_TEXT("id", p->x ? http_id(p->x) : "-"),
+    log_line(LOG_INFO, "passed", LOG_TEXT("id", p->id),
              LOG_TEXT("upstream", p->replica >= 0 ? r->replicas[p->replica].url.name : "-"),
              LOG_TEXT("by", p->by ? p->by : "-"), LOG_NUM("tries", p->n_tries),
              LOG_NUM("status", status),
@@ -406,6 +407,10 @@ static void on_failed(void *user, enum upstream_failure kind, const char *why)
         return;
     }
     replica_failed(from, kind, why);
+    if (kind == UPSTREAM_NO_SOCKET) {
+        refuse(p, 503, "unavailable_error", "there is no connection left to a replica");
+        return;
+    }
     bool never = kind == UPSTREAM_REFUSED || kind == UPSTREAM_UNREACHABLE;
     char text[400];
     snprintf(text, sizeof text, "the replica %s",
@@ -513,6 +518,7 @@ void pass_start(struct router *r, struct http_exchange *x)
     char *body = http_take_body(x, &n);
     p->router = r;
     p->x = x;
+    snprintf(p->id, sizeof p->id, "%s", http_id(x));
     p->replica = p->pinned = -1;
     p->start_ns = clock_ns();
     p->kind = kind_of(http_request(x));

@@ -28,6 +28,7 @@ static void say_out(struct replica *p, const char *why, bool hung)
     p->n_outs++;
     log_line(LOG_WARN, "replica is out", LOG_TEXT("upstream", p->url.name), LOG_TEXT("why", why),
              LOG_NUM("left", route_n_in(p->router->route)));
+    p->hung = hung;
     if (hung)
         passes_leave(p->router, p->index);
 }
@@ -53,6 +54,10 @@ static void probe_good(struct replica *p)
     log_line(LOG_INFO, "replica is in", LOG_TEXT("upstream", p->url.name),
              LOG_NUM("replicas", route_n_in(r->route)), LOG_NUM("of", r->n));
     p->models_ns = 0; /* it may have others now */
+    p->hung = false;
+    for (int i = 0; i < r->n; i++)
+        if (r->replicas[i].hung)
+            passes_leave(r, i);
 }
 
 static void ask(struct replica *p)
@@ -128,7 +133,7 @@ static void on_failed(void *user, enum upstream_failure kind, const char *why)
     struct replica *p = user;
     if (kind == UPSTREAM_REFUSED)
         lost(p);
-    if (!p->of_models)
+    if (!p->of_models && kind != UPSTREAM_NO_SOCKET)
         probe_bad(p, kind != UPSTREAM_REFUSED, why);
     go_on(p);
 }
@@ -186,6 +191,8 @@ void replica_answered(struct replica *p, int status)
 void replica_failed(struct replica *p, enum upstream_failure kind, const char *why)
 {
     struct route *route = p->router->route;
+    if (kind == UPSTREAM_NO_SOCKET)
+        return;
     p->n_failures++;
     log_line(LOG_WARN, "replica failed", LOG_TEXT("upstream", p->url.name), LOG_TEXT("why", why));
     if (kind == UPSTREAM_REFUSED) {

@@ -296,7 +296,7 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
     struct upstream_call *c = arg;
     const struct upstream_options *o = &c->up->opt;
     char reason[128] = "", why[200];
-    bool refused = EVUTIL_SOCKET_ERROR() == ECONNREFUSED;
+    int e = EVUTIL_SOCKET_ERROR();
     if (what & BEV_EVENT_CONNECTED) {
         int one = 1;
         setsockopt(bufferevent_getfd(bev), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -312,7 +312,12 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
     describe(c, reason, sizeof reason);
     if (c->state == CALL_CONNECTING) {
         snprintf(why, sizeof why, "no connection: %s", reason);
-        fail(c, refused ? UPSTREAM_REFUSED : UPSTREAM_UNREACHABLE, why);
+        bool ours = e == EMFILE || e == ENFILE || e == ENOMEM || e == ENOBUFS;
+        fail(c,
+             ours                ? UPSTREAM_NO_SOCKET
+             : e == ECONNREFUSED ? UPSTREAM_REFUSED
+                                 : UPSTREAM_UNREACHABLE,
+             why);
     } else if (what & BEV_EVENT_TIMEOUT) {
         fail(c, UPSTREAM_SLOW, "it does not take the request");
     } else if ((what & BEV_EVENT_EOF) && c->paused) {

@@ -38,6 +38,7 @@ struct upstream_options {
 enum upstream_failure {
     UPSTREAM_REFUSED,     /* nothing listens there: the request never began */
     UPSTREAM_UNREACHABLE, /* no connection for another reason: nor did it */
+    UPSTREAM_NO_SOCKET,   /* none is left here: says nothing about the server, nor did it begin */
     UPSTREAM_STALE,       /* a kept connection had ended: says nothing about the server */
     UPSTREAM_CLOSED,      /* ended without a byte of an answer */
     UPSTREAM_BAD,         /* what came is no answer, or only a part of one */
