@@ -2,7 +2,6 @@
 #include "cli/cli.h"
 #include "cli/hub.h"
 #include "cli/listen.h"
-#include "base/mem.h"
 #include "base/sysmem.h"
 #include "sample/sample_advice.h"
 #include "server/server.h"
