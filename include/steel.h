@@ -70,6 +70,11 @@ struct steel_engine_options {
     bool (*progress)(void *arg, int percent);
     void *progress_arg;
     const char *k_type, *v_type; /* of keys and of values apart; NULL = kv_type */
+    /* (n_loras) LoRA adapters, "[NAME=]PATH[:SCALE]" each: a PEFT folder or a GGUF adapter. Requests
+     * choose by name. */
+    const char *const *loras;
+    int n_loras;
+    int max_lora_rank; /* more may be loaded later, up to this rank; 0 = none */
 };
 
 /* Loads a GGUF file or a Hugging Face folder; NULL options and zero fields are defaults; NULL path:
@@ -92,6 +97,13 @@ void steel_engine_info(const struct steel_engine *engine, struct steel_info *out
 /* Where the time went, as a table, if asked for when the engine was opened. Writes at most `cap` bytes,
  * the closing 0 included; returns the length of all. Call it while no request runs. */
 int steel_engine_profile(const struct steel_engine *engine, char *text, int cap);
+
+/* Adapters while the engine runs: steel_engine_options.max_lora_rank allows it. Unloading one that
+ * requests use fails: STEEL_FULL, try again later. Any thread. */
+bool steel_engine_load_lora(struct steel_engine *engine, const char *name, const char *path,
+                            float scale, struct steel_error *error);
+bool steel_engine_unload_lora(struct steel_engine *engine, const char *name,
+                              struct steel_error *error);
 
 struct steel_stats {
     int running, waiting; /* answers */
@@ -157,6 +169,8 @@ struct steel_request_options {
     const char *cache_salt;    /* share cached prompts only with requests of the same salt */
     struct steel_queue *queue; /* NULL = one of its own: steel_request_next */
     void *user;                /* comes back in every event */
+    const char
+        *lora; /* adapters to use, "NAME[:SCALE]", several with commas; NULL = the model alone */
 };
 /* Defaults: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05, the rest off. Start from these, or
  * from what the model's author advises. */

@@ -99,10 +99,13 @@ static inline double logits_kl(const struct logits *p, const struct logits *q)
     return sum / p->n_tokens;
 }
 
-/* All positions' logits of `ids`, fed `chunk` tokens at a time (0 = all at once). */
-static inline struct logits logits_compute(const char *model, const struct logits *ids, int chunk,
-                                           enum dtype kv_type)
+/* All positions' logits of `ids`, fed `chunk` tokens at a time (0 = all at once), with an adapter where
+ * one is named. */
+static inline struct logits logits_adapted(const char *model, const char *adapter,
+                                           const struct logits *ids, int chunk, enum dtype kv_type)
 {
+    struct adapter_ref ref = {.name = "it", .path = (char *)adapter, .scale = 1};
+    struct lora_pick pick = {.adapter = 0, .scale = 1, .serial = 1};
     if (chunk <= 0)
         chunk = ids->n_tokens;
     struct runtime_options opt = {.context = ids->n_tokens,
@@ -111,6 +114,8 @@ static inline struct logits logits_compute(const char *model, const struct logit
                                   .max_tokens = chunk,
                                   .max_out = chunk};
     opt.backend.threads = 2;
+    opt.loras = &ref;
+    opt.n_loras = adapter != NULL;
     /* STEEL_TEST_DEVICE=cuda: the same test on a GPU. STEEL_ISA asks for kernels of the CPU. */
     opt.backend.device = getenv("STEEL_ISA") ? NULL : getenv("STEEL_TEST_DEVICE");
     struct error err = {0};
@@ -124,8 +129,12 @@ static inline struct logits logits_compute(const char *model, const struct logit
     struct kv_seq seq = {0};
     for (int at = 0; at < ids->n_tokens; at += chunk) {
         int n = ids->n_tokens - at < chunk ? ids->n_tokens - at : chunk;
-        struct step_item item = {
-            .seq = &seq, .tokens = ids->ids + at, .n_tokens = n, .want = LOGITS_ALL};
+        struct step_item item = {.seq = &seq,
+                                 .tokens = ids->ids + at,
+                                 .n_tokens = n,
+                                 .loras = &pick,
+                                 .n_loras = adapter != NULL,
+                                 .want = LOGITS_ALL};
         CHECK(step_run(rt->step, &item, 1, &err), "%s", err.msg);
         for (int t = 0; t < n; t++)
             step_logits(rt->step, item.first_row + t,
@@ -134,6 +143,12 @@ static inline struct logits logits_compute(const char *model, const struct logit
     kvcache_release(rt->kv, &seq);
     runtime_close(rt);
     return out;
+}
+
+static inline struct logits logits_compute(const char *model, const struct logits *ids, int chunk,
+                                           enum dtype kv_type)
+{
+    return logits_adapted(model, NULL, ids, chunk, kv_type);
 }
 
 #endif

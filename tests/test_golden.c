@@ -80,19 +80,25 @@ static struct logits compute(const char *name, const struct logits *ids, int chu
     return logits_compute(path, ids, chunk, kv);
 }
 
-/* The reference ops, whatever the prompt is cut into. */
-static void check_reference(const char *path, const char *name, const struct logits *g)
+/* The reference ops, whatever the prompt is cut into; with an adapter where one is named. */
+static void check_adapted_reference(const char *path, const char *adapter, const char *name,
+                                    const struct logits *g)
 {
     const int chunks[] = {0, 1, 7};
     setenv("STEEL_ISA", "ref", 1);
     for (int k = 0; k < 3; k++) {
-        struct logits mine = logits_compute(path, g, chunks[k], DT_F32);
+        struct logits mine = logits_adapted(path, adapter, g, chunks[k], DT_F32);
         double diff = logits_max_diff(g, &mine);
         print_message("%-28s chunk %d: largest difference %.2g\n", name, chunks[k], diff);
         assert_true(diff <= 2e-3);
         logits_free(&mine);
     }
     unsetenv("STEEL_ISA");
+}
+
+static void check_reference(const char *path, const char *name, const struct logits *g)
+{
+    check_adapted_reference(path, NULL, name, g);
 }
 
 /* Models whose random weights attend so sharply that a cache of halves chooses other experts, by any
@@ -102,13 +108,35 @@ static bool is_sharp(const char *name)
     return !strcmp(name, "gemma4_moe");
 }
 
-static void check_default(const char *path, const char *name, const struct logits *g)
+static void check_adapted_default(const char *path, const char *adapter, const char *name,
+                                  const struct logits *g)
 {
-    struct logits mine = logits_compute(path, g, 0, is_sharp(name) ? DT_F32 : DT_NONE);
+    struct logits mine = logits_adapted(path, adapter, g, 0, is_sharp(name) ? DT_F32 : DT_NONE);
     double kl = logits_kl(g, &mine);
     print_message("%-28s mean KL %.3g\n", name, kl);
     assert_true(kl <= 2e-4);
     logits_free(&mine);
+}
+
+static void check_default(const char *path, const char *name, const struct logits *g)
+{
+    check_adapted_default(path, NULL, name, g);
+}
+
+/* A folder with an adapter, called after the model beside it. */
+static void check_adapter(const char *adapter, const char *model_dir)
+{
+    const char *name = strrchr(adapter, '/') + 1;
+    char base[256], file[300];
+    snprintf(base, sizeof base, "%s%.*s", model_dir, (int)(strlen(name) - strlen("-lora")), name);
+    snprintf(file, sizeof file, "%s/golden.bin", adapter);
+    struct logits g = logits_read(file);
+    check_adapted_reference(base, adapter, name, &g);
+    check_adapted_default(base, adapter, name, &g);
+    struct logits plain = logits_compute(base, &g, 0, DT_NONE); /* it does change something */
+    assert_true(logits_kl(&g, &plain) > 1e-3);
+    logits_free(&plain);
+    logits_free(&g);
 }
 
 static void all_models(void (*check)(const char *, const char *, const struct logits *))
@@ -178,8 +206,8 @@ static void micro_family(void **state)
     char file[256];
     snprintf(file, sizeof file, "%s/adapter_config.json", path);
     if (golden_here(file)) {
-        print_message("skipped: adapters (LoRA) are not supported yet\n");
-        skip();
+        check_adapter(path, MICRO);
+        return;
     }
     bool must_run = false;
     for (size_t i = 0; i < sizeof running / sizeof *running; i++)
@@ -221,17 +249,24 @@ static void larger_families(void **state)
     }
 }
 
+static void larger_adapters(void **state)
+{
+    (void)state;
+    GOLDEN_NEEDED(GOLDEN "families/qwen3-lora");
+    check_adapter(GOLDEN "families/qwen3-lora", MODELS);
+    check_adapter(GOLDEN "families/qwen3moe-lora", MODELS);
+}
+
 enum { MAX_FAMILIES = 100 };
 
 int main(void)
 {
-    struct CMUnitTest tests[MAX_FAMILIES + 4] = {
-        cmocka_unit_test(reference_is_exact),
-        cmocka_unit_test(default_kernels_are_close),
-        cmocka_unit_test(quantised_models),
-        cmocka_unit_test(larger_families),
+    struct CMUnitTest tests[MAX_FAMILIES + 5] = {
+        cmocka_unit_test(reference_is_exact), cmocka_unit_test(default_kernels_are_close),
+        cmocka_unit_test(quantised_models),   cmocka_unit_test(larger_families),
+        cmocka_unit_test(larger_adapters),
     };
-    size_t n = 4;
+    size_t n = 5;
     glob_t g = {0};
     glob(MICRO "*", GLOB_ONLYDIR, NULL, &g);
     CHECK(g.gl_pathc >= sizeof running / sizeof *running && g.gl_pathc <= MAX_FAMILIES,

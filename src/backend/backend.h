@@ -11,6 +11,7 @@
 #define STEEL_BACKEND_BACKEND_H
 
 #include "backend/layer.h"
+#include "backend/lora.h"
 #include "backend/rawweight.h"
 #include "base/error.h"
 
@@ -41,6 +42,10 @@ struct batch {
     const int32_t *save_rows;  /* after so many rows of the sequence it is also saved; 0 = never */
     const int32_t *save_state; /* ... to this slot */
     const struct kv_layer *kv; /* (n_layers) */
+    /* (n_loras) which rows use which adapters, ascending by adapter, then by row. A row may use several,
+     * none twice. */
+    const struct lora_use *loras;
+    int n_loras;
 };
 
 /* What the engine's steps and its cache keep to, given once: with the network's own sizes, ops size
@@ -51,7 +56,8 @@ struct bounds {
      * (quant/kvblock.h), for which kv_types_check holds. */
     enum dtype k_type, v_type;
     int max_tokens, max_seqs, max_out, max_pages;
-    int n_states; /* slots of recurrent states */
+    int n_states;  /* slots of recurrent states */
+    int lora_rank; /* the most that adapters add to one weight (lora_rank()); 0 = there are none */
 };
 
 /* One layer's part of the cache; NULL where it has none.
@@ -122,6 +128,12 @@ struct backend_ops {
     bool (*upload)(struct backend *be, const struct raw_weight *src, enum weight_role role,
                    struct weight *w, struct error *err);
     void (*release)(struct backend *be, struct weight *w);
+    /* One adapter's change of w in the backend's own form, for w->lora; NULL with err if there is no
+     * memory. unadapt frees it. Any thread may call them, also while steps run that use other
+     * adapters. NULL: this backend runs no adapters. */
+    void *(*adapt)(struct backend *be, const struct weight *w, const struct lora *l,
+                   struct error *err);
+    void (*unadapt)(struct backend *be, void *change);
     /* Allocates everything ops need for steps of this network, which must stay where it is. Called
      * after the uploads. */
     bool (*prepare)(struct backend *be, const struct network *net, const struct bounds *bounds,

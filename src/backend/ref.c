@@ -44,6 +44,7 @@ struct ref {
     int n_out[2], now;
     unsigned n_begun, n_ended;
     int64_t stage_start; /* profile clock */
+    int at;              /* the batch's row in work: it says which adapters are used */
 };
 
 static struct ref *self(struct backend *be)
@@ -120,6 +121,19 @@ static void ref_release(struct backend *be, struct weight *w)
     (void)be;
     raw_weight_free(w->impl);
     *w = (struct weight){0};
+}
+
+static void *ref_adapt(struct backend *be, const struct weight *w, const struct lora *l,
+                       struct error *err)
+{
+    (void)be, (void)w, (void)err;
+    return lora_copy(l);
+}
+
+static void ref_unadapt(struct backend *be, void *change)
+{
+    (void)be;
+    lora_free(change);
 }
 
 /* Everything but the mixer that no reference exists of yet. */
@@ -262,6 +276,16 @@ static float dot(const float *a, const float *b, int n)
     return (float)sum;
 }
 
+/* y (n_out) += what the adapters of row r->at change of the product */
+static void adapt_row(struct ref *r, const struct weight *w, int e, const float *x, float *y)
+{
+    for (int i = 0; w->lora && i < r->batch.n_loras; i++) {
+        const struct lora_use *u = &r->batch.loras[i];
+        if (r->at >= u->first && r->at < u->first + u->n && w->lora[u->adapter])
+            lora_add(w->lora[u->adapter], e, u->scale, x, y);
+    }
+}
+
 /* y (n_out) = x W^T + bias, of expert e */
 static void matvec(struct ref *r, const struct weight *weight, int e, const float *x, float *y)
 {
@@ -271,6 +295,7 @@ static void matvec(struct ref *r, const struct weight *weight, int e, const floa
         raw_weight_row(w, e, o, r->row);
         y[o] = dot(r->row, x, w->n_in) + (bias ? bias[o] : 0.0f);
     }
+    adapt_row(r, weight, e, x, y);
 }
 
 /* out may be x */
@@ -374,7 +399,7 @@ static void ref_embed(struct backend *be, const struct embed *e)
     r->narrow = false;
     for (int t = 0; t < b->n_tokens; t++) {
         float *x = stream_row(r, t);
-        r->row_of[t] = t;
+        r->row_of[t] = r->at = t;
         memset(x, 0, (size_t)E * sizeof(float));
         add_row(r, e->tokens, b->tokens[t], or_one(e->scale), x);
         if (e->positions)
@@ -551,6 +576,7 @@ static void mix_attention(struct ref *r, const struct mixer *m, int layer)
     const struct kv_layer *kv = &r->batch.kv[a->shares_kv ? a->kv_layer : layer];
     stage_begin(r);
     for (int t = 0; t < r->rows; t++) {
+        r->at = t;
         norm_row(&m->block.in, stream_row(r, t), r->n, r->net->n_embd);
         project_row(r, a, kv, t);
     }
@@ -633,6 +659,7 @@ static void mix_latent(struct ref *r, const struct mixer *m, int layer)
     int H = l->n_heads, D = l->nope_dim + l->rope_dim;
     stage_begin(r);
     for (int t = 0; t < r->rows; t++) {
+        r->at = t;
         norm_row(&m->block.in, stream_row(r, t), r->n, r->net->n_embd);
         latent_row(r, l, kv, t);
     }
@@ -734,6 +761,7 @@ static void mix_delta_net(struct ref *r, const struct mixer *m, int layer)
         else if (b->state_in[seq] != b->state_out[seq])
             memcpy(state, states + (size_t)b->state_in[seq] * len, len * sizeof(float));
         for (int t = first; t < b->q_start[seq + 1]; t++) {
+            r->at = t;
             norm_row(&m->block.in, stream_row(r, t), r->n, r->net->n_embd);
             delta_row(r, d, state, r->a + (size_t)t * values);
             if (b->save_rows[seq] == t - first + 1)
@@ -762,6 +790,7 @@ static void ref_mixer(struct backend *be, const struct mixer *m, int layer)
     if (layer == r->net->n_layers - 1)
         narrow(r);
     for (int i = 0; i < r->rows; i++) {
+        r->at = r->row_of[i];
         matvec(r, wo, 0, r->a + (size_t)r->row_of[i] * (size_t)wo->n_in, r->y);
         block_add(r, &m->block, r->y, stream_row(r, i));
     }
@@ -943,6 +972,7 @@ static void ref_mlp(struct backend *be, const struct mlp *m, int layer)
     int E = r->net->n_embd, P = r->net->embed.layers.width;
     for (int i = 0; i < r->rows; i++) {
         float *x = stream_row(r, i), *y = r->y;
+        r->at = r->row_of[i];
         stage_begin(r);
         norm_row(&m->block.in, x, r->n, E);
         memset(y, 0, (size_t)E * sizeof(float));
@@ -985,6 +1015,7 @@ static void ref_head(struct backend *be, const struct head *h)
     narrow(r);
     for (int t = 0; t < r->rows; t++) {
         float *l = r->logits + (size_t)t * (size_t)n;
+        r->at = r->row_of[t];
         norm_row(&h->norm, stream_row(r, t), h->w ? r->n : l, r->net->n_embd);
         if (h->w)
             matvec(r, h->w, 0, r->n, l);
@@ -1055,6 +1086,8 @@ static const struct backend_ops ref_ops = {
     .supports = ref_supports,
     .upload = ref_upload,
     .release = ref_release,
+    .adapt = ref_adapt,
+    .unadapt = ref_unadapt,
     .prepare = ref_prepare,
     .begin = ref_begin,
     .replay = ref_replay,

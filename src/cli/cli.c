@@ -1,5 +1,6 @@
 /* Shared parts of the commands. */
 #include "cli/cli.h"
+#include "base/mem.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -73,6 +74,53 @@ bool cli_kv_type(const struct usage *u, const char *flag, const char *name, enum
     return *out != DT_NONE;
 }
 
+static bool parse_adapters(const struct usage *u, const struct opt_list *texts,
+                           struct runtime_options *opt)
+{
+    struct adapter_ref *refs = texts->n ? mem_zalloc((size_t)texts->n, sizeof *refs) : NULL;
+    struct error err = {0};
+    opt->loras = refs;
+    for (int i = 0; i < texts->n; i++) {
+        bool ok = adapter_ref_parse(texts->items[i], &refs[i], &err);
+        opt->n_loras += ok;
+        for (int k = 0; ok && k < i; k++)
+            if (!strcmp(refs[k].name, refs[i].name))
+                ok = error_set(&err, "two adapters are called \"%s\": name them, as NAME=PATH",
+                               refs[i].name);
+        if (!ok) {
+            args_usage_error(u, "--lora: %s", err.msg);
+            cli_runtime_options_clear(opt);
+            return false;
+        }
+    }
+    return true;
+}
+
+void cli_runtime_options_clear(struct runtime_options *opt)
+{
+    struct adapter_ref *refs = (struct adapter_ref *)(uintptr_t)opt->loras;
+    for (int i = 0; i < opt->n_loras; i++)
+        mem_free(refs[i].path);
+    mem_free(refs);
+    opt->loras = NULL;
+    opt->n_loras = 0;
+}
+
+bool cli_few_adapters(const struct runtime_options *opt, struct error *err)
+{
+    return opt->n_loras <= LORA_MAX_USES ||
+           error_set(err, "--lora: %d adapters at once; %d at most", opt->n_loras, LORA_MAX_USES);
+}
+
+int cli_all_adapters(const struct runtime *rt, struct lora_pick *picks)
+{
+    struct adapter_info all[LORA_MAX_USES];
+    int n = rt->adapters ? adapters_list(rt->adapters, all, LORA_MAX_USES) : 0;
+    for (int i = 0; i < n; i++)
+        picks[i] = (struct lora_pick){all[i].number, all[i].scale, all[i].serial};
+    return n;
+}
+
 bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          struct runtime_options *opt)
 {
@@ -89,7 +137,8 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
     return cli_kv_type(u, "kv-type", f->kv_type, &opt->k_type) &&
            cli_kv_type(u, "kv-type", f->kv_type, &opt->v_type) &&
            cli_kv_type(u, "cache-type-k", f->k_type, &opt->k_type) &&
-           cli_kv_type(u, "cache-type-v", f->v_type, &opt->v_type);
+           cli_kv_type(u, "cache-type-v", f->v_type, &opt->v_type) &&
+           parse_adapters(u, &f->loras, opt);
 }
 
 int cli_columns(void)

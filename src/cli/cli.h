@@ -68,7 +68,14 @@ struct model_flags {
     const char *device, *kv_type, *k_type, *v_type;
     float gpu_memory;
     bool deterministic, no_repack, profile;
+    struct opt_list loras;
 };
+/* --lora, of commands that compute text; its row stands before the others. */
+#define LORA_ROW(f)                                                                                \
+    {                                                                                              \
+        OPT_LIST, 0, "lora", "lora-scaled", &(f).loras, 0, 0, "[NAME=]PATH[:SCALE]",               \
+            "a LoRA adapter: PEFT folder or GGUF (repeatable)"                                     \
+    }
 #define MODEL_FLAG_ROWS(f)                                                                         \
     {OPT_HEADING, 0, "engine", 0, 0, 0, 0, 0, 0},                                                  \
         {OPT_INT, 't', "threads", 0, &(f).threads, 1, 1024, "N", "CPU threads (default: all)"},    \
@@ -124,6 +131,12 @@ bool cli_kv_type(const struct usage *u, const char *flag, const char *name, enum
 /* Options of the runtime from the flags; false after a usage message. */
 bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          struct runtime_options *opt);
+/* What the options hold of the heap. */
+void cli_runtime_options_clear(struct runtime_options *opt);
+/* All adapters of the command line at once, for commands that compute one thing: picks
+ * (LORA_MAX_USES); how many. They are no more than that. */
+int cli_all_adapters(const struct runtime *rt, struct lora_pick *picks);
+bool cli_few_adapters(const struct runtime_options *opt, struct error *err);
 /* Opens the model with a progress bar where stderr is a terminal. */
 struct runtime *cli_open(const char *path, struct runtime_options *opt, struct error *err);
 

@@ -2,7 +2,8 @@
  * steel bench: prompt reading (pp) and generation (tg) speed in tokens per second, mean and
  * deviation over repetitions, the GB/s of weights that implies, and a hash of the logits, so that a
  * speed-up that changes results shows. Where --deterministic changes what a backend computes, each
- * test is measured both ways, repetition by repetition; where it cannot, that is said.
+ * test is measured both ways, repetition by repetition; where it cannot, that is said. With adapters the
+ * two ways are with and without them.
  */
 #include "cli/cli.h"
 #include "base/clock.h"
@@ -37,7 +38,9 @@ struct result {
     uint64_t hash;
     bool deterministic;
     struct profile before, after; /* --profile: around the first repetition */
-    double cost; /* of determinism: the share of speed lost; 0 where both are the same */
+    double
+        cost; /* of determinism, or adapters: the share of speed lost; 0 where both are the same */
+    int n_loras;
 };
 
 /* The same pseudo-random ids for every engine and every run. */
@@ -47,8 +50,23 @@ static int32_t random_id(uint32_t *state, int n_vocab)
     return (int32_t)((*state >> 8) % (uint32_t)n_vocab);
 }
 
+/* The adapters of a test; sequence s uses the s-th, in turns. n 0: none. */
+struct bench_loras {
+    struct lora_pick picks[LORA_MAX_ADAPTERS];
+    int n;
+};
+
+static void use_adapter(const struct bench_loras *l, int s, struct step_item *it)
+{
+    if (!l->n)
+        return;
+    it->loras = &l->picks[s % l->n];
+    it->n_loras = 1;
+}
+
 /* Feeds n random tokens to each sequence; a step has as many rows of as many sequences as it may. */
-static bool fill(struct runtime *rt, struct kv_seq *seqs, int n_seqs, int n, struct error *err)
+static bool fill(struct runtime *rt, const struct bench_loras *loras, struct kv_seq *seqs,
+                 int n_seqs, int n, struct error *err)
 {
     const struct step_limits *lim = stepper_limits(rt->step);
     int V = rt->model->config.n_vocab;
@@ -70,6 +88,7 @@ static bool fill(struct runtime *rt, struct kv_seq *seqs, int n_seqs, int n, str
                                                   .tokens = ids + at,
                                                   .n_tokens = take,
                                                   .want = take == left ? LOGITS_LAST : LOGITS_NONE};
+            use_adapter(loras, s, &items[n_items - 1]);
             at += (size_t)take;
             room -= take;
         }
@@ -84,7 +103,8 @@ static bool fill(struct runtime *rt, struct kv_seq *seqs, int n_seqs, int n, str
 
 /* As generation does, where a backend can: the next step is started while one runs. The tokens are
  * random, so that sequences do not fall into the same answer and share experts. */
-static bool decode(struct runtime *rt, struct kv_seq *seqs, int n_seqs, int n, struct error *err)
+static bool decode(struct runtime *rt, const struct bench_loras *loras, struct kv_seq *seqs,
+                   int n_seqs, int n, struct error *err)
 {
     bool ahead = rt->be->ahead && !rt->be->profile;
     struct step_item *items[2];
@@ -100,6 +120,7 @@ static bool decode(struct runtime *rt, struct kv_seq *seqs, int n_seqs, int n, s
             ids[s] = random_id(&rnd, rt->model->config.n_vocab);
             now[s] = (struct step_item){
                 .seq = &seqs[s], .tokens = &ids[s], .n_tokens = 1, .want = LOGITS_LAST};
+            use_adapter(loras, s, &now[s]);
         }
         if (started < n) {
             ok = step_start(rt->step, now, n_seqs, err);
@@ -189,7 +210,17 @@ static void test_name(const struct test *t, char *name, size_t size)
         snprintf(name + n, size - (size_t)n, " @%d", t->depth);
 }
 
-/* Fills r[n_modes]: the mode asked for and, where there are two, the other one. */
+static int all_adapters(struct runtime *rt, struct lora_pick *picks)
+{
+    static struct adapter_info all[LORA_MAX_ADAPTERS];
+    int n = adapters_list(rt->adapters, all, LORA_MAX_ADAPTERS);
+    for (int i = 0; i < n; i++)
+        picks[i] = (struct lora_pick){all[i].number, all[i].scale, all[i].serial};
+    return n;
+}
+
+/* Fills r[n_modes]: the mode asked for and, where there are two, the other one: with adapters, the one
+ * without them; else determinism. */
 static bool run_test(struct runtime *rt, const struct test *t, const struct bench_flags *f,
                      struct result *r, int n_modes, struct error *err)
 {
@@ -197,16 +228,22 @@ static bool run_test(struct runtime *rt, const struct test *t, const struct benc
     struct kv_seq *seqs = mem_zalloc((size_t)t->n_seqs, sizeof *seqs);
     double rate[2][MAX_REPS] = {{0}};
     bool ok = true, asked = rt->be->deterministic;
+    static struct bench_loras loras[2]; /* the second has none */
+    if (rt->adapters)
+        loras[0].n = all_adapters(rt, loras[0].picks);
     for (int i = f->no_warmup ? 0 : -n_modes; ok && i < reps * n_modes;
          i++) { /* one warm-up each */
         int mode = (i + n_modes) % n_modes;
-        rt->be->deterministic = r[mode].deterministic = mode ? !asked : asked;
-        ok = fill(rt, seqs, t->n_seqs, t->depth, err);
+        const struct bench_loras *l = &loras[mode];
+        r[mode].n_loras = l->n;
+        r[mode].deterministic = mode && !rt->adapters ? !asked : asked;
+        rt->be->deterministic = r[mode].deterministic;
+        ok = fill(rt, l, seqs, t->n_seqs, t->depth, err);
         if (i >= 0 && i < n_modes)
             r[mode].before = rt->profile;
         int64_t t0 = clock_ns();
-        ok = ok && (!t->n_prompt || fill(rt, seqs, t->n_seqs, t->n_prompt, err)) &&
-             (!t->n_gen || decode(rt, seqs, t->n_seqs, t->n_gen, err));
+        ok = ok && (!t->n_prompt || fill(rt, l, seqs, t->n_seqs, t->n_prompt, err)) &&
+             (!t->n_gen || decode(rt, l, seqs, t->n_seqs, t->n_gen, err));
         double s = (double)(clock_ns() - t0) * 1e-9;
         if (ok && i >= 0)
             rate[mode][i / n_modes] = t->n_seqs * (t->n_gen ? t->n_gen : t->n_prompt) / s;
@@ -233,7 +270,9 @@ static bool run_test(struct runtime *rt, const struct test *t, const struct benc
             seen * (double)kvcache_token_bytes(&rt->model->net, rt->kv->k_type, rt->kv->v_type);
         r[m].gb_s = r[m].bytes * r[m].mean * 1e-9;
     }
-    if (n_modes > 1)
+    if (rt->adapters && n_modes > 1)
+        r[0].cost = r[1].cost = 1 - r[0].mean / r[1].mean;
+    else if (n_modes > 1)
         r[0].cost = r[1].cost = asked ? 1 - r[0].mean / r[1].mean : 1 - r[1].mean / r[0].mean;
     return true;
 }
@@ -288,15 +327,16 @@ static void print_result(const struct runtime *rt, const struct test *t, const s
                "\"weights_bytes\": %zu, \"params\": %lld, \"load_s\": %.3f, "
                "\"bytes_per_token\": %.0f, \"kv_bytes_per_token\": %.0f, \"ops_per_token\": %.0f, "
                "\"invariance\": \"%s\", \"deterministic\": %s, \"deterministic_cost\": %.4f, "
-               "\"logits_hash\": \"%016llx\"}\n",
+               "\"adapters\": %d, \"logits_hash\": \"%016llx\"}\n",
                r->name, r->mean, r->dev, r->gb_s, t->n_seqs, t->depth, rt->be->ops->name, threads,
                rt->model->bytes, (long long)rt->model->n_params, (double)rt->load_ns * 1e-9,
                r->bytes, r->kv_bytes, r->ops, invariance_name(rt->be->invariance),
                r->deterministic || rt->be->invariance == INVARIANCE_ALWAYS ? "true" : "false",
-               r->cost, (unsigned long long)r->hash);
+               r->cost, r->n_loras, (unsigned long long)r->hash);
     } else {
-        printf("| %-20s | %10.2f ± %-8.2f | %8.2f | %016llx |%s\n", r->name, r->mean, r->dev,
-               r->gb_s, (unsigned long long)r->hash, r->deterministic ? " deterministic" : "");
+        printf("| %-20s | %10.2f ± %-8.2f | %8.2f | %016llx |%s%s\n", r->name, r->mean, r->dev,
+               r->gb_s, (unsigned long long)r->hash, r->deterministic ? " deterministic" : "",
+               r->n_loras ? " adapters" : "");
     }
     fflush(stdout);
 }
@@ -349,7 +389,8 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
         printf("|----------------------|---------------------:|---------:|------------------|\n");
     }
     bool ok = true;
-    int n_modes = rt->be->invariance == INVARIANCE_CHOSEN && !f->skip_cost ? 2 : 1;
+    int n_modes =
+        (rt->be->invariance == INVARIANCE_CHOSEN || rt->adapters) && !f->skip_cost ? 2 : 1;
     double least = 1, most = -1;
     for (int i = 0; ok && i < n_tests; i++) {
         struct result r[2] = {0};
@@ -359,7 +400,10 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
         least = r[0].cost < least ? r[0].cost : least;
         most = r[0].cost > most ? r[0].cost : most;
     }
-    if (ok && n_tests && !f->json && !f->skip_cost)
+    if (ok && n_tests && !f->json && !f->skip_cost && rt->adapters)
+        printf("\n%d adapters, in turns, cost %.1f %% to %.1f %% of the speed\n", opt->n_loras,
+               least * 100, most * 100);
+    else if (ok && n_tests && !f->json && !f->skip_cost)
         print_cost(rt->be->invariance, least, most);
     if (ok && f->model.profile)
         profile_print(&rt->profile, f->json ? stderr : stdout);
@@ -394,10 +438,11 @@ int cmd_bench(int argc, char **argv)
          "embed N texts of 20 to 200 tokens instead (an encoder: 512)"},
         {OPT_FLAG, 0, "no-warmup", 0, &f.no_warmup, 0, 0, 0, "no run before the measured ones"},
         {OPT_FLAG, 0, "skip-cost", 0, &f.skip_cost, 0, 0, 0,
-         "do not measure what --deterministic costs"},
+         "do not measure what --deterministic, or adapters, cost"},
         {OPT_FLAG, 0, "kernels", 0, &f.kernels, 0, 0, 0,
          "print which kernels there are, for which rows, and how often each ran"},
         {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "one JSON object a line"},
+        LORA_ROW(f.model),
         MODEL_FLAG_ROWS(f.model),
     };
     const struct usage u = {
@@ -453,6 +498,7 @@ int cmd_bench(int argc, char **argv)
         ok = bench_embed(model, &opt, f.texts, f.reps, f.json, &err);
     else
         ok = ok && bench(model, &f, &opt, tests, n_tests, &err);
+    cli_runtime_options_clear(&opt);
     if (ok)
         return EXIT_OK;
     return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);

@@ -52,6 +52,8 @@ static float row_difference(const float *a, const float *b, int n)
 static bool compute(struct runtime *rt, const struct ids *in, int chunk, int n_copies, FILE *out,
                     struct error *err)
 {
+    struct lora_pick picks[LORA_MAX_USES];
+    int n_picks = cli_all_adapters(rt, picks);
     int V = rt->model->config.n_vocab;
     float *row = mem_zalloc((size_t)V, sizeof *row), *other = mem_zalloc((size_t)V, sizeof *other);
     struct kv_seq *seqs = mem_zalloc((size_t)n_copies, sizeof *seqs);
@@ -60,8 +62,12 @@ static bool compute(struct runtime *rt, const struct ids *in, int chunk, int n_c
     for (int at = 0; ok && at < in->n; at += chunk) {
         int n = in->n - at < chunk ? in->n - at : chunk;
         for (int i = 0; i < n_copies; i++)
-            items[i] = (struct step_item){
-                .seq = &seqs[i], .tokens = in->ids + at, .n_tokens = n, .want = LOGITS_ALL};
+            items[i] = (struct step_item){.seq = &seqs[i],
+                                          .tokens = in->ids + at,
+                                          .n_tokens = n,
+                                          .loras = picks,
+                                          .n_loras = n_picks,
+                                          .want = LOGITS_ALL};
         ok = step_run(rt->step, items, n_copies, err);
         for (int t = 0; ok && t < n; t++) {
             step_logits(rt->step, items[0].first_row + t, row);
@@ -140,6 +146,7 @@ int cmd_logits(int argc, char **argv)
         {OPT_INT, 0, "chunk", 0, &chunk, 1, 1 << 20, "N", "feed N tokens at a time (default 512)"},
         {OPT_INT, 0, "batch", 0, &copies, 1, 1024, "N",
          "N copies side by side; fail if they differ"},
+        LORA_ROW(f),
         MODEL_FLAG_ROWS(f),
     };
     const struct usage u = {
@@ -166,7 +173,10 @@ int cmd_logits(int argc, char **argv)
         return EXIT_USAGE;
     struct error err = {0};
     cli_catch_interrupt();
-    if (hub_resolve(&model, &err) && logits(model, &opt, ids, out, chunk, copies, &err))
+    bool ok = cli_few_adapters(&opt, &err) && hub_resolve(&model, &err) &&
+              logits(model, &opt, ids, out, chunk, copies, &err);
+    cli_runtime_options_clear(&opt);
+    if (ok)
         return EXIT_OK;
     return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
 }

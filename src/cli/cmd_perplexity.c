@@ -99,6 +99,8 @@ struct evaluation {
 static bool one_window(struct evaluation *e, const int32_t *ids, int n, struct error *err)
 {
     int V = e->rt->model->config.n_vocab, chunk = stepper_limits(e->rt->step)->max_tokens;
+    struct lora_pick picks[LORA_MAX_USES];
+    int n_picks = cli_all_adapters(e->rt, picks);
     struct kv_seq seq = {0};
     bool ok = true;
     if (e->base)
@@ -112,8 +114,12 @@ static bool one_window(struct evaluation *e, const int32_t *ids, int n, struct e
     int first_scored = e->f->score_all ? 0 : n / 2;
     for (int at = 0; ok && at < n; at += chunk) {
         int take = n - at < chunk ? n - at : chunk;
-        struct step_item item = {
-            .seq = &seq, .tokens = ids + at, .n_tokens = take, .want = LOGITS_ALL};
+        struct step_item item = {.seq = &seq,
+                                 .tokens = ids + at,
+                                 .n_tokens = take,
+                                 .loras = picks,
+                                 .n_loras = n_picks,
+                                 .want = LOGITS_ALL};
         ok = step_run(e->rt->step, &item, 1, err);
         for (int i = 0; ok && i < take; i++) {
             int t = at + i;
@@ -250,6 +256,7 @@ int cmd_perplexity(int argc, char **argv)
         {OPT_INT, 0, "windows", "chunks", &f.n_windows, 1, 1 << 28, "N", "stop after N windows"},
         {OPT_FLAG, 0, "all", 0, &f.score_all, 0, 0, 0, "score the first half of windows as well"},
         {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "one JSON object"},
+        LORA_ROW(f.model),
         MODEL_FLAG_ROWS(f.model),
     };
     const struct usage u = {
@@ -276,7 +283,10 @@ int cmd_perplexity(int argc, char **argv)
         return EXIT_USAGE;
     struct error err = {0};
     cli_catch_interrupt();
-    if (hub_resolve(&model, &err) && perplexity(model, pos[0], &f, &opt, &err))
+    bool ok = cli_few_adapters(&opt, &err) && hub_resolve(&model, &err) &&
+              perplexity(model, pos[0], &f, &opt, &err);
+    cli_runtime_options_clear(&opt);
+    if (ok)
         return EXIT_OK;
     return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
 }

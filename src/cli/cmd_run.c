@@ -28,6 +28,7 @@ struct run_flags {
     const char *schema, *grammar; /* files */
     bool quiet, raw, verbose, plain;
     const char *overflow;
+    char *lora; /* names of all adapters */
 };
 
 /* "ID=BIAS", or llama.cpp's "ID+BIAS" and "ID-BIAS"; "ID=false" bans. */
@@ -189,9 +190,10 @@ static bool parse_overflow(const struct usage *u, const char *s, struct terminal
     return true;
 }
 
-/* Checked as for every command; false after a usage message. One answer at a time is generated. */
+/* Checked as for every command; false after a usage message. One answer at a time is generated. lora: the
+ * names of the adapters, for requests. */
 static bool engine_options(const struct usage *u, const struct model_flags *f,
-                           struct steel_engine_options *opt)
+                           struct steel_engine_options *opt, char **lora)
 {
     struct runtime_options r;
     *opt = (struct steel_engine_options){.device = f->device,
@@ -205,8 +207,22 @@ static bool engine_options(const struct usage *u, const struct model_flags *f,
                                          .k_type = f->k_type,
                                          .v_type = f->v_type,
                                          .page_len = f->page_len,
-                                         .gpu_memory = f->gpu_memory};
-    return cli_runtime_options(u, f, &r);
+                                         .gpu_memory = f->gpu_memory,
+                                         .loras = f->loras.items,
+                                         .n_loras = f->loras.n};
+    if (!cli_runtime_options(u, f, &r))
+        return false;
+    struct buf names = {0};
+    struct error err = {0};
+    for (int i = 0; i < r.n_loras; i++)
+        buf_addf(&names, "%s%s", i ? "," : "", r.loras[i].name);
+    bool few = cli_few_adapters(&r, &err);
+    if (!few)
+        args_usage_error(u, "%s", err.msg);
+    *lora = r.n_loras && few ? buf_take(&names) : NULL;
+    buf_clear(&names);
+    cli_runtime_options_clear(&r);
+    return few;
 }
 
 /* Positionals behind the model are the prompt. */
@@ -274,7 +290,7 @@ static bool check_flags(const struct usage *u, struct run_flags *f, struct steel
             args_usage_error(u, "--stop: empty text");
             return false;
         }
-    return engine_options(u, &f->model, opt) && parse_bias(u, &f->bias, bias) &&
+    return engine_options(u, &f->model, opt, &f->lora) && parse_bias(u, &f->bias, bias) &&
            parse_think(u, f->think, &chat->think) && parse_overflow(u, f->overflow, chat);
 }
 
@@ -293,6 +309,7 @@ static int run_checked(const struct usage *u, struct run_flags *f)
         struct error err = {0};
         f->o.bias = bias;
         f->o.n_bias = f->bias.n;
+        f->o.lora = f->lora;
         f->o.stop = (const char *const *)f->stop.items;
         f->o.n_stop = f->stop.n;
         f->o.seed = f->seed;
@@ -305,6 +322,7 @@ static int run_checked(const struct usage *u, struct run_flags *f)
             rc = cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
     }
     mem_free(bias);
+    mem_free(f->lora);
     return rc;
 }
 
@@ -360,6 +378,7 @@ int cmd_run(int argc, char **argv)
         {OPT_U64, 's', "seed", 0, &f.seed, 0, 0, "N", "same seed, same text (default: random)"},
         {OPT_LIST, 0, "logit-bias", 0, &f.bias, 0, 0, "ID=X",
          "add X to a token's logit; ID=false bans it (repeatable)"},
+        LORA_ROW(f.model),
         MODEL_FLAG_ROWS(f.model),
     };
     const struct usage u = {

@@ -58,6 +58,25 @@ static bool wait_ready(struct engine *e, const struct steel_engine_options *o, s
     return engine_wait(e, err);
 }
 
+static void free_refs(struct adapter_ref *refs, int n)
+{
+    for (int i = 0; refs && i < n; i++)
+        mem_free(refs[i].path);
+    mem_free(refs);
+}
+
+static bool read_refs(const struct steel_engine_options *o, struct adapter_ref **out,
+                      struct error *err)
+{
+    if (o->n_loras < 0 || o->max_lora_rank < 0 || o->max_lora_rank > LORA_MAX_RANK)
+        return error_set(err, "n_loras or max_lora_rank is out of range");
+    *out = o->n_loras ? mem_zalloc((size_t)o->n_loras, sizeof **out) : NULL;
+    for (int i = 0; i < o->n_loras; i++)
+        if (!adapter_ref_parse(o->loras[i], &(*out)[i], err))
+            return error_prefix(err, "loras[%d]", i);
+    return true;
+}
+
 struct steel_engine *steel_engine_open(const char *path, const struct steel_engine_options *options,
                                        struct steel_error *error)
 {
@@ -75,6 +94,13 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
         lib_fail(error, STEEL_INVALID, text);
         return NULL;
     }
+    struct error err = {0};
+    struct adapter_ref *refs = NULL;
+    if (!read_refs(&o, &refs, &err)) {
+        lib_fail(error, STEEL_INVALID, err.msg);
+        free_refs(refs, o.n_loras);
+        return NULL;
+    }
     struct engine_options opt = {
         .runtime = {.backend = {.device = o.device ? o.device : "auto",
                                 .threads = o.threads,
@@ -88,6 +114,9 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
                     .v_type = v_type,
                     .page_len = o.page_len,
                     .gpu_memory = o.gpu_memory,
+                    .loras = refs,
+                    .n_loras = o.n_loras,
+                    .lora_rank = o.max_lora_rank,
                     .profile = o.profile},
         .max_queue = o.max_queue,
         .max_per_client = o.max_per_client,
@@ -95,12 +124,14 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
         .no_prefix_cache = o.no_prefix_cache,
     };
     struct engine *e = engine_open(path, &opt);
-    struct error err = {0};
-    if (!wait_ready(e, &o, &err)) {
+    bool ready = wait_ready(e, &o, &err);
+    if (!ready) {
         lib_fail(error, STEEL_INVALID, err.msg);
         engine_close(e);
-        return NULL;
     }
+    free_refs(refs, o.n_loras); /* the engine's thread has read them, or has ended */
+    if (!ready)
+        return NULL;
     struct steel_engine *engine = mem_zalloc(1, sizeof *engine);
     engine->e = e;
     engine->grammars = grammar_cache_new(GRAMMARS_KEPT);
@@ -114,6 +145,41 @@ void steel_engine_close(struct steel_engine *engine)
     engine_close(engine->e);
     grammar_cache_free(engine->grammars);
     mem_free(engine);
+}
+
+static bool adapter_fail(struct steel_error *out, enum adapter_result res, const struct error *err)
+{
+    return lib_fail(out, res == ADAPTER_BUSY ? STEEL_FULL : STEEL_INVALID, err->msg);
+}
+
+static struct adapters *open_to_adapters(struct steel_engine *engine, struct steel_error *error)
+{
+    struct adapters *a = engine_adapters(engine->e);
+    if (!a)
+        lib_fail(error, STEEL_INVALID, "the engine was opened without adapters: max_lora_rank");
+    return a;
+}
+
+bool steel_engine_load_lora(struct steel_engine *engine, const char *name, const char *path,
+                            float scale, struct steel_error *error)
+{
+    struct error err = {0};
+    struct adapters *a = open_to_adapters(engine, error);
+    if (!a)
+        return false;
+    enum adapter_result res = adapters_load(a, name, path, scale, &err);
+    return res == ADAPTER_OK || adapter_fail(error, res, &err);
+}
+
+bool steel_engine_unload_lora(struct steel_engine *engine, const char *name,
+                              struct steel_error *error)
+{
+    struct error err = {0};
+    struct adapters *a = open_to_adapters(engine, error);
+    if (!a)
+        return false;
+    enum adapter_result res = adapters_unload(a, name, &err);
+    return res == ADAPTER_OK || adapter_fail(error, res, &err);
 }
 
 int steel_engine_context(const struct steel_engine *engine)
@@ -371,7 +437,10 @@ struct steel_request *lib_submit(struct steel_engine *engine, const struct steel
         .user = o->user,
         .grammar = fit,
     };
-    enum submit_result res = engine_submit(engine->e, &spec, &r->r, &err);
+    enum submit_result res = SUBMIT_INVALID;
+    if (!o->lora ||
+        adapters_parse(engine_adapters(engine->e), o->lora, spec.loras, &spec.n_loras, &err))
+        res = engine_submit(engine->e, &spec, &r->r, &err);
     token_list_clear(&prompt);
     grammar_free(fit);
     r->n_open = o->choices > 0 ? o->choices : 1;

@@ -142,6 +142,24 @@ struct new_request {
     struct request *r;
 };
 
+/* Where the chain of its pages starts: what was computed with an adapter is of use with that alone. */
+static uint64_t root_of(const struct engine *e, const struct request_spec *spec)
+{
+    struct buf key = {0};
+    for (int i = 0; i < spec->n_loras; i++) {
+        const struct lora_pick *p = &spec->loras[i];
+        buf_add(&key, &p->serial, sizeof p->serial);
+        buf_add(&key, &p->scale, sizeof p->scale);
+    }
+    if (spec->n_loras) /* no salt reads like this: it has no NUL */
+        buf_add(&key, "\0lora", 6);
+    if (spec->salt)
+        buf_adds(&key, spec->salt);
+    uint64_t root = prefix_root(e->rt->kv->prefix, key.p, key.len);
+    buf_clear(&key);
+    return root;
+}
+
 /* A job (mem_try): a long prompt with many choices may be more than there is memory for. */
 static void request_new(void *arg)
 {
@@ -194,8 +212,10 @@ static void request_new(void *arg)
         c->seq.client = spec->client;
         c->seq.tokens = mem_alloc((size_t)spec->n_prompt * sizeof *c->seq.tokens);
         memcpy(c->seq.tokens, spec->prompt, (size_t)spec->n_prompt * sizeof *c->seq.tokens);
-        if (e->rt->kv->prefix && r->spec.salt)
-            c->seq.root = prefix_root(e->rt->kv->prefix, r->spec.salt, strlen(r->spec.salt));
+        c->seq.loras = r->spec.loras;
+        c->seq.n_loras = r->spec.n_loras;
+        if (e->rt->kv->prefix && (r->spec.salt || r->spec.n_loras))
+            c->seq.root = root_of(e, &r->spec);
     }
 }
 
@@ -226,6 +246,9 @@ static enum submit_result check_spec(struct engine *e, const struct request_spec
     else if (s->grammar && (s->ignore_eos || s->min_tokens > 0))
         ok = error_set(err, "a constraint decides where the answer ends: ignore_eos and min_tokens "
                             "do not go with it");
+    else if (s->n_loras < 0 || s->n_loras > LORA_MAX_USES || (s->n_loras && !e->rt->adapters))
+        ok = error_set(err, "%d adapters; at most %d", s->n_loras,
+                       e->rt->adapters ? LORA_MAX_USES : 0);
     int most = e->opt.max_queue < ENGINE_MAX_CHOICES ? e->opt.max_queue : ENGINE_MAX_CHOICES;
     if (ok && (s->n < 0 || s->n > most)) /* more than the queue holds would be refused for ever */
         ok = error_set(err, "n is %d; at most %d choices", s->n, most);
@@ -271,6 +294,12 @@ static bool queue_has_room(struct engine *e, uint64_t client, int n)
     return n <= most - e->n_queued;
 }
 
+static void give_back(const struct engine *e, const struct request_spec *spec)
+{
+    if (spec->n_loras)
+        adapters_give_back(e->rt->adapters, spec->loras, spec->n_loras);
+}
+
 enum submit_result engine_submit(struct engine *e, const struct request_spec *spec,
                                  struct request **out, struct error *err)
 {
@@ -283,7 +312,10 @@ enum submit_result engine_submit(struct engine *e, const struct request_spec *sp
     if (res != SUBMIT_OK)
         return res;
     struct new_request job = {e, spec, NULL};
+    if (spec->n_loras && !adapters_take(e->rt->adapters, spec->loras, spec->n_loras, err))
+        return SUBMIT_INVALID;
     if (!mem_try(request_new, &job)) {
+        give_back(e, spec);
         error_set(err, "there is no memory for the request; try again later");
         return SUBMIT_NOT_READY;
     }
@@ -304,6 +336,7 @@ enum submit_result engine_submit(struct engine *e, const struct request_spec *sp
     }
     pthread_mutex_unlock(&e->lock);
     if (res != SUBMIT_OK) {
+        give_back(e, spec);
         atomic_store(&r->refs, 1);
         request_unref(r);
         return res;
@@ -432,8 +465,10 @@ static void finish(struct engine *e, struct choice *c, enum finish how, int stop
     /* The heavy parts go now, not when the caller drops its handle. */
     sampler_free(c->sampler);
     c->sampler = NULL;
-    if (--r->n_open == 0)
+    if (--r->n_open == 0) {
+        give_back(e, &r->spec);
         request_unref(r);
+    }
 }
 
 /* A token was chosen for c. False: it has ended, and may be gone. */
@@ -1022,6 +1057,11 @@ const struct runtime *engine_runtime(const struct engine *e)
 int engine_context(const struct engine *e)
 {
     return e->context;
+}
+
+struct adapters *engine_adapters(const struct engine *e)
+{
+    return e->rt->adapters;
 }
 
 int engine_max_queue(const struct engine *e)

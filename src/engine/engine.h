@@ -59,6 +59,8 @@ struct request_spec {
     struct grammar *grammar; /* what the answer must fit (text/grammar.h); NULL = anything */
     uint64_t client;         /* whose it is: clients take turns; 0 is one like the others */
     const char *salt;        /* keeps cached pages among requests of the same salt; NULL = common */
+    struct lora_pick loras[LORA_MAX_USES]; /* (n_loras) adapters, as adapters.h knows them */
+    int n_loras;
     struct events *queue;
     void *user;
 };
@@ -114,6 +116,7 @@ void engine_close(struct engine *e);
 const struct runtime *engine_runtime(const struct engine *e);
 int engine_context(const struct engine *e); /* tokens a sequence may have */
 int engine_max_queue(const struct engine *e);
+struct adapters *engine_adapters(const struct engine *e); /* NULL: there are none */
 
 /* On SUBMIT_OK *out (may be NULL: never cancelled) is the caller's handle until request_free. */
 enum submit_result engine_submit(struct engine *e, const struct request_spec *spec,

@@ -262,6 +262,33 @@ static bool size_cache(struct runtime *rt, const struct runtime_options *opt,
     return true;
 }
 
+static bool wants_adapters(const struct runtime_options *opt)
+{
+    return opt->n_loras > 0 || opt->lora_rank > 0;
+}
+
+static bool check_adapters(const struct runtime_options *opt, const struct backend *be,
+                           struct error *err)
+{
+    return !wants_adapters(opt) || be->ops->adapt ||
+           error_set(err, "LoRA adapters are not supported on %s", be->ops->name);
+}
+
+/* Those to begin with; all of them, or an error. */
+static bool load_adapters(struct runtime *rt, const struct runtime_options *opt,
+                          struct step_limits *lim, struct error *err)
+{
+    if (!wants_adapters(opt))
+        return true;
+    rt->adapters = adapters_new(rt->model, rt->file);
+    for (int i = 0; i < opt->n_loras; i++)
+        if (adapters_load(rt->adapters, opt->loras[i].name, opt->loras[i].path, opt->loras[i].scale,
+                          err) != ADAPTER_OK)
+            return false;
+    lim->lora_rank = adapters_settle(rt->adapters, LORA_MAX_PARTS * opt->lora_rank);
+    return true;
+}
+
 /* Opens the GPU. If nobody asked for it and it lacks a part of this network, the CPU runs it, and that
  * is said. */
 static bool open_gpu(struct runtime *rt, const struct runtime_options *opt,
@@ -272,8 +299,9 @@ static bool open_gpu(struct runtime *rt, const struct runtime_options *opt,
     if (!rt->be)
         return false;
     if (backend_device_kind(opt->backend.device) != DEVICE_AUTO)
-        return check_cache(opt, rt->be, net, err);
-    if (rt->be->ops->supports(rt->be, net, &why) && check_cache(opt, rt->be, net, &why))
+        return check_adapters(opt, rt->be, err) && check_cache(opt, rt->be, net, err);
+    if (rt->be->ops->supports(rt->be, net, &why) && check_adapters(opt, rt->be, &why) &&
+        check_cache(opt, rt->be, net, &why))
         return true;
     rt->be->ops->close(rt->be);
     rt->be = NULL;
@@ -351,6 +379,8 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     if (!rt->kv)
         return false;
     model_set_context(rt->model, rt->context);
+    if (!load_adapters(rt, opt, &lim, err))
+        return false;
     rt->step = stepper_new(rt->model, rt->kv, rt->context, &lim, err);
     return rt->step != NULL;
 }
@@ -385,6 +415,7 @@ void runtime_close(struct runtime *rt)
         return;
     stepper_free(rt->step);
     kvcache_free(rt->kv);
+    adapters_free(rt->adapters);
     model_free(rt->model);
     if (rt->be)
         rt->be->ops->close(rt->be);

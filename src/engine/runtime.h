@@ -6,6 +6,7 @@
 #define STEEL_ENGINE_RUNTIME_H
 
 #include "backend/profile.h"
+#include "engine/adapters.h"
 #include "engine/step.h"
 #include "text/tokenizer.h"
 
@@ -27,6 +28,9 @@ struct runtime_options {
     int min_out;      /* ... but at least so many */
     bool embed;       /* vectors are wanted, not text: the head stays on disk; encoders need it */
     bool profile;
+    const struct adapter_ref *loras; /* (n_loras) adapters to begin with */
+    int n_loras;
+    int lora_rank; /* more may come later, of up to this rank; 0 = none may */
     const struct progress *progress;
 };
 
@@ -39,6 +43,7 @@ struct runtime {
     struct model *model;
     struct kvcache *kv;
     struct stepper *step;
+    struct adapters *adapters; /* NULL: there are none, and none can come */
     struct profile profile;
     int context;
     int64_t load_ns;

@@ -440,6 +440,8 @@ static void plan_item(struct scheduler *s, struct step_item *items, struct seq *
                                                        : last ? LOGITS_LAST
                                                               : LOGITS_NONE,
                                                .save_at = save_in(s, q, n),
+                                               .loras = q->loras,
+                                               .n_loras = q->n_loras,
                                                .token = -1};
 }
 

@@ -37,13 +37,15 @@
 
 struct seq {
     /* for the caller to fill */
-    int32_t *tokens;   /* (cap) the prompt, then what was generated; owned */
-    int n_tokens, cap; /* n_tokens >= 1 */
-    int n_prompt;      /* of them the prompt */
-    uint64_t root;     /* prefix_root: where its chain of pages starts */
-    bool no_cache;     /* takes no page from the index (it still shares its own) */
-    uint64_t client;   /* whose it is: clients share the machine evenly; 0 is one like the others */
-    bool all_rows;     /* logits after every token of the prompt are wanted; no_cache is set too */
+    int32_t *tokens;               /* (cap) the prompt, then what was generated; owned */
+    int n_tokens, cap;             /* n_tokens >= 1 */
+    int n_prompt;                  /* of them the prompt */
+    uint64_t root;                 /* prefix_root: where its chain of pages starts */
+    const struct lora_pick *loras; /* (n_loras) adapters it uses */
+    int n_loras;
+    bool no_cache;   /* takes no page from the index (it still shares its own) */
+    uint64_t client; /* whose it is: clients share the machine evenly; 0 is one like the others */
+    bool all_rows;   /* logits after every token of the prompt are wanted; no_cache is set too */
     /* kept by the scheduler */
     struct seq *prev, *next;
     struct seq *ahead, *behind; /* the client's neighbours in the waiting list */

@@ -23,6 +23,7 @@ struct stepper {
     int32_t *out_rows, *sampled;  /* (max_out) */
     int32_t *states;              /* (4, max_seqs) read, written, rows before a save, saved to */
     struct sampler **samplers;    /* (max_out) */
+    struct lora_use *loras;       /* (max_seqs * LORA_MAX_USES), or NULL */
     struct {
         struct step_item *items;
         int n_items;
@@ -54,6 +55,8 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
     st->out_rows = mem_zalloc((size_t)limits->max_out, sizeof(int32_t));
     st->sampled = mem_zalloc((size_t)limits->max_out, sizeof(int32_t));
     st->samplers = mem_zalloc((size_t)limits->max_out, sizeof *st->samplers);
+    if (limits->lora_rank)
+        st->loras = mem_zalloc(seqs * LORA_MAX_USES, sizeof *st->loras);
     struct bounds bounds = {
         .page_len = kv->page_len,
         .n_pages = kv->n_pages,
@@ -64,6 +67,7 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
         .max_out = limits->max_out,
         .max_pages = st->max_pages,
         .n_states = kv->n_states,
+        .lora_rank = limits->lora_rank,
     };
     if (!m->be->ops->prepare(m->be, &m->net, &bounds, err)) {
         stepper_free(st);
@@ -78,7 +82,8 @@ void stepper_free(struct stepper *st)
         return;
     pool_free(st->pool);
     void *owned[] = {st->tokens, st->types,    st->pos,     st->slot,     st->q_start, st->kv_len,
-                     st->pages,  st->out_rows, st->sampled, st->samplers, st->states,  st};
+                     st->pages,  st->out_rows, st->sampled, st->samplers, st->states,  st->loras,
+                     st};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -164,6 +169,34 @@ static void add_item(struct stepper *st, struct step_item *it)
     b->n_decode += it->n_tokens == 1;
 }
 
+/* Which rows use which adapters, by adapter. Items have their rows in the order of add_item. */
+static void add_loras(struct stepper *st, const struct step_item *items, int n_items)
+{
+    bool used[LORA_MAX_ADAPTERS] = {false};
+    struct batch *b = &st->b;
+    for (int i = 0; i < n_items; i++)
+        for (int k = 0; k < items[i].n_loras; k++) {
+            CHECK(st->loras && items[i].n_loras <= LORA_MAX_USES, "%d adapters", items[i].n_loras);
+            used[items[i].loras[k].adapter] = true;
+        }
+    b->loras = st->loras;
+    for (int a = 0; a < LORA_MAX_ADAPTERS; a++) {
+        if (!used[a])
+            continue;
+        int row = 0;
+        for (int pass = 0; pass < 2; pass++)
+            for (int i = 0; i < n_items; i++) {
+                if ((items[i].n_tokens == 1) != (pass == 0))
+                    continue;
+                for (int k = 0; k < items[i].n_loras; k++)
+                    if (items[i].loras[k].adapter == a)
+                        st->loras[b->n_loras++] =
+                            (struct lora_use){a, row, items[i].n_tokens, items[i].loras[k].scale};
+                row += items[i].n_tokens;
+            }
+    }
+}
+
 bool step_start(struct stepper *st, struct step_item *items, int n_items, struct error *err)
 {
     CHECK(st->n_flying < (st->m->be->ahead ? 2 : 1), "%d steps are under way", st->n_flying);
@@ -191,8 +224,10 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
         for (int i = 0; i < n_items; i++)
             if ((items[i].n_tokens == 1) == (pass == 0))
                 add_item(st, &items[i]);
+    if (st->loras)
+        add_loras(st, items, n_items);
     /* Steps that only decode repeat the same ops: a backend may record them. */
-    bool repeats = st->b.n_decode == st->b.n_seqs && st->b.n_out == st->b.n_seqs;
+    bool repeats = st->b.n_decode == st->b.n_seqs && st->b.n_out == st->b.n_seqs && !st->b.n_loras;
     uint64_t key = repeats ? (uint64_t)st->b.n_seqs : 0;
     mem_guard_enter();
     forward(st->m, &st->b, key);

@@ -12,12 +12,21 @@
 
 enum logits_want { LOGITS_NONE, LOGITS_LAST, LOGITS_ALL, LOGITS_FIRST };
 
+/* An adapter that a sequence uses (engine/adapters.h), and how strongly. */
+struct lora_pick {
+    int adapter;
+    float scale;
+    uint64_t serial;
+};
+
 struct step_item {
     struct kv_seq *seq;    /* the tokens are appended to it */
     const int32_t *tokens; /* (n_tokens); -1-r: what row r (first_row) of the step before chose */
     int n_tokens;
     const int32_t *types; /* (n_tokens) of tokens, for models that know them; NULL = all 0 */
     enum logits_want want;
+    const struct lora_pick *loras; /* (n_loras) LORA_MAX_USES at most, none twice */
+    int n_loras;
     int save_at;             /* recurrent states are saved after so many of the tokens; 0 = not */
     struct sampler *sampler; /* picks a token from the last logits (step_sample); NULL = none */
     /* results */
@@ -28,6 +37,7 @@ struct step_item {
 struct step_limits {
     int max_tokens, max_seqs, max_out;
     int read_chunk; /* fewer tokens of a prompt are not worth a place in a step; 0 = any */
+    int lora_rank;  /* bounds.lora_rank */
 };
 
 struct stepper;

@@ -353,9 +353,21 @@ static bool open_sharded(struct tensorfile *f, const char *dir, json_t *index, s
     return ok;
 }
 
+static bool has_file(const char *dir, const char *name)
+{
+    struct buf path = {0};
+    buf_addf(&path, "%s/%s", dir, name);
+    bool there = access(path.p, F_OK) == 0;
+    buf_clear(&path);
+    return there;
+}
+
 static bool open_folder(struct tensorfile *f, const char *dir, struct error *err)
 {
     bool ok = true;
+    if (!has_file(dir, "config.json") && has_file(dir, "adapter_config.json"))
+        return error_set(
+            err, "%s: an adapter, not a model: name its base model, and this with --lora", dir);
     f->config = load_object(dir, "config.json", CONFIG_MAX, false, &ok, err);
     if (ok)
         f->tokenizer_config = load_object(dir, "tokenizer_config.json", CONFIG_MAX, true, &ok, err);
@@ -364,11 +376,7 @@ static bool open_folder(struct tensorfile *f, const char *dir, struct error *err
             load_object(dir, "generation_config.json", CONFIG_MAX, true, &ok, err);
     if (!ok)
         return false;
-    struct buf path = {0};
-    buf_addf(&path, "%s/model.safetensors", dir);
-    bool single = access(path.p, F_OK) == 0;
-    buf_clear(&path);
-    if (single)
+    if (has_file(dir, "model.safetensors"))
         return open_safetensors(f, dir, "model.safetensors", err) && index_names(f, err);
     json_t *index = load_object(dir, "model.safetensors.index.json", INDEX_MAX, true, &ok, err);
     if (!ok)
@@ -418,6 +426,47 @@ struct tensorfile *tensorfile_open(const char *path, struct error *err)
         mem_free(dir);
     } else if (len > 12 && !strcmp(path + len - 12, ".safetensors")) {
         ok = error_set(err, "%s: name the folder that holds it, with its config.json", path);
+    } else {
+        ok = open_gguf(f, path, err) && index_names(f, err);
+    }
+    if (!ok) {
+        tensorfile_close(f);
+        return NULL;
+    }
+    return f;
+}
+
+static bool open_adapter_folder(struct tensorfile *f, const char *dir, struct error *err)
+{
+    bool ok = true;
+    f->config = load_object(dir, "adapter_config.json", CONFIG_MAX, false, &ok, err);
+    if (!ok)
+        return false;
+    if (!has_file(dir, "adapter_model.safetensors") && has_file(dir, "adapter_model.bin"))
+        return error_set(
+            err, "%s/adapter_model.bin: not supported: save the adapter as safetensors", dir);
+    return open_safetensors(f, dir, "adapter_model.safetensors", err) && index_names(f, err);
+}
+
+struct tensorfile *tensorfile_open_adapter(const char *path, struct error *err)
+{
+    struct stat st;
+    if (stat(path, &st) != 0) {
+        error_set(err, "%s: %s", path, strerror(errno));
+        return NULL;
+    }
+    const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+    bool inside =
+        !strcmp(base, "adapter_config.json") || !strcmp(base, "adapter_model.safetensors");
+    bool folder = S_ISDIR(st.st_mode) || inside;
+    struct tensorfile *f = file_new(path, !folder);
+    bool ok;
+    if (folder) {
+        char *dir = !inside ? mem_strdup(path)
+                    : slash ? mem_strndup(path, (size_t)(slash - path) + (slash == path))
+                            : mem_strdup(".");
+        ok = open_adapter_folder(f, dir, err);
+        mem_free(dir);
     } else {
         ok = open_gguf(f, path, err) && index_names(f, err);
     }

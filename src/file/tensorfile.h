@@ -103,6 +103,9 @@ struct tensorfile *tensorfile_open_memory(const void *data, size_t bytes, const 
 /* One safetensors file already in memory, without a config (fuzzers). `data` must outlive it. */
 struct tensorfile *tensorfile_open_safetensors_memory(const void *data, size_t bytes,
                                                       const char *name, struct error *err);
+/* An adapter: a .gguf file, or a folder with adapter_config.json (then `config` is that) and
+ * adapter_model.safetensors, or the path of one of these two. */
+struct tensorfile *tensorfile_open_adapter(const char *path, struct error *err);
 void tensorfile_close(struct tensorfile *f);
 
 const struct tensor *tensorfile_find(const struct tensorfile *f, const char *name);

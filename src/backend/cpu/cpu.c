@@ -160,6 +160,7 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
 static void clear(struct cpu_backend *cb)
 {
     gemm_clear(cb);
+    cpu_lora_clear(cb);
     for (int i = 0; i < cb->n_blocks; i++)
         mem_aligned_free(cb->blocks[i].p, cb->blocks[i].bytes);
     cb->n_blocks = 0;
@@ -295,7 +296,7 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
            (cb->logits = rows_of(cb, s->max_out, logits_width(cb), "logits", err)) &&
            (cb->attn_scratch = block(cb, attn, "attention scratch", err)) &&
            prepare_parts(cb, net, T, err) && prepare_delta_net(cb, net, T, err) &&
-           prepare_latent(cb, net, T, err) && gemm_init(cb, err);
+           prepare_latent(cb, net, T, err) && cpu_lora_init(cb, err) && gemm_init(cb, err);
 }
 
 static void cpu_close(struct backend *be)
@@ -316,6 +317,7 @@ static void cpu_begin(struct backend *be, const struct batch *b)
           "batch too large");
     cb->batch = *b;
     cb->pick.deterministic = be->deterministic;
+    cpu_lora_begin(cb);
     for (int i = 0; i < b->n_out; i++)
         cb->sampled[i] = -1;
     struct profile *p = be->profile;
@@ -421,7 +423,7 @@ static void embed_layers(struct cpu_backend *cb, const struct embed_layers *e)
     struct layers_job j = {cb, e};
     if (!e->width)
         return;
-    gemm_linear(cb, impl(e->project), cb->stream.x, cb->layer_embeds, cb->stream.rows);
+    gemm_linear(cb, e->project, cb->stream.x, cb->layer_embeds, cb->stream.rows);
     pool_each(cb->pool, cb->stream.rows, POOL_EVEN, layers_rows, &j);
 }
 
@@ -499,13 +501,14 @@ static void narrow(struct cpu_backend *cb)
     x->x = x->out;
     x->rows = b->n_out;
     x->narrow = true;
+    cpu_lora_narrow(cb);
 }
 
 static void linear(struct cpu_backend *cb, const struct weight *w, const float *x, float *y,
                    int rows, enum stage stage)
 {
     cpu_stage_begin(cb);
-    gemm_linear(cb, impl(w), x, y, rows);
+    gemm_linear(cb, w, x, y, rows);
     cpu_stage_end(cb, stage);
 }
 
@@ -516,7 +519,7 @@ static void mix_attention(struct cpu_backend *cb, const struct attention *l, int
     const struct batch *b = &cb->batch;
     const struct kv_layer *kv = &b->kv[l->shares_kv ? l->kv_layer : layer];
     cpu_stage_begin(cb);
-    gemm_linear(cb, impl(l->wqkv), n, cb->qkv, b->n_tokens);
+    gemm_linear(cb, l->wqkv, n, cb->qkv, b->n_tokens);
     cpu_attn_post(&cb->bounds, b, l, kv, l->rope ? cb->rope[l->rope - cb->net->ropes] : NULL,
                   cb->qkv, cb->q, cb->pool, cb->isa);
     cpu_stage_end(cb, STAGE_QKV);
@@ -586,7 +589,7 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
 static void dense_gate(struct cpu_backend *cb, const struct weight *w, const float *n, float *y,
                        int rows)
 {
-    gemm_linear(cb, impl(w), n, cb->gate, rows);
+    gemm_linear(cb, w, n, cb->gate, rows);
     for (int t = 0; t < rows; t++)
         cpu_add_scale(y + (size_t)t * (size_t)cb->net->n_embd, NULL,
                       1.0f / (1.0f + expf(-cb->gate[t])), 1, cb->net->n_embd, cb->pool);
@@ -647,9 +650,9 @@ static void layer_embed(struct cpu_backend *cb, const struct layer_embed *l, int
     struct gate_job j = {cb, {.act = l->act}, layer, l->gate->n_out};
     cpu_stage_begin(cb);
     settle(cb);
-    gemm_linear(cb, impl(l->gate), x->x, cb->layer_gate, x->rows);
+    gemm_linear(cb, l->gate, x->x, cb->layer_gate, x->rows);
     pool_each(cb->pool, x->rows, POOL_EVEN, gate_rows, &j);
-    gemm_linear(cb, impl(l->project), cb->layer_gate, x->d, x->rows);
+    gemm_linear(cb, l->project, cb->layer_gate, x->d, x->rows);
     norm_rows(cb, &l->norm, x->d, x->d);
     x->pending = true;
     cpu_stage_end(cb, STAGE_FFN);
@@ -808,6 +811,8 @@ static const struct backend_ops cpu_ops = {
     .supports = cpu_supports,
     .upload = cpu_upload,
     .release = cpu_release,
+    .adapt = cpu_lora_adapt,
+    .unadapt = cpu_lora_unadapt,
     .prepare = cpu_prepare,
     .begin = cpu_begin,
     .replay = cpu_replay,

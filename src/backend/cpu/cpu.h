@@ -8,6 +8,7 @@
 #define STEEL_BACKEND_CPU_CPU_H
 
 #include "backend/backend.h"
+#include "backend/cpu/lora.h"
 #include "backend/cpu/pick.h"
 #include "backend/profile.h"
 #include "base/clock.h"
@@ -59,10 +60,11 @@ struct cpu_backend {
     size_t delta_len;
     float **taps; /* (n_layers) -> (W, C) convolutions as the kernels read them; NULL = none */
     int n_taps;
-    int32_t *sampled;           /* (max_out) */
-    struct sample_probs *probs; /* (max_out) */
-    struct gemm *gemm;          /* scratch and settings of linear, ffn and moe */
-    int64_t stage_start;        /* profile clock */
+    int32_t *sampled;            /* (max_out) */
+    struct sample_probs *probs;  /* (max_out) */
+    struct gemm *gemm;           /* scratch and settings of linear, ffn and moe */
+    struct cpu_lora_state *lora; /* NULL: no adapters */
+    int64_t stage_start;         /* profile clock */
 };
 
 static inline struct cpu_backend *cpu_self(struct backend *be)

@@ -307,9 +307,10 @@ static int units_of(int rows)
     return (rows + GEMM_UNIT - 1) / GEMM_UNIT;
 }
 
-/* Units [first, last) of w for all rows of x. */
+/* Units [first, last) of w for all rows of x, and what adapters add to them. */
 static void linear_units(const struct cpu_backend *cb, int ith, int first, int last,
-                         const struct gemm_weight *w, const struct gemm_x *x, float *y, int rows)
+                         const struct gemm_weight *w, const struct gemm_x *x,
+                         const struct lora_work *lora, float *y, int rows)
 {
     int end = last * GEMM_UNIT < w->n_out ? last * GEMM_UNIT : w->n_out;
     /* Few rows read the whole range once; many go over two panels at a time, in the cache, which
@@ -318,10 +319,25 @@ static void linear_units(const struct cpu_backend *cb, int ith, int first, int l
     for (int t = 0, most = gemm_most(x); t < rows; t += most) {
         struct gemm_x part = gemm_x_at(*x, t);
         int n = rows - t < most ? rows - t : most;
-        for (int r0 = first * GEMM_UNIT; r0 < end; r0 += step)
-            gemm_block(cb, ith, w, 0, r0, r0 + step < end ? r0 + step : end, &part, NULL, n,
-                       y + (size_t)t * (size_t)w->n_out + r0, (size_t)w->n_out);
+        for (int r0 = first * GEMM_UNIT; r0 < end; r0 += step) {
+            int r1 = r0 + step < end ? r0 + step : end;
+            float *to = y + (size_t)t * (size_t)w->n_out + r0;
+            gemm_block(cb, ith, w, 0, r0, r1, &part, NULL, n, to, (size_t)w->n_out);
+            if (lora->n_chunks)
+                cpu_lora_up(cb, lora, 0, lora->n_chunks, t, n, r0, r1, to, (size_t)w->n_out);
+        }
     }
+}
+
+/* Pieces [first, last) of a phase that converts the input and multiplies it by the adapters' A. */
+static void convert_and_low(const struct cpu_backend *cb, const struct gemm_source *in,
+                            const struct lora_work *lora, int first, int last)
+{
+    int n = in->n_pieces;
+    if (first < n)
+        gemm_convert(cb, in, first, last < n ? last : n);
+    if (last > n)
+        cpu_lora_low(cb, lora, in->from, in->w->n_in, false, first > n ? first - n : 0, last - n);
 }
 
 struct linear_job {
@@ -330,19 +346,20 @@ struct linear_job {
     struct gemm_source in;
     float *y;
     int rows;
+    struct lora_work lora;
 };
 
 static struct pool_work linear_input(void *arg)
 {
     const struct linear_job *j = arg;
-    return (struct pool_work){j->in.n_pieces, POOL_EVEN};
+    return (struct pool_work){j->in.n_pieces + j->lora.n_units, POOL_EVEN};
 }
 
 static void linear_convert(void *arg, int ith, int first, int last)
 {
     (void)ith;
     const struct linear_job *j = arg;
-    gemm_convert(j->cb, &j->in, first, last);
+    convert_and_low(j->cb, &j->in, &j->lora, first, last);
 }
 
 static struct pool_work linear_product(void *arg)
@@ -354,18 +371,20 @@ static struct pool_work linear_product(void *arg)
 static void linear_multiply(void *arg, int ith, int first, int last)
 {
     const struct linear_job *j = arg;
-    linear_units(j->cb, ith, first, last, j->w, &j->in.x, j->y, j->rows);
+    linear_units(j->cb, ith, first, last, j->w, &j->in.x, &j->lora, j->y, j->rows);
 }
 
-void gemm_linear(struct cpu_backend *cb, const struct gemm_weight *w, const float *x, float *y,
+void gemm_linear(struct cpu_backend *cb, const struct weight *weight, const float *x, float *y,
                  int rows)
 {
+    const struct gemm_weight *w = weight->impl;
     static const struct pool_phase phases[] = {{linear_input, linear_convert},
                                                {linear_product, linear_multiply}};
     if (rows == 0)
         return;
     gemm_start(cb->gemm);
-    struct linear_job j = {cb, w, gemm_source(cb, w, x, rows, gemm_halves(cb, w, rows)), y, rows};
+    struct linear_job j = {cb, w,    gemm_source(cb, w, x, rows, gemm_halves(cb, w, rows)),
+                           y,  rows, cpu_lora_work(cb, weight, LORA_FIRST)};
     gemm_count(cb, w, rows, j.in.x.h != NULL);
     pool_phases(cb->pool, phases, 2, &j);
 }
@@ -383,7 +402,8 @@ void gemm_activate(const struct cpu_backend *cb, const struct ffn *f, float *g, 
 
 void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct ffn *f,
                     const struct gemm_x *hidden, int e, int h0, int h1, const struct gemm_x *x,
-                    const int32_t *rows, int n, int slot)
+                    const int32_t *rows, int n, int slot, const struct lora_work *lora, int c0,
+                    int c1)
 {
     const struct gemm_weight *gate_up = f->gate_up->impl, *down = f->down->impl;
     int n_ff = down->n_in, width = h1 - h0;
@@ -391,6 +411,10 @@ void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct ffn *f,
     gemm_block(cb, ith, gate_up, e, h0, h1, x, rows, n, g, (size_t)width);
     if (gate_up->n_out > n_ff)
         gemm_block(cb, ith, gate_up, e, n_ff + h0, n_ff + h1, x, rows, n, u, (size_t)width);
+    if (c0 < c1) {
+        cpu_lora_up(cb, lora, c0, c1, slot, n, h0, h1, g, (size_t)width);
+        cpu_lora_up(cb, lora, c0, c1, slot, n, n_ff + h0, n_ff + h1, u, (size_t)width);
+    }
     size_t record = input_layout(n_ff).bytes;
     for (int i = 0; i < n; i++) {
         float *out = g + (size_t)i * (size_t)width;
@@ -414,19 +438,20 @@ struct ffn_job {
     struct gemm_x hidden;
     float *y;
     int rows;
+    struct lora_work lora, lora_down;
 };
 
 static struct pool_work ffn_input(void *arg)
 {
     const struct ffn_job *j = arg;
-    return (struct pool_work){j->in.n_pieces, POOL_EVEN};
+    return (struct pool_work){j->in.n_pieces + j->lora.n_units, POOL_EVEN};
 }
 
 static void ffn_convert(void *arg, int ith, int first, int last)
 {
     (void)ith;
     const struct ffn_job *j = arg;
-    gemm_convert(j->cb, &j->in, first, last);
+    convert_and_low(j->cb, &j->in, &j->lora, first, last);
 }
 
 static struct pool_work ffn_hidden(void *arg)
@@ -446,8 +471,22 @@ static void ffn_glu(void *arg, int ith, int first, int last)
         int n = j->rows - t < most ? j->rows - t : most;
         for (int h0 = first * GEMM_UNIT; h0 < end; h0 += step)
             gemm_glu_block(j->cb, ith, j->f, &j->hidden, 0, h0, h0 + step < end ? h0 + step : end,
-                           &part, NULL, n, t);
+                           &part, NULL, n, t, &j->lora, 0, j->lora.n_chunks);
     }
+}
+
+/* With adapters: down's A of the hidden rows. */
+static struct pool_work ffn_between(void *arg)
+{
+    const struct ffn_job *j = arg;
+    return (struct pool_work){j->lora_down.n_units, POOL_EVEN};
+}
+
+static void ffn_low(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct ffn_job *j = arg;
+    cpu_lora_low(j->cb, &j->lora_down, j->cb->gemm->hidden, j->down->n_in, true, first, last);
 }
 
 static struct pool_work ffn_output(void *arg)
@@ -459,13 +498,17 @@ static struct pool_work ffn_output(void *arg)
 static void ffn_down(void *arg, int ith, int first, int last)
 {
     const struct ffn_job *j = arg;
-    linear_units(j->cb, ith, first, last, j->down, &j->hidden, j->y, j->rows);
+    linear_units(j->cb, ith, first, last, j->down, &j->hidden, &j->lora_down, j->y, j->rows);
 }
 
 void gemm_ffn(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y, int rows)
 {
     static const struct pool_phase phases[] = {
         {ffn_input, ffn_convert}, {ffn_hidden, ffn_glu}, {ffn_output, ffn_down}};
+    static const struct pool_phase adapted[] = {{ffn_input, ffn_convert},
+                                                {ffn_hidden, ffn_glu},
+                                                {ffn_between, ffn_low},
+                                                {ffn_output, ffn_down}};
     if (rows == 0)
         return;
     const struct gemm_weight *gate_up = f->gate_up->impl, *down = f->down->impl;
@@ -477,8 +520,15 @@ void gemm_ffn(struct cpu_backend *cb, const struct ffn *f, const float *x, float
                         .in = gemm_source(cb, gate_up, x, rows, gemm_halves(cb, gate_up, rows)),
                         .hidden = gemm_hidden(cb, down, gemm_halves(cb, down, rows)),
                         .y = y,
-                        .rows = rows};
+                        .rows = rows,
+                        .lora = cpu_lora_work(cb, f->gate_up, LORA_FIRST),
+                        .lora_down = cpu_lora_work(cb, f->down, LORA_SECOND)};
     gemm_count(cb, gate_up, rows, j.in.x.h != NULL);
     gemm_count(cb, down, rows, j.hidden.h != NULL);
-    pool_phases(cb->pool, phases, 3, &j);
+    if (j.lora_down.n_chunks) {
+        j.hidden.x = cb->gemm->hidden; /* as floats too */
+        pool_phases(cb->pool, adapted, 4, &j);
+    } else {
+        pool_phases(cb->pool, phases, 3, &j);
+    }
 }

@@ -11,6 +11,7 @@
 #define STEEL_BACKEND_CPU_GEMM_H
 
 #include "backend/backend.h"
+#include "backend/cpu/lora.h"
 #include "base/cpu.h"
 #include "base/pool.h"
 
@@ -105,10 +106,12 @@ void gemm_block(const struct cpu_backend *cb, int ith, const struct gemm_weight 
                 int r1, const struct gemm_x *x, const int32_t *rows, int n, float *y,
                 size_t stride);
 /* hidden[slot + i][h0..h1) = act(gate, up) of input rows rows[i] (NULL: i), in the forms of
- * `hidden`, which f's down reads; h0 a multiple of GEMM_UNIT; n * (h1 - h0) <= GEMM_TILE */
+ * `hidden`, which f's down reads; h0 a multiple of GEMM_UNIT; n * (h1 - h0) <= GEMM_TILE. What adapters
+ * change of it is in chunks [c0, c1) of `lora`, whose rows are slots. */
 void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct ffn *f,
                     const struct gemm_x *hidden, int e, int h0, int h1, const struct gemm_x *x,
-                    const int32_t *rows, int n, int slot);
+                    const int32_t *rows, int n, int slot, const struct lora_work *lora, int c0,
+                    int c1);
 /* g[i] = act(g[i], u[i]) of layer.h, i < n. */
 void gemm_activate(const struct cpu_backend *cb, const struct ffn *f, float *g, const float *u,
                    int n);
@@ -154,7 +157,8 @@ static inline enum pool_cut gemm_cut(const struct cpu_backend *cb, const struct 
     return gemm_stream(cb, w, rows) ? POOL_LONG : POOL_EVEN;
 }
 void gemm_start(struct gemm *m); /* of an op: a new stamp */
-void gemm_linear(struct cpu_backend *cb, const struct gemm_weight *w, const float *x, float *y,
+/* y = x w^T + bias and what adapters change of it; rows: all rows of the stream as it is now. */
+void gemm_linear(struct cpu_backend *cb, const struct weight *w, const float *x, float *y,
                  int rows);
 void gemm_ffn(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y, int rows);
 

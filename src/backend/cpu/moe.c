@@ -21,6 +21,7 @@ struct moe_state {
     float *slot_weight;  /* (max_tokens * n_used) */
     int32_t *active;     /* (n_active) experts with tokens, ascending */
     int n_active;
+    int32_t *lora_first[2]; /* (n_expert + 1) an expert's first chunk of gate and up, of down */
 };
 
 bool moe_init(struct cpu_backend *cb, struct error *err)
@@ -39,6 +40,8 @@ bool moe_init(struct cpu_backend *cb, struct error *err)
     m->slot_token = mem_zalloc(slots, sizeof(int32_t));
     m->slot_weight = mem_zalloc(slots, sizeof(float));
     m->active = mem_zalloc((size_t)max->n_expert, sizeof(int32_t));
+    for (int i = 0; i < 2; i++)
+        m->lora_first[i] = mem_zalloc((size_t)max->n_expert + 1, sizeof(int32_t));
     cb->gemm->moe = m;
     return true;
 }
@@ -48,8 +51,9 @@ void moe_clear(struct cpu_backend *cb)
     struct moe_state *m = cb->gemm->moe;
     if (!m)
         return;
-    void *owned[] = {m->logits,     m->keys,        m->chosen, m->weights, m->start,
-                     m->slot_token, m->slot_weight, m->active, m};
+    void *owned[] = {
+        m->logits,      m->keys,   m->chosen,        m->weights,       m->start, m->slot_token,
+        m->slot_weight, m->active, m->lora_first[0], m->lora_first[1], m};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -66,6 +70,7 @@ struct moe_job {
     float *y;
     int rows;
     int64_t routed; /* clock when the experts began, for the profile */
+    struct lora_work lora_router, lora, lora_down; /* of gate and up; of down */
 };
 
 static int best_of(const float *keys, int n)
@@ -183,14 +188,19 @@ static void sort_slots(const struct moe_job *j)
 static struct pool_work router_input(void *arg)
 {
     const struct moe_job *j = arg;
-    return (struct pool_work){j->to_router.n_pieces, POOL_EVEN};
+    return (struct pool_work){j->to_router.n_pieces + j->lora_router.n_units, POOL_EVEN};
 }
 
 static void router_convert(void *arg, int ith, int first, int last)
 {
     (void)ith;
     const struct moe_job *j = arg;
-    gemm_convert(j->cb, &j->to_router, first, last);
+    int n = j->to_router.n_pieces;
+    if (first < n)
+        gemm_convert(j->cb, &j->to_router, first, last < n ? last : n);
+    if (last > n)
+        cpu_lora_low(j->cb, &j->lora_router, j->to_router.from, j->router->n_in, false,
+                     first > n ? first - n : 0, last - n);
 }
 
 /* The router: units of (rows of the batch, experts), so that one token and many both spread. */
@@ -215,8 +225,10 @@ static void router_multiply(void *arg, int ith, int first, int last)
         int r1 = r0 + GEMM_UNIT < n_expert ? r0 + GEMM_UNIT : n_expert;
         int n = j->rows - t < GEMM_CHUNK ? j->rows - t : GEMM_CHUNK;
         struct gemm_x part = gemm_x_at(j->to_router.x, t);
-        gemm_block(j->cb, ith, j->router, 0, r0, r1, &part, NULL, n,
-                   j->cb->gemm->moe->logits + (size_t)t * (size_t)n_expert + r0, (size_t)n_expert);
+        float *to = j->cb->gemm->moe->logits + (size_t)t * (size_t)n_expert + r0;
+        gemm_block(j->cb, ith, j->router, 0, r0, r1, &part, NULL, n, to, (size_t)n_expert);
+        cpu_lora_up(j->cb, &j->lora_router, 0, j->lora_router.n_chunks, t, n, r0, r1, to,
+                    (size_t)n_expert);
     }
 }
 
@@ -244,19 +256,36 @@ static void choice_make(void *arg, int ith, int first, int last)
 
 /* Tokens are sorted by expert; inputs as halves follow that order. */
 
+static int convert_pieces(const struct moe_job *j)
+{
+    return j->in.x.h ? j->in.n_pieces : 0;
+}
+
 static struct pool_work expert_input(void *arg)
 {
     struct moe_job *j = arg;
+    const struct moe_state *m = j->cb->gemm->moe;
     sort_slots(j);
+    j->lora = cpu_lora_experts(j->cb, j->experts->gate_up, LORA_FIRST, m->start, m->slot_token,
+                               m->lora_first[0]);
+    j->lora_down = cpu_lora_experts(j->cb, j->experts->down, LORA_SECOND, m->start, m->slot_token,
+                                    m->lora_first[1]);
+    if (j->lora_down.n_chunks)
+        j->hidden.x = j->cb->gemm->hidden; /* as floats too */
     j->routed = clock_ns();
-    return (struct pool_work){j->in.x.h ? j->in.n_pieces : 0, POOL_EVEN};
+    return (struct pool_work){convert_pieces(j) + j->lora.n_units, POOL_EVEN};
 }
 
 static void expert_convert(void *arg, int ith, int first, int last)
 {
     (void)ith;
     const struct moe_job *j = arg;
-    gemm_convert(j->cb, &j->in, first, last);
+    int n = convert_pieces(j);
+    if (first < n)
+        gemm_convert(j->cb, &j->in, first, last < n ? last : n);
+    if (last > n)
+        cpu_lora_low(j->cb, &j->lora, j->in.from, j->gate_up->n_in, false,
+                     first > n ? first - n : 0, last - n);
 }
 
 /* y[token, r0..r1) += weight * (hidden . down rows) for n slots of expert e */
@@ -266,6 +295,9 @@ static void down_block(const struct moe_job *j, int ith, int e, const struct gem
     const struct moe_state *m = j->cb->gemm->moe;
     float *tile = gemm_tile(j->cb, ith, 0);
     gemm_block(j->cb, ith, j->down, e, r0, r1, hidden, NULL, n, tile, (size_t)(r1 - r0));
+    if (j->lora_down.n_chunks)
+        cpu_lora_up(j->cb, &j->lora_down, m->lora_first[1][e], m->lora_first[1][e + 1], s0, n, r0,
+                    r1, tile, (size_t)(r1 - r0));
     for (int i = 0; i < n; i++) {
         float *y = j->y + (size_t)m->slot_token[s0 + i] * (size_t)j->down->n_out + r0;
         float weight = m->slot_weight[s0 + i];
@@ -301,12 +333,15 @@ static void glu_range(const struct moe_job *j, int ith, int e, int h0, int end)
     const struct gemm_x *x = &j->in.x;
     int s0 = m->start[e], s1 = m->start[e + 1], most = gemm_most(x);
     int step = gemm_width(j->cb, j->gate_up, s1 - s0, x->h != NULL);
+    bool adapted = j->lora.n_chunks > 0;
+    int c0 = adapted ? m->lora_first[0][e] : 0, c1 = adapted ? m->lora_first[0][e + 1] : 0;
     for (int s = s0; s < s1; s += most) {
         struct gemm_x slots = gemm_x_at(*x, s);
         for (int h = h0; h < end; h += step)
             gemm_glu_block(j->cb, ith, j->experts, &j->hidden, e, h,
                            h + step < end ? h + step : end, x->h ? &slots : x,
-                           x->h ? NULL : m->slot_token + s, s1 - s < most ? s1 - s : most, s);
+                           x->h ? NULL : m->slot_token + s, s1 - s < most ? s1 - s : most, s,
+                           &j->lora, c0, c1);
     }
 }
 
@@ -338,6 +373,21 @@ static void expert_glu(void *arg, int ith, int first, int last)
     }
 }
 
+/* With adapters: down's A of the hidden rows. */
+
+static struct pool_work expert_between(void *arg)
+{
+    const struct moe_job *j = arg;
+    return (struct pool_work){j->lora_down.n_units, POOL_EVEN};
+}
+
+static void expert_low(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct moe_job *j = arg;
+    cpu_lora_low(j->cb, &j->lora_down, j->cb->gemm->hidden, j->down->n_in, true, first, last);
+}
+
 static struct pool_work expert_output(void *arg)
 {
     const struct moe_job *j = arg;
@@ -358,6 +408,11 @@ void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *asked, co
         {router_input, router_convert}, {router_product, router_multiply},
         {choice, choice_make},          {expert_input, expert_convert},
         {expert_hidden, expert_glu},    {expert_output, expert_down}};
+    static const struct pool_phase adapted[] = {
+        {router_input, router_convert}, {router_product, router_multiply},
+        {choice, choice_make},          {expert_input, expert_convert},
+        {expert_hidden, expert_glu},    {expert_between, expert_low},
+        {expert_output, expert_down}};
     if (rows == 0)
         return;
     const struct moe_state *m = cb->gemm->moe;
@@ -380,13 +435,17 @@ void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *asked, co
                                   : gemm_source(cb, gate_up, x, rows, false),
                         .hidden = gemm_hidden(cb, down, gemm_halves(cb, down, load)),
                         .y = y,
-                        .rows = rows};
+                        .rows = rows,
+                        .lora_router = cpu_lora_work(cb, l->router.w, LORA_FIRST)};
     j.to_router.x.stamp = 0; /* its place is reused for the experts' input */
     gemm_count(cb, router, rows, j.to_router.x.h != NULL);
     gemm_count(cb, gate_up, load, j.in.x.h != NULL);
     gemm_count(cb, down, load, j.hidden.h != NULL);
     int64_t begin = clock_ns();
-    pool_phases(cb->pool, phases, (int)(sizeof phases / sizeof *phases), &j);
+    if (cpu_lora_changes(cb, l->experts.down))
+        pool_phases(cb->pool, adapted, (int)(sizeof adapted / sizeof *adapted), &j);
+    else
+        pool_phases(cb->pool, phases, (int)(sizeof phases / sizeof *phases), &j);
     struct profile *p = cb->base.profile;
     if (p) {
         p->ns[p->phase][STAGE_ROUTER] += (double)(j.routed - begin);

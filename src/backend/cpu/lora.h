@@ -1,0 +1,79 @@
+/*
+ * Adapters on the CPU: y += s B (A x) beside the products of gemm.c and moe.c. An adapter's change of a
+ * weight is halves in panels of 16 outputs, for A and B alike, so that one kernel does both: A's outputs
+ * are the low-rank values t, B's the rows of the weight. A product with adapters has one more kind of
+ * piece where its input is converted (t = A x, cpu_lora_low), and adds B t to each tile of its result
+ * while that is in the cache (cpu_lora_up). Rows are grouped by adapter, at most LORA_ROWS together.
+ *
+ * A row's result depends neither on the rows beside it nor on the threads. Where no row uses an adapter
+ * nothing of this runs.
+ */
+#ifndef STEEL_BACKEND_CPU_LORA_H
+#define STEEL_BACKEND_CPU_LORA_H
+
+#include "backend/backend.h"
+#include "base/cpu.h"
+
+struct cpu_backend;
+
+enum { LORA_PANEL = 16, LORA_ROWS = 4 };
+
+/* One use of an adapter by a row of a product. */
+struct lora_entry {
+    int32_t row;  /* of the result */
+    int32_t from; /* of the input */
+    int32_t adapter;
+    float scale;
+};
+
+/* Entries [first, first + n) of one adapter. */
+struct lora_chunk {
+    int first, n;
+    const struct cpu_lora_matrix *m;
+    int unit; /* of cpu_lora_low: its first one */
+};
+
+/* What a product has to do for adapters. n_chunks 0: nothing. */
+struct lora_work {
+    const struct lora_entry *entries;
+    struct lora_chunk *chunks;
+    int n_chunks;
+    int n_units; /* pieces of cpu_lora_low */
+};
+
+enum lora_place { LORA_FIRST, LORA_SECOND, LORA_PLACES }; /* works that are under way together */
+
+bool cpu_lora_init(struct cpu_backend *cb, struct error *err); /* prepare() */
+void cpu_lora_clear(struct cpu_backend *cb);
+void cpu_lora_begin(struct cpu_backend *cb);  /* a step */
+void cpu_lora_narrow(struct cpu_backend *cb); /* the stream has become its out rows */
+void *cpu_lora_adapt(struct backend *be, const struct weight *w, const struct lora *l,
+                     struct error *err);
+void cpu_lora_unadapt(struct backend *be, void *change);
+
+/* Whether rows of the stream use an adapter that changes w. */
+bool cpu_lora_changes(const struct cpu_backend *cb, const struct weight *w);
+/* Of a product of the stream's rows with w. */
+struct lora_work cpu_lora_work(struct cpu_backend *cb, const struct weight *w,
+                               enum lora_place place);
+/* Of experts' products: slots (n_slots) are sorted by expert, expert e's begin at start[e]; a slot is a
+ * row of token[slot]. first[e] (n_expert + 1): e's first chunk. */
+struct lora_work cpu_lora_experts(struct cpu_backend *cb, const struct weight *w,
+                                  enum lora_place place, const int32_t *start, const int32_t *token,
+                                  int32_t *first);
+/* t = A x of the entries' input rows; x: (rows, n_in), by `from`, or with by_row by `row`. */
+void cpu_lora_low(const struct cpu_backend *cb, const struct lora_work *l, const float *x, int n_in,
+                  bool by_row, int first, int last);
+/* y[(row - row0) * stride + r - r0] += B t, of entries of chunks [c0, c1) with rows [row0, row0 + n), and
+ * rows [r0, r1) of the weight. */
+void cpu_lora_up(const struct cpu_backend *cb, const struct lora_work *l, int c0, int c1, int row0,
+                 int n, int r0, int r1, float *y, size_t stride);
+
+/* out[i][j] = sum_k m[k][j] * x[i][k]: a panel (k, 16) of halves times n <= LORA_ROWS rows. */
+void lora_panel_c(const uint16_t *m, int k, const float *const *x, int n, float (*out)[LORA_PANEL]);
+void lora_panel_avx2(const uint16_t *m, int k, const float *const *x, int n,
+                     float (*out)[LORA_PANEL]);
+void lora_panel_avx512(const uint16_t *m, int k, const float *const *x, int n,
+                       float (*out)[LORA_PANEL]);
+
+#endif
