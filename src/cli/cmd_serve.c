@@ -17,7 +17,7 @@ struct serve_flags {
     const char *model_path, *metrics, *kv_memory, *state_memory, *max_unsent;
     struct opt_list page_origins;
     float step_ms;
-    int body_mb, kv_tokens, store_mb;
+    int body_mb, kv_tokens, store_mb, lora_rank;
     bool no_prefix_cache;
     bool ignored;
     const char *ignored_text;
@@ -55,6 +55,8 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
         return false;
     e->runtime.max_seqs = max_seqs;
     e->runtime.kv_tokens = f->kv_tokens;
+    if (f->srv.allow_lora_loading)
+        e->runtime.lora_rank = f->lora_rank;
     e->step_ms = (double)f->step_ms;
     e->no_prefix_cache = f->no_prefix_cache;
     e->runtime.kv_bytes = default_kv_bytes();
@@ -97,6 +99,7 @@ int cmd_serve(int argc, char **argv)
         .listen = listen_flags_default(),
         .metrics = "steel",
         .store_mb = 64,
+        .lora_rank = 64,
         .srv = {.sample = sample_params_unset(), .ping_s = 15},
     };
     struct engine_options *e = &f.srv.engine;
@@ -108,6 +111,13 @@ int cmd_serve(int argc, char **argv)
         {OPT_STRING, 0, "embedding", 0, &f.srv.embedding, 0, 0, "MODEL",
          "a model for /v1/embeddings beside the one that answers"},
         {OPT_STRING, 0, "rerank", 0, &f.srv.rerank, 0, 0, "MODEL", "one for /v1/rerank"},
+        LORA_ROW(f.model),
+        {OPT_LIST, 0, "lora-modules", 0, &f.model.loras, 0, 0, "NAME=PATH", NULL},
+        {OPT_FLAG, 0, "enable-lora", 0, &f.ignored, 0, 0, 0, NULL},
+        {OPT_FLAG, 0, "allow-lora-loading", 0, &f.srv.allow_lora_loading, 0, 0, 0,
+         "let clients load and unload adapters from this machine's files"},
+        {OPT_INT, 0, "max-lora-rank", 0, &f.lora_rank, 1, LORA_MAX_RANK, "N",
+         "of adapters that clients load (default 64)"},
         LISTEN_ROWS(f.listen),
         {OPT_LIST, 0, "page-connect", 0, &f.page_origins, 0, 0, "ORIGIN",
          "let tools of the web page call this origin, as http://localhost:3000 (repeatable)"},
@@ -205,5 +215,6 @@ int cmd_serve(int argc, char **argv)
     if (rc == EXIT_FAIL)
         cli_fail(&err);
     listen_flags_clear(&f.listen);
+    cli_runtime_options_clear(&f.srv.engine.runtime);
     return rc;
 }

@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/sysmem.h"
 #include "model/build.h"
 #include "model/families/family.h"
 #include "text/regex.h"
@@ -54,6 +55,7 @@ struct reading {
         int n;
     } ranks, alphas;
     struct regex_scratch scratch;
+    bool turned; /* adapters of square parameters have in and out the other way round */
     struct adapter *out;
 };
 
@@ -568,6 +570,9 @@ static bool match_plain(struct reading *r, const struct pair *p, int target)
     int of = rows_of(r, &want->rows[t->rows]), n = t->expert < 0 ? want->n_expert : 1, said;
     struct factors x = {0};
     int64_t rank = p->a->dims[1];
+    for (int next = target; next >= 0; next = r->targets[next].next)
+        if (!refuse_target(r, p, &r->targets[next]))
+            return false;
     if (!check_rank(r, p->a, rank, 0) || !scale_of(r, p, (int)rank, &x.scale, &said) ||
         !check_rank(r, p->a, rank, said))
         return false;
@@ -583,9 +588,8 @@ static bool match_plain(struct reading *r, const struct pair *p, int target)
     x.b_row = (size_t)rank;
     for (int next = target; ok && next >= 0; next = r->targets[next].next) {
         t = &r->targets[next];
-        ok = refuse_target(r, p, t);
-        if (ok && (r->wants[t->want].n_in != want->n_in ||
-                   rows_of(r, &r->wants[t->want].rows[t->rows]) != of))
+        if ((r->wants[t->want].n_in != want->n_in ||
+             rows_of(r, &r->wants[t->want].rows[t->rows]) != of))
             ok = fail(r, p->a, "the model has two weights of this name");
         for (int e = 0; ok && e < n; e++) {
             x.a = a + (size_t)e * (size_t)rank * (size_t)want->n_in;
@@ -596,6 +600,37 @@ static bool match_plain(struct reading *r, const struct pair *p, int target)
     mem_free(a);
     mem_free(b);
     return ok;
+}
+
+/* A parameter that a fused target is part of: how many rows it has, and which is the target's first. */
+static int fused_rows(const struct reading *r, const struct target *t, int *first)
+{
+    const struct want *want = &r->wants[t->want];
+    const struct rows *rows = &want->rows[t->rows];
+    *first = 0;
+    if (rows->of && rows->of != rows->n)
+        return rows->of;
+    for (int k = 0; k < t->rows; k++) /* tensors of their own follow each other */
+        *first += want->rows[k].n;
+    return want->w->n_out;
+}
+
+/* Whether fused adapters have in and out turned: those that are not square say it for all. */
+static bool find_turned(const struct reading *r)
+{
+    for (int i = 0; i < r->n_pairs; i++) {
+        const struct pair *p = &r->pairs[i];
+        int64_t at, in = p->a->dims[0], out = p->b->dims[1];
+        if (in == out || !map_get(&r->by_name, p->module, strlen(p->module), &at) ||
+            !r->targets[at].fused)
+            continue;
+        for (int next = (int)at; next >= 0; next = r->targets[next].next) {
+            int first, n_in = r->wants[r->targets[next].want].n_in;
+            if (out == n_in && in == fused_rows(r, &r->targets[next], &first))
+                return true;
+        }
+    }
+    return false;
 }
 
 /* PEFT's adapters of a 3-D parameter: A (n_expert * rank, in), B (out, rank * n_expert), of which expert e
@@ -619,16 +654,12 @@ static bool match_fused(struct reading *r, const struct pair *p, int target)
     bool ok = read_values(r, p->a, &a) && read_values(r, p->b, &b), any = false;
     for (int next = target; ok && next >= 0; next = r->targets[next].next) {
         const struct target *t = &r->targets[next];
-        const struct want *want = &r->wants[t->want];
-        const struct rows *rows = &want->rows[t->rows];
-        /* Runs that are tensors of their own follow each other in the parameter. */
-        bool own = !rows->of || rows->of == rows->n;
-        int of = own ? want->w->n_out : rows->of, first = 0;
-        for (int k = 0; own && k < t->rows; k++)
-            first += want->rows[k].n;
-        bool straight = in == want->n_in && out == of, turned = out == want->n_in && in == of;
+        int first, of = fused_rows(r, t, &first), n_in = r->wants[t->want].n_in;
+        bool straight = in == n_in && out == of, turned = out == n_in && in == of;
         if (!straight && !turned)
             continue;
+        if (straight && turned)
+            straight = !r->turned;
         size_t R = (size_t)rank, E = (size_t)n_expert;
         x.rank = (int)rank;
         for (int e = 0; ok && e < n_expert; e++) {
@@ -675,10 +706,19 @@ struct adapter *adapter_read(const struct tensorfile *f, const struct config *c,
                         .out = a};
     a->n_wants = n_wants;
     a->changes = mem_zalloc((size_t)n_wants, sizeof *a->changes);
+    /* As floats and in the backend's form, until the floats go. */
+    size_t need = 4 * tensorfile_bytes(f), room = sysmem_available("");
+    if (room && need > room) {
+        error_set(err, "%s: needs %.2f GB while it is read; %.2f are free", f->path,
+                  (double)need * 1e-9, (double)room * 1e-9);
+        adapter_free(a);
+        return NULL;
+    }
     bool ok = f->is_gguf ? check_gguf(&r) && list_gguf(&r) : check_peft(&r) && list_peft(&r);
     if (ok && !r.n_pairs)
         ok = error_set(err, "%s: no tensors: nothing to adapt", f->path);
     list_targets(&r);
+    r.turned = ok && find_turned(&r);
     for (int i = 0; ok && i < r.n_pairs; i++)
         ok = match(&r, &r.pairs[i]);
     ok = ok && tensorfile_is_whole(f, TENSORFILE_ALL, err);

@@ -39,6 +39,8 @@ static const struct {
     [CALL_TOKENIZE] = {"tokenize", "", "", DIALECT_OPENAI, NULL},
     [CALL_DETOKENIZE] = {"detokenize", "", "", DIALECT_OPENAI, NULL},
     [CALL_TEMPLATE] = {"template", "", "", DIALECT_OPENAI, NULL},
+    [CALL_LOAD_LORA] = {"load adapter", "", "", DIALECT_OPENAI, NULL},
+    [CALL_UNLOAD_LORA] = {"unload adapter", "", "", DIALECT_OPENAI, NULL},
 };
 
 static const struct reply_style *style_of(const struct call *c)
@@ -99,6 +101,7 @@ static void call_free(struct call *c)
     mem_free(c->body);
     mem_free(c->key);
     mem_free(c->owner);
+    mem_free(c->model);
     mem_free(c);
 }
 
@@ -218,6 +221,7 @@ void call_run(struct job *job)
     c->prompts = NULL;
     c->echo = NULL;
     c->n_prompts = 0;
+    c->model = NULL;
     c->chat = NULL;
     if (c->embed && !embed_call_done(c->embed))
         c->embed = NULL;
@@ -301,7 +305,9 @@ static bool submit(struct call *c)
             .queue = s->events,
             .user = part,
             .grammar = c->grammar,
+            .n_loras = c->n_loras,
         };
+        memcpy(spec.loras, c->loras, sizeof spec.loras);
         struct error e = {0};
         enum submit_result res = engine_submit(s->engine, &spec, &part->request, &e);
         ok = res == SUBMIT_OK;

@@ -3,6 +3,7 @@
  * tokens. Reads only what is constant while the server runs (runtime, chat template).
  */
 #include "server/prepare_int.h"
+#include "server/adapters.h"
 #include "server/embeddings.h"
 #include "base/mem.h"
 
@@ -252,6 +253,10 @@ void call_prepare(struct call *c)
     if (!body)
         return;
     bool ok = false;
+    if (c->kind <= CALL_OLLAMA_GENERATE && !adapters_choose(c, body)) {
+        json_decref(body);
+        return;
+    }
     switch (c->kind) {
     case CALL_COMPLETIONS:
         ok = prepare_completions(c, body);
@@ -286,6 +291,12 @@ void call_prepare(struct call *c)
         break;
     case CALL_RERANK:
         ok = prepare_rerank(c, body);
+        break;
+    case CALL_LOAD_LORA:
+        ok = prepare_load_lora(c, body);
+        break;
+    case CALL_UNLOAD_LORA:
+        ok = prepare_unload_lora(c, body);
         break;
     case CALL_OLLAMA_SHOW:
         ollama_show(c);

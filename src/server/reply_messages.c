@@ -32,7 +32,7 @@ static void add_usage(const struct call *c, int n_out, struct buf *b)
 static void open_message(const struct call *c, struct buf *b)
 {
     buf_addf(b, "{\"id\":\"%s\",\"type\":\"message\",\"role\":\"assistant\",\"model\":", c->id);
-    jsonout_text(b, c->server->name);
+    jsonout_text(b, call_model(c));
     buf_adds(b, ",\"content\":[");
 }
 

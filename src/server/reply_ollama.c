@@ -22,7 +22,7 @@ static void open_line(const struct call *c, struct buf *b)
     gmtime_r(&now.tv_sec, &tm);
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &tm);
     buf_adds(b, "{\"model\":");
-    jsonout_text(b, c->server->name);
+    jsonout_text(b, call_model(c));
     buf_addf(b, ",\"created_at\":\"%s.%06ldZ\",", date, now.tv_nsec / 1000);
 }
 

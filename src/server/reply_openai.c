@@ -17,7 +17,7 @@ static void open_object(const struct call *c, bool chunk, struct buf *b)
              : chunk     ? "chat.completion.chunk"
                          : "chat.completion",
              (long long)c->created);
-    jsonout_text(b, c->server->name);
+    jsonout_text(b, call_model(c));
     buf_addf(b, ",\"system_fingerprint\":\"%s\",\"choices\":[", c->server->fingerprint);
 }
 

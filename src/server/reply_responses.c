@@ -103,7 +103,7 @@ static void add_response(const struct call *c, const char *status, const struct 
     }
     buf_addf(b, ",\"incomplete_details\":%s,\"model\":",
              !strcmp(status, "incomplete") ? "{\"reason\":\"max_output_tokens\"}" : "null");
-    jsonout_text(b, c->server->name);
+    jsonout_text(b, call_model(c));
     buf_adds(b, ",\"output\":[");
     if (over)
         add_output(c, b);

@@ -1,5 +1,6 @@
 /* The server: routes, keys, CORS, loading, signals, shutdown. Runs the loop. */
 #include "server/server_int.h"
+#include "server/adapters.h"
 #include "server/embeddings.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -161,6 +162,7 @@ static void get_models(struct server *s, struct http_exchange *x)
         return;
     buf_adds(&b, "{\"object\":\"list\",\"data\":[");
     add_model(s, &b);
+    adapters_add_models(s, &b);
     add_helper(s, s->embedder, s->embed_name, s->opt.embedding, "embedding", &b);
     add_helper(s, s->reranker, s->rerank_name, s->opt.rerank, "rerank", &b);
     buf_adds(&b, "],\"has_more\":false,\"first_id\":");
@@ -179,6 +181,12 @@ static void get_model(struct server *s, struct http_exchange *x)
     struct buf b = {0};
     if (reply_if_not_ready(s, x))
         return;
+    if (strcmp(full, s->name) &&
+        (adapters_add_model(s, full, &b) || adapters_add_model(s, id, &b))) {
+        reply_json(x, s, 200, &b);
+        buf_clear(&b);
+        return;
+    }
     if (strcmp(full, s->name) && strcmp(id, s->name)) {
         struct api_error err;
         api_fail(&err, 404, "not_found_error", "the model '%.100s' does not exist", full);
@@ -240,6 +248,9 @@ static const struct route routes[] = {
     {"POST", "/tokenize", NULL, CALL_TOKENIZE, false},
     {"POST", "/detokenize", NULL, CALL_DETOKENIZE, false},
     {"POST", "/apply-template", NULL, CALL_TEMPLATE, false},
+    {"POST", "/v1/load_lora_adapter", NULL, CALL_LOAD_LORA, false},
+    {"POST", "/v1/unload_lora_adapter", NULL, CALL_UNLOAD_LORA, false},
+    {"GET", "/lora-adapters", get_lora_adapters, 0, false},
 };
 
 static bool path_fits(const char *pattern, const char *path)

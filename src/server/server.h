@@ -20,6 +20,7 @@ struct server_options {
     int n_page_origins;
     size_t store_bytes;        /* of responses kept for previous_response_id */
     size_t max_unsent;         /* bytes of answers kept for one client that does not take them */
+    bool allow_lora_loading;   /* adapters may be loaded and unloaded by clients */
     const char *chat_template; /* file; NULL = the model's own */
     const char *chat_format;   /* how answers are parsed; NULL = by the template */
     enum metrics_style metrics;

@@ -53,7 +53,9 @@ enum call_kind {
     CALL_COUNT_TOKENS,
     CALL_TOKENIZE,
     CALL_DETOKENIZE,
-    CALL_TEMPLATE
+    CALL_TEMPLATE,
+    CALL_LOAD_LORA,
+    CALL_UNLOAD_LORA,
 };
 
 /* A stretch of an answer: what a client sees as one block. */
@@ -147,6 +149,9 @@ struct call {
     struct token_list *prompts; /* (n_prompts) */
     struct buf *echo;           /* (n_prompts) text to repeat, or NULL */
     int n_prompts;
+    struct lora_pick loras[LORA_MAX_USES]; /* (n_loras) */
+    int n_loras;
+    char *model;                      /* its name in the reply; owned; NULL = the server's */
     bool special;                     /* the parser needs to see control tokens */
     struct chat_prompt *chat;         /* how to parse the answer; NULL = plain text */
     struct responses_call *responses; /* CALL_RESPONSES */
@@ -208,6 +213,12 @@ struct server {
     double rate;        /* tokens a second of late */
     double mean_tokens; /* of an answer */
 };
+
+/* What a reply calls the model. */
+static inline const char *call_model(const struct call *c)
+{
+    return c->model ? c->model : c->server->name;
+}
 
 /* server.c: what a model is called, by its path */
 void server_name_of(const char *path, char *name, size_t size);
