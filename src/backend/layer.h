@@ -24,8 +24,7 @@ struct weight {
     size_t bytes;              /* compressed size, all experts: what one full pass reads */
     void *impl;                /* the backend's own form; NULL = not uploaded */
     bool owns;                 /* upload copied everything: the file's bytes are not read again */
-    void *
-        *lora; /* (LORA_MAX_ADAPTERS) what each adapter changes (adapt()); NULL = there are none */
+    void **lora; /* (LORA_MAX_ADAPTERS) by adapter: its change (adapt()); NULL: there are none */
 };
 
 enum norm_kind {
