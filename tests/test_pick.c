@@ -25,7 +25,7 @@ static void tables_are_whole(void **state)
         for (int i = 0; i < n; i++) {
             assert_true(rows[i].rows_from >= 1 && rows[i].rows_from <= rows[i].rows_to);
             assert_true((rows[i].gemm != NULL) == (op == PICK_GEMM));
-            assert_true((rows[i].attn != NULL) == (op == PICK_ATTN));
+            assert_true((rows[i].attn != NULL) == (op != PICK_GEMM));
             for (int k = 0; k < i; k++)
                 assert_string_not_equal(rows[i].name, rows[k].name);
             /* The text says what the bits say. */

@@ -16,6 +16,9 @@
  *      runs them all.
  *   2. Within a block every sum runs in key or component order in a lane of its own (attn_kernel.h).
  *   3. Blocks, keys or chunks that only other rows of a tile see add weight exactly 0.
+ *
+ * A cache of rows (cpu_attention_rows) has one kv head, whose keys are turned into the kernels' order as
+ * they are packed, for every unit: queries read nothing else of it.
  */
 #define KERNELS attn_kernels_c
 #define ROWS    4
@@ -29,8 +32,10 @@
 #include <stdatomic.h>
 
 enum {
-    UNIT_ROWS =
-        128, /* query rows a unit aims at: enough to pay for converting a block of K and V */
+    /* query rows a unit aims at: enough to pay for converting a block of K and V; of rows, which must
+     * be turned as well */
+    UNIT_ROWS = 128,
+    UNIT_ROWS_TURNED = 256,
     UNITS_PER_THREAD = 4,
     SPLITS_PER_THREAD = 4, /* a unit of more than 1/(this * threads) of the work is split */
     MIN_ROWS = 4,
@@ -60,13 +65,14 @@ struct job {
     const struct bounds *s;
     const struct batch *b;
     const struct attention *l;
+    bool rows; /* the cache k has a row of D values a token, the first Dv of them its value */
     struct pick *pick;
     const void *k, *v;
     const float *q;
     float *a;
     struct unit *units;
     struct task *tasks;
-    float *part_m, *part_l, *part_o; /* (split_rows), (split_rows), (split_rows, D) */
+    float *part_m, *part_l, *part_o; /* (split_rows), (split_rows), (split_rows, Dv) */
     char *thread;                    /* (n_threads) areas of thread_bytes */
     size_t thread_bytes;
     int rows_cap, units_cap, n_units, n_tasks;
@@ -77,8 +83,9 @@ struct job {
 struct area {
     struct attn_tile *tiles, **seen;    /* (tiles) the unit's rows; those that see a block */
     float *q, *m, *l, *o, *s, *scale;   /* (tiles) times what struct attn_tile says */
-    float *total_m, *total_l, *total_o; /* (rows), (rows), (rows, D) */
+    float *total_m, *total_l, *total_o; /* (rows), (rows), (rows, Dv) */
     float *k_pack, *v_pack;             /* (ATTN_CHUNK, D up to a whole panel) each */
+    float *rows;                        /* (ATTN_ROWS, D) */
     int *lo, *hi;                       /* (rows) */
 };
 
@@ -125,16 +132,19 @@ static size_t area_lay(struct area *a, char *base, const struct attention *l, in
     a->total_o = take(base, &at, n * dim * sizeof(float));
     a->k_pack = take(base, &at, panels);
     a->v_pack = take(base, &at, panels);
+    a->rows = take(base, &at, ATTN_ROWS * dim * sizeof(float));
     a->lo = take(base, &at, n * sizeof(int));
     a->hi = take(base, &at, n * sizeof(int));
     return at;
 }
 
-static struct limits limits_of(const struct bounds *s, const struct attention *l, int n_threads)
+static struct limits limits_of(const struct bounds *s, const struct attention *l, bool rows,
+                               int n_threads)
 {
     struct limits x;
     int group = (l->n_heads + l->n_kv_heads - 1) / l->n_kv_heads;
-    x.tokens_cap = group < UNIT_ROWS ? UNIT_ROWS / group : 1;
+    int aim = rows ? UNIT_ROWS_TURNED : UNIT_ROWS;
+    x.tokens_cap = group < aim ? aim / group : 1;
     x.rows_cap = (x.tokens_cap * group + ATTN_MAX_ROWS - 1) / ATTN_MAX_ROWS * ATTN_MAX_ROWS;
     size_t chunks = ((size_t)s->max_pages * (size_t)s->page_len) / ATTN_CHUNK + 1;
     size_t threads = (size_t)n_threads, kv = (size_t)l->n_kv_heads;
@@ -169,7 +179,14 @@ static size_t job_lay(struct job *j, const struct limits *x, const struct attent
 
 size_t cpu_attention_scratch(const struct bounds *s, const struct attention *l, int n_threads)
 {
-    struct limits x = limits_of(s, l, n_threads);
+    struct limits x = limits_of(s, l, false, n_threads);
+    struct job j;
+    return job_lay(&j, &x, l, n_threads, NULL);
+}
+
+size_t cpu_attention_rows_scratch(const struct bounds *s, const struct attention *l, int n_threads)
+{
+    struct limits x = limits_of(s, l, true, n_threads);
     struct job j;
     return job_lay(&j, &x, l, n_threads, NULL);
 }
@@ -209,9 +226,11 @@ static void unit_add(struct job *j, int seq, int kv_head, int token, int tokens)
         u->cost += hi - lo + 1;
     }
     u->cost *= u->heads;
-    const struct pick_row *row = pick_attn(j->pick, j->s->k_type, j->s->v_type, j->l->k_dim,
-                                           j->s->page_len, tokens * u->heads);
-    pick_count(j->pick, PICK_ATTN, row);
+    int rows = tokens * u->heads;
+    const struct pick_row *row =
+        j->rows ? pick_latent(j->pick, j->s->k_type, j->l->k_dim, j->l->v_dim, rows)
+                : pick_attn(j->pick, j->s->k_type, j->s->v_type, j->l->k_dim, j->s->page_len, rows);
+    pick_count(j->pick, j->rows ? PICK_LATENT : PICK_ATTN, row);
     u->kernels = row->attn;
     u->pack = row->pack;
     if (u->hi >= u->lo) {
@@ -262,7 +281,7 @@ static void plan(struct job *j, const struct limits *x, int n_threads)
 }
 
 /* Sets up the unit's tiles: queries scaled so that scores are in log2 units, and what each row sees.
- * o is where the rows' sums go: (rows, D). */
+ * o is where the rows' sums go: (rows, Dv). */
 static int load_tiles(const struct job *j, const struct unit *u, const struct area *a, float *o)
 {
     const struct attn_kernels *kn = u->kernels;
@@ -279,7 +298,7 @@ static int load_tiles(const struct job *j, const struct unit *u, const struct ar
                                 .q = a->q + (size_t)first * dim,
                                 .m = a->m + n * ATTN_MAX_ROWS,
                                 .l = a->l + first * kn->width,
-                                .o = o + (size_t)first * dim,
+                                .o = o + (size_t)first * (size_t)j->l->v_dim,
                                 .s = kn->block == ATTN_BLOCK ? a->s + first * ATTN_BLOCK : a->s,
                                 .scale = a->scale + n * ATTN_MAX_ROWS,
                                 .cap = j->l->softcap * LOG2_E};
@@ -313,31 +332,13 @@ static struct place find_key(const struct job *j, const int32_t *pages, int kv_h
                           .off = (size_t)key % len};
 }
 
-/* Packs keys [k0, k1] of the block one by one: pages that no whole vector of keys fits into. */
-static void pack_keys(const struct job *j, const struct unit *u, int first, int k0, int k1,
-                      const struct area *a, struct attn_block *b)
+/* Points b at keys and values that lie packed in a thread's area. */
+static void point_at(const struct attn_kernels *kn, int first, int dim, const struct area *a,
+                     struct attn_block *b)
 {
-    const int32_t *pages = j->b->pages + (size_t)u->seq * (size_t)j->b->max_pages;
-    k0 = k0 > first ? k0 : first;
-    k1 = k1 < first + ATTN_BLOCK - 1 ? k1 : first + ATTN_BLOCK - 1;
+    int panel = kn->panel;
     b->first = first;
     b->ahead = b;
-    const struct attn_kernels *kn = u->kernels;
-    int dim = j->l->k_dim, panel = kn->panel;
-    size_t len = (size_t)j->s->page_len;
-    for (int key = k0; key <= k1; key++) {
-        struct place at = find_key(j, pages, u->kv_head, key);
-        int i = key - b->first;
-        float *kp = a->k_pack + (size_t)(i / panel) * (size_t)(dim * panel) + i % panel;
-        float *vp = a->v_pack + (size_t)(i * panel);
-        for (int d = 0; d < dim; d++) {
-            size_t D = (size_t)dim;
-            kp[(size_t)d * (size_t)panel] =
-                kv_tile_get(j->s->k_type, at.k, true, len, D, at.off, (size_t)d);
-            vp[(size_t)(d / panel) * (size_t)(ATTN_BLOCK * panel) + (size_t)(d % panel)] =
-                kv_tile_get(j->s->v_type, at.v, false, len, D, at.off, (size_t)d);
-        }
-    }
     b->k_stride = b->v_stride = (size_t)panel;
     b->v_panel = (size_t)ATTN_BLOCK * (size_t)panel;
     b->k_step = b->v_step = (size_t)kn->width * sizeof(float);
@@ -348,6 +349,56 @@ static void pack_keys(const struct job *j, const struct unit *u, int first, int 
         b->k_tile[i] = b->k[i];
         b->v_tile[i] = b->v[i];
     }
+}
+
+/* Packs the block's tokens up to `last` from a cache of rows. */
+static void turn_rows(const struct job *j, const struct unit *u, int first, int last,
+                      const struct area *a, struct attn_block *b)
+{
+    const int32_t *pages = j->b->pages + (size_t)u->seq * (size_t)j->b->max_pages;
+    const struct attn_kernels *kn = u->kernels;
+    int dim = j->l->k_dim, len = j->s->page_len;
+    last = last < first + kn->block - 1 ? last : first + kn->block - 1;
+    for (int at = first; at <= last; at += ATTN_ROWS) {
+        const void *from[ATTN_ROWS];
+        for (int i = 0; i < ATTN_ROWS; i++) {
+            int key = at + i;
+            size_t slot =
+                key > last ? 0 : (size_t)pages[key / len] * (size_t)len + (size_t)(key % len);
+            from[i] = key > last
+                          ? NULL
+                          : (const char *)j->k + dtype_bytes(j->s->k_type, slot * (size_t)dim);
+        }
+        kn->pack_rows(j->s->k_type, from, at - first, dim, j->l->v_dim, a->rows, a->k_pack,
+                      a->v_pack);
+    }
+    point_at(kn, first, dim, a, b);
+}
+
+/* Packs keys [k0, k1] of the block one by one: pages that no whole vector of keys fits into. */
+static void pack_keys(const struct job *j, const struct unit *u, int first, int k0, int k1,
+                      const struct area *a, struct attn_block *b)
+{
+    const int32_t *pages = j->b->pages + (size_t)u->seq * (size_t)j->b->max_pages;
+    k0 = k0 > first ? k0 : first;
+    k1 = k1 < first + ATTN_BLOCK - 1 ? k1 : first + ATTN_BLOCK - 1;
+    const struct attn_kernels *kn = u->kernels;
+    int dim = j->l->k_dim, panel = kn->panel;
+    size_t len = (size_t)j->s->page_len;
+    for (int key = k0; key <= k1; key++) {
+        struct place at = find_key(j, pages, u->kv_head, key);
+        int i = key - first;
+        float *kp = a->k_pack + (size_t)(i / panel) * (size_t)(dim * panel) + i % panel;
+        float *vp = a->v_pack + (size_t)(i * panel);
+        for (int d = 0; d < dim; d++) {
+            size_t D = (size_t)dim;
+            kp[(size_t)d * (size_t)panel] =
+                kv_tile_get(j->s->k_type, at.k, true, len, D, at.off, (size_t)d);
+            vp[(size_t)(d / panel) * (size_t)(ATTN_BLOCK * panel) + (size_t)(d % panel)] =
+                kv_tile_get(j->s->v_type, at.v, false, len, D, at.off, (size_t)d);
+        }
+    }
+    point_at(kn, first, dim, a, b);
 }
 
 /* Points b at the keys of [k0, k1] that lie in the block at `first`, in their pages. */
@@ -401,7 +452,9 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, int 
     for (int first = start; first <= end; first += kn->block) {
         int next = first + kn->block, n_seen = 0;
         const struct attn_block *b = &found[at];
-        if (!whole) {
+        if (j->rows) {
+            turn_rows(j, u, first, end, a, &found[at]);
+        } else if (!whole) {
             pack_keys(j, u, first, begin, end, a, &found[at]);
         } else {
             if (first == start)
@@ -424,16 +477,17 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, int 
         for (int i = 0; i < n; i++)
             if (a->tiles[i].lo < next && a->tiles[i].hi >= first)
                 a->seen[n_seen++] = &a->tiles[i];
-        bool plain = (packed && !kn->packs_own) || !whole; /* floats by now */
-        kn->attend(plain ? DT_F32 : j->s->k_type, plain ? DT_F32 : j->s->v_type, a->seen, n_seen, b,
-                   j->l->k_dim);
+        bool plain = j->rows ? !kn->packs_own : (packed && !kn->packs_own) || !whole;
+        enum dtype v_type = j->rows ? j->s->k_type : j->s->v_type;
+        kn->attend(plain ? DT_F32 : j->s->k_type, plain ? DT_F32 : v_type, a->seen, n_seen, b,
+                   j->l->k_dim, j->l->v_dim);
     }
 }
 
 /* Row r of a unit after a chunk. */
 struct partial {
     float m, l;
-    const float *o; /* (D), not to be read where l is 0 */
+    const float *o; /* (Dv), not to be read where l is 0 */
 };
 
 static struct partial partial_of(const struct job *j, const struct unit *u, const struct area *a,
@@ -444,7 +498,7 @@ static struct partial partial_of(const struct job *j, const struct unit *u, cons
     r %= rows;
     return (struct partial){.m = t->m[r],
                             .l = t->fresh ? 0 : u->kernels->sum(t->l + r * u->kernels->width),
-                            .o = t->o + (size_t)r * (size_t)j->l->k_dim};
+                            .o = t->o + (size_t)r * (size_t)j->l->v_dim};
 }
 
 /* Output of row r: o / l, or zeros where it saw no key (l = 0; o is not read). A sink is one more key,
@@ -458,8 +512,8 @@ static void write_row(const struct job *j, const struct unit *u, int r, float m,
     }
     size_t dim = (size_t)j->l->k_dim, row = (size_t)u->token + (size_t)(r / u->heads);
     row = row * (size_t)j->l->n_heads + (size_t)u->head + (size_t)(r % u->heads);
-    u->kernels->finish(l, o, j->a + row * dim, j->l->k_dim);
-    if (kv_turned(j->s->v_type))
+    u->kernels->finish(l, o, j->a + row * dim, j->l->v_dim);
+    if (!j->rows && kv_turned(j->s->v_type))
         u->kernels->turn(j->a + row * dim, j->l->k_dim);
 }
 
@@ -472,16 +526,16 @@ static void fold(const struct job *j, const struct unit *u, float *m, float *l, 
     if (*l == 0) {
         *m = p.m;
         *l = p.l;
-        memcpy(to, p.o, (size_t)j->l->k_dim * sizeof(float));
+        memcpy(to, p.o, (size_t)j->l->v_dim * sizeof(float));
     } else {
-        u->kernels->merge(m, l, to, p.m, p.l, p.o, j->l->k_dim);
+        u->kernels->merge(m, l, to, p.m, p.l, p.o, j->l->v_dim);
     }
 }
 
 static void run_unit(const struct job *j, const struct unit *u, const struct area *a)
 {
     int rows = u->tokens * u->heads;
-    size_t dim = (size_t)j->l->k_dim;
+    size_t dim = (size_t)j->l->v_dim;
     int n = load_tiles(j, u, a, a->o);
     for (int r = 0; r < rows; r++)
         a->total_l[r] = 0;
@@ -504,7 +558,7 @@ static void run_unit(const struct job *j, const struct unit *u, const struct are
 static void run_split(const struct job *j, struct unit *u, const struct task *task,
                       const struct area *a)
 {
-    size_t rows = (size_t)u->tokens * (size_t)u->heads, dim = (size_t)j->l->k_dim;
+    size_t rows = (size_t)u->tokens * (size_t)u->heads, dim = (size_t)j->l->v_dim;
     size_t at = u->partial + (size_t)(task->chunk - u->chunk) * rows;
     int n = load_tiles(j, u, a, j->part_o + at * dim);
     for (int c = 0; c < task->chunks; c++, at += rows) {
@@ -544,19 +598,36 @@ static void run_tasks(void *arg, int ith, int first, int last)
     }
 }
 
+static void run(struct job *j, void *scratch, struct pool *pool)
+{
+    int n_threads = pool_size(pool);
+    const struct attention *l = j->l;
+    struct limits x = limits_of(j->s, l, j->rows, n_threads);
+    CHECK(j->b->n_tokens <= j->s->max_tokens && j->b->n_seqs <= j->s->max_seqs,
+          "step of %d tokens, %d seqs", j->b->n_tokens, j->b->n_seqs);
+    job_lay(j, &x, l, n_threads, scratch);
+    plan(j, &x, n_threads);
+    if (j->n_tasks > 1 && !pick_alone(SMALL_ATTN, (size_t)j->cost * (size_t)l->k_dim))
+        pool_each(pool, j->n_tasks, POOL_SINGLE, run_tasks, j);
+    else
+        run_tasks(j, 0, 0, j->n_tasks);
+}
+
 void cpu_attention(const struct bounds *s, const struct batch *b, const struct attention *l,
                    const struct kv_layer *kv, const float *q, float *a, void *scratch,
                    struct pool *pool, struct pick *pick)
 {
-    int n_threads = pool_size(pool);
-    struct limits x = limits_of(s, l, n_threads);
-    CHECK(b->n_tokens <= s->max_tokens && b->n_seqs <= s->max_seqs, "step of %d tokens, %d seqs",
-          b->n_tokens, b->n_seqs);
     struct job j = {.s = s, .b = b, .l = l, .pick = pick, .k = kv->k, .v = kv->v, .q = q, .a = a};
-    job_lay(&j, &x, l, n_threads, scratch);
-    plan(&j, &x, n_threads);
-    if (j.n_tasks > 1 && !pick_alone(SMALL_ATTN, (size_t)j.cost * (size_t)l->k_dim))
-        pool_each(pool, j.n_tasks, POOL_SINGLE, run_tasks, &j);
-    else
-        run_tasks(&j, 0, 0, j.n_tasks);
+    CHECK(l->v_dim == l->k_dim, "heads of %d and %d", l->k_dim, l->v_dim);
+    run(&j, scratch, pool);
+}
+
+void cpu_attention_rows(const struct bounds *s, const struct batch *b, const struct attention *l,
+                        const void *rows, float *q, void *scratch, struct pool *pool,
+                        struct pick *pick)
+{
+    /* A unit has read its queries by the time it writes. */
+    struct job j = {.s = s, .b = b, .l = l, .rows = true, .pick = pick, .k = rows, .q = q, .a = q};
+    CHECK(l->n_kv_heads == 1 && l->v_dim <= l->k_dim, "a row is of all heads");
+    run(&j, scratch, pool);
 }

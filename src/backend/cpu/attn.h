@@ -15,6 +15,7 @@ enum {
     ATTN_CHUNK = 256,    /* keys per partial result, at absolute positions; whole blocks */
     ATTN_MAX_ROWS = 32,  /* largest tile of query rows; no smaller than a vector */
     ATTN_MAX_WIDTH = 16, /* largest vector */
+    ATTN_ROWS = 32,      /* tokens of a cache of rows that are packed at a time */
 };
 
 /* Scores of keys a row must not see, and the running maximum before any key. Far enough apart that
@@ -40,7 +41,8 @@ struct attn_block {
     size_t k_step, v_step;
 };
 
-/* Up to kernels.rows query rows of one kv head, and what they gathered since the chunk began. */
+/* Up to kernels.rows query rows of one kv head, and what they gathered since the chunk began. D: values
+ * of a key; Dv: of a value, at most D. */
 struct attn_tile {
     int rows;
     int lo, hi;                 /* keys some row sees: union of the ranges below */
@@ -49,7 +51,7 @@ struct attn_tile {
     const float *q;             /* (D, kernels.rows), times attn_scale * log2(e) */
     float *m;                   /* (ATTN_MAX_ROWS) running maximum per row, in log2 units */
     float *l;                   /* (rows, VW) running sums of 2^(score - m) */
-    float *o;                   /* (rows, D) running weighted sums of values */
+    float *o;                   /* (rows, Dv) running weighted sums of values */
     float *s;     /* (kernels.rows, kernels.block) scores, then weights, of the block */
     float *scale; /* (ATTN_MAX_ROWS) what the block multiplies o and l by */
     float cap;    /* of scores, in log2 units; 0 = none */
@@ -67,12 +69,17 @@ struct attn_kernels {
     void (*load)(const float *const *from, int rows, int dim, float scale, float *q);
     /* One block of keys for n tiles, each of which sees a key of it. */
     void (*attend)(enum dtype k_type, enum dtype v_type, struct attn_tile *const *tiles, int n,
-                   const struct attn_block *b, int dim);
+                   const struct attn_block *b, int dim, int v_dim);
     /* Keys [k0, k1] of a block, counted from its first, into the kernel's own order, while b->ahead
      * is prefetched; fills `to`. attn_kernel.h: floats, k_out (block/panel, D, panel),
      * v_out (D/panel, block, panel). */
     void (*pack)(enum dtype k_type, enum dtype v_type, const struct attn_block *b, int k0, int k1,
                  int dim, float *k_out, float *v_out, struct attn_block *to);
+    /* The same order from a cache of rows: tokens at .. at + ATTN_ROWS - 1 of a block, `at` a multiple,
+     * whose D values, the first Dv their value, begin at from[i] (NULL: zeros). rows: (ATTN_ROWS, D)
+     * scratch. v_out as if Dv were D. */
+    void (*pack_rows)(enum dtype type, const void *const *from, int at, int dim, int v_dim,
+                      float *rows, float *k_out, float *v_out);
     /* The sum of the VW lanes of l */
     float (*sum)(const float *l);
     /* Folds the partial (m, l, o) of one chunk into the total (tm, tl, to) of one row. */

@@ -209,6 +209,49 @@ static void pack(enum dtype k, enum dtype v, const struct attn_block *b, int k0,
     *to = (struct attn_block){.first = b->first, .ahead = to, .k = {k_out}, .v = {v_out}};
 }
 
+/* A tile of keys: 16 rows of 16 pairs of components become 16 rows of 16 keys' pairs. */
+static inline void turn_tile(const uint16_t *from, uint16_t *to)
+{
+    const float *x = (const float *)from; /* moved, never computed with */
+    float *y = (float *)to;
+    for (int r = 0; r < 16; r += 4)
+        for (int c = 0; c < 16; c += 4) {
+            __m128 a = _mm_loadu_ps(x + r * 16 + c), b = _mm_loadu_ps(x + (r + 1) * 16 + c);
+            __m128 d = _mm_loadu_ps(x + (r + 2) * 16 + c), e = _mm_loadu_ps(x + (r + 3) * 16 + c);
+            _MM_TRANSPOSE4_PS(a, b, d, e);
+            _mm_storeu_ps(y + c * 16 + r, a);
+            _mm_storeu_ps(y + (c + 1) * 16 + r, b);
+            _mm_storeu_ps(y + (c + 2) * 16 + r, d);
+            _mm_storeu_ps(y + (c + 3) * 16 + r, e);
+        }
+}
+
+static void pack_rows(enum dtype type, const void *const *from, int at, int dim, int v_dim,
+                      float *rows, float *k_out, float *v_out)
+{
+    size_t part = (size_t)dim * 16; /* values of 16 keys */
+    for (int i = 0; i < ATTN_ROWS; i++)
+        row_load(type, from[i], dim, rows + (size_t)i * (size_t)dim);
+    for (int i = 0; i < ATTN_ROWS; i += 16) {
+        uint16_t *to = (uint16_t *)k_out + (size_t)(at + i) / 16 * 2 * part, hi[TILE], lo[TILE];
+        for (int d = 0; d < dim; d += D_STEP, to += TILE) {
+            for (int j = 0; j < 16; j++) {
+                const float *x = rows + (size_t)(i + j) * (size_t)dim + d;
+                split(_mm512_loadu_ps(x), _mm512_loadu_ps(x + 16), hi + j * 32, lo + j * 32);
+            }
+            turn_tile(hi, to);
+            turn_tile(lo, to + part);
+        }
+    }
+    for (int i = 0; i < ATTN_ROWS; i += 2) {
+        const float *x = rows + (size_t)i * (size_t)dim;
+        uint16_t *hi = (uint16_t *)v_out + (size_t)(at / 32) * (size_t)(v_dim / 16) * 2 * TILE +
+                       (size_t)i / 2 * 32;
+        for (int c = 0; c < v_dim; c += 16, hi += 2 * TILE)
+            pair(DT_F32, _mm512_loadu_ps(x + c), _mm512_loadu_ps(x + dim + c), hi, hi + TILE);
+    }
+}
+
 /* C0..C3 += A (two row tiles) * B (two tiles): hi*hi, lo*hi and, unless lo is zero, hi*lo. a, b: hi
  * tiles; their lo tiles are a_lo and b_lo values further; the second ones `a_next`, `b_next`. */
 #define PRODUCT(two_rows, two_cols, has_lo, a, a_lo, a_next, b, b_lo, b_next)                      \
@@ -314,7 +357,7 @@ static void soften(const struct attn_tile *t, int first, int i0, int i1, uint16_
     }
 }
 
-/* o = weights of the 32-key steps [j0, j1] times values */
+/* o = weights of the 32-key steps [j0, j1] times values of dim columns */
 static void values(const struct attn_tile *t, bool lo, int j0, int j1, int dim, const uint16_t *p,
                    const uint16_t *v)
 {
@@ -338,7 +381,7 @@ static void values(const struct attn_tile *t, bool lo, int j0, int j1, int dim, 
 
 /* The tiles share one s: (ROWS, KEYS) scores, then the weights as (2, KEYS/32) pairs of tiles. */
 static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const *tiles, int n,
-                   const struct attn_block *b, int dim)
+                   const struct attn_block *b, int dim, int v_dim)
 {
     int rows = 0;
     bool k_lo = !is_bf16(k_type), v_lo = !is_bf16(v_type);
@@ -354,7 +397,7 @@ static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const
         scores(t, k_lo, k0 / 16, k1 / 16, dim, b->k[0]);
         soften(t, b->first, k0 / 16, k1 / 16, p);
         settle();
-        values(t, v_lo, k0 / 32, k1 / 32, dim, p, b->v[0]);
+        values(t, v_lo, k0 / 32, k1 / 32, v_dim, p, b->v[0]);
         t->fresh = false;
     }
     _tile_release();
@@ -396,6 +439,7 @@ const struct attn_kernels attn_kernels_amx = {
     .load = load,
     .attend = attend,
     .pack = pack,
+    .pack_rows = pack_rows,
     .sum = sum,
     .merge = merge,
     .finish = finish,

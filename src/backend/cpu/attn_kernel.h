@@ -304,7 +304,7 @@ static int tile_type(enum dtype t)
 
 /* Panel by panel of K, then of V, each for all tiles: a panel stays in the first-level cache. */
 static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const *list, int n,
-                   const struct attn_block *b, int dim)
+                   const struct attn_block *b, int dim, int v_dim)
 {
     const struct tile_fns *all = tile_table[tile_type(k_type)][0],
                           *one = tile_table[tile_type(k_type)][1];
@@ -325,12 +325,12 @@ static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const
     one = tile_table[tile_type(v_type)][1];
     int c = 0;
     size_t panel = 0;
-    for (; c + PANEL <= dim; c += PANEL, panel += b->v_panel)
+    for (; c + PANEL <= v_dim; c += PANEL, panel += b->v_panel)
         for (int j = 0; j < n; j++)
-            all[list[j]->rows - 1].values(list[j], b, c, panel, dim);
-    for (; c < dim; c += VW, panel += VW)
+            all[list[j]->rows - 1].values(list[j], b, c, panel, v_dim);
+    for (; c < v_dim; c += VW, panel += VW)
         for (int j = 0; j < n; j++)
-            one[list[j]->rows - 1].values(list[j], b, c, panel, dim);
+            one[list[j]->rows - 1].values(list[j], b, c, panel, v_dim);
     for (int j = 0; j < n; j++)
         list[j]->fresh = false;
 }
@@ -408,6 +408,38 @@ static void pack(enum dtype type, enum dtype v_type, const struct attn_block *b,
     }
 }
 
+/* Four keys at a time turn from rows into columns. */
+static void pack_rows(enum dtype type, const void *const *from, int at, int dim, int v_dim,
+                      float *rows, float *k_out, float *v_out)
+{
+    for (int i = 0; i < ATTN_ROWS; i++) {
+        float *row = rows + (size_t)i * (size_t)dim, *v = v_out + (size_t)(at + i) * PANEL;
+        row_load(type, from[i], dim, row);
+        for (int c = 0; c < v_dim; c += VW)
+            vec_store(v + (size_t)(c / PANEL) * ATTN_BLOCK * PANEL + c % PANEL, vec_load(row + c));
+    }
+    for (int i = 0; i < ATTN_ROWS; i += 4) {
+        const float *row = rows + (size_t)i * (size_t)dim;
+        float *k = k_out + (size_t)((at + i) / PANEL) * (size_t)dim * PANEL + (at + i) % PANEL;
+        int d = 0;
+#if VW > 1
+        for (; d + 4 <= dim; d += 4) {
+            __m128 x[4];
+            UNROLL
+            for (int j = 0; j < 4; j++)
+                x[j] = _mm_loadu_ps(row + j * dim + d);
+            _MM_TRANSPOSE4_PS(x[0], x[1], x[2], x[3]);
+            UNROLL
+            for (int j = 0; j < 4; j++)
+                _mm_storeu_ps(k + (size_t)(d + j) * PANEL, x[j]);
+        }
+#endif
+        for (; d < dim; d++)
+            for (int j = 0; j < 4; j++)
+                k[(size_t)d * PANEL + (size_t)j] = row[j * dim + d];
+    }
+}
+
 static float sum(const float *l)
 {
     return vec_sum(vec_load(l));
@@ -459,6 +491,7 @@ const struct attn_kernels KERNELS = {
     .load = LOAD,
     .attend = attend,
     .pack = pack,
+    .pack_rows = pack_rows,
     .sum = sum,
     .merge = merge,
     .finish = finish,

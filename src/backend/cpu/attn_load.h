@@ -45,6 +45,31 @@ INLINE VEC value_code(enum dtype type, const char *v, int c, int e)
     return vec_nibbles(v + c / 32 * 16 + (c + e) % 16, shift);
 }
 
+/* n values of a cache of rows, as floats; NULL: zeros. */
+INLINE void row_as(enum dtype type, const void *from, int n, float *to)
+{
+    int i = 0;
+    for (; i + VW <= n; i += VW)
+        vec_store(to + i, vec_load_as(type, from, (size_t)i));
+    for (; i < n; i++)
+        quant_dequantize(type, (const char *)from + (size_t)i * (type == DT_F32 ? 4 : 2), to + i,
+                         1);
+}
+
+static inline void row_load(enum dtype type, const void *from, int n, float *to)
+{
+    if (!from)
+        memset(to, 0, (size_t)n * sizeof(float));
+    else if (kv_coded(type))
+        kv_row_get(type, from, n, to);
+    else if (type == DT_F32)
+        row_as(DT_F32, from, n, to);
+    else if (type == DT_F16)
+        row_as(DT_F16, from, n, to);
+    else
+        row_as(DT_BF16, from, n, to);
+}
+
 /* The scales of vector i of values for columns from 32 * c on. */
 INLINE VEC value_scale(enum dtype type, const struct attn_block *b, int i, int c)
 {

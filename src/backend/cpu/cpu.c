@@ -6,6 +6,7 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/ops.h"
 #include "backend/cpu/gemm.h"
+#include "backend/cpu/panel.h"
 #include "base/mem.h"
 #include "sample/sampler.h"
 
@@ -53,16 +54,15 @@ static void cpu_copy(struct backend *be, void *dst, const void *src, size_t byte
     memcpy(dst, src, bytes);
 }
 
-/* Heads' matrices multiply floats, a few rows at a time, in pieces that quantise no input: as F16 they
- * are read as fast as memory gives them. They are a hundredth of a model's weights. */
+/* Heads' matrices in a format that has no packed layout become F16: they are a hundredth of a model's
+ * weights. */
 static struct gemm_weight *heads_new(struct cpu_backend *cb, const struct raw_weight *src,
                                      struct error *err)
 {
-    bool floats = true;
+    bool packed = true;
     for (int i = 0; i < src->n_seg; i++)
-        floats &=
-            src->seg[i].type == DT_F32 || src->seg[i].type == DT_F16 || src->seg[i].type == DT_BF16;
-    if (floats)
+        packed &= panel_bytes(&src->seg[i], src->n_in) > 0;
+    if (packed)
         return gemm_weight_new(src, true, cb->pool, err);
     size_t n_in = (size_t)src->n_in, each = (size_t)src->n_out * n_in;
     size_t bytes = each * (size_t)src->n_expert * sizeof(uint16_t);
@@ -277,10 +277,15 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
         cb->rope[i] = mem_zalloc((size_t)T * (size_t)net->ropes[i].n_rot + 1, sizeof(float));
     size_t attn = 1;
     for (int i = 0; i < net->n_layers; i++) {
-        const struct attention *a = &net->layers[i].mixer.attention;
-        if (net->layers[i].mixer.kind != MIXER_ATTENTION)
-            continue;
-        size_t bytes = cpu_attention_scratch(s, a, pool_size(cb->pool));
+        const struct mixer *m = &net->layers[i].mixer;
+        struct attention latent;
+        size_t bytes = 0;
+        if (m->kind == MIXER_ATTENTION) {
+            bytes = cpu_attention_scratch(s, &m->attention, pool_size(cb->pool));
+        } else if (m->kind == MIXER_LATENT) {
+            cpu_latent_attention(&m->latent, &latent);
+            bytes = cpu_attention_rows_scratch(s, &latent, pool_size(cb->pool));
+        }
         attn = bytes > attn ? bytes : attn;
     }
     struct cpu_stream *x = &cb->stream;

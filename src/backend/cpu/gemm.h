@@ -142,6 +142,11 @@ struct gemm_x gemm_hidden(const struct cpu_backend *cb, const struct gemm_weight
                           bool halves);
 struct gemm_x gemm_x_at(struct gemm_x x, int row);              /* rows from `row` on */
 float *gemm_tile(const struct cpu_backend *cb, int ith, int i); /* (GEMM_TILE), i < 3 */
+/* Matrices of heads: y[i*stride + j] = from[i*apart ..] . W_e[j], i < n <= gemm_head_most, j < n_out.
+ * Rows take the forms w reads in this thread's tiles. */
+int gemm_head_most(const struct gemm_weight *w, bool halves);
+void gemm_head(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e,
+               const float *from, size_t apart, int n, bool halves, float *y, size_t stride);
 /* Counts the kernels of a product in the pick table. Called by one thread, once an op. */
 void gemm_count(struct cpu_backend *cb, const struct gemm_weight *w, int load, bool halves);
 /* Whether a range of w is best read in one go, for `rows` input rows at once (pick.h). */

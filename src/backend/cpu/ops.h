@@ -42,6 +42,14 @@ void cpu_attention(const struct bounds *s, const struct batch *b, const struct a
                    const struct kv_layer *kv, const float *q, float *a, void *scratch,
                    struct pool *pool, struct pick *pick);
 
+/* The same over a cache of rows, (n_pages, page_len, D) of bounds.k_type: keys of the one kv head, whose
+ * first Dv = l->v_dim values are their values. q (n_tokens, H, D): the first Dv of each become what the
+ * query gathered. */
+size_t cpu_attention_rows_scratch(const struct bounds *s, const struct attention *l, int n_threads);
+void cpu_attention_rows(const struct bounds *s, const struct batch *b, const struct attention *l,
+                        const void *rows, float *q, void *scratch, struct pool *pool,
+                        struct pick *pick);
+
 /* a (n_tokens, H*D) *= sigmoid of the gates that lie behind each head's q in qkv (n_tokens, width). */
 void cpu_attn_gate(const struct batch *b, const struct attention *l, const float *qkv, int width,
                    float *a, struct pool *pool, enum isa isa);
@@ -67,6 +75,8 @@ void cpu_delta_taps(const struct delta_net *d, float *taps);
  */
 enum { CPU_MAX_LATENT = 1024 }; /* C + Dr at most */
 struct cpu_backend;
+/* The attention that l does over its cache, for cpu_attention_rows_scratch. */
+void cpu_latent_attention(const struct latent *l, struct attention *a);
 void cpu_latent(struct cpu_backend *cb, const struct latent *l, const struct kv_layer *kv,
                 const float *rope, float *q, float *low, float *wide, float *a);
 

@@ -127,6 +127,10 @@ static const struct pick_row gemm_rows[] = {
     __attribute__((unused)) static bool alike_##isa(const struct pick_ask *a)                      \
     {                                                                                              \
         return pages_##isa(a) && a->v_type == a->type;                                             \
+    }                                                                                              \
+    __attribute__((unused)) static bool rows_##isa(const struct pick_ask *a)                       \
+    {                                                                                              \
+        return heads_##isa(a) && a->v_dim % attn_kernels_##isa.unit == 0;                          \
     }
 FITS(c)
 #ifdef __x86_64__
@@ -140,6 +144,11 @@ FITS(amx)
 static bool tiles_amx(const struct pick_ask *a)
 {
     return pages_amx(a) && a->v_type != DT_F32 && !a->deterministic;
+}
+
+static bool latents_amx(const struct pick_ask *a)
+{
+    return rows_amx(a) && !a->deterministic;
 }
 #endif
 #endif
@@ -171,6 +180,23 @@ static const struct pick_row attn_rows[] = {
     DECODE(ISA_REF, always, any, c),
 };
 
+#define LATENT(name, from, isa, fits, formats, kernels)                                            \
+    {                                                                                              \
+        "latent_" #name, &formats, from, MANY, isa, fits, NULL, &attn_kernels_##kernels,           \
+            INPUT_FLOATS, false, true                                                              \
+    }
+
+static const struct pick_row latent_rows[] = {
+#ifdef __x86_64__
+#ifndef AMX_EMULATE
+    LATENT(tiles_amx, ATTN_TILES_FROM, ISA_AMX, latents_amx, short_, amx),
+#endif
+    LATENT(avx512, 1, ISA_AVX512, rows_avx512, any, avx512),
+    LATENT(avx2, 1, ISA_AVX2, rows_avx2, any, avx2),
+#endif
+    LATENT(c, 1, ISA_REF, always, any, c),
+};
+
 static const struct {
     const char *name;
     const struct pick_row *rows;
@@ -178,6 +204,7 @@ static const struct {
 } tables[PICK_OPS] = {
     [PICK_GEMM] = {"gemm", gemm_rows, (int)(sizeof gemm_rows / sizeof *gemm_rows)},
     [PICK_ATTN] = {"attention", attn_rows, (int)(sizeof attn_rows / sizeof *attn_rows)},
+    [PICK_LATENT] = {"latent", latent_rows, (int)(sizeof latent_rows / sizeof *latent_rows)},
 };
 
 const struct pick_row *pick_rows(enum pick_op op, int *n)
@@ -263,6 +290,15 @@ const struct pick_row *pick_attn(const struct pick *p, enum dtype k_type, enum d
         .type = k_type, .v_type = v_type, .rows = rows, .head_dim = head_dim, .page_len = page_len};
     const struct pick_row *r = find(p, PICK_ATTN, &a, ANY_INPUT);
     CHECK(r, "no attention for heads of %d", head_dim);
+    return r;
+}
+
+const struct pick_row *pick_latent(const struct pick *p, enum dtype type, int dim, int v_dim,
+                                   int rows)
+{
+    struct pick_ask a = {.type = type, .rows = rows, .head_dim = dim, .v_dim = v_dim};
+    const struct pick_row *r = find(p, PICK_LATENT, &a, ANY_INPUT);
+    CHECK(r, "no attention for latents of %d", dim);
     return r;
 }
 
@@ -364,6 +400,19 @@ bool pick_check_network(const struct pick *p, const struct network *net, const s
     if (r && !p->used)
         return error_set(err, "STEEL_PICK=%s: no weight of this model is in a format it takes",
                          r->name);
+    r = p->forced[PICK_LATENT];
+    for (int i = 0; r && i < net->n_layers; i++) {
+        const struct latent *l = &net->layers[i].mixer.latent;
+        struct pick_ask a = {.type = b->k_type,
+                             .deterministic = p->deterministic,
+                             .head_dim = l->kv_rank + l->rope_dim,
+                             .v_dim = l->kv_rank};
+        if (net->layers[i].mixer.kind == MIXER_LATENT && !can_run(p, r, &a))
+            return error_set(
+                err, "STEEL_PICK=%s cannot run layer %d: latents of %d + %d, a cache of %s%s",
+                r->name, i, l->kv_rank, l->rope_dim, dtype_name(b->k_type),
+                p->deterministic ? " (--deterministic)" : "");
+    }
     r = p->forced[PICK_ATTN];
     for (int i = 0; r && i < net->n_layers; i++) {
         if (net->layers[i].mixer.kind != MIXER_ATTENTION)

@@ -19,8 +19,9 @@ struct attn_kernels;
 struct gemm_call;
 
 enum pick_op {
-    PICK_GEMM, /* every product with a weight: linear, ffn, router, experts, head */
-    PICK_ATTN, /* scores, softmax and weighted values of a unit of attention */
+    PICK_GEMM,   /* every product with a weight: linear, ffn, router, experts, head */
+    PICK_ATTN,   /* scores, softmax and weighted values of a unit of attention */
+    PICK_LATENT, /* the same over a cache of rows */
     PICK_OPS
 };
 
@@ -36,6 +37,7 @@ struct pick_ask {
     const struct gemm_weight *w; /* products */
     const struct gemm_seg *seg;
     int head_dim, page_len; /* attention */
+    int v_dim;              /* latents */
 };
 
 struct pick_formats {
@@ -92,6 +94,9 @@ const struct pick_row *pick_gemm_for(const struct pick *p, const struct gemm_wei
                                      const struct gemm_seg *seg, int rows, bool halves);
 const struct pick_row *pick_attn(const struct pick *p, enum dtype k_type, enum dtype v_type,
                                  int head_dim, int page_len, int rows);
+
+const struct pick_row *pick_latent(const struct pick *p, enum dtype type, int dim, int v_dim,
+                                   int rows);
 
 /* Whether work is too small to be worth waking the team: floats, but for attention. */
 enum pick_small {
