@@ -156,6 +156,11 @@ class Router(Server):
             cmd += ["--upstream", url]
         self._start(cmd + list(flags), env, wait)
 
+    def stop(self, sig=signal.SIGTERM):
+        rc = super().stop(sig)
+        assert rc == (130 if sig == signal.SIGINT else 0), (rc, self.log()[-3000:])
+        return rc
+
 
 def http_request(path, body, extra=""):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -296,6 +296,7 @@ static void begin_body(struct http_exchange *x)
     x->state = CONN_BUSY;
     x->unread = has_body;
     x->keep_alive = keep_alive && !has_body; /* where admit replies */
+    set_timer(x, 0);                         /* or will reply: that is not the peer's time */
     if (!x->http->opt.admit(x->http->opt.arg, x))
         return;
     x->keep_alive = keep_alive;

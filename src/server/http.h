@@ -34,7 +34,7 @@ struct http_options {
     int max_conns;
     int max_conns_each; /* of one address (of one network of 2^64 in IPv6); 0 = 7/8 of max_conns */
     int idle_s, read_s, write_s; /* keep-alive; head, or body at HTTP_MIN_RATE; output stuck */
-    /* The head has come. True: read the body, then call handler. False: it has replied. */
+    /* The head has come. True: read the body, then call handler. False: it has replied, or will. */
     bool (*admit)(void *arg, struct http_exchange *x);
     void (*handler)(void *arg, struct http_exchange *x);
     /* A request that breaks the protocol or a limit: replies with status. The head may be empty. */

@@ -317,6 +317,8 @@ static void router_free(struct router *r)
         replica_stop(&r->replicas[i]);
         upstream_free(r->replicas[i].up);
     }
+    if (r->base) /* callbacks that were put off hold on to what they are of */
+        event_base_loop(r->base, EVLOOP_NONBLOCK);
     route_free(r->route);
     if (r->dns)
         evdns_base_free(r->dns, 0);

@@ -28,6 +28,7 @@ struct upstream_call {
     struct event *timer;
     enum call_state state;
     bool reused;  /* it has served calls before */
+    bool once;    /* it serves this one only */
     bool no_sock; /* connecting failed at once; the timer, which is active, says so */
     bool paused, eof;
     bool entered; /* in a callback of head or data */
@@ -191,7 +192,8 @@ static void finish(struct upstream_call *c)
     const struct upstream_handler *h = c->handler;
     void *user = c->user;
     struct upstream *u = c->up;
-    bool keep = answer_can_go_on(&c->answer) && !c->eof && u->n_kept < u->opt.max_kept &&
+    bool keep = !c->once && answer_can_go_on(&c->answer) && !c->eof &&
+                u->n_kept < u->opt.max_kept &&
                 evbuffer_get_length(bufferevent_get_output(c->bev)) == 0 &&
                 evbuffer_get_length(bufferevent_get_input(c->bev)) == 0;
     if (keep) {
@@ -434,6 +436,7 @@ struct upstream_call *upstream_start(struct upstream *u, const struct upstream_r
     c->handler = h;
     c->user = user;
     c->answer_s = r->answer_s;
+    c->once = r->fresh;
     c->answer.to_head = r->to_head;
     if (!put_request(c, r) || bufferevent_enable(c->bev, EV_READ | EV_WRITE)) {
         call_free(c);

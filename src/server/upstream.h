@@ -80,7 +80,7 @@ struct upstream_request {
     size_t n_head;
     struct upstream_body *body; /* NULL = none */
     bool to_head;               /* the method is HEAD */
-    bool fresh;                 /* over a new connection, whatever the pool has */
+    bool fresh;                 /* over a connection of its own, which is not kept */
     int answer_s;               /* for the whole head of the answer */
 };
 /* NULL: there is no memory, or no file descriptor. */
