@@ -90,7 +90,123 @@ def micro_models():
         assert types == {0}, (m, types)
     meta = Gguf(path("deepseek_v3.gguf")).meta  # readers know the factor by the multiplier; both would count twice
     assert "deepseek2.rope.scaling.yarn_log_multiplier" in meta and "deepseek2.rope.scaling.attn_factor" not in meta
-    fails("bert model is not converted", path("bert.gguf"), "convert", f"{MICRO}/bert", path("bert.gguf"))
+
+
+def rows_of(model, ids, *flags):
+    """What `steel embed` writes for the ids: rows of numbers."""
+    out = path("rows.bin")
+    ok("embed", model, "--ids", ids, "--out", out, "--kv-type", "f32", *flags, env={"STEEL_ISA": "ref"})
+    raw = open(out, "rb").read()
+    n, width = struct.unpack("<ii", raw[:8])
+    return struct.unpack(f"<{n * width}f", raw[-4 * n * width:])
+
+
+def encoders():
+    """Converted encoders give the folder's rows and scores; pooling, head and windows stand where readers look."""
+    for m in ("bert", "xlm_roberta", "modernbert", "bert_rerank", "xlm_roberta_rerank"):
+        folder, out = f"{MICRO}/{m}", path(m + ".gguf")
+        ids = folder + "/golden.bin"
+        ok("convert", folder, out)
+        want = read_logits(ids)
+        flat = [x for row in want for x in row]
+        got = rows_of(out, ids, "--pooling", "none")
+        d = max(abs(a - b) for a, b in zip(flat, got))
+        print(f"  {m}: {d:.1e}")
+        assert len(got) == len(flat) and d < 2e-3, (m, d)
+        meta, tensors = Gguf(out).meta, Gguf(out).tensors
+        arch = "modern-bert" if m == "modernbert" else "bert"
+        assert meta["general.architecture"] == arch and meta[f"{arch}.attention.causal"] is False
+        assert f"{arch}.attention.layer_norm_epsilon" in meta
+        assert meta[f"{arch}.pooling_type"] == (4 if "rerank" in m else 1)
+        for name in ("position_embd.weight", "token_types.weight"):  # which other readers take as floats only
+            assert arch != "bert" or tensors[name][1] == 0, (m, name)
+        if "rerank" in m:
+            score = struct.unpack("<iif", open(folder + "/pooled.bin", "rb").read())[2]
+            assert abs(rows_of(out, ids, "--pooling", "rank")[0] - score) < 1e-4 * abs(score), m
+            assert {"cls.weight", "cls.output.weight"} <= tensors.keys() and meta["bert.classifier.output_labels"]
+    # positions before the first are left out, and a window is told as the number of positions it spans
+    config = json.load(open(f"{MICRO}/xlm_roberta/config.json"))
+    context = config["max_position_embeddings"] - config["pad_token_id"] - 1
+    gguf = Gguf(path("xlm_roberta.gguf"))
+    assert gguf.meta["bert.context_length"] == context == gguf.tensors["position_embd.weight"][0][1]
+    config = json.load(open(f"{MICRO}/modernbert/config.json"))
+    meta = Gguf(path("modernbert.gguf")).meta
+    assert meta["modern-bert.attention.sliding_window"] == config["local_attention"]
+    assert meta["modern-bert.attention.sliding_window_pattern"] == 3 and "modern-bert.rope.freq_base_swa" in meta
+    # pooling by modules.json; a layer behind it has no place
+    folder = path("pooled")
+    shutil.copytree(f"{MICRO}/bert", folder)
+    os.makedirs(folder + "/1_Pooling")
+    json.dump({"pooling_mode_cls_token": True}, open(folder + "/1_Pooling/config.json", "w"))
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""},
+               {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
+    json.dump(modules, open(folder + "/modules.json", "w"))
+    ok("convert", folder, path("pooled.gguf"))
+    assert Gguf(path("pooled.gguf")).meta["bert.pooling_type"] == 2
+    os.makedirs(folder + "/2_Dense")
+    json.dump({"activation_function": "torch.nn.modules.linear.Identity"}, open(folder + "/2_Dense/config.json", "w"))
+    width = json.load(open(folder + "/config.json"))["hidden_size"]
+    write_safetensors(folder + "/2_Dense/model.safetensors", {"linear.weight": ("F32", [4, width], floats(4 * width))})
+    json.dump(modules + [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}], open(folder + "/modules.json", "w"))
+    fails("a Dense layer has no place in a GGUF", path("dense.gguf"), "convert", folder, path("dense.gguf"))
+    # a window in layers that are no period
+    folder = path("uneven")
+    shutil.copytree(f"{MICRO}/modernbert", folder)
+    config = json.load(open(folder + "/config.json"))
+    config["layer_types"] = ["sliding_attention"] + ["full_attention"] * (config["num_hidden_layers"] - 1)
+    json.dump(config, open(folder + "/config.json", "w"))
+    fails("layer_types", path("uneven.gguf"), "convert", folder, path("uneven.gguf"))
+
+
+def encoder_vocabularies():
+    """WordPiece and Unigram arrive: texts have the same ids in the folder and in the GGUF."""
+    texts = ["Un caf\u00e9, unaffable!", "the  quick\tfox", "xyz \U0001f600 fox", "[SEP] the", ""]
+    special = lambda *names: [{"id": i, "content": t, "special": True, "normalized": False, "single_word": False,
+                               "lstrip": False, "rstrip": False} for i, t in enumerate(names)]
+    around = lambda a, b: {"type": "TemplateProcessing",
+                           "single": [{"SpecialToken": {"id": a[0], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                                      {"SpecialToken": {"id": b[0], "type_id": 0}}], "pair": [],
+                           "special_tokens": {t: {"id": t, "ids": [i], "tokens": [t]} for t, i in (a, b)}}
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "quick", "fox", "un", "##aff", "##able", "caf", "##e", "##\u00e9",
+             ",", "!", "cafe", "Un", "[", "]", "sep"]
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "\u2581", "\u2581the", "\u2581quick", "\u2581fox", "un", "aff", "able", "caf\u00e9",
+              "\u2581Un", ",", "!", "c", "a", "f", "e", "sep", "[", "]"]
+    word = lambda lower: {
+        "added_tokens": special(*names[:5]),
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
+                       "lowercase": lower},
+        "pre_tokenizer": {"type": "BertPreTokenizer"}, "post_processor": around(("[CLS]", 2), ("[SEP]", 3)),
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+                  "vocab": {t: i for i, t in enumerate(names)}}}
+    unigram = {
+        "added_tokens": special(*pieces[:4]),
+        "normalizer": {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True},
+        "post_processor": around(("<s>", 0), ("</s>", 2)),
+        "model": {"type": "Unigram", "unk_id": 3, "vocab": [[t, 0.0 if i < 4 else -2.0 - i / 8] for i, t in enumerate(pieces)]}}
+    ends = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"}
+    ends_xlm = {"cls_token": "<s>", "sep_token": "</s>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    for name, base, tokenizer, config in (("lower", "bert", word(True), ends), ("cased", "bert", word(False), ends),
+                                          ("unigram", "xlm_roberta", unigram, ends_xlm)):
+        folder, out = path(name), path(name + ".gguf")
+        shutil.copytree(f"{MICRO}/{base}", folder)
+        json.dump(tokenizer, open(folder + "/tokenizer.json", "w"))
+        json.dump(config, open(folder + "/tokenizer_config.json", "w"))
+        ok("convert", folder, out)
+        meta = Gguf(out).meta
+        assert meta["tokenizer.ggml.model"] == ("t5" if name == "unigram" else "bert")
+        for key in ("bos", "eos", "cls", "seperator", "unknown"):
+            assert f"tokenizer.ggml.{key}_token_id" in meta, (name, key)
+        for text in texts:
+            a, b = (ok("tokenize", m, "--ids", "--bos", text).stdout for m in (folder, out))
+            assert a == b, (name, text, a, b)
+    assert meta["tokenizer.ggml.tokens"][4] == "\u2581"
+    tokens = Gguf(path("lower.gguf")).meta["tokenizer.ggml.tokens"]
+    assert tokens[2] == "[CLS]" and tokens[5] == "\u2581the" and tokens[9] == "aff"
+    tokenizer = word(True)
+    tokenizer["normalizer"] = {"type": "Lowercase"}
+    json.dump(tokenizer, open(path("lower") + "/tokenizer.json", "w"))
+    fails("a WordPiece that is not BERT's", path("other.gguf"), "convert", path("lower"), path("other.gguf"))
 
 
 def golden_models():
@@ -508,7 +624,7 @@ def nothing_left_behind():
 
 def main():
     parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind, micro_models,
-             kept_mxfp4]
+             encoders, encoder_vocabularies, kept_mxfp4]
     more = [golden_models, golden_quantized, golden_overrides, golden_packed, golden_vocabulary]
     if HAVE_GOLDEN:
         parts += more

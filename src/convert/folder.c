@@ -6,6 +6,7 @@
  */
 #include "base/mem.h"
 #include "convert/convert.h"
+#include "convert/encoder.h"
 #include "convert/vocab.h"
 #include "model/config.h"
 #include "model/families/family.h"
@@ -23,6 +24,7 @@ struct plan {
     struct transcode *t;
     bool *used; /* (f->n_tensors) */
     struct error *err;
+    struct pooling pooling; /* of a model that makes vectors */
 };
 
 static bool check_shape(struct plan *p, const struct tensor *t, int64_t n, int64_t rows)
@@ -310,9 +312,16 @@ static bool add_weight(struct plan *p, const struct want *want)
         return add_heads(p, want, want->as);
     if (want->as)
         return add_as(p, want);
-    for (int k = 0; k < want->n_rows; k++)
-        if (!add_rows(p, want, &want->rows[k]) || !add_bias(p, want, &want->rows[k]))
+    for (int k = 0; k < want->n_rows; k++) {
+        struct rows rows = want->rows[k];
+        if (!strcmp(rows.name->gguf, "position_embd")) { /* in a GGUF just those of the context */
+            rows.of = rows.n;
+            rows.first = p->c->pos_offset;
+            rows.n = p->c->context;
+        }
+        if (!add_rows(p, want, &rows) || !add_bias(p, want, &rows))
             return false;
+    }
     return true;
 }
 
@@ -377,6 +386,8 @@ static bool plan_tensors(struct plan *p)
         ok = want->w ? add_weight(p, want) : add_vector(p, want);
     }
     outline_free(&o);
+    if (ok && encoder_pools(p->f, c))
+        ok = encoder_head(p->t, p->f, c, &p->pooling, p->err);
     for (size_t i = 0; ok && i < p->f->n_tensors; i++)
         if (!p->used[i] && !is_spare(p, p->f->tensors[i].name))
             ok = error_set(p->err, "%s: tensor %s: no place for it in a %s GGUF", p->f->path,
@@ -519,16 +530,18 @@ static bool set_metadata(struct gguf_writer *w, const struct plan *p, const stru
                c->n_layers);
     set_u32(w, arch, "attention.key_length", latent ? c->kv_rank + c->rope_dim : c->head_dim);
     set_u32(w, arch, "attention.value_length", latent ? c->kv_rank : c->head_dim);
-    set_f32(w, arch, "attention.layer_norm_rms_epsilon", (double)c->norm_eps);
+    if (!c->family->encoder)
+        set_f32(w, arch, "attention.layer_norm_rms_epsilon", (double)c->norm_eps);
     set_u32(w, arch, "vocab_size", c->n_vocab);
-    if (window)
+    if (window && !c->family->encoder)
         set_u32(w, arch, "attention.sliding_window", window);
-    set_rope(w, arch, c);
+    if (c->n_rot || !c->family->encoder)
+        set_rope(w, arch, c);
     if (c->n_expert)
         set_experts(w, arch, c);
     if (c->family->write)
         c->family->write(c, w);
-    return true;
+    return !encoder_pools(p->f, c) || encoder_metadata(w, arch, p->f, c, &p->pooling, p->err);
 }
 
 char *convert_dir(const struct tensorfile *f)
@@ -549,7 +562,8 @@ char *convert_dir(const struct tensorfile *f)
 static const struct mix *source_mix(const struct tensorfile *f, const struct config *c)
 {
     char name[96];
-    snprintf(name, sizeof name, "%sembed_tokens.weight", c->hf_model);
+    snprintf(name, sizeof name, "%s%s.weight", c->hf_model,
+             c->family->hf_embed ? c->family->hf_embed : "embed_tokens");
     const struct tensor *t = tensorfile_find(f, name);
     enum dtype type = t ? t->type : DT_BF16;
     if (json_object_get(f->config, "quantization_config") && type == DT_BF16)
@@ -597,9 +611,6 @@ bool convert_folder(const char *in, const char *out, const struct convert_option
     if (!ok)
         error_set(err, "%s: a GGUF already: `steel quantize` changes its type", in);
     ok = ok && config_load(f, c, err);
-    if (ok && c->family->encoder)
-        ok = error_set(err, "%s: a %s model is not converted; `steel embed` reads the folder",
-                       f->path, c->arch_name);
     if (ok && opt.imatrix) {
         im = imatrix_open(opt.imatrix, err);
         ok = im != NULL;
@@ -614,9 +625,11 @@ bool convert_folder(const char *in, const char *out, const struct convert_option
                               .threads = opt.threads,
                               .progress = opt.progress,
                               .progress_arg = opt.arg};
-        struct plan p = {f, c, &t, mem_zalloc(f->n_tensors, sizeof(bool)), err};
+        struct plan p = {
+            .f = f, .c = c, .t = &t, .used = mem_zalloc(f->n_tensors, sizeof(bool)), .err = err};
         ok = write_folder(&p, out, &opt, result);
         mem_free(p.used);
+        pooling_clear(&p.pooling);
         transcode_clear(&t);
     }
     imatrix_close(im);

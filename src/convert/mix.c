@@ -85,7 +85,9 @@ static bool is_matrix(const char *name, int n_dims, const int64_t *dims)
         n_dims--;
     return n_dims >= 2 && len > 7 && !strcmp(name + len - 7, ".weight") &&
            !strstr(name, "_norm.weight") && !strstr(name, "ffn_gate_inp.weight") &&
-           !strstr(name, "conv1d.weight"); /* which other readers take as floats only */
+           !strstr(name, "conv1d.weight") && strncmp(name, "position_embd.", 14) &&
+           strncmp(name, "token_types.", 12) &&
+           strncmp(name, "cls.", 4); /* which other readers take as floats only */
 }
 
 /* Attention values are few and matter much, the more so the more heads share them. */

@@ -1,13 +1,15 @@
 /*
  * tokenizer.json, tokenizer.model and tokenizer_config.json to tokenizer.ggml.*: the token list with
- * kinds, merges or scores, special ids, the chat template. Two kinds of vocabulary exist in the
- * families Steel runs: byte-level BPE ("gpt2" in GGUF) and SentencePiece BPE with byte fallback
- * ("llama"). Owns nothing past the call.
+ * kinds, merges or scores, special ids, the chat template. Kinds of vocabulary: byte-level BPE ("gpt2"
+ * in GGUF), SentencePiece BPE with byte fallback ("llama"), and of encoders also WordPiece ("bert") and
+ * Unigram ("t5"). Owns nothing past the call.
  */
 #include "convert/vocab.h"
 #include "convert/sentencepiece.h"
+#include "base/base64.h"
 #include "base/mem.h"
 #include "model/config.h"
+#include "model/families/family.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -39,6 +41,7 @@ struct vocab {
     struct token *tokens;      /* (n) */
     int n;
     struct map ids; /* text -> id */
+    bool encoder;
     struct error *err;
 };
 
@@ -432,6 +435,23 @@ static void write_add_flag(struct vocab *v, const char *which, bool last, int64_
     gguf_set_bool(v->w, full, add && id >= 0);
 }
 
+/* What encoders put around a text, and how many kinds of tokens they know. */
+static void write_encoder(struct vocab *v, int64_t id[4])
+{
+    int64_t cls = special_id(v, "cls"), sep = special_id(v, "sep"), mask = special_id(v, "mask");
+    const json_t *types = json_object_get(v->f->config, "type_vocab_size");
+    id[0] = cls >= 0 ? cls : id[0];
+    id[1] = sep >= 0 ? sep : id[1];
+    if (cls >= 0)
+        gguf_set_u32(v->w, "tokenizer.ggml.cls_token_id", (uint32_t)cls);
+    if (sep >= 0) /* spelled so */
+        gguf_set_u32(v->w, "tokenizer.ggml.seperator_token_id", (uint32_t)sep);
+    if (mask >= 0)
+        gguf_set_u32(v->w, "tokenizer.ggml.mask_token_id", (uint32_t)mask);
+    json_int_t n = json_is_integer(types) ? json_integer_value(types) : 1;
+    gguf_set_u32(v->w, "tokenizer.ggml.token_type_count", n > 0 && n < 1 << 20 ? (uint32_t)n : 1);
+}
+
 static void write_specials(struct vocab *v, bool spm)
 {
     static const struct {
@@ -441,11 +461,13 @@ static void write_specials(struct vocab *v, bool spm)
                     {"unk", "tokenizer.ggml.unknown_token_id"},
                     {"pad", "tokenizer.ggml.padding_token_id"}};
     int64_t id[4];
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++)
         id[i] = special_id(v, specials[i].which);
+    if (v->encoder)
+        write_encoder(v, id);
+    for (int i = 0; i < 4; i++)
         if (id[i] >= 0)
             gguf_set_u32(v->w, specials[i].key, (uint32_t)id[i]);
-    }
     /* The end of a turn, where it is not the end of the text. */
     static const char *const turns[] = {"<|im_end|>", "<|eot_id|>"};
     for (int i = 0; i < 2; i++) {
@@ -575,6 +597,96 @@ static bool write_spm(struct vocab *v)
     return write_template(v);
 }
 
+/* WordPiece: GGUF marks the tokens that begin a word, with U+2581, tokenizer.json those that do not, with
+ * "##". */
+static bool write_wordpiece(struct vocab *v)
+{
+    const json_t *norm = json_object_get(v->root, "normalizer");
+    const json_t *lower = json_object_get(norm, "lowercase");
+    const json_t *accents = json_object_get(norm, "strip_accents");
+    const char *prefix = json_string_value(
+        json_object_get(json_object_get(v->root, "model"), "continuing_subword_prefix"));
+    if (strcmp(type_of(norm), "BertNormalizer") != 0 || (prefix && strcmp(prefix, "##") != 0))
+        return fail(v, "tokenizer.json", "a WordPiece that is not BERT's has no place in a GGUF");
+    if (!add_base(v) || !add_all_added(v))
+        return false;
+    fill_unused(v);
+    for (int i = 0; i < v->n; i++) {
+        struct token *t = &v->tokens[i];
+        struct buf b = {0};
+        if (t->kind != KIND_NORMAL)
+            continue;
+        if (t->len > 2 && !memcmp(t->text, "##", 2)) {
+            t->text += 2;
+            t->len -= 2;
+            continue;
+        }
+        buf_adds(&b, "\u2581");
+        buf_add(&b, t->text, t->len);
+        t->len = b.len;
+        t->text = t->own = buf_take(&b);
+    }
+    write_tokens(v, "bert", "default", false);
+    write_specials(v, false);
+    bool lowers = !json_is_false(lower);
+    gguf_set_bool(v->w, "tokenizer.ggml.normalizer.lowercase", lowers);
+    gguf_set_bool(v->w, "tokenizer.ggml.normalizer.strip_accents",
+                  json_is_boolean(accents) ? json_is_true(accents) : lowers);
+    return true;
+}
+
+/* The table of characters that a normalizer, or one of its steps, holds in base64; NULL: none. */
+static const char *charsmap_of(const json_t *norm)
+{
+    const json_t *steps = json_object_get(norm, "normalizers"), *s;
+    const char *map = json_string_value(json_object_get(norm, "precompiled_charsmap"));
+    size_t i;
+    json_array_foreach(steps, i, s) if (!map) map =
+        json_string_value(json_object_get(s, "precompiled_charsmap"));
+    return map;
+}
+
+static bool add_unigram(struct vocab *v)
+{
+    const json_t *model = json_object_get(v->root, "model"), *pieces, *p;
+    const json_t *unk = json_object_get(model, "unk_id");
+    size_t i;
+    pieces = json_object_get(model, "vocab");
+    if (!json_array_size(pieces))
+        return fail(v, "tokenizer.json", "model.vocab is missing or empty");
+    json_array_foreach(pieces, i, p)
+    {
+        const json_t *text = json_array_get(p, 0), *score = json_array_get(p, 1);
+        if (!json_is_string(text) || !json_is_number(score))
+            return error_set(v->err, "%s/tokenizer.json: model.vocab[%zu] is no pair", v->dir, i);
+        int kind = json_is_integer(unk) && json_integer_value(unk) == (json_int_t)i ? KIND_UNKNOWN
+                                                                                    : KIND_NORMAL;
+        if (!set_token(v, (json_int_t)i, json_string_value(text), json_string_length(text), kind,
+                       (float)json_number_value(score), false))
+            return false;
+    }
+    return true;
+}
+
+static bool write_unigram(struct vocab *v)
+{
+    const char *map = charsmap_of(json_object_get(v->root, "normalizer"));
+    struct buf bytes = {0};
+    if (!add_unigram(v) || !add_all_added(v))
+        return false;
+    fill_unused(v);
+    write_tokens(v, "t5", "default", true);
+    write_specials(v, true);
+    write_space_prefix(v);
+    gguf_set_bool(v->w, "tokenizer.ggml.remove_extra_whitespaces", true);
+    bool ok = !map || base64_decode(map, strlen(map), &bytes) ||
+              fail(v, "tokenizer.json", "precompiled_charsmap: not base64");
+    if (ok && bytes.len)
+        gguf_set_array(v->w, "tokenizer.ggml.precompiled_charsmap", META_U8, bytes.p, bytes.len);
+    buf_clear(&bytes);
+    return ok;
+}
+
 static bool open_sources(struct vocab *v)
 {
     struct buf path = {0};
@@ -606,10 +718,16 @@ static bool write_any(struct vocab *v)
             v->opt->note(v->opt->arg, "no tokenizer.json or tokenizer.model in the folder: the "
                                       "GGUF gets no vocabulary");
         gguf_set_string(v->w, "tokenizer.ggml.model", "no_vocab", 8);
+        if (v->encoder)
+            write_encoder(v, (int64_t[4]){-1, -1, -1, -1});
         return true;
     }
     if (v->spm)
         return write_spm(v);
+    if (v->encoder && !strcmp(type_of(model), "WordPiece"))
+        return write_wordpiece(v);
+    if (v->encoder && !strcmp(type_of(model), "Unigram"))
+        return write_unigram(v);
     if (strcmp(type_of(model), "BPE") != 0)
         return error_set(v->err, "%s/tokenizer.json: model.type '%.40s' is not supported (BPE is)",
                          v->dir, type_of(model));
@@ -625,6 +743,7 @@ bool vocab_write(struct gguf_writer *w, const struct tensorfile *f, const struct
                       .dir = convert_dir(f),
                       .tokens = mem_zalloc((size_t)c->n_vocab, sizeof *v.tokens),
                       .n = c->n_vocab,
+                      .encoder = c->family->encoder,
                       .err = err};
     map_init(&v.ids, (size_t)c->n_vocab);
     bool ok = write_any(&v);

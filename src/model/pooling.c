@@ -245,10 +245,17 @@ static bool read_gguf(struct pooling *p, const struct tensorfile *f, const struc
     if (p->kind != POOLING_RANK)
         return true;
     p->normalize = false;
-    p->row = c->family->encoder ? POOLING_CLS : POOLING_LAST;
-    if (tensorfile_find(f, "cls.weight") &&
-        !add_dense(p, f, "cls.weight", "cls.bias", 0, DENSE_TANH, err))
-        return false;
+    bool modern = c->family == &family_modern_bert; /* GGUF has one kind of head for each */
+    p->row = modern ? POOLING_MEAN : c->family->encoder ? POOLING_CLS : POOLING_LAST;
+    if (tensorfile_find(f, "cls.weight")) {
+        if (!add_dense(p, f, "cls.weight", "cls.bias", 0, modern ? DENSE_GELU : DENSE_TANH, err))
+            return false;
+        struct dense *d = &p->dense[p->n_dense - 1];
+        const struct tensor *gain = tensorfile_find(f, "cls.norm.weight");
+        d->eps = c->norm_eps;
+        if (gain && !(d->gain = floats(f, gain, d->n_out, 1, err)))
+            return false;
+    }
     return !tensorfile_find(f, "cls.output.weight") ||
            add_dense(p, f, "cls.output.weight", "cls.output.bias", 0, DENSE_NONE, err);
 }

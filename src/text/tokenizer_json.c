@@ -3,6 +3,7 @@
  * config.json say about BOS and EOS) into the pipeline. Owns the names of the fields; every error
  * names the one at fault. What is not understood is refused, never guessed.
  */
+#include "base/base64.h"
 #include "base/json_guard.h"
 #include "base/mem.h"
 #include "text/tokenizer_impl.h"
@@ -74,30 +75,6 @@ static bool each(struct loader *l, const json_t *o, const char *key, const char 
 }
 
 /* ----------------------------------------------------------------------------------- normalizer */
-
-static bool base64_decode(const char *s, size_t n, struct buf *out)
-{
-    uint32_t acc = 0;
-    int bits = 0;
-    for (size_t i = 0; i < n && s[i] != '='; i++) {
-        char c = s[i];
-        int v = c >= 'A' && c <= 'Z'   ? c - 'A'
-                : c >= 'a' && c <= 'z' ? c - 'a' + 26
-                : c >= '0' && c <= '9' ? c - '0' + 52
-                : c == '+'             ? 62
-                : c == '/'             ? 63
-                                       : -1;
-        if (v < 0)
-            return false;
-        acc = acc << 6 | (uint32_t)v;
-        bits += 6;
-        if (bits >= 8) {
-            bits -= 8;
-            buf_addc(out, (char)(acc >> bits));
-        }
-    }
-    return true;
-}
 
 static bool add_replace(struct loader *l, const char *pattern, size_t n, bool literal,
                         const char *with, size_t n_with, const char *where)

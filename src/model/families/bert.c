@@ -241,6 +241,19 @@ static void build_encoder(struct builder *b, const struct encoder_names *n)
         build_layer(b, n, i, rope, &b->net->layers[i]);
 }
 
+/* Heads for training, and such as pooling.c reads; numbers of positions. */
+bool encoder_spare(const struct config *c, const char *tensor)
+{
+    static const char *const others[] = {"lm_head.", "cls.", "classifier.", "head.", "decoder."};
+    size_t root = strlen(c->hf_model);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (!strncmp(tensor, others[i], strlen(others[i])))
+            return true;
+    return !strncmp(tensor, c->hf_model, root) &&
+           (!strncmp(tensor + root, "pooler.", 7) ||
+            !strcmp(tensor + root, "embeddings.position_ids"));
+}
+
 static void build_bert(struct builder *b)
 {
     build_encoder(b, &bert_names);
@@ -259,6 +272,7 @@ const struct family family_bert = {
     .encoder = true,
     .read = read_bert,
     .build = build_bert,
+    .spare = encoder_spare,
 };
 
 /* In a GGUF these two are "bert". */
@@ -271,6 +285,7 @@ const struct family family_roberta = {
     .encoder = true,
     .read = read_roberta,
     .build = build_bert,
+    .spare = encoder_spare,
 };
 
 const struct family family_xlm_roberta = {
@@ -282,6 +297,7 @@ const struct family family_xlm_roberta = {
     .encoder = true,
     .read = read_roberta,
     .build = build_bert,
+    .spare = encoder_spare,
 };
 
 const struct family family_nomic_bert = {
@@ -292,4 +308,5 @@ const struct family family_nomic_bert = {
     .encoder = true,
     .read = read_nomic,
     .build = build_nomic,
+    .spare = encoder_spare,
 };

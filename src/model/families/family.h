@@ -38,6 +38,7 @@ extern const struct family family_gemma3, family_gemma4, family_glm4_moe, family
 /* What encoders' files have in common. */
 bool encoder_read_gguf(const struct reader *in);
 bool encoder_finish(const struct reader *in); /* after reading */
+bool encoder_spare(const struct config *c, const char *tensor);
 
 /* Names of a decoder's tensors. What a family has not is NULL. */
 struct decoder_names {

@@ -138,4 +138,6 @@ const struct family family_modern_bert = {
     .encoder = true,
     .read = read,
     .build = build,
+    .own_windows = true,
+    .spare = encoder_spare,
 };
