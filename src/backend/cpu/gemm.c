@@ -300,36 +300,42 @@ struct gemm_x gemm_hidden(const struct cpu_backend *cb, const struct gemm_weight
                            .stamp = cb->gemm->stamp};
 }
 
-/* Rows as halves take three tiles; else floats one, records the next two. */
-int gemm_head_most(const struct gemm_weight *w, bool halves)
+/* Rows of a head in a thread's tiles: as halves in three of them; else floats in one, records in the
+ * next two. */
+static struct gemm_x head_rows(const struct cpu_backend *cb, int ith, const struct gemm_weight *w,
+                               bool halves)
 {
+    uint8_t *first = (uint8_t *)gemm_tile(cb, ith, 0), *next = (uint8_t *)gemm_tile(cb, ith, 1);
+    return (struct gemm_x){.n_in = w->n_in,
+                           .x = halves ? NULL : (float *)first,
+                           .q = w->wants_q && !halves ? next : NULL,
+                           .h = halves ? first : NULL,
+                           .split = halves && panel_reads_floats(w->seg[0].type)};
+}
+
+int gemm_head_most(const struct cpu_backend *cb, const struct gemm_weight *w, bool halves)
+{
+    struct gemm_x x = head_rows(cb, 0, w, halves);
     size_t room = (size_t)(N_TILES - 1) * GEMM_TILE * sizeof(float);
-    int n = halves ? (int)(room / half_stride(w->n_in)) - GEMM_PAD : GEMM_TILE / w->n_in;
-    int most = halves ? GEMM_MANY : GEMM_CHUNK;
+    int n = halves ? (int)(room / gemm_half_stride(&x)) - GEMM_PAD : GEMM_TILE / w->n_in;
+    int most = gemm_most(&x);
     return n < most ? n : most;
 }
 
 void gemm_head(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e,
                const float *from, size_t apart, int n, bool halves, float *y, size_t stride)
 {
-    float *x = gemm_tile(cb, ith, 0);
-    uint8_t *q = (uint8_t *)gemm_tile(cb, ith, 1);
+    struct gemm_x x = head_rows(cb, ith, w, halves);
     size_t width = (size_t)w->n_in, bytes = input_layout(w->n_in).bytes;
     for (int i = 0; i < n; i++, from += apart) {
-        if (halves) {
-            input_halves_amx(from, w->n_in,
-                             (uint16_t *)((uint8_t *)x + (size_t)i * half_stride(w->n_in)));
-            continue;
-        }
-        memcpy(x + (size_t)i * width, from, width * sizeof(float));
-        if (w->wants_q)
-            quantize(cb, w, from, 0, w->n_in, q + (size_t)i * bytes);
+        if (x.h)
+            to_halves(&x, (uint8_t *)gemm_tile(cb, ith, 0), i, 0, w->n_in, from);
+        if (x.x)
+            memcpy(gemm_tile(cb, ith, 0) + (size_t)i * width, from, width * sizeof(float));
+        if (x.q)
+            quantize(cb, w, from, 0, w->n_in, (uint8_t *)gemm_tile(cb, ith, 1) + (size_t)i * bytes);
     }
-    struct gemm_x in = {.n_in = w->n_in,
-                        .x = halves ? NULL : x,
-                        .q = w->wants_q && !halves ? q : NULL,
-                        .h = halves ? (const uint8_t *)x : NULL};
-    gemm_block(cb, ith, w, e, 0, w->n_out, &in, NULL, n, y, stride);
+    gemm_block(cb, ith, w, e, 0, w->n_out, &x, NULL, n, y, stride);
 }
 
 /* Linear */

@@ -144,7 +144,7 @@ struct gemm_x gemm_x_at(struct gemm_x x, int row);              /* rows from `ro
 float *gemm_tile(const struct cpu_backend *cb, int ith, int i); /* (GEMM_TILE), i < 3 */
 /* Matrices of heads: y[i*stride + j] = from[i*apart ..] . W_e[j], i < n <= gemm_head_most, j < n_out.
  * Rows take the forms w reads in this thread's tiles. */
-int gemm_head_most(const struct gemm_weight *w, bool halves);
+int gemm_head_most(const struct cpu_backend *cb, const struct gemm_weight *w, bool halves);
 void gemm_head(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e,
                const float *from, size_t apart, int n, bool halves, float *y, size_t stride);
 /* Counts the kernels of a product in the pick table. Called by one thread, once an op. */

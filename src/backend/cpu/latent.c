@@ -78,7 +78,8 @@ static struct pieces pieces_of(const struct latent_job *j, const struct weight *
 {
     int T = j->cb->batch.n_tokens;
     struct pieces p = {.w = w->impl, .halves = gemm_halves(j->cb, w->impl, T)};
-    p.chunk = gemm_head_most(p.w, p.halves);
+    p.halves &= gemm_head_most(j->cb, p.w, true) > 0; /* rows too wide for a tile */
+    p.chunk = gemm_head_most(j->cb, p.w, p.halves);
     p.chunks = (T + p.chunk - 1) / p.chunk;
     return p;
 }
