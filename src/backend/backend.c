@@ -78,15 +78,9 @@ static bool dim_fits(int layer, const char *what, int dim, enum dtype t, struct 
                      layer, what, dim, KV_BLOCK, kv_type_name(t));
 }
 
-bool kv_types_check(const struct backend *be, const struct network *net, enum dtype k_type,
-                    enum dtype v_type, struct error *err)
+bool kv_types_check(const struct network *net, enum dtype k_type, enum dtype v_type,
+                    struct error *err)
 {
-    if (!be->coded_cache && (kv_coded(k_type) || kv_coded(v_type)))
-        return error_set(err, "a KV cache of %s runs on the CPU only, not on %s",
-                         kv_type_name(kv_coded(k_type) ? k_type : v_type), be->ops->name);
-    if (!be->coded_cache && k_type != v_type)
-        return error_set(err, "keys of %s and values of %s: on %s they have one type",
-                         kv_type_name(k_type), kv_type_name(v_type), be->ops->name);
     for (int i = 0; i < net->n_layers; i++) {
         const struct mixer *m = &net->layers[i].mixer;
         if (m->kind == MIXER_ATTENTION && (!dim_fits(i, "keys", m->attention.k_dim, k_type, err) ||

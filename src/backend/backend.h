@@ -52,8 +52,8 @@ struct batch {
  * their scratch by it. */
 struct bounds {
     int page_len, n_pages;
-    /* Of keys and of values: F32 F16 BF16, and with backend.coded_cache Q8_0 Q4_0 F8_E4M3
-     * (quant/kvblock.h), for which kv_types_check holds. */
+    /* Of keys and of values: F32 F16 BF16, or Q8_0 Q4_0 F8_E4M3 (quant/kvblock.h), for which
+     * kv_types_check holds. */
     enum dtype k_type, v_type;
     int max_tokens, max_seqs, max_out, max_pages;
     int n_states;  /* slots of recurrent states */
@@ -97,12 +97,11 @@ struct backend {
     /* A step runs beside the host from launch() on, and the next one may be begun meanwhile, with
      * tokens the host does not know yet; two at most are under way. */
     bool ahead;
-    bool coded_cache; /* keys and values may be of different types, and of Q8_0 Q4_0 F8_E4M3 */
 };
 
-/* Whether the backend has a cache of these types for this network: an error names layer and type. */
-bool kv_types_check(const struct backend *be, const struct network *net, enum dtype k_type,
-                    enum dtype v_type, struct error *err);
+/* Whether a cache of these types can hold what this network stores: an error names layer and type. */
+bool kv_types_check(const struct network *net, enum dtype k_type, enum dtype v_type,
+                    struct error *err);
 /* A type of the cache by its name on command lines, as "q8_0"; DT_NONE if there is no such. */
 enum dtype kv_type_from_name(const char *name);
 const char *kv_type_name(enum dtype t);

@@ -1111,7 +1111,6 @@ struct backend *backend_open_ref(void)
     struct ref *r = mem_zalloc(1, sizeof *r);
     r->be.ops = &ref_ops;
     r->be.invariance = INVARIANCE_ALWAYS;
-    r->be.coded_cache = true;
     r->be.ahead = true; /* nothing runs beside the host, but steps may overlap as on a device */
     return &r->be;
 }

@@ -45,11 +45,11 @@ static size_t token_bytes(const struct runtime_options *opt, const struct networ
     return kvcache_token_bytes(net, or_f16(opt->k_type), or_f16(opt->v_type));
 }
 
-/* Whether the backend can run the network with the cache that was asked for. */
-static bool check_cache(const struct runtime_options *opt, const struct backend *be,
-                        const struct network *net, struct error *err)
+/* Whether the cache that was asked for can hold what the network stores. */
+static bool check_cache(const struct runtime_options *opt, const struct network *net,
+                        struct error *err)
 {
-    return kv_types_check(be, net, or_f16(opt->k_type), or_f16(opt->v_type), err);
+    return kv_types_check(net, or_f16(opt->k_type), or_f16(opt->v_type), err);
 }
 
 static struct step_limits limits_of(const struct runtime_options *opt, bool gpu)
@@ -299,9 +299,9 @@ static bool open_gpu(struct runtime *rt, const struct runtime_options *opt,
     if (!rt->be)
         return false;
     if (backend_device_kind(opt->backend.device) != DEVICE_AUTO)
-        return check_adapters(opt, rt->be, err) && check_cache(opt, rt->be, net, err);
+        return check_adapters(opt, rt->be, err) && check_cache(opt, net, err);
     if (rt->be->ops->supports(rt->be, net, &why) && check_adapters(opt, rt->be, &why) &&
-        check_cache(opt, rt->be, net, &why))
+        check_cache(opt, net, &why))
         return true;
     rt->be->ops->close(rt->be);
     rt->be = NULL;
@@ -334,7 +334,7 @@ static bool plan(struct runtime *rt, const struct runtime_options *opt,
     if (ok && backend_device_kind(device->device) != DEVICE_GPU) {
         struct step_limits lim = limits_of(opt, false);
         rt->be = backend_open(device, err);
-        ok = rt->be && check_cache(opt, rt->be, &o.net, err) &&
+        ok = rt->be && check_cache(opt, &o.net, err) &&
              size_cache(rt, opt, &c, &o.net, &lim, host_room(opt, &o.net, &size), cache, err);
     }
     outline_free(&o);

@@ -437,9 +437,14 @@ static size_t kv_values(const struct dims *s)
     return (size_t)s->b.n_pages * (size_t)s->b.page_len * (size_t)(s->n_kv_heads * s->head_dim);
 }
 
-static size_t kv_bytes(const struct dims *s)
+static enum dtype kv_type(const struct dims *s, bool is_k)
 {
-    return dtype_bytes(s->b.k_type, kv_values(s));
+    return is_k ? s->b.k_type : s->b.v_type;
+}
+
+static size_t kv_bytes(const struct dims *s, bool is_k)
+{
+    return dtype_bytes(kv_type(s, is_k), kv_values(s));
 }
 
 /* The order inside a tile is a backend's own: the CPU's keys are (D, page_len), all others
@@ -459,17 +464,56 @@ static void turn_keys(const struct duo *d, int layer, const uint8_t *from, uint8
             }
 }
 
-/* Coded types have orders of their own on the CPU: a head at a time, from or to floats. */
+/* Codes of a token on the GPU, and its scales: codes of all tokens of a tile come first. Q4_0: of eight
+ * values, the even ones are the nibbles of the low 16 bits, the odd ones those of the high 16. */
+static void gpu_block(enum dtype t, uint8_t *tile, size_t len, size_t D, size_t off, size_t block,
+                      float *x, bool put)
+{
+    size_t row = t == DT_Q4_0 ? D / 2 : D;
+    uint8_t *codes = tile + off * row + block * row / (D / 32), code[32];
+    uint16_t *scale = (uint16_t *)(tile + len * row) + off * (D / 32) + block;
+    uint32_t words[4] = {0};
+    if (t == DT_F8_E4M3) {
+        for (int i = 0; i < 32; i++)
+            put ? (void)(codes[i] = kv_put_fp8(x[i])) : (void)(x[i] = kv_get_fp8(codes[i]));
+        return;
+    }
+    if (t == DT_Q8_0 && put)
+        *scale = kv_put_q8(x, (int8_t *)codes);
+    for (int i = 0; t == DT_Q8_0 && !put && i < 32; i++)
+        x[i] = f16_to_f32(*scale) * (float)(int8_t)codes[i];
+    if (t == DT_Q8_0)
+        return;
+    if (put)
+        *scale = kv_put_q4(x, code);
+    else
+        memcpy(words, codes, 16);
+    for (int i = 0; i < 32; i++) {
+        int shift = 4 * (i / 2 % 4 + 4 * (i % 2));
+        if (put)
+            words[i / 8] |= (uint32_t)code[i] << shift;
+        else
+            x[i] = f16_to_f32(*scale) * (float)((int)(words[i / 8] >> shift & 15) - 8);
+    }
+    if (put)
+        memcpy(codes, words, 16);
+}
+
+/* Coded types have orders of their own on the CPU and on a GPU: a head at a time, from or to floats. */
 static void coded_heads(const struct dims *s, bool is_k, uint8_t *plane, float *values, bool put)
 {
+    enum dtype type = kv_type(s, is_k);
+    bool cpu = !strcmp(backend_name, "cpu");
     size_t D = (size_t)s->head_dim, len = (size_t)s->b.page_len;
-    size_t tile = kv_tile_bytes(s->b.k_type, len, D), tiles = kv_values(s) / (D * len);
+    size_t tile = kv_tile_bytes(type, len, D), tiles = kv_values(s) / (D * len);
     for (size_t t = 0; t < tiles; t++)
         for (size_t i = 0; i < len; i++, values += D) {
-            if (put)
-                kv_tile_put(s->b.k_type, values, plane + t * tile, is_k, len, D, i);
-            for (size_t j = 0; !put && j < D; j++)
-                values[j] = kv_tile_get(s->b.k_type, plane + t * tile, is_k, len, D, i, j);
+            for (size_t b = 0; !cpu && b < D / 32; b++)
+                gpu_block(type, plane + t * tile, len, D, i, b, values + 32 * b, put);
+            if (put && cpu)
+                kv_tile_put(type, values, plane + t * tile, is_k, len, D, i);
+            for (size_t j = 0; cpu && !put && j < D; j++)
+                values[j] = kv_tile_get(type, plane + t * tile, is_k, len, D, i, j);
         }
 }
 
@@ -481,9 +525,10 @@ static bool turned(bool is_k)
 void kv_new(struct duo *d, int layer)
 {
     struct error err = {0};
-    size_t bytes = kv_bytes(&d->s), n = kv_values(&d->s);
-    uint8_t *host = mem_alloc(bytes);
+    size_t n = kv_values(&d->s);
     for (int is_k = 0; is_k < 2; is_k++) {
+        size_t bytes = kv_bytes(&d->s, is_k);
+        uint8_t *host = mem_alloc(bytes);
         void *plane[SIDES];
         EACH(side)
         {
@@ -492,7 +537,7 @@ void kv_new(struct duo *d, int layer)
             *(is_k ? &d->kv[side][layer].k : &d->kv[side][layer].v) = plane[side];
         }
         float *values = random_floats(n, 1.0f);
-        enum dtype type = d->s.b.k_type;
+        enum dtype type = kv_type(&d->s, is_k);
         kv_row_put(type, values, (int)n, plane[REF]);
         memcpy(host, plane[REF], bytes);
         if (kv_coded(type))
@@ -501,24 +546,23 @@ void kv_new(struct duo *d, int layer)
             turn_keys(d, layer, plane[REF], host, true);
         d->be[DEV]->ops->copy_in(d->be[DEV], plane[DEV], host, bytes);
         mem_free(values);
+        mem_free(host);
     }
-    mem_free(host);
 }
 
 void kv_free(struct duo *d, int layer)
 {
-    size_t bytes = kv_bytes(&d->s);
     EACH(side)
     {
-        d->be[side]->ops->free(d->be[side], d->kv[side][layer].k, bytes);
-        d->be[side]->ops->free(d->be[side], d->kv[side][layer].v, bytes);
+        d->be[side]->ops->free(d->be[side], d->kv[side][layer].k, kv_bytes(&d->s, true));
+        d->be[side]->ops->free(d->be[side], d->kv[side][layer].v, kv_bytes(&d->s, false));
     }
 }
 
 /* A plane of the backend under test, in the reference's order. */
 static void read_plane(struct duo *d, int layer, bool is_k, uint8_t *out)
 {
-    size_t bytes = kv_bytes(&d->s);
+    size_t bytes = kv_bytes(&d->s, is_k);
     const struct kv_layer *kv = &d->kv[DEV][layer];
     uint8_t *got = mem_alloc(bytes);
     d->be[DEV]->ops->copy_out(d->be[DEV], got, is_k ? kv->k : kv->v, bytes);
@@ -531,14 +575,15 @@ static void read_plane(struct duo *d, int layer, bool is_k, uint8_t *out)
 void kv_check(struct duo *d, int layer, const char *what)
 {
     size_t n = kv_values(&d->s);
-    uint8_t *got = mem_alloc(kv_bytes(&d->s));
+    bool k_larger = kv_bytes(&d->s, true) > kv_bytes(&d->s, false);
+    uint8_t *got = mem_alloc(kv_bytes(&d->s, k_larger));
     float *a = mem_alloc(n * sizeof(float)), *b = mem_alloc(n * sizeof(float));
     for (int is_k = 0; is_k < 2; is_k++) {
         char text[200];
         const struct kv_layer *kv = &d->kv[REF][layer];
         snprintf(text, sizeof text, "%s of %s", is_k ? "k" : "v", what);
         read_plane(d, layer, is_k, got);
-        enum dtype type = d->s.b.k_type;
+        enum dtype type = kv_type(&d->s, is_k);
         if (kv_coded(type))
             coded_heads(&d->s, is_k, got, a, false);
         else

@@ -147,8 +147,9 @@ void attention_case(const struct dims *s, bool norms, int window, const int (*se
 void mlp_case(const struct dims *s, int n_expert, int n_ff, enum dtype up, enum dtype down,
               enum dtype router, int rows, float scale);
 
-void test_heads(void);     /* heads.c */
-void test_delta_net(void); /* mixers.c */
+void test_heads(void);
+void test_cache_types(void); /* heads.c */
+void test_delta_net(void);   /* mixers.c */
 void test_latent(void);
 void force_delta_net(void);
 void force_latent(bool (*takes)(const char *formats, enum dtype t), const char *formats);

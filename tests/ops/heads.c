@@ -83,8 +83,11 @@ void attention_case(const struct dims *s, bool norms, int window, const int (*se
         EACH(side)
         d.be[side]->ops->mixer(d.be[side], &d.layers[side][layer].mixer, layer);
         char text[200];
-        /* Q4_0: a value near the border of two of its sixteen steps may get the other */
-        double tol = s->b.k_type == DT_BF16 ? 6e-3 : s->b.k_type == DT_Q4_0 ? 5e-2 : 2e-3;
+        /* A value near the border of two steps may get the other: of Q4_0 there are sixteen. */
+        bool q4 = s->b.k_type == DT_Q4_0 || s->b.v_type == DT_Q4_0;
+        bool bf16 = s->b.k_type == DT_BF16 || s->b.v_type == DT_BF16;
+        bool codes = kv_coded(s->b.k_type) || kv_coded(s->b.v_type);
+        double tol = q4 ? 5e-2 : bf16 || codes ? 6e-3 : 2e-3;
         tol = product_tol * 2 > tol ? product_tol * 2 : tol;
         snprintf(text, sizeof text, "layer %d, %s", layer, what);
         stream_check(&d, text, layer ? x_out : x, layer ? p.b.n_out : p.b.n_tokens, tol);
@@ -169,4 +172,73 @@ void test_heads(void)
                            runs[j].seqs, runs[j].n, runs[j].pad, what);
         }
     report("heads", before);
+}
+
+/* Keys and values of types of their own: every pair with some shape, every shape that kernels have with
+ * some pair, and shapes that only the kernels for anything take. */
+void test_cache_types(void)
+{
+    int before = n_checks;
+    if (!wanted("cache types"))
+        return;
+    enum { ALL = HEADS_SINKS | HEADS_SOFTCAP | HEADS_GATE | HEADS_V_NORM | HEADS_TEMP };
+    static const enum dtype types[] = {DT_F16, DT_Q8_0, DT_F8_E4M3, DT_Q4_0, DT_BF16, DT_F32};
+    enum { N = sizeof types / sizeof *types };
+    static const struct {
+        int H, K, D, rot, page, window;
+        unsigned parts;
+    } shapes[] = {
+        {8, 1, 128, 128, 16, 0, 0},  {8, 2, 64, 64, 32, 40, HEADS_SINKS},
+        {3, 3, 96, 96, 16, 0, ALL},  {4, 2, 256, 64, 16, 24, ALL},
+        {12, 1, 128, 64, 64, 0, 0},  {8, 1, 512, 128, 16, 0, HEADS_K_IS_V | HEADS_GATE},
+        {4, 2, 128, 128, 5, 0, ALL}, {8, 2, 64, 64, 16, 0, HEADS_WHOLE},
+        {4, 2, 32, 16, 16, 24, ALL}, {16, 2, 128, 128, 32, 100, 0},
+    };
+    enum { SHAPES = sizeof shapes / sizeof *shapes };
+    static const int decode[][2] = {{0, 1}, {15, 1}, {16, 1}, {300, 1}, {63, 1}, {64, 1}};
+    static const int deep[][2] = {{2600, 1}, {700, 1}};
+    static const int mixed[][2] = {{20, 1}, {0, 70}, {33, 17}, {5, 1}, {100, 2}};
+    static const int chunk[][2] = {{3, 1}, {410, 100}, {0, 150}};
+    int many[76][2];
+    for (int i = 0; i < 76; i++) {
+        many[i][0] = i % 9 == 4 ? 100 + i : i % 32;
+        many[i][1] = 1;
+    }
+    const struct {
+        const char *name;
+        const int (*seqs)[2];
+        int n;
+        bool pad;
+    } runs[] = {{"padded decode", decode, 6, true},
+                {"deep", deep, 2, false},
+                {"mixed", mixed, 5, false},
+                {"chunk", chunk, 3, false},
+                {"many", (const int(*)[2])many, 76, true}};
+    enum { RUNS = sizeof runs / sizeof *runs };
+    for (int i = 0; i < N * N * SHAPES * RUNS; i++) {
+        int pair = i / (SHAPES * RUNS), shape = i / RUNS % SHAPES, run = i % RUNS;
+        enum dtype k = types[pair / N], v = types[pair % N];
+        /* one type for both: all of it, and where that is slow a third; of others a part */
+        int part = k == v ? (light ? 3 * light : 1) : light ? 24 * light : 5;
+        if ((k == v && !kv_coded(k)) || (pair + 3 * shape + 7 * run) % part)
+            continue;
+        struct dims s = base_dims();
+        char what[150];
+        s.n_heads = shapes[shape].H;
+        s.n_kv_heads = shapes[shape].K;
+        s.head_dim = shapes[shape].D;
+        s.n_rot = shapes[shape].rot;
+        s.heads = shapes[shape].parts;
+        s.b.page_len = shapes[shape].page;
+        s.b.k_type = k;
+        s.b.v_type = v;
+        s.b.n_pages = 4000 / s.b.page_len + 80;
+        s.b.max_pages = 2700 / s.b.page_len;
+        snprintf(what, sizeof what, "%s, H %d K %d D %d, page %d, %s and %s, window %d, parts %x",
+                 runs[run].name, s.n_heads, s.n_kv_heads, s.head_dim, s.b.page_len, dtype_name(k),
+                 dtype_name(v), shapes[shape].window, s.heads);
+        attention_case(&s, (shape + run) % 3 != 0 || s.heads & HEADS_WHOLE, shapes[shape].window,
+                       runs[run].seqs, runs[run].n, runs[run].pad, what);
+    }
+    report("cache types", before);
 }

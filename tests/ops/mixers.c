@@ -252,7 +252,7 @@ static void latent_case(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum d
                                     .woven = q_rank != 0,
                                     .scale = 0.1f};
     }
-    if ((d.be[DEV]->coded_cache || !kv_coded(kv_type)) && runs(&d, "latent attention")) {
+    if (runs(&d, "latent attention")) {
         size_t bytes =
             dtype_bytes(kv_type, (size_t)s.b.n_pages * (size_t)s.b.page_len * (size_t)(C + Dr));
         latents_new(&d, C + Dr);

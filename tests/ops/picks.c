@@ -127,12 +127,21 @@ static void force_attention(void)
     s.n_kv_heads = 2;
     attention_case(&s, true, 0, decode, 4, false, forced);
     attention_case(&s, true, 24, mixed, 3, false, forced);
-    if (strstr(forced, "vnni")) { /* it reads codes */
+    bool coded = strstr(forced, "coded");
+    if (strstr(forced, "vnni") || coded) { /* it reads codes */
         s.b.k_type = s.b.v_type = DT_Q8_0;
         attention_case(&s, true, 0, decode, 4, false, forced);
         attention_case(&s, true, 24, mixed, 3, false, forced);
-        s.b.k_type = s.b.v_type = DT_F16;
     }
+    if (coded) {
+        s.b.v_type = DT_F8_E4M3;
+        attention_case(&s, true, 0, decode, 4, false, forced);
+        s.b.k_type = DT_F16;
+        attention_case(&s, true, 0, mixed, 3, false, forced);
+        s.b.k_type = s.b.v_type = DT_Q4_0;
+        attention_case(&s, true, 0, mixed, 3, false, forced);
+    }
+    s.b.k_type = s.b.v_type = coded ? DT_Q8_0 : DT_F16;
     if (strstr(forced, "wide") || strstr(forced, "any")) { /* rows for every part */
         s.head_dim = 256;
         s.n_heads = 4;
@@ -143,7 +152,7 @@ static void force_attention(void)
     }
     s.n_heads = 16; /* eight heads to a block: rows may be left as records */
     attention_case(&s, true, 0, twelve, 12, false, forced);
-    if (!light || !strcmp(forced, "attn_prefill_halves")) /* slow where it is simulated */
+    if (!light || strstr(forced, "_halves")) /* slow where it is simulated */
         attention_case(&s, true, 0, wide, 3, false, forced);
 }
 

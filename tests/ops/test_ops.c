@@ -329,11 +329,6 @@ static void test_attention(bool prompts)
         {12, 1, 64, 32, 16, DT_BF16}, {6, 6, 128, 128, 16, DT_F16},   {4, 2, 32, 32, 16, DT_F16},
         {4, 2, 64, 64, 5, DT_F16},    {4, 2, 64, 64, 16, DT_F32},     {8, 1, 128, 128, 16, DT_Q8_0},
         {4, 2, 64, 64, 32, DT_Q4_0},  {12, 1, 64, 32, 16, DT_F8_E4M3}};
-    struct dims plain = base_dims();
-    struct duo probe;
-    duo_open(&probe, &plain, 1);
-    bool codes = probe.be[DEV]->coded_cache;
-    duo_close(&probe);
     static const int decode[][2] = {{0, 1}, {15, 1}, {16, 1}, {300, 1}, {63, 1}, {64, 1}};
     static const int mixed[][2] = {{20, 1}, {0, 70}, {33, 17}, {5, 1}, {100, 2}, {0, 64}};
     static const int one[][2] = {{200, 1}};
@@ -348,7 +343,7 @@ static void test_attention(bool prompts)
         many[i][1] = 1;
     }
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int window = 0; window < 2 && (codes || !kv_coded(shapes[i].kv)); window++) {
+        for (int window = 0; window < 2; window++) {
             struct dims s = base_dims();
             s.n_heads = shapes[i].H;
             s.n_kv_heads = shapes[i].K;
@@ -844,10 +839,11 @@ static void test_picks_3(void)
 
 /* The longest first. */
 static void (*const groups[])(void) = {
-    test_decodes, test_picks_0,     test_picks_1,   test_picks_2,  test_picks_3, test_prompts,
-    test_forward, test_linear,      test_shapes,    test_segments, test_moe,     test_ffn,
-    test_parts,   test_heads,       test_delta_net, test_latent,   test_batches, test_routed,
-    test_ties,    test_few_experts, test_norm,      test_sampling, test_embed,   test_supports};
+    test_decodes,     test_picks_0, test_picks_1,  test_picks_2, test_picks_3,
+    test_prompts,     test_forward, test_linear,   test_shapes,  test_segments,
+    test_moe,         test_ffn,     test_parts,    test_heads,   test_cache_types,
+    test_delta_net,   test_latent,  test_batches,  test_routed,  test_ties,
+    test_few_experts, test_norm,    test_sampling, test_embed,   test_supports};
 enum { N_GROUPS = sizeof groups / sizeof *groups };
 
 /* A process of its own for each group, `jobs` of them at a time: the reference takes most of the time,

@@ -856,7 +856,6 @@ struct backend *backend_open_cpu(const struct backend_options *opt, struct error
     cb->pick = pick;
     cb->base.deterministic = opt && opt->deterministic;
     cb->base.invariance = isa == ISA_AMX ? INVARIANCE_CHOSEN : INVARIANCE_ALWAYS;
-    cb->base.coded_cache = true;
     cb->no_repack = opt && opt->no_repack;
     cb->pool = pool_new(threads);
     return &cb->base;

@@ -4,6 +4,7 @@
  * per (row, head), plain floats, every part a layer may have.
  */
 #include "backend/cuda/attn.cuh"
+#include "backend/cuda/kv_coded.cuh"
 
 #include <math.h>
 
@@ -61,8 +62,9 @@ DEVICE void attn_heads_whole(const struct attn_args &p, const float *row, float 
 /*
  * q, k, v of every row from their raw projections p.q: norms, rotation, temperature; q to (n_tokens, H,
  * Dk), k and v to the cache. A warp for each head. Blocks: x over heads, y over rows; one block has all
- * heads of a row where norms are of all of them.
+ * heads of a row where norms are of all of them. CODED: p.kv.type is two types.
  */
+template <bool CODED>
 static __global__ void __launch_bounds__(512)
     attn_heads_kernel(const __grid_constant__ struct attn_args p, float *q)
 {
@@ -80,11 +82,18 @@ static __global__ void __launch_bounds__(512)
         int i = part == ATTN_Q ? h : part == ATTN_K ? h - H : h - H - K;
         int dim = part == ATTN_V ? p.v_dim : p.kv.head_dim;
         attn_head_make(p, t, part, i, rms[part], head);
+        int type = part == ATTN_V ? kv_values(p.kv.type) : kv_keys(p.kv.type);
+        if (CODED && kv_is_turned(type))
+            kv_head_turn(head, dim);
         if (part == ATTN_Q) {
             float warm = attn_temperature(p, t);
             float *to = q + ((size_t)t * (size_t)H + (size_t)i) * (size_t)dim;
             for (int e = lane; e < dim; e += 32)
                 to[e] = head[e] * warm;
+        } else if (CODED && slot >= 0) {
+            kv_head_put(type, head, dim,
+                        kv_place_of(part == ATTN_K ? p.kv.k : p.kv.v, type, slot, p.kv.page_len, K,
+                                    i, dim));
         } else if (slot >= 0) {
             size_t at = kv_index(slot, p.kv.page_len, K, i, dim);
             for (int e = lane; e < dim; e += 32)
@@ -94,7 +103,8 @@ static __global__ void __launch_bounds__(512)
     }
 }
 
-/* The plain kernel: a warp per (row, head) for rows [first, n_tokens). */
+/* The plain kernel: a warp per (row, head) for rows [first, n_tokens). CODED: p.kv.type is two types. */
+template <bool CODED>
 static __global__ void __launch_bounds__(128)
     attn_any_kernel(const __grid_constant__ struct attn_args p, int first)
 {
@@ -113,6 +123,10 @@ static __global__ void __launch_bounds__(128)
         int slot = pages[key / p.kv.page_len] * p.kv.page_len + key % p.kv.page_len;
         return kv_index(slot, p.kv.page_len, p.kv.n_kv, kv_head, dim);
     };
+    auto place = [&](const uint8_t *pool, int type, int key, int dim) {
+        int slot = pages[key / p.kv.page_len] * p.kv.page_len + key % p.kv.page_len;
+        return kv_place_of(pool, type, slot, p.kv.page_len, p.kv.n_kv, kv_head, dim);
+    };
     for (int i = lane; i < Dk; i += 32)
         q[i] = p.q[row * (size_t)Dk + (size_t)i] * p.scale;
     for (int i = lane; i < Dv; i += 32)
@@ -126,10 +140,16 @@ static __global__ void __launch_bounds__(128)
         int key = base + lane;
         float s = -INFINITY;
         if (key <= last) {
-            size_t k = key_at(key, Dk);
             s = 0.0f;
-            for (int i = 0; i < Dk; i++)
-                s += q[i] * kv_get(p.kv.k, p.kv.type, k + (size_t)i);
+            if (CODED) {
+                struct kv_place k = place(p.kv.k, kv_keys(p.kv.type), key, Dk);
+                for (int i = 0; i < Dk; i++)
+                    s += q[i] * kv_head_get(kv_keys(p.kv.type), k, i);
+            } else {
+                size_t k = key_at(key, Dk);
+                for (int i = 0; i < Dk; i++)
+                    s += q[i] * kv_get(p.kv.k, p.kv.type, k + (size_t)i);
+            }
             if (p.softcap != 0.0f)
                 s = score_capped(s, p.softcap);
         }
@@ -142,11 +162,18 @@ static __global__ void __launch_bounds__(128)
         for (int i = lane; i < Dv; i += 32) {
             float v = acc[i] * shrink;
             for (int j = 0; j < n; j++)
-                v += prob[j] * kv_get(p.kv.v, p.kv.type, key_at(base + j, Dv) + (size_t)i);
+                if (CODED) {
+                    int type = kv_values(p.kv.type);
+                    v += prob[j] * kv_head_get(type, place(p.kv.v, type, base + j, Dv), i);
+                } else {
+                    v += prob[j] * kv_get(p.kv.v, p.kv.type, key_at(base + j, Dv) + (size_t)i);
+                }
             acc[i] = v;
         }
         __syncwarp();
     }
+    if (CODED && kv_is_turned(kv_values(p.kv.type)))
+        kv_head_turn(acc, Dv);
     const float *gate = attn_gate(p, t, h);
     for (int i = lane; i < Dv; i += 32) {
         float v = total > 0.0f ? acc[i] / total : 0.0f;
@@ -166,7 +193,7 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
     p.kv.n_kv = l->n_kv;
     p.kv.page_len = sh->page_len;
     p.kv.head_dim = l->k_dim;
-    p.kv.type = sh->kv_type;
+    p.kv.type = sh->kv_type ? (int)sh->kv_type : (int)sh->k_type | (int)sh->v_type << 8;
     while (2 << p.kv.page_shift <= sh->page_len)
         p.kv.page_shift++;
     p.step = *s;
@@ -204,15 +231,43 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
 void attn_any(struct cuda_backend *cu, const struct attn_args &p, int first, int rows)
 {
     size_t shared = (size_t)(4 * (p.kv.head_dim + p.v_dim + 32)) * 4;
-    cuda_launch(cu, attn_any_kernel, dim3((unsigned)ceil_div(p.n_heads, 4), (unsigned)rows), 128,
-                shared, LAUNCH_EARLY, p, first);
+    auto kernel = cu->shape.kv_type ? attn_any_kernel<false> : attn_any_kernel<true>;
+    cuda_launch(cu, kernel, dim3((unsigned)ceil_div(p.n_heads, 4), (unsigned)rows), 128, shared,
+                LAUNCH_EARLY, p, first);
 }
 
-/* The cache is one that tensor cores read. */
+/* Pages are whole tiles of 16 keys. */
+static bool pages_suit(const struct cuda_backend *cu)
+{
+    int len = cu->shape.page_len;
+    return len >= 16 && (len & (len - 1)) == 0;
+}
+
+/* The cache is one that tensor cores read as it is. */
 static bool cache_suits(const struct cuda_backend *cu)
 {
+    enum dtype type = cu->shape.kv_type;
+    return (type == DT_F16 || type == DT_BF16) && pages_suit(cu);
+}
+
+static bool dims_suit(const struct attn_layer *l)
+{
+    int D = l->k_dim;
+    return (D == 64 || D == 96 || D == 128 || D == 256 || D == 512) && l->v_dim == D &&
+           l->n_heads % l->n_kv == 0;
+}
+
+/* Values of the type become halves on their way. */
+static bool is_halves(enum dtype t)
+{
+    return t == DT_F16 || t == DT_Q8_0 || t == DT_Q4_0 || t == DT_F8_E4M3;
+}
+
+bool attn_coded_suits(const struct cuda_backend *cu, const struct attn_layer *l)
+{
     const struct shape *s = &cu->shape;
-    return s->kv_type != DT_F32 && s->page_len >= 16 && (s->page_len & (s->page_len - 1)) == 0;
+    return !s->kv_type && is_halves(s->k_type) && is_halves(s->v_type) && pages_suit(cu) &&
+           dims_suit(l);
 }
 
 bool attn_tensor(const struct cuda_backend *cu, const struct attn_layer *l)
@@ -224,9 +279,7 @@ bool attn_tensor(const struct cuda_backend *cu, const struct attn_layer *l)
 
 bool attn_wide(const struct cuda_backend *cu, const struct attn_layer *l)
 {
-    int D = l->k_dim;
-    return cache_suits(cu) && (D == 64 || D == 96 || D == 128 || D == 256 || D == 512) &&
-           l->v_dim == D && l->n_heads % l->n_kv == 0;
+    return cache_suits(cu) && dims_suit(l);
 }
 
 bool attn_heads_plain(const struct attn_layer *l)
@@ -240,7 +293,7 @@ bool attn_heads_plain(const struct attn_layer *l)
 bool attn_raw(const struct cuda_backend *cu, const struct attn_layer *l)
 {
     return (attn_tensor(cu, l) && attn_heads_plain(l)) ||
-           (attn_decode_wide_fits(cu, l) && !l->norm_whole);
+           ((attn_decode_wide_fits(cu, l) || attn_decode_coded_fits(cu, l)) && !l->norm_whole);
 }
 
 void attn_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
@@ -251,8 +304,9 @@ void attn_heads(struct cuda_backend *cu, const struct attn_layer *l, const struc
     int heads = l->shares_kv ? l->n_heads : l->n_heads + 2 * l->n_kv;
     int warps = l->norm_whole ? 16 : 4, widest = l->k_dim > l->v_dim ? l->k_dim : l->v_dim;
     dim3 grid((unsigned)(l->norm_whole ? 1 : ceil_div(heads, warps)), (unsigned)s->n_tokens);
-    cuda_launch(cu, attn_heads_kernel, grid, warps * 32, (size_t)(16 + warps * widest) * 4,
-                LAUNCH_EARLY, p, q);
+    auto kernel = cu->shape.kv_type ? attn_heads_kernel<false> : attn_heads_kernel<true>;
+    cuda_launch(cu, kernel, grid, warps * 32, (size_t)(16 + warps * widest) * 4, LAUNCH_EARLY, p,
+                q);
 }
 
 struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,

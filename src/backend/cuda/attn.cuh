@@ -9,7 +9,8 @@
 
 struct kv_view {
     const uint8_t *k, *v; /* (n_pages, K, page_len, D) */
-    int n_kv, page_len, page_shift, head_dim, type;
+    int n_kv, page_len, page_shift, head_dim;
+    int type; /* of both; or, of codes, keys + 256 * values: kv_coded.cuh */
 };
 
 /* How q, k and v come of raw projections: see struct attn_layer. */
@@ -244,6 +245,7 @@ void attn_decode_split(struct cuda_backend *cu, struct attn_args p);
 /* attn_prefill.cu: prompts of a step, where the shape suits it. halves: their rows go to half_in and
  * nowhere else. */
 bool attn_prefill_suits(const struct cuda_backend *cu, const struct attn_layer *l);
+bool attn_prefill_coded_suits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool halves);
 
 /* attn_decode_wide.cu, attn_prefill_wide.cu: every part a layer may have. Decodes take raw projections
@@ -251,7 +253,13 @@ void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool halve
 bool attn_decode_wide_fits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_decode_wide(struct cuda_backend *cu, const struct attn_args &p);
 bool attn_prefill_wide_fits(const struct cuda_backend *cu, const struct attn_layer *l);
+bool attn_prefill_wide_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_prefill_wide(struct cuda_backend *cu, const struct attn_args &p);
+
+/* attn_decode_coded.cu: every part, over a cache of codes. Raw projections too, unless norms are of all
+ * heads. */
+bool attn_decode_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l);
+void attn_decode_coded(struct cuda_backend *cu, const struct attn_args &p);
 
 /* attn.cu: rows from `first` on */
 void attn_any(struct cuda_backend *cu, const struct attn_args &p, int first, int rows);

@@ -38,6 +38,9 @@ struct attn_layer {
 bool attn_tensor(const struct cuda_backend *cu, const struct attn_layer *l);
 /* The kernels for every part suit it: heads of 64, 96, 128, 256 or 512. */
 bool attn_wide(const struct cuda_backend *cu, const struct attn_layer *l);
+/* Those for a cache of codes suit it: heads as for attn_wide; keys and values of F16 Q8_0 Q4_0 FP8, not
+ * both of F16. */
+bool attn_coded_suits(const struct cuda_backend *cu, const struct attn_layer *l);
 /* q, k and v come of raw projections by norms per head with gains and one eps, RoPE, and nothing
  * else. */
 bool attn_heads_plain(const struct attn_layer *l);

@@ -4,8 +4,11 @@
  * shared memory, 64 at a time, and queries stay there. PAIR: four warps for each of two heads that
  * share a kv head. Otherwise, one head: two warps share 16 rows, each with half of the keys' scores,
  * which they exchange, and half of the values' columns; so no thread has more than 128 sums.
+ * CODED: keys and values of codes become halves on their way to shared memory; where they were turned,
+ * a second kernel turns the rows back and gates them.
  */
 #include "backend/cuda/attn.cuh"
+#include "backend/cuda/kv_coded.cuh"
 
 #include <math.h>
 
@@ -49,6 +52,51 @@ DEVICE void attn_prefill_wide_fetch(const struct attn_args &p,
     copy_async_commit();
 }
 
+/* The same of codes, by loads of eight values. */
+template <int D, class T>
+DEVICE void attn_prefill_wide_fetch_codes(const struct attn_args &p,
+                                          const struct attn_prefill_wide_tile &t,
+                                          const uint8_t *pool, int base, uint8_t *to)
+{
+    enum {
+        PIECES = D / 8,
+        ROW = 2 * D + 16,
+        CODES = D / 32 * T::BLOCK,
+        SCALES = T::SCALED ? D / 16 : 0 /* bytes of a row */
+    };
+    if (base > t.last_pos)
+        return;
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < BROAD_KEYS * PIECES; i += BROAD_THREADS) {
+        int key = i / PIECES, piece = i - key * PIECES, real = min(base + key, t.last_pos);
+        int off = real & (p.kv.page_len - 1);
+        size_t page = (size_t)t.pages[real >> p.kv.page_shift] * (size_t)p.kv.n_kv;
+        const uint8_t *at =
+            pool + (page + (size_t)t.kv_head) * (size_t)(p.kv.page_len * (CODES + SCALES));
+        uint32_t scale = 0;
+        if (T::SCALED)
+            scale = kv_scale_pair((const uint16_t *)(at + p.kv.page_len * CODES + off * SCALES) +
+                                  (piece >> 2));
+        *(uint4 *)(to + key * ROW + piece * 16) =
+            T::eight(at + off * CODES + piece * (T::BLOCK / 4), scale);
+    }
+}
+
+/* Keys, or values, as the cache has them. */
+template <int D, bool CODED>
+DEVICE void attn_prefill_wide_bring(const struct attn_args &p,
+                                    const struct attn_prefill_wide_tile &t, bool values, int base,
+                                    uint8_t *to)
+{
+    const uint8_t *pool = values ? p.kv.v : p.kv.k;
+    if (!CODED)
+        return attn_prefill_wide_fetch<D>(p, t, pool, base, to);
+    kv_with(values ? kv_values(p.kv.type) : kv_keys(p.kv.type), [&](auto type) {
+        attn_prefill_wide_fetch_codes<D, decltype(type)>(p, t, pool, base, to);
+    });
+    copy_async_commit();
+}
+
 /* Queries of the tile's rows, scaled; rows past the last are the last's. */
 template <int D, bool BF16, bool PAIR>
 DEVICE void attn_prefill_wide_queries(const struct attn_args &p,
@@ -66,7 +114,7 @@ DEVICE void attn_prefill_wide_queries(const struct attn_args &p,
 }
 
 /* Grid: (heads, or pairs of them; tiles of 64 rows, the last first: they have the most keys). */
-template <int D, bool BF16, bool PAIR>
+template <int D, bool BF16, bool PAIR, bool CODED>
 static __global__ void __launch_bounds__(BROAD_THREADS, D > 128 ? 1 : 2)
     attn_prefill_wide_kernel(const __grid_constant__ struct attn_args p, const int2 *tiles)
 {
@@ -94,9 +142,9 @@ static __global__ void __launch_bounds__(BROAD_THREADS, D > 128 ? 1 : 2)
     t.from &= ~15;
     t.kv_head = h0 * p.kv.n_kv / p.n_heads;
 
-    attn_prefill_wide_fetch<D>(p, t, p.kv.k, t.from, sh.k[0]);
+    attn_prefill_wide_bring<D, CODED>(p, t, false, t.from, sh.k[0]);
     if (TWO)
-        attn_prefill_wide_fetch<D>(p, t, p.kv.v, t.from, sh.v[0]);
+        attn_prefill_wide_bring<D, CODED>(p, t, true, t.from, sh.v[0]);
     attn_prefill_wide_queries<D, BF16, PAIR>(p, t, h0, sh.q);
 
     const uint8_t *q_at =
@@ -112,10 +160,10 @@ static __global__ void __launch_bounds__(BROAD_THREADS, D > 128 ? 1 : 2)
             copy_async_wait<0>();
         __syncthreads(); /* and nobody reads the round before any more */
         if (TWO) {
-            attn_prefill_wide_fetch<D>(p, t, p.kv.k, base + BROAD_KEYS, sh.k[n ^ TWO]);
-            attn_prefill_wide_fetch<D>(p, t, p.kv.v, base + BROAD_KEYS, sh.v[n ^ TWO]);
+            attn_prefill_wide_bring<D, CODED>(p, t, false, base + BROAD_KEYS, sh.k[n ^ TWO]);
+            attn_prefill_wide_bring<D, CODED>(p, t, true, base + BROAD_KEYS, sh.v[n ^ TWO]);
         } else {
-            attn_prefill_wide_fetch<D>(p, t, p.kv.v, base, sh.v[0]);
+            attn_prefill_wide_bring<D, CODED>(p, t, true, base, sh.v[0]);
         }
         float s[BROAD_KEYS / 8][4] = {};
 #pragma unroll
@@ -158,7 +206,7 @@ static __global__ void __launch_bounds__(BROAD_THREADS, D > 128 ? 1 : 2)
             copy_async_wait<0>();
         __syncthreads();
         if (!TWO)
-            attn_prefill_wide_fetch<D>(p, t, p.kv.k, base + BROAD_KEYS, sh.k[0]);
+            attn_prefill_wide_bring<D, CODED>(p, t, false, base + BROAD_KEYS, sh.k[0]);
         if (!PAIR) {
 #pragma unroll
             for (int j = 0; j < BROAD_KEYS / 8; j++)
@@ -238,27 +286,55 @@ static __global__ void __launch_bounds__(BROAD_THREADS, D > 128 ? 1 : 2)
     }
 }
 
+/* Rows from `first` on, turned back and gated. Grid: (heads / 8, rows); a warp has a head. */
+static __global__ void __launch_bounds__(BROAD_THREADS)
+    attn_prefill_wide_turn_kernel(const __grid_constant__ struct attn_args p, int first)
+{
+    SHARED_BYTES(shared);
+    dependency_wait();
+    dependency_trigger();
+    int D = p.v_dim, h = (int)blockIdx.x * 8 + warp_id(), t = first + (int)blockIdx.y;
+    if (h >= p.n_heads)
+        return;
+    float *head = (float *)shared + warp_id() * D;
+    float *row = p.a + ((size_t)t * (size_t)p.n_heads + (size_t)h) * (size_t)D;
+    const float *gate = attn_gate(p, t, h);
+    for (int i = lane_id(); i < D; i += 32)
+        head[i] = row[i];
+    kv_head_turn(head, D);
+    for (int i = lane_id(); i < D; i += 32)
+        row[i] = gate ? head[i] * sigmoid(gate[i]) : head[i];
+}
+
 /* Host */
 
-template <int D, bool BF16, bool PAIR>
+template <int D, bool BF16, bool PAIR, bool CODED>
 static void attn_prefill_wide_launch(struct cuda_backend *cu, const struct attn_args &p)
 {
     dim3 grid((unsigned)(PAIR ? p.n_heads / 2 : p.n_heads), (unsigned)cu->layout.n_q_tiles);
-    cuda_launch(cu, attn_prefill_wide_kernel<D, BF16, PAIR>, grid, BROAD_THREADS,
+    cuda_launch(cu, attn_prefill_wide_kernel<D, BF16, PAIR, CODED>, grid, BROAD_THREADS,
                 sizeof(struct attn_prefill_wide_shared<D, PAIR>), LAUNCH_EARLY, p,
                 (const int2 *)(cu->step_dev + cu->layout.q_tiles));
+}
+
+template <int D, bool BF16, bool CAN_PAIR, bool CODED>
+static void attn_prefill_wide_pair(struct cuda_backend *cu, const struct attn_args &p)
+{
+    if (CAN_PAIR && p.n_heads / p.kv.n_kv % 2 == 0)
+        attn_prefill_wide_launch<D, BF16, CAN_PAIR, CODED>(cu, p);
+    else
+        attn_prefill_wide_launch<D, BF16, false, CODED>(cu, p);
 }
 
 template <int D, bool CAN_PAIR>
 static void attn_prefill_wide_type(struct cuda_backend *cu, const struct attn_args &p)
 {
-    bool pair = CAN_PAIR && p.n_heads / p.kv.n_kv % 2 == 0;
-    if (p.kv.type == DT_F16)
-        pair ? attn_prefill_wide_launch<D, false, CAN_PAIR>(cu, p)
-             : attn_prefill_wide_launch<D, false, false>(cu, p);
+    if (cu->shape.kv_type == DT_F16)
+        attn_prefill_wide_pair<D, false, CAN_PAIR, false>(cu, p);
+    else if (cu->shape.kv_type == DT_BF16)
+        attn_prefill_wide_pair<D, true, CAN_PAIR, false>(cu, p);
     else
-        pair ? attn_prefill_wide_launch<D, true, CAN_PAIR>(cu, p)
-             : attn_prefill_wide_launch<D, true, false>(cu, p);
+        attn_prefill_wide_pair<D, false, CAN_PAIR, true>(cu, p);
 }
 
 template <int D, bool PAIR> static size_t attn_prefill_wide_bytes(void)
@@ -266,17 +342,26 @@ template <int D, bool PAIR> static size_t attn_prefill_wide_bytes(void)
     return sizeof(struct attn_prefill_wide_shared<D, PAIR>);
 }
 
-bool attn_prefill_wide_fits(const struct cuda_backend *cu, const struct attn_layer *l)
+static bool attn_prefill_wide_has_room(const struct cuda_backend *cu, int D)
 {
-    int D = l->k_dim;
     size_t bytes = D <= 96    ? attn_prefill_wide_bytes<96, true>()
                    : D <= 128 ? attn_prefill_wide_bytes<128, true>()
                    : D <= 256 ? attn_prefill_wide_bytes<256, true>()
                               : attn_prefill_wide_bytes<512, false>();
-    return attn_wide(cu, l) && bytes <= cu->shared_limit;
+    return bytes <= cu->shared_limit;
 }
 
-void attn_prefill_wide(struct cuda_backend *cu, const struct attn_args &p)
+bool attn_prefill_wide_fits(const struct cuda_backend *cu, const struct attn_layer *l)
+{
+    return attn_wide(cu, l) && attn_prefill_wide_has_room(cu, l->k_dim);
+}
+
+bool attn_prefill_wide_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l)
+{
+    return attn_coded_suits(cu, l) && attn_prefill_wide_has_room(cu, l->k_dim);
+}
+
+static void attn_prefill_wide_dim(struct cuda_backend *cu, const struct attn_args &p)
 {
     switch (p.kv.head_dim) {
     case 64:
@@ -295,4 +380,20 @@ void attn_prefill_wide(struct cuda_backend *cu, const struct attn_args &p)
         attn_prefill_wide_type<512, false>(cu, p);
         break;
     }
+}
+
+void attn_prefill_wide(struct cuda_backend *cu, const struct attn_args &p)
+{
+    enum dtype v = cu->shape.v_type;
+    if (v != DT_Q8_0 && v != DT_Q4_0) {
+        attn_prefill_wide_dim(cu, p);
+        return;
+    }
+    struct attn_args turned = p;
+    turned.gate = NULL;
+    attn_prefill_wide_dim(cu, turned);
+    int rows = p.step.n_tokens - p.step.n_decode;
+    cuda_launch(cu, attn_prefill_wide_turn_kernel,
+                dim3((unsigned)ceil_div(p.n_heads, 8), (unsigned)rows), BROAD_THREADS,
+                (size_t)(8 * p.v_dim * 4), LAUNCH_EARLY, p, p.step.n_decode);
 }

@@ -280,7 +280,8 @@ struct shape {
     int n_ff;                              /* dense layers; 0 if none */
     int n_expert, n_expert_used, n_ff_exp; /* 0 if no MoE layers */
     int page_len, n_pages;
-    enum dtype kv_type; /* F32 F16 BF16 */
+    enum dtype k_type, v_type; /* of the cache: see struct bounds */
+    enum dtype kv_type;        /* of both, if that is F32 F16 or BF16; else NONE: kv_coded.cuh */
     int max_tokens, max_seqs, max_out, max_pages;
 };
 

@@ -6,6 +6,7 @@
  * cache, the scratch of these layers, and the work list by which a product of experts becomes one of
  * heads.
  */
+#include "backend/cuda/kv_coded.cuh"
 #include "backend/cuda/latent.cuh"
 #include "backend/cuda/mixers.h"
 
@@ -84,8 +85,34 @@ DEVICE void latent_put(uint8_t *cache, int type, size_t at, float v)
     else
         ((uint16_t *)cache)[at] = type == DT_F16 ? float_to_half(v) : float_to_bf16(v);
 }
-DEVICE float latent_get(const uint8_t *cache, int type, size_t at)
+/* A warp: a block of 32 values from `at` on, x being this lane's, as quant.h has it. */
+DEVICE void latent_put_block(uint8_t *cache, int type, size_t at, float x)
 {
+    int lane = lane_id();
+    if (type == DT_F8_E4M3) {
+        cache[at + (size_t)lane] = kv_to_fp8(x);
+        return;
+    }
+    uint16_t scale;
+    uint32_t code = kv_code(type, x, &scale), high = __shfl_xor_sync(FULL_WARP, code, 16);
+    uint8_t *block = cache + at / 32 * (type == DT_Q8_0 ? 34 : 18);
+    if (lane == 0)
+        *(uint16_t *)block = scale;
+    if (type == DT_Q8_0 || lane < 16)
+        block[2 + lane] = (uint8_t)(type == DT_Q8_0 ? code : code | high << 4);
+}
+template <bool CODED> DEVICE float latent_get(const uint8_t *cache, int type, size_t at)
+{
+    if (CODED) {
+        int i = (int)(at & 31);
+        const uint8_t *block = cache + at / 32 * (type == DT_Q8_0 ? 34 : 18);
+        if (type == DT_F8_E4M3)
+            return kv_from_fp8(cache[at]);
+        float scale = half_to_float(*(const uint16_t *)block);
+        if (type == DT_Q8_0)
+            return scale * (float)(int8_t)block[2 + i];
+        return scale * (float)((block[2 + (i & 15)] >> (i & 16) / 4 & 15) - 8);
+    }
     if (type == DT_F32)
         return ((const float *)cache)[at];
     uint32_t h = ((const uint16_t *)cache)[at];
@@ -93,7 +120,8 @@ DEVICE float latent_get(const uint8_t *cache, int type, size_t at)
 }
 
 /* Grid: (rows). Norm of the query's low rank, in place; norm of the latent, rotation of what carries
- * the position, both to the cache. */
+ * the position, both to the cache. CODED: in blocks, which may have some of both. */
+template <bool CODED>
 static __global__ void __launch_bounds__(256)
     latent_row_kernel(const __grid_constant__ struct latent_row_args p)
 {
@@ -114,13 +142,23 @@ static __global__ void __launch_bounds__(256)
     float *x = p.low + (size_t)t * (size_t)width;
     size_t at = (size_t)slot * (size_t)width;
     float rms = latent_rms(x, p.rank, p.kv_eps, part);
-    for (int i = tid; i < p.rank; i += 256)
-        latent_put(p.cache, p.type, at + (size_t)i, x[i] * rms * (p.kv_gain ? p.kv_gain[i] : 1.0f));
+    for (int i = tid; i < p.rank; i += 256) {
+        float v = x[i] * rms * (p.kv_gain ? p.kv_gain[i] : 1.0f);
+        if (CODED)
+            x[i] = v;
+        else
+            latent_put(p.cache, p.type, at + (size_t)i, v);
+    }
     if (tid < 32) {
         latent_rotate(p.rope, x + p.rank, p.step.pos[t]);
         __syncwarp();
-        for (int i = tid; i < p.rope.n; i += 32)
+        for (int i = tid; i < p.rope.n && !CODED; i += 32)
             latent_put(p.cache, p.type, at + (size_t)(p.rank + i), x[p.rank + i]);
+    }
+    if (CODED) {
+        __syncthreads();
+        for (int i = tid & ~31; i < width; i += 256)
+            latent_put_block(p.cache, p.type, at + (size_t)i, x[i + lane_id()]);
     }
 }
 
@@ -162,6 +200,7 @@ static __global__ void __launch_bounds__(256)
 }
 
 /* Attention over latents of any size. A warp has a (row, head); plain floats. */
+template <bool CODED>
 static __global__ void __launch_bounds__(128)
     latent_any_kernel(const __grid_constant__ struct latent_args p, int first)
 {
@@ -194,7 +233,7 @@ static __global__ void __launch_bounds__(128)
             size_t k = at(base + lane);
             s = 0.0f;
             for (int i = 0; i < width; i++)
-                s += q[i] * latent_get(p.cache, p.type, k + (size_t)i);
+                s += q[i] * latent_get<CODED>(p.cache, p.type, k + (size_t)i);
         }
         float m = fmaxf(top, warp_max(s)), shrink = expf(top - m);
         prob[lane] = expf(s - m);
@@ -205,7 +244,7 @@ static __global__ void __launch_bounds__(128)
         for (int i = lane; i < C; i += 32) {
             float v = acc[i] * shrink;
             for (int j = 0; j < n; j++)
-                v += prob[j] * latent_get(p.cache, p.type, at(base + j) + (size_t)i);
+                v += prob[j] * latent_get<CODED>(p.cache, p.type, at(base + j) + (size_t)i);
             acc[i] = v;
         }
         __syncwarp();
@@ -216,6 +255,12 @@ static __global__ void __launch_bounds__(128)
 }
 
 /* Host */
+
+static bool latent_coded(const struct cuda_backend *cu)
+{
+    enum dtype t = cu->shape.k_type;
+    return t == DT_Q8_0 || t == DT_Q4_0 || t == DT_F8_E4M3;
+}
 
 struct latent_scratch {
     float *low_q, *low, *q, *wide, *a; /* of rows: q_rank, C + Dr, H*(Dn+Dr), H*C, H*Dv */
@@ -330,8 +375,9 @@ void latent_heads_list(struct cuda_backend *cu, struct latent_heads *h, int rows
 void latent_attn_any(struct cuda_backend *cu, const struct latent_args &p, int first, int rows)
 {
     size_t shared = 4 * (size_t)(2 * p.rank + p.rope_dim + 32) * 4;
-    cuda_launch(cu, latent_any_kernel, dim3((unsigned)ceil_div(p.n_heads, 4), (unsigned)rows), 128,
-                shared, LAUNCH_EARLY, p, first);
+    auto kernel = latent_coded(cu) ? latent_any_kernel<true> : latent_any_kernel<false>;
+    cuda_launch(cu, kernel, dim3((unsigned)ceil_div(p.n_heads, 4), (unsigned)rows), 128, shared,
+                LAUNCH_EARLY, p, first);
 }
 
 /* y (rows, H, n_out): x of every head times its matrix. */
@@ -369,9 +415,10 @@ static void latent_project(struct cuda_backend *cu, const struct mixer *m, int l
     p.rank = l->kv_rank;
     p.rope = rope;
     p.cache = (uint8_t *)cu->kv[layer].k;
-    p.type = cu->shape.kv_type;
+    p.type = cu->shape.k_type;
     step_mark(cu);
-    cuda_launch(cu, latent_row_kernel, dim3((unsigned)s->n_tokens), 256, 32 * 4, LAUNCH_EARLY, p);
+    auto kernel = latent_coded(cu) ? latent_row_kernel<true> : latent_row_kernel<false>;
+    cuda_launch(cu, kernel, dim3((unsigned)s->n_tokens), 256, 32 * 4, LAUNCH_EARLY, p);
     step_mark_end(cu, STAGE_QKV);
     if (!l->wqa)
         return;
@@ -407,7 +454,7 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     p.step = s;
     p.cache = (const uint8_t *)cu->kv[layer].k;
     p.page_len = cu->shape.page_len;
-    p.type = cu->shape.kv_type;
+    p.type = cu->shape.k_type;
     p.q = b->wide;
     p.qr = b->q;
     p.sums = b->sums;

@@ -391,8 +391,8 @@ static int latent_attn_mt(const struct cuda_backend *cu, int rows)
 
 bool latent_attn_fits(const struct cuda_backend *cu, const struct latent_args &p)
 {
-    return p.rank == LATENT_RANK && p.rope_dim == LATENT_ROPE && p.type != DT_F32 &&
-           latent_attn_least(1) <= cu->shared_limit;
+    return p.rank == LATENT_RANK && p.rope_dim == LATENT_ROPE &&
+           (p.type == DT_F16 || p.type == DT_BF16) && latent_attn_least(1) <= cu->shared_limit;
 }
 
 static int latent_attn_splits(const struct cuda_backend *cu, int units)

@@ -663,7 +663,8 @@ static bool qkv_heads_fit(const struct cuda_backend *cu, const struct pick_case 
     const struct matrix *w = c->w;
     const struct attn_layer *l = c->layer;
     bool fits = gemm_wgmma_suits(cu, w, false) && l->k_dim == 128 && l->v_dim == 128 &&
-                l->n_rot == 128 && attn_heads_plain(l) && cu->shape.kv_type != DT_F32;
+                l->n_rot == 128 && attn_heads_plain(l) &&
+                (cu->shape.kv_type == DT_F16 || cu->shape.kv_type == DT_BF16);
     for (int i = 0; i < w->n_seg; i++)
         fits = fits && w->seg[i].tile0 % 8 == 0 && w->seg[i].rows % 128 == 0;
     return fits;
@@ -808,6 +809,14 @@ static void decode_wide(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_decode_wide(cu, *c->attn);
 }
+static bool decode_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return attn_decode_coded_fits(cu, c->layer) && !(c->raw && c->layer->norm_whole);
+}
+static void decode_coded(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_coded(cu, *c->attn);
+}
 static bool decode_any_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
@@ -844,6 +853,19 @@ static void prompt_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_prefill_mma(cu, *c->attn, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
                      cu->layout.n_q_tiles);
+}
+static bool prompt_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return attn_prefill_coded_suits(cu, c->layer);
+}
+/* A value that no half holds is lost, as it is in a cache of halves. */
+static bool prompt_coded_halves_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return pick_halves_only(c->step->n_tokens) && prompt_coded_fits(cu, c);
+}
+static bool prompt_wide_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return attn_prefill_wide_coded_fits(cu, c->layer);
 }
 static bool prompt_wide_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -1056,6 +1078,8 @@ static const struct pick picks[] = {
      decode_plain},
     {"attn_decode_wide", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_wide_fits,
      decode_wide},
+    {"attn_decode_coded", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_coded_fits,
+     decode_coded},
     {"attn_any", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_any_fits,
      decode_any},
 
@@ -1067,6 +1091,12 @@ static const struct pick picks[] = {
      prompt_mma},
     {"attn_prefill_wide", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_wide_fits,
      prompt_wide},
+    {"attn_prefill_coded_halves", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL,
+     prompt_coded_halves_fit, prompt_halves},
+    {"attn_prefill_coded", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_coded_fits,
+     prompt_wgmma},
+    {"attn_prefill_wide_coded", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
+     prompt_wide_coded_fits, prompt_wide},
     {"attn_any", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, prompt_any},
 
     {"delta_step", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_fits,

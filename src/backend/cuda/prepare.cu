@@ -160,7 +160,10 @@ static struct shape shape_of(const struct network *net, const struct bounds *b)
         }
     s.page_len = b->page_len;
     s.n_pages = b->n_pages;
-    s.kv_type = b->k_type; /* and of the values: coded_cache is not set */
+    s.k_type = b->k_type;
+    s.v_type = b->v_type;
+    bool plain = b->k_type == DT_F32 || b->k_type == DT_F16 || b->k_type == DT_BF16;
+    s.kv_type = plain && b->k_type == b->v_type ? b->k_type : DT_NONE;
     s.max_tokens = b->max_tokens;
     s.max_seqs = b->max_seqs;
     s.max_out = b->max_out;
