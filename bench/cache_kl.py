@@ -4,7 +4,7 @@
   bench/cache_kl.py [BUILD] [MODEL IDS.bin]...     default: the demo model on its fixture's texts, and the goldens
 
 Prompts are read in chunks of 32, so that most keys and values have been through the cache by way of both kernels.
-STEEL_ISA=ref asks the reference. Prints a table by type; keys and values apart are K/V.
+STEEL_ISA=ref asks the reference, STEEL_TEST_DEVICE=cuda a GPU. Prints a table by type; keys and values apart are K/V.
 """
 import math
 import array
@@ -15,6 +15,7 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+DEVICE = os.environ.get("STEEL_TEST_DEVICE", "cpu")
 TYPES = ["f16", "bf16", "q8_0", "fp8", "q8_0/q4_0", "q4_0"]
 GOLDENS = ["models/qwen3", "models/qwen3moe", "models/llama3-rope", "models/mistral-window", "families/gpt_oss",
            "families/gemma3", "families/qwen3_next"]
@@ -37,7 +38,7 @@ def fixture(path, folder):
 def logits(steel, model, ids, kind, folder):
     out = os.path.join(folder, "out.bin")
     k, _, v = kind.partition("/")
-    subprocess.run([steel, "logits", model, "--ids", ids, "--out", out, "--chunk", "32", "--device", "cpu",
+    subprocess.run([steel, "logits", model, "--ids", ids, "--out", out, "--chunk", "32", "--device", DEVICE,
                     "-ctk", k, "-ctv", v or k], check=True, stderr=subprocess.PIPE)
     with open(out, "rb") as f:
         data = f.read()

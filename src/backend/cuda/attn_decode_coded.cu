@@ -75,7 +75,7 @@ DEVICE void attn_coded_bring(const uint8_t *pool, size_t tile, int page_len, int
 {
     enum { ROW = D / 32 * T::BLOCK, PIECES = ROW / 16, SCALES = T::SCALED ? D / 16 : 0 };
     const uint8_t *codes = pool + tile * (size_t)(page_len * (ROW + SCALES));
-#pragma unroll
+#pragma unroll 2
     for (int i = lane_id(); i < CODED_KEYS * PIECES; i += 32) {
         int r = i / PIECES;
         copy_async16(to + r * coded_pitch(ROW) + (i - r * PIECES) * 16, codes + off * ROW + i * 16);

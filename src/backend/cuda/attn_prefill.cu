@@ -167,11 +167,11 @@ template <class T> struct attn_prefill_codes {
         SCALES = T::SCALED ? PREFILL_D / 16 : 0 /* bytes of a row */
     };
 
-    /* Asks for the codes, and loads the scales: of pass i, in the half i % 2 of word i / 2. */
+    /* Asks for the codes, and for the scales, which are not looked at before put(). */
     static __device__ __forceinline__ void ask(const struct attn_prefill_args &p,
                                                const struct attn_prefill_span &f,
                                                const uint8_t *pool, int round, uint8_t *codes,
-                                               uint32_t (&scales)[PREFILL_PLAN / 2])
+                                               uint16_t (&scales)[PREFILL_PLAN])
     {
         int id = (int)threadIdx.x & 127, piece = id % PIECES, key0 = id / PIECES;
 #pragma unroll
@@ -183,21 +183,20 @@ template <class T> struct attn_prefill_codes {
             copy_async16(codes + i * 2048, tile + off * ROW + piece * 16);
             if (T::SCALED) {
                 const uint8_t *at = tile + p.page_len * ROW + off * SCALES;
-                uint32_t s = ((const uint16_t *)at)[piece * VALUES / 32];
-                scales[i / 2] = i & 1 ? scales[i / 2] | s << 16 : s;
+                scales[i] = ((const uint16_t *)at)[piece * VALUES / 32];
             }
         }
     }
 
     /* Codes to halves, where the products look for them. */
-    static __device__ __forceinline__ void
-    put(const uint8_t *codes, const uint32_t (&scales)[PREFILL_PLAN / 2], uint8_t *to)
+    static __device__ __forceinline__ void put(const uint8_t *codes,
+                                               const uint16_t (&scales)[PREFILL_PLAN], uint8_t *to)
     {
         int id = (int)threadIdx.x & 127, piece = id % PIECES, key0 = id / PIECES;
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
             int key = i * AT_ONCE + key0;
-            uint32_t scale = byte_perm(scales[i / 2], 0, i & 1 ? 0x3232 : 0x1010);
+            uint32_t scale = kv_scale_pair(&scales[i]);
 #pragma unroll
             for (int j = 0; j < VALUES / 8; j++) {
                 int at = piece * (VALUES / 8) + j; /* of 16 pieces of a key */
@@ -233,7 +232,7 @@ DEVICE void attn_prefill_bring_codes(const struct attn_prefill_args &p,
 {
     int stage = 0, turn = 1;
     uint8_t *codes = shared + PREFILL_STAGES * PREFILL_STAGE + 256 + ((int)threadIdx.x & 127) * 16;
-    uint32_t scales[2][PREFILL_PLAN / 2] = {};
+    uint16_t scales[2][PREFILL_PLAN] = {};
 #pragma unroll 1
     for (int round = -1; round < f.rounds; round++) { /* the first only asks */
         if (round >= 0)
