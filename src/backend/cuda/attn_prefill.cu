@@ -34,8 +34,10 @@ enum {
     PREFILL_CODES = PREFILL_PLAN * 128 * 16, /* of keys or values, on their way */
     PREFILL_CODED_SHARED = PREFILL_SHARED + 2 * PREFILL_CODES
 };
-/* Registers of those who multiply and of those who bring. */
-enum { PREFILL_REGS = 232, PREFILL_BRING_REGS = 40, PREFILL_CODED_REGS = 48 };
+/* Registers of those who multiply and of those who bring: no more than the block began with, which is
+ * 168 for each of three warpgroups. */
+enum { PREFILL_REGS = 232, PREFILL_BRING_REGS = 40 };
+enum { PREFILL_CODED_REGS = 224, PREFILL_CODED_BRING_REGS = 56 };
 
 /* Keys are there, values are there, both are done with. */
 struct attn_prefill_bars {
@@ -393,14 +395,14 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     f.rounds = (f.last - from) / PREFILL_KEYS + 1;
     f.kv_head = h * p.n_kv / H;
     if (wg == PREFILL_HEADS) {
-        registers_fewer<CODED ? PREFILL_CODED_REGS : PREFILL_BRING_REGS>();
+        registers_fewer<CODED ? PREFILL_CODED_BRING_REGS : PREFILL_BRING_REGS>();
         if (CODED)
             attn_prefill_bring_codes(p, f, shared, bars);
         else
             attn_prefill_bring(p, f, shared, bars);
         return;
     }
-    registers_more<PREFILL_REGS>();
+    registers_more<CODED ? PREFILL_CODED_REGS : PREFILL_REGS>();
     int rounds = f.rounds;
 
     uint32_t qf[PREFILL_D / 16][4];
