@@ -540,14 +540,14 @@ static struct attn_coded attn_coded_of(int k_type, int v_type, int warps, int st
     return c;
 }
 
-/* How many warps a block has, and how many stages their rings: few units take all of an SM, of many
- * several share one. False: it has no room for two and two. */
+/* How many warps a block has, and how many stages their rings. Of heads up to 128 a block takes half of
+ * an SM's shared memory at most: the kernel in front has the rest, and of many units several share an
+ * SM. False: there is no room for two and two. */
 template <int D>
 static bool attn_coded_plan(const struct cuda_backend *cu, int k_type, int v_type, int units,
                             int *warps, struct attn_coded *c)
 {
-    int per_sm = ceil_div(units, cu->n_sm), most = D > 128 ? 1 : 4;
-    per_sm = per_sm > most ? most : per_sm;
+    int per_sm = D > 128 ? 1 : units <= 2 * cu->n_sm ? 2 : units <= 3 * cu->n_sm ? 3 : 4;
     *warps = units > cu->n_sm || D > 256 ? 4 : CODED_WARPS;
     size_t room = (cu->shared_limit + 1024) / (size_t)per_sm - 1024;
     for (; *warps >= 2; *warps /= 2) {

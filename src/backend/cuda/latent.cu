@@ -142,13 +142,10 @@ static __global__ void __launch_bounds__(256)
     float *x = p.low + (size_t)t * (size_t)width;
     size_t at = (size_t)slot * (size_t)width;
     float rms = latent_rms(x, p.rank, p.kv_eps, part);
-    for (int i = tid; i < p.rank; i += 256) {
-        float v = x[i] * rms * (p.kv_gain ? p.kv_gain[i] : 1.0f);
-        if (CODED)
-            x[i] = v;
-        else
-            latent_put(p.cache, p.type, at + (size_t)i, v);
-    }
+    for (int i = tid; i < p.rank && CODED; i += 256)
+        x[i] = x[i] * rms * (p.kv_gain ? p.kv_gain[i] : 1.0f);
+    for (int i = tid; i < p.rank && !CODED; i += 256)
+        latent_put(p.cache, p.type, at + (size_t)i, x[i] * rms * (p.kv_gain ? p.kv_gain[i] : 1.0f));
     if (tid < 32) {
         latent_rotate(p.rope, x + p.rank, p.step.pos[t]);
         __syncwarp();
