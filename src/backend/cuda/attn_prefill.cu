@@ -36,8 +36,12 @@ enum {
 };
 /* Registers of those who multiply and of those who bring: no more than the block began with, which is
  * 168 for each of three warpgroups. */
-enum { PREFILL_REGS = 232, PREFILL_BRING_REGS = 40 };
-enum { PREFILL_CODED_REGS = 224, PREFILL_CODED_BRING_REGS = 56 };
+enum {
+    PREFILL_REGS = 232,
+    PREFILL_BRING_REGS = 40,
+    PREFILL_CODED_REGS = 224,
+    PREFILL_CODED_BRING_REGS = 56
+};
 
 /* Keys are there, values are there, both are done with. */
 struct attn_prefill_bars {
