@@ -141,6 +141,53 @@ def test_broken_heads(_):
         assert word in steel("rerank", broken(name, change), "-q", "a", text="b\n", code=1), name
 
 
+def test_hostile_pooling(_):
+    """Whatever modules.json and 1_Pooling say: vectors, or one line that names the file; nothing outside the folder is read."""
+    pooling = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
+    dense = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
+    mean = {"pooling_mode_mean_tokens": True}
+    cases = [(b"", None, "modules.json"), (b"{}", None, "modules.json"), (b"[1]", None, "modules.json"), (b"[{}]", None, "modules.json"),
+             (b"[" * 100000, None, "modules.json"), (b"\xff\xfe", None, "modules.json"), (b" " * (2 << 20), None, "modules.json"),
+             ([{"type": "a.Pooling", "path": "../../etc"}], None, "modules.json"), ([{"type": "a.Pooling", "path": "/etc"}], None, "modules.json"),
+             ([{"type": "a.WordWeights", "path": "1"}], None, "WordWeights"), ([{"type": 5, "path": "1_Pooling"}], mean, "modules.json"),
+             ([pooling], None, "1_Pooling"), ([pooling], b"", "1_Pooling"), ([pooling], b"[]", "1_Pooling"), ([pooling], {}, "no way of pooling"),
+             ([pooling], {"pooling_mode": "sum"}, "no way of pooling"), ([pooling], {"pooling_mode_max_tokens": True}, "pooling_mode_max_tokens"),
+             ([pooling], {**mean, "pooling_mode_cls_token": True}, "several"), ([pooling, dense], mean, "2_Dense"), ([pooling] + [dense] * 1000, mean, "2_Dense")]
+    for i, (modules, config, word) in enumerate(cases):
+        path = os.path.join(WORK, f"hostile{i}")
+        shutil.copytree(BERT, path)
+        os.mkdir(path + "/1_Pooling")
+        for file, text in (("modules.json", modules), ("1_Pooling/config.json", config)):
+            if text is not None:
+                open(os.path.join(path, file), "wb").write(text if isinstance(text, bytes) else json.dumps(text).encode())
+        err = steel("embed", path, "a", code=1)
+        assert len(err.strip().splitlines()) == 1 and word in err, (i, err[-500:])
+
+
+def test_metrics(s):
+    """Texts, tokens and steps of both models, under their names."""
+    def figures():
+        found = {}
+        for line in s.get("/metrics")[2].splitlines():
+            if line.startswith("steel_embed_"):
+                name, value = line.rsplit(" ", 1)
+                found[name] = float(value)
+        return found
+    key = lambda what, model, task: f'steel_embed_{what}{{model_name="{model}",task="{task}"}}'
+    before = figures()
+    used = s.json("/v1/embeddings", {"input": TEXTS})["usage"]["total_tokens"]
+    ranked = s.json("/v1/rerank", {"query": "a", "documents": TEXTS})["usage"]["total_tokens"]
+    after = figures()
+    grown = lambda *k: after[key(*k)] - before[key(*k)]
+    assert grown("texts_total", "tiny-bert", "embed") == grown("texts_total", "tiny-rank", "rerank") == 4, after
+    assert grown("tokens_total", "tiny-bert", "embed") == used and grown("tokens_total", "tiny-rank", "rerank") == ranked
+    assert 1 <= grown("steps_total", "tiny-bert", "embed") <= 4 and after[key("texts_waiting", "tiny-bert", "embed")] == 0
+    assert after[key("rejections_total", "tiny-rank", "rerank")] == 0
+    plain = Server(BUILD)
+    assert "steel_embed_" not in plain.get("/metrics")[2]
+    plain.stop()
+
+
 def test_openai(s):
     """Texts, one text, token ids; floats and base64; dimensions; usage; the same as the command's."""
     r = s.json("/v1/embeddings", {"model": "tiny-bert", "input": TEXTS})
@@ -244,7 +291,7 @@ def leave(s, path, body):
     c.close()
 
 
-tests = [test_commands, test_broken_heads, test_openai, test_refusals, test_rerank, test_ollama, test_company]
+tests = [test_commands, test_broken_heads, test_hostile_pooling, test_metrics, test_openai, test_refusals, test_rerank, test_ollama, test_company]
 server = Server(BUILD, "--embedding", BERT, "--rerank", RANK)
 try:
     run_tests(tests, server)

@@ -326,8 +326,10 @@ bool embedder_submit(struct embedder *e, struct embed_job *job, struct error *er
     if (!ok)
         error_set(err, "%s", e->broken ? e->why.msg : "closing");
     /* One job may always wait, or none that is larger than the queue ever ran. */
-    if (ok && e->stats.n_waiting && e->stats.n_waiting + job->n > e->max_queue)
+    if (ok && e->stats.n_waiting && e->stats.n_waiting + job->n > e->max_queue) {
         ok = error_set(err, "%d texts wait already: try again later", e->stats.n_waiting);
+        e->stats.n_rejected++;
+    }
     if (ok) {
         struct client *c = client_of(e, job->client);
         if (c->first)

@@ -64,7 +64,7 @@ bool embedder_submit(struct embedder *e, struct embed_job *job, struct error *er
 bool embedder_run(struct embedder *e, struct embed_job *job, struct error *err);
 
 struct embed_stats {
-    uint64_t n_texts, n_tokens, n_steps;
+    uint64_t n_texts, n_tokens, n_steps, n_rejected;
     int n_waiting; /* texts */
 };
 void embedder_stats(struct embedder *e, struct embed_stats *out);

@@ -52,6 +52,42 @@ static void write_metric(struct buf *b, const struct metric *m, enum metrics_sty
     buf_clear(&label);
 }
 
+/* Models beside the one that answers: each figure of all of them, then the next. */
+static void write_embedders(struct server *s, struct buf *out)
+{
+    static const struct {
+        enum metric_kind kind;
+        const char *name, *help;
+    } rows[] = {
+        {GAUGE, "steel_embed_texts_waiting", "Texts waiting to enter a step."},
+        {COUNTER, "steel_embed_texts_total",
+         "Texts that were embedded, or pairs that were scored."},
+        {COUNTER, "steel_embed_tokens_total", "Their tokens."},
+        {COUNTER, "steel_embed_steps_total", "Steps they took."},
+        {COUNTER, "steel_embed_rejections_total", "Requests refused because the queue was full."},
+    };
+    struct embedder *const of[] = {s->embedder, s->reranker};
+    const char *const names[] = {s->embed_name, s->rerank_name};
+    const char *const labels[] = {"task=\"embed\"", "task=\"rerank\""};
+    struct embed_stats stats[2] = {0};
+    for (int k = 0; k < 2; k++)
+        if (of[k])
+            embedder_stats(of[k], &stats[k]);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const char *previous = NULL;
+        for (int k = 0; k < 2; k++) {
+            const struct embed_stats *e = &stats[k];
+            const double values[] = {e->n_waiting, (double)e->n_texts, (double)e->n_tokens,
+                                     (double)e->n_steps, (double)e->n_rejected};
+            struct metric m = {rows[i].kind, rows[i].name, 0, 0,
+                               rows[i].help, values[i],    0, labels[k]};
+            if (of[k])
+                write_metric(out, &m, s->opt.metrics, names[k], previous);
+            previous = of[k] ? rows[i].name : previous;
+        }
+    }
+}
+
 void metrics_write(struct server *s, struct buf *out)
 {
     struct engine_stats e;
@@ -163,4 +199,5 @@ void metrics_write(struct server *s, struct buf *out)
                    : style == METRICS_LLAMACPP ? list[i].llamacpp
                                                : list[i].own;
     }
+    write_embedders(s, out);
 }
