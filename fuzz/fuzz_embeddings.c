@@ -1,0 +1,45 @@
+/* libFuzzer entry: bodies of /v1/embeddings, /api/embed, /api/embeddings and /v1/rerank, read up to where the
+ * model would run: texts within the context and the vocabulary, or a status and a message. */
+#include "base/mem.h"
+#include "server/embeddings.h"
+#include "server/prepare_int.h"
+
+static struct server *server(void)
+{
+    static struct server *s;
+    if (!s) {
+        struct error err = {0};
+        struct embed_options opt = {.pooling = -1, .normalize = -1};
+        opt.runtime.backend.threads = 1;
+        s = mem_zalloc(1, sizeof *s);
+        s->opt.max_unsent = 16 << 20;
+        s->embedder = s->reranker = embedder_open(NULL, &opt, &err); /* the built-in model */
+        CHECK(s->embedder, "%s", err.msg);
+    }
+    return s;
+}
+
+static void prepare(const json_t *body, size_t size, enum call_kind kind)
+{
+    struct call *c = mem_zalloc(1, sizeof *c);
+    c->server = server();
+    c->kind = kind;
+    c->budget = budget_for(size, NULL);
+    bool ok = kind == CALL_RERANK ? prepare_rerank(c, body) : prepare_embeddings(c, body);
+    CHECK(ok == (c->err.status == 0) && (ok || c->err.msg[0]), "ok %d, status %d", ok,
+          c->err.status);
+    embed_call_free(c->embed);
+    mem_free(c);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const enum call_kind kinds[] = {CALL_EMBEDDINGS, CALL_OLLAMA_EMBED,
+                                           CALL_OLLAMA_EMBEDDINGS, CALL_RERANK};
+    struct api_error err = {0};
+    json_t *body = api_parse((const char *)data, size, &err);
+    for (size_t i = 0; body && i < sizeof kinds / sizeof *kinds; i++)
+        prepare(body, size, kinds[i]);
+    json_decref(body);
+    return 0;
+}
