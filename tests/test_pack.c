@@ -59,7 +59,7 @@ static void setup(struct fixture *f, enum dtype t, int n_in, int rows, int group
         fill(f->zero[e], groups);
     }
     s->data = (const uint8_t *const *)f->data;
-    if (t == DT_GPTQ4 || t == DT_F8_E4M3)
+    if (t == DT_GPTQ4 || t == DT_F8_E4M3 || t == DT_NVFP4)
         s->scale = (const void *const *)f->scale;
     if (t == DT_GPTQ4)
         s->zero = (const uint8_t *const *)f->zero;
@@ -166,6 +166,10 @@ static void test_round_trip(void **state)
         round_trip(low[i], 512, 83, 0);
     for (int i = 0; i < 3; i++) /* units cut short */
         round_trip(low[i], 96, 35, 0);
+    for (enum dtype t = DT_NONE; t < DT_COUNT; t++)
+        if (quant_has_codes(t) || t == DT_NVFP4)
+            round_trip(t, 512, 83, 0);
+    round_trip(DT_NVFP4, 192, 35, 0);
 }
 
 /* A source that cannot be read ends in an error, not in a weight. */

@@ -1,8 +1,7 @@
 /* Packed float weights with AVX2. */
 #include "backend/cpu/gemm_vec_avx2.h"
 
-#define NAME(x)         x##_avx2
-#define vf_from_bits(v) _mm256_castsi256_ps(v)
+#define NAME(x) x##_avx2
 
 /* 8 codes times 1/256: the bits of E4M3 shifted into a half, whose exponent's bias is 8 larger. */
 static inline __m256 vf_load_f8(const uint8_t *p)

@@ -1,8 +1,7 @@
 /* Packed float weights with AVX-512. */
 #include "backend/cpu/gemm_vec_avx512.h"
 
-#define NAME(x)         x##_avx512
-#define vf_from_bits(v) _mm512_castsi512_ps(v)
+#define NAME(x) x##_avx512
 
 /* 16 codes times 1/256: the bits of E4M3 shifted into a half, whose exponent's bias is 8 larger. */
 static inline __m512 vf_load_f8(const uint8_t *p)

@@ -4,6 +4,7 @@
  *   VI, VF               vectors of integers and of floats, vi_*, vf_*: operations on them
  *   vi_dot(acc, u, s)    acc + dot product of 4 unsigned bytes (< 128) with 4 signed ones, per lane
  *   vi_start, vi_dot8    the same for codes stored as code + 128: vi_start gives what acc starts from
+ *   vi_levels(t)         16 bytes of a table, for lookups
  *   MAX_T                input rows one pass takes; FEW_PASSES: passes are compiled for fewer T
  *   NAME(x)              x with the set's suffix; X_QUANTIZE: its way to quantise inputs
  *
@@ -512,7 +513,8 @@ INLINE void pass_q5_1(const struct pass *p, VF *acc, const int T)
     pass_offset(p, acc, 1, 1, T);
 }
 
-/* Stores a pass's result: rows of the panel that exist, for T input rows. */
+#include "backend/cpu/gemm_int8_levels.h"
+
 /* n sums of V_LANES rows, from `col` on, to y. Not inline: there are many passes. */
 static __attribute__((noinline)) void store(const struct gemm_call *c, float (*sum)[V_LANES],
                                             int col, int i0, int n)
@@ -634,6 +636,12 @@ KERNEL(q3k)
 KERNEL(q4_1)
 KERNEL(q5_0)
 KERNEL(q5_1)
+KERNEL(iq3s)
+KERNEL(iq3xxs)
+KERNEL(iq2)
+KERNEL(iq1)
+KERNEL(tq)
+KERNEL(nvfp4)
 
 void NAME(gemm_int8)(const struct gemm_call *c)
 {
@@ -642,6 +650,9 @@ void NAME(gemm_int8)(const struct gemm_call *c)
         [DT_Q4_0] = q4_0,   [DT_IQ4_NL] = iq4nl, [DT_MXFP4] = mxfp4, [DT_IQ4_XS] = iq4xs,
         [DT_GPTQ4] = gptq4, [DT_Q2_K] = q2k,     [DT_Q3_K] = q3k,    [DT_Q4_1] = q4_1,
         [DT_Q5_0] = q5_0,   [DT_Q5_1] = q5_1,
+        [DT_IQ3_S] = iq3s, [DT_IQ3_XXS] = iq3xxs,
+        [DT_IQ2_XXS] = iq2, [DT_IQ2_XS] = iq2, [DT_IQ2_S] = iq2, [DT_IQ1_S] = iq1, [DT_IQ1_M] = iq1,
+        [DT_TQ1_0] = tq, [DT_TQ2_0] = tq, [DT_NVFP4] = nvfp4,
     };
     by_type[c->seg->type](c);
 }

@@ -22,6 +22,8 @@
 #define vi_load_u16(p)        _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p)))
 #define vi_load_u8(p)         _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p)))
 #define vi_lookup(table, i)   _mm256_shuffle_epi8(table, i)
+#define vi_levels(t)          _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(t)))
+#define vf_from_bits(v)       _mm256_castsi256_ps(v)
 #define vf_zero()             _mm256_setzero_ps()
 #define vf_set1(x)            _mm256_set1_ps(x)
 #define vf_load(p)            _mm256_loadu_ps(p)

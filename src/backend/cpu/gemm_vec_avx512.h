@@ -29,6 +29,8 @@
 #define vi_load_u16(p)        _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p)))
 #define vi_load_u8(p)         _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p)))
 #define vi_lookup(table, i)   _mm512_shuffle_epi8(table, i)
+#define vi_levels(t)          _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(t)))
+#define vf_from_bits(v)       _mm512_castsi512_ps(v)
 #define vf_zero()             _mm512_setzero_ps()
 #define vf_set1(x)            _mm512_set1_ps(x)
 #define vf_load(p)            _mm512_loadu_ps(p)

@@ -6,6 +6,7 @@
  */
 #include "backend/cpu/panel_pack.h"
 #include "backend/cpu/panel.h"
+#include "backend/cpu/panel_levels.h"
 #include "backend/cpu/panel_low.h"
 #include "base/error.h"
 
@@ -293,7 +294,8 @@ static bool unit_of(enum dtype t, int *blocks, size_t *scales, size_t *bytes)
         *blocks = 4, *scales = UNIT_SCALES, *bytes = 256;
         return true;
     default:
-        return panel_low_unit(t, blocks, scales, bytes);
+        return panel_low_unit(t, blocks, scales, bytes) ||
+               panel_levels_unit(t, blocks, scales, bytes);
     }
 }
 
@@ -310,6 +312,12 @@ bool panel_reads_fine(enum dtype t)
 static size_t round64(size_t n)
 {
     return (n + 63) & ~(size_t)63;
+}
+
+/* Bytes before a panel's first unit. */
+static size_t head_of(enum dtype t)
+{
+    return t == DT_NVFP4 ? NVFP4_HEAD : 0;
 }
 
 static int groups(int n_in, int len)
@@ -336,8 +344,8 @@ size_t panel_bytes(const struct raw_seg *s, int n_in)
     default:
         if (!unit_of(s->type, &blocks, &scales, &bytes))
             return 0;
-        return (size_t)groups(n_in / dtype_table[s->type].block_len, blocks) *
-               (scales + (size_t)blocks * bytes);
+        return head_of(s->type) + (size_t)groups(n_in / dtype_table[s->type].block_len, blocks) *
+                                      (scales + (size_t)blocks * bytes);
     }
 }
 
@@ -371,11 +379,14 @@ static void pack_block(enum dtype t, const uint8_t *src, uint8_t *unit, int i, i
         pack_split16(src + 1, unit + UNIT_SCALES + 256 * i, lane);
         break;
     default:
-        panel_low_pack(t, src, unit, i, lane);
+        if (panel_has_levels(t))
+            panel_levels_pack(t, src, unit, lane);
+        else
+            panel_low_pack(t, src, unit, i, lane);
     }
 }
 
-/* The planes beside the codes: F8_E4M3's and GPTQ4's scales. */
+/* The planes beside the codes: the scales of F8_E4M3, NVFP4 and GPTQ4. */
 static void pack_planes(const struct raw_seg *s, int n_in, int e, int first, int n, uint8_t *dst)
 {
     if (s->type == DT_F8_E4M3) {
@@ -388,6 +399,9 @@ static void pack_planes(const struct raw_seg *s, int n_in, int e, int first, int
                                     s->scale[e])[(size_t)(first + r) * (size_t)n_scales + (size_t)i]
                              : 1.0f;
     }
+    if (s->type == DT_NVFP4)
+        for (int r = 0; r < n; r++)
+            ((float *)dst)[r] = s->scale ? *(const float *)s->scale[e] : 1.0f;
     if (s->type == DT_GPTQ4) {
         int n_groups = groups(n_in, s->group_len);
         for (int g = 0; g < n_groups; g++, dst += UNIT_SCALES + 8 * (size_t)s->group_len)
@@ -438,7 +452,8 @@ void panel_pack(const struct raw_weight *w, int seg, int e, int panel, const uin
     if (n < GEMM_PANEL || w->n_in % 256) /* lanes or columns that only pad */
         memset(dst, 0, panel_bytes(s, w->n_in));
     pack_planes(s, w->n_in, e, first, n, dst);
-    if (n == GEMM_PANEL && isa >= ISA_AVX2 && !panel_is_low(s->type)) {
+    if (n == GEMM_PANEL && isa >= ISA_AVX2 && !panel_is_low(s->type) &&
+        !panel_has_levels(s->type)) {
         const struct pack_rows p = {s->type, src, row_bytes, w->n_in, s->group_len};
         uint8_t *codes = dst + (s->type == DT_F8_E4M3 ? panel_f8_head(w->n_in) : 0);
         if (isa >= ISA_AVX512)
@@ -453,7 +468,8 @@ void panel_pack(const struct raw_weight *w, int seg, int e, int panel, const uin
     CHECK(unit_of(s->type, &blocks, &scales, &bytes), "%s is not packed", dtype_name(s->type));
     size_t step = (size_t)dtype_table[s->type].block_bytes;
     for (int i = 0; i < n_blocks; i++) {
-        uint8_t *unit = dst + (size_t)(i / blocks) * (scales + (size_t)blocks * bytes);
+        uint8_t *unit =
+            dst + head_of(s->type) + (size_t)(i / blocks) * (scales + (size_t)blocks * bytes);
         for (int r = 0; r < n; r++)
             pack_block(s->type, src + (size_t)r * row_bytes + (size_t)i * step, unit, i % blocks,
                        r);
@@ -522,10 +538,17 @@ void panel_row(const struct gemm_seg *s, int n_in, int e, int row, float *dst)
     CHECK(unit_of(t, &blocks, &scales, &bytes), "%s is not packed", dtype_name(t));
     int len = dtype_table[t].block_len;
     for (int i = 0; i < n_in / len; i++, dst += len) {
-        const uint8_t *unit = panel + (size_t)(i / blocks) * (scales + (size_t)blocks * bytes);
+        const uint8_t *unit =
+            panel + head_of(t) + (size_t)(i / blocks) * (scales + (size_t)blocks * bytes);
         const uint8_t *q = unit + scales + (size_t)(i % blocks) * bytes;
         if (panel_is_low(t)) {
             panel_low_row(t, unit, i % blocks, lane, dst);
+            continue;
+        }
+        if (panel_has_levels(t)) {
+            panel_levels_row(t, unit, lane, dst);
+            for (int k = 0; t == DT_NVFP4 && k < len; k++)
+                dst[k] *= ((const float *)panel)[lane];
             continue;
         }
         switch (t) {

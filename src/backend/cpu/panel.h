@@ -26,6 +26,15 @@
  *           times 16 columns of 64 (bits 2g: group g)
  *   Q3_K    8 blocks, 1856: scales 256 (as Q6_K), d 32, unused 32; blocks of 64 (bit g: bit 2 of
  *           group g) and twice 64 as Q2_K
+ *   IQ3_S   8 blocks, 2176: scales 64 (dwords: nibble b is half of block b's scale less 1), d 32,
+ *           unused 32; blocks of 256. Codes name the levels of gemm_tables.h. IQ3_XXS the same
+ *   IQ2_*   8 blocks, 1728: scales 128 (dwords: nibble j of vector i, sub-block 8i + j of 16), d 32,
+ *           unused 32; blocks as Q3_K
+ *   IQ1_*   8 blocks, 1280: scales and d as IQ2; 64 (dwords: bit i shifts columns 8i to 8i + 7 down);
+ *           blocks as Q2_K
+ *   TQ*     8 blocks, 1088: d 32, unused 32; blocks as Q2_K: value + 1
+ *   NVFP4   before the first unit the tensor's scale, 16 floats; 2 blocks, 576: scales of 16 columns
+ *           each (bytes, E4M3) 64; blocks of 256
  *   GPTQ4   a group: scales 32 (halves), zeros 16 (bytes), unused 16; blocks of 256
  * Float weights are multiplied as floats: columns of 16 values, BF16 in pairs of columns (one row's
  * two values adjacent), F8_E4M3 after its scales, 16 floats per 128 columns.
@@ -45,8 +54,14 @@ enum {
     LOW_SCALES = 320, /* Q2_K and Q3_K */
     Q2K_BLOCK = 128,
     Q3K_BLOCK = 192,
+    IQ3_SCALES = 128,
+    IQ2_SCALES = 192,
+    IQ1_SCALES = 256,
     UNIT_SCALES = 64, /* bytes of the others' */
 };
+
+/* Bytes before an NVFP4 panel's first unit. */
+enum { NVFP4_HEAD = GEMM_PANEL * 4 };
 
 /* Bytes of an F8_E4M3 panel's scales. */
 static inline size_t panel_f8_head(int n_in)

@@ -12,8 +12,8 @@
 
 enum { CHUNK_COLUMNS = 256 };
 
-/* CHUNK_COLUMNS of a panel; scale and min: a vector per 32 columns, Q2_K, Q3_K and Q6_K
- * per 16. */
+/* CHUNK_COLUMNS of a panel; scale and min: a vector per 32 columns, or per 16: Q2_K, Q3_K, Q6_K, IQ1,
+ * IQ2 and NVFP4. */
 struct chunk {
     _Alignas(64) uint8_t unpacked[CHUNK_COLUMNS * GEMM_PANEL];
     float scale[CHUNK_COLUMNS / 16][GEMM_PANEL];
@@ -293,6 +293,121 @@ static inline const uint8_t *unpack_q5_0(const uint8_t *panel, int k, int n, str
 static inline const uint8_t *unpack_q5_1(const uint8_t *panel, int k, int n, struct chunk *c)
 {
     return unpack_offset(panel, k, n, c, 1, 1);
+}
+
+/* The levels of gemm_tables.h as signed bytes. */
+static inline VI unpack_levels(const uint8_t *levels)
+{
+    return vi_sub8(vi_levels(levels), vi_set1_8(LEVEL_ZERO));
+}
+
+/* 2n + 1 for nibble j of each lane, times d */
+static inline VF unpack_odd_scale(VI nibbles, int j, VF d)
+{
+    VI n = vi_srln32(nibbles, 4 * j);
+    return vf_mul(vi_to_f(vi_or_and(vi_set1_32(1), vi_sll32(n, 1), vi_set1_32(30))), d);
+}
+
+static inline const uint8_t *unpack_iq3(const uint8_t *panel, int k, int n, struct chunk *c,
+                                        const uint8_t *levels, float factor)
+{
+    VI lut = unpack_levels(levels);
+    const uint8_t *q = panel + (size_t)(k / 256) * (IQ3_SCALES + 8 * 256);
+    for (int i = 0; i < n / 32; i++, q += 256) {
+        if (i % 8 == 0) {
+            VF d = vf_mul(vf_load_half(q + 64), vf_set1(factor));
+            for (int j = 0; j < 8; j++)
+                vf_store(c->scale[i + j], unpack_odd_scale(vi_load(q), j, d));
+            q += IQ3_SCALES;
+        }
+        unpack_nibbles(q, lut, c->unpacked + 512 * i);
+    }
+    return c->unpacked;
+}
+
+static inline const uint8_t *unpack_iq3s(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    return unpack_iq3(panel, k, n, c, levels_iq3s, 1.0f);
+}
+
+static inline const uint8_t *unpack_iq3xxs(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    return unpack_iq3(panel, k, n, c, levels_iq3xxs, 0.25f);
+}
+
+/* A scale per 16 columns. IQ1: a third bit for each 8 columns, beside the scales. */
+static inline const uint8_t *unpack_iq12(const uint8_t *panel, int k, int n, struct chunk *c,
+                                         const int one)
+{
+    const VI two = vi_set1_8(3), third = vi_set1_8(4);
+    const size_t scales = one ? IQ1_SCALES : IQ2_SCALES, bytes = one ? Q2K_BLOCK : Q3K_BLOCK;
+    VI lut = unpack_levels(one ? levels_iq1 : levels_iq2), down = vi_zero();
+    const uint8_t *q = panel + (size_t)(k / 256) * (scales + 8 * bytes);
+    uint8_t *out = c->unpacked;
+    for (int i = 0; i < n / 32; i++, q += bytes) {
+        if (i % 8 == 0) {
+            VF d = vf_mul(vf_load_half(q + 128), vf_set1(0.125f));
+            for (int j = 0; j < 16; j++)
+                vf_store(c->scale[2 * i + j],
+                         unpack_odd_scale(vi_load(q + 64 * (j / 8)), j % 8, d));
+            down = one ? vi_load(q + 192) : vi_zero();
+            q += scales;
+        }
+        VI h = one ? vi_zero() : vi_load(q);
+        for (int g = 0; g < 8; g++, out += 64) {
+            VI v = vi_srln32(vi_load(q + (one ? 0 : 64) + 64 * (g / 4)), 2 * (g % 4));
+            VI high = one ? vi_sra32(vi_sll32(down, 31), 31) : vi_sll32(vi_srln32(h, g), 2);
+            vi_store(out, vi_lookup(lut, vi_or_and(vi_and(v, two), high, third)));
+            down = g % 2 ? vi_srl32(down, 1) : down;
+        }
+    }
+    return c->unpacked;
+}
+
+static inline const uint8_t *unpack_iq2(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    return unpack_iq12(panel, k, n, c, 0);
+}
+
+static inline const uint8_t *unpack_iq1(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    return unpack_iq12(panel, k, n, c, 1);
+}
+
+static inline const uint8_t *unpack_tq(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    const VI two = vi_set1_8(3), one = vi_set1_8(1);
+    const uint8_t *q = panel + (size_t)(k / 256) * (UNIT_SCALES + 8 * Q2K_BLOCK);
+    uint8_t *out = c->unpacked;
+    for (int i = 0; i < n / 32; i++, q += Q2K_BLOCK) {
+        if (i % 8 == 0) {
+            for (int j = 0; j < 8; j++)
+                vf_store(c->scale[i + j], vf_load_half(q));
+            q += UNIT_SCALES;
+        }
+        for (int g = 0; g < 8; g++, out += 64) {
+            VI v = vi_srln32(vi_load(q + 64 * (g / 4)), 2 * (g % 4));
+            vi_store(out, vi_sub8(vi_and(v, two), one));
+        }
+    }
+    return c->unpacked;
+}
+
+static inline const uint8_t *unpack_nvfp4(const uint8_t *panel, int k, int n, struct chunk *c)
+{
+    VI lut = unpack_levels(levels_fp4);
+    VF scale = vf_load((const float *)panel); /* the tensor's */
+    const uint8_t *unit = panel + NVFP4_HEAD + (size_t)(k / 64) * (UNIT_SCALES + 512);
+    for (int i = 0; i < n / 32; i++) {
+        for (int j = 0; j < 2; j++) {
+            VI bits = vi_sll32(vi_load_u8(unit + 32 * (i % 2) + 16 * j), 20);
+            VF own = vf_mul(vf_from_bits(bits), vf_set1(0x1p119f)); /* see pass_nvfp4 */
+            vf_store(c->scale[2 * i + j], vf_mul(own, scale));
+        }
+        unpack_nibbles(unit + UNIT_SCALES + 256 * (i % 2), lut, c->unpacked + 512 * i);
+        unit += i % 2 ? UNIT_SCALES + 512 : 0;
+    }
+    return c->unpacked;
 }
 
 static inline const uint8_t *unpack_q8_0(const uint8_t *panel, int k, int n, struct chunk *c)

@@ -23,13 +23,18 @@ enum { SPLIT_TILES_FROM = 32 };
 enum { ATTN_TILES_FROM = 32, ATTN_PACK_FROM = 64 };
 
 #define BIT(t) ((uint64_t)1 << (t))
-/* Formats that have 8-bit tiles of their own, and those that do without: panel_low.c. */
+/* Formats that have 8-bit tiles of their own, and those that do without: panel_low.c,
+ * panel_levels.c. */
 #define TILE_BITS                                                                                  \
     (BIT(DT_Q4_K) | BIT(DT_Q5_K) | BIT(DT_Q6_K) | BIT(DT_IQ4_XS) | BIT(DT_Q8_0) | BIT(DT_Q4_0) |   \
      BIT(DT_IQ4_NL) | BIT(DT_MXFP4))
 #define TILE_NAMES "Q4_0 Q8_0 Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"
-#define LOW_BITS   (BIT(DT_Q2_K) | BIT(DT_Q3_K) | BIT(DT_Q4_1) | BIT(DT_Q5_0) | BIT(DT_Q5_1))
-#define LOW_NAMES  "Q2_K Q3_K Q4_1 Q5_0 Q5_1"
+#define LOW_BITS                                                                                   \
+    (BIT(DT_Q2_K) | BIT(DT_Q3_K) | BIT(DT_Q4_1) | BIT(DT_Q5_0) | BIT(DT_Q5_1) | LEVEL_BITS)
+#define LEVEL_BITS                                                                                 \
+    (BIT(DT_IQ1_S) | BIT(DT_IQ1_M) | BIT(DT_IQ2_XXS) | BIT(DT_IQ2_XS) | BIT(DT_IQ2_S) |            \
+     BIT(DT_IQ3_XXS) | BIT(DT_IQ3_S) | BIT(DT_TQ1_0) | BIT(DT_TQ2_0) | BIT(DT_NVFP4))
+#define LOW_NAMES "Q2_K Q3_K Q4_1 Q5_0 Q5_1 IQ1_* IQ2_* IQ3_* TQ1_0 TQ2_0 NVFP4"
 static const struct pick_formats
     /* what is converted to bf16 */
     tiled = {TILE_BITS | LOW_BITS, TILE_NAMES " " LOW_NAMES},

@@ -1,0 +1,15 @@
+/* Panels of the formats whose codes name levels (IQ1 IQ2 IQ3 TQ NVFP4): see panel_levels.c, and panel.h
+ * for the layouts. */
+#ifndef STEEL_BACKEND_CPU_PANEL_LEVELS_H
+#define STEEL_BACKEND_CPU_PANEL_LEVELS_H
+
+#include "quant/quant.h"
+
+bool panel_has_levels(enum dtype t);
+/* How many of the file's blocks a unit has, bytes of its scales, and of a block after them. */
+bool panel_levels_unit(enum dtype t, int *blocks, size_t *scales, size_t *bytes);
+/* A block of one row into its lane of a unit, and back to floats; NVFP4's without its tensor's scale. */
+void panel_levels_pack(enum dtype t, const uint8_t *src, uint8_t *unit, int lane);
+void panel_levels_row(enum dtype t, const uint8_t *unit, int lane, float *dst);
+
+#endif
