@@ -649,10 +649,9 @@ void NAME(gemm_int8)(const struct gemm_call *c)
         [DT_Q4_K] = q4k,    [DT_Q5_K] = q5k,     [DT_Q6_K] = q6k,    [DT_Q8_0] = q8_0,
         [DT_Q4_0] = q4_0,   [DT_IQ4_NL] = iq4nl, [DT_MXFP4] = mxfp4, [DT_IQ4_XS] = iq4xs,
         [DT_GPTQ4] = gptq4, [DT_Q2_K] = q2k,     [DT_Q3_K] = q3k,    [DT_Q4_1] = q4_1,
-        [DT_Q5_0] = q5_0,   [DT_Q5_1] = q5_1,
-        [DT_IQ3_S] = iq3s, [DT_IQ3_XXS] = iq3xxs,
-        [DT_IQ2_XXS] = iq2, [DT_IQ2_XS] = iq2, [DT_IQ2_S] = iq2, [DT_IQ1_S] = iq1, [DT_IQ1_M] = iq1,
-        [DT_TQ1_0] = tq, [DT_TQ2_0] = tq, [DT_NVFP4] = nvfp4,
+        [DT_Q5_0] = q5_0,   [DT_Q5_1] = q5_1,    [DT_IQ3_S] = iq3s,  [DT_IQ3_XXS] = iq3xxs,
+        [DT_IQ2_XXS] = iq2, [DT_IQ2_XS] = iq2,   [DT_IQ2_S] = iq2,   [DT_IQ1_S] = iq1,
+        [DT_IQ1_M] = iq1,   [DT_TQ1_0] = tq,     [DT_TQ2_0] = tq,    [DT_NVFP4] = nvfp4,
     };
     by_type[c->seg->type](c);
 }

@@ -12,7 +12,6 @@ static const uint8_t table_iq4[16] = {1,   24,  45,  63,  79,  93,  106, 118,
 static const uint8_t table_mxfp4[16] = {128, 129, 130, 131, 132, 134, 136, 140,
                                         128, 127, 126, 125, 124, 122, 120, 116};
 
-
 /* Levels of formats that have no more than 62, as value + 64: unsigned, and small enough that two
  * products with 8-bit inputs add up in 16 bits. Codes past the last level are not used. */
 enum { LEVEL_ZERO = 64 };

@@ -220,10 +220,11 @@ void panel_levels_row(enum dtype t, const uint8_t *unit, int lane, float *dst)
     uint16_t d;
     if (t == DT_NVFP4) {
         for (int i = 0; i < QK_NVFP4; i++)
-            dst[i] = 0.5f * (unit[16 * (i / 16) + lane] == 0x7f
-                                 ? 480.0f
-                                 : f8e4m3_to_f32(unit[16 * (i / 16) + lane])) *
-                     (float)(levels[get_code(unit + UNIT_SCALES, 4, i, lane)] - LEVEL_ZERO);
+            dst[i] =
+                0.5f *
+                (unit[16 * (i / 16) + lane] == 0x7f ? 480.0f
+                                                    : f8e4m3_to_f32(unit[16 * (i / 16) + lane])) *
+                (float)(levels[get_code(unit + UNIT_SCALES, 4, i, lane)] - LEVEL_ZERO);
         return;
     }
     if (t == DT_TQ1_0 || t == DT_TQ2_0) {
