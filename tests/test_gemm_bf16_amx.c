@@ -9,11 +9,10 @@
 
 #include <math.h>
 
-static const enum dtype types[] = {DT_Q4_K, DT_Q5_K,   DT_Q6_K,  DT_IQ4_XS, DT_Q8_0,
-                                   DT_Q4_0, DT_IQ4_NL, DT_MXFP4, DT_Q2_K,   DT_Q3_K,
-                                   DT_Q4_1, DT_Q5_0,   DT_Q5_1, DT_IQ3_S, DT_IQ3_XXS,
-                                   DT_IQ2_XXS, DT_IQ2_XS, DT_IQ2_S, DT_IQ1_S, DT_IQ1_M,
-                                   DT_TQ1_0, DT_TQ2_0, DT_NVFP4};
+static const enum dtype types[] = {DT_Q4_K,   DT_Q5_K,  DT_Q6_K,    DT_IQ4_XS,  DT_Q8_0,   DT_Q4_0,
+                                   DT_IQ4_NL, DT_MXFP4, DT_Q2_K,    DT_Q3_K,    DT_Q4_1,   DT_Q5_0,
+                                   DT_Q5_1,   DT_IQ3_S, DT_IQ3_XXS, DT_IQ2_XXS, DT_IQ2_XS, DT_IQ2_S,
+                                   DT_IQ1_S,  DT_IQ1_M, DT_TQ1_0,   DT_TQ2_0,   DT_NVFP4};
 
 static void check(enum dtype type, int n_in, int n_rows, int n, bool bias)
 {

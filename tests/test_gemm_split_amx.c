@@ -1,5 +1,5 @@
 /*
- * Float weights on AMX's bf16 tiles, emulated in C, against sums in doubles of the same inputs and
+ * Float weights and GPTQ4 on AMX's bf16 tiles, emulated in C, against sums in doubles of the same inputs and
  * weights: 16 bits of each number count, in every format, with ragged numbers of rows, columns and
  * inputs. Runs where AVX-512 is.
  */
@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-static const enum dtype types[] = {DT_F32, DT_F16, DT_BF16};
+static const enum dtype types[] = {DT_F32, DT_F16, DT_BF16, DT_F8_E4M3, DT_GPTQ4};
 
 static void check(enum dtype type, int n_in, int n_rows, int n, bool bias)
 {

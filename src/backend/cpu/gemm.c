@@ -250,7 +250,7 @@ struct gemm_source gemm_source(const struct cpu_backend *cb, const struct gemm_w
     struct gemm_source s = {.x = {.n_in = w->n_in, .x = x}, .w = w, .from = x};
     if (halves) {
         s.x.h = cb->gemm->xh;
-        s.x.split = panel_reads_floats(w->seg[0].type);
+        s.x.split = panel_reads_split(w->seg[0].type);
         s.n_pieces = rows;
         return s;
     }
@@ -296,7 +296,7 @@ struct gemm_x gemm_hidden(const struct cpu_backend *cb, const struct gemm_weight
                            .x = floats ? cb->gemm->hidden : NULL,
                            .q = down->wants_q && !halves ? cb->gemm->hidden_q : NULL,
                            .h = halves ? cb->gemm->hidden_h : NULL,
-                           .split = halves && panel_reads_floats(down->seg[0].type),
+                           .split = halves && panel_reads_split(down->seg[0].type),
                            .stamp = cb->gemm->stamp};
 }
 
@@ -310,7 +310,7 @@ static struct gemm_x head_rows(const struct cpu_backend *cb, int ith, const stru
                            .x = halves ? NULL : (float *)first,
                            .q = w->wants_q && !halves ? next : NULL,
                            .h = halves ? first : NULL,
-                           .split = halves && panel_reads_floats(w->seg[0].type)};
+                           .split = halves && panel_reads_split(w->seg[0].type)};
 }
 
 int gemm_head_most(const struct cpu_backend *cb, const struct gemm_weight *w, bool halves)

@@ -222,15 +222,14 @@ GEMM(nvfp4, KIND_SIX)
 void gemm_bf16_amx(const struct gemm_call *c)
 {
     static void (*const by_type[DT_COUNT])(const struct gemm_call *c) = {
-        [DT_Q4_K] = gemm_q4k,     [DT_Q5_K] = gemm_q5k,  [DT_Q6_K] = gemm_q6k,
-        [DT_IQ4_XS] = gemm_iq4xs, [DT_Q4_0] = gemm_q4_0, [DT_IQ4_NL] = gemm_iq4nl,
-        [DT_MXFP4] = gemm_mxfp4,  [DT_Q8_0] = gemm_q8_0, [DT_Q2_K] = gemm_q2k,
-        [DT_Q3_K] = gemm_q3k,     [DT_Q4_1] = gemm_q4_1, [DT_Q5_0] = gemm_q5_0,
-        [DT_Q5_1] = gemm_q5_1,
-        [DT_IQ3_S] = gemm_iq3s, [DT_IQ3_XXS] = gemm_iq3xxs,
-        [DT_IQ2_XXS] = gemm_iq2, [DT_IQ2_XS] = gemm_iq2, [DT_IQ2_S] = gemm_iq2,
-        [DT_IQ1_S] = gemm_iq1, [DT_IQ1_M] = gemm_iq1,
-        [DT_TQ1_0] = gemm_tq, [DT_TQ2_0] = gemm_tq, [DT_NVFP4] = gemm_nvfp4,
+        [DT_Q4_K] = gemm_q4k,     [DT_Q5_K] = gemm_q5k,    [DT_Q6_K] = gemm_q6k,
+        [DT_IQ4_XS] = gemm_iq4xs, [DT_Q4_0] = gemm_q4_0,   [DT_IQ4_NL] = gemm_iq4nl,
+        [DT_MXFP4] = gemm_mxfp4,  [DT_Q8_0] = gemm_q8_0,   [DT_Q2_K] = gemm_q2k,
+        [DT_Q3_K] = gemm_q3k,     [DT_Q4_1] = gemm_q4_1,   [DT_Q5_0] = gemm_q5_0,
+        [DT_Q5_1] = gemm_q5_1,    [DT_IQ3_S] = gemm_iq3s,  [DT_IQ3_XXS] = gemm_iq3xxs,
+        [DT_IQ2_XXS] = gemm_iq2,  [DT_IQ2_XS] = gemm_iq2,  [DT_IQ2_S] = gemm_iq2,
+        [DT_IQ1_S] = gemm_iq1,    [DT_IQ1_M] = gemm_iq1,   [DT_TQ1_0] = gemm_tq,
+        [DT_TQ2_0] = gemm_tq,     [DT_NVFP4] = gemm_nvfp4,
     };
     by_type[c->seg->type](c);
 }

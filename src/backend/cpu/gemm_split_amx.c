@@ -1,5 +1,5 @@
 /*
- * Packed float weights times many input rows on AMX's bf16 tiles, without bf16's loss: a float is two
+ * Packed float weights, and GPTQ4, which its users want without loss, times many input rows on AMX's bf16 tiles, without bf16's loss: a float is two
  * bf16, the nearest and the nearest to what is left, good for 16 bits of mantissa. The product of
  * two such numbers is three tile products (what is left times what is left is too small to count), two
  * for BF16 weights, which are one bf16 each: still several times as many products a second as
@@ -13,7 +13,7 @@
  */
 #include "backend/cpu/amx.h"
 #include "backend/cpu/gemm_kernels.h"
-#include "backend/cpu/gemm_vec_avx512.h"
+#include "backend/cpu/panel_unpack.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -38,22 +38,63 @@ INLINE VI pair(VF a, VF b)
                      vi_set1_32((int)0xffff0000));
 }
 
-/* Column k of a panel */
+/* Column k of a panel; F8: 1/256 of its codes */
 INLINE VF column(const enum dtype type, const uint8_t *panel, int k)
 {
-    return type == DT_F16 ? vf_load_half(panel + (size_t)k * 32) : vf_load(panel + (size_t)k * 64);
+    if (type == DT_F8_E4M3)
+        return vf_load_f8(panel + (size_t)k * 16);
+    return type == DT_F16 ? vf_load_half(panel + (size_t)k * 32)
+                          : vf_load((const float *)(panel + (size_t)k * 64));
+}
+
+/* Columns a and b as row i of a tile, and of that of what is left. */
+INLINE void put_pair(VF a, VF b, uint8_t *out, int i)
+{
+    VF a0 = round_bf16(a), b0 = round_bf16(b);
+    vi_store(out + 64 * i, pair(a0, b0));
+    vi_store(out + TILE + 64 * i,
+             pair(round_bf16(_mm512_sub_ps(a, a0)), round_bf16(_mm512_sub_ps(b, b0))));
+}
+
+/* GPTQ4: codes times a group's scale, less its zero times that */
+static void convert_gptq(const uint8_t *panel, int n_in, int group_len, uint8_t *out)
+{
+    const VI byte = vi_set1_32(0xff);
+    struct chunk c;
+    c.group_len = group_len;
+    for (int k = 0; k < n_in; k += 32, out += 2 * TILE) {
+        const uint8_t *codes = unpack_gptq4(panel, k, 32, &c);
+        VF scale = vf_load(c.scale[0]), min = vf_load(c.min[0]);
+        for (int g = 0; g < 8; g++) {
+            VI v = vi_load(codes + 64 * g);
+            VF f[4] = {vi_to_f(vi_and(v, byte)), vi_to_f(vi_and(vi_srl32(v, 8), byte)),
+                       vi_to_f(vi_and(vi_srl32(v, 16), byte)), vi_to_f(vi_srl32(v, 24))};
+            for (int i = 0; i < 4; i++)
+                f[i] = _mm512_fmsub_ps(f[i], scale, min);
+            put_pair(f[0], f[1], out, 2 * g);
+            put_pair(f[2], f[3], out, 2 * g + 1);
+        }
+    }
 }
 
 INLINE void convert(const enum dtype type, const uint8_t *panel, int n_in, uint8_t *out)
 {
-    for (int k = 0; k < n_in; k += 32, out += 2 * TILE)
+    const float *scales = (const float *)panel; /* F8: a vector per 128 columns */
+    if (type == DT_F8_E4M3)
+        panel += panel_f8_head(n_in);
+    for (int k = 0; k < n_in; k += 32, out += 2 * TILE) {
+        VF scale = vf_zero();
+        if (type == DT_F8_E4M3)
+            scale = vf_mul(vf_load(scales + (size_t)(k / 128) * GEMM_PANEL), vf_set1(256.0f));
         for (int i = 0; i < 16; i++) {
             VF a = column(type, panel, k + 2 * i), b = column(type, panel, k + 2 * i + 1);
-            VF a0 = round_bf16(a), b0 = round_bf16(b);
-            vi_store(out + 64 * i, pair(a0, b0));
-            vi_store(out + TILE + 64 * i,
-                     pair(round_bf16(_mm512_sub_ps(a, a0)), round_bf16(_mm512_sub_ps(b, b0))));
+            if (type == DT_F8_E4M3) {
+                a = vf_mul(a, scale);
+                b = vf_mul(b, scale);
+            }
+            put_pair(a, b, out, i);
         }
+    }
 }
 
 /* Tiles 4 and, for `two`, 6 times tiles at b0 and b1. */
@@ -144,7 +185,10 @@ INLINE void gemm(const struct gemm_call *c, const enum dtype type)
         const uint8_t *b[2] = {panel, col + GEMM_PANEL < c->n_rows ? panel + bytes : panel};
         for (int p = 0; type != DT_BF16 && p < 2; p++) {
             uint8_t *tiles = s->tiles + (size_t)p * (size_t)(n_in / 32) * 2 * TILE;
-            convert(type, b[p], n_in, tiles);
+            if (type == DT_GPTQ4)
+                convert_gptq(b[p], n_in, seg->group_len, tiles);
+            else
+                convert(type, b[p], n_in, tiles);
             b[p] = tiles;
         }
         for (int i0 = 0; i0 < c->n; i0 += 32) {
@@ -166,6 +210,10 @@ void gemm_split_amx(const struct gemm_call *c)
         gemm(c, DT_F32);
     else if (c->seg->type == DT_F16)
         gemm(c, DT_F16);
+    else if (c->seg->type == DT_F8_E4M3)
+        gemm(c, DT_F8_E4M3);
+    else if (c->seg->type == DT_GPTQ4)
+        gemm(c, DT_GPTQ4);
     else
         gemm(c, DT_BF16);
 }

@@ -309,6 +309,11 @@ bool panel_reads_fine(enum dtype t)
     return t == DT_Q8_0 || t == DT_GPTQ4;
 }
 
+bool panel_reads_split(enum dtype t)
+{
+    return panel_reads_floats(t) || t == DT_GPTQ4;
+}
+
 static size_t round64(size_t n)
 {
     return (n + 63) & ~(size_t)63;

@@ -73,6 +73,7 @@ static inline size_t panel_f8_head(int n_in)
 size_t panel_bytes(const struct raw_seg *s, int n_in);
 bool panel_reads_floats(enum dtype t); /* the input form its kernels take; else quantised */
 bool panel_reads_fine(enum dtype t);   /* with the fine part */
+bool panel_reads_split(enum dtype t);  /* as halves: with what rounding to them lost */
 /* dst[n_in] = row `row` of expert e of a packed segment, exact. */
 void panel_row(const struct gemm_seg *s, int n_in, int e, int row, float *dst);
 

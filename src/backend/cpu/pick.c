@@ -17,7 +17,7 @@ enum { FEW = 8 };
  * against VNNI on a Xeon: 16 rows were 7 to 20 % and 18 to 48 % slower, 128 rows of Q4_K 1.6 and 2.6
  * times as fast, of Q6_K 1.03 and 1.3 times. Where between them it turns has not been measured. */
 enum { INT8_TILES_FROM = 32, BF16_TILES_FROM = 24 };
-/* The same for floats, which are two or three products of tiles. */
+/* The same for floats and GPTQ4, which are two or three products of tiles. */
 enum { SPLIT_TILES_FROM = 32 };
 /* Query rows from which attention's tiles are used, and from which K and V are converted first. */
 enum { ATTN_TILES_FROM = 32, ATTN_PACK_FROM = 64 };
@@ -41,7 +41,8 @@ static const struct pick_formats
     tiles8 = {TILE_BITS | BIT(DT_GPTQ4), TILE_NAMES " GPTQ4"},
     coded = {TILE_BITS | LOW_BITS | BIT(DT_GPTQ4), TILE_NAMES " GPTQ4 " LOW_NAMES},
     floats = {BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_F8_E4M3), "F32 F16 BF16 F8_E4M3"},
-    split = {BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16), "F32 F16 BF16"},
+    split = {BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_F8_E4M3) | BIT(DT_GPTQ4),
+             "F32 F16 BF16 F8_E4M3 GPTQ4"},
     half = {BIT(DT_F16) | BIT(DT_BF16), "F16 BF16"},
     small = {BIT(DT_Q8_0) | BIT(DT_Q4_0), "Q8_0 Q4_0"},
     short_ = {BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_Q8_0) | BIT(DT_Q4_0) | BIT(DT_F8_E4M3),
@@ -70,12 +71,12 @@ static bool is_tiled(const struct pick_ask *a)
     return !a->deterministic;
 }
 
-/* As is_tiled, for floats: whole tiles of columns, and all segments of them. */
+/* As is_tiled, for what is split: whole tiles of columns, and all segments of them. */
 static bool is_split(const struct pick_ask *a)
 {
     for (int i = 0; i < a->w->n_seg; i++) {
         const struct gemm_seg *s = &a->w->seg[i];
-        if (!s->packed || !(split.bits & BIT(s->type)) || s->first_row % GEMM_PANEL)
+        if (!s->packed || !(split.bits & BIT(s->type)) || s->perm || s->first_row % GEMM_PANEL)
             return false;
     }
     return a->w->n_in % 32 == 0 && !a->deterministic;
