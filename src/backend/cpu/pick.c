@@ -34,7 +34,8 @@ enum { ATTN_TILES_FROM = 32, ATTN_PACK_FROM = 64 };
 #define LEVEL_BITS                                                                                 \
     (BIT(DT_IQ1_S) | BIT(DT_IQ1_M) | BIT(DT_IQ2_XXS) | BIT(DT_IQ2_XS) | BIT(DT_IQ2_S) |            \
      BIT(DT_IQ3_XXS) | BIT(DT_IQ3_S) | BIT(DT_TQ1_0) | BIT(DT_TQ2_0) | BIT(DT_NVFP4))
-#define LOW_NAMES "Q2_K Q3_K Q4_1 Q5_0 Q5_1 IQ1_* IQ2_* IQ3_* TQ1_0 TQ2_0 NVFP4"
+#define LOW_NAMES                                                                                  \
+    "Q2_K Q3_K Q4_1 Q5_0 Q5_1 IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S TQ1_0 TQ2_0 NVFP4"
 static const struct pick_formats
     /* what is converted to bf16 */
     tiled = {TILE_BITS | LOW_BITS, TILE_NAMES " " LOW_NAMES},
