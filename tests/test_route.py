@@ -785,6 +785,34 @@ def test_killed_and_restarted():
         assert s.stop() == 0
 
 
+def test_killed_with_a_queue():
+    """What waited at a replica that is killed is answered by the other, as if nothing had happened."""
+    a, b = replica("-np", "1"), replica("-np", "1")
+    r = Router(BUILD, [a, b], *QUICK)
+    r.wait_count("replica is in", 2)
+    bodies = [{"prompt": f"question {i}", "max_tokens": 400, "temperature": 0, "ignore_eos": True} for i in range(8)]
+    got = [None] * len(bodies)
+
+    def ask(i):
+        got[i] = r.json(COMP, bodies[i])["choices"][0]["text"]
+
+    clients = [threading.Thread(target=ask, args=(i,)) for i in range(len(bodies))]
+    for c in clients:
+        c.start()
+    until(lambda: value(r, "steel_route_requests_total") >= len(bodies))
+    waiting = value(r, "steel_route_in_flight", upstream=name_of(a))
+    a.proc.kill()
+    for c in clients:
+        c.join()
+    print(f"      {waiting:.0f} were there, {value(r, 'steel_route_retries_total'):.0f} went elsewhere")
+    assert waiting >= 1 and value(r, "steel_route_retries_total") >= 1
+    for body, text in zip(bodies, got):
+        assert text == b.json(COMP, body)["choices"][0]["text"]
+    assert value(r, "steel_route_cut_total") == 0 and value(r, "steel_route_replies_total", status="5xx") == 0
+    r.stop()
+    assert b.stop() == 0
+
+
 def test_hung():
     """A replica that stands still is taken out, and what waited there is answered by another."""
     a, b = replica(), replica()
@@ -915,7 +943,7 @@ def test_tls():
 
 TESTS = [test_one_roof, test_starts_without_replicas, test_heads, test_access, test_bytes, test_backpressure, test_client_leaves,
          test_hit_rate, test_keys_apart, test_kept_responses, test_full, test_hostile, test_broken_streams,
-         test_kept_connections, test_killed_and_restarted, test_hung, test_draining_replica, test_sigterm, test_tls]
+         test_kept_connections, test_killed_and_restarted, test_killed_with_a_queue, test_hung, test_draining_replica, test_sigterm, test_tls]
 
 if __name__ == "__main__":
     only = sys.argv[2:]
