@@ -433,6 +433,54 @@ def test_broken_gguf(_):
         assert r.returncode == 0 or len(r.stderr.splitlines()) == 1, r.stderr[-500:]
 
 
+# Files
+
+def convert(*args, code=0):
+    r = subprocess.run([STEEL, "convert", "-t", "2", *args], capture_output=True, text=True)
+    assert r.returncode == code, (args, r.stderr[-500:])
+    return r.stderr
+
+
+def toy_logits(model, *flags, isa="ref"):
+    ids, out = os.path.join(WORK, "ids.bin"), os.path.join(WORK, "toy.bin")
+    n = 24
+    open(ids, "wb").write(struct.pack("<%di" % (2 + n), n, 288, *range(40, 40 + n)) + bytes(4 * n * 288))
+    subprocess.run([STEEL, "logits", model, "--ids", ids, "--out", out, "-t", "2", "--device", "cpu", "--kv-type", "f32", *flags], check=True,
+                   env=dict(os.environ, STEEL_ISA=isa))
+    return read_logits(out)
+
+
+def test_merge(_):
+    """A GGUF with adapters merged computes what it computes beside them, and so does a folder that becomes one."""
+    toy, out = WORK + "/toy.gguf", WORK + "/merged.gguf"
+    subprocess.run([os.path.join(BUILD, "tests/toy_gguf"), toy], check=True)
+    small = [toy_adapter(f"{WORK}/small{i}.gguf", 40 + i, size=0.1) for i in range(2)]
+    convert(toy, out, "--merge-lora", small[0], "--merge-lora", f"x={small[1]}:-0.5")
+    want = toy_logits(toy, "--lora", small[0], "--lora", f"x={small[1]}:-0.5")
+    assert max_difference(want, toy_logits(toy)) > 0.05
+    kl, beside = mean_kl(want, toy_logits(out)), mean_kl(want, toy_logits(toy))
+    assert kl < beside / 20, (kl, beside)  # the sum is rounded to the weights' own type
+    assert "DoRA" in convert(toy, out, "--merge-lora", write_peft(WORK + "/dora", {}, use_dora=True), "--force", code=1)
+    assert "--merge-lora" in convert(WORK + "/dora", out, "--force", code=1)
+    assert "no --type" in convert(toy, out, "--merge-lora", small[0], "--type", "f16", "--force", code=1)
+
+
+def test_convert(_):
+    """PEFT to GGUF and back into the same model: the same logits; rows of a llama are woven as llama.cpp has them."""
+    for name in ("qwen3", "llama3-rope", "qwen3moe"):
+        base, draw = Base(name), random.Random(11)
+        modules = layers(LINEAR if name != "qwen3moe" else LINEAR[:4] + ["mlp.gate"] + [f"mlp.experts.{e}.up_proj" for e in (0, 2, 5)])
+        pairs = plain_pairs(base, modules, draw, lambda m: 4 if m.endswith("q_proj") else RANK)
+        folder = write_peft(f"{WORK}/conv-{name}", pairs, rank_pattern={"q_proj": 4}, use_rslora=True)
+        out = f"{WORK}/conv-{name}.gguf"
+        convert(folder, out, "--base", base.path)
+        assert max_difference(base.logits(adapters=[folder]), base.logits(adapters=[out])) < 2e-4
+        convert(folder, out, "--base", base.path, "--type", "f16", "--force")
+        assert mean_kl(base.logits(adapters=[folder]), base.logits(adapters=[out])) < 1e-5
+    assert "there already" in convert(folder, out, "--base", base.path, code=1)
+    assert "f32, f16 or bf16" in convert(folder, out, "--base", base.path, "--type", "q4_k_m", "--force", code=1)
+
+
 # The server
 
 TOY = {"attn_q": (64, 64), "attn_k": (64, 32), "attn_v": (64, 32), "attn_output": (64, 64)}

@@ -72,7 +72,7 @@ void lora_add(const struct lora *l, int e, float scale, const float *x, float *y
     }
 }
 
-void lora_add_row(const struct lora *l, int e, int row, float *w)
+void lora_add_row(const struct lora *l, int e, int row, float scale, float *w)
 {
     const struct lora_matrix *m = &l->of[e];
     for (int i = 0; i < m->n_parts; i++) {
@@ -83,7 +83,7 @@ void lora_add_row(const struct lora *l, int e, int row, float *w)
         for (int k = 0; k < p->rank; k++) {
             const float *a = m->a + (size_t)(p->at + k) * (size_t)l->n_in;
             for (int j = 0; j < l->n_in; j++)
-                w[j] += b[k] * a[j];
+                w[j] += scale * b[k] * a[j];
         }
     }
 }

@@ -50,7 +50,7 @@ void lora_free(struct lora *l);
 int lora_rank(const struct lora *l); /* the most rows of any a */
 /* y (n_out) += scale * B (A x), of expert e: what it means. */
 void lora_add(const struct lora *l, int e, float scale, const float *x, float *y);
-/* w (n_in) += what the change adds to row `row` of expert e's matrix itself. */
-void lora_add_row(const struct lora *l, int e, int row, float *w);
+/* w (n_in) += scale * what the change adds to row `row` of expert e's matrix itself. */
+void lora_add_row(const struct lora *l, int e, int row, float scale, float *w);
 
 #endif

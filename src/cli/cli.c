@@ -74,36 +74,41 @@ bool cli_kv_type(const struct usage *u, const char *flag, const char *name, enum
     return *out != DT_NONE;
 }
 
-static bool parse_adapters(const struct usage *u, const struct opt_list *texts,
-                           struct runtime_options *opt)
+bool cli_adapters(const struct usage *u, const char *flag, const struct opt_list *texts,
+                  const struct adapter_ref **out, int *n)
 {
     struct adapter_ref *refs = texts->n ? mem_zalloc((size_t)texts->n, sizeof *refs) : NULL;
     struct error err = {0};
-    opt->loras = refs;
+    *out = refs;
+    *n = 0;
     for (int i = 0; i < texts->n; i++) {
         bool ok = adapter_ref_parse(texts->items[i], &refs[i], &err);
-        opt->n_loras += ok;
+        *n += ok;
         for (int k = 0; ok && k < i; k++)
             if (!strcmp(refs[k].name, refs[i].name))
                 ok = error_set(&err, "two adapters are called \"%s\": name them, as NAME=PATH",
                                refs[i].name);
         if (!ok) {
-            args_usage_error(u, "--lora: %s", err.msg);
-            cli_runtime_options_clear(opt);
+            args_usage_error(u, "--%s: %s", flag, err.msg);
+            cli_adapters_free(out, n);
             return false;
         }
     }
     return true;
 }
 
+void cli_adapters_free(const struct adapter_ref **refs, int *n)
+{
+    for (int i = 0; i < *n; i++)
+        mem_free((*refs)[i].path);
+    mem_free((void *)(uintptr_t)*refs);
+    *refs = NULL;
+    *n = 0;
+}
+
 void cli_runtime_options_clear(struct runtime_options *opt)
 {
-    struct adapter_ref *refs = (struct adapter_ref *)(uintptr_t)opt->loras;
-    for (int i = 0; i < opt->n_loras; i++)
-        mem_free(refs[i].path);
-    mem_free(refs);
-    opt->loras = NULL;
-    opt->n_loras = 0;
+    cli_adapters_free(&opt->loras, &opt->n_loras);
 }
 
 bool cli_few_adapters(const struct runtime_options *opt, struct error *err)
@@ -138,7 +143,7 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
            cli_kv_type(u, "kv-type", f->kv_type, &opt->v_type) &&
            cli_kv_type(u, "cache-type-k", f->k_type, &opt->k_type) &&
            cli_kv_type(u, "cache-type-v", f->v_type, &opt->v_type) &&
-           parse_adapters(u, &f->loras, opt);
+           cli_adapters(u, "lora", &f->loras, &opt->loras, &opt->n_loras);
 }
 
 int cli_columns(void)

@@ -128,6 +128,10 @@ void cli_bar(const char *what, int percent, const char *tail);
 void cli_progress_bar(int percent);
 /* A cache's type by its name, where there is one; false after a usage message. */
 bool cli_kv_type(const struct usage *u, const char *flag, const char *name, enum dtype *out);
+/* Adapters of a list of "[NAME=]PATH[:SCALE]"; false after a usage message. */
+bool cli_adapters(const struct usage *u, const char *flag, const struct opt_list *texts,
+                  const struct adapter_ref **out, int *n);
+void cli_adapters_free(const struct adapter_ref **refs, int *n);
 /* Options of the runtime from the flags; false after a usage message. */
 bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          struct runtime_options *opt);

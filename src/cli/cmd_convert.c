@@ -1,13 +1,41 @@
-/* steel convert: a Hugging Face folder into a GGUF. */
+/* steel convert: a Hugging Face folder into a GGUF, with adapters merged where asked; or an adapter into a
+ * GGUF adapter. */
+#include "cli/cli.h"
 #include "cli/convert_ui.h"
+#include "convert/lora.h"
 #include "base/mem.h"
 
 #include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static bool convert(const char *in, const char *base, const char *out,
+                    const struct convert_options *opt, struct convert_result *result,
+                    struct error *err)
+{
+    if (base && opt->n_merge)
+        return error_set(err, "--base is for writing an adapter, --merge-lora for merging one");
+    if (base)
+        return convert_adapter(in, base, out, opt, result, err);
+    if (convert_is_adapter(in))
+        return error_set(err,
+                         "%s: an adapter: name its model with --base, or merge it: steel "
+                         "convert MODEL OUT.gguf --merge-lora %s",
+                         in, in);
+    struct stat st;
+    bool file = stat(in, &st) == 0 && S_ISREG(st.st_mode) && !strstr(in, "config.json");
+    if (file && opt->n_merge && opt->mix)
+        return error_set(err, "%s: a GGUF keeps its types when an adapter is merged: no --type",
+                         in);
+    return file && opt->n_merge ? merge_file(in, out, opt, result, err)
+                                : convert_folder(in, out, opt, result, err);
+}
 
 int cmd_convert(int argc, char **argv)
 {
     struct convert_options opt = {0};
-    struct opt_list tensors = {0};
+    struct opt_list tensors = {0}, merge = {0};
+    const char *base = NULL;
     bool force = false;
     const char *type = NULL, *head = NULL, *embedding = NULL;
     const struct opt opts[] = {
@@ -23,6 +51,10 @@ int cmd_convert(int argc, char **argv)
          "type of the token embedding"},
         {OPT_LIST, 0, "tensor", "tensor-type", &tensors, 0, 0, "PATTERN=TYPE",
          "type of the tensors whose names have the pattern; may be given again"},
+        {OPT_LIST, 0, "merge-lora", 0, &merge, 0, 0, "PATH[:SCALE]",
+         "merge a LoRA adapter into the weights; DIR may then be a GGUF, too (repeatable)"},
+        {OPT_STRING, 0, "base", 0, &base, 0, 0, "MODEL",
+         "the model of an adapter: DIR is a PEFT folder and becomes a GGUF adapter"},
         {OPT_FLAG, 0, "force", 0, &force, 0, 0, 0, "replace OUT.gguf if it is there"},
         {OPT_FLAG, 0, "dry-run", 0, &opt.dry_run, 0, 0, 0,
          "print each tensor's type and size, write nothing"},
@@ -35,7 +67,9 @@ int cmd_convert(int argc, char **argv)
                  "...). The\n"
                  "output appears under its name only when complete.",
         .examples = "  steel convert ~/models/Qwen3-0.6B qwen3-0.6b.gguf\n"
-                    "  steel convert ~/models/Qwen3-30B-A3B qwen3-30b-q4.gguf --type q4_k_m\n",
+                    "  steel convert ~/models/Qwen3-30B-A3B qwen3-30b-q4.gguf --type q4_k_m\n"
+                    "  steel convert model.gguf tuned.gguf --merge-lora ./adapter\n"
+                    "  steel convert ./adapter adapter.gguf --base model.gguf --type f16\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
         .min_args = 2,
@@ -55,6 +89,10 @@ int cmd_convert(int argc, char **argv)
         convert_ui_free(&opt);
         return EXIT_USAGE;
     }
+    if (!cli_adapters(&u, "merge-lora", &merge, &opt.merge, &opt.n_merge)) {
+        convert_ui_free(&opt);
+        return EXIT_USAGE;
+    }
     struct convert_ui ui;
     convert_ui_init(&ui, "converting");
     opt.progress = convert_ui_progress;
@@ -64,7 +102,8 @@ int cmd_convert(int argc, char **argv)
     struct error err = {0};
     struct convert_result result;
     bool ok = convert_ui_target(pos[0], pos[1], &opt, force, &err) &&
-              convert_folder(pos[0], pos[1], &opt, &result, &err);
+              convert(pos[0], base, pos[1], &opt, &result, &err);
+    cli_adapters_free(&opt.merge, &opt.n_merge);
     convert_ui_free(&opt);
     if (!ok)
         return cli_fail(&err);

@@ -10,6 +10,8 @@
 
 #include <regex.h>
 
+struct adapter_ref; /* model/adapter.h */
+
 /* Tensors whose name has the pattern (POSIX, extended) become this type. */
 struct convert_override {
     regex_t pattern;
@@ -27,7 +29,10 @@ struct convert_options {
     const struct convert_override *overrides; /* (n_overrides) the last that fits counts */
     int n_overrides;
     const char *imatrix; /* path or NULL */
-    const char *pre;     /* convert: pre-tokenizer name, where the folder's cannot be told */
+    const struct adapter_ref
+        *merge; /* (n_merge) adapters to merge into the weights: convert alone */
+    int n_merge;
+    const char *pre; /* convert: pre-tokenizer name, where the folder's cannot be told */
     void (*progress)(void *arg, size_t done, size_t total);
     void (*note)(void *arg, const char *message);          /* a line worth telling; may be NULL */
     void (*planned)(void *arg, const struct transcode *t); /* types are chosen; may be NULL */
@@ -52,5 +57,7 @@ void convert_mix_model(const struct config *c, bool importance, struct mix_model
 bool convert_choose(struct transcode *t, const struct convert_options *opt,
                     const struct mix_model *model, struct error *err);
 void convert_count(const struct transcode *t, struct convert_result *result);
+/* All tensors of a GGUF, to be written under their names. */
+bool convert_add_tensors(struct transcode *t, struct error *err);
 
 #endif

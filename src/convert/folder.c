@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "convert/convert.h"
 #include "convert/encoder.h"
+#include "convert/lora.h"
 #include "convert/vocab.h"
 #include "model/config.h"
 #include "model/families/family.h"
@@ -571,12 +572,13 @@ static const struct mix *source_mix(const struct tensorfile *f, const struct con
     return mix_find(type == DT_F32 ? "F32" : type == DT_F16 ? "F16" : "BF16");
 }
 
-static bool write_folder(struct plan *p, const char *out, const struct convert_options *opt,
-                         struct convert_result *result)
+static bool write_folder(struct plan *p, struct merge *merge, const char *out,
+                         const struct convert_options *opt, struct convert_result *result)
 {
     struct mix_model model;
     convert_mix_model(p->c, p->t->importance != NULL, &model);
-    if (!plan_tensors(p) || !convert_choose(p->t, opt, &model, p->err))
+    if (!plan_tensors(p) || !merge_open(merge, p->t, p->f, p->c, opt, p->err) ||
+        !convert_choose(p->t, opt, &model, p->err))
         return false;
     convert_count(p->t, result);
     if (opt->planned)
@@ -627,7 +629,9 @@ bool convert_folder(const char *in, const char *out, const struct convert_option
                               .progress_arg = opt.arg};
         struct plan p = {
             .f = f, .c = c, .t = &t, .used = mem_zalloc(f->n_tensors, sizeof(bool)), .err = err};
-        ok = write_folder(&p, out, &opt, result);
+        struct merge merge = {0};
+        ok = write_folder(&p, &merge, out, &opt, result);
+        merge_close(&merge);
         mem_free(p.used);
         pooling_clear(&p.pooling);
         transcode_clear(&t);

@@ -163,7 +163,7 @@ static void copy_metadata(struct gguf_writer *w, const struct tensorfile *f,
     gguf_set_u32(w, "general.file_type", (uint32_t)opt->mix->file_type);
 }
 
-static bool add_tensors(struct transcode *t, struct error *err)
+bool convert_add_tensors(struct transcode *t, struct error *err)
 {
     for (size_t i = 0; i < t->in->n_tensors; i++) {
         const struct tensor *s = &t->in->tensors[i];
@@ -194,7 +194,7 @@ static bool quantize_open(const struct tensorfile *f, const char *out, struct tr
     if (ok)
         convert_mix_model(c, t->importance != NULL, &model);
     mem_free(c);
-    if (!ok || !add_tensors(t, err) || !convert_choose(t, opt, &model, err))
+    if (!ok || !convert_add_tensors(t, err) || !convert_choose(t, opt, &model, err))
         return false;
     convert_count(t, result);
     if (opt->planned)

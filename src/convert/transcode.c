@@ -63,6 +63,8 @@ void transcode_clear(struct transcode *t)
         mem_free(t->tensors[i].values);
         mem_free(t->tensors[i].order);
         mem_free(t->tensors[i].columns);
+        mem_free(t->tensors[i].merges);
+        mem_free(t->tensors[i].merge_rows);
     }
     mem_free(t->tensors);
     *t = (struct transcode){0};
@@ -197,6 +199,15 @@ static bool read_rows(const struct transcode *t, const struct out_tensor *o, con
     return true;
 }
 
+/* What adapters change of a chunk's rows. */
+static void add_merges(const struct out_tensor *o, const struct chunk *c, float *values)
+{
+    for (int k = 0; k < o->n_merges; k++)
+        for (int32_t i = 0; i < c->rows; i++)
+            lora_add_row(o->merges[k].l, c->mat, o->merge_rows[c->row + i], o->merges[k].scale,
+                         values + (size_t)i * (size_t)o->dims[0]);
+}
+
 /* Gives back the pages of a chunk's input. Neighbours may share the last one: they read it again. */
 static void forget_chunk(const struct run *r, const struct out_tensor *o, const struct chunk *c)
 {
@@ -267,16 +278,20 @@ static bool do_chunk(struct run *r, const struct chunk *c, struct buffers *b, st
     int64_t row = 0;
     const struct source *s = o->mats ? chunk_source(o, c, &row) : NULL;
     const void *data = b->blocks;
-    if (s && is_plain(s) && !o->heads && s->data->type == o->type) {
+    if (s && !o->n_merges && is_plain(s) && !o->heads && s->data->type == o->type) {
         data = s->data->data + (size_t)row * row_bytes;
-    } else if (s && is_packed(s) && !o->heads && s->layout.type == o->type) { /* bit for bit */
+    } else if (s && !o->n_merges && is_packed(s) && !o->heads && s->layout.type == o->type) {
+        /* bit for bit */
         struct layout_rows rows = packed_rows(o, s, c, c->row, c->rows);
         struct layout_planes to = {.data = b->blocks};
         bool permuted;
         if (!layout_read(&s->layout, r->t->in->path, &rows, &to, &permuted, err))
             return false;
     } else {
-        if (!read_rows(r->t, o, c, b->values, err) || !check_range(o, c, b->values, n, err))
+        if (!read_rows(r->t, o, c, b->values, err))
+            return false;
+        add_merges(o, c, b->values);
+        if (!check_range(o, c, b->values, n, err))
             return false;
         bool weighted = o->weighted &&
                         imatrix_weights(r->t->importance, o->name, (size_t)c->mat, n, b->weights);

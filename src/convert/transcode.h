@@ -6,6 +6,7 @@
 #ifndef STEEL_CONVERT_TRANSCODE_H
 #define STEEL_CONVERT_TRANSCODE_H
 
+#include "backend/lora.h"
 #include "convert/imatrix.h"
 #include "file/gguf_write.h"
 #include "model/layout.h"
@@ -19,6 +20,12 @@ struct source {
     int first, step, of;
     bool across;
     int64_t offset; /* rows of the tensor before the matrix; of is set */
+};
+
+/* A change that is added to the rows of a tensor before they are written. */
+struct merge_part {
+    const struct lora *l;
+    float scale;
 };
 
 /* One output tensor: n_mats matrices of `rows` rows of dims[0] values, one after the other. */
@@ -37,7 +44,10 @@ struct out_tensor {
     /* Where the parts of a tensor (source.of) lie in another order: source rows, and columns, of those
      * of the output. (rows), (dims[0]), owned; NULL = as they are */
     int32_t *order, *columns;
-    bool weighted; /* importance is known under this name */
+    bool weighted;             /* importance is known under this name */
+    struct merge_part *merges; /* (n_merges) owned */
+    int n_merges;
+    int32_t *merge_rows; /* (rows) of a matrix: which row of the change's weight each is; owned */
 };
 
 struct transcode {
