@@ -86,8 +86,10 @@ void attention_case(const struct dims *s, bool norms, int window, const int (*se
         /* A value near the border of two steps may get the other: of Q4_0 there are sixteen. */
         bool q4 = s->b.k_type == DT_Q4_0 || s->b.v_type == DT_Q4_0;
         bool bf16 = s->b.k_type == DT_BF16 || s->b.v_type == DT_BF16;
-        bool codes = kv_coded(s->b.k_type) || kv_coded(s->b.v_type);
-        double tol = q4 ? 5e-2 : bf16 || codes ? 6e-3 : 2e-3;
+        bool fp8 =
+            s->b.k_type == DT_F8_E4M3 || s->b.v_type == DT_F8_E4M3; /* steps of 1/8 to 1/16 */
+        bool q8 = s->b.k_type == DT_Q8_0 || s->b.v_type == DT_Q8_0;
+        double tol = q4 ? 5e-2 : fp8 ? 2e-2 : bf16 || q8 ? 6e-3 : 2e-3;
         tol = product_tol * 2 > tol ? product_tol * 2 : tol;
         snprintf(text, sizeof text, "layer %d, %s", layer, what);
         stream_check(&d, text, layer ? x_out : x, layer ? p.b.n_out : p.b.n_tokens, tol);
