@@ -212,7 +212,7 @@ static void latents_new(struct duo *d, int width)
 /* As heads.c has it: a value near the border of two steps may get the other. */
 static double cache_tol(enum dtype type)
 {
-    double tol = type == DT_Q4_0 ? 5e-2 : kv_coded(type) ? 6e-3 : 0;
+    double tol = type == DT_Q4_0 ? 5e-2 : type == DT_F8_E4M3 ? 2e-2 : type == DT_Q8_0 ? 6e-3 : 0;
     return tol > mixer_tol() ? tol : mixer_tol();
 }
 
