@@ -35,8 +35,9 @@ test("two tabs: what one writes the other shows; both at once lose nothing", asy
   // both answer the same message at the same time: two branches, four messages, all kept
   const gates = [];
   world.fake.script = (body, s) => { s.text("late " + body.messages.at(-1).content); gates.push(() => s.end()); };
-  await say(a, "A again");
-  await say(b, "B again");
+  await a.fill("#input", "A again");
+  await b.fill("#input", "B again");
+  await Promise.all([a.press("#input", "Enter"), b.press("#input", "Enter")]);
   await a.waitForSelector(".msg.live");
   await b.waitForSelector(".msg.live");
   for (const g of gates) g();
@@ -249,6 +250,7 @@ test("search finds titles and texts and goes to the message; rename; delete with
   await page.waitForFunction(() => document.querySelectorAll(".msg").length > 0);
   assert.equal(await page.textContent("#title"), "Renamed <b>");
   await page.getByRole("button", { name: "Delete Renamed <b>" }).click();
+  await page.waitForSelector(".welcome");
   await reload(page);
   assert.equal(await page.locator("#chats li").count(), 1);
   const left = () => page.evaluate(async () => {
