@@ -178,7 +178,7 @@ void build_free(struct backend *be, struct network *net, struct want *wants, int
 {
     for (int i = 0; i < n_wants; i++) {
         struct want *w = &wants[i];
-        for (int k = 0; w->w && w->w->lora && k < LORA_MAX_ADAPTERS; k++)
+        for (int k = 0; be && w->w && w->w->lora && k < LORA_MAX_ADAPTERS; k++)
             if (w->w->lora[k])
                 be->ops->unadapt(be, w->w->lora[k]);
         if (w->w)
