@@ -206,7 +206,7 @@ def encoder_vocabularies():
     tokenizer = word(True)
     tokenizer["normalizer"] = {"type": "Lowercase"}
     json.dump(tokenizer, open(path("lower") + "/tokenizer.json", "w"))
-    fails("a WordPiece that is not BERT's", path("other.gguf"), "convert", path("lower"), path("other.gguf"))
+    fails("a WordPiece that is not BERT's", path("wordpiece.gguf"), "convert", path("lower"), path("wordpiece.gguf"))
 
 
 def golden_models():

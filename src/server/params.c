@@ -351,7 +351,8 @@ bool gen_params_read(const json_t *body, enum params_api api, const struct sampl
     p->sample.n_bias = 0;
     int least = api == PARAMS_COMPLETIONS ? 0 : 1;
     if (!read_sampling(body, p, err) || !read_stream(body, p, err) ||
-        !read_max(body, "max_tokens", least, p, err))
+        !read_max(body, "max_tokens", least, p, err) ||
+        !api_bool(body, "ignore_eos", &p->ignore_eos, err))
         return false;
     const char *salt = NULL;
     if (api == PARAMS_MESSAGES)
@@ -360,7 +361,6 @@ bool gen_params_read(const json_t *body, enum params_api api, const struct sampl
     if (!read_seed(body, p, err) || !read_max(body, "max_completion_tokens", least, p, err) ||
         !api_int(body, "min_tokens", 0, INT_MAX, &p->min_tokens, err) ||
         !api_int(body, "n", 1, ENGINE_MAX_CHOICES, &p->n, err) ||
-        !api_bool(body, "ignore_eos", &p->ignore_eos, err) ||
         !api_bool(body, "cache_prompt", &cache, err) ||
         !api_string(body, "cache_salt", &salt, err) || !read_stop(body, "stop", p, err) ||
         !read_bias(body, n_vocab, p, err) || !read_logprobs(body, api, p, err))
