@@ -121,10 +121,11 @@ struct folder {
 
 static void folder_make(struct folder *f, const struct base *base)
 {
-    snprintf(f->dir, sizeof f->dir, "/tmp/steel-lora-XXXXXX");
-    assert_non_null(mkdtemp(f->dir));
+    char dir[] = "/tmp/steel-lora-XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    snprintf(f->dir, sizeof f->dir, "%s", dir);
     for (int i = 0; i < N_ADAPTERS; i++) {
-        snprintf(f->adapter[i], sizeof f->adapter[i], "%s/%d", f->dir, i);
+        snprintf(f->adapter[i], sizeof f->adapter[i], "%s/%d", dir, i);
         write_adapter(f->adapter[i], base, (uint32_t)i + 1, i % 3 == 2 ? 5 : RANK, i % 4 == 3);
         f->refs[i] = (struct adapter_ref){.path = f->adapter[i], .scale = 1};
         snprintf(f->refs[i].name, sizeof f->refs[i].name, "a%d", i);
