@@ -314,7 +314,13 @@ static void test_every_allocation(void **state)
                     break;
                 assert_true(k < 2000);
             }
-            assert_int_equal(ask(port, cases[c].path, cases[c].kind), cases[c].status);
+            /* It is well again, once the connections that were cut off have ended on its side, too. */
+            int status = ask(port, cases[c].path, cases[c].kind);
+            for (int tries = 0; status == 503 && tries < 100; tries++) {
+                usleep(50000);
+                status = ask(port, cases[c].path, cases[c].kind);
+            }
+            assert_int_equal(status, cases[c].status);
         }
     printf("%d replies whole, %d said 503, %d cut off\n", n_whole, n_error, n_none);
     assert_true(n_whole > 0 && n_none > 0);
