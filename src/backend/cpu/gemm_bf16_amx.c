@@ -9,11 +9,7 @@
  * A: rows of halves (gemm_x.h); B: 16 rows of column pairs. tmm0-3: C of (inputs, panel); tmm4, 6: A;
  * tmm5, 7: B. The last tiles of inputs read rows behind the last one and drop what comes of them.
  */
-#include "backend/cpu/amx.h"
-#include "backend/cpu/gemm_kernels.h"
-#include "backend/cpu/panel_unpack.h"
-
-#define INLINE static inline __attribute__((always_inline))
+#include "backend/cpu/gemm_tiles_amx.h"
 
 enum kind {
     KIND_PLAIN, /* signed codes, a scale per 32 */
@@ -21,8 +17,6 @@ enum kind {
     KIND_SIX,   /* signed codes, a scale per 16 */
     KIND_TWO,   /* small unsigned codes, scale and min per 16 */
 };
-
-enum { TILE = 1024 }; /* bytes: 32 columns of a panel */
 
 /* Floats a, b to pairs (a low, b high), rounded half up. */
 INLINE VI pair(VF a, VF b)
@@ -98,10 +92,7 @@ INLINE void multiply(struct scratch *s, const struct source *src, struct source 
 {
     const uint8_t *a1 = a + 16 * stride;
     size_t share = (fetch * 32 / (size_t)n_in + 63) & ~(size_t)63, at = 0;
-    amx_zero(0);
-    amx_zero(1);
-    amx_zero(2);
-    amx_zero(3);
+    tiles_zero();
     for (int i = 0; i < n_in / 32; i++) {
         amx_load(5, src->tiles[0] + (size_t)i * TILE, 64);
         amx_load(4, a + 64 * i, stride);
@@ -118,33 +109,7 @@ INLINE void multiply(struct scratch *s, const struct source *src, struct source 
         for (size_t end = at + share; at < end && at < fetch; at += 64)
             _mm_prefetch((const char *)ahead + at, _MM_HINT_T1);
     }
-    amx_store(0, s->out[0], sizeof s->out[0]);
-    amx_store(1, s->out[0] + GEMM_PANEL, sizeof s->out[0]);
-    if (two) {
-        amx_store(2, s->out[16], sizeof s->out[0]);
-        amx_store(3, s->out[16] + GEMM_PANEL, sizeof s->out[0]);
-    }
-}
-
-/* The sums of input rows [i0, i0 + n) and weight rows from col on, with the bias. */
-INLINE void put_sums(const struct scratch *s, const struct gemm_call *c, int i0, int n, int col)
-{
-    int width = c->n_rows - col < GEMM_UNIT ? c->n_rows - col : GEMM_UNIT;
-    VF low = vf_zero(), high = vf_zero();
-    if (c->bias && width == GEMM_UNIT) {
-        low = vf_load(c->bias + col);
-        high = vf_load(c->bias + col + GEMM_PANEL);
-    }
-    for (int i = 0; i < n; i++) {
-        float *y = c->y + (size_t)(i0 + i) * c->stride + col;
-        if (width == GEMM_UNIT) {
-            vf_store(y, vf_add(vf_load(s->out[i]), low));
-            vf_store(y + GEMM_PANEL, vf_add(vf_load(s->out[i] + GEMM_PANEL), high));
-            continue;
-        }
-        for (int j = 0; j < width; j++)
-            y[j] = s->out[i][j] + (c->bias ? c->bias[col + j] : 0.0f);
-    }
+    tiles_store(s->out, two);
 }
 
 INLINE void gemm(const struct gemm_call *c, const enum kind kind, unpack_fn *unpack)
@@ -153,12 +118,7 @@ INLINE void gemm(const struct gemm_call *c, const enum kind kind, unpack_fn *unp
     const struct gemm_seg *seg = c->seg;
     int n_in = c->w->n_in, n_tiles = n_in / 32;
     size_t stride = half_stride(n_in), bytes = seg->panel_bytes;
-    struct amx_config config = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        config.rows[i] = 16;
-        config.row_bytes[i] = 64;
-    }
-    amx_configure(&config);
+    tiles_configure();
     size_t first = (size_t)c->expert * (size_t)seg->n_panels + (size_t)(c->row / GEMM_PANEL);
     struct source now = {0};
     for (int col = 0, u = 0; col < c->n_rows; col += GEMM_UNIT, u++) {
@@ -186,7 +146,7 @@ INLINE void gemm(const struct gemm_call *c, const enum kind kind, unpack_fn *unp
                 multiply(s, &now, &next[1], n_in, a, stride, ahead, fetch, n > 16, kind, unpack);
             else
                 multiply(s, &now, NULL, n_in, a, stride, ahead, fetch, n > 16, kind, unpack);
-            put_sums(s, c, i0, n, col);
+            put_sums(s->out, c, i0, n, col);
         }
         now = together ? next[1] : (struct source){0};
     }

@@ -1,23 +1,17 @@
 /*
- * Packed float weights, and GPTQ4, which its users want without loss, times many input rows on AMX's bf16 tiles, without bf16's loss: a float is two
- * bf16, the nearest and the nearest to what is left, good for 16 bits of mantissa. The product of
- * two such numbers is three tile products (what is left times what is left is too small to count), two
- * for BF16 weights, which are one bf16 each: still several times as many products a second as
- * vectors of floats have. Sums are floats and stay in the tiles to the end; their order is the
- * tile's own, so --deterministic goes through gemm_float instead.
+ * Packed float weights times many input rows on AMX's bf16 tiles, without bf16's loss; GPTQ4 too, which its
+ * users want without loss. A float is two bf16, the nearest and the nearest to what is left, good for 16
+ * bits of mantissa. The product of two such numbers is three tile products (what is left times what is
+ * left is too small to count), two for BF16 weights, which are one bf16 each: still several times as many
+ * products a second as vectors of floats have. Sums are floats and stay in the tiles to the end; their
+ * order is the tile's own, so --deterministic goes through gemm_float instead.
  *
  *   C (16 inputs, 16 weight rows) += A (16 inputs, 32 columns) * B (32 columns, 16 weight rows)
  * A: rows of halves, then of their rests (gemm_x); B: 16 rows of column pairs, as BF16's panels are
  * and others become, two panels at a time. tmm0-3: C of (inputs, panel); tmm4, 6: A; tmm5, 7: B. The
  * last tiles of inputs read rows behind the last one and drop what comes of them.
  */
-#include "backend/cpu/amx.h"
-#include "backend/cpu/gemm_kernels.h"
-#include "backend/cpu/panel_unpack.h"
-
-#define INLINE static inline __attribute__((always_inline))
-
-enum { TILE = 1024 }; /* bytes: 32 columns of a panel */
+#include "backend/cpu/gemm_tiles_amx.h"
 
 struct scratch {
     _Alignas(64) float out[32][GEMM_UNIT];
@@ -116,10 +110,7 @@ INLINE void multiply(struct scratch *s, const enum dtype type, const uint8_t *co
 {
     const bool exact = type == DT_BF16; /* nothing is left of weights */
     const size_t step = exact ? TILE : 2 * TILE;
-    amx_zero(0);
-    amx_zero(1);
-    amx_zero(2);
-    amx_zero(3);
+    tiles_zero();
     for (int i = 0; i < n_in / 32; i++) {
         const uint8_t *b0 = b[0] + (size_t)i * step, *b1 = b[1] + (size_t)i * step;
         const uint8_t *x = a + 64 * (size_t)i, *rest = x + 2 * (size_t)n_in;
@@ -138,33 +129,7 @@ INLINE void multiply(struct scratch *s, const enum dtype type, const uint8_t *co
             amx_dot_bf16(3, 6, 7);
         }
     }
-    amx_store(0, s->out[0], sizeof s->out[0]);
-    amx_store(1, s->out[0] + GEMM_PANEL, sizeof s->out[0]);
-    if (two) {
-        amx_store(2, s->out[16], sizeof s->out[0]);
-        amx_store(3, s->out[16] + GEMM_PANEL, sizeof s->out[0]);
-    }
-}
-
-/* The sums of input rows [i0, i0 + n) and weight rows from col on, with the bias. */
-INLINE void put_sums(const struct scratch *s, const struct gemm_call *c, int i0, int n, int col)
-{
-    int width = c->n_rows - col < GEMM_UNIT ? c->n_rows - col : GEMM_UNIT;
-    VF low = vf_zero(), high = vf_zero();
-    if (c->bias && width == GEMM_UNIT) {
-        low = vf_load(c->bias + col);
-        high = vf_load(c->bias + col + GEMM_PANEL);
-    }
-    for (int i = 0; i < n; i++) {
-        float *y = c->y + (size_t)(i0 + i) * c->stride + col;
-        if (width == GEMM_UNIT) {
-            vf_store(y, vf_add(vf_load(s->out[i]), low));
-            vf_store(y + GEMM_PANEL, vf_add(vf_load(s->out[i] + GEMM_PANEL), high));
-            continue;
-        }
-        for (int j = 0; j < width; j++)
-            y[j] = s->out[i][j] + (c->bias ? c->bias[col + j] : 0.0f);
-    }
+    tiles_store(s->out, two);
 }
 
 INLINE void gemm(const struct gemm_call *c, const enum dtype type)
@@ -175,12 +140,7 @@ INLINE void gemm(const struct gemm_call *c, const enum dtype type)
     size_t stride = gemm_half_stride(c->x), bytes = seg->panel_bytes;
     size_t first = (size_t)c->expert * (size_t)seg->n_panels + (size_t)(c->row / GEMM_PANEL);
     const uint8_t *panel = seg->data + first * bytes;
-    struct amx_config config = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        config.rows[i] = 16;
-        config.row_bytes[i] = 64;
-    }
-    amx_configure(&config);
+    tiles_configure();
     for (int col = 0; col < c->n_rows; col += GEMM_UNIT, panel += 2 * bytes) {
         const uint8_t *b[2] = {panel, col + GEMM_PANEL < c->n_rows ? panel + bytes : panel};
         for (int p = 0; type != DT_BF16 && p < 2; p++) {
@@ -198,7 +158,7 @@ INLINE void gemm(const struct gemm_call *c, const enum dtype type)
                 multiply(s, type, b, n_in, a, stride, 1);
             else
                 multiply(s, type, b, n_in, a, stride, 0);
-            put_sums(s, c, i0, n, col);
+            put_sums(s->out, c, i0, n, col);
         }
     }
     amx_release();
