@@ -143,7 +143,7 @@ void cuda_close(struct backend *be)
     mem_free(be);
 }
 
-/* Every one of "a,-b" is a row of pick.cu. */
+/* Every one of "a,-b" is a row of the table. */
 static bool picks_exist(struct cuda_backend *cu, const char *names, struct error *err)
 {
     for (const char *at = names; *at;) {

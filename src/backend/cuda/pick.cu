@@ -6,10 +6,11 @@
  * kernel fits, whatever was measured, so that tests and benchmarks can run every row; -name leaves a
  * row out, so that a benchmark can say what it gains over the next. How a kernel that was chosen cuts
  * its work (tiles, warps, stages, parts of k) is its own file's.
+ *
+ * Here: the choice itself, and the rows of products (linear, ffn, moe, router); those of mixers are in
+ * pick_mixers.cu.
  */
-#include "backend/cuda/attn.cuh"
-#include "backend/cuda/delta_net.cuh"
-#include "backend/cuda/latent.cuh"
+#include "backend/cuda/pick.cuh"
 #include "backend/cuda/rows.cuh"
 #include "backend/cuda/host.h"
 
@@ -51,8 +52,7 @@ static int tile_width(const struct matrix *w, int rows, bool mma)
     return w->set != SET_K ? 16 : rows <= 8 ? 8 : rows <= 16 ? 16 : 32;
 }
 
-/* Everything but where results go. */
-static struct gemm_args args_in(const struct cuda_backend *cu, const struct matrix *w, int rows)
+struct gemm_args pick_args(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
     struct gemm_args p = {};
     p.w = *w;
@@ -66,7 +66,7 @@ static struct gemm_args args_in(const struct cuda_backend *cu, const struct matr
 
 static struct gemm_args args_hidden(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
-    struct gemm_args p = args_in(cu, w, rows);
+    struct gemm_args p = pick_args(cu, w, rows);
     p.x = cu->half_hidden;
     p.x_scale = NULL;
     p.unscale = 1.0f / HIDDEN_SCALE;
@@ -148,7 +148,7 @@ static void linear_records(struct cuda_backend *cu, const struct pick_case *c)
 static struct gemm_args linear_args(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_halves(cu, c->x);
-    struct gemm_args p = args_in(cu, c->w, c->rows);
+    struct gemm_args p = pick_args(cu, c->w, c->rows);
     p.y = c->y;
     p.ldy = c->w->n_out;
     return p;
@@ -159,7 +159,7 @@ static bool linear_persistent_fits(const struct cuda_backend *cu, const struct p
 }
 static bool linear_persistent_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    struct gemm_args p = args_in(cu, c->w, c->rows);
+    struct gemm_args p = pick_args(cu, c->w, c->rows);
     p.ldy = c->w->n_out;
     return gemm_persistent_tiles(cu, p) > cu->n_sm; /* else nothing comes after */
 }
@@ -199,7 +199,7 @@ static int linear_width(const struct pick_case *c)
 }
 static bool linear_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    struct gemm_args p = args_in(cu, c->w, c->rows);
+    struct gemm_args p = pick_args(cu, c->w, c->rows);
     return gemm_stream_fits(cu, p, false, linear_width(c));
 }
 /* Enough blocks for the GPU. */
@@ -210,7 +210,7 @@ static bool stream_fills(const struct cuda_backend *cu, const struct gemm_args &
 }
 static bool linear_stream_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    struct gemm_args p = args_in(cu, c->w, c->rows);
+    struct gemm_args p = pick_args(cu, c->w, c->rows);
     return stream_fills(cu, p, false, linear_width(c));
 }
 static void linear_stream(struct cuda_backend *cu, const struct pick_case *c)
@@ -246,7 +246,7 @@ static void ffn_gemv(struct cuda_backend *cu, const struct pick_case *c)
 /* Gate and up (i = 0), then down. */
 static struct gemm_args ffn_args(const struct cuda_backend *cu, const struct pick_case *c, int i)
 {
-    struct gemm_args p = i ? args_hidden(cu, c->down, c->rows) : args_in(cu, c->w, c->rows);
+    struct gemm_args p = i ? args_hidden(cu, c->down, c->rows) : pick_args(cu, c->w, c->rows);
     if (i) {
         p.y = c->y;
         p.ldy = c->down->n_out;
@@ -654,340 +654,8 @@ static void router_plain(struct cuda_backend *cu, const struct pick_case *c)
     moe_route(cu, *c->route);
 }
 
-/*
- * qkv: a projection to q, k, v, of which q is kept and k, v go to the cache
- */
-static bool qkv_heads_fit(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    /* A block of gemm_wgmma.cu has whole heads, each of one kind: see struct gemm_heads. */
-    const struct matrix *w = c->w;
-    const struct attn_layer *l = c->layer;
-    bool fits = gemm_wgmma_suits(cu, w, false) && l->k_dim == 128 && l->v_dim == 128 &&
-                l->n_rot == 128 && attn_heads_plain(l) &&
-                (cu->shape.kv_type == DT_F16 || cu->shape.kv_type == DT_BF16);
-    for (int i = 0; i < w->n_seg; i++)
-        fits = fits && w->seg[i].tile0 % 8 == 0 && w->seg[i].rows % 128 == 0;
-    return fits;
-}
-static bool qkv_heads_pay(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    (void)cu;
-    return !c->raw; /* decodes are turned by their attention */
-}
-static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
-{
-    const struct shape *s = &cu->shape;
-    const struct attn_layer *l = c->layer;
-    rows_to_halves(cu, c->x);
-    struct gemm_args p = args_in(cu, c->w, c->rows);
-    p.ldy = c->w->n_out;
-    p.heads.set = true;
-    p.heads.bf16 = s->kv_type == DT_BF16;
-    p.heads.q = c->y;
-    p.heads.k = (uint16_t *)l->k;
-    p.heads.v = (uint16_t *)l->v;
-    p.heads.q_norm = l->norm[ATTN_Q].gain;
-    p.heads.k_norm = l->norm[ATTN_K].gain;
-    p.heads.rope = l->rope;
-    p.heads.slot = c->step->slot;
-    p.heads.n_heads = l->n_heads;
-    p.heads.n_kv = l->n_kv;
-    p.heads.page_len = s->page_len;
-    p.heads.eps = l->norm[l->norm[ATTN_Q].on ? ATTN_Q : ATTN_K].eps;
-    gemm_wgmma(cu, p, false, ceil_div(c->rows, WGMMA_ROWS));
-}
-
-/*
- * output: x += a Wo^T. One row in front of experts is left to them: their kernel adds up the router's
- * logits on the way.
- */
-static bool output_experts_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    const struct experts *e = c->experts;
-    return e && c->rows == 1 && c->w->n_in % 8 == 0 && e->down->n_in % 8 == 0 &&
-           moe_gemv_routed_fits(cu, c->w, e);
-}
-static bool output_experts_pays(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    (void)c;
-    /* Behind attn_decode_split.cu, which lets the next kernel start late, a router of its own was
-     * faster. And a profile is to tell the two apart. */
-    return !cu->layout.deep && !cu->be->profile;
-}
-static void output_experts(struct cuda_backend *cu, const struct pick_case *c)
-{
-    (void)cu;
-    c->stream->add = ADD_PRODUCT;
-    c->stream->w = c->w;
-    c->stream->a = *c->x;
-}
-
-/*
- * decode, prompt: attention of rows that are their sequence's last, and of the others
- */
-static bool tensor_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return attn_tensor(cu, c->layer) && (!c->raw || attn_heads_plain(c->layer));
-}
-static bool decode_batch_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return c->raw && tensor_fits(cu, c) && attn_decode_batch_fits(cu);
-}
-static bool decode_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return decode_batch_fits(cu, c) && attn_decode_batch_records_fit(cu, c->layer, c->rows);
-}
-static bool decode_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return decode_batch_fits(cu, c) && attn_decode_batch_panels_fit(cu, c->layer, c->rows);
-}
-static int decode_units(const struct pick_case *c)
-{
-    const struct attn_layer *l = c->layer;
-    return c->rows * l->n_kv * ceil_div(l->n_heads / l->n_kv, 8);
-}
-/* A decode sees many keys. */
-static bool decode_deep(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return cu->layout.deep && (!c->layer->window || pick_deep(c->layer->window));
-}
-static bool decode_batch_pays(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    /* Of short contexts a block reads one in less time than several need to join. */
-    return decode_units(c) >= (decode_deep(cu, c) ? cu->n_sm * 3 / 4 : cu->n_sm / 5);
-}
-/* One block to an SM: eight warps; of more, three share it, or five where three would not do in one
- * go. */
-static int decode_batch_warps(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    int units = decode_units(c);
-    return units <= cu->n_sm ? 8 : units <= 3 * cu->n_sm ? 4 : 2;
-}
-static void decode_batch(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_decode_batch(cu, *c->attn, decode_batch_warps(cu, c));
-}
-static void decode_records(struct cuda_backend *cu, const struct pick_case *c)
-{
-    struct attn_args p = *c->attn;
-    p.row_records = cu->records;
-    p.scale_of = cu->half_scale;
-    c->out->records = true;
-    attn_decode_batch(cu, p, decode_batch_warps(cu, c));
-}
-static void decode_panels(struct cuda_backend *cu, const struct pick_case *c)
-{
-    struct attn_args p = *c->attn;
-    p.panels = cu->panels;
-    p.panel_rows = gemm_cluster_width(c->rows);
-    p.scale_of = cu->half_scale;
-    c->out->panels = true;
-    attn_decode_batch(cu, p, decode_batch_warps(cu, c));
-}
-static bool decode_split_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return c->raw && tensor_fits(cu, c) && decode_units(c) <= cu->n_sm &&
-           attn_decode_split_fits(cu, c->layer);
-}
-static bool decode_split_pays(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return decode_deep(cu, c);
-}
-static void decode_split(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_decode_split(cu, *c->attn);
-}
-static void decode_plain(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_decode(cu, *c->attn, c->raw);
-}
-static bool decode_wide_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return attn_decode_wide_fits(cu, c->layer) && !(c->raw && c->layer->norm_whole);
-}
-static void decode_wide(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_decode_wide(cu, *c->attn);
-}
-static bool decode_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return attn_decode_coded_fits(cu, c->layer) && !(c->raw && c->layer->norm_whole);
-}
-static void decode_coded(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_decode_coded(cu, *c->attn);
-}
-static bool decode_any_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    (void)cu;
-    return !c->raw; /* which only cases have that the rows before take */
-}
-static void decode_any(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_any(cu, *c->attn, 0, c->rows);
-}
-static bool prompt_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return attn_tensor(cu, c->layer) && !c->layer->sinks;
-}
-static bool prompt_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return prompt_mma_fits(cu, c) && attn_prefill_suits(cu, c->layer);
-}
-static void prompt_wgmma(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_prefill(cu, *c->attn, false);
-}
-static bool prompt_halves_fit(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return pick_halves_only(c->step->n_tokens) && cu->shape.kv_type == DT_F16 &&
-           prompt_wgmma_fits(cu, c);
-}
-static void prompt_halves(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_prefill(cu, *c->attn, true);
-    c->out->halves = true;
-    c->out->n_floats = c->step->n_decode;
-}
-static void prompt_mma(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_prefill_mma(cu, *c->attn, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
-                     cu->layout.n_q_tiles);
-}
-static bool prompt_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return attn_prefill_coded_suits(cu, c->layer);
-}
-/* A value that no half holds is lost, as it is in a cache of halves. */
-static bool prompt_coded_halves_fit(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return pick_halves_only(c->step->n_tokens) && prompt_coded_fits(cu, c);
-}
-static bool prompt_wide_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return attn_prefill_wide_coded_fits(cu, c->layer);
-}
-static bool prompt_wide_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return attn_prefill_wide_fits(cu, c->layer);
-}
-static void prompt_wide(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_prefill_wide(cu, *c->attn);
-}
-static void prompt_any(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_any(cu, *c->attn, c->step->n_decode, c->rows);
-}
-
-/*
- * delta: the recurrence of a gated delta net
- */
-static bool delta_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    (void)cu;
-    return delta_step_fits(*c->delta);
-}
-static void delta_decode(struct cuda_backend *cu, const struct pick_case *c)
-{
-    delta_step(cu, *c->delta, c->rows);
-}
-static void delta_prompt(struct cuda_backend *cu, const struct pick_case *c)
-{
-    delta_scan(cu, *c->delta, c->rows, c->step->n_seqs - c->step->n_decode);
-}
-static void delta_decode_any(struct cuda_backend *cu, const struct pick_case *c)
-{
-    delta_any(cu, *c->delta, c->rows, c->rows);
-}
-static void delta_prompt_any(struct cuda_backend *cu, const struct pick_case *c)
-{
-    delta_any(cu, *c->delta, c->rows, c->step->n_seqs - c->step->n_decode);
-}
-
-/*
- * heads: y (rows, H, n_out) = x_h W_h^T, every head's rows with its own matrix. A head's rows are an
- * expert's to the kernels.
- */
-static struct gemm_args heads_args(struct cuda_backend *cu, const struct pick_case *c, int width)
-{
-    struct gemm_args p = args_in(cu, c->w, c->rows);
-    struct latent_heads *h = c->heads;
-    latent_heads_list(cu, h, c->rows, width);
-    p.x = h->x;
-    p.x_scale = NULL;
-    p.y = c->y;
-    p.ldy = c->w->n_out;
-    p.moe = p.sorted_in = true;
-    p.used = h->n_heads;
-    p.route = h->list;
-    return p;
-}
-static int heads_tiles(const struct pick_case *c, int width)
-{
-    return c->heads->n_heads * ceil_div(c->rows, width);
-}
-static bool heads_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return gemm_wgmma_suits(cu, c->w, false);
-}
-static void heads_wgmma(struct cuda_backend *cu, const struct pick_case *c)
-{
-    gemm_wgmma(cu, heads_args(cu, c, WGMMA_ROWS), false, heads_tiles(c, WGMMA_ROWS));
-}
-static void heads_mma(struct cuda_backend *cu, const struct pick_case *c)
-{
-    gemm_mma(cu, heads_args(cu, c, 64), false, 64, heads_tiles(c, 64));
-}
-static bool heads_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    struct gemm_args p = args_in(cu, c->w, c->rows);
-    p.moe = true;
-    return gemm_stream_fits(cu, p, false, 16);
-}
-static void heads_stream(struct cuda_backend *cu, const struct pick_case *c)
-{
-    gemm_stream(cu, heads_args(cu, c, 16), false, 16, heads_tiles(c, 16));
-}
-static void heads_splitk(struct cuda_backend *cu, const struct pick_case *c)
-{
-    gemm_splitk(cu, heads_args(cu, c, 16), false, 16, heads_tiles(c, 16));
-}
-
-/*
- * latent: attention over latents
- */
-static bool latent_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return latent_attn_fits(cu, *c->latent);
-}
-static void latent_decode(struct cuda_backend *cu, const struct pick_case *c)
-{
-    latent_attn_decode(cu, *c->latent, c->rows);
-}
-static void latent_prompt(struct cuda_backend *cu, const struct pick_case *c)
-{
-    latent_attn_prompt(cu, *c->latent, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
-                       cu->layout.n_q_tiles);
-}
-static void latent_decode_any(struct cuda_backend *cu, const struct pick_case *c)
-{
-    latent_attn_any(cu, *c->latent, 0, c->rows);
-}
-static void latent_prompt_any(struct cuda_backend *cu, const struct pick_case *c)
-{
-    latent_attn_any(cu, *c->latent, c->step->n_decode, c->rows);
-}
-
-enum {
-    K = 1 << SET_K,
-    CODES = K | 1 << SET_CODES,
-    FAST = CODES | 1 << SET_FAST,
-    ANY = FAST | 1 << SET_ALL
-};
-
 /* name, op, formats, rows from, to (0: no end), needs, takes, pays, fits, run */
-static const struct pick picks[] = {
+static const struct pick products[] = {
     {"gemm_quad", PICK_LINEAR, CODES, 2, 4, NEEDS_NOTHING, TAKES_NORM, NULL, linear_quad_fits,
      linear_quad},
     {"gemm_few", PICK_LINEAR, CODES, 3, 8, NEEDS_NOTHING, TAKES_NORM, linear_few_pays,
@@ -1011,16 +679,6 @@ static const struct pick picks[] = {
     {"gemm_stream", PICK_LINEAR, FAST, 1, 0, NEEDS_NOTHING, TAKES_ROWS, linear_stream_pays,
      linear_stream_fits, linear_stream},
     {"gemm_splitk", PICK_LINEAR, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, linear_splitk},
-
-    {"qkv_wgmma", PICK_QKV, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, qkv_heads_pay, qkv_heads_fit,
-     qkv_heads},
-    {"qkv_linear", PICK_QKV, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     NULL}, /* linear, then attn_heads */
-
-    {"output_experts", PICK_OUTPUT, ANY, 1, 1, NEEDS_NOTHING, TAKES_ROWS, output_experts_pays,
-     output_experts_fits, output_experts},
-    {"output_linear", PICK_OUTPUT, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     NULL}, /* linear */
 
     {"ffn_gemv", PICK_FFN, ANY, 1, 4, NEEDS_NOTHING, TAKES_NORM, ffn_gemv_pays, ffn_gemv_fits,
      ffn_gemv},
@@ -1065,67 +723,15 @@ static const struct pick picks[] = {
 
     {"router_row", PICK_LOGITS, ANY, 1, 4, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, logits_row},
     {"router_block", PICK_LOGITS, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, logits_block},
-
-    {"attn_decode_batch_records", PICK_DECODE, 0, 9, 16, NEEDS_NOTHING, TAKES_ROWS,
-     decode_batch_pays, decode_records_fit, decode_records}, /* for gemm_few_records */
-    {"attn_decode_batch_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS,
-     decode_batch_pays, decode_panels_fit, decode_panels}, /* for gemm_cluster */
-    {"attn_decode_batch", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, decode_batch_pays,
-     decode_batch_fits, decode_batch},
-    {"attn_decode_split", PICK_DECODE, 0, 1, 0, NEEDS_WAITS, TAKES_ROWS, decode_split_pays,
-     decode_split_fits, decode_split},
-    {"attn_decode", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, tensor_fits,
-     decode_plain},
-    {"attn_decode_wide", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_wide_fits,
-     decode_wide},
-    {"attn_decode_coded", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_coded_fits,
-     decode_coded},
-    {"attn_any", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_any_fits,
-     decode_any},
-
-    {"attn_prefill_halves", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_halves_fit,
-     prompt_halves},
-    {"attn_prefill", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_wgmma_fits,
-     prompt_wgmma},
-    {"attn_prefill_mma", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_mma_fits,
-     prompt_mma},
-    {"attn_prefill_wide", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_wide_fits,
-     prompt_wide},
-    {"attn_prefill_coded_halves", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL,
-     prompt_coded_halves_fit, prompt_halves},
-    {"attn_prefill_coded", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_coded_fits,
-     prompt_wgmma},
-    {"attn_prefill_wide_coded", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
-     prompt_wide_coded_fits, prompt_wide},
-    {"attn_any", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, prompt_any},
-
-    {"delta_step", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_fits,
-     delta_decode},
-    {"delta_any", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     delta_decode_any},
-    {"delta_scan", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_fits,
-     delta_prompt},
-    {"delta_any", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     delta_prompt_any},
-
-    {"heads_wgmma", PICK_HEADS, FAST, 65, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, heads_wgmma_fits,
-     heads_wgmma},
-    {"heads_mma", PICK_HEADS, ANY, 65, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, linear_mma_fits,
-     heads_mma},
-    {"heads_stream", PICK_HEADS, FAST, 9, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, heads_stream_fits,
-     heads_stream},
-    {"heads_splitk", PICK_HEADS, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, heads_splitk},
-
-    {"latent_decode", PICK_LATENT_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, latent_mma_fits,
-     latent_decode},
-    {"latent_any", PICK_LATENT_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     latent_decode_any},
-    {"latent_prefill", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
-     latent_mma_fits, latent_prompt},
-    {"latent_any", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     latent_prompt_any},
 };
-enum { N_PICKS = (int)(sizeof picks / sizeof *picks) };
+enum { N_PRODUCTS = (int)(sizeof products / sizeof *products) };
+
+/* Row i of the whole table; NULL behind the last. */
+static const struct pick *row_at(int i)
+{
+    int mixer = i - N_PRODUCTS;
+    return mixer < 0 ? &products[i] : mixer < pick_mixers.n ? &pick_mixers.rows[mixer] : NULL;
+}
 
 /* Whether `name` is one of "a,b,c"; out: one of those with a minus in front. */
 static bool is_listed(const char *list, const char *name, bool out)
@@ -1157,15 +763,14 @@ static bool can_run(const struct cuda_backend *cu, const struct pick *p, const s
 
 const struct pick *pick_find(const struct cuda_backend *cu, enum pick_op op, struct pick_case *c)
 {
+    const struct pick *p;
     c->forced = true;
-    for (int i = 0; i < N_PICKS && cu->forced; i++)
-        if (picks[i].op == op && is_listed(cu->forced, picks[i].name, false) &&
-            can_run(cu, &picks[i], c))
-            return &picks[i];
+    for (int i = 0; cu->forced && (p = row_at(i)) != NULL; i++)
+        if (p->op == op && is_listed(cu->forced, p->name, false) && can_run(cu, p, c))
+            return p;
     c->forced = false;
     const struct pick *left_out = NULL; /* runs where nothing else does */
-    for (int i = 0; i < N_PICKS; i++) {
-        const struct pick *p = &picks[i];
+    for (int i = 0; (p = row_at(i)) != NULL; i++) {
         if (p->op != op || c->rows < p->from || (p->to && c->rows > p->to) ||
             (p->pays && !p->pays(cu, c)) || !can_run(cu, p, c))
             continue;
@@ -1179,7 +784,9 @@ const struct pick *pick_find(const struct cuda_backend *cu, enum pick_op op, str
 
 void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_case *c)
 {
-    cu->picked[p - picks]++;
+    const struct pick *mixers = pick_mixers.rows;
+    bool mixer = p >= mixers && p < mixers + pick_mixers.n;
+    cu->picked[mixer ? N_PRODUCTS + (p - mixers) : p - products]++;
     if (p->run)
         p->run(cu, c);
 }
@@ -1226,9 +833,9 @@ bool pick_info(struct backend *be, int i, struct pick_info *out)
                                       "prompt",        "delta_decode", "delta_prompt", "heads",
                                       "latent_decode", "latent_prompt"};
     const struct cuda_backend *cu = cuda_self(be);
-    if (i >= N_PICKS)
+    const struct pick *p = row_at(i);
+    if (!p)
         return false;
-    const struct pick *p = &picks[i];
     struct pick_info info = {};
     info.name = p->name;
     info.op = ops[p->op];
