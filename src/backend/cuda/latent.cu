@@ -6,8 +6,7 @@
  * cache, the scratch of these layers, and the work list by which a product of experts becomes one of
  * heads.
  */
-#include "backend/cuda/kv_coded.cuh"
-#include "backend/cuda/latent.cuh"
+#include "backend/cuda/latent_row.cuh"
 #include "backend/cuda/mixers.h"
 
 extern "C" {
@@ -16,91 +15,6 @@ extern "C" {
 
 #include <math.h>
 
-enum { LATENT_MAX_ROPE = 256 };
-
-/* How a head's last values turn: pairs (i, n/2 + i); woven: those that come as (2i, 2i + 1). */
-struct latent_rope {
-    const float *freq; /* (n / 2) */
-    float mscale;
-    int n;
-    bool woven;
-};
-
-/* A warp rotates r.n values for position pos, in place. */
-DEVICE void latent_rotate(const struct latent_rope &r, float *x, int pos)
-{
-    int half = r.n >> 1;
-    float a[LATENT_MAX_ROPE / 64], b[LATENT_MAX_ROPE / 64];
-#pragma unroll
-    for (int j = 0; j < LATENT_MAX_ROPE / 64; j++) {
-        int i = lane_id() + 32 * j;
-        if (i < half) {
-            float s, c, v = x[r.woven ? 2 * i : i], w = x[r.woven ? 2 * i + 1 : half + i];
-            sincosf((float)pos * r.freq[i], &s, &c);
-            a[j] = (v * c - w * s) * r.mscale;
-            b[j] = (w * c + v * s) * r.mscale;
-        }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < LATENT_MAX_ROPE / 64; j++) {
-        int i = lane_id() + 32 * j;
-        if (i < half) {
-            x[i] = a[j];
-            x[half + i] = b[j];
-        }
-    }
-}
-
-struct latent_row_args {
-    struct step step;
-    float *low_q, *low; /* (n_tokens, q_rank) or NULL; (n_tokens, C + Dr) */
-    const float *q_gain, *kv_gain;
-    float q_eps, kv_eps;
-    int q_rank, rank;
-    struct latent_rope rope;
-    uint8_t *cache;
-    int type;
-};
-
-/* A block: the root mean square of n values and eps, inverted. */
-DEVICE float latent_rms(const float *x, int n, float eps, float *part)
-{
-    float sum = 0.0f;
-    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x)
-        sum += x[i] * x[i];
-    sum = warp_sum(sum);
-    if (lane_id() == 0)
-        part[warp_id()] = sum;
-    __syncthreads();
-    sum = warp_sum(lane_id() < (int)blockDim.x >> 5 ? part[lane_id()] : 0.0f);
-    __syncthreads();
-    return rsqrtf(sum / (float)n + eps);
-}
-
-DEVICE void latent_put(uint8_t *cache, int type, size_t at, float v)
-{
-    if (type == DT_F32)
-        ((float *)cache)[at] = v;
-    else
-        ((uint16_t *)cache)[at] = type == DT_F16 ? float_to_half(v) : float_to_bf16(v);
-}
-/* A warp: a block of 32 values from `at` on, x being this lane's, as quant.h has it. */
-DEVICE void latent_put_block(uint8_t *cache, int type, size_t at, float x)
-{
-    int lane = lane_id();
-    if (type == DT_F8_E4M3) {
-        cache[at + (size_t)lane] = kv_to_fp8(x);
-        return;
-    }
-    uint16_t scale;
-    uint32_t code = kv_code(type, x, &scale), high = __shfl_xor_sync(FULL_WARP, code, 16);
-    uint8_t *block = cache + at / 32 * (type == DT_Q8_0 ? 34 : 18);
-    if (lane == 0)
-        *(uint16_t *)block = scale;
-    if (type == DT_Q8_0 || lane < 16)
-        block[2 + lane] = (uint8_t)(type == DT_Q8_0 ? code : code | high << 4);
-}
 template <bool CODED> DEVICE float latent_get(const uint8_t *cache, int type, size_t at)
 {
     if (CODED) {
@@ -119,8 +33,7 @@ template <bool CODED> DEVICE float latent_get(const uint8_t *cache, int type, si
     return type == DT_F16 ? half_to_float(h) : bf16_to_float(h);
 }
 
-/* Grid: (rows). Norm of the query's low rank, in place; norm of the latent, rotation of what carries
- * the position, both to the cache. CODED: in blocks, which may have some of both. */
+/* Grid: (rows). Norm of the query's low rank; the latent's row. */
 template <bool CODED>
 static __global__ void __launch_bounds__(256)
     latent_row_kernel(const __grid_constant__ struct latent_row_args p)
@@ -129,34 +42,15 @@ static __global__ void __launch_bounds__(256)
     float *part = (float *)shared;
     dependency_wait();
     dependency_trigger();
-    int t = (int)blockIdx.x, tid = (int)threadIdx.x, slot = p.step.slot[t];
+    int t = (int)blockIdx.x;
     if (p.low_q) {
-        float *x = p.low_q + (size_t)t * (size_t)p.q_rank;
+        const float *x = p.from_q + (size_t)t * (size_t)p.ld_q;
+        float *y = p.low_q + (size_t)t * (size_t)p.q_rank;
         float rms = latent_rms(x, p.q_rank, p.q_eps, part);
-        for (int i = tid; i < p.q_rank; i += 256)
-            x[i] = x[i] * rms * (p.q_gain ? p.q_gain[i] : 1.0f);
+        for (int i = (int)threadIdx.x; i < p.q_rank; i += 256)
+            y[i] = x[i] * rms * (p.q_gain ? p.q_gain[i] : 1.0f);
     }
-    if (slot < 0)
-        return;
-    int width = p.rank + p.rope.n;
-    float *x = p.low + (size_t)t * (size_t)width;
-    size_t at = (size_t)slot * (size_t)width;
-    float rms = latent_rms(x, p.rank, p.kv_eps, part);
-    for (int i = tid; i < p.rank && CODED; i += 256)
-        x[i] = x[i] * rms * (p.kv_gain ? p.kv_gain[i] : 1.0f);
-    for (int i = tid; i < p.rank && !CODED; i += 256)
-        latent_put(p.cache, p.type, at + (size_t)i, x[i] * rms * (p.kv_gain ? p.kv_gain[i] : 1.0f));
-    if (tid < 32) {
-        latent_rotate(p.rope, x + p.rank, p.step.pos[t]);
-        __syncwarp();
-        for (int i = tid; i < p.rope.n && !CODED; i += 32)
-            latent_put(p.cache, p.type, at + (size_t)(p.rank + i), x[p.rank + i]);
-    }
-    if (CODED) {
-        __syncthreads();
-        for (int i = tid & ~31; i < width; i += 256)
-            latent_put_block(p.cache, p.type, at + (size_t)i, x[i + lane_id()]);
-    }
+    latent_row<CODED>(p, t, part);
 }
 
 /* Grid: (heads / 4, rows). A warp: a query's first Dn values to halves for its head's product, the
@@ -260,9 +154,10 @@ static bool latent_coded(const struct cuda_backend *cu)
 }
 
 struct latent_scratch {
-    float *low_q, *low, *q, *wide, *a; /* of rows: q_rank, C + Dr, H*(Dn+Dr), H*C, H*Dv */
-    uint16_t *x, *sums;                /* (H, max_tokens, .) halves: queries, what they gathered */
-    int32_t *lists;                    /* (2, list_len) */
+    float *raw_q, *low_q, *low; /* of rows: q_rank (low_q: normed), q_rank + C + Dr */
+    float *q, *wide, *a;        /* of rows: H*(Dn+Dr), H*C, H*Dv */
+    uint16_t *x, *sums;         /* (H, max_tokens, .) halves: queries, what they gathered */
+    int32_t *lists;             /* (2, list_len) */
     size_t list_len;
     float *part, *ml;
     float *freq; /* (n_ropes, LATENT_MAX_ROPE / 2) */
@@ -309,7 +204,7 @@ bool latent_prepare(struct cuda_backend *cu, const struct bounds *b, struct erro
         first = first < 0 ? i : first;
         size_t H = (size_t)l->n_heads, C = (size_t)l->kv_rank, Dr = (size_t)l->rope_dim;
         const size_t need[] = {(size_t)l->q_rank,
-                               C + Dr,
+                               (size_t)l->q_rank + C + Dr,
                                H * ((size_t)l->nope_dim + Dr),
                                H * C,
                                H * (size_t)l->v_dim,
@@ -329,17 +224,13 @@ bool latent_prepare(struct cuda_backend *cu, const struct bounds *b, struct erro
     s->first = first;
     s->list_len = 16 + 3 * heads * (tokens / MOE_ROUTE_MIN_TILE + 1) + heads * tokens;
     size_t freq = (size_t)net->n_ropes * (LATENT_MAX_ROPE / 2) * 4;
-    const struct want list[] = {{(void **)&s->low_q, tokens * low_q * 4},
-                                {(void **)&s->low, tokens * low * 4},
-                                {(void **)&s->q, tokens * q * 4},
-                                {(void **)&s->wide, tokens * wide * 4},
-                                {(void **)&s->a, tokens * a * 4},
-                                {(void **)&s->x, tokens * x * 2},
-                                {(void **)&s->sums, tokens * sums * 2},
-                                {(void **)&s->lists, 2 * s->list_len * 4},
-                                {(void **)&s->part, units * rank * 4},
-                                {(void **)&s->ml, units * 2 * 4},
-                                {(void **)&s->freq, freq}};
+    const struct want list[] = {
+        {(void **)&s->raw_q, tokens * low_q * 4},  {(void **)&s->low_q, tokens * low_q * 4},
+        {(void **)&s->low, tokens * low * 4},      {(void **)&s->q, tokens * q * 4},
+        {(void **)&s->wide, tokens * wide * 4},    {(void **)&s->a, tokens * a * 4},
+        {(void **)&s->x, tokens * x * 2},          {(void **)&s->sums, tokens * sums * 2},
+        {(void **)&s->lists, 2 * s->list_len * 4}, {(void **)&s->part, units * rank * 4},
+        {(void **)&s->ml, units * 2 * 4},          {(void **)&s->freq, freq}};
     if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
         return false;
     for (int i = 0; i < net->n_ropes; i++)
@@ -377,33 +268,125 @@ void latent_attn_any(struct cuda_backend *cu, const struct latent_args &p, int f
                 LAUNCH_EARLY, p, first);
 }
 
-/* y (rows, H, n_out): x of every head times its matrix. */
-static void latent_product(struct cuda_backend *cu, const struct weight *w, int i,
-                           const uint16_t *x, float *y, int rows, enum stage stage)
+static void latent_rows(struct cuda_backend *cu, const struct latent_row_args &p, int rows,
+                        bool coded)
 {
-    struct pick_case c = {};
-    c.rows = rows;
-    c.w = cuda_matrix(w);
-    c.y = y;
-    c.heads = &cu->latent->heads[i];
-    c.heads->x = x;
-    pick_run(cu, PICK_HEADS, &c, stage);
+    auto kernel = coded ? latent_row_kernel<true> : latent_row_kernel<false>;
+    step_mark(cu);
+    cuda_launch(cu, kernel, dim3((unsigned)rows), 256, 32 * 4, LAUNCH_EARLY, p);
+    step_mark_end(cu, STAGE_QKV);
 }
 
-/* Queries (rows, H*(Dn+Dr)) and latents of the step's rows; the latents go to the cache. */
+/* Both products of the stream in one, where that can be said: rows of wqa, then those of wkva. */
+static bool latent_joined(const struct latent *l, struct matrix *m)
+{
+    if (!l->wqa)
+        return false;
+    const struct matrix *a = cuda_matrix(l->wqa), *b = cuda_matrix(l->wkva);
+    if (a->bias || b->bias || a->n_seg + b->n_seg > MAX_SEGS)
+        return false;
+    *m = *a;
+    for (int i = 0; i < b->n_seg; i++) {
+        struct seg *s = &m->seg[m->n_seg++];
+        *s = b->seg[i];
+        s->row0 += a->n_out;
+        s->tile0 += a->n_tiles;
+    }
+    m->n_out += b->n_out;
+    m->n_tiles += b->n_tiles;
+    m->set = b->set > m->set ? b->set : m->set;
+    m->max_tile_bytes =
+        b->max_tile_bytes > m->max_tile_bytes ? b->max_tile_bytes : m->max_tile_bytes;
+    return true;
+}
+
+/* What the stream's products come to, raw: the query's low rank (or, without one, queries) and the
+ * latents; p says where. */
+static void latent_low(struct cuda_backend *cu, const struct mixer *m, struct latent_row_args *p)
+{
+    const struct latent *l = &m->latent;
+    struct latent_scratch *b = cu->latent;
+    struct matrix both;
+    p->low = b->low;
+    p->ld_low = l->kv_rank + l->rope_dim;
+    p->from_q = b->raw_q;
+    p->ld_q = l->q_rank;
+    if (latent_joined(l, &both)) {
+        const struct mixer_product product = {&both, b->low};
+        mixer_products(cu, &m->block.in, &product, 1);
+        p->from_q = b->low;
+        p->low = b->low + l->q_rank;
+        p->ld_low = p->ld_q = both.n_out;
+    } else {
+        const struct mixer_product products[] = {
+            {cuda_matrix(l->wqa ? l->wqa : l->wqb), l->wqa ? b->raw_q : b->q},
+            {cuda_matrix(l->wkva), b->low}};
+        mixer_products(cu, &m->block.in, products, 2);
+    }
+}
+
+/* Queries (rows, H*(Dn+Dr)) from their low rank. One row: the norm is the product's, if its kernel takes
+ * one (true); else it is there. */
+static bool latent_wide(struct cuda_backend *cu, const struct latent *l, int rows,
+                        struct latent_row_args *p, bool coded)
+{
+    struct latent_scratch *b = cu->latent;
+    struct rows x = rows_of(b->low_q, rows, l->q_rank);
+    struct pick_case c = {};
+    c.rows = rows;
+    c.w = cuda_matrix(l->wqb);
+    c.x = &x;
+    c.y = b->q;
+    const struct pick *pick = pick_find(cu, PICK_LINEAR, &c);
+    if (rows == 1 && pick->takes == TAKES_NORM && l->q_norm.gain) {
+        c.in = norm_in{};
+        c.in.x = p->from_q;
+        c.in.gain = l->q_norm.gain;
+        c.in.eps = l->q_norm.eps;
+        step_mark(cu);
+        pick_go(cu, pick, &c);
+        step_mark_end(cu, STAGE_QKV);
+        return true;
+    }
+    p->low_q = b->low_q;
+    latent_rows(cu, *p, rows, coded);
+    p->low_q = NULL;
+    pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
+    return false;
+}
+
+/* y (rows, H, n_out): x of every head times its matrix; a kernel of few rows does what stands around
+ * it (true). */
+static bool latent_product(struct cuda_backend *cu, const struct weight *w, int i,
+                           const struct step *s, float *y, enum stage stage, bool only_ask)
+{
+    struct pick_case c = {};
+    c.rows = s->n_tokens;
+    c.w = cuda_matrix(w);
+    c.y = y;
+    c.step = s;
+    c.heads = &cu->latent->heads[i];
+    const struct pick *p = pick_find(cu, PICK_HEADS, &c);
+    if (!only_ask) {
+        step_mark(cu);
+        pick_go(cu, p, &c);
+        step_mark_end(cu, stage);
+    }
+    return p->takes == TAKES_NORM;
+}
+
+/* Queries (rows, H*(Dn+Dr)), the rotated part of which is for attention, and (rows, H, C) in the latent's
+ * space; the latents go to the cache. */
 static void latent_project(struct cuda_backend *cu, const struct mixer *m, int layer,
                            const struct latent_rope &rope, const struct step *s)
 {
     const struct latent *l = &m->latent;
     struct latent_scratch *b = cu->latent;
-    const struct mixer_product products[] = {
-        {cuda_matrix(l->wqa ? l->wqa : l->wqb), l->wqa ? b->low_q : b->q},
-        {cuda_matrix(l->wkva), b->low}};
-    mixer_products(cu, &m->block.in, products, 2);
+    struct latent_heads *h = &b->heads[0];
+    int T = s->n_tokens;
+    bool coded = latent_coded(cu), stored = false;
     struct latent_row_args p = {};
     p.step = *s;
-    p.low_q = l->wqa ? b->low_q : NULL;
-    p.low = b->low;
     p.q_gain = l->q_norm.gain;
     p.kv_gain = l->kv_norm.gain;
     p.q_eps = l->q_norm.eps;
@@ -413,19 +396,25 @@ static void latent_project(struct cuda_backend *cu, const struct mixer *m, int l
     p.rope = rope;
     p.cache = (uint8_t *)cu->kv[layer].k;
     p.type = cu->shape.k_type;
-    step_mark(cu);
-    auto kernel = latent_coded(cu) ? latent_row_kernel<true> : latent_row_kernel<false>;
-    cuda_launch(cu, kernel, dim3((unsigned)s->n_tokens), 256, 32 * 4, LAUNCH_EARLY, p);
-    step_mark_end(cu, STAGE_QKV);
-    if (!l->wqa)
-        return;
-    struct rows x = rows_of(b->low_q, s->n_tokens, l->q_rank);
-    struct pick_case c = {};
-    c.rows = s->n_tokens;
-    c.w = cuda_matrix(l->wqb);
-    c.x = &x;
-    c.y = b->q;
-    pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
+    latent_low(cu, m, &p);
+    if (l->wqa)
+        stored = !latent_wide(cu, l, T, &p, coded);
+    h->x = b->x;
+    h->q = b->q;
+    h->queries = true;
+    h->coded = coded;
+    h->store = !stored;
+    h->row = p;
+    if (!latent_product(cu, l->wkb, 0, s, b->wide, STAGE_QKV, true)) {
+        if (!stored)
+            latent_rows(cu, p, T, coded);
+        step_mark(cu);
+        cuda_launch(cu, latent_query_kernel, dim3((unsigned)ceil_div(l->n_heads, 4), (unsigned)T),
+                    128, 0, LAUNCH_EARLY, *s, b->q, b->x, (int)padded(l->nope_dim), l->n_heads,
+                    l->nope_dim, rope);
+        step_mark_end(cu, STAGE_QKV);
+    }
+    latent_product(cu, l->wkb, 0, s, b->wide, STAGE_QKV, false);
 }
 
 struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer)
@@ -436,17 +425,12 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     int T = s.n_tokens, H = l->n_heads;
     struct latent_rope rope = {b->freq + (l->rope - cu->net->ropes) * (LATENT_MAX_ROPE / 2),
                                l->rope->mscale, l->rope_dim, l->woven};
-    latent_project(cu, m, layer, rope, &s);
-    step_mark(cu);
-    cuda_launch(cu, latent_query_kernel, dim3((unsigned)ceil_div(H, 4), (unsigned)T), 128, 0,
-                LAUNCH_EARLY, s, b->q, b->x, (int)padded(l->nope_dim), H, l->nope_dim, rope);
     for (int i = 0; i < 2; i++) { /* lists are of the step's rows, and serve all its layers */
         if (layer == b->first || b->heads[i].n_heads != H)
             b->heads[i].width = 0;
         b->heads[i].n_heads = H;
     }
-    step_mark_end(cu, STAGE_QKV);
-    latent_product(cu, l->wkb, 0, b->x, b->wide, T, STAGE_QKV);
+    latent_project(cu, m, layer, rope, &s);
     struct latent_args p = {};
     p.step = s;
     p.cache = (const uint8_t *)cu->kv[layer].k;
@@ -463,6 +447,12 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     p.scale = l->scale;
     p.part = b->part;
     p.ml = b->ml;
+    struct latent_heads *h = &b->heads[1];
+    h->x = b->sums;
+    h->attn = &p;
+    h->left = latent_left{};
+    if (latent_product(cu, l->wvb, 1, &s, b->a, STAGE_ATTENTION, true))
+        p.left = &h->left;
     struct pick_case c = {};
     c.step = &s;
     c.latent = &p;
@@ -472,6 +462,7 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     if ((c.rows = T - s.n_decode))
         pick_run(cu, PICK_LATENT_PROMPT, &c, N_STAGES);
     step_mark_end(cu, STAGE_ATTENTION);
-    latent_product(cu, l->wvb, 1, b->sums, b->a, T, STAGE_ATTENTION);
+    latent_product(cu, l->wvb, 1, &s, b->a, STAGE_ATTENTION, false);
+    h->attn = NULL;
     return rows_of(b->a, T, H * l->v_dim);
 }

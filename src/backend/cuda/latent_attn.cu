@@ -10,8 +10,13 @@
 
 #include <math.h>
 
-enum { LAT_KEYS = 64, LAT_ROW = LATENT_WIDTH * 2, LAT_PIECES = LAT_ROW / 16, LAT_WARPS = 8 };
-enum { LAT_TILE = LAT_KEYS * LAT_ROW, LAT_MAX_SPLIT = 64, LAT_MAX_MT = 4 };
+enum {
+    LAT_KEYS = LATENT_KEYS,
+    LAT_ROW = LATENT_WIDTH * 2,
+    LAT_PIECES = LAT_ROW / 16,
+    LAT_WARPS = 8
+};
+enum { LAT_TILE = LAT_KEYS * LAT_ROW, LAT_MAX_MT = 4 };
 
 /* The block's shared memory: queries, two tiles of latents (or one), weights, what rows have in common. */
 template <int MT> struct latent_shared {
@@ -225,7 +230,7 @@ static __global__ void __launch_bounds__(LAT_WARPS * 32, 1)
         return;
     size_t part_row = ((size_t)blockIdx.y * (size_t)p.n_split + (size_t)blockIdx.x) * M;
     if (!PROMPT && p.n_split > 1) {
-        int per = (last / LAT_KEYS + p.n_split) / p.n_split * LAT_KEYS; /* whole tiles */
+        int per = latent_part_keys(last, p.n_split);
         from = (int)blockIdx.x * per;
         if (from > last) {
             dependency_wait();
@@ -330,9 +335,9 @@ static __global__ void __launch_bounds__(128)
     size_t unit = (size_t)t * (size_t)groups + (size_t)(h / M);
     size_t row0 = unit * (size_t)p.n_split * (size_t)M + (size_t)(h % M);
     if (tid < 32) {
-        float top = -INFINITY, sum = 0.0f, m[LAT_MAX_SPLIT / 32], l[LAT_MAX_SPLIT / 32];
+        float top = -INFINITY, sum = 0.0f, m[LATENT_MAX_SPLIT / 32], l[LATENT_MAX_SPLIT / 32];
 #pragma unroll
-        for (int i = 0; i < LAT_MAX_SPLIT / 32; i++) {
+        for (int i = 0; i < LATENT_MAX_SPLIT / 32; i++) {
             int part = tid + 32 * i;
             const float *ml = p.ml + 2 * (row0 + (size_t)part * (size_t)M);
             l[i] = part < p.n_split ? ml[1] : 0.0f;
@@ -342,13 +347,13 @@ static __global__ void __launch_bounds__(128)
         top = warp_max(top);
         top = top == -INFINITY ? 0.0f : top;
 #pragma unroll
-        for (int i = 0; i < LAT_MAX_SPLIT / 32; i++) {
+        for (int i = 0; i < LATENT_MAX_SPLIT / 32; i++) {
             l[i] *= fast_exp2(m[i] - top);
             sum += l[i];
         }
         sum = warp_sum(sum);
 #pragma unroll
-        for (int i = 0; i < LAT_MAX_SPLIT / 32; i++)
+        for (int i = 0; i < LATENT_MAX_SPLIT / 32; i++)
             if (tid + 32 * i < p.n_split)
                 weight[tid + 32 * i] = sum > 0.0f ? l[i] / sum : 0.0f;
     }
@@ -398,7 +403,7 @@ bool latent_attn_fits(const struct cuda_backend *cu, const struct latent_args &p
 static int latent_attn_splits(const struct cuda_backend *cu, int units)
 {
     int n = cu->n_sm / units;
-    return n < 1 ? 1 : n > LAT_MAX_SPLIT ? LAT_MAX_SPLIT : n;
+    return n < 1 ? 1 : n > LATENT_MAX_SPLIT ? LATENT_MAX_SPLIT : n;
 }
 
 size_t latent_attn_units(const struct cuda_backend *cu, int max_seqs, int n_heads)
@@ -437,9 +442,11 @@ void latent_attn_decode(struct cuda_backend *cu, struct latent_args p, int rows)
         latent_attn_launch<2, false>(cu, p, grid, NULL, 0);
     else
         latent_attn_launch<4, false>(cu, p, grid, NULL, 0);
-    if (p.n_split > 1)
+    if (p.left)
+        *p.left = latent_left{p.n_split, 16 * mt};
+    else if (p.n_split > 1)
         cuda_launch(cu, latent_join_kernel, dim3((unsigned)p.n_heads, (unsigned)rows), 128,
-                    LAT_MAX_SPLIT * 4, LAUNCH_EARLY, p, 16 * mt);
+                    LATENT_MAX_SPLIT * 4, LAUNCH_EARLY, p, 16 * mt);
 }
 
 void latent_attn_prompt(struct cuda_backend *cu, struct latent_args p, const int2 *tiles,

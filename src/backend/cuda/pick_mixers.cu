@@ -309,6 +309,14 @@ static void heads_stream(struct cuda_backend *cu, const struct pick_case *c)
 {
     gemm_stream(cu, heads_args(cu, c, 16), false, 16, heads_tiles(c, 16));
 }
+static bool heads_gemv_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return latent_heads_gemv_fits(cu, c->w, c->heads, c->step);
+}
+static void heads_gemv(struct cuda_backend *cu, const struct pick_case *c)
+{
+    latent_heads_gemv(cu, c->w, c->heads, c->y, c->rows);
+}
 static void heads_splitk(struct cuda_backend *cu, const struct pick_case *c)
 {
     gemm_splitk(cu, heads_args(cu, c, 16), false, 16, heads_tiles(c, 16));
@@ -393,6 +401,8 @@ static const struct pick rows[] = {
     {"delta_any", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      delta_prompt_any},
 
+    {"heads_gemv", PICK_HEADS, ANY, 1, 8, NEEDS_NOTHING, TAKES_NORM, NULL, heads_gemv_fits,
+     heads_gemv}, /* and what stands around the product: latent_heads.cu */
     {"heads_wgmma", PICK_HEADS, FAST, 65, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, heads_wgmma_fits,
      heads_wgmma},
     {"heads_mma", PICK_HEADS, ANY, 65, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, heads_mma_fits,

@@ -1,0 +1,104 @@
+/*
+ * What becomes of a new row in front of latent attention: the norm of its latent, the rotation of what
+ * carries the position, and its place in the cache. Kernels of latent.cu and latent_heads.cu do it.
+ */
+#ifndef STEEL_BACKEND_CUDA_LATENT_ROW_CUH
+#define STEEL_BACKEND_CUDA_LATENT_ROW_CUH
+
+#include "backend/cuda/kv_coded.cuh"
+#include "backend/cuda/latent.cuh"
+
+#include <math.h>
+
+/* A warp rotates r.n values for position pos, in place. */
+DEVICE void latent_rotate(const struct latent_rope &r, float *x, int pos)
+{
+    int half = r.n >> 1;
+    float a[LATENT_MAX_ROPE / 64], b[LATENT_MAX_ROPE / 64];
+#pragma unroll
+    for (int j = 0; j < LATENT_MAX_ROPE / 64; j++) {
+        int i = lane_id() + 32 * j;
+        if (i < half) {
+            float s, c, v = x[r.woven ? 2 * i : i], w = x[r.woven ? 2 * i + 1 : half + i];
+            sincosf((float)pos * r.freq[i], &s, &c);
+            a[j] = (v * c - w * s) * r.mscale;
+            b[j] = (w * c + v * s) * r.mscale;
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < LATENT_MAX_ROPE / 64; j++) {
+        int i = lane_id() + 32 * j;
+        if (i < half) {
+            x[i] = a[j];
+            x[half + i] = b[j];
+        }
+    }
+}
+
+/* A block: the root mean square of n values and eps, inverted. */
+DEVICE float latent_rms(const float *x, int n, float eps, float *part)
+{
+    float sum = 0.0f;
+    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x)
+        sum += x[i] * x[i];
+    sum = warp_sum(sum);
+    if (lane_id() == 0)
+        part[warp_id()] = sum;
+    __syncthreads();
+    sum = warp_sum(lane_id() < (int)blockDim.x >> 5 ? part[lane_id()] : 0.0f);
+    __syncthreads();
+    return rsqrtf(sum / (float)n + eps);
+}
+
+DEVICE void latent_put(uint8_t *cache, int type, size_t at, float v)
+{
+    if (type == DT_F32)
+        ((float *)cache)[at] = v;
+    else
+        ((uint16_t *)cache)[at] = type == DT_F16 ? float_to_half(v) : float_to_bf16(v);
+}
+/* A warp: a block of 32 values from `at` on, x being this lane's, as quant.h has it. */
+DEVICE void latent_put_block(uint8_t *cache, int type, size_t at, float x)
+{
+    int lane = lane_id();
+    if (type == DT_F8_E4M3) {
+        cache[at + (size_t)lane] = kv_to_fp8(x);
+        return;
+    }
+    uint16_t scale;
+    uint32_t code = kv_code(type, x, &scale), high = __shfl_xor_sync(FULL_WARP, code, 16);
+    uint8_t *block = cache + at / 32 * (type == DT_Q8_0 ? 34 : 18);
+    if (lane == 0)
+        *(uint16_t *)block = scale;
+    if (type == DT_Q8_0 || lane < 16)
+        block[2 + lane] = (uint8_t)(type == DT_Q8_0 ? code : code | high << 4);
+}
+/* A block of 256, row t: norm of the latent and rotation, both to the cache. CODED: in blocks, which
+ * may have some of both. part: a float a warp. */
+template <bool CODED> DEVICE void latent_row(const struct latent_row_args &p, int t, float *part)
+{
+    int tid = (int)threadIdx.x, slot = p.step.slot[t], width = p.rank + p.rope.n;
+    if (slot < 0)
+        return;
+    float *x = p.low + (size_t)t * (size_t)p.ld_low;
+    size_t at = (size_t)slot * (size_t)width;
+    float rms = latent_rms(x, p.rank, p.kv_eps, part);
+    for (int i = tid; i < p.rank && CODED; i += 256)
+        x[i] = x[i] * rms * (p.kv_gain ? p.kv_gain[i] : 1.0f);
+    for (int i = tid; i < p.rank && !CODED; i += 256)
+        latent_put(p.cache, p.type, at + (size_t)i, x[i] * rms * (p.kv_gain ? p.kv_gain[i] : 1.0f));
+    if (tid < 32) {
+        latent_rotate(p.rope, x + p.rank, p.step.pos[t]);
+        __syncwarp();
+        for (int i = tid; i < p.rope.n && !CODED; i += 32)
+            latent_put(p.cache, p.type, at + (size_t)(p.rank + i), x[p.rank + i]);
+    }
+    if (CODED) {
+        __syncthreads();
+        for (int i = tid & ~31; i < width; i += 256)
+            latent_put_block(p.cache, p.type, at + (size_t)i, x[i + lane_id()]);
+    }
+}
+
+#endif
