@@ -42,11 +42,21 @@ struct batch {
     const int32_t *save_rows;  /* after so many rows of the sequence it is also saved; 0 = never */
     const int32_t *save_state; /* ... to this slot */
     const struct kv_layer *kv; /* (n_layers) */
+    bool keep;                 /* all rows go through the last layer, and keep() follows it */
+    /* (n_tokens) a step of the MTP block (layer.h): the kept row each row goes on from. NULL: a step of
+     * the other layers */
+    const int32_t *from;
     /* (n_loras) which rows use which adapters, ascending by adapter, then by row. A row may use several,
      * none twice. */
     const struct lora_use *loras;
     int n_loras;
 };
+
+/* Whether the stream narrows to the out rows in this layer: in the last of the step. */
+static inline bool batch_narrows(const struct batch *b, const struct network *net, int layer)
+{
+    return b->from ? layer == net->n_layers - 1 : !b->keep && layer == network_depth(net) - 1;
+}
 
 /* What the engine's steps and its cache keep to, given once: with the network's own sizes, ops size
  * their scratch by it. */
@@ -154,6 +164,11 @@ struct backend_ops {
     void (*mixer)(struct backend *be, const struct mixer *m, int layer);
     void (*mlp)(struct backend *be, const struct mlp *m, int layer);
     void (*head)(struct backend *be, const struct head *h);
+    /* Multi-token prediction (layer.h); NULL where PART_MTP is not supported. keep: norm(x) of the
+     * stream's rows as they are now stays until the next keep. join starts the stream of a step of the
+     * block, in the place of embed. */
+    void (*keep)(struct backend *be, const struct norm *norm);
+    void (*join)(struct backend *be, const struct mtp *m);
     /* One token per out row of the step begun last, from head's logits: samplers (n_out), NULL = no
      * token wanted; see end(). What they say is read here, so it may come after launch(), when the
      * step before has ended and its tokens are known: where a choice depends on them, the network

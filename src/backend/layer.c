@@ -207,7 +207,11 @@ bool network_check(const struct network *net, unsigned parts, const char *backen
         !has(&c, e->positions || e->types, PART_EMBED, "an embedding of positions or types is") ||
         !has(&c, e->norm.kind, PART_EMBED, "a norm of embeddings is") ||
         !has(&c, !h->w, PART_EMBED, "a model without a head is") ||
-        !has(&c, e->layers.width, PART_LAYER_EMBED, "an embedding per layer is"))
+        !has(&c, e->layers.width, PART_LAYER_EMBED, "an embedding per layer is") ||
+        !has(&c, net->mtp.fc, PART_MTP, "multi-token prediction is"))
+        return false;
+    if (net->mtp.fc && (!norm_ok(&c, &net->mtp.embed_norm) || !norm_ok(&c, &net->mtp.hidden_norm) ||
+                        !norm_ok(&c, &net->mtp.head.norm)))
         return false;
     for (int i = 0; i < net->n_layers; i++) {
         c.layer = i;

@@ -268,14 +268,34 @@ struct head {
     float scale, softcap;   /* 0 = 1, 0 = none */
 };
 
+/*
+ * Multi-token prediction: a block that guesses the token after the next. Its layer is the network's last,
+ * with a cache like any other, and runs in steps of its own (batch.from). With h, what backend.h's keep
+ * kept of the row at position p, and t, the token at p + 1:
+ *   x = [embed_norm(T[t]), hidden_norm(h)] Wfc^T; the layer, at position p; the head
+ * What is kept of that (its head's norm of x) is the h of the next guess.
+ */
+struct mtp {
+    const struct weight *fc;             /* (E, 2*E); NULL = there is no such block */
+    struct norm embed_norm, hidden_norm; /* (E) */
+    struct head head;                    /* w: the network's own */
+};
+
 struct network {
-    int n_layers, n_embd, n_vocab; /* n_embd: E */
+    int n_layers, n_embd, n_vocab; /* n_embd: E; n_layers: the block's one included */
     struct embed embed;
     struct layer *layers; /* (n_layers) */
     struct head head;
+    struct mtp mtp;
     const struct rope *ropes; /* (n_ropes) */
     int n_ropes;
 };
+
+/* Layers of a step that reads tokens: all but the one of the MTP block. */
+static inline int network_depth(const struct network *net)
+{
+    return net->n_layers - (net->mtp.fc != NULL);
+}
 
 /* The largest of everything over the layers: what scratch is sized by. */
 struct network_max {
@@ -327,6 +347,7 @@ enum part {
     PART_ROUTERS = 1 << 18,     /* sigmoid, softmax after the choice, groups, biases, own norm */
     PART_BOTH = 1 << 19,        /* dense beside experts, shared experts */
     PART_EXPERT_BIAS = 1 << 20,
+    PART_MTP = 1 << 21, /* a block that guesses tokens ahead */
 };
 
 bool network_check(const struct network *net, unsigned parts, const char *backend,

@@ -35,6 +35,8 @@ struct ref {
     float *row;          /* one dequantised weight row */
     float *hidden;       /* one row of gate and up */
     float *latent;       /* (4, widest latent) */
+    float *kept;         /* (max_tokens, E) for guesses; NULL = there is no MTP block */
+    float *joined;       /* (2, E) one row of it beside an embedding */
     float *scores;       /* (longest context) */
     float *probs, *keys; /* (n_expert) */
     float *gap;          /* (max_tokens) of the batch's rows: backend_ref_gap */
@@ -156,11 +158,12 @@ static float *floats(size_t n)
 
 static void clear(struct ref *r)
 {
-    void *owned[] = {r->x,     r->row_of,     r->layer_embeds, r->logits, r->q,
-                     r->gate,  r->a,          r->qkv,          r->n,      r->y,
-                     r->part,  r->row,        r->keys,         r->hidden, r->scores,
-                     r->probs, r->sampled[0], r->sampled[1],   r->tokens, r->sum,
-                     r->gap,   r->latent,     r->told[0],      r->told[1]};
+    void *owned[] = {r->x,     r->row_of,     r->layer_embeds, r->logits,  r->q,
+                     r->gate,  r->a,          r->qkv,          r->n,       r->y,
+                     r->part,  r->row,        r->keys,         r->hidden,  r->scores,
+                     r->probs, r->sampled[0], r->sampled[1],   r->tokens,  r->sum,
+                     r->gap,   r->latent,     r->told[0],      r->told[1], r->kept,
+                     r->joined};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -182,6 +185,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     wide = (size_t)max->latent > wide ? (size_t)max->latent : wide;
     wide = (size_t)max->state_heads > wide ? (size_t)max->state_heads : wide;
     wide = ff > wide ? ff : wide;
+    wide = net->mtp.fc && 2 * embd > wide ? 2 * embd : wide;
     wide = per_layer * (size_t)net->n_layers > wide ? per_layer * (size_t)net->n_layers : wide;
     r->x = floats(tokens * embd);
     r->row_of = mem_zalloc(tokens + 1, sizeof(int32_t));
@@ -202,6 +206,8 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->probs = floats((size_t)max->n_expert);
     r->keys = floats((size_t)max->n_expert);
     r->gap = floats(tokens);
+    r->kept = net->mtp.fc ? floats(tokens * embd) : NULL;
+    r->joined = net->mtp.fc ? floats(2 * embd) : NULL;
     for (int i = 0; i < 2; i++) {
         r->sampled[i] = mem_zalloc((size_t)s->max_out + 1, sizeof(int32_t));
         r->told[i] = mem_zalloc((size_t)s->max_out + 1, sizeof *r->told[i]);
@@ -787,7 +793,7 @@ static void ref_mixer(struct backend *be, const struct mixer *m, int layer)
     }
     CHECK(wo, "a mixer of kind %d", (int)m->kind);
     stage_begin(r);
-    if (layer == r->net->n_layers - 1)
+    if (batch_narrows(&r->batch, r->net, layer))
         narrow(r);
     for (int i = 0; i < r->rows; i++) {
         r->at = r->row_of[i];
@@ -1002,6 +1008,36 @@ static void ref_mlp(struct backend *be, const struct mlp *m, int layer)
     }
 }
 
+static void ref_keep(struct backend *be, const struct norm *norm)
+{
+    struct ref *r = self(be);
+    size_t E = (size_t)r->net->n_embd;
+    stage_begin(r);
+    for (int i = 0; i < r->rows; i++)
+        norm_row(norm, stream_row(r, i), r->kept + (size_t)i * E, r->net->n_embd);
+    stage_end(r, STAGE_NORM);
+}
+
+static void ref_join(struct backend *be, const struct mtp *m)
+{
+    struct ref *r = self(be);
+    const struct batch *b = &r->batch;
+    int E = r->net->n_embd;
+    stage_begin(r);
+    r->rows = b->n_tokens;
+    r->narrow = false;
+    for (int t = 0; t < b->n_tokens; t++) {
+        float *e = r->joined, *h = r->joined + E;
+        r->row_of[t] = r->at = t;
+        memset(e, 0, (size_t)E * sizeof(float));
+        add_row(r, r->net->embed.tokens, b->tokens[t], or_one(r->net->embed.scale), e);
+        norm_row(&m->embed_norm, e, e, E);
+        norm_row(&m->hidden_norm, r->kept + (size_t)b->from[t] * (size_t)E, h, E);
+        matvec(r, m->fc, 0, r->joined, stream_row(r, t));
+    }
+    stage_end(r, STAGE_EMBED);
+}
+
 static int logits_width(const struct ref *r)
 {
     return r->net->head.w ? r->net->n_vocab : r->net->n_embd;
@@ -1098,6 +1134,8 @@ static const struct backend_ops ref_ops = {
     .mixer = ref_mixer,
     .mlp = ref_mlp,
     .head = ref_head,
+    .keep = ref_keep,
+    .join = ref_join,
     .sample = ref_sample,
     .probs = ref_probs,
     .logits = ref_logits,

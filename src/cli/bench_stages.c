@@ -23,10 +23,11 @@ static void step_work(const struct model *m, size_t kv_token_bytes, const struct
                       struct work *work)
 {
     const struct network *net = &m->net;
-    for (int i = 0; i < net->n_layers; i++) {
+    int depth = network_depth(net);
+    for (int i = 0; i < depth; i++) {
         const struct attention *a = &net->layers[i].mixer.attention;
         const struct mlp *mlp = &net->layers[i].mlp;
-        double rows = i == net->n_layers - 1 ? s->outs : s->rows; /* behind the last attention */
+        double rows = i == depth - 1 ? s->outs : s->rows; /* behind the last attention */
         add(&work[STAGE_QKV], a->wqkv, 1, s->rows);
         add(&work[STAGE_OUTPUT], a->wo, 1, rows);
         if (mlp->router.w) {

@@ -169,7 +169,7 @@ static double step_bytes(const struct model *m, int tokens)
         return (double)m->active_bytes;
     double share = (double)c->n_expert_used / c->n_expert;
     double experts = 0;
-    for (int i = 0; i < m->net.n_layers; i++) {
+    for (int i = 0; i < network_depth(&m->net); i++) {
         const struct mlp *mlp = &m->net.layers[i].mlp;
         if (mlp->router.w)
             experts += (double)mlp->experts.gate_up->bytes + (double)mlp->experts.down->bytes;

@@ -100,8 +100,9 @@ static void part(int *n, const char *format, ...)
 static void print_attention_parts(const struct network *net, int *n)
 {
     const struct attention *first = NULL;
+    int depth = network_depth(net);
     int slide = 0, window = 0, share = 0, same = 0, dims[2] = {0, 0}, attend = 0;
-    for (int i = 0; i < net->n_layers; i++) {
+    for (int i = 0; i < depth; i++) {
         const struct attention *a = &net->layers[i].mixer.attention;
         if (net->layers[i].mixer.kind != MIXER_ATTENTION)
             continue;
@@ -117,7 +118,7 @@ static void print_attention_parts(const struct network *net, int *n)
     if (!first)
         return;
     if (slide)
-        part(n, "window of %d in %d of %d layers", window, slide, net->n_layers);
+        part(n, "window of %d in %d of %d layers", window, slide, depth);
     if (dims[0] != dims[1])
         part(n, "heads of %d and %d", dims[0], dims[1]);
     if (first->sinks)
@@ -144,9 +145,9 @@ static void print_mlp_parts(const struct network *net, int *n)
 {
     static const char *const acts[] = {"", "GeGLU", "GeGLU", "clamped SwiGLU", "GELU"};
     static const char *const routers[] = {"", "sigmoid routing", "softmax after the choice"};
-    const struct mlp *last = &net->layers[net->n_layers - 1].mlp;
-    int dense = 0;
-    for (int i = 0; i < net->n_layers; i++)
+    int dense = 0, depth = network_depth(net);
+    const struct mlp *last = &net->layers[depth - 1].mlp;
+    for (int i = 0; i < depth; i++)
         dense += !net->layers[i].mlp.router.w;
     enum activation act = last->router.w ? last->experts.act : last->dense.act;
     if (acts[act][0])
@@ -174,14 +175,16 @@ static void print_parts(const struct network *net)
 {
     static const char *const kinds[] = {"attention", "latent attention", "gated delta net",
                                         "short convolution"};
-    int n = 0, count[4] = {0};
-    for (int i = 0; i < net->n_layers; i++)
+    int n = 0, count[4] = {0}, depth = network_depth(net);
+    for (int i = 0; i < depth; i++)
         count[net->layers[i].mixer.kind]++;
     for (int k = 0; k < 4; k++)
-        if (count[k] && (k || count[k] < net->n_layers))
-            part(&n, "%s in %d of %d layers", kinds[k], count[k], net->n_layers);
+        if (count[k] && (k || count[k] < depth))
+            part(&n, "%s in %d of %d layers", kinds[k], count[k], depth);
     print_attention_parts(net, &n);
     print_mlp_parts(net, &n);
+    if (net->mtp.fc)
+        part(&n, "multi-token prediction");
     if (n)
         putchar('\n');
 }

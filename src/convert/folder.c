@@ -357,17 +357,15 @@ static void add_rope_factors(struct plan *p)
 }
 
 /* A tensor that GGUF has no place for and the model no use: of other models beside the text model,
- * of layers behind the last (they guess further tokens), computed ones. */
+ * of blocks that guess tokens and are not used, computed ones. */
 static bool is_spare(const struct plan *p, const char *name)
 {
     const struct config *c = p->c;
-    size_t head = strlen(c->hf_model);
     if (!config_is_text(c, name) || strstr(name, "rotary_emb.inv_freq"))
         return true;
     if (c->tied && !strncmp(name, c->hf_head, strlen(c->hf_head)))
-        return true; /* some folders hold it all the same */
-    if (!strncmp(name, c->hf_model, head) && !strncmp(name + head, "layers.", 7) &&
-        atoi(name + head + 7) >= c->n_layers)
+        return true;            /* some folders hold it all the same */
+    if (config_is_mtp(c, name)) /* blocks behind the first, copies of the embedding and the head */
         return true;
     return c->family->spare && c->family->spare(c, name);
 }
@@ -519,16 +517,19 @@ static bool set_metadata(struct gguf_writer *w, const struct plan *p, const stru
     set_sampling(w, p->f->generation_config);
     gguf_set_u32(w, "general.file_type", (uint32_t)mix->file_type);
     gguf_set_u32(w, "general.quantization_version", 2);
-    set_u32(w, arch, "block_count", c->n_layers);
+    int n_layers = c->n_layers + c->n_mtp;
+    set_u32(w, arch, "block_count", n_layers);
+    if (c->n_mtp)
+        set_u32(w, arch, "nextn_predict_layers", c->n_mtp);
     set_u32(w, arch, "context_length", c->context);
     set_u32(w, arch, "embedding_length", c->n_embd);
     set_layers(w, arch, "feed_forward_length", c->n_ff ? c->n_ff : c->n_ff_exp, c->layer_ff,
-               c->n_layers);
+               n_layers);
     set_u32(w, arch, "attention.head_count", c->n_heads);
     /* a latent is one key and value of all heads, the turning part in the key alone */
     bool latent = c->kv_rank > 0;
     set_layers(w, arch, "attention.head_count_kv", latent ? 1 : c->n_kv_heads, c->layer_kv_heads,
-               c->n_layers);
+               n_layers);
     set_u32(w, arch, "attention.key_length", latent ? c->kv_rank + c->rope_dim : c->head_dim);
     set_u32(w, arch, "attention.value_length", latent ? c->kv_rank : c->head_dim);
     if (!c->family->encoder)

@@ -63,6 +63,7 @@ static struct step_limits limits_of(const struct runtime_options *opt, bool gpu)
     lim.read_chunk = gpu ? 256 : 16;
     lim.max_out = or_default(opt->max_out, lim.max_seqs);
     lim.max_out = lim.max_out > opt->min_out ? lim.max_out : opt->min_out;
+    lim.max_out += DRAFT_SEQS * (opt->draft == DRAFT_AUTO ? 1 : opt->draft);
     return lim;
 }
 
@@ -310,6 +311,24 @@ static bool open_gpu(struct runtime *rt, const struct runtime_options *opt,
     return true;
 }
 
+static enum model_parts parts_of(const struct runtime_options *opt, const struct runtime *rt)
+{
+    return opt->embed ? MODEL_HEADLESS : rt->draft ? MODEL_GUESSING : MODEL_PLAIN;
+}
+
+/* How many tokens are guessed, of what the file has and what is asked for. */
+static bool choose_draft(struct runtime *rt, const struct runtime_options *opt,
+                         const struct config *c, struct error *err)
+{
+    if (opt->draft > DRAFT_MOST)
+        return error_set(err, "guessing %d tokens ahead; at most %d", opt->draft, DRAFT_MOST);
+    if (opt->draft > 0 && !c->n_mtp)
+        return error_set(err, "%s: the model has no block that guesses tokens ahead (--draft)",
+                         rt->file->path);
+    rt->draft = !c->n_mtp ? 0 : opt->draft == DRAFT_AUTO ? 1 : opt->draft;
+    return true;
+}
+
 /* Before anything is loaded: the device, opened, and on the CPU the size of the cache. */
 static bool plan(struct runtime *rt, const struct runtime_options *opt,
                  struct backend_options *device, struct cache_size *cache, struct error *err)
@@ -324,11 +343,20 @@ static bool plan(struct runtime *rt, const struct runtime_options *opt,
                          "%s: a %s model makes embeddings, not text: `steel embed`, or "
                          "`steel serve --embedding`",
                          rt->file->path, c.arch_name);
-    c.headless |= opt->embed;
+    if (!choose_draft(rt, opt, &c, err))
+        return false;
+    model_choose(&c, parts_of(opt, rt));
     if (!outline_load(rt->file, &c, &o, err))
         return false;
     model_measure(rt->file, &c, &size);
     bool ok = choose_device(rt, opt, &c, &o.net, &size, device, err);
+    if (ok && rt->draft && opt->draft == DRAFT_AUTO &&
+        backend_device_kind(device->device) == DEVICE_GPU) { /* it runs no such block */
+        rt->draft = 0;
+        model_choose(&c, MODEL_PLAIN);
+        outline_free(&o);
+        ok = outline_load(rt->file, &c, &o, err);
+    }
     if (ok && backend_device_kind(device->device) == DEVICE_GPU)
         ok = open_gpu(rt, opt, &o.net, device, err);
     if (ok && backend_device_kind(device->device) != DEVICE_GPU) {
@@ -354,7 +382,7 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
         return false;
     bool gpu = backend_device_kind(device.device) == DEVICE_GPU;
     struct step_limits lim = limits_of(opt, gpu);
-    rt->model = model_load(rt->file, rt->be, opt->embed, opt->progress, err);
+    rt->model = model_load(rt->file, rt->be, parts_of(opt, rt), opt->progress, err);
     if (!rt->model)
         return false;
     const struct config *c = &rt->model->config;

@@ -10,6 +10,9 @@
 #include "engine/step.h"
 #include "text/tokenizer.h"
 
+/* DRAFT_SEQS: where more sequences run, guesses would cost more than they save. */
+enum { DRAFT_AUTO = -1, DRAFT_MOST = 8, DRAFT_SEQS = 4 };
+
 struct runtime_options {
     struct backend_options backend;
     int context;        /* tokens per sequence; 0 = what the model was trained for, or fits */
@@ -26,7 +29,10 @@ struct runtime_options {
     int read_rows;    /* of which so many, at least, are left for prompts beside max_seqs decodes */
     int max_out;      /* logits rows of one step; 0 = max_seqs */
     int min_out;      /* ... but at least so many */
-    bool embed;       /* vectors are wanted, not text: the head stays on disk; encoders need it */
+    /* Tokens that an MTP block guesses for a sequence each step; 0 = none, DRAFT_AUTO = one, where the
+     * model has a block and the device runs it. */
+    int draft;
+    bool embed; /* vectors are wanted, not text: the head stays on disk; encoders need it */
     bool profile;
     const struct adapter_ref *loras; /* (n_loras) adapters to begin with */
     int n_loras;
@@ -46,6 +52,7 @@ struct runtime {
     struct adapters *adapters; /* NULL: there are none, and none can come */
     struct profile profile;
     int context;
+    int draft; /* as options have it, 0 where nothing guesses */
     int64_t load_ns;
     struct grammar_vocab *grammar_vocab; /* made when first needed */
 };

@@ -12,7 +12,11 @@ void build_name(const struct tensorfile *f, const struct config *c, const struct
     const char *name = f->is_gguf ? n->gguf : n->hf, *head = "";
     bool whole = name[0] == '=';
     name += whole;
-    if (!f->is_gguf && !strncmp(name, "model.", 6)) {
+    if (!f->is_gguf && c->hf_mtp && layer >= c->n_layers && !strncmp(name, "model.layers.", 13)) {
+        head = c->hf_mtp;
+        name += 6;
+        layer -= c->n_layers;
+    } else if (!f->is_gguf && !strncmp(name, "model.", 6)) {
         head = c->hf_model;
         name += 6;
     } else if (!f->is_gguf && !strncmp(name, "lm_head", 7)) {

@@ -8,6 +8,7 @@
 #include "model/reader.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static bool unknown(const struct reader *in, const char *name)
@@ -59,10 +60,21 @@ static void find_names(const struct reader *in)
     }
 }
 
+bool config_is_mtp(const struct config *c, const char *tensor)
+{
+    size_t head = c->hf_model ? strlen(c->hf_model) : 0;
+    if (!strncmp(tensor, "mtp.", 4))
+        return true;
+    if (!c->hf_model)
+        return !strncmp(tensor, "blk.", 4) && atoi(tensor + 4) >= c->n_layers;
+    return !strncmp(tensor, c->hf_model, head) && !strncmp(tensor + head, "layers.", 7) &&
+           atoi(tensor + head + 7) >= c->n_layers;
+}
+
 bool config_is_text(const struct config *c, const char *tensor)
 {
-    if (!strncmp(tensor, "mtp.", 4)) /* guesses tokens ahead */
-        return false;
+    if (!strncmp(tensor, "mtp.", 4))
+        return c->n_mtp > 0;
     if (!c->hf_model || !strcmp(c->hf_model, "model."))
         return true;
     return !strncmp(tensor, c->hf_model, strlen(c->hf_model)) ||
@@ -107,7 +119,7 @@ static bool check(const struct reader *in)
                          c->head_dim);
     if ((int64_t)c->n_heads * c->head_dim > 1 << 24)
         return error_set(in->err, "%s: %d heads of %d are too many", path, c->n_heads, c->head_dim);
-    for (int i = 0; i < c->n_layers; i++) {
+    for (int i = 0; i < c->n_layers + c->n_mtp; i++) {
         int dim = c->layer_head_dim[i], heads = c->layer_kv_heads[i];
         if ((heads && c->n_heads % heads) || (int64_t)c->n_heads * dim > 1 << 24)
             return error_set(in->err, "%s: layer %d: %d heads of %d with %d KV heads", path, i,
@@ -121,7 +133,7 @@ static bool check(const struct reader *in)
     if (c->n_rot_window % 2)
         return error_set(in->err, "%s: %d rotary dimensions", path, c->n_rot_window);
     bool dense = false, sparse = false;
-    for (int i = 0; i < c->n_layers; i++)
+    for (int i = 0; i < c->n_layers + c->n_mtp; i++)
         *(c->is_moe[i] ? &sparse : &dense) = true;
     if (dense && c->n_ff < 1)
         return error_set(in->err, "%s: feed-forward length: missing", path);

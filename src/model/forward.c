@@ -5,15 +5,18 @@
  */
 #include "model/model.h"
 
-static void run_ops(struct model *m)
+static void run_ops(struct model *m, bool keep)
 {
     struct backend *be = m->be;
     const struct network *net = &m->net;
+    int n = network_depth(net);
     be->ops->embed(be, &net->embed);
-    for (int i = 0; i < net->n_layers; i++) {
+    for (int i = 0; i < n; i++) {
         be->ops->mixer(be, &net->layers[i].mixer, i); /* what mixes positions */
         be->ops->mlp(be, &net->layers[i].mlp, i);     /* what each position does alone */
     }
+    if (keep)
+        be->ops->keep(be, &net->head.norm); /* for guesses */
     be->ops->head(be, &net->head);
 }
 
@@ -24,7 +27,22 @@ void forward(struct model *m, const struct batch *b, uint64_t key)
     if (!key || !op->replay(m->be, key)) {
         if (key)
             op->record(m->be, key);
-        run_ops(m);
+        run_ops(m, b->keep);
     }
+    op->launch(m->be);
+}
+
+void forward_guess(struct model *m, const struct batch *b)
+{
+    const struct backend_ops *op = m->be->ops;
+    const struct network *net = &m->net;
+    int last = net->n_layers - 1;
+    op->begin(m->be, b);
+    op->join(m->be, &net->mtp);
+    op->mixer(m->be, &net->layers[last].mixer, last);
+    op->mlp(m->be, &net->layers[last].mlp, last);
+    if (b->keep)
+        op->keep(m->be, &net->mtp.head.norm);
+    op->head(m->be, &net->mtp.head);
     op->launch(m->be);
 }

@@ -28,9 +28,12 @@ struct progress {
     void *arg;
 };
 
-/* headless: without its head, for embeddings; encoders have none anyway. */
-struct model *model_load(const struct tensorfile *f, struct backend *be, bool headless,
+/* What of a model is loaded: all that an answer needs; without its head, for embeddings (encoders have
+ * none anyway); with the block that guesses tokens ahead, where there is one. */
+enum model_parts { MODEL_PLAIN, MODEL_HEADLESS, MODEL_GUESSING };
+struct model *model_load(const struct tensorfile *f, struct backend *be, enum model_parts parts,
                          const struct progress *progress, struct error *err);
+void model_choose(struct config *c, enum model_parts parts); /* the same of a config alone */
 void model_free(struct model *m);
 /* How many positions will be used at most: long RoPE has factors for short and for long contexts.
  * Before the backend's prepare(); unsaid, contexts are short. */
@@ -60,5 +63,7 @@ int model_row_width(const struct model *m);
 /* Begins and launches a step: reads the batch; the backend's end() waits for it, and its logits()
  * are then those of the out rows. key != 0: it may be recorded and replayed. */
 void forward(struct model *m, const struct batch *b, uint64_t key);
+/* The same for a step of the MTP block (batch.from). */
+void forward_guess(struct model *m, const struct batch *b);
 
 #endif

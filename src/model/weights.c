@@ -474,8 +474,9 @@ static bool load_weight(struct loader *l, const struct want *want)
 static bool describe(const struct tensorfile *f, const struct config *c, struct backend *be,
                      struct network *net, struct want **wants, int *n_wants, struct error *err)
 {
-    *net = (struct network){.n_layers = c->n_layers, .n_embd = c->n_embd, .n_vocab = c->n_vocab};
-    net->layers = mem_zalloc((size_t)c->n_layers, sizeof *net->layers);
+    int n = c->n_layers + c->n_mtp;
+    *net = (struct network){.n_layers = n, .n_embd = c->n_embd, .n_vocab = c->n_vocab};
+    net->layers = mem_zalloc((size_t)n, sizeof *net->layers);
     struct builder b = {.f = f, .c = c, .be = be, .net = net, .err = err};
     c->family->build(&b);
     *wants = b.wants;
@@ -512,13 +513,20 @@ int model_row_width(const struct model *m)
     return m->net.head.w ? m->net.n_vocab : m->net.n_embd;
 }
 
-struct model *model_load(const struct tensorfile *f, struct backend *be, bool headless,
+void model_choose(struct config *c, enum model_parts parts)
+{
+    c->headless |= parts == MODEL_HEADLESS;
+    if (parts != MODEL_GUESSING || c->headless)
+        c->n_mtp = 0;
+}
+
+struct model *model_load(const struct tensorfile *f, struct backend *be, enum model_parts parts,
                          const struct progress *progress, struct error *err)
 {
     struct model *m = mem_zalloc(1, sizeof *m);
     m->be = be;
     bool ok = config_load(f, &m->config, err);
-    m->config.headless |= headless;
+    model_choose(&m->config, parts);
     ok = ok && build(m, f, err);
     struct loader l = {
         .f = f, .m = m, .progress = progress, .total = tensorfile_bytes(f), .err = err};
@@ -563,7 +571,8 @@ void model_measure(const struct tensorfile *f, const struct config *c, struct mo
     double active = 0, active_bytes = 0;
     for (size_t i = 0; i < f->n_tensors; i++) {
         const struct tensor *t = &f->tensors[i];
-        if (!config_is_text(c, t->name))
+        bool guesses = config_is_mtp(c, t->name);
+        if (!config_is_text(c, t->name) || (guesses && !c->n_mtp))
             continue;
         int64_t n = strncmp(t->name, "rope_f", 6) ? layout_params(t) : 0;
         bool expert = strstr(t->name, "_exps.") || strstr(t->name, ".experts.");
@@ -572,7 +581,7 @@ void model_measure(const struct tensorfile *f, const struct config *c, struct mo
                                         !strcmp(t->name, "model.embed_tokens.weight"));
         out->n_params += n;
         out->bytes += t->bytes;
-        if (lookup_only)
+        if (lookup_only || guesses)
             continue;
         active += (double)n * (expert ? share : 1);
         active_bytes += (double)t->bytes * (expert ? share : 1);

@@ -152,7 +152,7 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
                              PART_SINKS | PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE |
                              PART_SHARED_KV | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH |
                              PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
-                             PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL,
+                             PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP,
                          "cpu", err);
 }
 
@@ -257,6 +257,14 @@ static bool prepare_latent(struct cpu_backend *cb, const struct network *net, in
                      (cb->wide = rows_of(cb, T, wide, "queries of latents", err)));
 }
 
+static bool prepare_mtp(struct cpu_backend *cb, const struct network *net, int T, struct error *err)
+{
+    int E = net->n_embd;
+    cb->kept = cb->joined = NULL;
+    return !net->mtp.fc || ((cb->kept = rows_of(cb, T, E, "rows for guesses", err)) &&
+                            (cb->joined = rows_of(cb, T, 2 * E, "inputs of guesses", err)));
+}
+
 static bool cpu_prepare(struct backend *be, const struct network *net, const struct bounds *s,
                         struct error *err)
 {
@@ -301,7 +309,8 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
            (cb->logits = rows_of(cb, s->max_out, logits_width(cb), "logits", err)) &&
            (cb->attn_scratch = block(cb, attn, "attention scratch", err)) &&
            prepare_parts(cb, net, T, err) && prepare_delta_net(cb, net, T, err) &&
-           prepare_latent(cb, net, T, err) && cpu_lora_init(cb, err) && gemm_init(cb, err);
+           prepare_latent(cb, net, T, err) && prepare_mtp(cb, net, T, err) &&
+           cpu_lora_init(cb, err) && gemm_init(cb, err);
 }
 
 static void cpu_close(struct backend *be)
@@ -582,7 +591,7 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     } else {
         mix_attention(cb, &m->attention, layer, n);
     }
-    if (layer == cb->net->n_layers - 1) {
+    if (batch_narrows(b, cb->net, layer)) {
         narrow(cb);
         cpu_gather(cb->a, b->out_rows, b->n_out, wo->n_in, cb->a_out, cb->pool);
         a = cb->a_out;
@@ -728,6 +737,56 @@ static void cpu_head(struct backend *be, const struct head *h)
     }
 }
 
+static void cpu_keep(struct backend *be, const struct norm *norm)
+{
+    struct cpu_backend *cb = cpu_self(be);
+    const struct cpu_stream *x = &cb->stream;
+    settle(cb); /* the head reads the stream, too */
+    cpu_stage_begin(cb);
+    cpu_add_norm(x->x, NULL, norm, cb->kept, x->rows, cb->net->n_embd, cb->pool, cb->isa);
+    cpu_stage_end(cb, STAGE_NORM);
+}
+
+struct join_job {
+    const struct cpu_backend *cb;
+    const struct mtp *m;
+};
+
+static void join_rows(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct join_job *j = arg;
+    const struct cpu_backend *cb = j->cb;
+    const struct embed *embed = &cb->net->embed;
+    int E = cb->net->n_embd;
+    for (int t = first; t < last; t++) {
+        float *e = cb->joined + 2 * (size_t)t * (size_t)E, *h = e + E;
+        gemm_weight_row(impl(embed->tokens), cb->batch.tokens[t], e);
+        for (int i = 0; embed->scale != 0 && i < E; i++)
+            e[i] *= embed->scale;
+        memcpy(h, cb->kept + (size_t)cb->batch.from[t] * (size_t)E, (size_t)E * sizeof *h);
+        cpu_norm_alone(&j->m->embed_norm, e, 1, E, cb->isa);
+        cpu_norm_alone(&j->m->hidden_norm, h, 1, E, cb->isa);
+    }
+}
+
+static void cpu_join(struct backend *be, const struct mtp *m)
+{
+    struct cpu_backend *cb = cpu_self(be);
+    struct cpu_stream *x = &cb->stream;
+    struct join_job j = {cb, m};
+    cpu_stage_begin(cb);
+    x->x = x->all;
+    x->rows = cb->batch.n_tokens;
+    x->pending = x->narrow = false;
+    if (pick_alone(SMALL_EMBED, (size_t)x->rows))
+        join_rows(&j, 0, 0, x->rows);
+    else
+        pool_each(cb->pool, x->rows, POOL_EVEN, join_rows, &j);
+    gemm_linear(cb, m->fc, cb->joined, x->x, x->rows);
+    cpu_stage_end(cb, STAGE_EMBED);
+}
+
 static void cpu_logits(struct backend *be, int row, float *host)
 {
     struct cpu_backend *cb = cpu_self(be);
@@ -828,6 +887,8 @@ static const struct backend_ops cpu_ops = {
     .mixer = cpu_mixer,
     .mlp = cpu_mlp,
     .head = cpu_head,
+    .keep = cpu_keep,
+    .join = cpu_join,
     .sample = cpu_sample,
     .probs = cpu_probs,
     .logits = cpu_logits,

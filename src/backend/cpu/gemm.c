@@ -63,8 +63,10 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
     const struct bounds *s = &cb->bounds;
     const struct network_max *max = &cb->max;
     int n_embd = cb->net->n_embd, widest = n_embd;
-    int dims[] = {max->n_ff, max->n_ff_exp, max->heads, cb->net->embed.layers.width, max->latent};
-    for (int i = 0; i < 5; i++)
+    int dims[] = {max->n_ff,   max->n_ff_exp,
+                  max->heads,  cb->net->embed.layers.width,
+                  max->latent, cb->net->mtp.fc ? 2 * n_embd : 0};
+    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
         widest = dims[i] > widest ? dims[i] : widest;
     struct gemm *m = mem_aligned(sizeof *m);
     if (!m)

@@ -323,6 +323,39 @@ void decoder_ends(struct builder *b, const struct decoder *d)
                           : build_matrix(b, WEIGHT_HEAD, 0, &n->head, c->n_embd, c->n_vocab);
 }
 
+const struct mtp_names mtp_names = {
+    .fc = {"blk.%d.nextn.eh_proj", "model.layers.%d.eh_proj"},
+    .embed_norm = {"blk.%d.nextn.enorm", "model.layers.%d.enorm"},
+    .hidden_norm = {"blk.%d.nextn.hnorm", "model.layers.%d.hnorm"},
+    .norm = {"blk.%d.nextn.shared_head_norm", "model.layers.%d.shared_head.norm"}};
+
+void mtp_read(const struct reader *in, const struct mtp_names *n, int extra)
+{
+    struct config *c = in->c;
+    int at = c->n_layers, like = at - 1;
+    c->n_mtp = extra > 0 && at < CONFIG_MAX_LAYERS &&
+               build_find(in->f, c, &n->fc, at, 0, "weight") != NULL;
+    if (!c->n_mtp)
+        return;
+    if (!in->f->is_gguf) /* a GGUF has said it of all layers */
+        c->is_moe[at] = c->is_moe[like];
+    c->is_linear[at] = false;
+}
+
+/* Embedding and head are the model's: files that have copies of them beside the block need none. */
+void mtp_build(struct builder *b, const struct mtp_names *n, float add)
+{
+    struct network *net = b->net;
+    struct adjust adjust = {.add = add};
+    int at = b->c->n_layers, E = b->c->n_embd;
+    net->mtp.fc = build_matrix(b, WEIGHT_LINEAR, at, &n->fc, 2 * E, E);
+    net->mtp.embed_norm = build_rms_adjusted(b, at, &n->embed_norm, E, adjust);
+    net->mtp.hidden_norm = build_rms_adjusted(b, at, &n->hidden_norm, E, adjust);
+    net->mtp.head = net->head;
+    if (build_has(b, &n->norm, at))
+        net->mtp.head.norm = build_rms_adjusted(b, at, &n->norm, E, adjust);
+}
+
 void decoder_build(struct builder *b, const struct decoder *d)
 {
     const struct rope *rope = build_rope(b);

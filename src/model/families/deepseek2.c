@@ -2,7 +2,7 @@
  * DeepSeek V3, V3.1, R1 and Kimi K2, and GLM-4.7-Flash, which is built like them: latent attention,
  * experts chosen by sigmoid and a bias out of the best groups, shared experts, dense first layers.
  * GGUF knows all as deepseek2, in two forms: kv_b split by heads and turned, or, in older files, as
- * folders have it. What guesses tokens ahead (the layer behind the last) is left out.
+ * folders have it. The layer behind the last guesses further tokens.
  */
 #include "model/families/family.h"
 
@@ -56,6 +56,7 @@ static bool read_gguf(const struct reader *in)
                          in->f->path, c->arch_name, D, c->rope_dim);
     c->nope_dim = D - c->rope_dim;
     c->n_layers -= extra;
+    mtp_read(in, &mtp_names, extra);
     c->norm_topk = false;
     int kind = 0;
     if (!reader_gguf_bool(in, "expert_weights_norm", &c->norm_topk) ||
@@ -76,8 +77,9 @@ static bool read_gguf(const struct reader *in)
 static bool read_layers(const struct reader *in)
 {
     struct config *c = in->c;
-    int dense = 0;
-    if (!reader_int(in, "first_k_dense_replace", NULL, 0, 1 << 20, false, &dense))
+    int dense = 0, extra = 0;
+    if (!reader_int(in, "first_k_dense_replace", NULL, 0, 1 << 20, false, &dense) ||
+        !reader_int(in, "num_nextn_predict_layers", NULL, 0, CONFIG_MAX_LAYERS, false, &extra))
         return false;
     const json_t *types = reader_get(in->hf, "mlp_layer_types", NULL);
     if (types && json_array_size(types) != (size_t)c->n_layers)
@@ -87,6 +89,7 @@ static bool read_layers(const struct reader *in)
         const char *type = json_string_value(json_array_get(types, (size_t)i));
         c->is_moe[i] = c->n_expert && (type ? !strcmp(type, "sparse") : i >= dense);
     }
+    mtp_read(in, &mtp_names, extra);
     return true;
 }
 
@@ -196,10 +199,12 @@ static void build(struct builder *b)
     const struct rope *rope = build_rope(b);
     bool bias = c->n_expert && build_has(b, &biased.choice_bias, c->n_layers - 1);
     decoder_ends(b, &decoder);
-    for (int i = 0; i < c->n_layers; i++) {
+    for (int i = 0; i < c->n_layers + c->n_mtp; i++) {
         build_mixer(b, i, rope, &b->net->layers[i].mixer);
         decoder_mlp(b, bias ? &routed : &decoder, i, &b->net->layers[i].mlp);
     }
+    if (c->n_mtp)
+        mtp_build(b, &mtp_names, 0);
 }
 
 static void write(const struct config *c, struct gguf_writer *w)

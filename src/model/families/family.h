@@ -104,6 +104,18 @@ struct decoder {
 bool decoder_read(const struct reader *in, const struct decoder *d);
 void decoder_build(struct builder *b, const struct decoder *d);
 
+/* Names of an MTP block's tensors, but for those of its layer. */
+struct mtp_names {
+    struct name fc, embed_norm, hidden_norm, norm;
+};
+/* As layer number n_layers has them. */
+extern const struct mtp_names mtp_names;
+/* Whether the file has such a block: c->n_mtp, and what c knows of its layer, which is like the last
+ * one. extra: how many a GGUF's or config.json's own count says there are. */
+void mtp_read(const struct reader *in, const struct mtp_names *n, int extra);
+/* The block but for its layer. add: a folder's norms are stored without so much. */
+void mtp_build(struct builder *b, const struct mtp_names *n, float add);
+
 /* The parts of decoder_build, for families that change some of them afterwards. */
 void decoder_ends(struct builder *b, const struct decoder *d); /* embedding and head */
 void decoder_mixer(struct builder *b, const struct decoder *d, int layer, const struct rope *rope,

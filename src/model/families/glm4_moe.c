@@ -1,7 +1,6 @@
 /*
  * GLM-4.5, 4.6 and 4.7: RoPE of half a head, QK-norm in some, the first layers dense, then experts chosen
- * by sigmoid and a bias beside a shared one. Layers behind the last, which guess further tokens, are
- * left alone.
+ * by sigmoid and a bias beside a shared one. The layer behind the last guesses further tokens.
  */
 #include "model/families/family.h"
 
@@ -26,7 +25,7 @@ static const struct decoder decoder = {.names = &names, .router = ROUTER_SIGMOID
 static bool read_hf(const struct reader *in)
 {
     struct config *c = in->c;
-    int shared = 0, first = 0;
+    int shared = 0, first = 0, guess = 0;
     double scale = 1;
     c->norm_topk = true;
     if (!reader_int(in, "n_routed_experts", "num_local_experts", 1, 4096, true, &c->n_expert) ||
@@ -37,6 +36,7 @@ static bool read_hf(const struct reader *in)
         !reader_int(in, "first_k_dense_replace", NULL, 0, 1 << 20, false, &first) ||
         !reader_int(in, "n_group", NULL, 0, 256, false, &c->n_groups) ||
         !reader_int(in, "topk_group", NULL, 0, 256, false, &c->n_groups_used) ||
+        !reader_int(in, "num_nextn_predict_layers", NULL, 0, CONFIG_MAX_LAYERS, false, &guess) ||
         !reader_number(in, in->hf, "routed_scaling_factor", 1e-3, 1e3, false, &scale) ||
         !reader_bool(in, "norm_topk_prob", &c->norm_topk))
         return false;
@@ -44,6 +44,7 @@ static bool read_hf(const struct reader *in)
     c->expert_scale = (float)scale;
     for (int i = 0; i < c->n_layers; i++)
         c->is_moe[i] = i >= first;
+    mtp_read(in, &mtp_names, guess);
     return true;
 }
 
@@ -58,6 +59,7 @@ static bool read(const struct reader *in)
     if (!reader_gguf_int(in, "nextn_predict_layers", 0, c->n_layers - 1, false, &guess))
         return false;
     c->n_layers -= guess;
+    mtp_read(in, &mtp_names, guess);
     return true;
 }
 
@@ -67,10 +69,12 @@ static void build(struct builder *b)
     const struct rope *rope = build_rope(b);
     const struct decoder *d = build_has(b, &names.q_norm, 0) ? &with_norms : &decoder;
     decoder_ends(b, d);
-    for (int i = 0; i < c->n_layers; i++) {
+    for (int i = 0; i < c->n_layers + c->n_mtp; i++) {
         decoder_mixer(b, d, i, rope, &b->net->layers[i].mixer);
         decoder_mlp(b, d, i, &b->net->layers[i].mlp);
     }
+    if (c->n_mtp)
+        mtp_build(b, &mtp_names, 0);
 }
 
 static void write(const struct config *c, struct gguf_writer *w)

@@ -1,7 +1,7 @@
 /*
  * Qwen3-Next and Qwen3.5 (3.6, 3.8), dense and with experts: a gated delta net in most layers, gated
- * attention with RoPE of a part of the head in the others. Their text models alone: what sees images
- * and what guesses tokens ahead is left out. Qwen3-Next keeps the rows of the net's projections by
+ * attention with RoPE of a part of the head in the others, and a block that guesses tokens ahead. Their
+ * text models alone: what sees images is left out. Qwen3-Next keeps the rows of the net's projections by
  * key head; Qwen3.5's GGUF files have the value heads in another order than its folders (tiled).
  */
 #include "model/families/family.h"
@@ -40,6 +40,12 @@ static const struct name qkvz = {"blk.%d.ssm_in", "model.layers.%d.linear_attn.i
                          o_norm = {"blk.%d.ssm_norm", "model.layers.%d.linear_attn.norm"},
                          out = {"blk.%d.ssm_out", "model.layers.%d.linear_attn.out_proj"};
 
+static const struct mtp_names guess = {
+    .fc = {"blk.%d.nextn.eh_proj", "mtp.fc"},
+    .embed_norm = {"blk.%d.nextn.enorm", "mtp.pre_fc_norm_embedding"},
+    .hidden_norm = {"blk.%d.nextn.hnorm", "mtp.pre_fc_norm_hidden"},
+    .norm = {"blk.%d.nextn.shared_head_norm", "mtp.norm"}};
+
 static const struct decoder dense = {.names = &names, .qk_norm = true, .norm_add = 1};
 static const struct decoder sparse = {
     .names = &names, .qk_norm = true, .norm_add = 1, .experts = true};
@@ -63,6 +69,7 @@ static bool read_gguf(const struct reader *in)
     c->n_layers -= extra;
     for (int i = 0; i < c->n_layers; i++)
         c->is_linear[i] = (i + 1) % interval != 0;
+    mtp_read(in, &guess, extra);
     if (!c->n_ff_shared)
         c->n_ff_shared = c->n_ff;
     return true;
@@ -91,6 +98,7 @@ static bool read_hf(const struct reader *in, const struct decoder *d)
 {
     struct config *c = in->c;
     bool gated = true;
+    c->hf_mtp = "mtp.";
     return reader_int(in, "linear_conv_kernel_dim", NULL, 1, 64, true, &c->conv_len) &&
            reader_int(in, "linear_key_head_dim", NULL, 1, 1 << 12, true, &c->linear_k_dim) &&
            reader_int(in, "linear_value_head_dim", NULL, 1, 1 << 12, true, &c->linear_v_dim) &&
@@ -109,6 +117,8 @@ static bool read(const struct reader *in, const struct decoder *d)
     struct config *c = in->c;
     if (!decoder_read(in, d) || !(in->f->is_gguf ? read_gguf(in) : read_hf(in, d)))
         return false;
+    if (!in->f->is_gguf) /* config.json does not always say */
+        mtp_read(in, &guess, 1);
     if (c->linear_v_heads % c->linear_k_heads)
         return error_set(in->err, "%s: %d value heads do not divide by %d key heads", in->f->path,
                          c->linear_v_heads, c->linear_k_heads);
@@ -243,7 +253,7 @@ static void build(struct builder *b, const struct decoder *d, bool next)
     const struct config *c = b->c;
     const struct rope *rope = build_rope(b);
     decoder_ends(b, d);
-    for (int i = 0; i < c->n_layers; i++) {
+    for (int i = 0; i < c->n_layers + c->n_mtp; i++) {
         struct layer *l = &b->net->layers[i];
         if (c->is_linear[i])
             build_net(b, next, i, &l->mixer);
@@ -253,6 +263,8 @@ static void build(struct builder *b, const struct decoder *d, bool next)
         if (c->is_moe[i] && build_has(b, &fused_up, i))
             fuse_experts(b, &l->mlp);
     }
+    if (c->n_mtp)
+        mtp_build(b, &guess, 1);
 }
 
 static void write(const struct config *c, struct gguf_writer *w)

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Gives a golden model an MTP block: the folder SRC with such tensors beside its own becomes OUT.
+
+The block's layer has the values of the model's last one in another order, so that it is as large and as
+tame as that; its projection is random. What it guesses is nonsense, always the same for a seed.
+usage: mtp_toy.py SRC OUT [seed]
+"""
+import json
+import os
+import random
+import shutil
+import struct
+import sys
+
+
+def read(path):
+    with open(path, "rb") as f:
+        head = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        data = f.read()
+    head.pop("__metadata__", None)
+    return {k: (t["dtype"], t["shape"], data[slice(*t["data_offsets"])]) for k, t in head.items()}
+
+
+def write(path, tensors):
+    head, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        head[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for _, _, data in tensors.values():
+            f.write(data)
+
+
+def shuffled(rng, tensor):
+    dtype, shape, data = tensor
+    size = {"BF16": 2, "F16": 2, "F32": 4}[dtype]
+    values = [data[i : i + size] for i in range(0, len(data), size)]
+    rng.shuffle(values)
+    return dtype, shape, b"".join(values)
+
+
+def bf16(rng, shape, mean, deviation):
+    n = 1
+    for d in shape:
+        n *= d
+    values = b"".join(struct.pack("<f", rng.gauss(mean, deviation))[2:] for _ in range(n))
+    return "BF16", shape, values
+
+
+def main(src, out, seed):
+    rng = random.Random(seed)
+    os.makedirs(out, exist_ok=True)
+    for name in os.listdir(src):
+        if name != "golden.bin":
+            shutil.copy(os.path.join(src, name), out)
+    config = json.load(open(os.path.join(src, "config.json")))
+    text = config.get("text_config", config)
+    layers, width = text["num_hidden_layers"], text["hidden_size"]
+    tensors = read(os.path.join(src, "model.safetensors"))
+    root = next(n for n in tensors if n.endswith("embed_tokens.weight"))[: -len("embed_tokens.weight")]
+    last = f"{root}layers.{layers - 1}."
+    qwen = "qwen3_" in config["model_type"]
+    layer = "mtp.layers.0." if qwen else f"{root}layers.{layers}."
+    for name in [n for n in tensors if n.startswith(last)]:
+        tensors[layer + name[len(last) :]] = shuffled(rng, tensors[name])
+    names = ["mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"]
+    if not qwen:
+        names = [layer + n for n in ("eh_proj", "enorm", "hnorm", "shared_head.norm")]
+        # copies of the model's own, as published folders have them
+        tensors[layer + "embed_tokens.weight"] = tensors[root + "embed_tokens.weight"]
+        tensors[layer + "shared_head.head.weight"] = tensors["lm_head.weight"]
+    tensors[names[0] + ".weight"] = bf16(rng, [width, 2 * width], 0, (2 * width) ** -0.5)
+    for name in names[1:]:
+        tensors[name + ".weight"] = bf16(rng, [width], 0 if qwen else 1, 0.1)
+    text["mtp_num_hidden_layers" if qwen else "num_nextn_predict_layers"] = 1
+    write(os.path.join(out, "model.safetensors"), tensors)
+    json.dump(config, open(os.path.join(out, "config.json"), "w"), indent=2)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 1)
