@@ -12,26 +12,8 @@ import shutil
 import struct
 import sys
 
-
-def read(path):
-    with open(path, "rb") as f:
-        head = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
-        data = f.read()
-    head.pop("__metadata__", None)
-    return {k: (t["dtype"], t["shape"], data[slice(*t["data_offsets"])]) for k, t in head.items()}
-
-
-def write(path, tensors):
-    head, at = {"__metadata__": {"format": "pt"}}, 0
-    for name, (dtype, shape, data) in tensors.items():
-        head[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
-        at += len(data)
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text)
-        for _, _, data in tensors.values():
-            f.write(data)
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from gguf_tools import read_safetensors, write_safetensors  # noqa
 
 
 def shuffled(rng, tensor):
@@ -59,7 +41,7 @@ def main(src, out, seed):
     config = json.load(open(os.path.join(src, "config.json")))
     text = config.get("text_config", config)
     layers, width = text["num_hidden_layers"], text["hidden_size"]
-    tensors = read(os.path.join(src, "model.safetensors"))
+    tensors = read_safetensors(os.path.join(src, "model.safetensors"))
     root = next(n for n in tensors if n.endswith("embed_tokens.weight"))[: -len("embed_tokens.weight")]
     last = f"{root}layers.{layers - 1}."
     qwen = "qwen3_" in config["model_type"]
@@ -76,7 +58,7 @@ def main(src, out, seed):
     for name in names[1:]:
         tensors[name + ".weight"] = bf16(rng, [width], 0 if qwen else 1, 0.1)
     text["mtp_num_hidden_layers" if qwen else "num_nextn_predict_layers"] = 1
-    write(os.path.join(out, "model.safetensors"), tensors)
+    write_safetensors(os.path.join(out, "model.safetensors"), tensors)
     json.dump(config, open(os.path.join(out, "config.json"), "w"), indent=2)
 
 

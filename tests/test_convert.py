@@ -19,6 +19,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_tools import (Gguf, max_difference, mean_kl, pack_text, read_logits, read_safetensors,  # noqa
                         write_gguf, write_safetensors)
+import mtp_toy  # noqa
 
 STEEL = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "build", "steel")
 MICRO = "tests/golden"
@@ -90,6 +91,33 @@ def micro_models():
         assert types == {0}, (m, types)
     meta = Gguf(path("deepseek_v3.gguf")).meta  # readers know the factor by the multiplier; both would count twice
     assert "deepseek2.rope.scaling.yarn_log_multiplier" in meta and "deepseek2.rope.scaling.attn_factor" not in meta
+
+
+def guessing_models():
+    """The block that guesses tokens ahead comes along, under the names readers of GGUF know, and changes nothing
+    else: the logits are the golden ones, from the folder and from its GGUF, and every other tensor is the same."""
+    for m in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe", "deepseek_v3", "glm4_moe_lite"):
+        folder, out, golden = path(m + "-mtp"), path(m + "-mtp.gguf"), f"{MICRO}/{m}/golden.bin"
+        mtp_toy.main(f"{MICRO}/{m}", folder, 1)
+        ok("convert", folder, out)
+        for model in (folder, out):
+            d = max_difference(logits(model, golden), read_logits(golden))
+            assert d < 2e-3, (model, d)
+            assert "multi-token prediction" in ok("show", "--brief", model).stdout
+        plain, gguf = Gguf(path(m + ".gguf")), Gguf(out)
+        arch = gguf.meta["general.architecture"]
+        n = plain.meta[f"{arch}.block_count"]
+        assert gguf.meta[f"{arch}.block_count"] == n + 1 and gguf.meta[f"{arch}.nextn_predict_layers"] == 1
+        more = {name.removeprefix(f"blk.{n}.") for name in gguf.tensors.keys() - plain.tensors.keys()}
+        assert all(gguf.tensors[name] == plain.tensors[name] for name in plain.tensors), m
+        own = {f"nextn.{x}.weight" for x in ("eh_proj", "enorm", "hnorm", "shared_head_norm")}
+        like = {name.removeprefix(f"blk.{n - 1}.") for name in plain.tensors if name.startswith(f"blk.{n - 1}.")}
+        assert more == own | like, (m, more ^ (own | like))
+        source = read_safetensors(folder + "/model.safetensors")
+        fc = source["mtp.fc.weight" if "qwen" in m else f"model.layers.{n}.eh_proj.weight"]
+        assert gguf.tensors[f"blk.{n}.nextn.eh_proj.weight"][2] == fc[2], m
+        ok("quantize", out, path("q.gguf"), "Q8_0")
+        assert f"blk.{n}.nextn.eh_proj.weight" in Gguf(path("q.gguf")).tensors
 
 
 def rows_of(model, ids, *flags):
@@ -624,7 +652,7 @@ def nothing_left_behind():
 
 def main():
     parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind, micro_models,
-             encoders, encoder_vocabularies, kept_mxfp4]
+             guessing_models, encoders, encoder_vocabularies, kept_mxfp4]
     more = [golden_models, golden_quantized, golden_overrides, golden_packed, golden_vocabulary]
     if HAVE_GOLDEN:
         parts += more

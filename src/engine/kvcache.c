@@ -227,6 +227,16 @@ void kvcache_fork(struct kvcache *kv, struct kv_seq *s)
     s->state = slot + 1;
 }
 
+bool kvcache_guess(struct kvcache *kv, struct kv_seq *s, int n_tokens)
+{
+    int32_t slot;
+    if (s->back || !s->state || s->from != s->state || (slot = states_take(kv->states)) < 0)
+        return false;
+    s->back = slot + 1;
+    s->back_at = s->n_tokens + n_tokens;
+    return true;
+}
+
 static void drop_state(struct kvcache *kv, struct kv_seq *s)
 {
     drop_from(kv, s);

@@ -59,7 +59,7 @@ struct kv_seq {
     int32_t from;  /* what the next step goes on from: its own, or a pinned checkpoint */
     int32_t saved; /* a copy that is no checkpoint yet, of the state after saved_at tokens */
     int saved_at;
-    int32_t back; /* what its own was after back_at tokens, until the step behind them counts */
+    int32_t back; /* the state after back_at tokens, until what a step did behind them counts */
     int back_at;
 };
 
@@ -100,6 +100,9 @@ void kvcache_resume(struct kvcache *kv, struct kv_seq *s);
  * cutting its tokens goes back to the state before it. settle: it counts. */
 void kvcache_fork(struct kvcache *kv, struct kv_seq *s);
 void kvcache_settle(struct kvcache *kv, struct kv_seq *s);
+/* A step will save the state in `back` after n_tokens of its tokens: what follows are guesses. False: no
+ * slot is left. Cutting to there goes back to it, settle keeps what the step left. */
+bool kvcache_guess(struct kvcache *kv, struct kv_seq *s, int n_tokens);
 /* Gives the memory of free pages back to the system if they are many; returns how much. */
 size_t kvcache_trim(struct kvcache *kv);
 void kvcache_verify(const struct kvcache *kv); /* CHECKs the invariants; for tests */

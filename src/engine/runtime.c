@@ -409,6 +409,7 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     model_set_context(rt->model, rt->context);
     if (!load_adapters(rt, opt, &lim, err))
         return false;
+    lim.keep = rt->draft > 0;
     rt->step = stepper_new(rt->model, rt->kv, rt->context, &lim, err);
     return rt->step != NULL;
 }

@@ -23,6 +23,8 @@ struct stepper {
     int32_t *out_rows, *sampled;  /* (max_out) */
     int32_t *states;              /* (4, max_seqs) read, written, rows before a save, saved to */
     struct sampler **samplers;    /* (max_out) */
+    int32_t *from;                /* (max_tokens) of the MTP block's steps, or NULL */
+    struct sampler *greedy;       /* of guesses */
     struct lora_use *loras;       /* (max_seqs * LORA_MAX_USES), or NULL */
     struct {
         struct step_item *items;
@@ -55,6 +57,14 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
     st->out_rows = mem_zalloc((size_t)limits->max_out, sizeof(int32_t));
     st->sampled = mem_zalloc((size_t)limits->max_out, sizeof(int32_t));
     st->samplers = mem_zalloc((size_t)limits->max_out, sizeof *st->samplers);
+    if (limits->keep) {
+        CHECK(m->net.mtp.fc, "nothing guesses");
+        struct sample_params greedy = sample_params_default();
+        greedy.temp = 0;
+        greedy.repeat_penalty = 1;
+        st->from = mem_zalloc(tokens, sizeof(int32_t));
+        st->greedy = sampler_new(&greedy, m->config.n_vocab);
+    }
     if (limits->lora_rank)
         st->loras = mem_zalloc(seqs * LORA_MAX_USES, sizeof *st->loras);
     struct bounds bounds = {
@@ -81,9 +91,10 @@ void stepper_free(struct stepper *st)
     if (!st)
         return;
     pool_free(st->pool);
-    void *owned[] = {st->tokens, st->types,    st->pos,     st->slot,     st->q_start, st->kv_len,
-                     st->pages,  st->out_rows, st->sampled, st->samplers, st->states,  st->loras,
-                     st};
+    sampler_free(st->greedy);
+    void *owned[] = {st->tokens, st->types, st->pos,      st->slot,    st->q_start,
+                     st->kv_len, st->pages, st->out_rows, st->sampled, st->samplers,
+                     st->states, st->loras, st->from,     st};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -103,7 +114,9 @@ static bool check_room(struct stepper *st, const struct step_item *items, int n_
         if (total > st->context)
             return error_set(err, "%d tokens do not fit the context of %d", total, st->context);
         tokens += it->n_tokens;
-        outs += it->want == LOGITS_ALL ? it->n_tokens : it->want == LOGITS_LAST;
+        CHECK(it->n_guess < it->n_tokens && (!it->n_guess || it->want >= LOGITS_LAST),
+              "%d guesses of %d tokens", it->n_guess, it->n_tokens);
+        outs += it->want == LOGITS_ALL ? it->n_tokens : (it->want == LOGITS_LAST) + it->n_guess;
         pages += (total + st->kv->page_len - 1) / st->kv->page_len - it->seq->n_pages;
         states += st->kv->states && !it->seq->state;
     }
@@ -127,6 +140,13 @@ static void add_states(struct stepper *st, struct step_item *it, int i)
     struct kv_seq *seq = it->seq;
     if (!st->kv->states)
         return;
+    if (it->n_guess) { /* save_at is of prompts */
+        to[i] = seq->from - 1;
+        to[n + i] = seq->state - 1;
+        to[2 * n + i] = it->n_tokens - it->n_guess;
+        to[3 * n + i] = seq->back - 1;
+        return;
+    }
     if (it->save_at && states_available(st->kv->states) > st->owed)
         saved = kvcache_save(st->kv, seq, seq->n_tokens + it->save_at);
     if (it->tokens[0] < 0 && states_available(st->kv->states) > st->owed)
@@ -146,10 +166,11 @@ static void add_item(struct stepper *st, struct step_item *it)
     bool grown = kvcache_grow(st->kv, seq, first + it->n_tokens);
     CHECK(grown, "pages were counted");
     it->first_row = it->want == LOGITS_NONE ? -1 : b->n_out;
+    it->row = b->n_tokens;
     it->token = -1;
     for (int i = 0; i < it->n_tokens; i++) {
         int row = b->n_tokens++, p = first + i;
-        bool last = i == it->n_tokens - 1;
+        bool last = i >= it->n_tokens - 1 - it->n_guess;
         CHECK(it->tokens[i] < st->m->config.n_vocab && (it->tokens[i] >= 0 || st->n_flying),
               "token %d", it->tokens[i]);
         st->tokens[row] = it->tokens[i];
@@ -197,6 +218,31 @@ static void add_loras(struct stepper *st, const struct step_item *items, int n_i
     }
 }
 
+static void point_states(struct stepper *st)
+{
+    if (!st->kv->states)
+        return;
+    st->b.state_in = st->states;
+    st->b.state_out = st->states + st->limits.max_seqs;
+    st->b.save_rows = st->states + 2 * (ptrdiff_t)st->limits.max_seqs;
+    st->b.save_state = st->states + 3 * (ptrdiff_t)st->limits.max_seqs;
+}
+
+/* Before rows are laid out: guesses that a state could not go back from are left out. */
+static void reserve_states(struct stepper *st, struct step_item *items, int n_items)
+{
+    for (int i = 0; st->kv->states && i < n_items; i++) {
+        struct step_item *it = &items[i];
+        if (!it->n_guess)
+            continue;
+        int known = it->n_tokens - it->n_guess;
+        if (states_available(st->kv->states) > st->owed && kvcache_guess(st->kv, it->seq, known))
+            continue;
+        it->n_tokens = known;
+        it->n_guess = 0;
+    }
+}
+
 bool step_start(struct stepper *st, struct step_item *items, int n_items, struct error *err)
 {
     CHECK(st->n_flying < (st->m->be->ahead ? 2 : 1), "%d steps are under way", st->n_flying);
@@ -213,13 +259,10 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
         .out_rows = st->out_rows,
         .types = st->types,
         .kv = st->kv->layers,
+        .keep = st->limits.keep,
     };
-    if (st->kv->states) {
-        st->b.state_in = st->states;
-        st->b.state_out = st->states + st->limits.max_seqs;
-        st->b.save_rows = st->states + 2 * (ptrdiff_t)st->limits.max_seqs;
-        st->b.save_state = st->states + 3 * (ptrdiff_t)st->limits.max_seqs;
-    }
+    reserve_states(st, items, n_items);
+    point_states(st);
     for (int pass = 0; pass < 2; pass++) /* decodes first */
         for (int i = 0; i < n_items; i++)
             if ((items[i].n_tokens == 1) == (pass == 0))
@@ -267,9 +310,8 @@ void step_sample(struct stepper *st)
     memset(st->samplers, 0, (size_t)st->b.n_out * sizeof(struct sampler *));
     for (int i = 0; i < n_items; i++) {
         const struct step_item *it = &items[i];
-        int last = it->first_row + (it->want == LOGITS_ALL ? it->n_tokens - 1 : 0);
         if (it->seq && it->want != LOGITS_NONE)
-            st->samplers[last] = it->sampler;
+            st->samplers[step_chosen_row(it)] = it->sampler;
     }
     mem_guard_enter();
     st->m->be->ops->sample(st->m->be, st->samplers);
@@ -300,8 +342,7 @@ bool step_finish(struct stepper *st, struct error *err)
         if (!ok)
             kvcache_cut(st->kv, it->seq, it->seq->n_tokens - it->n_tokens);
         else if (it->want != LOGITS_NONE)
-            it->token =
-                st->sampled[it->first_row + (it->want == LOGITS_ALL ? it->n_tokens - 1 : 0)];
+            it->token = st->sampled[step_chosen_row(it)];
     }
     return ok;
 }
@@ -317,4 +358,64 @@ bool step_run(struct stepper *st, struct step_item *items, int n_items, struct e
 void step_logits(struct stepper *st, int row, float *out)
 {
     st->m->be->ops->logits(st->m->be, row, out);
+}
+
+static void add_guess(struct stepper *st, struct guess_item *it)
+{
+    struct batch *b = &st->b;
+    int len = st->kv->page_len, seq = b->n_seqs;
+    CHECK(b->n_tokens + it->n <= st->limits.max_tokens && seq < st->limits.max_seqs,
+          "a step of %d rows, %d sequences", b->n_tokens + it->n, seq);
+    CHECK(it->first + it->n <= it->seq->n_pages * len, "row %d of %d pages", it->first + it->n - 1,
+          it->seq->n_pages);
+    for (int i = 0; i < it->n; i++) {
+        int row = b->n_tokens++, p = it->first + i;
+        st->tokens[row] = it->tokens[i];
+        st->from[row] = it->from + i;
+        st->pos[row] = p;
+        st->slot[row] = it->seq->pages[p / len] * len + p % len;
+    }
+    it->row = it->want ? b->n_out : -1;
+    if (it->want)
+        st->out_rows[b->n_out++] = b->n_tokens - 1;
+    memcpy(st->pages + (size_t)seq * (size_t)st->max_pages, it->seq->pages,
+           (size_t)it->seq->n_pages * sizeof *it->seq->pages);
+    for (int k = 0; st->kv->states && k < 4; k++) /* the block has none */
+        st->states[k * st->limits.max_seqs + seq] = k == 2 ? 0 : -1;
+    st->kv_len[b->n_seqs++] = it->first + it->n;
+    st->q_start[b->n_seqs] = b->n_tokens;
+    b->n_decode += it->n == 1;
+}
+
+bool step_guess(struct stepper *st, struct guess_item *items, int n_items, struct error *err)
+{
+    CHECK(st->n_flying == 0 && st->from, "no step to guess from");
+    st->b = (struct batch){
+        .max_pages = st->max_pages,
+        .tokens = st->tokens,
+        .pos = st->pos,
+        .slot = st->slot,
+        .q_start = st->q_start,
+        .kv_len = st->kv_len,
+        .pages = st->pages,
+        .out_rows = st->out_rows,
+        .kv = st->kv->layers,
+        .keep = true,
+        .from = st->from,
+    };
+    point_states(st);
+    for (int pass = 0; pass < 2; pass++) /* single rows first */
+        for (int i = 0; i < n_items; i++)
+            if ((items[i].n == 1) == (pass == 0))
+                add_guess(st, &items[i]);
+    for (int i = 0; i < st->b.n_out; i++)
+        st->samplers[i] = st->greedy;
+    mem_guard_enter();
+    forward_guess(st->m, &st->b);
+    st->m->be->ops->sample(st->m->be, st->samplers);
+    bool ok = st->m->be->ops->end(st->m->be, st->sampled, err);
+    mem_guard_leave();
+    for (int i = 0; ok && i < n_items; i++)
+        items[i].token = items[i].want ? st->sampled[items[i].row] : -1;
+    return ok;
 }

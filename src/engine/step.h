@@ -27,18 +27,42 @@ struct step_item {
     enum logits_want want;
     const struct lora_pick *loras; /* (n_loras) LORA_MAX_USES at most, none twice */
     int n_loras;
+    /* The last so many tokens are guesses: LOGITS_LAST wants the rows from the last token before them
+     * on, from whose logits the sampler picks. Recurrent states can go back to before them
+     * (kvcache_cut), where a slot is free; else they are left out. */
+    int n_guess;
     int save_at;             /* recurrent states are saved after so many of the tokens; 0 = not */
     struct sampler *sampler; /* picks a token from the last logits (step_sample); NULL = none */
     /* results */
     int first_row; /* its first logits row: see step_logits; -1 if none */
+    int row;       /* its first row of the step: see guess_item */
     int32_t token; /* sampled; -1 without sampler */
+};
+
+/* Rows of the MTP block (layer.h): what it makes of rows of the step before. */
+struct guess_item {
+    struct kv_seq *seq;    /* does not grow: its pages hold the rows */
+    const int32_t *tokens; /* (n) behind the rows: tokens[i] is the one at first + i + 1 */
+    int first, n;          /* positions of the rows */
+    int from;              /* the first of them in the step before: its `row` */
+    bool want;             /* the token behind the last of them is guessed */
+    /* results */
+    int row;       /* of the last row, for a guess behind this one; -1 if nothing was wanted */
+    int32_t token; /* guessed */
 };
 
 struct step_limits {
     int max_tokens, max_seqs, max_out;
     int read_chunk; /* fewer tokens of a prompt are not worth a place in a step; 0 = any */
     int lora_rank;  /* bounds.lora_rank */
+    bool keep;      /* steps keep their rows for step_guess */
 };
+
+/* The logits row that the sampler of an item reads. */
+static inline int step_chosen_row(const struct step_item *it)
+{
+    return it->first_row + (it->want == LOGITS_ALL ? it->n_tokens - 1 - it->n_guess : 0);
+}
 
 struct stepper;
 struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
@@ -65,6 +89,8 @@ void step_sample(struct stepper *st);
 /* sampler_prepare for many at once, on several threads. Samplers with a mask are done already. */
 void step_prepare(struct stepper *st, struct sampler **samplers, int n);
 bool step_finish(struct stepper *st, struct error *err);
+/* A step of the MTP block, after step_finish, or after another one for a guess behind its guesses. */
+bool step_guess(struct stepper *st, struct guess_item *items, int n_items, struct error *err);
 /* Log-probabilities that the sampler of the step finished last wanted, of row `row`. */
 void step_probs(struct stepper *st, int row, struct sample_probs *out);
 /* Copies logits row `row` (model_row_width) of the last step to the host. */
