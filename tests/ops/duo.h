@@ -153,6 +153,8 @@ void test_delta_net(void);   /* mixers.c */
 void test_latent(void);
 void force_delta_net(void);
 void force_latent(bool (*takes)(const char *formats, enum dtype t), const char *formats);
+void test_encoders(void); /* encoders.c */
+void force_encoders(bool (*takes)(const char *formats, enum dtype t), const char *formats);
 void test_forward(void); /* steps.c */
 void test_routed(void);
 void routed_case(const struct dims *s, const enum dtype *types, float size, int layers, bool look);

@@ -285,6 +285,8 @@ static void force_row(const struct pick_info *p)
         small ? small_mlp(experts, p, formats) : force_mlp(experts, formats);
     else if (!strncmp(p->op, "delta", 5))
         force_delta_net();
+    else if (!strcmp(p->op, "encode") || !strcmp(p->op, "lone"))
+        force_encoders(takes, p->formats);
     else if (!strcmp(p->op, "heads") || !strncmp(p->op, "latent", 6))
         force_latent(takes, small ? "" : p->formats);
     else

@@ -580,15 +580,19 @@ static void test_supports(void)
     struct error err = {0};
     fail_if(!d.be[DEV]->ops->supports(d.be[DEV], &d.net[DEV], &err), err.msg);
     l->mlp.block.sum = (struct norm){.kind = NORM_RMS, .eps = 1e-6f};
+    fail_if(!d.be[DEV]->ops->supports(d.be[DEV], &d.net[DEV], &err), err.msg);
+    l->mlp.block.out = l->mlp.block.sum;
     if (cuda)
-        check_refused(&d, "layer 1: a norm of a block's sum is not supported on");
-    l->mlp.block.sum.kind = NORM_LAYER;
+        check_refused(&d, "layer 1: a norm of a block's sum beside others is not supported on");
+    *l = plain;
+    l->mlp.block.out = (struct norm){.kind = NORM_LAYER, .eps = 1e-6f};
     if (cuda)
-        check_refused(&d, "layer 1: LayerNorm is not supported on");
+        check_refused(&d, "layer 1: LayerNorm of what a block adds is not supported on");
     *l = plain;
     l->mixer.attention.bidirectional = true;
     if (cuda)
-        check_refused(&d, "layer 1: attention to later positions is not supported on");
+        check_refused(&d, "layer 1: attention both ways in some layers and not in others is not "
+                          "supported on");
     *l = plain;
     l->mlp.experts = (struct ffn){.gate_up = &up, .down = &down};
     l->mlp.router = (struct router){.w = &router, .n_used = 256};
@@ -603,8 +607,7 @@ static void test_supports(void)
         check_refused(&d, "layer 1: such a choice of expert groups is not supported on");
     l->mlp.router.n_groups = 0;
     l->mlp.experts.act = ACT_PLAIN_GELU;
-    check_refused(&d, cuda ? "layer 1: an mlp without a gate is not supported on"
-                           : "layer 1: an expert without a gate is not supported on");
+    check_refused(&d, "layer 1: an expert without a gate is not supported on");
     *l = plain;
     l->mixer.attention.k_dim = l->mixer.attention.v_dim = 2048;
     if (cuda)
@@ -839,11 +842,11 @@ static void test_picks_3(void)
 
 /* The longest first. */
 static void (*const groups[])(void) = {
-    test_decodes,     test_picks_0, test_picks_1,  test_picks_2, test_picks_3,
-    test_prompts,     test_forward, test_linear,   test_shapes,  test_segments,
-    test_moe,         test_ffn,     test_parts,    test_heads,   test_cache_types,
-    test_delta_net,   test_latent,  test_batches,  test_routed,  test_ties,
-    test_few_experts, test_norm,    test_sampling, test_embed,   test_supports};
+    test_decodes,  test_picks_0, test_picks_1,     test_picks_2,   test_picks_3,  test_prompts,
+    test_forward,  test_linear,  test_shapes,      test_segments,  test_moe,      test_ffn,
+    test_parts,    test_heads,   test_cache_types, test_delta_net, test_latent,   test_batches,
+    test_routed,   test_ties,    test_few_experts, test_norm,      test_sampling, test_embed,
+    test_encoders, test_supports};
 enum { N_GROUPS = sizeof groups / sizeof *groups };
 
 /* A process of its own for each group, `jobs` of them at a time: the reference takes most of the time,

@@ -134,6 +134,10 @@ static __global__ void __launch_bounds__(128)
     __syncwarp();
     float top = p.sinks ? p.sinks[h] : -INFINITY, total = p.sinks ? 1.0f : 0.0f;
     int from = p.window && last - p.window + 1 > 0 ? last - p.window + 1 : 0;
+    if (p.both) {
+        int end = p.step.kv_len[seq] - 1;
+        last = p.window ? min(last + p.window - 1, end) : end;
+    }
     if (p.step.slot[t] < 0)
         from = last + 1;
     for (int base = from; base <= last; base += 32) {
@@ -203,6 +207,7 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
     p.n_heads = l->n_heads;
     p.n_rot = l->n_rot;
     p.window = l->window;
+    p.both = l->bidirectional;
     p.eps = l->norm[l->norm[ATTN_Q].on ? ATTN_Q : ATTN_K].eps;
     p.scale = l->scale;
     p.split_acc = cu->split_acc;
@@ -329,5 +334,17 @@ struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, con
         pick_run(cu, PICK_DECODE, &c, N_STAGES);
     if (a.halves && s->n_decode)
         rows_join_halves(cu, &a, s->n_decode);
+    return a;
+}
+
+struct rows attn_both_ways(struct cuda_backend *cu, const struct attn_layer *l,
+                           const struct step *s)
+{
+    struct attn_args p = attn_args_of(cu, l, s);
+    struct rows a = rows_of(cu->a, s->n_tokens, p.n_heads * p.v_dim);
+    attn_heads(cu, l, s, cu->qkv, cu->q);
+    p.q = cu->q;
+    p.a = a.floats;
+    attn_any(cu, p, 0, s->n_tokens);
     return a;
 }

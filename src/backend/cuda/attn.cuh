@@ -39,6 +39,7 @@ struct attn_args {
     uint8_t *row_records; /* or in that of rows.cuh; or NULL */
     /* What only the kernels for any layer know (attn_any, attn_decode_wide, attn_prefill_wide). */
     int v_dim;
+    bool both;          /* rows see later keys too: attn_any alone */
     const float *sinks; /* (H) or NULL */
     float softcap;      /* 0 = none */
     const float

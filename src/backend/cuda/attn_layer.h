@@ -27,6 +27,7 @@ struct attn_layer {
     int n_rot;
     float scale, softcap; /* softcap 0 = none */
     int window;           /* 0 = all */
+    bool bidirectional;   /* to both sides: attn_encode.cu, attn_any */
     const float *sinks;   /* (H) or NULL */
     bool gated, k_is_v, shares_kv;
     float temp_beta;
@@ -52,6 +53,10 @@ void attn_heads(struct cuda_backend *cu, const struct attn_layer *l, const struc
 /* raw: the step is decodes only and q, k, v are still raw projections in cu->qkv. */
 struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                         bool raw);
+
+/* The same for rows that see each other both ways, from the projections in cu->qkv on. */
+struct rows attn_both_ways(struct cuda_backend *cu, const struct attn_layer *l,
+                           const struct step *s);
 
 /* attn_decode.cu: stretches that n_seqs decodes of so many heads are cut into. attn_clusters: its
  * kernels were compiled for a GPU that has clusters, and this is one. */

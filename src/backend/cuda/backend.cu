@@ -64,6 +64,12 @@ static void op_embed(struct backend *be, const struct embed *e)
     struct resid *r = start_stream(cu, s.n_tokens);
     step_mark(cu);
     embed_tokens(cu, cuda_matrix(e->tokens), &s, e->scale == 0 ? 1.0f : e->scale, r->x);
+    if (e->positions)
+        embed_add(cu, cuda_matrix(e->positions), s.pos, e->pos_offset, r->x, s.n_tokens);
+    if (e->types)
+        embed_add(cu, cuda_matrix(e->types), s.types, 0, r->x, s.n_tokens);
+    if (e->norm.kind && s.n_tokens)
+        rows_norm(cu, r->x, cuda_gain(cu, &e->norm), r->x, s.n_tokens, cu->shape.n_embd);
     if (e->layers.width && s.n_tokens)
         embed_values(cu, &e->layers);
     step_mark_end(cu, STAGE_EMBED);
@@ -164,6 +170,7 @@ static struct attn_layer layer_of(const struct cuda_backend *cu, const struct at
     l.scale = a->scale;
     l.softcap = a->softcap;
     l.window = a->window;
+    l.bidirectional = a->bidirectional;
     l.sinks = a->sinks;
     l.gated = a->gated;
     l.k_is_v = a->k_is_v;
@@ -178,6 +185,8 @@ static struct rows mix_attention(struct cuda_backend *cu, const struct mixer *m,
     const struct attention *l = &m->attention;
     struct attn_layer al = layer_of(cu, l, layer);
     struct step s = cuda_step(cu);
+    if (l->bidirectional)
+        return encoder_mix(cu, &m->block.in, &al);
     bool raw = project(cu, &al, &m->block.in);
     step_mark(cu);
     struct rows a = attn_attend(cu, &al, &s, raw);
@@ -229,6 +238,11 @@ static void op_head(struct backend *be, const struct head *h)
     narrow(cu, NULL);
     struct rows n = {};
     struct pick_case c = cuda_case(cu, &h->norm, &n);
+    if (!h->w) {
+        if (c.rows)
+            encoder_head(cu, &h->norm);
+        return;
+    }
     c.w = cuda_matrix(h->w);
     c.y = cu->logits_all;
     if (!c.rows)
@@ -262,7 +276,10 @@ static void op_logits(struct backend *be, int row, float *host)
 {
     struct cuda_backend *cu = cuda_self(be);
     size_t n = (size_t)cu->shape.n_vocab;
-    cuda_copy_out(be, host, cu->logits_all + (size_t)row * n, n * sizeof(float));
+    if (!cu->net->head.w)
+        encoder_row(cu, row, host);
+    else
+        cuda_copy_out(be, host, cu->logits_all + (size_t)row * n, n * sizeof(float));
 }
 
 static void op_stream_put(struct backend *be, const float *host, int rows)
@@ -282,7 +299,10 @@ static void op_stream_get(struct backend *be, float *host, int rows)
 static void op_logits_put(struct backend *be, const float *host, int rows)
 {
     struct cuda_backend *cu = cuda_self(be);
-    cuda_copy_in(be, cu->logits_all, host, (size_t)rows * (size_t)cu->shape.n_vocab * 4);
+    size_t bytes = (size_t)rows * (size_t)cu->shape.n_vocab * 4;
+    cuda_copy_in(be, cu->logits_all, host, bytes);
+    if (!cu->net->head.w)
+        encoder_rows_put(cu, host, bytes);
 }
 
 static struct backend_ops make_ops(void)

@@ -98,7 +98,8 @@ struct matrix {
  * h = g / (1 + exp(-(linear g + cubic g^3))) * (u + offset). Plain: g / (1 + exp(-g)) * u. */
 struct gating {
     bool plain;
-    bool erf; /* 0.5 gate (1 + erf(gate / sqrt(2))) * up */
+    bool erf;  /* 0.5 gate (1 + erf(gate / sqrt(2))) * up */
+    bool lone; /* there is no up: it counts as 1 */
     float linear, cubic, limit, offset;
 };
 
@@ -141,7 +142,7 @@ struct step_layout {
     bool deep;       /* a decode has many keys (pick_deep): other kernels for it */
     int n_q_tiles;   /* tiles of 64 prompt rows */
     int tokens, pos, slot, q_start, kv_len, out_rows, seq_of, q_tiles, pages; /* offsets */
-    int states;
+    int states, types;
 };
 
 /* Head of the block. */
@@ -185,6 +186,7 @@ struct step {
     int n_tokens, n_seqs, n_decode, n_out;
     /* (4, n_seqs) slots of recurrent states: read, written; rows until a save, and its slot */
     const int32_t *states;
+    const int32_t *types; /* (n_tokens), of networks that embed them */
 };
 
 /* Rows of activations, and the forms they are in. Forms other than floats lie in the backend's one
@@ -199,19 +201,22 @@ struct rows {
     bool panels;  /* also in panels */
 };
 
-/* A gain and the eps of its norm; gain NULL: there is no norm. */
+/* A gain and the eps of its norm; gain NULL: there is no norm. layer: LayerNorm, not RMS (encoder.cu). */
 struct gain {
     const float *gain; /* (width) */
     float eps;
+    bool layer;
+    const float *bias; /* (width) of a LayerNorm, or NULL */
 };
 
 /* What is done to a block's rows beyond adding them to the stream (struct block, struct mlp of
- * layer.h): x = (x + scale * out(norm(y) + beside_norm(beside))) * stream_scale. */
+ * layer.h): x = (x + scale * out(norm(y) + beside_norm(beside))) * stream_scale; or, with `sum` and
+ * without the others, x = sum(x + scale * y). */
 struct closing {
     bool set;
     const float *beside;      /* (rows, n_embd) the dense part beside experts, or NULL */
     const float *beside_gate; /* (rows) times the sigmoid of this, or NULL */
-    struct gain norm, beside_norm, out;
+    struct gain norm, beside_norm, out, sum;
     float scale, stream_scale;
 };
 
@@ -275,7 +280,8 @@ enum { SUM_WORDS = 512, SUM_BLOCKS = 128 }; /* route.cuh: a router's sums, and w
 /* What the kernels are made for: the widest heads and the largest mlp of any layer, and the engine's
  * bounds. A layer's own heads: attn_layer.h. */
 struct shape {
-    int n_layers, n_embd, n_vocab;
+    int n_layers, n_embd;
+    int n_vocab;                           /* values of a row behind the head: n_embd without one */
     int heads;                             /* widest row of queries, or of a mixer's output */
     int n_ff;                              /* dense layers; 0 if none */
     int n_expert, n_expert_used, n_ff_exp; /* 0 if no MoE layers */
@@ -418,6 +424,7 @@ struct cuda_backend {
     float *split_records;       /* attn_decode_split.cu: parts of a few decodes; all ones between */
     struct delta_scratch *delta; /* mixers.h: of networks that have such mixers, else NULL */
     struct latent_scratch *latent;
+    struct encoder_scratch *encoder; /* encoder.h: likewise */
 };
 
 /* Keeps the first error. */
@@ -555,6 +562,8 @@ enum pick_op {
     PICK_HEADS,         /* a matrix for each head of latent attention */
     PICK_LATENT_DECODE, /* attention over latents */
     PICK_LATENT_PROMPT,
+    PICK_ENCODE, /* projection and attention where rows see each other both ways */
+    PICK_LONE,   /* an mlp without a gate */
     PICK_OPS
 };
 
@@ -576,10 +585,10 @@ struct pick_case {
     struct moe_route_args *route;       /* ROUTER */
     bool listed;                        /* ROUTER: the list is moe_grouped.cu's */
     bool raw;                           /* QKV, DECODE: decodes, turned by their attention */
-    const struct attn_layer *layer;     /* QKV, DECODE, PROMPT */
+    const struct attn_layer *layer;     /* QKV, DECODE, PROMPT, ENCODE */
     const struct step *step;
-    const struct attn_args *attn;     /* DECODE, PROMPT */
-    struct rows *out;                 /* DECODE, PROMPT: where their rows go, and in what form */
+    const struct attn_args *attn; /* DECODE, PROMPT */
+    struct rows *out; /* DECODE, PROMPT, ENCODE: where their rows go, and in what form */
     const struct delta_args *delta;   /* DELTA_*: delta_net.cuh */
     const struct latent_args *latent; /* LATENT_*: latent.cuh */
     struct latent_heads *heads;       /* HEADS: likewise */

@@ -38,6 +38,24 @@ void embed_tokens(struct cuda_backend *cu, const struct matrix *w, const struct 
                 LAUNCH_EARLY, *w, s->tokens, scale, x);
 }
 
+/* x[t,:] += row index[t] + offset of the table; blocks as above. */
+static __global__ void embed_add_kernel(const struct matrix w, const int32_t *index, int offset,
+                                        float *x)
+{
+    dependency_wait();
+    dependency_trigger();
+    int t = (int)blockIdx.y, k = (int)(blockIdx.x * TILE_K + threadIdx.x);
+    if (k < w.n_in)
+        x[(size_t)t * (size_t)w.n_in + (size_t)k] += matrix_value(w, index[t] + offset, k);
+}
+
+void embed_add(struct cuda_backend *cu, const struct matrix *w, const int32_t *index, int offset,
+               float *x, int rows)
+{
+    cuda_launch(cu, embed_add_kernel, dim3((unsigned)w->n_kt, (unsigned)rows), TILE_K, 0,
+                LAUNCH_EARLY, *w, index, offset, x);
+}
+
 /* Grid: (pieces of TILE_K columns). */
 static __global__ void embed_row_kernel(const struct matrix w, int row, float *y, int stride)
 {

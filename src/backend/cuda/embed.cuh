@@ -12,6 +12,10 @@ enum { EMBED_THREADS = 256 };
 void embed_tokens(struct cuda_backend *cu, const struct matrix *w, const struct step *s,
                   float scale, float *x);
 
+/* x (rows, n_embd) += rows index[t] + offset of a table */
+void embed_add(struct cuda_backend *cu, const struct matrix *w, const int32_t *index, int offset,
+               float *x, int rows);
+
 /* Row `row` of a matrix as floats, TILE_K of them every `stride` */
 void embed_row(struct cuda_backend *cu, const struct matrix *w, int row, float *y, int stride);
 

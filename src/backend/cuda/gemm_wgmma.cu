@@ -164,10 +164,16 @@ DEVICE void gemm_wgmma_width(const struct gemm_wgmma_block &k, int tile, int cou
         gemm_wgmma_loop<KIND, FEW ? 64 : 32>(k, tile, acc);
 }
 
+/* Results are made of gate and up. */
+DEVICE bool gemm_wgmma_pairs(const struct gemm_args &p)
+{
+    return p.y_half && !p.act.lone;
+}
+
 /* The row tile warp w of a block takes. What lies past the end is taken along and not kept. */
 DEVICE int gemm_wgmma_tile_of(const struct gemm_args &p, int block, int w)
 {
-    if (!p.y_half)
+    if (!gemm_wgmma_pairs(p))
         return min(block * 8 + w, p.w.n_tiles - 1);
     int half = p.w.n_tiles / 2; /* gate, then up of the same hidden units */
     return min(block * 4 + (w & 3), half - 1) + (w >> 2) * half;
@@ -193,7 +199,7 @@ DEVICE struct gemm_wgmma_lane gemm_wgmma_lane_of(const struct gemm_args &p, int 
     struct gemm_wgmma_lane l = {};
     int lane = lane_id();
     const float *bias = p.w.bias + (p.w.bias ? expert * p.w.n_out : 0);
-    if (p.y_half) {
+    if (gemm_wgmma_pairs(p)) {
         int row = block * 64 + 2 * lane;
         l.at = row < p.ldy ? half_slot(row) : -1;
         l.left = p.w.n_out / 2 - row; /* zeros from there up to whole k tiles */
@@ -225,7 +231,7 @@ DEVICE struct gemm_wgmma_lane gemm_wgmma_lane_of(const struct gemm_args &p, int 
 /* A lane's part of a column of 128 sums. */
 DEVICE float4 gemm_wgmma_take(const struct gemm_args &p, const float *column)
 {
-    if (!p.y_half)
+    if (!gemm_wgmma_pairs(p))
         return *(const float4 *)(column + 4 * lane_id());
     float2 gate = *(const float2 *)(column + 2 * lane_id());
     float2 up = *(const float2 *)(column + 64 + 2 * lane_id());
@@ -316,6 +322,13 @@ DEVICE void gemm_wgmma_store(const struct gemm_args &p, const struct gemm_wgmma_
         const int t[1] = {rows.out[col]};
         float one[1][4] = {{v[0], v[1], v[2], v[3]}};
         gemm_wgmma_heads(p.heads, l, block, t, one);
+    } else if (p.y_half && p.act.lone) { /* four hidden units next to each other: see half_slot */
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[i] = i < l.left ? clamp_half(gated(p.act, v[i], 1.0f) * HIDDEN_SCALE) : 0.0f;
+        uint16_t *to = p.y_half + (size_t)rows.out[col] * (size_t)p.ldy + (size_t)half_slot(l.at);
+        *(uint32_t *)to = pack_half2(v[0], v[1]);
+        *(uint32_t *)(to + 8) = pack_half2(v[2], v[3]);
     } else if (p.y_half) {
         if (l.at < 0)
             return;
@@ -548,7 +561,7 @@ static void gemm_wgmma_launch(struct cuda_backend *cu, struct gemm_args p, bool 
 {
     size_t tables, shared = gemm_wgmma_shared(p.w, &tables);
     p.slot = (int)tables;
-    int tiles = pair ? p.ldy / TILE_ROWS : p.w.n_tiles;
+    int tiles = p.y_half ? p.ldy / TILE_ROWS : p.w.n_tiles;
     int x = ceil_div(ceil_div(tiles, pair ? 4 : 8), WGMMA_UNITS);
     p.blocks = x * WGMMA_UNITS;
     int pieces = p.moe ? 1 : gemm_wgmma_blocks(cu) / (p.blocks * y);

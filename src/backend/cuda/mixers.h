@@ -1,6 +1,7 @@
 /*
  * Mixers beside attention: the gated delta net (delta_net.cu) and latent attention (latent.cu,
- * latent_attn.cu), as backend.cu and prepare.cu see them. Each has scratch of its own, which exists
+ * latent_attn.cu), and attention of encoders with what else those have (encoder.cu), as backend.cu and
+ * prepare.cu see them. Each has scratch of its own, which exists
  * where the network has such a layer. They read the stream through its norm and leave rows for the
  * output projection.
  */
@@ -30,5 +31,18 @@ bool latent_supported(const struct cuda_backend *cu, const struct latent *l, int
 bool latent_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err);
 struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer);
 void latent_close(struct cuda_backend *cu);
+
+/* encoder.cu */
+struct attn_layer;
+bool encoder_both_ways(const struct network *net); /* rows see each other both ways */
+bool encoder_supported(const struct network *net, struct error *err);
+bool encoder_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err);
+struct rows encoder_mix(struct cuda_backend *cu, const struct norm *norm,
+                        const struct attn_layer *l);
+/* Of a network without a head: norm(stream) is the result; its row `row` when the step has ended. */
+void encoder_head(struct cuda_backend *cu, const struct norm *norm);
+void encoder_row(const struct cuda_backend *cu, int row, float *host);
+void encoder_rows_put(struct cuda_backend *cu, const float *host, size_t bytes); /* in its place */
+void encoder_close(struct cuda_backend *cu);
 
 #endif

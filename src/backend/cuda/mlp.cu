@@ -22,6 +22,8 @@ struct gain cuda_gain(const struct cuda_backend *cu, const struct norm *n)
         return g;
     g.gain = n->gain ? n->gain : cu->ones;
     g.eps = n->eps;
+    g.layer = n->kind == NORM_LAYER;
+    g.bias = g.layer ? n->bias : NULL;
     return g;
 }
 
@@ -29,9 +31,10 @@ struct closing cuda_closing(const struct cuda_backend *cu, const struct block *b
 {
     struct closing c = {};
     c.out = cuda_gain(cu, &b->out);
+    c.sum = cuda_gain(cu, &b->sum);
     c.scale = or_one(b->scale);
     c.stream_scale = 1.0f;
-    c.set = c.out.gain || c.scale != 1.0f;
+    c.set = c.out.gain || c.sum.gain || c.scale != 1.0f;
     return c;
 }
 
@@ -39,7 +42,8 @@ struct gating cuda_gating(const struct ffn *f)
 {
     struct gating g = {};
     g.plain = f->act == ACT_SILU;
-    g.erf = f->act == ACT_GELU;
+    g.lone = f->act == ACT_PLAIN_GELU;
+    g.erf = f->act == ACT_GELU || g.lone;
     g.linear = 1.0f;
     g.limit = INFINITY;
     if (f->act == ACT_GELU_TANH) { /* 0.5 (1 + tanh(z)) = 1 / (1 + exp(-2 z)) */
@@ -191,7 +195,7 @@ static void run_plain(struct cuda_backend *cu, const struct mlp *m, struct closi
         close->norm = cuda_gain(cu, &m->dense_out);
     }
     c.y = cu->d;
-    run(cu, m->router.w ? PICK_MOE : PICK_FFN, &c);
+    run(cu, m->router.w ? PICK_MOE : c.act.lone ? PICK_LONE : PICK_FFN, &c);
 }
 
 /* x += norm((act(x Wg^T) * e) Wp^T) */

@@ -10,6 +10,7 @@
  * Here: the choice itself, and the rows of products (linear, ffn, moe, router); those of mixers are in
  * pick_mixers.cu.
  */
+#include "backend/cuda/encoder.h"
 #include "backend/cuda/pick.cuh"
 #include "backend/cuda/rows.cuh"
 #include "backend/cuda/host.h"
@@ -329,6 +330,36 @@ static void ffn_splitk(struct cuda_backend *cu, const struct pick_case *c)
         int width = tile_width(i ? c->down : c->w, c->rows, false);
         gemm_splitk(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
     }
+}
+
+/*
+ * lone: y = act(x Wu^T) Wd^T
+ */
+static bool lone_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->w->n_seg == 1 && gemm_wgmma_suits(cu, c->w, false) &&
+           gemm_wgmma_suits(cu, c->down, false);
+}
+static void lone_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    rows_to_halves(cu, c->x);
+    for (int i = 0; i < 2; i++)
+        gemm_wgmma(cu, ffn_args(cu, c, i), false, ceil_div(c->rows, WGMMA_ROWS));
+}
+static void lone_linear(struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct rows h = rows_of(cu->encoder->hidden, c->rows, c->w->n_out);
+    struct pick_case up = {}, down = {};
+    up.rows = down.rows = c->rows;
+    up.w = c->w;
+    up.x = c->x;
+    up.y = h.floats;
+    pick_run(cu, PICK_LINEAR, &up, N_STAGES);
+    encoder_act(cu, c->act, h.floats, h.n, h.width);
+    down.w = c->down;
+    down.x = &h;
+    down.y = c->y;
+    pick_run(cu, PICK_LINEAR, &down, N_STAGES);
 }
 
 /*
@@ -690,6 +721,11 @@ static const struct pick products[] = {
      ffn_stream},
     {"ffn_splitk", PICK_FFN, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, ffn_splitk},
 
+    {"lone_wgmma", PICK_LONE, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, lone_wgmma_fits,
+     lone_wgmma},
+    {"lone_linear", PICK_LONE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     lone_linear}, /* linear, twice */
+
     {"moe_gemv_product", PICK_MOE, ANY, 1, 1, NEEDS_NOTHING, TAKES_PRODUCT, NULL, moe_product_fits,
      moe_product},
     {"moe_quad_norm", PICK_MOE, CODES, 3, 4, NEEDS_NOTHING, TAKES_NORM, NULL, moe_quad_norm_fits,
@@ -800,7 +836,7 @@ void pick_input(struct cuda_backend *cu, const struct pick *p, struct pick_case 
         c->in.eps = c->gain.eps;
         return;
     }
-    if (norm && p->takes == TAKES_NORM && c->rows <= NORM_ROWS && resid_adds(r)) {
+    if (norm && p->takes == TAKES_NORM && c->rows <= NORM_ROWS && resid_adds(r) && !c->gain.layer) {
         c->in = resid_norm_in(cu, r, c->gain);
         return;
     }
@@ -828,10 +864,10 @@ void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enu
 
 bool pick_info(struct backend *be, int i, struct pick_info *out)
 {
-    static const char *const ops[] = {"linear",        "qkv",          "output",       "ffn",
-                                      "moe",           "router",       "logits",       "decode",
-                                      "prompt",        "delta_decode", "delta_prompt", "heads",
-                                      "latent_decode", "latent_prompt"};
+    static const char *const ops[] = {"linear",        "qkv",           "output",       "ffn",
+                                      "moe",           "router",        "logits",       "decode",
+                                      "prompt",        "delta_decode",  "delta_prompt", "heads",
+                                      "latent_decode", "latent_prompt", "encode",       "lone"};
     const struct cuda_backend *cu = cuda_self(be);
     const struct pick *p = row_at(i);
     if (!p)

@@ -5,6 +5,7 @@
  */
 #include "backend/cuda/attn.cuh"
 #include "backend/cuda/delta_net.cuh"
+#include "backend/cuda/encoder.h"
 #include "backend/cuda/latent.cuh"
 #include "backend/cuda/pick.cuh"
 #include "backend/cuda/rows.cuh"
@@ -347,6 +348,62 @@ static void latent_prompt_any(struct cuda_backend *cu, const struct pick_case *c
     latent_attn_any(cu, *c->latent, c->step->n_decode, c->rows);
 }
 
+/*
+ * encode: q, k and v of rows that see each other both ways, and their attention
+ */
+static bool encode_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return attn_encode_fits(c->layer);
+}
+static bool encode_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    bool fits = encode_mma_fits(cu, c) && gemm_wgmma_suits(cu, c->w, false);
+    for (int i = 0; i < c->w->n_seg; i++) /* results lie as they do without tiles */
+        fits = fits && c->w->seg[i].rows % TILE_ROWS == 0;
+    return fits;
+}
+static void encode_linear(struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct pick_case qkv = {};
+    qkv.rows = c->rows;
+    qkv.w = c->w;
+    qkv.x = c->x;
+    qkv.y = cu->qkv;
+    pick_run(cu, PICK_LINEAR, &qkv, STAGE_QKV);
+}
+static void encode_attend(struct cuda_backend *cu, const struct pick_case *c, const float *qkv)
+{
+    step_mark(cu);
+    encoder_heads(cu, c->layer, c->step, qkv);
+    attn_encode(cu, c->layer, c->step, c->out);
+    step_mark_end(cu, STAGE_ATTENTION);
+}
+static void encode_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    step_mark(cu);
+    rows_to_halves(cu, c->x);
+    struct gemm_args p = pick_args(cu, c->w, c->rows);
+    p.y = (float *)cu->encoder->qkv;
+    p.ldy = c->w->n_out;
+    p.narrow = true;
+    gemm_wgmma(cu, p, false, ceil_div(c->rows, WGMMA_ROWS));
+    step_mark_end(cu, STAGE_QKV);
+    encode_attend(cu, c, NULL);
+}
+static void encode_mma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    encode_linear(cu, c);
+    encode_attend(cu, c, cu->qkv);
+}
+static void encode_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    encode_linear(cu, c);
+    step_mark(cu);
+    *c->out = attn_both_ways(cu, c->layer, c->step);
+    step_mark_end(cu, STAGE_ATTENTION);
+}
+
 /* name, op, formats, rows from, to (0: no end), needs, takes, pays, fits, run */
 static const struct pick rows[] = {
     {"qkv_wgmma", PICK_QKV, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, qkv_heads_pay, qkv_heads_fit,
@@ -419,6 +476,12 @@ static const struct pick rows[] = {
      latent_mma_fits, latent_prompt},
     {"latent_any", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      latent_prompt_any},
+
+    {"encode_wgmma", PICK_ENCODE, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, encode_wgmma_fits,
+     encode_wgmma},
+    {"encode_mma", PICK_ENCODE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, encode_mma_fits,
+     encode_mma},
+    {"encode_any", PICK_ENCODE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, encode_any},
 };
 
 const struct pick_table pick_mixers = {rows, (int)(sizeof rows / sizeof *rows)};

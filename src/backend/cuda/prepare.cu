@@ -46,7 +46,7 @@ enum {
     PARTS = PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_SINKS | PART_SOFTCAP | PART_GATE |
             PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_HEAD_DIMS |
             PART_LAYER_HEADS | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS |
-            PART_DELTA_NET | PART_LATENT
+            PART_DELTA_NET | PART_LATENT | PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL
 };
 
 /* Rows whose sum is more than an addition pass through a block's shared memory twice, four columns at
@@ -55,8 +55,10 @@ static bool block_supported(const struct cuda_backend *cu, const struct network 
                             const struct block *b, bool closes, struct error *err)
 {
     size_t shared = (2 * align_up((size_t)net->n_embd, TILE_K) + 64) * sizeof(float);
+    if (b->sum.kind && (closes || b->out.kind))
+        return network_refuse(err, i, "a norm of a block's sum beside others is", "cuda");
     if (b->sum.kind)
-        return network_refuse(err, i, "a norm of a block's sum is", "cuda");
+        return true;
     if (!closes && !b->out.kind && (b->scale == 0 || b->scale == 1))
         return true;
     if (net->n_embd % 4 || shared > cu->shared_limit)
@@ -88,8 +90,6 @@ static bool mlp_supported(const struct cuda_backend *cu, const struct network *n
     const struct mlp *m = &net->layers[i].mlp;
     bool closes = (m->dense.gate_up && m->router.w) || m->dense_out.kind || m->experts_out.kind ||
                   m->embed.gate || (m->stream_scale != 0 && m->stream_scale != 1);
-    if (m->dense.act == ACT_PLAIN_GELU || m->experts.act == ACT_PLAIN_GELU)
-        return network_refuse(err, i, "an mlp without a gate is", "cuda");
     return block_supported(cu, net, i, &m->block, closes, err) &&
            (!m->router.w || experts_supported(net, i, err));
 }
@@ -136,7 +136,7 @@ bool cuda_supports(struct backend *be, const struct network *net, struct error *
     for (int i = 0; i < net->n_layers; i++)
         if (!mixer_supported(cu, net, i, err) || !mlp_supported(cu, net, i, err))
             return false;
-    return true;
+    return encoder_supported(net, err);
 }
 
 /* What cuda_supports has made sure of, in one place. */
@@ -147,7 +147,7 @@ static struct shape shape_of(const struct network *net, const struct bounds *b)
     struct shape s = {};
     s.n_layers = net->n_layers;
     s.n_embd = net->n_embd;
-    s.n_vocab = net->n_vocab;
+    s.n_vocab = net->head.w ? net->n_vocab : net->n_embd;
     s.heads = max.heads ? max.heads : 1; /* a network of no layers: tests */
     s.n_ff = max.n_ff;
     s.n_expert = max.n_expert;
@@ -189,7 +189,7 @@ static bool own_steps(struct cuda_backend *cu, struct error *err)
 {
     const struct shape *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
-    cu->step_cap = STEP_HEAD + 64 + 4 * tokens + 6 * seqs + out + 16 +
+    cu->step_cap = STEP_HEAD + 64 + 5 * tokens + 6 * seqs + out + 16 +
                    2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages;
     for (int i = 0; i < 2; i++) {
         struct flight *f = &cu->flights[i];
@@ -236,6 +236,16 @@ static bool own_parts(struct cuda_backend *cu, const struct network *net, struct
     return true;
 }
 
+/* Hidden units that are rows of a product like others: of mlps without a gate. */
+static size_t lone_width(const struct network *net)
+{
+    size_t most = 0;
+    for (int i = 0; i < net->n_layers; i++)
+        if (net->layers[i].mlp.dense.gate_up && net->layers[i].mlp.dense.act == ACT_PLAIN_GELU)
+            widen(&most, (size_t)net->layers[i].mlp.dense.down->n_in);
+    return most;
+}
+
 /* What ops write to. */
 static bool own_scratch(struct cuda_backend *cu, struct error *err)
 {
@@ -250,6 +260,7 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
     size_t widest = embd > heads ? embd : heads;
     widest = widest > latent ? widest : latent;
     widest = widest > values ? widest : values;
+    widest = lone_width(cu->net) > widest ? lone_width(cu->net) : widest;
     size_t hidden = used * ffe > ff ? used * ffe : ff;
     size_t pairs = (size_t)cu->ropes.pairs;
     struct split_room split = split_room_of(cu, cu->net);
@@ -301,7 +312,9 @@ static bool pairs_fit(const struct network *net, struct error *err)
 {
     for (int i = 0; i < net->n_layers; i++) {
         const struct mlp *m = &net->layers[i].mlp;
-        const struct weight *w[] = {m->dense.gate_up, m->router.w ? m->experts.gate_up : NULL};
+        bool lone = m->dense.act == ACT_PLAIN_GELU;
+        const struct weight *w[] = {lone ? NULL : m->dense.gate_up,
+                                    m->router.w ? m->experts.gate_up : NULL};
         for (int j = 0; j < 2; j++)
             if (w[j] && cuda_matrix(w[j])->n_seg == 1 && w[j]->n_out % (2 * TILE_ROWS))
                 return network_refuse(
@@ -329,7 +342,8 @@ bool cuda_prepare(struct backend *be, const struct network *net, const struct bo
     cu->shape = shape_of(net, bounds);
     cu->ropes = ropes_of(net);
     if (!own_steps(cu, err) || !own_scratch(cu, err) || !own_parts(cu, net, err) ||
-        !delta_net_prepare(cu, bounds, err) || !latent_prepare(cu, bounds, err))
+        !delta_net_prepare(cu, bounds, err) || !latent_prepare(cu, bounds, err) ||
+        !encoder_prepare(cu, bounds, err))
         return false;
     CUDA_TRY(cu, cudaMemsetAsync(cu->split_records, 0xff, attn_decode_split_record_bytes(cu),
                                  cu->stream));

@@ -3,6 +3,7 @@
  * halves, records, panels), the sum of what a row's experts came to; and rows of activations from one
  * form to another (struct rows). Knows what is to be added, not what comes next.
  */
+#include "backend/cuda/encoder.h"
 #include "backend/cuda/rows.cuh"
 
 #include <math.h>
@@ -354,6 +355,11 @@ static __global__ void __launch_bounds__(256)
 void rows_norm(struct cuda_backend *cu, const float *x, struct gain gain, float *y, int rows,
                int width)
 {
+    if (gain.layer) {
+        struct encoder_norm p = {x, NULL, 0.0f, gain, NULL, y, false, rows, width};
+        encoder_norm(cu, p);
+        return;
+    }
     cuda_launch(cu, rows_norm_kernel, dim3((unsigned)rows), 256, 256, LAUNCH_EARLY, x, gain, width,
                 y);
 }
@@ -441,8 +447,62 @@ static void resid_take(struct resid *r, struct resid_args *p)
     r->close = closing{};
 }
 
+/* LayerNorm in front of a block: x += d on the way. Few rows are made other forms of later. */
+static struct rows resid_layer_norm(struct cuda_backend *cu, struct resid *r, struct gain gain,
+                                    bool floats)
+{
+    struct rows n = rows_of(cu->n, r->rows, cu->shape.n_embd);
+    struct encoder_norm p = {};
+    if (!resid_adds(r))
+        resid_plain(cu, r);
+    resid_add_rows(cu, r);
+    n.halves = pick_halves_only(r->rows);
+    floats = floats || !n.halves;
+    n.n_floats = floats ? n.n : 0;
+    p.x = r->x;
+    p.gain = gain;
+    if (r->add == ADD_ROWS) {
+        p.d = r->d;
+        p.scale = 1.0f;
+        p.x_to = r->x;
+    }
+    p.y = floats ? n.floats : NULL;
+    p.halves = n.halves;
+    p.n = n.n;
+    p.width = n.width;
+    r->add = ADD_NONE;
+    step_mark(cu);
+    encoder_norm(cu, p);
+    step_mark_end(cu, STAGE_NORM);
+    return n;
+}
+
+/* The norm of a block's sum is the stream. */
+static struct rows resid_sum_norm(struct cuda_backend *cu, struct resid *r)
+{
+    struct rows x = rows_of(r->x, r->rows, cu->shape.n_embd);
+    struct encoder_norm p = {};
+    resid_add_rows(cu, r);
+    x.halves = pick_halves_only(r->rows);
+    p.x = p.y = r->x;
+    p.d = r->d;
+    p.scale = r->close.scale;
+    p.gain = r->close.sum;
+    p.halves = x.halves;
+    p.n = x.n;
+    p.width = x.width;
+    r->add = ADD_NONE;
+    r->close = closing{};
+    step_mark(cu);
+    encoder_norm(cu, p);
+    step_mark_end(cu, STAGE_NORM);
+    return x;
+}
+
 struct rows resid_norm(struct cuda_backend *cu, struct resid *r, struct gain gain, bool floats)
 {
+    if (gain.layer)
+        return resid_layer_norm(cu, r, gain, floats);
     return resid_norms(cu, r, gain, floats, NULL, 0);
 }
 
@@ -454,6 +514,8 @@ struct rows resid_norms(struct cuda_backend *cu, struct resid *r, struct gain ga
     floats = floats || !pick_halves_only(r->rows) || n.width % 4;
     if (r->add == ADD_PRODUCT)
         resid_add_rows(cu, r);
+    if (!resid_adds(r) && r->close.sum.gain)
+        resid_sum_norm(cu, r);
     resid_take(r, &p);
     p.gain = gain.gain;
     p.eps = gain.eps;
@@ -489,6 +551,8 @@ struct norm_in resid_norm_in(struct cuda_backend *cu, struct resid *r, struct ga
 struct rows resid_plain(struct cuda_backend *cu, struct resid *r)
 {
     size_t n = (size_t)r->rows * (size_t)cu->shape.n_embd;
+    if (!resid_adds(r) && r->close.sum.gain)
+        return resid_sum_norm(cu, r);
     if (!resid_adds(r)) {
         struct resid_args p = {};
         resid_take(r, &p);

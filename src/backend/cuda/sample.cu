@@ -508,7 +508,7 @@ bool sample_prepare(struct cuda_backend *cu, struct error *err)
     struct sampling *sm = &cu->sampling;
     size_t out = (size_t)cu->shape.max_out + 1, vocab = (size_t)cu->shape.n_vocab;
     sm->mask_words = ceil_div(cu->shape.n_vocab, 32);
-    sm->max_edits = EDITS_A_ROW * cu->shape.max_out + cu->shape.n_vocab;
+    sm->max_edits = cu->net->head.w ? EDITS_A_ROW * cu->shape.max_out + cu->shape.n_vocab : 1;
     sm->edits_at = align_up(out * sizeof(struct row_sampler), 64);
     sm->masks_at = align_up(sm->edits_at + (size_t)sm->max_edits * sizeof(struct logit_edit), 64);
     sm->tokens_at = align_up(sm->masks_at + out * (size_t)sm->mask_words * 4, 64);

@@ -4,7 +4,7 @@
  * block, the recorded graphs and the marks of a profile. Also the kernels of it: taking over the block
  * with the turns of its positions, and gathering the rows whose logits are wanted.
  */
-#include "backend/cuda/host.h"
+#include "backend/cuda/mixers.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -94,7 +94,8 @@ struct step cuda_step(const struct cuda_backend *cu)
                      l->n_seqs,
                      l->n_decode,
                      l->n_out,
-                     d + l->states};
+                     d + l->states,
+                     d + l->types};
     return s;
 }
 
@@ -115,7 +116,7 @@ static int put_ints(struct cuda_backend *cu, int *used, const int32_t *src, int 
     return at;
 }
 
-/* Tables of rows: the sequence of each, and tiles of 64 of a prompt's. */
+/* Tables of rows: the sequence of each, and tiles of 64 of a prompt's, or of any text's. */
 static int put_rows(struct cuda_backend *cu, const struct batch *b, int used)
 {
     struct step_layout *l = &cu->layout;
@@ -124,7 +125,7 @@ static int put_rows(struct cuda_backend *cu, const struct batch *b, int used)
         for (int t = b->q_start[i]; t < b->q_start[i + 1]; t++)
             cu->step_host[l->seq_of + t] = i;
     l->q_tiles = used = (used + b->n_tokens + 3) & ~3;
-    for (int i = b->n_decode; i < b->n_seqs; i++)
+    for (int i = encoder_both_ways(cu->net) ? 0 : b->n_decode; i < b->n_seqs; i++)
         for (int t = b->q_start[i]; t < b->q_start[i + 1]; t += 64) {
             cu->step_host[used++] = i;
             cu->step_host[used++] = t;
@@ -162,6 +163,19 @@ static int put_states(struct cuda_backend *cu, const struct batch *b, int used)
     return (used + 3) & ~3;
 }
 
+/* Token types, where they are embedded: of all rows 0 where the batch has none. */
+static int put_types(struct cuda_backend *cu, const struct batch *b, int used)
+{
+    cu->layout.types = used;
+    if (!cu->net->embed.types)
+        return used;
+    if (b->types)
+        memcpy(cu->step_host + used, b->types, (size_t)b->n_tokens * 4);
+    else
+        memset(cu->step_host + used, 0, (size_t)b->n_tokens * 4);
+    return (used + b->n_tokens + 3) & ~3;
+}
+
 /* Lays the batch out in the step block; returns how many ints are in use. */
 static int put_batch(struct cuda_backend *cu, const struct batch *b)
 {
@@ -179,7 +193,7 @@ static int put_batch(struct cuda_backend *cu, const struct batch *b)
     l->q_start = put_ints(cu, &used, b->q_start, b->n_seqs + 1);
     l->kv_len = put_ints(cu, &used, b->kv_len, b->n_seqs);
     l->out_rows = put_ints(cu, &used, b->out_rows, b->n_out);
-    used = put_states(cu, b, used);
+    used = put_types(cu, b, put_states(cu, b, used));
     used = put_pages(cu, b, put_rows(cu, b, used));
     CHECK((size_t)used <= cu->step_cap, "the step block is full");
     cu->step_host[STEP_INTS] = used;
