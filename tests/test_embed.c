@@ -29,16 +29,29 @@ static const struct {
 };
 enum { N_MODELS = sizeof models / sizeof *models };
 
+/* STEEL_TEST_DEVICE=cuda: the same tests on a GPU. STEEL_ISA asks for kernels of the CPU. */
+static const char *device(void)
+{
+    return getenv("STEEL_ISA") ? NULL : getenv("STEEL_TEST_DEVICE");
+}
+
+static bool on_cpu(void)
+{
+    return backend_device_kind(device()) == DEVICE_CPU;
+}
+
 static struct embedder *open_with(const char *path, int kind, enum dtype kv, bool deterministic)
 {
     struct error err = {0};
     struct embed_options opt = {.pooling = kind, .normalize = kind != POOLING_RANK};
     opt.runtime.k_type = opt.runtime.v_type = kv;
     opt.runtime.backend.threads = 2;
-    opt.runtime.backend.deterministic = deterministic;
+    opt.runtime.backend.deterministic = deterministic && on_cpu();
+    opt.runtime.backend.device = device();
     struct embedder *e = embedder_open(path, &opt, &err);
     if (!e)
         fail_msg("%s: %s", path, err.msg);
+    assert_int_equal(strcmp(embedder_runtime(e)->be->ops->name, "cuda") != 0, on_cpu());
     return e;
 }
 
@@ -203,10 +216,19 @@ static void together_is_alone(void **state)
         assert_true(s.n_texts == N_TEXTS && s.n_tokens == (uint64_t)total);
         assert_true(s.n_steps <= (uint64_t)(total / 1024 + 1)); /* they shared steps */
         float *alone = out + N_TEXTS * (size_t)width;
+        double worst = 0;
         for (int i = 0; i < N_TEXTS; i++) {
             embed(e, texts[i].ids, texts[i].n, alone);
-            assert_memory_equal(alone, texts[i].out, (size_t)width * sizeof *out);
+            if (on_cpu()) {
+                assert_memory_equal(alone, texts[i].out, (size_t)width * sizeof *out);
+            } else { /* other kernels for other numbers of rows */
+                double off = width > 1 ? 1 - cosine(alone, texts[i].out, width)
+                                       : fabs((double)*alone - (double)*texts[i].out);
+                worst = fmax(worst, off);
+                assert_true(off <= (width > 1 ? 1e-4 : 5e-3));
+            }
         }
+        print_message("%-40s together and alone: %.2g apart at most\n", path, worst);
         mem_free(out);
         mem_free(ids);
         embedder_close(e);
@@ -225,7 +247,8 @@ static void long_texts(void **state)
             struct error err = {0};
             struct embed_options opt = {.pooling = (int)kinds[k], .normalize = 1};
             opt.runtime.k_type = opt.runtime.v_type = DT_F32;
-            opt.runtime.backend.deterministic = true;
+            opt.runtime.backend.deterministic = on_cpu();
+            opt.runtime.backend.device = device();
             opt.runtime.max_tokens = small ? 64 : 0;
             opt.runtime.max_seqs = 16;
             struct embedder *e = embedder_open(MICRO "qwen3_embedding", &opt, &err);
@@ -238,7 +261,9 @@ static void long_texts(void **state)
             embed(e, ids, 300, out[small]);
             embedder_close(e);
         }
-        assert_memory_equal(out[0], out[1], (size_t)width * sizeof(float));
+        if (on_cpu())
+            assert_memory_equal(out[0], out[1], (size_t)width * sizeof(float));
+        assert_true(cosine(out[0], out[1], width) >= 0.9999);
     }
 }
 

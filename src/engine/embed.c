@@ -8,7 +8,13 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_SEQS = 256, STEP_TOKENS = 2048, MAX_CONTEXT = 8192, MAX_QUEUE = 16384 };
+enum {
+    MAX_SEQS = 256,
+    STEP_TOKENS = 2048,
+    STEP_TOKENS_GPU = 8192, /* of encoders: fewer rows leave a large GPU's products unfilled */
+    MAX_CONTEXT = 8192,
+    MAX_QUEUE = 16384
+};
 
 /* Jobs of one client, in order; clients form a ring. */
 struct client {
@@ -426,13 +432,14 @@ static bool size_of(const char *path, const struct embed_options *opt, struct ru
                            out->context, c.context);
         out->max_seqs = out->max_seqs > 0 ? out->max_seqs : MAX_SEQS;
         out->max_seqs_gpu = 0;
-        if (out->max_tokens <= 0)
+        if (out->max_tokens <= 0) {
             out->max_tokens = STEP_TOKENS;
+            out->max_tokens_gpu = c.family->encoder ? STEP_TOKENS_GPU : 0;
+        }
         if (c.family->encoder && out->max_tokens < out->context)
             out->max_tokens = out->context;
         /* Every text's last page may be almost empty; the runtime adds a page for each. */
         out->kv_tokens = out->max_tokens > out->context ? out->max_tokens : out->context;
-        out->max_out = out->max_tokens > out->max_seqs ? out->max_tokens : out->max_seqs;
     }
     tensorfile_close(f);
     return ok;
@@ -457,7 +464,7 @@ struct embedder *embedder_open(const char *path, const struct embed_options *opt
     e->seqs = mem_zalloc(seqs, sizeof *e->seqs);
     e->jobs = mem_zalloc(seqs, sizeof *e->jobs);
     e->texts = mem_zalloc(seqs, sizeof *e->texts);
-    e->rows = mem_zalloc((size_t)ro.max_tokens * E, sizeof *e->rows);
+    e->rows = mem_zalloc((size_t)stepper_limits(e->rt->step)->max_tokens * E, sizeof *e->rows);
     e->tmp = mem_zalloc(pooling_scratch(&e->pooling), 1);
     e->started = pthread_create(&e->thread, NULL, run_thread, e) == 0;
     if (!e->started) {

@@ -58,12 +58,16 @@ static struct step_limits limits_of(const struct runtime_options *opt, bool gpu)
     if (gpu && opt->max_seqs_gpu > 0)
         lim.max_seqs = opt->max_seqs_gpu;
     lim.max_tokens = or_default(opt->max_tokens, gpu ? 2048 : 512);
+    if (gpu && lim.max_tokens < opt->max_tokens_gpu)
+        lim.max_tokens = opt->max_tokens_gpu;
     if (lim.max_tokens < lim.max_seqs + opt->read_rows)
         lim.max_tokens = lim.max_seqs + opt->read_rows;
     lim.read_chunk = gpu ? 256 : 16;
     lim.max_out = or_default(opt->max_out, lim.max_seqs);
     lim.max_out = lim.max_out > opt->min_out ? lim.max_out : opt->min_out;
     lim.max_out += DRAFT_SEQS * (opt->draft == DRAFT_AUTO ? 1 : opt->draft);
+    if (opt->embed && lim.max_out < lim.max_tokens)
+        lim.max_out = lim.max_tokens;
     return lim;
 }
 
@@ -395,6 +399,8 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
         struct cache_room room = gpu_room(opt, net, &device);
         fit.max_seqs_gpu = fit_sequences(opt, net, c->context, &room);
         lim = limits_of(&fit, true);
+        if (fit.kv_tokens > 0 && fit.kv_tokens < opt->max_tokens_gpu)
+            fit.kv_tokens = opt->max_tokens_gpu;
         if (!size_cache(rt, &fit, c, net, &lim, gpu_room(&fit, net, &device), &cache, err))
             return false;
     }

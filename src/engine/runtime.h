@@ -24,11 +24,12 @@ struct runtime_options {
     enum dtype k_type, v_type; /* of the cache; DT_NONE = F16 */
     int page_len;              /* 0 = 16 */
     int max_seqs;              /* 0 = 1 */
-    int max_seqs_gpu; /* ... on a GPU: as many as its cache holds, at most this; 0 = max_seqs */
-    int max_tokens;   /* rows of one step; 0 = 512, on a GPU 2048 */
-    int read_rows;    /* of which so many, at least, are left for prompts beside max_seqs decodes */
-    int max_out;      /* logits rows of one step; 0 = max_seqs */
-    int min_out;      /* ... but at least so many */
+    int max_seqs_gpu;   /* ... on a GPU: as many as its cache holds, at most this; 0 = max_seqs */
+    int max_tokens;     /* rows of one step; 0 = 512, on a GPU 2048 */
+    int max_tokens_gpu; /* ... on a GPU, if that is more */
+    int read_rows; /* of which so many, at least, are left for prompts beside max_seqs decodes */
+    int max_out;   /* logits rows of one step; 0 = max_seqs; embed: all rows may be wanted */
+    int min_out;   /* ... but at least so many */
     /* Tokens that an MTP block guesses for a sequence each step; 0 = none, DRAFT_AUTO = one, where the
      * model has a block and the device runs it. */
     int draft;
