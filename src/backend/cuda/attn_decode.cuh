@@ -87,12 +87,11 @@ DEVICE void decode_heads_load(const struct attn_args &p, const struct decode_uni
     }
 }
 
-/* place(j): where in shared memory job j is turned; query(j, floats): keeps a query. This step's key
- * and value go to the cache and to fresh, (2, D). */
-template <int D, bool BF16, int WARPS, class PLACE, class QUERY>
-DEVICE void decode_heads_turn(const struct attn_args &p, const struct decode_unit &u,
-                              const struct decode_heads<D, WARPS> &h, uint16_t *fresh, PLACE place,
-                              QUERY query)
+/* place(j): where in shared memory job j is turned; query(j, floats): keeps a query; fresh(which,
+ * floats): this step's key (0) or value (1). */
+template <int D, int WARPS, class PLACE, class QUERY, class FRESH>
+DEVICE void decode_heads_each(const struct attn_args &p, const struct decode_heads<D, WARPS> &h,
+                              PLACE place, QUERY query, FRESH fresh)
 {
     enum { JOBS = decode_heads<D, WARPS>::JOBS };
     int w = warp_id();
@@ -107,9 +106,20 @@ DEVICE void decode_heads_turn(const struct attn_args &p, const struct decode_uni
         if (!fresh_one)
             query(j, mine);
         else
-            fresh_put<D, BF16>(p, u.slot, p.kv.n_kv, u.kv_head, w, mine, fresh, u.h0,
-                               p.n_heads / p.kv.n_kv);
+            fresh(w, mine);
     }
+}
+
+/* The same of a cache of halves or bf16: this step's key and value go there and to fresh, (2, D). */
+template <int D, bool BF16, int WARPS, class PLACE, class QUERY>
+DEVICE void decode_heads_turn(const struct attn_args &p, const struct decode_unit &u,
+                              const struct decode_heads<D, WARPS> &h, uint16_t *fresh, PLACE place,
+                              QUERY query)
+{
+    decode_heads_each(p, h, place, query, [&](int which, const float *head) {
+        fresh_put<D, BF16>(p, u.slot, p.kv.n_kv, u.kv_head, which, head, fresh, u.h0,
+                           p.n_heads / p.kv.n_kv);
+    });
 }
 
 /* A query times the scale of powers of two, as the cache's type and what that lost. */

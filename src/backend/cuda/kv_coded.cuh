@@ -115,30 +115,37 @@ DEVICE uint32_t kv_nibbles(uint32_t code)
     return code;
 }
 
+/* A warp writes block `at` of a head, x being this lane's value, to n places. */
+DEVICE void kv_block_put(int type, float x, int at, const struct kv_place *to, int n)
+{
+    int lane = lane_id(), i = 32 * at + lane;
+    uint16_t scale = 0;
+    uint32_t code = kv_is_scaled(type)   ? kv_code(type, x, &scale)
+                    : type == DT_F8_E4M3 ? kv_to_fp8(x)
+                    : type == DT_F16     ? float_to_half(x)
+                    : type == DT_BF16    ? float_to_bf16(x)
+                                         : bits_of(x);
+    uint32_t word = type == DT_Q4_0 ? kv_nibbles(code & 15) : 0;
+    for (int k = 0; k < n; k++) {
+        if (type == DT_Q8_0 || type == DT_F8_E4M3)
+            to[k].codes[i] = (uint8_t)code;
+        else if (type == DT_F32)
+            ((uint32_t *)to[k].codes)[i] = code;
+        else if (type != DT_Q4_0)
+            ((uint16_t *)to[k].codes)[i] = (uint16_t)code;
+        else if (!(lane & 7))
+            *(uint32_t *)(to[k].codes + i / 2) = word;
+        if (kv_is_scaled(type) && lane == 0)
+            to[k].scales[at] = scale;
+    }
+}
+
 /* A warp writes a head (dim), of codes whole blocks, from shared memory. */
 DEVICE void kv_head_put(int type, const float *head, int dim, const struct kv_place &to)
 {
-    int lane = lane_id();
     for (int at = 0; at < dim; at += 32) {
-        int i = at + lane;
-        float x = i < dim ? head[i] : 0.0f;
-        if (kv_is_scaled(type)) {
-            uint16_t scale;
-            uint32_t code = kv_code(type, x, &scale), word = kv_nibbles(code & 15);
-            if (type == DT_Q8_0)
-                to.codes[i] = (uint8_t)code;
-            else if (!(lane & 7))
-                *(uint32_t *)(to.codes + i / 2) = word;
-            if (lane == 0)
-                to.scales[at / 32] = scale;
-        } else if (i < dim) {
-            if (type == DT_F32)
-                ((float *)to.codes)[i] = x;
-            else if (type == DT_F8_E4M3)
-                to.codes[i] = kv_to_fp8(x);
-            else
-                ((uint16_t *)to.codes)[i] = type == DT_F16 ? float_to_half(x) : float_to_bf16(x);
-        }
+        bool mine = at + lane_id() < dim;
+        kv_block_put(type, mine ? head[at + lane_id()] : 0.0f, at / 32, &to, mine);
     }
 }
 
@@ -183,6 +190,31 @@ DEVICE void kv_head_turn(float *head, int dim)
                 head[j + half] = a - b;
             }
     __syncwarp();
+}
+
+/* The same of N values a lane, those of LANES lanes being a head: whichever bits of an element's place
+ * say which lane has it. */
+template <int N, int LANES> DEVICE void kv_lanes_turn(float (&x)[N])
+{
+    const float by = N * LANES == 128 ? 0.08838834764831845f : rsqrtf((float)(N * LANES));
+#pragma unroll
+    for (int bit = 1; bit < LANES; bit <<= 1)
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float other = __shfl_xor_sync(FULL_WARP, x[i], bit);
+            x[i] = lane_id() & bit ? other - x[i] : other + x[i];
+        }
+#pragma unroll
+    for (int bit = 1; bit < N; bit <<= 1)
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (!(i & bit)) {
+                float a = x[i], b = x[i + bit];
+                x[i] = a + b, x[i + bit] = a - b;
+            }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        x[i] *= by;
 }
 
 /*

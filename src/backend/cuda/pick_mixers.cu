@@ -166,6 +166,19 @@ static void decode_wide(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_decode_wide(cu, *c->attn);
 }
+static bool decode_split_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->raw && decode_units(c) <= cu->n_sm && attn_decode_split_coded_fits(cu, c->layer);
+}
+static bool decode_split_coded_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    /* Of a few sequences; of more, attn_decode_coded has a block or two for each and nothing to join. */
+    return 2 * decode_units(c) <= cu->n_sm;
+}
+static void decode_split_coded(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_split_coded(cu, *c->attn);
+}
 static bool decode_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return attn_decode_coded_fits(cu, c->layer) && !(c->raw && c->layer->norm_whole);
@@ -428,6 +441,8 @@ static const struct pick rows[] = {
      decode_plain},
     {"attn_decode_wide", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_wide_fits,
      decode_wide},
+    {"attn_decode_split_coded", PICK_DECODE, 0, 1, 0, NEEDS_WAITS, TAKES_ROWS,
+     decode_split_coded_pays, decode_split_coded_fits, decode_split_coded},
     {"attn_decode_coded", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_coded_fits,
      decode_coded},
     {"attn_any", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_any_fits,

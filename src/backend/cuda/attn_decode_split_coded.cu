@@ -1,0 +1,187 @@
+/*
+ * attn_decode_split.cu over a cache of codes (attn_coded.cuh): one decode or a few, a wave of blocks
+ * that may wait for each other. What a decode costs beside reading is what this file is about: heads
+ * are normed, rotated and turned in registers with what that takes on its way before the kernel in
+ * front has ended, and blocks join through records. Results are turned back before they are joined,
+ * where a warp has whole heads.
+ */
+#include "backend/cuda/attn_coded.cuh"
+
+enum { SPLIT_CODED_RINGS = 136 * 1024 }; /* bytes: what attn_decode_split.cu takes */
+
+/* What lies behind the rings. */
+template <int D> struct attn_split_coded_shared {
+    uint16_t q[8 * (D + 32)];
+    struct attn_coded_fresh<D> fresh;
+    float head[(SPLIT_WARPS + 2) * D]; /* (warps + 2, D): queries, key and value on their way */
+    float ml[SPLIT_WARPS * 16];        /* (warps, 8, 2): maximum, sum */
+    int part_at[SPLIT_WARPS];
+    int is_last;
+};
+
+/* A query, turned as keys are, as halves in powers of two. */
+template <int D>
+DEVICE void attn_split_coded_query(const float *head, float scale, bool turned, uint16_t *q)
+{
+    const float to_log2 = 1.4426950408889634f * scale;
+    float x[D / 32];
+#pragma unroll
+    for (int i = 0; i < D / 64; i++) {
+        float2 e = *(const float2 *)(head + 2 * lane_id() + 64 * i);
+        x[2 * i] = e.x * to_log2, x[2 * i + 1] = e.y * to_log2;
+    }
+    if (turned)
+        kv_lanes_turn<D / 32, 32>(x);
+#pragma unroll
+    for (int i = 0; i < D / 64; i++)
+        *(uint32_t *)(q + 2 * lane_id() + 64 * i) = pack_half2(x[2 * i], x[2 * i + 1]);
+}
+
+/* This step's key or value as codes: to `fresh`, and by the first of the groups of heads that read it to
+ * the cache. */
+template <int D>
+DEVICE void attn_split_coded_put(const struct attn_args &p, const struct attn_coded &c,
+                                 const struct decode_unit &u, int which, const float *head,
+                                 struct attn_coded_fresh<D> &fresh)
+{
+    int type = which ? c.v_type : c.k_type;
+    float x[D / 32];
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        x[i] = head[lane_id() + 32 * i];
+    if (kv_is_turned(type))
+        kv_lanes_turn<D / 32, 32>(x);
+    const struct kv_place to[2] = {
+        {fresh.codes[which], fresh.scales[which]},
+        kv_place_of(which ? p.kv.v : p.kv.k, type, u.slot, p.kv.page_len, p.kv.n_kv, u.kv_head, D)};
+    int n = u.h0 == u.kv_head * (p.n_heads / p.kv.n_kv) ? 2 : 1;
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        kv_block_put(type, x[i], i, to, n);
+}
+
+/* Grid: (stretches, kv heads x groups of 8 heads, sequences). */
+template <int D>
+static __global__ void __launch_bounds__(640)
+    attn_decode_split_coded_kernel(const __grid_constant__ struct attn_args p,
+                                   const __grid_constant__ struct attn_coded c)
+{
+    SHARED_BYTES(shared);
+    struct attn_split_coded_shared<D> &sh = *(struct attn_split_coded_shared<D> *)(shared + c.ring);
+    int w = warp_id(), mine = w * c.stages * c.slot;
+    struct decode_unit u = decode_unit_of(p, (int)blockIdx.y, (int)blockIdx.z);
+    struct attn_decode_split_stretch s = attn_decode_split_stretch_of(p, u);
+    if (attn_decode_split_idle<D>(p, u, s))
+        return;
+    uint8_t *ring = shared + mine;
+    struct attn_coded_walk<D> k = {
+        p, c, u, s.first + w, SPLIT_WARPS, w < s.count ? (s.count - 1 - w) / SPLIT_WARPS + 1 : 0, 0,
+            0
+    };
+#pragma unroll 1
+    for (int i = 0; i < c.stages; i++)
+        k.bring(ring + i * c.slot);
+    struct attn_decode_split_shares<D> shares(p, u, s);
+    shares.ask();
+
+    bool owns_fresh = s.fresh_tile >= 0;
+    struct decode_heads<D, SPLIT_WARPS> heads;
+    decode_heads_begin(p, u.t, true, heads);
+    dependency_wait();
+    decode_heads_load(p, u, true, owns_fresh, heads);
+    decode_heads_each(
+        p, heads, [&](int j) { return sh.head + (j ? SPLIT_WARPS + w : w) * D; },
+        [&](int, const float *head) {
+            attn_split_coded_query<D>(head, p.scale, kv_is_turned(c.k_type), sh.q + w * (D + 32));
+        },
+        [&](int which, const float *head) {
+            attn_split_coded_put<D>(p, c, u, which, head, sh.fresh);
+        });
+    __syncthreads();
+
+    uint4 qf[D / 32];
+    attn_coded_queries<D>(sh.q, qf);
+    struct decode_columns<D> r;
+    decode_columns_clear(r);
+#pragma unroll 1
+    for (int i = 0, at = 0; i < k.n; i++, at = at + 1 == c.stages ? 0 : at + 1) {
+        uint8_t *tile = ring + at * c.slot;
+        attn_coded_wait(c.stages);
+        attn_coded_tile<D, false>(p, c, u, tile, (s.first + w + i * SPLIT_WARPS) * CODED_KEYS,
+                                  owns_fresh ? &sh.fresh : NULL, sh.q, qf, r);
+        __syncwarp(); /* every lane is done with the tile that is fetched over */
+        k.bring(tile);
+    }
+    decode_columns_part<D>(r, (float *)ring, sh.ml + w * 16);
+    sh.part_at[w] = mine;
+    __syncthreads();
+
+    float m, l;
+    float4 v = attn_decode_split_join<D>(shared, sh.part_at, sh.ml, &m, &l);
+    if (kv_is_turned(c.v_type)) {
+        float x[4] = {v.x, v.y, v.z, v.w};
+        kv_lanes_turn<4, D / 4>(x);
+        v = make_float4(x[0], x[1], x[2], x[3]);
+    }
+    if ((int)threadIdx.x < shares.groups)
+        attn_decode_split_leave<D, true>(shares, v, m, l);
+    dependency_trigger(); /* not before: the next kernel's start takes issue slots */
+    if (s.used > 1)
+        attn_decode_split_end<D, true>(shares, &sh.is_last);
+}
+
+/* Host */
+
+/* As many stages as the rings' bytes allow; of two the smallest hold a warp's part too. */
+template <int D> static struct attn_coded attn_split_coded_of(int k_type, int v_type)
+{
+    struct attn_coded c = {};
+    for (int stages = CODED_STAGES; stages >= 2; stages--) {
+        c = attn_coded_of(k_type, v_type, D, stages);
+        c.ring = SPLIT_WARPS * stages * c.slot;
+        if (c.ring <= SPLIT_CODED_RINGS)
+            break;
+    }
+    return c;
+}
+
+template <int D> static size_t attn_split_coded_bytes(int k_type, int v_type)
+{
+    return (size_t)attn_split_coded_of<D>(k_type, v_type).ring +
+           sizeof(struct attn_split_coded_shared<D>);
+}
+
+bool attn_decode_split_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l)
+{
+#ifndef STEEL_CUDA_SIM
+    if (!cu->clusters) /* its blocks do not wait where there are none */
+        return false;
+#endif
+    int k = (int)cu->shape.k_type, v = (int)cu->shape.v_type;
+    return cu->may_wait && attn_coded_suits(cu, l) && attn_heads_plain(l) && l->softcap == 0 &&
+           (l->k_dim == 64    ? attn_split_coded_bytes<64>(k, v) <= cu->shared_limit
+            : l->k_dim == 128 ? attn_split_coded_bytes<128>(k, v) <= cu->shared_limit
+                              : false);
+}
+
+template <int D>
+static void attn_decode_split_coded_launch(struct cuda_backend *cu, struct attn_args p)
+{
+    int groups = ceil_div(p.n_heads / p.kv.n_kv, 8), units = p.kv.n_kv * groups * p.step.n_decode;
+    struct attn_coded c = attn_split_coded_of<D>((int)cu->shape.k_type, (int)cu->shape.v_type);
+    p.n_split = 1;
+    while (2 * p.n_split * units <= cu->n_sm && p.n_split < SPLIT_PARTS)
+        p.n_split *= 2;
+    p.records = cu->split_records;
+    dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
+    cuda_launch(cu, attn_decode_split_coded_kernel<D>, grid, SPLIT_THREADS,
+                (size_t)c.ring + sizeof(struct attn_split_coded_shared<D>), LAUNCH_EARLY, p, c);
+}
+
+void attn_decode_split_coded(struct cuda_backend *cu, const struct attn_args &p)
+{
+    if (p.kv.head_dim == 64)
+        attn_decode_split_coded_launch<64>(cu, p);
+    else
+        attn_decode_split_coded_launch<128>(cu, p);
+}
