@@ -11,7 +11,7 @@
  * few banks twice.
  */
 #include "backend/cuda/attn_decode.cuh"
-#include "backend/cuda/rows.cuh"
+#include "backend/cuda/attn_panels.cuh"
 
 enum { BATCH_KEYS = 16 };
 
@@ -67,16 +67,6 @@ template <int D> static constexpr size_t attn_decode_batch_shared(int warps, int
 {
     return (size_t)(warps * rounds * (attn_decode_batch_tile<D>::BYTES + 8)) +
            (size_t)(16 * (D + 4) + 2 * D) * 2 + (size_t)(warps * (D + 16)) * 4;
-}
-
-/* Columns k and k+1 (k even) of row t, as halves where gemm_cluster.cu looks for them. */
-DEVICE void panel_put(const struct attn_args &p, int t, int k, float x, float y)
-{
-    int tile = t / p.panel_rows, r = t - tile * p.panel_rows, at = half_slot(k);
-    size_t width = (size_t)(p.n_heads * p.kv.head_dim);
-    uint8_t *row = p.panels + ((size_t)(tile * p.panel_rows) * width + (size_t)(r * 64)) * 2;
-    *(uint32_t *)(row + (k >> 6) * p.panel_rows * 128 + (((at >> 3 & 7) ^ (t & 7)) << 4) +
-                  (at & 7) * 2) = pack_half2(x, y);
 }
 
 /* The record of row t that has column k. */
@@ -331,7 +321,8 @@ bool attn_decode_batch_panels_fit(const struct cuda_backend *cu, const struct at
                                   int rows)
 {
     int width = l->n_heads * l->k_dim;
-    return cu->shape.kv_type == DT_F16 && width % TILE_K == 0 && gemm_cluster_fits(cu, rows, width);
+    return cu->shape.kv_type != DT_BF16 && width % TILE_K == 0 &&
+           gemm_cluster_fits(cu, rows, width);
 }
 
 template <int D, bool BF16, int WARPS, int ROUNDS, bool SINK>

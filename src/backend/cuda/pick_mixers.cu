@@ -132,14 +132,19 @@ static void decode_records(struct cuda_backend *cu, const struct pick_case *c)
     c->out->records = true;
     attn_decode_batch(cu, p, decode_batch_warps(cu, c));
 }
-static void decode_panels(struct cuda_backend *cu, const struct pick_case *c)
+/* The results go to panels too. */
+static struct attn_args panels_args(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct attn_args p = *c->attn;
     p.panels = cu->panels;
     p.panel_rows = gemm_cluster_width(c->rows);
     p.scale_of = cu->half_scale;
+    return p;
+}
+static void decode_panels(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_batch(cu, panels_args(cu, c), decode_batch_warps(cu, c));
     c->out->panels = true;
-    attn_decode_batch(cu, p, decode_batch_warps(cu, c));
 }
 static bool decode_split_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -172,8 +177,8 @@ static bool decode_split_coded_fits(const struct cuda_backend *cu, const struct 
 }
 static bool decode_split_coded_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    /* Of a few sequences; of more, attn_decode_coded has a block or two for each and nothing to join. */
-    return 2 * decode_units(c) <= cu->n_sm;
+    /* Of a few sequences; of more, joining costs more than it brings. */
+    return 4 * decode_units(c) <= cu->n_sm;
 }
 static void decode_split_coded(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -186,6 +191,16 @@ static bool decode_coded_fits(const struct cuda_backend *cu, const struct pick_c
 static void decode_coded(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_decode_coded(cu, *c->attn);
+}
+static bool decode_coded_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->raw && decode_coded_fits(cu, c) &&
+           attn_decode_batch_panels_fit(cu, c->layer, c->rows);
+}
+static void decode_coded_panels(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_coded(cu, panels_args(cu, c));
+    c->out->panels = true;
 }
 static bool decode_any_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -443,6 +458,8 @@ static const struct pick rows[] = {
      decode_wide},
     {"attn_decode_split_coded", PICK_DECODE, 0, 1, 0, NEEDS_WAITS, TAKES_ROWS,
      decode_split_coded_pays, decode_split_coded_fits, decode_split_coded},
+    {"attn_decode_coded_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS, NULL,
+     decode_coded_panels_fit, decode_coded_panels}, /* for gemm_cluster */
     {"attn_decode_coded", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_coded_fits,
      decode_coded},
     {"attn_any", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_any_fits,
