@@ -317,6 +317,7 @@ void test_latent(void)
 void force_latent(bool (*takes)(const char *formats, enum dtype t), const char *formats)
 {
     latent_case(5, 128, 64, 128, 512, 0, DT_F16, DT_F16);
+    latent_case(2, 192, 64, 256, 512, 48, DT_Q8_0, DT_BF16);
     for (enum dtype t = DT_F32; *formats && t <= DT_GPTQ4; t++)
         if (takes(formats, t) && (!light || t % 5 == 0))
             latent_case(3, 256, 16, 32, 256, 0, t, DT_F16);

@@ -15,24 +15,6 @@ extern "C" {
 
 #include <math.h>
 
-template <bool CODED> DEVICE float latent_get(const uint8_t *cache, int type, size_t at)
-{
-    if (CODED) {
-        int i = (int)(at & 31);
-        const uint8_t *block = cache + at / 32 * (type == DT_Q8_0 ? 34 : 18);
-        if (type == DT_F8_E4M3)
-            return kv_from_fp8(cache[at]);
-        float scale = half_to_float(*(const uint16_t *)block);
-        if (type == DT_Q8_0)
-            return scale * (float)(int8_t)block[2 + i];
-        return scale * (float)((block[2 + (i & 15)] >> (i & 16) / 4 & 15) - 8);
-    }
-    if (type == DT_F32)
-        return ((const float *)cache)[at];
-    uint32_t h = ((const uint16_t *)cache)[at];
-    return type == DT_F16 ? half_to_float(h) : bf16_to_float(h);
-}
-
 /* Grid: (rows). Norm of the query's low rank; the latent's row. */
 template <bool CODED>
 static __global__ void __launch_bounds__(256)
@@ -53,21 +35,23 @@ static __global__ void __launch_bounds__(256)
     latent_row<CODED>(p, t, part);
 }
 
-/* Grid: (heads / 4, rows). A warp: a query's first Dn values to halves for its head's product, the
- * rest rotated in place. */
+/* Grid: (heads / 4, rows from `first` on). A warp: a query's first Dn values to halves for its head's
+ * product (x, or NULL), the rest rotated in place. */
 static __global__ void __launch_bounds__(128)
     latent_query_kernel(const __grid_constant__ struct step s, float *q, uint16_t *x, int ldx,
-                        int n_heads, int nope, const struct latent_rope rope)
+                        int n_heads, int nope, const struct latent_rope rope, int first)
 {
     dependency_wait();
     dependency_trigger();
-    int t = (int)blockIdx.y, h = (int)blockIdx.x * 4 + warp_id();
+    int t = first + (int)blockIdx.y, h = (int)blockIdx.x * 4 + warp_id();
     if (h >= n_heads)
         return;
     float *from = q + ((size_t)t * (size_t)n_heads + (size_t)h) * (size_t)(nope + rope.n);
-    uint16_t *to = x + ((size_t)h * (size_t)s.n_tokens + (size_t)t) * (size_t)ldx;
-    for (int i = lane_id(); i < nope; i += 32)
-        to[half_slot(i)] = float_to_half(clamp_half(from[i]));
+    if (x) {
+        uint16_t *to = x + ((size_t)h * (size_t)s.n_tokens + (size_t)t) * (size_t)ldx;
+        for (int i = lane_id(); i < nope; i += 32)
+            to[half_slot(i)] = float_to_half(clamp_half(from[i]));
+    }
     latent_rotate(rope, from + nope, s.pos[t]);
 }
 
@@ -161,8 +145,9 @@ struct latent_scratch {
     size_t list_len;
     float *part, *ml;
     float *freq; /* (n_ropes, LATENT_MAX_ROPE / 2) */
-    struct latent_heads heads[2];
-    int first; /* layer */
+    struct latent_heads heads[3];
+    struct latent_expand expand; /* max_keys 0: there is none */
+    int first;                   /* layer */
 };
 
 static size_t latent_any_shared(const struct latent *l)
@@ -243,7 +228,8 @@ bool latent_prepare(struct cuda_backend *cu, const struct bounds *b, struct erro
         s->heads[i].list.tiles = at + 16;
         s->heads[i].list.pairs = at + 16 + 3 * heads * (tokens / MOE_ROUTE_MIN_TILE + 1);
     }
-    return true;
+    s->expand.list = &s->heads[2];
+    return latent_expand_prepare(cu, &s->expand, b, err);
 }
 
 void latent_close(struct cuda_backend *cu)
@@ -375,46 +361,81 @@ static bool latent_product(struct cuda_backend *cu, const struct weight *w, int 
     return p->takes == TAKES_NORM;
 }
 
-/* Queries (rows, H*(Dn+Dr)), the rotated part of which is for attention, and (rows, H, C) in the latent's
- * space; the latents go to the cache. */
-static void latent_project(struct cuda_backend *cu, const struct mixer *m, int layer,
-                           const struct latent_rope &rope, const struct step *s)
+/* Queries (rows, H*(Dn+Dr)) and latents. True: the latents are in the cache; else what is left to do is
+ * what p says. */
+static bool latent_project(struct cuda_backend *cu, const struct mixer *m, int layer,
+                           const struct latent_rope &rope, const struct step *s,
+                           struct latent_row_args *p)
 {
     const struct latent *l = &m->latent;
+    p->step = *s;
+    p->q_gain = l->q_norm.gain;
+    p->kv_gain = l->kv_norm.gain;
+    p->q_eps = l->q_norm.eps;
+    p->kv_eps = l->kv_norm.eps;
+    p->q_rank = l->q_rank;
+    p->rank = l->kv_rank;
+    p->rope = rope;
+    p->cache = (uint8_t *)cu->kv[layer].k;
+    p->type = cu->shape.k_type;
+    latent_low(cu, m, p);
+    return l->wqa && !latent_wide(cu, l, s->n_tokens, p, latent_coded(cu));
+}
+
+/* Queries from row `first` on: rotated, and as halves for the product of heads. */
+static void latent_queries(struct cuda_backend *cu, const struct latent *l, const struct step *s,
+                           const struct latent_rope &rope, int first, bool to_halves)
+{
     struct latent_scratch *b = cu->latent;
-    struct latent_heads *h = &b->heads[0];
+    int rows = s->n_tokens - first;
+    step_mark(cu);
+    cuda_launch(cu, latent_query_kernel, dim3((unsigned)ceil_div(l->n_heads, 4), (unsigned)rows),
+                128, 0, LAUNCH_EARLY, *s, b->q, to_halves ? b->x : NULL, (int)padded(l->nope_dim),
+                l->n_heads, l->nope_dim, rope, first);
+    step_mark_end(cu, STAGE_QKV);
+}
+
+/* Rows of s, absorbed: to the latent's space, attention there, and back to b->a. row: what is to be done
+ * to the rows of the cache yet; NULL: nothing. */
+static void latent_absorbed(struct cuda_backend *cu, const struct latent *l, struct latent_args p,
+                            const struct step *s, const struct latent_row_args *row,
+                            const struct latent_rope &rope)
+{
+    struct latent_scratch *b = cu->latent;
+    struct latent_heads *in = &b->heads[0], *out = &b->heads[1];
+    bool coded = latent_coded(cu);
     int T = s->n_tokens;
-    bool coded = latent_coded(cu), stored = false;
-    struct latent_row_args p = {};
-    p.step = *s;
-    p.q_gain = l->q_norm.gain;
-    p.kv_gain = l->kv_norm.gain;
-    p.q_eps = l->q_norm.eps;
-    p.kv_eps = l->kv_norm.eps;
-    p.q_rank = l->q_rank;
-    p.rank = l->kv_rank;
-    p.rope = rope;
-    p.cache = (uint8_t *)cu->kv[layer].k;
-    p.type = cu->shape.k_type;
-    latent_low(cu, m, &p);
-    if (l->wqa)
-        stored = !latent_wide(cu, l, T, &p, coded);
-    h->x = b->x;
-    h->q = b->q;
-    h->queries = true;
-    h->coded = coded;
-    h->store = !stored;
-    h->row = p;
+    in->x = b->x;
+    in->q = b->q;
+    in->queries = true;
+    in->coded = coded;
+    in->store = row != NULL;
+    in->row = row ? *row : latent_row_args{};
+    in->row.step = *s;
+    in->row.rope = rope;
     if (!latent_product(cu, l->wkb, 0, s, b->wide, STAGE_QKV, true)) {
-        if (!stored)
-            latent_rows(cu, p, T, coded);
-        step_mark(cu);
-        cuda_launch(cu, latent_query_kernel, dim3((unsigned)ceil_div(l->n_heads, 4), (unsigned)T),
-                    128, 0, LAUNCH_EARLY, *s, b->q, b->x, (int)padded(l->nope_dim), l->n_heads,
-                    l->nope_dim, rope);
-        step_mark_end(cu, STAGE_QKV);
+        if (row)
+            latent_rows(cu, *row, T, coded);
+        latent_queries(cu, l, s, rope, 0, true);
     }
     latent_product(cu, l->wkb, 0, s, b->wide, STAGE_QKV, false);
+    p.step = *s;
+    out->x = b->sums;
+    out->attn = &p;
+    out->left = latent_left{};
+    p.left = latent_product(cu, l->wvb, 1, s, b->a, STAGE_ATTENTION, true) ? &out->left : NULL;
+    struct pick_case c = {};
+    c.step = s;
+    c.latent = &p;
+    step_mark(cu);
+    if ((c.rows = s->n_decode))
+        pick_run(cu, PICK_LATENT_DECODE, &c, N_STAGES);
+    p.expand = NULL;
+    if ((c.rows = T - s->n_decode))
+        pick_run(cu, PICK_LATENT_PROMPT, &c, N_STAGES);
+    step_mark_end(cu, STAGE_ATTENTION);
+    latent_product(cu, l->wvb, 1, s, b->a, STAGE_ATTENTION, false);
+    out->attn = NULL;
 }
 
 struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer)
@@ -425,12 +446,13 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     int T = s.n_tokens, H = l->n_heads;
     struct latent_rope rope = {b->freq + (l->rope - cu->net->ropes) * (LATENT_MAX_ROPE / 2),
                                l->rope->mscale, l->rope_dim, l->woven};
-    for (int i = 0; i < 2; i++) { /* lists are of the step's rows, and serve all its layers */
+    for (int i = 0; i < 3; i++) { /* lists are of the step's rows, and serve all its layers */
         if (layer == b->first || b->heads[i].n_heads != H)
             b->heads[i].width = 0;
         b->heads[i].n_heads = H;
     }
-    latent_project(cu, m, layer, rope, &s);
+    struct latent_row_args row = {};
+    bool stored = latent_project(cu, m, layer, rope, &s, &row);
     struct latent_args p = {};
     p.step = s;
     p.cache = (const uint8_t *)cu->kv[layer].k;
@@ -447,22 +469,29 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     p.scale = l->scale;
     p.part = b->part;
     p.ml = b->ml;
-    struct latent_heads *h = &b->heads[1];
-    h->x = b->sums;
-    h->attn = &p;
-    h->left = latent_left{};
-    if (latent_product(cu, l->wvb, 1, &s, b->a, STAGE_ATTENTION, true))
-        p.left = &h->left;
+    b->expand.wkb = cuda_matrix(l->wkb);
+    b->expand.wvb = cuda_matrix(l->wvb);
+    b->expand.v_dim = l->v_dim;
+    b->expand.a = b->a;
+    p.expand = b->expand.max_keys ? &b->expand : NULL;
     struct pick_case c = {};
     c.step = &s;
     c.latent = &p;
+    c.rows = T - s.n_decode;
+    const struct pick *prompt = c.rows ? pick_find(cu, PICK_LATENT_PROMPT, &c) : NULL;
+    if (!prompt || prompt->takes != TAKES_NORM) {
+        latent_absorbed(cu, l, p, &s, stored ? NULL : &row, rope);
+        return rows_of(b->a, T, H * l->v_dim);
+    }
+    if (!stored)
+        latent_rows(cu, row, T, latent_coded(cu));
+    struct step decodes = s;
+    decodes.n_tokens = decodes.n_seqs = s.n_decode;
+    if (s.n_decode)
+        latent_absorbed(cu, l, p, &decodes, NULL, rope);
+    latent_queries(cu, l, &s, rope, s.n_decode, false);
     step_mark(cu);
-    if ((c.rows = s.n_decode))
-        pick_run(cu, PICK_LATENT_DECODE, &c, N_STAGES);
-    if ((c.rows = T - s.n_decode))
-        pick_run(cu, PICK_LATENT_PROMPT, &c, N_STAGES);
+    pick_go(cu, prompt, &c);
     step_mark_end(cu, STAGE_ATTENTION);
-    latent_product(cu, l->wvb, 1, &s, b->a, STAGE_ATTENTION, false);
-    h->attn = NULL;
     return rows_of(b->a, T, H * l->v_dim);
 }

@@ -26,7 +26,8 @@ struct latent_args {
     int ldx;
     int n_heads, nope_dim, rope_dim, rank;
     float scale;
-    int n_split;              /* parts of the keys; each leaves its own sums */
+    int n_split;                        /* parts of the keys; each leaves its own sums */
+    const struct latent_expand *expand; /* host's: of prompts that may be expanded, or NULL */
     struct latent_left *left; /* host's: decodes may leave parts, and say so here; or NULL */
     float *part;              /* (units, n_split, rows of a unit, C) */
     float *ml; /* (units, n_split, rows of a unit, 2) largest score, sum of weights */
@@ -82,6 +83,22 @@ struct latent_heads {
     struct latent_left left;
 };
 void latent_heads_list(struct cuda_backend *cu, struct latent_heads *h, int rows, int width);
+
+/* latent_prefill.cu: prompts with keys and values of all heads made from the latents. */
+struct bounds;
+struct latent_expand {
+    const struct matrix *wkb, *wvb;
+    int v_dim, max_keys;      /* max_keys: of all prompts of a step */
+    float *a;                 /* (n_tokens, H, Dv) */
+    uint16_t *x, *kr, *k, *v; /* (max_keys): C, Dr, H * Dn, H * Dv */
+    uint8_t *turned;          /* wkb the other way around */
+    struct latent_heads *list;
+};
+bool latent_expand_prepare(struct cuda_backend *cu, struct latent_expand *e, const struct bounds *b,
+                           struct error *err);
+bool latent_expanded_fits(const struct cuda_backend *cu, const struct latent_args &p);
+void latent_expanded(struct cuda_backend *cu, const struct latent_args &p, const int2 *tiles,
+                     int n_tiles);
 
 /* latent_heads.cu: few decodes */
 bool latent_heads_gemv_fits(const struct cuda_backend *cu, const struct matrix *w,

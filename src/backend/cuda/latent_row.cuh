@@ -74,6 +74,24 @@ DEVICE void latent_put_block(uint8_t *cache, int type, size_t at, float x)
     if (type == DT_Q8_0 || lane < 16)
         block[2 + lane] = (uint8_t)(type == DT_Q8_0 ? code : code | high << 4);
 }
+template <bool CODED> DEVICE float latent_get(const uint8_t *cache, int type, size_t at)
+{
+    if (CODED) {
+        int i = (int)(at & 31);
+        const uint8_t *block = cache + at / 32 * (type == DT_Q8_0 ? 34 : 18);
+        if (type == DT_F8_E4M3)
+            return kv_from_fp8(cache[at]);
+        float scale = half_to_float(*(const uint16_t *)block);
+        if (type == DT_Q8_0)
+            return scale * (float)(int8_t)block[2 + i];
+        return scale * (float)((block[2 + (i & 15)] >> (i & 16) / 4 & 15) - 8);
+    }
+    if (type == DT_F32)
+        return ((const float *)cache)[at];
+    uint32_t h = ((const uint16_t *)cache)[at];
+    return type == DT_F16 ? half_to_float(h) : bf16_to_float(h);
+}
+
 /* A block of 256, row t: norm of the latent and rotation, both to the cache. CODED: in blocks, which
  * may have some of both. part: a float a warp. */
 template <bool CODED> DEVICE void latent_row(const struct latent_row_args &p, int t, float *part)

@@ -367,6 +367,20 @@ static void latent_prompt(struct cuda_backend *cu, const struct pick_case *c)
     latent_attn_prompt(cu, *c->latent, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
                        cu->layout.n_q_tiles);
 }
+static bool latent_expanded_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return latent_expanded_fits(cu, *c->latent);
+}
+/* Keys and values of a step's contexts are made for the rows that read them. */
+static bool latent_expanded_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->rows >= 128 * (cu->layout.n_seqs - cu->layout.n_decode);
+}
+static void latent_prompt_expanded(struct cuda_backend *cu, const struct pick_case *c)
+{
+    latent_expanded(cu, *c->latent, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
+                    cu->layout.n_q_tiles);
+}
 static void latent_decode_any(struct cuda_backend *cu, const struct pick_case *c)
 {
     latent_attn_any(cu, *c->latent, 0, c->rows);
@@ -504,6 +518,8 @@ static const struct pick rows[] = {
      latent_decode},
     {"latent_any", PICK_LATENT_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      latent_decode_any},
+    {"latent_expanded", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_NORM, latent_expanded_pays,
+     latent_expanded_suits, latent_prompt_expanded}, /* and what stands around it */
     {"latent_prefill", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
      latent_mma_fits, latent_prompt},
     {"latent_any", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,

@@ -288,4 +288,26 @@ DEVICE void wgmma(float (&d)[CAP], const uint32_t (&a)[4], uint64_t desc)
 #endif
 }
 
+/* d (64 rows, 64 columns) = A B^T (FRESH), or += of it, with A in shared memory too, as wgmma_rows has
+ * it: 64 rows, 16 of each warp. */
+template <bool FRESH> DEVICE void wgmma_shared(float (&d)[32], uint64_t desc_a, uint64_t desc)
+{
+#ifdef STEEL_CUDA_SIM
+    uint32_t a[4];
+    for (int i = 0; i < 4; i++) {
+        int row = (warp_id() & 3) * 16 + (lane_id() >> 2) + 8 * (i & 1);
+        size_t at = ((size_t)(desc_a & 0x3fff) << 4) + (size_t)row * 128 +
+                    (size_t)(4 * (lane_id() & 3) + 16 * (i >> 1));
+        a[i] = *(const uint32_t *)(sim_shared() + (at ^ (at >> 7 & 7) << 4));
+    }
+    wgmma<64, false, FRESH>(d, a, desc);
+#else
+    WGMMA_ASM("{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
+              "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" W_R0 "," W_R1 "," W_R2 "," W_R3
+              "}, %32, %33, p, 1, 1, 0, 0;}"
+              : W_D8(0), W_D8(8), W_D8(16), W_D8(24)
+              : "l"(desc_a), "l"(desc), "n"(FRESH ? 0 : 1));
+#endif
+}
+
 #endif
