@@ -76,7 +76,8 @@ static void turn_plan(struct plan *p, const struct dims *s, const struct turn *t
     p->b.save_state = states + 12;
 }
 
-static void delta_case(int Hk, int Hv, int Dk, int Dv, int W, bool tiled)
+static void delta_case(int Hk, int Hv, int Dk, int Dv, int W, bool tiled, const struct turn *list,
+                       int n_turns)
 {
     struct dims s = base_dims();
     s.b.n_states = SLOTS;
@@ -123,11 +124,11 @@ static void delta_case(int Hk, int Hv, int Dk, int Dv, int W, bool tiled)
             fail_if(!d.kv[side][0].state, err.msg);
         }
         duo_prepare(&d);
-        for (int i = 0; i < STEPS; i++) {
+        for (int i = 0; i < n_turns; i++) {
             struct plan p;
             int32_t states[16];
             char what[100];
-            turn_plan(&p, &s, &turns[i], states);
+            turn_plan(&p, &s, &list[i], states);
             p.b.n_out = p.b.n_tokens; /* the layer is the last */
             for (int r = 0; r < p.b.n_tokens; r++)
                 p.out_rows[r] = r;
@@ -155,21 +156,43 @@ static void delta_case(int Hk, int Hv, int Dk, int Dv, int W, bool tiled)
     duo_close(&d);
 }
 
+/* Two prompts that go on from step to step, of every length up to `most` and beyond whole chunks of
+ * rows, one saved on its way. */
+static void delta_lengths(int most, int stride)
+{
+    for (int n = 1; n <= most; n += stride) {
+        struct turn list[2] = {0};
+        for (int i = 0; i < 2; i++) {
+            int a = 1 + (n + 31 * i) % most, b = most + 1 - a, in = i - 1;
+            list[i] = (struct turn){2, {{a, in, 0, 0, -1}, {b, in < 0 ? in : 1, 1, 0, -1}}};
+            if (a > b)
+                list[i].seq[0].rows = b, list[i].seq[1].rows = a;
+            list[i].seq[1].save_rows = 1 + n * 5 % list[i].seq[1].rows;
+            list[i].seq[1].save = 4;
+        }
+        /* a third step goes on from what was saved */
+        struct turn all[3] = {list[0], list[1], {1, {{40, 4, 4, 0, -1}}}};
+        delta_case(1, 2, 128, 128, 4, n & 1, all, 3);
+    }
+}
+
 void test_delta_net(void)
 {
     int before = n_checks;
     if (!wanted("delta net"))
         return;
-    delta_case(2, 4, 128, 128, 4, false);
-    delta_case(2, 6, 32, 48, 4, true);
-    delta_case(1, 3, 20, 24, 3, false); /* no whole vectors, no whole panels */
-    delta_case(3, 3, 16, 7, 1, true);   /* no convolution to speak of */
+    delta_case(2, 4, 128, 128, 4, false, turns, STEPS);
+    delta_case(2, 6, 32, 48, 4, true, turns, STEPS);
+    delta_case(1, 3, 20, 24, 3, false, turns, STEPS); /* no whole vectors, no whole panels */
+    delta_case(3, 3, 16, 7, 1, true, turns, STEPS);   /* no convolution to speak of */
+    delta_lengths(200, light ? 37 : 7);
     report("delta net", before);
 }
 
 void force_delta_net(void)
 {
-    delta_case(2, 4, 128, 128, 4, false);
+    delta_case(2, 4, 128, 128, 4, false, turns, STEPS);
+    delta_lengths(200, small ? 99 : 51);
 }
 
 static struct duo_weight heads_weight(struct duo *d, int heads, int n_in, int rows, enum dtype type)

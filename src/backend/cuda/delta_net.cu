@@ -1,9 +1,10 @@
 /*
  * The gated delta net: what lies between its projections. Decodes are one kernel (delta_step) that
- * reads and writes a state once. Prompts are three: convolution, norms and gates by row (delta_conv);
- * the recurrence by columns of a head's state, which stay in registers over all rows of a sequence
- * (delta_scan; delta_any for heads of other sizes); norm and gate of what came out (delta_gate). Rows
- * of a sequence come in order, so decodes, prompts and mixes differ only in how many there are.
+ * reads and writes a state once. Prompts are several: convolution, norms and gates by row
+ * (delta_conv); the recurrence, by chunks of rows (delta_chunked.cu) or by columns of a head's state,
+ * which stay in registers over all rows of a sequence (delta_scan; delta_any for heads of other
+ * sizes); norm and gate of what came out (delta_gate). Rows of a sequence come in order, so decodes,
+ * prompts and mixes differ only in how many there are.
  * Owns the scratch of these layers and the layout of a state (delta_net.cuh).
  */
 #include "backend/cuda/delta_net.cuh"
@@ -14,44 +15,6 @@ extern "C" {
 }
 
 #include <math.h>
-
-/* The W-1 rows before the convolution as they are after n rows of the sequence: those of v head h, and
- * of its k head where h is the first to use it. The slots read and written may be the same one. */
-DEVICE void delta_keep(const struct delta_args &p, int seq, int h, int rows, int slot)
-{
-    int in = p.step.states[seq], past = p.taps - 1, share = p.n_v / p.n_k;
-    int kh = delta_k_head(p, h), values = 2 * p.n_k * p.k_dim, first = p.step.q_start[seq];
-    bool keys = p.tiled ? h < p.n_k : h % share == 0;
-    float *out = delta_rows_of(p, slot);
-    const float *old = in < 0 ? NULL : delta_rows_of(p, in);
-    for (int i = (int)threadIdx.x; i < p.v_dim + (keys ? 2 * p.k_dim : 0); i += (int)blockDim.x) {
-        int j = i - p.v_dim;
-        int c = j < 0 ? values + h * p.v_dim + i
-                      : (j < p.k_dim ? 0 : p.n_k * p.k_dim) + kh * p.k_dim + j % p.k_dim;
-        float v[DELTA_MAX_TAPS];
-#pragma unroll
-        for (int k = 0; k < DELTA_MAX_TAPS - 1; k++) {
-            int at = rows - past + k;
-            if (k < past)
-                v[k] = at >= 0 ? p.u[(size_t)(first + at) * (size_t)p.channels + (size_t)c]
-                       : old   ? old[(size_t)(at + past) * (size_t)p.channels + (size_t)c]
-                               : 0.0f;
-        }
-#pragma unroll
-        for (int k = 0; k < DELTA_MAX_TAPS - 1; k++)
-            if (k < past)
-                out[(size_t)k * (size_t)p.channels + (size_t)c] = v[k];
-    }
-}
-
-/* Both slots that a sequence may leave them in; the copy first, since the other may be read from. */
-DEVICE void delta_keep_all(const struct delta_args &p, int seq, int h)
-{
-    int n = p.step.n_seqs, save = p.step.states[2 * n + seq];
-    if (save)
-        delta_keep(p, seq, h, save, p.step.states[3 * n + seq]);
-    delta_keep(p, seq, h, p.step.q_start[seq + 1] - p.step.q_start[seq], p.step.states[n + seq]);
-}
 
 /* A warp: channels c.. of row t after convolution and silu; lane l has l, l + 32, .. The sum of their
  * squares comes back. */
@@ -686,6 +649,8 @@ static __global__ void __launch_bounds__(STEP_WARPS * 32)
 struct delta_scratch {
     float *u, *uc, *z, *ba, *kq, *o;
     int32_t *count;
+    uint8_t *chunks;
+    size_t chunks_bytes;
 };
 
 static size_t delta_any_shared(const struct delta_net *d)
@@ -729,13 +694,16 @@ bool delta_net_prepare(struct cuda_backend *cu, const struct bounds *b, struct e
         return true;
     struct delta_scratch *s = (struct delta_scratch *)mem_zalloc(1, sizeof *s);
     cu->delta = s;
+    s->chunks_bytes = delta_chunked_bytes((int)n_k, (int)n_v, b->max_tokens,
+                                          b->max_seqs < CHUNKED_SEQS ? b->max_seqs : CHUNKED_SEQS);
     const struct want list[] = {{(void **)&s->u, tokens * channels * 4},
                                 {(void **)&s->uc, tokens * channels * 4},
                                 {(void **)&s->z, tokens * values * 4},
                                 {(void **)&s->ba, tokens * 2 * n_v * 4},
                                 {(void **)&s->kq, tokens * n_k * 4},
                                 {(void **)&s->o, tokens * values * 4},
-                                {(void **)&s->count, (size_t)b->max_seqs * n_k * 4}};
+                                {(void **)&s->count, (size_t)b->max_seqs * n_k * 4},
+                                {(void **)&s->chunks, s->chunks_bytes}};
     return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
 }
 
@@ -755,7 +723,7 @@ void delta_step(struct cuda_backend *cu, const struct delta_args &p, int seqs)
                 sizeof(struct step_shared), LAUNCH_EARLY, p);
 }
 
-static void delta_conv(struct cuda_backend *cu, const struct delta_args &p, int rows)
+void delta_conv(struct cuda_backend *cu, const struct delta_args &p, int rows)
 {
     if (delta_step_fits(p) && p.taps == CONV_TAPS) {
         cuda_launch(cu, delta_strip_kernel,
@@ -767,7 +735,7 @@ static void delta_conv(struct cuda_backend *cu, const struct delta_args &p, int 
                 128, 0, LAUNCH_EARLY, p);
 }
 
-static void delta_gate(struct cuda_backend *cu, const struct delta_args &p, int rows)
+void delta_gate(struct cuda_backend *cu, const struct delta_args &p, int rows)
 {
     cuda_launch(cu, delta_gate_kernel, dim3((unsigned)ceil_div(p.n_v, 4), (unsigned)rows), 128, 0,
                 LAUNCH_EARLY, p);
@@ -811,6 +779,8 @@ static struct delta_args delta_args_of(struct cuda_backend *cu, const struct mix
     p.kq = b->kq;
     p.o = b->o;
     p.count = b->count;
+    p.chunks = b->chunks;
+    p.chunks_bytes = b->chunks_bytes;
     p.n_k = d->n_k_heads;
     p.n_v = d->n_v_heads;
     p.k_dim = d->k_dim;

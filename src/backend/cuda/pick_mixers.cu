@@ -277,9 +277,26 @@ static void delta_decode(struct cuda_backend *cu, const struct pick_case *c)
 {
     delta_step(cu, *c->delta, c->rows);
 }
+static int delta_prompts(const struct pick_case *c)
+{
+    return c->step->n_seqs - c->step->n_decode;
+}
+static bool delta_chunked_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->rows >= 24 * delta_prompts(c);
+}
+static bool delta_chunked_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return delta_chunked_fits(cu, *c->delta, c->rows, delta_prompts(c));
+}
+static void delta_prompt_chunked(struct cuda_backend *cu, const struct pick_case *c)
+{
+    delta_chunked(cu, *c->delta, c->rows, delta_prompts(c));
+}
 static void delta_prompt(struct cuda_backend *cu, const struct pick_case *c)
 {
-    delta_scan(cu, *c->delta, c->rows, c->step->n_seqs - c->step->n_decode);
+    delta_scan(cu, *c->delta, c->rows, delta_prompts(c));
 }
 static void delta_decode_any(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -287,7 +304,7 @@ static void delta_decode_any(struct cuda_backend *cu, const struct pick_case *c)
 }
 static void delta_prompt_any(struct cuda_backend *cu, const struct pick_case *c)
 {
-    delta_any(cu, *c->delta, c->rows, c->step->n_seqs - c->step->n_decode);
+    delta_any(cu, *c->delta, c->rows, delta_prompts(c));
 }
 
 /*
@@ -499,6 +516,8 @@ static const struct pick rows[] = {
      delta_decode},
     {"delta_any", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      delta_decode_any},
+    {"delta_chunked", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, delta_chunked_pays,
+     delta_chunked_suits, delta_prompt_chunked},
     {"delta_scan", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_fits,
      delta_prompt},
     {"delta_any", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
