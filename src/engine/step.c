@@ -270,7 +270,7 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     if (st->loras)
         add_loras(st, items, n_items);
     /* Steps that only decode repeat the same ops: a backend may record them. */
-    bool repeats = st->b.n_decode == st->b.n_seqs && st->b.n_out == st->b.n_seqs && !st->b.n_loras;
+    bool repeats = st->b.n_decode == st->b.n_seqs && st->b.n_out == st->b.n_seqs;
     uint64_t key = repeats ? (uint64_t)st->b.n_seqs : 0;
     mem_guard_enter();
     forward(st->m, &st->b, key);

@@ -88,13 +88,15 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
     c.layer = l;
     c.step = &s;
     const struct pick *p = pick_find(cu, PICK_QKV, &c);
-    if (p->run)
+    if (p->run && !lora_changes(cu, c.w)) {
         pick_input(cu, p, &c);
-    step_mark(cu);
-    pick_go(cu, p, &c);
-    step_mark_end(cu, STAGE_QKV);
-    if (p->run)
+        step_mark(cu);
+        pick_go(cu, p, &c);
+        step_mark_end(cu, STAGE_QKV);
         return false;
+    }
+    if (!p->run)
+        pick_go(cu, p, &c);
     c.y = cu->qkv;
     pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
     if (c.raw)
@@ -215,7 +217,8 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     struct closing close = cuda_closing(cu, &m->block);
     const struct mlp *next = &cu->net->layers[layer].mlp;
     struct experts experts = {};
-    if (next->router.w && cuda_is_plain(next) && !close.set) {
+    if (next->router.w && cuda_is_plain(next) && !close.set && !lora_changes(cu, c.w) &&
+        !lora_changes_experts(cu, next)) {
         experts = cuda_experts(next);
         c.experts = &experts;
     }
@@ -317,6 +320,8 @@ static struct backend_ops make_ops(void)
     o.supports = cuda_supports;
     o.upload = cuda_upload;
     o.release = cuda_release;
+    o.adapt = lora_adapt;
+    o.unadapt = lora_unadapt;
     o.prepare = cuda_prepare;
     o.begin = cuda_begin;
     o.replay = cuda_replay;

@@ -126,6 +126,7 @@ void cuda_close(struct backend *be)
     delta_net_close(cu);
     latent_close(cu);
     encoder_close(cu);
+    lora_close(cu);
     void *host[] = {cu->step_hosts[0], cu->step_hosts[1]};
     for (int i = 0; i < 2; i++)
         if (host[i])

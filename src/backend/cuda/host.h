@@ -5,7 +5,7 @@
 #ifndef STEEL_BACKEND_CUDA_HOST_H
 #define STEEL_BACKEND_CUDA_HOST_H
 
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/lora.h"
 
 extern "C" {
 #include "backend/backend.h"
@@ -15,6 +15,7 @@ extern "C" {
 struct cuda_whole {
     struct backend be;
     struct cuda_backend cu;
+    struct cuda_loras loras;
 };
 static inline struct cuda_backend *cuda_self(struct backend *be)
 {

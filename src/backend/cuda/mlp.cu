@@ -101,8 +101,13 @@ bool cuda_is_plain(const struct mlp *m)
 }
 
 /* The rows of the case go through its kernel, to c->y or what the stream is to add. */
-static void run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c)
+static void run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, const struct mlp *m)
 {
+    if (op == PICK_MOE ? lora_changes_experts(cu, m)
+                       : lora_changes(cu, c->w) || lora_changes(cu, c->down)) {
+        lora_mlp(cu, op, c, m);
+        return;
+    }
     const struct pick *p = pick_find(cu, op, c);
     pick_input(cu, p, c);
     if (!c->made || op == PICK_MOE) {
@@ -167,7 +172,7 @@ static void run_both(struct cuda_backend *cu, const struct mlp *m, struct closin
     if (m->dense.gate_up) {
         set_dense(&d, m);
         close->beside = d.y = cu->beside;
-        run(cu, PICK_FFN, &d);
+        run(cu, PICK_FFN, &d, m);
         if (m->dense_gate) {
             d.w = cuda_matrix(m->dense_gate);
             close->beside_gate = d.y = cu->beside_gate;
@@ -177,7 +182,7 @@ static void run_both(struct cuda_backend *cu, const struct mlp *m, struct closin
     }
     if (m->experts_in.kind && !floats) /* nothing is left to be added: the norm alone */
         n = resid_norm(cu, r, cuda_gain(cu, &m->experts_in), true);
-    run(cu, PICK_MOE, &c);
+    run(cu, PICK_MOE, &c, m);
     close->norm = cuda_gain(cu, &m->experts_out);
 }
 
@@ -195,7 +200,7 @@ static void run_plain(struct cuda_backend *cu, const struct mlp *m, struct closi
         close->norm = cuda_gain(cu, &m->dense_out);
     }
     c.y = cu->d;
-    run(cu, m->router.w ? PICK_MOE : c.act.lone ? PICK_LONE : PICK_FFN, &c);
+    run(cu, m->router.w ? PICK_MOE : c.act.lone ? PICK_LONE : PICK_FFN, &c, m);
 }
 
 /* x += norm((act(x Wg^T) * e) Wp^T) */

@@ -853,11 +853,18 @@ void pick_input(struct cuda_backend *cu, const struct pick *p, struct pick_case 
 
 void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enum stage stage)
 {
+    bool changed = op == PICK_LINEAR && lora_changes(cu, c->w);
+    if (changed) {
+        lora_input(cu, c);
+        c->stream = NULL;
+    }
     const struct pick *p = pick_find(cu, op, c);
     pick_input(cu, p, c);
     if (stage != N_STAGES)
         step_mark(cu);
     pick_go(cu, p, c);
+    if (changed)
+        lora_add(cu, c->w, c->x, c->y, c->w->n_out);
     if (stage != N_STAGES)
         step_mark_end(cu, stage);
 }

@@ -190,7 +190,7 @@ static bool own_steps(struct cuda_backend *cu, struct error *err)
     const struct shape *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
     cu->step_cap = STEP_HEAD + 64 + 5 * tokens + 6 * seqs + out + 16 +
-                   2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages;
+                   2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages + lora_step_ints(cu);
     for (int i = 0; i < 2; i++) {
         struct flight *f = &cu->flights[i];
         f->chosen = (bool *)mem_zalloc(out + 1, sizeof *f->chosen);
@@ -261,6 +261,7 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
     widest = widest > latent ? widest : latent;
     widest = widest > values ? widest : values;
     widest = lone_width(cu->net) > widest ? lone_width(cu->net) : widest;
+    widest = widest > lora_widest(cu) ? widest : lora_widest(cu);
     size_t hidden = used * ffe > ff ? used * ffe : ff;
     size_t pairs = (size_t)cu->ropes.pairs;
     struct split_room split = split_room_of(cu, cu->net);
@@ -341,9 +342,9 @@ bool cuda_prepare(struct backend *be, const struct network *net, const struct bo
     cu->net = net;
     cu->shape = shape_of(net, bounds);
     cu->ropes = ropes_of(net);
-    if (!own_steps(cu, err) || !own_scratch(cu, err) || !own_parts(cu, net, err) ||
-        !delta_net_prepare(cu, bounds, err) || !latent_prepare(cu, bounds, err) ||
-        !encoder_prepare(cu, bounds, err))
+    if (!lora_prepare(cu, bounds, err) || !own_steps(cu, err) || !own_scratch(cu, err) ||
+        !own_parts(cu, net, err) || !delta_net_prepare(cu, bounds, err) ||
+        !latent_prepare(cu, bounds, err) || !encoder_prepare(cu, bounds, err))
         return false;
     CUDA_TRY(cu, cudaMemsetAsync(cu->split_records, 0xff, attn_decode_split_record_bytes(cu),
                                  cu->stream));

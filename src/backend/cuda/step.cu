@@ -194,6 +194,7 @@ static int put_batch(struct cuda_backend *cu, const struct batch *b)
     l->kv_len = put_ints(cu, &used, b->kv_len, b->n_seqs);
     l->out_rows = put_ints(cu, &used, b->out_rows, b->n_out);
     used = put_types(cu, b, put_states(cu, b, used));
+    used = lora_put(cu, b, used);
     used = put_pages(cu, b, put_rows(cu, b, used));
     CHECK((size_t)used <= cu->step_cap, "the step block is full");
     cu->step_host[STEP_INTS] = used;
@@ -237,6 +238,7 @@ bool cuda_replay(struct backend *be, uint64_t key)
     struct cuda_backend *cu = cuda_self(be);
     if (be->profile) /* stages are timed op by op */
         return false;
+    key = lora_key(cu, key);
     for (int i = 0; i < cu->n_graphs; i++) {
         struct graph *g = &cu->graphs[i];
         if (g->key != key || !same_layout(&g->layout, &cu->layout))
@@ -258,7 +260,7 @@ void cuda_record(struct backend *be, uint64_t key)
     if (e != cudaSuccess)
         cuda_fail(cu, e, "the start of a recording");
     else
-        cu->recording = key;
+        cu->recording = lora_key(cu, key);
 }
 
 static void finish_recording(struct cuda_backend *cu)
