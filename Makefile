@@ -257,7 +257,7 @@ $(B)/fuzz/fuzz_embeddings $(B)/fuzz/fuzz_http $(B)/fuzz/fuzz_marks $(B)/fuzz/fuz
 # The GPU's tests and benchmark, on a machine that has one; and the same kernels on the CPU, simulated.
 gpu-tools: $(B)/tests/ops/test_ops $(B)/tests/gpu/bench_gpu
 $(B)/tests/ops/%.o $(B)/tests/gpu/%.o: CPPFLAGS += -Itests/ops
-$(B)/tests/ops/test_ops: $(B)/tests/ops/test_ops.o $(B)/tests/ops/duo.o $(B)/tests/ops/steps.o $(B)/tests/ops/parts.o $(B)/tests/ops/heads.o $(B)/tests/ops/mixers.o $(B)/tests/ops/encoders.o $(B)/tests/ops/picks.o
+$(B)/tests/ops/test_ops: $(B)/tests/ops/test_ops.o $(B)/tests/ops/duo.o $(B)/tests/ops/steps.o $(B)/tests/ops/parts.o $(B)/tests/ops/lora.o $(B)/tests/ops/heads.o $(B)/tests/ops/mixers.o $(B)/tests/ops/encoders.o $(B)/tests/ops/picks.o
 $(B)/tests/gpu/bench_gpu: $(B)/tests/gpu/bench_gpu.o
 $(B)/tests/ops/test_ops $(B)/tests/gpu/bench_gpu: $(B)/tests/ops/random_weight.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/libsteel.a $(CUDA_LIBS) -lm
@@ -266,7 +266,7 @@ test-gpu: gpu-tools
 bench-gpu: gpu-tools
 	$(B)/tests/gpu/bench_gpu
 SIM_SRC := $(wildcard src/backend/cuda/*.cu) tests/gpu/cudasim.cpp
-SIM_OBJ := $(patsubst %,$(B)/sim/%.o,$(SIM_SRC) tests/ops/test_ops.c tests/ops/steps.c tests/ops/parts.c tests/ops/heads.c tests/ops/mixers.c tests/ops/encoders.c tests/ops/picks.c tests/ops/duo.c tests/ops/random_weight.c \
+SIM_OBJ := $(patsubst %,$(B)/sim/%.o,$(SIM_SRC) tests/ops/test_ops.c tests/ops/steps.c tests/ops/parts.c tests/ops/lora.c tests/ops/heads.c tests/ops/mixers.c tests/ops/encoders.c tests/ops/picks.c tests/ops/duo.c tests/ops/random_weight.c \
 	src/backend/ref.c src/backend/lora.c src/backend/layer.c src/quant/quant.c src/backend/rawweight.c src/base/error.c src/base/mem.c \
 	src/base/pool.c src/base/cpu.c src/sample/sampler.c)
 SIM_OBJ += $(B)/sim/src/quant/grids.c.o

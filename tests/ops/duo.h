@@ -158,6 +158,7 @@ void force_encoders(bool (*takes)(const char *formats, enum dtype t), const char
 void test_forward(void); /* steps.c */
 void test_routed(void);
 void routed_case(const struct dims *s, const enum dtype *types, float size, int layers, bool look);
+void test_lora(void);  /* lora.c */
 void test_parts(void); /* parts.c */
 void test_ties(void);  /* picks.c */
 void test_picks(int part, int parts);

@@ -842,11 +842,11 @@ static void test_picks_3(void)
 
 /* The longest first. */
 static void (*const groups[])(void) = {
-    test_decodes,  test_picks_0, test_picks_1,     test_picks_2,   test_picks_3,  test_prompts,
-    test_forward,  test_linear,  test_shapes,      test_segments,  test_moe,      test_ffn,
-    test_parts,    test_heads,   test_cache_types, test_delta_net, test_latent,   test_batches,
-    test_routed,   test_ties,    test_few_experts, test_norm,      test_sampling, test_embed,
-    test_encoders, test_supports};
+    test_decodes,  test_picks_0,  test_picks_1,     test_picks_2,   test_picks_3,  test_prompts,
+    test_forward,  test_linear,   test_shapes,      test_segments,  test_moe,      test_ffn,
+    test_parts,    test_heads,    test_cache_types, test_delta_net, test_latent,   test_batches,
+    test_routed,   test_ties,     test_few_experts, test_norm,      test_sampling, test_embed,
+    test_encoders, test_supports, test_lora};
 enum { N_GROUPS = sizeof groups / sizeof *groups };
 
 /* A process of its own for each group, `jobs` of them at a time: the reference takes most of the time,
