@@ -499,7 +499,9 @@ bool attn_prefill_coded_suits(const struct cuda_backend *cu, const struct attn_l
            !l->gated && PREFILL_CODED_SHARED <= cu->shared_limit;
 }
 
-void attn_prefill(struct cuda_backend *cu, const struct attn_args &from, bool halves)
+/* Tiles `first`.. of the step; type: of the cache, or NONE, then of codes. */
+static void attn_prefill_run(struct cuda_backend *cu, const struct attn_args &from, bool halves,
+                             enum dtype type, int first, int n)
 {
     struct attn_prefill_args p = {};
     p.k = from.kv.k;
@@ -507,8 +509,8 @@ void attn_prefill(struct cuda_backend *cu, const struct attn_args &from, bool ha
     p.step = from.step;
     p.q = from.q;
     p.a = halves ? NULL : from.a;
-    p.tiles = (const int2 *)(cu->step_dev + cu->layout.q_tiles);
-    p.n_tiles = cu->layout.n_q_tiles;
+    p.tiles = (const int2 *)(cu->step_dev + cu->layout.q_tiles) + first;
+    p.n_tiles = n;
     p.n_heads = from.n_heads;
     p.n_kv = from.kv.n_kv;
     p.page_len = from.kv.page_len;
@@ -520,9 +522,20 @@ void attn_prefill(struct cuda_backend *cu, const struct attn_args &from, bool ha
     p.k_type = (int)cu->shape.k_type;
     p.v_type = (int)cu->shape.v_type;
     dim3 grid((unsigned)(p.n_heads / PREFILL_HEADS), (unsigned)p.n_tiles);
-    auto kernel = !cu->shape.kv_type            ? attn_prefill_kernel<false, true>
-                  : cu->shape.kv_type == DT_F16 ? attn_prefill_kernel<false, false>
-                                                : attn_prefill_kernel<true, false>;
-    cuda_launch(cu, kernel, grid, PREFILL_THREADS,
-                cu->shape.kv_type ? PREFILL_SHARED : PREFILL_CODED_SHARED, LAUNCH_EARLY, p);
+    auto kernel = !type            ? attn_prefill_kernel<false, true>
+                  : type == DT_F16 ? attn_prefill_kernel<false, false>
+                                   : attn_prefill_kernel<true, false>;
+    cuda_launch(cu, kernel, grid, PREFILL_THREADS, type ? PREFILL_SHARED : PREFILL_CODED_SHARED,
+                LAUNCH_EARLY, p);
+}
+
+void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool halves)
+{
+    attn_prefill_run(cu, p, halves, cu->shape.kv_type, 0, cu->layout.n_q_tiles);
+}
+
+void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &p, bool halves, int first,
+                       int n)
+{
+    attn_prefill_run(cu, p, halves, DT_F16, first, n);
 }

@@ -284,6 +284,8 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
         {(void **)&cu->split_ml, split.units * 16 * 4},
         {(void **)&cu->split_count, seqs * split.counts * 4},
         {(void **)&cu->split_records, attn_decode_split_record_bytes(cu)},
+        {(void **)&cu->expanded, attn_expand_bytes(cu) + 16},
+        {(void **)&cu->expanded_pages, (attn_expand_page_ints(cu) + 1) * 4},
         {(void **)&cu->router,
          tokens * (size_t)(s->n_expert + 1) * 4 * (align_up(embd, TILE_K) / TILE_K)},
         {(void **)&cu->route_sums, 2 * SUM_WORDS * 8},
