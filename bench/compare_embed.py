@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """Embeddings: Steel and llama.cpp on the same files, side by side in one run. Standard library only.
 
-  compare_embed.py --steel build/steel [--llama LLAMA_BIN_DIR] [--shapes bge-base,bge-m3] [--quants f16,q8_0,q4_k_m]
-                   [--texts 512] [--rounds 2] [--threads 2] [--batches 512,2048] [--dir /dev/shm/embed] -o results.jsonl
+  compare_embed.py --steel build/steel [--llama LLAMA_BIN_DIR] [--device cpu|cuda] [--shapes bge-base,bge-m3]
+                   [--quants f16,q8_0,q4_k_m] [--texts 512] [--rounds 2] [--threads 2] [--batches 512,2048]
+                   [--dir /dev/shm/embed] -o results.jsonl
 
 For each shape and format bench/synth_gguf.py writes a file of the real model's size with random weights. Both engines embed the
 same number of texts of the same lengths, 20 to 200 tokens, by turns: `steel bench --texts`, and llama-embedding, whose own
 figure is taken (the total behind loading and warm-up: tokenising and printing are in it, a hundredth or so), at each of the
 batch sizes given; its best one counts. A few texts go through both first: the least cosine between their vectors says that both
-compute the same. Prints a table of medians and writes JSON lines as it goes.
+compute the same. With --device cuda llama.cpp has all layers on the GPU; where its folder has no llama-embedding, llama-bench
+-embd 1 stands in for it (one text of 512 tokens at a time, flash attention off and on; no vectors to compare). Prints a table of
+medians and writes JSON lines as it goes.
 """
 import argparse
 import json
@@ -52,6 +55,7 @@ def run(cmd, **kw):
 class Compare:
     def __init__(self, args):
         self.a, self.seen, self.alike = args, {}, {}
+        self.embeds = args.llama and os.path.exists(os.path.join(args.llama, "llama-embedding"))
         self.out = open(args.output, "w")
         self.texts = os.path.join(args.dir, "texts.txt")
         with open(self.texts, "w") as f:
@@ -61,22 +65,31 @@ class Compare:
         print(json.dumps(line), file=self.out, flush=True)
 
     def steel(self, path):
-        cmd = [self.a.steel, "bench", path, "--device", "cpu", "-t", str(self.a.threads), "--texts", str(self.a.texts), "-r", "1",
-               "--json"]
+        cmd = [self.a.steel, "bench", path, "--device", self.a.device, "-t", str(self.a.threads), "--texts", str(self.a.texts),
+               "-r", "1" if self.a.device == "cpu" else "5", "--json"]
         return json.loads(run(cmd).stdout)["tok_s"]
 
     def peer(self, path, batch, *more):
+        if self.a.device != "cpu":
+            more += ("-ngl", "99", "-b", str(batch), "-ub", str(batch))
         return run([os.path.join(self.a.llama, "llama-embedding"), "-m", path, "-c", str(batch), "-t", str(self.a.threads),
                     "--embd-separator", "@", "--embd-output-format", "array", *more])
 
+    def llama_bench(self, path, batch):
+        cmd = [os.path.join(self.a.llama, "llama-bench"), "-m", path, "-t", str(self.a.threads), "-embd", "1", "-p", "512", "-n", "0",
+               "-b", str(batch), "-ub", str(batch), "-fa", "0,1", "-ngl", "0" if self.a.device == "cpu" else "99", "-o", "json"]
+        return max(r["avg_ts"] for r in json.loads(run(cmd).stdout))
+
     def llama(self, path, batch):
+        if not self.embeds:
+            return self.llama_bench(path, batch)
         log = self.peer(path, batch, "-f", self.texts, "--perf", "-lv", "4").stderr.decode(errors="replace")
         ms, n = re.search(r"total time = *([\d.]+) ms / *(\d+) tokens", log).groups()
         return int(n) / float(ms) * 1e3
 
     def cosine(self, path):
         texts = [words(n, i) for i, n in enumerate((5, 20, 60, 200))]
-        mine = [json.loads(line)["embedding"] for line in run([self.a.steel, "embed", path, "--device", "cpu", *texts]).stdout.splitlines()]
+        mine = [json.loads(line)["embedding"] for line in run([self.a.steel, "embed", path, "--device", self.a.device, *texts]).stdout.splitlines()]
         theirs = json.loads(self.peer(path, 512, "-p", "@".join(texts)).stdout)
         dot = lambda a, b: sum(x * y for x, y in zip(a, b))
         return min(dot(a, b) / math.sqrt(dot(a, a) * dot(b, b)) for a, b in zip(mine, theirs))
@@ -90,7 +103,7 @@ class Compare:
         name, path = f"{shape} {quant}", os.path.join(self.a.dir, f"{shape}-{quant}.gguf")
         if not os.path.exists(path):
             run([sys.executable, os.path.join(HERE, "synth_gguf.py"), path, "--shape", shape, "--quant", quant])
-        if self.a.llama:
+        if self.embeds:
             self.alike[name] = self.cosine(path)
             self.put(kind="cosine", model=name, least=self.alike[name])
         for r in range(self.a.rounds):
@@ -115,7 +128,8 @@ class Compare:
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--steel", required=True)
-    p.add_argument("--llama", help="folder of llama-embedding")
+    p.add_argument("--llama", help="folder of llama-embedding, or llama-bench")
+    p.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     p.add_argument("--shapes", default="bge-base,bge-m3")
     p.add_argument("--quants", default="f16,q8_0,q4_k_m")
     p.add_argument("--texts", type=int, default=512)

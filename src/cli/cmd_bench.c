@@ -494,6 +494,7 @@ int cmd_bench(int argc, char **argv)
     bool ok = hub_resolve(&model, &err);
     if (ok && !f.texts && bench_embed_only(model))
         f.texts = 512;
+    opt.max_tokens = f.ubatch; /* of texts; bench has its own */
     if (ok && f.texts)
         ok = bench_embed(model, &opt, f.texts, f.reps, f.json, &err);
     else

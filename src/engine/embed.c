@@ -11,7 +11,7 @@
 enum {
     MAX_SEQS = 256,
     STEP_TOKENS = 2048,
-    STEP_TOKENS_GPU = 8192, /* of encoders: fewer rows leave a large GPU's products unfilled */
+    STEP_TOKENS_GPU = 16896, /* of encoders: 128 for each of a large GPU's 132 multiprocessors */
     MAX_CONTEXT = 8192,
     MAX_QUEUE = 16384
 };
