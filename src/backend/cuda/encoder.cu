@@ -21,12 +21,21 @@ struct norm_args {
     int padded;
 };
 
+/* V columns, loaded and stored at once. */
+template <int V> struct alignas(4 * V) columns {
+    float v[V];
+};
+template <int V> DEVICE struct columns<V> &columns_at(const float *p, int k) {
+    return *(struct columns<V> *)(p + k);
+}
+
 /* A warp per row, which passes through shared memory. V: columns a lane takes at a time. */
 template <int V>
 static __global__ void __launch_bounds__(128)
     encoder_norm_kernel(const __grid_constant__ struct norm_args p)
 {
     SHARED_BYTES(shared);
+    typedef struct columns<V> piece;
     const struct encoder_norm &a = p.n;
     int warps = (int)blockDim.x >> 5, lane = lane_id(), width = a.width;
     int t = (int)blockIdx.x * warps + warp_id();
@@ -39,49 +48,41 @@ static __global__ void __launch_bounds__(128)
     float sum = 0.0f, squares = 0.0f, top = 0.0f, mean = 0.0f;
 #pragma unroll 4
     for (int k = lane * V; k < width; k += 32 * V) {
-        float v[V];
-        if (V == 4) {
-            float4 x = *(const float4 *)(a.x + at + (size_t)k);
-            if (a.d) {
-                float4 d = *(const float4 *)(a.d + at + (size_t)k);
-                x.x += a.scale * d.x, x.y += a.scale * d.y;
-                x.z += a.scale * d.z, x.w += a.scale * d.w;
-            }
-            v[0] = x.x, v[V > 1 ? 1 : 0] = x.y, v[V > 2 ? 2 : 0] = x.z, v[V > 3 ? 3 : 0] = x.w;
-            if (a.x_to)
-                *(float4 *)(a.x_to + at + (size_t)k) = x;
-            *(float4 *)(row + k) = x;
-        } else {
-            v[0] = a.x[at + (size_t)k] + (a.d ? a.scale * a.d[at + (size_t)k] : 0.0f);
-            if (a.x_to)
-                a.x_to[at + (size_t)k] = v[0];
-            row[k] = v[0];
+        piece x = columns_at<V>(a.x + at, k);
+        if (a.d) {
+            piece d = columns_at<V>(a.d + at, k);
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                x.v[i] += a.scale * d.v[i];
         }
+        if (a.x_to)
+            columns_at<V>(a.x_to + at, k) = x;
+        columns_at<V>(row, k) = x;
 #pragma unroll
         for (int i = 0; i < V; i++)
-            sum += v[i];
+            sum += x.v[i];
     }
     if (a.gain.layer)
         mean = warp_sum(sum) / (float)width;
-    for (int k = lane * V; k < width; k += 32 * V) /* a lane's own columns */
+    for (int k = lane * V; k < width; k += 32 * V) { /* a lane's own columns */
+        piece x = columns_at<V>(row, k);
 #pragma unroll
         for (int i = 0; i < V; i++)
-            squares += (row[k + i] - mean) * (row[k + i] - mean);
+            squares += (x.v[i] - mean) * (x.v[i] - mean);
+    }
     float by = rsqrtf(warp_sum(squares) / (float)width + a.gain.eps);
     for (int k = lane * V; k < width; k += 32 * V) {
-        float v[V];
+        piece x = columns_at<V>(row, k), g = columns_at<V>(a.gain.gain, k), b = {};
+        if (a.gain.bias)
+            b = columns_at<V>(a.gain.bias, k);
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            v[i] = (row[k + i] - mean) * by * a.gain.gain[k + i];
-            v[i] += a.gain.bias ? a.gain.bias[k + i] : 0.0f;
-            top = fmaxf(top, fabsf(v[i]));
-            row[k + i] = v[i];
+            x.v[i] = (x.v[i] - mean) * by * g.v[i] + b.v[i];
+            top = fmaxf(top, fabsf(x.v[i]));
         }
-        if (a.y && V == 4)
-            *(float4 *)(a.y + at + (size_t)k) =
-                make_float4(v[0], v[V > 1 ? 1 : 0], v[V > 2 ? 2 : 0], v[V > 3 ? 3 : 0]);
-        else if (a.y)
-            a.y[at + (size_t)k] = v[0];
+        columns_at<V>(row, k) = x;
+        if (a.y)
+            columns_at<V>(a.y + at, k) = x;
     }
     if (!p.out)
         return;

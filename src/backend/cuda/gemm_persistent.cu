@@ -10,6 +10,7 @@
  * heads, other kinds, biases.
  */
 #include "backend/cuda/gemm.cuh"
+#include "backend/cuda/gemm_out.cuh"
 #include "backend/cuda/wgmma.cuh"
 
 enum { PERSISTENT_ALIGN = 1024 };
@@ -275,23 +276,7 @@ DEVICE void gemm_persistent_loop(const struct gemm_persistent_args &a,
     at.kt++;
 }
 
-/*
- * Results leave from registers: of its warp's tile a lane has rows g and g + 8 (g = lane / 4) of
- * columns 2c and 2c + 1 (c = lane % 4) of every eight, sums 4n.. of eight n. As halves, pairs of
- * columns become pairs of rows first, and lanes c and c ^ BY then make four of them: rows
- * gemm_persistent_row.. of column g.
- */
-template <int BY> DEVICE uint2 gemm_persistent_turn(const float (&v)[4])
-{
-    bool up = lane_id() & BY;
-    uint32_t lo = transpose8(pack_half2(v[0], v[1])), hi = transpose8(pack_half2(v[2], v[3]));
-    uint32_t got = __shfl_xor_sync(FULL_WARP, up ? lo : hi, BY);
-    return up ? make_uint2(got, hi) : make_uint2(lo, got);
-}
-DEVICE int gemm_persistent_row()
-{
-    return (lane_id() & 1) * 8 + (lane_id() >> 1 & 1) * 4;
-}
+/* Results leave from registers (gemm_out.cuh). */
 
 /* Warps w and w ^ 2 of a warpgroup have sums that belong together. Of 16 columns (n) the first
  * two keep the first 8 and get the others' sums of those, the others the other way round. */
@@ -326,7 +311,7 @@ DEVICE void gemm_persistent_pair(const struct gemm_args &p, const struct gemm_pe
     int g = lane_id() >> 2, c = lane_id() & 3, w = warp_id();
     int row = (t.block * 8 + (w >> 2) * 2 + (w & 1)) * TILE_ROWS;
     int left = p.w.n_out / 2 - row - g;
-    uint16_t *y = p.y_half + row + gemm_persistent_row();
+    uint16_t *y = p.y_half + row + gemm_out_row();
 #pragma unroll
     for (int n = 0; n < MOST / 16; n++) {
         if (n * 16 >= t.count)
@@ -341,7 +326,7 @@ DEVICE void gemm_persistent_pair(const struct gemm_args &p, const struct gemm_pe
                        ? clamp_half(gated(p.act, gate[i] * scale, up[i] * scale) * HIDDEN_SCALE)
                        : 0.0f;
         }
-        uint2 h = gemm_persistent_turn<2>(v);
+        uint2 h = gemm_out_turn<2>(v);
         int out = t.out[col + g];
         if (out >= 0 && row < p.ldy)
             *(uint2 *)(y + (size_t)out * (size_t)p.ldy) = h;
@@ -353,7 +338,7 @@ template <int MOST>
 DEVICE void gemm_persistent_narrow(const struct gemm_args &p, const struct gemm_persistent_item &t,
                                    int tile, const float (&acc)[MOST / 2])
 {
-    int g = lane_id() >> 2, c = lane_id() & 3, row = tile * TILE_ROWS + gemm_persistent_row();
+    int g = lane_id() >> 2, c = lane_id() & 3, row = tile * TILE_ROWS + gemm_out_row();
     uint16_t *y = (uint16_t *)p.y + row;
 #pragma unroll
     for (int n = 0; n < MOST / 8; n++) {
@@ -363,7 +348,7 @@ DEVICE void gemm_persistent_narrow(const struct gemm_args &p, const struct gemm_
 #pragma unroll
         for (int i = 0; i < 4; i++)
             v[i] = clamp_half(acc[4 * n + i] * t.scale[8 * n + 2 * c + (i & 1)] * HIDDEN_SCALE);
-        uint2 h = gemm_persistent_turn<1>(v);
+        uint2 h = gemm_out_turn<1>(v);
         int out = t.out[8 * n + g];
         if (out >= 0 && row < p.w.n_out)
             *(uint2 *)(y + (size_t)out * (size_t)p.ldy) = h;

@@ -19,6 +19,7 @@ extern "C" {
 #include "base/mem.h"
 }
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Tiles of a head: long enough to make a norm on the way, and too long for the kernels of a
@@ -146,6 +147,13 @@ static void linear_records(struct cuda_backend *cu, const struct pick_case *c)
     gemm_few_records(cu, c->w, c->y, c->rows);
 }
 
+bool halves_pay(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    (void)c;
+    return getenv("STEEL_HALVES") != NULL; /* until it is measured */
+}
+
 static struct gemm_args linear_args(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_halves(cu, c->x);
@@ -181,6 +189,15 @@ static bool linear_wgmma_pays(const struct cuda_backend *cu, const struct pick_c
 static void linear_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
     gemm_wgmma(cu, linear_args(cu, c), false, ceil_div(c->rows, WGMMA_ROWS));
+}
+
+static bool linear_halves_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_halves_suits(cu, c->w);
+}
+static void linear_halves(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_halves(cu, linear_args(cu, c));
 }
 
 static bool linear_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -345,6 +362,16 @@ static void lone_wgmma(struct cuda_backend *cu, const struct pick_case *c)
     rows_to_halves(cu, c->x);
     for (int i = 0; i < 2; i++)
         gemm_wgmma(cu, ffn_args(cu, c, i), false, ceil_div(c->rows, WGMMA_ROWS));
+}
+static bool lone_halves_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->w->n_seg == 1 && gemm_halves_suits(cu, c->w) && gemm_halves_suits(cu, c->down);
+}
+static void lone_halves(struct cuda_backend *cu, const struct pick_case *c)
+{
+    rows_to_halves(cu, c->x);
+    for (int i = 0; i < 2; i++)
+        gemm_halves(cu, ffn_args(cu, c, i));
 }
 static void lone_linear(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -703,6 +730,8 @@ static const struct pick products[] = {
      linear_records_fit, linear_records},
     {"gemm_persistent", PICK_LINEAR, K, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_persistent_pays,
      linear_persistent_fits, linear_persistent},
+    {"gemm_halves", PICK_LINEAR, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, halves_pay,
+     linear_halves_fits, linear_halves},
     {"gemm_wgmma", PICK_LINEAR, FAST, 17, 0, NEEDS_WGMMA, TAKES_ROWS, linear_wgmma_pays,
      linear_wgmma_fits, linear_wgmma},
     {"gemm_mma", PICK_LINEAR, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, linear_mma_fits,
@@ -721,6 +750,8 @@ static const struct pick products[] = {
      ffn_stream},
     {"ffn_splitk", PICK_FFN, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, ffn_splitk},
 
+    {"lone_halves", PICK_LONE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, halves_pay, lone_halves_fits,
+     lone_halves},
     {"lone_wgmma", PICK_LONE, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, lone_wgmma_fits,
      lone_wgmma},
     {"lone_linear", PICK_LONE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,

@@ -440,6 +440,10 @@ static bool encode_wgmma_fits(const struct cuda_backend *cu, const struct pick_c
         fits = fits && c->w->seg[i].rows % TILE_ROWS == 0;
     return fits;
 }
+static bool encode_halves_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return encode_wgmma_fits(cu, c) && gemm_halves_suits(cu, c->w);
+}
 static void encode_linear(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct pick_case qkv = {};
@@ -456,15 +460,27 @@ static void encode_attend(struct cuda_backend *cu, const struct pick_case *c, co
     attn_encode(cu, c->layer, c->step, c->out);
     step_mark_end(cu, STAGE_ATTENTION);
 }
-static void encode_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+/* The projection as halves. */
+static struct gemm_args encode_args(struct cuda_backend *cu, const struct pick_case *c)
 {
-    step_mark(cu);
     rows_to_halves(cu, c->x);
     struct gemm_args p = pick_args(cu, c->w, c->rows);
     p.y = (float *)cu->encoder->qkv;
     p.ldy = c->w->n_out;
     p.narrow = true;
-    gemm_wgmma(cu, p, false, ceil_div(c->rows, WGMMA_ROWS));
+    return p;
+}
+static void encode_halves(struct cuda_backend *cu, const struct pick_case *c)
+{
+    step_mark(cu);
+    gemm_halves(cu, encode_args(cu, c));
+    step_mark_end(cu, STAGE_QKV);
+    encode_attend(cu, c, NULL);
+}
+static void encode_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    step_mark(cu);
+    gemm_wgmma(cu, encode_args(cu, c), false, ceil_div(c->rows, WGMMA_ROWS));
     step_mark_end(cu, STAGE_QKV);
     encode_attend(cu, c, NULL);
 }
@@ -566,6 +582,8 @@ static const struct pick rows[] = {
     {"latent_any", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      latent_prompt_any},
 
+    {"encode_halves", PICK_ENCODE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, halves_pay,
+     encode_halves_fits, encode_halves},
     {"encode_wgmma", PICK_ENCODE, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, encode_wgmma_fits,
      encode_wgmma},
     {"encode_mma", PICK_ENCODE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, encode_mma_fits,
