@@ -22,9 +22,10 @@ static __global__ void __launch_bounds__(256)
 {
     SHARED_BYTES(shared);
     float *part = (float *)shared;
+    int t = (int)blockIdx.x;
+    struct latent_turn turn = latent_turn_of(p.rope, p.step.pos[t]);
     dependency_wait();
     dependency_trigger();
-    int t = (int)blockIdx.x;
     if (p.low_q) {
         const float *x = p.from_q + (size_t)t * (size_t)p.ld_q;
         float *y = p.low_q + (size_t)t * (size_t)p.q_rank;
@@ -32,7 +33,7 @@ static __global__ void __launch_bounds__(256)
         for (int i = (int)threadIdx.x; i < p.q_rank; i += 256)
             y[i] = x[i] * rms * (p.q_gain ? p.q_gain[i] : 1.0f);
     }
-    latent_row<CODED>(p, t, part);
+    latent_row<CODED>(p, t, turn, part);
 }
 
 /* Grid: (heads / 4, rows from `first` on). A warp: a query's first Dn values to halves for its head's
@@ -41,9 +42,10 @@ static __global__ void __launch_bounds__(128)
     latent_query_kernel(const __grid_constant__ struct step s, float *q, uint16_t *x, int ldx,
                         int n_heads, int nope, const struct latent_rope rope, int first)
 {
+    int t = first + (int)blockIdx.y, h = (int)blockIdx.x * 4 + warp_id();
+    struct latent_turn turn = latent_turn_of(rope, s.pos[t]);
     dependency_wait();
     dependency_trigger();
-    int t = first + (int)blockIdx.y, h = (int)blockIdx.x * 4 + warp_id();
     if (h >= n_heads)
         return;
     float *from = q + ((size_t)t * (size_t)n_heads + (size_t)h) * (size_t)(nope + rope.n);
@@ -52,7 +54,7 @@ static __global__ void __launch_bounds__(128)
         for (int i = lane_id(); i < nope; i += 32)
             to[half_slot(i)] = float_to_half(clamp_half(from[i]));
     }
-    latent_rotate(rope, from + nope, s.pos[t]);
+    latent_rotate(rope, turn, from + nope);
 }
 
 /* Rows of head h are those from h * rows on; results of row t, head h go to t * H + h. */

@@ -64,6 +64,7 @@ template <int MT, bool BF16>
 DEVICE void latent_queries(const struct latent_args &p, struct latent_shared<MT> *sh)
 {
     float scale = p.scale * 1.4426950408889634f;
+#pragma unroll 3
     for (int i = (int)threadIdx.x; i < 16 * MT * LAT_PIECES; i += LAT_WARPS * 32) {
         int r = i / LAT_PIECES, piece = i % LAT_PIECES, t = sh->token[r];
         uint4 v = make_uint4(0, 0, 0, 0);
@@ -73,10 +74,11 @@ DEVICE void latent_queries(const struct latent_args &p, struct latent_shared<MT>
                                     ? p.q + row * LATENT_RANK + (size_t)(piece * 8)
                                     : p.qr + row * (size_t)(p.nope_dim + LATENT_ROPE) +
                                           (size_t)(p.nope_dim + piece * 8 - LATENT_RANK);
-            float x[8];
+            float4 a = ((const float4 *)from)[0], b = ((const float4 *)from)[1];
+            float x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                x[j] = clamp_half(from[j] * scale);
+                x[j] = clamp_half(x[j] * scale);
             v = make_uint4(pack_kv<BF16>(x[0], x[1]), pack_kv<BF16>(x[2], x[3]),
                            pack_kv<BF16>(x[4], x[5]), pack_kv<BF16>(x[6], x[7]));
         }
@@ -396,7 +398,7 @@ static int latent_attn_mt(const struct cuda_backend *cu, int rows)
 
 bool latent_attn_fits(const struct cuda_backend *cu, const struct latent_args &p)
 {
-    return p.rank == LATENT_RANK && p.rope_dim == LATENT_ROPE &&
+    return p.rank == LATENT_RANK && p.rope_dim == LATENT_ROPE && p.nope_dim % 4 == 0 &&
            (p.type == DT_F16 || p.type == DT_BF16) && latent_attn_least(1) <= cu->shared_limit;
 }
 

@@ -18,8 +18,8 @@ struct heads_gemv_args {
     int blocks;  /* of a head */
     /* queries */
     float *q; /* (rows, H, Dn + Dr): the first Dn are what goes in, the others are rotated */
-    int nope;
-    bool store; /* the row of the cache too */
+    int nope, turners; /* turners: blocks that rotate */
+    bool store;        /* the row of the cache too */
     struct latent_row_args row;
     /* what attention left */
     struct latent_args attn;
@@ -98,7 +98,27 @@ DEVICE void heads_dot(const struct seg *s, const uint8_t *tile, const SLICE &x, 
         tile_dot<SET>(s, tile, x, 1.0f, sum);
 }
 
-/* Grid: (heads * blocks of a head [+ 1], rows). Warp w: tile w / n_kt of the block's, slice w % n_kt. */
+DEVICE float *heads_query(const struct heads_gemv_args &p, int t, int h)
+{
+    return p.q + ((size_t)t * (size_t)p.n_heads + (size_t)h) * (size_t)(p.nope + p.row.rope.n);
+}
+
+/* Block i of those that have no product: rotates eight queries; behind the last of these, the row of
+ * the cache. */
+template <bool CODED>
+DEVICE void heads_turn(const struct heads_gemv_args &p, int t, int i, float *part)
+{
+    struct latent_turn turn = latent_turn_of(p.row.rope, p.row.step.pos[t]);
+    int h = i * HEADS_WARPS + warp_id();
+    dependency_trigger();
+    dependency_wait();
+    if (i == p.turners)
+        latent_row<CODED>(p.row, t, turn, part);
+    else if (h < p.n_heads)
+        latent_rotate(p.row.rope, turn, heads_query(p, t, h) + p.nope);
+}
+
+/* Grid: (heads * blocks of a head [+ those without a product], rows). Warp w: tile w / n_kt of the block's, slice w % n_kt. */
 template <int SET, bool QUERIES, bool CODED>
 static __global__ void __launch_bounds__(HEADS_WARPS * 32, 2)
     heads_gemv_kernel(const __grid_constant__ struct heads_gemv_args p)
@@ -107,10 +127,8 @@ static __global__ void __launch_bounds__(HEADS_WARPS * 32, 2)
     int t = (int)blockIdx.y, h = (int)blockIdx.x / p.blocks, w = warp_id(), lane = lane_id();
     int first = ((int)blockIdx.x - h * p.blocks) * p.tiles, n_kt = p.w.n_kt;
     float *sums = (float *)shared, *row = sums + HEADS_WARPS * TILE_ROWS;
-    if (QUERIES && h == p.n_heads) {
-        dependency_trigger();
-        dependency_wait();
-        latent_row<CODED>(p.row, t, sums);
+    if (QUERIES && h >= p.n_heads) {
+        heads_turn<CODED>(p, t, (int)blockIdx.x - p.n_heads * p.blocks, sums);
         return;
     }
     uint8_t *slot = (uint8_t *)(row + (QUERIES ? 0 : (p.w.n_in + 3) / 4 * 4)) +
@@ -123,14 +141,13 @@ static __global__ void __launch_bounds__(HEADS_WARPS * 32, 2)
     copy_async_commit();
     dependency_trigger();
     dependency_wait();
-    float *q = p.q + ((size_t)t * (size_t)p.n_heads + (size_t)h) * (size_t)(p.nope + p.row.rope.n);
     if (!QUERIES) {
         heads_gather(p, t, h, row);
         __syncthreads();
     }
     if (mine) {
         float v[8], sum[2] = {};
-        load_lane(QUERIES ? q : row, slice, p.w.n_in, v);
+        load_lane(QUERIES ? heads_query(p, t, h) : row, slice, p.w.n_in, v);
         typename slice_of<SET>::type x;
         slice_make(x, v);
         copy_async_wait<0>();
@@ -144,8 +161,6 @@ static __global__ void __launch_bounds__(HEADS_WARPS * 32, 2)
                 sums[w * TILE_ROWS + (lane >> 2) + 8 * i] = sum[i];
         }
     }
-    if (QUERIES && first == 0 && w == HEADS_WARPS - 1)
-        latent_rotate(p.row.rope, q + p.nope, p.row.step.pos[t]);
     __syncthreads();
     of = (int)threadIdx.x / TILE_ROWS;
     tile = first + of;
@@ -182,7 +197,8 @@ template <int SET>
 static void heads_gemv_launch(struct cuda_backend *cu, const struct heads_gemv_args &p,
                               const struct latent_heads *h, int rows)
 {
-    dim3 grid((unsigned)(p.n_heads * p.blocks + (h->queries && p.store)), (unsigned)rows);
+    dim3 grid((unsigned)(p.n_heads * p.blocks + (h->queries ? p.turners + p.store : 0)),
+              (unsigned)rows);
     auto kernel = !h->queries ? heads_gemv_kernel<SET, false, false>
                   : h->coded  ? heads_gemv_kernel<SET, true, true>
                               : heads_gemv_kernel<SET, true, false>;
@@ -201,6 +217,7 @@ void latent_heads_gemv(struct cuda_backend *cu, const struct matrix *w,
     p.blocks = ceil_div(w->n_tiles, p.tiles);
     p.q = h->q;
     p.nope = w->n_in;
+    p.turners = ceil_div(h->n_heads, HEADS_WARPS);
     p.store = h->store;
     p.row = h->row;
     if (!h->queries) {

@@ -10,8 +10,24 @@
 
 #include <math.h>
 
-/* A warp rotates r.n values for position pos, in place. */
-DEVICE void latent_rotate(const struct latent_rope &r, float *x, int pos)
+/* How far a warp's lanes turn their pairs, for a position. */
+struct latent_turn {
+    float c[LATENT_MAX_ROPE / 64], s[LATENT_MAX_ROPE / 64];
+};
+DEVICE struct latent_turn latent_turn_of(const struct latent_rope &r, int pos)
+{
+    struct latent_turn t;
+#pragma unroll
+    for (int j = 0; j < LATENT_MAX_ROPE / 64; j++) {
+        int i = lane_id() + 32 * j;
+        if (i < r.n >> 1)
+            sincosf((float)pos * r.freq[i], &t.s[j], &t.c[j]);
+    }
+    return t;
+}
+
+/* A warp rotates r.n values in place. */
+DEVICE void latent_rotate(const struct latent_rope &r, const struct latent_turn &t, float *x)
 {
     int half = r.n >> 1;
     float a[LATENT_MAX_ROPE / 64], b[LATENT_MAX_ROPE / 64];
@@ -19,10 +35,9 @@ DEVICE void latent_rotate(const struct latent_rope &r, float *x, int pos)
     for (int j = 0; j < LATENT_MAX_ROPE / 64; j++) {
         int i = lane_id() + 32 * j;
         if (i < half) {
-            float s, c, v = x[r.woven ? 2 * i : i], w = x[r.woven ? 2 * i + 1 : half + i];
-            sincosf((float)pos * r.freq[i], &s, &c);
-            a[j] = (v * c - w * s) * r.mscale;
-            b[j] = (w * c + v * s) * r.mscale;
+            float v = x[r.woven ? 2 * i : i], w = x[r.woven ? 2 * i + 1 : half + i];
+            a[j] = (v * t.c[j] - w * t.s[j]) * r.mscale;
+            b[j] = (w * t.c[j] + v * t.s[j]) * r.mscale;
         }
     }
     __syncwarp();
@@ -93,8 +108,10 @@ template <bool CODED> DEVICE float latent_get(const uint8_t *cache, int type, si
 }
 
 /* A block of 256, row t: norm of the latent and rotation, both to the cache. CODED: in blocks, which
- * may have some of both. part: a float a warp. */
-template <bool CODED> DEVICE void latent_row(const struct latent_row_args &p, int t, float *part)
+ * may have some of both. turn: of its position. part: a float a warp. */
+template <bool CODED>
+DEVICE void latent_row(const struct latent_row_args &p, int t, const struct latent_turn &turn,
+                       float *part)
 {
     int tid = (int)threadIdx.x, slot = p.step.slot[t], width = p.rank + p.rope.n;
     if (slot < 0)
@@ -107,7 +124,7 @@ template <bool CODED> DEVICE void latent_row(const struct latent_row_args &p, in
     for (int i = tid; i < p.rank && !CODED; i += 256)
         latent_put(p.cache, p.type, at + (size_t)i, x[i] * rms * (p.kv_gain ? p.kv_gain[i] : 1.0f));
     if (tid < 32) {
-        latent_rotate(p.rope, x + p.rank, p.step.pos[t]);
+        latent_rotate(p.rope, turn, x + p.rank);
         __syncwarp();
         for (int i = tid; i < p.rope.n && !CODED; i += 32)
             latent_put(p.cache, p.type, at + (size_t)(p.rank + i), x[p.rank + i]);
