@@ -7,6 +7,7 @@
  * heads.
  */
 #include "backend/cuda/latent_row.cuh"
+#include "backend/cuda/lora.h"
 #include "backend/cuda/mixers.h"
 
 extern "C" {
@@ -266,12 +267,13 @@ static void latent_rows(struct cuda_backend *cu, const struct latent_row_args &p
 }
 
 /* Both products of the stream in one, where that can be said: rows of wqa, then those of wkva. */
-static bool latent_joined(const struct latent *l, struct matrix *m)
+static bool latent_joined(const struct cuda_backend *cu, const struct latent *l, struct matrix *m)
 {
     if (!l->wqa)
         return false;
     const struct matrix *a = cuda_matrix(l->wqa), *b = cuda_matrix(l->wkva);
-    if (a->bias || b->bias || a->n_seg + b->n_seg > MAX_SEGS)
+    if (a->bias || b->bias || a->n_seg + b->n_seg > MAX_SEGS || lora_changes(cu, a) ||
+        lora_changes(cu, b))
         return false;
     *m = *a;
     for (int i = 0; i < b->n_seg; i++) {
@@ -299,7 +301,7 @@ static void latent_low(struct cuda_backend *cu, const struct mixer *m, struct la
     p->ld_low = l->kv_rank + l->rope_dim;
     p->from_q = b->raw_q;
     p->ld_q = l->q_rank;
-    if (latent_joined(l, &both)) {
+    if (latent_joined(cu, l, &both)) {
         const struct mixer_product product = {&both, b->low};
         mixer_products(cu, &m->block.in, &product, 1);
         p->from_q = b->low;
@@ -326,7 +328,7 @@ static bool latent_wide(struct cuda_backend *cu, const struct latent *l, int row
     c.x = &x;
     c.y = b->q;
     const struct pick *pick = pick_find(cu, PICK_LINEAR, &c);
-    if (rows == 1 && pick->takes == TAKES_NORM && l->q_norm.gain) {
+    if (rows == 1 && pick->takes == TAKES_NORM && l->q_norm.gain && !lora_changes(cu, c.w)) {
         c.in = norm_in{};
         c.in.x = p->from_q;
         c.in.gain = l->q_norm.gain;
