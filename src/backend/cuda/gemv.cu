@@ -201,7 +201,7 @@ DEVICE void gemv_write(const struct gemv_output<PAIR> &o, const struct gemv_args
  * beside it. */
 template <int SET, bool PAIR, bool NORM>
 static __global__ void __launch_bounds__(NORM               ? 512
-                                         : SET <= SET_CODES ? 768
+                                         : set_is_codes(SET) ? 768
                                                             : 640)
     gemv_kernel(const __grid_constant__ struct gemv_args p)
 {
@@ -269,7 +269,7 @@ static __global__ void __launch_bounds__(NORM               ? 512
         load_lane(in.d, second, n_in, d[1]);
     }
     ring_fill(m.ring, f.from, f.bytes, p.first, stages);
-    typename slice_of<SET, NORM>::type x;
+    typename slice_for<SET, NORM>::type x;
     if (NORM)
         norm(v, d[0], gain[0], warp, true);
     slice_make(x, v);
@@ -304,7 +304,7 @@ static __global__ void __launch_bounds__(NORM               ? 512
                 const uint8_t *there = ring_get(m.ring);
                 if (tile + b == first && slice == warp)
                     mark(mk, 5);
-                gemv_dot<SET, NORM ? 4 : 2>(out, p.w, span, tile, b, there, x, sum);
+                gemv_dot<SET, NORM || SET >= SET_ONE ? 4 : 2>(out, p.w, span, tile, b, there, x, sum);
                 if (slice != warp)
                     add_sums(shares, sum);
                 else
@@ -387,14 +387,7 @@ static void gemv_launch(struct cuda_backend *cu, const struct matrix *w, const s
     p.first = all <= SHORT_BYTES ? p.s.stages : FIRST_BYTES / each;
     p.first = p.first < 1 ? 1 : p.first < p.s.stages ? p.first : p.s.stages;
     dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)rows);
-    if (w->set == SET_K)
-        gemv_launch_set<SET_K, PAIR>(cu, p, grid);
-    else if (w->set == SET_CODES)
-        gemv_launch_set<SET_CODES, PAIR>(cu, p, grid);
-    else if (w->set == SET_FAST)
-        gemv_launch_set<SET_FAST, PAIR>(cu, p, grid);
-    else
-        gemv_launch_set<SET_ALL, PAIR>(cu, p, grid);
+    matrix_set(w, [&](auto set) { gemv_launch_set<set.VALUE, PAIR>(cu, p, grid); });
 }
 
 void gemv_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,

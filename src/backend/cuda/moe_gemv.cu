@@ -205,7 +205,7 @@ DEVICE void route_add(const struct moe_gemv_args &p, const struct route_tile *t)
  * take all. */
 static constexpr int moe_gemv_registers(int set, int mode)
 {
-    return mode == ROUTE ? 72 : set > SET_CODES ? 128 : mode == CHOSEN ? 112 : 120;
+    return mode == ROUTE ? 72 : !set_is_codes(set) ? 128 : mode == CHOSEN ? 112 : 120;
 }
 
 /* What a warp fetches. In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp,
@@ -396,7 +396,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
                 p.sums.next[sum_at(i)] = 0;
     }
 
-    typename slice_of<SET>::type x = {};
+    typename slice_for<SET, (SET >= SET_ONE && MODE == EXPERT)>::type x = {};
     float squares = 0.0f;
     int staged = -1, odd = 0;
 #pragma unroll 1
@@ -420,9 +420,10 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
 #pragma unroll 1
             for (int b = 0; b < batch; b++) {
                 float sum[2] = {}, *shares = sums + warp * stride + b * SHARES;
-                if constexpr (SET <= SET_CODES && MODE != ROUTE) {
-                    int kind = SET == SET_K ? (out.kinds >> b & 3 ? -1 : (int)TILE_Q4_K)
-                                            : (int)__shfl_sync(FULL_WARP, out.kinds, b);
+                if constexpr (set_is_codes(SET) && MODE != ROUTE) {
+                    int kind = SET >= SET_ONE ? set_kind(SET)
+                               : SET == SET_K ? (out.kinds >> b & 3 ? -1 : (int)TILE_Q4_K)
+                                              : (int)__shfl_sync(FULL_WARP, out.kinds, b);
                     if (SET == SET_CODES && kind != (int)__shfl_sync(FULL_WARP, out.kinds, b + 1))
                         kind = -1;
                     if (b + 1 < batch && stages > 1 && kind >= 0) {
@@ -431,7 +432,10 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
                         const uint8_t *const two[2] = {ring_get(m.ring), ring_get_next(m.ring)};
                         if (tile + b == first && slice == warp)
                             mark(mk, 5);
-                        tile_dot_two<SET>(kind, two, x, both);
+                        if constexpr (SET >= SET_ONE)
+                            tile_dot_one_two<set_kind(SET), 4>(two, x, both);
+                        else
+                            tile_dot_two<SET>(kind, two, x, both);
 #pragma unroll
                         for (int i = 0; i < 2; i++) {
                             if (slice != warp)
@@ -450,7 +454,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
                 const uint8_t *there = ring_get(m.ring);
                 if (tile + b == first && slice == warp)
                     mark(mk, 5);
-                gemv_dot<SET, 2>(out, p.w, span, tile, b, there, x, sum);
+                gemv_dot<SET, SET >= SET_ONE && MODE != ROUTE ? 4 : 2>(out, p.w, span, tile, b, there, x, sum);
                 if (slice != warp)
                     add_sums(shares, sum);
                 else
@@ -509,11 +513,10 @@ template <bool PAIR, int MODE>
 static void moe_gemv_launch(struct cuda_backend *cu, const struct moe_gemv_args &p, dim3 grid,
                             size_t extra)
 {
-    auto kernel = p.w.set == SET_K       ? moe_gemv_kernel<SET_K, PAIR, MODE>
-                  : p.w.set == SET_CODES ? moe_gemv_kernel<SET_CODES, PAIR, MODE>
-                  : p.w.set == SET_FAST  ? moe_gemv_kernel<SET_FAST, PAIR, MODE>
-                                         : moe_gemv_kernel<SET_ALL, PAIR, MODE>;
-    cuda_launch(cu, kernel, grid, p.s.warps * 32, moe_gemv_shared(p.s) + extra, LAUNCH_EARLY, p);
+    matrix_set(&p.w, [&](auto set) {
+        cuda_launch(cu, moe_gemv_kernel<set.VALUE, PAIR, MODE>, grid, p.s.warps * 32,
+                    moe_gemv_shared(p.s) + extra, LAUNCH_EARLY, p);
+    });
 }
 
 static int moe_gemv_warps(const struct cuda_backend *cu, const struct matrix *w)
@@ -606,7 +609,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
         load(v[i]);
-    typename slice_of<SET>::type x, next_x; /* the next is made while this one is worked on */
+    typename slice_for<SET, false>::type x, next_x; /* the next is made while this one is worked on */
     slice_make(x, v[0]);
 #pragma unroll 1
     for (int n = 0, pick = pick0, kt = kt0; n < total; n++) {
@@ -624,6 +627,8 @@ static __global__ void __launch_bounds__(WARPS * 32)
         slice_make(next_x, v[0]);
         if constexpr (SET == SET_K)
             tile_dot(six, there, x, weight, sum);
+        else if constexpr (SET >= SET_ONE)
+            tile_dot_one<set_kind(SET), 4>(there, x, weight, sum);
         else if constexpr (SET == SET_CODES)
             tile_dot_codes<4>(kind, there, x, weight, sum);
         else
@@ -660,11 +665,10 @@ template <int WARPS, bool SUMS>
 static void moe_gemv_launch_down(struct cuda_backend *cu, const struct moe_gemv_down_args &q,
                                  dim3 grid)
 {
-    auto kernel = q.w.set == SET_K       ? moe_gemv_down_kernel<SET_K, WARPS, SUMS>
-                  : q.w.set == SET_CODES ? moe_gemv_down_kernel<SET_CODES, WARPS, SUMS>
-                  : q.w.set == SET_FAST  ? moe_gemv_down_kernel<SET_FAST, WARPS, SUMS>
-                                         : moe_gemv_down_kernel<SET_ALL, WARPS, SUMS>;
-    cuda_launch(cu, kernel, grid, q.s.warps * 32, moe_gemv_shared(q.s), LAUNCH_EARLY, q);
+    matrix_set(&q.w, [&](auto set) {
+        cuda_launch(cu, moe_gemv_down_kernel<set.VALUE, WARPS, SUMS>, grid, q.s.warps * 32,
+                    moe_gemv_shared(q.s), LAUNCH_EARLY, q);
+    });
 }
 
 bool moe_gemv_fits(const struct cuda_backend *cu, const struct matrix *gate_up,

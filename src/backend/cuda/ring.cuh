@@ -6,7 +6,7 @@
 #ifndef STEEL_BACKEND_CUDA_RING_CUH
 #define STEEL_BACKEND_CUDA_RING_CUH
 
-#include "backend/cuda/dot.cuh"
+#include "backend/cuda/dot_one.cuh"
 
 /* This lane's columns of slice `slice` of a row: see dot.cuh. n is a multiple of 8; zeros from
  * there on. */
@@ -142,7 +142,7 @@ DEVICE void gemv_locate(struct gemv_output<PAIR> &o, const struct matrix &w,
             o.bias[i] = w.bias[expert * w.n_out + g->row0 + row + i * (w.n_out / 2)];
 }
 
-/* sum += tile b of the batch that begins with `tile`, times the slice. STEPS: of SET_CODES. */
+/* sum += tile b of the batch that begins with `tile`, times the slice. STEPS: of sets that are not SET_K. */
 template <int SET, int STEPS, bool PAIR, class SLICE>
 DEVICE void gemv_dot(const struct gemv_output<PAIR> &o, const struct matrix &w,
                      const struct gemv_span &s, int tile, int b, const uint8_t *there,
@@ -150,6 +150,8 @@ DEVICE void gemv_dot(const struct gemv_output<PAIR> &o, const struct matrix &w,
 {
     if constexpr (SET == SET_K)
         tile_dot(o.kinds >> b & 1, there, x, 1.0f, sum);
+    else if constexpr (SET >= SET_ONE)
+        tile_dot_one<set_kind(SET), STEPS>(there, x, 1.0f, sum);
     else if constexpr (SET == SET_CODES)
         tile_dot_codes<STEPS>((int)__shfl_sync(FULL_WARP, o.kinds, b), there, x, 1.0f, sum);
     else

@@ -1,0 +1,166 @@
+/*
+ * Tile times one row where all tiles of a weight are of one kind that is known when compiling:
+ * no switch, fewer registers, more of a tile at once. A kernel's set of kinds is then SET_ONE + kind
+ * (see dot.cuh for sets, and for how a row becomes a slice).
+ *
+ * MXFP4 has a product of its own: at one row its levels cost more instructions than its bytes cost
+ * time. A selector of byte_perm whose fourth bit is set brings eight times the top bit of a byte,
+ * which is clear in every magnitude: so one instruction makes the magnitudes of four positive
+ * weights, and zeros for negative ones; with the signs turned round, the others. The tensor
+ * cores add up both apart, and the difference is the sum: there is no zero to take away.
+ */
+#ifndef STEEL_BACKEND_CUDA_DOT_ONE_CUH
+#define STEEL_BACKEND_CUDA_DOT_ONE_CUH
+
+#include "backend/cuda/dot.cuh"
+
+enum { SET_ONE = 64 };
+
+/* Whether a set has codes alone; the one kind of a set, or -1. */
+static __host__ __device__ constexpr bool set_is_codes(int set)
+{
+    return set <= SET_CODES || set >= SET_ONE;
+}
+static __host__ __device__ constexpr int set_kind(int set)
+{
+    return set >= SET_ONE ? set - SET_ONE : -1;
+}
+
+/* The kind of all tiles of a weight, or -1. */
+static inline int matrix_kind(const struct matrix *w)
+{
+    for (int i = 1; i < w->n_seg; i++)
+        if (w->seg[i].kind != w->seg[0].kind)
+            return -1;
+    return w->seg[0].kind;
+}
+
+/* f(kind_is<SET>()) for the set of a weight: of one kind, if it is codes other than SET_K's. */
+template <class F> static inline void matrix_set(const struct matrix *w, F f)
+{
+    int kind = matrix_kind(w);
+    if (w->set == SET_K)
+        f(kind_is<SET_K>());
+    else if (w->set == SET_FAST)
+        f(kind_is<SET_FAST>());
+    else if (w->set == SET_ALL)
+        f(kind_is<SET_ALL>());
+    else
+        switch (kind) {
+        case TILE_Q8_0:
+            return f(kind_is<SET_ONE + TILE_Q8_0>());
+        case TILE_Q4_0:
+            return f(kind_is<SET_ONE + TILE_Q4_0>());
+        case TILE_Q5_K:
+            return f(kind_is<SET_ONE + TILE_Q5_K>());
+        case TILE_Q3_K:
+            return f(kind_is<SET_ONE + TILE_Q3_K>());
+        case TILE_Q2_K:
+            return f(kind_is<SET_ONE + TILE_Q2_K>());
+        case TILE_IQ4_XS:
+            return f(kind_is<SET_ONE + TILE_IQ4_XS>());
+        case TILE_IQ3_S:
+            return f(kind_is<SET_ONE + TILE_IQ3_S>());
+        case TILE_MXFP4:
+            return f(kind_is<SET_ONE + TILE_MXFP4>());
+        case TILE_NVFP4:
+            return f(kind_is<SET_ONE + TILE_NVFP4>());
+        case TILE_GPTQ4:
+            return f(kind_is<SET_ONE + TILE_GPTQ4>());
+        default:
+            return f(kind_is<SET_CODES>());
+        }
+}
+
+template <int SET, bool WIDE> struct slice_for {
+    typedef typename slice_of<(SET < SET_ONE ? SET : (int)SET_CODES), WIDE>::type type;
+};
+
+/* byte_perm, but where the fourth bit of a selector is set: zero (bytes are below 128). */
+DEVICE uint32_t byte_perm_or_zero(uint32_t a, uint32_t b, uint32_t sel)
+{
+#ifdef STEEL_CUDA_SIM
+    uint32_t off = sel >> 3 & 0x1111u, keep = 0;
+    for (int i = 0; i < 4; i++)
+        keep |= off >> 4 * i & 1 ? 0 : 255u << 8 * i;
+    return sim_byte_perm(a, b, sel) & keep;
+#else
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(sel));
+    return r;
+#endif
+}
+
+/* code_dot of dot.cuh for MXFP4. */
+template <int STEPS, int T, class SLICE>
+DEVICE void mxfp4_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r)[T][2])
+{
+    typedef format<TILE_MXFP4> F;
+    const uint32_t low = 0x03020100u, high = 0x0c080604u; /* levels_fp4's, doubled */
+    int lane = lane_id(), n[T][2][2][4] = {};             /* [32 columns of a chunk][sign] */
+#pragma unroll(STEPS)
+    for (int q = 0; q < 4; q++)
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            uint4 w = load16(tile[t] + q * 512 + lane * 16);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const uint32_t turn = i & 1 ? 0x88888888u : 0;
+                uint32_t u = (i & 2 ? w.z : w.x) ^ turn, v = (i & 2 ? w.w : w.y) ^ turn;
+                const uint32_t all[4] = {
+                    byte_perm_or_zero(low, high, u), byte_perm_or_zero(low, high, u >> 16),
+                    byte_perm_or_zero(low, high, v), byte_perm_or_zero(low, high, v >> 16)};
+                mma_u8(n[t][i >> 1][i & 1], all, slice_b(x, q, i & 2), slice_b(x, q, (i & 2) + 1));
+            }
+        }
+#pragma unroll
+    for (int t = 0; t < T; t++) {
+        F::scales sc;
+        sc.fetch(tile[t] + F::SCALES_AT, lane & 3, lane >> 2);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float s = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int(&plus)[4] = n[t][i][0], (&minus)[4] = n[t][i][1];
+                int whole = (plus[2 * h] - minus[2 * h]) * 256 + plus[2 * h + 1] - minus[2 * h + 1];
+                /* The exponent as a float's, 112 too small; of none, zero. */
+                const int at = 8 * (2 * h + i);
+                uint32_t e = (at < 23 ? sc.e << (23 - at) : sc.e >> (at - 23)) & 0x7f800000u;
+                s += float_of(e) * (float)whole;
+            }
+            r[t][h] = sc.row(h) * (s * 0x1p112f);
+        }
+    }
+}
+
+/* r = this lane's share of T tiles of one kind; see code_dot. */
+template <int KIND, int STEPS, int T, class SLICE>
+DEVICE void one_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r)[T][2])
+{
+    if constexpr (KIND == TILE_MXFP4)
+        mxfp4_dot<STEPS>(tile, x, r);
+    else
+        code_dot<KIND, STEPS>(tile, x, r);
+}
+/* sum += factor * (tile x slice) */
+template <int KIND, int STEPS, class SLICE>
+DEVICE void tile_dot_one(const uint8_t *tile, const SLICE &x, float factor, float (&sum)[2])
+{
+    const uint8_t *const one[1] = {tile};
+    float r[1][2];
+    one_dot<KIND, STEPS>(one, x, r);
+    sum[0] += factor * x.undo * r[0][0];
+    sum[1] += factor * x.undo * r[0][1];
+}
+/* sum = (two tiles x slice) */
+template <int KIND, int STEPS, class SLICE>
+DEVICE void tile_dot_one_two(const uint8_t *const (&tile)[2], const SLICE &x, float (&sum)[2][2])
+{
+    one_dot<KIND, STEPS>(tile, x, sum);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        sum[i / 2][i % 2] *= x.undo;
+}
+
+#endif
