@@ -519,6 +519,21 @@ static void test_moe(void)
             mlp_case(&s, s.n_expert, s.n_ff_exp, types[i][0], types[i][1],
                      i == 5 ? DT_BF16 : DT_F32, rows_of[j], 5.0f);
         }
+    /* One row, and two, of experts of one kind of codes, which have kernels of their own. */
+    const enum dtype one[] = {DT_MXFP4, DT_Q8_0,   DT_Q4_0,  DT_Q5_K,  DT_Q3_K,
+                              DT_Q2_K,  DT_IQ4_XS, DT_IQ3_S, DT_NVFP4, DT_GPTQ4};
+    for (int i = 0; i < 10; i++)
+        for (int rows = 1; rows <= 2; rows++) {
+            struct dims s = base_dims();
+            if (light && i && rows == 2)
+                continue;
+            s.n_embd = i ? 768 : 864;
+            s.n_expert = 8;
+            s.n_expert_used = i ? 3 : 4;
+            s.n_ff_exp = i ? 512 : 608;
+            s.other = !i; /* with biases */
+            mlp_case(&s, s.n_expert, s.n_ff_exp, one[i], one[i], DT_F32, rows, 5.0f);
+        }
     report("moe", before);
 }
 

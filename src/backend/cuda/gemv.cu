@@ -200,9 +200,9 @@ DEVICE void gemv_write(const struct gemv_output<PAIR> &o, const struct gemv_args
 /* The bound on threads is one on registers (without a norm: 80), so that other kernels find room
  * beside it. */
 template <int SET, bool PAIR, bool NORM>
-static __global__ void __launch_bounds__(NORM               ? 512
+static __global__ void __launch_bounds__(NORM                ? 512
                                          : set_is_codes(SET) ? 768
-                                                            : 640)
+                                                             : 640)
     gemv_kernel(const __grid_constant__ struct gemv_args p)
 {
     enum { TILES = PAIR ? 2 : 1 };
@@ -304,7 +304,8 @@ static __global__ void __launch_bounds__(NORM               ? 512
                 const uint8_t *there = ring_get(m.ring);
                 if (tile + b == first && slice == warp)
                     mark(mk, 5);
-                gemv_dot<SET, NORM || SET >= SET_ONE ? 4 : 2>(out, p.w, span, tile, b, there, x, sum);
+                gemv_dot<SET, NORM || SET >= SET_ONE ? 4 : 2>(out, p.w, span, tile, b, there, x,
+                                                              sum);
                 if (slice != warp)
                     add_sums(shares, sum);
                 else

@@ -18,6 +18,7 @@
 #include "backend/cuda/ring.cuh"
 
 #include <math.h>
+#include <stdlib.h>
 
 enum { MAX_WARPS = 16, EXPERT_WARPS = 8, DOWN_WARPS = 12 };
 
@@ -74,6 +75,19 @@ DEVICE void ring_put(struct ring &r, const uint8_t *from, int bytes)
     copy_async_commit();
 #endif
     r.put = r.put + 1 == r.stages ? 0 : r.put + 1;
+}
+
+/* The same of a tile that lane n knows of. */
+DEVICE void ring_put_of(struct ring &r, const uint8_t *from, int bytes, int n)
+{
+#if BULK_COPIES
+    if (lane_id() == n && bytes)
+        bulk_copy(r.base + r.put * r.slot, from, bytes, r.bar + r.put);
+    r.put = r.put + 1 == r.stages ? 0 : r.put + 1;
+#else
+    ring_put(r, (const uint8_t *)__shfl_sync(FULL_WARP, (uint64_t)from, n),
+             __shfl_sync(FULL_WARP, bytes, n));
+#endif
 }
 
 /* Asks for the first tiles of an empty ring: lane n has where number n lies and its size (0: there
@@ -150,8 +164,9 @@ struct moe_gemv_args {
 };
 
 /* ROUTE: y += x W^T, of one row, one tile to a block, and the router's sums over y times in.gain.
- * CHOSEN: EXPERT with such sums in place of logits, and the norm. */
-enum mode { EXPERT, ROUTE, CHOSEN };
+ * CHOSEN: EXPERT with such sums in place of logits, and the norm. EXPERT_TWO: EXPERT, two blocks to an
+ * SM. */
+enum mode { EXPERT, ROUTE, CHOSEN, EXPERT_TWO };
 
 /* Shared memory of ROUTE behind the rest: the router's columns of this tile, their gains, y. */
 struct route_tile {
@@ -205,7 +220,11 @@ DEVICE void route_add(const struct moe_gemv_args &p, const struct route_tile *t)
  * take all. */
 static constexpr int moe_gemv_registers(int set, int mode)
 {
-    return mode == ROUTE ? 72 : !set_is_codes(set) ? 128 : mode == CHOSEN ? 112 : 120;
+    return mode == ROUTE        ? 72
+           : mode == EXPERT_TWO ? 80
+           : !set_is_codes(set) ? 128
+           : mode == CHOSEN     ? 112
+                                : 120;
 }
 
 /* What a warp fetches. In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp,
@@ -342,7 +361,7 @@ template <int SET, bool PAIR, int MODE>
 static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_registers(SET, MODE))
     moe_gemv_kernel(const __grid_constant__ struct moe_gemv_args p)
 {
-    const bool IS_EXPERT = MODE == EXPERT || MODE == CHOSEN;
+    const bool IS_EXPERT = MODE != ROUTE;
     SHARED_BYTES(shared);
     struct marks mk;
     marks_begin(mk);
@@ -420,7 +439,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
 #pragma unroll 1
             for (int b = 0; b < batch; b++) {
                 float sum[2] = {}, *shares = sums + warp * stride + b * SHARES;
-                if constexpr (set_is_codes(SET) && MODE != ROUTE) {
+                if constexpr (set_is_codes(SET) && MODE != ROUTE && MODE != EXPERT_TWO) {
                     int kind = SET >= SET_ONE ? set_kind(SET)
                                : SET == SET_K ? (out.kinds >> b & 3 ? -1 : (int)TILE_Q4_K)
                                               : (int)__shfl_sync(FULL_WARP, out.kinds, b);
@@ -454,7 +473,8 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
                 const uint8_t *there = ring_get(m.ring);
                 if (tile + b == first && slice == warp)
                     mark(mk, 5);
-                gemv_dot<SET, SET >= SET_ONE && MODE != ROUTE ? 4 : 2>(out, p.w, span, tile, b, there, x, sum);
+                gemv_dot<SET, SET >= SET_ONE && MODE != ROUTE ? 4 : 2>(out, p.w, span, tile, b,
+                                                                       there, x, sum);
                 if (slice != warp)
                     add_sums(shares, sum);
                 else
@@ -609,7 +629,8 @@ static __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
         load(v[i]);
-    typename slice_for<SET, false>::type x, next_x; /* the next is made while this one is worked on */
+    typename slice_for<SET, false>::type x,
+        next_x; /* the next is made while this one is worked on */
     slice_make(x, v[0]);
 #pragma unroll 1
     for (int n = 0, pick = pick0, kt = kt0; n < total; n++) {
@@ -671,6 +692,139 @@ static void moe_gemv_launch_down(struct cuda_backend *cu, const struct moe_gemv_
     });
 }
 
+/* Down of long rows: a block owns DOWN_TILES times 16 output rows, so that what is made of a slice
+ * of hidden units serves all of them, and shares the (expert, slice) pairs with the other blocks of its
+ * cluster, whose first one adds up. Without clusters it has them all. */
+enum { DOWN_TILES = 3 };
+
+struct moe_gemv_long_args {
+    struct moe_gemv_down_args d;
+    int ranks;
+};
+
+template <int SET, int WARPS>
+static __global__ void __launch_bounds__(WARPS * 32) __maxnreg__(WARPS == DOWN_WARPS ? 80 : 128)
+    moe_gemv_long_kernel(const __grid_constant__ struct moe_gemv_long_args q)
+{
+    SHARED_BYTES(shared);
+    const struct moe_gemv_down_args &p = q.d;
+    int stages = p.s.stages, warp = warp_id(), lane = lane_id(), rank = cluster_rank();
+    struct moe_gemv_smem m = moe_gemv_carve(shared, p.s);
+    int n_in = p.w.n_in, n_kt = p.w.n_kt, used = p.rule.used, row_in = (int)blockIdx.y;
+    int first = (int)blockIdx.x / q.ranks * DOWN_TILES;
+    int n_tiles = min((int)DOWN_TILES, p.w.n_tiles - first);
+    const float *x_row = p.x + (size_t)(row_in * used) * (size_t)n_in;
+
+    dependency_trigger();
+    /* Logits were written two kernels ago: gate and up let this one start after their own wait. */
+    const float *logits = p.logits + row_in * p.rule.n_expert;
+    int all = route_choose_first(logits, p.rule, used);
+    /* A warp takes every WARPS-th pair of the block's. */
+    int per = (used * n_kt + q.ranks - 1) / q.ranks, pair0 = rank * per + warp;
+    int end = min((rank + 1) * per, used * n_kt);
+    int pairs = pair0 < end ? (end - pair0 + WARPS - 1) / WARPS : 0, total = pairs * n_tiles;
+    const uint8_t *from = NULL; /* lane n has where the n-th of 32 tiles lies */
+    int bytes = 0, next = stages;
+    auto look_up = [&](int base) {
+        int n = min(base + lane, max(total - 1, 0)), turn = n / n_tiles;
+        int pair = pair0 + turn * WARPS, pick = pair / n_kt;
+        int e = __shfl_sync(FULL_WARP, all, pick & 31);
+        bytes = base + lane < total ? p.w.seg[0].tile_bytes : 0;
+        from = tile_address(p.w, &p.w.seg[0], e, first + n - turn * n_tiles, pair - pick * n_kt);
+    };
+    look_up(0);
+    ring_fill(m.ring, from, bytes);
+    float weights = route_weigh(p.rule, all, [&](int e) { return load_float_l2(logits + e); });
+    (dependency_wait)();
+
+    float sum[DOWN_TILES][2] = {}, v[8] = {};
+    auto load = [&](int pair) {
+        int pick = pair / n_kt;
+        if (pair < end)
+            load_lane(x_row + (size_t)pick * (size_t)n_in, pair - pick * n_kt, n_in, v);
+    };
+    load(pair0);
+    typename slice_for<SET, false>::type x;
+#pragma unroll 1
+    for (int pair = pair0; pair < end; pair += WARPS) {
+        float weight = __shfl_sync(FULL_WARP, weights, pair / n_kt & 31);
+        slice_make(x, v);
+        load(pair + WARPS);
+#pragma unroll
+        for (int t = 0; t < DOWN_TILES; t++) {
+            if (t >= n_tiles)
+                break;
+            const uint8_t *there = ring_get(m.ring);
+            tile_dot_one<set_kind(SET), 4>(there, x, weight, sum[t]);
+            ring_drop(m.ring);
+            if (next < total) {
+                if ((next & 31) == 0)
+                    look_up(next);
+                ring_put_of(m.ring, from, bytes, next & 31);
+                next++;
+            } else {
+                ring_put(m.ring, NULL, 0);
+            }
+        }
+    }
+    copy_async_wait<0>();
+#pragma unroll
+    for (int t = 0; t < DOWN_TILES; t++)
+        put_sums(m.sums + (warp * DOWN_TILES + t) * SHARES, sum[t]);
+    __syncthreads();
+    int r = (int)threadIdx.x, row = first * TILE_ROWS + r;
+    bool mine = r < n_tiles * TILE_ROWS && row < p.w.n_out;
+    float bias = 0.0f, v0 = 0.0f; /* the chosen ones', weighted */
+    if (p.w.bias && rank == 0 && r < (DOWN_TILES * TILE_ROWS + 31) / 32 * 32)
+#pragma unroll 1
+        for (int i = 0; i < used; i++) {
+            int e = __shfl_sync(FULL_WARP, all, i);
+            float weight = __shfl_sync(FULL_WARP, weights, i);
+            if (mine)
+                bias += weight * p.w.bias[e * p.w.n_out + row];
+        }
+    if (mine)
+        v0 = take_sum(m.sums + (r >> 4) * SHARES, WARPS, DOWN_TILES * SHARES, r & 15);
+    if (q.ranks > 1) {
+        if (mine)
+            m.extra[r] = v0;
+        cluster_arrive();
+        cluster_wait();
+        if (rank == 0 && mine)
+#pragma unroll 1
+            for (int i = 1; i < q.ranks; i++)
+                v0 += cluster_at(m.extra, i)[r];
+        cluster_arrive();
+        cluster_wait();
+    }
+    if (rank == 0 && mine)
+        p.y[(size_t)row_in * (size_t)p.w.n_out + (size_t)row] = v0 + bias;
+}
+
+static bool moe_gemv_long_fits(const struct cuda_backend *cu, const struct matrix *down)
+{
+    struct gemv_shape s = {DOWN_WARPS, 1, down->max_tile_bytes, DOWN_TILES, 1};
+    return down->set == SET_CODES && matrix_kind(down) == TILE_MXFP4 && down->n_seg == 1 &&
+           moe_gemv_shared(s) + DOWN_TILES * TILE_ROWS * 4 <= cu->shared_limit;
+}
+
+static void moe_gemv_long(struct cuda_backend *cu, struct moe_gemv_down_args d, int rows, int ranks,
+                          int warps)
+{
+    struct moe_gemv_long_args q = {d, cuda_blocks_meet() && cu->sm >= 90 ? ranks : 1};
+    int pairs = ceil_div(ceil_div(d.rule.used * d.w.n_kt, q.ranks), warps);
+    size_t extra = DOWN_TILES * TILE_ROWS * 4;
+    q.d.s = moe_gemv_plan(cu, &d.w, warps, DOWN_TILES, pairs * DOWN_TILES, extra);
+    q.d.s.batch = DOWN_TILES;
+    q.d.s.sums = 1;
+    dim3 grid((unsigned)(ceil_div(d.w.n_tiles, DOWN_TILES) * q.ranks), (unsigned)rows);
+    cuda_launch(cu,
+                warps == DOWN_WARPS ? moe_gemv_long_kernel<SET_ONE + TILE_MXFP4, DOWN_WARPS>
+                                    : moe_gemv_long_kernel<SET_ONE + TILE_MXFP4, EXPERT_WARPS>,
+                grid, warps * 32, moe_gemv_shared(q.d.s) + extra,
+                LAUNCH_EARLY + q.ranks * LAUNCH_CLUSTER, q);
+}
+
 bool moe_gemv_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                    const struct matrix *down)
 {
@@ -715,7 +869,15 @@ static void launch_experts(struct cuda_backend *cu, const struct experts *e,
     p.sums = sums;
     p.inv_n = 1.0f / (float)gate_up->n_in;
     dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)(rule.used * rows));
-    if (sums.sums)
+    const char *how = getenv("STEEL_TRY_UP");
+    if (how && atoi(how) == 2 && wide && !sums.sums && gate_up->set == SET_CODES &&
+        matrix_kind(gate_up) == TILE_MXFP4) {
+        p.units_per_block = ceil_div(units * rule.used * rows, 2 * cu->n_sm);
+        p.s = moe_gemv_plan(cu, gate_up, warps, 2 * p.units_per_block, 3, extra);
+        grid.x = (unsigned)ceil_div(units, p.units_per_block);
+        cuda_launch(cu, moe_gemv_kernel<SET_ONE + TILE_MXFP4, true, EXPERT_TWO>, grid,
+                    p.s.warps * 32, moe_gemv_shared(p.s) + extra, LAUNCH_EARLY, p);
+    } else if (sums.sums)
         moe_gemv_launch<true, CHOSEN>(cu, p, grid, extra);
     else
         moe_gemv_launch<true, EXPERT>(cu, p, grid, extra);
@@ -726,6 +888,11 @@ static void launch_experts(struct cuda_backend *cu, const struct experts *e,
         *down, cu->router, cu->hidden, y, rule, moe_gemv_plan(cu, down, down_warps, 1, per_warp, 0),
         sums};
     grid = dim3((unsigned)down->n_tiles, (unsigned)rows);
+    how = getenv("STEEL_TRY_DOWN"); /* warps * 10 + ranks */
+    if (how && atoi(how) && !sums.sums && moe_gemv_long_fits(cu, down)) {
+        moe_gemv_long(cu, q, rows, atoi(how) % 10, atoi(how) / 10);
+        return;
+    }
     if (sums.sums)
         moe_gemv_launch_down<DOWN_WARPS, true>(cu, q, grid);
     else
