@@ -753,8 +753,8 @@ template <int WITH> struct scales_half {
     }
 };
 
-/* Powers of two: exponents of halves, bytes as in scales_k32 128 | floats of the row [g]{g, g+8} 64.
- * Of a row's 256 columns the largest is 2^15; what is 2^30 below it, nothing. */
+/* Powers of two: exponents of floats (0: nothing), bytes as in scales_k32 128 | floats of the row
+ * [g]{g, g+8} 64. Of a row's 256 columns the largest is 2^15; what is 2^30 below it, nothing. */
 struct scales_power {
     enum { GROUP = 32, MINS = 0, SCALE_BYTES = 192 };
     uint32_t e;
@@ -764,14 +764,9 @@ struct scales_power {
         e = load4(at + g * 16 + q * 4);
         d = load8(at + 128 + g * 8);
     }
-    __device__ __forceinline__ uint32_t pair(int h, int) const
-    {
-        return byte_perm(e, 0, h ? 0x3424 : 0x1404) << 2;
-    }
     __device__ __forceinline__ float scale(int h, int i) const
     {
-        uint32_t b = e >> 8 * (2 * h + i) & 255;
-        return float_of(b ? (b + 112) << 23 : 0);
+        return float_of(move_up(e, 23 - 8 * (2 * h + i)) & 0x7f800000u);
     }
     __device__ __forceinline__ float row(int h) const
     {

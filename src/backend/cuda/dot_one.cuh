@@ -124,12 +124,9 @@ DEVICE void mxfp4_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r
             for (int i = 0; i < 2; i++) {
                 int(&plus)[4] = n[t][i][0], (&minus)[4] = n[t][i][1];
                 int whole = (plus[2 * h] - minus[2 * h]) * 256 + plus[2 * h + 1] - minus[2 * h + 1];
-                /* The exponent as a float's, 112 too small; of none, zero. */
-                const int at = 8 * (2 * h + i);
-                uint32_t e = (at < 23 ? sc.e << (23 - at) : sc.e >> (at - 23)) & 0x7f800000u;
-                s += float_of(e) * (float)whole;
+                s += sc.scale(h, i) * (float)whole;
             }
-            r[t][h] = sc.row(h) * (s * 0x1p112f);
+            r[t][h] = sc.row(h) * s;
         }
     }
 }

@@ -537,11 +537,13 @@ template <int NT> static void unit_launch(struct cuda_backend *cu, struct moe_gr
 {
     size_t shared;
     int warps = unit_warps(cu, &p, 8 * NT, &shared);
-    bool same = p.w.seg[0].kind == TILE_Q4_K && p.w.seg[p.w.n_seg - 1].kind == TILE_Q4_K;
+    int kind = p.w.seg[0].kind;
+    bool same = p.w.seg[p.w.n_seg - 1].kind == kind;
     cuda_launch(cu,
-                same               ? moe_grouped_up_kernel<TILE_Q4_K, NT>
-                : p.w.set == SET_K ? moe_grouped_up_kernel<ANY_K, NT>
-                                   : moe_grouped_up_kernel<ANY_CODES, NT>,
+                same && kind == TILE_Q4_K    ? moe_grouped_up_kernel<TILE_Q4_K, NT>
+                : same && kind == TILE_MXFP4 ? moe_grouped_up_kernel<TILE_MXFP4, NT>
+                : p.w.set == SET_K           ? moe_grouped_up_kernel<ANY_K, NT>
+                                             : moe_grouped_up_kernel<ANY_CODES, NT>,
                 dim3((unsigned)cu->n_sm), warps * 32, shared, LAUNCH_EARLY, p);
 }
 
@@ -561,8 +563,10 @@ static void moe_grouped_down(struct cuda_backend *cu, const struct moe_grouped_a
     auto kernel =
         p.w.set == SET_K
             ? (width == 8 ? moe_grouped_down_kernel<ANY_K, 1> : moe_grouped_down_kernel<ANY_K, 2>)
-            : (width == 8 ? moe_grouped_down_kernel<ANY_CODES, 1>
-                          : moe_grouped_down_kernel<ANY_CODES, 2>);
+        : p.w.seg[0].kind == TILE_MXFP4 ? (width == 8 ? moe_grouped_down_kernel<TILE_MXFP4, 1>
+                                                      : moe_grouped_down_kernel<TILE_MXFP4, 2>)
+                                        : (width == 8 ? moe_grouped_down_kernel<ANY_CODES, 1>
+                                                      : moe_grouped_down_kernel<ANY_CODES, 2>);
     cuda_launch(cu, kernel, dim3((unsigned)cu->n_sm), warps * 32, down_shared(p, width / 8, warps),
                 LAUNCH_EARLY, p);
 }

@@ -395,7 +395,7 @@ DEVICE uint32_t power_of(const struct repack &p, int row, int col)
 {
     const uint8_t *b = block_of(p, row, col);
     int e = b ? b[0] - top_exponent(p, row, col / TILE_K) + 30 : 0;
-    return (uint32_t)(e < 0 ? 0 : e);
+    return e <= 0 ? 0 : (uint32_t)(e - 15 + 127);
 }
 /* Levels are doubled, the largest scale is 2^15. */
 DEVICE uint32_t row_power_of(const struct repack &p, int row, int kt)

@@ -208,7 +208,9 @@ DEVICE void frag_tile(int kind, const uint8_t *tile, const X (&x)[NT], float (&a
 {
     if constexpr (KIND == ANY_CODES)
         coded_kind(kind, [&](auto k) { frag_codes<k.VALUE, NT>(tile, x, acc); });
-    else if ((KIND < 0 ? kind : KIND) == TILE_Q4_K)
+    else if constexpr (KIND >= 0)
+        frag_codes<KIND, NT>(tile, x, acc);
+    else if (kind == TILE_Q4_K)
         frag_codes<TILE_Q4_K, NT>(tile, x, acc);
     else
         frag_codes<TILE_Q6_K, NT>(tile, x, acc);
