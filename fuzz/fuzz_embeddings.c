@@ -4,6 +4,8 @@
 #include "server/embeddings.h"
 #include "server/prepare_int.h"
 
+#include <string.h>
+
 static struct server *server(void)
 {
     static struct server *s;
@@ -15,6 +17,9 @@ static struct server *server(void)
         s->opt.max_unsent = 16 << 20;
         s->embedder = s->reranker = embedder_open(NULL, &opt, &err); /* the built-in model */
         CHECK(s->embedder, "%s", err.msg);
+        memcpy(s->name, "c", 2);
+        memcpy(s->embed_name, "e", 2);
+        memcpy(s->rerank_name, "r", 2);
     }
     return s;
 }

@@ -233,6 +233,30 @@ def test_refusals(s):
     plain.stop()
 
 
+def test_model_names(s):
+    """The name and the endpoint must agree: another model's is a 400 that says where it belongs, an unknown one a 404."""
+    chat = json.loads(s.get("/v1/models")[2])["data"][0]["id"]
+    texts, docs = {"input": "a"}, {"query": "a", "documents": ["b"]}
+    for path, body, mine, other in (("/v1/embeddings", texts, "tiny-bert", "tiny-rank"), ("/v1/rerank", docs, "tiny-rank", "tiny-bert")):
+        assert s.json(path, {**body, "model": mine})["model"] == mine
+        e = s.json(path, {**body, "model": other}, 400)["error"]
+        assert e["param"] == "model" and ("/v1/rerank" if other == "tiny-rank" else "/v1/embeddings") in e["message"], e
+        e = s.json(path, {**body, "model": chat}, 400)["error"]
+        assert e["param"] == "model" and mine in e["message"], e
+        e = s.json(path, {**body, "model": "gone"}, 404)["error"]
+        assert e["code"] == "model_not_found" and e["param"] == "model" and "'gone' does not exist" in e["message"], e
+        assert s.json(path, {**body, "model": 5}, 400)["error"]["param"] == "model"
+        e = s.json("/v1/chat/completions", {"model": mine, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}, 400)["error"]
+        assert e["param"] == "model" and path in e["message"], e
+        got = json.loads(s.get("/v1/models/" + mine)[2])
+        assert got["id"] == mine and got["object"] == "model", got
+    assert s.get("/v1/models/gone")[0] == 404
+    named = Server(BUILD, "--embedding", "text-embedding-3-small=" + BERT)
+    assert named.json("/v1/embeddings", {**texts, "model": "text-embedding-3-small"})["model"] == "text-embedding-3-small"
+    named.json("/v1/embeddings", {**texts, "model": "tiny-bert"}, 404)
+    named.stop()
+
+
 def test_rerank(s):
     """Jina's and Cohere's shape: sorted, cut, with documents; the command gives the same scores."""
     docs = TEXTS + [{"text": "pandas eat bamboo"}]
@@ -254,8 +278,9 @@ def test_ollama(s):
     want = s.json("/v1/embeddings", {"input": TEXTS})["data"]
     r = s.json("/api/embed", {"model": "tiny-bert", "input": TEXTS})
     assert all(close(a, b["embedding"]) for a, b in zip(r["embeddings"], want)) and r["prompt_eval_count"] > 20 and r["total_duration"] > 0
-    assert close(s.json("/api/embed", {"model": "x", "input": TEXTS[0]})["embeddings"][0], want[0]["embedding"])
-    assert close(s.json("/api/embeddings", {"model": "x", "prompt": TEXTS[0]})["embedding"], want[0]["embedding"])
+    assert close(s.json("/api/embed", {"model": "tiny-bert:latest", "input": TEXTS[0]})["embeddings"][0], want[0]["embedding"])
+    assert close(s.json("/api/embeddings", {"prompt": TEXTS[0]})["embedding"], want[0]["embedding"])
+    assert "does not exist" in s.json("/api/embed", {"model": "x", "input": TEXTS[0]}, 404)["error"]
     assert s.json("/api/embed", {"input": "a " * 300})["prompt_eval_count"] == 128
     assert "302 tokens" in s.json("/api/embed", {"input": "a " * 300, "truncate": False}, 400)["error"]
 
@@ -291,7 +316,7 @@ def leave(s, path, body):
     c.close()
 
 
-tests = [test_commands, test_broken_heads, test_hostile_pooling, test_metrics, test_openai, test_refusals, test_rerank, test_ollama, test_company]
+tests = [test_commands, test_broken_heads, test_hostile_pooling, test_metrics, test_openai, test_refusals, test_model_names, test_rerank, test_ollama, test_company]
 server = Server(BUILD, "--embedding", BERT, "--rerank", RANK)
 try:
     run_tests(tests, server)

@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 #include "cli/hub.h"
 #include "cli/listen.h"
+#include "base/mem.h"
 #include "base/sysmem.h"
 #include "sample/sample_advice.h"
 #include "server/server.h"
@@ -93,6 +94,20 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
     return true;
 }
 
+/* [NAME=]MODEL of a model beside the one that answers. *name is to be freed. */
+static bool resolve_helper(const char **model, const char **name, struct error *err)
+{
+    const char *equals = *model ? strchr(*model, '=') : NULL,
+               *slash = *model ? strchr(*model, '/') : NULL;
+    if (!*model)
+        return true;
+    if (equals && equals > *model && equals[1] && (!slash || slash > equals)) {
+        *name = mem_strndup(*model, (size_t)(equals - *model));
+        *model = equals + 1;
+    }
+    return hub_resolve(model, err);
+}
+
 int cmd_serve(int argc, char **argv)
 {
     struct serve_flags f = {
@@ -108,9 +123,9 @@ int cmd_serve(int argc, char **argv)
         MODEL_ROW(f.model_path),
         {OPT_STRING, 'a', "alias", "served-model-name", &f.srv.alias, 0, 0, "NAME",
          "the model's name in replies (default: from the file)"},
-        {OPT_STRING, 0, "embedding", 0, &f.srv.embedding, 0, 0, "MODEL",
+        {OPT_STRING, 0, "embedding", 0, &f.srv.embedding, 0, 0, "[NAME=]MODEL",
          "a model for /v1/embeddings beside the one that answers"},
-        {OPT_STRING, 0, "rerank", 0, &f.srv.rerank, 0, 0, "MODEL", "one for /v1/rerank"},
+        {OPT_STRING, 0, "rerank", 0, &f.srv.rerank, 0, 0, "[NAME=]MODEL", "one for /v1/rerank"},
         LORA_ROW(f.model),
         {OPT_LIST, 0, "lora-modules", 0, &f.model.loras, 0, 0, "NAME=PATH", NULL},
         {OPT_FLAG, 0, "enable-lora", 0, &f.ignored, 0, 0, 0, NULL},
@@ -204,8 +219,8 @@ int cmd_serve(int argc, char **argv)
     f.srv.model = f.model_path;
     const char *asked = f.srv.model;
     if (listen_access(&f.listen, &f.srv.access, &err) && hub_resolve(&f.srv.model, &err) &&
-        (!f.srv.embedding || hub_resolve(&f.srv.embedding, &err)) &&
-        (!f.srv.rerank || hub_resolve(&f.srv.rerank, &err))) {
+        resolve_helper(&f.srv.embedding, &f.srv.embedding_name, &err) &&
+        resolve_helper(&f.srv.rerank, &f.srv.rerank_name, &err)) {
         if (f.srv.model != asked && !f.srv.alias)
             f.srv.alias = asked; /* the name that was asked for, not the file's */
         f.srv.page_origins = f.page_origins.items;
@@ -214,6 +229,8 @@ int cmd_serve(int argc, char **argv)
     }
     if (rc == EXIT_FAIL)
         cli_fail(&err);
+    mem_free((char *)(uintptr_t)f.srv.embedding_name);
+    mem_free((char *)(uintptr_t)f.srv.rerank_name);
     listen_flags_clear(&f.listen);
     cli_runtime_options_clear(&f.srv.engine.runtime);
     return rc;

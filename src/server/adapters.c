@@ -5,6 +5,7 @@
  * --allow-lora-loading.
  */
 #include "server/adapters.h"
+#include "server/embeddings.h"
 #include "base/mem.h"
 
 #include <math.h>
@@ -13,10 +14,10 @@
 
 static struct adapters *adapters_of(const struct server *s)
 {
-    return server_runtime(s)->adapters;
+    return s->engine ? server_runtime(s)->adapters : NULL;
 }
 
-static bool unknown_model(struct call *c, const char *name)
+bool adapters_unknown_model(struct call *c, const char *name)
 {
     api_fail(&c->err, 404, "not_found_error", "the model '%.100s' does not exist", name);
     c->err.code = "model_not_found";
@@ -101,18 +102,28 @@ static bool choose_lora(struct call *c, const json_t *v)
     return true;
 }
 
+bool adapters_name(const struct server *s, const char *model, struct adapter_info *out)
+{
+    return adapters_of(s) && find_model(s, model, out);
+}
+
 bool adapters_choose(struct call *c, const json_t *body)
 {
+    const char *endpoint;
     const char *model = json_string_value(api_member(body, "model"));
     const json_t *lora = api_member(body, "lora");
     struct adapter_info info;
     if (lora && !choose_lora(c, lora))
         return false;
+    if (model && strcmp(model, c->server->name) != 0 &&
+        embed_names_helper(c->server, model, &endpoint))
+        return api_invalid(&c->err, "model", "the model '%.100s' does not answer: it is for %s",
+                           model, endpoint);
     if (!model || !adapters_of(c->server))
         return true;
     bool found = find_model(c->server, model, &info);
     if (!found && names_missing(c->server, model))
-        return unknown_model(c, model);
+        return adapters_unknown_model(c, model);
     if (!found)
         return true;
     c->model = mem_strdup(model);
@@ -237,7 +248,7 @@ void adapters_add_models(const struct server *s, struct buf *b)
 bool adapters_add_model(const struct server *s, const char *name, struct buf *b)
 {
     struct adapter_info info;
-    if (!adapters_of(s) || !find_model(s, name, &info))
+    if (!adapters_name(s, name, &info))
         return false;
     add_model(s, &info, b);
     return true;

@@ -6,6 +6,10 @@
 
 /* A worker's: fills c->loras and c->model from the body's "model" and "lora". */
 bool adapters_choose(struct call *c, const json_t *body);
+/* Whether the name means an adapter of the model that answers. */
+bool adapters_name(const struct server *s, const char *model, struct adapter_info *out);
+/* 404, as OpenAI says it. Returns false. */
+bool adapters_unknown_model(struct call *c, const char *name);
 /* A worker's: POST /v1/load_lora_adapter and /v1/unload_lora_adapter; fill c->reply. */
 bool prepare_load_lora(struct call *c, const json_t *body);
 bool prepare_unload_lora(struct call *c, const json_t *body);

@@ -4,6 +4,7 @@
  * loop only passes it on.
  */
 #include "server/prepare_int.h"
+#include "server/adapters.h"
 #include "server/embeddings.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -150,11 +151,47 @@ static bool read_count(struct call *c, const json_t *body, const char *key, int 
     return true;
 }
 
-static bool begin(struct call *c, struct embedder *e, const char *flag)
+/* Ollama's clients say NAME:latest. */
+static bool is_named(const char *asked, const char *name)
+{
+    size_t n = strlen(name);
+    return n && !strncmp(asked, name, n) && (!asked[n] || !strcmp(asked + n, ":latest"));
+}
+
+bool embed_names_helper(const struct server *s, const char *model, const char **endpoint)
+{
+    bool embeds = s->embedder && is_named(model, s->embed_name);
+    bool ranks = s->reranker && is_named(model, s->rerank_name);
+    *endpoint = embeds ? "/v1/embeddings" : "/v1/rerank";
+    return embeds || ranks;
+}
+
+/* What the call names is the model that this endpoint has. */
+static bool check_model(struct call *c, const json_t *body, const char *name)
+{
+    const struct server *s = c->server;
+    const char *model = NULL, *endpoint;
+    struct adapter_info adapter;
+    if (!api_string(body, "model", &model, &c->err))
+        return false;
+    if (!model || is_named(model, name))
+        return true;
+    if (embed_names_helper(s, model, &endpoint))
+        return api_invalid(&c->err, "model", "the model '%.100s' is for %s", model, endpoint);
+    if (is_named(model, s->name) || adapters_name(s, model, &adapter))
+        return api_invalid(&c->err, "model", "the model '%.100s' answers; here it is '%s'", model,
+                           name);
+    return adapters_unknown_model(c, model);
+}
+
+static bool begin(struct call *c, const json_t *body, struct embedder *e, const char *name,
+                  const char *flag)
 {
     if (!e)
         return api_fail(&c->err, 501, "not_supported_error",
                         "this server has no model for that: start it with %s MODEL", flag);
+    if (!check_model(c, body, name))
+        return false;
     c->embed = mem_zalloc(1, sizeof *c->embed);
     c->embed->e = e;
     c->embed->call = c;
@@ -166,7 +203,7 @@ bool prepare_embeddings(struct call *c, const json_t *body)
     bool ollama = c->kind != CALL_EMBEDDINGS, truncate = ollama;
     const char *format = json_string_value(api_member(body, "encoding_format"));
     const char *key = c->kind == CALL_OLLAMA_EMBEDDINGS ? "prompt" : "input";
-    if (!begin(c, c->server->embedder, "--embedding"))
+    if (!begin(c, body, c->server->embedder, c->server->embed_name, "--embedding"))
         return false;
     struct embed_call *x = c->embed;
     if (!read_bool(c, body, "truncate", &truncate) ||
@@ -189,7 +226,7 @@ bool prepare_rerank(struct call *c, const json_t *body)
     const json_t *task = api_member(body, "instruction");
     const char *instruct = json_string_value(task);
     bool truncate = true;
-    if (!begin(c, c->server->reranker, "--rerank"))
+    if (!begin(c, body, c->server->reranker, c->server->rerank_name, "--rerank"))
         return false;
     struct embed_call *x = c->embed;
     if (!json_is_string(query))
@@ -400,19 +437,22 @@ struct call *embed_next_done(struct server *s)
 bool embeddings_open(struct server *s, struct error *err)
 {
     struct {
-        const char *path;
+        const char *path, *called;
         struct embedder **to;
         char *name;
         bool rank;
-    } models[] = {{s->opt.embedding, &s->embedder, s->embed_name, false},
-                  {s->opt.rerank, &s->reranker, s->rerank_name, true}};
+    } models[] = {{s->opt.embedding, s->opt.embedding_name, &s->embedder, s->embed_name, false},
+                  {s->opt.rerank, s->opt.rerank_name, &s->reranker, s->rerank_name, true}};
     pthread_mutex_init(&s->embed_lock, NULL);
     for (int i = 0; i < 2; i++) {
         if (!models[i].path)
             continue;
         struct embed_options o = {.pooling = -1, .normalize = -1, .rank = models[i].rank};
         o.runtime.backend = s->opt.engine.runtime.backend;
-        server_name_of(models[i].path, models[i].name, sizeof s->embed_name);
+        if (models[i].called)
+            snprintf(models[i].name, sizeof s->embed_name, "%s", models[i].called);
+        else
+            server_name_of(models[i].path, models[i].name, sizeof s->embed_name);
         *models[i].to = embedder_open(models[i].path, &o, err);
         if (!*models[i].to)
             return false;

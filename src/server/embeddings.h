@@ -11,6 +11,9 @@ bool embeddings_open(struct server *s, struct error *err);
 /* Ends what waits: its calls come out of embed_next_done. */
 void embeddings_close(struct server *s);
 
+/* Whether the name is that of a model for vectors or scores, and which endpoint that is for. */
+bool embed_names_helper(const struct server *s, const char *model, const char **endpoint);
+
 /* On a worker: the texts of a call, into c->embed; later, its reply. */
 bool prepare_embeddings(struct call *c, const json_t *body);
 bool prepare_rerank(struct call *c, const json_t *body);

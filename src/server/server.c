@@ -143,7 +143,7 @@ static void add_helper(const struct server *s, const struct embedder *e, const c
     if (!e)
         return;
     const struct model *m = embedder_runtime(e)->model;
-    buf_adds(b, ",{\"id\":");
+    buf_adds(b, b->len ? ",{\"id\":" : "{\"id\":");
     jsonout_text(b, name);
     buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"steel\",\"root\":",
              (long long)s->started);
@@ -174,6 +174,15 @@ static void get_models(struct server *s, struct http_exchange *x)
     buf_clear(&b);
 }
 
+static bool add_helper_named(const struct server *s, const char *name, struct buf *b)
+{
+    if (s->embedder && !strcmp(name, s->embed_name))
+        add_helper(s, s->embedder, name, s->opt.embedding, "embedding", b);
+    else if (s->reranker && !strcmp(name, s->rerank_name))
+        add_helper(s, s->reranker, name, s->opt.rerank, "rerank", b);
+    return b->len > 0;
+}
+
 static void get_model(struct server *s, struct http_exchange *x)
 {
     const char *id = strrchr(http_request(x)->path, '/') + 1;
@@ -181,6 +190,11 @@ static void get_model(struct server *s, struct http_exchange *x)
     struct buf b = {0};
     if (reply_if_not_ready(s, x))
         return;
+    if (strcmp(full, s->name) && add_helper_named(s, full, &b)) {
+        reply_json(x, s, 200, &b);
+        buf_clear(&b);
+        return;
+    }
     if (strcmp(full, s->name) &&
         (adapters_add_model(s, full, &b) || adapters_add_model(s, id, &b))) {
         reply_json(x, s, 200, &b);

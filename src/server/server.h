@@ -10,7 +10,8 @@ enum metrics_style { METRICS_OWN, METRICS_VLLM, METRICS_LLAMACPP };
 struct server_options {
     const char *model;              /* path */
     const char *embedding, *rerank; /* paths of models for vectors and for scores, or NULL */
-    const char *alias;              /* name in replies; NULL = from the path */
+    const char *embedding_name, *rerank_name; /* NULL: from their paths */
+    const char *alias;                        /* name in replies; NULL = from the path */
     struct engine_options engine;
     struct sample_params sample;     /* where a request does not say */
     struct http_options http;        /* handler and arg are the server's own */
