@@ -374,6 +374,7 @@ def test_broken_peft(_):
     for cut in (0, 4, 9, 200, 3000):
         raw(lambda f: os.truncate(f + "/adapter_model.safetensors", cut), "adapter_model.safetensors")
     refused(WORK + "/nowhere", "nowhere")
+    raw(lambda f: os.truncate(f + "/adapter_model.safetensors", 1 << 42), "4398.11 GB of weights", "are free")  # its memory counts before it is read
     refused("tests/golden/qwen3", "adapter_config.json")
     refused(write_peft(WORK + "/moe", good), "down_proj", model="tests/golden/gpt_oss")
     r = subprocess.run([STEEL, "run", WORK + "/good", "-p", "x"], capture_output=True, text=True)

@@ -1,6 +1,7 @@
 /* See adapters.h. One lock over a table of slots; a slot that is being loaded or unloaded belongs to the
  * thread that does it. */
 #include "engine/adapters.h"
+#include "base/buf.h"
 #include "base/mem.h"
 
 #include <math.h>
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum slot_state { SLOT_FREE, SLOT_READY, SLOT_CHANGING };
 
@@ -35,6 +37,30 @@ struct adapters *adapters_new(struct model *m, const struct tensorfile *f)
     pthread_mutex_init(&a->lock, NULL);
     model_take_adapters(m);
     return a;
+}
+
+/* Of a file, or of the weights in a folder; 0: neither is there, which loading will say. */
+static size_t file_bytes(const char *path)
+{
+    static const char config[] = "/adapter_config.json", weights[] = "/adapter_model.safetensors";
+    struct stat st = {0};
+    struct buf file = {0};
+    size_t n = strlen(path), tail = sizeof config - 1;
+    bool named = n > tail && !strcmp(path + n - tail, config);
+    bool folder = named || (stat(path, &st) == 0 && S_ISDIR(st.st_mode));
+    buf_add(&file, path, named ? n - tail : n);
+    buf_adds(&file, folder ? weights : "");
+    size_t bytes = stat(file.p, &st) == 0 && S_ISREG(st.st_mode) ? (size_t)st.st_size : 0;
+    buf_clear(&file);
+    return bytes;
+}
+
+size_t adapters_bytes(const struct adapter_ref *refs, int n)
+{
+    size_t all = 0;
+    for (int i = 0; i < n; i++)
+        all += file_bytes(refs[i].path);
+    return all;
 }
 
 void adapters_free(struct adapters *a)

@@ -36,6 +36,8 @@ enum adapter_result {
 };
 
 struct adapters *adapters_new(struct model *m, const struct tensorfile *f);
+/* What adapters take in memory, at most: as much as their files. */
+size_t adapters_bytes(const struct adapter_ref *refs, int n);
 void adapters_free(struct adapters *a); /* the model frees what its weights hold */
 /* From here on none may add more to a weight (struct adapter.rank) than those that are there, or than
  * `rank`. Returns the bound. */

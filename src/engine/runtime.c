@@ -84,6 +84,22 @@ static size_t step_bytes(const struct network *net, const struct step_limits *li
     return ((size_t)lim->max_tokens * wide + (size_t)lim->max_out * (size_t)width) * sizeof(float);
 }
 
+static bool wants_adapters(const struct runtime_options *opt)
+{
+    return opt->n_loras > 0 || opt->lora_rank > 0;
+}
+
+/* The same on a GPU: where adapters change mlps, gate, up and hidden units are floats of their own. */
+static size_t gpu_step_bytes(const struct runtime_options *opt, const struct network *net,
+                             const struct step_limits *lim)
+{
+    struct network_max max;
+    network_measure(net, &max);
+    size_t ff = (size_t)max.n_ff, pairs = (size_t)max.n_expert_used * (size_t)max.n_ff_exp;
+    size_t wide = wants_adapters(opt) ? 2 * (ff > pairs ? ff : pairs) + 2 * ff : 0;
+    return step_bytes(net, lim) + (size_t)lim->max_tokens * wide * sizeof(float);
+}
+
 /* "auto" becomes a device: the GPU where there is one and the model fits. A GPU that was named and
  * cannot hold the model is an error before anything is loaded. */
 static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
@@ -110,7 +126,7 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
     f.weights = size->bytes;
     f.kv = (size_t)or_default(opt->context, least) * token_bytes(opt, net) +
            (size_t)lim.max_seqs * kvcache_state_bytes(net);
-    f.scratch = GPU_SCRATCH / 2 + step_bytes(net, &lim);
+    f.scratch = GPU_SCRATCH / 2 + gpu_step_bytes(opt, net, &lim);
     if (is_auto)
         out->device = NULL;
     if (is_auto && (f.isa_forced || f.weights < DEVICE_SMALL_MODEL || !backend_has_cuda()))
@@ -157,13 +173,13 @@ static struct cache_room host_room(const struct runtime_options *opt, const stru
     return r;
 }
 
-/* On a GPU: once the weights are there. */
+/* On a GPU: once the weights are there, and the adapters. */
 static struct cache_room gpu_room(const struct runtime_options *opt, const struct network *net,
                                   const struct backend_options *device)
 {
     struct step_limits lim = limits_of(opt, true);
     size_t room = backend_cuda_room(device, gpu_share(opt));
-    return (struct cache_room){room, room, GPU_SCRATCH / 2 + step_bytes(net, &lim), true};
+    return (struct cache_room){room, room, GPU_SCRATCH / 2 + gpu_step_bytes(opt, net, &lim), true};
 }
 
 /* On a GPU whose user named no number of sequences: as many as its cache holds. */
@@ -267,11 +283,6 @@ static bool size_cache(struct runtime *rt, const struct runtime_options *opt,
     return true;
 }
 
-static bool wants_adapters(const struct runtime_options *opt)
-{
-    return opt->n_loras > 0 || opt->lora_rank > 0;
-}
-
 static bool check_adapters(const struct runtime_options *opt, const struct backend *be,
                            struct error *err)
 {
@@ -279,9 +290,9 @@ static bool check_adapters(const struct runtime_options *opt, const struct backe
            error_set(err, "LoRA adapters are not supported on %s", be->ops->name);
 }
 
-/* Those to begin with; all of them, or an error. */
-static bool load_adapters(struct runtime *rt, const struct runtime_options *opt,
-                          struct step_limits *lim, struct error *err)
+/* Those to begin with; all of them, or an error. rank: the bound of steps. */
+static bool load_adapters(struct runtime *rt, const struct runtime_options *opt, int *rank,
+                          struct error *err)
 {
     if (!wants_adapters(opt))
         return true;
@@ -290,7 +301,7 @@ static bool load_adapters(struct runtime *rt, const struct runtime_options *opt,
         if (adapters_load(rt->adapters, opt->loras[i].name, opt->loras[i].path, opt->loras[i].scale,
                           err) != ADAPTER_OK)
             return false;
-    lim->lora_rank = adapters_settle(rt->adapters, LORA_MAX_PARTS * opt->lora_rank);
+    *rank = adapters_settle(rt->adapters, LORA_MAX_PARTS * opt->lora_rank);
     return true;
 }
 
@@ -353,6 +364,7 @@ static bool plan(struct runtime *rt, const struct runtime_options *opt,
     if (!outline_load(rt->file, &c, &o, err))
         return false;
     model_measure(rt->file, &c, &size);
+    size.bytes += adapters_bytes(opt->loras, opt->n_loras);
     bool ok = choose_device(rt, opt, &c, &o.net, &size, device, err);
     if (ok && rt->draft && opt->draft == DRAFT_AUTO &&
         backend_device_kind(device->device) == DEVICE_GPU) { /* it runs no such block */
@@ -394,6 +406,9 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
         return error_set(err, "%s: the tokenizer has %d tokens, the embedding %d rows",
                          rt->file->path, tokenizer_n_vocab(rt->tokenizer), c->n_vocab);
     const struct network *net = &rt->model->net;
+    int lora_rank = 0;
+    if (!load_adapters(rt, opt, &lora_rank, err))
+        return false;
     if (gpu) {
         struct runtime_options fit = *opt;
         struct cache_room room = gpu_room(opt, net, &device);
@@ -413,8 +428,7 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     if (!rt->kv)
         return false;
     model_set_context(rt->model, rt->context);
-    if (!load_adapters(rt, opt, &lim, err))
-        return false;
+    lim.lora_rank = lora_rank;
     lim.keep = rt->draft > 0;
     rt->step = stepper_new(rt->model, rt->kv, rt->context, &lim, err);
     return rt->step != NULL;
