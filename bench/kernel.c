@@ -240,7 +240,9 @@ static void attention_case(const struct options *o, const struct attention_case 
         if (((isa == ISA_VNNI && kv != DT_Q8_0 && kv != DT_Q4_0) || isa == ISA_REF) &&
             isa != o->isa)
             continue; /* no kernels of its own; plain C is no contender */
-        if (isa == ISA_AMX && (post || kv == DT_F32 || c->tokens * o->heads / o->kv_heads < 32))
+        if (isa == ISA_AMX &&
+            (post || kv == DT_F32 ||
+             (kv != DT_Q4_0 && kv != DT_F8_E4M3 && c->tokens * o->heads / o->kv_heads < 32)))
             continue; /* falls to AVX-512 */
         r.isa = isa;
         struct timing t = measure(post ? post_once : attention_once, &r, o->seconds);
