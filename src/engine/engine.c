@@ -73,6 +73,8 @@ struct engine {
     struct runtime *rt; /* set before READY, then constant */
     int context;
     struct scheduler sched;
+    struct spec spec; /* most 0: nothing is guessed */
+    int *wants;       /* (max_seqs) scratch: guesses that sequences of a step have a use for */
     struct flight flights[2], *now, *next; /* next is started before now ends, where that goes */
     int64_t end_ns;                        /* of the last step */
     struct events **touched;               /* (max_seqs) queues with staged events */
@@ -427,6 +429,10 @@ static void finish(struct engine *e, struct choice *c, enum finish how, int stop
             e->flights[i].items[c->at[i] - 1].seq = NULL;
             c->at[i] = 0;
         }
+    if (e->spec.most && c->seq.running) { /* no step is under way */
+        spec_settle(&e->spec, &c->seq);
+        scheduler_index(&e->sched, &c->seq);
+    }
     if (c->guessed) { /* the token never came */
         if (c->seq.kv.n_tokens == c->seq.n_tokens)
             kvcache_cut(e->rt->kv, &c->seq.kv, c->seq.n_tokens - 1);
@@ -624,7 +630,7 @@ static bool is_constrained(const struct flight *f, int i)
 /* Makes the masks that the next choices of a step's sequences need. Where a mask leaves one choice, the
  * token is taken as if it had been chosen: the rows of steps under way that would choose it need not,
  * and the next step reads what has come together like a piece of a prompt. */
-static void feed_forced(struct engine *e, const struct flight *f)
+static void feed_forced(struct engine *e, struct flight *f)
 {
     int n = 0;
     for (int i = 0; i < f->n; i++)
@@ -642,8 +648,10 @@ static void feed_forced(struct engine *e, const struct flight *f)
                 if (c->at[k])
                     e->flights[k].items[c->at[k] - 1].sampler = NULL;
             e->stats.n_forced++;
-            if (!take_token(e, c, token, &(struct engine_event){.stop = -1}))
+            if (!take_token(e, c, token, &(struct engine_event){.stop = -1})) {
+                f->seqs[i] = NULL;
                 break;
+            }
             sampler_prepare(c->sampler);
         }
     }
@@ -680,8 +688,9 @@ static enum started start_step(struct engine *e, struct flight *f)
         struct choice *c = (struct choice *)s->planned[i];
         if (!c->entered_ns)
             start_choice(e, c);
-        if (f->items[i].want != LOGITS_NONE && f->items[i].n_tokens == seq_unread(&c->seq))
-            f->items[i].sampler = c->sampler;
+        struct step_item *it = &f->items[i];
+        if (it->want != LOGITS_NONE && it->n_tokens - it->n_guess == seq_unread(&c->seq))
+            it->sampler = c->sampler;
         f->seqs[i] = &c->seq;
         c->at[f->slot] = i + 1;
     }
@@ -696,8 +705,11 @@ static enum started start_step(struct engine *e, struct flight *f)
     f->sampled = false;
     f->start_ns = clock_ns();
     struct error err = {0};
-    if (step_start(e->rt->step, f->items, n, &err))
+    if (step_start(e->rt->step, f->items, n, &err)) {
+        for (int i = 0; i < n; i++)
+            f->seqs[i]->n_open = f->items[i].n_guess;
         return STARTED;
+    }
     for (int i = 0; i < n; i++)
         finish(e, (struct choice *)f->seqs[i], FINISH_ERROR, -1, err.msg);
     f->n = 0;
@@ -728,8 +740,8 @@ static void start_ahead(struct engine *e)
 {
     const struct scheduler *s = &e->sched;
     const struct flight *f = e->now;
-    if (!e->rt->be->ahead || e->rt->be->profile || s->waiting.n || s->running.n != f->n ||
-        kvcache_available(s->kv) < s->running.n || has_inbox(e))
+    if (!e->rt->be->ahead || e->spec.most || e->rt->be->profile || s->waiting.n ||
+        s->running.n != f->n || kvcache_available(s->kv) < s->running.n || has_inbox(e))
         return;
     bool wait = false;
     for (int i = 0; i < f->n; i++) {
@@ -775,6 +787,58 @@ static void fail_engine(struct engine *e, const struct error *why)
     drop_cancelled(e, true);
 }
 
+/* Hands on what a step chose for c, and behind it the guesses it has read for as long as they are what the
+ * sampler chooses from the row before. False: c has ended, and may be gone. */
+static bool take_chosen(struct engine *e, struct choice *c, const struct step_item *it)
+{
+    struct sample_probs probs = {0};
+    int row = step_chosen_row(it);
+    int32_t token = it->token;
+    bool told = c->req->spec.logprobs, right = true;
+    if (told)
+        step_probs(e->rt->step, row, &probs);
+    e->stats.n_drafted += (uint64_t)it->n_guess;
+    for (int i = 0; right; i++) {
+        struct engine_event ev = {.stop = -1};
+        if (told) {
+            ev.logprob = probs.logprob;
+            ev.top = probs.top;
+            ev.n_top = probs.n_top;
+        }
+        right = i < it->n_guess && token == c->seq.tokens[c->seq.n_tokens];
+        c->seq.n_open =
+            it->n_guess - i; /* where it ends with this token, that is not in the cache */
+        if (!take_token(e, c, token, &ev))
+            return false;
+        if (right) {
+            c->seq.n_open--;
+            e->stats.n_accepted++;
+            step_logits(e->rt->step, row + i + 1, e->logits);
+            token = sampler_pick(c->sampler, e->logits, &probs);
+        }
+    }
+    return true;
+}
+
+/* After a step: the guesses for the next one, and an end to those of this one. */
+static void guess_tokens(struct engine *e, const struct flight *f, int64_t ns)
+{
+    struct error err = {0};
+    for (int i = 0; i < f->n; i++) {
+        const struct choice *c = (const struct choice *)f->seqs[i];
+        if (c) /* the last token is chosen, never guessed */
+            e->wants[i] = c->req->spec.max_tokens - (c->seq.n_tokens - c->seq.n_prompt) - 1;
+    }
+    bool ok = spec_guess(&e->spec, f->items, f->seqs, e->wants, f->n, &err);
+    for (int i = 0; i < f->n; i++)
+        if (f->seqs[i])
+            spec_settle(&e->spec, f->seqs[i]);
+    scheduler_commit_step(&e->sched, f->seqs, f->n, f->n_forced ? 0 : f->n_decode,
+                          f->n_forced ? 0 : f->n_read, ns);
+    if (!ok)
+        fail_engine(e, &err);
+}
+
 /* Waits for the step under way and hands its tokens on. */
 static void finish_step(struct engine *e)
 {
@@ -795,10 +859,12 @@ static void finish_step(struct engine *e)
         if (!c)
             continue;
         c->at[f->slot] = 0;
+        if (!ok) /* step_finish took its rows back */
+            c->seq.n_open = 0;
         if (ok && c->guessed)
             c->seq.tokens[c->seq.n_tokens - 1] = f->items[i].token;
     }
-    if (ok)
+    if (ok && !e->spec.most)
         scheduler_commit_step(&e->sched, f->seqs, f->n, f->n_forced ? 0 : f->n_decode,
                               f->n_forced ? 0 : f->n_read, ns);
     for (int i = 0; i < f->n; i++) {
@@ -814,18 +880,9 @@ static void finish_step(struct engine *e)
             finish(e, c, FINISH_ERROR, -1, "there is no memory for the answer; try again later");
             f->seqs[i] = NULL;
         } else if (it->sampler) {
-            struct engine_event ev = {.stop = -1};
-            struct sample_probs probs;
-            if (c->req->spec.logprobs) {
-                int row = it->first_row + (it->want == LOGITS_ALL ? it->n_tokens - 1 : 0);
-                step_probs(e->rt->step, row, &probs);
-                ev.logprob = probs.logprob;
-                ev.top = probs.top;
-                ev.n_top = probs.n_top;
-            }
-            if (!take_token(e, c, it->token, &ev))
+            if (!take_chosen(e, c, it))
                 f->seqs[i] = NULL;
-            else
+            else if (!e->spec.most)
                 kvcache_settle(e->rt->kv, &c->seq.kv);
         }
     }
@@ -833,6 +890,8 @@ static void finish_step(struct engine *e)
         feed_forced(e, f);
     else
         fail_engine(e, &err);
+    if (ok && e->spec.most)
+        guess_tokens(e, f, ns);
     f->n = 0;
     e->now = e->next;
     e->next = f;
@@ -930,7 +989,9 @@ static bool start(struct engine *e)
     kv->prefix = prefix_new(kv->n_pages, kv->page_len, !e->opt.no_prefix_cache);
     scheduler_init(&e->sched, kv, lim, e->context, e->opt.step_ms);
     e->sched.max_per_client = e->opt.max_per_client;
-    e->sched.records = e->rt->be->ahead;
+    e->sched.records = e->rt->be->ahead && !e->rt->draft;
+    spec_init(&e->spec, &e->sched, e->rt->step, e->rt->draft, DRAFT_SEQS);
+    e->wants = mem_zalloc((size_t)lim->max_seqs, sizeof *e->wants);
     for (int i = 0; i < 2; i++) {
         struct flight *f = &e->flights[i];
         f->slot = i;
@@ -958,6 +1019,7 @@ static void *engine_main(void *arg)
     if (ok) {
         loop(e);
         scheduler_clear(&e->sched);
+        spec_clear(&e->spec);
     }
     return NULL;
 }
@@ -1041,6 +1103,7 @@ void engine_close(struct engine *e)
     mem_free(e->touched);
     mem_free(e->logits);
     mem_free(e->constrained);
+    mem_free(e->wants);
     mem_free(e->ends);
     buf_clear(&e->text);
     pthread_mutex_destroy(&e->lock);
@@ -1081,4 +1144,13 @@ void engine_on_step(struct engine *e, void (*fn)(void *arg, int n_items), void *
 {
     e->on_step_arg = arg;
     e->on_step = fn;
+}
+
+void engine_on_guess(struct engine *e,
+                     void (*fn)(void *arg, const int32_t *tokens, int n_tokens, int32_t *guesses,
+                                int n),
+                     void *arg)
+{
+    e->spec.guess_arg = arg;
+    e->spec.guess = fn;
 }

@@ -19,6 +19,7 @@
 
 #include "engine/events.h"
 #include "engine/runtime.h"
+#include "engine/speculate.h"
 
 enum { ENGINE_MAX_LOGPROBS = SAMPLE_MAX_TOP, ENGINE_MAX_CHOICES = 128, ENGINE_MAX_STOPS = 64 };
 
@@ -86,6 +87,8 @@ struct engine_stats {
     uint64_t n_steps, n_requests;
     uint64_t n_ahead;       /* steps started before the one before them ended */
     uint64_t n_read_steps;  /* that read several tokens of a sequence: prompts, forced ones */
+    uint64_t n_drafted;     /* tokens guessed and read (speculate.h) */
+    uint64_t n_accepted;    /* of those, right */
     uint64_t n_forced;      /* tokens that a constraint left no choice about: fed unchosen */
     uint64_t prompt_tokens; /* of requests that started */
     uint64_t read_tokens;   /* prompt tokens computed, again after preemption included */
@@ -127,5 +130,10 @@ void request_free(struct request *r);   /* the handle only: the request goes on 
 void engine_stats(struct engine *e, struct engine_stats *out);
 /* For tests: called by the engine thread before every step with the number of sequences in it. */
 void engine_on_step(struct engine *e, void (*fn)(void *arg, int n_items), void *arg);
+/* For tests: says what is guessed in the place of the model's block. Before the first request. */
+void engine_on_guess(struct engine *e,
+                     void (*fn)(void *arg, const int32_t *tokens, int n_tokens, int32_t *guesses,
+                                int n),
+                     void *arg);
 
 #endif

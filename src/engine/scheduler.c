@@ -137,6 +137,18 @@ void seq_append(struct seq *q, int32_t token)
         q->tokens = mem_realloc(q->tokens, (size_t)q->cap, sizeof *q->tokens);
     }
     q->tokens[q->n_tokens++] = token;
+    q->n_guess = 0;
+}
+
+void seq_guess(struct seq *q, const int32_t *tokens, int n)
+{
+    while (q->n_tokens + n > q->cap) {
+        q->cap += q->cap / 2 + 64;
+        q->tokens = mem_realloc(q->tokens, (size_t)q->cap, sizeof *q->tokens);
+    }
+    if (n)
+        memcpy(q->tokens + q->n_tokens, tokens, (size_t)n * sizeof *tokens);
+    q->n_guess = n;
 }
 
 void seq_clear(struct seq *q)
@@ -174,6 +186,7 @@ static void drop_pages(struct scheduler *s, struct seq *q)
     kvcache_cut(s->kv, &q->kv, 0);
     q->chain = q->root;
     q->n_indexed = 0;
+    q->n_guess = 0;
     s->freed++;
 }
 
@@ -426,16 +439,38 @@ static bool forced_singly(const struct scheduler *s)
     return s->records && more < s->running.n / FORCED_SHARE;
 }
 
-static void plan_item(struct scheduler *s, struct step_item *items, struct seq *q, int n)
+/* How many of its guesses go into the step behind n tokens of q: they take what is left over, rows, logits
+     * and pages, of which one stays for each that runs. */
+static int guess_room(const struct scheduler *s, const struct seq *q, int n, int taken)
 {
+    int end = q->kv.n_tokens + n, pages = pages_for(s, end);
+    int spare = kvcache_available(s->kv) - taken - s->running.n;
+    int most[] = {q->n_guess, s->context - end, s->n_spare,
+                  s->limits.max_tokens - s->running.n - s->n_forced - s->n_guessed - (n - 1),
+                  (pages + (spare > 0 ? spare : 0)) * s->kv->page_len - end};
+    int room = n == seq_unread(q) && !q->all_rows ? most[0] : 0;
+    for (size_t i = 1; i < sizeof most / sizeof *most; i++)
+        room = most[i] < room ? most[i] : room;
+    return room > 0 ? room : 0;
+}
+
+/* Plans the next n tokens of q, which fit, and guesses behind them; *taken: pages spoken for. */
+static void plan_item(struct scheduler *s, struct step_item *items, struct seq *q, int n,
+                      int *taken)
+{
+    *taken += pages_for(s, q->kv.n_tokens + n) - q->kv.n_pages;
+    int guess = guess_room(s, q, n, *taken);
+    *taken += pages_for(s, q->kv.n_tokens + n + guess) - pages_for(s, q->kv.n_tokens + n);
+    s->n_guessed += guess;
     /* a forced token that others follow has logits nobody asks for: its step is like all of decodes */
     bool last = n == seq_unread(q) || is_forced(s, q),
          all = q->all_rows && q->kv.n_tokens + 1 < q->n_prompt;
-    s->n_spare -= all ? n - 1 : 0;
+    s->n_spare -= (all ? n - 1 : 0) + guess;
     s->planned[s->n_planned] = q;
     items[s->n_planned++] = (struct step_item){.seq = &q->kv,
                                                .tokens = q->tokens + q->kv.n_tokens,
-                                               .n_tokens = n,
+                                               .n_tokens = n + guess,
+                                               .n_guess = guess,
                                                .want = all    ? LOGITS_ALL
                                                        : last ? LOGITS_LAST
                                                               : LOGITS_NONE,
@@ -459,8 +494,7 @@ static int plan_decodes(struct scheduler *s, struct step_item *items)
                 preempt(s, q);
                 break;
             }
-            taken += need;
-            plan_item(s, items, q, 1);
+            plan_item(s, items, q, 1, &taken);
         }
         next = q->next;
     }
@@ -606,10 +640,9 @@ static bool plan_forced(struct scheduler *s, struct step_item *items, struct seq
 {
     int n = seq_unread(q);
     if (q->kv.n_tokens < q->n_prompt || n > FORCED_MOST || n > room_for(s, q, *taken) ||
-        n > s->limits.max_tokens - s->running.n - s->n_forced)
+        n > s->limits.max_tokens - s->running.n - s->n_forced - s->n_guessed)
         return false;
-    *taken += pages_for(s, q->kv.n_tokens + n) - q->kv.n_pages;
-    plan_item(s, items, q, n);
+    plan_item(s, items, q, n, taken);
     s->n_forced += n;
     return true;
 }
@@ -623,7 +656,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
             s->readers[n++] = q;
     if (n == 0)
         return;
-    int rows = s->limits.max_tokens - s->n_decode - s->n_forced;
+    int rows = s->limits.max_tokens - s->n_decode - s->n_forced - s->n_guessed;
     int budget = scheduler_read_tokens(s, s->n_decode);
     share_among_clients(s, n, budget < rows ? budget : rows);
     for (int i = 0; i < n; i++) {
@@ -635,8 +668,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
         if (next_save(s, q) == q->branch && q->branch > q->kv.n_tokens &&
             q->kv.n_tokens + want >= (q->n_prompt - 1) / s->kv->page_len * s->kv->page_len)
             want = q->branch - q->kv.n_tokens;
-        taken += pages_for(s, q->kv.n_tokens + want) - q->kv.n_pages;
-        plan_item(s, items, q, want);
+        plan_item(s, items, q, want, &taken);
         s->n_read += want;
     }
     if (s->n_planned)
@@ -649,12 +681,12 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
     }
     int room = room_for(s, q, 0), want = seq_unread(q) < MIN_READ ? seq_unread(q) : MIN_READ;
     s->n_read = want < room ? want : room;
-    plan_item(s, items, q, s->n_read);
+    plan_item(s, items, q, s->n_read, &taken);
 }
 
 int scheduler_plan(struct scheduler *s, struct step_item *items)
 {
-    s->n_planned = s->n_decode = s->n_forced = s->n_read = 0;
+    s->n_planned = s->n_decode = s->n_forced = s->n_read = s->n_guessed = 0;
     let_in(s);
     for (struct seq *q = s->running.first; q; q = q->next) {
         int before = q->kv.n_tokens;
@@ -689,6 +721,11 @@ static void index_pages(struct scheduler *s, struct seq *q)
         if (s->kv->states)
             kvcache_keep(s->kv, &q->kv, i);
     }
+}
+
+void scheduler_index(struct scheduler *s, struct seq *q)
+{
+    index_pages(s, q);
 }
 
 static int bucket(int n_decode)

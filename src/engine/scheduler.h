@@ -45,7 +45,11 @@ struct seq {
     int n_loras;
     bool no_cache;   /* takes no page from the index (it still shares its own) */
     uint64_t client; /* whose it is: clients share the machine evenly; 0 is one like the others */
-    bool all_rows;   /* logits after every token of the prompt are wanted; no_cache is set too */
+    /* Guessed tokens that stand behind the last one, for the next step to find right or wrong; gone once a
+     * token is appended. */
+    int n_guess;
+    bool all_rows; /* logits after every token of the prompt are wanted; no_cache is set too */
+    int n_open; /* the last so many of kv's tokens are guesses that no token has confirmed (speculate.h) */
     /* kept by the scheduler */
     struct seq *prev, *next;
     struct seq *ahead, *behind; /* the client's neighbours in the waiting list */
@@ -113,6 +117,7 @@ struct scheduler {
     int n_forced;   /* tokens of answers that are read together; steps with some teach no costs */
     bool singly;    /* forced tokens are read one a step: see forced_singly() */
     int n_spare;    /* logits rows of the step beyond one for each that runs */
+    int n_guessed;  /* guesses of the step */
     uint64_t freed; /* counts what gives pages back */
     uint64_t round; /* counts plans */
     struct seq *passed; /* the first that lacked pages, and waits while others go in; NULL = none */
@@ -132,6 +137,8 @@ void scheduler_add(struct scheduler *s, struct seq *q);
 void scheduler_remove(struct scheduler *s, struct seq *q);
 /* A token was chosen. */
 void seq_append(struct seq *q, int32_t token);
+/* What may come behind its tokens; replaces what was guessed before. */
+void seq_guess(struct seq *q, const int32_t *tokens, int n);
 void seq_clear(struct seq *q); /* frees its memory; not in the scheduler any more */
 static inline int seq_unread(const struct seq *q)
 {
@@ -148,6 +155,9 @@ void scheduler_commit(struct scheduler *s, int64_t ns);
  * n_decode and n_read 0 nothing is learned. */
 void scheduler_commit_step(struct scheduler *s, struct seq *const *seqs, int n, int n_decode,
                            int n_read, int64_t ns);
+
+/* Indexes the pages of one that has none open and leaves before its step is committed. */
+void scheduler_index(struct scheduler *s, struct seq *q);
 
 /* The learned costs, for tests and metrics. */
 double scheduler_decode_ns(const struct scheduler *s, int n_decode);

@@ -1,0 +1,112 @@
+/* Speculation. See speculate.h. */
+#include "engine/speculate.h"
+#include "base/mem.h"
+
+void spec_init(struct spec *sp, struct scheduler *sched, struct stepper *step, int most,
+               int max_seqs)
+{
+    size_t n = (size_t)sched->limits.max_seqs;
+    *sp = (struct spec){
+        .sched = sched, .kv = sched->kv, .step = step, .most = most, .max_seqs = max_seqs};
+    if (!most)
+        return;
+    sp->items = mem_zalloc(n, sizeof *sp->items);
+    sp->seqs = mem_zalloc(n, sizeof *sp->seqs);
+    sp->wants = mem_zalloc(n, sizeof *sp->wants);
+    sp->guesses = mem_zalloc(n * (size_t)most, sizeof *sp->guesses);
+}
+
+void spec_clear(struct spec *sp)
+{
+    mem_free(sp->items);
+    mem_free(sp->seqs);
+    mem_free(sp->wants);
+    mem_free(sp->guesses);
+    *sp = (struct spec){0};
+}
+
+/* The rows of a step, but for open ones, with the tokens behind them. Returns how many items. */
+static int add_rows(struct spec *sp, const struct step_item *items, struct seq *const *seqs,
+                    const int *wants, int n)
+{
+    bool few = sp->sched->running.n <= sp->max_seqs;
+    int k = 0;
+    for (int i = 0; i < n; i++) {
+        struct seq *q = seqs[i];
+        if (!q)
+            continue;
+        int first = q->kv.n_tokens - items[i].n_tokens, end = q->kv.n_tokens - q->n_open;
+        CHECK(end > first && end < q->n_tokens, "rows %d to %d of %d tokens", first, end - 1,
+              q->n_tokens);
+        /* nothing is guessed behind tokens that no step has read */
+        int want = few && end == q->n_tokens - 1 ? wants[i] : 0;
+        want = want < sp->most ? want : sp->most;
+        sp->seqs[k] = q;
+        sp->wants[k] = want;
+        sp->items[k++] = (struct guess_item){.seq = &q->kv,
+                                             .tokens = q->tokens + first + 1,
+                                             .first = first,
+                                             .n = end - first,
+                                             .from = items[i].row,
+                                             .want = want > 0};
+    }
+    return k;
+}
+
+/* The guess after the j-th: of those that want one, and have a page for the row it takes. Returns how
+ * many; they move to the front. */
+static int add_next(struct spec *sp, int n, int j)
+{
+    int k = 0;
+    for (int i = 0; i < n; i++) {
+        struct guess_item it = sp->items[i];
+        struct seq *q = sp->seqs[i];
+        int32_t *own = sp->guesses + (size_t)k * (size_t)sp->most;
+        if (!it.want)
+            continue;
+        if (k != i)
+            for (int g = 0; g < j - 1; g++)
+                own[g] = sp->guesses[(size_t)i * (size_t)sp->most + (size_t)g];
+        own[j - 1] = it.token;
+        seq_guess(q, own, j);
+        int at = it.first + it.n;
+        if (j == sp->wants[i] || at >= it.seq->n_pages * sp->kv->page_len)
+            continue;
+        sp->seqs[k] = q;
+        sp->wants[k] = sp->wants[i];
+        sp->items[k++] = (struct guess_item){.seq = it.seq,
+                                             .tokens = &own[j - 1],
+                                             .first = at,
+                                             .n = 1,
+                                             .from = it.row,
+                                             .want = true};
+    }
+    return k;
+}
+
+bool spec_guess(struct spec *sp, const struct step_item *items, struct seq *const *seqs,
+                const int *wants, int n, struct error *err)
+{
+    int k = add_rows(sp, items, seqs, wants, n);
+    for (int j = 1; k; j++) {
+        if (!step_guess(sp->step, sp->items, k, err))
+            return false;
+        k = add_next(sp, k, j);
+    }
+    for (int i = 0; sp->guess && i < n; i++) {
+        struct seq *q = seqs[i];
+        if (q && q->n_guess)
+            sp->guess(sp->guess_arg, q->tokens, q->n_tokens, q->tokens + q->n_tokens, q->n_guess);
+    }
+    return true;
+}
+
+void spec_settle(struct spec *sp, struct seq *q)
+{
+    struct kv_seq *kv = &q->kv;
+    if (q->n_open)
+        kvcache_cut(sp->kv, kv, sp->kv->states ? kv->back_at : kv->n_tokens - q->n_open);
+    else
+        kvcache_settle(sp->kv, kv);
+    q->n_open = 0;
+}

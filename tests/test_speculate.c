@@ -1,0 +1,474 @@
+/*
+ * Speculation: answers are the same with guesses and without, token by token, log-probabilities included, however
+ * right or wrong the guesses are, for attention, latents and recurrent states; under stop strings, constraints,
+ * penalties, max_tokens, preemption and from the cache. Guesses that are right save steps, and nothing is left held.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "engine/engine.h"
+#include "mtp_toy.h"
+#include "text/grammar.h"
+
+enum { ANSWER = 60, MAX_ANSWERS = 16, MOST = 400 };
+
+static char dir[] = "/tmp/steel-speculate-XXXXXX";
+static const char *const models[] = {"qwen3_5", "glm4_moe", "deepseek_v3", "qwen3_next"};
+enum { MODELS = sizeof models / sizeof *models };
+
+struct answer {
+    int32_t tokens[MOST];
+    float logprobs[MOST];
+    int n, n_done;
+    char text[4096];
+    size_t n_text;
+    enum finish finish;
+    int stop;
+    struct usage_count usage;
+};
+
+/* What was answered to whom without guesses: prompt and answer. */
+static struct known {
+    int32_t tokens[MOST];
+    int n;
+} known[MAX_ANSWERS];
+static int n_known;
+
+enum guessing { OWN, RIGHT, WRONG, MIXED };
+
+/* The true tokens, where somebody known began like this; wrong ones in their place as `arg` says. */
+static void guess(void *arg, const int32_t *tokens, int n_tokens, int32_t *guesses, int n)
+{
+    enum guessing how = *(enum guessing *)arg;
+    for (int k = 0; k < n; k++)
+        guesses[k] = 0;
+    for (int i = 0; i < n_known; i++) {
+        const struct known *a = &known[i];
+        if (a->n < n_tokens || memcmp(a->tokens, tokens, (size_t)n_tokens * sizeof *tokens) != 0)
+            continue;
+        for (int k = 0; k < n && n_tokens + k < a->n; k++)
+            guesses[k] = a->tokens[n_tokens + k];
+        break;
+    }
+    for (int k = 0; k < n; k++) {
+        bool wrong = how == WRONG || (how == MIXED && (n_tokens + k) % 3 == 0);
+        guesses[k] = wrong ? (guesses[k] + 1) % 90 : guesses[k];
+    }
+}
+
+static struct engine *open_engine(const char *model, int draft, int kv_tokens, enum guessing *how)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", dir, model);
+    struct engine_options opt = {.runtime = {.context = 256,
+                                             .kv_tokens = kv_tokens,
+                                             .max_seqs = 8,
+                                             .max_tokens = 128,
+                                             .draft = draft}};
+    opt.runtime.backend.threads = 2;
+    opt.runtime.backend.deterministic = true;
+    struct engine *e = engine_open(path, &opt);
+    struct error err = {0};
+    if (!engine_wait(e, &err))
+        fail_msg("%s", err.msg);
+    if (*how != OWN)
+        engine_on_guess(e, guess, how);
+    return e;
+}
+
+static struct request_spec spec_of(const int32_t *prompt, int n, int max_tokens, uint64_t seed)
+{
+    struct request_spec s = {.prompt = prompt, .n_prompt = n, .max_tokens = max_tokens};
+    s.sample = sample_params_default();
+    s.sample.seed = seed;
+    s.ignore_eos = true;
+    return s;
+}
+
+static void prompt_of(int which, int32_t *out, int n)
+{
+    uint32_t s = 77u * (uint32_t)which + 5;
+    for (int i = 0; i < n; i++) {
+        s = s * 1664525u + 1013904223u;
+        out[i] = (int32_t)((s >> 8) % 90);
+    }
+}
+
+static bool take(const struct engine_event *ev)
+{
+    struct answer *a = (struct answer *)ev->user + ev->index;
+    assert_int_equal(a->n_done, 0);
+    memcpy(a->text + a->n_text, ev->text, ev->n_text);
+    a->n_text += ev->n_text;
+    if (ev->kind == EVENT_TOKEN) {
+        a->logprobs[a->n] = ev->logprob;
+        a->tokens[a->n++] = ev->token;
+    }
+    if (ev->kind == EVENT_DONE) {
+        a->n_done++;
+        a->finish = ev->finish;
+        a->stop = ev->stop;
+        a->usage = ev->usage;
+    }
+    return ev->kind == EVENT_DONE;
+}
+
+/* Runs them all at once. */
+static void run(struct engine *e, struct request_spec *specs, struct answer *answers, int n)
+{
+    struct events *q = events_new();
+    struct engine_event ev;
+    struct error err = {0};
+    int at[MAX_ANSWERS], left = 0;
+    for (int i = 0; i < n; i++) {
+        at[i] = left;
+        left += specs[i].n ? specs[i].n : 1;
+    }
+    memset(answers, 0, sizeof *answers * (size_t)left);
+    for (int i = 0; i < n; i++) {
+        specs[i].queue = q;
+        specs[i].user = answers + at[i];
+        if (engine_submit(e, &specs[i], NULL, &err) != SUBMIT_OK)
+            fail_msg("%s", err.msg);
+    }
+    while (left > 0) {
+        assert_true(events_next(q, &ev, -1));
+        left -= take(&ev);
+    }
+    events_free(q);
+}
+
+static void assert_same(const struct answer *a, const struct answer *b)
+{
+    assert_int_equal(a->n, b->n);
+    assert_memory_equal(a->tokens, b->tokens, (size_t)a->n * sizeof *a->tokens);
+    assert_memory_equal(a->logprobs, b->logprobs, (size_t)a->n * sizeof *a->logprobs);
+    assert_int_equal(a->n_text, b->n_text);
+    assert_memory_equal(a->text, b->text, a->n_text);
+    assert_int_equal(a->finish, b->finish);
+    assert_int_equal(a->stop, b->stop);
+    assert_int_equal(a->usage.n_generated, b->usage.n_generated);
+}
+
+static void remember(const struct request_spec *s, const struct answer *a)
+{
+    struct known *k = &known[n_known++];
+    assert_true(n_known <= MAX_ANSWERS && s->n_prompt + a->n <= MOST);
+    memcpy(k->tokens, s->prompt, (size_t)s->n_prompt * sizeof *k->tokens);
+    memcpy(k->tokens + s->n_prompt, a->tokens, (size_t)a->n * sizeof *k->tokens);
+    k->n = s->n_prompt + a->n;
+}
+
+/* Closes an engine that runs nothing: all pages must be back. */
+static struct engine_stats close_engine(struct engine *e)
+{
+    struct engine_stats st;
+    engine_stats(e, &st);
+    assert_int_equal(st.pages_held, 0);
+    kvcache_verify(engine_runtime(e)->kv);
+    engine_close(e);
+    return st;
+}
+
+enum { CROWD = 8 };
+
+static struct grammar *grammar;
+
+/* Requests of every kind. */
+static void crowd(struct request_spec *specs, int32_t prompts[][64])
+{
+    static const char *const stops[] = {"q", "zz"};
+    for (int i = 0; i < CROWD; i++) {
+        int n = 20 + 5 * i;
+        prompt_of(i, prompts[i], n);
+        specs[i] = spec_of(prompts[i], n, ANSWER, (uint64_t)i);
+        specs[i].sample.temp = i % 2 ? 1.0f : 0;
+    }
+    specs[2].sample.repeat_penalty = 1.3f;
+    specs[3].sample.frequency_penalty = 0.4f;
+    specs[3].logprobs = true;
+    specs[3].n_top = 3;
+    specs[4].stop = specs[1].stop = stops;
+    specs[4].n_stop = specs[1].n_stop = 2;
+    specs[5].n = 2;
+    specs[6].grammar = grammar;
+    specs[6].ignore_eos = false;
+    specs[7].min_tokens = 7;
+    specs[7].ignore_eos = false;
+}
+
+/* The crowd at once, or one after the other, whatever is guessed: always the same. */
+static void answers_are_the_same(void **state)
+{
+    (void)state;
+    enum { N = CROWD + 1 };
+    static struct answer want[N], got[N];
+    struct request_spec specs[CROWD];
+    int32_t prompts[CROWD][64];
+    struct error err = {0};
+    const char *regex = "([a-f]{3}[0-9]+ ){2,9}END";
+    grammar = grammar_compile(
+        &(struct grammar_source){.kind = GRAMMAR_REGEX, .text = regex, .len = strlen(regex)}, &err);
+    CHECK(grammar, "%s", err.msg);
+    for (int m = 0; m < MODELS; m++) {
+        enum guessing own = OWN;
+        crowd(specs, prompts);
+        struct engine *e = open_engine(models[m], 0, 0, &own);
+        run(e, specs, want, CROWD);
+        struct engine_stats plain = close_engine(e);
+        assert_int_equal(plain.n_drafted, 0);
+        n_known = 0;
+        for (int i = 0; i < CROWD; i++)
+            remember(&specs[i], &want[i < 6 ? i : i + 1]);
+        for (int draft = 1; draft <= 3; draft += 2)
+            for (enum guessing how = OWN; how <= MIXED; how++) {
+                e = open_engine(models[m], draft, 0, &how);
+                for (int i = 0, at = 0; i < CROWD; at += specs[i++].n == 2 ? 2 : 1) {
+                    run(e, &specs[i], got, 1);
+                    for (int k = 0; k < (specs[i].n ? specs[i].n : 1); k++)
+                        assert_same(&want[at + k], &got[k]);
+                }
+                run(e, specs, got, CROWD);
+                for (int i = 0; i < N; i++)
+                    assert_same(&want[i], &got[i]);
+                struct engine_stats st = close_engine(e);
+                print_message("%s: %d a step, kind %d: %d of %d right, %d steps\n", models[m],
+                              draft, (int)how, (int)st.n_accepted, (int)st.n_drafted,
+                              (int)st.n_steps);
+                assert_true(st.n_drafted > 0);
+                if (how == RIGHT || how == MIXED)
+                    assert_true(st.n_accepted > st.n_drafted / 4);
+                if (how == WRONG)
+                    assert_true(st.n_accepted < st.n_drafted / 4); /* n = 2 has an unknown answer */
+            }
+    }
+    grammar_free(grammar);
+}
+
+/* One sequence: right guesses save steps, wrong ones save none and cost none. */
+static void right_guesses_save_steps(void **state)
+{
+    (void)state;
+    static struct answer want, got;
+    int32_t prompt[40];
+    prompt_of(3, prompt, 40);
+    for (int m = 0; m < MODELS; m++) {
+        enum guessing own = OWN;
+        struct request_spec s = spec_of(prompt, 40, ANSWER, 9);
+        struct engine *e = open_engine(models[m], 0, 0, &own);
+        run(e, &s, &want, 1);
+        uint64_t steps = close_engine(e).n_steps;
+        n_known = 0;
+        remember(&s, &want);
+        for (int draft = 1; draft <= 4; draft++)
+            for (enum guessing how = RIGHT; how <= WRONG; how++) {
+                e = open_engine(models[m], draft, 0, &how);
+                run(e, &s, &got, 1);
+                struct engine_stats st = close_engine(e);
+                assert_same(&want, &got);
+                if (how == WRONG) {
+                    assert_int_equal(st.n_steps, steps);
+                    assert_int_equal(st.n_accepted, 0);
+                } else {
+                    assert_int_equal(st.n_accepted, st.n_drafted);
+                    assert_int_equal(st.n_accepted + st.n_steps, steps);
+                    /* pages end here and there: a guess less */
+                    assert_true(st.n_steps <= 4 + (uint64_t)(ANSWER / (1 + draft)) + ANSWER / 16);
+                }
+            }
+    }
+}
+
+/* An answer ends where it must in the middle of right guesses, and goes on from the cache as if nothing
+ * had been guessed. */
+static void ends_and_next_turns(void **state)
+{
+    (void)state;
+    static struct answer want, got, again;
+    int32_t prompt[MOST];
+    prompt_of(5, prompt, 40);
+    for (int m = 0; m < MODELS; m++) {
+        enum guessing own = OWN, how = RIGHT;
+        struct request_spec s = spec_of(prompt, 40, ANSWER, 2);
+        struct engine *plain = open_engine(models[m], 0, 0, &own);
+        run(plain, &s, &want, 1);
+        n_known = 0;
+        remember(&s, &want);
+        struct engine *e = open_engine(models[m], 3, 0, &how);
+        for (int n = 1; n <= 20; n++) {
+            s = spec_of(prompt, 40, n, 2);
+            run(e, &s, &got, 1);
+            assert_int_equal(got.n, n);
+            assert_int_equal(got.finish, FINISH_LENGTH);
+            assert_memory_equal(got.tokens, want.tokens, (size_t)n * sizeof *got.tokens);
+        }
+        for (int n = 1; n < 20; n++) { /* the n-th token's text ends it */
+            char stop[2] = {want.text[n], 0};
+            const char *stops[] = {stop};
+            s = spec_of(prompt, 40, ANSWER, 2);
+            s.stop = stops;
+            s.n_stop = 1;
+            run(plain, &s, &again, 1);
+            run(e, &s, &got, 1);
+            assert_same(&again, &got);
+        }
+        /* the next turn: what was said, and some more */
+        s = spec_of(prompt, 40, 33, 2);
+        run(e, &s, &got, 1);
+        int n = 40;
+        for (int i = 0; i < got.n; i++)
+            prompt[n++] = got.tokens[i];
+        prompt_of(6, prompt + n, 10);
+        s = spec_of(prompt, n + 10, ANSWER, 4);
+        struct request_spec fresh = s;
+        fresh.no_cache = true;
+        run(plain, &fresh, &want, 1);
+        run(e, &s, &got, 1);
+        assert_same(&want, &got);
+        print_message("%s: %d of %d from the cache\n", models[m], got.usage.n_cached, n + 10);
+        assert_true(got.usage.n_cached >= n - 4);
+        close_engine(plain);
+        close_engine(e);
+    }
+}
+
+/* Too few pages for all: some start again, and the answers are the same. */
+static void preempted(void **state)
+{
+    (void)state;
+    enum { N = 4 };
+    static struct answer want[N], got[N];
+    struct request_spec specs[N];
+    int32_t prompts[N][64];
+    for (int m = 0; m < MODELS; m++) {
+        enum guessing own = OWN;
+        for (int i = 0; i < N; i++) {
+            prompt_of(20 + i, prompts[i], 30);
+            specs[i] = spec_of(prompts[i], 30, 120, (uint64_t)i);
+        }
+        struct engine *e = open_engine(models[m], 0, 0, &own);
+        run(e, specs, want, N);
+        close_engine(e);
+        n_known = 0;
+        for (int i = 0; i < N; i++)
+            remember(&specs[i], &want[i]);
+        for (enum guessing how = OWN; how <= MIXED; how++) {
+            e = open_engine(models[m], 3, 256, &how);
+            run(e, specs, got, N);
+            for (int i = 0; i < N; i++)
+                assert_same(&want[i], &got[i]);
+            assert_true(close_engine(e).n_preempted > 0);
+        }
+    }
+}
+
+enum { MANY = 8 };
+
+struct cancels {
+    struct engine *e;
+    struct request *r[MANY];
+    int step, n, crowded;   /* crowded: steps of more than guesses are for */
+    uint64_t before, after; /* guesses read until the third of those, and until the last */
+};
+
+/* The n-th is cancelled before step 20 + 10 n. */
+static void cancel_some(void *arg, int n_items)
+{
+    struct cancels *c = arg;
+    struct engine_stats st;
+    engine_stats(c->e, &st);
+    if (n_items > DRAFT_SEQS) {
+        c->before = c->crowded++ < 3 ? st.n_drafted : c->before;
+        c->after = st.n_drafted;
+    }
+    if (c->step++ == 20 + 10 * c->n && c->n < MANY - 1)
+        request_cancel(c->r[c->n++]);
+}
+
+/* Requests that are cancelled in the middle leave nothing behind; while many run, nothing is guessed. */
+static void cancelled_and_many(void **state)
+{
+    (void)state;
+    static struct answer got[MANY];
+    int32_t prompts[MANY][64];
+    for (int m = 0; m < MODELS; m++) {
+        enum guessing how = OWN;
+        struct cancels c = {.e = open_engine(models[m], 2, 0, &how)};
+        struct events *q = events_new();
+        struct engine_event ev;
+        struct error err = {0};
+        memset(got, 0, sizeof got);
+        struct request_spec first = spec_of(prompts[0], 20, 1, 0);
+        prompt_of(60, prompts[0], 20);
+        run(c.e, &first, got, 1); /* so that the hook is there before the others */
+        for (int i = 0; i < MANY; i++)
+            prompt_of(40 + i, prompts[i], 20);
+        struct request_spec all = spec_of(prompts[0], 20, 200, 1);
+        all.queue = q;
+        memset(got, 0, sizeof got);
+        for (int i = 0; i < MANY; i++) {
+            all.prompt = prompts[i];
+            all.user = &got[i];
+            if (i == MANY - 1) /* the steps that cancel begin once all handles are known */
+                engine_on_step(c.e, cancel_some, &c);
+            assert_int_equal(engine_submit(c.e, &all, &c.r[i], &err), SUBMIT_OK);
+        }
+        for (int done = 0; done < MANY;) {
+            assert_true(events_next(q, &ev, -1));
+            done += take(&ev);
+        }
+        struct engine_stats st = close_engine(c.e);
+        print_message("%s: %d cancelled, %d guesses\n", models[m], (int)st.finished[FINISH_CANCEL],
+                      (int)st.n_drafted);
+        assert_true(st.finished[FINISH_CANCEL] > 0 && c.crowded > 3);
+        assert_int_equal(c.before, c.after);
+        assert_true(st.n_drafted > c.after);
+        for (int i = 0; i < MANY; i++)
+            request_free(c.r[i]);
+        events_free(q);
+    }
+}
+
+/* What cannot be is said. */
+static void refused(void **state)
+{
+    (void)state;
+    struct engine_options opt = {.runtime = {.draft = 1}};
+    struct error err = {0};
+    struct engine *e = engine_open("tests/golden/qwen3", &opt);
+    assert_false(engine_wait(e, &err));
+    assert_non_null(strstr(err.msg, "--draft"));
+    engine_close(e);
+    opt.runtime.draft = DRAFT_AUTO; /* nobody asked: none are guessed */
+    e = engine_open("tests/golden/qwen3", &opt);
+    assert_true(engine_wait(e, &err));
+    assert_int_equal(engine_runtime(e)->draft, 0);
+    engine_close(e);
+    opt.runtime.draft = DRAFT_MOST + 1;
+    e = engine_open("tests/golden/qwen3_5", &opt);
+    assert_false(engine_wait(e, &err));
+    engine_close(e);
+}
+
+int main(void)
+{
+    CHECK(mkdtemp(dir), "a folder");
+    for (int m = 0; m < MODELS; m++) {
+        char folder[128];
+        mtp_toy_make(dir, models[m], folder, sizeof folder);
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(answers_are_the_same), cmocka_unit_test(right_guesses_save_steps),
+        cmocka_unit_test(ends_and_next_turns),  cmocka_unit_test(preempted),
+        cmocka_unit_test(cancelled_and_many),   cmocka_unit_test(refused)};
+    int rc = cmocka_run_group_tests(tests, NULL, NULL);
+    mtp_toy_remove(dir);
+    return rc;
+}
