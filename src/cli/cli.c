@@ -138,6 +138,7 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
         .page_len = f->page_len,
         .gpu_memory = f->gpu_memory,
         .profile = f->profile,
+        .draft = f->draft,
     };
     return cli_kv_type(u, "kv-type", f->kv_type, &opt->k_type) &&
            cli_kv_type(u, "kv-type", f->kv_type, &opt->v_type) &&

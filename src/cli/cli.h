@@ -68,8 +68,15 @@ struct model_flags {
     const char *device, *kv_type, *k_type, *v_type;
     float gpu_memory;
     bool deterministic, no_repack, profile;
+    int draft; /* runtime.h; DRAFT_AUTO to begin with where an engine answers */
     struct opt_list loras;
 };
+/* --draft, of commands that answer. */
+#define DRAFT_ROW(f)                                                                               \
+    {                                                                                              \
+        OPT_INT, 0, "draft", "draft-max", &(f).draft, 0, DRAFT_MOST, "N",                          \
+            "tokens the model's MTP block guesses ahead (default 1 where it has one; 0 = none)"    \
+    }
 /* --lora, of commands that compute text; its row stands before the others. */
 #define LORA_ROW(f)                                                                                \
     {                                                                                              \

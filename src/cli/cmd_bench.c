@@ -8,6 +8,7 @@
 #include "cli/cli.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "cli/bench_draft.h"
 #include "cli/bench_embed.h"
 #include "cli/bench_stages.h"
 #include "cli/hub.h"
@@ -359,6 +360,8 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
     int need = 1, seqs = 1, tokens = 1;
     for (int i = 0; i < n_tests; i++) {
         int len = tests[i].depth + tests[i].n_prompt + tests[i].n_gen;
+        if (opt->draft) /* in their place: what guesses cost */
+            len += 2 * BENCH_DRAFT_STEPS + 2 * DRAFT_MOST;
         need = len > need ? len : need;
         seqs = tests[i].n_seqs > seqs ? tests[i].n_seqs : seqs;
         int total = len * tests[i].n_seqs;
@@ -367,6 +370,7 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
     if (!opt->context)
         opt->context = need;
     opt->max_seqs = seqs;
+    opt->max_out = seqs * (1 + opt->draft);
     opt->max_tokens = f->ubatch && f->ubatch < seqs ? seqs : f->ubatch;
     opt->kv_tokens = tokens + seqs * 64;
     struct runtime *rt = cli_open(path, opt, err);
@@ -405,6 +409,9 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
                least * 100, most * 100);
     else if (ok && n_tests && !f->json && !f->skip_cost)
         print_cost(rt->be->invariance, least, most);
+    for (int i = 0; ok && opt->draft && i < n_tests; i++)
+        if (tests[i].n_gen && !tests[i].n_prompt)
+            ok = bench_draft(rt, tests[i].n_seqs, tests[i].depth, f->json, err);
     if (ok && f->model.profile)
         profile_print(&rt->profile, f->json ? stderr : stdout);
     if (ok && f->kernels && !backend_print_picks(rt->be, f->json ? stderr : stdout))
@@ -442,6 +449,8 @@ int cmd_bench(int argc, char **argv)
         {OPT_FLAG, 0, "kernels", 0, &f.kernels, 0, 0, 0,
          "print which kernels there are, for which rows, and how often each ran"},
         {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "one JSON object a line"},
+        {OPT_INT, 0, "draft", 0, &f.model.draft, 0, DRAFT_MOST, "N",
+         "measure what guessing N tokens ahead costs a generation, too"},
         LORA_ROW(f.model),
         MODEL_FLAG_ROWS(f.model),
     };

@@ -208,6 +208,9 @@ static bool engine_options(const struct usage *u, const struct model_flags *f,
                                          .v_type = f->v_type,
                                          .page_len = f->page_len,
                                          .gpu_memory = f->gpu_memory,
+                                         .draft = f->draft == 0            ? -1
+                                                  : f->draft == DRAFT_AUTO ? 0
+                                                                           : f->draft,
                                          .loras = f->loras.items,
                                          .n_loras = f->loras.n};
     if (!cli_runtime_options(u, f, &r))
@@ -329,6 +332,7 @@ static int run_checked(const struct usage *u, struct run_flags *f)
 int cmd_run(int argc, char **argv)
 {
     struct run_flags f = {.o = generate_unset(), .n_predict = -1, .seed = UINT64_MAX};
+    f.model.draft = DRAFT_AUTO;
     const struct opt opts[] = {
         MODEL_ROW(f.model_path),
         {OPT_STRING, 'p', "prompt", 0, &f.prompt, 0, 0, "TEXT",
@@ -379,6 +383,7 @@ int cmd_run(int argc, char **argv)
         {OPT_LIST, 0, "logit-bias", 0, &f.bias, 0, 0, "ID=X",
          "add X to a token's logit; ID=false bans it (repeatable)"},
         LORA_ROW(f.model),
+        DRAFT_ROW(f.model),
         MODEL_FLAG_ROWS(f.model),
     };
     const struct usage u = {

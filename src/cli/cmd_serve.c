@@ -117,6 +117,7 @@ int cmd_serve(int argc, char **argv)
         .lora_rank = 64,
         .srv = {.sample = sample_params_unset(), .ping_s = 15},
     };
+    f.model.draft = DRAFT_AUTO;
     struct engine_options *e = &f.srv.engine;
     struct sample_params *s = &f.srv.sample;
     const struct opt opts[] = {
@@ -191,6 +192,7 @@ int cmd_serve(int argc, char **argv)
         {OPT_FLOAT, 0, "min-p", 0, &s->min_p, 0, 1, "P", "default: the model's, or 0.05"},
         {OPT_FLOAT, 0, "repeat-penalty", 0, &s->repeat_penalty, 0.01, 100, "X",
          "1 = off; default: the model's, or 1"},
+        DRAFT_ROW(f.model),
         MODEL_FLAG_ROWS(f.model),
     };
     const struct usage u = {

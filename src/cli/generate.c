@@ -128,6 +128,8 @@ void generation_describe(const struct steel_event *end, struct buf *out)
     if (end->n_generated)
         buf_addf(out, " | generated %d tokens, %.1f tok/s", end->n_generated,
                  rate(end->n_generated - 1, end->total_s - first));
+    if (end->n_drafted)
+        buf_addf(out, " | guessed %d ahead, %d right", end->n_drafted, end->n_accepted);
 }
 
 void generation_print(const struct steel_event *end, FILE *out)

@@ -117,6 +117,9 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
                     .loras = refs,
                     .n_loras = o.n_loras,
                     .lora_rank = o.max_lora_rank,
+                    .draft = o.draft == 0  ? DRAFT_AUTO
+                             : o.draft < 0 ? 0
+                                           : o.draft,
                     .profile = o.profile},
         .max_queue = o.max_queue,
         .max_per_client = o.max_per_client,
@@ -491,6 +494,8 @@ static void translate(const struct engine_event *in, struct steel_event *out)
         .queue_s = (double)in->usage.queue_ns * 1e-9,
         .first_token_s = (double)in->usage.first_ns * 1e-9,
         .total_s = (double)in->usage.total_ns * 1e-9,
+        .n_drafted = in->usage.n_drafted,
+        .n_accepted = in->usage.n_accepted,
     };
 }
 _Static_assert((int)STEEL_STARTED == (int)EVENT_START && (int)STEEL_DONE == (int)EVENT_DONE &&

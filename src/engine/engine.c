@@ -23,9 +23,10 @@ struct choice {
     struct sampler *sampler; /* from the first step on */
     struct output out;
     int64_t entered_ns, first_ns, last_ns;
-    int at[2];    /* where it is in the steps under way, plus 1; 0 = not in that one */
-    bool guessed; /* its last token stands for one that a step under way will choose */
-    int n_told;   /* tokens of the prompt whose log-probabilities were told */
+    int at[2];                 /* where it is in the steps under way, plus 1; 0 = not in that one */
+    bool guessed;              /* its last token stands for one that a step under way will choose */
+    int n_drafted, n_accepted; /* its part of engine_stats' */
+    int n_told;                /* tokens of the prompt whose log-probabilities were told */
 };
 
 struct request {
@@ -413,6 +414,8 @@ static struct usage_count count_usage(const struct choice *c, int64_t now)
         .n_cached = c->seq.n_cached,
         .n_generated = c->seq.n_tokens - c->seq.n_prompt,
         .n_preempted = c->seq.n_preempted,
+        .n_drafted = c->n_drafted,
+        .n_accepted = c->n_accepted,
         .queue_ns = (c->entered_ns ? c->entered_ns : now) - t0,
         .first_ns = c->first_ns ? c->first_ns - t0 : 0,
         .total_ns = now - t0,
@@ -798,6 +801,7 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
     if (told)
         step_probs(e->rt->step, row, &probs);
     e->stats.n_drafted += (uint64_t)it->n_guess;
+    c->n_drafted += it->n_guess;
     for (int i = 0; right; i++) {
         struct engine_event ev = {.stop = -1};
         if (told) {
@@ -806,13 +810,14 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
             ev.n_top = probs.n_top;
         }
         right = i < it->n_guess && token == c->seq.tokens[c->seq.n_tokens];
+        c->n_accepted += right;
+        e->stats.n_accepted += right;
         c->seq.n_open =
             it->n_guess - i; /* where it ends with this token, that is not in the cache */
         if (!take_token(e, c, token, &ev))
             return false;
         if (right) {
             c->seq.n_open--;
-            e->stats.n_accepted++;
             step_logits(e->rt->step, row + i + 1, e->logits);
             token = sampler_pick(c->sampler, e->logits, &probs);
         }
