@@ -81,6 +81,18 @@ class Model:
         return self.high if i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2 else self.main
 
 
+def add_mtp(m, embd):
+    """A block that guesses tokens ahead, whose layer is like the last one with attention."""
+    n = m.layers
+    like = max(i for i in range(n) if any(name.startswith(f"blk.{i}.attn_output") for name, _, _ in m.tensors))
+    for name, dims, kind in [t for t in m.tensors if t[0].startswith(f"blk.{like}.")]:
+        m.add(f"blk.{n}." + name.split(".", 2)[2], dims, kind)
+    m.layer(n, ("nextn.eh_proj.weight", [2 * embd, embd], m.main), ("nextn.enorm.weight", [embd], F32),
+            ("nextn.hnorm.weight", [embd], F32), ("nextn.shared_head_norm.weight", [embd], F32))
+    m.meta = [(k, n + 1 if k.endswith(".block_count") else v) for k, v in m.meta]
+    m.set(nextn_predict_layers=1)
+
+
 def usual(shape, layers, vocab, main, high):
     """Llama, Qwen3 and Qwen3-MoE."""
     arch, n, embd, heads, kv_heads, dim, ff, n_vocab, experts, used, expert_ff, base, eps = SHAPES[shape]
@@ -401,12 +413,15 @@ def main():
     ap.add_argument("--layers", type=int, help="fewer than the real model has")
     ap.add_argument("--vocab", type=int, help="a smaller vocabulary")
     ap.add_argument("--quant", choices=QUANTS, default="q4_k_m")
+    ap.add_argument("--mtp", action="store_true", help="with a block that guesses tokens ahead (qwen3.5, glm-4.7-flash)")
     ap.add_argument("--seed", type=int, default=1)
     a = ap.parse_args()
     rnd = random.Random(a.seed)
     main_type, high_type, head_type, file_type = QUANTS[a.quant]
     rest = (a.layers, a.vocab, main_type, high_type)
     m = OTHERS[a.shape](*rest) if a.shape in OTHERS else usual(a.shape, *rest)
+    if a.mtp:
+        add_mtp(m, next(dims[0] for name, dims, _ in m.tensors if name == "token_embd.weight"))
     meta = [("general.architecture", m.arch), ("general.name", f"synthetic {a.shape}"),
             ("general.file_type", file_type), *m.meta, *m.vocabulary]
     if a.shape != "gpt-oss-20b":

@@ -436,6 +436,41 @@ static void cancelled_and_many(void **state)
     }
 }
 
+/* Steps of made-up times: guesses are made while they pay, tried again from time to time, and by one who asked
+ * for them always. */
+static void guesses_that_pay(void **state)
+{
+    (void)state;
+    static const struct {
+        double guess_ns, right;
+        bool pays, adapts;
+    } cases[] = {{150, 0.8, true, true}, {150, 0.3, false, true}, {150, 0.3, true, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct spec sp = {.most = 1, .max_seqs = DRAFT_SEQS, .adapts = cases[i].adapts};
+        struct step_item items[2] = {{.n_tokens = 1}, {.n_tokens = 1}};
+        int made = 0, n = 4 * SPEC_PERIOD;
+        double right = 0;
+        for (int step = 0; step < n; step++) {
+            bool guesses = spec_pays(&sp, 2);
+            int whole = 0;
+            made += guesses;
+            items[0].n_guess = items[1].n_guess = guesses;
+            if (guesses) { /* of two guesses, as many on average */
+                right += 2 * cases[i].right;
+                whole = (int)right;
+                right -= whole;
+            }
+            spec_learn(&sp, items, 2, whole, (int64_t)(guesses ? cases[i].guess_ns : 100));
+        }
+        assert_false(spec_pays(&sp, DRAFT_SEQS + 1));
+        int tries = n / SPEC_PERIOD * SPEC_TRY, rests = n / SPEC_PERIOD * SPEC_REST;
+        if (!cases[i].adapts)
+            assert_int_equal(made, n);
+        else
+            assert_int_equal(made, cases[i].pays ? n - rests : tries);
+    }
+}
+
 /* What cannot be is said. */
 static void refused(void **state)
 {
@@ -464,10 +499,13 @@ int main(void)
         char folder[128];
         mtp_toy_make(dir, models[m], folder, sizeof folder);
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(answers_are_the_same), cmocka_unit_test(right_guesses_save_steps),
-        cmocka_unit_test(ends_and_next_turns),  cmocka_unit_test(preempted),
-        cmocka_unit_test(cancelled_and_many),   cmocka_unit_test(refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(answers_are_the_same),
+                                       cmocka_unit_test(right_guesses_save_steps),
+                                       cmocka_unit_test(ends_and_next_turns),
+                                       cmocka_unit_test(preempted),
+                                       cmocka_unit_test(cancelled_and_many),
+                                       cmocka_unit_test(guesses_that_pay),
+                                       cmocka_unit_test(refused)};
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     mtp_toy_remove(dir);
     return rc;

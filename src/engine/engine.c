@@ -826,15 +826,18 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
 }
 
 /* After a step: the guesses for the next one, and an end to those of this one. */
-static void guess_tokens(struct engine *e, const struct flight *f, int64_t ns)
+static void guess_tokens(struct engine *e, const struct flight *f, int64_t ns, int n_right)
 {
     struct error err = {0};
+    int64_t start = clock_ns();
     for (int i = 0; i < f->n; i++) {
         const struct choice *c = (const struct choice *)f->seqs[i];
         if (c) /* the last token is chosen, never guessed */
             e->wants[i] = c->req->spec.max_tokens - (c->seq.n_tokens - c->seq.n_prompt) - 1;
     }
     bool ok = spec_guess(&e->spec, f->items, f->seqs, e->wants, f->n, &err);
+    if (!f->n_read && !f->n_forced)
+        spec_learn(&e->spec, f->items, f->n, n_right, ns + clock_ns() - start);
     for (int i = 0; i < f->n; i++)
         if (f->seqs[i])
             spec_settle(&e->spec, f->seqs[i]);
@@ -855,6 +858,7 @@ static void finish_step(struct engine *e)
     e->end_ns = end;
     e->stats.n_steps++;
     e->stats.busy_s += (double)ns * 1e-9;
+    uint64_t n_right = e->stats.n_accepted; /* before */
     bool reads = f->n_read || f->n_forced;
     *(reads ? &e->stats.read_s : &e->stats.decode_s) += (double)ns * 1e-9;
     e->stats.read_tokens += (uint64_t)f->n_read;
@@ -896,7 +900,7 @@ static void finish_step(struct engine *e)
     else
         fail_engine(e, &err);
     if (ok && e->spec.most)
-        guess_tokens(e, f, ns);
+        guess_tokens(e, f, ns, (int)(e->stats.n_accepted - n_right));
     f->n = 0;
     e->now = e->next;
     e->next = f;
@@ -995,7 +999,8 @@ static bool start(struct engine *e)
     scheduler_init(&e->sched, kv, lim, e->context, e->opt.step_ms);
     e->sched.max_per_client = e->opt.max_per_client;
     e->sched.records = e->rt->be->ahead && !e->rt->draft;
-    spec_init(&e->spec, &e->sched, e->rt->step, e->rt->draft, DRAFT_SEQS);
+    spec_init(&e->spec, &e->sched, e->rt->step, e->rt->draft, DRAFT_SEQS,
+              e->opt.runtime.draft == DRAFT_AUTO);
     e->wants = mem_zalloc((size_t)lim->max_seqs, sizeof *e->wants);
     for (int i = 0; i < 2; i++) {
         struct flight *f = &e->flights[i];

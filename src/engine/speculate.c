@@ -3,11 +3,16 @@
 #include "base/mem.h"
 
 void spec_init(struct spec *sp, struct scheduler *sched, struct stepper *step, int most,
-               int max_seqs)
+               int max_seqs, bool adapts)
 {
     size_t n = (size_t)sched->limits.max_seqs;
-    *sp = (struct spec){
-        .sched = sched, .kv = sched->kv, .step = step, .most = most, .max_seqs = max_seqs};
+    CHECK(max_seqs <= SPEC_MOST_SEQS, "%d sequences", max_seqs);
+    *sp = (struct spec){.sched = sched,
+                        .kv = sched->kv,
+                        .step = step,
+                        .most = most,
+                        .max_seqs = max_seqs,
+                        .adapts = adapts};
     if (!most)
         return;
     sp->items = mem_zalloc(n, sizeof *sp->items);
@@ -25,11 +30,45 @@ void spec_clear(struct spec *sp)
     *sp = (struct spec){0};
 }
 
+bool spec_pays(struct spec *sp, int n)
+{
+    if (n > sp->max_seqs)
+        return false;
+    struct spec_rate *r = &sp->rates[n];
+    uint64_t at = r->turn++ % SPEC_PERIOD;
+    if (!sp->adapts || at < SPEC_TRY)
+        return true;
+    return at >= SPEC_TRY + SPEC_REST && r->plain_ns * r->tokens > r->guess_ns;
+}
+
+/* The mean of the last ones, roughly: enough of them that luck does not decide. */
+static void learn(double *mean, int *n, double seen)
+{
+    *n += *n < 32;
+    *mean += (seen - *mean) / *n;
+}
+
+void spec_learn(struct spec *sp, const struct step_item *items, int n, int n_right, int64_t ns)
+{
+    int guessing = 0;
+    for (int i = 0; i < n; i++)
+        guessing += items[i].n_guess > 0;
+    if (n > sp->max_seqs || (guessing && guessing < n)) /* some of both say little */
+        return;
+    struct spec_rate *r = &sp->rates[n];
+    if (!guessing) {
+        learn(&r->plain_ns, &r->n_plain, (double)ns);
+        return;
+    }
+    learn(&r->guess_ns, &r->n_guess, (double)ns);
+    learn(&r->tokens, &r->n_tokens, 1 + (double)n_right / n);
+}
+
 /* The rows of a step, but for open ones, with the tokens behind them. Returns how many items. */
 static int add_rows(struct spec *sp, const struct step_item *items, struct seq *const *seqs,
                     const int *wants, int n)
 {
-    bool few = sp->sched->running.n <= sp->max_seqs;
+    bool pays = spec_pays(sp, sp->sched->running.n);
     int k = 0;
     for (int i = 0; i < n; i++) {
         struct seq *q = seqs[i];
@@ -39,7 +78,7 @@ static int add_rows(struct spec *sp, const struct step_item *items, struct seq *
         CHECK(end > first && end < q->n_tokens, "rows %d to %d of %d tokens", first, end - 1,
               q->n_tokens);
         /* nothing is guessed behind tokens that no step has read */
-        int want = few && end == q->n_tokens - 1 ? wants[i] : 0;
+        int want = pays && end == q->n_tokens - 1 ? wants[i] : 0;
         want = want < sp->most ? want : sp->most;
         sp->seqs[k] = q;
         sp->wants[k] = want;

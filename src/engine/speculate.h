@@ -19,28 +19,45 @@
 
 #include "engine/scheduler.h"
 
+/* What steps of so many sequences took, learned as they run. */
+struct spec_rate {
+    double plain_ns, guess_ns;      /* a step, what follows it included; 0 = not seen */
+    double tokens;                  /* that a sequence gets of a step with guesses */
+    int n_plain, n_guess, n_tokens; /* steps seen of each */
+    uint64_t turn;                  /* counts decisions */
+};
+
+enum { SPEC_MOST_SEQS = 16, SPEC_TRY = 16, SPEC_REST = 8, SPEC_PERIOD = 512 };
+
 struct spec {
     struct scheduler *sched;
     struct kvcache *kv;
     struct stepper *step;
-    int most, max_seqs;       /* guesses of a sequence; while at most so many run */
-    struct guess_item *items; /* (max_seqs of steps) */
-    struct seq **seqs;        /* (the same) whose they are */
-    int *wants;               /* (the same) guesses wanted */
-    int32_t *guesses;         /* (the same, most) */
+    int most, max_seqs; /* guesses of a sequence; while at most so many run */
+    bool adapts;        /* where they cost more than they save, none are made */
+    struct spec_rate rates[SPEC_MOST_SEQS + 1]; /* by sequences */
+    struct guess_item *items;                   /* (max_seqs of steps) */
+    struct seq **seqs;                          /* (the same) whose they are */
+    int *wants;                                 /* (the same) guesses wanted */
+    int32_t *guesses;                           /* (the same, most) */
     /* For tests: writes what is guessed behind tokens (n_tokens), in the place of the block's guesses (n). */
     void (*guess)(void *arg, const int32_t *tokens, int n_tokens, int32_t *guesses, int n);
     void *guess_arg;
 };
 
-/* most 0: nothing is guessed, and nothing else is called. */
+/* most 0: nothing is guessed, and nothing else is called. max_seqs: SPEC_MOST_SEQS at most. */
 void spec_init(struct spec *sp, struct scheduler *sched, struct stepper *step, int most,
-               int max_seqs);
+               int max_seqs, bool adapts);
 void spec_clear(struct spec *sp);
 /* After a step (items, n) whose tokens were appended: its rows go through the block, and sequence i gets up to
  * wants[i] guesses. seqs[i] NULL: left since. */
 bool spec_guess(struct spec *sp, const struct step_item *items, struct seq *const *seqs,
                 const int *wants, int n, struct error *err);
+/* Whether n sequences should guess: as long as they pay. Every SPEC_PERIOD decisions both ways are tried
+ * again, for SPEC_TRY and SPEC_REST steps. */
+bool spec_pays(struct spec *sp, int n);
+/* A step (items, n) that only decodes took so long, and so many guesses were right. */
+void spec_learn(struct spec *sp, const struct step_item *items, int n, int n_right, int64_t ns);
 /* What the sequence's guesses in the cache turned out to be is settled: open ones go. */
 void spec_settle(struct spec *sp, struct seq *q);
 
