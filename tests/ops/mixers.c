@@ -239,16 +239,18 @@ static double cache_tol(enum dtype type)
     return tol > mixer_tol() ? tol : mixer_tol();
 }
 
-static void latent_case(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum dtype type,
-                        enum dtype kv_type)
+/* many: also more than 256 rows, which may be left as halves */
+static void latent_steps(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum dtype type,
+                         enum dtype kv_type, bool many)
 {
     static const int decode[][2] = {{0, 1}, {15, 1}, {16, 1}, {300, 1}, {63, 1}};
     static const int mixed[][2] = {{20, 1}, {0, 70}, {33, 17}, {5, 1}, {100, 2}};
     static const int one[][2] = {{170, 1}}; /* alone, its norms are made on the way */
+    static const int wide[][2] = {{7, 1}, {0, 200}, {40, 90}};
     const struct {
         const int (*seqs)[2];
         int n;
-    } plans[] = {{decode, 5}, {mixed, 5}, {one, 1}};
+    } plans[] = {{decode, 5}, {mixed, 5}, {one, 1}, {wide, 3}};
     struct dims s = base_dims();
     struct duo d;
     s.n_rot = Dr;
@@ -288,10 +290,10 @@ static void latent_case(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum d
             dtype_bytes(kv_type, (size_t)s.b.n_pages * (size_t)s.b.page_len * (size_t)(C + Dr));
         latents_new(&d, C + Dr);
         duo_prepare(&d);
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 3 + many; i++) {
             struct plan p;
             char what[100];
-            plan_make(&p, &s, plans[i].seqs, plans[i].n, i != 1);
+            plan_make(&p, &s, plans[i].seqs, plans[i].n, i % 2 == 0);
             p.b.n_out = p.b.n_tokens; /* the layer is the last */
             for (int r = 0; r < p.b.n_tokens; r++)
                 p.out_rows[r] = r;
@@ -319,6 +321,12 @@ static void latent_case(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum d
     duo_close(&d);
 }
 
+static void latent_case(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum dtype type,
+                        enum dtype kv_type)
+{
+    latent_steps(H, Dn, Dr, Dv, C, q_rank, type, kv_type, false);
+}
+
 void test_latent(void)
 {
     int before = n_checks;
@@ -340,7 +348,7 @@ void test_latent(void)
 void force_latent(bool (*takes)(const char *formats, enum dtype t), const char *formats)
 {
     latent_case(5, 128, 64, 128, 512, 0, DT_F16, DT_F16);
-    latent_case(2, 192, 64, 256, 512, 48, DT_Q8_0, DT_BF16);
+    latent_steps(2, 192, 64, 256, 512, 48, DT_Q8_0, DT_BF16, true);
     for (enum dtype t = DT_F32; *formats && t <= DT_GPTQ4; t++)
         if (takes(formats, t) && (!light || t % 5 == 0))
             latent_case(3, 256, 16, 32, 256, 0, t, DT_F16);

@@ -477,6 +477,7 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     b->expand.wvb = cuda_matrix(l->wvb);
     b->expand.v_dim = l->v_dim;
     b->expand.a = b->a;
+    b->expand.halves = pick_halves_only(T) && H * l->v_dim % TILE_K == 0;
     p.expand = b->expand.max_keys ? &b->expand : NULL;
     struct pick_case c = {};
     c.step = &s;
@@ -497,5 +498,10 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     step_mark(cu);
     pick_go(cu, prompt, &c);
     step_mark_end(cu, STAGE_ATTENTION);
-    return rows_of(b->a, T, H * l->v_dim);
+    struct rows a = rows_of(b->a, T, H * l->v_dim);
+    a.halves = b->expand.halves;
+    a.n_floats = a.halves ? s.n_decode : T;
+    if (a.halves && s.n_decode)
+        rows_join_halves(cu, &a, s.n_decode);
+    return a;
 }

@@ -48,7 +48,9 @@ struct expanded_args {
     const float *q; /* (n_tokens, H, Dn + 64) the last 64 rotated */
     /* (H, n_keys, Dn), (n_keys, 64), (H, n_keys, Dv) halves; the first and the last times HIDDEN_SCALE */
     const uint16_t *k, *kr, *v;
-    float *a; /* (n_tokens, H, Dv) */
+    float *a;          /* (n_tokens, H, Dv) */
+    uint16_t *halves;  /* the same for the product that follows, in place of a; or NULL */
+    float *half_scale; /* (n_tokens) */
     const int2 *tiles;
     int n_tiles, n_heads, n_keys;
     float scale;
@@ -223,7 +225,7 @@ DEVICE void expanded_softmax(float (&s)[EXPANDED_KEYS / 2], struct expanded_stat
     }
 }
 
-/* The result of a warpgroup's rows. */
+/* The result of a warpgroup's rows, of which `rows` are real: as floats, or as halves. */
 template <int PV>
 DEVICE void expanded_write(const struct expanded_args &p, const struct expanded_state &st,
                            const float (&out)[PV / 2][64], int h, int row0, int rows)
@@ -235,18 +237,32 @@ DEVICE void expanded_write(const struct expanded_args &p, const struct expanded_
         total += __shfl_xor_sync(FULL_WARP, total, 1);
         total += __shfl_xor_sync(FULL_WARP, total, 2);
         int row = w * 16 + g + 8 * r;
-        if (row >= rows)
-            continue;
-        bool hidden = p.step.slot[row0 + row] < 0;
+        bool mine = row < rows, hidden = !mine || p.step.slot[row0 + row] < 0;
         float f = hidden ? 0.0f : 1.0f / (HIDDEN_SCALE * total);
-        float *to =
-            p.a + ((size_t)(row0 + row) * (size_t)p.n_heads + (size_t)h) * (PV * 64) + 2 * c;
+        size_t at = ((size_t)(row0 + row) * (size_t)p.n_heads + (size_t)h) * (PV * 64);
 #pragma unroll
-        for (int j = 0; j < PV * 8; j++) {
-            const float *v = &out[j >> 4][4 * (j & 15) + 2 * r];
-            *(float2 *)(to + j * 8) =
-                hidden ? make_float2(0.0f, 0.0f) : make_float2(v[0] * f, v[1] * f);
+        for (int j = 0; j < PV * 8; j += 2) {
+            float v[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] = hidden ? 0.0f : out[j >> 4][4 * ((j & 15) + i / 2) + 2 * r + i % 2] * f;
+            if (!p.halves) {
+                if (mine) {
+                    *(float2 *)(p.a + at + j * 8 + 2 * c) = make_float2(v[0], v[1]);
+                    *(float2 *)(p.a + at + j * 8 + 2 * c + 8) = make_float2(v[2], v[3]);
+                }
+                continue;
+            }
+            /* Two lanes share 8 of the 16 columns, as half_slot has them: each takes four. */
+            uint32_t lo = pack_half2(clamp_half(v[0]), clamp_half(v[1]));
+            uint32_t hi = pack_half2(clamp_half(v[2]), clamp_half(v[3]));
+            uint32_t other = __shfl_xor_sync(FULL_WARP, c < 2 ? hi : lo, 2);
+            if (mine)
+                *(uint2 *)(p.halves + at + j * 8 + (c & 1) * 8 + (c >> 1) * 4) =
+                    c < 2 ? make_uint2(lo, other) : make_uint2(other, hi);
         }
+        if (p.halves && mine && h == 0 && c == 0)
+            p.half_scale[row0 + row] = 1.0f;
     }
 }
 
@@ -512,6 +528,8 @@ void latent_expanded(struct cuda_backend *cu, const struct latent_args &p, const
     a.kr = e->kr;
     a.v = e->v;
     a.a = e->a;
+    a.halves = e->halves ? cu->half_in : NULL;
+    a.half_scale = cu->half_scale;
     a.tiles = tiles;
     a.n_tiles = n_tiles;
     a.n_heads = H;
