@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "base/sysmem.h"
 #include "engine/device.h"
+#include "quant/kvblock.h"
 #include "text/grammar.h"
 
 #include <pthread.h>
@@ -173,13 +174,32 @@ static struct cache_room host_room(const struct runtime_options *opt, const stru
     return r;
 }
 
+/* On a GPU, for a token of a cache of codes: its keys and values of a layer as halves, which prompts
+ * have for the longest sequence. */
+static size_t halves_bytes(const struct runtime_options *opt, const struct network *net)
+{
+    int most = 0;
+    for (int i = 0; i < net->n_layers; i++) {
+        int k, v;
+        mixer_cache_dims(&net->layers[i].mixer, &k, &v);
+        most = k + v > most ? k + v : most;
+    }
+    bool coded = kv_coded(or_f16(opt->k_type)) || kv_coded(or_f16(opt->v_type));
+    return coded ? 2 * (size_t)most : 0;
+}
+
 /* On a GPU: once the weights are there, and the adapters. */
 static struct cache_room gpu_room(const struct runtime_options *opt, const struct network *net,
-                                  const struct backend_options *device)
+                                  int context, const struct backend_options *device)
 {
     struct step_limits lim = limits_of(opt, true);
-    size_t room = backend_cuda_room(device, gpu_share(opt));
-    return (struct cache_room){room, room, GPU_SCRATCH / 2 + gpu_step_bytes(opt, net, &lim), true};
+    size_t room = backend_cuda_room(device, gpu_share(opt)), halves = halves_bytes(opt, net);
+    struct cache_room r = {room, room, GPU_SCRATCH / 2 + gpu_step_bytes(opt, net, &lim), true};
+    size_t left = room > r.beside ? room - r.beside : 0;
+    size_t longest = (size_t)or_default(opt->context, context);
+    size_t fit = left / (token_bytes(opt, net) + halves + TOKEN_EXTRA);
+    r.beside += halves * (longest < fit ? longest : fit);
+    return r;
 }
 
 /* On a GPU whose user named no number of sequences: as many as its cache holds. */
@@ -411,12 +431,13 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
         return false;
     if (gpu) {
         struct runtime_options fit = *opt;
-        struct cache_room room = gpu_room(opt, net, &device);
+        struct cache_room room = gpu_room(opt, net, c->context, &device);
         fit.max_seqs_gpu = fit_sequences(opt, net, c->context, &room);
         lim = limits_of(&fit, true);
         if (fit.kv_tokens > 0 && fit.kv_tokens < opt->max_tokens_gpu)
             fit.kv_tokens = opt->max_tokens_gpu;
-        if (!size_cache(rt, &fit, c, net, &lim, gpu_room(&fit, net, &device), &cache, err))
+        room = gpu_room(&fit, net, c->context, &device);
+        if (!size_cache(rt, &fit, c, net, &lim, room, &cache, err))
             return false;
     }
     int page_len = or_default(opt->page_len, 16);

@@ -246,15 +246,14 @@ void attn_decode_split(struct cuda_backend *cu, struct attn_args p);
 /* attn_prefill.cu: prompts of a step, where the shape suits it. halves: their rows go to half_in and
  * nowhere else. */
 bool attn_prefill_suits(const struct cuda_backend *cu, const struct attn_layer *l);
-bool attn_prefill_coded_suits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool halves);
-/* Tiles `first`.. of the step, n of them, over halves that p.kv has. */
+/* Tiles `first`.. of the step, n of them. */
 void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &p, bool halves, int first,
                        int n);
 
-/* attn_expand.cu: the same over a cache of codes, which become halves in cu->expanded. */
-bool attn_expand_fits(const struct cuda_backend *cu, const struct attn_layer *l);
-void attn_expand(struct cuda_backend *cu, const struct attn_args &p, bool halves);
+/* attn_prefill_coded.cu: the same over a cache of codes, which become halves in cu->expanded */
+bool attn_prefill_coded_suits(const struct cuda_backend *cu, const struct attn_layer *l);
+void attn_prefill_coded(struct cuda_backend *cu, const struct attn_args &p, bool halves);
 
 /* attn_decode_wide.cu, attn_prefill_wide.cu: every part a layer may have. Decodes take raw projections
  * too, unless norms are of all heads. */

@@ -63,9 +63,9 @@ struct rows attn_both_ways(struct cuda_backend *cu, const struct attn_layer *l,
 bool attn_clusters(const struct cuda_backend *cu);
 int attn_splits(const struct cuda_backend *cu, int n_seqs, int n_heads, int n_kv);
 
-/* attn_expand.cu: room for keys and values of prompts as halves, and for where they lie */
-size_t attn_expand_bytes(const struct cuda_backend *cu);
-size_t attn_expand_page_ints(const struct cuda_backend *cu);
+/* attn_prefill_coded.cu: room for keys and values of prompts as halves, and for where they lie */
+size_t attn_prefill_coded_bytes(const struct cuda_backend *cu);
+size_t attn_prefill_coded_page_ints(const struct cuda_backend *cu);
 
 /* attn_decode_split.cu: a few decodes */
 size_t attn_decode_split_record_bytes(const struct cuda_backend *cu);

@@ -4,14 +4,9 @@
  * through a ring of three. A round multiplies q with its keys while the probabilities of the
  * round before multiply their values, and works out its own probabilities while that still runs.
  * Everything else is attn_decode.cu's prefill.
- *
- * A cache of codes (CODED; halves, Q8_0, FP8, Q4_0): those who bring ask for the codes of the next round
- * while they turn those of this one into halves, each thread its own, in the same places; nothing else
- * differs but that values which were turned are turned back at the end.
  */
 #include "backend/cuda/attn.cuh"
 #include "backend/cuda/gemm.cuh"
-#include "backend/cuda/kv_coded.cuh"
 #include "backend/cuda/wgmma.cuh"
 
 #include <math.h>
@@ -29,19 +24,11 @@ enum {
     PREFILL_STAGE = 2 * PREFILL_TILE,   /* both */
     PREFILL_USERS = PREFILL_HEADS * 128,
     PREFILL_THREADS = PREFILL_USERS + 128,
-    PREFILL_SHARED = 1024 + PREFILL_STAGES * PREFILL_STAGE + 256,
-    PREFILL_PLAN = 8,                        /* most runs of 16 bytes a thread brings at a time */
-    PREFILL_CODES = PREFILL_PLAN * 128 * 16, /* of keys or values, on their way */
-    PREFILL_CODED_SHARED = PREFILL_SHARED + 2 * PREFILL_CODES
+    PREFILL_SHARED = 1024 + PREFILL_STAGES * PREFILL_STAGE + 256
 };
 /* Registers of those who multiply and of those who bring: no more than the block began with, which is
  * 168 for each of three warpgroups. */
-enum {
-    PREFILL_REGS = 232,
-    PREFILL_BRING_REGS = 40,
-    PREFILL_CODED_REGS = 224,
-    PREFILL_CODED_BRING_REGS = 56
-};
+enum { PREFILL_REGS = 232, PREFILL_BRING_REGS = 40 };
 
 /* Keys are there, values are there, both are done with. */
 struct attn_prefill_bars {
@@ -58,7 +45,6 @@ struct attn_prefill_args {
     const int2 *tiles; /* sequence, first row */
     int n_tiles, n_heads, n_kv, page_len, page_shift, window;
     float scale;
-    int k_type, v_type; /* CODED */
 };
 
 template <bool BF16> DEVICE uint32_t pack_pair(float x, float y)
@@ -161,121 +147,6 @@ DEVICE void attn_prefill_bring(const struct attn_prefill_args &p, const struct a
     copy_async_wait<0>();
 }
 
-/* A thread's share of 128 keys, or values, of a type of codes: 16 bytes, VALUES of them, of every
- * 128 / AT_ONCE-th key. */
-template <class T> struct attn_prefill_codes {
-    enum {
-        ROW = PREFILL_D / 32 * T::BLOCK,
-        PIECES = ROW / 16,
-        AT_ONCE = 128 / PIECES,
-        PASSES = PREFILL_KEYS / AT_ONCE,
-        VALUES = 16 * 32 / T::BLOCK,
-        SCALES = T::SCALED ? PREFILL_D / 16 : 0 /* bytes of a row */
-    };
-
-    /* Asks for the codes, and for the scales, which are not looked at before put(). */
-    static __device__ __forceinline__ void ask(const struct attn_prefill_args &p,
-                                               const struct attn_prefill_span &f,
-                                               const uint8_t *pool, int round, uint8_t *codes,
-                                               uint16_t (&scales)[PREFILL_PLAN])
-    {
-        int id = (int)threadIdx.x & 127, piece = id % PIECES, key0 = id / PIECES;
-#pragma unroll
-        for (int i = 0; i < PASSES; i++) {
-            int key = min(f.from + round * PREFILL_KEYS + i * AT_ONCE + key0, f.last);
-            int off = key & (p.page_len - 1);
-            size_t page = (size_t)f.pages[key >> p.page_shift] * (size_t)p.n_kv + (size_t)f.kv_head;
-            const uint8_t *tile = pool + page * (size_t)(p.page_len * (ROW + SCALES));
-            copy_async16(codes + i * 2048, tile + off * ROW + piece * 16);
-            if (T::SCALED) {
-                const uint8_t *at = tile + p.page_len * ROW + off * SCALES;
-                scales[i] = ((const uint16_t *)at)[piece * VALUES / 32];
-            }
-        }
-    }
-
-    /* Codes to halves, where the products look for them. */
-    static __device__ __forceinline__ void put(const uint8_t *codes,
-                                               const uint16_t (&scales)[PREFILL_PLAN], uint8_t *to)
-    {
-        int id = (int)threadIdx.x & 127, piece = id % PIECES, key0 = id / PIECES;
-#pragma unroll
-        for (int i = 0; i < PASSES; i++) {
-            int key = i * AT_ONCE + key0;
-            uint32_t scale = kv_scale_pair(&scales[i]);
-#pragma unroll
-            for (int j = 0; j < VALUES / 8; j++) {
-                int at = piece * (VALUES / 8) + j; /* of 16 pieces of a key */
-                *(uint4 *)(to + (at >> 3) * PREFILL_PANEL + key * 128 +
-                           (((at & 7) ^ (key & 7)) << 4)) =
-                    T::eight(codes + i * 2048 + j * (T::BLOCK / 4), scale);
-            }
-        }
-    }
-};
-
-/* The same share of halves goes where it is wanted. */
-DEVICE void attn_prefill_bring_halves(const struct attn_prefill_args &p,
-                                      const struct attn_prefill_span &f, const uint8_t *pool,
-                                      int round, uint8_t *to)
-{
-    int id = (int)threadIdx.x & 127, piece = id & 15, key0 = id >> 4;
-#pragma unroll 4
-    for (int i = key0; i < PREFILL_KEYS; i += 8) {
-        int key = min(f.from + round * PREFILL_KEYS + i, f.last);
-        size_t page = (size_t)f.pages[key >> p.page_shift] * (size_t)p.n_kv + (size_t)f.kv_head;
-        size_t row = (page << p.page_shift) + (size_t)(key & (p.page_len - 1));
-        copy_async16(to + (piece >> 3) * PREFILL_PANEL + i * 128 + (((piece & 7) ^ (i & 7)) << 4),
-                     pool + row * (PREFILL_D * 2) + (size_t)piece * 16);
-    }
-}
-
-/* The warpgroup that brings keys and values of codes. Keys and values are a group of copies each, by
- * turns, so that of two under way the older is wanted. */
-DEVICE void attn_prefill_bring_codes(const struct attn_prefill_args &p,
-                                     const struct attn_prefill_span &f, uint8_t *shared,
-                                     struct attn_prefill_bars *bars)
-{
-    int stage = 0, turn = 1;
-    uint8_t *codes = shared + PREFILL_STAGES * PREFILL_STAGE + 256 + ((int)threadIdx.x & 127) * 16;
-    uint16_t scales[2][PREFILL_PLAN] = {};
-#pragma unroll 1
-    for (int round = -1; round < f.rounds; round++) { /* the first only asks */
-        if (round >= 0)
-            bar_wait(&bars->empty[stage], turn);
-#pragma unroll
-        for (int v = 0; v < 2; v++) {
-            const uint8_t *pool = v ? p.v : p.k;
-            uint8_t *to = shared + stage * PREFILL_STAGE + v * PREFILL_TILE;
-            uint64_t *bar = v ? &bars->values[stage] : &bars->keys[stage];
-            int type = v ? p.v_type : p.k_type;
-            if (type == DT_F16 && round >= 0) {
-                attn_prefill_bring_halves(p, f, pool, round, to);
-                bar_arrive_copies(bar);
-            }
-            if (type != DT_F16)
-                kv_with_codes(type, [&](auto t) {
-                    typedef attn_prefill_codes<decltype(t)> share;
-                    uint8_t *mine = codes + v * PREFILL_CODES;
-                    if (round >= 0) {
-                        copy_async_wait<1>(); /* this thread's: nobody else reads them */
-                        share::put(mine, scales[v], to);
-                        wgmma_publish();
-                        bar_arrive(bar);
-                    }
-                    if (round + 1 < f.rounds)
-                        share::ask(p, f, pool, round + 1, mine, scales[v]);
-                });
-            copy_async_commit();
-        }
-        if (round >= 0 && ++stage == PREFILL_STAGES) {
-            stage = 0;
-            turn ^= 1;
-        }
-    }
-    copy_async_wait<0>();
-}
-
 /* Queries of rows g and g+8 of this warp, already in units of log2. */
 template <bool BF16>
 DEVICE void attn_prefill_queries(const struct attn_prefill_args &p, int h, int row0, int rows,
@@ -293,35 +164,6 @@ DEVICE void attn_prefill_queries(const struct attn_prefill_args &p, int h, int r
                                   (size_t)d);
             qf[i][j] = pack_pair<BF16>(e.x * to_log2, e.y * to_log2);
         }
-}
-
-/* A row's 128 elements are with four lanes, each with pairs 8j + 2c of them: turned back. */
-DEVICE void attn_prefill_turn(float (&out)[PREFILL_D / 2])
-{
-    int c = lane_id() & 3;
-#pragma unroll
-    for (int i = 0; i < PREFILL_D / 2; i += 2) {
-        float a = out[i], b = out[i + 1];
-        out[i] = a + b, out[i + 1] = a - b;
-    }
-#pragma unroll
-    for (int bit = 1; bit < 4; bit <<= 1)
-#pragma unroll
-        for (int i = 0; i < PREFILL_D / 2; i++) {
-            float other = __shfl_xor_sync(FULL_WARP, out[i], bit);
-            out[i] = c & bit ? other - out[i] : other + out[i];
-        }
-#pragma unroll
-    for (int bit = 4; bit < PREFILL_D / 2; bit <<= 1)
-#pragma unroll
-        for (int i = 0; i < PREFILL_D / 2; i++)
-            if (!(i & bit)) {
-                float a = out[i], b = out[i + bit];
-                out[i] = a + b, out[i + bit] = a - b;
-            }
-#pragma unroll
-    for (int i = 0; i < PREFILL_D / 2; i++)
-        out[i] *= 0.08838834764831845f; /* the root of 1/128 */
 }
 
 /* The result of a warpgroup's 64 rows, of which `rows` are real: as floats, or as halves. */
@@ -365,7 +207,7 @@ DEVICE void attn_prefill_write(const struct attn_prefill_args &p,
 }
 
 /* Grid: (pairs of heads, tiles of 64 rows, the last first: they have the most keys). */
-template <bool BF16, bool CODED>
+template <bool BF16>
 static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     attn_prefill_kernel(const __grid_constant__ struct attn_prefill_args p)
 {
@@ -399,14 +241,11 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     f.rounds = (f.last - from) / PREFILL_KEYS + 1;
     f.kv_head = h * p.n_kv / H;
     if (wg == PREFILL_HEADS) {
-        registers_fewer<CODED ? PREFILL_CODED_BRING_REGS : PREFILL_BRING_REGS>();
-        if (CODED)
-            attn_prefill_bring_codes(p, f, shared, bars);
-        else
-            attn_prefill_bring(p, f, shared, bars);
+        registers_fewer<PREFILL_BRING_REGS>();
+        attn_prefill_bring(p, f, shared, bars);
         return;
     }
-    registers_more<CODED ? PREFILL_CODED_REGS : PREFILL_REGS>();
+    registers_more<PREFILL_REGS>();
     int rounds = f.rounds;
 
     uint32_t qf[PREFILL_D / 16][4];
@@ -482,8 +321,6 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     values(rounds - 1);
     wgmma_wait<0>();
     wgmma_use(out);
-    if (CODED && kv_is_turned(p.v_type))
-        attn_prefill_turn(out);
     attn_prefill_write(p, st, out, h, row0, rows);
 }
 
@@ -493,15 +330,8 @@ bool attn_prefill_suits(const struct cuda_backend *cu, const struct attn_layer *
            PREFILL_SHARED <= cu->shared_limit;
 }
 
-bool attn_prefill_coded_suits(const struct cuda_backend *cu, const struct attn_layer *l)
-{
-    return attn_prefill_suits(cu, l) && attn_coded_suits(cu, l) && !l->sinks && l->softcap == 0 &&
-           !l->gated && PREFILL_CODED_SHARED <= cu->shared_limit;
-}
-
-/* Tiles `first`.. of the step; type: of the cache, or NONE, then of codes. */
-static void attn_prefill_run(struct cuda_backend *cu, const struct attn_args &from, bool halves,
-                             enum dtype type, int first, int n)
+void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &from, bool halves,
+                       int first, int n)
 {
     struct attn_prefill_args p = {};
     p.k = from.kv.k;
@@ -519,23 +349,12 @@ static void attn_prefill_run(struct cuda_backend *cu, const struct attn_args &fr
     p.scale = from.scale;
     p.halves = halves ? cu->half_in : NULL;
     p.half_scale = cu->half_scale;
-    p.k_type = (int)cu->shape.k_type;
-    p.v_type = (int)cu->shape.v_type;
     dim3 grid((unsigned)(p.n_heads / PREFILL_HEADS), (unsigned)p.n_tiles);
-    auto kernel = !type            ? attn_prefill_kernel<false, true>
-                  : type == DT_F16 ? attn_prefill_kernel<false, false>
-                                   : attn_prefill_kernel<true, false>;
-    cuda_launch(cu, kernel, grid, PREFILL_THREADS, type ? PREFILL_SHARED : PREFILL_CODED_SHARED,
-                LAUNCH_EARLY, p);
+    auto kernel = from.kv.type == DT_F16 ? attn_prefill_kernel<false> : attn_prefill_kernel<true>;
+    cuda_launch(cu, kernel, grid, PREFILL_THREADS, PREFILL_SHARED, LAUNCH_EARLY, p);
 }
 
 void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool halves)
 {
-    attn_prefill_run(cu, p, halves, cu->shape.kv_type, 0, cu->layout.n_q_tiles);
-}
-
-void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &p, bool halves, int first,
-                       int n)
-{
-    attn_prefill_run(cu, p, halves, DT_F16, first, n);
+    attn_prefill_part(cu, p, halves, 0, cu->layout.n_q_tiles);
 }

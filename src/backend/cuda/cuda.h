@@ -421,7 +421,7 @@ struct cuda_backend {
     uint64_t picked[MAX_PICKS]; /* how often each has been chosen */
     bool may_wait;              /* kernels whose blocks wait for each other may be launched */
     float *wide_part;           /* its sums where k is cut */
-    uint8_t *expanded;          /* attn_expand.cu: keys and values of prompts as halves */
+    uint8_t *expanded;          /* attn_prefill_coded.cu: keys and values of prompts as halves */
     int32_t *expanded_pages;    /* (max_seqs, max_pages) where they lie */
     float *split_records;       /* attn_decode_split.cu: parts of a few decodes; all ones between */
     struct delta_scratch *delta; /* mixers.h: of networks that have such mixers, else NULL */

@@ -248,21 +248,13 @@ static bool prompt_coded_halves_fit(const struct cuda_backend *cu, const struct 
 {
     return pick_halves_only(c->step->n_tokens) && prompt_coded_fits(cu, c);
 }
-static bool prompt_expand_fits(const struct cuda_backend *cu, const struct pick_case *c)
+static void prompt_coded(struct cuda_backend *cu, const struct pick_case *c)
 {
-    return attn_expand_fits(cu, c->layer);
+    attn_prefill_coded(cu, *c->attn, false);
 }
-static bool prompt_expand_halves_fit(const struct cuda_backend *cu, const struct pick_case *c)
+static void prompt_coded_halves(struct cuda_backend *cu, const struct pick_case *c)
 {
-    return pick_halves_only(c->step->n_tokens) && prompt_expand_fits(cu, c);
-}
-static void prompt_expand(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_expand(cu, *c->attn, false);
-}
-static void prompt_expand_halves(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_expand(cu, *c->attn, true);
+    attn_prefill_coded(cu, *c->attn, true);
     c->out->halves = true;
     c->out->n_floats = c->step->n_decode;
 }
@@ -539,13 +531,9 @@ static const struct pick rows[] = {
     {"attn_prefill_wide", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_wide_fits,
      prompt_wide},
     {"attn_prefill_coded_halves", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL,
-     prompt_coded_halves_fit, prompt_halves},
+     prompt_coded_halves_fit, prompt_coded_halves},
     {"attn_prefill_coded", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_coded_fits,
-     prompt_wgmma},
-    {"attn_expand_coded_halves", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL,
-     prompt_expand_halves_fit, prompt_expand_halves},
-    {"attn_expand_coded", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_expand_fits,
-     prompt_expand},
+     prompt_coded},
     {"attn_prefill_wide_coded", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
      prompt_wide_coded_fits, prompt_wide},
     {"attn_any", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, prompt_any},
