@@ -23,17 +23,24 @@ struct client {
     struct client *next;
 };
 
+/* The texts of a step, and whose they are. */
+struct flight {
+    struct step_item *items;   /* (max_seqs) */
+    struct kv_seq *seqs;       /* (max_seqs) */
+    struct embed_job **jobs;   /* (max_seqs) whose text item i is */
+    struct embed_text **texts; /* (max_seqs) */
+    int n;
+};
+
 struct embedder {
     struct runtime *rt;
     struct pooling pooling;
     int max_queue;
     /* the thread's own */
-    struct step_item *items; /* (max_seqs) */
-    struct kv_seq *seqs;     /* (max_seqs) */
-    struct embed_job **jobs; /* (max_seqs) whose text item i is */
-    struct embed_text **texts;
-    float *rows; /* (rows of the longest text, n_embd) */
-    void *tmp;   /* pooling's */
+    struct flight
+        flights[2]; /* where a backend runs ahead, one computes while the other is ended */
+    float *rows;    /* (rows of the longest text, n_embd) */
+    void *tmp;      /* pooling's */
     pthread_t thread;
     bool started;
     /* shared */
@@ -166,67 +173,85 @@ static enum logits_want want_of(const struct pooling *p)
     return row == POOLING_CLS ? LOGITS_FIRST : row == POOLING_LAST ? LOGITS_LAST : LOGITS_ALL;
 }
 
-/* Fills a step with texts; those of cancelled jobs are passed over. Waits for the first. Returns how
- * many; 0 = closing. */
-static int gather(struct embedder *e)
+/* Fills a step with texts; those of cancelled jobs are passed over later. wait: for the first. False:
+ * closing. */
+static bool gather(struct embedder *e, struct flight *f, bool wait)
 {
     const struct step_limits *lim = stepper_limits(e->rt->step);
-    int n = 0, room = lim->max_tokens;
+    int room = lim->max_tokens;
+    f->n = 0;
     pthread_mutex_lock(&e->lock);
-    while (!e->ring && !e->closing)
+    while (wait && !e->ring && !e->closing)
         pthread_cond_wait(&e->work, &e->lock);
-    while (!e->closing && e->ring && n < lim->max_seqs) {
+    bool goes_on = !e->closing;
+    while (goes_on && e->ring && f->n < lim->max_seqs) {
         struct embed_job *job;
         /* A text longer than a step has one to itself, and more. */
-        struct embed_text *t = take_text(e, n ? room : INT32_MAX, &job);
+        struct embed_text *t = take_text(e, f->n ? room : INT32_MAX, &job);
         if (!t)
             break;
-        e->jobs[n] = job;
-        e->texts[n++] = t;
+        f->jobs[f->n] = job;
+        f->texts[f->n++] = t;
         room -= t->n;
         if (room <= 0)
             break;
     }
     pthread_mutex_unlock(&e->lock);
-    return n;
+    return goes_on;
+}
+
+/* Nobody waits for these any more. */
+static void drop_cancelled(struct flight *f)
+{
+    int kept = 0;
+    for (int i = 0; i < f->n; i++) {
+        if (atomic_load(&f->jobs[i]->cancel)) {
+            error_set(&f->jobs[i]->err, "cancelled");
+            job_end(f->jobs[i], 1);
+            continue;
+        }
+        f->jobs[kept] = f->jobs[i];
+        f->texts[kept++] = f->texts[i];
+    }
+    f->n = kept;
 }
 
 /* Text i's result is there. Numbers that are none are told, not passed on. */
-static void check_text(struct embedder *e, int i)
+static void check_text(struct embedder *e, const struct flight *f, int i)
 {
     const struct pooling *p = &e->pooling;
-    const struct embed_text *t = e->texts[i];
-    int dims = e->jobs[i]->dims, width = dims > 0 && dims < p->width ? dims : p->width;
+    const struct embed_text *t = f->texts[i];
+    int dims = f->jobs[i]->dims, width = dims > 0 && dims < p->width ? dims : p->width;
     size_t n = p->kind == POOLING_NONE ? (size_t)t->n * (size_t)p->n_embd : (size_t)width;
     for (size_t k = 0; k < n; k++)
         if (!isfinite(t->out[k])) {
-            error_set(&e->jobs[i]->err, "the model gives numbers that are not finite");
+            error_set(&f->jobs[i]->err, "the model gives numbers that are not finite");
             return;
         }
 }
 
-/* Text i's rows are computed: what is made of them. first_row: of its last step. */
-static void finish_text(struct embedder *e, int i)
+/* Text i's rows are computed: what is made of them. */
+static void finish_text(struct embedder *e, const struct flight *f, int i)
 {
     const struct pooling *p = &e->pooling;
-    const struct embed_text *t = e->texts[i];
+    const struct embed_text *t = f->texts[i];
     size_t E = (size_t)p->n_embd;
     int first, count;
     pooling_rows(p, t->n, &first, &count);
     float *to = p->kind == POOLING_NONE ? t->out : e->rows;
     for (int r = 0; r < count; r++)
-        step_logits(e->rt->step, e->items[i].first_row + r, to + (size_t)r * E);
+        step_logits(e->rt->step, f->items[i].first_row + r, to + (size_t)r * E);
     if (p->kind != POOLING_NONE)
-        pooling_apply(p, to, count, e->jobs[i]->dims, e->tmp, t->out);
-    check_text(e, i);
+        pooling_apply(p, to, count, f->jobs[i]->dims, e->tmp, t->out);
+    check_text(e, f, i);
 }
 
 /* A text longer than a step, of a model whose rows see only what came before: piece by piece. */
-static bool run_long(struct embedder *e, struct error *err)
+static bool run_long(struct embedder *e, struct flight *f, struct error *err)
 {
     const struct step_limits *lim = stepper_limits(e->rt->step);
     const struct pooling *p = &e->pooling;
-    const struct embed_text *t = e->texts[0];
+    const struct embed_text *t = f->texts[0];
     size_t E = (size_t)p->n_embd;
     enum logits_want want = want_of(p);
     float *all = want == LOGITS_ALL ? mem_zalloc((size_t)t->n * E, sizeof *all) : e->rows;
@@ -235,83 +260,126 @@ static bool run_long(struct embedder *e, struct error *err)
     for (int at = 0; ok && at < t->n; at += lim->max_tokens) {
         int n = t->n - at < lim->max_tokens ? t->n - at : lim->max_tokens;
         bool here = want == LOGITS_ALL || (want == LOGITS_FIRST ? at == 0 : at + n == t->n);
-        e->items[0] = (struct step_item){.seq = &e->seqs[0],
+        f->items[0] = (struct step_item){.seq = &f->seqs[0],
                                          .tokens = t->ids + at,
                                          .types = t->types ? t->types + at : NULL,
                                          .n_tokens = n,
                                          .want = here ? want : LOGITS_NONE};
-        ok = step_run(e->rt->step, e->items, 1, err);
+        ok = step_run(e->rt->step, f->items, 1, err);
         for (int r = 0; ok && here && r < (want == LOGITS_ALL ? n : 1); r++)
-            step_logits(e->rt->step, e->items[0].first_row + r,
+            step_logits(e->rt->step, f->items[0].first_row + r,
                         to + (want == LOGITS_ALL ? (size_t)(at + r) * E : 0));
     }
     if (ok && p->kind != POOLING_NONE)
-        pooling_apply(p, to, want == LOGITS_ALL ? t->n : 1, e->jobs[0]->dims, e->tmp, t->out);
+        pooling_apply(p, to, want == LOGITS_ALL ? t->n : 1, f->jobs[0]->dims, e->tmp, t->out);
     if (ok)
-        check_text(e, 0);
+        check_text(e, f, 0);
     if (all != e->rows)
         mem_free(all);
     return ok;
 }
 
-static bool run_step(struct embedder *e, int n, struct error *err)
+static bool is_long(const struct embedder *e, const struct flight *f)
+{
+    return f->n == 1 && f->texts[0]->n > stepper_limits(e->rt->step)->max_tokens;
+}
+
+/* There are pages for it beside the step under way. */
+static bool has_room(const struct embedder *e, const struct flight *f)
+{
+    int pages = 0, len = e->rt->kv->page_len;
+    for (int i = 0; i < f->n; i++)
+        pages += (f->texts[i]->n + len - 1) / len;
+    return pages <= kvcache_available(e->rt->kv);
+}
+
+static bool start_flight(struct embedder *e, struct flight *f, struct error *err)
 {
     enum logits_want want = want_of(&e->pooling);
-    if (n == 1 && e->texts[0]->n > stepper_limits(e->rt->step)->max_tokens)
-        return run_long(e, err);
-    for (int i = 0; i < n; i++)
-        e->items[i] = (struct step_item){.seq = &e->seqs[i],
-                                         .tokens = e->texts[i]->ids,
-                                         .types = e->texts[i]->types,
-                                         .n_tokens = e->texts[i]->n,
+    for (int i = 0; i < f->n; i++)
+        f->items[i] = (struct step_item){.seq = &f->seqs[i],
+                                         .tokens = f->texts[i]->ids,
+                                         .types = f->texts[i]->types,
+                                         .n_tokens = f->texts[i]->n,
                                          .want = want};
-    if (!step_run(e->rt->step, e->items, n, err))
-        return false;
-    for (int i = 0; i < n; i++)
-        finish_text(e, i);
-    return true;
+    return step_start(e->rt->step, f->items, f->n, err);
+}
+
+/* Its texts are done, or, !ok, will not be. */
+static void end_flight(struct embedder *e, struct flight *f, bool ok, const struct error *err)
+{
+    int tokens = 0;
+    for (int i = 0; i < f->n; i++) {
+        kvcache_release(e->rt->kv, &f->seqs[i]);
+        tokens += f->texts[i]->n;
+    }
+    pthread_mutex_lock(&e->lock);
+    e->stats.n_steps += f->n > 0;
+    e->stats.n_texts += (uint64_t)f->n;
+    e->stats.n_tokens += (uint64_t)tokens;
+    if (!ok) {
+        e->broken = true;
+        e->why = *err;
+    }
+    pthread_mutex_unlock(&e->lock);
+    for (int i = 0; i < f->n; i++) {
+        if (!ok)
+            f->jobs[i]->err = *err;
+        job_end(f->jobs[i], 1);
+    }
+    f->n = 0;
+}
+
+/* Waits for the step under way. */
+static bool land_flight(struct embedder *e, struct flight *f, struct error *err)
+{
+    bool ok = step_finish(e->rt->step, err);
+    for (int i = 0; ok && i < f->n; i++)
+        finish_text(e, f, i);
+    end_flight(e, f, ok, err);
+    return ok;
+}
+
+/* The step gathered in f, with another one under way or none: the next one under way in its place. */
+static bool run_flight(struct embedder *e, struct flight *f, struct flight **under_way,
+                       struct error *err)
+{
+    bool alone = is_long(e, f), ok = true;
+    if (*under_way && (alone || !has_room(e, f))) {
+        ok = land_flight(e, *under_way, err);
+        *under_way = NULL;
+    }
+    bool starts = ok && f->n && !alone;
+    if (starts)
+        ok = start_flight(e, f, err);
+    else if (ok && alone)
+        ok = run_long(e, f, err);
+    if (!starts || !ok)
+        end_flight(e, f, ok, err);
+    if (*under_way && !land_flight(e, *under_way, err))
+        ok = false;
+    *under_way = f->n ? f : NULL;
+    if (*under_way && (!ok || !e->rt->be->ahead)) {
+        ok = land_flight(e, f, err) && ok;
+        *under_way = NULL;
+    }
+    return ok;
 }
 
 static void *run_thread(void *arg)
 {
     struct embedder *e = arg;
-    for (;;) {
-        int n = gather(e), kept = 0, tokens = 0;
-        if (!n)
-            break;
-        for (int i = 0; i < n; i++) { /* nobody waits for these any more */
-            if (atomic_load(&e->jobs[i]->cancel)) {
-                error_set(&e->jobs[i]->err, "cancelled");
-                job_end(e->jobs[i], 1);
-                continue;
-            }
-            tokens += e->texts[i]->n;
-            e->jobs[kept] = e->jobs[i];
-            e->texts[kept++] = e->texts[i];
-        }
-        struct error err = {0};
-        bool ok = !kept || run_step(e, kept, &err);
-        for (int i = 0; i < kept; i++)
-            kvcache_release(e->rt->kv, &e->seqs[i]);
-        pthread_mutex_lock(&e->lock);
-        e->stats.n_steps += kept > 0;
-        e->stats.n_texts += (uint64_t)kept;
-        e->stats.n_tokens += (uint64_t)tokens;
-        if (!ok) {
-            e->broken = true;
-            e->why = err;
-        }
-        pthread_mutex_unlock(&e->lock);
-        for (int i = 0; i < kept; i++) {
-            if (!ok)
-                e->jobs[i]->err = err;
-            job_end(e->jobs[i], 1);
-        }
-        if (!ok) {
-            end_all(e, &err);
-            break;
-        }
+    struct flight *under_way = NULL;
+    struct error err = {0};
+    bool ok = true, goes_on = true;
+    while (ok && (goes_on || under_way)) {
+        struct flight *f = &e->flights[under_way == &e->flights[0]];
+        goes_on = gather(e, f, !under_way);
+        drop_cancelled(f);
+        ok = run_flight(e, f, &under_way, &err);
     }
+    if (!ok)
+        end_all(e, &err);
     return NULL;
 }
 
@@ -460,10 +528,13 @@ struct embedder *embedder_open(const char *path, const struct embed_options *opt
         return NULL;
     }
     size_t seqs = (size_t)ro.max_seqs, E = (size_t)e->pooling.n_embd;
-    e->items = mem_zalloc(seqs, sizeof *e->items);
-    e->seqs = mem_zalloc(seqs, sizeof *e->seqs);
-    e->jobs = mem_zalloc(seqs, sizeof *e->jobs);
-    e->texts = mem_zalloc(seqs, sizeof *e->texts);
+    for (int i = 0; i < 2; i++) {
+        struct flight *f = &e->flights[i];
+        f->items = mem_zalloc(seqs, sizeof *f->items);
+        f->seqs = mem_zalloc(seqs, sizeof *f->seqs);
+        f->jobs = mem_zalloc(seqs, sizeof *f->jobs);
+        f->texts = mem_zalloc(seqs, sizeof *f->texts);
+    }
     e->rows = mem_zalloc((size_t)stepper_limits(e->rt->step)->max_tokens * E, sizeof *e->rows);
     e->tmp = mem_zalloc(pooling_scratch(&e->pooling), 1);
     e->started = pthread_create(&e->thread, NULL, run_thread, e) == 0;
@@ -490,10 +561,13 @@ void embedder_close(struct embedder *e)
     end_all(e, &why);
     runtime_close(e->rt);
     pooling_clear(&e->pooling);
-    mem_free(e->items);
-    mem_free(e->seqs);
-    mem_free(e->jobs);
-    mem_free(e->texts);
+    for (int i = 0; i < 2; i++) {
+        struct flight *f = &e->flights[i];
+        mem_free(f->items);
+        mem_free(f->seqs);
+        mem_free(f->jobs);
+        mem_free(f->texts);
+    }
     mem_free(e->rows);
     mem_free(e->tmp);
     pthread_cond_destroy(&e->work);

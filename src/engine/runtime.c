@@ -303,6 +303,18 @@ static bool size_cache(struct runtime *rt, const struct runtime_options *opt,
     return true;
 }
 
+/* Of texts on a GPU: two steps are under way. False: only one of them fits, which `fit` asks for then. */
+static bool size_texts(struct runtime *rt, struct runtime_options *fit, const struct config *c,
+                       const struct network *net, const struct step_limits *lim,
+                       struct cache_room room, struct cache_size *out)
+{
+    struct error why;
+    struct runtime_options two = *fit;
+    fit->kv_tokens = fit->kv_tokens > lim->max_tokens ? fit->kv_tokens : lim->max_tokens;
+    two.kv_tokens = fit->kv_tokens + lim->max_tokens;
+    return size_cache(rt, &two, c, net, lim, room, out, &why);
+}
+
 static bool check_adapters(const struct runtime_options *opt, const struct backend *be,
                            struct error *err)
 {
@@ -434,10 +446,9 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
         struct cache_room room = gpu_room(opt, net, c->context, &device);
         fit.max_seqs_gpu = fit_sequences(opt, net, c->context, &room);
         lim = limits_of(&fit, true);
-        if (fit.kv_tokens > 0 && fit.kv_tokens < opt->max_tokens_gpu)
-            fit.kv_tokens = opt->max_tokens_gpu;
         room = gpu_room(&fit, net, c->context, &device);
-        if (!size_cache(rt, &fit, c, net, &lim, room, &cache, err))
+        if (!(opt->embed && size_texts(rt, &fit, c, net, &lim, room, &cache)) &&
+            !size_cache(rt, &fit, c, net, &lim, room, &cache, err))
             return false;
     }
     int page_len = or_default(opt->page_len, 16);

@@ -229,16 +229,17 @@ bool encoder_prepare(struct cuda_backend *cu, const struct bounds *b, struct err
         {(void **)&s->qkv, encoder_both_ways(net) ? tokens * (size_t)max.qkv * 2 : 0},
         {(void **)&s->hidden, lone ? tokens * (size_t)max.n_ff * 4 : 0},
     };
+    size_t out = (size_t)(b->max_out + 1) * (size_t)net->n_embd * sizeof(float);
     return cuda_own(cu, list, 2, err) &&
-           (net->head.w ||
-            cuda_pin((void **)&s->rows, NULL,
-                     (size_t)(b->max_out + 1) * (size_t)net->n_embd * sizeof(float), err));
+           (net->head.w || (cuda_pin((void **)&s->rows[0], NULL, out, err) &&
+                            cuda_pin((void **)&s->rows[1], NULL, out, err)));
 }
 
 void encoder_close(struct cuda_backend *cu)
 {
-    if (cu->encoder && cu->encoder->rows)
-        cudaFreeHost(cu->encoder->rows);
+    for (int i = 0; cu->encoder && i < 2; i++)
+        if (cu->encoder->rows[i])
+            cudaFreeHost(cu->encoder->rows[i]);
     mem_free(cu->encoder);
 }
 
@@ -258,36 +259,36 @@ struct rows encoder_mix(struct cuda_backend *cu, const struct norm *norm,
 
 void encoder_head(struct cuda_backend *cu, const struct norm *norm)
 {
-    struct resid *r = &cu->resid;
     struct gain gain = cuda_gain(cu, norm);
-    size_t bytes = (size_t)r->rows * (size_t)cu->shape.n_embd * sizeof(float);
-    struct rows x = resid_plain(cu, r);
+    struct rows x = resid_plain(cu, &cu->resid);
     step_mark(cu);
     if (gain.gain) {
-        struct encoder_norm p = {};
-        p.x = x.floats;
-        p.gain = gain;
-        p.y = cu->logits_all;
-        p.n = x.n;
-        p.width = x.width;
-        encoder_norm(cu, p);
-        x.floats = cu->logits_all;
+        rows_norm(cu, x.floats, gain, cu->logits_all, x.n, x.width);
     } else {
+        size_t bytes = (size_t)x.n * (size_t)x.width * sizeof(float);
         CUDA_TRY(cu, cudaMemcpyAsync(cu->logits_all, x.floats, bytes, cudaMemcpyDeviceToDevice,
                                      cu->stream));
     }
-    CUDA_TRY(cu, cudaMemcpyAsync(cu->encoder->rows, x.floats, bytes, cudaMemcpyDeviceToHost,
-                                 cu->stream));
     step_mark_end(cu, STAGE_HEAD);
+}
+
+void encoder_send(struct cuda_backend *cu, int turn, int rows)
+{
+    size_t bytes = (size_t)rows * (size_t)cu->shape.n_embd * sizeof(float);
+    if (rows)
+        CUDA_TRY(cu, cudaMemcpyAsync(cu->encoder->rows[turn], cu->logits_all, bytes,
+                                     cudaMemcpyDeviceToHost, cu->stream));
 }
 
 void encoder_row(const struct cuda_backend *cu, int row, float *host)
 {
     size_t n = (size_t)cu->shape.n_embd;
-    memcpy(host, cu->encoder->rows + (size_t)row * n, n * sizeof(float));
+    const float *rows = cu->encoder->rows[(cu->n_ended + 1) % 2];
+    memcpy(host, rows + (size_t)row * n, n * sizeof(float));
 }
 
 void encoder_rows_put(struct cuda_backend *cu, const float *host, size_t bytes)
 {
-    memcpy(cu->encoder->rows, host, bytes);
+    for (int i = 0; i < 2; i++)
+        memcpy(cu->encoder->rows[i], host, bytes);
 }

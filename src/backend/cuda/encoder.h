@@ -11,7 +11,9 @@
 struct encoder_scratch {
     uint16_t *qkv; /* (max_tokens, widest wqkv) halves times HIDDEN_SCALE, of layers both ways */
     float *hidden; /* (max_tokens, n_ff) of mlps without a gate */
-    float *rows;   /* host, pinned: (max_out, n_embd) what a network without a head ends in */
+    /* host, pinned: (max_out, n_embd) what a network without a head ends in, of the steps under way by
+     * turns */
+    float *rows[2];
 };
 
 /* The rows x (n, width), to which d is added first. */

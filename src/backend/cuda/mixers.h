@@ -39,8 +39,10 @@ bool encoder_supported(const struct network *net, struct error *err);
 bool encoder_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err);
 struct rows encoder_mix(struct cuda_backend *cu, const struct norm *norm,
                         const struct attn_layer *l);
-/* Of a network without a head: norm(stream) is the result; its row `row` when the step has ended. */
+/* Of a network without a head: norm(stream) is the result. encoder_send, behind what is recorded of a
+ * step: to the host, for encoder_row of the step that ended last. */
 void encoder_head(struct cuda_backend *cu, const struct norm *norm);
+void encoder_send(struct cuda_backend *cu, int turn, int rows);
 void encoder_row(const struct cuda_backend *cu, int row, float *host);
 void encoder_rows_put(struct cuda_backend *cu, const float *host, size_t bytes); /* in its place */
 void encoder_close(struct cuda_backend *cu);

@@ -103,8 +103,9 @@ bool cuda_is_plain(const struct mlp *m)
 /* The rows of the case go through its kernel, to c->y or what the stream is to add. */
 static void run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, const struct mlp *m)
 {
-    if (op == PICK_MOE ? lora_changes_experts(cu, m)
-                       : lora_changes(cu, c->w) || lora_changes(cu, c->down)) {
+    bool changed = op == PICK_MOE ? lora_changes_experts(cu, m)
+                                  : lora_changes(cu, c->w) || lora_changes(cu, c->down);
+    if (changed && op != PICK_LONE) { /* whose products add them by themselves */
         lora_mlp(cu, op, c, m);
         return;
     }

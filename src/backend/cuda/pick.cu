@@ -352,9 +352,14 @@ static void ffn_splitk(struct cuda_backend *cu, const struct pick_case *c)
 /*
  * lone: y = act(x Wu^T) Wd^T
  */
+/* Hidden units stay halves: adapters would come too late. */
+static bool lone_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->w->n_seg == 1 && !lora_changes(cu, c->w) && !lora_changes(cu, c->down);
+}
 static bool lone_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->w->n_seg == 1 && gemm_wgmma_suits(cu, c->w, false) &&
+    return lone_fits(cu, c) && gemm_wgmma_suits(cu, c->w, false) &&
            gemm_wgmma_suits(cu, c->down, false);
 }
 static void lone_wgmma(struct cuda_backend *cu, const struct pick_case *c)
@@ -365,7 +370,7 @@ static void lone_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 }
 static bool lone_halves_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->w->n_seg == 1 && gemm_halves_suits(cu, c->w) && gemm_halves_suits(cu, c->down);
+    return lone_fits(cu, c) && gemm_halves_suits(cu, c->w) && gemm_halves_suits(cu, c->down);
 }
 static void lone_halves(struct cuda_backend *cu, const struct pick_case *c)
 {

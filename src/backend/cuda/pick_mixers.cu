@@ -427,7 +427,8 @@ static bool encode_mma_fits(const struct cuda_backend *cu, const struct pick_cas
 }
 static bool encode_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    bool fits = encode_mma_fits(cu, c) && gemm_wgmma_suits(cu, c->w, false);
+    bool fits = encode_mma_fits(cu, c) && gemm_wgmma_suits(cu, c->w, false) &&
+                !lora_changes(cu, c->w);  /* which add to floats */
     for (int i = 0; i < c->w->n_seg; i++) /* results lie as they do without tiles */
         fits = fits && c->w->seg[i].rows % TILE_ROWS == 0;
     return fits;

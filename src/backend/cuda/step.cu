@@ -326,6 +326,8 @@ void cuda_launch_step(struct backend *be)
         return;
     if (cu->recording)
         finish_recording(cu);
+    if (!cu->net->head.w)
+        encoder_send(cu, (int)(f - cu->flights), f->n_out);
     CUDA_TRY(cu, cudaEventRecord(f->done, cu->stream));
     f->launched = true;
 }
