@@ -346,6 +346,7 @@ bool gemm_mma_fits(const struct cuda_backend *cu, const struct matrix *w);
 void gemm_mma(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y);
 /* gemm_halves.cu: many rows, weights of halves */
 bool gemm_halves_suits(const struct cuda_backend *cu, const struct matrix *w);
+int gemm_halves_tiles(const struct matrix *w, int rows); /* of the result */
 void gemm_halves(struct cuda_backend *cu, const struct gemm_args &p);
 /* gemm_wgmma.cu: tiles of WGMMA_ROWS rows */
 enum { WGMMA_ROWS = 128 };

@@ -19,7 +19,6 @@ extern "C" {
 #include "base/mem.h"
 }
 
-#include <stdlib.h>
 #include <string.h>
 
 /* Tiles of a head: long enough to make a norm on the way, and too long for the kernels of a
@@ -147,13 +146,6 @@ static void linear_records(struct cuda_backend *cu, const struct pick_case *c)
     gemm_few_records(cu, c->w, c->y, c->rows);
 }
 
-bool halves_pay(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    (void)cu;
-    (void)c;
-    return getenv("STEEL_HALVES") != NULL; /* until it is measured */
-}
-
 static struct gemm_args linear_args(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_halves(cu, c->x);
@@ -194,6 +186,10 @@ static void linear_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 static bool linear_halves_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return gemm_halves_suits(cu, c->w);
+}
+static bool linear_halves_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_halves_tiles(c->w, c->rows) > cu->n_sm; /* else nothing comes after */
 }
 static void linear_halves(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -371,6 +367,10 @@ static void lone_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 static bool lone_halves_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return lone_fits(cu, c) && gemm_halves_suits(cu, c->w) && gemm_halves_suits(cu, c->down);
+}
+static bool lone_halves_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_halves_tiles(c->down, c->rows) > cu->n_sm;
 }
 static void lone_halves(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -735,7 +735,7 @@ static const struct pick products[] = {
      linear_records_fit, linear_records},
     {"gemm_persistent", PICK_LINEAR, K, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_persistent_pays,
      linear_persistent_fits, linear_persistent},
-    {"gemm_halves", PICK_LINEAR, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, halves_pay,
+    {"gemm_halves", PICK_LINEAR, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_halves_pays,
      linear_halves_fits, linear_halves},
     {"gemm_wgmma", PICK_LINEAR, FAST, 17, 0, NEEDS_WGMMA, TAKES_ROWS, linear_wgmma_pays,
      linear_wgmma_fits, linear_wgmma},
@@ -755,8 +755,8 @@ static const struct pick products[] = {
      ffn_stream},
     {"ffn_splitk", PICK_FFN, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, ffn_splitk},
 
-    {"lone_halves", PICK_LONE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, halves_pay, lone_halves_fits,
-     lone_halves},
+    {"lone_halves", PICK_LONE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, lone_halves_pays,
+     lone_halves_fits, lone_halves},
     {"lone_wgmma", PICK_LONE, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, lone_wgmma_fits,
      lone_wgmma},
     {"lone_linear", PICK_LONE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,

@@ -19,9 +19,6 @@ struct pick_table {
 };
 extern const struct pick_table pick_mixers;
 
-/* gemm_halves.cu is the faster. */
-bool halves_pay(const struct cuda_backend *cu, const struct pick_case *c);
-
 /* Everything but where results go. */
 struct gemm_args pick_args(const struct cuda_backend *cu, const struct matrix *w, int rows);
 

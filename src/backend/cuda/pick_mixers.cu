@@ -437,6 +437,10 @@ static bool encode_halves_fits(const struct cuda_backend *cu, const struct pick_
 {
     return encode_wgmma_fits(cu, c) && gemm_halves_suits(cu, c->w);
 }
+static bool encode_halves_pay(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_halves_tiles(c->w, c->rows) > cu->n_sm;
+}
 static void encode_linear(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct pick_case qkv = {};
@@ -571,7 +575,7 @@ static const struct pick rows[] = {
     {"latent_any", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      latent_prompt_any},
 
-    {"encode_halves", PICK_ENCODE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, halves_pay,
+    {"encode_halves", PICK_ENCODE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, encode_halves_pay,
      encode_halves_fits, encode_halves},
     {"encode_wgmma", PICK_ENCODE, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, encode_wgmma_fits,
      encode_wgmma},
