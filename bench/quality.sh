@@ -5,7 +5,7 @@ set -e
 [ $# -ge 2 ] || { sed -n 2,3p "$0" >&2; exit 2; }
 steel=${STEEL:-build/steel} model=$1 text=$2
 shift 2
-[ $# -gt 0 ] || set -- Q8_0 Q6_K Q5_K_M Q5_1 Q5_0 Q4_K_M Q4_1 Q4_0 IQ4_NL IQ4_XS MXFP4 Q3_K_M Q2_K
+[ $# -gt 0 ] || set -- Q8_0 Q6_K Q5_K_M Q5_1 Q5_0 Q4_K_M Q4_1 Q4_0 IQ4_NL IQ4_XS MXFP4 Q3_K_M IQ3_S Q2_K
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT INT TERM
 measure() { # name file [--kl base]

@@ -248,7 +248,7 @@ def golden_quantized():
     source, ids = path("qwen3moe.gguf"), f"{GOLDEN}/models/qwen3moe/golden.bin"
     exact = read_logits(ids)
     given = {"Q8_0": "Q8_0", "Q4_K_M": "Q4_K_M", "IQ4_XS": "IQ4_XS", "MXFP4": "MXFP4_MOE"}
-    for mix in "Q8_0 Q6_K Q5_K_M Q5_1 Q5_0 Q4_K_M Q4_1 Q4_0 IQ4_XS MXFP4 Q3_K_M Q2_K F16".split():
+    for mix in "Q8_0 Q6_K Q5_K_M Q5_1 Q5_0 Q4_K_M Q4_1 Q4_0 IQ4_XS MXFP4 Q3_K_M IQ3_S Q2_K F16".split():
         out = path(f"q-{mix}.gguf")
         ok("quantize", source, out, mix)
         kl = mean_kl(exact, logits(out, ids))

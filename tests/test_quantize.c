@@ -24,6 +24,7 @@ static const struct {
     {DT_Q4_0, 7.38e-3}, {DT_Q4_1, 6.12e-3},  {DT_Q5_0, 1.83e-3},  {DT_Q5_1, 1.44e-3},
     {DT_Q2_K, 8.79e-2}, {DT_Q3_K, 2.28e-2},  {DT_Q4_K, 5.09e-3},  {DT_Q5_K, 1.31e-3},
     {DT_Q6_K, 3.15e-4}, {DT_IQ4_NL, 5.8e-3}, {DT_IQ4_XS, 5.9e-3}, {DT_MXFP4, 1.33e-2},
+    {DT_IQ3_S, 1.9e-2},
 };
 enum { N_TYPES = sizeof types / sizeof *types, ROWS = 64, COLS = 2048, N = ROWS * COLS };
 
@@ -216,7 +217,7 @@ static void test_odd_values(void **state)
                                  (double)sizes[s], at, k, (double)y[k]);
             }
     }
-    assert_false(quantize_supported(DT_IQ3_S));
+    assert_false(quantize_supported(DT_IQ2_S));
     assert_false(quantize_supported(DT_GPTQ4));
     assert_false(quantize_supported(DT_I32));
 }

@@ -31,8 +31,8 @@ int cmd_quantize(int argc, char **argv)
         .synopsis = "IN.gguf OUT.gguf TYPE [options]",
         .about =
             "Makes a smaller GGUF. TYPE is one of Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0,\n"
-            "Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL, IQ4_XS, MXFP4, Q3_K_L, Q3_K_M, Q3_K_S, Q2_K,\n"
-            "or F32, F16, BF16. The output appears under its name only when complete.",
+            "Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL, IQ4_XS, MXFP4, Q3_K_L, Q3_K_M, IQ3_S, Q3_K_S,\n"
+            "Q2_K, or F32, F16, BF16. The output appears under its name only when complete.",
         .examples = "  steel quantize model-f16.gguf model-q4.gguf Q4_K_M\n"
                     "  steel quantize model-f16.gguf model-q3.gguf Q3_K_M --imatrix imatrix.gguf\n"
                     "  steel quantize model-f16.gguf model-q4.gguf Q4_K_M --tensor "

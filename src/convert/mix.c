@@ -26,6 +26,7 @@ enum mix_id {
     MIX_Q6_K,
     MIX_IQ4_NL,
     MIX_IQ4_XS,
+    MIX_IQ3_S,
     MIX_MXFP4,
     N_MIXES
 };
@@ -40,7 +41,8 @@ static const struct mix mixes[N_MIXES] = {
     [MIX_Q4_K_S] = {"Q4_K_S", DT_Q4_K, 14},   [MIX_Q4_K_M] = {"Q4_K_M", DT_Q4_K, 15},
     [MIX_Q5_K_S] = {"Q5_K_S", DT_Q5_K, 16},   [MIX_Q5_K_M] = {"Q5_K_M", DT_Q5_K, 17},
     [MIX_Q6_K] = {"Q6_K", DT_Q6_K, 18},       [MIX_IQ4_NL] = {"IQ4_NL", DT_IQ4_NL, 25},
-    [MIX_IQ4_XS] = {"IQ4_XS", DT_IQ4_XS, 30}, [MIX_MXFP4] = {"MXFP4", DT_MXFP4, 38},
+    [MIX_IQ4_XS] = {"IQ4_XS", DT_IQ4_XS, 30}, [MIX_IQ3_S] = {"IQ3_S", DT_IQ3_S, 26},
+    [MIX_MXFP4] = {"MXFP4", DT_MXFP4, 38},
 };
 
 /* Other spellings people type. */
@@ -68,7 +70,7 @@ const struct mix *mix_find(const char *name)
 const char *mix_names(void)
 {
     return "F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, Q4_1, Q4_0, "
-           "IQ4_NL, IQ4_XS, MXFP4, Q3_K_L, Q3_K_M, Q3_K_S, Q2_K";
+           "IQ4_NL, IQ4_XS, MXFP4, Q3_K_L, Q3_K_M, IQ3_S, Q3_K_S, Q2_K";
 }
 
 /* The first and the last eighth of the layers, and every third between. */
@@ -93,13 +95,16 @@ static bool is_matrix(const char *name, int n_dims, const int64_t *dims)
 /* Attention values are few and matter much, the more so the more heads share them. */
 static enum dtype attn_v(enum mix_id mix, const struct mix_model *m, int layer, enum dtype type)
 {
-    bool shared = m->n_heads / m->n_kv_heads >= 4;
+    bool shared = m->n_heads / m->n_kv_heads >= 4, few = m->n_heads > m->n_kv_heads;
     switch (mix) {
     case MIX_Q2_K:
         type = shared ? DT_Q4_K : DT_Q3_K;
         break;
     case MIX_Q3_K_M:
-        type = layer < 2 ? DT_Q5_K : DT_Q4_K;
+        type = few ? DT_Q6_K : layer < 2 ? DT_Q5_K : DT_Q4_K;
+        break;
+    case MIX_IQ3_S:
+        type = shared ? DT_Q4_K : type;
         break;
     case MIX_Q3_K_L:
         type = DT_Q5_K;
@@ -156,7 +161,8 @@ static enum dtype attn_output(enum mix_id mix, const struct mix_model *m, enum d
 {
     if (m->n_expert == 8)
         return mix == MIX_Q2_K || mix == MIX_Q3_K_S || mix == MIX_Q3_K_M || mix == MIX_Q4_K_S ||
-                       mix == MIX_Q4_K_M || mix == MIX_IQ4_NL || mix == MIX_IQ4_XS
+                       mix == MIX_Q4_K_M || mix == MIX_IQ4_NL || mix == MIX_IQ4_XS ||
+                       mix == MIX_IQ3_S
                    ? DT_Q5_K
                    : type;
     return mix == MIX_Q2_K     ? DT_Q3_K
@@ -185,6 +191,7 @@ static enum dtype fitting(enum dtype type, int64_t n)
         type = DT_Q8_0;
         break;
     case DT_IQ4_XS:
+    case DT_IQ3_S:
         type = DT_IQ4_NL;
         break;
     default:
@@ -214,6 +221,8 @@ enum dtype mix_choose(const struct mix *mix, const struct mix_model *m, const ch
     } else if (strstr(name, "attn_v.weight")) {
         type = attn_v(id, m, layer, type);
     } else if (strstr(name, "attn_k.weight")) {
+        if (id == MIX_Q3_K_M && m->n_heads > m->n_kv_heads)
+            type = DT_Q4_K; /* shared, so they are few, and a bit more of them pays */
         type = m->n_expert == 8 ? DT_Q8_0 : type;
     } else if (strstr(name, "ffn_down")) {
         type = ffn_down(id, m, layer, type);

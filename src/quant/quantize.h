@@ -8,7 +8,7 @@
 
 #include "quant/quant.h"
 
-/* Types quantize_rows can make: every weight type of GGUF that Steel computes with, but IQ3_S. */
+/* Types quantize_rows can make: every weight type of GGUF down to IQ3_S. */
 bool quantize_supported(enum dtype t);
 
 /*

@@ -13,6 +13,9 @@ struct quantize_isa {
     float (*amax)(const float *x, size_t n);
 };
 
+/* One for all (quantize_iq3.c). */
+void quantize_iq3_s(const float *src, void *dst, size_t rows, size_t n, const float *importance);
+
 extern const struct quantize_isa quantize_base, quantize_avx2, quantize_avx512;
 
 #endif

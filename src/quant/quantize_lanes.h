@@ -6,7 +6,7 @@
  * all sums over a sub-block are plain vector sums, and no lane knows of another.
  *
  * The search minimises sum w (x - value)^2, w the importance of the column (1 without an importance
- * matrix). For a guessed scale the codes are the nearest ones; for given codes the best scale (and
+ * matrix; of Q3_K what lanes_weigh says). For a guessed scale the codes are the nearest ones; for given codes the best scale (and
  * minimum) is least squares. So: try a range of scales around the one that just spans the values, keep
  * the best, then alternate the two steps. Formats with quantised sub-scales then try the integer
  * neighbours of each sub-scale, and fit the super-block's scale again.
@@ -40,6 +40,20 @@ V_INLINE void lanes_load(struct lanes *t, const float *src, size_t at, int len, 
         for (int k = 0; k < len; k++)
             t->w[k][l] = w[k];
     }
+}
+
+/* Errors of a super-block of 256 values count by sqrt(mean square + x^2): large values matter more than
+ * their own error says. */
+V_INLINE void lanes_weigh(struct lanes *t)
+{
+    float mean = 0;
+    for (int k = 0; k < 16; k++)
+        for (int l = 0; l < LANES; l++)
+            mean += t->x[k][l] * t->x[k][l];
+    mean /= 256;
+    for (int k = 0; k < 16; k++)
+        for (int l = 0; l < LANES; l++)
+            t->w[k][l] = sqrtf(mean + t->x[k][l] * t->x[k][l]);
 }
 
 V_INLINE vf weight(const struct lanes *t, int k, bool weighted, vf v)
@@ -551,12 +565,15 @@ V_INLINE void rows_q2_k(const float *src, void *dst, size_t rows, size_t n, cons
 
 /* Q3_K: sixteen sub-blocks of 16, codes -4..3, signed 6-bit scales. */
 V_INLINE void rows_q3_k(const float *src, void *dst, size_t rows, size_t n, const float *importance,
-                        bool weighted)
+                        bool has_weights)
 {
+    const bool weighted = true;
     struct lanes t;
     FOR_LANES(16)
     {
         lanes_load(&t, src, at, 16, (int)used, importance, n);
+        if (!has_weights)
+            lanes_weigh(&t);
         struct super s;
         super_start(s.d, s.ls, sym_fit(&t, 16, weighted, -4, 3, -0.9f, 0.1f, 18), 16, -32, -32, 31);
         memset(s.dmin, 0, sizeof s.dmin);
@@ -849,6 +866,7 @@ const struct quantize_isa QUANTIZE_ISA = {
              [DT_Q6_K] = make_q6_k,
              [DT_IQ4_NL] = make_iq4_nl,
              [DT_IQ4_XS] = make_iq4_xs,
+             [DT_IQ3_S] = quantize_iq3_s,
              [DT_MXFP4] = make_mxfp4},
     .load_f16 = load_f16,
     .load_bf16 = load_bf16,
