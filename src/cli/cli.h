@@ -74,7 +74,7 @@ struct model_flags {
 /* --draft, of commands that answer. */
 #define DRAFT_ROW(f)                                                                               \
     {                                                                                              \
-        OPT_INT, 0, "draft", "draft-max", &(f).draft, 0, DRAFT_MOST, "N",                          \
+        OPT_INT, 0, "draft", "spec-draft-n-max", &(f).draft, 0, DRAFT_MOST, "N",                   \
             "tokens the model's MTP block guesses ahead (default 1 where it has one; 0 = none)"    \
     }
 /* --lora, of commands that compute text; its row stands before the others. */

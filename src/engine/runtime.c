@@ -218,7 +218,8 @@ static int fit_sequences(const struct runtime_options *opt, const struct network
                             or_default(opt->context, context), opt->max_seqs_gpu);
 }
 
-/* Slots for recurrent states: one for each sequence that may run, and checkpoints as memory allows.
+/* Slots for recurrent states: one for each sequence that may run, another where it may guess, and checkpoints as
+ * memory allows.
  * They come out of the room that the keys and values would have. */
 static int size_states(const struct runtime_options *opt, const struct network *net,
                        const struct step_limits *lim, struct cache_room *r)
@@ -226,7 +227,9 @@ static int size_states(const struct runtime_options *opt, const struct network *
     size_t slot = kvcache_state_bytes(net);
     if (!slot)
         return 0;
-    r->beside += slot * (size_t)lim->max_seqs;
+    int guess = lim->max_seqs < DRAFT_SEQS ? lim->max_seqs : DRAFT_SEQS;
+    int own = lim->max_seqs + (net->mtp.fc ? guess : 0);
+    r->beside += slot * (size_t)own;
     size_t n = CHECKPOINTS * (size_t)lim->max_seqs, most = SIZE_MAX;
     n = n < LEAST_CHECKPOINTS ? LEAST_CHECKPOINTS : n;
     if (opt->state_bytes)
@@ -236,7 +239,7 @@ static int size_states(const struct runtime_options *opt, const struct network *
     n = n < most ? n : most;
     n = n < MOST_CHECKPOINTS ? n : MOST_CHECKPOINTS;
     r->beside += n * slot;
-    return lim->max_seqs + (int)n;
+    return own + (int)n;
 }
 
 static bool refuse_cache(struct error *err, const char *what, int64_t tokens, double each,
@@ -377,8 +380,8 @@ static bool choose_draft(struct runtime *rt, const struct runtime_options *opt,
 }
 
 /* Before anything is loaded: the device, opened, and on the CPU the size of the cache. */
-static bool plan(struct runtime *rt, const struct runtime_options *opt,
-                 struct backend_options *device, struct cache_size *cache, struct error *err)
+static bool plan_as(struct runtime *rt, const struct runtime_options *opt,
+                    struct backend_options *device, struct cache_size *cache, struct error *err)
 {
     struct config c;
     struct outline o = {0};
@@ -415,6 +418,23 @@ static bool plan(struct runtime *rt, const struct runtime_options *opt,
     }
     outline_free(&o);
     return ok;
+}
+
+/* The same. A block that nobody asked for is left out where it takes the memory that the rest needs. */
+static bool plan(struct runtime *rt, const struct runtime_options *opt,
+                 struct backend_options *device, struct cache_size *cache, struct error *err)
+{
+    struct runtime_options without = *opt;
+    if (plan_as(rt, opt, device, cache, err))
+        return true;
+    if (!rt->draft || opt->draft != DRAFT_AUTO)
+        return false;
+    if (rt->be)
+        rt->be->ops->close(rt->be);
+    rt->be = NULL;
+    rt->notice = *err = (struct error){0};
+    without.draft = 0;
+    return plan_as(rt, &without, device, cache, err);
 }
 
 static bool start(struct runtime *rt, const char *path, const struct runtime_options *opt,

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Guessing tokens ahead through the binary: the server's answers with --draft are those without, alone and many at once,
+streamed and not, also in a conversation's second turn; /metrics and `steel run` count guesses; `steel bench --draft`
+measures them; what cannot be is said in one line."""
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import mtp_toy  # noqa: E402
+from serverlib import Server, run_tests  # noqa: E402
+
+BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
+STEEL = os.path.join(BUILD, "steel")
+WORK = tempfile.TemporaryDirectory(prefix="steel-draft-")
+MODELS = ("qwen3_5_moe", "glm4_moe")
+DRAFTED, ACCEPTED = "steel_draft_tokens_total", "steel_draft_tokens_accepted_total"
+
+
+def toy(name):
+    path = os.path.join(WORK.name, name)
+    if not os.path.exists(path):
+        mtp_toy.main("tests/golden/" + name, path, 1)
+    return path
+
+
+def steel(*args):
+    return subprocess.run([STEEL, *map(str, args)], capture_output=True, text=True, errors="replace")
+
+
+def bodies():
+    """Requests of several kinds."""
+    for i in range(12):
+        body = {"prompt": "the quick brown fox %d jumps over" % i * (1 + i % 3), "max_tokens": 30 + i, "seed": i,
+                "temperature": i % 3 * 0.7, "ignore_eos": True}
+        if i % 4 == 1:
+            body["stop"] = ["a", "e"]
+        if i % 4 == 2:
+            body["logprobs"] = 2
+        if i % 4 == 3:
+            body.update(n=2, frequency_penalty=0.5)
+        yield body
+
+
+def answer(s, body):
+    if body["seed"] % 2 and "n" not in body:
+        return "".join(json.loads(e)["choices"][0]["text"] for e in s.stream("/v1/completions", body)
+                       if e != "[DONE]" and json.loads(e)["choices"])
+    return [(c["text"], c["finish_reason"], c.get("logprobs")) for c in s.json("/v1/completions", body)["choices"]]
+
+
+def crowd(s):
+    out = {}
+    threads = [threading.Thread(target=lambda b=b: out.update({b["seed"]: answer(s, b)})) for b in bodies()]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return out
+
+
+def same_answers():
+    for name in MODELS:
+        plain = Server(BUILD, "--draft", "0", model=toy(name))
+        want = {b["seed"]: answer(plain, b) for b in bodies()}
+        assert plain.metrics()[DRAFTED] == 0
+        turn = {"prompt": "one two three" * 5, "max_tokens": 40, "seed": 1, "temperature": 1, "ignore_eos": True}
+        first = answer(plain, dict(turn, seed=2))[0][0]
+        turn["prompt"] += first + " and some more"
+        second = answer(plain, dict(turn, seed=4, cache_prompt=False))
+        assert plain.stop() == 0
+        for flags in (["--draft", "1"], ["--draft", "3"], []):
+            s = Server(BUILD, *flags, model=toy(name))
+            assert {b["seed"]: answer(s, b) for b in bodies()} == want, (name, flags)
+            assert crowd(s) == want, (name, flags)
+            assert answer(s, dict(turn, prompt="one two three" * 5, seed=2))[0][0] == first
+            assert answer(s, dict(turn, seed=4)) == second, (name, flags)
+            m = s.metrics()
+            assert m[DRAFTED] > 0 and m[ACCEPTED] <= m[DRAFTED], m
+            s.wait_metric('steel_kv_pages{state="held"}', 0)
+            assert s.stop() == 0
+        s = Server(BUILD, "--draft", "1", "--metrics-compat", "vllm", model=toy(name))
+        answer(s, next(bodies()))
+        assert s.metrics()["vllm:spec_decode_num_draft_tokens_total"] > 0
+        s.stop()
+
+
+def constrained():
+    """Answers that must fit a schema fit it, and are the same."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["xy", "zw"]}},
+              "required": ["a", "b"], "additionalProperties": False}
+    body = {"prompt": "go", "max_tokens": 60, "temperature": 1, "json_schema": schema}
+    for name in MODELS:
+        texts = []
+        for draft in (0, 3):
+            s = Server(BUILD, "--draft", draft and "3" or "0", model=toy(name))
+            texts.append([s.json("/v1/completions", dict(body, seed=i))["choices"][0]["text"] for i in range(6)])
+            s.stop()
+        assert texts[0] == texts[1], (name, texts)
+        for t in texts[0]:
+            assert set(json.loads(t)) == {"a", "b"}, t
+
+
+def from_the_command_line():
+    model = toy("qwen3_5_moe")
+    run = ("run", model, "-p", "hello there", "--raw", "-n", 40, "-s", 3, "--temp", 1, "--ignore-eos", "--deterministic")
+    want = steel(*run, "--draft", 0)
+    assert want.returncode == 0 and "guessed" not in want.stderr, want.stderr
+    for draft in (1, 2, 8):
+        got = steel(*run, "--draft", draft)
+        assert got.returncode == 0 and got.stdout == want.stdout, (draft, got.stderr)
+        assert int(re.search(r"guessed (\d+) ahead, \d+ right", got.stderr).group(1)) > 0, got.stderr
+    got = steel("bench", model, "-p", 0, "-n", 4, "-b", "1,3", "--draft", 2, "--skip-cost", "-r", 1)
+    assert got.returncode == 0 and len(re.findall(r"guessing 2, \d sequences?: a step takes", got.stdout)) == 2, got
+    got = steel("bench", model, "-p", 0, "-n", 4, "--draft", 1, "--skip-cost", "-r", 1, "--json")
+    assert "pays_above" in json.loads(got.stdout.splitlines()[-1]), got
+
+
+def refusals():
+    for args, what in ((("run", "tests/golden/qwen3", "-p", "a", "--raw", "--draft", 1), "has no block that guesses"),
+                       (("run", toy("glm4_moe"), "-p", "a", "--raw", "--draft", 9), "--draft")):
+        r = steel(*args)
+        assert r.returncode != 0 and what in r.stderr and len(r.stderr.splitlines()) <= 3, r
+    assert "multi-token prediction" not in steel("show", "--brief", "tests/golden/qwen3_5").stdout
+
+
+run_tests([same_answers, constrained, from_the_command_line, refusals])
