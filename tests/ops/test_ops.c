@@ -527,11 +527,11 @@ static void test_moe(void)
             struct dims s = base_dims();
             if (light && i && rows == 2)
                 continue;
-            s.n_embd = i ? 768 : 864;
+            s.n_embd = i ? 768 : rows == 1 ? 352 : 864;
             s.n_expert = 8;
             s.n_expert_used = i ? 3 : 4;
-            s.n_ff_exp = i ? 512 : 608;
-            s.other = !i; /* with biases */
+            s.n_ff_exp = i ? 512 : rows == 1 ? 2080 : 608; /* long rows of down, and short ones */
+            s.other = !i;                                  /* with biases */
             mlp_case(&s, s.n_expert, s.n_ff_exp, one[i], one[i], DT_F32, rows, 5.0f);
         }
     report("moe", before);

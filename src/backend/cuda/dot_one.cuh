@@ -91,13 +91,27 @@ DEVICE uint32_t byte_perm_or_zero(uint32_t a, uint32_t b, uint32_t sel)
 #endif
 }
 
+/* mma_u8 of gpu.cuh, where sums begin: no registers are cleared first. */
+DEVICE void mma_u8_first(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+#ifdef STEEL_CUDA_SIM
+    d[0] = d[1] = d[2] = d[3] = 0;
+    sim_mma_u8(d, a, b0, b1);
+#else
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
+#endif
+}
+
 /* code_dot of dot.cuh for MXFP4. */
 template <int STEPS, int T, class SLICE>
 DEVICE void mxfp4_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r)[T][2])
 {
     typedef format<TILE_MXFP4> F;
     const uint32_t low = 0x03020100u, high = 0x0c080604u; /* levels_fp4's, doubled */
-    int lane = lane_id(), n[T][2][2][4] = {};             /* [32 columns of a chunk][sign] */
+    int lane = lane_id(), n[T][2][2][4];                  /* [32 columns of a chunk][sign] */
 #pragma unroll(STEPS)
     for (int q = 0; q < 4; q++)
 #pragma unroll
@@ -110,7 +124,11 @@ DEVICE void mxfp4_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r
                 const uint32_t all[4] = {
                     byte_perm_or_zero(low, high, u), byte_perm_or_zero(low, high, u >> 16),
                     byte_perm_or_zero(low, high, v), byte_perm_or_zero(low, high, v >> 16)};
-                mma_u8(n[t][i >> 1][i & 1], all, slice_b(x, q, i & 2), slice_b(x, q, (i & 2) + 1));
+                uint32_t b0 = slice_b(x, q, i & 2), b1 = slice_b(x, q, (i & 2) + 1);
+                if (q == 0)
+                    mma_u8_first(n[t][i >> 1][i & 1], all, b0, b1);
+                else
+                    mma_u8(n[t][i >> 1][i & 1], all, b0, b1);
             }
         }
 #pragma unroll

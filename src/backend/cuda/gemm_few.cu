@@ -10,7 +10,8 @@
 
 #include <math.h>
 
-enum { FEW_WARPS = 16, FEW_STAGES = 4 };
+/* Stages of a ring: four, or two of large tiles. */
+enum { FEW_WARPS = 16, FEW_STAGES = 4, FEW_LEAST = 2 };
 
 DEVICE void load4f(const float *p, float (&v)[4])
 {
@@ -105,20 +106,20 @@ struct gemm_few_args {
     int rows, tiles_per_block, batch, slot; /* batch: tiles between two meetings */
 };
 
-template <int KIND, int NT, bool FLOATS>
+template <int KIND, int NT, bool FLOATS, int STAGES>
 static __global__ void __launch_bounds__(FEW_WARPS * 32)
     gemm_few_kernel(const __grid_constant__ struct gemm_few_args p)
 {
     SHARED_BYTES(shared);
     int slices = p.w.n_kt, warps = (int)blockDim.x >> 5, teams = warps / slices;
     int team = warp_id() / slices, w = warp_id() - team * slices, lane = lane_id(), g = lane >> 2;
-    int one_ring = ring_bytes(FEW_STAGES, p.slot), stride = p.batch * NT * SUM_TILE;
+    int one_ring = ring_bytes(STAGES, p.slot), stride = p.batch * NT * SUM_TILE;
     float *sums = (float *)(shared + warps * one_ring); /* (2, slices, batch, NT) tiles */
     float *squares = sums + 2 * slices * stride;        /* (slices, 8) */
     int first = (int)blockIdx.x * p.tiles_per_block, row0 = (int)blockIdx.y * 8 * NT;
     int end = min(first + p.tiles_per_block, p.w.n_tiles), f_tile = first + team;
     int rows = min(8 * NT, p.rows - row0);
-    struct tile_ring<FEW_STAGES> ring;
+    struct tile_ring<STAGES> ring;
     ring_init(ring, shared + warp_id() * one_ring, p.slot);
     auto fetch = [&]() {
         const struct seg *s = seg_of(p.w, f_tile);
@@ -126,7 +127,7 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
         f_tile += teams;
     };
 #pragma unroll 1
-    for (int i = 0; i < FEW_STAGES; i++)
+    for (int i = 0; i < STAGES; i++)
         fetch();
     dependency_trigger();
     dependency_wait();
@@ -194,16 +195,19 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
     copy_async_wait<0>();
 }
 
-static size_t gemm_few_shared(int slices, int teams, int nt, int batch, int slot)
+static size_t gemm_few_shared(int slices, int teams, int nt, int batch, int slot,
+                              int stages = FEW_STAGES)
 {
     return (size_t)slices *
-           (size_t)(teams * ring_bytes(FEW_STAGES, slot) + 2 * batch * nt * SUM_TILE * 4 + 32);
+           (size_t)(teams * ring_bytes(stages, slot) + 2 * batch * nt * SUM_TILE * 4 + 32);
 }
 
 static bool gemm_few_suits(const struct cuda_backend *cu, const struct matrix *w, int nt)
 {
     return w->set <= SET_CODES && w->n_in % 8 == 0 && w->n_kt <= FEW_WARPS &&
-           gemm_few_shared(w->n_kt, 1, nt, 1, w->max_tile_bytes) <= cu->shared_limit;
+           gemm_few_shared(w->n_kt, 1, nt, 1, w->max_tile_bytes,
+                           nt > 1 && w->set == SET_CODES ? FEW_LEAST : FEW_STAGES) <=
+               cu->shared_limit;
 }
 
 bool gemm_few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
@@ -227,11 +231,21 @@ static void gemm_few_launch(struct cuda_backend *cu, struct gemm_few_args p)
         p.batch -= p.batch % teams;
     if (gemm_few_shared(slices, teams, NT, p.batch, p.slot) > cu->shared_limit)
         teams = p.batch = 1;
-    cuda_launch(cu,
-                p.w.set == SET_K ? gemm_few_kernel<ANY_K, NT, FLOATS>
-                                 : gemm_few_kernel<ANY_CODES, NT, FLOATS>,
-                dim3((unsigned)ceil_div(p.w.n_tiles, per), (unsigned)groups), teams * slices * 32,
-                gemm_few_shared(slices, teams, NT, p.batch, p.slot), LAUNCH_EARLY, p);
+    dim3 grid((unsigned)ceil_div(p.w.n_tiles, per), (unsigned)groups);
+    size_t shared = gemm_few_shared(slices, teams, NT, p.batch, p.slot);
+    auto kernel = p.w.set == SET_K ? gemm_few_kernel<ANY_K, NT, FLOATS, FEW_STAGES>
+                                   : gemm_few_kernel<ANY_CODES, NT, FLOATS, FEW_STAGES>;
+    if constexpr (NT > 1) {
+        if (shared > cu->shared_limit) {
+            auto fewer = [&]() {
+                return shared = gemm_few_shared(slices, 1, NT, p.batch, p.slot, FEW_LEAST);
+            };
+            for (p.batch = per < 4 ? per : 4; fewer() > cu->shared_limit && p.batch > 1;)
+                p.batch--;
+            kernel = gemm_few_kernel<ANY_CODES, NT, FLOATS, FEW_LEAST>;
+        }
+    }
+    cuda_launch(cu, kernel, grid, teams * slices * 32, shared, LAUNCH_EARLY, p);
 }
 
 void gemm_few(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,

@@ -18,7 +18,6 @@
 #include "backend/cuda/ring.cuh"
 
 #include <math.h>
-#include <stdlib.h>
 
 enum { MAX_WARPS = 16, EXPERT_WARPS = 8, DOWN_WARPS = 12 };
 
@@ -381,7 +380,23 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     if (f.first < end)
         from0 = moe_gemv_next<PAIR>(f, p, span, &bytes0, &expert_bytes);
     moe_gemv_go_to(f, p, span, stages);
-    auto fetch = [&]() { moe_gemv_fetch<PAIR>(f, m.ring, p, span); };
+    /* Of one kind: lane n knows the n-th of 32 tiles, and looks up the next in a trip of 32. */
+    int asked = stages;
+    auto fetch = [&]() {
+        if constexpr (SET < SET_ONE) {
+            moe_gemv_fetch<PAIR>(f, m.ring, p, span);
+        } else {
+            if ((asked & 31) == 0) {
+                struct moe_gemv_walk g = f;
+                moe_gemv_go_to(g, p, span, asked + lane);
+                bytes0 = 0;
+                if (g.first < end)
+                    from0 = moe_gemv_next<PAIR>(g, p, span, &bytes0, &expert_bytes);
+            }
+            ring_put_of(m.ring, from0, bytes0, asked & 31);
+            asked++;
+        }
+    };
     struct gemv_output<PAIR> out = {
     };
     float v[8], old = 0.0f;
@@ -405,7 +420,12 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         dependency_trigger(); /* after the wait: the next kernel may read the logits at once */
         f.expert = moe_gemv_choose<MODE>(p, m, row_in);
         mark(mk, 4);
-        ring_fill(m.ring, from0 + (size_t)f.expert * expert_bytes, bytes0);
+        if constexpr (SET >= SET_ONE) {
+            from0 += (size_t)f.expert * expert_bytes;
+            ring_fill(m.ring, from0, bytes0);
+        } else {
+            ring_fill(m.ring, from0 + (size_t)f.expert * expert_bytes, bytes0);
+        }
         mark(mk, 1);
         if (p.w.bias) /* this expert's */
             gemv_locate<SET>(out, p.w, span, first, y, f.expert);
@@ -694,20 +714,22 @@ static void moe_gemv_launch_down(struct cuda_backend *cu, const struct moe_gemv_
 
 /* Down of long rows: a block owns DOWN_TILES times 16 output rows, so that what is made of a slice
  * of hidden units serves all of them, and shares the (expert, slice) pairs with the other blocks of its
- * cluster, whose first one adds up. Without clusters it has them all. */
-enum { DOWN_TILES = 3 };
+ * cluster, whose first one adds up. Without clusters it has them all. Its registers fit where one of
+ * the two blocks of gate and up was. */
+enum { DOWN_TILES = 3, LONG_KT = 8 };
 
 struct moe_gemv_long_args {
     struct moe_gemv_down_args d;
     int ranks;
 };
 
-template <int SET, int WARPS>
-static __global__ void __launch_bounds__(WARPS * 32) __maxnreg__(WARPS == DOWN_WARPS ? 80 : 128)
+template <int SET>
+static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
     moe_gemv_long_kernel(const __grid_constant__ struct moe_gemv_long_args q)
 {
     SHARED_BYTES(shared);
     const struct moe_gemv_down_args &p = q.d;
+    enum { WARPS = DOWN_WARPS };
     int stages = p.s.stages, warp = warp_id(), lane = lane_id(), rank = cluster_rank();
     struct moe_gemv_smem m = moe_gemv_carve(shared, p.s);
     int n_in = p.w.n_in, n_kt = p.w.n_kt, used = p.rule.used, row_in = (int)blockIdx.y;
@@ -801,28 +823,25 @@ static __global__ void __launch_bounds__(WARPS * 32) __maxnreg__(WARPS == DOWN_W
         p.y[(size_t)row_in * (size_t)p.w.n_out + (size_t)row] = v0 + bias;
 }
 
+/* Blocks of a cluster, where there are any. */
+enum { LONG_RANKS = 2 };
+
 static bool moe_gemv_long_fits(const struct cuda_backend *cu, const struct matrix *down)
 {
     struct gemv_shape s = {DOWN_WARPS, 1, down->max_tile_bytes, DOWN_TILES, 1};
-    return down->set == SET_CODES && matrix_kind(down) == TILE_MXFP4 && down->n_seg == 1 &&
-           moe_gemv_shared(s) + DOWN_TILES * TILE_ROWS * 4 <= cu->shared_limit;
+    return matrix_kind(down) == TILE_MXFP4 && down->n_seg == 1 && down->n_kt >= LONG_KT &&
+           cu->sm >= 90 && moe_gemv_shared(s) + DOWN_TILES * TILE_ROWS * 4 <= cu->shared_limit;
 }
 
-static void moe_gemv_long(struct cuda_backend *cu, struct moe_gemv_down_args d, int rows, int ranks,
-                          int warps)
+static void moe_gemv_long(struct cuda_backend *cu, const struct moe_gemv_down_args &d, int rows)
 {
-    struct moe_gemv_long_args q = {d, cuda_blocks_meet() && cu->sm >= 90 ? ranks : 1};
-    int pairs = ceil_div(ceil_div(d.rule.used * d.w.n_kt, q.ranks), warps);
+    struct moe_gemv_long_args q = {d, cuda_blocks_meet() ? (int)LONG_RANKS : 1};
+    int pairs = ceil_div(ceil_div(d.rule.used * d.w.n_kt, q.ranks), DOWN_WARPS);
     size_t extra = DOWN_TILES * TILE_ROWS * 4;
-    q.d.s = moe_gemv_plan(cu, &d.w, warps, DOWN_TILES, pairs * DOWN_TILES, extra);
-    q.d.s.batch = DOWN_TILES;
-    q.d.s.sums = 1;
+    q.d.s = moe_gemv_plan(cu, &d.w, DOWN_WARPS, DOWN_TILES, pairs * DOWN_TILES, extra);
     dim3 grid((unsigned)(ceil_div(d.w.n_tiles, DOWN_TILES) * q.ranks), (unsigned)rows);
-    cuda_launch(cu,
-                warps == DOWN_WARPS ? moe_gemv_long_kernel<SET_ONE + TILE_MXFP4, DOWN_WARPS>
-                                    : moe_gemv_long_kernel<SET_ONE + TILE_MXFP4, EXPERT_WARPS>,
-                grid, warps * 32, moe_gemv_shared(q.d.s) + extra,
-                LAUNCH_EARLY + q.ranks * LAUNCH_CLUSTER, q);
+    cuda_launch(cu, moe_gemv_long_kernel<SET_ONE + TILE_MXFP4>, grid, DOWN_WARPS * 32,
+                moe_gemv_shared(q.d.s) + extra, LAUNCH_EARLY + q.ranks * LAUNCH_CLUSTER, q);
 }
 
 bool moe_gemv_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
@@ -837,6 +856,24 @@ bool moe_gemv_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
 static size_t chosen_shared(const struct matrix &w)
 {
     return (size_t)w.n_kt * TILE_K * 4 + 16;
+}
+
+/* Gate and up of MXFP4, which is short of issue slots: two blocks to an SM, where there is work for
+ * both and room. Returns whether it was launched. */
+static bool moe_gemv_two(struct cuda_backend *cu, struct moe_gemv_args q, dim3 grid, size_t extra)
+{
+    enum { TWO_STAGES = 3, TWO_UNITS = 4 };
+    if (matrix_kind(&q.w) != TILE_MXFP4 || q.w.n_kt > DOWN_WARPS || q.units_per_block < TWO_UNITS)
+        return false;
+    q.units_per_block = (q.units_per_block + 1) / 2;
+    q.s = moe_gemv_plan(cu, &q.w, q.w.n_kt, 2 * q.units_per_block, TWO_STAGES, extra);
+    size_t shared = moe_gemv_shared(q.s) + extra;
+    if (2 * (shared + 1024) > cu->shared_per_sm)
+        return false;
+    grid.x = (unsigned)ceil_div(q.n_units, q.units_per_block);
+    cuda_launch(cu, moe_gemv_kernel<SET_ONE + TILE_MXFP4, true, EXPERT_TWO>, grid, q.s.warps * 32,
+                shared, LAUNCH_EARLY, q);
+    return true;
 }
 
 /* The experts, once there are logits, or sums to be; in: what they read. */
@@ -869,17 +906,9 @@ static void launch_experts(struct cuda_backend *cu, const struct experts *e,
     p.sums = sums;
     p.inv_n = 1.0f / (float)gate_up->n_in;
     dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)(rule.used * rows));
-    const char *how = getenv("STEEL_TRY_UP");
-    if (how && atoi(how) == 2 && wide && !sums.sums && gate_up->set == SET_CODES &&
-        matrix_kind(gate_up) == TILE_MXFP4) {
-        p.units_per_block = ceil_div(units * rule.used * rows, 2 * cu->n_sm);
-        p.s = moe_gemv_plan(cu, gate_up, warps, 2 * p.units_per_block, 3, extra);
-        grid.x = (unsigned)ceil_div(units, p.units_per_block);
-        cuda_launch(cu, moe_gemv_kernel<SET_ONE + TILE_MXFP4, true, EXPERT_TWO>, grid,
-                    p.s.warps * 32, moe_gemv_shared(p.s) + extra, LAUNCH_EARLY, p);
-    } else if (sums.sums)
+    if (sums.sums)
         moe_gemv_launch<true, CHOSEN>(cu, p, grid, extra);
-    else
+    else if (!moe_gemv_two(cu, p, grid, extra))
         moe_gemv_launch<true, EXPERT>(cu, p, grid, extra);
 
     int down_warps = sums.sums ? DOWN_WARPS : EXPERT_WARPS;
@@ -888,13 +917,10 @@ static void launch_experts(struct cuda_backend *cu, const struct experts *e,
         *down, cu->router, cu->hidden, y, rule, moe_gemv_plan(cu, down, down_warps, 1, per_warp, 0),
         sums};
     grid = dim3((unsigned)down->n_tiles, (unsigned)rows);
-    how = getenv("STEEL_TRY_DOWN"); /* warps * 10 + ranks */
-    if (how && atoi(how) && !sums.sums && moe_gemv_long_fits(cu, down)) {
-        moe_gemv_long(cu, q, rows, atoi(how) % 10, atoi(how) / 10);
-        return;
-    }
     if (sums.sums)
         moe_gemv_launch_down<DOWN_WARPS, true>(cu, q, grid);
+    else if (moe_gemv_long_fits(cu, down))
+        moe_gemv_long(cu, q, rows);
     else
         moe_gemv_launch_down<EXPERT_WARPS, false>(cu, q, grid);
 }

@@ -146,8 +146,9 @@ static __global__ void __launch_bounds__(256)
 }
 
 /* The same for few rows, in less time: a block has two experts, four warps each, which read the row
- * straight into registers and meet once. Gains are in the weights before the wait. Blocks: x over
- * pairs of experts, y over rows. */
+ * straight into registers (KEPT times 512 columns; more in further trips) and meet once. Gains are
+ * in the weights before the wait. Blocks: x over pairs of experts, y over rows. */
+template <int KEPT>
 static __global__ void __launch_bounds__(256)
     router_row_kernel(const __grid_constant__ struct router_args p)
 {
@@ -155,7 +156,7 @@ static __global__ void __launch_bounds__(256)
     struct marks mk;
     marks_begin(mk);
     float *part = (float *)shared; /* (8 warps, 2): dot, squares */
-    enum { KEPT = 4, STEP = 512 };
+    enum { STEP = 512 };
     int u = (int)(threadIdx.x & 127), half = (int)(threadIdx.x >> 7), n_embd = p.w.n_in;
     int e = (int)blockIdx.x * 2 + half, lane = lane_id();
     bool mine = e < p.w.n_out, store = blockIdx.x == 0 && half == 0;
@@ -263,8 +264,8 @@ void router_row(struct cuda_backend *cu, const struct matrix *w, const struct no
 {
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
     struct router_args p = {*w, *in, n, cu->router, rows, 1, 1.0f / (float)w->n_in};
-    cuda_launch(cu, router_row_kernel, dim3((unsigned)ceil_div(w->n_out, 2), (unsigned)rows), 256,
-                64, LAUNCH_EARLY, p);
+    cuda_launch(cu, w->n_in <= 2048 ? router_row_kernel<4> : router_row_kernel<6>,
+                dim3((unsigned)ceil_div(w->n_out, 2), (unsigned)rows), 256, 64, LAUNCH_EARLY, p);
 }
 
 void router_block(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
