@@ -263,9 +263,12 @@ bool attn_prefill_wide_fits(const struct cuda_backend *cu, const struct attn_lay
 bool attn_prefill_wide_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_prefill_wide(struct cuda_backend *cu, const struct attn_args &p);
 
-/* attn_decode_split_coded.cu: attn_decode_split over a cache of codes, sinks of any heads */
+/* attn_decode_split_coded.cu: attn_decode_split and attn_decode_batch over a cache of codes, sinks of any
+ * heads; args.panels: of the latter */
 bool attn_decode_split_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l);
-void attn_decode_split_coded(struct cuda_backend *cu, const struct attn_args &p);
+void attn_decode_split_coded(struct cuda_backend *cu, struct attn_args p);
+bool attn_decode_batch_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l);
+void attn_decode_batch_coded(struct cuda_backend *cu, struct attn_args p);
 
 /* attn_decode_coded.cu: every part, over a cache of codes. Raw projections too, unless norms are of all
  * heads. */

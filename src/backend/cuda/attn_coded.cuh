@@ -285,19 +285,18 @@ DEVICE void attn_coded_queries(const uint16_t *q, uint4 (&qf)[D > 128 ? 1 : D / 
             *(const uint4 *)(q + (lane_id() >> 2) * (D + 32) + b * 32 + (lane_id() & 3) * 8);
 }
 
-/* Host */
-
 /* Bytes of 16 rows of a type, and of their scales. */
-static inline int coded_rows(int type, int dim)
+static __host__ __device__ constexpr int coded_rows(int type, int dim)
 {
     return CODED_KEYS * coded_pitch(type == DT_Q4_0 ? dim / 2 : type == DT_F16 ? 2 * dim : dim);
 }
-static inline int coded_scales(int type, int dim)
+static __host__ __device__ constexpr int coded_scales(int type, int dim)
 {
     return type == DT_Q8_0 || type == DT_Q4_0 ? CODED_KEYS * dim / 16 : 0;
 }
 
-static inline struct attn_coded attn_coded_of(int k_type, int v_type, int dim, int stages)
+static __host__ __device__ constexpr struct attn_coded attn_coded_of(int k_type, int v_type,
+                                                                     int dim, int stages)
 {
     struct attn_coded c = {};
     c.k_type = k_type;

@@ -10,7 +10,6 @@
  * apart than in the cache, and which key is which column is chosen so that reads of 16 bytes meet
  * few banks twice.
  */
-#include "backend/cuda/attn_decode.cuh"
 #include "backend/cuda/attn_panels.cuh"
 
 enum { BATCH_KEYS = 16 };

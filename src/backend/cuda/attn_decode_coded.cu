@@ -5,7 +5,6 @@
  * Stretches leave their parts in cu->split_acc; the last block of a unit to finish joins them.
  */
 #include "backend/cuda/attn_coded.cuh"
-#include "backend/cuda/attn_panels.cuh"
 
 enum { CODED_WARPS = 8, CODED_PARTS = 64 };
 
@@ -201,24 +200,6 @@ DEVICE void attn_coded_finish(const struct attn_args &p, const struct attn_coded
     }
 }
 
-/* The scale of a row in panels, by one thread of its blocks. */
-DEVICE void attn_coded_scale(const struct attn_args &p, const struct decode_unit &u)
-{
-    if (p.panels && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
-        p.scale_of[u.t] = 1.0f;
-}
-
-/* A padding row: zeros. */
-template <int D> DEVICE void attn_coded_pad(const struct attn_args &p, const struct decode_unit &u)
-{
-    for (int i = 2 * (int)threadIdx.x; i < u.heads * D; i += 2 * (int)blockDim.x) {
-        *(float2 *)(decode_result<D>(p, u) + i) = make_float2(0.0f, 0.0f);
-        if (p.panels)
-            panel_put(p, u.t, u.h0 * D + i, 0.0f, 0.0f);
-    }
-    attn_coded_scale(p, u);
-}
-
 /* Grid: (stretches, kv heads x groups of 8 heads, sequences). Unless p.q are raw projections, this
  * step's key and value are in the cache. */
 template <int D>
@@ -236,7 +217,7 @@ static __global__ void __launch_bounds__(D > 256 ? 128 : 256, D > 128 ? 1 : 2)
         (int)blockIdx.x >= s.used) { /* a padding row, or fewer stretches than blocks */
         dependency_wait();
         if (u.slot < 0 && blockIdx.x == 0)
-            attn_coded_pad<D>(p, u);
+            panels_pad<D>(p, u);
         return;
     }
     /* Tiles of earlier steps are asked for before the kernel in front has ended; the one with this
@@ -254,7 +235,7 @@ static __global__ void __launch_bounds__(D > 256 ? 128 : 256, D > 128 ? 1 : 2)
         k.bring(ring + i * c.slot);
     if (early)
         dependency_wait();
-    attn_coded_scale(p, u);
+    panels_scale(p, u);
     attn_coded_heads<D>(p, c, u, owns_fresh, sh);
     __syncthreads();
     uint4 qf[D > 128 ? 1 : D / 32] = {};

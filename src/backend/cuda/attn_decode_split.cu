@@ -250,7 +250,7 @@ static __global__ void __launch_bounds__(640)
     int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3, tid = (int)threadIdx.x;
     struct decode_unit u = decode_unit_of(p, (int)blockIdx.y, (int)blockIdx.z);
     struct attn_decode_split_stretch s = attn_decode_split_stretch_of(p, u);
-    if (attn_decode_split_idle<D>(p, u, s))
+    if (attn_decode_split_idle<D, false>(p, u, s))
         return;
     struct attn_decode_split_walk<D> k = {
         p, u, s, sh.ring, sh.bar + 2 * w, 0
@@ -323,8 +323,8 @@ static __global__ void __launch_bounds__(640)
     mark(mk, 7);
     if (tid < shares.groups) {
         float m, l;
-        float4 v = attn_decode_split_join<D>(sh.ring, sh.part_at, sh.ml, &m, &l);
-        attn_decode_split_leave<D, SINK>(shares, v, m, l);
+        float4 v = attn_decode_split_join<D, SPLIT_WARPS>(sh.ring, sh.part_at, sh.ml, tid, &m, &l);
+        attn_decode_split_leave<D, SINK>(shares, tid, v, m, l);
     }
     mark(mk, 8);
     dependency_trigger(); /* not before: the next kernel's start takes issue slots */

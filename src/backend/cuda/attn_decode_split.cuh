@@ -10,7 +10,7 @@
 #ifndef STEEL_BACKEND_CUDA_ATTN_DECODE_SPLIT_CUH
 #define STEEL_BACKEND_CUDA_ATTN_DECODE_SPLIT_CUH
 
-#include "backend/cuda/attn_decode.cuh"
+#include "backend/cuda/attn_panels.cuh"
 
 enum {
     SPLIT_WARPS = 8,
@@ -49,8 +49,9 @@ DEVICE struct attn_decode_split_stretch attn_decode_split_stretch_of(const struc
     return s;
 }
 
-/* A padding row, or fewer stretches than blocks: what there is to do is done. */
-template <int D>
+/* A padding row, or fewer stretches than blocks: what there is to do is done. PANELS: there may be
+ * some. */
+template <int D, bool PANELS>
 DEVICE bool attn_decode_split_idle(const struct attn_args &p, const struct decode_unit &u,
                                    const struct attn_decode_split_stretch &s)
 {
@@ -60,7 +61,9 @@ DEVICE bool attn_decode_split_idle(const struct attn_args &p, const struct decod
     if (u.slot >= 0)
         return true;
     dependency_wait();
-    if (s.split == 0)
+    if (s.split == 0 && PANELS)
+        panels_pad<D>(p, u);
+    else if (s.split == 0)
         for (int i = (int)threadIdx.x; i < u.heads * D; i += SPLIT_THREADS)
             decode_result<D>(p, u)[i] = 0.0f;
     return true;
@@ -199,21 +202,21 @@ template <int D> struct attn_decode_split_shares {
     }
 };
 
-/* The warps' parts of a group of four elements joined, a thread for each group: not yet divided by the
- * sum l, of a largest score m. part_at: where each warp's lies, in bytes. */
-template <int D>
+/* The warps' parts of a group of four elements joined, by a thread: not yet divided by the sum l, of a
+ * largest score m. part_at: where each warp's lies, in bytes. */
+template <int D, int WARPS>
 DEVICE float4 attn_decode_split_join(const uint8_t *ring, const int *part_at, const float *ml,
-                                     float *m, float *l)
+                                     int group, float *m, float *l)
 {
-    int tid = (int)threadIdx.x, h = tid / (D / 4) & 7, at = tid % (D / 4) * 4;
+    int h = group / (D / 4) & 7, at = group % (D / 4) * 4;
     float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     *m = -INFINITY, *l = 0.0f;
 #pragma unroll
-    for (int j = 0; j < SPLIT_WARPS; j++)
+    for (int j = 0; j < WARPS; j++)
         *m = fmaxf(*m, ml[(j * 8 + h) * 2]);
     float anchor = *m == -INFINITY ? 0.0f : *m;
 #pragma unroll
-    for (int j = 0; j < SPLIT_WARPS; j++) {
+    for (int j = 0; j < WARPS; j++) {
         float f = fast_exp2(ml[(j * 8 + h) * 2] - anchor);
         float4 e = *(const float4 *)((const float *)(ring + part_at[j]) + h * (D + 4) + at);
         *l += f * ml[(j * 8 + h) * 2 + 1];
@@ -222,22 +225,24 @@ DEVICE float4 attn_decode_split_join(const uint8_t *ring, const int *part_at, co
     return v;
 }
 
-/* What came of that: the result where there is one stretch, else a record for the others. */
+/* What came of that: the result where there is one stretch, which is returned too, else a record for
+ * the others. */
 template <int D, bool SINK>
-DEVICE void attn_decode_split_leave(const struct attn_decode_split_shares<D> &k, const float4 &v,
-                                    float m, float l)
+DEVICE float4 attn_decode_split_leave(const struct attn_decode_split_shares<D> &k, int group,
+                                      float4 v, float m, float l)
 {
-    int tid = (int)threadIdx.x, h = tid / (D / 4);
     if (k.s.used == 1) {
-        l = decode_sum<SINK>(k.p, k.u.h0 + h, m, l);
-        *(float4 *)(decode_result<D>(k.p, k.u) + 4 * tid) = make_float4(
-            fast_divide(v.x, l), fast_divide(v.y, l), fast_divide(v.z, l), fast_divide(v.w, l));
+        l = decode_sum<SINK>(k.p, k.u.h0 + group / (D / 4), m, l);
+        v = make_float4(fast_divide(v.x, l), fast_divide(v.y, l), fast_divide(v.z, l),
+                        fast_divide(v.w, l));
+        *(float4 *)(decode_result<D>(k.p, k.u) + 4 * group) = v;
     } else {
-        uint4 *record = (uint4 *)k.record_of(k.s.split, tid);
+        uint4 *record = (uint4 *)k.record_of(k.s.split, group);
         auto word = [](float f) { return bits_of(f) == NOT_YET ? 0x7fffffffu : bits_of(f); };
         store_now(record, make_uint4(word(v.x), word(v.y), word(v.z), word(v.w)));
         store_now(record + 1, make_uint4(word(m), word(l), 0, 0)); /* a whole sector */
     }
+    return v;
 }
 
 /* A group of four elements of head h, of which this lane has the record of one part: all `used` lanes

@@ -175,14 +175,26 @@ static bool decode_split_coded_fits(const struct cuda_backend *cu, const struct 
 {
     return c->raw && decode_units(c) <= cu->n_sm && attn_decode_split_coded_fits(cu, c->layer);
 }
-static bool decode_split_coded_pays(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    /* Of a few sequences; of more, joining costs more than it brings. */
-    return 4 * decode_units(c) <= cu->n_sm;
-}
 static void decode_split_coded(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_decode_split_coded(cu, *c->attn);
+}
+static bool decode_batch_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->raw && attn_decode_batch_coded_fits(cu, c->layer);
+}
+static void decode_batch_coded(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_batch_coded(cu, *c->attn);
+}
+static bool decode_batch_coded_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return decode_batch_coded_fits(cu, c) && attn_decode_batch_panels_fit(cu, c->layer, c->rows);
+}
+static void decode_batch_coded_panels(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_batch_coded(cu, panels_args(cu, c));
+    c->out->panels = true;
 }
 static bool decode_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -518,8 +530,13 @@ static const struct pick rows[] = {
      decode_plain},
     {"attn_decode_wide", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_wide_fits,
      decode_wide},
-    {"attn_decode_split_coded", PICK_DECODE, 0, 1, 0, NEEDS_WAITS, TAKES_ROWS,
-     decode_split_coded_pays, decode_split_coded_fits, decode_split_coded},
+    {"attn_decode_batch_coded_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS,
+     decode_batch_pays, decode_batch_coded_panels_fit,
+     decode_batch_coded_panels}, /* for gemm_cluster */
+    {"attn_decode_batch_coded", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, decode_batch_pays,
+     decode_batch_coded_fits, decode_batch_coded},
+    {"attn_decode_split_coded", PICK_DECODE, 0, 1, 0, NEEDS_WAITS, TAKES_ROWS, NULL,
+     decode_split_coded_fits, decode_split_coded},
     {"attn_decode_coded_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS, NULL,
      decode_coded_panels_fit, decode_coded_panels}, /* for gemm_cluster */
     {"attn_decode_coded", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_coded_fits,
