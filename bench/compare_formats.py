@@ -3,6 +3,7 @@
 
   compare_formats.py --steel build/steel [--llama LLAMA_BIN_DIR] [--device cuda | cpu] [--formats q4_0,q5_k_m,...]
                      [--layers 12] [--rounds 2] [--seconds 300] [--dir /dev/shm/formats] -o results.jsonl
+  compare_formats.py --picture OUT.svg --title TITLE --test tg32 results.jsonl     medians of one test as bars, both engines
 
 For each format bench/synth_gguf.py writes a file with a real model's shapes (formats of folders: bench/synth_folder.py, for
 Steel alone), both engines are measured on it by turns, the order changing from round to round, and the file is removed; the next
@@ -121,9 +122,29 @@ class Formats:
             print(f"| {name.upper()} | " + " | ".join(cells) + " |")
 
 
+def picture(args):
+    """The formats that both engines ran, in the order of their speed."""
+    sys.path.insert(0, os.path.join(os.path.dirname(HERE), "tools"))
+    import plot
+    seen = {}
+    with open(args.results) as f:
+        for r in map(json.loads, f):
+            if r.get("test") == args.test and r["kind"] == "format":
+                seen.setdefault(r["format"], {}).setdefault(r["engine"], []).append(r["tok_s"])
+    groups = [{"name": name.upper(), "bars": {e: statistics.median(v[e]) for e in ("Steel", "llama.cpp")}}
+              for name, v in seen.items() if len(v) == 2]
+    groups.sort(key=lambda g: -g["bars"]["Steel"])
+    with open(args.picture, "w") as f:
+        f.write(plot.chart({"title": args.title, "unit": "tok/s", "groups": groups}))
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--steel", required=True)
+    p.add_argument("results", nargs="?", help="of an earlier run, for --picture")
+    p.add_argument("--picture", metavar="OUT.svg")
+    p.add_argument("--title", default="")
+    p.add_argument("--test", default="tg32")
+    p.add_argument("--steel")
     p.add_argument("--llama", help="folder of llama-bench and llama-batched-bench")
     p.add_argument("--device", default="cuda")
     p.add_argument("--threads", type=int, default=2, help="on a CPU (default 2)")
@@ -133,7 +154,14 @@ def main():
     p.add_argument("--seconds", type=float, default=0, help="begin no format after this many (default: no limit)")
     p.add_argument("--dir", default="/dev/shm/formats")
     p.add_argument("-o", "--output", default="formats.jsonl")
-    f = Formats(p.parse_args())
+    args = p.parse_args()
+    if args.picture:
+        if not args.results:
+            p.error("--picture needs results")
+        return picture(args)
+    if not args.steel:
+        p.error("--steel is needed")
+    f = Formats(args)
     os.makedirs(f.a.dir, exist_ok=True)
     names = f.a.formats.split(",")
     writer = f.write(names[0])
