@@ -51,6 +51,8 @@ static const struct pick_formats
     half = {BIT(DT_F16) | BIT(DT_BF16), "F16 BF16"},
     small = {BIT(DT_Q8_0) | BIT(DT_Q4_0), "Q8_0 Q4_0"}, q4 = {BIT(DT_Q4_0), "Q4_0"},
     fp8 = {BIT(DT_F8_E4M3), "F8_E4M3"},
+    /* of attention's tiles, which are not emulated */
+    __attribute__((unused))
     short_ = {BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_Q8_0) | BIT(DT_Q4_0) | BIT(DT_F8_E4M3),
               "F16 BF16 Q8_0 Q4_0 F8_E4M3"},
     any = {~(uint64_t)0, "any"};
