@@ -96,8 +96,8 @@ struct chunk_shared {
             uint8_t w[CHUNK * NARROW], u[CHUNK * NARROW]; /* T for W and for U */
         } t;
     };
-    struct head_chunk out; /* w is not used: it goes where k was */
-    float a[CHUNK][SOLVE_ROW], beta[CHUNK];
+    uint8_t p[CHUNK * NARROW];
+    float a[CHUNK][SOLVE_ROW], beta[CHUNK], c[CHUNK];
 };
 
 /* Rows row0.. of a matrix of floats, rows from n on zeros. */
@@ -140,13 +140,13 @@ DEVICE void chunk_gates(const struct delta_args &p, struct chunk_shared *sh, int
         float up = __shfl_up_sync(FULL_WARP, sum, d);
         sum += lane_id() >= d ? up : 0.0f;
     }
-    sh->out.c[r] = sum - g[1];
-    sh->out.c[r + 1] = sum;
+    sh->c[r] = sum - g[1];
+    sh->c[r + 1] = sum;
     sh->beta[r] = b[0];
     sh->beta[r + 1] = b[1];
 }
 
-/* A to sh->a, P to sh->out; zeros above the diagonal. */
+/* A to sh->a, P to sh->p; zeros above the diagonal. */
 DEVICE void chunk_products(struct chunk_shared *sh)
 {
     int w = warp_id(), g = lane_id() >> 2, c = lane_id() & 3;
@@ -174,13 +174,13 @@ DEVICE void chunk_products(struct chunk_shared *sh)
             float a[2], x[2];
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                float f = i >= j + e ? fast_exp2(sh->out.c[i] - sh->out.c[min(j + e, i)]) : 0.0f;
+                float f = i >= j + e ? fast_exp2(sh->c[i] - sh->c[min(j + e, i)]) : 0.0f;
                 x[e] = f * qk[t][2 * half + e];
                 a[e] = i > j + e ? sh->beta[i] * f * kk[t][2 * half + e] : 0.0f;
             }
             sh->a[i][j] = a[0];
             sh->a[i][j + 1] = a[1];
-            *(uint32_t *)(unit_at<NARROW>(sh->out.p, i, t) + 4 * c) = pack_half2(x[0], x[1]);
+            *(uint32_t *)(unit_at<NARROW>(sh->p, i, t) + 4 * c) = pack_half2(x[0], x[1]);
         }
 }
 
@@ -244,7 +244,7 @@ DEVICE void chunk_scale(struct chunk_shared *sh)
             for (int o = 0; o < 2; o++) {
                 int j = unit * 8 + 2 * e + o;
                 x[o] = sh->a[row][j] * sh->beta[j];
-                y[o] = -x[o] * fast_exp2(sh->out.c[j]);
+                y[o] = -x[o] * fast_exp2(sh->c[j]);
             }
             u[e] = pack_half2(x[0], x[1]);
             w[e] = pack_half2(y[0], y[1]);
@@ -341,8 +341,8 @@ static __global__ void __launch_bounds__(CHUNK_THREADS)
     chunk_w(sh);
     __syncthreads();
     chunk_copy(out->w, sh->k, CHUNK * WIDE);
-    chunk_copy(out->p, sh->out.p, CHUNK * NARROW);
-    chunk_copy(out->c, sh->out.c, CHUNK * 4);
+    chunk_copy(out->p, sh->p, CHUNK * NARROW);
+    chunk_copy(out->c, sh->c, CHUNK * 4);
 }
 
 /*
