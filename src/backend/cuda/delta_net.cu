@@ -651,6 +651,8 @@ struct delta_scratch {
     int32_t *count;
     uint8_t *chunks;
     size_t chunks_bytes;
+    float *halves, *twice; /* (2 * split_rows, n_embd); (2 * split_rows, widest), or NULL */
+    int split_rows;
 };
 
 static size_t delta_any_shared(const struct delta_net *d)
@@ -676,8 +678,21 @@ bool delta_net_supported(const struct cuda_backend *cu, const struct delta_net *
     return true;
 }
 
+static bool delta_is_halves(const struct delta_net *d)
+{
+    const struct weight *all[] = {d->wqkv, d->wz, d->wba};
+    for (int i = 0; i < 3; i++) {
+        const struct matrix *w = cuda_matrix(all[i]);
+        for (int j = 0; j < w->n_seg; j++)
+            if (w->seg[j].kind != TILE_F16)
+                return false;
+    }
+    return true;
+}
+
 bool delta_net_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err)
 {
+    bool halves = false;
     size_t channels = 0, values = 0, n_k = 0, n_v = 0, tokens = (size_t)b->max_tokens;
     for (int i = 0; i < cu->net->n_layers; i++) {
         const struct mixer *m = &cu->net->layers[i].mixer;
@@ -689,6 +704,7 @@ bool delta_net_prepare(struct cuda_backend *cu, const struct bounds *b, struct e
         values = v > values ? v : values;
         n_k = (size_t)d->n_k_heads > n_k ? (size_t)d->n_k_heads : n_k;
         n_v = (size_t)d->n_v_heads > n_v ? (size_t)d->n_v_heads : n_v;
+        halves = halves || delta_is_halves(d);
     }
     if (!values)
         return true;
@@ -696,6 +712,9 @@ bool delta_net_prepare(struct cuda_backend *cu, const struct bounds *b, struct e
     cu->delta = s;
     s->chunks_bytes = delta_chunked_bytes((int)n_k, (int)n_v, b->max_tokens,
                                           b->max_seqs < CHUNKED_SEQS ? b->max_seqs : CHUNKED_SEQS);
+    int room = b->max_tokens / 2; /* rows of halves that products have room for, twice */
+    s->split_rows = !halves ? 0 : room < DELTA_SPLIT_ROWS ? room : DELTA_SPLIT_ROWS;
+    size_t twice = 2 * (size_t)s->split_rows, widest = channels > 2 * n_v ? channels : 2 * n_v;
     const struct want list[] = {{(void **)&s->u, tokens * channels * 4},
                                 {(void **)&s->uc, tokens * channels * 4},
                                 {(void **)&s->z, tokens * values * 4},
@@ -703,7 +722,9 @@ bool delta_net_prepare(struct cuda_backend *cu, const struct bounds *b, struct e
                                 {(void **)&s->kq, tokens * n_k * 4},
                                 {(void **)&s->o, tokens * values * 4},
                                 {(void **)&s->count, (size_t)b->max_seqs * n_k * 4},
-                                {(void **)&s->chunks, s->chunks_bytes}};
+                                {(void **)&s->chunks, s->chunks_bytes},
+                                {(void **)&s->halves, twice * (size_t)cu->shape.n_embd * 4},
+                                {(void **)&s->twice, twice * widest * 4}};
     return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
 }
 
@@ -791,6 +812,77 @@ static struct delta_args delta_args_of(struct cuda_backend *cu, const struct mix
     return p;
 }
 
+/* Grid: (rows). Row r of x becomes rows r and rows + r of y: the nearest half, and what that leaves. */
+static __global__ void __launch_bounds__(256)
+    delta_split_kernel(const float *x, float *y, int width)
+{
+    dependency_wait();
+    dependency_trigger();
+    size_t at = (size_t)blockIdx.x * (size_t)width, rest = (size_t)gridDim.x * (size_t)width;
+    for (int i = (int)threadIdx.x; i < width; i += 256) {
+        float v = x[at + (size_t)i];
+        uint32_t u = bits_of(v);
+        float high = float_of((u + 0xfffu + (u >> 13 & 1)) & ~0x1fffu);
+        y[at + (size_t)i] = high;
+        y[rest + at + (size_t)i] = v - high;
+    }
+}
+
+/* Grid: (blocks of 256 columns, rows). Row r of y: the sum of rows r and rows + r of x. */
+static __global__ void __launch_bounds__(256) delta_sum_kernel(const float *x, float *y, int width)
+{
+    dependency_wait();
+    dependency_trigger();
+    int i = (int)(blockIdx.x * 256 + threadIdx.x);
+    size_t at = (size_t)blockIdx.y * (size_t)width + (size_t)i;
+    if (i < width)
+        y[at] = x[at] + x[at + (size_t)gridDim.y * (size_t)width];
+}
+
+/* Products with weights of halves, of rows that are two halves each: rounding what q, k and v are made
+ * of is most of the error that reaches the router behind the mixer. Of few rows such products are
+ * bound by their weights, which are read once for both halves. */
+static void delta_split_products(struct cuda_backend *cu, const struct norm *norm,
+                                 const struct mixer_product *list, int n)
+{
+    const struct delta_scratch *b = cu->delta;
+    struct rows x = resid_norm(cu, &cu->resid, cuda_gain(cu, norm), true);
+    for (int at = 0; at < x.n; at += b->split_rows) {
+        int rows = x.n - at < b->split_rows ? x.n - at : b->split_rows;
+        struct rows both = rows_of(b->halves, 2 * rows, x.width);
+        step_mark(cu);
+        cuda_launch(cu, delta_split_kernel, dim3((unsigned)rows), 256, 0, LAUNCH_EARLY,
+                    (const float *)x.floats + (size_t)at * (size_t)x.width, b->halves, x.width);
+        step_mark_end(cu, STAGE_NORM);
+        for (int i = 0; i < n; i++) {
+            struct pick_case c = {};
+            int width = list[i].w->n_out;
+            c.rows = both.n;
+            c.w = list[i].w;
+            c.x = &both;
+            c.y = b->twice;
+            pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
+            step_mark(cu);
+            cuda_launch(cu, delta_sum_kernel, dim3((unsigned)ceil_div(width, 256), (unsigned)rows),
+                        256, 0, LAUNCH_EARLY, (const float *)b->twice,
+                        list[i].y + (size_t)at * (size_t)width, width);
+            step_mark_end(cu, STAGE_QKV);
+        }
+    }
+}
+
+static void delta_products(struct cuda_backend *cu, const struct mixer *m, const struct step *s,
+                           const struct mixer_product *list, int n)
+{
+    const struct delta_net *d = &m->delta_net;
+    bool adapted = d->wqkv->lora || d->wz->lora || d->wba->lora;
+    if (cu->delta->split_rows && !adapted && delta_is_halves(d) &&
+        pick_delta_split(s->n_tokens, s->n_decode))
+        delta_split_products(cu, &m->block.in, list, n);
+    else
+        mixer_products(cu, &m->block.in, list, n);
+}
+
 struct rows delta_net_mix(struct cuda_backend *cu, const struct mixer *m, int layer)
 {
     const struct delta_net *d = &m->delta_net;
@@ -798,7 +890,7 @@ struct rows delta_net_mix(struct cuda_backend *cu, const struct mixer *m, int la
     struct step s = cuda_step(cu);
     const struct mixer_product products[] = {
         {cuda_matrix(d->wqkv), b->u}, {cuda_matrix(d->wz), b->z}, {cuda_matrix(d->wba), b->ba}};
-    mixer_products(cu, &m->block.in, products, 3);
+    delta_products(cu, m, &s, products, 3);
     struct delta_args p = delta_args_of(cu, m, layer, &s);
     struct pick_case c = {};
     c.step = &s;

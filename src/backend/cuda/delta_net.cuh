@@ -106,6 +106,11 @@ void delta_any(struct cuda_backend *cu, const struct delta_args &p, int rows, in
 void delta_conv(struct cuda_backend *cu, const struct delta_args &p, int rows);
 void delta_gate(struct cuda_backend *cu, const struct delta_args &p, int rows);
 
+/* pick_mixers.cu: whether a step's rows go through projections of halves as two halves each, so many
+ * at a time. */
+enum { DELTA_SPLIT_ROWS = 256 };
+bool pick_delta_split(int rows, int decodes);
+
 /* delta_chunked.cu. CHUNKED_SEQS: prompts of a step that there is room for, however short. */
 enum { CHUNKED_SEQS = 32 };
 size_t delta_chunked_bytes(int n_k, int n_v, int tokens, int seqs);

@@ -299,6 +299,11 @@ static void delta_decode(struct cuda_backend *cu, const struct pick_case *c)
 {
     delta_step(cu, *c->delta, c->rows);
 }
+/* Decodes would pay for it in launches, and of many rows products are bound by arithmetic. */
+bool pick_delta_split(int rows, int decodes)
+{
+    return decodes < rows && rows > 4 && rows <= DELTA_SPLIT_ROWS;
+}
 static int delta_prompts(const struct pick_case *c)
 {
     return c->step->n_seqs - c->step->n_decode;
