@@ -89,15 +89,15 @@ template <int ROW> DEVICE void frag_b_trans(uint32_t (&r)[4], uint8_t *m, int r0
  */
 enum { SOLVE_ROW = CHUNK + 1 };
 struct chunk_shared {
-    uint8_t k[CHUNK * WIDE], v[CHUNK * WIDE];
+    uint8_t k[CHUNK * WIDE]; /* then -W */
+    uint8_t q[CHUNK * WIDE]; /* then P, then V */
     union {
-        uint8_t q[CHUNK * WIDE];
+        float a[CHUNK][SOLVE_ROW];
         struct {
             uint8_t w[CHUNK * NARROW], u[CHUNK * NARROW]; /* T for W and for U */
         } t;
     };
-    uint8_t p[CHUNK * NARROW];
-    float a[CHUNK][SOLVE_ROW], beta[CHUNK], c[CHUNK];
+    float beta[CHUNK], c[CHUNK];
 };
 
 /* Rows row0.. of a matrix of floats, rows from n on zeros. */
@@ -146,8 +146,8 @@ DEVICE void chunk_gates(const struct delta_args &p, struct chunk_shared *sh, int
     sh->beta[r + 1] = b[1];
 }
 
-/* A to sh->a, P to sh->p; zeros above the diagonal. */
-DEVICE void chunk_products(struct chunk_shared *sh)
+/* A to sh->a, a lane's part of P to `p`; zeros above the diagonal. */
+DEVICE void chunk_products(struct chunk_shared *sh, uint32_t (&p)[8][2])
 {
     int w = warp_id(), g = lane_id() >> 2, c = lane_id() & 3;
     float kk[8][4] = {}, qk[8][4] = {};
@@ -180,8 +180,18 @@ DEVICE void chunk_products(struct chunk_shared *sh)
             }
             sh->a[i][j] = a[0];
             sh->a[i][j + 1] = a[1];
-            *(uint32_t *)(unit_at<NARROW>(sh->p, i, t) + 4 * c) = pack_half2(x[0], x[1]);
+            p[t][half] = pack_half2(x[0], x[1]);
         }
+}
+DEVICE void chunk_put_p(uint8_t *to, const uint32_t (&p)[8][2])
+{
+    int row = 16 * warp_id() + (lane_id() >> 2);
+#pragma unroll
+    for (int t = 0; t < 8; t++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            *(uint32_t *)(unit_at<NARROW>(to, row + 8 * half, t) + 4 * (lane_id() & 3)) =
+                p[t][half];
 }
 
 /* sh->a = (I + A)^-1, by blocks of 16: those of the diagonal by columns, a warp each; then, row of
@@ -231,26 +241,29 @@ DEVICE void chunk_solve(struct chunk_shared *sh)
     }
 }
 
-/* T with the scales of its columns, as halves: for U, and negated for W. */
+/* T with the scales of its columns, as halves where it was: for U, and negated for W. */
 DEVICE void chunk_scale(struct chunk_shared *sh)
 {
-    for (int i = (int)threadIdx.x; i < CHUNK * 8; i += CHUNK_THREADS) {
-        int row = i >> 3, unit = i & 7;
-        uint32_t w[4], u[4];
+    const int PER = CHUNK * 8 / CHUNK_THREADS;
+    uint32_t w[PER][4], u[PER][4];
+#pragma unroll
+    for (int i = 0; i < PER; i++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float x[2], y[2];
-#pragma unroll
-            for (int o = 0; o < 2; o++) {
-                int j = unit * 8 + 2 * e + o;
-                x[o] = sh->a[row][j] * sh->beta[j];
-                y[o] = -x[o] * fast_exp2(sh->c[j]);
-            }
-            u[e] = pack_half2(x[0], x[1]);
-            w[e] = pack_half2(y[0], y[1]);
+            int at = (int)threadIdx.x + i * CHUNK_THREADS, j = (at & 7) * 8 + 2 * e;
+            float x = sh->a[at >> 3][j] * sh->beta[j];
+            float y = sh->a[at >> 3][j + 1] * sh->beta[j + 1];
+            u[i][e] = pack_half2(x, y);
+            w[i][e] = pack_half2(-x * fast_exp2(sh->c[j]), -y * fast_exp2(sh->c[j + 1]));
         }
-        *(uint4 *)unit_at<NARROW>(sh->t.w, row, unit) = make_uint4(w[0], w[1], w[2], w[3]);
-        *(uint4 *)unit_at<NARROW>(sh->t.u, row, unit) = make_uint4(u[0], u[1], u[2], u[3]);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        int at = (int)threadIdx.x + i * CHUNK_THREADS, row = at >> 3, unit = at & 7;
+        *(uint4 *)unit_at<NARROW>(sh->t.w, row, unit) =
+            make_uint4(w[i][0], w[i][1], w[i][2], w[i][3]);
+        *(uint4 *)unit_at<NARROW>(sh->t.u, row, unit) =
+            make_uint4(u[i][0], u[i][1], u[i][2], u[i][3]);
     }
 }
 
@@ -263,7 +276,7 @@ DEVICE void chunk_u(struct chunk_shared *sh, struct head_values *to)
 #pragma unroll
         for (int s = 0; s < 4; s++) {
             uint32_t v[4], b[4];
-            frag_a_trans<WIDE>(v, sh->v, 16 * s, 2 * m);
+            frag_a_trans<WIDE>(v, sh->q, 16 * s, 2 * m);
 #pragma unroll
             for (int i = s; i < 4; i++) {
                 frag_b<NARROW>(b, sh->t.u, 16 * i, 2 * s);
@@ -323,26 +336,29 @@ static __global__ void __launch_bounds__(CHUNK_THREADS)
     const float *u = p.uc + (size_t)row0 * stride;
     chunk_load(sh->k, u + keys + (size_t)(kh * DELTA_DIM), stride, n);
     chunk_load(sh->q, u + kh * DELTA_DIM, stride, n);
-    chunk_load(sh->v, u + 2 * keys + (size_t)(h * DELTA_DIM), stride, n);
     if (warp_id() == 0)
         chunk_gates(p, sh, row0, n, h);
     __syncthreads();
     struct head_chunk *out = chunk_head(p, slot, h);
-    chunk_products(sh);
+    uint32_t part[8][2];
+    chunk_products(sh, part);
     if (delta_first_of(p, h)) {
         chunk_copy(chunk_keys(p, slot, kh)->q, sh->q, CHUNK * WIDE);
         chunk_copy(chunk_keys(p, slot, kh)->k, sh->k, CHUNK * WIDE);
     }
-    __syncthreads();
+    __syncthreads(); /* A is there, Q has been read */
+    chunk_put_p(sh->q, part);
     chunk_solve(sh);
+    chunk_copy(out->p, sh->q, CHUNK * NARROW);
+    chunk_copy(out->c, sh->c, CHUNK * 4);
+    __syncthreads();
+    chunk_load(sh->q, u + 2 * keys + (size_t)(h * DELTA_DIM), stride, n);
     chunk_scale(sh);
     __syncthreads();
     chunk_u(sh, chunk_values(p, slot, h));
     chunk_w(sh);
     __syncthreads();
     chunk_copy(out->w, sh->k, CHUNK * WIDE);
-    chunk_copy(out->p, sh->p, CHUNK * NARROW);
-    chunk_copy(out->c, sh->c, CHUNK * 4);
 }
 
 /*

@@ -121,15 +121,17 @@ DEVICE float4 conv_at(const struct delta_args &p, int row, int first, const floa
     return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
-/* Row t of channels c..: after convolution and silu. fresh: the rows before are not those of t - 1. */
-DEVICE float4 conv_row(const struct delta_args &p, struct conv_lane &l, int t, int first,
-                       const float *old, int c, bool fresh)
+/* The rows before row t of channels c... */
+DEVICE void conv_past(const struct delta_args &p, struct conv_lane &l, int t, int first,
+                      const float *old, int c)
 {
-    if (fresh)
 #pragma unroll
-        for (int k = 0; k < CONV_TAPS - 1; k++)
-            l.past[k] = conv_at(p, t - CONV_TAPS + 1 + k, first, old, c);
-    float4 now = conv_at(p, t, first, old, c);
+    for (int k = 0; k < CONV_TAPS - 1; k++)
+        l.past[k] = conv_at(p, t - CONV_TAPS + 1 + k, first, old, c);
+}
+/* The next row, after convolution and silu. */
+DEVICE float4 conv_row(struct conv_lane &l, const float4 &now)
+{
     float y[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -168,19 +170,44 @@ static __global__ void __launch_bounds__(128)
     }
     dependency_wait();
     dependency_trigger();
-#pragma unroll 1
-    for (; at < end; at++) {
-        int t = p.first_row + at, seq = p.step.seq_of[t], in = p.step.states[seq];
-        bool fresh = seq != before;
-        int first = p.step.q_start[seq];
-        const float *old = in < 0 ? NULL : delta_rows_of(p, in);
-        before = seq;
-        if (p.step.states[p.step.n_seqs + seq] < 0) /* padding */
+    int seqs[CONV_ROWS];
+    float4 now[CONV_ROWS], now_k[CONV_ROWS]; /* all asked for at once */
+#pragma unroll
+    for (int i = 0; i < CONV_ROWS; i++) {
+        int t = p.first_row + min(at + i, end - 1);
+        const float *u = p.u + (size_t)t * (size_t)p.channels + (size_t)c0;
+        seqs[i] = p.step.seq_of[t];
+        now[i] = *(const float4 *)u;
+        now_k[i] = keys ? *(const float4 *)(u + n) : now[i];
+    }
+    if (!keys && at + lane < end && lane < CONV_ROWS) { /* the gates, a lane to a row */
+        float *beta = p.ba + (size_t)(p.first_row + at + lane) * (size_t)(2 * p.n_v) + (size_t)h;
+        beta[0] = delta_sigmoid(beta[0]);
+        beta[p.n_v] = delta_decay(p, h, beta[p.n_v]);
+    }
+    bool padding = false;
+#pragma unroll
+    for (int i = 0; i < CONV_ROWS; i++) {
+        int t = p.first_row + at + i, seq = seqs[i];
+        if (at + i >= end)
+            break;
+        if (seq != before) {
+            int in = p.step.states[seq], first = p.step.q_start[seq];
+            const float *old = in < 0 ? NULL : delta_rows_of(p, in);
+            before = seq;
+            padding = p.step.states[p.step.n_seqs + seq] < 0;
+            if (!padding) {
+                conv_past(p, a, t, first, old, c0);
+                if (keys)
+                    conv_past(p, b, t, first, old, c0 + n);
+            }
+        }
+        if (padding)
             continue;
         float *to = p.uc + (size_t)t * (size_t)p.channels + (size_t)c0;
-        float4 x = conv_row(p, a, t, first, old, c0, fresh);
+        float4 x = conv_row(a, now[i]);
         if (keys) {
-            float4 y = conv_row(p, b, t, first, old, c0 + n, fresh);
+            float4 y = conv_row(b, now_k[i]);
             float sq = warp_sum(four_dot(x, x)), sk = warp_sum(four_dot(y, y));
             float rq = rsqrtf(sq + 1e-6f) * rsqrtf((float)DELTA_DIM), rk = rsqrtf(sk + 1e-6f);
             float kq = warp_sum(four_dot(x, y)) * rq * rk;
@@ -190,11 +217,6 @@ static __global__ void __launch_bounds__(128)
                 p.kq[t * p.n_k + head] = kq;
         } else {
             *(float4 *)to = x;
-            if (lane == 0) {
-                float *beta = p.ba + (size_t)t * (size_t)(2 * p.n_v) + (size_t)h;
-                beta[0] = delta_sigmoid(beta[0]);
-                beta[p.n_v] = delta_decay(p, h, beta[p.n_v]);
-            }
         }
     }
 }
