@@ -244,6 +244,49 @@ static void check_step(struct net *n, struct plan *p, const char *name, bool may
     }
 }
 
+/* Every sequence of a step of decodes alone, with the adapters it had in company. */
+static void check_alone(struct net *n, struct plan *p, const char *name)
+{
+    struct backend *be = n->d.be[DEV];
+    struct error err = {0};
+    size_t V = (size_t)n->d.s.n_vocab;
+    float *together = mem_alloc((size_t)p->b.n_out * V * sizeof *together);
+    float *alone = mem_alloc(V * sizeof *alone);
+    char what[160];
+    logits_get(&n->d, DEV, p->b.n_out, together);
+    for (int i = 0; i < p->b.n_seqs; i++) {
+        static const int32_t start[] = {0, 1}, row[] = {0};
+        struct lora_use uses[N_ADAPTERS];
+        struct batch b = {.n_tokens = 1,
+                          .n_seqs = 1,
+                          .n_decode = 1,
+                          .n_out = 1,
+                          .max_pages = p->b.max_pages,
+                          .tokens = p->tokens + i,
+                          .pos = p->pos + i,
+                          .slot = p->slot + i,
+                          .q_start = start,
+                          .kv_len = p->kv_len + i,
+                          .pages = p->pages + (size_t)i * (size_t)p->b.max_pages,
+                          .out_rows = row,
+                          .kv = n->d.kv[DEV],
+                          .loras = uses};
+        for (int k = 0; k < p->b.n_loras; k++)
+            if (p->b.loras[k].first == i) {
+                uses[b.n_loras] = p->b.loras[k];
+                uses[b.n_loras++].first = 0;
+            }
+        be->ops->begin(be, &b);
+        ops(n, DEV);
+        fail_if(!be->ops->end(be, NULL, &err), err.msg);
+        logits_get(&n->d, DEV, 1, alone);
+        snprintf(what, sizeof what, "%s, sequence %d alone", name, i);
+        check_close(what, alone, together + (size_t)i * V, V, 4 * product_tol);
+    }
+    mem_free(together);
+    mem_free(alone);
+}
+
 /* Logits of the step without adapters, as bytes. */
 static float *plain_logits(struct net *n, struct plan *p, const struct kv_layer *kv)
 {
@@ -314,6 +357,8 @@ static void lora_case(const struct dims *s, enum dtype type, const char *of)
             /* with one row it is an adapter of more weights than the first: recorded anew */
             check_step(n, &p, name, decodes && n->d.be[DEV]->ahead, r ? round : 0);
         }
+        if (decodes)
+            check_alone(n, &p, name);
         check_plain(n, bare, &p, name);
         for (int i = 0; i < LAYERS; i++) /* the reference took no part in that */
             kv_copy_back(&n->d, i);
