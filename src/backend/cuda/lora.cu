@@ -229,7 +229,8 @@ bool lora_prepare(struct cuda_backend *cu, const struct bounds *b, struct error 
     size_t raw = tokens * 2 * ff > pairs * 2 * ffe ? tokens * 2 * ff : pairs * 2 * ffe;
     struct want list[] = {
         {(void **)&a->table, (size_t)(n + 1) * LORA_MAX_ADAPTERS * sizeof *a->table},
-        {(void **)&a->t, pairs * (size_t)a->t_len * sizeof(float)},
+        {(void **)&a->t,
+         (used > LORA_MAX_USES ? used : LORA_MAX_USES) * tokens * (size_t)a->t_len * sizeof(float)},
         {(void **)&a->raw, (raw + 1) * sizeof(float)},
         {(void **)&a->hidden, (tokens * ff + 1) * sizeof(float)},
     };
@@ -444,29 +445,48 @@ static struct lora_args args_of(struct cuda_backend *cu, const struct lora_weigh
     return p;
 }
 
-void lora_add(struct cuda_backend *cu, const struct matrix *m, const struct rows *x, float *y,
-              int ldy)
+/* The same of a plain product; blocks: rows, or chunks of them. */
+static struct lora_args linear_args(struct cuda_backend *cu, const struct lora_weight *w, int u,
+                                    int *blocks)
 {
     const struct cuda_loras *a = loras_of(cu);
     const struct lora_list *l = list_of(cu);
+    struct lora_args p = args_of(cu, w, u);
+    *blocks = a->grouped ? l->n_chunks[u] : l->rows;
+    if (a->grouped) {
+        p.members = cu->step_dev + l->members[u];
+        p.chunks = cu->step_dev + l->chunks[u];
+    }
+    p.t += (size_t)u * (size_t)l->rows * (size_t)a->t_len;
+    p.n_in = w->w->n_in;
+    p.n_out = w->w->n_out;
+    return p;
+}
+
+void lora_before(struct cuda_backend *cu, const struct matrix *m, const struct rows *x)
+{
+    const struct cuda_loras *a = loras_of(cu);
     const struct lora_weight *w = find_weight(a, m);
-    CHECK(x->n == l->rows, "a product of %d rows, of %d", x->n, l->rows);
-    for (int u = 0; u < a->n_uses; u++) {
-        struct lora_args p = args_of(cu, w, u);
-        int blocks = a->grouped ? l->n_chunks[u] : l->rows;
-        if (a->grouped) {
-            p.members = cu->step_dev + l->members[u];
-            p.chunks = cu->step_dev + l->chunks[u];
-        }
+    CHECK(x->n == list_of(cu)->rows, "a product of %d rows, of %d", x->n, list_of(cu)->rows);
+    for (int u = 0, blocks; u < a->n_uses; u++) {
+        struct lora_args p = linear_args(cu, w, u, &blocks);
         p.x = x->floats;
-        p.ldx = p.n_in = x->width;
+        p.ldx = x->width;
+        if (blocks)
+            lora_low(cu, p, blocks, w->rank);
+    }
+}
+
+void lora_add(struct cuda_backend *cu, const struct matrix *m, float *y, int ldy)
+{
+    const struct cuda_loras *a = loras_of(cu);
+    const struct lora_weight *w = find_weight(a, m);
+    for (int u = 0, blocks; u < a->n_uses; u++) {
+        struct lora_args p = linear_args(cu, w, u, &blocks);
         p.y = y;
         p.ldy = ldy;
-        p.n_out = w->w->n_out;
-        if (!blocks)
-            continue;
-        lora_low(cu, p, blocks, w->rank);
-        lora_up(cu, p, blocks);
+        if (blocks)
+            lora_up(cu, p, blocks);
     }
 }
 
@@ -480,14 +500,34 @@ static void product(struct cuda_backend *cu, const struct matrix *w, struct rows
     pick_run(cu, PICK_LINEAR, &c, N_STAGES);
 }
 
+static struct lora_gate_args gate_args(const struct pick_case *c, const float *raw, float *hidden,
+                                       int ld)
+{
+    struct lora_gate_args g = {};
+    g.act = c->act;
+    g.raw = raw;
+    g.hidden = hidden;
+    g.width = c->down->n_in;
+    g.ld = ld;
+    g.padded = c->down->n_kt * TILE_K;
+    return g;
+}
+
 /* y = act(x Wgu^T) Wd^T: products by themselves, to which pick_run adds. */
 static void run_ffn(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct cuda_loras *a = loras_of(cu);
     int n = c->x->n, width = c->down->n_in;
     product(cu, c->w, c->x, a->raw);
-    lora_gate(cu, c->act, a->raw, n, width, a->hidden, width, NULL, 0);
+    struct lora_gate_args g = gate_args(c, a->raw, a->hidden, width);
     struct rows hidden = rows_of(a->hidden, n, width);
+    if (gemm_cluster_fits(cu, n, g.padded)) { /* in place of another kernel for it */
+        g.panels = cu->panels;
+        g.panel_rows = gemm_cluster_width(n);
+        g.scale = cu->half_scale;
+        hidden.panels = true;
+    }
+    lora_gate(cu, g, n);
     product(cu, c->down, &hidden, c->y);
     c->x->halves = c->x->records = c->x->panels = false; /* the hidden units are there now */
 }
@@ -528,10 +568,14 @@ static struct route_tables route(struct cuda_backend *cu, const struct pick_case
     l.in.x = x->floats;
     pick_run(cu, PICK_LOGITS, &l, N_STAGES);
     int n = c->router->n_out;
-    if (changes(cu, m->router.w))
-        lora_add(cu, c->router, x, cu->router, n);
-    if (join_is_done(m) && changes(cu, m->dense_gate))
-        lora_add(cu, cuda_matrix(m->dense_gate), x, cu->router + n - 1, n);
+    if (changes(cu, m->router.w)) {
+        lora_before(cu, c->router, x);
+        lora_add(cu, c->router, cu->router, n);
+    }
+    if (join_is_done(m) && changes(cu, m->dense_gate)) {
+        lora_before(cu, cuda_matrix(m->dense_gate), x);
+        lora_add(cu, cuda_matrix(m->dense_gate), cu->router + n - 1, n);
+    }
     if (c->experts->give)
         router_give(cu, c->experts->full, 1, c->rows);
     struct moe_route_args r = {};
@@ -577,12 +621,21 @@ static void add_experts(struct cuda_backend *cu, const struct pick_case *c, cons
     }
 }
 
+/* Those of pairs, in the place of gate and up, and as halves. */
+static void hidden_units(struct cuda_backend *cu, const struct pick_case *c, int pairs)
+{
+    float *raw = loras_of(cu)->raw;
+    struct lora_gate_args g = gate_args(c, raw, raw, 2 * c->down->n_in);
+    g.halves = cu->half_hidden;
+    lora_gate(cu, g, pairs);
+}
+
 /* Experts: gate and up of every pair as floats, hidden units in their place. */
 static void run_experts(struct cuda_backend *cu, const struct pick_case *c, const struct mlp *m)
 {
     struct cuda_loras *a = loras_of(cu);
     enum how how = experts_how(cu, c);
-    int used = c->experts->rule.used, pairs = c->rows * used, ff = c->down->n_in;
+    int used = c->experts->rule.used, pairs = c->rows * used;
     int width = how == BY_WGMMA ? (int)WGMMA_ROWS : how == BY_MMA ? 64 : 16;
     int tiles = moe_route_tiles(c->rows, used, c->router->n_out, width);
     struct route_tables t = route(cu, c, m, width);
@@ -603,8 +656,7 @@ static void run_experts(struct cuda_backend *cu, const struct pick_case *c, cons
         experts_product(cu, p, how, width, tiles);
         add_experts(cu, c, m, t, i);
         if (!i)
-            lora_gate(cu, c->act, a->raw, pairs, ff, a->raw, 2 * ff, cu->half_hidden,
-                      c->down->n_kt * TILE_K);
+            hidden_units(cu, c, pairs);
     }
     resid_sum_floats(cu, c->y, c->rows, used, c->down->n_out);
 }

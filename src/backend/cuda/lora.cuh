@@ -40,9 +40,18 @@ struct lora_args {
 /* Grids: `blocks` rows, chunks or positions. t = s A x of ranks up to `rank`; y += B t. */
 void lora_low(struct cuda_backend *cu, const struct lora_args &p, int blocks, int rank);
 void lora_up(struct cuda_backend *cu, const struct lora_args &p, int blocks);
-/* gate and up raw (n, 2 width), or what there is without a gate (n, width), to hidden units: floats to (n, ld), where ld may be 2 width and the place
- * the same; and, halves not NULL, to rows of `padded` halves as products read them. */
-void lora_gate(struct cuda_backend *cu, const struct gating &act, const float *raw, int n,
-               int width, float *hidden, int ld, uint16_t *halves, int padded);
+/* gate and up to hidden units of n rows: floats, and in the forms that products read. */
+struct lora_gate_args {
+    struct gating act;
+    const float *raw; /* (n, 2 width); without a gate (n, width) */
+    float *hidden;    /* (n, ld): ld may be 2 width and the place that of raw */
+    int width, ld;
+    int padded;       /* width of the other forms, a multiple of TILE_K; 0: there are none */
+    uint16_t *halves; /* (n, padded) times HIDDEN_SCALE, or NULL */
+    uint8_t *panels;  /* the same as panels of panel_rows, or NULL; and what undoes it: scale (n) */
+    float *scale;
+    int panel_rows;
+};
+void lora_gate(struct cuda_backend *cu, const struct lora_gate_args &p, int n);
 
 #endif

@@ -48,7 +48,7 @@ struct cuda_loras {
     const struct lora_change **column; /* (n_weights) host */
     const struct lora_change **table;  /* device (LORA_MAX_ADAPTERS, n_weights) */
     int t_len, n_ff;
-    float *t;                /* (rows or pairs, t_len) A x */
+    float *t;                /* (uses, rows, t_len), or of pairs, A x */
     float *raw;              /* (rows or pairs, widest gate and up) */
     float *hidden;           /* (rows, n_ff) */
     int32_t *count, *out_of; /* host (max_tokens) */
@@ -77,10 +77,11 @@ uint64_t lora_key(const struct cuda_backend *cu, uint64_t key); /* of a recorded
 /* Whether rows of this step use adapters, and any has changed w. */
 bool lora_changes(const struct cuda_backend *cu, const struct matrix *w);
 bool lora_changes_experts(const struct cuda_backend *cu, const struct mlp *m); /* or their router */
-/* A product of the stream's rows: x becomes floats; y (rows, ldy) += what adapters add to x W^T. */
+/* A product of the stream's rows: x becomes floats. In front of it: t = A x, while weights are on their way;
+ * behind it: y (rows, ldy) += B t. Nothing else with adapters comes between the two. */
 void lora_input(struct cuda_backend *cu, struct pick_case *c);
-void lora_add(struct cuda_backend *cu, const struct matrix *w, const struct rows *x, float *y,
-              int ldy);
+void lora_before(struct cuda_backend *cu, const struct matrix *w, const struct rows *x);
+void lora_add(struct cuda_backend *cu, const struct matrix *w, float *y, int ldy);
 /* The case's product of mlp m, whose weights adapters change: PICK_FFN or PICK_MOE. */
 void lora_mlp(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, const struct mlp *m);
 

@@ -898,9 +898,11 @@ void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enu
     pick_input(cu, p, c);
     if (stage != N_STAGES)
         step_mark(cu);
+    if (changed)
+        lora_before(cu, c->w, c->x);
     pick_go(cu, p, c);
     if (changed)
-        lora_add(cu, c->w, c->x, c->y, c->w->n_out);
+        lora_add(cu, c->w, c->y, c->w->n_out);
     if (stage != N_STAGES)
         step_mark_end(cu, stage);
 }
