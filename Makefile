@@ -52,7 +52,7 @@ endif
 
 # Everything but the commands and the server is the library; tests and fuzzers link it, src/cli makes
 # the binary. The server is a library of its own, so that only what serves needs libevent and OpenSSL.
-LIB_SRC := $(filter-out src/cli/% src/server/%,$(sort $(wildcard src/*/*.c src/backend/*/*.c src/model/families/*.c)))
+LIB_SRC := $(filter-out src/cli/% src/server/% src/base/ranks_mpi.c,$(sort $(wildcard src/*/*.c src/backend/*/*.c src/model/families/*.c)))
 SRV_SRC := $(sort $(wildcard src/server/*.c))
 CLI_SRC := $(sort $(wildcard src/cli/*.c))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
@@ -61,7 +61,14 @@ CLI_OBJ := $(CLI_SRC:%.c=$(B)/%.o)
 TESTS   := $(patsubst tests/%.c,$(B)/tests/%,$(sort $(wildcard tests/test_*.c)))
 FUZZERS := $(patsubst fuzz/%.c,$(B)/fuzz/%,$(sort $(wildcard fuzz/fuzz_*.c)))
 
-all: $(B)/steel
+# What speaks MPI, where it is installed: loaded only by a process that mpirun or the like has started.
+MPICC ?= $(shell command -v mpicc 2>/dev/null)
+all: $(B)/steel $(if $(MPICC),$(B)/steel-mpi.so)
+mpi: $(B)/steel-mpi.so
+$(B)/steel-mpi.so: src/base/ranks_mpi.c src/base/ranks_link.h
+	@mkdir -p $(@D)
+	$(if $(Q),@echo '  MPICC $<')
+	$(Q)OMPI_CC=gcc $(MPICC) -std=gnu17 -O2 $(WARN) -Isrc -fPIC -fvisibility=hidden -shared -o $@ $<
 
 help:
 	@echo 'make            build $(B)/steel'

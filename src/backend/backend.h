@@ -21,6 +21,7 @@
 struct sampler; /* sample/sampler.h */
 struct sample_probs;
 struct profile; /* backend/profile.h */
+struct ranks;   /* base/ranks.h */
 
 /* One step's input. Prefill, decode, and any mix of them differ only in data. Host memory. */
 struct batch {
@@ -107,6 +108,7 @@ struct backend {
     /* A step runs beside the host from launch() on, and the next one may be begun meanwhile, with
      * tokens the host does not know yet; two at most are under way. */
     bool ahead;
+    struct ranks *ranks; /* those who share the network's layers with this one; NULL = none */
 };
 
 /* Whether a cache of these types can hold what this network stores: an error names layer and type. */

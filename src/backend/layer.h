@@ -155,9 +155,12 @@ struct short_conv {
 
 enum mixer_kind { MIXER_ATTENTION, MIXER_LATENT, MIXER_DELTA_NET, MIXER_SHORT_CONV };
 
+/* partial: of several ranks that share the layer (base/ranks.h) each has some of the heads, of the
+ * hidden units or of the experts. What comes out is added up over them before any norm. */
 struct mixer {
     enum mixer_kind kind;
     struct block block;
+    bool partial;
     union {
         struct attention attention;
         struct latent latent;
@@ -233,6 +236,8 @@ struct mlp {
     struct norm experts_in, experts_out; /* (E) */
     struct layer_embed embed;
     float stream_scale; /* 0 = 1 */
+    bool dense_partial, experts_partial;
+    int expert_first; /* experts has those from this one on; the router knows all */
 };
 
 struct layer {
@@ -266,6 +271,7 @@ struct head {
     struct norm norm;       /* (E) */
     const struct weight *w; /* (n_vocab, E); may be embed.tokens; or NULL */
     float scale, softcap;   /* 0 = 1, 0 = none */
+    int first;              /* w has the rows of the vocabulary from this one on, on this rank */
 };
 
 /*

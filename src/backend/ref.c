@@ -5,6 +5,7 @@
  */
 #include "backend/backend.h"
 #include "backend/profile.h"
+#include "base/ranks.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "quant/kvblock.h"
@@ -798,6 +799,8 @@ static void ref_mixer(struct backend *be, const struct mixer *m, int layer)
     for (int i = 0; i < r->rows; i++) {
         r->at = r->row_of[i];
         matvec(r, wo, 0, r->a + (size_t)r->row_of[i] * (size_t)wo->n_in, r->y);
+        if (m->partial)
+            ranks_sum(be->ranks, r->y, (size_t)r->net->n_embd);
         block_add(r, &m->block, r->y, stream_row(r, i));
     }
     stage_end(r, STAGE_OUTPUT);
@@ -949,10 +952,15 @@ static void experts_row(struct ref *r, const struct mlp *m, const float *x, floa
     float *sum = r->sum;
     memset(sum, 0, (size_t)E * sizeof(float));
     for (int k = 0; k < m->router.n_used; k++) {
-        ffn_row(r, &m->experts, chosen[k], n, r->part);
+        int e = chosen[k] - m->expert_first;
+        if (e < 0 || e >= m->experts.gate_up->n_expert)
+            continue; /* another rank has it */
+        ffn_row(r, &m->experts, e, n, r->part);
         for (int i = 0; i < E; i++)
             sum[i] += weight[k] * r->part[i];
     }
+    if (m->experts_partial)
+        ranks_sum(r->be.ranks, sum, (size_t)E);
     norm_row(&m->experts_out, sum, sum, E);
     for (int i = 0; i < E; i++)
         y[i] += sum[i];
@@ -991,6 +999,8 @@ static void ref_mlp(struct backend *be, const struct mlp *m, int layer)
                 matvec(r, m->dense_gate, 0, r->n, &gate);
             for (int j = 0; m->dense_gate && j < E; j++)
                 y[j] *= sigmoid(gate);
+            if (m->dense_partial)
+                ranks_sum(be->ranks, y, (size_t)E);
             norm_row(&m->dense_out, y, y, E);
             stage_end(r, STAGE_FFN);
         }
@@ -1055,6 +1065,8 @@ static void ref_head(struct backend *be, const struct head *h)
         norm_row(&h->norm, stream_row(r, t), h->w ? r->n : l, r->net->n_embd);
         if (h->w)
             matvec(r, h->w, 0, r->n, l);
+        if (h->w && h->w->n_out < n)
+            ranks_collect(be->ranks, l, 1, n);
         for (int i = 0; i < n; i++) {
             l[i] *= or_one(h->scale);
             if (h->softcap != 0)

@@ -1,5 +1,6 @@
 /* Shared parts of the commands. */
 #include "cli/cli.h"
+#include "base/ranks.h"
 #include "base/mem.h"
 
 #include <errno.h>
@@ -140,6 +141,17 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
         .profile = f->profile,
         .draft = f->draft,
     };
+    struct ranks *r = ranks_world();
+    if (!r && (f->tp > 1 || f->pp > 1)) {
+        args_usage_error(u, "--tp and --pp need processes: mpirun -n %d steel ...",
+                         (f->tp ? f->tp : 1) * (f->pp ? f->pp : 1));
+        return false;
+    }
+    if (r) {
+        r->tp_asked = f->tp;
+        r->pp_asked = f->pp;
+        r->ep_asked = f->ep;
+    }
     return cli_kv_type(u, "kv-type", f->kv_type, &opt->k_type) &&
            cli_kv_type(u, "kv-type", f->kv_type, &opt->v_type) &&
            cli_kv_type(u, "cache-type-k", f->k_type, &opt->k_type) &&

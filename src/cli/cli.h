@@ -69,6 +69,8 @@ struct model_flags {
     float gpu_memory;
     bool deterministic, no_repack, profile;
     int draft; /* runtime.h; DRAFT_AUTO to begin with where an engine answers */
+    int tp, pp;
+    bool ep;
     struct opt_list loras;
 };
 /* --draft, of commands that answer. */
@@ -122,6 +124,33 @@ struct model_flags {
          0,                                                                                        \
          0,                                                                                        \
          "same bytes whatever the batch and the threads"},                                         \
+        {OPT_INT,                                                                                  \
+         0,                                                                                        \
+         "tp",                                                                                     \
+         "tensor-parallel-size",                                                                   \
+         &(f).tp,                                                                                  \
+         1,                                                                                        \
+         64,                                                                                       \
+         "N",                                                                                      \
+         "ranks that share each layer, under mpirun (default: all)"},                              \
+        {OPT_INT,                                                                                  \
+         0,                                                                                        \
+         "pp",                                                                                     \
+         "pipeline-parallel-size",                                                                 \
+         &(f).pp,                                                                                  \
+         1,                                                                                        \
+         64,                                                                                       \
+         "N",                                                                                      \
+         "pieces the layers are cut into, under mpirun"},                                          \
+        {OPT_FLAG,                                                                                 \
+         0,                                                                                        \
+         "ep",                                                                                     \
+         "enable-expert-parallel",                                                                 \
+         &(f).ep,                                                                                  \
+         0,                                                                                        \
+         0,                                                                                        \
+         0,                                                                                        \
+         "whole experts to each of --tp ranks"},                                                   \
         {OPT_FLAG, 0, "no-repack", 0, &(f).no_repack, 0, 0, 0, "compute from the mapped file"},    \
     {                                                                                              \
         OPT_FLAG, 0, "profile", 0, &(f).profile, 0, 0, 0, "print where the time went, per stage"   \

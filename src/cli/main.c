@@ -1,6 +1,8 @@
 /* steel: finds the command and runs it. Commands live in cmd_NAME.c. */
 #include "cli/cli.h"
+#include "base/ranks.h"
 #include "base/version.h"
+#include "engine/follow.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -71,7 +73,7 @@ static int finish(int rc)
     return rc == EXIT_OK ? EXIT_FAIL : rc;
 }
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     if (argc < 2) {
         help(stderr);
@@ -99,4 +101,39 @@ int main(int argc, char **argv)
     fprintf(stderr, "steel: unknown command '%s'; %s%s%s'steel --help' lists them\n", argv[1],
             near ? "did you mean '" : "", near ? near : "", near ? "'? " : "");
     return EXIT_USAGE;
+}
+
+/* One of several processes: the first goes on and runs the command, the others follow it. -1: go on. */
+static int join_ranks(int argc, char **argv)
+{
+    static char arguments[512], program[128];
+    struct error err = {0};
+    struct ranks *r = ranks_open(&err);
+    if (!r) {
+        fprintf(stderr, "steel: %s\n", err.msg);
+        return EXIT_FAIL;
+    }
+    for (int i = 1, n = 0; i < argc && n < (int)sizeof arguments - 1; i++)
+        n += snprintf(arguments + n, sizeof arguments - (size_t)n, "%s%s", i > 1 ? " " : "",
+                      argv[i]);
+    snprintf(program, sizeof program, "steel %s (%s%s)", version_number(), version_commit(),
+             version_build());
+    r->program = program;
+    r->arguments = arguments;
+    if (r->rank == 0)
+        return -1;
+    int rc = follow(r);
+    ranks_close(r);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    int rc = ranks_launched() ? join_ranks(argc, argv) : -1;
+    if (rc < 0)
+        rc = run(argc, argv);
+    if (ranks_world() && !ranks_world()->taken)
+        follow_tell_end(ranks_world()); /* there was no model for them */
+    ranks_close(ranks_world());
+    return rc;
 }

@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "base/sysmem.h"
 #include "engine/device.h"
+#include "engine/follow.h"
 #include "quant/kvblock.h"
 #include "text/grammar.h"
 
@@ -437,19 +438,12 @@ static bool plan(struct runtime *rt, const struct runtime_options *opt,
     return plan_as(rt, &without, device, cache, err);
 }
 
-static bool start(struct runtime *rt, const char *path, const struct runtime_options *opt,
-                  struct error *err)
+/* Model, cache and stepper, once the device is open. */
+static bool build(struct runtime *rt, const struct runtime_options *opt,
+                  const struct backend_options *device, struct cache_size *cache,
+                  struct step_limits lim, struct error *err)
 {
-    struct backend_options device = {0};
-    struct cache_size cache = {0};
-    rt->file = tensorfile_open(path, err);
-    if (!rt->file)
-        return false;
-    rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
-    if (!plan(rt, opt, &device, &cache, err))
-        return false;
-    bool gpu = backend_device_kind(device.device) == DEVICE_GPU;
-    struct step_limits lim = limits_of(opt, gpu);
+    bool gpu = backend_device_kind(device->device) == DEVICE_GPU;
     rt->model = model_load(rt->file, rt->be, parts_of(opt, rt), opt->progress, err);
     if (!rt->model)
         return false;
@@ -461,22 +455,22 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     int lora_rank = 0;
     if (!load_adapters(rt, opt, &lora_rank, err))
         return false;
-    if (gpu) {
+    if (gpu && !rt->be->ranks) {
         struct runtime_options fit = *opt;
-        struct cache_room room = gpu_room(opt, net, c->context, &device);
+        struct cache_room room = gpu_room(opt, net, c->context, device);
         fit.max_seqs_gpu = fit_sequences(opt, net, c->context, &room);
         lim = limits_of(&fit, true);
-        room = gpu_room(&fit, net, c->context, &device);
-        if (!(opt->embed && size_texts(rt, &fit, c, net, &lim, room, &cache)) &&
-            !size_cache(rt, &fit, c, net, &lim, room, &cache, err))
+        room = gpu_room(&fit, net, c->context, device);
+        if (!(opt->embed && size_texts(rt, &fit, c, net, &lim, room, cache)) &&
+            !size_cache(rt, &fit, c, net, &lim, room, cache, err))
             return false;
     }
     int page_len = or_default(opt->page_len, 16);
-    int64_t pages = (cache.tokens + page_len - 1) / page_len + lim.max_seqs;
+    int64_t pages = (cache->tokens + page_len - 1) / page_len + lim.max_seqs;
     if (pages > INT32_MAX / page_len)
-        return error_set(err, "a KV cache of %lld tokens is too large", (long long)cache.tokens);
+        return error_set(err, "a KV cache of %lld tokens is too large", (long long)cache->tokens);
     rt->kv = kvcache_new(rt->be, net, or_f16(opt->k_type), or_f16(opt->v_type), page_len,
-                         (int)pages, cache.n_states, err);
+                         (int)pages, cache->n_states, err);
     if (!rt->kv)
         return false;
     model_set_context(rt->model, rt->context);
@@ -484,6 +478,106 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     lim.keep = rt->draft > 0;
     rt->step = stepper_new(rt->model, rt->kv, rt->context, &lim, err);
     return rt->step != NULL;
+}
+
+/* Something that a file of the same name elsewhere would not have: sizes, and a little of each tensor. */
+static uint64_t fingerprint(const struct tensorfile *f)
+{
+    uint64_t h = 14695981039346656037u;
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const struct tensor *t = &f->tensors[i];
+        size_t n = t->bytes < 64 ? t->bytes : 64;
+        for (const char *c = t->name; *c; c++)
+            h = (h ^ (uint8_t)*c) * 1099511628211u;
+        for (size_t k = 0; k < n; k++)
+            h = (h ^ t->data[k]) * 1099511628211u;
+        h = (h ^ t->bytes) * 1099511628211u;
+    }
+    return h;
+}
+
+/* On all ranks: they are arranged, and agree on program, arguments and file. */
+static bool join(struct runtime *rt, struct ranks *r, int tp, int pp, bool ep, struct error *err)
+{
+    char file[64];
+    snprintf(file, sizeof file, "%zu tensors, %.3f GB, %016llx", rt->file->n_tensors,
+             gb((double)tensorfile_bytes(rt->file)), (unsigned long long)fingerprint(rt->file));
+    if (!ranks_same(r, "the program", r->program, err) ||
+        !ranks_same(r, "the arguments", r->arguments, err) ||
+        !ranks_same(r, "the model", file, err) || !ranks_arrange(r, tp, pp, ep, err))
+        return false;
+    rt->be->ranks = r;
+    rt->be->ahead = false; /* tokens are rank 0's, also on its device */
+    return true;
+}
+
+/* On rank 0: the others are told, and open the same. */
+static bool lead(struct runtime *rt, const char *path, const struct runtime_options *opt,
+                 const struct backend_options *device, struct cache_size *cache,
+                 struct step_limits lim, struct error *err)
+{
+    struct ranks *r = ranks_world();
+    if (opt->n_loras || opt->lora_rank)
+        return error_set(err, "LoRA adapters are not supported with several ranks");
+    if (opt->draft > 0)
+        return error_set(err, "--draft is not supported with several ranks");
+    if (backend_device_kind(device->device) == DEVICE_GPU)
+        return error_set(err, "several ranks run on CPUs only: --device cpu");
+    rt->draft = 0;
+    if (!path || strlen(path) >= sizeof((struct follow_plan *)0)->path)
+        return error_set(err, "several ranks need a model file");
+    struct follow_plan *plan = mem_zalloc(1, sizeof *plan);
+    plan->opt = *opt;
+    plan->opt.progress = NULL;
+    plan->tp = r->tp_asked;
+    plan->pp = r->pp_asked;
+    plan->ep = r->ep_asked;
+    plan->kv_tokens = cache->tokens;
+    plan->n_states = cache->n_states;
+    plan->context = rt->context;
+    plan->limits = lim;
+    snprintf(plan->path, sizeof plan->path, "%s", path);
+    snprintf(plan->device, sizeof plan->device, "%s", device->device ? device->device : "cpu");
+    bool ok = follow_tell_plan(r, plan) || ranks_ok(r, err);
+    ok = ok && ranks_agree(r, true, err) && join(rt, r, plan->tp, plan->pp, plan->ep, err);
+    mem_free(plan);
+    if (!ok)
+        return false;
+    r->taken = true;
+    return ranks_agree(r, build(rt, opt, device, cache, lim, err), err);
+}
+
+struct runtime *runtime_follow(const struct follow_plan *plan, struct ranks *r, struct error *err)
+{
+    struct runtime *rt = mem_zalloc(1, sizeof *rt);
+    struct runtime_options opt = plan->opt;
+    struct cache_size cache = {plan->kv_tokens, plan->n_states};
+    rt->context = plan->context;
+    opt.backend.device = plan->device;
+    rt->file = tensorfile_open(plan->path, err);
+    rt->be = rt->file ? backend_open(&opt.backend, err) : NULL;
+    if (ranks_agree(r, rt->be != NULL, err) && join(rt, r, plan->tp, plan->pp, plan->ep, err) &&
+        ranks_agree(r, build(rt, &opt, &opt.backend, &cache, plan->limits, err), err))
+        return rt;
+    runtime_close(rt);
+    return NULL;
+}
+
+static bool start(struct runtime *rt, const char *path, const struct runtime_options *opt,
+                  struct error *err)
+{
+    struct backend_options device = {0};
+    struct cache_size cache = {0};
+    rt->file = tensorfile_open(path, err);
+    if (!rt->file)
+        return false;
+    rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
+    if (!plan(rt, opt, &device, &cache, err))
+        return false;
+    struct step_limits lim = limits_of(opt, backend_device_kind(device.device) == DEVICE_GPU);
+    if (ranks_world() && !ranks_world()->taken)
+        return lead(rt, path, opt, &device, &cache, lim, err);
+    return build(rt, opt, &device, &cache, lim, err);
 }
 
 struct runtime *runtime_open(const char *path, const struct runtime_options *opt, struct error *err)
@@ -514,6 +608,8 @@ void runtime_close(struct runtime *rt)
 {
     if (!rt)
         return;
+    if (rt->be && rt->be->ranks && ranks_lead(rt->be->ranks))
+        follow_tell_end(rt->be->ranks);
     stepper_free(rt->step);
     kvcache_free(rt->kv);
     adapters_free(rt->adapters);

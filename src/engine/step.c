@@ -3,6 +3,8 @@
 #include "engine/step.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "base/ranks.h"
+#include "engine/follow.h"
 #include "file/tensorfile.h"
 
 #include <string.h>
@@ -79,6 +81,11 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
         .n_states = kv->n_states,
         .lora_rank = limits->lora_rank,
     };
+    if (m->be->ranks) {
+        size_t stream = tokens * (size_t)m->net.n_embd,
+               logits = (size_t)limits->max_out * (size_t)m->net.n_vocab;
+        ranks_reserve(m->be->ranks, stream > logits ? stream : logits);
+    }
     if (!m->be->ops->prepare(m->be, &m->net, &bounds, err)) {
         stepper_free(st);
         return NULL;
@@ -272,6 +279,9 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     /* Steps that only decode repeat the same ops: a backend may record them. */
     bool repeats = st->b.n_decode == st->b.n_seqs && st->b.n_out == st->b.n_seqs;
     uint64_t key = repeats ? (uint64_t)st->b.n_seqs : 0;
+    if (st->m->be->ranks)
+        follow_tell_step(st->m->be->ranks, &st->b, st->kv->page_len, key,
+                         st->m->be->deterministic);
     mem_guard_enter();
     forward(st->m, &st->b, key);
     mem_guard_leave();
@@ -334,6 +344,7 @@ bool step_finish(struct stepper *st, struct error *err)
     bool ok = st->m->be->ops->end(st->m->be, st->sampled, err);
     mem_guard_leave();
     st->turn = (st->turn + 1) & INT32_MAX;
+    ok = ok && ranks_ok(st->m->be->ranks, err);
     ok = ok && (!st->m->reads || tensorfile_is_whole(st->m->reads, st->turn, err));
     for (int i = 0; i < n_items; i++) {
         struct step_item *it = &items[i];

@@ -190,6 +190,7 @@ void build_free(struct backend *be, struct network *net, struct want *wants, int
         if (be && w->w && w->w->impl)
             be->ops->release(be, w->w);
         mem_free(w->w);
+        mem_free(w->cut);
         if (w->vector && be)
             be->ops->free(be, w->vector, (size_t)w->n_in * sizeof(float));
     }

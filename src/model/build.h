@@ -9,6 +9,8 @@
 #include "backend/backend.h"
 #include "model/config.h"
 
+struct cut; /* model/split.h */
+
 /* A tensor in both kinds of file, without ".weight"; %d: the layer, then the expert. GGUF keeps all
  * experts in one 3-D tensor, and so does a folder whose name has no place for the expert. "=name":
  * the whole name, to which nothing but "_bias" and the like is added. A folder's names begin with
@@ -59,6 +61,7 @@ struct want {
     /* For `convert`: all rows go into one tensor of this name; as_is: in the folder's order. */
     const struct name *as;
     bool as_is;
+    struct cut *cut; /* what this rank takes of it (split.h), owned; NULL = all */
 };
 
 struct builder {

@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "model/families/family.h"
 #include "model/model.h"
+#include "model/split.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -21,8 +22,8 @@ struct loader {
     size_t done, total; /* bytes */
     struct error *err;
     /* One weight under construction: heap blocks behind its raw segments. */
-    void *blocks[64];
-    int n_blocks;
+    void **blocks; /* (n_blocks) */
+    int n_blocks, cap_blocks;
     const struct tensor **used; /* (n_used) tensors read by it */
     size_t n_used, cap_used;
 };
@@ -65,8 +66,16 @@ static bool check_type(struct loader *l, const struct tensor *t)
 /* Heap memory that lives until the weight is uploaded. */
 static void *block(struct loader *l, size_t count, size_t size)
 {
-    CHECK(l->n_blocks < (int)(sizeof l->blocks / sizeof *l->blocks), "too many blocks");
+    if (l->n_blocks == l->cap_blocks) {
+        l->cap_blocks = l->cap_blocks ? 2 * l->cap_blocks : 64;
+        l->blocks = mem_realloc(l->blocks, (size_t)l->cap_blocks, sizeof *l->blocks);
+    }
     return l->blocks[l->n_blocks++] = mem_zalloc(count, size);
+}
+
+static void *block_for(void *arg, size_t count, size_t size)
+{
+    return block(arg, count, size);
 }
 
 static void mark_used(struct loader *l, const struct tensor *t)
@@ -113,7 +122,8 @@ static bool load_vector(struct loader *l, const struct want *want)
     for (size_t i = 0; want->adjust.decay && i < n; i++)
         host[i] = l->f->is_gguf ? -host[i] : expf(host[i]);
     if (ok)
-        l->m->be->ops->copy_in(l->m->be, want->vector, host, n * sizeof(float));
+        l->m->be->ops->copy_in(l->m->be, want->vector, host,
+                               (size_t)split_vector(host, want->n_in, want->cut) * sizeof(float));
     mem_free(host);
     l->done += t->bytes;
     return ok;
@@ -467,6 +477,9 @@ static bool load_weight(struct loader *l, const struct want *want)
     for (int i = 0; ok && bias && i < want->n_rows; first += want->rows[i++].n)
         ok = add_bias(l, want, &want->rows[i], w.n_out, bias + first);
     w.bias = bias;
+    if (ok && want->cut)
+        ok = split_weight(&w, want->cut, block_for, l, l->err) ||
+             error_prefix(l->err, "%s: weights of layer %d", l->f->path, want->layer);
     return finish(l, &w, want, ok);
 }
 
@@ -504,6 +517,7 @@ static bool build(struct model *m, const struct tensorfile *f, struct error *err
 {
     if (!describe(f, &m->config, m->be, &m->net, &m->wants, &m->n_wants, err))
         return false;
+    split_network(f, &m->config, &m->net, &m->wants, &m->n_wants, m->be->ranks);
     struct error why = {0};
     return m->be->ops->supports(m->be, &m->net, &why) || error_set(err, "%s: %s", f->path, why.msg);
 }
@@ -533,6 +547,7 @@ struct model *model_load(const struct tensorfile *f, struct backend *be, enum mo
     for (int i = 0; ok && i < m->n_wants; i++)
         ok = m->wants[i].w ? load_weight(&l, &m->wants[i]) : load_vector(&l, &m->wants[i]);
     mem_free(l.used);
+    mem_free(l.blocks);
     if (!ok) {
         model_free(m);
         return NULL;

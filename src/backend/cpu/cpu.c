@@ -7,6 +7,7 @@
 #include "backend/cpu/ops.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/panel.h"
+#include "base/ranks.h"
 #include "base/mem.h"
 #include "sample/sampler.h"
 
@@ -474,6 +475,14 @@ static void norm_rows(struct cpu_backend *cb, const struct norm *norm, float *fr
         cpu_add_norm(from, NULL, norm, to, cb->stream.rows, cb->net->n_embd, cb->pool, cb->isa);
 }
 
+/* What the ranks that share a layer have of it, added up. */
+static void sum_ranks(struct cpu_backend *cb, float *rows)
+{
+    cpu_stage_begin(cb);
+    ranks_sum(cb->base.ranks, rows, (size_t)cb->stream.rows * (size_t)cb->net->n_embd);
+    cpu_stage_end(cb, STAGE_RANKS);
+}
+
 /* d holds what the block gives: it is normed, scaled and waits to be added. */
 static void finish_block(struct cpu_backend *cb, const struct block *b)
 {
@@ -597,6 +606,8 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
         a = cb->a_out;
     }
     linear(cb, wo, a, cb->stream.d, cb->stream.rows, STAGE_OUTPUT);
+    if (m->partial)
+        sum_ranks(cb, cb->stream.d);
     finish_block(cb, &m->block);
 }
 
@@ -624,17 +635,29 @@ static void experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
         asked = cb->n3;
     }
     cpu_stage_end(cb, STAGE_NORM);
+    /* Two parts without norms between are added up over ranks at once. */
+    bool dense = m->dense.gate_up != NULL;
+    bool once = dense && m->dense_partial && m->experts_partial &&
+                m->experts_out.kind == NORM_NONE && m->dense_out.kind == NORM_NONE;
     moe_run(cb, m, asked, in, x->d, x->rows); /* keeps its own times */
+    if (m->experts_partial && !once)
+        sum_ranks(cb, x->d);
     norm_rows(cb, &m->experts_out, x->d, x->d);
-    if (!m->dense.gate_up)
+    if (!dense)
         return;
     cpu_stage_begin(cb);
     gemm_ffn(cb, &m->dense, n, cb->dense, x->rows);
     if (m->dense_gate)
         dense_gate(cb, m->dense_gate, n, cb->dense, x->rows);
+    cpu_stage_end(cb, STAGE_FFN);
+    if (m->dense_partial && !once)
+        sum_ranks(cb, cb->dense);
+    cpu_stage_begin(cb);
     norm_rows(cb, &m->dense_out, cb->dense, cb->dense);
     cpu_add_scale(x->d, cb->dense, 1, x->rows, cb->net->n_embd, cb->pool);
     cpu_stage_end(cb, STAGE_FFN);
+    if (once)
+        sum_ranks(cb, x->d);
 }
 
 struct gate_job {
@@ -682,8 +705,12 @@ static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
     } else {
         cpu_stage_begin(cb);
         gemm_ffn(cb, &m->dense, n, x->d, x->rows);
-        norm_rows(cb, &m->dense_out, x->d, x->d);
         cpu_stage_end(cb, STAGE_FFN);
+        if (m->dense_partial)
+            sum_ranks(cb, x->d);
+        cpu_stage_begin(cb);
+        norm_rows(cb, &m->dense_out, x->d, x->d);
+        cpu_stage_end(cb, STAGE_NORM);
     }
     finish_block(cb, &m->block);
     if (m->embed.gate)
@@ -725,10 +752,15 @@ static void cpu_head(struct backend *be, const struct head *h)
         return;
     }
     linear(cb, h->w, n, cb->logits, cb->stream.rows, STAGE_HEAD);
+    if (h->w->n_out < cb->net->n_vocab) {
+        cpu_stage_begin(cb);
+        ranks_collect(cb->base.ranks, cb->logits, cb->stream.rows, cb->net->n_vocab);
+        cpu_stage_end(cb, STAGE_RANKS);
+    }
     if (h->softcap != 0 || (h->scale != 0 && h->scale != 1)) {
         /* pieces of a row, so that one token spreads */
         struct cap_job j = {h, cb->logits, 64};
-        size_t n_logits = (size_t)cb->stream.rows * (size_t)h->w->n_out;
+        size_t n_logits = (size_t)cb->stream.rows * (size_t)cb->net->n_vocab;
         cpu_stage_begin(cb);
         pool_each(cb->pool, (int)(n_logits / 64), POOL_EVEN, cap_rows, &j);
         j = (struct cap_job){h, cb->logits + n_logits / 64 * 64, (int)(n_logits % 64)};

@@ -62,7 +62,8 @@ struct moe_job {
     struct cpu_backend *cb;
     const struct router *rule;
     const struct ffn *experts;
-    int n_expert, used; /* of this layer */
+    int n_expert, used;    /* of this layer */
+    int first, n_here;     /* those this rank has; weights begin with the first */
     const struct gemm_weight *router, *gate_up, *down;
     struct gemm_source to_router;
     struct gemm_source in; /* of the experts; as bf16 its rows lie in the order of slots */
@@ -159,26 +160,38 @@ static void choose(const struct moe_job *j, float *p, float *keys, int32_t *chos
     }
 }
 
+static bool is_here(const struct moe_job *j, int expert)
+{
+    return expert >= j->first && expert < j->first + j->n_here;
+}
+
 /* Counting sort of (token, expert) pairs by expert; tokens stay in order within one. */
 static void sort_slots(const struct moe_job *j)
 {
     struct moe_state *m = j->cb->gemm->moe;
     int used = j->used;
-    memset(m->start, 0, ((size_t)j->n_expert + 1) * sizeof *m->start);
-    for (int i = 0; i < j->rows * used; i++)
-        m->start[m->chosen[i] + 1]++;
+    int n = j->rows * used, slots = 0;
+    memset(m->start, 0, ((size_t)j->n_here + 1) * sizeof *m->start);
+    for (int i = 0; i < n; i++)
+        if (is_here(j, m->chosen[i]))
+            m->start[m->chosen[i] - j->first + 1]++;
     m->n_active = 0;
-    for (int e = 0; e < j->n_expert; e++) {
+    for (int e = 0; e < j->n_here; e++) {
         if (m->start[e + 1])
             m->active[m->n_active++] = e;
         m->start[e + 1] += m->start[e];
     }
-    for (int i = 0; i < j->rows * used; i++) {
-        int slot = m->start[m->chosen[i]]++;
+    for (int i = 0; i < n; i++) {
+        if (!is_here(j, m->chosen[i]))
+            continue;
+        int slot = m->start[m->chosen[i] - j->first]++;
         m->slot_token[slot] = i / used;
         m->slot_weight[slot] = m->weights[i];
+        slots++;
     }
-    for (int e = j->n_expert; e > 0; e--)
+    for (; slots < n; slots++)
+        m->slot_token[slots] = 0; /* nobody's, but read */
+    for (int e = j->n_here; e > 0; e--)
         m->start[e] = m->start[e - 1];
     m->start[0] = 0;
 }
@@ -349,6 +362,7 @@ static void glu_range(const struct moe_job *j, int ith, int e, int h0, int end)
 static enum pool_cut cut(const struct moe_job *j, const struct gemm_weight *w)
 {
     int n_active = j->cb->gemm->moe->n_active, slots = j->rows * j->used;
+    n_active = n_active > 0 ? n_active : 1;
     return gemm_cut(j->cb, w, (slots + n_active - 1) / n_active);
 }
 
@@ -424,6 +438,8 @@ void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *asked, co
                         .rule = &l->router,
                         .experts = &l->experts,
                         .n_expert = router->n_out,
+                        .first = l->expert_first,
+                        .n_here = gate_up->n_expert,
                         .used = used,
                         .router = router,
                         .gate_up = gate_up,

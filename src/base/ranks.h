@@ -1,0 +1,87 @@
+/*
+ * Several processes ("ranks") that run one model together. A launcher (mpirun, srun) starts them, MPI
+ * connects them; without one there is a single process, no MPI library is loaded, and every
+ * `struct ranks *` is NULL. Rank = stage * tp + lane: the lanes of a stage share its layers (tensor
+ * parallel), the stages follow each other (pipeline).
+ *
+ * Sums are in the order of lanes, so that the same arrangement gives the same bytes. Every wait inside
+ * a step ends: after RANKS_TIMEOUT seconds the first error is kept, and everything after it does
+ * nothing. One thread at a time.
+ */
+#ifndef STEEL_BASE_RANKS_H
+#define STEEL_BASE_RANKS_H
+
+#include "base/error.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { RANKS_TIMEOUT = 10, RANKS_MOST = 64 };
+
+/* The run of n things that lane `at` of `of` takes, in units: as even as can be, the first ones have
+ * more. n is a multiple of unit, or the last one has the rest. */
+struct run {
+    int first, n;
+};
+struct run run_of(int n, int unit, int at, int of);
+
+struct ranks_link;
+
+struct ranks {
+    const struct ranks_link *link;
+    int rank, size, local_size;
+    int tp, pp; /* tp * pp = size */
+    bool ep;    /* experts are spread over lanes, not cut */
+    int lane, stage;
+    int tp_asked, pp_asked; /* on the command line; 0 = unsaid */
+    bool ep_asked;
+    bool taken;             /* a model has them */
+    const char *program, *arguments; /* must be the same everywhere; for the caller to set */
+    float *scratch; /* for sums */
+    size_t n_scratch;
+    struct error failure; /* the first one; empty = none */
+    /* What was said and how long it took. */
+    uint64_t messages, bytes;
+    int64_t wait_ns;
+};
+
+/* Whether a launcher started this process as one of several. */
+bool ranks_launched(void);
+/* Loads MPI and finds the others. */
+struct ranks *ranks_open(struct error *err);
+/* What ranks_open gave, for the one model that all of them run; NULL: this process is alone. */
+struct ranks *ranks_world(void);
+/* Divides the ranks. tp 0: all that --pp leaves. */
+bool ranks_arrange(struct ranks *r, int tp, int pp, bool ep, struct error *err);
+/* Whether all say the same `what` ("version", "file") is: an error names both. */
+bool ranks_same(struct ranks *r, const char *what, const char *value, struct error *err);
+/* Room for sums and rows of so many floats: none is made later. */
+void ranks_reserve(struct ranks *r, size_t floats);
+void ranks_close(struct ranks *r); /* r may be NULL */
+/* Ends all ranks, now. */
+_Noreturn void ranks_abort(struct ranks *r, int code);
+
+static inline bool ranks_lead(const struct ranks *r)
+{
+    return !r || r->rank == 0;
+}
+
+/* Keeps the first failure; true while there is none. */
+bool ranks_ok(const struct ranks *r, struct error *err);
+
+/* From rank 0 to all. idle: there may be nothing to say for long, so that waiting has no end. */
+bool ranks_tell(struct ranks *r, void *buf, size_t bytes, bool idle);
+/* Each lane's rows are added up, in order, everywhere in the stage. */
+void ranks_sum(struct ranks *r, float *rows, size_t n);
+/* Each lane has (n_rows, its run of the vocabulary) in rows: lane 0 gets all of (n_rows, n_vocab). */
+void ranks_collect(struct ranks *r, float *rows, int n_rows, int n_vocab);
+struct run ranks_vocab(const struct ranks *r, int n_vocab, int lane);
+/* From rank to rank. */
+bool ranks_send(struct ranks *r, const void *buf, size_t bytes, int to);
+bool ranks_recv(struct ranks *r, void *buf, size_t bytes, int from);
+/* Everyone's `bytes` of all ranks, by rank. */
+bool ranks_share(struct ranks *r, const void *mine, void *all, size_t bytes);
+/* The first error any rank has, on all: "rank 2: ...". True if none has one. */
+bool ranks_agree(struct ranks *r, bool ok, struct error *err);
+
+#endif

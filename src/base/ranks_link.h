@@ -1,0 +1,33 @@
+/*
+ * What the file that speaks MPI (ranks_mpi.c) gives to the one that does not (ranks.c). It is a shared
+ * object of its own, so that the program starts where MPI is not installed, and it only begins
+ * operations: ranks.c waits, so that every wait can end.
+ */
+#ifndef STEEL_BASE_RANKS_LINK_H
+#define STEEL_BASE_RANKS_LINK_H
+
+#include <stddef.h>
+
+enum { RANKS_LINK_VERSION = 1 };
+
+/* Operations return a request, or NULL where MPI refused; test frees it when it is done. group: 0 all
+ * ranks, 1 those of `split`. */
+struct ranks_link {
+    int version;
+    int rank, size;
+    int local_rank, local_size; /* among those on the same machine */
+    void *(*bcast)(void *buf, size_t bytes, int root, int group);
+    void *(*allgather)(const void *mine, void *all, size_t bytes_each, int group);
+    void *(*alltoall)(const void *mine, void *all, size_t bytes_each, int group);
+    void *(*send)(const void *buf, size_t bytes, int to, int tag);
+    void *(*recv)(void *buf, size_t bytes, int from, int tag);
+    int (*test)(void *request);            /* 1 done, 0 not yet, -1 failed */
+    int (*split)(int color, int key);      /* makes group 1; 0 = done */
+    void (*abort)(int code);               /* ends all ranks */
+    void (*finalize)(void);
+};
+
+/* The one name of the shared object: NULL with why (size) filled in. */
+typedef const struct ranks_link *ranks_link_open(int version, char *why, size_t size);
+
+#endif

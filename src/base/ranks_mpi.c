@@ -1,0 +1,127 @@
+/*
+ * MPI, as a shared object of its own (steel-mpi.so): see ranks_link.h. Nothing else includes mpi.h.
+ * Operations are begun here and never waited for.
+ */
+#include "base/ranks_link.h"
+
+#include <limits.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static MPI_Comm groups[2] = {MPI_COMM_NULL, MPI_COMM_NULL};
+
+/* A request on the heap, or NULL where MPI refused to begin. */
+static MPI_Request *begun(MPI_Request *r, int rc)
+{
+    if (rc == MPI_SUCCESS)
+        return r;
+    free(r);
+    return NULL;
+}
+
+static MPI_Request *fresh(size_t bytes)
+{
+    return bytes <= INT_MAX ? malloc(sizeof(MPI_Request)) : NULL;
+}
+
+static void *link_bcast(void *buf, size_t bytes, int root, int group)
+{
+    MPI_Request *r = fresh(bytes);
+    return r ? begun(r, MPI_Ibcast(buf, (int)bytes, MPI_BYTE, root, groups[group], r)) : NULL;
+}
+
+static void *link_allgather(const void *mine, void *all, size_t each, int group)
+{
+    MPI_Request *r = fresh(each);
+    int n = (int)each;
+    return r ? begun(r, MPI_Iallgather(mine, n, MPI_BYTE, all, n, MPI_BYTE, groups[group], r))
+             : NULL;
+}
+
+static void *link_alltoall(const void *mine, void *all, size_t each, int group)
+{
+    MPI_Request *r = fresh(each);
+    int n = (int)each;
+    return r ? begun(r, MPI_Ialltoall(mine, n, MPI_BYTE, all, n, MPI_BYTE, groups[group], r)) : NULL;
+}
+
+static void *link_send(const void *buf, size_t bytes, int to, int tag)
+{
+    MPI_Request *r = fresh(bytes);
+    return r ? begun(r, MPI_Isend(buf, (int)bytes, MPI_BYTE, to, tag, groups[0], r)) : NULL;
+}
+
+static void *link_recv(void *buf, size_t bytes, int from, int tag)
+{
+    MPI_Request *r = fresh(bytes);
+    return r ? begun(r, MPI_Irecv(buf, (int)bytes, MPI_BYTE, from, tag, groups[0], r)) : NULL;
+}
+
+static int link_test(void *request)
+{
+    int done = 0;
+    int rc = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+    if (rc == MPI_SUCCESS && !done)
+        return 0;
+    free(request);
+    return rc == MPI_SUCCESS ? 1 : -1;
+}
+
+static int link_split(int color, int key)
+{
+    if (MPI_Comm_split(groups[0], color, key, &groups[1]) != MPI_SUCCESS)
+        return -1;
+    return MPI_Comm_set_errhandler(groups[1], MPI_ERRORS_RETURN) == MPI_SUCCESS ? 0 : -1;
+}
+
+static void link_abort(int code)
+{
+    MPI_Abort(groups[0], code);
+}
+
+static void link_finalize(void)
+{
+    MPI_Finalize();
+}
+
+static struct ranks_link table = {
+    .version = RANKS_LINK_VERSION,
+    .bcast = link_bcast,
+    .allgather = link_allgather,
+    .alltoall = link_alltoall,
+    .send = link_send,
+    .recv = link_recv,
+    .test = link_test,
+    .split = link_split,
+    .abort = link_abort,
+    .finalize = link_finalize,
+};
+
+__attribute__((visibility("default"))) ranks_link_open steel_ranks_link;
+
+const struct ranks_link *steel_ranks_link(int version, char *why, size_t size)
+{
+    int level = 0;
+    MPI_Comm here = MPI_COMM_NULL;
+    if (version != RANKS_LINK_VERSION) {
+        snprintf(why, size, "it is for version %d of the interface, not %d", RANKS_LINK_VERSION,
+                 version);
+        return NULL;
+    }
+    /* The engine's thread computes, another one may end the program. */
+    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS ||
+        level < MPI_THREAD_SERIALIZED) {
+        snprintf(why, size, "MPI does not start, or knows no threads");
+        return NULL;
+    }
+    MPI_Comm_dup(MPI_COMM_WORLD, &groups[0]);
+    MPI_Comm_set_errhandler(groups[0], MPI_ERRORS_RETURN);
+    MPI_Comm_rank(groups[0], &table.rank);
+    MPI_Comm_size(groups[0], &table.size);
+    MPI_Comm_split_type(groups[0], MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
+    MPI_Comm_rank(here, &table.local_rank);
+    MPI_Comm_size(here, &table.local_size);
+    MPI_Comm_free(&here);
+    return &table;
+}

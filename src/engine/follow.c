@@ -1,0 +1,205 @@
+/* Ranks other than the first: see follow.h. Owns the form of what rank 0 says. */
+#include "engine/follow.h"
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum word { WORD_END, WORD_PLAN, WORD_STEP };
+
+enum { SHORT_INTS = 1000 }; /* a step of few rows is one message */
+
+/* What is said of a step: this, then its arrays. */
+struct word_head {
+    int32_t word;
+    int32_t n_tokens, n_seqs, n_decode, n_out, n_pages; /* n_pages: of all sequences */
+    int32_t has_types, has_states, deterministic;
+    int32_t n_ints;
+    uint64_t key;
+};
+
+struct message {
+    struct word_head head;
+    int32_t ints[SHORT_INTS];
+};
+
+static size_t bytes_of(size_t ints)
+{
+    return ints * sizeof(int32_t);
+}
+
+bool follow_tell_plan(struct ranks *r, struct follow_plan *plan)
+{
+    struct message m = {.head.word = WORD_PLAN};
+    return ranks_tell(r, &m, sizeof m, false) && ranks_tell(r, plan, sizeof *plan, false);
+}
+
+void follow_tell_end(struct ranks *r)
+{
+    struct message m = {.head.word = WORD_END};
+    if (r && r->rank == 0)
+        ranks_tell(r, &m, sizeof m, false);
+}
+
+static int pages_of(const struct batch *b, int seq, int page_len)
+{
+    return (b->kv_len[seq] + page_len - 1) / page_len;
+}
+
+/* Arrays of a batch, one behind the other. */
+struct packer {
+    int32_t *at;
+};
+
+static void put(struct packer *p, const int32_t *from, int n)
+{
+    memcpy(p->at, from, bytes_of((size_t)n));
+    p->at += n;
+}
+
+static const int32_t *take(struct packer *p, int n)
+{
+    p->at += n;
+    return p->at - n;
+}
+
+void follow_tell_step(struct ranks *r, const struct batch *b, int page_len, uint64_t key,
+                      bool deterministic)
+{
+    struct message m = {.head = {.word = WORD_STEP,
+                                 .n_tokens = b->n_tokens,
+                                 .n_seqs = b->n_seqs,
+                                 .n_decode = b->n_decode,
+                                 .n_out = b->n_out,
+                                 .has_types = b->types != NULL,
+                                 .has_states = b->state_in != NULL,
+                                 .deterministic = deterministic,
+                                 .key = key}};
+    for (int i = 0; i < b->n_seqs; i++)
+        m.head.n_pages += pages_of(b, i, page_len);
+    m.head.n_ints = 3 * b->n_tokens + 2 * b->n_seqs + 1 + b->n_out + m.head.n_pages +
+                    (b->types ? b->n_tokens : 0) + (b->state_in ? 4 * b->n_seqs : 0);
+    bool is_short = m.head.n_ints <= SHORT_INTS;
+    int32_t *ints = is_short ? m.ints : mem_zalloc((size_t)m.head.n_ints, sizeof *ints);
+    struct packer p = {ints};
+    put(&p, b->tokens, b->n_tokens);
+    put(&p, b->pos, b->n_tokens);
+    put(&p, b->slot, b->n_tokens);
+    put(&p, b->q_start, b->n_seqs + 1);
+    put(&p, b->kv_len, b->n_seqs);
+    put(&p, b->out_rows, b->n_out);
+    if (b->types)
+        put(&p, b->types, b->n_tokens);
+    if (b->state_in) {
+        put(&p, b->state_in, b->n_seqs);
+        put(&p, b->state_out, b->n_seqs);
+        put(&p, b->save_rows, b->n_seqs);
+        put(&p, b->save_state, b->n_seqs);
+    }
+    for (int i = 0; i < b->n_seqs; i++)
+        put(&p, b->pages + (size_t)i * (size_t)b->max_pages, pages_of(b, i, page_len));
+    ranks_tell(r, &m, sizeof m, false);
+    if (!is_short) {
+        ranks_tell(r, ints, bytes_of((size_t)m.head.n_ints), false);
+        mem_free(ints);
+    }
+}
+
+/* The followers' side */
+
+struct follower {
+    struct ranks *r;
+    struct runtime *rt;
+    struct message m;
+    int32_t *ints, *pages;
+    size_t n_ints, n_pages;
+};
+
+static int32_t *grow(int32_t **a, size_t *have, size_t n)
+{
+    if (*have < n) {
+        *a = mem_realloc(*a, n, sizeof **a);
+        *have = n;
+    }
+    return *a;
+}
+
+/* A step as rank 0 laid it out. */
+static void run_step(struct follower *f)
+{
+    const struct word_head *h = &f->m.head;
+    struct model *model = f->rt->model;
+    int page_len = f->rt->kv->page_len, max_pages = 1;
+    int32_t *ints = f->m.ints, *sampled = NULL;
+    if (h->n_ints > SHORT_INTS) {
+        ints = grow(&f->ints, &f->n_ints, (size_t)h->n_ints);
+        if (!ranks_tell(f->r, ints, bytes_of((size_t)h->n_ints), false))
+            return;
+    }
+    struct packer p = {ints};
+    struct batch b = {.n_tokens = h->n_tokens,
+                      .n_seqs = h->n_seqs,
+                      .n_decode = h->n_decode,
+                      .n_out = h->n_out,
+                      .kv = f->rt->kv->layers};
+    b.tokens = take(&p, b.n_tokens);
+    b.pos = take(&p, b.n_tokens);
+    b.slot = take(&p, b.n_tokens);
+    b.q_start = take(&p, b.n_seqs + 1);
+    b.kv_len = take(&p, b.n_seqs);
+    b.out_rows = take(&p, b.n_out);
+    b.types = h->has_types ? take(&p, b.n_tokens) : NULL;
+    if (h->has_states) {
+        b.state_in = take(&p, b.n_seqs);
+        b.state_out = take(&p, b.n_seqs);
+        b.save_rows = take(&p, b.n_seqs);
+        b.save_state = take(&p, b.n_seqs);
+    }
+    for (int i = 0; i < b.n_seqs; i++) {
+        int n = pages_of(&b, i, page_len);
+        max_pages = n > max_pages ? n : max_pages;
+    }
+    /* A backend may size by max_pages: it is the step's. */
+    size_t n_pages = (size_t)b.n_seqs * (size_t)max_pages;
+    int32_t *pages = grow(&f->pages, &f->n_pages, n_pages + (size_t)h->n_out);
+    memset(pages, 0, bytes_of(n_pages));
+    for (int i = 0; i < b.n_seqs; i++) {
+        int n = pages_of(&b, i, page_len);
+        memcpy(pages + (size_t)i * (size_t)max_pages, take(&p, n), bytes_of((size_t)n));
+    }
+    sampled = pages + n_pages;
+    b.pages = pages;
+    b.max_pages = max_pages;
+    model->be->deterministic = h->deterministic;
+    forward(model, &b, h->key);
+    struct error err = {0};
+    if (!model->be->ops->end(model->be, sampled, &err))
+        error_set(&f->r->failure, "rank %d: %.900s", f->r->rank, err.msg);
+}
+
+static bool open_plan(struct follower *f)
+{
+    struct follow_plan *plan = mem_zalloc(1, sizeof *plan);
+    struct error err = {0};
+    bool ok = ranks_tell(f->r, plan, sizeof *plan, false);
+    f->rt = ok ? runtime_follow(plan, f->r, &err) : NULL;
+    mem_free(plan);
+    return f->rt != NULL; /* rank 0 has heard why not */
+}
+
+int follow(struct ranks *r)
+{
+    struct follower f = {.r = r};
+    bool ok = true;
+    while (ok && ranks_tell(r, &f.m, sizeof f.m, true) && f.m.head.word != WORD_END) {
+        if (f.m.head.word == WORD_PLAN)
+            ok = !f.rt && open_plan(&f);
+        else if (f.rt)
+            run_step(&f);
+        ok = ok && ranks_ok(r, NULL);
+    }
+    mem_free(f.ints);
+    mem_free(f.pages);
+    runtime_close(f.rt);
+    return ok && ranks_ok(r, NULL) ? 0 : 1;
+}

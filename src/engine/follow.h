@@ -1,0 +1,35 @@
+/*
+ * Ranks other than the first. Rank 0 has the scheduler, the server and the choice of tokens; it says
+ * what to open and then every step, and the others run the same steps over their part of the network.
+ */
+#ifndef STEEL_ENGINE_FOLLOW_H
+#define STEEL_ENGINE_FOLLOW_H
+
+#include "base/ranks.h"
+#include "engine/runtime.h"
+
+/* What rank 0 has decided, and all do. */
+struct follow_plan {
+    char path[4096], device[64];
+    struct runtime_options opt; /* pointers in it are nobody's */
+    int tp, pp;
+    bool ep;
+    int64_t kv_tokens;
+    int n_states, context;
+    struct step_limits limits;
+};
+
+/* On rank 0: says it. */
+bool follow_tell_plan(struct ranks *r, struct follow_plan *plan);
+/* On rank 0, before each step; the others run it too. */
+void follow_tell_step(struct ranks *r, const struct batch *b, int page_len, uint64_t key,
+                      bool deterministic);
+/* On rank 0: there will be no more. */
+void follow_tell_end(struct ranks *r);
+
+/* On the others: until rank 0 says that there will be no more. What the process should exit with. */
+int follow(struct ranks *r);
+/* The runtime of such a rank (runtime.c); NULL: rank 0 has heard why. */
+struct runtime *runtime_follow(const struct follow_plan *plan, struct ranks *r, struct error *err);
+
+#endif

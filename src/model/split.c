@@ -1,0 +1,512 @@
+/* Networks cut for ranks: see split.h. Knows layers and the list of wants, nothing of backends. */
+#include "model/split.h"
+#include "base/mem.h"
+
+#include <string.h>
+
+struct splitter {
+    const struct tensorfile *f;
+    const struct config *c;
+    struct network *net;
+    struct want *wants;
+    int n_wants;
+    const struct ranks *r;
+};
+
+static int lcm(int a, int b)
+{
+    int x = a, y = b;
+    while (y) {
+        int t = x % y;
+        x = y;
+        y = t;
+    }
+    return a / x * b;
+}
+
+static struct want *want_of(struct splitter *s, const struct weight *w)
+{
+    for (int i = 0; i < s->n_wants; i++)
+        if (s->wants[i].w == w)
+            return &s->wants[i];
+    CHECK(false, "a weight nobody wants");
+    return NULL;
+}
+
+/* The cut of a want, made when first asked for. */
+static struct cut *cut_of(struct want *want)
+{
+    if (!want->cut)
+        want->cut = mem_zalloc(1, sizeof *want->cut);
+    return want->cut;
+}
+
+/* So many columns of the weight stay together. */
+static int unit_of(struct splitter *s, const struct weight *w)
+{
+    const struct want *want = want_of(s, w);
+    int unit = 1;
+    for (int i = 0; i < want->n_rows; i++) {
+        const struct tensor *t =
+            build_find(s->f, s->c, want->rows[i].name, want->layer, 0, "weight");
+        /* What folders pack has groups of up to 128 columns. */
+        bool packed = !t || t->type == DT_F8_E4M3;
+        unit = lcm(unit, packed ? 128 : dtype_table[t->type].block_len);
+    }
+    return unit;
+}
+
+/* Rows of w in runs, all of them its new rows. */
+static void keep_rows(struct splitter *s, const struct weight *w, int n, const struct run *runs)
+{
+    struct want *want = want_of(s, w);
+    struct cut *k = cut_of(want);
+    CHECK(n <= CUT_RUNS, "%d runs", n);
+    want->w->n_out = 0;
+    for (int i = 0; i < n; i++) {
+        k->rows[i] = runs[i];
+        want->w->n_out += runs[i].n;
+    }
+    k->n_rows = n;
+}
+
+/* Columns of w: the other ranks have the others, and what they give is added up. */
+static void keep_cols(struct splitter *s, const struct weight *w, int n, const struct run *runs)
+{
+    struct want *want = want_of(s, w);
+    struct cut *k = cut_of(want);
+    CHECK(n <= CUT_RUNS, "%d runs", n);
+    want->w->n_in = 0;
+    for (int i = 0; i < n; i++) {
+        k->cols[i] = runs[i];
+        want->w->n_in += runs[i].n;
+    }
+    k->n_cols = n;
+    k->no_bias = s->r->lane > 0;
+}
+
+static void keep_experts(struct splitter *s, const struct weight *w, struct run run)
+{
+    struct want *want = want_of(s, w);
+    cut_of(want)->experts = run;
+    want->w->n_expert = run.n;
+    if (want->role == WEIGHT_EXPERTS_SHARED)
+        want->role = WEIGHT_EXPERTS;
+}
+
+static void keep_values(struct splitter *s, const float *vector, int n, const struct run *runs)
+{
+    for (int i = 0; i < s->n_wants; i++)
+        if (vector && s->wants[i].vector == vector) {
+            struct cut *k = cut_of(&s->wants[i]);
+            memcpy(k->rows, runs, (size_t)n * sizeof *runs);
+            k->n_rows = n;
+        }
+}
+
+static struct run times(struct run r, int n)
+{
+    return (struct run){r.first * n, r.n * n};
+}
+
+static struct run after(struct run r, int n)
+{
+    return (struct run){r.first + n, r.n};
+}
+
+/* Attention */
+
+/* The heads of a lane: whole kv heads, or, where there are fewer than lanes, some of those that share
+ * one. False: it would have none, or tear a unit of heads apart. */
+static bool heads_of(int H, int K, int unit, int lane, int lanes, struct run *q, struct run *kv)
+{
+    int group = H / K;
+    if (K >= lanes) {
+        *kv = run_of(K, 1, lane, lanes);
+        *q = times(*kv, group);
+        return kv->n > 0 && q->first % unit == 0 && q->n % unit == 0;
+    }
+    for (int k = 0; k < K; k++) {
+        struct run who = run_of(lanes, 1, k, K);
+        if (lane < who.first || lane >= who.first + who.n)
+            continue;
+        *kv = (struct run){k, 1};
+        *q = after(run_of(group, unit, lane - who.first, who.n), k * group);
+        return group % unit == 0 && q->n > 0;
+    }
+    return false;
+}
+
+/* Heads that stay together so that wo's columns can be cut. */
+static int head_unit(struct splitter *s, const struct weight *wo, int v_dim)
+{
+    return lcm(unit_of(s, wo), v_dim) / v_dim;
+}
+
+static bool can_cut_heads(int H, int K, int unit, int lanes)
+{
+    struct run q, kv;
+    for (int t = 0; t < lanes; t++)
+        if (!heads_of(H, K, unit, t, lanes, &q, &kv))
+            return false;
+    return true;
+}
+
+static bool can_cut(struct splitter *s, const struct mixer *m)
+{
+    int lanes = s->r->tp;
+    const struct attention *a = &m->attention;
+    const struct latent *l = &m->latent;
+    const struct delta_net *d = &m->delta_net;
+    switch (m->kind) {
+    case MIXER_ATTENTION:
+        return !a->norm_whole &&
+               can_cut_heads(a->n_heads, a->n_kv_heads, head_unit(s, a->wo, a->v_dim), lanes);
+    case MIXER_LATENT:
+        return can_cut_heads(l->n_heads, l->n_heads, head_unit(s, l->wo, l->v_dim), lanes);
+    case MIXER_DELTA_NET: {
+        /* tiled: the v heads of a k head lie apart, and so do wo's columns */
+        int each = d->n_v_heads / d->n_k_heads, unit = head_unit(s, d->wo, d->v_dim);
+        return d->n_v_heads % d->n_k_heads == 0 && (!d->tiled || each <= CUT_RUNS - 2) &&
+               d->n_k_heads >= lanes &&
+               (d->tiled ? d->n_k_heads % unit == 0 &&
+                               can_cut_heads(d->n_k_heads, d->n_k_heads, unit, lanes)
+                         : can_cut_heads(d->n_v_heads, d->n_k_heads, unit, lanes));
+    }
+    case MIXER_SHORT_CONV:
+        break;
+    }
+    return false;
+}
+
+static void cut_attention(struct splitter *s, struct attention *a)
+{
+    struct run q, kv, rows[3];
+    heads_of(a->n_heads, a->n_kv_heads, head_unit(s, a->wo, a->v_dim), s->r->lane, s->r->tp, &q,
+             &kv);
+    int each = a->k_dim + (a->gated ? a->v_dim : 0), n = 1;
+    int k0 = a->n_heads * each, v0 = k0 + a->n_kv_heads * a->k_dim;
+    rows[0] = times(q, each);
+    if (!a->shares_kv)
+        rows[n++] = after(times(kv, a->k_dim), k0);
+    if (!a->shares_kv && !a->k_is_v)
+        rows[n++] = after(times(kv, a->v_dim), v0);
+    keep_rows(s, a->wqkv, n, rows);
+    keep_cols(s, a->wo, 1, (struct run[]){times(q, a->v_dim)});
+    keep_values(s, a->sinks, 1, &q);
+    a->n_heads = q.n;
+    a->n_kv_heads = kv.n;
+}
+
+static void cut_latent(struct splitter *s, struct latent *l)
+{
+    struct run q, kv;
+    heads_of(l->n_heads, l->n_heads, head_unit(s, l->wo, l->v_dim), s->r->lane, s->r->tp, &q, &kv);
+    keep_rows(s, l->wqb, 1, (struct run[]){times(q, l->nope_dim + l->rope_dim)});
+    keep_experts(s, l->wkb, q);
+    keep_experts(s, l->wvb, q);
+    keep_cols(s, l->wo, 1, (struct run[]){times(q, l->v_dim)});
+    l->n_heads = q.n;
+}
+
+static void cut_delta_net(struct splitter *s, struct delta_net *d)
+{
+    int each = d->n_v_heads / d->n_k_heads, keys = d->n_k_heads * d->k_dim, n = 1;
+    int unit = head_unit(s, d->wo, d->v_dim);
+    struct run v[CUT_RUNS], k, q, rows[CUT_RUNS];
+    if (d->tiled) {
+        heads_of(d->n_k_heads, d->n_k_heads, unit, s->r->lane, s->r->tp, &q, &k);
+        for (n = 0; n < each; n++)
+            v[n] = after(k, n * d->n_k_heads);
+    } else {
+        heads_of(d->n_v_heads, d->n_k_heads, unit, s->r->lane, s->r->tp, &v[0], &k);
+    }
+    rows[0] = times(k, d->k_dim);
+    rows[1] = after(times(k, d->k_dim), keys);
+    for (int i = 0; i < n; i++)
+        rows[2 + i] = after(times(v[i], d->v_dim), 2 * keys);
+    keep_rows(s, d->wqkv, 2 + n, rows);
+    for (int i = 0; i < 2 + n; i++)
+        rows[i] = times(rows[i], d->conv_len);
+    keep_values(s, d->conv, 2 + n, rows);
+    for (int i = 0; i < n; i++)
+        rows[i] = times(v[i], d->v_dim);
+    keep_rows(s, d->wz, n, rows);
+    keep_cols(s, d->wo, n, rows);
+    for (int i = 0; i < n; i++) {
+        rows[i] = v[i];
+        rows[n + i] = after(v[i], d->n_v_heads);
+    }
+    keep_rows(s, d->wba, 2 * n, rows);
+    keep_values(s, d->decay, n, v);
+    keep_values(s, d->dt_bias, n, v);
+    d->n_k_heads = k.n;
+    d->n_v_heads = k.n * each;
+}
+
+static void cut_mixer(struct splitter *s, struct mixer *m)
+{
+    m->partial = true;
+    if (m->kind == MIXER_ATTENTION)
+        cut_attention(s, &m->attention);
+    else if (m->kind == MIXER_LATENT)
+        cut_latent(s, &m->latent);
+    else
+        cut_delta_net(s, &m->delta_net);
+}
+
+/* Layers that read another's cache must be cut as that one is. */
+static void choose_mixers(struct splitter *s, bool *cut)
+{
+    struct layer *layers = s->net->layers;
+    for (int i = 0; i < s->net->n_layers; i++)
+        cut[i] = can_cut(s, &layers[i].mixer);
+    for (int again = 1; again;) {
+        again = 0;
+        for (int i = 0; i < s->net->n_layers; i++) {
+            const struct attention *a = &layers[i].mixer.attention;
+            if (layers[i].mixer.kind != MIXER_ATTENTION || !a->shares_kv ||
+                cut[i] == cut[a->kv_layer])
+                continue;
+            cut[i] = cut[a->kv_layer] = false;
+            again = 1;
+        }
+    }
+}
+
+/* Mlps */
+
+/* Hidden units of a lane; false: some lane would have none. */
+static bool cut_hidden(struct splitter *s, struct ffn *f)
+{
+    int F = f->down->n_in, unit = unit_of(s, f->down), wide = lcm(unit, 32);
+    if (F % wide == 0 && F / wide >= s->r->tp)
+        unit = wide; /* whole vectors are faster */
+    if (F % unit || F / unit < s->r->tp)
+        return false;
+    struct run mine = run_of(F, unit, s->r->lane, s->r->tp);
+    int n = f->gate_up->n_out > F ? 2 : 1;
+    keep_rows(s, f->gate_up, n, (struct run[]){mine, after(mine, F)});
+    keep_cols(s, f->down, 1, &mine);
+    return true;
+}
+
+static void cut_mlp(struct splitter *s, struct mlp *m)
+{
+    if (m->dense.gate_up)
+        m->dense_partial = cut_hidden(s, &m->dense);
+    if (!m->router.w)
+        return;
+    int n = m->experts.gate_up->n_expert;
+    if (s->r->ep && n >= s->r->tp) {
+        struct run mine = run_of(n, 1, s->r->lane, s->r->tp);
+        keep_experts(s, m->experts.gate_up, mine);
+        keep_experts(s, m->experts.down, mine);
+        m->expert_first = mine.first;
+        m->experts_partial = true;
+    } else {
+        m->experts_partial = cut_hidden(s, &m->experts);
+    }
+}
+
+/* A tied head is a weight of its own from here on, of some rows; all have the embedding. */
+static void cut_head(struct splitter *s)
+{
+    struct head *h = &s->net->head;
+    struct run mine = ranks_vocab(s->r, s->net->n_vocab, s->r->lane);
+    if (!h->w || ranks_vocab(s->r, s->net->n_vocab, s->r->tp - 1).n == 0)
+        return;
+    struct want *want = want_of(s, h->w);
+    if (h->w == s->net->embed.tokens) {
+        want->role = WEIGHT_EMBED;
+        struct want own = *want;
+        own.role = WEIGHT_HEAD;
+        own.w = mem_zalloc(1, sizeof *own.w);
+        *own.w = *want->w;
+        s->wants = mem_realloc(s->wants, (size_t)s->n_wants + 1, sizeof *s->wants);
+        s->wants[s->n_wants++] = own;
+        h->w = own.w;
+    }
+    keep_rows(s, h->w, 1, &mine);
+    h->first = mine.first;
+}
+
+void split_network(const struct tensorfile *f, const struct config *c, struct network *net,
+                   struct want **wants, int *n_wants, const struct ranks *r)
+{
+    if (!r || r->tp == 1)
+        return;
+    struct splitter s = {f, c, net, *wants, *n_wants, r};
+    bool *cut = mem_zalloc((size_t)net->n_layers, sizeof *cut);
+    choose_mixers(&s, cut);
+    for (int i = 0; i < net->n_layers; i++) {
+        if (cut[i])
+            cut_mixer(&s, &net->layers[i].mixer);
+        cut_mlp(&s, &net->layers[i].mlp);
+    }
+    cut_head(&s);
+    mem_free(cut);
+    *wants = s.wants;
+    *n_wants = s.n_wants;
+}
+
+/* Weights as they are read */
+
+int split_vector(float *values, int n, const struct cut *cut)
+{
+    int at = 0;
+    if (!cut || !cut->n_rows)
+        return n;
+    for (int i = 0; i < cut->n_rows; i++) {
+        memmove(values + at, values + cut->rows[i].first, (size_t)cut->rows[i].n * sizeof *values);
+        at += cut->rows[i].n;
+    }
+    return at;
+}
+
+struct copier {
+    void *(*alloc)(void *arg, size_t count, size_t size);
+    void *arg;
+};
+
+/* One plane of one expert: rows of `per` columns in items of `size` bytes, `pack` columns an item. */
+struct plane {
+    size_t size;
+    int pack;
+};
+
+static size_t items(const struct plane *p, int columns)
+{
+    return (size_t)((columns + p->pack - 1) / p->pack);
+}
+
+/* Rows `runs` and columns `cols` of a plane whose rows have n_in columns. */
+static void *copy_plane(const struct copier *to, const struct plane *p, const uint8_t *from,
+                        int n_in, const struct run *rows, int n_rows, const struct run *cols,
+                        int n_cols)
+{
+    size_t height = 0, width = 0, pitch = items(p, n_in) * p->size;
+    for (int i = 0; i < n_rows; i++)
+        height += (size_t)rows[i].n;
+    for (int i = 0; i < n_cols; i++)
+        width += items(p, cols[i].n) * p->size;
+    uint8_t *out = to->alloc(to->arg, height, width), *at = out;
+    for (int i = 0; i < n_rows; i++)
+        for (int r = rows[i].first; r < rows[i].first + rows[i].n; r++)
+            for (int k = 0; k < n_cols; k++) {
+                size_t n = items(p, cols[k].n) * p->size;
+                memcpy(at, from + (size_t)r * pitch + items(p, cols[k].first) * p->size, n);
+                at += n;
+            }
+    return out;
+}
+
+static const void **table(const struct copier *to, int n)
+{
+    return to->alloc(to->arg, (size_t)n, sizeof(void *));
+}
+
+/* The rows of a segment that begins at row `base` of its weight: runs within it. */
+static int rows_within(const struct cut *cut, int base, int rows, struct run *out)
+{
+    int n = 0;
+    if (!cut->n_rows) {
+        out[0] = (struct run){0, rows};
+        return 1;
+    }
+    for (int i = 0; i < cut->n_rows; i++) {
+        int first = cut->rows[i].first - base, last = first + cut->rows[i].n;
+        first = first < 0 ? 0 : first;
+        last = last > rows ? rows : last;
+        if (first < last)
+            out[n++] = (struct run){first, last - first};
+    }
+    return n;
+}
+
+static void cut_segment(const struct copier *to, struct raw_seg *s, int n_in, int n_expert,
+                        const struct run *rows, int n_rows, const struct run *cols, int n_cols)
+{
+    const struct dtype_info *d = &dtype_table[s->type];
+    struct plane data = {dtype_bytes(s->type, (size_t)d->block_len), d->block_len};
+    struct plane f8 = {sizeof(float), 128}, half = {sizeof(uint16_t), s->group_len},
+                 zero = {1, s->group_len};
+    const void **data_of = table(to, n_expert), **scale_of = table(to, n_expert),
+               **zero_of = table(to, n_expert);
+    bool groups = s->type == DT_GPTQ4, f8s = s->type == DT_F8_E4M3 && s->scale;
+    for (int e = 0; e < n_expert; e++) {
+        data_of[e] = copy_plane(to, &data, s->data[e], n_in, rows, n_rows, cols, n_cols);
+        if (f8s || groups)
+            scale_of[e] = copy_plane(to, f8s ? &f8 : &half, s->scale[e], n_in, rows, n_rows, cols,
+                                     n_cols);
+        if (groups)
+            zero_of[e] = copy_plane(to, &zero, s->zero[e], n_in, rows, n_rows, cols, n_cols);
+    }
+    s->data = (const uint8_t *const *)data_of;
+    s->scale = f8s || groups ? (const void *const *)scale_of : s->scale;
+    s->zero = groups ? (const uint8_t *const *)zero_of : s->zero;
+    s->rows = 0;
+    for (int i = 0; i < n_rows; i++)
+        s->rows += rows[i].n;
+}
+
+static const float *cut_bias(const struct copier *to, const struct raw_weight *w,
+                             const struct cut *cut, int n_out)
+{
+    float *out = to->alloc(to->arg, (size_t)w->n_expert * (size_t)n_out, sizeof *out), *at = out;
+    struct run all = {0, w->n_out};
+    for (int e = 0; e < w->n_expert; e++)
+        for (int i = 0; i < (cut->n_rows ? cut->n_rows : 1); i++) {
+            const struct run *r = cut->n_rows ? &cut->rows[i] : &all;
+            if (!cut->no_bias)
+                memcpy(at, w->bias + (size_t)e * (size_t)w->n_out + r->first,
+                       (size_t)r->n * sizeof *at);
+            at += r->n;
+        }
+    return out;
+}
+
+bool split_weight(struct raw_weight *w, const struct cut *cut,
+                  void *(*alloc)(void *arg, size_t count, size_t size), void *arg,
+                  struct error *err)
+{
+    struct copier to = {alloc, arg};
+    struct run all = {0, w->n_in}, rows[CUT_RUNS];
+    const struct run *cols = cut->n_cols ? cut->cols : &all;
+    int n_cols = cut->n_cols ? cut->n_cols : 1, n_in = w->n_in, base = 0, n_seg = 0, n_out = 0;
+    if (cut->experts.n) {
+        for (int i = 0; i < w->n_seg; i++) {
+            struct raw_seg *s = &w->seg[i];
+            s->data += cut->experts.first;
+            s->scale += s->scale ? cut->experts.first : 0;
+            s->zero += s->zero ? cut->experts.first : 0;
+            s->perm += s->perm ? cut->experts.first : 0;
+        }
+        w->bias += w->bias ? (size_t)cut->experts.first * (size_t)w->n_out : 0;
+        w->n_expert = cut->experts.n;
+    }
+    for (int i = 0; i < w->n_seg; i++) {
+        struct raw_seg s = w->seg[i];
+        int n = rows_within(cut, base, s.rows, rows), height = s.rows;
+        base += s.rows;
+        if (s.perm && cut->n_cols)
+            return error_set(err, "columns in an order of their own (act-order) cannot be cut for "
+                                  "several ranks");
+        if (n == 0)
+            continue;
+        if (cut->n_cols || n > 1 || rows[0].n < height) {
+            cut_segment(&to, &s, n_in, w->n_expert, rows, n, cols, n_cols);
+            w->transient = true;
+        }
+        n_out += s.rows;
+        w->seg[n_seg++] = s;
+    }
+    w->n_seg = n_seg;
+    if (w->bias)
+        w->bias = cut_bias(&to, w, cut, n_out);
+    w->n_out = n_out;
+    w->n_in = 0;
+    for (int i = 0; i < n_cols; i++)
+        w->n_in += cols[i].n;
+    return true;
+}
