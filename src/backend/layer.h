@@ -263,6 +263,10 @@ struct embed {
     int pos_offset;
     struct norm norm; /* (E) */
     struct embed_layers layers;
+    /* Of several ranks each has some of tokens' rows, from `first` on, and zeros for the others'; what
+     * comes out is added up. Only without positions, types and norm. */
+    bool partial;
+    int first;
 };
 
 /* l = norm(x) W^T * scale; softcap: l = softcap * tanh(l / softcap). Without w the rows of norm(x)
@@ -295,6 +299,9 @@ struct network {
     struct mtp mtp;
     const struct rope *ropes; /* (n_ropes) */
     int n_ropes;
+    /* A stage of a pipeline: other ranks have the layers in front, and those behind with the head. Then
+     * the stream comes by stream_put, goes by stream_get, and keeps all its rows. */
+    bool comes_in, goes_on;
 };
 
 /* Layers of a step that reads tokens: all but the one of the MTP block. */

@@ -408,7 +408,11 @@ static void ref_embed(struct backend *be, const struct embed *e)
         float *x = stream_row(r, t);
         r->row_of[t] = r->at = t;
         memset(x, 0, (size_t)E * sizeof(float));
-        add_row(r, e->tokens, b->tokens[t], or_one(e->scale), x);
+        int row = b->tokens[t] - e->first;
+        if (!e->partial || (row >= 0 && row < e->tokens->n_out))
+            add_row(r, e->tokens, row, or_one(e->scale), x);
+        if (e->partial)
+            ranks_sum(be->ranks, x, (size_t)E);
         if (e->positions)
             add_row(r, e->positions, b->pos[t] + e->pos_offset, 1, x);
         if (e->types)

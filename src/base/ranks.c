@@ -238,6 +238,24 @@ void ranks_collect(struct ranks *r, float *rows, int n_rows, int n_vocab)
     }
 }
 
+struct ranks_wait *ranks_send_begin(struct ranks *r, const void *buf, size_t bytes, int to)
+{
+    if (!ranks_ok(r, NULL))
+        return NULL;
+    r->bytes += bytes;
+    void *request = r->link->send(buf, bytes, to, 0);
+    if (!request)
+        error_set(&r->failure, "rank %d: MPI refused rows for another rank", r->rank);
+    return request;
+}
+
+void ranks_wait_end(struct ranks *r, struct ranks_wait **wait)
+{
+    if (*wait && ranks_ok(r, NULL))
+        wait_for(r, *wait, 0, false, "rows for another rank");
+    *wait = NULL;
+}
+
 bool ranks_send(struct ranks *r, const void *buf, size_t bytes, int to)
 {
     return ranks_ok(r, NULL) &&

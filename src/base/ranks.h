@@ -76,7 +76,10 @@ void ranks_sum(struct ranks *r, float *rows, size_t n);
 /* Each lane has (n_rows, its run of the vocabulary) in rows: lane 0 gets all of (n_rows, n_vocab). */
 void ranks_collect(struct ranks *r, float *rows, int n_rows, int n_vocab);
 struct run ranks_vocab(const struct ranks *r, int n_vocab, int lane);
-/* From rank to rank. */
+/* From rank to rank. ranks_send_begin lets the caller go on; buf stays until ranks_wait_end. */
+struct ranks_wait;
+struct ranks_wait *ranks_send_begin(struct ranks *r, const void *buf, size_t bytes, int to);
+void ranks_wait_end(struct ranks *r, struct ranks_wait **wait);
 bool ranks_send(struct ranks *r, const void *buf, size_t bytes, int to);
 bool ranks_recv(struct ranks *r, void *buf, size_t bytes, int from);
 /* Everyone's `bytes` of all ranks, by rank. */

@@ -130,7 +130,7 @@ static void run_step(struct follower *f)
     const struct word_head *h = &f->m.head;
     struct model *model = f->rt->model;
     int page_len = f->rt->kv->page_len, max_pages = 1;
-    int32_t *ints = f->m.ints, *sampled = NULL;
+    int32_t *ints = f->m.ints;
     if (h->n_ints > SHORT_INTS) {
         ints = grow(&f->ints, &f->n_ints, (size_t)h->n_ints);
         if (!ranks_tell(f->r, ints, bytes_of((size_t)h->n_ints), false))
@@ -161,19 +161,17 @@ static void run_step(struct follower *f)
     }
     /* A backend may size by max_pages: it is the step's. */
     size_t n_pages = (size_t)b.n_seqs * (size_t)max_pages;
-    int32_t *pages = grow(&f->pages, &f->n_pages, n_pages + (size_t)h->n_out);
+    int32_t *pages = grow(&f->pages, &f->n_pages, n_pages);
     memset(pages, 0, bytes_of(n_pages));
     for (int i = 0; i < b.n_seqs; i++) {
         int n = pages_of(&b, i, page_len);
         memcpy(pages + (size_t)i * (size_t)max_pages, take(&p, n), bytes_of((size_t)n));
     }
-    sampled = pages + n_pages;
     b.pages = pages;
     b.max_pages = max_pages;
     model->be->deterministic = h->deterministic;
-    forward(model, &b, h->key);
     struct error err = {0};
-    if (!model->be->ops->end(model->be, sampled, &err))
+    if (!step_follow(f->rt->step, &b, h->key, &err))
         error_set(&f->r->failure, "rank %d: %.900s", f->r->rank, err.msg);
 }
 

@@ -6,6 +6,7 @@
 #include "base/ranks.h"
 #include "engine/follow.h"
 #include "file/tensorfile.h"
+#include "model/pipeline.h"
 
 #include <string.h>
 
@@ -36,6 +37,7 @@ struct stepper {
     unsigned turn;     /* counts steps */
     int owed;          /* sequences of the step that have no slot for their state yet */
     struct pool *pool; /* for masks; NULL until there is one to make */
+    struct pipeline *pipeline; /* the model is cut into stages; NULL: it is not */
 };
 
 struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
@@ -90,6 +92,8 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
         stepper_free(st);
         return NULL;
     }
+    if (m->be->ranks && m->be->ranks->pp > 1)
+        st->pipeline = pipeline_new(m, limits->max_tokens, limits->max_seqs, limits->max_out);
     return st;
 }
 
@@ -98,10 +102,17 @@ void stepper_free(struct stepper *st)
     if (!st)
         return;
     pool_free(st->pool);
+<<<<<<< HEAD
     sampler_free(st->greedy);
     void *owned[] = {st->tokens, st->types, st->pos,      st->slot,    st->q_start,
                      st->kv_len, st->pages, st->out_rows, st->sampled, st->samplers,
                      st->states, st->loras, st->from,     st};
+=======
+    pipeline_free(st->pipeline);
+    void *owned[] = {st->tokens, st->types,    st->pos,     st->slot,     st->q_start, st->kv_len,
+                     st->pages,  st->out_rows, st->sampled, st->samplers, st->states,  st->loras,
+                     st};
+>>>>>>> f7a3e2c (ranks: stages of a pipeline with two parts of a step under way; the embedding's rows shared out)
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -225,6 +236,7 @@ static void add_loras(struct stepper *st, const struct step_item *items, int n_i
     }
 }
 
+<<<<<<< HEAD
 static void point_states(struct stepper *st)
 {
     if (!st->kv->states)
@@ -248,6 +260,22 @@ static void reserve_states(struct stepper *st, struct step_item *items, int n_it
         it->n_tokens = known;
         it->n_guess = 0;
     }
+=======
+static void run_network(struct stepper *st, const struct batch *b, uint64_t key)
+{
+    mem_guard_enter();
+    if (st->pipeline)
+        pipeline_forward(st->pipeline, b);
+    else
+        forward(st->m, b, key);
+    mem_guard_leave();
+}
+
+bool step_follow(struct stepper *st, const struct batch *b, uint64_t key, struct error *err)
+{
+    run_network(st, b, key);
+    return st->pipeline || st->m->be->ops->end(st->m->be, NULL, err);
+>>>>>>> f7a3e2c (ranks: stages of a pipeline with two parts of a step under way; the embedding's rows shared out)
 }
 
 bool step_start(struct stepper *st, struct step_item *items, int n_items, struct error *err)
@@ -282,9 +310,7 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     if (st->m->be->ranks)
         follow_tell_step(st->m->be->ranks, &st->b, st->kv->page_len, key,
                          st->m->be->deterministic);
-    mem_guard_enter();
-    forward(st->m, &st->b, key);
-    mem_guard_leave();
+    run_network(st, &st->b, key);
     for (int i = 0; i < n_items; i++)
         kvcache_advance(st->kv, items[i].seq, items[i].n_tokens);
     st->flying[st->n_flying].items = items;

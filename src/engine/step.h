@@ -65,6 +65,8 @@ static inline int step_chosen_row(const struct step_item *it)
 }
 
 struct stepper;
+/* A step that another rank has laid out, whole; nothing is chosen. */
+bool step_follow(struct stepper *st, const struct batch *b, uint64_t key, struct error *err);
 struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
                             const struct step_limits *limits, struct error *err);
 void stepper_free(struct stepper *st);

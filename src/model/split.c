@@ -309,34 +309,92 @@ static void cut_mlp(struct splitter *s, struct mlp *m)
     }
 }
 
-/* A tied head is a weight of its own from here on, of some rows; all have the embedding. */
-static void cut_head(struct splitter *s)
+/* Rows of the embedding and of the head, which may be the same. */
+static void cut_ends(struct splitter *s)
 {
     struct head *h = &s->net->head;
+    struct embed *e = &s->net->embed;
     struct run mine = ranks_vocab(s->r, s->net->n_vocab, s->r->lane);
-    if (!h->w || ranks_vocab(s->r, s->net->n_vocab, s->r->tp - 1).n == 0)
+    if (ranks_vocab(s->r, s->net->n_vocab, s->r->tp - 1).n == 0)
         return;
-    struct want *want = want_of(s, h->w);
-    if (h->w == s->net->embed.tokens) {
-        want->role = WEIGHT_EMBED;
-        struct want own = *want;
-        own.role = WEIGHT_HEAD;
-        own.w = mem_zalloc(1, sizeof *own.w);
-        *own.w = *want->w;
-        s->wants = mem_realloc(s->wants, (size_t)s->n_wants + 1, sizeof *s->wants);
-        s->wants[s->n_wants++] = own;
-        h->w = own.w;
+    bool plain = !e->positions && !e->types && e->norm.kind == NORM_NONE;
+    bool tied = h->w == e->tokens;
+    if (plain) {
+        keep_rows(s, e->tokens, 1, &mine);
+        e->partial = true;
+        e->first = mine.first;
     }
+    if (!h->w || (tied && !plain))
+        return;
     keep_rows(s, h->w, 1, &mine);
     h->first = mine.first;
 }
 
-void split_network(const struct tensorfile *f, const struct config *c, struct network *net,
-                   struct want **wants, int *n_wants, const struct ranks *r)
+/* Stages */
+
+static bool is_of_layer(const struct splitter *s, const struct want *want)
 {
+    const struct name *n = want->rows[0].name;
+    return strstr(s->f->is_gguf ? n->gguf : n->hf, "%d") != NULL;
+}
+
+static void leave(struct splitter *s, const struct weight *w)
+{
+    if (w)
+        cut_of(want_of(s, w))->none = true;
+}
+
+/* The layers of this stage become the network's. */
+static bool cut_layers(struct splitter *s, struct error *err)
+{
+    const struct ranks *r = s->r;
+    struct network *net = s->net;
+    struct embed_layers *e = &net->embed.layers;
+    struct run mine = run_of(net->n_layers, 1, r->stage, r->pp);
+    if (net->n_layers < r->pp)
+        return error_set(err, "--pp %d: the model has %d layers", r->pp, net->n_layers);
+    for (int i = mine.first; i < mine.first + mine.n; i++) {
+        struct attention *a = &net->layers[i].mixer.attention;
+        if (net->layers[i].mixer.kind != MIXER_ATTENTION || !a->shares_kv)
+            continue;
+        if (a->kv_layer < mine.first)
+            return error_set(err, "--pp %d: layer %d reads the cache of layer %d, which another "
+                                  "stage has", r->pp, i, a->kv_layer);
+        a->kv_layer -= mine.first;
+    }
+    for (int i = 0; i < s->n_wants; i++) {
+        int layer = s->wants[i].layer;
+        if (is_of_layer(s, &s->wants[i]) && (layer < mine.first || layer >= mine.first + mine.n))
+            cut_of(&s->wants[i])->none = true;
+    }
+    net->comes_in = r->stage > 0;
+    net->goes_on = r->stage < r->pp - 1;
+    bool tied = net->head.w == net->embed.tokens;
+    /* Embeddings of layers are made of the token's own. */
+    if (net->comes_in && !e->width && (!tied || net->goes_on))
+        leave(s, net->embed.tokens);
+    if (net->goes_on && !tied)
+        leave(s, net->head.w);
+    if (e->width) {
+        struct run part = times(mine, e->width);
+        if (part.first % unit_of(s, e->table) || part.n % unit_of(s, e->table))
+            return error_set(err, "--pp %d: embeddings of layers cannot be cut so", r->pp);
+        keep_rows(s, e->project, 1, &part);
+        keep_cols(s, e->table, 1, &part);
+    }
+    memmove(net->layers, net->layers + mine.first, (size_t)mine.n * sizeof *net->layers);
+    net->n_layers = mine.n;
+    return true;
+}
+
+bool split_network(const struct tensorfile *f, const struct config *c, struct network *net,
+                   struct want *wants, int n_wants, const struct ranks *r, struct error *err)
+{
+    struct splitter s = {f, c, net, wants, n_wants, r};
+    if (r && r->pp > 1 && !cut_layers(&s, err))
+        return false;
     if (!r || r->tp == 1)
-        return;
-    struct splitter s = {f, c, net, *wants, *n_wants, r};
+        return true;
     bool *cut = mem_zalloc((size_t)net->n_layers, sizeof *cut);
     choose_mixers(&s, cut);
     for (int i = 0; i < net->n_layers; i++) {
@@ -344,10 +402,9 @@ void split_network(const struct tensorfile *f, const struct config *c, struct ne
             cut_mixer(&s, &net->layers[i].mixer);
         cut_mlp(&s, &net->layers[i].mlp);
     }
-    cut_head(&s);
+    cut_ends(&s);
     mem_free(cut);
-    *wants = s.wants;
-    *n_wants = s.n_wants;
+    return true;
 }
 
 /* Weights as they are read */
@@ -490,7 +547,8 @@ bool split_weight(struct raw_weight *w, const struct cut *cut,
         int n = rows_within(cut, base, s.rows, rows), height = s.rows;
         base += s.rows;
         if (s.perm && cut->n_cols)
-            return error_set(err, "columns in an order of their own (act-order) cannot be cut for "
+            return error_set(err,
+                             "columns in an order of their own (act-order) cannot be cut for "
                                   "several ranks");
         if (n == 0)
             continue;

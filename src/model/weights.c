@@ -517,7 +517,8 @@ static bool build(struct model *m, const struct tensorfile *f, struct error *err
 {
     if (!describe(f, &m->config, m->be, &m->net, &m->wants, &m->n_wants, err))
         return false;
-    split_network(f, &m->config, &m->net, &m->wants, &m->n_wants, m->be->ranks);
+    if (!split_network(f, &m->config, &m->net, m->wants, m->n_wants, m->be->ranks, err))
+        return error_prefix(err, "%s", f->path);
     struct error why = {0};
     return m->be->ops->supports(m->be, &m->net, &why) || error_set(err, "%s: %s", f->path, why.msg);
 }
@@ -544,8 +545,11 @@ struct model *model_load(const struct tensorfile *f, struct backend *be, enum mo
     ok = ok && build(m, f, err);
     struct loader l = {
         .f = f, .m = m, .progress = progress, .total = tensorfile_bytes(f), .err = err};
-    for (int i = 0; ok && i < m->n_wants; i++)
-        ok = m->wants[i].w ? load_weight(&l, &m->wants[i]) : load_vector(&l, &m->wants[i]);
+    for (int i = 0; ok && i < m->n_wants; i++) {
+        const struct want *want = &m->wants[i];
+        if (!want->cut || !want->cut->none)
+            ok = want->w ? load_weight(&l, want) : load_vector(&l, want);
+    }
     mem_free(l.used);
     mem_free(l.blocks);
     if (!ok) {

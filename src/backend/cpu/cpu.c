@@ -398,7 +398,12 @@ static void embed_rows(void *arg, int ith, int first, int last)
     int E = j->cb->net->n_embd;
     for (int t = first; t < last; t++) {
         float *x = j->x + (size_t)t * (size_t)E;
-        gemm_weight_row(impl(e->tokens), b->tokens[t], x);
+        int row = b->tokens[t] - e->first;
+        if (e->partial && (row < 0 || row >= e->tokens->n_out)) {
+            memset(x, 0, (size_t)E * sizeof *x);
+            continue;
+        }
+        gemm_weight_row(impl(e->tokens), row, x);
         for (int i = 0; e->scale != 0 && i < E; i++)
             x[i] *= e->scale;
         if (e->positions)
@@ -442,6 +447,14 @@ static void embed_layers(struct cpu_backend *cb, const struct embed_layers *e)
     pool_each(cb->pool, cb->stream.rows, POOL_EVEN, layers_rows, &j);
 }
 
+/* What the ranks that share a layer have of it, added up. */
+static void sum_ranks(struct cpu_backend *cb, float *rows)
+{
+    cpu_stage_begin(cb);
+    ranks_sum(cb->base.ranks, rows, (size_t)cb->stream.rows * (size_t)cb->net->n_embd);
+    cpu_stage_end(cb, STAGE_RANKS);
+}
+
 static void cpu_embed(struct backend *be, const struct embed *e)
 {
     struct cpu_backend *cb = cpu_self(be);
@@ -455,6 +468,10 @@ static void cpu_embed(struct backend *be, const struct embed *e)
         embed_rows(&j, 0, 0, x->rows);
     else
         pool_each(cb->pool, x->rows, POOL_EVEN, embed_rows, &j);
+    cpu_stage_end(cb, STAGE_EMBED);
+    if (e->partial)
+        sum_ranks(cb, x->x);
+    cpu_stage_begin(cb);
     embed_layers(cb, &e->layers);
     cpu_stage_end(cb, STAGE_EMBED);
 }
@@ -473,14 +490,6 @@ static void norm_rows(struct cpu_backend *cb, const struct norm *norm, float *fr
 {
     if (norm->kind != NORM_NONE)
         cpu_add_norm(from, NULL, norm, to, cb->stream.rows, cb->net->n_embd, cb->pool, cb->isa);
-}
-
-/* What the ranks that share a layer have of it, added up. */
-static void sum_ranks(struct cpu_backend *cb, float *rows)
-{
-    cpu_stage_begin(cb);
-    ranks_sum(cb->base.ranks, rows, (size_t)cb->stream.rows * (size_t)cb->net->n_embd);
-    cpu_stage_end(cb, STAGE_RANKS);
 }
 
 /* d holds what the block gives: it is normed, scaled and waits to be added. */
