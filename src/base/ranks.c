@@ -308,7 +308,7 @@ bool ranks_same(struct ranks *r, const char *what, const char *value, struct err
     for (int i = 1; ok && i < r->size; i++) {
         const char *other = all + (size_t)i * sizeof mine;
         if (strcmp(all, other) != 0)
-            ok = error_set(err, "%s differs: rank 0 has \"%.400s\", rank %d \"%.400s\"", what, all,
+            ok = error_set(err, "%s differ: rank 0 has \"%.400s\", rank %d \"%.400s\"", what, all,
                            i, other);
     }
     mem_free(all);

@@ -502,9 +502,9 @@ static bool join(struct runtime *rt, struct ranks *r, int tp, int pp, bool ep, s
     char file[64];
     snprintf(file, sizeof file, "%zu tensors, %.3f GB, %016llx", rt->file->n_tensors,
              gb((double)tensorfile_bytes(rt->file)), (unsigned long long)fingerprint(rt->file));
-    if (!ranks_same(r, "the program", r->program, err) ||
+    if (!ranks_same(r, "the programs", r->program, err) ||
         !ranks_same(r, "the arguments", r->arguments, err) ||
-        !ranks_same(r, "the model", file, err) || !ranks_arrange(r, tp, pp, ep, err))
+        !ranks_same(r, "the model files", file, err) || !ranks_arrange(r, tp, pp, ep, err))
         return false;
     rt->be->ranks = r;
     rt->be->ahead = false; /* tokens are rank 0's, also on its device */
