@@ -102,17 +102,11 @@ void stepper_free(struct stepper *st)
     if (!st)
         return;
     pool_free(st->pool);
-<<<<<<< HEAD
+    pipeline_free(st->pipeline);
     sampler_free(st->greedy);
     void *owned[] = {st->tokens, st->types, st->pos,      st->slot,    st->q_start,
                      st->kv_len, st->pages, st->out_rows, st->sampled, st->samplers,
                      st->states, st->loras, st->from,     st};
-=======
-    pipeline_free(st->pipeline);
-    void *owned[] = {st->tokens, st->types,    st->pos,     st->slot,     st->q_start, st->kv_len,
-                     st->pages,  st->out_rows, st->sampled, st->samplers, st->states,  st->loras,
-                     st};
->>>>>>> f7a3e2c (ranks: stages of a pipeline with two parts of a step under way; the embedding's rows shared out)
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -236,7 +230,6 @@ static void add_loras(struct stepper *st, const struct step_item *items, int n_i
     }
 }
 
-<<<<<<< HEAD
 static void point_states(struct stepper *st)
 {
     if (!st->kv->states)
@@ -260,7 +253,8 @@ static void reserve_states(struct stepper *st, struct step_item *items, int n_it
         it->n_tokens = known;
         it->n_guess = 0;
     }
-=======
+}
+
 static void run_network(struct stepper *st, const struct batch *b, uint64_t key)
 {
     mem_guard_enter();
@@ -275,7 +269,6 @@ bool step_follow(struct stepper *st, const struct batch *b, uint64_t key, struct
 {
     run_network(st, b, key);
     return st->pipeline || st->m->be->ops->end(st->m->be, NULL, err);
->>>>>>> f7a3e2c (ranks: stages of a pipeline with two parts of a step under way; the embedding's rows shared out)
 }
 
 bool step_start(struct stepper *st, struct step_item *items, int n_items, struct error *err)
