@@ -44,6 +44,8 @@ if [ "$1" = dev ] || [ "$1" = test ]; then
     want man man-db
     want zsh zsh
     want fish fish
+    want mpicc libopenmpi-dev
+    want mpirun openmpi-bin
 fi
 if [ "$1" = check ]; then
     [ -z "$missing" ] && exit 0

@@ -59,7 +59,8 @@ static void *find_link(char *why, size_t size)
             snprintf(why, size, "%s", dlerror());
         return lib;
     }
-    snprintf(why, size, "no steel-mpi.so beside the program (`make mpi` builds it, where MPI is installed)");
+    snprintf(why, size,
+             "no steel-mpi.so beside the program (`make mpi` builds it, where MPI is installed)");
     return NULL;
 }
 
@@ -127,8 +128,10 @@ static bool wait_for(struct ranks *r, void *request, size_t bytes, bool idle, co
         if (state > 0)
             break;
         if (state < 0)
-            return error_set(&r->failure, "rank %d: %s failed: another rank has ended, or the "
-                                          "network has", r->rank, what);
+            return error_set(&r->failure,
+                             "rank %d: %s failed: another rank has ended, or the "
+                             "network has",
+                             r->rank, what);
         if (spins < SPINS) {
             sched_yield(); /* ranks may share cores */
             continue;

@@ -35,9 +35,9 @@ struct ranks {
     int lane, stage;
     int tp_asked, pp_asked; /* on the command line; 0 = unsaid */
     bool ep_asked;
-    bool taken;             /* a model has them */
+    bool taken;                      /* a model has them */
     const char *program, *arguments; /* must be the same everywhere; for the caller to set */
-    float *scratch; /* for sums */
+    float *scratch;                  /* for sums */
     size_t n_scratch;
     struct error failure; /* the first one; empty = none */
     /* What was said and how long it took. */

@@ -21,9 +21,9 @@ struct ranks_link {
     void *(*alltoall)(const void *mine, void *all, size_t bytes_each, int group);
     void *(*send)(const void *buf, size_t bytes, int to, int tag);
     void *(*recv)(void *buf, size_t bytes, int from, int tag);
-    int (*test)(void *request);            /* 1 done, 0 not yet, -1 failed */
-    int (*split)(int color, int key);      /* makes group 1; 0 = done */
-    void (*abort)(int code);               /* ends all ranks */
+    int (*test)(void *request);       /* 1 done, 0 not yet, -1 failed */
+    int (*split)(int color, int key); /* makes group 1; 0 = done */
+    void (*abort)(int code);          /* ends all ranks */
     void (*finalize)(void);
 };
 

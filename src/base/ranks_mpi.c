@@ -43,7 +43,8 @@ static void *link_alltoall(const void *mine, void *all, size_t each, int group)
 {
     MPI_Request *r = fresh(each);
     int n = (int)each;
-    return r ? begun(r, MPI_Ialltoall(mine, n, MPI_BYTE, all, n, MPI_BYTE, groups[group], r)) : NULL;
+    return r ? begun(r, MPI_Ialltoall(mine, n, MPI_BYTE, all, n, MPI_BYTE, groups[group], r))
+             : NULL;
 }
 
 static void *link_send(const void *buf, size_t bytes, int to, int tag)

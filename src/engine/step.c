@@ -34,9 +34,9 @@ struct stepper {
         int n_items;
     } flying[2]; /* started, not finished; the oldest first */
     int n_flying;
-    unsigned turn;     /* counts steps */
-    int owed;          /* sequences of the step that have no slot for their state yet */
-    struct pool *pool; /* for masks; NULL until there is one to make */
+    unsigned turn;             /* counts steps */
+    int owed;                  /* sequences of the step that have no slot for their state yet */
+    struct pool *pool;         /* for masks; NULL until there is one to make */
     struct pipeline *pipeline; /* the model is cut into stages; NULL: it is not */
 };
 
@@ -301,8 +301,7 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     bool repeats = st->b.n_decode == st->b.n_seqs && st->b.n_out == st->b.n_seqs;
     uint64_t key = repeats ? (uint64_t)st->b.n_seqs : 0;
     if (st->m->be->ranks)
-        follow_tell_step(st->m->be->ranks, &st->b, st->kv->page_len, key,
-                         st->m->be->deterministic);
+        follow_tell_step(st->m->be->ranks, &st->b, st->kv->page_len, key, st->m->be->deterministic);
     run_network(st, &st->b, key);
     for (int i = 0; i < n_items; i++)
         kvcache_advance(st->kv, items[i].seq, items[i].n_tokens);

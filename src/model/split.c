@@ -358,8 +358,10 @@ static bool cut_layers(struct splitter *s, struct error *err)
         if (net->layers[i].mixer.kind != MIXER_ATTENTION || !a->shares_kv)
             continue;
         if (a->kv_layer < mine.first)
-            return error_set(err, "--pp %d: layer %d reads the cache of layer %d, which another "
-                                  "stage has", r->pp, i, a->kv_layer);
+            return error_set(err,
+                             "--pp %d: layer %d reads the cache of layer %d, which another "
+                             "stage has",
+                             r->pp, i, a->kv_layer);
         a->kv_layer -= mine.first;
     }
     for (int i = 0; i < s->n_wants; i++) {
@@ -494,8 +496,8 @@ static void cut_segment(const struct copier *to, struct raw_seg *s, int n_in, in
     for (int e = 0; e < n_expert; e++) {
         data_of[e] = copy_plane(to, &data, s->data[e], n_in, rows, n_rows, cols, n_cols);
         if (f8s || groups)
-            scale_of[e] = copy_plane(to, f8s ? &f8 : &half, s->scale[e], n_in, rows, n_rows, cols,
-                                     n_cols);
+            scale_of[e] =
+                copy_plane(to, f8s ? &f8 : &half, s->scale[e], n_in, rows, n_rows, cols, n_cols);
         if (groups)
             zero_of[e] = copy_plane(to, &zero, s->zero[e], n_in, rows, n_rows, cols, n_cols);
     }
@@ -547,8 +549,7 @@ bool split_weight(struct raw_weight *w, const struct cut *cut,
         int n = rows_within(cut, base, s.rows, rows), height = s.rows;
         base += s.rows;
         if (s.perm && cut->n_cols)
-            return error_set(err,
-                             "columns in an order of their own (act-order) cannot be cut for "
+            return error_set(err, "columns in an order of their own (act-order) cannot be cut for "
                                   "several ranks");
         if (n == 0)
             continue;

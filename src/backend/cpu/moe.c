@@ -62,8 +62,8 @@ struct moe_job {
     struct cpu_backend *cb;
     const struct router *rule;
     const struct ffn *experts;
-    int n_expert, used;    /* of this layer */
-    int first, n_here;     /* those this rank has; weights begin with the first */
+    int n_expert, used; /* of this layer */
+    int first, n_here;  /* those this rank has; weights begin with the first */
     const struct gemm_weight *router, *gate_up, *down;
     struct gemm_source to_router;
     struct gemm_source in; /* of the experts; as bf16 its rows lie in the order of slots */
