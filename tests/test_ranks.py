@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
 """Several processes run one model (mpirun): every golden family, cut by heads and hidden units (--tp), by experts (--ep), by
 layers (--pp) and mixed, gives what one process gives; the same bytes from run to run; a rank with another file or other
-arguments is refused with both values. RANKS_FAMILIES=name,... and RANKS_ALL=1 (every family with every arrangement)."""
+arguments is refused with both values; a rank that dies ends the job with one line. RANKS_FAMILIES=name,... and RANKS_ALL=1 (every family with every arrangement)."""
+import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_tools import max_difference, mean_kl, read_logits  # noqa: E402
@@ -56,15 +61,15 @@ def logits(model, ranks, args, kernels, kv, check=True):
 
 
 def arrangements(i):
-    """All, or three of them, others for each family, so that all are met."""
+    """All, or one, another for each family, so that all are met."""
     names = list(ARRANGEMENTS)
     if os.environ.get("RANKS_ALL"):
         return names
-    return [names[(3 * i + k) % len(names)] for k in range(3)]
+    return [names[i % len(names)]]
 
 
-def shares_caches(r):
-    return "which another stage has" in r.stderr
+def cannot_be(r):
+    return "which another stage has" in r.stderr or "--pp 3: the model has 2 layers" in r.stderr
 
 
 def test_families_agree():
@@ -74,8 +79,8 @@ def test_families_agree():
         for name in arrangements(i):
             ranks, args = ARRANGEMENTS[name]
             ours, r = logits(model, ranks, args, "ref", "f32", check=False)
-            if ours is None and shares_caches(r):
-                print(f"{model:16} {name:10} layers that share caches stay together, said so")
+            if ours is None and cannot_be(r):
+                print(f"{model:16} {name:10} cannot be cut so, and says why")
                 continue
             assert ours is not None, f"{model} {name}: {r.stderr[-800:]}"
             top = max(abs(x) for row in alone for x in row)
@@ -119,6 +124,69 @@ def test_differences_are_named():
                         "-n", "1", STEEL, "logits", f"{GOLDEN}/qwen3", *tail, "--profile"],
                        capture_output=True, text=True, timeout=120)
     assert r.returncode != 0 and "the arguments differ" in r.stderr and "--profile" in r.stderr, r.stderr
+
+
+def test_a_rank_that_dies():
+    """Every rank but the first in turn, killed under a stream: one line, an error event, not 0, within seconds."""
+    for victim in (1, 2):
+        port = free_port()
+        log = open(os.path.join(WORK, f"serve-{victim}.log"), "w+")
+        job = subprocess.Popen([*MPIRUN, "-n", "3", STEEL, "serve", "demo/steel-demo.gguf", "--device", "cpu", "-t", "1",
+                                "--port", str(port)], stdout=log, stderr=log)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_until(lambda: reachable(url + "/health"), 60)
+            body = {"prompt": "Once upon a time", "max_tokens": 1500, "temperature": 0, "ignore_eos": True, "stream": True}
+            stream = urllib.request.urlopen(urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(),
+                                                                   {"content-type": "application/json"}), timeout=60)
+            assert b"data:" in stream.readline()
+            os.kill(pid_of(job.pid, victim), signal.SIGKILL)
+            began = time.time()
+            rest = stream.read().decode()
+            assert '"error"' in rest, rest[-300:]
+            assert job.wait(30) != 0
+            took = time.time() - began
+            log.seek(0)
+            said = log.read()
+            assert said.count("another rank has ended") == 1, said
+            assert took < 20, took
+        finally:
+            job.kill()
+            job.wait()
+            log.close()
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def reachable(url):
+    try:
+        return urllib.request.urlopen(url, timeout=5).status == 200
+    except OSError:
+        return False
+
+
+def wait_until(what, seconds):
+    end = time.time() + seconds
+    while not what():
+        assert time.time() < end, "waited in vain"
+        time.sleep(0.1)
+
+
+def pid_of(launcher, rank):
+    """The process of a rank, by what the launcher told it."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            env = open(f"/proc/{pid}/environ", "rb").read().split(b"\0")
+            parent = int(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+        if parent == launcher and b"OMPI_COMM_WORLD_RANK=%d" % rank in env:
+            return int(pid)
+    raise AssertionError(f"no rank {rank}")
 
 
 if __name__ == "__main__":

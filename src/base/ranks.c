@@ -132,6 +132,8 @@ static bool wait_for(struct ranks *r, void *request, size_t bytes, bool idle, co
                              "rank %d: %s failed: another rank has ended, or the "
                              "network has",
                              r->rank, what);
+        if (atomic_load(&r->stop))
+            return error_set(&r->failure, "rank %d: another rank has ended", r->rank);
         if (spins < SPINS) {
             sched_yield(); /* ranks may share cores */
             continue;

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -35,11 +36,13 @@ struct ranks {
     int lane, stage;
     int tp_asked, pp_asked; /* on the command line; 0 = unsaid */
     bool ep_asked;
-    bool taken;                      /* a model has them */
+    bool taken;                      /* a model has them, or was to have them */
+    bool following;                  /* on rank 0: the others wait for steps */
     const char *program, *arguments; /* must be the same everywhere; for the caller to set */
     float *scratch;                  /* for sums */
     size_t n_scratch;
     struct error failure; /* the first one; empty = none */
+    atomic_bool stop;     /* the job ends: nothing is waited for any more */
     /* What was said and how long it took. */
     uint64_t messages, bytes;
     int64_t wait_ns;

@@ -4,9 +4,11 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 enum word { WORD_END, WORD_PLAN, WORD_STEP };
 
+enum { FAREWELL_S = 3 };
 enum { SHORT_INTS = 1000 }; /* a step of few rows is one message */
 
 /* What is said of a step: this, then its arrays. */
@@ -37,8 +39,10 @@ bool follow_tell_plan(struct ranks *r, struct follow_plan *plan)
 void follow_tell_end(struct ranks *r)
 {
     struct message m = {.head.word = WORD_END};
-    if (r && r->rank == 0)
-        ranks_tell(r, &m, sizeof m, false);
+    if (!r || r->rank > 0)
+        return;
+    ranks_tell(r, &m, sizeof m, false);
+    r->following = false;
 }
 
 static int pages_of(const struct batch *b, int seq, int page_len)
@@ -196,6 +200,8 @@ int follow(struct ranks *r)
             run_step(&f);
         ok = ok && ranks_ok(r, NULL);
     }
+    if (!ranks_ok(r, NULL))
+        sleep(FAREWELL_S); /* rank 0 speaks first: a launcher ends all when one ends */
     mem_free(f.ints);
     mem_free(f.pages);
     runtime_close(f.rt);

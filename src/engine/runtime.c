@@ -538,13 +538,12 @@ static bool lead(struct runtime *rt, const char *path, const struct runtime_opti
     plan->limits = lim;
     snprintf(plan->path, sizeof plan->path, "%s", path);
     snprintf(plan->device, sizeof plan->device, "%s", device->device ? device->device : "cpu");
+    r->taken = true; /* from here on the others end by themselves where this fails */
     bool ok = follow_tell_plan(r, plan) || ranks_ok(r, err);
     ok = ok && ranks_agree(r, true, err) && join(rt, r, plan->tp, plan->pp, plan->ep, err);
     mem_free(plan);
-    if (!ok)
-        return false;
-    r->taken = true;
-    return ranks_agree(r, build(rt, opt, device, cache, lim, err), err);
+    r->following = ok && ranks_agree(r, build(rt, opt, device, cache, lim, err), err);
+    return r->following;
 }
 
 struct runtime *runtime_follow(const struct follow_plan *plan, struct ranks *r, struct error *err)
@@ -608,7 +607,7 @@ void runtime_close(struct runtime *rt)
 {
     if (!rt)
         return;
-    if (rt->be && rt->be->ranks && ranks_lead(rt->be->ranks))
+    if (rt->be && rt->be->ranks && rt->be->ranks->following)
         follow_tell_end(rt->be->ranks);
     stepper_free(rt->step);
     kvcache_free(rt->kv);

@@ -4,6 +4,7 @@
 #include "server/embeddings.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/ranks.h"
 #include "sample/sample_advice.h"
 #include "server/store.h"
 #include "text/grammar.h"
@@ -410,6 +411,20 @@ static void become_ready(struct server *s)
         log_line(LOG_WARN, "no chat template", LOG_TEXT("why", s->chat_error.msg));
 }
 
+/* After the grace time: for clients to hear of it; then for workers and the engine to come back. */
+enum { LAST_MS = 700, CLOSE_MS = 1000 };
+
+/* Without the other ranks there is nothing to wait for: everybody is told, then it ends. */
+static void end_ranks(struct server *s)
+{
+    atomic_store(&ranks_world()->stop, true);
+    s->exit_code = 1;
+    s->draining = true;
+    http_drain(s->http);
+    calls_cut(s);
+    event_add(s->last, &(struct timeval){0, LAST_MS / 2 * 1000});
+}
+
 static void on_tick(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
@@ -432,6 +447,8 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
     if (s->ready && !s->engine_failed && engine_state(s->engine, NULL, &why) == ENGINE_FAILED) {
         s->engine_failed = true; /* the server stays, and says so to whoever asks */
         log_line(LOG_ERROR, "the engine failed", LOG_TEXT("why", why.msg));
+        if (ranks_world())
+            end_ranks(s);
     }
     calls_tick(s);
     if (s->draining && s->n_calls == 0 && http_n_conns(s->http) == 0)
@@ -443,9 +460,6 @@ static void on_last(evutil_socket_t fd, short what, void *arg)
     (void)fd, (void)what;
     event_base_loopbreak(((struct server *)arg)->base);
 }
-
-/* After the grace time: for clients to hear of it; then for workers and the engine to come back. */
-enum { LAST_MS = 700, CLOSE_MS = 1000 };
 
 /* Everybody is told, and has a moment to hear it. */
 static void on_grace(evutil_socket_t fd, short what, void *arg)
@@ -482,6 +496,12 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
     s->exit_code = sig == SIGINT ? 130 : 0;
     if (++s->n_signals > 1) {
         event_base_loopbreak(s->base);
+        return;
+    }
+    if (ranks_world()) {
+        /* A launcher ends all ranks where one has ended, and waits a second. */
+        log_line(LOG_ERROR, "another rank has ended, or the job was told to");
+        end_ranks(s);
         return;
     }
     s->draining = true;
