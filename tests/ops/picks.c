@@ -116,7 +116,8 @@ static void force_mlp(bool experts, const char *formats)
 
 static void force_attention(void)
 {
-    static const int decode[][2] = {{0, 1}, {15, 1}, {300, 1}, {64, 1}};
+    static const int decode[][2] = {
+        {0, 1}, {15, 1}, {600, 1}, {64, 1}}; /* one is cut where it may be */
     static const int mixed[][2] = {{20, 1}, {0, 70}, {33, 17}};
     static const int wide[][2] = {{7, 1}, {0, 200}, {40, 90}};
     static const int twelve[][2] = {{1, 1}, {2, 1}, {3, 1},  {40, 1}, {50, 1}, {60, 1},
