@@ -236,13 +236,19 @@ static void gemm_few_launch(struct cuda_backend *cu, struct gemm_few_args p)
     auto kernel = p.w.set == SET_K ? gemm_few_kernel<ANY_K, NT, FLOATS, FEW_STAGES>
                                    : gemm_few_kernel<ANY_CODES, NT, FLOATS, FEW_STAGES>;
     if constexpr (NT > 1) {
+        /* Dense parts beside experts of few bits are Q8_0: no switch, fewer spills. */
+        bool same = p.w.seg[0].kind == TILE_Q8_0 && p.w.seg[p.w.n_seg - 1].kind == TILE_Q8_0 &&
+                    (p.w.n_seg < 3 || p.w.seg[1].kind == TILE_Q8_0);
+        if (same)
+            kernel = gemm_few_kernel<TILE_Q8_0, NT, FLOATS, FEW_STAGES>;
         if (shared > cu->shared_limit) {
             auto fewer = [&]() {
                 return shared = gemm_few_shared(slices, 1, NT, p.batch, p.slot, FEW_LEAST);
             };
             for (p.batch = per < 4 ? per : 4; fewer() > cu->shared_limit && p.batch > 1;)
                 p.batch--;
-            kernel = gemm_few_kernel<ANY_CODES, NT, FLOATS, FEW_LEAST>;
+            kernel = same ? gemm_few_kernel<TILE_Q8_0, NT, FLOATS, FEW_LEAST>
+                          : gemm_few_kernel<ANY_CODES, NT, FLOATS, FEW_LEAST>;
         }
     }
     cuda_launch(cu, kernel, grid, teams * slices * 32, shared, LAUNCH_EARLY, p);
