@@ -191,6 +191,23 @@ static int make_texts(struct embed_text *texts, int n, int longest, int n_vocab,
     return total;
 }
 
+/* The same text by itself. Returns how far apart the two are: on a GPU other numbers of rows have other
+ * kernels. */
+static double check_alone(struct embedder *e, const struct embed_text *t)
+{
+    int width = embedder_width(e);
+    float *alone = mem_zalloc((size_t)width, sizeof *alone);
+    embed(e, t->ids, t->n, alone);
+    if (on_cpu())
+        assert_memory_equal(alone, t->out, (size_t)width * sizeof *alone);
+    double off = on_cpu()    ? 0
+                 : width > 1 ? 1 - cosine(alone, t->out, width)
+                             : fabs((double)*alone - (double)*t->out);
+    assert_true(off <= (width > 1 ? 1e-4 : 5e-3));
+    mem_free(alone);
+    return off;
+}
+
 /* A text's vector does not depend on what else is in the step. */
 static void together_is_alone(void **state)
 {
@@ -204,7 +221,7 @@ static void together_is_alone(void **state)
         int width = embedder_width(e), n_vocab = embedder_runtime(e)->model->config.n_vocab;
         int longest = embedder_context(e) < 100 ? embedder_context(e) : 100;
         int total = make_texts(texts, N_TEXTS, longest, n_vocab, &ids);
-        float *out = mem_zalloc(2 * N_TEXTS * (size_t)width, sizeof *out);
+        float *out = mem_zalloc(N_TEXTS * (size_t)width, sizeof *out);
         for (int i = 0; i < N_TEXTS; i++)
             texts[i].out = out + (size_t)i * (size_t)width;
         struct error err = {0};
@@ -215,20 +232,50 @@ static void together_is_alone(void **state)
         embedder_stats(e, &s);
         assert_true(s.n_texts == N_TEXTS && s.n_tokens == (uint64_t)total);
         assert_true(s.n_steps <= (uint64_t)(total / 1024 + 1)); /* they shared steps */
-        float *alone = out + N_TEXTS * (size_t)width;
         double worst = 0;
-        for (int i = 0; i < N_TEXTS; i++) {
-            embed(e, texts[i].ids, texts[i].n, alone);
-            if (on_cpu()) {
-                assert_memory_equal(alone, texts[i].out, (size_t)width * sizeof *out);
-            } else { /* other kernels for other numbers of rows */
-                double off = width > 1 ? 1 - cosine(alone, texts[i].out, width)
-                                       : fabs((double)*alone - (double)*texts[i].out);
-                worst = fmax(worst, off);
-                assert_true(off <= (width > 1 ? 1e-4 : 5e-3));
-            }
-        }
+        for (int i = 0; i < N_TEXTS; i++)
+            worst = fmax(worst, check_alone(e, &texts[i]));
         print_message("%-40s together and alone: %.2g apart at most\n", path, worst);
+        mem_free(out);
+        mem_free(ids);
+        embedder_close(e);
+    }
+}
+
+/* Steps follow each other, of a few texts each; on a GPU one computes while the one before is ended. */
+static void steps_follow(void **state)
+{
+    (void)state;
+    enum { N = 24, CONTEXT = 32 };
+    static const int of[] = {0, 1, 3, 4}; /* the mean, the first, the last row, and scores */
+    for (int m = 0; m < 4; m++) {
+        struct error err = {0};
+        char path[256];
+        snprintf(path, sizeof path, MICRO "%s", models[of[m]].name);
+        struct embed_options opt = {.pooling = (int)models[of[m]].kind, .normalize = -1};
+        opt.runtime.context = opt.runtime.max_tokens = CONTEXT;
+        opt.runtime.max_seqs = 16;
+        opt.runtime.backend.device = device();
+        opt.runtime.backend.deterministic = on_cpu();
+        struct embedder *e = embedder_open(path, &opt, &err);
+        if (!e)
+            fail_msg("%s: %s", path, err.msg);
+        struct embed_text texts[N] = {0};
+        int32_t *ids;
+        int width = embedder_width(e), n_vocab = embedder_runtime(e)->model->config.n_vocab;
+        int total = make_texts(texts, N, CONTEXT, n_vocab, &ids);
+        float *out = mem_zalloc(N * (size_t)width, sizeof *out);
+        for (int i = 0; i < N; i++)
+            texts[i].out = out + (size_t)i * (size_t)width;
+        struct embed_job job = {.texts = texts, .n = N};
+        if (!embedder_run(e, &job, &err))
+            fail_msg("%s: %s", path, err.msg);
+        struct embed_stats s;
+        embedder_stats(e, &s);
+        assert_true(s.n_texts == N && s.n_tokens == (uint64_t)total);
+        assert_true(s.n_steps >= (uint64_t)(total / CONTEXT));
+        for (int i = 0; i < N; i++)
+            check_alone(e, &texts[i]);
         mem_free(out);
         mem_free(ids);
         embedder_close(e);
@@ -500,10 +547,11 @@ static void the_library(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_models),           cmocka_unit_test(larger_models),
-        cmocka_unit_test(together_is_alone),      cmocka_unit_test(long_texts),
-        cmocka_unit_test(clients_take_turns),     cmocka_unit_test(modules_are_obeyed),
-        cmocka_unit_test(what_cannot_be_is_said), cmocka_unit_test(the_library),
+        cmocka_unit_test(small_models),       cmocka_unit_test(larger_models),
+        cmocka_unit_test(steps_follow),       cmocka_unit_test(together_is_alone),
+        cmocka_unit_test(long_texts),         cmocka_unit_test(clients_take_turns),
+        cmocka_unit_test(modules_are_obeyed), cmocka_unit_test(what_cannot_be_is_said),
+        cmocka_unit_test(the_library),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
