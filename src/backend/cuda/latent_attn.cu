@@ -64,7 +64,7 @@ template <int MT, bool BF16>
 DEVICE void latent_queries(const struct latent_args &p, struct latent_shared<MT> *sh)
 {
     float scale = p.scale * 1.4426950408889634f;
-#pragma unroll 3
+#pragma unroll(MT == 1 ? 5 : 3)
     for (int i = (int)threadIdx.x; i < 16 * MT * LAT_PIECES; i += LAT_WARPS * 32) {
         int r = i / LAT_PIECES, piece = i % LAT_PIECES, t = sh->token[r];
         uint4 v = make_uint4(0, 0, 0, 0);
@@ -98,8 +98,10 @@ template <int MT, bool BF16>
 DEVICE void latent_scores(const uint8_t *q, const uint8_t *keys, int mt, int key0,
                           float (&s)[MT][4])
 {
+    const int CHAINS = MT == 1 ? 4 : 2; /* sums that do not wait for each other */
     int lane = lane_id();
-#pragma unroll 4
+    float sum[CHAINS][MT][4] = {};
+#pragma unroll 6
     for (int i = 0; i < LATENT_WIDTH / 32; i++) {
         uint32_t a[2][4], b[2][MT][2];
 #pragma unroll
@@ -127,8 +129,16 @@ DEVICE void latent_scores(const uint8_t *q, const uint8_t *keys, int mt, int key
         for (int k = 0; k < 2; k++)
 #pragma unroll
             for (int j = 0; j < MT; j++)
-                mma_kv<BF16>(s[j], a[k], b[k][j][0], b[k][j][1]);
+                mma_kv<BF16>(sum[(2 * i + k) % CHAINS][j], a[k], b[k][j][0], b[k][j][1]);
     }
+#pragma unroll
+    for (int j = 0; j < MT; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            s[j][e] = sum[0][j][e] + sum[1][j][e];
+            if constexpr (MT == 1)
+                s[j][e] += sum[2][j][e] + sum[3][j][e];
+        }
 }
 
 /* out += weights of all rows times 64 columns from col0 on of the tile's latents */
@@ -243,14 +253,21 @@ static __global__ void __launch_bounds__(LAT_WARPS * 32, 1)
         last = min(last, from + per - 1);
     }
     const int32_t *pages = p.step.pages + (size_t)seq * (size_t)p.step.head[STEP_PAGE_STRIDE];
+    /* Warp w brings keys w, w + 8..; lane i knows where the i-th of these lies. */
     auto fetch = [&](int base, int buffer) {
         uint8_t *to = sh->keys + buffer * LAT_TILE;
-        for (int i = (int)threadIdx.x; i < LAT_KEYS * LAT_PIECES; i += LAT_WARPS * 32) {
-            int key = i / LAT_PIECES, piece = i % LAT_PIECES, real = min(base + key, last);
-            size_t slot =
-                (size_t)pages[real / p.page_len] * (size_t)p.page_len + (size_t)(real % p.page_len);
-            copy_async16(to + key * LAT_ROW + ((piece ^ (key & 7)) << 4),
-                         p.cache + slot * LAT_ROW + (size_t)(piece * 16));
+        int real = min(base + w + (lane & 7) * LAT_WARPS, last), page = real / p.page_len;
+        uint32_t slot = (uint32_t)pages[page] * (uint32_t)p.page_len;
+        slot += (uint32_t)(real - page * p.page_len);
+#pragma unroll
+        for (int i = 0; i < LAT_KEYS / LAT_WARPS; i++) {
+            int key = w + i * LAT_WARPS;
+            const uint8_t *from = p.cache + (size_t)__shfl_sync(FULL_WARP, slot, i) * LAT_ROW;
+#pragma unroll
+            for (int j = 0; j < LAT_PIECES; j += 32)
+                if (j + lane < LAT_PIECES)
+                    copy_async16(to + key * LAT_ROW + (((j + lane) ^ (key & 7)) << 4),
+                                 from + (j + lane) * 16);
         }
         copy_async_commit();
     };
@@ -387,7 +404,7 @@ static size_t latent_attn_least(int mt)
                      : latent_attn_shared<4>(1);
 }
 
-/* Rows of 16 that a block has: all heads, where there is shared memory for them. */
+/* Rows of 16 that a block has: all of them, where there is shared memory for them. */
 static int latent_attn_mt(const struct cuda_backend *cu, int rows)
 {
     int mt = rows <= 16 ? 1 : rows <= 32 ? 2 : LAT_MAX_MT;
@@ -402,6 +419,14 @@ bool latent_attn_fits(const struct cuda_backend *cu, const struct latent_args &p
            (p.type == DT_F16 || p.type == DT_BF16) && latent_attn_least(1) <= cu->shared_limit;
 }
 
+/* The same for decodes. One, or few with short contexts, are a matter of latency: two blocks of 16 heads
+ * are sooner done than one of 32, though each reads the keys. */
+static int latent_decode_mt(const struct cuda_backend *cu, int n_heads, int rows, bool deep)
+{
+    bool few = rows == 1 || (rows <= 4 && !deep);
+    return few && n_heads <= 32 ? 1 : latent_attn_mt(cu, n_heads);
+}
+
 static int latent_attn_splits(const struct cuda_backend *cu, int units)
 {
     int n = cu->n_sm / units;
@@ -410,11 +435,11 @@ static int latent_attn_splits(const struct cuda_backend *cu, int units)
 
 size_t latent_attn_units(const struct cuda_backend *cu, int max_seqs, int n_heads)
 {
-    int mt = latent_attn_mt(cu, n_heads), groups = ceil_div(n_heads, 16 * mt);
     size_t most = 0;
-    for (int n = 1; n <= max_seqs; n++) {
-        int splits = latent_attn_splits(cu, n * groups);
-        size_t rows = splits > 1 ? (size_t)(n * groups * splits * 16 * mt) : 0;
+    for (int i = 0; i < 2 * max_seqs; i++) {
+        int n = i / 2 + 1, mt = latent_decode_mt(cu, n_heads, n, i % 2);
+        int units = n * ceil_div(n_heads, 16 * mt), splits = latent_attn_splits(cu, units);
+        size_t rows = splits > 1 ? (size_t)(units * splits * 16 * mt) : 0;
         most = rows > most ? rows : most;
     }
     return most;
@@ -435,7 +460,8 @@ static void latent_attn_launch(struct cuda_backend *cu, const struct latent_args
 
 void latent_attn_decode(struct cuda_backend *cu, struct latent_args p, int rows)
 {
-    int mt = latent_attn_mt(cu, p.n_heads), units = rows * ceil_div(p.n_heads, 16 * mt);
+    int mt = latent_decode_mt(cu, p.n_heads, rows, cu->layout.deep);
+    int units = rows * ceil_div(p.n_heads, 16 * mt);
     p.n_split = latent_attn_splits(cu, units);
     dim3 grid((unsigned)p.n_split, (unsigned)units);
     if (mt == 1)
