@@ -334,7 +334,7 @@ struct matmul_run {
 static void linear_once(void *arg, int run)
 {
     struct matmul_run *r = arg;
-    gemm_linear(cpu_self(r->be), r->w[run % r->n].impl, r->x, r->y, r->rows);
+    gemm_linear(cpu_self(r->be), &r->w[run % r->n], r->x, r->y, r->rows);
 }
 
 static void moe_once(void *arg, int run)
