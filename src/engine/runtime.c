@@ -555,7 +555,8 @@ struct runtime *runtime_follow(const struct follow_plan *plan, struct ranks *r, 
     opt.backend.device = plan->device;
     rt->file = tensorfile_open(plan->path, err);
     rt->be = rt->file ? backend_open(&opt.backend, err) : NULL;
-    if (ranks_agree(r, rt->be != NULL, err) && join(rt, r, plan->tp, plan->pp, plan->ep, err) &&
+    if (ranks_agree(r, rt->be != NULL, err) && rt->be &&
+        join(rt, r, plan->tp, plan->pp, plan->ep, err) &&
         ranks_agree(r, build(rt, &opt, &opt.backend, &cache, plan->limits, err), err))
         return rt;
     runtime_close(rt);
