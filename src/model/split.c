@@ -13,9 +13,11 @@ struct splitter {
     const struct ranks *r;
 };
 
+/* Of positive numbers. */
 static int lcm(int a, int b)
 {
     int x = a, y = b;
+    CHECK(a > 0 && b > 0, "%d and %d", a, b);
     while (y) {
         int t = x % y;
         x = y;
@@ -145,7 +147,7 @@ static int head_unit(struct splitter *s, const struct weight *wo, int v_dim)
 
 static bool can_cut_heads(int H, int K, int unit, int lanes)
 {
-    struct run q, kv;
+    struct run q = {0}, kv = {0};
     for (int t = 0; t < lanes; t++)
         if (!heads_of(H, K, unit, t, lanes, &q, &kv))
             return false;
@@ -181,7 +183,7 @@ static bool can_cut(struct splitter *s, const struct mixer *m)
 
 static void cut_attention(struct splitter *s, struct attention *a)
 {
-    struct run q, kv, rows[3];
+    struct run q = {0}, kv = {0}, rows[3];
     heads_of(a->n_heads, a->n_kv_heads, head_unit(s, a->wo, a->v_dim), s->r->lane, s->r->tp, &q,
              &kv);
     int each = a->k_dim + (a->gated ? a->v_dim : 0), n = 1;
@@ -200,7 +202,7 @@ static void cut_attention(struct splitter *s, struct attention *a)
 
 static void cut_latent(struct splitter *s, struct latent *l)
 {
-    struct run q, kv;
+    struct run q = {0}, kv = {0};
     heads_of(l->n_heads, l->n_heads, head_unit(s, l->wo, l->v_dim), s->r->lane, s->r->tp, &q, &kv);
     keep_rows(s, l->wqb, 1, (struct run[]){times(q, l->nope_dim + l->rope_dim)});
     keep_experts(s, l->wkb, q);
@@ -213,7 +215,7 @@ static void cut_delta_net(struct splitter *s, struct delta_net *d)
 {
     int each = d->n_v_heads / d->n_k_heads, keys = d->n_k_heads * d->k_dim, n = 1;
     int unit = head_unit(s, d->wo, d->v_dim);
-    struct run v[CUT_RUNS], k, q, rows[CUT_RUNS];
+    struct run v[CUT_RUNS] = {{0}}, k = {0}, q = {0}, rows[CUT_RUNS];
     if (d->tiled) {
         heads_of(d->n_k_heads, d->n_k_heads, unit, s->r->lane, s->r->tp, &q, &k);
         for (n = 0; n < each; n++)

@@ -481,11 +481,10 @@ int main(int argc, char **argv)
         struct profile prof = {0};
         m->be->profile = &prof;
         time_step(m, P_ALL, false, 5);
-        static const char *names[] = {"embed",   "norm", "qkv",  "attention", "output", "router",
-                                      "experts", "ffn",  "head", "sampling",  "other"};
         for (int i = 0; i < N_STAGES; i++)
             if (prof.ns[0][i] > 0)
-                printf("  %-10s %8.3f ms a step\n", names[i], prof.ns[0][i] * 1e-6 / 8);
+                printf("  %-10s %8.3f ms a step\n", stage_name((enum stage)i),
+                       prof.ns[0][i] * 1e-6 / 8);
     }
     return 0;
 }
