@@ -267,7 +267,8 @@ void gemm_few(struct cuda_backend *cu, const struct matrix *w, const struct norm
 
 bool gemm_few_records_fit(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
-    return rows * w->n_kt <= cu->n_records && gemm_few_suits(cu, w, 2);
+    /* up to eight rows are one group, whose rings have all their stages */
+    return rows * w->n_kt <= cu->n_records && gemm_few_suits(cu, w, rows <= 8 ? 1 : 2);
 }
 
 void gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)

@@ -23,8 +23,10 @@ void cuda_know(struct cuda_backend *cu, const void *fn)
         if (cu->known[at])
             continue;
         cu->known[at] = fn;
+        cudaFuncAttributes its = {};
+        CUDA_TRY(cu, cudaFuncGetAttributes(&its, fn)); /* a kernel may have some of its own */
         CUDA_TRY(cu, cudaFuncSetAttribute(fn, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)cu->shared_limit));
+                                          (int)(cu->shared_limit - its.sharedSizeBytes)));
         CUDA_TRY(cu, cudaFuncSetAttribute(fn, cudaFuncAttributePreferredSharedMemoryCarveout,
                                           cudaSharedmemCarveoutMaxShared));
         return;
