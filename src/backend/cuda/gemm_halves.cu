@@ -6,7 +6,7 @@
  * straight from registers. Results: floats, halves, or hidden units of an mlp without a gate. Which
  * tile is whose is known from the start: nothing is handed out. Reached on an H200, 1,024 to 4,096
  * columns: 430 TFLOP/s, where tiles ask the L2 for 4.8 TB/s; gemm_wgmma.cu was 8 to 12 % slower over a
- * whole encoder.
+ * whole encoder. (Then one lane of a warp gave stages back; since every lane does, not measured again.)
  */
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/gemm_out.cuh"
@@ -157,7 +157,8 @@ DEVICE void gemm_halves_floats(const struct gemm_args &p, const struct gemm_halv
     }
 }
 
-/* acc = a warp's tile x the rows of the step. */
+/* acc = a warp's tile x the rows of the step. Every lane gives a stage back: one that spoke for its warp
+ * would say nothing of what the others have read. */
 DEVICE void gemm_halves_loop(const uint8_t *ring, struct gemm_halves_bars *bars, int chunks,
                              struct gemm_halves_place &at, float (&acc)[HALVES_N / 2])
 {
@@ -175,7 +176,7 @@ DEVICE void gemm_halves_loop(const uint8_t *ring, struct gemm_halves_bars *bars,
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             wgmma_wait<1>(); /* f[j & 1] has been read */
-            if (j == 1 && c && lane == 0)
+            if (j == 1 && c)
                 bar_arrive(last); /* and all of the chunk before */
             u.template frag<op_wgmma>(j, f[j & 1]);
             wgmma_fence();
@@ -190,8 +191,7 @@ DEVICE void gemm_halves_loop(const uint8_t *ring, struct gemm_halves_bars *bars,
         }
     }
     wgmma_wait<0>();
-    if (lane == 0)
-        bar_arrive(last);
+    bar_arrive(last);
 }
 
 /* Grid: one block to an SM. */
@@ -206,7 +206,7 @@ static __global__ void __launch_bounds__(HALVES_THREADS, 1)
     int w = warp_id();
     if (w == 0 && lane_id() < HALVES_STAGES) {
         bar_init(&sh->bars.full[lane_id()], HALVES_BRINGERS + HALVES_TILES);
-        bar_init(&sh->bars.empty[lane_id()], HALVES_USERS / 32);
+        bar_init(&sh->bars.empty[lane_id()], HALVES_USERS);
         bar_ready();
     }
     __syncthreads();
