@@ -42,7 +42,9 @@ CUDA_LIBS := $(CUDA_DIRS) -lcudart_static -ldl -lrt
 CUDA_ARCHS ?= 90a ptx80
 cuda_gencode = $(if $(filter ptx%,$1),-gencode=arch=compute_$(1:ptx%=%)$(comma)code=compute_$(1:ptx%=%),-gencode=arch=compute_$1$(comma)code=sm_$1)
 CUDA_GEN  := $(foreach a,$(if $(filter all,$(CUDA_ARCHS)),80 86 89 90a 100 120,$(CUDA_ARCHS)),$(call cuda_gencode,$a))
-NVCCFLAGS += -std=c++17 -O3 -lineinfo -Xfatbin -compress-all $(CUDA_GEN) -Xcompiler -Wall,-Werror,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-fPIC,-fvisibility=hidden
+# For others' machines (dist, deb) as small as can be; here with line numbers, for profilers.
+CUDA_SMALL = $(if $(shell $(NVCC) --help 2>/dev/null | grep -e --compress-mode),--compress-mode=size,-Xfatbin -compress-all)
+NVCCFLAGS += -std=c++17 -O3 $(if $(DIST),$(CUDA_SMALL),-lineinfo -Xfatbin -compress-all) $(CUDA_GEN) -Xcompiler -Wall,-Werror,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-fPIC,-fvisibility=hidden
 NVCCFLAGS += $(if $(TRACE),-DSTEEL_CUDA_TRACE)
 CPPFLAGS  += $(if $(TRACE),-DSTEEL_CUDA_TRACE)
 LDLIBS    += $(CUDA_LIBS)
@@ -323,8 +325,9 @@ docs-build: $(B)/steel
 	@for s in bash zsh fish; do STEEL_CONFIG= $(B)/steel completion $$s > $(B)/completions/$$s || exit 1; done
 
 install: install-program install-library
-install-program: $(B)/steel docs-build
+install-program: all docs-build
 	install -D -m 755 $(B)/steel $(INSTALL_D)/bin/steel
+	$(if $(MPICC),install -D -m 755 $(B)/steel-mpi.so $(INSTALL_L)/steel/steel-mpi.so)
 	$(if $(STRIP),strip $(INSTALL_D)/bin/steel)
 	install -D -m 644 -t $(INSTALL_D)/share/man/man1 $(patsubst %,$(B)/man/%.1,$(PAGES))
 	install -D -m 644 $(B)/completions/bash $(INSTALL_D)/share/bash-completion/completions/steel
@@ -343,6 +346,8 @@ install-library: $(B)/lib/libsteel.a $(B)/lib/$(SHARED)
 	$(if $(DESTDIR),,$(if $(filter /usr/lib /usr/local/lib,$(LIBDIR)),-ldconfig))
 
 uninstall:
+	rm -f $(INSTALL_L)/steel/steel-mpi.so
+	-rmdir $(INSTALL_L)/steel 2>/dev/null
 	rm -f $(INSTALL_D)/bin/steel $(INSTALL_D)/include/steel.h $(INSTALL_L)/libsteel.a $(INSTALL_L)/libsteel.so* \
 	  $(INSTALL_L)/pkgconfig/steel.pc $(INSTALL_L)/systemd/system/steel.service \
 	  $(INSTALL_D)/share/man/man1/steel.1* $(INSTALL_D)/share/man/man1/steel-*.1* \
@@ -351,12 +356,12 @@ uninstall:
 
 # For other machines: the binary with its libraries inside (libc and the GPU's driver excepted).
 dist:
-	$(Q)$(MAKE) --no-print-directory B=build-dist STATIC=1 build-dist/steel
+	$(Q)$(MAKE) --no-print-directory B=build-dist DIST=1 STATIC=1 build-dist/steel
 	@mkdir -p dist && cp build-dist/steel dist/steel && strip dist/steel
 	@size=$$(stat -c %s dist/steel); echo "dist/steel: $$((size / 1000000)) MB, version $(VERSION)"; [ $$size -lt 40000000 ]
 deb:
 	$(Q)rm -rf build-dist/deb
-	$(Q)$(MAKE) --no-print-directory B=build-dist STATIC=1 STRIP=1 DESTDIR=build-dist/deb PREFIX=/usr install-program
+	$(Q)$(MAKE) --no-print-directory B=build-dist DIST=1 STATIC=1 STRIP=1 MPICC= DESTDIR=build-dist/deb PREFIX=/usr install-program
 	@mkdir -p dist && sh packaging/deb.sh build-dist/deb $(VERSION) dist/steel-llm_$(VERSION)_$$(dpkg --print-architecture).deb
 
 clean:
