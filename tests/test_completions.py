@@ -19,7 +19,7 @@ for shell, command, setup in (
     if not shutil.which(shell):
         print(f"skipped: {shell}: not installed")
         continue
-    with tempfile.TemporaryDirectory() as d:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as d:  # a shell may still be writing
         server = f"steel-complete-{os.getpid()}-{shell}"
         tmux = lambda *a: subprocess.run(["tmux", "-L", server, *a], capture_output=True, text=True).stdout
         script = os.path.join(d, "steel." + shell)

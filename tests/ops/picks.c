@@ -142,6 +142,14 @@ static void force_attention(void)
         s.b.k_type = s.b.v_type = DT_Q4_0;
         attention_case(&s, true, 0, mixed, 3, false, forced);
     }
+    const enum dtype own = strstr(forced, "_q4")    ? DT_Q4_0
+                           : strstr(forced, "_fp8") ? DT_F8_E4M3
+                                                    : DT_NONE;
+    if (own != DT_NONE) { /* kernels of one type */
+        s.b.k_type = s.b.v_type = own;
+        attention_case(&s, true, 0, decode, 4, false, forced);
+        attention_case(&s, true, 24, mixed, 3, false, forced);
+    }
     s.b.k_type = s.b.v_type = coded ? DT_Q8_0 : DT_F16;
     if (strstr(forced, "wide") || strstr(forced, "any")) { /* rows for every part */
         s.head_dim = 256;
