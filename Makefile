@@ -223,7 +223,7 @@ try: $(B)/steel
 	@sh tools/try.sh $(B)/steel
 
 TEST_TOOLS := $(B)/tests/toy_gguf $(B)/tests/faults.so $(B)/tests/ops/test_ops
-test-build: $(B)/steel $(TESTS) $(TEST_TOOLS) $(EXAMPLES)
+test-build: $(if $(MPICC),$(B)/steel-mpi.so) $(B)/steel $(TESTS) $(TEST_TOOLS) $(EXAMPLES)
 test: $(B)/steel $(TESTS) $(TEST_TOOLS) $(EXAMPLES)
 	@sh tests/run.sh $(B)
 
