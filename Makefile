@@ -224,7 +224,7 @@ try: $(B)/steel
 
 TEST_TOOLS := $(B)/tests/toy_gguf $(B)/tests/faults.so $(B)/tests/ops/test_ops
 test-build: $(if $(MPICC),$(B)/steel-mpi.so) $(B)/steel $(TESTS) $(TEST_TOOLS) $(EXAMPLES)
-test: $(B)/steel $(TESTS) $(TEST_TOOLS) $(EXAMPLES)
+test: $(if $(MPICC),$(B)/steel-mpi.so) $(B)/steel $(TESTS) $(TEST_TOOLS) $(EXAMPLES)
 	@sh tests/run.sh $(B)
 
 # Screens for the docs, as the tests see them.
