@@ -148,8 +148,8 @@ void mlp_case(const struct dims *s, int n_expert, int n_ff, enum dtype up, enum 
               enum dtype router, int rows, float scale);
 
 void test_heads(void);
-void test_cache_types(void); /* heads.c */
-void test_delta_net(void);   /* mixers.c */
+void test_cache_types(int part, int parts); /* heads.c; cases part, part + parts and so on */
+void test_delta_net(void);                  /* mixers.c */
 void test_latent(void);
 void force_delta_net(void);
 void force_latent(bool (*takes)(const char *formats, enum dtype t), const char *formats);
@@ -158,9 +158,9 @@ void force_encoders(bool (*takes)(const char *formats, enum dtype t), const char
 void test_forward(void); /* steps.c */
 void test_routed(void);
 void routed_case(const struct dims *s, const enum dtype *types, float size, int layers, bool look);
-void test_lora(void);  /* lora.c */
-void test_parts(void); /* parts.c */
-void test_ties(void);  /* picks.c */
+void test_lora(int part, int parts); /* lora.c */
+void test_parts(void);               /* parts.c */
+void test_ties(void);                /* picks.c */
 void test_picks(int part, int parts);
 
 #endif

@@ -179,7 +179,7 @@ void test_heads(void)
 /* Keys and values of types of their own: every pair with some shape, every shape that kernels have with
  * some pair, and shapes that only the kernels for anything take. Not on the CPU, whose products round to
  * 8 bits: test_attention.c has its pairs. */
-void test_cache_types(void)
+void test_cache_types(int part, int parts)
 {
     int before = n_checks;
     if (!wanted("cache types") || !strcmp(backend_name, "cpu"))
@@ -218,14 +218,14 @@ void test_cache_types(void)
                 {"chunk", chunk, 3, false},
                 {"many", (const int(*)[2])many, 76, true}};
     enum { RUNS = sizeof runs / sizeof *runs };
-    for (int i = 0; i < N * N * SHAPES * RUNS; i++) {
+    for (int i = 0, n = 0; i < N * N * SHAPES * RUNS; i++) {
         int pair = i / (SHAPES * RUNS), at = i % (SHAPES * RUNS), shape = at / RUNS,
             run = at % RUNS;
         enum dtype k = types[pair / N], v = types[pair % N];
         /* One type for both: the three share all cases out, where that is slow half of them. Others:
          * two of each pair, or one, that differ from pair to pair. */
-        int part = k == v ? (light ? 6 : 3) : light ? 50 : 25;
-        if ((k == v && !kv_coded(k)) || (at + 11 * pair) % part)
+        int every = k == v ? (light ? 6 : 3) : light ? 50 : 25;
+        if ((k == v && !kv_coded(k)) || (at + 11 * pair) % every || n++ % parts != part)
             continue;
         struct dims s = base_dims();
         char what[150];

@@ -370,7 +370,7 @@ static void lora_case(const struct dims *s, enum dtype type, const char *of)
     mem_free(bare);
 }
 
-void test_lora(void)
+void test_lora(int part, int parts)
 {
     int before = n_checks;
     if (!wanted("adapters"))
@@ -383,8 +383,10 @@ void test_lora(void)
     s.n_rot = 64;
     s.b.n_pages = 120;
     s.b.lora_rank = RANK;
-    lora_case(&s, DT_Q4_K, "Q4_K");
+    if (part == 0)
+        lora_case(&s, DT_Q4_K, "Q4_K");
     s.other = true;
-    lora_case(&s, DT_Q8_0, "Q8_0, biases, a shared expert");
+    if (part == 1 % parts)
+        lora_case(&s, DT_Q8_0, "Q8_0, biases, a shared expert");
     report("adapters", before);
 }

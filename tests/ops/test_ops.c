@@ -314,8 +314,8 @@ static void test_norm(void)
     report("norm, out rows", before);
 }
 
-/* prompts: steps with some, otherwise without. */
-static void test_attention(bool prompts)
+/* prompts: steps with some, otherwise without. Shapes part, part + parts and so on. */
+static void test_attention(bool prompts, int part, int parts)
 {
     int before = n_checks;
     const char *group = prompts ? "attention, prompts" : "attention, decodes";
@@ -342,7 +342,7 @@ static void test_attention(bool prompts)
         many[i][0] = i % 9 == 4 ? 100 + i : i % 32;
         many[i][1] = 1;
     }
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+    for (size_t i = (size_t)part; i < sizeof shapes / sizeof *shapes; i += (size_t)parts)
         for (int window = 0; window < 2; window++) {
             struct dims s = base_dims();
             s.n_heads = shapes[i].H;
@@ -727,9 +727,12 @@ static void test_sampling(void)
     enum { KINDS = (int)(sizeof kinds / sizeof *kinds), ROWS = 4 * KINDS };
     static const int vocabs[] = {600, 1024, 5003, 9000};
     static const float scales[] = {1, 12};
+    int rows = small ? KINDS : ROWS;
     for (int c = 0; c < 8; c++) {
         struct dims s = base_dims();
         struct duo d;
+        if (small && c != 0 && c != 5) /* all in one list of candidates; more than it holds */
+            continue;
         s.n_vocab = vocabs[c / 2];
         s.b.max_out = ROWS;
         /* In the last case there are so many biases that some rows are left to the host. */
@@ -744,7 +747,7 @@ static void test_sampling(void)
         struct sampler *samplers[SIDES][ROWS];
         static struct fixed_mask masks[ROWS];
         int seqs[ROWS][2];
-        for (int i = 0; i < ROWS; i++) {
+        for (int i = 0; i < rows; i++) {
             struct sample_params p = kinds[i % KINDS];
             struct logit_bias bias[] = {{5, 3}, {i, -INFINITY}, {5, -1}, {77, 9}, {s.n_vocab, 1}};
             p.seed = random_u64(&rng);
@@ -785,16 +788,16 @@ static void test_sampling(void)
             seqs[i][1] = 1;
         }
         struct plan p;
-        plan_make(&p, &s, (const int(*)[2])seqs, ROWS, false);
+        plan_make(&p, &s, (const int(*)[2])seqs, rows, false);
         int32_t rt[ROWS], gt[ROWS];
         EACH(side)
         {
             d.be[side]->ops->begin(d.be[side], &p.b);
-            d.be[side]->ops->logits_put(d.be[side], logits, ROWS);
+            d.be[side]->ops->logits_put(d.be[side], logits, rows);
             d.be[side]->ops->sample(d.be[side], samplers[side]);
         }
         end(&d, rt, gt);
-        for (int i = 0; i < ROWS; i++) {
+        for (int i = 0; i < rows; i++) {
             const struct sample_params *k = sampler_params(samplers[DEV][i]);
             char what[120];
             snprintf(what, sizeof what, "edited logits, kind %d, %d tokens", i % KINDS, s.n_vocab);
@@ -830,73 +833,81 @@ static void test_sampling(void)
     report("sampling", before);
 }
 
-static void test_decodes(void)
+static void test_decodes(int part, int parts)
 {
-    test_attention(false);
+    test_attention(false, part, parts);
 }
-static void test_prompts(void)
+static void test_prompts(int part, int parts)
 {
-    test_attention(true);
-}
-static void test_picks_0(void)
-{
-    test_picks(0, 4);
-}
-static void test_picks_1(void)
-{
-    test_picks(1, 4);
-}
-static void test_picks_2(void)
-{
-    test_picks(2, 4);
-}
-static void test_picks_3(void)
-{
-    test_picks(3, 4);
+    test_attention(true, part, parts);
 }
 
-/* The longest first. */
-static void (*const groups[])(void) = {
-    test_decodes,  test_picks_0,  test_picks_1,     test_picks_2,   test_picks_3,  test_prompts,
-    test_forward,  test_linear,   test_shapes,      test_segments,  test_moe,      test_ffn,
-    test_parts,    test_heads,    test_cache_types, test_delta_net, test_latent,   test_batches,
-    test_routed,   test_ties,     test_few_experts, test_norm,      test_sampling, test_embed,
-    test_encoders, test_supports, test_lora};
+/* The longest first. cut: in so many parts, where groups run side by side, that none lasts longer than
+ * all the others take together. */
+static const struct group {
+    void (*whole)(void);
+    void (*cut)(int part, int parts);
+    int parts;
+} groups[] = {
+    {NULL, test_picks, 24},    {NULL, test_cache_types, 6}, {NULL, test_lora, 2},
+    {NULL, test_prompts, 4},   {NULL, test_decodes, 4},     {test_linear, NULL, 1},
+    {test_shapes, NULL, 1},    {test_heads, NULL, 1},       {test_forward, NULL, 1},
+    {test_moe, NULL, 1},       {test_few_experts, NULL, 1}, {test_ties, NULL, 1},
+    {test_ffn, NULL, 1},       {test_parts, NULL, 1},       {test_encoders, NULL, 1},
+    {test_delta_net, NULL, 1}, {test_latent, NULL, 1},      {test_segments, NULL, 1},
+    {test_batches, NULL, 1},   {test_routed, NULL, 1},      {test_norm, NULL, 1},
+    {test_sampling, NULL, 1},  {test_embed, NULL, 1},       {test_supports, NULL, 1},
+};
 enum { N_GROUPS = sizeof groups / sizeof *groups };
 
-/* A process of its own for each group, `jobs` of them at a time: the reference takes most of the time,
- * and has one thread. Their counts come back through a pipe. */
+static void group_run(const struct group *g, int part, int parts)
+{
+    if (g->cut)
+        g->cut(part, parts);
+    else
+        g->whole();
+}
+
+/* A process has ended: what it counted came through the pipe. */
+static void collect(int pipe_end)
+{
+    int counts[2], status;
+    fail_if(wait(&status) < 0, "no child");
+    if (status != 0) {
+        n_failed++;
+        printf("FAIL  a group ended with status %d\n", status);
+        return;
+    }
+    fail_if(read(pipe_end, counts, sizeof counts) != (ssize_t)sizeof counts, "no counts");
+    n_checks += counts[0];
+    n_failed += counts[1];
+}
+
+/* A process of its own for each group, or part of one, `jobs` of them at a time: the reference takes most
+ * of the time, and has one thread. */
 static void run_apart(int jobs)
 {
-    int fds[2], running = 0, counts[2], status;
+    int fds[2], running = 0;
     fail_if(pipe(fds) != 0, "no pipe");
-    for (int i = 0; i < N_GROUPS || running; i++) {
-        if (i < N_GROUPS) {
+    for (int i = 0; i < N_GROUPS; i++)
+        for (int part = 0; part < groups[i].parts; part++) {
+            if (running == jobs) {
+                collect(fds[0]);
+                running--;
+            }
             pid_t child = fork();
             fail_if(child < 0, "no process");
             if (child == 0) {
                 n_checks = n_failed = 0;
-                groups[i]();
-                counts[0] = n_checks;
-                counts[1] = n_failed;
+                group_run(&groups[i], part, groups[i].parts);
+                int counts[2] = {n_checks, n_failed};
                 fflush(stdout);
                 _exit(write(fds[1], counts, sizeof counts) != (ssize_t)sizeof counts);
             }
             running++;
         }
-        if (running < jobs && i + 1 < N_GROUPS)
-            continue;
-        fail_if(wait(&status) < 0, "no child");
-        running--;
-        if (status != 0) {
-            n_failed++;
-            printf("FAIL  a group ended with status %d\n", status);
-            continue;
-        }
-        fail_if(read(fds[0], counts, sizeof counts) != (ssize_t)sizeof counts, "no counts");
-        n_checks += counts[0];
-        n_failed += counts[1];
-    }
+    for (; running; running--)
+        collect(fds[0]);
 }
 
 int main(int argc, char **argv)
@@ -926,7 +937,7 @@ int main(int argc, char **argv)
     if (jobs > 1)
         run_apart(jobs);
     for (int i = 0; jobs <= 1 && i < N_GROUPS; i++)
-        groups[i]();
+        group_run(&groups[i], 0, 1);
     printf("%d checks, %d failed\n", n_checks, n_failed);
     return n_failed != 0 || n_checks == 0;
 }
