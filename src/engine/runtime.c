@@ -506,6 +506,7 @@ static bool join(struct runtime *rt, struct ranks *r, int tp, int pp, bool ep, s
         !ranks_same(r, "the arguments", r->arguments, err) ||
         !ranks_same(r, "the model files", file, err) || !ranks_arrange(r, tp, pp, ep, err))
         return false;
+    CHECK(rt->be, "ranks without a backend");
     rt->be->ranks = r;
     rt->be->ahead = false; /* tokens are rank 0's, also on its device */
     return true;
