@@ -93,7 +93,8 @@ def test_families_agree():
                 chunk = args[args.index("--chunk") + 1] if "--chunk" in args else str(len(alone) // 2)
                 limit = 1.2 * mean_kl(alone, logits(model, 1, ["--chunk", chunk], None, "f32")[0])
             print(f"{model:16} {name:10} reference {diff:.1e}, default kernels KL {kl:.1e}")
-            assert diff < (1e-5 if model != "gemma4_moe" else 1e-4), (model, name, diff)
+            # Gemma 4's random weights make ten times as much of the order of a sum; one process is as far from the golden logits
+            assert diff < (1e-4 if model.startswith("gemma4") else 1e-5), (model, name, diff)
             assert kl <= limit, (model, name, kl, limit)
 
 
