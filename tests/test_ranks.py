@@ -199,6 +199,10 @@ if __name__ == "__main__":
     if not shutil.which("mpirun") or not os.path.exists(os.path.join(BUILD, "steel-mpi.so")):
         print("skipped: ranks: mpirun or steel-mpi.so is not here")
         sys.exit(77)
+    probe = subprocess.run([*MPIRUN, "-n", "2", "true"], capture_output=True, text=True)
+    if probe.returncode:
+        print("skipped: ranks: mpirun starts nothing here:", " ".join(probe.stderr.split())[:200])
+        sys.exit(77)
     try:
         run_tests([v for k, v in sorted(globals().items()) if k.startswith("test_")])
     finally:
