@@ -80,7 +80,6 @@ struct ranks *ranks_open(struct error *err)
     r->link = link;
     r->rank = link->rank;
     r->size = link->size;
-    r->local_size = link->local_size;
     r->tp = r->size;
     r->pp = 1;
     world = r;
@@ -103,13 +102,6 @@ void ranks_close(struct ranks *r)
     world = NULL;
 }
 
-void ranks_abort(struct ranks *r, int code)
-{
-    if (r)
-        r->link->abort(code);
-    _exit(code);
-}
-
 bool ranks_ok(const struct ranks *r, struct error *err)
 {
     if (!r || !r->failure.msg[0])
@@ -118,7 +110,7 @@ bool ranks_ok(const struct ranks *r, struct error *err)
 }
 
 /* Waits for an operation, politely: who waits long sleeps. */
-static bool wait_for(struct ranks *r, void *request, size_t bytes, bool idle, const char *what)
+static bool wait_for(struct ranks *r, void *request, bool idle, const char *what)
 {
     int64_t start = clock_ns(), nap = NAP_NS;
     if (!request)
@@ -146,17 +138,13 @@ static bool wait_for(struct ranks *r, void *request, size_t bytes, bool idle, co
         if (idle && nap < MOST_NAP_NS && waited > 1000000000)
             nap *= 2;
     }
-    r->messages++;
-    r->bytes += bytes;
-    if (!idle)
-        r->wait_ns += clock_ns() - start;
     return true;
 }
 
 bool ranks_tell(struct ranks *r, void *buf, size_t bytes, bool idle)
 {
-    return ranks_ok(r, NULL) && wait_for(r, r->link->bcast(buf, bytes, 0, 0), bytes,
-                                         idle && r->rank > 0, "word from rank 0");
+    return ranks_ok(r, NULL) &&
+           wait_for(r, r->link->bcast(buf, bytes, 0, 0), idle && r->rank > 0, "word from rank 0");
 }
 
 void ranks_reserve(struct ranks *r, size_t floats)
@@ -192,8 +180,7 @@ void ranks_sum(struct ranks *r, float *rows, size_t n)
         return;
     if (n * sizeof(float) <= GATHER_BYTES) {
         float *all = scratch(r, n * lanes);
-        if (wait_for(r, r->link->allgather(rows, all, n * sizeof(float), 1), n * sizeof(float),
-                     false, "a sum"))
+        if (wait_for(r, r->link->allgather(rows, all, n * sizeof(float), 1), false, "a sum"))
             add_parts(rows, all, n, r->tp);
         return;
     }
@@ -202,12 +189,10 @@ void ranks_sum(struct ranks *r, float *rows, size_t n)
     float *mine = scratch(r, 2 * whole), *all = mine + whole;
     memcpy(mine, rows, n * sizeof(float));
     memset(mine + n, 0, (whole - n) * sizeof(float));
-    if (!wait_for(r, r->link->alltoall(mine, all, each * sizeof(float), 1), whole * sizeof(float),
-                  false, "a sum"))
+    if (!wait_for(r, r->link->alltoall(mine, all, each * sizeof(float), 1), false, "a sum"))
         return;
     add_parts(mine, all, each, r->tp);
-    if (wait_for(r, r->link->allgather(mine, all, each * sizeof(float), 1), each * sizeof(float),
-                 false, "a sum"))
+    if (wait_for(r, r->link->allgather(mine, all, each * sizeof(float), 1), false, "a sum"))
         memcpy(rows, all, n * sizeof(float));
 }
 
@@ -247,7 +232,6 @@ struct ranks_wait *ranks_send_begin(struct ranks *r, const void *buf, size_t byt
 {
     if (!ranks_ok(r, NULL))
         return NULL;
-    r->bytes += bytes;
     void *request = r->link->send(buf, bytes, to, 0);
     if (!request)
         error_set(&r->failure, "rank %d: MPI refused rows for another rank", r->rank);
@@ -257,26 +241,26 @@ struct ranks_wait *ranks_send_begin(struct ranks *r, const void *buf, size_t byt
 void ranks_wait_end(struct ranks *r, struct ranks_wait **wait)
 {
     if (*wait && ranks_ok(r, NULL))
-        wait_for(r, *wait, 0, false, "rows for another rank");
+        wait_for(r, *wait, false, "rows for another rank");
     *wait = NULL;
 }
 
 bool ranks_send(struct ranks *r, const void *buf, size_t bytes, int to)
 {
     return ranks_ok(r, NULL) &&
-           wait_for(r, r->link->send(buf, bytes, to, 0), bytes, false, "rows for another rank");
+           wait_for(r, r->link->send(buf, bytes, to, 0), false, "rows for another rank");
 }
 
 bool ranks_recv(struct ranks *r, void *buf, size_t bytes, int from)
 {
     return ranks_ok(r, NULL) &&
-           wait_for(r, r->link->recv(buf, bytes, from, 0), bytes, false, "rows of another rank");
+           wait_for(r, r->link->recv(buf, bytes, from, 0), false, "rows of another rank");
 }
 
 bool ranks_share(struct ranks *r, const void *mine, void *all, size_t bytes)
 {
     return ranks_ok(r, NULL) &&
-           wait_for(r, r->link->allgather(mine, all, bytes, 0), bytes, true, "all ranks");
+           wait_for(r, r->link->allgather(mine, all, bytes, 0), true, "all ranks");
 }
 
 bool ranks_agree(struct ranks *r, bool ok, struct error *err)

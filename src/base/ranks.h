@@ -30,7 +30,7 @@ struct ranks_link;
 
 struct ranks {
     const struct ranks_link *link;
-    int rank, size, local_size;
+    int rank, size;
     int tp, pp; /* tp * pp = size */
     bool ep;    /* experts are spread over lanes, not cut */
     int lane, stage;
@@ -43,9 +43,6 @@ struct ranks {
     size_t n_scratch;
     struct error failure; /* the first one; empty = none */
     atomic_bool stop;     /* the job ends: nothing is waited for any more */
-    /* What was said and how long it took. */
-    uint64_t messages, bytes;
-    int64_t wait_ns;
 };
 
 /* Whether a launcher started this process as one of several. */
@@ -61,13 +58,6 @@ bool ranks_same(struct ranks *r, const char *what, const char *value, struct err
 /* Room for sums and rows of so many floats: none is made later. */
 void ranks_reserve(struct ranks *r, size_t floats);
 void ranks_close(struct ranks *r); /* r may be NULL */
-/* Ends all ranks, now. */
-_Noreturn void ranks_abort(struct ranks *r, int code);
-
-static inline bool ranks_lead(const struct ranks *r)
-{
-    return !r || r->rank == 0;
-}
 
 /* Keeps the first failure; true while there is none. */
 bool ranks_ok(const struct ranks *r, struct error *err);

@@ -15,7 +15,6 @@ enum { RANKS_LINK_VERSION = 1 };
 struct ranks_link {
     int version;
     int rank, size;
-    int local_rank, local_size; /* among those on the same machine */
     void *(*bcast)(void *buf, size_t bytes, int root, int group);
     void *(*allgather)(const void *mine, void *all, size_t bytes_each, int group);
     void *(*alltoall)(const void *mine, void *all, size_t bytes_each, int group);
@@ -23,7 +22,6 @@ struct ranks_link {
     void *(*recv)(void *buf, size_t bytes, int from, int tag);
     int (*test)(void *request);       /* 1 done, 0 not yet, -1 failed */
     int (*split)(int color, int key); /* makes group 1; 0 = done */
-    void (*abort)(int code);          /* ends all ranks */
     void (*finalize)(void);
 };
 

@@ -7,22 +7,36 @@
 #include <limits.h>
 #include <mpi.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 static MPI_Comm groups[2] = {MPI_COMM_NULL, MPI_COMM_NULL};
 
-/* A request on the heap, or NULL where MPI refused to begin. */
+/* Those under way: a handful, so that a step asks for no memory. */
+enum { MOST = 64 };
+static MPI_Request requests[MOST];
+static char taken[MOST];
+
+static MPI_Request *fresh(size_t bytes)
+{
+    for (int i = 0; bytes <= INT_MAX && i < MOST; i++)
+        if (!taken[i]) {
+            taken[i] = 1;
+            return &requests[i];
+        }
+    return NULL;
+}
+
+static void done(const MPI_Request *r)
+{
+    taken[r - requests] = 0;
+}
+
+/* The request, or NULL where MPI refused to begin. */
 static MPI_Request *begun(MPI_Request *r, int rc)
 {
     if (rc == MPI_SUCCESS)
         return r;
-    free(r);
+    done(r);
     return NULL;
-}
-
-static MPI_Request *fresh(size_t bytes)
-{
-    return bytes <= INT_MAX ? malloc(sizeof(MPI_Request)) : NULL;
 }
 
 static void *link_bcast(void *buf, size_t bytes, int root, int group)
@@ -61,11 +75,11 @@ static void *link_recv(void *buf, size_t bytes, int from, int tag)
 
 static int link_test(void *request)
 {
-    int done = 0;
-    int rc = MPI_Test(request, &done, MPI_STATUS_IGNORE);
-    if (rc == MPI_SUCCESS && !done)
+    int ended = 0;
+    int rc = MPI_Test(request, &ended, MPI_STATUS_IGNORE);
+    if (rc == MPI_SUCCESS && !ended)
         return 0;
-    free(request);
+    done(request);
     return rc == MPI_SUCCESS ? 1 : -1;
 }
 
@@ -74,11 +88,6 @@ static int link_split(int color, int key)
     if (MPI_Comm_split(groups[0], color, key, &groups[1]) != MPI_SUCCESS)
         return -1;
     return MPI_Comm_set_errhandler(groups[1], MPI_ERRORS_RETURN) == MPI_SUCCESS ? 0 : -1;
-}
-
-static void link_abort(int code)
-{
-    MPI_Abort(groups[0], code);
 }
 
 static void link_finalize(void)
@@ -95,7 +104,6 @@ static struct ranks_link table = {
     .recv = link_recv,
     .test = link_test,
     .split = link_split,
-    .abort = link_abort,
     .finalize = link_finalize,
 };
 
@@ -104,7 +112,6 @@ __attribute__((visibility("default"))) ranks_link_open steel_ranks_link;
 const struct ranks_link *steel_ranks_link(int version, char *why, size_t size)
 {
     int level = 0;
-    MPI_Comm here = MPI_COMM_NULL;
     if (version != RANKS_LINK_VERSION) {
         snprintf(why, size, "it is for version %d of the interface, not %d", RANKS_LINK_VERSION,
                  version);
@@ -120,9 +127,5 @@ const struct ranks_link *steel_ranks_link(int version, char *why, size_t size)
     MPI_Comm_set_errhandler(groups[0], MPI_ERRORS_RETURN);
     MPI_Comm_rank(groups[0], &table.rank);
     MPI_Comm_size(groups[0], &table.size);
-    MPI_Comm_split_type(groups[0], MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
-    MPI_Comm_rank(here, &table.local_rank);
-    MPI_Comm_size(here, &table.local_size);
-    MPI_Comm_free(&here);
     return &table;
 }

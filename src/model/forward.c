@@ -5,16 +5,23 @@
  */
 #include "model/model.h"
 
-static void run_ops(struct model *m, bool keep)
+void forward_layers(struct model *m)
 {
     struct backend *be = m->be;
     const struct network *net = &m->net;
     int n = network_depth(net);
-    be->ops->embed(be, &net->embed);
     for (int i = 0; i < n; i++) {
         be->ops->mixer(be, &net->layers[i].mixer, i); /* what mixes positions */
         be->ops->mlp(be, &net->layers[i].mlp, i);     /* what each position does alone */
     }
+}
+
+static void run_ops(struct model *m, bool keep)
+{
+    struct backend *be = m->be;
+    const struct network *net = &m->net;
+    be->ops->embed(be, &net->embed);
+    forward_layers(m);
     if (keep)
         be->ops->keep(be, &net->head.norm); /* for guesses */
     be->ops->head(be, &net->head);

@@ -138,10 +138,7 @@ static void run_part(struct pipeline *p, struct micro *t)
         ranks_recv(p->r, t->rows, bytes, p->r->rank - p->r->tp);
         op->stream_put(be, t->rows, t->b.n_tokens);
     }
-    for (int i = 0; i < net->n_layers; i++) {
-        op->mixer(be, &net->layers[i].mixer, i);
-        op->mlp(be, &net->layers[i].mlp, i);
-    }
+    forward_layers(p->m);
     if (!net->goes_on)
         op->head(be, &net->head);
     op->launch(be);
