@@ -67,8 +67,13 @@ static const int32_t *take(struct packer *p, int n)
     return p->at - n;
 }
 
+size_t follow_room(int tokens, int seqs, int outs, int max_pages)
+{
+    return 4 * (size_t)tokens + (size_t)seqs * (6 + (size_t)max_pages) + 1 + (size_t)outs;
+}
+
 void follow_tell_step(struct ranks *r, const struct batch *b, int page_len, uint64_t key,
-                      bool deterministic)
+                      bool deterministic, int32_t *room)
 {
     struct message m = {.head = {.word = WORD_STEP,
                                  .n_tokens = b->n_tokens,
@@ -84,7 +89,7 @@ void follow_tell_step(struct ranks *r, const struct batch *b, int page_len, uint
     m.head.n_ints = 3 * b->n_tokens + 2 * b->n_seqs + 1 + b->n_out + m.head.n_pages +
                     (b->types ? b->n_tokens : 0) + (b->state_in ? 4 * b->n_seqs : 0);
     bool is_short = m.head.n_ints <= SHORT_INTS;
-    int32_t *ints = is_short ? m.ints : mem_zalloc((size_t)m.head.n_ints, sizeof *ints);
+    int32_t *ints = is_short ? m.ints : room;
     struct packer p = {ints};
     put(&p, b->tokens, b->n_tokens);
     put(&p, b->pos, b->n_tokens);
@@ -103,10 +108,8 @@ void follow_tell_step(struct ranks *r, const struct batch *b, int page_len, uint
     for (int i = 0; i < b->n_seqs; i++)
         put(&p, b->pages + (size_t)i * (size_t)b->max_pages, pages_of(b, i, page_len));
     ranks_tell(r, &m, sizeof m, false);
-    if (!is_short) {
+    if (!is_short)
         ranks_tell(r, ints, bytes_of((size_t)m.head.n_ints), false);
-        mem_free(ints);
-    }
 }
 
 /* The followers' side */

@@ -21,9 +21,10 @@ struct follow_plan {
 
 /* On rank 0: says it. */
 bool follow_tell_plan(struct ranks *r, struct follow_plan *plan);
-/* On rank 0, before each step; the others run it too. */
+/* On rank 0, before each step; the others run it too. room: (follow_room) for what is said. */
 void follow_tell_step(struct ranks *r, const struct batch *b, int page_len, uint64_t key,
-                      bool deterministic);
+                      bool deterministic, int32_t *room);
+size_t follow_room(int tokens, int seqs, int outs, int max_pages);
 /* On rank 0: there will be no more. */
 void follow_tell_end(struct ranks *r);
 

@@ -38,6 +38,7 @@ struct stepper {
     int owed;                  /* sequences of the step that have no slot for their state yet */
     struct pool *pool;         /* for masks; NULL until there is one to make */
     struct pipeline *pipeline; /* the model is cut into stages; NULL: it is not */
+    int32_t *said;             /* (follow_room) what other ranks are told; NULL: there are none */
 };
 
 struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
@@ -87,6 +88,9 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
         size_t stream = tokens * (size_t)m->net.n_embd,
                logits = (size_t)limits->max_out * (size_t)m->net.n_vocab;
         ranks_reserve(m->be->ranks, stream > logits ? stream : logits);
+        st->said = mem_zalloc(
+            follow_room(limits->max_tokens, limits->max_seqs, limits->max_out, st->max_pages),
+            sizeof *st->said);
     }
     if (!m->be->ops->prepare(m->be, &m->net, &bounds, err)) {
         stepper_free(st);
@@ -103,6 +107,7 @@ void stepper_free(struct stepper *st)
         return;
     pool_free(st->pool);
     pipeline_free(st->pipeline);
+    mem_free(st->said);
     sampler_free(st->greedy);
     void *owned[] = {st->tokens, st->types, st->pos,      st->slot,    st->q_start,
                      st->kv_len, st->pages, st->out_rows, st->sampled, st->samplers,
@@ -301,7 +306,8 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     bool repeats = st->b.n_decode == st->b.n_seqs && st->b.n_out == st->b.n_seqs;
     uint64_t key = repeats ? (uint64_t)st->b.n_seqs : 0;
     if (st->m->be->ranks)
-        follow_tell_step(st->m->be->ranks, &st->b, st->kv->page_len, key, st->m->be->deterministic);
+        follow_tell_step(st->m->be->ranks, &st->b, st->kv->page_len, key, st->m->be->deterministic,
+                         st->said);
     run_network(st, &st->b, key);
     for (int i = 0; i < n_items; i++)
         kvcache_advance(st->kv, items[i].seq, items[i].n_tokens);
