@@ -10,8 +10,8 @@ same number of texts of the same lengths, 20 to 200 tokens, by turns: `steel ben
 figure is taken (the total behind loading and warm-up: tokenising and printing are in it, a hundredth or so), at each of the
 batch sizes given; its best one counts. A few texts go through both first: the least cosine between their vectors says that both
 compute the same. With --device cuda llama.cpp has all layers on the GPU; where its folder has no llama-embedding, llama-bench
--embd 1 stands in for it (one text of 512 tokens at a time, flash attention off and on; no vectors to compare). Prints a table of
-medians and writes JSON lines as it goes.
+-embd 1 stands in for it (one text of 512 tokens at a time, or one as long as the batch, for which the file gets 2,048 positions;
+flash attention off and on; its best counts; no vectors to compare). Prints a table of medians and writes JSON lines as it goes.
 """
 import argparse
 import json
@@ -76,7 +76,8 @@ class Compare:
                     "--embd-separator", "@", "--embd-output-format", "array", *more])
 
     def llama_bench(self, path, batch):
-        cmd = [os.path.join(self.a.llama, "llama-bench"), "-m", path, "-t", str(self.a.threads), "-embd", "1", "-p", "512", "-n", "0",
+        cmd = [os.path.join(self.a.llama, "llama-bench"), "-m", path, "-t", str(self.a.threads), "-embd", "1",
+               "-p", f"512,{batch}", "-n", "0",
                "-b", str(batch), "-ub", str(batch), "-fa", "0,1", "-ngl", "0" if self.a.device == "cpu" else "99", "-o", "json"]
         return max(r["avg_ts"] for r in json.loads(run(cmd).stdout))
 
@@ -102,7 +103,8 @@ class Compare:
     def measure(self, shape, quant):
         name, path = f"{shape} {quant}", os.path.join(self.a.dir, f"{shape}-{quant}.gguf")
         if not os.path.exists(path):
-            run([sys.executable, os.path.join(HERE, "synth_gguf.py"), path, "--shape", shape, "--quant", quant])
+            run([sys.executable, os.path.join(HERE, "synth_gguf.py"), path, "--shape", shape, "--quant", quant,
+                 *(["--positions", "2048"] if self.a.llama and not self.embeds else [])])
         if self.embeds:
             self.alike[name] = self.cosine(path)
             self.put(kind="cosine", model=name, least=self.alike[name])

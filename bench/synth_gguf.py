@@ -247,8 +247,9 @@ ENCODERS = {
 }
 
 
-def encoder(shape, layers, vocab, main, high):
-    n, E, H, F, n_vocab, positions, types, pooling, eps = ENCODERS[shape]
+def encoder(shape, layers, vocab, main, high, positions=None):
+    n, E, H, F, n_vocab, its, types, pooling, eps = ENCODERS[shape]
+    positions = positions or its
     m = Model("bert", layers or n, vocab or n_vocab, main, high)
     m.set(context_length=positions, embedding_length=E, block_count=m.layers, feed_forward_length=F,
           attention__head_count=H, attention__layer_norm_epsilon=eps, attention__causal=False, pooling_type=pooling)
@@ -414,11 +415,14 @@ def main():
     ap.add_argument("--vocab", type=int, help="a smaller vocabulary")
     ap.add_argument("--quant", choices=QUANTS, default="q4_k_m")
     ap.add_argument("--mtp", action="store_true", help="with a block that guesses tokens ahead (qwen3.5, glm-4.7-flash)")
+    ap.add_argument("--positions", type=int, help="of an encoder, other than the real model has")
     ap.add_argument("--seed", type=int, default=1)
     a = ap.parse_args()
     rnd = random.Random(a.seed)
     main_type, high_type, head_type, file_type = QUANTS[a.quant]
-    rest = (a.layers, a.vocab, main_type, high_type)
+    if a.positions and a.shape not in ENCODERS:
+        ap.error("--positions is for encoders")
+    rest = (a.layers, a.vocab, main_type, high_type, *([a.positions] if a.positions else []))
     m = OTHERS[a.shape](*rest) if a.shape in OTHERS else usual(a.shape, *rest)
     if a.mtp:
         add_mtp(m, next(dims[0] for name, dims, _ in m.tensors if name == "token_embd.weight"))
