@@ -174,11 +174,60 @@ static void add_states(struct stepper *st, struct step_item *it, int i)
     to[3 * n + i] = saved;
 }
 
+static void point_states(struct stepper *st)
+{
+    if (!st->kv->states)
+        return;
+    st->b.state_in = st->states;
+    st->b.state_out = st->states + st->limits.max_seqs;
+    st->b.save_rows = st->states + 2 * (ptrdiff_t)st->limits.max_seqs;
+    st->b.save_state = st->states + 3 * (ptrdiff_t)st->limits.max_seqs;
+}
+
+/* A batch without rows, whose arrays are the stepper's. */
+static void begin_batch(struct stepper *st, bool keep)
+{
+    st->b = (struct batch){
+        .max_pages = st->max_pages,
+        .tokens = st->tokens,
+        .pos = st->pos,
+        .slot = st->slot,
+        .q_start = st->q_start,
+        .kv_len = st->kv_len,
+        .pages = st->pages,
+        .out_rows = st->out_rows,
+        .kv = st->kv->layers,
+        .keep = keep,
+    };
+    point_states(st);
+}
+
+/* One more row of the sequence that is being added: a token of it at position p. Returns which. */
+static int add_row(struct stepper *st, const struct kv_seq *seq, int32_t token, int p)
+{
+    int row = st->b.n_tokens++, len = st->kv->page_len;
+    st->tokens[row] = token;
+    st->pos[row] = p;
+    st->slot[row] = seq->pages[p / len] * len + p % len;
+    return row;
+}
+
+/* All n rows of a sequence are there, the last at position n_kv - 1. */
+static void end_seq(struct stepper *st, const struct kv_seq *seq, int n, int n_kv)
+{
+    struct batch *b = &st->b;
+    memcpy(st->pages + (size_t)b->n_seqs * (size_t)st->max_pages, seq->pages,
+           (size_t)seq->n_pages * sizeof *seq->pages);
+    st->kv_len[b->n_seqs++] = n_kv;
+    st->q_start[b->n_seqs] = b->n_tokens;
+    b->n_decode += n == 1;
+}
+
 static void add_item(struct stepper *st, struct step_item *it)
 {
     struct batch *b = &st->b;
     struct kv_seq *seq = it->seq;
-    int first = seq->n_tokens, len = st->kv->page_len;
+    int first = seq->n_tokens;
     st->owed -= st->kv->states && !seq->state;
     bool grown = kvcache_grow(st->kv, seq, first + it->n_tokens);
     CHECK(grown, "pages were counted");
@@ -186,25 +235,18 @@ static void add_item(struct stepper *st, struct step_item *it)
     it->row = b->n_tokens;
     it->token = -1;
     for (int i = 0; i < it->n_tokens; i++) {
-        int row = b->n_tokens++, p = first + i;
         bool last = i >= it->n_tokens - 1 - it->n_guess;
         CHECK(it->tokens[i] < st->m->config.n_vocab && (it->tokens[i] >= 0 || st->n_flying),
               "token %d", it->tokens[i]);
-        st->tokens[row] = it->tokens[i];
-        st->pos[row] = p;
+        int row = add_row(st, seq, it->tokens[i], first + i);
         if (st->types)
             st->types[row] = it->types ? it->types[i] : 0;
-        st->slot[row] = seq->pages[p / len] * len + p % len;
         if (it->want == LOGITS_ALL || (it->want == LOGITS_LAST && last) ||
             (it->want == LOGITS_FIRST && i == 0))
             st->out_rows[b->n_out++] = row;
     }
     add_states(st, it, b->n_seqs);
-    memcpy(st->pages + (size_t)b->n_seqs * (size_t)st->max_pages, seq->pages,
-           (size_t)seq->n_pages * sizeof *seq->pages);
-    st->kv_len[b->n_seqs++] = first + it->n_tokens;
-    st->q_start[b->n_seqs] = b->n_tokens;
-    b->n_decode += it->n_tokens == 1;
+    end_seq(st, seq, it->n_tokens, first + it->n_tokens);
 }
 
 /* Which rows use which adapters, by adapter. Items have their rows in the order of add_item. */
@@ -233,16 +275,6 @@ static void add_loras(struct stepper *st, const struct step_item *items, int n_i
                 row += items[i].n_tokens;
             }
     }
-}
-
-static void point_states(struct stepper *st)
-{
-    if (!st->kv->states)
-        return;
-    st->b.state_in = st->states;
-    st->b.state_out = st->states + st->limits.max_seqs;
-    st->b.save_rows = st->states + 2 * (ptrdiff_t)st->limits.max_seqs;
-    st->b.save_state = st->states + 3 * (ptrdiff_t)st->limits.max_seqs;
 }
 
 /* Before rows are laid out: guesses that a state could not go back from are left out. */
@@ -281,21 +313,9 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     CHECK(st->n_flying < (st->m->be->ahead ? 2 : 1), "%d steps are under way", st->n_flying);
     if (!check_room(st, items, n_items, err))
         return false;
-    st->b = (struct batch){
-        .max_pages = st->max_pages,
-        .tokens = st->tokens,
-        .pos = st->pos,
-        .slot = st->slot,
-        .q_start = st->q_start,
-        .kv_len = st->kv_len,
-        .pages = st->pages,
-        .out_rows = st->out_rows,
-        .types = st->types,
-        .kv = st->kv->layers,
-        .keep = st->limits.keep,
-    };
+    begin_batch(st, st->limits.keep);
+    st->b.types = st->types;
     reserve_states(st, items, n_items);
-    point_states(st);
     for (int pass = 0; pass < 2; pass++) /* decodes first */
         for (int i = 0; i < n_items; i++)
             if ((items[i].n_tokens == 1) == (pass == 0))
@@ -403,42 +423,21 @@ static void add_guess(struct stepper *st, struct guess_item *it)
           "a step of %d rows, %d sequences", b->n_tokens + it->n, seq);
     CHECK(it->first + it->n <= it->seq->n_pages * len, "row %d of %d pages", it->first + it->n - 1,
           it->seq->n_pages);
-    for (int i = 0; i < it->n; i++) {
-        int row = b->n_tokens++, p = it->first + i;
-        st->tokens[row] = it->tokens[i];
-        st->from[row] = it->from + i;
-        st->pos[row] = p;
-        st->slot[row] = it->seq->pages[p / len] * len + p % len;
-    }
+    for (int i = 0; i < it->n; i++)
+        st->from[add_row(st, it->seq, it->tokens[i], it->first + i)] = it->from + i;
     it->row = it->want ? b->n_out : -1;
     if (it->want)
         st->out_rows[b->n_out++] = b->n_tokens - 1;
-    memcpy(st->pages + (size_t)seq * (size_t)st->max_pages, it->seq->pages,
-           (size_t)it->seq->n_pages * sizeof *it->seq->pages);
     for (int k = 0; st->kv->states && k < 4; k++) /* the block has none */
         st->states[k * st->limits.max_seqs + seq] = k == 2 ? 0 : -1;
-    st->kv_len[b->n_seqs++] = it->first + it->n;
-    st->q_start[b->n_seqs] = b->n_tokens;
-    b->n_decode += it->n == 1;
+    end_seq(st, it->seq, it->n, it->first + it->n);
 }
 
 bool step_guess(struct stepper *st, struct guess_item *items, int n_items, struct error *err)
 {
     CHECK(st->n_flying == 0 && st->from, "no step to guess from");
-    st->b = (struct batch){
-        .max_pages = st->max_pages,
-        .tokens = st->tokens,
-        .pos = st->pos,
-        .slot = st->slot,
-        .q_start = st->q_start,
-        .kv_len = st->kv_len,
-        .pages = st->pages,
-        .out_rows = st->out_rows,
-        .kv = st->kv->layers,
-        .keep = true,
-        .from = st->from,
-    };
-    point_states(st);
+    begin_batch(st, true);
+    st->b.from = st->from;
     for (int pass = 0; pass < 2; pass++) /* single rows first */
         for (int i = 0; i < n_items; i++)
             if ((items[i].n == 1) == (pass == 0))

@@ -1,0 +1,303 @@
+/*
+ * What becomes of one answer: its sampler and its start, tokens counted and made text, its end, whoever
+ * ends it; and the events and figures that tell of it. The engine's thread only.
+ */
+#include "engine/engine_int.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "text/grammar.h"
+
+#include <math.h>
+#include <string.h>
+
+const double histogram_bounds[HISTOGRAM_BUCKETS] = {
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
+    0.5,   0.75,   1,     2.5,  5,     10,   20,    40,  80,   160, 320};
+
+static void histogram_add(struct histogram *h, int64_t ns)
+{
+    double s = (double)ns * 1e-9;
+    int i = 0;
+    while (i < HISTOGRAM_BUCKETS && s > histogram_bounds[i])
+        i++;
+    h->count[i]++;
+    h->sum += s;
+}
+
+static void emit(struct engine *e, const struct choice *c, struct engine_event *ev)
+{
+    struct events *q = c->req->spec.queue;
+    ev->user = c->req->spec.user;
+    ev->index = c->index;
+    if (!events_stage(q, ev))
+        return;
+    if (e->n_touched == e->touched_cap) {
+        e->touched_cap += e->touched_cap + 16;
+        e->touched = mem_realloc(e->touched, (size_t)e->touched_cap, sizeof *e->touched);
+    }
+    e->touched[e->n_touched++] = q;
+}
+
+void choices_show_stats(struct engine *e)
+{
+    const struct scheduler *s = &e->sched;
+    struct engine_stats *st = &e->stats;
+    st->n_running = s->running.n;
+    st->pages_total = s->kv->n_pages;
+    st->pages_idle = s->kv->prefix ? prefix_n_idle(s->kv->prefix) : 0;
+    st->pages_held = s->kv->n_pages - kvcache_available(s->kv);
+    st->n_evicted = s->kv->prefix ? (uint64_t)prefix_n_evicted(s->kv->prefix) : 0;
+    st->cache_queries = (uint64_t)s->cache_queries;
+    st->cache_hits = (uint64_t)s->cache_hits;
+    st->n_preempted = (uint64_t)s->n_preempted;
+    st->decode_ms = scheduler_decode_ns(s, s->running.n) * 1e-6;
+    st->read_us = s->cost.read_ns * 1e-3;
+    st->budget_ms = scheduler_budget_ns(s, s->running.n ? s->running.n : 1) * 1e-6;
+    pthread_mutex_lock(&e->lock);
+    st->n_waiting = s->waiting.n;
+    for (const struct request *r = e->inbox; r; r = r->next)
+        st->n_waiting += r->n;
+    e->shown = *st;
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* Figures first: who reads an event finds it counted. */
+void choices_deliver(struct engine *e)
+{
+    choices_show_stats(e);
+    for (int i = 0; i < e->n_touched; i++)
+        events_flush(e->touched[i]);
+    e->n_touched = 0;
+}
+
+static struct usage_count count_usage(const struct choice *c, int64_t now)
+{
+    int64_t t0 = c->req->submitted_ns;
+    return (struct usage_count){
+        .n_prompt = c->seq.n_prompt,
+        .n_cached = c->seq.n_cached,
+        .n_generated = c->seq.n_tokens - c->seq.n_prompt,
+        .n_preempted = c->seq.n_preempted,
+        .n_drafted = c->n_drafted,
+        .n_accepted = c->n_accepted,
+        .queue_ns = (c->entered_ns ? c->entered_ns : now) - t0,
+        .first_ns = c->first_ns ? c->first_ns - t0 : 0,
+        .total_ns = now - t0,
+    };
+}
+
+/* The one way out: out of the scheduler, EVENT_DONE. The choice may be gone afterwards. */
+void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, const char *error)
+{
+    struct request *r = c->req;
+    for (int i = 0; i < 2; i++) /* what the steps under way compute for it is nobody's */
+        if (c->at[i]) {
+            e->flights[i].seqs[c->at[i] - 1] = NULL;
+            e->flights[i].items[c->at[i] - 1].seq = NULL;
+            c->at[i] = 0;
+        }
+    if (e->spec.most && c->seq.running) { /* no step is under way */
+        spec_settle(&e->spec, &c->seq);
+        scheduler_index(&e->sched, &c->seq);
+    }
+    if (c->guessed) { /* the token never came */
+        if (c->seq.kv.n_tokens == c->seq.n_tokens)
+            kvcache_cut(e->rt->kv, &c->seq.kv, c->seq.n_tokens - 1);
+        c->seq.n_tokens--;
+        c->guessed = false;
+    }
+    /* A step under way has read the last token, which those who go on may not have: its state is the
+     * one before, unless that token filled a page. */
+    struct kv_seq *kv = &c->seq.kv;
+    if (kv->back && c->seq.n_indexed * e->rt->kv->page_len <= kv->back_at)
+        kvcache_cut(e->rt->kv, kv, kv->back_at);
+    scheduler_remove(&e->sched, &c->seq);
+    if (!c->entered_ns)
+        requests_leave_queue(e, c->req);
+    if (stop < 0 && (how == FINISH_STOP || how == FINISH_LENGTH)) {
+        int hit = output_finish(&c->out, &e->text);
+        if (hit >= 0) {
+            stop = hit;
+            how = FINISH_STOP;
+        }
+    }
+    int64_t now = clock_ns();
+    struct engine_event ev = {.kind = EVENT_DONE,
+                              .token = -1,
+                              .finish = how,
+                              .stop = stop,
+                              .error = error,
+                              .text = e->text.p,
+                              .n_text = e->text.len,
+                              .usage = count_usage(c, now)};
+    emit(e, c, &ev);
+    buf_reset(&e->text);
+    e->stats.finished[how]++;
+    if (how == FINISH_STOP || how == FINISH_LENGTH)
+        histogram_add(&e->stats.total, now - r->submitted_ns);
+    /* The heavy parts go now, not when the caller drops its handle. */
+    sampler_free(c->sampler);
+    c->sampler = NULL;
+    if (--r->n_open == 0)
+        request_end(e, r);
+}
+
+/* A token was chosen for c. False: it has ended, and may be gone. */
+bool choice_take_token(struct engine *e, struct choice *c, int32_t token, struct engine_event *ev)
+{
+    const struct request_spec *spec = &c->req->spec;
+    struct runtime *rt = e->rt;
+    int64_t now = clock_ns();
+    if (spec->read_only) {
+        choice_end(e, c, FINISH_LENGTH, -1, NULL);
+        return false;
+    }
+    if (!c->first_ns) {
+        c->first_ns = now;
+        histogram_add(&e->stats.first_token, now - c->req->submitted_ns);
+    } else {
+        histogram_add(&e->stats.inter_token, now - c->last_ns);
+        if (now - c->last_ns > e->stats.max_gap_ns)
+            e->stats.max_gap_ns = now - c->last_ns;
+    }
+    c->last_ns = now;
+    e->stats.generated_tokens++;
+    struct error why = {0};
+    sampler_accept(c->sampler, token, true);
+    if (!sampler_ok(c->sampler, &why)) {
+        choice_end(e, c, FINISH_ERROR, -1, why.msg);
+        return false;
+    }
+    if (c->guessed)
+        c->guessed = false; /* it stands there already */
+    else
+        seq_append(&c->seq, token);
+    int n = c->seq.n_tokens - c->seq.n_prompt;
+    if (n == spec->min_tokens)
+        sampler_keep_bias(c->sampler, spec->sample.n_bias - e->n_ends);
+    if (!spec->ignore_eos && rt->tokenizer && tokenizer_is_end(rt->tokenizer, token)) {
+        choice_end(e, c, FINISH_STOP, -1, NULL);
+        return false;
+    }
+    int stop = output_push(&c->out, rt->tokenizer, token, &e->text);
+    bool full = n >= spec->max_tokens || c->seq.n_tokens >= e->context;
+    ev->kind = EVENT_TOKEN;
+    ev->token = token;
+    ev->text = e->text.p;
+    ev->n_text = e->text.len;
+    emit(e, c, ev);
+    buf_reset(&e->text);
+    if (stop >= 0 || full)
+        choice_end(e, c, stop >= 0 ? FINISH_STOP : FINISH_LENGTH, stop, NULL);
+    return stop < 0 && !full;
+}
+
+struct new_sampler {
+    struct sample_params p;
+    int n_vocab;
+    const struct request_spec *spec;
+    const struct grammar_vocab *vocab;
+    int n_tokens; /* of the vocabulary */
+    struct sampler *sampler;
+};
+
+static bool fit_mask(void *m, uint32_t *bits, struct error *err)
+{
+    return grammar_mask(m, bits, err);
+}
+static bool fit_accept(void *m, int32_t token, struct error *err)
+{
+    return grammar_accept(m, token, err);
+}
+static void fit_free(void *m)
+{
+    grammar_matcher_free(m);
+}
+
+static void make_sampler(void *arg)
+{
+    struct new_sampler *job = arg;
+    job->sampler = sampler_new(&job->p, job->n_vocab);
+    if (job->spec->grammar) {
+        struct sample_constraint fit = {
+            .mask = fit_mask, .accept = fit_accept, .free = fit_free, .n_tokens = job->n_tokens};
+        fit.state = grammar_matcher_new(job->spec->grammar, job->vocab);
+        grammar_set_budget(fit.state, job->spec->max_tokens);
+        sampler_constrain(job->sampler, &fit);
+    }
+}
+
+/* A token of the prompt, and what the model thought of it. */
+static void tell_prompt(struct engine *e, struct choice *c, int at, float logprob,
+                        const struct token_prob *top, int n_top)
+{
+    struct engine_event ev = {.kind = EVENT_PROMPT,
+                              .token = c->seq.tokens[at],
+                              .stop = -1,
+                              .logprob = logprob,
+                              .top = top,
+                              .n_top = n_top};
+    emit(e, c, &ev);
+    c->n_told = at + 1;
+}
+
+/* Before the first step of a choice. Without memory for its sampler it fails at the step's end. */
+void choice_start(struct engine *e, struct choice *c)
+{
+    const struct request_spec *spec = &c->req->spec;
+    struct new_sampler job = {
+        .p = spec->sample, .n_vocab = e->rt->model->config.n_vocab, .spec = spec};
+    if (spec->grammar) {
+        job.vocab = runtime_grammar_vocab(e->rt);
+        job.n_tokens = tokenizer_n_vocab(e->rt->tokenizer);
+    }
+    job.p.seed += (uint64_t)c->index;
+    job.p.logprobs = spec->logprobs;
+    job.p.n_top = spec->n_top;
+    if (mem_try(make_sampler, &job))
+        c->sampler = job.sampler;
+    for (int i = 0; c->sampler && i < c->seq.n_prompt; i++)
+        sampler_accept(c->sampler, c->seq.tokens[i], false);
+    c->entered_ns = clock_ns();
+    requests_leave_queue(e, c->req);
+    histogram_add(&e->stats.queued, c->entered_ns - c->req->submitted_ns);
+    e->stats.prompt_tokens += (uint64_t)c->seq.n_prompt;
+    struct engine_event ev = {
+        .kind = EVENT_START, .token = -1, .stop = -1, .usage = count_usage(c, c->entered_ns)};
+    emit(e, c, &ev);
+    if (spec->prompt_logprobs)
+        tell_prompt(e, c, 0, NAN, NULL, 0);
+}
+
+/* What is cancelled leaves; when the engine closes or has failed, all leave. */
+void choices_drop(struct engine *e, bool all)
+{
+    const char *failed = e->state == ENGINE_FAILED ? e->error.msg : NULL;
+    struct seq *lists[] = {e->sched.waiting.first, e->sched.running.first};
+    for (int l = 0; l < 2; l++)
+        for (struct seq *q = lists[l], *next; q; q = next) {
+            struct choice *c = (struct choice *)q;
+            next = q->next;
+            if (atomic_load(&c->req->cancelled) || (all && !failed))
+                choice_end(e, c, FINISH_CANCEL, -1, NULL);
+            else if (all)
+                choice_end(e, c, FINISH_ERROR, -1, failed);
+        }
+}
+
+/* The rows of an item are those before the tokens they tell of. What was told before the sequence
+ * lost its pages is not told again. */
+void choice_score_prompt(struct engine *e, struct choice *c, const struct step_item *it)
+{
+    int n_vocab = e->rt->model->config.n_vocab, from = c->seq.kv.n_tokens - it->n_tokens;
+    int n_top = c->req->spec.n_top < n_vocab ? c->req->spec.n_top : n_vocab;
+    struct token_prob top[ENGINE_MAX_LOGPROBS];
+    for (int i = 0; i < it->n_tokens && from + i + 1 < c->seq.n_prompt; i++) {
+        int at = from + i + 1;
+        if (at < c->n_told)
+            continue;
+        step_logits(e->rt->step, it->first_row + i, e->logits);
+        float p = sample_logprobs(e->logits, n_vocab, c->seq.tokens[at], top, n_top);
+        tell_prompt(e, c, at, p, top, n_top);
+    }
+}

@@ -1,0 +1,110 @@
+/*
+ * What the engine's files share: requests and their choices, steps under way, the engine itself. Three
+ * files own it together: requests.c the way in (any thread, under the lock), choice.c what becomes of
+ * one answer, engine.c the thread, its steps and its life. Nobody else includes this.
+ */
+#ifndef STEEL_ENGINE_ENGINE_INT_H
+#define STEEL_ENGINE_ENGINE_INT_H
+
+#include "engine/engine.h"
+#include "engine/scheduler.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+struct choice {
+    struct seq seq; /* first: the scheduler hands it back */
+    struct request *req;
+    int index;
+    struct sampler *sampler; /* from the first step on */
+    struct output out;
+    int64_t entered_ns, first_ns, last_ns;
+    int at[2];                 /* where it is in the steps under way, plus 1; 0 = not in that one */
+    bool guessed;              /* its last token stands for one that a step under way will choose */
+    int n_drafted, n_accepted; /* its part of engine_stats' */
+    int n_told;                /* tokens of the prompt whose log-probabilities were told */
+};
+
+struct request {
+    struct engine *engine;
+    struct request *next; /* in the inbox */
+    atomic_int refs;      /* the caller's handle, the engine */
+    atomic_bool cancelled;
+    struct request_spec spec; /* with copies of all it points to */
+    struct choice *choices;   /* (n) */
+    int n, n_open;
+    int64_t submitted_ns;
+};
+
+/* A step under way. */
+struct flight {
+    struct step_item *items;           /* (max_seqs) */
+    struct seq **seqs;                 /* (max_seqs) as planned; NULL: left since */
+    int slot;                          /* its place in struct choice.at */
+    bool sampled;                      /* its tokens are being chosen; false: their samplers wait */
+    int n, n_decode, n_read, n_forced; /* n 0 = none */
+    int64_t start_ns;
+};
+
+struct engine {
+    pthread_t thread;
+    bool has_thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    /* under lock */
+    struct request *inbox, **inbox_end;
+    int n_queued; /* choices in the inbox or waiting for their first step */
+    struct queue_share {
+        uint64_t client;
+        int n;
+    } * shares; /* (n_shares) of n_queued, by client */
+    int n_shares, shares_cap;
+    bool quit, cancels;
+    enum engine_state state;
+    struct error error;
+    struct engine_stats shown;
+    uint64_t n_rejected;
+    /* the thread's own */
+    char *path;
+    struct engine_options opt;
+    struct runtime *rt; /* set before READY, then constant */
+    int context;
+    struct scheduler sched;
+    struct spec spec; /* most 0: nothing is guessed */
+    int *wants;       /* (max_seqs) scratch: guesses that sequences of a step have a use for */
+    struct flight flights[2], *now, *next; /* next is started before now ends, where that goes */
+    int64_t end_ns;                        /* of the last step */
+    struct events **touched;               /* (max_seqs) queues with staged events */
+    int n_touched, touched_cap;
+    struct buf text;
+    float *logits;                /* (n_vocab) */
+    struct sampler **constrained; /* (max_seqs) scratch */
+    struct logit_bias *ends;      /* (n_ends) bans of every end token */
+    int n_ends;
+    struct engine_stats stats;
+    void (*on_step)(void *arg, int n_items);
+    void *on_step_arg;
+    atomic_int percent;
+};
+
+/* requests.c */
+void request_unref(struct request *r);
+/* The last of its choices has ended. */
+void request_end(struct engine *e, struct request *r);
+/* One of the queue's places is free again; takes the lock. */
+void requests_leave_queue(struct engine *e, const struct request *r);
+
+/* choice.c. Events are staged during a step and delivered at its end. */
+void choice_start(struct engine *e, struct choice *c); /* before its first step */
+/* A token was chosen for c. False: it has ended, and may be gone. */
+bool choice_take_token(struct engine *e, struct choice *c, int32_t token, struct engine_event *ev);
+/* The one way out: out of the scheduler, EVENT_DONE. The choice may be gone afterwards. */
+void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, const char *error);
+/* What is cancelled leaves; when the engine closes or has failed, all leave. */
+void choices_drop(struct engine *e, bool all);
+/* A step's rows of a prompt, told of as events. */
+void choice_score_prompt(struct engine *e, struct choice *c, const struct step_item *it);
+void choices_deliver(struct engine *e);
+void choices_show_stats(struct engine *e);
+
+#endif

@@ -1,0 +1,271 @@
+/*
+ * The way of a request into the engine: checks, copies of all it points to, a place in the queue, the
+ * inbox. Runs on any thread; what it shares with the engine's is under the lock.
+ */
+#include "engine/engine_int.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "text/grammar.h"
+
+#include <string.h>
+
+void request_unref(struct request *r)
+{
+    if (atomic_fetch_sub(&r->refs, 1) > 1)
+        return;
+    for (int i = 0; i < r->n; i++) {
+        seq_clear(&r->choices[i].seq);
+        sampler_free(r->choices[i].sampler);
+        output_clear(&r->choices[i].out);
+    }
+    for (int i = 0; i < r->spec.n_stop; i++)
+        mem_free((char *)r->spec.stop[i]);
+    mem_free((void *)r->spec.stop);
+    mem_free((void *)r->spec.sample.bias);
+    mem_free((char *)r->spec.salt);
+    mem_free((char *)r->spec.think_open);
+    mem_free((char *)r->spec.think_close);
+    grammar_free(r->spec.grammar);
+    mem_free(r->choices);
+    mem_free(r);
+}
+
+void request_free(struct request *r)
+{
+    if (r)
+        request_unref(r);
+}
+
+void request_cancel(struct request *r)
+{
+    atomic_store(&r->cancelled, true);
+    pthread_mutex_lock(&r->engine->lock);
+    r->engine->cancels = true;
+    pthread_cond_broadcast(&r->engine->changed);
+    pthread_mutex_unlock(&r->engine->lock);
+}
+
+struct new_request {
+    struct engine *e;
+    const struct request_spec *spec;
+    struct request *r;
+};
+
+/* Where the chain of its pages starts: what was computed with an adapter is of use with that alone. */
+static uint64_t root_of(const struct engine *e, const struct request_spec *spec)
+{
+    struct buf key = {0};
+    for (int i = 0; i < spec->n_loras; i++) {
+        const struct lora_pick *p = &spec->loras[i];
+        buf_add(&key, &p->serial, sizeof p->serial);
+        buf_add(&key, &p->scale, sizeof p->scale);
+    }
+    if (spec->n_loras) /* no salt reads like this: it has no NUL */
+        buf_add(&key, "\0lora", 6);
+    if (spec->salt)
+        buf_adds(&key, spec->salt);
+    uint64_t root = prefix_root(e->rt->kv->prefix, key.p, key.len);
+    buf_clear(&key);
+    return root;
+}
+
+/* A job (mem_try): a long prompt with many choices may be more than there is memory for. */
+static void request_new(void *arg)
+{
+    struct new_request *job = arg;
+    struct engine *e = job->e;
+    const struct request_spec *spec = job->spec;
+    struct request *r = job->r = mem_zalloc(1, sizeof *r);
+    r->engine = e;
+    r->spec = *spec;
+    r->n = r->n_open = spec->n > 0 ? spec->n : 1;
+    atomic_init(&r->refs, 2);
+    r->submitted_ns = clock_ns();
+    const char **stop = mem_zalloc((size_t)spec->n_stop, sizeof *stop);
+    for (int i = 0; i < spec->n_stop; i++)
+        stop[i] = mem_strdup(spec->stop[i]);
+    r->spec.stop = stop;
+    r->spec.salt = spec->salt ? mem_strdup(spec->salt) : NULL;
+    r->spec.think_open = spec->think_open ? mem_strdup(spec->think_open) : NULL;
+    r->spec.think_close = spec->think_close ? mem_strdup(spec->think_close) : NULL;
+    r->spec.grammar = spec->grammar ? grammar_ref(spec->grammar) : NULL;
+    /* The bans of min_tokens stand behind the caller's biases: sampler_keep_bias drops them. */
+    int n_bias = spec->sample.n_bias, bans = spec->min_tokens > 0 ? e->n_ends : 0;
+    struct logit_bias *bias = mem_zalloc((size_t)(n_bias + bans), sizeof *bias);
+    if (n_bias)
+        memcpy(bias, spec->sample.bias, (size_t)n_bias * sizeof *bias);
+    if (bans)
+        memcpy(bias + n_bias, e->ends, (size_t)bans * sizeof *bias);
+    r->spec.sample.bias = bias;
+    r->spec.sample.n_bias = n_bias + bans;
+    int most = e->context - spec->n_prompt;
+    if (r->spec.max_tokens <= 0 || r->spec.max_tokens > most)
+        r->spec.max_tokens = most;
+    if (spec->read_only)
+        r->spec.max_tokens = 1; /* nothing is started ahead for it */
+    r->choices = mem_zalloc((size_t)r->n, sizeof *r->choices);
+    for (int i = 0; i < r->n; i++) {
+        struct choice *c = &r->choices[i];
+        c->req = r;
+        c->index = i;
+        c->out = (struct output){.stop = stop, .n_stop = spec->n_stop, .special = spec->special};
+        c->seq.n_tokens = c->seq.cap = c->seq.n_prompt = spec->n_prompt;
+        c->out.think_open = r->spec.think_open;
+        c->out.think_close = r->spec.think_close;
+        if (r->spec.think_close)
+            c->out.zone = spec->in_thinking    ? OUTPUT_THINKING
+                          : r->spec.think_open ? OUTPUT_START
+                                               : OUTPUT_ANSWER;
+        c->seq.no_cache = spec->no_cache || spec->prompt_logprobs;
+        c->seq.all_rows = spec->prompt_logprobs;
+        c->seq.client = spec->client;
+        c->seq.tokens = mem_alloc((size_t)spec->n_prompt * sizeof *c->seq.tokens);
+        memcpy(c->seq.tokens, spec->prompt, (size_t)spec->n_prompt * sizeof *c->seq.tokens);
+        c->seq.loras = r->spec.loras;
+        c->seq.n_loras = r->spec.n_loras;
+        if (e->rt->kv->prefix && (r->spec.salt || r->spec.n_loras))
+            c->seq.root = root_of(e, &r->spec);
+    }
+}
+
+static enum submit_result check_spec(struct engine *e, const struct request_spec *s,
+                                     struct error *err)
+{
+    int n_vocab = e->rt->model->config.n_vocab;
+    if (s->n_prompt < 1) {
+        error_set(err, "the prompt is empty");
+        return SUBMIT_INVALID;
+    }
+    if (s->n_prompt >= e->context) {
+        error_set(err, "the prompt has %d tokens; the context holds %d, the answer included",
+                  s->n_prompt, e->context);
+        return SUBMIT_TOO_LONG;
+    }
+    for (int i = 0; i < s->n_prompt; i++)
+        if (s->prompt[i] < 0 || s->prompt[i] >= n_vocab) {
+            error_set(err, "prompt token %d is %d; ids go from 0 to %d", i, s->prompt[i],
+                      n_vocab - 1);
+            return SUBMIT_INVALID;
+        }
+    bool ok = true;
+    if (s->grammar && !e->rt->tokenizer)
+        ok = error_set(err, "this model has no vocabulary: nothing can be constrained");
+    else if (s->prompt_logprobs && !s->logprobs)
+        ok = error_set(err, "log-probabilities of the prompt without those of the answer");
+    else if (s->grammar && (s->ignore_eos || s->min_tokens > 0))
+        ok = error_set(err, "a constraint decides where the answer ends: ignore_eos and min_tokens "
+                            "do not go with it");
+    else if (s->n_loras < 0 || s->n_loras > LORA_MAX_USES || (s->n_loras && !e->rt->adapters))
+        ok = error_set(err, "%d adapters; at most %d", s->n_loras,
+                       e->rt->adapters ? LORA_MAX_USES : 0);
+    int most = e->opt.max_queue < ENGINE_MAX_CHOICES ? e->opt.max_queue : ENGINE_MAX_CHOICES;
+    if (ok && (s->n < 0 || s->n > most)) /* more than the queue holds would be refused for ever */
+        ok = error_set(err, "n is %d; at most %d choices", s->n, most);
+    else if (ok && (s->n_stop < 0 || s->n_stop > ENGINE_MAX_STOPS))
+        ok = error_set(err, "%d stop strings; at most %d", s->n_stop, ENGINE_MAX_STOPS);
+    else if (ok && (s->n_top < 0 || s->n_top > ENGINE_MAX_LOGPROBS))
+        ok = error_set(err, "%d log-probabilities; at most %d", s->n_top, ENGINE_MAX_LOGPROBS);
+    for (int i = 0; ok && i < s->n_stop; i++)
+        if (!*s->stop[i])
+            ok = error_set(err, "stop string %d is empty", i);
+    return ok ? SUBMIT_OK : SUBMIT_INVALID;
+}
+
+/* How much of the queue is a client's; counts n more for it. Under the lock. */
+static int queue_share(struct engine *e, uint64_t client, int n)
+{
+    int i = 0;
+    while (i < e->n_shares && e->shares[i].client != client)
+        i++;
+    if (i == e->n_shares) {
+        if (n <= 0)
+            return 0;
+        if (e->n_shares == e->shares_cap) {
+            e->shares_cap += e->shares_cap + 16;
+            e->shares = mem_realloc(e->shares, (size_t)e->shares_cap, sizeof *e->shares);
+        }
+        e->shares[e->n_shares++] = (struct queue_share){client, 0};
+    }
+    int had = e->shares[i].n;
+    e->shares[i].n += n;
+    e->n_queued += n;
+    if (!e->shares[i].n)
+        e->shares[i] = e->shares[--e->n_shares];
+    return had;
+}
+
+/* Whether n more fit. A queue full of others' requests has room for a client that has none in it. */
+static bool queue_has_room(struct engine *e, uint64_t client, int n)
+{
+    int64_t most = e->opt.max_queue;
+    if (queue_share(e, client, 0) == 0)
+        most *= 2;
+    return n <= most - e->n_queued;
+}
+
+static void give_back(const struct engine *e, const struct request_spec *spec)
+{
+    if (spec->n_loras)
+        adapters_give_back(e->rt->adapters, spec->loras, spec->n_loras);
+}
+
+enum submit_result engine_submit(struct engine *e, const struct request_spec *spec,
+                                 struct request **out, struct error *err)
+{
+    if (engine_state(e, NULL, err) != ENGINE_READY) {
+        if (!err->msg[0])
+            error_set(err, "the model is loading");
+        return SUBMIT_NOT_READY;
+    }
+    enum submit_result res = check_spec(e, spec, err);
+    if (res != SUBMIT_OK)
+        return res;
+    struct new_request job = {e, spec, NULL};
+    if (spec->n_loras && !adapters_take(e->rt->adapters, spec->loras, spec->n_loras, err))
+        return SUBMIT_INVALID;
+    if (!mem_try(request_new, &job)) {
+        give_back(e, spec);
+        error_set(err, "there is no memory for the request; try again later");
+        return SUBMIT_NOT_READY;
+    }
+    struct request *r = job.r;
+    pthread_mutex_lock(&e->lock);
+    if (e->quit || e->state != ENGINE_READY) {
+        error_set(err, "the engine is closing");
+        res = SUBMIT_NOT_READY;
+    } else if (!queue_has_room(e, spec->client, r->n)) {
+        error_set(err, "the queue is full: %d of %d requests wait", e->n_queued, e->opt.max_queue);
+        e->n_rejected++;
+        res = SUBMIT_FULL;
+    } else {
+        queue_share(e, spec->client, r->n);
+        *e->inbox_end = r;
+        e->inbox_end = &r->next;
+        pthread_cond_broadcast(&e->changed);
+    }
+    pthread_mutex_unlock(&e->lock);
+    if (res != SUBMIT_OK) {
+        give_back(e, spec);
+        atomic_store(&r->refs, 1);
+        request_unref(r);
+        return res;
+    }
+    if (out)
+        *out = r;
+    else
+        request_unref(r);
+    return SUBMIT_OK;
+}
+
+void request_end(struct engine *e, struct request *r)
+{
+    give_back(e, &r->spec);
+    request_unref(r);
+}
+
+void requests_leave_queue(struct engine *e, const struct request *r)
+{
+    pthread_mutex_lock(&e->lock);
+    queue_share(e, r->spec.client, -1);
+    pthread_mutex_unlock(&e->lock);
+}
