@@ -20,9 +20,10 @@
  * A cache of rows (cpu_attention_rows) has one kv head, whose keys are turned into the kernels' order as
  * they are packed, for every unit: queries read nothing else of it.
  */
-#define KERNELS attn_kernels_c
-#define ROWS    4
-#define NV      4
+#define KERNELS     attn_kernels_c
+#define ROW_KERNELS attn_rows_c
+#define ROWS        4
+#define NV          4
 #include "backend/cpu/attn_kernel.h"
 
 #include "backend/cpu/ops.h"
@@ -497,7 +498,7 @@ static struct partial partial_of(const struct job *j, const struct unit *u, cons
     const struct attn_tile *t = &a->tiles[r / rows];
     r %= rows;
     return (struct partial){.m = t->m[r],
-                            .l = t->fresh ? 0 : u->kernels->sum(t->l + r * u->kernels->width),
+                            .l = t->fresh ? 0 : u->kernels->row->sum(t->l + r * u->kernels->width),
                             .o = t->o + (size_t)r * (size_t)j->l->v_dim};
 }
 
@@ -508,13 +509,13 @@ static void write_row(const struct job *j, const struct unit *u, int r, float m,
 {
     if (j->l->sinks && l != 0) {
         float more = j->l->sinks[u->head + r % u->heads] * LOG2_E - m;
-        l += u->kernels->exp2(more < 126.0f ? more : 126.0f);
+        l += u->kernels->row->exp2(more < 126.0f ? more : 126.0f);
     }
     size_t dim = (size_t)j->l->k_dim, row = (size_t)u->token + (size_t)(r / u->heads);
     row = row * (size_t)j->l->n_heads + (size_t)u->head + (size_t)(r % u->heads);
-    u->kernels->finish(l, o, j->a + row * dim, j->l->v_dim);
+    u->kernels->row->finish(l, o, j->a + row * dim, j->l->v_dim);
     if (!j->rows && kv_turned(j->s->v_type))
-        u->kernels->turn(j->a + row * dim, j->l->k_dim);
+        u->kernels->row->turn(j->a + row * dim, j->l->k_dim);
 }
 
 /* Folds a chunk's partial result into a row's total, whose o is `to`; *l is 0 before the first. */
@@ -528,7 +529,7 @@ static void fold(const struct job *j, const struct unit *u, float *m, float *l, 
         *l = p.l;
         memcpy(to, p.o, (size_t)j->l->v_dim * sizeof(float));
     } else {
-        u->kernels->merge(m, l, to, p.m, p.l, p.o, j->l->v_dim);
+        u->kernels->row->merge(m, l, to, p.m, p.l, p.o, j->l->v_dim);
     }
 }
 

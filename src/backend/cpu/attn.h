@@ -57,6 +57,19 @@ struct attn_tile {
     float cap;    /* of scores, in log2 units; 0 = none */
 };
 
+/* What is done to one row of floats, whatever made it. */
+struct attn_row_kernels {
+    /* The sum of the VW lanes of l */
+    float (*sum)(const float *l);
+    /* Folds the partial (m, l, o) of one chunk into the total (tm, tl, to) of one row. */
+    void (*merge)(float *tm, float *tl, float *to, float m, float l, const float *o, int dim);
+    /* out = to / tl, or zeros where tl is 0: no key was seen and `to` is not read */
+    void (*finish)(float tl, const float *to, float *out, int dim);
+    /* 2^x */
+    float (*exp2)(float x);
+    void (*turn)(float *out, int dim); /* kv_turn */
+};
+
 struct attn_kernels {
     int unit;       /* head_dim must be a multiple */
     bool packs_own; /* needs whole vectors of keys a page, and packs them in a form of its own */
@@ -80,18 +93,11 @@ struct attn_kernels {
      * scratch. v_out as if Dv were D. */
     void (*pack_rows)(enum dtype type, const void *const *from, int at, int dim, int v_dim,
                       float *rows, float *k_out, float *v_out);
-    /* The sum of the VW lanes of l */
-    float (*sum)(const float *l);
-    /* Folds the partial (m, l, o) of one chunk into the total (tm, tl, to) of one row. */
-    void (*merge)(float *tm, float *tl, float *to, float m, float l, const float *o, int dim);
-    /* out = to / tl, or zeros where tl is 0: no key was seen and `to` is not read */
-    void (*finish)(float tl, const float *to, float *out, int dim);
-    /* 2^x */
-    float (*exp2)(float x);
-    void (*turn)(float *out, int dim); /* kv_turn */
+    const struct attn_row_kernels *row;
 };
 
 /* vnni: keys of Q8_0 or Q4_0 alone, by 8-bit dot products with queries of 16 bits. */
+extern const struct attn_row_kernels attn_rows_c, attn_rows_avx2, attn_rows_avx512, attn_rows_vnni;
 extern const struct attn_kernels attn_kernels_c, attn_kernels_avx2, attn_kernels_avx512,
     attn_kernels_vnni, attn_kernels_amx;
 

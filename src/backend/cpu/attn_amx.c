@@ -403,32 +403,6 @@ static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const
     _tile_release();
 }
 
-/* The row kernels are those of AVX-512. */
-static float sum(const float *l)
-{
-    return attn_kernels_avx512.sum(l);
-}
-
-static void merge(float *tm, float *tl, float *to, float m, float l, const float *o, int dim)
-{
-    attn_kernels_avx512.merge(tm, tl, to, m, l, o, dim);
-}
-
-static void finish(float tl, const float *to, float *out, int dim)
-{
-    attn_kernels_avx512.finish(tl, to, out, dim);
-}
-
-static float exp2_one(float x)
-{
-    return attn_kernels_avx512.exp2(x);
-}
-
-static void turn(float *out, int dim)
-{
-    attn_kernels_avx512.turn(out, dim);
-}
-
 const struct attn_kernels attn_kernels_amx = {
     .unit = D_STEP,
     .packs_own = true,
@@ -440,9 +414,5 @@ const struct attn_kernels attn_kernels_amx = {
     .attend = attend,
     .pack = pack,
     .pack_rows = pack_rows,
-    .sum = sum,
-    .merge = merge,
-    .finish = finish,
-    .exp2 = exp2_one,
-    .turn = turn,
+    .row = &attn_rows_avx512,
 };

@@ -594,37 +594,10 @@ static void attend_fp8(enum dtype k_type, enum dtype v_type, struct attn_tile *c
     amx_release();
 }
 
-/* The row kernels are those of AVX-512. */
-static float sum(const float *l)
-{
-    return attn_kernels_avx512.sum(l);
-}
-
-static void merge(float *tm, float *tl, float *to, float m, float l, const float *o, int dim)
-{
-    attn_kernels_avx512.merge(tm, tl, to, m, l, o, dim);
-}
-
-static void finish(float tl, const float *to, float *out, int dim)
-{
-    attn_kernels_avx512.finish(tl, to, out, dim);
-}
-
-static float exp2_one(float x)
-{
-    return attn_kernels_avx512.exp2(x);
-}
-
-static void turn(float *out, int dim)
-{
-    attn_kernels_avx512.turn(out, dim);
-}
-
 #define KERNELS(unit_, load_, attend_)                                                             \
     {                                                                                              \
         .unit = unit_, .rows = ROWS, .width = 16, .block = KEYS, .panel = 16, .load = load_,       \
-        .attend = attend_, .sum = sum, .merge = merge, .finish = finish, .exp2 = exp2_one,         \
-        .turn = turn,                                                                              \
+        .attend = attend_, .row = &attn_rows_avx512,                                               \
     }
 
 const struct attn_kernels attn_kernels_amx_q4 = KERNELS(KV_BLOCK, load_q4, attend_q4);

@@ -1,8 +1,8 @@
 /*
  * Attention kernels, written once over vec.h and compiled per instruction set by attn.c (plain
- * C), attn_avx2.c, attn_avx512.c and attn_vnni.c. The includer defines KERNELS (the table's name),
- * ROWS (query rows per tile) and NV (vectors per row of the register tile), and INT8_SCORES where
- * keys are coded and multiplied as such.
+ * C), attn_avx2.c, attn_avx512.c and attn_vnni.c. The includer defines KERNELS and ROW_KERNELS (the
+ * tables' names), ROWS (query rows per tile) and NV (vectors per row of the register tile), and
+ * INT8_SCORES where keys are coded and multiplied as such.
  *
  * The register tile of both products is ROWS x NV vectors. Scores: one vector is VW keys, each step
  * of d multiplies NV loads of K by ROWS broadcasts of q. Values: one vector is VW columns of V, each
@@ -482,6 +482,9 @@ static void turn(float *out, int dim)
     kv_turn(out, dim);
 }
 
+const struct attn_row_kernels ROW_KERNELS = {
+    .sum = sum, .merge = merge, .finish = finish, .exp2 = exp2_one, .turn = turn};
+
 const struct attn_kernels KERNELS = {
     .unit = VW,
     .rows = ROWS,
@@ -492,9 +495,5 @@ const struct attn_kernels KERNELS = {
     .attend = attend,
     .pack = pack,
     .pack_rows = pack_rows,
-    .sum = sum,
-    .merge = merge,
-    .finish = finish,
-    .exp2 = exp2_one,
-    .turn = turn,
+    .row = &ROW_KERNELS,
 };

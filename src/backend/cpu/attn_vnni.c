@@ -1,6 +1,7 @@
 /* Attention kernels for AVX-512 with VNNI, for keys of Q8_0 and Q4_0: 16 lanes, tiles of 8 query rows;
  * scores by 8-bit dot products, values as attn_avx512.c has them. */
 #define KERNELS     attn_kernels_vnni
+#define ROW_KERNELS attn_rows_vnni
 #define ROWS        8
 #define NV          2
 #define INT8_SCORES 1
