@@ -275,7 +275,6 @@ struct head {
     struct norm norm;       /* (E) */
     const struct weight *w; /* (n_vocab, E); may be embed.tokens; or NULL */
     float scale, softcap;   /* 0 = 1, 0 = none */
-    int first;              /* w has the rows of the vocabulary from this one on, on this rank */
 };
 
 /*

@@ -329,7 +329,6 @@ static void cut_ends(struct splitter *s)
     if (!h->w || (tied && !plain))
         return;
     keep_rows(s, h->w, 1, &mine);
-    h->first = mine.first;
 }
 
 /* Stages */
