@@ -6,10 +6,9 @@
  * keys behind the last are left out.
  */
 #include "backend/cuda/attn.cuh"
+#include "backend/cuda/attn_softmax.cuh"
 #include "backend/cuda/encoder.h"
 #include "backend/cuda/gemm.cuh"
-
-#include <math.h>
 
 enum { ENCODE_ROWS = 64, ENCODE_KEYS = 64, ENCODE_THREADS = 128 };
 
@@ -67,7 +66,9 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
             qf[i][j] = *(const uint32_t *)(p.qkv + (size_t)(row0 + r) * (size_t)p.stride +
                                            (size_t)(h * D + d));
         }
-    float out[D / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
+    float out[D / 8][4] = {};
+    struct softmax_rows st;
+    softmax_clear(st);
     int pos[2] = {first + w * 16 + g, first + w * 16 + g + 8};
     bool busy = w * 16 < rows;
     for (int base = from, n = 0; base <= last; base += ENCODE_KEYS, n++) {
@@ -92,7 +93,6 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
                     mma_f16(s[2 * j], qf[i], b[0], b[1]);
                     mma_f16(s[2 * j + 1], qf[i], b[2], b[3]);
                 }
-        float m[2] = {top[0], top[1]};
         bool edge = base + ENCODE_KEYS - 1 > last || p.window;
 #pragma unroll
         for (int j = 0; j < ENCODE_KEYS / 8; j++)
@@ -102,31 +102,13 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
                 s[j][i] *= p.to_log2;
                 if (edge && (key > last || (p.window && (apart >= p.window || apart <= -p.window))))
                     s[j][i] = -INFINITY;
-                m[i >> 1] = fmaxf(m[i >> 1], s[j][i]);
             }
-        float shrink[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 1));
-            m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 2));
-            float anchor = m[r] == -INFINITY ? 0.0f : m[r]; /* nothing visible yet */
-            shrink[r] = fast_exp2(top[r] - anchor);
-            top[r] = m[r];
-            m[r] = anchor;
-            total[r] *= shrink[r];
-        }
-#pragma unroll
-        for (int j = 0; j < ENCODE_KEYS / 8; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                s[j][i] = fast_exp2(s[j][i] - m[i >> 1]);
-                total[i >> 1] += s[j][i];
-            }
+        softmax_tile<ENCODE_KEYS / 2>([&](int i) -> float & { return s[i >> 2][i & 3]; }, st);
 #pragma unroll
         for (int j = 0; j < D / 8; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                out[j][i] *= shrink[i >> 1];
+                out[j][i] *= st.shrink[i >> 1];
 #pragma unroll
         for (int i = 0; i < ENCODE_KEYS / 16; i++)
             if (i < groups) {
@@ -148,11 +130,10 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        total[r] += __shfl_xor_sync(FULL_WARP, total[r], 1);
-        total[r] += __shfl_xor_sync(FULL_WARP, total[r], 2);
+        float total = softmax_total(st, r);
         int row = w * 16 + g + 8 * r;
         bool mine = row < rows, hidden = !mine || p.slot[row0 + row] < 0;
-        float inv = hidden ? 0.0f : 1.0f / total[r];
+        float inv = hidden ? 0.0f : 1.0f / total;
         float *to = p.a + ((size_t)(row0 + row) * (size_t)H + (size_t)h) * D;
         uint16_t *to_half = p.halves + (size_t)(row0 + row) * (size_t)p.padded;
 #pragma unroll
@@ -170,13 +151,8 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
                 }
                 continue;
             }
-            /* Two lanes share 8 of the 16 columns, as half_slot has them, and each takes four next to
-             * each other. */
-            uint32_t lo = pack_half2(v[0], v[1]), hi = pack_half2(v[2], v[3]);
-            uint32_t other = __shfl_xor_sync(FULL_WARP, c < 2 ? hi : lo, 2);
-            if (mine)
-                *(uint2 *)(to_half + h * D + j * 8 + (c & 1) * 8 + (c >> 1) * 4) =
-                    c < 2 ? make_uint2(lo, other) : make_uint2(other, hi);
+            softmax_halves_put(pack_half2(v[0], v[1]), pack_half2(v[2], v[3]),
+                               to_half + h * D + j * 8, mine);
         }
         if (p.halves && mine && h == 0 && c == 0)
             p.half_scale[row0 + row] = 1.0f / HIDDEN_SCALE;

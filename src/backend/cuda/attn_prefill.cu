@@ -6,10 +6,9 @@
  * Everything else is attn_decode.cu's prefill.
  */
 #include "backend/cuda/attn.cuh"
+#include "backend/cuda/attn_softmax.cuh"
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/wgmma.cuh"
-
-#include <math.h>
 
 enum {
     PREFILL_ROWS = 64,
@@ -47,48 +46,14 @@ struct attn_prefill_args {
     float scale;
 };
 
-template <bool BF16> DEVICE uint32_t pack_pair(float x, float y)
-{
-    return BF16 ? pack_bf162(x, y) : pack_half2(x, y);
-}
-
-/* The state of a row's softmax: rows g and g+8 of the warp. */
-struct attn_prefill_state {
-    float top[2], total[2], shrink[2];
-    int pos[2];
-};
-
 /* Logits to probabilities. edge: some of these keys may be hidden from some rows. */
-DEVICE void attn_prefill_softmax(float (&s)[PREFILL_KEYS / 2], struct attn_prefill_state &st,
-                                 int base, bool edge, int window)
+DEVICE void attn_prefill_softmax(float (&s)[PREFILL_KEYS / 2], struct softmax_rows &st,
+                                 const int (&pos)[2], int base, bool edge, int window)
 {
-    int c = lane_id() & 3;
+    auto sum = [&](int i) -> float & { return s[i]; };
     if (edge)
-#pragma unroll
-        for (int i = 0; i < PREFILL_KEYS / 2; i++) {
-            int key = base + (i >> 2) * 8 + 2 * c + (i & 1), pos = st.pos[i >> 1 & 1];
-            if (key > pos || (window && key <= pos - window))
-                s[i] = -INFINITY;
-        }
-    float m[2] = {st.top[0], st.top[1]};
-#pragma unroll
-    for (int i = 0; i < PREFILL_KEYS / 2; i++)
-        m[i >> 1 & 1] = fmaxf(m[i >> 1 & 1], s[i]);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 1));
-        m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 2));
-        float anchor = m[r] == -INFINITY ? 0.0f : m[r]; /* nothing visible yet */
-        st.shrink[r] = fast_exp2(st.top[r] - anchor);
-        st.top[r] = m[r];
-        m[r] = anchor;
-        st.total[r] *= st.shrink[r];
-    }
-#pragma unroll
-    for (int i = 0; i < PREFILL_KEYS / 2; i++) {
-        s[i] = fast_exp2(s[i] - m[i >> 1 & 1]);
-        st.total[i >> 1 & 1] += s[i];
-    }
+        softmax_hide<PREFILL_KEYS / 2>(sum, pos, base, window);
+    softmax_tile<PREFILL_KEYS / 2>(sum, st);
 }
 
 template <bool BF16>
@@ -99,7 +64,7 @@ DEVICE void attn_prefill_pack(const float (&s)[PREFILL_KEYS / 2],
     for (int i = 0; i < PREFILL_KEYS / 16; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            pf[i][j] = pack_pair<BF16>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+            pf[i][j] = pack_kv<BF16>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
 }
 
 /* What a block reads: keys `from`.. of a sequence, by rounds of PREFILL_KEYS. */
@@ -162,21 +127,18 @@ DEVICE void attn_prefill_queries(const struct attn_prefill_args &p, int h, int r
             float2 e =
                 *(const float2 *)(p.q + ((size_t)(row0 + r) * (size_t)H + (size_t)h) * PREFILL_D +
                                   (size_t)d);
-            qf[i][j] = pack_pair<BF16>(e.x * to_log2, e.y * to_log2);
+            qf[i][j] = pack_kv<BF16>(e.x * to_log2, e.y * to_log2);
         }
 }
 
 /* The result of a warpgroup's 64 rows, of which `rows` are real: as floats, or as halves. */
-DEVICE void attn_prefill_write(const struct attn_prefill_args &p,
-                               const struct attn_prefill_state &st,
+DEVICE void attn_prefill_write(const struct attn_prefill_args &p, const struct softmax_rows &st,
                                const float (&out)[PREFILL_D / 2], int h, int row0, int rows)
 {
     int w = warp_id() & 3, g = lane_id() >> 2, c = lane_id() & 3, H = p.n_heads;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float total = st.total[r];
-        total += __shfl_xor_sync(FULL_WARP, total, 1);
-        total += __shfl_xor_sync(FULL_WARP, total, 2);
+        float total = softmax_total(st, r);
         int row = w * 16 + g + 8 * r;
         bool mine = row < rows, hidden = !mine || p.step.slot[row0 + row] < 0;
         float inv = hidden ? 0.0f : 1.0f / total;
@@ -193,13 +155,9 @@ DEVICE void attn_prefill_write(const struct attn_prefill_args &p,
             }
             if (!p.halves)
                 continue;
-            /* No larger than the largest value, which is a half too. Two lanes share 8 of the 16
-             * columns, as half_slot has them, and each takes four next to each other. */
-            uint32_t lo = pack_half2(v[0], v[1]), hi = pack_half2(v[2], v[3]);
-            uint32_t other = __shfl_xor_sync(FULL_WARP, c < 2 ? hi : lo, 2);
-            if (mine)
-                *(uint2 *)(p.halves + at + j * 8 + (c & 1) * 8 + (c >> 1) * 4) =
-                    c < 2 ? make_uint2(lo, other) : make_uint2(other, hi);
+            /* No larger than the largest value, which is a half too. */
+            softmax_halves_put(pack_half2(v[0], v[1]), pack_half2(v[2], v[3]),
+                               p.halves + at + j * 8, mine);
         }
         if (p.halves && mine && h == 0 && c == 0)
             p.half_scale[row0 + row] = 1.0f;
@@ -250,13 +208,9 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
 
     uint32_t qf[PREFILL_D / 16][4];
     attn_prefill_queries<BF16>(p, h, row0, rows, qf);
-    struct attn_prefill_state st;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        st.top[r] = -INFINITY;
-        st.total[r] = 0.0f;
-        st.pos[r] = first_pos + w * 16 + g + 8 * r;
-    }
+    struct softmax_rows st;
+    softmax_clear(st);
+    const int pos[2] = {first_pos + w * 16 + g, first_pos + w * 16 + g + 8};
     float out[PREFILL_D / 2] = {}, s[PREFILL_KEYS / 2] = {};
     uint32_t pf[PREFILL_KEYS / 16][4];
     wgmma_use(out);
@@ -294,7 +248,7 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     keys(0);
     wgmma_wait<0>();
     wgmma_use(s);
-    attn_prefill_softmax(s, st, from, edge(0), p.window);
+    attn_prefill_softmax(s, st, pos, from, edge(0), p.window);
     attn_prefill_pack<BF16>(s, pf);
     if (wg == 1 && rounds > 1)
         part_arrive(1, 256);
@@ -307,7 +261,7 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
             part_arrive(2 - wg, 256);
         wgmma_wait<1>();
         wgmma_use(s);
-        attn_prefill_softmax(s, st, from + round * PREFILL_KEYS, edge(round), p.window);
+        attn_prefill_softmax(s, st, pos, from + round * PREFILL_KEYS, edge(round), p.window);
         wgmma_wait<0>();
         if (lane == 0)
             bar_arrive(&bars->empty[(round - 1) % PREFILL_STAGES]);

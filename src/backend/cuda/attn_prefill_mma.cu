@@ -3,8 +3,7 @@
  * memory, 64 at a time. Halves or bf16 in the cache, head_dim 64 or 128.
  */
 #include "backend/cuda/attn.cuh"
-
-#include <math.h>
+#include "backend/cuda/attn_softmax.cuh"
 
 enum { PRE_ROWS = 64, PRE_KEYS = 64 };
 
@@ -13,7 +12,7 @@ enum { PRE_ROWS = 64, PRE_KEYS = 64 };
  * memory, rows of 2D bytes whose 16-byte pieces are swizzled by the row, double-buffered.
  */
 template <int D, bool BF16>
-static __global__ void __launch_bounds__(128)
+static __global__ void __launch_bounds__(128, 3)
     attn_prefill_mma_kernel(const __grid_constant__ struct attn_args p, const int2 *tiles)
 {
     enum { ROW = 2 * D, PIECES = D / 8, TILE = PRE_KEYS * ROW };
@@ -53,8 +52,10 @@ static __global__ void __launch_bounds__(128)
             const float *e = p.q + ((size_t)(row0 + r) * (size_t)H + (size_t)h) * D + (size_t)d;
             qf[i][j] = pack_kv<BF16>(e[0] * to_log2, e[1] * to_log2);
         }
-    float out[D / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
-    int pos[2] = {first_pos + w * 16 + g, first_pos + w * 16 + g + 8};
+    float out[D / 8][4] = {};
+    struct softmax_rows st;
+    softmax_clear(st);
+    const int pos[2] = {first_pos + w * 16 + g, first_pos + w * 16 + g + 8};
     for (int base = from, n = 0; base <= last_pos; base += PRE_KEYS, n++) {
         bool more = base + PRE_KEYS <= last_pos;
         if (more)
@@ -76,40 +77,15 @@ static __global__ void __launch_bounds__(128)
                 mma_kv<BF16>(s[2 * j], qf[i], b[0], b[1]);
                 mma_kv<BF16>(s[2 * j + 1], qf[i], b[2], b[3]);
             }
-        float m[2] = {top[0], top[1]};
-        bool edge = base + PRE_KEYS - 1 > first_pos + w * 16 || p.window;
-#pragma unroll
-        for (int j = 0; j < PRE_KEYS / 8; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int key = base + j * 8 + 2 * c + (i & 1);
-                if (edge && (key > pos[i >> 1] || (p.window && key <= pos[i >> 1] - p.window)))
-                    s[j][i] = -INFINITY;
-                m[i >> 1] = fmaxf(m[i >> 1], s[j][i]);
-            }
-        float shrink[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 1));
-            m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 2));
-            float anchor = m[r] == -INFINITY ? 0.0f : m[r];
-            shrink[r] = fast_exp2(top[r] - anchor);
-            top[r] = m[r];
-            m[r] = anchor;
-            total[r] *= shrink[r];
-        }
-#pragma unroll
-        for (int j = 0; j < PRE_KEYS / 8; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                s[j][i] = fast_exp2(s[j][i] - m[i >> 1]);
-                total[i >> 1] += s[j][i];
-            }
+        auto sum = [&](int i) -> float & { return s[i >> 2][i & 3]; };
+        if (base + PRE_KEYS - 1 > first_pos + w * 16 || p.window)
+            softmax_hide<PRE_KEYS / 2>(sum, pos, base, p.window);
+        softmax_tile<PRE_KEYS / 2>(sum, st);
 #pragma unroll
         for (int j = 0; j < D / 8; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                out[j][i] *= shrink[i >> 1];
+                out[j][i] *= st.shrink[i >> 1];
 #pragma unroll
         for (int i = 0; i < PRE_KEYS / 16; i++) {
             uint32_t pf[4] = {pack_kv<BF16>(s[2 * i][0], s[2 * i][1]),
@@ -130,13 +106,12 @@ static __global__ void __launch_bounds__(128)
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        total[r] += __shfl_xor_sync(FULL_WARP, total[r], 1);
-        total[r] += __shfl_xor_sync(FULL_WARP, total[r], 2);
+        float total = softmax_total(st, r);
         int row = w * 16 + g + 8 * r;
         if (row >= rows)
             continue;
         bool hidden = p.step.slot[row0 + row] < 0;
-        float inv = hidden ? 0.0f : 1.0f / total[r];
+        float inv = hidden ? 0.0f : 1.0f / total;
         float *to = p.a + ((size_t)(row0 + row) * (size_t)H + (size_t)h) * D;
 #pragma unroll
         for (int j = 0; j < D / 8; j++)

@@ -8,9 +8,8 @@
  * a second kernel turns the rows back and gates them.
  */
 #include "backend/cuda/attn.cuh"
+#include "backend/cuda/attn_softmax.cuh"
 #include "backend/cuda/kv_coded.cuh"
-
-#include <math.h>
 
 enum { BROAD_ROWS = 64, BROAD_KEYS = 64, BROAD_THREADS = 256, BROAD_S_ROW = BROAD_KEYS + 8 };
 
@@ -151,7 +150,9 @@ static __global__ void __launch_bounds__(BROAD_THREADS, D > 128 ? 1 : 2)
         sh.q + ((PAIR ? side * BROAD_ROWS : 0) + w * 16 + (lane & 15)) * ROW + (lane >> 4) * 16;
     int own = PAIR ? 0 : side * OWN, column0 = PAIR ? 0 : side * COLUMNS;
     int pos[2] = {t.first_pos + w * 16 + g, t.first_pos + w * 16 + g + 8};
-    float out[COLUMNS / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
+    float out[COLUMNS / 8][4] = {};
+    struct softmax_rows st;
+    softmax_clear(st);
 #pragma unroll 1
     for (int base = t.from, n = 0; base <= t.last_pos; base += BROAD_KEYS, n ^= TWO) {
         if (TWO)
@@ -217,34 +218,12 @@ static __global__ void __launch_bounds__(BROAD_THREADS, D > 128 ? 1 : 2)
                     s[j][2 * r] = e.x, s[j][2 * r + 1] = e.y;
                 }
         }
-        float m[2] = {top[0], top[1]}, shrink[2];
-#pragma unroll
-        for (int j = 0; j < BROAD_KEYS / 8; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                m[i >> 1] = fmaxf(m[i >> 1], s[j][i]);
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 1));
-            m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 2));
-            float anchor = m[r] == -INFINITY ? 0.0f : m[r]; /* nothing visible yet */
-            shrink[r] = fast_exp2(top[r] - anchor);
-            top[r] = m[r];
-            m[r] = anchor;
-            total[r] *= shrink[r];
-        }
-#pragma unroll
-        for (int j = 0; j < BROAD_KEYS / 8; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                s[j][i] = fast_exp2(s[j][i] - m[i >> 1]);
-                total[i >> 1] += s[j][i];
-            }
+        softmax_tile<BROAD_KEYS / 2>([&](int i) -> float & { return s[i >> 2][i & 3]; }, st);
 #pragma unroll
         for (int j = 0; j < COLUMNS / 8; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                out[j][i] *= shrink[i >> 1];
+                out[j][i] *= st.shrink[i >> 1];
 #pragma unroll
         for (int i = 0; i < BROAD_KEYS / 16; i++) {
             uint32_t pf[4] = {pack_kv<BF16>(s[2 * i][0], s[2 * i][1]),
@@ -265,13 +244,12 @@ static __global__ void __launch_bounds__(BROAD_THREADS, D > 128 ? 1 : 2)
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        total[r] += __shfl_xor_sync(FULL_WARP, total[r], 1);
-        total[r] += __shfl_xor_sync(FULL_WARP, total[r], 2);
+        float total = softmax_total(st, r);
         int row = w * 16 + g + 8 * r;
         if (row >= t.rows)
             continue;
         bool hidden = p.step.slot[t.row0 + row] < 0;
-        float by = hidden ? 0.0f : 1.0f / (total[r] + attn_sink(p, h, top[r]));
+        float by = hidden ? 0.0f : 1.0f / (total + attn_sink(p, h, st.top[r]));
         float *to = p.a + ((size_t)(t.row0 + row) * (size_t)p.n_heads + (size_t)h) * D;
         const float *gate = attn_gate(p, t.row0 + row, h);
 #pragma unroll

@@ -8,6 +8,7 @@
  * come through rings of two. A round multiplies q with its keys while the probabilities of the round
  * before multiply their values, as in attn_prefill.cu.
  */
+#include "backend/cuda/attn_softmax.cuh"
 #include "backend/cuda/host.h"
 #include "backend/cuda/latent_row.cuh"
 #include "backend/cuda/wgmma.cuh"
@@ -188,54 +189,25 @@ DEVICE void expanded_queries(const struct expanded_args &p, int h, int row0, int
     wgmma_publish();
 }
 
-/* The state of a row's softmax: rows g and g + 8 of the warp. */
-struct expanded_state {
-    float top[2], total[2], shrink[2];
-    int pos[2];
-};
-
 /* Logits of keys from `base` on to probabilities. edge: some may be hidden from some rows. */
-DEVICE void expanded_softmax(float (&s)[EXPANDED_KEYS / 2], struct expanded_state &st, int base,
-                             bool edge)
+DEVICE void expanded_softmax(float (&s)[EXPANDED_KEYS / 2], struct softmax_rows &st,
+                             const int (&pos)[2], int base, bool edge)
 {
-    int c = lane_id() & 3;
+    auto sum = [&](int i) -> float & { return s[i]; };
     if (edge)
-#pragma unroll
-        for (int i = 0; i < EXPANDED_KEYS / 2; i++)
-            if (base + (i >> 2) * 8 + 2 * c + (i & 1) > st.pos[i >> 1 & 1])
-                s[i] = -INFINITY;
-    float m[2] = {st.top[0], st.top[1]};
-#pragma unroll
-    for (int i = 0; i < EXPANDED_KEYS / 2; i++)
-        m[i >> 1 & 1] = fmaxf(m[i >> 1 & 1], s[i]);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 1));
-        m[r] = fmaxf(m[r], __shfl_xor_sync(FULL_WARP, m[r], 2));
-        float anchor = m[r] == -INFINITY ? 0.0f : m[r]; /* nothing visible yet */
-        st.shrink[r] = fast_exp2(st.top[r] - anchor);
-        st.top[r] = m[r];
-        m[r] = anchor;
-        st.total[r] *= st.shrink[r];
-    }
-#pragma unroll
-    for (int i = 0; i < EXPANDED_KEYS / 2; i++) {
-        s[i] = fast_exp2(s[i] - m[i >> 1 & 1]);
-        st.total[i >> 1 & 1] += s[i];
-    }
+        softmax_hide<EXPANDED_KEYS / 2>(sum, pos, base, 0);
+    softmax_tile<EXPANDED_KEYS / 2>(sum, st);
 }
 
 /* The result of a warpgroup's rows, of which `rows` are real: as floats, or as halves. */
 template <int PV>
-DEVICE void expanded_write(const struct expanded_args &p, const struct expanded_state &st,
+DEVICE void expanded_write(const struct expanded_args &p, const struct softmax_rows &st,
                            const float (&out)[PV / 2][64], int h, int row0, int rows)
 {
     int w = warp_id() & 3, g = lane_id() >> 2, c = lane_id() & 3;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float total = st.total[r];
-        total += __shfl_xor_sync(FULL_WARP, total, 1);
-        total += __shfl_xor_sync(FULL_WARP, total, 2);
+        float total = softmax_total(st, r);
         int row = w * 16 + g + 8 * r;
         bool mine = row < rows, hidden = !mine || p.step.slot[row0 + row] < 0;
         float f = hidden ? 0.0f : 1.0f / (HIDDEN_SCALE * total);
@@ -253,13 +225,9 @@ DEVICE void expanded_write(const struct expanded_args &p, const struct expanded_
                 }
                 continue;
             }
-            /* Two lanes share 8 of the 16 columns, as half_slot has them: each takes four. */
-            uint32_t lo = pack_half2(clamp_half(v[0]), clamp_half(v[1]));
-            uint32_t hi = pack_half2(clamp_half(v[2]), clamp_half(v[3]));
-            uint32_t other = __shfl_xor_sync(FULL_WARP, c < 2 ? hi : lo, 2);
-            if (mine)
-                *(uint2 *)(p.halves + at + j * 8 + (c & 1) * 8 + (c >> 1) * 4) =
-                    c < 2 ? make_uint2(lo, other) : make_uint2(other, hi);
+            softmax_halves_put(pack_half2(clamp_half(v[0]), clamp_half(v[1])),
+                               pack_half2(clamp_half(v[2]), clamp_half(v[3])),
+                               p.halves + at + j * 8, mine);
         }
         if (p.halves && mine && h == 0 && c == 0)
             p.half_scale[row0 + row] = 1.0f;
@@ -306,13 +274,10 @@ static __global__ void __launch_bounds__(EXPANDED_THREADS, 1)
     uint8_t *queries = shared + wg * S::QUERIES;
     expanded_queries<PK>(p, h, row0 + wg * EXPANDED_ROWS, rows - wg * EXPANDED_ROWS, queries);
     part_sync(3 + wg, 128);
-    struct expanded_state st;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        st.top[r] = -INFINITY;
-        st.total[r] = 0.0f;
-        st.pos[r] = first_pos + wg * EXPANDED_ROWS + w * 16 + g + 8 * r;
-    }
+    struct softmax_rows st;
+    softmax_clear(st);
+    int row_pos = first_pos + wg * EXPANDED_ROWS + w * 16 + g;
+    const int pos[2] = {row_pos, row_pos + 8};
     float out[PV / 2][64] = {}, s[EXPANDED_KEYS / 2] = {};
     uint32_t pf[EXPANDED_KEYS / 16][4];
 #pragma unroll
@@ -365,7 +330,7 @@ static __global__ void __launch_bounds__(EXPANDED_THREADS, 1)
     wgmma_use(s);
     if (lane == 0)
         bar_arrive(&bars->keys_empty[0]);
-    expanded_softmax(s, st, 0, edge(0));
+    expanded_softmax(s, st, pos, 0, edge(0));
     pack();
     if (wg == 1 && rounds > 1)
         part_arrive(1, 256);
@@ -380,7 +345,7 @@ static __global__ void __launch_bounds__(EXPANDED_THREADS, 1)
         wgmma_use(s);
         if (lane == 0)
             bar_arrive(&bars->keys_empty[round % EXPANDED_STAGES]);
-        expanded_softmax(s, st, round * EXPANDED_KEYS, edge(round));
+        expanded_softmax(s, st, pos, round * EXPANDED_KEYS, edge(round));
         wgmma_wait<0>();
         if (lane == 0)
             bar_arrive(&bars->values_empty[(round - 1) % EXPANDED_STAGES]);
