@@ -5,6 +5,7 @@ Speed does not depend on what the weights say, so a benchmark needs no download:
 types and sizes of the real one. The same arguments give the same bytes. Standard library only.
 
   synth_gguf.py OUT.gguf --shape qwen3-30b-a3b [--layers N] [--quant q4_k_m|q8_0|mxfp4|...] [--seed S]
+  synth_gguf.py OUT.gguf --shape deepseek-v3 --empty     a hole for the weights: for `steel plan` and `steel show`
 
 Every engine that reads GGUF can load the result. The vocabulary is declared absent (tokenizer.ggml.model =
 "no_vocab"): drive it with token ids, or add one with bench/add_vocab.py. Encoders (bge-base, bge-m3) have one of made-up
@@ -177,17 +178,29 @@ def qwen35_35b_a3b(layers, vocab, main, high):
 
 
 def glm_47_flash(layers, vocab, main, high):
-    E, H, X, F, dense = 2048, 20, 64, 1536, 10240
-    q_rank, kv_rank, rope, nope, value = 768, 512, 64, 192, 256
     m = Model("deepseek2", layers or 47, vocab or 154880, main, high)
-    m.set(context_length=202752, embedding_length=E, block_count=m.layers, feed_forward_length=dense,
+    return latent(m, (2048, 20, 64, 1536, 10240), (768, 512, 64, 192, 256), n_dense=1, context_length=202752,
+                  attention__layer_norm_rms_epsilon=1e-5, rope__freq_base=1e6, expert_used_count=4, expert_weights_scale=1.8,
+                  expert_group_count=1, expert_group_used_count=1)
+
+
+def deepseek_v3(layers, vocab, main, high):
+    m = Model("deepseek2", layers or 61, vocab or 129280, main, high)
+    return latent(m, (7168, 128, 256, 2048, 18432), (1536, 512, 64, 128, 128), n_dense=3, context_length=163840,
+                  attention__layer_norm_rms_epsilon=1e-6, rope__freq_base=1e4, expert_used_count=8, expert_weights_scale=2.5,
+                  expert_group_count=8, expert_group_used_count=4)
+
+
+def latent(m, widths, dims, n_dense, **more_meta):
+    E, H, X, F, dense = widths
+    q_rank, kv_rank, rope, nope, value = dims
+    main, high = m.main, m.high
+    m.set(embedding_length=E, block_count=m.layers, feed_forward_length=dense, **more_meta,
           attention__head_count=H, attention__head_count_kv=1, attention__key_length=kv_rank + rope,
           attention__value_length=kv_rank, attention__key_length_mla=nope + rope, attention__value_length_mla=value,
-          attention__q_lora_rank=q_rank, attention__kv_lora_rank=kv_rank, attention__layer_norm_rms_epsilon=1e-5,
-          rope__freq_base=1e6, rope__dimension_count=rope, leading_dense_block_count=1, expert_count=X,
-          expert_used_count=4, expert_shared_count=1, expert_feed_forward_length=F, expert_weights_scale=1.8,
-          expert_weights_norm=True, expert_gating_func=2, expert_group_count=1, expert_group_used_count=1,
-          vocab_size=m.vocab)
+          attention__q_lora_rank=q_rank, attention__kv_lora_rank=kv_rank, rope__dimension_count=rope,
+          leading_dense_block_count=n_dense, expert_count=X, expert_shared_count=1, expert_feed_forward_length=F,
+          expert_weights_norm=True, expert_gating_func=2, vocab_size=m.vocab)
     m.ends(E, main, high)
     for i in range(m.layers):
         more = m.more_bits(i)
@@ -196,7 +209,7 @@ def glm_47_flash(layers, vocab, main, high):
                 ("attn_kv_a_mqa.weight", [E, kv_rank + rope], main), ("attn_kv_a_norm.weight", [kv_rank], F32),
                 ("attn_k_b.weight", [nope, kv_rank, H], Q8_0), ("attn_v_b.weight", [kv_rank, value, H], Q8_0),
                 ("attn_output.weight", [H * value, E], main), ("ffn_norm.weight", [E], F32))
-        if i == 0:
+        if i < n_dense:
             m.layer(i, ("ffn_gate.weight", [E, dense], main), ("ffn_up.weight", [E, dense], main),
                     ("ffn_down.weight", [dense, E], more))
         else:
@@ -284,6 +297,7 @@ def words(n, types, unigram):
 
 
 OTHERS = {"gpt-oss-20b": gpt_oss_20b, "qwen3.5-35b-a3b": qwen35_35b_a3b, "glm-4.7-flash": glm_47_flash,
+          "deepseek-v3": deepseek_v3,
           "gemma-4-26b-a4b": gemma_4_26b_a4b,
           **{name: functools.partial(encoder, name) for name in ENCODERS}}
 
@@ -417,6 +431,7 @@ def main():
     ap.add_argument("--mtp", action="store_true", help="with a block that guesses tokens ahead (qwen3.5, glm-4.7-flash)")
     ap.add_argument("--positions", type=int, help="of an encoder, other than the real model has")
     ap.add_argument("--seed", type=int, default=1)
+    ap.add_argument("--empty", action="store_true", help="names and shapes, with a hole in the place of the weights")
     a = ap.parse_args()
     rnd = random.Random(a.seed)
     main_type, high_type, head_type, file_type = QUANTS[a.quant]
@@ -431,6 +446,12 @@ def main():
     if a.shape != "gpt-oss-20b":
         m.retype("output.weight", head_type)
     head, total = header(meta, m.tensors)
+    if a.empty:
+        with open(a.out, "wb") as f:
+            f.write(head)
+            f.truncate(len(head) + total)
+        print(f"{a.out}: {len(m.tensors)} tensors, {total / 1e9:.2f} GB, empty", file=sys.stderr)
+        return
     # The bank of floats is larger than any router, so that no two experts of a layer are alike.
     experts = any("exps" in name for name, _, _ in m.tensors)
     n_blocks = lambda kind: 1 << 19 if kind == F32 and experts else 1 << 14

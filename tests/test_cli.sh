@@ -57,7 +57,7 @@ expect 2 "config:3: unknown option 'frob'" env STEEL_CONFIG="$tmp/config" "$stee
 expect 0 '' env STEEL_CONFIG="$tmp/config" "$steel" show "$tmp/tiny.gguf"
 expect 2 "STEEL_THREADS='many'" env STEEL_THREADS=many "$steel" run "$tmp/tiny.gguf" -p x
 expect 2 "STEEL_QUIET='perhaps'" env STEEL_QUIET=perhaps "$steel" run "$tmp/tiny.gguf" -p x
-for c in run show bench logits perplexity tokenize detokenize; do
+for c in run show plan bench logits perplexity tokenize detokenize; do
     expect 0 "usage: steel $c" "$steel" $c --help
     [ -s "$tmp/err" ] && echo "FAIL: $c --help wrote to stderr" && failures=$((failures + 1))
 done
@@ -117,7 +117,7 @@ expect 2 'Name a model' "$steel" tokenize
 expect 0 'tg2' "$steel" bench -m "$tmp/tiny.gguf" -p 0 -n 2 -r 1
 expect 0 'hello' "$steel" template -m builtin -p hello
 expect 0 accepted sh -c "echo '{\"schema\": {}, \"tests\": []}' | $steel constrain -m builtin --jsonl"
-for c in run serve show bench perplexity tokenize detokenize template constrain logits; do
+for c in run serve show plan bench perplexity tokenize detokenize template constrain logits; do
     "$steel" $c --help | grep -q -e '-m, --model' || fails "$c has no -m"
 done
 
@@ -152,15 +152,29 @@ expect 1 'output could not be written' sh -c "$steel tokenize $tmp/tiny.gguf hel
 expect 1 'output could not be written' sh -c "$steel bench $tmp/tiny.gguf -p 8 -n 2 -r 1 >/dev/full"
 expect 1 'output could not be written' sh -c "printf 'Hello\n' | $steel run >/dev/full"
 expect 1 'output could not be written' sh -c "$steel show $tmp/tiny.gguf >/dev/full" && one_line_error
+expect 1 'output could not be written' sh -c "$steel plan $tmp/tiny.gguf --tp 2 >/dev/full" && one_line_error
+expect 1 'output could not be written' sh -c "$steel plan $tmp/tiny.gguf --tp 2 --json >/dev/full" && one_line_error
 expect 1 'output could not be written' sh -c "$steel run $tmp/tiny.gguf -p x -n 2 --raw >/dev/full"
 
 expect 1 'nowhere.gguf' "$steel" run "$tmp/nowhere.gguf" -p x && one_line_error
 expect 1 'short.gguf' "$steel" show "$tmp/short.gguf" && one_line_error
+expect 1 'short.gguf' "$steel" plan "$tmp/short.gguf" --tp 2 && one_line_error
 expect 1 'cut.gguf' "$steel" run "$tmp/cut.gguf" -p x && one_line_error
 expect 1 'config.json' "$steel" run "$tmp/empty" -p x && one_line_error
 
 expect 0 'active per token' "$steel" show "$tmp/tiny.gguf"
 expect 0 'blk.0.attn_q.weight' "$steel" show "$tmp/tiny.gguf"
+# a plan for ranks needs no mpirun; what it says is checked in test_plan.c and test_plan.py
+expect 0 '2 ranks: --tp 2 --pp 1' "$steel" plan "$tmp/tiny.gguf" --tp 2
+expect 0 'bound by' "$steel" plan "$tmp/tiny.gguf" --tp 2 --link 12us:3GB/s
+expect 1 '--pp 3: the model has 2 layers' "$steel" plan "$tmp/tiny.gguf" --pp 3 && one_line_error
+expect 1 'are 4096 ranks; 64 is the most' "$steel" plan "$tmp/tiny.gguf" --tp 64 --pp 64 && one_line_error
+expect 1 'does not fit: rank 0 needs' "$steel" plan "$tmp/tiny.gguf" --memory 1M
+expect 2 'wifi: no link: nvlink, pcie5' "$steel" plan "$tmp/tiny.gguf" --link wifi
+expect 2 'no link' "$steel" plan "$tmp/tiny.gguf" --link nvlink,
+expect 2 'no device: h200' "$steel" plan "$tmp/tiny.gguf" --gpu tpu
+expect 2 'use a size such as 80G' "$steel" plan "$tmp/tiny.gguf" --memory lots
+expect 2 'seqs 1,x' "$steel" plan "$tmp/tiny.gguf" --seqs 1,x
 expect 0 'tok/s' "$steel" run "$tmp/tiny.gguf" --raw -p 'hello world' -n 8 --seed 1
 cp "$tmp/out" "$tmp/first"
 expect 0 'tok/s' "$steel" run "$tmp/tiny.gguf" --raw -p 'hello world' -n 8 --seed 1 -t 1

@@ -12,11 +12,10 @@
 #include <unistd.h>
 
 enum {
-    SPINS = 2000,           /* looks before the first nap */
-    NAP_NS = 20000,         /* the first one */
-    MOST_NAP_NS = 500000,   /* when nothing has come for long */
-    VOCAB_UNIT = 64,        /* rows of a head that stay together */
-    GATHER_BYTES = 1 << 15, /* sums up to this size go whole to everybody: one message less */
+    SPINS = 2000,         /* looks before the first nap */
+    NAP_NS = 20000,       /* the first one */
+    MOST_NAP_NS = 500000, /* when nothing has come for long */
+    VOCAB_UNIT = 64,      /* rows of a head that stay together */
 };
 
 static struct ranks *world;
@@ -178,7 +177,7 @@ void ranks_sum(struct ranks *r, float *rows, size_t n)
     size_t lanes = r ? (size_t)r->tp : 1;
     if (lanes == 1 || !ranks_ok(r, NULL))
         return;
-    if (n * sizeof(float) <= GATHER_BYTES) {
+    if (n * sizeof(float) <= RANKS_GATHER_BYTES) {
         float *all = scratch(r, n * lanes);
         if (wait_for(r, r->link->allgather(rows, all, n * sizeof(float), 1), false, "a sum"))
             add_parts(rows, all, n, r->tp);

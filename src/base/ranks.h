@@ -17,7 +17,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { RANKS_TIMEOUT = 10, RANKS_MOST = 64 };
+enum {
+    RANKS_TIMEOUT = 10,
+    RANKS_MOST = 64,
+    RANKS_GATHER_BYTES = 1 << 15, /* sums up to this size go whole to everybody: one message less */
+};
 
 /* The run of n things that lane `at` of `of` takes, in units: as even as can be, the first ones have
  * more. n is a multiple of unit, or the last one has the rest. */

@@ -26,6 +26,7 @@ int cmd_help(int argc, char **argv);
 int cmd_detokenize(int argc, char **argv);
 int cmd_list(int argc, char **argv);
 int cmd_logits(int argc, char **argv);
+int cmd_plan(int argc, char **argv);
 int cmd_pull(int argc, char **argv);
 int cmd_rm(int argc, char **argv);
 int cmd_route(int argc, char **argv);

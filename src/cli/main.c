@@ -17,6 +17,7 @@ const struct command cli_commands[] = {
     {"list", "", "the models that are here", cmd_list},
     {"rm", "NAME", "remove one", cmd_rm},
     {"show", "[MODEL]", "what is in a model file", cmd_show},
+    {"plan", "[MODEL] --tp N", "how a model would be placed on several ranks", cmd_plan},
     {"bench", "[MODEL] | serve", "measure the engine, or a running server", cmd_bench},
     {"perplexity", "[MODEL] FILE", "how well a model predicts a text", cmd_perplexity},
     {"tokenize", "MODEL [TEXT]", "the tokens of a text", cmd_tokenize},

@@ -73,9 +73,7 @@ static struct step_limits limits_of(const struct runtime_options *opt, bool gpu)
     return lim;
 }
 
-/* Working memory of a step, on the safe side: rows of activations, experts' outputs apart, and
- * logits. */
-static size_t step_bytes(const struct network *net, const struct step_limits *lim)
+size_t runtime_step_bytes(const struct network *net, const struct step_limits *lim)
 {
     struct network_max max;
     network_measure(net, &max);
@@ -99,7 +97,7 @@ static size_t gpu_step_bytes(const struct runtime_options *opt, const struct net
     network_measure(net, &max);
     size_t ff = (size_t)max.n_ff, pairs = (size_t)max.n_expert_used * (size_t)max.n_ff_exp;
     size_t wide = wants_adapters(opt) ? 2 * (ff > pairs ? ff : pairs) + 2 * ff : 0;
-    return step_bytes(net, lim) + (size_t)lim->max_tokens * wide * sizeof(float);
+    return runtime_step_bytes(net, lim) + (size_t)lim->max_tokens * wide * sizeof(float);
 }
 
 /* "auto" becomes a device: the GPU where there is one and the model fits. A GPU that was named and
@@ -168,7 +166,7 @@ static struct cache_room host_room(const struct runtime_options *opt, const stru
 {
     struct step_limits lim = limits_of(opt, false);
     struct cache_room r = {.free = sysmem_available(""),
-                           .beside = size->bytes + HOST_SCRATCH + step_bytes(net, &lim)};
+                           .beside = size->bytes + HOST_SCRATCH + runtime_step_bytes(net, &lim)};
     r.usable = (size_t)((double)r.free * HOST_SHARE);
     if (opt->backend.no_repack && r.beside > r.usable)
         r.beside -= size->bytes;

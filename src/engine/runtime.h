@@ -62,6 +62,8 @@ struct runtime {
 struct runtime *runtime_open(const char *path, const struct runtime_options *opt,
                              struct error *err);
 void runtime_close(struct runtime *rt);
+/* Working memory of a step, on the safe side: rows of activations, experts' outputs apart, and logits. */
+size_t runtime_step_bytes(const struct network *net, const struct step_limits *lim);
 /* The vocabulary, ready for constraints; the model has a tokenizer. Any thread may ask. */
 const struct grammar_vocab *runtime_grammar_vocab(struct runtime *rt);
 

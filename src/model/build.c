@@ -91,11 +91,10 @@ const struct weight *build_matrix(struct builder *b, enum weight_role role, int 
 const float *build_vector(struct builder *b, int layer, const struct name *name, int width,
                           struct adjust adjust)
 {
-    static float nowhere;
     if (b->failed)
         return NULL;
-    float *v =
-        b->be ? b->be->ops->alloc(b->be, (size_t)width * sizeof *v, "a vector", b->err) : &nowhere;
+    float *v = b->be ? b->be->ops->alloc(b->be, (size_t)width * sizeof *v, "a vector", b->err)
+                     : mem_zalloc(1, sizeof *v);
     b->failed = !v;
     if (!v)
         return NULL;
@@ -193,6 +192,8 @@ void build_free(struct backend *be, struct network *net, struct want *wants, int
         mem_free(w->cut);
         if (w->vector && be)
             be->ops->free(be, w->vector, (size_t)w->n_in * sizeof(float));
+        else
+            mem_free(w->vector);
     }
     for (int i = 0; i < net->n_ropes; i++)
         mem_free((void *)(uintptr_t)net->ropes[i].freq);

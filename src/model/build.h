@@ -67,7 +67,7 @@ struct want {
 struct builder {
     const struct tensorfile *f;
     const struct config *c;
-    struct backend *be; /* NULL: sizes alone are wanted, vectors point anywhere */
+    struct backend *be; /* NULL: sizes alone are wanted, vectors are places of their own */
     struct network *net;
     struct want *wants; /* (n_wants) */
     int n_wants, cap;

@@ -5,11 +5,6 @@
 
 #include <string.h>
 
-enum {
-    PARTS = 2,      /* a step is cut into so many */
-    PART_ROWS = 32, /* a prompt with fewer rows is not cut */
-};
-
 /* A part of a step: its rows [row, row + b.n_tokens), and its arrays. */
 struct micro {
     struct batch b;
@@ -24,7 +19,7 @@ struct pipeline {
     struct model *m;
     struct ranks *r;
     int max_seqs;
-    struct micro part[PARTS];
+    struct micro part[PIPELINE_PARTS];
     float *logits; /* (max_out, n_vocab) */
 };
 
@@ -35,7 +30,7 @@ struct pipeline *pipeline_new(struct model *m, int max_tokens, int max_seqs, int
     p->m = m;
     p->r = m->be->ranks;
     p->max_seqs = max_seqs;
-    for (int i = 0; i < PARTS; i++) {
+    for (int i = 0; i < PIPELINE_PARTS; i++) {
         struct micro *t = &p->part[i];
         t->q_start = mem_zalloc(seqs, sizeof(int32_t));
         t->kv_len = mem_zalloc(seqs, sizeof(int32_t));
@@ -51,7 +46,7 @@ void pipeline_free(struct pipeline *p)
 {
     if (!p)
         return;
-    for (int i = 0; i < PARTS; i++) {
+    for (int i = 0; i < PIPELINE_PARTS; i++) {
         struct micro *t = &p->part[i];
         void *owned[] = {t->q_start, t->kv_len, t->out_rows, t->states, t->rows};
         for (size_t k = 0; k < sizeof owned / sizeof *owned; k++)
@@ -68,7 +63,7 @@ static int middle(const struct batch *b)
     for (int i = 1; i < b->n_seqs; i++)
         if (b->q_start[i] >= half)
             return b->q_start[i];
-    return b->n_seqs > 1 ? b->q_start[b->n_seqs - 1] : b->n_tokens >= PART_ROWS ? half : 0;
+    return b->n_seqs > 1 ? b->q_start[b->n_seqs - 1] : b->n_tokens >= PIPELINE_PART_ROWS ? half : 0;
 }
 
 /* Rows [first, last) of b. A sequence that is cut goes on from where its first part leaves it. */

@@ -8,6 +8,11 @@
 
 #include "model/model.h"
 
+enum {
+    PIPELINE_PARTS = 2,      /* a step is cut into so many */
+    PIPELINE_PART_ROWS = 32, /* a prompt with fewer rows is not cut */
+};
+
 struct pipeline;
 /* Room for steps of so many rows, sequences and outputs. */
 struct pipeline *pipeline_new(struct model *m, int max_tokens, int max_seqs, int max_out);

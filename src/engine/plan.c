@@ -1,0 +1,530 @@
+/* How a model would be placed on several ranks: see plan.h. Decides nothing: model/split.c does. */
+#include "engine/plan.h"
+#include "base/mem.h"
+#include "engine/kvcache.h"
+#include "engine/runtime.h"
+#include "model/layout.h"
+#include "model/split.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+struct counter {
+    const struct tensorfile *f;
+    const struct config *c;
+    const struct plan_options *o;
+    struct plan *plan;
+    const struct outline *net; /* cut */
+    struct plan_rank *to;
+    struct error *err;
+};
+
+/* Bytes of weights */
+
+/* The form that rows of a tensor have once they are read (backend/rawweight.h). */
+struct form {
+    enum dtype type;
+    int group_len; /* of GPTQ4 */
+    bool scales;   /* of F8_E4M3 and NVFP4 */
+};
+
+struct place {
+    const struct counter *k;
+    const struct name *name;
+    int layer;
+};
+
+static const struct tensor *find_part(void *arg, const char *suffix)
+{
+    const struct place *p = arg;
+    return build_find(p->k->f, p->k->c, p->name, p->layer, 0, suffix);
+}
+
+/* As loading does it: matrices that lie in one tensor and are turned become halves. */
+static enum dtype turned(enum dtype t)
+{
+    return t == DT_F32 || t == DT_BF16 ? t : DT_F16;
+}
+
+static bool missing(const struct counter *k, const struct want *want, const struct name *n)
+{
+    char name[192];
+    build_name(k->f, k->c, n, want->layer, 0, "weight", name, sizeof name);
+    return error_set(k->err, "%s: tensor %s: missing", k->f->path, name);
+}
+
+static bool plain_form(const struct counter *k, const struct want *want, const struct rows *r,
+                       int n_in, int64_t height, int n_stack, struct form *out)
+{
+    const struct tensor *t = build_find(k->f, k->c, r->name, want->layer, 0, "weight");
+    bool across = !k->f->is_gguf && r->across && !r->pitch;
+    int64_t d0 = across ? height : n_in, d1 = across ? n_in : height;
+    if (!t)
+        return missing(k, want, r->name);
+    if (!dtype_is_weight(t->type))
+        return error_set(k->err, "%s: tensor %s: type %s is not supported", k->f->path, t->name,
+                         t->type_name);
+    if (t->dims[0] != d0 || t->dims[1] != d1 || t->dims[2] != n_stack || t->dims[3] != 1)
+        return error_set(k->err,
+                         "%s: tensor %s: shape [%" PRId64 ", %" PRId64 ", %" PRId64
+                         "], expected [%" PRId64 ", %" PRId64 ", %d]",
+                         k->f->path, t->name, t->dims[0], t->dims[1], t->dims[2], d0, d1, n_stack);
+    out->type = t->type;
+    out->scales =
+        t->type == DT_NVFP4 && build_find(k->f, k->c, r->name, want->layer, 0, "scale") != NULL;
+    return true;
+}
+
+static bool form_of(const struct counter *k, const struct want *want, const struct rows *r,
+                    struct form *out)
+{
+    struct place place = {k, r->name, want->layer};
+    bool part = (!k->f->is_gguf || r->gguf_too) && r->of;
+    bool stacked = build_stacked(k->f, r->name) && want->n_expert > 1 && !r->pitch;
+    /* pitch: one matrix of all heads */
+    int64_t height = part ? r->of : r->n;
+    int n_in = want->n_in;
+    if (r->pitch) {
+        height = (int64_t)want->n_expert * r->pitch;
+        n_in = r->across ? r->n : want->n_in;
+    }
+    *out = (struct form){0};
+    if (height > INT32_MAX)
+        return error_set(k->err, "%s: %" PRId64 " rows of a weight of layer %d", k->f->path, height,
+                         want->layer);
+    struct layout_ask ask = {.path = k->f->path,
+                             .find = find_part,
+                             .arg = &place,
+                             .config = &k->c->layout,
+                             .n_in = n_in,
+                             .n_out = (int)height,
+                             .n_stack = stacked ? want->n_expert : 0};
+    struct layout lay = {0};
+    if (!k->f->is_gguf && !layout_find(&ask, &lay, k->err))
+        return false;
+    if (lay.kind == LAYOUT_PLAIN) {
+        if (!plain_form(k, want, r, n_in, height, stacked ? want->n_expert : 1, out))
+            return false;
+    } else {
+        *out = (struct form){lay.type, lay.group_len, lay.scale != NULL};
+    }
+    if (r->pitch)
+        *out = (struct form){.type = turned(out->type)};
+    return true;
+}
+
+/* Rows [base, base + rows) of a weight: how many are kept. */
+static int rows_kept(const struct cut *cut, int base, int rows)
+{
+    int n = 0;
+    if (!cut || !cut->n_rows)
+        return rows;
+    for (int i = 0; i < cut->n_rows; i++) {
+        int first = cut->rows[i].first > base ? cut->rows[i].first : base;
+        int last = cut->rows[i].first + cut->rows[i].n;
+        last = last < base + rows ? last : base + rows;
+        n += last > first ? last - first : 0;
+    }
+    return n;
+}
+
+static size_t groups(int n_in, int len)
+{
+    return (size_t)((n_in + len - 1) / len);
+}
+
+/* A row of n_in columns with the planes beside it. */
+static size_t row_bytes(const struct form *f, int n_in)
+{
+    size_t n = dtype_bytes(f->type, (size_t)n_in);
+    if (f->type == DT_F8_E4M3 && f->scales)
+        n += groups(n_in, 128) * sizeof(float);
+    if (f->type == DT_GPTQ4 && f->group_len > 0)
+        n += groups(n_in, f->group_len) * (sizeof(uint16_t) + 1);
+    return n;
+}
+
+/* What this rank has of it; bytes and values. */
+static bool measure(const struct counter *k, const struct want *want, size_t *bytes, double *values)
+{
+    *bytes = 0;
+    *values = 0;
+    if (!want->w) {
+        /* a single number stands in the layer itself */
+        if (want->n_in > 1)
+            *bytes = (size_t)rows_kept(want->cut, 0, want->n_in) * sizeof(float);
+        return build_find(k->f, k->c, want->rows[0].name, want->layer, 0, "weight") ||
+               missing(k, want, want->rows[0].name);
+    }
+    int base = 0;
+    size_t experts = (size_t)want->w->n_expert;
+    for (int i = 0; i < want->n_rows; i++) {
+        struct form form;
+        if (!form_of(k, want, &want->rows[i], &form))
+            return false;
+        size_t rows = (size_t)rows_kept(want->cut, base, want->rows[i].n);
+        base += want->rows[i].n;
+        *bytes += experts * rows * row_bytes(&form, want->w->n_in);
+        if (form.type == DT_NVFP4 && form.scales && rows)
+            *bytes += experts * sizeof(float);
+        *values += (double)experts * (double)rows * want->w->n_in;
+    }
+    if (want->w->bias)
+        *bytes += experts * (size_t)want->w->n_out * sizeof(float);
+    return true;
+}
+
+/* What is whole, and why */
+
+static void add_copy(struct plan *p, const char *part, const char *why, int layers, size_t bytes)
+{
+    struct plan_copy *c = p->copies;
+    for (; c < p->copies + p->n_copies; c++)
+        if (!strcmp(c->part, part) && !strcmp(c->why, why))
+            break;
+    if (c == p->copies + PLAN_COPIES)
+        c--; /* many kinds: the last row has the rest */
+    else if (c == p->copies + p->n_copies) {
+        p->n_copies++;
+        c->part = part;
+        snprintf(c->why, sizeof c->why, "%s", why);
+    }
+    c->layers += layers;
+    c->bytes += bytes;
+}
+
+/* Columns of a weight that stay together, in its file. */
+static int block_of(const struct counter *k, const struct weight *w)
+{
+    for (int i = 0; i < k->net->n_wants; i++) {
+        const struct want *want = &k->net->wants[i];
+        struct form form;
+        struct error ignored;
+        struct counter quiet = *k;
+        quiet.err = &ignored;
+        if (want->w == w && form_of(&quiet, want, &want->rows[0], &form))
+            return form.type == DT_GPTQ4 || form.type == DT_F8_E4M3
+                       ? 128
+                       : dtype_table[form.type].block_len;
+    }
+    return 1;
+}
+
+static void why_heads(const struct counter *k, const struct weight *wo, int heads, int dim,
+                      char *why, size_t size)
+{
+    int block = block_of(k, wo);
+    if (heads < k->o->tp)
+        snprintf(why, size, "%d heads for %d ranks", heads, k->o->tp);
+    else
+        snprintf(why, size, "%d heads of %d cannot be shared by %d ranks in blocks of %d", heads,
+                 dim, k->o->tp, block);
+}
+
+static const char *why_mixer(const struct counter *k, const struct mixer *m, char *why, size_t size)
+{
+    const struct attention *a = &m->attention;
+    const struct delta_net *d = &m->delta_net;
+    if (m->kind == MIXER_SHORT_CONV)
+        return "it has no heads";
+    if (m->kind == MIXER_ATTENTION && a->norm_whole)
+        return "its QK-norm is over all heads";
+    if (m->kind == MIXER_ATTENTION && a->shares_kv)
+        return "it reads the cache of a layer that is whole, or has fewer heads than ranks";
+    if (m->kind == MIXER_ATTENTION)
+        why_heads(k, a->wo, a->n_heads, a->v_dim, why, size);
+    else if (m->kind == MIXER_LATENT)
+        why_heads(k, m->latent.wo, m->latent.n_heads, m->latent.v_dim, why, size);
+    else
+        why_heads(k, d->wo, d->n_k_heads, d->v_dim * (d->n_v_heads / d->n_k_heads), why, size);
+    return why;
+}
+
+static char *why_ffn(const struct counter *k, const struct ffn *f, char *why, size_t size)
+{
+    snprintf(why, size, "%d hidden units in blocks of %d cannot be shared by %d ranks",
+             f->down->n_in, block_of(k, f->down), k->o->tp);
+    return why;
+}
+
+/* The last matrix of a mixer: who has it whole has the mixer whole. */
+static const struct weight *mixer_out(const struct mixer *m)
+{
+    switch (m->kind) {
+    case MIXER_ATTENTION:
+        return m->attention.wo;
+    case MIXER_LATENT:
+        return m->latent.wo;
+    case MIXER_DELTA_NET:
+        return m->delta_net.wo;
+    case MIXER_SHORT_CONV:
+        break;
+    }
+    return m->short_conv.w_out;
+}
+
+static bool is_mlp_weight(const struct mlp *m, const struct weight *w)
+{
+    return w == m->dense.gate_up || w == m->dense.down || w == m->experts.gate_up ||
+           w == m->experts.down || w == m->dense_gate || w == m->router.w || w == m->embed.gate ||
+           w == m->embed.project;
+}
+
+static void explain_layer(const struct counter *k, const struct weight *w, const struct layer *l,
+                          size_t bytes)
+{
+    static const char *const mixers[] = {"attention", "latent attention", "delta net",
+                                         "short convolution"};
+    const struct mlp *m = &l->mlp;
+    char why[160];
+    bool last = w == mixer_out(&l->mixer) || w == m->dense.down || w == m->experts.down;
+    if (w == m->router.w || w == m->dense_gate)
+        add_copy(k->plan, "routers and gates", "they are small, and every rank chooses for itself",
+                 w == m->router.w, bytes);
+    else if (w == m->embed.gate || w == m->embed.project)
+        add_copy(k->plan, "embeddings by layer", "they are small", w == m->embed.project, bytes);
+    else if (w == m->dense.gate_up || w == m->dense.down)
+        add_copy(k->plan, m->router.w ? "shared experts" : "mlps",
+                 why_ffn(k, &m->dense, why, sizeof why), last, bytes);
+    else if (w == m->experts.gate_up || w == m->experts.down)
+        add_copy(k->plan, "experts",
+                 strncat(why_ffn(k, &m->experts, why, sizeof why - 32),
+                         m->experts.down->n_expert >= k->o->tp ? ": use --ep" : "", 31),
+                 last, bytes);
+    else if (l->mixer.kind == MIXER_LATENT && l->mixer.partial)
+        add_copy(k->plan, "latent projections", "all heads read the latent",
+                 w == l->mixer.latent.wkva, bytes);
+    else
+        add_copy(k->plan, mixers[l->mixer.kind], why_mixer(k, &l->mixer, why, sizeof why), last,
+                 bytes);
+}
+
+static void explain(const struct counter *k, const struct want *want, size_t bytes)
+{
+    const struct network *net = &k->net->net;
+    const struct weight *w = want->w;
+    int at = want->layer - k->to->layers.first;
+    if (!w)
+        add_copy(k->plan, "norms and other vectors", "they are small", 0, bytes);
+    else if (w == net->embed.tokens || w == net->head.w)
+        add_copy(k->plan, w == net->head.w ? "head" : "embedding",
+                 net->n_vocab < 64 * k->o->tp ? "fewer than 64 rows for each rank"
+                                              : "positions, types or a norm are added to it",
+                 0, bytes);
+    else if (at >= 0 && at < net->n_layers &&
+             (is_mlp_weight(&net->layers[at].mlp, w) || want->role == WEIGHT_HEADS ||
+              want->role == WEIGHT_LINEAR))
+        explain_layer(k, w, &net->layers[at], bytes);
+    else
+        add_copy(k->plan, "other embeddings", "their rows are looked up by all", 0, bytes);
+}
+
+/* What a rank has */
+
+static void widen(struct plan_span *s, int n)
+{
+    s->least = !s->most || n < s->least ? n : s->least;
+    s->most = n > s->most ? n : s->most;
+}
+
+static void count_mixer(const struct mixer *m, struct plan_rank *to)
+{
+    switch (m->kind) {
+    case MIXER_ATTENTION:
+        widen(&to->heads, m->attention.n_heads);
+        widen(&to->kv_heads, m->attention.n_kv_heads);
+        to->work.attn_flops +=
+            2.0 * m->attention.n_heads * (m->attention.k_dim + m->attention.v_dim);
+        break;
+    case MIXER_LATENT:
+        widen(&to->heads, m->latent.n_heads);
+        to->work.attn_flops +=
+            2.0 * m->latent.n_heads * (2 * m->latent.kv_rank + m->latent.rope_dim);
+        break;
+    case MIXER_DELTA_NET:
+        widen(&to->heads, m->delta_net.n_v_heads);
+        break;
+    case MIXER_SHORT_CONV:
+        break;
+    }
+}
+
+/* Sums over lanes that a layer needs, as the backends do them. */
+static int sums_of(const struct layer *l)
+{
+    const struct mlp *m = &l->mlp;
+    bool both = m->dense_partial && m->experts_partial;
+    bool once = both && m->experts_out.kind == NORM_NONE && m->dense_out.kind == NORM_NONE;
+    return l->mixer.partial + (once ? 1 : m->dense_partial + m->experts_partial);
+}
+
+static void count_layers(const struct network *net, struct plan_rank *to)
+{
+    int depth = network_depth(net);
+    struct predict_talk *t = &to->talk;
+    t->sums = net->embed.partial && !net->comes_in;
+    for (int i = 0; i < depth; i++) {
+        const struct layer *l = &net->layers[i];
+        bool narrow = i == depth - 1 && !net->goes_on;
+        count_mixer(&l->mixer, to);
+        if (l->mlp.dense.gate_up)
+            widen(&to->ff, l->mlp.dense.down->n_in);
+        if (l->mlp.router.w) {
+            widen(&to->ff_exp, l->mlp.experts.down->n_in);
+            to->experts = (struct run){l->mlp.expert_first, l->mlp.experts.down->n_expert};
+            to->work.n_expert = l->mlp.router.w->n_out;
+            to->work.n_used = l->mlp.router.n_used;
+        }
+        *(narrow ? &t->sums_last : &t->sums) += sums_of(l);
+    }
+    to->work.layers = depth;
+    t->ep = to->experts.n < to->work.n_expert;
+}
+
+/* The rows that are kept of a weight that is cut in one run, or not at all. */
+static struct run rows_of(const struct outline *o, const struct weight *w)
+{
+    for (int i = 0; i < o->n_wants; i++) {
+        const struct cut *cut = o->wants[i].w == w ? o->wants[i].cut : NULL;
+        if (cut && cut->n_rows)
+            return cut->rows[0];
+    }
+    return (struct run){0, w->n_out};
+}
+
+static void count_ends(const struct outline *o, struct plan_rank *to)
+{
+    const struct network *net = &o->net;
+    const struct head *h = &net->head;
+    bool has_head = h->w && !net->goes_on;
+    to->talk.embd = net->n_embd;
+    to->talk.vocab = h->w ? net->n_vocab : net->n_embd;
+    if (has_head)
+        to->vocab = rows_of(o, h->w);
+    else if (!net->comes_in)
+        to->vocab = rows_of(o, net->embed.tokens);
+    to->talk.collects = h->w && h->w->n_out < net->n_vocab && !net->goes_on;
+}
+
+static bool count_weights(const struct counter *k)
+{
+    struct plan_rank *to = k->to;
+    const struct network *net = &k->net->net;
+    bool first_lane = to->lane == 0;
+    for (int i = 0; i < k->net->n_wants; i++) {
+        const struct want *want = &k->net->wants[i];
+        const struct cut *cut = want->cut;
+        size_t bytes;
+        double values;
+        if (cut && cut->none)
+            continue;
+        if (!measure(k, want, &bytes, &values))
+            return false;
+        to->weights += bytes;
+        bool experts = want->role == WEIGHT_EXPERTS || want->role == WEIGHT_EXPERTS_SHARED;
+        bool head = want->w && want->w == net->head.w;
+        if (want->w && experts) {
+            to->work.expert_bytes += (double)bytes;
+            to->work.expert_params += values;
+        } else if (want->w && want->role == WEIGHT_EMBED && !head) {
+            /* a row of it is read for a token */
+        } else {
+            to->work.bytes += (double)bytes;
+            *(head ? &to->work.head_params : &to->work.params) += values;
+        }
+        bool whole = !cut || (!cut->n_rows && !cut->n_cols && !cut->experts.n);
+        if (whole && k->o->tp > 1) {
+            to->whole += bytes;
+            if (first_lane)
+                explain(k, want, bytes);
+        }
+    }
+    return true;
+}
+
+/* One rank; r NULL: a single process. */
+static bool place(const struct counter *common, const struct ranks *r, struct plan_rank *to)
+{
+    struct outline o = {0};
+    struct counter of_rank = *common, *k = &of_rank;
+    int n_layers = k->c->n_layers;
+    *to = (struct plan_rank){.layers = {0, n_layers},
+                             .talk = {.tp = r ? r->tp : 1, .pp = r ? r->pp : 1}};
+    if (r) {
+        to->rank = r->rank;
+        to->lane = r->lane;
+        to->stage = r->stage;
+        to->layers = run_of(n_layers, 1, r->stage, r->pp);
+    }
+    if (!outline_load(k->f, k->c, &o, k->err))
+        return false;
+    k->net = &o;
+    k->to = to;
+    bool ok = split_network(k->f, k->c, &o.net, o.wants, o.n_wants, r, k->err) ||
+              error_prefix(k->err, "%s", k->f->path);
+    ok = ok && kv_types_check(&o.net, k->o->k_type, k->o->v_type, k->err);
+    if (ok) {
+        struct step_limits lim = {
+            .max_tokens = k->o->max_tokens, .max_seqs = k->o->max_seqs, .max_out = k->o->max_seqs};
+        count_layers(&o.net, to);
+        count_ends(&o, to);
+        to->token_bytes = kvcache_token_bytes(&o.net, k->o->k_type, k->o->v_type);
+        to->state_bytes = kvcache_state_bytes(&o.net);
+        to->scratch = runtime_step_bytes(&o.net, &lim);
+        to->work.kv_bytes = (double)to->token_bytes;
+        ok = count_weights(k);
+    }
+    outline_free(&o);
+    return ok;
+}
+
+/* Where kv heads are fewer than ranks, they and their cache are on several. */
+static void note_kv_heads(struct plan *p)
+{
+    char why[160];
+    int all = p->one.kv_heads.most;
+    if (p->tp == 1 || !all || all >= p->tp || p->ranks[0].heads.most == p->one.heads.most)
+        return;
+    snprintf(why, sizeof why, "%d for %d ranks: each is on %s%d of them, with its cache", all,
+             p->tp, p->tp % all ? "up to " : "", (p->tp + all - 1) / all);
+    add_copy(p, "KV heads", why, 0, 0);
+}
+
+bool plan_make(const struct tensorfile *f, const struct config *c, const struct plan_options *o,
+               struct plan *out, struct error *err)
+{
+    *out = (struct plan){.tp = o->tp, .pp = o->pp, .ep = o->ep, .n_ranks = o->tp * o->pp};
+    struct counter k = {.f = f, .c = c, .o = o, .plan = out, .err = err};
+    if (out->n_ranks > RANKS_MOST)
+        return error_set(err, "--tp %d times --pp %d are %d ranks; %d is the most", o->tp, o->pp,
+                         out->n_ranks, RANKS_MOST);
+    struct plan_options alone = *o;
+    alone.tp = alone.pp = 1;
+    k.o = &alone;
+    if (!place(&k, NULL, &out->one))
+        return false;
+    k.o = o;
+    out->ranks = mem_zalloc((size_t)out->n_ranks, sizeof *out->ranks);
+    for (int i = 0; i < out->n_ranks; i++) {
+        struct ranks r = {.rank = i,
+                          .size = out->n_ranks,
+                          .tp = o->tp,
+                          .pp = o->pp,
+                          .ep = o->ep,
+                          .lane = i % o->tp,
+                          .stage = i / o->tp};
+        if (!place(&k, &r, &out->ranks[i])) {
+            plan_clear(out);
+            return false;
+        }
+    }
+    note_kv_heads(out);
+    return true;
+}
+
+void plan_clear(struct plan *p)
+{
+    mem_free(p->ranks);
+    *p = (struct plan){0};
+}

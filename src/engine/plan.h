@@ -1,0 +1,62 @@
+/*
+ * How a model would be placed on several ranks, without loading it: each rank's network is made and cut by
+ * the very code that a rank runs (model/split.h), and what comes out is counted. Reads names and shapes of
+ * tensors, never their data. `steel plan` prints it, predict.h says how fast it would be.
+ */
+#ifndef STEEL_ENGINE_PLAN_H
+#define STEEL_ENGINE_PLAN_H
+
+#include "base/ranks.h"
+#include "engine/predict.h"
+#include "model/model.h"
+
+/* Over the layers that have such a part; most 0: none has. */
+struct plan_span {
+    int least, most;
+};
+
+struct plan_rank {
+    int rank, stage, lane;
+    struct run layers; /* of the model's */
+    struct plan_span heads, kv_heads, ff, ff_exp;
+    struct run experts; /* n 0: there are none */
+    struct run vocab;   /* rows of the head, or of the embedding; n 0: it has neither */
+    size_t weights;     /* bytes, in the file's own formats, vectors and biases as floats */
+    size_t whole;       /* of which every lane of the stage has its own copy */
+    size_t token_bytes, state_bytes; /* of the cache: a token, and a sequence whatever its length */
+    size_t scratch;                  /* working memory of a step, about */
+    struct predict_work work;
+    struct predict_talk talk;
+};
+
+/* Something that every lane has whole. */
+struct plan_copy {
+    const char *part;
+    char why[160];
+    int layers;   /* how many layers; 0: it is of none */
+    size_t bytes; /* of one copy, in all stages */
+};
+enum { PLAN_COPIES = 24 };
+
+struct plan {
+    int tp, pp;
+    bool ep;
+    struct plan_rank one; /* as a single process has it */
+    struct plan_rank *ranks;
+    int n_ranks;
+    struct plan_copy copies[PLAN_COPIES];
+    int n_copies;
+};
+
+struct plan_options {
+    int tp, pp; /* 1 and more */
+    bool ep;
+    enum dtype k_type, v_type;
+    int max_tokens, max_seqs; /* rows and sequences of a step */
+};
+
+bool plan_make(const struct tensorfile *f, const struct config *c, const struct plan_options *o,
+               struct plan *out, struct error *err);
+void plan_clear(struct plan *p);
+
+#endif

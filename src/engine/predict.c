@@ -1,0 +1,238 @@
+/* How long a step of several ranks takes: see predict.h. Knows no network and no file. */
+#include "engine/predict.h"
+#include "base/ranks.h"
+#include "model/pipeline.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TELL_BYTES = 4096 }; /* what rank 0 says before a step */
+
+/* Latencies are those of a whole message as a rank sees it, not of a wire. None was measured here but
+ * by others: docs/communication.md says by whom. */
+const struct predict_link predict_links[] = {
+    {"nvlink", 5e-6, 360e9, "NVLink 4 with NVSwitch: H100, H200"},
+    {"pcie5", 8e-6, 50e9, "PCIe 5.0 x16, GPU to GPU"},
+    {"pcie4", 8e-6, 25e9, "PCIe 4.0 x16, GPU to GPU"},
+    {"400g", 10e-6, 46e9, "400 Gb/s InfiniBand or RoCE"},
+    {"100g", 12e-6, 11.5e9, "100 Gb/s RoCE"},
+    {"25g", 30e-6, 2.8e9, "25 Gb/s Ethernet, TCP"},
+    {NULL, 0, 0, NULL},
+};
+
+/* Fitted to what Steel measured of Qwen3-30B-A3B Q4_K_M on one H200; the others are scaled from it by
+ * their makers' figures. */
+const struct predict_device predict_devices[] = {
+    {"h200", 139.0 * 1073741824, 2.77e12, 420e12, 13.4e-6, "measured"},
+    {"h100", 79.0 * 1073741824, 1.93e12, 420e12, 13.4e-6, "H100 SXM 80 GB, scaled from h200"},
+    {"a100", 79.0 * 1073741824, 1.18e12, 132e12, 16e-6, "A100 SXM 80 GB, scaled from h200"},
+    {NULL, 0, 0, 0, 0, NULL},
+};
+
+const char *const predict_bounds[] = {"memory", "compute", "layers", "latency", "bandwidth"};
+
+/* A number with one of the units, which end with a name of NULL; *end behind it. */
+struct unit {
+    const char *name;
+    double times;
+};
+
+static bool quantity(const char *text, const struct unit *units, double *out, const char **end)
+{
+    char *at;
+    double v = strtod(text, &at);
+    if (at == text || !isfinite(v) || v <= 0)
+        return false;
+    for (; units->name; units++) {
+        size_t n = strlen(units->name);
+        if (strncmp(at, units->name, n) == 0 && (at[n] == 0 || at[n] == ':')) {
+            *out = v * units->times;
+            *end = at + n;
+            return isfinite(*out) && *out > 0;
+        }
+    }
+    return false;
+}
+
+static const struct unit times[] = {{"us", 1e-6}, {"ns", 1e-9}, {"ms", 1e-3}, {NULL, 0}};
+static const struct unit rates[] = {{"GB/s", 1e9}, {"MB/s", 1e6}, {"TB/s", 1e12}, {NULL, 0}};
+static const struct unit speeds[] = {{"TFLOPS", 1e12}, {"GFLOPS", 1e9}, {NULL, 0}};
+
+bool predict_link_parse(const char *text, struct predict_link *out, struct error *err)
+{
+    const char *end;
+    for (const struct predict_link *l = predict_links; l->name; l++)
+        if (!strcmp(l->name, text)) {
+            *out = *l;
+            return true;
+        }
+    *out = (struct predict_link){.name = text, .about = "as given"};
+    if (quantity(text, times, &out->latency, &end) && *end == ':' &&
+        quantity(end + 1, rates, &out->rate, &end) && !*end)
+        return true;
+    return error_set(
+        err, "%.40s: no link: nvlink, pcie5, pcie4, 400g, 100g, 25g, or LATENCY:RATE as in %s",
+        text, "12us:3GB/s");
+}
+
+bool predict_device_parse(const char *text, struct predict_device *out, struct error *err)
+{
+    const char *end;
+    for (const struct predict_device *d = predict_devices; d->name; d++)
+        if (!strcmp(d->name, text)) {
+            *out = *d;
+            return true;
+        }
+    *out = (struct predict_device){.name = text, .about = "as given"};
+    if (quantity(text, rates, &out->read, &end) && *end == ':' &&
+        quantity(end + 1, speeds, &out->flops, &end) &&
+        (!*end || (*end == ':' && quantity(end + 1, times, &out->layer, &end) && !*end)))
+        return true;
+    return error_set(err, "%.40s: no device: h200, h100, a100, or READ:SPEED[:LAYER] as in %s",
+                     text, "20GB/s:500GFLOPS:5us");
+}
+
+double predict_experts(int n, int used, double m)
+{
+    return n ? n * (1 - pow(1 - (double)used / n, m)) : 0;
+}
+
+double predict_most(double total, int lanes)
+{
+    double mean = total / lanes, most = mean + sqrt(2 * mean * log(lanes));
+    return total > 0 ? fmin(most, total) / total : 1.0 / lanes;
+}
+
+/* What messages cost: rounds of latency, and bytes on the wire one after the other. */
+struct cost {
+    double latency, transfer;
+};
+
+static double rounds(int ranks)
+{
+    return ranks > 1 ? ceil(log2(ranks)) : 0;
+}
+
+static struct cost sum_cost(const struct predict_link *l, int lanes, double bytes)
+{
+    double latency = rounds(lanes) * l->latency;
+    if (lanes == 1)
+        return (struct cost){0, 0};
+    if (bytes <= RANKS_GATHER_BYTES)
+        return (struct cost){latency, (lanes - 1) * bytes / l->rate};
+    return (struct cost){2 * latency, 2 * (lanes - 1) * bytes / lanes / l->rate};
+}
+
+double predict_sum(const struct predict_link *link, int lanes, double bytes)
+{
+    struct cost c = sum_cost(link, lanes, bytes);
+    return c.latency + c.transfer;
+}
+
+int predict_parts(int pp, const struct predict_load *load)
+{
+    bool cut = load->seqs > 1 || load->rows >= PIPELINE_PART_ROWS;
+    return pp > 1 && cut ? PIPELINE_PARTS : 1;
+}
+
+static void add_sums(struct predict_traffic *to, int lanes, double bytes, double n)
+{
+    bool whole = bytes <= RANKS_GATHER_BYTES;
+    double each = whole ? bytes : ceil(bytes / 4 / lanes) * 4;
+    to->messages += n * (whole ? 1 : 2);
+    to->bytes += n * (whole ? 1 : 2) * (lanes - 1) * each;
+}
+
+struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, int lane,
+                                       const struct predict_load *load)
+{
+    struct predict_traffic out = {0, 0};
+    int parts = predict_parts(t->pp, load);
+    bool last = stage == t->pp - 1;
+    double row = (double)t->embd * 4, logits = load->outs * t->vocab * 4;
+    if (t->tp > 1) {
+        add_sums(&out, t->tp, load->rows / parts * row, (double)parts * t->sums);
+        add_sums(&out, t->tp, load->outs / parts * row, (double)parts * t->sums_last);
+    }
+    if (last && t->collects && lane > 0) {
+        out.messages += parts;
+        out.bytes += logits / t->tp;
+    } else if (last && t->collects) {
+        out.messages += (double)parts * (t->tp - 1);
+    }
+    if (stage > 0)
+        out.messages += parts; /* rows come */
+    if (!last) {
+        out.messages += parts; /* and go */
+        out.bytes += load->rows * row;
+    }
+    if (t->pp > 1 && lane == 0 && (last || stage == 0))
+        out.messages += parts; /* logits, to rank 0 */
+    if (t->pp > 1 && lane == 0 && last)
+        out.bytes += logits;
+    return out;
+}
+
+/* The experts of the slowest lane: what part of its bytes a step reads, and of its operations. */
+static void expert_shares(const struct predict_work *w, const struct predict_talk *t, double m,
+                          double *read, double *computed)
+{
+    int lanes = t->ep ? t->tp : 1;
+    double met = predict_experts(w->n_expert, w->n_used, m), pairs = m * w->n_used;
+    double mine = (double)w->n_expert / lanes;
+    *read = *computed = 0;
+    if (!w->n_expert)
+        return;
+    *read = lanes > 1 ? fmin(met * predict_most(met, lanes) / mine, 1) : met / mine;
+    *computed = pairs * (lanes > 1 ? predict_most(pairs, lanes) : 1) / mine;
+}
+
+static enum predict_bound largest(const struct predict_step *s)
+{
+    const double parts[] = {s->memory, s->compute, s->layers, s->latency, s->transfer};
+    enum predict_bound most = BOUND_MEMORY;
+    for (int i = 0; i <= BOUND_BANDWIDTH; i++)
+        if (parts[i] > parts[most])
+            most = (enum predict_bound)i;
+    return most;
+}
+
+struct predict_step predict_step(const struct predict_work *w, const struct predict_talk *t,
+                                 const struct predict_device *d, const struct predict_link *link,
+                                 const struct predict_link *between,
+                                 const struct predict_load *load)
+{
+    int parts = predict_parts(t->pp, load);
+    double rows = load->rows / parts, outs = load->outs / parts, seqs = load->seqs / parts;
+    seqs = seqs < 1 ? 1 : seqs;
+    /* Stages work one behind the other; what waits for nothing is beside the first part. */
+    double chain = t->pp + parts - 1, read, computed, row = (double)t->embd * 4;
+    expert_shares(w, t, rows, &read, &computed);
+    struct predict_step s = {0};
+    double bytes = w->bytes + read * w->expert_bytes + seqs * load->context * w->kv_bytes;
+    double flops = 2 * (rows * w->params + outs * w->head_params + computed * w->expert_params) +
+                   rows * load->context * w->attn_flops;
+    s.memory = chain * bytes / d->read;
+    s.compute = chain * flops / d->flops;
+    s.layers = chain * w->layers * d->layer;
+    struct cost all = sum_cost(link, t->tp, rows * row), last = sum_cost(link, t->tp, outs * row);
+    s.latency = chain * (t->sums * all.latency + t->sums_last * last.latency);
+    s.transfer = chain * (t->sums * all.transfer + t->sums_last * last.transfer);
+    if (t->collects) {
+        s.latency += parts * link->latency;
+        s.transfer += load->outs * t->vocab * 4 * (t->tp - 1) / t->tp / link->rate;
+    }
+    if (t->pp > 1) {
+        s.latency += (chain - 1) * between->latency + parts * between->latency;
+        s.transfer += ((chain - 1) * rows * row + load->outs * t->vocab * 4) / between->rate;
+    }
+    if (t->tp * t->pp > 1) {
+        const struct predict_link *far = t->pp > 1 ? between : link;
+        s.latency += rounds(t->tp * t->pp) * far->latency;
+        s.transfer += TELL_BYTES / far->rate;
+    }
+    s.seconds = fmax(s.memory, s.compute) + s.layers + s.latency + s.transfer;
+    s.bound = largest(&s);
+    return s;
+}

@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""steel plan --json of large models that are only names and shapes (bench/synth_gguf.py --empty): shares add up, what is whole
+is named, what fits is right. And of golden models with a number of their config spoiled: a plan, or one line that names the folder.
+That the plan is what ranks load and send is checked in test_plan.c."""
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from serverlib import run_tests  # noqa: E402
+
+STEEL = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "build", "steel")
+WORK = tempfile.TemporaryDirectory(prefix="steel-plan-")
+
+
+def model(shape, **more):
+    path = os.path.join(WORK.name, shape + ".gguf")
+    if not os.path.exists(path):
+        subprocess.run([sys.executable, "bench/synth_gguf.py", path, "--shape", shape, "--empty",
+                        *(x for k, v in more.items() for x in ("--" + k, str(v)))], check=True, capture_output=True)
+    return path
+
+
+def plan(path, *args, code=0):
+    r = subprocess.run([STEEL, "plan", path, "--json", *args], capture_output=True, text=True)
+    assert r.returncode == code, (path, args, r.returncode, r.stderr)
+    return json.loads(r.stdout)
+
+
+def total(p, key):
+    return sum(r[key] for r in p["ranks"])
+
+
+def copies(p):
+    return {c["part"]: c for c in p["whole"]}
+
+
+def test_shares_add_up():
+    """What is not whole is there once."""
+    for shape, args, tp in (("qwen3-30b-a3b", ["--tp", "2"], 2), ("qwen3-30b-a3b", ["--tp", "4", "--ep"], 4),
+                            ("deepseek-v3", ["--tp", "8", "--ep"], 8), ("llama-3.1-8b", ["--tp", "4"], 4),
+                            ("gpt-oss-20b", ["--tp", "4", "--ep"], 4), ("glm-4.7-flash", ["--tp", "4", "--ep"], 4)):
+        p = plan(model(shape), *args)
+        one, first = p["one"], p["ranks"][0]
+        assert len(p["ranks"]) == tp
+        more = total(p, "weight_bytes") - one["weight_bytes"] - (tp - 1) * first["whole_bytes"]
+        assert more == 0 or (shape == "gpt-oss-20b" and 0 < more < 1e-3 * one["weight_bytes"]), shape  # biases of sums: zeros elsewhere
+        assert sum(c["bytes"] for c in p["whole"]) == first["whole_bytes"]
+        assert sum(r["heads"][1] for r in p["ranks"]) == one["heads"][1], shape
+        assert sum(r["vocabulary"]["n"] for r in p["ranks"]) == one["vocabulary"]["n"], shape
+        at = 0
+        for r in p["ranks"]:
+            assert r["vocabulary"]["first"] == at
+            at += r["vocabulary"]["n"]
+        if "--ep" in args:
+            assert sum(r["experts"]["n"] for r in p["ranks"]) == one["experts"]["n"], shape
+        # 768 hidden units are three blocks of a K-quant: two lanes have two and one
+        assert first["weight_bytes"] < (0.67 if shape == "qwen3-30b-a3b" and tp == 2 else 1.1 / tp) * one["weight_bytes"], shape
+
+
+def test_stages():
+    p = plan(model("qwen3-235b-a22b"), "--tp", "2", "--pp", "3")
+    assert [r["layers"]["n"] for r in p["ranks"]] == [32, 32, 31, 31, 31, 31]
+    assert [r["layers"]["first"] for r in p["ranks"]] == [0, 0, 32, 32, 63, 63]
+    # the embedding is in the first stage, the head in the last
+    assert [bool(r["vocabulary"]["n"]) for r in p["ranks"]] == [True, True, False, False, True, True]
+    assert sum(r["cache_token_bytes"] for r in p["ranks"]) == p["one"]["cache_token_bytes"]
+
+
+def test_what_is_whole_and_why():
+    p = plan(model("qwen3-30b-a3b"), "--tp", "8")
+    assert copies(p)["experts"]["why"] == "768 hidden units in blocks of 256 cannot be shared by 8 ranks: use --ep"
+    assert copies(p)["experts"]["layers"] == 48 and copies(p)["routers and gates"]["layers"] == 48
+    assert copies(p)["KV heads"]["why"] == "4 for 8 ranks: each is on 2 of them, with its cache"
+    assert all(r["kv_heads"] == [1, 1] for r in p["ranks"])
+    assert total(p, "cache_token_bytes") == 2 * p["one"]["cache_token_bytes"]
+    p = plan(model("deepseek-v3"), "--tp", "4")
+    assert copies(p)["latent projections"]["layers"] == 61
+    assert all(r["cache_token_bytes"] == p["one"]["cache_token_bytes"] for r in p["ranks"])  # the latent is whole
+    p = plan("tests/golden/minimax_m2", "--tp", "2")
+    assert copies(p)["attention"]["why"] == "its QK-norm is over all heads"
+    p = plan("tests/golden/qwen3moe", "--tp", "1")
+    assert not p["whole"] and p["steps"][0]["messages"] == 0
+
+
+def test_what_fits():
+    path = model("qwen3-235b-a22b")
+    p = plan(path, "--tp", "4", "--memory", "80G", "-c", "32768")
+    assert p["fits"] and all(r["fits"] for r in p["ranks"])
+    rank = p["ranks"][0]
+    assert rank["cache_bytes"] == 32768 * rank["cache_token_bytes"]
+    left = 0.9 * 80 * 2**30 - (rank["needed_bytes"] - rank["cache_bytes"])
+    assert abs(p["room_tokens"] - left // rank["cache_token_bytes"]) <= 1
+    # twice as many sequences need twice the cache
+    assert plan(path, "--tp", "4", "--memory", "80G", "-c", "32768", "-np", "2")["ranks"][0]["cache_bytes"] == 2 * rank["cache_bytes"]
+    assert plan(path, "--tp", "4", "--memory", "80G", "-c", "32768", "--kv-type", "q8_0")["ranks"][0]["cache_bytes"] < 0.54 * rank["cache_bytes"]
+    r = subprocess.run([STEEL, "plan", path, "--tp", "2", "--memory", "40G", "--ep"], capture_output=True, text=True)
+    assert r.returncode == 1 and r.stderr.count("\n") == 1 and "; --tp 8 would" in r.stderr, r.stderr
+    assert not plan(path, "--tp", "2", "--memory", "40G", code=1)["fits"]
+
+
+def test_prediction():
+    """The parts make the whole, slower links are slower, and one H200 is what was measured there (docs/communication.md)."""
+    path = model("qwen3-30b-a3b")
+    for args in ([], ["--tp", "2"], ["--pp", "2"], ["--tp", "4", "--ep"], ["--tp", "2", "--pp", "2"]):
+        before = 0
+        for link in ("nvlink", "pcie5", "pcie4", "100g", "25g"):
+            for s in plan(path, *args, "--link", link)["steps"]:
+                q = s["prediction"]
+                made = max(q["memory"], q["compute"]) + q["layers"] + q["latency"] + q["transfer"]
+                assert abs(q["seconds"] - made) < 1e-9, (args, s)
+                assert q["bound"] in ("memory", "compute", "layers", "latency", "bandwidth")
+            assert q["seconds"] >= before
+            before = q["seconds"] if args else 0
+    for seqs, depth, measured in ((1, 64, 748), (1, 8192, 616), (4, 320, 1554), (16, 320, 3342), (32, 320, 4722), (64, 320, 8105)):
+        said = plan(path, "--link", "nvlink", "--seqs", str(seqs), "--depth", str(depth))["steps"][0]["prediction"]["tokens_per_second"]
+        assert 0.85 < said / measured < 1.15, (seqs, depth, said, measured)
+
+
+def test_hostile_configs():
+    values = [-1, 0, 1, 3, 7, 1 << 20, 1 << 31, 1 << 40, 1e300, -0.5, "x", [], {}, True, None]
+    draw, ran, refused = random.Random(3), 0, 0
+    for family in ("qwen3moe", "deepseek_v3", "gemma4_moe", "qwen3_next", "gpt_oss_mxfp4", "bert"):
+        source, folder = f"tests/golden/{family}", os.path.join(WORK.name, family)
+        os.makedirs(folder)
+        os.symlink(os.path.abspath(source + "/model.safetensors"), folder + "/model.safetensors")
+        good = json.load(open(source + "/config.json"))
+        places = [good, *(v for v in good.values() if isinstance(v, dict))]
+        fields = [(o, k) for o in places for k in o]
+        for _ in range(40):
+            o, key = draw.choice(fields)
+            before, o[key] = o[key], draw.choice(values)
+            with open(folder + "/config.json", "w") as f:
+                json.dump(good, f)
+            args = draw.choice((["--tp", "2"], ["--tp", "3", "--ep"], ["--pp", "2"], ["--tp", "64"], ["--tp", "8", "--pp", "8"]))
+            r = subprocess.run([STEEL, "plan", folder, *args, "--link", "nvlink", "-c", str(1 << 28), "-np", "4096",
+                                "--memory", "900T"], capture_output=True, timeout=60)
+            lines = r.stderr.decode(errors="replace").splitlines()
+            assert r.returncode in (0, 1), (family, key, o[key], r.returncode, lines[:5])
+            if r.returncode:
+                assert len(lines) == 1 and folder in lines[0], (family, key, o[key], lines[:5])
+            refused += r.returncode
+            ran += 1
+            o[key] = before
+    print(f"{ran} configs changed, {refused} refused")
+
+
+def test_hostile_shapes():
+    """A GGUF whose numbers do not belong to its tensors: one line, and no memory for what is not there."""
+    good = open(model("tiny-moe"), "rb").read(1 << 16)
+    for key, value in ((b"block_count", 4), (b"embedding_length", 512), (b"attention.head_count", 8), (b"expert_count", 16),
+                       (b"expert_feed_forward_length", 256), (b"vocab_size", 4096), (b"attention.key_length", 64)):
+        for bad in (0, 1, value + 1, 1 << 20, 0x7FFFFFFF, 0xFFFFFFFF):
+            at = good.index(b"qwen3moe." + key + b"\x04\0\0\0") + len(b"qwen3moe." + key) + 4
+            path = os.path.join(WORK.name, "bad.gguf")
+            with open(path, "wb") as f:
+                f.write(good[:at] + bad.to_bytes(4, "little") + good[at + 4:])
+                f.truncate(os.path.getsize(model("tiny-moe")))
+            r = subprocess.run(["sh", "-c", "ulimit -v 2000000; exec \"$0\" plan \"$1\" --tp 2 --ep --json", STEEL, path],
+                               capture_output=True, timeout=60)
+            lines = r.stderr.decode(errors="replace").splitlines()
+            assert r.returncode in (0, 1), (key, bad, r.returncode, lines[:3])
+            assert r.returncode == 0 or (len(lines) == 1 and path in lines[0]), (key, bad, lines[:3])
+            assert r.returncode == 1 or bad in (0, 1) or key in (b"block_count", b"vocab_size"), (key, bad)
+
+
+if __name__ == "__main__":
+    with WORK:
+        run_tests([v for k, v in sorted(globals().items()) if k.startswith("test_")])
