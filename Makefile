@@ -289,8 +289,13 @@ $(B)/sim/%.o: %
 	$(Q)$(CXX) -std=gnu++17 -Wall -Wno-unknown-pragmas $(SIM_FLAGS) -MMD -MP -x c++ -c -o $@ $<
 $(B)/sim/test_ops: $(SIM_OBJ)
 	$(Q)$(CXX) $(SIM_SAN) -o $@ $^ -lm -ldl -pthread
-test-sim: $(B)/sim/test_ops
+# The program with a simulated GPU: what several ranks do with one (tests/gpu/ranks_sim.py).
+$(B)/sim/src/backend/backend.c.o: SIM_FLAGS += -DSTEEL_CUDA
+$(B)/sim/steel: $(CLI_OBJ) $(B)/sim/src/backend/backend.c.o $(patsubst %,$(B)/sim/%.o,$(SIM_SRC)) $(B)/libserver.a $(B)/libsteel.a
+	$(Q)$(CXX) $(CFLAGS) $(LDFLAGS) $(SIM_SAN) -o $@ $^ $(LDLIBS) $(SRV_LIBS) $(CLI_LIBS) -ldl -pthread
+test-sim: $(B)/sim/test_ops $(B)/sim/steel $(if $(MPICC),$(B)/steel-mpi.so)
 	$(B)/sim/test_ops
+	python3 tests/gpu/ranks_sim.py $(B)
 
 bench: $(B)/steel $(patsubst bench/%.c,$(B)/bench/%,$(wildcard bench/*.c))
 	@sh bench/run.sh $(B)

@@ -10,6 +10,8 @@
 #ifdef STEEL_CUDA
 size_t cuda_room(const char *device, double fraction); /* cuda/backend.cu */
 bool cuda_found(void);
+int cuda_count(void);
+void cuda_device_id(struct backend *be, unsigned char id[16]);
 bool cuda_facts(struct backend *be, struct gpu_facts *out); /* cuda/facts.cu */
 #endif
 
@@ -31,6 +33,29 @@ size_t backend_cuda_room(const struct backend_options *opt, double fraction)
     (void)fraction;
     return 0;
 #endif
+}
+
+int backend_cuda_count(void)
+{
+#ifdef STEEL_CUDA
+    return cuda_count();
+#else
+    return 0;
+#endif
+}
+
+bool backend_device_id(struct backend *be, unsigned char id[16])
+{
+    memset(id, 0, 16);
+#ifdef STEEL_CUDA
+    if (!strcmp(be->ops->name, "cuda")) {
+        cuda_device_id(be, id);
+        return true;
+    }
+#else
+    (void)be;
+#endif
+    return false;
 }
 
 bool backend_gpu_facts(struct backend *be, struct gpu_facts *out)

@@ -245,6 +245,9 @@ struct backend *backend_open_cpu(const struct backend_options *opt, struct error
  * there is no such device, or the build knows none. */
 bool backend_has_cuda(void); /* whether there is such a device; opens none */
 size_t backend_cuda_room(const struct backend_options *opt, double fraction);
+int backend_cuda_count(void); /* how many there are */
+/* Which GPU this backend has, of all that there are anywhere; false: none. */
+bool backend_device_id(struct backend *be, unsigned char id[16]);
 /* For a benchmark's record; false where the backend is no GPU. Measures, so it takes a moment. */
 struct gpu_facts {
     char name[256], driver[32]; /* driver: "" = not known */

@@ -79,6 +79,8 @@ struct ranks *ranks_open(struct error *err)
     r->link = link;
     r->rank = link->rank;
     r->size = link->size;
+    r->local = link->local;
+    r->n_local = link->n_local;
     r->tp = r->size;
     r->pp = 1;
     world = r;

@@ -13,9 +13,13 @@
 
 #include "base/error.h"
 
-#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#ifdef __cplusplus
+typedef bool atomic_bool; /* C++ has no such word: files of kernels leave it alone */
+#else
+#include <stdatomic.h>
+#endif
 
 enum {
     RANKS_TIMEOUT = 10,
@@ -35,9 +39,12 @@ struct ranks_link;
 struct ranks {
     const struct ranks_link *link;
     int rank, size;
-    int tp, pp; /* tp * pp = size */
+    int local, n_local; /* among those of this machine */
+    int tp, pp;         /* tp * pp = size */
     bool ep;    /* experts are spread over lanes, not cut */
     int lane, stage;
+    int sharers; /* ranks that have this one's GPU, itself among them; 0 = it has none */
+    bool apart;  /* every rank has a GPU of its own */
     int tp_asked, pp_asked; /* on the command line; 0 = unsaid */
     bool ep_asked;
     bool taken;                      /* a model has them, or was to have them */

@@ -8,13 +8,14 @@
 
 #include <stddef.h>
 
-enum { RANKS_LINK_VERSION = 1 };
+enum { RANKS_LINK_VERSION = 2 };
 
 /* Operations return a request, or NULL where MPI refused; test frees it when it is done. group: 0 all
  * ranks, 1 those of `split`. */
 struct ranks_link {
     int version;
     int rank, size;
+    int local, n_local; /* among those of this machine */
     void *(*bcast)(void *buf, size_t bytes, int root, int group);
     void *(*allgather)(const void *mine, void *all, size_t bytes_each, int group);
     void *(*alltoall)(const void *mine, void *all, size_t bytes_each, int group);

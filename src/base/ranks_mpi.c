@@ -127,5 +127,10 @@ const struct ranks_link *steel_ranks_link(int version, char *why, size_t size)
     MPI_Comm_set_errhandler(groups[0], MPI_ERRORS_RETURN);
     MPI_Comm_rank(groups[0], &table.rank);
     MPI_Comm_size(groups[0], &table.size);
+    MPI_Comm here;
+    MPI_Comm_split_type(groups[0], MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
+    MPI_Comm_rank(here, &table.local);
+    MPI_Comm_size(here, &table.n_local);
+    MPI_Comm_free(&here);
     return &table;
 }

@@ -100,6 +100,16 @@ static size_t gpu_step_bytes(const struct runtime_options *opt, const struct net
     return runtime_step_bytes(net, lim) + (size_t)lim->max_tokens * wide * sizeof(float);
 }
 
+/* How many ranks of this machine will have the same GPU, before they have met. */
+static int likely_sharers(const struct backend_options *device, const struct ranks *r)
+{
+    int count = backend_cuda_count();
+    bool named = device->device && strchr(device->device, ':');
+    if (!r || r->taken || count < 1)
+        return 1;
+    return named ? r->n_local : (r->n_local + count - 1) / count;
+}
+
 /* "auto" becomes a device: the GPU where there is one and the model fits. A GPU that was named and
  * cannot hold the model is an error before anything is loaded. */
 static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
@@ -122,19 +132,21 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
     if (fewest.max_seqs_gpu > DEVICE_LEAST_SEQS)
         fewest.max_seqs_gpu = DEVICE_LEAST_SEQS;
     struct step_limits lim = limits_of(&fewest, true);
-    f.n_params = size->n_params;
-    f.weights = size->bytes;
+    struct ranks *r = ranks_world();
+    size_t parts = r && !r->taken ? (size_t)r->size : 1;
+    f.n_params = size->n_params / (int64_t)parts;
+    f.weights = size->bytes / parts;
     f.kv = (size_t)or_default(opt->context, least) * token_bytes(opt, net) +
            (size_t)lim.max_seqs * kvcache_state_bytes(net);
     f.scratch = GPU_SCRATCH / 2 + gpu_step_bytes(opt, net, &lim);
     if (is_auto)
         out->device = NULL;
-    if (is_auto && (f.isa_forced || f.weights < DEVICE_SMALL_MODEL || !backend_has_cuda()))
+    if (is_auto && (f.isa_forced || size->bytes < DEVICE_SMALL_MODEL || !backend_has_cuda()))
         f.room = 0;
     else if (f.deterministic || f.no_repack)
         f.room = 1; /* there is one, and it will not be used: no need to wake it */
     else
-        f.room = backend_cuda_room(out, gpu_share(opt));
+        f.room = backend_cuda_room(out, gpu_share(opt)) / (size_t)likely_sharers(out, r);
     enum device_kind chosen = device_choose(&f, &rt->notice);
     if (is_auto)
         out->device = backend_device_name(chosen);
@@ -187,12 +199,14 @@ static size_t halves_bytes(const struct runtime_options *opt, const struct netwo
     return coded ? 2 * (size_t)most : 0;
 }
 
-/* On a GPU: once the weights are there, and the adapters. */
+/* On a GPU: once the weights are there, and the adapters. sharers: ranks that have the same one, whose
+ * weights are there too. */
 static struct cache_room gpu_room(const struct runtime_options *opt, const struct network *net,
-                                  int context, const struct backend_options *device)
+                                  int context, const struct backend_options *device, int sharers)
 {
     struct step_limits lim = limits_of(opt, true);
-    size_t room = backend_cuda_room(device, gpu_share(opt)), halves = halves_bytes(opt, net);
+    size_t room = backend_cuda_room(device, gpu_share(opt)) / (size_t)sharers;
+    size_t halves = halves_bytes(opt, net);
     struct cache_room r = {room, room, GPU_SCRATCH / 2 + gpu_step_bytes(opt, net, &lim), true};
     size_t left = room > r.beside ? room - r.beside : 0;
     size_t longest = (size_t)or_default(opt->context, context);
@@ -436,12 +450,56 @@ static bool plan(struct runtime *rt, const struct runtime_options *opt,
     return plan_as(rt, &without, device, cache, err);
 }
 
-/* Model, cache and stepper, once the device is open. */
-static bool build(struct runtime *rt, const struct runtime_options *opt,
-                  const struct backend_options *device, struct cache_size *cache,
-                  struct step_limits lim, struct error *err)
+/* The least that any rank has of each. */
+static bool take_least(struct ranks *r, int64_t *values, int n, struct error *err)
 {
-    bool gpu = backend_device_kind(device->device) == DEVICE_GPU;
+    enum { MOST = 4 };
+    int64_t mine[MOST] = {0}, all[RANKS_MOST][MOST];
+    CHECK(n <= MOST, "%d values", n);
+    memcpy(mine, values, (size_t)n * sizeof *values);
+    if (!ranks_share(r, mine, all, sizeof mine))
+        return ranks_ok(r, err) && false;
+    for (int i = 0; i < r->size; i++)
+        for (int k = 0; k < n; k++)
+            values[k] = all[i][k] < values[k] ? all[i][k] : values[k];
+    return true;
+}
+
+/* On a GPU, by what the weights have left: how many sequences, and their cache. Ranks measure when all
+ * have loaded, and take the least before any takes memory. */
+static bool fit_gpu(struct runtime *rt, const struct runtime_options *opt,
+                    const struct backend_options *device, struct cache_size *cache,
+                    struct step_limits *lim, struct error *err)
+{
+    const struct config *c = &rt->model->config;
+    const struct network *net = &rt->model->net;
+    struct ranks *r = rt->be->ranks;
+    struct runtime_options fit = *opt;
+    int sharers = r && r->sharers > 1 ? r->sharers : 1;
+    struct cache_room room = gpu_room(opt, net, c->context, device, sharers);
+    fit.max_seqs_gpu = fit_sequences(opt, net, c->context, &room);
+    int64_t seqs = fit.max_seqs_gpu;
+    if (r && !take_least(r, &seqs, 1, err))
+        return false;
+    fit.max_seqs_gpu = (int)seqs;
+    *lim = limits_of(&fit, true);
+    room = gpu_room(&fit, net, c->context, device, sharers);
+    bool ok = (opt->embed && size_texts(rt, &fit, c, net, lim, room, cache)) ||
+              size_cache(rt, &fit, c, net, lim, room, cache, err);
+    if (!r)
+        return ok;
+    int64_t least[] = {cache->tokens, cache->n_states, rt->context};
+    if (!ranks_agree(r, ok, err) || !take_least(r, least, 3, err))
+        return false;
+    *cache = (struct cache_size){least[0], (int)least[1]};
+    rt->context = (int)least[2];
+    return true;
+}
+
+/* The model, and what else has to be right before memory is taken for steps. */
+static bool load(struct runtime *rt, const struct runtime_options *opt, int *lora_rank,
+                 struct error *err)
+{
     rt->model = model_load(rt->file, rt->be, parts_of(opt, rt), opt->progress, err);
     if (!rt->model)
         return false;
@@ -449,27 +507,29 @@ static bool build(struct runtime *rt, const struct runtime_options *opt,
     if (rt->tokenizer && tokenizer_n_vocab(rt->tokenizer) > c->n_vocab)
         return error_set(err, "%s: the tokenizer has %d tokens, the embedding %d rows",
                          rt->file->path, tokenizer_n_vocab(rt->tokenizer), c->n_vocab);
-    const struct network *net = &rt->model->net;
+    return load_adapters(rt, opt, lora_rank, err);
+}
+
+/* Model, cache and stepper, once the device is open. */
+static bool build(struct runtime *rt, const struct runtime_options *opt,
+                  const struct backend_options *device, struct cache_size *cache,
+                  struct step_limits lim, struct error *err)
+{
+    bool gpu = backend_device_kind(device->device) == DEVICE_GPU;
+    struct ranks *r = gpu ? rt->be->ranks : NULL; /* who meet on the way */
     int lora_rank = 0;
-    if (!load_adapters(rt, opt, &lora_rank, err))
+    if (!ranks_agree(r, load(rt, opt, &lora_rank, err), err))
         return false;
-    if (gpu && !rt->be->ranks) {
-        struct runtime_options fit = *opt;
-        struct cache_room room = gpu_room(opt, net, c->context, device);
-        fit.max_seqs_gpu = fit_sequences(opt, net, c->context, &room);
-        lim = limits_of(&fit, true);
-        room = gpu_room(&fit, net, c->context, device);
-        if (!(opt->embed && size_texts(rt, &fit, c, net, &lim, room, cache)) &&
-            !size_cache(rt, &fit, c, net, &lim, room, cache, err))
-            return false;
-    }
+    if (gpu && !fit_gpu(rt, opt, device, cache, &lim, err))
+        return false;
+    const struct network *net = &rt->model->net;
     int page_len = or_default(opt->page_len, 16);
     int64_t pages = (cache->tokens + page_len - 1) / page_len + lim.max_seqs;
     if (pages > INT32_MAX / page_len)
         return error_set(err, "a KV cache of %lld tokens is too large", (long long)cache->tokens);
     rt->kv = kvcache_new(rt->be, net, or_f16(opt->k_type), or_f16(opt->v_type), page_len,
                          (int)pages, cache->n_states, err);
-    if (!rt->kv)
+    if (!ranks_agree(r, rt->kv != NULL, err))
         return false;
     model_set_context(rt->model, rt->context);
     lim.lora_rank = lora_rank;
@@ -494,6 +554,23 @@ static uint64_t fingerprint(const struct tensorfile *f)
     return h;
 }
 
+/* On all ranks: who has the same GPU. */
+static bool find_sharers(struct backend *be, struct ranks *r, struct error *err)
+{
+    unsigned char mine[16], all[RANKS_MOST][16];
+    bool gpu = backend_device_id(be, mine);
+    if (!ranks_share(r, mine, all, sizeof mine))
+        return ranks_ok(r, err) && false;
+    r->sharers = 0;
+    r->apart = gpu;
+    for (int i = 0; gpu && i < r->size; i++) {
+        r->sharers += !memcmp(all[i], mine, sizeof mine);
+        for (int k = 0; k < i; k++)
+            r->apart = r->apart && memcmp(all[i], all[k], sizeof mine) != 0;
+    }
+    return true;
+}
+
 /* On all ranks: they are arranged, and agree on program, arguments and file. */
 static bool join(struct runtime *rt, struct ranks *r, int tp, int pp, bool ep, struct error *err)
 {
@@ -507,7 +584,7 @@ static bool join(struct runtime *rt, struct ranks *r, int tp, int pp, bool ep, s
     CHECK(rt->be, "ranks without a backend");
     rt->be->ranks = r;
     rt->be->ahead = false; /* tokens are rank 0's, also on its device */
-    return true;
+    return find_sharers(rt->be, r, err);
 }
 
 /* On rank 0: the others are told, and open the same. */
@@ -520,8 +597,6 @@ static bool lead(struct runtime *rt, const char *path, const struct runtime_opti
         return error_set(err, "LoRA adapters are not supported with several ranks");
     if (opt->draft > 0)
         return error_set(err, "--draft is not supported with several ranks");
-    if (backend_device_kind(device->device) == DEVICE_GPU)
-        return error_set(err, "several ranks run on CPUs only: --device cpu");
     rt->draft = 0;
     if (!path || strlen(path) >= sizeof((struct follow_plan *)0)->path)
         return error_set(err, "several ranks need a model file");

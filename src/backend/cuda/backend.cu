@@ -63,13 +63,21 @@ static void op_embed(struct backend *be, const struct embed *e)
     struct step s = cuda_step(cu);
     struct resid *r = start_stream(cu, s.n_tokens);
     step_mark(cu);
-    embed_tokens(cu, cuda_matrix(e->tokens), &s, e->scale == 0 ? 1.0f : e->scale, r->x);
+    float scale = e->scale == 0 ? 1.0f : e->scale;
+    if (e->partial)
+        embed_part(cu, cuda_matrix(e->tokens), &s, e->first, scale, r->x);
+    else
+        embed_tokens(cu, cuda_matrix(e->tokens), &s, scale, r->x);
     if (e->positions)
         embed_add(cu, cuda_matrix(e->positions), s.pos, e->pos_offset, r->x, s.n_tokens);
     if (e->types)
         embed_add(cu, cuda_matrix(e->types), s.types, 0, r->x, s.n_tokens);
     if (e->norm.kind && s.n_tokens)
         rows_norm(cu, r->x, cuda_gain(cu, &e->norm), r->x, s.n_tokens, cu->shape.n_embd);
+    step_mark_end(cu, STAGE_EMBED);
+    if (e->partial)
+        lanes_sum(cu, r->x, s.n_tokens);
+    step_mark(cu);
     if (e->layers.width && s.n_tokens)
         embed_values(cu, &e->layers);
     step_mark_end(cu, STAGE_EMBED);
@@ -205,7 +213,7 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     const struct weight *wo = m->kind == MIXER_DELTA_NET ? m->delta_net.wo
                               : m->kind == MIXER_LATENT  ? m->latent.wo
                                                          : m->attention.wo;
-    if (layer == cu->shape.n_layers - 1)
+    if (layer == cu->shape.n_layers - 1 && !cu->net->goes_on)
         narrow(cu, &a);
     struct resid *r = &cu->resid;
     struct pick_case c = {};
@@ -217,7 +225,7 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     struct closing close = cuda_closing(cu, &m->block);
     const struct mlp *next = &cu->net->layers[layer].mlp;
     struct experts experts = {};
-    if (next->router.w && cuda_is_plain(next) && !close.set && !lora_changes(cu, c.w) &&
+    if (!lanes_sums(cu, m->partial) && next->router.w && cuda_is_plain(next) && !close.set && !lora_changes(cu, c.w) &&
         !lora_changes_experts(cu, next)) {
         experts = cuda_experts(next);
         c.experts = &experts;
@@ -233,6 +241,7 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     r->add = ADD_ROWS;
     r->d = cu->d;
     r->close = close;
+    lanes_sum_stream(cu, m->partial);
 }
 
 static void op_head(struct backend *be, const struct head *h)
@@ -247,13 +256,14 @@ static void op_head(struct backend *be, const struct head *h)
         return;
     }
     c.w = cuda_matrix(h->w);
-    c.y = cu->logits_all;
+    c.y = lanes_head_to(cu, h);
     if (!c.rows)
         return;
     pick_run(cu, PICK_LINEAR, &c, STAGE_HEAD);
     float scale = h->scale == 0 ? 1.0f : h->scale;
     if (scale != 1.0f || h->softcap != 0)
         embed_logits(cu, c.y, (size_t)c.rows * (size_t)c.w->n_out, scale, h->softcap);
+    lanes_collect(cu, h, c.rows);
 }
 
 static void op_sample(struct backend *be, struct sampler *const *samplers)

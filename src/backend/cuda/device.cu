@@ -7,6 +7,7 @@
 
 extern "C" {
 #include "base/mem.h"
+#include "base/ranks.h"
 const uint16_t *quant_grids(void);
 }
 
@@ -22,6 +23,12 @@ void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what)
               what);
 }
 
+void cuda_enter(const struct cuda_backend *cu)
+{
+    if (cu->device)
+        cudaSetDevice(cu->device); /* a thread begins with the first one */
+}
+
 /* Memory */
 
 static double gib(size_t bytes)
@@ -33,6 +40,7 @@ void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct erro
 {
     struct cuda_backend *cu = cuda_self(be);
     void *p = NULL;
+    cuda_enter(cu);
     size_t rounded = align_up(bytes ? bytes : 1, 256);
     cudaError_t e = cudaMalloc(&p, rounded);
     if (e != cudaSuccess) {
@@ -55,6 +63,7 @@ void cuda_free(struct backend *be, void *p, size_t bytes)
     struct cuda_backend *cu = cuda_self(be);
     if (!p)
         return;
+    cuda_enter(cu);
     cudaStreamSynchronize(cu->stream);
     cudaFree(p);
     cu->allocated -= align_up(bytes ? bytes : 1, 256);
@@ -63,6 +72,7 @@ void cuda_free(struct backend *be, void *p, size_t bytes)
 void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t bytes)
 {
     struct cuda_backend *cu = cuda_self(be);
+    cuda_enter(cu);
     CUDA_TRY(cu, cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, cu->stream));
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
 }
@@ -70,6 +80,7 @@ void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t bytes)
 void cuda_copy_out(struct backend *be, void *host, const void *src, size_t bytes)
 {
     struct cuda_backend *cu = cuda_self(be);
+    cuda_enter(cu);
     CUDA_TRY(cu, cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, cu->stream));
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
 }
@@ -108,9 +119,22 @@ static bool take_waits(int device)
            !__atomic_exchange_n(&waits_taken[device], true, __ATOMIC_ACQ_REL);
 }
 
+static void give_waits(struct cuda_backend *cu)
+{
+    if (cu->may_wait)
+        __atomic_store_n(&waits_taken[cu->device], false, __ATOMIC_RELEASE);
+    cu->may_wait = false;
+}
+
+void cuda_share_device(struct cuda_backend *cu)
+{
+    give_waits(cu);
+}
+
 void cuda_close(struct backend *be)
 {
     struct cuda_backend *cu = cuda_self(be);
+    lanes_close(cu);
     if (cu->stream)
         cudaStreamSynchronize(cu->stream);
     cuda_ring_free(cu);
@@ -138,8 +162,7 @@ void cuda_close(struct backend *be)
     }
     if (cu->stream)
         cudaStreamDestroy(cu->stream);
-    if (cu->may_wait)
-        __atomic_store_n(&waits_taken[cu->device], false, __ATOMIC_RELEASE);
+    give_waits(cu);
     cuda_log_close(cu);
     mem_free(cu->forced);
     mem_free(be);
@@ -211,10 +234,13 @@ bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
     return !cu->failed;
 }
 
-/* "cuda:N", "cuda" or NULL */
+/* "cuda:N"; "cuda" or NULL: the ranks of a machine take its GPUs in turn. */
 int cuda_device_number(const char *device)
 {
-    int n = device && !strncmp(device, "cuda:", 5) ? atoi(device + 5) : 0;
+    const struct ranks *r = ranks_world();
+    int n = device && !strncmp(device, "cuda:", 5) ? atoi(device + 5) : 0, count = 0;
+    if (r && !(device && device[4] == ':') && cudaGetDeviceCount(&count) == cudaSuccess && count)
+        return r->local % count;
     return n < 0 ? 0 : n;
 }
 
@@ -224,6 +250,24 @@ extern "C" bool cuda_found(void)
     bool found = cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
     cudaGetLastError();
     return found;
+}
+
+/* Which GPU it is, of all that there are anywhere. */
+extern "C" void cuda_device_id(struct backend *be, unsigned char id[16])
+{
+    struct cuda_backend *cu = cuda_self(be);
+    cudaDeviceProp prop;
+    memset(&prop, 0, sizeof prop);
+    CUDA_TRY(cu, cudaGetDeviceProperties(&prop, cu->device));
+    memcpy(id, &prop.uuid, 16);
+}
+
+extern "C" int cuda_count(void)
+{
+    int n = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    cudaGetLastError();
+    return e == cudaSuccess ? n : 0;
 }
 
 extern "C" size_t cuda_room(const char *device, double fraction)

@@ -38,6 +38,25 @@ void embed_tokens(struct cuda_backend *cu, const struct matrix *w, const struct 
                 LAUNCH_EARLY, *w, s->tokens, scale, x);
 }
 
+/* The same where the table begins at token `first`: zeros for tokens it does not have. */
+static __global__ void embed_part_kernel(const struct matrix w, const int32_t *tokens, int first,
+                                         float scale, float *x)
+{
+    dependency_wait();
+    dependency_trigger();
+    int t = (int)blockIdx.y, k = (int)(blockIdx.x * TILE_K + threadIdx.x), row = tokens[t] - first;
+    bool here = row >= 0 && row < w.n_out;
+    if (k < w.n_in)
+        x[(size_t)t * (size_t)w.n_in + (size_t)k] = here ? scale * matrix_value(w, row, k) : 0.0f;
+}
+
+void embed_part(struct cuda_backend *cu, const struct matrix *w, const struct step *s, int first,
+                float scale, float *x)
+{
+    cuda_launch(cu, embed_part_kernel, dim3((unsigned)w->n_kt, (unsigned)s->n_tokens), TILE_K, 0,
+                LAUNCH_EARLY, *w, s->tokens, first, scale, x);
+}
+
 /* x[t,:] += row index[t] + offset of the table; blocks as above. */
 static __global__ void embed_add_kernel(const struct matrix w, const int32_t *index, int offset,
                                         float *x)

@@ -12,6 +12,10 @@ enum { EMBED_THREADS = 256 };
 void embed_tokens(struct cuda_backend *cu, const struct matrix *w, const struct step *s,
                   float scale, float *x);
 
+/* The same of a table that has the rows of tokens from `first` on; zeros for others. */
+void embed_part(struct cuda_backend *cu, const struct matrix *w, const struct step *s, int first,
+                float scale, float *x);
+
 /* x (rows, n_embd) += rows index[t] + offset of a table */
 void embed_add(struct cuda_backend *cu, const struct matrix *w, const int32_t *index, int offset,
                float *x, int rows);

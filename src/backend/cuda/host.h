@@ -5,6 +5,7 @@
 #ifndef STEEL_BACKEND_CUDA_HOST_H
 #define STEEL_BACKEND_CUDA_HOST_H
 
+#include "backend/cuda/lanes.h"
 #include "backend/cuda/lora.h"
 
 extern "C" {
@@ -16,10 +17,17 @@ struct cuda_whole {
     struct backend be;
     struct cuda_backend cu;
     struct cuda_loras loras;
+    struct lanes lanes;
 };
 static inline struct cuda_backend *cuda_self(struct backend *be)
 {
     return &((struct cuda_whole *)be)->cu;
+}
+
+/* Of a cuda_backend that is part of one; const as that is. */
+static inline struct lanes *cuda_lanes(const struct cuda_backend *cu)
+{
+    return &((struct cuda_whole *)cu->be)->lanes;
 }
 
 static inline const struct matrix *cuda_matrix(const struct weight *w)
@@ -29,6 +37,8 @@ static inline const struct matrix *cuda_matrix(const struct weight *w)
 
 /* device.cu */
 bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err);
+/* The calling thread's device is this one. */
+void cuda_enter(const struct cuda_backend *cu);
 int cuda_device_number(const char *device); /* of "cuda:N", "cuda" or NULL */
 void cuda_close(struct backend *be);
 void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct error *err);
@@ -42,6 +52,9 @@ struct want {
 /* Device memory that lives as long as the backend; pinned host memory, and as the device sees it. */
 bool cuda_own(struct cuda_backend *cu, const struct want *list, int n, struct error *err);
 bool cuda_pin(void **host, void **mapped, size_t bytes, struct error *err);
+
+/* Other processes use the device too: no kernel may count on all of it. */
+void cuda_share_device(struct cuda_backend *cu);
 
 /* weights.cu */
 bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,

@@ -84,11 +84,13 @@ struct experts cuda_experts(const struct mlp *m)
     e.router = cuda_matrix(m->router.w);
     e.act = cuda_gating(&m->experts);
     e.rule = e.full = rule_of(m);
-    e.give = e.full.n_groups || (m->router.kind == ROUTER_SOFTMAX && m->router.choice_bias);
+    bool all = m->experts.gate_up->n_expert >= m->router.w->n_out;
+    e.give =
+        !all || e.full.n_groups || (m->router.kind == ROUTER_SOFTMAX && m->router.choice_bias);
     if (e.give) {
         e.rule = route_rule{};
-        e.rule.n_expert = e.full.n_expert;
-        e.rule.used = e.full.used;
+        e.rule.n_expert = all ? e.full.n_expert : e.gate_up->n_expert;
+        e.rule.used = e.full.used < e.rule.n_expert ? e.full.used : e.rule.n_expert;
         e.rule.given = true;
     }
     return e;
@@ -247,10 +249,14 @@ void cuda_mlp(struct backend *be, const struct mlp *m, int layer)
     struct closing close = cuda_closing(cu, &m->block);
     if (!r->rows)
         return;
+    cuda_lanes(cu)->first = m->expert_first;
     if (cuda_is_plain(m))
         run_plain(cu, m, &close);
     else
         run_both(cu, m, &close);
+    if (close.beside && m->dense_partial)
+        lanes_sum(cu, cu->beside, r->rows);
+    lanes_sum_stream(cu, m->router.w ? m->experts_partial : m->dense_partial);
     close.set = close.set || close.beside || close.norm.gain;
     if (m->embed.gate) {
         r->close = close;

@@ -413,6 +413,8 @@ static void give(struct cuda_backend *cu, const struct experts *e, int parts, in
 {
     if (e->give)
         router_give(cu, e->full, parts, rows);
+    if (e->rule.n_expert < e->full.n_expert)
+        lanes_own_experts(cu, e, rows);
 }
 
 static bool moe_quad_norm_fits(const struct cuda_backend *cu, const struct pick_case *c)

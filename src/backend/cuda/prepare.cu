@@ -7,6 +7,7 @@
 
 extern "C" {
 #include "base/mem.h"
+#include "base/ranks.h"
 #include "sample/sampler.h"
 }
 
@@ -327,11 +328,10 @@ static bool pairs_fit(const struct network *net, struct error *err)
     return true;
 }
 
-bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,
-                  struct error *err)
+/* Everything but what several ranks do together. */
+static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
+                          const struct bounds *bounds, struct error *err)
 {
-    struct cuda_backend *cu = cuda_self(be);
-    CHECK(!cu->prepared, "prepare is called once");
     if (bounds->max_tokens > MAX_GRID)
         return error_set(err, "steps of %d rows are not supported on cuda (%d at most)",
                          bounds->max_tokens, MAX_GRID);
@@ -344,9 +344,19 @@ bool cuda_prepare(struct backend *be, const struct network *net, const struct bo
     cu->net = net;
     cu->shape = shape_of(net, bounds);
     cu->ropes = ropes_of(net);
-    if (!lora_prepare(cu, bounds, err) || !own_steps(cu, err) || !own_scratch(cu, err) ||
-        !own_parts(cu, net, err) || !delta_net_prepare(cu, bounds, err) ||
-        !latent_prepare(cu, bounds, err) || !encoder_prepare(cu, bounds, err))
+    return lora_prepare(cu, bounds, err) && own_steps(cu, err) && own_scratch(cu, err) &&
+           own_parts(cu, net, err) && delta_net_prepare(cu, bounds, err) &&
+           latent_prepare(cu, bounds, err) && encoder_prepare(cu, bounds, err);
+}
+
+bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,
+                  struct error *err)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    CHECK(!cu->prepared, "prepare is called once");
+    if (be->ranks && be->ranks->sharers > 1)
+        cuda_share_device(cu);
+    if (!lanes_prepare(cu, prepare_alone(cu, net, bounds, err), err))
         return false;
     CUDA_TRY(cu, cudaMemsetAsync(cu->split_records, 0xff, attn_decode_split_record_bytes(cu),
                                  cu->stream));

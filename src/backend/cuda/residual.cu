@@ -4,6 +4,7 @@
  * form to another (struct rows). Knows what is to be added, not what comes next.
  */
 #include "backend/cuda/encoder.h"
+#include "backend/cuda/lanes.h"
 #include "backend/cuda/rows.cuh"
 
 #include <math.h>
@@ -407,8 +408,7 @@ static __global__ void __launch_bounds__(256) resid_add_kernel(float *x, const f
         x[i] += d[i];
 }
 
-/* What is to be added as rows, if it is anything. */
-static void resid_add_rows(struct cuda_backend *cu, struct resid *r)
+void resid_add_rows(struct cuda_backend *cu, struct resid *r)
 {
     if (r->add == ADD_PRODUCT) {
         struct pick_case c = {};

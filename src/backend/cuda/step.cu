@@ -207,6 +207,7 @@ void cuda_begin(struct backend *be, const struct batch *b)
     CHECK(b->n_tokens <= cu->shape.max_tokens && b->n_seqs <= cu->shape.max_seqs &&
               b->n_out <= cu->shape.max_out,
           "a step of %d rows, %d sequences, %d outputs", b->n_tokens, b->n_seqs, b->n_out);
+    cuda_enter(cu);
     CHECK(cu->n_begun - cu->n_ended < 2, "two steps are under way");
     int turn = (int)(cu->n_begun++ % 2);
     struct flight *f = &cu->flights[turn];
@@ -254,7 +255,8 @@ void cuda_record(struct backend *be, uint64_t key)
 {
     struct cuda_backend *cu = cuda_self(be);
     /* Work that only prompts have is launched with sizes of its own: not recorded. */
-    if (be->profile || cu->n_graphs == MAX_GRAPHS || cu->layout.n_decode != cu->layout.n_seqs)
+    if (be->profile || cu->n_graphs == MAX_GRAPHS || cu->layout.n_decode != cu->layout.n_seqs ||
+        !lanes_record(cu))
         return;
     cudaError_t e = cudaStreamBeginCapture(cu->stream, cudaStreamCaptureModeThreadLocal);
     if (e != cudaSuccess)
@@ -340,7 +342,7 @@ bool cuda_end(struct backend *be, int32_t *tokens, struct error *err)
     if (cu->n_ended + 1 == cu->n_begun)
         cuda_launch_step(be);
     cu->n_ended++;
-    CUDA_TRY(cu, cudaEventSynchronize(f->done));
+    lanes_wait(cu, f->done);
     CUDA_TRY(cu, cudaGetLastError());
     read_marks(cu);
     const int32_t *chosen = sample_tokens_of(cu, turn);

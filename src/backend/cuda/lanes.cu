@@ -1,0 +1,352 @@
+/* Several ranks in a step: see lanes.h. Owns the pinned memory they meet in, and NCCL. */
+#include "backend/cuda/lanes.h"
+#include "backend/cuda/host.h"
+#include "backend/cuda/nccl.h"
+
+extern "C" {
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/ranks.h"
+}
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { COPY_THREADS = 256, COPY_BLOCKS = 256 };
+
+/* to = from, n floats; one of them is the host's. Not launched early: the host, or what comes from it,
+ * stands between this kernel and the one in front. */
+static __global__ void __launch_bounds__(COPY_THREADS)
+    lanes_copy_kernel(const float *from, float *to, size_t n)
+{
+    size_t first = (size_t)blockIdx.x * COPY_THREADS + threadIdx.x;
+    size_t step = (size_t)gridDim.x * COPY_THREADS, quads = n / 4;
+    for (size_t i = first; i < quads; i += step)
+        ((float4 *)to)[i] = ((const float4 *)from)[i];
+    for (size_t i = quads * 4 + first; i < n; i += step)
+        to[i] = from[i];
+}
+
+static void copy(struct cuda_backend *cu, const float *from, float *to, size_t n)
+{
+    size_t blocks = (n / 4 + COPY_THREADS) / COPY_THREADS;
+    cuda_launch(cu, lanes_copy_kernel,
+                dim3((unsigned)(blocks < COPY_BLOCKS ? blocks : COPY_BLOCKS)), COPY_THREADS, 0,
+                LAUNCH_PLAIN, from, to, n);
+}
+
+/* Rows (rows, n) of a matrix (rows, width): from column `first` on the part's, zeros elsewhere. */
+static __global__ void __launch_bounds__(COPY_THREADS)
+    lanes_spread_kernel(const float *part, float *all, int n, int first, int width)
+{
+    dependency_wait();
+    dependency_trigger();
+    int k = (int)(blockIdx.x * COPY_THREADS + threadIdx.x), at = k - first;
+    if (k < width)
+        all[(size_t)blockIdx.y * (size_t)width + (size_t)k] =
+            at >= 0 && at < n ? part[(size_t)blockIdx.y * (size_t)n + (size_t)at] : 0.0f;
+}
+
+/* to[t, e] = from[t, first + e] where that expert was chosen, else 0. A block a row. */
+static __global__ void __launch_bounds__(COPY_THREADS)
+    lanes_own_kernel(const float *from, int n_from, int first, float *to, int n)
+{
+    dependency_wait();
+    dependency_trigger();
+    for (int e = (int)threadIdx.x; e < n; e += COPY_THREADS) {
+        float w = from[(size_t)blockIdx.x * (size_t)n_from + (size_t)(first + e)];
+        to[(size_t)blockIdx.x * (size_t)n + (size_t)e] = w > 0.0f ? w : 0.0f;
+    }
+}
+
+static struct ranks *ranks_of(const struct cuda_backend *cu)
+{
+    return cu->be->ranks;
+}
+
+static void fail(struct cuda_backend *cu, const struct error *why)
+{
+    if (!cu->failed)
+        cu->error = *why;
+    cu->failed = true;
+}
+
+bool lanes_sums(const struct cuda_backend *cu, bool partial)
+{
+    return partial || cuda_lanes(cu)->always;
+}
+
+/* The host waits for what was enqueued; MPI waits for the others. */
+static void sum_by_host(struct cuda_backend *cu, const float *in, float *out, size_t n)
+{
+    struct lanes *l = cuda_lanes(cu);
+    CHECK(n <= l->room, "a sum of %zu floats, %zu of room", n, l->room);
+    copy(cu, in, l->mapped, n);
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+    ranks_sum(ranks_of(cu), l->host, n);
+    copy(cu, l->mapped, out, n);
+}
+
+static void sum(struct cuda_backend *cu, const float *in, float *out, int rows)
+{
+    struct lanes *l = cuda_lanes(cu);
+    struct error err = {};
+    size_t n = (size_t)rows * (size_t)cu->shape.n_embd;
+    if (!n)
+        return;
+    step_mark(cu);
+    if (!l->nccl)
+        sum_by_host(cu, in, out, n);
+    else if (!nccl_sum(l->nccl, in, out, n, cu->stream, &err))
+        fail(cu, &err);
+    step_mark_end(cu, STAGE_RANKS);
+}
+
+void lanes_sum(struct cuda_backend *cu, float *rows, int n)
+{
+    sum(cu, rows, rows, n);
+}
+
+void lanes_sum_stream(struct cuda_backend *cu, bool partial)
+{
+    struct lanes *l = cuda_lanes(cu);
+    struct resid *r = &cu->resid;
+    if (!lanes_sums(cu, partial))
+        return;
+    resid_add_rows(cu, r);
+    float *to = l->nccl ? l->sum : cu->d;
+    sum(cu, r->d, to, r->rows);
+    r->d = to;
+}
+
+/* The vocabulary */
+
+static bool head_is_cut(const struct cuda_backend *cu, const struct head *h)
+{
+    return ranks_of(cu) && h->w->n_out < cu->shape.n_vocab;
+}
+
+float *lanes_head_to(struct cuda_backend *cu, const struct head *h)
+{
+    const struct lanes *l = cuda_lanes(cu);
+    return l->nccl && head_is_cut(cu, h) ? l->part : cu->logits_all;
+}
+
+/* Rows (rows, own) become (rows, n_vocab) in the same place: the last ones first, so that none is
+ * overwritten before it is read. */
+static void collect_by_host(struct cuda_backend *cu, int own, int rows)
+{
+    struct lanes *l = cuda_lanes(cu);
+    struct ranks *r = ranks_of(cu);
+    int width = cu->shape.n_vocab, each = (int)(l->room / (size_t)width);
+    for (int last = rows, n; last > 0; last -= n) {
+        n = last < each ? last : each;
+        size_t at = (size_t)(last - n);
+        copy(cu, cu->logits_all + at * (size_t)own, l->mapped, (size_t)n * (size_t)own);
+        CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+        ranks_collect(r, l->host, n, width);
+        if (r->lane == 0) {
+            copy(cu, l->mapped, cu->logits_all + at * (size_t)width, (size_t)n * (size_t)width);
+            CUDA_TRY(cu, cudaStreamSynchronize(cu->stream)); /* the room is used again */
+        }
+    }
+}
+
+void lanes_collect(struct cuda_backend *cu, const struct head *h, int rows)
+{
+    struct lanes *l = cuda_lanes(cu);
+    struct error err = {};
+    int width = cu->shape.n_vocab, own = h->w->n_out;
+    if (!head_is_cut(cu, h))
+        return;
+    step_mark(cu);
+    if (l->nccl) {
+        cuda_launch(cu, lanes_spread_kernel,
+                    dim3((unsigned)ceil_div(width, COPY_THREADS), (unsigned)rows), COPY_THREADS, 0,
+                    LAUNCH_EARLY, l->part, cu->logits_all, own, h->first, width);
+        if (!nccl_reduce(l->nccl, cu->logits_all, cu->logits_all, (size_t)rows * (size_t)width,
+                         cu->stream, &err))
+            fail(cu, &err);
+    } else {
+        collect_by_host(cu, own, rows);
+    }
+    step_mark_end(cu, STAGE_RANKS);
+}
+
+void lanes_own_experts(struct cuda_backend *cu, const struct experts *e, int rows)
+{
+    struct lanes *l = cuda_lanes(cu);
+    int own = e->rule.n_expert;
+    cuda_launch(cu, lanes_own_kernel, dim3((unsigned)rows), COPY_THREADS, 0, LAUNCH_EARLY,
+                cu->router, e->full.n_expert, l->first, l->chosen, own);
+    cuda_launch(cu, lanes_own_kernel, dim3((unsigned)rows), COPY_THREADS, 0, LAUNCH_EARLY,
+                l->chosen, own, 0, cu->router, own);
+}
+
+/* Steps */
+
+bool lanes_record(const struct cuda_backend *cu)
+{
+    const struct ranks *r = ranks_of(cu);
+    return !r || r->tp == 1 || cuda_lanes(cu)->nccl;
+}
+
+/* NCCL's kernels wait for others' as long as it takes: whoever has ended would never come. */
+void lanes_wait(struct cuda_backend *cu, cudaEvent_t done)
+{
+    struct lanes *l = cuda_lanes(cu);
+    struct ranks *r = ranks_of(cu);
+    int64_t start = clock_ns();
+    cudaError_t e = cudaSuccess;
+    struct error err = {};
+    while (l->nccl && r && (e = cudaEventQuery(done)) == cudaErrorNotReady) {
+        bool late = clock_ns() - start > (int64_t)RANKS_TIMEOUT * 1000000000;
+        if (late)
+            error_set(&err, "rank %d: a step: no answer from another rank for %d s", r->rank,
+                      RANKS_TIMEOUT);
+        if (late || !nccl_ok(l->nccl, &err)) {
+            fail(cu, &err);
+            nccl_close(l->nccl, true);
+            l->nccl = NULL;
+            return;
+        }
+        sched_yield();
+    }
+    if (e != cudaSuccess)
+        cuda_fail(cu, e, "a step");
+    CUDA_TRY(cu, cudaEventSynchronize(done));
+}
+
+/* Before the first */
+
+/* With one expert of a row less than chosen, others stand in with weight 0: none may weigh less. */
+static bool weights_are_positive(struct cuda_backend *cu, struct error *err)
+{
+    bool ok = true;
+    for (int i = 0; ok && i < cu->net->n_layers; i++) {
+        const struct router *r = &cu->net->layers[i].mlp.router;
+        if (!r->w || cu->net->layers[i].mlp.experts.gate_up->n_expert >= r->w->n_out)
+            continue;
+        int n = r->expert_scale ? r->w->n_out : 0;
+        float *scale = (float *)mem_zalloc((size_t)n + 1, sizeof *scale);
+        if (n)
+            cuda_copy_out(cu->be, scale, r->expert_scale, (size_t)n * sizeof *scale);
+        ok = r->scale >= 0;
+        for (int k = 0; k < n; k++)
+            ok = ok && scale[k] >= 0;
+        mem_free(scale);
+        if (!ok)
+            error_set(err, "layer %d: experts of negative weight are not supported with --ep on cuda",
+                      i);
+    }
+    return ok;
+}
+
+/* The most experts a layer has here while other ranks have others. */
+static int most_own(const struct network *net)
+{
+    int most = 0;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mlp *m = &net->layers[i].mlp;
+        int n = m->router.w ? m->experts.gate_up->n_expert : 0;
+        if (m->router.w && n < m->router.w->n_out && n > most)
+            most = n;
+    }
+    return most;
+}
+
+static bool own_memory(struct cuda_backend *cu, struct error *err)
+{
+    struct lanes *l = cuda_lanes(cu);
+    const struct shape *s = &cu->shape;
+    const struct head *h = &cu->net->head;
+    size_t rows = (size_t)s->max_tokens, out = (size_t)s->max_out;
+    bool nccl = l->nccl != NULL, cut = nccl && h->w && !cu->net->goes_on && head_is_cut(cu, h);
+    struct want list[] = {
+        {(void **)&l->sum, nccl ? rows * (size_t)s->n_embd * 4 : 0},
+        {(void **)&l->part, cut ? out * (size_t)h->w->n_out * 4 : 0},
+        {(void **)&l->chosen, rows * (size_t)most_own(cu->net) * 4},
+    };
+    if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
+        return false;
+    if (nccl)
+        return true;
+    l->room = rows * (size_t)s->n_embd;
+    l->room = l->room > (size_t)s->n_vocab ? l->room : (size_t)s->n_vocab;
+    return cuda_pin((void **)&l->host, (void **)&l->mapped, l->room * sizeof(float), err);
+}
+
+static bool share(struct ranks *r, const void *mine, void *all, size_t bytes, struct error *err)
+{
+    return ranks_share(r, mine, all, bytes) || (ranks_ok(r, err) && false);
+}
+
+/* Every rank or none: STEEL_NCCL=0 is MPI. */
+static bool choose_nccl(struct cuda_backend *cu, const char *wish, struct error *err)
+{
+    struct lanes *l = cuda_lanes(cu);
+    struct ranks *r = ranks_of(cu);
+    struct error why = {};
+    bool all[RANKS_MOST] = {}, mine = false;
+    if (!r->apart || r->tp == 1 || (wish && !strcmp(wish, "0")))
+        return true;
+    l->nccl = nccl_open(&why);
+    mine = l->nccl != NULL;
+    if (!share(r, &mine, all, sizeof mine, err))
+        return false;
+    for (int i = 0; i < r->size; i++)
+        mine = mine && all[i];
+    if (mine)
+        return true;
+    nccl_close(l->nccl, false);
+    l->nccl = NULL;
+    return true;
+}
+
+/* A communicator of the lanes of each stage, tried once: what it allocates, it does then. */
+static bool start_nccl(struct cuda_backend *cu, struct error *err)
+{
+    struct lanes *l = cuda_lanes(cu);
+    struct ranks *r = ranks_of(cu);
+    int lane = r ? r->lane : 0, lanes = r ? r->tp : 1;
+    struct nccl_id ids[RANKS_MOST] = {}, mine = {};
+    bool ok = lane > 0 || nccl_make_id(l->nccl, &mine, err);
+    ids[0] = mine;
+    if (r && (!ranks_agree(r, ok, err) || !share(r, &mine, ids, sizeof mine, err)))
+        return false;
+    if (!ok || !nccl_join(l->nccl, &ids[r ? r->stage * r->tp : 0], lane, lanes, err))
+        return false;
+    if (!nccl_sum(l->nccl, l->sum, l->sum, (size_t)cu->shape.n_embd, cu->stream, err))
+        return false;
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+    return true;
+}
+
+bool lanes_prepare(struct cuda_backend *cu, bool ok, struct error *err)
+{
+    struct lanes *l = cuda_lanes(cu);
+    struct ranks *r = ranks_of(cu);
+    const char *wish = getenv("STEEL_NCCL");
+    if (!r && (!ok || !wish || strcmp(wish, "1") != 0))
+        return ok;
+    if (!r) {
+        l->nccl = nccl_open(err);
+        l->always = true;
+        return l->nccl && own_memory(cu, err) && start_nccl(cu, err);
+    }
+    if (!ranks_agree(r, ok, err) || !choose_nccl(cu, wish, err))
+        return false;
+    ok = weights_are_positive(cu, err) && own_memory(cu, err);
+    return ranks_agree(r, ok, err) && (!l->nccl || start_nccl(cu, err));
+}
+
+void lanes_close(struct cuda_backend *cu)
+{
+    struct lanes *l = cuda_lanes(cu);
+    nccl_close(l->nccl, cu->failed);
+    l->nccl = NULL;
+    if (l->host)
+        cudaFreeHost(l->host);
+    l->host = NULL;
+}

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Several ranks with a GPU, simulated (make test-sim): golden families cut by heads and hidden units (--tp), by experts (--ep), by
+layers (--pp) and mixed give what one process gives on the same GPU, as prompts and as decodes. `ranks_sim.py BUILD DEVICE STEEL`
+does the same with another program, on a real one (DEVICE cuda, STEEL build/steel); MPIRUN names the launcher. RANKS_FAMILIES=name,... and RANKS_ALL=1 as in test_ranks.py."""
+import os
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from gguf_tools import mean_kl, read_logits  # noqa: E402
+
+BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
+DEVICE = sys.argv[2] if len(sys.argv) > 2 else "cuda"
+STEEL = sys.argv[3] if len(sys.argv) > 3 else os.path.join(BUILD, "sim", "steel")
+GOLDEN = "tests/golden"
+MPIRUN = os.environ.get("MPIRUN", "mpirun --allow-run-as-root --oversubscribe --bind-to none").split()
+# Every family with one of these, another for each; RANKS_ALL=1: with all.
+ARRANGEMENTS = {
+    "tp 2": (2, []),
+    "ep 2": (2, ["--ep"]),
+    "pp 2": (2, ["--pp", "2"]),
+    "tp 4": (4, []),
+    "ep 3": (3, ["--ep"]),
+    "tp 2, decodes": (2, ["--chunk", "1"]),
+    "tp 2 pp 2": (4, ["--tp", "2", "--pp", "2"]),
+}
+# What one process' rounding is of the order of: halves in products.
+LIMIT = 2e-4
+
+
+def families():
+    named = os.environ.get("RANKS_FAMILIES")
+    return named.split(",") if named else ["qwen3moe", "gpt_oss", "qwen3_5_moe", "deepseek_v3", "gemma4", "glm4_moe", "phi3",
+                                           "gemma4_moe", "minimax_m2", "mixtral", "qwen3"]
+
+
+def logits(model, ranks, args):
+    with tempfile.NamedTemporaryFile() as out:
+        cmd = [STEEL, "logits", f"{GOLDEN}/{model}", "--device", DEVICE, "-t", "1", "--kv-type", "f32",
+               "--ids", f"{GOLDEN}/{model}/golden.bin", "--out", out.name, *args]
+        r = subprocess.run([*MPIRUN, "-n", str(ranks), *cmd] if ranks > 1 else cmd, capture_output=True, text=True, timeout=600)
+        return (read_logits(out.name) if r.returncode == 0 else None), r.stderr
+
+
+def main():
+    if subprocess.run([*MPIRUN, "-n", "2", "true"], capture_output=True).returncode != 0:
+        print("skipped: ranks with a GPU: mpirun starts nothing here")
+        return 0
+    failed = 0
+    names = list(ARRANGEMENTS)
+    for i, model in enumerate(families()):
+        golden = read_logits(f"{GOLDEN}/{model}/golden.bin")
+        for name in names if os.environ.get("RANKS_ALL") else [names[i % len(names)]]:
+            ranks, args = ARRANGEMENTS[name]
+            ours, said = logits(model, ranks, args)
+            if ours is None:
+                cannot = "which another stage has" in said
+                print(f"{model:14} {name:14} {'cannot be cut so' if cannot else 'FAILED: ' + said.strip()[-400:]}", flush=True)
+                failed += not cannot
+                continue
+            kl = mean_kl(golden, ours)
+            line = f"{model:14} {name:14} KL {kl:.1e}"
+            if kl > LIMIT:  # no further than one process is
+                alone = mean_kl(golden, logits(model, 1, [a for a in args if a == "--chunk" or a.isdigit() and "--chunk" in args])[0])
+                line += f" (alone {alone:.1e})"
+                if kl > 2 * alone:
+                    failed += 1
+                    line += " FAILED"
+            print(line, flush=True)
+    print(f"ranks with a GPU: {failed} failed")
+    return 1 if failed else 0
+
+
+sys.exit(main())
