@@ -292,8 +292,11 @@ $(B)/sim/test_ops: $(SIM_OBJ)
 # The program with a simulated GPU: what several ranks do with one (tests/gpu/ranks_sim.py).
 $(B)/sim/src/backend/backend.c.o: SIM_FLAGS += -DSTEEL_CUDA
 $(B)/sim/steel: $(CLI_OBJ) $(B)/sim/src/backend/backend.c.o $(patsubst %,$(B)/sim/%.o,$(SIM_SRC)) $(B)/libserver.a $(B)/libsteel.a
-	$(Q)$(CXX) $(CFLAGS) $(LDFLAGS) $(SIM_SAN) -o $@ $^ $(LDLIBS) $(SRV_LIBS) $(CLI_LIBS) -ldl -pthread
-test-sim: $(B)/sim/test_ops $(B)/sim/steel $(if $(MPICC),$(B)/steel-mpi.so)
+	$(Q)$(CXX) $(CFLAGS) $(LDFLAGS) $(SIM_SAN) -rdynamic -o $@ $^ $(LDLIBS) $(SRV_LIBS) $(CLI_LIBS) -ldl -pthread
+$(B)/sim/libnccl.so.2: tests/gpu/fakenccl.cpp tests/gpu/cudasim.h
+	@mkdir -p $(@D)
+	$(Q)$(CXX) -std=gnu++17 -Wall $(SIM_FLAGS) -fPIC -shared -o $@ $<
+test-sim: $(B)/sim/test_ops $(B)/sim/steel $(B)/sim/libnccl.so.2 $(if $(MPICC),$(B)/steel-mpi.so)
 	$(B)/sim/test_ops
 	python3 tests/gpu/ranks_sim.py $(B)
 

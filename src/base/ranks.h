@@ -41,10 +41,10 @@ struct ranks {
     int rank, size;
     int local, n_local; /* among those of this machine */
     int tp, pp;         /* tp * pp = size */
-    bool ep;    /* experts are spread over lanes, not cut */
+    bool ep;            /* experts are spread over lanes, not cut */
     int lane, stage;
-    int sharers; /* ranks that have this one's GPU, itself among them; 0 = it has none */
-    bool apart;  /* every rank has a GPU of its own */
+    int sharers;            /* ranks that have this one's GPU, itself among them; 0 = it has none */
+    bool apart;             /* every rank has a GPU of its own */
     int tp_asked, pp_asked; /* on the command line; 0 = unsaid */
     bool ep_asked;
     bool taken;                      /* a model has them, or was to have them */

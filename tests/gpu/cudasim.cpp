@@ -646,16 +646,18 @@ void sim_launch(cudaStream_t s, dim3 grid, dim3 block, size_t shared, std::funct
 
 cudaError_t cudaGetDeviceCount(int *n)
 {
-    *n = 1;
+    const char *gpus = getenv("SIM_GPUS");
+    *n = gpus ? atoi(gpus) : 1;
     return 0;
 }
 cudaError_t cudaSetDevice(int)
 {
     return 0;
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 {
     memset(p, 0, sizeof *p);
+    p->uuid.bytes[0] = (char)(device + 1);
     snprintf(p->name, sizeof p->name, "simulated GPU");
     const char *sm = getenv("SIM_SM");
     int v = sm ? atoi(sm) : 90;

@@ -215,7 +215,12 @@ void sim_part_arrive(int id, int threads);
 
 /* The runtime */
 typedef int cudaError_t;
-enum { cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600, cudaErrorUnknown = 999 };
+enum {
+    cudaSuccess = 0,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorNotReady = 600,
+    cudaErrorUnknown = 999
+};
 struct sim_stream;
 struct sim_graph;
 typedef sim_stream *cudaStream_t;

@@ -24,6 +24,12 @@ ARRANGEMENTS = {
     "ep 3": (3, ["--ep"]),
     "tp 2, decodes": (2, ["--chunk", "1"]),
     "tp 2 pp 2": (4, ["--tp", "2", "--pp", "2"]),
+    # with a GPU each, and a library in the place of NCCL
+    "nccl 1": (1, ["--chunk", "1"]),
+    "nccl 2": (2, []),
+    "nccl 4, decodes": (4, ["--chunk", "1"]),
+    "nccl 2 pp 2": (4, ["--tp", "2", "--pp", "2"]),
+    "nccl ep 3, decodes": (3, ["--ep", "--chunk", "1"]),
 }
 # What one process' rounding is of the order of: halves in products.
 LIMIT = 2e-4
@@ -35,11 +41,14 @@ def families():
                                            "gemma4_moe", "minimax_m2", "mixtral", "qwen3"]
 
 
-def logits(model, ranks, args):
+def logits(model, ranks, args, nccl=False):
+    env = dict(os.environ, STEEL_CONFIG="")
+    if nccl:
+        env.update(SIM_GPUS=str(ranks), STEEL_NCCL="1", LD_LIBRARY_PATH=os.path.abspath(os.path.dirname(STEEL)))
     with tempfile.NamedTemporaryFile() as out:
         cmd = [STEEL, "logits", f"{GOLDEN}/{model}", "--device", DEVICE, "-t", "1", "--kv-type", "f32",
                "--ids", f"{GOLDEN}/{model}/golden.bin", "--out", out.name, *args]
-        r = subprocess.run([*MPIRUN, "-n", str(ranks), *cmd] if ranks > 1 else cmd, capture_output=True, text=True, timeout=600)
+        r = subprocess.run([*MPIRUN, "-n", str(ranks), *cmd] if ranks > 1 else cmd, env=env, capture_output=True, text=True, timeout=600)
         return (read_logits(out.name) if r.returncode == 0 else None), r.stderr
 
 
@@ -53,14 +62,17 @@ def main():
         golden = read_logits(f"{GOLDEN}/{model}/golden.bin")
         for name in names if os.environ.get("RANKS_ALL") else [names[i % len(names)]]:
             ranks, args = ARRANGEMENTS[name]
-            ours, said = logits(model, ranks, args)
+            ours, said = logits(model, ranks, args, name.startswith("nccl"))
             if ours is None:
                 cannot = "which another stage has" in said
-                print(f"{model:14} {name:14} {'cannot be cut so' if cannot else 'FAILED: ' + said.strip()[-400:]}", flush=True)
+                print(f"{model:14} {name:18} {'cannot be cut so' if cannot else 'FAILED: ' + said.strip()[-400:]}", flush=True)
                 failed += not cannot
                 continue
+            if name.startswith("nccl") and said.count("fakenccl") != ranks:
+                print(f"{model:14} {name:18} FAILED: {ranks} ranks, of NCCL {said.count('fakenccl')}")
+                failed += 1
             kl = mean_kl(golden, ours)
-            line = f"{model:14} {name:14} KL {kl:.1e}"
+            line = f"{model:14} {name:18} KL {kl:.1e}"
             if kl > LIMIT:  # no further than one process is
                 alone = mean_kl(golden, logits(model, 1, [a for a in args if a == "--chunk" or a.isdigit() and "--chunk" in args])[0])
                 line += f" (alone {alone:.1e})"

@@ -225,8 +225,8 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     struct closing close = cuda_closing(cu, &m->block);
     const struct mlp *next = &cu->net->layers[layer].mlp;
     struct experts experts = {};
-    if (!lanes_sums(cu, m->partial) && next->router.w && cuda_is_plain(next) && !close.set && !lora_changes(cu, c.w) &&
-        !lora_changes_experts(cu, next)) {
+    if (!lanes_sums(cu, m->partial) && next->router.w && cuda_is_plain(next) && !close.set &&
+        !lora_changes(cu, c.w) && !lora_changes_experts(cu, next)) {
         experts = cuda_experts(next);
         c.experts = &experts;
     }

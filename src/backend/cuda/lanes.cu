@@ -160,11 +160,12 @@ void lanes_collect(struct cuda_backend *cu, const struct head *h, int rows)
     int width = cu->shape.n_vocab, own = h->w->n_out;
     if (!head_is_cut(cu, h))
         return;
+    int first = ranks_vocab(ranks_of(cu), width, ranks_of(cu)->lane).first;
     step_mark(cu);
     if (l->nccl) {
         cuda_launch(cu, lanes_spread_kernel,
                     dim3((unsigned)ceil_div(width, COPY_THREADS), (unsigned)rows), COPY_THREADS, 0,
-                    LAUNCH_EARLY, l->part, cu->logits_all, own, h->first, width);
+                    LAUNCH_EARLY, l->part, cu->logits_all, own, first, width);
         if (!nccl_reduce(l->nccl, cu->logits_all, cu->logits_all, (size_t)rows * (size_t)width,
                          cu->stream, &err))
             fail(cu, &err);
@@ -237,8 +238,8 @@ static bool weights_are_positive(struct cuda_backend *cu, struct error *err)
             ok = ok && scale[k] >= 0;
         mem_free(scale);
         if (!ok)
-            error_set(err, "layer %d: experts of negative weight are not supported with --ep on cuda",
-                      i);
+            error_set(
+                err, "layer %d: experts of negative weight are not supported with --ep on cuda", i);
     }
     return ok;
 }

@@ -85,8 +85,7 @@ struct experts cuda_experts(const struct mlp *m)
     e.act = cuda_gating(&m->experts);
     e.rule = e.full = rule_of(m);
     bool all = m->experts.gate_up->n_expert >= m->router.w->n_out;
-    e.give =
-        !all || e.full.n_groups || (m->router.kind == ROUTER_SOFTMAX && m->router.choice_bias);
+    e.give = !all || e.full.n_groups || (m->router.kind == ROUTER_SOFTMAX && m->router.choice_bias);
     if (e.give) {
         e.rule = route_rule{};
         e.rule.n_expert = all ? e.full.n_expert : e.gate_up->n_expert;
