@@ -81,8 +81,18 @@ static void link_finalize(void)
 }
 
 static const struct ranks_link counting = {
-    RANKS_LINK_VERSION, 0,         4,         link_bcast, link_allgather, link_alltoall,
-    link_send,          link_recv, link_test, link_split, link_finalize};
+    .version = RANKS_LINK_VERSION,
+    .size = 4,
+    .n_local = 4,
+    .bcast = link_bcast,
+    .allgather = link_allgather,
+    .alltoall = link_alltoall,
+    .send = link_send,
+    .recv = link_recv,
+    .test = link_test,
+    .split = link_split,
+    .finalize = link_finalize,
+};
 
 enum { PAGE = 16, MAX_ROWS = 128, MAX_SEQS = 4 };
 

@@ -51,7 +51,8 @@ static void add_up(struct comm *c, const float *in, float *out, size_t n, int ro
         meet(c);
         for (int r = 0; r < c->size; r++)
             if (c->m->calls[r] != (int)k) {
-                fprintf(stderr, "fakenccl: a sum of %zu here, %d elsewhere\n", k, (int)c->m->calls[r]);
+                fprintf(stderr, "fakenccl: a sum of %zu here, %d elsewhere\n", k,
+                        (int)c->m->calls[r]);
                 abort();
             }
         for (size_t i = 0; (root < 0 || root == c->rank) && i < k; i++) {
