@@ -1,12 +1,16 @@
 """What clients of other servers rely on: prompt log-probabilities, older and newer ways to name tools, headers, CORS, refusals by name."""
+import http.client
 import json
 import os
 import socket
+import subprocess
 import sys
+import tempfile
 import threading
+import types
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serverlib import Server, http_request, run_tests
+from serverlib import Router, Server, http_request, run_tests
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 CHAT, COMP, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -234,6 +238,99 @@ def test_connections_of_one_address(_):
         assert s.stop() == 0
 
 
+def test_trusted_proxy(_):
+    """X-Forwarded-For of a proxy that is trusted tells clients apart, with a router between them too; anybody else's does nothing."""
+    class Stream:
+        """A long answer, asked for from an address."""
+
+        def __init__(self, port, source, forwarded=None):
+            self.c = http.client.HTTPConnection("127.0.0.1", port, source_address=(source, 0))
+            body = {"prompt": "abc", "max_tokens": 7000, "ignore_eos": True, "stream": True}
+            self.c.request("POST", COMP, json.dumps(body), {"X-Forwarded-For": forwarded} if forwarded else {})
+
+        def close(self):
+            self.c.close()
+
+    flags = ("-np", "8", "-c", "8192", "--max-parallel-per-client", "1", "--log-level", "debug")
+    s = Server(BUILD, *flags, "--trusted-proxy", "127.0.0.9", "--trusted-proxy", "127.0.9.0/24")
+    running, waiting = "steel_requests_running", "steel_requests_waiting"
+    for source, said, distinct in (("127.0.0.9", ("1.1.1.1", "6.6.6.6, 2.2.2.2"), True),
+                                   ("127.0.9.77", ("1.1.1.1:80", "[2001:db8::1]:80"), True),
+                                   ("127.0.0.9", ("6.6.6.1, 1.1.1.1", "6.6.6.2, 1.1.1.1"), False),  # what a client sent itself
+                                   ("127.0.0.9", ("2001:db8::1", "2001:db8::2"), False),  # one network of IPv6
+                                   ("127.0.0.9", ("unknown", "1.1.1.1, x"), False),
+                                   ("127.0.0.8", ("1.1.1.1", "2.2.2.2"), False)):
+        streams = [Stream(s.port, source, x) for x in said]
+        s.wait_metric(running, 2 if distinct else 1)
+        s.wait_metric(waiting, 0 if distinct else 1)
+        for x in streams:
+            x.close()
+        s.wait_metric(running, 0)
+        s.wait_metric(waiting, 0)
+    assert "client=1.1.1.1" in s.log() and "client=2001:db8::1" in s.log() and "client=127.0.0.8" in s.log()
+    assert s.stop() == 0
+    # clients of a router are one address, unless it is trusted
+    for trust, n in (((), 1), (("--trusted-proxy", "127.0.0.1"), 2)):
+        s = Server(BUILD, *flags, *trust)
+        r = Router(BUILD, [s])
+        streams = [Stream(r.port, "127.0.0.2"), Stream(r.port, "127.0.0.3")]
+        s.wait_metric(running, n)
+        s.wait_metric(waiting, 2 - n)
+        for x in streams:
+            x.close()
+        s.wait_metric(running, 0)
+        r.stop()
+        assert s.stop() == 0
+    # a trusted proxy may have all connections
+    s = Server(BUILD, "--max-connections", "16", "--trusted-proxy", "127.0.0.9")
+    held = [socket.create_connection(("127.0.0.1", s.port), source_address=("127.0.0.9", 0)) for _ in range(15)]
+    for c in held:
+        c.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert c.recv(4096).startswith(b"HTTP/1.1 200 OK")
+        c.close()
+    assert s.stop() == 0
+    for bad in ("*", "localhost", "10.0.0.0/33", ""):
+        r = subprocess.run([os.path.join(BUILD, "steel"), "serve", "--trusted-proxy", bad], capture_output=True, text=True)
+        assert r.returncode == 2 and "--trusted-proxy" in r.stderr, (bad, r.stderr)
+
+
+def test_open_files(_):
+    """The limit of open files is raised as far as it may be; connections beyond it are told so and do not hang."""
+    def start(soft, hard, *flags):
+        lower = f"ulimit -Sn {soft} && ulimit -Hn {hard} && exec "
+        wrapper = os.path.join(work.name, "steel")
+        with open(wrapper, "w") as f:
+            f.write(f"#!/bin/sh\n{lower}{os.path.abspath(os.path.join(BUILD, 'steel'))} \"$@\"\n")
+        os.chmod(wrapper, 0o755)
+        return Server(work.name, *flags, model=toy)
+
+    def healthy(c):
+        try:
+            c.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return c.recv(4096).startswith(b"HTTP/1.1 200 OK")
+        except OSError:
+            return False
+
+    with tempfile.TemporaryDirectory(prefix="steel-files-") as name:
+        work = types.SimpleNamespace(name=name)
+        toy = os.path.join(name, "toy.gguf")
+        subprocess.run([os.path.join(BUILD, "tests/toy_gguf"), toy], check=True)
+        s = start(64, 1000)
+        held = [s.socket() for _ in range(300)]
+        assert all(healthy(c) for c in held)
+        assert "fewer connections than --max-connections" in s.log() and "most=872" in s.log(), s.log()
+        for c in held:
+            c.close()
+        assert s.stop() == 0
+        s = start(64, 128, "--max-connections-per-address", "1000")  # three quarters of 128
+        held = [s.socket() for _ in range(120)]
+        assert [healthy(c) for c in held] == [True] * 96 + [False] * 24
+        for c in held:
+            c.close()
+        s.wait_metric("steel_connections", 1)
+        assert s.stop() == 0
+
+
 def test_built_in(_):
     """A model that thinks and calls: what of it is shown, and in which words."""
     demo = "demo/steel-demo.gguf"
@@ -289,7 +386,8 @@ def test_built_in(_):
 
 server = Server(BUILD, "-np", "8", "-c", "8192")
 tests = [test_prompt_logprobs, test_prompt_logprobs_in_company, test_legacy_functions, test_allowed_tools, test_modalities, test_embeddings, test_too_long, test_request_ids,
-         test_models, test_encoding, test_cors, test_azure, test_connections_of_one_address, test_built_in]
+         test_models, test_encoding, test_cors, test_azure, test_connections_of_one_address, test_trusted_proxy,
+         test_open_files, test_built_in]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]
 try:

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "server/forwarded.h"
 #include "server/http_parse.h"
 #include "server/jsonout.h"
 #include "server/params.h"
@@ -233,6 +234,146 @@ static void test_params(void **state)
 
 /* NUL is a character like others in text, and refused by name elsewhere; too many values are refused
  * before they are built. */
+/* Networks of proxies, and what else may stand in the place of one. */
+static void test_proxies(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *net, *address;
+        bool inside;
+    } cases[] = {
+        {"10.1.2.3", "10.1.2.3", true},
+        {"10.1.2.3", "10.1.2.4", false},
+        {"10.0.0.0/8", "10.255.0.1", true},
+        {"10.0.0.0/8", "11.0.0.1", false},
+        {"10.1.2.3/8", "10.9.9.9", true},
+        {"192.168.4.0/22", "192.168.7.255", true},
+        {"192.168.4.0/22", "192.168.8.0", false},
+        {"0.0.0.0/0", "8.8.8.8", true},
+        {"0.0.0.0/0", "2001:db8::1", false},
+        {"fd00::/8", "fdab::1", true},
+        {"fd00::/8", "fe80::1", false},
+        {"::/0", "8.8.8.8", true},
+        {"::1", "::1", true},
+        {"10.1.2.3", "::ffff:10.1.2.3", true},
+        {"2001:db8::/33", "2001:db8:7fff::", true},
+        {"2001:db8::/33", "2001:db8:8000::", false},
+        {"10.1.2.3", "?", false},
+        {"10.1.2.3", "", false},
+    };
+    struct forwarded_net net;
+    struct error err = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_true(forwarded_net_parse(cases[i].net, &net, &err));
+        assert_int_equal(forwarded_trusts(&net, 1, cases[i].address), cases[i].inside);
+        assert_false(forwarded_trusts(&net, 0, cases[i].address));
+    }
+    static const char *const bad[] = {"",
+                                      "*",
+                                      "localhost",
+                                      "10.0.0",
+                                      "10.0.0.0/33",
+                                      "10.0.0.0/",
+                                      "10.0.0.0/-1",
+                                      "10.0.0.0/8x",
+                                      "10.0.0.0/08888",
+                                      "/8",
+                                      "::1/129",
+                                      "10.0.0.1 ",
+                                      "fe80::1%eth0",
+                                      "10.0.0.0/8/8",
+                                      "999.1.1.1",
+                                      "0000:0000:0000:0000:0000:0000:0000:0000:0000:0000:0000"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        if (forwarded_net_parse(bad[i], &net, &err))
+            fail_msg("%s is a network", bad[i]);
+        assert_null(strchr(err.msg, '\n'));
+    }
+}
+
+/* Who asks, from `peer` with these headers, where 10.0.0.0/8 and ::1 are trusted. */
+static const char *client_of(const char *peer, const char *headers)
+{
+    static char out[INET6_ADDRSTRLEN];
+    struct forwarded_net nets[2];
+    struct error err = {0};
+    struct http_head h;
+    struct buf text = {0};
+    buf_addf(&text, "GET / HTTP/1.1\r\nHost: x\r\n%s\r\n", headers);
+    assert_int_equal(parse(text.p, &h), 0);
+    assert_true(forwarded_net_parse("10.0.0.0/8", &nets[0], &err) &&
+                forwarded_net_parse("::1", &nets[1], &err));
+    forwarded_client(nets, 2, peer, &h, out);
+    http_head_clear(&h);
+    buf_clear(&text);
+    return out;
+}
+
+#define FROM "X-Forwarded-For: "
+static void test_forwarded(void **state)
+{
+    (void)state;
+    /* strangers say what they like */
+    assert_string_equal(client_of("8.8.8.8", FROM "1.1.1.1\r\n"), "8.8.8.8");
+    assert_string_equal(client_of("?", FROM "1.1.1.1\r\n"), "?");
+    assert_string_equal(client_of("10.0.0.1", ""), "10.0.0.1");
+    assert_string_equal(client_of("10.0.0.1", FROM "1.1.1.1\r\n"), "1.1.1.1");
+    assert_string_equal(client_of("::1", FROM "1.1.1.1\r\n"), "1.1.1.1");
+    /* what a client sent itself stands in front of what a proxy saw */
+    assert_string_equal(client_of("10.0.0.1", FROM "6.6.6.6, 1.1.1.1\r\n"), "1.1.1.1");
+    assert_string_equal(client_of("10.0.0.1", FROM "6.6.6.6\r\n" FROM "1.1.1.1\r\n"), "1.1.1.1");
+    assert_string_equal(client_of("10.0.0.1", FROM "6.6.6.6, 10.0.0.9\r\n"), "6.6.6.6");
+    assert_string_equal(client_of("10.0.0.1", FROM "6.6.6.6, 1.1.1.1 ,10.3.3.3,\t10.0.0.9 \r\n"),
+                        "1.1.1.1");
+    assert_string_equal(client_of("10.0.0.1", FROM "10.0.0.7, 10.0.0.8\r\n"), "10.0.0.7");
+    assert_string_equal(client_of("10.0.0.1", "x-forwarded-for: 1.1.1.1\r\n"), "1.1.1.1");
+    /* forms of addresses */
+    assert_string_equal(client_of("10.0.0.1", FROM "1.1.1.1:443\r\n"), "1.1.1.1");
+    assert_string_equal(client_of("10.0.0.1", FROM "[2001:db8::0:1]:443\r\n"), "2001:db8::1");
+    assert_string_equal(client_of("10.0.0.1", FROM "2001:DB8::1\r\n"), "2001:db8::1");
+    assert_string_equal(client_of("10.0.0.1", FROM "::ffff:1.1.1.1\r\n"), "1.1.1.1");
+    assert_string_equal(client_of("::ffff:10.0.0.1", FROM "1.1.1.1\r\n"), "1.1.1.1");
+    /* what is no address is not believed, nor anything in front of it */
+    static const char *const bad[] = {
+        "unknown",
+        "_hidden",
+        "1.1.1.1, unknown",
+        "6.6.6.6, ",
+        ",",
+        ", ,",
+        "1.1.1",
+        "1.1.1.1:x",
+        "[::1",
+        "[::1]x",
+        "[::1]:9x",
+        "1.1.1.1 6.6.6.6",
+        "fe80::1%eth0",
+        "0x7f.1",
+        "01.1.1.1.1",
+        "999.1.1.1",
+        "6.6.6.6, <script>",
+        "\"1.1.1.1\"",
+        "for=1.1.1.1",
+        "1111111111111111111111111111111111111111111111111111111111111111111111111111111",
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char line[256];
+        snprintf(line, sizeof line, FROM "%s\r\n", bad[i]);
+        assert_string_equal(client_of("10.0.0.1", line), "10.0.0.1");
+        snprintf(line, sizeof line, FROM "6.6.6.6, %s, 10.0.0.2\r\n", bad[i]);
+        assert_string_equal(client_of("10.0.0.1", line), "10.0.0.2");
+    }
+    assert_string_equal(client_of("10.0.0.1", FROM "\r\n"), "10.0.0.1");
+    /* a list of any length costs a little, and is read from its end */
+    struct buf many = {0};
+    buf_adds(&many, FROM);
+    for (int i = 0; i < 5000; i++)
+        buf_addf(&many, "10.0.%d.%d,", i / 250, i % 250);
+    buf_adds(&many, "10.0.0.3\r\n");
+    assert_string_equal(client_of("10.0.0.1", many.p), "10.0.19.219");
+    buf_clear(&many);
+}
+
 static void test_bodies(void **state)
 {
     (void)state;
@@ -327,7 +468,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_head),      cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_params),    cmocka_unit_test(test_bodies),
+        cmocka_unit_test(test_params),    cmocka_unit_test(test_proxies),
+        cmocka_unit_test(test_forwarded), cmocka_unit_test(test_bodies),
         cmocka_unit_test(test_json_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -50,6 +50,19 @@ bool listen_flags_finish(const struct usage *u, struct listen_flags *f)
         args_usage_error(u, "--max-buffered %s: use a size such as 256M", f->max_buffered);
         return false;
     }
+    if (f->proxies.n > LISTEN_PROXIES) {
+        args_usage_error(u, "%d times --trusted-proxy: at most %d", f->proxies.n, LISTEN_PROXIES);
+        return false;
+    }
+    for (int i = 0; i < f->proxies.n; i++) {
+        struct error err = {0};
+        if (!forwarded_net_parse(f->proxies.items[i], &f->nets[i], &err)) {
+            args_usage_error(u, "--trusted-proxy %s", err.msg);
+            return false;
+        }
+    }
+    h->proxies = f->nets; /* the flags outlive the server */
+    h->n_proxies = f->proxies.n;
     int level = -1;
     for (int i = 0; i < 4; i++)
         level = !strcmp(f->log_level, levels[i]) ? i : level;

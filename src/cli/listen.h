@@ -4,11 +4,15 @@
 
 #include "cli/cli.h"
 #include "server/access.h"
+#include "server/forwarded.h"
+
+enum { LISTEN_PROXIES = 64 };
 
 struct listen_flags {
     struct http_options http;
     const char *key_file, *log_format, *log_level, *max_body, *max_buffered;
-    struct opt_list keys, origins, hosts;
+    struct opt_list keys, origins, hosts, proxies;
+    struct forwarded_net nets[LISTEN_PROXIES];
     int grace_s;
     struct buf key_text; /* of the key file */
 };
@@ -58,6 +62,15 @@ struct listen_flags {
          0,                                                                                        \
          "NAME",                                                                                   \
          "another name of this server in Host headers; * = any (repeatable)"},                     \
+        {OPT_LIST,                                                                                 \
+         0,                                                                                        \
+         "trusted-proxy",                                                                          \
+         "forwarded-allow-ips",                                                                    \
+         &(f).proxies,                                                                             \
+         0,                                                                                        \
+         0,                                                                                        \
+         "ADDR[/BITS]",                                                                            \
+         "believe this proxy's X-Forwarded-For: clients are told apart by it (repeatable)"},       \
         {OPT_STRING,                                                                               \
          0,                                                                                        \
          "max-body",                                                                               \

@@ -34,7 +34,7 @@ uint64_t access_client(const struct access_rules *a, uint64_t secret, struct htt
 {
     const char *key =
         a->n_keys ? access_bearer(x) : NULL; /* without keys, anybody could make up many */
-    const char *address = http_address(x), *name = key ? key : address;
+    const char *address = http_client(x), *name = key ? key : address;
     size_t n = strlen(name);
     struct in6_addr v6;
     if (!key && inet_pton(AF_INET6, address, &v6) == 1) {

@@ -2,6 +2,7 @@
 #include "server/http.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "server/forwarded.h"
 
 #include <errno.h>
 #include <event2/buffer.h>
@@ -17,6 +18,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -25,6 +27,7 @@ enum {
     MAX_AHEAD = 64 << 10, /* input kept while a reply is pending */
     LINGER_S = 2,         /* for a peer to read a reply that cut its request short */
     LINGER_BYTES = 64 << 20,
+    OTHER_FILES = 128, /* left for what is no connection */
 };
 
 enum conn_state { CONN_HEAD, CONN_BODY, CONN_BUSY, CONN_FLUSH, CONN_LINGER };
@@ -35,7 +38,7 @@ struct http_exchange {
     struct bufferevent *bev;
     struct event *timer;
     enum conn_state state;
-    char address[48], peer[64];
+    char address[48], peer[64], client[INET6_ADDRSTRLEN];
     uint64_t from; /* the address, as connections are counted by it */
     char id[132];
     struct http_head head;
@@ -359,6 +362,7 @@ static void read_head(struct http_exchange *x)
     x->keep_alive = status == 0 && x->head.keep_alive;
     x->head_only = status == 0 && !strcmp(x->head.method, "HEAD");
     set_id(x);
+    forwarded_client(x->http->opt.proxies, x->http->opt.n_proxies, x->address, &x->head, x->client);
     if (status)
         refuse(x, status, why);
     else
@@ -515,7 +519,14 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
     (void)l;
     struct http *h = arg;
     uint64_t from = address_key(addr);
-    if (h->n_conns >= h->opt.max_conns || has_too_many(h, from)) {
+    char address[sizeof h->conns->address], port[8] = "?";
+    if (getnameinfo(addr, (socklen_t)len, address, sizeof address, port, sizeof port,
+                    NI_NUMERICHOST | NI_NUMERICSERV))
+        snprintf(address, sizeof address, "?");
+    /* A proxy that is trusted has the connections of many. */
+    bool many =
+        has_too_many(h, from) && !forwarded_trusts(h->opt.proxies, h->opt.n_proxies, address);
+    if (h->n_conns >= h->opt.max_conns || many) {
         static const char busy[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n"
                                    "Retry-After: 1\r\nConnection: close\r\n\r\n";
         if (!h->tls) {
@@ -532,10 +543,8 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
         return;
     }
     x->from = from;
-    char port[8] = "?";
-    if (getnameinfo(addr, (socklen_t)len, x->address, sizeof x->address, port, sizeof port,
-                    NI_NUMERICHOST | NI_NUMERICSERV))
-        snprintf(x->address, sizeof x->address, "?");
+    memcpy(x->address, address, sizeof address);
+    snprintf(x->client, sizeof x->client, "%.*s", (int)sizeof x->client - 1, address);
     snprintf(x->peer, sizeof x->peer, "%s:%s", x->address, port);
     set_timer(x, h->opt.read_s);
 }
@@ -604,11 +613,30 @@ static bool open_listener(struct http *h, struct error *err)
     return h->retry || error_set(err, "no memory to listen with");
 }
 
+/* As many files as the system lets us have, and no more connections than they are enough for: what cannot
+ * be accepted would wait without a word. */
+static void bound_conns(struct http_options *o)
+{
+    struct rlimit lim;
+    if (getrlimit(RLIMIT_NOFILE, &lim))
+        return;
+    if (lim.rlim_cur < lim.rlim_max) {
+        struct rlimit all = {lim.rlim_max, lim.rlim_max};
+        if (setrlimit(RLIMIT_NOFILE, &all) == 0)
+            lim = all;
+    }
+    rlim_t files = lim.rlim_cur, others = files / 4 < OTHER_FILES ? files / 4 : OTHER_FILES;
+    rlim_t most = (files - others) / (rlim_t)(o->files_each ? o->files_each : 1);
+    if (files != RLIM_INFINITY && most < (rlim_t)o->max_conns)
+        o->max_conns = most ? (int)most : 1;
+}
+
 struct http *http_open(struct event_base *base, const struct http_options *opt, struct error *err)
 {
     struct http *h = mem_zalloc(1, sizeof *h);
     h->base = base;
     h->opt = *opt;
+    bound_conns(&h->opt);
     if (getrandom(&h->id_secret, sizeof h->id_secret, 0) != (ssize_t)sizeof h->id_secret)
         h->id_secret = (uint64_t)clock_ns();
     if (!open_tls(h, err) || !open_listener(h, err)) {
@@ -634,6 +662,11 @@ int http_port(const struct http *h)
 int http_n_conns(const struct http *h)
 {
     return h->n_conns;
+}
+
+int http_max_conns(const struct http *h)
+{
+    return h->opt.max_conns;
 }
 
 size_t http_buffered(const struct http *h)
@@ -687,6 +720,11 @@ const char *http_peer(const struct http_exchange *x)
 const char *http_address(const struct http_exchange *x)
 {
     return x->address;
+}
+
+const char *http_client(const struct http_exchange *x)
+{
+    return x->client;
 }
 
 const char *http_id(const struct http_exchange *x)

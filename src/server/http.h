@@ -22,6 +22,7 @@
 #include "server/http_parse.h"
 
 struct event_base;
+struct forwarded_net; /* server/forwarded.h */
 struct http;
 struct http_exchange;
 
@@ -33,6 +34,9 @@ struct http_options {
     size_t max_buffered; /* of all requests together; the first 64 kB of each are not counted */
     int max_conns;
     int max_conns_each; /* of one address (of one network of 2^64 in IPv6); 0 = 7/8 of max_conns */
+    int files_each;     /* that a connection needs: max_conns is bounded by it; 0 = 1 */
+    const struct forwarded_net *proxies; /* (n_proxies) who may say for whom they ask */
+    int n_proxies;
     int idle_s, read_s, write_s; /* keep-alive; head, or body at HTTP_MIN_RATE; output stuck */
     /* The head has come. True: read the body, then call handler. False: it has replied, or will. */
     bool (*admit)(void *arg, struct http_exchange *x);
@@ -50,6 +54,7 @@ int http_port(const struct http *h);
 /* Accepts no more connections, closes idle ones, and lets the others go after their reply. */
 void http_drain(struct http *h);
 int http_n_conns(const struct http *h);
+int http_max_conns(const struct http *h);   /* as asked for, or as many as files may be open */
 size_t http_buffered(const struct http *h); /* bytes of bodies that count against max_buffered */
 void http_close(struct http *h);            /* at once */
 
@@ -60,6 +65,8 @@ char *http_take_body(struct http_exchange *x, size_t *n);
 void http_body_done(struct http_exchange *x);
 const char *http_peer(const struct http_exchange *x);    /* address and port */
 const char *http_address(const struct http_exchange *x); /* without the port */
+/* The address of whoever asks: behind a proxy that is trusted, the one it speaks for. */
+const char *http_client(const struct http_exchange *x);
 /* What the reply names the exchange by, in X-Request-Id and Request-Id: the client's own
  * X-Request-Id, where it is a word of up to 128 characters, or one made here. */
 const char *http_id(const struct http_exchange *x);

@@ -15,7 +15,6 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 
 enum {
     KEEP_S = 30,     /* an unused connection to a replica; less than servers usually wait */
@@ -86,7 +85,8 @@ static bool on_head(void *arg, struct http_exchange *x)
     const struct http_head *h = http_request(x);
     bool looks = !strcmp(h->method, "GET") || !strcmp(h->method, "HEAD");
     log_line(LOG_DEBUG, "request", LOG_TEXT("id", http_id(x)), LOG_TEXT("method", h->method),
-             LOG_TEXT("path", h->path), LOG_TEXT("peer", http_peer(x)));
+             LOG_TEXT("path", h->path), LOG_TEXT("peer", http_peer(x)),
+             LOG_TEXT("client", http_client(x)));
     if (!access_host(a, x)) {
         router_fail(r, x, 403, "permission_error",
                     "the Host header '%.100s' is not a name of this router; if it should be, start "
@@ -273,16 +273,6 @@ static struct event *event_of(struct router *r, int fd, short what,
     return e;
 }
 
-/* A request takes two connections; many systems allow 1,024 files unless asked for more. */
-static void raise_file_limit(void)
-{
-    struct rlimit lim;
-    if (getrlimit(RLIMIT_NOFILE, &lim) == 0 && lim.rlim_cur < lim.rlim_max) {
-        lim.rlim_cur = lim.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &lim);
-    }
-}
-
 static void loop(struct router *r)
 {
     const struct http_options *h = &r->opt.http;
@@ -298,6 +288,10 @@ static void loop(struct router *r)
     snprintf(url, sizeof url, "%s://%s:%d", h->cert_file ? "https" : "http", h->host,
              http_port(r->http));
     log_line(LOG_INFO, "listening", LOG_TEXT("url", url), LOG_NUM("replicas", r->n));
+    if (http_max_conns(r->http) < h->max_conns)
+        log_line(LOG_WARN, "fewer connections than --max-connections",
+                 LOG_NUM("most", http_max_conns(r->http)),
+                 LOG_TEXT("why", "the limit of open files (ulimit -n)"));
     if (!r->opt.access.n_keys && r->opt.upstream_key && !access_is_loopback(h->host))
         log_line(LOG_WARN, "anybody who reaches this address may use the models",
                  LOG_TEXT("why", "--host is not loopback, there is an --upstream-api-key and no "
@@ -337,13 +331,13 @@ int router_run(const struct router_options *opt, struct error *err)
     r->opt.http.handler = on_request;
     r->opt.http.refuse = on_refuse;
     r->opt.http.arg = r;
+    r->opt.http.files_each = 2; /* the client's and the replica's */
     r->opt.access.host = opt->http.host;
     r->n = opt->n_upstreams;
     r->exit_code = 1;
     if (getrandom(&r->secret, sizeof r->secret, 0) != (ssize_t)sizeof r->secret)
         r->secret = (uint64_t)clock_ns();
     signal(SIGPIPE, SIG_IGN);
-    raise_file_limit();
 #ifdef __GLIBC__
     mallopt(M_MMAP_THRESHOLD, 256 << 10); /* large bodies go back to the system at once */
 #endif

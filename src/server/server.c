@@ -306,7 +306,8 @@ static bool on_head(void *arg, struct http_exchange *x)
     const struct route *route = find_route(h, allow);
     bool known = route || allow[0];
     log_line(LOG_DEBUG, "request", LOG_TEXT("id", http_id(x)), LOG_TEXT("method", h->method),
-             LOG_TEXT("path", h->path), LOG_TEXT("peer", http_peer(x)));
+             LOG_TEXT("path", h->path), LOG_TEXT("peer", http_peer(x)),
+             LOG_TEXT("client", http_client(x)));
     if (!access_host(&s->opt.access, x)) {
         fail(
             s, x, 403, "permission_error",
@@ -590,6 +591,10 @@ static void loop(struct server *s)
     snprintf(url, sizeof url, "%s://%s:%d", h->cert_file ? "https" : "http", h->host,
              http_port(s->http));
     log_line(LOG_INFO, "listening", LOG_TEXT("url", url));
+    if (http_max_conns(s->http) < h->max_conns)
+        log_line(LOG_WARN, "fewer connections than --max-connections",
+                 LOG_NUM("most", http_max_conns(s->http)),
+                 LOG_TEXT("why", "the limit of open files (ulimit -n)"));
     if (!s->opt.access.n_keys && !access_is_loopback(h->host))
         log_line(LOG_WARN, "anybody who reaches this address may use the model",
                  LOG_TEXT("why", "--host is not loopback and there is no --api-key"));
