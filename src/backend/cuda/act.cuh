@@ -29,5 +29,10 @@ DEVICE float gated(const struct gating &a, float gate, float up)
     float g = fminf(gate, a.limit), u = fminf(fmaxf(up, -a.limit), a.limit) + a.offset;
     return fast_divide(g, 1.0f + fast_exp(-g * (a.linear + a.cubic * g * g))) * u;
 }
+/* PLAIN: known to be SwiGLU. */
+template <bool PLAIN> DEVICE float gated_as(const struct gating &a, float gate, float up)
+{
+    return PLAIN ? silu(gate) * up : gated(a, gate, up);
+}
 
 #endif

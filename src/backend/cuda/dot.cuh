@@ -197,10 +197,12 @@ static __device__ __noinline__ void dot_spelled(const struct seg *s, const uint8
     r[1] += c[2] + c[3];
 }
 
+/* STEPS: groups side by side. */
+template <int STEPS>
 DEVICE void dot_f16(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
 {
     float c0[4] = {}, c1[4] = {};
-#pragma unroll 2
+#pragma unroll(STEPS)
     for (int i = 0; i < 8; i++) {
         uint4 w = load16(tile + 2 * i * 512 + lane_id() * 16);
         uint32_t a[4] = {w.x, w.z, w.y, w.w};
@@ -290,7 +292,7 @@ DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct row_
     } else if (s->kind != TILE_F16) {
         dot_spelled(s, tile, x, r);
     } else {
-        dot_f16(tile, x, r);
+        dot_f16<2>(tile, x, r);
     }
     sum[0] += factor * x.undo * r[0];
     sum[1] += factor * x.undo * r[1];

@@ -16,14 +16,14 @@
 
 enum { SET_ONE = 64 };
 
-/* Whether a set has codes alone; the one kind of a set, or -1. */
-static __host__ __device__ constexpr bool set_is_codes(int set)
-{
-    return set <= SET_CODES || set >= SET_ONE;
-}
+/* The one kind of a set, or -1; whether a set has codes alone. */
 static __host__ __device__ constexpr int set_kind(int set)
 {
     return set >= SET_ONE ? set - SET_ONE : -1;
+}
+static __host__ __device__ constexpr bool set_is_codes(int set)
+{
+    return set >= SET_ONE ? set_kind(set) <= TILE_GPTQ4 : set <= SET_CODES;
 }
 
 /* The kind of all tiles of a weight, or -1. */
@@ -35,12 +35,14 @@ static inline int matrix_kind(const struct matrix *w)
     return w->seg[0].kind;
 }
 
-/* f(kind_is<SET>()) for the set of a weight: of one kind, if it is codes other than SET_K's. */
+/* f(kind_is<SET>()) for the set of a weight: of one kind, if it is not of SET_K or SET_ALL. */
 template <class F> static inline void matrix_set(const struct matrix *w, F f)
 {
     int kind = matrix_kind(w);
     if (w->set == SET_K)
         f(kind_is<SET_K>());
+    else if (w->set == SET_FAST && kind == TILE_F16)
+        f(kind_is<SET_ONE + TILE_F16>());
     else if (w->set == SET_FAST)
         f(kind_is<SET_FAST>());
     else if (w->set == SET_ALL)
@@ -73,7 +75,10 @@ template <class F> static inline void matrix_set(const struct matrix *w, F f)
 }
 
 template <int SET, bool WIDE> struct slice_for {
-    typedef typename slice_of<(SET < SET_ONE ? SET : (int)SET_CODES), WIDE>::type type;
+    typedef typename slice_of<(SET < SET_ONE       ? SET
+                               : set_is_codes(SET) ? (int)SET_CODES
+                                                   : (int)SET_FAST),
+                              WIDE>::type type;
 };
 
 /* byte_perm, but where the fourth bit of a selector is set: zero (bytes are below 128). */
@@ -159,6 +164,16 @@ DEVICE void one_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r)[
         code_dot<KIND, STEPS>(tile, x, r);
 }
 /* sum += factor * (tile x slice) */
+template <int KIND, int STEPS>
+DEVICE void tile_dot_one(const uint8_t *tile, const struct row_slice &x, float factor,
+                         float (&sum)[2])
+{
+    static_assert(KIND == TILE_F16, "the one kind of halves that has kernels of its own");
+    float r[2] = {};
+    dot_f16<STEPS>(tile, x, r);
+    sum[0] += factor * x.undo * r[0];
+    sum[1] += factor * x.undo * r[1];
+}
 template <int KIND, int STEPS, class SLICE>
 DEVICE void tile_dot_one(const uint8_t *tile, const SLICE &x, float factor, float (&sum)[2])
 {

@@ -153,13 +153,14 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32, 1)
         }
         int pick = unit / half, expert = ch->expert[pick];
         uint32_t chose = ch->rows[expert];
-        put_hidden_tile(acc[0][0], acc[1][0], undo, p.w, p.act, expert, unit - pick * half,
-                        p.hidden_kt, [&](int col) {
-                            return chose >> col & 1 ? p.hidden + (size_t)((pick * FEW_ROWS + col) *
-                                                                          p.hidden_kt) *
-                                                                     (size_t)RECORD
-                                                    : NULL;
-                        });
+        put_hidden_tile<false>(acc[0][0], acc[1][0], undo, p.w, p.act, expert, unit - pick * half,
+                               p.hidden_kt, [&](int col) {
+                                   return chose >> col & 1
+                                              ? p.hidden + (size_t)((pick * FEW_ROWS + col) *
+                                                                    p.hidden_kt) *
+                                                               (size_t)RECORD
+                                              : NULL;
+                               });
     }
     copy_async_wait<0>();
 }

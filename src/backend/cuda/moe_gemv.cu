@@ -278,21 +278,22 @@ DEVICE void moe_gemv_fetch(struct moe_gemv_walk &f, struct ring &ring,
 }
 
 /* The expert of this block: its row's choice number `pick`. */
-template <int MODE>
+template <int MODE, bool PLAIN>
 DEVICE int moe_gemv_choose(const struct moe_gemv_args &p, const struct moe_gemv_smem &m, int row_in)
 {
+    const auto &rule = rule_as<PLAIN>(p.rule);
     int pick = (int)blockIdx.y - row_in * p.rule.used;
     if (MODE == CHOSEN) {
         int *found = (int *)(m.extra + p.w.n_kt * TILE_K);
         if (warp_id() == 0) {
-            int mine = route_choose_first(p.sums, p.rule, pick + 1);
+            int mine = route_choose_first(p.sums, rule, pick + 1);
             if (lane_id() == pick)
                 *found = mine;
         }
         __syncthreads();
         return *found;
     }
-    int mine = route_choose_first(p.logits + row_in * p.rule.n_expert, p.rule, pick + 1);
+    int mine = route_choose_first(p.logits + row_in * p.rule.n_expert, rule, pick + 1);
     return __shfl_sync(FULL_WARP, mine, pick);
 }
 
@@ -337,7 +338,7 @@ DEVICE void moe_gemv_norm(const struct moe_gemv_args &p, const struct moe_gemv_s
 }
 
 /* A thread adds up the warps' shares of its row, and writes it. */
-template <bool PAIR, int MODE>
+template <bool PAIR, int MODE, bool PLAIN>
 DEVICE void moe_gemv_write(const struct gemv_output<PAIR> &o, const struct moe_gemv_args &p,
                            const struct moe_gemv_smem &m, const float *sums, int stride, float old)
 {
@@ -349,14 +350,15 @@ DEVICE void moe_gemv_write(const struct gemv_output<PAIR> &o, const struct moe_g
         scale = rsqrtf(take_sum(m.squares, warps, 4, 0) * p.inv_n + p.in.eps);
     float r = take_sum(from, warps, stride, row) * scale + o.bias[0];
     if (PAIR)
-        r = gated(p.act, r,
-                  take_sum(from + SHARES, warps, stride, row) * scale + o.bias[TILES - 1]);
+        r = gated_as<PLAIN>(
+            p.act, r, take_sum(from + SHARES, warps, stride, row) * scale + o.bias[TILES - 1]);
     if (MODE == ROUTE)
         ((struct route_tile *)m.extra)->y[row] = r += old;
     *o.to = r;
 }
 
-template <int SET, bool PAIR, int MODE>
+/* PLAIN: experts_are_plain. */
+template <int SET, bool PAIR, int MODE, bool PLAIN>
 static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_registers(SET, MODE))
     moe_gemv_kernel(const __grid_constant__ struct moe_gemv_args p)
 {
@@ -404,7 +406,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         ring_fill(m.ring, from0, bytes0);
     if (MODE == ROUTE)
         route_ask(p, (struct route_tile *)m.extra);
-    gemv_locate<SET>(out, p.w, span, first, y);
+    gemv_locate<SET, !PLAIN>(out, p.w, span, first, y);
     if (MODE == CHOSEN)
         moe_gemv_ask_gains(p, m);
     mark(mk, 2);
@@ -418,7 +420,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     }
     if (IS_EXPERT) {
         dependency_trigger(); /* after the wait: the next kernel may read the logits at once */
-        f.expert = moe_gemv_choose<MODE>(p, m, row_in);
+        f.expert = moe_gemv_choose<MODE, PLAIN>(p, m, row_in);
         mark(mk, 4);
         if constexpr (SET >= SET_ONE) {
             from0 += (size_t)f.expert * expert_bytes;
@@ -427,7 +429,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
             ring_fill(m.ring, from0 + (size_t)f.expert * expert_bytes, bytes0);
         }
         mark(mk, 1);
-        if (p.w.bias) /* this expert's */
+        if (!PLAIN && p.w.bias) /* this expert's */
             gemv_locate<SET>(out, p.w, span, first, y, f.expert);
         if (MODE == CHOSEN && blockIdx.x + blockIdx.y == 0)
 #pragma unroll 1
@@ -515,7 +517,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         __syncthreads();
         mark(mk, 7);
         if (out.to)
-            moe_gemv_write<PAIR, MODE>(out, p, m, sums, stride, old);
+            moe_gemv_write<PAIR, MODE, PLAIN>(out, p, m, sums, stride, old);
         if (MODE == ROUTE) {
             copy_async_wait<0>();
             __syncthreads();
@@ -523,7 +525,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         }
         tile += batch;
         if (tile < end)
-            gemv_locate<SET>(out, p.w, span, tile, y, f.expert);
+            gemv_locate<SET, !PLAIN>(out, p.w, span, tile, y, f.expert);
     }
     copy_async_wait<0>();
     marks_end(mk, IS_EXPERT ? 5 : 3);
@@ -549,12 +551,12 @@ static struct gemv_shape moe_gemv_plan(const struct cuda_backend *cu, const stru
     return s;
 }
 
-template <bool PAIR, int MODE>
+template <bool PAIR, int MODE, bool PLAIN>
 static void moe_gemv_launch(struct cuda_backend *cu, const struct moe_gemv_args &p, dim3 grid,
                             size_t extra)
 {
     matrix_set(&p.w, [&](auto set) {
-        cuda_launch(cu, moe_gemv_kernel<set.VALUE, PAIR, MODE>, grid, p.s.warps * 32,
+        cuda_launch(cu, moe_gemv_kernel<set.VALUE, PAIR, MODE, PLAIN>, grid, p.s.warps * 32,
                     moe_gemv_shared(p.s) + extra, LAUNCH_EARLY, p);
     });
 }
@@ -587,7 +589,7 @@ struct moe_gemv_down_args {
  * rows; its warps share out the (expert, slice) pairs. Few threads and registers, so that it is
  * resident, with its weights on the way, while the kernel in front still runs, and so is the one
  * behind, of 8 warps with 120 registers. */
-template <int SET, int WARPS, bool SUMS>
+template <int SET, int WARPS, bool SUMS, bool PLAIN>
 static __global__ void __launch_bounds__(WARPS * 32)
     __maxnreg__(WARPS == EXPERT_WARPS || SET == SET_ALL ? 128 : 88)
         moe_gemv_down_kernel(const __grid_constant__ struct moe_gemv_down_args p)
@@ -606,8 +608,9 @@ static __global__ void __launch_bounds__(WARPS * 32)
     /* Logits or sums were written two kernels ago: gate and up let this one start after their own
      * wait. */
     const float *logits = p.logits + row_in * p.rule.n_expert;
+    const auto &rule = rule_as<PLAIN>(p.rule);
     int all =
-        SUMS ? route_choose_first(p.sums, p.rule, used) : route_choose_first(logits, p.rule, used);
+        SUMS ? route_choose_first(p.sums, rule, used) : route_choose_first(logits, rule, used);
     /* A warp takes `per` (expert, slice) pairs that lie side by side. */
     int per = (used * n_kt + WARPS - 1) / WARPS, total = min(per, used * n_kt - warp * per);
     const int pick0 = warp * per / n_kt, kt0 = warp * per % n_kt;
@@ -628,7 +631,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
     const uint8_t *from = address(lane_id(), &bytes);
     ring_fill(m.ring, from, bytes);
     float scale = SUMS ? sum_scale(p.sums) : 1.0f;
-    float weights = route_weigh(p.rule, all, [&](int e) {
+    float weights = route_weigh(rule, all, [&](int e) {
         return SUMS ? sum_value(load_u64_l2(p.sums.sums + sum_at(e))) * scale
                     : load_float_l2(logits + e);
     });
@@ -688,7 +691,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
     mark(mk, 7);
     int r = (int)threadIdx.x, row = (tile - s->tile0) * TILE_ROWS + r;
     float bias = 0.0f; /* the chosen ones', weighted */
-    if (p.w.bias && warp == 0)
+    if (!PLAIN && p.w.bias && warp == 0)
 #pragma unroll 1
         for (int i = 0; i < used; i++) {
             int e = __shfl_sync(FULL_WARP, all, i);
@@ -702,12 +705,12 @@ static __global__ void __launch_bounds__(WARPS * 32)
     marks_end(mk, 6);
 }
 
-template <int WARPS, bool SUMS>
+template <int WARPS, bool SUMS, bool PLAIN>
 static void moe_gemv_launch_down(struct cuda_backend *cu, const struct moe_gemv_down_args &q,
                                  dim3 grid)
 {
     matrix_set(&q.w, [&](auto set) {
-        cuda_launch(cu, moe_gemv_down_kernel<set.VALUE, WARPS, SUMS>, grid, q.s.warps * 32,
+        cuda_launch(cu, moe_gemv_down_kernel<set.VALUE, WARPS, SUMS, PLAIN>, grid, q.s.warps * 32,
                     moe_gemv_shared(q.s), LAUNCH_EARLY, q);
     });
 }
@@ -871,15 +874,16 @@ static bool moe_gemv_two(struct cuda_backend *cu, struct moe_gemv_args q, dim3 g
     if (2 * (shared + 1024) > cu->shared_per_sm)
         return false;
     grid.x = (unsigned)ceil_div(q.n_units, q.units_per_block);
-    cuda_launch(cu, moe_gemv_kernel<SET_ONE + TILE_MXFP4, true, EXPERT_TWO>, grid, q.s.warps * 32,
-                shared, LAUNCH_EARLY, q);
+    cuda_launch(cu, moe_gemv_kernel<SET_ONE + TILE_MXFP4, true, EXPERT_TWO, false>, grid,
+                q.s.warps * 32, shared, LAUNCH_EARLY, q);
     return true;
 }
 
 /* The experts, once there are logits, or sums to be; in: what they read. */
-static void launch_experts(struct cuda_backend *cu, const struct experts *e,
-                           const struct norm_in *in, const struct route_sums &sums, float *y,
-                           int rows)
+template <bool PLAIN>
+static void launch_experts_as(struct cuda_backend *cu, const struct experts *e,
+                              const struct norm_in *in, const struct route_sums &sums, float *y,
+                              int rows)
 {
     const struct matrix *gate_up = e->gate_up, *down = e->down;
     const struct route_rule &rule = e->rule;
@@ -907,9 +911,9 @@ static void launch_experts(struct cuda_backend *cu, const struct experts *e,
     p.inv_n = 1.0f / (float)gate_up->n_in;
     dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)(rule.used * rows));
     if (sums.sums)
-        moe_gemv_launch<true, CHOSEN>(cu, p, grid, extra);
+        moe_gemv_launch<true, CHOSEN, PLAIN>(cu, p, grid, extra);
     else if (!moe_gemv_two(cu, p, grid, extra))
-        moe_gemv_launch<true, EXPERT>(cu, p, grid, extra);
+        moe_gemv_launch<true, EXPERT, PLAIN>(cu, p, grid, extra);
 
     int down_warps = sums.sums ? DOWN_WARPS : EXPERT_WARPS;
     int per_warp = ceil_div(rule.used * down->n_kt, down_warps);
@@ -918,11 +922,20 @@ static void launch_experts(struct cuda_backend *cu, const struct experts *e,
         sums};
     grid = dim3((unsigned)down->n_tiles, (unsigned)rows);
     if (sums.sums)
-        moe_gemv_launch_down<DOWN_WARPS, true>(cu, q, grid);
+        moe_gemv_launch_down<DOWN_WARPS, true, PLAIN>(cu, q, grid);
     else if (moe_gemv_long_fits(cu, down))
         moe_gemv_long(cu, q, rows);
     else
-        moe_gemv_launch_down<EXPERT_WARPS, false>(cu, q, grid);
+        moe_gemv_launch_down<EXPERT_WARPS, false, PLAIN>(cu, q, grid);
+}
+static void launch_experts(struct cuda_backend *cu, const struct experts *e,
+                           const struct norm_in *in, const struct route_sums &sums, float *y,
+                           int rows)
+{
+    if (experts_are_plain(e))
+        launch_experts_as<true>(cu, e, in, sums, y, rows);
+    else
+        launch_experts_as<false>(cu, e, in, sums, y, rows);
 }
 
 void moe_gemv(struct cuda_backend *cu, const struct experts *e, const float *x, float *y, int rows)
@@ -973,7 +986,7 @@ void moe_gemv_routed(struct cuda_backend *cu, const struct matrix *w, const floa
     int warps = moe_gemv_warps(cu, w);
     p.s = moe_gemv_plan(cu, w, warps, 1, ceil_div(w->n_kt, warps), extra);
     dim3 grid((unsigned)w->n_tiles);
-    moe_gemv_launch<false, ROUTE>(cu, p, grid, extra);
+    moe_gemv_launch<false, ROUTE, false>(cu, p, grid, extra);
     struct norm_in made = {};
     made.x = x;
     made.gain = in->gain;

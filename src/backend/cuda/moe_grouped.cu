@@ -29,7 +29,7 @@ struct moe_grouped_args {
     int used, slot, hidden_kt, n_pairs, most; /* most: entries the list may have */
     int pool;                                 /* up: rows there is room for */
     struct gating act;                        /* up */
-    bool narrow;
+    bool narrow, plain;                       /* plain: experts_are_plain */
 };
 
 /* Routing: one block chooses the experts of every row, a warp to a row, and makes the list. Chosen
@@ -48,9 +48,9 @@ struct moe_grouped_route_shared {
     uint16_t chosen[LIST_ROWS * MAX_USED], rank[LIST_ROWS * MAX_USED]; /* of a pair */
 };
 
-template <int PER>
+template <int PER, class RULE>
 DEVICE void moe_grouped_route_row(struct moe_grouped_route_shared *s,
-                                  const struct moe_grouped_route_args &p, int row)
+                                  const struct moe_grouped_route_args &p, const RULE &rule, int row)
 {
     const float *logits = p.logits + row * p.rule.n_expert;
     int lane = lane_id();
@@ -63,8 +63,8 @@ DEVICE void moe_grouped_route_row(struct moe_grouped_route_shared *s,
         for (int j = 1; j < p.parts; j++)
             v[i] += on ? logits[j * p.rows * p.rule.n_expert + i * 32 + lane] : 0.0f;
     }
-    int e = route_choose(v, p.rule);
-    float w = route_weigh(p.rule, e, v);
+    int e = route_choose(v, rule);
+    float w = route_weigh(rule, e, v);
     if (lane < p.rule.used) {
         int pair = row * p.rule.used + lane;
         p.weight[pair] = w;
@@ -73,6 +73,8 @@ DEVICE void moe_grouped_route_row(struct moe_grouped_route_shared *s,
     }
 }
 
+/* PLAIN: a plain_rule. */
+template <bool PLAIN>
 static __global__ void __launch_bounds__(1024)
     moe_grouped_route_kernel(const __grid_constant__ struct moe_grouped_route_args p)
 {
@@ -93,10 +95,11 @@ static __global__ void __launch_bounds__(1024)
         }
 #pragma unroll 1
     for (int row = warp_id(); p.logits && row < p.rows; row += 32) {
-        if (p.rule.n_expert <= 128)
-            moe_grouped_route_row<4>(s, p, row);
+        const auto &rule = rule_as<PLAIN>(p.rule);
+        if (PLAIN || p.rule.n_expert <= 128)
+            moe_grouped_route_row<4>(s, p, rule, row);
         else
-            moe_grouped_route_row<MAX_EXPERTS / 32>(s, p, row);
+            moe_grouped_route_row<MAX_EXPERTS / 32>(s, p, rule, row);
     }
     __syncthreads();
     if (tid < 32) { /* one warp: running sums over the experts */
@@ -148,8 +151,9 @@ void moe_grouped_route(struct cuda_backend *cu, const struct route_tables *route
     p.rows = rows;
     p.width = width;
     p.rule = rule;
-    cuda_launch(cu, moe_grouped_route_kernel, dim3(1), 1024,
-                sizeof(struct moe_grouped_route_shared), LAUNCH_EARLY, p);
+    cuda_launch(
+        cu, route_is_plain(rule) ? moe_grouped_route_kernel<true> : moe_grouped_route_kernel<false>,
+        dim3(1), 1024, sizeof(struct moe_grouped_route_shared), LAUNCH_EARLY, p);
 }
 
 /* The list and the pairs, in shared memory: one trip for all of it. */
@@ -263,7 +267,7 @@ DEVICE void unit_slices(struct tile_ring<LIST_SLOTS> &ring, int gate, int up, in
         }
 }
 
-template <int KIND, int NT>
+template <int KIND, int NT, bool PLAIN>
 static __global__ void __launch_bounds__(UNIT_WARPS * 32, 1)
     moe_grouped_up_kernel(const __grid_constant__ struct moe_grouped_args p)
 {
@@ -371,12 +375,12 @@ static __global__ void __launch_bounds__(UNIT_WARPS * 32, 1)
                     break;
                 uint8_t *to = p.hidden + (size_t)((from + 8 * i) * p.hidden_kt) * (size_t)RECORD;
                 to_columns(scale[i], undo);
-                put_hidden_tile(gates[i], ups[i], undo, p.w, p.act, list.tiles[3 * at],
-                                unit - at * half, p.hidden_kt, [&](int col) {
-                                    return col < left
-                                               ? to + (size_t)(col * p.hidden_kt) * (size_t)RECORD
-                                               : NULL;
-                                });
+                put_hidden_tile<PLAIN>(gates[i], ups[i], undo, p.w, p.act, list.tiles[3 * at],
+                                       unit - at * half, p.hidden_kt, [&](int col) {
+                                           return col < left ? to + (size_t)(col * p.hidden_kt) *
+                                                                        (size_t)RECORD
+                                                             : NULL;
+                                       });
             }
         }
         __syncthreads(); /* nobody reads these rows any more */
@@ -385,7 +389,7 @@ static __global__ void __launch_bounds__(UNIT_WARPS * 32, 1)
 }
 
 /* y[pair] = hidden Wd^T: items are (entry of the list, 16 outputs); a warp takes every eighth. */
-template <int KIND, int NT>
+template <int KIND, int NT, bool PLAIN>
 static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
     moe_grouped_down_kernel(const __grid_constant__ struct moe_grouped_args p)
 {
@@ -491,7 +495,7 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
                         continue;
                     size_t at = (size_t)list.pairs[from + col] * (size_t)p.w.n_out + (size_t)r;
                     float v = acc[i][e];
-                    if (p.w.bias)
+                    if (!PLAIN && p.w.bias)
                         v += HIDDEN_SCALE * p.w.bias[list.tiles[3 * entry] * p.w.n_out + r];
                     if (p.narrow)
                         ((uint16_t *)p.y)[at] = (uint16_t)float_to_half(clamp_half(v));
@@ -540,10 +544,11 @@ template <int NT> static void unit_launch(struct cuda_backend *cu, struct moe_gr
     int kind = p.w.seg[0].kind;
     bool same = p.w.seg[p.w.n_seg - 1].kind == kind;
     cuda_launch(cu,
-                same && kind == TILE_Q4_K    ? moe_grouped_up_kernel<TILE_Q4_K, NT>
-                : same && kind == TILE_MXFP4 ? moe_grouped_up_kernel<TILE_MXFP4, NT>
-                : p.w.set == SET_K           ? moe_grouped_up_kernel<ANY_K, NT>
-                                             : moe_grouped_up_kernel<ANY_CODES, NT>,
+                same && kind == TILE_Q4_K && p.plain ? moe_grouped_up_kernel<TILE_Q4_K, NT, true>
+                : same && kind == TILE_Q4_K          ? moe_grouped_up_kernel<TILE_Q4_K, NT, false>
+                : same && kind == TILE_MXFP4         ? moe_grouped_up_kernel<TILE_MXFP4, NT, false>
+                : p.w.set == SET_K                   ? moe_grouped_up_kernel<ANY_K, NT, false>
+                                                     : moe_grouped_up_kernel<ANY_CODES, NT, false>,
                 dim3((unsigned)cu->n_sm), warps * 32, shared, LAUNCH_EARLY, p);
 }
 
@@ -555,20 +560,25 @@ static void moe_grouped_up(struct cuda_backend *cu, const struct moe_grouped_arg
         unit_launch<2>(cu, p);
 }
 
-static void moe_grouped_down(struct cuda_backend *cu, const struct moe_grouped_args &p, int width)
+template <int NT> static void down_launch(struct cuda_backend *cu, const struct moe_grouped_args &p)
 {
     int warps = DOWN_WARPS;
-    while (warps > 1 && down_shared(p, width / 8, warps) > cu->shared_limit)
+    while (warps > 1 && down_shared(p, NT, warps) > cu->shared_limit)
         warps--;
-    auto kernel =
-        p.w.set == SET_K
-            ? (width == 8 ? moe_grouped_down_kernel<ANY_K, 1> : moe_grouped_down_kernel<ANY_K, 2>)
-        : p.w.seg[0].kind == TILE_MXFP4 ? (width == 8 ? moe_grouped_down_kernel<TILE_MXFP4, 1>
-                                                      : moe_grouped_down_kernel<TILE_MXFP4, 2>)
-                                        : (width == 8 ? moe_grouped_down_kernel<ANY_CODES, 1>
-                                                      : moe_grouped_down_kernel<ANY_CODES, 2>);
-    cuda_launch(cu, kernel, dim3((unsigned)cu->n_sm), warps * 32, down_shared(p, width / 8, warps),
-                LAUNCH_EARLY, p);
+    cuda_launch(cu,
+                p.w.set == SET_K && p.plain     ? moe_grouped_down_kernel<ANY_K, NT, true>
+                : p.w.set == SET_K              ? moe_grouped_down_kernel<ANY_K, NT, false>
+                : p.w.seg[0].kind == TILE_MXFP4 ? moe_grouped_down_kernel<TILE_MXFP4, NT, false>
+                                                : moe_grouped_down_kernel<ANY_CODES, NT, false>,
+                dim3((unsigned)cu->n_sm), warps * 32, down_shared(p, NT, warps), LAUNCH_EARLY, p);
+}
+
+static void moe_grouped_down(struct cuda_backend *cu, const struct moe_grouped_args &p, int width)
+{
+    if (width == 8)
+        down_launch<1>(cu, p);
+    else
+        down_launch<2>(cu, p);
 }
 
 static struct moe_grouped_args moe_grouped_args_of(const struct matrix *w, int n_pairs, int most)
@@ -614,6 +624,7 @@ void moe_grouped(struct cuda_backend *cu, const struct experts *e, const struct 
     p.route = *route;
     p.used = e->rule.used;
     p.act = e->act;
+    p.plain = experts_are_plain(e);
     p.hidden_kt = down->n_kt;
     p.x = cu->records;
     p.x_scale = cu->half_scale;
@@ -623,6 +634,7 @@ void moe_grouped(struct cuda_backend *cu, const struct experts *e, const struct 
     q.x = cu->hidden_records;
     q.y = cu->expert_out;
     q.narrow = narrow;
+    q.plain = p.plain;
     moe_grouped_up(cu, p, width);
     moe_grouped_down(cu, q, width);
 }

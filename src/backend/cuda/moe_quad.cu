@@ -72,6 +72,7 @@ struct __align__(16) moe_quad_list
 };
 
 /* One warp chooses for a row, `wait`: as the logits come. */
+template <bool PLAIN>
 DEVICE void moe_quad_choose_row(struct moe_quad_list *l, const struct moe_quad_args &p, int row,
                                 bool wait)
 {
@@ -86,7 +87,7 @@ DEVICE void moe_quad_choose_row(struct moe_quad_list *l, const struct moe_quad_a
     for (int i = 0; i < PER; i++)
         while (wait && bits_of(v[i]) == NOT_YET)
             v[i] = load_float_now(logits + i * 32 + lane);
-    int e = route_choose(v, p.rule);
+    int e = route_choose(v, rule_as<PLAIN>(p.rule));
     if (lane < p.rule.used) {
         atomicOr(&l->chose[e], 1u << row);
         l->chosen[row][lane] = (uint16_t)e;
@@ -111,13 +112,14 @@ struct moe_quad_find {
 
 /* The block; every warp counts for itself. What runs once waits for its instructions: few of them.
  */
+template <bool PLAIN>
 DEVICE void moe_quad_choose(struct moe_quad_list *l, const struct moe_quad_args &p,
                             struct moe_quad_find &f, bool wait)
 {
     int warps = (int)blockDim.x >> 5, lane = lane_id();
 #pragma unroll 1
     for (int row = warp_id(); row < p.rows; row += warps)
-        moe_quad_choose_row(l, p, row, wait);
+        moe_quad_choose_row<PLAIN>(l, p, row, wait);
     __syncthreads();
     f.n = 0;
 #pragma unroll
@@ -175,7 +177,7 @@ DEVICE void moe_quad_write(struct moe_quad_list *l, const struct moe_quad_find &
 
 /* What down will want to know: the weights of every row. The block; a row is its warp's that chose.
  */
-template <bool OWN>
+template <bool OWN, bool PLAIN>
 DEVICE void moe_quad_weigh(struct moe_quad_list *l, const struct moe_quad_args &p)
 {
     int warps = (int)blockDim.x >> 5, lane = lane_id();
@@ -183,7 +185,8 @@ DEVICE void moe_quad_weigh(struct moe_quad_list *l, const struct moe_quad_args &
     for (int row = warp_id(); row < p.rows; row += warps) {
         const float *logits = p.logits + row * p.rule.n_expert;
         int e = lane < p.rule.used ? l->chosen[row][lane] : 0;
-        float w = route_weigh(p.rule, e, [&](int i) { return load_float_l2(logits + i); });
+        float w = route_weigh(rule_as<PLAIN>(p.rule), e,
+                              [&](int i) { return load_float_l2(logits + i); });
         int rank = OWN ? row : __popc(l->chose[e] & ((1u << row) - 1));
         if (lane < p.rule.used)
             l->weight[l->first[e] + rank / 4][rank % 4] = w * (1.0f / HIDDEN_SCALE);
@@ -313,6 +316,7 @@ DEVICE float moe_quad_route(const struct moe_quad_args &p, struct row_frag &x, i
 
 /* Adds up the warps' sums of a batch of items and writes their hidden units. Half a warp to a row of
  * an item. */
+template <bool PLAIN>
 DEVICE void moe_quad_hidden(const struct moe_quad_args &p, const struct moe_quad_list *list,
                             const float *to, const float *scales, int item, int batch)
 {
@@ -332,12 +336,12 @@ DEVICE void moe_quad_hidden(const struct moe_quad_args &p, const struct moe_quad
             }
             gate *= scales[row];
             h *= scales[row];
-            if (p.up.bias) {
+            if (!PLAIN && p.up.bias) {
                 const float *bias = p.up.bias + list->expert[e] * p.up.n_out + k;
                 gate += bias[0];
                 h += bias[p.up.n_out / 2];
             }
-            v = clamp_half(gated(p.act, gate, h) * HIDDEN_SCALE);
+            v = clamp_half(gated_as<PLAIN>(p.act, gate, h) * HIDDEN_SCALE);
         }
         put_hidden(p.hidden + (size_t)((e * 4 + s) * n_kt) * (size_t)RECORD, k, v, row < p.rows,
                    u == half - 1, n_kt);
@@ -416,7 +420,7 @@ DEVICE void moe_quad_load_hidden(const struct moe_quad_args &p, struct row_frag 
 }
 
 /* y of this block's 16 outputs: the warps' sums together. */
-template <bool OWN>
+template <bool OWN, bool PLAIN>
 DEVICE void moe_quad_put(const struct moe_quad_args &p, const struct moe_quad_list *list,
                          const float *sums, int tile)
 {
@@ -427,7 +431,7 @@ DEVICE void moe_quad_put(const struct moe_quad_args &p, const struct moe_quad_li
         if (row < s->rows)
             p.y[(size_t)(i >> 4) * (size_t)p.down.n_out + (size_t)(s->row0 + row)] =
                 take_tile(sums, (int)blockDim.x >> 5, p.rows * SUM_ROW, i >> 4, i & 15) +
-                (p.down.bias ? moe_quad_bias<OWN>(list, p, i >> 4, s->row0 + row) : 0.0f);
+                (!PLAIN && p.down.bias ? moe_quad_bias<OWN>(list, p, i >> 4, s->row0 + row) : 0.0f);
     }
 }
 
@@ -437,9 +441,9 @@ DEVICE void moe_quad_put(const struct moe_quad_args &p, const struct moe_quad_li
  * warps have gate tiles, the others up. Down: a block owns 16 outputs; its warps share out the
  * (entry, slice) pairs, and have sums of their own for every row. The rings run on from one into
  * the other: down's first tiles are on their way while blocks wait for each other. UP, DOWN:
- * kinds of tiles. OWN: up to four rows, with norm and router.
+ * kinds of tiles. OWN: up to four rows, with norm and router. PLAIN: experts_are_plain.
  */
-template <int UP, int DOWN, int PARTS, int STAGES, bool OWN>
+template <int UP, int DOWN, int PARTS, int STAGES, bool OWN, bool PLAIN>
 static __global__ void __launch_bounds__(512)
     moe_quad_kernel(const __grid_constant__ struct moe_quad_args p)
 {
@@ -484,7 +488,7 @@ static __global__ void __launch_bounds__(512)
     mark(mk, 3);
     uint32_t turn = together ? load_acquired(&p.meeting->turn) : 0;
     struct moe_quad_find found;
-    moe_quad_choose(list, p, found, OWN && together);
+    moe_quad_choose<PLAIN>(list, p, found, OWN && together);
     int entries = found.n;
     mark(mk, 4);
     uint32_t n = ups ? (uint32_t)(entries * half) : 0; /* times the blocks: far from 2^32 */
@@ -513,7 +517,7 @@ static __global__ void __launch_bounds__(512)
         f.fetch();
     }
     mark(mk, 1);
-    moe_quad_weigh<OWN>(list, p);
+    moe_quad_weigh<OWN, PLAIN>(list, p);
     if (!OWN && first < end)
         moe_quad_load(p, x, list->rows[entry], w);
 #pragma unroll 1
@@ -543,7 +547,7 @@ static __global__ void __launch_bounds__(512)
             }
         }
         __syncthreads();
-        moe_quad_hidden(p, list, to, scales, item, batch);
+        moe_quad_hidden<PLAIN>(p, list, to, scales, item, batch);
     }
     mark(mk, 6);
     __syncthreads();
@@ -587,7 +591,7 @@ static __global__ void __launch_bounds__(512)
     mark(mk, 8);
     __syncthreads();
     if (downs)
-        moe_quad_put<OWN>(p, list, sums, tile);
+        moe_quad_put<OWN, PLAIN>(p, list, sums, tile);
     marks_end(mk, 9);
 }
 
@@ -626,11 +630,11 @@ bool moe_quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
            moe_quad_plan_of(cu, gate_up, down, rows).shared;
 }
 
-template <int UP, int DOWN, int PARTS, int STAGES, bool OWN>
+template <int UP, int DOWN, int PARTS, int STAGES, bool OWN, bool PLAIN>
 static void moe_quad_launch(struct cuda_backend *cu, struct moe_quad_args p, int threads,
                             size_t shared)
 {
-    auto kernel = moe_quad_kernel<UP, DOWN, PARTS, STAGES, OWN>;
+    auto kernel = moe_quad_kernel<UP, DOWN, PARTS, STAGES, OWN, PLAIN>;
     dim3 grid((unsigned)cu->n_sm), outputs((unsigned)p.down.n_tiles);
     if (cu->may_wait && p.down.n_tiles <= cu->n_sm && (!OWN || p.rule.n_expert <= cu->n_sm)) {
         p.phases = (OWN ? QUAD_ROUTE : 0) | QUAD_UP | QUAD_DOWN;
@@ -649,7 +653,8 @@ static void moe_quad_launch(struct cuda_backend *cu, struct moe_quad_args p, int
 }
 
 template <bool OWN>
-static void moe_quad_launch_any(struct cuda_backend *cu, struct moe_quad_args p, int rows)
+static void moe_quad_launch_any(struct cuda_backend *cu, struct moe_quad_args p, bool plain,
+                                int rows)
 {
     struct moe_quad_plan plan = moe_quad_plan_of(cu, &p.up, &p.down, rows);
     CHECK(p.rule.used <= MAX_USED && p.rule.n_expert <= QUAD_EXPERTS && plan.shared,
@@ -663,18 +668,22 @@ static void moe_quad_launch_any(struct cuda_backend *cu, struct moe_quad_args p,
     p.meeting = (struct moe_quad_meeting *)cu->moe_quad_meeting;
     bool q4 = p.up.seg[0].kind == TILE_Q4_K && p.up.seg[p.up.n_seg - 1].kind == TILE_Q4_K;
     int threads = plan.parts * p.up.n_kt * 32, kind = p.down.n_seg == 1 ? p.down.seg[0].kind : -1;
-    if (q4 && kind == TILE_Q4_K && plan.parts == 2)
-        moe_quad_launch<TILE_Q4_K, TILE_Q4_K, 2, 4, OWN>(cu, p, threads, plan.shared);
+    if (q4 && kind == TILE_Q4_K && plan.parts == 2 && plain)
+        moe_quad_launch<TILE_Q4_K, TILE_Q4_K, 2, 4, OWN, true>(cu, p, threads, plan.shared);
+    else if (q4 && kind == TILE_Q6_K && plan.parts == 2 && plain)
+        moe_quad_launch<TILE_Q4_K, TILE_Q6_K, 2, 3, OWN, true>(cu, p, threads, plan.shared);
+    else if (q4 && kind == TILE_Q4_K && plan.parts == 2)
+        moe_quad_launch<TILE_Q4_K, TILE_Q4_K, 2, 4, OWN, false>(cu, p, threads, plan.shared);
     else if (q4 && kind == TILE_Q6_K && plan.parts == 2)
-        moe_quad_launch<TILE_Q4_K, TILE_Q6_K, 2, 3, OWN>(cu, p, threads, plan.shared);
+        moe_quad_launch<TILE_Q4_K, TILE_Q6_K, 2, 3, OWN, false>(cu, p, threads, plan.shared);
     else if (p.up.set == SET_K && p.down.set == SET_K && plan.parts == 2)
-        moe_quad_launch<ANY_K, ANY_K, 2, 3, OWN>(cu, p, threads, plan.shared);
+        moe_quad_launch<ANY_K, ANY_K, 2, 3, OWN, false>(cu, p, threads, plan.shared);
     else if (p.up.set == SET_K && p.down.set == SET_K)
-        moe_quad_launch<ANY_K, ANY_K, 1, 3, OWN>(cu, p, threads, plan.shared);
+        moe_quad_launch<ANY_K, ANY_K, 1, 3, OWN, false>(cu, p, threads, plan.shared);
     else if (plan.parts == 2)
-        moe_quad_launch<ANY_CODES, ANY_CODES, 2, 3, OWN>(cu, p, threads, plan.shared);
+        moe_quad_launch<ANY_CODES, ANY_CODES, 2, 3, OWN, false>(cu, p, threads, plan.shared);
     else
-        moe_quad_launch<ANY_CODES, ANY_CODES, 1, 3, OWN>(cu, p, threads, plan.shared);
+        moe_quad_launch<ANY_CODES, ANY_CODES, 1, 3, OWN, false>(cu, p, threads, plan.shared);
 }
 
 static struct moe_quad_args moe_quad_args_of(const struct experts *e, float *y)
@@ -690,7 +699,7 @@ static struct moe_quad_args moe_quad_args_of(const struct experts *e, float *y)
 
 void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int rows)
 {
-    moe_quad_launch_any<false>(cu, moe_quad_args_of(e, y), rows);
+    moe_quad_launch_any<false>(cu, moe_quad_args_of(e, y), experts_are_plain(e), rows);
 }
 
 bool moe_quad_routed_fits(const struct cuda_backend *cu, const struct experts *e, int rows)
@@ -707,5 +716,5 @@ void moe_quad_routed(struct cuda_backend *cu, const struct experts *e, const str
     struct moe_quad_args p = moe_quad_args_of(e, y);
     p.router = *router;
     p.in = *in;
-    moe_quad_launch_any<true>(cu, p, rows);
+    moe_quad_launch_any<true>(cu, p, experts_are_plain(e), rows);
 }

@@ -40,7 +40,8 @@ struct route_tables moe_route_tables(const struct cuda_backend *cu)
 }
 
 /* One warp chooses for row t; lane k gets the k-th expert. */
-template <int PER> DEVICE int moe_route_row(const struct moe_route_args &p, int t)
+template <int PER, class RULE>
+DEVICE int moe_route_row(const struct moe_route_args &p, const RULE &rule, int t)
 {
     int lane = lane_id(), n = p.rule.n_expert;
     const float *row = p.logits + (size_t)t * (size_t)n;
@@ -52,13 +53,20 @@ template <int PER> DEVICE int moe_route_row(const struct moe_route_args &p, int 
         for (int j = 1; j < p.parts && e < n; j++)
             v[i] += row[(size_t)j * (size_t)p.rows * (size_t)n + (size_t)e];
     }
-    int e = route_choose(v, p.rule);
-    float w = route_weigh(p.rule, e, v);
+    int e = route_choose(v, rule);
+    float w = route_weigh(rule, e, v);
     if (lane < p.rule.used) {
         p.t.chosen[t * p.rule.used + lane] = e;
         p.weight[t * p.rule.used + lane] = w;
     }
     return e;
+}
+
+template <bool PLAIN> DEVICE int moe_route_choose(const struct moe_route_args &p, int t)
+{
+    const auto &rule = rule_as<PLAIN>(p.rule);
+    return PLAIN || p.rule.n_expert <= 128 ? moe_route_row<4>(p, rule, t)
+                                           : moe_route_row<MAX_EXPERTS / 32>(p, rule, t);
 }
 
 /* Entries of the work list for `count` pairs of expert e, the first of which is `start`. */
@@ -105,6 +113,7 @@ DEVICE void route_scan(const struct moe_route_args &p, const int *count, int *st
  * to come lists the work. */
 enum { ROUTE_ROWS = 8 };
 
+template <bool PLAIN>
 static __global__ void __launch_bounds__(32 * ROUTE_ROWS)
     moe_route_kernel(const __grid_constant__ struct moe_route_args p)
 {
@@ -122,7 +131,7 @@ static __global__ void __launch_bounds__(32 * ROUTE_ROWS)
         __syncthreads();
     }
     if (t < p.rows)
-        e = p.rule.n_expert <= 128 ? moe_route_row<4>(p, t) : moe_route_row<MAX_EXPERTS / 32>(p, t);
+        e = moe_route_choose<PLAIN>(p, t);
     if (!r.lists)
         return;
     if (mine)
@@ -159,6 +168,7 @@ static __global__ void __launch_bounds__(32 * ROUTE_ROWS)
 
 /* One block: counts pairs per expert, lays experts out one after another, lists the work. The order
  * of an expert's rows is whatever the atomics give: no result depends on it. */
+template <bool PLAIN>
 static __global__ void __launch_bounds__(1024)
     moe_route_sort_kernel(const __grid_constant__ struct moe_route_args p)
 {
@@ -169,12 +179,8 @@ static __global__ void __launch_bounds__(1024)
     dependency_trigger();
     if (p.route_here)
 #pragma unroll 1
-        for (int t = warp_id(); t < p.rows; t += threads >> 5) {
-            if (p.rule.n_expert <= 128)
-                moe_route_row<4>(p, t);
-            else
-                moe_route_row<MAX_EXPERTS / 32>(p, t);
-        }
+        for (int t = warp_id(); t < p.rows; t += threads >> 5)
+            moe_route_choose<PLAIN>(p, t);
     for (int i = tid; i < MAX_EXPERTS; i += threads)
         count[i] = 0;
     __syncthreads();
@@ -204,10 +210,12 @@ static __global__ void __launch_bounds__(1024)
 
 void moe_route(struct cuda_backend *cu, const struct moe_route_args &p)
 {
+    bool plain = route_is_plain(p.rule);
     if (!p.route_here)
-        cuda_launch(cu, moe_route_kernel, dim3((unsigned)ceil_div(p.rows, ROUTE_ROWS)),
-                    32 * ROUTE_ROWS, (size_t)(3 * MAX_EXPERTS + 1) * 4, LAUNCH_EARLY, p);
+        cuda_launch(cu, plain ? moe_route_kernel<true> : moe_route_kernel<false>,
+                    dim3((unsigned)ceil_div(p.rows, ROUTE_ROWS)), 32 * ROUTE_ROWS,
+                    (size_t)(3 * MAX_EXPERTS + 1) * 4, LAUNCH_EARLY, p);
     if (!p.t.lists)
-        cuda_launch(cu, moe_route_sort_kernel, dim3(1), 1024, (size_t)(3 * MAX_EXPERTS + 2) * 4,
-                    LAUNCH_EARLY, p);
+        cuda_launch(cu, plain ? moe_route_sort_kernel<true> : moe_route_sort_kernel<false>, dim3(1),
+                    1024, (size_t)(3 * MAX_EXPERTS + 2) * 4, LAUNCH_EARLY, p);
 }

@@ -107,14 +107,15 @@ template <bool PAIR> DEVICE int gemv_tile(const struct gemv_span &s, int n)
     return PAIR ? (n >> 1) + (n & 1) * s.n_units : n;
 }
 
-/* Where a thread's row of a batch goes, and its biases; known a batch ahead. */
+/* Where a thread's row of a batch goes, and its biases (BIAS: there may be some); known a batch
+ * ahead. */
 template <bool PAIR> struct gemv_output {
     float *to, bias[PAIR ? 2 : 1];
     /* SET_K: a bit for each tile of the batch, set if it is Q6_K; SET_CODES: lane n has tile n's
      * kind. */
     uint32_t kinds;
 };
-template <int SET, bool PAIR>
+template <int SET, bool BIAS = true, bool PAIR>
 DEVICE void gemv_locate(struct gemv_output<PAIR> &o, const struct matrix &w,
                         const struct gemv_span &s, int tile, float *y, int expert = 0)
 {
@@ -136,7 +137,7 @@ DEVICE void gemv_locate(struct gemv_output<PAIR> &o, const struct matrix &w,
     if (row >= g->rows)
         return;
     o.to = y + g->row0 + row;
-    if (w.bias)
+    if (BIAS && w.bias)
 #pragma unroll
         for (int i = 0; i < TILES; i++)
             o.bias[i] = w.bias[expert * w.n_out + g->row0 + row + i * (w.n_out / 2)];

@@ -648,8 +648,9 @@ struct router_choose_args {
     struct route_rule rule;
 };
 
-template <int PER>
-DEVICE void router_choose_row(const struct router_choose_args &p, float *logits, int row)
+template <int PER, class RULE>
+DEVICE void router_choose_row(const struct router_choose_args &p, const RULE &rule, float *logits,
+                              int row)
 {
     int lane = lane_id();
     float v[PER], part[CHOOSE_PIECES][PER];
@@ -658,28 +659,28 @@ DEVICE void router_choose_row(const struct router_choose_args &p, float *logits,
         const float *from = cluster_at(logits, j < p.pieces ? j : 0);
 #pragma unroll
         for (int i = 0; i < PER; i++)
-            part[j][i] =
-                j < p.pieces && i * 32 + lane < p.rule.n_expert ? from[i * 32 + lane] : 0.0f;
+            part[j][i] = j < p.pieces && i * 32 + lane < rule.n_expert ? from[i * 32 + lane] : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         int expert = i * 32 + lane;
         v[i] = -INFINITY;
-        if (expert < p.rule.n_expert)
+        if (expert < rule.n_expert)
             v[i] = p.w.bias ? p.w.bias[expert] : 0.0f;
 #pragma unroll
         for (int j = 0; j < CHOOSE_PIECES; j++)
             v[i] += part[j][i];
     }
-    int e = route_choose(v, p.rule);
-    float w = route_weigh(p.rule, e, v);
-    if (lane < p.rule.used) {
-        p.chosen[row * p.rule.used + lane] = e;
-        p.weight[row * p.rule.used + lane] = w;
+    int e = route_choose(v, rule);
+    float w = route_weigh(rule, e, v);
+    if (lane < rule.used) {
+        p.chosen[row * rule.used + lane] = e;
+        p.weight[row * rule.used + lane] = w;
     }
 }
 
-/* Grid: (tiles of CHOOSE_ROWS rows, times pieces of k). */
+/* Grid: (tiles of CHOOSE_ROWS rows, times pieces of k). PLAIN: a plain_rule. */
+template <bool PLAIN>
 static __global__ void __launch_bounds__(256)
     router_choose_kernel(const __grid_constant__ struct router_choose_args p)
 {
@@ -772,10 +773,11 @@ static __global__ void __launch_bounds__(256)
     for (int row = piece + warp * p.pieces; row < CHOOSE_ROWS; row += 8 * p.pieces) {
         if (t0 + row >= p.rows)
             break;
-        if (n_expert <= 128)
-            router_choose_row<4>(p, logits + row * n_expert, t0 + row);
+        const auto &rule = rule_as<PLAIN>(p.rule);
+        if (PLAIN || n_expert <= 128)
+            router_choose_row<4>(p, rule, logits + row * n_expert, t0 + row);
         else
-            router_choose_row<CHOOSE_EXPERTS / 32>(p, logits + row * n_expert, t0 + row);
+            router_choose_row<CHOOSE_EXPERTS / 32>(p, rule, logits + row * n_expert, t0 + row);
     }
     cluster_arrive(); /* nobody leaves while his sums are being read */
     cluster_wait();
@@ -803,7 +805,8 @@ void router_choose(struct cuda_backend *cu, const struct matrix *w, const struct
     p.weight = cu->route_weight;
     p.rows = rows;
     p.rule = rule;
-    cuda_launch(cu, router_choose_kernel, dim3((unsigned)(ceil_div(rows, CHOOSE_ROWS) * p.pieces)),
-                256, (size_t)(CHOOSE_ROWS * (CHOOSE_STRIDE + w->n_out)) * 4,
+    cuda_launch(cu, route_is_plain(rule) ? router_choose_kernel<true> : router_choose_kernel<false>,
+                dim3((unsigned)(ceil_div(rows, CHOOSE_ROWS) * p.pieces)), 256,
+                (size_t)(CHOOSE_ROWS * (CHOOSE_STRIDE + w->n_out)) * 4,
                 LAUNCH_EARLY + p.pieces * LAUNCH_CLUSTER, p);
 }

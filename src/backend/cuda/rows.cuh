@@ -164,9 +164,10 @@ DEVICE void frag_codes(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4
                     float d[4];
                     mma_f16_from(d, a1, b.z, b.w, zero);
 #pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        sum[n][e] +=
-                            sc.scale(e >> 1, 2 * h) * c[e] + sc.scale(e >> 1, 2 * h + 1) * d[e];
+                    for (int e = 0; e < 4; e++) { /* two instructions; of their sum: three */
+                        sum[n][e] += sc.scale(e >> 1, 2 * h) * c[e];
+                        sum[n][e] += sc.scale(e >> 1, 2 * h + 1) * d[e];
+                    }
                 }
             }
         }
@@ -413,8 +414,8 @@ DEVICE void pair_slice(struct pair_walk<SLOTS> &p, const X (&x)[NT], float (&acc
 
 /* Hidden units of one gate tile and its up tile of an expert, from a warp's accumulators:
  * act(gate, up), over 16, to the records of up to eight rows. record(col): where that of column col
- * goes, or NULL. */
-template <class F>
+ * goes, or NULL. PLAIN: experts_are_plain. */
+template <bool PLAIN, class F>
 DEVICE void put_hidden_tile(const float (&gate)[4], const float (&up)[4], const float (&undo)[2],
                             const struct matrix &w, const struct gating &act, int expert, int unit,
                             int n_kt, F record)
@@ -425,11 +426,11 @@ DEVICE void put_hidden_tile(const float (&gate)[4], const float (&up)[4], const 
     for (int e = 0; e < 4; e++) {
         int row = unit * TILE_ROWS + g + 8 * (e >> 1);
         float v = gate[e] * undo[e & 1], u = up[e] * undo[e & 1];
-        if (w.bias && row < w.seg[0].rows) {
+        if (!PLAIN && w.bias && row < w.seg[0].rows) {
             v += w.bias[expert * w.n_out + row];
             u += w.bias[expert * w.n_out + w.n_out / 2 + row];
         }
-        v = clamp_half(gated(act, v, u) * HIDDEN_SCALE);
+        v = clamp_half(gated_as<PLAIN>(act, v, u) * HIDDEN_SCALE);
         h[e] = row < w.seg[0].rows ? float_to_half(v) : 0;
     }
 #pragma unroll
