@@ -34,6 +34,10 @@ grep -q '2.00x, 50 % of the limit' "$tmp/img/here-m.svg" || { echo "FAIL: the pi
 # Prompts, then answers, in one figure.
 "$B/steel" bench "$tmp/tiny.gguf" -p 0 -n 0 --pg 8,4 --batch 2 -r 1 --json --skip-cost >"$tmp/pg" || exit 1
 grep -q '"test": "pp8+tg4 x2", "tok_s": [0-9.]*[1-9]' "$tmp/pg" || { echo "FAIL: --pg"; cat "$tmp/pg"; exit 1; }
+# Every repetition's figure, and with --ceiling the memory's speed between them.
+"$B/steel" bench "$tmp/tiny.gguf" -p 0 -n 2 -r 3 --json --skip-cost --ceiling --device cpu >"$tmp/ceiling" || exit 1
+grep -q '"rates": \[[0-9.]*, [0-9.]*, [0-9.]*\], "read_gb_s": [0-9.]*[1-9][0-9.]*, "percent_of_read": [0-9.]*, ' "$tmp/ceiling" ||
+    { echo "FAIL: --ceiling"; cat "$tmp/ceiling"; exit 1; }
 "$B/steel" bench "$tmp/tiny.gguf" --pg 8 >/dev/null 2>&1
 [ $? = 2 ] || { echo "FAIL: --pg with one number is a usage error"; exit 1; }
 # Embeddings: an encoder has no other figure, a decoder has them when asked; and their script, without a peer.

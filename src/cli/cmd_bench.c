@@ -3,18 +3,20 @@
  * deviation over repetitions, the GB/s of weights that implies, and a hash of the logits, so that a
  * speed-up that changes results shows. Where --deterministic changes what a backend computes, each
  * test is measured both ways, repetition by repetition; where it cannot, that is said. With adapters the
- * two ways are with and without them.
+ * two ways are with and without them. With --ceiling memory is read between the repetitions.
  */
 #include "cli/cli.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "cli/bench_draft.h"
 #include "cli/bench_embed.h"
+#include "cli/bench_memory.h"
 #include "cli/bench_stages.h"
 #include "cli/hub.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { MAX_LIST = 32, MAX_REPS = 1000 };
@@ -23,7 +25,7 @@ struct bench_flags {
     struct model_flags model;
     const char *prompt, *gen, *batch, *depth, *both;
     int reps, ubatch, texts;
-    bool json, kernels, no_warmup, skip_cost;
+    bool json, kernels, no_warmup, skip_cost, ceiling;
 };
 
 struct test {
@@ -34,6 +36,9 @@ struct test {
 struct result {
     char name[48];
     double mean, dev, gb_s;
+    double rates[MAX_REPS]; /* (n_rates) one by one */
+    int n_rates;
+    double read_gb_s;  /* --ceiling: of memory, the median of readings between them */
     double bytes, ops; /* of weights, a token: what the limits of the machine are set against */
     double kv_bytes;   /* of the KV cache, read by a token of a generation */
     uint64_t hash;
@@ -198,6 +203,19 @@ static void mean_dev(const double *v, int n, double *mean, double *dev)
     *dev = n > 1 ? sqrt(square / (n - 1)) : 0;
 }
 
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sorts v. */
+static double median_of(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof *v, compare_doubles);
+    return n ? (v[n / 2] + v[(n - 1) / 2]) / 2 : 0;
+}
+
 static void test_name(const struct test *t, char *name, size_t size)
 {
     int n = 0;
@@ -223,11 +241,12 @@ static int all_adapters(struct runtime *rt, struct lora_pick *picks)
 /* Fills r[n_modes]: the mode asked for and, where there are two, the other one: with adapters, the one
  * without them; else determinism. */
 static bool run_test(struct runtime *rt, const struct test *t, const struct bench_flags *f,
-                     struct result *r, int n_modes, struct error *err)
+                     struct bench_memory *memory, struct result *r, int n_modes, struct error *err)
 {
     int reps = f->reps;
     struct kv_seq *seqs = mem_zalloc((size_t)t->n_seqs, sizeof *seqs);
-    double rate[2][MAX_REPS] = {{0}};
+    static double readings[2 * MAX_REPS];
+    int n_readings = 0;
     bool ok = true, asked = rt->be->deterministic;
     static struct bench_loras loras[2]; /* the second has none */
     if (rt->adapters)
@@ -240,6 +259,8 @@ static bool run_test(struct runtime *rt, const struct test *t, const struct benc
         r[mode].deterministic = mode && !rt->adapters ? !asked : asked;
         rt->be->deterministic = r[mode].deterministic;
         ok = fill(rt, l, seqs, t->n_seqs, t->depth, err);
+        if (memory && i >= 0)
+            readings[n_readings++] = bench_memory_read(memory);
         if (i >= 0 && i < n_modes)
             r[mode].before = rt->profile;
         int64_t t0 = clock_ns();
@@ -247,7 +268,7 @@ static bool run_test(struct runtime *rt, const struct test *t, const struct benc
              (!t->n_gen || decode(rt, l, seqs, t->n_seqs, t->n_gen, err));
         double s = (double)(clock_ns() - t0) * 1e-9;
         if (ok && i >= 0)
-            rate[mode][i / n_modes] = t->n_seqs * (t->n_gen ? t->n_gen : t->n_prompt) / s;
+            r[mode].rates[r[mode].n_rates++] = t->n_seqs * (t->n_gen ? t->n_gen : t->n_prompt) / s;
         if (ok && i >= 0 && i < n_modes) {
             r[mode].after = rt->profile;
             r[mode].hash = logits_hash(rt);
@@ -264,7 +285,8 @@ static bool run_test(struct runtime *rt, const struct test *t, const struct benc
     double seen = t->n_gen ? t->depth + t->n_prompt + t->n_gen / 2.0 : 0;
     for (int m = 0; m < n_modes; m++) {
         test_name(t, r[m].name, sizeof r[m].name);
-        mean_dev(rate[m], reps, &r[m].mean, &r[m].dev);
+        mean_dev(r[m].rates, reps, &r[m].mean, &r[m].dev);
+        r[m].read_gb_s = median_of(readings, n_readings) * 1e-9;
         r[m].bytes = step_bytes(rt->model, rows) / rows;
         r[m].ops = token_ops(rt->model, t);
         r[m].kv_bytes =
@@ -297,6 +319,15 @@ static void print_gpu(const struct gpu_facts *g, const struct test *t, const str
         printf("\"limit_tok_s\": %.1f, \"percent_of_limit\": %.2f, ", limit, 100 * r->mean / limit);
 }
 
+/* Weights and keys that the median of the repetitions reads, of what memory gives. */
+static double read_percent(const struct result *r)
+{
+    static double sorted[MAX_REPS];
+    memcpy(sorted, r->rates, (size_t)r->n_rates * sizeof *sorted);
+    double gb_s = (r->bytes + r->kv_bytes) * median_of(sorted, r->n_rates) * 1e-9;
+    return 100 * gb_s / r->read_gb_s;
+}
+
 /* Where the time of this test went: a step of its last phase. */
 static void print_stages(const struct runtime *rt, const struct test *t, const struct result *r)
 {
@@ -314,6 +345,17 @@ static void print_stages(const struct runtime *rt, const struct test *t, const s
     printf(", ");
 }
 
+/* A JSON line's single figures, and with --ceiling what share of the memory's speed their median is. */
+static void print_rates(const struct result *r)
+{
+    printf("\"rates\": [");
+    for (int i = 0; i < r->n_rates; i++)
+        printf("%s%.3f", i ? ", " : "", r->rates[i]);
+    printf("], ");
+    if (r->read_gb_s > 0)
+        printf("\"read_gb_s\": %.2f, \"percent_of_read\": %.2f, ", r->read_gb_s, read_percent(r));
+}
+
 static void print_result(const struct runtime *rt, const struct test *t, const struct result *r,
                          bool json, int threads, const struct gpu_facts *gpu)
 {
@@ -323,6 +365,7 @@ static void print_result(const struct runtime *rt, const struct test *t, const s
             print_gpu(gpu, t, r);
         if (rt->be->profile)
             print_stages(rt, t, r);
+        print_rates(r);
         printf("\"test\": \"%s\", \"tok_s\": %.3f, \"stddev\": %.3f, \"gb_s\": %.3f, "
                "\"seqs\": %d, \"depth\": %d, \"backend\": \"%s\", \"threads\": %d, "
                "\"weights_bytes\": %zu, \"params\": %lld, \"load_s\": %.3f, "
@@ -338,6 +381,9 @@ static void print_result(const struct runtime *rt, const struct test *t, const s
         printf("| %-20s | %10.2f ± %-8.2f | %8.2f | %016llx |%s%s\n", r->name, r->mean, r->dev,
                r->gb_s, (unsigned long long)r->hash, r->deterministic ? " deterministic" : "",
                r->n_loras ? " adapters" : "");
+        if (r->read_gb_s > 0)
+            printf("| %-20s | %8.2f GB/s, %.0f %% of it | | |\n", "  memory is read at",
+                   r->read_gb_s, read_percent(r));
     }
     fflush(stdout);
 }
@@ -396,14 +442,21 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
     int n_modes =
         (rt->be->invariance == INVARIANCE_CHOSEN || rt->adapters) && !f->skip_cost ? 2 : 1;
     double least = 1, most = -1;
+    struct bench_memory *memory = NULL;
+    if (f->ceiling && gpu)
+        ok = error_set(err, "--ceiling measures the CPU's memory; a GPU's is always measured");
+    else if (f->ceiling)
+        ok = (memory = bench_memory_new(f->model.threads, err)) != NULL;
     for (int i = 0; ok && i < n_tests; i++) {
-        struct result r[2] = {0};
-        ok = run_test(rt, &tests[i], f, r, n_modes, err);
+        static struct result r[2];
+        memset(r, 0, sizeof r);
+        ok = run_test(rt, &tests[i], f, memory, r, n_modes, err);
         for (int m = 0; ok && m < n_modes; m++)
             print_result(rt, &tests[i], &r[m], f->json, threads, gpu);
         least = r[0].cost < least ? r[0].cost : least;
         most = r[0].cost > most ? r[0].cost : most;
     }
+    bench_memory_free(memory);
     if (ok && n_tests && !f->json && !f->skip_cost && rt->adapters)
         printf("\n%d adapters, in turns, cost %.1f %% to %.1f %% of the speed\n", opt->n_loras,
                least * 100, most * 100);
@@ -446,6 +499,8 @@ int cmd_bench(int argc, char **argv)
         {OPT_FLAG, 0, "no-warmup", 0, &f.no_warmup, 0, 0, 0, "no run before the measured ones"},
         {OPT_FLAG, 0, "skip-cost", 0, &f.skip_cost, 0, 0, 0,
          "do not measure what --deterministic, or adapters, cost"},
+        {OPT_FLAG, 0, "ceiling", 0, &f.ceiling, 0, 0, 0,
+         "measure how fast memory is read, too, between the repetitions (CPU)"},
         {OPT_FLAG, 0, "kernels", 0, &f.kernels, 0, 0, 0,
          "print which kernels there are, for which rows, and how often each ran"},
         {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "one JSON object a line"},

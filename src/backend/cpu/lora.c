@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#define KERNEL lora_panel_c
+#define KERNEL c
 #include "backend/cpu/lora_kernel.h"
 
 /* A panel's part of B: rows [first, first + n) of the weight, from t[at..at + rank). Panels begin at
@@ -285,23 +285,31 @@ struct lora_work cpu_lora_experts(struct cpu_backend *cb, const struct weight *w
     return l;
 }
 
-static void panel_times(const struct cpu_backend *cb, const uint16_t *m, int k,
-                        const float *const *x, int n, float (*out)[LORA_PANEL])
+static lora_low_fn *low_kernel(const struct cpu_backend *cb)
 {
 #ifdef __x86_64__
-    if (cb->isa >= ISA_AVX512)
-        lora_panel_avx512(m, k, x, n, out);
-    else if (cb->isa >= ISA_AVX2)
-        lora_panel_avx2(m, k, x, n, out);
-    else
+    if (cb->isa >= ISA_AVX2)
+        return cb->isa >= ISA_AVX512 ? lora_low_avx512 : lora_low_avx2;
 #endif
-        lora_panel_c(m, k, x, n, out);
+    (void)cb;
+    return lora_low_c;
+}
+
+static lora_up_fn *up_kernel(const struct cpu_backend *cb)
+{
+#ifdef __x86_64__
+    if (cb->isa >= ISA_AVX2)
+        return cb->isa >= ISA_AVX512 ? lora_up_avx512 : lora_up_avx2;
+#endif
+    (void)cb;
+    return lora_up_c;
 }
 
 void cpu_lora_low(const struct cpu_backend *cb, const struct lora_work *l, const float *x, int n_in,
                   bool by_row, int first, int last)
 {
     const struct cpu_lora_state *s = cb->lora;
+    lora_low_fn *times = low_kernel(cb);
     int c = 0;
     for (int u = first; u < last; u++) {
         while (c + 1 < l->n_chunks && l->chunks[c + 1].unit <= u)
@@ -314,7 +322,7 @@ void cpu_lora_low(const struct cpu_backend *cb, const struct lora_work *l, const
             const struct lora_entry *e = &l->entries[k->first + i];
             rows[i] = x + (size_t)(by_row ? e->row : e->from) * (size_t)n_in;
         }
-        panel_times(cb, k->m->a + (size_t)panel * (size_t)n_in * LORA_PANEL, n_in, rows, k->n, out);
+        times(k->m->a + (size_t)panel * (size_t)n_in * LORA_PANEL, n_in, rows, k->n, out);
         for (int i = 0; i < k->n; i++) {
             float *t = s->t + (size_t)(k->first + i) * s->t_len + (size_t)panel * LORA_PANEL;
             float scale = k->m->scale * l->entries[k->first + i].scale;
@@ -324,24 +332,61 @@ void cpu_lora_low(const struct cpu_backend *cb, const struct lora_work *l, const
     }
 }
 
+/* Outputs [at, end) of a panel of a part that is not wanted whole: through a copy, so that they get what
+ * they would in a whole one. */
+static void add_some(lora_up_fn *add, const uint16_t *m, const struct cpu_lora_part *p,
+                     const float *const *t, float *const *y, int n, int at, int end)
+{
+    float whole[LORA_ROWS][LORA_PANEL] = {0}, *rows[LORA_ROWS];
+    size_t bytes = (size_t)(end - at) * sizeof(float);
+    for (int i = 0; i < n; i++) {
+        rows[i] = whole[i];
+        memcpy(whole[i] + at, y[i], bytes);
+    }
+    add(m, p->rank, 1, t, n, p->scale, rows);
+    for (int i = 0; i < n; i++)
+        memcpy(y[i], whole[i] + at, bytes);
+}
+
 /* One chunk's rows, all of them wanted, and one part of its matrix. */
 static void add_part(const struct cpu_backend *cb, const struct cpu_lora_part *p,
                      const float *const *t, float *const *y, int n, int r0, int r1)
 {
     int a = r0 > p->first ? r0 : p->first, b = r1 < p->first + p->n ? r1 : p->first + p->n;
+    lora_up_fn *add = up_kernel(cb);
     const float *low[LORA_ROWS];
-    float out[LORA_ROWS][LORA_PANEL];
+    float *to[LORA_ROWS];
     for (int i = 0; i < n; i++)
         low[i] = t[i] + p->at;
-    for (int at = a; at < b;) {
-        int panel = at / LORA_PANEL - p->first / LORA_PANEL;
-        int begin = at / LORA_PANEL * LORA_PANEL;
-        int end = begin + LORA_PANEL < b ? begin + LORA_PANEL : b;
-        panel_times(cb, p->b + (size_t)panel * (size_t)p->rank * LORA_PANEL, p->rank, low, n, out);
+    for (int at = a, end; at < b; at = end) {
+        int panel = at / LORA_PANEL - p->first / LORA_PANEL, skip = at % LORA_PANEL;
+        const uint16_t *m = p->b + (size_t)panel * (size_t)p->rank * LORA_PANEL;
+        int whole = skip ? 0 : (b - at) / LORA_PANEL;
         for (int i = 0; i < n; i++)
-            for (int r = at; r < end; r++)
-                y[i][r - r0] += p->scale * out[i][r - begin];
-        at = end;
+            to[i] = y[i] + (at - r0);
+        if (whole) {
+            end = at + whole * LORA_PANEL;
+            add(m, p->rank, whole, low, n, p->scale, to);
+        } else {
+            end = at - skip + LORA_PANEL < b ? at - skip + LORA_PANEL : b;
+            add_some(add, m, p, low, to, n, skip, skip + end - at);
+        }
+    }
+}
+
+/* Asks memory for the beginning of what rows [r0, r1) of the weight read of a chunk's B: the kernel asks
+ * for the rest as it goes. */
+static void ask_for(const struct lora_chunk *k, int r0, int r1)
+{
+    for (int i = 0; i < k->m->n_parts; i++) {
+        const struct cpu_lora_part *p = &k->m->parts[i];
+        int a = r0 > p->first ? r0 : p->first, b = r1 < p->first + p->n ? r1 : p->first + p->n;
+        if (a >= b)
+            continue;
+        size_t panel = (size_t)p->rank * LORA_PANEL, halves = panel * (size_t)panels_of(a, b - a);
+        const uint16_t *from = p->b + panel * (size_t)(a / LORA_PANEL - p->first / LORA_PANEL);
+        for (size_t at = 0; at < halves && at < AHEAD; at += LINE)
+            __builtin_prefetch(from + at);
     }
 }
 
@@ -354,6 +399,8 @@ void cpu_lora_up(const struct cpu_backend *cb, const struct lora_work *l, int c0
         const float *t[LORA_ROWS];
         float *to[LORA_ROWS];
         int rows = 0;
+        if (c + 1 < c1)
+            ask_for(k + 1, r0, r1);
         for (int i = 0; i < k->n; i++) {
             int row = l->entries[k->first + i].row - row0;
             if (row < 0 || row >= n)

@@ -70,10 +70,12 @@ void cpu_lora_up(const struct cpu_backend *cb, const struct lora_work *l, int c0
                  int n, int r0, int r1, float *y, size_t stride);
 
 /* out[i][j] = sum_k m[k][j] * x[i][k]: a panel (k, 16) of halves times n <= LORA_ROWS rows. */
-void lora_panel_c(const uint16_t *m, int k, const float *const *x, int n, float (*out)[LORA_PANEL]);
-void lora_panel_avx2(const uint16_t *m, int k, const float *const *x, int n,
-                     float (*out)[LORA_PANEL]);
-void lora_panel_avx512(const uint16_t *m, int k, const float *const *x, int n,
-                       float (*out)[LORA_PANEL]);
+typedef void lora_low_fn(const uint16_t *m, int k, const float *const *x, int n,
+                         float (*out)[LORA_PANEL]);
+/* y[i][16 p + j] += scale * sum_k m[p][k][j] * t[i][k]: panels (n_panels, k, 16). */
+typedef void lora_up_fn(const uint16_t *m, int k, int n_panels, const float *const *t, int n,
+                        float scale, float *const *y);
+lora_low_fn lora_low_c, lora_low_avx2, lora_low_avx512;
+lora_up_fn lora_up_c, lora_up_avx2, lora_up_avx512;
 
 #endif

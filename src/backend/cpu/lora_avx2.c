@@ -1,3 +1,3 @@
 /* Low-rank products of adapters for AVX2. */
-#define KERNEL lora_panel_avx2
+#define KERNEL avx2
 #include "backend/cpu/lora_kernel.h"

@@ -1,3 +1,3 @@
 /* Low-rank products of adapters for AVX512. */
-#define KERNEL lora_panel_avx512
+#define KERNEL avx512
 #include "backend/cpu/lora_kernel.h"

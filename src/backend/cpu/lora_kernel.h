@@ -1,27 +1,44 @@
 /*
- * A panel of 16 outputs times a few rows, compiled per instruction set. Four sums a row, of every fourth
- * k, whatever the number of rows: a row's result does not depend on who is computed beside it.
+ * Low-rank products of a few rows, compiled per instruction set: A's panel of 16 outputs, and B's panels
+ * added to rows of a result. How many sums an output has does not depend on the rows beside it, so a
+ * row's result does not either. An adapter is read once a step and in runs too short for the CPU to
+ * foresee, so memory is asked for what lies behind.
  */
 #include "backend/cpu/lora.h"
 #include "backend/cpu/vec.h"
 
-enum { SUMS = 4, TOGETHER = VW == 16 ? LORA_ROWS : VW == 8 ? 2 : 1 };
+#define NAME_(a, b) a##b
+#define NAME(a, b)  NAME_(a, b)
 
-/* VW outputs of n rows; n is constant where this is inlined. */
-INLINE void rows_of_panel(const uint16_t *m, int k, const float *const *x, const int n, float *out)
+enum {
+    LOW_SUMS = 4, /* of an output of A x: every fourth k */
+    UP_SUMS = 2,  /* of B t, whose sums are short */
+    TOGETHER = VW == 16  ? LORA_ROWS
+               : VW == 8 ? 2
+                         : 1,
+    LINE = 32, /* halves of a cache line */
+    AHEAD = 32 * LINE
+};
+
+/* VW outputs of n rows; n and n_sums are constant where this is inlined. */
+INLINE void rows_of_panel(const uint16_t *m, int k, const float *const *x, const int n,
+                          const int n_sums, VEC *out)
 {
-    VEC sum[TOGETHER][SUMS];
+    VEC sum[TOGETHER][LOW_SUMS];
     int at = 0;
     UNROLL
     for (int i = 0; i < n; i++) {
         UNROLL
-        for (int s = 0; s < SUMS; s++)
+        for (int s = 0; s < n_sums; s++)
             sum[i][s] = vec_set(0);
     }
-    for (; at + SUMS <= k; at += SUMS) {
+    for (; at + n_sums <= k; at += n_sums) {
         UNROLL
-        for (int s = 0; s < SUMS; s++) {
-            VEC v = vec_load_f16(m + (size_t)(at + s) * LORA_PANEL);
+        for (int s = 0; s < n_sums; s++) {
+            const uint16_t *from = m + (size_t)(at + s) * LORA_PANEL;
+            VEC v = vec_load_f16(from);
+            if (s * LORA_PANEL % LINE == 0)
+                __builtin_prefetch(from + AHEAD);
             UNROLL
             for (int i = 0; i < n; i++)
                 sum[i][s] = vec_fma(v, vec_set(x[i][at + s]), sum[i][s]);
@@ -35,18 +52,61 @@ INLINE void rows_of_panel(const uint16_t *m, int k, const float *const *x, const
     }
     UNROLL
     for (int i = 0; i < n; i++) {
-        VEC low = vec_add(sum[i][0], sum[i][1]), high = vec_add(sum[i][2], sum[i][3]);
-        vec_store(out + i * LORA_PANEL, vec_add(low, high));
+        out[i] = vec_add(sum[i][0], sum[i][1]);
+        if (n_sums == 4)
+            out[i] = vec_add(out[i], vec_add(sum[i][2], sum[i][3]));
     }
 }
 
-void KERNEL(const uint16_t *m, int k, const float *const *x, int n, float (*out)[LORA_PANEL])
+INLINE void low_rows(const uint16_t *m, int k, const float *const *x, const int n,
+                     float (*out)[LORA_PANEL])
 {
     for (int j = 0; j < LORA_PANEL; j += VW) {
-        int i = 0;
-        for (; i + TOGETHER <= n; i += TOGETHER)
-            rows_of_panel(m + j, k, x + i, TOGETHER, &out[i][j]);
-        for (; i < n; i++)
-            rows_of_panel(m + j, k, x + i, 1, &out[i][j]);
+        VEC sum[TOGETHER];
+        rows_of_panel(m + j, k, x, n, LOW_SUMS, sum);
+        UNROLL
+        for (int i = 0; i < n; i++)
+            vec_store(&out[i][j], sum[i]);
     }
+}
+
+INLINE void up_rows(const uint16_t *m, int k, int n_panels, const float *const *t, const int n,
+                    float scale, float *const *y)
+{
+    for (int j = 0; j < n_panels * LORA_PANEL; j += VW) {
+        VEC sum[TOGETHER];
+        const uint16_t *panel = m + (size_t)(j / LORA_PANEL) * (size_t)k * LORA_PANEL;
+        rows_of_panel(panel + j % LORA_PANEL, k, t, n, UP_SUMS, sum);
+        UNROLL
+        for (int i = 0; i < n; i++)
+            vec_store(y[i] + j, vec_fma(sum[i], vec_set(scale), vec_load(y[i] + j)));
+    }
+}
+
+void NAME(lora_low_, KERNEL)(const uint16_t *m, int k, const float *const *x, int n,
+                             float (*out)[LORA_PANEL])
+{
+    int i = 0;
+    for (; i + TOGETHER <= n; i += TOGETHER)
+        low_rows(m, k, x + i, TOGETHER, out + i);
+    if (TOGETHER > 2 && n - i == 3)
+        low_rows(m, k, x + i, TOGETHER > 2 ? 3 : 1, out + i);
+    else if (TOGETHER > 2 && n - i == 2)
+        low_rows(m, k, x + i, TOGETHER > 2 ? 2 : 1, out + i);
+    else if (i < n)
+        low_rows(m, k, x + i, 1, out + i);
+}
+
+void NAME(lora_up_, KERNEL)(const uint16_t *m, int k, int n_panels, const float *const *t, int n,
+                            float scale, float *const *y)
+{
+    int i = 0;
+    for (; i + TOGETHER <= n; i += TOGETHER)
+        up_rows(m, k, n_panels, t + i, TOGETHER, scale, y + i);
+    if (TOGETHER > 2 && n - i == 3)
+        up_rows(m, k, n_panels, t + i, TOGETHER > 2 ? 3 : 1, scale, y + i);
+    else if (TOGETHER > 2 && n - i == 2)
+        up_rows(m, k, n_panels, t + i, TOGETHER > 2 ? 2 : 1, scale, y + i);
+    else if (i < n)
+        up_rows(m, k, n_panels, t + i, 1, scale, y + i);
 }
