@@ -466,6 +466,19 @@ def test_merge(_):
     assert "no --type" in convert(toy, out, "--merge-lora", small[0], "--type", "f16", "--force", code=1)
 
 
+def test_encoder(_):
+    """An adapter for an encoder, each tensor of which fits one of its weights, is refused by name: beside it, merged, converted."""
+    base = Base("bert")
+    modules = [f"encoder.layer.{i}.{m}" for i in range(2) for m in ("attention.self.query", "intermediate.dense", "output.dense")]
+    folder = write_peft(WORK + "/bert", plain_pairs(base, modules, random.Random(12)))
+    why = "adapters of encoders are not supported, and the model is one (bert)"
+    r = subprocess.run([STEEL, "bench", base.path, "--texts", "2", "-r", "1", "--device", "cpu", "--lora", folder], capture_output=True, text=True)
+    assert r.returncode == 1 and why in r.stderr and len(r.stderr.splitlines()) == 1, (r.returncode, r.stderr)
+    assert why in convert(base.path, WORK + "/bert.gguf", "--merge-lora", folder, code=1)
+    assert why in convert(folder, WORK + "/bert.gguf", "--base", base.path, code=1)
+    assert not os.path.exists(WORK + "/bert.gguf")
+
+
 def test_convert(_):
     """PEFT to GGUF and back into the same model: the same logits; rows of a llama are woven as llama.cpp has them."""
     for name in ("qwen3", "llama3-rope", "qwen3moe"):

@@ -162,8 +162,10 @@ static void call_offset(const struct cpu_backend *cb, int ith, struct gemm_call 
     }
 }
 
-void gemm_block(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e, int r0,
-                int r1, const struct gemm_x *x, const int32_t *rows, int n, float *y, size_t stride)
+/* gemm_block; `ahead` is read next (or NULL). */
+static void block_ahead(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e,
+                        int r0, int r1, const struct gemm_x *x, const int32_t *rows, int n,
+                        float *y, size_t stride, const struct gemm_ahead *ahead)
 {
     CHECK(!x->h || !rows, "halves are in the order they are used in");
     const float *bias = w->bias ? w->bias + (size_t)e * (size_t)w->n_out : NULL;
@@ -184,7 +186,8 @@ void gemm_block(const struct cpu_backend *cb, int ith, const struct gemm_weight 
                               .y = y + (a - r0),
                               .stride = stride,
                               .bias = bias ? bias + a : NULL,
-                              .scratch = kernel_scratch(cb, ith)};
+                              .scratch = kernel_scratch(cb, ith),
+                              .ahead = ahead};
         void (*gemm)(const struct gemm_call *c) =
             pick_gemm_for(&cb->pick, w, seg, n, x->h != NULL)->gemm;
         if (!seg->packed || c.row % GEMM_PANEL == 0) {
@@ -196,6 +199,24 @@ void gemm_block(const struct cpu_backend *cb, int ith, const struct gemm_weight 
                     y[(size_t)t * stride + (size_t)(a - r0 + j)] += bias[a + j];
         }
     }
+}
+
+void gemm_block(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e, int r0,
+                int r1, const struct gemm_x *x, const int32_t *rows, int n, float *y, size_t stride)
+{
+    block_ahead(cb, ith, w, e, r0, r1, x, rows, n, y, stride, NULL);
+}
+
+/* The same, and what chunks [c0, c1) of adapters add to it; x's rows are rows from row0 on of theirs. */
+static void block_and_up(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e,
+                         int r0, int r1, const struct gemm_x *x, const int32_t *rows, int n,
+                         float *y, size_t stride, const struct lora_work *lora, int c0, int c1,
+                         int row0)
+{
+    struct gemm_ahead ahead = {0};
+    cpu_lora_ahead(lora, c0, c1, r0, r1, &ahead);
+    block_ahead(cb, ith, w, e, r0, r1, x, rows, n, y, stride, &ahead);
+    cpu_lora_up(cb, lora, c0, c1, row0, n, r0, r1, y, stride);
 }
 
 int gemm_width(const struct cpu_backend *cb, const struct gemm_weight *w, int n, bool halves)
@@ -362,9 +383,8 @@ static void linear_units(const struct cpu_backend *cb, int ith, int first, int l
         for (int r0 = first * GEMM_UNIT; r0 < end; r0 += step) {
             int r1 = r0 + step < end ? r0 + step : end;
             float *to = y + (size_t)t * (size_t)w->n_out + r0;
-            gemm_block(cb, ith, w, 0, r0, r1, &part, NULL, n, to, (size_t)w->n_out);
-            if (lora->n_chunks)
-                cpu_lora_up(cb, lora, 0, lora->n_chunks, t, n, r0, r1, to, (size_t)w->n_out);
+            block_and_up(cb, ith, w, 0, r0, r1, &part, NULL, n, to, (size_t)w->n_out, lora, 0,
+                         lora->n_chunks, t);
         }
     }
 }
@@ -448,13 +468,10 @@ void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct ffn *f,
     const struct gemm_weight *gate_up = f->gate_up->impl, *down = f->down->impl;
     int n_ff = down->n_in, width = h1 - h0;
     float *g = gemm_tile(cb, ith, 0), *u = gemm_tile(cb, ith, 1);
-    gemm_block(cb, ith, gate_up, e, h0, h1, x, rows, n, g, (size_t)width);
+    block_and_up(cb, ith, gate_up, e, h0, h1, x, rows, n, g, (size_t)width, lora, c0, c1, slot);
     if (gate_up->n_out > n_ff)
-        gemm_block(cb, ith, gate_up, e, n_ff + h0, n_ff + h1, x, rows, n, u, (size_t)width);
-    if (c0 < c1) {
-        cpu_lora_up(cb, lora, c0, c1, slot, n, h0, h1, g, (size_t)width);
-        cpu_lora_up(cb, lora, c0, c1, slot, n, n_ff + h0, n_ff + h1, u, (size_t)width);
-    }
+        block_and_up(cb, ith, gate_up, e, n_ff + h0, n_ff + h1, x, rows, n, u, (size_t)width, lora,
+                     c0, c1, slot);
     size_t record = input_layout(n_ff).bytes;
     for (int i = 0; i < n; i++) {
         float *out = g + (size_t)i * (size_t)width;

@@ -56,6 +56,13 @@ struct gemm_x {
     unsigned stamp;   /* equal stamp and pointers: equal contents; 0: nothing is known */
 };
 
+/* Memory that is read right behind a product: kernels that are bound by arithmetic ask for it as they go. */
+struct gemm_ahead {
+    int n;
+    const char *at[32];
+    size_t bytes[32]; /* (n) */
+};
+
 struct gemm_call {
     const struct gemm_weight *w;
     const struct gemm_seg *seg;
@@ -66,8 +73,9 @@ struct gemm_call {
     int n;
     float *y; /* y[i * stride + j], i < n, j < n_rows */
     size_t stride;
-    const float *bias; /* (n_rows) or NULL */
-    void *scratch;     /* this thread's, gemm_scratch_bytes */
+    const float *bias;              /* (n_rows) or NULL */
+    void *scratch;                  /* this thread's, gemm_scratch_bytes */
+    const struct gemm_ahead *ahead; /* or NULL */
 };
 
 enum { MOE_MAX_GROUPS = 256 };

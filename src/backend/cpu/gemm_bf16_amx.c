@@ -11,6 +11,8 @@
  */
 #include "backend/cpu/gemm_tiles_amx.h"
 
+enum { AHEAD_MOST = 512 << 10 }; /* bytes that may wait in the second cache */
+
 enum kind {
     KIND_PLAIN, /* signed codes, a scale per 32 */
     KIND_MIN,   /* small unsigned codes, scale and min per 32 */
@@ -38,6 +40,37 @@ struct scratch {
     _Alignas(64) float out[32][GEMM_UNIT];
     uint8_t tiles[]; /* two panels, and the next two */
 };
+
+/* What is read behind the product, and how far it has been asked for. */
+struct asked {
+    const struct gemm_ahead *list;
+    int run;
+    size_t at;
+    int share; /* lines to ask for with each tile of columns */
+};
+
+static struct asked asked_for(const struct gemm_call *c, int n_tiles)
+{
+    struct asked a = {.list = c->ahead};
+    size_t bytes = 0, steps = (size_t)((c->n_rows + GEMM_UNIT - 1) / GEMM_UNIT) * (size_t)n_tiles;
+    for (int i = 0; c->ahead && i < c->ahead->n; i++)
+        bytes += c->ahead->bytes[i];
+    if (bytes && bytes <= AHEAD_MOST)
+        a.share = (int)(bytes / 64 / steps) + 1;
+    return a;
+}
+
+INLINE void ask_more(struct asked *a)
+{
+    for (int i = 0; i < a->share && a->run < a->list->n; i++) {
+        _mm_prefetch(a->list->at[a->run] + a->at, _MM_HINT_T1);
+        a->at += 64;
+        if (a->at >= a->list->bytes[a->run]) {
+            a->run++;
+            a->at = 0;
+        }
+    }
+}
 
 typedef const uint8_t *unpack_fn(const uint8_t *panel, int k, int n, struct chunk *c);
 
@@ -88,7 +121,7 @@ INLINE void convert(struct scratch *s, struct source *src, int i, int n_in, cons
  * (if not NULL) and asks for `fetch` bytes at `ahead`. */
 INLINE void multiply(struct scratch *s, const struct source *src, struct source *next, int n_in,
                      const uint8_t *a, size_t stride, const uint8_t *ahead, size_t fetch,
-                     const int two, const enum kind kind, unpack_fn *unpack)
+                     struct asked *more, const int two, const enum kind kind, unpack_fn *unpack)
 {
     const uint8_t *a1 = a + 16 * stride;
     size_t share = (fetch * 32 / (size_t)n_in + 63) & ~(size_t)63, at = 0;
@@ -108,6 +141,7 @@ INLINE void multiply(struct scratch *s, const struct source *src, struct source 
             convert(s, next, i, n_in, kind, unpack);
         for (size_t end = at + share; at < end && at < fetch; at += 64)
             _mm_prefetch((const char *)ahead + at, _MM_HINT_T1);
+        ask_more(more);
     }
     tiles_store(s->out, two);
 }
@@ -121,6 +155,7 @@ INLINE void gemm(const struct gemm_call *c, const enum kind kind, unpack_fn *unp
     tiles_configure();
     size_t first = (size_t)c->expert * (size_t)seg->n_panels + (size_t)(c->row / GEMM_PANEL);
     struct source now = {0};
+    struct asked asked = asked_for(c, n_tiles);
     for (int col = 0, u = 0; col < c->n_rows; col += GEMM_UNIT, u++) {
         struct source next[2]; /* of this unit, and of the one behind it */
         for (int i = 0; i < 2; i++) {
@@ -143,9 +178,11 @@ INLINE void gemm(const struct gemm_call *c, const enum kind kind, unpack_fn *unp
             int n = c->n - i0 < 32 ? c->n - i0 : 32;
             const uint8_t *a = c->x->h + (size_t)i0 * stride;
             if (i0 == 0 && together)
-                multiply(s, &now, &next[1], n_in, a, stride, ahead, fetch, n > 16, kind, unpack);
+                multiply(s, &now, &next[1], n_in, a, stride, ahead, fetch, &asked, n > 16, kind,
+                         unpack);
             else
-                multiply(s, &now, NULL, n_in, a, stride, ahead, fetch, n > 16, kind, unpack);
+                multiply(s, &now, NULL, n_in, a, stride, ahead, fetch, &asked, n > 16, kind,
+                         unpack);
             put_sums(s->out, c, i0, n, col);
         }
         now = together ? next[1] : (struct source){0};

@@ -374,19 +374,22 @@ static void add_part(const struct cpu_backend *cb, const struct cpu_lora_part *p
     }
 }
 
-/* Asks memory for the beginning of what rows [r0, r1) of the weight read of a chunk's B: the kernel asks
- * for the rest as it goes. */
-static void ask_for(const struct lora_chunk *k, int r0, int r1)
+void cpu_lora_ahead(const struct lora_work *l, int c0, int c1, int r0, int r1,
+                    struct gemm_ahead *ahead)
 {
-    for (int i = 0; i < k->m->n_parts; i++) {
-        const struct cpu_lora_part *p = &k->m->parts[i];
-        int a = r0 > p->first ? r0 : p->first, b = r1 < p->first + p->n ? r1 : p->first + p->n;
-        if (a >= b)
-            continue;
-        size_t panel = (size_t)p->rank * LORA_PANEL, halves = panel * (size_t)panels_of(a, b - a);
-        const uint16_t *from = p->b + panel * (size_t)(a / LORA_PANEL - p->first / LORA_PANEL);
-        for (size_t at = 0; at < halves && at < AHEAD; at += LINE)
-            __builtin_prefetch(from + at);
+    int room = (int)(sizeof ahead->at / sizeof *ahead->at);
+    for (int c = c0; c < c1; c++) {
+        const struct cpu_lora_matrix *m = l->chunks[c].m;
+        for (int i = 0; i < m->n_parts && (c == c0 || m != l->chunks[c - 1].m); i++) {
+            const struct cpu_lora_part *p = &m->parts[i];
+            int a = r0 > p->first ? r0 : p->first, b = r1 < p->first + p->n ? r1 : p->first + p->n;
+            if (a >= b || ahead->n == room)
+                continue;
+            size_t panel = (size_t)p->rank * LORA_PANEL;
+            ahead->at[ahead->n] =
+                (const char *)(p->b + panel * (size_t)(a / LORA_PANEL - p->first / LORA_PANEL));
+            ahead->bytes[ahead->n++] = panel * (size_t)panels_of(a, b - a) * sizeof(uint16_t);
+        }
     }
 }
 
@@ -399,8 +402,6 @@ void cpu_lora_up(const struct cpu_backend *cb, const struct lora_work *l, int c0
         const float *t[LORA_ROWS];
         float *to[LORA_ROWS];
         int rows = 0;
-        if (c + 1 < c1)
-            ask_for(k + 1, r0, r1);
         for (int i = 0; i < k->n; i++) {
             int row = l->entries[k->first + i].row - row0;
             if (row < 0 || row >= n)

@@ -15,6 +15,7 @@
 #include "base/cpu.h"
 
 struct cpu_backend;
+struct gemm_ahead;
 
 enum { LORA_PANEL = 16, LORA_ROWS = 4 };
 
@@ -64,6 +65,10 @@ struct lora_work cpu_lora_experts(struct cpu_backend *cb, const struct weight *w
 /* t = A x of the entries' input rows; x: (rows, n_in), by `from`, or with by_row by `row`. */
 void cpu_lora_low(const struct cpu_backend *cb, const struct lora_work *l, const float *x, int n_in,
                   bool by_row, int first, int last);
+/* What of B cpu_lora_up will read of chunks [c0, c1) for rows [r0, r1) of the weight; what has no place
+ * in the list is not in it. */
+void cpu_lora_ahead(const struct lora_work *l, int c0, int c1, int r0, int r1,
+                    struct gemm_ahead *ahead);
 /* y[(row - row0) * stride + r - r0] += B t, of entries of chunks [c0, c1) with rows [row0, row0 + n), and
  * rows [r0, r1) of the weight. */
 void cpu_lora_up(const struct cpu_backend *cb, const struct lora_work *l, int c0, int c1, int row0,
