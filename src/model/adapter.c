@@ -696,7 +696,7 @@ static bool match(struct reading *r, const struct pair *p)
 struct adapter *adapter_read(const struct tensorfile *f, const struct config *c, bool model_is_gguf,
                              const struct want *wants, int n_wants, struct error *err)
 {
-    if (c->family && c->family->encoder) {
+    if (c->family->encoder) {
         error_set(err, "%s: adapters of encoders are not supported, and the model is one (%s)",
                   f->path, c->family->name);
         return NULL;
