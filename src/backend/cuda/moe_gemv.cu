@@ -18,6 +18,7 @@
 #include "backend/cuda/ring.cuh"
 
 #include <math.h>
+#include <stdlib.h>
 
 enum { MAX_WARPS = 16, EXPERT_WARPS = 8, DOWN_WARPS = 12 };
 
@@ -545,8 +546,10 @@ static struct gemv_shape moe_gemv_plan(const struct cuda_backend *cu, const stru
     s.warps = warps;
     s.slot = w->max_tile_bytes;
     s.stages = per_warp < stages ? per_warp : stages;
-    while (s.stages > 1 &&
-           (warps * s.stages * s.slot > 116 << 10 || moe_gemv_shared(s) + extra > cu->shared_limit))
+    const char *env = getenv("STEEL_RING_B"); /* to be measured */
+    int ring = env ? atoi(env) : 116;
+    while (s.stages > 1 && (warps * s.stages * s.slot > ring << 10 ||
+                            moe_gemv_shared(s) + extra > cu->shared_limit))
         s.stages--;
     return s;
 }
