@@ -176,7 +176,9 @@ struct backend_ops {
     /* One token per out row of the step begun last, from head's logits: samplers (n_out), NULL = no
      * token wanted; see end(). What they say is read here, so it may come after launch(), when the
      * step before has ended and its tokens are known: where a choice depends on them, the network
-     * computes meanwhile. Masks must be there (sampler_prepare). */
+     * computes meanwhile. Masks must be there (sampler_prepare). Where steps run ahead, rows behind each
+     * other may have one sampler, which draws for each as if the tokens of those before had been taken; -1 is
+     * the token of a row behind the first that it could not choose so. */
     void (*sample)(struct backend *be, struct sampler *const *samplers);
 
     /* Log-probabilities of out row `row` of the step that ended last, where its sampler wants them. */

@@ -96,7 +96,7 @@ void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, c
             e->flights[i].items[c->at[i] - 1].seq = NULL;
             c->at[i] = 0;
         }
-    if (e->spec.most && c->seq.running) { /* no step is under way */
+    if (e->now->follows && c->seq.running) { /* no other step is under way */
         spec_settle(&e->spec, &c->seq);
         scheduler_index(&e->sched, &c->seq);
     }

@@ -45,6 +45,13 @@ static void feed_forced(struct engine *e, struct flight *f)
     }
 }
 
+/* Whether the next n + 1 tokens are picked alike, whatever those between them are. */
+static bool picks_chained(const struct choice *c, int n)
+{
+    int now = c->seq.n_tokens - c->seq.n_prompt, least = c->req->spec.min_tokens;
+    return !sampler_has_memory(c->sampler) && (now >= least || now + n < least);
+}
+
 enum started { STARTED, NOTHING_TO_DO, NOT_STARTED };
 
 /* Plans a step and launches it as `f`. NOT_STARTED: those that were planned have failed, the others
@@ -62,6 +69,7 @@ static enum started start_step(struct engine *e, struct flight *f)
         struct step_item *it = &f->items[i];
         if (it->want != LOGITS_NONE && it->n_tokens - it->n_guess == seq_unread(&c->seq))
             it->sampler = c->sampler;
+        it->chained = it->sampler && e->rt->be->ahead && picks_chained(c, it->n_guess);
         f->seqs[i] = &c->seq;
         c->at[f->slot] = i + 1;
     }
@@ -69,6 +77,7 @@ static enum started start_step(struct engine *e, struct flight *f)
         choices_deliver(e);
     if (e->on_step)
         e->on_step(e->on_step_arg, n);
+    f->follows = spec_follows(&e->spec, f->items, f->seqs, n);
     f->n = n;
     f->n_decode = s->n_decode;
     f->n_read = s->n_read;
@@ -111,7 +120,7 @@ static void start_ahead(struct engine *e)
 {
     const struct scheduler *s = &e->sched;
     const struct flight *f = e->now;
-    if (!e->rt->be->ahead || e->spec.most || e->rt->be->profile || s->waiting.n ||
+    if (!e->rt->be->ahead || f->follows || e->rt->be->profile || s->waiting.n ||
         s->running.n != f->n || kvcache_available(s->kv) < s->running.n || has_inbox(e))
         return;
     bool wait = false;
@@ -186,8 +195,13 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
             return false;
         if (right) {
             c->seq.n_open--;
-            step_logits(e->rt->step, row + i + 1, e->logits);
-            token = sampler_pick(c->sampler, e->logits, &probs);
+            token = it->chained ? step_token(e->rt->step, row + i + 1) : -1;
+            if (token >= 0 && told)
+                step_probs(e->rt->step, row + i + 1, &probs);
+            if (token < 0) {
+                step_logits(e->rt->step, row + i + 1, e->logits);
+                token = sampler_pick(c->sampler, e->logits, &probs);
+            }
         }
     }
     return true;
@@ -241,7 +255,7 @@ static void finish_step(struct engine *e)
         if (ok && c->guessed)
             c->seq.tokens[c->seq.n_tokens - 1] = f->items[i].token;
     }
-    if (ok && !e->spec.most)
+    if (ok && !f->follows)
         scheduler_commit_step(&e->sched, f->seqs, f->n, f->n_forced ? 0 : f->n_decode,
                               f->n_forced ? 0 : f->n_read, ns);
     for (int i = 0; i < f->n; i++) {
@@ -260,7 +274,7 @@ static void finish_step(struct engine *e)
         } else if (it->sampler) {
             if (!take_chosen(e, c, it))
                 f->seqs[i] = NULL;
-            else if (!e->spec.most)
+            else if (!f->follows)
                 kvcache_settle(e->rt->kv, &c->seq.kv);
         }
     }
@@ -268,7 +282,7 @@ static void finish_step(struct engine *e)
         feed_forced(e, f);
     else
         fail_engine(e, &err);
-    if (ok && e->spec.most)
+    if (ok && f->follows)
         guess_tokens(e, f, ns, (int)(e->stats.n_accepted - n_right));
     f->n = 0;
     e->now = e->next;
@@ -367,8 +381,8 @@ static bool start(struct engine *e)
     kv->prefix = prefix_new(kv->n_pages, kv->page_len, !e->opt.no_prefix_cache);
     scheduler_init(&e->sched, kv, lim, e->context, e->opt.step_ms);
     e->sched.max_per_client = e->opt.max_per_client;
-    e->sched.records = e->rt->be->ahead && !e->rt->draft;
-    spec_init(&e->spec, &e->sched, e->rt->step, e->rt->draft, DRAFT_SEQS,
+    e->sched.records = e->rt->be->ahead;
+    spec_init(&e->spec, &e->sched, e->rt->step, e->rt->draft, DRAFT_SEQS, e->rt->be->ahead,
               e->opt.runtime.draft == DRAFT_AUTO);
     e->wants = mem_zalloc((size_t)lim->max_seqs, sizeof *e->wants);
     for (int i = 0; i < 2; i++) {

@@ -41,6 +41,7 @@ struct flight {
     struct step_item *items;           /* (max_seqs) */
     struct seq **seqs;                 /* (max_seqs) as planned; NULL: left since */
     int slot;                          /* its place in struct choice.at */
+    bool follows;                      /* the MTP block reads its rows, too (speculate.h) */
     bool sampled;                      /* its tokens are being chosen; false: their samplers wait */
     int n, n_decode, n_read, n_forced; /* n 0 = none */
     int64_t start_ns;

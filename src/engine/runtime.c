@@ -414,13 +414,6 @@ static bool plan_as(struct runtime *rt, const struct runtime_options *opt,
     model_measure(rt->file, &c, &size);
     size.bytes += adapters_bytes(opt->loras, opt->n_loras);
     bool ok = choose_device(rt, opt, &c, &o.net, &size, device, err);
-    if (ok && rt->draft && opt->draft == DRAFT_AUTO &&
-        backend_device_kind(device->device) == DEVICE_GPU) { /* it runs no such block */
-        rt->draft = 0;
-        model_choose(&c, MODEL_PLAIN);
-        outline_free(&o);
-        ok = outline_load(rt->file, &c, &o, err);
-    }
     if (ok && backend_device_kind(device->device) == DEVICE_GPU)
         ok = open_gpu(rt, opt, &o.net, device, err);
     if (ok && backend_device_kind(device->device) != DEVICE_GPU) {

@@ -49,6 +49,8 @@ struct seq {
      * token is appended. */
     int n_guess;
     bool all_rows; /* logits after every token of the prompt are wanted; no_cache is set too */
+    bool
+        unfollowed; /* the MTP block has not seen all its rows: nothing is guessed for it (speculate.h) */
     int n_open; /* the last so many of kv's tokens are guesses that no token has confirmed (speculate.h) */
     /* kept by the scheduler */
     struct seq *prev, *next;

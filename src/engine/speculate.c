@@ -3,7 +3,7 @@
 #include "base/mem.h"
 
 void spec_init(struct spec *sp, struct scheduler *sched, struct stepper *step, int most,
-               int max_seqs, bool adapts)
+               int max_seqs, bool ahead, bool adapts)
 {
     size_t n = (size_t)sched->limits.max_seqs;
     CHECK(max_seqs <= SPEC_MOST_SEQS, "%d sequences", max_seqs);
@@ -12,6 +12,7 @@ void spec_init(struct spec *sp, struct scheduler *sched, struct stepper *step, i
                         .step = step,
                         .most = most,
                         .max_seqs = max_seqs,
+                        .ahead = ahead,
                         .adapts = adapts};
     if (!most)
         return;
@@ -28,6 +29,21 @@ void spec_clear(struct spec *sp)
     mem_free(sp->wants);
     mem_free(sp->guesses);
     *sp = (struct spec){0};
+}
+
+bool spec_follows(const struct spec *sp, const struct step_item *items, struct seq *const *seqs,
+                  int n)
+{
+    bool guesses = false, any = false;
+    for (int i = 0; i < n; i++) {
+        guesses |= items[i].n_guess > 0;
+        any |= !seqs[i]->unfollowed;
+    }
+    if (!sp->most || !sp->ahead || guesses || (any && sp->sched->running.n <= sp->max_seqs))
+        return sp->most > 0;
+    for (int i = 0; i < n; i++)
+        seqs[i]->unfollowed = true;
+    return false;
 }
 
 bool spec_pays(struct spec *sp, int n)
@@ -72,7 +88,7 @@ static int add_rows(struct spec *sp, const struct step_item *items, struct seq *
     int k = 0;
     for (int i = 0; i < n; i++) {
         struct seq *q = seqs[i];
-        if (!q)
+        if (!q || q->unfollowed)
             continue;
         int first = q->kv.n_tokens - items[i].n_tokens, end = q->kv.n_tokens - q->n_open;
         CHECK(end > first && end < q->n_tokens, "rows %d to %d of %d tokens", first, end - 1,

@@ -34,6 +34,7 @@ struct spec {
     struct kvcache *kv;
     struct stepper *step;
     int most, max_seqs; /* guesses of a sequence; while at most so many run */
+    bool ahead;         /* steps run ahead where none of their sequences guesses */
     bool adapts;        /* where they cost more than they save, none are made */
     struct spec_rate rates[SPEC_MOST_SEQS + 1]; /* by sequences */
     struct guess_item *items;                   /* (max_seqs of steps) */
@@ -47,9 +48,14 @@ struct spec {
 
 /* most 0: nothing is guessed, and nothing else is called. max_seqs: SPEC_MOST_SEQS at most. */
 void spec_init(struct spec *sp, struct scheduler *sched, struct stepper *step, int most,
-               int max_seqs, bool adapts);
+               int max_seqs, bool ahead, bool adapts);
 void spec_clear(struct spec *sp);
-/* After a step (items, n) whose tokens were appended: its rows go through the block, and sequence i gets up to
+/* Whether the block follows a step that is about to start. Where steps run ahead of the host (backend.h) it does
+ * not while more sequences run than may guess: the next step is begun before the tokens of this one are known,
+ * and its sequences guess no more. */
+bool spec_follows(const struct spec *sp, const struct step_item *items, struct seq *const *seqs,
+                  int n);
+/* After a step (items, n) that the block follows, and whose tokens were appended: its rows go through the block, and sequence i gets up to
  * wants[i] guesses. seqs[i] NULL: left since. */
 bool spec_guess(struct spec *sp, const struct step_item *items, struct seq *const *seqs,
                 const int *wants, int n, struct error *err);

@@ -10,6 +10,10 @@
 
 #include <string.h>
 
+enum {
+    BLOCK_KEY = 1 << 27, /* of recorded steps: those of the MTP block */
+    BLOCK_ROWS = 16,     /* more rows of a sequence are a prompt's */
+};
 enum { MASK_THREADS = 4 }; /* a mask takes some 40 us: enough for hundreds of rows beside a step */
 
 struct stepper {
@@ -322,8 +326,11 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
                 add_item(st, &items[i]);
     if (st->loras)
         add_loras(st, items, n_items);
-    /* Steps that only decode repeat the same ops: a backend may record them. */
-    bool repeats = st->b.n_decode == st->b.n_seqs && st->b.n_out == st->b.n_seqs;
+    /* Steps that only decode, or read guesses, repeat the same ops: a backend may record them. */
+    int n_guess = 0;
+    for (int i = 0; i < n_items; i++)
+        n_guess += items[i].n_guess;
+    bool repeats = st->b.n_tokens == st->b.n_seqs + n_guess && st->b.n_out == st->b.n_tokens;
     uint64_t key = repeats ? (uint64_t)st->b.n_seqs : 0;
     if (st->m->be->ranks)
         follow_tell_step(st->m->be->ranks, &st->b, st->kv->page_len, key, st->m->be->deterministic,
@@ -364,12 +371,18 @@ void step_sample(struct stepper *st)
     memset(st->samplers, 0, (size_t)st->b.n_out * sizeof(struct sampler *));
     for (int i = 0; i < n_items; i++) {
         const struct step_item *it = &items[i];
-        if (it->seq && it->want != LOGITS_NONE)
-            st->samplers[step_chosen_row(it)] = it->sampler;
+        for (int k = 0; it->seq && it->want != LOGITS_NONE && k <= (it->chained ? it->n_guess : 0);
+             k++)
+            st->samplers[step_chosen_row(it) + k] = it->sampler;
     }
     mem_guard_enter();
     st->m->be->ops->sample(st->m->be, st->samplers);
     mem_guard_leave();
+}
+
+int32_t step_token(const struct stepper *st, int row)
+{
+    return st->sampled[row];
 }
 
 void step_probs(struct stepper *st, int row, struct sample_probs *out)
@@ -444,8 +457,11 @@ bool step_guess(struct stepper *st, struct guess_item *items, int n_items, struc
                 add_guess(st, &items[i]);
     for (int i = 0; i < st->b.n_out; i++)
         st->samplers[i] = st->greedy;
+    uint64_t key = BLOCK_KEY | (uint64_t)st->b.n_seqs;
+    for (int i = 0; i < n_items; i++)
+        key = items[i].n > BLOCK_ROWS ? 0 : key;
     mem_guard_enter();
-    forward_guess(st->m, &st->b);
+    forward_guess(st->m, &st->b, key);
     st->m->be->ops->sample(st->m->be, st->samplers);
     bool ok = st->m->be->ops->end(st->m->be, st->sampled, err);
     mem_guard_leave();

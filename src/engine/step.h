@@ -33,6 +33,9 @@ struct step_item {
     int n_guess;
     int save_at;             /* recurrent states are saved after so many of the tokens; 0 = not */
     struct sampler *sampler; /* picks a token from the last logits (step_sample); NULL = none */
+    /* It also picks one from the row of each guess, as if the guesses before were right (step_token). Only on
+     * backends that run ahead, and of samplers that do not look at the tokens before. */
+    bool chained;
     /* results */
     int first_row; /* its first logits row: see step_logits; -1 if none */
     int row;       /* its first row of the step: see guess_item */
@@ -93,6 +96,8 @@ void step_prepare(struct stepper *st, struct sampler **samplers, int n);
 bool step_finish(struct stepper *st, struct error *err);
 /* A step of the MTP block, after step_finish, or after another one for a guess behind its guesses. */
 bool step_guess(struct stepper *st, struct guess_item *items, int n_items, struct error *err);
+/* What the sampler of the step finished last picked from row `row`; -1: nothing. */
+int32_t step_token(const struct stepper *st, int row);
 /* Log-probabilities that the sampler of the step finished last wanted, of row `row`. */
 void step_probs(struct stepper *st, int row, struct sample_probs *out);
 /* Copies logits row `row` (model_row_width) of the last step to the host. */

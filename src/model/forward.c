@@ -39,17 +39,27 @@ void forward(struct model *m, const struct batch *b, uint64_t key)
     op->launch(m->be);
 }
 
-void forward_guess(struct model *m, const struct batch *b)
+static void run_guess_ops(struct model *m, bool keep)
 {
     const struct backend_ops *op = m->be->ops;
     const struct network *net = &m->net;
     int last = net->n_layers - 1;
-    op->begin(m->be, b);
     op->join(m->be, &net->mtp);
     op->mixer(m->be, &net->layers[last].mixer, last);
     op->mlp(m->be, &net->layers[last].mlp, last);
-    if (b->keep)
+    if (keep)
         op->keep(m->be, &net->mtp.head.norm);
     op->head(m->be, &net->mtp.head);
+}
+
+void forward_guess(struct model *m, const struct batch *b, uint64_t key)
+{
+    const struct backend_ops *op = m->be->ops;
+    op->begin(m->be, b);
+    if (!key || !op->replay(m->be, key)) {
+        if (key)
+            op->record(m->be, key);
+        run_guess_ops(m, b->keep);
+    }
     op->launch(m->be);
 }

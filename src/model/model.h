@@ -66,6 +66,6 @@ void forward(struct model *m, const struct batch *b, uint64_t key);
 /* Its middle: the layers, over the stream as it is. For a stage of a pipeline (pipeline.h). */
 void forward_layers(struct model *m);
 /* The same for a step of the MTP block (batch.from). */
-void forward_guess(struct model *m, const struct batch *b);
+void forward_guess(struct model *m, const struct batch *b, uint64_t key);
 
 #endif

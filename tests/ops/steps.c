@@ -1,7 +1,8 @@
 /*
  * Whole steps of small models for test_ops.c, as the forward pass runs them, so that what is fused gets
- * fused: against the reference, recorded against op by op, and begun while the step before runs. And
- * layers of one row, where a backend may join the output projection to the experts behind it.
+ * fused: against the reference, recorded against op by op, and begun while the step before runs. Steps that
+ * keep their rows, and those of a block that guesses from them. And layers of one row, where a backend may
+ * join the output projection to the experts behind it.
  */
 #include "base/mem.h"
 #include "duo.h"
@@ -17,6 +18,9 @@ struct mini {
     struct duo_weight emb, head, wqkv[MAX_LAYERS], wo[MAX_LAYERS];
     struct duo_mlp mlp[MAX_LAYERS];
     struct array an[MAX_LAYERS], fn[MAX_LAYERS], qn, kn, norm;
+    bool guesses; /* set before mini_open: the last layer is an MTP block's */
+    struct duo_weight fc;
+    struct array en, hn, gn; /* its norms */
 };
 
 static struct norm rms(const struct array *gain, int side)
@@ -57,8 +61,21 @@ static void mini_open(struct mini *m, const struct dims *s, int n_layers, bool d
                 types[2], DT_F32);
         kv_new(d, i);
     }
+    if (m->guesses) {
+        struct random_spec fc = {
+            .n_in = 2 * E, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {types[0]}};
+        weight_new(d, &m->fc, WEIGHT_LINEAR, &fc);
+        m->en = array_random(d, (size_t)E, 1.0f);
+        m->hn = array_random(d, (size_t)E, 1.0f);
+        m->gn = array_random(d, (size_t)E, 1.0f);
+    }
     EACH(side)
     {
+        if (m->guesses)
+            d->net[side].mtp = (struct mtp){&m->fc.on[side],
+                                            rms(&m->en, side),
+                                            rms(&m->hn, side),
+                                            {.norm = rms(&m->gn, side), .w = &m->head.on[side]}};
         d->net[side].embed.tokens = &m->emb.on[side];
         d->net[side].head = (struct head){.norm = rms(&m->norm, side), .w = &m->head.on[side]};
         for (int i = 0; i < n_layers; i++) {
@@ -79,6 +96,12 @@ static void mini_close(struct mini *m)
     struct duo *d = &m->d;
     weight_free(d, &m->emb);
     weight_free(d, &m->head);
+    if (m->guesses) {
+        weight_free(d, &m->fc);
+        array_free(d, &m->en);
+        array_free(d, &m->hn);
+        array_free(d, &m->gn);
+    }
     array_free(d, &m->norm);
     array_free(d, &m->qn);
     array_free(d, &m->kn);
@@ -360,6 +383,209 @@ void test_forward(void)
     mini_close(m);
     mem_free(m);
     report("forward, replay", before);
+}
+
+/* A step that keeps its rows, or one of the block, on one of them. key != 0: replayed, or recorded. Returns
+ * whether it was replayed. */
+static bool guess_step(struct mini *m, struct batch *b, int side, uint64_t key)
+{
+    struct backend *be = m->d.be[side];
+    const struct network *net = &m->d.net[side];
+    int last = m->n_layers - 1;
+    b->kv = m->d.kv[side];
+    be->ops->begin(be, b);
+    if (key && be->ops->replay(be, key))
+        return true;
+    if (key)
+        be->ops->record(be, key);
+    if (b->from) {
+        be->ops->join(be, &net->mtp);
+        be->ops->mixer(be, &m->d.layers[side][last].mixer, last);
+        be->ops->mlp(be, &m->d.layers[side][last].mlp, last);
+    } else {
+        be->ops->embed(be, &net->embed);
+        mini_layers(m, side, last);
+    }
+    if (b->keep)
+        be->ops->keep(be, b->from ? &net->mtp.head.norm : &net->head.norm);
+    be->ops->head(be, b->from ? &net->mtp.head : &net->head);
+    be->ops->launch(be);
+    return false;
+}
+
+static void guess_end(struct mini *m, int side)
+{
+    struct error err = {0};
+    fail_if(!m->d.be[side]->ops->end(m->d.be[side], NULL, &err), err.msg);
+}
+
+/* Tokens for a step of the block whose experts rounding does not choose: see decide. */
+static void decide_guess(struct mini *m, struct batch *b, int32_t *tokens)
+{
+    struct batch look = *b;
+    look.keep = false; /* it is run again */
+    for (int tries = 0, close = 1; close; tries++) {
+        fail_if(tries == 100, "every guess is close to a tie between experts");
+        guess_step(m, &look, REF, 0);
+        guess_end(m, REF);
+        close = 0;
+        for (int i = 0; i < b->n_out; i++) {
+            if (backend_ref_gap(m->d.be[REF], b->out_rows[i]) > 4 * product_tol)
+                continue;
+            close++;
+            tokens[b->out_rows[i]] = (int32_t)(random_u64(&rng) % (uint64_t)m->d.s.n_vocab);
+        }
+    }
+}
+
+/* Steps on both, then on the one under test again, recorded and replayed: the same bytes. All of them each
+ * time, since each reads what the one before kept. */
+static void check_guesses(struct mini *m, struct batch *steps, int32_t *const *tokens, int n,
+                          const char *name, uint64_t key)
+{
+    size_t most = (size_t)(m->d.s.b.max_out * m->d.s.n_vocab);
+    float *first = mem_alloc((size_t)n * most * sizeof *first),
+          *again = mem_alloc(most * sizeof *again);
+    int rounds = m->d.be[DEV]->ahead ? 3 : 1;
+    for (int round = 0; round < rounds; round++)
+        for (int i = 0; i < n; i++) {
+            struct batch *b = &steps[i];
+            char what[160];
+            snprintf(what, sizeof what, "%s, step %d", name, i);
+            float *got = round ? again : first + (size_t)i * most;
+            if (!round && b->from)
+                decide_guess(m, b, tokens[i]);
+            logits_poison(&m->d, b->n_out);
+            if (!round) {
+                guess_step(m, b, REF, 0);
+                guess_end(m, REF);
+            }
+            bool replayed = guess_step(m, b, DEV, round ? key + (uint64_t)i : 0);
+            guess_end(m, DEV);
+            logits_get(&m->d, DEV, b->n_out, got);
+            if (!round) {
+                logits_check(&m->d, what, b->n_out, 4 * product_tol);
+                continue;
+            }
+            n_checks += 2;
+            size_t bytes = (size_t)b->n_out * (size_t)m->d.s.n_vocab * sizeof *got;
+            bool few = b->n_tokens < 128; /* more are launched by their sizes */
+            if (replayed != (round == 2 && few) || memcmp(got, first + (size_t)i * most, bytes)) {
+                n_failed++;
+                printf("FAIL  %s, round %d: replayed is %d, or its logits differ\n", what, round,
+                       replayed);
+            }
+        }
+    mem_free(first);
+    mem_free(again);
+}
+
+/* One row more for each sequence of p, in its last page. */
+static void plan_next(struct plan *next, const struct plan *p, const struct dims *s)
+{
+    int len = s->b.page_len;
+    *next = *p;
+    for (int i = 0; i < p->b.n_seqs; i++) {
+        int at = p->kv_len[i];
+        fail_if(at % len == 0, "there is no room for one more row");
+        next->pos[i] = at;
+        next->slot[i] = p->pages[i * s->b.max_pages + at / len] * len + at % len;
+        next->kv_len[i] = at + 1;
+        next->q_start[i + 1] = i + 1;
+        next->out_rows[i] = i;
+    }
+    next->b.n_tokens = next->b.n_out = next->b.n_decode = p->b.n_seqs;
+    next->b.tokens = next->tokens;
+    next->b.pos = next->pos;
+    next->b.slot = next->slot;
+    next->b.q_start = next->q_start;
+    next->b.kv_len = next->kv_len;
+    next->b.out_rows = next->out_rows;
+}
+
+/* What join begins the stream with. */
+static void check_join(struct mini *m, struct batch *b, const char *name)
+{
+    EACH(side)
+    {
+        struct backend *be = m->d.be[side];
+        b->kv = m->d.kv[side];
+        be->ops->begin(be, b);
+        be->ops->join(be, &m->d.net[side].mtp);
+    }
+    stream_check(&m->d, name, NULL, b->n_tokens, product_tol);
+    end(&m->d, NULL, NULL);
+}
+
+void test_guesses(void)
+{
+    int before = n_checks;
+    if (!wanted("guesses"))
+        return;
+    struct dims s = base_dims();
+    s.n_embd = 512;
+    s.head_dim = 128;
+    s.n_heads = 4;
+    s.n_kv_heads = 1;
+    s.n_rot = 128;
+    s.b.n_pages = 120;
+    static const int one[][2] = {{77, 1}}, two[][2] = {{77, 2}}, four[][2] = {{9, 4}},
+                     some[][2] = {{60, 2}, {130, 1}, {0, 2}, {20, 3}},
+                     mixed[][2] = {{12, 1}, {0, 41}, {20, 3}},
+                     wide[][2] = {{3, 1}, {0, 200}, {20, 61}};
+    const struct {
+        const char *name;
+        const int (*seqs)[2];
+        int n;
+        bool all; /* all rows need logits, as where guesses are read */
+    } runs[] = {{"1 row", one, 1, true},        {"2 rows", two, 1, true},
+                {"4 rows", four, 1, true},      {"2, 1, 2 and 3 rows", some, 4, true},
+                {"mixed, 45", mixed, 3, false}, {"mixed, 262", wide, 3, false}};
+    static const enum dtype types[][3] = {{DT_Q4_K, DT_Q4_K, DT_Q6_K}, {DT_F16, DT_Q8_0, DT_Q8_0}};
+    for (int t = 0; t < 2; t++) {
+        struct mini *m = mem_zalloc(1, sizeof *m);
+        m->guesses = true;
+        mini_open(m, &s, 2, true, types[t]); /* the block has experts, the other layer has none */
+        for (int r = 0; r < (light ? 5 : 6); r++) {
+            struct plan p, q, next;
+            int32_t from[2][512];
+            char name[80];
+            snprintf(name, sizeof name, "guesses from %s, %s", runs[r].name,
+                     dtype_name(types[t][0]));
+            plan_make(&p, &s, runs[r].seqs, runs[r].n, false);
+            q = p;
+            int n = p.b.n_tokens;
+            plan_next(&next, &p, &s);
+            if (runs[r].all) {
+                p.b.n_out = n;
+                for (int i = 0; i < n; i++)
+                    p.out_rows[i] = i;
+            }
+            p.b.keep = q.b.keep = true;
+            p.b.tokens = p.tokens;
+            p.b.out_rows = p.out_rows;
+            q.b.tokens = q.tokens;
+            q.b.out_rows = q.out_rows;
+            for (int i = 0; i < n; i++) { /* any rows, in any order */
+                from[0][i] = (7 * i + 3) % n;
+                q.tokens[i] = (p.tokens[i] + 1) % s.n_vocab;
+            }
+            for (int i = 0; i < next.b.n_tokens; i++)
+                from[1][i] = next.b.n_tokens - 1 - i;
+            q.b.from = from[0];
+            next.b.from = from[1];
+            struct batch steps[] = {p.b, q.b, next.b};
+            int32_t *tokens[] = {p.tokens, q.tokens, next.tokens};
+            check_guesses(m, steps, tokens, 3, name, 10 + 3 * (uint64_t)r);
+            check_join(m, &q.b, name);
+            for (int i = 0; i < 2; i++) /* rounds the reference did not take part in */
+                kv_copy_back(&m->d, i);
+            mem_free(p.pages);
+        }
+        mini_close(m);
+        mem_free(m);
+    }
+    report("guesses", before);
 }
 
 /* Whether rounding does not choose the experts of row x in the first layers: see decide. Of experts

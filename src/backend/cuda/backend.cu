@@ -8,13 +8,14 @@
 #include "backend/cuda/attn_layer.h"
 #include "backend/cuda/embed.cuh"
 #include "backend/cuda/mixers.h"
+#include "backend/cuda/mtp.h"
 
 extern "C" {
 #include "base/mem.h"
 #include "sample/sampler.h"
 }
 
-static struct resid *start_stream(struct cuda_backend *cu, int rows)
+struct resid *cuda_start_stream(struct cuda_backend *cu, int rows)
 {
     struct resid r = {};
     r.x = cu->all;
@@ -61,7 +62,7 @@ static void op_embed(struct backend *be, const struct embed *e)
 {
     struct cuda_backend *cu = cuda_self(be);
     struct step s = cuda_step(cu);
-    struct resid *r = start_stream(cu, s.n_tokens);
+    struct resid *r = cuda_start_stream(cu, s.n_tokens);
     step_mark(cu);
     float scale = e->scale == 0 ? 1.0f : e->scale;
     if (e->partial)
@@ -213,7 +214,7 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     const struct weight *wo = m->kind == MIXER_DELTA_NET ? m->delta_net.wo
                               : m->kind == MIXER_LATENT  ? m->latent.wo
                                                          : m->attention.wo;
-    if (layer == cu->shape.n_layers - 1 && !cu->net->goes_on)
+    if (layer == mtp_of(cu)->narrows)
         narrow(cu, &a);
     struct resid *r = &cu->resid;
     struct pick_case c = {};
@@ -298,7 +299,7 @@ static void op_logits(struct backend *be, int row, float *host)
 static void op_stream_put(struct backend *be, const float *host, int rows)
 {
     struct cuda_backend *cu = cuda_self(be);
-    struct resid *r = start_stream(cu, rows);
+    struct resid *r = cuda_start_stream(cu, rows);
     cuda_copy_in(be, r->x, host, (size_t)rows * (size_t)cu->shape.n_embd * sizeof(float));
 }
 
@@ -342,6 +343,8 @@ static struct backend_ops make_ops(void)
     o.mixer = op_mixer;
     o.mlp = cuda_mlp;
     o.head = op_head;
+    o.keep = mtp_keep;
+    o.join = mtp_join;
     o.sample = op_sample;
     o.probs = op_probs;
     o.logits = op_logits;

@@ -12,12 +12,22 @@ extern "C" {
 #include "backend/backend.h"
 }
 
+/* mtp.cu: multi-token prediction. */
+struct cuda_mtp {
+    float *
+        kept; /* (max_tokens, n_embd) what the last step kept of its rows; NULL: there is no block */
+    float *joined; /* (max_tokens, 2, n_embd) what a step of the block begins with */
+    int from; /* where the step has the kept rows it goes on from, in ints; of the block's steps */
+    int narrows; /* the layer of the step where rows that need no logits end; -1: in the head */
+};
+
 /* What a struct backend of ours is. */
 struct cuda_whole {
     struct backend be;
     struct cuda_backend cu;
     struct cuda_loras loras;
     struct lanes lanes;
+    struct cuda_mtp mtp;
 };
 static inline struct cuda_backend *cuda_self(struct backend *be)
 {
@@ -61,7 +71,9 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
                  struct weight *w, struct error *err);
 void cuda_release(struct backend *be, struct weight *w);
 
-/* backend.cu: a case of rows that are norm(stream), not yet made; x: what they become. */
+/* backend.cu: a stream of so many rows, in cu->all, begins */
+struct resid *cuda_start_stream(struct cuda_backend *cu, int rows);
+/* A case of rows that are norm(stream), not yet made; x: what they become. */
 struct pick_case cuda_case(struct cuda_backend *cu, const struct norm *norm, struct rows *x);
 
 /* mlp.cu: the op, and what kernels take in place of parts of layer.h */

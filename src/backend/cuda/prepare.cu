@@ -4,6 +4,7 @@
  */
 #include "backend/cuda/attn_layer.h"
 #include "backend/cuda/mixers.h"
+#include "backend/cuda/mtp.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -47,7 +48,8 @@ enum {
     PARTS = PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_SINKS | PART_SOFTCAP | PART_GATE |
             PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_HEAD_DIMS |
             PART_LAYER_HEADS | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS |
-            PART_DELTA_NET | PART_LATENT | PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL
+            PART_DELTA_NET | PART_LATENT | PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL |
+            PART_MTP
 };
 
 /* Rows whose sum is more than an addition pass through a block's shared memory twice, four columns at
@@ -126,7 +128,8 @@ bool cuda_supports(struct backend *be, const struct network *net, struct error *
     struct network_max max;
     network_measure(net, &max);
     /* A row passes through a block's shared memory on its way to halves. */
-    int widest = max.heads > net->n_embd ? max.heads : net->n_embd;
+    int in = net->mtp.fc ? 2 * net->n_embd : net->n_embd;
+    int widest = max.heads > in ? max.heads : in;
     if ((align_up((size_t)widest, TILE_K) + 64) * sizeof(float) > cu->shared_limit)
         return error_set(err, "rows of %d are not supported on cuda", widest);
     if (!network_check(net, PARTS, "cuda", err))
@@ -137,7 +140,7 @@ bool cuda_supports(struct backend *be, const struct network *net, struct error *
     for (int i = 0; i < net->n_layers; i++)
         if (!mixer_supported(cu, net, i, err) || !mlp_supported(cu, net, i, err))
             return false;
-    return encoder_supported(net, err);
+    return mtp_supported(net, err) && encoder_supported(net, err);
 }
 
 /* What cuda_supports has made sure of, in one place. */
@@ -190,7 +193,7 @@ static bool own_steps(struct cuda_backend *cu, struct error *err)
 {
     const struct shape *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
-    cu->step_cap = STEP_HEAD + 64 + 5 * tokens + 6 * seqs + out + 16 +
+    cu->step_cap = STEP_HEAD + 64 + 6 * tokens + 6 * seqs + out + 16 +
                    2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages + lora_step_ints(cu);
     for (int i = 0; i < 2; i++) {
         struct flight *f = &cu->flights[i];
@@ -258,7 +261,7 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
     network_measure(cu->net, &max);
     size_t latent = (size_t)max.latent;
     size_t values = (size_t)cu->net->embed.layers.width;
-    size_t widest = embd > heads ? embd : heads;
+    size_t in = cu->net->mtp.fc ? 2 * embd : embd, widest = in > heads ? in : heads;
     widest = widest > latent ? widest : latent;
     widest = widest > values ? widest : values;
     widest = lone_width(cu->net) > widest ? lone_width(cu->net) : widest;
@@ -346,7 +349,8 @@ static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
     cu->ropes = ropes_of(net);
     return lora_prepare(cu, bounds, err) && own_steps(cu, err) && own_scratch(cu, err) &&
            own_parts(cu, net, err) && delta_net_prepare(cu, bounds, err) &&
-           latent_prepare(cu, bounds, err) && encoder_prepare(cu, bounds, err);
+           latent_prepare(cu, bounds, err) && encoder_prepare(cu, bounds, err) &&
+           mtp_prepare(cu, net, bounds, err);
 }
 
 bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,

@@ -542,8 +542,9 @@ const struct sample_probs *sample_probs_of(const struct cuda_backend *cu, int tu
     return (const struct sample_probs *)(cu->sampling.host[turn] + cu->sampling.probs_at);
 }
 
-/* What row i's sampler says, for the device. */
-static void put_row(struct cuda_backend *cu, uint8_t *host, struct sampler *s, int i, int *n_edits)
+/* What row i's sampler says, for the device. turn: it has so many rows in front of this one. */
+static void put_row(struct cuda_backend *cu, uint8_t *host, struct sampler *s, int i, int turn,
+                    int *n_edits)
 {
     const struct sampling *sm = &cu->sampling;
     struct row_sampler r = {};
@@ -570,14 +571,16 @@ static void put_row(struct cuda_backend *cu, uint8_t *host, struct sampler *s, i
     r.temp = p->temp;
     r.top_p = p->top_p;
     r.min_p = p->min_p;
-    r.uniform = sampler_uniform(p->seed, sampler_counter(s));
+    r.uniform = sampler_uniform(p->seed, sampler_counter(s) + (uint64_t)turn);
     int n_top = p->n_top < SAMPLE_MAX_TOP ? p->n_top : SAMPLE_MAX_TOP;
     r.n_top = !p->logprobs ? -1 : n_top < cu->shape.n_vocab ? n_top : cu->shape.n_vocab;
     *row = r;
 }
 
-/* Waits for the step, and tells the device what came of it. */
-static void choose_here(struct cuda_backend *cu, uint8_t *host, struct sampler *s, int i)
+/* Waits for the step, and tells the device what came of it. again: s has the row in front of this one, too;
+ * then it cannot choose yet. */
+static void choose_here(struct cuda_backend *cu, uint8_t *host, struct sampler *s, int i,
+                        bool again)
 {
     const struct sampling *sm = &cu->sampling;
     size_t n = (size_t)cu->shape.n_vocab;
@@ -585,6 +588,10 @@ static void choose_here(struct cuda_backend *cu, uint8_t *host, struct sampler *
     CUDA_TRY(cu, cudaMemcpyAsync(sm->logits_row, cu->logits_all + (size_t)i * n, n * sizeof(float),
                                  cudaMemcpyDeviceToHost, cu->stream));
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+    if (again) {
+        *token = -1;
+        return;
+    }
     *token = sampler_pick(s, sm->logits_row, (struct sample_probs *)(host + sm->probs_at) + i);
     CUDA_TRY(cu, cudaMemcpyAsync(cu->chosen + i, token, sizeof *token, cudaMemcpyHostToDevice,
                                  cu->stream));
@@ -595,12 +602,13 @@ void sample_tokens(struct cuda_backend *cu, struct sampler *const *samplers, int
     const struct sampling *sm = &cu->sampling;
     int turn = (int)((cu->n_begun + 1) % 2), n_vocab = cu->shape.n_vocab;
     uint8_t *host = sm->host[turn], *mapped = sm->mapped[turn];
-    int n_edits = 0;
+    int n_edits = 0, again = 0;
     bool edited = false, told = false;
     if (!rows)
         return;
     for (int i = 0; i < rows; i++) {
-        put_row(cu, host, samplers[i], i, &n_edits);
+        again = i && samplers[i] == samplers[i - 1] ? again + 1 : 0;
+        put_row(cu, host, samplers[i], i, again, &n_edits);
         const struct row_sampler *r = (const struct row_sampler *)host + i;
         edited |= r->n_edits > 0 || r->masked;
         told |= r->n_top >= 0;
@@ -622,5 +630,5 @@ void sample_tokens(struct cuda_backend *cu, struct sampler *const *samplers, int
                 (const float *)sm->raw, (const float *)sm->norm, probs);
     for (int i = 0; i < rows; i++)
         if (((const struct row_sampler *)host)[i].by_host)
-            choose_here(cu, host, samplers[i], i);
+            choose_here(cu, host, samplers[i], i, i && samplers[i] == samplers[i - 1]);
 }

@@ -5,6 +5,7 @@
  * with the turns of its positions, and gathering the rows whose logits are wanted.
  */
 #include "backend/cuda/mixers.h"
+#include "backend/cuda/mtp.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -12,6 +13,8 @@ extern "C" {
 
 #include <math.h>
 #include <string.h>
+
+enum { GUESS_ROWS = 128 }; /* more rows are recorded of decodes only */
 
 /* Copies the step's ints out of pinned host memory and makes the table of rotations: cos and sin of
  * every row's position, once per step instead of once per layer. Sums of a router begin at zero. */
@@ -176,6 +179,20 @@ static int put_types(struct cuda_backend *cu, const struct batch *b, int used)
     return (used + b->n_tokens + 3) & ~3;
 }
 
+/* Of a step of the MTP block: the kept rows. And where its rows end. */
+static int put_from(struct cuda_backend *cu, const struct batch *b, int used)
+{
+    struct cuda_mtp *m = mtp_of(cu);
+    m->narrows = -1;
+    for (int i = network_depth(cu->net) - 1; i >= 0 && i < cu->net->n_layers; i++)
+        if (batch_narrows(b, cu->net, i))
+            m->narrows = i;
+    m->from = used;
+    if (b->from)
+        m->from = put_ints(cu, &used, b->from, b->n_tokens);
+    return used;
+}
+
 /* Lays the batch out in the step block; returns how many ints are in use. */
 static int put_batch(struct cuda_backend *cu, const struct batch *b)
 {
@@ -193,7 +210,7 @@ static int put_batch(struct cuda_backend *cu, const struct batch *b)
     l->q_start = put_ints(cu, &used, b->q_start, b->n_seqs + 1);
     l->kv_len = put_ints(cu, &used, b->kv_len, b->n_seqs);
     l->out_rows = put_ints(cu, &used, b->out_rows, b->n_out);
-    used = put_types(cu, b, put_states(cu, b, used));
+    used = put_from(cu, b, put_types(cu, b, put_states(cu, b, used)));
     used = lora_put(cu, b, used);
     used = put_pages(cu, b, put_rows(cu, b, used));
     CHECK((size_t)used <= cu->step_cap, "the step block is full");
@@ -251,12 +268,21 @@ bool cuda_replay(struct backend *be, uint64_t key)
     return false;
 }
 
+/* Whether what is launched depends on nothing but the step's counts. Of prompts it depends on how long they
+ * are; the few rows of a sequence that reads guesses are one tile of them, and launched alike whatever is in
+ * the cache, where that is not expanded first (codes; latents, from 128 rows on). */
+static bool repeats(const struct cuda_backend *cu)
+{
+    const struct step_layout *l = &cu->layout;
+    return l->n_decode == l->n_seqs ||
+           (l->n_q_tiles == l->n_seqs - l->n_decode && l->n_tokens < GUESS_ROWS &&
+            cu->shape.kv_type && !cu->forced);
+}
+
 void cuda_record(struct backend *be, uint64_t key)
 {
     struct cuda_backend *cu = cuda_self(be);
-    /* Work that only prompts have is launched with sizes of its own: not recorded. */
-    if (be->profile || cu->n_graphs == MAX_GRAPHS || cu->layout.n_decode != cu->layout.n_seqs ||
-        !lanes_record(cu))
+    if (be->profile || cu->n_graphs == MAX_GRAPHS || !repeats(cu) || !lanes_record(cu))
         return;
     cudaError_t e = cudaStreamBeginCapture(cu->stream, cudaStreamCaptureModeThreadLocal);
     if (e != cudaSuccess)
