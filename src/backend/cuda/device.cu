@@ -134,12 +134,14 @@ void cuda_share_device(struct cuda_backend *cu)
 void cuda_close(struct backend *be)
 {
     struct cuda_backend *cu = cuda_self(be);
-    lanes_close(cu);
+    if (cu->failed)
+        lanes_close(cu); /* what is under way may wait for others in vain */
     if (cu->stream)
         cudaStreamSynchronize(cu->stream);
     cuda_ring_free(cu);
     for (int i = 0; i < cu->n_graphs; i++)
         cudaGraphExecDestroy(cu->graphs[i].exec);
+    lanes_close(cu); /* NCCL waits for the end of what is recorded of it */
     for (int i = 0; i < cu->n_marks_made; i++) {
         cudaEventDestroy(cu->marks[i].a);
         cudaEventDestroy(cu->marks[i].b);

@@ -93,7 +93,7 @@ static void sum(struct cuda_backend *cu, const float *in, float *out, int rows)
     struct lanes *l = cuda_lanes(cu);
     struct error err = {};
     size_t n = (size_t)rows * (size_t)cu->shape.n_embd;
-    if (!n)
+    if (!n || l->given_up)
         return;
     step_mark(cu);
     if (!l->nccl)
@@ -158,7 +158,7 @@ void lanes_collect(struct cuda_backend *cu, const struct head *h, int rows)
     struct lanes *l = cuda_lanes(cu);
     struct error err = {};
     int width = cu->shape.n_vocab, own = h->w->n_out;
-    if (!head_is_cut(cu, h))
+    if (!head_is_cut(cu, h) || l->given_up)
         return;
     int first = ranks_vocab(ranks_of(cu), width, ranks_of(cu)->lane).first;
     step_mark(cu);
@@ -208,8 +208,11 @@ void lanes_wait(struct cuda_backend *cu, cudaEvent_t done)
                       RANKS_TIMEOUT);
         if (late || !nccl_ok(l->nccl, &err)) {
             fail(cu, &err);
+            if (ranks_ok(r, NULL))
+                r->failure = err;
             nccl_close(l->nccl, true);
             l->nccl = NULL;
+            l->given_up = true;
             return;
         }
         sched_yield();

@@ -17,6 +17,7 @@ struct nccl;
 
 struct lanes {
     struct nccl *nccl;    /* NULL: MPI */
+    bool given_up;        /* NCCL was ended with a step under way: there are no sums any more */
     bool always;          /* a process that is alone sums all the same (STEEL_NCCL=1): for tests */
     float *host, *mapped; /* MPI: pinned (room), and as the device sees it */
     size_t room;
