@@ -2,20 +2,25 @@
 #include "base/ranks.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/ranks_line.h"
 #include "base/ranks_link.h"
 
 #include <dlfcn.h>
 #include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 enum {
-    SPINS = 2000,         /* looks before the first nap */
+    SPIN_NS = 1000000,    /* of looking before the first nap */
     NAP_NS = 20000,       /* the first one */
     MOST_NAP_NS = 500000, /* when nothing has come for long */
     VOCAB_UNIT = 64,      /* rows of a head that stay together */
+    SETTLE_MS = 500,      /* for the lines to say which rank it is, where MPI only says that */
 };
 
 static struct ranks *world;
@@ -30,6 +35,17 @@ bool ranks_launched(void)
             return true;
     }
     return false;
+}
+
+bool ranks_first(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *n = getenv(names[i]);
+        if (n)
+            return atoi(n) == 0;
+    }
+    return true;
 }
 
 /* Beside the program, where it was built, or where it was installed. */
@@ -51,11 +67,11 @@ static void *find_link(char *why, size_t size)
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
         snprintf(path, sizeof path, i ? places[i - 1] : "%s", i ? self : named);
 #pragma GCC diagnostic pop
-        if (access(path, R_OK) != 0)
+        if (i > 0 && access(path, R_OK) != 0)
             continue;
         void *lib = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
         if (!lib)
-            snprintf(why, size, "%s", dlerror());
+            snprintf(why, size, "%s%s", i ? "" : "STEEL_MPI: ", dlerror());
         return lib;
     }
     snprintf(why, size,
@@ -63,28 +79,108 @@ static void *find_link(char *why, size_t size)
     return NULL;
 }
 
-struct ranks *ranks_open(struct error *err)
+/* What two processes have in common where 127.0.0.1 is the same place for both. */
+static void name_home(char *text, size_t size)
 {
-    char why[512] = "";
-    void *lib = find_link(why, sizeof why);
+    char host[64] = "", boot[64] = "", net[64] = "";
+    gethostname(host, sizeof host - 1);
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (f && !fgets(boot, sizeof boot, f))
+        boot[0] = 0;
+    if (f)
+        fclose(f);
+    ssize_t n = readlink("/proc/self/ns/net", net, sizeof net - 1);
+    net[n > 0 ? n : 0] = 0;
+    snprintf(text, size, "%s %s %s", host, boot, net);
+}
+
+/* A line from every rank to rank 0. Who has none is waited for as long as the timeout says. */
+static bool connect_lines(struct ranks *r, struct error *err)
+{
+    enum { HOME = 256 };
+    struct ranks_offer offer = {0};
+    char mine[HOME] = "", *homes = mem_zalloc((size_t)r->size, HOME), *all = homes;
+    name_home(mine, sizeof mine);
+    bool ok = ranks_share(r, mine, homes, sizeof mine), nearby = true;
+    for (int i = 1; i < r->size; i++)
+        nearby &= !strcmp(homes, homes + (size_t)i * HOME);
+    if (ok && r->rank == 0)
+        ranks_line_listen(r->line, nearby, &offer);
+    ok = ok && ranks_tell(r, &offer, sizeof offer, true);
+    bool has = ok && r->rank > 0 && ranks_line_dial(r->line, &offer, !strcmp(homes, mine));
+    mine[0] = has || r->rank == 0;
+    ok = ok && ranks_share(r, mine, all, 1);
+    for (int i = 0; ok && r->rank == 0 && i < r->size; i++)
+        if (!all[i] && !r->notice.msg[0])
+            error_set(&r->notice,
+                      "rank %d does not reach rank 0 over TCP (STEEL_RANK_ADDRESS names another "
+                      "address): its end will be noticed late",
+                      i);
+    mem_free(homes);
+    ranks_line_ready(r->line);
+    if (has) {
+        /* Launchers send these to all: rank 0 decides, and when it ends so do the others. */
+        signal(SIGTERM, SIG_IGN);
+        signal(SIGINT, SIG_IGN);
+    }
+    return ok || ranks_ok(r, err);
+}
+
+static struct ranks *ranks_new(void)
+{
+    struct ranks *r = mem_zalloc(1, sizeof *r);
+    atomic_store(&r->timeout_s, RANKS_TIMEOUT);
+    r->alarm = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    r->line = ranks_line_new(r);
+    return r;
+}
+
+static void ranks_free(struct ranks *r)
+{
+    ranks_line_free(r->line);
+    if (r->alarm >= 0)
+        close(r->alarm);
+    mem_free(r->scratch);
+    mem_free(r);
+    world = NULL;
+}
+
+/* MPI, begun; NULL with why. */
+static const struct ranks_link *open_link(char *why, size_t size)
+{
+    void *lib = find_link(why, size);
     ranks_link_open *open = NULL;
     if (lib)
         *(void **)&open = dlsym(lib, "steel_ranks_link");
-    const struct ranks_link *link = open ? open(RANKS_LINK_VERSION, why, sizeof why) : NULL;
-    if (!link) {
-        error_set(err, "several processes were started, and MPI is not to be had: %s", why);
-        return NULL;
-    }
-    struct ranks *r = mem_zalloc(1, sizeof *r);
-    r->link = link;
-    r->rank = link->rank;
-    r->size = link->size;
-    r->local = link->local;
-    r->n_local = link->n_local;
-    r->tp = r->size;
-    r->pp = 1;
+    if (lib && !open)
+        snprintf(why, size, "steel-mpi.so has no steel_ranks_link");
+    return open ? open(RANKS_LINK_VERSION, why, size) : NULL;
+}
+
+struct ranks *ranks_open(struct error *err)
+{
+    char why[512] = "";
+    struct ranks *r = ranks_new();
     world = r;
-    return r;
+    bool ok = r->line && r->alarm >= 0;
+    if (!ok)
+        error_set(err, "the system has no thread for the ranks");
+    r->link = ok ? open_link(why, sizeof why) : NULL;
+    if (ok && !r->link)
+        ok = error_set(err, "several processes were started, and MPI is not to be had: %s", why);
+    if (ok) {
+        r->rank = r->link->rank;
+        r->tp = r->size = r->link->size;
+        r->pp = 1;
+        r->local = r->link->local;
+        r->n_local = r->link->n_local;
+    }
+    if (ok && r->size > RANKS_MOST)
+        ok = error_set(err, "%d ranks were started; %d is the most", r->size, RANKS_MOST);
+    if (ok && connect_lines(r, err))
+        return r;
+    ranks_free(r);
+    return NULL;
 }
 
 struct ranks *ranks_world(void)
@@ -96,11 +192,16 @@ void ranks_close(struct ranks *r)
 {
     if (!r)
         return;
-    if (ranks_ok(r, NULL))
-        r->link->finalize(); /* waits for the others, which would be in vain after a failure */
-    mem_free(r->scratch);
-    mem_free(r);
-    world = NULL;
+    if (atomic_load(&r->stop) && ranks_ok(r, NULL))
+        r->failure = r->lost; /* nobody waited */
+    if (ranks_ok(r, NULL)) {
+        ranks_line_bye(r->line);
+        r->link->finalize();
+    } else {
+        /* MPI would wait for the others in vain. Rank 0 speaks for all, so it is told why. */
+        ranks_line_tell(r->line, r->failure.msg);
+    }
+    ranks_free(r);
 }
 
 bool ranks_ok(const struct ranks *r, struct error *err)
@@ -110,36 +211,83 @@ bool ranks_ok(const struct ranks *r, struct error *err)
     return error_set(err, "%s", r->failure.msg);
 }
 
+bool ranks_lose(struct ranks *r, const char *fmt, ...)
+{
+    if (atomic_exchange(&r->losing, true))
+        return false;
+    va_list ap;
+    va_start(ap, fmt);
+    char text[sizeof r->lost.msg];
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    error_set(&r->lost, "%s", text);
+    atomic_store(&r->stop, true);
+    uint64_t one = 1;
+    ssize_t n = write(r->alarm, &one, sizeof one);
+    (void)n; /* its first write has room */
+    if (r->line)
+        ranks_line_wake(r->line);
+    return true;
+}
+
+static void nap_for(int64_t ns)
+{
+    nanosleep(&(struct timespec){0, ns}, NULL);
+}
+
+/* The failure that is kept is the one that names a rank, where there is such. */
+static bool give_up(struct ranks *r, const char *what, const char *why)
+{
+    for (int i = 0; i < SETTLE_MS && !atomic_load(&r->stop); i++)
+        nap_for(1000000);
+    ranks_lose(r, "rank %d: %s: %s", r->rank, what, why);
+    while (!atomic_load(&r->stop))
+        nap_for(NAP_NS);
+    return error_set(&r->failure, "%s", r->lost.msg);
+}
+
+/* Whether a wait of so long is over. Who is known to work is waited for longer. */
+static bool too_long(struct ranks *r, int64_t waited)
+{
+    int64_t limit = (int64_t)atomic_load(&r->timeout_s) * 1000000000 + SETTLE_MS * 1000000;
+    return waited > limit &&
+           (waited > RANKS_PATIENCE * limit || !r->line || !ranks_line_busy(r->line));
+}
+
 /* Waits for an operation, politely: who waits long sleeps. */
-static bool wait_for(struct ranks *r, void *request, bool idle, const char *what)
+static bool wait_to_end(struct ranks *r, void *request, bool idle, const char *what)
 {
     int64_t start = clock_ns(), nap = NAP_NS;
     if (!request)
-        return error_set(&r->failure, "rank %d: MPI refused %s", r->rank, what);
-    for (int spins = 0;; spins++) {
+        return give_up(r, what, "MPI refused it");
+    for (;;) {
         int state = r->link->test(request);
         if (state > 0)
-            break;
+            return true;
         if (state < 0)
-            return error_set(&r->failure,
-                             "rank %d: %s failed: another rank has ended, or the "
-                             "network has",
-                             r->rank, what);
+            return give_up(r, what, "another rank has ended, or the network has");
         if (atomic_load(&r->stop))
-            return error_set(&r->failure, "rank %d: another rank has ended", r->rank);
-        if (spins < SPINS) {
+            return give_up(r, what, "the job ends");
+        int64_t waited = clock_ns() - start;
+        if (waited < SPIN_NS) {
             sched_yield(); /* ranks may share cores */
             continue;
         }
-        int64_t waited = clock_ns() - start;
-        if (!idle && waited > (int64_t)RANKS_TIMEOUT * 1000000000)
-            return error_set(&r->failure, "rank %d: %s: no answer from another rank for %d s",
-                             r->rank, what, RANKS_TIMEOUT);
-        nanosleep(&(struct timespec){0, nap}, NULL);
+        if (!idle && too_long(r, waited))
+            return give_up(r, what, "no answer from another rank (--rank-timeout)");
+        nap_for(nap);
         if (idle && nap < MOST_NAP_NS && waited > 1000000000)
             nap *= 2;
     }
-    return true;
+}
+
+static bool wait_for(struct ranks *r, void *request, bool idle, const char *what)
+{
+    atomic_store_explicit(&r->waiting, true, memory_order_relaxed);
+    bool ok = wait_to_end(r, request, idle, what);
+    atomic_fetch_add_explicit(&r->done, 1, memory_order_relaxed);
+    atomic_store_explicit(&r->waiting, false, memory_order_relaxed);
+    return ok;
 }
 
 bool ranks_tell(struct ranks *r, void *buf, size_t bytes, bool idle)
@@ -235,7 +383,7 @@ struct ranks_wait *ranks_send_begin(struct ranks *r, const void *buf, size_t byt
         return NULL;
     void *request = r->link->send(buf, bytes, to, 0);
     if (!request)
-        error_set(&r->failure, "rank %d: MPI refused rows for another rank", r->rank);
+        give_up(r, "rows for another rank", "MPI refused them");
     return request;
 }
 
@@ -290,19 +438,37 @@ struct run run_of(int n, int unit, int at, int of)
     return out;
 }
 
+/* Two values from a little before where they part. */
+static bool name_both(struct error *err, const char *what, const char *a, const char *b, int rank)
+{
+    size_t same = 0, from;
+    while (a[same] && a[same] == b[same])
+        same++;
+    from = same > 200 ? same - 40 : 0;
+    const char *cut = from ? "..." : "";
+    return error_set(err, "%s differ: rank 0 has \"%s%.400s\", rank %d \"%s%.400s\"", what, cut,
+                     a + from, rank, cut, b + from);
+}
+
 bool ranks_same(struct ranks *r, const char *what, const char *value, struct error *err)
 {
-    char mine[512] = "", *all = mem_zalloc((size_t)r->size, sizeof mine);
-    snprintf(mine, sizeof mine, "%s", value);
-    bool ok = ranks_share(r, mine, all, sizeof mine) || ranks_ok(r, err);
+    char *mine = mem_zalloc(1, RANKS_VALUE), *all = mem_zalloc((size_t)r->size, RANKS_VALUE);
+    snprintf(mine, RANKS_VALUE, "%s", value);
+    bool ok = ranks_share(r, mine, all, RANKS_VALUE) || ranks_ok(r, err);
     for (int i = 1; ok && i < r->size; i++) {
-        const char *other = all + (size_t)i * sizeof mine;
+        const char *other = all + (size_t)i * RANKS_VALUE;
         if (strcmp(all, other) != 0)
-            ok = error_set(err, "%s differ: rank 0 has \"%.400s\", rank %d \"%.400s\"", what, all,
-                           i, other);
+            ok = name_both(err, what, all, other, i);
     }
+    mem_free(mine);
     mem_free(all);
     return ok;
+}
+
+void ranks_set_timeout(struct ranks *r, int seconds)
+{
+    atomic_store(&r->timeout_s, seconds);
+    ranks_line_beat(r->line);
 }
 
 bool ranks_arrange(struct ranks *r, int tp, int pp, bool ep, struct error *err)
@@ -313,8 +479,6 @@ bool ranks_arrange(struct ranks *r, int tp, int pp, bool ep, struct error *err)
     if (tp < 1 || tp * pp != r->size)
         return error_set(err, "--tp %d times --pp %d are %d ranks; %d were started", tp, pp,
                          tp * pp, r->size);
-    if (r->size > RANKS_MOST)
-        return error_set(err, "%d ranks were started; %d is the most", r->size, RANKS_MOST);
     r->tp = tp;
     r->pp = pp;
     r->ep = ep;

@@ -4,9 +4,9 @@
  * `struct ranks *` is NULL. Rank = stage * tp + lane: the lanes of a stage share its layers (tensor
  * parallel), the stages follow each other (pipeline).
  *
- * Sums are in the order of lanes, so that the same arrangement gives the same bytes. Every wait inside
- * a step ends: after RANKS_TIMEOUT seconds the first error is kept, and everything after it does
- * nothing. One thread at a time.
+ * Sums are in the order of lanes, so that the same arrangement gives the same bytes. Every wait ends:
+ * when a rank is lost (ranks_line.h) or nobody gets on, the first error is kept, and everything after
+ * it does nothing. One thread at a time, but for ranks_lose.
  */
 #ifndef STEEL_BASE_RANKS_H
 #define STEEL_BASE_RANKS_H
@@ -16,15 +16,22 @@
 #include <stddef.h>
 #include <stdint.h>
 #ifdef __cplusplus
-typedef bool atomic_bool; /* C++ has no such word: files of kernels leave it alone */
+typedef bool atomic_bool; /* C++ has no such words: files of kernels leave them alone */
+typedef int atomic_int;
+typedef unsigned atomic_uint;
 #else
 #include <stdatomic.h>
 #endif
 
 enum {
-    RANKS_TIMEOUT = 10,
     RANKS_MOST = 64,
     RANKS_GATHER_BYTES = 1 << 15, /* sums up to this size go whole to everybody: one message less */
+    RANKS_VALUE = 4096,           /* of a value that must be the same everywhere, and its 0 */
+    /* Every limit of a wait, in seconds. */
+    RANKS_TIMEOUT = 10,  /* a rank is silent, or all wait for each other; --rank-timeout */
+    RANKS_PATIENCE = 30, /* times that: for a rank that says it works */
+    RANKS_START = 120,   /* until MPI has begun everywhere */
+    RANKS_LAST = 3,      /* from knowing that the job is lost to the end of the process */
 };
 
 /* The run of n things that lane `at` of `of` takes, in units: as even as can be, the first ones have
@@ -35,6 +42,7 @@ struct run {
 struct run run_of(int n, int unit, int at, int of);
 
 struct ranks_link;
+struct ranks_line;
 
 struct ranks {
     const struct ranks_link *link;
@@ -53,15 +61,28 @@ struct ranks {
     float *scratch;                  /* for sums */
     size_t n_scratch;
     struct error failure; /* the first one; empty = none */
-    atomic_bool stop;     /* the job ends: nothing is waited for any more */
+    struct ranks_line *line;
+    struct error notice;  /* what the user should know; empty = nothing */
+    int alarm;            /* eventfd: readable once the job is lost */
+    atomic_int timeout_s; /* the same everywhere, rank 0 says it */
+    atomic_bool waiting;  /* for another rank */
+    atomic_uint done;     /* waits that have ended */
+    atomic_bool losing;   /* somebody writes, or has written, `lost` */
+    struct error lost;    /* why the job is lost: is there when `stop` is set */
+    atomic_bool stop;     /* the job is lost: nothing is waited for any more */
+    atomic_bool said;     /* on rank 0: the user has been told why */
 };
 
 /* Whether a launcher started this process as one of several. */
 bool ranks_launched(void);
+/* Whether this process is the one that speaks, also where there is no MPI to ask. */
+bool ranks_first(void);
 /* Loads MPI and finds the others. */
 struct ranks *ranks_open(struct error *err);
 /* What ranks_open gave, for the one model that all of them run; NULL: this process is alone. */
 struct ranks *ranks_world(void);
+/* On rank 0, for all. */
+void ranks_set_timeout(struct ranks *r, int seconds);
 /* Divides the ranks. tp 0: all that --pp leaves. */
 bool ranks_arrange(struct ranks *r, int tp, int pp, bool ep, struct error *err);
 /* Whether all say the same `what` ("version", "file") is: an error names both. */
@@ -72,6 +93,9 @@ void ranks_close(struct ranks *r); /* r may be NULL */
 
 /* Keeps the first failure; true while there is none. */
 bool ranks_ok(const struct ranks *r, struct error *err);
+/* The job is lost: whoever waits stops waiting, r->alarm is readable, and the process has RANKS_LAST
+ * seconds to end. From any thread; true for the first, whose reason is kept in r->lost. */
+bool ranks_lose(struct ranks *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* From rank 0 to all. idle: there may be nothing to say for long, so that waiting has no end. */
 bool ranks_tell(struct ranks *r, void *buf, size_t bytes, bool idle);

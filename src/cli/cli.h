@@ -70,7 +70,7 @@ struct model_flags {
     float gpu_memory;
     bool deterministic, no_repack, profile;
     int draft; /* runtime.h; DRAFT_AUTO to begin with where an engine answers */
-    int tp, pp;
+    int tp, pp, rank_timeout;
     bool ep;
     struct opt_list loras;
 };
@@ -152,6 +152,15 @@ struct model_flags {
          0,                                                                                        \
          0,                                                                                        \
          "whole experts to each of --tp ranks"},                                                   \
+        {OPT_INT,                                                                                  \
+         0,                                                                                        \
+         "rank-timeout",                                                                           \
+         0,                                                                                        \
+         &(f).rank_timeout,                                                                        \
+         1,                                                                                        \
+         3600,                                                                                     \
+         "SECONDS",                                                                                \
+         "a rank that is silent for so long is lost (default 10)"},                                \
         {OPT_FLAG, 0, "no-repack", 0, &(f).no_repack, 0, 0, 0, "compute from the mapped file"},    \
     {                                                                                              \
         OPT_FLAG, 0, "profile", 0, &(f).profile, 0, 0, 0, "print where the time went, per stage"   \

@@ -229,7 +229,7 @@ int cmd_serve(int argc, char **argv)
         f.srv.n_page_origins = f.page_origins.n;
         rc = server_run(&f.srv, &err);
     }
-    if (rc == EXIT_FAIL)
+    if (rc == EXIT_FAIL && err.msg[0]) /* else the log has said it */
         cli_fail(&err);
     mem_free((char *)(uintptr_t)f.srv.embedding_name);
     mem_free((char *)(uintptr_t)f.srv.rerank_name);

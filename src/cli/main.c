@@ -107,13 +107,16 @@ static int run(int argc, char **argv)
 /* One of several processes: the first goes on and runs the command, the others follow it. -1: go on. */
 static int join_ranks(int argc, char **argv)
 {
-    static char arguments[512], program[128];
+    static char arguments[RANKS_VALUE], program[128];
     struct error err = {0};
     struct ranks *r = ranks_open(&err);
     if (!r) {
-        fprintf(stderr, "steel: %s\n", err.msg);
+        if (ranks_first())
+            fprintf(stderr, "steel: %s\n", err.msg);
         return EXIT_FAIL;
     }
+    if (r->notice.msg[0])
+        fprintf(stderr, "steel: %s\n", r->notice.msg);
     for (int i = 1, n = 0; i < argc && n < (int)sizeof arguments - 1; i++)
         n += snprintf(arguments + n, sizeof arguments - (size_t)n, "%s%s", i > 1 ? " " : "",
                       argv[i]);

@@ -4,11 +4,9 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 enum word { WORD_END, WORD_PLAN, WORD_STEP };
 
-enum { FAREWELL_S = 3 };
 enum { SHORT_INTS = 1000 }; /* a step of few rows is one message */
 
 /* What is said of a step: this, then its arrays. */
@@ -203,8 +201,6 @@ int follow(struct ranks *r)
             run_step(&f);
         ok = ok && ranks_ok(r, NULL);
     }
-    if (!ranks_ok(r, NULL))
-        sleep(FAREWELL_S); /* rank 0 speaks first: a launcher ends all when one ends */
     mem_free(f.ints);
     mem_free(f.pages);
     runtime_close(f.rt);

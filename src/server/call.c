@@ -666,10 +666,10 @@ void calls_tick(struct server *s)
         }
 }
 
-void calls_cut(struct server *s)
+void calls_cut(struct server *s, const char *why)
 {
     struct api_error err;
-    api_fail(&err, 503, "unavailable_error", "the server is shutting down");
+    api_fail(&err, 503, "unavailable_error", "%s", why);
     for (struct call *c = s->calls, *next; c; c = next) {
         next = c->next;
         if (c->x)

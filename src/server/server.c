@@ -415,15 +415,26 @@ static void become_ready(struct server *s)
 /* After the grace time: for clients to hear of it; then for workers and the engine to come back. */
 enum { LAST_MS = 700, CLOSE_MS = 1000 };
 
-/* Without the other ranks there is nothing to wait for: everybody is told, then it ends. */
-static void end_ranks(struct server *s)
+/* Everybody is told why, and has a moment to hear it. Launchers give less than grace_s. */
+static void end_ranks(struct server *s, const char *why)
 {
-    atomic_store(&ranks_world()->stop, true);
-    s->exit_code = 1;
     s->draining = true;
     http_drain(s->http);
-    calls_cut(s);
+    calls_cut(s, why);
     event_add(s->last, &(struct timeval){0, LAST_MS / 2 * 1000});
+}
+
+/* Without the other ranks there is nothing to wait for. */
+static void on_alarm_of_ranks(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    struct server *s = arg;
+    struct ranks *r = ranks_world();
+    atomic_store(&r->said, true);
+    log_line(LOG_ERROR, "the ranks end", LOG_TEXT("why", r->lost.msg));
+    event_del(s->tick); /* the engine fails by this too: no need to say that */
+    s->exit_code = 1;
+    end_ranks(s, r->lost.msg);
 }
 
 static void on_tick(evutil_socket_t fd, short what, void *arg)
@@ -447,9 +458,10 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
     struct error why = {0};
     if (s->ready && !s->engine_failed && engine_state(s->engine, NULL, &why) == ENGINE_FAILED) {
         s->engine_failed = true; /* the server stays, and says so to whoever asks */
-        log_line(LOG_ERROR, "the engine failed", LOG_TEXT("why", why.msg));
         if (ranks_world())
-            end_ranks(s);
+            ranks_lose(ranks_world(), "%s", why.msg); /* which is the end, and said there */
+        else
+            log_line(LOG_ERROR, "the engine failed", LOG_TEXT("why", why.msg));
     }
     calls_tick(s);
     if (s->draining && s->n_calls == 0 && http_n_conns(s->http) == 0)
@@ -468,7 +480,7 @@ static void on_grace(evutil_socket_t fd, short what, void *arg)
     (void)fd, (void)what;
     struct server *s = arg;
     log_line(LOG_WARN, "grace time is over", LOG_NUM("calls", s->n_calls));
-    calls_cut(s);
+    calls_cut(s, "the server is shutting down");
     event_add(s->last, &(struct timeval){LAST_MS / 1000, LAST_MS % 1000 * 1000});
 }
 
@@ -500,9 +512,8 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
         return;
     }
     if (ranks_world()) {
-        /* A launcher ends all ranks where one has ended, and waits a second. */
-        log_line(LOG_ERROR, "another rank has ended, or the job was told to");
-        end_ranks(s);
+        log_line(LOG_INFO, "shutting down", LOG_NUM("running", s->n_calls));
+        end_ranks(s, "the server is shutting down");
         return;
     }
     s->draining = true;
@@ -578,6 +589,8 @@ static void loop(struct server *s)
 {
     struct event *term = watch(s, SIGTERM, EV_SIGNAL | EV_PERSIST, on_signal);
     struct event *intr = watch(s, SIGINT, EV_SIGNAL | EV_PERSIST, on_signal);
+    struct event *ranks =
+        ranks_world() ? watch(s, ranks_world()->alarm, EV_READ, on_alarm_of_ranks) : NULL;
     s->on_events = watch(s, events_fd(s->events), EV_READ | EV_PERSIST, on_events);
     s->on_jobs = watch(s, s->jobs_fd, EV_READ | EV_PERSIST, on_jobs);
     s->more_events = timer(s, 0, on_events);
@@ -615,6 +628,8 @@ static void loop(struct server *s)
                               s->job_tick, s->tick, s->grace,     s->last};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         event_free(events[i]);
+    if (ranks)
+        event_free(ranks);
 }
 
 int server_run(const struct server_options *opt, struct error *err)

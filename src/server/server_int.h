@@ -228,8 +228,8 @@ void call_run(struct job *job); /* a worker's: prepares the call */
 void call_dispatch(struct server *s, struct http_exchange *x, enum call_kind kind);
 void calls_prepared(struct server *s);                             /* workers have finished some */
 void calls_event(struct server *s, const struct engine_event *ev); /* from the engine */
-void calls_tick(struct server *s); /* comments on silent streams, speed, memory */
-void calls_cut(struct server *s);  /* the grace time is over: everybody is told */
+void calls_tick(struct server *s);                 /* comments on silent streams, speed, memory */
+void calls_cut(struct server *s, const char *why); /* the end: everybody is told */
 int calls_wait_s(
     const struct server *s);    /* until what is asked now would be answered: Retry-After */
 void call_pump(struct call *c); /* sends what can be sent */

@@ -1,0 +1,533 @@
+/* Lines from each rank to rank 0, and who watches them: see ranks_line.h. Owns the thread.
+ *
+ * Everything in the struct is under its lock, but for what the thread alone has. */
+#include "base/ranks_line.h"
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum {
+    BEAT_MS = 500,
+    SPEAK_MS = 500, /* for rank 0 to say by itself that the job is lost; launchers wait a second */
+    DIAL_MS = 2000, /* for an address to answer, or a caller to say who it is */
+    VISITORS = 64,  /* callers that have not said it yet */
+};
+#define SECOND 1000000000LL
+
+enum { FRAME_BEAT, FRAME_BYE, FRAME_WHY };
+
+struct frame {
+    uint8_t kind, busy;
+    uint16_t timeout_s; /* rank 0's */
+    char text[508];
+};
+
+struct hello {
+    uint64_t key[2];
+    int32_t rank, unused;
+};
+
+struct peer {
+    int fd;    /* -1: none */
+    bool bye;  /* it ends as it should */
+    bool told; /* it ends otherwise, and has said or will say why */
+    int64_t heard_ns, busy_ns;
+    struct frame in;
+    size_t have;
+};
+
+struct visitor {
+    int fd;
+    int64_t until_ns;
+    struct hello in;
+    size_t have;
+};
+
+struct ranks_line {
+    struct ranks *r;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    int wake; /* eventfd */
+    bool quit;
+    int listener;
+    uint64_t key[2];
+    int n_peers;
+    struct peer peers[RANKS_MOST]; /* by rank; only [0] where this is not rank 0 */
+    struct visitor visitors[VISITORS];
+    struct pollfd polled[RANKS_MOST + VISITORS + 2]; /* the thread's */
+    int64_t beat_ns;                                 /* the next */
+    int64_t lost_ns;                                 /* when the job was found lost; 0 = not */
+    int64_t end_ns;                                  /* the process ends then; 0 = not */
+    const char *end_why;
+    unsigned last_done; /* r->done at the last beat */
+    bool busy;          /* as of the last beat */
+};
+
+void ranks_line_wake(struct ranks_line *l)
+{
+    uint64_t one = 1;
+    ssize_t n = write(l->wake, &one, sizeof one);
+    (void)n; /* full: it wakes anyway */
+}
+
+/* Not _exit: threads left behind are no leak. */
+static _Noreturn void end_process(void)
+{
+    for (;;)
+        syscall(SYS_exit_group, 1);
+}
+
+static void say(const char *why)
+{
+    char line[1200];
+    int n = snprintf(line, sizeof line, "steel: %s\n", why);
+    ssize_t done = write(STDERR_FILENO, line, (size_t)n); /* stdio may be locked by who hangs */
+    (void)done;
+}
+
+static void hang_up(struct peer *p)
+{
+    close(p->fd);
+    p->fd = -1;
+}
+
+static void send_frame(struct ranks_line *l, struct peer *p, int kind, const char *text)
+{
+    struct frame f = {.kind = (uint8_t)kind,
+                      .busy = l->busy,
+                      .timeout_s = (uint16_t)atomic_load(&l->r->timeout_s)};
+    if (text)
+        snprintf(f.text, sizeof f.text, "%s", text);
+    /* A beat that finds no room is a beat that nobody reads. */
+    ssize_t n = p->fd < 0 ? 0 : send(p->fd, &f, sizeof f, MSG_DONTWAIT | MSG_NOSIGNAL);
+    (void)n;
+}
+
+/* A peer that cannot speak any more: where it is rank 0, one of the others does. */
+static void lose_peer(struct ranks_line *l, int rank, const char *how)
+{
+    bool first = ranks_lose(l->r, "rank %d %s", rank, how);
+    if (first && l->r->rank == 1 && !l->peers[0].told)
+        say(l->r->lost.msg);
+}
+
+static void take_frame(struct ranks_line *l, int rank, struct peer *p)
+{
+    struct frame *f = &p->in;
+    f->text[sizeof f->text - 1] = 0;
+    p->heard_ns = clock_ns();
+    if (f->busy)
+        p->busy_ns = p->heard_ns;
+    if (l->r->rank > 0 && f->timeout_s)
+        atomic_store(&l->r->timeout_s, f->timeout_s);
+    p->bye |= f->kind == FRAME_BYE;
+    p->told |= f->kind == FRAME_WHY;
+    if (f->kind == FRAME_WHY && rank > 0)
+        ranks_lose(l->r, "%s", f->text);
+}
+
+/* What a peer has said; an end without farewell is the job's. */
+static void hear(struct ranks_line *l, int rank, struct peer *p)
+{
+    while (p->fd >= 0) {
+        ssize_t n = recv(p->fd, (char *)&p->in + p->have, sizeof p->in - p->have, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            return;
+        if (n <= 0) {
+            hang_up(p);
+            if (!p->bye)
+                lose_peer(l, rank, "has ended");
+            return;
+        }
+        p->have += (size_t)n;
+        if (p->have == sizeof p->in) {
+            p->have = 0;
+            take_frame(l, rank, p);
+        }
+    }
+}
+
+static void drop_visitor(struct visitor *v)
+{
+    close(v->fd);
+    v->fd = -1;
+}
+
+static void accept_visitor(struct ranks_line *l)
+{
+    for (int i = 0; i < VISITORS; i++) {
+        struct visitor *v = &l->visitors[i];
+        if (v->fd >= 0)
+            continue;
+        int fd = accept4(l->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0)
+            *v = (struct visitor){.fd = fd, .until_ns = clock_ns() + DIAL_MS * 1000000LL};
+        return;
+    }
+}
+
+/* Who knows the key is a rank; strangers are hung up on. */
+static void hear_visitor(struct ranks_line *l, struct visitor *v)
+{
+    ssize_t n = recv(v->fd, (char *)&v->in + v->have, sizeof v->in - v->have, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    v->have += n > 0 ? (size_t)n : 0;
+    if (n > 0 && v->have < sizeof v->in)
+        return;
+    int rank = v->in.rank, one = 1;
+    bool known = n > 0 && !memcmp(v->in.key, l->key, sizeof l->key) && rank > 0 &&
+                 rank < l->n_peers && l->peers[rank].fd < 0;
+    if (!known) {
+        drop_visitor(v);
+        return;
+    }
+    setsockopt(v->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (send(v->fd, l->key, sizeof l->key, MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof l->key) {
+        drop_visitor(v);
+        return;
+    }
+    l->peers[rank].fd = v->fd;
+    l->peers[rank].heard_ns = l->peers[rank].busy_ns = clock_ns();
+    v->fd = -1;
+}
+
+static void look_at_visitors(struct ranks_line *l, int64_t now)
+{
+    if (l->listener >= 0)
+        accept_visitor(l);
+    for (int i = 0; i < VISITORS; i++) {
+        struct visitor *v = &l->visitors[i];
+        if (v->fd >= 0)
+            hear_visitor(l, v);
+        if (v->fd >= 0 && (now > v->until_ns || l->listener < 0))
+            drop_visitor(v);
+    }
+}
+
+/* What goes to the others: whether this rank works, and from rank 0 whether any does. */
+static void beat(struct ranks_line *l, int64_t now)
+{
+    unsigned done = atomic_load(&l->r->done);
+    l->busy = !atomic_load(&l->r->waiting) || done != l->last_done;
+    l->last_done = done;
+    for (int i = 0; l->r->rank == 0 && i < l->n_peers; i++)
+        l->busy |= l->peers[i].fd >= 0 && now - l->peers[i].busy_ns < 2 * BEAT_MS * 1000000LL;
+    for (int i = 0; i < l->n_peers; i++)
+        send_frame(l, &l->peers[i], FRAME_BEAT, NULL);
+    l->beat_ns = now + BEAT_MS * 1000000LL;
+}
+
+static void look_at_peers(struct ranks_line *l)
+{
+    for (int i = 0; i < l->n_peers; i++)
+        hear(l, i, &l->peers[i]);
+    int64_t now = clock_ns();
+    int timeout = atomic_load(&l->r->timeout_s);
+    for (int i = 0; i < l->n_peers; i++) {
+        const struct peer *p = &l->peers[i];
+        char how[64];
+        snprintf(how, sizeof how, "has not answered for %d s (--rank-timeout)", timeout);
+        if (p->fd >= 0 && !p->bye && now - p->heard_ns > timeout * SECOND)
+            lose_peer(l, i, how);
+    }
+    if (now >= l->beat_ns)
+        beat(l, now);
+}
+
+/* Ends this process where nothing else does. */
+static void look_at_end(struct ranks_line *l, int64_t now)
+{
+    struct ranks *r = l->r;
+    bool lost = atomic_load(&r->stop);
+    if (lost && !l->lost_ns) {
+        l->lost_ns = now;
+        l->end_ns = now + RANKS_LAST * SECOND;
+        for (int i = 0; r->rank == 0 && i < l->n_peers; i++)
+            send_frame(l, &l->peers[i], FRAME_WHY, r->lost.msg);
+    }
+    if (lost && r->rank == 0 && !atomic_load(&r->said) &&
+        now - l->lost_ns >= SPEAK_MS * 1000000LL) {
+        say(r->lost.msg);
+        end_process();
+    }
+    if (!l->end_ns || now < l->end_ns)
+        return;
+    if (!lost)
+        say(l->end_why);
+    end_process();
+}
+
+static int add_polled(struct ranks_line *l, int n, int fd)
+{
+    if (fd >= 0)
+        l->polled[n++] = (struct pollfd){.fd = fd, .events = POLLIN};
+    return n;
+}
+
+static void *watch(void *arg)
+{
+    struct ranks_line *l = arg;
+    pthread_setname_np(pthread_self(), "steel-ranks");
+    pthread_mutex_lock(&l->lock);
+    while (!l->quit) {
+        int n = add_polled(l, 0, l->wake);
+        n = add_polled(l, n, l->listener);
+        for (int i = 0; i < VISITORS; i++)
+            n = add_polled(l, n, l->visitors[i].fd);
+        for (int i = 0; i < l->n_peers; i++)
+            n = add_polled(l, n, l->peers[i].fd);
+        pthread_mutex_unlock(&l->lock);
+        poll(l->polled, (nfds_t)n, BEAT_MS / 4);
+        uint64_t times;
+        ssize_t got = read(l->wake, &times, sizeof times);
+        (void)got;
+        pthread_mutex_lock(&l->lock);
+        look_at_visitors(l, clock_ns());
+        look_at_peers(l);
+        look_at_end(l, clock_ns());
+    }
+    pthread_mutex_unlock(&l->lock);
+    return NULL;
+}
+
+struct ranks_line *ranks_line_new(struct ranks *r)
+{
+    struct ranks_line *l = mem_zalloc(1, sizeof *l);
+    l->r = r;
+    l->listener = -1;
+    for (int i = 0; i < VISITORS; i++)
+        l->visitors[i].fd = -1;
+    for (int i = 0; i < RANKS_MOST; i++)
+        l->peers[i].fd = -1;
+    pthread_mutex_init(&l->lock, NULL);
+    l->end_ns = clock_ns() + RANKS_START * SECOND;
+    l->end_why = "the ranks have not found each other in two minutes";
+    l->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    /* Signals are for the program's own threads. */
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    bool ok = l->wake >= 0 && pthread_create(&l->thread, NULL, watch, l) == 0;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (ok)
+        return l;
+    pthread_mutex_destroy(&l->lock);
+    mem_free(l);
+    return NULL;
+}
+
+/* Addresses that others may know this machine by. */
+static void list_addresses(struct ranks_offer *o)
+{
+    int most = (int)(sizeof o->address / sizeof *o->address);
+    const char *named = getenv("STEEL_RANK_ADDRESS");
+    struct ifaddrs *list = NULL;
+    if (named)
+        snprintf(o->address[o->n++], sizeof o->address[0], "%s", named);
+    else if (getifaddrs(&list) != 0)
+        return;
+    for (struct ifaddrs *a = list; a && o->n < most; a = a->ifa_next) {
+        int family = a->ifa_addr ? a->ifa_addr->sa_family : AF_UNSPEC;
+        size_t size = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+        if ((family != AF_INET && family != AF_INET6) || !(a->ifa_flags & IFF_UP) ||
+            (a->ifa_flags & IFF_LOOPBACK))
+            continue;
+        const struct sockaddr_in6 *six = (const void *)a->ifa_addr;
+        if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr))
+            continue; /* means nothing elsewhere */
+        if (getnameinfo(a->ifa_addr, (socklen_t)size, o->address[o->n], sizeof o->address[0], NULL,
+                        0, NI_NUMERICHOST) == 0)
+            o->n++;
+    }
+    freeifaddrs(list);
+}
+
+/* A socket that listens on a port of the system's choice; 0 = none. */
+static int listen_on(int family, bool nearby, int *port)
+{
+    struct sockaddr_storage addr = {.ss_family = (sa_family_t)family};
+    struct sockaddr_in *four = (void *)&addr;
+    struct sockaddr_in6 *six = (void *)&addr;
+    socklen_t size = family == AF_INET ? sizeof *four : sizeof *six;
+    int no = 0, fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -1;
+    if (family == AF_INET)
+        four->sin_addr.s_addr = htonl(nearby ? INADDR_LOOPBACK : INADDR_ANY);
+    else
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+    if (bind(fd, (void *)&addr, size) != 0 || listen(fd, RANKS_MOST) != 0 ||
+        getsockname(fd, (void *)&addr, &size) != 0) {
+        close(fd);
+        return -1;
+    }
+    *port = ntohs(family == AF_INET ? four->sin_port : six->sin6_port);
+    return fd;
+}
+
+void ranks_line_listen(struct ranks_line *l, bool nearby, struct ranks_offer *offer)
+{
+    int port = 0;
+    *offer = (struct ranks_offer){0};
+    if (getrandom(offer->key, sizeof offer->key, 0) != (ssize_t)sizeof offer->key)
+        return;
+    list_addresses(offer);
+    int fd = nearby ? -1 : listen_on(AF_INET6, false, &port);
+    if (fd < 0)
+        fd = listen_on(AF_INET, nearby, &port);
+    offer->port = fd < 0 ? 0 : port;
+    pthread_mutex_lock(&l->lock);
+    memcpy(l->key, offer->key, sizeof l->key);
+    l->n_peers = l->r->size;
+    l->listener = fd;
+    pthread_mutex_unlock(&l->lock);
+    ranks_line_wake(l);
+}
+
+static bool wait_socket(int fd, short what)
+{
+    struct pollfd p = {.fd = fd, .events = what};
+    return poll(&p, 1, DIAL_MS) == 1;
+}
+
+/* A connection to rank 0, which has shown that it is rank 0; -1: not there. */
+static int call(const char *host, const struct ranks_offer *offer, int rank)
+{
+    char port[16];
+    struct addrinfo hint = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV,
+                            .ai_socktype = SOCK_STREAM};
+    struct addrinfo *to = NULL;
+    snprintf(port, sizeof port, "%d", (int)offer->port);
+    if (getaddrinfo(host, port, &hint, &to) != 0)
+        return -1;
+    int fd = socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), bad = 0, one = 1;
+    socklen_t size = sizeof bad;
+    bool ok = fd >= 0 && (connect(fd, to->ai_addr, to->ai_addrlen) == 0 || errno == EINPROGRESS) &&
+              wait_socket(fd, POLLOUT) && getsockopt(fd, SOL_SOCKET, SO_ERROR, &bad, &size) == 0 &&
+              bad == 0;
+    freeaddrinfo(to);
+    struct hello me = {.key = {offer->key[0], offer->key[1]}, .rank = rank};
+    uint64_t echo[2] = {0};
+    ok = ok && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0 &&
+         send(fd, &me, sizeof me, MSG_NOSIGNAL) == (ssize_t)sizeof me && wait_socket(fd, POLLIN) &&
+         recv(fd, echo, sizeof echo, 0) == (ssize_t)sizeof echo &&
+         !memcmp(echo, offer->key, sizeof echo);
+    if (!ok && fd >= 0)
+        close(fd);
+    return ok ? fd : -1;
+}
+
+bool ranks_line_dial(struct ranks_line *l, const struct ranks_offer *offer, bool nearby)
+{
+    int fd = -1, most = (int)(sizeof offer->address / sizeof *offer->address);
+    if (!offer->port)
+        return false;
+    if (nearby && !getenv("STEEL_RANK_ADDRESS"))
+        fd = call("127.0.0.1", offer, l->r->rank);
+    for (int i = 0; fd < 0 && i < offer->n && i < most; i++)
+        fd = call(offer->address[i], offer, l->r->rank);
+    if (fd < 0)
+        return false;
+    pthread_mutex_lock(&l->lock);
+    l->n_peers = 1;
+    l->peers[0].fd = fd;
+    l->peers[0].heard_ns = l->peers[0].busy_ns = clock_ns();
+    pthread_mutex_unlock(&l->lock);
+    ranks_line_wake(l);
+    return true;
+}
+
+void ranks_line_ready(struct ranks_line *l)
+{
+    pthread_mutex_lock(&l->lock);
+    if (l->listener >= 0)
+        close(l->listener);
+    l->listener = -1;
+    if (!l->lost_ns)
+        l->end_ns = 0;
+    pthread_mutex_unlock(&l->lock);
+}
+
+void ranks_line_beat(struct ranks_line *l)
+{
+    pthread_mutex_lock(&l->lock);
+    beat(l, clock_ns());
+    pthread_mutex_unlock(&l->lock);
+}
+
+bool ranks_line_busy(struct ranks_line *l)
+{
+    int64_t since = clock_ns() - atomic_load(&l->r->timeout_s) * SECOND;
+    bool busy = false;
+    pthread_mutex_lock(&l->lock);
+    for (int i = 0; i < l->n_peers; i++)
+        busy |= l->peers[i].fd >= 0 && l->peers[i].busy_ns > since;
+    pthread_mutex_unlock(&l->lock);
+    return busy;
+}
+
+void ranks_line_tell(struct ranks_line *l, const char *why)
+{
+    bool open = true;
+    pthread_mutex_lock(&l->lock);
+    for (int i = 0; i < l->n_peers; i++)
+        send_frame(l, &l->peers[i], FRAME_WHY, why);
+    pthread_mutex_unlock(&l->lock);
+    for (int i = 0; l->r->rank > 0 && open && i < RANKS_LAST * 100; i++) {
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+        pthread_mutex_lock(&l->lock);
+        open = l->peers[0].fd >= 0;
+        pthread_mutex_unlock(&l->lock);
+    }
+}
+
+void ranks_line_bye(struct ranks_line *l)
+{
+    pthread_mutex_lock(&l->lock);
+    for (int i = 0; i < l->n_peers; i++)
+        send_frame(l, &l->peers[i], FRAME_BYE, NULL);
+    l->end_ns = clock_ns() + atomic_load(&l->r->timeout_s) * SECOND;
+    l->end_why = "the ranks have not ended together (--rank-timeout)";
+    pthread_mutex_unlock(&l->lock);
+}
+
+void ranks_line_free(struct ranks_line *l)
+{
+    if (!l)
+        return;
+    pthread_mutex_lock(&l->lock);
+    l->quit = true;
+    pthread_mutex_unlock(&l->lock);
+    ranks_line_wake(l);
+    pthread_join(l->thread, NULL);
+    for (int i = 0; i < VISITORS; i++)
+        if (l->visitors[i].fd >= 0)
+            close(l->visitors[i].fd);
+    for (int i = 0; i < RANKS_MOST; i++)
+        if (l->peers[i].fd >= 0)
+            close(l->peers[i].fd);
+    if (l->listener >= 0)
+        close(l->listener);
+    close(l->wake);
+    pthread_mutex_destroy(&l->lock);
+    mem_free(l);
+}

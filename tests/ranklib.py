@@ -1,0 +1,115 @@
+"""Several ranks of `steel serve`, as mpirun starts them, for tests."""
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+from serverlib import Server
+
+# --bind-to none: ranks may share cores. As root only tests run. One machine: what else there is takes long to begin.
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1"]
+NEAR = ["--mca", "btl", "self,vader"]
+TCP = ["--mca", "btl", "self,tcp"]
+# The launcher's own shared memory has a lock that a killed process may hold for ever.
+os.environ.setdefault("PMIX_MCA_gds", "hash")
+DEMO = "demo/steel-demo.gguf"
+ALL = bool(os.environ.get("RANKS_ALL"))
+
+
+def skip_without_mpi(build):
+    if not shutil.which("mpirun") or not os.path.exists(os.path.join(build, "steel-mpi.so")):
+        print("skipped: ranks: mpirun or steel-mpi.so is not here")
+        sys.exit(77)
+    probe = subprocess.run([*MPIRUN, *NEAR, "-n", "2", "true"], capture_output=True, text=True)
+    if probe.returncode:
+        print("skipped: ranks: mpirun starts nothing here:", " ".join(probe.stderr.split())[:200])
+        sys.exit(77)
+
+
+def mpirun(ranks, *command, over=NEAR, env=None, timeout=300):
+    return subprocess.run([*MPIRUN, *over, "-n", str(ranks), *command], capture_output=True, text=True, timeout=timeout,
+                          env=dict(os.environ, **(env or {})))
+
+
+def said(stderr):
+    """What ranks said, without the launcher's own words."""
+    return [line for line in stderr.splitlines() if line.startswith("steel: ") or " error " in line]
+
+
+def wait_until(what, seconds, why="waited in vain"):
+    end = time.time() + seconds
+    while not what():
+        assert time.time() < end, why
+        time.sleep(0.02)
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def rank_pids(launcher, n):
+    """The processes of a launcher, by rank: what it told them."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                parent = int(f.read().rsplit(")", 1)[1].split()[1])
+            if parent != launcher:
+                continue
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                env = dict(e.split(b"=", 1) for e in f.read().split(b"\0") if b"=" in e)
+            found[int(env[b"OMPI_COMM_WORLD_RANK"])] = int(pid)
+        except (OSError, KeyError):
+            continue
+    return [found[i] for i in range(n)] if len(found) == n else None
+
+
+class Ranks(Server):
+    """mpirun -n N steel serve."""
+
+    def __init__(self, build, n, *flags, model=DEMO, over=NEAR, env=None, wait=True):
+        super().__init__(build, "--device", "cpu", *flags, model=model, wait=wait, env=dict(os.environ, **(env or {})),
+                         launch=[*MPIRUN, *over, "-n", str(n)])
+        self.n = n
+        self.pids = rank_pids(self.proc.pid, n)
+
+    def rss_kb(self):
+        total = 0
+        for pid in self.pids:
+            with open(f"/proc/{pid}/status") as f:
+                total += int(f.read().split("VmRSS:")[1].split()[0])
+        return total
+
+    def wait_end(self, seconds):
+        """The launcher's exit status, when no rank is left."""
+        rc = self.proc.wait(seconds)
+        wait_until(lambda: not any(map(is_alive, self.pids)), 5, "a rank is left")
+        with self.cond:
+            while self.lines[-1:] != [None]:
+                self.cond.wait(1)
+        self.dir.cleanup()
+        return rc
+
+    def said(self):
+        return said(self.log())
+
+
+class Frozen:
+    """One thread of a process stands still, the others go on."""
+
+    def __init__(self, tid):
+        self.libc, self.tid = ctypes.CDLL(None, use_errno=True), tid
+        seize, interrupt = 0x4206, 0x4207
+        for what in (seize, interrupt):
+            if self.libc.ptrace(what, tid, None, None) != 0:
+                raise PermissionError(ctypes.get_errno(), "ptrace")
+
+    def go(self):
+        os.waitpid(self.tid, 0x40000000)  # __WALL
+        self.libc.ptrace(17, self.tid, None, None)
