@@ -165,15 +165,16 @@ struct ranks *ranks_open(struct error *err)
     bool ok = r->line && r->alarm >= 0;
     if (!ok)
         error_set(err, "the system has no thread for the ranks");
-    r->link = ok ? open_link(why, sizeof why) : NULL;
-    if (ok && !r->link)
+    const struct ranks_link *link = ok ? open_link(why, sizeof why) : NULL;
+    if (ok && !link)
         ok = error_set(err, "several processes were started, and MPI is not to be had: %s", why);
-    if (ok) {
-        r->rank = r->link->rank;
-        r->tp = r->size = r->link->size;
+    if (link) {
+        r->link = link;
+        r->rank = link->rank;
+        r->tp = r->size = link->size;
         r->pp = 1;
-        r->local = r->link->local;
-        r->n_local = r->link->n_local;
+        r->local = link->local;
+        r->n_local = link->n_local;
     }
     if (ok && r->size > RANKS_MOST)
         ok = error_set(err, "%d ranks were started; %d is the most", r->size, RANKS_MOST);

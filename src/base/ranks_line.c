@@ -361,26 +361,26 @@ static void list_addresses(struct ranks_offer *o)
     freeifaddrs(list);
 }
 
-/* A socket that listens on a port of the system's choice; 0 = none. */
+/* A socket that listens on a port of the system's choice; -1 = none. */
 static int listen_on(int family, bool nearby, int *port)
 {
-    struct sockaddr_storage addr = {.ss_family = (sa_family_t)family};
-    struct sockaddr_in *four = (void *)&addr;
-    struct sockaddr_in6 *six = (void *)&addr;
-    socklen_t size = family == AF_INET ? sizeof *four : sizeof *six;
+    struct sockaddr_in four = {.sin_family = AF_INET};
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6};
+    struct sockaddr *addr = family == AF_INET ? (void *)&four : (void *)&six;
+    socklen_t size = family == AF_INET ? sizeof four : sizeof six;
     int no = 0, fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -1;
     if (family == AF_INET)
-        four->sin_addr.s_addr = htonl(nearby ? INADDR_LOOPBACK : INADDR_ANY);
+        four.sin_addr.s_addr = htonl(nearby ? INADDR_LOOPBACK : INADDR_ANY);
     else
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
-    if (bind(fd, (void *)&addr, size) != 0 || listen(fd, RANKS_MOST) != 0 ||
-        getsockname(fd, (void *)&addr, &size) != 0) {
+    if (bind(fd, addr, size) != 0 || listen(fd, RANKS_MOST) != 0 ||
+        getsockname(fd, addr, &size) != 0) {
         close(fd);
         return -1;
     }
-    *port = ntohs(family == AF_INET ? four->sin_port : six->sin6_port);
+    *port = ntohs(family == AF_INET ? four.sin_port : six.sin6_port);
     return fd;
 }
 
