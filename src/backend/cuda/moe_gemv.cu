@@ -167,6 +167,8 @@ struct moe_gemv_args {
  * CHOSEN: EXPERT with such sums in place of logits, and the norm. EXPERT_TWO: EXPERT, two blocks to an
  * SM. */
 enum mode { EXPERT, ROUTE, CHOSEN, EXPERT_TWO };
+/* What is known of the experts: nothing, route_is_plain, experts_are_plain. */
+enum { PLAIN_NOT, PLAIN_RULE, PLAIN_ALL };
 
 /* Shared memory of ROUTE behind the rest: the router's columns of this tile, their gains, y. */
 struct route_tile {
@@ -279,10 +281,10 @@ DEVICE void moe_gemv_fetch(struct moe_gemv_walk &f, struct ring &ring,
 }
 
 /* The expert of this block: its row's choice number `pick`. */
-template <int MODE, bool PLAIN>
+template <int MODE, int PLAIN>
 DEVICE int moe_gemv_choose(const struct moe_gemv_args &p, const struct moe_gemv_smem &m, int row_in)
 {
-    const auto &rule = rule_as<PLAIN>(p.rule);
+    const auto &rule = rule_as<PLAIN != PLAIN_NOT>(p.rule);
     int pick = (int)blockIdx.y - row_in * p.rule.used;
     if (MODE == CHOSEN) {
         int *found = (int *)(m.extra + p.w.n_kt * TILE_K);
@@ -339,7 +341,7 @@ DEVICE void moe_gemv_norm(const struct moe_gemv_args &p, const struct moe_gemv_s
 }
 
 /* A thread adds up the warps' shares of its row, and writes it. */
-template <bool PAIR, int MODE, bool PLAIN>
+template <bool PAIR, int MODE, int PLAIN>
 DEVICE void moe_gemv_write(const struct gemv_output<PAIR> &o, const struct moe_gemv_args &p,
                            const struct moe_gemv_smem &m, const float *sums, int stride, float old)
 {
@@ -351,15 +353,14 @@ DEVICE void moe_gemv_write(const struct gemv_output<PAIR> &o, const struct moe_g
         scale = rsqrtf(take_sum(m.squares, warps, 4, 0) * p.inv_n + p.in.eps);
     float r = take_sum(from, warps, stride, row) * scale + o.bias[0];
     if (PAIR)
-        r = gated_as<PLAIN>(
+        r = gated_as<PLAIN == PLAIN_ALL>(
             p.act, r, take_sum(from + SHARES, warps, stride, row) * scale + o.bias[TILES - 1]);
     if (MODE == ROUTE)
         ((struct route_tile *)m.extra)->y[row] = r += old;
     *o.to = r;
 }
 
-/* PLAIN: experts_are_plain. */
-template <int SET, bool PAIR, int MODE, bool PLAIN>
+template <int SET, bool PAIR, int MODE, int PLAIN>
 static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_registers(SET, MODE))
     moe_gemv_kernel(const __grid_constant__ struct moe_gemv_args p)
 {
@@ -407,7 +408,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         ring_fill(m.ring, from0, bytes0);
     if (MODE == ROUTE)
         route_ask(p, (struct route_tile *)m.extra);
-    gemv_locate<SET, !PLAIN>(out, p.w, span, first, y);
+    gemv_locate<SET, PLAIN != PLAIN_ALL>(out, p.w, span, first, y);
     if (MODE == CHOSEN)
         moe_gemv_ask_gains(p, m);
     mark(mk, 2);
@@ -430,7 +431,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
             ring_fill(m.ring, from0 + (size_t)f.expert * expert_bytes, bytes0);
         }
         mark(mk, 1);
-        if (!PLAIN && p.w.bias) /* this expert's */
+        if (PLAIN != PLAIN_ALL && p.w.bias) /* this expert's */
             gemv_locate<SET>(out, p.w, span, first, y, f.expert);
         if (MODE == CHOSEN && blockIdx.x + blockIdx.y == 0)
 #pragma unroll 1
@@ -526,7 +527,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         }
         tile += batch;
         if (tile < end)
-            gemv_locate<SET, !PLAIN>(out, p.w, span, tile, y, f.expert);
+            gemv_locate<SET, PLAIN != PLAIN_ALL>(out, p.w, span, tile, y, f.expert);
     }
     copy_async_wait<0>();
     marks_end(mk, IS_EXPERT ? 5 : 3);
@@ -554,7 +555,7 @@ static struct gemv_shape moe_gemv_plan(const struct cuda_backend *cu, const stru
     return s;
 }
 
-template <bool PAIR, int MODE, bool PLAIN>
+template <bool PAIR, int MODE, int PLAIN>
 static void moe_gemv_launch(struct cuda_backend *cu, const struct moe_gemv_args &p, dim3 grid,
                             size_t extra)
 {
@@ -592,7 +593,7 @@ struct moe_gemv_down_args {
  * rows; its warps share out the (expert, slice) pairs. Few threads and registers, so that it is
  * resident, with its weights on the way, while the kernel in front still runs, and so is the one
  * behind, of 8 warps with 120 registers. */
-template <int SET, int WARPS, bool SUMS, bool PLAIN>
+template <int SET, int WARPS, bool SUMS, int PLAIN>
 static __global__ void __launch_bounds__(WARPS * 32)
     __maxnreg__(WARPS == EXPERT_WARPS || SET == SET_ALL ? 128 : 88)
         moe_gemv_down_kernel(const __grid_constant__ struct moe_gemv_down_args p)
@@ -611,7 +612,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
     /* Logits or sums were written two kernels ago: gate and up let this one start after their own
      * wait. */
     const float *logits = p.logits + row_in * p.rule.n_expert;
-    const auto &rule = rule_as<PLAIN>(p.rule);
+    const auto &rule = rule_as<PLAIN != PLAIN_NOT>(p.rule);
     int all =
         SUMS ? route_choose_first(p.sums, rule, used) : route_choose_first(logits, rule, used);
     /* A warp takes `per` (expert, slice) pairs that lie side by side. */
@@ -694,7 +695,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
     mark(mk, 7);
     int r = (int)threadIdx.x, row = (tile - s->tile0) * TILE_ROWS + r;
     float bias = 0.0f; /* the chosen ones', weighted */
-    if (!PLAIN && p.w.bias && warp == 0)
+    if (PLAIN != PLAIN_ALL && p.w.bias && warp == 0)
 #pragma unroll 1
         for (int i = 0; i < used; i++) {
             int e = __shfl_sync(FULL_WARP, all, i);
@@ -708,7 +709,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
     marks_end(mk, 6);
 }
 
-template <int WARPS, bool SUMS, bool PLAIN>
+template <int WARPS, bool SUMS, int PLAIN>
 static void moe_gemv_launch_down(struct cuda_backend *cu, const struct moe_gemv_down_args &q,
                                  dim3 grid)
 {
@@ -729,7 +730,7 @@ struct moe_gemv_long_args {
     int ranks;
 };
 
-template <int SET>
+template <int SET, int PLAIN>
 static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
     moe_gemv_long_kernel(const __grid_constant__ struct moe_gemv_long_args q)
 {
@@ -746,7 +747,8 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
     dependency_trigger();
     /* Logits were written two kernels ago: gate and up let this one start after their own wait. */
     const float *logits = p.logits + row_in * p.rule.n_expert;
-    int all = route_choose_first(logits, p.rule, used);
+    const auto &rule = rule_as<PLAIN != PLAIN_NOT>(p.rule);
+    int all = route_choose_first(logits, rule, used);
     /* A warp takes every WARPS-th pair of the block's. */
     int per = (used * n_kt + q.ranks - 1) / q.ranks, pair0 = rank * per + warp;
     int end = min((rank + 1) * per, used * n_kt);
@@ -762,7 +764,7 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
     };
     look_up(0);
     ring_fill(m.ring, from, bytes);
-    float weights = route_weigh(p.rule, all, [&](int e) { return load_float_l2(logits + e); });
+    float weights = route_weigh(rule, all, [&](int e) { return load_float_l2(logits + e); });
     (dependency_wait)();
 
     float sum[DOWN_TILES][2] = {}, v[8] = {};
@@ -846,8 +848,10 @@ static void moe_gemv_long(struct cuda_backend *cu, const struct moe_gemv_down_ar
     size_t extra = DOWN_TILES * TILE_ROWS * 4;
     q.d.s = moe_gemv_plan(cu, &d.w, DOWN_WARPS, DOWN_TILES, pairs * DOWN_TILES, extra);
     dim3 grid((unsigned)(ceil_div(d.w.n_tiles, DOWN_TILES) * q.ranks), (unsigned)rows);
-    cuda_launch(cu, moe_gemv_long_kernel<SET_ONE + TILE_MXFP4>, grid, DOWN_WARPS * 32,
-                moe_gemv_shared(q.d.s) + extra, LAUNCH_EARLY + q.ranks * LAUNCH_CLUSTER, q);
+    auto kernel = route_is_plain(d.rule) ? moe_gemv_long_kernel<SET_ONE + TILE_MXFP4, PLAIN_RULE>
+                                         : moe_gemv_long_kernel<SET_ONE + TILE_MXFP4, PLAIN_NOT>;
+    cuda_launch(cu, kernel, grid, DOWN_WARPS * 32, moe_gemv_shared(q.d.s) + extra,
+                LAUNCH_EARLY + q.ranks * LAUNCH_CLUSTER, q);
 }
 
 bool moe_gemv_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
@@ -877,13 +881,15 @@ static bool moe_gemv_two(struct cuda_backend *cu, struct moe_gemv_args q, dim3 g
     if (2 * (shared + 1024) > cu->shared_per_sm)
         return false;
     grid.x = (unsigned)ceil_div(q.n_units, q.units_per_block);
-    cuda_launch(cu, moe_gemv_kernel<SET_ONE + TILE_MXFP4, true, EXPERT_TWO, false>, grid,
-                q.s.warps * 32, shared, LAUNCH_EARLY, q);
+    auto kernel = route_is_plain(q.rule)
+                      ? moe_gemv_kernel<SET_ONE + TILE_MXFP4, true, EXPERT_TWO, PLAIN_RULE>
+                      : moe_gemv_kernel<SET_ONE + TILE_MXFP4, true, EXPERT_TWO, PLAIN_NOT>;
+    cuda_launch(cu, kernel, grid, q.s.warps * 32, shared, LAUNCH_EARLY, q);
     return true;
 }
 
 /* The experts, once there are logits, or sums to be; in: what they read. */
-template <bool PLAIN>
+template <int PLAIN>
 static void launch_experts_as(struct cuda_backend *cu, const struct experts *e,
                               const struct norm_in *in, const struct route_sums &sums, float *y,
                               int rows)
@@ -936,9 +942,9 @@ static void launch_experts(struct cuda_backend *cu, const struct experts *e,
                            int rows)
 {
     if (experts_are_plain(e))
-        launch_experts_as<true>(cu, e, in, sums, y, rows);
+        launch_experts_as<PLAIN_ALL>(cu, e, in, sums, y, rows);
     else
-        launch_experts_as<false>(cu, e, in, sums, y, rows);
+        launch_experts_as<PLAIN_NOT>(cu, e, in, sums, y, rows);
 }
 
 void moe_gemv(struct cuda_backend *cu, const struct experts *e, const float *x, float *y, int rows)
@@ -989,7 +995,7 @@ void moe_gemv_routed(struct cuda_backend *cu, const struct matrix *w, const floa
     int warps = moe_gemv_warps(cu, w);
     p.s = moe_gemv_plan(cu, w, warps, 1, ceil_div(w->n_kt, warps), extra);
     dim3 grid((unsigned)w->n_tiles);
-    moe_gemv_launch<false, ROUTE, false>(cu, p, grid, extra);
+    moe_gemv_launch<false, ROUTE, PLAIN_NOT>(cu, p, grid, extra);
     struct norm_in made = {};
     made.x = x;
     made.gain = in->gain;
