@@ -33,7 +33,8 @@ struct ref {
     float *qkv;          /* one row of the projection */
     float *n, *y;        /* (E) one row: normed, what a block adds */
     float *part, *sum;   /* (E) one expert of that, and the sum of all */
-    float *row;          /* one dequantised weight row */
+    float *row;          /* one row of floats, of a weight or of the cache */
+    double *mean;        /* as wide: what attention gathers */
     float *hidden;       /* one row of gate and up */
     float *latent;       /* (4, widest latent) */
     float *kept;         /* (max_tokens, E) for guesses; NULL = there is no MTP block */
@@ -159,12 +160,12 @@ static float *floats(size_t n)
 
 static void clear(struct ref *r)
 {
-    void *owned[] = {r->x,     r->row_of,     r->layer_embeds, r->logits,  r->q,
-                     r->gate,  r->a,          r->qkv,          r->n,       r->y,
-                     r->part,  r->row,        r->keys,         r->hidden,  r->scores,
-                     r->probs, r->sampled[0], r->sampled[1],   r->tokens,  r->sum,
-                     r->gap,   r->latent,     r->told[0],      r->told[1], r->kept,
-                     r->joined};
+    void *owned[] = {r->x,      r->row_of,     r->layer_embeds, r->logits,  r->q,
+                     r->gate,   r->a,          r->qkv,          r->n,       r->y,
+                     r->part,   r->row,        r->keys,         r->hidden,  r->scores,
+                     r->probs,  r->sampled[0], r->sampled[1],   r->tokens,  r->sum,
+                     r->gap,    r->latent,     r->told[0],      r->told[1], r->kept,
+                     r->joined, r->mean};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -201,6 +202,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->part = floats(embd);
     r->sum = floats(embd);
     r->row = floats(wide);
+    r->mean = mem_zalloc(wide + 1, sizeof *r->mean);
     r->hidden = floats(2 * wide);
     r->latent = floats(4 * (size_t)max->latent);
     r->scores = floats((size_t)s->max_pages * (size_t)s->page_len);
@@ -275,12 +277,19 @@ static bool ref_end(struct backend *be, int32_t *tokens, struct error *err)
 
 /* Compute */
 
+/* Eight sums, because one alone would wait for itself at every step: tests spend their time here. */
 static float dot(const float *a, const float *b, int n)
 {
-    double sum = 0;
-    for (int i = 0; i < n; i++)
-        sum += (double)a[i] * b[i];
-    return (float)sum;
+    double sum[8] = {0}, all = 0;
+    int i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int j = 0; j < 8; j++)
+            sum[j] += (double)a[i + j] * b[i + j];
+    for (; i < n; i++)
+        all += (double)a[i] * b[i];
+    for (int j = 0; j < 8; j++)
+        all += sum[j];
+    return (float)all;
 }
 
 /* y (n_out) += what the adapters of row r->at change of the product */
@@ -429,18 +438,11 @@ static void kv_store(void *base, enum dtype type, size_t at, const float *from, 
     kv_row_put(type, from, n, (char *)base + dtype_bytes(type, at));
 }
 
-static float kv_load(const void *base, enum dtype type, size_t at)
+/* The same back, into r->row */
+static const float *kv_load(struct ref *r, const void *base, enum dtype type, size_t at, int n)
 {
-    if (type == DT_F32)
-        return ((const float *)base)[at];
-    if (kv_coded(type)) {
-        float block[KV_BLOCK];
-        size_t first = at / KV_BLOCK * KV_BLOCK;
-        kv_row_get(type, (const char *)base + dtype_bytes(type, first), KV_BLOCK, block);
-        return block[at - first];
-    }
-    uint16_t bits = ((const uint16_t *)base)[at];
-    return type == DT_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+    kv_row_get(type, (const char *)base + dtype_bytes(type, at), n, r->row);
+    return r->row;
 }
 
 /* Index of element 0 of (slot, kv head) in a pool of (n_pages, K, page_len, dim). */
@@ -539,10 +541,7 @@ static void attend(struct ref *r, const struct attention *a, const struct kv_lay
     for (int p = first; p <= last; p++) {
         int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
         size_t at = kv_at(s, slot, K, kv_head, a->k_dim);
-        double sum = 0;
-        for (int i = 0; i < a->k_dim; i++)
-            sum += (double)q[i] * kv_load(kv->k, s->k_type, at + (size_t)i);
-        float score = (float)sum * a->scale;
+        float score = dot(q, kv_load(r, kv->k, s->k_type, at, a->k_dim), a->k_dim) * a->scale;
         if (a->softcap != 0)
             score = a->softcap * tanhf(score / a->softcap);
         r->scores[p] = score;
@@ -553,15 +552,16 @@ static void attend(struct ref *r, const struct attention *a, const struct kv_lay
         r->scores[p] = expf(r->scores[p] - max);
         total += r->scores[p];
     }
-    for (int i = 0; i < a->v_dim; i++) {
-        double sum = 0;
-        for (int p = first; p <= last; p++) {
-            int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
-            size_t at = kv_at(s, slot, K, kv_head, a->v_dim);
-            sum += (double)r->scores[p] * kv_load(kv->v, s->v_type, at + (size_t)i);
-        }
-        out[i] = (float)(sum / total);
+    memset(r->mean, 0, (size_t)a->v_dim * sizeof *r->mean);
+    for (int p = first; p <= last; p++) {
+        int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
+        size_t at = kv_at(s, slot, K, kv_head, a->v_dim);
+        const float *v = kv_load(r, kv->v, s->v_type, at, a->v_dim);
+        for (int i = 0; i < a->v_dim; i++)
+            r->mean[i] += (double)r->scores[p] * v[i];
     }
+    for (int i = 0; i < a->v_dim; i++)
+        out[i] = (float)(r->mean[i] / total);
     turn_heads(s->v_type, out, 1, a->v_dim);
 }
 
@@ -637,29 +637,27 @@ static void attend_latent(struct ref *r, const struct latent *l, const struct kv
     const struct bounds *s = &r->bounds;
     const int32_t *pages = r->batch.pages + (size_t)seq * (size_t)r->batch.max_pages;
     int C = l->kv_rank, Dr = l->rope_dim, width = C + Dr, last = r->batch.pos[t];
-    float *query = r->latent, *row = query + width, *sum = row + width, max = -INFINITY;
+    float *query = r->latent, *sum = query + width, max = -INFINITY;
     double total = 0;
     matvec(r, l->wkb, h, q, query);
     memcpy(query + C, q + l->nope_dim, (size_t)Dr * sizeof(float));
     for (int p = 0; p <= last; p++) {
         int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
-        size_t at = kv_at(s, slot, 1, 0, width);
-        for (int i = 0; i < width; i++)
-            row[i] = kv_load(kv->k, s->k_type, at + (size_t)i);
+        const float *row = kv_load(r, kv->k, s->k_type, kv_at(s, slot, 1, 0, width), width);
         r->scores[p] = dot(query, row, width) * l->scale;
         max = r->scores[p] > max ? r->scores[p] : max;
     }
     for (int p = 0; p <= last; p++)
         total += r->scores[p] = expf(r->scores[p] - max);
-    for (int i = 0; i < C; i++) {
-        double mean = 0;
-        for (int p = 0; p <= last; p++) {
-            int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
-            mean += (double)r->scores[p] *
-                    kv_load(kv->k, s->k_type, kv_at(s, slot, 1, 0, width) + (size_t)i);
-        }
-        sum[i] = (float)(mean / total);
+    memset(r->mean, 0, (size_t)C * sizeof *r->mean);
+    for (int p = 0; p <= last; p++) {
+        int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
+        const float *row = kv_load(r, kv->k, s->k_type, kv_at(s, slot, 1, 0, width), width);
+        for (int i = 0; i < C; i++)
+            r->mean[i] += (double)r->scores[p] * row[i];
     }
+    for (int i = 0; i < C; i++)
+        sum[i] = (float)(r->mean[i] / total);
     matvec(r, l->wvb, h, sum, out);
 }
 

@@ -62,6 +62,7 @@ enum { MAX_LAYERS = 4 };
 struct duo {
     struct backend *be[SIDES];
     struct dims s;
+    int rows; /* of its steps, about: what it pays to prepare for */
     struct network net[SIDES];
     struct layer layers[SIDES][MAX_LAYERS];
     struct kv_layer kv[SIDES][MAX_LAYERS];
@@ -130,6 +131,7 @@ void logits_check(struct duo *d, const char *what, int rows, double tol);
 void logits_get(struct duo *d, int side, int rows, float *out); /* (rows, n_vocab) */
 
 bool wanted(const char *group);
+extern int64_t report_from; /* when the group began: clock_ns */
 void report(const char *group, int before);
 
 /* Rows of the pick tables that every backend opened from now on is to use (NULL: none), and how often

@@ -9,6 +9,7 @@
  *   each, for tools that slow kernels down a hundredfold; only those whose name contains the filter
  *   (picks=NAME: only that row of the tables of kernels); other numbers
  */
+#include "base/clock.h"
 #include "base/mem.h"
 #include "duo.h"
 #include "sample/sampler.h"
@@ -427,6 +428,7 @@ void mlp_case(const struct dims *s, int n_expert, int n_ff, enum dtype up, enum 
     struct dims head = *s;
     head.n_vocab = 96;
     duo_open(&d, &head, 2);
+    d.rows = rows;
     struct duo_mlp m;
     mlp_new(&d, 0, &m, n_expert, n_ff, up, down, router);
     struct random_spec spec = {
@@ -863,6 +865,7 @@ enum { N_GROUPS = sizeof groups / sizeof *groups };
 
 static void group_run(const struct group *g, int part, int parts)
 {
+    report_from = clock_ns();
     if (g->cut)
         g->cut(part, parts);
     else
