@@ -70,6 +70,10 @@ static int link_test(void *request)
     return 1;
 }
 
+static void link_poke(void)
+{
+}
+
 static int link_split(int color, int key)
 {
     (void)color, (void)key;
@@ -90,6 +94,7 @@ static const struct ranks_link counting = {
     .send = link_send,
     .recv = link_recv,
     .test = link_test,
+    .poke = link_poke,
     .split = link_split,
     .finalize = link_finalize,
 };
@@ -360,15 +365,18 @@ static void test_steps(void **state)
     s = predict_step(&w, &t, &d, &slow, &slow, &one);
     assert_true(near(s.latency, 4 * 10e-6 + 10e-6));
     assert_true(near(s.transfer, 4 * 400e-9 + 4096e-9));
-    /* stages: a single sequence goes through all of them; several in two parts */
+    /* stages: a single sequence goes through all of them; several in parts, one for each stage */
     t = (struct predict_talk){.tp = 1, .pp = 4, .embd = 100, .vocab = 1000};
     s = predict_step(&w, &t, &d, &slow, &slow, &one);
     assert_true(near(s.memory, 4));
     assert_true(near(s.latency, 3 * 10e-6 + 10e-6 + 2 * 10e-6));
     struct predict_load many = {8, 8, 8, 0};
-    assert_int_equal(predict_parts(4, &many), 2);
+    assert_int_equal(predict_parts(4, &many), 4);
     s = predict_step(&w, &t, &d, &slow, &slow, &many);
-    assert_true(near(s.memory, 5)); /* four stages and one part behind */
+    assert_true(near(s.memory, 4)); /* while one part goes round, the others do */
+    struct predict_load read = {64, 1, 1, 0};
+    s = predict_step(&w, &t, &d, &slow, &slow, &read);
+    assert_true(near(s.memory, 7)); /* four stages and three parts behind */
     /* experts: half of them met by one row; whole ones on two lanes, the busiest */
     w = (struct predict_work){.layers = 1, .expert_bytes = 1e9, .n_expert = 2, .n_used = 1};
     t = (struct predict_talk){.tp = 1, .pp = 1, .embd = 100, .vocab = 1000};

@@ -1041,8 +1041,13 @@ static void ref_join(struct backend *be, const struct mtp *m)
     for (int t = 0; t < b->n_tokens; t++) {
         float *e = r->joined, *h = r->joined + E;
         r->row_of[t] = r->at = t;
+        const struct embed *from = &r->net->embed;
+        int row = b->tokens[t] - from->first;
         memset(e, 0, (size_t)E * sizeof(float));
-        add_row(r, r->net->embed.tokens, b->tokens[t], or_one(r->net->embed.scale), e);
+        if (!from->partial || (row >= 0 && row < from->tokens->n_out))
+            add_row(r, from->tokens, row, or_one(from->scale), e);
+        if (from->partial)
+            ranks_sum(be->ranks, e, (size_t)E);
         norm_row(&m->embed_norm, e, e, E);
         norm_row(&m->hidden_norm, r->kept + (size_t)b->from[t] * (size_t)E, h, E);
         matvec(r, m->fc, 0, r->joined, stream_row(r, t));

@@ -297,6 +297,22 @@ bool ranks_tell(struct ranks *r, void *buf, size_t bytes, bool idle)
            wait_for(r, r->link->bcast(buf, bytes, 0, 0), idle && r->rank > 0, "word from rank 0");
 }
 
+struct ranks_wait *ranks_tell_begin(struct ranks *r, void *buf, size_t bytes)
+{
+    if (!ranks_ok(r, NULL))
+        return NULL;
+    void *request = r->link->bcast(buf, bytes, 0, 0);
+    if (!request)
+        error_set(&r->failure, "rank %d: MPI refused word for the others", r->rank);
+    return request;
+}
+
+void ranks_poke(struct ranks *r)
+{
+    if (ranks_ok(r, NULL))
+        r->link->poke();
+}
+
 void ranks_reserve(struct ranks *r, size_t floats)
 {
     size_t n = floats * (size_t)(r->tp > 2 ? r->tp : 2) + (size_t)r->tp;

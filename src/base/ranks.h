@@ -99,13 +99,17 @@ bool ranks_lose(struct ranks *r, const char *fmt, ...) __attribute__((format(pri
 
 /* From rank 0 to all. idle: there may be nothing to say for long, so that waiting has no end. */
 bool ranks_tell(struct ranks *r, void *buf, size_t bytes, bool idle);
+/* The same on rank 0, without waiting until all have heard: buf stays until ranks_wait_end. */
+struct ranks_wait;
+struct ranks_wait *ranks_tell_begin(struct ranks *r, void *buf, size_t bytes);
+/* While this rank computes: lets what it sends move on. */
+void ranks_poke(struct ranks *r);
 /* Each lane's rows are added up, in order, everywhere in the stage. */
 void ranks_sum(struct ranks *r, float *rows, size_t n);
 /* Each lane has (n_rows, its run of the vocabulary) in rows: lane 0 gets all of (n_rows, n_vocab). */
 void ranks_collect(struct ranks *r, float *rows, int n_rows, int n_vocab);
 struct run ranks_vocab(const struct ranks *r, int n_vocab, int lane);
 /* From rank to rank. ranks_send_begin lets the caller go on; buf stays until ranks_wait_end. */
-struct ranks_wait;
 struct ranks_wait *ranks_send_begin(struct ranks *r, const void *buf, size_t bytes, int to);
 void ranks_wait_end(struct ranks *r, struct ranks_wait **wait);
 bool ranks_send(struct ranks *r, const void *buf, size_t bytes, int to);

@@ -8,7 +8,7 @@
 
 #include <stddef.h>
 
-enum { RANKS_LINK_VERSION = 2 };
+enum { RANKS_LINK_VERSION = 3 };
 
 /* Operations return a request, or NULL where MPI refused; test frees it when it is done. group: 0 all
  * ranks, 1 those of `split`. */
@@ -22,6 +22,7 @@ struct ranks_link {
     void *(*send)(const void *buf, size_t bytes, int to, int tag);
     void *(*recv)(void *buf, size_t bytes, int from, int tag);
     int (*test)(void *request);       /* 1 done, 0 not yet, -1 failed */
+    void (*poke)(void);               /* lets what is under way move on */
     int (*split)(int color, int key); /* makes group 1; 0 = done */
     void (*finalize)(void);
 };

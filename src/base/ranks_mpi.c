@@ -83,6 +83,12 @@ static int link_test(void *request)
     return rc == MPI_SUCCESS ? 1 : -1;
 }
 
+static void link_poke(void)
+{
+    int any = 0;
+    MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, groups[0], &any, MPI_STATUS_IGNORE);
+}
+
 static int link_split(int color, int key)
 {
     if (MPI_Comm_split(groups[0], color, key, &groups[1]) != MPI_SUCCESS)
@@ -103,6 +109,7 @@ static struct ranks_link table = {
     .send = link_send,
     .recv = link_recv,
     .test = link_test,
+    .poke = link_poke,
     .split = link_split,
     .finalize = link_finalize,
 };

@@ -108,6 +108,11 @@ enum adapter_result adapters_load(struct adapters *a, const char *name, const ch
         return ADAPTER_INVALID;
     enum adapter_result res = ADAPTER_OK;
     struct slot *s = NULL;
+    if (a->rank && a->m->be->ranks) {
+        error_set(err, "with several ranks adapters are loaded at the start: --lora %s=%s", name,
+                  path);
+        return ADAPTER_INVALID;
+    }
     pthread_mutex_lock(&a->lock);
     if (find(a, name)) {
         error_set(err, "the adapter \"%s\" is loaded already", name);

@@ -8,12 +8,14 @@
 enum word { WORD_END, WORD_PLAN, WORD_STEP };
 
 enum { SHORT_INTS = 1000 }; /* a step of few rows is one message */
+enum { LORA_INTS = sizeof(struct lora_use) / sizeof(int32_t) };
 
 /* What is said of a step: this, then its arrays. */
 struct word_head {
     int32_t word;
     int32_t n_tokens, n_seqs, n_decode, n_out, n_pages; /* n_pages: of all sequences */
-    int32_t has_types, has_states, deterministic;
+    int32_t n_loras;
+    int32_t has_types, has_states, has_from, keep, deterministic;
     int32_t n_ints;
     uint64_t key;
 };
@@ -28,10 +30,44 @@ static size_t bytes_of(size_t ints)
     return ints * sizeof(int32_t);
 }
 
-bool follow_tell_plan(struct ranks *r, struct follow_plan *plan)
+/* What is said of a step stays until all have heard it, which may be after the next one is said. */
+struct follow_said {
+    struct ranks *r;
+    struct said {
+        struct message m;
+        int32_t *ints; /* of a step of many rows */
+        struct ranks_wait *head, *rest;
+    } last[2];
+    unsigned turn;
+};
+
+struct follow_said *follow_said_new(struct ranks *r, const struct step_limits *lim, int max_pages)
+{
+    struct follow_said *s = mem_zalloc(1, sizeof *s);
+    size_t tokens = (size_t)lim->max_tokens, seqs = (size_t)lim->max_seqs;
+    size_t ints = 5 * tokens + seqs * (6 + (size_t)max_pages + LORA_MAX_USES * LORA_INTS) + 1 +
+                  (size_t)lim->max_out;
+    s->r = r;
+    for (int i = 0; r->rank == 0 && i < 2; i++)
+        s->last[i].ints = mem_zalloc(ints, sizeof(int32_t));
+    return s;
+}
+
+void follow_said_free(struct follow_said *s)
+{
+    for (int i = 0; s && i < 2; i++) {
+        ranks_wait_end(s->r, &s->last[i].head);
+        ranks_wait_end(s->r, &s->last[i].rest);
+        mem_free(s->last[i].ints);
+    }
+    mem_free(s);
+}
+
+bool follow_tell_plan(struct ranks *r, struct follow_plan *plan, struct follow_lora *loras)
 {
     struct message m = {.head.word = WORD_PLAN};
-    return ranks_tell(r, &m, sizeof m, false) && ranks_tell(r, plan, sizeof *plan, false);
+    return ranks_tell(r, &m, sizeof m, false) && ranks_tell(r, plan, sizeof *plan, false) &&
+           (!plan->n_loras || ranks_tell(r, loras, (size_t)plan->n_loras * sizeof *loras, false));
 }
 
 void follow_tell_end(struct ranks *r)
@@ -65,29 +101,32 @@ static const int32_t *take(struct packer *p, int n)
     return p->at - n;
 }
 
-size_t follow_room(int tokens, int seqs, int outs, int max_pages)
+void follow_tell_step(struct follow_said *s, const struct batch *b, int page_len, uint64_t key,
+                      bool deterministic)
 {
-    return 4 * (size_t)tokens + (size_t)seqs * (6 + (size_t)max_pages) + 1 + (size_t)outs;
-}
-
-void follow_tell_step(struct ranks *r, const struct batch *b, int page_len, uint64_t key,
-                      bool deterministic, int32_t *room)
-{
-    struct message m = {.head = {.word = WORD_STEP,
-                                 .n_tokens = b->n_tokens,
-                                 .n_seqs = b->n_seqs,
-                                 .n_decode = b->n_decode,
-                                 .n_out = b->n_out,
-                                 .has_types = b->types != NULL,
-                                 .has_states = b->state_in != NULL,
-                                 .deterministic = deterministic,
-                                 .key = key}};
+    struct said *now = &s->last[s->turn++ % 2];
+    ranks_wait_end(s->r, &now->head);
+    ranks_wait_end(s->r, &now->rest);
+    struct word_head *h = &now->m.head;
+    *h = (struct word_head){.word = WORD_STEP,
+                            .n_tokens = b->n_tokens,
+                            .n_seqs = b->n_seqs,
+                            .n_decode = b->n_decode,
+                            .n_out = b->n_out,
+                            .n_loras = b->n_loras,
+                            .has_types = b->types != NULL,
+                            .has_states = b->state_in != NULL,
+                            .has_from = b->from != NULL,
+                            .keep = b->keep,
+                            .deterministic = deterministic,
+                            .key = key};
     for (int i = 0; i < b->n_seqs; i++)
-        m.head.n_pages += pages_of(b, i, page_len);
-    m.head.n_ints = 3 * b->n_tokens + 2 * b->n_seqs + 1 + b->n_out + m.head.n_pages +
-                    (b->types ? b->n_tokens : 0) + (b->state_in ? 4 * b->n_seqs : 0);
-    bool is_short = m.head.n_ints <= SHORT_INTS;
-    int32_t *ints = is_short ? m.ints : room;
+        h->n_pages += pages_of(b, i, page_len);
+    h->n_ints = (3 + h->has_types + h->has_from) * b->n_tokens +
+                (2 + 4 * h->has_states) * b->n_seqs + 1 + b->n_out + h->n_pages +
+                LORA_INTS * b->n_loras;
+    bool is_short = h->n_ints <= SHORT_INTS;
+    int32_t *ints = is_short ? now->m.ints : now->ints;
     struct packer p = {ints};
     put(&p, b->tokens, b->n_tokens);
     put(&p, b->pos, b->n_tokens);
@@ -97,17 +136,23 @@ void follow_tell_step(struct ranks *r, const struct batch *b, int page_len, uint
     put(&p, b->out_rows, b->n_out);
     if (b->types)
         put(&p, b->types, b->n_tokens);
+    if (b->from)
+        put(&p, b->from, b->n_tokens);
     if (b->state_in) {
         put(&p, b->state_in, b->n_seqs);
         put(&p, b->state_out, b->n_seqs);
         put(&p, b->save_rows, b->n_seqs);
         put(&p, b->save_state, b->n_seqs);
     }
+    if (b->n_loras) {
+        memcpy(p.at, b->loras, bytes_of(LORA_INTS * (size_t)b->n_loras));
+        take(&p, LORA_INTS * b->n_loras);
+    }
     for (int i = 0; i < b->n_seqs; i++)
         put(&p, b->pages + (size_t)i * (size_t)b->max_pages, pages_of(b, i, page_len));
-    ranks_tell(r, &m, sizeof m, false);
+    now->head = ranks_tell_begin(s->r, &now->m, sizeof now->m);
     if (!is_short)
-        ranks_tell(r, ints, bytes_of((size_t)m.head.n_ints), false);
+        now->rest = ranks_tell_begin(s->r, ints, bytes_of((size_t)h->n_ints));
 }
 
 /* The followers' side */
@@ -117,7 +162,8 @@ struct follower {
     struct runtime *rt;
     struct message m;
     int32_t *ints, *pages;
-    size_t n_ints, n_pages;
+    struct lora_use *loras;
+    size_t n_ints, n_pages, n_loras;
 };
 
 static int32_t *grow(int32_t **a, size_t *have, size_t n)
@@ -127,6 +173,18 @@ static int32_t *grow(int32_t **a, size_t *have, size_t n)
         *have = n;
     }
     return *a;
+}
+
+static void take_loras(struct follower *f, struct packer *p, struct batch *b)
+{
+    size_t n = (size_t)b->n_loras;
+    if (f->n_loras < n) {
+        f->loras = mem_realloc(f->loras, n, sizeof *f->loras);
+        f->n_loras = n;
+    }
+    if (n)
+        memcpy(f->loras, take(p, LORA_INTS * b->n_loras), n * sizeof *f->loras);
+    b->loras = f->loras;
 }
 
 /* A step as rank 0 laid it out. */
@@ -146,6 +204,8 @@ static void run_step(struct follower *f)
                       .n_seqs = h->n_seqs,
                       .n_decode = h->n_decode,
                       .n_out = h->n_out,
+                      .n_loras = h->n_loras,
+                      .keep = h->keep,
                       .kv = f->rt->kv->layers};
     b.tokens = take(&p, b.n_tokens);
     b.pos = take(&p, b.n_tokens);
@@ -154,12 +214,14 @@ static void run_step(struct follower *f)
     b.kv_len = take(&p, b.n_seqs);
     b.out_rows = take(&p, b.n_out);
     b.types = h->has_types ? take(&p, b.n_tokens) : NULL;
+    b.from = h->has_from ? take(&p, b.n_tokens) : NULL;
     if (h->has_states) {
         b.state_in = take(&p, b.n_seqs);
         b.state_out = take(&p, b.n_seqs);
         b.save_rows = take(&p, b.n_seqs);
         b.save_state = take(&p, b.n_seqs);
     }
+    take_loras(f, &p, &b);
     for (int i = 0; i < b.n_seqs; i++) {
         int n = pages_of(&b, i, page_len);
         max_pages = n > max_pages ? n : max_pages;
@@ -184,8 +246,15 @@ static bool open_plan(struct follower *f)
 {
     struct follow_plan *plan = mem_zalloc(1, sizeof *plan);
     struct error err = {0};
+    struct follow_lora *loras = NULL;
     bool ok = ranks_tell(f->r, plan, sizeof *plan, false);
-    f->rt = ok ? runtime_follow(plan, f->r, &err) : NULL;
+    if (ok && plan->n_loras) {
+        size_t n = (size_t)plan->n_loras;
+        loras = mem_zalloc(n, sizeof *loras);
+        ok = ranks_tell(f->r, loras, n * sizeof *loras, false);
+    }
+    f->rt = ok ? runtime_follow(plan, loras, f->r, &err) : NULL;
+    mem_free(loras);
     mem_free(plan);
     return f->rt != NULL; /* rank 0 has heard why not */
 }
@@ -203,6 +272,7 @@ int follow(struct ranks *r)
     }
     mem_free(f.ints);
     mem_free(f.pages);
+    mem_free(f.loras);
     runtime_close(f.rt);
     return ok && ranks_ok(r, NULL) ? 0 : 1;
 }

@@ -16,21 +16,34 @@ struct follow_plan {
     bool ep;
     int64_t kv_tokens;
     int n_states, context;
+    int draft; /* tokens that are guessed (runtime.h) */
+    int n_loras;
     struct step_limits limits;
 };
 
-/* On rank 0: says it. */
-bool follow_tell_plan(struct ranks *r, struct follow_plan *plan);
-/* On rank 0, before each step; the others run it too. room: (follow_room) for what is said. */
-void follow_tell_step(struct ranks *r, const struct batch *b, int page_len, uint64_t key,
-                      bool deterministic, int32_t *room);
-size_t follow_room(int tokens, int seqs, int outs, int max_pages);
+/* An adapter to begin with. */
+struct follow_lora {
+    char name[ADAPTER_NAME_MAX], path[4096];
+    float scale;
+};
+
+/* On rank 0: says it; loras (plan->n_loras). */
+bool follow_tell_plan(struct ranks *r, struct follow_plan *plan, struct follow_lora *loras);
+/* On rank 0: room for what is said of steps, of so many pages a sequence. */
+struct follow_said;
+struct follow_said *follow_said_new(struct ranks *r, const struct step_limits *limits,
+                                    int max_pages);
+void follow_said_free(struct follow_said *s);
+/* On rank 0, before each step; the others run it too. Does not wait until they have heard. */
+void follow_tell_step(struct follow_said *s, const struct batch *b, int page_len, uint64_t key,
+                      bool deterministic);
 /* On rank 0: there will be no more. */
 void follow_tell_end(struct ranks *r);
 
 /* On the others: until rank 0 says that there will be no more. What the process should exit with. */
 int follow(struct ranks *r);
 /* The runtime of such a rank (runtime.c); NULL: rank 0 has heard why. */
-struct runtime *runtime_follow(const struct follow_plan *plan, struct ranks *r, struct error *err);
+struct runtime *runtime_follow(const struct follow_plan *plan, const struct follow_lora *loras,
+                               struct ranks *r, struct error *err);
 
 #endif

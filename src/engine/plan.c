@@ -288,10 +288,7 @@ static void explain_layer(const struct counter *k, const struct weight *w, const
         add_copy(k->plan, m->router.w ? "shared experts" : "mlps",
                  why_ffn(k, &m->dense, why, sizeof why), last, bytes);
     else if (w == m->experts.gate_up || w == m->experts.down)
-        add_copy(k->plan, "experts",
-                 strncat(why_ffn(k, &m->experts, why, sizeof why - 32),
-                         m->experts.down->n_expert >= k->o->tp ? ": use --ep" : "", 31),
-                 last, bytes);
+        add_copy(k->plan, "experts", why_ffn(k, &m->experts, why, sizeof why), last, bytes);
     else if (l->mixer.kind == MIXER_LATENT && l->mixer.partial)
         add_copy(k->plan, "latent projections", "all heads read the latent",
                  w == l->mixer.latent.wkva, bytes);

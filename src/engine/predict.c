@@ -132,8 +132,8 @@ double predict_sum(const struct predict_link *link, int lanes, double bytes)
 
 int predict_parts(int pp, const struct predict_load *load)
 {
-    bool cut = load->seqs > 1 || load->rows >= PIPELINE_PART_ROWS;
-    return pp > 1 && cut ? PIPELINE_PARTS : 1;
+    double most = fmax(load->seqs, floor(load->rows / PIPELINE_PART_ROWS));
+    return most < 1 ? 1 : (int)fmin(pp, most);
 }
 
 static void add_sums(struct predict_traffic *to, int lanes, double bytes, double n)
@@ -206,8 +206,10 @@ struct predict_step predict_step(const struct predict_work *w, const struct pred
     int parts = predict_parts(t->pp, load);
     double rows = load->rows / parts, outs = load->outs / parts, seqs = load->seqs / parts;
     seqs = seqs < 1 ? 1 : seqs;
-    /* Stages work one behind the other; what waits for nothing is beside the first part. */
-    double chain = t->pp + parts - 1, read, computed, row = (double)t->embd * 4;
+    /* Stages work one behind the other; what waits for nothing is beside the first part, and so are the
+     * next tokens of parts that are through. */
+    bool decodes = load->rows <= load->seqs;
+    double chain = decodes ? t->pp : t->pp + parts - 1, read, computed, row = (double)t->embd * 4;
     expert_shares(w, t, rows, &read, &computed);
     struct predict_step s = {0};
     double bytes = w->bytes + read * w->expert_bytes + seqs * load->context * w->kv_bytes;

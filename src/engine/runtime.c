@@ -576,7 +576,8 @@ static bool join(struct runtime *rt, struct ranks *r, int tp, int pp, bool ep, s
         return false;
     CHECK(rt->be, "ranks without a backend");
     rt->be->ranks = r;
-    rt->be->ahead = false; /* tokens are rank 0's, also on its device */
+    /* Tokens are rank 0's, also on its device; over stages it chooses as logits come (step.c). */
+    rt->be->ahead = pp > 1;
     return find_sharers(rt->be, r, err);
 }
 
@@ -586,16 +587,27 @@ static bool lead(struct runtime *rt, const char *path, const struct runtime_opti
                  struct step_limits lim, struct error *err)
 {
     struct ranks *r = ranks_world();
-    if (opt->n_loras || opt->lora_rank)
-        return error_set(err, "LoRA adapters are not supported with several ranks");
-    if (opt->draft > 0)
-        return error_set(err, "--draft is not supported with several ranks");
-    rt->draft = 0;
+    bool gpu = backend_device_kind(device->device) == DEVICE_GPU;
+    if (gpu && (opt->n_loras || opt->lora_rank))
+        return error_set(err, "LoRA adapters with several ranks run on CPUs: --device cpu");
+    if (gpu && opt->draft > 0)
+        return error_set(err, "--draft with several ranks runs on CPUs: --device cpu");
+    rt->draft = gpu ? 0 : rt->draft;
     if (!path || strlen(path) >= sizeof((struct follow_plan *)0)->path)
         return error_set(err, "several ranks need a model file");
+    struct follow_lora *loras = mem_zalloc((size_t)opt->n_loras + 1, sizeof *loras);
+    for (int i = 0; i < opt->n_loras; i++) {
+        const struct adapter_ref *l = &opt->loras[i];
+        loras[i].scale = l->scale;
+        snprintf(loras[i].name, sizeof loras[i].name, "%s", l->name);
+        snprintf(loras[i].path, sizeof loras[i].path, "%s", l->path);
+    }
     struct follow_plan *plan = mem_zalloc(1, sizeof *plan);
     plan->opt = *opt;
     plan->opt.progress = NULL;
+    plan->opt.loras = NULL;
+    plan->n_loras = opt->n_loras;
+    plan->draft = rt->draft;
     plan->tp = r->tp_asked;
     plan->pp = r->pp_asked;
     plan->ep = r->ep_asked;
@@ -606,25 +618,37 @@ static bool lead(struct runtime *rt, const char *path, const struct runtime_opti
     snprintf(plan->path, sizeof plan->path, "%s", path);
     snprintf(plan->device, sizeof plan->device, "%s", device->device ? device->device : "cpu");
     r->taken = true; /* from here on the others end by themselves where this fails */
-    bool ok = follow_tell_plan(r, plan) || ranks_ok(r, err);
+    bool ok = follow_tell_plan(r, plan, loras) || ranks_ok(r, err);
     ok = ok && ranks_agree(r, true, err) && join(rt, r, plan->tp, plan->pp, plan->ep, err);
     mem_free(plan);
+    mem_free(loras);
     r->following = ok && ranks_agree(r, build(rt, opt, device, cache, lim, err), err);
     return r->following;
 }
 
-struct runtime *runtime_follow(const struct follow_plan *plan, struct ranks *r, struct error *err)
+struct runtime *runtime_follow(const struct follow_plan *plan, const struct follow_lora *loras,
+                               struct ranks *r, struct error *err)
 {
     struct runtime *rt = mem_zalloc(1, sizeof *rt);
     struct runtime_options opt = plan->opt;
     struct cache_size cache = {plan->kv_tokens, plan->n_states};
+    struct adapter_ref *refs = mem_zalloc((size_t)plan->n_loras + 1, sizeof *refs);
+    for (int i = 0; i < plan->n_loras; i++) {
+        refs[i].scale = loras[i].scale;
+        refs[i].path = (char *)(uintptr_t)loras[i].path;
+        snprintf(refs[i].name, sizeof refs[i].name, "%s", loras[i].name);
+    }
+    opt.loras = refs;
     rt->context = plan->context;
+    rt->draft = plan->draft;
     opt.backend.device = plan->device;
     rt->file = tensorfile_open(plan->path, err);
     rt->be = rt->file ? backend_open(&opt.backend, err) : NULL;
-    if (ranks_agree(r, rt->be != NULL, err) && rt->be &&
-        join(rt, r, plan->tp, plan->pp, plan->ep, err) &&
-        ranks_agree(r, build(rt, &opt, &opt.backend, &cache, plan->limits, err), err))
+    bool ok = ranks_agree(r, rt->be != NULL, err) && rt->be &&
+              join(rt, r, plan->tp, plan->pp, plan->ep, err) &&
+              ranks_agree(r, build(rt, &opt, &opt.backend, &cache, plan->limits, err), err);
+    mem_free(refs);
+    if (ok)
         return rt;
     runtime_close(rt);
     return NULL;

@@ -33,16 +33,22 @@ struct stepper {
     int32_t *from;                /* (max_tokens) of the MTP block's steps, or NULL */
     struct sampler *greedy;       /* of guesses */
     struct lora_use *loras;       /* (max_seqs * LORA_MAX_USES), or NULL */
-    struct {
+    struct flown {
         struct step_item *items;
         int n_items;
-    } flying[2]; /* started, not finished; the oldest first */
+        /* Over stages, tokens are chosen as logits come, maybe after the next step has begun: */
+        bool sampled;
+        struct step_item **owner; /* (max_out) whose sampler chooses from a row; NULL = nobody's */
+        uint64_t *draws;          /* (max_out) */
+    } flying[2];                  /* started, not finished; the oldest first */
     int n_flying;
-    unsigned turn;             /* counts steps */
-    int owed;                  /* sequences of the step that have no slot for their state yet */
-    struct pool *pool;         /* for masks; NULL until there is one to make */
-    struct pipeline *pipeline; /* the model is cut into stages; NULL: it is not */
-    int32_t *said;             /* (follow_room) what other ranks are told; NULL: there are none */
+    unsigned turn;              /* counts steps */
+    int owed;                   /* sequences of the step that have no slot for their state yet */
+    struct pool *pool;          /* for masks; NULL until there is one to make */
+    struct pipeline *pipeline;  /* the model is cut into stages; NULL: it is not */
+    int n_taken;                /* of the oldest step: logits rows that have come over the stages */
+    struct sample_probs *probs; /* (max_out) of them */
+    struct follow_said *said;   /* what other ranks are told; NULL: there are none */
 };
 
 struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
@@ -67,7 +73,7 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
     st->sampled = mem_zalloc((size_t)limits->max_out, sizeof(int32_t));
     st->samplers = mem_zalloc((size_t)limits->max_out, sizeof *st->samplers);
     if (limits->keep) {
-        CHECK(m->net.mtp.fc, "nothing guesses");
+        CHECK(m->net.mtp.fc || m->net.goes_on, "nothing guesses");
         struct sample_params greedy = sample_params_default();
         greedy.temp = 0;
         greedy.repeat_penalty = 1;
@@ -92,16 +98,21 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
         size_t stream = tokens * (size_t)m->net.n_embd,
                logits = (size_t)limits->max_out * (size_t)m->net.n_vocab;
         ranks_reserve(m->be->ranks, stream > logits ? stream : logits);
-        st->said = mem_zalloc(
-            follow_room(limits->max_tokens, limits->max_seqs, limits->max_out, st->max_pages),
-            sizeof *st->said);
+        st->said = follow_said_new(m->be->ranks, limits, st->max_pages);
     }
     if (!m->be->ops->prepare(m->be, &m->net, &bounds, err)) {
         stepper_free(st);
         return NULL;
     }
-    if (m->be->ranks && m->be->ranks->pp > 1)
+    if (m->be->ranks && m->be->ranks->pp > 1) {
+        size_t outs = (size_t)limits->max_out;
         st->pipeline = pipeline_new(m, limits->max_tokens, limits->max_seqs, limits->max_out);
+        st->probs = mem_zalloc(outs, sizeof *st->probs);
+        for (int i = 0; i < 2; i++) {
+            st->flying[i].owner = mem_zalloc(outs, sizeof *st->flying[i].owner);
+            st->flying[i].draws = mem_zalloc(outs, sizeof *st->flying[i].draws);
+        }
+    }
     return st;
 }
 
@@ -111,11 +122,15 @@ void stepper_free(struct stepper *st)
         return;
     pool_free(st->pool);
     pipeline_free(st->pipeline);
-    mem_free(st->said);
+    follow_said_free(st->said);
     sampler_free(st->greedy);
+    for (int i = 0; i < 2; i++) {
+        mem_free(st->flying[i].owner);
+        mem_free(st->flying[i].draws);
+    }
     void *owned[] = {st->tokens, st->types, st->pos,      st->slot,    st->q_start,
                      st->kv_len, st->pages, st->out_rows, st->sampled, st->samplers,
-                     st->states, st->loras, st->from,     st};
+                     st->states, st->loras, st->from,     st->probs,   st};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -296,19 +311,59 @@ static void reserve_states(struct stepper *st, struct step_item *items, int n_it
     }
 }
 
-static void run_network(struct stepper *st, const struct batch *b, uint64_t key)
+/* Over stages: the next logits of the oldest step, and what is chosen from them. A sequence that has left
+ * since has nobody to choose for. */
+static void take_logits(struct stepper *st)
 {
-    mem_guard_enter();
-    if (st->pipeline)
-        pipeline_forward(st->pipeline, b);
-    else
-        forward(st->m, b, key);
-    mem_guard_leave();
+    const struct flown *f = &st->flying[0];
+    struct run outs = pipeline_take(st->pipeline);
+    for (int r = outs.first; r < outs.first + outs.n; r++) {
+        const struct step_item *it = f->sampled ? f->owner[r] : NULL;
+        st->sampled[r] = it && it->seq && it->sampler
+                             ? sampler_pick_late(it->sampler, f->draws[r],
+                                                 pipeline_logits(st->pipeline, r), &st->probs[r])
+                             : -1;
+    }
+    st->n_taken = outs.n ? outs.first + outs.n : st->limits.max_out;
+}
+
+/* A step over stages begins. Rows that go on from tokens of the step before wait for those alone. */
+static void run_stages(struct stepper *st)
+{
+    int n = pipeline_begin(st->pipeline, &st->b);
+    for (int i = 0; i < n; i++) {
+        struct run rows = pipeline_rows(st->pipeline, i);
+        for (int r = rows.first; r < rows.first + rows.n; r++) {
+            if (st->tokens[r] >= 0)
+                continue;
+            int from = -1 - st->tokens[r];
+            while (st->n_taken <= from)
+                take_logits(st);
+            /* none: that step has failed, and says so when it is finished */
+            st->tokens[r] = st->sampled[from] > 0 ? st->sampled[from] : 0;
+        }
+        pipeline_part(st->pipeline, i);
+    }
 }
 
 bool step_follow(struct stepper *st, const struct batch *b, uint64_t key, struct error *err)
 {
-    run_network(st, b, key);
+    mem_guard_enter();
+    if (st->pipeline && b->from) {
+        pipeline_guess(st->pipeline, b);
+    } else if (st->pipeline) {
+        int n = pipeline_begin(st->pipeline, b);
+        for (int i = 0; i < n; i++)
+            pipeline_part(st->pipeline, i);
+        while (st->m->be->ranks->rank == 0 && pipeline_take(st->pipeline).n) /* to nobody */
+            continue;
+        pipeline_end(st->pipeline);
+    } else if (b->from) {
+        forward_guess(st->m, b, key);
+    } else {
+        forward(st->m, b, key);
+    }
+    mem_guard_leave();
     return st->pipeline || st->m->be->ops->end(st->m->be, NULL, err);
 }
 
@@ -333,13 +388,19 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     bool repeats = st->b.n_tokens == st->b.n_seqs + n_guess && st->b.n_out == st->b.n_tokens;
     uint64_t key = repeats ? (uint64_t)st->b.n_seqs : 0;
     if (st->m->be->ranks)
-        follow_tell_step(st->m->be->ranks, &st->b, st->kv->page_len, key, st->m->be->deterministic,
-                         st->said);
-    run_network(st, &st->b, key);
+        follow_tell_step(st->said, &st->b, st->kv->page_len, key, st->m->be->deterministic);
+    mem_guard_enter();
+    if (st->pipeline)
+        run_stages(st);
+    else
+        forward(st->m, &st->b, key);
+    mem_guard_leave();
     for (int i = 0; i < n_items; i++)
         kvcache_advance(st->kv, items[i].seq, items[i].n_tokens);
-    st->flying[st->n_flying].items = items;
-    st->flying[st->n_flying++].n_items = n_items;
+    struct flown *f = &st->flying[st->n_flying++];
+    f->items = items;
+    f->n_items = n_items;
+    f->sampled = false;
     return true;
 }
 
@@ -363,11 +424,29 @@ void step_prepare(struct stepper *st, struct sampler **samplers, int n)
         prepare_rows(samplers, 0, 0, n);
 }
 
+/* Over stages: who will choose, and with which draw. */
+static void sample_later(struct stepper *st, struct flown *f)
+{
+    memset(f->owner, 0, (size_t)st->b.n_out * sizeof(struct step_item *));
+    for (int i = 0; i < f->n_items; i++) {
+        struct step_item *it = &f->items[i];
+        if (!it->seq || it->want == LOGITS_NONE || !it->sampler)
+            continue;
+        f->owner[step_chosen_row(it)] = it;
+        f->draws[step_chosen_row(it)] = sampler_counter(it->sampler);
+    }
+    f->sampled = true;
+}
+
 void step_sample(struct stepper *st)
 {
     CHECK(st->n_flying > 0, "no step is under way");
     const struct step_item *items = st->flying[st->n_flying - 1].items;
     int n_items = st->flying[st->n_flying - 1].n_items;
+    if (st->pipeline) {
+        sample_later(st, &st->flying[st->n_flying - 1]);
+        return;
+    }
     memset(st->samplers, 0, (size_t)st->b.n_out * sizeof(struct sampler *));
     for (int i = 0; i < n_items; i++) {
         const struct step_item *it = &items[i];
@@ -387,19 +466,36 @@ int32_t step_token(const struct stepper *st, int row)
 
 void step_probs(struct stepper *st, int row, struct sample_probs *out)
 {
-    st->m->be->ops->probs(st->m->be, row, out);
+    if (st->pipeline)
+        *out = st->probs[row];
+    else
+        st->m->be->ops->probs(st->m->be, row, out);
+}
+
+/* Waits for the oldest step: its tokens are in st->sampled. */
+static bool end_oldest(struct stepper *st, struct error *err)
+{
+    if (!st->pipeline)
+        return st->m->be->ops->end(st->m->be, st->sampled, err);
+    while (st->n_taken < st->limits.max_out)
+        take_logits(st);
+    pipeline_end(st->pipeline);
+    st->n_taken = 0;
+    return true;
 }
 
 bool step_finish(struct stepper *st, struct error *err)
 {
     CHECK(st->n_flying > 0, "no step is under way");
-    struct step_item *items = st->flying[0].items;
-    int n_items = st->flying[0].n_items;
-    st->flying[0] = st->flying[1];
-    st->n_flying--;
+    struct flown done = st->flying[0];
+    struct step_item *items = done.items;
+    int n_items = done.n_items;
     mem_guard_enter();
-    bool ok = st->m->be->ops->end(st->m->be, st->sampled, err);
+    bool ok = end_oldest(st, err);
     mem_guard_leave();
+    st->flying[0] = st->flying[1];
+    st->flying[1] = done;
+    st->n_flying--;
     st->turn = (st->turn + 1) & INT32_MAX;
     ok = ok && ranks_ok(st->m->be->ranks, err);
     ok = ok && (!st->m->reads || tensorfile_is_whole(st->m->reads, st->turn, err));
@@ -425,7 +521,11 @@ bool step_run(struct stepper *st, struct step_item *items, int n_items, struct e
 
 void step_logits(struct stepper *st, int row, float *out)
 {
-    st->m->be->ops->logits(st->m->be, row, out);
+    if (st->pipeline)
+        memcpy(out, pipeline_logits(st->pipeline, row),
+               (size_t)model_row_width(st->m) * sizeof *out);
+    else
+        st->m->be->ops->logits(st->m->be, row, out);
 }
 
 static void add_guess(struct stepper *st, struct guess_item *it)
@@ -460,11 +560,22 @@ bool step_guess(struct stepper *st, struct guess_item *items, int n_items, struc
     uint64_t key = BLOCK_KEY | (uint64_t)st->b.n_seqs;
     for (int i = 0; i < n_items; i++)
         key = items[i].n > BLOCK_ROWS ? 0 : key;
+    if (st->m->be->ranks)
+        follow_tell_step(st->said, &st->b, st->kv->page_len, key, st->m->be->deterministic);
     mem_guard_enter();
-    forward_guess(st->m, &st->b, key);
-    st->m->be->ops->sample(st->m->be, st->samplers);
-    bool ok = st->m->be->ops->end(st->m->be, st->sampled, err);
+    bool ok = true;
+    if (st->pipeline) {
+        pipeline_guess(st->pipeline, &st->b);
+        for (int i = 0; i < st->b.n_out; i++)
+            st->sampled[i] =
+                sampler_pick(st->greedy, pipeline_logits(st->pipeline, i), &st->probs[i]);
+    } else {
+        forward_guess(st->m, &st->b, key);
+        st->m->be->ops->sample(st->m->be, st->samplers);
+        ok = st->m->be->ops->end(st->m->be, st->sampled, err);
+    }
     mem_guard_leave();
+    ok = ok && ranks_ok(st->m->be->ranks, err);
     for (int i = 0; ok && i < n_items; i++)
         items[i].token = items[i].want ? st->sampled[items[i].row] : -1;
     return ok;

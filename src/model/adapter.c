@@ -10,6 +10,7 @@
 #include "base/sysmem.h"
 #include "model/build.h"
 #include "model/families/family.h"
+#include "model/split.h"
 #include "text/regex.h"
 
 #include <inttypes.h>
@@ -65,6 +66,15 @@ static bool fail(struct reading *r, const struct tensor *t, const char *what)
 }
 
 /* Names of the model's weights */
+
+/* Rows of the whole weight: of several ranks each may have some of them. */
+static int want_rows(const struct want *want)
+{
+    int n = 0;
+    for (int k = 0; k < want->n_rows; k++)
+        n += want->rows[k].n;
+    return n;
+}
 
 static void add_target(struct reading *r, struct target t, const char *name)
 {
@@ -484,7 +494,7 @@ static bool add_factors(struct reading *r, const struct pair *p, const struct ta
     const struct rows *rows = &want->rows[t->rows];
     struct lora **change = &r->out->changes[t->want];
     if (!*change) {
-        *change = lora_new(want->n_in, want->w->n_out, want->n_expert);
+        *change = lora_new(want->n_in, want_rows(want), want->n_expert);
         r->out->n_changed++;
     }
     struct lora_matrix *m = &(*change)->of[e];
@@ -612,7 +622,7 @@ static int fused_rows(const struct reading *r, const struct target *t, int *firs
         return rows->of;
     for (int k = 0; k < t->rows; k++) /* tensors of their own follow each other */
         *first += want->rows[k].n;
-    return want->w->n_out;
+    return want_rows(want);
 }
 
 /* Whether fused adapters have in and out turned: those that are not square say it for all. */
@@ -727,6 +737,9 @@ struct adapter *adapter_read(const struct tensorfile *f, const struct config *c,
     for (int i = 0; ok && i < r.n_pairs; i++)
         ok = match(&r, &r.pairs[i]);
     ok = ok && tensorfile_is_whole(f, TENSORFILE_ALL, err);
+    for (int i = 0; i < n_wants; i++)
+        if (a->changes[i] && wants[i].cut)
+            a->changes[i] = split_lora(a->changes[i], wants[i].cut);
     for (int i = 0; i < r.n_pairs; i++)
         mem_free(r.pairs[i].module);
     mem_free(r.pairs);

@@ -1,44 +1,82 @@
 /* Steps through the stages of a pipeline: see pipeline.h. Owns the buffers between them. */
 #include "model/pipeline.h"
+#include "backend/lora.h"
 #include "base/mem.h"
-#include "base/ranks.h"
 
 #include <string.h>
+
+enum { FLIGHTS = 2 }; /* steps under way */
 
 /* A part of a step: its rows [row, row + b.n_tokens), and its arrays. */
 struct micro {
     struct batch b;
-    int row, out; /* the first of each */
-    int32_t *q_start, *kv_len, *out_rows, *pages;
+    int row, out;        /* the first of each */
+    const int32_t *told; /* its tokens where the step has them: they may come later */
+    int32_t *tokens, *q_start, *kv_len, *out_rows;
     int32_t *states; /* (4, max_seqs) */
-    float *rows;     /* (max_tokens, E) of the stream */
-    struct ranks_wait *sent;
+    struct lora_use *loras;
+    float *rows; /* (max_tokens, E) of the stream, on its way out */
+    struct ranks_wait *sent, *given;
+};
+
+struct flight {
+    struct micro *parts; /* (most) */
+    int n_parts, n_taken;
+    bool late; /* tokens of it were not known when it began */
 };
 
 struct pipeline {
     struct model *m;
     struct ranks *r;
+    int most; /* parts of a step: so many that every stage has one */
     int max_seqs;
-    struct micro part[PIPELINE_PARTS];
-    float *logits; /* (max_out, n_vocab) */
+    bool whole;     /* sequences are not cut: a row sees those behind it */
+    bool all_embed; /* stages behind the first need tokens, too */
+    struct flight flights[FLIGHTS];
+    uint64_t begun, ended; /* counts of steps */
+    float *logits;         /* (max_out, width) of the step that is being taken */
+    float *given;          /* (FLIGHTS, max_out, width) on the last stage, until they are sent */
+    float *in;             /* (max_tokens, E) from the stage in front */
+    size_t max_out;
 };
+
+static void micro_init(const struct pipeline *p, struct micro *t, size_t tokens, size_t outs)
+{
+    size_t seqs = (size_t)p->max_seqs + 1;
+    t->tokens = mem_zalloc(tokens, sizeof(int32_t));
+    t->q_start = mem_zalloc(seqs, sizeof(int32_t));
+    t->kv_len = mem_zalloc(seqs, sizeof(int32_t));
+    t->out_rows = mem_zalloc(outs, sizeof(int32_t));
+    t->states = mem_zalloc(4 * seqs, sizeof(int32_t));
+    t->loras = mem_zalloc(seqs * LORA_MAX_USES, sizeof *t->loras);
+    t->rows = mem_zalloc(tokens * (size_t)p->m->net.n_embd, sizeof(float));
+}
 
 struct pipeline *pipeline_new(struct model *m, int max_tokens, int max_seqs, int max_out)
 {
     struct pipeline *p = mem_zalloc(1, sizeof *p);
-    size_t tokens = (size_t)max_tokens, seqs = (size_t)max_seqs + 1;
+    size_t width = (size_t)model_row_width(m), outs = (size_t)max_out;
     p->m = m;
     p->r = m->be->ranks;
+    p->most = p->r->pp;
     p->max_seqs = max_seqs;
-    for (int i = 0; i < PIPELINE_PARTS; i++) {
-        struct micro *t = &p->part[i];
-        t->q_start = mem_zalloc(seqs, sizeof(int32_t));
-        t->kv_len = mem_zalloc(seqs, sizeof(int32_t));
-        t->out_rows = mem_zalloc((size_t)max_out, sizeof(int32_t));
-        t->states = mem_zalloc(4 * seqs, sizeof(int32_t));
-        t->rows = mem_zalloc(tokens * (size_t)m->net.n_embd, sizeof(float));
+    p->max_out = outs;
+    p->all_embed = m->net.embed.layers.width > 0;
+    for (int i = 0; i < m->net.n_layers; i++) {
+        const struct mixer *x = &m->net.layers[i].mixer;
+        p->whole |= x->kind == MIXER_ATTENTION && x->attention.bidirectional;
     }
-    p->logits = mem_zalloc((size_t)max_out * (size_t)model_row_width(m), sizeof(float));
+    for (int f = 0; f < FLIGHTS; f++) {
+        p->flights[f].parts = mem_zalloc((size_t)p->most, sizeof *p->flights[f].parts);
+        for (int i = 0; i < p->most; i++)
+            micro_init(p, &p->flights[f].parts[i], (size_t)max_tokens, outs);
+    }
+    if (p->r->rank == 0)
+        p->logits = mem_zalloc(outs * width, sizeof(float));
+    if (!m->net.goes_on)
+        p->given = mem_zalloc(FLIGHTS * outs * width, sizeof(float));
+    if (m->net.comes_in)
+        p->in = mem_zalloc((size_t)max_tokens * (size_t)m->net.n_embd, sizeof(float));
     return p;
 }
 
@@ -46,44 +84,56 @@ void pipeline_free(struct pipeline *p)
 {
     if (!p)
         return;
-    for (int i = 0; i < PIPELINE_PARTS; i++) {
-        struct micro *t = &p->part[i];
-        void *owned[] = {t->q_start, t->kv_len, t->out_rows, t->states, t->rows};
-        for (size_t k = 0; k < sizeof owned / sizeof *owned; k++)
-            mem_free(owned[k]);
+    for (int f = 0; f < FLIGHTS; f++) {
+        for (int i = 0; i < p->most; i++) {
+            struct micro *t = &p->flights[f].parts[i];
+            void *owned[] = {t->tokens, t->q_start, t->kv_len, t->out_rows,
+                             t->states, t->loras,   t->rows};
+            for (size_t k = 0; k < sizeof owned / sizeof *owned; k++)
+                mem_free(owned[k]);
+        }
+        mem_free(p->flights[f].parts);
     }
     mem_free(p->logits);
+    mem_free(p->given);
+    mem_free(p->in);
     mem_free(p);
 }
 
-/* Where to cut: between sequences if there are several, else in the middle of a long prompt. */
-static int middle(const struct batch *b)
+/* Where to cut near row `at`, behind row `after`: inside a long prompt, or else where a sequence ends. 0:
+ * nowhere. */
+static int cut_near(const struct pipeline *p, const struct batch *b, int at, int after)
 {
-    int half = b->n_tokens / 2;
-    for (int i = 1; i < b->n_seqs; i++)
-        if (b->q_start[i] >= half)
-            return b->q_start[i];
-    return b->n_seqs > 1 ? b->q_start[b->n_seqs - 1] : b->n_tokens >= PIPELINE_PART_ROWS ? half : 0;
+    int i = 0;
+    while (i < b->n_seqs - 1 && b->q_start[i + 1] <= at)
+        i++;
+    int first = b->q_start[i] > after ? b->q_start[i] : after, last = b->q_start[i + 1];
+    if (!p->whole && at - first >= PIPELINE_PART_ROWS && last - at >= PIPELINE_PART_ROWS)
+        return at;
+    bool up = last < b->n_tokens && (first <= after || last - at < at - first);
+    at = up ? last : first;
+    return at > after && at < b->n_tokens ? at : 0;
 }
 
 /* Rows [first, last) of b. A sequence that is cut goes on from where its first part leaves it. */
-static void take_part(const struct pipeline *p, const struct batch *b, int first, int last,
+static void take_rows(const struct pipeline *p, const struct batch *b, int first, int last,
                       struct micro *t)
 {
     size_t n = (size_t)p->max_seqs;
     int32_t *states[4] = {t->states, t->states + n, t->states + 2 * n, t->states + 3 * n};
     t->b = *b;
     t->row = first;
-    t->b.tokens += first;
+    t->told = b->tokens + first;
     t->b.pos += first;
     t->b.slot += first;
     t->b.types += b->types ? first : 0;
     t->b.n_tokens = last - first;
-    t->b.n_seqs = t->b.n_decode = t->b.n_out = 0;
+    t->b.n_seqs = t->b.n_decode = t->b.n_out = t->b.n_loras = 0;
+    t->b.tokens = t->tokens;
     t->b.q_start = t->q_start;
     t->b.kv_len = t->kv_len;
     t->b.out_rows = t->out_rows;
-    t->b.n_loras = 0;
+    t->b.loras = t->loras;
     t->q_start[0] = 0;
     for (int i = 0; i < b->n_seqs; i++) {
         int from = b->q_start[i] > first ? b->q_start[i] : first;
@@ -105,12 +155,20 @@ static void take_part(const struct pipeline *p, const struct batch *b, int first
         states[2][k] = saves ? save : 0;
         states[3][k] = saves ? b->save_state[i] : -1;
     }
-    t->out = -1;
+    for (int i = 0; i < b->n_loras; i++) {
+        struct lora_use u = b->loras[i];
+        int from = u.first > first ? u.first : first,
+            to = u.first + u.n < last ? u.first + u.n : last;
+        if (from < to)
+            t->loras[t->b.n_loras++] =
+                (struct lora_use){u.adapter, from - first, to - from, u.scale};
+    }
+    t->out = 0;
     for (int i = 0; i < b->n_out; i++)
-        if (b->out_rows[i] >= first && b->out_rows[i] < last) {
-            t->out = t->out < 0 ? i : t->out;
+        if (b->out_rows[i] >= first && b->out_rows[i] < last)
             t->out_rows[t->b.n_out++] = b->out_rows[i] - first;
-        }
+        else
+            t->out += b->out_rows[i] < first;
     if (b->state_in) {
         t->b.state_in = states[0];
         t->b.state_out = states[1];
@@ -119,21 +177,76 @@ static void take_part(const struct pipeline *p, const struct batch *b, int first
     }
 }
 
-/* This stage's layers over one part. */
-static void run_part(struct pipeline *p, struct micro *t)
+static struct flight *latest(struct pipeline *p)
+{
+    return &p->flights[(p->begun - 1) % FLIGHTS];
+}
+
+int pipeline_begin(struct pipeline *p, const struct batch *b)
+{
+    CHECK(p->begun - p->ended < FLIGHTS, "%d steps are under way", FLIGHTS);
+    p->begun++;
+    struct flight *f = latest(p);
+    f->n_parts = f->n_taken = 0;
+    f->late = false;
+    for (int i = 0; i < b->n_tokens; i++)
+        f->late |= b->tokens[i] < 0;
+    int most = b->keep ? 1 : p->most; /* what is kept is kept of all rows at once */
+    for (int i = 1, first = 0; i <= most; i++) {
+        int at = (int)((int64_t)b->n_tokens * i / most);
+        int last = i == most ? b->n_tokens : cut_near(p, b, at, first);
+        if (last <= first)
+            continue;
+        struct micro *t = &f->parts[f->n_parts++];
+        ranks_wait_end(p->r, &t->sent);
+        ranks_wait_end(p->r, &t->given);
+        take_rows(p, b, first, last, t);
+        first = last;
+    }
+    return f->n_parts;
+}
+
+struct run pipeline_rows(const struct pipeline *p, int i)
+{
+    const struct micro *t = &p->flights[(p->begun - 1) % FLIGHTS].parts[i];
+    return (struct run){t->row, t->b.n_tokens};
+}
+
+/* The last stage has computed the logits, rank 0 chooses by them. */
+static void give_logits(struct pipeline *p, struct micro *t)
+{
+    struct backend *be = p->m->be;
+    size_t width = (size_t)model_row_width(p->m), at = (p->begun - 1) % FLIGHTS;
+    if (p->r->lane > 0 || t->b.n_out == 0)
+        return;
+    float *rows = p->given + (at * p->max_out + (size_t)t->out) * width;
+    for (int i = 0; i < t->b.n_out; i++)
+        be->ops->logits(be, i, rows + (size_t)i * width);
+    t->given = ranks_send_begin(p->r, rows, (size_t)t->b.n_out * width * sizeof(float), 0);
+}
+
+void pipeline_part(struct pipeline *p, int i)
 {
     struct backend *be = p->m->be;
     const struct network *net = &p->m->net;
     const struct backend_ops *op = be->ops;
+    struct flight *f = latest(p);
+    struct micro *t = &f->parts[i];
     size_t bytes = (size_t)t->b.n_tokens * (size_t)net->n_embd * sizeof(float);
+    memcpy(t->tokens, t->told, (size_t)t->b.n_tokens * sizeof *t->tokens);
+    /* Only rank 0 reads tokens where one rank is the first stage. */
+    if (f->late && (p->r->tp > 1 || p->all_embed))
+        ranks_tell(p->r, t->tokens, (size_t)t->b.n_tokens * sizeof *t->tokens, false);
     op->begin(be, &t->b);
     if (!net->comes_in || net->embed.layers.width)
         op->embed(be, &net->embed);
     if (net->comes_in) {
-        ranks_recv(p->r, t->rows, bytes, p->r->rank - p->r->tp);
-        op->stream_put(be, t->rows, t->b.n_tokens);
+        ranks_recv(p->r, p->in, bytes, p->r->rank - p->r->tp);
+        op->stream_put(be, p->in, t->b.n_tokens);
     }
     forward_layers(p->m);
+    if (t->b.keep && !net->goes_on)
+        op->keep(be, &net->head.norm);
     if (!net->goes_on)
         op->head(be, &net->head);
     op->launch(be);
@@ -141,55 +254,50 @@ static void run_part(struct pipeline *p, struct micro *t)
         op->stream_get(be, t->rows, t->b.n_tokens);
         t->sent = ranks_send_begin(p->r, t->rows, bytes, p->r->rank + p->r->tp);
     }
+    op->end(be, NULL, &p->r->failure);
+    if (!net->goes_on)
+        give_logits(p, t);
 }
 
-/* The last stage has computed the logits, rank 0 chooses by them. */
-static void give_logits(struct pipeline *p, struct micro *t)
+void pipeline_guess(struct pipeline *p, const struct batch *b)
 {
     struct backend *be = p->m->be;
-    size_t width = (size_t)model_row_width(p->m);
-    be->ops->end(be, NULL, &p->r->failure);
-    if (p->r->lane > 0 || t->b.n_out == 0)
-        return;
-    float *rows = p->logits + (size_t)t->out * width;
-    for (int i = 0; i < t->b.n_out; i++)
-        be->ops->logits(be, i, rows + (size_t)i * width);
-    t->sent = ranks_send_begin(p->r, rows, (size_t)t->b.n_out * width * sizeof(float), 0);
-}
-
-/* The step as a whole: what is chosen is chosen of all its rows. */
-static void take_logits(struct pipeline *p, const struct batch *b, int n)
-{
-    struct backend *be = p->m->be;
-    size_t width = (size_t)model_row_width(p->m);
-    be->ops->end(be, NULL, &p->r->failure);
-    be->ops->begin(be, b);
-    for (int i = 0; i < n; i++) {
-        const struct micro *t = &p->part[i];
-        if (t->b.n_out)
-            ranks_recv(p->r, p->logits + (size_t)t->out * width,
-                       (size_t)t->b.n_out * width * sizeof(float), p->r->size - p->r->tp);
+    size_t width = (size_t)model_row_width(p->m), bytes = (size_t)b->n_out * width * sizeof(float);
+    CHECK(p->begun == p->ended, "a step is under way");
+    if (!p->m->net.goes_on) {
+        forward_guess(p->m, b, 0);
+        be->ops->end(be, NULL, &p->r->failure);
+        for (int i = 0; p->r->lane == 0 && i < b->n_out; i++)
+            be->ops->logits(be, i, p->given + (size_t)i * width);
+        if (p->r->lane == 0 && b->n_out)
+            ranks_send(p->r, p->given, bytes, 0);
+    } else if (p->r->rank == 0 && b->n_out) {
+        ranks_recv(p->r, p->logits, bytes, p->r->size - p->r->tp);
     }
-    be->ops->logits_put(be, p->logits, b->n_out);
-    be->ops->launch(be);
 }
 
-void pipeline_forward(struct pipeline *p, const struct batch *b)
+struct run pipeline_take(struct pipeline *p)
 {
-    struct backend *be = p->m->be;
-    const struct network *net = &p->m->net;
-    int cut = middle(b), n = cut > 0 && cut < b->n_tokens ? 2 : 1;
-    for (int i = 0; i < n; i++) {
-        struct micro *t = &p->part[i];
-        take_part(p, b, i ? cut : 0, i == n - 1 ? b->n_tokens : cut, t);
-        run_part(p, t);
-        if (!net->goes_on)
-            give_logits(p, t);
-        else if (p->r->rank > 0 || i < n - 1)
-            be->ops->end(be, NULL, &p->r->failure);
+    struct flight *f = &p->flights[p->ended % FLIGHTS];
+    size_t width = (size_t)model_row_width(p->m);
+    CHECK(p->ended < p->begun, "no step is under way");
+    while (f->n_taken < f->n_parts) {
+        const struct micro *t = &f->parts[f->n_taken++];
+        if (t->b.n_out == 0)
+            continue;
+        ranks_recv(p->r, p->logits + (size_t)t->out * width,
+                   (size_t)t->b.n_out * width * sizeof(float), p->r->size - p->r->tp);
+        return (struct run){t->out, t->b.n_out};
     }
-    if (p->r->rank == 0)
-        take_logits(p, b, n);
-    for (int i = 0; i < n; i++)
-        ranks_wait_end(p->r, &p->part[i].sent);
+    return (struct run){0};
+}
+
+float *pipeline_logits(const struct pipeline *p, int row)
+{
+    return p->logits + (size_t)row * (size_t)model_row_width(p->m);
+}
+
+void pipeline_end(struct pipeline *p)
+{
+    p->ended++;
 }

@@ -1,23 +1,40 @@
 /*
- * A step on the stages of a pipeline (base/ranks.h): cut into parts ("micro-batches") so that the stages
+ * Steps on the stages of a pipeline (base/ranks.h), cut into parts ("micro-batches") so that the stages
  * work at the same time. Each stage gets the rows of the stream from the one in front, runs its layers
- * and gives them on; the last one's logits go to rank 0.
+ * and gives them on; the last one's logits go to rank 0, part by part: while the later parts of a step
+ * are on their way, the first ones of the next step can begin. Two steps at most are under way.
  */
 #ifndef STEEL_MODEL_PIPELINE_H
 #define STEEL_MODEL_PIPELINE_H
 
+#include "base/ranks.h"
 #include "model/model.h"
 
-enum {
-    PIPELINE_PARTS = 2,      /* a step is cut into so many */
-    PIPELINE_PART_ROWS = 32, /* a prompt with fewer rows is not cut */
-};
+enum { PIPELINE_PART_ROWS = 16 }; /* no part of a prompt has fewer rows */
 
 struct pipeline;
 /* Room for steps of so many rows, sequences and outputs. */
 struct pipeline *pipeline_new(struct model *m, int max_tokens, int max_seqs, int max_out);
 void pipeline_free(struct pipeline *p);
-/* In the place of forward(); when it returns on rank 0, the logits of all out rows are there. */
-void pipeline_forward(struct pipeline *p, const struct batch *b);
+
+/* In the place of forward(), on every rank: a step begins and is cut; how many parts it has. b and its
+ * arrays stay until all of them have run. Tokens that are still to be chosen are below 0. */
+int pipeline_begin(struct pipeline *p, const struct batch *b);
+/* The rows of part i of the step begun last. */
+struct run pipeline_rows(const struct pipeline *p, int i);
+/* Runs this stage's layers over part i, in order. On rank 0 b's tokens of these rows are known now; the
+ * others hear them. */
+void pipeline_part(struct pipeline *p, int i);
+/* In the place of forward_guess(), on every rank, while no step is under way: the last stage has the
+ * block, and rank 0 the logits when this returns. */
+void pipeline_guess(struct pipeline *p, const struct batch *b);
+
+/* On rank 0: waits for the next part of the oldest step under way. Which out rows of it are there now;
+ * n = 0: all were there before. */
+struct run pipeline_take(struct pipeline *p);
+/* Row `row` of what was taken of the step, (model_row_width). */
+float *pipeline_logits(const struct pipeline *p, int row);
+/* The oldest step under way is over: all parts have run, and on rank 0 all were taken. */
+void pipeline_end(struct pipeline *p);
 
 #endif

@@ -1,8 +1,11 @@
 /* Networks cut for ranks: see split.h. Knows layers and the list of wants, nothing of backends. */
 #include "model/split.h"
+#include "backend/lora.h"
 #include "base/mem.h"
 
 #include <string.h>
+
+enum { UNEVEN_PERCENT = 10 }; /* more than its share that a lane may have of every expert */
 
 struct splitter {
     const struct tensorfile *f;
@@ -278,19 +281,41 @@ static void choose_mixers(struct splitter *s, bool *cut)
 
 /* Mlps */
 
-/* Hidden units of a lane; false: some lane would have none. */
-static bool cut_hidden(struct splitter *s, struct ffn *f)
+/* Hidden units that stay together; 0: some lane would have none. */
+static int hidden_unit(struct splitter *s, const struct ffn *f)
 {
     int F = f->down->n_in, unit = unit_of(s, f->down), wide = lcm(unit, 32);
     if (F % wide == 0 && F / wide >= s->r->tp)
         unit = wide; /* whole vectors are faster */
-    if (F % unit || F / unit < s->r->tp)
+    return F % unit || F / unit < s->r->tp ? 0 : unit;
+}
+
+/* Hidden units of a lane; false: some lane would have none. */
+static bool cut_hidden(struct splitter *s, struct ffn *f)
+{
+    int F = f->down->n_in, unit = hidden_unit(s, f);
+    if (!unit)
         return false;
     struct run mine = run_of(F, unit, s->r->lane, s->r->tp);
     int n = f->gate_up->n_out > F ? 2 : 1;
     keep_rows(s, f->gate_up, n, (struct run[]){mine, after(mine, F)});
     keep_cols(s, f->down, 1, &mine);
     return true;
+}
+
+/* Whether each lane takes whole experts: where that was asked for, where their hidden units cannot be cut,
+ * and on CPUs where blocks of them would leave a lane with much more than its share (768 units in blocks of 256
+ * on two lanes). A GPU reads as many experts as a row takes, whether they are its own or not. */
+static bool by_expert(struct splitter *s, const struct mlp *m)
+{
+    int lanes = s->r->tp, unit = hidden_unit(s, &m->experts);
+    if (m->experts.gate_up->n_expert < lanes)
+        return false;
+    if (s->r->ep || !unit)
+        return true;
+    int units = m->experts.down->n_in / unit, most = (units + lanes - 1) / lanes;
+    bool on_gpu = s->r->sharers > 0;
+    return !on_gpu && 100 * most * lanes > (100 + UNEVEN_PERCENT) * units;
 }
 
 static void cut_mlp(struct splitter *s, struct mlp *m)
@@ -300,7 +325,7 @@ static void cut_mlp(struct splitter *s, struct mlp *m)
     if (!m->router.w)
         return;
     int n = m->experts.gate_up->n_expert;
-    if (s->r->ep && n >= s->r->tp) {
+    if (by_expert(s, m)) {
         struct run mine = run_of(n, 1, s->r->lane, s->r->tp);
         keep_experts(s, m->experts.gate_up, mine);
         keep_experts(s, m->experts.down, mine);
@@ -336,7 +361,7 @@ static void cut_ends(struct splitter *s)
 static bool is_of_layer(const struct splitter *s, const struct want *want)
 {
     const struct name *n = want->rows[0].name;
-    return strstr(s->f->is_gguf ? n->gguf : n->hf, "%d") != NULL;
+    return want->layer >= s->c->n_layers || strstr(s->f->is_gguf ? n->gguf : n->hf, "%d") != NULL;
 }
 
 static void leave(struct splitter *s, const struct weight *w)
@@ -351,9 +376,14 @@ static bool cut_layers(struct splitter *s, struct error *err)
     const struct ranks *r = s->r;
     struct network *net = s->net;
     struct embed_layers *e = &net->embed.layers;
-    struct run mine = run_of(net->n_layers, 1, r->stage, r->pp);
-    if (net->n_layers < r->pp)
-        return error_set(err, "--pp %d: the model has %d layers", r->pp, net->n_layers);
+    int depth = network_depth(net);
+    struct run mine = run_of(depth, 1, r->stage, r->pp);
+    if (depth < r->pp)
+        return error_set(err, "--pp %d: the model has %d layers", r->pp, depth);
+    if (r->stage == r->pp - 1)
+        mine.n += net->n_layers - depth; /* the block that guesses is beside the head */
+    else
+        net->mtp = (struct mtp){0};
     for (int i = mine.first; i < mine.first + mine.n; i++) {
         struct attention *a = &net->layers[i].mixer.attention;
         if (net->layers[i].mixer.kind != MIXER_ATTENTION || !a->shares_kv)
@@ -373,8 +403,8 @@ static bool cut_layers(struct splitter *s, struct error *err)
     net->comes_in = r->stage > 0;
     net->goes_on = r->stage < r->pp - 1;
     bool tied = net->head.w == net->embed.tokens;
-    /* Embeddings of layers are made of the token's own. */
-    if (net->comes_in && !e->width && (!tied || net->goes_on))
+    /* Embeddings of layers are made of the token's own; the block that guesses reads tokens, too. */
+    if (net->comes_in && !e->width && !net->mtp.fc && (!tied || net->goes_on))
         leave(s, net->embed.tokens);
     if (net->goes_on && !tied)
         leave(s, net->head.w);
@@ -523,6 +553,67 @@ static const float *cut_bias(const struct copier *to, const struct raw_weight *w
                        (size_t)r->n * sizeof *at);
             at += r->n;
         }
+    return out;
+}
+
+/* Adapters */
+
+/* Columns `cut` of a (rank, n_in), in place of it. */
+static void cut_a(struct lora_matrix *m, const struct cut *cut, size_t n_in)
+{
+    float *at = m->a;
+    for (size_t k = 0; cut->n_cols && k < (size_t)m->rank; k++)
+        for (int i = 0; i < cut->n_cols; i++) {
+            size_t n = (size_t)cut->cols[i].n;
+            memmove(at, m->a + k * n_in + (size_t)cut->cols[i].first, n * sizeof *at);
+            at += n;
+        }
+}
+
+/* Rows `cut` of a part's b, in place of them: runs ascend, so that what stays is one run of the rows
+ * that the weight has now. */
+static void cut_part(struct lora_part *p, const struct cut *cut)
+{
+    size_t rank = (size_t)p->rank;
+    int first = -1, n = 0, before = 0;
+    for (int i = 0; i < cut->n_rows; i++) {
+        const struct run *r = &cut->rows[i];
+        int from = r->first > p->first ? r->first : p->first;
+        int to = r->first + r->n < p->first + p->n ? r->first + r->n : p->first + p->n;
+        if (from < to) {
+            first = first < 0 ? before + from - r->first : first;
+            memmove(p->b + (size_t)n * rank, p->b + (size_t)(from - p->first) * rank,
+                    (size_t)(to - from) * rank * sizeof *p->b);
+            n += to - from;
+        }
+        before += r->n;
+    }
+    p->first = first < 0 ? 0 : first;
+    p->n = n;
+}
+
+struct lora *split_lora(struct lora *l, const struct cut *cut)
+{
+    if (cut->none) {
+        lora_free(l);
+        return NULL;
+    }
+    int n_in = 0, n_out = 0;
+    for (int i = 0; i < cut->n_cols; i++)
+        n_in += cut->cols[i].n;
+    for (int i = 0; i < cut->n_rows; i++)
+        n_out += cut->rows[i].n;
+    int n = cut->experts.n ? cut->experts.n : l->n_expert;
+    struct lora *out = lora_new(cut->n_cols ? n_in : l->n_in, cut->n_rows ? n_out : l->n_out, n);
+    for (int e = 0; e < n; e++) {
+        struct lora_matrix *from = &l->of[cut->experts.n ? cut->experts.first + e : e];
+        out->of[e] = *from;
+        *from = (struct lora_matrix){0};
+        cut_a(&out->of[e], cut, (size_t)l->n_in);
+        for (int i = 0; cut->n_rows && i < out->of[e].n_parts; i++)
+            cut_part(&out->of[e].parts[i], cut);
+    }
+    lora_free(l);
     return out;
 }
 

@@ -30,6 +30,9 @@ bool split_network(const struct tensorfile *f, const struct config *c, struct ne
 bool split_weight(struct raw_weight *w, const struct cut *cut,
                   void *(*alloc)(void *arg, size_t count, size_t size), void *arg,
                   struct error *err);
+/* An adapter's change of the weight, cut like it; l is freed. NULL: nothing of it is this rank's. */
+struct lora;
+struct lora *split_lora(struct lora *l, const struct cut *cut);
 /* The values of a vector that stay, moved to its front; how many. */
 int split_vector(float *values, int n, const struct cut *cut);
 

@@ -634,7 +634,8 @@ static void edit(struct sampler *s, float *logits)
 }
 
 /* The token, of logits that are edited already; scan is theirs. */
-static int32_t choose(struct sampler *s, const float *logits, const struct scan *scan)
+static int32_t choose(struct sampler *s, uint64_t draw, const float *logits,
+                      const struct scan *scan)
 {
     const struct sample_params *p = &s->p;
     int32_t best = scan_first(scan, logits);
@@ -662,7 +663,7 @@ static int32_t choose(struct sampler *s, const float *logits, const struct scan 
     double total = 0;
     for (int i = 0; i < n; i++)
         total += (double)expf((s->cand[i].logit - max) / p->temp);
-    double target = (double)sampler_uniform(p->seed, sampler_counter(s)) * total, sum = 0;
+    double target = (double)sampler_uniform(p->seed, draw) * total, sum = 0;
     for (int i = 0; i < n; i++) {
         sum += (double)expf((s->cand[i].logit - max) / p->temp);
         if (target < sum)
@@ -672,6 +673,12 @@ static int32_t choose(struct sampler *s, const float *logits, const struct scan 
 }
 
 int32_t sampler_pick(struct sampler *s, float *logits, struct sample_probs *probs)
+{
+    return sampler_pick_late(s, sampler_counter(s), logits, probs);
+}
+
+int32_t sampler_pick_late(struct sampler *s, uint64_t draw, float *logits,
+                          struct sample_probs *probs)
 {
     struct scan raw, own;
     sampler_prepare(s);
@@ -686,7 +693,7 @@ int32_t sampler_pick(struct sampler *s, float *logits, struct sample_probs *prob
         edit(s, l);
         scan_logits(&own, l, s->n_vocab);
     }
-    int32_t token = choose(s, l, edited ? &own : &raw);
+    int32_t token = choose(s, draw, l, edited ? &own : &raw);
     if (wanted) {
         int n = s->p.n_top < SAMPLE_MAX_TOP ? s->p.n_top : SAMPLE_MAX_TOP;
         probs->n_top = n < s->n_vocab ? n : s->n_vocab;

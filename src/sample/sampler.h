@@ -109,6 +109,9 @@ struct sample_probs {
 /* Picks a token from logits (n_vocab), which it may change. Does not accept it. probs: written where
  * they are wanted; may be NULL where they are not. */
 int32_t sampler_pick(struct sampler *s, float *logits, struct sample_probs *probs);
+/* The same of a token that is expected already: draw is what sampler_counter was before. */
+int32_t sampler_pick_late(struct sampler *s, uint64_t draw, float *logits,
+                          struct sample_probs *probs);
 /* What bias and penalties do to the logits, as a list, for samplers on a device: l += bias; l = l > 0
  * ? l / repeat : l * repeat; l -= less. Every token at most once. Returns how many, -1 if more than
  * max. */

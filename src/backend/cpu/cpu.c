@@ -455,9 +455,9 @@ static void sum_ranks(struct cpu_backend *cb, float *rows)
     cpu_stage_end(cb, STAGE_RANKS);
 }
 
-static void cpu_embed(struct backend *be, const struct embed *e)
+/* The stream becomes the rows' embeddings. */
+static void embed_stream(struct cpu_backend *cb, const struct embed *e)
 {
-    struct cpu_backend *cb = cpu_self(be);
     struct cpu_stream *x = &cb->stream;
     cpu_stage_begin(cb);
     x->x = x->all;
@@ -471,6 +471,12 @@ static void cpu_embed(struct backend *be, const struct embed *e)
     cpu_stage_end(cb, STAGE_EMBED);
     if (e->partial)
         sum_ranks(cb, x->x);
+}
+
+static void cpu_embed(struct backend *be, const struct embed *e)
+{
+    struct cpu_backend *cb = cpu_self(be);
+    embed_stream(cb, e);
     cpu_stage_begin(cb);
     embed_layers(cb, &e->layers);
     cpu_stage_end(cb, STAGE_EMBED);
@@ -798,13 +804,10 @@ static void join_rows(void *arg, int ith, int first, int last)
     (void)ith;
     const struct join_job *j = arg;
     const struct cpu_backend *cb = j->cb;
-    const struct embed *embed = &cb->net->embed;
     int E = cb->net->n_embd;
     for (int t = first; t < last; t++) {
         float *e = cb->joined + 2 * (size_t)t * (size_t)E, *h = e + E;
-        gemm_weight_row(impl(embed->tokens), cb->batch.tokens[t], e);
-        for (int i = 0; embed->scale != 0 && i < E; i++)
-            e[i] *= embed->scale;
+        memcpy(e, cb->stream.x + (size_t)t * (size_t)E, (size_t)E * sizeof *e);
         memcpy(h, cb->kept + (size_t)cb->batch.from[t] * (size_t)E, (size_t)E * sizeof *h);
         cpu_norm_alone(&j->m->embed_norm, e, 1, E, cb->isa);
         cpu_norm_alone(&j->m->hidden_norm, h, 1, E, cb->isa);
@@ -814,12 +817,10 @@ static void join_rows(void *arg, int ith, int first, int last)
 static void cpu_join(struct backend *be, const struct mtp *m)
 {
     struct cpu_backend *cb = cpu_self(be);
-    struct cpu_stream *x = &cb->stream;
+    const struct cpu_stream *x = &cb->stream;
     struct join_job j = {cb, m};
+    embed_stream(cb, &cb->net->embed);
     cpu_stage_begin(cb);
-    x->x = x->all;
-    x->rows = cb->batch.n_tokens;
-    x->pending = x->narrow = false;
     if (pick_alone(SMALL_EMBED, (size_t)x->rows))
         join_rows(&j, 0, 0, x->rows);
     else

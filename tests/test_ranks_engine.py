@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""What an engine does, done by several processes (mpirun): adapters are cut like the weights they change, guesses (--draft),
+constrained answers, shared prefixes and preemption give what one process gives, also while parts of two steps are under way
+between stages."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import mtp_toy  # noqa: E402
+from gguf_tools import max_difference, mean_kl, read_logits  # noqa: E402
+from serverlib import Server, run_tests  # noqa: E402
+
+BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
+STEEL = os.path.join(BUILD, "steel")
+GOLDEN = "tests/golden"
+WORK = tempfile.mkdtemp(prefix="steel-ranks-")
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+ALONE = (1, [])
+TP, PP, BOTH = (2, ["--tp", "2"]), (2, ["--pp", "2"]), (4, ["--tp", "2", "--pp", "2"])
+
+
+class Ranks(Server):
+    """`steel serve` by several ranks."""
+
+    def __init__(self, arrangement, model, *flags):
+        ranks, args = arrangement
+        self.dir = tempfile.TemporaryDirectory(prefix="steel-test-")
+        cmd = [STEEL, "serve", model, "--port", "0", "-t", "1", "--device", "cpu", "--deterministic", *args, *flags]
+        self._start([*MPIRUN, "-n", str(ranks), *cmd] if ranks > 1 else cmd, None, True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *what):
+        self.stop()
+
+
+def toy(name, mtp=False):
+    """A model of four layers or so, that speaks."""
+    path = os.path.join(WORK, name)
+    if mtp and not os.path.exists(path):
+        mtp_toy.main(f"{GOLDEN}/{name}", path, 1)
+    elif not os.path.exists(path):
+        subprocess.run([os.path.join(BUILD, "tests/toy_gguf"), path], check=True)
+    return path
+
+
+def logits(model, arrangement, kernels, lora):
+    """The logits of an adapter's golden ids."""
+    ranks, args = arrangement
+    out = os.path.join(WORK, "out.bin")
+    env = dict(os.environ, **({"STEEL_ISA": kernels} if kernels else {}))
+    cmd = [STEEL, "logits", f"{GOLDEN}/{model}", "--device", "cpu", "-t", "1", "--kv-type", "f32", "--ids",
+           f"{GOLDEN}/{model}-lora/golden.bin", "--out", out, *args, *(["--lora", f"{GOLDEN}/{model}-lora"] if lora else [])]
+    if ranks > 1:
+        cmd = [*MPIRUN, "-n", str(ranks), *cmd]
+    r = subprocess.run(cmd, env=env, capture_output=True, text=True, timeout=300)
+    assert r.returncode == 0, f"{model} {arrangement}: {r.stderr[-800:]}"
+    return read_logits(out)
+
+
+def test_adapters():
+    """Cut like their weights: within 1e-5 of one process, default kernels within a KL of 2e-4 of the golden logits."""
+    for model in ("qwen3", "qwen3moe"):
+        golden = read_logits(f"{GOLDEN}/{model}-lora/golden.bin")
+        alone, base = logits(model, ALONE, "ref", True), logits(model, ALONE, "ref", False)
+        assert mean_kl(golden, base) > 1e-2, "the adapter changes nothing"
+        top = max(abs(x) for row in alone for x in row)
+        for arrangement in (TP, (3, []), PP, (2, ["--ep"]), BOTH):
+            diff = max_difference(logits(model, arrangement, "ref", True), alone) / top
+            kl = mean_kl(golden, logits(model, arrangement, None, True))
+            print(f"{model:10} {' '.join(arrangement[1]) or '--tp 3':14} reference {diff:.1e}, default kernels KL {kl:.1e}")
+            assert diff < 1e-5, (model, arrangement, diff)
+            assert kl <= 2e-4, (model, arrangement, kl)
+
+
+def test_adapters_later():
+    """Adapters that come later would be rank 0's alone: that is said. What rows use which is told to all."""
+    with Ranks(TP, f"{GOLDEN}/qwen3", "--lora", f"style={GOLDEN}/qwen3-lora", "--allow-lora-loading") as s:
+        status, _, text = s.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": f"{GOLDEN}/qwen3-lora"})
+        assert status == 400 and "--lora x=" in text, (status, text)
+
+
+def bodies():
+    """Requests of several kinds."""
+    for i in range(10):
+        body = {"prompt": "the quick brown fox %d jumps over" % i * (1 + 4 * (i % 3)), "max_tokens": 20 + 3 * i, "seed": i,
+                "temperature": i % 3 * 0.7, "ignore_eos": True}
+        if i % 4 == 1:
+            body["stop"] = ["a", "e"]
+        if i % 4 == 2:
+            body["logprobs"] = 2
+        if i % 4 == 3:
+            body.update(n=2, frequency_penalty=0.5)
+        yield body
+
+
+def answer(s, body):
+    return [(c["text"], c["finish_reason"], c.get("logprobs")) for c in s.json("/v1/completions", body)["choices"]]
+
+
+def crowd(s, requests):
+    """All at once."""
+    out = {}
+    threads = [threading.Thread(target=lambda i=i, b=b: out.update({i: answer(s, b)})) for i, b in enumerate(requests)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return [out.get(i) for i in range(len(threads))]
+
+
+def test_stages_answer_alike():
+    """Stages change no bit of a row: one by one and in company, the answers are those of one process, drawn ones too."""
+    with Ranks(ALONE, toy("toy.gguf")) as s:
+        want = [answer(s, b) for b in bodies()]
+    with Ranks(PP, toy("toy.gguf")) as s:
+        assert [answer(s, b) for b in bodies()] == want
+        assert crowd(s, bodies()) == want
+        assert s.metrics()["steel_steps_ahead_total"] > 0
+    with Ranks(BOTH, toy("toy.gguf")) as s:
+        want = [answer(s, b) for b in bodies()]
+        assert crowd(s, bodies()) == want
+
+
+def test_guesses():
+    """--draft: the answers of the same ranks without. The block guesses over ranks as it does in one process."""
+    right = "steel_draft_tokens_accepted_total"
+    for name, arrangements in (("qwen3_5_moe", (TP, PP)), ("glm4_moe", ((2, ["--ep"]), BOTH))):
+        model, asked = toy(name, mtp=True), list(bodies())[:5]
+        with Ranks(ALONE, model, "--draft", "2") as s:
+            for b in asked:
+                answer(s, b)
+            alone = s.metrics()
+        for arrangement in arrangements:
+            with Ranks(arrangement, model, "--draft", "0") as s:
+                want = crowd(s, asked)
+            with Ranks(arrangement, model, "--draft", "2") as s:
+                assert [answer(s, b) for b in asked] == want, (name, arrangement)
+                ours = s.metrics()
+                assert ours["steel_draft_tokens_total"] > 0
+                assert abs(ours[right] - alone[right]) <= (0 if arrangement == PP else 0.1 * alone[right]), (name, arrangement)
+                assert crowd(s, asked) == want, (name, arrangement)
+        assert name != "qwen3_5_moe" or alone[right] > 0
+
+
+def test_constraints():
+    """Masks are rank 0's business, and the tokens they force reach everyone."""
+    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
+              "required": ["name", "age"], "additionalProperties": False}
+    asked = [{"prompt": "go %d" % i, "max_tokens": 80, "temperature": 1, "seed": i, "json_schema": schema} for i in range(6)]
+    with Ranks(ALONE, toy("toy.gguf")) as s:
+        want = [answer(s, b) for b in asked]
+    for arrangement in (TP, PP, BOTH):
+        with Ranks(arrangement, toy("toy.gguf")) as s:
+            got = crowd(s, asked)
+            for text, why, _ in (c for one in got for c in one):
+                assert why == "stop" and set(json.loads(text)) == {"name", "age"}, (arrangement, text)
+            assert arrangement != PP or got == want
+
+
+def test_prefixes():
+    """The second time a prompt is not read again, and the answer is the same."""
+    body = {"prompt": "a long beginning that many share, " * 12, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    states = toy("qwen3_5_moe", mtp=True)  # has recurrent layers
+    for arrangement, model in ((TP, toy("toy.gguf")), (PP, toy("toy.gguf")), (BOTH, states)):
+        with Ranks(arrangement, model, "-c", "1024", "--draft", "0") as s:
+            first = answer(s, body)
+            before = s.metrics()["steel_prefix_cache_hits_total"]
+            assert answer(s, body) == first, arrangement
+            assert s.metrics()["steel_prefix_cache_hits_total"] >= before + 100, (arrangement, s.metrics())
+
+
+def test_preemption():
+    """Too few pages for all: some are put back, read themselves again, and answer as with room."""
+    asked = [{"prompt": "tell me a story %d " % i * 4, "max_tokens": 100, "seed": i, "temperature": 0.8, "ignore_eos": True}
+             for i in range(6)]
+    for arrangement in (TP, PP, BOTH):
+        with Ranks(arrangement, toy("toy.gguf"), "-c", "512") as s:
+            want = crowd(s, asked)
+            assert s.metrics()["steel_preemptions_total"] == 0
+        with Ranks(arrangement, toy("toy.gguf"), "-c", "256", "--kv-tokens", "320") as s:
+            assert crowd(s, asked) == want, arrangement
+            assert s.metrics()["steel_preemptions_total"] > 0, arrangement
+
+
+if __name__ == "__main__":
+    if not shutil.which("mpirun") or not os.path.exists(os.path.join(BUILD, "steel-mpi.so")):
+        print("skipped: ranks: mpirun or steel-mpi.so is not here")
+        sys.exit(77)
+    probe = subprocess.run([*MPIRUN, "-n", "2", "true"], capture_output=True, text=True)
+    if probe.returncode:
+        print("skipped: ranks: mpirun starts nothing here:", " ".join(probe.stderr.split())[:200])
+        sys.exit(77)
+    only = sys.argv[2:]
+    try:
+        run_tests([v for k, v in sorted(globals().items()) if k.startswith("test_") and (not only or k in only)])
+    finally:
+        shutil.rmtree(WORK, ignore_errors=True)
