@@ -193,20 +193,28 @@ bool lanes_record(const struct cuda_backend *cu)
     return !r || r->tp == 1 || cuda_lanes(cu)->nccl;
 }
 
+/* Why what is under way will not come to its end. */
+static bool is_lost(struct cuda_backend *cu, int64_t start, struct error *err)
+{
+    struct ranks *r = ranks_of(cu);
+    int limit = __atomic_load_n(&r->timeout_s, __ATOMIC_RELAXED);
+    if (__atomic_load_n(&r->stop, __ATOMIC_ACQUIRE))
+        return !error_set(err, "%s", r->lost.msg);
+    if (clock_ns() - start > (int64_t)limit * 1000000000)
+        return !error_set(err, "rank %d: a step: no answer from another rank for %d s", r->rank,
+                          limit);
+    return !nccl_ok(cuda_lanes(cu)->nccl, err);
+}
+
 /* NCCL's kernels wait for others' as long as it takes: whoever has ended would never come. */
 void lanes_wait(struct cuda_backend *cu, cudaEvent_t done)
 {
     struct lanes *l = cuda_lanes(cu);
     struct ranks *r = ranks_of(cu);
     int64_t start = clock_ns();
-    cudaError_t e = cudaSuccess;
     struct error err = {};
-    while (l->nccl && r && (e = cudaEventQuery(done)) == cudaErrorNotReady) {
-        bool late = clock_ns() - start > (int64_t)RANKS_TIMEOUT * 1000000000;
-        if (late)
-            error_set(&err, "rank %d: a step: no answer from another rank for %d s", r->rank,
-                      RANKS_TIMEOUT);
-        if (late || !nccl_ok(l->nccl, &err)) {
+    while (l->nccl && r && cudaEventQuery(done) == cudaErrorNotReady) {
+        if (is_lost(cu, start, &err)) {
             fail(cu, &err);
             if (ranks_ok(r, NULL))
                 r->failure = err;
@@ -217,8 +225,6 @@ void lanes_wait(struct cuda_backend *cu, cudaEvent_t done)
         }
         sched_yield();
     }
-    if (e != cudaSuccess)
-        cuda_fail(cu, e, "a step");
     CUDA_TRY(cu, cudaEventSynchronize(done));
 }
 
