@@ -195,11 +195,11 @@ static struct rows mix_attention(struct cuda_backend *cu, const struct mixer *m,
 {
     const struct attention *l = &m->attention;
     struct attn_layer al = layer_of(cu, l, layer);
-    struct step s = cuda_step(cu);
     if (l->bidirectional)
         return encoder_mix(cu, &m->block.in, &al);
     bool raw = project(cu, &al, &m->block.in);
     step_mark(cu);
+    struct step s = mtp_rows(cu);
     struct rows a = attn_attend(cu, &al, &s, raw);
     step_mark_end(cu, STAGE_ATTENTION);
     return a;

@@ -9,6 +9,7 @@
 #include "backend/cuda/latent_row.cuh"
 #include "backend/cuda/lora.h"
 #include "backend/cuda/mixers.h"
+#include "backend/cuda/mtp.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -446,12 +447,13 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
 {
     const struct latent *l = &m->latent;
     struct latent_scratch *b = cu->latent;
-    struct step s = cuda_step(cu);
+    struct step s = mtp_rows(cu);
     int T = s.n_tokens, H = l->n_heads;
     struct latent_rope rope = {b->freq + (l->rope - cu->net->ropes) * (LATENT_MAX_ROPE / 2),
                                l->rope->mscale, l->rope_dim, l->woven};
-    for (int i = 0; i < 3; i++) { /* lists are of the step's rows, and serve all its layers */
-        if (layer == b->first || b->heads[i].n_heads != H)
+    /* Lists are of the step's rows, and serve all its layers; a step of an MTP block has that one. */
+    for (int i = 0; i < 3; i++) {
+        if (layer == b->first || layer == network_depth(cu->net) || b->heads[i].n_heads != H)
             b->heads[i].width = 0;
         b->heads[i].n_heads = H;
     }

@@ -8,6 +8,7 @@
 #include "backend/cuda/mtp.h"
 
 enum { JOIN_THREADS = 256 };
+enum { GUESS_ROWS = 64, GUESS_SEQ_ROWS = 16 }; /* of a step, of a sequence: more are a prompt's */
 
 struct join_args {
     const float *e, *kept; /* (rows, width), (., width) */
@@ -42,6 +43,93 @@ static __global__ void __launch_bounds__(JOIN_THREADS)
         rms = rsqrtf(squares / (float)p.width + g.eps);
     for (int k = tid; k < p.width; k += JOIN_THREADS)
         y[k] = g.gain ? x[k] * rms * g.gain[k] : x[k];
+}
+
+/* Whether the rows of a step count as decodes for attention: few of each sequence, few in all. */
+static bool reads_guesses(const struct cuda_backend *cu, const struct batch *b)
+{
+    if (!cu->net->mtp.fc || b->n_decode == b->n_seqs || b->n_tokens > GUESS_ROWS)
+        return false;
+    for (int i = b->n_decode; i < b->n_seqs; i++)
+        if (b->q_start[i + 1] - b->q_start[i] > GUESS_SEQ_ROWS)
+            return false;
+    return true;
+}
+
+int mtp_put(struct cuda_backend *cu, const struct batch *b, int used)
+{
+    struct cuda_mtp *m = mtp_of(cu);
+    int32_t *to = cu->step_host;
+    m->narrows = -1;
+    for (int i = network_depth(cu->net) - 1; i >= 0 && i < cu->net->n_layers; i++)
+        if (batch_narrows(b, cu->net, i))
+            m->narrows = i;
+    m->from = used;
+    for (int i = 0; b->from && i < b->n_tokens; i++)
+        to[used++] = b->from[i];
+    m->stride = reads_guesses(cu, b);
+    m->rows_at = used;
+    for (int i = 0; m->stride && i <= b->n_tokens; i++)
+        to[used++] = i;
+    m->rows_len = used;
+    for (int i = 0; m->stride && i < b->n_tokens; i++)
+        to[used++] = b->pos[i] + 1;
+    return (used + 3) & ~3;
+}
+
+int mtp_stride(struct cuda_backend *cu, int n, int most)
+{
+    struct cuda_mtp *m = mtp_of(cu);
+    if (!m->stride)
+        return n < most ? n : most;
+    while (m->stride < n)
+        m->stride *= 2;
+    m->stride = m->stride < most ? m->stride : most;
+    return m->stride;
+}
+
+int mtp_put_pages(struct cuda_backend *cu, const struct batch *b, int used)
+{
+    struct cuda_mtp *m = mtp_of(cu);
+    m->rows_pages = used;
+    for (int i = 0; m->stride && i < b->n_seqs; i++)
+        for (int t = b->q_start[i]; t < b->q_start[i + 1]; t++)
+            for (int k = 0; k < m->stride; k++)
+                cu->step_host[used++] = b->pages[(size_t)i * (size_t)b->max_pages + (size_t)k];
+    return used;
+}
+
+size_t mtp_step_ints(const struct cuda_backend *cu)
+{
+    const struct shape *s = &cu->shape;
+    return cu->net->mtp.fc ? (size_t)s->max_tokens + GUESS_ROWS * ((size_t)s->max_pages + 2) + 16
+                           : 0;
+}
+
+struct bounds mtp_bounds(const struct network *net, const struct bounds *b)
+{
+    struct bounds own = *b;
+    if (net->mtp.fc && own.max_seqs < GUESS_ROWS)
+        own.max_seqs = GUESS_ROWS;
+    return own;
+}
+
+uint64_t mtp_key(const struct cuda_backend *cu, uint64_t key)
+{
+    return key | (uint64_t)mtp_of(cu)->stride << 44;
+}
+
+struct step mtp_rows(const struct cuda_backend *cu)
+{
+    const struct cuda_mtp *m = mtp_of(cu);
+    struct step s = cuda_step(cu);
+    if (!m->stride)
+        return s;
+    s.q_start = s.seq_of = cu->step_dev + m->rows_at;
+    s.kv_len = cu->step_dev + m->rows_len;
+    s.pages = cu->step_dev + m->rows_pages;
+    s.n_seqs = s.n_decode = s.n_tokens;
+    return s;
 }
 
 bool mtp_supported(const struct network *net, struct error *err)

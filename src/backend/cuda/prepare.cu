@@ -193,8 +193,9 @@ static bool own_steps(struct cuda_backend *cu, struct error *err)
 {
     const struct shape *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
-    cu->step_cap = STEP_HEAD + 64 + 6 * tokens + 6 * seqs + out + 16 +
-                   2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages + lora_step_ints(cu);
+    cu->step_cap = STEP_HEAD + 64 + 5 * tokens + 6 * seqs + out + 16 +
+                   2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages + lora_step_ints(cu) +
+                   mtp_step_ints(cu);
     for (int i = 0; i < 2; i++) {
         struct flight *f = &cu->flights[i];
         f->chosen = (bool *)mem_zalloc(out + 1, sizeof *f->chosen);
@@ -335,6 +336,7 @@ static bool pairs_fit(const struct network *net, struct error *err)
 static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
                           const struct bounds *bounds, struct error *err)
 {
+    const struct bounds own = mtp_bounds(net, bounds);
     if (bounds->max_tokens > MAX_GRID)
         return error_set(err, "steps of %d rows are not supported on cuda (%d at most)",
                          bounds->max_tokens, MAX_GRID);
@@ -345,12 +347,12 @@ static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
             return false;
     cuda_ring_free(cu);
     cu->net = net;
-    cu->shape = shape_of(net, bounds);
+    cu->shape = shape_of(net, &own);
     cu->ropes = ropes_of(net);
-    return lora_prepare(cu, bounds, err) && own_steps(cu, err) && own_scratch(cu, err) &&
-           own_parts(cu, net, err) && delta_net_prepare(cu, bounds, err) &&
-           latent_prepare(cu, bounds, err) && encoder_prepare(cu, bounds, err) &&
-           mtp_prepare(cu, net, bounds, err);
+    return lora_prepare(cu, &own, err) && own_steps(cu, err) && own_scratch(cu, err) &&
+           own_parts(cu, net, err) && delta_net_prepare(cu, &own, err) &&
+           latent_prepare(cu, &own, err) && encoder_prepare(cu, &own, err) &&
+           mtp_prepare(cu, net, &own, err);
 }
 
 bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,

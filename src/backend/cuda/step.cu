@@ -14,8 +14,6 @@ extern "C" {
 #include <math.h>
 #include <string.h>
 
-enum { GUESS_ROWS = 128 }; /* more rows are recorded of decodes only */
-
 /* Copies the step's ints out of pinned host memory and makes the table of rotations: cos and sin of
  * every row's position, once per step instead of once per layer. Sums of a router begin at zero. */
 static __global__ void step_load_kernel(const int32_t *host, int32_t *dev, int n_ints,
@@ -144,11 +142,11 @@ static int put_pages(struct cuda_backend *cu, const struct batch *b, int used)
     int stride = 1;
     l->pages = used;
     for (int i = 0; i < b->n_seqs; i++) {
-        l->deep |= i < b->n_decode && pick_deep(b->kv_len[i]);
+        l->deep |= (i < b->n_decode || mtp_of(cu)->stride) && pick_deep(b->kv_len[i]);
         int n = ceil_div(b->kv_len[i], cu->shape.page_len);
         stride = n > stride ? n : stride;
     }
-    stride = stride < b->max_pages ? stride : b->max_pages;
+    stride = mtp_stride(cu, stride, b->max_pages);
     for (int i = 0; i < b->n_seqs; i++)
         memcpy(cu->step_host + used + (size_t)i * (size_t)stride,
                b->pages + (size_t)i * (size_t)b->max_pages, (size_t)stride * 4);
@@ -179,20 +177,6 @@ static int put_types(struct cuda_backend *cu, const struct batch *b, int used)
     return (used + b->n_tokens + 3) & ~3;
 }
 
-/* Of a step of the MTP block: the kept rows. And where its rows end. */
-static int put_from(struct cuda_backend *cu, const struct batch *b, int used)
-{
-    struct cuda_mtp *m = mtp_of(cu);
-    m->narrows = -1;
-    for (int i = network_depth(cu->net) - 1; i >= 0 && i < cu->net->n_layers; i++)
-        if (batch_narrows(b, cu->net, i))
-            m->narrows = i;
-    m->from = used;
-    if (b->from)
-        m->from = put_ints(cu, &used, b->from, b->n_tokens);
-    return used;
-}
-
 /* Lays the batch out in the step block; returns how many ints are in use. */
 static int put_batch(struct cuda_backend *cu, const struct batch *b)
 {
@@ -210,9 +194,9 @@ static int put_batch(struct cuda_backend *cu, const struct batch *b)
     l->q_start = put_ints(cu, &used, b->q_start, b->n_seqs + 1);
     l->kv_len = put_ints(cu, &used, b->kv_len, b->n_seqs);
     l->out_rows = put_ints(cu, &used, b->out_rows, b->n_out);
-    used = put_from(cu, b, put_types(cu, b, put_states(cu, b, used)));
+    used = mtp_put(cu, b, put_types(cu, b, put_states(cu, b, used)));
     used = lora_put(cu, b, used);
-    used = put_pages(cu, b, put_rows(cu, b, used));
+    used = mtp_put_pages(cu, b, put_pages(cu, b, put_rows(cu, b, used)));
     CHECK((size_t)used <= cu->step_cap, "the step block is full");
     cu->step_host[STEP_INTS] = used;
     return used;
@@ -256,7 +240,7 @@ bool cuda_replay(struct backend *be, uint64_t key)
     struct cuda_backend *cu = cuda_self(be);
     if (be->profile) /* stages are timed op by op */
         return false;
-    key = lora_key(cu, key);
+    key = mtp_key(cu, lora_key(cu, key));
     for (int i = 0; i < cu->n_graphs; i++) {
         struct graph *g = &cu->graphs[i];
         if (g->key != key || !same_layout(&g->layout, &cu->layout))
@@ -268,15 +252,10 @@ bool cuda_replay(struct backend *be, uint64_t key)
     return false;
 }
 
-/* Whether what is launched depends on nothing but the step's counts. Of prompts it depends on how long they
- * are; the few rows of a sequence that reads guesses are one tile of them, and launched alike whatever is in
- * the cache, where that is not expanded first (codes; latents, from 128 rows on). */
+/* Whether what is launched depends on nothing but the step's counts: of prompts it depends on how long they are. */
 static bool repeats(const struct cuda_backend *cu)
 {
-    const struct step_layout *l = &cu->layout;
-    return l->n_decode == l->n_seqs ||
-           (l->n_q_tiles == l->n_seqs - l->n_decode && l->n_tokens < GUESS_ROWS &&
-            cu->shape.kv_type && !cu->forced);
+    return cu->layout.n_decode == cu->layout.n_seqs || mtp_of(cu)->stride;
 }
 
 void cuda_record(struct backend *be, uint64_t key)
@@ -288,7 +267,7 @@ void cuda_record(struct backend *be, uint64_t key)
     if (e != cudaSuccess)
         cuda_fail(cu, e, "the start of a recording");
     else
-        cu->recording = lora_key(cu, key);
+        cu->recording = mtp_key(cu, lora_key(cu, key));
 }
 
 static void finish_recording(struct cuda_backend *cu)
