@@ -587,12 +587,6 @@ static bool lead(struct runtime *rt, const char *path, const struct runtime_opti
                  struct step_limits lim, struct error *err)
 {
     struct ranks *r = ranks_world();
-    bool gpu = backend_device_kind(device->device) == DEVICE_GPU;
-    if (gpu && (opt->n_loras || opt->lora_rank))
-        return error_set(err, "LoRA adapters with several ranks run on CPUs: --device cpu");
-    if (gpu && opt->draft > 0)
-        return error_set(err, "--draft with several ranks runs on CPUs: --device cpu");
-    rt->draft = gpu ? 0 : rt->draft;
     if (!path || strlen(path) >= sizeof((struct follow_plan *)0)->path)
         return error_set(err, "several ranks need a model file");
     struct follow_lora *loras = mem_zalloc((size_t)opt->n_loras + 1, sizeof *loras);

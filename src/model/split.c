@@ -645,12 +645,17 @@ bool split_weight(struct raw_weight *w, const struct cut *cut,
                                   "several ranks");
         if (n == 0)
             continue;
-        if (cut->n_cols || n > 1 || rows[0].n < height) {
-            cut_segment(&to, &s, n_in, w->n_expert, rows, n, cols, n_cols);
-            w->transient = true;
+        /* Gate and up of one tensor become two: tiles of a backend hold rows of one of them. */
+        int each = w->n_seg == 1 && n == 2 ? 1 : n;
+        for (int k = 0; k < n; k += each) {
+            struct raw_seg part = s;
+            if (cut->n_cols || n > 1 || rows[0].n < height) {
+                cut_segment(&to, &part, n_in, w->n_expert, rows + k, each, cols, n_cols);
+                w->transient = true;
+            }
+            n_out += part.rows;
+            w->seg[n_seg++] = part;
         }
-        n_out += s.rows;
-        w->seg[n_seg++] = s;
     }
     w->n_seg = n_seg;
     if (w->bias)

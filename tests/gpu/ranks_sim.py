@@ -38,7 +38,7 @@ LIMIT = 2e-4
 def families():
     named = os.environ.get("RANKS_FAMILIES")
     return named.split(",") if named else ["qwen3moe", "gpt_oss", "qwen3_5_moe", "deepseek_v3", "gemma4", "glm4_moe", "phi3",
-                                           "gemma4_moe", "minimax_m2", "mixtral", "qwen3"]
+                                           "gemma4_moe", "minimax_m2", "mixtral", "qwen3", "qwen3moe-lora"]
 
 
 def logits(model, ranks, args, nccl=False):
@@ -46,8 +46,10 @@ def logits(model, ranks, args, nccl=False):
     if nccl:
         env.update(SIM_GPUS=str(ranks), STEEL_NCCL="1", LD_LIBRARY_PATH=os.path.abspath(os.path.dirname(STEEL)))
     with tempfile.NamedTemporaryFile() as out:
-        cmd = [STEEL, "logits", f"{GOLDEN}/{model}", "--device", DEVICE, "-t", "1", "--kv-type", "f32",
-               "--ids", f"{GOLDEN}/{model}/golden.bin", "--out", out.name, *args]
+        base = model.removesuffix("-lora")
+        adapter = ["--lora", f"{GOLDEN}/{model}"] if base != model else []
+        cmd = [STEEL, "logits", f"{GOLDEN}/{base}", "--device", DEVICE, "-t", "1", "--kv-type", "f32",
+               "--ids", f"{GOLDEN}/{model}/golden.bin", "--out", out.name, *adapter, *args]
         r = subprocess.run([*MPIRUN, "-n", str(ranks), *cmd] if ranks > 1 else cmd, env=env, capture_output=True, text=True, timeout=600)
         return (read_logits(out.name) if r.returncode == 0 else None), r.stderr
 

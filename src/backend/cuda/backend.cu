@@ -58,27 +58,33 @@ static void embed_values(struct cuda_backend *cu, const struct embed_layers *e)
     embed_layers(cu, p, cu->shape.n_layers, s.n_tokens);
 }
 
+void cuda_embed(struct cuda_backend *cu, const struct embed *e, float *x)
+{
+    struct step s = cuda_step(cu);
+    float scale = e->scale == 0 ? 1.0f : e->scale;
+    if (!e->partial) {
+        embed_tokens(cu, cuda_matrix(e->tokens), &s, scale, x);
+        return;
+    }
+    embed_part(cu, cuda_matrix(e->tokens), &s, e->first, scale, x);
+    step_mark_end(cu, STAGE_EMBED);
+    lanes_sum(cu, x, s.n_tokens);
+    step_mark(cu);
+}
+
 static void op_embed(struct backend *be, const struct embed *e)
 {
     struct cuda_backend *cu = cuda_self(be);
     struct step s = cuda_step(cu);
     struct resid *r = cuda_start_stream(cu, s.n_tokens);
     step_mark(cu);
-    float scale = e->scale == 0 ? 1.0f : e->scale;
-    if (e->partial)
-        embed_part(cu, cuda_matrix(e->tokens), &s, e->first, scale, r->x);
-    else
-        embed_tokens(cu, cuda_matrix(e->tokens), &s, scale, r->x);
+    cuda_embed(cu, e, r->x);
     if (e->positions)
         embed_add(cu, cuda_matrix(e->positions), s.pos, e->pos_offset, r->x, s.n_tokens);
     if (e->types)
         embed_add(cu, cuda_matrix(e->types), s.types, 0, r->x, s.n_tokens);
     if (e->norm.kind && s.n_tokens)
         rows_norm(cu, r->x, cuda_gain(cu, &e->norm), r->x, s.n_tokens, cu->shape.n_embd);
-    step_mark_end(cu, STAGE_EMBED);
-    if (e->partial)
-        lanes_sum(cu, r->x, s.n_tokens);
-    step_mark(cu);
     if (e->layers.width && s.n_tokens)
         embed_values(cu, &e->layers);
     step_mark_end(cu, STAGE_EMBED);

@@ -79,6 +79,9 @@ struct resid *cuda_start_stream(struct cuda_backend *cu, int rows);
 /* A case of rows that are norm(stream), not yet made; x: what they become. */
 struct pick_case cuda_case(struct cuda_backend *cu, const struct norm *norm, struct rows *x);
 
+/* The tokens' rows of the table (n_tokens, n_embd), of all ranks; timed as part of STAGE_EMBED. */
+void cuda_embed(struct cuda_backend *cu, const struct embed *e, float *x);
+
 /* mlp.cu: the op, and what kernels take in place of parts of layer.h */
 void cuda_mlp(struct backend *be, const struct mlp *m, int layer);
 struct gain cuda_gain(const struct cuda_backend *cu, const struct norm *n);

@@ -175,10 +175,14 @@ void lanes_collect(struct cuda_backend *cu, const struct head *h, int rows)
     step_mark_end(cu, STAGE_RANKS);
 }
 
-void lanes_own_experts(struct cuda_backend *cu, const struct experts *e, int rows)
+void lanes_give(struct cuda_backend *cu, const struct experts *e, int parts, int rows)
 {
     struct lanes *l = cuda_lanes(cu);
     int own = e->rule.n_expert;
+    if (e->give)
+        router_give(cu, e->full, parts, rows);
+    if (own == e->full.n_expert)
+        return;
     cuda_launch(cu, lanes_own_kernel, dim3((unsigned)rows), COPY_THREADS, 0, LAUNCH_EARLY,
                 cu->router, e->full.n_expert, l->first, l->chosen, own);
     cuda_launch(cu, lanes_own_kernel, dim3((unsigned)rows), COPY_THREADS, 0, LAUNCH_EARLY,

@@ -45,9 +45,10 @@ void lanes_sum_stream(struct cuda_backend *cu, bool partial);
 /* Where the head's product goes; then lane 0 gets all of the vocabulary in cu->logits_all. */
 float *lanes_head_to(struct cuda_backend *cu, const struct head *h);
 void lanes_collect(struct cuda_backend *cu, const struct head *h, int rows);
-/* Of experts that are spread over ranks: given weights (rows, all) in cu->router become those of the own
- * ones, (rows, own), and 0 of those that were not chosen. */
-void lanes_own_experts(struct cuda_backend *cu, const struct experts *e, int rows);
+/* Logits (parts, rows, all) that are in cu->router become what the experts' rule wants: where that is
+ * given, weights; of experts that are spread over ranks those of the own ones, (rows, own), 0 of those
+ * that were not chosen. */
+void lanes_give(struct cuda_backend *cu, const struct experts *e, int parts, int rows);
 
 /* residual.cu: what is to be added as rows, if it is anything. */
 void resid_add_rows(struct cuda_backend *cu, struct resid *r);

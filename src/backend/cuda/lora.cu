@@ -576,8 +576,7 @@ static struct route_tables route(struct cuda_backend *cu, const struct pick_case
         lora_before(cu, cuda_matrix(m->dense_gate), x);
         lora_add(cu, cuda_matrix(m->dense_gate), cu->router + n - 1, n);
     }
-    if (c->experts->give)
-        router_give(cu, c->experts->full, 1, c->rows);
+    lanes_give(cu, c->experts, 1, c->rows);
     struct moe_route_args r = {};
     r.logits = cu->router;
     r.rows = c->rows;

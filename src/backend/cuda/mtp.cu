@@ -185,8 +185,7 @@ void mtp_join(struct backend *be, const struct mtp *m)
     if (!s.n_tokens)
         return;
     step_mark(cu);
-    embed_tokens(cu, cuda_matrix(embed->tokens), &s, embed->scale == 0 ? 1.0f : embed->scale,
-                 cu->n);
+    cuda_embed(cu, embed, cu->n);
     struct join_args p = {};
     p.e = cu->n;
     p.kept = own->kept;

@@ -408,15 +408,6 @@ static void moe_product(struct cuda_backend *cu, const struct pick_case *c)
     moe_gemv_routed(cu, r->w, r->a.floats, c->experts, &c->in, r->x, c->y);
 }
 
-/* Logits that are there become what the rule wants. */
-static void give(struct cuda_backend *cu, const struct experts *e, int parts, int rows)
-{
-    if (e->give)
-        router_give(cu, e->full, parts, rows);
-    if (e->rule.n_expert < e->full.n_expert)
-        lanes_own_experts(cu, e, rows);
-}
-
 static bool moe_quad_norm_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return !c->route_x && moe_quad_routed_fits(cu, c->experts, c->rows);
@@ -435,7 +426,7 @@ static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pic
 static void moe_quad_records(struct cuda_backend *cu, const struct pick_case *c)
 {
     router_records(cu, c->router, &c->in, c->rows);
-    give(cu, c->experts, 1, c->rows);
+    lanes_give(cu, c->experts, 1, c->rows);
     moe_quad(cu, c->experts, c->y, c->rows);
 }
 
@@ -447,7 +438,7 @@ static bool moe_few_suits(const struct cuda_backend *cu, const struct pick_case 
 static void moe_few_run(struct cuda_backend *cu, const struct pick_case *c)
 {
     router_records(cu, c->router, &c->in, c->rows);
-    give(cu, c->experts, 1, c->rows);
+    lanes_give(cu, c->experts, 1, c->rows);
     moe_few(cu, c->experts, c->y, c->rows);
 }
 
@@ -461,7 +452,7 @@ static void router_logits(struct cuda_backend *cu, const struct experts *e,
     c.in = *in;
     c.y = n;
     pick_run(cu, PICK_LOGITS, &c, N_STAGES);
-    give(cu, e, 1, rows);
+    lanes_give(cu, e, 1, rows);
 }
 /* The same of rows as they are. */
 static void router_logits_of(struct cuda_backend *cu, const struct experts *e, const struct rows *x)
@@ -697,7 +688,7 @@ static void router_tensor(struct cuda_backend *cu, const struct pick_case *c)
 {
     c->route->parts = c->w->n_kt;
     router_rows(cu, c->w, c->x->floats, c->rows);
-    give(cu, c->experts, c->w->n_kt, c->rows);
+    lanes_give(cu, c->experts, c->w->n_kt, c->rows);
     if (c->experts->give)
         c->route->parts = 1;
     moe_route(cu, *c->route);
