@@ -17,7 +17,6 @@
 #include "backend/cuda/ring.cuh"
 
 #include <math.h>
-#include <stdlib.h>
 
 enum { MAX_WARPS = 16 };
 
@@ -348,10 +347,8 @@ static struct gemv_shape gemv_plan(const struct cuda_backend *cu, const struct m
     s.warps = warps;
     s.slot = w->max_tile_bytes;
     s.stages = per_warp < stages ? per_warp : stages;
-    const char *env = getenv("STEEL_RING_A"); /* to be measured */
-    int ring = env ? atoi(env) : 116;
     while (s.stages > 1 &&
-           (warps * s.stages * s.slot > ring << 10 || gemv_shared(s) > cu->shared_limit))
+           (warps * s.stages * s.slot > ring_room(w) || gemv_shared(s) > cu->shared_limit))
         s.stages--;
     return s;
 }

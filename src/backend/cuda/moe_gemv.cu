@@ -18,7 +18,6 @@
 #include "backend/cuda/ring.cuh"
 
 #include <math.h>
-#include <stdlib.h>
 
 enum { MAX_WARPS = 16, EXPERT_WARPS = 8, DOWN_WARPS = 12 };
 
@@ -547,9 +546,7 @@ static struct gemv_shape moe_gemv_plan(const struct cuda_backend *cu, const stru
     s.warps = warps;
     s.slot = w->max_tile_bytes;
     s.stages = per_warp < stages ? per_warp : stages;
-    const char *env = getenv("STEEL_RING_B"); /* to be measured */
-    int ring = env ? atoi(env) : 116;
-    while (s.stages > 1 && (warps * s.stages * s.slot > ring << 10 ||
+    while (s.stages > 1 && (warps * s.stages * s.slot > ring_room(w) ||
                             moe_gemv_shared(s) + extra > cu->shared_limit))
         s.stages--;
     return s;
