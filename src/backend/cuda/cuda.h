@@ -699,12 +699,7 @@ void moe_few(struct cuda_backend *cu, const struct experts *e, float *y, int row
 bool moe_quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                    const struct matrix *down, int rows);
 size_t moe_quad_meeting_bytes(void);
-void moe_quad_prepare(struct cuda_backend *cu);
 void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int rows);
-/* The same with norm and router, up to four rows. */
-bool moe_quad_routed_fits(const struct cuda_backend *cu, const struct experts *e, int rows);
-void moe_quad_routed(struct cuda_backend *cu, const struct experts *e, const struct norm_in *in,
-                     float *y, int rows);
 
 /* moe_grouped.cu: experts of up to LIST_ROWS rows of K-quants */
 int moe_grouped_records(const struct shape *s);        /* of cu->records */

@@ -325,9 +325,8 @@ bool moe_grouped_fits(const struct cuda_backend *cu, const struct matrix *gate_u
                       const struct matrix *down, int n_pairs, int most, int width);
 void moe_grouped(struct cuda_backend *cu, const struct experts *e, const struct route_tables *route,
                  int n_pairs, int most, int width, bool narrow);
-/* Logits of `parts` sums of (rows, n_expert) each to tables and weights; parts 0: the experts
- * have been chosen and weighed. */
-void moe_grouped_route(struct cuda_backend *cu, const struct route_tables *route, int parts,
+/* The list of experts that have been chosen and weighed. */
+void moe_grouped_route(struct cuda_backend *cu, const struct route_tables *route,
                        const struct route_rule &rule, int rows, int width);
 /* router.cu: a batch's logits, experts and weights in one kernel */
 bool router_choose_fits(const struct cuda_backend *cu, const struct matrix *w);

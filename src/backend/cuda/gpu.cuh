@@ -581,25 +581,6 @@ DEVICE void store_now(uint4 *p, const uint4 &v)
 #endif
 }
 
-DEVICE float load_float_now(const float *p)
-{
-#ifdef STEEL_CUDA_SIM
-    return *p;
-#else
-    float r;
-    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(r) : "l"(p) : "memory");
-    return r;
-#endif
-}
-DEVICE void store_float_now(float *p, float v)
-{
-#ifdef STEEL_CUDA_SIM
-    *p = v;
-#else
-    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p), "f"(v) : "memory");
-#endif
-}
-
 /* A count in global memory that blocks of one launch meet by: what was done before adding to it
  * is seen by who then reads it. */
 DEVICE void add_released(uint32_t *p, uint32_t n)

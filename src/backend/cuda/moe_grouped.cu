@@ -32,15 +32,11 @@ struct moe_grouped_args {
     bool narrow, plain;                       /* plain: experts_are_plain */
 };
 
-/* Routing: one block chooses the experts of every row, a warp to a row, and makes the list. Chosen
- * are the largest, in the order of rows.cuh. The order of
- * an expert's rows is whatever the atomics give: no result depends on it. */
+/* One block makes the list of what rows have chosen. The order of an expert's rows is whatever the
+ * atomics give: no result depends on it. */
 struct moe_grouped_route_args {
-    const float *logits; /* (parts, rows, n_expert), to be added up; NULL: they have been chosen */
     struct route_tables route;
-    float *weight; /* (rows * used) */
-    int parts, rows, width;
-    struct route_rule rule;
+    int n_pairs, n_expert, width;
 };
 
 struct moe_grouped_route_shared {
@@ -48,33 +44,6 @@ struct moe_grouped_route_shared {
     uint16_t chosen[LIST_ROWS * MAX_USED], rank[LIST_ROWS * MAX_USED]; /* of a pair */
 };
 
-template <int PER, class RULE>
-DEVICE void moe_grouped_route_row(struct moe_grouped_route_shared *s,
-                                  const struct moe_grouped_route_args &p, const RULE &rule, int row)
-{
-    const float *logits = p.logits + row * p.rule.n_expert;
-    int lane = lane_id();
-    float v[PER];
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        bool on = i * 32 + lane < p.rule.n_expert;
-        v[i] = on ? logits[i * 32 + lane] : -INFINITY;
-#pragma unroll 4
-        for (int j = 1; j < p.parts; j++)
-            v[i] += on ? logits[j * p.rows * p.rule.n_expert + i * 32 + lane] : 0.0f;
-    }
-    int e = route_choose(v, rule);
-    float w = route_weigh(rule, e, v);
-    if (lane < p.rule.used) {
-        int pair = row * p.rule.used + lane;
-        p.weight[pair] = w;
-        s->chosen[pair] = (uint16_t)e;
-        s->rank[pair] = (uint16_t)atomicAdd(&s->count[e], 1);
-    }
-}
-
-/* PLAIN: a plain_rule. */
-template <bool PLAIN>
 static __global__ void __launch_bounds__(1024)
     moe_grouped_route_kernel(const __grid_constant__ struct moe_grouped_route_args p)
 {
@@ -86,27 +55,18 @@ static __global__ void __launch_bounds__(1024)
     __syncthreads();
     dependency_wait();
     dependency_trigger();
-    if (!p.logits)
 #pragma unroll 2
-        for (int i = tid; i < p.rows * p.rule.used; i += 1024) {
-            int e = p.route.chosen[i];
-            s->chosen[i] = (uint16_t)e;
-            s->rank[i] = (uint16_t)atomicAdd(&s->count[e], 1);
-        }
-#pragma unroll 1
-    for (int row = warp_id(); p.logits && row < p.rows; row += 32) {
-        const auto &rule = rule_as<PLAIN>(p.rule);
-        if (PLAIN || p.rule.n_expert <= 128)
-            moe_grouped_route_row<4>(s, p, rule, row);
-        else
-            moe_grouped_route_row<MAX_EXPERTS / 32>(s, p, rule, row);
+    for (int i = tid; i < p.n_pairs; i += 1024) {
+        int e = p.route.chosen[i];
+        s->chosen[i] = (uint16_t)e;
+        s->rank[i] = (uint16_t)atomicAdd(&s->count[e], 1);
     }
     __syncthreads();
     if (tid < 32) { /* one warp: running sums over the experts */
         int pairs = 0, tiles = 0;
 #pragma unroll 1
-        for (int e0 = 0; e0 < p.rule.n_expert; e0 += 32) {
-            int e = e0 + lane, c = e < p.rule.n_expert ? s->count[e] : 0;
+        for (int e0 = 0; e0 < p.n_expert; e0 += 32) {
+            int e = e0 + lane, c = e < p.n_expert ? s->count[e] : 0;
             int t = (c + p.width - 1) / p.width, sc = c, st = t;
 #pragma unroll
             for (int d = 1; d < 32; d <<= 1) {
@@ -114,7 +74,7 @@ static __global__ void __launch_bounds__(1024)
                 sc += lane >= d ? a : 0;
                 st += lane >= d ? b : 0;
             }
-            if (e < p.rule.n_expert) {
+            if (e < p.n_expert) {
                 s->start[e] = pairs + sc - c;
                 s->tile0[e] = tiles + st - t;
             }
@@ -126,9 +86,9 @@ static __global__ void __launch_bounds__(1024)
     }
     __syncthreads();
 #pragma unroll 1
-    for (int i = tid; i < p.rows * p.rule.used; i += 1024)
+    for (int i = tid; i < p.n_pairs; i += 1024)
         p.route.pairs[s->start[s->chosen[i]] + s->rank[i]] = i;
-    if (tid < p.rule.n_expert)
+    if (tid < p.n_expert)
 #pragma unroll 1
         for (int i = 0; i * p.width < s->count[tid]; i++) {
             int32_t *t = p.route.tiles + 3 * (s->tile0[tid] + i);
@@ -138,22 +98,14 @@ static __global__ void __launch_bounds__(1024)
         }
 }
 
-void moe_grouped_route(struct cuda_backend *cu, const struct route_tables *route, int parts,
+void moe_grouped_route(struct cuda_backend *cu, const struct route_tables *route,
                        const struct route_rule &rule, int rows, int width)
 {
-    struct moe_grouped_route_args p = {};
     CHECK(rule.used <= MAX_USED && rule.n_expert <= MAX_EXPERTS && rows <= LIST_ROWS,
           "%d of %d experts for %d rows", rule.used, rule.n_expert, rows);
-    p.logits = parts ? cu->router : NULL;
-    p.route = *route;
-    p.weight = cu->route_weight;
-    p.parts = parts;
-    p.rows = rows;
-    p.width = width;
-    p.rule = rule;
-    cuda_launch(
-        cu, route_is_plain(rule) ? moe_grouped_route_kernel<true> : moe_grouped_route_kernel<false>,
-        dim3(1), 1024, sizeof(struct moe_grouped_route_shared), LAUNCH_EARLY, p);
+    struct moe_grouped_route_args p = {*route, rows * rule.used, rule.n_expert, width};
+    cuda_launch(cu, moe_grouped_route_kernel, dim3(1), 1024,
+                sizeof(struct moe_grouped_route_shared), LAUNCH_EARLY, p);
 }
 
 /* The list and the pairs, in shared memory: one trip for all of it. */

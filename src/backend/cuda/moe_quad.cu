@@ -8,12 +8,11 @@
  * slice of 256 columns each, whose rows stay in registers while the block works through its share
  * of the list times an expert's tiles; it meets once every few tiles to add up. Then all blocks
  * wait for each other, with the first tiles of down on their way meanwhile. Down: a block owns 16
- * outputs, all of the list, and the weighted sum of every row. With up to four rows the kernel
- * also makes norm and router: block e has expert e's logits.
+ * outputs, all of the list, and the weighted sum of every row.
  *
  * Where blocks cannot wait for each other (in the simulator; where backends share a GPU; where
- * there are more outputs or experts than SMs for them), the same kernel is launched once for each
- * of these steps.
+ * there are more outputs than SMs for them), the same kernel is launched once for each of these
+ * steps.
  */
 #include "backend/cuda/quad.cuh"
 
@@ -25,12 +24,11 @@ enum { QUAD_EXPERTS = 128, MAX_ENTRIES = QUAD_ROWS * MAX_USED };
 struct moe_quad_meeting;
 
 /* What a launch does; several: blocks wait for each other. */
-enum { QUAD_ROUTE = 1, QUAD_UP = 2, QUAD_DOWN = 4 };
+enum { QUAD_UP = 1, QUAD_DOWN = 2 };
 
 struct moe_quad_args {
-    struct matrix router, up, down;
-    struct norm_in in;    /* OWN: (rows, n_in) */
-    float *logits;        /* (rows, n_expert) */
+    struct matrix up, down;
+    const float *logits;  /* (rows, n_expert) */
     const uint8_t *x;     /* (rows, n_kt) records */
     const float *x_scale; /* (rows) what undoes their scale */
     uint8_t *hidden;      /* (entries, 4, n_kt of down) records, over 16 */
@@ -43,20 +41,12 @@ struct moe_quad_args {
 
 /* Where the blocks of a launch meet, in global memory: launches count in the two by turns. */
 struct moe_quad_meeting {
-    uint32_t logits[4 * QUAD_EXPERTS]; /* NOT_YET between launches */
     uint32_t turn, arrived[2];
 };
-static const uint32_t NOT_YET = 0xffffffffu; /* no arithmetic gives it */
 
 size_t moe_quad_meeting_bytes(void)
 {
     return sizeof(struct moe_quad_meeting);
-}
-
-void moe_quad_prepare(struct cuda_backend *cu)
-{
-    CUDA_TRY(cu, cudaMemsetAsync(cu->moe_quad_meeting, 0xff,
-                                 offsetof(struct moe_quad_meeting, turn), cu->stream));
 }
 
 /* Who chose what; in shared memory of every block. An entry: an expert and up to four of the rows
@@ -71,10 +61,9 @@ struct __align__(16) moe_quad_list
     uint16_t chosen[QUAD_ROWS][MAX_USED];
 };
 
-/* One warp chooses for a row, `wait`: as the logits come. */
+/* One warp chooses for a row. */
 template <bool PLAIN>
-DEVICE void moe_quad_choose_row(struct moe_quad_list *l, const struct moe_quad_args &p, int row,
-                                bool wait)
+DEVICE void moe_quad_choose_row(struct moe_quad_list *l, const struct moe_quad_args &p, int row)
 {
     enum { PER = QUAD_EXPERTS / 32 };
     const float *logits = p.logits + row * p.rule.n_expert;
@@ -82,11 +71,7 @@ DEVICE void moe_quad_choose_row(struct moe_quad_list *l, const struct moe_quad_a
     float v[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++)
-        v[i] = i * 32 + lane < p.rule.n_expert ? load_float_now(logits + i * 32 + lane) : 0.0f;
-#pragma unroll
-    for (int i = 0; i < PER; i++)
-        while (wait && bits_of(v[i]) == NOT_YET)
-            v[i] = load_float_now(logits + i * 32 + lane);
+        v[i] = i * 32 + lane < p.rule.n_expert ? load_float_l2(logits + i * 32 + lane) : 0.0f;
     int e = route_choose(v, rule_as<PLAIN>(p.rule));
     if (lane < p.rule.used) {
         atomicOr(&l->chose[e], 1u << row);
@@ -114,12 +99,12 @@ struct moe_quad_find {
  */
 template <bool PLAIN>
 DEVICE void moe_quad_choose(struct moe_quad_list *l, const struct moe_quad_args &p,
-                            struct moe_quad_find &f, bool wait)
+                            struct moe_quad_find &f)
 {
     int warps = (int)blockDim.x >> 5, lane = lane_id();
 #pragma unroll 1
     for (int row = warp_id(); row < p.rows; row += warps)
-        moe_quad_choose_row<PLAIN>(l, p, row, wait);
+        moe_quad_choose_row<PLAIN>(l, p, row);
     __syncthreads();
     f.n = 0;
 #pragma unroll
@@ -147,9 +132,7 @@ DEVICE int moe_quad_expert(const struct moe_quad_find &f, int entry)
     return e;
 }
 
-/* The list itself: a warp has 32 experts. The block meets before it is read. OWN: row r is an
- * entry's r-th, whether it chose the expert or not. */
-template <bool OWN>
+/* The list itself: a warp has 32 experts. The block meets before it is read. */
 DEVICE void moe_quad_write(struct moe_quad_list *l, const struct moe_quad_find &f)
 {
     int lane = lane_id(), warps = (int)blockDim.x >> 5;
@@ -163,12 +146,11 @@ DEVICE void moe_quad_write(struct moe_quad_list *l, const struct moe_quad_find &
             uint32_t rows = ~0u;
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                if (OWN ? !(m >> j & 1) : !m)
+                if (!m)
                     continue;
-                rows &= ~((uint32_t)(OWN ? 255 - j : 256 - __ffs((int)m)) << 8 * j);
-                m &= OWN ? m : m - 1;
+                rows &= ~((uint32_t)(256 - __ffs((int)m)) << 8 * j);
+                m &= m - 1;
             }
-            m = OWN ? 0 : m;
             l->rows[at] = rows;
             l->expert[at] = (uint16_t)(i * 32 + lane);
         }
@@ -177,7 +159,7 @@ DEVICE void moe_quad_write(struct moe_quad_list *l, const struct moe_quad_find &
 
 /* What down will want to know: the weights of every row. The block; a row is its warp's that chose.
  */
-template <bool OWN, bool PLAIN>
+template <bool PLAIN>
 DEVICE void moe_quad_weigh(struct moe_quad_list *l, const struct moe_quad_args &p)
 {
     int warps = (int)blockDim.x >> 5, lane = lane_id();
@@ -187,21 +169,20 @@ DEVICE void moe_quad_weigh(struct moe_quad_list *l, const struct moe_quad_args &
         int e = lane < p.rule.used ? l->chosen[row][lane] : 0;
         float w = route_weigh(rule_as<PLAIN>(p.rule), e,
                               [&](int i) { return load_float_l2(logits + i); });
-        int rank = OWN ? row : __popc(l->chose[e] & ((1u << row) - 1));
+        int rank = __popc(l->chose[e] & ((1u << row) - 1));
         if (lane < p.rule.used)
             l->weight[l->first[e] + rank / 4][rank % 4] = w * (1.0f / HIDDEN_SCALE);
     }
 }
 
 /* The biases of a row's experts, weighted, of output `at`. */
-template <bool OWN>
 DEVICE float moe_quad_bias(const struct moe_quad_list *l, const struct moe_quad_args &p, int row,
                            int at)
 {
     float v = 0.0f;
 #pragma unroll 1
     for (int k = 0; k < p.rule.used; k++) {
-        int e = l->chosen[row][k], rank = OWN ? row : __popc(l->chose[e] & ((1u << row) - 1));
+        int e = l->chosen[row][k], rank = __popc(l->chose[e] & ((1u << row) - 1));
         v += l->weight[l->first[e] + rank / 4][rank % 4] * p.down.bias[e * p.down.n_out + at];
     }
     return v * HIDDEN_SCALE;
@@ -220,98 +201,6 @@ DEVICE void meeting_wait(struct moe_quad_meeting *m, uint32_t turn) /* one threa
         ;
     if (blockIdx.x == 0)
         m->turn = turn + 1;
-}
-
-/* Up to four rows: a warp's slice of the rows, normed but for the division by their length, which
- * goes to `length`, and this block's logits, of one expert for every row. Waits for the kernel in
- * front, with the expert's weights on their way. Returns what undoes the scale of row c. */
-DEVICE float moe_quad_route(const struct moe_quad_args &p, struct row_frag &x, int w, bool first,
-                            float *scratch, float *length)
-{
-    int lane = lane_id(), n_in = p.up.n_in, slices = p.up.n_kt, row = lane >> 3;
-    int e = (int)blockIdx.x, column = quad_column(0);
-    bool routes = p.phases & QUAD_ROUTE, mine = routes && e < p.rule.n_expert;
-    float *part = scratch; /* (slices, 4, 2) */
-    float *gain = part + slices * 8 + w * TILE_K, *weight = gain + slices * TILE_K;
-    if (first) {
-        const float *from =
-            (const float *)tile_address(p.router, &p.router.seg[0], 0, e / TILE_ROWS, w) +
-            e % TILE_ROWS * TILE_K;
-#pragma unroll
-        for (int k = lane * 4; k < TILE_K; k += 128) {
-            if (mine)
-                copy_async16(weight + k, from + k);
-            if (p.in.gain)
-                copy_async16_or_zero(gain + k, p.in.gain + min(w * TILE_K + k, n_in - 4),
-                                     w * TILE_K + k < n_in);
-            else
-                *(float4 *)(gain + k) = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-        }
-        copy_async_commit();
-    }
-    dependency_wait();
-    dependency_trigger();
-    float v[8][4], d[8][4], square = 0.0f, dot = 0.0f;
-    size_t at = (size_t)(row < p.rows ? row : 0) * (size_t)n_in;
-    quad_load(v, p.in.x + at, w, n_in);
-    if (p.in.gain && p.in.d) {
-        quad_load(d, p.in.d + at, w, n_in);
-#pragma unroll
-        for (int i = 0; i < 32; i++)
-            v[i / 4][i % 4] += d[i / 4][i % 4];
-    }
-    if (first) {
-        copy_async_wait<0>();
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float4 r = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            float4 f = *(const float4 *)(gain + column + i * 32);
-            if (mine)
-                r = *(const float4 *)(weight + column + i * 32);
-            dot += v[i][0] * f.x * r.x + v[i][1] * f.y * r.y + v[i][2] * f.z * r.z +
-                   v[i][3] * f.w * r.w;
-            square += v[i][0] * v[i][0] + v[i][1] * v[i][1] + v[i][2] * v[i][2] + v[i][3] * v[i][3];
-        }
-#pragma unroll
-        for (int i = 1; i < 8; i <<= 1) {
-            square += __shfl_xor_sync(FULL_WARP, square, i);
-            dot += __shfl_xor_sync(FULL_WARP, dot, i);
-        }
-        if (!(lane & 7)) {
-            part[(w * 4 + row) * 2] = dot;
-            part[(w * 4 + row) * 2 + 1] = square;
-        }
-    }
-    __syncthreads();
-    if ((int)threadIdx.x < p.rows) {
-        int r = (int)threadIdx.x;
-        dot = square = 0.0f;
-#pragma unroll 8
-        for (int i = 0; i < slices; i++) {
-            dot += part[(i * 4 + r) * 2];
-            square += part[(i * 4 + r) * 2 + 1];
-        }
-        float rms = p.in.gain ? rsqrtf(square / (float)n_in + p.in.eps) : 1.0f;
-        length[r] = rms;
-        if (mine)
-            store_float_now(p.logits + r * p.rule.n_expert + e,
-                            dot * rms + (p.router.bias ? p.router.bias[e] : 0.0f));
-    }
-    if (routes && first && p.in.x_out && blockIdx.x == gridDim.x - 1 && row < p.rows) {
-        int k = quad_column(w);
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (k + i * 32 < n_in)
-                *(float4 *)(p.in.x_out + at + k + i * 32) =
-                    make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        float4 f = *(const float4 *)(gain + column + i * 32);
-        v[i][0] *= f.x, v[i][1] *= f.y, v[i][2] *= f.z, v[i][3] *= f.w;
-    }
-    return quad_pack(x, v);
 }
 
 /* Adds up the warps' sums of a batch of items and writes their hidden units. Half a warp to a row of
@@ -420,7 +309,7 @@ DEVICE void moe_quad_load_hidden(const struct moe_quad_args &p, struct row_frag 
 }
 
 /* y of this block's 16 outputs: the warps' sums together. */
-template <bool OWN, bool PLAIN>
+template <bool PLAIN>
 DEVICE void moe_quad_put(const struct moe_quad_args &p, const struct moe_quad_list *list,
                          const float *sums, int tile)
 {
@@ -431,7 +320,7 @@ DEVICE void moe_quad_put(const struct moe_quad_args &p, const struct moe_quad_li
         if (row < s->rows)
             p.y[(size_t)(i >> 4) * (size_t)p.down.n_out + (size_t)(s->row0 + row)] =
                 take_tile(sums, (int)blockDim.x >> 5, p.rows * SUM_ROW, i >> 4, i & 15) +
-                (!PLAIN && p.down.bias ? moe_quad_bias<OWN>(list, p, i >> 4, s->row0 + row) : 0.0f);
+                (!PLAIN && p.down.bias ? moe_quad_bias(list, p, i >> 4, s->row0 + row) : 0.0f);
     }
 }
 
@@ -441,9 +330,9 @@ DEVICE void moe_quad_put(const struct moe_quad_args &p, const struct moe_quad_li
  * warps have gate tiles, the others up. Down: a block owns 16 outputs; its warps share out the
  * (entry, slice) pairs, and have sums of their own for every row. The rings run on from one into
  * the other: down's first tiles are on their way while blocks wait for each other. UP, DOWN:
- * kinds of tiles. OWN: up to four rows, with norm and router. PLAIN: experts_are_plain.
+ * kinds of tiles. PLAIN: experts_are_plain.
  */
-template <int UP, int DOWN, int PARTS, int STAGES, bool OWN, bool PLAIN>
+template <int UP, int DOWN, int PARTS, int STAGES, bool PLAIN>
 static __global__ void __launch_bounds__(512)
     moe_quad_kernel(const __grid_constant__ struct moe_quad_args p)
 {
@@ -470,25 +359,17 @@ static __global__ void __launch_bounds__(512)
     f.n_kt = n_kt;
     f.is_up = false;
     struct row_frag x;
-    float undo = 1.0f;
     ring_init(f.ring, rings + warp_id() * one_ring, p.slot);
     moe_quad_clear(list);
     mark(mk, 2);
-    if (OWN) {
-        undo = moe_quad_route(p, x, w, part0 == 0, sums, scales);
-        if (!(p.phases & ~QUAD_ROUTE)) {
-            return;
-        }
-    } else {
-        dependency_wait();
-        dependency_trigger();
-        for (int i = (int)threadIdx.x; i < p.rows; i += (int)blockDim.x)
-            scales[i] = p.x_scale[i];
-    }
+    dependency_wait();
+    dependency_trigger();
+    for (int i = (int)threadIdx.x; i < p.rows; i += (int)blockDim.x)
+        scales[i] = p.x_scale[i];
     mark(mk, 3);
     uint32_t turn = together ? load_acquired(&p.meeting->turn) : 0;
     struct moe_quad_find found;
-    moe_quad_choose<PLAIN>(list, p, found, OWN && together);
+    moe_quad_choose<PLAIN>(list, p, found);
     int entries = found.n;
     mark(mk, 4);
     uint32_t n = ups ? (uint32_t)(entries * half) : 0; /* times the blocks: far from 2^32 */
@@ -511,14 +392,14 @@ static __global__ void __launch_bounds__(512)
 #pragma unroll 1
     for (int i = 0; i < STAGES; i++) {
         if (i == asked) {
-            moe_quad_write<OWN>(list, found);
+            moe_quad_write(list, found);
             __syncthreads();
         }
         f.fetch();
     }
     mark(mk, 1);
-    moe_quad_weigh<OWN, PLAIN>(list, p);
-    if (!OWN && first < end)
+    moe_quad_weigh<PLAIN>(list, p);
+    if (first < end)
         moe_quad_load(p, x, list->rows[entry], w);
 #pragma unroll 1
     for (int item = first; item < end; item += UP_BATCH, odd ^= 1) {
@@ -536,13 +417,13 @@ static __global__ void __launch_bounds__(512)
                 quad_tile<UP>(f.plane[i].kind, there, x, acc);
                 ring_give(f.ring);
                 f.fetch();
-                mine[i * 64] = acc[0] * undo;
-                mine[i * 64 + 32] = acc[1] * undo;
+                mine[i * 64] = acc[0];
+                mine[i * 64 + 32] = acc[1];
             }
             if (++unit == half) { /* another expert, other rows */
                 unit = 0;
                 entry++;
-                if (!OWN && item + b + 1 < end)
+                if (item + b + 1 < end)
                     moe_quad_load(p, x, list->rows[entry], w);
             }
         }
@@ -560,9 +441,6 @@ static __global__ void __launch_bounds__(512)
     if (together && threadIdx.x == 0)
         meeting_wait(p.meeting, turn);
     __syncthreads();
-    if (OWN && together && (int)threadIdx.x < p.rows &&
-        tile < p.rule.n_expert) /* all have read them */
-        ((uint32_t *)p.logits)[(int)threadIdx.x * p.rule.n_expert + tile] = NOT_YET;
     mark(mk, 7);
     struct row_frag ahead;
     int l_entry = d_entry, l_kt = d_kt;
@@ -591,7 +469,7 @@ static __global__ void __launch_bounds__(512)
     mark(mk, 8);
     __syncthreads();
     if (downs)
-        moe_quad_put<OWN, PLAIN>(p, list, sums, tile);
+        moe_quad_put<PLAIN>(p, list, sums, tile);
     marks_end(mk, 9);
 }
 
@@ -630,32 +508,32 @@ bool moe_quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
            moe_quad_plan_of(cu, gate_up, down, rows).shared;
 }
 
-template <int UP, int DOWN, int PARTS, int STAGES, bool OWN, bool PLAIN>
+template <int UP, int DOWN, int PARTS, int STAGES, bool PLAIN>
 static void moe_quad_launch(struct cuda_backend *cu, struct moe_quad_args p, int threads,
                             size_t shared)
 {
-    auto kernel = moe_quad_kernel<UP, DOWN, PARTS, STAGES, OWN, PLAIN>;
+    auto kernel = moe_quad_kernel<UP, DOWN, PARTS, STAGES, PLAIN>;
     dim3 grid((unsigned)cu->n_sm), outputs((unsigned)p.down.n_tiles);
-    if (cu->may_wait && p.down.n_tiles <= cu->n_sm && (!OWN || p.rule.n_expert <= cu->n_sm)) {
-        p.phases = (OWN ? QUAD_ROUTE : 0) | QUAD_UP | QUAD_DOWN;
-        if (OWN)
-            p.logits = (float *)p.meeting->logits;
+    if (cu->may_wait && p.down.n_tiles <= cu->n_sm) {
+        p.phases = QUAD_UP | QUAD_DOWN;
         cuda_launch(cu, kernel, grid, threads, shared, LAUNCH_EARLY, p);
         return;
     }
-    p.phases = QUAD_ROUTE;
-    if (OWN)
-        cuda_launch(cu, kernel, dim3((unsigned)p.rule.n_expert), threads, shared, LAUNCH_EARLY, p);
     p.phases = QUAD_UP;
     cuda_launch(cu, kernel, grid, threads, shared, LAUNCH_EARLY, p);
     p.phases = QUAD_DOWN;
     cuda_launch(cu, kernel, outputs, threads, shared, LAUNCH_EARLY, p);
 }
 
-template <bool OWN>
-static void moe_quad_launch_any(struct cuda_backend *cu, struct moe_quad_args p, bool plain,
-                                int rows)
+void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int rows)
 {
+    struct moe_quad_args p = {};
+    bool plain = experts_are_plain(e);
+    p.up = *e->gate_up;
+    p.down = *e->down;
+    p.y = y;
+    p.act = e->act;
+    p.rule = e->rule;
     struct moe_quad_plan plan = moe_quad_plan_of(cu, &p.up, &p.down, rows);
     CHECK(p.rule.used <= MAX_USED && p.rule.n_expert <= QUAD_EXPERTS && plan.shared,
           "%d of %d experts", p.rule.used, p.rule.n_expert);
@@ -669,52 +547,19 @@ static void moe_quad_launch_any(struct cuda_backend *cu, struct moe_quad_args p,
     bool q4 = p.up.seg[0].kind == TILE_Q4_K && p.up.seg[p.up.n_seg - 1].kind == TILE_Q4_K;
     int threads = plan.parts * p.up.n_kt * 32, kind = p.down.n_seg == 1 ? p.down.seg[0].kind : -1;
     if (q4 && kind == TILE_Q4_K && plan.parts == 2 && plain)
-        moe_quad_launch<TILE_Q4_K, TILE_Q4_K, 2, 4, OWN, true>(cu, p, threads, plan.shared);
+        moe_quad_launch<TILE_Q4_K, TILE_Q4_K, 2, 4, true>(cu, p, threads, plan.shared);
     else if (q4 && kind == TILE_Q6_K && plan.parts == 2 && plain)
-        moe_quad_launch<TILE_Q4_K, TILE_Q6_K, 2, 3, OWN, true>(cu, p, threads, plan.shared);
+        moe_quad_launch<TILE_Q4_K, TILE_Q6_K, 2, 3, true>(cu, p, threads, plan.shared);
     else if (q4 && kind == TILE_Q4_K && plan.parts == 2)
-        moe_quad_launch<TILE_Q4_K, TILE_Q4_K, 2, 4, OWN, false>(cu, p, threads, plan.shared);
+        moe_quad_launch<TILE_Q4_K, TILE_Q4_K, 2, 4, false>(cu, p, threads, plan.shared);
     else if (q4 && kind == TILE_Q6_K && plan.parts == 2)
-        moe_quad_launch<TILE_Q4_K, TILE_Q6_K, 2, 3, OWN, false>(cu, p, threads, plan.shared);
+        moe_quad_launch<TILE_Q4_K, TILE_Q6_K, 2, 3, false>(cu, p, threads, plan.shared);
     else if (p.up.set == SET_K && p.down.set == SET_K && plan.parts == 2)
-        moe_quad_launch<ANY_K, ANY_K, 2, 3, OWN, false>(cu, p, threads, plan.shared);
+        moe_quad_launch<ANY_K, ANY_K, 2, 3, false>(cu, p, threads, plan.shared);
     else if (p.up.set == SET_K && p.down.set == SET_K)
-        moe_quad_launch<ANY_K, ANY_K, 1, 3, OWN, false>(cu, p, threads, plan.shared);
+        moe_quad_launch<ANY_K, ANY_K, 1, 3, false>(cu, p, threads, plan.shared);
     else if (plan.parts == 2)
-        moe_quad_launch<ANY_CODES, ANY_CODES, 2, 3, OWN, false>(cu, p, threads, plan.shared);
+        moe_quad_launch<ANY_CODES, ANY_CODES, 2, 3, false>(cu, p, threads, plan.shared);
     else
-        moe_quad_launch<ANY_CODES, ANY_CODES, 1, 3, OWN, false>(cu, p, threads, plan.shared);
-}
-
-static struct moe_quad_args moe_quad_args_of(const struct experts *e, float *y)
-{
-    struct moe_quad_args p = {};
-    p.up = *e->gate_up;
-    p.down = *e->down;
-    p.y = y;
-    p.act = e->act;
-    p.rule = e->rule;
-    return p;
-}
-
-void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int rows)
-{
-    moe_quad_launch_any<false>(cu, moe_quad_args_of(e, y), experts_are_plain(e), rows);
-}
-
-bool moe_quad_routed_fits(const struct cuda_backend *cu, const struct experts *e, int rows)
-{
-    return rows <= 4 && !e->give && e->gate_up->n_in % 8 == 0 &&
-           e->router->n_in == e->gate_up->n_in && moe_quad_fits(cu, e->gate_up, e->down, rows);
-}
-
-void moe_quad_routed(struct cuda_backend *cu, const struct experts *e, const struct norm_in *in,
-                     float *y, int rows)
-{
-    const struct matrix *router = e->router;
-    CHECK(router->n_seg == 1 && router->seg[0].kind == TILE_F32, "a router that is not in floats");
-    struct moe_quad_args p = moe_quad_args_of(e, y);
-    p.router = *router;
-    p.in = *in;
-    moe_quad_launch_any<true>(cu, p, experts_are_plain(e), rows);
+        moe_quad_launch<ANY_CODES, ANY_CODES, 1, 3, false>(cu, p, threads, plan.shared);
 }

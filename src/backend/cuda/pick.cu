@@ -276,25 +276,6 @@ static bool ffn_wgmma_fits(const struct cuda_backend *cu, const struct pick_case
 {
     return gemm_wgmma_suits(cu, c->w, true) && gemm_wgmma_suits(cu, c->down, false);
 }
-static bool ffn_one_persistent(const struct cuda_backend *cu, const struct pick_case *c, int i)
-{
-    return gemm_persistent_suits(cu, i ? c->down : c->w, !i) &&
-           (c->forced || gemm_persistent_tiles(cu, ffn_args(cu, c, i)) > cu->n_sm);
-}
-static bool ffn_persistent_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return ffn_wgmma_fits(cu, c) && (ffn_one_persistent(cu, c, 0) || ffn_one_persistent(cu, c, 1));
-}
-static void ffn_persistent(struct cuda_backend *cu, const struct pick_case *c)
-{
-    rows_to_halves(cu, c->x);
-    for (int i = 0; i < 2; i++) {
-        if (ffn_one_persistent(cu, c, i))
-            gemm_persistent(cu, ffn_args(cu, c, i));
-        else
-            gemm_wgmma(cu, ffn_args(cu, c, i), !i, ceil_div(c->rows, WGMMA_ROWS));
-    }
-}
 static void ffn_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_halves(cu, c->x);
@@ -406,15 +387,6 @@ static void moe_product(struct cuda_backend *cu, const struct pick_case *c)
 {
     const struct resid *r = c->stream;
     moe_gemv_routed(cu, r->w, r->a.floats, c->experts, &c->in, r->x, c->y);
-}
-
-static bool moe_quad_norm_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return !c->route_x && moe_quad_routed_fits(cu, c->experts, c->rows);
-}
-static void moe_quad_norm(struct cuda_backend *cu, const struct pick_case *c)
-{
-    moe_quad_routed(cu, c->experts, &c->in, c->y, c->rows);
 }
 
 static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
@@ -664,7 +636,7 @@ static bool router_choose_suits(const struct cuda_backend *cu, const struct pick
 static void router_choose_run(struct cuda_backend *cu, const struct pick_case *c)
 {
     router_choose(cu, c->w, c->route->rule, &c->route->t, c->x->floats, c->rows);
-    moe_grouped_route(cu, &c->route->t, 0, c->route->rule, c->rows, c->route->width);
+    moe_grouped_route(cu, &c->route->t, c->route->rule, c->rows, c->route->width);
 }
 static void logits_row(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -673,16 +645,6 @@ static void logits_row(struct cuda_backend *cu, const struct pick_case *c)
 static void logits_block(struct cuda_backend *cu, const struct pick_case *c)
 {
     router_block(cu, c->w, &c->in, c->y, c->rows);
-}
-static bool router_list_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    (void)cu;
-    return c->listed;
-}
-static void router_list(struct cuda_backend *cu, const struct pick_case *c)
-{
-    router_logits_of(cu, c->experts, c->x);
-    moe_grouped_route(cu, &c->route->t, 1, c->route->rule, c->rows, c->route->width);
 }
 static void router_tensor(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -740,8 +702,6 @@ static const struct pick products[] = {
 
     {"ffn_gemv", PICK_FFN, ANY, 1, 4, NEEDS_NOTHING, TAKES_NORM, ffn_gemv_pays, ffn_gemv_fits,
      ffn_gemv},
-    {"ffn_persistent", PICK_FFN, ANY, 257, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ffn_persistent_fits,
-     ffn_persistent},
     {"ffn_wgmma", PICK_FFN, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ffn_wgmma_fits, ffn_wgmma},
     {"ffn_mma", PICK_FFN, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, pair_mma_fits, ffn_mma},
     {"ffn_stream", PICK_FFN, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, ffn_stream_fits,
@@ -757,8 +717,6 @@ static const struct pick products[] = {
 
     {"moe_gemv_product", PICK_MOE, ANY, 1, 1, NEEDS_NOTHING, TAKES_PRODUCT, NULL, moe_product_fits,
      moe_product},
-    {"moe_quad_norm", PICK_MOE, CODES, 3, 4, NEEDS_NOTHING, TAKES_NORM, NULL, moe_quad_norm_fits,
-     moe_quad_norm},
     {"moe_quad_records", PICK_MOE, CODES, 3, 16, NEEDS_NOTHING, TAKES_NORM, NULL,
      moe_quad_records_fit, moe_quad_records},
     {"moe_few", PICK_MOE, CODES, 3, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_few_suits, moe_few_run},
@@ -778,8 +736,6 @@ static const struct pick products[] = {
 
     {"router_choose", PICK_ROUTER, ANY, 33, 256, NEEDS_NOTHING, TAKES_ROWS, NULL,
      router_choose_suits, router_choose_run},
-    {"router_list", PICK_ROUTER, ANY, 1, 64, NEEDS_NOTHING, TAKES_ROWS, NULL, router_list_fits,
-     router_list},
     {"router_tensor", PICK_ROUTER, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      router_tensor},
     {"router_sort", PICK_ROUTER, ANY, 1, 64, NEEDS_NOTHING, TAKES_ROWS, NULL, router_sort_fits,

@@ -366,7 +366,6 @@ bool cuda_prepare(struct backend *be, const struct network *net, const struct bo
         return false;
     CUDA_TRY(cu, cudaMemsetAsync(cu->split_records, 0xff, attn_decode_split_record_bytes(cu),
                                  cu->stream));
-    moe_quad_prepare(cu);
     for (int i = 0; i < net->n_ropes; i++)
         if (cu->ropes.of[i].half)
             cuda_copy_in(be, cu->rope_freq + cu->ropes.of[i].at, net->ropes[i].freq,
