@@ -516,7 +516,8 @@ static __global__ void __launch_bounds__(SCAN_WARPS * 32)
  * front has ended: warp w has rows 8w.., lane l columns 4l... What S makes of k and of q is added up
  * over the warps in shared memory; o = S^T q of the corrected S follows from both.
  * Blocks that share a k head all read its rows before the convolution; the last of them to have done so
- * writes the new ones.
+ * writes the new ones. MANY: sequences of a few rows, from first_seq on, one row after the other, the state in
+ * registers throughout.
  */
 enum { STEP_WARPS = 16, STEP_ROWS = DELTA_DIM / STEP_WARPS };
 struct step_shared {
@@ -542,16 +543,29 @@ DEVICE void step_keep(const struct delta_args &p, const struct step_channel &x, 
                 k + 1 < p.taps - 1 ? x.past[k + 1 < DELTA_MAX_TAPS - 1 ? k + 1 : k] : x.now;
 }
 
+/* The next row's past. */
+DEVICE void step_shift(const struct delta_args &p, struct step_channel *x)
+{
+#pragma unroll
+    for (int k = 0; k < DELTA_MAX_TAPS - 1; k++)
+        if (k < p.taps - 1)
+            x->past[k] =
+                k + 1 < p.taps - 1 ? x->past[k + 1 < DELTA_MAX_TAPS - 1 ? k + 1 : k] : x->now;
+}
+
+template <bool MANY>
 static __global__ void __launch_bounds__(STEP_WARPS * 32)
     delta_step_kernel(const __grid_constant__ struct delta_args p)
 {
     SHARED_BYTES(shared);
     struct step_shared *sh = (struct step_shared *)shared;
     int tid = (int)threadIdx.x, w = warp_id(), lane = lane_id(), n = p.step.n_seqs;
-    int h = (int)blockIdx.x, seq = (int)blockIdx.y, kh = delta_k_head(p, h), which = tid >> 7;
+    int h = (int)blockIdx.x, seq = (int)blockIdx.y + (MANY ? p.first_seq : 0);
+    int kh = delta_k_head(p, h), which = tid >> 7;
     int in = p.step.states[seq], out = p.step.states[n + seq];
-    int save = p.step.states[2 * n + seq] ? p.step.states[3 * n + seq] : -1;
+    int save_at = p.step.states[2 * n + seq], save = save_at ? p.step.states[3 * n + seq] : -1;
     size_t row = (size_t)p.step.q_start[seq], values = (size_t)(p.n_v * DELTA_DIM);
+    int rows = MANY ? p.step.q_start[seq + 1] - (int)row : 1;
     float *o = p.o + row * values + (size_t)(h * DELTA_DIM);
     float4 s[STEP_ROWS];
 #pragma unroll
@@ -575,94 +589,106 @@ static __global__ void __launch_bounds__(STEP_WARPS * 32)
     dependency_wait();
     dependency_trigger();
     if (out < 0) { /* padding */
-        if (tid < DELTA_DIM)
-            o[tid] = 0.0f;
+        for (int r = 0; r < rows && tid < DELTA_DIM; r++)
+            o[(size_t)r * values + (size_t)tid] = 0.0f;
         return;
     }
-    const float *ba = p.ba + row * (size_t)(2 * p.n_v) + (size_t)h;
-    float beta = delta_sigmoid(ba[0]), decay = delta_decay(p, h, ba[p.n_v]);
-    float z = tid < DELTA_DIM ? p.z[row * values + (size_t)(h * DELTA_DIM + tid)] : 0.0f;
-    if (which < 3) {
-        x.now = p.u[row * (size_t)p.channels + (size_t)x.c];
-        float sum = 0.0f;
+    for (int r = 0; r < rows; r++, row++, o += values) {
+        bool ends = r == rows - 1, saves = save >= 0 && (!MANY || r + 1 == save_at);
+        const float *ba = p.ba + row * (size_t)(2 * p.n_v) + (size_t)h;
+        float beta = delta_sigmoid(ba[0]), decay = delta_decay(p, h, ba[p.n_v]);
+        float z = tid < DELTA_DIM ? p.z[row * values + (size_t)(h * DELTA_DIM + tid)] : 0.0f;
+        if (which < 3) {
+            x.now = p.u[row * (size_t)p.channels + (size_t)x.c];
+            float sum = 0.0f;
 #pragma unroll
-        for (int k = 0; k < DELTA_MAX_TAPS; k++)
-            if (k < p.taps)
-                sum += taps[k] * (k < p.taps - 1 ? x.past[k < DELTA_MAX_TAPS - 1 ? k : 0] : x.now);
-        float y = sum * delta_sigmoid(sum), squares = warp_sum(y * y);
-        sh->qkv[which][tid & 127] = y;
-        if (lane == 0)
-            sh->squares[which][w & 3] = squares;
-    }
-    __threadfence(); /* what was read of the state's rows was read before others hear of it */
-    __syncthreads();
-    if (tid == 0) {
-        int32_t *count = p.count + seq * p.n_k + kh;
-        sh->last = atomicAdd(count, 1) == p.n_v / p.n_k - 1;
-        if (sh->last)
-            *count = 0;
-    }
-    const float *qs = sh->squares[0], *ks = sh->squares[1];
-    float rq = 1.0f / (sqrtf(qs[0] + qs[1] + qs[2] + qs[3] + 1e-6f) * sqrtf((float)DELTA_DIM));
-    float rk = 1.0f / sqrtf(ks[0] + ks[1] + ks[2] + ks[3] + 1e-6f), kq = 0.0f, k[STEP_ROWS];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        kq += sh->qkv[0][lane + 32 * i] * sh->qkv[1][lane + 32 * i];
-    kq = warp_sum(kq) * rq * rk;
-    float a[2][4] = {};
-#pragma unroll
-    for (int i = 0; i < STEP_ROWS; i++) {
-        float q = sh->qkv[0][w * STEP_ROWS + i] * rq;
-        k[i] = sh->qkv[1][w * STEP_ROWS + i] * rk;
-        const float e[4] = {s[i].x, s[i].y, s[i].z, s[i].w};
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            a[0][j] += e[j] * k[i];
-            a[1][j] += e[j] * q;
+            for (int k = 0; k < DELTA_MAX_TAPS; k++)
+                if (k < p.taps)
+                    sum +=
+                        taps[k] * (k < p.taps - 1 ? x.past[k < DELTA_MAX_TAPS - 1 ? k : 0] : x.now);
+            float y = sum * delta_sigmoid(sum), squares = warp_sum(y * y);
+            sh->qkv[which][tid & 127] = y;
+            if (lane == 0)
+                sh->squares[which][w & 3] = squares;
         }
-    }
+        __threadfence(); /* what was read of the state's rows was read before others hear of it */
+        __syncthreads();
+        if (tid == 0 && r == 0) {
+            int32_t *count = p.count + seq * p.n_k + kh;
+            sh->last = atomicAdd(count, 1) == p.n_v / p.n_k - 1;
+            if (sh->last)
+                *count = 0;
+        }
+        const float *qs = sh->squares[0], *ks = sh->squares[1];
+        float rq = 1.0f / (sqrtf(qs[0] + qs[1] + qs[2] + qs[3] + 1e-6f) * sqrtf((float)DELTA_DIM));
+        float rk = 1.0f / sqrtf(ks[0] + ks[1] + ks[2] + ks[3] + 1e-6f), kq = 0.0f, k[STEP_ROWS];
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        *(float4 *)&sh->part[w][i][lane * 4] = make_float4(a[i][0], a[i][1], a[i][2], a[i][3]);
-    __syncthreads();
-    if (tid < 2 * DELTA_DIM) {
-        float sum = 0.0f;
+        for (int i = 0; i < 4; i++)
+            kq += sh->qkv[0][lane + 32 * i] * sh->qkv[1][lane + 32 * i];
+        kq = warp_sum(kq) * rq * rk;
+        float a[2][4] = {};
 #pragma unroll
-        for (int i = 0; i < STEP_WARPS; i++)
-            sum += sh->part[i][tid >> 7][tid & 127];
-        sh->sum[tid >> 7][tid & 127] = sum * decay;
-    }
-    __syncthreads();
-    float wrong[4];
+        for (int i = 0; i < STEP_ROWS; i++) {
+            float q = sh->qkv[0][w * STEP_ROWS + i] * rq;
+            k[i] = sh->qkv[1][w * STEP_ROWS + i] * rk;
+            const float e[4] = {s[i].x, s[i].y, s[i].z, s[i].w};
 #pragma unroll
-    for (int j = 0; j < 4; j++)
-        wrong[j] = beta * (sh->qkv[2][lane * 4 + j] - sh->sum[0][lane * 4 + j]);
+            for (int j = 0; j < 4; j++) {
+                a[0][j] += e[j] * k[i];
+                a[1][j] += e[j] * q;
+            }
+        }
 #pragma unroll
-    for (int i = 0; i < STEP_ROWS; i++) {
-        float4 v = make_float4(s[i].x * decay + k[i] * wrong[0], s[i].y * decay + k[i] * wrong[1],
-                               s[i].z * decay + k[i] * wrong[2], s[i].w * decay + k[i] * wrong[3]);
-        int at = (w * STEP_ROWS + i) * DELTA_DIM + lane * 4;
-        *(float4 *)(delta_state_of(p, out, h) + at) = v;
-        if (save >= 0)
-            *(float4 *)(delta_state_of(p, save, h) + at) = v;
-    }
-    if (which == 2 || (which < 2 && sh->last)) {
-        step_keep(p, x, out);
-        if (save >= 0)
-            step_keep(p, x, save);
-    }
-    float y = 0.0f;
-    if (tid < DELTA_DIM) {
-        y = sh->sum[1][tid] + kq * beta * (sh->qkv[2][tid] - sh->sum[0][tid]);
-        float squares = warp_sum(y * y);
-        if (lane == 0)
-            sh->squares[2][w] = squares;
-    }
-    __syncthreads();
-    if (tid < DELTA_DIM) {
-        const float *os = sh->squares[2];
-        float rms = rsqrtf((os[0] + os[1] + os[2] + os[3]) / (float)DELTA_DIM + p.eps);
-        o[tid] = y * rms * (p.gain ? p.gain[tid] : 1.0f) * silu(z);
+        for (int i = 0; i < 2; i++)
+            *(float4 *)&sh->part[w][i][lane * 4] = make_float4(a[i][0], a[i][1], a[i][2], a[i][3]);
+        __syncthreads();
+        if (tid < 2 * DELTA_DIM) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int i = 0; i < STEP_WARPS; i++)
+                sum += sh->part[i][tid >> 7][tid & 127];
+            sh->sum[tid >> 7][tid & 127] = sum * decay;
+        }
+        __syncthreads();
+        float wrong[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            wrong[j] = beta * (sh->qkv[2][lane * 4 + j] - sh->sum[0][lane * 4 + j]);
+#pragma unroll
+        for (int i = 0; i < STEP_ROWS; i++) {
+            float4 v =
+                make_float4(s[i].x * decay + k[i] * wrong[0], s[i].y * decay + k[i] * wrong[1],
+                            s[i].z * decay + k[i] * wrong[2], s[i].w * decay + k[i] * wrong[3]);
+            int at = (w * STEP_ROWS + i) * DELTA_DIM + lane * 4;
+            if (ends)
+                *(float4 *)(delta_state_of(p, out, h) + at) = v;
+            if (saves)
+                *(float4 *)(delta_state_of(p, save, h) + at) = v;
+            s[i] = v;
+        }
+        if (which == 2 || (which < 2 && sh->last)) {
+            if (ends)
+                step_keep(p, x, out);
+            if (saves)
+                step_keep(p, x, save);
+        }
+        float y = 0.0f;
+        if (tid < DELTA_DIM) {
+            y = sh->sum[1][tid] + kq * beta * (sh->qkv[2][tid] - sh->sum[0][tid]);
+            float squares = warp_sum(y * y);
+            if (lane == 0)
+                sh->squares[2][w] = squares;
+        }
+        __syncthreads();
+        if (tid < DELTA_DIM) {
+            const float *os = sh->squares[2];
+            float rms = rsqrtf((os[0] + os[1] + os[2] + os[3]) / (float)DELTA_DIM + p.eps);
+            o[tid] = y * rms * (p.gain ? p.gain[tid] : 1.0f) * silu(z);
+        }
+        if (!MANY)
+            break;
+        step_shift(p, &x);
+        __syncthreads(); /* shared memory is written again */
     }
 }
 
@@ -762,7 +788,13 @@ bool delta_step_fits(const struct delta_args &p)
 
 void delta_step(struct cuda_backend *cu, const struct delta_args &p, int seqs)
 {
-    cuda_launch(cu, delta_step_kernel, dim3((unsigned)p.n_v, (unsigned)seqs), STEP_WARPS * 32,
+    cuda_launch(cu, delta_step_kernel<false>, dim3((unsigned)p.n_v, (unsigned)seqs),
+                STEP_WARPS * 32, sizeof(struct step_shared), LAUNCH_EARLY, p);
+}
+
+void delta_step_rows(struct cuda_backend *cu, const struct delta_args &p, int seqs)
+{
+    cuda_launch(cu, delta_step_kernel<true>, dim3((unsigned)p.n_v, (unsigned)seqs), STEP_WARPS * 32,
                 sizeof(struct step_shared), LAUNCH_EARLY, p);
 }
 

@@ -99,6 +99,7 @@ DEVICE void delta_keep_all(const struct delta_args &p, int seq, int h)
 
 /* delta_net.cu: sequences [first_seq, first_seq + seqs), rows [first_row, first_row + rows) */
 void delta_step(struct cuda_backend *cu, const struct delta_args &p, int seqs);
+void delta_step_rows(struct cuda_backend *cu, const struct delta_args &p, int seqs); /* of a few */
 bool delta_step_fits(const struct delta_args &p);
 void delta_scan(struct cuda_backend *cu, const struct delta_args &p, int rows, int seqs);
 void delta_any(struct cuda_backend *cu, const struct delta_args &p, int rows, int seqs);

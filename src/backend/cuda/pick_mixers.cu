@@ -308,6 +308,15 @@ static int delta_prompts(const struct pick_case *c)
 {
     return c->step->n_seqs - c->step->n_decode;
 }
+static bool delta_step_rows_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu; /* what reads guesses: in place of three kernels */
+    return c->rows <= 4 * delta_prompts(c);
+}
+static void delta_prompt_step(struct cuda_backend *cu, const struct pick_case *c)
+{
+    delta_step_rows(cu, *c->delta, delta_prompts(c));
+}
 static bool delta_chunked_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
@@ -569,6 +578,8 @@ static const struct pick rows[] = {
      delta_decode},
     {"delta_any", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      delta_decode_any},
+    {"delta_step_rows", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, delta_step_rows_pays,
+     delta_fits, delta_prompt_step},
     {"delta_chunked", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, delta_chunked_pays,
      delta_chunked_suits, delta_prompt_chunked},
     {"delta_scan", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_fits,
