@@ -109,16 +109,26 @@ static void compare(enum dtype t, int n_in, int rows, int group_len)
 static void test_bytes(void **state)
 {
     (void)state;
-    static const enum dtype of_256[] = {DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_IQ4_XS};
-    static const enum dtype of_32[] = {DT_Q8_0, DT_Q4_0, DT_IQ4_NL, DT_MXFP4};
+    static const enum dtype of_256[] = {DT_Q4_K,    DT_Q5_K,  DT_Q6_K,  DT_IQ4_XS,  DT_Q2_K,
+                                        DT_Q3_K,    DT_IQ1_S, DT_IQ1_M, DT_IQ2_S,   DT_IQ2_XS,
+                                        DT_IQ2_XXS, DT_IQ3_S, DT_TQ1_0, DT_IQ3_XXS, DT_TQ2_0};
+    static const enum dtype of_32[] = {DT_Q8_0, DT_Q4_0, DT_IQ4_NL, DT_MXFP4,
+                                       DT_Q4_1, DT_Q5_0, DT_Q5_1};
     static const enum dtype floats[] = {DT_F32, DT_F16, DT_BF16, DT_F8_E4M3};
-    for (int i = 0; i < 4; i++) {
+    for (size_t i = 0; i < sizeof of_256 / sizeof *of_256; i++) {
         compare(of_256[i], 256, 16, 0);
         compare(of_256[i], 768, 37, 0);
         compare(of_256[i], 2048, 48, 0);
+    }
+    for (int n = 64; n <= 256; n += 64)
+        compare(DT_NVFP4, n, 35, 0);
+    compare(DT_NVFP4, 768, 48, 0);
+    for (size_t i = 0; i < sizeof of_32 / sizeof *of_32; i++) {
         for (int n = 32; n <= 256; n += 32) /* units cut short */
             compare(of_32[i], n, 35, 0);
         compare(of_32[i], 768, 48, 0);
+    }
+    for (int i = 0; i < 4; i++) {
         for (int n = 1; n < 70; n += 3) /* columns past the last whole vector */
             compare(floats[i], n, 18, 0);
         compare(floats[i], 768, 150, 0);

@@ -2,13 +2,15 @@
  * Panels of the formats whose values are a few levels, in plain C: packing a block of the file into its
  * lane, and a row back to floats. The grids of the IQ formats are looked up here, once, at loading: a
  * panel names levels, in a bit or so a value more than the file takes to name points of a grid, and
- * kernels need no gathers. Everything is exact: panel.h has the layouts.
+ * kernels need no gathers. Everything is exact: panel.h has the layouts. panel_levels_pack is what a
+ * panel is; panel_levels_read gives the same codes to the vector packers, without the detour of values.
  */
 #include "backend/cpu/panel_levels.h"
 #include "backend/cpu/gemm_tables.h"
 #include "backend/cpu/panel.h"
 #include "base/error.h"
 
+#include <pthread.h>
 #include <string.h>
 
 bool panel_has_levels(enum dtype t)
@@ -211,6 +213,124 @@ void panel_levels_pack(enum dtype t, const uint8_t *src, uint8_t *unit, int lane
     for (int i = 0; i < QK_K; i++)
         code[i] &= 3;
     put_codes(code, 2, unit + IQ1_SCALES, lane);
+}
+
+/* Grids once more, with a digit in each byte, so that 8 codes (IQ3: 4) are one look-up. */
+static uint64_t digits[QUANT_GRID_POINTS];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void spread_digits(void)
+{
+    static const enum dtype types[] = {DT_IQ3_S,  DT_IQ3_XXS, DT_IQ2_XXS,
+                                       DT_IQ2_XS, DT_IQ2_S,   DT_IQ1_S};
+    const uint16_t *all = quant_grids();
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        bool three = types[t] == DT_IQ3_S || types[t] == DT_IQ3_XXS;
+        const uint16_t *grid = quant_grid(types[t]);
+        const uint16_t *end = t + 1 < sizeof types / sizeof *types ? quant_grid(types[t + 1])
+                                                                   : all + QUANT_GRID_POINTS;
+        for (const uint16_t *p = grid; p < end; p++)
+            for (int i = 0; i < (three ? 4 : 8); i++)
+                digits[p - all] |= (uint64_t)(*p >> (three ? 3 : 2) * i & (three ? 7 : 3)) << 8 * i;
+    }
+}
+
+/* 8 codes: the grid's digits, and a bit each at `bit`. */
+static void put_signed(uint64_t grid, unsigned signs, int bit, uint8_t *out)
+{
+    const uint64_t low = UINT64_C(0x0101010101010101);
+    uint64_t bits = signs * low & UINT64_C(0x8040201008040201); /* byte i: bit i */
+    grid |= ((bits + 0x7f * low) >> 7 & low) << bit;
+    memcpy(out, &grid, 8);
+}
+
+static unsigned even_signs(unsigned bits)
+{
+    return bits | (unsigned)__builtin_parity(bits) << 7;
+}
+
+static unsigned load2(const uint8_t *p)
+{
+    return p[0] | (unsigned)p[1] << 8;
+}
+
+static void read_iq2(enum dtype t, const uint8_t *src, const uint64_t *grid,
+                     struct level_codes *out)
+{
+    if (t == DT_IQ2_XXS) {
+        out->scales[0] = out->scales[1] = 0;
+        for (int j = 0; j < 8; j++) {
+            const uint8_t *q = src + 2 + 8 * j;
+            uint32_t s = load4(q + 4);
+            out->scales[j / 4] |= (s >> 28) * 0x11 << 8 * (j % 4);
+            for (int i = 0; i < 4; i++)
+                put_signed(grid[q[i]], even_signs(s >> 7 * i & 127), 2, out->code + 32 * j + 8 * i);
+        }
+        return;
+    }
+    const uint8_t *scales = src + (t == DT_IQ2_XS ? 66 : 74);
+    for (int i = 0; i < 2; i++)
+        out->scales[i] = load4(scales + 4 * i);
+    for (int i = 0; i < 32; i++)
+        if (t == DT_IQ2_XS) {
+            unsigned q = load2(src + 2 + 2 * i);
+            put_signed(grid[q & 511], even_signs(q >> 9), 2, out->code + 8 * i);
+        } else {
+            unsigned high = src[66 + i / 4] >> 2 * (i % 4) & 3u;
+            put_signed(grid[src[2 + i] | high << 8], src[34 + i], 2, out->code + 8 * i);
+        }
+}
+
+static void read_iq3(enum dtype t, const uint8_t *src, const uint64_t *grid,
+                     struct level_codes *out)
+{
+    const uint8_t *qs = src + 2;
+    out->scales[0] = t == DT_IQ3_S ? load4(src + 106) : 0;
+    for (int i = 0; i < 32; i++, qs += 2) {
+        unsigned first = qs[0], second = qs[1], signs;
+        if (t == DT_IQ3_S) {
+            unsigned high = (unsigned)src[66 + i / 4] >> 2 * (i % 4);
+            first |= (high & 1) << 8;
+            second |= (high & 2) << 7;
+            signs = src[74 + i];
+        } else {
+            uint32_t s = load4(src + 66 + i / 4 * 4);
+            signs = even_signs(s >> 7 * (i % 4) & 127);
+            out->scales[0] |= i % 4 ? 0 : s >> 28 << i;
+        }
+        put_signed(grid[first] | grid[second] << 32, signs, 3, out->code + 8 * i);
+    }
+}
+
+static void read_iq1(enum dtype t, const uint8_t *src, const uint64_t *grid,
+                     struct level_codes *out)
+{
+    const uint8_t *qs = src + (t == DT_IQ1_S ? 2 : 0), *qh = qs + 32, *scales = qs + 48;
+    out->scales[0] = out->scales[1] = out->down = 0;
+    for (int i = 0; i < 32; i++) {
+        unsigned h = t == DT_IQ1_S ? load2(qh + i / 4 * 2) : (unsigned)qh[i / 2] >> 4 * (i & 1);
+        unsigned high = t == DT_IQ1_S ? h >> 3 * (i % 4) & 7 : h & 7;
+        out->down |= (uint32_t)(t == DT_IQ1_S ? h >> 15 : h >> 3 & 1) << i;
+        memcpy(out->code + 8 * i, &grid[qs[i] | high << 8], 8);
+    }
+    for (int j = 0; j < 16; j++) {
+        unsigned s =
+            t == DT_IQ1_S ? load2(qh + j / 2 * 2) >> 12 : load2(scales + j / 4 * 2) >> 3 * (j % 4);
+        out->scales[j / 8] |= (uint32_t)(s & 7) << 4 * (j % 8);
+    }
+}
+
+void panel_levels_read(enum dtype t, const uint8_t *src, struct level_codes *out)
+{
+    pthread_once(&once, spread_digits);
+    const uint64_t *grid = digits + (quant_grid(t) - quant_grids());
+    out->d = file_d(t, src);
+    if (t == DT_IQ3_S || t == DT_IQ3_XXS)
+        read_iq3(t, src, grid, out);
+    else if (t == DT_IQ1_S || t == DT_IQ1_M)
+        read_iq1(t, src, grid, out);
+    else
+        read_iq2(t, src, grid, out);
 }
 
 void panel_levels_row(enum dtype t, const uint8_t *unit, int lane, float *dst)

@@ -10,6 +10,14 @@ bool panel_has_levels(enum dtype t);
 bool panel_levels_unit(enum dtype t, int *blocks, size_t *scales, size_t *bytes);
 /* A block of one row into its lane of a unit, and back to floats; NVFP4's without its tensor's scale. */
 void panel_levels_pack(enum dtype t, const uint8_t *src, uint8_t *unit, int lane);
+/* A block of IQ1, IQ2 or IQ3 as its panel has it, before rows are interleaved. */
+struct level_codes {
+    uint8_t code[QK_K];
+    uint32_t scales[2]; /* a nibble each: IQ3 8, the others 16 */
+    uint32_t down;      /* IQ1: bit i shifts columns 8i to 8i + 7 */
+    uint16_t d;
+};
+void panel_levels_read(enum dtype t, const uint8_t *src, struct level_codes *out);
 void panel_levels_row(enum dtype t, const uint8_t *unit, int lane, float *dst);
 
 #endif

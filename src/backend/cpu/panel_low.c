@@ -1,6 +1,6 @@
 /*
  * Panels of the formats of few bits, in plain C: packing a block of the file into its lane, and a row
- * back to floats. Everything is exact: panel.h has the layouts. There is no vector packer for them.
+ * back to floats. Everything is exact: panel.h has the layouts.
  */
 #include "backend/cpu/panel_low.h"
 #include "backend/cpu/panel.h"

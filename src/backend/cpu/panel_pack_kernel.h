@@ -5,6 +5,8 @@
  */
 #include "backend/cpu/panel_pack.h"
 #include "backend/cpu/panel.h"
+#include "backend/cpu/panel_levels.h"
+#include "backend/cpu/panel_low.h"
 #include "base/error.h"
 
 #include <immintrin.h>
@@ -170,14 +172,13 @@ static inline void pack_q4k(const uint8_t *src, size_t stride, uint8_t *dst, int
                      Q4K_BLOCK);
 }
 
-static inline void pack_q5k(const uint8_t *src, size_t stride, uint8_t *dst, int lane)
+/* 32 bytes, bit b of byte k is column 32 b + k: to the first vector of block b, bit g of group g. That is
+ * a transpose of 8 x 8 bits. */
+static inline void pack_high(const uint8_t *src, size_t stride, uint8_t *dst, int block)
 {
-    pack_scales(src, stride, dst, lane);
-    dst += K45_SCALES + 4 * lane;
-    /* Bit b of group g's bytes becomes bit g of block b's: a transpose of 8 x 8 bits. */
     vec h[8];
-    load4(src + 16, stride, h);
-    load4(src + 32, stride, h + 4);
+    load4(src, stride, h);
+    load4(src + 16, stride, h + 4);
     for (int i = 0; i < 4; i++)
         swap_bits(&h[i], &h[i + 4], 4, 0x0f0f0f0f);
     for (int i = 0; i < 8; i += i & 1 ? 3 : 1)
@@ -185,7 +186,14 @@ static inline void pack_q5k(const uint8_t *src, size_t stride, uint8_t *dst, int
     for (int i = 0; i < 8; i += 2)
         swap_bits(&h[i], &h[i + 1], 1, 0x55555555);
     for (int b = 0; b < 8; b++)
-        store(dst + Q5K_BLOCK * b, h[b]);
+        store(dst + block * b, h[b]);
+}
+
+static inline void pack_q5k(const uint8_t *src, size_t stride, uint8_t *dst, int lane)
+{
+    pack_scales(src, stride, dst, lane);
+    dst += K45_SCALES + 4 * lane;
+    pack_high(src + 16, stride, dst, Q5K_BLOCK);
     for (int c = 0; c < 4; c++)
         pack_split32(src + 48 + 32 * c, stride, dst + 2 * Q5K_BLOCK * c + 64, Q5K_BLOCK);
 }
@@ -291,8 +299,12 @@ static void pack_float_rows(const struct pack_rows *p, const uint8_t *src, uint8
         }
 }
 
+#include "backend/cpu/panel_pack_few.h"
+
 static void pack_lanes(const struct pack_rows *p, const uint8_t *src, uint8_t *dst, int lane)
 {
+    if (pack_few(p, src, dst, lane))
+        return;
     size_t stride = p->row_bytes;
     int n = p->n_in / dtype_table[p->type].block_len;
     switch (p->type) {
