@@ -6,12 +6,13 @@
  * own. What does not hang on the step is on its way before the kernel in front has finished. Other
  * kinds go through gemm_splitk.cu.
  */
+#include "backend/cuda/gemm_few.h"
 #include "backend/cuda/rows.cuh"
 
 #include <math.h>
 
-/* Stages of a ring: four, or two of large tiles. */
-enum { FEW_WARPS = 16, FEW_STAGES = 4, FEW_LEAST = 2 };
+/* Stages of a ring: four, or two (gemm_few_short). */
+enum { FEW_WARPS = 16, FEW_STAGES = 4, FEW_SHORT = 2 };
 
 DEVICE void load4f(const float *p, float (&v)[4])
 {
@@ -195,63 +196,69 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
     copy_async_wait<0>();
 }
 
-static size_t gemm_few_shared(int slices, int teams, int nt, int batch, int slot,
-                              int stages = FEW_STAGES)
+static size_t gemm_few_shared(int slices, int teams, int nt, int batch, int slot, int stages)
 {
     return (size_t)slices *
            (size_t)(teams * ring_bytes(stages, slot) + 2 * batch * nt * SUM_TILE * 4 + 32);
 }
 
-static bool gemm_few_suits(const struct cuda_backend *cu, const struct matrix *w, int nt)
+/* Whether nt groups of rows fit, with rings of so many stages. */
+static bool gemm_few_suits(const struct cuda_backend *cu, const struct matrix *w, int nt,
+                           int stages)
 {
     return w->set <= SET_CODES && w->n_in % 8 == 0 && w->n_kt <= FEW_WARPS &&
-           gemm_few_shared(w->n_kt, 1, nt, 1, w->max_tile_bytes,
-                           nt > 1 && w->set == SET_CODES ? FEW_LEAST : FEW_STAGES) <=
-               cu->shared_limit;
+           gemm_few_shared(w->n_kt, 1, nt, 1, w->max_tile_bytes, stages) <= cu->shared_limit;
 }
 
-bool gemm_few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
+/* What is written for one kind: dense parts beside experts of few bits are Q8_0. No switch, fewer
+ * spills. */
+static bool gemm_few_all_q8(const struct matrix *w)
 {
-    return rows <= FEW_ROWS && gemm_few_suits(cu, w, 1);
+    bool all = true;
+    for (int i = 0; i < w->n_seg; i++)
+        all &= w->seg[i].kind == TILE_Q8_0;
+    return all;
 }
 
-template <int NT, bool FLOATS>
+template <int NT, bool FLOATS, int STAGES> static auto gemm_few_kernel_of(const struct matrix &w)
+{
+    auto kernel = gemm_few_kernel<ANY_CODES, NT, FLOATS, STAGES>;
+    if constexpr (STAGES == FEW_STAGES)
+        if (w.set == SET_K)
+            kernel = gemm_few_kernel<ANY_K, NT, FLOATS, STAGES>;
+    if constexpr (NT > 1)
+        if (gemm_few_all_q8(&w))
+            kernel = gemm_few_kernel<TILE_Q8_0, NT, FLOATS, STAGES>;
+    return kernel;
+}
+
+template <int NT, bool FLOATS, int STAGES>
 static void gemm_few_launch(struct cuda_backend *cu, struct gemm_few_args p)
 {
     int slices = p.w.n_kt, groups = ceil_div(p.rows, 8 * NT);
     int per = ceil_div(p.w.n_tiles * groups, cu->n_sm); /* a block to an SM: rows are made once */
-    int teams = NT > 1 && per > 1 && 2 * slices <= FEW_WARPS ? 2 : 1;
+    int teams = NT > 1 && STAGES == FEW_STAGES && per > 1 && 2 * slices <= FEW_WARPS ? 2 : 1;
     p.slot = p.w.max_tile_bytes;
     p.tiles_per_block = per;
-    size_t most = teams > 1 ? cu->shared_limit : cu->shared_per_sm / 2 - 1024;
+    auto shared = [&]() { return gemm_few_shared(slices, teams, NT, p.batch, p.slot, STAGES); };
+    /* One team leaves room for another block, unless its rings are short for want of room. */
+    bool all = teams > 1 || STAGES != FEW_STAGES;
+    size_t most = all ? cu->shared_limit : cu->shared_per_sm / 2 - 1024;
     p.batch = per < 4 ? per : 4;
-    while (p.batch > teams && gemm_few_shared(slices, teams, NT, p.batch, p.slot) > most)
+    while (p.batch > teams && shared() > most)
         p.batch--;
     if (p.batch < per) /* every team has as many of each but the last */
         p.batch -= p.batch % teams;
-    if (gemm_few_shared(slices, teams, NT, p.batch, p.slot) > cu->shared_limit)
+    if (shared() > cu->shared_limit)
         teams = p.batch = 1;
     dim3 grid((unsigned)ceil_div(p.w.n_tiles, per), (unsigned)groups);
-    size_t shared = gemm_few_shared(slices, teams, NT, p.batch, p.slot);
-    auto kernel = p.w.set == SET_K ? gemm_few_kernel<ANY_K, NT, FLOATS, FEW_STAGES>
-                                   : gemm_few_kernel<ANY_CODES, NT, FLOATS, FEW_STAGES>;
-    if constexpr (NT > 1) {
-        /* Dense parts beside experts of few bits are Q8_0: no switch, fewer spills. */
-        bool same = p.w.seg[0].kind == TILE_Q8_0 && p.w.seg[p.w.n_seg - 1].kind == TILE_Q8_0 &&
-                    (p.w.n_seg < 3 || p.w.seg[1].kind == TILE_Q8_0);
-        if (same)
-            kernel = gemm_few_kernel<TILE_Q8_0, NT, FLOATS, FEW_STAGES>;
-        if (shared > cu->shared_limit) {
-            auto fewer = [&]() {
-                return shared = gemm_few_shared(slices, 1, NT, p.batch, p.slot, FEW_LEAST);
-            };
-            for (p.batch = per < 4 ? per : 4; fewer() > cu->shared_limit && p.batch > 1;)
-                p.batch--;
-            kernel = same ? gemm_few_kernel<TILE_Q8_0, NT, FLOATS, FEW_LEAST>
-                          : gemm_few_kernel<ANY_CODES, NT, FLOATS, FEW_LEAST>;
-        }
-    }
-    cuda_launch(cu, kernel, grid, teams * slices * 32, shared, LAUNCH_EARLY, p);
+    cuda_launch(cu, gemm_few_kernel_of<NT, FLOATS, STAGES>(p.w), grid, teams * slices * 32,
+                shared(), LAUNCH_EARLY, p);
+}
+
+bool gemm_few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    return rows <= FEW_ROWS && gemm_few_suits(cu, w, 1, FEW_STAGES);
 }
 
 void gemm_few(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,
@@ -262,16 +269,11 @@ void gemm_few(struct cuda_backend *cu, const struct matrix *w, const struct norm
     p.in = *in;
     p.y = y;
     p.rows = rows;
-    gemm_few_launch<1, true>(cu, p);
+    gemm_few_launch<1, true, FEW_STAGES>(cu, p);
 }
 
-bool gemm_few_records_fit(const struct cuda_backend *cu, const struct matrix *w, int rows)
-{
-    /* up to eight rows are one group, whose rings have all their stages */
-    return rows * w->n_kt <= cu->n_records && gemm_few_suits(cu, w, rows <= 8 ? 1 : 2);
-}
-
-void gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
+static struct gemm_few_args gemm_few_args_of(const struct cuda_backend *cu, const struct matrix *w,
+                                             float *y, int rows)
 {
     struct gemm_few_args p = {};
     p.w = *w;
@@ -279,8 +281,35 @@ void gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y,
     p.x_scale = cu->half_scale;
     p.y = y;
     p.rows = rows;
-    if (rows <= 8)
-        gemm_few_launch<1, false>(cu, p);
-    else
-        gemm_few_launch<2, false>(cu, p);
+    return p;
+}
+
+bool gemm_few_records_fit(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    return rows * w->n_kt <= cu->n_records && gemm_few_suits(cu, w, 1, FEW_STAGES);
+}
+
+void gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
+{
+    gemm_few_launch<1, false, FEW_STAGES>(cu, gemm_few_args_of(cu, w, y, rows));
+}
+
+bool gemm_few_pairs_fit(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    return rows * w->n_kt <= cu->n_records && gemm_few_suits(cu, w, 2, FEW_STAGES);
+}
+
+void gemm_few_pairs(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
+{
+    gemm_few_launch<2, false, FEW_STAGES>(cu, gemm_few_args_of(cu, w, y, rows));
+}
+
+bool gemm_few_short_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    return rows * w->n_kt <= cu->n_records && gemm_few_suits(cu, w, 2, FEW_SHORT);
+}
+
+void gemm_few_short(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
+{
+    gemm_few_launch<2, false, FEW_SHORT>(cu, gemm_few_args_of(cu, w, y, rows));
 }

@@ -11,6 +11,7 @@
  * pick_mixers.cu.
  */
 #include "backend/cuda/encoder.h"
+#include "backend/cuda/gemm_few.h"
 #include "backend/cuda/pick.cuh"
 #include "backend/cuda/rows.cuh"
 #include "backend/cuda/host.h"
@@ -144,6 +145,30 @@ static void linear_records(struct cuda_backend *cu, const struct pick_case *c)
     if (!c->x->records)
         rows_to_halves(cu, c->x);
     gemm_few_records(cu, c->w, c->y, c->rows);
+}
+static bool linear_pairs_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_few_pairs_fit(cu, c->w, c->rows);
+}
+static void linear_pairs(struct cuda_backend *cu, const struct pick_case *c)
+{
+    if (!c->x->records)
+        rows_to_halves(cu, c->x);
+    gemm_few_pairs(cu, c->w, c->y, c->rows);
+}
+static bool linear_short_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_few_short_fits(cu, c->w, c->rows);
+}
+static bool linear_short_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return linear_cluster_pays(cu, c) && c->w->set == SET_CODES;
+}
+static void linear_short(struct cuda_backend *cu, const struct pick_case *c)
+{
+    if (!c->x->records)
+        rows_to_halves(cu, c->x);
+    gemm_few_short(cu, c->w, c->y, c->rows);
 }
 
 static struct gemm_args linear_args(struct cuda_backend *cu, const struct pick_case *c)
@@ -682,12 +707,18 @@ static const struct pick products[] = {
      linear_gemv},
     {"gemm_cluster", PICK_LINEAR, K, 9, 256, NEEDS_WGMMA, TAKES_ROWS, linear_panels_pay,
      linear_cluster_fits, linear_cluster}, /* attention has left its rows as panels */
-    {"gemm_few_records", PICK_LINEAR, CODES, 1, 16, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
+    {"gemm_few_records", PICK_LINEAR, CODES, 1, 8, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
      linear_records_fit, linear_records},
+    {"gemm_few_pairs", PICK_LINEAR, CODES, 9, 16, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
+     linear_pairs_fit, linear_pairs},
+    {"gemm_few_short", PICK_LINEAR, CODES, 9, 16, NEEDS_NOTHING, TAKES_ROWS, linear_short_pays,
+     linear_short_fits, linear_short},
     {"gemm_cluster", PICK_LINEAR, K, 9, 256, NEEDS_WGMMA, TAKES_ROWS, linear_cluster_pays,
      linear_cluster_fits, linear_cluster},
-    {"gemm_few_records", PICK_LINEAR, CODES, 1, 32, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
-     linear_records_fit, linear_records},
+    {"gemm_few_pairs", PICK_LINEAR, CODES, 17, 32, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
+     linear_pairs_fit, linear_pairs},
+    {"gemm_few_short", PICK_LINEAR, CODES, 17, 32, NEEDS_NOTHING, TAKES_ROWS, linear_short_pays,
+     linear_short_fits, linear_short},
     {"gemm_persistent", PICK_LINEAR, K, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_persistent_pays,
      linear_persistent_fits, linear_persistent},
     {"gemm_halves", PICK_LINEAR, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_halves_pays,

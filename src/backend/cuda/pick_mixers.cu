@@ -533,7 +533,7 @@ static const struct pick rows[] = {
      NULL}, /* linear */
 
     {"attn_decode_batch_records", PICK_DECODE, 0, 9, 16, NEEDS_NOTHING, TAKES_ROWS,
-     decode_batch_pays, decode_records_fit, decode_records}, /* for gemm_few_records */
+     decode_batch_pays, decode_records_fit, decode_records}, /* for gemm_few_pairs */
     {"attn_decode_batch_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS,
      decode_batch_pays, decode_panels_fit, decode_panels}, /* for gemm_cluster */
     {"attn_decode_batch", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, decode_batch_pays,
