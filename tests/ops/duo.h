@@ -146,6 +146,19 @@ void head_open(struct duo *d, int n_in, int n_out);
 void check_linear(struct duo *d, const struct random_spec *spec, int rows, const char *what);
 void attention_case(const struct dims *s, bool norms, int window, const int (*seqs)[2], int n_seqs,
                     bool pad, const char *what);
+struct mlp_net {
+    struct duo d;
+    struct dims s;
+    struct duo_mlp m;
+    struct duo_weight head;
+    struct array gain;
+    int n_expert;
+    char what[90];
+};
+void mlp_open(struct mlp_net *n, const struct dims *s, int n_expert, int n_ff, enum dtype up,
+              enum dtype down, enum dtype router, int rows);
+void mlp_check(struct mlp_net *n, int rows, float scale);
+void mlp_close(struct mlp_net *n);
 void mlp_case(const struct dims *s, int n_expert, int n_ff, enum dtype up, enum dtype down,
               enum dtype router, int rows, float scale);
 
