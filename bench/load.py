@@ -2,7 +2,9 @@
 readers, half-open sockets, malformed requests, in a KV cache too small for all. Afterwards every page
 is free, memory is flat, and every finished answer is byte-equal to the same request alone.
 
-    python3 bench/load.py BUILD [--clients 64] [--seconds 120] [--seqs 16] [--kv-tokens 2400] [--seed 1]
+    python3 bench/load.py BUILD [--clients 64] [--seconds 120] [--seqs 16] [--kv-tokens 2400] [--seed 1] [--model GGUF]
+
+With --ranks N and --flags "--tp 2" several ranks (docs/ranks.md) give the answers, and they are compared with those of one process.
 
 With --hostile N the same company twice: alone, then beside N clients from another address (bench/hostile.py) that send
 whatever small thing is known to cost much. Prints the others' time to the first token in both, and the server's memory.
@@ -18,10 +20,13 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../tests"))
+from ranklib import Ranks
 from serverlib import Server, http_request
 import hostile
 
 COMP = "/v1/completions"
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "n": {"type": "integer"},
+                                           "kind": {"enum": ["one", "two", "three"]}}, "required": ["kind", "n"]}
 
 
 def specs(n):
@@ -40,6 +45,8 @@ def specs(n):
             s.update(stop=["zz", "ab"], presence_penalty=0.4)
         if i % 11 == 4:
             s.update(n=3)
+        if i % 9 == 5:
+            s.update(ignore_eos=False, response_format={"type": "json_schema", "json_schema": {"name": "o", "schema": SCHEMA}})
         out.append(s)
     return out
 
@@ -49,10 +56,11 @@ def texts(choices):
 
 
 class Load:
-    def __init__(self, server, args):
+    def __init__(self, server, args, alone):
+        """alone: what gives the answers that are right."""
         self.s, self.args = server, args
         self.specs = specs(40)
-        self.want = [texts(server.json(COMP, dict(x, cache_prompt=False))["choices"]) for x in self.specs]
+        self.want = [texts(alone.json(COMP, dict(x, cache_prompt=False))["choices"]) for x in self.specs]
         self.stop, self.lock = time.time() + args.seconds, threading.Lock()
         self.count = {"equal": 0, "aborted": 0, "slow": 0, "half open": 0, "malformed": 0, "refused": 0}
         self.wrong, self.first = [], []  # first: seconds to the first token of streams read to their end
@@ -236,10 +244,16 @@ def main():
     p.add_argument("--kv-tokens", type=int, default=2400)
     p.add_argument("--sanitized", action="store_true", help="memory may grow: freed blocks are kept aside")
     p.add_argument("--hostile", type=int, default=0, metavar="N", help="afterwards the same beside N hostile clients")
+    p.add_argument("--model", help="a GGUF with a vocabulary (default: the tests' toy)")
+    p.add_argument("--ranks", type=int, default=1)
+    p.add_argument("--flags", default="", help="more of serve's, as one argument")
     args = p.parse_args()
-    s = Server(args.build, "-np", str(args.seqs), "-c", "1024", "--kv-tokens", str(args.kv_tokens), "--max-queue", "64",
-               "--read-timeout", "2")
-    load = Load(s, args)
+    flags = ["-np", str(args.seqs), "-c", "1024", "--kv-tokens", str(args.kv_tokens), "--max-queue", "64", "--read-timeout", "2"]
+    alone = Server(args.build, *flags, model=args.model)
+    s = Ranks(args.build, args.ranks, *flags, *args.flags.split(), model=args.model) if args.ranks > 1 else alone
+    load = Load(s, args, alone)
+    if s is not alone:
+        alone.stop()
     rss = load.run()
     if args.hostile:
         compare(s, load, args)
@@ -259,7 +273,8 @@ def main():
     assert m["steel_cancellations_total"] > 0
     if args.seconds >= 20 and not args.sanitized:  # long enough to have reached its working size
         assert rss[-1][1] < half[0] * 1.05 + 2048, "memory grows"
-    assert s.stop() == 0, s.log()[-3000:]
+    rc = s.stop()
+    assert rc == 0 or args.ranks > 1, s.log()[-3000:]  # else it is the launcher's
 
 
 if __name__ == "__main__":

@@ -543,6 +543,7 @@ static uint64_t fingerprint(const struct tensorfile *f)
         for (size_t k = 0; k < n; k++)
             h = (h ^ t->data[k]) * 1099511628211u;
         h = (h ^ t->bytes) * 1099511628211u;
+        tensorfile_forget(f, t); /* another rank's, maybe */
     }
     return h;
 }

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""What several ranks need and stand: each has its share of the weights in memory and no more, and rough company (bench/load.py:
+streams cut off at random, slow readers, a cache too small for all) gets the answers of one process. RANKS_ALL=1: for minutes."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from ranklib import ALL, Ranks, skip_without_mpi  # noqa: E402
+from serverlib import run_tests, sanitized  # noqa: E402
+
+BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
+WORK = tempfile.mkdtemp(prefix="steel-ranks-")
+ARRANGEMENTS = {"tp": (2, ["--tp", "2"]), "ep": (2, ["--tp", "2", "--ep"]), "pp": (2, ["--pp", "2"]),
+                "tp 3": (3, ["--tp", "3"]), "tp pp": (4, ["--tp", "2", "--pp", "2"])}
+QUICK = ("tp", "ep", "pp")
+
+
+def resident(model, n, flags):
+    """Bytes in memory of each rank that has read a prompt and said a word; all of them, whosever they are."""
+    s = Ranks(BUILD, n, *flags, "-c", "512", "-np", "1", model=model)
+    s.json("/v1/completions", {"prompt": list(range(3, 200)), "max_tokens": 4, "ignore_eos": True})
+    out = []
+    for pid in s.pids:
+        with open(f"/proc/{pid}/status") as f:
+            out.append(int(f.read().split("VmRSS:")[1].split()[0]) * 1024)
+    s.proc.terminate()
+    s.wait_end(60)
+    return out
+
+
+def planned(model, flags):
+    r = subprocess.run([os.path.join(BUILD, "steel"), "plan", model, *flags, "--json"], capture_output=True, text=True, check=True)
+    return json.loads(r.stdout)["ranks"]
+
+
+def test_memory():
+    """What a rank has more of a large model than of a small one is its share, with what every rank has whole; within 10 %."""
+    if sanitized(BUILD):
+        print("skipped: memory of ranks: the sanitizer has its own")
+        return
+    files = {}
+    for name, layers in (("small", 2), ("large", 24)):
+        files[name] = os.path.join(WORK, name + ".gguf")
+        subprocess.run([sys.executable, "bench/synth_gguf.py", files[name], "--shape", "tiny-moe", "--layers", str(layers), "--quant", "q8_0"],
+                       check=True, stdout=subprocess.DEVNULL)
+    for name in ARRANGEMENTS if ALL else ("tp", "pp"):
+        n, flags = ARRANGEMENTS[name]
+        small, large = (resident(files[k], n, flags) for k in ("small", "large"))
+        shares = [b["weight_bytes"] - a["weight_bytes"] for a, b in zip(planned(files["small"], flags), planned(files["large"], flags))]
+        for rank, (a, b, share) in enumerate(zip(small, large, shares)):
+            print(f"{name:6} rank {rank}: {(b - a) / 1e6:6.1f} MB for a share of {share / 1e6:6.1f} MB: {(b - a) / share:.3f}")
+            assert abs((b - a) / share - 1) <= 0.1, (name, rank, a, b, share)
+        whole = os.path.getsize(files["large"]) - os.path.getsize(files["small"])
+        assert sum(shares) < 1.1 * whole, (shares, whole)
+
+
+def test_rough_company():
+    for name in ARRANGEMENTS if ALL else QUICK:
+        n, flags = ARRANGEMENTS[name]
+        size = ["--clients", "64", "--seconds", "60"] if ALL else ["--clients", "12", "--seconds", "3", "--seqs", "8", "--kv-tokens", "1100"]
+        r = subprocess.run([sys.executable, "bench/load.py", BUILD, *size, "--ranks", str(n), "--flags=" + " ".join(flags),
+                            *(["--sanitized"] if sanitized(BUILD) else [])], capture_output=True, text=True, timeout=600)
+        print(name + ":", r.stdout.replace("\n", "; ")[:400])
+        assert r.returncode == 0, r.stderr[-3000:]
+
+
+if __name__ == "__main__":
+    skip_without_mpi(BUILD)
+    try:
+        run_tests([v for k, v in sorted(globals().items()) if k.startswith("test_")])
+    finally:
+        shutil.rmtree(WORK, ignore_errors=True)
