@@ -165,7 +165,7 @@ expect 1 'config.json' "$steel" run "$tmp/empty" -p x && one_line_error
 expect 0 'active per token' "$steel" show "$tmp/tiny.gguf"
 expect 0 'blk.0.attn_q.weight' "$steel" show "$tmp/tiny.gguf"
 # a plan for ranks needs no mpirun; what it says is checked in test_plan.c and test_plan.py
-expect 0 '2 ranks: --tp 2 --pp 1' "$steel" plan "$tmp/tiny.gguf" --tp 2
+expect 0 '2 ranks on [CG]PUs: --tp 2 --pp 1' "$steel" plan "$tmp/tiny.gguf" --tp 2
 expect 0 'bound by' "$steel" plan "$tmp/tiny.gguf" --tp 2 --link 12us:3GB/s
 expect 1 '--pp 3: the model has 2 layers' "$steel" plan "$tmp/tiny.gguf" --pp 3 && one_line_error
 expect 1 'are 4096 ranks; 64 is the most' "$steel" plan "$tmp/tiny.gguf" --tp 64 --pp 64 && one_line_error

@@ -358,8 +358,8 @@ static void print_plan(const struct planner *p)
     const struct plan *plan = &p->plan;
     printf("%s: %s, %d layers, %s of weights\n", p->file->path, p->config.arch_name,
            p->config.n_layers, cli_bytes((double)plan->one.weights, b));
-    printf("%d rank%s: --tp %d --pp %d%s\n\n", plan->n_ranks, plan->n_ranks == 1 ? "" : "s",
-           plan->tp, plan->pp, plan->ep ? " --ep" : "");
+    printf("%d rank%s on %s: --tp %d --pp %d%s\n\n", plan->n_ranks, plan->n_ranks == 1 ? "" : "s",
+           p->opt.gpu ? "GPUs" : "CPUs", plan->tp, plan->pp, plan->ep ? " --ep" : "");
     print_ranks(p);
     print_copies(plan);
     print_cache(p);
@@ -425,10 +425,10 @@ static bool print_json(const struct planner *p)
         json_array_append_new(steps, step_json(p, &kinds[i]));
     double room = room_tokens(p);
     json_t *o = json_pack(
-        "{s:s%,s:s,s:i,s:i,s:b, s:i,s:i,s:{s:f,s:f,s:s},s:b,s:o, s:o,s:o,s:o,s:o}", "model",
+        "{s:s%,s:s,s:i,s:i,s:b,s:b, s:i,s:i,s:{s:f,s:f,s:s},s:b,s:o, s:o,s:o,s:o,s:o}", "model",
         p->file->path, strlen(p->file->path), "architecture", p->config.arch_name, "tp", p->plan.tp,
-        "pp", p->plan.pp, "ep", p->plan.ep, "context", p->context, "sequences", p->max_seqs,
-        "memory", "bytes", p->bytes, "usable", p->usable, "whose", p->whose, "fits",
+        "pp", p->plan.pp, "ep", p->plan.ep, "gpu", p->opt.gpu, "context", p->context, "sequences",
+        p->max_seqs, "memory", "bytes", p->bytes, "usable", p->usable, "whose", p->whose, "fits",
         first_that_does_not_fit(p, &p->plan) == NULL, "room_tokens",
         isfinite(room) ? json_real(room) : json_null(), "one", rank_json(p, &p->plan.one), "ranks",
         ranks, "whole", copies, "steps", steps);
@@ -481,8 +481,10 @@ static bool finish(const struct usage *u, struct planner *p)
         args_usage_error(u, "--gpu %s", err.msg);
     else if (!args_int_list(p->seqs_text, p->seqs, MOST_SEQS, &p->n_seqs))
         args_usage_error(u, "--seqs %s: use up to %d numbers, as 1,64", p->seqs_text, MOST_SEQS);
-    else
+    else {
+        p->opt.gpu = p->gpu || p->link ? p->on.memory > 0 : backend_has_cuda();
         return true;
+    }
     return false;
 }
 

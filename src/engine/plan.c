@@ -509,6 +509,7 @@ bool plan_make(const struct tensorfile *f, const struct config *c, const struct 
                           .tp = o->tp,
                           .pp = o->pp,
                           .ep = o->ep,
+                          .sharers = o->gpu,
                           .lane = i % o->tp,
                           .stage = i / o->tp};
         if (!place(&k, &r, &out->ranks[i])) {

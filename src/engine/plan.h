@@ -51,6 +51,7 @@ struct plan {
 struct plan_options {
     int tp, pp; /* 1 and more */
     bool ep;
+    bool gpu; /* every rank has one of its own: some things are cut otherwise there */
     enum dtype k_type, v_type;
     int max_tokens, max_seqs; /* rows and sequences of a step */
 };

@@ -13,8 +13,8 @@ enum { TELL_BYTES = 4096 }; /* what rank 0 says before a step */
  * by others: docs/communication.md says by whom. */
 const struct predict_link predict_links[] = {
     {"nvlink", 5e-6, 360e9, "NVLink 4 with NVSwitch: H100, H200"},
-    {"pcie5", 8e-6, 50e9, "PCIe 5.0 x16, GPU to GPU"},
-    {"pcie4", 8e-6, 25e9, "PCIe 4.0 x16, GPU to GPU"},
+    {"pcie5", 8e-6, 40e9, "PCIe 5.0 x16, GPU to GPU"},
+    {"pcie4", 8e-6, 20e9, "PCIe 4.0 x16, GPU to GPU"},
     {"400g", 10e-6, 46e9, "400 Gb/s InfiniBand or RoCE"},
     {"100g", 12e-6, 11.5e9, "100 Gb/s RoCE"},
     {"25g", 30e-6, 2.8e9, "25 Gb/s Ethernet, TCP"},
