@@ -18,8 +18,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 MODELS = {"qwen3-30b-a3b": "Qwen3-30B-A3B", "qwen3-235b-a22b": "Qwen3-235B-A22B", "deepseek-v3": "DeepSeek V3"}
 # GPUs, arrangement, links: NVLink inside a machine of eight, 400 Gb/s between machines
 ARRANGEMENTS = [(1, "", "nvlink"), (2, "--tp 2", "nvlink"), (4, "--tp 4", "nvlink"), (4, "--tp 4 --ep", "nvlink"),
-                (8, "--tp 8", "nvlink"), (8, "--tp 8 --ep", "nvlink"), (8, "--tp 4 --pp 2 --ep", "nvlink"),
-                (16, "--tp 8 --pp 2 --ep", "nvlink,400g"), (16, "--tp 16 --ep", "400g")]
+                (8, "--tp 8", "nvlink"), (8, "--tp 8 --ep", "nvlink"), (8, "--tp 4 --pp 2", "nvlink"),
+                (16, "--tp 8 --pp 2", "nvlink,400g"), (16, "--tp 16", "400g")]
 LINKS = ["nvlink", "pcie5", "pcie4", "400g", "100g", "25g"]
 PARTS = {"memory": "#35618f", "compute": "#6a9a6a", "layers": "#b9c4d0", "latency": "#c98b3a", "transfer": "#a33"}
 
@@ -65,18 +65,18 @@ def model_table(planner, model):
 
 
 def link_table(planner):
-    rows = ["| 8 GPUs, `--tp 8 --ep` | " + " | ".join(LINKS) + " |", "|---|" + "---|" * len(LINKS)]
+    rows = ["| 8 GPUs, `--tp 8` | " + " | ".join(LINKS) + " |", "|---|" + "---|" * len(LINKS)]
     for model, name in MODELS.items():
-        plans = [planner.plan(model, "--tp 8 --ep", link) for link in LINKS]
+        plans = [planner.plan(model, "--tp 8", link) for link in LINKS]
         for i, what in enumerate(("tg, 1 sequence", "tg, 64", "prompt of 2,048")):
             rows.append(f"| {name}, {what} | " + " | ".join(cell(p["steps"][i]) for p in plans) + " |")
     return rows
 
 
 def traffic_table(planner):
-    rows = ["| `--tp 8 --ep` | step | messages | bytes sent by a rank |", "|---|---|---|---|"]
+    rows = ["| `--tp 8` | step | messages | bytes sent by a rank |", "|---|---|---|---|"]
     for model, name in MODELS.items():
-        for s in planner.plan(model, "--tp 8 --ep", "nvlink")["steps"]:
+        for s in planner.plan(model, "--tp 8", "nvlink")["steps"]:
             rows.append(f"| {name} | {s['step']} | {s['messages']:,.0f} | {s['bytes'] * 1e-6:,.1f} MB |")
     return rows
 

@@ -3,7 +3,7 @@
  *   mpirun -n 2 build/bench/ranks_link                              over shared memory
  *   mpirun -n 2 --mca btl tcp,self build/bench/ranks_link           over TCP
  * Medians, in microseconds: a sum of so many bytes, a message there, what rank 0 tells all. The last line
- * is what `steel plan --link` takes: the latency that small sums have, and the rate of large ones.
+ * is what `steel plan --link` takes: the latency that small sums have (256 bytes), and the rate of large ones (4 MB).
  */
 #include "base/clock.h"
 #include "base/mem.h"
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LARGEST = 16 << 20, MOST = 2000, EACH_NS = 300000000 };
+enum { LARGEST = 16 << 20, RATED = 4 << 20, MOST = 2000, EACH_NS = 300000000 };
 
 static int compare(const void *a, const void *b)
 {
@@ -72,12 +72,12 @@ int main(void)
     for (size_t bytes = 4; bytes <= LARGEST && ranks_ok(r, &err); bytes *= 4) {
         double sum = measure(r, SUM, buf, bytes), send = measure(r, SEND, buf, bytes);
         double tell = measure(r, TELL, buf, bytes);
-        latency = bytes == 4096 ? sum : latency;
-        large = sum;
+        latency = bytes == 256 ? sum : latency;
+        large = bytes == RATED ? sum : large;
         if (r->rank == 0)
             printf("%10zu %10.2f %10.2f %10.2f\n", bytes, sum, send, tell);
     }
-    double rate = 2.0 * (r->size - 1) / r->size * LARGEST / (large - 2 * latency) * 1e6;
+    double rate = 2.0 * (r->size - 1) / r->size * RATED / (large - 2 * latency) * 1e6;
     if (r->rank == 0 && ranks_ok(r, &err))
         printf("--link %.2fus:%.2fGB/s\n", latency, rate * 1e-9);
     if (!ranks_ok(r, &err))

@@ -365,18 +365,27 @@ static void test_steps(void **state)
     s = predict_step(&w, &t, &d, &slow, &slow, &one);
     assert_true(near(s.latency, 4 * 10e-6 + 10e-6));
     assert_true(near(s.transfer, 4 * 400e-9 + 4096e-9));
-    /* stages: a single sequence goes through all of them; several in parts, one for each stage */
-    t = (struct predict_talk){.tp = 1, .pp = 4, .embd = 100, .vocab = 1000};
-    s = predict_step(&w, &t, &d, &slow, &slow, &one);
+    /* stages: a single sequence goes through all of them, which need not be alike; several in parts,
+     * one for each stage */
+    struct predict_work stages[4] = {w, w, w, w};
+    struct predict_talk talks[4];
+    for (int i = 0; i < 4; i++)
+        talks[i] = (struct predict_talk){.tp = 1, .pp = 4, .embd = 100, .vocab = 1000};
+    s = predict_step(stages, talks, &d, &slow, &slow, &one);
     assert_true(near(s.memory, 4));
     assert_true(near(s.latency, 3 * 10e-6 + 10e-6 + 2 * 10e-6));
+    assert_true(near(s.transfer, 3 * 400e-9 + 4000e-9 + 4096e-9));
     struct predict_load many = {8, 8, 8, 0};
     assert_int_equal(predict_parts(4, &many), 4);
-    s = predict_step(&w, &t, &d, &slow, &slow, &many);
-    assert_true(near(s.memory, 4)); /* while one part goes round, the others do */
+    s = predict_step(stages, talks, &d, &slow, &slow, &many);
+    assert_true(s.memory > 4 && s.memory < 4.01); /* while one part goes round, the others do */
     struct predict_load read = {64, 1, 1, 0};
-    s = predict_step(&w, &t, &d, &slow, &slow, &read);
+    s = predict_step(stages, talks, &d, &slow, &slow, &read);
     assert_true(near(s.memory, 7)); /* four stages and three parts behind */
+    stages[3].bytes = 3e9;
+    assert_true(near(predict_step(stages, talks, &d, &slow, &slow, &one).memory, 6));
+    s = predict_step(stages, talks, &d, &slow, &slow, &many);
+    assert_true(s.seconds > 12 && s.seconds < 12.1); /* the slowest stage is never idle */
     /* experts: half of them met by one row; whole ones on two lanes, the busiest */
     w = (struct predict_work){.layers = 1, .expert_bytes = 1e9, .n_expert = 2, .n_used = 1};
     t = (struct predict_talk){.tp = 1, .pp = 1, .embd = 100, .vocab = 1000};
@@ -384,6 +393,15 @@ static void test_steps(void **state)
     t.tp = 2;
     t.ep = true;
     assert_true(near(predict_step(&w, &t, &d, &slow, &slow, &one).memory, 1));
+    /* GPUs: of four experts on two lanes, each reads as many as a row takes */
+    w = (struct predict_work){
+        .layers = 1, .expert_bytes = 1e9, .expert_params = 1e9, .n_expert = 4, .n_used = 1};
+    t.padded = true;
+    s = predict_step(&w, &t, &d, &slow, &slow, &one);
+    assert_true(near(s.memory, 0.5) && near(s.compute, 1e-3));
+    w.n_used = 3; /* more than it has */
+    s = predict_step(&w, &t, &d, &slow, &slow, &one);
+    assert_true(near(s.memory, 1) && near(s.compute, 2e-3));
 }
 
 static void test_words(void **state)

@@ -129,15 +129,16 @@ static double more(double a, double b)
     return a > b ? a : b;
 }
 
-/* The largest share of everything: a step lasts as long as the slowest rank takes. */
-static void slowest(const struct plan *plan, struct predict_work *w, struct predict_talk *t)
+/* The largest share of everything in a stage: it lasts as long as its slowest rank takes. */
+static void slowest(const struct plan *plan, int stage, struct predict_work *w,
+                    struct predict_talk *t)
 {
-    *w = plan->ranks[0].work;
-    *t = plan->ranks[0].talk;
-    for (int i = 1; i < plan->n_ranks; i++) {
+    *w = (struct predict_work){0};
+    for (int i = stage * plan->tp; i < (stage + 1) * plan->tp; i++) {
         const struct predict_work *o = &plan->ranks[i].work;
-        const struct predict_talk *s = &plan->ranks[i].talk;
-        w->layers = o->layers > w->layers ? o->layers : w->layers;
+        w->layers = o->layers;
+        w->n_expert = o->n_expert;
+        w->n_used = o->n_used;
         w->bytes = more(w->bytes, o->bytes);
         w->expert_bytes = more(w->expert_bytes, o->expert_bytes);
         w->params = more(w->params, o->params);
@@ -145,11 +146,7 @@ static void slowest(const struct plan *plan, struct predict_work *w, struct pred
         w->head_params = more(w->head_params, o->head_params);
         w->kv_bytes = more(w->kv_bytes, o->kv_bytes);
         w->attn_flops = more(w->attn_flops, o->attn_flops);
-        w->n_expert = o->n_expert > w->n_expert ? o->n_expert : w->n_expert;
-        w->n_used = o->n_used > w->n_used ? o->n_used : w->n_used;
-        t->sums = s->sums > t->sums ? s->sums : t->sums;
-        t->sums_last = s->sums_last > t->sums_last ? s->sums_last : t->sums_last;
-        t->collects |= s->collects;
+        *t = plan->ranks[i].talk;
     }
 }
 
@@ -189,10 +186,11 @@ static struct predict_traffic traffic_of(const struct planner *p, const struct p
 
 static struct predict_step step_of(const struct planner *p, const struct predict_load *load)
 {
-    struct predict_work w;
-    struct predict_talk t;
-    slowest(&p->plan, &w, &t);
-    return predict_step(&w, &t, &p->on, &p->inside, &p->between, load);
+    struct predict_work w[RANKS_MOST];
+    struct predict_talk t[RANKS_MOST];
+    for (int i = 0; i < p->plan.pp; i++)
+        slowest(&p->plan, i, &w[i], &t[i]);
+    return predict_step(w, t, &p->on, &p->inside, &p->between, load);
 }
 
 static struct predict_step step_alone(const struct planner *p, const struct predict_load *load)

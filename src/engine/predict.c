@@ -184,6 +184,12 @@ static void expert_shares(const struct predict_work *w, const struct predict_tal
     *read = *computed = 0;
     if (!w->n_expert)
         return;
+    if (t->ep && t->padded) {
+        int own = (w->n_expert + lanes - 1) / lanes, each = w->n_used < own ? w->n_used : own;
+        *read = predict_experts(own, each, m) / own;
+        *computed = m * each / own;
+        return;
+    }
     *read = lanes > 1 ? fmin(met * predict_most(met, lanes) / mine, 1) : met / mine;
     *computed = pairs * (lanes > 1 ? predict_most(pairs, lanes) : 1) / mine;
 }
@@ -198,43 +204,75 @@ static enum predict_bound largest(const struct predict_step *s)
     return most;
 }
 
+/* One part of a step in one stage, with what it gives on. */
+static struct predict_step stage_part(const struct predict_work *w, const struct predict_talk *t,
+                                      const struct predict_device *d,
+                                      const struct predict_link *link,
+                                      const struct predict_link *between,
+                                      const struct predict_load *load, bool last)
+{
+    struct predict_step s = {0};
+    double rows = load->rows, outs = load->outs, row = (double)t->embd * 4, read, computed;
+    expert_shares(w, t, rows, &read, &computed);
+    double bytes = w->bytes + read * w->expert_bytes + load->seqs * load->context * w->kv_bytes;
+    double flops = 2 * (rows * w->params + outs * w->head_params + computed * w->expert_params) +
+                   rows * load->context * w->attn_flops;
+    s.memory = bytes / d->read;
+    s.compute = flops / d->flops;
+    s.layers = w->layers * d->layer;
+    struct cost all = sum_cost(link, t->tp, rows * row), few = sum_cost(link, t->tp, outs * row);
+    s.latency = t->sums * all.latency + t->sums_last * few.latency;
+    s.transfer = t->sums * all.transfer + t->sums_last * few.transfer;
+    if (t->collects) {
+        s.latency += link->latency;
+        s.transfer += outs * t->vocab * 4 * (t->tp - 1) / t->tp / link->rate;
+    }
+    if (t->pp > 1) { /* rows to the next stage, or logits to rank 0 */
+        s.latency += between->latency;
+        s.transfer += (last ? outs * t->vocab * 4 : rows * row) / between->rate;
+    }
+    s.seconds = fmax(s.memory, s.compute) + s.layers + s.latency + s.transfer;
+    return s;
+}
+
+static void add_step(struct predict_step *to, const struct predict_step *s, double n)
+{
+    to->seconds += n * s->seconds;
+    to->memory += n * s->memory;
+    to->compute += n * s->compute;
+    to->layers += n * s->layers;
+    to->latency += n * s->latency;
+    to->transfer += n * s->transfer;
+}
+
 struct predict_step predict_step(const struct predict_work *w, const struct predict_talk *t,
                                  const struct predict_device *d, const struct predict_link *link,
                                  const struct predict_link *between,
                                  const struct predict_load *load)
 {
     int parts = predict_parts(t->pp, load);
-    double rows = load->rows / parts, outs = load->outs / parts, seqs = load->seqs / parts;
-    seqs = seqs < 1 ? 1 : seqs;
-    /* Stages work one behind the other; what waits for nothing is beside the first part, and so are the
-     * next tokens of parts that are through. */
-    bool decodes = load->rows <= load->seqs;
-    double chain = decodes ? t->pp : t->pp + parts - 1, read, computed, row = (double)t->embd * 4;
-    expert_shares(w, t, rows, &read, &computed);
-    struct predict_step s = {0};
-    double bytes = w->bytes + read * w->expert_bytes + seqs * load->context * w->kv_bytes;
-    double flops = 2 * (rows * w->params + outs * w->head_params + computed * w->expert_params) +
-                   rows * load->context * w->attn_flops;
-    s.memory = chain * bytes / d->read;
-    s.compute = chain * flops / d->flops;
-    s.layers = chain * w->layers * d->layer;
-    struct cost all = sum_cost(link, t->tp, rows * row), last = sum_cost(link, t->tp, outs * row);
-    s.latency = chain * (t->sums * all.latency + t->sums_last * last.latency);
-    s.transfer = chain * (t->sums * all.transfer + t->sums_last * last.transfer);
-    if (t->collects) {
-        s.latency += parts * link->latency;
-        s.transfer += load->outs * t->vocab * 4 * (t->tp - 1) / t->tp / link->rate;
+    struct predict_load part = {load->rows / parts, load->outs / parts, fmax(load->seqs / parts, 1),
+                                load->context};
+    struct predict_step s = {0}, slowest = {0}, tell = {0};
+    for (int i = 0; i < t->pp; i++) {
+        struct predict_step one = stage_part(&w[i], &t[i], d, link, between, &part, i == t->pp - 1);
+        add_step(&s, &one, 1);
+        if (one.seconds > slowest.seconds)
+            slowest = one;
     }
-    if (t->pp > 1) {
-        s.latency += (chain - 1) * between->latency + parts * between->latency;
-        s.transfer += ((chain - 1) * rows * row + load->outs * t->vocab * 4) / between->rate;
-    }
+    /* Stages work one behind the other. The other parts of a prompt come behind the first; those of
+     * sequences go round, and wait only where the slowest stage has more to do than one round lasts. */
+    double behind = parts - 1;
+    if (load->rows <= load->seqs && slowest.seconds > 0)
+        behind = fmax(parts - s.seconds / slowest.seconds, 0);
+    add_step(&s, &slowest, behind);
     if (t->tp * t->pp > 1) {
         const struct predict_link *far = t->pp > 1 ? between : link;
-        s.latency += rounds(t->tp * t->pp) * far->latency;
-        s.transfer += TELL_BYTES / far->rate;
+        tell.latency = rounds(t->tp * t->pp) * far->latency;
+        tell.transfer = TELL_BYTES / far->rate;
+        tell.seconds = tell.latency + tell.transfer;
+        add_step(&s, &tell, 1);
     }
-    s.seconds = fmax(s.memory, s.compute) + s.layers + s.latency + s.transfer;
     s.bound = largest(&s);
     return s;
 }

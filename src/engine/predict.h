@@ -54,7 +54,8 @@ struct predict_work {
 /* What a stage says to others in a step. */
 struct predict_talk {
     int tp, pp;
-    bool ep;
+    bool ep;     /* a rank has whole experts */
+    bool padded; /* ... and runs as many of them for a row as the row takes in all: GPUs */
     int embd, vocab;
     int sums;      /* over lanes, of all rows */
     int sums_last; /* of the rows that want logits alone */
@@ -82,7 +83,7 @@ extern const char *const predict_bounds[]; /* their names */
 
 struct predict_step {
     double seconds; /* of the whole step */
-    /* of it, by what it is spent for: the slowest stage's, times the stages that follow each other */
+    /* of it, by what it is spent for; of memory and compute the longer one counts, in each stage */
     double memory, compute, layers, latency, transfer;
     enum predict_bound bound; /* the largest of them */
 };
@@ -98,7 +99,8 @@ int predict_parts(int pp, const struct predict_load *load);
 /* What lane `lane` of stage `stage` begins and sends in a step. */
 struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, int lane,
                                        const struct predict_load *load);
-/* The step. link: inside a stage; between: from stage to stage. */
+/* The step. w, t: (t->pp) of the stages, each that of its slowest rank. link: inside a stage; between:
+ * from stage to stage. */
 struct predict_step predict_step(const struct predict_work *w, const struct predict_talk *t,
                                  const struct predict_device *d, const struct predict_link *link,
                                  const struct predict_link *between,
