@@ -60,6 +60,10 @@ static struct step_limits limits_of(const struct runtime_options *opt, bool gpu)
     if (gpu && opt->max_seqs_gpu > 0)
         lim.max_seqs = opt->max_seqs_gpu;
     lim.max_tokens = or_default(opt->max_tokens, gpu ? 2048 : 512);
+    /* Over stages a step is cut into as many parts (model/pipeline.h): each as large as a step alone. */
+    const struct ranks *r = ranks_world();
+    if (!gpu && r && !r->taken && r->pp_asked > 1 && opt->max_tokens <= 0)
+        lim.max_tokens *= r->pp_asked;
     if (gpu && lim.max_tokens < opt->max_tokens_gpu)
         lim.max_tokens = opt->max_tokens_gpu;
     if (lim.max_tokens < lim.max_seqs + opt->read_rows)
