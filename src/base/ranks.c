@@ -362,6 +362,72 @@ void ranks_sum(struct ranks *r, float *rows, size_t n)
         memcpy(rows, all, n * sizeof(float));
 }
 
+/* rows [of.first, of.first + of.n) that lane t has something of, one behind the other, from `rows` to `to`.
+ * How many floats. */
+static int pack_rows(float *to, const float *rows, struct run of, int width, int t,
+                     const uint64_t *from)
+{
+    int n = 0;
+    for (int i = of.first; i < of.first + of.n; i++)
+        if (from[i] >> t & 1) {
+            memcpy(to + n, rows + (size_t)i * (size_t)width, (size_t)width * sizeof *to);
+            n += width;
+        }
+    return n;
+}
+
+/* out (of.n, width) += what lane t sent of them, packed. */
+static void add_packed(float *out, const float *packed, struct run of, int width, int t,
+                       const uint64_t *from)
+{
+    for (int i = 0; i < of.n; i++) {
+        if (!(from[of.first + i] >> t & 1))
+            continue;
+        for (int k = 0; k < width; k++)
+            out[(size_t)i * (size_t)width + (size_t)k] += packed[k];
+        packed += width;
+    }
+}
+
+void ranks_sum_rows(struct ranks *r, float *rows, int n_rows, int width, const uint64_t *from)
+{
+    size_t n = (size_t)n_rows * (size_t)width, lanes = r ? (size_t)r->tp : 1;
+    if (lanes == 1 || n * sizeof(float) <= RANKS_GATHER_BYTES || n > INT32_MAX / 2) {
+        ranks_sum(r, rows, n);
+        return;
+    }
+    if (!ranks_ok(r, NULL))
+        return;
+    struct run mine = run_of(n_rows, 1, r->lane, r->tp);
+    size_t each = (size_t)run_of(n_rows, 1, 0, r->tp).n * (size_t)width;
+    float *out = scratch(r, 2 * each * lanes), *in = out + each * lanes;
+    int sent = 0, got = 0;
+    for (int t = 0; t < r->tp; t++) {
+        r->talk[1][t] = sent;
+        r->talk[0][t] =
+            pack_rows(out + sent, rows, run_of(n_rows, 1, t, r->tp), width, r->lane, from);
+        sent += r->talk[0][t];
+        r->talk[3][t] = got;
+        r->talk[2][t] = 0;
+        for (int i = mine.first; i < mine.first + mine.n; i++)
+            r->talk[2][t] += from[i] >> t & 1 ? width : 0;
+        got += r->talk[2][t];
+    }
+    void *request = r->link->exchange(out, r->talk[0], r->talk[1], in, r->talk[2], r->talk[3], 1);
+    if (!wait_for(r, request, false, "a sum"))
+        return;
+    memset(out, 0, each * sizeof *out);
+    for (int t = 0; t < r->tp; t++)
+        add_packed(out, in + r->talk[3][t], mine, width, t, from);
+    if (!wait_for(r, r->link->allgather(out, in, each * sizeof(float), 1), false, "a sum"))
+        return;
+    for (int t = 0; t < r->tp; t++) {
+        struct run theirs = run_of(n_rows, 1, t, r->tp);
+        memcpy(rows + (size_t)theirs.first * (size_t)width, in + (size_t)t * each,
+               (size_t)theirs.n * (size_t)width * sizeof(float));
+    }
+}
+
 struct run ranks_vocab(const struct ranks *r, int n_vocab, int lane)
 {
     return run_of(n_vocab, VOCAB_UNIT, lane, r->tp);
@@ -444,6 +510,12 @@ bool ranks_agree(struct ranks *r, bool ok, struct error *err)
             ok = error_set(err, "rank %d: %.1000s", i, all[i].msg);
     mem_free(all);
     return ok && (heard || ranks_ok(r, err));
+}
+
+int run_at(int n, int unit, int i, int of)
+{
+    int units = (n + unit - 1) / unit, each = units / of, more = units % of, u = i / unit;
+    return u < more * (each + 1) ? u / (each + 1) : more + (u - more * (each + 1)) / each;
 }
 
 struct run run_of(int n, int unit, int at, int of)

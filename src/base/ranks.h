@@ -40,6 +40,8 @@ struct run {
     int first, n;
 };
 struct run run_of(int n, int unit, int at, int of);
+/* Whose run the i-th is. */
+int run_at(int n, int unit, int i, int of);
 
 struct ranks_link;
 struct ranks_line;
@@ -55,10 +57,13 @@ struct ranks {
     bool apart;             /* every rank has a GPU of its own */
     int tp_asked, pp_asked; /* on the command line; 0 = unsaid */
     bool ep_asked;
-    bool taken;                      /* a model has them, or was to have them */
-    bool following;                  /* on rank 0: the others wait for steps */
+    const char
+        *expert_stats; /* a file: how often experts are used (model/expert_load.h); NULL = none */
+    bool taken;        /* a model has them, or was to have them */
+    bool following;    /* on rank 0: the others wait for steps */
     const char *program, *arguments; /* must be the same everywhere; for the caller to set */
     float *scratch;                  /* for sums */
+    int talk[4][RANKS_MOST];         /* of an exchange under way: counts and places, out and in */
     size_t n_scratch;
     struct error failure; /* the first one; empty = none */
     struct ranks_line *line;
@@ -106,6 +111,10 @@ struct ranks_wait *ranks_tell_begin(struct ranks *r, void *buf, size_t bytes);
 void ranks_poke(struct ranks *r);
 /* Each lane's rows are added up, in order, everywhere in the stage. */
 void ranks_sum(struct ranks *r, float *rows, size_t n);
+/* The same of rows (n_rows, width), of which lane t has something only where bit t of from[i] is set, and
+ * zeros elsewhere: few rows go whole to everybody, of many each goes from the lanes that have something to the one
+ * that adds it up (RANKS_GATHER_BYTES). */
+void ranks_sum_rows(struct ranks *r, float *rows, int n_rows, int width, const uint64_t *from);
 /* Each lane has (n_rows, its run of the vocabulary) in rows: lane 0 gets all of (n_rows, n_vocab). */
 void ranks_collect(struct ranks *r, float *rows, int n_rows, int n_vocab);
 struct run ranks_vocab(const struct ranks *r, int n_vocab, int lane);

@@ -8,7 +8,7 @@
 
 #include <stddef.h>
 
-enum { RANKS_LINK_VERSION = 3 };
+enum { RANKS_LINK_VERSION = 4 };
 
 /* Operations return a request, or NULL where MPI refused; test frees it when it is done. group: 0 all
  * ranks, 1 those of `split`. */
@@ -19,6 +19,9 @@ struct ranks_link {
     void *(*bcast)(void *buf, size_t bytes, int root, int group);
     void *(*allgather)(const void *mine, void *all, size_t bytes_each, int group);
     void *(*alltoall)(const void *mine, void *all, size_t bytes_each, int group);
+    /* To member t `n[t]` floats from mine + at[t], from it got[t] floats to all + got_at[t]. */
+    void *(*exchange)(const float *mine, const int *n, const int *at, float *all, const int *got,
+                      const int *got_at, int group);
     void *(*send)(const void *buf, size_t bytes, int to, int tag);
     void *(*recv)(void *buf, size_t bytes, int from, int tag);
     int (*test)(void *request);       /* 1 done, 0 not yet, -1 failed */

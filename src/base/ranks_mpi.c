@@ -61,6 +61,15 @@ static void *link_alltoall(const void *mine, void *all, size_t each, int group)
              : NULL;
 }
 
+static void *link_exchange(const float *mine, const int *n, const int *at, float *all,
+                           const int *got, const int *got_at, int group)
+{
+    MPI_Request *r = fresh(0);
+    return r ? begun(r, MPI_Ialltoallv(mine, n, at, MPI_FLOAT, all, got, got_at, MPI_FLOAT,
+                                       groups[group], r))
+             : NULL;
+}
+
 static void *link_send(const void *buf, size_t bytes, int to, int tag)
 {
     MPI_Request *r = fresh(bytes);
@@ -106,6 +115,7 @@ static struct ranks_link table = {
     .bcast = link_bcast,
     .allgather = link_allgather,
     .alltoall = link_alltoall,
+    .exchange = link_exchange,
     .send = link_send,
     .recv = link_recv,
     .test = link_test,

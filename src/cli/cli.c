@@ -151,6 +151,7 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
         r->tp_asked = f->tp;
         r->pp_asked = f->pp;
         r->ep_asked = f->ep;
+        r->expert_stats = f->expert_stats;
         ranks_set_timeout(r, f->rank_timeout ? f->rank_timeout : RANKS_TIMEOUT);
     }
     return cli_kv_type(u, "kv-type", f->kv_type, &opt->k_type) &&

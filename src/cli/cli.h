@@ -72,6 +72,7 @@ struct model_flags {
     int draft; /* runtime.h; DRAFT_AUTO to begin with where an engine answers */
     int tp, pp, rank_timeout;
     bool ep;
+    const char *expert_stats;
     struct opt_list loras;
 };
 /* --draft, of commands that answer. */
@@ -152,6 +153,15 @@ struct model_flags {
          0,                                                                                        \
          0,                                                                                        \
          "whole experts to each of --tp ranks"},                                                   \
+        {OPT_STRING,                                                                               \
+         0,                                                                                        \
+         "expert-stats",                                                                           \
+         0,                                                                                        \
+         &(f).expert_stats,                                                                        \
+         0,                                                                                        \
+         0,                                                                                        \
+         "FILE",                                                                                   \
+         "an importance matrix (GGUF): ranks get whole experts of equal load"},                    \
         {OPT_INT,                                                                                  \
          0,                                                                                        \
          "rank-timeout",                                                                           \

@@ -11,6 +11,7 @@
 /* What rank 0 has decided, and all do. */
 struct follow_plan {
     char path[4096], device[64];
+    char expert_stats[4096];    /* a file; "" = none */
     struct runtime_options opt; /* pointers in it are nobody's */
     int tp, pp;
     bool ep;

@@ -569,6 +569,18 @@ static bool find_sharers(struct backend *be, struct ranks *r, struct error *err)
     return true;
 }
 
+/* Experts change places by what the file says: everywhere alike. */
+static bool same_stats(struct ranks *r, struct error *err)
+{
+    char said[64] = "none";
+    struct error why = {0};
+    struct tensorfile *f = r->expert_stats ? tensorfile_open(r->expert_stats, &why) : NULL;
+    if (r->expert_stats)
+        snprintf(said, sizeof said, "%016llx", f ? (unsigned long long)fingerprint(f) : 0);
+    tensorfile_close(f);
+    return ranks_same(r, "the expert statistics", said, err);
+}
+
 /* On all ranks: they are arranged, and agree on program, arguments and file. */
 static bool join(struct runtime *rt, struct ranks *r, int tp, int pp, bool ep, struct error *err)
 {
@@ -577,7 +589,8 @@ static bool join(struct runtime *rt, struct ranks *r, int tp, int pp, bool ep, s
              gb((double)tensorfile_bytes(rt->file)), (unsigned long long)fingerprint(rt->file));
     if (!ranks_same(r, "the programs", r->program, err) ||
         !ranks_same(r, "the arguments", r->arguments, err) ||
-        !ranks_same(r, "the model files", file, err) || !ranks_arrange(r, tp, pp, ep, err))
+        !ranks_same(r, "the model files", file, err) || !same_stats(r, err) ||
+        !ranks_arrange(r, tp, pp, ep, err))
         return false;
     CHECK(rt->be, "ranks without a backend");
     rt->be->ranks = r;
@@ -615,6 +628,8 @@ static bool lead(struct runtime *rt, const char *path, const struct runtime_opti
     plan->context = rt->context;
     plan->limits = lim;
     snprintf(plan->path, sizeof plan->path, "%s", path);
+    snprintf(plan->expert_stats, sizeof plan->expert_stats, "%s",
+             r->expert_stats ? r->expert_stats : "");
     snprintf(plan->device, sizeof plan->device, "%s", device->device ? device->device : "cpu");
     r->taken = true; /* from here on the others end by themselves where this fails */
     bool ok = follow_tell_plan(r, plan, loras) || ranks_ok(r, err);
@@ -638,6 +653,7 @@ struct runtime *runtime_follow(const struct follow_plan *plan, const struct foll
         snprintf(refs[i].name, sizeof refs[i].name, "%s", loras[i].name);
     }
     opt.loras = refs;
+    r->expert_stats = plan->expert_stats[0] ? plan->expert_stats : NULL;
     rt->context = plan->context;
     rt->draft = plan->draft;
     opt.backend.device = plan->device;
@@ -647,6 +663,7 @@ struct runtime *runtime_follow(const struct follow_plan *plan, const struct foll
               join(rt, r, plan->tp, plan->pp, plan->ep, err) &&
               ranks_agree(r, build(rt, &opt, &opt.backend, &cache, plan->limits, err), err);
     mem_free(refs);
+    r->expert_stats = NULL; /* was the plan's, and has been read */
     if (ok)
         return rt;
     runtime_close(rt);

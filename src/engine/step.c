@@ -95,7 +95,7 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
         .lora_rank = limits->lora_rank,
     };
     if (m->be->ranks) {
-        size_t stream = tokens * (size_t)m->net.n_embd,
+        size_t stream = (tokens + (size_t)m->be->ranks->tp) * (size_t)m->net.n_embd,
                logits = (size_t)limits->max_out * (size_t)m->net.n_vocab;
         ranks_reserve(m->be->ranks, stream > logits ? stream : logits);
         st->said = follow_said_new(m->be->ranks, limits, st->max_pages);

@@ -2,6 +2,7 @@
 #include "model/split.h"
 #include "backend/lora.h"
 #include "base/mem.h"
+#include "model/expert_load.h"
 
 #include <string.h>
 
@@ -14,6 +15,8 @@ struct splitter {
     struct want *wants;
     int n_wants;
     const struct ranks *r;
+    struct tensorfile *stats; /* how often experts are used (expert_load.h); NULL = not known */
+    struct error *err;
 };
 
 /* Of positive numbers. */
@@ -97,6 +100,22 @@ static void keep_experts(struct splitter *s, const struct weight *w, struct run 
     want->w->n_expert = run.n;
     if (want->role == WEIGHT_EXPERTS_SHARED)
         want->role = WEIGHT_EXPERTS;
+}
+
+/* The experts of `want`, or its rows or values by expert, are in this order now. */
+static void keep_order(struct want *want, const int32_t *order, int n)
+{
+    size_t bytes = (size_t)n * sizeof *order;
+    want->cut = mem_realloc(cut_of(want), 1, sizeof *want->cut + bytes);
+    memcpy(want->cut->order, order, bytes);
+    want->cut->n_order = n;
+}
+
+static void keep_vector_order(struct splitter *s, const float *vector, const int32_t *order, int n)
+{
+    for (int i = 0; i < s->n_wants; i++)
+        if (vector && s->wants[i].vector == vector)
+            keep_order(&s->wants[i], order, n);
 }
 
 static void keep_values(struct splitter *s, const float *vector, int n, const struct run *runs)
@@ -318,14 +337,36 @@ static bool by_expert(struct splitter *s, const struct mlp *m)
     return !on_gpu && 100 * most * lanes > (100 + UNEVEN_PERCENT) * units;
 }
 
-static void cut_mlp(struct splitter *s, struct mlp *m)
+/* Experts change places so that runs of them have about the same load: their weights, and with them what the
+ * router has of each. */
+static bool order_experts(struct splitter *s, const struct mlp *m)
+{
+    const struct router *r = &m->router;
+    int n = m->experts.gate_up->n_expert;
+    struct want *router = want_of(s, r->w);
+    int32_t *order = mem_zalloc((size_t)n, sizeof *order);
+    bool ok = expert_load_order(s->stats, router->layer, r, n, s->r->tp, order, s->err);
+    if (ok) {
+        keep_order(router, order, n);
+        keep_order(want_of(s, m->experts.gate_up), order, n);
+        keep_order(want_of(s, m->experts.down), order, n);
+        keep_vector_order(s, r->choice_bias, order, n);
+        keep_vector_order(s, r->expert_scale, order, n);
+    }
+    mem_free(order);
+    return ok;
+}
+
+static bool cut_mlp(struct splitter *s, struct mlp *m)
 {
     if (m->dense.gate_up)
         m->dense_partial = cut_hidden(s, &m->dense);
     if (!m->router.w)
-        return;
+        return true;
     int n = m->experts.gate_up->n_expert;
     if (by_expert(s, m)) {
+        if (s->stats && !order_experts(s, m))
+            return false;
         struct run mine = run_of(n, 1, s->r->lane, s->r->tp);
         keep_experts(s, m->experts.gate_up, mine);
         keep_experts(s, m->experts.down, mine);
@@ -334,6 +375,7 @@ static void cut_mlp(struct splitter *s, struct mlp *m)
     } else {
         m->experts_partial = cut_hidden(s, &m->experts);
     }
+    return true;
 }
 
 /* Rows of the embedding and of the head, which may be the same. */
@@ -423,21 +465,25 @@ static bool cut_layers(struct splitter *s, struct error *err)
 bool split_network(const struct tensorfile *f, const struct config *c, struct network *net,
                    struct want *wants, int n_wants, const struct ranks *r, struct error *err)
 {
-    struct splitter s = {f, c, net, wants, n_wants, r};
+    struct splitter s = {.f = f, .c = c, .net = net, .wants = wants, .n_wants = n_wants, .r = r};
     if (r && r->pp > 1 && !cut_layers(&s, err))
         return false;
     if (!r || r->tp == 1)
         return true;
-    bool *cut = mem_zalloc((size_t)net->n_layers, sizeof *cut);
+    s.err = err;
+    if (r->expert_stats && !(s.stats = tensorfile_open(r->expert_stats, err)))
+        return false;
+    bool *cut = mem_zalloc((size_t)net->n_layers, sizeof *cut), ok = true;
     choose_mixers(&s, cut);
-    for (int i = 0; i < net->n_layers; i++) {
+    for (int i = 0; ok && i < net->n_layers; i++) {
         if (cut[i])
             cut_mixer(&s, &net->layers[i].mixer);
-        cut_mlp(&s, &net->layers[i].mlp);
+        ok = cut_mlp(&s, &net->layers[i].mlp);
     }
     cut_ends(&s);
     mem_free(cut);
-    return true;
+    tensorfile_close(s.stats);
+    return ok;
 }
 
 /* Weights as they are read */
@@ -445,6 +491,13 @@ bool split_network(const struct tensorfile *f, const struct config *c, struct ne
 int split_vector(float *values, int n, const struct cut *cut)
 {
     int at = 0;
+    if (cut && cut->n_order) {
+        float *old = mem_alloc((size_t)n * sizeof *old);
+        memcpy(old, values, (size_t)n * sizeof *old);
+        for (int i = 0; i < n; i++)
+            values[i] = old[cut->order[i]];
+        mem_free(old);
+    }
     if (!cut || !cut->n_rows)
         return n;
     for (int i = 0; i < cut->n_rows; i++) {
@@ -592,6 +645,17 @@ static void cut_part(struct lora_part *p, const struct cut *cut)
     p->n = n;
 }
 
+/* A router's: a part covers all rows. */
+static void order_part(struct lora_part *p, const struct cut *cut)
+{
+    size_t rank = (size_t)p->rank;
+    float *b = mem_alloc((size_t)p->n * rank * sizeof *b);
+    for (int i = 0; i < p->n; i++)
+        memcpy(b + (size_t)i * rank, p->b + (size_t)cut->order[i] * rank, rank * sizeof *b);
+    mem_free(p->b);
+    p->b = b;
+}
+
 struct lora *split_lora(struct lora *l, const struct cut *cut)
 {
     if (cut->none) {
@@ -606,15 +670,63 @@ struct lora *split_lora(struct lora *l, const struct cut *cut)
     int n = cut->experts.n ? cut->experts.n : l->n_expert;
     struct lora *out = lora_new(cut->n_cols ? n_in : l->n_in, cut->n_rows ? n_out : l->n_out, n);
     for (int e = 0; e < n; e++) {
-        struct lora_matrix *from = &l->of[cut->experts.n ? cut->experts.first + e : e];
+        int at = cut->experts.n ? cut->experts.first + e : e;
+        struct lora_matrix *from = &l->of[cut->experts.n && cut->n_order ? cut->order[at] : at];
         out->of[e] = *from;
         *from = (struct lora_matrix){0};
         cut_a(&out->of[e], cut, (size_t)l->n_in);
         for (int i = 0; cut->n_rows && i < out->of[e].n_parts; i++)
             cut_part(&out->of[e].parts[i], cut);
+        for (int i = 0; cut->n_order && !cut->experts.n && i < out->of[e].n_parts; i++)
+            order_part(&out->of[e].parts[i], cut);
     }
     lora_free(l);
     return out;
+}
+
+/* The experts of w as pointers to those that `cut` takes, in its order. */
+static void take_experts(const struct copier *to, struct raw_weight *w, const struct cut *cut)
+{
+    int first = cut->experts.first, n = cut->experts.n;
+    float *bias = w->bias ? to->alloc(to->arg, (size_t)n * (size_t)w->n_out, sizeof *bias) : NULL;
+    for (int i = 0; i < w->n_seg; i++) {
+        struct raw_seg *s = &w->seg[i];
+        const void **of[4] = {table(to, n), table(to, n), table(to, n), table(to, n)};
+        for (int e = 0; e < n; e++) {
+            int from = cut->n_order ? cut->order[first + e] : first + e;
+            of[0][e] = s->data[from];
+            of[1][e] = s->scale ? s->scale[from] : NULL;
+            of[2][e] = s->zero ? s->zero[from] : NULL;
+            of[3][e] = s->perm ? s->perm[from] : NULL;
+        }
+        s->data = (const uint8_t *const *)of[0];
+        s->scale = s->scale ? (const void *const *)of[1] : NULL;
+        s->zero = s->zero ? (const uint8_t *const *)of[2] : NULL;
+        s->perm = s->perm ? (const int32_t *const *)of[3] : NULL;
+    }
+    for (int e = 0; bias && e < n; e++) {
+        int from = cut->n_order ? cut->order[first + e] : first + e;
+        memcpy(bias + (size_t)e * (size_t)w->n_out, w->bias + (size_t)from * (size_t)w->n_out,
+               (size_t)w->n_out * sizeof *bias);
+    }
+    w->bias = bias;
+    w->n_expert = n;
+}
+
+/* All rows of a router's weight, in the order of its experts. */
+static void order_rows(const struct copier *to, struct raw_weight *w, const struct cut *cut)
+{
+    struct run all = {0, w->n_in}, *rows = to->alloc(to->arg, (size_t)cut->n_order, sizeof *rows);
+    float *bias = w->bias ? to->alloc(to->arg, (size_t)w->n_out, sizeof *bias) : NULL;
+    CHECK(w->n_seg == 1 && w->n_out == cut->n_order, "a router of %d parts", w->n_seg);
+    for (int i = 0; i < cut->n_order; i++) {
+        rows[i] = (struct run){cut->order[i], 1};
+        if (bias)
+            bias[i] = w->bias[cut->order[i]];
+    }
+    cut_segment(to, &w->seg[0], w->n_in, 1, rows, cut->n_order, &all, 1);
+    w->bias = bias;
+    w->transient = true;
 }
 
 bool split_weight(struct raw_weight *w, const struct cut *cut,
@@ -625,17 +737,10 @@ bool split_weight(struct raw_weight *w, const struct cut *cut,
     struct run all = {0, w->n_in}, rows[CUT_RUNS];
     const struct run *cols = cut->n_cols ? cut->cols : &all;
     int n_cols = cut->n_cols ? cut->n_cols : 1, n_in = w->n_in, base = 0, n_seg = 0, n_out = 0;
-    if (cut->experts.n) {
-        for (int i = 0; i < w->n_seg; i++) {
-            struct raw_seg *s = &w->seg[i];
-            s->data += cut->experts.first;
-            s->scale += s->scale ? cut->experts.first : 0;
-            s->zero += s->zero ? cut->experts.first : 0;
-            s->perm += s->perm ? cut->experts.first : 0;
-        }
-        w->bias += w->bias ? (size_t)cut->experts.first * (size_t)w->n_out : 0;
-        w->n_expert = cut->experts.n;
-    }
+    if (cut->experts.n)
+        take_experts(&to, w, cut);
+    else if (cut->n_order)
+        order_rows(&to, w, cut);
     for (int i = 0; i < w->n_seg; i++) {
         struct raw_seg s = w->seg[i];
         int n = rows_within(cut, base, s.rows, rows), height = s.rows;

@@ -19,6 +19,10 @@ struct cut {
     struct run experts;
     bool no_bias; /* another rank adds it */
     bool none;    /* another stage has it: it is not read at all */
+    /* n_order > 0: the experts in another order, from which `experts` takes its run; of a router's weight
+     * and of vectors by expert: all of their rows in this order */
+    int n_order;
+    int32_t order[];
 };
 
 /* Cuts net and its wants for rank `r`; does nothing without ranks. */

@@ -635,6 +635,20 @@ static void dense_gate(struct cpu_backend *cb, const struct weight *w, const flo
                       1.0f / (1.0f + expf(-cb->gate[t])), 1, cb->net->n_embd, cb->pool);
 }
 
+/* d holds what this rank's experts, or its hidden units of all experts, give. */
+static void sum_experts(struct cpu_backend *cb, const struct mlp *m)
+{
+    struct cpu_stream *x = &cb->stream;
+    struct ranks *r = cb->base.ranks;
+    if (m->experts.down->n_expert == m->router.w->n_out) {
+        sum_ranks(cb, x->d);
+        return;
+    }
+    cpu_stage_begin(cb);
+    ranks_sum_rows(r, x->d, x->rows, cb->net->n_embd, moe_lanes(cb, m, x->rows, r->tp));
+    cpu_stage_end(cb, STAGE_RANKS);
+}
+
 /* Experts, with a dense mlp beside them where there is one: into d. */
 static void experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
 {
@@ -656,7 +670,7 @@ static void experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
                 m->experts_out.kind == NORM_NONE && m->dense_out.kind == NORM_NONE;
     moe_run(cb, m, asked, in, x->d, x->rows); /* keeps its own times */
     if (m->experts_partial && !once)
-        sum_ranks(cb, x->d);
+        sum_experts(cb, m);
     norm_rows(cb, &m->experts_out, x->d, x->d);
     if (!dense)
         return;
