@@ -48,6 +48,19 @@ static __global__ void __launch_bounds__(COPY_THREADS)
             at >= 0 && at < n ? part[(size_t)blockIdx.y * (size_t)n + (size_t)at] : 0.0f;
 }
 
+/* d[t, :] += beside[t, :], times the sigmoid of gate[t] where there is one. Grid: (columns, rows). */
+static __global__ void __launch_bounds__(COPY_THREADS)
+    lanes_beside_kernel(const float *beside, const float *gate, float *d, int width)
+{
+    dependency_wait();
+    dependency_trigger();
+    int k = (int)(blockIdx.x * COPY_THREADS + threadIdx.x), t = (int)blockIdx.y;
+    float scale = gate ? fast_divide(1.0f, 1.0f + fast_exp(-gate[t])) : 1.0f;
+    size_t at = (size_t)t * (size_t)width + (size_t)k;
+    if (k < width)
+        d[at] += scale * beside[at];
+}
+
 /* to[t, e] = from[t, first + e] where that expert was chosen, else 0. A block a row. */
 static __global__ void __launch_bounds__(COPY_THREADS)
     lanes_own_kernel(const float *from, int n_from, int first, float *to, int n)
@@ -118,6 +131,24 @@ void lanes_sum_stream(struct cuda_backend *cu, bool partial)
     float *to = l->nccl ? l->sum : cu->d;
     sum(cu, r->d, to, r->rows);
     r->d = to;
+}
+
+void lanes_sum_beside(struct cuda_backend *cu, struct closing *close, bool partial,
+                      bool experts_partial)
+{
+    struct resid *r = &cu->resid;
+    if (!close->beside || !partial)
+        return;
+    if (!experts_partial || close->norm.gain || close->beside_norm.gain) {
+        lanes_sum(cu, cu->beside, r->rows);
+        return;
+    }
+    resid_add_rows(cu, r);
+    cuda_launch(cu, lanes_beside_kernel,
+                dim3((unsigned)ceil_div(cu->shape.n_embd, COPY_THREADS), (unsigned)r->rows),
+                COPY_THREADS, 0, LAUNCH_EARLY, close->beside, close->beside_gate, cu->d,
+                cu->shape.n_embd);
+    close->beside = close->beside_gate = NULL;
 }
 
 /* The vocabulary */
