@@ -563,6 +563,40 @@ static void guesses_that_pay(void **state)
     }
 }
 
+/* Where steps run ahead: the block follows them while guesses are tried, or pay; else it is left out, for good of the
+ * sequences there are, until a new one comes a period later. Nothing is left out of a step with guesses. */
+static void blocks_left_out(void **state)
+{
+    (void)state;
+    for (int pays = 0; pays < 2; pays++) {
+        struct scheduler sched = {.running.n = 1};
+        struct spec sp = {.sched = &sched, .most = 1, .max_seqs = 4, .ahead = true, .adapts = true};
+        struct seq first = {0}, second = {0}, *seqs[] = {&first};
+        struct step_item item = {.n_tokens = 1};
+        int followed = 0;
+        for (int step = 0; step < 3 * SPEC_PERIOD; step++) {
+            item.n_guess = 0;
+            bool follows = spec_follows(&sp, &item, seqs, 1);
+            followed += follows;
+            assert_int_equal(first.unfollowed, !follows);
+            if (follows)
+                item.n_guess = spec_pays(&sp, 1);
+            spec_learn(&sp, &item, 1, pays && item.n_guess, item.n_guess ? 150 : 100);
+        }
+        assert_int_equal(followed, pays ? 3 * SPEC_PERIOD : SPEC_TRY + SPEC_REST);
+        seqs[0] = &second; /* the time has come */
+        item.n_guess = 0;
+        assert_true(spec_follows(&sp, &item, seqs, 1) && !second.unfollowed);
+        sched.running.n = sp.max_seqs + 1;
+        item.n_guess = 1;
+        assert_true(spec_follows(&sp, &item, seqs, 1) && !second.unfollowed);
+        item.n_guess = 0;
+        assert_true(!spec_follows(&sp, &item, seqs, 1) && second.unfollowed);
+        sched.running.n = 1;
+        assert_false(spec_follows(&sp, &item, seqs, 1));
+    }
+}
+
 /* What cannot be is said. */
 static void refused(void **state)
 {
@@ -597,15 +631,12 @@ int main(void)
         char folder[128];
         mtp_toy_make(dir, models[m], folder, sizeof folder);
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(answers_are_the_same),
-                                       cmocka_unit_test(right_guesses_save_steps),
-                                       cmocka_unit_test(ends_and_next_turns),
-                                       cmocka_unit_test(preempted),
-                                       cmocka_unit_test(cancelled_and_many),
-                                       cmocka_unit_test(crowds_run_ahead),
-                                       cmocka_unit_test(few_have_left),
-                                       cmocka_unit_test(guesses_that_pay),
-                                       cmocka_unit_test(refused)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(answers_are_the_same), cmocka_unit_test(right_guesses_save_steps),
+        cmocka_unit_test(ends_and_next_turns),  cmocka_unit_test(preempted),
+        cmocka_unit_test(cancelled_and_many),   cmocka_unit_test(crowds_run_ahead),
+        cmocka_unit_test(few_have_left),        cmocka_unit_test(guesses_that_pay),
+        cmocka_unit_test(blocks_left_out),      cmocka_unit_test(refused)};
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     mtp_toy_remove(dir);
     return rc;

@@ -255,6 +255,8 @@ static void finish_step(struct engine *e)
         if (ok && c->guessed)
             c->seq.tokens[c->seq.n_tokens - 1] = f->items[i].token;
     }
+    if (ok && !f->follows && e->spec.most && !reads)
+        spec_learn(&e->spec, f->items, f->n, 0, ns);
     if (ok && !f->follows)
         scheduler_commit_step(&e->sched, f->seqs, f->n, f->n_forced ? 0 : f->n_decode,
                               f->n_forced ? 0 : f->n_read, ns);

@@ -31,16 +31,36 @@ void spec_clear(struct spec *sp)
     *sp = (struct spec){0};
 }
 
-bool spec_follows(const struct spec *sp, const struct step_item *items, struct seq *const *seqs,
-                  int n)
+static bool rate_pays(const struct spec_rate *r)
+{
+    return r->plain_ns * r->tokens > r->guess_ns;
+}
+
+/* Whether the block should follow steps of n sequences: as long as guesses pay or are being tried. Those who do not
+ * guess count the steps until they are tried again, by a sequence whose rows the block has all seen. */
+static bool follows_pay(struct spec *sp, int n)
+{
+    if (n > sp->max_seqs)
+        return false;
+    struct spec_rate *r = &sp->rates[n];
+    uint64_t at = r->turn % SPEC_PERIOD;
+    if (!sp->adapts || at < SPEC_TRY + SPEC_REST || at == SPEC_PERIOD - 1 || rate_pays(r))
+        return true;
+    r->turn++;
+    return false;
+}
+
+bool spec_follows(struct spec *sp, const struct step_item *items, struct seq *const *seqs, int n)
 {
     bool guesses = false, any = false;
     for (int i = 0; i < n; i++) {
         guesses |= items[i].n_guess > 0;
         any |= !seqs[i]->unfollowed;
     }
-    if (!sp->most || !sp->ahead || guesses || (any && sp->sched->running.n <= sp->max_seqs))
+    if (!sp->most || !sp->ahead || guesses)
         return sp->most > 0;
+    if (follows_pay(sp, sp->sched->running.n) && any)
+        return true;
     for (int i = 0; i < n; i++)
         seqs[i]->unfollowed = true;
     return false;
@@ -54,7 +74,7 @@ bool spec_pays(struct spec *sp, int n)
     uint64_t at = r->turn++ % SPEC_PERIOD;
     if (!sp->adapts || at < SPEC_TRY)
         return true;
-    return at >= SPEC_TRY + SPEC_REST && r->plain_ns * r->tokens > r->guess_ns;
+    return at >= SPEC_TRY + SPEC_REST && rate_pays(r);
 }
 
 /* The mean of the last ones, roughly: enough of them that luck does not decide. */

@@ -51,10 +51,9 @@ void spec_init(struct spec *sp, struct scheduler *sched, struct stepper *step, i
                int max_seqs, bool ahead, bool adapts);
 void spec_clear(struct spec *sp);
 /* Whether the block follows a step that is about to start. Where steps run ahead of the host (backend.h) it does
- * not while more sequences run than may guess: the next step is begun before the tokens of this one are known,
- * and its sequences guess no more. */
-bool spec_follows(const struct spec *sp, const struct step_item *items, struct seq *const *seqs,
-                  int n);
+ * not while more sequences run than may guess, or while guesses do not pay: the next step is begun before the
+ * tokens of this one are known, and its sequences guess no more. */
+bool spec_follows(struct spec *sp, const struct step_item *items, struct seq *const *seqs, int n);
 /* After a step (items, n) that the block follows, and whose tokens were appended: its rows go through the block, and sequence i gets up to
  * wants[i] guesses. seqs[i] NULL: left since. */
 bool spec_guess(struct spec *sp, const struct step_item *items, struct seq *const *seqs,
