@@ -73,9 +73,9 @@ def rank_pids(launcher, n):
 class Ranks(Server):
     """mpirun -n N steel serve."""
 
-    def __init__(self, build, n, *flags, model=DEMO, over=NEAR, env=None, wait=True):
+    def __init__(self, build, n, *flags, model=DEMO, over=NEAR, env=None, wait=True, steel=None):
         super().__init__(build, "--device", "cpu", *flags, model=model, wait=wait, env=dict(os.environ, **(env or {})),
-                         launch=[*MPIRUN, *over, "-n", str(n)])
+                         launch=[*MPIRUN, *over, "-n", str(n)], steel=steel)
         self.n = n
         self.pids = rank_pids(self.proc.pid, n)
 

@@ -20,15 +20,15 @@ def sanitized(build):
 
 
 class Server:
-    def __init__(self, build, *flags, model=None, env=None, wait=True, launch=()):
-        """launch: what starts it, as mpirun and its options."""
+    def __init__(self, build, *flags, model=None, env=None, wait=True, launch=(), steel=None):
+        """launch: what starts it, as mpirun and its options. steel: what stands for the program."""
         self.dir = tempfile.TemporaryDirectory(prefix="steel-test-")
         if model is None:
             model = os.path.join(self.dir.name, "toy.gguf")
             subprocess.run([os.path.join(build, "tests/toy_gguf"), model], check=True)
         # STEEL_TEST_DEVICE=cuda: the same tests on a GPU, which does not promise the same bytes in any company.
         device = os.environ.get("STEEL_TEST_DEVICE")
-        cmd = [*launch, os.path.join(build, "steel"), "serve", model, "--port", "0", "-t", "1",
+        cmd = [*launch, steel or os.path.join(build, "steel"), "serve", model, "--port", "0", "-t", "1",
                *(["--device", device] if device else ["--deterministic"]), *flags]
         self._start(cmd, env, wait)
 

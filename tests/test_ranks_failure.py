@@ -14,7 +14,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from ranklib import ALL, MPIRUN, NEAR, TCP, Frozen, Ranks, is_alive, mpirun, rank_pids, said, skip_without_mpi, wait_until  # noqa: E402
+from ranklib import ALL, DEMO, MPIRUN, NEAR, TCP, Frozen, Ranks, is_alive, mpirun, rank_pids, said, skip_without_mpi, wait_until  # noqa: E402
 from serverlib import run_tests  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
@@ -297,6 +297,21 @@ def test_another_file():
     os.unlink(os.path.join(WORK, "b/model"))
     r = mpirun(2, script, "logits", "model", "--device", "cpu", *ids)
     assert r.returncode != 0 and len(said(r.stderr)) == 1 and "rank 1: model: " in said(r.stderr)[0], r.stderr
+
+
+def test_a_rank_that_fails():
+    """Its file is cut short under it: rank 0 says what that rank found."""
+    here, there, script = (os.path.join(WORK, x) for x in ("here", "other", "apart.sh"))
+    for folder in (here, there):
+        os.makedirs(folder)
+        shutil.copy(DEMO, os.path.join(folder, "m.gguf"))
+    with open(script, "w") as f:
+        f.write(f'#!/bin/sh\nif [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then cd {there}; else cd {here}; fi\nexec {os.path.abspath(STEEL)} "$@"\n')
+    os.chmod(script, 0o755)
+    s = Ranks(BUILD, 2, "--pp", "2", "--no-repack", model="m.gguf", steel=script)
+    clients, began = streams(s, 1), time.time()
+    os.truncate(os.path.join(there, "m.gguf"), 1 << 20)
+    ends(s, clients, "rank 1: ", began)
 
 
 def refused(r, *texts):

@@ -364,7 +364,9 @@ bool step_follow(struct stepper *st, const struct batch *b, uint64_t key, struct
         forward(st->m, b, key);
     }
     mem_guard_leave();
-    return st->pipeline || st->m->be->ops->end(st->m->be, NULL, err);
+    st->turn = (st->turn + 1) & INT32_MAX;
+    bool ok = st->pipeline || st->m->be->ops->end(st->m->be, NULL, err);
+    return ok && (!st->m->reads || tensorfile_is_whole(st->m->reads, st->turn, err));
 }
 
 bool step_start(struct stepper *st, struct step_item *items, int n_items, struct error *err)
