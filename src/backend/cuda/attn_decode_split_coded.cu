@@ -7,7 +7,8 @@
  * back before that, where a warp has whole heads.
  *
  * Where keys and values have one type, the kernel is made for it: code that runs once or twice a layer
- * costs by its bytes. Other pairs ask for the type once a tile.
+ * costs by its bytes. Other pairs ask for the type once a tile. The walk over a warp's tiles stands here
+ * and in attn_decode_coded.cu: as one function of both, four of these kernels spill more.
  */
 #include "backend/cuda/attn_coded.cuh"
 
