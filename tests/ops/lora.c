@@ -340,7 +340,7 @@ static void lora_case(const struct dims *s, enum dtype type, const char *of)
     net_open(bare, &none, type);
     adapt(n, 0, 16, false);
     adapt(n, 1, 5, true);
-    for (int r = 0; r < (light ? 5 : 6); r++) {
+    for (int r = 0; r < (light || small ? 5 : 6); r++) {
         struct plan p;
         struct lora_use uses[64];
         char name[100];
@@ -376,7 +376,7 @@ void test_lora(int part, int parts)
     if (!wanted("adapters"))
         return;
     struct dims s = base_dims();
-    s.n_embd = light ? 256 : 512;
+    s.n_embd = light || small ? 256 : 512;
     s.head_dim = 64;
     s.n_heads = 8;
     s.n_kv_heads = 2;
