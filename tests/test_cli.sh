@@ -77,7 +77,7 @@ printf 'root ::= "x" [0-9]+ "y"' >"$tmp/g.gbnf"
 expect 0 '"n"' "$steel" run "$tmp/tiny.gguf" -p x -q -n 60 --raw --schema "$tmp/s.json"
 expect 0 '^x[0-9]*y$' "$steel" run "$tmp/tiny.gguf" -p x -q -n 60 --raw --grammar "$tmp/g.gbnf"
 expect 0 '^ab\{3\}$' "$steel" run "$tmp/tiny.gguf" -p x -q -n 60 --raw --regex 'ab{3}'
-expect 0 '^ *{' "$steel" run "$tmp/tiny.gguf" -p x -q -n 60 --raw --json
+expect 0 '^[[:space:]]*{' "$steel" run "$tmp/tiny.gguf" -p x -q -n 60 --raw --json
 expect 0 '^ab$' sh -c "printf 'root ::= \"ab\"' | $steel run $tmp/tiny.gguf -p x -q --raw --grammar -"
 expect 2 'one of --schema' "$steel" run "$tmp/tiny.gguf" -p x --json --regex a
 expect 2 'stdin is read once' "$steel" run "$tmp/tiny.gguf" -f - --schema -
