@@ -56,9 +56,10 @@ def texts(choices):
 
 
 class Load:
-    def __init__(self, server, args, alone):
-        """alone: what gives the answers that are right."""
+    def __init__(self, server, args, alone=None):
+        """alone: what gives the answers that are right, where it is not the server itself."""
         self.s, self.args = server, args
+        alone = alone or server
         self.specs = specs(40)
         self.want = [texts(alone.json(COMP, dict(x, cache_prompt=False))["choices"]) for x in self.specs]
         self.stop, self.lock = time.time() + args.seconds, threading.Lock()
