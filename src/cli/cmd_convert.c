@@ -62,10 +62,10 @@ int cmd_convert(int argc, char **argv)
     const struct usage u = {
         .command = "convert",
         .synopsis = "DIR OUT.gguf [options]",
-        .about = "Makes a GGUF of a Hugging Face folder (config.json, safetensors, tokenizer):\n"
-                 "Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE, also packed (GPTQ, AWQ, FP8, NVFP4, "
-                 "...). The\n"
-                 "output appears under its name only when complete.",
+        .about =
+            "Makes a GGUF of a Hugging Face folder (config.json, safetensors, tokenizer):\n"
+            "any family that steel runs, also packed (GPTQ, AWQ, FP8, NVFP4, ...). The output\n"
+            "appears under its name only when complete.",
         .examples = "  steel convert ~/models/Qwen3-0.6B qwen3-0.6b.gguf\n"
                     "  steel convert ~/models/Qwen3-30B-A3B qwen3-30b-q4.gguf --type q4_k_m\n"
                     "  steel convert model.gguf tuned.gguf --merge-lora ./adapter\n"
