@@ -293,6 +293,9 @@ $(B)/sim/test_ops: $(SIM_OBJ)
 $(B)/sim/src/backend/backend.c.o: SIM_FLAGS += -DSTEEL_CUDA
 $(B)/sim/steel: $(CLI_OBJ) $(B)/sim/src/backend/backend.c.o $(patsubst %,$(B)/sim/%.o,$(SIM_SRC)) $(B)/libserver.a $(B)/libsteel.a
 	$(Q)$(CXX) $(CFLAGS) $(LDFLAGS) $(SIM_SAN) -rdynamic -o $@ $^ $(LDLIBS) $(SRV_LIBS) $(CLI_LIBS) -ldl -pthread
+# Speculation with a simulated GPU (STEEL_TEST_DEVICE=cuda): by hand, it takes long.
+$(B)/sim/test_speculate: $(B)/tests/test_speculate.o $(B)/sim/src/backend/backend.c.o $(patsubst %,$(B)/sim/%.o,$(SIM_SRC)) $(B)/libsteel.a
+	$(Q)$(CXX) $(CFLAGS) $(LDFLAGS) $(SIM_SAN) -rdynamic -o $@ $^ $(LDLIBS) -lcmocka -ldl -pthread
 $(B)/sim/libnccl.so.2: tests/gpu/fakenccl.cpp tests/gpu/cudasim.h
 	@mkdir -p $(@D)
 	$(Q)$(CXX) -std=gnu++17 -Wall $(SIM_FLAGS) -fPIC -shared -o $@ $<
