@@ -49,7 +49,8 @@ class Stream(threading.Thread):
 
     def error(self):
         self.join()
-        return next((json.loads(l[6:])["error"]["message"] for l in self.text.decode().splitlines() if '"error"' in l), None)
+        return next((json.loads(l[6:])["error"]["message"] for l in self.text.decode().splitlines()
+                     if l.startswith("data: ") and '"error"' in l), None)
 
 
 def streams(server, n):
@@ -227,10 +228,14 @@ def test_orderly_end():
     """The launcher is told to end: streams hear that the server shuts down, nobody speaks of a lost rank."""
     for sig in (signal.SIGTERM, signal.SIGINT):
         s = Ranks(BUILD, 2)
-        client = streams(s, 1)[0]
+        clients = streams(s, 1)
         s.proc.send_signal(sig)
+        while s.proc.poll() is None and len(clients) < 600:  # a launcher takes its time; one stream may end before
+            clients.append(Stream(s, LONG))
+            time.sleep(0.1)
         s.wait_end(60)
-        assert "shutting down" in client.error(), (client.error(), s.log())
+        heard = {c.error() for c in clients} - {None}
+        assert len(heard) == 1 and "shutting down" in heard.pop(), (heard, s.log())
         assert s.said() == [] and "shutting down" in s.log(), s.log()
 
 
