@@ -13,13 +13,13 @@ import threading
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import mtp_toy  # noqa: E402
 from gguf_tools import max_difference, mean_kl, read_logits  # noqa: E402
+from ranklib import MPIRUN, NEAR, skip_without_mpi  # noqa: E402
 from serverlib import Server, run_tests  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 STEEL = os.path.join(BUILD, "steel")
 GOLDEN = "tests/golden"
 WORK = tempfile.mkdtemp(prefix="steel-ranks-")
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 ALONE = (1, [])
 TP, PP, BOTH = (2, ["--tp", "2"]), (2, ["--pp", "2"]), (4, ["--tp", "2", "--pp", "2"])
 
@@ -31,7 +31,7 @@ class Ranks(Server):
         ranks, args = arrangement
         self.dir = tempfile.TemporaryDirectory(prefix="steel-test-")
         cmd = [STEEL, "serve", model, "--port", "0", "-t", "1", "--device", "cpu", "--deterministic", *args, *flags]
-        self._start([*MPIRUN, "-n", str(ranks), *cmd] if ranks > 1 else cmd, None, True)
+        self._start([*MPIRUN, *NEAR, "-n", str(ranks), *cmd] if ranks > 1 else cmd, None, True)
 
     def __enter__(self):
         return self
@@ -58,7 +58,7 @@ def logits(model, arrangement, kernels, lora):
     cmd = [STEEL, "logits", f"{GOLDEN}/{model}", "--device", "cpu", "-t", "1", "--kv-type", "f32", "--ids",
            f"{GOLDEN}/{model}-lora/golden.bin", "--out", out, *args, *(["--lora", f"{GOLDEN}/{model}-lora"] if lora else [])]
     if ranks > 1:
-        cmd = [*MPIRUN, "-n", str(ranks), *cmd]
+        cmd = [*MPIRUN, *NEAR, "-n", str(ranks), *cmd]
     r = subprocess.run(cmd, env=env, capture_output=True, text=True, timeout=300)
     assert r.returncode == 0, f"{model} {arrangement}: {r.stderr[-800:]}"
     return read_logits(out)
@@ -190,13 +190,7 @@ def test_preemption():
 
 
 if __name__ == "__main__":
-    if not shutil.which("mpirun") or not os.path.exists(os.path.join(BUILD, "steel-mpi.so")):
-        print("skipped: ranks: mpirun or steel-mpi.so is not here")
-        sys.exit(77)
-    probe = subprocess.run([*MPIRUN, "-n", "2", "true"], capture_output=True, text=True)
-    if probe.returncode:
-        print("skipped: ranks: mpirun starts nothing here:", " ".join(probe.stderr.split())[:200])
-        sys.exit(77)
+    skip_without_mpi(BUILD)
     only = sys.argv[2:]
     try:
         run_tests([v for k, v in sorted(globals().items()) if k.startswith("test_") and (not only or k in only)])

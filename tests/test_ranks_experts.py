@@ -11,13 +11,13 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_tools import max_difference, mean_kl, read_logits, write_gguf  # noqa: E402
+from ranklib import MPIRUN, NEAR, skip_without_mpi  # noqa: E402
 from serverlib import run_tests  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 STEEL = os.path.join(BUILD, "steel")
 GOLDEN = "tests/golden"
 WORK = tempfile.mkdtemp(prefix="steel-ranks-")
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 EXPERTS = {"qwen3moe": 6, "deepseek_v3": 16, "gpt_oss": 6, "glm4_moe": 8}
 LONG = 400  # rows of a prompt, more than RANKS_GATHER_BYTES in every model here
 
@@ -50,7 +50,7 @@ def logits(model, ranks, *args, kernels=None, what=None, check=True):
     cmd = [STEEL, "logits", f"{GOLDEN}/{model}", "--device", "cpu", "-t", "1", "--kv-type", "f32", "--ids",
            what or f"{GOLDEN}/{model}/golden.bin", "--out", out, *args]
     if ranks > 1:
-        cmd = [*MPIRUN, "-n", str(ranks), *cmd, "--ep"]
+        cmd = [*MPIRUN, *NEAR, "-n", str(ranks), *cmd, "--ep"]
     r = subprocess.run(cmd, env=env, capture_output=True, text=True, timeout=300)
     if not check:
         return r
@@ -98,13 +98,7 @@ def test_refusals():
 
 
 if __name__ == "__main__":
-    if not shutil.which("mpirun") or not os.path.exists(os.path.join(BUILD, "steel-mpi.so")):
-        print("skipped: ranks: mpirun or steel-mpi.so is not here")
-        sys.exit(77)
-    probe = subprocess.run([*MPIRUN, "-n", "2", "true"], capture_output=True, text=True)
-    if probe.returncode:
-        print("skipped: ranks: mpirun starts nothing here:", " ".join(probe.stderr.split())[:200])
-        sys.exit(77)
+    skip_without_mpi(BUILD)
     try:
         run_tests([v for k, v in sorted(globals().items()) if k.startswith("test_")])
     finally:
