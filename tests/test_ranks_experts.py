@@ -93,6 +93,8 @@ def test_many_rows():
 def test_refusals():
     r = logits("qwen3moe", 2, "--expert-stats", stats("qwen3moe", 5), check=False)
     assert r.returncode != 0 and "blk.0.ffn_gate_exps.weight.counts: not the counts of 6 experts" in r.stderr, r.stderr
+    r = logits("qwen3moe", 1, "--expert-stats", stats("qwen3moe", 6), check=False)
+    assert r.returncode == 2 and "--expert-stats places experts on processes" in r.stderr, r.stderr
     r = logits("qwen3moe", 2, "--expert-stats", os.path.join(WORK, "none.gguf"), check=False)
     assert r.returncode != 0 and "none.gguf" in r.stderr, r.stderr
 

@@ -147,6 +147,10 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          (f->tp ? f->tp : 1) * (f->pp ? f->pp : 1));
         return false;
     }
+    if (!r && f->expert_stats) {
+        args_usage_error(u, "--expert-stats places experts on processes: mpirun -n N steel ...");
+        return false;
+    }
     if (r) {
         r->tp_asked = f->tp;
         r->pp_asked = f->pp;
