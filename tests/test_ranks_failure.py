@@ -225,6 +225,46 @@ def test_without_lines():
     assert "no answer from another rank" in client.error(), s.log()
 
 
+def test_without_lines_and_idle():
+    """Such ranks meet now and then while there is nothing to do: who does not come is lost, the others go on."""
+    s = Ranks(BUILD, 2, "--rank-timeout", "1", env={"STEEL_RANK_ADDRESS": "240.0.0.1"})
+    body = dict(LONG, max_tokens=8)
+    want = s.json("/v1/completions", body)
+    time.sleep(2.5)
+    assert s.json("/v1/completions", body)["choices"] == want["choices"]
+    os.kill(s.pids[1], signal.SIGSTOP)
+    assert s.wait_end(60) != 0
+    assert "no answer from another rank" in s.log(), s.log()
+
+
+def test_ranks_that_do_not_end():
+    """The server is told to end, and one of them does not hear it: it is not waited for long."""
+    s = Ranks(BUILD, 2, "--rank-timeout", "1")
+    try:
+        Frozen(s.pids[1])
+    except PermissionError as e:
+        print("skipped: ranks that do not end:", e)
+        s.stop()
+        return
+    os.kill(s.pids[0], signal.SIGTERM)
+    assert s.proc.wait(60) != 0
+    assert "shutting down" in s.log() and len(s.said()) == 1, s.log()
+
+
+def test_mpi_that_never_begins():
+    """One process is no rank: the other waits for it in MPI's own beginning."""
+    if not ALL:
+        print("skipped: two minutes of waiting for MPI: RANKS_ALL=1")
+        return
+    script = os.path.join(WORK, "sleeps.sh")
+    with open(script, "w") as f:
+        f.write(f'#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 1 ] && exec sleep 600\nexec {os.path.abspath(STEEL)} "$@"\n')
+    os.chmod(script, 0o755)
+    began = time.time()
+    refused(mpirun(2, *logits(steel=script)), "the ranks have not found each other in two minutes")
+    assert 100 < time.time() - began
+
+
 def test_orderly_end():
     """The launcher is told to end: streams hear that the server shuts down, nobody speaks of a lost rank."""
     for sig in (signal.SIGTERM, signal.SIGINT):

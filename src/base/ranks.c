@@ -110,12 +110,12 @@ static bool connect_lines(struct ranks *r, struct error *err)
     bool has = ok && r->rank > 0 && ranks_line_dial(r->line, &offer, !strcmp(homes, mine));
     mine[0] = has || r->rank == 0;
     ok = ok && ranks_share(r, mine, all, 1);
-    for (int i = 0; ok && r->rank == 0 && i < r->size; i++)
-        if (!all[i] && !r->notice.msg[0])
-            error_set(&r->notice,
-                      "rank %d does not reach rank 0 over TCP (STEEL_RANK_ADDRESS names another "
-                      "address): its end will be noticed late",
-                      i);
+    r->lined = ok && !memchr(all, 0, (size_t)r->size);
+    if (ok && r->rank == 0 && !r->lined)
+        error_set(&r->notice,
+                  "rank %d does not reach rank 0 over TCP (STEEL_RANK_ADDRESS names another "
+                  "address): its end will be noticed late",
+                  (int)((char *)memchr(all, 0, (size_t)r->size) - all));
     mem_free(homes);
     ranks_line_ready(r->line);
     if (has) {
@@ -247,16 +247,27 @@ static bool give_up(struct ranks *r, const char *what, const char *why)
     return error_set(&r->failure, "%s", r->lost.msg);
 }
 
-/* Whether a wait of so long is over. Who is known to work is waited for longer. */
-static bool too_long(struct ranks *r, int64_t waited)
+/* What is waited for. */
+enum wait {
+    IN_STEP, /* who is known to work is waited for longer */
+    OPENING, /* the same, and much longer */
+    FOR_WORD /* rank 0 may have none: its line says that it lives */
+};
+
+/* Whether a wait of so long is over. */
+static bool too_long(struct ranks *r, int64_t waited, enum wait kind)
 {
     int64_t limit = (int64_t)atomic_load(&r->timeout_s) * 1000000000 + SETTLE_MS * 1000000;
-    return waited > limit &&
-           (waited > RANKS_PATIENCE * limit || !r->line || !ranks_line_busy(r->line));
+    int64_t most = kind == IN_STEP ? RANKS_PATIENCE * limit : RANKS_LONG * 1000000000LL;
+    if (waited <= limit || (kind == FOR_WORD && r->lined))
+        return false;
+    /* Without all lines nobody knows who works: one that opens a model may. */
+    bool may_work = (r->line && ranks_line_busy(r->line)) || (kind != IN_STEP && !r->lined);
+    return waited > most || !may_work;
 }
 
 /* Waits for an operation, politely: who waits long sleeps. */
-static bool wait_to_end(struct ranks *r, void *request, bool idle, const char *what)
+static bool wait_to_end(struct ranks *r, void *request, enum wait kind, const char *what)
 {
     int64_t start = clock_ns(), nap = NAP_NS;
     if (!request)
@@ -274,18 +285,18 @@ static bool wait_to_end(struct ranks *r, void *request, bool idle, const char *w
             sched_yield(); /* ranks may share cores */
             continue;
         }
-        if (!idle && too_long(r, waited))
+        if (too_long(r, waited, kind))
             return give_up(r, what, "no answer from another rank (--rank-timeout)");
         nap_for(nap);
-        if (idle && nap < MOST_NAP_NS && waited > 1000000000)
+        if (kind != IN_STEP && nap < MOST_NAP_NS && waited > 1000000000)
             nap *= 2;
     }
 }
 
-static bool wait_for(struct ranks *r, void *request, bool idle, const char *what)
+static bool wait_for(struct ranks *r, void *request, enum wait kind, const char *what)
 {
     atomic_store_explicit(&r->waiting, true, memory_order_relaxed);
-    bool ok = wait_to_end(r, request, idle, what);
+    bool ok = wait_to_end(r, request, kind, what);
     atomic_fetch_add_explicit(&r->done, 1, memory_order_relaxed);
     atomic_store_explicit(&r->waiting, false, memory_order_relaxed);
     return ok;
@@ -294,7 +305,8 @@ static bool wait_for(struct ranks *r, void *request, bool idle, const char *what
 bool ranks_tell(struct ranks *r, void *buf, size_t bytes, bool idle)
 {
     return ranks_ok(r, NULL) &&
-           wait_for(r, r->link->bcast(buf, bytes, 0, 0), idle && r->rank > 0, "word from rank 0");
+           wait_for(r, r->link->bcast(buf, bytes, 0, 0), idle && r->rank > 0 ? FOR_WORD : IN_STEP,
+                    "word from rank 0");
 }
 
 struct ranks_wait *ranks_tell_begin(struct ranks *r, void *buf, size_t bytes)
@@ -346,7 +358,7 @@ void ranks_sum(struct ranks *r, float *rows, size_t n)
         return;
     if (n * sizeof(float) <= RANKS_GATHER_BYTES) {
         float *all = scratch(r, n * lanes);
-        if (wait_for(r, r->link->allgather(rows, all, n * sizeof(float), 1), false, "a sum"))
+        if (wait_for(r, r->link->allgather(rows, all, n * sizeof(float), 1), IN_STEP, "a sum"))
             add_parts(rows, all, n, r->tp);
         return;
     }
@@ -355,10 +367,10 @@ void ranks_sum(struct ranks *r, float *rows, size_t n)
     float *mine = scratch(r, 2 * whole), *all = mine + whole;
     memcpy(mine, rows, n * sizeof(float));
     memset(mine + n, 0, (whole - n) * sizeof(float));
-    if (!wait_for(r, r->link->alltoall(mine, all, each * sizeof(float), 1), false, "a sum"))
+    if (!wait_for(r, r->link->alltoall(mine, all, each * sizeof(float), 1), IN_STEP, "a sum"))
         return;
     add_parts(mine, all, each, r->tp);
-    if (wait_for(r, r->link->allgather(mine, all, each * sizeof(float), 1), false, "a sum"))
+    if (wait_for(r, r->link->allgather(mine, all, each * sizeof(float), 1), IN_STEP, "a sum"))
         memcpy(rows, all, n * sizeof(float));
 }
 
@@ -414,12 +426,12 @@ void ranks_sum_rows(struct ranks *r, float *rows, int n_rows, int width, const u
         got += r->talk[2][t];
     }
     void *request = r->link->exchange(out, r->talk[0], r->talk[1], in, r->talk[2], r->talk[3], 1);
-    if (!wait_for(r, request, false, "a sum"))
+    if (!wait_for(r, request, IN_STEP, "a sum"))
         return;
     memset(out, 0, each * sizeof *out);
     for (int t = 0; t < r->tp; t++)
         add_packed(out, in + r->talk[3][t], mine, width, t, from);
-    if (!wait_for(r, r->link->allgather(out, in, each * sizeof(float), 1), false, "a sum"))
+    if (!wait_for(r, r->link->allgather(out, in, each * sizeof(float), 1), IN_STEP, "a sum"))
         return;
     for (int t = 0; t < r->tp; t++) {
         struct run theirs = run_of(n_rows, 1, t, r->tp);
@@ -473,26 +485,33 @@ struct ranks_wait *ranks_send_begin(struct ranks *r, const void *buf, size_t byt
 void ranks_wait_end(struct ranks *r, struct ranks_wait **wait)
 {
     if (*wait && ranks_ok(r, NULL))
-        wait_for(r, *wait, false, "rows for another rank");
+        wait_for(r, *wait, IN_STEP, "rows for another rank");
     *wait = NULL;
 }
 
 bool ranks_send(struct ranks *r, const void *buf, size_t bytes, int to)
 {
     return ranks_ok(r, NULL) &&
-           wait_for(r, r->link->send(buf, bytes, to, 0), false, "rows for another rank");
+           wait_for(r, r->link->send(buf, bytes, to, 0), IN_STEP, "rows for another rank");
 }
 
 bool ranks_recv(struct ranks *r, void *buf, size_t bytes, int from)
 {
     return ranks_ok(r, NULL) &&
-           wait_for(r, r->link->recv(buf, bytes, from, 0), false, "rows of another rank");
+           wait_for(r, r->link->recv(buf, bytes, from, 0), IN_STEP, "rows of another rank");
 }
 
 bool ranks_share(struct ranks *r, const void *mine, void *all, size_t bytes)
 {
     return ranks_ok(r, NULL) &&
-           wait_for(r, r->link->allgather(mine, all, bytes, 0), true, "all ranks");
+           wait_for(r, r->link->allgather(mine, all, bytes, 0), OPENING, "all ranks");
+}
+
+bool ranks_meet(struct ranks *r)
+{
+    char mine = 0, all[RANKS_MOST];
+    return ranks_ok(r, NULL) &&
+           wait_for(r, r->link->allgather(&mine, all, 1, 0), IN_STEP, "all ranks");
 }
 
 bool ranks_agree(struct ranks *r, bool ok, struct error *err)
@@ -573,7 +592,10 @@ bool ranks_arrange(struct ranks *r, int tp, int pp, bool ep, struct error *err)
     r->ep = ep;
     r->lane = r->rank % tp;
     r->stage = r->rank / tp;
-    if (r->link->split(r->stage, r->lane) != 0)
+    ranks_line_limit(r->line, RANKS_START, "MPI has not made a group of ranks in two minutes");
+    bool made = r->link->split(r->stage, r->lane) == 0;
+    ranks_line_ready(r->line);
+    if (!made)
         return error_set(err, "rank %d: MPI refused a group of %d", r->rank, tp);
     return true;
 }

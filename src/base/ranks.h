@@ -30,8 +30,10 @@ enum {
     /* Every limit of a wait, in seconds. */
     RANKS_TIMEOUT = 10,  /* a rank is silent, or all wait for each other; --rank-timeout */
     RANKS_PATIENCE = 30, /* times that: for a rank that says it works */
-    RANKS_START = 120,   /* until MPI has begun everywhere */
-    RANKS_LAST = 3,      /* from knowing that the job is lost to the end of the process */
+    RANKS_START = 120,   /* until MPI has begun everywhere, or has made a group */
+    RANKS_LONG =
+        3600, /* a rank opens its part of a model; or rank 0 is silent, and no line says more */
+    RANKS_LAST = 3, /* from knowing that the job is lost to the end of the process */
 };
 
 /* The run of n things that lane `at` of `of` takes, in units: as even as can be, the first ones have
@@ -67,6 +69,7 @@ struct ranks {
     size_t n_scratch;
     struct error failure; /* the first one; empty = none */
     struct ranks_line *line;
+    bool lined;           /* every rank has one to rank 0 */
     struct error notice;  /* what the user should know; empty = nothing */
     int alarm;            /* eventfd: readable once the job is lost */
     atomic_int timeout_s; /* the same everywhere, rank 0 says it */
@@ -102,7 +105,8 @@ bool ranks_ok(const struct ranks *r, struct error *err);
  * seconds to end. From any thread; true for the first, whose reason is kept in r->lost. */
 bool ranks_lose(struct ranks *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* From rank 0 to all. idle: there may be nothing to say for long, so that waiting has no end. */
+/* From rank 0 to all. idle: there may be nothing to say for long. The line ends that wait; where a rank has none,
+ * rank 0 has to say something (ranks_meet) within RANKS_LONG. */
 bool ranks_tell(struct ranks *r, void *buf, size_t bytes, bool idle);
 /* The same on rank 0, without waiting until all have heard: buf stays until ranks_wait_end. */
 struct ranks_wait;
@@ -123,7 +127,9 @@ struct ranks_wait *ranks_send_begin(struct ranks *r, const void *buf, size_t byt
 void ranks_wait_end(struct ranks *r, struct ranks_wait **wait);
 bool ranks_send(struct ranks *r, const void *buf, size_t bytes, int to);
 bool ranks_recv(struct ranks *r, void *buf, size_t bytes, int from);
-/* Everyone's `bytes` of all ranks, by rank. */
+/* Whether all are there: they come here within the timeout. */
+bool ranks_meet(struct ranks *r);
+/* Everyone's `bytes` of all ranks, by rank; a rank that works before it comes has RANKS_LONG. */
 bool ranks_share(struct ranks *r, const void *mine, void *all, size_t bytes);
 /* The first error any rank has, on all: "rank 2: ...". True if none has one. */
 bool ranks_agree(struct ranks *r, bool ok, struct error *err);

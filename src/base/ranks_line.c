@@ -27,6 +27,7 @@
 enum {
     BEAT_MS = 500,
     SPEAK_MS = 500, /* for rank 0 to say by itself that the job is lost; launchers wait a second */
+    SAY_MS = 500,   /* for room where the reason is written */
     DIAL_MS = 2000, /* for an address to answer, or a caller to say who it is */
     VISITORS = 64,  /* callers that have not said it yet */
 };
@@ -99,6 +100,9 @@ static void say(const char *why)
 {
     char line[1200];
     int n = snprintf(line, sizeof line, "steel: %s\n", why);
+    struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};
+    if (poll(&room, 1, SAY_MS) != 1) /* nobody reads */
+        return;
     ssize_t done = write(STDERR_FILENO, line, (size_t)n); /* stdio may be locked by who hangs */
     (void)done;
 }
@@ -467,6 +471,14 @@ void ranks_line_ready(struct ranks_line *l)
     pthread_mutex_unlock(&l->lock);
 }
 
+void ranks_line_limit(struct ranks_line *l, int seconds, const char *why)
+{
+    pthread_mutex_lock(&l->lock);
+    l->end_ns = l->lost_ns ? l->end_ns : clock_ns() + seconds * SECOND;
+    l->end_why = why;
+    pthread_mutex_unlock(&l->lock);
+}
+
 void ranks_line_beat(struct ranks_line *l)
 {
     pthread_mutex_lock(&l->lock);
@@ -505,9 +517,9 @@ void ranks_line_bye(struct ranks_line *l)
     pthread_mutex_lock(&l->lock);
     for (int i = 0; i < l->n_peers; i++)
         send_frame(l, &l->peers[i], FRAME_BYE, NULL);
-    l->end_ns = clock_ns() + atomic_load(&l->r->timeout_s) * SECOND;
-    l->end_why = "the ranks have not ended together (--rank-timeout)";
     pthread_mutex_unlock(&l->lock);
+    ranks_line_limit(l, atomic_load(&l->r->timeout_s),
+                     "the ranks have not ended together (--rank-timeout)");
 }
 
 void ranks_line_free(struct ranks_line *l)

@@ -28,8 +28,11 @@ struct ranks_line *ranks_line_new(struct ranks *r);
 void ranks_line_listen(struct ranks_line *l, bool nearby, struct ranks_offer *offer);
 /* On the others: whether rank 0 answered. */
 bool ranks_line_dial(struct ranks_line *l, const struct ranks_offer *offer, bool nearby);
-/* All lines that will be are there. */
+/* What had a limit has come: all lines that will be are there. */
 void ranks_line_ready(struct ranks_line *l);
+/* The process ends after so many seconds and says why, unless ranks_line_ready comes before: for what cannot be waited
+ * for otherwise. */
+void ranks_line_limit(struct ranks_line *l, int seconds, const char *why);
 /* The others hear of this rank now, not at the next beat. */
 void ranks_line_beat(struct ranks_line *l);
 /* Something has changed that the thread should see at once. */

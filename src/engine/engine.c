@@ -3,6 +3,7 @@
 #include "engine/engine_int.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "engine/follow.h"
 
 #include <string.h>
 
@@ -291,12 +292,30 @@ static void finish_step(struct engine *e)
     e->next = f;
 }
 
+/* Waits until something has changed. Other ranks without a line have to hear now and then that there is
+ * nothing to do, and rank 0 that they live. */
+static void wait_for_change(struct engine *e)
+{
+    struct ranks *r = e->rt ? e->rt->be->ranks : NULL;
+    if (!r || r->lined || !ranks_ok(r, NULL)) {
+        pthread_cond_wait(&e->changed, &e->lock);
+        return;
+    }
+    int64_t until = clock_ns() + (int64_t)atomic_load(&r->timeout_s) * 1000000000;
+    struct timespec end = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+    if (pthread_cond_clockwait(&e->changed, &e->lock, CLOCK_MONOTONIC, &end) == 0)
+        return;
+    pthread_mutex_unlock(&e->lock);
+    follow_tell_here(r);
+    pthread_mutex_lock(&e->lock);
+}
+
 /* Waits for work and takes the inbox over; false when the engine closes. */
 static bool take_inbox(struct engine *e, bool idle)
 {
     pthread_mutex_lock(&e->lock);
     while (idle && !e->inbox && !e->quit && !e->cancels)
-        pthread_cond_wait(&e->changed, &e->lock);
+        wait_for_change(e);
     struct request *r = e->inbox;
     e->inbox = NULL;
     e->inbox_end = &e->inbox;

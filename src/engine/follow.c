@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum word { WORD_END, WORD_PLAN, WORD_STEP };
+enum word { WORD_END, WORD_PLAN, WORD_STEP, WORD_HERE };
 
 enum { SHORT_INTS = 1000 }; /* a step of few rows is one message */
 enum { LORA_INTS = sizeof(struct lora_use) / sizeof(int32_t) };
@@ -77,6 +77,13 @@ void follow_tell_end(struct ranks *r)
         return;
     ranks_tell(r, &m, sizeof m, false);
     r->following = false;
+}
+
+void follow_tell_here(struct ranks *r)
+{
+    struct message m = {.head.word = WORD_HERE};
+    if (ranks_tell(r, &m, sizeof m, false))
+        ranks_meet(r);
 }
 
 static int pages_of(const struct batch *b, int seq, int page_len)
@@ -266,6 +273,8 @@ int follow(struct ranks *r)
     while (ok && ranks_tell(r, &f.m, sizeof f.m, true) && f.m.head.word != WORD_END) {
         if (f.m.head.word == WORD_PLAN)
             ok = !f.rt && open_plan(&f);
+        else if (f.m.head.word == WORD_HERE)
+            ranks_meet(r);
         else if (f.rt)
             run_step(&f);
         ok = ok && ranks_ok(r, NULL);

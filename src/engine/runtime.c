@@ -623,6 +623,7 @@ static bool lead(struct runtime *rt, const char *path, const struct runtime_opti
     plan->tp = r->tp_asked;
     plan->pp = r->pp_asked;
     plan->ep = r->ep_asked;
+    plan->timeout_s = atomic_load(&r->timeout_s);
     plan->kv_tokens = cache->tokens;
     plan->n_states = cache->n_states;
     plan->context = rt->context;
@@ -653,6 +654,7 @@ struct runtime *runtime_follow(const struct follow_plan *plan, const struct foll
         snprintf(refs[i].name, sizeof refs[i].name, "%s", loras[i].name);
     }
     opt.loras = refs;
+    atomic_store(&r->timeout_s, plan->timeout_s);
     r->expert_stats = plan->expert_stats[0] ? plan->expert_stats : NULL;
     rt->context = plan->context;
     rt->draft = plan->draft;

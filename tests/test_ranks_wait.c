@@ -1,0 +1,276 @@
+/*
+ * Every wait of ranks ends (base/ranks.h, base/ranks_line.h): nobody answers, and each wait is over when its limit
+ * says, not before. The clock of this program goes on by itself and by some seconds whenever somebody looks whether
+ * an answer has come, so that an hour is short.
+ * Jobs of real processes: test_ranks_failure.py.
+ */
+#include "base/clock.h"
+#include "base/ranks.h"
+#include "base/ranks_line.h"
+#include "base/ranks_link.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { HOUR = 3600, STEP = 10 };
+#define SECOND 1000000000LL
+
+static _Atomic int64_t ahead; /* of the real one */
+static int64_t step = STEP * SECOND;
+
+/* In place of the library's. */
+int clock_gettime(clockid_t id, struct timespec *t)
+{
+    long rc = syscall(SYS_clock_gettime, id, t);
+    int64_t ns = t->tv_sec * SECOND + t->tv_nsec + atomic_load(&ahead);
+    t->tv_sec = ns / SECOND;
+    t->tv_nsec = ns % SECOND;
+    return (int)rc;
+}
+
+/* MPI that nobody answers. */
+static struct {
+    int64_t asked; /* when it was last asked whether something has come */
+    int64_t until; /* something comes then */
+} wire;
+static char request;
+
+static int link_test(void *of)
+{
+    (void)of;
+    atomic_fetch_add(&ahead, step);
+    wire.asked = clock_ns();
+    return wire.until && wire.asked > wire.until;
+}
+
+static void *link_bcast(void *buf, size_t bytes, int root, int group)
+{
+    (void)buf, (void)bytes, (void)root, (void)group;
+    return &request;
+}
+
+static void *link_allgather(const void *mine, void *all, size_t bytes, int group)
+{
+    (void)mine, (void)all, (void)bytes, (void)group;
+    return &request;
+}
+
+static _Noreturn void hang(void)
+{
+    for (;;) {
+        atomic_fetch_add(&ahead, SECOND);
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+}
+
+static _Noreturn int link_split(int color, int key)
+{
+    (void)color, (void)key;
+    hang();
+}
+
+static const struct ranks_link nobody = {.version = RANKS_LINK_VERSION,
+                                         .bcast = link_bcast,
+                                         .allgather = link_allgather,
+                                         .test = link_test,
+                                         .split = link_split,
+                                         .finalize = hang};
+
+/* A rank of two, with its thread. */
+static void begin(struct ranks *r, int rank, int timeout_s, bool lined)
+{
+    *r = (struct ranks){.link = &nobody, .rank = rank, .size = 2, .tp = 2, .pp = 1, .alarm = -1};
+    atomic_store(&r->timeout_s, timeout_s);
+    r->line = ranks_line_new(r);
+    assert_non_null(r->line);
+    ranks_line_ready(r->line);
+    r->lined = lined;
+}
+
+/* Seconds from `start` until nobody asked any more. */
+static double waited(int64_t start)
+{
+    return (double)(wire.asked - start) / 1e9;
+}
+
+/* The wait that is to come ends after so long: not before, and not more than a minute later. */
+#define assert_ends_after(r, call, seconds)                                                        \
+    do {                                                                                           \
+        int64_t start_ = clock_ns();                                                               \
+        wire.until = 0;                                                                            \
+        assert_false(call);                                                                        \
+        assert_non_null(strstr((r)->failure.msg, "no answer from another rank"));                  \
+        assert_true(waited(start_) >= (seconds));                                                  \
+        assert_true(waited(start_) < (seconds) + 60);                                              \
+    } while (0)
+
+static void test_a_step(void **state)
+{
+    (void)state;
+    struct ranks r;
+    char buf[4], all[8];
+    begin(&r, 1, 100, true);
+    assert_ends_after(&r, ranks_tell(&r, buf, sizeof buf, false), 100);
+    assert_false(ranks_share(&r, buf, all, sizeof buf)); /* nothing is waited for any more */
+    ranks_line_free(r.line);
+    begin(&r, 0, 100, false);
+    assert_ends_after(&r, ranks_meet(&r), 100);
+    ranks_line_free(r.line);
+}
+
+/* All have lines, and none says that anybody works. */
+static void test_opening_and_nobody_works(void **state)
+{
+    (void)state;
+    struct ranks r;
+    char mine[4] = {0}, all[8];
+    begin(&r, 1, 100, true);
+    assert_ends_after(&r, ranks_share(&r, mine, all, sizeof mine), 100);
+    ranks_line_free(r.line);
+}
+
+/* Who knows? */
+static void test_opening_without_lines(void **state)
+{
+    (void)state;
+    struct ranks r;
+    char mine[4] = {0}, all[8];
+    begin(&r, 1, 100, false);
+    assert_ends_after(&r, ranks_share(&r, mine, all, sizeof mine), HOUR);
+    ranks_line_free(r.line);
+}
+
+/* The other rank says that it works, and does so for ever. */
+static void test_opening_and_one_works(void **state)
+{
+    (void)state;
+    struct ranks first, second;
+    struct ranks_offer offer;
+    char mine[4] = {0}, all[8];
+    begin(&first, 0, HOUR - 400, true);
+    begin(&second, 1, HOUR - 400, true);
+    ranks_line_listen(first.line, true, &offer);
+    assert_true(ranks_line_dial(second.line, &offer, true));
+    step = SECOND; /* its beats are of real time */
+    assert_ends_after(&first, ranks_share(&first, mine, all, sizeof mine), HOUR);
+    step = STEP * SECOND;
+    ranks_line_free(second.line);
+    ranks_line_free(first.line);
+}
+
+/* For the next step: as long as rank 0 lives; where no line says that it does, not for ever. */
+static void test_for_word(void **state)
+{
+    (void)state;
+    struct ranks r;
+    char buf[4];
+    begin(&r, 1, 100, true);
+    wire.until = clock_ns() + 2 * HOUR * SECOND;
+    assert_true(ranks_tell(&r, buf, sizeof buf, true));
+    ranks_line_free(r.line);
+    begin(&r, 1, 100, false);
+    assert_ends_after(&r, ranks_tell(&r, buf, sizeof buf, true), HOUR);
+    ranks_line_free(r.line);
+}
+
+/* A process of its own, which must end, with 1: what it said. read_it: else its stderr is full from the start. */
+static void check_process(void (*run)(void), bool read_it, const char *said)
+{
+    int ends[2], status = 0;
+    char text[1024] = "";
+    assert_int_equal(pipe(ends), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        alarm(60); /* hang detection */
+        if (!read_it) {
+            char full[4096] = {0};
+            fcntl(STDERR_FILENO, F_SETFL, O_NONBLOCK);
+            while (write(STDERR_FILENO, full, sizeof full) > 0)
+                ;
+            fcntl(STDERR_FILENO, F_SETFL, 0);
+        }
+        run();
+        _exit(0);
+    }
+    close(ends[1]);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    if (read_it)
+        assert_true(read(ends[0], text, sizeof text - 1) > 0);
+    close(ends[0]);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    assert_true(!read_it || !strcmp(text, said));
+}
+
+static void never_begin(void)
+{
+    static struct ranks r;
+    atomic_store(&r.timeout_s, 10);
+    if (ranks_line_new(&r))
+        hang();
+}
+
+static void never_group(void)
+{
+    static struct ranks r;
+    struct error err;
+    begin(&r, 1, 10, true);
+    ranks_arrange(&r, 2, 1, false, &err);
+}
+
+static void never_end(void)
+{
+    static struct ranks r;
+    begin(&r, 1, 10, true);
+    ranks_close(&r);
+}
+
+static void never_say(void)
+{
+    static struct ranks r;
+    begin(&r, 0, 10, true);
+    ranks_lose(&r, "rank 1 has ended");
+    hang();
+}
+
+/* What MPI does without coming back ends with the process. */
+static void test_mpi_hangs(void **state)
+{
+    (void)state;
+    check_process(never_begin, true, "steel: the ranks have not found each other in two minutes\n");
+    check_process(never_group, true, "steel: MPI has not made a group of ranks in two minutes\n");
+    check_process(never_end, true, "steel: the ranks have not ended together (--rank-timeout)\n");
+}
+
+/* Nobody reads what is said: that keeps no process. */
+static void test_nobody_reads(void **state)
+{
+    (void)state;
+    check_process(never_say, true, "steel: rank 1 has ended\n");
+    check_process(never_say, false, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_mpi_hangs), /* forks: before there are threads */
+        cmocka_unit_test(test_nobody_reads),
+        cmocka_unit_test(test_a_step),
+        cmocka_unit_test(test_opening_and_nobody_works),
+        cmocka_unit_test(test_opening_without_lines),
+        cmocka_unit_test(test_opening_and_one_works),
+        cmocka_unit_test(test_for_word),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
