@@ -10,7 +10,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_tools import max_difference, mean_kl, read_logits  # noqa: E402
-from ranklib import MPIRUN, NEAR, skip_without_mpi  # noqa: E402
+from ranklib import MPIRUN, NEAR, mpirun, said, skip_without_mpi  # noqa: E402
 from serverlib import run_tests  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
@@ -98,6 +98,24 @@ def test_same_bytes():
         first, _ = logits("qwen3moe", ranks, [*args, "--deterministic"], None, "f16")
         again, _ = logits("qwen3moe", ranks, [*args, "--deterministic"], None, "f16")
         assert first == again, f"{ranks} ranks {args}"
+
+
+def test_many_value_heads():
+    """A file that says more value heads to a key head than runs of rows can be kept of is refused by what it lacks."""
+    path = os.path.join(WORK, "qwen3_5.gguf")
+    subprocess.run([STEEL, "convert", f"{GOLDEN}/qwen3_5", path], check=True, capture_output=True)
+    good = open(path, "rb").read()
+    for times in (4, 6, 7, 64):
+        bad = good
+        for key in (b"time_step_rank", b"inner_size"):
+            key = b"qwen35.ssm." + key + b"\x04\0\0\0"
+            at = bad.index(key) + len(key)
+            bad = bad[:at] + (times * int.from_bytes(bad[at:at + 4], "little")).to_bytes(4, "little") + bad[at + 4:]
+        with open(path, "wb") as f:
+            f.write(bad)
+        r = mpirun(2, STEEL, "logits", path, "--device", "cpu", "--ids", f"{GOLDEN}/qwen3_5/golden.bin", "--out",
+                   os.path.join(WORK, "out.bin"))
+        assert r.returncode == 1 and "expected [" in "".join(said(r.stderr)), (times, r.returncode, said(r.stderr))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ struct form {
     enum dtype type;
     int group_len; /* of GPTQ4 */
     bool scales;   /* of F8_E4M3 and NVFP4 */
+    bool packed;   /* a folder's: 128 columns stay together */
 };
 
 struct place {
@@ -107,7 +108,7 @@ static bool form_of(const struct counter *k, const struct want *want, const stru
         if (!plain_form(k, want, r, n_in, height, stacked ? want->n_expert : 1, out))
             return false;
     } else {
-        *out = (struct form){lay.type, lay.group_len, lay.scale != NULL};
+        *out = (struct form){lay.type, lay.group_len, lay.scale != NULL, true};
     }
     if (r->pitch)
         *out = (struct form){.type = turned(out->type)};
@@ -164,6 +165,8 @@ static bool measure(const struct counter *k, const struct want *want, size_t *by
         if (!form_of(k, want, &want->rows[i], &form))
             return false;
         size_t rows = (size_t)rows_kept(want->cut, base, want->rows[i].n);
+        if (form.type == DT_GPTQ4 && want->cut && want->cut->n_cols)
+            form.group_len = split_group_len(form.group_len);
         base += want->rows[i].n;
         *bytes += experts * rows * row_bytes(&form, want->w->n_in);
         if (form.type == DT_NVFP4 && form.scales && rows)
@@ -204,9 +207,7 @@ static int block_of(const struct counter *k, const struct weight *w)
         struct counter quiet = *k;
         quiet.err = &ignored;
         if (want->w == w && form_of(&quiet, want, &want->rows[0], &form))
-            return form.type == DT_GPTQ4 || form.type == DT_F8_E4M3
-                       ? 128
-                       : dtype_table[form.type].block_len;
+            return form.packed || form.type == DT_F8_E4M3 ? 128 : dtype_table[form.type].block_len;
     }
     return 1;
 }

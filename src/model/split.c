@@ -6,7 +6,10 @@
 
 #include <string.h>
 
-enum { UNEVEN_PERCENT = 10 }; /* more than its share that a lane may have of every expert */
+enum {
+    UNEVEN_PERCENT = 10, /* more than its share that a lane may have of every expert */
+    PACKED_UNIT = 128,   /* columns that stay together of what folders pack */
+};
 
 struct splitter {
     const struct tensorfile *f;
@@ -20,16 +23,20 @@ struct splitter {
 };
 
 /* Of positive numbers. */
+static int gcd(int a, int b)
+{
+    CHECK(a > 0 && b > 0, "%d and %d", a, b);
+    while (b) {
+        int t = a % b;
+        a = b;
+        b = t;
+    }
+    return a;
+}
+
 static int lcm(int a, int b)
 {
-    int x = a, y = b;
-    CHECK(a > 0 && b > 0, "%d and %d", a, b);
-    while (y) {
-        int t = x % y;
-        x = y;
-        y = t;
-    }
-    return a / x * b;
+    return a / gcd(a, b) * b;
 }
 
 static struct want *want_of(struct splitter *s, const struct weight *w)
@@ -57,9 +64,9 @@ static int unit_of(struct splitter *s, const struct weight *w)
     for (int i = 0; i < want->n_rows; i++) {
         const struct tensor *t =
             build_find(s->f, s->c, want->rows[i].name, want->layer, 0, "weight");
-        /* What folders pack has groups of up to 128 columns. */
-        bool packed = !t || t->type == DT_F8_E4M3;
-        unit = lcm(unit, packed ? 128 : dtype_table[t->type].block_len);
+        /* Codes of NVFP4 may be called "weight", and have no type of ours. */
+        bool packed = !t || t->type == DT_F8_E4M3 || t->type == DT_NONE;
+        unit = lcm(unit, packed ? PACKED_UNIT : dtype_table[t->type].block_len);
     }
     return unit;
 }
@@ -191,7 +198,7 @@ static bool can_cut(struct splitter *s, const struct mixer *m)
     case MIXER_DELTA_NET: {
         /* tiled: the v heads of a k head lie apart, and so do wo's columns */
         int each = d->n_v_heads / d->n_k_heads, unit = head_unit(s, d->wo, d->v_dim);
-        return d->n_v_heads % d->n_k_heads == 0 && (!d->tiled || each <= CUT_RUNS - 2) &&
+        return d->n_v_heads % d->n_k_heads == 0 && (!d->tiled || each <= CUT_RUNS / 2) &&
                d->n_k_heads >= lanes &&
                (d->tiled ? d->n_k_heads % unit == 0 &&
                                can_cut_heads(d->n_k_heads, d->n_k_heads, unit, lanes)
@@ -512,15 +519,35 @@ struct copier {
     void *arg;
 };
 
-/* One plane of one expert: rows of `per` columns in items of `size` bytes, `pack` columns an item. */
+/* One plane of one expert: items of `size` bytes for `pack` columns each. In the copy an item is for `step`
+ * columns, which divides pack: a scale of many columns is repeated. */
 struct plane {
     size_t size;
-    int pack;
+    int pack, step;
 };
 
-static size_t items(const struct plane *p, int columns)
+static size_t items(int columns, int each)
 {
-    return (size_t)((columns + p->pack - 1) / p->pack);
+    return (size_t)((columns + each - 1) / each);
+}
+
+int split_group_len(int len)
+{
+    return gcd(len, PACKED_UNIT);
+}
+
+/* The items of a run of a row's columns; where they end. */
+static uint8_t *copy_items(uint8_t *to, const struct plane *p, const uint8_t *row,
+                           const struct run *cols)
+{
+    size_t n = items(cols->n, p->step);
+    if (p->step == p->pack) {
+        memcpy(to, row + (size_t)(cols->first / p->pack) * p->size, n * p->size);
+        return to + n * p->size;
+    }
+    for (int i = 0; i < cols->n; i += p->step, to += p->size)
+        memcpy(to, row + (size_t)((cols->first + i) / p->pack) * p->size, p->size);
+    return to;
 }
 
 /* Rows `runs` and columns `cols` of a plane whose rows have n_in columns. */
@@ -528,19 +555,16 @@ static void *copy_plane(const struct copier *to, const struct plane *p, const ui
                         int n_in, const struct run *rows, int n_rows, const struct run *cols,
                         int n_cols)
 {
-    size_t height = 0, width = 0, pitch = items(p, n_in) * p->size;
+    size_t height = 0, width = 0, pitch = items(n_in, p->pack) * p->size;
     for (int i = 0; i < n_rows; i++)
         height += (size_t)rows[i].n;
     for (int i = 0; i < n_cols; i++)
-        width += items(p, cols[i].n) * p->size;
+        width += items(cols[i].n, p->step) * p->size;
     uint8_t *out = to->alloc(to->arg, height, width), *at = out;
     for (int i = 0; i < n_rows; i++)
         for (int r = rows[i].first; r < rows[i].first + rows[i].n; r++)
-            for (int k = 0; k < n_cols; k++) {
-                size_t n = items(p, cols[k].n) * p->size;
-                memcpy(at, from + (size_t)r * pitch + items(p, cols[k].first) * p->size, n);
-                at += n;
-            }
+            for (int k = 0; k < n_cols; k++)
+                at = copy_items(at, p, from + (size_t)r * pitch, &cols[k]);
     return out;
 }
 
@@ -571,9 +595,13 @@ static void cut_segment(const struct copier *to, struct raw_seg *s, int n_in, in
                         const struct run *rows, int n_rows, const struct run *cols, int n_cols)
 {
     const struct dtype_info *d = &dtype_table[s->type];
-    struct plane data = {dtype_bytes(s->type, (size_t)d->block_len), d->block_len};
-    struct plane f8 = {sizeof(float), 128}, half = {sizeof(uint16_t), s->group_len},
-                 zero = {1, s->group_len};
+    int group = s->group_len;
+    /* Columns are cut at multiples of PACKED_UNIT, which need not be where a long group begins. */
+    if (s->type == DT_GPTQ4 && (n_cols > 1 || cols[0].n < n_in))
+        group = split_group_len(group);
+    struct plane data = {dtype_bytes(s->type, (size_t)d->block_len), d->block_len, d->block_len};
+    struct plane f8 = {sizeof(float), 128, 128};
+    struct plane half = {sizeof(uint16_t), s->group_len, group}, zero = {1, s->group_len, group};
     const void **data_of = table(to, n_expert), **scale_of = table(to, n_expert),
                **zero_of = table(to, n_expert);
     bool groups = s->type == DT_GPTQ4, f8s = s->type == DT_F8_E4M3 && s->scale;
@@ -588,6 +616,7 @@ static void cut_segment(const struct copier *to, struct raw_seg *s, int n_in, in
     s->data = (const uint8_t *const *)data_of;
     s->scale = f8s || groups ? (const void *const *)scale_of : s->scale;
     s->zero = groups ? (const uint8_t *const *)zero_of : s->zero;
+    s->group_len = group;
     s->rows = 0;
     for (int i = 0; i < n_rows; i++)
         s->rows += rows[i].n;

@@ -34,6 +34,8 @@ bool split_network(const struct tensorfile *f, const struct config *c, struct ne
 bool split_weight(struct raw_weight *w, const struct cut *cut,
                   void *(*alloc)(void *arg, size_t count, size_t size), void *arg,
                   struct error *err);
+/* Of a GPTQ4 weight whose columns are cut: how many share a scale then, where they were `len`. */
+int split_group_len(int len);
 /* An adapter's change of the weight, cut like it; l is freed. NULL: nothing of it is this rank's. */
 struct lora;
 struct lora *split_lora(struct lora *l, const struct cut *cut);
