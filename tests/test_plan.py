@@ -172,6 +172,14 @@ def test_hostile_shapes():
             assert r.returncode == 1 or bad in (0, 1) or key in (b"block_count", b"vocab_size"), (key, bad)
 
 
+def test_name_is_not_text():
+    """JSON has no place for a file name that is not UTF-8: that is said, and is a failure."""
+    path = os.path.join(os.fsencode(WORK.name), b"caf\xe9.gguf")
+    os.symlink(os.path.abspath("demo/steel-demo.gguf"), path)
+    r = subprocess.run([STEEL, "plan", path, "--json"], capture_output=True)
+    assert r.returncode == 1 and not r.stdout and b"UTF-8" in r.stderr, (r.returncode, r.stdout, r.stderr)
+
+
 if __name__ == "__main__":
     with WORK:
         run_tests([v for k, v in sorted(globals().items()) if k.startswith("test_")])

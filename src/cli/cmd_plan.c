@@ -1,4 +1,5 @@
 /* steel plan: how a model would be placed on several ranks, what fits, and how fast it would be. */
+#include "base/mem.h"
 #include "base/ranks.h"
 #include "base/sysmem.h"
 #include "cli/cli.h"
@@ -9,7 +10,6 @@
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { MOST_SEQS = 8, COLUMNS = 10, CELL = 40 };
@@ -251,11 +251,11 @@ static void print_ranks(const struct planner *p)
         "rank",    "layers",       "heads",      "kv heads", "mlp",
         "experts", "expert width", "vocabulary", "weights",  "of them whole"};
     int n = p->plan.n_ranks, width[COLUMNS];
-    char(*cells)[COLUMNS][CELL] = calloc((size_t)n, sizeof *cells);
+    char(*cells)[COLUMNS][CELL] = mem_zalloc((size_t)n, sizeof *cells);
     bool used[COLUMNS] = {false};
     for (int c = 0; c < COLUMNS; c++)
         width[c] = (int)strlen(heads[c]);
-    for (int i = 0; cells && i < n; i++) {
+    for (int i = 0; i < n; i++) {
         fill_row(p, &p->plan.ranks[i], cells[i]);
         for (int c = 0; c < COLUMNS; c++) {
             int len = (int)strlen(cells[i][c]);
@@ -263,13 +263,13 @@ static void print_ranks(const struct planner *p)
             used[c] |= strcmp(cells[i][c], "-") != 0;
         }
     }
-    for (int i = -1; cells && i < n; i++) {
+    for (int i = -1; i < n; i++) {
         for (int c = 0, any = 0; c < COLUMNS; c++)
             if (used[c])
                 printf("%s%*s", any++ ? "  " : "", width[c], i < 0 ? heads[c] : cells[i][c]);
         putchar('\n');
     }
-    free(cells);
+    mem_free(cells);
 }
 
 static void print_copies(const struct plan *plan)
@@ -431,7 +431,8 @@ static bool print_json(const struct planner *p)
         isfinite(room) ? json_real(room) : json_null(), "one", rank_json(p, &p->plan.one), "ranks",
         ranks, "whole", copies, "steps", steps);
     bool ok = o && json_dumpf(o, stdout, JSON_INDENT(2)) == 0;
-    putchar('\n');
+    if (ok)
+        putchar('\n');
     json_decref(o);
     return ok;
 }
@@ -497,10 +498,13 @@ static int plan_run(const struct usage *u, struct planner *p, struct error *err)
     p->context = p->context ? p->context : p->config.context;
     if (!find_memory(u, p))
         return EXIT_USAGE;
-    if (p->json)
-        print_json(p);
-    else
+    if (!p->json) {
         print_plan(p);
+    } else if (!print_json(p)) {
+        error_set(err, "%s: cannot be written as JSON: a name is not UTF-8, or stdout is closed",
+                  p->file->path);
+        return EXIT_FAIL;
+    }
     const struct plan_rank *r = first_that_does_not_fit(p, &p->plan);
     if (!r || !p->told)
         return EXIT_OK;
