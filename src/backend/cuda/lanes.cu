@@ -15,13 +15,14 @@ extern "C" {
 
 enum { COPY_THREADS = 256, COPY_BLOCKS = 256 };
 
-/* to = from, n floats; one of them is the host's. Not launched early: the host, or what comes from it,
- * stands between this kernel and the one in front. */
+/* to = from, n floats; one of them is the host's. Rows of an odd vocabulary begin anywhere: then one by one.
+ * Not launched early: the host, or what comes from it, stands between this kernel and the one in front. */
 static __global__ void __launch_bounds__(COPY_THREADS)
     lanes_copy_kernel(const float *from, float *to, size_t n)
 {
     size_t first = (size_t)blockIdx.x * COPY_THREADS + threadIdx.x;
-    size_t step = (size_t)gridDim.x * COPY_THREADS, quads = n / 4;
+    size_t step = (size_t)gridDim.x * COPY_THREADS;
+    size_t quads = ((uintptr_t)from | (uintptr_t)to) % sizeof(float4) ? 0 : n / 4;
     for (size_t i = first; i < quads; i += step)
         ((float4 *)to)[i] = ((const float4 *)from)[i];
     for (size_t i = quads * 4 + first; i < n; i += step)
