@@ -555,7 +555,7 @@ static uint64_t fingerprint(const struct tensorfile *f)
 /* On all ranks: who has the same GPU. */
 static bool find_sharers(struct backend *be, struct ranks *r, struct error *err)
 {
-    unsigned char mine[16], all[RANKS_MOST][16];
+    unsigned char mine[16] = {0}, all[RANKS_MOST][16];
     bool gpu = backend_device_id(be, mine);
     if (!ranks_share(r, mine, all, sizeof mine))
         return ranks_ok(r, err) && false;
