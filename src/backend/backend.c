@@ -121,10 +121,15 @@ bool kv_types_check(const struct network *net, enum dtype k_type, enum dtype v_t
 bool backend_print_picks(struct backend *be, FILE *out)
 {
     struct pick_info p;
+    int op = 2, name = 6; /* widths of columns: at least their titles' */
     if (!be->ops->pick)
         return false;
-    fprintf(out, "%-9s %-20s %-7s %-14s %-19s %s\n", "op", "kernel", "device", "rows", "picked",
-            "formats");
+    for (int i = 0; be->ops->pick(be, i, &p); i++) {
+        op = (int)strlen(p.op) > op ? (int)strlen(p.op) : op;
+        name = (int)strlen(p.name) > name ? (int)strlen(p.name) : name;
+    }
+    fprintf(out, "%-*s %-*s %-7s %-14s %-19s %s\n", op, "op", name, "kernel", "device", "rows",
+            "picked", "formats");
     for (int i = 0; be->ops->pick(be, i, &p); i++) {
         char rows[32];
         if (p.rows_to)
@@ -134,8 +139,8 @@ bool backend_print_picks(struct backend *be, FILE *out)
         char runs[32] = "not on this device";
         if (p.here)
             snprintf(runs, sizeof runs, "%llu", (unsigned long long)p.runs);
-        fprintf(out, "%-9s %-20s %-7s %-14s %-19s %s\n", p.op, p.name, p.device, rows, runs,
-                p.formats);
+        fprintf(out, "%-*s %-*s %-7s %-14s %-19s %s\n", op, p.op, name, p.name, p.device, rows,
+                runs, p.formats);
     }
     if (be->ops->pick_shapes)
         be->ops->pick_shapes(be, out);
