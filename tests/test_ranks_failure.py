@@ -141,6 +141,24 @@ def test_a_rank_that_is_stopped():
     ends(s, clients, "rank 1 has not answered for 3 s", began, 8)
 
 
+def test_all_are_stopped():
+    """As a scheduler suspends a job, for longer than the timeout: nobody was silent, and the answer is the same."""
+    s = Ranks(BUILD, 2, "--rank-timeout", "1")
+    body = dict(LONG, max_tokens=40)
+    want = s.json("/v1/completions", body)["choices"][0]["text"]
+    for first in (0, 1):
+        client = Stream(s, body)
+        assert client.began.wait(60)
+        for sig in (signal.SIGSTOP, signal.SIGCONT):
+            os.kill(s.pids[first], sig)
+            os.kill(s.pids[1 - first], sig)
+            time.sleep(3 if sig == signal.SIGSTOP else 0)
+        client.join()
+        events = [json.loads(l[6:]) for l in client.text.decode().splitlines() if l.startswith("data: {")]
+        assert "".join(e["choices"][0]["text"] for e in events) == want, s.log()
+    s.stop()
+
+
 def test_rank_0_is_stopped():
     """One of the others says it."""
     s = Ranks(BUILD, 2, "--rank-timeout", "1")

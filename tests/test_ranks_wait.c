@@ -1,6 +1,6 @@
 /*
  * Every wait of ranks ends (base/ranks.h, base/ranks_line.h): nobody answers, and each wait is over when its limit
- * says, not before. The clock of this program goes on by itself and by some seconds whenever somebody looks whether
+ * says, not before. The clock of this program goes on by itself and by most of a second whenever somebody looks whether
  * an answer has come, so that an hour is short.
  * Jobs of real processes: test_ranks_failure.py.
  */
@@ -23,11 +23,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { HOUR = 3600, STEP = 10 };
+enum { HOUR = 3600 };
 #define SECOND 1000000000LL
+#define STEP   (RANKS_AWAY_MS * 900000LL) /* a longer one is of who stood still */
 
 static _Atomic int64_t ahead; /* of the real one */
-static int64_t step = STEP * SECOND;
+static int64_t step = STEP;
 
 /* In place of the library's. */
 int clock_gettime(clockid_t id, struct timespec *t)
@@ -129,6 +130,21 @@ static void test_a_step(void **state)
     ranks_line_free(r.line);
 }
 
+/* Who stood still itself, however long, waits as long as before. */
+static void test_stopped_meanwhile(void **state)
+{
+    (void)state;
+    struct ranks r;
+    char buf[4];
+    begin(&r, 1, 100, true);
+    step = HOUR * SECOND;
+    wire.until = clock_ns() + 50 * HOUR * SECOND;
+    assert_true(ranks_tell(&r, buf, sizeof buf, false));
+    step = STEP;
+    assert_ends_after(&r, ranks_tell(&r, buf, sizeof buf, false), 100);
+    ranks_line_free(r.line);
+}
+
 /* All have lines, and none says that anybody works. */
 static void test_opening_and_nobody_works(void **state)
 {
@@ -162,9 +178,9 @@ static void test_opening_and_one_works(void **state)
     begin(&second, 1, HOUR - 400, true);
     ranks_line_listen(first.line, true, &offer);
     assert_true(ranks_line_dial(second.line, &offer, true));
-    step = SECOND; /* its beats are of real time */
+    step = SECOND / 2; /* its beats are of real time */
     assert_ends_after(&first, ranks_share(&first, mine, all, sizeof mine), HOUR);
-    step = STEP * SECOND;
+    step = STEP;
     ranks_line_free(second.line);
     ranks_line_free(first.line);
 }
@@ -267,6 +283,7 @@ int main(void)
         cmocka_unit_test(test_mpi_hangs), /* forks: before there are threads */
         cmocka_unit_test(test_nobody_reads),
         cmocka_unit_test(test_a_step),
+        cmocka_unit_test(test_stopped_meanwhile),
         cmocka_unit_test(test_opening_and_nobody_works),
         cmocka_unit_test(test_opening_without_lines),
         cmocka_unit_test(test_opening_and_one_works),

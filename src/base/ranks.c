@@ -269,7 +269,7 @@ static bool too_long(struct ranks *r, int64_t waited, enum wait kind)
 /* Waits for an operation, politely: who waits long sleeps. */
 static bool wait_to_end(struct ranks *r, void *request, enum wait kind, const char *what)
 {
-    int64_t start = clock_ns(), nap = NAP_NS;
+    int64_t start = clock_ns(), last = start, nap = NAP_NS;
     if (!request)
         return give_up(r, what, "MPI refused it");
     for (;;) {
@@ -280,7 +280,11 @@ static bool wait_to_end(struct ranks *r, void *request, enum wait kind, const ch
             return give_up(r, what, "another rank has ended, or the network has");
         if (atomic_load(&r->stop))
             return give_up(r, what, "the job ends");
-        int64_t waited = clock_ns() - start;
+        int64_t now = clock_ns(), waited;
+        if (now - last >= RANKS_AWAY_MS * 1000000LL)
+            start += now - last;
+        last = now;
+        waited = now - start;
         if (waited < SPIN_NS) {
             sched_yield(); /* ranks may share cores */
             continue;

@@ -75,6 +75,7 @@ struct ranks_line {
     struct visitor visitors[VISITORS];
     struct pollfd polled[RANKS_MOST + VISITORS + 2]; /* the thread's */
     int64_t beat_ns;                                 /* the next */
+    int64_t seen_ns;                                 /* when somebody looked last */
     int64_t lost_ns;                                 /* when the job was found lost; 0 = not */
     int64_t end_ns;                                  /* the process ends then; 0 = not */
     const char *end_why;
@@ -175,17 +176,21 @@ static void drop_visitor(struct visitor *v)
     v->fd = -1;
 }
 
+/* A place for one more; NULL: strangers have them all, until their time is up. */
+static struct visitor *free_place(struct ranks_line *l)
+{
+    for (int i = 0; i < VISITORS; i++)
+        if (l->visitors[i].fd < 0)
+            return &l->visitors[i];
+    return NULL;
+}
+
 static void accept_visitor(struct ranks_line *l)
 {
-    for (int i = 0; i < VISITORS; i++) {
-        struct visitor *v = &l->visitors[i];
-        if (v->fd >= 0)
-            continue;
-        int fd = accept4(l->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd >= 0)
-            *v = (struct visitor){.fd = fd, .until_ns = clock_ns() + DIAL_MS * 1000000LL};
-        return;
-    }
+    struct visitor *v = free_place(l);
+    int fd = v ? accept4(l->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC) : -1;
+    if (fd >= 0)
+        *v = (struct visitor){.fd = fd, .until_ns = clock_ns() + DIAL_MS * 1000000LL};
 }
 
 /* Who knows the key is a rank; strangers are hung up on. */
@@ -238,6 +243,19 @@ static void beat(struct ranks_line *l, int64_t now)
     for (int i = 0; i < l->n_peers; i++)
         send_frame(l, &l->peers[i], FRAME_BEAT, NULL);
     l->beat_ns = now + BEAT_MS * 1000000LL;
+}
+
+/* Silence counts while somebody listens. */
+static void catch_up(struct ranks_line *l)
+{
+    int64_t now = clock_ns(), away = now - l->seen_ns;
+    l->seen_ns = now;
+    if (away < RANKS_AWAY_MS * 1000000LL)
+        return;
+    for (int i = 0; i < l->n_peers; i++) {
+        l->peers[i].heard_ns += away;
+        l->peers[i].busy_ns += away;
+    }
 }
 
 static void look_at_peers(struct ranks_line *l)
@@ -294,7 +312,7 @@ static void *watch(void *arg)
     pthread_mutex_lock(&l->lock);
     while (!l->quit) {
         int n = add_polled(l, 0, l->wake);
-        n = add_polled(l, n, l->listener);
+        n = add_polled(l, n, free_place(l) ? l->listener : -1); /* else poll would not wait */
         for (int i = 0; i < VISITORS; i++)
             n = add_polled(l, n, l->visitors[i].fd);
         for (int i = 0; i < l->n_peers; i++)
@@ -305,6 +323,7 @@ static void *watch(void *arg)
         ssize_t got = read(l->wake, &times, sizeof times);
         (void)got;
         pthread_mutex_lock(&l->lock);
+        catch_up(l);
         look_at_visitors(l, clock_ns());
         look_at_peers(l);
         look_at_end(l, clock_ns());
@@ -323,7 +342,8 @@ struct ranks_line *ranks_line_new(struct ranks *r)
     for (int i = 0; i < RANKS_MOST; i++)
         l->peers[i].fd = -1;
     pthread_mutex_init(&l->lock, NULL);
-    l->end_ns = clock_ns() + RANKS_START * SECOND;
+    l->seen_ns = clock_ns();
+    l->end_ns = l->seen_ns + RANKS_START * SECOND;
     l->end_why = "the ranks have not found each other in two minutes";
     l->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     /* Signals are for the program's own threads. */
@@ -334,6 +354,8 @@ struct ranks_line *ranks_line_new(struct ranks *r)
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (ok)
         return l;
+    if (l->wake >= 0)
+        close(l->wake);
     pthread_mutex_destroy(&l->lock);
     mem_free(l);
     return NULL;
@@ -488,9 +510,10 @@ void ranks_line_beat(struct ranks_line *l)
 
 bool ranks_line_busy(struct ranks_line *l)
 {
-    int64_t since = clock_ns() - atomic_load(&l->r->timeout_s) * SECOND;
     bool busy = false;
     pthread_mutex_lock(&l->lock);
+    catch_up(l);
+    int64_t since = l->seen_ns - atomic_load(&l->r->timeout_s) * SECOND;
     for (int i = 0; i < l->n_peers; i++)
         busy |= l->peers[i].fd >= 0 && l->peers[i].busy_ns > since;
     pthread_mutex_unlock(&l->lock);

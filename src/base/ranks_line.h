@@ -14,6 +14,10 @@
 
 struct ranks_line;
 
+/* Who has not looked for so long stood still itself (all ranks were stopped together, as a scheduler suspends a job):
+ * that time counts against nobody. */
+enum { RANKS_AWAY_MS = 1000 };
+
 /* Where rank 0 is to be reached, and the word that proves who calls. */
 struct ranks_offer {
     uint64_t key[2];
