@@ -386,8 +386,13 @@ def refused(r, *texts):
 def test_how_many():
     refused(mpirun(3, *logits(more=["--tp", "2"])), "--tp 2 times --pp 1 are 2 ranks; 3 were started")
     refused(mpirun(3, *logits(more=["--pp", "2"])), "--pp 2", "3 were started")
-    r = subprocess.run(logits(more=["--tp", "2"]), capture_output=True, text=True)
-    assert r.returncode == 2 and "mpirun -n 2" in r.stderr, r.stderr
+    for args, how in ((["--tp", "2"], "mpirun -n 2 steel"), (["--tp", "2", "--pp", "3"], "mpirun -n 6 steel"),
+                      (["--ep"], "--ep places experts on processes: mpirun -n N steel")):
+        for launcher in ([], [*MPIRUN, *NEAR, "-n", "1"]):  # one process is one process
+            r = subprocess.run([*launcher, *logits(more=args)], capture_output=True, text=True, timeout=60)
+            assert r.returncode == 2 and how in r.stderr, r.stderr
+    r = mpirun(1, *logits(more=["--tp", "1", "--pp", "1"]))
+    assert r.returncode == 0, r.stderr
     r = subprocess.run([x for x in MPIRUN if x != "--oversubscribe"] + ["-n", "9999", *logits()], capture_output=True, text=True, timeout=60)
     assert r.returncode != 0 and "slots" in r.stderr, r.stderr  # the launcher's own words
 

@@ -147,8 +147,9 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          (f->tp ? f->tp : 1) * (f->pp ? f->pp : 1));
         return false;
     }
-    if (!r && f->expert_stats) {
-        args_usage_error(u, "--expert-stats places experts on processes: mpirun -n N steel ...");
+    if (!r && (f->ep || f->expert_stats)) {
+        args_usage_error(u, "%s places experts on processes: mpirun -n N steel ...",
+                         f->ep ? "--ep" : "--expert-stats");
         return false;
     }
     if (r) {
