@@ -2,11 +2,14 @@
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 
-from serverlib import Server
+from gguf_tools import read_logits
+from serverlib import Server, run_tests
 
 # --bind-to none: ranks may share cores. As root only tests run. One machine: what else there is takes long to begin.
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1"]
@@ -31,6 +34,28 @@ def skip_without_mpi(build):
 def mpirun(ranks, *command, over=NEAR, env=None, timeout=300):
     return subprocess.run([*MPIRUN, *over, "-n", str(ranks), *command], capture_output=True, text=True, timeout=timeout,
                           env=dict(os.environ, **(env or {})))
+
+
+def rank_logits(build, model, ranks=1, args=(), ids=None, kernels=None, kv="f32", check=True):
+    """The logits of a golden's ids, or of others, and the run; no logits: it failed."""
+    with tempfile.NamedTemporaryFile() as out:
+        cmd = [os.path.join(build, "steel"), "logits", model, "--device", "cpu", "-t", "1", "--kv-type", kv, "--ids", ids or f"{model}/golden.bin",
+               "--out", out.name, *args]
+        r = subprocess.run([*MPIRUN, *NEAR, "-n", str(ranks), *cmd] if ranks > 1 else cmd, capture_output=True, text=True, timeout=300,
+                           env=dict(os.environ, **({"STEEL_ISA": kernels} if kernels else {})))
+        assert r.returncode == 0 or not check, f"{model} {ranks} {args}: {r.stderr[-800:]}"
+        return (read_logits(out.name) if r.returncode == 0 else None), r
+
+
+def run_rank_tests(build, names, work=None):
+    """Those of a file, or those with a text of the command line in their names; work: a folder that goes then."""
+    skip_without_mpi(build)
+    only = sys.argv[2:] or [""]
+    try:
+        run_tests([v for k, v in sorted(names.items()) if k.startswith("test_") and any(o in k for o in only)])
+    finally:
+        if work:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def said(stderr):
@@ -71,13 +96,25 @@ def rank_pids(launcher, n):
 
 
 class Ranks(Server):
-    """mpirun -n N steel serve."""
+    """mpirun -n N steel serve; one is by itself."""
 
     def __init__(self, build, n, *flags, model=DEMO, over=NEAR, env=None, wait=True, steel=None):
         super().__init__(build, "--device", "cpu", *flags, model=model, wait=wait, env=dict(os.environ, **(env or {})),
-                         launch=[*MPIRUN, *over, "-n", str(n)], steel=steel)
-        self.n = n
-        self.pids = rank_pids(self.proc.pid, n)
+                         launch=[*MPIRUN, *over, "-n", str(n)] if n > 1 else [], steel=steel)
+        self.pids = rank_pids(self.proc.pid, n) if n > 1 else [self.proc.pid]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *what):
+        self.stop()
+
+    def stop(self):
+        """Rank 0 is told to end, and all do. Launchers that are told take two seconds more, and call it a failure."""
+        os.kill(self.pids[0], signal.SIGTERM)
+        rc = self.wait_end(60)
+        assert rc == 0, (rc, self.log())
+        return rc
 
     def rss_kb(self):
         total = 0

@@ -168,6 +168,20 @@ def http_request(path, body, extra=""):
     return (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n{extra}\r\n").encode() + data
 
 
+def bodies(n, longer):
+    """Completions of n kinds; the prompts of some are longer."""
+    for i in range(n):
+        body = {"prompt": "the quick brown fox %d jumps over" % i * (1 + longer * (i % 3)), "max_tokens": 20 + 3 * i, "seed": i,
+                "temperature": i % 3 * 0.7, "ignore_eos": True}
+        if i % 4 == 1:
+            body["stop"] = ["a", "e"]
+        if i % 4 == 2:
+            body["logprobs"] = 2
+        if i % 4 == 3:
+            body.update(n=2, frequency_penalty=0.5)
+        yield body
+
+
 def run_tests(functions, *args):
     failed = 0
     for f in functions:

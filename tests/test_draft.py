@@ -12,7 +12,7 @@ import threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import mtp_toy  # noqa: E402
-from serverlib import Server, run_tests  # noqa: E402
+from serverlib import Server, bodies, run_tests  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 STEEL = os.path.join(BUILD, "steel")
@@ -32,20 +32,6 @@ def steel(*args):
     return subprocess.run([STEEL, *map(str, args)], capture_output=True, text=True, errors="replace")
 
 
-def bodies():
-    """Requests of several kinds."""
-    for i in range(12):
-        body = {"prompt": "the quick brown fox %d jumps over" % i * (1 + i % 3), "max_tokens": 30 + i, "seed": i,
-                "temperature": i % 3 * 0.7, "ignore_eos": True}
-        if i % 4 == 1:
-            body["stop"] = ["a", "e"]
-        if i % 4 == 2:
-            body["logprobs"] = 2
-        if i % 4 == 3:
-            body.update(n=2, frequency_penalty=0.5)
-        yield body
-
-
 def answer(s, body):
     if body["seed"] % 2 and "n" not in body:
         return "".join(json.loads(e)["choices"][0]["text"] for e in s.stream("/v1/completions", body)
@@ -55,7 +41,7 @@ def answer(s, body):
 
 def crowd(s):
     out = {}
-    threads = [threading.Thread(target=lambda b=b: out.update({b["seed"]: answer(s, b)})) for b in bodies()]
+    threads = [threading.Thread(target=lambda b=b: out.update({b["seed"]: answer(s, b)})) for b in bodies(12, 1)]
     for t in threads:
         t.start()
     for t in threads:
@@ -66,7 +52,7 @@ def crowd(s):
 def same_answers():
     for name in MODELS:
         plain = Server(BUILD, "--draft", "0", model=toy(name))
-        want = {b["seed"]: answer(plain, b) for b in bodies()}
+        want = {b["seed"]: answer(plain, b) for b in bodies(12, 1)}
         assert plain.metrics()[DRAFTED] == 0
         turn = {"prompt": "one two three" * 5, "max_tokens": 40, "seed": 1, "temperature": 1, "ignore_eos": True}
         first = answer(plain, dict(turn, seed=2))[0][0]
@@ -75,7 +61,7 @@ def same_answers():
         assert plain.stop() == 0
         for flags in (["--draft", "1"], ["--draft", "3"], []):
             s = Server(BUILD, *flags, model=toy(name))
-            assert {b["seed"]: answer(s, b) for b in bodies()} == want, (name, flags)
+            assert {b["seed"]: answer(s, b) for b in bodies(12, 1)} == want, (name, flags)
             assert crowd(s) == want, (name, flags)
             assert answer(s, dict(turn, prompt="one two three" * 5, seed=2))[0][0] == first
             assert answer(s, dict(turn, seed=4)) == second, (name, flags)
@@ -84,7 +70,7 @@ def same_answers():
             s.wait_metric('steel_kv_pages{state="held"}', 0)
             assert s.stop() == 0
         s = Server(BUILD, "--draft", "1", "--metrics-compat", "vllm", model=toy(name))
-        answer(s, next(bodies()))
+        answer(s, next(bodies(12, 1)))
         assert s.metrics()["vllm:spec_decode_num_draft_tokens_total"] > 0
         s.stop()
 

@@ -3,15 +3,13 @@
 layers (--pp) and mixed, gives what one process gives; the same bytes from run to run. RANKS_FAMILIES=name,... and RANKS_ALL=1 (every
 family with every arrangement)."""
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from gguf_tools import max_difference, mean_kl, read_logits  # noqa: E402
-from ranklib import MPIRUN, NEAR, mpirun, said, skip_without_mpi  # noqa: E402
-from serverlib import run_tests  # noqa: E402
+from gguf_tools import max_difference, mean_kl  # noqa: E402
+from ranklib import ALL, mpirun, rank_logits, run_rank_tests, said  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 STEEL = os.path.join(BUILD, "steel")
@@ -39,25 +37,13 @@ def families():
 
 
 def logits(model, ranks, args, kernels, kv, check=True):
-    """The logits of a golden's ids, or what was said on stderr."""
-    out = os.path.join(WORK, "out.bin")
-    env = dict(os.environ)
-    if kernels:
-        env["STEEL_ISA"] = kernels
-    cmd = [STEEL, "logits", f"{GOLDEN}/{model}", "--device", "cpu", "-t", "1", "--kv-type", kv,
-           "--ids", f"{GOLDEN}/{model}/golden.bin", "--out", out, *args]
-    if ranks > 1:
-        cmd = [*MPIRUN, *NEAR, "-n", str(ranks), *cmd]
-    r = subprocess.run(cmd, env=env, capture_output=True, text=True, timeout=300)
-    if check:
-        assert r.returncode == 0, f"{model} {ranks} {args}: {r.stderr[-800:]}"
-    return (read_logits(out), r) if r.returncode == 0 else (None, r)
+    return rank_logits(BUILD, f"{GOLDEN}/{model}", ranks, args, kernels=kernels, kv=kv, check=check)
 
 
 def arrangements(i):
     """All, or one, another for each family, so that all are met."""
     names = list(ARRANGEMENTS)
-    if os.environ.get("RANKS_ALL"):
+    if ALL:
         return names
     return [names[i % len(names)]]
 
@@ -119,8 +105,4 @@ def test_many_value_heads():
 
 
 if __name__ == "__main__":
-    skip_without_mpi(BUILD)
-    try:
-        run_tests([v for k, v in sorted(globals().items()) if k.startswith("test_")])
-    finally:
-        shutil.rmtree(WORK, ignore_errors=True)
+    run_rank_tests(BUILD, globals(), WORK)

@@ -4,7 +4,6 @@ constrained answers, shared prefixes and preemption give what one process gives,
 between stages."""
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,31 +12,19 @@ import threading
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import mtp_toy  # noqa: E402
 from gguf_tools import max_difference, mean_kl, read_logits  # noqa: E402
-from ranklib import MPIRUN, NEAR, skip_without_mpi  # noqa: E402
-from serverlib import Server, run_tests  # noqa: E402
+from ranklib import Ranks, rank_logits, run_rank_tests  # noqa: E402
+from serverlib import bodies  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
-STEEL = os.path.join(BUILD, "steel")
 GOLDEN = "tests/golden"
 WORK = tempfile.mkdtemp(prefix="steel-ranks-")
 ALONE = (1, [])
 TP, PP, BOTH = (2, ["--tp", "2"]), (2, ["--pp", "2"]), (4, ["--tp", "2", "--pp", "2"])
 
 
-class Ranks(Server):
-    """`steel serve` by several ranks."""
-
-    def __init__(self, arrangement, model, *flags):
-        ranks, args = arrangement
-        self.dir = tempfile.TemporaryDirectory(prefix="steel-test-")
-        cmd = [STEEL, "serve", model, "--port", "0", "-t", "1", "--device", "cpu", "--deterministic", *args, *flags]
-        self._start([*MPIRUN, *NEAR, "-n", str(ranks), *cmd] if ranks > 1 else cmd, None, True)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *what):
-        self.stop()
+def serve(arrangement, model, *flags):
+    ranks, args = arrangement
+    return Ranks(BUILD, ranks, *args, *flags, model=model)
 
 
 def toy(name, mtp=False):
@@ -53,15 +40,8 @@ def toy(name, mtp=False):
 def logits(model, arrangement, kernels, lora):
     """The logits of an adapter's golden ids."""
     ranks, args = arrangement
-    out = os.path.join(WORK, "out.bin")
-    env = dict(os.environ, **({"STEEL_ISA": kernels} if kernels else {}))
-    cmd = [STEEL, "logits", f"{GOLDEN}/{model}", "--device", "cpu", "-t", "1", "--kv-type", "f32", "--ids",
-           f"{GOLDEN}/{model}-lora/golden.bin", "--out", out, *args, *(["--lora", f"{GOLDEN}/{model}-lora"] if lora else [])]
-    if ranks > 1:
-        cmd = [*MPIRUN, *NEAR, "-n", str(ranks), *cmd]
-    r = subprocess.run(cmd, env=env, capture_output=True, text=True, timeout=300)
-    assert r.returncode == 0, f"{model} {arrangement}: {r.stderr[-800:]}"
-    return read_logits(out)
+    adapter = ["--lora", f"{GOLDEN}/{model}-lora"] if lora else []
+    return rank_logits(BUILD, f"{GOLDEN}/{model}", ranks, [*args, *adapter], ids=f"{GOLDEN}/{model}-lora/golden.bin", kernels=kernels)[0]
 
 
 def test_adapters():
@@ -81,23 +61,9 @@ def test_adapters():
 
 def test_adapters_later():
     """Adapters that come later would be rank 0's alone: that is said. What rows use which is told to all."""
-    with Ranks(TP, f"{GOLDEN}/qwen3", "--lora", f"style={GOLDEN}/qwen3-lora", "--allow-lora-loading") as s:
+    with serve(TP, f"{GOLDEN}/qwen3", "--lora", f"style={GOLDEN}/qwen3-lora", "--allow-lora-loading") as s:
         status, _, text = s.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": f"{GOLDEN}/qwen3-lora"})
         assert status == 400 and "--lora x=" in text, (status, text)
-
-
-def bodies():
-    """Requests of several kinds."""
-    for i in range(10):
-        body = {"prompt": "the quick brown fox %d jumps over" % i * (1 + 4 * (i % 3)), "max_tokens": 20 + 3 * i, "seed": i,
-                "temperature": i % 3 * 0.7, "ignore_eos": True}
-        if i % 4 == 1:
-            body["stop"] = ["a", "e"]
-        if i % 4 == 2:
-            body["logprobs"] = 2
-        if i % 4 == 3:
-            body.update(n=2, frequency_penalty=0.5)
-        yield body
 
 
 def answer(s, body):
@@ -117,30 +83,30 @@ def crowd(s, requests):
 
 def test_stages_answer_alike():
     """Stages change no bit of a row: one by one and in company, the answers are those of one process, drawn ones too."""
-    with Ranks(ALONE, toy("toy.gguf")) as s:
-        want = [answer(s, b) for b in bodies()]
-    with Ranks(PP, toy("toy.gguf")) as s:
-        assert [answer(s, b) for b in bodies()] == want
-        assert crowd(s, bodies()) == want
+    with serve(ALONE, toy("toy.gguf")) as s:
+        want = [answer(s, b) for b in bodies(10, 4)]
+    with serve(PP, toy("toy.gguf")) as s:
+        assert [answer(s, b) for b in bodies(10, 4)] == want
+        assert crowd(s, bodies(10, 4)) == want
         assert s.metrics()["steel_steps_ahead_total"] > 0
-    with Ranks(BOTH, toy("toy.gguf")) as s:
-        want = [answer(s, b) for b in bodies()]
-        assert crowd(s, bodies()) == want
+    with serve(BOTH, toy("toy.gguf")) as s:
+        want = [answer(s, b) for b in bodies(10, 4)]
+        assert crowd(s, bodies(10, 4)) == want
 
 
 def test_guesses():
     """--draft: the answers of the same ranks without. The block guesses over ranks as it does in one process."""
     right = "steel_draft_tokens_accepted_total"
     for name, arrangements in (("qwen3_5_moe", (TP, PP)), ("glm4_moe", ((2, ["--ep"]), BOTH))):
-        model, asked = toy(name, mtp=True), list(bodies())[:5]
-        with Ranks(ALONE, model, "--draft", "2") as s:
+        model, asked = toy(name, mtp=True), list(bodies(10, 4))[:5]
+        with serve(ALONE, model, "--draft", "2") as s:
             for b in asked:
                 answer(s, b)
             alone = s.metrics()
         for arrangement in arrangements:
-            with Ranks(arrangement, model, "--draft", "0") as s:
+            with serve(arrangement, model, "--draft", "0") as s:
                 want = crowd(s, asked)
-            with Ranks(arrangement, model, "--draft", "2") as s:
+            with serve(arrangement, model, "--draft", "2") as s:
                 assert [answer(s, b) for b in asked] == want, (name, arrangement)
                 ours = s.metrics()
                 assert ours["steel_draft_tokens_total"] > 0
@@ -154,10 +120,10 @@ def test_constraints():
     schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
               "required": ["name", "age"], "additionalProperties": False}
     asked = [{"prompt": "go %d" % i, "max_tokens": 80, "temperature": 1, "seed": i, "json_schema": schema} for i in range(6)]
-    with Ranks(ALONE, toy("toy.gguf")) as s:
+    with serve(ALONE, toy("toy.gguf")) as s:
         want = [answer(s, b) for b in asked]
     for arrangement in (TP, PP, BOTH):
-        with Ranks(arrangement, toy("toy.gguf")) as s:
+        with serve(arrangement, toy("toy.gguf")) as s:
             got = crowd(s, asked)
             for text, why, _ in (c for one in got for c in one):
                 assert why == "stop" and set(json.loads(text)) == {"name", "age"}, (arrangement, text)
@@ -169,7 +135,7 @@ def test_prefixes():
     body = {"prompt": "a long beginning that many share, " * 12, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
     states = toy("qwen3_5_moe", mtp=True)  # has recurrent layers
     for arrangement, model in ((TP, toy("toy.gguf")), (PP, toy("toy.gguf")), (BOTH, states)):
-        with Ranks(arrangement, model, "-c", "1024", "--draft", "0") as s:
+        with serve(arrangement, model, "-c", "1024", "--draft", "0") as s:
             first = answer(s, body)
             before = s.metrics()["steel_prefix_cache_hits_total"]
             assert answer(s, body) == first, arrangement
@@ -181,18 +147,13 @@ def test_preemption():
     asked = [{"prompt": "tell me a story %d " % i * 4, "max_tokens": 100, "seed": i, "temperature": 0.8, "ignore_eos": True}
              for i in range(6)]
     for arrangement in (TP, PP, BOTH):
-        with Ranks(arrangement, toy("toy.gguf"), "-c", "512") as s:
+        with serve(arrangement, toy("toy.gguf"), "-c", "512") as s:
             want = crowd(s, asked)
             assert s.metrics()["steel_preemptions_total"] == 0
-        with Ranks(arrangement, toy("toy.gguf"), "-c", "256", "--kv-tokens", "320") as s:
+        with serve(arrangement, toy("toy.gguf"), "-c", "256", "--kv-tokens", "320") as s:
             assert crowd(s, asked) == want, arrangement
             assert s.metrics()["steel_preemptions_total"] > 0, arrangement
 
 
 if __name__ == "__main__":
-    skip_without_mpi(BUILD)
-    only = sys.argv[2:]
-    try:
-        run_tests([v for k, v in sorted(globals().items()) if k.startswith("test_") and (not only or k in only)])
-    finally:
-        shutil.rmtree(WORK, ignore_errors=True)
+    run_rank_tests(BUILD, globals(), WORK)

@@ -3,19 +3,15 @@
 that these go from rank to rank one by one, they compute what one process computes; the same bytes from run to run."""
 import os
 import random
-import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_tools import max_difference, mean_kl, read_logits, write_gguf  # noqa: E402
-from ranklib import MPIRUN, NEAR, skip_without_mpi  # noqa: E402
-from serverlib import run_tests  # noqa: E402
+from ranklib import rank_logits, run_rank_tests  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
-STEEL = os.path.join(BUILD, "steel")
 GOLDEN = "tests/golden"
 WORK = tempfile.mkdtemp(prefix="steel-ranks-")
 EXPERTS = {"qwen3moe": 6, "deepseek_v3": 16, "gpt_oss": 6, "glm4_moe": 8}
@@ -45,17 +41,8 @@ def ids():
 
 
 def logits(model, ranks, *args, kernels=None, what=None, check=True):
-    out = os.path.join(WORK, "out.bin")
-    env = dict(os.environ, **({"STEEL_ISA": kernels} if kernels else {}))
-    cmd = [STEEL, "logits", f"{GOLDEN}/{model}", "--device", "cpu", "-t", "1", "--kv-type", "f32", "--ids",
-           what or f"{GOLDEN}/{model}/golden.bin", "--out", out, *args]
-    if ranks > 1:
-        cmd = [*MPIRUN, *NEAR, "-n", str(ranks), *cmd, "--ep"]
-    r = subprocess.run(cmd, env=env, capture_output=True, text=True, timeout=300)
-    if not check:
-        return r
-    assert r.returncode == 0, f"{model} {ranks} {args}: {r.stderr[-800:]}"
-    return read_logits(out)
+    rows, r = rank_logits(BUILD, f"{GOLDEN}/{model}", ranks, [*args, *(["--ep"] if ranks > 1 else [])], ids=what, kernels=kernels, check=check)
+    return rows if check else r
 
 
 def test_by_load():
@@ -100,8 +87,4 @@ def test_refusals():
 
 
 if __name__ == "__main__":
-    skip_without_mpi(BUILD)
-    try:
-        run_tests([v for k, v in sorted(globals().items()) if k.startswith("test_")])
-    finally:
-        shutil.rmtree(WORK, ignore_errors=True)
+    run_rank_tests(BUILD, globals(), WORK)

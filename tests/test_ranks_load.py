@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
 """What several ranks need and stand: each has its share of the weights in memory and no more, and rough company (bench/load.py:
-streams cut off at random, slow readers, a cache too small for all) gets the answers of one process. RANKS_ALL=1: for minutes."""
+streams cut off at random, slow readers, a cache too small for all) gets the answers of one process: twelve clients for seconds,
+with RANKS_ALL=1 64 for a minute with each arrangement."""
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from ranklib import ALL, Ranks, skip_without_mpi  # noqa: E402
-from serverlib import run_tests, sanitized  # noqa: E402
+from ranklib import ALL, Ranks, run_rank_tests  # noqa: E402
+from serverlib import sanitized  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 WORK = tempfile.mkdtemp(prefix="steel-ranks-")
 ARRANGEMENTS = {"tp": (2, ["--tp", "2"]), "ep": (2, ["--tp", "2", "--ep"]), "pp": (2, ["--pp", "2"]),
-                "tp 3": (3, ["--tp", "3"]), "tp pp": (4, ["--tp", "2", "--pp", "2"])}
+                "ep 4": (4, ["--tp", "4", "--ep"]), "tp 3": (3, ["--tp", "3"]), "tp pp": (4, ["--tp", "2", "--pp", "2"])}
 QUICK = ("tp", "ep", "pp")
 
 
@@ -27,8 +27,7 @@ def resident(model, n, flags):
     for pid in s.pids:
         with open(f"/proc/{pid}/status") as f:
             out.append(int(f.read().split("VmRSS:")[1].split()[0]) * 1024)
-    s.proc.terminate()
-    s.wait_end(60)
+    s.stop()
     return out
 
 
@@ -69,8 +68,4 @@ def test_rough_company():
 
 
 if __name__ == "__main__":
-    skip_without_mpi(BUILD)
-    try:
-        run_tests([v for k, v in sorted(globals().items()) if k.startswith("test_")])
-    finally:
-        shutil.rmtree(WORK, ignore_errors=True)
+    run_rank_tests(BUILD, globals(), WORK)

@@ -30,18 +30,6 @@ static void run_ops(struct model *m, bool keep)
     be->ops->head(be, &net->head);
 }
 
-void forward(struct model *m, const struct batch *b, uint64_t key)
-{
-    const struct backend_ops *op = m->be->ops;
-    op->begin(m->be, b);
-    if (!key || !op->replay(m->be, key)) {
-        if (key)
-            op->record(m->be, key);
-        run_ops(m, b->keep);
-    }
-    op->launch(m->be);
-}
-
 static void run_guess_ops(struct model *m, bool keep)
 {
     const struct backend_ops *op = m->be->ops;
@@ -55,14 +43,26 @@ static void run_guess_ops(struct model *m, bool keep)
     op->head(m->be, &net->mtp.head);
 }
 
-void forward_guess(struct model *m, const struct batch *b, uint64_t key)
+/* What was recorded under the key, or the ops, recorded under it. */
+static void run(struct model *m, const struct batch *b, uint64_t key,
+                void (*ops)(struct model *m, bool keep))
 {
     const struct backend_ops *op = m->be->ops;
     op->begin(m->be, b);
     if (!key || !op->replay(m->be, key)) {
         if (key)
             op->record(m->be, key);
-        run_guess_ops(m, b->keep);
+        ops(m, b->keep);
     }
     op->launch(m->be);
+}
+
+void forward(struct model *m, const struct batch *b, uint64_t key)
+{
+    run(m, b, key, run_ops);
+}
+
+void forward_guess(struct model *m, const struct batch *b, uint64_t key)
+{
+    run(m, b, key, run_guess_ops);
 }
