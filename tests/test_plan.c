@@ -8,7 +8,9 @@
 #include "engine/kvcache.h"
 #include "engine/plan.h"
 #include "engine/step.h"
+#include "model/pipeline.h"
 #include "model/split.h"
+#include "model/stages.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -358,6 +360,64 @@ static void test_experts(void **state)
     }
 }
 
+static void check_cut(const double *cost, const bool *joined, int n, double front, double back,
+                      int pp, const int *want)
+{
+    int first[8];
+    assert_true(stages_cut(cost, joined, n, front, back, pp, first));
+    for (int i = 0; i < pp; i++)
+        if (first[i] != want[i])
+            fail_msg("%d stages: stage %d begins with layer %d, not %d", pp, i, first[i], want[i]);
+}
+
+static void test_stages(void **state)
+{
+    (void)state;
+    double even[10] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, dear[6] = {1, 1, 1, 1, 5, 3};
+    bool joined[10] = {false};
+    int first[8];
+    /* alike: the first ones have more */
+    check_cut(even, joined, 10, 0, 0, 3, (int[]){0, 4, 7});
+    check_cut(even, joined, 10, 0, 0, 4, (int[]){0, 3, 6, 8});
+    /* a head as dear as four layers, at the end or halved */
+    check_cut(even, joined, 10, 0, 4, 2, (int[]){0, 7});
+    check_cut(even, joined, 10, 2, 2, 2, (int[]){0, 5});
+    check_cut(even, joined, 10, 3, 3, 3, (int[]){0, 3, 8});
+    check_cut(dear, joined, 6, 0, 0, 3, (int[]){0, 4, 5});
+    check_cut(dear, joined, 6, 0, 0, 6, (int[]){0, 1, 2, 3, 4, 5});
+    /* layers 3 to 9 stay with layer 2 */
+    for (int i = 3; i < 10; i++)
+        joined[i] = true;
+    check_cut(even, joined, 10, 0, 0, 2, (int[]){0, 2});
+    check_cut(even, joined, 10, 0, 0, 3, (int[]){0, 1, 2});
+    assert_false(stages_cut(even, joined, 10, 0, 0, 4, first));
+    double none[3] = {0, 0, 0};
+    check_cut(none, (bool[3]){false}, 3, 0, 0, 3, (int[]){0, 1, 2});
+}
+
+static void test_parts(void **state)
+{
+    (void)state;
+    /* sequences take turns, one part for each stage; a single one has nothing to take turns with */
+    assert_int_equal(pipeline_parts(2, 8, 16, 16, 16), 2);
+    assert_int_equal(pipeline_parts(4, 8, 3, 3, 3), 3);
+    assert_int_equal(pipeline_parts(4, 8, 1, 1, 1), 1);
+    /* a prompt: the dearer a part, the fewer */
+    assert_int_equal(pipeline_parts(2, 0, 512, 1, 1), 2);
+    int dense = pipeline_dear_rows(false, 0, 0), sparse = pipeline_dear_rows(false, 128, 8);
+    assert_true(dense > 0 && sparse == 16 * dense && pipeline_dear_rows(true, 128, 8) == 0);
+    for (int rows = 1; rows <= 4096; rows = rows * 3 / 2 + 1)
+        for (int pp = 2; pp <= 16; pp *= 2) {
+            int few = pipeline_parts(pp, sparse, rows, 1, 1),
+                many = pipeline_parts(pp, dense, rows, 1, 1);
+            assert_true(few >= 1 && few <= many && many <= (pp > 8 ? pp : 8));
+            assert_true(many == 1 || rows >= many * PIPELINE_PART_ROWS);
+        }
+    assert_int_equal(pipeline_parts(2, sparse, 64, 1, 1), 1);
+    /* what follows keeps the stages busy: one part for each */
+    assert_int_equal(pipeline_parts(2, dense, 1024, 1, 0), 2);
+}
+
 static void test_steps(void **state)
 {
     (void)state;
@@ -389,7 +449,7 @@ static void test_steps(void **state)
     assert_true(near(s.latency, 3 * 10e-6 + 10e-6 + 2 * 10e-6));
     assert_true(near(s.transfer, 3 * 400e-9 + 4000e-9 + 4096e-9));
     struct predict_load many = {8, 8, 8, 0};
-    assert_int_equal(predict_parts(4, &many), 4);
+    assert_int_equal(predict_parts(talks, &many), 4);
     s = predict_step(stages, talks, &d, &slow, &slow, &many);
     assert_true(s.memory > 4 && s.memory < 4.01); /* while one part goes round, the others do */
     struct predict_load read = {64, 1, 1, 0};
@@ -399,6 +459,21 @@ static void test_steps(void **state)
     assert_true(near(predict_step(stages, talks, &d, &slow, &slow, &one).memory, 6));
     s = predict_step(stages, talks, &d, &slow, &slow, &many);
     assert_true(s.seconds > 12 && s.seconds < 12.1); /* the slowest stage is never idle */
+    /* first and last stage share the head, whose halves are computed at once: a row of 100 floats goes to the
+     * first, 500 logits come */
+    struct predict_work ends[2] = {w, w};
+    for (int i = 0; i < 2; i++) {
+        ends[i].bytes = 2e9;
+        ends[i].head_bytes = 1e9;
+        talks[i] =
+            (struct predict_talk){.tp = 1, .pp = 2, .embd = 100, .vocab = 1000, .head_rows = 500};
+    }
+    s = predict_step(ends, talks, &d, &slow, &slow, &one);
+    assert_true(near(s.memory, 3) && near(s.seconds, s.memory + s.layers + s.latency + s.transfer));
+    assert_true(near(s.latency, 3 * 10e-6 + 10e-6));
+    assert_true(near(s.transfer, 400e-9 + 400e-9 + 2000e-9 + 4096e-9));
+    struct predict_traffic said = predict_traffic(talks, 1, 0, &one);
+    assert_true(near(said.messages, 3) && near(said.bytes, 400 + 2000));
     /* experts: half of them met by one row; whole ones on two lanes, the busiest */
     w = (struct predict_work){.layers = 1, .expert_bytes = 1e9, .n_expert = 2, .n_used = 1};
     t = (struct predict_talk){.tp = 1, .pp = 1, .embd = 100, .vocab = 1000};
@@ -445,6 +520,8 @@ int main(void)
         cmocka_unit_test(test_plan_is_what_ranks_do),
         cmocka_unit_test(test_sums),
         cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_stages),
+        cmocka_unit_test(test_parts),
         cmocka_unit_test(test_steps),
         cmocka_unit_test(test_words),
     };

@@ -62,11 +62,21 @@ def test_shares_add_up():
 
 def test_stages():
     p = plan(model("qwen3-235b-a22b"), "--tp", "2", "--pp", "3")
-    assert [r["layers"]["n"] for r in p["ranks"]] == [32, 32, 31, 31, 31, 31]
-    assert [r["layers"]["first"] for r in p["ranks"]] == [0, 0, 32, 32, 63, 63]
+    # the last stage has the head, and layers of a Q4_K_M are not alike
+    assert [r["layers"]["n"] for r in p["ranks"]] == [31, 31, 32, 32, 31, 31]
+    assert [r["layers"]["first"] for r in p["ranks"]] == [0, 0, 31, 31, 63, 63]
     # the embedding is in the first stage, the head in the last
     assert [bool(r["vocabulary"]["n"]) for r in p["ranks"]] == [True, True, False, False, True, True]
     assert sum(r["cache_token_bytes"] for r in p["ranks"]) == p["one"]["cache_token_bytes"]
+    # stages of one rank: first and last share the head, but on GPUs, or where it is the embedding, too
+    for path, args, stages, vocabulary in ((model("qwen3-30b-a3b"), [], 3, [75968, 0, 75968]),
+                                           (model("qwen3-30b-a3b"), ["--gpu", "h200"], 3, [151936, 0, 151936]),
+                                           ("tests/golden/gemma3", [], 2, None)):
+        p = plan(path, "--pp", str(stages), *args)
+        assert [r["vocabulary"]["n"] for r in p["ranks"]] == (vocabulary or [p["one"]["vocabulary"]["n"]] * stages), path
+        if vocabulary:  # the last norm is everywhere
+            assert 0 <= total(p, "weight_bytes") - p["one"]["weight_bytes"] < 1e-5 * p["one"]["weight_bytes"]
+        assert sum(r["layers"]["n"] for r in p["ranks"]) == p["one"]["layers"]["n"]
 
 
 def test_what_is_whole_and_why():

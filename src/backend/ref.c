@@ -1055,9 +1055,12 @@ static void ref_join(struct backend *be, const struct mtp *m)
     stage_end(r, STAGE_EMBED);
 }
 
+/* Stages of one rank may share the head: then these are the logits of its own rows (model/stages.h). */
 static int logits_width(const struct ref *r)
 {
-    return r->net->head.w ? r->net->n_vocab : r->net->n_embd;
+    const struct weight *w = r->net->head.w;
+    bool alone = r->be.ranks && r->be.ranks->tp == 1;
+    return w ? (alone ? w->n_out : r->net->n_vocab) : r->net->n_embd;
 }
 
 static void ref_head(struct backend *be, const struct head *h)

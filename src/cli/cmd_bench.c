@@ -108,7 +108,8 @@ static bool fill(struct runtime *rt, const struct bench_loras *loras, struct kv_
 }
 
 /* As generation does, where a backend can: the next step is started while one runs. The tokens are
- * random, so that sequences do not fall into the same answer and share experts. */
+ * random, so that sequences do not fall into the same answer and share experts; over stages they wait for the
+ * logits that they would be chosen from. */
 static bool decode(struct runtime *rt, const struct bench_loras *loras, struct kv_seq *seqs,
                    int n_seqs, int n, struct error *err)
 {
@@ -126,6 +127,7 @@ static bool decode(struct runtime *rt, const struct bench_loras *loras, struct k
             ids[s] = random_id(&rnd, rt->model->config.n_vocab);
             now[s] = (struct step_item){
                 .seq = &seqs[s], .tokens = &ids[s], .n_tokens = 1, .want = LOGITS_LAST};
+            now[s].after = started ? items[(started + 1) % 2][s].first_row + 1 : 0;
             use_adapter(loras, s, &now[s]);
         }
         if (started < n) {

@@ -4,7 +4,9 @@
 #include "engine/kvcache.h"
 #include "engine/runtime.h"
 #include "model/layout.h"
+#include "model/pipeline.h"
 #include "model/split.h"
+#include "model/stages.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -392,18 +394,21 @@ static struct run rows_of(const struct outline *o, const struct weight *w)
     return (struct run){0, w->n_out};
 }
 
-static void count_ends(const struct outline *o, struct plan_rank *to)
+/* shared: first and last stage have parts of the head. */
+static void count_ends(const struct outline *o, bool shared, struct plan_rank *to)
 {
     const struct network *net = &o->net;
     const struct head *h = &net->head;
-    bool has_head = h->w && !net->goes_on;
+    bool has_head = h->w && (!net->goes_on || (shared && !net->comes_in));
+    shared = shared && has_head;
     to->talk.embd = net->n_embd;
     to->talk.vocab = h->w ? net->n_vocab : net->n_embd;
     if (has_head)
         to->vocab = rows_of(o, h->w);
     else if (!net->comes_in)
         to->vocab = rows_of(o, net->embed.tokens);
-    to->talk.collects = h->w && h->w->n_out < net->n_vocab && !net->goes_on;
+    to->talk.collects = h->w && h->w->n_out < net->n_vocab && !net->goes_on && !shared;
+    to->talk.head_rows = shared ? h->w->n_out : 0;
 }
 
 static bool count_weights(const struct counter *k)
@@ -430,6 +435,7 @@ static bool count_weights(const struct counter *k)
             /* a row of it is read for a token */
         } else {
             to->work.bytes += (double)bytes;
+            to->work.head_bytes += head ? (double)bytes : 0;
             *(head ? &to->work.head_params : &to->work.params) += values;
         }
         bool whole = !cut || (!cut->n_rows && !cut->n_cols && !cut->experts.n);
@@ -454,20 +460,24 @@ static bool place(const struct counter *common, const struct ranks *r, struct pl
         to->rank = r->rank;
         to->lane = r->lane;
         to->stage = r->stage;
-        to->layers = run_of(n_layers, 1, r->stage, r->pp);
     }
     if (!outline_load(k->f, k->c, &o, k->err))
         return false;
     k->net = &o;
     k->to = to;
-    bool ok = split_network(k->f, k->c, &o.net, o.wants, o.n_wants, r, k->err) ||
+    bool shared = r && stages_share_head(&o.net, r);
+    bool ok = !r || r->pp == 1 ||
+              stages_layers(k->f, k->c, &o.net, o.wants, o.n_wants, r, &to->layers, k->err) ||
               error_prefix(k->err, "%s", k->f->path);
+    ok = ok && (split_network(k->f, k->c, &o.net, o.wants, o.n_wants, r, k->err) ||
+                error_prefix(k->err, "%s", k->f->path));
     ok = ok && kv_types_check(&o.net, k->o->k_type, k->o->v_type, k->err);
     if (ok) {
         struct step_limits lim = {
             .max_tokens = k->o->max_tokens, .max_seqs = k->o->max_seqs, .max_out = k->o->max_seqs};
         count_layers(&o.net, k->o->gpu, to);
-        count_ends(&o, to);
+        count_ends(&o, shared, to);
+        to->talk.dear = pipeline_dear_rows(k->o->gpu, k->c->n_expert, k->c->n_expert_used);
         to->token_bytes = kvcache_token_bytes(&o.net, k->o->k_type, k->o->v_type);
         to->state_bytes = kvcache_state_bytes(&o.net);
         to->scratch = runtime_step_bytes(&o.net, &lim);

@@ -130,10 +130,9 @@ double predict_sum(const struct predict_link *link, int lanes, double bytes)
     return c.latency + c.transfer;
 }
 
-int predict_parts(int pp, const struct predict_load *load)
+int predict_parts(const struct predict_talk *t, const struct predict_load *load)
 {
-    double most = fmax(load->seqs, floor(load->rows / PIPELINE_PART_ROWS));
-    return most < 1 ? 1 : (int)fmin(pp, most);
+    return pipeline_parts(t->pp, t->dear, load->rows, load->seqs, load->outs);
 }
 
 static void add_sums(struct predict_traffic *to, int lanes, double bytes, double n)
@@ -148,9 +147,10 @@ struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, 
                                        const struct predict_load *load)
 {
     struct predict_traffic out = {0, 0};
-    int parts = predict_parts(t->pp, load);
+    int parts = predict_parts(t, load);
     bool last = stage == t->pp - 1;
-    double row = (double)t->embd * 4, logits = load->outs * t->vocab * 4;
+    double row = (double)t->embd * 4;
+    double logits = load->outs * (last && t->head_rows ? t->head_rows : t->vocab) * 4;
     if (t->tp > 1) {
         add_sums(&out, t->tp, load->rows / parts * row, (double)parts * t->sums);
         add_sums(&out, t->tp, load->outs / parts * row, (double)parts * t->sums_last);
@@ -168,9 +168,10 @@ struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, 
         out.bytes += load->rows * row;
     }
     if (t->pp > 1 && lane == 0 && (last || stage == 0))
-        out.messages += parts; /* logits, to rank 0 */
+        out.messages +=
+            parts * (t->head_rows ? 2 : 1); /* logits, to rank 0, and what it makes its own of */
     if (t->pp > 1 && lane == 0 && last)
-        out.bytes += logits;
+        out.bytes += logits + (t->head_rows ? load->outs * row : 0);
     return out;
 }
 
@@ -228,8 +229,9 @@ static struct predict_step stage_part(const struct predict_work *w, const struct
         s.transfer += outs * t->vocab * 4 * (t->tp - 1) / t->tp / link->rate;
     }
     if (t->pp > 1) { /* rows to the next stage, or logits to rank 0 */
-        s.latency += between->latency;
-        s.transfer += (last ? outs * t->vocab * 4 : rows * row) / between->rate;
+        int logits = t->head_rows ? t->head_rows + t->embd : t->vocab;
+        s.latency += between->latency * (last && t->head_rows ? 2 : 1);
+        s.transfer += (last ? outs * logits * 4 : rows * row) / between->rate;
     }
     s.seconds = fmax(s.memory, s.compute) + s.layers + s.latency + s.transfer;
     return s;
@@ -250,7 +252,7 @@ struct predict_step predict_step(const struct predict_work *w, const struct pred
                                  const struct predict_link *between,
                                  const struct predict_load *load)
 {
-    int parts = predict_parts(t->pp, load);
+    int parts = predict_parts(t, load);
     struct predict_load part = {load->rows / parts, load->outs / parts, fmax(load->seqs / parts, 1),
                                 load->context};
     struct predict_step s = {0}, slowest = {0}, tell = {0};
@@ -259,6 +261,12 @@ struct predict_step predict_step(const struct predict_work *w, const struct pred
         add_step(&s, &one, 1);
         if (one.seconds > slowest.seconds)
             slowest = one;
+    }
+    if (t->pp > 1 && t->head_rows) { /* rank 0 computes its half while the last stage does */
+        struct predict_step half = {.memory = w->head_bytes / d->read,
+                                    .compute = 2 * part.outs * w->head_params / d->flops};
+        half.seconds = fmax(half.memory, half.compute);
+        add_step(&s, &half, -1);
     }
     /* Stages work one behind the other. The other parts of a prompt come behind the first; those of
      * sequences go round, and wait only where the slowest stage has more to do than one round lasts. */

@@ -46,6 +46,7 @@ struct predict_work {
     double params;        /* that every row is multiplied with; */
     double expert_params; /* of all its experts; */
     double head_params;   /* of the head: by rows that want logits alone */
+    double head_bytes;    /* of it, among bytes */
     double kv_bytes;      /* a token of context */
     double attn_flops;    /* a row and a token of its context */
     int n_expert, n_used; /* of the model; 0 = no experts */
@@ -60,6 +61,8 @@ struct predict_talk {
     int sums;      /* over lanes, of all rows */
     int sums_last; /* of the rows that want logits alone */
     bool collects; /* lanes have parts of the logits */
+    int head_rows; /* first and last stage share the head: so many are this one's; 0 = the last has it alone */
+    int dear; /* of pipeline_parts */
 };
 
 /* A step. context: tokens that a row sees, on average. */
@@ -95,7 +98,7 @@ double predict_most(double total, int lanes);
 /* A sum over lanes of so many bytes, as base/ranks.c does it. */
 double predict_sum(const struct predict_link *link, int lanes, double bytes);
 /* Parts ("micro-batches") that model/pipeline.c cuts a step into. */
-int predict_parts(int pp, const struct predict_load *load);
+int predict_parts(const struct predict_talk *t, const struct predict_load *load);
 /* What lane `lane` of stage `stage` begins and sends in a step. */
 struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, int lane,
                                        const struct predict_load *load);

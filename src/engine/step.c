@@ -25,14 +25,15 @@ struct stepper {
     struct batch b;
     int32_t *tokens, *pos, *slot; /* (max_tokens) */
     int32_t *types;               /* (max_tokens), or NULL where the model knows none */
-    int32_t *q_start, *kv_len;    /* (max_seqs + 1), (max_seqs) */
-    int32_t *pages;               /* (max_seqs, max_pages) */
-    int32_t *out_rows, *sampled;  /* (max_out) */
-    int32_t *states;              /* (4, max_seqs) read, written, rows before a save, saved to */
-    struct sampler **samplers;    /* (max_out) */
-    int32_t *from;                /* (max_tokens) of the MTP block's steps, or NULL */
-    struct sampler *greedy;       /* of guesses */
-    struct lora_use *loras;       /* (max_seqs * LORA_MAX_USES), or NULL */
+    int32_t *after;            /* (max_tokens) step_item.after, or NULL where there are no stages */
+    int32_t *q_start, *kv_len; /* (max_seqs + 1), (max_seqs) */
+    int32_t *pages;            /* (max_seqs, max_pages) */
+    int32_t *out_rows, *sampled; /* (max_out) */
+    int32_t *states;             /* (4, max_seqs) read, written, rows before a save, saved to */
+    struct sampler **samplers;   /* (max_out) */
+    int32_t *from;               /* (max_tokens) of the MTP block's steps, or NULL */
+    struct sampler *greedy;      /* of guesses */
+    struct lora_use *loras;      /* (max_seqs * LORA_MAX_USES), or NULL */
     struct flown {
         struct step_item *items;
         int n_items;
@@ -106,6 +107,7 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
     }
     if (m->be->ranks && m->be->ranks->pp > 1) {
         size_t outs = (size_t)limits->max_out;
+        st->after = mem_zalloc(tokens, sizeof *st->after);
         st->pipeline = pipeline_new(m, limits->max_tokens, limits->max_seqs, limits->max_out);
         st->probs = mem_zalloc(outs, sizeof *st->probs);
         for (int i = 0; i < 2; i++) {
@@ -128,9 +130,10 @@ void stepper_free(struct stepper *st)
         mem_free(st->flying[i].owner);
         mem_free(st->flying[i].draws);
     }
-    void *owned[] = {st->tokens, st->types, st->pos,      st->slot,    st->q_start,
-                     st->kv_len, st->pages, st->out_rows, st->sampled, st->samplers,
-                     st->states, st->loras, st->from,     st->probs,   st};
+    void *owned[] = {st->tokens,  st->types,    st->pos,    st->slot,
+                     st->q_start, st->kv_len,   st->pages,  st->out_rows,
+                     st->sampled, st->samplers, st->states, st->loras,
+                     st->from,    st->probs,    st->after,  st};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -260,6 +263,8 @@ static void add_item(struct stepper *st, struct step_item *it)
         int row = add_row(st, seq, it->tokens[i], first + i);
         if (st->types)
             st->types[row] = it->types ? it->types[i] : 0;
+        if (st->after)
+            st->after[row] = it->after;
         if (it->want == LOGITS_ALL || (it->want == LOGITS_LAST && last) ||
             (it->want == LOGITS_FIRST && i == 0))
             st->out_rows[b->n_out++] = row;
@@ -334,13 +339,13 @@ static void run_stages(struct stepper *st)
     for (int i = 0; i < n; i++) {
         struct run rows = pipeline_rows(st->pipeline, i);
         for (int r = rows.first; r < rows.first + rows.n; r++) {
-            if (st->tokens[r] >= 0)
-                continue;
-            int from = -1 - st->tokens[r];
-            while (st->n_taken <= from)
+            bool known = st->tokens[r] >= 0;
+            int from = known ? st->after[r] - 1 : -1 - st->tokens[r];
+            while (st->n_flying && st->n_taken <= from)
                 take_logits(st);
             /* none: that step has failed, and says so when it is finished */
-            st->tokens[r] = st->sampled[from] > 0 ? st->sampled[from] : 0;
+            if (!known)
+                st->tokens[r] = st->sampled[from] > 0 ? st->sampled[from] : 0;
         }
         pipeline_part(st->pipeline, i);
     }

@@ -36,6 +36,9 @@ struct step_item {
     /* It also picks one from the row of each guess, as if the guesses before were right (step_token). Only on
      * backends that run ahead, and of samplers that do not look at the tokens before. */
     bool chained;
+    /* Over stages: it waits for row after - 1 of the step before, as if its tokens came from there, for benchmarks
+     * that choose their own; 0 = for none. */
+    int after;
     /* results */
     int first_row; /* its first logits row: see step_logits; -1 if none */
     int row;       /* its first row of the step: see guess_item */

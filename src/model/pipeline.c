@@ -2,7 +2,9 @@
 #include "model/pipeline.h"
 #include "backend/lora.h"
 #include "base/mem.h"
+#include "model/stages.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { FLIGHTS = 2 }; /* steps under way */
@@ -12,17 +14,21 @@ struct micro {
     struct batch b;
     int row, out;        /* the first of each */
     const int32_t *told; /* its tokens where the step has them: they may come later */
-    int32_t *tokens, *q_start, *kv_len, *out_rows;
+    int32_t *q_start, *kv_len;
     int32_t *states; /* (4, max_seqs) */
     struct lora_use *loras;
-    float *rows; /* (max_tokens, E) of the stream, on its way out */
-    struct ranks_wait *sent, *given;
+    struct ranks_wait *sent, *shared, *given;
 };
 
 struct flight {
     struct micro *parts; /* (most) */
     int n_parts, n_taken;
-    bool late; /* tokens of it were not known when it began */
+    /* Of all parts, each has its own rows of them: */
+    int32_t *tokens, *out_rows; /* (max_tokens), (max_out) */
+    float *rows;                /* (max_tokens, E) of the stream, on its way out */
+    float *outs;                /* (max_out, E) of it, for the other half of the head */
+    float *given;               /* (max_out, width) logits on the last stage, until they are sent */
+    bool late;                  /* tokens of it were not known when it began */
 };
 
 struct pipeline {
@@ -30,26 +36,58 @@ struct pipeline {
     struct ranks *r;
     int most; /* parts of a step: so many that every stage has one */
     int max_seqs;
+    int dear;       /* pipeline_dear_rows */
     bool whole;     /* sequences are not cut: a row sees those behind it */
     bool all_embed; /* stages behind the first need tokens, too */
     struct flight flights[FLIGHTS];
     uint64_t begun, ended; /* counts of steps */
     float *logits;         /* (max_out, width) of the step that is being taken */
-    float *given;          /* (FLIGHTS, max_out, width) on the last stage, until they are sent */
     float *in;             /* (max_tokens, E) from the stage in front */
-    size_t max_out;
+    /* The first stage has rows of the head, too (stages.h): */
+    bool shares_head;
+    struct run head;      /* those of this rank */
+    float *outs, *theirs; /* on rank 0: (max_out, E) of the stream, (max_out, the rest of width) */
+    int32_t *each;        /* (max_out) 0, 1, ... */
+    struct lora_use *loras;
 };
 
-static void micro_init(const struct pipeline *p, struct micro *t, size_t tokens, size_t outs)
+static void micro_init(const struct pipeline *p, struct micro *t)
 {
     size_t seqs = (size_t)p->max_seqs + 1;
-    t->tokens = mem_zalloc(tokens, sizeof(int32_t));
     t->q_start = mem_zalloc(seqs, sizeof(int32_t));
     t->kv_len = mem_zalloc(seqs, sizeof(int32_t));
-    t->out_rows = mem_zalloc(outs, sizeof(int32_t));
     t->states = mem_zalloc(4 * seqs, sizeof(int32_t));
     t->loras = mem_zalloc(seqs * LORA_MAX_USES, sizeof *t->loras);
-    t->rows = mem_zalloc(tokens * (size_t)p->m->net.n_embd, sizeof(float));
+}
+
+static void flight_init(const struct pipeline *p, struct flight *f, size_t tokens, size_t outs)
+{
+    const struct network *net = &p->m->net;
+    size_t embd = (size_t)net->n_embd;
+    f->parts = mem_zalloc((size_t)p->most, sizeof *f->parts);
+    for (int i = 0; i < p->most; i++)
+        micro_init(p, &f->parts[i]);
+    f->tokens = mem_zalloc(tokens, sizeof(int32_t));
+    f->out_rows = mem_zalloc(outs, sizeof(int32_t));
+    if (net->goes_on)
+        f->rows = mem_zalloc(tokens * embd, sizeof(float));
+    else
+        f->given = mem_zalloc(outs * (size_t)model_row_width(p->m), sizeof(float));
+    if (!net->goes_on && p->shares_head)
+        f->outs = mem_zalloc(outs * embd, sizeof(float));
+}
+
+/* Rank 0's half of the head, and what it is made of. */
+static void head_init(struct pipeline *p, size_t outs)
+{
+    const struct network *net = &p->m->net;
+    size_t seqs = (size_t)p->max_seqs + 1, rest = (size_t)(net->n_vocab - p->head.n);
+    p->outs = mem_zalloc(outs * (size_t)net->n_embd, sizeof(float));
+    p->theirs = mem_zalloc(outs * rest, sizeof(float));
+    p->each = mem_zalloc(outs, sizeof *p->each);
+    for (size_t i = 0; i < outs; i++)
+        p->each[i] = (int32_t)i;
+    p->loras = mem_zalloc(seqs * LORA_MAX_USES, sizeof *p->loras);
 }
 
 struct pipeline *pipeline_new(struct model *m, int max_tokens, int max_seqs, int max_out)
@@ -58,46 +96,47 @@ struct pipeline *pipeline_new(struct model *m, int max_tokens, int max_seqs, int
     size_t width = (size_t)model_row_width(m), outs = (size_t)max_out;
     p->m = m;
     p->r = m->be->ranks;
-    p->most = p->r->pp;
+    p->most = p->r->pp > PIPELINE_PARTS ? p->r->pp : PIPELINE_PARTS;
     p->max_seqs = max_seqs;
-    p->max_out = outs;
+    p->dear = pipeline_dear_rows(p->r->sharers > 0, m->config.n_expert, m->config.n_expert_used);
     p->all_embed = m->net.embed.layers.width > 0;
+    p->head = stages_head(p->r, m->net.n_vocab);
+    p->shares_head =
+        m->net.head.w && p->head.n && m->net.head.w->n_out == p->head.n && p->r->tp == 1;
     for (int i = 0; i < m->net.n_layers; i++) {
         const struct mixer *x = &m->net.layers[i].mixer;
         p->whole |= x->kind == MIXER_ATTENTION && x->attention.bidirectional;
     }
-    for (int f = 0; f < FLIGHTS; f++) {
-        p->flights[f].parts = mem_zalloc((size_t)p->most, sizeof *p->flights[f].parts);
-        for (int i = 0; i < p->most; i++)
-            micro_init(p, &p->flights[f].parts[i], (size_t)max_tokens, outs);
-    }
+    for (int f = 0; f < FLIGHTS; f++)
+        flight_init(p, &p->flights[f], (size_t)max_tokens, outs);
     if (p->r->rank == 0)
         p->logits = mem_zalloc(outs * width, sizeof(float));
-    if (!m->net.goes_on)
-        p->given = mem_zalloc(FLIGHTS * outs * width, sizeof(float));
+    if (p->r->rank == 0 && p->shares_head)
+        head_init(p, outs);
     if (m->net.comes_in)
         p->in = mem_zalloc((size_t)max_tokens * (size_t)m->net.n_embd, sizeof(float));
     return p;
+}
+
+static void free_all(void *const *owned, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        mem_free(owned[i]);
 }
 
 void pipeline_free(struct pipeline *p)
 {
     if (!p)
         return;
-    for (int f = 0; f < FLIGHTS; f++) {
-        for (int i = 0; i < p->most; i++) {
-            struct micro *t = &p->flights[f].parts[i];
-            void *owned[] = {t->tokens, t->q_start, t->kv_len, t->out_rows,
-                             t->states, t->loras,   t->rows};
-            for (size_t k = 0; k < sizeof owned / sizeof *owned; k++)
-                mem_free(owned[k]);
+    for (int i = 0; i < FLIGHTS; i++) {
+        struct flight *f = &p->flights[i];
+        for (int k = 0; k < p->most; k++) {
+            struct micro *t = &f->parts[k];
+            free_all((void *[]){t->q_start, t->kv_len, t->states, t->loras}, 4);
         }
-        mem_free(p->flights[f].parts);
+        free_all((void *[]){f->parts, f->tokens, f->out_rows, f->rows, f->outs, f->given}, 6);
     }
-    mem_free(p->logits);
-    mem_free(p->given);
-    mem_free(p->in);
-    mem_free(p);
+    free_all((void *[]){p->logits, p->in, p->outs, p->theirs, p->each, p->loras, p}, 7);
 }
 
 /* Where to cut near row `at`, behind row `after`: inside a long prompt, or else where a sequence ends. 0:
@@ -117,7 +156,7 @@ static int cut_near(const struct pipeline *p, const struct batch *b, int at, int
 
 /* Rows [first, last) of b. A sequence that is cut goes on from where its first part leaves it. */
 static void take_rows(const struct pipeline *p, const struct batch *b, int first, int last,
-                      struct micro *t)
+                      const struct flight *f, struct micro *t)
 {
     size_t n = (size_t)p->max_seqs;
     int32_t *states[4] = {t->states, t->states + n, t->states + 2 * n, t->states + 3 * n};
@@ -129,10 +168,9 @@ static void take_rows(const struct pipeline *p, const struct batch *b, int first
     t->b.types += b->types ? first : 0;
     t->b.n_tokens = last - first;
     t->b.n_seqs = t->b.n_decode = t->b.n_out = t->b.n_loras = 0;
-    t->b.tokens = t->tokens;
+    t->b.tokens = f->tokens + first;
     t->b.q_start = t->q_start;
     t->b.kv_len = t->kv_len;
-    t->b.out_rows = t->out_rows;
     t->b.loras = t->loras;
     t->q_start[0] = 0;
     for (int i = 0; i < b->n_seqs; i++) {
@@ -164,11 +202,12 @@ static void take_rows(const struct pipeline *p, const struct batch *b, int first
                 (struct lora_use){u.adapter, from - first, to - from, u.scale};
     }
     t->out = 0;
-    for (int i = 0; i < b->n_out; i++)
-        if (b->out_rows[i] >= first && b->out_rows[i] < last)
-            t->out_rows[t->b.n_out++] = b->out_rows[i] - first;
-        else
-            t->out += b->out_rows[i] < first;
+    while (t->out < b->n_out && b->out_rows[t->out] < first)
+        t->out++;
+    int32_t *outs = f->out_rows + t->out;
+    t->b.out_rows = outs;
+    for (int i = t->out; i < b->n_out && b->out_rows[i] < last; i++)
+        outs[t->b.n_out++] = b->out_rows[i] - first;
     if (b->state_in) {
         t->b.state_in = states[0];
         t->b.state_out = states[1];
@@ -182,6 +221,24 @@ static struct flight *latest(struct pipeline *p)
     return &p->flights[(p->begun - 1) % FLIGHTS];
 }
 
+int pipeline_parts(int pp, int dear, double rows, double seqs, double outs)
+{
+    /* Sequences go round the stages; the next piece of a prompt that goes on follows by itself. */
+    if (rows <= seqs || outs == 0 || !dear || pp == 1)
+        return (int)fmin(pp, fmax(seqs, floor(rows / PIPELINE_PART_ROWS)));
+    int most = pp > PIPELINE_PARTS ? pp : PIPELINE_PARTS, best = 1;
+    /* n parts take as long as pp + n - 1 of them in one stage. */
+    for (int n = 1; n <= most && n * PIPELINE_PART_ROWS <= rows; n++)
+        if ((pp + n - 1) * (rows / n + dear) < (pp + best - 1) * (rows / best + dear))
+            best = n;
+    return (int)fmax(best, fmin(pp, seqs));
+}
+
+int pipeline_dear_rows(bool gpu, int n_expert, int n_used)
+{
+    return gpu ? 0 : n_used > 0 ? PIPELINE_DEAR * n_expert / n_used : PIPELINE_DEAR;
+}
+
 int pipeline_begin(struct pipeline *p, const struct batch *b)
 {
     CHECK(p->begun - p->ended < FLIGHTS, "%d steps are under way", FLIGHTS);
@@ -191,16 +248,19 @@ int pipeline_begin(struct pipeline *p, const struct batch *b)
     f->late = false;
     for (int i = 0; i < b->n_tokens; i++)
         f->late |= b->tokens[i] < 0;
-    int most = b->keep ? 1 : p->most; /* what is kept is kept of all rows at once */
+    for (int i = 0; i < p->most; i++) { /* their buffers are the step's now */
+        struct micro *t = &f->parts[i];
+        ranks_wait_end(p->r, &t->sent);
+        ranks_wait_end(p->r, &t->shared);
+        ranks_wait_end(p->r, &t->given);
+    }
+    int most = b->keep ? 1 : pipeline_parts(p->r->pp, p->dear, b->n_tokens, b->n_seqs, b->n_out);
     for (int i = 1, first = 0; i <= most; i++) {
         int at = (int)((int64_t)b->n_tokens * i / most);
         int last = i == most ? b->n_tokens : cut_near(p, b, at, first);
         if (last <= first)
             continue;
-        struct micro *t = &f->parts[f->n_parts++];
-        ranks_wait_end(p->r, &t->sent);
-        ranks_wait_end(p->r, &t->given);
-        take_rows(p, b, first, last, t);
+        take_rows(p, b, first, last, f, &f->parts[f->n_parts++]);
         first = last;
     }
     return f->n_parts;
@@ -212,17 +272,72 @@ struct run pipeline_rows(const struct pipeline *p, int i)
     return (struct run){t->row, t->b.n_tokens};
 }
 
-/* The last stage has computed the logits, rank 0 chooses by them. */
-static void give_logits(struct pipeline *p, struct micro *t)
+/* The last stage lets rank 0 begin with its half of the head. */
+static void share_outs(struct pipeline *p, const struct flight *f, struct micro *t)
 {
     struct backend *be = p->m->be;
-    size_t width = (size_t)model_row_width(p->m), at = (p->begun - 1) % FLIGHTS;
+    size_t embd = (size_t)p->m->net.n_embd;
+    float *rows = f->outs + (size_t)t->out * embd;
+    be->ops->stream_get(be, rows, t->b.n_out);
+    t->shared = ranks_send_begin(p->r, rows, (size_t)t->b.n_out * embd * sizeof(float), 0);
+}
+
+/* The last stage has computed the logits, rank 0 chooses by them. */
+static void give_logits(struct pipeline *p, const struct flight *f, struct micro *t)
+{
+    struct backend *be = p->m->be;
+    size_t width = (size_t)(p->shares_head ? p->head.n : model_row_width(p->m));
     if (p->r->lane > 0 || t->b.n_out == 0)
         return;
-    float *rows = p->given + (at * p->max_out + (size_t)t->out) * width;
+    float *rows = f->given + (size_t)t->out * width;
     for (int i = 0; i < t->b.n_out; i++)
         be->ops->logits(be, i, rows + (size_t)i * width);
     t->given = ranks_send_begin(p->r, rows, (size_t)t->b.n_out * width * sizeof(float), 0);
+}
+
+/* The out rows of a part as a batch of their own, for the head alone. */
+static struct batch outs_of(const struct pipeline *p, const struct micro *t)
+{
+    struct batch b = t->b;
+    b.n_tokens = b.n_out;
+    b.out_rows = p->each;
+    b.loras = p->loras;
+    b.n_loras = 0;
+    for (int i = 0; i < t->b.n_loras; i++) {
+        struct lora_use u = t->b.loras[i];
+        int first = 0, last;
+        while (first < b.n_out && t->b.out_rows[first] < u.first)
+            first++;
+        for (last = first; last < b.n_out && t->b.out_rows[last] < u.first + u.n; last++)
+            continue;
+        if (first < last)
+            p->loras[b.n_loras++] = (struct lora_use){u.adapter, first, last - first, u.scale};
+    }
+    return b;
+}
+
+/* On rank 0: its half of the head over the out rows of a part, and the other half, into `to` (n_out, n_vocab). */
+static void take_halves(struct pipeline *p, const struct micro *t, float *to)
+{
+    struct backend *be = p->m->be;
+    const struct backend_ops *op = be->ops;
+    struct profile *profile = be->profile;
+    int last = p->r->size - 1, n = t->b.n_out;
+    size_t width = (size_t)p->m->net.n_vocab, mine = (size_t)p->head.n, rest = width - mine;
+    ranks_recv(p->r, p->outs, (size_t)n * (size_t)p->m->net.n_embd * sizeof(float), last);
+    struct batch b = outs_of(p, t);
+    be->profile = NULL; /* no step of its own */
+    op->begin(be, &b);
+    be->profile = profile;
+    op->stream_put(be, p->outs, n);
+    op->head(be, &p->m->net.head);
+    op->launch(be);
+    op->end(be, NULL, &p->r->failure);
+    for (int i = 0; i < n; i++)
+        op->logits(be, i, to + (size_t)i * width);
+    ranks_recv(p->r, p->theirs, (size_t)n * rest * sizeof(float), last);
+    for (int i = 0; i < n; i++)
+        memcpy(to + (size_t)i * width + mine, p->theirs + (size_t)i * rest, rest * sizeof(float));
 }
 
 void pipeline_part(struct pipeline *p, int i)
@@ -233,10 +348,12 @@ void pipeline_part(struct pipeline *p, int i)
     struct flight *f = latest(p);
     struct micro *t = &f->parts[i];
     size_t bytes = (size_t)t->b.n_tokens * (size_t)net->n_embd * sizeof(float);
-    memcpy(t->tokens, t->told, (size_t)t->b.n_tokens * sizeof *t->tokens);
+    int32_t *tokens = f->tokens + t->row;
+    float *rows = net->goes_on ? f->rows + (size_t)t->row * (size_t)net->n_embd : NULL;
+    memcpy(tokens, t->told, (size_t)t->b.n_tokens * sizeof *tokens);
     /* Only rank 0 reads tokens where one rank is the first stage. */
     if (f->late && (p->r->tp > 1 || p->all_embed))
-        ranks_tell(p->r, t->tokens, (size_t)t->b.n_tokens * sizeof *t->tokens, false);
+        ranks_tell(p->r, tokens, (size_t)t->b.n_tokens * sizeof *tokens, false);
     op->begin(be, &t->b);
     if (!net->comes_in || net->embed.layers.width)
         op->embed(be, &net->embed);
@@ -247,16 +364,18 @@ void pipeline_part(struct pipeline *p, int i)
     forward_layers(p->m);
     if (t->b.keep && !net->goes_on)
         op->keep(be, &net->head.norm);
+    if (!net->goes_on && p->shares_head && t->b.n_out)
+        share_outs(p, f, t);
     if (!net->goes_on)
         op->head(be, &net->head);
     op->launch(be);
     if (net->goes_on) {
-        op->stream_get(be, t->rows, t->b.n_tokens);
-        t->sent = ranks_send_begin(p->r, t->rows, bytes, p->r->rank + p->r->tp);
+        op->stream_get(be, rows, t->b.n_tokens);
+        t->sent = ranks_send_begin(p->r, rows, bytes, p->r->rank + p->r->tp);
     }
     op->end(be, NULL, &p->r->failure);
     if (!net->goes_on)
-        give_logits(p, t);
+        give_logits(p, f, t);
 }
 
 void pipeline_guess(struct pipeline *p, const struct batch *b)
@@ -264,13 +383,14 @@ void pipeline_guess(struct pipeline *p, const struct batch *b)
     struct backend *be = p->m->be;
     size_t width = (size_t)model_row_width(p->m), bytes = (size_t)b->n_out * width * sizeof(float);
     CHECK(p->begun == p->ended, "a step is under way");
+    float *given = p->flights[0].given;
     if (!p->m->net.goes_on) {
         forward_guess(p->m, b, 0);
         be->ops->end(be, NULL, &p->r->failure);
         for (int i = 0; p->r->lane == 0 && i < b->n_out; i++)
-            be->ops->logits(be, i, p->given + (size_t)i * width);
+            be->ops->logits(be, i, given + (size_t)i * width);
         if (p->r->lane == 0 && b->n_out)
-            ranks_send(p->r, p->given, bytes, 0);
+            ranks_send(p->r, given, bytes, 0);
     } else if (p->r->rank == 0 && b->n_out) {
         ranks_recv(p->r, p->logits, bytes, p->r->size - p->r->tp);
     }
@@ -285,8 +405,11 @@ struct run pipeline_take(struct pipeline *p)
         const struct micro *t = &f->parts[f->n_taken++];
         if (t->b.n_out == 0)
             continue;
-        ranks_recv(p->r, p->logits + (size_t)t->out * width,
-                   (size_t)t->b.n_out * width * sizeof(float), p->r->size - p->r->tp);
+        float *to = p->logits + (size_t)t->out * width;
+        if (p->shares_head)
+            take_halves(p, t, to);
+        else
+            ranks_recv(p->r, to, (size_t)t->b.n_out * width * sizeof(float), p->r->size - p->r->tp);
         return (struct run){t->out, t->b.n_out};
     }
     return (struct run){0};

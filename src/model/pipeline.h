@@ -2,7 +2,8 @@
  * Steps on the stages of a pipeline (base/ranks.h), cut into parts ("micro-batches") so that the stages
  * work at the same time. Each stage gets the rows of the stream from the one in front, runs its layers
  * and gives them on; the last one's logits go to rank 0, part by part: while the later parts of a step
- * are on their way, the first ones of the next step can begin. Two steps at most are under way.
+ * are on their way, the first ones of the next step can begin. Two steps at most are under way. Where the head is
+ * shared (stages.h), rank 0 gets the rows of the stream as well, and computes its half of the logits from them.
  */
 #ifndef STEEL_MODEL_PIPELINE_H
 #define STEEL_MODEL_PIPELINE_H
@@ -10,7 +11,18 @@
 #include "base/ranks.h"
 #include "model/model.h"
 
-enum { PIPELINE_PART_ROWS = 16 }; /* no part of a prompt has fewer rows */
+enum {
+    PIPELINE_PART_ROWS = 16, /* no part of a prompt has fewer rows */
+    PIPELINE_PARTS = 8,      /* of a step at most, or one for each stage */
+    PIPELINE_DEAR = 8,       /* see pipeline_dear_rows */
+};
+
+/* Parts of a step of so many rows, sequences and outputs. Where sequences generate, one for each stage: they take turns.
+ * A prompt has the more parts the sooner all stages work, but each part reads the weights, as if it had `dear` rows more:
+ * as many as are done soonest. dear 0: not known, one for each stage. */
+int pipeline_parts(int pp, int dear, double rows, double seqs, double outs);
+/* On CPUs reading weights costs as much as PIPELINE_DEAR rows do; with experts they are more by as much as a row leaves out. */
+int pipeline_dear_rows(bool gpu, int n_expert, int n_used);
 
 struct pipeline;
 /* Room for steps of so many rows, sequences and outputs. */

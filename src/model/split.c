@@ -3,6 +3,7 @@
 #include "backend/lora.h"
 #include "base/mem.h"
 #include "model/expert_load.h"
+#include "model/stages.h"
 
 #include <string.h>
 
@@ -407,12 +408,6 @@ static void cut_ends(struct splitter *s)
 
 /* Stages */
 
-static bool is_of_layer(const struct splitter *s, const struct want *want)
-{
-    const struct name *n = want->rows[0].name;
-    return want->layer >= s->c->n_layers || strstr(s->f->is_gguf ? n->gguf : n->hf, "%d") != NULL;
-}
-
 static void leave(struct splitter *s, const struct weight *w)
 {
     if (w)
@@ -426,27 +421,23 @@ static bool cut_layers(struct splitter *s, struct error *err)
     struct network *net = s->net;
     struct embed_layers *e = &net->embed.layers;
     int depth = network_depth(net);
-    struct run mine = run_of(depth, 1, r->stage, r->pp);
-    if (depth < r->pp)
-        return error_set(err, "--pp %d: the model has %d layers", r->pp, depth);
+    bool shared = stages_share_head(net, r);
+    struct run mine;
+    if (!stages_layers(s->f, s->c, net, s->wants, s->n_wants, r, &mine, err))
+        return false;
     if (r->stage == r->pp - 1)
         mine.n += net->n_layers - depth; /* the block that guesses is beside the head */
     else
         net->mtp = (struct mtp){0};
     for (int i = mine.first; i < mine.first + mine.n; i++) {
         struct attention *a = &net->layers[i].mixer.attention;
-        if (net->layers[i].mixer.kind != MIXER_ATTENTION || !a->shares_kv)
-            continue;
-        if (a->kv_layer < mine.first)
-            return error_set(err,
-                             "--pp %d: layer %d reads the cache of layer %d, which another "
-                             "stage has",
-                             r->pp, i, a->kv_layer);
-        a->kv_layer -= mine.first;
+        if (net->layers[i].mixer.kind == MIXER_ATTENTION && a->shares_kv)
+            a->kv_layer -= mine.first; /* is of this stage, too */
     }
     for (int i = 0; i < s->n_wants; i++) {
         int layer = s->wants[i].layer;
-        if (is_of_layer(s, &s->wants[i]) && (layer < mine.first || layer >= mine.first + mine.n))
+        if (stages_want_of_layer(s->f, s->c, &s->wants[i]) &&
+            (layer < mine.first || layer >= mine.first + mine.n))
             cut_of(&s->wants[i])->none = true;
     }
     net->comes_in = r->stage > 0;
@@ -455,7 +446,10 @@ static bool cut_layers(struct splitter *s, struct error *err)
     /* Embeddings of layers are made of the token's own; the block that guesses reads tokens, too. */
     if (net->comes_in && !e->width && !net->mtp.fc && (!tied || net->goes_on))
         leave(s, net->embed.tokens);
-    if (net->goes_on && !tied)
+    struct run head = stages_head(r, net->n_vocab);
+    if (shared && head.n)
+        keep_rows(s, net->head.w, 1, &head);
+    else if (net->goes_on && !tied)
         leave(s, net->head.w);
     if (e->width) {
         struct run part = times(mine, e->width);

@@ -21,9 +21,12 @@ static const struct gemm_weight *impl(const struct weight *w)
     return w->impl;
 }
 
+/* Stages of one rank may share the head: then these are the logits of its own rows (model/stages.h). */
 static int logits_width(const struct cpu_backend *cb)
 {
-    return cb->net->head.w ? cb->net->n_vocab : cb->net->n_embd;
+    const struct weight *w = cb->net->head.w;
+    bool alone = cb->base.ranks && cb->base.ranks->tp == 1;
+    return w ? (alone ? w->n_out : cb->net->n_vocab) : cb->net->n_embd;
 }
 
 /* Memory */
@@ -781,7 +784,7 @@ static void cpu_head(struct backend *be, const struct head *h)
         return;
     }
     linear(cb, h->w, n, cb->logits, cb->stream.rows, STAGE_HEAD);
-    if (h->w->n_out < cb->net->n_vocab) {
+    if (h->w->n_out < logits_width(cb)) {
         cpu_stage_begin(cb);
         ranks_collect(cb->base.ranks, cb->logits, cb->stream.rows, cb->net->n_vocab);
         cpu_stage_end(cb, STAGE_RANKS);
@@ -789,7 +792,7 @@ static void cpu_head(struct backend *be, const struct head *h)
     if (h->softcap != 0 || (h->scale != 0 && h->scale != 1)) {
         /* pieces of a row, so that one token spreads */
         struct cap_job j = {h, cb->logits, 64};
-        size_t n_logits = (size_t)cb->stream.rows * (size_t)cb->net->n_vocab;
+        size_t n_logits = (size_t)cb->stream.rows * (size_t)logits_width(cb);
         cpu_stage_begin(cb);
         pool_each(cb->pool, (int)(n_logits / 64), POOL_EVEN, cap_rows, &j);
         j = (struct cap_job){h, cb->logits + n_logits / 64 * 64, (int)(n_logits % 64)};

@@ -1,0 +1,176 @@
+/* Layers of pipeline stages, by cost: see stages.h. Knows shapes and formats, nothing of data or backends. */
+#include "model/stages.h"
+#include "base/mem.h"
+#include "file/tensorfile.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { HEAD_UNIT = 64 }; /* rows of a head that stay together */
+
+bool stages_want_of_layer(const struct tensorfile *f, const struct config *c,
+                          const struct want *want)
+{
+    const struct name *n = want->rows[0].name;
+    return want->layer >= c->n_layers || strstr(f->is_gguf ? n->gguf : n->hf, "%d") != NULL;
+}
+
+bool stages_share_head(const struct network *net, const struct ranks *r)
+{
+    return r->pp > 1 && r->tp == 1 && r->sharers == 0 && net->head.w && !net->mtp.fc &&
+           net->head.w != net->embed.tokens && net->n_vocab >= 2 * HEAD_UNIT;
+}
+
+struct run stages_head(const struct ranks *r, int n_vocab)
+{
+    if (r->stage > 0 && r->stage < r->pp - 1)
+        return (struct run){0, 0};
+    return run_of(n_vocab, HEAD_UNIT, r->stage > 0, 2);
+}
+
+/* Bytes of the weight, of one expert. What folders pack has about 4.5 bits a value. */
+static double weight_bytes(const struct tensorfile *f, const struct config *c,
+                           const struct want *want)
+{
+    double bytes = 0;
+    for (int i = 0; i < want->n_rows; i++) {
+        const struct tensor *t = build_find(f, c, want->rows[i].name, want->layer, 0, "weight");
+        double each = 4.5 / 8;
+        if (t && dtype_is_weight(t->type)) {
+            int len = dtype_table[t->type].block_len;
+            each = (double)dtype_bytes(t->type, (size_t)len) / len;
+        }
+        bytes += each * want->rows[i].n * want->n_in;
+    }
+    return bytes;
+}
+
+/* Of n experts, those that STAGES_ROWS rows meet, chosen evenly. */
+static double experts_met(const struct mlp *m, int n)
+{
+    int used = m->router.n_used < n ? m->router.n_used : n;
+    return m->router.w ? n * (1 - pow(1 - (double)used / n, STAGES_ROWS)) : n;
+}
+
+/* What a step reads of a want: rows of an embedding are next to nothing. */
+static double cost_of(const struct tensorfile *f, const struct config *c, const struct network *net,
+                      const struct want *want)
+{
+    bool experts = want->role == WEIGHT_EXPERTS || want->role == WEIGHT_EXPERTS_SHARED;
+    if (!want->w || (want->role == WEIGHT_EMBED && want->w != net->head.w))
+        return 0;
+    double times = want->n_expert > 1 ? want->n_expert : 1;
+    if (experts && want->layer < net->n_layers)
+        times = experts_met(&net->layers[want->layer].mlp, want->n_expert);
+    return floor(times * weight_bytes(f, c, want));
+}
+
+/* What is to be cut. */
+struct cutter {
+    const double *sums; /* (n + 1) of costs */
+    const bool *joined;
+    int n, pp;
+    double front, back;
+};
+
+/* Layers [j, i) as stage p. */
+static double stage_cost(const struct cutter *k, int p, int j, int i)
+{
+    return k->sums[i] - k->sums[j] + (p == 0 ? k->front : 0) + (p == k->pp - 1 ? k->back : 0);
+}
+
+/* table (pp, n + 1): the least that stages 0..p over layers [0, i) can have as their largest cost; or, where
+ * most >= 0, as the sum of the squares of costs that are no larger than it. from (pp, n + 1): where stage p begins. */
+static void fill_table(const struct cutter *k, double most, double *table, int *from)
+{
+    size_t width = (size_t)k->n + 1;
+    for (int p = 0; p < k->pp; p++)
+        for (int i = 0; i <= k->n; i++) {
+            double best = INFINITY;
+            int at = 0;
+            bool ends = i == k->n || (i > 0 && !k->joined[i]);
+            /* from behind: costs grow on the way, and of equals the first stages have more */
+            for (int j = i - 1; ends && j >= p; j--) {
+                double cost = stage_cost(k, p, j, i);
+                if (cost > (most >= 0 ? most : best))
+                    break;
+                if (p == 0 && j > 0)
+                    continue;
+                double before = p ? table[(size_t)(p - 1) * width + (size_t)j] : 0;
+                double all = most >= 0 ? before + cost * cost : fmax(before, cost);
+                if (all < best) {
+                    best = all;
+                    at = j;
+                }
+            }
+            table[(size_t)p * width + (size_t)i] = best;
+            from[(size_t)p * width + (size_t)i] = at;
+        }
+}
+
+bool stages_cut(const double *cost, const bool *joined, int n, double front, double back, int pp,
+                int *first)
+{
+    size_t cells = (size_t)pp * ((size_t)n + 1);
+    double *sums = mem_zalloc((size_t)n + 1, sizeof *sums);
+    double *table = mem_zalloc(cells, sizeof *table);
+    int *from = mem_zalloc(cells, sizeof *from);
+    for (int i = 0; i < n; i++)
+        sums[i + 1] = sums[i] + cost[i];
+    struct cutter k = {sums, joined, n, pp, front, back};
+    fill_table(&k, -1, table, from);
+    double most = table[cells - 1];
+    bool ok = isfinite(most);
+    if (ok) /* the dearest stage is as cheap as can be; now the others are evened out */
+        fill_table(&k, most, table, from);
+    for (int p = pp - 1, end = n; ok && p >= 0; p--)
+        end = first[p] = from[(size_t)p * ((size_t)n + 1) + (size_t)end];
+    mem_free(sums);
+    mem_free(table);
+    mem_free(from);
+    return ok;
+}
+
+/* Layers that read another one's cache stay with it. */
+static void join_layers(const struct network *net, int depth, bool *joined)
+{
+    for (int i = 0; i < depth; i++) {
+        const struct attention *a = &net->layers[i].mixer.attention;
+        if (net->layers[i].mixer.kind == MIXER_ATTENTION && a->shares_kv)
+            for (int k = a->kv_layer + 1; k <= i; k++)
+                joined[k] = true;
+    }
+}
+
+bool stages_layers(const struct tensorfile *f, const struct config *c, const struct network *net,
+                   const struct want *wants, int n_wants, const struct ranks *r, struct run *out,
+                   struct error *err)
+{
+    int depth = network_depth(net), first[RANKS_MOST];
+    double front = 0, back = 0;
+    if (depth < r->pp)
+        return error_set(err, "--pp %d: the model has %d layers", r->pp, depth);
+    double *cost = mem_zalloc((size_t)depth, sizeof *cost);
+    bool *joined = mem_zalloc((size_t)depth, sizeof *joined), shared = stages_share_head(net, r);
+    join_layers(net, depth, joined);
+    for (int i = 0; i < n_wants; i++) {
+        double reads = cost_of(f, c, net, &wants[i]);
+        if (wants[i].w && wants[i].w == net->head.w) {
+            front += shared ? reads / 2 : 0;
+            back += shared ? reads / 2 : reads;
+        } else if (stages_want_of_layer(f, c, &wants[i])) {
+            *(wants[i].layer < depth ? &cost[wants[i].layer] : &back) += reads;
+        }
+    }
+    bool ok = stages_cut(cost, joined, depth, front, back, r->pp, first);
+    if (ok) {
+        int end = r->stage == r->pp - 1 ? depth : first[r->stage + 1];
+        *out = (struct run){first[r->stage], end - first[r->stage]};
+    } else {
+        error_set(err, "--pp %d: too many layers read the cache of one which another stage has",
+                  r->pp);
+    }
+    mem_free(cost);
+    mem_free(joined);
+    return ok;
+}
