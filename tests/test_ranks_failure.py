@@ -326,6 +326,11 @@ def test_other_arguments():
     differ(logits(far, more=["-t", "1"]), logits(far, more=["-t", "2"]), "the arguments differ", '-t 1"', '-t 2"')
 
 
+def test_other_kernels():
+    """Ranks that compute otherwise may choose other experts for the same token."""
+    differ(logits(), ["env", "STEEL_ISA=ref", *logits()], "the kernels (STEEL_ISA) differ: rank 0 has", 'rank 1 "ref"')
+
+
 def test_other_version():
     with open("VERSION") as f:
         version = f.read().strip()

@@ -1,6 +1,7 @@
 /* Opening a model: the order in which its parts come to life, and the defaults they get. */
 #include "engine/runtime.h"
 #include "base/clock.h"
+#include "base/cpu.h"
 #include "base/mem.h"
 #include "base/sysmem.h"
 #include "engine/device.h"
@@ -581,18 +582,29 @@ static bool same_stats(struct ranks *r, struct error *err)
     return ranks_same(r, "the expert statistics", said, err);
 }
 
+/* All choose experts for themselves, and must choose alike: by the same arithmetic. */
+static bool same_kernels(struct backend *be, struct ranks *r, struct error *err)
+{
+    unsigned char id[16];
+    enum isa isa = ISA_REF;
+    struct error ignored; /* opening the backend has said it */
+    isa_choose(&isa, &ignored);
+    const char *said = backend_device_id(be, id) ? "those of a GPU" : isa_name(isa);
+    return ranks_same(r, "the kernels (STEEL_ISA)", said, err);
+}
+
 /* On all ranks: they are arranged, and agree on program, arguments and file. */
 static bool join(struct runtime *rt, struct ranks *r, int tp, int pp, bool ep, struct error *err)
 {
     char file[64];
     snprintf(file, sizeof file, "%zu tensors, %.3f GB, %016llx", rt->file->n_tensors,
              gb((double)tensorfile_bytes(rt->file)), (unsigned long long)fingerprint(rt->file));
+    CHECK(rt->be, "ranks without a backend");
     if (!ranks_same(r, "the programs", r->program, err) ||
         !ranks_same(r, "the arguments", r->arguments, err) ||
         !ranks_same(r, "the model files", file, err) || !same_stats(r, err) ||
-        !ranks_arrange(r, tp, pp, ep, err))
+        !same_kernels(rt->be, r, err) || !ranks_arrange(r, tp, pp, ep, err))
         return false;
-    CHECK(rt->be, "ranks without a backend");
     rt->be->ranks = r;
     /* Tokens are rank 0's, also on its device; over stages it chooses as logits come (step.c). */
     rt->be->ahead = pp > 1;
