@@ -39,6 +39,7 @@ struct attn_block {
     const struct attn_block *ahead;
     const void *k_tile[ATTN_BLOCK], *v_tile[ATTN_BLOCK];
     size_t k_step, v_step;
+    uint16_t *halves; /* (ATTN_BLOCK, D up to a whole panel) scratch: FP8 on its way */
 };
 
 /* Up to kernels.rows query rows of one kv head, and what they gathered since the chunk began. D: values

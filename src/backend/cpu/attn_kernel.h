@@ -169,8 +169,10 @@ INLINE void values(enum dtype type, int rows, int nv, const struct attn_tile *t,
     }
 }
 
-/* Scores become weights 2^(s - m); m, l and scale follow. */
-static void soften(const struct attn_tile *t, const struct attn_block *b)
+/* Scores become weights 2^(s - m); m, l and scale follow. k_worth, v_worth: what scores lack, and what
+ * weights must make up for. */
+static void soften(const struct attn_tile *t, const struct attn_block *b, float k_worth,
+                   float v_worth)
 {
     int k0, k1;
     span(t, b, &k0, &k1);
@@ -183,12 +185,12 @@ static void soften(const struct attn_tile *t, const struct attn_block *b)
         bool cut = t->row_lo[r] > first + i0 * VW || t->row_hi[r] < first + i1 * VW + VW - 1;
         VEC max = vec_set(ATTN_MASKED);
         for (int i = i0; i <= i1; i++) {
-            VEC x = vec_load(row + i * VW);
+            VEC x = vec_mul(vec_load(row + i * VW), vec_set(k_worth));
             if (t->cap != 0)
                 x = vec_softcap(x, t->cap, 1.0f / t->cap);
             if (cut)
                 x = vec_within(x, first + i * VW, t->row_lo[r], t->row_hi[r], ATTN_MASKED);
-            if (cut || t->cap != 0)
+            if (cut || t->cap != 0 || k_worth != 1.0f)
                 vec_store(row + i * VW, x);
             max = vec_max(max, x);
         }
@@ -207,7 +209,7 @@ static void soften(const struct attn_tile *t, const struct attn_block *b)
             sum = vec_mul(vec_load(t->l + r * VW), vec_set(scale[r]));
         for (int i = i0; i <= i1; i++) {
             VEC p = vec_exp2(vec_sub(vec_load(row + i * VW), max));
-            vec_store(row + i * VW, p);
+            vec_store(row + i * VW, vec_mul(p, vec_set(v_worth)));
             sum = vec_add(sum, p);
         }
         vec_store(t->l + r * VW, sum);
@@ -255,8 +257,7 @@ struct tile_fns {
     BOTH(DT_F16, rows, f16)                                                                        \
     BOTH(DT_BF16, rows, bf16)                                                                      \
     BOTH(DT_Q8_0, rows, q8)                                                                        \
-    BOTH(DT_Q4_0, rows, q4)                                                                        \
-    BOTH(DT_F8_E4M3, rows, fp8)
+    BOTH(DT_Q4_0, rows, q4)
 TILES(1)
 TILES(2)
 TILES(3)
@@ -290,16 +291,62 @@ TILES(8)
 static const struct tile_fns tile_table[][2][ROWS] = {
     {UP_TO(f32_all), UP_TO(f32_one)},   {UP_TO(f16_all), UP_TO(f16_one)},
     {UP_TO(bf16_all), UP_TO(bf16_one)}, {UP_TO(q8_all), UP_TO(q8_one)},
-    {UP_TO(q4_all), UP_TO(q4_one)},     {UP_TO(fp8_all), UP_TO(fp8_one)},
+    {UP_TO(q4_all), UP_TO(q4_one)},
 };
 static int tile_type(enum dtype t)
 {
     return t == DT_F32    ? 0
-           : t == DT_F16  ? 1
            : t == DT_BF16 ? 2
            : t == DT_Q8_0 ? 3
            : t == DT_Q4_0 ? 4
-                          : 5;
+                          : 1; /* FP8 too, as halves */
+}
+
+/* The panel of keys at vector i, of FP8, becomes halves once for all tiles: from there a load makes
+ * floats of them, which bytes take four instructions for. Vectors that lie side by side stay so. */
+static void keys_as_halves(const struct attn_block *b, int i, int dim, struct attn_block *to)
+{
+    uint16_t *out = b->halves;
+    bool beside = true;
+    for (int j = 1; j < NV; j++)
+        beside = beside && (const char *)b->k[i + j] == (const char *)b->k[i] + j * VW;
+    int n = beside ? PANEL : VW;
+    to->k_stride = (size_t)n;
+    for (int j = 0; j < NV; j += n / VW, out += (size_t)n * (size_t)dim) {
+        const uint8_t *k = b->k[i + j];
+        if (b->k_stride == (size_t)n)
+            vec_fp8_halves(k, n * dim, out);
+        else
+            for (int d = 0; d < dim; d++)
+                vec_fp8_halves(k + (size_t)d * b->k_stride, n, out + (size_t)d * (size_t)n);
+        for (int m = 0; m < n / VW; m++)
+            to->k[i + j + m] = out + m * VW;
+    }
+}
+
+/* n columns, from c on, of keys [k0, k1) likewise. */
+INLINE void values_as_halves(const struct attn_block *b, int k0, int k1, int c, int n,
+                             struct attn_block *to)
+{
+    for (int key = k0; key < k1; key++)
+        vec_fp8_halves((const uint8_t *)b->v[key / VW] + (size_t)(key % VW) * b->v_stride + c, n,
+                       b->halves + (size_t)key * PANEL);
+    to->v_stride = PANEL;
+    for (int i = k0 / VW; i <= (k1 - 1) / VW; i++)
+        to->v[i] = b->halves + (size_t)i * VW * PANEL;
+}
+
+/* The keys that some tile sees. */
+static void span_all(struct attn_tile *const *list, int n, const struct attn_block *b, int *k0,
+                     int *k1)
+{
+    *k0 = ATTN_BLOCK, *k1 = 0;
+    for (int j = 0; j < n; j++) {
+        int from, to;
+        span(list[j], b, &from, &to);
+        *k0 = from < *k0 ? from : *k0;
+        *k1 = to > *k1 ? to : *k1;
+    }
 }
 
 /* Panel by panel of K, then of V, each for all tiles: a panel stays in the first-level cache. */
@@ -308,29 +355,48 @@ static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const
 {
     const struct tile_fns *all = tile_table[tile_type(k_type)][0],
                           *one = tile_table[tile_type(k_type)][1];
-    for (int i = 0; i < VECS; i += NV)
+    bool k_fp8 = k_type == DT_F8_E4M3, v_fp8 = v_type == DT_F8_E4M3;
+    struct attn_block halves;
+    int low = 0, high = ATTN_BLOCK;
+    if (k_fp8 || v_fp8) {
+        span_all(list, n, b, &low, &high);
+        halves.first = b->first;
+        halves.ahead = b->ahead;
+        halves.v_step = b->v_step;
+    }
+    const struct attn_block *keys = k_fp8 ? &halves : b, *values = v_fp8 ? &halves : b;
+    for (int i = low / PANEL * NV; i * VW < high; i += NV) {
+        if (k_fp8)
+            keys_as_halves(b, i, dim, &halves);
         for (int j = 0; j < n; j++) {
             int k0, k1;
             span(list[j], b, &k0, &k1);
             int from = k0 / VW > i ? k0 / VW : i, to = (k1 + VW - 1) / VW;
             if (to >= i + NV && from == i)
-                all[list[j]->rows - 1].scores(list[j], b, i, dim);
+                all[list[j]->rows - 1].scores(list[j], keys, i, dim);
             else
                 for (; from < to && from < i + NV; from++)
-                    one[list[j]->rows - 1].scores(list[j], b, from, dim);
+                    one[list[j]->rows - 1].scores(list[j], keys, from, dim);
         }
+    }
     for (int j = 0; j < n; j++)
-        soften(list[j], b);
+        soften(list[j], b, k_fp8 ? FP8_SCALE : 1.0f, v_fp8 ? FP8_SCALE : 1.0f);
     all = tile_table[tile_type(v_type)][0];
     one = tile_table[tile_type(v_type)][1];
     int c = 0;
-    size_t panel = 0;
-    for (; c + PANEL <= v_dim; c += PANEL, panel += b->v_panel)
+    size_t panel = 0, step = v_fp8 ? 0 : b->v_panel;
+    for (; c + PANEL <= v_dim; c += PANEL, panel += step) {
+        if (v_fp8)
+            values_as_halves(b, low, high, c, PANEL, &halves);
         for (int j = 0; j < n; j++)
-            all[list[j]->rows - 1].values(list[j], b, c, panel, v_dim);
-    for (; c < v_dim; c += VW, panel += VW)
+            all[list[j]->rows - 1].values(list[j], values, c, panel, v_dim);
+    }
+    for (; c < v_dim; c += VW, panel += v_fp8 ? 0 : VW) {
+        if (v_fp8)
+            values_as_halves(b, low, high, c, VW, &halves);
         for (int j = 0; j < n; j++)
-            one[list[j]->rows - 1].values(list[j], b, c, panel, v_dim);
+            one[list[j]->rows - 1].values(list[j], values, c, panel, v_dim);
+    }
     for (int j = 0; j < n; j++)
         list[j]->fresh = false;
 }
