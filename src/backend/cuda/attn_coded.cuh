@@ -16,7 +16,7 @@
 #include "backend/cuda/attn_decode_split.cuh"
 #include "backend/cuda/kv_coded.cuh"
 
-enum { CODED_KEYS = 16, CODED_STAGES = 4 };
+enum { CODED_KEYS = 16, CODED_STAGES = 4, CODED_STAGES_DEEP = 7 };
 
 /* Beside struct attn_args. A slot of a ring: keys, their scales, values, their scales. */
 struct attn_coded {
@@ -117,15 +117,15 @@ template <int D> struct attn_coded_walk {
     }
 };
 
-/* Until the oldest of a ring's tiles has come: as many groups are under way as it has stages. */
-DEVICE void attn_coded_wait(int stages)
+/* Until the oldest of a ring's tiles has come: as many groups are under way as it has stages, which are
+ * at most MOST. */
+template <int MOST> DEVICE void attn_coded_wait(int stages)
 {
-    if (stages == 2)
-        copy_async_wait<1>();
-    else if (stages == 3)
-        copy_async_wait<2>();
-    else
-        copy_async_wait<3>();
+    if constexpr (MOST > 2) {
+        if (stages < MOST)
+            return attn_coded_wait<MOST - 1>(stages);
+    }
+    copy_async_wait<MOST - 1>();
     __syncwarp();
 }
 

@@ -245,7 +245,7 @@ static __global__ void __launch_bounds__(D > 256 ? 128 : 256, D > 128 ? 1 : 2)
 #pragma unroll 1
     for (int i = 0, at = 0; i < k.n; i++, at = at + 1 == c.stages ? 0 : at + 1) {
         uint8_t *tile = ring + at * c.slot;
-        attn_coded_wait(c.stages);
+        attn_coded_wait<CODED_STAGES>(c.stages);
         attn_coded_tile<D, true>(p, c, u, tile, (s.first + w + i * warps) * CODED_KEYS,
                                  owns_fresh ? &sh.fresh : NULL, sh.q, qf, r);
         __syncwarp(); /* every lane is done with the tile that is fetched over */

@@ -366,7 +366,8 @@ static void attn_decode_split_launch(struct cuda_backend *cu, struct attn_args p
     dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
     auto kernel = p.kv.type == DT_F16 ? attn_decode_split_kernel<D, false, SINK>
                                       : attn_decode_split_kernel<D, true, SINK>;
-    cuda_launch(cu, kernel, grid, SPLIT_THREADS, sizeof(struct attn_decode_split_shared<D>),
+    cuda_launch(cu, kernel, grid, SPLIT_THREADS,
+                attn_decode_split_alone(cu, sizeof(struct attn_decode_split_shared<D>)),
                 LAUNCH_EARLY, p);
 }
 

@@ -26,12 +26,19 @@ template <int D, int WARPS> struct attn_split_coded_shared {
     int is_last;
 };
 
-/* As many stages as the rings' bytes allow; of two the smallest hold a warp's part too. */
+/* Most stages of a ring. Of a block that has an SM for itself more: what is there before the kernel in
+ * front has ended costs no time. */
+static __host__ __device__ constexpr int attn_split_coded_stages(int warps)
+{
+    return warps == SPLIT_WARPS ? CODED_STAGES_DEEP : CODED_STAGES;
+}
+
+/* As many as the rings' bytes allow; of two the smallest hold a warp's part too. */
 template <int D, int WARPS>
 static __host__ __device__ constexpr struct attn_coded attn_split_coded_of(int k_type, int v_type)
 {
     struct attn_coded c = {};
-    for (int stages = CODED_STAGES; stages >= 2; stages--) {
+    for (int stages = attn_split_coded_stages(WARPS); stages >= 2; stages--) {
         c = attn_coded_of(k_type, v_type, D, stages);
         c.ring = WARPS * stages * c.slot;
         if (c.ring <= (WARPS == SPLIT_WARPS ? SPLIT_CODED_RINGS : SPLIT_CODED_SMALL))
@@ -89,6 +96,7 @@ static __global__ void __launch_bounds__(WARPS == SPLIT_WARPS ? 640 : WARPS * 32
     attn_decode_split_coded_kernel(const __grid_constant__ struct attn_args p,
                                    const __grid_constant__ struct attn_coded given)
 {
+    enum { MOST = attn_split_coded_stages(WARPS) };
     SHARED_BYTES(shared);
     const struct attn_coded c = TYPE ? attn_split_coded_of<D, WARPS>(TYPE, TYPE) : given;
     struct attn_split_coded_shared<D, WARPS> &sh =
@@ -139,7 +147,7 @@ static __global__ void __launch_bounds__(WARPS == SPLIT_WARPS ? 640 : WARPS * 32
 #pragma unroll 1
     for (int i = 0, at = 0; i < k.n; i++, at = at + 1 == c.stages ? 0 : at + 1) {
         uint8_t *tile = ring + at * c.slot;
-        attn_coded_wait(c.stages);
+        attn_coded_wait<MOST>(c.stages);
         attn_coded_tile<D, false>(p, c, u, tile, (s.first + w + i * WARPS) * CODED_KEYS,
                                   owns_fresh ? &sh.fresh : NULL, sh.q, qf, r);
         __syncwarp(); /* every lane is done with the tile that is fetched over */
@@ -209,8 +217,10 @@ static void attn_split_coded_launch(struct cuda_backend *cu, const struct attn_a
                   : k == DT_F8_E4M3 ? attn_decode_split_coded_kernel<D, WARPS, DT_F8_E4M3>
                                     : attn_decode_split_coded_kernel<D, WARPS, DT_Q4_0>;
     dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
-    cuda_launch(cu, kernel, grid, WARPS * 32, attn_split_coded_bytes<D, WARPS>(cu), LAUNCH_EARLY, p,
-                c);
+    size_t bytes = attn_split_coded_bytes<D, WARPS>(cu);
+    if (WARPS == SPLIT_WARPS)
+        bytes = attn_decode_split_alone(cu, bytes);
+    cuda_launch(cu, kernel, grid, WARPS * 32, bytes, LAUNCH_EARLY, p, c);
 }
 
 static int attn_split_coded_units(const struct attn_args &p)
