@@ -238,6 +238,7 @@ test-faults: $(B)/steel $(TEST_TOOLS)
 asan:
 	$(Q)$(MAKE) --no-print-directory B=build-asan CUDA=0 OPT='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' DEFS=-DSTEEL_DEBUG test
 
+tsan: export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp:$(TSAN_OPTIONS)
 tsan:
 	$(Q)$(MAKE) --no-print-directory B=build-tsan CUDA=0 OPT='-O1 -fsanitize=thread' DEFS=-DSTEEL_DEBUG test
 

@@ -68,6 +68,7 @@ struct ranks_line {
     pthread_mutex_t lock;
     int wake; /* eventfd */
     bool quit;
+    int rank; /* r's, which MPI says after the thread has begun */
     int listener;
     uint64_t key[2];
     int n_peers;
@@ -130,7 +131,7 @@ static void send_frame(struct ranks_line *l, struct peer *p, int kind, const cha
 static void lose_peer(struct ranks_line *l, int rank, const char *how)
 {
     bool first = ranks_lose(l->r, "rank %d %s", rank, how);
-    if (first && l->r->rank == 1 && !l->peers[0].told)
+    if (first && l->rank == 1 && !l->peers[0].told)
         say(l->r->lost.msg);
 }
 
@@ -141,7 +142,7 @@ static void take_frame(struct ranks_line *l, int rank, struct peer *p)
     p->heard_ns = clock_ns();
     if (f->busy)
         p->busy_ns = p->heard_ns;
-    if (l->r->rank > 0 && f->timeout_s)
+    if (l->rank > 0 && f->timeout_s)
         atomic_store(&l->r->timeout_s, f->timeout_s);
     p->bye |= f->kind == FRAME_BYE;
     p->told |= f->kind == FRAME_WHY;
@@ -238,7 +239,7 @@ static void beat(struct ranks_line *l, int64_t now)
     unsigned done = atomic_load(&l->r->done);
     l->busy = !atomic_load(&l->r->waiting) || done != l->last_done;
     l->last_done = done;
-    for (int i = 0; l->r->rank == 0 && i < l->n_peers; i++)
+    for (int i = 0; l->rank == 0 && i < l->n_peers; i++)
         l->busy |= l->peers[i].fd >= 0 && now - l->peers[i].busy_ns < 2 * BEAT_MS * 1000000LL;
     for (int i = 0; i < l->n_peers; i++)
         send_frame(l, &l->peers[i], FRAME_BEAT, NULL);
@@ -283,10 +284,10 @@ static void look_at_end(struct ranks_line *l, int64_t now)
     if (lost && !l->lost_ns) {
         l->lost_ns = now;
         l->end_ns = now + RANKS_LAST * SECOND;
-        for (int i = 0; r->rank == 0 && i < l->n_peers; i++)
+        for (int i = 0; l->rank == 0 && i < l->n_peers; i++)
             send_frame(l, &l->peers[i], FRAME_WHY, r->lost.msg);
     }
-    if (lost && r->rank == 0 && !atomic_load(&r->said) &&
+    if (lost && l->rank == 0 && !atomic_load(&r->said) &&
         now - l->lost_ns >= SPEAK_MS * 1000000LL) {
         say(r->lost.msg);
         end_process();
@@ -336,6 +337,7 @@ struct ranks_line *ranks_line_new(struct ranks *r)
 {
     struct ranks_line *l = mem_zalloc(1, sizeof *l);
     l->r = r;
+    l->rank = r->rank;
     l->listener = -1;
     for (int i = 0; i < VISITORS; i++)
         l->visitors[i].fd = -1;
@@ -410,9 +412,17 @@ static int listen_on(int family, bool nearby, int *port)
     return fd;
 }
 
+static void know_rank(struct ranks_line *l)
+{
+    pthread_mutex_lock(&l->lock);
+    l->rank = l->r->rank;
+    pthread_mutex_unlock(&l->lock);
+}
+
 void ranks_line_listen(struct ranks_line *l, bool nearby, struct ranks_offer *offer)
 {
     int port = 0;
+    know_rank(l);
     *offer = (struct ranks_offer){0};
     if (getrandom(offer->key, sizeof offer->key, 0) != (ssize_t)sizeof offer->key)
         return;
@@ -465,12 +475,13 @@ static int call(const char *host, const struct ranks_offer *offer, int rank)
 bool ranks_line_dial(struct ranks_line *l, const struct ranks_offer *offer, bool nearby)
 {
     int fd = -1, most = (int)(sizeof offer->address / sizeof *offer->address);
+    know_rank(l);
     if (!offer->port)
         return false;
     if (nearby && !getenv("STEEL_RANK_ADDRESS"))
-        fd = call("127.0.0.1", offer, l->r->rank);
+        fd = call("127.0.0.1", offer, l->rank);
     for (int i = 0; fd < 0 && i < offer->n && i < most; i++)
-        fd = call(offer->address[i], offer, l->r->rank);
+        fd = call(offer->address[i], offer, l->rank);
     if (fd < 0)
         return false;
     pthread_mutex_lock(&l->lock);
@@ -527,7 +538,7 @@ void ranks_line_tell(struct ranks_line *l, const char *why)
     for (int i = 0; i < l->n_peers; i++)
         send_frame(l, &l->peers[i], FRAME_WHY, why);
     pthread_mutex_unlock(&l->lock);
-    for (int i = 0; l->r->rank > 0 && open && i < RANKS_LAST * 100; i++) {
+    for (int i = 0; l->rank > 0 && open && i < RANKS_LAST * 100; i++) {
         nanosleep(&(struct timespec){0, 10000000}, NULL);
         pthread_mutex_lock(&l->lock);
         open = l->peers[0].fd >= 0;
