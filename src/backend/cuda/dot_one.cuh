@@ -8,6 +8,9 @@
  * which is clear in every magnitude: so one instruction makes the magnitudes of four positive
  * weights, and zeros for negative ones; with the signs turned round, the others. The tensor
  * cores add up both apart, and the difference is the sum: there is no zero to take away.
+ *
+ * F8 becomes halves, two bytes that lie side by side in one instruction where the device has it; the
+ * row's pairs are turned to suit.
  */
 #ifndef STEEL_BACKEND_CUDA_DOT_ONE_CUH
 #define STEEL_BACKEND_CUDA_DOT_ONE_CUH
@@ -24,6 +27,12 @@ static __host__ __device__ constexpr int set_kind(int set)
 static __host__ __device__ constexpr bool set_is_codes(int set)
 {
     return set >= SET_ONE ? set_kind(set) <= TILE_GPTQ4 : set <= SET_CODES;
+}
+
+/* Whether a tile has a byte a weight at most: registers hold two of them at once. */
+static __host__ __device__ constexpr bool set_is_small(int set)
+{
+    return set_is_codes(set) || set_kind(set) == TILE_F8;
 }
 
 /* The kind of all tiles of a weight, or -1. */
@@ -43,6 +52,8 @@ template <class F> static inline void matrix_set(const struct matrix *w, F f)
         f(kind_is<SET_K>());
     else if (w->set == SET_FAST && kind == TILE_F16)
         f(kind_is<SET_ONE + TILE_F16>());
+    else if (w->set == SET_FAST && kind == TILE_F8)
+        f(kind_is<SET_ONE + TILE_F8>());
     else if (w->set == SET_FAST)
         f(kind_is<SET_FAST>());
     else if (w->set == SET_ALL)
@@ -79,6 +90,18 @@ template <int SET, bool WIDE> struct slice_for {
                                : set_is_codes(SET) ? (int)SET_CODES
                                                    : (int)SET_FAST),
                               WIDE>::type type;
+};
+
+/* A row against bytes of F8: of four columns, 0 2 and 1 3 are pairs, as the bytes lie. */
+struct f8_slice : row_slice {
+};
+DEVICE void slice_make(struct f8_slice &s, const float (&v)[8])
+{
+    const float turned[8] = {v[0], v[2], v[1], v[3], v[4], v[6], v[5], v[7]};
+    slice_make((struct row_slice &)s, turned);
+}
+template <bool WIDE> struct slice_for<SET_ONE + TILE_F8, WIDE> {
+    typedef struct f8_slice type;
 };
 
 /* byte_perm, but where the fourth bit of a selector is set: zero (bytes are below 128). */
@@ -154,12 +177,67 @@ DEVICE void mxfp4_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r
     }
 }
 
+/* The lower (UPPER: upper) two bytes of a word as halves. */
+template <bool UPPER> DEVICE uint32_t f8_pair(uint32_t w)
+{
+#if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    uint32_t r;
+    uint16_t two = (uint16_t)(UPPER ? w >> 16 : w);
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(two));
+    return r;
+#else
+    return half2_mul(format<TILE_F8>::halves(w, UPPER ? 0x3424 : 0x1404), 0x5c005c00u); /* 256 */
+#endif
+}
+
+/* code_dot of dot.cuh for F8. A lone tile has two sums for each scale, so that the tensor cores wait
+ * for none of them. */
+template <int STEPS, int T>
+DEVICE void f8_dot(const uint8_t *const (&tile)[T], const struct f8_slice &x, float (&r)[T][2])
+{
+    const int N = T == 1 ? 2 : 1;
+    float c[T][2][N][4] = {}; /* [128 columns] */
+    int lane = lane_id();
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll(STEPS / 2)
+        for (int q = 2 * half; q < 2 * half + 2; q++)
+#pragma unroll
+            for (int t = 0; t < T; t++) {
+                codes_byte w;
+                w.fetch(tile[t], q, lane);
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    uint32_t b[2];
+                    w.bytes(j, b);
+                    const uint32_t a[4] = {f8_pair<false>(b[0]), f8_pair<false>(b[1]),
+                                           f8_pair<true>(b[0]), f8_pair<true>(b[1])};
+                    group_mma(c[t][half][j % N], a, x, 2 * q + (j >> 1), j & 1);
+                }
+            }
+#pragma unroll
+    for (int t = 0; t < T; t++) {
+        const float2 *scales = (const float2 *)(tile[t] + format<TILE_F8>::SCALES_AT);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float2 scale = scales[(lane >> 2) + 8 * h];
+            float sum[2] = {};
+#pragma unroll
+            for (int i = 0; i < 2 * N; i++)
+                sum[i / N] += c[t][i / N][i % N][2 * h] + c[t][i / N][i % N][2 * h + 1];
+            r[t][h] = scale.x * sum[0] + scale.y * sum[1];
+        }
+    }
+}
+
 /* r = this lane's share of T tiles of one kind; see code_dot. */
 template <int KIND, int STEPS, int T, class SLICE>
 DEVICE void one_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r)[T][2])
 {
     if constexpr (KIND == TILE_MXFP4)
         mxfp4_dot<STEPS>(tile, x, r);
+    else if constexpr (KIND == TILE_F8)
+        f8_dot<STEPS>(tile, x, r);
     else
         code_dot<KIND, STEPS>(tile, x, r);
 }

@@ -201,7 +201,7 @@ DEVICE void gemv_write(const struct gemv_output<PAIR> &o, const struct gemv_args
  * beside it. */
 template <int SET, bool PAIR, bool NORM>
 static __global__ void __launch_bounds__(NORM                ? 512
-                                         : set_is_codes(SET) ? 768
+                                         : set_is_small(SET) ? 768
                                                              : 640)
     gemv_kernel(const __grid_constant__ struct gemv_args p)
 {

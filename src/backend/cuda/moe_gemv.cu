@@ -223,7 +223,7 @@ static constexpr int moe_gemv_registers(int set, int mode)
 {
     return mode == ROUTE        ? 72
            : mode == EXPERT_TWO ? 80
-           : !set_is_codes(set) ? 128
+           : !set_is_small(set) ? 128
            : mode == CHOSEN     ? 112
                                 : 120;
 }
@@ -462,7 +462,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
 #pragma unroll 1
             for (int b = 0; b < batch; b++) {
                 float sum[2] = {}, *shares = sums + warp * stride + b * SHARES;
-                if constexpr (set_is_codes(SET) && MODE != ROUTE && MODE != EXPERT_TWO) {
+                if constexpr (set_is_small(SET) && MODE != ROUTE && MODE != EXPERT_TWO) {
                     int kind = SET >= SET_ONE ? set_kind(SET)
                                : SET == SET_K ? (out.kinds >> b & 3 ? -1 : (int)TILE_Q4_K)
                                               : (int)__shfl_sync(FULL_WARP, out.kinds, b);
