@@ -546,10 +546,10 @@ static void test_moe(void)
                 mlp_check(&n, rows_of[j], 5.0f);
         mlp_close(&n);
     }
-    /* One row, and two, of experts of one kind of codes, which have kernels of their own. */
-    const enum dtype one[] = {DT_MXFP4, DT_Q8_0,   DT_Q4_0,  DT_Q5_K,  DT_Q3_K,
-                              DT_Q2_K,  DT_IQ4_XS, DT_IQ3_S, DT_NVFP4, DT_GPTQ4};
-    for (int i = 0; i < 10; i++)
+    /* One row, and two, of experts of one kind, which have kernels of their own. */
+    const enum dtype one[] = {DT_MXFP4,  DT_Q8_0,  DT_Q4_0,  DT_Q5_K,  DT_Q3_K,   DT_Q2_K,
+                              DT_IQ4_XS, DT_IQ3_S, DT_NVFP4, DT_GPTQ4, DT_F8_E4M3};
+    for (int i = 0; i < 11; i++)
         for (int rows = 1; rows <= 2; rows++) {
             struct dims s = base_dims();
             if (light && i && rows == 2)
