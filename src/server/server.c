@@ -430,6 +430,8 @@ static void on_alarm_of_ranks(evutil_socket_t fd, short what, void *arg)
     (void)fd, (void)what;
     struct server *s = arg;
     struct ranks *r = ranks_world();
+    if (!atomic_load(&r->stop)) /* it is set before the alarm; who has seen it may read `lost` */
+        return;
     atomic_store(&r->said, true);
     log_line(LOG_ERROR, "the ranks end", LOG_TEXT("why", r->lost.msg));
     event_del(s->tick); /* the engine fails by this too: no need to say that */
