@@ -26,6 +26,7 @@
 #define H2_M1152 0xe480e480u
 #define H2_M64   0xd400d400u
 #define H2_R16   0x2c002c00u /* 1/16 */
+#define H2_32768 0x78007800u
 #define H2_SIGN  0x80008000u
 /* -(1024 + n), -(64 + n): n below 1024, 64 */
 #define H2_LESS_1024(n) (H2_M1024 + (uint32_t)(n)*0x10001u)
@@ -398,50 +399,25 @@ struct codes_byte : codes_of_bytes {
 /* Four bits that name one of sixteen levels. A word has row g's four columns of 16 in its lower half,
  * row g+8's in the upper, columns 0 2 1 3. Eight levels are one byte_perm; which eight, another. */
 struct levels_iq4 { /* -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113, plus 128 */
-    enum { HALVES = 0 };
     static __device__ __forceinline__ uint32_t four(int i)
     {
         return i == 0 ? 0x3f2d1801u : i == 1 ? 0x766a5d4fu : i == 2 ? 0xa6998d81u : 0xf1d9c5b5u;
     }
-    static __device__ __forceinline__ uint32_t four_tops(int i)
-    {
-        return four(i);
-    }
 };
 struct levels_fp4 { /* 0 .5 1 1.5 2 3 4 6 and their negatives, doubled, plus 128 */
-    enum { HALVES = 1 };
     static __device__ __forceinline__ uint32_t four(int i)
     {
         return i == 0 ? 0x83828180u : i == 1 ? 0x8c888684u : i == 2 ? 0x7d7e7f80u : 0x74787a7cu;
     }
-    /* The same, doubled, as halves: their upper bytes, since the lower are zero. */
-    static __device__ __forceinline__ uint32_t four_tops(int i)
-    {
-        return i == 0 ? 0x42403c00u : i == 1 ? 0x4a484644u : i == 2 ? 0xc2c0bc00u : 0xcac8c6c4u;
-    }
 };
 struct levels_iq3_xxs { /* 4 12 20 28 36 44 52 62 and their negatives, plus 128 */
-    enum { HALVES = 0 };
     static __device__ __forceinline__ uint32_t four(int i)
     {
         return i == 0 ? 0x9c948c84u : i == 1 ? 0xbeb4aca4u : i == 2 ? 0x646c747cu : 0x424c545cu;
     }
-    static __device__ __forceinline__ uint32_t four_tops(int i)
-    {
-        return four(i);
-    }
 };
 template <class LEVELS> struct codes_level : codes_of_bytes {
-    enum { CODE_BYTES = 2048, HAS_LESS = !LEVELS::HALVES };
-    static __device__ __forceinline__ float less(int h)
-    {
-        return LEVELS::HALVES ? 0.0f : codes_of_bytes::less(h);
-    }
-    static __device__ __forceinline__ void settle(uint32_t (&a)[4])
-    {
-        if (!LEVELS::HALVES)
-            codes_of_bytes::settle(a);
-    }
+    enum { CODE_BYTES = 2048 };
     uint32_t word[4];
     __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
     {
@@ -449,12 +425,12 @@ template <class LEVELS> struct codes_level : codes_of_bytes {
         word[0] = w.x, word[1] = w.y, word[2] = w.z, word[3] = w.w;
     }
     /* Bytes of rows g and g+8. */
-    template <bool TOPS> static __device__ __forceinline__ void find(uint32_t w, uint32_t (&a)[2])
+    __device__ __forceinline__ void bytes(int j, uint32_t (&a)[2]) const
     {
-        uint32_t l[4];
+        uint32_t w = word[j], l[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            l[i] = TOPS ? LEVELS::four_tops(i) : LEVELS::four(i);
+            l[i] = LEVELS::four(i);
         uint32_t at = w & 0x77777777u, which = and_or(w >> 1, 0x44444444u, 0x32103210u);
         a[0] = byte_perm(byte_perm(l[0], l[1], at), byte_perm(l[2], l[3], at), which);
         at >>= 16;
@@ -464,24 +440,48 @@ template <class LEVELS> struct codes_level : codes_of_bytes {
     __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
     {
         uint32_t b[2];
-        find<LEVELS::HALVES>(word[j], b);
-        if (!LEVELS::HALVES)
-            halves(b, a);
-#pragma unroll
-        for (int h = 0; h < 2 && LEVELS::HALVES; h++) {
-            a[h] = byte_perm(b[h], 0, 0x2404);
-            a[h + 2] = byte_perm(b[h], 0, 0x3414);
-        }
-    }
-    __device__ __forceinline__ void bytes(int j, uint32_t (&a)[2]) const
-    {
-        find<false>(word[j], a);
+        bytes(j, b);
+        halves(b, a);
     }
     static __device__ __forceinline__ float at(const uint8_t *tile, const struct tile_place &p)
     {
         uint32_t w = load4(tile + p.q * 512 + p.lane * 16 + p.j * 4);
         int code = (int)(w >> (16 * p.h + 4 * ((p.e & 1) * 2 + (p.e >> 1))) & 15);
         return (float)((int)(LEVELS::four(code >> 2) >> 8 * (code & 3) & 255) - 128);
+    }
+};
+
+/* FP4 (E2M1): sign, two bits of exponent, one of mantissa. Moved to where a half has those, they are a
+ * level (they are doubled) 2^15 too small, the one below the smallest exponent included: no table. A half's
+ * lower byte is zero, so its upper ones are made for four at once: of columns 2 and 3 from the upper
+ * nibbles of bytes, of 0 and 1 from the lower. */
+struct codes_fp4 : codes_level<levels_fp4> {
+    enum { HAS_LESS = 0 };
+    static __device__ __forceinline__ float less(int h)
+    {
+        (void)h;
+        return 0.0f;
+    }
+    static __device__ __forceinline__ float unit(int h)
+    {
+        (void)h;
+        return 32768.0f;
+    }
+    static __device__ __forceinline__ void settle(uint32_t (&a)[4])
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[i] = half2_mul(a[i], H2_32768);
+    }
+    __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
+    {
+        uint32_t w = word[j];
+        uint32_t low = and_or(w << 4, 0x80808080u, w << 1 & 0x0e0e0e0eu);
+        uint32_t high = and_or(w, 0x80808080u, w >> 3 & 0x0e0e0e0eu);
+        a[0] = byte_perm(low, 0, 0x1404);
+        a[1] = byte_perm(low, 0, 0x3424);
+        a[2] = byte_perm(high, 0, 0x1404);
+        a[3] = byte_perm(high, 0, 0x3424);
     }
 };
 
@@ -795,6 +795,12 @@ struct scales_f8 {
     __device__ __forceinline__ uint32_t pair(int h, int i) const
     {
         return byte_perm(sc[h], 0, i ? 0x3424 : 0x1404) >> 1;
+    }
+    /* Times what levels of FP4 are too small by. A level has two bits and a scale four: as a half, the
+     * product of a raw code with this is exactly that of level and scale. */
+    __device__ __forceinline__ uint32_t pair_of_raw(int h, int i) const
+    {
+        return half2_mul(pair(h, i), H2_32768);
     }
     __device__ __forceinline__ float scale(int h, int i) const
     {

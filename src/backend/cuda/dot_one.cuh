@@ -85,6 +85,17 @@ template <class F> static inline void matrix_set(const struct matrix *w, F f)
         }
 }
 
+/* f(kind_is<KIND>()) of a weight of SET_CODES: its one kind, or ANY_CODES. */
+template <class F> static inline void codes_set(const struct matrix *w, F f)
+{
+    matrix_set(w, [&](auto set) {
+        if constexpr (set.VALUE == SET_CODES)
+            f(kind_is<ANY_CODES>());
+        else if constexpr (set.VALUE >= SET_ONE && set_is_codes(set.VALUE))
+            f(kind_is<set_kind(set.VALUE)>());
+    });
+}
+
 template <int SET, bool WIDE> struct slice_for {
     typedef typename slice_of<(SET < SET_ONE       ? SET
                                : set_is_codes(SET) ? (int)SET_CODES

@@ -45,7 +45,7 @@ template <> struct format<TILE_IQ4_NL> : coded<codes_level<levels_iq4>, scales_h
 };
 template <> struct format<TILE_IQ4_XS> : coded<codes_level<levels_iq4>, scales_k32<>> {
 };
-template <> struct format<TILE_MXFP4> : coded<codes_level<levels_fp4>, scales_power> {
+template <> struct format<TILE_MXFP4> : coded<codes_fp4, scales_power> {
 };
 /* Its values are odd numbers up to 15 with a sign: 2 code - 15. */
 template <> struct format<TILE_IQ3_S> : coded<codes_nibble<15, true>, scales_k32<>> {
@@ -56,7 +56,7 @@ template <> struct format<TILE_IQ2> : coded<codes_level3<levels_iq2>, scales_k16
 };
 template <> struct format<TILE_IQ1> : coded<codes_level3<levels_iq1>, scales_k16<8>> {
 };
-template <> struct format<TILE_NVFP4> : coded<codes_level<levels_fp4>, scales_f8> {
+template <> struct format<TILE_NVFP4> : coded<codes_fp4, scales_f8> {
 };
 template <> struct format<TILE_GPTQ4> : coded<codes_nibble<0>, scales_half<MINS_ZERO>> {
 };

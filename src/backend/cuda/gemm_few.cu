@@ -7,6 +7,7 @@
  * kinds go through gemm_splitk.cu.
  */
 #include "backend/cuda/gemm_few.h"
+#include "backend/cuda/dot_one.cuh"
 #include "backend/cuda/rows.cuh"
 
 #include <math.h>
@@ -210,16 +211,8 @@ static bool gemm_few_suits(const struct cuda_backend *cu, const struct matrix *w
            gemm_few_shared(w->n_kt, 1, nt, 1, w->max_tile_bytes, stages) <= cu->shared_limit;
 }
 
-/* What is written for one kind: dense parts beside experts of few bits are Q8_0. No switch, fewer
- * spills. */
-static bool gemm_few_all_q8(const struct matrix *w)
-{
-    bool all = true;
-    for (int i = 0; i < w->n_seg; i++)
-        all &= w->seg[i].kind == TILE_Q8_0;
-    return all;
-}
-
+/* More than eight rows have kernels of one kind: no switch, fewer spills. With short rings: of Q8_0, which
+ * dense parts beside experts of few bits are, and which is too large for others. */
 template <int NT, bool FLOATS, int STAGES> static auto gemm_few_kernel_of(const struct matrix &w)
 {
     auto kernel = gemm_few_kernel<ANY_CODES, NT, FLOATS, STAGES>;
@@ -227,8 +220,11 @@ template <int NT, bool FLOATS, int STAGES> static auto gemm_few_kernel_of(const 
         if (w.set == SET_K)
             kernel = gemm_few_kernel<ANY_K, NT, FLOATS, STAGES>;
     if constexpr (NT > 1)
-        if (gemm_few_all_q8(&w))
-            kernel = gemm_few_kernel<TILE_Q8_0, NT, FLOATS, STAGES>;
+        if (w.set == SET_CODES)
+            codes_set(&w, [&](auto k) {
+                if constexpr (STAGES == FEW_STAGES || k.VALUE == TILE_Q8_0)
+                    kernel = gemm_few_kernel<k.VALUE, NT, FLOATS, STAGES>;
+            });
     return kernel;
 }
 

@@ -10,6 +10,7 @@
  * The weighted sum over a row's experts is made by the norm that follows, or another kernel
  * (pick.cu).
  */
+#include "backend/cuda/dot_one.cuh"
 #include "backend/cuda/rows.cuh"
 
 #include <math.h>
@@ -493,15 +494,13 @@ template <int NT> static void unit_launch(struct cuda_backend *cu, struct moe_gr
 {
     size_t shared;
     int warps = unit_warps(cu, &p, 8 * NT, &shared);
-    int kind = p.w.seg[0].kind;
-    bool same = p.w.seg[p.w.n_seg - 1].kind == kind;
-    cuda_launch(cu,
-                same && kind == TILE_Q4_K && p.plain ? moe_grouped_up_kernel<TILE_Q4_K, NT, true>
-                : same && kind == TILE_Q4_K          ? moe_grouped_up_kernel<TILE_Q4_K, NT, false>
-                : same && kind == TILE_MXFP4         ? moe_grouped_up_kernel<TILE_MXFP4, NT, false>
-                : p.w.set == SET_K                   ? moe_grouped_up_kernel<ANY_K, NT, false>
-                                                     : moe_grouped_up_kernel<ANY_CODES, NT, false>,
-                dim3((unsigned)cu->n_sm), warps * 32, shared, LAUNCH_EARLY, p);
+    auto kernel = moe_grouped_up_kernel<ANY_K, NT, false>;
+    if (matrix_kind(&p.w) == TILE_Q4_K)
+        kernel = p.plain ? moe_grouped_up_kernel<TILE_Q4_K, NT, true>
+                         : moe_grouped_up_kernel<TILE_Q4_K, NT, false>;
+    else if (p.w.set != SET_K)
+        codes_set(&p.w, [&](auto k) { kernel = moe_grouped_up_kernel<k.VALUE, NT, false>; });
+    cuda_launch(cu, kernel, dim3((unsigned)cu->n_sm), warps * 32, shared, LAUNCH_EARLY, p);
 }
 
 static void moe_grouped_up(struct cuda_backend *cu, const struct moe_grouped_args &p, int width)
@@ -517,12 +516,12 @@ template <int NT> static void down_launch(struct cuda_backend *cu, const struct 
     int warps = DOWN_WARPS;
     while (warps > 1 && down_shared(p, NT, warps) > cu->shared_limit)
         warps--;
-    cuda_launch(cu,
-                p.w.set == SET_K && p.plain     ? moe_grouped_down_kernel<ANY_K, NT, true>
-                : p.w.set == SET_K              ? moe_grouped_down_kernel<ANY_K, NT, false>
-                : p.w.seg[0].kind == TILE_MXFP4 ? moe_grouped_down_kernel<TILE_MXFP4, NT, false>
-                                                : moe_grouped_down_kernel<ANY_CODES, NT, false>,
-                dim3((unsigned)cu->n_sm), warps * 32, down_shared(p, NT, warps), LAUNCH_EARLY, p);
+    auto kernel = p.plain ? moe_grouped_down_kernel<ANY_K, NT, true>
+                          : moe_grouped_down_kernel<ANY_K, NT, false>;
+    if (p.w.set != SET_K)
+        codes_set(&p.w, [&](auto k) { kernel = moe_grouped_down_kernel<k.VALUE, NT, false>; });
+    cuda_launch(cu, kernel, dim3((unsigned)cu->n_sm), warps * 32, down_shared(p, NT, warps),
+                LAUNCH_EARLY, p);
 }
 
 static void moe_grouped_down(struct cuda_backend *cu, const struct moe_grouped_args &p, int width)

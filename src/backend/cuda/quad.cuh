@@ -7,6 +7,27 @@
 
 #include "backend/cuda/rows.cuh"
 
+/* quad_codes where codes times scales are halves: see frag_scaled. */
+template <int KIND>
+DEVICE void quad_scaled(const uint8_t *tile, const struct row_frag &x, float (&acc)[2])
+{
+    typedef format<KIND> F;
+    float sum[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint32_t a[2][4];
+        scaled_codes<KIND>(a, tile, i);
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            mma_f16(sum[j], a[j], x.b[2 * i + j][0], x.b[2 * i + j][1]);
+    }
+    typename F::scales all;
+    all.fetch(tile + F::SCALES_AT, 0, lane_id() >> 2);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        acc[h] += all.row(h) * (sum[0][2 * h] + sum[1][2 * h]);
+}
+
 /* acc[0], acc[1] += rows g, g+8 of the tile times row c of four: x has row g/2 for column g. A
  * warp waits for each result it uses, so products that do not need each other stand side by
  * side. */
@@ -14,6 +35,8 @@ template <int KIND>
 DEVICE void quad_codes(const uint8_t *tile, const struct row_frag &x, float (&acc)[2])
 {
     typedef format<KIND> F;
+    if constexpr (frag_is_scaled<KIND>::VALUE)
+        return quad_scaled<KIND>(tile, x, acc);
     int lane = lane_id();
     const float zero[4] = {};
     float sum[2] = {}, ts[4] = {}, tm[4] = {};

@@ -121,25 +121,74 @@ template <int GROUP, class F> DEVICE void scale_frags(uint32_t (&a)[4], F f)
         a[i] = GROUP == 16 ? f(i & 1, i >> 1) : both_of(f(i & 1, 0), i >> 1);
 }
 
-/* Rows in registers have no index that is not known when compiling; with those in shared memory, all
- * formats but the most usual ones save code. */
-template <int KIND, class X> struct frag_unroll {
-    enum { STEPS = 4 };
+/* Chunks of a tile at once. Rows in registers have no index that is not known when compiling; with
+ * those in shared memory, kernels of all formats save code. */
+template <class X> struct frag_steps {
+    enum { OF_MANY = 4 };
 };
-template <int KIND> struct frag_unroll<KIND, struct row_at> {
-    enum { STEPS = KIND <= TILE_Q6_K ? 4 : 2 };
+template <> struct frag_steps<struct row_at> {
+    enum { OF_MANY = 2 };
 };
+
+/* Codes times scales 16 columns at a time, exactly, in halves: a tile is one sum (NVFP4), of which
+ * every other 16 columns stand apart, since a product waits for the one in front. */
+template <int KIND> struct frag_is_scaled {
+    enum { VALUE = KIND == TILE_NVFP4 };
+};
+template <int KIND> DEVICE void scaled_codes(uint32_t (&a)[2][4], const uint8_t *tile, int i)
+{
+    typedef format<KIND> F;
+    typename F::codes w;
+    typename F::scales sc;
+    w.fetch(tile, i >> 1, lane_id());
+    sc.fetch(tile + F::SCALES_AT, i >> 1, lane_id() >> 2);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        w.raw(2 * (i & 1) + j, a[j]);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            a[j][e] = half2_mul(a[j][e], both_of(sc.pair_of_raw(e & 1, i & 1), j));
+    }
+}
+template <int KIND, int STEPS, int NT, class X>
+DEVICE void frag_scaled(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
+{
+    typedef format<KIND> F;
+    float sum[2][NT][4] = {};
+#pragma unroll(STEPS)
+    for (int q = 0; q < 4; q++)
+#pragma unroll
+        for (int i = 2 * q; i < 2 * q + 2; i++) {
+            uint32_t a[2][4];
+            scaled_codes<KIND>(a, tile, i);
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                uint4 b = frag_pair(x[n], i);
+                mma_f16(sum[0][n], a[0], b.x, b.y);
+                mma_f16(sum[1][n], a[1], b.z, b.w);
+            }
+        }
+    typename F::scales all;
+    all.fetch(tile + F::SCALES_AT, 0, lane_id() >> 2);
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            acc[n][e] += all.row(e >> 1) * (sum[0][n][e] + sum[1][n][e]);
+}
 
 /* acc[n] += tile x rows of x[n] (row_frag or row_at). d0 d1: row g, columns 2c 2c+1; d2 d3: row
  * g+8. */
-template <int KIND, int NT, class X>
+template <int KIND, int STEPS, int NT, class X>
 DEVICE void frag_codes(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
 {
     typedef format<KIND> F;
+    if constexpr (frag_is_scaled<KIND>::VALUE)
+        return frag_scaled<KIND, STEPS>(tile, x, acc);
     int lane = lane_id();
     const float zero[4] = {};
     float sum[NT][4] = {};
-#pragma unroll(frag_unroll <KIND, X>::STEPS)
+#pragma unroll(STEPS)
     for (int q = 0; q < 4; q++) {
         typename F::codes w;
         typename F::scales sc;
@@ -208,13 +257,16 @@ template <int KIND, int NT, class X>
 DEVICE void frag_tile(int kind, const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
 {
     if constexpr (KIND == ANY_CODES)
-        coded_kind(kind, [&](auto k) { frag_codes<k.VALUE, NT>(tile, x, acc); });
+        coded_kind(kind, [&](auto k) {
+            constexpr int steps = k.VALUE <= TILE_Q6_K ? 4 : frag_steps<X>::OF_MANY;
+            frag_codes<k.VALUE, steps>(tile, x, acc);
+        });
     else if constexpr (KIND >= 0)
-        frag_codes<KIND, NT>(tile, x, acc);
+        frag_codes<KIND, 4>(tile, x, acc);
     else if (kind == TILE_Q4_K)
-        frag_codes<TILE_Q4_K, NT>(tile, x, acc);
+        frag_codes<TILE_Q4_K, 4>(tile, x, acc);
     else
-        frag_codes<TILE_Q6_K, NT>(tile, x, acc);
+        frag_codes<TILE_Q6_K, 4>(tile, x, acc);
 }
 
 /* A warp's ring of STAGES weight tiles in shared memory: tiles come out in the order they were
