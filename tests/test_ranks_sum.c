@@ -1,7 +1,9 @@
 /*
  * Sums over lanes (base/ranks.h) by threads instead of processes: rows of which lanes have some, few and many,
- * come out as when all lanes send all; what lanes lack is not sent. And experts by load (model/expert_load.h).
+ * come out as when all lanes send all; what lanes lack is not sent. Waits in company. And experts by load
+ * (model/expert_load.h).
  */
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/ranks.h"
 #include "base/ranks_link.h"
@@ -209,12 +211,49 @@ static void test_experts_by_load(void **state)
     assert_memory_equal(order, plain, sizeof plain);
 }
 
+static struct {
+    int64_t until;
+    int looks;
+} slow;
+
+static void *link_slow(void *buf, size_t bytes, int from, int tag)
+{
+    (void)buf, (void)bytes, (void)from, (void)tag;
+    slow.until = clock_ns() + 5000000;
+    return &slow;
+}
+
+static int test_slow(void *request)
+{
+    (void)request;
+    slow.looks++;
+    return clock_ns() >= slow.until;
+}
+
+/* Where other programs want the core a wait is a row of naps: at most one look in 20 us after the first few. */
+static void test_naps_in_company(void **state)
+{
+    (void)state;
+    static const struct ranks_link one = {
+        .version = RANKS_LINK_VERSION, .recv = link_slow, .test = test_slow};
+    struct ranks r = {.link = &one, .size = 2, .tp = 1, .pp = 2, .crowded = 2};
+    char byte;
+    atomic_store(&r.timeout_s, 10);
+    int64_t began = clock_ns();
+    assert_true(ranks_recv(&r, &byte, 1, 1));
+    int64_t naps = (clock_ns() - began) / 20000;
+    /* 5 us of looking are not more than 500 looks on any machine */
+    assert_true(slow.looks >= 1 && slow.looks <= naps + 500);
+    assert_int_equal(r.crowded, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows_of_some_lanes),
         cmocka_unit_test(test_runs),
         cmocka_unit_test(test_experts_by_load),
+        cmocka_unit_test(test_naps_in_company),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,10 +13,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum {
-    SPIN_NS = 1000000,    /* of looking before the first nap */
+    SPIN_NS = 1000000, /* of looking before the first nap */
+    LATE_NS = 50000, /* who yields and is back after so long shares the core with other programs: */
+    CROWDED_NS = 5000,    /* then it looks only so long, */
+    CROWDED_WAITS = 1000, /* for so many waits, */
+    SLICE_NS = 100000,    /* and asks to run for so long at a time */
     NAP_NS = 20000,       /* the first one */
     MOST_NAP_NS = 500000, /* when nothing has come for long */
     VOCAB_UNIT = 64,      /* rows of a head that stay together */
@@ -162,6 +168,8 @@ struct ranks *ranks_open(struct error *err)
     char why[512] = "";
     struct ranks *r = ranks_new();
     world = r;
+    prctl(PR_SET_TIMERSLACK,
+          1); /* naps are as short as they say, in threads made from here on, too */
     bool ok = r->line && r->alarm >= 0;
     if (!ok)
         error_set(err, "the system has no thread for the ranks");
@@ -266,6 +274,44 @@ static bool too_long(struct ranks *r, int64_t waited, enum wait kind)
     return waited > most || !may_work;
 }
 
+/* Turns of this thread on its core become shorter, and come sooner: it preempts who has long ones when it wakes. Its
+ * share stays the same. Kernels before 6.12 ignore it, and the C library has no call for it. */
+static void shorten_turns(void)
+{
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+    } turn = {.size = sizeof turn};
+    static _Thread_local bool asked;
+    if (asked)
+        return;
+    asked = true;
+    if (syscall(SYS_sched_getattr, 0, &turn, sizeof turn, 0) == 0 && turn.policy == SCHED_OTHER) {
+        turn.runtime = SLICE_NS;
+        syscall(SYS_sched_setattr, 0, &turn, 0);
+    }
+}
+
+/* Looks for another moment; false: it is time to nap. Who spins where others want the core spends its share of
+ * it for nothing, and does not get it back when the answer comes. */
+static bool look_on(struct ranks *r, int64_t waited)
+{
+    if (r->crowded)
+        return waited < CROWDED_NS;
+    if (waited >= SPIN_NS)
+        return false;
+    int64_t before = clock_ns();
+    sched_yield(); /* ranks may share cores */
+    if (clock_ns() - before > LATE_NS) {
+        r->crowded = CROWDED_WAITS;
+        shorten_turns();
+    }
+    return true;
+}
+
 /* Waits for an operation, politely: who waits long sleeps. */
 static bool wait_to_end(struct ranks *r, void *request, enum wait kind, const char *what)
 {
@@ -285,10 +331,8 @@ static bool wait_to_end(struct ranks *r, void *request, enum wait kind, const ch
             start += now - last;
         last = now;
         waited = now - start;
-        if (waited < SPIN_NS) {
-            sched_yield(); /* ranks may share cores */
+        if (look_on(r, waited))
             continue;
-        }
         if (too_long(r, waited, kind))
             return give_up(r, what, "no answer from another rank (--rank-timeout)");
         nap_for(nap);
@@ -301,6 +345,7 @@ static bool wait_for(struct ranks *r, void *request, enum wait kind, const char 
 {
     atomic_store_explicit(&r->waiting, true, memory_order_relaxed);
     bool ok = wait_to_end(r, request, kind, what);
+    r->crowded -= r->crowded > 0;
     atomic_fetch_add_explicit(&r->done, 1, memory_order_relaxed);
     atomic_store_explicit(&r->waiting, false, memory_order_relaxed);
     return ok;

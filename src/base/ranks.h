@@ -72,6 +72,7 @@ struct ranks {
     bool lined;           /* every rank has one to rank 0 */
     struct error notice;  /* what the user should know; empty = nothing */
     int alarm;            /* eventfd: readable once the job is lost */
+    int crowded;          /* other programs want the cores: so many waits from now on are short */
     atomic_int timeout_s; /* the same everywhere, rank 0 says it */
     atomic_bool waiting;  /* for another rank */
     atomic_uint done;     /* waits that have ended */
