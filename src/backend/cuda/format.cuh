@@ -63,7 +63,7 @@ template <> struct format<TILE_GPTQ4> : coded<codes_nibble<0>, scales_half<MINS_
 
 /* f(kind_is<KIND>()) for the kind of codes that `kind` is. */
 template <int KIND> struct kind_is {
-    enum { VALUE = KIND };
+    static constexpr int VALUE = KIND;
 };
 template <class F> DEVICE void coded_kind(int kind, F f)
 {
