@@ -402,20 +402,21 @@ static void test_parts(void **state)
     assert_int_equal(pipeline_parts(2, 8, 16, 16, 16), 2);
     assert_int_equal(pipeline_parts(4, 8, 3, 3, 3), 3);
     assert_int_equal(pipeline_parts(4, 8, 1, 1, 1), 1);
-    /* a prompt: the dearer a part, the fewer */
+    /* a prompt: as many as are done soonest; the dearer a part, the fewer */
     assert_int_equal(pipeline_parts(2, 0, 512, 1, 1), 2);
-    int dense = pipeline_dear_rows(false, 0, 0), sparse = pipeline_dear_rows(false, 128, 8);
-    assert_true(dense > 0 && sparse == 16 * dense && pipeline_dear_rows(true, 128, 8) == 0);
-    for (int rows = 1; rows <= 4096; rows = rows * 3 / 2 + 1)
+    static const int rows[] = {1, 64, 128, 256, 512, 1024}, parts[] = {1, 1, 1, 2, 3, 4};
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(pipeline_parts(2, 64, rows[i], 1, 1), parts[i]);
+    for (int n = 1; n <= 4096; n = n * 3 / 2 + 1)
         for (int pp = 2; pp <= 16; pp *= 2) {
-            int few = pipeline_parts(pp, sparse, rows, 1, 1),
-                many = pipeline_parts(pp, dense, rows, 1, 1);
+            int few = pipeline_parts(pp, 200, n, 1, 1), many = pipeline_parts(pp, 10, n, 1, 1);
             assert_true(few >= 1 && few <= many && many <= (pp > 8 ? pp : 8));
-            assert_true(many == 1 || rows >= many * PIPELINE_PART_ROWS);
+            assert_true(many == 1 || n >= many * PIPELINE_PART_ROWS);
         }
-    assert_int_equal(pipeline_parts(2, sparse, 64, 1, 1), 1);
     /* what follows keeps the stages busy: one part for each */
-    assert_int_equal(pipeline_parts(2, dense, 1024, 1, 0), 2);
+    assert_int_equal(pipeline_parts(2, 64, 1024, 1, 0), 2);
+    /* logits of all rows: so do they */
+    assert_int_equal(pipeline_parts(2, 64, 32, 1, 32), 2);
 }
 
 static void test_steps(void **state)

@@ -477,7 +477,7 @@ static bool place(const struct counter *common, const struct ranks *r, struct pl
             .max_tokens = k->o->max_tokens, .max_seqs = k->o->max_seqs, .max_out = k->o->max_seqs};
         count_layers(&o.net, k->o->gpu, to);
         count_ends(&o, shared, to);
-        to->talk.dear = pipeline_dear_rows(k->o->gpu, k->c->n_expert, k->c->n_expert_used);
+        to->talk.dear = k->o->gpu ? 0 : PIPELINE_DEAR;
         to->token_bytes = kvcache_token_bytes(&o.net, k->o->k_type, k->o->v_type);
         to->state_bytes = kvcache_state_bytes(&o.net);
         to->scratch = runtime_step_bytes(&o.net, &lim);

@@ -36,7 +36,7 @@ struct pipeline {
     struct ranks *r;
     int most; /* parts of a step: so many that every stage has one */
     int max_seqs;
-    int dear;       /* pipeline_dear_rows */
+    int dear;       /* of pipeline_parts */
     bool whole;     /* sequences are not cut: a row sees those behind it */
     bool all_embed; /* stages behind the first need tokens, too */
     struct flight flights[FLIGHTS];
@@ -98,7 +98,7 @@ struct pipeline *pipeline_new(struct model *m, int max_tokens, int max_seqs, int
     p->r = m->be->ranks;
     p->most = p->r->pp > PIPELINE_PARTS ? p->r->pp : PIPELINE_PARTS;
     p->max_seqs = max_seqs;
-    p->dear = pipeline_dear_rows(p->r->sharers > 0, m->config.n_expert, m->config.n_expert_used);
+    p->dear = p->r->sharers > 0 ? 0 : PIPELINE_DEAR;
     p->all_embed = m->net.embed.layers.width > 0;
     p->head = stages_head(p->r, m->net.n_vocab);
     p->shares_head =
@@ -223,8 +223,9 @@ static struct flight *latest(struct pipeline *p)
 
 int pipeline_parts(int pp, int dear, double rows, double seqs, double outs)
 {
-    /* Sequences go round the stages; the next piece of a prompt that goes on follows by itself. */
-    if (rows <= seqs || outs == 0 || !dear || pp == 1)
+    /* Sequences go round the stages; the next piece of a prompt that goes on follows by itself; where every
+     * row wants logits, the head is most of the work. */
+    if (rows <= seqs || outs == 0 || outs >= rows || !dear || pp == 1)
         return (int)fmin(pp, fmax(seqs, floor(rows / PIPELINE_PART_ROWS)));
     int most = pp > PIPELINE_PARTS ? pp : PIPELINE_PARTS, best = 1;
     /* n parts take as long as pp + n - 1 of them in one stage. */
@@ -232,11 +233,6 @@ int pipeline_parts(int pp, int dear, double rows, double seqs, double outs)
         if ((pp + n - 1) * (rows / n + dear) < (pp + best - 1) * (rows / best + dear))
             best = n;
     return (int)fmax(best, fmin(pp, seqs));
-}
-
-int pipeline_dear_rows(bool gpu, int n_expert, int n_used)
-{
-    return gpu ? 0 : n_used > 0 ? PIPELINE_DEAR * n_expert / n_used : PIPELINE_DEAR;
 }
 
 int pipeline_begin(struct pipeline *p, const struct batch *b)

@@ -14,15 +14,15 @@
 enum {
     PIPELINE_PART_ROWS = 16, /* no part of a prompt has fewer rows */
     PIPELINE_PARTS = 8,      /* of a step at most, or one for each stage */
-    PIPELINE_DEAR = 8,       /* see pipeline_dear_rows */
+    /* What a part costs besides its rows, in rows, on CPUs: its weights are read, and kernels like many rows. So measured
+     * on two cores, with experts and without. */
+    PIPELINE_DEAR = 64,
 };
 
 /* Parts of a step of so many rows, sequences and outputs. Where sequences generate, one for each stage: they take turns.
- * A prompt has the more parts the sooner all stages work, but each part reads the weights, as if it had `dear` rows more:
- * as many as are done soonest. dear 0: not known, one for each stage. */
+ * Of a prompt, as many as are done soonest: with more of them all stages work sooner, but each costs `dear` rows. dear 0: not
+ * known, one for each stage. */
 int pipeline_parts(int pp, int dear, double rows, double seqs, double outs);
-/* On CPUs reading weights costs as much as PIPELINE_DEAR rows do; with experts they are more by as much as a row leaves out. */
-int pipeline_dear_rows(bool gpu, int n_expert, int n_used);
 
 struct pipeline;
 /* Room for steps of so many rows, sequences and outputs. */
