@@ -17,6 +17,10 @@ NEAR = ["--mca", "btl", "self,vader"]
 TCP = ["--mca", "btl", "self,tcp"]
 # The launcher's own shared memory has a lock that a killed process may hold for ever.
 os.environ.setdefault("PMIX_MCA_gds", "hash")
+# A sanitizer's build: whole stacks, by which MPI's own leaks are told from ours.
+for _name, _more in (("ASAN_OPTIONS", "fast_unwind_on_malloc=0"), ("LSAN_OPTIONS", "print_suppressions=0:suppressions=" + os.path.join(
+        os.path.dirname(os.path.abspath(__file__)), "lsan.supp"))):
+    os.environ[_name] = ":".join(filter(None, (os.environ.get(_name), _more)))
 DEMO = "demo/steel-demo.gguf"
 ALL = bool(os.environ.get("RANKS_ALL"))
 

@@ -10,9 +10,11 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from serverlib import run_tests  # noqa: E402
+from serverlib import run_tests, sanitized  # noqa: E402
 
-STEEL = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "build", "steel")
+BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
+STEEL = os.path.join(BUILD, "steel")
+LITTLE = "" if sanitized(BUILD) else "ulimit -v 2000000; "  # sanitizers reserve address space
 WORK = tempfile.TemporaryDirectory(prefix="steel-plan-")
 
 
@@ -174,7 +176,7 @@ def test_hostile_shapes():
             with open(path, "wb") as f:
                 f.write(good[:at] + bad.to_bytes(4, "little") + good[at + 4:])
                 f.truncate(os.path.getsize(model("tiny-moe")))
-            r = subprocess.run(["sh", "-c", "ulimit -v 2000000; exec \"$0\" plan \"$1\" --tp 2 --ep --json", STEEL, path],
+            r = subprocess.run(["sh", "-c", LITTLE + "exec \"$0\" plan \"$1\" --tp 2 --ep --json", STEEL, path],
                                capture_output=True, timeout=60)
             lines = r.stderr.decode(errors="replace").splitlines()
             assert r.returncode in (0, 1), (key, bad, r.returncode, lines[:3])
