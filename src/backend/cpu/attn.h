@@ -97,9 +97,10 @@ struct attn_kernels {
     const struct attn_row_kernels *row;
 };
 
-/* vnni: keys of Q8_0 or Q4_0 alone, by 8-bit dot products with queries of 16 bits. */
-extern const struct attn_row_kernels attn_rows_c, attn_rows_avx2, attn_rows_avx512, attn_rows_vnni;
+/* vnni, madd: keys of Q8_0 or Q4_0 alone, by integer dot products with queries of 16 bits. */
+extern const struct attn_row_kernels attn_rows_c, attn_rows_avx2, attn_rows_avx512, attn_rows_vnni,
+    attn_rows_madd_avx2, attn_rows_madd_avx512;
 extern const struct attn_kernels attn_kernels_c, attn_kernels_avx2, attn_kernels_avx512,
-    attn_kernels_vnni, attn_kernels_amx;
+    attn_kernels_vnni, attn_kernels_madd_avx2, attn_kernels_madd_avx512, attn_kernels_amx;
 
 #endif

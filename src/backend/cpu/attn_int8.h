@@ -1,17 +1,19 @@
 /*
- * Scores of keys that are 8-bit or 4-bit codes, by 8-bit dot products: part of attn_kernel.h for
- * attn_vnni.c. A query is rounded to 16 bits by block of 32 components, with a scale each, so that next
- * to nothing is lost beside the keys' own rounding, and is multiplied as two bytes, 256 * high + low.
- * Bytes of keys count as unsigned: what that is too much, 128 or 8 times the sum of the query, is taken
- * off at the start. Everything up to the scales is exact.
+ * Scores of keys that are 8-bit or 4-bit codes, by integer dot products: part of attn_kernel.h for
+ * attn_vnni.c, attn_madd_avx512.c and attn_madd_avx2.c. A query is rounded to 16 bits by block of 32
+ * components, with a scale each, so that next to nothing is lost beside the keys' own rounding. With
+ * VNNI it is multiplied as two bytes, 256 * high + low, and bytes of keys count as unsigned: what that is
+ * too much, 128 or 8 times the sum of the query, is taken off at the start. Without, codes of keys become
+ * 16 bits too. Everything up to the scales is exact, so both ways give the same bytes.
  */
 #ifndef STEEL_BACKEND_CPU_ATTN_INT8_H
 #define STEEL_BACKEND_CPU_ATTN_INT8_H
 
-/* What a tile's q holds: codes (D/4, ROWS), and per block and row a scale and the sum of the codes. */
+/* What a tile's q holds: codes (D/4, ROWS), and per block and row a scale and the sum of the codes. Of
+ * four codes, their high bytes and low bytes; without VNNI codes 0 and 2 whole, and codes 1 and 3. */
 struct int8_queries {
-    int32_t *high, *low; /* four codes each */
-    float *scale;        /* (D/32, ROWS) */
+    int32_t *high, *low;
+    float *scale; /* (D/32, ROWS) */
     int32_t *sum;
 };
 
@@ -27,6 +29,7 @@ INLINE struct int8_queries int8_queries(const float *q, int dim)
 
 enum { INT8_MOST = 127 * 256 + 127 }; /* of a query's code */
 
+#ifdef __AVX512VNNI__
 static void load_int8(const float *const *from, int rows, int dim, float factor, float *q)
 {
     struct int8_queries to = int8_queries(q, dim);
@@ -111,5 +114,117 @@ INLINE void scores_int8(enum dtype type, int rows, const struct attn_tile *t,
     for (int r = 0; r < rows; r++)
         vec_store(t->s + r * ATTN_BLOCK + i * VW, acc[r]);
 }
+#else
+
+#ifdef __AVX512F__
+#define INTS            __m512i
+#define ints_load(p)    _mm512_loadu_si512(p)
+#define ints_set(x)     _mm512_set1_epi32(x)
+#define ints_and(a, b)  _mm512_and_si512(a, b)
+#define ints_up(x, n)   _mm512_slli_epi16(x, n)
+#define ints_down(x, n) _mm512_srli_epi16(x, n)
+#define ints_sign(x)    _mm512_srai_epi16(x, 8)
+#define ints_dot(a, b)  _mm512_madd_epi16(a, b)
+#define ints_add(a, b)  _mm512_add_epi32(a, b)
+#define ints_float(x)   _mm512_cvtepi32_ps(x)
+#define ints_round(x)   _mm512_cvtps_epi32(x)
+#else
+#define INTS            __m256i
+#define ints_load(p)    _mm256_loadu_si256((const __m256i *)(p))
+#define ints_set(x)     _mm256_set1_epi32(x)
+#define ints_and(a, b)  _mm256_and_si256(a, b)
+#define ints_up(x, n)   _mm256_slli_epi16(x, n)
+#define ints_down(x, n) _mm256_srli_epi16(x, n)
+#define ints_sign(x)    _mm256_srai_epi16(x, 8)
+#define ints_dot(a, b)  _mm256_madd_epi16(a, b)
+#define ints_add(a, b)  _mm256_add_epi32(a, b)
+#define ints_float(x)   _mm256_cvtepi32_ps(x)
+#define ints_round(x)   _mm256_cvtps_epi32(x)
+#endif
+
+static void load_int8(const float *const *from, int rows, int dim, float factor, float *q)
+{
+    struct int8_queries to = int8_queries(q, dim);
+    for (int r = 0; r < rows; r++)
+        for (int b = 0; b < dim / KV_BLOCK; b++) {
+            const float *x = from[r] + b * KV_BLOCK;
+            VEC most = vec_set(0.0f);
+            for (int i = 0; i < KV_BLOCK; i += VW)
+                most = vec_max(most,
+                               vec_max(vec_load(x + i), vec_sub(vec_set(0.0f), vec_load(x + i))));
+            float max = vec_hmax(most);
+            float inverse = max > 0 ? (float)INT8_MOST / max : 0.0f;
+            int32_t codes[KV_BLOCK], sum = 0;
+            for (int i = 0; i < KV_BLOCK; i += VW) {
+                INTS c = ints_round(vec_mul(vec_load(x + i), vec_set(inverse)));
+                memcpy(codes + i, &c, sizeof c);
+            }
+            for (int i = 0; i < KV_BLOCK; i++) {
+                codes[i] = codes[i] < INT8_MOST ? codes[i] : INT8_MOST; /* two roundings */
+                sum += codes[i];
+            }
+            for (int g = 0; g < 8; g++) {
+                const int32_t *c = codes + 4 * g;
+                int at = (b * 8 + g) * ROWS + r;
+                to.high[at] = (int32_t)((uint32_t)(uint16_t)c[0] | (uint32_t)c[2] << 16);
+                to.low[at] = (int32_t)((uint32_t)(uint16_t)c[1] | (uint32_t)c[3] << 16);
+            }
+            to.scale[b * ROWS + r] = inverse > 0 ? factor / inverse : 0.0f;
+            to.sum[b * ROWS + r] = sum;
+        }
+}
+
+/* s[r, i*VW ..] = q[r] . K for vector i of keys */
+INLINE void scores_int8(enum dtype type, int rows, const struct attn_tile *t,
+                        const struct attn_block *b, int i, int dim)
+{
+    struct int8_queries q = int8_queries(t->q, dim);
+    const INTS nibble = ints_set(0x000f000f);
+    VEC acc[ROWS];
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        acc[r] = vec_set(0.0f);
+    for (int block = 0; block < dim / KV_BLOCK; block++) {
+        INTS sum[ROWS];
+        UNROLL
+        for (int r = 0; r < rows; r++)
+            sum[r] = ints_set(type == DT_Q4_0 ? -8 * q.sum[block * ROWS + r] : 0);
+        UNROLL
+        for (int g = 0; g < 8; g++) {
+            const int32_t *even = q.high + (block * 8 + g) * ROWS;
+            const int32_t *odd = q.low + (block * 8 + g) * ROWS;
+            INTS x, k0, k1; /* components 0 and 2 of four, and 1 and 3 */
+            if (type == DT_Q8_0) {
+                x = ints_load((const char *)b->k[i] + (size_t)(block * 8 + g) * b->k_stride * 4);
+                k0 = ints_sign(ints_up(x, 8));
+                k1 = ints_sign(x);
+            } else {
+                x = ints_load((const char *)b->k[i] +
+                              (size_t)(block * 4 + g % 4) * b->k_stride * 4);
+                k0 = ints_and(g < 4 ? x : ints_down(x, 4), nibble);
+                k1 = g < 4 ? ints_and(ints_down(x, 8), nibble) : ints_down(x, 12);
+            }
+            UNROLL
+            for (int r = 0; r < rows; r++) {
+                sum[r] = ints_add(sum[r], ints_dot(k0, ints_set(even[r])));
+                sum[r] = ints_add(sum[r], ints_dot(k1, ints_set(odd[r])));
+            }
+        }
+        for (size_t at = 0; at < KV_BLOCK * b->v_step; at += 64)
+            __builtin_prefetch((const char *)b->ahead->v_tile[i] +
+                                   (size_t)block * KV_BLOCK * b->v_step + at,
+                               0, 2);
+        VEC scale = key_scale(type, b, i, block);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            VEC x = vec_mul(ints_float(sum[r]), vec_set(q.scale[block * ROWS + r]));
+            acc[r] = vec_fma(x, scale, acc[r]);
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        vec_store(t->s + r * ATTN_BLOCK + i * VW, acc[r]);
+}
+#endif
 
 #endif

@@ -1,8 +1,8 @@
 /*
  * Attention kernels, written once over vec.h and compiled per instruction set by attn.c (plain
- * C), attn_avx2.c, attn_avx512.c and attn_vnni.c. The includer defines KERNELS and ROW_KERNELS (the
- * tables' names), ROWS (query rows per tile) and NV (vectors per row of the register tile), and
- * INT8_SCORES where keys are coded and multiplied as such.
+ * C), attn_avx2.c, attn_avx512.c, attn_vnni.c and attn_madd_*.c. The includer defines KERNELS and
+ * ROW_KERNELS (the tables' names), ROWS (query rows per tile) and NV (vectors per row of the register
+ * tile), and INT8_SCORES where keys are coded and multiplied as such.
  *
  * The register tile of both products is ROWS x NV vectors. Scores: one vector is VW keys, each step
  * of d multiplies NV loads of K by ROWS broadcasts of q. Values: one vector is VW columns of V, each
@@ -108,9 +108,9 @@ INLINE void weigh(enum dtype type, int rows, const struct attn_tile *t, const st
 }
 
 /* o[r] = o[r] * scale[r] + sum over the block's keys of s[r, key] * V[key], for nv vectors of columns
- * from column c, which begin at `column` in a row of V. */
+ * from column c, which begin at `column` in a row of V. high: value_code_at. */
 INLINE void values(enum dtype type, int rows, int nv, const struct attn_tile *t,
-                   const struct attn_block *b, int c, size_t column, int dim)
+                   const struct attn_block *b, int c, size_t column, int dim, bool high)
 {
     float *o = t->o + c;
     const float *p = t->s;
@@ -149,7 +149,7 @@ INLINE void values(enum dtype type, int rows, int nv, const struct attn_tile *t,
             VEC x[NV];
             UNROLL
             for (int j = 0; j < nv; j++)
-                x[j] = kv_coded(type) ? value_code(type, (const char *)v + at, c, j * VW)
+                x[j] = kv_coded(type) ? value_code_at(type, (const char *)v + at, c, j * VW, high)
                                       : vec_load_as(type, v, at + (size_t)(j * VW));
             ahead(next, fetch, step);
             UNROLL
@@ -247,7 +247,10 @@ struct tile_fns {
     static __attribute__((noinline)) void values_##name(                                           \
         const struct attn_tile *t, const struct attn_block *b, int c, size_t column, int dim)      \
     {                                                                                              \
-        values(type, rows, nv, t, b, c, column, dim);                                              \
+        if (type == DT_Q4_0 && c % KV_BLOCK >= 16)                                                 \
+            values(type, rows, nv, t, b, c, column, dim, true);                                    \
+        else                                                                                       \
+            values(type, rows, nv, t, b, c, column, dim, false);                                   \
     }
 #define BOTH(type, rows, name)                                                                     \
     TILE(type, rows, 1, name##_one_##rows)                                                         \
@@ -408,7 +411,7 @@ static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const
 static void load(const float *const *from, int rows, int dim, float scale, float *q)
 {
     int r = 0;
-#if VW > 1
+#ifdef __AVX2__
     __m128 x = _mm_set1_ps(scale);
     for (; r + 4 <= rows && dim % 4 == 0; r += 4)
         for (int d = 0; d < dim; d += 4) {
@@ -488,7 +491,7 @@ static void pack_rows(enum dtype type, const void *const *from, int at, int dim,
         const float *row = rows + (size_t)i * (size_t)dim;
         float *k = k_out + (size_t)((at + i) / PANEL) * (size_t)dim * PANEL + (at + i) % PANEL;
         int d = 0;
-#if VW > 1
+#ifdef __AVX2__
         for (; d + 4 <= dim; d += 4) {
             __m128 x[4];
             UNROLL

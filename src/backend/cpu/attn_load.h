@@ -34,15 +34,20 @@ INLINE VEC key_scale(enum dtype type, const struct attn_block *b, int i, int c)
 }
 
 /* VW columns of a value of a coded type, before their scale, from column c + e on; v: column 0. c is a
- * multiple of the 16 columns that have one half of Q4_0's bytes, or of as many as e goes over. */
-INLINE VEC value_code(enum dtype type, const char *v, int c, int e)
+ * multiple of the 16 columns that have one half of Q4_0's bytes, or of as many as e goes over; high: it
+ * begins the upper ones, a constant wherever speed matters. */
+INLINE VEC value_code_at(enum dtype type, const char *v, int c, int e, bool high)
 {
     if (type == DT_Q8_0)
         return vec_bytes(v + c + e);
     if (type == DT_F8_E4M3)
         return vec_fp8(v + c + e);
-    int shift = e >= 16 || c % 32 >= 16 ? 4 : 0;
-    return vec_nibbles(v + c / 32 * 16 + (c + e) % 16, shift);
+    return vec_nibbles(v + c / 32 * 16 + (c + e) % 16, high || e >= 16);
+}
+
+INLINE VEC value_code(enum dtype type, const char *v, int c, int e)
+{
+    return value_code_at(type, v, c, e, c % 32 >= 16);
 }
 
 /* n values of a cache of rows, as floats; NULL: zeros. */

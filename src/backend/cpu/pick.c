@@ -152,6 +152,8 @@ FITS(c)
 FITS(avx2)
 FITS(avx512)
 FITS(vnni)
+FITS(madd_avx2)
+FITS(madd_avx512)
 FITS(amx_q4)
 FITS(amx_fp8)
 
@@ -207,8 +209,10 @@ static const struct pick_row attn_rows[] = {
     FEW_ROWS(codes_amx_q4, q4, amx_q4),
     FEW_ROWS(codes_amx_fp8, fp8, amx_fp8),
     DECODE(ISA_VNNI, pages_vnni, small, vnni),
+    DECODE(ISA_AVX512, pages_madd_avx512, small, madd_avx512),
     PREFILL(ATTN_PACK_FROM, ISA_AVX512, alike_avx512, half, avx512),
     DECODE(ISA_AVX512, heads_avx512, any, avx512),
+    DECODE(ISA_AVX2, pages_madd_avx2, small, madd_avx2),
     PREFILL(ATTN_PACK_FROM, ISA_AVX2, alike_avx2, half, avx2),
     DECODE(ISA_AVX2, heads_avx2, any, avx2),
 #endif

@@ -126,7 +126,8 @@ INLINE VEC vec_exp2(VEC x) /* 2^x, x <= 127; 0 below EXP2_MIN; NaN stays NaN */
 }
 
 /* Codes of the KV cache (kvtile.h). Byte j of VW groups of four; a nibble of them, at bit `shift`, less
- * 8; VW bytes; a nibble of each, less 8; VW FP8 values, 256 times too small. */
+ * 8; VW bytes; a nibble of each, less 8; VW FP8 values, 256 times too small; n of them as halves, n a
+ * multiple of VW. */
 INLINE VEC vec_byte_of4(const void *p, int j)
 {
     __m512i x = _mm512_slli_epi32(_mm512_loadu_si512(p), (unsigned)(24 - 8 * j));
@@ -142,11 +143,11 @@ INLINE VEC vec_bytes(const void *p)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
-INLINE VEC vec_nibbles(const void *p, int shift)
+INLINE VEC vec_nibbles(const void *p, bool high)
 {
+    const VEC levels = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
-    x = _mm512_and_si512(_mm512_srli_epi32(x, (unsigned)shift), _mm512_set1_epi32(15));
-    return _mm512_cvtepi32_ps(_mm512_sub_epi32(x, _mm512_set1_epi32(8)));
+    return _mm512_permutexvar_ps(high ? _mm512_srli_epi32(x, 4) : x, levels); /* by four bits */
 }
 INLINE VEC vec_fp8(const void *p)
 {
@@ -288,10 +289,10 @@ INLINE VEC vec_bytes(const void *p)
 {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
-INLINE VEC vec_nibbles(const void *p, int shift)
+INLINE VEC vec_nibbles(const void *p, bool high)
 {
     __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
-    x = _mm256_and_si256(_mm256_srli_epi32(x, shift), _mm256_set1_epi32(15));
+    x = high ? _mm256_srli_epi32(x, 4) : _mm256_and_si256(x, _mm256_set1_epi32(15));
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(x, _mm256_set1_epi32(8)));
 }
 INLINE VEC vec_fp8(const void *p)
@@ -402,9 +403,9 @@ INLINE VEC vec_bytes(const void *p)
 {
     return (float)*(const int8_t *)p;
 }
-INLINE VEC vec_nibbles(const void *p, int shift)
+INLINE VEC vec_nibbles(const void *p, bool high)
 {
-    return (float)((*(const uint8_t *)p >> shift & 15) - 8);
+    return (float)((*(const uint8_t *)p >> (high ? 4 : 0) & 15) - 8);
 }
 INLINE VEC vec_fp8(const void *p)
 {
