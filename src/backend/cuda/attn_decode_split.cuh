@@ -315,11 +315,11 @@ DEVICE void attn_decode_split_end(const struct attn_decode_split_shares<D> &k, i
 }
 
 /* Host: the bytes of shared memory that keep a block alone on its SM. Blocks start beside the kernel in
- * front, which leaves some SMs sooner than others: two that could share one would, and others be idle. */
+ * front, which leaves some SMs sooner than others: two that could share one would, and others be idle
+ * (q4_0 of heads of 128 at depth 8,192: 571 tok/s in place of 626). */
 static inline size_t attn_decode_split_alone(const struct cuda_backend *cu, size_t bytes)
 {
-    static const char *off = getenv("STEEL_TRY_SHARED"); /* for a measurement */
-    size_t half = off ? 0 : cu->shared_per_sm / 2;
+    size_t half = cu->shared_per_sm / 2;
     return bytes > half || half > cu->shared_limit ? bytes : half;
 }
 
