@@ -62,6 +62,21 @@ DEVICE uint32_t byte_1024(uint32_t w, int i)
 {
     return byte_perm(w, 0x64646464u, 0x4040u + 0x0101u * (uint32_t)i);
 }
+/* byte_perm, where the fourth bit of a selector brings eight times the top bit of the byte it names. */
+DEVICE uint32_t byte_perm_top(uint32_t a, uint32_t b, uint32_t sel)
+{
+#ifdef STEEL_CUDA_SIM
+    uint32_t r = sim_byte_perm(a, b, sel);
+    for (int i = 0; i < 4; i++)
+        if (sel >> (4 * i + 3) & 1)
+            r = (r & ~(255u << 8 * i)) | (r >> (8 * i + 7) & 1 ? 255u << 8 * i : 0);
+    return r;
+#else
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(sel));
+    return r;
+#endif
+}
 DEVICE float byte_float(uint32_t w, int i)
 {
     return (float)(w >> 8 * i & 255);
@@ -397,27 +412,38 @@ struct codes_byte : codes_of_bytes {
 };
 
 /* Four bits that name one of sixteen levels. A word has row g's four columns of 16 in its lower half,
- * row g+8's in the upper, columns 0 2 1 3. Eight levels are one byte_perm; which eight, another. */
-struct levels_iq4 { /* -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113, plus 128 */
+ * row g+8's in the upper, columns 0 2 1 3. byte_perm looks up eight levels, and another the other eight;
+ * where a level is not among them it brings the top bit of the one that has its place there, eight times.
+ * Two levels with names eight apart have the same top bit, and where it is set one of the two is turned
+ * round, so that what is not wanted is cancelled out, or zero. */
+struct levels_iq4 { /* -127 -104 -83 -65 1 13 25 38, -49 -35 -22 -10 53 69 89 113, plus 128 */
+    enum { ZERO = 128 };
     static __device__ __forceinline__ uint32_t four(int i)
     {
-        return i == 0 ? 0x3f2d1801u : i == 1 ? 0x766a5d4fu : i == 2 ? 0xa6998d81u : 0xf1d9c5b5u;
+        return i == 0 ? 0x3f2d1801u : i == 1 ? 0xa6998d81u : i == 2 ? 0x766a5d4fu : 0xf1d9c5b5u;
     }
 };
-struct levels_fp4 { /* 0 .5 1 1.5 2 3 4 6 and their negatives, doubled, plus 128 */
+struct levels_fp4 { /* 0 .5 1 1.5 2 3 4 6 and their negatives, doubled, plus 16 */
+    enum { ZERO = 16 };
     static __device__ __forceinline__ uint32_t four(int i)
     {
-        return i == 0 ? 0x83828180u : i == 1 ? 0x8c888684u : i == 2 ? 0x7d7e7f80u : 0x74787a7cu;
+        return i == 0 ? 0x13121110u : i == 1 ? 0x1c181614u : i == 2 ? 0x0d0e0f10u : 0x04080a0cu;
     }
 };
-struct levels_iq3_xxs { /* 4 12 20 28 36 44 52 62 and their negatives, plus 128 */
+struct levels_iq3_xxs { /* 4 12 20 28 and their negatives, 36 44 52 62 and theirs, plus 128 */
+    enum { ZERO = 128 };
     static __device__ __forceinline__ uint32_t four(int i)
     {
-        return i == 0 ? 0x9c948c84u : i == 1 ? 0xbeb4aca4u : i == 2 ? 0x646c747cu : 0x424c545cu;
+        return i == 0 ? 0x9c948c84u : i == 1 ? 0x646c747cu : i == 2 ? 0xbeb4aca4u : 0x424c545cu;
     }
 };
+/* What names a code of IQ4 and IQ3_XXS: its upper two bits exchanged. */
+DEVICE uint32_t level_name(uint32_t code)
+{
+    return (code & 3) | (code & 4) << 1 | (code & 8) >> 1;
+}
 template <class LEVELS> struct codes_level : codes_of_bytes {
-    enum { CODE_BYTES = 2048 };
+    enum { CODE_BYTES = 2048, BYTE_ZERO = LEVELS::ZERO };
     uint32_t word[4];
     __device__ __forceinline__ void fetch(const uint8_t *tile, int q, int lane)
     {
@@ -427,15 +453,12 @@ template <class LEVELS> struct codes_level : codes_of_bytes {
     /* Bytes of rows g and g+8. */
     __device__ __forceinline__ void bytes(int j, uint32_t (&a)[2]) const
     {
-        uint32_t w = word[j], l[4];
+        uint32_t w = word[j], v = w ^ 0x88888888u, l[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            l[i] = LEVELS::four(i);
-        uint32_t at = w & 0x77777777u, which = and_or(w >> 1, 0x44444444u, 0x32103210u);
-        a[0] = byte_perm(byte_perm(l[0], l[1], at), byte_perm(l[2], l[3], at), which);
-        at >>= 16;
-        which >>= 16;
-        a[1] = byte_perm(byte_perm(l[0], l[1], at), byte_perm(l[2], l[3], at), which);
+            l[i] = i < 2 || LEVELS::four(i) < 1u << 31 ? LEVELS::four(i) : ~LEVELS::four(i);
+        a[0] = byte_perm_top(l[0], l[1], w) ^ byte_perm_top(l[2], l[3], v);
+        a[1] = byte_perm_top(l[0], l[1], w >> 16) ^ byte_perm_top(l[2], l[3], v >> 16);
     }
     __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
     {
@@ -446,8 +469,8 @@ template <class LEVELS> struct codes_level : codes_of_bytes {
     static __device__ __forceinline__ float at(const uint8_t *tile, const struct tile_place &p)
     {
         uint32_t w = load4(tile + p.q * 512 + p.lane * 16 + p.j * 4);
-        int code = (int)(w >> (16 * p.h + 4 * ((p.e & 1) * 2 + (p.e >> 1))) & 15);
-        return (float)((int)(LEVELS::four(code >> 2) >> 8 * (code & 3) & 255) - 128);
+        int name = (int)(w >> (16 * p.h + 4 * ((p.e & 1) * 2 + (p.e >> 1))) & 15);
+        return (float)((int)(LEVELS::four(name >> 2) >> 8 * (name & 3) & 255) - LEVELS::ZERO);
     }
 };
 
@@ -512,8 +535,8 @@ template <class LEVELS> struct codes_level3 : codes_of_bytes {
     {
         uint32_t low = move_up(word[j >> 1], -2 * (j & 1)) & 0x33333333u;
         uint32_t at = and_or(move_up(top, 2 - j), 0x44444444u, low);
-        a[0] = byte_perm(LEVELS::four(0), LEVELS::four(1), at);
-        a[1] = byte_perm(LEVELS::four(0), LEVELS::four(1), at >> 16);
+        a[0] = byte_perm_top(LEVELS::four(0), LEVELS::four(1), at);
+        a[1] = byte_perm_top(LEVELS::four(0), LEVELS::four(1), at >> 16);
     }
     __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
     {

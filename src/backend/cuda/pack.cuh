@@ -511,6 +511,7 @@ DEVICE uint32_t codes_word(const struct repack &p, int row0, int kt, int w)
     case TILE_IQ4_NL:
     case TILE_IQ4_XS:
     case TILE_IQ3_XXS:
+        return levels_word(row0, kt, w, [&](int r, int c) { return level_name(code_of(p, r, c)); });
     case TILE_MXFP4:
     case TILE_NVFP4:
         return levels_word(row0, kt, w, code);
