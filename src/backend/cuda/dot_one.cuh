@@ -115,21 +115,6 @@ template <bool WIDE> struct slice_for<SET_ONE + TILE_F8, WIDE> {
     typedef struct f8_slice type;
 };
 
-/* byte_perm, but where the fourth bit of a selector is set: zero (bytes are below 128). */
-DEVICE uint32_t byte_perm_or_zero(uint32_t a, uint32_t b, uint32_t sel)
-{
-#ifdef STEEL_CUDA_SIM
-    uint32_t off = sel >> 3 & 0x1111u, keep = 0;
-    for (int i = 0; i < 4; i++)
-        keep |= off >> 4 * i & 1 ? 0 : 255u << 8 * i;
-    return sim_byte_perm(a, b, sel) & keep;
-#else
-    uint32_t r;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(sel));
-    return r;
-#endif
-}
-
 /* mma_u8 of gpu.cuh, where sums begin: no registers are cleared first. */
 DEVICE void mma_u8_first(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
@@ -161,8 +146,8 @@ DEVICE void mxfp4_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r
                 const uint32_t turn = i & 1 ? 0x88888888u : 0;
                 uint32_t u = (i & 2 ? w.z : w.x) ^ turn, v = (i & 2 ? w.w : w.y) ^ turn;
                 const uint32_t all[4] = {
-                    byte_perm_or_zero(low, high, u), byte_perm_or_zero(low, high, u >> 16),
-                    byte_perm_or_zero(low, high, v), byte_perm_or_zero(low, high, v >> 16)};
+                    byte_perm_top(low, high, u), byte_perm_top(low, high, u >> 16),
+                    byte_perm_top(low, high, v), byte_perm_top(low, high, v >> 16)};
                 uint32_t b0 = slice_b(x, q, i & 2), b1 = slice_b(x, q, (i & 2) + 1);
                 if (q == 0)
                     mma_u8_first(n[t][i >> 1][i & 1], all, b0, b1);
