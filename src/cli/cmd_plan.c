@@ -144,6 +144,7 @@ static void slowest(const struct plan *plan, int stage, struct predict_work *w,
         w->params = more(w->params, o->params);
         w->expert_params = more(w->expert_params, o->expert_params);
         w->head_params = more(w->head_params, o->head_params);
+        w->head_bytes = more(w->head_bytes, o->head_bytes);
         w->kv_bytes = more(w->kv_bytes, o->kv_bytes);
         w->attn_flops = more(w->attn_flops, o->attn_flops);
         *t = plan->ranks[i].talk;

@@ -257,16 +257,18 @@ struct predict_step predict_step(const struct predict_work *w, const struct pred
                                 load->context};
     struct predict_step s = {0}, slowest = {0}, tell = {0};
     for (int i = 0; i < t->pp; i++) {
-        struct predict_step one = stage_part(&w[i], &t[i], d, link, between, &part, i == t->pp - 1);
-        add_step(&s, &one, 1);
+        bool last = i == t->pp - 1;
+        struct predict_step one = stage_part(&w[i], &t[i], d, link, between, &part, last);
         if (one.seconds > slowest.seconds)
             slowest = one;
-    }
-    if (t->pp > 1 && t->head_rows) { /* rank 0 computes its half while the last stage does */
-        struct predict_step half = {.memory = w->head_bytes / d->read,
-                                    .compute = 2 * part.outs * w->head_params / d->flops};
-        half.seconds = fmax(half.memory, half.compute);
-        add_step(&s, &half, -1);
+        if (t->head_rows && i == 0 &&
+            !last) { /* its part of the head is computed while the last one's is */
+            struct predict_work less = w[i];
+            less.bytes -= less.head_bytes;
+            less.head_params = 0;
+            one = stage_part(&less, &t[i], d, link, between, &part, last);
+        }
+        add_step(&s, &one, 1);
     }
     /* Stages work one behind the other. The other parts of a prompt come behind the first; those of
      * sequences go round, and wait only where the slowest stage has more to do than one round lasts. */
