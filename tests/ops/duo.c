@@ -246,14 +246,15 @@ void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff
         .n_in = s->n_embd, .n_expert = 1, .n_seg = 1, .rows = {n_expert}, .type = {router_type}};
     router.alike = s->alike;
     router.nudge = s->nudge;
+    int own = n_expert > 1 && s->n_own ? s->n_own : n_expert;
     struct random_spec up = {.n_in = s->n_embd,
-                             .n_expert = n_expert,
+                             .n_expert = own,
                              .n_seg = 2,
                              .rows = {n_ff, n_ff},
                              .type = {up_type, up_type},
                              .group_len = n_expert > 1 ? 128 : 64};
     struct random_spec down = {.n_in = n_ff,
-                               .n_expert = n_expert,
+                               .n_expert = own,
                                .n_seg = 1,
                                .rows = {s->n_embd},
                                .type = {down_type},
@@ -296,6 +297,7 @@ void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff
                          .act = s->other ? ACT_SWIGLU_CLAMP : ACT_SILU,
                          .alpha = 1.702f,
                          .limit = 0.6f};
+        l->expert_first = s->first_own;
         if (!shared)
             continue;
         l->router.kind = ROUTER_SIGMOID;
@@ -404,6 +406,16 @@ void stream_put(struct duo *d, const float *x, int rows)
     d->be[side]->ops->stream_put(d->be[side], x, rows);
 }
 
+static bool is_zero(const float *v, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (v[i] != 0)
+            return false;
+    return true;
+}
+
+int n_untouched;
+
 void stream_check(struct duo *d, const char *what, const float *x, int rows, double tol)
 {
     size_t n = (size_t)rows * (size_t)d->s.n_embd;
@@ -416,6 +428,18 @@ void stream_check(struct duo *d, const char *what, const float *x, int rows, dou
             y[side][i] -= x[i];
     }
     check_close(what, y[DEV], y[REF], n, tol);
+    for (int t = 0; x && t < rows; t++) {
+        size_t E = (size_t)d->s.n_embd;
+        const float *row = y[DEV] + (size_t)t * E;
+        if (!is_zero(y[REF] + (size_t)t * E, E))
+            continue;
+        n_untouched++;
+        n_checks++;
+        if (!is_zero(row, E)) {
+            n_failed++;
+            printf("FAIL  %s: row %d gets something, not nothing\n", what, t);
+        }
+    }
     EACH(side)
     mem_free(y[side]);
 }

@@ -42,7 +42,8 @@ struct dims {
     bool other; /* mlps with biases, a clamped SwiGLU, sigmoid routing, biases of the choice, and a
                    shared expert with a gate */
     bool fused; /* gate and up of mlps are one segment */
-    unsigned heads; /* what attention_case adds to plain heads: HEADS_ */
+    int first_own, n_own; /* of all experts only these are here; n_own 0: all */
+    unsigned heads;       /* what attention_case adds to plain heads: HEADS_ */
     struct bounds b;
 };
 
@@ -124,7 +125,9 @@ void plan_rows(struct plan *p, const struct dims *s, int rows); /* rows of a pro
 void begin(struct duo *d, struct plan *p);
 void end(struct duo *d, int32_t *ref_tokens, int32_t *dev_tokens);
 void stream_put(struct duo *d, const float *x, int rows);
-/* What the ops since stream_put added to x (rows, n_embd); x NULL: the stream itself. */
+/* What the ops since stream_put added to x (rows, n_embd); x NULL: the stream itself. A row to which the
+ * reference adds nothing must get nothing; n_untouched counts these. */
+extern int n_untouched;
 void stream_check(struct duo *d, const char *what, const float *x, int rows, double tol);
 void logits_poison(struct duo *d, int rows);
 void logits_check(struct duo *d, const char *what, int rows, double tol);
@@ -177,6 +180,7 @@ void routed_case(const struct dims *s, const enum dtype *types, float size, int 
 void test_lora(int part, int parts); /* lora.c */
 void test_parts(void);               /* parts.c */
 void test_ties(void);                /* picks.c */
+void test_spread(void);
 void test_picks(int part, int parts);
 
 #endif

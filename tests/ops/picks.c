@@ -1,7 +1,8 @@
 /*
  * What picks kernels, and experts, for test_ops.c. Every row of a backend's pick tables is forced in
  * turn, over cases it was not measured for too, and must run. And experts whose logits are equal, or
- * differ in their last bits: whichever way a step takes, the same ones must be chosen.
+ * differ in their last bits: whichever way a step takes, the same ones must be chosen. And experts of
+ * which other ranks have some.
  */
 #include "duo.h"
 
@@ -46,6 +47,71 @@ void test_ties(void)
     report("ties", before);
 }
 
+/* Experts that are spread over ranks: half of them are here, all but one, or one: then most rows have
+ * none of theirs. */
+static const int spread_own[][2] = {{4, 8}, {1, 15}, {15, 1}};
+enum { N_SPREAD = sizeof spread_own / sizeof *spread_own };
+
+static struct dims spread_dims(int own)
+{
+    struct dims s = base_dims();
+    s.first_own = spread_own[own][0];
+    s.n_own = spread_own[own][1];
+    return s;
+}
+
+/* With long rows of down. */
+static void spread_long(enum dtype t, int rows)
+{
+    struct dims s = base_dims();
+    s.n_embd = 352;
+    s.n_expert = 8;
+    s.first_own = 2;
+    s.n_own = 4;
+    s.other = true;
+    mlp_case(&s, s.n_expert, 2080, t, t, DT_F32, rows, 5.0f);
+}
+/* More than a warp looks at in one go. */
+static void spread_many(enum dtype t, int rows)
+{
+    struct dims s = base_dims();
+    s.n_expert = 200;
+    s.n_expert_used = 8;
+    s.first_own = 30;
+    s.n_own = 140;
+    mlp_case(&s, s.n_expert, 256, t, t, DT_F32, rows, 3.0f);
+}
+
+void test_spread(void)
+{
+    int before = n_checks, untouched = n_untouched;
+    if (!wanted("spread experts"))
+        return;
+    static const int rows_of[] = {1, 2, 3, 8, 12, 20, 40, 70, 300};
+    static const enum dtype types[] = {DT_Q4_K, DT_Q8_0, DT_BF16};
+    for (int own = 0; own < N_SPREAD; own++)
+        for (int i = 0; i < 3; i++) {
+            struct dims s = spread_dims(own);
+            struct mlp_net n;
+            s.other = (own + i) % 3 == 1;
+            s.norm_topk = i != 1;
+            mlp_open(&n, &s, s.n_expert, s.n_ff_exp, types[i], types[i], DT_F32, 300);
+            for (size_t j = 0; j < sizeof rows_of / sizeof *rows_of; j++)
+                if (!light || (!i && j < 7) || (j + (size_t)(own + i)) % 3 == 0)
+                    mlp_check(&n, rows_of[j], 3.0f);
+            mlp_close(&n);
+        }
+    for (int rows = 1; rows <= 5; rows += 2)
+        spread_many(DT_Q4_K, rows);
+    spread_long(DT_MXFP4, 1);
+    n_checks++;
+    if (n_untouched == untouched) {
+        n_failed++;
+        printf("FAIL  every row had an expert here\n");
+    }
+    report("spread experts", before);
+}
+
 /* Whether a row's formats, names with blanks between them, hold a type. "codes": what is repacked
  * as codes. */
 static bool takes(const char *formats, enum dtype t)
@@ -87,6 +153,30 @@ static void force_linear(const char *formats)
     duo_close(&d);
 }
 
+/* Experts that are spread over ranks, of every set of formats that the row takes. */
+static void force_spread(const char *formats)
+{
+    static const enum dtype types[] = {DT_Q4_K, DT_Q6_K, DT_MXFP4, DT_Q8_0, DT_F16, DT_F32};
+    static const int rows_of[] = {1, 3, 8, 13, 24, 70, 260};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        for (size_t j = 0; takes(formats, types[i]) && j < sizeof rows_of / sizeof *rows_of; j++)
+            for (int own = 0; own < N_SPREAD; own++) {
+                struct dims s = spread_dims(own);
+                if ((i || light) && (int)(i + j) % N_SPREAD != own)
+                    continue;
+                if (light && (i ? (int)j != (int)(i + strlen(forced)) % 6 : j > 5)) /* slow */
+                    continue;
+                s.other = (i + j) % 4 == 3;
+                mlp_case(&s, s.n_expert, 256, types[i], types[i], DT_F32, rows_of[j], 3.0f);
+            }
+    if (takes(formats, DT_Q4_K)) {
+        spread_many(DT_Q4_K, 1);
+        spread_many(DT_Q4_K, 6);
+    }
+    if (takes(formats, DT_MXFP4))
+        spread_long(DT_MXFP4, 2);
+}
+
 /* The same for experts and dense mlps; down has the format of gate and up, or another the row takes. */
 static void force_mlp(bool experts, const char *formats)
 {
@@ -110,6 +200,8 @@ static void force_mlp(bool experts, const char *formats)
             }
             other = t;
         }
+    if (experts)
+        force_spread(formats);
     struct dims s = base_dims();
     s.n_embd = 512;
     s.n_heads = 16;

@@ -444,9 +444,12 @@ void mlp_open(struct mlp_net *n, const struct dims *s, int n_expert, int n_ff, e
         d->layers[side][1].mlp.block.in = norm;
     }
     duo_prepare(d);
-    snprintf(n->what, sizeof n->what, "%s%s %s/%s, %d of %d", s->other ? "other " : "",
-             n_expert > 1 ? "moe" : "ffn", dtype_name(up), dtype_name(down),
-             n_expert > 1 ? s->n_expert_used : 1, n_expert);
+    int len = snprintf(n->what, sizeof n->what, "%s%s %s/%s, %d of %d", s->other ? "other " : "",
+                       n_expert > 1 ? "moe" : "ffn", dtype_name(up), dtype_name(down),
+                       n_expert > 1 ? s->n_expert_used : 1, n_expert);
+    if (n_expert > 1 && s->n_own)
+        snprintf(n->what + len, sizeof n->what - (size_t)len, ", %d from %d on", s->n_own,
+                 s->first_own);
 }
 
 /* `rows` rows: what the mlp adds without a norm in front; then with one, and a head behind that reads the
@@ -877,15 +880,15 @@ static const struct group {
     void (*cut)(int part, int parts);
     int parts;
 } groups[] = {
-    {NULL, test_picks, 24},    {NULL, test_cache_types, 6}, {NULL, test_lora, 2},
-    {NULL, test_prompts, 4},   {NULL, test_decodes, 4},     {test_linear, NULL, 1},
-    {test_shapes, NULL, 1},    {test_heads, NULL, 1},       {test_forward, NULL, 1},
-    {test_moe, NULL, 1},       {test_few_experts, NULL, 1}, {test_ties, NULL, 1},
-    {test_ffn, NULL, 1},       {test_parts, NULL, 1},       {test_encoders, NULL, 1},
-    {test_delta_net, NULL, 1}, {test_latent, NULL, 1},      {test_segments, NULL, 1},
-    {test_batches, NULL, 1},   {test_routed, NULL, 1},      {test_guesses, NULL, 1},
-    {test_norm, NULL, 1},      {test_sampling, NULL, 1},    {test_embed, NULL, 1},
-    {test_supports, NULL, 1},
+    {NULL, test_picks, 24},   {NULL, test_cache_types, 6}, {NULL, test_lora, 2},
+    {NULL, test_prompts, 4},  {NULL, test_decodes, 4},     {test_linear, NULL, 1},
+    {test_shapes, NULL, 1},   {test_heads, NULL, 1},       {test_forward, NULL, 1},
+    {test_moe, NULL, 1},      {test_few_experts, NULL, 1}, {test_ties, NULL, 1},
+    {test_spread, NULL, 1},   {test_ffn, NULL, 1},         {test_parts, NULL, 1},
+    {test_encoders, NULL, 1}, {test_delta_net, NULL, 1},   {test_latent, NULL, 1},
+    {test_segments, NULL, 1}, {test_batches, NULL, 1},     {test_routed, NULL, 1},
+    {test_guesses, NULL, 1},  {test_norm, NULL, 1},        {test_sampling, NULL, 1},
+    {test_embed, NULL, 1},    {test_supports, NULL, 1},
 };
 enum { N_GROUPS = sizeof groups / sizeof *groups };
 

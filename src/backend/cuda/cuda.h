@@ -109,7 +109,8 @@ struct route_rule {
     bool shared; /* the last expert is used by every row, and counts in both numbers */
     bool gated;  /* it weighs the sigmoid of its logit, not 1 */
     bool renormalise;
-    bool given;   /* router_give was there: logits are weights of the chosen, -infinity of others */
+    bool given;  /* router_give was there: logits are weights of the chosen, -infinity of others */
+    bool spread; /* given, and other ranks have other experts: of a row's, some are here, or none */
     bool sigmoid; /* of logits, in place of their softmax */
     float scale;
     const float *choice_bias, *expert_scale; /* (n_expert) or NULL */
@@ -123,6 +124,7 @@ struct experts {
     struct route_rule rule;
     bool give; /* rule is what router_give makes of `full` */
     struct route_rule full;
+    int first; /* rule.spread: of all experts, those from this one on are here */
 };
 
 /* The device form behind struct weight.impl. */
@@ -371,6 +373,7 @@ struct cuda_backend {
     float *split_ml;      /* (split units, 8, 2) */
     int32_t *split_count; /* (max_seqs, K * groups, 8) arrivals, zero between launches */
     float *router;        /* (k tiles of n_embd, max_tokens, n_expert) logits, see router.cu */
+    float *router_own;    /* (max_tokens, own experts) of experts that are spread over ranks */
     uint64_t *route_sums; /* (2, SUM_WORDS) by turns: route.cuh; the first zero in a new step */
     float *route_squares; /* (SUM_BLOCKS) */
     int n_routed;         /* layers of this step that had sums */
@@ -545,8 +548,10 @@ void rows_to_halves(struct cuda_backend *cu, struct rows *x); /* unless they are
 void rows_to_floats(struct cuda_backend *cu, struct rows *x); /* those that are not there */
 /* The first n, which are not there, where the others are. */
 void rows_join_halves(struct cuda_backend *cu, const struct rows *x, int n);
-/* y (rows, width) = the weighted sum of cu->expert_out, floats */
-void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width);
+/* y (rows, width) = the weighted sum of cu->expert_out, floats. some: what weighs 0 is not there. */
+void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width, bool some);
+/* The same of s.out, in s.y. */
+void resid_sum_some(struct cuda_backend *cu, const struct expert_sum &s);
 
 /* pick.cu */
 enum pick_op {
@@ -674,8 +679,14 @@ size_t router_records_shared(const struct matrix *w);
 void router_records(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                     int rows);
 /* Choices that need all logits of a row at once (struct experts.give): logits (parts, rows,
- * n_expert) become weights of the chosen, and -infinity of the others. */
-void router_give(struct cuda_backend *cu, const struct route_rule &rule, int parts, int rows);
+ * n_expert) become weights of the chosen, and -infinity of the others. Nothing is done for experts
+ * that need none of it. */
+void router_give(struct cuda_backend *cu, const struct experts *e, int parts, int rows);
+/* Where they are then: in cu->router, or of experts that are spread, (rows, own), beside it. */
+static inline const float *router_given(const struct cuda_backend *cu, const struct experts *e)
+{
+    return e->rule.spread ? cu->router_own : cu->router;
+}
 /* Logits as n_kt sums of which each is (rows, n_expert). */
 void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows);
 

@@ -62,18 +62,6 @@ static __global__ void __launch_bounds__(COPY_THREADS)
         d[at] += scale * beside[at];
 }
 
-/* to[t, e] = from[t, first + e] where that expert was chosen, else 0. A block a row. */
-static __global__ void __launch_bounds__(COPY_THREADS)
-    lanes_own_kernel(const float *from, int n_from, int first, float *to, int n)
-{
-    dependency_wait();
-    dependency_trigger();
-    for (int e = (int)threadIdx.x; e < n; e += COPY_THREADS) {
-        float w = from[(size_t)blockIdx.x * (size_t)n_from + (size_t)(first + e)];
-        to[(size_t)blockIdx.x * (size_t)n + (size_t)e] = w > 0.0f ? w : 0.0f;
-    }
-}
-
 static struct ranks *ranks_of(const struct cuda_backend *cu)
 {
     return cu->be->ranks;
@@ -207,20 +195,6 @@ void lanes_collect(struct cuda_backend *cu, const struct head *h, int rows)
     step_mark_end(cu, STAGE_RANKS);
 }
 
-void lanes_give(struct cuda_backend *cu, const struct experts *e, int parts, int rows)
-{
-    struct lanes *l = cuda_lanes(cu);
-    int own = e->rule.n_expert;
-    if (e->give)
-        router_give(cu, e->full, parts, rows);
-    if (own == e->full.n_expert)
-        return;
-    cuda_launch(cu, lanes_own_kernel, dim3((unsigned)rows), COPY_THREADS, 0, LAUNCH_EARLY,
-                cu->router, e->full.n_expert, l->first, l->chosen, own);
-    cuda_launch(cu, lanes_own_kernel, dim3((unsigned)rows), COPY_THREADS, 0, LAUNCH_EARLY,
-                l->chosen, own, 0, cu->router, own);
-}
-
 /* Steps */
 
 bool lanes_record(const struct cuda_backend *cu)
@@ -266,42 +240,6 @@ void lanes_wait(struct cuda_backend *cu, cudaEvent_t done)
 
 /* Before the first */
 
-/* With one expert of a row less than chosen, others stand in with weight 0: none may weigh less. */
-static bool weights_are_positive(struct cuda_backend *cu, struct error *err)
-{
-    bool ok = true;
-    for (int i = 0; ok && i < cu->net->n_layers; i++) {
-        const struct router *r = &cu->net->layers[i].mlp.router;
-        if (!r->w || cu->net->layers[i].mlp.experts.gate_up->n_expert >= r->w->n_out)
-            continue;
-        int n = r->expert_scale ? r->w->n_out : 0;
-        float *scale = (float *)mem_zalloc((size_t)n + 1, sizeof *scale);
-        if (n)
-            cuda_copy_out(cu->be, scale, r->expert_scale, (size_t)n * sizeof *scale);
-        ok = r->scale >= 0;
-        for (int k = 0; k < n; k++)
-            ok = ok && scale[k] >= 0;
-        mem_free(scale);
-        if (!ok)
-            error_set(
-                err, "layer %d: experts of negative weight are not supported with --ep on cuda", i);
-    }
-    return ok;
-}
-
-/* The most experts a layer has here while other ranks have others. */
-static int most_own(const struct network *net)
-{
-    int most = 0;
-    for (int i = 0; i < net->n_layers; i++) {
-        const struct mlp *m = &net->layers[i].mlp;
-        int n = m->router.w ? m->experts.gate_up->n_expert : 0;
-        if (m->router.w && n < m->router.w->n_out && n > most)
-            most = n;
-    }
-    return most;
-}
-
 static bool own_memory(struct cuda_backend *cu, struct error *err)
 {
     struct lanes *l = cuda_lanes(cu);
@@ -312,7 +250,6 @@ static bool own_memory(struct cuda_backend *cu, struct error *err)
     struct want list[] = {
         {(void **)&l->sum, nccl ? rows * (size_t)s->n_embd * 4 : 0},
         {(void **)&l->part, cut ? out * (size_t)h->w->n_out * 4 : 0},
-        {(void **)&l->chosen, rows * (size_t)most_own(cu->net) * 4},
     };
     if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
         return false;
@@ -383,8 +320,7 @@ bool lanes_prepare(struct cuda_backend *cu, bool ok, struct error *err)
     }
     if (!ranks_agree(r, ok, err) || !choose_nccl(cu, wish, err))
         return false;
-    ok = weights_are_positive(cu, err) && own_memory(cu, err);
-    return ranks_agree(r, ok, err) && (!l->nccl || start_nccl(cu, err));
+    return ranks_agree(r, own_memory(cu, err), err) && (!l->nccl || start_nccl(cu, err));
 }
 
 void lanes_close(struct cuda_backend *cu)

@@ -1,6 +1,6 @@
 /*
  * What several ranks (base/ranks.h) that run one network have to do with each other in a step, for the
- * ops: adding up what each lane has of a block, collecting the vocabulary, finding a rank's own experts.
+ * ops: adding up what each lane has of a block, collecting the vocabulary.
  * A process that is alone has none of it: struct lanes is empty, and nothing here enqueues anything.
  *
  * Two ways. NCCL, where it is found and every rank has a GPU of its own: sums are part of the stream,
@@ -21,10 +21,8 @@ struct lanes {
     bool always;          /* a process that is alone sums all the same (STEEL_NCCL=1): for tests */
     float *host, *mapped; /* MPI: pinned (room), and as the device sees it */
     size_t room;
-    float *sum;    /* NCCL: (max_tokens, n_embd) */
-    float *part;   /* NCCL: (max_out, own rows of the head) */
-    float *chosen; /* (max_tokens, own experts) weights, where other ranks have others */
-    int first;     /* of the layer at hand: the own experts are those from this one on */
+    float *sum;  /* NCCL: (max_tokens, n_embd) */
+    float *part; /* NCCL: (max_out, own rows of the head) */
 };
 
 /* Whether and how others are there: after scratch, before the first step. All ranks call it; ok: what
@@ -49,10 +47,6 @@ void lanes_sum_beside(struct cuda_backend *cu, struct closing *close, bool parti
 /* Where the head's product goes; then lane 0 gets all of the vocabulary in cu->logits_all. */
 float *lanes_head_to(struct cuda_backend *cu, const struct head *h);
 void lanes_collect(struct cuda_backend *cu, const struct head *h, int rows);
-/* Logits (parts, rows, all) that are in cu->router become what the experts' rule wants: where that is
- * given, weights; of experts that are spread over ranks those of the own ones, (rows, own), 0 of those
- * that were not chosen. */
-void lanes_give(struct cuda_backend *cu, const struct experts *e, int parts, int rows);
 
 /* residual.cu: what is to be added as rows, if it is anything. */
 void resid_add_rows(struct cuda_backend *cu, struct resid *r);

@@ -576,9 +576,9 @@ static struct route_tables route(struct cuda_backend *cu, const struct pick_case
         lora_before(cu, cuda_matrix(m->dense_gate), x);
         lora_add(cu, cuda_matrix(m->dense_gate), cu->router + n - 1, n);
     }
-    lanes_give(cu, c->experts, 1, c->rows);
+    router_give(cu, c->experts, 1, c->rows);
     struct moe_route_args r = {};
-    r.logits = cu->router;
+    r.logits = router_given(cu, c->experts);
     r.rows = c->rows;
     r.parts = 1;
     r.rule = c->experts->rule;
@@ -657,7 +657,7 @@ static void run_experts(struct cuda_backend *cu, const struct pick_case *c, cons
         if (!i)
             hidden_units(cu, c, pairs);
     }
-    resid_sum_floats(cu, c->y, c->rows, used, c->down->n_out);
+    resid_sum_floats(cu, c->y, c->rows, used, c->down->n_out, c->experts->rule.spread);
 }
 
 void lora_mlp(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, const struct mlp *m)

@@ -46,6 +46,10 @@ DEVICE void lora_find(const struct lora_args &p, int block, struct lora_rows<1> 
     r.slot[0] = r.in[0] = r.out[0] = block;
     if (p.pairs) {
         int pair = p.pairs[block];
+        if (pair < 0) { /* behind the last, where other ranks have other experts */
+            r.m = NULL;
+            return;
+        }
         row = pair / p.used;
         expert = p.chosen[pair];
         r.in[0] = p.x_sorted ? block : row;

@@ -91,6 +91,8 @@ struct experts cuda_experts(const struct mlp *m)
         e.rule.n_expert = all ? e.full.n_expert : e.gate_up->n_expert;
         e.rule.used = e.full.used < e.rule.n_expert ? e.full.used : e.rule.n_expert;
         e.rule.given = true;
+        e.rule.spread = !all;
+        e.first = m->expert_first;
     }
     return e;
 }
@@ -248,7 +250,6 @@ void cuda_mlp(struct backend *be, const struct mlp *m, int layer)
     struct closing close = cuda_closing(cu, &m->block);
     if (!r->rows)
         return;
-    cuda_lanes(cu)->first = m->expert_first;
     if (cuda_is_plain(m))
         run_plain(cu, m, &close);
     else

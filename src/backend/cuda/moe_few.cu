@@ -30,12 +30,12 @@ struct __align__(16) moe_few_choice
     float weight[FEW_EXPERTS][FEW_ROWS]; /* of row r, for the i-th distinct expert */
     int expert[FEW_EXPERTS];             /* distinct, ascending */
     uint8_t place[MAX_EXPERTS];          /* of expert e among them */
-    uint16_t chosen[FEW_ROWS][MAX_USED];
+    uint16_t chosen[FEW_ROWS][MAX_USED]; /* SPREAD: or NOBODY */
     float chosen_weight[FEW_ROWS][MAX_USED];
 };
 
-/* One warp chooses for a row; `weights`: and weighs. */
-template <int PER>
+/* One warp chooses for a row; `weights`: and weighs. SPREAD: route_rule.spread. */
+template <int PER, bool SPREAD>
 DEVICE void moe_few_choose_row(struct moe_few_choice *ch, const struct moe_few_args &p, int row,
                                bool weights)
 {
@@ -45,6 +45,16 @@ DEVICE void moe_few_choose_row(struct moe_few_choice *ch, const struct moe_few_a
 #pragma unroll
     for (int i = 0; i < PER; i++)
         v[i] = i * 32 + lane < p.rule.n_expert ? load_float_l2(logits + i * 32 + lane) : -INFINITY;
+    if constexpr (SPREAD) {
+        int here, e = route_present(v, p.rule, &here);
+        if (lane < p.rule.used)
+            ch->chosen[row][lane] = (uint16_t)(lane < here ? e : (int)NOBODY);
+        if (lane < here) {
+            atomicOr(&ch->rows[e], 1u << row);
+            ch->chosen_weight[row][lane] = load_float_l2(logits + e);
+        }
+        return;
+    }
     int e = route_choose(v, p.rule);
     if (lane < p.rule.used) {
         ch->chosen[row][lane] = (uint16_t)e;
@@ -58,6 +68,7 @@ DEVICE void moe_few_choose_row(struct moe_few_choice *ch, const struct moe_few_a
 }
 
 /* The block. Returns the number of distinct experts. */
+template <bool SPREAD>
 DEVICE int moe_few_choose(struct moe_few_choice *ch, const struct moe_few_args &p, bool weights)
 {
     int warps = (int)blockDim.x >> 5, lane = lane_id(), tid = (int)threadIdx.x, n = 0;
@@ -68,9 +79,9 @@ DEVICE int moe_few_choose(struct moe_few_choice *ch, const struct moe_few_args &
 #pragma unroll 1
     for (int row = warp_id(); row < p.rows; row += warps) {
         if (p.rule.n_expert <= 128)
-            moe_few_choose_row<4>(ch, p, row, weights);
+            moe_few_choose_row<4, SPREAD>(ch, p, row, weights);
         else
-            moe_few_choose_row<MAX_EXPERTS / 32>(ch, p, row, weights);
+            moe_few_choose_row<MAX_EXPERTS / 32, SPREAD>(ch, p, row, weights);
     }
     __syncthreads();
     /* Every warp counts, the first one also writes the list. */
@@ -90,7 +101,7 @@ DEVICE int moe_few_choose(struct moe_few_choice *ch, const struct moe_few_args &
 #pragma unroll 1
         for (int i = tid; i < p.rows * MAX_USED; i += (int)blockDim.x) {
             int row = i / MAX_USED, k = i % MAX_USED;
-            if (k < p.rule.used)
+            if (k < p.rule.used && (!SPREAD || ch->chosen[row][k] != NOBODY))
                 ch->weight[ch->place[ch->chosen[row][k]]][row] = ch->chosen_weight[row][k];
         }
         __syncthreads();
@@ -101,7 +112,7 @@ DEVICE int moe_few_choose(struct moe_few_choice *ch, const struct moe_few_args &
 /* hidden = act(x Wg^T, x Wu^T) for every distinct expert. A unit is 16 hidden units of an
  * expert: a warp owns it, all of k; units are dealt out SM by SM, so that all read as much. The
  * rows lie in shared memory, (n_kt, 8) records. One block to an SM, which stays. */
-template <int KIND>
+template <int KIND, bool SPREAD>
 static __global__ void __launch_bounds__(FEW_WARPS * 32, 1)
     moe_few_up_kernel(const __grid_constant__ struct moe_few_args p)
 {
@@ -127,7 +138,7 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32, 1)
     copy_async_commit();
     float undo[2];
     to_columns(p.x_scale[g < p.rows ? g : 0], undo);
-    int n = moe_few_choose(ch, p, false) * half;
+    int n = moe_few_choose<SPREAD>(ch, p, false) * half;
     int step = (int)gridDim.x * warps, unit = (int)blockIdx.x + (int)gridDim.x * w, f_unit = unit;
     auto next = [&](int *expert, int *tile) {
         if (f_unit >= n)
@@ -167,7 +178,7 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32, 1)
 
 /* y = sum over the chosen of weight * hidden Wd^T. A block owns 16 outputs; its warps share out the
  * (distinct expert, slice) pairs, and add up rows that chose the expert. */
-template <int KIND>
+template <int KIND, bool SPREAD>
 static __global__ void __launch_bounds__(FEW_WARPS * 32)
     moe_few_down_kernel(const __grid_constant__ struct moe_few_args p)
 {
@@ -182,7 +193,7 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
     ring_init(ring, shared + sizeof *ch + w * one_ring, p.slot);
 
     dependency_trigger();
-    int n = moe_few_choose(ch, p, true) *
+    int n = moe_few_choose<SPREAD>(ch, p, true) *
             n_kt; /* logits: written two kernels ago, see moe_few_up_kernel */
     int f_item = w;
     auto fetch = [&]() {
@@ -229,9 +240,12 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
         float v = take_tile(sums, warps, SUM_TILE, i >> 4, i & 15);
         if (p.w.bias)
 #pragma unroll 1
-            for (int k = 0; k < p.rule.used; k++)
+            for (int k = 0; k < p.rule.used; k++) {
+                if (SPREAD && ch->chosen[i >> 4][k] == NOBODY)
+                    break;
                 v += ch->chosen_weight[i >> 4][k] *
                      p.w.bias[ch->chosen[i >> 4][k] * p.w.n_out + s->row0 + row];
+            }
         p.y[(size_t)(i >> 4) * (size_t)p.w.n_out + (size_t)(s->row0 + row)] = v;
     }
 }
@@ -262,7 +276,7 @@ void moe_few(struct cuda_backend *cu, const struct experts *e, float *y, int row
     const struct matrix *gate_up = e->gate_up, *down = e->down;
     struct moe_few_args p = {};
     p.w = *gate_up;
-    p.logits = cu->router;
+    p.logits = router_given(cu, e);
     p.x = cu->records;
     p.x_scale = cu->half_scale;
     p.hidden = cu->hidden_records;
@@ -275,9 +289,12 @@ void moe_few(struct cuda_backend *cu, const struct experts *e, float *y, int row
     int warps = FEW_WARPS;
     while (warps > 4 && moe_few_up_shared(gate_up, warps) > cu->shared_limit)
         warps /= 2;
-    cuda_launch(cu, gate_up->set == SET_K ? moe_few_up_kernel<ANY_K> : moe_few_up_kernel<ANY_CODES>,
-                dim3((unsigned)cu->n_sm), warps * 32, moe_few_up_shared(gate_up, warps),
-                LAUNCH_EARLY, p);
+    bool spread = e->rule.spread, k = gate_up->set == SET_K;
+    cuda_launch(
+        cu,
+        spread ? (k ? moe_few_up_kernel<ANY_K, true> : moe_few_up_kernel<ANY_CODES, true>)
+               : (k ? moe_few_up_kernel<ANY_K, false> : moe_few_up_kernel<ANY_CODES, false>),
+        dim3((unsigned)cu->n_sm), warps * 32, moe_few_up_shared(gate_up, warps), LAUNCH_EARLY, p);
     p.w = *down;
     p.per_kt = 65535u / (uint32_t)down->n_kt + 1;
     p.slot = down->max_tile_bytes;
@@ -285,8 +302,11 @@ void moe_few(struct cuda_backend *cu, const struct experts *e, float *y, int row
     warps = FEW_WARPS;
     while (warps > 8 && moe_few_shared(warps, DOWN_STAGES, 1, p.slot) > cu->shared_limit)
         warps /= 2;
-    cuda_launch(cu,
-                down->set == SET_K ? moe_few_down_kernel<ANY_K> : moe_few_down_kernel<ANY_CODES>,
-                dim3((unsigned)down->n_tiles), warps * 32,
-                moe_few_shared(warps, DOWN_STAGES, 1, p.slot), LAUNCH_EARLY, p);
+    k = down->set == SET_K;
+    cuda_launch(
+        cu,
+        spread ? (k ? moe_few_down_kernel<ANY_K, true> : moe_few_down_kernel<ANY_CODES, true>)
+               : (k ? moe_few_down_kernel<ANY_K, false> : moe_few_down_kernel<ANY_CODES, false>),
+        dim3((unsigned)down->n_tiles), warps * 32, moe_few_shared(warps, DOWN_STAGES, 1, p.slot),
+        LAUNCH_EARLY, p);
 }

@@ -166,8 +166,12 @@ struct moe_gemv_args {
  * CHOSEN: EXPERT with such sums in place of logits, and the norm. EXPERT_TWO: EXPERT, two blocks to an
  * SM. */
 enum mode { EXPERT, ROUTE, CHOSEN, EXPERT_TWO };
-/* What is known of the experts: nothing, route_is_plain, experts_are_plain. */
-enum { PLAIN_NOT, PLAIN_RULE, PLAIN_ALL };
+/* What is known of the experts: nothing, route_is_plain, experts_are_plain, route_rule.spread. */
+enum { PLAIN_NOT, PLAIN_RULE, PLAIN_ALL, SPREAD };
+static constexpr bool plain_rules(int plain)
+{
+    return plain == PLAIN_RULE || plain == PLAIN_ALL;
+}
 
 /* Shared memory of ROUTE behind the rest: the router's columns of this tile, their gains, y. */
 struct route_tile {
@@ -283,7 +287,7 @@ DEVICE void moe_gemv_fetch(struct moe_gemv_walk &f, struct ring &ring,
 template <int MODE, int PLAIN>
 DEVICE int moe_gemv_choose(const struct moe_gemv_args &p, const struct moe_gemv_smem &m, int row_in)
 {
-    const auto &rule = rule_as<PLAIN != PLAIN_NOT>(p.rule);
+    const auto &rule = rule_as<plain_rules(PLAIN)>(p.rule);
     int pick = (int)blockIdx.y - row_in * p.rule.used;
     if (MODE == CHOSEN) {
         int *found = (int *)(m.extra + p.w.n_kt * TILE_K);
@@ -297,6 +301,27 @@ DEVICE int moe_gemv_choose(const struct moe_gemv_args &p, const struct moe_gemv_
     }
     int mine = route_choose_first(p.logits + row_in * p.rule.n_expert, rule, pick + 1);
     return __shfl_sync(FULL_WARP, mine, pick);
+}
+
+/* SPREAD: the blocks that a row has for all the experts it takes share out those that are here: which
+ * of them this one has, of which of its units (s), and where the hidden units go. -1: nothing. */
+template <bool PAIR>
+DEVICE int moe_gemv_find(const struct moe_gemv_args &p, int row_in, struct gemv_span &s,
+                         unsigned &to)
+{
+    enum { TILES = PAIR ? 2 : 1 };
+    int here, mine = route_present(p.logits + row_in * p.rule.n_expert, p.rule, &here);
+    if (!here)
+        return -1;
+    int across = (int)gridDim.x, at = ((int)blockIdx.y - row_in * p.rule.used) * across;
+    int blocks = across * p.rule.used / here; /* an expert's */
+    int per = (p.n_units + blocks - 1) / blocks, pick;
+    at += (int)blockIdx.x;
+    pick = at / blocks;
+    s.first = (at - pick * blocks) * per * TILES;
+    s.end = min(s.first + per * TILES, p.n_units * TILES);
+    to = (unsigned)(row_in * p.rule.used + pick);
+    return pick < here && s.first < s.end ? __shfl_sync(FULL_WARP, mine, pick) : -1;
 }
 
 /* CHOSEN: the gains of this warp's slices, on their way to shared memory. */
@@ -370,10 +395,19 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     int warps = p.s.warps, stages = p.s.stages, n_in = p.w.n_in;
     int row_in = IS_EXPERT ? (int)blockIdx.y / p.rule.used : (int)blockIdx.y;
     const struct norm_in in = norm_row(p.in, row_in, n_in);
-    float *y = p.y + (size_t)blockIdx.y * (size_t)(p.w.n_out / (PAIR ? 2 : 1));
+    struct gemv_span span = gemv_span_of<PAIR>(p.n_units, p.units_per_block, p.s.batch);
+    unsigned to = blockIdx.y;
+    int spread = 0; /* the expert */
+    if constexpr (PLAIN == SPREAD) {
+        (dependency_wait)();
+        dependency_trigger();
+        spread = moe_gemv_find<PAIR>(p, row_in, span, to);
+        if (spread < 0)
+            return;
+    }
+    float *y = p.y + (size_t)to * (size_t)(p.w.n_out / (PAIR ? 2 : 1));
     struct moe_gemv_smem m = moe_gemv_carve(shared, p.s);
     int warp = warp_id(), lane = lane_id();
-    struct gemv_span span = gemv_span_of<PAIR>(p.n_units, p.units_per_block, p.s.batch);
     int first = span.first, end = span.end, most = span.most;
     struct moe_gemv_walk f = {first, warp, 0, 0};
     const uint8_t *from0 = NULL; /* the first ones, a lane each; expert 0's */
@@ -420,8 +454,12 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         old = out.to ? *out.to : 0.0f;
     }
     if (IS_EXPERT) {
-        dependency_trigger(); /* after the wait: the next kernel may read the logits at once */
-        f.expert = moe_gemv_choose<MODE, PLAIN>(p, m, row_in);
+        if constexpr (PLAIN == SPREAD) {
+            f.expert = spread;
+        } else {
+            dependency_trigger(); /* after the wait: the next kernel may read the logits at once */
+            f.expert = moe_gemv_choose<MODE, PLAIN>(p, m, row_in);
+        }
         mark(mk, 4);
         if constexpr (SET >= SET_ONE) {
             from0 += (size_t)f.expert * expert_bytes;
@@ -609,11 +647,15 @@ static __global__ void __launch_bounds__(WARPS * 32)
     /* Logits or sums were written two kernels ago: gate and up let this one start after their own
      * wait. */
     const float *logits = p.logits + row_in * p.rule.n_expert;
-    const auto &rule = rule_as<PLAIN != PLAIN_NOT>(p.rule);
-    int all =
-        SUMS ? route_choose_first(p.sums, rule, used) : route_choose_first(logits, rule, used);
+    const auto &rule = rule_as<plain_rules(PLAIN)>(p.rule);
+    int all, here = used; /* SPREAD: of those it takes */
+    if constexpr (PLAIN == SPREAD)
+        all = route_present(logits, p.rule, &here);
+    else
+        all =
+            SUMS ? route_choose_first(p.sums, rule, used) : route_choose_first(logits, rule, used);
     /* A warp takes `per` (expert, slice) pairs that lie side by side. */
-    int per = (used * n_kt + WARPS - 1) / WARPS, total = min(per, used * n_kt - warp * per);
+    int per = (here * n_kt + WARPS - 1) / WARPS, total = min(per, here * n_kt - warp * per);
     const int pick0 = warp * per / n_kt, kt0 = warp * per % n_kt;
     auto address = [&](int n, int *bytes) {
         int pick = (warp * per + n) / n_kt, e = __shfl_sync(FULL_WARP, all, pick & 31);
@@ -632,10 +674,14 @@ static __global__ void __launch_bounds__(WARPS * 32)
     const uint8_t *from = address(lane_id(), &bytes);
     ring_fill(m.ring, from, bytes);
     float scale = SUMS ? sum_scale(p.sums) : 1.0f;
-    float weights = route_weigh(rule, all, [&](int e) {
-        return SUMS ? sum_value(load_u64_l2(p.sums.sums + sum_at(e))) * scale
-                    : load_float_l2(logits + e);
-    });
+    float weights;
+    if constexpr (PLAIN == SPREAD)
+        weights = load_float_l2(logits + all);
+    else
+        weights = route_weigh(rule, all, [&](int e) {
+            return SUMS ? sum_value(load_u64_l2(p.sums.sums + sum_at(e))) * scale
+                        : load_float_l2(logits + e);
+        });
     mark(mk, 2);
     (dependency_wait)();
     mark(mk, 3);
@@ -645,7 +691,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
     float sum[2] = {}, v[AHEAD][8] = {};
     int l_pick = pick0, l_kt = kt0;
     auto load = [&](float(&to)[8]) {
-        if (l_pick >= used)
+        if (l_pick >= here)
             return;
         load_lane(x_row + (size_t)l_pick * (size_t)n_in, l_kt, n_in, to);
         advance(l_pick, l_kt);
@@ -694,7 +740,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
     float bias = 0.0f; /* the chosen ones', weighted */
     if (PLAIN != PLAIN_ALL && p.w.bias && warp == 0)
 #pragma unroll 1
-        for (int i = 0; i < used; i++) {
+        for (int i = 0; i < here; i++) {
             int e = __shfl_sync(FULL_WARP, all, i);
             float weight = __shfl_sync(FULL_WARP, weights, i);
             if (r < TILE_ROWS && row < s->rows)
@@ -744,11 +790,15 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
     dependency_trigger();
     /* Logits were written two kernels ago: gate and up let this one start after their own wait. */
     const float *logits = p.logits + row_in * p.rule.n_expert;
-    const auto &rule = rule_as<PLAIN != PLAIN_NOT>(p.rule);
-    int all = route_choose_first(logits, rule, used);
+    const auto &rule = rule_as<plain_rules(PLAIN)>(p.rule);
+    int all, here = used; /* SPREAD: of those it takes */
+    if constexpr (PLAIN == SPREAD)
+        all = route_present(logits, p.rule, &here);
+    else
+        all = route_choose_first(logits, rule, used);
     /* A warp takes every WARPS-th pair of the block's. */
-    int per = (used * n_kt + q.ranks - 1) / q.ranks, pair0 = rank * per + warp;
-    int end = min((rank + 1) * per, used * n_kt);
+    int per = (here * n_kt + q.ranks - 1) / q.ranks, pair0 = rank * per + warp;
+    int end = min((rank + 1) * per, here * n_kt);
     int pairs = pair0 < end ? (end - pair0 + WARPS - 1) / WARPS : 0, total = pairs * n_tiles;
     const uint8_t *from = NULL; /* lane n has where the n-th of 32 tiles lies */
     int bytes = 0, next = stages;
@@ -761,7 +811,11 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
     };
     look_up(0);
     ring_fill(m.ring, from, bytes);
-    float weights = route_weigh(rule, all, [&](int e) { return load_float_l2(logits + e); });
+    float weights;
+    if constexpr (PLAIN == SPREAD)
+        weights = load_float_l2(logits + all);
+    else
+        weights = route_weigh(rule, all, [&](int e) { return load_float_l2(logits + e); });
     (dependency_wait)();
 
     float sum[DOWN_TILES][2] = {}, v[8] = {};
@@ -804,7 +858,7 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
     float bias = 0.0f, v0 = 0.0f; /* the chosen ones', weighted */
     if (p.w.bias && rank == 0 && r < (DOWN_TILES * TILE_ROWS + 31) / 32 * 32)
 #pragma unroll 1
-        for (int i = 0; i < used; i++) {
+        for (int i = 0; i < here; i++) {
             int e = __shfl_sync(FULL_WARP, all, i);
             float weight = __shfl_sync(FULL_WARP, weights, i);
             if (mine)
@@ -846,6 +900,7 @@ static void moe_gemv_long(struct cuda_backend *cu, const struct moe_gemv_down_ar
     q.d.s = moe_gemv_plan(cu, &d.w, DOWN_WARPS, DOWN_TILES, pairs * DOWN_TILES, extra);
     dim3 grid((unsigned)(ceil_div(d.w.n_tiles, DOWN_TILES) * q.ranks), (unsigned)rows);
     auto kernel = route_is_plain(d.rule) ? moe_gemv_long_kernel<SET_ONE + TILE_MXFP4, PLAIN_RULE>
+                  : d.rule.spread        ? moe_gemv_long_kernel<SET_ONE + TILE_MXFP4, SPREAD>
                                          : moe_gemv_long_kernel<SET_ONE + TILE_MXFP4, PLAIN_NOT>;
     cuda_launch(cu, kernel, grid, DOWN_WARPS * 32, moe_gemv_shared(q.d.s) + extra,
                 LAUNCH_EARLY + q.ranks * LAUNCH_CLUSTER, q);
@@ -878,9 +933,10 @@ static bool moe_gemv_two(struct cuda_backend *cu, struct moe_gemv_args q, dim3 g
     if (2 * (shared + 1024) > cu->shared_per_sm)
         return false;
     grid.x = (unsigned)ceil_div(q.n_units, q.units_per_block);
-    auto kernel = route_is_plain(q.rule)
-                      ? moe_gemv_kernel<SET_ONE + TILE_MXFP4, true, EXPERT_TWO, PLAIN_RULE>
-                      : moe_gemv_kernel<SET_ONE + TILE_MXFP4, true, EXPERT_TWO, PLAIN_NOT>;
+    auto kernel =
+        route_is_plain(q.rule) ? moe_gemv_kernel<SET_ONE + TILE_MXFP4, true, EXPERT_TWO, PLAIN_RULE>
+        : q.rule.spread        ? moe_gemv_kernel<SET_ONE + TILE_MXFP4, true, EXPERT_TWO, SPREAD>
+                               : moe_gemv_kernel<SET_ONE + TILE_MXFP4, true, EXPERT_TWO, PLAIN_NOT>;
     cuda_launch(cu, kernel, grid, q.s.warps * 32, shared, LAUNCH_EARLY, q);
     return true;
 }
@@ -911,24 +967,24 @@ static void launch_experts_as(struct cuda_backend *cu, const struct experts *e,
     int warps = gate_up->n_kt < most ? gate_up->n_kt : most;
     p.s = moe_gemv_plan(cu, gate_up, warps, 2 * per_block,
                         2 * per_block * ceil_div(gate_up->n_kt, warps), extra);
-    p.logits = cu->router;
+    p.logits = router_given(cu, e);
     p.rule = rule;
     p.sums = sums;
     p.inv_n = 1.0f / (float)gate_up->n_in;
     dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)(rule.used * rows));
-    if (sums.sums)
-        moe_gemv_launch<true, CHOSEN, PLAIN>(cu, p, grid, extra);
+    if (PLAIN != SPREAD && sums.sums)
+        moe_gemv_launch<true, CHOSEN, PLAIN == SPREAD ? PLAIN_NOT : PLAIN>(cu, p, grid, extra);
     else if (!moe_gemv_two(cu, p, grid, extra))
         moe_gemv_launch<true, EXPERT, PLAIN>(cu, p, grid, extra);
 
     int down_warps = sums.sums ? DOWN_WARPS : EXPERT_WARPS;
     int per_warp = ceil_div(rule.used * down->n_kt, down_warps);
     struct moe_gemv_down_args q = {
-        *down, cu->router, cu->hidden, y, rule, moe_gemv_plan(cu, down, down_warps, 1, per_warp, 0),
+        *down, p.logits, cu->hidden, y, rule, moe_gemv_plan(cu, down, down_warps, 1, per_warp, 0),
         sums};
     grid = dim3((unsigned)down->n_tiles, (unsigned)rows);
-    if (sums.sums)
-        moe_gemv_launch_down<DOWN_WARPS, true, PLAIN>(cu, q, grid);
+    if (PLAIN != SPREAD && sums.sums)
+        moe_gemv_launch_down<DOWN_WARPS, true, PLAIN == SPREAD ? PLAIN_NOT : PLAIN>(cu, q, grid);
     else if (moe_gemv_long_fits(cu, down))
         moe_gemv_long(cu, q, rows);
     else
@@ -940,6 +996,8 @@ static void launch_experts(struct cuda_backend *cu, const struct experts *e,
 {
     if (experts_are_plain(e))
         launch_experts_as<PLAIN_ALL>(cu, e, in, sums, y, rows);
+    else if (e->rule.spread)
+        launch_experts_as<SPREAD>(cu, e, in, sums, y, rows);
     else
         launch_experts_as<PLAIN_NOT>(cu, e, in, sums, y, rows);
 }

@@ -53,16 +53,19 @@ size_t moe_quad_meeting_bytes(void)
  * that chose it. */
 struct __align__(16) moe_quad_list
 {
-    float weight[MAX_ENTRIES][4]; /* of an entry's rows */
-    uint32_t rows[MAX_ENTRIES];   /* of an entry, a byte each; 255: none */
-    uint32_t chose[QUAD_EXPERTS]; /* bits: rows that chose an expert */
-    uint16_t expert[MAX_ENTRIES]; /* of an entry; ascending */
-    uint16_t first[QUAD_EXPERTS]; /* entry of an expert */
-    uint16_t chosen[QUAD_ROWS][MAX_USED];
+    float weight[MAX_ENTRIES][4];         /* of an entry's rows */
+    uint32_t rows[MAX_ENTRIES];           /* of an entry, a byte each; 255: none */
+    uint32_t chose[QUAD_EXPERTS];         /* bits: rows that chose an expert */
+    uint16_t expert[MAX_ENTRIES];         /* of an entry; ascending */
+    uint16_t first[QUAD_EXPERTS];         /* entry of an expert */
+    uint16_t chosen[QUAD_ROWS][MAX_USED]; /* QUAD_SPREAD: or NOBODY */
 };
 
+/* What is known of the experts: nothing, experts_are_plain, route_rule.spread. */
+enum { QUAD_ANY, QUAD_PLAIN, QUAD_SPREAD };
+
 /* One warp chooses for a row. */
-template <bool PLAIN>
+template <int WHAT>
 DEVICE void moe_quad_choose_row(struct moe_quad_list *l, const struct moe_quad_args &p, int row)
 {
     enum { PER = QUAD_EXPERTS / 32 };
@@ -72,7 +75,15 @@ DEVICE void moe_quad_choose_row(struct moe_quad_list *l, const struct moe_quad_a
 #pragma unroll
     for (int i = 0; i < PER; i++)
         v[i] = i * 32 + lane < p.rule.n_expert ? load_float_l2(logits + i * 32 + lane) : 0.0f;
-    int e = route_choose(v, rule_as<PLAIN>(p.rule));
+    if constexpr (WHAT == QUAD_SPREAD) {
+        int here, e = route_present(v, p.rule, &here);
+        if (lane < here)
+            atomicOr(&l->chose[e], 1u << row);
+        if (lane < p.rule.used)
+            l->chosen[row][lane] = (uint16_t)(lane < here ? e : (int)NOBODY);
+        return;
+    }
+    int e = route_choose(v, rule_as<WHAT == QUAD_PLAIN>(p.rule));
     if (lane < p.rule.used) {
         atomicOr(&l->chose[e], 1u << row);
         l->chosen[row][lane] = (uint16_t)e;
@@ -97,14 +108,14 @@ struct moe_quad_find {
 
 /* The block; every warp counts for itself. What runs once waits for its instructions: few of them.
  */
-template <bool PLAIN>
+template <int WHAT>
 DEVICE void moe_quad_choose(struct moe_quad_list *l, const struct moe_quad_args &p,
                             struct moe_quad_find &f)
 {
     int warps = (int)blockDim.x >> 5, lane = lane_id();
 #pragma unroll 1
     for (int row = warp_id(); row < p.rows; row += warps)
-        moe_quad_choose_row<PLAIN>(l, p, row);
+        moe_quad_choose_row<WHAT>(l, p, row);
     __syncthreads();
     f.n = 0;
 #pragma unroll
@@ -159,7 +170,7 @@ DEVICE void moe_quad_write(struct moe_quad_list *l, const struct moe_quad_find &
 
 /* What down will want to know: the weights of every row. The block; a row is its warp's that chose.
  */
-template <bool PLAIN>
+template <int WHAT>
 DEVICE void moe_quad_weigh(struct moe_quad_list *l, const struct moe_quad_args &p)
 {
     int warps = (int)blockDim.x >> 5, lane = lane_id();
@@ -167,7 +178,15 @@ DEVICE void moe_quad_weigh(struct moe_quad_list *l, const struct moe_quad_args &
     for (int row = warp_id(); row < p.rows; row += warps) {
         const float *logits = p.logits + row * p.rule.n_expert;
         int e = lane < p.rule.used ? l->chosen[row][lane] : 0;
-        float w = route_weigh(rule_as<PLAIN>(p.rule), e,
+        if constexpr (WHAT == QUAD_SPREAD) {
+            if (lane < p.rule.used && e != NOBODY) {
+                int rank = __popc(l->chose[e] & ((1u << row) - 1));
+                l->weight[l->first[e] + rank / 4][rank % 4] =
+                    load_float_l2(logits + e) * (1.0f / HIDDEN_SCALE);
+            }
+            continue;
+        }
+        float w = route_weigh(rule_as<WHAT == QUAD_PLAIN>(p.rule), e,
                               [&](int i) { return load_float_l2(logits + i); });
         int rank = __popc(l->chose[e] & ((1u << row) - 1));
         if (lane < p.rule.used)
@@ -176,13 +195,17 @@ DEVICE void moe_quad_weigh(struct moe_quad_list *l, const struct moe_quad_args &
 }
 
 /* The biases of a row's experts, weighted, of output `at`. */
+template <int WHAT>
 DEVICE float moe_quad_bias(const struct moe_quad_list *l, const struct moe_quad_args &p, int row,
                            int at)
 {
     float v = 0.0f;
 #pragma unroll 1
     for (int k = 0; k < p.rule.used; k++) {
-        int e = l->chosen[row][k], rank = __popc(l->chose[e] & ((1u << row) - 1));
+        int e = l->chosen[row][k];
+        if (WHAT == QUAD_SPREAD && e == NOBODY)
+            break;
+        int rank = __popc(l->chose[e] & ((1u << row) - 1));
         v += l->weight[l->first[e] + rank / 4][rank % 4] * p.down.bias[e * p.down.n_out + at];
     }
     return v * HIDDEN_SCALE;
@@ -309,7 +332,7 @@ DEVICE void moe_quad_load_hidden(const struct moe_quad_args &p, struct row_frag 
 }
 
 /* y of this block's 16 outputs: the warps' sums together. */
-template <bool PLAIN>
+template <int WHAT>
 DEVICE void moe_quad_put(const struct moe_quad_args &p, const struct moe_quad_list *list,
                          const float *sums, int tile)
 {
@@ -320,7 +343,9 @@ DEVICE void moe_quad_put(const struct moe_quad_args &p, const struct moe_quad_li
         if (row < s->rows)
             p.y[(size_t)(i >> 4) * (size_t)p.down.n_out + (size_t)(s->row0 + row)] =
                 take_tile(sums, (int)blockDim.x >> 5, p.rows * SUM_ROW, i >> 4, i & 15) +
-                (!PLAIN && p.down.bias ? moe_quad_bias(list, p, i >> 4, s->row0 + row) : 0.0f);
+                (WHAT != QUAD_PLAIN && p.down.bias
+                     ? moe_quad_bias<WHAT>(list, p, i >> 4, s->row0 + row)
+                     : 0.0f);
     }
 }
 
@@ -330,9 +355,9 @@ DEVICE void moe_quad_put(const struct moe_quad_args &p, const struct moe_quad_li
  * warps have gate tiles, the others up. Down: a block owns 16 outputs; its warps share out the
  * (entry, slice) pairs, and have sums of their own for every row. The rings run on from one into
  * the other: down's first tiles are on their way while blocks wait for each other. UP, DOWN:
- * kinds of tiles. PLAIN: experts_are_plain.
+ * kinds of tiles. WHAT is known of the experts.
  */
-template <int UP, int DOWN, int PARTS, int STAGES, bool PLAIN>
+template <int UP, int DOWN, int PARTS, int STAGES, int WHAT>
 static __global__ void __launch_bounds__(512)
     moe_quad_kernel(const __grid_constant__ struct moe_quad_args p)
 {
@@ -369,7 +394,7 @@ static __global__ void __launch_bounds__(512)
     mark(mk, 3);
     uint32_t turn = together ? load_acquired(&p.meeting->turn) : 0;
     struct moe_quad_find found;
-    moe_quad_choose<PLAIN>(list, p, found);
+    moe_quad_choose<WHAT>(list, p, found);
     int entries = found.n;
     mark(mk, 4);
     uint32_t n = ups ? (uint32_t)(entries * half) : 0; /* times the blocks: far from 2^32 */
@@ -398,7 +423,7 @@ static __global__ void __launch_bounds__(512)
         f.fetch();
     }
     mark(mk, 1);
-    moe_quad_weigh<PLAIN>(list, p);
+    moe_quad_weigh<WHAT>(list, p);
     if (first < end)
         moe_quad_load(p, x, list->rows[entry], w);
 #pragma unroll 1
@@ -428,7 +453,7 @@ static __global__ void __launch_bounds__(512)
             }
         }
         __syncthreads();
-        moe_quad_hidden<PLAIN>(p, list, to, scales, item, batch);
+        moe_quad_hidden<WHAT == QUAD_PLAIN>(p, list, to, scales, item, batch);
     }
     mark(mk, 6);
     __syncthreads();
@@ -469,7 +494,7 @@ static __global__ void __launch_bounds__(512)
     mark(mk, 8);
     __syncthreads();
     if (downs)
-        moe_quad_put<PLAIN>(p, list, sums, tile);
+        moe_quad_put<WHAT>(p, list, sums, tile);
     marks_end(mk, 9);
 }
 
@@ -512,7 +537,10 @@ template <int UP, int DOWN, int PARTS, int STAGES, bool PLAIN>
 static void moe_quad_launch(struct cuda_backend *cu, struct moe_quad_args p, int threads,
                             size_t shared)
 {
-    auto kernel = moe_quad_kernel<UP, DOWN, PARTS, STAGES, PLAIN>;
+    auto kernel = moe_quad_kernel < UP, DOWN, PARTS, STAGES, PLAIN ? QUAD_PLAIN : QUAD_ANY > ;
+    if constexpr (!PLAIN)
+        if (p.rule.spread)
+            kernel = moe_quad_kernel<UP, DOWN, PARTS, STAGES, QUAD_SPREAD>;
     dim3 grid((unsigned)cu->n_sm), outputs((unsigned)p.down.n_tiles);
     if (cu->may_wait && p.down.n_tiles <= cu->n_sm) {
         p.phases = QUAD_UP | QUAD_DOWN;
@@ -537,7 +565,7 @@ void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int ro
     struct moe_quad_plan plan = moe_quad_plan_of(cu, &p.up, &p.down, rows);
     CHECK(p.rule.used <= MAX_USED && p.rule.n_expert <= QUAD_EXPERTS && plan.shared,
           "%d of %d experts", p.rule.used, p.rule.n_expert);
-    p.logits = cu->router;
+    p.logits = router_given(cu, e);
     p.x = cu->records;
     p.x_scale = cu->half_scale;
     p.hidden = cu->hidden_records;

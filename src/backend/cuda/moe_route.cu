@@ -39,9 +39,12 @@ struct route_tables moe_route_tables(const struct cuda_backend *cu)
     return r;
 }
 
-/* One warp chooses for row t; lane k gets the k-th expert. */
-template <int PER, class RULE>
-DEVICE int moe_route_row(const struct moe_route_args &p, const RULE &rule, int t)
+/* What is known of the rule: nothing, route_is_plain, route_rule.spread. */
+enum { ROUTE_ANY, ROUTE_PLAIN, ROUTE_SPREAD };
+
+/* One warp chooses for row t; lane k gets the k-th expert. ROUTE_SPREAD: or -1, if it is another
+ * rank's. */
+template <int PER, int WHAT> DEVICE int moe_route_row(const struct moe_route_args &p, int t)
 {
     int lane = lane_id(), n = p.rule.n_expert;
     const float *row = p.logits + (size_t)t * (size_t)n;
@@ -53,8 +56,17 @@ DEVICE int moe_route_row(const struct moe_route_args &p, const RULE &rule, int t
         for (int j = 1; j < p.parts && e < n; j++)
             v[i] += row[(size_t)j * (size_t)p.rows * (size_t)n + (size_t)e];
     }
-    int e = route_choose(v, rule);
-    float w = route_weigh(rule, e, v);
+    const auto &rule = rule_as<WHAT == ROUTE_PLAIN>(p.rule);
+    int e;
+    float w;
+    if constexpr (WHAT == ROUTE_SPREAD) {
+        int here, mine = route_present(v, p.rule, &here);
+        e = lane < here ? mine : -1;
+        w = lane < here ? row[mine] : 0.0f;
+    } else {
+        e = route_choose(v, rule);
+        w = route_weigh(rule, e, v);
+    }
     if (lane < p.rule.used) {
         p.t.chosen[t * p.rule.used + lane] = e;
         p.weight[t * p.rule.used + lane] = w;
@@ -62,11 +74,11 @@ DEVICE int moe_route_row(const struct moe_route_args &p, const RULE &rule, int t
     return e;
 }
 
-template <bool PLAIN> DEVICE int moe_route_choose(const struct moe_route_args &p, int t)
+template <int WHAT> DEVICE int moe_route_choose(const struct moe_route_args &p, int t)
 {
-    const auto &rule = rule_as<PLAIN>(p.rule);
-    return PLAIN || p.rule.n_expert <= 128 ? moe_route_row<4>(p, rule, t)
-                                           : moe_route_row<MAX_EXPERTS / 32>(p, rule, t);
+    return WHAT == ROUTE_PLAIN || p.rule.n_expert <= 128
+               ? moe_route_row<4, WHAT>(p, t)
+               : moe_route_row<MAX_EXPERTS / 32, WHAT>(p, t);
 }
 
 /* Entries of the work list for `count` pairs of expert e, the first of which is `start`. */
@@ -113,7 +125,7 @@ DEVICE void route_scan(const struct moe_route_args &p, const int *count, int *st
  * to come lists the work. */
 enum { ROUTE_ROWS = 8 };
 
-template <bool PLAIN>
+template <int WHAT>
 static __global__ void __launch_bounds__(32 * ROUTE_ROWS)
     moe_route_kernel(const __grid_constant__ struct moe_route_args p)
 {
@@ -131,9 +143,11 @@ static __global__ void __launch_bounds__(32 * ROUTE_ROWS)
         __syncthreads();
     }
     if (t < p.rows)
-        e = moe_route_choose<PLAIN>(p, t);
+        e = moe_route_choose<WHAT>(p, t);
     if (!r.lists)
         return;
+    if (WHAT == ROUTE_SPREAD)
+        mine = mine && e >= 0;
     if (mine)
         place = atomicAdd(&count[e], 1);
     __syncthreads();
@@ -168,7 +182,7 @@ static __global__ void __launch_bounds__(32 * ROUTE_ROWS)
 
 /* One block: counts pairs per expert, lays experts out one after another, lists the work. The order
  * of an expert's rows is whatever the atomics give: no result depends on it. */
-template <bool PLAIN>
+template <int WHAT>
 static __global__ void __launch_bounds__(1024)
     moe_route_sort_kernel(const __grid_constant__ struct moe_route_args p)
 {
@@ -180,7 +194,7 @@ static __global__ void __launch_bounds__(1024)
     if (p.route_here)
 #pragma unroll 1
         for (int t = warp_id(); t < p.rows; t += threads >> 5)
-            moe_route_choose<PLAIN>(p, t);
+            moe_route_choose<WHAT>(p, t);
     for (int i = tid; i < MAX_EXPERTS; i += threads)
         count[i] = 0;
     __syncthreads();
@@ -206,16 +220,27 @@ static __global__ void __launch_bounds__(1024)
         list_tiles(p, e, count[e], start[e], tile0[e]);
     __syncthreads();
     each_pair([&](int e, int i) { p.t.pairs[atomicAdd(&start[e], 1)] = i; });
+    if (WHAT == ROUTE_SPREAD) { /* behind the last there is nobody */
+        __syncthreads();
+        for (int i = start[p.rule.n_expert - 1] + tid; i < n; i += threads)
+            p.t.pairs[i] = -1;
+    }
 }
 
 void moe_route(struct cuda_backend *cu, const struct moe_route_args &p)
 {
-    bool plain = route_is_plain(p.rule);
+    bool plain = route_is_plain(p.rule), spread = p.rule.spread;
     if (!p.route_here)
-        cuda_launch(cu, plain ? moe_route_kernel<true> : moe_route_kernel<false>,
+        cuda_launch(cu,
+                    plain    ? moe_route_kernel<ROUTE_PLAIN>
+                    : spread ? moe_route_kernel<ROUTE_SPREAD>
+                             : moe_route_kernel<ROUTE_ANY>,
                     dim3((unsigned)ceil_div(p.rows, ROUTE_ROWS)), 32 * ROUTE_ROWS,
                     (size_t)(3 * MAX_EXPERTS + 1) * 4, LAUNCH_EARLY, p);
     if (!p.t.lists)
-        cuda_launch(cu, plain ? moe_route_sort_kernel<true> : moe_route_sort_kernel<false>, dim3(1),
-                    1024, (size_t)(3 * MAX_EXPERTS + 2) * 4, LAUNCH_EARLY, p);
+        cuda_launch(cu,
+                    plain    ? moe_route_sort_kernel<ROUTE_PLAIN>
+                    : spread ? moe_route_sort_kernel<ROUTE_SPREAD>
+                             : moe_route_sort_kernel<ROUTE_ANY>,
+                    dim3(1), 1024, (size_t)(3 * MAX_EXPERTS + 2) * 4, LAUNCH_EARLY, p);
 }

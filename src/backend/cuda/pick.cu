@@ -423,7 +423,7 @@ static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pic
 static void moe_quad_records(struct cuda_backend *cu, const struct pick_case *c)
 {
     router_records(cu, c->router, &c->in, c->rows);
-    lanes_give(cu, c->experts, 1, c->rows);
+    router_give(cu, c->experts, 1, c->rows);
     moe_quad(cu, c->experts, c->y, c->rows);
 }
 
@@ -435,7 +435,7 @@ static bool moe_few_suits(const struct cuda_backend *cu, const struct pick_case 
 static void moe_few_run(struct cuda_backend *cu, const struct pick_case *c)
 {
     router_records(cu, c->router, &c->in, c->rows);
-    lanes_give(cu, c->experts, 1, c->rows);
+    router_give(cu, c->experts, 1, c->rows);
     moe_few(cu, c->experts, c->y, c->rows);
 }
 
@@ -449,7 +449,7 @@ static void router_logits(struct cuda_backend *cu, const struct experts *e,
     c.in = *in;
     c.y = n;
     pick_run(cu, PICK_LOGITS, &c, N_STAGES);
-    lanes_give(cu, e, 1, rows);
+    router_give(cu, e, 1, rows);
 }
 /* The same of rows as they are. */
 static void router_logits_of(struct cuda_backend *cu, const struct experts *e, const struct rows *x)
@@ -490,7 +490,7 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
 {
     const struct shape *s = &cu->shape;
     struct moe_route_args r = {};
-    r.logits = cu->router;
+    r.logits = router_given(cu, c->experts);
     r.rows = c->rows;
     r.parts = 1;
     r.rule = c->experts->rule;
@@ -515,17 +515,20 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
     return r.t;
 }
 
-/* Narrow sums are left to the norm that reads the stream. */
+/* Narrow sums are left to the norm that reads the stream, but for those of which a row may lack some:
+ * other ranks' are to be added to them. */
 static void moe_sum(struct cuda_backend *cu, const struct pick_case *c, bool narrow)
 {
     int used = c->experts->rule.used;
     struct expert_sum sum = {
         (const uint16_t *)cu->expert_out, cu->route_weight, c->y, c->rows, used, c->down->n_out};
-    if (narrow) {
+    if (narrow && c->experts->rule.spread) {
+        resid_sum_some(cu, sum);
+    } else if (narrow) {
         c->stream->add = ADD_EXPERTS;
         c->stream->experts = sum;
     } else {
-        resid_sum_floats(cu, c->y, c->rows, used, c->down->n_out);
+        resid_sum_floats(cu, c->y, c->rows, used, c->down->n_out, c->experts->rule.spread);
     }
 }
 
@@ -675,7 +678,7 @@ static void router_tensor(struct cuda_backend *cu, const struct pick_case *c)
 {
     c->route->parts = c->w->n_kt;
     router_rows(cu, c->w, c->x->floats, c->rows);
-    lanes_give(cu, c->experts, c->w->n_kt, c->rows);
+    router_give(cu, c->experts, c->w->n_kt, c->rows);
     if (c->experts->give)
         c->route->parts = 1;
     moe_route(cu, *c->route);

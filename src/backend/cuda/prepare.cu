@@ -209,23 +209,27 @@ static bool own_steps(struct cuda_backend *cu, struct error *err)
     return sample_prepare(cu, err);
 }
 
-/* What only some networks need: a dense part beside experts, a router's own norm, embeddings per
- * layer, gains of norms that have none. */
+/* What only some networks need: a dense part beside experts, a router's own norm, weights of experts
+ * that are spread over ranks, embeddings per layer, gains of norms that have none. */
 static bool own_parts(struct cuda_backend *cu, const struct network *net, struct error *err)
 {
     size_t tokens = (size_t)cu->shape.max_tokens, embd = (size_t)cu->shape.n_embd;
     bool beside = false, routes = false, own = false;
+    size_t spread = 0;
     for (int i = 0; i < net->n_layers; i++) {
         const struct mlp *m = &net->layers[i].mlp;
         beside = beside || (m->dense.gate_up && m->router.w && !join_is_done(m));
         routes = routes || m->router.norm.kind;
         own = own || m->experts_in.kind;
+        if (m->router.w && m->experts.gate_up->n_expert < m->router.w->n_out)
+            widen(&spread, (size_t)cuda_matrix(m->experts.gate_up)->n_expert);
     }
     size_t values = (size_t)net->embed.layers.width;
     struct want list[] = {
         {(void **)&cu->beside, beside ? tokens * embd * 4 : 0},
         {(void **)&cu->beside_gate, beside ? tokens * 4 : 0},
         {(void **)&cu->route_in, routes ? tokens * embd * 4 : 0},
+        {(void **)&cu->router_own, tokens * spread * 4},
         {(void **)&cu->experts_in, own ? NORM_ROWS * embd * 4 : 0},
         {(void **)&cu->layer_embeds, tokens * values * (size_t)net->n_layers * 4},
         {(void **)&cu->layer_gate, tokens * values * 4},

@@ -25,13 +25,16 @@ struct resid_args {
     struct norm_more more[MORE_NORMS]; /* CLOSE: y NULL: none */
 };
 
-/* Columns k..k+3 of row t: the weighted sum of what its experts came to. */
-DEVICE float4 expert_columns(const struct expert_sum &s, int t, int k)
+/* Columns k..k+3 of row t: the weighted sum of what its experts came to. SOME: those that weigh 0 are
+ * not there. */
+template <bool SOME = false> DEVICE float4 expert_columns(const struct expert_sum &s, int t, int k)
 {
     float v[4] = {};
 #pragma unroll 8
     for (int i = 0; i < s.used; i++) {
         float w = s.weight[t * s.used + i] * (1.0f / HIDDEN_SCALE);
+        if (SOME && w == 0.0f)
+            continue;
         uint2 h =
             *(const uint2 *)(s.out + ((size_t)t * (size_t)s.used + (size_t)i) * (size_t)s.width +
                              (size_t)k);
@@ -365,7 +368,8 @@ void rows_norm(struct cuda_backend *cu, const float *x, struct gain gain, float 
                 y);
 }
 
-/* y[t,:] = sum_k weight[t,k] * out[t,k,:]; a thread per column. */
+/* y[t,:] = sum_k weight[t,k] * out[t,k,:]; a thread per column. SOME: see expert_columns. */
+template <bool SOME>
 static __global__ void resid_sum_kernel(const float *out, const float *weight, int used, int width,
                                         float *y)
 {
@@ -376,12 +380,14 @@ static __global__ void resid_sum_kernel(const float *out, const float *weight, i
         return;
     float v = 0.0f;
     for (int i = 0; i < used; i++)
-        v += weight[t * used + i] *
-             out[((size_t)t * (size_t)used + (size_t)i) * (size_t)width + (size_t)k];
+        if (!SOME || weight[t * used + i] != 0.0f)
+            v += weight[t * used + i] *
+                 out[((size_t)t * (size_t)used + (size_t)i) * (size_t)width + (size_t)k];
     y[(size_t)t * (size_t)width + (size_t)k] = v;
 }
 
 /* The same from halves times HIDDEN_SCALE; a thread per 4 columns. */
+template <bool SOME>
 static __global__ void __launch_bounds__(256)
     resid_sum_halves_kernel(const __grid_constant__ struct expert_sum s)
 {
@@ -389,13 +395,25 @@ static __global__ void __launch_bounds__(256)
     dependency_trigger();
     int k = (int)(blockIdx.x * blockDim.x + threadIdx.x) * 4, t = (int)blockIdx.y;
     if (k < s.width)
-        *(float4 *)(s.y + (size_t)t * (size_t)s.width + (size_t)k) = expert_columns(s, t, k);
+        *(float4 *)(s.y + (size_t)t * (size_t)s.width + (size_t)k) = expert_columns<SOME>(s, t, k);
 }
 
-void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width)
+void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width, bool some)
 {
-    cuda_launch(cu, resid_sum_kernel, dim3((unsigned)ceil_div(width, 256), (unsigned)rows), 256, 0,
-                LAUNCH_EARLY, cu->expert_out, cu->route_weight, used, width, y);
+    cuda_launch(cu, some ? resid_sum_kernel<true> : resid_sum_kernel<false>,
+                dim3((unsigned)ceil_div(width, 256), (unsigned)rows), 256, 0, LAUNCH_EARLY,
+                cu->expert_out, cu->route_weight, used, width, y);
+}
+
+static void sum_halves(struct cuda_backend *cu, const struct expert_sum &s, bool some)
+{
+    cuda_launch(cu, some ? resid_sum_halves_kernel<true> : resid_sum_halves_kernel<false>,
+                dim3((unsigned)ceil_div(s.width, 1024), (unsigned)s.rows), 256, 0, LAUNCH_EARLY, s);
+}
+
+void resid_sum_some(struct cuda_backend *cu, const struct expert_sum &s)
+{
+    sum_halves(cu, s, true);
 }
 
 /* x += d, n floats. */
@@ -418,10 +436,7 @@ void resid_add_rows(struct cuda_backend *cu, struct resid *r)
         c.y = cu->d;
         pick_run(cu, PICK_LINEAR, &c, STAGE_OUTPUT);
     } else if (r->add == ADD_EXPERTS) {
-        const struct expert_sum &s = r->experts;
-        cuda_launch(cu, resid_sum_halves_kernel,
-                    dim3((unsigned)ceil_div(s.width, 1024), (unsigned)s.rows), 256, 0, LAUNCH_EARLY,
-                    s);
+        sum_halves(cu, r->experts, false);
     } else {
         return;
     }

@@ -335,4 +335,45 @@ DEVICE float route_weigh(const RULE &rule, int expert, const float (&v)[PER])
     return route_scaled(rule, expert, mine, w, warp_sum(total));
 }
 
+/*
+ * Experts that are spread over ranks (route_rule.spread). All ranks choose alike, and what they chose
+ * is given (router_give): so nobody looks for the largest, and a row's experts are taken in the order
+ * they lie in. Kernels for these are made apart; what is not here is nowhere in their lists.
+ */
+enum { NOBODY = 0xffff }; /* in place of an expert, in 16 bits */
+
+/* Lane k gets the k-th of the row's experts that are here, lanes from *here on some expert: from
+ * weights in registers, lane l has expert 32 i + l's as v[i]. */
+template <int PER>
+DEVICE int route_present(const float (&v)[PER], const struct route_rule &rule, int *here)
+{
+    int mine = 0, n = 0;
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        uint32_t some =
+            __ballot_sync(FULL_WARP, i * 32 + lane_id() < rule.n_expert && v[i] != -INFINITY);
+#pragma unroll 1
+        for (; some && n < rule.used; some &= some - 1, n++)
+            mine = n == lane_id() ? i * 32 + __ffs((int)some) - 1 : mine;
+    }
+    *here = n;
+    return mine;
+}
+/* The same from weights in memory. */
+template <int PER>
+DEVICE int route_present_in(const float *given, const struct route_rule &rule, int *here)
+{
+    float v[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        v[i] =
+            i * 32 + lane_id() < rule.n_expert ? load_float_l2(given + i * 32 + lane_id()) : 0.0f;
+    return route_present(v, rule, here);
+}
+DEVICE int route_present(const float *given, const struct route_rule &rule, int *here)
+{
+    return rule.n_expert <= 128 ? route_present_in<4>(given, rule, here)
+                                : route_present_in<MAX_EXPERTS / 32>(given, rule, here);
+}
+
 #endif

@@ -409,6 +409,8 @@ struct router_give_args {
     float *logits; /* (parts, rows, n_expert) */
     int parts, rows;
     struct route_rule rule;
+    float *own;       /* OWN: (rows, n_own) where weights go */
+    int n_own, first; /* experts from `first` on; the last is the shared one, where there is one */
 };
 enum { GIVE_PER = MAX_EXPERTS / 32, GIVE_ROWS = 4 };
 
@@ -454,6 +456,8 @@ DEVICE void give_groups(const struct route_rule &rule, float (&keys)[GIVE_PER])
         keys[i] = kept >> min((i * 32 + lane) / each, 31) & 1 ? keys[i] : -INFINITY;
 }
 
+/* OWN: other ranks have other experts (route_rule.spread). */
+template <bool OWN>
 static __global__ void __launch_bounds__(32 * GIVE_ROWS)
     router_give_kernel(const __grid_constant__ struct router_give_args p)
 {
@@ -501,6 +505,12 @@ static __global__ void __launch_bounds__(32 * GIVE_ROWS)
     float w = give_value(v, mine);
     total = p.rule.renormalise ? warp_sum(on ? w : 0.0f) : 1.0f;
     w = w / total * p.rule.scale * (on && p.rule.expert_scale ? p.rule.expert_scale[mine] : 1.0f);
+    if (OWN) {
+        row = p.own + (size_t)t * (size_t)p.n_own;
+        n = p.n_own;
+        mine -= p.first;
+        on = on && mine >= 0 && mine < n - (p.rule.shared ? 1 : 0);
+    }
 #pragma unroll
     for (int i = 0; i < GIVE_PER; i++)
         if (i * 32 + lane < n)
@@ -512,12 +522,16 @@ static __global__ void __launch_bounds__(32 * GIVE_ROWS)
         row[n - 1] = p.rule.gated ? route_sigmoid(common) : 1.0f;
 }
 
-void router_give(struct cuda_backend *cu, const struct route_rule &rule, int parts, int rows)
+void router_give(struct cuda_backend *cu, const struct experts *e, int parts, int rows)
 {
+    if (!e->give)
+        return;
+    const struct route_rule &rule = e->full;
     CHECK(rule.n_groups <= MAX_GROUPS, "%d groups of experts", rule.n_groups);
-    struct router_give_args p = {cu->router, parts, rows, rule};
-    cuda_launch(cu, router_give_kernel, dim3((unsigned)ceil_div(rows, GIVE_ROWS)), 32 * GIVE_ROWS,
-                0, LAUNCH_EARLY, p);
+    struct router_give_args p = {cu->router,       parts,   rows, rule, cu->router_own,
+                                 e->rule.n_expert, e->first};
+    cuda_launch(cu, e->rule.spread ? router_give_kernel<true> : router_give_kernel<false>,
+                dim3((unsigned)ceil_div(rows, GIVE_ROWS)), 32 * GIVE_ROWS, 0, LAUNCH_EARLY, p);
 }
 
 enum { ROUTER_ROWS = 64, ROUTER_EXPERTS = 128, ROUTER_STRIDE = TILE_K + 16 };
