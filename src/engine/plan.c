@@ -359,7 +359,7 @@ static int sums_of(const struct layer *l)
     return l->mixer.partial + (once ? 1 : m->dense_partial + m->experts_partial);
 }
 
-static void count_layers(const struct network *net, bool gpu, struct plan_rank *to)
+static void count_layers(const struct network *net, struct plan_rank *to)
 {
     int depth = network_depth(net);
     struct predict_talk *t = &to->talk;
@@ -380,7 +380,6 @@ static void count_layers(const struct network *net, bool gpu, struct plan_rank *
     }
     to->work.layers = depth;
     t->ep = to->experts.n < to->work.n_expert;
-    t->padded = t->ep && gpu;
 }
 
 /* The rows that are kept of a weight that is cut in one run, or not at all. */
@@ -475,7 +474,7 @@ static bool place(const struct counter *common, const struct ranks *r, struct pl
     if (ok) {
         struct step_limits lim = {
             .max_tokens = k->o->max_tokens, .max_seqs = k->o->max_seqs, .max_out = k->o->max_seqs};
-        count_layers(&o.net, k->o->gpu, to);
+        count_layers(&o.net, to);
         count_ends(&o, shared, to);
         to->talk.dear = k->o->gpu ? 0 : PIPELINE_DEAR;
         to->token_bytes = kvcache_token_bytes(&o.net, k->o->k_type, k->o->v_type);

@@ -185,12 +185,6 @@ static void expert_shares(const struct predict_work *w, const struct predict_tal
     *read = *computed = 0;
     if (!w->n_expert)
         return;
-    if (t->ep && t->padded) {
-        int own = (w->n_expert + lanes - 1) / lanes, each = w->n_used < own ? w->n_used : own;
-        *read = predict_experts(own, each, m) / own;
-        *computed = m * each / own;
-        return;
-    }
     *read = lanes > 1 ? fmin(met * predict_most(met, lanes) / mine, 1) : met / mine;
     *computed = pairs * (lanes > 1 ? predict_most(pairs, lanes) : 1) / mine;
 }

@@ -55,8 +55,7 @@ struct predict_work {
 /* What a stage says to others in a step. */
 struct predict_talk {
     int tp, pp;
-    bool ep;     /* a rank has whole experts */
-    bool padded; /* ... and runs as many of them for a row as the row takes in all: GPUs */
+    bool ep; /* a rank has whole experts */
     int embd, vocab;
     int sums;      /* over lanes, of all rows */
     int sums_last; /* of the rows that want logits alone */

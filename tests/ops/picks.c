@@ -350,6 +350,11 @@ static void small_mlp(bool experts, const struct pick_info *p, const char *forma
             mlp_case(&s, experts ? s.n_expert : 1, s.n_ff, small_types[i], small_types[i], DT_F32,
                      small_rows(p, i), 3.0f);
     }
+    for (int own = 0; own < N_SPREAD && experts; own++) {
+        struct dims s = spread_dims(own);
+        enum dtype t = takes(formats, DT_Q4_K) ? DT_Q4_K : DT_F16;
+        mlp_case(&s, s.n_expert, 256, t, t, DT_F32, small_rows(p, own), 3.0f);
+    }
     struct dims s = base_dims();
     s.n_embd = 512;
     s.n_heads = 16;

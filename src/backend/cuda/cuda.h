@@ -109,9 +109,9 @@ struct route_rule {
     bool shared; /* the last expert is used by every row, and counts in both numbers */
     bool gated;  /* it weighs the sigmoid of its logit, not 1 */
     bool renormalise;
-    bool given;  /* router_give was there: logits are weights of the chosen, -infinity of others */
-    bool spread; /* given, and other ranks have other experts: of a row's, some are here, or none */
+    bool given;   /* router_give was there: logits are weights of the chosen, -infinity of others */
     bool sigmoid; /* of logits, in place of their softmax */
+    bool spread; /* given, and other ranks have other experts: of a row's, some are here, or none */
     float scale;
     const float *choice_bias, *expert_scale; /* (n_expert) or NULL */
     int n_groups, n_groups_used;             /* router_give's; 0: no groups */

@@ -168,10 +168,6 @@ struct moe_gemv_args {
 enum mode { EXPERT, ROUTE, CHOSEN, EXPERT_TWO };
 /* What is known of the experts: nothing, route_is_plain, experts_are_plain, route_rule.spread. */
 enum { PLAIN_NOT, PLAIN_RULE, PLAIN_ALL, SPREAD };
-static constexpr bool plain_rules(int plain)
-{
-    return plain == PLAIN_RULE || plain == PLAIN_ALL;
-}
 
 /* Shared memory of ROUTE behind the rest: the router's columns of this tile, their gains, y. */
 struct route_tile {
@@ -287,7 +283,7 @@ DEVICE void moe_gemv_fetch(struct moe_gemv_walk &f, struct ring &ring,
 template <int MODE, int PLAIN>
 DEVICE int moe_gemv_choose(const struct moe_gemv_args &p, const struct moe_gemv_smem &m, int row_in)
 {
-    const auto &rule = rule_as<plain_rules(PLAIN)>(p.rule);
+    const auto &rule = rule_as < PLAIN == PLAIN_RULE || PLAIN == PLAIN_ALL > (p.rule);
     int pick = (int)blockIdx.y - row_in * p.rule.used;
     if (MODE == CHOSEN) {
         int *found = (int *)(m.extra + p.w.n_kt * TILE_K);
@@ -306,8 +302,7 @@ DEVICE int moe_gemv_choose(const struct moe_gemv_args &p, const struct moe_gemv_
 /* SPREAD: the blocks that a row has for all the experts it takes share out those that are here: which
  * of them this one has, of which of its units (s), and where the hidden units go. -1: nothing. */
 template <bool PAIR>
-DEVICE int moe_gemv_find(const struct moe_gemv_args &p, int row_in, struct gemv_span &s,
-                         unsigned &to)
+DEVICE int moe_gemv_find(const struct moe_gemv_args &p, int row_in, struct gemv_span &s, int &slot)
 {
     enum { TILES = PAIR ? 2 : 1 };
     int here, mine = route_present(p.logits + row_in * p.rule.n_expert, p.rule, &here);
@@ -320,7 +315,7 @@ DEVICE int moe_gemv_find(const struct moe_gemv_args &p, int row_in, struct gemv_
     pick = at / blocks;
     s.first = (at - pick * blocks) * per * TILES;
     s.end = min(s.first + per * TILES, p.n_units * TILES);
-    to = (unsigned)(row_in * p.rule.used + pick);
+    slot = row_in * p.rule.used + pick;
     return pick < here && s.first < s.end ? __shfl_sync(FULL_WARP, mine, pick) : -1;
 }
 
@@ -395,19 +390,20 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     int warps = p.s.warps, stages = p.s.stages, n_in = p.w.n_in;
     int row_in = IS_EXPERT ? (int)blockIdx.y / p.rule.used : (int)blockIdx.y;
     const struct norm_in in = norm_row(p.in, row_in, n_in);
-    struct gemv_span span = gemv_span_of<PAIR>(p.n_units, p.units_per_block, p.s.batch);
-    unsigned to = blockIdx.y;
-    int spread = 0; /* the expert */
-    if constexpr (PLAIN == SPREAD) {
-        (dependency_wait)();
-        dependency_trigger();
-        spread = moe_gemv_find<PAIR>(p, row_in, span, to);
-        if (spread < 0)
-            return;
-    }
-    float *y = p.y + (size_t)to * (size_t)(p.w.n_out / (PAIR ? 2 : 1));
+    float *y = p.y + (size_t)blockIdx.y * (size_t)(p.w.n_out / (PAIR ? 2 : 1));
     struct moe_gemv_smem m = moe_gemv_carve(shared, p.s);
     int warp = warp_id(), lane = lane_id();
+    struct gemv_span span = gemv_span_of<PAIR>(p.n_units, p.units_per_block, p.s.batch);
+    int spread = 0; /* the expert */
+    if constexpr (PLAIN == SPREAD) {
+        int slot = 0;
+        (dependency_wait)();
+        dependency_trigger();
+        spread = moe_gemv_find<PAIR>(p, row_in, span, slot);
+        if (spread < 0)
+            return;
+        y = p.y + (size_t)slot * (size_t)(p.w.n_out / (PAIR ? 2 : 1));
+    }
     int first = span.first, end = span.end, most = span.most;
     struct moe_gemv_walk f = {first, warp, 0, 0};
     const uint8_t *from0 = NULL; /* the first ones, a lane each; expert 0's */
@@ -647,7 +643,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
     /* Logits or sums were written two kernels ago: gate and up let this one start after their own
      * wait. */
     const float *logits = p.logits + row_in * p.rule.n_expert;
-    const auto &rule = rule_as<plain_rules(PLAIN)>(p.rule);
+    const auto &rule = rule_as < PLAIN == PLAIN_RULE || PLAIN == PLAIN_ALL > (p.rule);
     int all, here = used; /* SPREAD: of those it takes */
     if constexpr (PLAIN == SPREAD)
         all = route_present(logits, p.rule, &here);
@@ -790,7 +786,7 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
     dependency_trigger();
     /* Logits were written two kernels ago: gate and up let this one start after their own wait. */
     const float *logits = p.logits + row_in * p.rule.n_expert;
-    const auto &rule = rule_as<plain_rules(PLAIN)>(p.rule);
+    const auto &rule = rule_as < PLAIN == PLAIN_RULE || PLAIN == PLAIN_ALL > (p.rule);
     int all, here = used; /* SPREAD: of those it takes */
     if constexpr (PLAIN == SPREAD)
         all = route_present(logits, p.rule, &here);
