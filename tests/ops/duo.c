@@ -260,6 +260,11 @@ void mlp_new(struct duo *d, int layer, struct duo_mlp *m, int n_expert, int n_ff
                                .type = {down_type},
                                .group_len = 32};
     router.bias = up.bias = down.bias = s->other;
+    if (own < n_expert && own > 1 && !s->other) { /* nobody may touch what nobody chooses */
+        router.bias = true;
+        router.low = s->first_own + 1;
+        up.bad = down.bad = 1;
+    }
     if (s->fused) {
         up.n_seg = 1;
         up.rows[0] = 2 * n_ff;

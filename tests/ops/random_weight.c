@@ -175,6 +175,8 @@ void random_weight_make(struct random_weight *w, const struct random_spec *sp, u
         if (sp->nudge > 0)
             for (size_t k = n_in * (size_t)sp->alike; k < n_in * rows; k++)
                 ((float *)data)[k] *= 1.0f + sp->nudge * (float)(k / (n_in * (size_t)sp->alike));
+        if (sp->bad)
+            memset(data + (size_t)(sp->bad - 1) * bytes, 0xff, bytes);
         for (size_t e = 0; e < experts; e++)
             table[e] = data + (sp->same_experts ? 0 : e * bytes);
         g->data = table;
@@ -236,7 +238,7 @@ void random_weight_make(struct random_weight *w, const struct random_spec *sp, u
         int n = w->raw.n_expert * w->raw.n_out;
         float *bias = block(w, (size_t)n * sizeof *bias);
         for (int i = 0; i < n; i++)
-            bias[i] = 0.1f * random_float(s);
+            bias[i] = i == sp->low - 1 ? -1e4f : 0.1f * random_float(s);
         w->raw.bias = bias;
     }
 }

@@ -24,6 +24,8 @@ struct random_spec {
     int group_len;    /* GPTQ */
     int same_experts; /* 1: all experts share their bytes (benchmarks) */
     int alike;        /* rows repeat after so many of them; 0: they do not */
+    int bad;          /* expert bad - 1 is all ones: NaNs in most formats; 0: none is */
+    int low;          /* the bias of row low - 1 is -1e4: a router never chooses it; 0: none is */
     float nudge;      /* F32: each repeat is larger than the one before by so much of itself */
 };
 
