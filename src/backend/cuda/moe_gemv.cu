@@ -15,7 +15,7 @@
  */
 #include "backend/cuda/act.cuh"
 #include "backend/cuda/route.cuh"
-#include "backend/cuda/ring.cuh"
+#include "backend/cuda/moe_ring.cuh"
 
 #include <math.h>
 
@@ -60,63 +60,6 @@ DEVICE struct moe_gemv_smem moe_gemv_carve(uint8_t *base, const struct gemv_shap
     __syncwarp();
 #endif
     return m;
-}
-
-/* Asks for a tile; bytes 0: for nothing, which counts (once there is no more to ask for). */
-DEVICE void ring_put(struct ring &r, const uint8_t *from, int bytes)
-{
-#if BULK_COPIES
-    if (lane_id() == 0 && bytes)
-        bulk_copy(r.base + r.put * r.slot, from, bytes, r.bar + r.put);
-#else
-    if (bytes)
-        tile_fetch(r.base + r.put * r.slot, from, bytes);
-    copy_async_commit();
-#endif
-    r.put = r.put + 1 == r.stages ? 0 : r.put + 1;
-}
-
-/* The same of a tile that lane n knows of. */
-DEVICE void ring_put_of(struct ring &r, const uint8_t *from, int bytes, int n)
-{
-#if BULK_COPIES
-    if (lane_id() == n && bytes)
-        bulk_copy(r.base + r.put * r.slot, from, bytes, r.bar + r.put);
-    r.put = r.put + 1 == r.stages ? 0 : r.put + 1;
-#else
-    ring_put(r, (const uint8_t *)__shfl_sync(FULL_WARP, (uint64_t)from, n),
-             __shfl_sync(FULL_WARP, bytes, n));
-#endif
-}
-
-/* Asks for the first tiles of an empty ring: lane n has where number n lies and its size (0: there
- * is none). */
-DEVICE void ring_fill(struct ring &r, const uint8_t *from, int bytes)
-{
-#if BULK_COPIES
-    int n = lane_id();
-    if (n < r.stages && bytes)
-        bulk_copy(r.base + n * r.slot, from, bytes, r.bar + n);
-#else
-    for (int n = 0; n < r.stages; n++)
-        ring_put(r, (const uint8_t *)__shfl_sync(FULL_WARP, (uint64_t)from, n),
-                 __shfl_sync(FULL_WARP, bytes, n));
-#endif
-}
-
-/* The one after it, once it is there. */
-DEVICE const uint8_t *ring_get_next(struct ring &r)
-{
-    struct ring n = r;
-    if (++n.take == n.stages) {
-        n.take = 0;
-        n.parity ^= 1;
-    }
-#if !BULK_COPIES
-    copy_async_wait<0>();
-    __syncwarp();
-#endif
-    return ring_get(n);
 }
 
 /* A lane's share of rows g and g+8 of a tile. Quads hold a row; nobody adds them up before the end.
@@ -300,9 +243,9 @@ DEVICE int moe_gemv_choose(const struct moe_gemv_args &p, const struct moe_gemv_
 }
 
 /* SPREAD: the blocks that a row has for all the experts it takes share out those that are here: which
- * of them this one has, of which of its units (s), and where the hidden units go. -1: nothing. */
+ * of them this one has, of which of its units (s), and where the hidden units go (y). -1: nothing. */
 template <bool PAIR>
-DEVICE int moe_gemv_find(const struct moe_gemv_args &p, int row_in, struct gemv_span &s, int &slot)
+DEVICE int moe_gemv_find(const struct moe_gemv_args &p, int row_in, struct gemv_span &s, float *&y)
 {
     enum { TILES = PAIR ? 2 : 1 };
     int here, mine = route_present(p.logits + row_in * p.rule.n_expert, p.rule, &here);
@@ -315,7 +258,7 @@ DEVICE int moe_gemv_find(const struct moe_gemv_args &p, int row_in, struct gemv_
     pick = at / blocks;
     s.first = (at - pick * blocks) * per * TILES;
     s.end = min(s.first + per * TILES, p.n_units * TILES);
-    slot = row_in * p.rule.used + pick;
+    y = p.y + (size_t)(row_in * p.rule.used + pick) * (size_t)(p.w.n_out / TILES);
     return pick < here && s.first < s.end ? __shfl_sync(FULL_WARP, mine, pick) : -1;
 }
 
@@ -379,6 +322,65 @@ DEVICE void moe_gemv_write(const struct gemv_output<PAIR> &o, const struct moe_g
     *o.to = r;
 }
 
+/* The kind of tiles b and b + 1 of a batch; -1: not of one kind, or of one that is not taken by twos. */
+template <int SET, bool PAIR> DEVICE int moe_gemv_kind(const struct gemv_output<PAIR> &out, int b)
+{
+    int kind = SET >= SET_ONE ? set_kind(SET)
+               : SET == SET_K ? (out.kinds >> b & 3 ? -1 : (int)TILE_Q4_K)
+                              : (int)__shfl_sync(FULL_WARP, out.kinds, b);
+    if (SET == SET_CODES && kind != (int)__shfl_sync(FULL_WARP, out.kinds, b + 1))
+        kind = -1;
+    return kind;
+}
+
+/* Shares of a tile's rows. again: another slice's are there. */
+DEVICE void moe_gemv_share(float *shares, const float (&sum)[2], bool again)
+{
+    if (again)
+        add_sums(shares, sum);
+    else
+        put_sums(shares, sum);
+}
+
+/* Two tiles at a time: neither waits for the other. */
+template <int SET, class X>
+DEVICE void moe_gemv_two(struct ring &ring, int kind, const X &x, float *shares, bool again,
+                         struct marks &mk, bool first)
+{
+    float both[2][2];
+    const uint8_t *const two[2] = {ring_get(ring), ring_get_next(ring)};
+    if (first)
+        mark(mk, 5);
+    if constexpr (SET >= SET_ONE)
+        tile_dot_one_two<set_kind(SET), 4>(two, x, both);
+    else
+        tile_dot_two<SET>(kind, two, x, both);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        moe_gemv_share(shares + i * SHARES, both[i], again);
+    ring_drop(ring);
+    ring_drop(ring);
+}
+
+/* CHOSEN: the squares of this warp's slices, of which a lane in eight has a sum. */
+DEVICE void moe_gemv_put_squares(const struct moe_gemv_smem &m, float squares)
+{
+#pragma unroll
+    for (int i = 16; i >= 4; i >>= 1)
+        squares += __shfl_xor_sync(FULL_WARP, squares, i);
+    if (lane_id() < 4)
+        m.squares[4 * warp_id() + lane_id()] = squares;
+}
+
+/* CHOSEN: the next layer's sums begin at zero; the first block sees to that. */
+DEVICE void moe_gemv_clear_next(const struct moe_gemv_args &p)
+{
+    if (blockIdx.x + blockIdx.y == 0)
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < SUM_EXPERTS; i += (int)blockDim.x)
+            p.sums.next[sum_at(i)] = 0;
+}
+
 template <int SET, bool PAIR, int MODE, int PLAIN>
 static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_registers(SET, MODE))
     moe_gemv_kernel(const __grid_constant__ struct moe_gemv_args p)
@@ -396,13 +398,11 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     struct gemv_span span = gemv_span_of<PAIR>(p.n_units, p.units_per_block, p.s.batch);
     int spread = 0; /* the expert */
     if constexpr (PLAIN == SPREAD) {
-        int slot = 0;
         (dependency_wait)();
         dependency_trigger();
-        spread = moe_gemv_find<PAIR>(p, row_in, span, slot);
+        spread = moe_gemv_find<PAIR>(p, row_in, span, y);
         if (spread < 0)
             return;
-        y = p.y + (size_t)slot * (size_t)(p.w.n_out / (PAIR ? 2 : 1));
     }
     int first = span.first, end = span.end, most = span.most;
     struct moe_gemv_walk f = {first, warp, 0, 0};
@@ -466,10 +466,8 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         mark(mk, 1);
         if (PLAIN != PLAIN_ALL && p.w.bias) /* this expert's */
             gemv_locate<SET>(out, p.w, span, first, y, f.expert);
-        if (MODE == CHOSEN && blockIdx.x + blockIdx.y == 0)
-#pragma unroll 1
-            for (int i = (int)threadIdx.x; i < SUM_EXPERTS; i += (int)blockDim.x)
-                p.sums.next[sum_at(i)] = 0;
+        if (MODE == CHOSEN)
+            moe_gemv_clear_next(p);
     }
 
     typename slice_for<SET, (SET >= SET_ONE && MODE == EXPERT)>::type x = {};
@@ -497,30 +495,10 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
             for (int b = 0; b < batch; b++) {
                 float sum[2] = {}, *shares = sums + warp * stride + b * SHARES;
                 if constexpr (set_is_small(SET) && MODE != ROUTE && MODE != EXPERT_TWO) {
-                    int kind = SET >= SET_ONE ? set_kind(SET)
-                               : SET == SET_K ? (out.kinds >> b & 3 ? -1 : (int)TILE_Q4_K)
-                                              : (int)__shfl_sync(FULL_WARP, out.kinds, b);
-                    if (SET == SET_CODES && kind != (int)__shfl_sync(FULL_WARP, out.kinds, b + 1))
-                        kind = -1;
+                    int kind = moe_gemv_kind<SET>(out, b);
                     if (b + 1 < batch && stages > 1 && kind >= 0) {
-                        /* two at a time: neither waits for the other */
-                        float both[2][2];
-                        const uint8_t *const two[2] = {ring_get(m.ring), ring_get_next(m.ring)};
-                        if (tile + b == first && slice == warp)
-                            mark(mk, 5);
-                        if constexpr (SET >= SET_ONE)
-                            tile_dot_one_two<set_kind(SET), 4>(two, x, both);
-                        else
-                            tile_dot_two<SET>(kind, two, x, both);
-#pragma unroll
-                        for (int i = 0; i < 2; i++) {
-                            if (slice != warp)
-                                add_sums(shares + i * SHARES, both[i]);
-                            else
-                                put_sums(shares + i * SHARES, both[i]);
-                        }
-                        ring_drop(m.ring);
-                        ring_drop(m.ring);
+                        moe_gemv_two<SET>(m.ring, kind, x, shares, slice != warp, mk,
+                                          tile + b == first && slice == warp);
                         fetch();
                         fetch();
                         b++;
@@ -532,22 +510,14 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
                     mark(mk, 5);
                 gemv_dot<SET, SET >= SET_ONE && MODE != ROUTE ? 4 : 2>(out, p.w, span, tile, b,
                                                                        there, x, sum);
-                if (slice != warp)
-                    add_sums(shares, sum);
-                else
-                    put_sums(shares, sum);
+                moe_gemv_share(shares, sum, slice != warp);
                 ring_drop(m.ring);
                 fetch();
             }
         }
         mark(mk, 6);
-        if (tile == first && MODE == CHOSEN) {
-#pragma unroll
-            for (int i = 16; i >= 4; i >>= 1)
-                squares += __shfl_xor_sync(FULL_WARP, squares, i);
-            if (lane < 4)
-                m.squares[4 * warp + lane] = squares;
-        }
+        if (tile == first && MODE == CHOSEN)
+            moe_gemv_put_squares(m, squares);
         odd ^= 1;
         __syncthreads();
         mark(mk, 7);

@@ -1,7 +1,7 @@
 /*
  * What kernels of one row share: which columns of the row a lane has, a warp's ring of weight tiles
  * in shared memory, as far as taking from it goes, and which outputs a block has. How the ring is
- * filled is the kernel's own business: see moe_gemv.cu (experts) and gemv.cu (products).
+ * filled is the kernel's own business: see moe_ring.cuh (experts) and gemv.cu (products).
  */
 #ifndef STEEL_BACKEND_CUDA_RING_CUH
 #define STEEL_BACKEND_CUDA_RING_CUH
