@@ -9,7 +9,7 @@ import tempfile
 import time
 
 from gguf_tools import read_logits
-from serverlib import Server, run_tests
+from serverlib import HANG, Server, run_tests
 
 # --bind-to none: ranks may share cores. As root only tests run. One machine: what else there is takes long to begin.
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1"]
@@ -133,7 +133,7 @@ class Ranks(Server):
         wait_until(lambda: not any(map(is_alive, self.pids)), 5, "a rank is left")
         with self.cond:
             while self.lines[-1:] != [None]:
-                self.cond.wait(1)
+                assert self.cond.wait(HANG), self.log()
         self.dir.cleanup()
         return rc
 

@@ -1,10 +1,9 @@
 #!/bin/sh
-# Runs every test: build/tests/test_* (cmocka programs), then tests/test_*.sh and tests/test_*.py.
-# A script gets the build folder as $1; exit 77 means skipped. What is skipped, whole or in part, says so in a
-# line "skipped: WHAT: why"; it is named and counted. ONLY=text runs the tests with that text in their names.
-# Closes with the slowest tests and one line: tests passed, failed, skipped. Cases of a program count one each.
+# Runs every test: tests/test_*.sh and tests/test_*.py, then build/tests/test_* (cmocka programs), JOBS at a time (as many
+# as there are cores, four at most). A script gets the build folder as $1; exit 77 means skipped. What is skipped, whole or
+# in part, says so in a line "skipped: WHAT: why"; it is named and counted. ONLY=text runs the tests with that text in their
+# names. Closes with the slowest tests and one line: tests passed, failed, skipped. Cases of a program count one each.
 B=${1:-build}
-passed=0 failed=0 skipped=0 bad= times=
 export STEEL="$B/steel" STEEL_CONFIG= # not the config of whoever runs this
 
 # Numbers of a log: "passed failed skipped". Programs: cmocka's closing lines. Scripts: themselves, and their parts
@@ -31,34 +30,48 @@ skips() { # LOG
          /^\[  SKIPPED \] / && !/test\(s\)/ && !seen[$4]++ { print "      skipped: " $4 ": " why }' "$1"
 }
 
-for t in "$B"/tests/test_* tests/test_*.sh tests/test_*.py; do
+# One test; its numbers, seconds and exit code go to a file beside its log.
+run_one() { # TEST
+    t=$1 log=$B/tests/$(basename "$1").log
     case $t in
-    *.o | *.d | *.log) continue ;;
     *.sh) run="sh $t $B" ;;
     *.py) run="python3 $t $B" ;;
     *) run=$t ;;
     esac
-    [ -e "$t" ] || continue
-    [ -n "$ONLY" ] && case $t in *"$ONLY"*) ;; *) continue ;; esac
-    log=$B/tests/$(basename "$t").log
     start=$(date +%s)
     $run >"$log" 2>&1 </dev/null
     rc=$?
     took=$(($(date +%s) - start))
-    read -r p f s <<-END
-	$(count "$log" $rc)
-	END
-    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-    times="$times$took $t
-"
+    echo "$(count "$log" $rc) $took $rc $t" >"${log%.log}.result"
     case $rc in
     0) printf 'ok    %-44s %3ds\n' "$t" $took && skips "$log" ;;
     77) printf 'skip  %-44s %s\n' "$t" "$(tail -1 "$log")" ;;
-    *) bad="$bad $t" && printf 'FAIL  %-44s %3ds (exit %d)\n' "$t" $took $rc
+    *) printf 'FAIL  %-44s %3ds (exit %d)\n' "$t" $took $rc
        tail -40 "$log" | sed 's/^/    | /' ;;
     esac
-done
-echo "slowest:$(printf '%s' "$times" | sort -rn | head -5 | awk '{ printf " %s %ds,", $2, $1 }' | sed 's/,$//')"
-[ -n "$bad" ] && echo "failed:$bad"
-echo "$passed passed, $failed failed, $skipped skipped"
-[ $failed = 0 ] && [ $passed -gt 0 ]
+}
+
+if [ "$2" = --one ]; then
+    said=$(run_one "$3")
+    printf '%s\n' "$said" # at once: others write too
+    exit 0
+fi
+
+rm -f "$B"/tests/*.result
+cores=$(nproc 2>/dev/null || echo 1)
+for t in tests/test_*.sh tests/test_*.py "$B"/tests/test_*; do
+    case $t in *.o | *.d | *.log | *.result) continue ;; esac
+    [ -e "$t" ] || continue
+    [ -n "$ONLY" ] && case $t in *"$ONLY"*) ;; *) continue ;; esac
+    echo "$t"
+done | xargs -r -P "${JOBS:-$((cores < 4 ? cores : 4))}" -n 1 sh "$0" "$B" --one
+cat "$B"/tests/*.result 2>/dev/null | sort -k4,4nr -k6 | awk '
+    { passed += $1; failed += $2; skipped += $3 }
+    NR <= 5 { slowest = slowest (NR > 1 ? "," : "") " " $6 " " $4 "s" }
+    $5 != 0 && $5 != 77 { bad = bad " " $6 }
+    END {
+        print "slowest:" slowest
+        if (bad) print "failed:" bad
+        print passed + 0 " passed, " failed + 0 " failed, " skipped + 0 " skipped"
+        exit !(passed > 0 && failed == 0)
+    }'

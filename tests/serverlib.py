@@ -13,6 +13,9 @@ import threading
 import time
 
 
+HANG = 300  # seconds without a word of a server that is waited for
+
+
 def sanitized(build):
     """Whether the binary has a sanitizer, which keeps what is freed: its memory says nothing."""
     with open(os.path.join(build, "steel"), "rb") as f:
@@ -61,13 +64,13 @@ class Server:
                     if text in self.lines[at]:
                         return self.lines[at]
                     at += 1
-                self.cond.wait()
+                assert self.cond.wait(HANG), f"no line with '{text}':\n{self.log()}"
 
     def wait_count(self, text, n):
         """Until n log lines contain text."""
         with self.cond:
             while sum(text in l for l in self.lines if l) < n:
-                self.cond.wait()
+                assert self.cond.wait(HANG), f"not {n} lines with '{text}':\n{self.log()}"
 
     def log(self):
         return "\n".join(l for l in self.lines if l is not None)

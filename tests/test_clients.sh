@@ -4,7 +4,5 @@
 B=${1:-build}
 command -v node >/dev/null && command -v npm >/dev/null || { echo "no node and npm here"; exit 77; }
 cd "$(dirname "$0")/clients" || exit 1
-if [ ! -d node_modules ] || [ package-lock.json -nt node_modules ]; then
-    npm ci --no-audit --no-fund >/dev/null 2>&1 || { echo "npm cannot install the pinned packages here"; exit 77; }
-fi
+sh install.sh || { echo "npm cannot install the pinned packages here"; exit 77; }
 STEEL=$B/steel node --test --test-concurrency=1 $(ls ./*.test.mjs | grep -v '^./page-')

@@ -8,7 +8,5 @@ for tool in node npm; do
 done
 [ -x /usr/bin/chromium ] || [ -x /usr/bin/google-chrome ] || { echo "skipped: page: no Chromium here"; exit 77; }
 cd "$(dirname "$0")/clients" || exit 1
-if [ ! -d node_modules ] || [ package-lock.json -nt node_modules ]; then
-    npm ci --no-audit --no-fund >/dev/null 2>&1 || { echo "skipped: page: npm cannot install the pinned packages here"; exit 77; }
-fi
+sh install.sh || { echo "skipped: page: npm cannot install the pinned packages here"; exit 77; }
 STEEL=$B/steel node --test --test-concurrency=1 --test-reporter=spec ./page-*.test.mjs
