@@ -31,7 +31,7 @@ class Stream(threading.Thread):
         self.start()
 
     def run(self):
-        c = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=90)
+        c = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=300)
         try:
             c.request("POST", "/v1/completions", json.dumps(self.body), {"content-type": "application/json"})
             r = c.getresponse()

@@ -294,7 +294,7 @@ static void look_at_end(struct ranks_line *l, int64_t now)
     }
     if (!l->end_ns || now < l->end_ns)
         return;
-    if (!lost)
+    if (!lost && (l->n_peers || ranks_first())) /* before there are lines all would say it */
         say(l->end_why);
     end_process();
 }

@@ -4,4 +4,4 @@ cd "$(dirname "$0")" || exit 1
 exec 9<package-lock.json
 flock 9 2>/dev/null
 [ -d node_modules ] && [ ! package-lock.json -nt node_modules ] && exit 0
-npm ci --no-audit --no-fund >/dev/null 2>&1
+npm ci --no-audit --no-fund >/dev/null 2>&1 9<&- # else what it leaves behind keeps the lock
