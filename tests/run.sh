@@ -17,7 +17,7 @@ count() { # LOG EXIT-CODE
                 if (rc != 0 && !n["FAILED"]) n["FAILED"] = 1
                 print n["PASSED"] + 0, n["FAILED"] + 0, n["SKIPPED"] + 0
             } else if (rc == 77)
-                print 0, 0, parts > 1 ? parts : 1
+                print 0, 0, (parts > 1 ? parts : 1)
             else
                 print (rc == 0), (rc != 0), parts + 0
         }' "$1"

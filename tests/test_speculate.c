@@ -13,6 +13,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -608,8 +609,10 @@ static void crowds_run_ahead(void **state)
     static struct answer want[N], got[N];
     struct request_spec specs[N];
     int32_t prompts[N][64];
-    if (is_cpu())
+    if (is_cpu()) {
+        printf("skipped: steps are begun ahead on a GPU alone (STEEL_TEST_DEVICE=cuda)\n");
         skip();
+    }
     for (int m = 0; m < n_models; m++) {
         enum guessing own = OWN;
         for (int i = 0; i < N; i++) {
@@ -643,8 +646,10 @@ static void partings_are_near(void **state)
 {
     (void)state;
     struct partings p = partings;
-    if (!device)
+    if (!device) {
+        printf("skipped: where rows round alike nothing parts (STEEL_TEST_DEVICE)\n");
         skip();
+    }
     print_message("%d of %d answers left the path, %d of %d at tokens not about as likely\n",
                   p.n_left, p.n_compared, p.n_apart, p.n_judged);
     assert_true(p.n_compared > 100);

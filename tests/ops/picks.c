@@ -226,7 +226,7 @@ static void force_attention(void)
         attention_case(&s, true, 0, decode, 4, false, forced);
         attention_case(&s, true, 24, mixed, 3, false, forced);
     }
-    if (strstr(forced, "vnni") || coded) { /* it reads codes */
+    if (strstr(forced, "vnni") || strstr(forced, "madd") || coded) { /* it reads codes */
         s.b.k_type = s.b.v_type = DT_Q8_0;
         attention_case(&s, true, 0, decode, 4, false, forced);
         attention_case(&s, true, 24, mixed, 3, false, forced);
