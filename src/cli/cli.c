@@ -152,6 +152,11 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          f->ep ? "--ep" : "--expert-stats");
         return false;
     }
+    if (r && (f->ep || f->expert_stats) && (f->tp == 1 || (!f->tp && f->pp == r->size))) {
+        args_usage_error(u, "%s places experts on the --tp ranks that share a layer: here is one",
+                         f->ep ? "--ep" : "--expert-stats");
+        return false;
+    }
     if (r) {
         r->tp_asked = f->tp;
         r->pp_asked = f->pp;
