@@ -365,7 +365,7 @@ def test_grace_error(_):
     stream.sendall(http_request(COMP, dict(long_, stream=True)))
     whole.sendall(http_request(COMP, long_))
     messages.sendall(http_request("/v1/messages", dict(talk, stream=True)))
-    until("all three", lambda: s.metrics()["steel_requests_waiting"] > 0)
+    until("all three", lambda: sum(n for name, n in s.metrics().items() if name in ("steel_requests_running", "steel_requests_waiting")) == 33)
     assert stream.recv(10)
     s.proc.send_signal(signal.SIGTERM)
     out = read_reply(stream)
