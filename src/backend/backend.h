@@ -162,6 +162,13 @@ struct backend_ops {
     void (*launch)(struct backend *be);
     bool (*end)(struct backend *be, int32_t *tokens, struct error *err);
 
+    /* A step in two halves, where ranks share layers: while the sums of one half are under way, the other
+     * one is computed (forward_halves). begin_halves takes the place of begin; half(i): the ops that
+     * follow, up to launch(), are those of half i. Out rows, samplers, tokens and logits are those of both, in
+     * order. Rows of the second half may go on from those of the first. NULL: steps are computed whole. */
+    void (*begin_halves)(struct backend *be, const struct batch halves[2]);
+    void (*half)(struct backend *be, int i);
+
     /* The network. Layers come in order. Rows that need no logits stop in the last one, once their
      * keys, values and states are stored: from there on the stream has the out rows only. */
     void (*embed)(struct backend *be, const struct embed *e);
@@ -183,8 +190,9 @@ struct backend_ops {
 
     /* Log-probabilities of out row `row` of the step that ended last, where its sampler wants them. */
     void (*probs)(struct backend *be, int row, struct sample_probs *out);
-    /* Row `row` of what the last step's head made, after end(): (n_vocab), or (n_embd) without
-     * head.w. Samplers may have changed it. */
+    /* Row `row` of what the last step's head made, after end(): (n_vocab), or as many as head.w has rows
+     * where stages of a pipeline share it (model/stages.h), or (n_embd) without head.w. Samplers may have
+     * changed it. */
     void (*logits)(struct backend *be, int row, float *host);
 
     /* For tests and debugging, in a step: sets or reads the stream, its first `rows` rows of
