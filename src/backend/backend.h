@@ -110,6 +110,7 @@ struct backend {
     /* A step runs beside the host from launch() on, and the next one may be begun meanwhile, with
      * tokens the host does not know yet; two at most are under way. */
     bool ahead;
+    bool halves;         /* steps may be computed in two halves (begin_halves): set by prepare */
     struct ranks *ranks; /* those who share the network's layers with this one; NULL = none */
 };
 
@@ -165,7 +166,8 @@ struct backend_ops {
     /* A step in two halves, where ranks share layers: while the sums of one half are under way, the other
      * one is computed (forward_halves). begin_halves takes the place of begin; half(i): the ops that
      * follow, up to launch(), are those of half i. Out rows, samplers, tokens and logits are those of both, in
-     * order. Rows of the second half may go on from those of the first. NULL: steps are computed whole. */
+     * order. Rows of the second half may go on from those of the first. NULL, or not backend.halves: steps are
+     * computed whole. */
     void (*begin_halves)(struct backend *be, const struct batch halves[2]);
     void (*half)(struct backend *be, int i);
 
