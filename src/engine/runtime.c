@@ -550,6 +550,7 @@ static uint64_t fingerprint(const struct tensorfile *f)
         h = (h ^ t->bytes) * 1099511628211u;
         tensorfile_forget(f, t); /* another rank's, maybe */
     }
+    tensorfile_forget_all(f);
     return h;
 }
 

@@ -586,6 +586,13 @@ void tensorfile_forget(const struct tensorfile *f, const struct tensor *t)
         madvise((void *)a, b - a, MADV_DONTNEED);
 }
 
+void tensorfile_forget_all(const struct tensorfile *f)
+{
+    for (int i = 0; i < f->n_shards; i++)
+        if (f->shards[i].fd >= 0)
+            madvise((void *)(uintptr_t)f->shards[i].map, f->shards[i].bytes, MADV_DONTNEED);
+}
+
 const uint8_t *tensorfile_read(const struct tensorfile *f, const uint8_t *data, size_t bytes,
                                uint8_t *buf)
 {

@@ -117,6 +117,8 @@ size_t tensorfile_bytes(const struct tensorfile *f); /* sum of tensor bytes */
 bool tensorfile_is_whole(const struct tensorfile *f, unsigned turn, struct error *err);
 /* Tells the kernel that these file bytes are not needed again soon (after repacking a tensor). */
 void tensorfile_forget(const struct tensorfile *f, const struct tensor *t);
+/* The same of all bytes: a look at one maps those around it, too, and they stay, unlike a tensor's own. */
+void tensorfile_forget_all(const struct tensorfile *f);
 
 /* Bytes of tensor data by reading instead of through the map: into buf (bytes), which is returned;
  * `data` itself where it is memory; NULL if the file cannot be read. Safe from many threads. */

@@ -556,6 +556,8 @@ struct model *model_load(const struct tensorfile *f, struct backend *be, enum mo
         model_free(m);
         return NULL;
     }
+    if (!m->reads)
+        tensorfile_forget_all(f);
     struct model_size size;
     model_measure(f, &m->config, &size);
     m->bytes = size.bytes;
