@@ -331,6 +331,13 @@ def test_other_kernels():
     differ(logits(), ["env", "STEEL_ISA=ref", *logits()], "the kernels (STEEL_ISA) differ: rank 0 has", 'rank 1 "ref"')
 
 
+def test_other_device():
+    """A GPU takes other parts of the head and of experts than a CPU does. Rank 1 only says that it has one: see tests/gpu/ranks_sim.py, too."""
+    steel = patched("steel-gpu", STEEL, b"\0a CPU (--device)\0", b"\0a GPU (--device)\0")
+    shutil.copy(os.path.join(BUILD, "steel-mpi.so"), WORK)
+    differ(logits(), logits(steel=steel), "the devices differ: rank 0 has", '"a CPU (--device)"', 'rank 1 "a GPU (--device)"')
+
+
 def test_other_version():
     with open("VERSION") as f:
         version = f.read().strip()
