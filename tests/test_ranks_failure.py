@@ -235,11 +235,28 @@ def test_killed_over_tcp():
 def test_without_lines():
     """Ranks that do not reach rank 0 but by MPI: a notice, and waits have an end."""
     s = Ranks(BUILD, 2, "--rank-timeout", "1", env={"STEEL_RANK_ADDRESS": "240.0.0.1"})
-    assert "rank 1 does not reach rank 0 over TCP" in s.log()
+    assert "rank 1 does not reach rank 0 over TCP at 240.0.0.1 (STEEL_RANK_ADDRESS names this address)" in s.log()
     client = streams(s, 1)[0]
     os.kill(s.pids[1], signal.SIGSTOP)
     assert s.wait_end(60) != 0
     assert "no answer from another rank" in client.error(), s.log()
+
+
+def test_named_address():
+    """Lines of ranks on one machine are where rank 0 is told to have them; what they are for works there."""
+    s = Ranks(BUILD, 2, env={"STEEL_RANK_ADDRESS": "127.0.0.2"})
+    assert "over TCP" not in s.log()
+    inodes = set()
+    with open("/proc/net/tcp") as f:
+        for line in f.readlines()[1:]:
+            here, state, inode = (line.split()[i] for i in (1, 3, 9))
+            if here.startswith("0200007F:") and state == "01":
+                inodes.add(f"socket:[{inode}]")
+    fds = f"/proc/{s.pids[0]}/fd"
+    assert inodes & {os.readlink(f"{fds}/{fd}") for fd in os.listdir(fds) if os.path.lexists(f"{fds}/{fd}")}
+    clients, began = streams(s, 1), time.time()
+    os.kill(s.pids[1], signal.SIGKILL)
+    ends(s, clients, "rank 1 has ended", began)
 
 
 def test_without_lines_and_idle():

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <arpa/inet.h>
 #include <cmocka.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -185,6 +186,45 @@ static void test_opening_and_one_works(void **state)
     ranks_line_free(first.line);
 }
 
+static bool answers_at(const char *host, int port)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    inet_pton(AF_INET, host, &at.sin_addr);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    bool ok = connect(fd, (struct sockaddr *)&at, sizeof at) == 0;
+    close(fd);
+    return ok;
+}
+
+/* Where rank 0 hears on its own machine: nowhere else than said. Only rank 0 need know the name. */
+static void check_address(const char *named, const char *heard, const char *deaf)
+{
+    struct ranks first, second;
+    struct ranks_offer offer;
+    begin(&first, 0, 100, true);
+    begin(&second, 1, 100, true);
+    setenv("STEEL_RANK_ADDRESS", named, 1);
+    ranks_line_listen(first.line, true, &offer);
+    unsetenv("STEEL_RANK_ADDRESS");
+    assert_int_equal(offer.port != 0, heard != NULL);
+    if (heard) {
+        assert_true(answers_at(heard, offer.port));
+        assert_false(answers_at(deaf, offer.port));
+    }
+    assert_int_equal(ranks_line_dial(second.line, &offer, true), heard != NULL);
+    ranks_line_free(second.line);
+    ranks_line_free(first.line);
+}
+
+static void test_address(void **state)
+{
+    (void)state;
+    check_address("", "127.0.0.1", "127.0.0.2");
+    check_address("127.0.0.2", "127.0.0.2", "127.0.0.1");
+    check_address("240.0.0.1", NULL, NULL); /* nobody's */
+    check_address("no address", NULL, NULL);
+}
+
 /* For the next step: as long as rank 0 lives; where no line says that it does, not for ever. */
 static void test_for_word(void **state)
 {
@@ -288,6 +328,7 @@ int main(void)
         cmocka_unit_test(test_opening_without_lines),
         cmocka_unit_test(test_opening_and_one_works),
         cmocka_unit_test(test_for_word),
+        cmocka_unit_test(test_address),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
