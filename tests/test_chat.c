@@ -17,14 +17,14 @@
 
 #define GOLDEN "../shared/golden/templates/"
 
+/* A golden template by name, or a file by its path. */
 static struct chat *load(const char *name)
 {
     char path[512];
     struct chat_source s;
     struct error err = {0};
-    snprintf(path, sizeof path, GOLDEN "%s", name);
-    if (!strstr(name, ".jinja"))
-        strcat(path, ".jinja");
+    snprintf(path, sizeof path, "%s%s%s", strchr(name, '/') ? "" : GOLDEN, name,
+             strstr(name, ".jinja") ? "" : ".jinja");
     if (!chat_source_open(path, &s, &err)) {
         printf("skipped: %s is not here\n", path);
         skip();
@@ -255,6 +255,80 @@ static void refuse(const struct chat *c, const char *messages, const char *part)
     buf_clear(&out);
 }
 
+/* The text behind `mark` in the prompt for an effort, up to a line's end; "" where it is not there. */
+static void effort_line(const struct chat *c, const char *word, const char *kwargs,
+                        const char *mark, char *line, size_t room)
+{
+    json_t *k = json(kwargs);
+    chat_set_effort(c, word, k);
+    char *text = json_dumps(k, 0);
+    char *p = prompt(c, "[{\"role\":\"user\",\"content\":\"Hi\"}]", NULL, text);
+    const char *at = strstr(p, mark);
+    snprintf(line, room, "%.*s", at ? (int)strcspn(at + strlen(mark), "\n.") : 0,
+             at ? at + strlen(mark) : "");
+    mem_free(p);
+    free(text);
+    json_decref(k);
+}
+
+/* Each word of clients as each template takes it. */
+static void test_effort(void **state)
+{
+    (void)state;
+    static const char *const words[7] = {"none", "minimal", "low", "medium",
+                                         "high", "xhigh",   "max"};
+    static const struct {
+        const char *file, *mark, *want[7];
+    } cases[] = {
+        {"tests/data/gpt_oss",
+         "Reasoning: ",
+         {"low", "low", "low", "medium", "high", "high", "high"}},
+        {"tencent-Hy3",
+         "reasoning_effort:",
+         {"no_think", "low", "low", "high", "high", "high", "high"}},
+        {"Kimi-K3",
+         "invoked with `thinking_effort=",
+         {"", "low`", "low`", "high`", "high`", "max`", "max`"}},
+        {"deepseek-ai-DeepSeek-V4-Flash-0731",
+         "Reasoning Effort: ",
+         {"", "", "", "", "Absolute maximum with no shortcuts permitted",
+          "Beyond maximum \xe2\x80\x94 exhaustive, relentless, and uncompromising",
+          "Beyond maximum \xe2\x80\x94 exhaustive, relentless, and uncompromising"}},
+        {"Cohere2MoE", "<|START_THINKING|>", {"<|END_THINKING|>", "", "", "", "", "", ""}},
+        {"Qwen-Qwen3-0.6B",
+         "<|im_start|>assistant\n<think>\n\n",
+         {"</think>", "", "", "", "", "", ""}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct chat *c = load(cases[i].file);
+        for (int w = 0; w < 7; w++) {
+            char line[128];
+            effort_line(c, words[w], "{}", cases[i].mark, line, sizeof line);
+            const char *want = cases[i].want[w];
+            if (*want ? strncmp(line, want, strlen(want)) != 0 : *line != 0)
+                fail_msg("%s, %s: '%s' instead of '%s'", cases[i].file, words[w], line, want);
+        }
+        chat_free(c);
+    }
+    /* What the request says itself of the template's variables stays. */
+    struct chat *c = load("tests/data/gpt_oss");
+    char line[128];
+    effort_line(c, "high", "{\"reasoning_effort\":\"own\"}", "Reasoning: ", line, sizeof line);
+    assert_string_equal(line, "own");
+    chat_free(c);
+    c = inline_chat("{{ messages[0].content }}{{ thinking }}{{ enable_thinking }}");
+    effort_line(c, "high", "{\"enable_thinking\":false}", "Hi", line, sizeof line);
+    assert_string_equal(line, "False");
+    effort_line(c, "none", "{\"enable_thinking\":true}", "Hi", line, sizeof line);
+    assert_string_equal(line, "False");
+    chat_free(c);
+    for (int w = 0; w < 7; w++) {
+        assert_true(chat_effort_known(words[w]));
+        assert_non_null(strstr(chat_efforts, words[w]));
+    }
+    assert_false(chat_effort_known("ultra") || chat_effort_known("") || chat_effort_known("Low"));
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -422,9 +496,10 @@ static void test_unchanged(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_qwen3),          cmocka_unit_test(test_families),
-        cmocka_unit_test(test_inline),         cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_every_template), cmocka_unit_test(test_unchanged),
+        cmocka_unit_test(test_qwen3),     cmocka_unit_test(test_families),
+        cmocka_unit_test(test_effort),    cmocka_unit_test(test_inline),
+        cmocka_unit_test(test_refused),   cmocka_unit_test(test_every_template),
+        cmocka_unit_test(test_unchanged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

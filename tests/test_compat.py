@@ -331,6 +331,46 @@ def test_open_files(_):
         assert s.stop() == 0
 
 
+def test_effort(_):
+    """How much a model is to think, in each API's own field, over a template that knows it as gpt-oss's does."""
+    s = Server(BUILD, "--chat-template", "tests/data/gpt_oss.jinja")
+    hi = HI["messages"]
+
+    def told(body, **more):
+        prompt = s.json("/apply-template", dict(body, messages=hi, **more))["prompt"]
+        return prompt.split("Reasoning: ")[1].split("\n")[0]
+
+    ladder = dict(none="low", minimal="low", low="low", medium="medium", high="high", xhigh="high", max="high")
+    assert told({}) == "medium" == told({"reasoning_effort": None})
+    for word, want in ladder.items():
+        assert told({"reasoning_effort": word}) == want, word
+    assert told({"reasoning_effort": "high"}, chat_template_kwargs={"reasoning_effort": "mine"}) == "mine"
+    # the other APIs show no prompt: their prompts are as long as one with that effort is ("low", "medium" and "high" differ)
+    long = {w: len(s.json("/tokenize", {"content": "Reasoning: " + w})["tokens"]) for w in ("low", "medium", "high")}
+    assert len(set(long.values())) == 3
+    ways = {
+        "reasoning_effort": (CHAT, lambda w: {"messages": hi, "max_tokens": 1, "reasoning_effort": w}, lambda r: r["usage"]["prompt_tokens"]),
+        "reasoning.effort": ("/v1/responses", lambda w: {"input": "hi", "max_output_tokens": 16, "reasoning": {"effort": w}},
+                             lambda r: r["usage"]["input_tokens"]),
+        "output_config.effort": (MESSAGES + "/count_tokens", lambda w: {"messages": hi, "output_config": {"effort": w}}, lambda r: r["input_tokens"]),
+        "think": ("/api/chat", lambda w: {"messages": hi, "think": w, "stream": False, "options": {"num_predict": 1}}, lambda r: r["prompt_eval_count"]),
+    }
+    for field, (path, body, count) in ways.items():
+        base = count(s.json(path, body("medium"))) - long["medium"]
+        for word, want in ladder.items():
+            assert count(s.json(path, body(word))) - base == long[want], (field, word)
+        for bad in ("ultra", "", "Low", 3):
+            r = s.json(path, body(bad), status=400)["error"]
+            text = r if isinstance(r, str) else r["message"]
+            assert field in text and "none, minimal, low, medium, high, xhigh or max" in text, text
+            assert path not in (CHAT, "/v1/responses") or r["param"] == field
+    for on, want in ((True, "medium"), (False, "medium")):  # a switch, which this template does not have
+        path, body, count = ways["think"]
+        assert count(s.json(path, body(on))) == count(s.json(path, body(want)))
+    s.json(MESSAGES, {"messages": hi, "max_tokens": 1, "output_config": 3}, status=400)
+    assert s.stop() == 0
+
+
 def test_built_in(_):
     """A model that thinks and calls: what of it is shown, and in which words."""
     demo = "demo/steel-demo.gguf"
@@ -387,7 +427,7 @@ def test_built_in(_):
 server = Server(BUILD, "-np", "8", "-c", "8192")
 tests = [test_prompt_logprobs, test_prompt_logprobs_in_company, test_legacy_functions, test_allowed_tools, test_modalities, test_embeddings, test_too_long, test_request_ids,
          test_models, test_encoding, test_cors, test_azure, test_connections_of_one_address, test_trusted_proxy,
-         test_open_files, test_built_in]
+         test_open_files, test_effort, test_built_in]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]
 try:

@@ -212,7 +212,15 @@ static bool translate(const json_t *body, json_t *out, struct api_error *err)
         if (!strcmp(type, "enabled") || !strcmp(type, "disabled"))
             json_object_set_new(out, "enable_thinking", json_boolean(!strcmp(type, "enabled")));
     }
-    const json_t *format = api_member(api_member(body, "output_config"), "format");
+    const json_t *config = api_member(body, "output_config");
+    const char *effort = NULL;
+    if (config && !json_is_object(config))
+        return api_invalid(err, "output_config", "output_config must be an object");
+    if (!api_effort(config, "effort", "output_config.effort", &effort, err))
+        return false;
+    if (effort)
+        json_object_set_new(out, "reasoning_effort", json_string(effort));
+    const json_t *format = api_member(config, "format");
     format = format ? format : api_member(body, "output_format");
     if (format) {
         const char *type = json_string_value(json_object_get(format, "type"));

@@ -5,6 +5,7 @@
  */
 #include "server/ollama.h"
 #include "base/buf.h"
+#include "text/chat.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,13 +69,13 @@ static bool add_format(const json_t *body, json_t *out, struct api_error *err)
 static bool add_think(const json_t *body, json_t *out, struct api_error *err)
 {
     json_t *v = (json_t *)api_member(body, "think");
+    const char *word = json_string_value(v);
     if (json_is_boolean(v))
         json_object_set(out, "enable_thinking", v);
-    else if (json_is_string(v))
+    else if (word && chat_effort_known(word))
         json_object_set(out, "reasoning_effort", v);
     else if (v)
-        return api_invalid(err, "think",
-                           "think must be a boolean, \"low\", \"medium\" or \"high\"");
+        return api_invalid(err, "think", "think must be a boolean, %s", chat_efforts);
     return true;
 }
 

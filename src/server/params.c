@@ -3,6 +3,7 @@
 #include "base/buf.h"
 #include "base/json_guard.h"
 #include "base/mem.h"
+#include "text/chat.h"
 
 #include <limits.h>
 #include <math.h>
@@ -151,6 +152,18 @@ bool api_string(const json_t *o, const char *name, const char **out, struct api_
         return api_invalid(err, name, "%s must be a string, not %s", name, kind(v));
     if (v)
         *out = json_string_value(v);
+    return true;
+}
+
+bool api_effort(const json_t *o, const char *name, const char *where, const char **out,
+                struct api_error *err)
+{
+    const json_t *v = api_member(o, name);
+    const char *word = json_string_value(v);
+    if (v && (!word || !chat_effort_known(word)))
+        return api_invalid(err, where, "%s must be %s", where, chat_efforts);
+    if (v)
+        *out = word;
     return true;
 }
 

@@ -38,6 +38,9 @@ bool api_int(const json_t *o, const char *name, int lo, int hi, int *out, struct
 bool api_float(const json_t *o, const char *name, double lo, double hi, float *out,
                struct api_error *err);
 bool api_string(const json_t *o, const char *name, const char **out, struct api_error *err);
+/* Of how much effort thinking is to be; `where` is the member's whole name in errors. */
+bool api_effort(const json_t *o, const char *name, const char *where, const char **out,
+                struct api_error *err);
 const json_t *api_member(const json_t *o, const char *name); /* NULL when absent or null */
 
 /* A list of token ids, each within n_vocab. */

@@ -97,7 +97,8 @@ static bool read_tool_choice(const json_t *body, const json_t *tools, enum tool_
 }
 
 /* chat_template_kwargs, with the shorthands other servers take at the top level. */
-static bool read_kwargs(const json_t *body, json_t **out, struct api_error *err)
+static bool read_kwargs(const struct chat *chat, const json_t *body, json_t **out,
+                        struct api_error *err)
 {
     const json_t *v = api_member(body, "chat_template_kwargs");
     if (v && !json_is_object(v))
@@ -105,16 +106,14 @@ static bool read_kwargs(const json_t *body, json_t **out, struct api_error *err)
     *out = v ? json_copy((json_t *)v) : json_object();
     const char *effort = NULL;
     const json_t *thinking = api_member(body, "enable_thinking");
-    if (!api_string(body, "reasoning_effort", &effort, err))
+    if (!api_effort(body, "reasoning_effort", "reasoning_effort", &effort, err))
         return false;
     if (thinking && !json_is_boolean(thinking))
         return api_invalid(err, "enable_thinking", "enable_thinking must be a boolean");
     if (thinking)
         json_object_set(*out, "enable_thinking", (json_t *)thinking);
-    if (effort && !strcmp(effort, "none"))
-        json_object_set_new(*out, "enable_thinking", json_false());
-    else if (effort && !json_object_get(*out, "reasoning_effort"))
-        json_object_set_new(*out, "reasoning_effort", json_string(effort));
+    if (effort)
+        chat_set_effort(chat, effort, *out);
     return true;
 }
 
@@ -190,7 +189,7 @@ bool prepare_conversation(struct call *c, const json_t *body, struct buf *prompt
         !api_bool(body, "parallel_tool_calls", &parallel, &c->err) ||
         !api_bool(body, "add_generation_prompt", &generation, &c->err) ||
         !api_bool(body, "continue_final_message", &go_on, &c->err) ||
-        !read_kwargs(body, &kwargs, &c->err))
+        !read_kwargs(c->server->chat, body, &kwargs, &c->err))
         goto out;
     if (go_on) {
         messages = shorter = json_copy(messages);

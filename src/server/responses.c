@@ -419,7 +419,8 @@ static bool add_reasoning_wish(json_t *out, const json_t *v, struct responses_ca
     const char *effort = NULL, *summary = NULL;
     if (!json_is_object(v))
         return api_invalid(err, "reasoning", "reasoning must be an object");
-    if (!api_string(v, "effort", &effort, err) || !api_string(v, "summary", &summary, err))
+    if (!api_effort(v, "effort", "reasoning.effort", &effort, err) ||
+        !api_string(v, "summary", &summary, err))
         return false;
     if (effort)
         json_object_set_new(out, "reasoning_effort", json_string(effort));

@@ -6,12 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { N_EFFORTS = 7 };
+
 struct chat {
     struct jinja *t;
     char *bos, *eos;
     struct chat_caps caps;
     enum chat_format format;
-    bool empty_tools; /* it wants a list even where there are no tools */
+    bool empty_tools;       /* it wants a list even where there are no tools */
+    const char *effort_key; /* the variable it reads the effort from; NULL = none */
+    const char
+        *effort[N_EFFORTS]; /* what it is told for each word of chat_efforts; NULL = nothing */
 };
 
 /* ------------------------------------------------------------------ rendering */
@@ -40,6 +45,10 @@ static void add_extras(const struct chat *c, json_t *ctx, const json_t *tools, c
         strftime(text, sizeof text, "%b %d %Y %H:%M:%S", now);
         json_object_set_new(ctx, "datetime", json_string(text));
     }
+    /* The same switch under another name. */
+    json_t *thinking = json_object_get(ctx, "enable_thinking");
+    if (thinking && !jinja_uses(c->t, "enable_thinking") && !json_object_get(ctx, "thinking"))
+        json_object_set(ctx, "thinking", thinking);
 }
 
 static bool render(const struct chat *c, const json_t *messages, const json_t *tools,
@@ -80,16 +89,22 @@ static bool render(const struct chat *c, const json_t *messages, const json_t *t
 #define RES   "Qresult1"
 
 /* Renders canned messages (stolen); the text, or NULL where the template refuses. */
-static char *probe(const struct chat *c, json_t *messages, const json_t *tools)
+static char *probe_with(const struct chat *c, json_t *messages, const json_t *tools,
+                        const json_t *kwargs)
 {
     struct buf out = {0};
     struct error err;
-    bool ok = messages && render(c, messages, tools, NULL, true, NULL, NULL, &out, &err);
+    bool ok = messages && render(c, messages, tools, kwargs, true, NULL, NULL, &out, &err);
     json_decref(messages);
     if (ok)
         return buf_take(&out);
     buf_clear(&out);
     return NULL;
+}
+
+static char *probe(const struct chat *c, json_t *messages, const json_t *tools)
+{
+    return probe_with(c, messages, tools, NULL);
 }
 
 /* Whether the canned messages render and all the words (NULL-terminated) show. */
@@ -170,6 +185,103 @@ static void probe_calls(struct chat *c)
                           FUNC, FUNC2, RES, "Qresult2");
 }
 
+/* ------------------------------------------------------------------ effort */
+
+static const char *const efforts[N_EFFORTS] = {"none", "minimal", "low", "medium",
+                                               "high", "xhigh",   "max"};
+enum { EFFORT_NONE, EFFORT_MINIMAL, EFFORT_LOW, EFFORT_MEDIUM, EFFORT_HIGH };
+const char chat_efforts[] = "none, minimal, low, medium, high, xhigh or max";
+
+static int effort_index(const char *word)
+{
+    int i = 0;
+    while (i < N_EFFORTS && strcmp(efforts[i], word) != 0)
+        i++;
+    return i;
+}
+
+bool chat_effort_known(const char *word)
+{
+    return effort_index(word) < N_EFFORTS;
+}
+
+/* A prompt of a model that is to think with this effort, or NULL where the template refuses. */
+static char *render_effort(const struct chat *c, const char *word)
+{
+    json_t *kwargs = json_pack("{s:b,s:s}", "enable_thinking", 1, c->effort_key, word);
+    char *text = probe_with(c, json_pack("[o]", msg("user", USER)), NULL, kwargs);
+    json_decref(kwargs);
+    return text;
+}
+
+/* What the template makes of a word, beside what it makes of one that no one knows. */
+enum effort_kind { EFFORT_REFUSED, EFFORT_IGNORED, EFFORT_MEANT };
+
+static enum effort_kind probe_effort(const struct chat *c, const char *word, const char *other)
+{
+    char *text = render_effort(c, word);
+    enum effort_kind kind = !text                           ? EFFORT_REFUSED
+                            : other && !strcmp(text, other) ? EFFORT_IGNORED
+                                                            : EFFORT_MEANT;
+    mem_free(text);
+    return kind;
+}
+
+/* The nearest word of at least that kind, of two the one with more effort; NULL: there is none. */
+static const char *nearest_effort(const enum effort_kind *kinds, int i, enum effort_kind least)
+{
+    for (int d = 0; d < N_EFFORTS; d++) {
+        if (i + d < N_EFFORTS && kinds[i + d] >= least)
+            return efforts[i + d];
+        if (i - d > EFFORT_NONE && kinds[i - d] >= least)
+            return efforts[i - d];
+    }
+    return NULL;
+}
+
+/* Learns which words the template takes. One that writes any word into the prompt does not say which
+ * its model has read: those are gpt-oss's. A word that it ignores stands for its usual effort, but not
+ * where one of less effort has a meaning. */
+static void probe_efforts(struct chat *c)
+{
+    static const char unknown[] = "qeffort", *const nones[] = {"none", "no_think"};
+    c->effort_key = jinja_uses(c->t, "reasoning_effort")  ? "reasoning_effort"
+                    : jinja_uses(c->t, "thinking_effort") ? "thinking_effort"
+                                                          : NULL;
+    if (!c->effort_key)
+        return;
+    char *other = render_effort(c, unknown);
+    bool any = other && strstr(other, unknown), meant = false;
+    enum effort_kind kinds[N_EFFORTS] = {EFFORT_REFUSED};
+    for (int i = EFFORT_MINIMAL; i < N_EFFORTS; i++)
+        kinds[i] = !any                                  ? probe_effort(c, efforts[i], other)
+                   : i >= EFFORT_LOW && i <= EFFORT_HIGH ? EFFORT_MEANT
+                                                         : EFFORT_REFUSED;
+    for (int i = EFFORT_NONE; i < N_EFFORTS; i++) {
+        c->effort[i] = nearest_effort(kinds, i, meant ? EFFORT_MEANT : EFFORT_IGNORED);
+        meant |= kinds[i] == EFFORT_MEANT;
+    }
+    for (int i = 0; i < 2 && !any; i++) {
+        if (probe_effort(c, nones[i], other) == EFFORT_MEANT) {
+            c->effort[EFFORT_NONE] = nones[i];
+            break;
+        }
+    }
+    mem_free(other);
+}
+
+void chat_set_effort(const struct chat *c, const char *word, json_t *kwargs)
+{
+    int i = effort_index(word);
+    CHECK(i < N_EFFORTS, "an effort that was not checked: %s", word);
+    if (i == EFFORT_NONE || !json_object_get(kwargs, "enable_thinking"))
+        json_object_set_new(kwargs, "enable_thinking", json_boolean(i != EFFORT_NONE));
+    if (c->effort_key && c->effort[i] && !json_object_get(kwargs, c->effort_key))
+        json_object_set_new(kwargs, c->effort_key, json_string(c->effort[i]));
+}
+
+/* ------------------------------------------------------------------ all of it */
+
 static void probe_all(struct chat *c, const char *source, size_t len)
 {
     struct chat_caps *k = &c->caps;
@@ -208,6 +320,7 @@ static void probe_all(struct chat *c, const char *source, size_t len)
     k->tools = SHOWS(c, json_pack("[o]", msg("user", USER)), tools, USER, FUNC, KEY);
     json_decref(tools);
     probe_calls(c);
+    probe_efforts(c);
 #define MENTIONS(s) (memmem(source, len, s, strlen(s)) != NULL)
     k->reasoning_key =
         MENTIONS("reasoning_content") ? "reasoning_content"

@@ -49,6 +49,13 @@ struct chat_request {
 bool chat_render(const struct chat *c, const struct chat_request *r, struct buf *out,
                  struct error *err);
 
+/* How much a model is to think, in a word: "none", "minimal", "low", "medium", "high", "xhigh", "max". */
+extern const char chat_efforts[]; /* these words, as an error names them */
+bool chat_effort_known(const char *word);
+/* A known word as variables: the nearest that the template takes goes where it looks for it, and thinking
+ * is off at "none", else on unless kwargs says otherwise. What kwargs has of the effort stays. */
+void chat_set_effort(const struct chat *c, const char *word, json_t *kwargs);
+
 /* How the model answers; with_tools: the request has tools. */
 enum chat_format chat_answer_format(const struct chat *c, bool with_tools);
 /* Whether the prompt ends inside reasoning that the template opened. */
