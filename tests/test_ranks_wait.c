@@ -20,6 +20,7 @@
 #include <cmocka.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -186,6 +187,44 @@ static void test_opening_and_one_works(void **state)
     ranks_line_free(first.line);
 }
 
+static void *refuse_bcast(void *buf, size_t bytes, int root, int group)
+{
+    (void)buf, (void)bytes, (void)root, (void)group;
+    return NULL;
+}
+
+static void *refuse_send(const void *buf, size_t bytes, int to, int tag)
+{
+    (void)buf, (void)bytes, (void)to, (void)tag;
+    return NULL;
+}
+
+/* What MPI does not even begin loses the job, for whoever watches the alarm too: nobody waits for it later. */
+static void test_refused(void **state)
+{
+    (void)state;
+    static const struct ranks_link refusing = {
+        .version = RANKS_LINK_VERSION, .bcast = refuse_bcast, .send = refuse_send};
+    for (int tells = 0; tells < 2; tells++) {
+        struct ranks r;
+        char buf[4] = {0};
+        uint64_t rings = 0;
+        begin(&r, 0, 100, true);
+        atomic_store(&r.said, true); /* else the line says it, and ends this program */
+        r.link = &refusing;
+        r.alarm = eventfd(0, EFD_NONBLOCK);
+        assert_null(tells ? ranks_tell_begin(&r, buf, sizeof buf)
+                          : ranks_send_begin(&r, buf, sizeof buf, 1));
+        assert_true(atomic_load(&r.stop));
+        assert_int_equal(read(r.alarm, &rings, sizeof rings), sizeof rings);
+        assert_string_equal(r.lost.msg, tells ? "rank 0: word for the others: MPI refused it"
+                                              : "rank 0: rows for another rank: MPI refused them");
+        assert_string_equal(r.failure.msg, r.lost.msg);
+        close(r.alarm);
+        ranks_line_free(r.line);
+    }
+}
+
 static bool answers_at(const char *host, int port)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
@@ -328,6 +367,7 @@ int main(void)
         cmocka_unit_test(test_opening_without_lines),
         cmocka_unit_test(test_opening_and_one_works),
         cmocka_unit_test(test_for_word),
+        cmocka_unit_test(test_refused),
         cmocka_unit_test(test_address),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -365,7 +365,7 @@ struct ranks_wait *ranks_tell_begin(struct ranks *r, void *buf, size_t bytes)
         return NULL;
     void *request = r->link->bcast(buf, bytes, 0, 0);
     if (!request)
-        error_set(&r->failure, "rank %d: MPI refused word for the others", r->rank);
+        give_up(r, "word for the others", "MPI refused it");
     return request;
 }
 
