@@ -2,6 +2,7 @@
 #include "model/pipeline.h"
 #include "backend/lora.h"
 #include "base/mem.h"
+#include "model/parts.h"
 #include "model/stages.h"
 
 #include <math.h>
@@ -9,14 +10,10 @@
 
 enum { FLIGHTS = 2 }; /* steps under way */
 
-/* A part of a step: its rows [row, row + b.n_tokens), and its arrays. */
+/* A part of a step on its way. */
 struct micro {
-    struct batch b;
-    int row, out;        /* the first of each */
+    struct batch_part part;
     const int32_t *told; /* its tokens where the step has them: they may come later */
-    int32_t *q_start, *kv_len;
-    int32_t *states; /* (4, max_seqs) */
-    struct lora_use *loras;
     struct ranks_wait *sent, *shared, *given;
 };
 
@@ -51,22 +48,13 @@ struct pipeline {
     struct lora_use *loras;
 };
 
-static void micro_init(const struct pipeline *p, struct micro *t)
-{
-    size_t seqs = (size_t)p->max_seqs + 1;
-    t->q_start = mem_zalloc(seqs, sizeof(int32_t));
-    t->kv_len = mem_zalloc(seqs, sizeof(int32_t));
-    t->states = mem_zalloc(4 * seqs, sizeof(int32_t));
-    t->loras = mem_zalloc(seqs * LORA_MAX_USES, sizeof *t->loras);
-}
-
 static void flight_init(const struct pipeline *p, struct flight *f, size_t tokens, size_t outs)
 {
     const struct network *net = &p->m->net;
     size_t embd = (size_t)net->n_embd;
     f->parts = mem_zalloc((size_t)p->most, sizeof *f->parts);
     for (int i = 0; i < p->most; i++)
-        micro_init(p, &f->parts[i]);
+        batch_part_init(&f->parts[i].part, p->max_seqs);
     f->tokens = mem_zalloc(tokens, sizeof(int32_t));
     f->out_rows = mem_zalloc(outs, sizeof(int32_t));
     if (net->goes_on)
@@ -103,10 +91,7 @@ struct pipeline *pipeline_new(struct model *m, int max_tokens, int max_seqs, int
     p->head = stages_head(p->r, m->net.n_vocab);
     p->shares_head =
         m->net.head.w && p->head.n && m->net.head.w->n_out == p->head.n && p->r->tp == 1;
-    for (int i = 0; i < m->net.n_layers; i++) {
-        const struct mixer *x = &m->net.layers[i].mixer;
-        p->whole |= x->kind == MIXER_ATTENTION && x->attention.bidirectional;
-    }
+    p->whole = parts_whole_seqs(&m->net);
     for (int f = 0; f < FLIGHTS; f++)
         flight_init(p, &p->flights[f], (size_t)max_tokens, outs);
     if (p->r->rank == 0)
@@ -130,90 +115,20 @@ void pipeline_free(struct pipeline *p)
         return;
     for (int i = 0; i < FLIGHTS; i++) {
         struct flight *f = &p->flights[i];
-        for (int k = 0; k < p->most; k++) {
-            struct micro *t = &f->parts[k];
-            free_all((void *[]){t->q_start, t->kv_len, t->states, t->loras}, 4);
-        }
+        for (int k = 0; k < p->most; k++)
+            batch_part_clear(&f->parts[k].part);
         free_all((void *[]){f->parts, f->tokens, f->out_rows, f->rows, f->outs, f->given}, 6);
     }
     free_all((void *[]){p->logits, p->in, p->outs, p->theirs, p->each, p->loras, p}, 7);
 }
 
-/* Where to cut near row `at`, behind row `after`: inside a long prompt, or else where a sequence ends. 0:
- * nowhere. */
-static int cut_near(const struct pipeline *p, const struct batch *b, int at, int after)
+/* Rows [first, last) of b. */
+static void take_rows(const struct batch *b, int first, int last, const struct flight *f,
+                      struct micro *t)
 {
-    int i = 0;
-    while (i < b->n_seqs - 1 && b->q_start[i + 1] <= at)
-        i++;
-    int first = b->q_start[i] > after ? b->q_start[i] : after, last = b->q_start[i + 1];
-    if (!p->whole && at - first >= PIPELINE_PART_ROWS && last - at >= PIPELINE_PART_ROWS)
-        return at;
-    bool up = last < b->n_tokens && (first <= after || last - at < at - first);
-    at = up ? last : first;
-    return at > after && at < b->n_tokens ? at : 0;
-}
-
-/* Rows [first, last) of b. A sequence that is cut goes on from where its first part leaves it. */
-static void take_rows(const struct pipeline *p, const struct batch *b, int first, int last,
-                      const struct flight *f, struct micro *t)
-{
-    size_t n = (size_t)p->max_seqs;
-    int32_t *states[4] = {t->states, t->states + n, t->states + 2 * n, t->states + 3 * n};
-    t->b = *b;
-    t->row = first;
-    t->told = b->tokens + first;
-    t->b.pos += first;
-    t->b.slot += first;
-    t->b.types += b->types ? first : 0;
-    t->b.n_tokens = last - first;
-    t->b.n_seqs = t->b.n_decode = t->b.n_out = t->b.n_loras = 0;
-    t->b.tokens = f->tokens + first;
-    t->b.q_start = t->q_start;
-    t->b.kv_len = t->kv_len;
-    t->b.loras = t->loras;
-    t->q_start[0] = 0;
-    for (int i = 0; i < b->n_seqs; i++) {
-        int from = b->q_start[i] > first ? b->q_start[i] : first;
-        int to = b->q_start[i + 1] < last ? b->q_start[i + 1] : last;
-        if (from >= to)
-            continue;
-        int k = t->b.n_seqs++, before = from - b->q_start[i];
-        if (k == 0)
-            t->b.pages = b->pages + (size_t)i * (size_t)b->max_pages;
-        t->q_start[k + 1] = to - first;
-        t->kv_len[k] = b->kv_len[i] - (b->q_start[i + 1] - to);
-        t->b.n_decode += to - from == 1;
-        if (!b->state_in)
-            continue;
-        int save = b->save_rows[i] - before;
-        bool saves = save > 0 && save <= to - from;
-        states[0][k] = before ? b->state_out[i] : b->state_in[i];
-        states[1][k] = b->state_out[i];
-        states[2][k] = saves ? save : 0;
-        states[3][k] = saves ? b->save_state[i] : -1;
-    }
-    for (int i = 0; i < b->n_loras; i++) {
-        struct lora_use u = b->loras[i];
-        int from = u.first > first ? u.first : first,
-            to = u.first + u.n < last ? u.first + u.n : last;
-        if (from < to)
-            t->loras[t->b.n_loras++] =
-                (struct lora_use){u.adapter, from - first, to - from, u.scale};
-    }
-    t->out = 0;
-    while (t->out < b->n_out && b->out_rows[t->out] < first)
-        t->out++;
-    int32_t *outs = f->out_rows + t->out;
-    t->b.out_rows = outs;
-    for (int i = t->out; i < b->n_out && b->out_rows[i] < last; i++)
-        outs[t->b.n_out++] = b->out_rows[i] - first;
-    if (b->state_in) {
-        t->b.state_in = states[0];
-        t->b.state_out = states[1];
-        t->b.save_rows = states[2];
-        t->b.save_state = states[3];
-    }
+    batch_part_take(&t->part, b, first, last, f->out_rows);
+    t->told = t->part.b.tokens;
+    t->part.b.tokens = f->tokens + first;
 }
 
 static struct flight *latest(struct pipeline *p)
@@ -226,10 +141,10 @@ int pipeline_parts(int pp, int dear, double rows, double seqs, double outs)
     /* Sequences go round the stages; the next piece of a prompt that goes on follows by itself; where every
      * row wants logits, the head is most of the work. */
     if (rows <= seqs || outs == 0 || outs >= rows || !dear || pp == 1)
-        return (int)fmin(pp, fmax(seqs, floor(rows / PIPELINE_PART_ROWS)));
+        return (int)fmin(pp, fmax(seqs, floor(rows / PARTS_ROWS)));
     int most = pp > PIPELINE_PARTS ? pp : PIPELINE_PARTS, best = 1;
     /* n parts take as long as pp + n - 1 of them in one stage. */
-    for (int n = 1; n <= most && n * PIPELINE_PART_ROWS <= rows; n++)
+    for (int n = 1; n <= most && n * PARTS_ROWS <= rows; n++)
         if ((pp + n - 1) * (rows / n + dear) < (pp + best - 1) * (rows / best + dear))
             best = n;
     return (int)fmax(best, fmin(pp, seqs));
@@ -253,10 +168,10 @@ int pipeline_begin(struct pipeline *p, const struct batch *b)
     int most = b->keep ? 1 : pipeline_parts(p->r->pp, p->dear, b->n_tokens, b->n_seqs, b->n_out);
     for (int i = 1, first = 0; i <= most; i++) {
         int at = (int)((int64_t)b->n_tokens * i / most);
-        int last = i == most ? b->n_tokens : cut_near(p, b, at, first);
+        int last = i == most ? b->n_tokens : parts_cut(b, p->whole, at, first);
         if (last <= first)
             continue;
-        take_rows(p, b, first, last, f, &f->parts[f->n_parts++]);
+        take_rows(b, first, last, f, &f->parts[f->n_parts++]);
         first = last;
     }
     return f->n_parts;
@@ -265,7 +180,7 @@ int pipeline_begin(struct pipeline *p, const struct batch *b)
 struct run pipeline_rows(const struct pipeline *p, int i)
 {
     const struct micro *t = &p->flights[(p->begun - 1) % FLIGHTS].parts[i];
-    return (struct run){t->row, t->b.n_tokens};
+    return (struct run){t->part.row, t->part.b.n_tokens};
 }
 
 /* The last stage lets rank 0 begin with its half of the head. */
@@ -273,9 +188,9 @@ static void share_outs(struct pipeline *p, const struct flight *f, struct micro 
 {
     struct backend *be = p->m->be;
     size_t embd = (size_t)p->m->net.n_embd;
-    float *rows = f->outs + (size_t)t->out * embd;
-    be->ops->stream_get(be, rows, t->b.n_out);
-    t->shared = ranks_send_begin(p->r, rows, (size_t)t->b.n_out * embd * sizeof(float), 0);
+    float *rows = f->outs + (size_t)t->part.out * embd;
+    be->ops->stream_get(be, rows, t->part.b.n_out);
+    t->shared = ranks_send_begin(p->r, rows, (size_t)t->part.b.n_out * embd * sizeof(float), 0);
 }
 
 /* The last stage has computed the logits, rank 0 chooses by them. */
@@ -283,28 +198,28 @@ static void give_logits(struct pipeline *p, const struct flight *f, struct micro
 {
     struct backend *be = p->m->be;
     size_t width = (size_t)(p->shares_head ? p->head.n : model_row_width(p->m));
-    if (p->r->lane > 0 || t->b.n_out == 0)
+    if (p->r->lane > 0 || t->part.b.n_out == 0)
         return;
-    float *rows = f->given + (size_t)t->out * width;
-    for (int i = 0; i < t->b.n_out; i++)
+    float *rows = f->given + (size_t)t->part.out * width;
+    for (int i = 0; i < t->part.b.n_out; i++)
         be->ops->logits(be, i, rows + (size_t)i * width);
-    t->given = ranks_send_begin(p->r, rows, (size_t)t->b.n_out * width * sizeof(float), 0);
+    t->given = ranks_send_begin(p->r, rows, (size_t)t->part.b.n_out * width * sizeof(float), 0);
 }
 
 /* The out rows of a part as a batch of their own, for the head alone. */
 static struct batch outs_of(const struct pipeline *p, const struct micro *t)
 {
-    struct batch b = t->b;
+    struct batch b = t->part.b;
     b.n_tokens = b.n_out;
     b.out_rows = p->each;
     b.loras = p->loras;
     b.n_loras = 0;
-    for (int i = 0; i < t->b.n_loras; i++) {
-        struct lora_use u = t->b.loras[i];
+    for (int i = 0; i < t->part.b.n_loras; i++) {
+        struct lora_use u = t->part.b.loras[i];
         int first = 0, last;
-        while (first < b.n_out && t->b.out_rows[first] < u.first)
+        while (first < b.n_out && t->part.b.out_rows[first] < u.first)
             first++;
-        for (last = first; last < b.n_out && t->b.out_rows[last] < u.first + u.n; last++)
+        for (last = first; last < b.n_out && t->part.b.out_rows[last] < u.first + u.n; last++)
             continue;
         if (first < last)
             p->loras[b.n_loras++] = (struct lora_use){u.adapter, first, last - first, u.scale};
@@ -318,7 +233,7 @@ static void take_halves(struct pipeline *p, const struct micro *t, float *to)
     struct backend *be = p->m->be;
     const struct backend_ops *op = be->ops;
     struct profile *profile = be->profile;
-    int last = p->r->size - 1, n = t->b.n_out;
+    int last = p->r->size - 1, n = t->part.b.n_out;
     size_t width = (size_t)p->m->net.n_vocab, mine = (size_t)p->head.n, rest = width - mine;
     ranks_recv(p->r, p->outs, (size_t)n * (size_t)p->m->net.n_embd * sizeof(float), last);
     struct batch b = outs_of(p, t);
@@ -343,30 +258,30 @@ void pipeline_part(struct pipeline *p, int i)
     const struct backend_ops *op = be->ops;
     struct flight *f = latest(p);
     struct micro *t = &f->parts[i];
-    size_t bytes = (size_t)t->b.n_tokens * (size_t)net->n_embd * sizeof(float);
-    int32_t *tokens = f->tokens + t->row;
-    float *rows = net->goes_on ? f->rows + (size_t)t->row * (size_t)net->n_embd : NULL;
-    memcpy(tokens, t->told, (size_t)t->b.n_tokens * sizeof *tokens);
+    size_t bytes = (size_t)t->part.b.n_tokens * (size_t)net->n_embd * sizeof(float);
+    int32_t *tokens = f->tokens + t->part.row;
+    float *rows = net->goes_on ? f->rows + (size_t)t->part.row * (size_t)net->n_embd : NULL;
+    memcpy(tokens, t->told, (size_t)t->part.b.n_tokens * sizeof *tokens);
     /* Only rank 0 reads tokens where one rank is the first stage. */
     if (f->late && (p->r->tp > 1 || p->all_embed))
-        ranks_tell(p->r, tokens, (size_t)t->b.n_tokens * sizeof *tokens, false);
-    op->begin(be, &t->b);
+        ranks_tell(p->r, tokens, (size_t)t->part.b.n_tokens * sizeof *tokens, false);
+    op->begin(be, &t->part.b);
     if (!net->comes_in || net->embed.layers.width)
         op->embed(be, &net->embed);
     if (net->comes_in) {
         ranks_recv(p->r, p->in, bytes, p->r->rank - p->r->tp);
-        op->stream_put(be, p->in, t->b.n_tokens);
+        op->stream_put(be, p->in, t->part.b.n_tokens);
     }
     forward_layers(p->m);
-    if (t->b.keep && !net->goes_on)
+    if (t->part.b.keep && !net->goes_on)
         op->keep(be, &net->head.norm);
-    if (!net->goes_on && p->shares_head && t->b.n_out)
+    if (!net->goes_on && p->shares_head && t->part.b.n_out)
         share_outs(p, f, t);
     if (!net->goes_on)
         op->head(be, &net->head);
     op->launch(be);
     if (net->goes_on) {
-        op->stream_get(be, rows, t->b.n_tokens);
+        op->stream_get(be, rows, t->part.b.n_tokens);
         t->sent = ranks_send_begin(p->r, rows, bytes, p->r->rank + p->r->tp);
     }
     op->end(be, NULL, &p->r->failure);
@@ -399,14 +314,15 @@ struct run pipeline_take(struct pipeline *p)
     CHECK(p->ended < p->begun, "no step is under way");
     while (f->n_taken < f->n_parts) {
         const struct micro *t = &f->parts[f->n_taken++];
-        if (t->b.n_out == 0)
+        if (t->part.b.n_out == 0)
             continue;
-        float *to = p->logits + (size_t)t->out * width;
+        float *to = p->logits + (size_t)t->part.out * width;
         if (p->shares_head)
             take_halves(p, t, to);
         else
-            ranks_recv(p->r, to, (size_t)t->b.n_out * width * sizeof(float), p->r->size - p->r->tp);
-        return (struct run){t->out, t->b.n_out};
+            ranks_recv(p->r, to, (size_t)t->part.b.n_out * width * sizeof(float),
+                       p->r->size - p->r->tp);
+        return (struct run){t->part.out, t->part.b.n_out};
     }
     return (struct run){0};
 }

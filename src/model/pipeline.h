@@ -12,8 +12,7 @@
 #include "model/model.h"
 
 enum {
-    PIPELINE_PART_ROWS = 16, /* no part of a prompt has fewer rows */
-    PIPELINE_PARTS = 8,      /* of a step at most, or one for each stage */
+    PIPELINE_PARTS = 8, /* of a step at most, or one for each stage */
     /* What a part costs besides its rows, in rows, on CPUs: its weights are read, and kernels like many rows. So measured
      * on two cores, with experts and without. */
     PIPELINE_DEAR = 64,

@@ -1,0 +1,34 @@
+/*
+ * A step's batch in parts, each a batch of its own rows: for stages that work at the same time
+ * (pipeline.h), and for halves of which one is computed while the ranks add up the other (model.h,
+ * forward_halves). A sequence that is cut goes on in the next part from where the one before leaves it, so parts run
+ * in order. Knows nothing of who runs them.
+ */
+#ifndef STEEL_MODEL_PARTS_H
+#define STEEL_MODEL_PARTS_H
+
+#include "backend/backend.h"
+
+enum { PARTS_ROWS = 16 }; /* no piece of a prompt has fewer rows */
+
+struct batch_part {
+    struct batch b; /* its arrays are below, or those of the step from row `row` on */
+    int row, out;   /* its first row of the step, its first out row */
+    int32_t *q_start, *kv_len;
+    int32_t *states; /* (4, max_seqs) */
+    int max_seqs;
+    struct lora_use *loras;
+};
+
+void batch_part_init(struct batch_part *t, int max_seqs);
+void batch_part_clear(struct batch_part *t);
+/* Rows [first, last) of b, whose arrays stay. out_rows: (b->n_out), of all parts, each has its own of them. */
+void batch_part_take(struct batch_part *t, const struct batch *b, int first, int last,
+                     int32_t *out_rows);
+
+/* Whether rows see those behind them: then sequences stay whole. */
+bool parts_whole_seqs(const struct network *net);
+/* Where to cut near row `at`, behind row `after`: inside a long prompt, or else where a sequence ends. 0: nowhere. */
+int parts_cut(const struct batch *b, bool whole_seqs, int at, int after);
+
+#endif
