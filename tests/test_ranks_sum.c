@@ -1,7 +1,7 @@
 /*
  * Sums over lanes (base/ranks.h) by threads instead of processes: rows of which lanes have some, few and many,
- * come out as when all lanes send all; what lanes lack is not sent. Waits in company. And experts by load
- * (model/expert_load.h).
+ * come out as when all lanes send all; what lanes lack is not sent; sums that are begun and ended apart give the same
+ * bytes, in whatever order their stages begin. Waits in company. And experts by load (model/expert_load.h).
  */
 #include "base/clock.h"
 #include "base/mem.h"
@@ -18,128 +18,256 @@
 #include <cmocka.h>
 #include <pthread.h>
 
-enum { MOST = 5, WIDTH = 40 };
+enum { MOST = 5, WIDTH = 40, OPS = 64 };
+
+/* Operations as MPI has them: those of a group are matched in the order they are begun, and each ends when all lanes
+ * have begun it and have taken what is theirs. Lanes that begin different ones in the same place are caught. */
+enum op { GATHER, ALL_TO_ALL, EXCHANGE };
+
+struct meeting {
+    int here, taken; /* lanes */
+    enum op op;
+    size_t bytes;
+    const void *mine[MOST];
+    const int *n[MOST], *at[MOST];
+};
+
+struct request {
+    struct meeting *of;
+    void *all;
+    const int *got, *got_at;
+    bool taken, used;
+    int late; /* looks until it is seen */
+};
 
 static struct {
     int lanes;
-    pthread_barrier_t meet;
-    const float *mine[MOST];
-    const int *n[MOST], *at[MOST];
+    pthread_mutex_t lock;
+    struct meeting meetings[RANKS_GROUPS][OPS];
     int exchanged[MOST]; /* floats to others */
-} wire;
+    bool swapped;        /* lanes began operations of two groups in different orders */
+    int groups[MOST][4 * OPS], n_begun[MOST];
+} wire = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
 static _Thread_local int lane;
-static char done;
+static _Thread_local int n_begun[RANKS_GROUPS];
+static _Thread_local struct request requests[8];
+static _Thread_local unsigned dice;
+
+static void *begin(int group, enum op op, size_t bytes, const void *mine, const int *n,
+                   const int *at, struct request with)
+{
+    pthread_mutex_lock(&wire.lock);
+    if (group < 1 || group >= RANKS_GROUPS || n_begun[group] >= OPS)
+        abort();
+    struct meeting *m = &wire.meetings[group][n_begun[group]++];
+    if (m->here++ > 0 && (m->op != op || m->bytes != bytes))
+        abort(); /* MPI forbids it */
+    m->op = op;
+    m->bytes = bytes;
+    m->mine[lane] = mine;
+    m->n[lane] = n;
+    m->at[lane] = at;
+    wire.groups[lane][wire.n_begun[lane]++] = group;
+    pthread_mutex_unlock(&wire.lock);
+    int i = 0;
+    while (requests[i].used)
+        i++;
+    dice = dice * 1103515245 + 12345;
+    requests[i] = with;
+    requests[i].of = m;
+    requests[i].used = true;
+    requests[i].late = (int)(dice >> 16) % 40;
+    return &requests[i];
+}
 
 static void *link_allgather(const void *mine, void *all, size_t each, int group)
 {
-    (void)group;
-    wire.mine[lane] = mine;
-    pthread_barrier_wait(&wire.meet);
-    for (int t = 0; t < wire.lanes; t++)
-        memcpy((char *)all + (size_t)t * each, wire.mine[t], each);
-    pthread_barrier_wait(&wire.meet);
-    return &done;
+    return begin(group, GATHER, each, mine, NULL, NULL, (struct request){.all = all});
 }
 
 static void *link_alltoall(const void *mine, void *all, size_t each, int group)
 {
-    (void)group;
-    wire.mine[lane] = mine;
-    pthread_barrier_wait(&wire.meet);
-    for (int t = 0; t < wire.lanes; t++)
-        memcpy((char *)all + (size_t)t * each, (const char *)wire.mine[t] + (size_t)lane * each,
-               each);
-    pthread_barrier_wait(&wire.meet);
-    return &done;
+    return begin(group, ALL_TO_ALL, each, mine, NULL, NULL, (struct request){.all = all});
 }
 
 static void *link_exchange(const float *mine, const int *n, const int *at, float *all,
                            const int *got, const int *got_at, int group)
 {
-    (void)group;
-    wire.mine[lane] = mine;
-    wire.n[lane] = n;
-    wire.at[lane] = at;
     for (int t = 0; t < wire.lanes; t++)
         wire.exchanged[lane] += t == lane ? 0 : n[t];
-    pthread_barrier_wait(&wire.meet);
-    for (int t = 0; t < wire.lanes; t++) {
-        if (wire.n[t][lane] != got[t])
+    return begin(group, EXCHANGE, 0, mine, n, at,
+                 (struct request){.all = all, .got = got, .got_at = got_at});
+}
+
+/* What lane t has for this one. */
+static void take(const struct request *q, int t)
+{
+    const struct meeting *m = q->of;
+    size_t each = m->bytes, to = (size_t)t * each;
+    if (m->op == GATHER) {
+        memcpy((char *)q->all + to, m->mine[t], each);
+    } else if (m->op == ALL_TO_ALL) {
+        memcpy((char *)q->all + to, (const char *)m->mine[t] + (size_t)lane * each, each);
+    } else {
+        if (m->n[t][lane] != q->got[t])
             abort(); /* both sides count alike */
-        memcpy(all + got_at[t], wire.mine[t] + wire.at[t][lane], (size_t)got[t] * sizeof *all);
+        memcpy((float *)q->all + q->got_at[t], (const float *)m->mine[t] + m->at[t][lane],
+               (size_t)q->got[t] * sizeof(float));
     }
-    pthread_barrier_wait(&wire.meet);
-    return &done;
 }
 
 static int link_test(void *request)
 {
-    return request == &done;
+    struct request *q = request;
+    if (!q->used)
+        abort(); /* it had ended */
+    pthread_mutex_lock(&wire.lock);
+    if (q->of->here == wire.lanes && !q->taken) {
+        for (int t = 0; t < wire.lanes; t++)
+            take(q, t);
+        q->taken = true;
+        q->of->taken++;
+    }
+    bool over = q->of->taken == wire.lanes && q->late-- <= 0;
+    pthread_mutex_unlock(&wire.lock);
+    q->used = !over;
+    return over;
+}
+
+static void link_poke(void)
+{
 }
 
 static const struct ranks_link threads = {.version = RANKS_LINK_VERSION,
                                           .allgather = link_allgather,
                                           .alltoall = link_alltoall,
                                           .exchange = link_exchange,
-                                          .test = link_test};
+                                          .test = link_test,
+                                          .poke = link_poke};
+
+enum { ROUNDS = 3 }; /* of begun sums: room in OPS */
 
 struct job {
-    int lane, rows;
+    int lane, rows, cut;
     const uint64_t *from;
     float *dense, *sparse; /* (rows, WIDTH) */
+    float *apart[ROUNDS];  /* the same, of sums that are begun and ended apart */
 };
+
+/* Sums of the rows before `cut` and behind it, begun and ended as a step in halves does; other sums come between. */
+static void sum_apart(struct ranks *r, const struct job *j, float *rows, int round)
+{
+    size_t at = (size_t)j->cut * WIDTH, n = (size_t)j->rows * WIDTH;
+    float own = 1;
+    uint64_t *gone = mem_zalloc((size_t)j->rows, sizeof *gone);
+    memcpy(gone, j->from, (size_t)j->rows * sizeof *gone);
+    if (round % 2) {
+        ranks_sum_begin(r, 0, rows, at);
+        ranks_sum_begin(r, 1, rows + at, n - at);
+    } else {
+        ranks_sum_rows_begin(r, 0, rows, j->cut, WIDTH, gone);
+        ranks_sum_rows_begin(r, 1, rows + at, j->rows - j->cut, WIDTH, gone + j->cut);
+    }
+    memset(gone, 255, (size_t)j->rows * sizeof *gone);
+    mem_free(gone);
+    for (unsigned i = 0; i < dice % 50; i++)
+        ranks_poke(r);
+    ranks_sum(r, &own, 1);
+    if (own != (float)wire.lanes)
+        abort();
+    ranks_sum_end(r, round % 2);
+    ranks_poke(r);
+    ranks_sum_end(r, !(round % 2));
+    ranks_sum_end(r, 0); /* nothing is under way: nothing happens */
+}
 
 static void *run_lane(void *arg)
 {
     struct job *j = arg;
     struct ranks r = {.link = &threads, .size = wire.lanes, .tp = wire.lanes, .pp = 1};
     r.rank = r.lane = lane = j->lane;
+    dice = (unsigned)(7919 * lane + j->rows);
+    memset(n_begun, 0, sizeof n_begun);
     atomic_store(&r.timeout_s, 10);
     ranks_reserve(&r, (size_t)(j->rows + wire.lanes) * WIDTH);
+    ranks_reserve_halves(&r, j->rows, WIDTH);
     ranks_sum(&r, j->dense, (size_t)j->rows * WIDTH);
     ranks_sum_rows(&r, j->sparse, j->rows, WIDTH, j->from);
-    mem_free(r.scratch);
+    for (int i = 0; i < ROUNDS; i++)
+        sum_apart(&r, j, j->apart[i], i);
+    ranks_release(&r);
     return NULL;
 }
 
-static void check_sum(int lanes, int rows, bool large)
+static void job_init(struct job *j, int t, int lanes, int rows, int cut, const uint64_t *from)
+{
+    size_t n = (size_t)rows * WIDTH;
+    *j = (struct job){.lane = t, .rows = rows, .cut = cut, .from = from};
+    j->dense = mem_zalloc(n, sizeof(float));
+    for (int i = 0; i < rows; i++)
+        for (int k = 0; (from[i] >> t & 1) && k < WIDTH; k++)
+            j->dense[i * WIDTH + k] = (float)(t + 1) / (float)(i + k + 3 + lanes);
+    float **copies[] = {&j->sparse, &j->apart[0], &j->apart[1], &j->apart[2]};
+    for (size_t i = 0; i < sizeof copies / sizeof *copies; i++) {
+        *copies[i] = mem_zalloc(n, sizeof(float));
+        memcpy(*copies[i], j->dense, n * sizeof(float));
+    }
+}
+
+/* Floats that lane t has for others, of rows [first, last), where these are shared out. */
+static int floats_for_others(int t, int lanes, int first, int last, const uint64_t *from)
+{
+    struct run own = run_of(last - first, 1, t, lanes);
+    int n = 0;
+    for (int i = first; i < last; i++) {
+        bool mine = i - first >= own.first && i - first < own.first + own.n;
+        n += (from[i] >> t & 1) && !mine ? WIDTH : 0;
+    }
+    return n;
+}
+
+static bool is_large(int rows)
+{
+    return (size_t)rows * WIDTH * sizeof(float) > RANKS_GATHER_BYTES;
+}
+
+static void check_sum(int lanes, int rows, int cut)
 {
     struct job jobs[MOST];
     pthread_t ids[MOST];
     uint64_t *from = mem_zalloc((size_t)rows, sizeof *from);
-    int there[MOST] = {0};
-    memset(&wire, 0, sizeof wire);
+    size_t bytes = (size_t)rows * WIDTH * sizeof(float);
+    memset(wire.meetings, 0, sizeof wire.meetings);
+    memset(wire.exchanged, 0, sizeof wire.exchanged);
+    memset(wire.n_begun, 0, sizeof wire.n_begun);
     wire.lanes = lanes;
-    pthread_barrier_init(&wire.meet, NULL, (unsigned)lanes);
     for (int i = 0; i < rows; i++)
         from[i] = (uint64_t)(i * 7 % 31) & ((1u << lanes) - 1); /* none, some or all */
-    for (int t = 0; t < lanes; t++) {
-        size_t n = (size_t)rows * WIDTH;
-        jobs[t] = (struct job){t, rows, from, mem_zalloc(n, sizeof(float)), NULL};
-        jobs[t].sparse = mem_zalloc(n, sizeof(float));
-        struct run own = run_of(rows, 1, t, lanes);
-        for (int i = 0; i < rows; i++) {
-            bool has = from[i] >> t & 1;
-            there[t] += has && (i < own.first || i >= own.first + own.n) ? WIDTH : 0;
-            for (int k = 0; has && k < WIDTH; k++)
-                jobs[t].dense[i * WIDTH + k] = jobs[t].sparse[i * WIDTH + k] =
-                    (float)(t + 1) / (float)(i + k + 3);
-        }
-    }
+    for (int t = 0; t < lanes; t++)
+        job_init(&jobs[t], t, lanes, rows, cut, from);
     for (int t = 0; t < lanes; t++)
         pthread_create(&ids[t], NULL, run_lane, &jobs[t]);
     for (int t = 0; t < lanes; t++)
         pthread_join(ids[t], NULL);
     for (int t = 0; t < lanes; t++) {
-        assert_memory_equal(jobs[t].dense, jobs[0].dense, (size_t)rows * WIDTH * sizeof(float));
-        assert_memory_equal(jobs[t].sparse, jobs[0].dense, (size_t)rows * WIDTH * sizeof(float));
-        assert_int_equal(wire.exchanged[t], large ? there[t] : 0);
+        int sent = is_large(rows) ? floats_for_others(t, lanes, 0, rows, from) : 0;
+        int apart = is_large(cut) ? floats_for_others(t, lanes, 0, cut, from) : 0;
+        apart += is_large(rows - cut) ? floats_for_others(t, lanes, cut, rows, from) : 0;
+        assert_memory_equal(jobs[t].dense, jobs[0].dense, bytes);
+        assert_memory_equal(jobs[t].sparse, jobs[0].dense, bytes);
+        for (int i = 0; i < ROUNDS; i++)
+            assert_memory_equal(jobs[t].apart[i], jobs[0].dense, bytes);
+        assert_int_equal(wire.exchanged[t], sent + 2 * apart);
+        wire.swapped |= memcmp(wire.groups[t], wire.groups[0],
+                               (size_t)wire.n_begun[0] * sizeof wire.groups[0][0]) != 0;
     }
     for (int t = 0; t < lanes; t++) {
-        mem_free(jobs[t].dense);
-        mem_free(jobs[t].sparse);
+        void *owned[] = {jobs[t].dense, jobs[t].sparse, jobs[t].apart[0], jobs[t].apart[1],
+                         jobs[t].apart[2]};
+        for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+            mem_free(owned[i]);
     }
-    pthread_barrier_destroy(&wire.meet);
     mem_free(from);
 }
 
@@ -148,11 +276,13 @@ static void test_rows_of_some_lanes(void **state)
     (void)state;
     for (int lanes = 2; lanes <= MOST; lanes++) {
         int most = RANKS_GATHER_BYTES / (WIDTH * 4); /* rows that go whole */
-        check_sum(lanes, 1, false);
-        check_sum(lanes, most, false);
-        check_sum(lanes, most + 1, true);
-        check_sum(lanes, 3 * most + lanes - 1, true);
+        check_sum(lanes, 1, 0);
+        check_sum(lanes, most, most / 3);
+        check_sum(lanes, most + 1, 1);
+        check_sum(lanes, 3 * most + lanes - 1, most + lanes);
+        check_sum(lanes, 3 * most + lanes - 1, 3 * most);
     }
+    assert_true(wire.swapped); /* else the groups are not tried */
 }
 
 static void test_runs(void **state)
@@ -247,13 +377,50 @@ static void test_naps_in_company(void **state)
     assert_int_equal(r.crowded, 1);
 }
 
+static int test_broken(void *request)
+{
+    (void)request;
+    return -1;
+}
+
+/* A sum that breaks while this rank computes: whoever pokes finds out, and nothing is waited for. */
+static void test_breaks_meanwhile(void **state)
+{
+    (void)state;
+    static const struct ranks_link one = {.version = RANKS_LINK_VERSION,
+                                          .allgather = link_allgather,
+                                          .alltoall = link_alltoall,
+                                          .test = test_broken,
+                                          .poke = link_poke};
+    for (int large = 0; large < 2; large++) {
+        struct ranks r = {.link = &one, .size = 2, .tp = 2, .pp = 1, .alarm = -1};
+        int n = large ? 2 * RANKS_GATHER_BYTES : 8;
+        float *rows = mem_zalloc((size_t)n, sizeof *rows);
+        memset(wire.meetings, 0, sizeof wire.meetings);
+        memset(n_begun, 0, sizeof n_begun);
+        memset(requests, 0, sizeof requests);
+        wire.n_begun[0] = lane = 0;
+        atomic_store(&r.timeout_s, 10);
+        ranks_reserve_halves(&r, n, 1);
+        ranks_sum_begin(&r, 0, rows, (size_t)n);
+        assert_true(ranks_ok(&r, NULL));
+        ranks_poke(&r);
+        assert_false(ranks_ok(&r, NULL));
+        assert_non_null(strstr(r.failure.msg, "a sum: another rank has ended"));
+        ranks_sum_end(&r, 0);
+        ranks_sum_begin(&r, 1, rows, (size_t)n);
+        ranks_sum_end(&r, 1);
+        ranks_release(&r);
+        mem_free(rows);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_of_some_lanes),
-        cmocka_unit_test(test_runs),
-        cmocka_unit_test(test_experts_by_load),
-        cmocka_unit_test(test_naps_in_company),
+        cmocka_unit_test(test_rows_of_some_lanes), cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_experts_by_load),    cmocka_unit_test(test_naps_in_company),
+        cmocka_unit_test(test_breaks_meanwhile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

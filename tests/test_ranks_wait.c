@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <arpa/inet.h>
 #include <cmocka.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -69,6 +68,10 @@ static void *link_allgather(const void *mine, void *all, size_t bytes, int group
     return &request;
 }
 
+static void link_poke(void)
+{
+}
+
 static _Noreturn void hang(void)
 {
     for (;;) {
@@ -87,6 +90,7 @@ static const struct ranks_link nobody = {.version = RANKS_LINK_VERSION,
                                          .bcast = link_bcast,
                                          .allgather = link_allgather,
                                          .test = link_test,
+                                         .poke = link_poke,
                                          .split = link_split,
                                          .finalize = hang};
 
@@ -129,6 +133,23 @@ static void test_a_step(void **state)
     ranks_line_free(r.line);
     begin(&r, 0, 100, false);
     assert_ends_after(&r, ranks_meet(&r), 100);
+    ranks_line_free(r.line);
+}
+
+/* A sum that was begun: its limit counts from when somebody waits for it. */
+static void test_a_sum_of_halves(void **state)
+{
+    (void)state;
+    struct ranks r;
+    float rows[4] = {0};
+    begin(&r, 1, 100, true);
+    ranks_reserve_halves(&r, 4, 1);
+    ranks_sum_begin(&r, 0, rows, 4);
+    atomic_fetch_add(&ahead, HOUR * SECOND); /* it computes */
+    ranks_poke(&r);
+    assert_true(ranks_ok(&r, NULL));
+    assert_ends_after(&r, (ranks_sum_end(&r, 0), ranks_ok(&r, NULL)), 100);
+    ranks_release(&r);
     ranks_line_free(r.line);
 }
 
@@ -362,6 +383,7 @@ int main(void)
         cmocka_unit_test(test_mpi_hangs), /* forks: before there are threads */
         cmocka_unit_test(test_nobody_reads),
         cmocka_unit_test(test_a_step),
+        cmocka_unit_test(test_a_sum_of_halves),
         cmocka_unit_test(test_stopped_meanwhile),
         cmocka_unit_test(test_opening_and_nobody_works),
         cmocka_unit_test(test_opening_without_lines),

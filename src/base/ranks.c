@@ -2,6 +2,7 @@
 #include "base/ranks.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/ranks_int.h"
 #include "base/ranks_line.h"
 #include "base/ranks_link.h"
 
@@ -119,10 +120,9 @@ static bool connect_lines(struct ranks *r, struct error *err)
     r->lined = ok && !memchr(all, 0, (size_t)r->size);
     if (ok && r->rank == 0 && !r->lined)
         error_set(&r->notice,
-                  "rank %d does not reach rank 0 over TCP%s%s (STEEL_RANK_ADDRESS names %s "
+                  "rank %d does not reach rank 0 over TCP (STEEL_RANK_ADDRESS names another "
                   "address): its end will be noticed late",
-                  (int)((char *)memchr(all, 0, (size_t)r->size) - all), offer.named ? " at " : "",
-                  offer.named ? offer.address[0] : "", offer.named ? "this" : "another");
+                  (int)((char *)memchr(all, 0, (size_t)r->size) - all));
     mem_free(homes);
     ranks_line_ready(r->line);
     if (has) {
@@ -137,6 +137,7 @@ static struct ranks *ranks_new(void)
 {
     struct ranks *r = mem_zalloc(1, sizeof *r);
     atomic_store(&r->timeout_s, RANKS_TIMEOUT);
+    r->overlap = OVERLAP_AUTO;
     r->alarm = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     r->line = ranks_line_new(r);
     return r;
@@ -147,7 +148,7 @@ static void ranks_free(struct ranks *r)
     ranks_line_free(r->line);
     if (r->alarm >= 0)
         close(r->alarm);
-    mem_free(r->scratch);
+    ranks_release(r);
     mem_free(r);
     world = NULL;
 }
@@ -245,8 +246,7 @@ static void nap_for(int64_t ns)
     nanosleep(&(struct timespec){0, ns}, NULL);
 }
 
-/* The failure that is kept is the one that names a rank, where there is such. */
-static bool give_up(struct ranks *r, const char *what, const char *why)
+bool ranks_give_up(struct ranks *r, const char *what, const char *why)
 {
     for (int i = 0; i < SETTLE_MS && !atomic_load(&r->stop); i++)
         nap_for(1000000);
@@ -255,13 +255,6 @@ static bool give_up(struct ranks *r, const char *what, const char *why)
         nap_for(NAP_NS);
     return error_set(&r->failure, "%s", r->lost.msg);
 }
-
-/* What is waited for. */
-enum wait {
-    IN_STEP, /* who is known to work is waited for longer */
-    OPENING, /* the same, and much longer */
-    FOR_WORD /* rank 0 may have none: its line says that it lives */
-};
 
 /* Whether a wait of so long is over. */
 static bool too_long(struct ranks *r, int64_t waited, enum wait kind)
@@ -318,15 +311,18 @@ static bool wait_to_end(struct ranks *r, void *request, enum wait kind, const ch
 {
     int64_t start = clock_ns(), last = start, nap = NAP_NS;
     if (!request)
-        return give_up(r, what, "MPI refused it");
+        return ranks_give_up(r, what, "MPI refused it");
     for (;;) {
         int state = r->link->test(request);
         if (state > 0)
             return true;
         if (state < 0)
-            return give_up(r, what, "another rank has ended, or the network has");
+            return ranks_give_up(r, what, "another rank has ended, or the network has");
         if (atomic_load(&r->stop))
-            return give_up(r, what, "the job ends");
+            return ranks_give_up(r, what, "the job ends");
+        ranks_advance(r);
+        if (!ranks_ok(r, NULL))
+            return false;
         int64_t now = clock_ns(), waited;
         if (now - last >= RANKS_AWAY_MS * 1000000LL)
             start += now - last;
@@ -335,14 +331,14 @@ static bool wait_to_end(struct ranks *r, void *request, enum wait kind, const ch
         if (look_on(r, waited))
             continue;
         if (too_long(r, waited, kind))
-            return give_up(r, what, "no answer from another rank (--rank-timeout)");
+            return ranks_give_up(r, what, "no answer from another rank (--rank-timeout)");
         nap_for(nap);
         if (kind != IN_STEP && nap < MOST_NAP_NS && waited > 1000000000)
             nap *= 2;
     }
 }
 
-static bool wait_for(struct ranks *r, void *request, enum wait kind, const char *what)
+bool ranks_wait_for(struct ranks *r, void *request, enum wait kind, const char *what)
 {
     atomic_store_explicit(&r->waiting, true, memory_order_relaxed);
     bool ok = wait_to_end(r, request, kind, what);
@@ -355,8 +351,8 @@ static bool wait_for(struct ranks *r, void *request, enum wait kind, const char 
 bool ranks_tell(struct ranks *r, void *buf, size_t bytes, bool idle)
 {
     return ranks_ok(r, NULL) &&
-           wait_for(r, r->link->bcast(buf, bytes, 0, 0), idle && r->rank > 0 ? FOR_WORD : IN_STEP,
-                    "word from rank 0");
+           ranks_wait_for(r, r->link->bcast(buf, bytes, 0, 0),
+                          idle && r->rank > 0 ? FOR_WORD : IN_STEP, "word from rank 0");
 }
 
 struct ranks_wait *ranks_tell_begin(struct ranks *r, void *buf, size_t bytes)
@@ -371,123 +367,10 @@ struct ranks_wait *ranks_tell_begin(struct ranks *r, void *buf, size_t bytes)
 
 void ranks_poke(struct ranks *r)
 {
-    if (ranks_ok(r, NULL))
-        r->link->poke();
-}
-
-void ranks_reserve(struct ranks *r, size_t floats)
-{
-    size_t n = floats * (size_t)(r->tp > 2 ? r->tp : 2) + (size_t)r->tp;
-    if (r->n_scratch >= n)
-        return;
-    r->scratch = mem_realloc(r->scratch, n, sizeof *r->scratch);
-    r->n_scratch = n;
-}
-
-static float *scratch(struct ranks *r, size_t n)
-{
-    CHECK(n <= r->n_scratch, "%zu floats, %zu reserved", n, r->n_scratch);
-    return r->scratch;
-}
-
-/* out[i] = sum over lanes of parts[lane][i], in their order. */
-static void add_parts(float *out, const float *parts, size_t n, int lanes)
-{
-    memcpy(out, parts, n * sizeof *out);
-    for (int t = 1; t < lanes; t++) {
-        const float *part = parts + (size_t)t * n;
-        for (size_t i = 0; i < n; i++)
-            out[i] += part[i];
-    }
-}
-
-void ranks_sum(struct ranks *r, float *rows, size_t n)
-{
-    size_t lanes = r ? (size_t)r->tp : 1;
-    if (lanes == 1 || !ranks_ok(r, NULL))
-        return;
-    if (n * sizeof(float) <= RANKS_GATHER_BYTES) {
-        float *all = scratch(r, n * lanes);
-        if (wait_for(r, r->link->allgather(rows, all, n * sizeof(float), 1), IN_STEP, "a sum"))
-            add_parts(rows, all, n, r->tp);
-        return;
-    }
-    /* Each lane adds up a piece and gives it to the others. */
-    size_t each = (n + lanes - 1) / lanes, whole = each * lanes;
-    float *mine = scratch(r, 2 * whole), *all = mine + whole;
-    memcpy(mine, rows, n * sizeof(float));
-    memset(mine + n, 0, (whole - n) * sizeof(float));
-    if (!wait_for(r, r->link->alltoall(mine, all, each * sizeof(float), 1), IN_STEP, "a sum"))
-        return;
-    add_parts(mine, all, each, r->tp);
-    if (wait_for(r, r->link->allgather(mine, all, each * sizeof(float), 1), IN_STEP, "a sum"))
-        memcpy(rows, all, n * sizeof(float));
-}
-
-/* rows [of.first, of.first + of.n) that lane t has something of, one behind the other, from `rows` to `to`.
- * How many floats. */
-static int pack_rows(float *to, const float *rows, struct run of, int width, int t,
-                     const uint64_t *from)
-{
-    int n = 0;
-    for (int i = of.first; i < of.first + of.n; i++)
-        if (from[i] >> t & 1) {
-            memcpy(to + n, rows + (size_t)i * (size_t)width, (size_t)width * sizeof *to);
-            n += width;
-        }
-    return n;
-}
-
-/* out (of.n, width) += what lane t sent of them, packed. */
-static void add_packed(float *out, const float *packed, struct run of, int width, int t,
-                       const uint64_t *from)
-{
-    for (int i = 0; i < of.n; i++) {
-        if (!(from[of.first + i] >> t & 1))
-            continue;
-        for (int k = 0; k < width; k++)
-            out[(size_t)i * (size_t)width + (size_t)k] += packed[k];
-        packed += width;
-    }
-}
-
-void ranks_sum_rows(struct ranks *r, float *rows, int n_rows, int width, const uint64_t *from)
-{
-    size_t n = (size_t)n_rows * (size_t)width, lanes = r ? (size_t)r->tp : 1;
-    if (lanes == 1 || n * sizeof(float) <= RANKS_GATHER_BYTES || n > INT32_MAX / 2) {
-        ranks_sum(r, rows, n);
-        return;
-    }
     if (!ranks_ok(r, NULL))
         return;
-    struct run mine = run_of(n_rows, 1, r->lane, r->tp);
-    size_t each = (size_t)run_of(n_rows, 1, 0, r->tp).n * (size_t)width;
-    float *out = scratch(r, 2 * each * lanes), *in = out + each * lanes;
-    int sent = 0, got = 0;
-    for (int t = 0; t < r->tp; t++) {
-        r->talk[1][t] = sent;
-        r->talk[0][t] =
-            pack_rows(out + sent, rows, run_of(n_rows, 1, t, r->tp), width, r->lane, from);
-        sent += r->talk[0][t];
-        r->talk[3][t] = got;
-        r->talk[2][t] = 0;
-        for (int i = mine.first; i < mine.first + mine.n; i++)
-            r->talk[2][t] += from[i] >> t & 1 ? width : 0;
-        got += r->talk[2][t];
-    }
-    void *request = r->link->exchange(out, r->talk[0], r->talk[1], in, r->talk[2], r->talk[3], 1);
-    if (!wait_for(r, request, IN_STEP, "a sum"))
-        return;
-    memset(out, 0, each * sizeof *out);
-    for (int t = 0; t < r->tp; t++)
-        add_packed(out, in + r->talk[3][t], mine, width, t, from);
-    if (!wait_for(r, r->link->allgather(out, in, each * sizeof(float), 1), IN_STEP, "a sum"))
-        return;
-    for (int t = 0; t < r->tp; t++) {
-        struct run theirs = run_of(n_rows, 1, t, r->tp);
-        memcpy(rows + (size_t)theirs.first * (size_t)width, in + (size_t)t * each,
-               (size_t)theirs.n * (size_t)width * sizeof(float));
-    }
+    r->link->poke();
+    ranks_advance(r);
 }
 
 struct run ranks_vocab(const struct ranks *r, int n_vocab, int lane)
@@ -515,7 +398,7 @@ void ranks_collect(struct ranks *r, float *rows, int n_rows, int n_vocab)
     for (int t = 1; t < r->tp; t++) {
         struct run theirs = ranks_vocab(r, n_vocab, t);
         size_t n = (size_t)n_rows * (size_t)theirs.n;
-        float *part = scratch(r, n);
+        float *part = ranks_scratch(r, n);
         if (!ranks_recv(r, part, n * sizeof(float), base + t))
             return;
         spread(rows, part, n_rows, theirs, n_vocab);
@@ -528,40 +411,40 @@ struct ranks_wait *ranks_send_begin(struct ranks *r, const void *buf, size_t byt
         return NULL;
     void *request = r->link->send(buf, bytes, to, 0);
     if (!request)
-        give_up(r, "rows for another rank", "MPI refused them");
+        ranks_give_up(r, "rows for another rank", "MPI refused them");
     return request;
 }
 
 void ranks_wait_end(struct ranks *r, struct ranks_wait **wait)
 {
     if (*wait && ranks_ok(r, NULL))
-        wait_for(r, *wait, IN_STEP, "rows for another rank");
+        ranks_wait_for(r, *wait, IN_STEP, "rows for another rank");
     *wait = NULL;
 }
 
 bool ranks_send(struct ranks *r, const void *buf, size_t bytes, int to)
 {
     return ranks_ok(r, NULL) &&
-           wait_for(r, r->link->send(buf, bytes, to, 0), IN_STEP, "rows for another rank");
+           ranks_wait_for(r, r->link->send(buf, bytes, to, 0), IN_STEP, "rows for another rank");
 }
 
 bool ranks_recv(struct ranks *r, void *buf, size_t bytes, int from)
 {
     return ranks_ok(r, NULL) &&
-           wait_for(r, r->link->recv(buf, bytes, from, 0), IN_STEP, "rows of another rank");
+           ranks_wait_for(r, r->link->recv(buf, bytes, from, 0), IN_STEP, "rows of another rank");
 }
 
 bool ranks_share(struct ranks *r, const void *mine, void *all, size_t bytes)
 {
     return ranks_ok(r, NULL) &&
-           wait_for(r, r->link->allgather(mine, all, bytes, 0), OPENING, "all ranks");
+           ranks_wait_for(r, r->link->allgather(mine, all, bytes, 0), OPENING, "all ranks");
 }
 
 bool ranks_meet(struct ranks *r)
 {
     char mine = 0, all[RANKS_MOST];
     return ranks_ok(r, NULL) &&
-           wait_for(r, r->link->allgather(&mine, all, 1, 0), IN_STEP, "all ranks");
+           ranks_wait_for(r, r->link->allgather(&mine, all, 1, 0), IN_STEP, "all ranks");
 }
 
 bool ranks_agree(struct ranks *r, bool ok, struct error *err)
@@ -627,6 +510,11 @@ void ranks_set_timeout(struct ranks *r, int seconds)
 {
     atomic_store(&r->timeout_s, seconds);
     ranks_line_beat(r->line);
+}
+
+bool ranks_halve(const struct ranks *r)
+{
+    return r && r->tp > 1 && r->pp == 1 && r->overlap != OVERLAP_OFF;
 }
 
 bool ranks_arrange(struct ranks *r, int tp, int pp, bool ep, struct error *err)

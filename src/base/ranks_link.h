@@ -8,10 +8,11 @@
 
 #include <stddef.h>
 
-enum { RANKS_LINK_VERSION = 4 };
+enum { RANKS_LINK_VERSION = 5, RANKS_GROUPS = 4 };
 
 /* Operations return a request, or NULL where MPI refused; test frees it when it is done. group: 0 all
- * ranks, 1 those of `split`. */
+ * ranks, 1 to 3 those of `split`: operations of one group are begun in the same order by all its members,
+ * those of different groups in any. */
 struct ranks_link {
     int version;
     int rank, size;
@@ -26,7 +27,7 @@ struct ranks_link {
     void *(*recv)(void *buf, size_t bytes, int from, int tag);
     int (*test)(void *request);       /* 1 done, 0 not yet, -1 failed */
     void (*poke)(void);               /* lets what is under way move on */
-    int (*split)(int color, int key); /* makes group 1; 0 = done */
+    int (*split)(int color, int key); /* makes groups 1 to 3; 0 = done */
     void (*finalize)(void);
 };
 

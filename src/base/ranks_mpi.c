@@ -8,7 +8,7 @@
 #include <mpi.h>
 #include <stdio.h>
 
-static MPI_Comm groups[2] = {MPI_COMM_NULL, MPI_COMM_NULL};
+static MPI_Comm groups[RANKS_GROUPS];
 
 /* Those under way: a handful, so that a step asks for no memory. */
 enum { MOST = 64 };
@@ -100,9 +100,11 @@ static void link_poke(void)
 
 static int link_split(int color, int key)
 {
-    if (MPI_Comm_split(groups[0], color, key, &groups[1]) != MPI_SUCCESS)
-        return -1;
-    return MPI_Comm_set_errhandler(groups[1], MPI_ERRORS_RETURN) == MPI_SUCCESS ? 0 : -1;
+    for (int i = 1; i < RANKS_GROUPS; i++)
+        if (MPI_Comm_split(groups[0], color, key, &groups[i]) != MPI_SUCCESS ||
+            MPI_Comm_set_errhandler(groups[i], MPI_ERRORS_RETURN) != MPI_SUCCESS)
+            return -1;
+    return 0;
 }
 
 static void link_finalize(void)
