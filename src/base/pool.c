@@ -62,6 +62,10 @@ struct pool {
     _Alignas(64) struct bell caller; /* waits for the next phase or the end */
     _Alignas(64) struct bell team;   /* wait for anything to do */
     _Atomic bool quit;
+    /* Only of the caller's thread: */
+    void (*look)(void *arg); /* NULL = there is nothing to look after */
+    void *look_arg;
+    int64_t looked;
 };
 
 static inline void relax(void)
@@ -151,6 +155,30 @@ static void finish(struct pool *p, int n)
         advance(p);
 }
 
+/* Runs pieces [first, last). The caller's thread looks after other things meanwhile: pieces are run so many at a time
+ * as take a part of the time between two looks. */
+static void run_pieces_of(struct pool *p, void (*run)(void *, int, int, int), void *arg, int ith,
+                          int first, int last)
+{
+    if (ith > 0 || !p->look) {
+        run(arg, ith, first, last);
+        return;
+    }
+    for (int n = 1, next; first < last; first += n, n = next) {
+        n = n < last - first ? n : last - first;
+        int64_t start = clock_ns();
+        run(arg, ith, first, first + n);
+        int64_t now = clock_ns();
+        next = now - start < POOL_LOOK_NS / 4 ? 2 * n
+               : now - start > POOL_LOOK_NS   ? (n + 1) / 2
+                                              : n;
+        if (now - p->looked >= POOL_LOOK_NS) {
+            p->look(p->look_arg);
+            p->looked = clock_ns();
+        }
+    }
+}
+
 /* Claims pieces and runs them. False where there are none to claim in the state *seen. */
 static bool work_once(struct pool *p, int ith, uint64_t *seen)
 {
@@ -166,7 +194,7 @@ static bool work_once(struct pool *p, int ith, uint64_t *seen)
     } while (!atomic_compare_exchange_weak_explicit(&p->word, &at, at - (uint64_t)n,
                                                     memory_order_acquire, memory_order_acquire));
     int first = p->total - unclaimed;
-    p->run(p->arg, ith, first, first + n);
+    run_pieces_of(p, p->run, p->arg, ith, first, first + n);
     finish(p, n);
     return true;
 }
@@ -240,7 +268,7 @@ void pool_phases(struct pool *p, const struct pool_phase *phases, int n, void *a
         for (int i = 0; i < n; i++) {
             struct pool_work work = phases[i].begin(arg);
             if (work.n > 0)
-                phases[i].run(arg, 0, 0, work.n);
+                run_pieces_of(p, phases[i].run, arg, 0, 0, work.n);
         }
         return;
     }
@@ -258,7 +286,7 @@ void pool_each(struct pool *p, int n, enum pool_cut cut,
     if (n == 0)
         return;
     if (p->n == 1 || n == 1) {
-        run(arg, 0, 0, n);
+        run_pieces_of(p, run, arg, 0, 0, n);
         return;
     }
     p->n_phases = p->phase = 0;
@@ -296,6 +324,12 @@ void pool_run(struct pool *p, void (*fn)(void *, int, int), void *arg)
     fn(arg, 0, p->n);
     finish(p, 1);
     work_all(p);
+}
+
+void pool_look(struct pool *p, void (*look)(void *arg), void *arg)
+{
+    p->look = look;
+    p->look_arg = arg;
 }
 
 int pool_cpu_count(void)
