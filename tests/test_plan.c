@@ -8,6 +8,7 @@
 #include "engine/kvcache.h"
 #include "engine/plan.h"
 #include "engine/step.h"
+#include "model/parts.h"
 #include "model/pipeline.h"
 #include "model/split.h"
 #include "model/stages.h"
@@ -139,7 +140,7 @@ static size_t loaded_bytes(const struct model *m)
 }
 
 /* A step of n_seqs sequences of `each` rows; the last row of each wants logits. */
-static void run_step(struct stepper *st, struct kvcache *kv, int n_seqs, int each)
+static void run_step(struct stepper *st, struct kvcache *kv, int n_seqs, int each, bool halved)
 {
     int32_t tokens[MAX_ROWS] = {0}, pos[MAX_ROWS], slot[MAX_ROWS], q_start[MAX_SEQS + 1] = {0};
     int32_t kv_len[MAX_SEQS], out[MAX_SEQS], pages[MAX_SEQS * (MAX_ROWS / PAGE)];
@@ -180,7 +181,7 @@ static void run_step(struct stepper *st, struct kvcache *kv, int n_seqs, int eac
     }
     wire.messages = 0;
     wire.bytes = 0;
-    if (!step_follow(st, &b, 0, &err))
+    if (!step_follow(st, &b, (struct step_way){.halved = halved}, &err))
         fail_msg("%s", err.msg);
 }
 
@@ -218,7 +219,7 @@ static void check_steps(struct stepper *st, struct kvcache *kv, const struct pla
             continue;
         struct predict_load load = {seqs * each, seqs, seqs, each};
         struct predict_traffic t = predict_traffic(&r->talk, r->stage, r->lane, &load);
-        run_step(st, kv, seqs, each);
+        run_step(st, kv, seqs, each, false);
         /* a long prompt has its logits in the second part alone */
         bool halves = r->talk.pp > 1 && seqs == 1 && each >= 32;
         if (wire.messages != (int)t.messages && !halves)
@@ -268,7 +269,7 @@ static void check_rank(const struct tensorfile *f, const struct plan *p, const s
     kvcache_free(kv);
     model_free(m);
     be->ops->close(be);
-    mem_free(ranks.scratch);
+    ranks_release(&ranks);
 }
 
 static void check_model(const char *path, int tp, int pp, bool ep)
@@ -411,7 +412,7 @@ static void test_parts(void **state)
         for (int pp = 2; pp <= 16; pp *= 2) {
             int few = pipeline_parts(pp, 200, n, 1, 1), many = pipeline_parts(pp, 10, n, 1, 1);
             assert_true(few >= 1 && few <= many && many <= (pp > 8 ? pp : 8));
-            assert_true(many == 1 || n >= many * PIPELINE_PART_ROWS);
+            assert_true(many == 1 || n >= many * PARTS_ROWS);
         }
     /* what follows keeps the stages busy: one part for each */
     assert_int_equal(pipeline_parts(2, 64, 1024, 1, 0), 2);

@@ -94,6 +94,22 @@ def test_stages_answer_alike():
         assert crowd(s, bodies(10, 4)) == want
 
 
+def test_halves():
+    """Steps that read prompts run in halves (--overlap on), with sequences that generate beside them: the bytes of whole steps."""
+    asked = [{"prompt": f"{i} " + "a long beginning that many share, " * (4 + 3 * i), "max_tokens": 40, "seed": i, "temperature": 0.8,
+              "logprobs": 2, "ignore_eos": True} for i in range(6)]
+    for arrangement, model in ((TP, toy("toy.gguf")), ((3, ["--ep"]), toy("qwen3_5_moe", mtp=True))):
+        for halved in (False, True):
+            with serve(arrangement, model, "-c", "1024", "--draft", "0", "--deterministic", "--overlap", "on" if halved else "off") as s:
+                got = crowd(s, asked)
+                want = want if halved else got
+                assert got == want, arrangement
+                m = s.metrics()
+                assert (m["steel_steps_halved_total"] > 0) == halved, m
+                # not all of the prompts were read before the first answers ended
+                assert m["steel_steps_total"] < sum(b["max_tokens"] for b in asked), m
+
+
 def test_guesses():
     """--draft: the answers of the same ranks without. The block guesses over ranks as it does in one process."""
     right = "steel_draft_tokens_accepted_total"

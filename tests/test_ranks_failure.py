@@ -84,6 +84,22 @@ def test_a_rank_that_is_killed():
     print(f"the longest took {longest:.2f} s")
 
 
+def test_killed_in_a_sum():
+    """While a step runs in halves (--overlap on): one rank stops, the other computes, pokes and waits; then it is killed."""
+    for victim in (1, 0, 1, 0, 1) if ALL else (1,):
+        s = Ranks(BUILD, 2, "--overlap", "on", "-c", "2048")
+        before = s.metrics()["steel_steps_halved_total"]
+        clients = [Stream(s, dict(LONG, prompt=f"{i} " + "once upon a time " * 300, max_tokens=1)) for i in range(12)]
+        wait_until(lambda: s.metrics()["steel_steps_halved_total"] > before, 60)
+        began = time.time()
+        os.kill(s.pids[victim], signal.SIGSTOP)
+        time.sleep(0.3)
+        os.kill(s.pids[victim], signal.SIGKILL)
+        ends(s, [], f"rank {victim} has ended", began)
+        for c in clients:
+            assert "[DONE]" in c.text.decode() or victim == 0 or f"rank {victim} has ended" in (c.error() or ""), c.text
+
+
 def test_two_at_once():
     """A launcher has even less patience then."""
     for _ in range(10 if ALL else 1):
@@ -235,28 +251,11 @@ def test_killed_over_tcp():
 def test_without_lines():
     """Ranks that do not reach rank 0 but by MPI: a notice, and waits have an end."""
     s = Ranks(BUILD, 2, "--rank-timeout", "1", env={"STEEL_RANK_ADDRESS": "240.0.0.1"})
-    assert "rank 1 does not reach rank 0 over TCP at 240.0.0.1 (STEEL_RANK_ADDRESS names this address)" in s.log()
+    assert "rank 1 does not reach rank 0 over TCP" in s.log()
     client = streams(s, 1)[0]
     os.kill(s.pids[1], signal.SIGSTOP)
     assert s.wait_end(60) != 0
     assert "no answer from another rank" in client.error(), s.log()
-
-
-def test_named_address():
-    """Lines of ranks on one machine are where rank 0 is told to have them; what they are for works there."""
-    s = Ranks(BUILD, 2, env={"STEEL_RANK_ADDRESS": "127.0.0.2"})
-    assert "over TCP" not in s.log()
-    inodes = set()
-    with open("/proc/net/tcp") as f:
-        for line in f.readlines()[1:]:
-            here, state, inode = (line.split()[i] for i in (1, 3, 9))
-            if here.startswith("0200007F:") and state == "01":
-                inodes.add(f"socket:[{inode}]")
-    fds = f"/proc/{s.pids[0]}/fd"
-    assert inodes & {os.readlink(f"{fds}/{fd}") for fd in os.listdir(fds) if os.path.lexists(f"{fds}/{fd}")}
-    clients, began = streams(s, 1), time.time()
-    os.kill(s.pids[1], signal.SIGKILL)
-    ends(s, clients, "rank 1 has ended", began)
 
 
 def test_without_lines_and_idle():
@@ -346,13 +345,6 @@ def test_other_arguments():
 def test_other_kernels():
     """Ranks that compute otherwise may choose other experts for the same token."""
     differ(logits(), ["env", "STEEL_ISA=ref", *logits()], "the kernels (STEEL_ISA) differ: rank 0 has", 'rank 1 "ref"')
-
-
-def test_other_device():
-    """A GPU takes other parts of the head and of experts than a CPU does. Rank 1 only says that it has one: see tests/gpu/ranks_sim.py, too."""
-    steel = patched("steel-gpu", STEEL, b"\0a CPU (--device)\0", b"\0a GPU (--device)\0")
-    shutil.copy(os.path.join(BUILD, "steel-mpi.so"), WORK)
-    differ(logits(), logits(steel=steel), "the devices differ: rank 0 has", '"a CPU (--device)"', 'rank 1 "a GPU (--device)"')
 
 
 def test_other_version():

@@ -170,6 +170,9 @@ struct backend_ops {
      * computed whole. */
     void (*begin_halves)(struct backend *be, const struct batch halves[2]);
     void (*half)(struct backend *be, int i);
+    /* Seconds of a sum of so many floats over the ranks that share layers, all of whom call it. NULL: sums are those of
+     * base/ranks.h. */
+    double (*sum_seconds)(struct backend *be, size_t floats);
 
     /* The network. Layers come in order. Rows that need no logits stop in the last one, once their
      * keys, values and states are stored: from there on the stream has the out rows only. */

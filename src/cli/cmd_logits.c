@@ -129,6 +129,8 @@ static bool logits(const char *model, struct runtime_options *opt, const char *i
         ok = error_set(err, "%s: %s", out_path, strerror(errno));
     if (!ok && out)
         remove(out_path);
+    if (ok && opt->profile)
+        profile_print(&rt->profile, stderr);
     runtime_close(rt);
     mem_free(in.ids);
     return ok;

@@ -15,7 +15,7 @@ struct word_head {
     int32_t word;
     int32_t n_tokens, n_seqs, n_decode, n_out, n_pages; /* n_pages: of all sequences */
     int32_t n_loras;
-    int32_t has_types, has_states, has_from, keep, deterministic;
+    int32_t has_types, has_states, has_from, keep, deterministic, halved;
     int32_t n_ints;
     uint64_t key;
 };
@@ -108,8 +108,8 @@ static const int32_t *take(struct packer *p, int n)
     return p->at - n;
 }
 
-void follow_tell_step(struct follow_said *s, const struct batch *b, int page_len, uint64_t key,
-                      bool deterministic)
+void follow_tell_step(struct follow_said *s, const struct batch *b, int page_len,
+                      struct step_way how)
 {
     struct said *now = &s->last[s->turn++ % 2];
     ranks_wait_end(s->r, &now->head);
@@ -125,8 +125,9 @@ void follow_tell_step(struct follow_said *s, const struct batch *b, int page_len
                             .has_states = b->state_in != NULL,
                             .has_from = b->from != NULL,
                             .keep = b->keep,
-                            .deterministic = deterministic,
-                            .key = key};
+                            .deterministic = how.deterministic,
+                            .halved = how.halved,
+                            .key = how.key};
     for (int i = 0; i < b->n_seqs; i++)
         h->n_pages += pages_of(b, i, page_len);
     h->n_ints = (3 + h->has_types + h->has_from) * b->n_tokens +
@@ -243,9 +244,10 @@ static void run_step(struct follower *f)
     }
     b.pages = pages;
     b.max_pages = max_pages;
-    model->be->deterministic = h->deterministic;
+    struct step_way how = {h->key, h->deterministic, h->halved};
+    model->be->deterministic = how.deterministic;
     struct error err = {0};
-    if (!step_follow(f->rt->step, &b, h->key, &err))
+    if (!step_follow(f->rt->step, &b, how, &err))
         error_set(&f->r->failure, "rank %d: %.900s", f->r->rank, err.msg);
 }
 

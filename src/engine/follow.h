@@ -15,6 +15,7 @@ struct follow_plan {
     struct runtime_options opt; /* pointers in it are nobody's */
     int tp, pp;
     bool ep;
+    enum ranks_overlap overlap;
     int timeout_s; /* of ranks: lines say it too, where there are some */
     int64_t kv_tokens;
     int n_states, context;
@@ -37,8 +38,8 @@ struct follow_said *follow_said_new(struct ranks *r, const struct step_limits *l
                                     int max_pages);
 void follow_said_free(struct follow_said *s);
 /* On rank 0, before each step; the others run it too. Does not wait until they have heard. */
-void follow_tell_step(struct follow_said *s, const struct batch *b, int page_len, uint64_t key,
-                      bool deterministic);
+void follow_tell_step(struct follow_said *s, const struct batch *b, int page_len,
+                      struct step_way how);
 /* On rank 0, where it has nothing to say for long and lines do not say that all live: they meet. */
 void follow_tell_here(struct ranks *r);
 /* On rank 0: there will be no more. */

@@ -583,31 +583,15 @@ static bool same_stats(struct ranks *r, struct error *err)
     return ranks_same(r, "the expert statistics", said, err);
 }
 
-/* All choose experts for themselves, and must choose alike: by the same arithmetic. What a rank has of
- * a network depends on the kind of device, too (stages.h, split.h). */
+/* All choose experts for themselves, and must choose alike: by the same arithmetic. */
 static bool same_kernels(struct backend *be, struct ranks *r, struct error *err)
 {
     unsigned char id[16];
     enum isa isa = ISA_REF;
     struct error ignored; /* opening the backend has said it */
     isa_choose(&isa, &ignored);
-    bool gpu = backend_device_id(be, id);
-    return ranks_same(r, "the devices", gpu ? "a GPU (--device)" : "a CPU (--device)", err) &&
-           ranks_same(r, "the kernels (STEEL_ISA)", gpu ? "those of a GPU" : isa_name(isa), err);
-}
-
-/* On the others: the device that rank 0 has. Where a machine has none, the job is not run by both kinds. */
-static struct backend *open_same(const struct backend_options *opt, struct error *err)
-{
-    struct error why = {0};
-    struct backend *be = backend_open(opt, &why);
-    bool gpu = backend_device_kind(opt->device) == DEVICE_GPU;
-    if (!be && gpu)
-        error_set(err, "the devices differ: rank 0 has a GPU, this one none that it can use: %s",
-                  why.msg);
-    else if (!be)
-        *err = why;
-    return be;
+    const char *said = backend_device_id(be, id) ? "those of a GPU" : isa_name(isa);
+    return ranks_same(r, "the kernels (STEEL_ISA)", said, err);
 }
 
 /* On all ranks: they are arranged, and agree on program, arguments and file. */
@@ -652,6 +636,7 @@ static bool lead(struct runtime *rt, const char *path, const struct runtime_opti
     plan->tp = r->tp_asked;
     plan->pp = r->pp_asked;
     plan->ep = r->ep_asked;
+    plan->overlap = r->overlap;
     plan->timeout_s = atomic_load(&r->timeout_s);
     plan->kv_tokens = cache->tokens;
     plan->n_states = cache->n_states;
@@ -666,7 +651,8 @@ static bool lead(struct runtime *rt, const char *path, const struct runtime_opti
     ok = ok && ranks_agree(r, true, err) && join(rt, r, plan->tp, plan->pp, plan->ep, err);
     mem_free(plan);
     mem_free(loras);
-    r->following = ok && ranks_agree(r, build(rt, opt, device, cache, lim, err), err);
+    r->following = ok && ranks_agree(r, build(rt, opt, device, cache, lim, err), err) &&
+                   step_meet(rt->step, err);
     return r->following;
 }
 
@@ -684,18 +670,19 @@ struct runtime *runtime_follow(const struct follow_plan *plan, const struct foll
     }
     opt.loras = refs;
     atomic_store(&r->timeout_s, plan->timeout_s);
+    r->overlap = plan->overlap;
     r->expert_stats = plan->expert_stats[0] ? plan->expert_stats : NULL;
     rt->context = plan->context;
     rt->draft = plan->draft;
     opt.backend.device = plan->device;
     rt->file = tensorfile_open(plan->path, err);
-    rt->be = rt->file ? open_same(&opt.backend, err) : NULL;
+    rt->be = rt->file ? backend_open(&opt.backend, err) : NULL;
     bool ok = ranks_agree(r, rt->be != NULL, err) && rt->be &&
               join(rt, r, plan->tp, plan->pp, plan->ep, err) &&
               ranks_agree(r, build(rt, &opt, &opt.backend, &cache, plan->limits, err), err);
     mem_free(refs);
     r->expert_stats = NULL; /* was the plan's, and has been read */
-    if (ok)
+    if (ok && step_meet(rt->step, err))
         return rt;
     runtime_close(rt);
     return NULL;

@@ -58,54 +58,12 @@ static void cpu_copy(struct backend *be, void *dst, const void *src, size_t byte
     memcpy(dst, src, bytes);
 }
 
-/* Heads' matrices in a format that has no packed layout become F16: they are a hundredth of a model's
- * weights. */
-static struct gemm_weight *heads_new(struct cpu_backend *cb, const struct raw_weight *src,
-                                     struct error *err)
-{
-    bool packed = true;
-    for (int i = 0; i < src->n_seg; i++)
-        packed &= panel_bytes(&src->seg[i], src->n_in) > 0;
-    if (packed)
-        return gemm_weight_new(src, true, cb->pool, err);
-    size_t n_in = (size_t)src->n_in, each = (size_t)src->n_out * n_in;
-    size_t bytes = each * (size_t)src->n_expert * sizeof(uint16_t);
-    uint16_t *halves = mem_aligned(bytes);
-    if (!halves) {
-        error_set(err, "out of memory: %zu bytes for heads' matrices", bytes);
-        return NULL;
-    }
-    const uint8_t **data = mem_zalloc((size_t)src->n_expert, sizeof *data);
-    float *row = mem_zalloc(n_in, sizeof *row);
-    for (int e = 0; e < src->n_expert; e++) {
-        uint16_t *to = halves + (size_t)e * each;
-        data[e] = (const uint8_t *)to;
-        for (int r = 0; r < src->n_out; r++) {
-            raw_weight_row(src, e, r, row);
-            for (size_t i = 0; i < n_in; i++)
-                *to++ = f32_to_f16(row[i]);
-        }
-    }
-    struct raw_weight as = {.n_in = src->n_in,
-                            .n_out = src->n_out,
-                            .n_expert = src->n_expert,
-                            .n_seg = 1,
-                            .bias = src->bias,
-                            .transient = true};
-    as.seg[0] = (struct raw_seg){.type = DT_F16, .rows = src->n_out, .data = data};
-    struct gemm_weight *own = gemm_weight_new(&as, true, cb->pool, err);
-    mem_free(row);
-    mem_free(data);
-    mem_aligned_free(halves, bytes);
-    return own;
-}
-
 static bool cpu_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
                        struct weight *w, struct error *err)
 {
     struct cpu_backend *cb = cpu_self(be);
     struct gemm_weight *own = role == WEIGHT_HEADS && !cb->no_repack
-                                  ? heads_new(cb, src, err)
+                                  ? gemm_weight_heads(src, cb->pool, err)
                                   : gemm_weight_new(src, !cb->no_repack, cb->pool, err);
     if (!own || (role != WEIGHT_EMBED && !pick_check_weight(&cb->pick, own, err))) {
         gemm_weight_free(own);
@@ -300,11 +258,11 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
         }
         attn = bytes > attn ? bytes : attn;
     }
-    struct cpu_stream *x = &cb->stream;
-    *x = (struct cpu_stream){0};
-    return (x->all = rows_of(cb, T, E, "the residual stream", err)) &&
-           (x->out = rows_of(cb, s->max_out, E, "output rows", err)) &&
-           (x->d = rows_of(cb, T, E, "block outputs", err)) &&
+    cb->half = -1;
+    be->halves = ranks_halve(be->ranks);
+    return (cb->all_rows = rows_of(cb, T, E, "the residual stream", err)) &&
+           (cb->all_out = rows_of(cb, s->max_out, E, "output rows", err)) &&
+           (cb->all_d = rows_of(cb, T, E, "block outputs", err)) &&
            (cb->n = rows_of(cb, T, E, "normalised activations", err)) &&
            (cb->qkv = rows_of(cb, T, cb->max.qkv, "attention inputs", err)) &&
            (cb->q = rows_of(cb, T, heads, "queries", err)) &&
@@ -328,26 +286,91 @@ static void cpu_close(struct backend *be)
 
 /* The step */
 
+/* This step's angles of the batch's rows. */
+static float *rope_of(const struct cpu_backend *cb, const struct rope *rope)
+{
+    return cb->rope[rope - cb->net->ropes] + (size_t)cb->row * (size_t)rope->n_rot;
+}
+
+/* Ops are those of b from here on, whose rows and out rows of the step begin at row and out. */
+static void take_batch(struct cpu_backend *cb, const struct batch *b, int row, int out)
+{
+    size_t at = (size_t)row * (size_t)cb->net->n_embd;
+    CHECK(row + b->n_tokens <= cb->bounds.max_tokens && out + b->n_out <= cb->bounds.max_out,
+          "batch too large");
+    cb->batch = *b;
+    cb->row = row;
+    cb->out = out;
+    cb->stream = (struct cpu_stream){.all = cb->all_rows + at,
+                                     .d = cb->all_d + at,
+                                     .out = cb->all_out + (size_t)out * (size_t)cb->net->n_embd};
+    for (int i = 0; i < b->n_out; i++)
+        cb->sampled[out + i] = -1;
+    cpu_stage_begin(cb);
+    for (int i = 0; i < cb->net->n_ropes; i++)
+        cpu_rope_table(&cb->net->ropes[i], b, rope_of(cb, &cb->net->ropes[i]), cb->pool);
+    cpu_stage_end(cb, STAGE_OTHER);
+}
+
+static void count_step(struct cpu_backend *cb, int rows, bool decodes)
+{
+    struct profile *p = cb->base.profile;
+    cb->pick.deterministic = cb->base.deterministic;
+    if (!p)
+        return;
+    p->phase = decodes;
+    p->steps[p->phase]++;
+    p->tokens[p->phase] += rows;
+}
+
 static void cpu_begin(struct backend *be, const struct batch *b)
 {
     struct cpu_backend *cb = cpu_self(be);
-    CHECK(b->n_tokens <= cb->bounds.max_tokens && b->n_out <= cb->bounds.max_out,
-          "batch too large");
-    cb->batch = *b;
-    cb->pick.deterministic = be->deterministic;
+    count_step(cb, b->n_tokens, b->n_decode == b->n_seqs);
+    take_batch(cb, b, 0, 0);
     cpu_lora_begin(cb);
-    for (int i = 0; i < b->n_out; i++)
-        cb->sampled[i] = -1;
-    struct profile *p = be->profile;
-    if (p) {
-        p->phase = b->n_decode == b->n_seqs;
-        p->steps[p->phase]++;
-        p->tokens[p->phase] += b->n_tokens;
+}
+
+static void cpu_begin_halves(struct backend *be, const struct batch halves[2])
+{
+    struct cpu_backend *cb = cpu_self(be);
+    const struct batch *a = &halves[0], *b = &halves[1];
+    count_step(cb, a->n_tokens + b->n_tokens,
+               false); /* sequences that only decode are not halved */
+    if (be->profile)
+        be->profile->halved++;
+    for (int i = 0; i < 2; i++) {
+        take_batch(cb, &halves[i], i ? a->n_tokens : 0, i ? a->n_out : 0);
+        cb->halves[i] = (struct cpu_half){
+            .batch = halves[i], .stream = cb->stream, .row = cb->row, .out = cb->out};
     }
+}
+
+/* Its sum over ranks that is under way is waited for, and the op finished. */
+static void cpu_half(struct backend *be, int i)
+{
+    struct cpu_backend *cb = cpu_self(be);
+    struct cpu_half *h = &cb->halves[i];
+    if (cb->half >= 0)
+        cb->halves[cb->half].stream = cb->stream;
+    cb->half = i;
+    cb->batch = h->batch;
+    cb->stream = h->stream;
+    cb->row = h->row;
+    cb->out = h->out;
+    cpu_lora_begin(cb);
+    if (cb->stream.narrow)
+        cpu_lora_narrow(cb);
+    if (!h->rest)
+        return;
     cpu_stage_begin(cb);
-    for (int i = 0; i < cb->net->n_ropes; i++)
-        cpu_rope_table(&cb->net->ropes[i], b, cb->rope[i], cb->pool);
-    cpu_stage_end(cb, STAGE_OTHER);
+    ranks_sum_end(be->ranks, i);
+    cpu_stage_end(cb, STAGE_RANKS);
+    if (!cb->halves[!i].rest)
+        pool_look(cb->pool, NULL, NULL);
+    void (*rest)(struct cpu_backend *, const void *, int) = h->rest;
+    h->rest = NULL;
+    rest(cb, h->part, h->layer);
 }
 
 static bool cpu_replay(struct backend *be, uint64_t key)
@@ -363,7 +386,10 @@ static void cpu_record(struct backend *be, uint64_t key)
 
 static void cpu_launch(struct backend *be)
 {
-    (void)be; /* ops run as they are issued */
+    struct cpu_backend *cb = cpu_self(be); /* ops run as they are issued */
+    if (cb->half >= 0)                     /* samplers and tokens are of both */
+        cb->batch.n_out += cb->halves[!cb->half].batch.n_out;
+    cb->half = -1;
 }
 
 static bool cpu_end(struct backend *be, int32_t *tokens, struct error *err)
@@ -431,7 +457,7 @@ static void layers_rows(void *arg, int ith, int first, int last)
     int n = e->width * cb->net->n_layers;
     float *row = gemm_tile(cb, ith, 0);
     for (int t = first; t < last; t++) {
-        float *to = cb->layer_embeds + (size_t)t * (size_t)n;
+        float *to = cb->layer_embeds + (size_t)(cb->row + t) * (size_t)n;
         for (int i = 0; i < n; i++)
             to[i] *= e->project_scale;
         cpu_norm_alone(&e->norm, to, cb->net->n_layers, e->width, cb->isa);
@@ -444,17 +470,52 @@ static void layers_rows(void *arg, int ith, int first, int last)
 static void embed_layers(struct cpu_backend *cb, const struct embed_layers *e)
 {
     struct layers_job j = {cb, e};
+    size_t width = (size_t)e->width * (size_t)cb->net->n_layers;
     if (!e->width)
         return;
-    gemm_linear(cb, e->project, cb->stream.x, cb->layer_embeds, cb->stream.rows);
+    gemm_linear(cb, e->project, cb->stream.x, cb->layer_embeds + (size_t)cb->row * width,
+                cb->stream.rows);
     pool_each(cb->pool, cb->stream.rows, POOL_EVEN, layers_rows, &j);
 }
 
-/* What the ranks that share a layer have of it, added up. */
-static void sum_ranks(struct cpu_backend *cb, float *rows)
+/* What the ranks that share a layer have of it, added up. from: which of them have something of a row; NULL = all. */
+static void sum_ranks(struct cpu_backend *cb, float *rows, const uint64_t *from)
 {
+    int n = cb->stream.rows, E = cb->net->n_embd;
     cpu_stage_begin(cb);
-    ranks_sum(cb->base.ranks, rows, (size_t)cb->stream.rows * (size_t)cb->net->n_embd);
+    if (from)
+        ranks_sum_rows(cb->base.ranks, rows, n, E, from);
+    else
+        ranks_sum(cb->base.ranks, rows, (size_t)n * (size_t)E);
+    cpu_stage_end(cb, STAGE_RANKS);
+}
+
+static void look_after_ranks(void *arg)
+{
+    ranks_poke(arg);
+}
+
+/* The last sum of an op, and the rest of it, which a half of a step leaves until its turn comes again. */
+static void sum_last(struct cpu_backend *cb, float *rows, const uint64_t *from,
+                     void (*rest)(struct cpu_backend *, const void *, int), const void *part,
+                     int layer)
+{
+    int n = cb->stream.rows, E = cb->net->n_embd;
+    if (cb->half < 0) {
+        sum_ranks(cb, rows, from);
+        rest(cb, part, layer);
+        return;
+    }
+    struct cpu_half *h = &cb->halves[cb->half];
+    h->rest = rest;
+    h->part = part;
+    h->layer = layer;
+    cpu_stage_begin(cb);
+    if (from)
+        ranks_sum_rows_begin(cb->base.ranks, cb->half, rows, n, E, from);
+    else
+        ranks_sum_begin(cb->base.ranks, cb->half, rows, (size_t)n * (size_t)E);
+    pool_look(cb->pool, look_after_ranks, cb->base.ranks);
     cpu_stage_end(cb, STAGE_RANKS);
 }
 
@@ -472,17 +533,25 @@ static void embed_stream(struct cpu_backend *cb, const struct embed *e)
     else
         pool_each(cb->pool, x->rows, POOL_EVEN, embed_rows, &j);
     cpu_stage_end(cb, STAGE_EMBED);
-    if (e->partial)
-        sum_ranks(cb, x->x);
+}
+
+static void embed_rest(struct cpu_backend *cb, const void *part, int layer)
+{
+    (void)layer;
+    const struct embed *e = part;
+    cpu_stage_begin(cb);
+    embed_layers(cb, &e->layers);
+    cpu_stage_end(cb, STAGE_EMBED);
 }
 
 static void cpu_embed(struct backend *be, const struct embed *e)
 {
     struct cpu_backend *cb = cpu_self(be);
     embed_stream(cb, e);
-    cpu_stage_begin(cb);
-    embed_layers(cb, &e->layers);
-    cpu_stage_end(cb, STAGE_EMBED);
+    if (e->partial)
+        sum_last(cb, cb->stream.x, NULL, embed_rest, e, 0);
+    else
+        embed_rest(cb, e, 0);
 }
 
 /* Adds what the last block gave, where no norm does it on the way. */
@@ -561,8 +630,8 @@ static void mix_attention(struct cpu_backend *cb, const struct attention *l, int
     const struct kv_layer *kv = &b->kv[l->shares_kv ? l->kv_layer : layer];
     cpu_stage_begin(cb);
     gemm_linear(cb, l->wqkv, n, cb->qkv, b->n_tokens);
-    cpu_attn_post(&cb->bounds, b, l, kv, l->rope ? cb->rope[l->rope - cb->net->ropes] : NULL,
-                  cb->qkv, cb->q, cb->pool, cb->isa);
+    cpu_attn_post(&cb->bounds, b, l, kv, l->rope ? rope_of(cb, l->rope) : NULL, cb->qkv, cb->q,
+                  cb->pool, cb->isa);
     cpu_stage_end(cb, STAGE_QKV);
     cpu_stage_begin(cb);
     cpu_attention(&cb->bounds, b, l, kv, cb->q, cb->a, cb->attn_scratch, cb->pool, &cb->pick);
@@ -598,9 +667,15 @@ static void mix_latent(struct cpu_backend *cb, const struct latent *l, int layer
     linear(cb, l->wqb, in, cb->q, b->n_tokens, STAGE_QKV);
     linear(cb, l->wkva, n, cb->low, b->n_tokens, STAGE_QKV);
     cpu_stage_begin(cb);
-    cpu_latent(cb, l, &b->kv[layer], cb->rope[l->rope - cb->net->ropes], cb->q, cb->low, cb->wide,
-               cb->a);
+    cpu_latent(cb, l, &b->kv[layer], rope_of(cb, l->rope), cb->q, cb->low, cb->wide, cb->a);
     cpu_stage_end(cb, STAGE_ATTENTION);
+}
+
+static void mixer_rest(struct cpu_backend *cb, const void *part, int layer)
+{
+    (void)layer;
+    const struct mixer *m = part;
+    finish_block(cb, &m->block);
 }
 
 static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
@@ -625,8 +700,9 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     }
     linear(cb, wo, a, cb->stream.d, cb->stream.rows, STAGE_OUTPUT);
     if (m->partial)
-        sum_ranks(cb, cb->stream.d);
-    finish_block(cb, &m->block);
+        sum_last(cb, cb->stream.d, NULL, mixer_rest, m, layer);
+    else
+        mixer_rest(cb, m, layer);
 }
 
 static void dense_gate(struct cpu_backend *cb, const struct weight *w, const float *n, float *y,
@@ -638,22 +714,17 @@ static void dense_gate(struct cpu_backend *cb, const struct weight *w, const flo
                       1.0f / (1.0f + expf(-cb->gate[t])), 1, cb->net->n_embd, cb->pool);
 }
 
-/* d holds what this rank's experts, or its hidden units of all experts, give. */
-static void sum_experts(struct cpu_backend *cb, const struct mlp *m)
+/* Which ranks have something of the rows that experts gave; NULL: all have, of their hidden units. */
+static const uint64_t *expert_lanes(struct cpu_backend *cb, const struct mlp *m)
 {
-    struct cpu_stream *x = &cb->stream;
-    struct ranks *r = cb->base.ranks;
-    if (m->experts.down->n_expert == m->router.w->n_out) {
-        sum_ranks(cb, x->d);
-        return;
-    }
-    cpu_stage_begin(cb);
-    ranks_sum_rows(r, x->d, x->rows, cb->net->n_embd, moe_lanes(cb, m, x->rows, r->tp));
-    cpu_stage_end(cb, STAGE_RANKS);
+    return m->experts.down->n_expert == m->router.w->n_out
+               ? NULL
+               : moe_lanes(cb, m, cb->stream.rows, cb->base.ranks->tp);
 }
 
-/* Experts, with a dense mlp beside them where there is one: into d. */
-static void experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
+/* Experts, with a dense mlp beside them where there is one: into d. True: what d holds is still to be added up over
+ * ranks. */
+static bool experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
 {
     struct cpu_stream *x = &cb->stream;
     const float *asked = n, *in = n;
@@ -667,29 +738,27 @@ static void experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
         asked = cb->n3;
     }
     cpu_stage_end(cb, STAGE_NORM);
-    /* Two parts without norms between are added up over ranks at once. */
-    bool dense = m->dense.gate_up != NULL;
-    bool once = dense && m->dense_partial && m->experts_partial &&
-                m->experts_out.kind == NORM_NONE && m->dense_out.kind == NORM_NONE;
     moe_run(cb, m, asked, in, x->d, x->rows); /* keeps its own times */
+    if (!m->dense.gate_up)
+        return m->experts_partial;
+    /* Two parts without norms between are added up over ranks at once. */
+    bool once = m->dense_partial && m->experts_partial && m->experts_out.kind == NORM_NONE &&
+                m->dense_out.kind == NORM_NONE;
     if (m->experts_partial && !once)
-        sum_experts(cb, m);
+        sum_ranks(cb, x->d, expert_lanes(cb, m));
     norm_rows(cb, &m->experts_out, x->d, x->d);
-    if (!dense)
-        return;
     cpu_stage_begin(cb);
     gemm_ffn(cb, &m->dense, n, cb->dense, x->rows);
     if (m->dense_gate)
         dense_gate(cb, m->dense_gate, n, cb->dense, x->rows);
     cpu_stage_end(cb, STAGE_FFN);
     if (m->dense_partial && !once)
-        sum_ranks(cb, cb->dense);
+        sum_ranks(cb, cb->dense, NULL);
     cpu_stage_begin(cb);
     norm_rows(cb, &m->dense_out, cb->dense, cb->dense);
     cpu_add_scale(x->d, cb->dense, 1, x->rows, cb->net->n_embd, cb->pool);
     cpu_stage_end(cb, STAGE_FFN);
-    if (once)
-        sum_ranks(cb, x->d);
+    return once;
 }
 
 struct gate_job {
@@ -706,7 +775,7 @@ static void gate_rows(void *arg, int ith, int first, int last)
     const struct cpu_backend *cb = j->cb;
     size_t P = (size_t)j->width, all = P * (size_t)cb->net->n_layers;
     for (int i = first; i < last; i++) {
-        size_t row = cb->stream.narrow ? (size_t)cb->batch.out_rows[i] : (size_t)i;
+        size_t row = (size_t)(cb->row + (cb->stream.narrow ? cb->batch.out_rows[i] : i));
         gemm_activate(cb, &j->act, cb->layer_gate + (size_t)i * P,
                       cb->layer_embeds + row * all + (size_t)j->layer * P, j->width);
     }
@@ -727,23 +796,16 @@ static void layer_embed(struct cpu_backend *cb, const struct layer_embed *l, int
     cpu_stage_end(cb, STAGE_FFN);
 }
 
-static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
+/* d holds what the mlp gives: of both parts, normed, or of its only one. */
+static void mlp_rest(struct cpu_backend *cb, const void *part, int layer)
 {
-    struct cpu_backend *cb = cpu_self(be);
+    const struct mlp *m = part;
     struct cpu_stream *x = &cb->stream;
-    const float *n = norm_stream(cb, &m->block.in);
-    if (m->router.w) {
-        experts(cb, m, n);
-    } else {
-        cpu_stage_begin(cb);
-        gemm_ffn(cb, &m->dense, n, x->d, x->rows);
-        cpu_stage_end(cb, STAGE_FFN);
-        if (m->dense_partial)
-            sum_ranks(cb, x->d);
-        cpu_stage_begin(cb);
-        norm_rows(cb, &m->dense_out, x->d, x->d);
-        cpu_stage_end(cb, STAGE_NORM);
-    }
+    bool both = m->router.w && m->dense.gate_up;
+    cpu_stage_begin(cb);
+    if (!both)
+        norm_rows(cb, m->router.w ? &m->experts_out : &m->dense_out, x->d, x->d);
+    cpu_stage_end(cb, STAGE_NORM);
     finish_block(cb, &m->block);
     if (m->embed.gate)
         layer_embed(cb, &m->embed, layer);
@@ -754,6 +816,28 @@ static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
         x->pending = false;
         cpu_stage_end(cb, STAGE_NORM);
     }
+}
+
+static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
+{
+    struct cpu_backend *cb = cpu_self(be);
+    struct cpu_stream *x = &cb->stream;
+    const float *n = norm_stream(cb, &m->block.in);
+    bool partial = m->dense_partial, has_experts = m->router.w;
+    if (has_experts) {
+        partial = experts(cb, m, n);
+    } else {
+        cpu_stage_begin(cb);
+        gemm_ffn(cb, &m->dense, n, x->d, x->rows);
+        cpu_stage_end(cb, STAGE_FFN);
+    }
+    if (!partial) {
+        mlp_rest(cb, m, layer);
+        return;
+    }
+    /* a dense part that is added to the experts' is of every row */
+    bool some = has_experts && !m->dense.gate_up;
+    sum_last(cb, x->d, some ? expert_lanes(cb, m) : NULL, mlp_rest, m, layer);
 }
 
 struct cap_job {
@@ -777,25 +861,29 @@ static void cap_rows(void *arg, int ith, int first, int last)
 static void cpu_head(struct backend *be, const struct head *h)
 {
     struct cpu_backend *cb = cpu_self(be);
+    size_t width = (size_t)logits_width(cb);
+    float *logits = cb->logits + (size_t)cb->out * width;
     narrow(cb);
+    if (cb->half >= 0 && cb->stream.rows == 0)
+        return;
     const float *n = norm_stream(cb, &h->norm);
     if (!h->w) {
-        memcpy(cb->logits, n, (size_t)cb->stream.rows * (size_t)logits_width(cb) * sizeof(float));
+        memcpy(logits, n, (size_t)cb->stream.rows * width * sizeof(float));
         return;
     }
-    linear(cb, h->w, n, cb->logits, cb->stream.rows, STAGE_HEAD);
+    linear(cb, h->w, n, logits, cb->stream.rows, STAGE_HEAD);
     if (h->w->n_out < logits_width(cb)) {
         cpu_stage_begin(cb);
-        ranks_collect(cb->base.ranks, cb->logits, cb->stream.rows, cb->net->n_vocab);
+        ranks_collect(cb->base.ranks, logits, cb->stream.rows, cb->net->n_vocab);
         cpu_stage_end(cb, STAGE_RANKS);
     }
     if (h->softcap != 0 || (h->scale != 0 && h->scale != 1)) {
         /* pieces of a row, so that one token spreads */
-        struct cap_job j = {h, cb->logits, 64};
-        size_t n_logits = (size_t)cb->stream.rows * (size_t)logits_width(cb);
+        struct cap_job j = {h, logits, 64};
+        size_t n_logits = (size_t)cb->stream.rows * width;
         cpu_stage_begin(cb);
         pool_each(cb->pool, (int)(n_logits / 64), POOL_EVEN, cap_rows, &j);
-        j = (struct cap_job){h, cb->logits + n_logits / 64 * 64, (int)(n_logits % 64)};
+        j = (struct cap_job){h, logits + n_logits / 64 * 64, (int)(n_logits % 64)};
         cap_rows(&j, 0, 0, 1);
         cpu_stage_end(cb, STAGE_HEAD);
     }
@@ -837,6 +925,8 @@ static void cpu_join(struct backend *be, const struct mtp *m)
     const struct cpu_stream *x = &cb->stream;
     struct join_job j = {cb, m};
     embed_stream(cb, &cb->net->embed);
+    if (cb->net->embed.partial)
+        sum_ranks(cb, x->x, NULL);
     cpu_stage_begin(cb);
     if (pick_alone(SMALL_EMBED, (size_t)x->rows))
         join_rows(&j, 0, 0, x->rows);
@@ -938,6 +1028,8 @@ static const struct backend_ops cpu_ops = {
     .unadapt = cpu_lora_unadapt,
     .prepare = cpu_prepare,
     .begin = cpu_begin,
+    .begin_halves = cpu_begin_halves,
+    .half = cpu_half,
     .replay = cpu_replay,
     .record = cpu_record,
     .launch = cpu_launch,

@@ -102,6 +102,10 @@ struct gemm {
  * has none, the file's blocks are read in place (copied where src is transient). */
 struct gemm_weight *gemm_weight_new(const struct raw_weight *src, bool repack, struct pool *pool,
                                     struct error *err);
+/* Heads' matrices, packed. Those in a format that has no packed layout become F16: they are a hundredth of a
+ * model's weights. */
+struct gemm_weight *gemm_weight_heads(const struct raw_weight *src, struct pool *pool,
+                                      struct error *err);
 void gemm_weight_free(struct gemm_weight *w);
 void gemm_weight_row(const struct gemm_weight *w, int row, float *dst); /* expert 0, exact */
 

@@ -162,6 +162,46 @@ struct gemm_weight *gemm_weight_new(const struct raw_weight *src, bool repack, s
     return w;
 }
 
+struct gemm_weight *gemm_weight_heads(const struct raw_weight *src, struct pool *pool,
+                                      struct error *err)
+{
+    bool packed = true;
+    for (int i = 0; i < src->n_seg; i++)
+        packed &= panel_bytes(&src->seg[i], src->n_in) > 0;
+    if (packed)
+        return gemm_weight_new(src, true, pool, err);
+    size_t n_in = (size_t)src->n_in, each = (size_t)src->n_out * n_in;
+    size_t bytes = each * (size_t)src->n_expert * sizeof(uint16_t);
+    uint16_t *halves = mem_aligned(bytes);
+    if (!halves) {
+        error_set(err, "out of memory: %zu bytes for heads' matrices", bytes);
+        return NULL;
+    }
+    const uint8_t **data = mem_zalloc((size_t)src->n_expert, sizeof *data);
+    float *row = mem_zalloc(n_in, sizeof *row);
+    for (int e = 0; e < src->n_expert; e++) {
+        uint16_t *to = halves + (size_t)e * each;
+        data[e] = (const uint8_t *)to;
+        for (int r = 0; r < src->n_out; r++) {
+            raw_weight_row(src, e, r, row);
+            for (size_t i = 0; i < n_in; i++)
+                *to++ = f32_to_f16(row[i]);
+        }
+    }
+    struct raw_weight as = {.n_in = src->n_in,
+                            .n_out = src->n_out,
+                            .n_expert = src->n_expert,
+                            .n_seg = 1,
+                            .bias = src->bias,
+                            .transient = true};
+    as.seg[0] = (struct raw_seg){.type = DT_F16, .rows = src->n_out, .data = data};
+    struct gemm_weight *own = gemm_weight_new(&as, true, pool, err);
+    mem_free(row);
+    mem_free(data);
+    mem_aligned_free(halves, bytes);
+    return own;
+}
+
 void gemm_weight_free(struct gemm_weight *w)
 {
     if (!w)
