@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <arpa/inet.h>
 #include <cmocka.h>
 #include <fcntl.h>
 #include <pthread.h>

@@ -361,7 +361,7 @@ struct ranks_wait *ranks_tell_begin(struct ranks *r, void *buf, size_t bytes)
         return NULL;
     void *request = r->link->bcast(buf, bytes, 0, 0);
     if (!request)
-        give_up(r, "word for the others", "MPI refused it");
+        ranks_give_up(r, "word for the others", "MPI refused it");
     return request;
 }
 
