@@ -6,8 +6,8 @@
   compare_formats.py --picture OUT.svg --title TITLE --test tg32 results.jsonl     medians of one test as bars, both engines
 
 For each format bench/synth_gguf.py writes a file with a real model's shapes (formats of folders: bench/synth_folder.py, for
-Steel alone), both engines are measured on it by turns, the order changing from round to round, and the file is removed; the next
-is written meanwhile. On a GPU: tg128, pp2048, and 32 sequences behind prompts of 256; on a CPU: tg32 and pp256. llama.cpp gets
+Steel alone), both engines are measured on it by turns, the order changing from round to round, and the file is removed; on a GPU
+the next is written meanwhile. On a GPU: tg128, pp2048, and 32 sequences behind prompts of 256; on a CPU: tg32 and pp256. llama.cpp gets
 what is best for it (all layers on the GPU, flash attention, micro-batches of 2,048). Prints a table of medians, and which share
 of what the memory's measured speed allows generation reached (experts counted as drawn evenly), also beside that of Q4_K_M
 (formats of 4 bits) or Q8_0 if those were measured; writes JSON lines as it goes.
@@ -173,9 +173,12 @@ def main():
             break
         if writer.wait():
             sys.exit(f"{name}: the model was not written")
-        if i + 1 < len(names):
+        more = i + 1 < len(names)
+        if more and f.gpu:
             writer = f.write(names[i + 1])
         f.measure(name)
+        if more and not f.gpu:  # not beside a measurement on the same cores
+            writer = f.write(names[i + 1])
         print(f"{time.monotonic() - f.start:6.1f} s  {name}", file=sys.stderr, flush=True)
     f.table()
 

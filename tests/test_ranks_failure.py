@@ -251,11 +251,28 @@ def test_killed_over_tcp():
 def test_without_lines():
     """Ranks that do not reach rank 0 but by MPI: a notice, and waits have an end."""
     s = Ranks(BUILD, 2, "--rank-timeout", "1", env={"STEEL_RANK_ADDRESS": "240.0.0.1"})
-    assert "rank 1 does not reach rank 0 over TCP" in s.log()
+    assert "rank 1 does not reach rank 0 over TCP at 240.0.0.1 (STEEL_RANK_ADDRESS names this address)" in s.log()
     client = streams(s, 1)[0]
     os.kill(s.pids[1], signal.SIGSTOP)
     assert s.wait_end(60) != 0
     assert "no answer from another rank" in client.error(), s.log()
+
+
+def test_named_address():
+    """Lines of ranks on one machine are where rank 0 is told to have them; what they are for works there."""
+    s = Ranks(BUILD, 2, env={"STEEL_RANK_ADDRESS": "127.0.0.2"})
+    assert "over TCP" not in s.log()
+    inodes = set()
+    with open("/proc/net/tcp") as f:
+        for line in f.readlines()[1:]:
+            here, state, inode = (line.split()[i] for i in (1, 3, 9))
+            if here.startswith("0200007F:") and state == "01":
+                inodes.add(f"socket:[{inode}]")
+    fds = f"/proc/{s.pids[0]}/fd"
+    assert inodes & {os.readlink(f"{fds}/{fd}") for fd in os.listdir(fds) if os.path.lexists(f"{fds}/{fd}")}
+    clients, began = streams(s, 1), time.time()
+    os.kill(s.pids[1], signal.SIGKILL)
+    ends(s, clients, "rank 1 has ended", began)
 
 
 def test_without_lines_and_idle():
@@ -345,6 +362,13 @@ def test_other_arguments():
 def test_other_kernels():
     """Ranks that compute otherwise may choose other experts for the same token."""
     differ(logits(), ["env", "STEEL_ISA=ref", *logits()], "the kernels (STEEL_ISA) differ: rank 0 has", 'rank 1 "ref"')
+
+
+def test_other_device():
+    """A GPU takes other parts of the head and of experts than a CPU does. Rank 1 only says that it has one: see tests/gpu/ranks_sim.py, too."""
+    steel = patched("steel-gpu", STEEL, b"\0a CPU (--device)\0", b"\0a GPU (--device)\0")
+    shutil.copy(os.path.join(BUILD, "steel-mpi.so"), WORK)
+    differ(logits(), logits(steel=steel), "the devices differ: rank 0 has", '"a CPU (--device)"', 'rank 1 "a GPU (--device)"')
 
 
 def test_other_version():

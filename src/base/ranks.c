@@ -120,9 +120,10 @@ static bool connect_lines(struct ranks *r, struct error *err)
     r->lined = ok && !memchr(all, 0, (size_t)r->size);
     if (ok && r->rank == 0 && !r->lined)
         error_set(&r->notice,
-                  "rank %d does not reach rank 0 over TCP (STEEL_RANK_ADDRESS names another "
+                  "rank %d does not reach rank 0 over TCP%s%s (STEEL_RANK_ADDRESS names %s "
                   "address): its end will be noticed late",
-                  (int)((char *)memchr(all, 0, (size_t)r->size) - all));
+                  (int)((char *)memchr(all, 0, (size_t)r->size) - all), offer.named ? " at " : "",
+                  offer.named ? offer.address[0] : "", offer.named ? "this" : "another");
     mem_free(homes);
     ranks_line_ready(r->line);
     if (has) {

@@ -369,7 +369,8 @@ static void list_addresses(struct ranks_offer *o)
     int most = (int)(sizeof o->address / sizeof *o->address);
     const char *named = getenv("STEEL_RANK_ADDRESS");
     struct ifaddrs *list = NULL;
-    if (named)
+    o->named = named && named[0];
+    if (o->named)
         snprintf(o->address[o->n++], sizeof o->address[0], "%s", named);
     else if (getifaddrs(&list) != 0)
         return;
@@ -389,27 +390,31 @@ static void list_addresses(struct ranks_offer *o)
     freeifaddrs(list);
 }
 
-/* A socket that listens on a port of the system's choice; -1 = none. */
-static int listen_on(int family, bool nearby, int *port)
+/* A socket that listens at an address, on a port of the system's choice; -1 = none. */
+static int listen_at(const char *host, int *port)
 {
-    struct sockaddr_in four = {.sin_family = AF_INET};
-    struct sockaddr_in6 six = {.sin6_family = AF_INET6};
-    struct sockaddr *addr = family == AF_INET ? (void *)&four : (void *)&six;
-    socklen_t size = family == AF_INET ? sizeof four : sizeof six;
-    int no = 0, fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0)
+    struct addrinfo hint = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV,
+                            .ai_socktype = SOCK_STREAM};
+    struct addrinfo *at = NULL;
+    union {
+        struct sockaddr any;
+        struct sockaddr_in four;
+        struct sockaddr_in6 six;
+    } is = {0};
+    socklen_t size = sizeof is;
+    int no = 0;
+    if (getaddrinfo(host, "0", &hint, &at) != 0)
         return -1;
-    if (family == AF_INET)
-        four.sin_addr.s_addr = htonl(nearby ? INADDR_LOOPBACK : INADDR_ANY);
-    else
+    int fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && at->ai_family == AF_INET6) /* "::" is any address of both kinds */
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
-    if (bind(fd, addr, size) != 0 || listen(fd, RANKS_MOST) != 0 ||
-        getsockname(fd, addr, &size) != 0) {
+    bool ok = fd >= 0 && bind(fd, at->ai_addr, at->ai_addrlen) == 0 &&
+              listen(fd, RANKS_MOST) == 0 && getsockname(fd, &is.any, &size) == 0;
+    freeaddrinfo(at);
+    if (!ok && fd >= 0)
         close(fd);
-        return -1;
-    }
-    *port = ntohs(family == AF_INET ? four.sin_port : six.sin6_port);
-    return fd;
+    *port = ntohs(is.any.sa_family == AF_INET ? is.four.sin_port : is.six.sin6_port);
+    return ok ? fd : -1;
 }
 
 static void know_rank(struct ranks_line *l)
@@ -427,9 +432,9 @@ void ranks_line_listen(struct ranks_line *l, bool nearby, struct ranks_offer *of
     if (getrandom(offer->key, sizeof offer->key, 0) != (ssize_t)sizeof offer->key)
         return;
     list_addresses(offer);
-    int fd = nearby ? -1 : listen_on(AF_INET6, false, &port);
-    if (fd < 0)
-        fd = listen_on(AF_INET, nearby, &port);
+    int fd = listen_at(!nearby ? "::" : offer->named ? offer->address[0] : "127.0.0.1", &port);
+    if (fd < 0 && !nearby)
+        fd = listen_at("0.0.0.0", &port);
     offer->port = fd < 0 ? 0 : port;
     pthread_mutex_lock(&l->lock);
     memcpy(l->key, offer->key, sizeof l->key);
@@ -478,7 +483,7 @@ bool ranks_line_dial(struct ranks_line *l, const struct ranks_offer *offer, bool
     know_rank(l);
     if (!offer->port)
         return false;
-    if (nearby && !getenv("STEEL_RANK_ADDRESS"))
+    if (nearby && !offer->named)
         fd = call("127.0.0.1", offer, l->rank);
     for (int i = 0; fd < 0 && i < offer->n && i < most; i++)
         fd = call(offer->address[i], offer, l->rank);

@@ -23,12 +23,14 @@ struct ranks_offer {
     uint64_t key[2];
     int32_t port; /* 0: nowhere */
     int32_t n;
+    int32_t named; /* the only address is the one that STEEL_RANK_ADDRESS names */
     char address[16][64];
 };
 
 /* From here on MPI has RANKS_START seconds to begin. NULL: there is no thread to be had. */
 struct ranks_line *ranks_line_new(struct ranks *r);
-/* On rank 0: listens. nearby: all ranks share its network, so that nobody else need reach it. */
+/* On rank 0: listens. nearby: all ranks share its network, so that nobody else need reach it: at 127.0.0.1, or where
+ * STEEL_RANK_ADDRESS says. */
 void ranks_line_listen(struct ranks_line *l, bool nearby, struct ranks_offer *offer);
 /* On the others: whether rank 0 answered. */
 bool ranks_line_dial(struct ranks_line *l, const struct ranks_offer *offer, bool nearby);

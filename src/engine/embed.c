@@ -340,7 +340,7 @@ static bool land_flight(struct embedder *e, struct flight *f, struct error *err)
     return ok;
 }
 
-/* The step gathered in f, with another one under way or none: the next one under way in its place. */
+/* Starts the step gathered in f. It becomes the one under way; the one before it, if any, is ended first or beside it. */
 static bool run_flight(struct embedder *e, struct flight *f, struct flight **under_way,
                        struct error *err)
 {

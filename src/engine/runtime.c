@@ -583,15 +583,31 @@ static bool same_stats(struct ranks *r, struct error *err)
     return ranks_same(r, "the expert statistics", said, err);
 }
 
-/* All choose experts for themselves, and must choose alike: by the same arithmetic. */
+/* All choose experts for themselves, and must choose alike: by the same arithmetic. What a rank has of
+ * a network depends on the kind of device, too (stages.h, split.h). */
 static bool same_kernels(struct backend *be, struct ranks *r, struct error *err)
 {
     unsigned char id[16];
     enum isa isa = ISA_REF;
     struct error ignored; /* opening the backend has said it */
     isa_choose(&isa, &ignored);
-    const char *said = backend_device_id(be, id) ? "those of a GPU" : isa_name(isa);
-    return ranks_same(r, "the kernels (STEEL_ISA)", said, err);
+    bool gpu = backend_device_id(be, id);
+    return ranks_same(r, "the devices", gpu ? "a GPU (--device)" : "a CPU (--device)", err) &&
+           ranks_same(r, "the kernels (STEEL_ISA)", gpu ? "those of a GPU" : isa_name(isa), err);
+}
+
+/* On the others: the device that rank 0 has. Where a machine has none, the job is not run by both kinds. */
+static struct backend *open_same(const struct backend_options *opt, struct error *err)
+{
+    struct error why = {0};
+    struct backend *be = backend_open(opt, &why);
+    bool gpu = backend_device_kind(opt->device) == DEVICE_GPU;
+    if (!be && gpu)
+        error_set(err, "the devices differ: rank 0 has a GPU, this one none that it can use: %s",
+                  why.msg);
+    else if (!be)
+        *err = why;
+    return be;
 }
 
 /* On all ranks: they are arranged, and agree on program, arguments and file. */
@@ -676,7 +692,7 @@ struct runtime *runtime_follow(const struct follow_plan *plan, const struct foll
     rt->draft = plan->draft;
     opt.backend.device = plan->device;
     rt->file = tensorfile_open(plan->path, err);
-    rt->be = rt->file ? backend_open(&opt.backend, err) : NULL;
+    rt->be = rt->file ? open_same(&opt.backend, err) : NULL;
     bool ok = ranks_agree(r, rt->be != NULL, err) && rt->be &&
               join(rt, r, plan->tp, plan->pp, plan->ep, err) &&
               ranks_agree(r, build(rt, &opt, &opt.backend, &cache, plan->limits, err), err);

@@ -54,11 +54,22 @@ def logits(model, ranks, args, nccl=False):
         return (read_logits(out.name) if r.returncode == 0 else None), r.stderr
 
 
+def mixed():
+    """Rank 0 has a GPU, and rank 1 is on a machine without: refused, in a line with both. Whether it is."""
+    cmd = [STEEL, "logits", f"{GOLDEN}/qwen3", "--device", DEVICE, "--ids", f"{GOLDEN}/qwen3/golden.bin", "--out", os.devnull]
+    r = subprocess.run([*MPIRUN, "-n", "1", *cmd, ":", "-n", "1", "env", "SIM_GPUS=0", "CUDA_VISIBLE_DEVICES=", *cmd], env=dict(os.environ, STEEL_CONFIG=""),
+                       capture_output=True, text=True, timeout=600)
+    lines = [line for line in r.stderr.splitlines() if line.startswith("steel: ")]
+    ok = r.returncode != 0 and len(lines) == 1 and "rank 1: the devices differ: rank 0 has a GPU, this one none" in lines[0]
+    print("a rank without a GPU: " + ("refused" if ok else "FAILED: " + r.stderr[-400:]))
+    return ok
+
+
 def main():
     if subprocess.run([*MPIRUN, "-n", "2", "true"], capture_output=True).returncode != 0:
         print("skipped: ranks with a GPU: mpirun starts nothing here")
         return 0
-    failed = 0
+    failed = int(not mixed())
     names = list(ARRANGEMENTS)
     for i, model in enumerate(families()):
         golden = read_logits(f"{GOLDEN}/{model}/golden.bin")
