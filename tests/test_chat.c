@@ -255,6 +255,82 @@ static void refuse(const struct chat *c, const char *messages, const char *part)
     buf_clear(&out);
 }
 
+/* What a template's model wrote, read in the form that was found in the template. */
+static void read_answer(const struct chat *c, const char *text, struct chat_message *m)
+{
+    json_t *tools = json(TOOLS);
+    struct chat_parse_options opt = {
+        .tools = true, .reasoning = true, .schema = tools, .event = chat_message_event, .arg = m};
+    struct chat_parser *p = chat_parser_new(chat_answer_format(c, true), &opt);
+    chat_parser_push(p, text, strlen(text));
+    chat_parser_finish(p);
+    chat_parser_free(p);
+    json_decref(tools);
+}
+
+/* The published templates of these two are not among the golden ones: templates of our own with their
+ * markers, in their order, stand for them. A round through each: the tools are shown, the form of the
+ * answer is found, a call is read from it, and the call and its result stand in the next prompt. */
+static void test_own_templates(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *file;
+        enum chat_format format;
+        const char *shown, *answer, *next;
+    } cases[] = {
+        {"tests/data/gpt_oss", CHAT_GPT_OSS,
+         "type get_weather = (_: {\n// where\nplace: string,\n}",
+         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.get_weather"
+         "<|channel|>commentary json<|message|>{\"place\": \"Rome\"}",
+         "<|start|>user<|message|>w?<|end|><|start|>assistant<|channel|>analysis<|message|>Hm."
+         "\n\nSo:"
+         "<|end|><|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{"
+         "\"place\": \"Rome\"}<|call|><|start|>functions.get_weather "
+         "to=assistant<|channel|>commentary"
+         "<|message|>\"sun\"<|end|><|start|>assistant"},
+        {"tests/data/pythonic", CHAT_PYTHONIC, "\"name\": \"get_weather\"",
+         "[get_weather(place=\"Rome\")]",
+         "<|start_header_id|>user<|end_header_id|>\n\nw?<|eot_id|><|start_header_id|>assistant"
+         "<|end_header_id|>\n\n[get_weather(place=\"Rome\")]<|eot_id|><|start_header_id|>ipython"
+         "<|end_header_id|>\n\n{\"output\": \"sun\"}<|eot_id|><|start_header_id|>assistant"
+         "<|end_header_id|>\n\n"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct chat *c = load(cases[i].file);
+        assert_int_equal(chat_answer_format(c, true), cases[i].format);
+        assert_int_equal(chat_answer_format(c, false), cases[i].format);
+        const struct chat_caps *k = chat_caps(c);
+        assert_true(k->system && k->tools && k->calls && !k->string_args);
+        assert_true(k->two_calls == (cases[i].format == CHAT_PYTHONIC) &&
+                    k->thoughts_or_text == (cases[i].format == CHAT_GPT_OSS));
+        char *p = prompt(c, "[{\"role\":\"user\",\"content\":\"w?\"}]", TOOLS, NULL);
+        assert_non_null(strstr(p, cases[i].shown));
+        mem_free(p);
+        struct chat_message m = {0};
+        read_answer(c, cases[i].answer, &m);
+        assert_int_equal(m.n_calls, 1);
+        assert_string_equal(m.calls[0].name, "get_weather");
+        json_t *args = json_loadb(m.calls[0].arguments.p, m.calls[0].arguments.len, 0, NULL);
+        assert_string_equal(json_string_value(json_object_get(args, "place")), "Rome");
+        json_decref(args);
+        if (cases[i].format == CHAT_GPT_OSS) /* as a model that says what it is about to do */
+            buf_adds(&m.content, "So:");
+        json_t *list = json_pack("[{s:s,s:s},o,{s:s,s:s,s:s}]", "role", "user", "content", "w?",
+                                 chat_message_json(&m), "role", "tool", "content", "sun",
+                                 "tool_call_id", m.calls[0].id);
+        char *text = json_dumps(list, 0);
+        p = prompt(c, text, TOOLS, NULL);
+        size_t n = strlen(p), tail = strlen(cases[i].next);
+        if (n < tail || strcmp(p + n - tail, cases[i].next) != 0)
+            fail_msg("%s", p);
+        mem_free(p);
+        free(text);
+        json_decref(list);
+        chat_message_clear(&m);
+        chat_free(c);
+    }
+}
+
 /* The text behind `mark` in the prompt for an effort, up to a line's end; "" where it is not there. */
 static void effort_line(const struct chat *c, const char *word, const char *kwargs,
                         const char *mark, char *line, size_t room)
@@ -496,10 +572,10 @@ static void test_unchanged(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_qwen3),     cmocka_unit_test(test_families),
-        cmocka_unit_test(test_effort),    cmocka_unit_test(test_inline),
-        cmocka_unit_test(test_refused),   cmocka_unit_test(test_every_template),
-        cmocka_unit_test(test_unchanged),
+        cmocka_unit_test(test_qwen3),          cmocka_unit_test(test_families),
+        cmocka_unit_test(test_effort),         cmocka_unit_test(test_own_templates),
+        cmocka_unit_test(test_inline),         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_every_template), cmocka_unit_test(test_unchanged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -180,6 +180,12 @@ static void probe_calls(struct chat *c)
             k->short_ids = short_ids;
         }
     }
+    if (k->calls && k->reasoning_key) {
+        json_t *round = call_round(false, k->string_args, k->short_ids, false);
+        json_object_set_new(json_array_get(round, 1), "content", json_string(ANS));
+        json_object_set_new(json_array_get(round, 1), k->reasoning_key, json_string("Qthought1"));
+        k->thoughts_or_text = !SHOWS(c, round, NULL, FUNC, RES);
+    }
     k->two_calls =
         k->calls && SHOWS(c, call_round(k->null_content, k->string_args, k->short_ids, true), NULL,
                           FUNC, FUNC2, RES, "Qresult2");
@@ -230,13 +236,14 @@ static enum effort_kind probe_effort(const struct chat *c, const char *word, con
 /* The nearest word of at least that kind, of two the one with more effort; NULL: there is none. */
 static const char *nearest_effort(const enum effort_kind *kinds, int i, enum effort_kind least)
 {
-    for (int d = 0; d < N_EFFORTS; d++) {
-        if (i + d < N_EFFORTS && kinds[i + d] >= least)
-            return efforts[i + d];
-        if (i - d > EFFORT_NONE && kinds[i - d] >= least)
-            return efforts[i - d];
-    }
-    return NULL;
+    int more = i, less = i - 1;
+    while (more < N_EFFORTS && kinds[more] < least)
+        more++;
+    while (less > EFFORT_NONE && kinds[less] < least)
+        less--;
+    if (less <= EFFORT_NONE || (more < N_EFFORTS && more - i <= i - less))
+        return more < N_EFFORTS ? efforts[more] : NULL;
+    return efforts[less];
 }
 
 /* Learns which words the template takes. One that writes any word into the prompt does not say which
@@ -319,8 +326,6 @@ static void probe_all(struct chat *c, const char *source, size_t len)
                   "properties", KEY, "type", "string", "description", "about", "required", KEY);
     k->tools = SHOWS(c, json_pack("[o]", msg("user", USER)), tools, USER, FUNC, KEY);
     json_decref(tools);
-    probe_calls(c);
-    probe_efforts(c);
 #define MENTIONS(s) (memmem(source, len, s, strlen(s)) != NULL)
     k->reasoning_key =
         MENTIONS("reasoning_content") ? "reasoning_content"
@@ -328,6 +333,8 @@ static void probe_all(struct chat *c, const char *source, size_t len)
         : MENTIONS(".reasoning") || MENTIONS("['reasoning']") ? "reasoning"
                                                               : NULL;
 #undef MENTIONS
+    probe_calls(c);
+    probe_efforts(c);
 }
 
 struct chat *chat_new(const struct chat_source *s, struct error *err)
@@ -660,6 +667,21 @@ static void add_tool_result(struct norm *s, json_t *m)
     push(s, m);
 }
 
+/* What was said before a call, behind what was thought: for templates that take one of them only. */
+static void think_text(json_t *m, const char *key)
+{
+    const json_t *thoughts = json_object_get(m, key), *text = json_object_get(m, "content");
+    if (!json_string_length(thoughts) || !json_string_length(text))
+        return;
+    struct buf b = {0};
+    buf_add(&b, json_string_value(thoughts), json_string_length(thoughts));
+    buf_adds(&b, "\n\n");
+    buf_add(&b, json_string_value(text), json_string_length(text));
+    json_object_set_new(m, key, json_stringn(b.p, b.len));
+    set_text(m, "", 0);
+    buf_clear(&b);
+}
+
 static void add_assistant(struct norm *s, json_t *m, const json_t *calls)
 {
     const struct chat_caps *k = &s->c->caps;
@@ -689,6 +711,8 @@ static void add_assistant(struct norm *s, json_t *m, const json_t *calls)
         append(s, m);
         return;
     }
+    if (k->thoughts_or_text)
+        think_text(m, k->reasoning_key);
     if (!json_string_length(json_object_get(m, "content")) && k->null_content)
         json_object_set_new(m, "content", json_null());
     if (json_array_size(fitted) > 1 && !k->two_calls) {

@@ -24,6 +24,7 @@ struct chat_caps {
     bool tools;                /* tool definitions are shown */
     bool calls;                /* assistant tool_calls and tool results are shown */
     bool two_calls;            /* two calls in one message */
+    bool thoughts_or_text;     /* beside a call it takes reasoning or content, not both */
     bool null_content;         /* content null beside tool_calls */
     bool string_args;          /* arguments must be JSON text; else they are objects */
     bool short_ids;            /* call ids must be nine letters or digits */
