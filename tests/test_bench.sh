@@ -34,6 +34,18 @@ grep -q '2.00x, 50 % of the limit' "$tmp/img/here-m.svg" || { echo "FAIL: the pi
 # Prompts, then answers, in one figure.
 "$B/steel" bench "$tmp/tiny.gguf" -p 0 -n 0 --pg 8,4 --batch 2 -r 1 --json --skip-cost >"$tmp/pg" || exit 1
 grep -q '"test": "pp8+tg4 x2", "tok_s": [0-9.]*[1-9]' "$tmp/pg" || { echo "FAIL: --pg"; cat "$tmp/pg"; exit 1; }
+# The kernels of the mode that was asked for, whether or not the other one was measured beside it.
+for mode in '' --deterministic; do
+    for cost in '' --skip-cost; do
+        "$B/steel" bench "$tmp/tiny.gguf" -p 64 -n 2 -r 1 --device cpu --kernels $mode $cost >"$tmp/all" || exit 1
+        sed -n '/^this model, rows/,$p' "$tmp/all" >"$tmp/kernels$cost"
+    done
+    [ "$(wc -l <"$tmp/kernels")" -gt 5 ] && cmp "$tmp/kernels" "$tmp/kernels--skip-cost" ||
+        { echo "FAIL: --kernels $mode shows the other mode's"; exit 1; }
+done
+# What --deterministic costs: of one test, one figure, however far below zero (the other mode ran first, and cold).
+"$B/steel" bench tests/golden/qwen3moe -p 16 -n 0 -r 1 --no-warmup --device cpu --deterministic >"$tmp/cost" || exit 1
+grep -Eq '^--deterministic costs (-?[0-9.]+) % to \1 % of the speed$' "$tmp/cost" || { echo "FAIL: the cost"; cat "$tmp/cost"; exit 1; }
 # Every repetition's figure, and with --ceiling the memory's speed between them.
 "$B/steel" bench "$tmp/tiny.gguf" -p 0 -n 2 -r 3 --json --skip-cost --ceiling --device cpu >"$tmp/ceiling" || exit 1
 grep -q '"rates": \[[0-9.]*, [0-9.]*, [0-9.]*\], "read_gb_s": [0-9.]*[1-9][0-9.]*, "percent_of_read": [0-9.]*, ' "$tmp/ceiling" ||

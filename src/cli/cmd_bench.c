@@ -255,7 +255,8 @@ static bool run_test(struct runtime *rt, const struct test *t, const struct benc
         loras[0].n = all_adapters(rt, loras[0].picks);
     for (int i = f->no_warmup ? 0 : -n_modes; ok && i < reps * n_modes;
          i++) { /* one warm-up each */
-        int mode = (i + n_modes) % n_modes;
+        /* The one asked for comes last: what a backend then says of its kernels is true of it. */
+        int mode = n_modes - 1 - (i + n_modes) % n_modes;
         const struct bench_loras *l = &loras[mode];
         r[mode].n_loras = l->n;
         r[mode].deterministic = mode && !rt->adapters ? !asked : asked;
@@ -443,7 +444,7 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
     bool ok = true;
     int n_modes =
         (rt->be->invariance == INVARIANCE_CHOSEN || rt->adapters) && !f->skip_cost ? 2 : 1;
-    double least = 1, most = -1;
+    double least = 0, most = 0;
     struct bench_memory *memory = NULL;
     if (f->ceiling && gpu)
         ok = error_set(err, "--ceiling measures the CPU's memory; a GPU's is always measured");
@@ -455,8 +456,8 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
         ok = run_test(rt, &tests[i], f, memory, r, n_modes, err);
         for (int m = 0; ok && m < n_modes; m++)
             print_result(rt, &tests[i], &r[m], f->json, threads, gpu);
-        least = r[0].cost < least ? r[0].cost : least;
-        most = r[0].cost > most ? r[0].cost : most;
+        least = !i || r[0].cost < least ? r[0].cost : least;
+        most = !i || r[0].cost > most ? r[0].cost : most;
     }
     bench_memory_free(memory);
     if (ok && n_tests && !f->json && !f->skip_cost && rt->adapters)
