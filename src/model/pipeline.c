@@ -109,12 +109,23 @@ static void free_all(void *const *owned, size_t n)
         mem_free(owned[i]);
 }
 
+/* What was sent of a step is there, or nobody will take it: its buffers are free. */
+static void wait_sent(struct pipeline *p, struct flight *f)
+{
+    for (int i = 0; i < p->most; i++) {
+        ranks_wait_end(p->r, &f->parts[i].sent);
+        ranks_wait_end(p->r, &f->parts[i].shared);
+        ranks_wait_end(p->r, &f->parts[i].given);
+    }
+}
+
 void pipeline_free(struct pipeline *p)
 {
     if (!p)
         return;
     for (int i = 0; i < FLIGHTS; i++) {
         struct flight *f = &p->flights[i];
+        wait_sent(p, f);
         for (int k = 0; k < p->most; k++)
             batch_part_clear(&f->parts[k].part);
         free_all((void *[]){f->parts, f->tokens, f->out_rows, f->rows, f->outs, f->given}, 6);
@@ -159,12 +170,7 @@ int pipeline_begin(struct pipeline *p, const struct batch *b)
     f->late = false;
     for (int i = 0; i < b->n_tokens; i++)
         f->late |= b->tokens[i] < 0;
-    for (int i = 0; i < p->most; i++) { /* their buffers are the step's now */
-        struct micro *t = &f->parts[i];
-        ranks_wait_end(p->r, &t->sent);
-        ranks_wait_end(p->r, &t->shared);
-        ranks_wait_end(p->r, &t->given);
-    }
+    wait_sent(p, f);
     int most = b->keep ? 1 : pipeline_parts(p->r->pp, p->dear, b->n_tokens, b->n_seqs, b->n_out);
     for (int i = 1, first = 0; i <= most; i++) {
         int at = (int)((int64_t)b->n_tokens * i / most);

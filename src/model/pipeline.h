@@ -26,6 +26,7 @@ int pipeline_parts(int pp, int dear, double rows, double seqs, double outs);
 struct pipeline;
 /* Room for steps of so many rows, sequences and outputs. */
 struct pipeline *pipeline_new(struct model *m, int max_tokens, int max_seqs, int max_out);
+/* Waits until what was sent is there, as long as any wait of ranks; not where the job is lost. */
 void pipeline_free(struct pipeline *p);
 
 /* In the place of forward(), on every rank: a step begins and is cut; how many parts it has. b and its
