@@ -164,6 +164,25 @@ expect 1 'config.json' "$steel" run "$tmp/empty" -p x && one_line_error
 
 expect 0 'active per token' "$steel" show "$tmp/tiny.gguf"
 expect 0 'blk.0.attn_q.weight' "$steel" show "$tmp/tiny.gguf"
+# the parts that a family's files have, as folder and as GGUF
+while read -r family parts; do
+    expect 0 "^parts .*$parts" "$steel" show --brief "tests/golden/$family"
+    expect 0 '' "$steel" convert "tests/golden/$family" "$tmp/$family.gguf"
+    case $family in llama3-rope | gemma4) parts="RoPE factors by dimension" ;; esac # all that a GGUF says of it
+    expect 0 "^parts .*$parts" "$steel" show --brief "$tmp/$family.gguf"
+done <<'EOF'
+llama3-rope llama3 RoPE scaling x8 beyond 64 tokens$
+gpt_oss biases, YaRN x32 beyond 64 tokens, clamped SwiGLU
+phi3 RoPE of 12 dims, long RoPE beyond 64 tokens$
+ministral3 YaRN x16 beyond 64 tokens$
+deepseek_v3 YaRN x40 beyond 64 tokens, mscale of scores 1.36889, .*, biases of the choice, shared expert 32 wide, 1 dense layer$
+gemma3 linear RoPE scaling x8, RoPE base 1e+06 (10000 in windows), GeGLU
+gemma4 proportional RoPE, RoPE base 1e+06 (10000 in windows)
+gemma4_moe dense beside experts$
+qwen3_5_moe shared expert 32 wide with a gate of its own$
+qwen3_next shared expert 32 wide with a gate of its own$
+glm4_moe biases of the choice, shared expert 32 wide, 1 dense layer$
+EOF
 # a plan for ranks needs no mpirun; what it says is checked in test_plan.c and test_plan.py
 expect 0 '2 ranks on [CG]PUs: --tp 2 --pp 1' "$steel" plan "$tmp/tiny.gguf" --tp 2
 expect 0 'bound by' "$steel" plan "$tmp/tiny.gguf" --tp 2 --link 12us:3GB/s

@@ -141,7 +141,30 @@ static void print_attention_parts(const struct network *net, int *n)
         part(n, "values from keys in %d layers", same);
 }
 
-static void print_mlp_parts(const struct network *net, int *n)
+/* How positions beyond those of the training are reached, and where layers differ in it. */
+static void print_rope_parts(const struct config *c, int *n)
+{
+    const struct rope_config *r = &c->rope, *w = &c->rope_window;
+    static const char *const kinds[] = {[ROPE_LINEAR] = "linear RoPE scaling",
+                                        [ROPE_LLAMA3] = "llama3 RoPE scaling",
+                                        [ROPE_YARN] = "YaRN"};
+    if (r->kind == ROPE_LONG)
+        part(n, "long RoPE beyond %d tokens", r->original_context);
+    else if (r->kind == ROPE_PROPORTIONAL)
+        part(n, "proportional RoPE");
+    else if (r->kind == ROPE_LINEAR)
+        part(n, "%s x%g", kinds[r->kind], r->factor);
+    else if (r->kind != ROPE_PLAIN)
+        part(n, "%s x%g beyond %d tokens", kinds[r->kind], r->factor, r->original_context);
+    else if (r->factors)
+        part(n, "RoPE factors by dimension");
+    if (c->attn_mscale != 0 && c->attn_mscale != 1)
+        part(n, "mscale of scores %g", (double)c->attn_mscale);
+    if (w->theta != 0 && w->theta != r->theta)
+        part(n, "RoPE base %g (%g in windows)", r->theta, w->theta);
+}
+
+static void print_mlp_parts(const struct config *c, const struct network *net, int *n)
 {
     static const char *const acts[] = {"", "GeGLU", "GeGLU", "clamped SwiGLU", "GELU"};
     static const char *const routers[] = {"", "sigmoid routing", "softmax after the choice"};
@@ -164,14 +187,19 @@ static void print_mlp_parts(const struct network *net, int *n)
         part(n, "%s", routers[last->router.kind]);
     if (last->router.n_groups > 1)
         part(n, "%d of %d expert groups", last->router.n_groups_used, last->router.n_groups);
-    if (last->dense.gate_up)
+    if (last->router.choice_bias)
+        part(n, "biases of the choice");
+    if (last->dense.gate_up && c->n_ff_shared)
+        part(n, "shared expert %d wide%s", c->n_ff_shared,
+             last->dense_gate ? " with a gate of its own" : "");
+    else if (last->dense.gate_up)
         part(n, "dense beside experts");
     if (dense)
         part(n, "%d dense layer%s", dense, dense == 1 ? "" : "s");
 }
 
 /* What the layers have beyond a plain decoder. */
-static void print_parts(const struct network *net)
+static void print_parts(const struct config *c, const struct network *net)
 {
     static const char *const kinds[] = {"attention", "latent attention", "gated delta net",
                                         "short convolution"};
@@ -182,7 +210,8 @@ static void print_parts(const struct network *net)
         if (count[k] && (k || count[k] < depth))
             part(&n, "%s in %d of %d layers", kinds[k], count[k], depth);
     print_attention_parts(net, &n);
-    print_mlp_parts(net, &n);
+    print_rope_parts(c, &n);
+    print_mlp_parts(c, net, &n);
     if (net->mtp.fc)
         part(&n, "multi-token prediction");
     if (n)
@@ -200,7 +229,7 @@ static void print_summary(const struct tensorfile *f, const struct config *c,
     if (c->n_expert)
         printf("experts         %d, %d used per token, %d wide\n", c->n_expert, c->n_expert_used,
                c->n_ff_exp);
-    print_parts(net);
+    print_parts(c, net);
     printf("vocabulary      %d%s\n", c->n_vocab, c->tied ? ", tied to the output head" : "");
     printf("context         %d tokens\n", c->context);
     printf("parameters      %.3f B total, %.3f B active per token\n", (double)s.n_params * 1e-9,
