@@ -74,8 +74,7 @@ static bool plain_form(const struct counter *k, const struct want *want, const s
                          "], expected [%" PRId64 ", %" PRId64 ", %d]",
                          k->f->path, t->name, t->dims[0], t->dims[1], t->dims[2], d0, d1, n_stack);
     out->type = t->type;
-    out->scales =
-        t->type == DT_NVFP4 && build_find(k->f, k->c, r->name, want->layer, 0, "scale") != NULL;
+    out->scales = t->type == DT_NVFP4 && build_scale(k->f, k->c, r->name, want->layer) != NULL;
     return true;
 }
 

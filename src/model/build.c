@@ -1,6 +1,7 @@
 /* Building a network. See build.h. */
 #include "model/build.h"
 #include "base/mem.h"
+#include "model/families/family.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -39,6 +40,13 @@ const struct tensor *build_find(const struct tensorfile *f, const struct config 
     char name[192];
     build_name(f, c, n, layer, expert, suffix, name, sizeof name);
     return tensorfile_find(f, name);
+}
+
+const struct tensor *build_scale(const struct tensorfile *f, const struct config *c,
+                                 const struct name *n, int layer)
+{
+    bool own = c->family->scales_experts && strstr(n->gguf, FAMILY_SCALED);
+    return own ? NULL : build_find(f, c, n, layer, 0, "scale");
 }
 
 bool build_stacked(const struct tensorfile *f, const struct name *n)

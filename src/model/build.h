@@ -80,6 +80,9 @@ void build_name(const struct tensorfile *f, const struct config *c, const struct
                 int expert, const char *suffix, char *out, size_t size);
 const struct tensor *build_find(const struct tensorfile *f, const struct config *c,
                                 const struct name *n, int layer, int expert, const char *suffix);
+/* The number that multiplies a GGUF's weight of NVFP4 (of experts: one each): NAME.scale, or NULL. */
+const struct tensor *build_scale(const struct tensorfile *f, const struct config *c,
+                                 const struct name *n, int layer);
 /* Whether the experts of such a name are one tensor of this file. */
 bool build_stacked(const struct tensorfile *f, const struct name *n);
 /* Whether the builder's file has the tensor. */

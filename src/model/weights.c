@@ -243,7 +243,7 @@ static bool add_packed(struct loader *l, struct raw_weight *w, const struct rows
 static bool tensor_scales(struct loader *l, const struct name *n, int layer, int n_expert,
                           struct raw_seg *s)
 {
-    const struct tensor *t = lookup(l, n, layer, 0, "scale");
+    const struct tensor *t = build_scale(l->f, &l->m->config, n, layer);
     if (!t)
         return true;
     if (!check_shape(l, t, n_expert, 1, 1) || !check_floats(l, t))
@@ -386,6 +386,7 @@ static bool add_segment(struct loader *l, struct raw_weight *w, const struct row
                          t->name, n_in, dtype_name(s->type), dtype_table[s->type].block_len);
     if (s->type == DT_NVFP4 && !tensor_scales(l, n, layer, n_expert, s))
         return false;
+    w->transient |= s->scale != NULL; /* they are the loader's */
     if (part) {
         take_rows(l, s, t, rows, n_in, n_expert);
         w->transient = true;

@@ -23,10 +23,15 @@ struct family {
     void (*build)(struct builder *b);      /* b->c to b->net */
     /* What its GGUF says beside the usual keys, for `convert`; NULL: nothing. */
     void (*write)(const struct config *c, struct gguf_writer *w);
+    /* Its router multiplies what experts add by a number each, which its GGUF calls
+     * ffn_down_exps.scale. Where those experts are NVFP4, their own numbers are in it. */
+    bool scales_experts;
     bool own_windows; /* its GGUF says which layers slide */
     /* Whether a folder's tensor of the text model is of no use to it; NULL: none is. */
     bool (*spare)(const struct config *c, const char *tensor);
 };
+
+#define FAMILY_SCALED "ffn_down_exps"
 
 extern const struct family *const families[]; /* ends with NULL */
 extern const struct family family_gemma3, family_gemma4, family_glm4_moe, family_gpt_oss,

@@ -324,6 +324,7 @@ const struct family family_gemma4 = {
     .name = "gemma4",
     .hf = "gemma4_text",
     .hf_class = "Gemma4ForConditionalGeneration",
+    .scales_experts = true,
     .own_windows = true,
     .read = read,
     .build = build,
