@@ -273,6 +273,64 @@ def golden_quantized():
     assert "output.weight" in r.stdout and "Q6_K" in r.stdout and not os.path.exists(path("dry.gguf"))
 
 
+TYPES = {0: "F32", 1: "F16", 30: "BF16", 2: "Q4_0", 6: "Q5_0", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K", 39: "MXFP4", 40: "NVFP4"}
+
+
+def types_of(gguf, part):
+    """The types of the tensors with `part` in their names."""
+    found = {TYPES[t[1]] for name, t in Gguf(gguf).tensors.items() if part in name}
+    assert found, part
+    return found
+
+
+def overrides():
+    """--tensor: types that do not fit, whatever the mix is, over what would be kept; patterns that say nothing."""
+    folder, source, out = MICRO + "/qwen3moe", path("o.gguf"), path("o-out.gguf")
+    ok("convert", folder, source)
+    rows = json.load(open(folder + "/config.json"))["moe_intermediate_size"]
+    assert rows % 256 and rows % 32 == 0
+    r = ok("quantize", source, out, "Q4_K_M", "--tensor", "ffn_down_exps=Q6_K")
+    assert types_of(out, "ffn_down_exps.") == {"Q8_0"} and "get Q8_0 instead of Q6_K" in r.stderr, r.stderr
+    assert "blocks of 256" in r.stderr and types_of(out, "attn_q.") == {"Q5_0"}, r.stderr
+    r = ok("quantize", source, out, "Q4_K_M", "--pure")
+    assert types_of(out, "_exps.") == types_of(out, "output.weight") == {"Q5_0"} and "Q5_0 instead of Q4_K" in r.stderr, r.stderr
+    r = ok("quantize", source, out, "Q8_0", "--pure")
+    assert types_of(out, "_exps.") == types_of(out, "token_embd") == {"Q8_0"} and "instead" not in r.stderr, r.stderr
+    ok("quantize", source, out, "F32", "--tensor", "attn_q=Q8_0", "--token-embedding-type", "q4_0")
+    assert types_of(out, "attn_q.") == {"Q8_0"} and types_of(out, "attn_k.") == types_of(out, "norm") == {"F32"}
+    assert types_of(out, "token_embd") == {"Q4_0"} and types_of(out, "output.weight") == {"F32"}
+    ok("quantize", source, out, "Q8_0", "--tensor", "attn_q=F32")
+    assert types_of(out, "attn_q.") == {"F32"} and types_of(out, "attn_k.") == {"Q8_0"}
+    tied = path("tied.gguf")  # a head of its own is not there: the embedding is it
+    tiny_folder(path("tied"), "llama", 48)
+    ok("convert", path("tied"), tied)
+    ok("quantize", tied, out, "Q8_0", "--output-tensor-type", "F16")
+    assert types_of(out, "token_embd") == {"F16"} and types_of(out, "attn_q.") == {"Q8_0"}
+
+    oss = MICRO + "/gpt_oss_mxfp4"  # without --type codes are kept, but where a type is named
+    r = ok("convert", oss, out, "--tensor", "ffn_.*_exps=Q8_0", "--tensor", "ffn_up_exps=F16")
+    assert types_of(out, "ffn_down_exps.w") == types_of(out, "ffn_gate_exps.w") == {"Q8_0"}, r.stderr
+    assert types_of(out, "ffn_up_exps.w") == {"F16"} and "12 tensors of MXFP4 change: 4 to F16, 8 to Q8_0" in r.stderr, r.stderr
+    r = ok("convert", oss, out, "--tensor", "ffn_up_exps=Q8_0")
+    assert "8 tensors of MXFP4 stay as they are, bit for bit" in r.stderr and "4 tensors of MXFP4 change: 4 to Q8_0" in r.stderr
+    os.remove(out)
+
+    for command in (["quantize", source, out, "Q8_0"], ["quantize", source, out, "F32"], ["convert", folder, out],
+                    ["convert", folder, out, "--dry-run"]):
+        fails("--tensor ffn_dwon=Q6_K: ", out, *command, "--tensor", "ffn_up=Q8_0", "--tensor", "ffn_dwon=Q6_K")
+        fails("--tensor _norm=Q8_0: fits '", out, *command, "--tensor", "_norm=Q8_0")
+        fails("ffn_gate_inp.weight' and its like alone", out, *command, "--tensor", "gate_inp=F16")
+    r = steel("quantize", source, out, "Q8_0", "--tensor", "attn_q=Q7")
+    assert r.returncode == 2 and "--tensor attn_q=Q7: not a type that can be made; there are F32, F16" in r.stderr, r.stderr
+    assert "IQ3_S" in r.stderr and "NVFP4" not in r.stderr
+    r = steel("quantize", source, out, "Q8_0", "--output-tensor-type", "Q7")
+    assert r.returncode == 2 and "--output-tensor-type Q7: not a type that can be made; there are F32" in r.stderr, r.stderr
+    fails("an adapter is written in one type", out, "convert", MICRO + "/qwen3-lora", out, "--base", MICRO + "/qwen3",
+          "--tensor", "attn_q=F16")
+    fails("keeps its types when an adapter is merged", out, "convert", source, out, "--merge-lora", MICRO + "/qwen3moe-lora",
+          "--tensor", "attn_q=F16")
+
+
 def golden_overrides():
     """--tensor: by pattern, the last one that fits; nothing else changes."""
     source, plain, other = path("qwen3moe.gguf"), path("o1.gguf"), path("o2.gguf")
@@ -292,14 +350,230 @@ def golden_overrides():
 
 def golden_packed():
     """Folders packed by other tools become GGUFs of the same logits; what changes is said."""
-    for name, says in (("awq", "AWQ change"), ("ct-int4", "Int4 change"), ("ct-fp8", "FP8 change"),
-                       ("ct-nvfp4", "NVFP4 change"), ("modelopt-nvfp4", "NVFP4 change")):
+    for name, kind in (("awq", "AWQ"), ("ct-int4", "Int4"), ("ct-fp8", "FP8"), ("ct-nvfp4", "NVFP4"), ("modelopt-nvfp4", "NVFP4")):
         folder, out = f"{GOLDEN}/families/qwen3moe-{name}", path(f"packed-{name}.gguf")
         r = ok("convert", folder, out, "--type", "f32")
-        assert says in r.stderr, r.stderr
+        assert f"14 tensors of {kind} change: 14 to F32" in r.stderr, r.stderr
         kl = mean_kl(read_logits(folder + "/golden.bin"), logits(out, folder + "/golden.bin"))
         print(f"  {name}: KL {kl:.2e}")
         assert kl < 2e-4, (name, kl)
+        r = ok("convert", folder, out)
+        says = "NVFP4 stay as they are" if kind == "NVFP4" else f"{kind} change: 14 to F16"
+        assert says in r.stderr and types_of(out, "token_embd") == {"BF16"}, r.stderr
+        assert types_of(out, "attn_q.w") == types_of(out, "_exps.w") == {"NVFP4" if kind == "NVFP4" else "F16"}
+        if kind == "NVFP4":
+            assert os.path.getsize(out) < 1.05 * os.path.getsize(folder + "/model.safetensors")
+            assert logits(out, folder + "/golden.bin") == logits(folder, folder + "/golden.bin"), name
+
+
+def golden_fp8():
+    """FP8 and its scales as other types: halves hold them best, but every type can be asked for."""
+    folder, out = GOLDEN + "/models/qwen3moe-fp8", path("fp8.gguf")
+    kls = []
+    for kind in (["--type", "f32"], [], ["--type", "bf16"], ["--type", "q8_0"]):
+        ok("convert", folder, out, *kind)
+        kls.append(mean_kl(read_logits(folder + "/golden.bin"), logits(out, folder + "/golden.bin")))
+        assert types_of(out, "attn_q.w") == {kind[1].upper() if kind else "F16"}
+    print("  f32, f16, bf16, q8_0: " + ", ".join(f"{x:.1e}" for x in kls))
+    assert kls[0] < 1e-9 and kls[0] < kls[1] < 1e-6 and kls[1] < kls[2] / 10 and kls[3] < 1e-2, kls
+
+
+def nvfp4(rows, n, seed):
+    """A random matrix as its tools pack it (codes, scales of 16), as GGUF does (blocks of each row), and its values."""
+    r = random.Random(seed)
+    level = [0, .5, 1, 1.5, 2, 3, 4, 6]
+    codes, scales, blocks, values = b"", b"", [], []
+    for _ in range(rows):
+        c = [r.randrange(16) for _ in range(n)]
+        s = [r.randrange(1, 0x7f) for _ in range(n // 16)]
+        s[r.randrange(len(s))] = 0
+        codes += bytes(c[i] | c[i + 1] << 4 for i in range(0, n, 2))
+        scales += bytes(s)
+        blocks.append(b"".join(bytes(s[i // 16:i // 16 + 4]) + b"".join(
+            bytes(c[g + k] | c[g + 8 + k] << 4 for k in range(8)) for g in range(i, i + 64, 16)) for i in range(0, n, 64)))
+        f8 = [(x & 7) / 512 if x < 8 else (1 + (x & 7) / 8) * 2.0 ** ((x >> 3) - 7) for x in s]
+        values += [f8[i // 16] * level[x & 7] * (-1 if x & 8 else 1) for i, x in enumerate(c)]
+    return codes, scales, blocks, values
+
+
+def nvfp4_folder(folder, experts, modelopt, spoil=None):
+    """A random model whose projections are NVFP4; returns what GGUF should have of each: (blocks of rows, global scale)."""
+    want = {}
+
+    def change(config, tensors):
+        if experts:
+            config.update(architectures=["Qwen3MoeForCausalLM"], num_experts=experts, num_experts_per_tok=2, moe_intermediate_size=64,
+                          norm_topk_prob=True, head_dim=16, decoder_sparse_step=1, mlp_only_layers=[])
+            p = "model.layers.0."
+            for x in ("gate", "up", "down"):
+                del tensors[p + f"mlp.{x}_proj.weight"]
+                for e in range(experts):
+                    tensors[p + f"mlp.experts.{e}.{x}_proj.weight"] = ("F32", [64, 64], b"")
+            tensors[p + "mlp.gate.weight"] = ("F32", [experts, 64], floats(64 * experts))
+            for x in "qk":
+                tensors[p + f"self_attn.{x}_norm.weight"] = ("F32", [16], floats(16, 5))
+        config["quantization_config"] = ({"quant_method": "modelopt", "quant_algo": "NVFP4"} if modelopt else
+                                         {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"})
+        for i, name in enumerate([x for x in tensors if "_proj.weight" in x]):
+            _, (rows, n), _ = tensors.pop(name)
+            codes, scales, blocks, _ = nvfp4(rows, n, i)
+            scale = 2.0 ** -9 * (1 + i / 64)  # its reciprocal is not exact
+            stem = name.removesuffix("weight")
+            tensors[name if modelopt else name + "_packed"] = ("U8", [rows, n // 2], codes)
+            tensors[name + "_scale"] = ("F8_E4M3", [rows, n // 16], scales)
+            tensors[name + ("_scale_2" if modelopt else "_global_scale")] = (
+                ("F32", [], struct.pack("<f", scale)) if modelopt else ("F32", [1], struct.pack("<f", 1 / scale)))
+            tensors[stem + ("input_scale" if modelopt else "input_global_scale")] = ("F32", [1], struct.pack("<f", 0.5))
+            if not modelopt:
+                r, = struct.unpack("<f", struct.pack("<f", 1 / scale))
+                scale, = struct.unpack("<f", struct.pack("<f", 1 / r))
+            want[name] = blocks, scale
+        if spoil:
+            spoil(config, tensors)
+
+    tiny_folder(folder, "qwen3_moe" if experts else "llama", 48, hidden=64, heads=4, kv_heads=2, ff=128, change=change)
+    return want
+
+
+def kept_nvfp4():
+    """Codes and block scales stay bit for bit, the tensor's number is NAME.scale, one for each expert."""
+    ids = path("ids.bin")
+    open(ids, "wb").write(struct.pack("<ii9i", 9, 48, *range(3, 12)))
+    for experts in (0, 4):
+        for modelopt in (False, True):
+            folder, out = path("nvfp4"), path(f"nvfp4-{experts}.gguf")
+            want = nvfp4_folder(folder, experts, modelopt)
+            r = ok("convert", folder, out)
+            assert "7 tensors of NVFP4 stay as they are, bit for bit" in r.stderr and "change" not in r.stderr, r.stderr
+            g = Gguf(out)
+            assert g.meta["general.file_type"] == 39 and types_of(out, "token_embd") == {"F32"}
+            for x, y in (("attn_q", "self_attn.q"), ("attn_k", "self_attn.k"), ("attn_v", "self_attn.v"), ("attn_output", "self_attn.o"),
+                         ("ffn_gate", "mlp.gate"), ("ffn_up", "mlp.up"), ("ffn_down", "mlp.down")):
+                moe = experts and x.startswith("ffn")
+                y = y.replace("mlp.", "mlp.experts.%d.") if moe else y
+                parts = [want[f"model.layers.0.{y % e if moe else y}_proj.weight"] for e in range(experts if moe else 1)]
+                rows = parts[0][0]
+                if not experts and x in ("attn_q", "attn_k"):  # llama's are woven
+                    parts = [([rows[16 * (i // 16) + i % 2 * 8 + i % 16 // 2] for i in range(len(rows))], parts[0][1])]
+                name = f"blk.0.{x}{'_exps' if moe else ''}."
+                dims, kind, data = g.tensors[name + "weight"]
+                assert kind == 40 and data == b"".join(b"".join(p[0]) for p in parts), name
+                assert g.tensors[name + "scale"] == ((len(parts),), 0, struct.pack(f"<{len(parts)}f", *(p[1] for p in parts))), name
+            for isa in ("ref", ""):
+                assert logits(out, ids, STEEL_ISA=isa) == logits(folder, ids, STEEL_ISA=isa), (experts, modelopt, isa)
+            exact = logits(out, ids)
+            fails("--allow-requantize", path("nv.gguf"), "quantize", out, path("nv.gguf"), "F32")
+            ok("quantize", out, path("nv.gguf"), "F32", "--allow-requantize")  # the number goes into the values
+            assert not [x for x in Gguf(path("nv.gguf")).tensors if x.endswith(".scale")]
+            assert max_difference(logits(path("nv.gguf"), ids), exact) < 1e-4
+            os.remove(path("nv.gguf"))
+            r = ok("convert", folder, path("nv.gguf"), "--type", "q8_0")
+            assert "7 tensors of NVFP4 change: 7 to Q8_0" in r.stderr and types_of(path("nv.gguf"), "attn_q.") == {"Q8_0"}
+            os.remove(path("nv.gguf"))
+    hostile_nvfp4(ids)
+    router_nvfp4()
+
+
+def hostile_nvfp4(ids):
+    out = path("bad-nvfp4.gguf")
+    name = "blk.0.ffn_up_exps.scale"
+    g = Gguf(path("nvfp4-4.gguf"))
+
+    def refused(dims, kind, data, what):
+        items = [(k, *v) for k, v in g.tensors.items() if k != name] + [(name, dims, kind, data)]
+        write_gguf(out, g.meta, items)
+        for args in (["logits", out, "--ids", ids, "--out", path("x.bin")],
+                     ["quantize", out, path("x.gguf"), "F16", "--allow-requantize"]):
+            r = steel(*args)
+            assert r.returncode == 1 and len(r.stderr.splitlines()) == 1 and name in r.stderr and what in r.stderr, r
+            assert not glob.glob(path("x.gguf*"))
+
+    refused((4,), 0, struct.pack("<4f", 1, 1, float("nan"), 1), "entry 2: nan is no scale")
+    refused((4,), 0, struct.pack("<4f", 1, 1, 1, float("inf")), "entry 3: inf is no scale")
+    refused((3,), 0, bytes(12), "expected")
+    refused((2, 2), 0, bytes(16), "expected")
+    refused((32, 4), 8, bytes(34 * 4), "expected")
+    os.remove(out)
+    for modelopt in (False, True):
+        stem = "model.layers.0.mlp.experts.2.up_proj.weight"
+        last = stem + ("_scale_2" if modelopt else "_global_scale")
+        for spoil, what in (
+                (lambda c, t: t.update({last: ("F32", [1], struct.pack("<f", float("nan")))}), last + ": entry 0: nan is no scale"),
+                (lambda c, t: t.update({last: ("F32", [1], bytes(4))}), last + ": entry 0: 0 is no scale"),
+                (lambda c, t: t.update({last: ("F32", [2], bytes(8))}), last + ": 8 bytes where one number is expected"),
+                (lambda c, t: t.pop(last), "its global scale is missing"),
+                (lambda c, t: t.update({stem + "_scale": ("F8_E4M3", [64, 4], bytes(200) + b"\x7f" + bytes(55))}),
+                 stem + "_scale: entry 200: nan is no scale"),
+                (lambda c, t: t.update({stem + "_scale": ("F8_E4M3", [64, 5], bytes(320))}), stem + "_scale: shape"),
+                (lambda c, t: t.pop(stem + "_scale"), "its weight_scale is missing")):
+            nvfp4_folder(path("nvfp4"), 4, modelopt, spoil)
+            fails(what, out, "convert", path("nvfp4"), out)
+    # one expert that its tool left alone: nothing can be kept of all, so all change
+
+    def plain(config, tensors):
+        for end in ("", "_scale", "_scale_2"):
+            tensors.pop(stem + end)
+        tensors.pop(stem.replace("weight", "input_scale"))
+        tensors[stem] = ("F32", [64, 64], floats(4096))
+    nvfp4_folder(path("nvfp4"), 4, True, plain)
+    ok("convert", path("nvfp4"), out)
+    assert types_of(out, "ffn_up_exps.") == {"F32"} and types_of(out, "ffn_gate_exps.w") == {"NVFP4"}
+
+
+def router_nvfp4():
+    """Gemma 4's router has a number for each expert, under the name of NVFP4's: it counts once."""
+    base, folder, out = MICRO + "/gemma4_moe", path("gemma-nvfp4"), path("gemma-nvfp4.gguf")
+    shutil.copytree(base, folder)
+    config = json.load(open(base + "/config.json"))
+    text = config.get("text_config", config)
+    text["moe_intermediate_size"] = 64
+    n, width = text["num_experts"], text["hidden_size"]
+    json.dump(config, open(folder + "/config.json", "w"))
+    tensors = read_safetensors(base + "/model.safetensors")
+    for name in [x for x in tensors if x.endswith("experts.gate_up_proj")]:
+        tensors[name] = ("F32", [n, 128, width], floats(n * 128 * width, 1))
+        tensors[name.replace("gate_up", "down")] = ("F32", [n, width, 64], floats(n * width * 64, 2))
+    write_safetensors(folder + "/model.safetensors", tensors)
+    ok("convert", folder, out, "--type", "f32")
+    g = Gguf(out)
+    as_floats, as_blocks = dict(g.tensors), dict(g.tensors)
+    layers = [x for x in g.tensors if x.endswith("ffn_down_exps.weight")]
+    assert layers
+    own = [2.0 ** -7 * (1 + e / 4) for e in range(n)]  # exact, so that both files mean the same values
+    for name in layers:
+        mats = [nvfp4(width, 64, e) for e in range(n)]
+        dims, _, _ = g.tensors[name]
+        scale = name.replace("weight", "scale")
+        router = struct.unpack(f"<{n}f", g.tensors[scale][2])
+        as_floats[name] = (dims, 0, b"".join(struct.pack(f"<{width * 64}f", *(v * own[e] for v in m[3])) for e, m in enumerate(mats)))
+        as_blocks[name] = (dims, 40, b"".join(b"".join(m[2]) for m in mats))
+        as_blocks[scale] = ((n,), 0, struct.pack(f"<{n}f", *(a * b for a, b in zip(router, own))))
+    raw = open(out, "rb").read()
+    both = []
+    for tensors in (as_floats, as_blocks):
+        rewrite(out, raw, tensors)
+        both.append(logits(out, base + "/golden.bin"))
+    assert max_difference(*both) < 1e-4, max_difference(*both)
+    ok("quantize", out, path("gemma-f32.gguf"), "F32", "--allow-requantize")
+    assert max_difference(both[0], logits(path("gemma-f32.gguf"), base + "/golden.bin")) < 1e-4
+    shutil.rmtree(folder)
+
+
+def rewrite(out, raw, tensors):
+    """The GGUF `raw` with other tensors of the same names; its metadata stays, byte for byte."""
+    g = Gguf.__new__(Gguf)
+    g.data, g.at = raw, 8
+    n_tensors, n_meta = g.take("QQ")
+    for _ in range(n_meta):
+        g.text()
+        g.value(g.take("I")[0])
+    head, offset = raw[:g.at], 0
+    head = head[:8] + struct.pack("<Q", len(tensors)) + head[16:]
+    for name, (dims, kind, data) in tensors.items():
+        head += pack_text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+        offset += -(-len(data) // 32) * 32
+    head += bytes(-len(head) % 32)
+    open(out, "wb").write(head + b"".join(t[2] + bytes(-len(t[2]) % 32) for t in tensors.values()))
 
 
 def kept_mxfp4():
@@ -429,9 +703,9 @@ def tiny_folder(folder, family, vocab, hidden=32, heads=4, kv_heads=None, layers
 def bad_folders():
     folder, out = path("bad"), path("bad.gguf")
 
-    def spoil(change, what, **kw):
-        tiny_folder(folder, "llama", 48, change=change, **kw)
-        fails(what, out, "convert", folder, out)
+    def spoil(change, what, *flags):
+        tiny_folder(folder, "llama", 48, change=change)
+        fails(what, out, "convert", folder, out, *flags)
 
     spoil(lambda c, t: c.update(model_type="mamba", architectures=["MambaForCausalLM"]), "MambaForCausalLM")
     spoil(lambda c, t: t.pop("model.norm.weight"), "tensor model.norm.weight: missing")
@@ -444,7 +718,7 @@ def bad_folders():
     spoil(lambda c, t: t.update({"model.norm.weight": ("I64", [32], bytes(256))}), "type I64 where")
     name = "model.layers.0.mlp.down_proj.weight"
     spoil(lambda c, t: t.update({name: ("BF16", [32, 64], b"\x00\x00" * 2000 + b"\x80\x7f" * 48)}),
-          "blk.0.ffn_down.weight', row 31, column 16: value is not finite")
+          "blk.0.ffn_down.weight', row 31, column 16: value is not finite", "--type", "f16")
     spoil(lambda c, t: c.update(vocab_size=20), "model.embed_tokens.weight: shape")
     tiny_folder(folder, "llama", 48, shards=3)
     ok("convert", folder, out)
@@ -652,8 +926,8 @@ def nothing_left_behind():
 
 def main():
     parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind, micro_models,
-             guessing_models, encoders, encoder_vocabularies, kept_mxfp4]
-    more = [golden_models, golden_quantized, golden_overrides, golden_packed, golden_vocabulary]
+             guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, overrides]
+    more = [golden_models, golden_quantized, golden_overrides, golden_packed, golden_fp8, golden_vocabulary]
     if HAVE_GOLDEN:
         parts += more
     else:

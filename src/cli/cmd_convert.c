@@ -9,12 +9,20 @@
 #include <string.h>
 #include <sys/stat.h>
 
+/* Whether tensors are given types of their own. */
+static bool asks_types(const struct convert_options *opt)
+{
+    return opt->n_overrides || opt->head_type != DT_NONE || opt->embedding_type != DT_NONE;
+}
+
 static bool convert(const char *in, const char *base, const char *out,
                     const struct convert_options *opt, struct convert_result *result,
                     struct error *err)
 {
     if (base && opt->n_merge)
         return error_set(err, "--base is for writing an adapter, --merge-lora for merging one");
+    if (base && asks_types(opt))
+        return error_set(err, "an adapter is written in one type: no --tensor or the like");
     if (base)
         return convert_adapter(in, base, out, opt, result, err);
     if (convert_is_adapter(in))
@@ -24,9 +32,12 @@ static bool convert(const char *in, const char *base, const char *out,
                          in, in);
     struct stat st;
     bool file = stat(in, &st) == 0 && S_ISREG(st.st_mode) && !strstr(in, "config.json");
-    if (file && opt->n_merge && opt->mix)
-        return error_set(err, "%s: a GGUF keeps its types when an adapter is merged: no --type",
-                         in);
+    if (file && opt->n_merge && (opt->mix || asks_types(opt)))
+        return error_set(
+            err,
+            "%s: a GGUF keeps its types when an adapter is merged: no --type, --tensor "
+            "or the like",
+            in);
     return file && opt->n_merge ? merge_file(in, out, opt, result, err)
                                 : convert_folder(in, out, opt, result, err);
 }

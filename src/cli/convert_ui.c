@@ -75,19 +75,36 @@ void convert_ui_done(const struct convert_ui *ui, const char *out,
     fprintf(stderr, "\n");
 }
 
+/* The types a tensor can be given, for messages. */
+static const char *type_names(char *out, size_t size)
+{
+    size_t n = 0;
+    for (int t = 0; t < DT_COUNT && n < size; t++)
+        if (quantize_supported((enum dtype)t))
+            n += (size_t)snprintf(out + n, size - n, "%s%s", n ? ", " : "",
+                                  dtype_name((enum dtype)t));
+    return out;
+}
+
 bool convert_ui_overrides(const struct usage *u, const struct opt_list *list,
                           struct convert_options *opt)
 {
     struct convert_override *all = mem_zalloc((size_t)list->n + 1, sizeof *all);
     opt->overrides = all;
+    char names[256];
     for (int i = 0; i < list->n; i++) {
         const char *equals = strrchr(list->items[i], '=');
         if (!equals || equals == list->items[i]) {
             args_usage_error(u, "--tensor %s: PATTERN=TYPE is expected", list->items[i]);
             return false;
         }
-        if (!convert_ui_type(u, "tensor", equals + 1, &all[i].type))
+        all[i].text = list->items[i];
+        all[i].type = dtype_from_name(equals + 1);
+        if (!quantize_supported(all[i].type)) {
+            args_usage_error(u, "--tensor %s: not a type that can be made; there are %s",
+                             list->items[i], type_names(names, sizeof names));
             return false;
+        }
         char *pattern = mem_strndup(list->items[i], (size_t)(equals - list->items[i]));
         int rc = regcomp(&all[i].pattern, pattern, REG_EXTENDED | REG_NOSUB);
         char why[128];
@@ -116,7 +133,9 @@ bool convert_ui_type(const struct usage *u, const char *flag, const char *name, 
     *out = name ? dtype_from_name(name) : DT_NONE;
     if (!name || (*out != DT_NONE && quantize_supported(*out)))
         return true;
-    args_usage_error(u, "--%s %s: not a type that can be made", flag, name);
+    char names[256];
+    args_usage_error(u, "--%s %s: not a type that can be made; there are %s", flag, name,
+                     type_names(names, sizeof names));
     return false;
 }
 

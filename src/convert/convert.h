@@ -14,6 +14,7 @@ struct adapter_ref; /* model/adapter.h */
 
 /* Tensors whose name has the pattern (POSIX, extended) become this type. */
 struct convert_override {
+    const char *text; /* as it was given, for messages */
     regex_t pattern;
     enum dtype type;
 };
@@ -21,7 +22,7 @@ struct convert_override {
 struct convert_options {
     const struct mix *mix;                    /* NULL (convert only): the type of the source */
     int threads;                              /* 0 = all */
-    bool keep;                                /* what GGUF can hold stays bit for bit */
+    bool keep;                                /* what GGUF can hold keeps its type, bit for bit */
     bool pure;                                /* every matrix in the mix's base type */
     bool requantize;                          /* allow sources that are quantised already */
     bool dry_run;                             /* plan only: nothing is written */
@@ -53,9 +54,11 @@ bool convert_folder(const char *in, const char *out, const struct convert_option
 /* Parts that the two share. */
 struct config;
 void convert_mix_model(const struct config *c, bool importance, struct mix_model *m);
-/* Chooses each tensor's type; what is no matrix stays as it is. */
+/* Chooses each tensor's type (choose.c). */
 bool convert_choose(struct transcode *t, const struct convert_options *opt,
                     const struct mix_model *model, struct error *err);
+/* GGUF's general.file_type of what was chosen. */
+int convert_file_type(const struct transcode *t, const struct mix *mix);
 void convert_count(const struct transcode *t, struct convert_result *result);
 /* All tensors of a GGUF, to be written under their names. */
 bool convert_add_tensors(struct transcode *t, struct error *err);

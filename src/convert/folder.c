@@ -1,8 +1,8 @@
 /*
  * A Hugging Face folder to GGUF: which tensor goes where, in which order of rows, and the numbers of
- * config.json under GGUF's names. Packed sources (layout.h) are unpacked on the way. Every tensor of
- * the folder must find its place: one that does not is an error, never silently dropped. The
- * vocabulary is vocab.c's part.
+ * config.json under GGUF's names. Packed sources (layout.h) stay as they are, or are unpacked on the
+ * way: choose.c says which. Every tensor of the folder must find its place: one that does not is an
+ * error, never silently dropped. The vocabulary is vocab.c's part.
  */
 #include "base/mem.h"
 #include "convert/convert.h"
@@ -394,6 +394,41 @@ static bool plan_tensors(struct plan *p)
     return ok;
 }
 
+/* NVFP4 that stays has a number for each matrix, which multiplies its values, beside it: NAME.scale. Of
+ * experts whose router has such numbers under that name, they are multiplied into those. */
+static bool add_scales(struct plan *p)
+{
+    for (size_t i = 0, n = p->t->n; i < n; i++) {
+        const struct out_tensor *o = &p->t->tensors[i];
+        if (o->type != DT_NVFP4)
+            continue;
+        struct out_tensor *to = NULL;
+        char name[sizeof o->name];
+        snprintf(name, sizeof name, "%.*s.scale", (int)(strlen(o->name) - strlen(".weight")),
+                 o->name);
+        for (size_t k = 0; k < n && !to; k++)
+            to = strcmp(p->t->tensors[k].name, name) ? NULL : &p->t->tensors[k];
+        int64_t mats = o->n_mats;
+        if (!to) {
+            to = transcode_add(p->t, name, 1, &mats);
+            to->values = mem_zalloc((size_t)mats, sizeof *to->values);
+            for (int e = 0; e < mats; e++)
+                to->values[e] = 1;
+            o = &p->t->tensors[i];
+        }
+        for (int e = 0; e < o->n_mats; e++) {
+            float scale;
+            bool permuted;
+            const struct layout_rows none = {.step = 1};
+            const struct layout_planes planes = {.scale = &scale};
+            if (!layout_read(&o->mats[e].layout, p->f->path, &none, &planes, &permuted, p->err))
+                return false;
+            to->values[e] *= scale;
+        }
+    }
+    return true;
+}
+
 /* Metadata. */
 
 static void set_u32(struct gguf_writer *w, const char *arch, const char *key, int v)
@@ -515,7 +550,7 @@ static bool set_metadata(struct gguf_writer *w, const struct plan *p, const stru
     gguf_set_string(w, "general.name", name, strlen(name));
     mem_free(dir);
     set_sampling(w, p->f->generation_config);
-    gguf_set_u32(w, "general.file_type", (uint32_t)mix->file_type);
+    gguf_set_u32(w, "general.file_type", (uint32_t)convert_file_type(p->t, mix));
     gguf_set_u32(w, "general.quantization_version", 2);
     int n_layers = c->n_layers + c->n_mtp;
     set_u32(w, arch, "block_count", n_layers);
@@ -560,7 +595,8 @@ char *convert_dir(const struct tensorfile *f)
     return dir;
 }
 
-/* The folder's own type, told by the embedding. Packed weights are finer than BF16 can hold. */
+/* The folder's own type, told by the embedding; what packed weights become that GGUF cannot hold: F16,
+ * since they are finer than BF16 is. */
 static const struct mix *source_mix(const struct tensorfile *f, const struct config *c)
 {
     char name[96];
@@ -579,7 +615,7 @@ static bool write_folder(struct plan *p, struct merge *merge, const char *out,
     struct mix_model model;
     convert_mix_model(p->c, p->t->importance != NULL, &model);
     if (!plan_tensors(p) || !merge_open(merge, p->t, p->f, p->c, opt, p->err) ||
-        !convert_choose(p->t, opt, &model, p->err))
+        !convert_choose(p->t, opt, &model, p->err) || !add_scales(p))
         return false;
     convert_count(p->t, result);
     if (opt->planned)

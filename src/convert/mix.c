@@ -80,7 +80,7 @@ static bool more_bits(int layer, int n_layers)
     return layer < eighth || layer >= 7 * n_layers / 8 || (layer - eighth) % 3 == 2;
 }
 
-static bool is_matrix(const char *name, int n_dims, const int64_t *dims)
+bool mix_is_matrix(const char *name, int n_dims, const int64_t *dims)
 {
     size_t len = strlen(name);
     while (n_dims > 1 && dims[n_dims - 1] == 1)
@@ -171,8 +171,7 @@ static enum dtype attn_output(enum mix_id mix, const struct mix_model *m, enum d
                                : type;
 }
 
-/* A type of similar size whose blocks fit a row of n values. */
-static enum dtype fitting(enum dtype type, int64_t n)
+enum dtype mix_fitting(enum dtype type, int64_t n)
 {
     if (n % dtype_table[type].block_len == 0)
         return type;
@@ -201,10 +200,8 @@ static enum dtype fitting(enum dtype type, int64_t n)
 }
 
 enum dtype mix_choose(const struct mix *mix, const struct mix_model *m, const char *name,
-                      int n_dims, const int64_t *dims)
+                      const int64_t *dims)
 {
-    if (!is_matrix(name, n_dims, dims))
-        return DT_F32;
     enum mix_id id = (enum mix_id)(mix - mixes);
     enum dtype type = mix->base;
     if (id <= MIX_BF16)
@@ -217,7 +214,7 @@ enum dtype mix_choose(const struct mix *mix, const struct mix_model *m, const ch
         else if (type != DT_Q8_0)
             type = DT_Q6_K;
     } else if (id == MIX_MXFP4) {
-        type = n_dims > 2 && dims[2] > 1 ? DT_MXFP4 : DT_Q8_0; /* experts only */
+        type = dims[2] > 1 ? DT_MXFP4 : DT_Q8_0; /* experts only */
     } else if (strstr(name, "attn_v.weight")) {
         type = attn_v(id, m, layer, type);
     } else if (strstr(name, "attn_k.weight")) {
@@ -229,5 +226,5 @@ enum dtype mix_choose(const struct mix *mix, const struct mix_model *m, const ch
     } else if (strstr(name, "attn_output.weight")) {
         type = attn_output(id, m, type);
     }
-    return fitting(type, dims[0]);
+    return type;
 }

@@ -25,8 +25,14 @@ struct mix_model {
 const struct mix *mix_find(const char *name); /* case-insensitive; NULL if unknown */
 const char *mix_names(void);                  /* "F32, F16, ...", for messages */
 
-/* Type for a weight; F32 for what is never quantised (norms, biases, routers). */
+/* Whether a tensor may be quantised: norms, biases, routers and their like never are. */
+bool mix_is_matrix(const char *name, int n_dims, const int64_t *dims);
+
+/* Type for a matrix. Its rows may not divide into that type's blocks: see mix_fitting. */
 enum dtype mix_choose(const struct mix *m, const struct mix_model *model, const char *name,
-                      int n_dims, const int64_t *dims);
+                      const int64_t *dims);
+
+/* The type itself where rows of n values divide into its blocks, else the nearest that fits. */
+enum dtype mix_fitting(enum dtype type, int64_t n);
 
 #endif

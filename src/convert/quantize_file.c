@@ -1,5 +1,5 @@
 /*
- * GGUF to GGUF: metadata carried over, every tensor's type chosen by the mix, data streamed through
+ * GGUF to GGUF: metadata carried over, every tensor's type chosen (choose.c), data streamed through
  * transcode. Knows metadata keys of its own concern only (file type, split, importance matrix).
  */
 #include "base/mem.h"
@@ -8,6 +8,7 @@
 #include "model/config.h"
 #include "model/families/family.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,109 +23,6 @@ void convert_mix_model(const struct config *c, bool importance, struct mix_model
         .tied = c->tied,
         .importance = importance,
     };
-}
-
-/* The type a source has where it is plain; DT_NONE for packed and computed ones. */
-static enum dtype plain_type(const struct out_tensor *o)
-{
-    bool plain = o->mats && o->mats[0].layout.kind == LAYOUT_PLAIN;
-    return plain ? o->mats[0].data->type : DT_NONE; /* also of a part */
-}
-
-static bool is_float(enum dtype t)
-{
-    return t == DT_F32 || t == DT_F16 || t == DT_BF16;
-}
-
-static enum dtype choose_one(const struct out_tensor *o, const struct convert_options *opt,
-                             const struct mix_model *model)
-{
-    enum dtype type = mix_choose(opt->mix, model, o->name, o->n_dims, o->dims);
-    bool matrix = type != DT_F32;
-    if (matrix && opt->pure)
-        type = o->dims[0] % dtype_table[opt->mix->base].block_len ? DT_F16 : opt->mix->base;
-    enum dtype forced = DT_NONE;
-    if (matrix && !strcmp(o->name, "output.weight"))
-        forced = opt->head_type;
-    if (matrix && !strcmp(o->name, "token_embd.weight"))
-        forced = opt->embedding_type;
-    for (int i = 0; matrix && i < opt->n_overrides; i++)
-        if (!regexec(&opt->overrides[i].pattern, o->name, 0, NULL, 0))
-            forced = opt->overrides[i].type;
-    if (forced != DT_NONE && o->dims[0] % dtype_table[forced].block_len == 0)
-        type = forced;
-    return type;
-}
-
-/* Packed sources whose codes GGUF cannot hold, by kind, for a line each. */
-static void tell_changes(const struct transcode *t, const struct convert_options *opt)
-{
-    static const char *const names[] = {
-        [LAYOUT_GPTQ] = "GPTQ", [LAYOUT_AWQ] = "AWQ",     [LAYOUT_INT4] = "Int4",
-        [LAYOUT_FP8] = "FP8",   [LAYOUT_NVFP4] = "NVFP4", [LAYOUT_MXFP4] = "MXFP4"};
-    for (size_t kind = LAYOUT_GPTQ; kind < sizeof names / sizeof *names; kind++) {
-        size_t changed = 0, kept = 0;
-        enum dtype to = DT_NONE;
-        for (size_t i = 0; i < t->n; i++) {
-            const struct out_tensor *o = &t->tensors[i];
-            if (!o->mats || o->mats[0].layout.kind != kind)
-                continue;
-            bool same = o->type == o->mats[0].layout.type;
-            kept += same;
-            changed += !same;
-            to = same ? to : o->type;
-        }
-        char text[160];
-        if (kept)
-            snprintf(text, sizeof text, "%zu tensors of %s stay as they are, bit for bit", kept,
-                     names[kind]);
-        if (kept && opt->note)
-            opt->note(opt->arg, text);
-        if (changed)
-            snprintf(text, sizeof text, "%zu tensors of %s change: to %s, as GGUF has it", changed,
-                     names[kind], dtype_name(to));
-        if (changed && opt->note)
-            opt->note(opt->arg, text);
-    }
-}
-
-bool convert_choose(struct transcode *t, const struct convert_options *opt,
-                    const struct mix_model *model, struct error *err)
-{
-    size_t without = 0;
-    for (size_t i = 0; i < t->n; i++) {
-        struct out_tensor *o = &t->tensors[i];
-        enum dtype from = plain_type(o);
-        o->type = choose_one(o, opt, model);
-        if (opt->keep && o->mats && o->mats[0].layout.type == DT_MXFP4)
-            o->type = DT_MXFP4;
-        /* what is no matrix stays as it is, if it is a plain number */
-        if (o->type == DT_F32 && opt->mix->base != DT_F32 && is_float(from) && t->in->is_gguf)
-            o->type = from;
-        bool quantised = from != DT_NONE && from != o->type && !is_float(from);
-        if (quantised && t->in->is_gguf && !opt->requantize)
-            return error_set(err,
-                             "%s: tensor '%s' is %s already: quantising again loses more than from "
-                             "the original (--allow-requantize does it all the same)",
-                             t->in->path, o->name, dtype_name(from));
-        if (!t->importance || is_float(o->type))
-            continue;
-        enum imatrix_fit fit =
-            imatrix_check(t->importance, o->name, (size_t)o->dims[0], (size_t)o->n_mats);
-        o->weighted = fit == IMATRIX_FITS;
-        bool embedding = !strcmp(o->name, "token_embd.weight") || !strcmp(o->name, "output.weight");
-        without += fit == IMATRIX_NONE && !embedding;
-        if (fit == IMATRIX_MISFIT && !embedding)
-            return error_set(err, "%s: '%s': number of values does not fit the model", opt->imatrix,
-                             o->name);
-    }
-    tell_changes(t, opt);
-    if (without && opt->note) {
-        char text[160];
-        snprintf(text, sizeof text, "%zu tensors have no entry in the importance matrix", without);
-        opt->note(opt->arg, text);
-    }
-    return true;
 }
 
 void convert_count(const struct transcode *t, struct convert_result *r)
@@ -167,7 +65,8 @@ bool convert_add_tensors(struct transcode *t, struct error *err)
 {
     for (size_t i = 0; i < t->in->n_tensors; i++) {
         const struct tensor *s = &t->in->tensors[i];
-        bool readable = quant_has_codes(s->type) || quantize_supported(s->type);
+        bool readable =
+            quant_has_codes(s->type) || quantize_supported(s->type) || s->type == DT_NVFP4;
         if (!readable)
             return error_set(err, "%s: tensor '%s': cannot read type %s", t->in->path, s->name,
                              s->type_name);
@@ -184,6 +83,55 @@ bool convert_add_tensors(struct transcode *t, struct error *err)
     return true;
 }
 
+static struct out_tensor *find_out(struct transcode *t, const char *name)
+{
+    for (size_t i = 0; i < t->n; i++)
+        if (!strcmp(t->tensors[i].name, name))
+            return &t->tensors[i];
+    return NULL;
+}
+
+/* Takes tensor s off the list; its values become what multiplies those of the one at `of`. */
+static bool fold_scale(struct transcode *t, struct out_tensor *s, size_t of, struct error *err)
+{
+    struct out_tensor *o = &t->tensors[of];
+    const struct tensor *in = s->mats[0].data;
+    bool floats = in->type == DT_F32 || in->type == DT_F16 || in->type == DT_BF16;
+    if (!floats || in->dims[0] != o->n_mats || in->dims[1] != 1 || in->dims[2] != 1)
+        return error_set(err, "%s: tensor '%s': %d numbers are expected", t->in->path, s->name,
+                         o->n_mats);
+    o->scales = mem_zalloc((size_t)o->n_mats, sizeof *o->scales);
+    quant_dequantize(in->type, in->data, o->scales, (size_t)o->n_mats);
+    for (int i = 0; i < o->n_mats; i++)
+        if (!isfinite(o->scales[i]))
+            return error_set(err, "%s: tensor '%s': entry %d: %g is no scale", t->in->path, s->name,
+                             i, (double)o->scales[i]);
+    mem_free(s->mats);
+    memmove(s, s + 1, (size_t)(t->tensors + t->n - (s + 1)) * sizeof *s);
+    t->n--;
+    return true;
+}
+
+/* Weights of NVFP4 have one more number each, NAME.scale, which another type has in its values. */
+static bool fold_scales(struct transcode *t, const struct family *family, struct error *err)
+{
+    for (size_t i = 0; i < t->n; i++) {
+        const struct out_tensor *o = &t->tensors[i];
+        size_t len = strlen(o->name);
+        bool matrix = o->mats[0].data->type == DT_NVFP4 && o->type != DT_NVFP4 && len > 7 &&
+                      !strcmp(o->name + len - 7, ".weight");
+        char name[sizeof o->name];
+        snprintf(name, sizeof name, "%.*s.scale", matrix ? (int)len - 7 : 0, o->name);
+        bool own = family->scales_experts && strstr(name, FAMILY_SCALED);
+        struct out_tensor *s = matrix && !own ? find_out(t, name) : NULL;
+        size_t before = s && s < o;
+        if (s && !fold_scale(t, s, i, err))
+            return false;
+        i -= before; /* the list moved */
+    }
+    return true;
+}
+
 static bool quantize_open(const struct tensorfile *f, const char *out, struct transcode *t,
                           const struct convert_options *opt, struct convert_result *result,
                           struct error *err)
@@ -193,8 +141,10 @@ static bool quantize_open(const struct tensorfile *f, const char *out, struct tr
     struct mix_model model;
     if (ok)
         convert_mix_model(c, t->importance != NULL, &model);
+    ok = ok && convert_add_tensors(t, err) && convert_choose(t, opt, &model, err) &&
+         fold_scales(t, c->family, err);
     mem_free(c);
-    if (!ok || !convert_add_tensors(t, err) || !convert_choose(t, opt, &model, err))
+    if (!ok)
         return false;
     convert_count(t, result);
     if (opt->planned)

@@ -61,6 +61,7 @@ void transcode_clear(struct transcode *t)
     for (size_t i = 0; i < t->n; i++) {
         mem_free(t->tensors[i].mats);
         mem_free(t->tensors[i].values);
+        mem_free(t->tensors[i].scales);
         mem_free(t->tensors[i].order);
         mem_free(t->tensors[i].columns);
         mem_free(t->tensors[i].merges);
@@ -70,14 +71,20 @@ void transcode_clear(struct transcode *t)
     *t = (struct transcode){0};
 }
 
+int transcode_sources(const struct out_tensor *o)
+{
+    const struct source *s = o->mats;
+    bool stacked =
+        o->n_mats > 1 &&
+        (s->layout.kind != LAYOUT_PLAIN ? s->layout.n_stack > 0 : s->data->dims[2] == o->n_mats);
+    return stacked ? 1 : o->n_mats;
+}
+
 /* The matrix a chunk reads, and its first row there. */
 static const struct source *chunk_source(const struct out_tensor *o, const struct chunk *c,
                                          int64_t *row)
 {
-    const struct source *s = &o->mats[0];
-    bool stacked =
-        o->n_mats > 1 &&
-        (s->layout.kind != LAYOUT_PLAIN ? s->layout.n_stack > 0 : s->data->dims[2] == o->n_mats);
+    bool stacked = transcode_sources(o) < o->n_mats;
     int64_t height = o->mats[0].of ? o->mats[0].of : o->rows;
     *row = stacked ? c->mat * height + c->row : c->row;
     return &o->mats[stacked ? 0 : c->mat];
@@ -177,6 +184,8 @@ static bool read_rows(const struct transcode *t, const struct out_tensor *o, con
         size_t bytes = dtype_bytes(s->data->type, n);
         quantize_load(s->data->type, s->data->data + (size_t)(base + c->row) * bytes, out,
                       n * (size_t)c->rows);
+        for (size_t i = 0; o->scales && i < n * (size_t)c->rows; i++)
+            out[i] *= o->scales[c->mat];
         return true;
     }
     if (is_packed(s) && !o->heads) {
@@ -269,6 +278,23 @@ struct buffers {
     uint8_t *blocks;         /* (4 max_values) */
 };
 
+/* The rows of a packed matrix in its own type, bit for bit. Woven ones come one by one. */
+static bool copy_packed(const struct run *r, const struct out_tensor *o, const struct source *s,
+                        const struct chunk *c, uint8_t *out, struct error *err)
+{
+    size_t row_bytes = dtype_bytes(o->type, (size_t)o->dims[0]);
+    int step = o->heads ? 1 : c->rows;
+    for (int32_t i = 0; i < c->rows; i += step) {
+        float scale; /* of the whole matrix: a tensor of its own (folder.c) */
+        struct layout_rows rows = packed_rows(o, s, c, c->row + i, step);
+        struct layout_planes to = {.data = out + (size_t)i * row_bytes, .scale = &scale};
+        bool permuted;
+        if (!layout_read(&s->layout, r->t->in->path, &rows, &to, &permuted, err))
+            return false;
+    }
+    return true;
+}
+
 static bool do_chunk(struct run *r, const struct chunk *c, struct buffers *b, struct error *err)
 {
     const struct out_tensor *o = &r->t->tensors[c->tensor];
@@ -280,12 +306,8 @@ static bool do_chunk(struct run *r, const struct chunk *c, struct buffers *b, st
     const void *data = b->blocks;
     if (s && !o->n_merges && is_plain(s) && !o->heads && s->data->type == o->type) {
         data = s->data->data + (size_t)row * row_bytes;
-    } else if (s && !o->n_merges && is_packed(s) && !o->heads && s->layout.type == o->type) {
-        /* bit for bit */
-        struct layout_rows rows = packed_rows(o, s, c, c->row, c->rows);
-        struct layout_planes to = {.data = b->blocks};
-        bool permuted;
-        if (!layout_read(&s->layout, r->t->in->path, &rows, &to, &permuted, err))
+    } else if (s && !o->n_merges && is_packed(s) && s->layout.type == o->type) {
+        if (!copy_packed(r, o, s, c, b->blocks, err))
             return false;
     } else {
         if (!read_rows(r->t, o, c, b->values, err))

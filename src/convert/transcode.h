@@ -38,6 +38,7 @@ struct out_tensor {
     int n_mats;
     struct source *mats; /* (n_mats), or (1) holding all of them; NULL: `values` */
     float *values;       /* (rows, dims[0]) computed here, n_mats = 1 */
+    float *scales;       /* (n_mats) what multiplies the values of a GGUF's NVFP4; owned, or NULL */
     /* > 0: rows of each of so many heads are woven, first half with second half: the order GGUF
      * wants of the llama architecture's q and k */
     int heads;
@@ -63,6 +64,7 @@ struct transcode {
 /* Appends a zeroed tensor with its name and shape. */
 struct out_tensor *transcode_add(struct transcode *t, const char *name, int n_dims,
                                  const int64_t *dims);
+int transcode_sources(const struct out_tensor *o); /* how many mats has */
 void transcode_clear(struct transcode *t);
 
 /* Declares the tensors to the writer, begins the file and writes all data. The caller finishes it. */
