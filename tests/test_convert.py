@@ -93,6 +93,22 @@ def micro_models():
     assert "deepseek2.rope.scaling.yarn_log_multiplier" in meta and "deepseek2.rope.scaling.attn_factor" not in meta
 
 
+def rounded_yarn():
+    """Whether YaRN's bounds are rounded GGUF cannot say: a note tells where its readers take them otherwise."""
+    for m, usual in (("gpt_oss", False), ("ministral3", True)):
+        config = json.load(open(f"{MICRO}/{m}/config.json"))
+        rope = config.get("rope_parameters") or config["rope_scaling"]
+        assert rope["rope_type"] == "yarn" and rope.get("truncate", True) == usual
+        assert "truncate" not in ok("convert", f"{MICRO}/{m}", path("yarn.gguf")).stderr
+        folder = path("yarn-" + m)
+        shutil.copytree(f"{MICRO}/{m}", folder)
+        rope["truncate"] = not usual
+        json.dump(config, open(folder + "/config.json", "w"))
+        want = "will be rounded" if usual else "will not be rounded"
+        r = ok("convert", folder, path("yarn.gguf"))
+        assert "config.json: truncate: GGUF has no key for it" in r.stderr and want in r.stderr, r.stderr
+
+
 def guessing_models():
     """The block that guesses tokens ahead comes along, under the names readers of GGUF know, and changes nothing
     else: the logits are the golden ones, from the folder and from its GGUF, and every other tensor is the same."""
@@ -926,7 +942,7 @@ def nothing_left_behind():
 
 def main():
     parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind, micro_models,
-             guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, overrides]
+             rounded_yarn, guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, overrides]
     more = [golden_models, golden_quantized, golden_overrides, golden_packed, golden_fp8, golden_vocabulary]
     if HAVE_GOLDEN:
         parts += more

@@ -609,6 +609,19 @@ static const struct mix *source_mix(const struct tensorfile *f, const struct con
     return mix_find(type == DT_F32 ? "F32" : type == DT_F16 ? "F16" : "BF16");
 }
 
+/* Whether YaRN's bounds are rounded no key says: readers take them as the architecture's models have
+ * them. */
+static void tell_yarn(const struct plan *p, const struct convert_options *opt)
+{
+    bool whole = p->c->family != &family_gpt_oss; /* what they take */
+    if (p->c->rope.kind == ROPE_YARN && p->c->rope.no_truncate == whole && opt->note)
+        opt->note(opt->arg,
+                  whole ? "config.json: truncate: GGUF has no key for it: the bounds of YaRN "
+                          "will be rounded"
+                        : "config.json: truncate: GGUF has no key for it: the bounds of YaRN "
+                          "will not be rounded");
+}
+
 static bool write_folder(struct plan *p, struct merge *merge, const char *out,
                          const struct convert_options *opt, struct convert_result *result)
 {
@@ -617,6 +630,7 @@ static bool write_folder(struct plan *p, struct merge *merge, const char *out,
     if (!plan_tensors(p) || !merge_open(merge, p->t, p->f, p->c, opt, p->err) ||
         !convert_choose(p->t, opt, &model, p->err) || !add_scales(p))
         return false;
+    tell_yarn(p, opt);
     convert_count(p->t, result);
     if (opt->planned)
         opt->planned(opt->arg, p->t);
