@@ -81,6 +81,9 @@ static int answer(struct steel_chat *chat, const struct steel_request_options *o
             if (c)
                 printf("[%s %s]\n", c->name, c->arguments);
             break;
+        case STEEL_CHAT_CALL_BROKEN: /* what it was comes as text */
+            n = e.call < n ? e.call : n;
+            break;
         case STEEL_CHAT_DONE:
             fprintf(stderr, "\n  %d prompt tokens (%d cached), %d generated\n", e.end.n_prompt,
                     e.end.n_cached, e.end.n_generated);

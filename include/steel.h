@@ -284,6 +284,9 @@ enum steel_chat_event_kind {
     STEEL_CHAT_ARGUMENTS, /* a piece of the call's arguments, which together are a JSON object */
     STEEL_CHAT_CALL_END,
     STEEL_CHAT_DONE, /* the last one, always */
+    /* Instead of STEEL_CHAT_CALL_END: the call was none, or was cut. Its whole text follows as
+     * STEEL_CHAT_TEXT; the next call has its number. */
+    STEEL_CHAT_CALL_BROKEN,
 };
 struct steel_chat_event {
     enum steel_chat_event_kind kind;

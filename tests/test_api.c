@@ -235,7 +235,7 @@ static void assert_renders(struct steel_chat *c, const char *want)
 /* What came of an answer, by kind. */
 struct heard {
     char text[4096], thinking[4096], name[64], arguments[1024], id[64];
-    int n_calls, n_ends, n_started;
+    int n_calls, n_ends, n_broken, n_started;
     struct steel_event end;
 };
 
@@ -265,6 +265,10 @@ static void hear(struct steel_answer *a, struct heard *h)
             put(h->arguments, sizeof h->arguments, &e);
         h->n_started += e.kind == STEEL_CHAT_STARTED;
         h->n_ends += e.kind == STEEL_CHAT_CALL_END;
+        if (e.kind == STEEL_CHAT_CALL_BROKEN) {
+            assert_int_equal(e.call, --h->n_calls);
+            h->n_broken++;
+        }
         if (e.kind == STEEL_CHAT_DONE)
             h->end = e.end;
     }
@@ -541,6 +545,7 @@ static void test_tools(void **state)
     assert_string_equal(h.arguments, "{\"city\": \"Paris\"}");
     assert_non_null(strstr(h.thinking, "get_weather"));
     assert_null(strstr(h.text, "<tool_call>"));
+    int whole = h.end.n_generated;
     struct steel_message r = {.role = "tool",
                               .content = "{\"temperature\": 21, \"condition\": \"sunny\"}",
                               .call_id = h.id};
@@ -550,6 +555,21 @@ static void test_tools(void **state)
     assert_int_equal(h.n_calls, 0);
     assert_true(h.end.n_cached > 100); /* the first prompt and its answer */
     assert_int_equal(steel_chat_n_messages(c), 4);
+    /* cut inside the call: it is taken back, and its text is the answer's */
+    o.max_tokens = whole;
+    do {
+        assert_true(whole - --o.max_tokens < 20);
+        steel_chat_cut(c, 1);
+        hear(steel_chat_answer(c, &o, &err), &h);
+    } while (!h.n_broken);
+    assert_int_equal(h.end.finish, STEEL_LENGTH);
+    assert_int_equal(h.n_calls + h.n_ends, 0);
+    assert_non_null(strstr(h.text, "<tool_call>"));
+    assert_non_null(strstr(h.text, h.arguments));
+    char json[8192];
+    assert_true(steel_chat_json(c, 1, json, sizeof json) > 0);
+    assert_true(strstr(json, "<tool_call>") && !strstr(json, "tool_calls"));
+    o.max_tokens = 0;
     /* without tools the same text would be content; without thinking there is none */
     assert_true(steel_chat_set_tools(c, NULL, &err));
     steel_chat_set_thinking(c, STEEL_THINK_OFF);

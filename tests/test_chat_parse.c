@@ -31,10 +31,11 @@ static json_t *the_schema(void)
     return schema;
 }
 
-enum how { WHOLE, BYTES, RANDOM };
+enum how { WHOLE, BYTES, RANDOM, TWO };
 
-static json_t *parse(enum chat_format f, const char *text, size_t len, enum how how, bool in_think,
-                     bool tools)
+/* cut: the length of the first of two pieces, with how = TWO. */
+static json_t *parse_cut(enum chat_format f, const char *text, size_t len, enum how how, size_t cut,
+                         bool in_think, bool tools)
 {
     struct chat_message m = {0};
     struct chat_parse_options opt = {.tools = tools,
@@ -46,7 +47,10 @@ static json_t *parse(enum chat_format f, const char *text, size_t len, enum how 
                                      .arg = &m};
     struct chat_parser *p = chat_parser_new(f, &opt);
     for (size_t i = 0; i < len;) {
-        size_t n = how == WHOLE ? len : how == BYTES ? 1 : 1 + rnd(rnd(4) ? 6 : 40);
+        size_t n = how == WHOLE   ? len
+                   : how == BYTES ? 1
+                   : how == TWO   ? (i ? len : cut)
+                                  : 1 + rnd(rnd(4) ? 6 : 40);
         n = n > len - i ? len - i : n;
         chat_parser_push(p, text + i, n);
         i += n;
@@ -59,10 +63,31 @@ static json_t *parse(enum chat_format f, const char *text, size_t len, enum how 
     return j;
 }
 
+static json_t *parse(enum chat_format f, const char *text, size_t len, enum how how, bool in_think,
+                     bool tools)
+{
+    return parse_cut(f, text, len, how, 0, in_think, tools);
+}
+
+/* In two pieces, cut at every byte, it is the same message. */
+static void check_cuts(enum chat_format f, bool in_think, const char *text)
+{
+    size_t n = strlen(text);
+    json_t *whole = parse(f, text, n, WHOLE, in_think, true);
+    for (size_t cut = 1; cut < n; cut++) {
+        json_t *two = parse_cut(f, text, n, TWO, cut, in_think, true);
+        if (!json_equal(whole, two))
+            fail_msg("%s, cut at %zu: %s", chat_format_name(f), cut, text);
+        json_decref(two);
+    }
+    json_decref(whole);
+}
+
 /* The text must give that content, reasoning and calls ("name args|name args"; NULL = none). */
 static void check(enum chat_format f, bool in_think, const char *text, const char *content,
                   const char *reasoning, const char *calls)
 {
+    check_cuts(f, in_think, text);
     for (int how = WHOLE; how <= RANDOM; how++) {
         json_t *j = parse(f, text, strlen(text), (enum how)how, in_think, true);
         const char *c = json_string_value(json_object_get(j, "content"));
@@ -125,8 +150,6 @@ static void test_hermes(void **state)
           "<tool_call>{\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{}}}"
           "</tool_call>",
           "", NULL, "f {}");
-    check(CHAT_HERMES, false, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":1", "", NULL,
-          "f {\"a\":1"); /* cut off */
     check(CHAT_HERMES, false, "use <tool_call> tags", "use <tool_call> tags", NULL, NULL);
     check(CHAT_HERMES, false, "a <tool_call>{\"nam", "a <tool_call>{\"nam", NULL, NULL);
     check(CHAT_HERMES, false, "a <tool_", "a <tool_", NULL, NULL);
@@ -136,8 +159,6 @@ static void test_hermes(void **state)
         CHAT_HERMES, false,
         "<tool_call>{\"name\":\"f\",\"arguments\":{}}{\"name\":\"g\",\"arguments\":{}}</tool_call>",
         "", NULL, "f {}|g {}");
-    check(CHAT_HERMES, false, "<tool_call>{\"name\":\"f\",\"arguments\":{}, oops}</tool_call>ok",
-          "ok", NULL, "f {}");
     check(CHAT_HERMES, false,
           "<tool_call>{\"name\":\"\\u0066\\u00e9\",\"arguments\":{}}</tool_call>", "", NULL,
           "f\xc3\xa9 {}");
@@ -156,8 +177,6 @@ static void test_xml(void **state)
           "<parameter=b>True</parameter></function></tool_call>bye",
           "bye", NULL, "f {\"text\": \"5\", \"free\": \"five\", \"b\": true}");
     check(CHAT_QWEN_XML, false, "<tool_call><function=g></function></tool_call>", "", NULL, "g {}");
-    check(CHAT_QWEN_XML, false, "<tool_call>\n<function=f>\n<parameter=text>\ncut", "", NULL,
-          "f {\"text\": \"cut\"}");
     check(CHAT_QWEN_XML, false,
           "<tool_call>\n<function=f>\n<parameter=x>\n1\n<parameter=y>\n2\n</function>", "", NULL,
           "f {\"x\": 1, \"y\": 2}");
@@ -190,7 +209,6 @@ static void test_llama(void **state)
     check(CHAT_PYTHONIC, false, "[1, 2]", "[1, 2]", NULL, NULL);
     check(CHAT_PYTHONIC, false, "[f(1)]", "[f(1)]", NULL, NULL);
     check(CHAT_PYTHONIC, false, "[f(a=foo.bar)]", "", NULL, "f {\"a\": \"foo.bar\"}");
-    check(CHAT_PYTHONIC, false, "[f(a=1, b=\"cut", "", NULL, "f {\"a\": 1}");
     check(CHAT_PYTHONIC, false, "Text [f(a=1)]", "Text [f(a=1)]", NULL, NULL);
 }
 
@@ -228,8 +246,6 @@ static void test_deepseek(void **state)
           "done", NULL, "f {\"a\": 1}|g {}");
     check(CHAT_DEEPSEEK_R1, false, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n{\"a\": 1}", "",
           NULL, "f {\"a\": 1}");
-    check(CHAT_DEEPSEEK_R1, false, "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": ", "", NULL,
-          "f {\"a\": "); /* cut off */
     static const char *const none[] = {"use <｜tool▁calls▁begin｜> tags",
                                        "<｜tool▁calls",
                                        "<｜tool▁call▁begin｜>f\n{}",
@@ -282,9 +298,6 @@ static void test_tags(void **state)
     check(CHAT_GLM, false, "<tool_call>no call</tool_call>", "<tool_call>no call</tool_call>", NULL,
           NULL);
     check(CHAT_GLM, false, "<tool_call><b>", "<tool_call><b>", NULL, NULL);
-    check(CHAT_GLM, false, "<tool_call>f<arg_key>n</arg_key>12", "12", NULL, "f {}");
-    check(CHAT_GLM, false, "<tool_call>f<arg_key>text</arg_key><arg_value>cut", "", NULL,
-          "f {\"text\": \"cut\"}");
     check(CHAT_MINIMAX, false,
           "<think>\nhm\n</think>\n\nSee:\n<minimax:tool_call>\n<invoke name=\"f\">\n<parameter "
           "name=\"text\">a \"b\"</parameter>\n<parameter name=\"n\">3</parameter>\n</invoke>\n"
@@ -315,6 +328,154 @@ static void test_tags(void **state)
     check(CHAT_GEMMA, false, "<|tool_call>call:a b{}", "<|tool_call>call:a b{}", NULL, NULL);
 }
 
+/* ------------------------------------------------------------------ broken calls */
+
+/* Malformed, or cut short after the call had begun: all of it is text. */
+static void test_broken(void **state)
+{
+    (void)state;
+    static const struct {
+        enum chat_format f;
+        const char *text;
+    } cases[] = {
+        {CHAT_HERMES, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":1"},
+        {CHAT_HERMES, "<tool_call>{\"name\":\"f\",\"arguments\":{}, oops}</tool_call>ok"},
+        {CHAT_HERMES, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":]}}</tool_call>"},
+        {CHAT_HERMES, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\": tru}}</tool_call>"},
+        {CHAT_HERMES, "<tool_call>{\"arguments\":{\"a\": },\"name\":\"f\"}</tool_call>"},
+        {CHAT_HERMES, "Look:\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}"},
+        {CHAT_HERMES, "a\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}; }\n</tool_call>\n b "},
+        {CHAT_QWEN_XML, "<tool_call>\n<function=f>\n<parameter=text>\ncut"},
+        {CHAT_QWEN_XML, "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n"},
+        {CHAT_QWEN_XML, "<tool_call>\n<function=f>\nstray <parameter=n>\n1\n</parameter>\n"
+                        "</function>\n</tool_call>"},
+        {CHAT_QWEN_XML, "<tool_call><function=f><parameter=<n>1</parameter></function>"},
+        {CHAT_LLAMA_JSON, "{\"name\": \"f\", \"parameters\": {\"q\": \"x"},
+        {CHAT_PYTHONIC, "[f(a=1, b=\"cut"},
+        {CHAT_PYTHONIC, "[f(a=1, 2)]"},
+        {CHAT_PYTHONIC, "[f(a=1]"},
+        {CHAT_MISTRAL, "Ok. [TOOL_CALLS]f[ARGS]{\"a\": "},
+        {CHAT_MISTRAL, "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": 1"},
+        {CHAT_DEEPSEEK_R1, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": "},
+        {CHAT_DEEPSEEK_R1, "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": }<｜tool▁call▁end｜>"},
+        {CHAT_GPT_OSS, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": "},
+        {CHAT_GPT_OSS, "<|channel|>commentary to=functions.f<|message|>{\"a\": ]}<|call|>"},
+        {CHAT_GPT_OSS, "<|channel|>commentary to=functions.f<|mess"},
+        {CHAT_GPT_OSS, "<|channel|>commentary to=functions.f<|message|>"},
+        {CHAT_GLM, "<tool_call>f<arg_key>n</arg_key>12"},
+        {CHAT_GLM, "<tool_call>f<arg_key>text</arg_key><arg_value>cut"},
+        {CHAT_GLM, "Hm. <tool_call>f\n<arg_key>n</arg_key>\n<arg_value>1</arg_value> so"},
+        {CHAT_MINIMAX, "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"n\">3"},
+        {CHAT_MINIMAX, "<minimax:tool_call>\n<invoke name=\"f\">\nno</invoke>"},
+        {CHAT_KIMI, "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+                    "<|tool_call_argument_begin|>{\"a\": \"}\""},
+        {CHAT_GEMMA, "<|tool_call>call:f{n:5,text:<|\"|>say"},
+        {CHAT_GEMMA, "<|tool_call>call:f{n 5}<tool_call|>"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(cases[i].f, false, cases[i].text, cases[i].text, NULL, NULL);
+    /* Whole calls before a broken one stay, and one after it is read. */
+    check(CHAT_HERMES, false,
+          "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>{\"name\":\"g\","
+          "\"arguments\":{\"a\"!</tool_call> x <tool_call>{\"name\":\"h\",\"arguments\":{}}"
+          "</tool_call>",
+          "<tool_call>{\"name\":\"g\",\"arguments\":{\"a\"!</tool_call> x <tool_call>{\"name\":"
+          "\"h\",\"arguments\":{}}</tool_call>",
+          NULL, "f {}");
+    check(CHAT_HERMES, false,
+          "<tool_call>{\"name\":\"g\",\"arguments\":{}!</tool_call> x <tool_call>{\"name\":\"h\","
+          "\"arguments\":{}}</tool_call>",
+          "<tool_call>{\"name\":\"g\",\"arguments\":{}!</tool_call> x", NULL, "h {}");
+    check(CHAT_PYTHONIC, false, "[f(a=1), g(b=\"cut", ", g(b=\"cut", NULL, "f {\"a\": 1}");
+    /* What is no JSON but what clients cope with passes: a line break in a string. */
+    check(CHAT_HERMES, false, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"1\n2\"}}", "",
+          NULL, "f {\"a\":\"1\n2\"}");
+}
+
+/* What a model was about to write, ended after each byte: the calls that are whole are those of the whole
+ * text, and of the one at work every byte is text. */
+static void test_cut_short(void **state)
+{
+    (void)state;
+    static const struct {
+        enum chat_format f;
+        const char *text;
+        const char *calls[3]; /* how each begins: from here on it is one */
+    } cases[] = {
+        {CHAT_HERMES,
+         "Ok\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"\\\"}\"}}\n</tool_call>\n"
+         "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>",
+         {"<tool_call>\n{\"name\": \"f\", \"arguments\": {", "<tool_call>\n{\"name\": \"g\""}},
+        {CHAT_QWEN_XML,
+         "<tool_call>\n<function=f>\n<parameter=text>\nx < y\n</parameter>\n<parameter=n>\n7\n"
+         "</parameter>\n</function>\n</tool_call>",
+         {"<tool_call>\n<function=f>"}},
+        {CHAT_LLAMA_JSON,
+         "{\"name\": \"f\", \"parameters\": {\"a\": {\"b\": [1]}}}; {\"name\": \"g\", "
+         "\"parameters\": {}}",
+         {"{\"name\": \"f\", \"parameters\": {", "{\"name\": \"g\", \"parameters\": {"}},
+        {CHAT_PYTHONIC, "[f(a='x', b=[1, {'k': None}]), h(z=1.5)]", {"[f(a=", "h(z="}},
+        {CHAT_MISTRAL,
+         "Hm.[TOOL_CALLS]f[ARGS]{\"a\": 1}[TOOL_CALLS][{\"name\": \"g\", \"arguments\": {\"q\": "
+         "\"]\"}}]",
+         {"[TOOL_CALLS]f[ARGS]{", "[TOOL_CALLS][{\"name\": \"g\", \"arguments\": {"}},
+        {CHAT_DEEPSEEK_R1,
+         "Ok.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": "
+         "\"}\"}\n```<｜tool▁call▁end｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{\"b\": "
+         "1}<｜tool▁call▁end｜>"
+         "<｜tool▁calls▁end｜>",
+         {"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{",
+          "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{"}},
+        {CHAT_GPT_OSS,
+         "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+         {"<|channel|>commentary to=functions.f <|constrain|>json<|message|>"}},
+        {CHAT_GLM,
+         "A "
+         "<tool_call>f<arg_key>text</arg_key><arg_value>x</arg_value><arg_key>n</"
+         "arg_key><arg_value>1"
+         "</arg_value></tool_call>",
+         {"<tool_call>f<arg_key>"}},
+        {CHAT_MINIMAX,
+         "<minimax:tool_call><invoke name=\"f\"><parameter name=\"text\">x</parameter></invoke>"
+         "<invoke name=\"g\"></invoke></minimax:tool_call>",
+         {"<minimax:tool_call><invoke name=\"f\">", "<invoke name=\"g\">"}},
+        {CHAT_KIMI,
+         "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+         "{\"a\": 1}<|tool_call_end|><|tool_calls_section_end|>",
+         {"<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+          "{"}},
+        {CHAT_GEMMA,
+         "A.<|tool_call>call:f{n:1,text:<|\"|>x<|\"|>}<tool_call|>",
+         {"<|tool_call>call:f{"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *text = cases[i].text;
+        json_t *all = parse(cases[i].f, text, strlen(text), WHOLE, false, true);
+        const json_t *calls = json_object_get(all, "tool_calls");
+        size_t n_cut = 0;
+        for (size_t n = 1; n <= strlen(text); n++) {
+            json_t *j = parse(cases[i].f, text, n, n % 2 ? WHOLE : BYTES, false, true);
+            const json_t *some = json_object_get(j, "tool_calls");
+            size_t whole = json_array_size(some);
+            for (size_t k = 0; k < whole; k++)
+                assert_true(json_equal(json_array_get(some, k), json_array_get(calls, k)));
+            const char *next = whole < 3 ? cases[i].calls[whole] : NULL;
+            size_t at = next ? (size_t)(strstr(text, next) - text) : n;
+            if (next && n >= at + strlen(next)) { /* it had begun */
+                const char *content = json_string_value(json_object_get(j, "content"));
+                size_t len = content ? strlen(content) : 0;
+                if (len < n - at || memcmp(content + len - (n - at), text + at, n - at) != 0)
+                    fail_msg("%s, ended at %zu: '%s' of %.*s", chat_format_name(cases[i].f), n,
+                             content ? content : "", (int)n, text);
+                n_cut++;
+            }
+            json_decref(j);
+        }
+        assert_true(n_cut > 2 && cases[i].calls[json_array_size(calls) - 1]);
+        json_decref(all);
+    }
+}
+
 /* ------------------------------------------------------------------ what is shown while it streams */
 
 struct trace {
@@ -324,7 +485,7 @@ struct trace {
 static void record(void *arg, const struct chat_event *e)
 {
     struct trace *t = arg;
-    static const char *const kind[] = {"C", "R", "B", "A", "E"};
+    static const char *const kind[] = {"C", "R", "B", "A", "E", "X"};
     buf_addf(&t->b, "%s<%.*s>", kind[e->type], (int)e->len, e->text);
 }
 
@@ -361,6 +522,15 @@ static void test_streaming(void **state)
     check_trace(CHAT_MISTRAL,
                 (const char *const[]){"x[TOOL_", "CALLS]f[A", "RGS]{\"a\":", "1}", NULL},
                 "C<x>//B<f>A<{\"a\":>/A<1}>E<>/");
+    /* What was begun is taken back, and comes as text. */
+    check_trace(
+        CHAT_HERMES,
+        (const char *const[]){"Hi <tool_call>{\"name\":\"f\",\"arguments\":{\"a\"", ":1", NULL},
+        "C<Hi>B<f>A<{\"a\">/A<:1>/X<>C< <tool_call>{\"name\":\"f\",\"arguments\":{\"a\":1>");
+    check_trace(CHAT_HERMES,
+                (const char *const[]){"<tool_call>{\"name\":\"f\",\"arguments\":{}", ",x",
+                                      "}</tool_call>", NULL},
+                "B<f>A<{}>/X<>C<<tool_call>{\"name\":\"f\",\"arguments\":{},x>/C<}</tool_call>>/");
 }
 
 static void test_detect(void **state)
@@ -406,6 +576,34 @@ static void test_detect(void **state)
 }
 
 /* ------------------------------------------------------------------ the invariant */
+
+/* An output of each format. */
+static const char *const valid[CHAT_N_FORMATS] = {
+    "Just an answer.\n",
+    "<think>\nwhy\n</think>\n\nOk\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": "
+    "\"\\\"}\"}}\n"
+    "</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>",
+    "<tool_call>\n<function=f>\n<parameter=text>\nx < y\n</parameter>\n<parameter=n>\n7\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "{\"name\": \"f\", \"parameters\": {\"a\": {\"b\": [1]}}}; {\"name\": \"g\", "
+    "\"parameters\": {}}",
+    "[f(a='x', b=[1, {'k': None}]), g(), h(z=1.5)]",
+    "Hm.[TOOL_CALLS]f[ARGS]{\"a\": 1}[TOOL_CALLS][{\"name\": \"g\", \"arguments\": {\"q\": "
+    "\"]\"}}]",
+    "<think>\nlong\n\nthoughts\n</"
+    "think>\n\nOk.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function"
+    "<｜tool▁sep｜>f\n```json\n{\"a\": \"}\"}\n```<｜tool▁call▁end｜><｜tool▁call▁begin｜>g"
+    "<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "<|channel|>analysis<|message|>A <b> c<|end|><|start|>assistant<|channel|>commentary "
+    "to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+    "<think>t</think><tool_call>f<arg_key>text</arg_key><arg_value>x</arg_value>"
+    "<arg_key>n</arg_key><arg_value>1</arg_value></tool_call>",
+    "<minimax:tool_call><invoke name=\"f\"><parameter name=\"text\">x</parameter></invoke>"
+    "<invoke name=\"g\"></invoke></minimax:tool_call>",
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+    "{\"a\": 1}<|tool_call_end|><|tool_calls_section_end|>",
+    "<|channel>thought\nt<channel|><|tool_call>call:f{n:1,text:<|\"|>x<|\"|>}<tool_call|>",
+};
 
 static void random_text(enum chat_format f, struct buf *b)
 {
@@ -510,32 +708,6 @@ static void random_text(enum chat_format f, struct buf *b)
         "<｜tool▁calls▁end｜>",
         "```json\n",
         "```"};
-    static const char *const valid[CHAT_N_FORMATS] = {
-        "Just an answer.\n",
-        "<think>\nwhy\n</think>\n\nOk\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": "
-        "\"\\\"}\"}}\n"
-        "</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>",
-        "<tool_call>\n<function=f>\n<parameter=text>\nx < y\n</parameter>\n<parameter=n>\n7\n"
-        "</parameter>\n</function>\n</tool_call>",
-        "{\"name\": \"f\", \"parameters\": {\"a\": {\"b\": [1]}}}; {\"name\": \"g\", "
-        "\"parameters\": {}}",
-        "[f(a='x', b=[1, {'k': None}]), g(), h(z=1.5)]",
-        "Hm.[TOOL_CALLS]f[ARGS]{\"a\": 1}[TOOL_CALLS][{\"name\": \"g\", \"arguments\": {\"q\": "
-        "\"]\"}}]",
-        "<think>\nlong\n\nthoughts\n</"
-        "think>\n\nOk.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function"
-        "<｜tool▁sep｜>f\n```json\n{\"a\": \"}\"}\n```<｜tool▁call▁end｜><｜tool▁call▁begin｜>g"
-        "<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        "<|channel|>analysis<|message|>A <b> c<|end|><|start|>assistant<|channel|>commentary "
-        "to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>",
-        "<think>t</think><tool_call>f<arg_key>text</arg_key><arg_value>x</arg_value>"
-        "<arg_key>n</arg_key><arg_value>1</arg_value></tool_call>",
-        "<minimax:tool_call><invoke name=\"f\"><parameter name=\"text\">x</parameter></invoke>"
-        "<invoke name=\"g\"></invoke></minimax:tool_call>",
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
-        "{\"a\": 1}<|tool_call_end|><|tool_calls_section_end|>",
-        "<|channel>thought\nt<channel|><|tool_call>call:f{n:1,text:<|\"|>x<|\"|>}<tool_call|>",
-    };
     uint32_t kind = rnd(10);
     if (kind < 4) { /* valid, perhaps damaged */
         buf_adds(b, valid[f]);
@@ -568,6 +740,8 @@ static void random_text(enum chat_format f, struct buf *b)
 static void test_splits(void **state)
 {
     (void)state;
+    for (int f = 0; f < CHAT_N_FORMATS; f++)
+        check_cuts((enum chat_format)f, false, valid[f]);
     int n_calls = 0, n_reasoning = 0;
     seed = 20260726;
     for (int i = 0; i < 100000; i++) {
@@ -602,7 +776,8 @@ int main(void)
         cmocka_unit_test(test_mistral),   cmocka_unit_test(test_gpt_oss),
         cmocka_unit_test(test_deepseek),  cmocka_unit_test(test_tags),
         cmocka_unit_test(test_streaming), cmocka_unit_test(test_detect),
-        cmocka_unit_test(test_splits),
+        cmocka_unit_test(test_splits),    cmocka_unit_test(test_broken),
+        cmocka_unit_test(test_cut_short),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     json_decref(schema);

@@ -2,6 +2,7 @@
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -331,6 +332,50 @@ def test_open_files(_):
         assert s.stop() == 0
 
 
+def test_cut_calls(s):
+    """A call that max_tokens cuts short: its whole text is content. In a stream its beginning has been sent and stays as it was."""
+    # arguments that cannot be whole that soon; the special tokens stay possible
+    city = {"type": "object", "properties": {"city": {"type": "string", "minLength": 400}}, "required": ["city"], "additionalProperties": False}
+    tool = {"name": "get_weather", "strict": True, "parameters": city}
+    common = {"temperature": 0, "logit_bias": {str(i): -100 for i in range(128, 256)}}
+
+    def is_text(text):
+        name = text.index('"get_weather"')
+        assert text.startswith("<tool_call>") and '"city"' in text[name:], text
+
+    body = dict(common, messages=HI["messages"], max_tokens=160, reasoning_effort="none", tools=[{"type": "function", "function": tool}], tool_choice="required")
+    c = s.json(CHAT, body)["choices"][0]
+    is_text(c["message"]["content"])
+    assert "tool_calls" not in c["message"] and c["finish_reason"] == "length"
+    deltas = [e["choices"][0] for e in map(json.loads, s.stream(CHAT, body)[:-1])]
+    text = "".join(d["delta"].get("content") or "" for d in deltas)
+    calls = [t for d in deltas for t in d["delta"].get("tool_calls", [])]
+    args = "".join(t["function"]["arguments"] for t in calls)
+    is_text(text)
+    assert calls[0]["function"]["name"] == "get_weather" and {t["index"] for t in calls} == {0} and text.endswith(args) and args[0] == "{"
+    assert deltas[-1]["finish_reason"] == "length" and not any("content" in d["delta"] for d in deltas[:-2] if "tool_calls" in d["delta"])
+    # Anthropic's: a block of each
+    ask = dict(common, messages=HI["messages"], max_tokens=160, tool_choice={"type": "any"}, thinking={"type": "disabled"},
+               tools=[{"name": "get_weather", "strict": True, "input_schema": city}])
+    m = s.json(MESSAGES, ask)
+    assert [b["type"] for b in m["content"]] == ["text"] and m["stop_reason"] == "max_tokens", m
+    is_text(m["content"][0]["text"])
+    events = [json.loads(e) for e in re.findall(r"^data: (.*)$", s.post(MESSAGES, dict(ask, stream=True))[2], re.M)]
+    starts = [e["content_block"]["type"] for e in events if e["type"] == "content_block_start"]
+    assert starts == ["tool_use", "text"] and sum(e["type"] == "content_block_stop" for e in events) == 2
+    is_text("".join(e["delta"]["text"] for e in events if e.get("delta", {}).get("type") == "text_delta"))
+    assert [e["delta"]["stop_reason"] for e in events if e["type"] == "message_delta"] == ["max_tokens"]
+    # Responses: an unfinished item, which a later response does not go on from
+    ask = dict(common, input="hi", max_output_tokens=160, reasoning={"effort": "none"}, tools=[dict(tool, type="function")], tool_choice="required")
+    r = s.json("/v1/responses", ask)
+    assert [i["type"] for i in r["output"]] == ["message"]
+    is_text(r["output"][0]["content"][0]["text"])
+    last = json.loads(s.stream("/v1/responses", ask)[-1].split("data: ")[1])["response"]
+    assert [(i["type"], i["status"]) for i in last["output"]] == [("function_call", "incomplete"), ("message", "incomplete")]
+    is_text(last["output"][1]["content"][0]["text"])
+    s.json("/v1/responses", {"input": "and?", "previous_response_id": last["id"], "max_output_tokens": 16})
+
+
 def test_effort(_):
     """How much a model is to think, in each API's own field, over a template that knows it as gpt-oss's does."""
     s = Server(BUILD, "--chat-template", "tests/data/gpt_oss.jinja")
@@ -427,7 +472,7 @@ def test_built_in(_):
 server = Server(BUILD, "-np", "8", "-c", "8192")
 tests = [test_prompt_logprobs, test_prompt_logprobs_in_company, test_legacy_functions, test_allowed_tools, test_modalities, test_embeddings, test_too_long, test_request_ids,
          test_models, test_encoding, test_cors, test_azure, test_connections_of_one_address, test_trusted_proxy,
-         test_open_files, test_effort, test_built_in]
+         test_open_files, test_effort, test_cut_calls, test_built_in]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]
 try:

@@ -166,6 +166,8 @@ static void show(struct answer *a, const struct steel_chat_event *e)
         printf("[tool call] %.*s(", (int)e->n_text, e->text);
     } else if (e->kind == STEEL_CHAT_CALL_END)
         printf(")\n");
+    else if (e->kind == STEEL_CHAT_CALL_BROKEN)
+        printf("... no call, as the model wrote it:\n");
     else if (e->kind == STEEL_CHAT_TEXT)
         write_text(a->text, stdout, e->text, e->n_text);
     else if (e->n_text)

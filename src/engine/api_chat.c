@@ -324,13 +324,15 @@ static void on_event(void *arg, const struct chat_event *e)
     static const enum steel_chat_event_kind kinds[] = {
         [CHAT_CONTENT] = STEEL_CHAT_TEXT,      [CHAT_REASONING] = STEEL_CHAT_THINKING,
         [CHAT_TOOL_BEGIN] = STEEL_CHAT_CALL,   [CHAT_TOOL_ARGS] = STEEL_CHAT_ARGUMENTS,
-        [CHAT_TOOL_END] = STEEL_CHAT_CALL_END,
+        [CHAT_TOOL_END] = STEEL_CHAT_CALL_END, [CHAT_TOOL_BROKEN] = STEEL_CHAT_CALL_BROKEN,
     };
     struct steel_answer *a = arg;
     chat_message_event(&a->message, e);
     struct news *n = add_news(a, kinds[e->type]);
-    n->call = e->index;
-    n->n = e->type == CHAT_TOOL_END ? 0 : e->len;
+    /* Numbers of calls that were taken back are used again. */
+    int calls = a->message.n_calls;
+    n->call = e->type == CHAT_TOOL_BROKEN ? calls : calls > 0 ? calls - 1 : 0;
+    n->n = e->len;
     buf_add(&a->text, e->text, n->n);
     n->id_at = a->text.len;
     if (e->type == CHAT_TOOL_BEGIN)

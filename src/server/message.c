@@ -10,7 +10,8 @@ void choice_add(struct choice_out *o, enum segment_kind kind, const char *text, 
     struct segment *g = o->n_segments ? &o->segments[o->n_segments - 1] : NULL;
     if (!n && kind != SEGMENT_TOOL)
         return;
-    if (!g || g->kind != kind || (kind == SEGMENT_TOOL && !o->in_tool)) {
+    if (!g || g->kind != kind || (kind == SEGMENT_TOOL && !o->in_tool) ||
+        o->flushed == o->n_segments) {
         o->segments = mem_realloc(o->segments, (size_t)o->n_segments + 1, sizeof *o->segments);
         g = &o->segments[o->n_segments++];
         *g = (struct segment){.kind = kind};
@@ -57,6 +58,22 @@ void choice_forget(struct choice_out *o)
     logprobs_clear(&o->logprobs);
 }
 
+/* The last segment is no call after all. One that the client was told of stays, as far as it was sent. */
+static void take_back(struct choice_out *o)
+{
+    struct segment *g = &o->segments[o->n_segments - 1];
+    if (g->opened) {
+        g->broken = true;
+        o->n_broken++;
+        return;
+    }
+    o->n_text_kept -= g->text.len;
+    buf_clear(&g->text);
+    mem_free(g->name);
+    o->n_segments--;
+    o->n_tools--;
+}
+
 /* What the parser makes of the text. */
 static void on_chat_event(void *arg, const struct chat_event *e)
 {
@@ -87,6 +104,10 @@ static void on_chat_event(void *arg, const struct chat_event *e)
     case CHAT_TOOL_END:
         o->in_tool = false;
         o->stopped_by_parser = o->one_call;
+        break;
+    case CHAT_TOOL_BROKEN:
+        o->in_tool = false;
+        take_back(o);
         break;
     }
 }
@@ -148,7 +169,7 @@ void choice_clear(struct choice_out *o)
 const char *choice_finish_reason(const struct call *c, const struct choice_out *o)
 {
     (void)c;
-    if (o->n_tools && o->finish != FINISH_LENGTH)
+    if (o->n_tools > o->n_broken && o->finish != FINISH_LENGTH)
         return "tool_calls";
     return o->finish == FINISH_LENGTH ? "length" : "stop";
 }

@@ -50,7 +50,7 @@ static void add_item(const struct call *c, const struct choice_out *o, int index
                      bool probs, struct buf *b)
 {
     const struct segment *g = &o->segments[index];
-    bool cut = o->done && o->finish == FINISH_LENGTH && index == o->n_segments - 1;
+    bool cut = g->broken || (o->done && o->finish == FINISH_LENGTH && index == o->n_segments - 1);
     buf_adds(b, "{\"id\":");
     add_item_id(c, g, index, b);
     buf_addf(b, ",\"status\":\"%s\"", !full ? "in_progress" : cut ? "incomplete" : "completed");
@@ -76,11 +76,14 @@ static void add_item(const struct call *c, const struct choice_out *o, int index
     buf_adds(b, "]}");
 }
 
-static void add_output(const struct call *c, struct buf *b)
+/* kept: what a later response goes on from, which has each text once. */
+static void add_output(const struct call *c, bool kept, struct buf *b)
 {
     const struct choice_out *o = &c->choices[0];
-    for (int i = 0; i < o->n_segments; i++) {
-        if (i)
+    for (int i = 0, n = 0; i < o->n_segments; i++) {
+        if (kept && o->segments[i].broken)
+            continue;
+        if (n++)
             buf_addc(b, ',');
         add_item(c, o, i, true, true, b);
     }
@@ -106,7 +109,7 @@ static void add_response(const struct call *c, const char *status, const struct 
     jsonout_text(b, call_model(c));
     buf_adds(b, ",\"output\":[");
     if (over)
-        add_output(c, b);
+        add_output(c, false, b);
     buf_adds(b, "]");
     buf_add(b, c->responses->echo.p, c->responses->echo.len);
     buf_adds(b, ",\"temperature\":");
@@ -137,7 +140,7 @@ static void finish(struct call *c, struct buf *b)
     struct buf output = {0};
     add_response(c, status, NULL, b);
     if (c->responses->keep) {
-        add_output(c, &output);
+        add_output(c, true, &output);
         struct stored r = {.id = c->id,
                            .owner = c->owner ? c->owner : "",
                            .previous = c->responses->previous,

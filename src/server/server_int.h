@@ -63,6 +63,7 @@ enum segment_kind { SEGMENT_TEXT, SEGMENT_REASONING, SEGMENT_TOOL };
 struct segment {
     enum segment_kind kind;
     bool opened;     /* the client was told of it */
+    bool broken;     /* a tool's: and of a call that was none; its text follows */
     struct buf text; /* tool: the arguments, JSON */
     size_t sent;
     char id[32]; /* tool */
@@ -88,10 +89,10 @@ enum logprobs_field {
 };
 
 struct choice_out {
-    struct segment *segments; /* (n) */
-    int n_segments, n_tools;
-    int flushed;        /* segments before this one are with the client entirely */
-    size_t n_text_kept; /* bytes of segments that were not sent */
+    struct segment *segments;          /* (n) */
+    int n_segments, n_tools, n_broken; /* n_broken: of the tools */
+    int flushed;                       /* segments before this one are with the client entirely */
+    size_t n_text_kept;                /* bytes of segments that were not sent */
     struct logprobs logprobs;
     bool role_sent, done, finish_sent, stopped_by_parser;
     enum finish finish;

@@ -203,8 +203,7 @@ static enum scan_result js_done(struct chat_parser *p, bool bare_ok)
         else
             chat_call_args(p, s->args.p, s->args.len);
     }
-    chat_call_end(p);
-    return SCAN_DONE;
+    return chat_call_end(p) ? SCAN_DONE : SCAN_BAD;
 }
 
 static enum scan_result js_string_end(struct chat_parser *p)
@@ -493,18 +492,6 @@ static void py_begin(struct chat_parser *p)
         chat_call_begin(p, p->py.name.p, p->py.name.len);
 }
 
-void py_scan_cut(struct chat_parser *p)
-{
-    chat_call_args(p, p->py.any ? "}" : "{}", p->py.any ? 1 : 2);
-}
-
-static enum scan_result py_bad(struct chat_parser *p)
-{
-    if (p->call_open)
-        py_scan_cut(p);
-    return SCAN_BAD;
-}
-
 enum scan_result py_scan_feed(struct chat_parser *p, char c)
 {
     struct py_scan *s = &p->py;
@@ -523,12 +510,11 @@ enum scan_result py_scan_feed(struct chat_parser *p, char c)
             return SCAN_MORE;
         if (c == ')') {
             py_begin(p);
-            py_scan_cut(p);
-            chat_call_end(p);
-            return SCAN_DONE;
+            chat_call_args(p, s->any ? "}" : "{}", s->any ? 1 : 2);
+            return chat_call_end(p) ? SCAN_DONE : SCAN_BAD;
         }
         if (!is_ident(c, true))
-            return py_bad(p);
+            return SCAN_BAD;
         buf_reset(&s->key);
         buf_addc(&s->key, c);
         s->state = P_KEY;
@@ -541,7 +527,7 @@ enum scan_result py_scan_feed(struct chat_parser *p, char c)
         if (is_space(c))
             return SCAN_MORE;
         if (c != '=')
-            return py_bad(p);
+            return SCAN_BAD;
         py_begin(p);
         buf_reset(&s->value);
         s->depth = 0;
@@ -566,8 +552,7 @@ enum scan_result py_scan_feed(struct chat_parser *p, char c)
             s->state = P_ARG;
             return c == ')' ? py_scan_feed(p, c) : SCAN_MORE;
         } else if (!s->depth && (c == ']' || c == '}')) {
-            py_arg_done(p); /* a bracket too many: the call ends here */
-            return py_bad(p);
+            return SCAN_BAD; /* a bracket too many */
         }
         buf_addc(&s->value, c);
         return SCAN_MORE;

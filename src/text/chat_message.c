@@ -65,6 +65,13 @@ enum chat_format chat_format_detect(const char *t, size_t len)
     return CHAT_PLAIN;
 }
 
+static void call_clear(struct chat_call *c)
+{
+    mem_free(c->id);
+    mem_free(c->name);
+    buf_clear(&c->arguments);
+}
+
 void chat_message_event(void *arg, const struct chat_event *e)
 {
     struct chat_message *m = arg;
@@ -85,21 +92,22 @@ void chat_message_event(void *arg, const struct chat_event *e)
         *c = (struct chat_call){.id = mem_strdup(e->id), .name = mem_strndup(e->text, e->len)};
         break;
     case CHAT_TOOL_ARGS:
-        CHECK(e->index + 1 == m->n_calls, "arguments of a call that is not the open one");
-        buf_add(&m->calls[e->index].arguments, e->text, e->len);
+        CHECK(m->n_calls > 0, "arguments without a call");
+        buf_add(&m->calls[m->n_calls - 1].arguments, e->text, e->len);
         break;
     case CHAT_TOOL_END:
+        break;
+    case CHAT_TOOL_BROKEN:
+        CHECK(m->n_calls > 0, "no call to take back");
+        call_clear(&m->calls[--m->n_calls]);
         break;
     }
 }
 
 void chat_message_clear(struct chat_message *m)
 {
-    for (int i = 0; i < m->n_calls; i++) {
-        mem_free(m->calls[i].id);
-        mem_free(m->calls[i].name);
-        buf_clear(&m->calls[i].arguments);
-    }
+    for (int i = 0; i < m->n_calls; i++)
+        call_clear(&m->calls[i]);
     mem_free(m->calls);
     buf_clear(&m->content);
     buf_clear(&m->reasoning);

@@ -64,6 +64,8 @@ static void put(struct chat_parser *p, enum chat_event_type kind, const char *s,
         flush(p);
     p->out_kind = kind;
     buf_add(&p->out, s, n);
+    if (kind == CHAT_TOOL_ARGS)
+        buf_add(&p->args, s, n);
 }
 
 /* Text whose white space is only shown once something follows it. */
@@ -90,6 +92,11 @@ static void trim(struct chat_parser *p)
     p->trim = true;
 }
 
+static void content(struct chat_parser *p)
+{
+    p->state = S_CONTENT;
+}
+
 void chat_call_begin(struct chat_parser *p, const char *name, size_t len)
 {
     char id[32] = "call_";
@@ -105,8 +112,12 @@ void chat_call_begin(struct chat_parser *p, const char *name, size_t len)
         id[5 + i] = "0123456789abcdefghijklmnopqrstuv"[x >> (i % 8 * 5) & 31];
     }
     flush(p);
+    struct buf space = p->lead;
+    p->lead = p->space;
+    p->space = space;
     buf_reset(&p->space);
     buf_reset(&p->raw);
+    buf_reset(&p->args);
     p->n_calls++;
     p->call_open = true;
     struct chat_event e = {
@@ -131,21 +142,57 @@ void chat_value_char(struct chat_parser *p, char c)
     }
 }
 
-void chat_call_end(struct chat_parser *p)
+static void end_call(struct chat_parser *p, enum chat_event_type type)
 {
     flush(p);
     p->call_open = false;
-    struct chat_event e = {.type = CHAT_TOOL_END, .index = p->n_calls - 1, .text = ""};
+    struct chat_event e = {.type = type, .index = p->n_calls - 1, .text = ""};
     p->opt.event(p->opt.arg, &e);
+}
+
+/* Whether the arguments are JSON. Line breaks inside strings, which are none, and bytes that are no
+ * characters are let through: clients cope with them. */
+static bool args_are_json(const struct chat_parser *p)
+{
+    struct buf text = {0};
+    for (size_t i = 0; i < p->args.len; i++) {
+        unsigned char c = (unsigned char)p->args.p[i];
+        buf_addc(&text, c < 0x20 ? ' ' : c >= 0x80 ? '?' : (char)c);
+    }
+    json_t *j = json_loadb(text.p ? text.p : "", text.len,
+                           JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL);
+    bool ok = j != NULL;
+    json_decref(j);
+    buf_clear(&text);
+    return ok;
+}
+
+bool chat_call_end(struct chat_parser *p)
+{
+    if (!args_are_json(p)) {
+        chat_call_break(p);
+        return false;
+    }
+    end_call(p, CHAT_TOOL_END);
+    p->ended = true;
     trim(p);
+    return true;
+}
+
+void chat_call_break(struct chat_parser *p)
+{
+    end_call(p, CHAT_TOOL_BROKEN);
+    p->n_broken++;
+    buf_reset(&p->space); /* the arguments' */
+    buf_add(&p->whole, p->in.p + p->step_at, p->pos - p->step_at);
+    p->step_at = p->pos;
+    chat_put(p, CHAT_CONTENT, p->lead.p, p->lead.len);
+    chat_put(p, CHAT_CONTENT, p->whole.p, p->whole.len);
+    buf_reset(&p->whole);
+    content(p);
 }
 
 /* ------------------------------------------------------------------ input */
-
-static void content(struct chat_parser *p)
-{
-    p->state = S_CONTENT;
-}
 
 /* The call turned out to be none: its text is content, read on from here. */
 void chat_not_a_call(struct chat_parser *p)
@@ -348,12 +395,10 @@ static bool scanned(struct chat_parser *p, enum scan_result r, enum state done)
         p->pos++;
         return true;
     }
-    if (!p->call_open) {
+    if (p->call_open)
+        chat_call_break(p);
+    else
         chat_not_a_call(p);
-        return true;
-    }
-    chat_call_end(p);
-    p->state = call_close(p)[0] ? S_SKIP : S_CONTENT;
     return true;
 }
 
@@ -363,8 +408,8 @@ static void xml_end(struct chat_parser *p)
         chat_call_args(p, "}", 1);
     else
         chat_call_args(p, "{}", 2);
-    chat_call_end(p);
-    p->state = S_CLOSE;
+    if (chat_call_end(p))
+        p->state = S_CLOSE;
 }
 
 static void xml_param_end(struct chat_parser *p)
@@ -423,9 +468,13 @@ static bool step_xml(struct chat_parser *p)
     case X_BODY:
         if (c == '<') {
             int a = chat_match(p, "<parameter="), b = chat_match(p, "</function>"),
-                d = chat_match(p, "</tool_call>");
-            if (a < 0 || b < 0 || d < 0)
+                d = chat_match(p, "</tool_call>"), e = chat_match(p, "</parameter>");
+            if (a < 0 || b < 0 || d < 0 || e < 0)
                 return false;
+            if (e) { /* once more than needed */
+                p->pos += strlen("</parameter>");
+                return true;
+            }
             if (a) {
                 p->pos += strlen("<parameter=");
                 buf_reset(&p->js.name);
@@ -439,12 +488,15 @@ static bool step_xml(struct chat_parser *p)
                 return true;
             }
         }
-        p->pos++; /* white space, or what should not be here */
+        if (chat_space_here(p))
+            p->pos++;
+        else
+            chat_call_break(p);
         return true;
     case X_PARAM:
         m = xml_name(p, &p->js.name);
         if (m < 0)
-            p->mode = X_BODY;
+            chat_call_break(p);
         if (m > 0) {
             struct buf key = {0};
             buf_adds(&key, p->xml_any ? ", \"" : "{\"");
@@ -509,10 +561,10 @@ bool chat_step_args(struct chat_parser *p)
     } else if (c == '{' || c == '[') {
         s->depth++;
     } else if ((c == '}' || c == ']') && --s->depth <= 0) {
-        chat_call_end(p);
         content(p);
+        return chat_call_end(p);
     }
-    return true;
+    return false;
 }
 
 static bool step_mistral(struct chat_parser *p)
@@ -567,7 +619,8 @@ static bool step_mistral(struct chat_parser *p)
         }
         return true;
     case M_ARGS:
-        return chat_step_args(p);
+        chat_step_args(p);
+        return true;
     default: /* C_JSON, an object of the list */
         return scanned(p, json_scan_feed(p, c, true), S_BETWEEN);
     }
@@ -580,8 +633,7 @@ static bool step_deepseek(struct chat_parser *p)
     char c = chat_here(p);
     int m;
     if (p->mode == D_ARGS) {
-        chat_step_args(p);
-        if (!p->call_open)
+        if (chat_step_args(p))
             chat_next_call(p, D_END);
         return true;
     }
@@ -723,18 +775,6 @@ static bool step_close(struct chat_parser *p)
     return true;
 }
 
-static bool step_skip(struct chat_parser *p)
-{
-    int m = chat_accept(p, call_close(p));
-    if (m < 0)
-        return false;
-    if (m)
-        content(p);
-    else
-        p->pos++;
-    return true;
-}
-
 /* ------------------------------------------------------------------ gpt-oss */
 
 enum { G_REASONING, G_CONTENT, G_TOOL };
@@ -802,9 +842,10 @@ static bool step_body(struct chat_parser *p)
         if (p->mode == G_TOOL) {
             if (!p->wrote_args)
                 chat_call_args(p, "{}", 2);
-            chat_call_end(p);
+            p->wrote_args = false;
+            if (!chat_call_end(p))
+                return true;
         }
-        p->wrote_args = false;
         trim(p);
         p->state = i < 3 ? S_CONTENT : S_HEADER;
         return true;
@@ -822,10 +863,23 @@ static bool step_body(struct chat_parser *p)
 
 /* ------------------------------------------------------------------ the parser */
 
+/* After a step: what it took belongs to the text of a call, or of what may be one. */
+static void keep_whole(struct chat_parser *p)
+{
+    bool in_call =
+        p->call_open || p->state == S_CALL || p->state == S_BETWEEN || p->state == S_HEADER;
+    if (p->ended || !in_call)
+        buf_reset(&p->whole);
+    else
+        buf_add(&p->whole, p->in.p + p->step_at, p->pos - p->step_at);
+    p->ended = false;
+}
+
 static void run(struct chat_parser *p)
 {
     bool more = true;
     while (more && p->pos < p->in.len) {
+        p->step_at = p->pos;
         switch (p->state) {
         case S_START:
             more = step_start(p);
@@ -842,9 +896,6 @@ static void run(struct chat_parser *p)
         case S_CLOSE:
             more = step_close(p);
             break;
-        case S_SKIP:
-            more = step_skip(p);
-            break;
         case S_BETWEEN:
             more = step_between(p);
             break;
@@ -855,12 +906,14 @@ static void run(struct chat_parser *p)
             more = step_body(p);
             break;
         }
+        keep_whole(p);
     }
     if (p->pos) {
         p->in.len -= p->pos;
         memmove(p->in.p, p->in.p + p->pos, p->in.len);
         p->pos = 0;
     }
+    p->step_at = 0;
 }
 
 struct chat_parser *chat_parser_new(enum chat_format f, const struct chat_parse_options *opt)
@@ -889,21 +942,15 @@ void chat_parser_finish(struct chat_parser *p)
 {
     p->final = true;
     run(p);
-    if (p->state == S_CALL || p->state == S_BETWEEN || p->state == S_BODY) {
-        if (p->call_open) { /* cut off in the middle: what is there is there */
-            if (p->format == CHAT_QWEN_XML && p->mode != C_JSON) {
-                if (p->mode == X_FIRST || p->mode == X_VALUE)
-                    xml_param_end(p);
-                chat_call_args(p, p->xml_any ? "}" : "{}", p->xml_any ? 1 : 2);
-            } else if (p->format == CHAT_PYTHONIC) {
-                py_scan_cut(p);
-            } else if (p->mode != C_JSON) {
-                chat_tags_cut(p);
-            }
-            chat_call_end(p);
-        } else if (p->state != S_BODY && p->raw.len) {
-            chat_not_a_call(p);
-        }
+    if (p->call_open && p->state == S_BODY && p->wrote_args) {
+        chat_call_end(p); /* the token that ends it ended the generation */
+    } else if (p->call_open) {
+        chat_call_break(p);
+    } else if ((p->state == S_CALL || p->state == S_BETWEEN) && p->raw.len) {
+        chat_not_a_call(p);
+    } else if (p->state == S_HEADER && p->opt.tools && has_word(&p->tag, "to=")) {
+        chat_put(p, CHAT_CONTENT, p->whole.p, p->whole.len);
+        content(p);
     }
     if (p->state == S_CONTENT || p->state == S_START)
         put(p, CHAT_CONTENT, p->space.p, p->space.len);
@@ -912,16 +959,16 @@ void chat_parser_finish(struct chat_parser *p)
 
 int chat_parser_calls(const struct chat_parser *p)
 {
-    return p->n_calls;
+    return p->n_calls - p->n_broken;
 }
 
 void chat_parser_free(struct chat_parser *p)
 {
     if (!p)
         return;
-    struct buf *bufs[] = {&p->in,      &p->out,     &p->space,   &p->raw,
-                          &p->tag,     &p->js.text, &p->js.name, &p->js.id,
-                          &p->js.args, &p->py.name, &p->py.key,  &p->py.value};
+    struct buf *bufs[] = {&p->in,      &p->out,      &p->space, &p->raw,     &p->tag,
+                          &p->js.text, &p->js.name,  &p->js.id, &p->js.args, &p->py.name,
+                          &p->py.key,  &p->py.value, &p->whole, &p->lead,    &p->args};
     for (size_t i = 0; i < sizeof bufs / sizeof *bufs; i++)
         buf_clear(bufs[i]);
     mem_free(p);

@@ -1,7 +1,9 @@
 /*
  * The model's text back into a message: content, reasoning and tool calls, while it streams.
- * One parser for all formats. Text that could still turn out to be part of a tag is held back, so
- * nothing shown is ever withdrawn; arguments of a call stream as soon as its name is known.
+ * One parser for all formats. Text that could still turn out to be part of a tag is held back, and
+ * arguments of a call stream as soon as its name is known. A call that then breaks off, or whose
+ * arguments are no JSON, is taken back by CHAT_TOOL_BROKEN, and its text comes as content: whoever has
+ * passed its beginning on cannot take that back, but no text is lost.
  *
  * Invariant: the events' concatenation depends on the whole text alone, never on how it was cut.
  *
@@ -45,6 +47,7 @@ enum chat_event_type {
     CHAT_TOOL_BEGIN, /* text is the function's name, id the call's id */
     CHAT_TOOL_ARGS,  /* text is the next piece of the arguments' JSON */
     CHAT_TOOL_END,
+    CHAT_TOOL_BROKEN, /* instead: it was none, or was cut; its whole text follows as content */
 };
 
 struct chat_event {
@@ -69,7 +72,7 @@ struct chat_parser;
 struct chat_parser *chat_parser_new(enum chat_format f, const struct chat_parse_options *opt);
 void chat_parser_push(struct chat_parser *p, const char *text, size_t len);
 void chat_parser_finish(struct chat_parser *p);     /* what was held back is resolved; call once */
-int chat_parser_calls(const struct chat_parser *p); /* tool calls begun so far */
+int chat_parser_calls(const struct chat_parser *p); /* tool calls begun and not broken */
 void chat_parser_free(struct chat_parser *p);
 
 /* Collects events into a message. */

@@ -31,7 +31,6 @@ enum state {
     S_REASONING,
     S_CALL,    /* inside one call of the format */
     S_CLOSE,   /* after a call: its closing tag */
-    S_SKIP,    /* after a broken call: to its closing tag */
     S_BETWEEN, /* between calls of a list */
     S_HEADER,  /* gpt-oss: between <|start|> or <|channel|> and <|message|> */
     S_BODY,    /* gpt-oss: the message */
@@ -53,8 +52,13 @@ struct chat_parser {
     bool reasoned;                 /* gpt-oss: some reasoning was given out */
     bool wrote_args;               /* gpt-oss: the open call has arguments */
     bool call_open;                /* TOOL_BEGIN was given, TOOL_END not yet */
-    int n_calls;
-    int mode; /* of the format: which variant, or the gpt-oss channel */
+    bool ended;                    /* this step ended a call */
+    int n_calls, n_broken;         /* begun; of these */
+    struct buf whole;              /* text of the call at work, before this step */
+    struct buf lead;               /* white space before it */
+    struct buf args;               /* its arguments so far */
+    size_t step_at;                /* where this step began, in `in` */
+    int mode;                      /* of the format: which variant, or the gpt-oss channel */
     struct json_scan js;
     struct py_scan py;
     /* XML calls */
@@ -103,20 +107,23 @@ void chat_not_a_call(struct chat_parser *p);
 /* A call that begins with the text raw; the next one of a frame. */
 void chat_start_call(struct chat_parser *p, int mode, const char *raw);
 void chat_next_call(struct chat_parser *p, int mode);
-/* Arguments as a bare JSON object: out as they come, up to the closing bracket. */
+/* Arguments as a bare JSON object: out as they come, up to the closing bracket. True: the call is over,
+ * and whole. */
 bool chat_step_args(struct chat_parser *p);
 void chat_call_begin(struct chat_parser *p, const char *name, size_t len);
 void chat_call_args(struct chat_parser *p, const char *s, size_t n);
 /* A character of a value between tags: of a text, escaped; of other JSON, kept until it is whole. */
 void chat_value_char(struct chat_parser *p, char c);
-void chat_call_end(struct chat_parser *p);
+/* False: the arguments are no JSON, and the call is broken. */
+bool chat_call_end(struct chat_parser *p);
+/* The open call is none: all of its text is content, read on from here. */
+void chat_call_break(struct chat_parser *p);
 void chat_put(struct chat_parser *p, enum chat_event_type kind, const char *s, size_t n);
 
 /* chat_tags.c: GLM, MiniMax, Kimi, Gemma */
 const char *chat_tags_frame(enum chat_format f); /* what their calls begin with */
 void chat_tags_start(struct chat_parser *p);     /* after that */
 bool chat_tags_step(struct chat_parser *p);      /* false: wait */
-void chat_tags_cut(struct chat_parser *p); /* closes the arguments of a call that breaks off */
 void chat_tags_value_end(struct chat_parser *p);
 
 /* chat_calls.c */
@@ -125,7 +132,6 @@ void json_scan_reset(struct json_scan *s);
 enum scan_result json_scan_feed(struct chat_parser *p, char c, bool bare_ok);
 void py_scan_reset(struct py_scan *s);
 enum scan_result py_scan_feed(struct chat_parser *p, char c);
-void py_scan_cut(struct chat_parser *p); /* closes the arguments of a call that breaks off */
 /* The value of an XML parameter as JSON: by the schema's type, else by its looks. */
 void xml_value(struct chat_parser *p, const char *s, size_t n);
 /* Whether the schema says that parameter of that function is a string. */

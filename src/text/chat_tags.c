@@ -1,8 +1,8 @@
 /*
  * Tool calls written between tags of their own: GLM, MiniMax, Kimi and Gemma. Frames, names and values;
  * what a call is begun and ended by is chat_parse.c's. A call begins once its name is complete and
- * what follows can be nothing else; before that a failure leaves the text as content. A call that breaks
- * off afterwards ends, and the rest is content.
+ * what follows can be nothing else; before that a failure leaves the text as content, afterwards it breaks
+ * the call.
  */
 #include "text/chat_parse_int.h"
 
@@ -61,15 +61,6 @@ static void keep(struct chat_parser *p)
 {
     buf_addc(&p->raw, chat_here(p));
     p->pos++;
-}
-
-/* The open call ends here, whole or not; what follows is content. */
-static void break_off(struct chat_parser *p)
-{
-    if (p->format == CHAT_GLM || p->format == CHAT_MINIMAX)
-        chat_call_args(p, p->xml_any ? "}" : "{}", p->xml_any ? 1 : 2);
-    chat_call_end(p);
-    p->state = S_CONTENT;
 }
 
 static bool is_name(const struct buf *b)
@@ -210,14 +201,13 @@ static bool step_body(struct chat_parser *p, const struct tags *t)
     } else if (end) {
         p->pos += strlen(t->call_end);
         chat_call_args(p, p->xml_any ? "}" : "{}", p->xml_any ? 1 : 2);
-        chat_call_end(p);
         p->state = S_CONTENT;
-        if (t->frame_end[0])
+        if (chat_call_end(p) && t->frame_end[0])
             chat_next_call(p, T_OPEN);
     } else if (chat_space_here(p)) {
         p->pos++;
     } else {
-        break_off(p);
+        chat_call_break(p);
     }
     return true;
 }
@@ -252,7 +242,7 @@ static bool step_key(struct chat_parser *p, const struct tags *t)
         if (!t->value[0])
             begin_value(p);
     } else if (p->js.name.len > MAX_NAME) {
-        break_off(p);
+        chat_call_break(p);
     } else {
         buf_addc(&p->js.name, chat_here(p));
         p->pos++;
@@ -284,7 +274,7 @@ static bool step_gap(struct chat_parser *p, const struct tags *t)
         p->pos += strlen(t->value);
         begin_value(p);
     } else {
-        break_off(p);
+        chat_call_break(p);
     }
     return true;
 }
@@ -365,10 +355,8 @@ static bool step_gemma(struct chat_parser *p)
     gemma_word(p, c == ':');
     chat_call_args(p, &c, 1);
     s->depth += c == '{' || c == '[' ? 1 : c == '}' || c == ']' ? -1 : 0;
-    if (s->depth <= 0) {
-        chat_call_end(p);
+    if (s->depth <= 0 && chat_call_end(p))
         p->mode = T_END;
-    }
     return true;
 }
 
@@ -407,8 +395,7 @@ bool chat_tags_step(struct chat_parser *p)
     case T_ARGS:
         if (p->format == CHAT_GEMMA)
             return step_gemma(p);
-        chat_step_args(p);
-        if (!p->call_open)
+        if (chat_step_args(p))
             chat_next_call(p, T_END);
         return true;
     case T_END:
@@ -421,13 +408,4 @@ bool chat_tags_step(struct chat_parser *p)
 void chat_tags_start(struct chat_parser *p)
 {
     chat_start_call(p, T_OPEN, chat_tags_frame(p->format));
-}
-
-void chat_tags_cut(struct chat_parser *p)
-{
-    if (p->format != CHAT_GLM && p->format != CHAT_MINIMAX)
-        return;
-    if (p->mode == T_VALUE)
-        chat_tags_value_end(p);
-    chat_call_args(p, p->xml_any ? "}" : "{}", p->xml_any ? 1 : 2);
 }
