@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -490,6 +491,71 @@ def kept_nvfp4():
     router_nvfp4()
 
 
+def fp8(rows, n, seed):
+    """Random codes; none of them is NaN."""
+    r = random.Random(seed)
+    return bytes(r.choice((0, 128)) | r.randrange(0x20, 0x58) for _ in range(rows * n))
+
+
+def packed_folder(base, folder, pattern, kind, change=None):
+    """The golden model with matrices of random FP8 or NVFP4 in place of those whose names have the pattern."""
+    shutil.copytree(base, folder)
+    config = json.load(open(base + "/config.json"))
+    tensors = read_safetensors(base + "/model.safetensors")
+    if change:
+        change(config.get("text_config", config), tensors)
+    config["quantization_config"] = {"quant_method": "fp8" if kind == "fp8" else "modelopt"}
+    packed = [x for x in tensors if re.search(pattern, x)]
+    assert packed
+    for i, name in enumerate(packed):
+        _, (rows, n), _ = tensors.pop(name)
+        if kind == "fp8":
+            tensors[name] = ("F8_E4M3", [rows, n], fp8(rows, n, i))
+            tensors[name + "_scale_inv"] = ("F32", [1], struct.pack("<f", 0.031))
+        else:
+            codes, scales, _, _ = nvfp4(rows, n, i)
+            tensors[name] = ("U8", [rows, n // 2], codes)
+            tensors[name + "_scale"] = ("F8_E4M3", [rows, n // 16], scales)
+            tensors[name + "_scale_2"] = ("F32", [1], struct.pack("<f", 0.0021))
+    json.dump(config, open(folder + "/config.json", "w"))
+    write_safetensors(folder + "/model.safetensors", tensors)
+    return len(packed)
+
+
+def wide_heads(config, tensors):
+    """Heads of 64 values in Qwen3.5's delta net, so that a block of NVFP4 is within one."""
+    config["linear_value_head_dim"] = config["linear_key_head_dim"] = 64
+    heads, keys = config["linear_num_value_heads"], 2 * 64 * config["linear_num_key_heads"]
+    for name, (_, shape, _) in list(tensors.items()):
+        end = name.rsplit("linear_attn.")[-1]
+        new = {"in_proj_qkv.weight": [keys + 64 * heads, shape[-1]], "in_proj_z.weight": [64 * heads, shape[-1]],
+               "out_proj.weight": [shape[0], 64 * heads], "norm.weight": [64],
+               "conv1d.weight": [keys + 64 * heads, 1, shape[-1]]}.get(end)
+        if new and end != name:
+            n = new[0] * (new[-1] if len(new) > 1 else 1)
+            tensors[name] = ("F32", new, floats(n, n))
+
+
+def packed_heads():
+    """Packed matrices whose rows or columns GGUF has in another order, or cuts by head."""
+    delta = r"linear_attn\.(in_proj_(qkv|z|a|b)|out_proj)\.weight"
+    f32, out32 = ["--type", "f32"], ["--tensor", "ssm_out=F32"]
+    # latent heads are halves when a folder is read, too
+    for m, pattern, kind, flags, change, kept in (
+            ("deepseek_v3", r"kv_b_proj\.weight", "fp8", [], None, 0), ("qwen3_5", delta, "fp8", f32, None, 0),
+            ("qwen3_5", delta, "nvfp4", f32, wide_heads, 0), ("qwen3_5", delta, "nvfp4", out32, None, 4),
+            ("qwen3_5", delta, "nvfp4", [], wide_heads, 5)):
+        folder, out, ids = path("heads"), path("heads.gguf"), f"{MICRO}/{m}/golden.bin"
+        n = packed_folder(f"{MICRO}/{m}", folder, pattern, kind, change)
+        r = ok("convert", folder, out, *flags)
+        exact = logits(folder, ids)
+        d, spread = max_difference(logits(out, ids), exact), max_difference(exact[:1], exact[1:2])
+        print(f"  {m}: {n} of {kind} {' '.join(flags)}: {d:.1e}")
+        assert d < 1e-4 and spread > 1, (m, kind, flags, d, spread)
+        assert not kept or f"{n * kept // 5} tensors of NVFP4 stay as they are, bit for bit" in r.stderr, r.stderr
+        shutil.rmtree(folder)
+
+
 def hostile_nvfp4(ids):
     out = path("bad-nvfp4.gguf")
     name = "blk.0.ffn_up_exps.scale"
@@ -942,7 +1008,8 @@ def nothing_left_behind():
 
 def main():
     parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind, micro_models,
-             rounded_yarn, guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, overrides]
+             rounded_yarn, guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, packed_heads,
+             overrides]
     more = [golden_models, golden_quantized, golden_overrides, golden_packed, golden_fp8, golden_vocabulary]
     if HAVE_GOLDEN:
         parts += more

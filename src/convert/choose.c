@@ -36,8 +36,8 @@ static enum dtype source_type(const struct out_tensor *o)
         else if (type != all)
             all = is_float(type) && is_float(all) ? DT_F32 : DT_NONE;
     }
-    bool kept = is_float(all) || all == DT_MXFP4 || (all == DT_NVFP4 && !o->n_merges);
-    return kept ? all : DT_NONE;
+    bool packed = (all == DT_MXFP4 || (all == DT_NVFP4 && !o->n_merges)) && transcode_copies(o);
+    return is_float(all) || packed ? all : DT_NONE;
 }
 
 /* The type that the user asks for by the tensor's name, or DT_NONE. */

@@ -216,14 +216,6 @@ static bool matrix_source(struct plan *p, const struct want *want, const struct 
     return check_type(p, t);
 }
 
-/* Rows and columns change places one by one: packed ones do not. */
-static bool in_order(struct plan *p, const struct source *s)
-{
-    return s->layout.kind == LAYOUT_PLAIN ||
-           error_set(p->err, "%s: tensor %s: packed, and GGUF wants its heads in another order",
-                     p->f->path, s->data->name);
-}
-
 /* All rows of a weight that are parts of one tensor, as another one; or that tensor as it is. */
 static bool add_as(struct plan *p, const struct want *want)
 {
@@ -242,7 +234,7 @@ static bool add_as(struct plan *p, const struct want *want)
             o->order[at] = want->as_is
                                ? (int32_t)at
                                : want->rows[k].first + want->rows[k].step * (r / run) + r % run;
-    return matrix_source(p, want, first, 0, false, &o->mats[0]) && in_order(p, &o->mats[0]);
+    return matrix_source(p, want, first, 0, false, &o->mats[0]);
 }
 
 /* A matrix for each head out of a tensor of all. */
@@ -253,28 +245,25 @@ static bool add_heads(struct plan *p, const struct want *want, const struct name
     int H = want->n_expert, n = want->n_in;
     names_of(p, name, want->layer, 0, "weight", to, from);
     struct out_tensor *o = transcode_add(p->t, to, 3, (const int64_t[]){n, rows->n, H});
-    names_of(p, rows->name, want->layer, 0, "weight", to, from);
-    const struct tensor *t = find_full(p, from);
-    if (!t)
-        return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
-    if (!check_shape(p, t, rows->across ? rows->n : n, (int64_t)H * rows->pitch) ||
-        !check_type(p, t))
-        return false;
     o->rows = rows->n;
     o->n_mats = H;
     o->mats = mem_zalloc((size_t)H, sizeof *o->mats);
-    for (int h = 0; h < H; h++)
-        o->mats[h] = (struct source){.data = t,
-                                     .step = 1,
-                                     .of = rows->across ? rows->n : H * rows->pitch,
-                                     .across = rows->across,
-                                     .offset = (int64_t)h * rows->pitch + rows->skip};
+    struct source all = {0};
+    struct want one = {.layer = want->layer, .n_in = rows->across ? rows->n : n, .n_expert = 1};
+    struct rows whole = {.name = rows->name, .n = H * rows->pitch};
+    if (!matrix_source(p, &one, &whole, 0, false, &all))
+        return false;
+    for (int h = 0; h < H; h++) {
+        o->mats[h] = all;
+        o->mats[h].of = rows->across ? rows->n : H * rows->pitch;
+        o->mats[h].across = rows->across;
+        o->mats[h].offset = (int64_t)h * rows->pitch + rows->skip;
+    }
     return true;
 }
 
-/* The order in which a GGUF has the rows, or columns, of a plain tensor. */
-static bool reorder(struct plan *p, const struct want *want, const struct rows *rows,
-                    struct out_tensor *o)
+/* The order in which a GGUF has the rows, or columns, of a tensor. */
+static void reorder(const struct want *want, const struct rows *rows, struct out_tensor *o)
 {
     const struct tiles *t = &rows->tiles;
     struct source *s = &o->mats[0];
@@ -285,7 +274,6 @@ static bool reorder(struct plan *p, const struct want *want, const struct rows *
     *(t->columns ? &o->columns : &o->order) = order;
     s->of = rows->n;
     s->step = 1;
-    return in_order(p, s);
 }
 
 /* Rows of a weight, of all experts, as one GGUF tensor. */
@@ -304,7 +292,9 @@ static bool add_rows(struct plan *p, const struct want *want, const struct rows 
     for (int e = 0; e < (stacked ? 1 : experts); e++)
         if (!matrix_source(p, want, rows, e, stacked, &o->mats[e]))
             return false;
-    return !rows->tiles.groups || reorder(p, want, rows, o);
+    if (rows->tiles.groups)
+        reorder(want, rows, o);
+    return true;
 }
 
 static bool add_weight(struct plan *p, const struct want *want)

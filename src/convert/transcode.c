@@ -138,14 +138,57 @@ static bool read_packed(const struct transcode *t, const struct source *s,
     return ok;
 }
 
-/* n rows from output row r on (woven: one) of the packed matrix that chunk c is of. */
+/* Rows that lie in another order are read one by one. */
+static bool in_order(const struct out_tensor *o)
+{
+    return !o->heads && !o->order;
+}
+
+/* n rows from output row r on (in another order: one) of the packed matrix that chunk c is of. */
 static struct layout_rows packed_rows(const struct out_tensor *o, const struct source *s,
                                       const struct chunk *c, int64_t r, int n)
 {
+    int row = o->order ? o->order[r] : s->first + s->step * (int)woven_row(o, r);
     return (struct layout_rows){.index = s->layout.n_stack ? c->mat : 0,
-                                .first = s->first + s->step * (int)woven_row(o, r),
+                                .first = (int)s->offset + row,
                                 .step = s->step,
                                 .n = n};
+}
+
+/* The rows of a chunk out of a packed matrix. Across, its rows are columns of ours. */
+static bool unpack_chunk(const struct transcode *t, const struct out_tensor *o,
+                         const struct source *s, const struct chunk *c, float *out,
+                         struct error *err)
+{
+    size_t n = (size_t)o->dims[0], rows = (size_t)c->rows;
+    if (!s->across && in_order(o) && !o->columns) {
+        struct layout_rows all = packed_rows(o, s, c, c->row, c->rows);
+        return read_packed(t, s, &all, out, err);
+    }
+    float *one = mem_zalloc((size_t)s->layout.n_in, sizeof *one);
+    bool ok = true;
+    for (size_t i = 0; ok && i < (s->across ? n : rows); i++) {
+        struct layout_rows row =
+            packed_rows(o, s, c, s->across ? (int64_t)i : c->row + (int64_t)i, 1);
+        ok = read_packed(t, s, &row, one, err);
+        for (size_t k = 0; ok && s->across && k < rows; k++)
+            out[k * n + i] = one[(size_t)c->row + k];
+        for (size_t j = 0; ok && !s->across && j < n; j++)
+            out[i * n + j] = one[o->columns ? (size_t)o->columns[j] : j];
+    }
+    mem_free(one);
+    return ok;
+}
+
+bool transcode_copies(const struct out_tensor *o)
+{
+    if (o->mats[0].across)
+        return false;
+    int64_t len = dtype_table[o->mats[0].layout.type].block_len;
+    for (int64_t j = 0; o->columns && j < o->dims[0]; j++)
+        if (o->columns[j] % len != j % len || o->columns[j] - j % len != o->columns[j - j % len])
+            return false;
+    return true;
 }
 
 /* Row r of the part of a tensor that s is; `base` rows of the tensor are before the matrix. */
@@ -188,17 +231,11 @@ static bool read_rows(const struct transcode *t, const struct out_tensor *o, con
             out[i] *= o->scales[c->mat];
         return true;
     }
-    if (is_packed(s) && !o->heads) {
-        struct layout_rows rows = packed_rows(o, s, c, c->row, c->rows);
-        return read_packed(t, s, &rows, out, err);
-    }
+    if (is_packed(s))
+        return unpack_chunk(t, o, s, c, out, err);
     for (int32_t i = 0; i < c->rows; i++, out += n) {
         int64_t row = base + woven_row(o, c->row + i);
-        struct layout_rows one = packed_rows(o, s, c, c->row + i, 1);
-        if (is_packed(s)) {
-            if (!read_packed(t, s, &one, out, err))
-                return false;
-        } else if (s->of) {
+        if (s->of) {
             read_part(o, s, base, c->row + i, n, out);
         } else {
             quantize_load(s->data->type,
@@ -278,20 +315,34 @@ struct buffers {
     uint8_t *blocks;         /* (4 max_values) */
 };
 
-/* The rows of a packed matrix in its own type, bit for bit. Woven ones come one by one. */
+/* Blocks of rows into the order of the columns; spare: as many bytes. */
+static void move_blocks(const struct out_tensor *o, size_t rows, uint8_t *data, uint8_t *spare)
+{
+    size_t len = (size_t)dtype_table[o->type].block_len, each = dtype_bytes(o->type, len);
+    size_t n = (size_t)o->dims[0] / len;
+    memcpy(spare, data, rows * n * each);
+    for (size_t i = 0; i < rows * n; i++) {
+        size_t from = i / n * n + (size_t)o->columns[i % n * len] / len;
+        memcpy(data + i * each, spare + from * each, each);
+    }
+}
+
+/* The rows of a packed matrix in its own type, bit for bit. */
 static bool copy_packed(const struct run *r, const struct out_tensor *o, const struct source *s,
-                        const struct chunk *c, uint8_t *out, struct error *err)
+                        const struct chunk *c, struct buffers *b, struct error *err)
 {
     size_t row_bytes = dtype_bytes(o->type, (size_t)o->dims[0]);
-    int step = o->heads ? 1 : c->rows;
+    int step = in_order(o) ? c->rows : 1;
     for (int32_t i = 0; i < c->rows; i += step) {
         float scale; /* of the whole matrix: a tensor of its own (folder.c) */
         struct layout_rows rows = packed_rows(o, s, c, c->row + i, step);
-        struct layout_planes to = {.data = out + (size_t)i * row_bytes, .scale = &scale};
+        struct layout_planes to = {.data = b->blocks + (size_t)i * row_bytes, .scale = &scale};
         bool permuted;
         if (!layout_read(&s->layout, r->t->in->path, &rows, &to, &permuted, err))
             return false;
     }
+    if (o->columns)
+        move_blocks(o, (size_t)c->rows, b->blocks, (uint8_t *)b->values);
     return true;
 }
 
@@ -306,8 +357,9 @@ static bool do_chunk(struct run *r, const struct chunk *c, struct buffers *b, st
     const void *data = b->blocks;
     if (s && !o->n_merges && is_plain(s) && !o->heads && s->data->type == o->type) {
         data = s->data->data + (size_t)row * row_bytes;
-    } else if (s && !o->n_merges && is_packed(s) && s->layout.type == o->type) {
-        if (!copy_packed(r, o, s, c, b->blocks, err))
+    } else if (s && !o->n_merges && is_packed(s) && s->layout.type == o->type &&
+               transcode_copies(o)) {
+        if (!copy_packed(r, o, s, c, b, err))
             return false;
     } else {
         if (!read_rows(r->t, o, c, b->values, err))

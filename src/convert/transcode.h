@@ -19,7 +19,7 @@ struct source {
      * of 0: all of them. across: it is stored transposed. */
     int first, step, of;
     bool across;
-    int64_t offset; /* rows of the tensor before the matrix; of is set */
+    int64_t offset; /* rows of the tensor before the matrix; a plain one's of is set */
 };
 
 /* A change that is added to the rows of a tensor before they are written. */
@@ -42,8 +42,8 @@ struct out_tensor {
     /* > 0: rows of each of so many heads are woven, first half with second half: the order GGUF
      * wants of the llama architecture's q and k */
     int heads;
-    /* Where the parts of a tensor (source.of) lie in another order: source rows, and columns, of those
-     * of the output. (rows), (dims[0]), owned; NULL = as they are */
+    /* Where the parts of a tensor (a plain one's source.of) lie in another order: source rows, and
+     * columns, of those of the output. (rows), (dims[0]), owned; NULL = as they are */
     int32_t *order, *columns;
     bool weighted;             /* importance is known under this name */
     struct merge_part *merges; /* (n_merges) owned */
@@ -65,6 +65,8 @@ struct transcode {
 struct out_tensor *transcode_add(struct transcode *t, const char *name, int n_dims,
                                  const int64_t *dims);
 int transcode_sources(const struct out_tensor *o); /* how many mats has */
+/* Whether packed matrices can be written in their own type: no block is taken apart. */
+bool transcode_copies(const struct out_tensor *o);
 void transcode_clear(struct transcode *t);
 
 /* Declares the tensors to the writer, begins the file and writes all data. The caller finishes it. */
