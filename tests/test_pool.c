@@ -503,8 +503,7 @@ static void run_slowly(void *arg, int ith, int first, int last)
     }
 }
 
-/* Between pieces that take longer than it waits, it is looked each time; where nothing is to be looked after, never. Each
- * piece runs once either way. */
+/* It is looked between pieces, while there is something to look after. Each piece runs once either way. */
 static void test_look(void **state)
 {
     (void)state;
@@ -513,7 +512,7 @@ static void test_look(void **state)
         struct looked l = {.caller = pthread_self(), .piece_ns = POOL_LOOK_NS};
         pool_look(p, look, &l);
         pool_each(p, 12, POOL_EVEN, run_slowly, &l);
-        assert_true(n > 1 ? l.n <= 12 : l.n == 12);
+        assert_true(l.n <= 12 && (n > 1 || l.n >= 6)); /* two of them at a time */
         l.piece_ns = 1000;
         pool_each(p, MAX_PIECES, POOL_LONG, run_slowly, &l);
         int so_far = l.n;

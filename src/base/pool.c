@@ -34,6 +34,10 @@ enum { PIECE_BITS = 24, IDLE = (1 << PIECE_BITS) - 1 }; /* IDLE: in place of a c
  * another; short against the time for which a scheduler takes a thread away. */
 enum { SPIN_NS = 100000, SPINS_PER_LOOK = 32 };
 
+/* Of the caller, where it looks after something else: a range is cut into so many, and further where pieces of it
+ * take too long. */
+enum { LOOKS = 8, LATE_LOOK_NS = 2000000 };
+
 struct worker {
     struct pool *pool;
     pthread_t thread;
@@ -155,23 +159,21 @@ static void finish(struct pool *p, int n)
         advance(p);
 }
 
-/* Runs pieces [first, last). The caller's thread looks after other things meanwhile: pieces are run so many at a time
- * as take a part of the time between two looks. */
-static void run_pieces_of(struct pool *p, void (*run)(void *, int, int, int), void *arg, int ith,
-                          int first, int last)
+/* Runs pieces [first, last). The caller's thread looks after other things between some of them: not more often than it
+ * must, as kernels like long ranges. */
+static void run_range(struct pool *p, void (*run)(void *, int, int, int), void *arg, int ith,
+                      int first, int last)
 {
     if (ith > 0 || !p->look) {
         run(arg, ith, first, last);
         return;
     }
-    for (int n = 1, next; first < last; first += n, n = next) {
+    for (int n = (last - first + LOOKS - 1) / LOOKS, next; first < last; first += n, n = next) {
         n = n < last - first ? n : last - first;
         int64_t start = clock_ns();
         run(arg, ith, first, first + n);
-        int64_t now = clock_ns();
-        next = now - start < POOL_LOOK_NS / 4 ? 2 * n
-               : now - start > POOL_LOOK_NS   ? (n + 1) / 2
-                                              : n;
+        int64_t now = clock_ns(), took = now - start;
+        next = took < POOL_LOOK_NS ? 2 * n : took > LATE_LOOK_NS ? (n + 1) / 2 : n;
         if (now - p->looked >= POOL_LOOK_NS) {
             p->look(p->look_arg);
             p->looked = clock_ns();
@@ -194,7 +196,7 @@ static bool work_once(struct pool *p, int ith, uint64_t *seen)
     } while (!atomic_compare_exchange_weak_explicit(&p->word, &at, at - (uint64_t)n,
                                                     memory_order_acquire, memory_order_acquire));
     int first = p->total - unclaimed;
-    run_pieces_of(p, p->run, p->arg, ith, first, first + n);
+    run_range(p, p->run, p->arg, ith, first, first + n);
     finish(p, n);
     return true;
 }
@@ -268,7 +270,7 @@ void pool_phases(struct pool *p, const struct pool_phase *phases, int n, void *a
         for (int i = 0; i < n; i++) {
             struct pool_work work = phases[i].begin(arg);
             if (work.n > 0)
-                run_pieces_of(p, phases[i].run, arg, 0, 0, work.n);
+                run_range(p, phases[i].run, arg, 0, 0, work.n);
         }
         return;
     }
@@ -286,7 +288,7 @@ void pool_each(struct pool *p, int n, enum pool_cut cut,
     if (n == 0)
         return;
     if (p->n == 1 || n == 1) {
-        run_pieces_of(p, run, arg, 0, 0, n);
+        run_range(p, run, arg, 0, 0, n);
         return;
     }
     p->n_phases = p->phase = 0;
