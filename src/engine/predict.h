@@ -5,8 +5,10 @@
  * was measured against it.
  *
  * A step of one stage lasts as long as its slowest part, reading or computing, plus what a layer costs
- * whatever its size, plus the messages, which nothing overlaps:
+ * whatever its size, plus the messages:
  *   stage = max(bytes / read, operations / flops) + layers * layer + sum over messages (latency + bytes / rate)
+ * Nothing overlaps them, but where a prompt is computed in halves (overlap.h): there the shorter of products and of the
+ * transfers of sums is hidden, and what a part costs is paid twice.
  */
 #ifndef STEEL_ENGINE_PREDICT_H
 #define STEEL_ENGINE_PREDICT_H
@@ -61,7 +63,8 @@ struct predict_talk {
     int sums_last; /* of the rows that want logits alone */
     bool collects; /* lanes have parts of the logits */
     int head_rows; /* first and last stage share the head: so many are this one's; 0 = the last has it alone */
-    int dear; /* of pipeline_parts */
+    int dear;      /* of pipeline_parts */
+    int half_dear; /* OVERLAP_DEAR of a prompt in halves; 0 = none is halved */
 };
 
 /* A step. context: tokens that a row sees, on average. */
@@ -87,6 +90,8 @@ struct predict_step {
     double seconds; /* of the whole step */
     /* of it, by what it is spent for; of memory and compute the longer one counts, in each stage */
     double memory, compute, layers, latency, transfer;
+    double hidden; /* of transfer or of the products: not in seconds */
+    bool halved;
     enum predict_bound bound; /* the largest of them */
 };
 
@@ -98,9 +103,9 @@ double predict_most(double total, int lanes);
 double predict_sum(const struct predict_link *link, int lanes, double bytes);
 /* Parts ("micro-batches") that model/pipeline.c cuts a step into. */
 int predict_parts(const struct predict_talk *t, const struct predict_load *load);
-/* What lane `lane` of stage `stage` begins and sends in a step. */
+/* What lane `lane` of stage `stage` begins and sends in a step; halved: as predict_step found. */
 struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, int lane,
-                                       const struct predict_load *load);
+                                       const struct predict_load *load, bool halved);
 /* The step. w, t: (t->pp) of the stages, each that of its slowest rank. link: inside a stage; between:
  * from stage to stage. */
 struct predict_step predict_step(const struct predict_work *w, const struct predict_talk *t,
