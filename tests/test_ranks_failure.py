@@ -460,12 +460,12 @@ def test_no_mpi():
 def test_flags_are_known():
     for command in ("run", "serve", "bench", "logits", "perplexity"):
         r = subprocess.run([STEEL, command, "--help"], capture_output=True, text=True)
-        assert all(f in r.stdout for f in ("--tp", "--pp", "--ep", "--rank-timeout")), command
+        assert all(f in r.stdout for f in ("--tp", "--pp", "--ep", "--overlap", "--rank-timeout")), command
         r = subprocess.run([STEEL, "help", command, "--man"], capture_output=True, text=True)
         assert "rank-timeout" in r.stdout.replace("\\-", "-"), command
     for shell in ("bash", "zsh", "fish"):
         r = subprocess.run([STEEL, "completion", shell], capture_output=True, text=True)
-        assert all(f in r.stdout for f in ("rank-timeout", "tp", "pp", "ep")), shell
+        assert all(f in r.stdout for f in ("rank-timeout", "overlap", "tp", "pp", "ep")), shell
     r = subprocess.run([*logits(more=["--rank-timeout", "0"])], capture_output=True, text=True)
     assert r.returncode == 2 and "--rank-timeout" in r.stderr, r.stderr
 
