@@ -62,7 +62,30 @@ for c in run show plan bench logits perplexity tokenize detokenize; do
     [ -s "$tmp/err" ] && echo "FAIL: $c --help wrote to stderr" && failures=$((failures + 1))
 done
 expect 2 "unknown option '--frob'" "$steel" run --frob
-expect 2 'is not a number' "$steel" run "$tmp/tiny.gguf" -p x --temp hot
+expect 2 'is not a number in 0..100$' "$steel" run "$tmp/tiny.gguf" -p x --temp hot
+expect 2 "ctx-size: '0' is not a whole number in 1..268435456$" "$steel" run "$tmp/tiny.gguf" -p x --ctx-size 0
+expect 2 "predict: '1.5' is not a whole number in -1..268435456" "$steel" run "$tmp/tiny.gguf" -p x -n=1.5
+# a value may stand behind = of a short option, too; -ctk is in the help
+expect 0 '(q8_0, values q4_0)' "$steel" show tests/golden/qwen3moe --brief -ctk=q8_0 -ctv=q4_0
+expect 0 'generated 1 tokens' "$steel" run "$tmp/tiny.gguf" --raw -p=x -n=1 -c=16
+expect 2 'quiet takes no value' "$steel" run "$tmp/tiny.gguf" -q=1
+expect 2 "unknown option '-x=1'" "$steel" run "$tmp/tiny.gguf" -x=1
+for c in run serve bench show; do
+    expect 0 '^  -ctk, --cache-type-k TYPE ' "$steel" $c --help
+    expect 0 '^  -ctv, --cache-type-v TYPE ' "$steel" $c --help
+done
+expect 0 "^  -np, --max-num-seqs N " "$steel" serve --help
+expect 2 'chat-format klingon: unknown; one of none, hermes, ' "$steel" run "$tmp/tiny.gguf" -p x --chat-format klingon
+for f in hermes gpt_oss; do # of the two, one knows <think>
+    "$steel" run demo/steel-demo.gguf 'Hello, who are you?' --temp 0 -q --chat-format $f >"$tmp/$f" 2>/dev/null </dev/null
+done
+if grep -q '<think>' "$tmp/hermes" || ! grep -q '<think>' "$tmp/gpt_oss"; then
+    echo "FAIL: run --chat-format"; failures=$((failures + 1))
+fi
+# what a folder's model_type says counts, not its class; the message names it
+mkdir "$tmp/mamba" && cp tests/golden/qwen3/*.safetensors "$tmp/mamba/"
+sed 's/"model_type": "qwen3"/"model_type": "mamba2"/' tests/golden/qwen3/config.json >"$tmp/mamba/config.json"
+expect 1 'model_type "mamba2" is not supported; Steel runs .*qwen3' "$steel" run "$tmp/mamba" -p x && one_line_error
 expect 2 'kv-type q4: use f16, bf16, f32, q8_0, fp8 or q4_0' "$steel" run "$tmp/tiny.gguf" -p x --kv-type q4
 expect 2 'cache-type-v q9' "$steel" bench "$tmp/tiny.gguf" -ctk q8_0 -ctv q9
 expect 1 'layer 0: keys of 16 values, no multiple of 32: a cache of q8_0' "$steel" run "$tmp/tiny.gguf" -p x -ctk q8_0

@@ -47,7 +47,9 @@ static void print_help(const struct usage *u)
         if (!o->help) /* another spelling of an option above */
             continue;
         char left[64];
+        bool brief = o->alias && o->alias[0] == '-'; /* -np, as other programs have it */
         int n = o->letter ? snprintf(left, sizeof left, "-%c, ", o->letter)
+                : brief   ? snprintf(left, sizeof left, "%s, ", o->alias)
                           : snprintf(left, sizeof left, "    ");
         snprintf(left + n, sizeof left - (size_t)n, "--%s%s%s", o->name, o->arg ? " " : "",
                  o->arg ? o->arg : "");
@@ -185,8 +187,8 @@ static bool store(const struct opt *o, const char *v)
 static int bad_value(const struct usage *u, const char *where, const struct opt *o, const char *v)
 {
     if (o->kind == OPT_INT || o->kind == OPT_FLOAT)
-        return args_usage_error(u, "%s%s: '%s' is not a number in %g..%g", where, o->name, v, o->lo,
-                                o->hi);
+        return args_usage_error(u, "%s%s: '%s' is not a %snumber in %.15g..%.15g", where, o->name,
+                                v, o->kind == OPT_INT ? "whole " : "", o->lo, o->hi);
     return args_usage_error(u, "%s%s: '%s' is not a number", where, o->name, v);
 }
 
@@ -308,7 +310,7 @@ int args_parse(const struct usage *u, int argc, char **argv, const char **positi
                 print_help(u);
             return ARGS_HELP;
         }
-        const char *eq = a[1] == '-' ? strchr(a, '=') : NULL;
+        const char *eq = strchr(a, '=');
         const struct opt *o = find(u, a, eq ? (size_t)(eq - a) : strlen(a));
         if (!o)
             return unknown_option(u, a);

@@ -22,7 +22,7 @@ struct opt {
     enum opt_kind kind;
     char letter;       /* 0 = none */
     const char *name;  /* without dashes; a heading's text */
-    const char *alias; /* another long name, not shown in help; NULL = none */
+    const char *alias; /* another long name, not shown in help; "-np": a short one; NULL = none */
     void *out;         /* bool, int, uint64_t, float, const char *, struct opt_list */
     double lo, hi;     /* of OPT_INT, OPT_FLOAT */
     const char *arg;   /* what help calls the value */

@@ -75,6 +75,8 @@ static void man_page(const struct usage *u, void *ctx)
         printf(".TP\n");
         if (o->letter)
             printf("\\fB\\-%c\\fR, ", o->letter);
+        else if (o->alias && o->alias[0] == '-')
+            printf("\\fB\\-%s\\fR, ", o->alias + 1);
         printf("\\fB\\-\\-");
         roff(o->name);
         printf("\\fR");

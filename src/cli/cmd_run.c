@@ -6,6 +6,7 @@
 #include "cli/hub.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "text/chat_parse.h"
 
 #include <limits.h>
 #include <math.h>
@@ -20,7 +21,7 @@
 struct run_flags {
     struct model_flags model;
     struct steel_request_options o; /* NAN and INT_MIN: not set, so the model's author decides */
-    const char *model_path, *prompt, *file, *system, *think;
+    const char *model_path, *prompt, *file, *system, *think, *format;
     const char *words; /* the prompt as positionals, joined; NULL = none */
     int n_predict;
     uint64_t seed; /* UINT64_MAX: random */
@@ -280,6 +281,19 @@ static bool find_model(const char **model, struct error *err)
     return hub_resolve(model, err);
 }
 
+static bool check_format(const struct usage *u, const char *name)
+{
+    enum chat_format format;
+    if (!name || chat_format_from_name(name, &format))
+        return true;
+    struct buf names = {0};
+    for (int i = 0; i < CHAT_N_FORMATS; i++)
+        buf_addf(&names, "%s%s", i ? ", " : "", chat_format_name((enum chat_format)i));
+    args_usage_error(u, "--chat-format %s: unknown; one of %s", name, names.p);
+    buf_clear(&names);
+    return false;
+}
+
 /* Flags that need more than their table says; false after a usage message. `bias` has room for all. */
 static bool check_flags(const struct usage *u, struct run_flags *f, struct steel_bias *bias,
                         struct terminal_options *chat, struct steel_engine_options *opt)
@@ -294,7 +308,8 @@ static bool check_flags(const struct usage *u, struct run_flags *f, struct steel
             return false;
         }
     return engine_options(u, &f->model, opt, &f->lora) && parse_bias(u, &f->bias, bias) &&
-           parse_think(u, f->think, &chat->think) && parse_overflow(u, f->overflow, chat);
+           parse_think(u, f->think, &chat->think) && parse_overflow(u, f->overflow, chat) &&
+           check_format(u, f->format);
 }
 
 static int run_checked(const struct usage *u, struct run_flags *f)
@@ -302,6 +317,7 @@ static int run_checked(const struct usage *u, struct run_flags *f)
     struct steel_engine_options opt;
     struct steel_bias *bias = mem_zalloc((size_t)f->bias.n, sizeof *bias);
     struct terminal_options chat = {.system = f->system,
+                                    .format = f->format,
                                     .n_predict = f->n_predict,
                                     .verbose = f->verbose,
                                     .quiet = f->quiet,
@@ -356,6 +372,8 @@ int cmd_run(int argc, char **argv)
         {OPT_HEADING, 0, "chat", 0, 0, 0, 0, 0, 0},
         {OPT_STRING, 0, "system", 0, &f.system, 0, 0, "TEXT", "the system prompt"},
         {OPT_STRING, 0, "think", 0, &f.think, 0, 0, "MODE", "on, off or hide (default on)"},
+        {OPT_STRING, 0, "chat-format", "tool-call-parser", &f.format, 0, 0, "NAME",
+         "how thinking and tool calls are written (default: by the template)"},
         {OPT_STRING, 0, "context-overflow", 0, &f.overflow, 0, 0, "MODE",
          "when a chat outgrows its context: drop its oldest turns, or error (default drop)"},
         {OPT_FLAG, 0, "plain", 0, &f.plain, 0, 0, 0,

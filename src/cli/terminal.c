@@ -297,7 +297,8 @@ static bool terminal_init(struct terminal *t, struct steel_engine *engine,
                            .unicode = is_utf8(),
                            .dropped = json_array()};
     t->chat = steel_chat_new(engine, NULL, err);
-    return t->chat && terminal_set_system(t, opt->system, err);
+    return t->chat && steel_chat_set_format(t->chat, opt->format, err) &&
+           terminal_set_system(t, opt->system, err);
 }
 
 static void terminal_clear(struct terminal *t)

@@ -11,6 +11,7 @@ struct terminal_options {
     struct steel_request_options request; /* sampling (generate_unset: the model's), stop texts */
     struct steel_engine_options engine;   /* how /model opens another */
     const char *system;                   /* NULL = none */
+    const char *format;                   /* how answers are parsed; NULL = by the template */
     enum think_mode think;
     enum overflow_mode overflow;
     int n_predict; /* as generate_limit */

@@ -105,12 +105,15 @@ static void set_number(struct terminal *t, struct setting *s, const char *value)
     char *end = NULL;
     double v = value ? strtod(value, &end) : 0;
     if (value && (end == value || *end || !(v >= s->lo && v <= s->hi)))
-        terminal_say(t, "%s takes a number in %g..%g", s->name, s->lo, s->hi);
+        terminal_say(t, "%s takes a number in %.15g..%.15g", s->name, s->lo, s->hi);
     else if (value && s->f)
         s->used_f = *s->f = (float)v;
     else if (value)
         s->used_i = *s->i = (int)v;
-    terminal_say(t, "%s = %g", s->name, s->f ? (double)s->used_f : (double)s->used_i);
+    if (s->f)
+        terminal_say(t, "%s = %g", s->name, (double)s->used_f);
+    else
+        terminal_say(t, "%s = %d", s->name, s->used_i);
 }
 
 static void cmd_set(struct terminal *t, const char *arg)

@@ -20,7 +20,8 @@ static bool take_over(struct terminal *t, const char *path, const char *messages
 {
     t->engine = generate_open(path, &t->opt.engine, err);
     t->chat = t->engine ? steel_chat_new(t->engine, NULL, err) : NULL;
-    if (t->chat && steel_chat_set_system(t->chat, t->system, err) &&
+    if (t->chat && steel_chat_set_format(t->chat, t->opt.format, err) &&
+        steel_chat_set_system(t->chat, t->system, err) &&
         steel_chat_add_json(t->chat, messages, err))
         return true;
     steel_chat_free(t->chat);

@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool unknown(const struct reader *in, const char *name)
+/* what: how the file calls that name. */
+static bool unknown(const struct reader *in, const char *what, const char *name)
 {
     char list[512] = "";
     for (size_t i = 0, at = 0; families[i]; i++)
@@ -20,8 +21,8 @@ static bool unknown(const struct reader *in, const char *name)
                                : families[i + 1] ? ", "
                                                  : " and ",
                                families[i]->name);
-    return error_set(in->err, "%s: architecture \"%.40s\" is not supported; Steel runs %s",
-                     in->f->path, name, list);
+    return error_set(in->err, "%s: %s \"%.40s\" is not supported; Steel runs %s", in->f->path, what,
+                     name, list);
 }
 
 static bool find_gguf(const struct reader *in)
@@ -35,7 +36,7 @@ static bool find_gguf(const struct reader *in)
     if (in->c->family)
         snprintf(in->c->arch_name, sizeof in->c->arch_name, "%s", name);
     else
-        unknown(in, name);
+        unknown(in, "architecture", name);
     mem_free(name);
     return in->c->family != NULL;
 }
@@ -96,7 +97,8 @@ static bool find_hf(struct reader *in)
         if (type ? !strcmp(type, families[i]->hf) : !strcmp(class, families[i]->hf_class))
             in->c->family = families[i];
     if (!in->c->family)
-        return unknown(in, class ? class : type);
+        return type ? unknown(in, "model_type", inner ? inner : type)
+                    : unknown(in, "architecture", class);
     snprintf(in->c->arch_name, sizeof in->c->arch_name, "%s", in->c->family->hf);
     if (json_is_object(text))
         in->hf = text;

@@ -8,7 +8,7 @@ bool reader_range(const struct reader *r, const char *key, double v, double lo, 
 {
     if (v >= lo && v <= hi)
         return true;
-    return error_set(r->err, "%s: %s: %g is outside %g..%g", r->f->path, key, v, lo, hi);
+    return error_set(r->err, "%s: %s: %.15g is outside %.15g..%.15g", r->f->path, key, v, lo, hi);
 }
 
 bool reader_gguf_int(const struct reader *r, const char *suffix, int lo, int hi, bool need,

@@ -140,7 +140,7 @@ bool api_float(const json_t *o, const char *name, double lo, double hi, float *o
         return api_invalid(err, name, "%s must be a number, not %s", name, kind(v));
     double d = json_number_value(v);
     if (!(d >= lo && d <= hi))
-        return api_invalid(err, name, "%s must be from %g to %g", name, lo, hi);
+        return api_invalid(err, name, "%s must be from %.15g to %.15g", name, lo, hi);
     *out = (float)d;
     return true;
 }
