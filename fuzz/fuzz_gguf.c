@@ -1,9 +1,24 @@
-/* libFuzzer entry: any bytes as a GGUF file, through directory, config and metadata readers. */
+/*
+ * libFuzzer entry: any bytes as a GGUF file, through directory, config and metadata readers, the first
+ * and last block of each tensor as floats, and the list of what its family would load.
+ */
 #include "base/mem.h"
 #include "file/tensorfile.h"
 #include "model/config.h"
+#include "model/model.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void read_blocks(const struct tensor *t)
+{
+    float values[QK_K];
+    if (!dtype_is_weight(t->type))
+        return;
+    size_t n = (size_t)dtype_table[t->type].block_len, bytes = dtype_bytes(t->type, n);
+    CHECK(t->bytes % bytes == 0 && n <= QK_K, "no whole blocks");
+    for (size_t at = 0; at<t->bytes; at += t->bytes> bytes ? t->bytes - bytes : bytes)
+        quant_dequantize(t->type, t->data + at, values, n);
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -16,8 +31,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     /* Every byte the directory promises must be readable. */
     uint8_t sum = 0;
     for (size_t i = 0; i < f->n_tensors; i++)
-        if (f->tensors[i].bytes)
+        if (f->tensors[i].bytes) {
             sum ^= f->tensors[i].data[0] ^ f->tensors[i].data[f->tensors[i].bytes - 1];
+            read_blocks(&f->tensors[i]);
+        }
     for (size_t i = 0; i < f->n_meta; i++) {
         const struct meta *m = &f->meta[i];
         double number;
@@ -35,8 +52,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             meta_array_number(&m->v.a, m->v.a.n - 1, &number);
     }
     static struct config config;
-    if (!config_load(f, &config, &err))
-        CHECK(err.msg[0], "failure without a message");
+    struct outline outline = {0};
+    bool ok = config_load(f, &config, &err) && outline_load(f, &config, &outline, &err);
+    CHECK(ok || err.msg[0], "failure without a message");
+    if (ok)
+        outline_free(&outline);
     volatile uint8_t keep = sum; /* the reads above must stay */
     (void)keep;
     tensorfile_close(f);
