@@ -110,6 +110,30 @@ def rounded_yarn():
         assert "config.json: truncate: GGUF has no key for it" in r.stderr and want in r.stderr, r.stderr
 
 
+def layers_without_a_place():
+    """A file whose layers are dense where the family has experts, or the other way round, is refused by the layer."""
+    oss, phi, out = path("gpt_oss.gguf"), path("phi3.gguf"), path("odd.gguf")
+
+    def refused(model, what):
+        for args in (["logits", model, "--ids", MICRO + "/phi3/golden.bin", "--out", path("x.bin")], ["plan", model]):
+            r = steel(*args)
+            assert r.returncode == 1 and len(r.stderr.splitlines()) == 1 and what in r.stderr, (args, r)
+
+    g = Gguf(oss)
+    rewrite(out, g.data, {k: v for k, v in g.tensors.items() if k not in ("blk.1.ffn_gate_inp.weight", "blk.2.ffn_gate_inp.weight")})
+    refused(out, "layer 1: a gpt-oss layer has a router and experts")
+    folder = path("oss-dense")
+    shutil.copytree(MICRO + "/gpt_oss", folder)
+    config = json.load(open(folder + "/config.json"))
+    json.dump({**config, "mlp_only_layers": [2]}, open(folder + "/config.json", "w"))
+    refused(folder, "layer 2: a gpt-oss layer has a router and experts")
+    g = Gguf(phi)
+    n = g.meta["phi3.embedding_length"]
+    write_gguf(out, {**{k: v for k, v in g.meta.items() if not isinstance(v, list)}, "phi3.expert_count": 4, "phi3.expert_used_count": 2},
+               [(k, *v) for k, v in g.tensors.items()] + [("blk.0.ffn_gate_inp.weight", (n, 4), 0, floats(4 * n))])
+    refused(out, "layer 0: a phi3 layer has no experts")
+
+
 def guessing_models():
     """The block that guesses tokens ahead comes along, under the names readers of GGUF know, and changes nothing
     else: the logits are the golden ones, from the folder and from its GGUF, and every other tensor is the same."""
@@ -1008,7 +1032,7 @@ def nothing_left_behind():
 
 def main():
     parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind, micro_models,
-             rounded_yarn, guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, packed_heads,
+             rounded_yarn, layers_without_a_place, guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, packed_heads,
              overrides]
     more = [golden_models, golden_quantized, golden_overrides, golden_packed, golden_fp8, golden_vocabulary]
     if HAVE_GOLDEN:

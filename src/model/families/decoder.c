@@ -297,6 +297,15 @@ void decoder_mlp(struct builder *b, const struct decoder *d, int i, struct mlp *
     m->dense.act = m->experts.act = d->act;
     if (n->ffn_post.gguf)
         m->block.out = rms(b, d, i, &n->ffn_post, c->n_embd);
+    /* a file may have experts in other layers than its family can */
+    bool known = c->is_moe[i] ? n->router.gguf != NULL : n->gate_up.gguf || n->gate.gguf;
+    if (!known && b->failed)
+        return;
+    if (!known) {
+        b->failed = !error_set(b->err, "%s: layer %d: a %s layer has %s experts", b->f->path, i,
+                               c->family->name, c->is_moe[i] ? "no" : "a router and");
+        return;
+    }
     if (c->is_moe[i]) {
         build_experts(b, n, i, m);
         return;
