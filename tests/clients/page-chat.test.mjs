@@ -386,6 +386,24 @@ test("tool calls of the model are shown", async () => {
   await context.close();
 });
 
+test("a call that was cut short is text", async () => {
+  world.fake.script = (body, s) => {
+    s.delta({ tool_calls: [{ index: 0, id: "call_1", type: "function", function: { name: "get_weather", arguments: '{"town": "Emb' } }] });
+    s.text('<tool_call>{"name": "get_weather", "arguments": {"town": "Emb');
+    s.end("length");
+  };
+  const { page, context } = await world.open();
+  await ask(page, "Weather?");
+  assert.equal(await page.locator(".tool").count(), 0);
+  assert.match(await page.innerText(".msg.assistant"), /get_weather.*Emb/);
+  world.fake.says("Yes.");
+  await ask(page, "Go on");
+  const sent = world.fake.bodies.at(-1).messages;
+  assert.equal(sent[1].tool_calls, undefined);
+  assert.match(sent[1].content, /^<tool_call>/);
+  await context.close();
+});
+
 // A tool server of the user: an HTTP endpoint and an MCP server.
 async function startTools() {
   const seen = [];

@@ -115,9 +115,20 @@ async function stream(conv, parent, model, view, run, known) {
     failure = e;
   }
   clearTimeout(saving);
+  if (node.calls) node.calls = node.calls.filter(c => !isBroken(c, node.content));
   if (node.finish === "length" && node.usage)
     node.full = node.usage.prompt + node.usage.answer >= model.context;
   return end(conv, node, view, run, failure, false);
+}
+
+/* A call that was cut short or malformed after it had begun: its text follows in the answer. */
+function isBroken(call, content) {
+  try {
+    JSON.parse(call.arguments);
+    return false;
+  } catch {
+    return content.includes(call.arguments);
+  }
 }
 
 function take(node, event, run) {
