@@ -22,7 +22,7 @@ enum { MOST = 5, WIDTH = 40, OPS = 64 };
 
 /* Operations as MPI has them: those of a group are matched in the order they are begun, and each ends when all lanes
  * have begun it and have taken what is theirs. Lanes that begin different ones in the same place are caught. */
-enum op { GATHER, ALL_TO_ALL, EXCHANGE };
+enum op { GATHER, EXCHANGE, COMPLETE };
 
 struct meeting {
     int here, taken; /* lanes */
@@ -86,11 +86,6 @@ static void *link_allgather(const void *mine, void *all, size_t each, int group)
     return begin(group, GATHER, each, mine, NULL, NULL, (struct request){.all = all});
 }
 
-static void *link_alltoall(const void *mine, void *all, size_t each, int group)
-{
-    return begin(group, ALL_TO_ALL, each, mine, NULL, NULL, (struct request){.all = all});
-}
-
 static void *link_exchange(const float *mine, const int *n, const int *at, float *all,
                            const int *got, const int *got_at, int group)
 {
@@ -100,6 +95,12 @@ static void *link_exchange(const float *mine, const int *n, const int *at, float
                  (struct request){.all = all, .got = got, .got_at = got_at});
 }
 
+static void *link_complete(float *all, const int *n, const int *at, int group)
+{
+    return begin(group, COMPLETE, 0, all, n, at,
+                 (struct request){.all = all, .got = n, .got_at = at});
+}
+
 /* What lane t has for this one. */
 static void take(const struct request *q, int t)
 {
@@ -107,8 +108,12 @@ static void take(const struct request *q, int t)
     size_t each = m->bytes, to = (size_t)t * each;
     if (m->op == GATHER) {
         memcpy((char *)q->all + to, m->mine[t], each);
-    } else if (m->op == ALL_TO_ALL) {
-        memcpy((char *)q->all + to, (const char *)m->mine[t] + (size_t)lane * each, each);
+    } else if (m->op == COMPLETE) {
+        if (m->n[t][t] != q->got[t] || m->at[t][t] != q->got_at[t])
+            abort();
+        if (t != lane)
+            memcpy((float *)q->all + q->got_at[t], (const float *)m->mine[t] + q->got_at[t],
+                   (size_t)q->got[t] * sizeof(float));
     } else {
         if (m->n[t][lane] != q->got[t])
             abort(); /* both sides count alike */
@@ -141,8 +146,8 @@ static void link_poke(void)
 
 static const struct ranks_link threads = {.version = RANKS_LINK_VERSION,
                                           .allgather = link_allgather,
-                                          .alltoall = link_alltoall,
                                           .exchange = link_exchange,
+                                          .complete = link_complete,
                                           .test = link_test,
                                           .poke = link_poke};
 
@@ -192,12 +197,20 @@ static void *run_lane(void *arg)
     atomic_store(&r.timeout_s, 10);
     ranks_reserve(&r, (size_t)(j->rows + wire.lanes) * WIDTH);
     ranks_reserve_halves(&r, j->rows, WIDTH);
+    r.sharers = j->rows % 2; /* as on GPUs: from a copy */
     ranks_sum(&r, j->dense, (size_t)j->rows * WIDTH);
+    r.sharers = 0;
     ranks_sum_rows(&r, j->sparse, j->rows, WIDTH, j->from);
     for (int i = 0; i < ROUNDS; i++)
         sum_apart(&r, j, j->apart[i], i);
     ranks_release(&r);
     return NULL;
+}
+
+/* What lane t has of (row, column). */
+static float value_of(int t, int lanes, int row, int column, const uint64_t *from)
+{
+    return from[row] >> t & 1 ? (float)(t + 1) / (float)(row + column + 3 + lanes) : 0;
 }
 
 static void job_init(struct job *j, int t, int lanes, int rows, int cut, const uint64_t *from)
@@ -206,8 +219,8 @@ static void job_init(struct job *j, int t, int lanes, int rows, int cut, const u
     *j = (struct job){.lane = t, .rows = rows, .cut = cut, .from = from};
     j->dense = mem_zalloc(n, sizeof(float));
     for (int i = 0; i < rows; i++)
-        for (int k = 0; (from[i] >> t & 1) && k < WIDTH; k++)
-            j->dense[i * WIDTH + k] = (float)(t + 1) / (float)(i + k + 3 + lanes);
+        for (int k = 0; k < WIDTH; k++)
+            j->dense[i * WIDTH + k] = value_of(t, lanes, i, k, from);
     float **copies[] = {&j->sparse, &j->apart[0], &j->apart[1], &j->apart[2]};
     for (size_t i = 0; i < sizeof copies / sizeof *copies; i++) {
         *copies[i] = mem_zalloc(n, sizeof(float));
@@ -225,6 +238,12 @@ static int floats_for_others(int t, int lanes, int first, int last, const uint64
         n += (from[i] >> t & 1) && !mine ? WIDTH : 0;
     }
     return n;
+}
+
+/* The same where all lanes have all: floats are shared out, not rows. */
+static int all_for_others(int t, int lanes, int rows)
+{
+    return rows * WIDTH - run_of(rows * WIDTH, (rows * WIDTH + lanes - 1) / lanes, t, lanes).n;
 }
 
 static bool is_large(int rows)
@@ -250,15 +269,25 @@ static void check_sum(int lanes, int rows, int cut)
         pthread_create(&ids[t], NULL, run_lane, &jobs[t]);
     for (int t = 0; t < lanes; t++)
         pthread_join(ids[t], NULL);
+    for (int i = 0; i < rows; i++)
+        for (int k = 0; k < WIDTH; k++) {
+            float sum = value_of(0, lanes, i, k, from);
+            for (int t = 1; t < lanes; t++)
+                sum += value_of(t, lanes, i, k, from);
+            assert_memory_equal(&jobs[0].dense[i * WIDTH + k], &sum, sizeof sum);
+        }
     for (int t = 0; t < lanes; t++) {
         int sent = is_large(rows) ? floats_for_others(t, lanes, 0, rows, from) : 0;
+        sent += is_large(rows) ? all_for_others(t, lanes, rows) : 0;
         int apart = is_large(cut) ? floats_for_others(t, lanes, 0, cut, from) : 0;
         apart += is_large(rows - cut) ? floats_for_others(t, lanes, cut, rows, from) : 0;
+        int whole = is_large(cut) ? all_for_others(t, lanes, cut) : 0;
+        whole += is_large(rows - cut) ? all_for_others(t, lanes, rows - cut) : 0;
         assert_memory_equal(jobs[t].dense, jobs[0].dense, bytes);
         assert_memory_equal(jobs[t].sparse, jobs[0].dense, bytes);
         for (int i = 0; i < ROUNDS; i++)
             assert_memory_equal(jobs[t].apart[i], jobs[0].dense, bytes);
-        assert_int_equal(wire.exchanged[t], sent + 2 * apart);
+        assert_int_equal(wire.exchanged[t], sent + 2 * apart + whole);
         wire.swapped |= memcmp(wire.groups[t], wire.groups[0],
                                (size_t)wire.n_begun[0] * sizeof wire.groups[0][0]) != 0;
     }
@@ -389,7 +418,7 @@ static void test_breaks_meanwhile(void **state)
     (void)state;
     static const struct ranks_link one = {.version = RANKS_LINK_VERSION,
                                           .allgather = link_allgather,
-                                          .alltoall = link_alltoall,
+                                          .exchange = link_exchange,
                                           .test = test_broken,
                                           .poke = link_poke};
     for (int large = 0; large < 2; large++) {

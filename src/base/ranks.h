@@ -58,6 +58,7 @@ struct ranks_line;
 /* A sum under way (ranks_sum.c). */
 struct ranks_sum {
     float *rows; /* (n) */
+    float *to;   /* (n) where they are to be in the end; NULL: where they are */
     size_t n;
     int n_rows, width;    /* of ranks_sum_rows; 0 of the others */
     const uint64_t *from; /* (n_rows) */

@@ -8,7 +8,7 @@
 
 #include <stddef.h>
 
-enum { RANKS_LINK_VERSION = 5, RANKS_GROUPS = 4 };
+enum { RANKS_LINK_VERSION = 6, RANKS_GROUPS = 4 };
 
 /* Operations return a request, or NULL where MPI refused; test frees it when it is done. group: 0 all
  * ranks, 1 to 3 those of `split`: operations of one group are begun in the same order by all its members,
@@ -19,10 +19,11 @@ struct ranks_link {
     int local, n_local; /* among those of this machine */
     void *(*bcast)(void *buf, size_t bytes, int root, int group);
     void *(*allgather)(const void *mine, void *all, size_t bytes_each, int group);
-    void *(*alltoall)(const void *mine, void *all, size_t bytes_each, int group);
     /* To member t `n[t]` floats from mine + at[t], from it got[t] floats to all + got_at[t]. */
     void *(*exchange)(const float *mine, const int *n, const int *at, float *all, const int *got,
                       const int *got_at, int group);
+    /* Of all, member t has n[t] floats at at[t]: everybody gets them there. */
+    void *(*complete)(float *all, const int *n, const int *at, int group);
     void *(*send)(const void *buf, size_t bytes, int to, int tag);
     void *(*recv)(void *buf, size_t bytes, int from, int tag);
     int (*test)(void *request);       /* 1 done, 0 not yet, -1 failed */

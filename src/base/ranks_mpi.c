@@ -53,20 +53,20 @@ static void *link_allgather(const void *mine, void *all, size_t each, int group)
              : NULL;
 }
 
-static void *link_alltoall(const void *mine, void *all, size_t each, int group)
-{
-    MPI_Request *r = fresh(each);
-    int n = (int)each;
-    return r ? begun(r, MPI_Ialltoall(mine, n, MPI_BYTE, all, n, MPI_BYTE, groups[group], r))
-             : NULL;
-}
-
 static void *link_exchange(const float *mine, const int *n, const int *at, float *all,
                            const int *got, const int *got_at, int group)
 {
     MPI_Request *r = fresh(0);
     return r ? begun(r, MPI_Ialltoallv(mine, n, at, MPI_FLOAT, all, got, got_at, MPI_FLOAT,
                                        groups[group], r))
+             : NULL;
+}
+
+static void *link_complete(float *all, const int *n, const int *at, int group)
+{
+    MPI_Request *r = fresh(0);
+    return r ? begun(r, MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, all, n, at, MPI_FLOAT,
+                                        groups[group], r))
              : NULL;
 }
 
@@ -116,8 +116,8 @@ static struct ranks_link table = {
     .version = RANKS_LINK_VERSION,
     .bcast = link_bcast,
     .allgather = link_allgather,
-    .alltoall = link_alltoall,
     .exchange = link_exchange,
+    .complete = link_complete,
     .send = link_send,
     .recv = link_recv,
     .test = link_test,

@@ -11,6 +11,8 @@
 
 #include <string.h>
 
+enum { ADD_FLOATS = 4096 }; /* at a time: of all lanes they are in the cache */
+
 enum stage {
     SUM_GATHER, /* few rows: everybody gets all that lanes have */
     SUM_PIECES, /* each lane gets its piece of what the others have */
@@ -80,98 +82,124 @@ static void add_parts(float *out, const float *parts, size_t n, int lanes)
     }
 }
 
-/* rows [of.first, of.first + of.n) that lane t has something of, one behind the other, from `rows` to `to`.
- * How many floats. */
-static int pack_rows(float *to, const float *rows, struct run of, int width, int t,
-                     const uint64_t *from)
-{
-    int n = 0;
-    for (int i = of.first; i < of.first + of.n; i++)
-        if (from[i] >> t & 1) {
-            memcpy(to + n, rows + (size_t)i * (size_t)width, (size_t)width * sizeof *to);
-            n += width;
-        }
-    return n;
-}
-
-/* out (of.n, width) += what lane t sent of them, packed. */
-static void add_packed(float *out, const float *packed, struct run of, int width, int t,
-                       const uint64_t *from)
-{
-    for (int i = 0; i < of.n; i++) {
-        if (!(from[of.first + i] >> t & 1))
-            continue;
-        for (int k = 0; k < width; k++)
-            out[(size_t)i * (size_t)width + (size_t)k] += packed[k];
-        packed += width;
-    }
-}
-
 static bool is_sparse(const struct ranks_sum *s)
 {
     return s->from != NULL;
 }
 
-/* The first half of the room is what goes out, the second what comes in. */
+/* The floats that lane t adds up. */
+static struct run piece_of(const struct ranks *r, const struct ranks_sum *s, int t)
+{
+    if (is_sparse(s)) {
+        struct run rows = run_of(s->n_rows, 1, t, r->tp);
+        return (struct run){rows.first * s->width, rows.n * s->width};
+    }
+    size_t first = s->each * (size_t)t < s->n ? s->each * (size_t)t : s->n;
+    size_t n = s->n - first < s->each ? s->n - first : s->each;
+    return (struct run){(int)first, (int)n};
+}
+
+/* Rows of a piece that lane t has something of, one behind the other. How many floats. */
+static int pack_rows(float *to, const struct ranks_sum *s, struct run piece, int t)
+{
+    int n = 0;
+    for (int at = piece.first; at < piece.first + piece.n; at += s->width)
+        if (s->from[at / s->width] >> t & 1) {
+            memcpy(to + n, s->rows + at, (size_t)s->width * sizeof *to);
+            n += s->width;
+        }
+    return n;
+}
+
+/* Floats that lane t has of a piece. */
+static int count_floats(const struct ranks_sum *s, struct run piece, int t)
+{
+    int n = is_sparse(s) ? 0 : piece.n;
+    for (int at = piece.first; is_sparse(s) && at < piece.first + piece.n; at += s->width)
+        n += s->from[at / s->width] >> t & 1 ? s->width : 0;
+    return n;
+}
+
+/* What the others have of this lane's piece. In front of it lies a copy of what goes out, where one is needed. */
 static float *incoming(const struct ranks *r, const struct ranks_sum *s)
 {
-    return s->room + s->each * (size_t)r->tp;
+    return s->room + (is_sparse(s) || s->to ? s->each * (size_t)r->tp : 0);
 }
 
-/* Each lane's pieces to those who add them up. */
+/* Each lane's pieces to those who add them up; its own stays where it is. */
 static void *begin_pieces(struct ranks *r, struct ranks_sum *s)
 {
-    size_t whole = s->each * (size_t)r->tp;
-    if (!is_sparse(s)) {
-        memcpy(s->room, s->rows, s->n * sizeof(float));
-        memset(s->room + s->n, 0, (whole - s->n) * sizeof(float));
-        return r->link->alltoall(s->room, incoming(r, s), s->each * sizeof(float), s->group);
-    }
-    struct run mine = run_of(s->n_rows, 1, r->lane, r->tp);
+    struct run mine = piece_of(r, s, r->lane);
     int sent = 0, got = 0;
     for (int t = 0; t < r->tp; t++) {
-        s->talk[1][t] = sent;
-        s->talk[0][t] = pack_rows(s->room + sent, s->rows, run_of(s->n_rows, 1, t, r->tp), s->width,
-                                  r->lane, s->from);
+        struct run theirs = piece_of(r, s, t);
+        bool other = t != r->lane;
+        s->talk[1][t] = is_sparse(s) ? sent : theirs.first;
+        s->talk[0][t] = !other         ? 0
+                        : is_sparse(s) ? pack_rows(s->room + sent, s, theirs, r->lane)
+                                       : theirs.n;
         sent += s->talk[0][t];
         s->talk[3][t] = got;
-        s->talk[2][t] = 0;
-        for (int i = mine.first; i < mine.first + mine.n; i++)
-            s->talk[2][t] += s->from[i] >> t & 1 ? s->width : 0;
+        s->talk[2][t] = other ? count_floats(s, mine, t) : 0;
         got += s->talk[2][t];
     }
-    return r->link->exchange(s->room, s->talk[0], s->talk[1], incoming(r, s), s->talk[2],
-                             s->talk[3], s->group);
+    return r->link->exchange(is_sparse(s) ? s->room : s->rows, s->talk[0], s->talk[1],
+                             incoming(r, s), s->talk[2], s->talk[3], s->group);
 }
 
-/* This lane's piece, added up, to all. */
+static void add(float *restrict to, const float *restrict from, int n)
+{
+    for (int i = 0; i < n; i++)
+        to[i] += from[i];
+}
+
+/* own (n) = the sum of parts (lanes), in their order; NULL: that lane has nothing. own is one of them, or zeros. The
+ * others' are not needed any more. */
+static void add_in_order(float *own, float *const *parts, int lanes, int n)
+{
+    float *sum = NULL;
+    for (int t = 0; t < lanes; t++) {
+        float *part = parts[t];
+        if (part && sum && part == own)
+            add(own, sum, n);
+        else if (part && sum)
+            add(sum, part, n);
+        if (part && (!sum || part == own))
+            sum = part;
+    }
+    if (sum && sum != own)
+        memcpy(own, sum, (size_t)n * sizeof *own);
+}
+
+/* This lane's piece, added up where it is. */
+static void add_up(const struct ranks *r, const struct ranks_sum *s)
+{
+    struct run mine = piece_of(r, s, r->lane);
+    float *own = s->rows + mine.first, *next[RANKS_MOST], *parts[RANKS_MOST];
+    int width = is_sparse(s) ? s->width : ADD_FLOATS, row = is_sparse(s) ? mine.first / width : 0;
+    for (int t = 0; t < r->tp; t++)
+        next[t] = t == r->lane ? own : incoming(r, s) + s->talk[3][t];
+    for (int at = 0; at < mine.n; at += width, row++) {
+        int n = mine.n - at < width ? mine.n - at : width;
+        for (int t = 0; t < r->tp; t++) {
+            bool has = !is_sparse(s) || (s->from[row] >> t & 1);
+            parts[t] = has ? next[t] : NULL;
+            next[t] += has || t == r->lane ? n : 0;
+        }
+        add_in_order(own + at, parts, r->tp, n);
+    }
+}
+
+/* It goes to all, and theirs come to where they belong. */
 static void *begin_result(struct ranks *r, struct ranks_sum *s)
 {
-    const float *in = incoming(r, s);
-    if (!is_sparse(s)) {
-        add_parts(s->room, in, s->each, r->tp);
-    } else {
-        struct run mine = run_of(s->n_rows, 1, r->lane, r->tp);
-        memset(s->room, 0, s->each * sizeof(float));
-        for (int t = 0; t < r->tp; t++)
-            add_packed(s->room, in + s->talk[3][t], mine, s->width, t, s->from);
-    }
-    return r->link->allgather(s->room, incoming(r, s), s->each * sizeof(float), s->group);
-}
-
-/* All pieces to where they belong. */
-static void take_result(const struct ranks *r, const struct ranks_sum *s)
-{
-    const float *in = incoming(r, s);
-    if (!is_sparse(s)) {
-        memcpy(s->rows, in, s->n * sizeof(float));
-        return;
-    }
+    add_up(r, s);
     for (int t = 0; t < r->tp; t++) {
-        struct run theirs = run_of(s->n_rows, 1, t, r->tp);
-        memcpy(s->rows + (size_t)theirs.first * (size_t)s->width, in + (size_t)t * s->each,
-               (size_t)theirs.n * (size_t)s->width * sizeof(float));
+        struct run piece = piece_of(r, s, t);
+        s->talk[0][t] = piece.n;
+        s->talk[1][t] = piece.first;
     }
+    return r->link->complete(s->rows, s->talk[0], s->talk[1], s->group);
 }
 
 static void begin_stage(struct ranks *r, struct ranks_sum *s, enum stage stage)
@@ -193,8 +221,8 @@ static void go_on(struct ranks *r, struct ranks_sum *s)
         add_parts(s->rows, s->room, s->n, r->tp);
     else if (s->stage == SUM_PIECES)
         begin_stage(r, s, SUM_RESULT);
-    else
-        take_result(r, s);
+    else if (s->to)
+        memcpy(s->to, s->rows, s->n * sizeof(float));
 }
 
 static void begin(struct ranks *r, int which, float *rows, int n_rows, int width, size_t n,
@@ -203,9 +231,13 @@ static void begin(struct ranks *r, int which, float *rows, int n_rows, int width
     size_t lanes = r ? (size_t)r->tp : 1;
     if (lanes == 1 || n == 0 || !ranks_ok(r, NULL))
         return;
+    if (n > INT32_MAX) {
+        ranks_give_up(r, "a sum", "it has more rows than MPI can count");
+        return;
+    }
     struct ranks_sum *s = &r->sums[which];
     CHECK(!s->request, "a sum of half %d is under way", which - 1);
-    bool few = n * sizeof(float) <= RANKS_GATHER_BYTES, sparse = from && !few && n <= INT32_MAX / 2;
+    bool few = n * sizeof(float) <= RANKS_GATHER_BYTES, sparse = from && !few;
     s->rows = rows;
     s->n = n;
     s->n_rows = n_rows;
@@ -214,8 +246,13 @@ static void begin(struct ranks *r, int which, float *rows, int n_rows, int width
     s->group = 1 + which;
     s->each =
         sparse ? (size_t)run_of(n_rows, 1, 0, r->tp).n * (size_t)width : (n + lanes - 1) / lanes;
-    s->need = few ? n * lanes : 2 * s->each * lanes;
+    /* MPI may let the others read rows where they are, and memory that a GPU's driver has pinned is not to be read so. */
+    bool copied = r->sharers > 0 && !few && !sparse;
+    s->need = few ? n * lanes : (sparse || copied ? 2 : 1) * s->each * lanes;
     s->room = room_of(r, s);
+    s->to = copied ? rows : NULL;
+    if (copied)
+        s->rows = memcpy(s->room, rows, n * sizeof(float));
     if (sparse && which > 0) { /* the caller's is gone by the end */
         uint64_t *own = r->half_from + (size_t)(which - 1) * r->n_half_from;
         CHECK((size_t)n_rows <= r->n_half_from, "%d rows, %zu reserved", n_rows, r->n_half_from);
