@@ -813,7 +813,7 @@ def bad_folders():
         tiny_folder(folder, "llama", 48, change=change)
         fails(what, out, "convert", folder, out, *flags)
 
-    spoil(lambda c, t: c.update(model_type="mamba", architectures=["MambaForCausalLM"]), "MambaForCausalLM")
+    spoil(lambda c, t: c.update(model_type="mamba", architectures=["MambaForCausalLM"]), 'model_type "mamba" is not supported')
     spoil(lambda c, t: t.pop("model.norm.weight"), "tensor model.norm.weight: missing")
     spoil(lambda c, t: t.update({"model.norm.weight": ("F32", [16], bytes(64))}),
           "tensor model.norm.weight: shape [1, 16], expected [1, 32]")
