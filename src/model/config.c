@@ -97,8 +97,8 @@ static bool find_hf(struct reader *in)
         if (type ? !strcmp(type, families[i]->hf) : !strcmp(class, families[i]->hf_class))
             in->c->family = families[i];
     if (!in->c->family)
-        return type ? unknown(in, "model_type", inner ? inner : type)
-                    : unknown(in, "architecture", class);
+        return type ? unknown(in, "config.json: model_type", inner ? inner : type)
+                    : unknown(in, "config.json: architectures:", class);
     snprintf(in->c->arch_name, sizeof in->c->arch_name, "%s", in->c->family->hf);
     if (json_is_object(text))
         in->hf = text;
