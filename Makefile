@@ -278,7 +278,7 @@ bench-gpu: gpu-tools
 SIM_SRC := $(wildcard src/backend/cuda/*.cu) tests/gpu/cudasim.cpp
 SIM_OBJ := $(patsubst %,$(B)/sim/%.o,$(SIM_SRC) tests/ops/test_ops.c tests/ops/steps.c tests/ops/parts.c tests/ops/lora.c tests/ops/heads.c tests/ops/mixers.c tests/ops/encoders.c tests/ops/picks.c tests/ops/duo.c tests/ops/random_weight.c \
 	src/backend/ref.c src/backend/lora.c src/backend/layer.c src/quant/quant.c src/backend/rawweight.c src/base/error.c src/base/mem.c \
-	src/base/pool.c src/base/cpu.c src/base/ranks.c src/base/ranks_sum.c src/base/ranks_line.c src/sample/sampler.c)
+	src/base/pool.c src/base/cpu.c src/base/ranks.c src/base/ranks_sum.c src/base/ranks_line.c src/sample/sampler.c src/model/parts.c)
 SIM_OBJ += $(B)/sim/src/quant/grids.c.o
 SIM_FLAGS = -O1 -g -DSTEEL_CUDA_SIM -D_GNU_SOURCE -Isrc -Iinclude -Itests/gpu -Itests/ops -pthread $(SIM_SAN)
 $(B)/sim/%.c.o: %.c
@@ -289,7 +289,7 @@ $(B)/sim/%.o: %
 	$(if $(Q),@echo '  SIM $<')
 	$(Q)$(CXX) -std=gnu++17 -Wall -Wno-unknown-pragmas $(SIM_FLAGS) -MMD -MP -x c++ -c -o $@ $<
 $(B)/sim/test_ops: $(SIM_OBJ)
-	$(Q)$(CXX) $(SIM_SAN) -o $@ $^ -lm -ldl -pthread
+	$(Q)$(CXX) $(SIM_SAN) -rdynamic -o $@ $^ -lm -ldl -pthread
 # The program with a simulated GPU: what several ranks do with one (tests/gpu/ranks_sim.py).
 $(B)/sim/src/backend/backend.c.o: SIM_FLAGS += -DSTEEL_CUDA
 $(B)/sim/steel: $(CLI_OBJ) $(B)/sim/src/backend/backend.c.o $(patsubst %,$(B)/sim/%.o,$(SIM_SRC)) $(B)/libserver.a $(B)/libsteel.a
@@ -301,7 +301,7 @@ $(B)/sim/libnccl.so.2: tests/gpu/fakenccl.cpp tests/gpu/cudasim.h
 	@mkdir -p $(@D)
 	$(Q)$(CXX) -std=gnu++17 -Wall $(SIM_FLAGS) -fPIC -shared -o $@ $<
 test-sim: $(B)/sim/test_ops $(B)/sim/steel $(B)/sim/libnccl.so.2 $(if $(MPICC),$(B)/steel-mpi.so)
-	$(B)/sim/test_ops
+	LD_LIBRARY_PATH=$(B)/sim $(B)/sim/test_ops
 	python3 tests/gpu/ranks_sim.py $(B)
 
 bench: $(B)/steel $(patsubst bench/%.c,$(B)/bench/%,$(wildcard bench/*.c))

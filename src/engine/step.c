@@ -144,7 +144,8 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
         return NULL;
     }
     if (m->be->halves) {
-        ranks_reserve_halves(m->be->ranks, limits->max_tokens, m->net.n_embd);
+        if (!m->be->ops->sum_seconds) /* whose sums are the backend's own */
+            ranks_reserve_halves(m->be->ranks, limits->max_tokens, m->net.n_embd);
         st->halves = halves_new(m, limits);
     }
     if (m->be->ranks && m->be->ranks->pp > 1) {

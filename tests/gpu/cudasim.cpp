@@ -575,15 +575,30 @@ struct sim_graph {
 };
 struct sim_stream {
     sim_graph *capture;
+    /* A stream that has waited for an event of another runs beside it: as late as it can, so that whoever does not
+     * wait for what it does, or touches what it reads, gets wrong results. */
+    bool late;
+    std::vector<std::function<void()>> put_off;
 };
 struct sim_event {
-    int unused;
+    cudaStream_t on; /* recorded last */
 };
+
+static void catch_up(cudaStream_t s)
+{
+    std::vector<std::function<void()>> now;
+    if (s)
+        now.swap(s->put_off);
+    for (auto &fn : now)
+        fn();
+}
 
 static void enqueue(cudaStream_t s, std::function<void()> fn)
 {
     if (s && s->capture)
         s->capture->nodes.push_back(std::move(fn));
+    else if (s && s->late)
+        s->put_off.push_back(std::move(fn));
     else
         fn();
 }
@@ -730,6 +745,17 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     if (s && s->capture)
         die("a synchronisation inside a captured step");
+    catch_up(s);
+    return 0;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
+{
+    if (s->capture)
+        die("another stream's event inside a captured step");
+    if (e->on && e->on->late)
+        catch_up(e->on);
+    else if (e->on != s)
+        s->late = true;
     return 0;
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, int)
@@ -769,16 +795,19 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
     *e = new sim_event();
     return 0;
 }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t)
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
+    e->on = s;
     return 0;
 }
-cudaError_t cudaEventSynchronize(cudaEvent_t)
+cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
+    catch_up(e->on);
     return 0;
 }
-cudaError_t cudaEventQuery(cudaEvent_t)
+cudaError_t cudaEventQuery(cudaEvent_t e)
 {
+    catch_up(e->on);
     return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t, cudaEvent_t)

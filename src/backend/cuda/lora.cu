@@ -321,9 +321,9 @@ static int put_list(struct cuda_backend *cu, const struct batch *b, struct lora_
     int n[LORA_MAX_USES] = {0};
     memset(l, 0, sizeof *l);
     l->rows = rows;
-    l->by_row = take_ints(cu, &used, 2 * rows * a->n_uses);
-    memset(block + l->by_row, -1, (size_t)(2 * rows * a->n_uses) * sizeof *block);
-    for (int u = 0; u < a->n_uses && a->grouped; u++) {
+    l->by_row = take_ints(cu, &used, 2 * rows * a->step.n_uses);
+    memset(block + l->by_row, -1, (size_t)(2 * rows * a->step.n_uses) * sizeof *block);
+    for (int u = 0; u < a->step.n_uses && a->step.grouped; u++) {
         l->members[u] = take_ints(cu, &used, rows);
         l->chunks[u] = take_ints(cu, &used, 3 * rows);
     }
@@ -337,7 +337,7 @@ static int put_list(struct cuda_backend *cu, const struct batch *b, struct lora_
             int32_t *to = block + l->by_row + 2 * (u * rows + row);
             to[0] = x->adapter;
             memcpy(&to[1], &x->scale, sizeof x->scale);
-            if (a->grouped)
+            if (a->step.grouped)
                 add_member(l, block, u, &n[u], row, x->adapter);
         }
     }
@@ -347,33 +347,33 @@ static int put_list(struct cuda_backend *cu, const struct batch *b, struct lora_
 int lora_put(struct cuda_backend *cu, const struct batch *b, int used)
 {
     struct cuda_loras *a = loras_of(cu);
-    a->on = b->n_loras > 0;
-    if (!a->on)
+    a->step.on = b->n_loras > 0;
+    if (!a->step.on)
         return used;
     CHECK(a->t_len, "a step with adapters");
-    a->grouped = b->n_decode != b->n_seqs;
-    a->n_uses = 0;
+    a->step.grouped = b->n_decode != b->n_seqs;
+    a->step.n_uses = 0;
     memset(a->count, 0, (size_t)b->n_tokens * sizeof *a->count);
     for (int i = 0; i < b->n_loras; i++) {
         refresh(cu, b->loras[i].adapter);
         for (int t = b->loras[i].first; t < b->loras[i].first + b->loras[i].n; t++)
-            a->n_uses = ++a->count[t] > a->n_uses ? a->count[t] : a->n_uses;
+            a->step.n_uses = ++a->count[t] > a->step.n_uses ? a->count[t] : a->step.n_uses;
     }
-    CHECK(a->n_uses <= LORA_MAX_USES, "%d adapters of a row", a->n_uses);
-    used = put_list(cu, b, &a->lists[LORA_ALL], b->n_tokens, NULL, used);
-    a->lists[LORA_OUT] = a->lists[LORA_ALL];
+    CHECK(a->step.n_uses <= LORA_MAX_USES, "%d adapters of a row", a->step.n_uses);
+    used = put_list(cu, b, &a->step.lists[LORA_ALL], b->n_tokens, NULL, used);
+    a->step.lists[LORA_OUT] = a->step.lists[LORA_ALL];
     if (b->n_out == b->n_tokens)
         return used;
     memset(a->out_of, -1, (size_t)b->n_tokens * sizeof *a->out_of);
     for (int i = 0; i < b->n_out; i++)
         a->out_of[b->out_rows[i]] = i;
-    return put_list(cu, b, &a->lists[LORA_OUT], b->n_out, a->out_of, used);
+    return put_list(cu, b, &a->step.lists[LORA_OUT], b->n_out, a->out_of, used);
 }
 
 uint64_t lora_key(const struct cuda_backend *cu, uint64_t key)
 {
     const struct cuda_loras *a = loras_of(cu);
-    return a->on ? key | (uint64_t)a->n_uses << 28 | (uint64_t)a->epoch << 32 : key;
+    return a->step.on ? key | (uint64_t)a->step.n_uses << 28 | (uint64_t)a->epoch << 32 : key;
 }
 
 /*
@@ -398,7 +398,7 @@ static const struct lora_weight *find_weight(const struct cuda_loras *a, const s
 bool lora_changes(const struct cuda_backend *cu, const struct matrix *w)
 {
     const struct cuda_loras *a = loras_of(cu);
-    const struct lora_weight *x = a->on && w ? find_weight(a, w) : NULL;
+    const struct lora_weight *x = a->step.on && w ? find_weight(a, w) : NULL;
     return x && x->rank > 0;
 }
 
@@ -426,7 +426,7 @@ void lora_input(struct cuda_backend *cu, struct pick_case *c)
 
 static const struct lora_list *list_of(const struct cuda_backend *cu)
 {
-    return &loras_of(cu)->lists[cu->resid.narrow ? LORA_OUT : LORA_ALL];
+    return &loras_of(cu)->step.lists[cu->resid.narrow ? LORA_OUT : LORA_ALL];
 }
 
 /* Use u of the stream's rows. */
@@ -452,8 +452,8 @@ static struct lora_args linear_args(struct cuda_backend *cu, const struct lora_w
     const struct cuda_loras *a = loras_of(cu);
     const struct lora_list *l = list_of(cu);
     struct lora_args p = args_of(cu, w, u);
-    *blocks = a->grouped ? l->n_chunks[u] : l->rows;
-    if (a->grouped) {
+    *blocks = a->step.grouped ? l->n_chunks[u] : l->rows;
+    if (a->step.grouped) {
         p.members = cu->step_dev + l->members[u];
         p.chunks = cu->step_dev + l->chunks[u];
     }
@@ -468,7 +468,7 @@ void lora_before(struct cuda_backend *cu, const struct matrix *m, const struct r
     const struct cuda_loras *a = loras_of(cu);
     const struct lora_weight *w = find_weight(a, m);
     CHECK(x->n == list_of(cu)->rows, "a product of %d rows, of %d", x->n, list_of(cu)->rows);
-    for (int u = 0, blocks; u < a->n_uses; u++) {
+    for (int u = 0, blocks; u < a->step.n_uses; u++) {
         struct lora_args p = linear_args(cu, w, u, &blocks);
         p.x = x->floats;
         p.ldx = x->width;
@@ -481,7 +481,7 @@ void lora_add(struct cuda_backend *cu, const struct matrix *m, float *y, int ldy
 {
     const struct cuda_loras *a = loras_of(cu);
     const struct lora_weight *w = find_weight(a, m);
-    for (int u = 0, blocks; u < a->n_uses; u++) {
+    for (int u = 0, blocks; u < a->step.n_uses; u++) {
         struct lora_args p = linear_args(cu, w, u, &blocks);
         p.y = y;
         p.ldy = ldy;
@@ -600,7 +600,7 @@ static void add_experts(struct cuda_backend *cu, const struct pick_case *c, cons
         shared = find_weight(a, cuda_matrix(down ? m->dense.down : m->dense.gate_up));
     int rank = of ? of->rank : 0, blocks = c->rows * c->experts->rule.used;
     rank = shared && shared->rank > rank ? shared->rank : rank;
-    for (int u = 0; u < a->n_uses && rank; u++) {
+    for (int u = 0; u < a->step.n_uses && rank; u++) {
         struct lora_args p = args_of(cu, of, u);
         if (shared) {
             p.shared = c->experts->rule.n_expert - 1;

@@ -31,6 +31,14 @@ struct lora_list {
     int n_chunks[LORA_MAX_USES];
 };
 
+/* What a step has of adapters. */
+struct lora_step {
+    bool on;      /* rows use adapters */
+    bool grouped; /* there are prompts: rows of one adapter together */
+    int n_uses;   /* the most of a row */
+    struct lora_list lists[LORA_LISTS];
+};
+
 struct lora_weight {
     const struct matrix *m;
     const struct weight *w;
@@ -52,10 +60,7 @@ struct cuda_loras {
     float *raw;              /* (rows or pairs, widest gate and up) */
     float *hidden;           /* (rows, n_ff) */
     int32_t *count, *out_of; /* host (max_tokens) */
-    bool on;                 /* rows of the step use adapters */
-    bool grouped;            /* it has prompts: rows of one adapter together */
-    int n_uses;              /* the most of a row */
-    struct lora_list lists[LORA_LISTS];
+    struct lora_step step;
 };
 
 /* prepare and close. lora_rank 0: there are no adapters, and nothing of the rest is called with any. */
