@@ -477,7 +477,7 @@ static bool place(const struct counter *common, const struct ranks *r, struct pl
         count_layers(&o.net, to);
         count_ends(&o, shared, to);
         to->talk.dear = k->o->gpu ? 0 : PIPELINE_DEAR;
-        to->talk.half_dear = k->o->gpu ? 0 : OVERLAP_DEAR_CPU; /* GPUs compute steps whole */
+        to->talk.half_dear = k->o->gpu ? OVERLAP_DEAR_GPU : OVERLAP_DEAR_CPU;
         to->token_bytes = kvcache_token_bytes(&o.net, k->o->k_type, k->o->v_type);
         to->state_bytes = kvcache_state_bytes(&o.net);
         to->scratch = runtime_step_bytes(&o.net, &lim);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Several ranks with a GPU, simulated (make test-sim): golden families cut by heads and hidden units (--tp), by experts (--ep), by
 layers (--pp) and mixed give what one process gives on the same GPU, as prompts and as decodes. `ranks_sim.py BUILD DEVICE STEEL`
-does the same with another program, on a real one (DEVICE cuda, STEEL build/steel); MPIRUN names the launcher. RANKS_FAMILIES=name,... and RANKS_ALL=1 as in test_ranks.py."""
+does the same with another program, on a real one (DEVICE cuda, STEEL build/steel); MPIRUN names the launcher. RANKS_FAMILIES=name,... and RANKS_ALL=1 as in test_ranks.py; RANKS_ONLY=text: only arrangements that are called so."""
 import os
 import subprocess
 import sys
@@ -74,7 +74,7 @@ def main():
         print("skipped: ranks with a GPU: mpirun starts nothing here")
         return 0
     failed = int(not mixed())
-    names = list(ARRANGEMENTS)
+    names = [name for name in ARRANGEMENTS if os.environ.get("RANKS_ONLY", "") in name]
     for i, model in enumerate(families()):
         golden = read_logits(f"{GOLDEN}/{model}/golden.bin")
         for name in names if os.environ.get("RANKS_ALL") else [names[i % len(names)]]:

@@ -447,6 +447,8 @@ void test_halves(void)
     s.n_kv_heads = 1;
     s.n_rot = 128;
     s.b.n_pages = 120;
+    s.b.max_tokens = 307; /* nothing behind it is aligned by chance */
+    s.b.max_seqs = 79;
     struct mini *m = mem_zalloc(1, sizeof *m);
     mini_open(m, &s, 3, true, (const enum dtype[]){DT_Q4_K, DT_Q4_K, DT_Q6_K});
     struct sample_params params = {.temp = 0, .top_p = 1, .repeat_penalty = 1};

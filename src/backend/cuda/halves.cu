@@ -15,6 +15,11 @@ bool halves_want(const struct cuda_backend *cu)
     return ranks_halve(cu->be->ranks) || lanes_alone(cu);
 }
 
+size_t halves_turns(const struct cuda_backend *cu)
+{
+    return align_up((size_t)cu->shape.max_tokens * (size_t)(cu->ropes.pairs + 1), STEP_ALIGN);
+}
+
 /* What belongs to rows, to out rows, and to the second half, so much further on: by 1 or, back again, -1. */
 static void shift(struct cuda_backend *cu, int i, int by)
 {
@@ -25,7 +30,7 @@ static void shift(struct cuda_backend *cu, int i, int by)
     cu->out += outs * embd;
     cu->logits_all += outs * cu->shape.n_vocab;
     cu->shadow += second * NORM_ROWS * embd;
-    cu->rope += second * cu->shape.max_tokens * (cu->ropes.pairs + 1);
+    cu->rope += second * (ptrdiff_t)halves_turns(cu);
     cu->step_dev += second * (ptrdiff_t)cu->step_cap;
     cu->step_host += second * (ptrdiff_t)cu->step_cap;
     cu->step_mapped += second * (ptrdiff_t)cu->step_cap;

@@ -131,9 +131,12 @@ bool cuda_end(struct backend *be, int32_t *tokens, struct error *err);
 void step_take_turn(struct cuda_backend *cu, int rows, int seqs, int n_out, bool decodes);
 void step_take_batch(struct cuda_backend *cu, const struct batch *b);
 
-/* halves.cu. halves_want: whether room for them is asked for; it is `halves_times` what whole steps need of what lies
- * twice. halves_leave: what is pointed to is the whole step's again. */
+/* Ints, or what is larger, to which what lies behind the first half's of it is aligned: as device memory is. */
+enum { STEP_ALIGN = 64 };
+/* halves.cu. halves_want: whether room for them is asked for. halves_leave: what is pointed to is the whole step's
+ * again. */
 bool halves_want(const struct cuda_backend *cu);
+size_t halves_turns(const struct cuda_backend *cu); /* of positions (cu->rope), of one half */
 void cuda_begin_halves(struct backend *be, const struct batch halves[2]);
 void cuda_half(struct backend *be, int i);
 void halves_leave(struct cuda_backend *cu);

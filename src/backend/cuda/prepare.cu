@@ -202,6 +202,7 @@ static bool own_steps(struct cuda_backend *cu, struct error *err)
     cu->step_cap = STEP_HEAD + 64 + 5 * tokens + 6 * seqs + out + 16 +
                    2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages + lora_step_ints(cu) +
                    mtp_step_ints(cu);
+    cu->step_cap = align_up(cu->step_cap, STEP_ALIGN); /* behind it the second half's begins */
     for (int i = 0; i < 2; i++) {
         struct flight *f = &cu->flights[i];
         f->chosen = (bool *)mem_zalloc(out + 1, sizeof *f->chosen);
@@ -291,7 +292,7 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
         {(void **)&cu->a_out, (out + 1) * heads * 4},
         {(void **)&cu->logits_all, (out + 1) * (size_t)s->n_vocab * 4},
         {(void **)&cu->rope_freq, (pairs + 1) * 4},
-        {(void **)&cu->rope, twice(cu) * tokens * (pairs + 1) * sizeof(float2)},
+        {(void **)&cu->rope, twice(cu) * halves_turns(cu) * sizeof(float2)},
         {(void **)&cu->step_dev, twice(cu) * cu->step_cap * 4},
         {(void **)&cu->shadow, twice(cu) * NORM_ROWS * embd * 4},
         {(void **)&cu->qkv, tokens * (size_t)(max.qkv + 1) * 4},
