@@ -98,7 +98,7 @@ struct ranks {
     struct error failure; /* the first one; empty = none */
     struct ranks_line *line;
     bool lined;           /* every rank has one to rank 0 */
-    struct error notice;  /* what the user should know; empty = nothing */
+    struct error notice;  /* what the user should know of their backends; empty = nothing */
     int alarm;            /* eventfd: readable once the job is lost */
     int crowded;          /* other programs want the cores: so many waits from now on are short */
     atomic_int timeout_s; /* the same everywhere, rank 0 says it */

@@ -271,6 +271,13 @@ static bool refuse_cache(struct error *err, const char *what, int64_t tokens, do
         gb((double)r->free), gb((double)r->usable), (long long)fit);
 }
 
+/* One line of what the user should know. */
+static void add_notice(struct runtime *rt, const struct error *what)
+{
+    size_t n = strlen(rt->notice.msg);
+    snprintf(rt->notice.msg + n, sizeof rt->notice.msg - n, "%s%s", n ? "; " : "", what->msg);
+}
+
 /* The context and the size of the KV cache in tokens: as asked, or as many as could be of use and
  * fit. What was asked for and cannot fit is refused; less than the model's own context is said. */
 static bool size_cache(struct runtime *rt, const struct runtime_options *opt,
@@ -315,12 +322,12 @@ static bool size_cache(struct runtime *rt, const struct runtime_options *opt,
     if (opt->context > 0 || *tokens >= rt->context)
         return true;
     rt->context = (int)*tokens;
-    char *note = rt->notice.msg;
-    size_t n = strlen(note);
-    snprintf(note + n, sizeof rt->notice.msg - n,
-             "%scontext of %d tokens, where the model could have %d: the cache has %.2f GB (-c, "
-             "--kv-type and --kv-memory change it)",
-             n ? "; " : "", rt->context, c->context, gb(each * (double)*tokens));
+    struct error note = {0};
+    error_set(&note,
+              "context of %d tokens, where the model could have %d: the cache has %.2f GB (-c, "
+              "--kv-type and --kv-memory change it)",
+              rt->context, c->context, gb(each * (double)*tokens));
+    add_notice(rt, &note);
     return true;
 }
 
@@ -730,6 +737,8 @@ struct runtime *runtime_open(const char *path, const struct runtime_options *opt
         return NULL;
     }
     rt->load_ns = clock_ns() - t0;
+    if (rt->be && rt->be->ranks && rt->be->ranks->notice.msg[0])
+        add_notice(rt, &rt->be->ranks->notice);
     if (opt->profile)
         rt->be->profile = &rt->profile;
     return rt;

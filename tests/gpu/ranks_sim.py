@@ -69,11 +69,25 @@ def mixed():
     return ok
 
 
+def without_nccl():
+    """Two GPUs and a library that cannot be loaded: rank 0 says that sums are slow, once. Whether it does."""
+    with tempfile.TemporaryDirectory() as empty:
+        open(os.path.join(empty, "libnccl.so.2"), "w").close()
+        cmd = [STEEL, "logits", f"{GOLDEN}/qwen3", "--device", DEVICE, "--ids", f"{GOLDEN}/qwen3/golden.bin", "--out", os.devnull]
+        r = subprocess.run([*MPIRUN, "-n", "2", *cmd], env=dict(os.environ, STEEL_CONFIG="", SIM_GPUS="2", LD_LIBRARY_PATH=empty),
+                           capture_output=True, text=True, timeout=600)
+    ok = r.returncode == 0 and r.stderr.count("libnccl.so.2: ") == 1 and r.stderr.count("add up through the host") == 1
+    print("GPUs without NCCL: " + ("told" if ok else "FAILED: " + r.stderr[-400:]))
+    return ok
+
+
 def main():
     if subprocess.run([*MPIRUN, "-n", "2", "true"], capture_output=True).returncode != 0:
         print("skipped: ranks with a GPU: mpirun starts nothing here")
         return 0
     failed = int(not mixed())
+    if STEEL.endswith("sim/steel"):  # a real GPU may be the only one
+        failed += not without_nccl()
     names = [name for name in ARRANGEMENTS if os.environ.get("RANKS_ONLY", "") in name]
     for i, model in enumerate(families()):
         golden = read_logits(f"{GOLDEN}/{model}/golden.bin")

@@ -406,6 +406,11 @@ static bool choose_nccl(struct cuda_backend *cu, const char *wish, struct error 
         mine = mine && all[i];
     if (mine)
         return true;
+    error_set(
+        &r->notice,
+        "%s: GPUs add up through the host, which is slower by far (NVIDIA's package libnccl2, "
+        "or LD_LIBRARY_PATH)",
+        l->nccl ? "a rank does not find NCCL" : why.msg);
     nccl_close(l->nccl, false);
     l->nccl = NULL;
     return true;

@@ -61,7 +61,8 @@ struct nccl *nccl_open(struct error *err)
 static bool done(const struct nccl *n, int result, const char *what, struct error *err)
 {
     return result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS ||
-           error_set(err, "NCCL: %s (%d) in %s", n->error_string(result), result, what);
+           error_set(err, "NCCL: %s (%d) in %s (STEEL_NCCL=0 does without it)",
+                     n->error_string(result), result, what);
 }
 
 bool nccl_make_id(struct nccl *n, struct nccl_id *id, struct error *err)
