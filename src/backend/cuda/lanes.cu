@@ -266,8 +266,6 @@ static void collect_by_host(struct cuda_backend *cu, int own, int rows)
     struct lanes *l = cuda_lanes(cu);
     struct ranks *r = ranks_of(cu);
     int width = cu->shape.n_vocab, each = (int)(l->room / (size_t)width);
-    for (int i = 0; i < 2; i++)
-        take_late(cu, i); /* all of the room is needed */
     for (int last = rows, n; last > 0; last -= n) {
         n = last < each ? last : each;
         size_t at = (size_t)(last - n);
@@ -289,6 +287,8 @@ void lanes_collect(struct cuda_backend *cu, const struct head *h, int rows)
     if (!head_is_cut(cu, h) || l->given_up)
         return;
     int first = ranks_vocab(ranks_of(cu), width, ranks_of(cu)->lane).first;
+    for (int i = 0; !l->nccl && i < 2; i++)
+        take_late(cu, i); /* all of the pinned memory is needed */
     step_mark(cu);
     if (l->nccl) {
         cuda_launch(cu, lanes_spread_kernel,
