@@ -1,0 +1,383 @@
+/* The specification of what mixes positions: attention, latent attention, delta nets. See ref.c. */
+#include "backend/ref.h"
+#include "base/mem.h"
+#include "base/ranks.h"
+#include "quant/kvblock.h"
+
+#include <string.h>
+
+/* n values of a head, from element `at` on */
+static void kv_store(void *base, enum dtype type, size_t at, const float *from, int n)
+{
+    kv_row_put(type, from, n, (char *)base + dtype_bytes(type, at));
+}
+
+/* The same back, into r->row */
+static const float *kv_load(struct ref *r, const void *base, enum dtype type, size_t at, int n)
+{
+    kv_row_get(type, (const char *)base + dtype_bytes(type, at), n, r->row);
+    return r->row;
+}
+
+/* Index of element 0 of (slot, kv head) in a pool of (n_pages, K, page_len, dim). */
+static size_t kv_at(const struct bounds *s, int slot, int n_heads, int head, int dim)
+{
+    size_t page = (size_t)(slot / s->page_len), off = (size_t)(slot % s->page_len);
+    return ((page * (size_t)n_heads + (size_t)head) * (size_t)s->page_len + off) * (size_t)dim;
+}
+
+static void rotate(const struct rope *rope, float *head, int pos)
+{
+    int half = rope->n_rot / 2;
+    for (int i = 0; i < half; i++) {
+        /* The angle is a float product, as in the models' own code; then exact trigonometry. */
+        float angle = (float)pos * rope->freq[i];
+        float c = (float)cos(angle) * rope->mscale;
+        float s = (float)sin(angle) * rope->mscale;
+        float a = head[i], b = head[i + half];
+        head[i] = a * c - b * s;
+        head[i + half] = b * c + a * s;
+    }
+}
+
+/* Norm and rotation of n heads that lie side by side. */
+static void finish_heads(const struct norm *norm, bool whole, const struct rope *rope, int pos,
+                         float *heads, int n, int dim)
+{
+    if (whole)
+        ref_norm_row(norm, heads, heads, n * dim);
+    for (int h = 0; h < n; h++) {
+        if (!whole)
+            ref_norm_row(norm, heads + h * dim, heads + h * dim, dim);
+        if (rope)
+            rotate(rope, heads + h * dim, pos);
+    }
+}
+
+static void turn_heads(enum dtype type, float *heads, int n, int dim)
+{
+    for (int h = 0; h < n && kv_turned(type); h++)
+        kv_turn(heads + h * dim, dim);
+}
+
+static void store_heads(struct ref *r, void *pool, enum dtype type, int slot, const float *heads,
+                        int n, int dim)
+{
+    for (int h = 0; h < n; h++)
+        kv_store(pool, type, kv_at(&r->bounds, slot, n, h, dim), heads + h * dim, dim);
+}
+
+/* q of row t, and its gate; its k and v go to the cache. */
+static void project_row(struct ref *r, const struct attention *a, const struct kv_layer *kv, int t)
+{
+    int H = a->n_heads, K = a->n_kv_heads, Dk = a->k_dim, Dv = a->v_dim;
+    int pos = r->batch.pos[t], each = Dk + (a->gated ? Dv : 0);
+    float *q = r->q + (size_t)t * (size_t)(H * Dk), *gate = r->gate + (size_t)t * (size_t)(H * Dv);
+    float *k = r->qkv + H * each, *v = k + K * Dk;
+    ref_matvec(r, a->wqkv, 0, r->n, r->qkv);
+    for (int h = 0; h < H; h++) {
+        memcpy(q + h * Dk, r->qkv + h * each, (size_t)Dk * sizeof(float));
+        if (a->gated)
+            memcpy(gate + h * Dv, r->qkv + h * each + Dk, (size_t)Dv * sizeof(float));
+    }
+    finish_heads(&a->q_norm, a->norm_whole, a->rope, pos, q, H, Dk);
+    float warm = 1;
+    if (a->temp_beta != 0)
+        warm += a->temp_beta * (float)log(1.0 + floor((double)pos / a->temp_len));
+    for (int i = 0; i < H * Dk; i++)
+        q[i] *= warm;
+    turn_heads(r->bounds.k_type, q, H, Dk);
+    if (a->shares_kv || r->batch.slot[t] < 0)
+        return;
+    if (a->k_is_v)
+        memcpy(v, k, (size_t)(K * Dv) * sizeof(float));
+    finish_heads(&a->k_norm, a->norm_whole, a->rope, pos, k, K, Dk);
+    finish_heads(&a->v_norm, a->norm_whole, NULL, pos, v, K, Dv);
+    turn_heads(r->bounds.k_type, k, K, Dk);
+    turn_heads(r->bounds.v_type, v, K, Dv);
+    store_heads(r, kv->k, r->bounds.k_type, r->batch.slot[t], k, K, Dk);
+    store_heads(r, kv->v, r->bounds.v_type, r->batch.slot[t], v, K, Dv);
+}
+
+/* out (Dv) = the values head h of row t sees, weighted */
+static void attend(struct ref *r, const struct attention *a, const struct kv_layer *kv, int seq,
+                   int t, int h, const float *q, float *out)
+{
+    const struct bounds *s = &r->bounds;
+    const int32_t *pages = r->batch.pages + (size_t)seq * (size_t)r->batch.max_pages;
+    int K = a->n_kv_heads, kv_head = h * K / a->n_heads, pos = r->batch.pos[t];
+    int first = a->window && pos - a->window + 1 > 0 ? pos - a->window + 1 : 0, last = pos;
+    if (a->bidirectional) {
+        last = r->batch.kv_len[seq] - 1;
+        last = a->window && pos + a->window - 1 < last ? pos + a->window - 1 : last;
+    }
+    float max = a->sinks ? a->sinks[h] : -INFINITY;
+    for (int p = first; p <= last; p++) {
+        int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
+        size_t at = kv_at(s, slot, K, kv_head, a->k_dim);
+        float score = ref_dot(q, kv_load(r, kv->k, s->k_type, at, a->k_dim), a->k_dim) * a->scale;
+        if (a->softcap != 0)
+            score = a->softcap * tanhf(score / a->softcap);
+        r->scores[p] = score;
+        max = score > max ? score : max;
+    }
+    double total = a->sinks ? (double)expf(a->sinks[h] - max) : 0;
+    for (int p = first; p <= last; p++) {
+        r->scores[p] = expf(r->scores[p] - max);
+        total += r->scores[p];
+    }
+    memset(r->mean, 0, (size_t)a->v_dim * sizeof *r->mean);
+    for (int p = first; p <= last; p++) {
+        int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
+        size_t at = kv_at(s, slot, K, kv_head, a->v_dim);
+        const float *v = kv_load(r, kv->v, s->v_type, at, a->v_dim);
+        for (int i = 0; i < a->v_dim; i++)
+            r->mean[i] += (double)r->scores[p] * v[i];
+    }
+    for (int i = 0; i < a->v_dim; i++)
+        out[i] = (float)(r->mean[i] / total);
+    turn_heads(s->v_type, out, 1, a->v_dim);
+}
+
+static void attend_rows(struct ref *r, const struct attention *a, const struct kv_layer *kv)
+{
+    int H = a->n_heads;
+    for (int seq = 0; seq < r->batch.n_seqs; seq++)
+        for (int t = r->batch.q_start[seq]; t < r->batch.q_start[seq + 1]; t++)
+            for (int h = 0; h < H; h++) {
+                size_t at = (size_t)(t * H + h) * (size_t)a->v_dim;
+                float *out = r->a + at;
+                memset(out, 0, (size_t)a->v_dim * sizeof(float));
+                if (r->batch.slot[t] >= 0) /* else padding */
+                    attend(r, a, kv, seq, t, h, r->q + (size_t)(t * H + h) * (size_t)a->k_dim, out);
+                for (int i = 0; a->gated && i < a->v_dim; i++)
+                    out[i] *= ref_sigmoid(r->gate[at + (size_t)i]);
+            }
+}
+
+static void mix_attention(struct ref *r, const struct mixer *m, int layer)
+{
+    const struct attention *a = &m->attention;
+    const struct kv_layer *kv = &r->batch.kv[a->shares_kv ? a->kv_layer : layer];
+    ref_stage_begin(r);
+    for (int t = 0; t < r->rows; t++) {
+        r->at = t;
+        ref_norm_row(&m->block.in, ref_stream_row(r, t), r->n, r->net->n_embd);
+        project_row(r, a, kv, t);
+    }
+    ref_stage_end(r, STAGE_QKV);
+    ref_stage_begin(r);
+    attend_rows(r, a, kv);
+    ref_stage_end(r, STAGE_ATTENTION);
+}
+
+/* Pairs that lie side by side come apart. */
+static void unweave(struct ref *r, float *x, int n)
+{
+    for (int i = 0; i < n; i++)
+        r->hidden[i] = x[i % (n / 2) * 2 + i / (n / 2)];
+    memcpy(x, r->hidden, (size_t)n * sizeof(float));
+}
+
+/* q of row t; its latent and rotated part go to the cache. */
+static void latent_row(struct ref *r, const struct latent *l, const struct kv_layer *kv, int t)
+{
+    int Dn = l->nope_dim, Dr = l->rope_dim, C = l->kv_rank, pos = r->batch.pos[t];
+    float *q = r->q + (size_t)t * (size_t)(l->n_heads * (Dn + Dr)), *low = r->latent;
+    if (l->wqa) {
+        ref_matvec(r, l->wqa, 0, r->n, low);
+        ref_norm_row(&l->q_norm, low, low, l->q_rank);
+    }
+    ref_matvec(r, l->wqb, 0, l->wqa ? low : r->n, q);
+    for (int h = 0; h < l->n_heads; h++) {
+        if (l->woven)
+            unweave(r, q + h * (Dn + Dr) + Dn, Dr);
+        rotate(l->rope, q + h * (Dn + Dr) + Dn, pos);
+    }
+    if (r->batch.slot[t] < 0)
+        return;
+    ref_matvec(r, l->wkva, 0, r->n, low);
+    ref_norm_row(&l->kv_norm, low, low, C);
+    if (l->woven)
+        unweave(r, low + C, Dr);
+    rotate(l->rope, low + C, pos);
+    store_heads(r, kv->k, r->bounds.k_type, r->batch.slot[t], low, 1, C + Dr);
+}
+
+/* out (Dv): what head h of row t, with query q, makes of the latents it sees */
+static void attend_latent(struct ref *r, const struct latent *l, const struct kv_layer *kv, int seq,
+                          int t, int h, const float *q, float *out)
+{
+    const struct bounds *s = &r->bounds;
+    const int32_t *pages = r->batch.pages + (size_t)seq * (size_t)r->batch.max_pages;
+    int C = l->kv_rank, Dr = l->rope_dim, width = C + Dr, last = r->batch.pos[t];
+    float *query = r->latent, *sum = query + width, max = -INFINITY;
+    double total = 0;
+    ref_matvec(r, l->wkb, h, q, query);
+    memcpy(query + C, q + l->nope_dim, (size_t)Dr * sizeof(float));
+    for (int p = 0; p <= last; p++) {
+        int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
+        const float *row = kv_load(r, kv->k, s->k_type, kv_at(s, slot, 1, 0, width), width);
+        r->scores[p] = ref_dot(query, row, width) * l->scale;
+        max = r->scores[p] > max ? r->scores[p] : max;
+    }
+    for (int p = 0; p <= last; p++)
+        total += r->scores[p] = expf(r->scores[p] - max);
+    memset(r->mean, 0, (size_t)C * sizeof *r->mean);
+    for (int p = 0; p <= last; p++) {
+        int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
+        const float *row = kv_load(r, kv->k, s->k_type, kv_at(s, slot, 1, 0, width), width);
+        for (int i = 0; i < C; i++)
+            r->mean[i] += (double)r->scores[p] * row[i];
+    }
+    for (int i = 0; i < C; i++)
+        sum[i] = (float)(r->mean[i] / total);
+    ref_matvec(r, l->wvb, h, sum, out);
+}
+
+static void mix_latent(struct ref *r, const struct mixer *m, int layer)
+{
+    const struct latent *l = &m->latent;
+    const struct kv_layer *kv = &r->batch.kv[layer];
+    int H = l->n_heads, D = l->nope_dim + l->rope_dim;
+    ref_stage_begin(r);
+    for (int t = 0; t < r->rows; t++) {
+        r->at = t;
+        ref_norm_row(&m->block.in, ref_stream_row(r, t), r->n, r->net->n_embd);
+        latent_row(r, l, kv, t);
+    }
+    ref_stage_end(r, STAGE_QKV);
+    ref_stage_begin(r);
+    for (int seq = 0; seq < r->batch.n_seqs; seq++)
+        for (int t = r->batch.q_start[seq]; t < r->batch.q_start[seq + 1]; t++)
+            for (int h = 0; h < H; h++) {
+                float *out = r->a + (size_t)(t * H + h) * (size_t)l->v_dim;
+                memset(out, 0, (size_t)l->v_dim * sizeof(float));
+                if (r->batch.slot[t] >= 0) /* else padding */
+                    attend_latent(r, l, kv, seq, t, h, r->q + (size_t)(t * H + h) * (size_t)D, out);
+            }
+    ref_stage_end(r, STAGE_ATTENTION);
+}
+
+/* One step of a v head: S (Dk, Dv) decays, is corrected by what it gets wrong about k, and read. */
+static void delta_head(float *S, const float *q, const float *k, const float *v, float decay,
+                       float beta, int Dk, int Dv, float *out)
+{
+    for (int j = 0; j < Dv; j++) {
+        double seen = 0, sum = 0;
+        for (int i = 0; i < Dk; i++) {
+            S[i * Dv + j] *= decay;
+            seen += (double)S[i * Dv + j] * k[i];
+        }
+        float wrong = beta * (v[j] - (float)seen);
+        for (int i = 0; i < Dk; i++) {
+            S[i * Dv + j] += k[i] * wrong;
+            sum += (double)S[i * Dv + j] * q[i];
+        }
+        out[j] = (float)sum;
+    }
+}
+
+/* x = x / |x| * scale */
+static void l2_norm(float *x, int n, float scale)
+{
+    scale /= sqrtf(ref_dot(x, x, n) + 1e-6f);
+    for (int i = 0; i < n; i++)
+        x[i] *= scale;
+}
+
+/* Row t, r->n after its norm, through the net: out (Hv*Dv). state: W-1 rows before the convolution,
+ * the oldest first, then S of each head. */
+static void delta_row(struct ref *r, const struct delta_net *d, float *state, float *out)
+{
+    int Hk = d->n_k_heads, Hv = d->n_v_heads, Dk = d->k_dim, Dv = d->v_dim, W = d->conv_len;
+    int width = 2 * Hk * Dk + Hv * Dv;
+    float *u = r->qkv, *ba = r->hidden, *k = u + Hk * Dk, *v = k + Hk * Dk;
+    float *S = state + (size_t)(W - 1) * (size_t)width;
+    ref_matvec(r, d->wqkv, 0, r->n, u);
+    ref_matvec(r, d->wba, 0, r->n, ba);
+    for (int c = 0; c < width; c++) {
+        float *past = state + c, now = u[c];
+        double sum = (double)d->conv[c * W + W - 1] * now;
+        for (int i = 0; i < W - 1; i++)
+            sum += (double)d->conv[c * W + i] * past[i * width];
+        for (int i = 0; i + 1 < W - 1; i++)
+            past[i * width] = past[(i + 1) * width];
+        if (W > 1)
+            past[(W - 2) * width] = now;
+        u[c] = (float)sum * ref_sigmoid((float)sum);
+    }
+    for (int h = 0; h < Hk; h++) {
+        l2_norm(u + h * Dk, Dk, 1.0f / sqrtf((float)Dk));
+        l2_norm(k + h * Dk, Dk, 1.0f);
+    }
+    for (int h = 0; h < Hv; h++) {
+        float a = ba[Hv + h] + d->dt_bias[h];
+        float soft = a > 20.0f ? a : log1pf(expf(a)); /* ln(1 + exp(a)) */
+        int of = delta_net_k_head(d, h);
+        delta_head(S + (size_t)h * (size_t)(Dk * Dv), u + of * Dk, k + of * Dk, v + h * Dv,
+                   expf(-d->decay[h] * soft), ref_sigmoid(ba[h]), Dk, Dv, out + h * Dv);
+        ref_norm_row(&d->norm, out + h * Dv, out + h * Dv, Dv);
+    }
+    ref_matvec(r, d->wz, 0, r->n, r->gate);
+    for (int i = 0; i < Hv * Dv; i++)
+        out[i] *= r->gate[i] * ref_sigmoid(r->gate[i]);
+}
+
+static void mix_delta_net(struct ref *r, const struct mixer *m, int layer)
+{
+    const struct delta_net *d = &m->delta_net;
+    const struct batch *b = &r->batch;
+    size_t len = mixer_state_len(m), values = (size_t)d->n_v_heads * (size_t)d->v_dim;
+    float *states = b->kv[layer].state;
+    ref_stage_begin(r);
+    for (int seq = 0; seq < b->n_seqs; seq++) {
+        int first = b->q_start[seq];
+        float *state = states + (size_t)b->state_out[seq] * len;
+        if (b->state_out[seq] < 0) { /* padding */
+            memset(r->a + (size_t)first * values, 0,
+                   (size_t)(b->q_start[seq + 1] - first) * values * sizeof(float));
+            continue;
+        }
+        if (b->state_in[seq] < 0)
+            memset(state, 0, len * sizeof(float));
+        else if (b->state_in[seq] != b->state_out[seq])
+            memcpy(state, states + (size_t)b->state_in[seq] * len, len * sizeof(float));
+        for (int t = first; t < b->q_start[seq + 1]; t++) {
+            r->at = t;
+            ref_norm_row(&m->block.in, ref_stream_row(r, t), r->n, r->net->n_embd);
+            delta_row(r, d, state, r->a + (size_t)t * values);
+            if (b->save_rows[seq] == t - first + 1)
+                memcpy(states + (size_t)b->save_state[seq] * len, state, len * sizeof(float));
+        }
+    }
+    ref_stage_end(r, STAGE_ATTENTION);
+}
+
+void ref_mixer(struct backend *be, const struct mixer *m, int layer)
+{
+    struct ref *r = ref_self(be);
+    const struct weight *wo = NULL;
+    if (m->kind == MIXER_ATTENTION) {
+        mix_attention(r, m, layer);
+        wo = m->attention.wo;
+    } else if (m->kind == MIXER_LATENT) {
+        mix_latent(r, m, layer);
+        wo = m->latent.wo;
+    } else if (m->kind == MIXER_DELTA_NET) {
+        mix_delta_net(r, m, layer);
+        wo = m->delta_net.wo;
+    }
+    CHECK(wo, "a mixer of kind %d", (int)m->kind);
+    ref_stage_begin(r);
+    if (batch_narrows(&r->batch, r->net, layer))
+        ref_narrow(r);
+    for (int i = 0; i < r->rows; i++) {
+        r->at = r->row_of[i];
+        ref_matvec(r, wo, 0, r->a + (size_t)r->row_of[i] * (size_t)wo->n_in, r->y);
+        if (m->partial)
+            ranks_sum(be->ranks, r->y, (size_t)r->net->n_embd);
+        ref_block_add(r, &m->block, r->y, ref_stream_row(r, i));
+    }
+    ref_stage_end(r, STAGE_OUTPUT);
+}

@@ -1,0 +1,228 @@
+/* The specification of what each position does alone: dense mlps, routers and experts. See ref.c. */
+#include "backend/ref.h"
+#include "base/mem.h"
+#include "base/ranks.h"
+
+#include <string.h>
+
+static float gelu_tanh(float x)
+{
+    return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
+}
+
+static float gelu(float x)
+{
+    return 0.5f * x * (1.0f + erff(x * 0.7071067812f));
+}
+
+/* h[i] = act(h[i], h[width + i]) */
+static void activate(const struct ffn *f, float *h, int width)
+{
+    for (int i = 0; i < width; i++) {
+        float g = h[i], u = h[width + i];
+        switch (f->act) {
+        case ACT_SILU:
+            h[i] = g / (1.0f + expf(-g)) * u;
+            break;
+        case ACT_GELU_TANH:
+            h[i] = gelu_tanh(g) * u;
+            break;
+        case ACT_GELU:
+            h[i] = gelu(g) * u;
+            break;
+        case ACT_SWIGLU_CLAMP:
+            g = g < f->limit ? g : f->limit;
+            u = u < f->limit ? u : f->limit;
+            u = u > -f->limit ? u : -f->limit;
+            h[i] = g / (1.0f + expf(-f->alpha * g)) * (u + 1.0f);
+            break;
+        case ACT_PLAIN_GELU:
+            h[i] = gelu(g);
+            break;
+        }
+    }
+}
+
+static void ffn_row(struct ref *r, const struct ffn *f, int e, const float *x, float *y)
+{
+    ref_matvec(r, f->gate_up, e, x, r->hidden);
+    activate(f, r->hidden, f->down->n_in);
+    ref_matvec(r, f->down, e, r->hidden, y);
+}
+
+/* The largest of keys that is not yet chosen; of equal ones the first. */
+static int best_key(const float *keys, int n, const int *chosen, int n_chosen)
+{
+    int best = -1;
+    for (int e = 0; e < n; e++) {
+        bool taken = false;
+        for (int j = 0; j < n_chosen; j++)
+            taken |= chosen[j] == e;
+        if (!taken && (best < 0 || keys[e] > keys[best]))
+            best = e;
+    }
+    return best;
+}
+
+/* Experts outside the best groups get a key that nothing is below. Returns by how much of itself the
+ * last of those groups is above the best of the others. */
+static float keep_groups(const struct router *t, float *keys, int n)
+{
+    int each = n / t->n_groups, best[REF_MAX_USED] = {0};
+    float score[REF_MAX_USED] = {0};
+    CHECK(each > 0, "%d experts in %d groups", n, t->n_groups);
+    for (int g = 0; g < t->n_groups; g++) {
+        int two[2] = {0};
+        two[0] = best_key(keys + g * each, each, two, 0);
+        score[g] = keys[g * each + two[0]];
+        if (each > 1)
+            score[g] += keys[g * each + best_key(keys + g * each, each, two, 1)];
+    }
+    for (int k = 0; k < t->n_groups_used; k++)
+        best[k] = best_key(score, t->n_groups, best, k);
+    float last = score[best[t->n_groups_used - 1]], gap = INFINITY;
+    if (t->n_groups_used < t->n_groups)
+        gap = (last - score[best_key(score, t->n_groups, best, t->n_groups_used)]) / fabsf(last);
+    for (int e = 0; e < n; e++) {
+        bool kept = false;
+        for (int k = 0; k < t->n_groups_used; k++)
+            kept |= e / each == best[k];
+        keys[e] = kept ? keys[e] : -INFINITY;
+    }
+    return gap;
+}
+
+static void softmax(float *p, int n)
+{
+    float max = -INFINITY;
+    double total = 0;
+    for (int i = 0; i < n; i++)
+        max = p[i] > max ? p[i] : max;
+    for (int i = 0; i < n; i++)
+        total += p[i] = expf(p[i] - max);
+    for (int i = 0; i < n; i++)
+        p[i] = (float)(p[i] / total);
+}
+
+/* Experts and weights (n_used) of one row, from what the router reads. Returns by how much of
+ * itself the last one's key (or group) is above the best of those not chosen. */
+static float route(struct ref *r, const struct router *t, const float *x, int *chosen,
+                   float *weight)
+{
+    int n = t->w->n_out;
+    float *p = r->probs, *keys = r->keys;
+    ref_matvec(r, t->w, 0, x, p);
+    if (t->kind == ROUTER_SOFTMAX)
+        softmax(p, n);
+    for (int e = 0; e < n; e++) {
+        if (t->kind == ROUTER_SIGMOID)
+            p[e] = ref_sigmoid(p[e]);
+        keys[e] = p[e] + (t->choice_bias ? t->choice_bias[e] : 0.0f);
+    }
+    float groups = t->n_groups > 1 ? keep_groups(t, keys, n) : INFINITY;
+    double kept = 0;
+    float last = 0, gap = INFINITY;
+    for (int k = 0; k < t->n_used; k++) {
+        chosen[k] = best_key(keys, n, chosen, k);
+        weight[k] = p[chosen[k]];
+        last = keys[chosen[k]];
+        kept += weight[k];
+    }
+    if (t->n_used < n)
+        gap = (last - keys[best_key(keys, n, chosen, t->n_used)]) / fabsf(last);
+    gap = groups < gap ? groups : gap;
+    if (t->kind == ROUTER_SOFTMAX_TOP)
+        softmax(weight, t->n_used);
+    for (int k = 0; k < t->n_used; k++) {
+        if (t->renorm && t->kind != ROUTER_SOFTMAX_TOP)
+            weight[k] = (float)(weight[k] / kept);
+        weight[k] *= ref_or_one(t->scale);
+        if (t->expert_scale)
+            weight[k] *= t->expert_scale[chosen[k]];
+    }
+    return gap;
+}
+
+/* y += experts_out(sum over the chosen); n: the row as the dense part reads it */
+static void experts_row(struct ref *r, const struct mlp *m, const float *x, float *n, float *y,
+                        float *gap)
+{
+    int chosen[REF_MAX_USED], E = r->net->n_embd;
+    float weight[REF_MAX_USED];
+    ref_stage_begin(r);
+    if (m->experts_in.kind)
+        ref_norm_row(&m->experts_in, x, n, E);
+    if (m->router.norm.kind)
+        ref_norm_row(&m->router.norm, x, r->part, E);
+    float g = route(r, &m->router, m->router.norm.kind ? r->part : n, chosen, weight);
+    *gap = g < *gap ? g : *gap;
+    ref_stage_end(r, STAGE_ROUTER);
+    ref_stage_begin(r);
+    float *sum = r->sum;
+    memset(sum, 0, (size_t)E * sizeof(float));
+    for (int k = 0; k < m->router.n_used; k++) {
+        int e = chosen[k] - m->expert_first;
+        if (e < 0 || e >= m->experts.gate_up->n_expert)
+            continue; /* another rank has it */
+        ffn_row(r, &m->experts, e, n, r->part);
+        for (int i = 0; i < E; i++)
+            sum[i] += weight[k] * r->part[i];
+    }
+    if (m->experts_partial)
+        ranks_sum(r->be.ranks, sum, (size_t)E);
+    ref_norm_row(&m->experts_out, sum, sum, E);
+    for (int i = 0; i < E; i++)
+        y[i] += sum[i];
+    ref_stage_end(r, STAGE_EXPERTS);
+}
+
+/* x += norm((act(x Wg^T) * e) Wp^T) */
+static void layer_embed_row(struct ref *r, const struct layer_embed *l, const float *e, float *x)
+{
+    int P = l->gate->n_out, E = r->net->n_embd;
+    ref_matvec(r, l->gate, 0, x, r->hidden);
+    memcpy(r->hidden + P, e, (size_t)P * sizeof(float));
+    activate(&(struct ffn){.act = l->act}, r->hidden, P);
+    ref_matvec(r, l->project, 0, r->hidden, r->part);
+    ref_norm_row(&l->norm, r->part, r->part, E);
+    for (int i = 0; i < E; i++)
+        x[i] += r->part[i];
+}
+
+void ref_mlp(struct backend *be, const struct mlp *m, int layer)
+{
+    struct ref *r = ref_self(be);
+    int E = r->net->n_embd, P = r->net->embed.layers.width;
+    for (int i = 0; i < r->rows; i++) {
+        float *x = ref_stream_row(r, i), *y = r->y;
+        r->at = r->row_of[i];
+        ref_stage_begin(r);
+        ref_norm_row(&m->block.in, x, r->n, E);
+        memset(y, 0, (size_t)E * sizeof(float));
+        ref_stage_end(r, STAGE_NORM);
+        if (m->dense.gate_up) {
+            float gate = 0;
+            ref_stage_begin(r);
+            ffn_row(r, &m->dense, 0, r->n, y);
+            if (m->dense_gate)
+                ref_matvec(r, m->dense_gate, 0, r->n, &gate);
+            for (int j = 0; m->dense_gate && j < E; j++)
+                y[j] *= ref_sigmoid(gate);
+            if (m->dense_partial)
+                ranks_sum(be->ranks, y, (size_t)E);
+            ref_norm_row(&m->dense_out, y, y, E);
+            ref_stage_end(r, STAGE_FFN);
+        }
+        if (m->router.w)
+            experts_row(r, m, x, r->n, y, &r->gap[r->row_of[i]]);
+        ref_stage_begin(r);
+        ref_block_add(r, &m->block, y, x);
+        if (m->embed.gate)
+            layer_embed_row(
+                r, &m->embed,
+                r->layer_embeds + (size_t)((r->row_of[i] * r->net->n_layers + layer) * P), x);
+        for (int j = 0; j < E; j++)
+            x[j] *= ref_or_one(m->stream_scale);
+        ref_stage_end(r, STAGE_NORM);
+    }
+}
