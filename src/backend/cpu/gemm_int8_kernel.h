@@ -73,6 +73,19 @@ INLINE void add_block(VF *acc, const VI *dot, VF w_scale, const struct pass *p, 
     }
 }
 
+/* The same where inputs have a fine part, whose dots are beside the others. */
+INLINE void add_block_fine(VF *acc, const VI *dot, const VI *fine, VF w_scale, const struct pass *p,
+                           int blk, const int T)
+{
+    const VF unit = vf_set1(1.0f / 254.0f);
+    UNROLL
+    for (int t = 0; t < T; t++) {
+        VF sum = vf_fma(vi_to_f(fine[t]), unit, vi_to_f(dot[t]));
+        VF scale = vf_mul(w_scale, vf_bcast(p->x[t] + p->l.scale + 4 * (size_t)blk));
+        acc[t] = vf_fma(sum, scale, acc[t]);
+    }
+}
+
 /* dot[t] += codes u of one column group times the inputs at column col */
 INLINE void dot_group(VI *dot, VI u, const struct pass *p, size_t col, const int T)
 {
@@ -207,39 +220,74 @@ INLINE void dot_table(VI *dot, const uint8_t *q, VI table, const struct pass *p,
     }
 }
 
-INLINE void pass_small4(const struct pass *p, VF *acc, const uint8_t *table, const int mx,
-                        const int T)
+INLINE void pass_small4(const struct pass *p, VF *acc, const uint8_t *table, const int T)
 {
     const size_t at = p->lane4;
-    const int unit = mx ? 128 : 64;
     const uint8_t *q = p->panel;
     VI lut = vi_table(table);
-    for (int k0 = 0; k0 < p->n_in; k0 += unit) {
+    for (int k0 = 0; k0 < p->n_in; k0 += 64) {
         fetch_ahead(p, q, UNIT_SCALES, T);
-        const uint8_t *s = q + (mx ? at / 4 : at / 2);
+        const uint8_t *s = q + at / 2;
         q += UNIT_SCALES;
-        for (int k = k0; k < k0 + unit && k < p->n_in; k += 32, q += 256, s += mx ? 16 : 32) {
+        for (int k = k0; k < k0 + 64 && k < p->n_in; k += 32, q += 256, s += 32) {
             VI dot[MAX_T];
             fetch_ahead(p, q, 256, T);
             dot_table(dot, q + at, lut, p, (size_t)k, T);
-            add_block(acc, dot, mx ? vf_load_e8m0_half(s) : vf_load_half(s), p, k / 32, T);
+            add_block(acc, dot, vf_load_half(s), p, k / 32, T);
         }
     }
 }
 
 INLINE void pass_q4_0(const struct pass *p, VF *acc, const int T)
 {
-    pass_small4(p, acc, table_q4_0, 0, T);
+    pass_small4(p, acc, table_q4_0, T);
 }
 
 INLINE void pass_iq4nl(const struct pass *p, VF *acc, const int T)
 {
-    pass_small4(p, acc, table_iq4, 0, T);
+    pass_small4(p, acc, table_iq4, T);
 }
 
+/* What dots of a block begin with where weights are stored as code + 128. */
+INLINE void start_fine(VI *dot, VI *fine, const struct pass *p, int k, const int T)
+{
+    UNROLL
+    for (int t = 0; t < T; t++) {
+        dot[t] = vi_start(p->x[t] + p->l.init32 + (size_t)k / 8);
+        fine[t] = vi_start(p->x[t] + p->l.fine_init + (size_t)k / 8);
+    }
+}
+
+/* One column group of them. */
+INLINE void dot8_fine(VI *dot, VI *fine, VI u, const struct pass *p, int k, const int T)
+{
+    dot8_group(dot, u, p, (size_t)k, T);
+    dot8_group(fine, u, p, p->l.fine + (size_t)k, T);
+}
+
+/* Two dot products per block: with the input's codes and with what rounding to them lost. */
 INLINE void pass_mxfp4(const struct pass *p, VF *acc, const int T)
 {
-    pass_small4(p, acc, table_mxfp4, 1, T);
+    const VI nib = vi_set1_8(15), lut = vi_table(table_mxfp4);
+    const size_t at = p->lane4;
+    const uint8_t *q = p->panel;
+    for (int k0 = 0; k0 < p->n_in; k0 += 128) {
+        fetch_ahead(p, q, UNIT_SCALES, T);
+        const uint8_t *s = q + at / 4;
+        q += UNIT_SCALES;
+        for (int k = k0; k < k0 + 128 && k < p->n_in; k += 32, q += 256, s += 16) {
+            VI dot[MAX_T], fine[MAX_T];
+            fetch_ahead(p, q, 256, T);
+            start_fine(dot, fine, p, k, T);
+            for (int i = 0; i < 4; i++) {
+                VI v = vi_load(q + at + 64 * i);
+                dot8_fine(dot, fine, vi_lookup(lut, vi_and(v, nib)), p, k + 8 * i, T);
+                dot8_fine(dot, fine, vi_lookup(lut, vi_and(vi_srl16(v, 4), nib)), p, k + 8 * i + 4,
+                          T);
+            }
+            add_block_fine(acc, dot, fine, vf_load_e8m0_half(s), p, k / 32, T);
+        }
+    }
 }
 
 INLINE void pass_iq4xs(const struct pass *p, VF *acc, const int T)
@@ -264,12 +312,11 @@ INLINE void pass_iq4xs(const struct pass *p, VF *acc, const int T)
     }
 }
 
-/* Two dot products per block: with the input's codes and with what rounding to them lost. */
+/* Two dot products per block as in MXFP4. */
 INLINE void pass_q8_0(const struct pass *p, VF *acc, const int T)
 {
     const size_t at = p->lane4;
     const uint8_t *q = p->panel, *s = NULL;
-    const VF unit = vf_set1(1.0f / 254.0f);
     for (int k = 0; k < p->n_in; k += 32, q += 512, s += 32) {
         if (k % 64 == 0) {
             fetch_ahead(p, q, UNIT_SCALES, T);
@@ -278,31 +325,17 @@ INLINE void pass_q8_0(const struct pass *p, VF *acc, const int T)
         }
         VI dot[MAX_T], fine[MAX_T];
         fetch_ahead(p, q, 512, T);
-        UNROLL
-        for (int t = 0; t < T; t++) {
-            dot[t] = vi_start(p->x[t] + p->l.init32 + (size_t)k / 8);
-            fine[t] = vi_start(p->x[t] + p->l.fine_init + (size_t)k / 8);
-        }
-        for (int g = 0; g < 8; g++) {
-            VI u = vi_load8(q + at + 64 * g);
-            dot8_group(dot, u, p, (size_t)(k + 4 * g), T);
-            dot8_group(fine, u, p, p->l.fine + (size_t)(k + 4 * g), T);
-        }
-        VF w_scale = vf_load_half(s);
-        UNROLL
-        for (int t = 0; t < T; t++) {
-            VF sum = vf_fma(vi_to_f(fine[t]), unit, vi_to_f(dot[t]));
-            VF scale = vf_mul(w_scale, vf_bcast(p->x[t] + p->l.scale + (size_t)k / 8));
-            acc[t] = vf_fma(sum, scale, acc[t]);
-        }
+        start_fine(dot, fine, p, k, T);
+        for (int g = 0; g < 8; g++)
+            dot8_fine(dot, fine, vi_load8(q + at + 64 * g), p, k + 4 * g, T);
+        add_block_fine(acc, dot, fine, vf_load_half(s), p, k / 32, T);
     }
 }
 
-/* Two dot products per block as in Q8_0; the zeros of a group act as mins. */
+/* Two dot products per block as in MXFP4; the zeros of a group act as mins. */
 INLINE void pass_gptq4(const struct pass *p, VF *acc, const int T)
 {
     const VI nib = vi_set1_8(15);
-    const VF unit = vf_set1(1.0f / 254.0f);
     const size_t at = p->lane4;
     const uint8_t *q = p->panel;
     for (int k0 = 0; k0 < p->n_in; k0 += p->group_len) {
@@ -326,12 +359,10 @@ INLINE void pass_gptq4(const struct pass *p, VF *acc, const int T)
                 dot_group(fine, lo, p, p->l.fine + col, T);
                 dot_group(fine, hi, p, p->l.fine + col + 4, T);
             }
+            add_block_fine(acc, dot, fine, w_scale, p, k / 32, T);
             UNROLL
             for (int t = 0; t < T; t++) {
                 size_t blk = (size_t)k / 8;
-                VF sum = vf_fma(vi_to_f(fine[t]), unit, vi_to_f(dot[t]));
-                VF scale = vf_mul(w_scale, vf_bcast(p->x[t] + p->l.scale + blk));
-                acc[t] = vf_fma(sum, scale, acc[t]);
                 acc[t] = vf_fnma(min, vf_bcast(p->x[t] + p->l.fine_sum + blk), acc[t]);
             }
         }

@@ -154,6 +154,28 @@ INLINE void pass_tq(const struct pass *p, VF *acc, const int T)
     }
 }
 
+/* The same with the inputs' fine part. */
+INLINE void add_levels_fine(VF *sum, const VI *u, VF scale, const struct pass *p, size_t col,
+                            const int T)
+{
+    const VF unit = vf_set1(1.0f / 254.0f);
+    VI dot[MAX_T], fine[MAX_T];
+    UNROLL
+    for (int t = 0; t < T; t++) {
+        dot[t] = vi_sll32(vi_bcast(p->x[t] + p->l.init16 + col / 4), 1);
+        fine[t] = vi_sll32(vi_bcast(p->x[t] + p->l.fine_init16 + col / 4), 1);
+    }
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        dot_group(dot, u[i], p, col + 4 * (size_t)i, T);
+        dot_group(fine, u[i], p, p->l.fine + col + 4 * (size_t)i, T);
+    }
+    UNROLL
+    for (int t = 0; t < T; t++)
+        sum[t] = vf_fma(vf_fma(vi_to_f(fine[t]), unit, vi_to_f(dot[t])), scale, sum[t]);
+}
+
+/* Two dot products, as in MXFP4. */
 INLINE void pass_nvfp4(const struct pass *p, VF *acc, const int T)
 {
     const VI nib = vi_set1_8(15);
@@ -173,11 +195,11 @@ INLINE void pass_nvfp4(const struct pass *p, VF *acc, const int T)
             for (int i = 0; i < 2; i++) {
                 VI bits = vi_sll32(vi_load_u8(s + 32 * b + 16 * i + at / 4), 20);
                 VI v = vi_load(q + 128 * i), w = vi_load(q + 128 * i + 64);
-                add_levels(sum, vi_lookup(lut, vi_and(v, nib)),
-                           vi_lookup(lut, vi_and(vi_srl16(v, 4), nib)),
-                           vi_lookup(lut, vi_and(w, nib)),
-                           vi_lookup(lut, vi_and(vi_srl16(w, 4), nib)),
-                           vf_mul(vf_from_bits(bits), unit), p, col + 16 * (size_t)i, T);
+                VI u[] = {
+                    vi_lookup(lut, vi_and(v, nib)), vi_lookup(lut, vi_and(vi_srl16(v, 4), nib)),
+                    vi_lookup(lut, vi_and(w, nib)), vi_lookup(lut, vi_and(vi_srl16(w, 4), nib))};
+                add_levels_fine(sum, u, vf_mul(vf_from_bits(bits), unit), p, col + 16 * (size_t)i,
+                                T);
             }
             add_sums(acc, sum, p, col, T);
         }

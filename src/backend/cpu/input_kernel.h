@@ -15,6 +15,7 @@ static inline void quantize(const float *x, int n_in, int first, int len, bool f
     struct input_layout l = input_layout(n_in);
     float *scale = (float *)(record + l.scale), *sums = (float *)(record + l.sum);
     int32_t *fine_init = (int32_t *)(record + l.fine_init);
+    int32_t *fine_init16 = (int32_t *)(record + l.fine_init16);
     float *fine_sum = (float *)(record + l.fine_sum);
     int32_t *init32 = (int32_t *)(record + l.init32), *init16 = (int32_t *)(record + l.init16);
     for (int i = 0; i < len; i += 32) {
@@ -34,6 +35,8 @@ static inline void quantize(const float *x, int n_in, int first, int len, bool f
         if (fine) {
             fine32(x + i, inv, q + l.fine, sum);
             fine_init[blk] = -128 * (sum[0] + sum[1]);
+            fine_init16[2 * blk] = -32 * sum[0];
+            fine_init16[2 * blk + 1] = -32 * sum[1];
             fine_sum[blk] = sums[blk] + scale[blk] * (1.0f / 254.0f) * (float)(sum[0] + sum[1]);
         }
     }

@@ -306,7 +306,7 @@ bool panel_reads_floats(enum dtype t)
 
 bool panel_reads_fine(enum dtype t)
 {
-    return t == DT_Q8_0 || t == DT_GPTQ4;
+    return t == DT_Q8_0 || t == DT_GPTQ4 || t == DT_MXFP4 || t == DT_NVFP4;
 }
 
 bool panel_reads_split(enum dtype t)

@@ -86,13 +86,14 @@ void panel_row(const struct gemm_seg *s, int n_in, int e, int row, float *dst);
  *           stored as code + 128 come out right
  *   init16  int32 (n_in/16): -32 * sum of 16 codes, likewise for Q6_K's code + 32
  *   fine    int8 (n_in): what rounding to codes lost, in 1/254 of a code: value = (code + fine/254) *
- *           scale. Q8_0 and GPTQ4 read it: their users expect next to no loss, and decoding has the
- *           time
+ *           scale. Q8_0, GPTQ4, MXFP4 and NVFP4 read it: their users expect next to no loss, and
+ *           decoding has the time
  *   fine_init int32 (n_in/32): -128 * sum of fine
+ *   fine_init16 int32 (n_in/16): -32 * sum of 16 of them
  *   fine_sum float (n_in/32): sum of the block's values, fine part included
  */
 struct input_layout { /* offsets; bytes of a record */
-    size_t scale, sum, init32, init16, fine, fine_init, fine_sum, bytes;
+    size_t scale, sum, init32, init16, fine, fine_init, fine_init16, fine_sum, bytes;
 };
 
 static inline struct input_layout input_layout(int n_in)
@@ -105,7 +106,8 @@ static inline struct input_layout input_layout(int n_in)
     l.init16 = l.init32 + per_block;
     l.fine = (l.init16 + 2 * per_block + 63) & ~(size_t)63;
     l.fine_init = l.fine + n;
-    l.fine_sum = l.fine_init + per_block;
+    l.fine_init16 = l.fine_init + per_block;
+    l.fine_sum = l.fine_init16 + 2 * per_block;
     l.bytes = (l.fine_sum + per_block + 63) & ~(size_t)63;
     return l;
 }
