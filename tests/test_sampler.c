@@ -122,7 +122,7 @@ static void free_text_has_no_mask(void **state)
     struct sample_params p = sample_params_default();
     for (int n = 64; n < 80; n++) {
         struct sampler *s = sampler_new(&p, n);
-        struct sample_constraint fit = {own_mask, own_accept, own_free, bits, n};
+        struct sample_constraint fit = {own_mask, own_accept, NULL, own_free, bits, n};
         own_words = (size_t)(n + 31) / 32;
         bits[1] = UINT32_MAX;
         bits[2] = (1u << n % 32) - 1;
@@ -144,6 +144,40 @@ static void free_text_has_no_mask(void **state)
         bits[0] = UINT32_MAX;
         sampler_free(s);
     }
+}
+
+/* What is banned is not in the mask: one that is left is forced, and if none is, that is an error, and not
+ * token 0 because it happens to fit. */
+static void bans_are_masked(void **state)
+{
+    (void)state;
+    struct logit_bias list[] = {{0, -INFINITY}, {5, -INFINITY}, {70, -INFINITY}, {70, 100}};
+    struct sample_params p = sample_params_default();
+    p.bias = list;
+    p.n_bias = 4;
+    own_words = 3;
+    for (int left = 0; left < 3; left++) {
+        uint32_t bits[3] = {1u | 1u << 5, left > 1, 1u << 6 | (left ? 1u << 7 : 0)};
+        struct sampler *s = sampler_new(&p, 80);
+        struct sample_constraint fit = {own_mask, own_accept, NULL, own_free, bits, 80};
+        struct error err = {0};
+        sampler_constrain(s, &fit);
+        sampler_prepare(s);
+        assert_int_equal(sampler_forced(s), left == 1 ? 71 : -1);
+        assert_int_equal(sampler_ok(s, &err), left > 0);
+        assert_true(left || strstr(err.msg, "logit_bias bans every token"));
+        assert_false(sampler_mask(s)[0] || sampler_mask(s)[2] & 1u << 6);
+        sampler_free(s);
+    }
+    uint32_t none[3] = {0, 0, 1u << 16}; /* token 80: there is none */
+    struct sampler *s = sampler_new(&p, 80);
+    struct error err = {0};
+    sampler_constrain(s,
+                      &(struct sample_constraint){own_mask, own_accept, NULL, own_free, none, 96});
+    sampler_prepare(s);
+    assert_false(sampler_ok(s, &err));
+    assert_non_null(strstr(err.msg, "no token of the vocabulary"));
+    sampler_free(s);
 }
 
 /* Log-probabilities, the best tokens and the largest logit of vocabularies of all sizes, against plain
@@ -201,6 +235,7 @@ int main(void)
         cmocka_unit_test(edits_are_what_pick_does),
         cmocka_unit_test(penalties_follow_the_window),
         cmocka_unit_test(free_text_has_no_mask),
+        cmocka_unit_test(bans_are_masked),
         cmocka_unit_test(passes_find_what_loops_find),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

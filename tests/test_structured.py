@@ -189,14 +189,69 @@ def test_refused(s):
     e = s.json(CHAT, dict(ASK, response_format={"type": "json_schema", "json_schema": {"schema": {
         "type": "object", "properties": {"a": {"type": "string", "pattern": "(?<=x)y"}}}}}), 400)["error"]
     assert "#/properties/a/pattern" in e["message"]
-    # a bias that forbids what the constraint needs ends the answer with an error, not with nonsense
-    ids = s.json("/tokenize", {"content": "0123456789"})["tokens"]
-    r = s.json(CHAT, dict(ASK, guided_regex="[0-9]", enable_thinking=False, logit_bias={str(i): -100 for i in ids}), 500)
-    assert "constraint" in r["error"]["message"]
+
+
+PIECES = []
+
+
+def bans(s, wanted):
+    """A logit_bias that bans every token whose text is wanted."""
+    if not PIECES:
+        n = json.loads(s.get("/v1/models")[2])["data"][0]["meta"]["n_vocab"]
+        PIECES.extend(s.json("/detokenize", {"tokens": [i]})["content"] for i in range(n))
+    return {str(i): -100 for i, text in enumerate(PIECES) if wanted(text)}
+
+
+def test_bans(s):
+    """What a bias forbids and the constraint needs: refused before it begins where that can be known, and else the
+    answer ends with an error of the request. Never with a 5xx, with what is banned, or with what does not fit."""
+    digits = bans(s, lambda t: any("0" <= ch <= "9" for ch in t))
+    quick = dict(ASK, enable_thinking=False, logit_bias=digits)
+    # the first token, one that must come some tokens later
+    for kw, field in (({"guided_regex": "[0-9]"}, "guided_regex"), ({"guided_choice": ["1", "2"]}, "guided_choice"), ({"grammar": 'root ::= "abc" [0-9]'}, "grammar"),
+                      ({"structured_outputs": {"regex": "-?[0-9]+"}, "logit_bias": dict(digits, **bans(s, lambda t: "-" in t))}, "structured_outputs")):
+        for stream in (False, True):
+            e = s.json(CHAT, dict(quick, stream=stream, **kw), 400)["error"]
+            assert e["param"] == "logit_bias" and e["type"] == "invalid_request_error" and "bans every token that fits" in e["message"], (kw, e)
+            assert field in e["message"], e
+    # one that is needed when much was chosen already
+    form = {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}
+    e = s.json(CHAT, dict(quick, response_format=form), 400)["error"]
+    assert e["type"] == "invalid_request_error" and e["code"] == "constraint_failed" and re.search("bans every token that fits .* after [1-9][0-9]* tokens", e["message"]), e
+    events = s.stream(CHAT, dict(quick, response_format=form))
+    e = json.loads(events[-2])["error"]
+    assert events[-1] == "[DONE]" and e["type"] == "invalid_request_error" and e["code"] == "constraint_failed", events[-2:]
+    said = "".join(json.loads(d)["choices"][0]["delta"].get("content", "") for d in events[:-2])
+    assert said.strip().startswith("{") and not any("0" <= ch <= "9" for ch in said), said
+    e = s.json("/v1/completions", {"prompt": "Age:", "guided_regex": " *[a-z]{2,3}[0-9]", "logit_bias": digits}, 400)["error"]
+    assert e["code"] == "constraint_failed", e
+    ask = {"input": "Hello", "logit_bias": digits, "reasoning": {"effort": "none"}, "text": {"format": {"type": "json_schema", "name": "p", "schema": PERSON}}}
+    assert s.json("/v1/responses", ask, 400)["error"]["type"] == "invalid_request_error"
+    status, _, text = s.post("/v1/responses", dict(ask, stream=True))
+    assert status == 200 and "event: response.failed" in text and '"code":"invalid_prompt"' in text and "server_error" not in text, text
+    # Anthropic and Ollama have no bias: it is not looked at
+    r = s.json("/v1/messages", {"messages": ASK["messages"], "max_tokens": 2000, "logit_bias": digits, "output_config": {"format": {"type": "json_schema", "schema": PERSON}}})
+    assert is_person("".join(b["text"] for b in r["content"] if b["type"] == "text"))
+    assert is_person(s.json("/api/chat", {"messages": ASK["messages"], "stream": False, "options": {"seed": 1, "logit_bias": digits}, "format": PERSON})["message"]["content"])
+    # what is left is chosen, also where the tokens run low
+    for seed in range(4):
+        r = s.json(CHAT, dict(quick, seed=seed, guided_regex="[0-9a-c]{20}"))["choices"][0]
+        assert r["finish_reason"] == "stop" and re.fullmatch("[a-c]{20}", r["message"]["content"]), r
+        r = s.json(CHAT, dict(quick, seed=seed, max_tokens=16, guided_regex="x[a-c]{4,60}([0-9]|[a-c]{9}y)"))["choices"][0]
+        assert r["finish_reason"] in ("stop", "length") and re.fullmatch("x[a-cy]*", r["message"]["content"]), r
+    # an answer that may not end
+    end = bans(s, lambda t: t.startswith("<|"))
+    e = s.json(CHAT, dict(ASK, guided_regex="a", logit_bias=end), 400)["error"]
+    assert e["param"] == "logit_bias" and "ends an answer" in e["message"], e
+    r = s.json(CHAT, dict(ASK, max_tokens=30, tools=[SEND], logit_bias=end))["choices"][0]  # nothing is asked for: text without end
+    assert r["finish_reason"] in ("length", "tool_calls"), r
+    e = s.json(CHAT, dict(ASK, logit_bias=bans(s, lambda t: True)), 400)["error"]
+    assert e["param"] == "logit_bias", e
+    assert s.get("/health")[0] == 200
 
 
 server = Server(BUILD, model="demo/steel-demo.gguf")
 try:
-    run_tests([test_schema, test_kinds, test_apis, test_thinking, test_forced_calls, test_free_calls, test_call_or_answer, test_random_model, test_every_form, test_refused], server)
+    run_tests([test_schema, test_kinds, test_apis, test_thinking, test_forced_calls, test_free_calls, test_call_or_answer, test_random_model, test_every_form, test_refused, test_bans], server)
 finally:
     server.stop()

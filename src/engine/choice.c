@@ -127,6 +127,7 @@ void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, c
                               .finish = how,
                               .stop = stop,
                               .error = error,
+                              .refused = c->refused,
                               .text = e->text.p,
                               .n_text = e->text.len,
                               .usage = count_usage(c, now)};
@@ -165,6 +166,7 @@ bool choice_take_token(struct engine *e, struct choice *c, int32_t token, struct
     struct error why = {0};
     sampler_accept(c->sampler, token, true);
     if (!sampler_ok(c->sampler, &why)) {
+        c->refused = true;
         choice_end(e, c, FINISH_ERROR, -1, why.msg);
         return false;
     }
@@ -209,6 +211,10 @@ static bool fit_accept(void *m, int32_t token, struct error *err)
 {
     return grammar_accept(m, token, err);
 }
+static void fit_unhurry(void *m)
+{
+    grammar_set_budget(m, 0);
+}
 static void fit_free(void *m)
 {
     grammar_matcher_free(m);
@@ -219,12 +225,57 @@ static void make_sampler(void *arg)
     struct new_sampler *job = arg;
     job->sampler = sampler_new(&job->p, job->n_vocab);
     if (job->spec->grammar) {
-        struct sample_constraint fit = {
-            .mask = fit_mask, .accept = fit_accept, .free = fit_free, .n_tokens = job->n_tokens};
+        struct sample_constraint fit = {.mask = fit_mask,
+                                        .accept = fit_accept,
+                                        .unhurry = fit_unhurry,
+                                        .free = fit_free,
+                                        .n_tokens = job->n_tokens};
         fit.state = grammar_matcher_new(job->spec->grammar, job->vocab);
         grammar_set_budget(fit.state, job->spec->max_tokens);
         sampler_constrain(job->sampler, &fit);
     }
+}
+
+static bool bans(const struct sample_params *p, int32_t token)
+{
+    for (int i = 0; i < p->n_bias; i++)
+        if (p->bias[i].token == token && p->bias[i].bias == -INFINITY)
+            return true;
+    return false;
+}
+
+bool engine_may_end(const struct engine *e, const struct sample_params *p)
+{
+    for (int i = 0; i < e->n_ends; i++)
+        if (!bans(p, e->ends[i].token))
+            return true;
+    return !e->n_ends;
+}
+
+bool engine_may_fit(struct engine *e, const struct sample_params *p, struct grammar *g,
+                    struct error *err)
+{
+    if (!engine_may_end(e, p))
+        return error_set(err, "logit_bias bans every token that ends an answer, and a constraint "
+                              "decides where it ends");
+    enum { FORCED_MOST = 16 };                 /* tokens: a mask takes its time */
+    struct mem_job *outer = mem_job_suspend(); /* masks are remembered for others */
+    struct request_spec spec = {.grammar = g};
+    struct new_sampler job = {.p = *p,
+                              .n_vocab = e->rt->model->config.n_vocab,
+                              .spec = &spec,
+                              .vocab = runtime_grammar_vocab(e->rt),
+                              .n_tokens = tokenizer_n_vocab(e->rt->tokenizer)};
+    make_sampler(&job);
+    sampler_prepare(job.sampler);
+    for (int n = 0; n < FORCED_MOST && sampler_forced(job.sampler) >= 0; n++) {
+        sampler_accept(job.sampler, sampler_forced(job.sampler), true);
+        sampler_prepare(job.sampler);
+    }
+    bool ok = sampler_ok(job.sampler, err);
+    sampler_free(job.sampler);
+    mem_job_resume(outer);
+    return ok;
 }
 
 /* A token of the prompt, and what the model thought of it. */

@@ -125,6 +125,11 @@ struct adapters *engine_adapters(const struct engine *e); /* NULL: there are non
 /* On SUBMIT_OK *out (may be NULL: never cancelled) is the caller's handle until request_free. */
 enum submit_result engine_submit(struct engine *e, const struct request_spec *spec,
                                  struct request **out, struct error *err);
+/* Whether the biases leave a token that ends an answer; and besides a beginning to what g allows, as far as
+ * that can be said before anything is chosen. Any thread; takes as long as some masks. */
+bool engine_may_end(const struct engine *e, const struct sample_params *p);
+bool engine_may_fit(struct engine *e, const struct sample_params *p, struct grammar *g,
+                    struct error *err);
 void request_cancel(struct request *r); /* any thread; takes effect before the next step */
 void request_free(struct request *r);   /* the handle only: the request goes on */
 

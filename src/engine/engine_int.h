@@ -19,8 +19,9 @@ struct choice {
     struct sampler *sampler; /* from the first step on */
     struct output out;
     int64_t entered_ns, first_ns, last_ns;
-    int at[2];                 /* where it is in the steps under way, plus 1; 0 = not in that one */
-    bool guessed;              /* its last token stands for one that a step under way will choose */
+    int at[2];    /* where it is in the steps under way, plus 1; 0 = not in that one */
+    bool refused; /* it asks for what cannot be: its constraint and its biases say so */
+    bool guessed; /* its last token stands for one that a step under way will choose */
     int n_drafted, n_accepted; /* its part of engine_stats' */
     int n_told;                /* tokens of the prompt whose log-probabilities were told */
 };

@@ -42,6 +42,7 @@ struct engine_event {
     enum finish finish;
     int stop;          /* the stop string that ended it, or -1 */
     const char *error; /* NUL-terminated; NULL unless FINISH_ERROR */
+    bool refused;      /* ... and it was the request that asked for what cannot be */
     struct usage_count usage;
 };
 

@@ -183,6 +183,32 @@ static bool allows_all(const uint32_t *mask, int n_vocab)
     return !rest || (mask[n_vocab / 32] & rest) == rest;
 }
 
+/* Does a mask allow any token? */
+static bool allows_some(const uint32_t *mask, int n_vocab)
+{
+    uint32_t some = 0, rest = (1u << n_vocab % 32) - 1;
+    for (int i = 0; i < n_vocab / 32; i++)
+        some |= mask[i];
+    return some || (rest && mask[n_vocab / 32] & rest);
+}
+
+/* The constraint's mask less what is banned. False: nothing is left, or the constraint has failed. */
+static bool make_mask(struct sampler *s, bool *fits)
+{
+    *fits = false;
+    if (!s->fit.mask(s->fit.state, s->mask, &s->failed)) {
+        if (!s->failed.msg[0])
+            error_set(&s->failed, "the constraint cannot go on");
+        return false;
+    }
+    s->any = allows_all(s->mask, s->n_vocab);
+    *fits = allows_some(s->mask, s->n_vocab);
+    for (int i = 0; !s->any && i < s->n_sums; i++)
+        if (s->sums[i].bias == -INFINITY)
+            s->mask[s->sums[i].token / 32] &= ~(1u << s->sums[i].token % 32);
+    return allows_some(s->mask, s->n_vocab);
+}
+
 void sampler_prepare(struct sampler *s)
 {
     if (!s->fit.state || s->masked)
@@ -192,12 +218,18 @@ void sampler_prepare(struct sampler *s)
     s->only = -1;
     if (s->failed.msg[0]) /* whatever is chosen now is not taken */
         return;
-    if (s->fit.mask(s->fit.state, s->mask, &s->failed)) {
-        s->only = only_token(s->mask, s->n_vocab);
-        s->any = s->only < 0 && allows_all(s->mask, s->n_vocab);
-    } else if (!s->failed.msg[0]) {
-        error_set(&s->failed, "the constraint cannot go on");
+    bool fits, left = make_mask(s, &fits);
+    if (!left && fits && s->fit.unhurry) { /* what would have ended it soonest is banned */
+        s->fit.unhurry(s->fit.state);
+        left = make_mask(s, &fits);
     }
+    if (left)
+        s->only = only_token(s->mask, s->n_vocab);
+    else if (!s->failed.msg[0])
+        error_set(&s->failed,
+                  fits ? "logit_bias bans every token that fits the constraint after %llu tokens"
+                       : "no token of the vocabulary fits the constraint after %llu tokens",
+                  (unsigned long long)s->counter);
 }
 
 const uint32_t *sampler_mask(const struct sampler *s)
@@ -208,10 +240,8 @@ const uint32_t *sampler_mask(const struct sampler *s)
 
 int32_t sampler_forced(const struct sampler *s)
 {
-    if (!s->fit.state || !s->masked || s->failed.msg[0] || s->p.logprobs || s->only < 0)
-        return -1;
-    /* A ban leaves nothing to choose: that is for the choice to find out. */
-    return bias_of(s, s->only) > -INFINITY ? s->only : -1;
+    bool known = s->fit.state && s->masked && !s->failed.msg[0];
+    return known && !s->p.logprobs ? s->only : -1;
 }
 
 bool sampler_ok(const struct sampler *s, struct error *err)
@@ -321,8 +351,7 @@ void sampler_accept(struct sampler *s, int32_t token, bool generated)
     if (s->fit.state && generated && !s->failed.msg[0]) {
         s->masked = false;
         if (!s->fit.accept(s->fit.state, token, &s->failed) && !s->failed.msg[0])
-            error_set(&s->failed,
-                      "no token fits the constraint: a bias or the vocabulary forbids it");
+            error_set(&s->failed, "the token does not fit the constraint");
     }
 }
 

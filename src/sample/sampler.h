@@ -73,6 +73,8 @@ uint32_t sampler_uses(const struct sampler *s);
 struct sample_constraint {
     bool (*mask)(void *state, uint32_t *bits, struct error *err);
     bool (*accept)(void *state, int32_t token, struct error *err);
+    void (*unhurry)(
+        void *state); /* masks from now on have all that fits, not what ends soonest; or NULL */
     void (*free)(void *state);
     void *state;  /* owned from sampler_constrain on */
     int n_tokens; /* that the mask has bits for */
@@ -83,13 +85,14 @@ bool sampler_is_constrained(const struct sampler *s);
 /* Makes the mask of the next choice, if it is not there. Takes a while and may allocate: so not
  * inside a step, and beside others on any thread. */
 void sampler_prepare(struct sampler *s);
-/* Bit i: token i may be chosen next. After sampler_prepare. NULL = any may: there is no constraint, or it
- * allows all of them here (free text). */
+/* Bit i: token i may be chosen next: it fits, and no bias bans it. After sampler_prepare. NULL = any may:
+ * there is no constraint, or it allows all of them here (free text). */
 const uint32_t *sampler_mask(const struct sampler *s);
 /* The token that the next choice must be, whatever the logits, or -1: it can be accepted unchosen.
  * After sampler_prepare. Never where log-probabilities are wanted, which need the logits. */
 int32_t sampler_forced(const struct sampler *s);
-/* False, with the reason: the constraint went over a limit, or nothing that fits could be chosen. */
+/* False, with the reason: the constraint went over a limit, or nothing that fits could be chosen. What
+ * was asked for did it. */
 bool sampler_ok(const struct sampler *s, struct error *err);
 /* Records tokens that went by: prompt tokens (generated = false) and chosen ones (true). */
 void sampler_accept(struct sampler *s, int32_t token, bool generated);

@@ -424,15 +424,24 @@ static void fail_answer(struct call *c, const struct api_error *err)
     http_stream_end(x);
 }
 
-static const char *first_error(const struct call *c)
+/* Whether an answer has failed, and how. */
+static bool first_error(const struct call *c, struct api_error *err)
 {
-    for (int i = 0; c->choices && i < c->n_choices; i++)
-        if (c->choices[i].done && c->choices[i].finish == FINISH_ERROR)
-            return c->choices[i].error;
-        else if (c->choices[i].done && c->choices[i].finish == FINISH_CANCEL &&
-                 !c->choices[i].stopped_by_parser)
-            return "the server is shutting down";
-    return NULL;
+    for (int i = 0; c->choices && i < c->n_choices; i++) {
+        const struct choice_out *o = &c->choices[i];
+        if (!o->done)
+            continue;
+        if (o->finish == FINISH_ERROR && o->refused) {
+            api_invalid(err, NULL, "%s", o->error);
+            err->code = "constraint_failed";
+            return true;
+        }
+        if (o->finish == FINISH_ERROR)
+            return !api_fail(err, 500, "server_error", "%s", o->error);
+        if (o->finish == FINISH_CANCEL && !o->stopped_by_parser)
+            return !api_fail(err, 503, "unavailable_error", "the server is shutting down");
+    }
+    return false;
 }
 
 /* Bytes that may be written now. */
@@ -562,15 +571,12 @@ void call_pump(struct call *c)
     struct api_error err;
     if (!c->x || (!c->choices && !c->reply.len))
         return;
-    const char *error = first_error(c);
-    if (error) {
-        api_fail(&err, 500, "server_error", "%s", error);
+    if (first_error(c, &err))
         fail_answer(c, &err);
-    } else if (c->streaming) {
+    else if (c->streaming)
         pump_stream(c);
-    } else {
+    else
         pump_whole(c);
-    }
 }
 
 void calls_event(struct server *s, const struct engine_event *ev)
@@ -585,6 +591,7 @@ void calls_event(struct server *s, const struct engine_event *ev)
         o->finish = ev->finish;
         o->stop = ev->stop;
         o->usage = ev->usage;
+        o->refused = ev->refused;
         if (ev->error)
             o->error = mem_strdup(ev->error);
         if (ev->finish == FINISH_STOP || ev->finish == FINISH_LENGTH)

@@ -8,6 +8,7 @@
 #include "server/prepare_int.h"
 #include "text/chat_grammar.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -127,13 +128,25 @@ static struct grammar *compile_answer(struct call *c, const struct grammar_sourc
     return g;
 }
 
+static bool has_bans(const struct sample_params *p)
+{
+    for (int i = 0; i < p->n_bias; i++)
+        if (p->bias[i].bias == -INFINITY)
+            return true;
+    return false;
+}
+
 bool call_constrain(struct call *c, const json_t *body)
 {
+    struct engine *e = c->server->engine;
     struct found f = {0};
     struct error why = {0};
     bool ok = read_format(body, &f, &c->err) && read_fields(body, &f, &c->err);
     bool tools = c->chat && c->chat->tools && chat_format_calls(c->chat->format);
-    if (!f.field && tools && !c->chat->required && (c->p.ignore_eos || c->p.min_tokens > 0))
+    const struct sample_params *sample = &c->p.sample;
+    bool banned = ok && has_bans(sample), endless = banned && !engine_may_end(e, sample);
+    if (!f.field && tools && !c->chat->required &&
+        (c->p.ignore_eos || c->p.min_tokens > 0 || endless))
         tools = false; /* where the answer ends was decided otherwise */
     struct grammar_source src = {.kind = f.kind,
                                  .flags = GRAMMAR_SCHEMA_ORDER,
@@ -146,6 +159,8 @@ bool call_constrain(struct call *c, const json_t *body)
     const char *field = f.field ? f.field : "tools";
     ok = ok && (c->grammar || !(f.field || tools) ||
                 api_invalid(&c->err, field, "%s: %s", field, why.msg));
+    if (ok && c->grammar && banned && !engine_may_fit(e, sample, c->grammar, &why))
+        ok = api_invalid(&c->err, "logit_bias", "%s: %s", field, why.msg);
     free(f.text);
     return ok;
 }

@@ -228,6 +228,19 @@ static bool read_stop(const json_t *body, const char *name, struct gen_params *p
     return true;
 }
 
+static bool bans_all(const struct logit_bias *list, size_t n, int n_vocab)
+{
+    bool *banned = mem_zalloc((size_t)n_vocab, sizeof *banned);
+    int n_banned = 0;
+    for (size_t i = 0; i < n; i++)
+        if (list[i].bias == -INFINITY && !banned[list[i].token]) {
+            banned[list[i].token] = true;
+            n_banned++;
+        }
+    mem_free(banned);
+    return n_banned == n_vocab;
+}
+
 /* {"id": bias, ...} as OpenAI has it, or [[id, bias or false], ...] as llama.cpp does. */
 static bool read_bias(const json_t *body, int n_vocab, struct gen_params *p, struct api_error *err)
 {
@@ -274,6 +287,8 @@ static bool read_bias(const json_t *body, int n_vocab, struct gen_params *p, str
             value = -INFINITY;
         list[p->sample.n_bias++] = (struct logit_bias){(int32_t)id, (float)value};
     }
+    if (n >= (size_t)n_vocab && bans_all(list, n, n_vocab))
+        return api_invalid(err, name, "%s bans every token there is", name);
     return true;
 }
 

@@ -89,6 +89,12 @@ static void add_output(const struct call *c, bool kept, struct buf *b)
     }
 }
 
+/* OpenAI has these, and no finer ones that fit. */
+static const char *code_of(const struct api_error *err)
+{
+    return err->status < 500 ? "invalid_prompt" : "server_error";
+}
+
 /* The response object; err: it failed. */
 static void add_response(const struct call *c, const char *status, const struct api_error *err,
                          struct buf *b)
@@ -98,7 +104,7 @@ static void add_response(const struct call *c, const char *status, const struct 
              c->id, (long long)c->created, status);
     buf_adds(b, "\"error\":");
     if (err) {
-        buf_addf(b, "{\"code\":\"server_error\",\"message\":");
+        buf_addf(b, "{\"code\":\"%s\",\"message\":", code_of(err));
         jsonout_text(b, err->msg);
         buf_addc(b, '}');
     } else {
@@ -310,7 +316,7 @@ static void stream_close(struct call *c, struct buf *b)
 static void stream_error(struct call *c, const struct api_error *err, struct buf *b)
 {
     event(c, b, "error");
-    buf_adds(b, ",\"code\":\"server_error\",\"message\":");
+    buf_addf(b, ",\"code\":\"%s\",\"message\":", code_of(err));
     jsonout_text(b, err->msg);
     buf_adds(b, ",\"param\":null");
     end_event(b);

@@ -97,7 +97,8 @@ struct choice_out {
     bool role_sent, done, finish_sent, stopped_by_parser;
     enum finish finish;
     int stop;
-    char *error; /* owned; FINISH_ERROR */
+    char *error;  /* owned; FINISH_ERROR */
+    bool refused; /* ... which the request itself made */
     struct usage_count usage;
     int n_reasoning;            /* tokens */
     struct chat_parser *parser; /* NULL = plain text */

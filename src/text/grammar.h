@@ -84,7 +84,7 @@ static inline size_t grammar_mask_words(int n_vocab)
 struct grammar_matcher *grammar_matcher_new(struct grammar *g, const struct grammar_vocab *v);
 /* The whole answer may have so many tokens, the ending one included (0 = any number). When they run
  * low, only what ends it soonest is allowed; so it ends, if that many are enough for any answer. Free
- * text in which the answer may end is never hurried. Before the first token. */
+ * text in which the answer may end is never hurried. Before the first token; 0 at any time. */
 void grammar_set_budget(struct grammar_matcher *m, int tokens);
 void grammar_matcher_free(struct grammar_matcher *m);
 /* Bit i of bits (grammar_mask_words of them): token i may come next. False: this sequence went over

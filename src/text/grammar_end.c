@@ -778,6 +778,7 @@ void grammar_set_budget(struct grammar_matcher *m, int tokens)
     m->budget = tokens > 0 ? (uint32_t)tokens : 0;
     m->slack = TOKENS_IN_HAND + least(m->g->detour / 2, m->budget / 2);
     m->next_look = 0;
+    m->frugal = false;
 }
 
 bool match_hurry(struct grammar_matcher *m, int32_t *token)
