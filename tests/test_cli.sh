@@ -43,6 +43,17 @@ expect 0 'usage: steel run' "$steel" help run
 expect 0 'usage: steel bench serve' "$steel" help bench serve
 expect 2 "no command 'frob'" "$steel" help frob
 expect 0 'kernels' "$steel" doctor
+# a GPU that is asked for and not there: what is so and what to do, by all who open one
+if [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
+    case $("$steel" --version) in
+    *CUDA*) no_gpu='no NVIDIA driver was found on this machine: install it, or use --device cpu' ;;
+    *) no_gpu='this build has no CUDA .* or use --device cpu' ;;
+    esac
+    for c in 'run -p x' 'bench -p 8 -n 1 -r 1' 'serve --port 0'; do
+        expect 1 "$no_gpu" "$steel" $c --device cuda
+    done
+    expect 0 'no NVIDIA driver was found; models run on the CPU' "$steel" doctor
+fi
 
 # options from the environment and from the config file; the command line goes first
 printf '# mine\nkv-type q3\n[serve]\nport 81\n' >"$tmp/config"

@@ -131,12 +131,35 @@ static void auto_opens(void **state)
     assert_non_null(strstr(err.msg, "unknown device"));
 }
 
+/* Without a GPU that opens: a line that says what is so and what to do. */
+static void no_gpu(void **state)
+{
+    (void)state;
+    const struct {
+        int driver, needed;
+        const char *says[3];
+    } cases[] = {
+        {0, 13000, {"no NVIDIA driver was found", "--device cpu", "install it"}},
+        {12020, 13000, {"too old", "up to 12.2", "needs 13.0"}},
+        {13000, 13000, {"driver is here", "CUDA 13.0", "nothing there"}},
+        {13010, 12080, {"driver is here", "CUDA 13.1", "nvidia-smi"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct error err = {0};
+        assert_false(backend_no_gpu(cases[i].driver, cases[i].needed, "nothing there", &err));
+        for (int k = 0; k < 3; k++)
+            assert_non_null(strstr(err.msg, cases[i].says[k]));
+        assert_non_null(strstr(err.msg, "--device cpu"));
+        assert_null(strchr(err.msg, '\n'));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_case),     cmocka_unit_test(names),
         cmocka_unit_test(what_would_fit), cmocka_unit_test(sequences),
-        cmocka_unit_test(auto_opens),
+        cmocka_unit_test(auto_opens),     cmocka_unit_test(no_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

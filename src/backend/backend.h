@@ -261,6 +261,9 @@ struct backend *backend_open_cpu(const struct backend_options *opt, struct error
 bool backend_has_cuda(void); /* whether there is such a device; opens none */
 size_t backend_cuda_room(const struct backend_options *opt, double fraction);
 int backend_cuda_count(void); /* how many there are */
+/* The line for a machine where CUDA opens no device, and false. Versions of CUDA as it counts them (13.0 is
+ * 13000): what the driver is good for (0: there is no driver) and what this build needs. why: what CUDA says. */
+bool backend_no_gpu(int driver, int needed, const char *why, struct error *err);
 /* Which GPU this backend has, of all that there are anywhere; false: none. */
 bool backend_device_id(struct backend *be, unsigned char id[16]);
 /* For a benchmark's record; false where the backend is no GPU. Measures, so it takes a moment. */

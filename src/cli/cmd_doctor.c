@@ -104,11 +104,10 @@ static void check_gpu(void)
 {
     char a[16], b[16], text[700];
     bool driver = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
-    if (!backend_has_cuda()) {
+    bool built = strstr(version_build(), "CUDA");
+    if (!backend_has_cuda() && !(driver && built)) {
         if (!driver)
-            advise("GPU", "none that Steel can use; models run on the CPU");
-        else if (strstr(version_build(), "CUDA"))
-            wrong("GPU", "an NVIDIA driver is here, but no GPU answers (nvidia-smi says why)");
+            advise("GPU", "no NVIDIA driver was found; models run on the CPU");
         else
             wrong("GPU",
                   "an NVIDIA GPU is here, but this binary was built without CUDA: install nvcc "

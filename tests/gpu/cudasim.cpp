@@ -659,6 +659,11 @@ void sim_launch(cudaStream_t s, dim3 grid, dim3 block, size_t shared, std::funct
     enqueue(s, [=] { run_grid(grid, block, shared, fn); });
 }
 
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = CUDART_VERSION;
+    return 0;
+}
 cudaError_t cudaGetDeviceCount(int *n)
 {
     const char *gpus = getenv("SIM_GPUS");

@@ -240,6 +240,8 @@ struct cudaDeviceProp {
         char bytes[16];
     } uuid;
 };
+enum { CUDART_VERSION = 13000 };
+cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaSetDevice(int d);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int d);

@@ -193,9 +193,13 @@ bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
     cudaDeviceProp prop;
     int n = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
-    if (e != cudaSuccess || n == 0)
-        return error_set(err, "no CUDA device: %s",
-                         e != cudaSuccess ? cudaGetErrorString(e) : "none found");
+    if (e != cudaSuccess || n == 0) {
+        int driver = 0;
+        cudaGetLastError();
+        cudaDriverGetVersion(&driver);
+        return backend_no_gpu(driver, CUDART_VERSION,
+                              e != cudaSuccess ? cudaGetErrorString(e) : "none found", err);
+    }
     if (device >= n)
         return error_set(err, "no CUDA device %d: this machine has %d", device, n);
     if ((e = cudaSetDevice(device)) != cudaSuccess ||
