@@ -13,6 +13,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <cmocka.h>
 
@@ -104,9 +105,19 @@ static void run_prompt(struct stepper *st, struct kvcache *kv)
         fail_msg("%s", err.msg);
 }
 
-/* A rank from its beginning to its end. lost: before the end. */
-static void run_rank(struct ranks *r, int rank, bool lost)
+/* A device that is gone when a step ends. */
+static bool broken_end(struct backend *be, int32_t *tokens, struct error *err)
 {
+    (void)be, (void)tokens;
+    return error_set(err, "the device is gone");
+}
+
+enum fate { WELL, LOST, BROKEN };
+
+/* A rank from its beginning to its end. LOST: the job is, before the end; BROKEN: its ops fail. */
+static void run_rank(struct ranks *r, int rank, enum fate fate)
+{
+    struct backend_ops broken;
     struct error err = {0};
     *r = (struct ranks){
         .link = &slow, .rank = rank, .size = 2, .tp = 1, .pp = 2, .stage = rank, .alarm = -1};
@@ -117,6 +128,10 @@ static void run_rank(struct ranks *r, int rank, bool lost)
     if (!f || !be)
         fail_msg("%s", err.msg);
     be->ranks = r;
+    broken = *be->ops;
+    broken.end = broken_end;
+    if (fate == BROKEN)
+        be->ops = &broken;
     struct model *m = model_load(f, be, MODEL_PLAIN, NULL, &err);
     struct kvcache *kv = m ? kvcache_new(be, &m->net, DT_F16, DT_F16, PAGE, 8, 0, &err) : NULL;
     struct step_limits lim = {.max_tokens = ROWS, .max_seqs = 1, .max_out = 1, .read_chunk = 16};
@@ -124,8 +139,10 @@ static void run_rank(struct ranks *r, int rank, bool lost)
     if (!st)
         fail_msg("%s", err.msg);
     run_prompt(st, kv);
-    assert_true(n_sends > 0);
-    if (lost) {
+    assert_true(n_sends > 0 || fate == BROKEN);
+    if (fate == BROKEN)
+        n_looks = 0;
+    if (fate == LOST) {
         ranks_lose(r, "rank %d has ended", !rank);
         r->failure = r->lost;
         n_looks = 0;
@@ -153,7 +170,7 @@ static void test_what_is_sent_is_taken(void **state)
     for (int rank = 0; rank < 2; rank++) {
         struct ranks r;
         late = 20;
-        run_rank(&r, rank, false);
+        run_rank(&r, rank, WELL);
         int left = count_open();
         for (int i = 0; i < n_sends; i++)
             if (sends[i].open)
@@ -169,7 +186,7 @@ static void test_nobody_takes_it(void **state)
     struct ranks r;
     late = NEVER;
     int64_t began = clock_ns();
-    run_rank(&r, 0, false);
+    run_rank(&r, 0, WELL);
     assert_true(clock_ns() - began > 1000000000LL); /* the timeout */
     assert_non_null(strstr(r.failure.msg, "rows for another rank: no answer"));
     assert_true(atomic_load(&r.stop));
@@ -181,8 +198,25 @@ static void test_job_is_lost(void **state)
     struct ranks r;
     late = NEVER;
     for (int rank = 0; rank < 2; rank++) {
-        run_rank(&r, rank, true);
+        run_rank(&r, rank, LOST);
         assert_int_equal(n_looks, 0); /* for nothing is waited */
+    }
+}
+
+/* An op that fails ends the job, and says whose it was: nobody waits for that stage, and it waits for nobody. */
+static void test_an_op_fails(void **state)
+{
+    (void)state;
+    struct ranks r;
+    late = NEVER;
+    for (int rank = 0; rank < 2; rank++) {
+        run_rank(&r, rank, BROKEN);
+        char line[64];
+        snprintf(line, sizeof line, "rank %d: the device is gone", rank);
+        assert_true(atomic_load(&r.stop));
+        assert_string_equal(r.lost.msg, line);
+        assert_string_equal(r.failure.msg, line);
+        assert_int_equal(n_looks, 0);
     }
 }
 
@@ -192,6 +226,7 @@ int main(void)
         cmocka_unit_test(test_what_is_sent_is_taken),
         cmocka_unit_test(test_nobody_takes_it),
         cmocka_unit_test(test_job_is_lost),
+        cmocka_unit_test(test_an_op_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

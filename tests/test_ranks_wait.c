@@ -209,6 +209,28 @@ static void test_opening_and_one_works(void **state)
     ranks_line_free(first.line);
 }
 
+/* A rank that fails tells rank 0 at once, in its own words, and not when it gets to its end. */
+static void test_one_fails(void **state)
+{
+    (void)state;
+    struct ranks first, second;
+    struct ranks_offer offer;
+    begin(&first, 0, HOUR, true);
+    begin(&second, 1, HOUR, true);
+    atomic_store(&first.said, true); /* this program goes on */
+    ranks_line_listen(first.line, true, &offer);
+    assert_true(ranks_line_dial(second.line, &offer, true));
+    ranks_fail(&second, "the device is gone");
+    ranks_fail(&second, "and more");
+    assert_string_equal(second.failure.msg, "rank 1: the device is gone");
+    for (int i = 0; i < 2000 && !atomic_load(&first.stop); i++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    assert_true(atomic_load(&first.stop));
+    assert_string_equal(first.lost.msg, "rank 1: the device is gone");
+    ranks_line_free(second.line);
+    ranks_line_free(first.line);
+}
+
 static void *refuse_bcast(void *buf, size_t bytes, int root, int group)
 {
     (void)buf, (void)bytes, (void)root, (void)group;
@@ -389,6 +411,7 @@ int main(void)
         cmocka_unit_test(test_opening_and_nobody_works),
         cmocka_unit_test(test_opening_without_lines),
         cmocka_unit_test(test_opening_and_one_works),
+        cmocka_unit_test(test_one_fails),
         cmocka_unit_test(test_for_word),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_address),

@@ -247,14 +247,29 @@ static void nap_for(int64_t ns)
     nanosleep(&(struct timespec){0, ns}, NULL);
 }
 
+/* The job is lost, by this rank if by nobody else: that is its failure. */
+static void lose_by(struct ranks *r, const char *what, const char *why)
+{
+    ranks_lose(r, "rank %d: %s%.900s", r->rank, what, why);
+    while (!atomic_load(&r->stop)) /* another thread is writing */
+        nap_for(NAP_NS);
+    error_set(&r->failure, "%s", r->lost.msg);
+}
+
 bool ranks_give_up(struct ranks *r, const char *what, const char *why)
 {
+    char begin[128];
     for (int i = 0; i < SETTLE_MS && !atomic_load(&r->stop); i++)
         nap_for(1000000);
-    ranks_lose(r, "rank %d: %s: %s", r->rank, what, why);
-    while (!atomic_load(&r->stop))
-        nap_for(NAP_NS);
-    return error_set(&r->failure, "%s", r->lost.msg);
+    snprintf(begin, sizeof begin, "%s: ", what);
+    lose_by(r, begin, why);
+    return false;
+}
+
+void ranks_fail(struct ranks *r, const char *why)
+{
+    if (ranks_ok(r, NULL))
+        lose_by(r, "", why);
 }
 
 /* Whether a wait of so long is over. */

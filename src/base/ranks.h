@@ -139,6 +139,9 @@ bool ranks_ok(const struct ranks *r, struct error *err);
 /* The job is lost: whoever waits stops waiting, r->alarm is readable, and the process has RANKS_LAST
  * seconds to end. From any thread; true for the first, whose reason is kept in r->lost. */
 bool ranks_lose(struct ranks *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* This rank cannot go on, and why (an op has failed, a file is cut short): its failure, unless it has one, and the
+ * end of the job, unless that is lost already. Rank 0 is told at once. */
+void ranks_fail(struct ranks *r, const char *why);
 
 /* From rank 0 to all. idle: there may be nothing to say for long. The line ends that wait; where a rank has none,
  * rank 0 has to say something (ranks_meet) within RANKS_LONG. */

@@ -284,7 +284,7 @@ static void look_at_end(struct ranks_line *l, int64_t now)
     if (lost && !l->lost_ns) {
         l->lost_ns = now;
         l->end_ns = now + RANKS_LAST * SECOND;
-        for (int i = 0; l->rank == 0 && i < l->n_peers; i++)
+        for (int i = 0; i < l->n_peers; i++) /* the others tell rank 0, which tells the rest */
             send_frame(l, &l->peers[i], FRAME_WHY, r->lost.msg);
     }
     if (lost && l->rank == 0 && !atomic_load(&r->said) &&

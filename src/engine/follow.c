@@ -248,7 +248,7 @@ static void run_step(struct follower *f)
     model->be->deterministic = how.deterministic;
     struct error err = {0};
     if (!step_follow(f->rt->step, &b, how, &err))
-        error_set(&f->r->failure, "rank %d: %.900s", f->r->rank, err.msg);
+        ranks_fail(f->r, err.msg);
 }
 
 static bool open_plan(struct follower *f)

@@ -189,6 +189,14 @@ struct run pipeline_rows(const struct pipeline *p, int i)
     return (struct run){t->part.row, t->part.b.n_tokens};
 }
 
+/* An op that failed is the end of the job: the other stages wait for rows that do not come. */
+static void end_ops(struct pipeline *p)
+{
+    struct error err = {0};
+    if (!p->m->be->ops->end(p->m->be, NULL, &err))
+        ranks_fail(p->r, err.msg);
+}
+
 /* The last stage lets rank 0 begin with its half of the head. */
 static void share_outs(struct pipeline *p, const struct flight *f, struct micro *t)
 {
@@ -249,7 +257,7 @@ static void take_halves(struct pipeline *p, const struct micro *t, float *to)
     op->stream_put(be, p->outs, n);
     op->head(be, &p->m->net.head);
     op->launch(be);
-    op->end(be, NULL, &p->r->failure);
+    end_ops(p);
     for (int i = 0; i < n; i++)
         op->logits(be, i, to + (size_t)i * width);
     ranks_recv(p->r, p->theirs, (size_t)n * rest * sizeof(float), last);
@@ -290,7 +298,7 @@ void pipeline_part(struct pipeline *p, int i)
         op->stream_get(be, rows, t->part.b.n_tokens);
         t->sent = ranks_send_begin(p->r, rows, bytes, p->r->rank + p->r->tp);
     }
-    op->end(be, NULL, &p->r->failure);
+    end_ops(p);
     if (!net->goes_on)
         give_logits(p, f, t);
 }
@@ -303,7 +311,7 @@ void pipeline_guess(struct pipeline *p, const struct batch *b)
     float *given = p->flights[0].given;
     if (!p->m->net.goes_on) {
         forward_guess(p->m, b, 0);
-        be->ops->end(be, NULL, &p->r->failure);
+        end_ops(p);
         for (int i = 0; p->r->lane == 0 && i < b->n_out; i++)
             be->ops->logits(be, i, given + (size_t)i * width);
         if (p->r->lane == 0 && b->n_out)
