@@ -116,7 +116,8 @@ def test_refused(s):
             ({"input": "x", "truncation": "maybe"}, "truncation"), ({"input": "x", "instructions": 5}, "instructions"),
             ({"input": "x", "conversation": "c"}, "conversation"), ({"input": "x", "reasoning": 1}, "reasoning"),
             ({"input": "x", "temperature": "hot"}, "temperature"), ({"input": "x", "text": 5}, "text"),
-            ({"input": "x", "previous_response_id": 5}, "previous_response_id"), ({"input": "x", "store": "no"}, "store")]:
+            ({"input": "x", "previous_response_id": 5}, "previous_response_id"), ({"input": "x", "store": "no"}, "store"),
+            ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"), ({"input": "x", "max_output_tokens": "9"}, "max_output_tokens")]:
         e = s.json(RESP, body, 400)["error"]
         assert e["param"] == param, (body, e)
     assert s.json(RESP, dict(HI, input="x" * 9000), 400)["error"]["code"] == "context_length_exceeded"
@@ -252,6 +253,13 @@ def test_ollama(s):
     show = s.json("/api/show", {"model": "toy"})
     assert "completion" in show["capabilities"] and show["model_info"]["general.architecture"] and show["details"]
     assert json.loads(s.get("/api/ps")[2])["models"][0]["context_length"] == 8192
+    # a model and nothing to say: clients have it loaded so
+    for ask in ({"model": "toy"}, {"model": "toy", "messages": [], "keep_alive": "5m"}):
+        r = s.json("/api/chat", ask)
+        assert r["done"] and r["done_reason"] == "load" and r["message"] == {"role": "assistant", "content": ""}, r
+    for ask in ({"model": "toy"}, {"model": "toy", "prompt": "", "stream": False}):
+        r = s.json("/api/generate", ask)
+        assert r["done"] and r["done_reason"] == "load" and r["response"] == "", r
     for path, bad in [("/api/chat", {}), ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["a"]}]}),
                       ("/api/generate", {}), ("/api/generate", {"prompt": "x", "suffix": "y"}), ("/api/chat", dict(body, options=5)),
                       ("/api/chat", dict(body, think=5)), ("/api/chat", dict(body, format="xml"))]:

@@ -44,6 +44,14 @@ def test_error_shape(s):
         assert status != 405 or headers["allow"].startswith("POST" if method == "GET" else "GET")
         assert set(e) >= {"message", "type", "param", "code"} and e["message"], text
         assert headers["content-type"] == "application/json"
+    for body, says in (("", "the body is empty"), ('{"seed": 18446744073709551616}', "a number that is too large"), ("{'a': 1}", "not valid JSON"),
+                       ('{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1e30}', "max_tokens must be from 1 to 2147483647")):
+        assert says in s.json(CHAT, body, 400)["error"]["message"], body
+    s.json(CHAT, b"\xef\xbb\xbf" + json.dumps(HI).encode())  # as editors of Windows save it
+    for content, says in (([{"type": "text"}], "content[0].text must be a string"), ([{}], "content[0] must be an object with a type"),
+                          ([{"type": "image"}], "'image' is not supported")):
+        e = s.json("/v1/messages", {"messages": [{"role": "user", "content": content}], "max_tokens": 3}, 400)["error"]
+        assert says in e["message"], e
     msg = HI["messages"]
     for body, param in [
             ({"messages": []}, "messages"), ({"messages": "x"}, "messages"),

@@ -78,9 +78,12 @@ static bool add_block(struct blocks *s, const json_t *b, const char *where, stru
                                             "content", string_of(&out)));
         buf_clear(&out);
         return ok;
+    } else if (type && (!strcmp(type, "text") || !strcmp(type, "thinking"))) {
+        return api_invalid(err, where, "%s.%s must be a string", where, type);
+    } else if (!type) {
+        return api_invalid(err, where, "%s must be an object with a type", where);
     } else {
-        return api_invalid(err, where, "%s: a block of type '%.40s' is not supported", where,
-                           type ? type : "?");
+        return api_invalid(err, where, "%s: a block of type '%.40s' is not supported", where, type);
     }
     return true;
 }

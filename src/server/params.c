@@ -54,6 +54,14 @@ json_t *api_parse(const char *body, size_t n, struct api_error *err)
 {
     json_error_t e;
     struct error why = {0};
+    if (n >= 3 && !memcmp(body, "\xef\xbb\xbf", 3)) { /* editors of Windows begin a file with it */
+        body += 3;
+        n -= 3;
+    }
+    if (!n) {
+        api_invalid(err, NULL, "the body is empty: it must be a JSON object");
+        return NULL;
+    }
     if (!json_guard(body, n, &json_limits_request, NULL, &why)) {
         api_fail(err, 413, "invalid_request_error", "the body has %s", why.msg);
         return NULL;
@@ -62,7 +70,9 @@ json_t *api_parse(const char *body, size_t n, struct api_error *err)
     if (!v) {
         if (json_error_code(&e) == json_error_null_byte_in_key)
             snprintf(e.text, sizeof e.text, "a name holds the character NUL (\\u0000)");
-        api_invalid(err, NULL, "the body is not valid JSON: line %d, column %d: %s", e.line,
+        bool large = json_error_code(&e) == json_error_numeric_overflow;
+        api_invalid(err, NULL, "the body %s: line %d, column %d: %s",
+                    large ? "has a number that is too large" : "is not valid JSON", e.line,
                     e.column, e.text);
         return NULL;
     }
@@ -124,8 +134,9 @@ bool api_int(const json_t *o, const char *name, int lo, int hi, int *out, struct
     if (!json_is_number(v) || d != floor(d)) /* 5.0 is an integer to JavaScript */
         return api_invalid(err, name, "%s must be an integer, not %s", name, kind(v));
     if (!(d >= lo && d <= hi))
-        return hi == INT_MAX ? api_invalid(err, name, "%s must be at least %d", name, lo)
-                             : api_invalid(err, name, "%s must be from %d to %d", name, lo, hi);
+        return hi == INT_MAX && d < lo
+                   ? api_invalid(err, name, "%s must be at least %d", name, lo)
+                   : api_invalid(err, name, "%s must be from %d to %d", name, lo, hi);
     *out = (int)d;
     return true;
 }

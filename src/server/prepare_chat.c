@@ -350,8 +350,23 @@ bool prepare_responses(struct call *c, const json_t *body)
     return ok;
 }
 
+/* A model and nothing to say to it: clients have it loaded so, before they ask. */
+static bool only_loads(const struct call *c, const json_t *body)
+{
+    const json_t *prompt = api_member(body, "prompt"), *messages = api_member(body, "messages");
+    if (!json_is_string(api_member(body, "model")))
+        return false;
+    return c->kind == CALL_OLLAMA_GENERATE
+               ? !prompt || (json_is_string(prompt) && !json_string_length(prompt))
+               : !messages || (json_is_array(messages) && !json_array_size(messages));
+}
+
 bool prepare_ollama(struct call *c, const json_t *body)
 {
+    if (only_loads(c, body)) {
+        ollama_loaded(c);
+        return true;
+    }
     bool raw = false;
     json_t *chat = ollama_translate(body, c->kind == CALL_OLLAMA_GENERATE, &raw, &c->err);
     bool ok = chat && (raw ? prepare_completions(c, chat)

@@ -169,6 +169,14 @@ static bool whole(struct call *c, struct buf *b, size_t room)
     return true;
 }
 
+void ollama_loaded(struct call *c)
+{
+    open_line(c, &c->reply);
+    buf_adds(&c->reply, is_chat(c) ? "\"message\":{\"role\":\"assistant\",\"content\":\"\"}"
+                                   : "\"response\":\"\"");
+    buf_adds(&c->reply, ",\"done\":true,\"done_reason\":\"load\"}\n");
+}
+
 const struct reply_style reply_ollama = {
     .stream_open = stream_open,
     .stream_flush = stream_flush,

@@ -9,6 +9,7 @@
 #include "server/jsonout.h"
 #include "server/store.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -541,9 +542,14 @@ static bool translate(const json_t *body, json_t *out, struct reader *rd, const 
     if (!json_array_size(rd->messages))
         return api_invalid(err, "input", "input is empty");
     keep_input(r, input, hex);
-    if (api_member(body, "max_output_tokens"))
-        json_object_set(out, "max_completion_tokens",
-                        (json_t *)api_member(body, "max_output_tokens"));
+    int most = 0;
+    if (!api_int(body, "max_output_tokens", -1, INT_MAX, &most, err))
+        return false;
+    if (most || api_member(body, "max_output_tokens")) {
+        if (!most)
+            return api_invalid(err, "max_output_tokens", "max_output_tokens must be at least 1");
+        json_object_set_new(out, "max_completion_tokens", json_integer(most));
+    }
     if (choice && !add_tool_choice(out, choice, &allowed, err))
         return false;
     if ((tools && !add_tools(out, tools, allowed, err)) || (text && !add_format(out, text, err)))

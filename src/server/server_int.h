@@ -293,6 +293,7 @@ void get_ollama_tags(struct server *s, struct http_exchange *x);
 void get_ollama_ps(struct server *s, struct http_exchange *x);
 void get_ollama_version(struct server *s, struct http_exchange *x);
 void ollama_show(struct call *c);                             /* fills c->reply */
+void ollama_loaded(struct call *c);                           /* so does this, in reply_ollama.c */
 void add_capabilities(const struct server *s, struct buf *b); /* what the model's template can do */
 
 /* web.c: the web page and its files */
