@@ -55,6 +55,24 @@ if [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
     expect 0 'no NVIDIA driver was found; models run on the CPU' "$steel" doctor
 fi
 
+# as people type it who come from elsewhere
+expect 0 '' "$steel" run "$tmp/tiny.gguf" --raw -p x -n 1 --seed -1 -c 0 -t -1
+expect 2 "'-2' is not a whole number" "$steel" run --seed -2 -p x
+expect 2 "'-ngl': a GPU that the model fits is used by itself" "$steel" run "$tmp/tiny.gguf" -ngl 99 -p x
+expect 2 "'--no-mmap': not needed" "$steel" serve --no-mmap
+expect 2 "'x' is not on, off or auto" "$steel" serve --flash-attn=x
+expect 2 "'70000' is not a whole number" "$steel" serve --flash-attn --port 70000
+expect 2 "'70000' is not a whole number" "$steel" serve -fa on --port 70000
+# what an answer must fit is looked at before a model is loaded, and named; nothing goes to stdout
+printf '{"type": ' >"$tmp/bad.json"
+expect 1 "^steel: $tmp/bad.json: not valid JSON" "$steel" run "$tmp/none.gguf" -p x --schema "$tmp/bad.json" && one_line_error
+expect 1 'without ) at character 1' "$steel" run -p x --regex '(' && one_line_error
+expect 1 'the context holds 1' "$steel" run -p x -c 1 && one_line_error
+# a key that is none, a template that is not there: refused, not left out
+expect 2 'api-key: it is empty' "$steel" serve --api-key '' --port 0
+expect 1 "^steel: --chat-template: $tmp/none.jinja: No such file" "$steel" serve --chat-template "$tmp/none.jinja" --port 0 && one_line_error
+expect 1 "^steel: $tmp/none.pem: No such file" "$steel" serve --ssl-cert-file "$tmp/none.pem" --ssl-key-file "$tmp/none.pem" --port 0 && one_line_error
+
 # options from the environment and from the config file; the command line goes first
 printf '# mine\nkv-type q3\n[serve]\nport 81\n' >"$tmp/config"
 expect 2 'kv-type q3' env STEEL_CONFIG="$tmp/config" "$steel" run "$tmp/tiny.gguf" -p x
@@ -74,7 +92,7 @@ for c in run show plan bench logits perplexity tokenize detokenize; do
 done
 expect 2 "unknown option '--frob'" "$steel" run --frob
 expect 2 'is not a number in 0..100$' "$steel" run "$tmp/tiny.gguf" -p x --temp hot
-expect 2 "ctx-size: '0' is not a whole number in 1..268435456$" "$steel" run "$tmp/tiny.gguf" -p x --ctx-size 0
+expect 2 "ctx-size: '-1' is not a whole number in 0..268435456$" "$steel" run "$tmp/tiny.gguf" -p x --ctx-size -1
 expect 2 "predict: '1.5' is not a whole number in -1..268435456" "$steel" run "$tmp/tiny.gguf" -p x -n=1.5
 # a value may stand behind = of a short option, too; -ctk is in the help
 expect 0 '(q8_0, values q4_0)' "$steel" show tests/golden/qwen3moe --brief -ctk=q8_0 -ctv=q4_0

@@ -172,6 +172,7 @@ def test_starts_without_replicas():
     free = port.getsockname()[1]
     port.close()
     r = Router(BUILD, [free], *QUICK, wait=False)
+    assert "Connection refused" in r.wait_line("replica is not there yet")
     status, headers, text = r.get("/health")
     assert status == 503 and headers["retry-after"] == "2" and "no replica" in text
     assert r.post(COMP, {"prompt": "x"})[0] == 503 and r.get("/v1/models")[0] == 503

@@ -149,6 +149,16 @@ static const struct opt *find(const struct usage *u, const char *arg, size_t len
     return NULL;
 }
 
+/* What may stand behind an OPT_SWITCH, or not. */
+static bool is_word(const char *s)
+{
+    static const char *const words[] = {"on", "off", "auto", "0", "1", "true", "false"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (!strcmp(s, words[i]))
+            return true;
+    return false;
+}
+
 static bool store(const struct opt *o, const char *v)
 {
     char *end;
@@ -163,7 +173,8 @@ static bool store(const struct opt *o, const char *v)
     }
     case OPT_U64: {
         unsigned long long n = strtoull(v, &end, 10);
-        if (*end || end == v || errno || *v == '-')
+        bool any = !strcmp(v, "-1"); /* the largest: what a random seed is called elsewhere */
+        if (*end || end == v || errno || (*v == '-' && !any))
             return false;
         *(uint64_t *)o->out = n;
         return true;
@@ -178,6 +189,8 @@ static bool store(const struct opt *o, const char *v)
     case OPT_LIST:
         args_list_add(o->out, v);
         return true;
+    case OPT_SWITCH:
+        return is_word(v);
     default:
         *(const char **)o->out = v;
         return true;
@@ -189,7 +202,8 @@ static int bad_value(const struct usage *u, const char *where, const struct opt 
     if (o->kind == OPT_INT || o->kind == OPT_FLOAT)
         return args_usage_error(u, "%s%s: '%s' is not a %snumber in %.15g..%.15g", where, o->name,
                                 v, o->kind == OPT_INT ? "whole " : "", o->lo, o->hi);
-    return args_usage_error(u, "%s%s: '%s' is not a number", where, o->name, v);
+    return args_usage_error(u, "%s%s: '%s' is not %s", where, o->name, v,
+                            o->kind == OPT_SWITCH ? "on, off or auto" : "a whole number");
 }
 
 /* A flag outside the command line has a value. */
@@ -250,6 +264,21 @@ static bool from_environment(const struct usage *u)
     return true;
 }
 
+/* What other programs have, and people type: what it is here. */
+#define PLACE "a GPU that the model fits is used by itself; --device cpu or cuda insists"
+static const struct {
+    const char *name, *here;
+} foreign[] = {
+    {"-ngl", PLACE},
+    {"--gpu-layers", PLACE},
+    {"--n-gpu-layers", PLACE},
+    {"--no-mmap", "not needed, leave it out"},
+    {"--mlock", "not needed, leave it out"},
+    {"--trust-remote-code", "not needed, leave it out: no code of a model is ever run"},
+    {"--dtype",
+     "weights stay as the file has them; 'steel quantize' and 'steel convert' change them"},
+};
+
 static int unknown_option(const struct usage *u, const char *arg)
 {
     const char *words[256];
@@ -258,6 +287,10 @@ static int unknown_option(const struct usage *u, const char *arg)
         if (u->opts[i].kind != OPT_HEADING && u->opts[i].help)
             words[n++] = u->opts[i].name;
     const char *near = arg[1] == '-' ? args_nearest(arg + 2, words, n) : NULL;
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
+        if (!strncmp(arg, foreign[i].name, strcspn(arg, "=")) &&
+            strlen(foreign[i].name) == strcspn(arg, "="))
+            return args_usage_error(u, "unknown option '%s': %s", arg, foreign[i].here);
     if (near)
         return args_usage_error(u, "unknown option '%s'; did you mean --%s?", arg, near);
     return args_usage_error(u, "unknown option '%s'", arg);
@@ -320,6 +353,10 @@ int args_parse(const struct usage *u, int argc, char **argv, const char **positi
             if (eq)
                 return args_usage_error(u, "--%s takes no value", o->name);
             *(bool *)o->out = true;
+            continue;
+        }
+        if (o->kind == OPT_SWITCH && !eq) {
+            i += i + 1 < argc && is_word(argv[i + 1]);
             continue;
         }
         if (!eq && i + 1 == argc)

@@ -10,7 +10,17 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum opt_kind { OPT_HEADING, OPT_FLAG, OPT_INT, OPT_U64, OPT_FLOAT, OPT_STRING, OPT_LIST };
+/* OPT_SWITCH: means nothing here; on, off and their like may stand behind it. */
+enum opt_kind {
+    OPT_HEADING,
+    OPT_FLAG,
+    OPT_INT,
+    OPT_U64,
+    OPT_FLOAT,
+    OPT_STRING,
+    OPT_LIST,
+    OPT_SWITCH
+};
 
 /* The array is the parser's: args_release() frees it, whatever way the command ended. */
 struct opt_list {

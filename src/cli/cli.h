@@ -89,9 +89,9 @@ struct model_flags {
     }
 #define MODEL_FLAG_ROWS(f)                                                                         \
     {OPT_HEADING, 0, "engine", 0, 0, 0, 0, 0, 0},                                                  \
-        {OPT_INT, 't', "threads", 0, &(f).threads, 1, 1024, "N", "CPU threads (default: all)"},    \
+        {OPT_INT, 't', "threads", 0, &(f).threads, -1, 1024, "N", "CPU threads (default: all)"},   \
         {OPT_INT,         'c',          "ctx-size",                                                \
-         "max-model-len", &(f).context, 1,                                                         \
+         "max-model-len", &(f).context, 0,                                                         \
          1 << 28,         "N",          "context in tokens (default: the model's, or what fits)"}, \
         {OPT_STRING, 0,           "device",                                                        \
          0,          &(f).device, 0,                                                               \

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "text/chat_parse.h"
+#include "text/grammar.h"
 
 #include <limits.h>
 #include <math.h>
@@ -128,6 +129,25 @@ static bool read_prompt(const struct run_flags *f, struct buf *text, struct erro
     return ok;
 }
 
+/* What the answer must fit can be enforced: said before a model is loaded, with the name of the file. */
+static bool check_fit(const struct run_flags *f, const char *file, const struct buf *text,
+                      struct error *err)
+{
+    const char *source = file ? text->p : f->o.regex;
+    if (!file && !f->o.regex)
+        return true;
+    struct grammar_source src = {.kind = f->schema    ? GRAMMAR_SCHEMA
+                                         : f->grammar ? GRAMMAR_GBNF
+                                                      : GRAMMAR_REGEX,
+                                 .flags = GRAMMAR_SCHEMA_ORDER,
+                                 .text = source ? source : "",
+                                 .len = source ? strlen(source) : 0};
+    struct grammar *g = grammar_compile(&src, err);
+    bool ok = g || !file || error_prefix(err, "%s", file);
+    grammar_free(g);
+    return g && ok;
+}
+
 static int run(const char *model, struct run_flags *f, struct terminal_options *chat,
                struct steel_engine_options *opt)
 {
@@ -137,6 +157,11 @@ static int run(const char *model, struct run_flags *f, struct terminal_options *
     const char *fit_file = f->schema ? f->schema : f->grammar;
     if (!read_prompt(f, &text, &e) ||
         (fit_file && !cli_read_file(fit_file, (size_t)1 << 20, &fit, &e))) {
+        buf_clear(&text);
+        buf_clear(&fit);
+        return cli_fail(&e);
+    }
+    if (!check_fit(f, fit_file, &fit, &e)) {
         buf_clear(&text);
         buf_clear(&fit);
         return cli_fail(&e);
@@ -397,7 +422,8 @@ int cmd_run(int argc, char **argv)
          "0 = off (default 0)"},
         {OPT_FLOAT, 0, "frequency-penalty", 0, &f.o.frequency_penalty, -100, 100, "X",
          "0 = off (default 0)"},
-        {OPT_U64, 's', "seed", 0, &f.seed, 0, 0, "N", "same seed, same text (default: random)"},
+        {OPT_U64, 's', "seed", 0, &f.seed, 0, 0, "N",
+         "same seed, same text (default, and -1: random)"},
         {OPT_LIST, 0, "logit-bias", 0, &f.bias, 0, 0, "ID=X",
          "add X to a token's logit; ID=false bans it (repeatable)"},
         LORA_ROW(f.model),

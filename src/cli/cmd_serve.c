@@ -6,6 +6,7 @@
 #include "base/sysmem.h"
 #include "sample/sample_advice.h"
 #include "server/server.h"
+#include "text/chat.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,6 +109,21 @@ static bool resolve_helper(const char **model, const char **name, struct error *
     return hub_resolve(model, err);
 }
 
+/* A template that was named is there and can be read, before a model is loaded for it. */
+static bool check_template(const char *path, struct error *err)
+{
+    struct chat_source source = {0};
+    struct chat *chat = NULL;
+    if (!path)
+        return true;
+    if (chat_source_open(path, &source, err))
+        chat = chat_new(&source, err);
+    bool ok = chat || error_prefix(err, "--chat-template");
+    chat_free(chat);
+    chat_source_clear(&source);
+    return ok;
+}
+
 int cmd_serve(int argc, char **argv)
 {
     struct serve_flags f = {
@@ -178,7 +194,7 @@ int cmd_serve(int argc, char **argv)
         /* What others need to be told and is always so here. */
         {OPT_FLAG, 0, "jinja", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_FLAG, 0, "cont-batching", "-cb", &f.ignored, 0, 0, 0, NULL},
-        {OPT_STRING, 0, "flash-attn", "-fa", &f.ignored_text, 0, 0, "X", NULL},
+        {OPT_SWITCH, 0, "flash-attn", "-fa", &f.ignored_text, 0, 0, "X", NULL},
         {OPT_STRING, 0, "reasoning-parser", "reasoning-format", &f.ignored_text, 0, 0, "X", NULL},
         {OPT_INT, 0, "ubatch-size", "-ub", &e->runtime.max_tokens, 1, 1 << 20, "N", NULL},
         {OPT_FLAG, 0, "enable-auto-tool-choice", 0, &f.ignored, 0, 0, 0, NULL},
@@ -220,7 +236,8 @@ int cmd_serve(int argc, char **argv)
     int rc = EXIT_FAIL;
     f.srv.model = f.model_path;
     const char *asked = f.srv.model;
-    if (listen_access(&f.listen, &f.srv.access, &err) && hub_resolve(&f.srv.model, &err) &&
+    if (listen_access(&f.listen, &f.srv.access, &err) &&
+        check_template(f.srv.chat_template, &err) && hub_resolve(&f.srv.model, &err) &&
         resolve_helper(&f.srv.embedding, &f.srv.embedding_name, &err) &&
         resolve_helper(&f.srv.rerank, &f.srv.rerank_name, &err)) {
         if (f.srv.model != asked && !f.srv.alias)

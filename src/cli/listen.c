@@ -45,6 +45,11 @@ bool listen_flags_finish(const struct usage *u, struct listen_flags *f)
         args_usage_error(u, "--max-body %s: use a size up to 1G, such as 32M", f->max_body);
         return false;
     }
+    for (int i = 0; i < f->keys.n; i++)
+        if (!*f->keys.items[i]) {
+            args_usage_error(u, "--api-key: it is empty, and would keep nobody out");
+            return false;
+        }
     h->max_buffered = 8 * h->max_body;
     if (f->max_buffered && !cli_parse_bytes(f->max_buffered, &h->max_buffered)) {
         args_usage_error(u, "--max-buffered %s: use a size such as 256M", f->max_buffered);

@@ -369,7 +369,8 @@ bool terminal_ask(struct steel_engine *engine, const struct terminal_options *op
     if (ok) {
         steel_chat_set_thinking(t.chat, opt->think == THINK_OFF ? STEEL_THINK_OFF : STEEL_THINK_ON);
         ok = answer(&t, stderr, err);
-        fputc('\n', stdout);
+        if (ok || t.last.n_generated)
+            fputc('\n', stdout);
         fflush(stdout);
         *end = t.last;
     }

@@ -585,7 +585,10 @@ static bool open_tls(struct http *h, struct error *err)
     if (!what)
         return true;
     unsigned long e = ERR_get_error();
-    return error_set(err, "%s: %s", what, e ? ERR_reason_error_string(e) : "cannot be used");
+    const char *why = e ? ERR_reason_error_string(e) : NULL;
+    if (e && ERR_SYSTEM_ERROR(e)) /* OpenSSL has no words for those */
+        why = strerror(ERR_GET_REASON(e));
+    return error_set(err, "%s: %s", what, why ? why : "cannot be used");
 }
 
 static bool open_listener(struct http *h, struct error *err)

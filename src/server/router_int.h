@@ -33,6 +33,7 @@ struct replica {
     struct upstream_call *probe; /* NULL = none on its way */
     bool of_models;              /* what the probe asks for */
     int probe_status;
+    bool seen;         /* it was in, or it was said that it is not there */
     bool hung;         /* why it is out: what waits there waits in vain */
     int64_t models_ns; /* when it was last asked for them */
     struct buf text;   /* of the probe's answer */

@@ -44,6 +44,10 @@ static void probe_bad(struct replica *p, bool hung, const char *why)
 {
     if (route_probe_bad(p->router->route, p->index, !hung))
         say_out(p, why, hung);
+    else if (!p->seen)
+        log_line(LOG_WARN, "replica is not there yet", LOG_TEXT("upstream", p->url.name),
+                 LOG_TEXT("why", why));
+    p->seen = true;
 }
 
 static void probe_good(struct replica *p)
@@ -53,6 +57,7 @@ static void probe_good(struct replica *p)
         return;
     log_line(LOG_INFO, "replica is in", LOG_TEXT("upstream", p->url.name),
              LOG_NUM("replicas", route_n_in(r->route)), LOG_NUM("of", r->n));
+    p->seen = true;
     p->models_ns = 0; /* it may have others now */
     p->hung = false;
     for (int i = 0; i < r->n; i++)
