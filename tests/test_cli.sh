@@ -73,6 +73,23 @@ expect 2 'api-key: it is empty' "$steel" serve --api-key '' --port 0
 expect 1 "^steel: --chat-template: $tmp/none.jinja: No such file" "$steel" serve --chat-template "$tmp/none.jinja" --port 0 && one_line_error
 expect 1 "^steel: $tmp/none.pem: No such file" "$steel" serve --ssl-cert-file "$tmp/none.pem" --ssl-key-file "$tmp/none.pem" --port 0 && one_line_error
 
+# a conversation is saved whole or not at all: what stood there stays (no file may grow: the disk is full)
+printf 'mine\n' >"$tmp/chat.json"
+printf 'Hello\n/save %s\n/bye\n' "$tmp/chat.json" | sh -c "trap '' XFSZ; ulimit -f 0; exec $steel run" 2>&1 | cat >"$tmp/full"
+if ! grep -q 'chat.json: cannot write' "$tmp/full" || [ "$(cat "$tmp/chat.json")" != mine ] || [ -e "$tmp/chat.json.part" ]; then
+    echo "FAIL: /save on a full disk:"; cat "$tmp/full"; cat "$tmp/chat.json"
+    failures=$((failures + 1))
+fi
+# streams that are closed: nothing else gets their numbers
+sh -c "exec $steel route --upstream http://127.0.0.1:1 --port 0 <&- >&- 2>&-" &
+pid=$!
+while [ ! -e /proc/$pid/fd/5 ] && kill -0 $pid 2>/dev/null; do sleep 0.1; done
+for fd in 0 1 2; do
+    is=$(readlink /proc/$pid/fd/$fd)
+    [ "$is" = /dev/null ] || { echo "FAIL: closed stream $fd is $is"; failures=$((failures + 1)); }
+done
+kill $pid
+
 # options from the environment and from the config file; the command line goes first
 printf '# mine\nkv-type q3\n[serve]\nport 81\n' >"$tmp/config"
 expect 2 'kv-type q3' env STEEL_CONFIG="$tmp/config" "$steel" run "$tmp/tiny.gguf" -p x

@@ -4,8 +4,11 @@
 #include "base/version.h"
 #include "engine/follow.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 const struct command cli_commands[] = {
     {"run", "[MODEL] [PROMPT]", "chat, or answer one prompt", cmd_run},
@@ -131,8 +134,19 @@ static int join_ranks(int argc, char **argv)
     return rc;
 }
 
+/* Streams that were closed stay so, but their numbers are taken: no file or socket gets them, and with
+ * them what is printed. */
+static void take_closed_streams(void)
+{
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            _exit(EXIT_FAIL);
+}
+
 int main(int argc, char **argv)
 {
+    take_closed_streams();
     int rc = ranks_launched() ? join_ranks(argc, argv) : -1;
     if (rc < 0)
         rc = run(argc, argv);

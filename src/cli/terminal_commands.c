@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static const char *const think_modes[] = {
     [THINK_ON] = "on", [THINK_OFF] = "off", [THINK_HIDE] = "hide", NULL};
@@ -173,6 +174,23 @@ static char *typed_path(const char *arg)
     return buf_take(&b);
 }
 
+/* What stood there before is there until all of the new is: a full disk costs no conversation. */
+static bool save_json(const json_t *o, const char *path)
+{
+    struct stat st;
+    if (lstat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return json_dump_file(o, path, JSON_INDENT(2)) == 0;
+    struct buf part = {0};
+    buf_addf(&part, "%s.part", path);
+    bool ok = json_dump_file(o, part.p, JSON_INDENT(2)) == 0 && rename(part.p, path) == 0;
+    int why = errno;
+    if (!ok)
+        unlink(part.p);
+    buf_clear(&part);
+    errno = why;
+    return ok;
+}
+
 static void cmd_save(struct terminal *t, const char *arg)
 {
     if (!*arg) {
@@ -183,7 +201,7 @@ static void cmd_save(struct terminal *t, const char *arg)
     json_t *messages = json_copy(t->dropped), *rest = json_loads(text, 0, NULL);
     json_array_extend(messages, rest);
     json_t *o = json_pack("{s:s?, s:o}", "system", t->system, "messages", messages);
-    if (json_dump_file(o, path, JSON_INDENT(2)) == 0)
+    if (save_json(o, path))
         terminal_say(t, "saved to %s", path);
     else
         terminal_say(t, "%s: cannot write: %s", path, strerror(errno));
