@@ -73,6 +73,10 @@ expect 2 'api-key: it is empty' "$steel" serve --api-key '' --port 0
 expect 1 "^steel: --chat-template: $tmp/none.jinja: No such file" "$steel" serve --chat-template "$tmp/none.jinja" --port 0 && one_line_error
 expect 1 "^steel: $tmp/none.pem: No such file" "$steel" serve --ssl-cert-file "$tmp/none.pem" --ssl-key-file "$tmp/none.pem" --port 0 && one_line_error
 
+# a prompt that is no text is not cut short
+printf 'ab\0cd' >"$tmp/nul"
+expect 1 'the prompt is no text: byte 3 is NUL' "$steel" run -f "$tmp/nul" && one_line_error
+expect 1 'the prompt is no text: byte 12 is NUL' sh -c "$steel run -p 'what is' <$tmp/nul" && one_line_error
 # a conversation is saved whole or not at all: what stood there stays (no file may grow: the disk is full)
 printf 'mine\n' >"$tmp/chat.json"
 printf 'Hello\n/save %s\n/bye\n' "$tmp/chat.json" | sh -c "trap '' XFSZ; ulimit -f 0; exec $steel run" 2>&1 | cat >"$tmp/full"

@@ -161,7 +161,10 @@ static int run(const char *model, struct run_flags *f, struct terminal_options *
         buf_clear(&fit);
         return cli_fail(&e);
     }
-    if (!check_fit(f, fit_file, &fit, &e)) {
+    const char *nul = text.len && !f->raw ? memchr(text.p, 0, text.len) : NULL;
+    if (nul)
+        error_set(&e, "the prompt is no text: byte %zu is NUL", (size_t)(nul - text.p) + 1);
+    if (nul || !check_fit(f, fit_file, &fit, &e)) {
         buf_clear(&text);
         buf_clear(&fit);
         return cli_fail(&e);
