@@ -57,9 +57,20 @@ bool build_stacked(const struct tensorfile *f, const struct name *n)
     return !layer || !strstr(layer + 1, "%d");
 }
 
+bool build_present(const struct tensorfile *f, const struct config *c, const struct name *n,
+                   int layer)
+{
+    static const char *const codes[] = {"weight", "weight_packed", "packed", "blocks", "qweight"};
+    size_t kinds = f->is_gguf ? 1 : sizeof codes / sizeof *codes;
+    for (size_t i = 0; i < kinds; i++)
+        if (build_find(f, c, n, layer, 0, codes[i]))
+            return true;
+    return false;
+}
+
 bool build_has(const struct builder *b, const struct name *n, int layer)
 {
-    return build_find(b->f, b->c, n, layer, 0, "weight") != NULL;
+    return build_present(b->f, b->c, n, layer);
 }
 
 static struct want *add_want(struct builder *b)

@@ -85,7 +85,10 @@ const struct tensor *build_scale(const struct tensorfile *f, const struct config
                                  const struct name *n, int layer);
 /* Whether the experts of such a name are one tensor of this file. */
 bool build_stacked(const struct tensorfile *f, const struct name *n);
-/* Whether the builder's file has the tensor. */
+/* Whether the file has the matrix (of experts: the first), plain or packed. */
+bool build_present(const struct tensorfile *f, const struct config *c, const struct name *n,
+                   int layer);
+/* Whether the builder's file has it. */
 bool build_has(const struct builder *b, const struct name *n, int layer);
 
 /* A matrix (or n_expert of them) of up to three runs of rows, with a bias if one of its tensors has

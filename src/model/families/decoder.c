@@ -179,9 +179,7 @@ static bool read_hf(const struct reader *in, const struct decoder *d)
         c->n_expert = c->n_expert_used = c->n_ff_exp = 0;
     c->norm_eps = (float)eps;
     c->expert_scale = 1;
-    char head[64];
-    snprintf(head, sizeof head, "%s.weight", c->hf_head);
-    if (!tensorfile_find(in->f, head))
+    if (!build_present(in->f, c, &decoder_names.head, 0))
         c->tied = true;
     return read_layers(in, d) && rope_read_hf(in);
 }
@@ -193,6 +191,11 @@ bool decoder_read(const struct reader *in, const struct decoder *d)
 
 const struct decoder_names decoder_names = {DECODER_ENDS, DECODER_ATTENTION, DECODER_MLP,
                                             DECODER_EXPERTS};
+
+const struct name decoder_fused_up = {"blk.%d.ffn_gate_up_exps",
+                                      "=model.layers.%d.mlp.experts.gate_up_proj"},
+                  decoder_fused_down = {"blk.%d.ffn_down_exps",
+                                        "=model.layers.%d.mlp.experts.down_proj"};
 
 static const struct decoder_names *names_of(const struct decoder *d)
 {
@@ -275,11 +278,14 @@ static void build_experts(struct builder *b, const struct decoder_names *n, int 
         return; /* the family does it */
     bool alike = n->gate_shared.gguf && c->n_ff_shared == F;
     enum weight_role role = alike ? WEIGHT_EXPERTS_SHARED : WEIGHT_EXPERTS;
-    m->experts.gate_up = build_weight(
-        b, role, i, c->n_embd, c->n_expert, 2,
-        (const struct rows[]){{.name = &n->gate_exp, .n = F}, {.name = &n->up_exp, .n = F}});
+    const struct rows two[] = {{.name = &n->gate_exp, .n = F}, {.name = &n->up_exp, .n = F}};
+    const struct rows one = {.name = &decoder_fused_up, .n = 2 * F};
+    bool fused = build_has(b, &decoder_fused_up, i);
+    const struct name *down = fused ? &decoder_fused_down : &n->down_exp;
+    m->experts.gate_up =
+        build_weight(b, role, i, c->n_embd, c->n_expert, fused ? 1 : 2, fused ? &one : two);
     m->experts.down = build_weight(b, role, i, F, c->n_expert, 1,
-                                   (const struct rows[]){{.name = &n->down_exp, .n = c->n_embd}});
+                                   (const struct rows[]){{.name = down, .n = c->n_embd}});
     if (!c->n_ff_shared || !n->gate_shared.gguf)
         return;
     m->dense.gate_up = gate_up(b, i, &n->gate_shared, &n->up_shared, c->n_ff_shared);

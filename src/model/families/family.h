@@ -88,6 +88,9 @@ struct decoder_names {
 
 extern const struct decoder_names decoder_names; /* all of the usual ones */
 
+/* Experts as some files have them: one tensor of gate and up, one of down, each of all experts. */
+extern const struct name decoder_fused_up, decoder_fused_down;
+
 /* What is said of a plain decoder beside its numbers. */
 struct decoder {
     const struct decoder_names *names; /* NULL: decoder_names */

@@ -24,9 +24,10 @@ static const struct name
     router_scale = {"=blk.%d.ffn_gate_inp.scale", "=model.layers.%d.router.scale"},
     expert_scale = {"=blk.%d.ffn_down_exps.scale", "=model.layers.%d.router.per_expert_scale"},
     gate_up_exp = {"blk.%d.ffn_gate_up_exps", "=model.layers.%d.experts.gate_up_proj"},
-    gate_exp = {"blk.%d.ffn_gate_exps", "=model.layers.%d.experts.gate_up_proj"},
-    up_exp = {"blk.%d.ffn_up_exps", "=model.layers.%d.experts.gate_up_proj"},
     down_exp = {"blk.%d.ffn_down_exps", "=model.layers.%d.experts.down_proj"},
+    gate_each = {"blk.%d.ffn_gate_exps", "model.layers.%d.experts.%d.gate_proj"},
+    up_each = {"blk.%d.ffn_up_exps", "model.layers.%d.experts.%d.up_proj"},
+    down_each = {"blk.%d.ffn_down_exps", "model.layers.%d.experts.%d.down_proj"},
     dense_out = {"blk.%d.post_ffw_norm_1", "model.layers.%d.post_feedforward_layernorm_1"},
     experts_in = {"blk.%d.pre_ffw_norm_2", "model.layers.%d.pre_feedforward_layernorm_2"},
     experts_out = {"blk.%d.post_ffw_norm_2", "model.layers.%d.post_feedforward_layernorm_2"},
@@ -222,14 +223,16 @@ static void build_experts(struct builder *b, int i, struct mlp *m)
     m->router.norm = build_rms_adjusted(b, i, &router_scale, E,
                                         (struct adjust){.times = 1.0f / sqrtf((float)E)});
     m->router.expert_scale = build_vector(b, i, &expert_scale, n, (struct adjust){0});
-    /* a GGUF has gate and up together or apart */
-    bool apart = b->f->is_gguf && !build_has(b, &gate_up_exp, i);
-    const struct rows two[] = {{.name = &gate_exp, .n = F}, {.name = &up_exp, .n = F}};
+    /* A GGUF has gate and up together or apart. A folder has all experts together, or, where they are
+     * packed, each one's matrices apart. */
+    bool apart = !build_has(b, &gate_up_exp, i) && (b->f->is_gguf || build_has(b, &gate_each, i));
+    const struct rows two[] = {{.name = &gate_each, .n = F}, {.name = &up_each, .n = F}};
+    const struct name *down = apart ? &down_each : &down_exp;
     const struct rows one = {.name = &gate_up_exp, .n = 2 * F};
     m->experts.gate_up =
         build_weight(b, WEIGHT_EXPERTS, i, E, n, apart ? 2 : 1, apart ? two : &one);
     m->experts.down =
-        build_weight(b, WEIGHT_EXPERTS, i, F, n, 1, &(struct rows){.name = &down_exp, .n = E});
+        build_weight(b, WEIGHT_EXPERTS, i, F, n, 1, &(struct rows){.name = down, .n = E});
     m->experts.act = ACT_GELU_TANH;
     m->dense_out = build_rms(b, i, &dense_out, E);
     m->experts_in = build_rms(b, i, &experts_in, E);

@@ -22,12 +22,6 @@
 static const struct decoder_names names = {DECODER_ENDS, DECODER_ATTENTION, DECODER_EXPERTS,
                                            HYBRID_NAMES};
 
-/* Experts as some files have them: one tensor of gate and up, one of down. */
-static const struct name fused_up = {"blk.%d.ffn_gate_up_exps",
-                                     "=model.layers.%d.mlp.experts.gate_up_proj"},
-                         fused_down = {"blk.%d.ffn_down_exps",
-                                       "=model.layers.%d.mlp.experts.down_proj"};
-
 static const struct name qkvz = {"blk.%d.ssm_in", "model.layers.%d.linear_attn.in_proj_qkvz"},
                          ba = {"blk.%d.ssm_ba", "model.layers.%d.linear_attn.in_proj_ba"},
                          qkv = {"blk.%d.attn_qkv", "model.layers.%d.linear_attn.in_proj_qkv"},
@@ -239,15 +233,6 @@ static void build_gated(struct builder *b, const struct decoder *d, int i, const
     want->w->n_out += n_q;
 }
 
-/* Experts whose gate and up are one tensor. */
-static void fuse_experts(struct builder *b, const struct mlp *m)
-{
-    struct want *want = want_of(b, m->experts.gate_up);
-    want->n_rows = 1;
-    want->rows[0] = (struct rows){.name = &fused_up, .n = want->w->n_out};
-    want_of(b, m->experts.down)->rows[0].name = &fused_down;
-}
-
 static void build(struct builder *b, const struct decoder *d, bool next)
 {
     const struct config *c = b->c;
@@ -260,8 +245,6 @@ static void build(struct builder *b, const struct decoder *d, bool next)
         else
             build_gated(b, d, i, rope, &l->mixer);
         decoder_mlp(b, d, i, &l->mlp);
-        if (c->is_moe[i] && build_has(b, &fused_up, i))
-            fuse_experts(b, &l->mlp);
     }
     if (c->n_mtp)
         mtp_build(b, &guess, 1);
