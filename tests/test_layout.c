@@ -32,6 +32,7 @@ struct box {
     int n;
     struct layout_config config;
     int n_stack;
+    bool across;
     float *want; /* (stack, N_OUT, N_IN) */
 };
 
@@ -70,7 +71,7 @@ static const struct tensor *find(void *arg, const char *suffix)
 
 static bool box_find(struct box *b, struct layout *l, struct error *err)
 {
-    struct layout_ask ask = {"folder", find, b, &b->config, N_IN, N_OUT, b->n_stack};
+    struct layout_ask ask = {"folder", find, b, &b->config, N_IN, N_OUT, b->n_stack, b->across};
     return layout_find(&ask, l, err);
 }
 
@@ -100,7 +101,7 @@ static bool read_rows(const struct layout *l, const struct layout_rows *r, float
     return ok;
 }
 
-/* Whole, and every other row from the third on. */
+/* Whole, every other row from the third on, and two of each seven from the second on. */
 static void check(struct box *b, enum dtype type, const char *what)
 {
     struct layout l;
@@ -110,13 +111,20 @@ static void check(struct box *b, enum dtype type, const char *what)
     assert_int_equal(l.type, type);
     float *got = mem_zalloc(N_OUT * N_IN, sizeof *got);
     for (int s = 0; s < (b->n_stack ? b->n_stack : 1); s++)
-        for (int part = 0; part < 2; part++) {
-            struct layout_rows r = {s, part ? 3 : 0, part ? 2 : 1, part ? (N_OUT - 3) / 2 : N_OUT};
+        for (int part = 0; part < 3; part++) {
+            static const struct layout_rows parts[] = {
+                {.step = 1, .n = N_OUT},
+                {.first = 3, .step = 2, .n = (N_OUT - 3) / 2},
+                {.first = 2, .step = 7, .n = 13, .run = 2}};
+            struct layout_rows r = parts[part];
+            r.index = s;
             if (!read_rows(&l, &r, got, &err))
                 fail_msg("%s: %s", what, err.msg);
             for (int i = 0; i < r.n; i++)
                 for (int j = 0; j < N_IN; j++) {
-                    float w = b->want[(s * N_OUT + r.first + r.step * i) * N_IN + j];
+                    int row =
+                        r.run ? r.first + r.step * (i / r.run) + i % r.run : r.first + r.step * i;
+                    float w = b->want[(s * N_OUT + row) * N_IN + j];
                     float g = got[i * N_IN + j];
                     if (memcmp(&w, &g, 4) && fabsf(w - g) > 1e-6f * fabsf(w))
                         fail_msg("%s: row %d column %d: %g, not %g", what, i, j, (double)g,
@@ -271,22 +279,30 @@ static struct box fp8(const char *scale, int rows, int cols, int n_stack, bool f
 static const float fp4[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
                               -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 
-static struct box nvfp4(bool modelopt)
+/* n_stack of them, transposed or not, with a number for each or (one) for all. */
+static struct box nvfp4(bool modelopt, int n_stack, bool across, bool one)
 {
-    struct box b = {0};
-    uint8_t *codes =
-        add(&b, modelopt ? "m.weight" : "m.weight_packed", DT_NONE, "U8", 1, N_IN / 2, N_OUT, 1, 1);
-    uint8_t *scales = add(&b, "m.weight_scale", DT_F8_E4M3, "F8_E4M3", 1, N_IN / 16, N_OUT, 1, 1);
+    struct box b = {.n_stack = n_stack, .across = across};
+    int stack = n_stack ? n_stack : 1, n = stack * N_OUT * N_IN, wide = N_IN / 2, each = N_IN / 16;
+    uint8_t *codes = add(&b, modelopt ? "m.weight" : "m.weight_packed", DT_NONE, "U8", 1,
+                         across ? N_OUT : wide, across ? wide : N_OUT, stack, 1);
+    uint8_t *scales = add(&b, "m.weight_scale", DT_F8_E4M3, "F8_E4M3", 1, across ? N_OUT : each,
+                          across ? each : N_OUT, stack, 1);
     float *global = (float *)add(&b, modelopt ? "m.weight_scale_2" : "m.weight_global_scale",
-                                 DT_F32, "F32", 4, 1, 1, 1, 1);
-    *global = modelopt ? 0.037f : 27;
-    b.want = mem_zalloc(N_OUT * N_IN, sizeof *b.want);
-    for (int i = 0; i < N_OUT * N_IN / 16; i++)
+                                 DT_F32, "F32", 4, one ? 1 : stack, 1, 1, 1);
+    for (int i = 0; i < (one ? 1 : stack); i++)
+        global[i] = modelopt ? 0.037f + (float)i : 27 - (float)i;
+    b.want = mem_zalloc((size_t)n, sizeof *b.want);
+    for (int i = 0; i < n / 16; i++)
         scales[i] = (uint8_t)(rnd() % 0x7f);
-    for (int i = 0; i < N_OUT * N_IN; i++) {
+    for (int i = 0; i < n; i++) {
+        int m = i / (N_OUT * N_IN), o = i / N_IN % N_OUT, j = i % N_IN;
+        int at = across ? (m * wide + j / 2) * N_OUT + o : i / 2;
+        int s = across ? (m * each + j / 16) * N_OUT + o : i / 16;
         unsigned code = rnd() % 16;
-        codes[i / 2] |= (uint8_t)(code << i % 2 * 4);
-        b.want[i] = fp4[code] * f8e4m3_to_f32(scales[i / 16]) * (modelopt ? *global : 1 / *global);
+        codes[at] |= (uint8_t)(code << i % 2 * 4);
+        float g = global[one ? 0 : m];
+        b.want[i] = fp4[code] * f8e4m3_to_f32(scales[s]) * (modelopt ? g : 1 / g);
     }
     return b;
 }
@@ -314,7 +330,7 @@ static struct {
     const char *name;
     enum dtype type;
     struct box box;
-} all[20];
+} all[24];
 static int n_all;
 
 static void put(const char *name, enum dtype type, struct box box)
@@ -340,8 +356,10 @@ static int make_all(void **state)
     put("FP8 by channel, flat", DT_F8_E4M3, fp8("m.weight_scale", 1, N_IN, 0, true));
     put("FP8 by block", DT_F8_E4M3, fp8("m.weight_scale_inv", 32, 128, 0, false));
     put("FP8 by block, stacked", DT_F8_E4M3, fp8("m.weight_scale_inv", 16, 128, STACK, false));
-    put("NVFP4", DT_NVFP4, nvfp4(false));
-    put("NVFP4, ModelOpt", DT_NVFP4, nvfp4(true));
+    put("NVFP4", DT_NVFP4, nvfp4(false, 0, false, true));
+    put("NVFP4, ModelOpt", DT_NVFP4, nvfp4(true, 0, false, true));
+    put("NVFP4, stacked", DT_NVFP4, nvfp4(false, STACK, false, false));
+    put("NVFP4, stacked, transposed", DT_NVFP4, nvfp4(true, STACK, true, true));
     put("MXFP4", DT_MXFP4, mxfp4(false));
     put("MXFP4, stacked", DT_MXFP4, mxfp4(true));
     return 0;
@@ -397,7 +415,7 @@ static void refused(struct box *b, const char *what, const char *name)
     struct error err = {{0}};
     float *out = mem_zalloc(N_OUT * N_IN, sizeof *out);
     bool ok = box_find(b, &l, &err) && l.kind != LAYOUT_PLAIN &&
-              read_rows(&l, &(struct layout_rows){0, 0, 1, N_OUT}, out, &err);
+              read_rows(&l, &(struct layout_rows){.step = 1, .n = N_OUT}, out, &err);
     mem_free(out);
     if (ok)
         fail_msg("%s is taken", what);

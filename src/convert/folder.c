@@ -190,7 +190,8 @@ static bool matrix_source(struct plan *p, const struct want *want, const struct 
                              .config = &p->c->layout,
                              .n_in = want->n_in,
                              .n_out = (int)of,
-                             .n_stack = stacked ? want->n_expert : 0};
+                             .n_stack = stacked ? want->n_expert : 0,
+                             .across = rows->across};
     if (!layout_find(&ask, &s->layout, p->err))
         return false;
     s->first = rows->first;
@@ -409,9 +410,10 @@ static bool add_scales(struct plan *p)
         for (int e = 0; e < o->n_mats; e++) {
             float scale;
             bool permuted;
-            const struct layout_rows none = {.step = 1};
+            const struct layout_rows none = {.step = 1, .index = e};
             const struct layout_planes planes = {.scale = &scale};
-            if (!layout_read(&o->mats[e].layout, p->f->path, &none, &planes, &permuted, p->err))
+            const struct source *s = &o->mats[transcode_sources(o) > 1 ? e : 0];
+            if (!layout_read(&s->layout, p->f->path, &none, &planes, &permuted, p->err))
                 return false;
             to->values[e] *= scale;
         }

@@ -102,7 +102,8 @@ static bool form_of(const struct counter *k, const struct want *want, const stru
                              .config = &k->c->layout,
                              .n_in = n_in,
                              .n_out = (int)height,
-                             .n_stack = stacked ? want->n_expert : 0};
+                             .n_stack = stacked ? want->n_expert : 0,
+                             .across = r->across && !r->pitch};
     struct layout lay = {0};
     if (!k->f->is_gguf && !layout_find(&ask, &lay, k->err))
         return false;

@@ -7,9 +7,12 @@
 #include <math.h>
 #include <string.h>
 
+/* Stacks are called NAME, not NAME.weight, and what is beside them NAME_weight_scale or NAME_scale. */
 static const struct tensor *find(const struct layout_ask *a, const char *suffix)
 {
-    return a->find(a->arg, suffix);
+    const struct tensor *t = a->find(a->arg, suffix);
+    bool more = !t && a->n_stack && !strncmp(suffix, "weight_", 7);
+    return more ? a->find(a->arg, suffix + 7) : t;
 }
 
 static bool is_type(const struct tensor *t, const char *name)
@@ -53,13 +56,27 @@ static bool check_beside(const struct layout_ask *a, const struct tensor *codes,
            bad_type(a, t, floats ? "F32, F16 or BF16" : type, err);
 }
 
-/* Every value of a tensor is one number for all: the only entry it may have. */
+/* One number for a whole matrix, or for a whole stack. */
 static bool check_one(const struct layout_ask *a, const struct tensor *t, struct error *err)
 {
-    if (t->bytes == dtype_bytes(t->type, 1))
+    size_t n = t->bytes / dtype_bytes(t->type, 1);
+    if (n == 1 || (a->n_stack && n == (size_t)a->n_stack))
         return true;
-    return error_set(err, "%s: tensor %s: %zu bytes where one number is expected", a->path, t->name,
-                     t->bytes);
+    return error_set(err, "%s: tensor %s: %zu numbers where one%s is expected", a->path, t->name, n,
+                     a->n_stack ? " a matrix" : "");
+}
+
+/* Whether codes of `wide` entries a row are transposed, as plain tensors of their name are. */
+static bool is_across(const struct layout_ask *a, const struct tensor *t, int64_t wide)
+{
+    return a->across && t->dims[0] == a->n_out && t->dims[1] == wide;
+}
+
+/* check_shape of what has `wide` entries a row, in the layout's direction. */
+static bool check_wide(const struct layout_ask *a, const struct layout *l, const struct tensor *t,
+                       int64_t wide, struct error *err)
+{
+    return check_shape(a, t, l->across ? a->n_out : wide, l->across ? wide : a->n_out, err);
 }
 
 static bool no_stack(const struct layout_ask *a, const struct tensor *t, struct error *err)
@@ -130,7 +147,7 @@ static bool find_int4(const struct layout_ask *a, struct layout *l, struct error
     if (l->data->type != DT_I32)
         return bad_type(a, l->data, "I32 or U8", err);
     if (!check_beside(a, l->data, "weight_scale", l->scale, "float", err) ||
-        !no_stack(a, l->data, err))
+        (l->order && !no_stack(a, l->order, err)))
         return false;
     if (a->n_in % 8 || a->n_out % 8)
         return error_set(err, "%s: tensor %s: packing needs multiples of 8, not %d x %d", a->path,
@@ -152,7 +169,7 @@ static bool find_int4(const struct layout_ask *a, struct layout *l, struct error
 }
 
 /* FP8: weight (out, in); weight_scale or weight_scale_inv of one number, (out) or (out, 1), or of
- * blocks. */
+ * blocks. Stacks may be transposed. */
 static bool find_fp8(const struct layout_ask *a, struct layout *l, const struct tensor *scale,
                      struct error *err)
 {
@@ -160,18 +177,28 @@ static bool find_fp8(const struct layout_ask *a, struct layout *l, const struct 
     l->type = DT_F8_E4M3;
     l->scale = scale;
     find(a, "input_scale"); /* of activations: ours stay as they are */
-    if (!check_shape(a, l->data, a->n_in, a->n_out, err) ||
+    find(a, "activation_scale");
+    l->across = is_across(a, l->data, a->n_in);
+    if (!check_wide(a, l, l->data, a->n_in, err) ||
         !check_beside(a, l->data, "weight_scale", scale, "float", err))
         return false;
     int64_t per = dtype_table[scale->type].block_bytes, n = (int64_t)scale->bytes / per;
     int64_t stack = a->n_stack ? a->n_stack : 1;
     l->block[0] = a->n_out;
     l->block[1] = a->n_in;
-    if (n == stack)
+    if (n == stack || n == 1)
         return true;
     l->block[0] = 1;
     if (n == stack * a->n_out && (scale->dims[0] == 1 || scale->dims[0] == a->n_out))
         return true;
+    l->block[0] = a->n_out / 2; /* gate and up that are one tensor */
+    if (a->n_stack && a->n_out % 2 == 0 && scale->dims[0] == 1 && scale->dims[1] == 2 &&
+        scale->dims[2] == stack && scale->dims[3] == 1)
+        return true;
+    if (l->across)
+        return error_set(err,
+                         "%s: tensor %s: scales of blocks of transposed weights are not supported",
+                         a->path, scale->name);
     int rows = a->config->block[0] ? a->config->block[0] : 128;
     int cols = a->config->block[1] ? a->config->block[1] : 128;
     if (cols % 128 && cols < a->n_in)
@@ -182,7 +209,8 @@ static bool find_fp8(const struct layout_ask *a, struct layout *l, const struct 
     return check_shape(a, scale, (a->n_in + cols - 1) / cols, (a->n_out + rows - 1) / rows, err);
 }
 
-/* NVFP4: codes (out, in/2) U8, scales (out, in/16) FP8, and one for the whole tensor. */
+/* NVFP4: codes (out, in/2) U8, scales (out, in/16) FP8, and one for the whole tensor. Stacks may be
+ * transposed, codes and scales: (in/2, out), (in/16, out). */
 static bool find_nvfp4(const struct layout_ask *a, struct layout *l, struct error *err)
 {
     l->kind = LAYOUT_NVFP4;
@@ -195,14 +223,14 @@ static bool find_nvfp4(const struct layout_ask *a, struct layout *l, struct erro
     find(a, "input_scale");
     find(a, "input_global_scale");
     if (!check_beside(a, l->data, "weight_scale", l->scale, "F8_E4M3", err) ||
-        !check_beside(a, l->data, "global scale", l->global, "float", err) ||
-        !no_stack(a, l->data, err))
+        !check_beside(a, l->data, "global scale", l->global, "float", err))
         return false;
     if (a->n_in % QK_NVFP4)
         return error_set(err, "%s: tensor %s: row of %d is no multiple of NVFP4's %d", a->path,
                          l->data->name, a->n_in, QK_NVFP4);
-    return check_shape(a, l->data, a->n_in / 2, a->n_out, err) &&
-           check_shape(a, l->scale, a->n_in / 16, a->n_out, err) && check_one(a, l->global, err);
+    l->across = is_across(a, l->data, a->n_in / 2);
+    return check_wide(a, l, l->data, a->n_in / 2, err) &&
+           check_wide(a, l, l->scale, a->n_in / 16, err) && check_one(a, l->global, err);
 }
 
 /* MXFP4: codes (out, in/2) U8, or (out, in/32, 16); exponents (out, in/32) U8. */
@@ -249,8 +277,10 @@ bool layout_find(const struct layout_ask *a, struct layout *l, struct error *err
     if (!(t = find(a, "weight")))
         return true; /* whoever needs it says that it is missing */
     l->data = t;
-    if (is_type(t, "U8"))
-        return find_nvfp4(a, l, err);
+    if (is_type(t, "U8")) {
+        bool mx = is_type(find(a, "weight_scale"), "U8");
+        return mx ? find_mxfp4(a, l, "weight_scale", err) : find_nvfp4(a, l, err);
+    }
     const struct tensor *scale = find(a, "weight_scale_inv");
     scale = scale ? scale : find(a, "weight_scale");
     if (t->type == DT_F8_E4M3 && scale)
@@ -273,6 +303,55 @@ static float load_float(const struct tensor *t, size_t i)
     float v;
     quant_dequantize(t->type, t->data + i * dtype_bytes(t->type, 1), &v, 1);
     return v;
+}
+
+/* The row of the matrix that is the i-th of r. */
+static size_t row_at(const struct layout_rows *r, int i)
+{
+    int run = r->run ? r->run : 1;
+    return (size_t)(r->first + r->step * (i / run) + i % run);
+}
+
+/* Row i of r out of codes of `wide` bytes a row: where it lies, or, of transposed ones, out of a copy
+ * of it and the rows behind it. */
+struct row_reader {
+    const struct layout *l;
+    const struct layout_rows *r;
+    const uint8_t *data;
+    size_t wide;
+    uint8_t *copy; /* (ROWS_AT_ONCE, wide) */
+    int first;     /* of the copy; -1 = none */
+};
+
+enum { ROWS_AT_ONCE = 64 };
+
+static struct row_reader rows_of(const struct layout *l, const struct layout_rows *r,
+                                 const struct tensor *t, size_t wide)
+{
+    return (struct row_reader){.l = l,
+                               .r = r,
+                               .data = t->data,
+                               .wide = wide,
+                               .copy = l->across ? mem_alloc(ROWS_AT_ONCE * wide) : NULL,
+                               .first = -1};
+}
+
+static const uint8_t *row_get(struct row_reader *x, int i)
+{
+    if (!x->l->across)
+        return x->data + row_at(x->r, i) * x->wide;
+    int first = i / ROWS_AT_ONCE * ROWS_AT_ONCE;
+    if (x->first != first) {
+        size_t at[ROWS_AT_ONCE];
+        int n = x->r->n - first < ROWS_AT_ONCE ? x->r->n - first : ROWS_AT_ONCE;
+        for (int k = 0; k < n; k++)
+            at[k] = row_at(x->r, first + k);
+        for (size_t j = 0; j < x->wide; j++)
+            for (int k = 0; k < n; k++)
+                x->copy[(size_t)k * x->wide + j] = x->data[j * (size_t)x->l->n_out + at[k]];
+        x->first = first;
+    }
+    return x->copy + (size_t)(i - first) * x->wide;
 }
 
 static bool bad_scale(const char *path, const struct tensor *t, size_t i, float v,
@@ -340,10 +419,13 @@ static void codes_gptq(const struct layout *l, const struct layout_rows *r, cons
     enum { ROWS = 64, WORDS = 16 };
     const uint8_t *words = l->data->data;
     uint32_t block[WORDS][ROWS];
+    size_t place[ROWS];
     int n_words = l->n_in / 8;
-    for (int o = 0; o < r->n; o += ROWS)
+    for (int o = 0; o < r->n; o += ROWS) {
+        int rows = r->n - o < ROWS ? r->n - o : ROWS;
+        for (int row = 0; row < rows; row++)
+            place[row] = row_at(r, o + row);
         for (int j = 0; j < n_words; j += WORDS) {
-            int rows = r->n - o < ROWS ? r->n - o : ROWS;
             int n = n_words - j < WORDS ? n_words - j : WORDS;
             for (int i = 0; i < n; i++) {
                 const int32_t *from = order + 8 * (j + i);
@@ -353,11 +435,10 @@ static void codes_gptq(const struct layout *l, const struct layout_rows *r, cons
                 if (!together)
                     memset(block[i], 0, sizeof block[i]);
                 for (int k = 0; k < (together ? 1 : 8); k++) {
-                    size_t at =
-                        (size_t)(from[k] / 8) * (size_t)l->n_out + (size_t)(r->first + r->step * o);
+                    size_t at = (size_t)(from[k] / 8) * (size_t)l->n_out;
                     int right = from[k] % 8 * 4, left = 4 * k;
                     for (int row = 0; row < rows; row++) {
-                        uint32_t in = load_u32(words, at + (size_t)(r->step * row));
+                        uint32_t in = load_u32(words, at + place[row]);
                         if (together)
                             block[i][row] = in;
                         else
@@ -373,6 +454,7 @@ static void codes_gptq(const struct layout *l, const struct layout_rows *r, cons
                        (size_t)n * sizeof *line);
             }
         }
+    }
 }
 
 /* Where output o of eight lies in a word of AWQ's. */
@@ -391,7 +473,7 @@ static void codes_awq(const struct layout *l, const struct layout_rows *r, uint8
     for (size_t j = 0; j < half; j += PAIRS) {
         size_t n = half - j < PAIRS ? half - j : PAIRS;
         for (int o = 0, word = -1; o < r->n; o++) {
-            int row = r->first + r->step * o;
+            int row = (int)row_at(r, o);
             if (row / 8 != word) {
                 word = row / 8;
                 for (size_t k = 0; k < n; k++) {
@@ -413,7 +495,7 @@ static void codes_int4(const struct layout *l, const struct layout_rows *r, cons
 {
     size_t half = (size_t)(l->n_in / 2);
     for (int i = 0; i < r->n; i++, out += half) {
-        const uint8_t *row = l->data->data + (size_t)(r->first + r->step * i) * half;
+        const uint8_t *row = l->data->data + row_at(r, i) * half;
         if (!permuted) {
             memcpy(out, row, half);
             continue;
@@ -462,7 +544,7 @@ static bool read_int4(const struct layout *l, const char *path, const struct lay
     size_t groups = (size_t)l->n_groups, across = (size_t)l->n_out;
     uint16_t *scale = to->scale;
     for (size_t i = 0; i < (size_t)r->n; i++) {
-        size_t o = (size_t)(r->first + r->step * (int)i);
+        size_t o = row_at(r, (int)i);
         for (size_t g = 0; g < groups; g++) {
             size_t at = l->kind == LAYOUT_INT4 ? o * groups + g : g * across + o;
             float v = load_float(l->scale, at);
@@ -485,22 +567,42 @@ static bool read_fp8(const struct layout *l, const char *path, const struct layo
 {
     size_t n_in = (size_t)l->n_in, cols = (n_in + 127) / 128;
     size_t across = (n_in + (size_t)l->block[1] - 1) / (size_t)l->block[1];
-    size_t down = ((size_t)l->n_out + (size_t)l->block[0] - 1) / (size_t)l->block[0];
     float *scale = to->scale;
-    for (size_t i = 0; i < (size_t)r->n; i++) {
-        size_t o = (size_t)(r->first + r->step * (int)i);
-        size_t first = ((size_t)r->index * down + o / (size_t)l->block[0]) * across;
+    struct row_reader codes = rows_of(l, r, l->data, n_in);
+    bool ok = true;
+    for (size_t i = 0; ok && i < (size_t)r->n; i++) {
+        size_t first = row_at(r, (int)i) / (size_t)l->block[0] * across;
         if (to->data)
-            memcpy(to->data + i * n_in,
-                   l->data->data + ((size_t)r->index * (size_t)l->n_out + o) * n_in, n_in);
-        for (size_t j = 0; j < cols; j++) {
+            memcpy(to->data + i * n_in, row_get(&codes, (int)i), n_in);
+        for (size_t j = 0; ok && j < cols; j++) {
             size_t at = first + j * 128 / (size_t)l->block[1];
             float v = load_float(l->scale, at);
-            if (!isfinite(v))
-                return bad_scale(path, l->scale, at, v, err);
+            ok = isfinite(v) || bad_scale(path, l->scale, at, v, err);
             scale[i * cols + j] = v;
         }
     }
+    mem_free(codes.copy);
+    return ok;
+}
+
+static bool row_nvfp4(const struct layout *l, const char *path, size_t row, const uint8_t *codes,
+                      const uint8_t *scales, struct block_nvfp4 *out, struct error *err)
+{
+    size_t blocks = (size_t)l->n_in / QK_NVFP4;
+    for (size_t b = 0; b < blocks; b++, out++)
+        for (size_t g = 0; g < 4; g++) {
+            uint8_t s = scales[4 * b + g];
+            if (s >= 0x7f)
+                return bad_scale(path, l->scale, row * blocks * 4 + 4 * b + g, f8e4m3_to_f32(s),
+                                 err);
+            out->d[g] = s;
+            /* 16 values of a group: the first of each byte is the low nibble, ours has halves */
+            const uint8_t *in = codes + 32 * b + 8 * g;
+            for (int k = 0; k < 8; k++) {
+                int lo = in[k / 2] >> k % 2 * 4 & 15, hi = in[4 + k / 2] >> k % 2 * 4 & 15;
+                out->qs[8 * g + (size_t)k] = (uint8_t)(lo | hi << 4);
+            }
+        }
     return true;
 }
 
@@ -511,28 +613,16 @@ static bool read_nvfp4(const struct layout *l, const char *path, const struct la
     if (!isfinite(global) || global <= 0)
         return bad_scale(path, l->global, 0, global, err);
     *(float *)to->scale = l->reciprocal ? 1 / global : global;
-    struct block_nvfp4 *out = (struct block_nvfp4 *)to->data;
     size_t blocks = (size_t)l->n_in / QK_NVFP4;
-    for (int i = 0; i < r->n; i++) {
-        size_t o = (size_t)(r->first + r->step * i);
-        const uint8_t *codes = l->data->data + o * blocks * 32;
-        const uint8_t *scales = l->scale->data + o * blocks * 4;
-        for (size_t b = 0; b < blocks; b++, out++)
-            for (size_t g = 0; g < 4; g++) {
-                uint8_t s = scales[4 * b + g];
-                if (s >= 0x7f)
-                    return bad_scale(path, l->scale, o * blocks * 4 + 4 * b + g, f8e4m3_to_f32(s),
-                                     err);
-                out->d[g] = s;
-                /* 16 values of a group: the first of each byte is the low nibble, ours has halves */
-                const uint8_t *in = codes + 32 * b + 8 * g;
-                for (int k = 0; k < 8; k++) {
-                    int lo = in[k / 2] >> k % 2 * 4 & 15, hi = in[4 + k / 2] >> k % 2 * 4 & 15;
-                    out->qs[8 * g + (size_t)k] = (uint8_t)(lo | hi << 4);
-                }
-            }
-    }
-    return true;
+    struct row_reader codes = rows_of(l, r, l->data, blocks * 32);
+    struct row_reader scales = rows_of(l, r, l->scale, blocks * 4);
+    bool ok = true;
+    for (int i = 0; ok && i < r->n; i++)
+        ok = row_nvfp4(l, path, row_at(r, i), row_get(&codes, i), row_get(&scales, i),
+                       (struct block_nvfp4 *)to->data + (size_t)i * blocks, err);
+    mem_free(codes.copy);
+    mem_free(scales.copy);
+    return ok;
 }
 
 static bool read_mxfp4(const struct layout *l, const char *path, const struct layout_rows *r,
@@ -541,7 +631,7 @@ static bool read_mxfp4(const struct layout *l, const char *path, const struct la
     struct block_mxfp4 *out = (struct block_mxfp4 *)to->data;
     size_t blocks = (size_t)l->n_in / QK_32;
     for (int i = 0; i < r->n; i++) {
-        size_t o = (size_t)r->index * (size_t)l->n_out + (size_t)(r->first + r->step * i);
+        size_t o = row_at(r, i);
         for (size_t b = 0; b < blocks; b++, out++) {
             const uint8_t *in = l->data->data + (o * blocks + b) * 16;
             out->e = l->scale->data[o * blocks + b];
@@ -556,8 +646,21 @@ static bool read_mxfp4(const struct layout *l, const char *path, const struct la
     return true;
 }
 
-bool layout_read(const struct layout *l, const char *path, const struct layout_rows *rows,
-                 const struct layout_planes *to, bool *permuted, struct error *err)
+/* Matrix `index` of a stack: its part of t, or all of t where that is one number. */
+static const struct tensor *part_of(const struct tensor *t, int n_stack, int index,
+                                    struct tensor *part)
+{
+    bool one = t && t->dims[0] == 1 && t->dims[1] == 1 && t->dims[2] == 1 && t->dims[3] == 1;
+    if (!t || one)
+        return t;
+    *part = *t;
+    part->bytes /= (size_t)n_stack;
+    part->data += (size_t)index * part->bytes;
+    return part;
+}
+
+static bool read_one(const struct layout *l, const char *path, const struct layout_rows *rows,
+                     const struct layout_planes *to, bool *permuted, struct error *err)
 {
     *permuted = false;
     switch (l->kind) {
@@ -577,9 +680,23 @@ bool layout_read(const struct layout *l, const char *path, const struct layout_r
     CHECK(false, "%s: nothing to undo", path);
 }
 
+bool layout_read(const struct layout *l, const char *path, const struct layout_rows *rows,
+                 const struct layout_planes *to, bool *permuted, struct error *err)
+{
+    if (!l->n_stack)
+        return read_one(l, path, rows, to, permuted, err);
+    struct layout one = *l;
+    struct tensor parts[4];
+    one.data = part_of(l->data, l->n_stack, rows->index, &parts[0]);
+    one.scale = part_of(l->scale, l->n_stack, rows->index, &parts[1]);
+    one.zero = part_of(l->zero, l->n_stack, rows->index, &parts[2]);
+    one.global = part_of(l->global, l->n_stack, rows->index, &parts[3]);
+    return read_one(&one, path, rows, to, permuted, err);
+}
+
 const uint8_t *layout_direct(const struct layout *l, const struct layout_rows *rows)
 {
-    if (l->kind != LAYOUT_FP8 || rows->step != 1)
+    if (l->kind != LAYOUT_FP8 || l->across || rows->step != 1 || rows->run > 1)
         return NULL;
     size_t row = (size_t)rows->index * (size_t)l->n_out + (size_t)rows->first;
     return l->data->data + row * (size_t)l->n_in;

@@ -43,6 +43,7 @@ struct layout_ask {
     const struct layout_config *config;
     int n_in, n_out;
     int n_stack; /* 3-D tensors of so many; 0: 2-D */
+    bool across; /* plain tensors of this name are transposed: packed ones may be */
 };
 
 struct layout {
@@ -53,15 +54,16 @@ struct layout {
     int block[2];            /* FP8: rows and columns that share a scale */
     bool zero_plus;
     bool reciprocal; /* NVFP4: divide by the global scale */
+    bool across;     /* FP8 and NVFP4: transposed, (n_in, n_out) */
     const struct tensor *data, *scale, *zero, *order, *global; /* the last three or NULL */
 };
 
 /* Finds and checks the tensors. kind LAYOUT_PLAIN, and true, where nothing is compressed. */
 bool layout_find(const struct layout_ask *ask, struct layout *out, struct error *err);
 
-/* Rows first, first + step, ... of matrix `index` of the stack. */
+/* Rows first, first + step, ... of matrix `index` of the stack. run: so many at each step; 0 = 1. */
 struct layout_rows {
-    int index, first, step, n;
+    int index, first, step, n, run;
 };
 
 /* Where they go, in the form of struct raw_seg; sizes as layout_bytes gives them. */

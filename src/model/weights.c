@@ -154,7 +154,8 @@ static bool find_layout(struct loader *l, const struct rows *rows, int layer, in
                              .config = &l->m->config.layout,
                              .n_in = n_in,
                              .n_out = rows->of ? rows->of : rows->n,
-                             .n_stack = n_stack};
+                             .n_stack = n_stack,
+                             .across = rows->across};
     if (!layout_find(&ask, out, l->err))
         return false;
     const struct tensor *all[] = {out->data, out->scale, out->zero, out->order, out->global};
@@ -199,11 +200,8 @@ static bool add_packed(struct loader *l, struct raw_weight *w, const struct rows
         return false;
     if (first.kind == LAYOUT_PLAIN)
         return true;
-    if (rows->run > 1)
-        return error_set(l->err, "%s: tensor %s: packed rows that lie by head are not supported",
-                         l->f->path, first.data->name);
     struct layout_rows r = {
-        .first = rows->first, .step = rows->step ? rows->step : 1, .n = rows->n};
+        .first = rows->first, .step = rows->step ? rows->step : 1, .n = rows->n, .run = rows->run};
     struct planes p;
     bool any = false, permuted;
     planes_make(l, &first, rows->n, n_expert, layout_direct(&first, &r) != NULL, &p);

@@ -1,0 +1,239 @@
+"""Compressed matrices the way each tool writes them into a Hugging Face folder, in plain Python and by their
+descriptions: a matrix of floats goes in, its tensors and the values they stand for come out. No code shared with Steel."""
+import array
+import bisect
+import struct
+
+FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+
+
+def f16(x):
+    return struct.unpack("<e", struct.pack("<e", x))[0]
+
+
+def f32(x):
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+def bf16(x):
+    bits = struct.unpack("<I", struct.pack("<f", x))[0]
+    return struct.unpack("<f", struct.pack("<I", (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000))[0]
+
+
+def to_bf16(values):
+    raw = array.array("I", array.array("f", values).tobytes())
+    return array.array("H", [b >> 16 for b in raw]).tobytes()
+
+
+def _e4m3(code):
+    exp, man = code >> 3 & 15, code & 7
+    return man * 2.0 ** -9 if exp == 0 else (8 + man) * 2.0 ** (exp - 10)
+
+
+E4M3 = [_e4m3(c) for c in range(0x7F)]
+
+
+def nearest(levels, x):
+    """Index of the level nearest to x >= 0; levels rise."""
+    i = bisect.bisect_left(levels, x)
+    if i == len(levels) or (i and x - levels[i - 1] <= levels[i] - x):
+        i -= 1
+    return i
+
+
+def signed(levels, bit, x):
+    """(code with its sign in `bit`, value)"""
+    i = nearest(levels, abs(x))
+    return (i | bit, -levels[i]) if x < 0 and i else (i, levels[i])
+
+
+def floats(kind, shape, values):
+    """A tensor of floats, rounded to its type, and those values."""
+    fix = {"F32": f32, "F16": f16, "BF16": bf16}[kind]
+    values = [fix(v) for v in values]
+    raw = {"F32": lambda: array.array("f", values).tobytes(), "BF16": lambda: to_bf16(values),
+           "F16": lambda: b"".join(struct.pack("<e", v) for v in values)}[kind]()
+    return (kind, shape, raw), values
+
+
+def amax(rows):
+    return max(max(map(abs, r)) for r in rows) or 1.0
+
+
+def fp8(rows, block=None, name="weight_scale_inv", kind="F32", flat=False):
+    """block: (rows, columns) of a scale; None: one for all; (1, 0): one a row."""
+    n, m = len(rows), len(rows[0])
+    bn, bm = block or (n, m)
+    bm = bm or m
+    down, across = -(-n // bn), -(-m // bm)
+    scales = [amax([r[j * bm:(j + 1) * bm] for r in rows[i * bn:(i + 1) * bn]]) / 448
+              for i in range(down) for j in range(across)]
+    shape = [] if block is None else [down] if flat else [down, across]
+    tensor, scales = floats(kind, shape, scales)
+    codes, out = bytearray(), []
+    for i, r in enumerate(rows):
+        line = []
+        for j, x in enumerate(r):
+            s = scales[i // bn * across + j // bm]
+            c, v = signed(E4M3, 0x80, x / s)
+            codes.append(c)
+            line.append(v * s)
+        out.append(line)
+    return {"weight": ("F8_E4M3", [n, m], bytes(codes)), name: tensor}, out
+
+
+def _nibbles(codes):
+    return bytes(codes[i] | codes[i + 1] << 4 for i in range(0, len(codes), 2))
+
+
+def nvfp4(rows, modelopt=True, glob=None):
+    n, m = len(rows), len(rows[0])
+    g = f32(glob or amax(rows) / (6 * 448))
+    codes, scales, out = [], bytearray(), []
+    for r in rows:
+        line = []
+        for j in range(0, m, 16):
+            s = nearest(E4M3, amax([r[j:j + 16]]) / 6 / g)
+            scales.append(s)
+            step = (E4M3[s] or 1.0) * g
+            for x in r[j:j + 16]:
+                c, v = signed(FP4, 8, x / step)
+                codes.append(c)
+                line.append(v * E4M3[s] * g)
+        out.append(line)
+    whole = struct.pack("<f", g if modelopt else 1 / g)
+    if modelopt:
+        return {"weight": ("U8", [n, m // 2], _nibbles(codes)), "weight_scale": ("F8_E4M3", [n, m // 16], bytes(scales)),
+                "weight_scale_2": ("F32", [], whole), "input_scale": ("F32", [], struct.pack("<f", 1))}, out
+    return {"weight_packed": ("U8", [n, m // 2], _nibbles(codes)),
+            "weight_scale": ("F8_E4M3", [n, m // 16], bytes(scales)), "weight_global_scale": ("F32", [1], whole),
+            "input_global_scale": ("F32", [1], struct.pack("<f", 1))}, out
+
+
+def mxfp4(rows, codes_name="weight_packed"):
+    n, m = len(rows), len(rows[0])
+    codes, scales, out = [], bytearray(), []
+    for r in rows:
+        line = []
+        for j in range(0, m, 32):
+            e = 127
+            while amax([r[j:j + 32]]) / 6 <= 2.0 ** (e - 128):
+                e -= 1
+            while amax([r[j:j + 32]]) / 6 > 2.0 ** (e - 127):
+                e += 1
+            scales.append(e)
+            for x in r[j:j + 32]:
+                c, v = signed(FP4, 8, x / 2.0 ** (e - 127))
+                codes.append(c)
+                line.append(v * 2.0 ** (e - 127))
+        out.append(line)
+    return {codes_name: ("U8", [n, m // 2], _nibbles(codes)), "weight_scale": ("U8", [n, m // 32], bytes(scales))}, out
+
+
+def groups(rows, bits, length, symmetric, kind="F16", order=None, rnd=None):
+    """codes[row][column], zeros and scales [row][group], the group of each column, and the values."""
+    n, m, top = len(rows), len(rows[0]), (1 << bits) - 1
+    length = m if length < 0 else length
+    of = [j // length for j in range(m)]
+    if order:
+        rnd.shuffle(of)
+    codes, zeros, scales, out = [], [], [], []
+    for r in rows:
+        z, s = [], []
+        for g in range(-(-m // length)):
+            part = [x for x, k in zip(r, of) if k == g]
+            lo, hi = min(part + [0]), max(part + [0])
+            mid = 1 << bits - 1
+            step = floats(kind, [1], [(max(-lo, hi) / (mid - 0.5) if symmetric else (hi - lo) / top) or 1])[1][0]
+            s.append(step)
+            z.append(mid if symmetric else min(max(round(-lo / step), 1), top))
+        line = [min(max(round(x / s[k]) + z[k], 0), top) for x, k in zip(r, of)]
+        codes.append(line)
+        zeros.append(z)
+        scales.append(s)
+        out.append([(c - z[k]) * s[k] for c, k in zip(line, of)])
+    return codes, zeros, scales, of, out
+
+
+def words(values, bits, places=None):
+    """Words of 32 / bits values each, the first lowest, or values[places[i]] at i."""
+    per = 32 // bits
+    out = array.array("I")
+    for i in range(0, len(values), per):
+        out.append(sum(values[i + (places[k] if places else k)] << bits * k for k in range(per)))
+    return out.tobytes()
+
+
+def bits_in_a_row(values, bits):
+    """Values without a gap, the first lowest: GPTQ's 3 bits."""
+    n = sum(v << bits * i for i, v in enumerate(values))
+    return n.to_bytes(len(values) * bits // 8, "little")
+
+
+def _turned(x):
+    return [list(c) for c in zip(*x)]
+
+
+def gptq(rows, bits=4, length=32, symmetric=True, order=False, v2=False, rnd=None):
+    codes, zeros, scales, of, out = groups(rows, bits, length, symmetric, "F16", order, rnd)
+    n, m, g = len(rows), len(rows[0]), len(scales[0])
+    pack = bits_in_a_row if bits == 3 else words
+    packed = [pack(col, bits) for col in codes]  # by row: then words go across
+    each = len(packed[0]) // 4
+    qweight = b"".join(packed[o][4 * i:4 * i + 4] for i in range(each) for o in range(n))
+    stored = [[(z - (not v2)) & (1 << bits) - 1 for z in r] for r in zeros]
+    tensors = {"qweight": ("I32", [each, n], qweight),
+               "qzeros": ("I32", [g, n * bits // 32], b"".join(pack(r, bits) for r in _turned(stored))),
+               "scales": floats("F16", [g, n], [x for r in _turned(scales) for x in r])[0]}
+    if order is not None:
+        tensors["g_idx"] = ("I32", [m], array.array("i", of).tobytes())
+    return tensors, out
+
+
+def awq(rows, length=32):
+    codes, zeros, scales, _, out = groups(rows, 4, length, False)
+    n, m, g = len(rows), len(rows[0]), len(scales[0])
+    at = [0, 2, 4, 6, 1, 3, 5, 7]
+    return {"qweight": ("I32", [m, n // 8], b"".join(words(c, 4, at) for c in _turned(codes))),
+            "qzeros": ("I32", [g, n // 8], b"".join(words(z, 4, at) for z in _turned(zeros))),
+            "scales": floats("F16", [g, n], [x for r in _turned(scales) for x in r])[0]}, out
+
+
+def ct_int(rows, bits=4, length=32, symmetric=True, order=False, rnd=None):
+    """compressed-tensors' pack-quantized."""
+    codes, zeros, scales, of, out = groups(rows, bits, length, symmetric, "BF16", order, rnd)
+    n, m, g = len(rows), len(rows[0]), len(scales[0])
+    tensors = {"weight_packed": ("I32", [n, m * bits // 32], b"".join(words(c, bits) for c in codes)),
+               "weight_scale": floats("BF16", [n, g], [x for r in scales for x in r])[0],
+               "weight_shape": ("I64", [2], struct.pack("<qq", n, m))}
+    if not symmetric:
+        packed = [words(z, bits) for z in _turned(zeros)]
+        each = len(packed[0]) // 4
+        tensors["weight_zero_point"] = ("I32", [each, g], b"".join(p[4 * i:4 * i + 4] for i in range(each) for p in packed))
+    if order:
+        tensors["weight_g_idx"] = ("I32", [m], array.array("i", of).tobytes())
+    return tensors, out
+
+
+def int8(rows, kind="BF16", names=("weight", "weight_scale")):
+    """A byte a value, a scale a row: compressed-tensors' int-quantized."""
+    tensor, scales = floats(kind, [len(rows), 1], [amax([r]) / 127.5 for r in rows])
+    codes, out = array.array("b"), []
+    for r, s in zip(rows, scales):
+        line = [min(max(round(x / s), -128), 127) for x in r]
+        codes.extend(line)
+        out.append([c * s for c in line])
+    return {names[0]: ("I8", [len(rows), len(rows[0])], codes.tobytes()), names[1]: tensor}, out
+
+
+def stack(matrices, across=()):
+    """Tensors of several matrices as one each, of one more dimension; suffixes `across` are transposed."""
+    out = {}
+    for suffix, (kind, shape, raw) in matrices[0].items():
+        parts = [m[suffix][2] for m in matrices]
+        if suffix in across:  # of bytes
+            n, w = shape
+            parts = [bytes(p[i * w + j] for j in range(w) for i in range(n)) for p in parts]
+            shape = [w, n]
+        out[suffix] = (kind, [len(matrices)] + shape, b"".join(parts))
+    return out
