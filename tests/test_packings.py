@@ -214,5 +214,36 @@ def by_head():
         rewritten("by head, " + name, "qwen3_next", r"in_proj_(qkvz|ba)\.weight", pack, quant)
 
 
-for part in (stacked_experts, experts_apart, by_head):
+def refused(what, folder, command="logits", **env):
+    """One line that has `what` in it, nothing else."""
+    args = {"logits": ["logits", folder, "--ids", os.path.join(TMP, "ids.bin"), "--out", os.path.join(TMP, "logits.bin")],
+            "convert": ["convert", folder, os.path.join(TMP, "out.gguf"), "--force"]}[command]
+    r = steel(*args, **env)
+    lines = [line for line in r.stderr.splitlines() if not line.startswith("steel: note:")]
+    assert r.returncode == 1 and len(lines) == 1 and what in lines[0], (folder, r.returncode, r.stderr)
+
+
+def no_numbers():
+    """FP8 has codes that are no numbers: a file with one is refused, whatever computes."""
+    t = read_safetensors(f"{MICRO}/qwen3_next/model.safetensors")
+    short_ids("qwen3_next")
+    for part in ("lm_head.weight", "layers.0.mlp.experts.3.up_proj.weight", "layers.0.linear_attn.in_proj_qkvz.weight"):
+        key = next(k for k in t if k.endswith(part))
+        for code, at in ((0x7F, 5), (0xFF, -1)):
+            packed = dict(t)
+            for k in t:  # experts are packed alike
+                if k == key or ("experts." in part and re.search(r"layers.0.mlp.experts.\d+.up_proj", k)):
+                    tensors = pk.fp8(rows_of(t[k])[0], (1, 0), "weight_scale")[0]
+                    packed.update({k[:-len("weight")] + s: x for s, x in tensors.items()})
+            raw = bytearray(packed[key][2])
+            raw[at] = code
+            packed[key] = (*packed[key][:2], bytes(raw))
+            folder = write("nan", "qwen3_next", packed, {"quant_method": "modelopt"})
+            what = f"tensor {key}: entry {at % len(raw)}: FP8 code 0x{code:02x} is not a number"
+            refused(what, folder)
+            refused(what, folder, STEEL_ISA="ref")
+            refused("is not finite", folder, "convert")
+
+
+for part in (stacked_experts, experts_apart, by_head, no_numbers):
     part()

@@ -6,6 +6,7 @@
  */
 #include "base/mem.h"
 #include "model/families/family.h"
+#include "model/fp8_check.h"
 #include "model/model.h"
 #include "model/split.h"
 
@@ -304,6 +305,19 @@ static bool aligned(const uint8_t *p)
     return (uintptr_t)p % 4 == 0;
 }
 
+/* Names the code of FP8 that is no number. */
+static bool refuse_nan(struct loader *l)
+{
+    for (size_t i = 0; i < l->n_used; i++) {
+        const struct tensor *t = l->used[i];
+        size_t at = t->type == DT_F8_E4M3 ? fp8_check_find(t->data, t->bytes) : t->bytes;
+        if (at < t->bytes)
+            return error_set(l->err, "%s: tensor %s: entry %zu: FP8 code 0x%02x is not a number",
+                             l->f->path, t->name, at, t->data[at]);
+    }
+    return error_set(l->err, "%s: an FP8 code is not a number", l->f->path);
+}
+
 static bool add_segment(struct loader *l, struct raw_weight *w, const struct rows *rows, int layer);
 
 /* A matrix for each head out of one tensor that has more of each (rows.pitch): turned where they lie
@@ -318,6 +332,9 @@ static bool add_heads(struct loader *l, struct raw_weight *w, const struct rows 
     if (!add_segment(l, &whole, &all, layer))
         return false;
     enum dtype type = whole.seg[0].type;
+    size_t bytes = (size_t)all.n * (size_t)wide;
+    if (type == DT_F8_E4M3 && fp8_check_find(whole.seg[0].data[0], bytes) < bytes)
+        return refuse_nan(l);
     type = type == DT_F32 || type == DT_BF16 ? type : DT_F16;
     size_t each = dtype_bytes(type, 1), values = (size_t)n * (size_t)n_in;
     uint8_t *copy = block(l, (size_t)heads, values * each);
@@ -433,11 +450,14 @@ static bool add_bias(struct loader *l, const struct want *want, const struct row
     return true;
 }
 
-static bool finish(struct loader *l, const struct raw_weight *w, const struct want *want, bool ok)
+static bool finish(struct loader *l, struct raw_weight *w, const struct want *want, bool ok)
 {
     struct backend *be = l->m->be;
     struct weight *out = want->w;
+    struct fp8_check check;
+    fp8_check_begin(&check, l->f, w);
     ok = ok && be->ops->upload(be, w, want->role, out, l->err);
+    ok = ok && (fp8_check_end(&check) || refuse_nan(l));
     for (size_t i = 0; i < l->n_used; i++) {
         l->done += l->used[i]->bytes;
         /* The backend has its own copy now, where it made one. */
@@ -455,18 +475,10 @@ static bool finish(struct loader *l, const struct raw_weight *w, const struct wa
     return ok;
 }
 
-static const uint8_t *source_read(void *arg, const uint8_t *data, size_t bytes, uint8_t *buf)
-{
-    return tensorfile_read(arg, data, bytes, buf);
-}
-
 /* A weight of one to three row segments, with the bias of each where it exists. */
 static bool load_weight(struct loader *l, const struct want *want)
 {
-    struct raw_weight w = {.n_in = want->n_in,
-                           .n_expert = want->n_expert,
-                           .read = source_read,
-                           .read_arg = (void *)(uintptr_t)l->f};
+    struct raw_weight w = {.n_in = want->n_in, .n_expert = want->n_expert};
     bool ok = true;
     for (int i = 0; ok && i < want->n_rows; i++)
         ok = add_segment(l, &w, &want->rows[i], want->layer);
