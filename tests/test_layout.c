@@ -276,6 +276,34 @@ static struct box fp8(const char *scale, int rows, int cols, int n_stack, bool f
     return b;
 }
 
+/* 8 bits: of GPTQ (0), packed (1) or bytes (2), in groups of `len`. */
+static struct box int8(int how, int len)
+{
+    struct box b = {.config = {.group_len = len, .zero_plus = true}};
+    int n_groups = N_IN / len;
+    bool words = how < 2;
+    uint8_t *codes = how == 0 ? add(&b, "m.qweight", DT_I32, "I32", 4, N_OUT, N_IN / 4, 1, 1)
+                     : how == 1
+                         ? add(&b, "m.weight_packed", DT_I32, "I32", 4, N_IN / 4, N_OUT, 1, 1)
+                         : add(&b, "m.weight", DT_I8, "I8", 1, N_IN, N_OUT, 1, 1);
+    uint8_t *scales = how == 0 ? add(&b, "m.scales", DT_F16, "F16", 2, N_OUT, n_groups, 1, 1)
+                               : add(&b, "m.weight_scale", DT_F16, "F16", 2, n_groups, N_OUT, 1, 1);
+    if (how == 0)
+        memset(add(&b, "m.qzeros", DT_I32, "I32", 4, N_OUT / 4, n_groups, 1, 1), 127,
+               (size_t)(N_OUT * n_groups));
+    b.want = mem_zalloc(N_OUT * N_IN, sizeof *b.want);
+    for (int o = 0; o < N_OUT; o++)
+        for (int j = 0; j < N_IN; j++) {
+            int code = (int)(rnd() % 256) - 128, g = j / len;
+            int at = how == 0 ? (j / 4 * N_OUT + o) * 4 + j % 4 : o * N_IN + j;
+            float scale = (float)(1 + (o * 7 + g) % 200) / 4096;
+            codes[at] = (uint8_t)(words ? code + 128 : code);
+            put_half(scales, how == 0 ? g * N_OUT + o : o * n_groups + g, scale);
+            b.want[o * N_IN + j] = (float)code * scale;
+        }
+    return b;
+}
+
 static const float fp4[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
                               -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 
@@ -330,7 +358,7 @@ static struct {
     const char *name;
     enum dtype type;
     struct box box;
-} all[24];
+} all[28];
 static int n_all;
 
 static void put(const char *name, enum dtype type, struct box box)
@@ -351,6 +379,10 @@ static int make_all(void **state)
     put("Int4 by channel", DT_GPTQ4, ct_int4(N_IN, 0, false));
     put("Int4, zero points", DT_GPTQ4, ct_int4(64, 1, false));
     put("Int4, zero points as bytes, ordered", DT_GPTQ4, ct_int4(32, 2, true));
+    put("GPTQ, 8 bits", DT_Q8_0, int8(0, 64));
+    put("Int8, packed", DT_Q8_0, int8(1, 32));
+    put("Int8, bytes", DT_Q8_0, int8(2, N_IN));
+    put("Int8, bytes by group", DT_Q8_0, int8(2, 128));
     put("FP8 by tensor", DT_F8_E4M3, fp8("m.weight_scale", N_OUT, N_IN, 0, false));
     put("FP8 by channel", DT_F8_E4M3, fp8("m.weight_scale", 1, N_IN, 0, false));
     put("FP8 by channel, flat", DT_F8_E4M3, fp8("m.weight_scale", 1, N_IN, 0, true));
@@ -447,7 +479,8 @@ static void test_spoiled(void **state)
                                              all[i].box.t[k].dims[2] * all[i].box.t[k].dims[3]));
                     /* the number of scales says how many groups there are: then another tensor
                      * may be the one that does not fit */
-                    bool other = all[i].type == DT_GPTQ4 && groups && N_IN % b.t[k].dims[0] == 0;
+                    bool ints = all[i].type == DT_GPTQ4 || all[i].type == DT_Q8_0;
+                    bool other = ints && groups && N_IN % b.t[k].dims[0] == 0;
                     if (!other) /* Int4 in fewer, longer groups is Int4 all the same */
                         refused(&b, what, groups ? "m." : name);
                     b.t[k] = all[i].box.t[k];

@@ -214,6 +214,86 @@ def by_head():
         rewritten("by head, " + name, "qwen3_next", r"in_proj_(qkvz|ba)\.weight", pack, quant)
 
 
+MATRICES = r"layers\.\d+\..*(q|k|v|o|gate|up|down)_proj\.weight$"
+
+
+def every_tool():
+    """Every matrix of the layers, in each tool's packing; the config as published folders have it."""
+    rnd = random.Random(2)
+    moe = "qwen3moe"
+
+    def ct(fmt, **weights):
+        return {"quant_method": "compressed-tensors", "format": fmt, "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": weights}}, "ignore": ["lm_head"], "kv_cache_scheme": None}
+
+    def case(name, quant, pack, pattern=MATRICES, model=moe, **kw):
+        rewritten(name, model, pattern, pack, quant, **kw)
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+    case("gptq, no g_idx", gptq, lambda m: pk.gptq(m, order=None))
+    case("gptq, asymmetric", {**gptq, "sym": False}, lambda m: pk.gptq(m, symmetric=False))
+    case("gptq, desc_act", {**gptq, "desc_act": True}, lambda m: pk.gptq(m, order=True, rnd=rnd))
+    case("gptq v2", {**gptq, "checkpoint_format": "gptq_v2"}, lambda m: pk.gptq(m, v2=True))
+    case("gptq, other groups by module", {**gptq, "dynamic": {"+:.*": {"group_size": 16}}},
+         lambda m: pk.gptq(m, length=16 if len(m) > 64 else 32))
+    case("gptq, 8 bits", {**gptq, "bits": 8}, lambda m: pk.gptq(m, 8))
+    case("gptq, 8 bits by row", {**gptq, "bits": 8, "group_size": -1}, lambda m: pk.gptq(m, 8, -1, order=None))
+    case("gptq, the head too", {**gptq, "lm_head": True}, pk.gptq, r"(_proj|lm_head)\.weight$")
+    case("auto-round", {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 32,
+                        "sym": True, "extra_config": {"model.layers.0.self_attn.q_proj": {"bits": 16}}},
+         pk.gptq, r"layers\.\d+\..*(k|v|o|gate|up|down)_proj\.weight$")
+    case("auto-round, awq", {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "bits": 4,
+                             "group_size": 32}, pk.awq)
+    case("awq", {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}, pk.awq)
+    for length in (32, 64):
+        case(f"int4, groups of {length}", ct("pack-quantized", num_bits=4, type="int", group_size=length),
+             lambda m: pk.ct_int(m, length=min(length, len(m[0]))))
+    case("int4, channels", ct("pack-quantized", num_bits=4, type="int", strategy="channel"),
+         lambda m: pk.ct_int(m, length=-1))
+    case("int4, asymmetric", ct("pack-quantized", num_bits=4, symmetric=False), lambda m: pk.ct_int(m, symmetric=False))
+    case("int4, actorder", ct("pack-quantized", num_bits=4, actorder="group"), lambda m: pk.ct_int(m, order=True, rnd=rnd))
+    case("int8, packed", ct("pack-quantized", num_bits=8), lambda m: pk.ct_int(m, 8))
+    case("int8, channels", ct("int-quantized", num_bits=8, strategy="channel"), pk.int8, bound=2e-2)
+    case("int8, bitsandbytes", {"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb8, bound=2e-2)
+    case("fp8, dynamic", ct("float-quantized", num_bits=8, type="float", strategy="channel"),
+         lambda m: pk.fp8(m, (1, 0), "weight_scale", "BF16"))
+    case("fp8, static", ct("float-quantized", num_bits=8, type="float", strategy="tensor"), fp8_static)
+    case("fp8, blocks, compressed-tensors", ct("float-quantized", num_bits=8, strategy="block", block_structure=[16, 128]),
+         lambda m: pk.fp8(m, (16, 128), "weight_scale"))
+    case("fp8, deepseek", {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+         lambda m: pk.fp8(m, (128, 128)))
+    case("fp8, modelopt", {"quant_method": "modelopt", "quant_algo": "FP8"}, fp8_static)
+    case("fp8, modelopt, blocks", {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, fp8_apart)
+    case("fp8, fbgemm", {"quant_method": "fbgemm_fp8"}, lambda m: pk.fp8(m, (1, 0), "weight_scale"))
+    case("fp8, quark", {"quant_method": "quark"}, fp8_static)
+    wide = r"layers\.\d+\..*(q|k|v|o|gate|up)_proj\.weight$"  # rows of 64 and more
+    case("nvfp4a16", ct("nvfp4-pack-quantized", num_bits=4, type="float", group_size=16), lambda m: pk.nvfp4(m, False), wide)
+    case("nvfp4, the head too", {"quant_method": "modelopt", "quant_algo": "NVFP4"}, pk.nvfp4, wide[:-2].replace(
+        "layers", "(lm_head|layers", 1).replace("\\.weight", "") + r")\.weight$")
+    case("mxfp4", ct("mxfp4-pack-quantized", num_bits=4, type="float", group_size=32), pk.mxfp4)
+    case("mxfp4, quark", {"quant_method": "quark"}, lambda m: pk.mxfp4(m, "weight"))
+
+
+def bnb8(m):
+    tensors, _ = pk.int8(m)
+    scb, scales = pk.floats("F32", [len(m)], [pk.amax([r]) for r in m])
+    codes = array.array("b", [round(127 * x / s) for r, s in zip(m, scales) for x in r])
+    n = len(m[0])
+    out = [[c * s / 127 for c in codes[i * n:(i + 1) * n]] for i, s in enumerate(scales)]
+    return {"weight": ("I8", [len(m), n], codes.tobytes()), "SCB": scb, "weight_format": ("U8", [], b"\0")}, out
+
+
+def fp8_static(m):
+    tensors, out = pk.fp8(m, None, "weight_scale")
+    one = ("F32", [], struct.pack("<f", 0.5))
+    return {**tensors, "input_scale": one}, out
+
+
+def fp8_apart(m):
+    tensors, out = pk.fp8(m, (128, 128), "weight_scale")
+    kind, (a, b), raw = tensors["weight_scale"]
+    return {**tensors, "weight_scale": (kind, [a, 1, b, 1], raw)}, out
+
+
 def refused(what, folder, command="logits", **env):
     """One line that has `what` in it, nothing else."""
     args = {"logits": ["logits", folder, "--ids", os.path.join(TMP, "ids.bin"), "--out", os.path.join(TMP, "logits.bin")],
@@ -245,5 +325,43 @@ def no_numbers():
             refused("is not finite", folder, "convert")
 
 
-for part in (stacked_experts, experts_apart, by_head, no_numbers):
+def not_read():
+    """One line that names the field, or the tensor."""
+    t = read_safetensors(f"{MICRO}/qwen3moe/model.safetensors")
+    short_ids("qwen3moe")
+
+    def case(what, quant, pack=None):
+        packed = dict(t)
+        for key in [k for k in t if re.search(MATRICES, k)] if pack else ():
+            del packed[key]
+            packed.update({key[:-len("weight")] + s: x for s, x in pack(rows_of(t[key])[0]).items()})
+        folder = write("not-read", "qwen3moe", packed, quant)
+        refused(what, folder)
+        refused(what, folder, "convert")
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    ct = {"quant_method": "compressed-tensors"}
+    for bits in (2, 3):
+        case(f"GPTQ with {bits} bits", {**gptq, "bits": bits})
+    case("AWQ with 8 bits", {**gptq, "quant_method": "awq", "bits": 8})
+    case('version "gemv"', {**gptq, "quant_method": "awq", "version": "gemv"})
+    case('checkpoint_format "marlin"', {**gptq, "checkpoint_format": "marlin"})
+    case("qzeros: entry", {**gptq, "bits": 8}, lambda m: pk.gptq(m, 8, symmetric=False)[0])
+    case("g_idx: 8 bits", {**gptq, "bits": 8}, lambda m: pk.gptq(m, 8, order=True, rnd=random.Random(3))[0])
+    case('packing_format "auto_round:exllamav2"', {**gptq, "quant_method": "auto-round",
+                                                   "packing_format": "auto_round:exllamav2"})
+    case('format "marlin-24"', {**ct, "format": "marlin-24"})
+    case('format "mxfp8-quantized"', {**ct, "format": "mxfp8-quantized"})
+    case('sparsity_config.format "sparse-24-bitmask"', {**ct, "sparsity_config": {"format": "sparse-24-bitmask"}})
+    case('transform_config "u"', {**ct, "transform_config": {"config_groups": {"u": {}}}})
+    case("weight_zero_point: 8 bits", {**ct, "format": "pack-quantized"}, lambda m: pk.ct_int(m, 8, symmetric=False)[0])
+    case("pre_quant_scale: scaled", {"quant_method": "modelopt"},
+         lambda m: {**fp8_static(m)[0], "pre_quant_scale": pk.floats("F32", [len(m[0])], [1] * len(m[0]))[0]})
+    case("type U8", {"quant_method": "modelopt"}, lambda m: {
+        **fp8_static(m)[0], "weight_scale": ("U8", [len(m), len(m[0]) // 32], bytes(len(m) * len(m[0]) // 32))})
+    for method in ("hqq", "torchao", "aqlm", "bitnet", "higgs", "eetq", "nvfp4"):
+        case(f'quant_method "{method}"', {"quant_method": method})
+    case("quant_method: missing", {"group_size": 64, "bits": 4})  # as MLX writes it
+
+
+for part in (stacked_experts, experts_apart, by_head, every_tool, not_read, no_numbers):
     part()

@@ -36,7 +36,8 @@ static enum dtype source_type(const struct out_tensor *o)
         else if (type != all)
             all = is_float(type) && is_float(all) ? DT_F32 : DT_NONE;
     }
-    bool packed = (all == DT_MXFP4 || (all == DT_NVFP4 && !o->n_merges)) && transcode_copies(o);
+    bool packed = (all == DT_MXFP4 || all == DT_Q8_0 || (all == DT_NVFP4 && !o->n_merges)) &&
+                  transcode_copies(o);
     return is_float(all) || packed ? all : DT_NONE;
 }
 
@@ -105,8 +106,9 @@ static void tell(const struct convert_options *opt, struct buf *text)
 static void tell_packed(const struct transcode *t, const struct convert_options *opt)
 {
     static const char *const names[] = {
-        [LAYOUT_GPTQ] = "GPTQ", [LAYOUT_AWQ] = "AWQ",     [LAYOUT_INT4] = "Int4",
-        [LAYOUT_FP8] = "FP8",   [LAYOUT_NVFP4] = "NVFP4", [LAYOUT_MXFP4] = "MXFP4"};
+        [LAYOUT_GPTQ] = "GPTQ",  [LAYOUT_AWQ] = "AWQ", [LAYOUT_INT4] = "Int4",
+        [LAYOUT_INT8] = "Int8",  [LAYOUT_FP8] = "FP8", [LAYOUT_NVFP4] = "NVFP4",
+        [LAYOUT_MXFP4] = "MXFP4"};
     struct buf text = {0};
     for (size_t kind = LAYOUT_GPTQ; kind < sizeof names / sizeof *names; kind++) {
         size_t kept = 0, changed = 0, to[DT_COUNT] = {0};

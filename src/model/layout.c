@@ -1,7 +1,6 @@
 /* Compressed layouts of folders: which tensors, what shapes, and the way to our forms. See layout.h. */
 #include "model/layout.h"
 #include "base/mem.h"
-#include "model/reader.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -86,6 +85,44 @@ static bool no_stack(const struct layout_ask *a, const struct tensor *t, struct 
                      a->path, t->name);
 }
 
+/* What changes inputs before a product: not known to any layout here. */
+static bool no_transform(const struct layout_ask *a, struct error *err)
+{
+    static const char *const names[] = {"pre_quant_scale", "svdquant_lora_a"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const struct tensor *t = find(a, names[i]);
+        if (t)
+            return error_set(err, "%s: tensor %s: scaled or split inputs are not supported",
+                             a->path, t->name);
+    }
+    return true;
+}
+
+/* 8-bit integers (out, in) with a scale for groups of columns: rows of Q8_0. `wide` codes a row. */
+static bool check_int8(const struct layout_ask *a, struct layout *l, struct error *err)
+{
+    l->kind = LAYOUT_INT8;
+    l->type = DT_Q8_0;
+    l->times = l->times == 0 ? 1 : l->times;
+    if (l->order && !no_stack(a, l->order, err))
+        return false;
+    if (a->n_in % QK_32 || l->group_len % QK_32)
+        return error_set(err,
+                         "%s: tensor %s: groups of %d of %d 8-bit values: not a multiple of %d",
+                         a->path, l->data->name, l->group_len, a->n_in, QK_32);
+    return true;
+}
+
+/* GPTQ's of 8 bits: qweight (in/4, out) I32, qzeros (groups, out/4), the rest as in find_gptq. */
+static bool find_gptq8(const struct layout_ask *a, struct layout *l, struct error *err)
+{
+    l->words = true;
+    return check_int8(a, l, err) && check_shape(a, l->data, a->n_out, a->n_in / 4, err) &&
+           check_shape(a, l->zero, a->n_out / 4, l->n_groups, err) &&
+           check_shape(a, l->scale, a->n_out, l->n_groups, err) &&
+           (!l->order || check_shape(a, l->order, a->n_in, 1, err));
+}
+
 /* GPTQ: qweight (in/8, out) I32, qzeros (groups, out/8), scales (groups, out), g_idx (in).
  * AWQ: qweight (in, out/8), the rest alike, nibbles in an order of their own. */
 static bool find_gptq(const struct layout_ask *a, struct layout *l, struct error *err)
@@ -103,6 +140,9 @@ static bool find_gptq(const struct layout_ask *a, struct layout *l, struct error
     if (len == 0)
         return error_set(err, "%s: tensor %s: config.json has no group_size for it", a->path,
                          l->data->name);
+    int64_t scales = l->scale ? l->scale->dims[1] : 0;
+    if (a->config->mixed && scales > 0 && scales <= a->n_in && a->n_in % scales == 0)
+        len = a->n_in / (int)scales;
     l->group_len = len < 0 || len > a->n_in ? a->n_in : len;
     l->n_groups = (a->n_in + l->group_len - 1) / l->group_len;
     if (a->n_in % 8 || a->n_out % 8)
@@ -115,6 +155,8 @@ static bool find_gptq(const struct layout_ask *a, struct layout *l, struct error
         return bad_type(a, l->data, "I32", err);
     if (l->order && l->order->type != DT_I32)
         return bad_type(a, l->order, "I32", err);
+    if (!awq && l->data->dims[0] == a->n_out && l->data->dims[1] == a->n_in / 4)
+        return find_gptq8(a, l, err);
     return check_shape(a, l->data, awq ? a->n_out / 8 : a->n_out, awq ? a->n_in : a->n_in / 8,
                        err) &&
            check_shape(a, l->zero, a->n_out / 8, l->n_groups, err) &&
@@ -152,12 +194,17 @@ static bool find_int4(const struct layout_ask *a, struct layout *l, struct error
     if (a->n_in % 8 || a->n_out % 8)
         return error_set(err, "%s: tensor %s: packing needs multiples of 8, not %d x %d", a->path,
                          l->data->name, a->n_in, a->n_out);
-    if (l->data->dims[0] == a->n_in / 4)
-        return error_set(err, "%s: tensor %s: 8 bits a value are not supported (4 are)", a->path,
-                         l->data->name);
-    if (!check_shape(a, l->data, a->n_in / 8, a->n_out, err) || !count_groups(a, l, err) ||
-        !check_shape(a, l->scale, l->n_groups, a->n_out, err))
+    bool bytes = l->data->dims[0] == a->n_in / 4; /* 8 bits */
+    if (!check_shape(a, l->data, a->n_in / (bytes ? 4 : 8), a->n_out, err) ||
+        !count_groups(a, l, err) || !check_shape(a, l->scale, l->n_groups, a->n_out, err))
         return false;
+    if (bytes && l->zero)
+        return error_set(err, "%s: tensor %s: 8 bits with zero points are not supported", a->path,
+                         l->zero->name);
+    if (bytes) {
+        l->words = true;
+        return check_int8(a, l, err);
+    }
     if (l->zero && !is_type(l->zero, "I32") && !is_type(l->zero, "I8"))
         return bad_type(a, l->zero, "I32 or I8", err);
     if (l->zero && !check_shape(a, l->zero, l->n_groups,
@@ -166,6 +213,34 @@ static bool find_int4(const struct layout_ask *a, struct layout *l, struct error
     if (l->order && l->order->type != DT_I32)
         return bad_type(a, l->order, "I32", err);
     return !l->order || check_shape(a, l->order, a->n_in, 1, err);
+}
+
+/* Bytes: weight (out, in) I8; weight_scale of one number, (out), (out, 1) or (out, groups), or
+ * bitsandbytes' SCB (out), the largest value of a row. */
+static bool find_bytes(const struct layout_ask *a, struct layout *l, struct error *err)
+{
+    l->scale = find(a, "weight_scale");
+    l->zero = find(a, "weight_zero_point");
+    find(a, "input_scale");
+    find(a, "input_zero_point");
+    find(a, "weight_format");
+    if (!l->scale && (l->scale = find(a, "SCB")))
+        l->times = 1.0f / 127;
+    if (!check_beside(a, l->data, "weight_scale", l->scale, "float", err) ||
+        !check_shape(a, l->data, a->n_in, a->n_out, err))
+        return false;
+    int64_t n = (int64_t)l->scale->bytes / dtype_table[l->scale->type].block_bytes;
+    int64_t stack = a->n_stack ? a->n_stack : 1;
+    bool row = n == stack * a->n_out && (l->scale->dims[0] == 1 || l->scale->dims[0] == a->n_out);
+    l->group_len = a->n_in;
+    l->n_groups = 1;
+    l->block[0] = n == 1 || n == stack ? a->n_out : 1;
+    if (l->block[0] == 1 && !row &&
+        (!count_groups(a, l, err) || !check_shape(a, l->scale, l->n_groups, a->n_out, err)))
+        return false;
+    if (l->zero && !is_type(l->zero, "I8"))
+        return bad_type(a, l->zero, "I8", err);
+    return check_int8(a, l, err);
 }
 
 /* FP8: weight (out, in); weight_scale or weight_scale_inv of one number, (out) or (out, 1), or of
@@ -206,7 +281,10 @@ static bool find_fp8(const struct layout_ask *a, struct layout *l, const struct 
                          scale->name, cols);
     l->block[0] = rows;
     l->block[1] = cols;
-    return check_shape(a, scale, (a->n_in + cols - 1) / cols, (a->n_out + rows - 1) / rows, err);
+    int64_t wide = (a->n_in + cols - 1) / cols, high = (a->n_out + rows - 1) / rows;
+    const int64_t *d = scale->dims; /* ModelOpt has a dimension of 1 behind each */
+    bool apart = !a->n_stack && d[0] == 1 && d[1] == wide && d[2] == 1 && d[3] == high;
+    return apart || check_shape(a, scale, wide, high, err);
 }
 
 /* NVFP4: codes (out, in/2) U8, scales (out, in/16) FP8, and one for the whole tensor. Stacks may be
@@ -260,7 +338,7 @@ static bool find_mxfp4(const struct layout_ask *a, struct layout *l, const char 
     return check_shape(a, l->scale, a->n_in / 32, a->n_out, err);
 }
 
-bool layout_find(const struct layout_ask *a, struct layout *l, struct error *err)
+static bool find_kind(const struct layout_ask *a, struct layout *l, struct error *err)
 {
     *l = (struct layout){.n_in = a->n_in, .n_out = a->n_out, .n_stack = a->n_stack};
     const struct tensor *t;
@@ -281,12 +359,19 @@ bool layout_find(const struct layout_ask *a, struct layout *l, struct error *err
         bool mx = is_type(find(a, "weight_scale"), "U8");
         return mx ? find_mxfp4(a, l, "weight_scale", err) : find_nvfp4(a, l, err);
     }
+    if (t->type == DT_I8)
+        return find_bytes(a, l, err);
     const struct tensor *scale = find(a, "weight_scale_inv");
     scale = scale ? scale : find(a, "weight_scale");
     if (t->type == DT_F8_E4M3 && scale)
         return find_fp8(a, l, scale, err);
     l->data = NULL;
     return true;
+}
+
+bool layout_find(const struct layout_ask *a, struct layout *l, struct error *err)
+{
+    return find_kind(a, l, err) && (l->kind == LAYOUT_PLAIN || no_transform(a, err));
 }
 
 /* Reading */
@@ -562,6 +647,53 @@ static bool read_int4(const struct layout *l, const char *path, const struct lay
     return true;
 }
 
+/* Zeros of 8-bit codes have no place in Q8_0: all are the middle. */
+static bool check_zeros(const struct layout *l, const char *path, struct error *err)
+{
+    for (size_t i = 0; l->zero && i < l->zero->bytes; i++) {
+        int zero = l->words ? l->zero->data[i] + l->zero_plus - 128 : (int8_t)l->zero->data[i];
+        if (zero)
+            return error_set(err,
+                             "%s: tensor %s: entry %zu: 8 bits with zero points are not supported",
+                             path, l->zero->name, i);
+    }
+    return true;
+}
+
+static bool read_int8(const struct layout *l, const char *path, const struct layout_rows *r,
+                      const struct layout_planes *to, struct error *err)
+{
+    struct block_q8_0 *out = (struct block_q8_0 *)to->data;
+    size_t n_in = (size_t)l->n_in, groups = (size_t)l->n_groups, len = (size_t)l->group_len;
+    bool gptq = l->words && l->zero; /* which has zeros, and words of four columns */
+    uint8_t flip = l->words ? 0x80 : 0;
+    if (!check_zeros(l, path, err))
+        return false;
+    for (size_t j = 0; l->order && j < n_in; j++)
+        if (load_u32(l->order->data, j) != j / len && load_u32(l->order->data, j) != ~0u)
+            return error_set(
+                err, "%s: tensor %s: 8 bits with columns in another order are not supported", path,
+                l->order->name);
+    for (int i = 0; i < r->n; i++) {
+        size_t o = row_at(r, i);
+        for (size_t b = 0; b < n_in / QK_32; b++, out++) {
+            size_t g = b * QK_32 / len;
+            size_t at = gptq ? g * (size_t)l->n_out + o
+                             : o / (l->block[0] ? (size_t)l->block[0] : 1) * groups + g;
+            float v = load_float(l->scale, at) * l->times;
+            out->d = f32_to_f16(v);
+            if (!isfinite(f16_to_f32(out->d)))
+                return bad_scale(path, l->scale, at, v, err);
+            for (size_t k = 0; k < QK_32; k++) {
+                size_t j = b * QK_32 + k;
+                size_t from = gptq ? (j / 4 * (size_t)l->n_out + o) * 4 + j % 4 : o * n_in + j;
+                out->qs[k] = (int8_t)(l->data->data[from] ^ flip);
+            }
+        }
+    }
+    return true;
+}
+
 static bool read_fp8(const struct layout *l, const char *path, const struct layout_rows *r,
                      const struct layout_planes *to, struct error *err)
 {
@@ -668,6 +800,8 @@ static bool read_one(const struct layout *l, const char *path, const struct layo
     case LAYOUT_AWQ:
     case LAYOUT_INT4:
         return read_int4(l, path, rows, to, permuted, err);
+    case LAYOUT_INT8:
+        return read_int8(l, path, rows, to, err);
     case LAYOUT_FP8:
         return read_fp8(l, path, rows, to, err);
     case LAYOUT_NVFP4:
@@ -717,7 +851,9 @@ int64_t layout_params(const struct tensor *t)
                                          "k_scale",
                                          "v_scale",
                                          "weight_zero_point",
-                                         "input_global_scale"};
+                                         "input_global_scale",
+                                         "SCB",
+                                         "weight_format"};
     int64_t n = t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3];
     const char *dot = strrchr(t->name, '.'), *suffix = dot ? dot + 1 : t->name;
     for (size_t i = 0; i < sizeof beside / sizeof *beside; i++)
@@ -730,106 +866,4 @@ int64_t layout_params(const struct tensor *t)
         return n * 8;
     bool blocks = len > 7 && !strcmp(suffix + len - 7, "_blocks");
     return is_type(t, "U8") && (blocks || !strncmp(suffix, "weight", 6)) ? n * 2 : n;
-}
-
-/* quantization_config */
-
-static bool refuse(const struct reader *in, const char *what, const char *value)
-{
-    return error_set(in->err, "%s: config.json: quantization_config: %s \"%.40s\" is not supported",
-                     in->f->path, what, value);
-}
-
-/* One of a list that ends with NULL. */
-static bool is_one_of(const char *s, const char *const *list)
-{
-    for (; *list; list++)
-        if (!strcmp(s, *list))
-            return true;
-    return false;
-}
-
-static bool read_block(const struct reader *in, const json_t *o, const char *key,
-                       struct layout_config *out)
-{
-    const json_t *block = reader_get(o, key, NULL);
-    if (!block)
-        return true;
-    for (int i = 0; i < 2; i++) {
-        json_int_t v = json_integer_value(json_array_get(block, (size_t)i));
-        if (json_array_size(block) != 2 || v < 1 || v > 1 << 20)
-            return error_set(in->err, "%s: config.json: %s: two numbers are expected", in->f->path,
-                             key);
-        out->block[i] = (int)v;
-    }
-    return true;
-}
-
-/* GPTQ and AWQ */
-static bool read_groups(const struct reader *in, const json_t *q, const char *method,
-                        struct layout_config *out)
-{
-    double bits = 0, group = 0;
-    out->awq = !strcmp(method, "awq");
-    if (!reader_number(in, q, "bits", 1, 16, true, &bits) ||
-        !reader_number(in, q, "group_size", -1, 1 << 24, true, &group))
-        return false;
-    if (bits != 4)
-        return error_set(in->err, "%s: %s with %g bits is not supported (4 is)", in->f->path,
-                         out->awq ? "AWQ" : "GPTQ", bits);
-    if (group == 0)
-        return error_set(in->err, "%s: config.json: group_size: 0", in->f->path);
-    const char *version = json_string_value(json_object_get(q, "version"));
-    if (out->awq && version && strcmp(version, "gemm") && strcmp(version, "GEMM"))
-        return refuse(in, "version", version);
-    const char *format = json_string_value(json_object_get(q, "checkpoint_format"));
-    out->group_len = (int)group;
-    out->zero_plus = !format || strcmp(format, "gptq_v2") != 0;
-    return true;
-}
-
-static bool read_compressed(const struct reader *in, const json_t *q, struct layout_config *out)
-{
-    static const char *const formats[] = {
-        "pack-quantized",       "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
-        "mxfp4-pack-quantized", "mixed-precision", "dense",           NULL};
-    const char *format = json_string_value(json_object_get(q, "format"));
-    if (format && !is_one_of(format, formats))
-        return refuse(in, "format", format);
-    const char *key;
-    json_t *group;
-    json_object_foreach(json_object_get(q, "config_groups"), key, group)
-    {
-        const json_t *weights = json_object_get(group, "weights");
-        const char *own = json_string_value(json_object_get(group, "format"));
-        if (own && !is_one_of(own, formats))
-            return refuse(in, "format", own);
-        if (!read_block(in, weights, "block_structure", out))
-            return false;
-    }
-    return true;
-}
-
-bool layout_read_config(const struct reader *in, struct layout_config *out)
-{
-    /* what tensors say by themselves */
-    static const char *const plain[] = {"modelopt", "modelopt_fp4", "mxfp4", "fbgemm_fp8", NULL};
-    const json_t *q = reader_get(in->f->config, "quantization_config", "compression_config");
-    if (!q)
-        return true;
-    const char *method = json_string_value(json_object_get(q, "quant_method"));
-    if (!method)
-        return error_set(in->err, "%s: config.json: quantization_config.quant_method: missing",
-                         in->f->path);
-    if (!strcmp(method, "gptq") || !strcmp(method, "awq"))
-        return read_groups(in, q, method, out);
-    if (!strcmp(method, "fp8"))
-        return read_block(in, q, "weight_block_size", out);
-    if (!strcmp(method, "compressed-tensors"))
-        return read_compressed(in, q, out);
-    return is_one_of(method, plain) ||
-           error_set(in->err,
-                     "%s: quantization \"%.40s\" is not supported (awq, compressed-tensors, fp8, "
-                     "gptq, modelopt and mxfp4 are)",
-                     in->f->path, method);
 }

@@ -1,7 +1,8 @@
 /*
  * Compressed matrices of Hugging Face folders. Whatever a tool calls its tensors and however it packs
- * them, a matrix comes out in one of four forms of rawweight.h:
+ * them, a matrix comes out in one of five forms of rawweight.h:
  *   GPTQ4    GPTQ; AWQ (gemm); compressed-tensors Int4, by group or channel, symmetric or not
+ *   Q8_0     8-bit integers without zero points: GPTQ, compressed-tensors (packed or not), bitsandbytes
  *   F8_E4M3  FP8 with a scale per tensor, channel or block: DeepSeek's names, compressed-tensors, ModelOpt
  *   NVFP4    compressed-tensors and ModelOpt
  *   MXFP4    blocks and scales of gpt-oss; compressed-tensors
@@ -19,6 +20,7 @@ enum layout_kind {
     LAYOUT_GPTQ,
     LAYOUT_AWQ,
     LAYOUT_INT4,
+    LAYOUT_INT8,
     LAYOUT_FP8,
     LAYOUT_NVFP4,
     LAYOUT_MXFP4,
@@ -28,6 +30,7 @@ enum layout_kind {
 struct layout_config {
     bool awq;       /* qweight is AWQ's, else GPTQ's */
     int group_len;  /* of both; -1 = whole row */
+    bool mixed;     /* GPTQ: some matrices have other groups, as many as they have scales */
     bool zero_plus; /* GPTQ v1: zeros are stored less one */
     int block[2];   /* FP8: rows and columns of a scale's block; 0: as the tensors say */
 };
@@ -50,9 +53,11 @@ struct layout {
     enum layout_kind kind;
     enum dtype type; /* of the form that comes out */
     int n_in, n_out, n_stack;
-    int group_len, n_groups; /* GPTQ4 */
+    int group_len, n_groups; /* GPTQ4, Int8 */
     int block[2];            /* FP8: rows and columns that share a scale */
     bool zero_plus;
+    bool words;      /* Int8: codes are more by 128; GPTQ's: four columns of a row in each word */
+    float times;     /* Int8: of every scale */
     bool reciprocal; /* NVFP4: divide by the global scale */
     bool across;     /* FP8 and NVFP4: transposed, (n_in, n_out) */
     const struct tensor *data, *scale, *zero, *order, *global; /* the last three or NULL */

@@ -1,0 +1,154 @@
+/*
+ * quantization_config of config.json: which tool packed the matrices, and what it says of them that their tensors do not. What
+ * would be read wrongly is refused here by its field; what a matrix is, layout.c sees by its tensors.
+ */
+#include "model/layout.h"
+#include "model/reader.h"
+
+#include <string.h>
+
+static bool refuse(const struct reader *in, const char *what, const char *value)
+{
+    return error_set(in->err, "%s: config.json: quantization_config: %s \"%.40s\" is not supported",
+                     in->f->path, what, value);
+}
+
+/* One of a list that ends with NULL. */
+static bool is_one_of(const char *s, const char *const *list)
+{
+    for (; *list; list++)
+        if (!strcmp(s, *list))
+            return true;
+    return false;
+}
+
+static bool read_block(const struct reader *in, const json_t *o, const char *key,
+                       struct layout_config *out)
+{
+    const json_t *block = reader_get(o, key, NULL);
+    if (!block)
+        return true;
+    for (int i = 0; i < 2; i++) {
+        json_int_t v = json_integer_value(json_array_get(block, (size_t)i));
+        if (json_array_size(block) != 2 || v < 1 || v > 1 << 20)
+            return error_set(in->err, "%s: config.json: %s: two numbers are expected", in->f->path,
+                             key);
+        out->block[i] = (int)v;
+    }
+    return true;
+}
+
+/* GPTQ and AWQ */
+static bool read_groups(const struct reader *in, const json_t *q, struct layout_config *out)
+{
+    double bits = 0, group = 0;
+    if (!reader_number(in, q, "bits", 1, 16, true, &bits) ||
+        !reader_number(in, q, "group_size", -1, 1 << 24, true, &group))
+        return false;
+    if (bits != 4 && (bits != 8 || out->awq))
+        return error_set(
+            in->err, "%s: config.json: quantization_config: %s with %g bits is not supported (%s)",
+            in->f->path, out->awq ? "AWQ" : "GPTQ", bits, out->awq ? "4 is" : "4 and 8 are");
+    if (group == 0)
+        return error_set(in->err, "%s: config.json: group_size: 0", in->f->path);
+    const char *version = json_string_value(json_object_get(q, "version"));
+    if (out->awq && version && strcmp(version, "gemm") && strcmp(version, "GEMM"))
+        return refuse(in, "version", version);
+    const char *format = json_string_value(json_object_get(q, "checkpoint_format"));
+    if (format && strncmp(format, "gptq", 4) != 0 && !out->awq)
+        return refuse(in, "checkpoint_format", format);
+    out->group_len = (int)group;
+    out->mixed = json_object_size(json_object_get(q, "dynamic")) ||
+                 json_object_size(json_object_get(q, "extra_config"));
+    out->zero_plus = !format || strcmp(format, "gptq_v2") != 0;
+    return true;
+}
+
+/* AutoRound: as one of the others, by its packing. */
+static bool read_auto_round(const struct reader *in, const json_t *q, struct layout_config *out)
+{
+    static const char *const words[] = {"auto_round:auto_gptq", "auto_round:gptq:exllamav2",
+                                        "auto_round:auto_awq", NULL};
+    static const char *const tensors[] = {"auto_round:llm_compressor", NULL};
+    const json_t *packing = reader_get(q, "packing_format", "backend");
+    const char *name = packing ? json_string_value(packing) : words[0];
+    if (name && is_one_of(name, tensors))
+        return true;
+    if (!name || !is_one_of(name, words))
+        return refuse(in, "packing_format", name ? name : "?");
+    out->awq = !strcmp(name, words[2]);
+    return read_groups(in, q, out);
+}
+
+static bool read_compressed(const struct reader *in, const json_t *q, struct layout_config *out)
+{
+    static const char *const formats[] = {"pack-quantized",
+                                          "int-quantized",
+                                          "float-quantized",
+                                          "naive-quantized",
+                                          "nvfp4-pack-quantized",
+                                          "mxfp4-pack-quantized",
+                                          "mixed-precision",
+                                          "dense",
+                                          NULL};
+    const char *format = json_string_value(json_object_get(q, "format"));
+    if (format && !is_one_of(format, formats))
+        return refuse(in, "format", format);
+    format = json_string_value(json_object_get(json_object_get(q, "sparsity_config"), "format"));
+    if (format && strcmp(format, "dense") != 0)
+        return refuse(in, "sparsity_config.format", format);
+    const json_t *turns = json_object_get(json_object_get(q, "transform_config"), "config_groups");
+    if (json_object_size(turns))
+        return refuse(in, "transform_config",
+                      json_object_iter_key(json_object_iter((json_t *)(uintptr_t)turns)));
+    const char *key;
+    json_t *group;
+    json_object_foreach(json_object_get(q, "config_groups"), key, group)
+    {
+        const json_t *weights = json_object_get(group, "weights");
+        const char *own = json_string_value(json_object_get(group, "format"));
+        if (own && !is_one_of(own, formats))
+            return refuse(in, "format", own);
+        if (!read_block(in, weights, "block_structure", out))
+            return false;
+    }
+    return true;
+}
+
+static bool read_bitsandbytes(const struct reader *in, const json_t *q)
+{
+    return json_is_true(json_object_get(q, "load_in_8bit")) ||
+           refuse(in, "bitsandbytes with load_in_4bit", "true");
+}
+
+bool layout_read_config(const struct reader *in, struct layout_config *out)
+{
+    /* what tensors say by themselves */
+    static const char *const plain[] = {
+        "modelopt", "modelopt_fp4", "modelopt_mixed", "mxfp4", "fbgemm_fp8", "quark", NULL};
+    const json_t *q = reader_get(in->f->config, "quantization_config", "compression_config");
+    if (!q)
+        return true;
+    const char *method = json_string_value(json_object_get(q, "quant_method"));
+    if (!method)
+        return error_set(in->err, "%s: config.json: quantization_config.quant_method: missing",
+                         in->f->path);
+    out->awq = !strcmp(method, "awq");
+    if (!strcmp(method, "gptq") || out->awq)
+        return read_groups(in, q, out);
+    if (!strcmp(method, "auto-round") || !strcmp(method, "intel/auto-round"))
+        return read_auto_round(in, q, out);
+    if (!strcmp(method, "bitsandbytes"))
+        return read_bitsandbytes(in, q);
+    if (!strcmp(method, "fp8"))
+        return read_block(in, q, "weight_block_size", out);
+    if (!strcmp(method, "compressed-tensors"))
+        return read_compressed(in, q, out);
+    return is_one_of(method, plain) ||
+           error_set(
+               in->err,
+               "%s: config.json: quantization_config: quant_method \"%.40s\" is not supported "
+               "(auto-round, awq, bitsandbytes, compressed-tensors, fp8, gptq, modelopt, mxfp4 "
+               "and quark are)",
+               in->f->path, method);
+}
