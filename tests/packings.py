@@ -226,6 +226,47 @@ def int8(rows, kind="BF16", names=("weight", "weight_scale")):
     return {names[0]: ("I8", [len(rows), len(rows[0])], codes.tobytes()), names[1]: tensor}, out
 
 
+NF4 = [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0,
+       0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0]
+BNB_FP4 = [0.0, 0.0052083, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25,
+           -0.0, -0.0052083, -0.6666667, -1.0, -0.3333333, -0.5, -0.1666667, -0.25]
+
+
+def bnb4(rows, kind="nf4", nested=True, length=64):
+    """bitsandbytes: blocks of the whole matrix, the first value of a byte above."""
+    import json
+    tensor, levels = floats("F32", [16], NF4 if kind == "nf4" else BNB_FP4)
+    flat = [x for r in rows for x in r]
+    blocks = [flat[i:i + length] for i in range(0, len(flat), length)]
+    scales = [f32(max(map(abs, b)) or 1.0) for b in blocks]
+    state = {"quant_type": kind, "blocksize": length, "dtype": "bfloat16", "shape": [len(rows), len(rows[0])]}
+    out = {"weight.quant_map": tensor}
+    if nested:
+        offset = f32(sum(scales) / len(scales))
+        maps, steps = floats("F32", [256], [(i - 128) / 128 for i in range(256)])
+        tops = [max(abs(s - offset) for s in scales[i:i + 256]) or 1.0 for i in range(0, len(scales), 256)]
+        nested_tensor, tops = floats("F32", [len(tops)], tops)
+        codes = [nearest(steps, (s - offset) / tops[i // 256]) for i, s in enumerate(scales)]
+        scales = [steps[c] * tops[i // 256] + offset for i, c in enumerate(codes)]
+        state.update(nested_blocksize=256, nested_dtype="float32", nested_offset=offset)
+        out.update({"weight.absmax": ("U8", [len(codes)], bytes(codes)), "weight.nested_absmax": nested_tensor,
+                    "weight.nested_quant_map": maps})
+    else:
+        out["weight.absmax"], scales = floats("F32", [len(scales)], scales)
+    order = sorted(range(16), key=lambda i: levels[i])
+    codes, values = [], []
+    for b, s in zip(blocks, scales):
+        for x in b:
+            c = order[nearest([levels[i] for i in order], x / s)]
+            codes.append(c)
+            values.append(levels[c] * s)
+    text = json.dumps(state).encode()
+    out["weight"] = ("U8", [len(codes) // 2, 1], bytes(codes[i] << 4 | codes[i + 1] for i in range(0, len(codes), 2)))
+    out[f"weight.quant_state.bitsandbytes__{kind}"] = ("U8", [len(text)], text)
+    n = len(rows[0])
+    return out, [values[i:i + n] for i in range(0, len(values), n)]
+
+
 def stack(matrices, across=()):
     """Tensors of several matrices as one each, of one more dimension; suffixes `across` are transposed."""
     out = {}

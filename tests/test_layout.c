@@ -24,7 +24,7 @@ static uint32_t rnd(void)
     return (uint32_t)(seed >> 33);
 }
 
-enum { MAX_TENSORS = 5, N_IN = 256, N_OUT = 48, STACK = 3 };
+enum { MAX_TENSORS = 6, N_IN = 256, N_OUT = 48, STACK = 3 };
 
 /* A matrix's tensors, what it should read as, and how it is asked for. */
 struct box {
@@ -354,11 +354,51 @@ static struct box mxfp4(bool stacked)
     return b;
 }
 
+/* bitsandbytes' 4 bits, scales of floats or (nested) of bytes. */
+static struct box bnb4(bool nested)
+{
+    static const char state[] =
+        "{\"blocksize\": 64, \"nested_blocksize\": 256, \"nested_offset\": 0.5}";
+    struct box b = {0};
+    enum { BLOCKS = N_OUT * N_IN / 64 };
+    uint8_t *codes = add(&b, "m.weight", DT_NONE, "U8", 1, 1, N_OUT * N_IN / 2, 1, 1);
+    uint8_t *text = add(&b, "m.weight.quant_state.bitsandbytes__nf4", DT_NONE, "U8", 1,
+                        (int64_t)strlen(state), 1, 1, 1);
+    memcpy(text, state, strlen(state));
+    float *levels = (float *)add(&b, "m.weight.quant_map", DT_F32, "F32", 4, 16, 1, 1, 1);
+    float scale[BLOCKS];
+    for (int i = 0; i < 16; i++)
+        levels[i] = (float)(i * i - 60) / 128;
+    if (nested) {
+        uint8_t *s = add(&b, "m.weight.absmax", DT_NONE, "U8", 1, BLOCKS, 1, 1, 1);
+        float *map = (float *)add(&b, "m.weight.nested_quant_map", DT_F32, "F32", 4, 256, 1, 1, 1);
+        float *top = (float *)add(&b, "m.weight.nested_absmax", DT_F32, "F32", 4, 1, 1, 1, 1);
+        for (int i = 0; i < 256; i++)
+            map[i] = (float)(i - 128) / 256;
+        top[0] = 0.75f;
+        for (int i = 0; i < BLOCKS; i++) {
+            s[i] = (uint8_t)(rnd() % 256);
+            scale[i] = map[s[i]] * top[0] + 0.5f;
+        }
+    } else {
+        float *s = (float *)add(&b, "m.weight.absmax", DT_F32, "F32", 4, BLOCKS, 1, 1, 1);
+        for (int i = 0; i < BLOCKS; i++)
+            scale[i] = s[i] = (float)(1 + rnd() % 100) / 64;
+    }
+    b.want = mem_zalloc(N_OUT * N_IN, sizeof *b.want);
+    for (int i = 0; i < N_OUT * N_IN; i++) {
+        unsigned code = rnd() % 16;
+        codes[i / 2] |= (uint8_t)(code << (i % 2 ? 0 : 4)); /* the first is above */
+        b.want[i] = f16_to_f32(f32_to_f16(levels[code] * scale[i / 64]));
+    }
+    return b;
+}
+
 static struct {
     const char *name;
     enum dtype type;
     struct box box;
-} all[28];
+} all[30];
 static int n_all;
 
 static void put(const char *name, enum dtype type, struct box box)
@@ -392,6 +432,8 @@ static int make_all(void **state)
     put("NVFP4, ModelOpt", DT_NVFP4, nvfp4(true, 0, false, true));
     put("NVFP4, stacked", DT_NVFP4, nvfp4(false, STACK, false, false));
     put("NVFP4, stacked, transposed", DT_NVFP4, nvfp4(true, STACK, true, true));
+    put("bitsandbytes, 4 bits", DT_F16, bnb4(false));
+    put("bitsandbytes, 4 bits, nested", DT_F16, bnb4(true));
     put("MXFP4", DT_MXFP4, mxfp4(false));
     put("MXFP4, stacked", DT_MXFP4, mxfp4(true));
     return 0;
@@ -466,8 +508,9 @@ static void test_spoiled(void **state)
             char what[96];
             const char *name = b.t[k].name, *codes = b.t[0].name;
             bool optional = strstr(name, "g_idx") || strstr(name, "zero_point");
+            bool text = strstr(name, "quant_state");
             /* another shape: the data is not looked at */
-            for (int d = 0; d < 4; d++)
+            for (int d = 0; d < 4 && !text; d++)
                 for (int by = -1; by <= 1; by += 2) {
                     b.t[k].dims[d] += by;
                     snprintf(what, sizeof what, "%s: %s with another shape", all[i].name, name);

@@ -55,7 +55,8 @@ def write(name, model, tensors, quant):
     os.makedirs(folder, exist_ok=True)
     config = json.load(open(f"{MICRO}/{model}/config.json"))
     if quant:
-        config["quantization_config"] = quant
+        where = config["text_config"] if name.startswith("text_config") else config
+        where["quantization_config"] = quant
     json.dump(config, open(folder + "/config.json", "w"))
     write_safetensors(folder + "/model.safetensors", tensors)
     return folder
@@ -252,8 +253,13 @@ def every_tool():
     case("int4, asymmetric", ct("pack-quantized", num_bits=4, symmetric=False), lambda m: pk.ct_int(m, symmetric=False))
     case("int4, actorder", ct("pack-quantized", num_bits=4, actorder="group"), lambda m: pk.ct_int(m, order=True, rnd=rnd))
     case("int8, packed", ct("pack-quantized", num_bits=8), lambda m: pk.ct_int(m, 8))
-    case("int8, channels", ct("int-quantized", num_bits=8, strategy="channel"), pk.int8, bound=2e-2)
-    case("int8, bitsandbytes", {"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb8, bound=2e-2)
+    case("int8, channels", ct("int-quantized", num_bits=8, strategy="channel"), pk.int8)
+    case("int8, bitsandbytes", {"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb8)
+    bnb = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    case("nf4, bitsandbytes", bnb, halves(pk.bnb4))
+    case("nf4, bitsandbytes, plain scales", bnb, halves(lambda m: pk.bnb4(m, nested=False)))
+    case("fp4, bitsandbytes", bnb, halves(lambda m: pk.bnb4(m, "fp4")))
+    case("nf4, the head too, by head", bnb, halves(pk.bnb4), r"(in_proj_qkvz|lm_head)\.weight$", "qwen3_next", bound=2e-3)
     case("fp8, dynamic", ct("float-quantized", num_bits=8, type="float", strategy="channel"),
          lambda m: pk.fp8(m, (1, 0), "weight_scale", "BF16"))
     case("fp8, static", ct("float-quantized", num_bits=8, type="float", strategy="tensor"), fp8_static)
@@ -273,12 +279,31 @@ def every_tool():
     case("mxfp4, quark", {"quant_method": "quark"}, lambda m: pk.mxfp4(m, "weight"))
 
 
+def around():
+    """Where the config is, what else is packed, and what is beside it that counts for others alone."""
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    rewritten("text_config has it", "qwen3_5_moe", MATRICES, pk.gptq, gptq)
+    rewritten("the embedding", "qwen3moe", r"embed_tokens\.weight$", pk.nvfp4, {"quant_method": "modelopt"})
+    one = ("F32", [], struct.pack("<f", 0.5))
+    beside = {s: one for s in ("k_scale", "v_scale", "output_scale", "input_scale_ub", "k_zero_point")}
+    rewritten("scales of caches", "qwen3moe", r"(k|v)_proj\.weight$",
+              lambda m: ({**fp8_static(m)[0], **beside}, fp8_static(m)[1]), None)
+
+
+def halves(pack):
+    """Values that are kept as halves."""
+    def do(m):
+        tensors, out = pack(m)
+        return tensors, [[pk.f16(x) for x in r] for r in out]
+    return do
+
+
 def bnb8(m):
     tensors, _ = pk.int8(m)
     scb, scales = pk.floats("F32", [len(m)], [pk.amax([r]) for r in m])
     codes = array.array("b", [round(127 * x / s) for r, s in zip(m, scales) for x in r])
     n = len(m[0])
-    out = [[c * s / 127 for c in codes[i * n:(i + 1) * n]] for i, s in enumerate(scales)]
+    out = [[c * pk.f16(s / 127) for c in codes[i * n:(i + 1) * n]] for i, s in enumerate(scales)]  # scales are kept as halves
     return {"weight": ("I8", [len(m), n], codes.tobytes()), "SCB": scb, "weight_format": ("U8", [], b"\0")}, out
 
 
@@ -363,5 +388,5 @@ def not_read():
     case("quant_method: missing", {"group_size": 64, "bits": 4})  # as MLX writes it
 
 
-for part in (stacked_experts, experts_apart, by_head, every_tool, not_read, no_numbers):
+for part in (stacked_experts, experts_apart, by_head, every_tool, around, not_read, no_numbers):
     part()

@@ -352,7 +352,7 @@ static void add_rope_factors(struct plan *p)
 static bool is_spare(const struct plan *p, const char *name)
 {
     const struct config *c = p->c;
-    if (!config_is_text(c, name) || strstr(name, "rotary_emb.inv_freq"))
+    if (!config_is_text(c, name) || strstr(name, "rotary_emb.inv_freq") || layout_is_spare(name))
         return true;
     if (c->tied && !strncmp(name, c->hf_head, strlen(c->hf_head)))
         return true;            /* some folders hold it all the same */

@@ -338,6 +338,56 @@ static bool find_mxfp4(const struct layout_ask *a, struct layout *l, const char 
     return check_shape(a, l->scale, a->n_in / 32, a->n_out, err);
 }
 
+static const struct tensor *quant_state(const struct layout_ask *a)
+{
+    const struct tensor *t = find(a, "weight.quant_state.bitsandbytes__nf4");
+    return t ? t : find(a, "weight.quant_state.bitsandbytes__fp4");
+}
+
+/* bitsandbytes' 4 bits: weight (out * in / 2, 1) U8, blocks of values across rows; weight.absmax for each,
+ * of floats, or of bytes that name levels of nested_quant_map times nested_absmax for 256 of
+ * them; weight.quant_map (16); the rest is JSON in a tensor. */
+static bool find_bnb4(const struct layout_ask *a, struct layout *l, const struct tensor *state,
+                      struct error *err)
+{
+    l->kind = LAYOUT_BNB4;
+    l->type = DT_F16;
+    l->scale = find(a, "weight.absmax");
+    l->levels = find(a, "weight.quant_map");
+    bool nested = is_type(l->scale, "U8");
+    if (!is_type(state, "U8"))
+        return bad_type(a, state, "U8", err);
+    if (!no_stack(a, l->data, err) ||
+        !check_beside(a, l->data, "absmax", l->scale, nested ? "U8" : "F32", err) ||
+        !check_beside(a, l->data, "quant_map", l->levels, "F32", err))
+        return false;
+    if (state->bytes > 1 << 12)
+        return error_set(err, "%s: tensor %s: too large", a->path, state->name);
+    json_t *o = json_loadb((const char *)state->data, state->bytes, 0, NULL);
+    json_int_t len = json_integer_value(json_object_get(o, "blocksize"));
+    json_int_t outer = json_integer_value(json_object_get(o, "nested_blocksize"));
+    l->scale_add = (float)json_number_value(json_object_get(o, "nested_offset"));
+    json_decref(o);
+    if (len < 2 || len > 1 << 16 || len % 2 || (nested && outer != 256) || !isfinite(l->scale_add))
+        return error_set(err, "%s: tensor %s: no blocksize, or not one that is supported", a->path,
+                         state->name);
+    int64_t n = (int64_t)a->n_in * a->n_out, blocks = (n + len - 1) / len;
+    l->group_len = (int)len;
+    if (!check_shape(a, l->scale, blocks, 1, err) || !check_shape(a, l->levels, 16, 1, err) ||
+        !check_shape(a, l->data, 1, n / 2, err))
+        return false;
+    if (a->n_in % 2)
+        return error_set(err, "%s: tensor %s: rows of %d", a->path, l->data->name, a->n_in);
+    if (!nested)
+        return true;
+    l->scale_levels = find(a, "weight.nested_quant_map");
+    l->scale_scales = find(a, "weight.nested_absmax");
+    return check_beside(a, l->data, "nested_quant_map", l->scale_levels, "F32", err) &&
+           check_beside(a, l->data, "nested_absmax", l->scale_scales, "F32", err) &&
+           check_shape(a, l->scale_levels, 256, 1, err) &&
+           check_shape(a, l->scale_scales, (blocks + 255) / 256, 1, err);
+}
+
 static bool find_kind(const struct layout_ask *a, struct layout *l, struct error *err)
 {
     *l = (struct layout){.n_in = a->n_in, .n_out = a->n_out, .n_stack = a->n_stack};
@@ -355,6 +405,9 @@ static bool find_kind(const struct layout_ask *a, struct layout *l, struct error
     if (!(t = find(a, "weight")))
         return true; /* whoever needs it says that it is missing */
     l->data = t;
+    const struct tensor *state = is_type(t, "U8") ? quant_state(a) : NULL;
+    if (state)
+        return find_bnb4(a, l, state, err);
     if (is_type(t, "U8")) {
         bool mx = is_type(find(a, "weight_scale"), "U8");
         return mx ? find_mxfp4(a, l, "weight_scale", err) : find_nvfp4(a, l, err);
@@ -778,6 +831,36 @@ static bool read_mxfp4(const struct layout *l, const char *path, const struct la
     return true;
 }
 
+static bool read_bnb4(const struct layout *l, const char *path, const struct layout_rows *r,
+                      const struct layout_planes *to, struct error *err)
+{
+    size_t n_in = (size_t)l->n_in, len = (size_t)l->group_len, last = SIZE_MAX;
+    float levels[16], scale = 0;
+    for (size_t k = 0; k < 16; k++) {
+        levels[k] = load_float(l->levels, k);
+        if (!isfinite(levels[k]))
+            return bad_scale(path, l->levels, k, levels[k], err);
+    }
+    for (int i = 0; i < r->n; i++)
+        for (size_t j = 0, at = row_at(r, i) * n_in; j < n_in; j++, at++) {
+            if (at / len != last) {
+                size_t b = last = at / len;
+                scale = l->scale_levels ? load_float(l->scale_levels, l->scale->data[b]) *
+                                                  load_float(l->scale_scales, b / 256) +
+                                              l->scale_add
+                                        : load_float(l->scale, b);
+                if (!isfinite(scale))
+                    return bad_scale(path, l->scale, b, scale, err);
+            }
+            uint8_t byte = l->data->data[at / 2];
+            uint16_t half = f32_to_f16(levels[at % 2 ? byte & 15 : byte >> 4] * scale);
+            if (!isfinite(f16_to_f32(half)))
+                return bad_scale(path, l->scale, last, scale, err);
+            memcpy(to->data + ((size_t)i * n_in + j) * 2, &half, 2);
+        }
+    return true;
+}
+
 /* Matrix `index` of a stack: its part of t, or all of t where that is one number. */
 static const struct tensor *part_of(const struct tensor *t, int n_stack, int index,
                                     struct tensor *part)
@@ -808,6 +891,8 @@ static bool read_one(const struct layout *l, const char *path, const struct layo
         return read_nvfp4(l, path, rows, to, err);
     case LAYOUT_MXFP4:
         return read_mxfp4(l, path, rows, to, err);
+    case LAYOUT_BNB4:
+        return read_bnb4(l, path, rows, to, err);
     case LAYOUT_PLAIN:
         break;
     }
@@ -836,7 +921,44 @@ const uint8_t *layout_direct(const struct layout *l, const struct layout_rows *r
     return l->data->data + row * (size_t)l->n_in;
 }
 
-int64_t layout_params(const struct tensor *t)
+static const char *suffix_of(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return dot ? dot + 1 : name;
+}
+
+/* One of a list that ends with NULL, whole or behind a '_'. */
+static bool ends_as(const char *suffix, const char *const *list)
+{
+    size_t len = strlen(suffix);
+    for (; *list; list++) {
+        size_t n = strlen(*list);
+        if (len >= n && !strcmp(suffix + len - n, *list) &&
+            (len == n || suffix[len - n - 1] == '_'))
+            return true;
+    }
+    return false;
+}
+
+bool layout_is_spare(const char *name)
+{
+    static const char *const spare[] = {"input_scale",
+                                        "input_scale_ub",
+                                        "input_global_scale",
+                                        "input_zero_point",
+                                        "activation_scale",
+                                        "output_scale",
+                                        "k_scale",
+                                        "v_scale",
+                                        "q_scale",
+                                        "prob_scale",
+                                        "k_zero_point",
+                                        "v_zero_point",
+                                        NULL};
+    return ends_as(suffix_of(name), spare);
+}
+
+int64_t layout_params(const struct tensor *t, const struct layout_config *config)
 {
     static const char *const beside[] = {"qzeros",
                                          "scales",
@@ -845,25 +967,27 @@ int64_t layout_params(const struct tensor *t)
                                          "weight_scale",
                                          "weight_shape",
                                          "weight_g_idx",
-                                         "input_scale",
-                                         "weight_global_scale",
                                          "weight_scale_2",
-                                         "k_scale",
-                                         "v_scale",
+                                         "scale_inv",
+                                         "weight_global_scale",
                                          "weight_zero_point",
-                                         "input_global_scale",
                                          "SCB",
-                                         "weight_format"};
+                                         "proj_scale",
+                                         "proj_scale_2",
+                                         "weight_format",
+                                         "absmax",
+                                         "quant_map",
+                                         "bitsandbytes__nf4",
+                                         "bitsandbytes__fp4",
+                                         NULL};
     int64_t n = t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3];
-    const char *dot = strrchr(t->name, '.'), *suffix = dot ? dot + 1 : t->name;
-    for (size_t i = 0; i < sizeof beside / sizeof *beside; i++)
-        if (!strcmp(suffix, beside[i]))
-            return 0;
-    size_t len = strlen(suffix);
-    if (len > 7 && !strcmp(suffix + len - 7, "_scales"))
+    const char *suffix = suffix_of(t->name);
+    if (layout_is_spare(t->name) || ends_as(suffix, beside))
         return 0;
+    size_t len = strlen(suffix);
     if (!strcmp(suffix, "qweight") || (!strcmp(suffix, "weight_packed") && t->type == DT_I32))
-        return n * 8;
+        return n * (config->bits == 8 ? 4 : 8);
     bool blocks = len > 7 && !strcmp(suffix + len - 7, "_blocks");
-    return is_type(t, "U8") && (blocks || !strncmp(suffix, "weight", 6)) ? n * 2 : n;
+    bool stack = strstr(suffix, "_proj") != NULL; /* experts in one tensor */
+    return is_type(t, "U8") && (blocks || stack || !strncmp(suffix, "weight", 6)) ? n * 2 : n;
 }

@@ -1,11 +1,12 @@
 /*
  * Compressed matrices of Hugging Face folders. Whatever a tool calls its tensors and however it packs
- * them, a matrix comes out in one of five forms of rawweight.h:
+ * them, a matrix comes out in one of six forms of rawweight.h:
  *   GPTQ4    GPTQ; AWQ (gemm); compressed-tensors Int4, by group or channel, symmetric or not
  *   Q8_0     8-bit integers without zero points: GPTQ, compressed-tensors (packed or not), bitsandbytes
  *   F8_E4M3  FP8 with a scale per tensor, channel or block: DeepSeek's names, compressed-tensors, ModelOpt
  *   NVFP4    compressed-tensors and ModelOpt
  *   MXFP4    blocks and scales of gpt-oss; compressed-tensors
+ *   F16      bitsandbytes' NF4 and FP4, which no other form holds
  * What a matrix is, its tensors say: so modules that a tool left alone are plain ones beside it.
  * Everything is checked here, once; an error names the tensor. Loading and `convert` read through it.
  */
@@ -24,6 +25,7 @@ enum layout_kind {
     LAYOUT_FP8,
     LAYOUT_NVFP4,
     LAYOUT_MXFP4,
+    LAYOUT_BNB4,
 };
 
 /* What quantization_config says that tensors do not. */
@@ -32,6 +34,7 @@ struct layout_config {
     int group_len;  /* of both; -1 = whole row */
     bool mixed;     /* GPTQ: some matrices have other groups, as many as they have scales */
     bool zero_plus; /* GPTQ v1: zeros are stored less one */
+    int bits;       /* of integers in words, where it says; else 0 */
     int block[2];   /* FP8: rows and columns of a scale's block; 0: as the tensors say */
 };
 
@@ -61,6 +64,10 @@ struct layout {
     bool reciprocal; /* NVFP4: divide by the global scale */
     bool across;     /* FP8 and NVFP4: transposed, (n_in, n_out) */
     const struct tensor *data, *scale, *zero, *order, *global; /* the last three or NULL */
+    /* bitsandbytes: the 16 levels; of scales that are codes themselves, their levels, the scales of
+     * every 256 of them, and what is added to all */
+    const struct tensor *levels, *scale_levels, *scale_scales;
+    float scale_add;
 };
 
 /* Finds and checks the tensors. kind LAYOUT_PLAIN, and true, where nothing is compressed. */
@@ -91,8 +98,11 @@ bool layout_read(const struct layout *l, const char *path, const struct layout_r
 /* The codes of consecutive rows where the file has them as they are read: FP8. Else NULL. */
 const uint8_t *layout_direct(const struct layout *l, const struct layout_rows *rows);
 
+/* Whether a tensor of this name is about activations or caches, which stay as they are here. */
+bool layout_is_spare(const char *name);
+
 /* Values of a tensor of this name that count as parameters of the model: packed codes hold several,
  * scales and their like none. */
-int64_t layout_params(const struct tensor *t);
+int64_t layout_params(const struct tensor *t, const struct layout_config *config);
 
 #endif

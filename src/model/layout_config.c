@@ -58,6 +58,7 @@ static bool read_groups(const struct reader *in, const json_t *q, struct layout_
     if (format && strncmp(format, "gptq", 4) != 0 && !out->awq)
         return refuse(in, "checkpoint_format", format);
     out->group_len = (int)group;
+    out->bits = (int)bits;
     out->mixed = json_object_size(json_object_get(q, "dynamic")) ||
                  json_object_size(json_object_get(q, "extra_config"));
     out->zero_plus = !format || strcmp(format, "gptq_v2") != 0;
@@ -111,22 +112,19 @@ static bool read_compressed(const struct reader *in, const json_t *q, struct lay
             return refuse(in, "format", own);
         if (!read_block(in, weights, "block_structure", out))
             return false;
+        out->bits = (int)json_integer_value(json_object_get(weights, "num_bits"));
     }
     return true;
-}
-
-static bool read_bitsandbytes(const struct reader *in, const json_t *q)
-{
-    return json_is_true(json_object_get(q, "load_in_8bit")) ||
-           refuse(in, "bitsandbytes with load_in_4bit", "true");
 }
 
 bool layout_read_config(const struct reader *in, struct layout_config *out)
 {
     /* what tensors say by themselves */
-    static const char *const plain[] = {
-        "modelopt", "modelopt_fp4", "modelopt_mixed", "mxfp4", "fbgemm_fp8", "quark", NULL};
+    static const char *const plain[] = {"modelopt",   "modelopt_fp4", "modelopt_mixed", "mxfp4",
+                                        "fbgemm_fp8", "quark",        "bitsandbytes",   NULL};
     const json_t *q = reader_get(in->f->config, "quantization_config", "compression_config");
+    if (!q && in->hf)
+        q = reader_get(in->hf, "quantization_config", "compression_config");
     if (!q)
         return true;
     const char *method = json_string_value(json_object_get(q, "quant_method"));
@@ -138,8 +136,6 @@ bool layout_read_config(const struct reader *in, struct layout_config *out)
         return read_groups(in, q, out);
     if (!strcmp(method, "auto-round") || !strcmp(method, "intel/auto-round"))
         return read_auto_round(in, q, out);
-    if (!strcmp(method, "bitsandbytes"))
-        return read_bitsandbytes(in, q);
     if (!strcmp(method, "fp8"))
         return read_block(in, q, "weight_block_size", out);
     if (!strcmp(method, "compressed-tensors"))

@@ -606,7 +606,7 @@ void model_measure(const struct tensorfile *f, const struct config *c, struct mo
         bool guesses = config_is_mtp(c, t->name);
         if (!config_is_text(c, t->name) || (guesses && !c->n_mtp))
             continue;
-        int64_t n = strncmp(t->name, "rope_f", 6) ? layout_params(t) : 0;
+        int64_t n = strncmp(t->name, "rope_f", 6) ? layout_params(t, &c->layout) : 0;
         bool expert = strstr(t->name, "_exps.") || strstr(t->name, ".experts.");
         /* A token reads one row of the embedding, unless it is the head as well. */
         bool lookup_only = !c->tied && (!strcmp(t->name, "token_embd.weight") ||
