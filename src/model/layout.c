@@ -61,8 +61,8 @@ static bool check_one(const struct layout_ask *a, const struct tensor *t, struct
     size_t n = t->bytes / dtype_bytes(t->type, 1);
     if (n == 1 || (a->n_stack && n == (size_t)a->n_stack))
         return true;
-    return error_set(err, "%s: tensor %s: %zu numbers where one%s is expected", a->path, t->name, n,
-                     a->n_stack ? " a matrix" : "");
+    return error_set(err, "%s: tensor %s: %zu bytes where one number%s is expected", a->path,
+                     t->name, t->bytes, a->n_stack ? " a matrix" : "");
 }
 
 /* Whether codes of `wide` entries a row are transposed, as plain tensors of their name are. */
