@@ -198,6 +198,23 @@ def experts_apart():
         same(f"gemma4 experts apart, {kind}", "gemma4_moe", packed, values, {"quant_method": "compressed-tensors"})
 
 
+    # gpt-oss's, gate and up rows in turn, as Quark writes them
+    t = read_safetensors(f"{MICRO}/gpt_oss/model.safetensors")
+    packed, values = dict(t), dict(t)
+    for key in [k for k in t if re.search(r"experts\.(gate_up|down)_proj$", k)]:
+        base, proj = key.rsplit(".", 1)
+        bias = packed.pop(key + "_bias")
+        wide = len(bias[2]) // bias[1][0]
+        out = []
+        for e, m in enumerate(rows_of(packed.pop(key))):
+            tensors, x = pk.mxfp4(turned(m), "weight")
+            packed.update({f"{base}.{e}.{proj}.{s}": v for s, v in tensors.items()})
+            packed[f"{base}.{e}.{proj}.bias"] = ("BF16", bias[1][1:], bias[2][e * wide:(e + 1) * wide])
+            out.append(turned(x))
+        values[key] = plain(out, t[key][1])
+    same("gpt-oss experts apart, mxfp4", "gpt_oss", packed, values, {"quant_method": "quark"}, bound=1e-3)
+
+
 def by_head():
     """Qwen3-Next's projections, whose rows lie by head."""
     rnd = random.Random(1)

@@ -14,6 +14,13 @@ static const struct name gate = {"blk.%d.ffn_gate_exps",
                                  "=model.layers.%d.mlp.experts.gate_up_proj"},
                          up = {"blk.%d.ffn_up_exps", "=model.layers.%d.mlp.experts.gate_up_proj"},
                          down = {"blk.%d.ffn_down_exps", "=model.layers.%d.mlp.experts.down_proj"};
+/* Experts one by one, as Quark writes them; not transposed, rows in turn as well. */
+static const struct name gate_each = {"blk.%d.ffn_gate_exps",
+                                      "model.layers.%d.mlp.experts.%d.gate_up_proj"},
+                         up_each = {"blk.%d.ffn_up_exps",
+                                    "model.layers.%d.mlp.experts.%d.gate_up_proj"},
+                         down_each = {"blk.%d.ffn_down_exps",
+                                      "model.layers.%d.mlp.experts.%d.down_proj"};
 
 static const struct decoder decoder = {.names = &names,
                                        .experts = true,
@@ -50,13 +57,16 @@ static void build(struct builder *b)
         decoder_mlp(b, &decoder, i, m);
         m->experts.alpha = 1.702f;
         m->experts.limit = c->act_limit;
-        const struct rows both[] = {
-            {.name = &gate, .n = F, .first = 0, .step = 2, .of = 2 * F, .across = true},
-            {.name = &up, .n = F, .first = 1, .step = 2, .of = 2 * F, .across = true}};
+        bool each = !b->f->is_gguf && build_has(b, &gate_each, i);
+        const struct rows part = {.n = F, .step = 2, .of = 2 * F, .across = !each};
+        struct rows both[] = {part, part};
+        both[0].name = each ? &gate_each : &gate;
+        both[1].name = each ? &up_each : &up;
+        both[1].first = 1;
+        const struct rows out = {
+            .name = each ? &down_each : &down, .n = E, .of = E, .across = !each};
         m->experts.gate_up = build_weight(b, WEIGHT_EXPERTS, i, E, c->n_expert, 2, both);
-        m->experts.down =
-            build_weight(b, WEIGHT_EXPERTS, i, F, c->n_expert, 1,
-                         &(struct rows){.name = &down, .n = E, .of = E, .across = true});
+        m->experts.down = build_weight(b, WEIGHT_EXPERTS, i, F, c->n_expert, 1, &out);
     }
 }
 
