@@ -23,14 +23,19 @@ static void try_layouts(struct tensorfile *f)
     static const int shapes[][3] = {{64, 16, 0}, {128, 8, 0}, {64, 8, 2}, {32, 3, 0}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int awq = 0; awq < 2; awq++) {
-            struct layout_config config = {.awq = awq, .group_len = 32, .block = {4, 128}};
-            struct layout_ask ask = {"fuzz",       find,         f,           &config,
-                                     shapes[i][0], shapes[i][1], shapes[i][2]};
+            struct layout_config config = {
+                .awq = awq, .group_len = 32, .mixed = !awq, .block = {4, 128}};
+            struct layout_ask ask = {"fuzz",       find,         f,  &config, shapes[i][0],
+                                     shapes[i][1], shapes[i][2], awq};
             struct layout l;
             struct error err = {0};
             bool ok = layout_find(&ask, &l, &err);
             if (ok && l.kind != LAYOUT_PLAIN) {
-                struct layout_rows rows = {shapes[i][2] ? 1 : 0, 1, 2, shapes[i][1] / 2 - 1};
+                struct layout_rows rows = {.index = shapes[i][2] ? 1 : 0,
+                                           .first = 1,
+                                           .step = 2,
+                                           .n = shapes[i][1] / 2 - 1,
+                                           .run = awq};
                 struct layout_bytes b = layout_bytes(&l, rows.n);
                 struct layout_planes to = {mem_zalloc(b.data + 1, 1), mem_zalloc(b.scale + 1, 1),
                                            mem_zalloc(b.zero + 1, 1), mem_zalloc(b.order + 1, 1)};
