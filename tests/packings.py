@@ -207,7 +207,7 @@ def ct_int(rows, bits=4, length=32, symmetric=True, order=False, rnd=None):
                "weight_scale": floats("BF16", [n, g], [x for r in scales for x in r])[0],
                "weight_shape": ("I64", [2], struct.pack("<qq", n, m))}
     if not symmetric:
-        packed = [words(z, bits) for z in _turned(zeros)]
+        packed = [words(z + [0] * (-n % (32 // bits)), bits) for z in _turned(zeros)]
         each = len(packed[0]) // 4
         tensors["weight_zero_point"] = ("I32", [each, g], b"".join(p[4 * i:4 * i + 4] for i in range(each) for p in packed))
     if order:

@@ -77,6 +77,12 @@ def short_ids(model, n=24):
     return path
 
 
+def plans(folder):
+    """Its memory is counted, of one rank and of two."""
+    ok("plan", folder)
+    ok("plan", folder, "--tp", "2")
+
+
 def same(name, model, packed, values, quant, bound=2e-4, loose=5e-2):
     """Packed tensors beside the values they stand for, written plainly: one model. loose: mean KL of the default
     kernels and of what a GGUF rounds to halves, which with random weights may choose other experts."""
@@ -87,10 +93,10 @@ def same(name, model, packed, values, quant, bound=2e-4, loose=5e-2):
     want = logits(write("plain", model, values, None), ids)
     d = max_difference(logits(a, ids), want)
     kl = mean_kl(want, logits(a, ids, None))
+    plans(a)
     gguf = os.path.join(TMP, "out.gguf")
     ok("convert", a, gguf, "--force")
     c = mean_kl(want, logits(gguf, ids))
-    ok("plan", a)
     print(f"{name:44} {d:.1e}, default kernels KL {kl:.1e}, converted {c:.1e}")
     assert d < bound and kl < loose and c < loose, (name, d, kl, c)
 
@@ -300,6 +306,9 @@ def around():
     """Where the config is, what else is packed, and what is beside it that counts for others alone."""
     gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32}
     rewritten("text_config has it", "qwen3_5_moe", MATRICES, pk.gptq, gptq)
+    ct = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    rewritten("one row, and four", "qwen3_5_moe", r"(shared_expert_gate|in_proj_a)\.weight$",
+              lambda m: pk.ct_int(m, symmetric=False), ct)
     rewritten("the embedding", "qwen3moe", r"embed_tokens\.weight$", pk.nvfp4, {"quant_method": "modelopt"})
     one = ("F32", [], struct.pack("<f", 0.5))
     beside = {s: one for s in ("k_scale", "v_scale", "output_scale", "input_scale_ub", "k_zero_point")}

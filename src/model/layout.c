@@ -191,9 +191,9 @@ static bool find_int4(const struct layout_ask *a, struct layout *l, struct error
     if (!check_beside(a, l->data, "weight_scale", l->scale, "float", err) ||
         (l->order && !no_stack(a, l->order, err)))
         return false;
-    if (a->n_in % 8 || a->n_out % 8)
-        return error_set(err, "%s: tensor %s: packing needs multiples of 8, not %d x %d", a->path,
-                         l->data->name, a->n_in, a->n_out);
+    if (a->n_in % 8)
+        return error_set(err, "%s: tensor %s: packing needs rows of a multiple of 8, not %d",
+                         a->path, l->data->name, a->n_in);
     bool bytes = l->data->dims[0] == a->n_in / 4; /* 8 bits */
     if (!check_shape(a, l->data, a->n_in / (bytes ? 4 : 8), a->n_out, err) ||
         !count_groups(a, l, err) || !check_shape(a, l->scale, l->n_groups, a->n_out, err))
@@ -208,7 +208,7 @@ static bool find_int4(const struct layout_ask *a, struct layout *l, struct error
     if (l->zero && !is_type(l->zero, "I32") && !is_type(l->zero, "I8"))
         return bad_type(a, l->zero, "I32 or I8", err);
     if (l->zero && !check_shape(a, l->zero, l->n_groups,
-                                l->zero->type == DT_I8 ? a->n_out : a->n_out / 8, err))
+                                l->zero->type == DT_I8 ? a->n_out : (a->n_out + 7) / 8, err))
         return false;
     if (l->order && l->order->type != DT_I32)
         return bad_type(a, l->order, "I32", err);

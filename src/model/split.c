@@ -65,8 +65,8 @@ static int unit_of(struct splitter *s, const struct weight *w)
     for (int i = 0; i < want->n_rows; i++) {
         const struct tensor *t =
             build_find(s->f, s->c, want->rows[i].name, want->layer, 0, "weight");
-        /* Codes of NVFP4 may be called "weight", and have no type of ours. */
-        bool packed = !t || t->type == DT_F8_E4M3 || t->type == DT_NONE;
+        /* Codes may be called "weight", of bytes or of no type of ours. */
+        bool packed = !t || t->type == DT_F8_E4M3 || !dtype_is_weight(t->type);
         unit = lcm(unit, packed ? PACKED_UNIT : dtype_table[t->type].block_len);
     }
     return unit;
