@@ -1,0 +1,502 @@
+/*
+ * Compressed layouts of folders, once found and checked (layout.c): rows of codes and scales out of them, in the forms of
+ * struct raw_seg. Scales are checked here, as they are read.
+ */
+#include "model/layout.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <string.h>
+
+static uint32_t load_u32(const uint8_t *p, size_t i)
+{
+    uint32_t v;
+    memcpy(&v, p + 4 * i, 4);
+    return v;
+}
+
+static float load_float(const struct tensor *t, size_t i)
+{
+    float v;
+    quant_dequantize(t->type, t->data + i * dtype_bytes(t->type, 1), &v, 1);
+    return v;
+}
+
+/* The row of the matrix that is the i-th of r. */
+static size_t row_at(const struct layout_rows *r, int i)
+{
+    int run = r->run ? r->run : 1;
+    return (size_t)(r->first + r->step * (i / run) + i % run);
+}
+
+/* Row i of r out of codes of `wide` bytes a row: where it lies, or, of transposed ones, out of a copy
+ * of it and the rows behind it. */
+struct row_reader {
+    const struct layout *l;
+    const struct layout_rows *r;
+    const uint8_t *data;
+    size_t wide;
+    uint8_t *copy; /* (ROWS_AT_ONCE, wide) */
+    int first;     /* of the copy; -1 = none */
+};
+
+enum { ROWS_AT_ONCE = 64 };
+
+static struct row_reader rows_of(const struct layout *l, const struct layout_rows *r,
+                                 const struct tensor *t, size_t wide)
+{
+    return (struct row_reader){.l = l,
+                               .r = r,
+                               .data = t->data,
+                               .wide = wide,
+                               .copy = l->across ? mem_alloc(ROWS_AT_ONCE * wide) : NULL,
+                               .first = -1};
+}
+
+static const uint8_t *row_get(struct row_reader *x, int i)
+{
+    if (!x->l->across)
+        return x->data + row_at(x->r, i) * x->wide;
+    int first = i / ROWS_AT_ONCE * ROWS_AT_ONCE;
+    if (x->first != first) {
+        size_t at[ROWS_AT_ONCE];
+        int n = x->r->n - first < ROWS_AT_ONCE ? x->r->n - first : ROWS_AT_ONCE;
+        for (int k = 0; k < n; k++)
+            at[k] = row_at(x->r, first + k);
+        for (size_t j = 0; j < x->wide; j++)
+            for (int k = 0; k < n; k++)
+                x->copy[(size_t)k * x->wide + j] = x->data[j * (size_t)x->l->n_out + at[k]];
+        x->first = first;
+    }
+    return x->copy + (size_t)(i - first) * x->wide;
+}
+
+static bool bad_scale(const char *path, const struct tensor *t, size_t i, float v,
+                      struct error *err)
+{
+    return error_set(err, "%s: tensor %s: entry %zu: %g is no scale", path, t->name, i, (double)v);
+}
+
+struct layout_bytes layout_bytes(const struct layout *l, int n)
+{
+    size_t rows = (size_t)n, n_in = (size_t)l->n_in;
+    struct layout_bytes b = {.data = rows * dtype_bytes(l->type, n_in)};
+    if (l->type == DT_GPTQ4) {
+        b.scale = rows * (size_t)l->n_groups * sizeof(uint16_t);
+        b.zero = rows * (size_t)l->n_groups;
+        b.order = n_in * sizeof(int32_t);
+    } else if (l->type == DT_F8_E4M3) {
+        b.scale = rows * ((n_in + 127) / 128) * sizeof(float);
+    } else if (l->type == DT_NVFP4) {
+        b.scale = sizeof(float);
+    }
+    return b;
+}
+
+/* order[j] = input column stored at j: columns sorted by group, stable. Groups must come out full, or
+ * they would straddle. */
+static bool read_order(const struct layout *l, const char *path, int32_t *order, bool *permuted,
+                       struct error *err)
+{
+    *permuted = false;
+    for (int j = 0; j < l->n_in; j++)
+        order[j] = j;
+    bool unset = true; /* compressed-tensors: -1 throughout where columns are in order */
+    for (int j = 0; l->order && unset && j < l->n_in; j++)
+        unset = load_u32(l->order->data, (size_t)j) == ~0u;
+    if (!l->order || unset)
+        return true;
+    int *at = mem_zalloc((size_t)l->n_groups, sizeof *at);
+    bool ok = true;
+    for (int j = 0; ok && j < l->n_in; j++) {
+        uint32_t group = load_u32(l->order->data, (size_t)j);
+        int stored = 0;
+        ok = group < (uint32_t)l->n_groups && at[group] < l->group_len;
+        if (ok) {
+            stored = (int)group * l->group_len + at[group]++;
+            ok = stored < l->n_in;
+        }
+        if (!ok) {
+            error_set(err, "%s: tensor %s: entry %d: group %u is out of range or over-full", path,
+                      l->order->name, j, group);
+            break;
+        }
+        order[stored] = j;
+        *permuted |= stored != j;
+    }
+    mem_free(at);
+    return ok;
+}
+
+/* Rows of codes from (n_in/8, n_out) words of 8 columns each: a word is 4 bytes of a row as it is,
+ * where its columns stay together. In blocks that stay in the first cache both ways. */
+static void codes_gptq(const struct layout *l, const struct layout_rows *r, const int32_t *order,
+                       uint8_t *out)
+{
+    enum { ROWS = 64, WORDS = 16 };
+    const uint8_t *words = l->data->data;
+    uint32_t block[WORDS][ROWS];
+    size_t place[ROWS];
+    int n_words = l->n_in / 8;
+    for (int o = 0; o < r->n; o += ROWS) {
+        int rows = r->n - o < ROWS ? r->n - o : ROWS;
+        for (int row = 0; row < rows; row++)
+            place[row] = row_at(r, o + row);
+        for (int j = 0; j < n_words; j += WORDS) {
+            int n = n_words - j < WORDS ? n_words - j : WORDS;
+            for (int i = 0; i < n; i++) {
+                const int32_t *from = order + 8 * (j + i);
+                bool together = from[0] % 8 == 0;
+                for (int k = 1; k < 8; k++)
+                    together &= from[k] == from[0] + k;
+                if (!together)
+                    memset(block[i], 0, sizeof block[i]);
+                for (int k = 0; k < (together ? 1 : 8); k++) {
+                    size_t at = (size_t)(from[k] / 8) * (size_t)l->n_out;
+                    int right = from[k] % 8 * 4, left = 4 * k;
+                    for (int row = 0; row < rows; row++) {
+                        uint32_t in = load_u32(words, at + place[row]);
+                        if (together)
+                            block[i][row] = in;
+                        else
+                            block[i][row] |= (in >> right & 15) << left;
+                    }
+                }
+            }
+            for (int row = 0; row < rows; row++) {
+                uint32_t line[WORDS];
+                for (int i = 0; i < n; i++)
+                    line[i] = block[i][row];
+                memcpy(out + (size_t)(o + row) * (size_t)(l->n_in / 2) + 4 * (size_t)j, line,
+                       (size_t)n * sizeof *line);
+            }
+        }
+    }
+}
+
+/* Where output o of eight lies in a word of AWQ's. */
+static int awq_shift(int o)
+{
+    return 4 * (o % 8 / 2 + o % 2 * 4);
+}
+
+/* Rows of codes from (n_in, n_out/8) words of 8 rows each: of some columns at a time, whose lines stay
+ * in the first cache while all rows are taken out of them. */
+static void codes_awq(const struct layout *l, const struct layout_rows *r, uint8_t *out)
+{
+    enum { PAIRS = 64 };
+    size_t width = (size_t)(l->n_out / 8), half = (size_t)(l->n_in / 2);
+    uint32_t a[PAIRS] = {0}, b[PAIRS] = {0}; /* even and odd columns */
+    for (size_t j = 0; j < half; j += PAIRS) {
+        size_t n = half - j < PAIRS ? half - j : PAIRS;
+        for (int o = 0, word = -1; o < r->n; o++) {
+            int row = (int)row_at(r, o);
+            if (row / 8 != word) {
+                word = row / 8;
+                for (size_t k = 0; k < n; k++) {
+                    a[k] = load_u32(l->data->data, 2 * (j + k) * width + (size_t)word);
+                    b[k] = load_u32(l->data->data, (2 * (j + k) + 1) * width + (size_t)word);
+                }
+            }
+            int shift = awq_shift(row);
+            uint8_t *to = out + (size_t)o * half + j;
+            for (size_t k = 0; k < n; k++)
+                to[k] = (uint8_t)((a[k] >> shift & 15) | (b[k] >> shift & 15) << 4);
+        }
+    }
+}
+
+/* Rows of codes that lie as ours do, in another order of columns where there is one. */
+static void codes_int4(const struct layout *l, const struct layout_rows *r, const int32_t *order,
+                       bool permuted, uint8_t *out)
+{
+    size_t half = (size_t)(l->n_in / 2);
+    for (int i = 0; i < r->n; i++, out += half) {
+        const uint8_t *row = l->data->data + row_at(r, i) * half;
+        if (!permuted) {
+            memcpy(out, row, half);
+            continue;
+        }
+        for (size_t j = 0; j < half; j++) {
+            int a = order[2 * j], b = order[2 * j + 1];
+            out[j] =
+                (uint8_t)((row[a / 2] >> a % 2 * 4 & 15) | (row[b / 2] >> b % 2 * 4 & 15) << 4);
+        }
+    }
+}
+
+/* The zero of (group g, row o) in the scale of codes. */
+static int zero_at(const struct layout *l, size_t g, size_t o)
+{
+    size_t groups = (size_t)l->n_groups;
+    switch (l->kind) {
+    case LAYOUT_GPTQ: {
+        uint32_t word = load_u32(l->zero->data, g * (size_t)(l->n_out / 8) + o / 8);
+        return (int)(word >> 4 * (o % 8) & 15) + l->zero_plus;
+    }
+    case LAYOUT_AWQ: {
+        uint32_t word = load_u32(l->zero->data, g * (size_t)(l->n_out / 8) + o / 8);
+        return (int)(word >> awq_shift((int)(o % 8)) & 15);
+    }
+    default:
+        if (!l->zero)
+            return 8;
+        if (l->zero->type == DT_I8)
+            return (int8_t)l->zero->data[o * groups + g] + 8;
+        return (int)(load_u32(l->zero->data, o / 8 * groups + g) >> 4 * (o % 8) & 15);
+    }
+}
+
+static bool read_int4(const struct layout *l, const char *path, const struct layout_rows *r,
+                      const struct layout_planes *to, bool *permuted, struct error *err)
+{
+    if (!read_order(l, path, to->order, permuted, err))
+        return false;
+    if (l->kind == LAYOUT_GPTQ)
+        codes_gptq(l, r, to->order, to->data);
+    else if (l->kind == LAYOUT_AWQ)
+        codes_awq(l, r, to->data);
+    else
+        codes_int4(l, r, to->order, *permuted, to->data);
+    size_t groups = (size_t)l->n_groups, across = (size_t)l->n_out;
+    uint16_t *scale = to->scale;
+    for (size_t i = 0; i < (size_t)r->n; i++) {
+        size_t o = row_at(r, (int)i);
+        for (size_t g = 0; g < groups; g++) {
+            size_t at = l->kind == LAYOUT_INT4 ? o * groups + g : g * across + o;
+            float v = load_float(l->scale, at);
+            uint16_t half = f32_to_f16(v);
+            if (!isfinite(f16_to_f32(half)))
+                return bad_scale(path, l->scale, at, v, err);
+            scale[i * groups + g] = half;
+            int zero = zero_at(l, g, o);
+            if (zero < 0 || zero > 16)
+                return error_set(err, "%s: tensor %s: row %zu, group %zu: zero point %d", path,
+                                 l->zero->name, o, g, zero - 8);
+            to->zero[i * groups + g] = (uint8_t)zero;
+        }
+    }
+    return true;
+}
+
+/* Zeros of 8-bit codes have no place in Q8_0: all are the middle. */
+static bool check_zeros(const struct layout *l, const char *path, struct error *err)
+{
+    for (size_t i = 0; l->zero && i < l->zero->bytes; i++) {
+        int zero = l->words ? l->zero->data[i] + l->zero_plus - 128 : (int8_t)l->zero->data[i];
+        if (zero)
+            return error_set(err,
+                             "%s: tensor %s: entry %zu: 8 bits with zero points are not supported",
+                             path, l->zero->name, i);
+    }
+    return true;
+}
+
+static bool read_int8(const struct layout *l, const char *path, const struct layout_rows *r,
+                      const struct layout_planes *to, struct error *err)
+{
+    struct block_q8_0 *out = (struct block_q8_0 *)to->data;
+    size_t n_in = (size_t)l->n_in, groups = (size_t)l->n_groups, len = (size_t)l->group_len;
+    bool gptq = l->words && l->zero; /* which has zeros, and words of four columns */
+    uint8_t flip = l->words ? 0x80 : 0;
+    if (!check_zeros(l, path, err))
+        return false;
+    for (size_t j = 0; l->order && j < n_in; j++)
+        if (load_u32(l->order->data, j) != j / len && load_u32(l->order->data, j) != ~0u)
+            return error_set(
+                err, "%s: tensor %s: 8 bits with columns in another order are not supported", path,
+                l->order->name);
+    for (int i = 0; i < r->n; i++) {
+        size_t o = row_at(r, i);
+        for (size_t b = 0; b < n_in / QK_32; b++, out++) {
+            size_t g = b * QK_32 / len;
+            size_t at = gptq ? g * (size_t)l->n_out + o
+                             : o / (l->block[0] ? (size_t)l->block[0] : 1) * groups + g;
+            float v = load_float(l->scale, at) * l->times;
+            out->d = f32_to_f16(v);
+            if (!isfinite(f16_to_f32(out->d)))
+                return bad_scale(path, l->scale, at, v, err);
+            for (size_t k = 0; k < QK_32; k++) {
+                size_t j = b * QK_32 + k;
+                size_t from = gptq ? (j / 4 * (size_t)l->n_out + o) * 4 + j % 4 : o * n_in + j;
+                out->qs[k] = (int8_t)(l->data->data[from] ^ flip);
+            }
+        }
+    }
+    return true;
+}
+
+static bool read_fp8(const struct layout *l, const char *path, const struct layout_rows *r,
+                     const struct layout_planes *to, struct error *err)
+{
+    size_t n_in = (size_t)l->n_in, cols = (n_in + 127) / 128;
+    size_t across = (n_in + (size_t)l->block[1] - 1) / (size_t)l->block[1];
+    float *scale = to->scale;
+    struct row_reader codes = rows_of(l, r, l->data, n_in);
+    bool ok = true;
+    for (size_t i = 0; ok && i < (size_t)r->n; i++) {
+        size_t first = row_at(r, (int)i) / (size_t)l->block[0] * across;
+        if (to->data)
+            memcpy(to->data + i * n_in, row_get(&codes, (int)i), n_in);
+        for (size_t j = 0; ok && j < cols; j++) {
+            size_t at = first + j * 128 / (size_t)l->block[1];
+            float v = load_float(l->scale, at);
+            ok = isfinite(v) || bad_scale(path, l->scale, at, v, err);
+            scale[i * cols + j] = v;
+        }
+    }
+    mem_free(codes.copy);
+    return ok;
+}
+
+static bool row_nvfp4(const struct layout *l, const char *path, size_t row, const uint8_t *codes,
+                      const uint8_t *scales, struct block_nvfp4 *out, struct error *err)
+{
+    size_t blocks = (size_t)l->n_in / QK_NVFP4;
+    for (size_t b = 0; b < blocks; b++, out++)
+        for (size_t g = 0; g < 4; g++) {
+            uint8_t s = scales[4 * b + g];
+            if (s >= 0x7f)
+                return bad_scale(path, l->scale, row * blocks * 4 + 4 * b + g, f8e4m3_to_f32(s),
+                                 err);
+            out->d[g] = s;
+            /* 16 values of a group: the first of each byte is the low nibble, ours has halves */
+            const uint8_t *in = codes + 32 * b + 8 * g;
+            for (int k = 0; k < 8; k++) {
+                int lo = in[k / 2] >> k % 2 * 4 & 15, hi = in[4 + k / 2] >> k % 2 * 4 & 15;
+                out->qs[8 * g + (size_t)k] = (uint8_t)(lo | hi << 4);
+            }
+        }
+    return true;
+}
+
+static bool read_nvfp4(const struct layout *l, const char *path, const struct layout_rows *r,
+                       const struct layout_planes *to, struct error *err)
+{
+    float global = load_float(l->global, 0);
+    if (!isfinite(global) || global <= 0)
+        return bad_scale(path, l->global, 0, global, err);
+    *(float *)to->scale = l->reciprocal ? 1 / global : global;
+    size_t blocks = (size_t)l->n_in / QK_NVFP4;
+    struct row_reader codes = rows_of(l, r, l->data, blocks * 32);
+    struct row_reader scales = rows_of(l, r, l->scale, blocks * 4);
+    bool ok = true;
+    for (int i = 0; ok && i < r->n; i++)
+        ok = row_nvfp4(l, path, row_at(r, i), row_get(&codes, i), row_get(&scales, i),
+                       (struct block_nvfp4 *)to->data + (size_t)i * blocks, err);
+    mem_free(codes.copy);
+    mem_free(scales.copy);
+    return ok;
+}
+
+static bool read_mxfp4(const struct layout *l, const char *path, const struct layout_rows *r,
+                       const struct layout_planes *to, struct error *err)
+{
+    struct block_mxfp4 *out = (struct block_mxfp4 *)to->data;
+    size_t blocks = (size_t)l->n_in / QK_32;
+    for (int i = 0; i < r->n; i++) {
+        size_t o = row_at(r, i);
+        for (size_t b = 0; b < blocks; b++, out++) {
+            const uint8_t *in = l->data->data + (o * blocks + b) * 16;
+            out->e = l->scale->data[o * blocks + b];
+            if (out->e == 255)
+                return bad_scale(path, l->scale, o * blocks + b, NAN, err);
+            for (int k = 0; k < 16; k++) {
+                int lo = in[k / 2] >> k % 2 * 4 & 15, hi = in[8 + k / 2] >> k % 2 * 4 & 15;
+                out->qs[k] = (uint8_t)(lo | hi << 4);
+            }
+        }
+    }
+    return true;
+}
+
+/* The scale of block b. */
+static float scale_bnb4(const struct layout *l, size_t b)
+{
+    if (!l->scale_levels)
+        return load_float(l->scale, b);
+    return load_float(l->scale_levels, l->scale->data[b]) * load_float(l->scale_scales, b / 256) +
+           l->scale_add;
+}
+
+static bool read_bnb4(const struct layout *l, const char *path, const struct layout_rows *r,
+                      const struct layout_planes *to, struct error *err)
+{
+    size_t n_in = (size_t)l->n_in, len = (size_t)l->group_len, last = SIZE_MAX;
+    uint16_t values[16] = {0}; /* of a block */
+    for (int i = 0; i < r->n; i++)
+        for (size_t j = 0, at = row_at(r, i) * n_in; j < n_in; j++, at++) {
+            if (at / len != last) {
+                float scale = scale_bnb4(l, last = at / len);
+                for (size_t k = 0; k < 16; k++) {
+                    values[k] = f32_to_f16(load_float(l->levels, k) * scale);
+                    if (!isfinite(f16_to_f32(values[k])))
+                        return bad_scale(path, l->scale, last, scale, err);
+                }
+            }
+            uint8_t byte = l->data->data[at / 2];
+            memcpy(to->data + ((size_t)i * n_in + j) * 2, &values[at % 2 ? byte & 15 : byte >> 4],
+                   2);
+        }
+    return true;
+}
+
+/* Matrix `index` of a stack: its part of t, or all of t where that is one number. */
+static const struct tensor *part_of(const struct tensor *t, int n_stack, int index,
+                                    struct tensor *part)
+{
+    bool one = t && t->dims[0] == 1 && t->dims[1] == 1 && t->dims[2] == 1 && t->dims[3] == 1;
+    if (!t || one)
+        return t;
+    *part = *t;
+    part->bytes /= (size_t)n_stack;
+    part->data += (size_t)index * part->bytes;
+    return part;
+}
+
+static bool read_one(const struct layout *l, const char *path, const struct layout_rows *rows,
+                     const struct layout_planes *to, bool *permuted, struct error *err)
+{
+    *permuted = false;
+    switch (l->kind) {
+    case LAYOUT_GPTQ:
+    case LAYOUT_AWQ:
+    case LAYOUT_INT4:
+        return read_int4(l, path, rows, to, permuted, err);
+    case LAYOUT_INT8:
+        return read_int8(l, path, rows, to, err);
+    case LAYOUT_FP8:
+        return read_fp8(l, path, rows, to, err);
+    case LAYOUT_NVFP4:
+        return read_nvfp4(l, path, rows, to, err);
+    case LAYOUT_MXFP4:
+        return read_mxfp4(l, path, rows, to, err);
+    case LAYOUT_BNB4:
+        return read_bnb4(l, path, rows, to, err);
+    case LAYOUT_PLAIN:
+        break;
+    }
+    CHECK(false, "%s: nothing to undo", path);
+}
+
+bool layout_read(const struct layout *l, const char *path, const struct layout_rows *rows,
+                 const struct layout_planes *to, bool *permuted, struct error *err)
+{
+    if (!l->n_stack)
+        return read_one(l, path, rows, to, permuted, err);
+    struct layout one = *l;
+    struct tensor parts[4];
+    one.data = part_of(l->data, l->n_stack, rows->index, &parts[0]);
+    one.scale = part_of(l->scale, l->n_stack, rows->index, &parts[1]);
+    one.zero = part_of(l->zero, l->n_stack, rows->index, &parts[2]);
+    one.global = part_of(l->global, l->n_stack, rows->index, &parts[3]);
+    return read_one(&one, path, rows, to, permuted, err);
+}
+
+const uint8_t *layout_direct(const struct layout *l, const struct layout_rows *rows)
+{
+    if (l->kind != LAYOUT_FP8 || l->across || rows->step != 1 || rows->run > 1)
+        return NULL;
+    size_t row = (size_t)rows->index * (size_t)l->n_out + (size_t)rows->first;
+    return l->data->data + row * (size_t)l->n_in;
+}
