@@ -3,10 +3,12 @@
 logits of the same values as plain floats, with the reference kernels, with the default ones, and converted to GGUF. What
 is not read is refused in one line that names the field or the tensor."""
 import array
+import atexit
 import json
 import os
 import random
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -20,6 +22,7 @@ STEEL = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "build", "steel")
 ONLY = sys.argv[2] if len(sys.argv) > 2 else ""
 MICRO = "tests/golden"
 TMP = tempfile.mkdtemp(prefix="steel-packings-")
+atexit.register(shutil.rmtree, TMP, ignore_errors=True)
 
 
 def steel(*args, **env):
