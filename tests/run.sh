@@ -3,6 +3,7 @@
 # as there are cores, four at most). A script gets the build folder as $1; exit 77 means skipped. What is skipped, whole or
 # in part, says so in a line "skipped: WHAT: why"; it is named and counted. ONLY=text runs the tests with that text in their
 # names. Closes with the slowest tests and one line: tests passed, failed, skipped. Cases of a program count one each.
+# A sanitizer's report fails the test, whichever process of it wrote it and whether or not anyone looks how that ended.
 B=${1:-build}
 export STEEL="$B/steel" STEEL_CONFIG= # not the config of whoever runs this
 
@@ -38,9 +39,21 @@ run_one() { # TEST
     *.py) run="python3 $t $B" ;;
     *) run=$t ;;
     esac
+    reports=$B/reports/$(basename "$t")
+    rm -rf "$reports" && mkdir -p "$reports" && reports=$(cd "$reports" && pwd)
+    ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}log_path=$reports/report
+    UBSAN_OPTIONS=${UBSAN_OPTIONS:+$UBSAN_OPTIONS:}abort_on_error=1:print_stacktrace=1 # beside ASan it writes no files
+    TSAN_OPTIONS=${TSAN_OPTIONS:+$TSAN_OPTIONS:}log_path=$reports/report
+    export ASAN_OPTIONS UBSAN_OPTIONS TSAN_OPTIONS
     start=$(date +%s)
     $run >"$log" 2>&1 </dev/null
     rc=$?
+    for r in "$reports"/report.*; do
+        if grep -qE '(ERROR|WARNING|FATAL): [A-Za-z]*Sanitizer' "$r" 2>/dev/null; then
+            echo "$r:" && sed "/^Shadow bytes/,\$d" "$r" | head -n 38
+            case $rc in 0 | 77) rc=99 ;; esac
+        fi
+    done >>"$log"
     took=$(($(date +%s) - start))
     echo "$(count "$log" $rc) $took $rc $t" >"${log%.log}.result"
     case $rc in
