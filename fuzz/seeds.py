@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Writes the seeds of two fuzzers into fuzz/seeds, from what the tests have:
+"""Writes the seeds of four fuzzers into fuzz/seeds, from what the tests have:
 
   fuzz/seeds.py [STEEL]       default: build/steel
 
   fuzz_gguf         of every model in tests/golden its converted file, whole metadata and all names of the first two layers, but a
                     value for each tensor alone; and a file with a block of every type
   fuzz_chat_parser  answers of every form with calls or reasoning in them, from tests/test_chat_parse.c
+  fuzz_jinja        the templates of tests/data, and every fortieth of the small cases
+  fuzz_markdown     texts of tests/test_markdown.c, for two widths
 Files that are there are written again; nothing is removed.
 """
 import glob
+import json
 import os
+import shutil
 import re
 import struct
 import subprocess
@@ -92,5 +96,30 @@ def chat_seeds():
     assert not missing, missing
 
 
+def jinja_seeds():
+    to = folder("fuzz_jinja")
+    for path in glob.glob(ROOT + "/tests/data/*.jinja"):
+        shutil.copyfile(path, os.path.join(to, os.path.basename(path)))
+    with open(ROOT + "/tests/data/jinja_cases.jsonl") as f:
+        for i, line in enumerate(f):
+            if i % 40 == 0:
+                with open(os.path.join(to, f"case{i}"), "w") as out:
+                    out.write(json.loads(line)["source"])
+
+
+def markdown_seeds():
+    to = folder("fuzz_markdown")
+    text = open(ROOT + "/tests/test_markdown.c").read()
+    shown = [b"".join(unescape(x) for x in re.findall(r'"((?:[^"\\]|\\.)*)"', t))
+             for t in re.findall(r'SHOWS\(\d+,\s*((?:"(?:[^"\\]|\\.)*"\s*)+),', text)]
+    assert len(shown) > 40
+    for i in range(0, len(shown), 8):
+        # the fuzzer's first bytes: columns, styles and Unicode, the length of a piece
+        with open(os.path.join(to, f"texts{i // 8}"), "wb") as f:
+            f.write(bytes([18 if i % 16 else 78, 3, 4]) + b"\n\n".join(shown[i:i + 8]))
+
+
 gguf_seeds()
 chat_seeds()
+jinja_seeds()
+markdown_seeds()
