@@ -49,10 +49,9 @@ run_one() { # TEST
     $run >"$log" 2>&1 </dev/null
     rc=$?
     for r in "$reports"/report.*; do
-        if grep -qE '(ERROR|WARNING|FATAL): [A-Za-z]*Sanitizer' "$r" 2>/dev/null; then
-            echo "$r:" && sed "/^Shadow bytes/,\$d" "$r" | head -n 38
-            case $rc in 0 | 77) rc=99 ;; esac
-        fi
+        grep -qE '(ERROR|WARNING|FATAL): [A-Za-z]*Sanitizer' "$r" 2>/dev/null || continue
+        echo "a sanitizer's report: $r"
+        case $rc in 0 | 77) rc=99 && sed '/^Shadow bytes/,$d' "$r" | head -n 38 ;; esac # no news of a test that failed
     done >>"$log"
     took=$(($(date +%s) - start))
     echo "$(count "$log" $rc) $took $rc $t" >"${log%.log}.result"
