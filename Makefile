@@ -78,7 +78,7 @@ help:
 	@echo 'make test       install what is missing, build, run all tests'
 	@echo 'make asan       the tests under AddressSanitizer and UBSan'
 	@echo 'make test-faults  every allocation, read, write, accept, thread start fails once'
-	@echo 'make tsan       the threaded tests under ThreadSanitizer'
+	@echo 'make tsan       the tests under ThreadSanitizer'
 	@echo 'make fuzz       build the libFuzzer entries (clang) and run each for FUZZ_SECONDS'
 	@echo 'make test-gpu   every GPU op against the reference;  make bench-gpu: its speed'
 	@echo 'make test-sim   the same GPU kernels, simulated on the CPU'
@@ -249,11 +249,12 @@ amx-run: $(B)/tests/test_ops $(B)/tests/test_golden $(B)/tests/test_invariance
 
 FUZZ_SECONDS ?= 30
 fuzz:
+	@command -v clang >/dev/null || { echo 'steel: make fuzz needs clang: `sh tools/deps.sh dev` installs it' >&2; exit 1; }
 	$(Q)$(MAKE) --no-print-directory B=build-fuzz CUDA=0 CC=clang OPT='-O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all' fuzz-run
 fuzz-build: $(FUZZERS)
 fuzz-run: fuzz-build
 	@for f in $(FUZZERS); do echo "== $$f"; n=$$(basename $$f); mkdir -p $(B)/corpus/$$n; \
-	  $$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=0 -verbosity=0 \
+	  $$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=0 -verbosity=0 -artifact_prefix=$(B)/$$n- \
 	    $$(ls fuzz/$$n.dict 2>/dev/null | sed 's/^/-dict=/') $(B)/corpus/$$n $$(ls -d fuzz/seeds/$$n 2>/dev/null) || exit 1; done
 $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS)
