@@ -8,7 +8,7 @@
  *
  *   C (16 inputs, 16 weight rows) += A (16 inputs, 32 columns) * B (32 columns, 16 weight rows), all
  *   signed: B's rows are the column groups of an unpacked panel.
- * tmm0-3: C of (block, panel); tmm4, 6: A; tmm5, 7: B. Q6_K has its scales per 16 columns: half of that. Inputs in two parts: Q8_0, GPTQ4.
+ * tmm0-3: C of (block, panel); tmm4, 6: A; tmm5, 7: B. Q6_K has its scales per 16 columns: half of that. Inputs in two parts: Q8_0, MXFP4, GPTQ4.
  *
  * The limit is the float part: 3 to 5 vector operations for 16 x 32 products. Tiles are configured and
  * released in each call: nothing is left to switch between threads.
@@ -22,9 +22,9 @@ enum { ROWS = 16 };
 /* How a block becomes floats. */
 enum kind {
     KIND_MIN,   /* scale and min per 32: Q4_K Q5_K */
-    KIND_PLAIN, /* scale per 32: Q4_0 IQ4_NL IQ4_XS MXFP4 */
+    KIND_PLAIN, /* scale per 32: Q4_0 IQ4_NL IQ4_XS */
     KIND_SIX,   /* scale per 16: Q6_K */
-    KIND_FINE,  /* scale per 32, inputs in two parts: Q8_0 */
+    KIND_FINE,  /* scale per 32, inputs in two parts: Q8_0 MXFP4 */
     KIND_ZERO,  /* the same, and a min: GPTQ4 */
 };
 
@@ -158,7 +158,7 @@ INLINE void add_blocks(struct scratch *s, float (*acc)[GEMM_UNIT], int which,
     }
 }
 
-/* One block of Q6_K, whose halves have scales of their own, or of Q8_0 and GPTQ4: codes, then fine
+/* One block of Q6_K, whose halves have scales of their own, or of those with inputs in two parts: codes, then fine
  * parts. */
 INLINE void add_halves(struct scratch *s, float (*acc)[GEMM_UNIT], int which,
                        const struct inputs *in, int b, int blk, const enum kind kind)
@@ -325,7 +325,7 @@ GEMM(q6k, KIND_SIX)
 GEMM(iq4xs, KIND_PLAIN)
 GEMM(q4_0, KIND_PLAIN)
 GEMM(iq4nl, KIND_PLAIN)
-GEMM(mxfp4, KIND_PLAIN)
+GEMM(mxfp4, KIND_FINE)
 GEMM(q8_0, KIND_FINE)
 GEMM(gptq4, KIND_ZERO)
 
