@@ -100,7 +100,7 @@ $(B)/src/backend/cpu/%_amx.o:    CFLAGS += -mavx2 -mfma -mf16c -mbmi2 -mavx512f 
 ifneq ($(findstring fuzzer,$(OPT)),)
 $(B)/src/backend/cpu/%.o $(B)/src/quant/quantize%.o: CFLAGS += -fno-sanitize=all
 else ifneq ($(findstring undefined,$(OPT)),)
-$(B)/src/backend/cpu/%.o $(B)/src/quant/quantize%.o: CFLAGS += -fno-sanitize=undefined
+$(B)/src/backend/cpu/%.o $(B)/src/quant/quantize%.o: CFLAGS += -fno-sanitize=undefined,float-cast-overflow
 endif
 
 # The model in the box is part of the binary.
@@ -236,7 +236,7 @@ test-faults: $(B)/steel $(TEST_TOOLS)
 	@python3 tests/test_faults.py $(B) all
 
 asan:
-	$(Q)$(MAKE) --no-print-directory B=build-asan CUDA=0 OPT='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' DEFS=-DSTEEL_DEBUG test
+	$(Q)$(MAKE) --no-print-directory B=build-asan CUDA=0 OPT='-O1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer' DEFS=-DSTEEL_DEBUG test
 
 tsan: export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp:$(TSAN_OPTIONS)
 tsan:
@@ -250,7 +250,7 @@ amx-run: $(B)/tests/test_ops $(B)/tests/test_golden $(B)/tests/test_invariance
 FUZZ_SECONDS ?= 30
 fuzz:
 	@command -v clang >/dev/null || { echo 'steel: make fuzz needs clang: `sh tools/deps.sh dev` installs it' >&2; exit 1; }
-	$(Q)$(MAKE) --no-print-directory B=build-fuzz CUDA=0 CC=clang OPT='-O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all' fuzz-run
+	$(Q)$(MAKE) --no-print-directory B=build-fuzz CUDA=0 CC=clang OPT='-O1 -fsanitize=fuzzer-no-link,address,undefined,float-cast-overflow -fno-sanitize-recover=all' fuzz-run
 fuzz-build: $(FUZZERS)
 fuzz-run: fuzz-build
 	@for f in $(FUZZERS); do echo "== $$f"; n=$$(basename $$f); mkdir -p $(B)/corpus/$$n; \
