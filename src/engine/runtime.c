@@ -737,7 +737,7 @@ struct runtime *runtime_open(const char *path, const struct runtime_options *opt
         return NULL;
     }
     rt->load_ns = clock_ns() - t0;
-    if (rt->be && rt->be->ranks && rt->be->ranks->notice.msg[0])
+    if (rt->be->ranks && rt->be->ranks->notice.msg[0])
         add_notice(rt, &rt->be->ranks->notice);
     if (opt->profile)
         rt->be->profile = &rt->profile;
